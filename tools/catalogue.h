@@ -971,10 +971,29 @@ static inline bool call_build(call *c, te_ctx *te, int index, te_dtype dtype) {
         c->args.update_scale.scale = c->out[c->num_out++] = te_tensor_full(te, TE_F32, 1, one, 1024);
         c->args.update_scale.inv_scale = call_out(c, te, TE_F32, 1, one);
         c->args.update_scale.growth_tracker = c->out[c->num_out++] = te_tensor_full(te, TE_F32, 1, one, 1);
-        c->args.update_scale.found_inf = c->out[c->num_out++] = te_tensor_full(te, TE_F32, 1, one, 0);
+        c->args.update_scale.found_inf = c->out[c->num_out++] = te_tensor_full(te, TE_F32, 1, one, 1);
         c->args.update_scale.growth_factor = 2;
         c->args.update_scale.backoff_factor = 0.5f;
         c->args.update_scale.growth_interval = 2;
+        break;
+        CALL(97, ROPE, "rope of packed sequences")
+        c->args.rope.x = call_normal(te, dtype, 3, packed_q, 1);
+        c->args.rope.y = call_out(c, te, dtype, 3, packed_q);
+        c->args.rope.format = TE_THD;
+        c->args.rope.cu_seqlens = te_tensor_from_host(te, TE_I32, 1, (const int64_t[]){3}, (const int32_t[]){0, 64, 144});
+        break;
+        CALL(98, CU_SEQLENS, "lengths from a mask")
+        c->args.cu_seqlens.mask = call_mask(te, 40, 77);
+        c->args.cu_seqlens.cu_seqlens = call_out(c, te, TE_I32, 1, (const int64_t[]){41});
+        break;
+        CALL(99, COPY_TO_KV_CACHE, "keys and values into pages")
+        c->args.copy_to_kv_cache.k = call_normal(te, dtype, 4, (const int64_t[]){5, 2, 2, 64}, 1);
+        c->args.copy_to_kv_cache.v = call_normal(te, dtype, 4, (const int64_t[]){5, 2, 2, 32}, 2);
+        c->args.copy_to_kv_cache.k_cache = call_out(c, te, dtype, 4, (const int64_t[]){8, 16, 2, 64});
+        c->args.copy_to_kv_cache.v_cache = call_out(c, te, dtype, 4, (const int64_t[]){8, 16, 2, 32});
+        c->args.copy_to_kv_cache.cu_seqlens = te_tensor_from_host(te, TE_I32, 1, (const int64_t[]){3}, (const int32_t[]){0, 5, 8});
+        c->args.copy_to_kv_cache.start_positions = te_tensor_from_host(te, TE_I32, 1, (const int64_t[]){2}, (const int32_t[]){13, 40});
+        c->args.copy_to_kv_cache.page_table = te_tensor_from_host(te, TE_I32, 2, (const int64_t[]){2, 4}, (const int32_t[]){6, 1, 4, 0, 7, 2, 3, 5});
         break;
     default: return false;
     }

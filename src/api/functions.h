@@ -36,6 +36,34 @@ TE_API te_tensor *te_softcap(te_tensor *x, float cap);
 /* The tensors x[0] .. x[n - 1] behind each other along dimension `dim` (negative: from the end): alike in format and in all other sizes. n at least 1. */
 TE_API te_tensor *te_concat(te_tensor *const *x, int n, int dim);
 
+/* How a rotary embedding's frequencies change for contexts longer than those that a model was first trained on.
+ * Source: transformers, modeling_rope_utils; LINEAR, DYNAMIC, LLAMA3, YARN and LONGROPE are its rope types of these names. */
+typedef enum te_rope_type {
+    TE_ROPE_DEFAULT = 0, /* base^(-2i / dim) */
+    TE_ROPE_LINEAR,      /* divided by `factor` */
+    TE_ROPE_DYNAMIC,     /* sequences beyond original_max_position_embeddings have a larger base: times (factor * length / original - (factor - 1))^(dim / (dim - 2)) */
+    TE_ROPE_LLAMA3,      /* with w the positions of a full turn: as they are where w < original / high_freq_factor, divided by `factor` where w > original / low_freq_factor,
+                          * between these interpolated, linearly in 1 / w */
+    TE_ROPE_YARN,        /* as they are for pairs that turn beta_fast times within the original context or more often, divided by `factor` for those that turn beta_slow times
+                          * or less often, between these interpolated, linearly in the pair's number (Peng et al. 2023) */
+    TE_ROPE_LONGROPE     /* divided by short_factor[i], or for sequences longer than the original context by long_factor[i] */
+} te_rope_type;
+/* A schedule and its numbers; fields that its type does not name are not looked at. */
+typedef struct te_rope_scaling {
+    te_rope_type type;                        /* 0 => frequencies stay as they are */
+    float factor;                             /* LINEAR, DYNAMIC, LLAMA3, YARN: positive; LONGROPE: of the default attention_factor */
+    int64_t original_max_position_embeddings; /* all but LINEAR: positive */
+    float low_freq_factor, high_freq_factor;  /* LLAMA3: positive, the second the larger one */
+    float beta_fast, beta_slow;               /* YARN: 0 => 32, 1 */
+    float mscale, mscale_all_dim;             /* YARN: both given => attention_factor is m(mscale) / m(mscale_all_dim), m(x) = 0.1 x ln(factor) + 1, or 1 for a factor up to 1; 0 => not */
+    bool no_truncate;                         /* YARN: pairs between which frequencies are interpolated need not be whole numbers */
+    float attention_factor;                   /* YARN, LONGROPE: multiplies cosine and sine; 0 => YARN: m(1), LONGROPE: sqrt(1 + ln(factor) / ln(original)), or 1 for a factor up to 1 */
+    const float *short_factor, *long_factor;  /* LONGROPE: [dim / 2] each, positive, in host memory; read whenever frequencies are made, so modules need them for as long as they live */
+} te_rope_scaling;
+/* inv_freq [dim / 2] and *attention_factor of sequences of `length` tokens, dim even: te_rope_angles' fields. base 0 => 10000; scaling may be NULL. Fails where a field of the type
+ * is out of its range. */
+TE_API te_result te_rope_frequencies(te_ctx *te, const te_rope_scaling *scaling, float base, int dim, int64_t length, float *inv_freq, float *attention_factor);
+
 /* A rotary embedding. Source: transformer_engine.pytorch.attention.RotaryPositionEmbedding. */
 typedef struct te_rotary_desc {
     float base;                                 /* angle of channel pair i: position * base^(-2i / dim); 0 => 10000 */
@@ -43,11 +71,15 @@ typedef struct te_rotary_desc {
     bool interleaved;                           /* channels 2i and 2i + 1 form a pair; false => i and i + dim / 2 */
     float seq_len_interpolation_factor;         /* with pretrained_max_position_embeddings: positions are divided by it; 0 => not */
     int64_t pretrained_max_position_embeddings; /* sequences beyond it times the factor are scaled to it; 0 => positions stay as they are */
-    te_llama3_scaling llama3;                   /* slower rotations for longer contexts; 0 => as they are */
+    te_rope_scaling scaling;                    /* of frequencies, for longer contexts; 0 => as they are */
     int64_t position_offset;                    /* added to every position */
     te_tensor *start_positions;                 /* i32 [b], added to the positions of each sequence (borrowed for the call); NULL => 0 */
+    te_tensor *positions;                       /* i32 or i64, [s], [b, s] or [tokens]: a token's position (borrowed for the call); NULL => its place in its sequence */
+    int cp_size, cp_rank;                       /* context parallel: the input is chunks cp_rank and 2 cp_size - 1 - cp_rank of 2 cp_size of each sequence; 0 => whole sequences */
+    te_tensor *cu_seqlens;                      /* i32 [b + 1], TE_THD: the row that each sequence begins at (borrowed for the call); modules put their call's there */
+    int64_t max_seqlen;                         /* the longest sequence, which interpolation, TE_ROPE_DYNAMIC and TE_ROPE_LONGROPE look at; 0 => position_offset and the size of x there, modules: the call's max_seqlen */
 } te_rotary_desc;
-/* Rotates x [s, b, H, d] or [b, s, H, d], as `format` says -> the same shape. desc may be NULL. */
+/* Rotates x [s, b, H, d] or [b, s, H, d], as `format` says, or with TE_THD [tokens, H, d] -> the same shape. desc may be NULL. */
 TE_API te_tensor *te_apply_rotary_pos_emb(te_tensor *x, const te_rotary_desc *desc, te_qkv_format format);
 
 /* Options of te_attention; zero is causal attention without dropout. */
@@ -111,7 +143,6 @@ typedef struct te_node_desc {
     te_backward_fn backward;   /* needed */
     /* Releases what the copied state owns, once, whether the node is played, forgotten or never recorded. NULL => it owns nothing. */
     void (*release)(te_ctx *te, void *state);
-    bool takes_quantized;     /* gradients of outputs that come quantized (fp8_grad) stay so; false => they are decoded first */
 } te_node_desc;
 /* Puts a node onto the tape if an input requires a gradient and recording is on; else only `release` is called. */
 TE_API te_result te_record(te_ctx *te, const te_node_desc *desc);

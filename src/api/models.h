@@ -6,8 +6,7 @@
 /* How a layer rotates queries and keys. */
 typedef struct te_lm_rotary {
     float base;                     /* 0 => 10000 */
-    float linear_factor;            /* positions are divided by it; 0 => not */
-    te_llama3_scaling llama3;       /* 0 => not */
+    te_rope_scaling scaling;        /* for longer contexts; 0 => none */
 } te_lm_rotary;
 
 /* A language model: embedding, `num_layers` layers of attention and a gated MLP, each behind an RMSNorm, a norm, and a product with the vocabulary.

@@ -21,7 +21,7 @@ typedef enum te_microbatch {
 /* One forward call: its tensors, its options, its outputs. Zero-initialised; zero means "not given". Tensors are borrowed for the call. */
 typedef struct te_forward_args {
     te_tensor *input;                  /* hidden states [s, b, h] or [b, s, h], ids, a query ..., by the class */
-    te_tensor *encoder_output;         /* cross attention: where keys and values come from, [s_kv, b, h] or [b, s_kv, h] */
+    te_tensor *encoder_output;         /* cross attention: where keys and values come from, [s_kv, b, h] or [b, s_kv, h], or packed [tokens, h] */
     te_tensor *key, *value;            /* DotProductAttention: [s_kv, b, G, d] each, beside the query in `input` */
     const te_rotary_desc *rotary;      /* rotates queries and keys (TransformerEngine: rotary_pos_emb); NULL => none */
     const te_rotary_desc *rotary_key;  /* rotates keys; NULL => as queries */

@@ -69,18 +69,19 @@ typedef struct te_layernorm_mlp_desc {
 /* A norm, two products and the activation between them. */
 TE_API te_module *te_layernorm_mlp_create(te_ctx *te, const te_layernorm_mlp_desc *desc);
 
-/* softmax(q k^T * scale) v. Forward: input = q [s, b, H, d], key, value [s, b, G, d] -> [s, b, H * d]; bshd likewise.
+/* softmax(q k^T * scale) v. Forward: input = q [s, b, H, d], key [s, b, G, d], value [s, b, G, dv] -> [s, b, H * dv]; bshd likewise, and of packed sequences q [tokens, H, d] ->
+ * [tokens, H * dv]; or packed tensors of the call (qkv_layer, kv_layer). Parameter: softmax_offset f32 [H], of TE_SOFTMAX_LEARNABLE. Outputs: out[, max_logit].
  * Source: transformer_engine.pytorch.DotProductAttention. */
 typedef struct te_dot_product_attention_desc {
     te_attention_options attention; /* kv_channels has no default here */
     te_parallel_options parallel; /* of the core: heads, and the context's ranks */
     const char *name; /* copied; NULL => "core_attention" */
 } te_dot_product_attention_desc;
-/* The attention core, without parameters. */
+/* The attention core. */
 TE_API te_module *te_dot_product_attention_create(te_ctx *te, const te_dot_product_attention_desc *desc);
 
-/* Attention with its projections. Children: layernorm_qkv (with input_layernorm) or qkv, of cross attention layernorm_query or query_layer, and key_value; core_attention; proj;
- * with qk_norm_type q_norm and k_norm, over each head. Outputs: out[, bias][, ln_out].
+/* Attention with its projections, of x [s, b, h], [b, s, h], or packed [tokens, h]. Children: layernorm_qkv (with input_layernorm) or qkv, of cross attention layernorm_query or
+ * query_layer, and key_value; core_attention; proj; with qk_norm_type q_norm and k_norm, over each head. Outputs: out[, bias][, ln_out][, max_logit].
  * Source: transformer_engine.pytorch.MultiheadAttention. */
 typedef struct te_multihead_attention_desc {
     int64_t hidden_size; /* last size of x and y */
@@ -116,7 +117,7 @@ typedef struct te_transformer_layer_desc {
     te_layer_type layer_type;  /* a decoder has cross attention with encoder_output */
     te_attn_mask enc_dec_attn_mask_type; /* of cross attention; 0 => none */
     te_window enc_dec_window;  /* of cross attention */
-    te_switch enc_dec_bottom_right_diagonal; /* not yet: of cross attention; 0 => as of bottom_right_diagonal */
+    te_switch enc_dec_bottom_right_diagonal; /* of cross attention; 0 => by the mask, as of bottom_right_diagonal */
     float hidden_dropout;      /* 0 => none (TransformerEngine's own default is 0.1) */
     float drop_path_rate;      /* probability that an index of the input's first dimension skips self attention, or the MLP (te_drop_path); 0 => none */
     bool apply_residual_connection_post_layernorm; /* residuals begin at the norms' outputs */

@@ -164,34 +164,32 @@ typedef struct te_op_act_bwd_args {
 
 /* ---- rope ---------------------------------------------------------------------------------------------------- */
 
-/* The rotation of Llama 3.1, for contexts longer than those that a model was first trained on: with w the number of positions in which a pair of channels turns once, its
- * frequency stays where w < original_max_position_embeddings / high_freq_factor, is divided by `factor` where w > original_max_position_embeddings / low_freq_factor, and is
- * interpolated between, linearly in 1 / w. Source: transformers, rope_type "llama3". */
-typedef struct te_llama3_scaling {
-    float factor;                             /* 0 => frequencies stay; else the other three are needed */
-    float low_freq_factor, high_freq_factor;  /* positive, the second the larger one */
-    int64_t original_max_position_embeddings; /* positive */
-} te_llama3_scaling;
+/* The angles of a rotary embedding (Su et al. 2021): pair i of channels of a token at position t turns by (t * position_scale) * inv_freq[i], in f32. */
+typedef struct te_rope_angles {
+    float base;            /* inv_freq[i] is base^(-2i / rotary_dim); 0 => 10000 */
+    const float *inv_freq; /* [rotary_dim / 2] in host memory, read during the call: frequencies in place of those (te_rope_frequencies makes them); NULL => by base */
+    int rotary_dim;        /* the first rotary_dim channels are rotated, the rest pass through; even, at most 1024; 0 => d */
+    bool interleaved;      /* channels 2i and 2i + 1 are a pair; false => i and i + rotary_dim / 2 */
+    float position_scale;  /* 0 => 1 */
+    float attention_factor; /* multiplies cosine and sine; 0 => 1 */
+    int64_t position_offset; /* added to every position, at most 2^53 in magnitude */
+    const te_tensor *start_positions; /* i32 [b], added to each sequence's positions; NULL => 0 */
+    const te_tensor *positions; /* i32 or i64, [s], [b, s] or [tokens] (TE_THD): a token's position; NULL => its place in its sequence */
+    int cp_size, cp_rank;  /* context parallel: of 2 cp_size equal chunks of each sequence, x has numbers cp_rank and 2 cp_size - 1 - cp_rank; 0 => whole sequences.
+                            * Source: TransformerEngine, fused_rope */
+} te_rope_angles;
 
-/* Rotary embedding (Su et al. 2021), angle(t, i) = (t + position) * base^(-2i / rotary_dim), computed in f32 in the kernel.
- *   x, y        [s, b, h, d] or, by `format`, [b, s, h, d]; the channels of a head adjacent, other strides free; y may be x
- *   rotary_dim  the first rotary_dim channels are rotated, the rest pass through; even, at most 1024; 0 => d
- *   interleaved channels 2i and 2i + 1 are a pair; false => i and i + rotary_dim / 2
- *   position_offset  added to every position, at most 2^53 in magnitude
- *   start_positions  optional i32 [b], added to each sequence's positions
- *   llama3      changes base^(-2i / rotary_dim)
+/* Rotary embedding: (x, y) -> (x cos - y sin, y cos + x sin) of each pair of channels.
+ *   x, y        [s, b, h, d], by `format` [b, s, h, d] or [tokens, h, d]; the channels of a head adjacent, other strides free; y may be x
+ *   angles      how far each pair turns
+ *   cu_seqlens  i32 [b + 1], with TE_THD: the row that each sequence begins at, and at which its positions begin anew; with cp_size those of the whole sequences
  *   backward    the transposed rotation */
 typedef struct te_op_rope_args {
     const te_tensor *x;
     te_tensor *y;
     te_qkv_format format;
-    float base; /* 0 => 10000 */
-    int rotary_dim;
-    bool interleaved;
-    float position_scale; /* multiplies the position; 0 => 1 */
-    te_llama3_scaling llama3;
-    int64_t position_offset;
-    const te_tensor *start_positions;
+    te_rope_angles angles;
+    const te_tensor *cu_seqlens;
     bool backward;
 } te_op_rope_args;
 
@@ -199,7 +197,7 @@ typedef struct te_op_rope_args {
  *   format    TE_BSHD => b and s are exchanged in all four
  *   qkv   [s, b, (H + 2G) * d]; interleaved_groups: ordered [G, (H/G q heads, k, v), d], else [Q | K | V] (as MultiheadAttention)
  *   num_heads, num_groups, head_dim   H, G, d
- * base, rotary_dim, interleaved, position_scale, llama3, position_offset and start_positions are those of te_op_rope. */
+ *   angles    of q and k */
 typedef struct te_op_qkv_rope_args {
     const te_tensor *qkv;
     te_tensor *q, *k, *v;
@@ -207,16 +205,10 @@ typedef struct te_op_qkv_rope_args {
     int num_heads, num_groups, head_dim;
     bool interleaved_groups;
     bool no_rope;
-    float base;
-    int rotary_dim;
-    bool interleaved;
-    float position_scale;
-    te_llama3_scaling llama3;
-    int64_t position_offset;
-    const te_tensor *start_positions;
+    te_rope_angles angles;
 } te_op_qkv_rope_args;
-/* The gradient: dqkv (`qkv`, written) from dq, dk, dv (`q`, `k`, `v`, read). format, num_heads, num_groups, head_dim, interleaved_groups, no_rope, base,
- * rotary_dim, interleaved, position_scale, llama3, position_offset and start_positions are the forward's. */
+/* The gradient: dqkv (`qkv`, written) from dq, dk, dv (`q`, `k`, `v`, read). format, num_heads, num_groups, head_dim, interleaved_groups, no_rope and angles are the
+ * forward's. */
 typedef struct te_op_qkv_rope_bwd_args {
     te_tensor *qkv;
     const te_tensor *q, *k, *v;
@@ -224,13 +216,7 @@ typedef struct te_op_qkv_rope_bwd_args {
     int num_heads, num_groups, head_dim;
     bool interleaved_groups;
     bool no_rope;
-    float base;
-    int rotary_dim;
-    bool interleaved;
-    float position_scale;
-    te_llama3_scaling llama3;
-    int64_t position_offset;
-    const te_tensor *start_positions;
+    te_rope_angles angles;
 } te_op_qkv_rope_bwd_args;
 
 /* ---- attn ---------------------------------------------------------------------------------------------------- */
@@ -353,6 +339,29 @@ typedef struct te_op_attn_bwd_args {
     te_attn_fp8 fp8;       /* as in the forward pass, with dp_dtype */
     te_tensor *dbias, *dsoftmax_offset;
 } te_op_attn_bwd_args;
+
+/* ---- kv ------------------------------------------------------------------------------------------------------ */
+
+/* cu_seqlens i32 [b + 1] from a padding mask, u8 [b, .., s] (1 => padding, behind a sequence's tokens): 0, and behind each sequence the number of tokens so far. */
+typedef struct te_op_cu_seqlens_args {
+    const te_tensor *mask;
+    te_tensor *cu_seqlens;
+} te_op_cu_seqlens_args;
+
+/* Keys and values of new tokens into a cache, beside those that are there.
+ *   k, v      [s, b, G, d], or by `format` [b, s, G, d] or [tokens, G, d]; channels adjacent; v may have another head size
+ *   k_cache, v_cache   [b, s, G, d]; with page_table [pages, page_size, G, d]; channels adjacent; in any of the float formats, rounded to nearest even
+ *   cu_seqlens         i32 [b + 1]: sequence b has cu[b + 1] - cu[b] new tokens, its first rows of k; with TE_THD those from cu[b] on
+ *   start_positions    i32 [b]: the place of the first of them in the cache
+ *   page_table         optional i32 [b, n]: token i of sequence b is row i % page_size of page page_table[b, i / page_size]
+ * Tokens beyond the cache are dropped (on the CPU, refused). */
+typedef struct te_op_copy_to_kv_cache_args {
+    const te_tensor *k, *v;
+    te_tensor *k_cache, *v_cache;
+    te_qkv_format format;
+    const te_tensor *cu_seqlens, *start_positions;
+    const te_tensor *page_table;
+} te_op_copy_to_kv_cache_args;
 
 /* ---- softmax ------------------------------------------------------------------------------------------------- */
 

@@ -8,6 +8,8 @@
  *   cp_global_ranks          te_send and te_recv take ranks of the group
  *   layer_number             te_module_path names a module; te.h does not scale by the number (NVTE_APPLY_QK_LAYER_SCALING)
  *   seq_length, micro_batch_size  warm TorchScript up; te_warmup takes a shape
+ *   qkv_format of InferenceParams and of a forward call  each module has one
+ *   custom_cache_manager     attention of the program's own (te_module_set_forward) keeps keys and values as it likes
  *   fast_zero_fill, num_splits    choices of speed with the same results, which the kernels make themselves
  *   kv_channels as a pair    DotProductAttention takes the size of a head of values from `value`
  *   hidden_size as a tuple   te_tensor_view joins the sizes
@@ -140,47 +142,52 @@ typedef struct te_attention_options {
     const char *rng_tracker_name; /* the random state that it draws from (te_rng_tracker_add); NULL => gemm.rng_tracker_name, or the context's */
     te_qkv_format qkv_format;   /* 0 => sbhd; attn_input_format of a TransformerLayer */
     te_attn_mask attn_mask_type; /* 0 => causal; self_attn_mask_type of a TransformerLayer */
-    te_window window;           /* window_size */
-    te_switch bottom_right_diagonal; /* not yet: the window counts from the bottom right; 0 => on for all masks but causal and padding_causal */
+    te_window window;           /* window_size: (left, 0) under causal masks, both bounds or none under others; (left, right) is (left, 0) for the first, (-1, 0) none for the others */
+    te_switch bottom_right_diagonal; /* the window, and ALiBi's distance, count from the bottom right; 0 => on. Causal and padding_causal never do, masks with bottom_right always */
     float softmax_scale;        /* 0 => 1 / sqrt(kv_channels) */
-    te_softmax_type softmax_type; /* not yet: 0 => vanilla */
-    bool return_max_logit;      /* not yet: the largest score of each head is the output `max_logit` */
-    te_attention_type attention_type; /* MultiheadAttention: cross attention */
+    te_softmax_type softmax_type; /* 0 => vanilla */
+    bool return_max_logit;      /* the largest score of each head is the output `max_logit`, f32 [H], without a gradient */
+    te_attention_type attention_type; /* MultiheadAttention: cross attention; of self attention cu_seqlens_q are the keys' lengths too, where those are not given */
     bool no_qkv_weight_interleaved; /* rows of the weight are [Q | K | V] in place of [groups, (q.., k, v)] */
     bool no_fuse_qkv_params;    /* query_weight, key_weight and value_weight are parameters of their own (TransformerEngine's default): then not interleaved */
-    te_qk_norm qk_norm_type;    /* modules q_norm and k_norm; 0 => none; TE_QK_NORM_L2: not yet */
+    te_qk_norm qk_norm_type;    /* modules q_norm and k_norm; 0 => none */
     float qk_norm_eps;          /* 0 => 1e-6 */
     bool qk_norm_before_rope;   /* the norms stand before the rotation */
     bool checkpoint_core_attention; /* softmax and its products run again in the backward pass: te_module_set_checkpoint(core_attention) */
 } te_attention_options;
 
-typedef struct te_inference_params te_inference_params; /* the keys and values of earlier calls (KV cache): not yet */
+typedef struct te_inference_params te_inference_params; /* the keys and values of earlier calls (KV cache): api/inference.h */
 
-/* Options of one forward call, for every module with attention. Zero means "not given". Tensors are borrowed for the call. */
+/* Options of one forward call, for every module with attention. Zero means "not given". Tensors are borrowed for the call.
+ *
+ * Lengths of sequences, for the padding masks, come from cu_seqlens_q and cu_seqlens_kv, or else from masks of the padding behind the tokens of each sequence, without a wait for the
+ * device. Without padding in the mask's name lengths are refused, and masks are ignored, as in TransformerEngine. A TransformerLayer's self attention takes cu_seqlens_q for its
+ * keys too; its cross attention takes both. */
 typedef struct te_attention_call {
     te_attn_mask attn_mask_type;     /* 0 => the module's own */
     te_window window;                /* not on => the module's own */
-    te_switch bottom_right_diagonal; /* not yet: 0 => the module's own */
-    te_tensor *attention_mask;       /* not yet: u8, 1 => masked: [b, 1, 1, s_kv] for padding, any that broadcasts to [b, H, s_q, s_kv] for TE_MASK_ARBITRARY */
-    te_tensor *attention_mask_q;     /* not yet: cross attention: padding of the queries, [b, 1, 1, s_q]; attention_mask is then that of the keys */
-    te_tensor *cu_seqlens_q, *cu_seqlens_kv;               /* not yet: i32 [b + 1], where each sequence starts */
-    te_tensor *cu_seqlens_q_padded, *cu_seqlens_kv_padded; /* not yet: the same in memory, where sequences have padding between them */
-    int64_t max_seqlen_q, max_seqlen_kv; /* not yet: the longest sequence; 0 => from cu_seqlens */
-    te_switch pad_between_seqs;      /* not yet: 0 => on if the padded starts are given and differ */
-    te_attn_bias core_attention_bias_type; /* not yet: 0 => none */
-    te_tensor *core_attention_bias;  /* not yet: B [b or 1, H or 1, s_q or 1, s_kv] */
-    te_tensor *alibi_slopes;         /* not yet: f32 [H] or [b, H]; NULL => powers of 2^(-8 / H) */
+    te_switch bottom_right_diagonal; /* 0 => the module's own */
+    te_tensor *attention_mask;       /* u8, 1 => masked: padding [b, 1, 1, s], of queries too unless attention_mask_q is given; TE_MASK_ARBITRARY: all that broadcasts to [b, H, s_q, s_kv] */
+    te_tensor *attention_mask_q;     /* padding of the queries, [b, 1, 1, s_q]; cross attention needs it beside attention_mask */
+    te_tensor *cu_seqlens_q, *cu_seqlens_kv;               /* i32 [b + 1], where each sequence starts */
+    te_tensor *cu_seqlens_q_padded, *cu_seqlens_kv_padded; /* with TE_THD: the same in memory, where sequences have padding between them */
+    int64_t max_seqlen_q, max_seqlen_kv; /* with TE_THD: the longest sequence; 0 => as long as all tokens. The smaller, the less work; longer ones are cut */
+    te_switch pad_between_seqs;      /* 0 => on if the padded starts are given; off: these are not read */
+    te_attn_bias core_attention_bias_type; /* 0 => none */
+    te_tensor *core_attention_bias;  /* B [b or 1, H or 1, s_q or 1, s_kv], of this rank's heads; differentiable */
+    te_tensor *alibi_slopes;         /* f32 [H] or [b, H], of this rank's heads; NULL => powers of 2^(-8 / H) */
     bool checkpoint_core_attention;  /* softmax and its products of this call run again in the backward pass */
-    te_inference_params *inference_params; /* not yet */
-    const te_score_mod *score_mod;   /* the user's rule for scores and masks; NULL => none. Where the call runs again in the backward pass, its texts live until then */
-    te_tensor *qkv_layer, *kv_layer; /* not yet: DotProductAttention: packed [.., 3, H, d] and [.., 2, G, d], in place of query, key and value */
-    int qkv_interleave_dim;          /* not yet: where the 3 or 2 stands, -3 or -2; 0 => -3 */
+    te_inference_params *inference_params; /* the cache (borrowed): self attention alone, inside te_no_grad_begin; the lengths are its own, and causal masks padding_causal_bottom_right */
+    const te_score_mod *score_mod;   /* the user's rule for scores and masks; NULL => none. Under te_module_set_checkpoint its texts live until the backward pass */
+    te_tensor *qkv_layer, *kv_layer; /* DotProductAttention: packed [.., 3, H, d] in place of input, key and value, and [.., 2, G, d] in place of key and value */
+    int qkv_interleave_dim;          /* where the 3 or 2 stands: -3, or -2 for [.., H, 3, d]; 0 => -3 */
 } te_attention_call;
 
 /* The same of a decoder's cross attention, where it differs. */
 typedef struct te_cross_attention_call {
-    te_tensor *enc_dec_attn_mask;            /* not yet */
+    te_tensor *enc_dec_attn_mask;            /* as attention_mask: padding of the encoder's output, or TE_MASK_ARBITRARY's */
+    te_tensor *enc_dec_attn_mask_q;          /* as attention_mask_q: padding of the decoder's tokens (the first of TransformerEngine's pair) */
     te_attn_mask enc_dec_attn_mask_type;     /* 0 => the module's own */
     te_window enc_dec_window;                /* not on => the module's own */
-    te_switch enc_dec_bottom_right_diagonal; /* not yet: 0 => the module's own */
+    te_switch enc_dec_bottom_right_diagonal; /* 0 => the module's own */
 } te_cross_attention_call;

@@ -103,9 +103,13 @@ static bool te__has_desc(te_ctx *te, const void *desc, const char *who) {
     return false;
 }
 
-/* A kernel that is still being compiled may fail: an answer about errors waits for it. After an error there is nothing to wait for: the first one stays. */
+/* A kernel that is still being compiled may fail: an answer about errors waits for it. */
 static void te__settle(const te_ctx *te) {
-    if (te && te->error_code == TE_OK && te->device && te->device->settle) te->device->settle((te_ctx *)te);
+    if (te && te->device && te->device->settle) te->device->settle((te_ctx *)te);
+}
+/* The same for an answer that an error has settled already: the first one stays. */
+static void te__settle_error(const te_ctx *te) {
+    if (te && te->error_code == TE_OK) te__settle(te);
 }
 TE_API bool te_ok(const te_ctx *te) {
     te__settle(te);
@@ -113,13 +117,13 @@ TE_API bool te_ok(const te_ctx *te) {
 }
 TE_API const char *te_error(const te_ctx *te) {
     if (!te) return "there is no context (te_ctx_create returned NULL)";
-    te__settle(te);
+    te__settle_error(te);
     if (te->error_code == TE_OK) return "";
     return te->error ? te->error : te__no_memory_text;
 }
 /* Inside the library: after a failure alone; whoever asks whether there was one reads te->error_code, which waits for nothing. */
 TE_API TE__NOINLINE te_result te_error_code(const te_ctx *te) {
-    te__settle(te);
+    te__settle_error(te);
     return te ? te->error_code : TE_ERR_STATE;
 }
 static void te__forget_error(te_ctx *te) {
@@ -129,7 +133,7 @@ static void te__forget_error(te_ctx *te) {
 }
 TE_API void te_clear_error(te_ctx *te) {
     if (!te) return;
-    if (te->device && te->device->settle) te->device->settle(te); /* the errors of calls before this one are forgotten, too */
+    te__settle(te); /* the errors of calls before this one are forgotten, too */
     te__forget_error(te);
     if (te->step_failed && !te->capture && te->give_back_scales(te) != TE_OK) te__forget_error(te); /* the next step tries again, and says so */
 }

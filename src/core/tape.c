@@ -195,7 +195,6 @@ static te_result te__record_node(te_ctx *te, const te_node_desc *desc, bool alwa
     if (!node) return TE_ERR_OUT_OF_MEMORY;
     node->name = desc->name ? desc->name : "?";
     node->backward = desc->backward;
-    node->takes_quantized = desc->takes_quantized;
     node->inputs = (te__var **)te__alloc_zero(te, (size_t)desc->num_inputs * sizeof(te__var *));
     node->outputs = (te__var **)te__alloc_zero(te, (size_t)desc->num_outputs * sizeof(te__var *));
     node->saved = (te_tensor **)te__alloc_zero(te, (size_t)desc->num_saved * sizeof(te_tensor *));
@@ -247,6 +246,14 @@ static te_result te__record_always(te_ctx *te, const te_node_desc *desc, bool al
     return result == TE_OK ? te->error_code : result;
 }
 TE_API te_result te_record(te_ctx *te, const te_node_desc *desc) { return te && desc ? te__record_always(te, desc, false) : TE_ERR_STATE; }
+/* The same for a node that takes quantized gradients as they come. */
+static te_result te__record_quantized(te_ctx *te, const te_node_desc *desc) {
+    te__segment *segment = te->tape.segment;
+    int before = segment->num_nodes;
+    te_result result = te__record_always(te, desc, false);
+    if (segment->num_nodes > before) segment->nodes[before]->takes_quantized = true;
+    return result;
+}
 
 /* Does nobody else look at the memory of this gradient? Memory that is not te.h's may be looked at by anybody. */
 static bool te__grad_is_alone(const te_tensor *grad) {

@@ -226,12 +226,13 @@ static bool te__hf_rotary(te__hf_config *c, const te__hf_rope *r, double theta, 
     if (strcmp(type, "default") == 0) return true;
     if (strcmp(type, "linear") != 0 && strcmp(type, "llama3") != 0) return te__hf_refuse(c, TE_ERR_UNSUPPORTED, "rope_type is \"%.60s\"; default, linear and llama3 are there", type);
     if (isnan(r->factor)) return te__hf_refuse(c, TE_ERR_FORMAT, "rope_type is \"%s\", and factor is missing", type);
-    if (strcmp(type, "linear") == 0) return te__hf_positive(c, "factor", r->factor, 1, &to->linear_factor);
+    to->scaling.type = strcmp(type, "linear") == 0 ? TE_ROPE_LINEAR : TE_ROPE_LLAMA3;
+    if (to->scaling.type == TE_ROPE_LINEAR) return te__hf_positive(c, "factor", r->factor, 1, &to->scaling.factor);
     if (isnan(r->low_freq_factor) || isnan(r->high_freq_factor) || !(r->high_freq_factor > r->low_freq_factor))
         return te__hf_refuse(c, TE_ERR_FORMAT, "rope_type is \"llama3\", low_freq_factor %g and high_freq_factor %g; the second must be the larger one", r->low_freq_factor, r->high_freq_factor);
-    to->llama3.original_max_position_embeddings = r->original;
-    return te__hf_positive(c, "factor", r->factor, 1, &to->llama3.factor) && te__hf_positive(c, "low_freq_factor", r->low_freq_factor, 1, &to->llama3.low_freq_factor) &&
-           te__hf_positive(c, "high_freq_factor", r->high_freq_factor, 1, &to->llama3.high_freq_factor) &&
+    to->scaling.original_max_position_embeddings = r->original;
+    return te__hf_positive(c, "factor", r->factor, 1, &to->scaling.factor) && te__hf_positive(c, "low_freq_factor", r->low_freq_factor, 1, &to->scaling.low_freq_factor) &&
+           te__hf_positive(c, "high_freq_factor", r->high_freq_factor, 1, &to->scaling.high_freq_factor) &&
            te__hf_count(c, "original_max_position_embeddings", r->original, 1);
 }
 

@@ -2,25 +2,102 @@
 
 /* ---- rope ---- */
 
-static te_op_rope_args te__rope_args(const te_rotary_desc *d, te_qkv_format format, int64_t head_dim, int64_t length) {
-    te_op_rope_args a = TE_ZERO;
+#define TE__TURN (2 * 3.14159265358979323846)
+
+/* The factor of cosine and sine that YaRN derives from how far it stretches. */
+static double te__rope_mscale(double factor, double mscale) { return factor <= 1.0 ? 1.0 : 0.1 * mscale * log(factor) + 1.0; }
+/* The number, fractional, of the pair of `dim` channels that turns `turns` times within `original` positions. */
+static double te__rope_pair(double turns, double base, int dim, double original) { return dim * log(original / (turns * TE__TURN)) / (2 * log(base)); }
+
+static te_result te__rope_check_scaling(te_ctx *te, const te_rope_scaling *s, int dim) {
+    const double original = (double)s->original_max_position_embeddings;
+    int i;
+    if ((int)s->type < 0 || s->type > TE_ROPE_LONGROPE)
+        return te__fail(te, TE_ERR_INVALID, "rope: scaling.type is %d; te_rope_type has 0 to %d", (int)s->type, (int)TE_ROPE_LONGROPE);
+    if (s->type != TE_ROPE_LONGROPE && !(s->factor > 0.0f))
+        return te__fail(te, TE_ERR_INVALID, "rope: scaling.factor is %g, with type %d; it must be positive", (double)s->factor, (int)s->type);
+    if (s->type != TE_ROPE_LINEAR && original <= 0)
+        return te__fail(te, TE_ERR_INVALID, "rope: scaling.original_max_position_embeddings is %lld, with type %d; it must be positive", (long long)s->original_max_position_embeddings, (int)s->type);
+    if (s->type == TE_ROPE_LLAMA3 && !(s->low_freq_factor > 0.0f && s->high_freq_factor > s->low_freq_factor))
+        return te__fail(te, TE_ERR_INVALID, "rope: scaling.low_freq_factor is %g and high_freq_factor %g; the first must be positive, and the second larger", (double)s->low_freq_factor,
+                        (double)s->high_freq_factor);
+    if (s->type == TE_ROPE_DYNAMIC && dim < 4)
+        return te__fail(te, TE_ERR_INVALID, "rope: %d channels are to be rotated, with TE_ROPE_DYNAMIC; its base grows by a power of dim / (dim - 2), so at least 4 are needed", dim);
+    if (s->type == TE_ROPE_YARN && !(s->beta_fast >= 0.0f && s->beta_slow >= 0.0f && (s->beta_fast > 0.0f ? s->beta_fast : 32.0f) > (s->beta_slow > 0.0f ? s->beta_slow : 1.0f)))
+        return te__fail(te, TE_ERR_INVALID, "rope: scaling.beta_fast is %g and beta_slow %g (0 => 32 and 1); the first must be the larger one", (double)s->beta_fast, (double)s->beta_slow);
+    if (s->type != TE_ROPE_LONGROPE) return TE_OK;
+    if (!s->short_factor || !s->long_factor)
+        return te__fail(te, TE_ERR_INVALID, "rope: scaling.%s is NULL; TE_ROPE_LONGROPE divides frequencies by [dim / 2] factors", s->short_factor ? "long_factor" : "short_factor");
+    for (i = 0; i < dim / 2; i++)
+        if (!(s->short_factor[i] > 0.0f && s->long_factor[i] > 0.0f))
+            return te__fail(te, TE_ERR_INVALID, "rope: scaling.short_factor[%d] is %g and long_factor[%d] %g; they must be positive", i, (double)s->short_factor[i], i, (double)s->long_factor[i]);
+    return TE_OK;
+}
+
+TE_API te_result te_rope_frequencies(te_ctx *te, const te_rope_scaling *scaling, float base, int dim, int64_t length, float *inv_freq, float *attention_factor) {
+    te_rope_scaling s = TE_ZERO;
+    double theta = base != 0.0f ? (double)base : 10000.0, attention = 1.0, factor, original, low = 0, high = 0;
+    te__floats floats;
+    int i;
+    if (scaling) s = *scaling;
+    factor = (double)s.factor, original = (double)s.original_max_position_embeddings;
+    if (s.type != TE_ROPE_DEFAULT && te__rope_check_scaling(te, &s, dim) != TE_OK) return te_error_code(te);
+    floats = te__floats_begin();
+    if (s.type == TE_ROPE_DYNAMIC && (double)length > original) theta *= pow(factor * (double)length / original - (factor - 1.0), dim / (dim - 2.0));
+    if (s.type == TE_ROPE_YARN) {
+        low = te__rope_pair(s.beta_fast > 0.0f ? (double)s.beta_fast : 32.0, theta, dim, original);
+        high = te__rope_pair(s.beta_slow > 0.0f ? (double)s.beta_slow : 1.0, theta, dim, original);
+        low = fmax(s.no_truncate ? low : floor(low), 0.0);
+        high = fmin(s.no_truncate ? high : ceil(high), dim - 1.0);
+        if (high <= low) high = low + 0.001; /* as transformers: no division by zero */
+        attention = s.mscale != 0.0f && s.mscale_all_dim != 0.0f ? te__rope_mscale(factor, (double)s.mscale) / te__rope_mscale(factor, (double)s.mscale_all_dim) : te__rope_mscale(factor, 1.0);
+    }
+    if (s.type == TE_ROPE_LONGROPE && factor > 1.0) attention = sqrt(1.0 + log(factor) / log(original));
+    if ((s.type == TE_ROPE_YARN || s.type == TE_ROPE_LONGROPE) && s.attention_factor != 0.0f) attention = (double)s.attention_factor;
+    for (i = 0; i < dim / 2; i++) {
+        double f = pow(theta, -2.0 * i / dim), turns = original * f / (TE__TURN), kept = 0.0; /* within the original context; the share of f beside f / factor */
+        if (s.type == TE_ROPE_LLAMA3) kept = fmin(fmax((turns - (double)s.low_freq_factor) / (double)(s.high_freq_factor - s.low_freq_factor), 0.0), 1.0);
+        if (s.type == TE_ROPE_YARN) kept = 1.0 - fmin(fmax((i - low) / (high - low), 0.0), 1.0);
+        if (s.type == TE_ROPE_LINEAR || s.type == TE_ROPE_LLAMA3 || s.type == TE_ROPE_YARN) f = (1.0 - kept) * f / factor + kept * f;
+        if (s.type == TE_ROPE_LONGROPE) f /= (double)((double)length > original ? s.long_factor : s.short_factor)[i];
+        inv_freq[i] = (float)f;
+    }
+    *attention_factor = (float)attention;
+    te__floats_end(&floats);
+    return TE_OK;
+}
+
+/* What the backward function of a rotation needs; only the part of inv_freq that is used is stored. */
+typedef struct te__rope_state {
+    te_op_rope_args args;
+    float inv_freq[TE__ROPE_MAX_HALF];
+} te__rope_state;
+
+/* Angles of heads of head_dim channels in sequences of `length` tokens. inv_freq: where scaled frequencies go; angles point there. */
+static te_result te__rope_angles_of(te_ctx *te, const te_rotary_desc *d, int64_t head_dim, int64_t length, te_rope_angles *a, float *inv_freq) {
     float percent = d->rotary_percent > 0.0f && d->rotary_percent < 1.0f ? d->rotary_percent : 1.0f;
-    a.format = format;
-    a.base = d->base;
-    a.rotary_dim = (int)((float)te__min(head_dim, 1 << 24) * percent); /* exact in a float; te_op_rope refuses sizes far below 2^24 */
-    a.interleaved = d->interleaved;
-    a.llama3 = d->llama3;
-    a.position_offset = d->position_offset;
-    a.start_positions = d->start_positions;
+    if (d->max_seqlen > 0) length = d->max_seqlen;
+    a->base = d->base;
+    a->rotary_dim = (int)((float)te__min(head_dim, 1 << 24) * percent); /* exact in a float; te_op_rope refuses sizes far below 2^24 */
+    a->interleaved = d->interleaved;
+    a->position_offset = d->position_offset;
+    a->start_positions = d->start_positions;
+    a->positions = d->positions;
+    a->cp_size = d->cp_size;
+    a->cp_rank = d->cp_rank;
     /* Positions are interpolated when both fields are set: sequences beyond the stretched range are squeezed into it, others are divided
      * by the factor (TransformerEngine, RotaryPositionEmbedding). */
     if (d->seq_len_interpolation_factor > 0.0f && d->pretrained_max_position_embeddings > 0) {
         float limit = (float)d->pretrained_max_position_embeddings * d->seq_len_interpolation_factor;
-        a.position_scale = (float)length > limit ? te__floats_divide((float)d->pretrained_max_position_embeddings, (float)length)
-                                                    : te__floats_divide(1.0, d->seq_len_interpolation_factor);
+        a->position_scale = (float)length > limit ? te__floats_divide((float)d->pretrained_max_position_embeddings, (float)length)
+                                                     : te__floats_divide(1.0, d->seq_len_interpolation_factor);
     }
-    return a;
+    if (d->scaling.type == TE_ROPE_DEFAULT || a->rotary_dim > 2 * TE__ROPE_MAX_HALF || a->rotary_dim % 2 != 0) return TE_OK; /* te_op_rope refuses such sizes */
+    a->inv_freq = inv_freq;
+    return te_rope_frequencies(te, &d->scaling, d->base, a->rotary_dim, d->max_seqlen > 0 ? length : length + d->position_offset, inv_freq, &a->attention_factor);
 }
+/* Bytes of a state that ends with frequencies of these angles. */
+static size_t te__rope_state_size(const te_rope_angles *a, size_t before) { return before + (a->inv_freq ? (size_t)(a->rotary_dim / 2) * sizeof(float) : 0); }
 
 static te_tensor *te__rope_apply(te_tensor *x, te_op_rope_args args) {
     args.x = x;
@@ -28,36 +105,49 @@ static te_tensor *te__rope_apply(te_tensor *x, te_op_rope_args args) {
     return args.y ? te__checked(args.y, te_op_rope(x->te, &args)) : NULL;
 }
 static te_result te__rope_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
-    te_op_rope_args args = *(const te_op_rope_args *)state;
+    const te__rope_state *s = (const te__rope_state *)state;
+    te_op_rope_args args = s->args;
     te_tensor *g = te_tensor_contiguous(dy[0]);
     (void)needs;
-    args.start_positions = saved[0];
+    if (args.angles.inv_freq) args.angles.inv_freq = s->inv_freq;
+    args.angles.start_positions = saved[0];
+    args.angles.positions = saved[1];
+    args.cu_seqlens = saved[2];
     args.backward = true;
     dx[0] = g ? te__rope_apply(g, args) : NULL;
     return dx[0] ? TE_OK : te_error_code(te);
 }
 TE_API te_tensor *te_apply_rotary_pos_emb(te_tensor *x, const te_rotary_desc *desc, te_qkv_format format) {
     te_rotary_desc zero = TE_ZERO;
-    te_op_rope_args args;
-    te_tensor *saved[1];
+    te__rope_state s = TE_ZERO;
+    te_tensor *saved[3];
     char text[TE__SHAPE_TEXT];
     if (!x || !te__need_float(x, "te_apply_rotary_pos_emb")) return NULL;
     if (!desc) desc = &zero;
-    if (x->ndim != 4) {
-        te__fail(x->te, TE_ERR_SHAPE, "te_apply_rotary_pos_emb: the input is %s; [s, b, h, d] or [b, s, h, d] is needed", te__shape_text(x, text));
+    if (x->ndim != (format == TE_THD ? 3 : 4)) {
+        te__fail(x->te, TE_ERR_SHAPE, "te_apply_rotary_pos_emb: the input is %s; %s is needed", te__shape_text(x, text),
+                 format == TE_THD ? "[tokens, h, d]" : "[s, b, h, d] or [b, s, h, d]");
         return NULL;
     }
     x = te_tensor_contiguous(x);
-    if (!x) return NULL;
-    args = te__rope_args(desc, format, x->shape[3], x->shape[format == TE_BSHD ? 1 : 0]);
+    if (!x || te__rope_angles_of(x->te, desc, x->shape[x->ndim - 1], x->shape[format == TE_BSHD ? 1 : 0], &s.args.angles, s.inv_freq) != TE_OK) return NULL;
+    s.args.format = format;
     saved[0] = desc->start_positions;
-    return te__record("rope", te__rope_apply(x, args), te__rope_backward, &args, sizeof(args), &x, 1, saved, 1);
+    saved[1] = desc->positions;
+    s.args.cu_seqlens = saved[2] = desc->cu_seqlens;
+    return te__record("rope", te__rope_apply(x, s.args), te__rope_backward, &s, te__rope_state_size(&s.args.angles, offsetof(te__rope_state, inv_freq)), &x, 1, saved, 3);
 }
 
 /* ---- a packed projection to q, k and v, rotated ---- */
 
+typedef struct te__qkv_state { /* as te__rope_state */
+    te_op_qkv_rope_args args;
+    float inv_freq[TE__ROPE_MAX_HALF];
+} te__qkv_state;
+
 static te_result te__qkv_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
-    const te_op_qkv_rope_args *f = (const te_op_qkv_rope_args *)state;
+    const te__qkv_state *s = (const te__qkv_state *)state;
+    const te_op_qkv_rope_args *f = &s->args;
     te_op_qkv_rope_bwd_args args = TE_ZERO;
     te_tensor *g[3];
     const te_tensor *like = dy[0] ? dy[0] : dy[1] ? dy[1] : dy[2];
@@ -82,22 +172,20 @@ static te_result te__qkv_backward(te_ctx *te, const void *state, te_tensor *cons
     args.head_dim = f->head_dim;
     args.interleaved_groups = f->interleaved_groups;
     args.no_rope = f->no_rope;
-    args.base = f->base;
-    args.rotary_dim = f->rotary_dim;
-    args.interleaved = f->interleaved;
-    args.position_scale = f->position_scale;
-    args.llama3 = f->llama3;
-    args.position_offset = f->position_offset;
-    args.start_positions = saved[0];
+    args.angles = f->angles;
+    if (args.angles.inv_freq) args.angles.inv_freq = s->inv_freq;
+    args.angles.start_positions = saved[0];
+    args.angles.positions = saved[1];
     return te_op_qkv_rope_bwd(te, &args);
 }
 
 /* qkv [s, b, (H + 2G) d] to out[0] = q [s, b, H, d], out[1] = k, out[2] = v [s, b, G, d]. False on failure. */
 static bool te__split_qkv(te_tensor *qkv, int heads, int groups, int64_t head_dim, bool interleaved, te_qkv_format format, const te_rotary_desc *rotary,
                           te_tensor *out[3]) {
+    te__qkv_state state = TE_ZERO;
     te_op_qkv_rope_args args = TE_ZERO;
     te_node_desc node = TE_ZERO;
-    te_tensor *saved[1];
+    te_tensor *saved[2];
     int64_t shape[4];
     int i;
     qkv = te_tensor_contiguous(qkv);
@@ -120,27 +208,20 @@ static bool te__split_qkv(te_tensor *qkv, int heads, int groups, int64_t head_di
     args.head_dim = (int)head_dim;
     args.interleaved_groups = interleaved;
     args.no_rope = !rotary;
-    if (rotary) {
-        te_op_rope_args r = te__rope_args(rotary, format, head_dim, qkv->shape[format == TE_BSHD ? 1 : 0]);
-        args.base = r.base;
-        args.rotary_dim = r.rotary_dim;
-        args.interleaved = r.interleaved;
-        args.position_scale = r.position_scale;
-        args.llama3 = r.llama3;
-        args.position_offset = r.position_offset;
-        args.start_positions = r.start_positions;
-    }
+    if (rotary && te__rope_angles_of(qkv->te, rotary, head_dim, qkv->shape[format == TE_BSHD ? 1 : 0], &args.angles, state.inv_freq) != TE_OK) return false;
     if (te_op_qkv_rope(qkv->te, &args) != TE_OK) return false;
     saved[0] = rotary ? rotary->start_positions : NULL;
+    saved[1] = rotary ? rotary->positions : NULL;
+    state.args = args;
     node.name = "split_qkv";
     node.inputs = &qkv;
     node.num_inputs = 1;
     node.outputs = out;
     node.num_outputs = 3;
     node.saved = saved;
-    node.num_saved = 1;
-    node.state = &args;
-    node.state_size = sizeof(args);
+    node.num_saved = 2;
+    node.state = &state;
+    node.state_size = te__rope_state_size(&args.angles, offsetof(te__qkv_state, inv_freq));
     node.backward = te__qkv_backward;
     return te_record(qkv->te, &node) == TE_OK;
 }

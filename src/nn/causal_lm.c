@@ -66,6 +66,7 @@ static te_tensor *te__run_plain(te_module *m, const char *name, te_forward_args 
 static te_result te__sdpa_forward(te_module *m, te_forward_args *args) {
     const te_sdpa_desc *s = (const te_sdpa_desc *)m->state;
     te_attention_desc a = TE_ZERO;
+    if (!te__options_ok(m->te, "SDPA", TE__DESC_SDPA_CALL, args)) return TE_ERR_UNSUPPORTED;
     a.format = s->format;
     a.mask = args->attention.attn_mask_type ? args->attention.attn_mask_type : s->mask;
     a.window = args->attention.window.on ? args->attention.window : s->window;
@@ -515,9 +516,7 @@ static te_module *te__decoder_attention_create(te_ctx *te, const te_causal_lm_de
     s->head_dim = d->head_dim;
     s->norm = d->qk_norm;
     s->rotary.base = r->base;
-    s->rotary.llama3 = r->llama3;
-    s->rotary.seq_len_interpolation_factor = r->linear_factor;
-    s->rotary.pretrained_max_position_embeddings = r->linear_factor != 0.0f ? (int64_t)1 << 40 : 0; /* whatever the length */
+    s->rotary.scaling = r->scaling;
     te__add_linear(m, d, "q_proj", d->hidden_size, channels, d->qkv_bias);
     te__add_linear(m, d, "k_proj", d->hidden_size, kv_channels, d->qkv_bias);
     te__add_linear(m, d, "v_proj", d->hidden_size, kv_channels, d->qkv_bias);

@@ -69,7 +69,7 @@ static te_result te__module_run(te_module *m, te_forward_args *args) { return te
 /* ---- checkpoints ---- */
 
 /* A module's call as a checkpointed function. Its inputs are the tensors that the call gives, in the order of te__call_tensor. */
-enum { TE__FORWARD_TENSORS = 7 + TE_SCORE_MOD_AUX };
+enum { TE__FORWARD_TENSORS = 23 + TE_SCORE_MOD_AUX };
 typedef struct te__module_call {
     te_module *m;
     te_forward_args args;
@@ -79,6 +79,7 @@ typedef struct te__module_call {
     bool made[TE__OUTPUTS]; /* the outputs that it made */
 } te__module_call;
 static te_tensor **te__call_tensor(te__module_call *c, int i) {
+    te_attention_call *a = &c->args.attention;
     te_tensor **list[TE__FORWARD_TENSORS];
     if (i >= TE__FORWARD_TENSORS - TE_SCORE_MOD_AUX) return &c->score_mod.aux[i - (TE__FORWARD_TENSORS - TE_SCORE_MOD_AUX)];
     list[0] = &c->args.input;
@@ -88,6 +89,22 @@ static te_tensor **te__call_tensor(te__module_call *c, int i) {
     list[4] = &c->rotary.start_positions;
     list[5] = &c->rotary_key.start_positions;
     list[6] = &c->args.m_splits_tensor;
+    list[7] = &a->attention_mask;
+    list[8] = &a->attention_mask_q;
+    list[9] = &a->cu_seqlens_q;
+    list[10] = &a->cu_seqlens_kv;
+    list[11] = &a->cu_seqlens_q_padded;
+    list[12] = &a->cu_seqlens_kv_padded;
+    list[13] = &a->core_attention_bias;
+    list[14] = &a->alibi_slopes;
+    list[15] = &a->qkv_layer;
+    list[16] = &a->kv_layer;
+    list[17] = &c->args.cross.enc_dec_attn_mask;
+    list[18] = &c->args.cross.enc_dec_attn_mask_q;
+    list[19] = &c->rotary.cu_seqlens;
+    list[20] = &c->rotary_key.cu_seqlens;
+    list[21] = &c->rotary.positions;
+    list[22] = &c->rotary_key.positions;
     return list[i];
 }
 
@@ -156,11 +173,13 @@ TE_API te_tensor *te_forward_with(te_module *m, te_forward_args *args) {
     te__rng_state random;
     te_ctx *te;
     te_result result;
+    te_tensor *first = args ? args->input : NULL;
     bool entered;
-    if (!m || !args || !args->input) return NULL;
+    if (m && m->takes_packed && args && !first) first = args->attention.qkv_layer;
+    if (!m || !first) return NULL;
     te = m->te;
     random = te__rng_now(te);
-    if (!te__same_ctx(args->input, te, m->name) || te__device_enter(te, &entered) != TE_OK) return NULL;
+    if (!te__same_ctx(first, te, m->name) || te__device_enter(te, &entered) != TE_OK) return NULL;
     if (te__runs_graphs(m))
         result = m->run_graphs(m, args);
     else

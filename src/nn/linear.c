@@ -388,8 +388,7 @@ static te_tensor *te__linear_record(te_tensor *y, te__linear_state *state, te_te
     node.state_size = sizeof(*state);
     node.backward = te__linear_backward;
     node.release = te__linear_release;
-    node.takes_quantized = true;
-    return te_record(y->te, &node) == TE_OK ? y : NULL;
+    return te__record_quantized(y->te, &node) == TE_OK ? y : NULL;
 }
 
 /* y = x W^T + b; of a product that ranks share, what this rank has of it: `c->parallel` decides. */

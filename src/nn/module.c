@@ -31,6 +31,7 @@ struct te_module {
     bool recipe_off;
     const char *rng_tracker; /* the context's own name of the random state that it uses, or NULL */
     bool has_fp8_output, has_fp8_grad; /* it reads these of a call */
+    bool takes_packed; /* a call may have qkv_layer in place of an input */
     bool built_in;   /* of a class that reads the options of a call, and refuses those that it does not read yet */
     bool checkpoint; /* te_module_set_checkpoint */
     int holds;       /* tape nodes that will run it again */
@@ -240,7 +241,7 @@ static te_tensor *te__module_add(te_module *m, const char *name, te_tensor *tens
     if (!e->name) return NULL;
     e->tensor = te_tensor_retain(tensor);
     e->kind = kind;
-    e->product_weight = false;
+    e->product_weight = e->stacked = false;
     m->num_entries++;
     return tensor;
 }

@@ -12,28 +12,18 @@ typedef struct te__option_group {
 #define TE__TYPE te_parallel_options
 static const te__field te__parallel_later[] = {TE__LATER(cp_group), TE__LATER(cp_p2p_group), TE__LATER(cp_comm_type)};
 #undef TE__TYPE
-#define TE__TYPE te_attention_options
-static const te__field te__attention_later[] = {TE__LATER(bottom_right_diagonal), TE__LATER(softmax_type), TE__LATER(return_max_logit)};
-#undef TE__TYPE
-#define TE__TYPE te_transformer_layer_desc
-static const te__field te__layer_later[] = {TE__LATER(enc_dec_bottom_right_diagonal)};
-#undef TE__TYPE
 #define TE__TYPE te_attention_call
-static const te__field te__attention_call_later[] = {
+/* SDPA reads masks without padding and windows alone. */
+static const te__field te__sdpa_call_later[] = {
     TE__LATER(bottom_right_diagonal), TE__LATER(attention_mask), TE__LATER(attention_mask_q), TE__LATER(cu_seqlens_q), TE__LATER(cu_seqlens_kv), TE__LATER(cu_seqlens_q_padded),
     TE__LATER(cu_seqlens_kv_padded), TE__LATER(max_seqlen_q), TE__LATER(max_seqlen_kv), TE__LATER(pad_between_seqs), TE__LATER(core_attention_bias_type),
-    TE__LATER(core_attention_bias), TE__LATER(alibi_slopes), TE__LATER(inference_params), TE__LATER(qkv_layer), TE__LATER(kv_layer), TE__LATER(qkv_interleave_dim)};
-#undef TE__TYPE
-#define TE__TYPE te_cross_attention_call
-static const te__field te__cross_call_later[] = {TE__LATER(enc_dec_attn_mask), TE__LATER(enc_dec_bottom_right_diagonal)};
+    TE__LATER(core_attention_bias), TE__LATER(alibi_slopes), TE__LATER(inference_params), TE__LATER(score_mod), TE__LATER(qkv_layer), TE__LATER(kv_layer), TE__LATER(qkv_interleave_dim)};
 #undef TE__TYPE
 #undef TE__LATER
 
 #define TE__GROUP(name, fields) {name, fields, TE__COUNT(fields)}
 static const te__option_group te__parallel_group = TE__GROUP("parallel.", te__parallel_later),
-                              te__attention_group = TE__GROUP("attention.", te__attention_later),
-                              te__layer_own = TE__GROUP("", te__layer_later),
-                              te__attention_call_group = TE__GROUP("attention.", te__attention_call_later), te__cross_call_group = TE__GROUP("cross.", te__cross_call_later);
+                              te__sdpa_call_group = TE__GROUP("attention.", te__sdpa_call_later);
 #undef TE__GROUP
 
 /* Where a desc, or the args of a call, embeds groups. */
@@ -45,18 +35,20 @@ typedef struct te__options {
     te__option_place places[5]; /* one without a group ends them */
 } te__options;
 
-enum { TE__DESC_LINEAR, TE__DESC_NORM, TE__DESC_LAYERNORM_LINEAR, TE__DESC_LAYERNORM_MLP, TE__DESC_DPA, TE__DESC_MHA, TE__DESC_LAYER, TE__DESC_GROUPED_LINEAR, TE__DESC_CALL, TE__DESCS };
+enum { TE__DESC_LINEAR, TE__DESC_NORM, TE__DESC_LAYERNORM_LINEAR, TE__DESC_LAYERNORM_MLP, TE__DESC_DPA, TE__DESC_MHA, TE__DESC_LAYER, TE__DESC_GROUPED_LINEAR, TE__DESC_CALL, TE__DESC_SDPA_CALL,
+       TE__DESCS };
 #define TE__IN(type, member, group) {&te__##group, offsetof(type, member)}
 static const te__options te__all_options[TE__DESCS] = {
     {{TE__IN(te_linear_desc, parallel, parallel_group), {NULL, 0}, {NULL, 0}, {NULL, 0}}},
     {{TE__IN(te_norm_desc, parallel, parallel_group), {NULL, 0}, {NULL, 0}, {NULL, 0}, {NULL, 0}}},
     {{TE__IN(te_layernorm_linear_desc, parallel, parallel_group), {NULL, 0}, {NULL, 0}, {NULL, 0}}},
     {{TE__IN(te_layernorm_mlp_desc, parallel, parallel_group), {NULL, 0}, {NULL, 0}, {NULL, 0}}},
-    {{TE__IN(te_dot_product_attention_desc, attention, attention_group), TE__IN(te_dot_product_attention_desc, parallel, parallel_group), {NULL, 0}, {NULL, 0}, {NULL, 0}}},
-    {{TE__IN(te_multihead_attention_desc, attention, attention_group), TE__IN(te_multihead_attention_desc, parallel, parallel_group), {NULL, 0}, {NULL, 0}}},
-    {{TE__IN(te_transformer_layer_desc, attention, attention_group), TE__IN(te_transformer_layer_desc, parallel, parallel_group), {&te__layer_own, 0}, {NULL, 0}}},
+    {{TE__IN(te_dot_product_attention_desc, parallel, parallel_group), {NULL, 0}, {NULL, 0}, {NULL, 0}}},
+    {{TE__IN(te_multihead_attention_desc, parallel, parallel_group), {NULL, 0}, {NULL, 0}}},
+    {{TE__IN(te_transformer_layer_desc, parallel, parallel_group), {NULL, 0}, {NULL, 0}}},
     {{TE__IN(te_grouped_linear_desc, parallel, parallel_group), {NULL, 0}, {NULL, 0}, {NULL, 0}}},
-    {{TE__IN(te_forward_args, attention, attention_call_group), TE__IN(te_forward_args, cross, cross_call_group), {NULL, 0}, {NULL, 0}, {NULL, 0}}}
+    {{{NULL, 0}, {NULL, 0}, {NULL, 0}, {NULL, 0}}}, /* calls: every option is read */
+    {{TE__IN(te_forward_args, attention, sdpa_call_group), {NULL, 0}, {NULL, 0}, {NULL, 0}}}
 };
 #undef TE__IN
 

@@ -1,4 +1,4 @@
-/* nn/transformer.c: DotProductAttention, MultiheadAttention, TransformerLayer: composed of the layers before. Knows modules alone. */
+/* nn/transformer.c: MultiheadAttention, TransformerLayer: composed of the layers before and of DotProductAttention. Knows modules alone. */
 
 /* Hands the options of a call on to a child's. */
 static void te__hand_on(te_forward_args *to, const te_forward_args *from) {
@@ -24,95 +24,17 @@ static te_tensor *te__run_child(te_module *m, const char *name, te_forward_args 
     return te_forward_with(child, args);
 }
 
-/* ---- DotProductAttention ---- */
-
-typedef struct te__dpa {
-    te_dot_product_attention_desc desc;
-    te__scaling *scaling;
-} te__dpa;
-
-static te_result te__dpa_forward(te_module *m, te_forward_args *args) {
-    const te_attention_options *o = &((const te_dot_product_attention_desc *)m->state)->attention;
-    int64_t heads = te__per_rank(m, o->num_attention_heads), groups = te__per_rank(m, o->num_gqa_groups);
-    te_attention_desc a = TE_ZERO;
-    te_tensor *y;
-    char t[TE__SHAPE_TEXT], u[TE__SHAPE_TEXT];
-    if (args->attention.checkpoint_core_attention && !m->checkpoint && te_grad_enabled(m->te)) {
-        te_forward_args call = *args;
-        te_result result;
-        call.attention.checkpoint_core_attention = false;
-        result = te__module_run_checkpointed(m, &call);
-        args->outputs = call.outputs;
-        return result;
-    }
-    if (!args->key || !args->value) return te__fail(m->te, TE_ERR_INVALID, "DotProductAttention: key and value are needed beside the input (the query)");
-    if (args->input->ndim != 4 || args->input->shape[2] != heads || args->input->shape[3] != o->kv_channels || args->key->ndim != 4 || args->key->shape[2] != groups)
-        return te__fail(m->te, TE_ERR_SHAPE, "DotProductAttention: query %s and key %s; [.., .., %lld, %lld] and [.., .., %lld, %lld] are needed",
-                        te__shape_text(args->input, t), te__shape_text(args->key, u), (long long)heads, (long long)o->kv_channels, (long long)groups, (long long)o->kv_channels);
-    a.format = o->qkv_format;
-    a.mask = args->attention.attn_mask_type ? args->attention.attn_mask_type : o->attn_mask_type;
-    a.window = args->attention.window.on ? args->attention.window : o->window;
-    a.softmax_scale = o->softmax_scale;
-    a.dropout_p = te_module_is_training(m) ? o->attention_dropout : 0.0f;
-    if (args->attention.score_mod) a.extras.score_mod = *args->attention.score_mod;
-    if (te__fork_begin(m) != TE_OK) return te_error_code(m->te);
-    y = te__core_attention(m, ((const te__dpa *)m->state)->scaling, args->input, args->key, args->value, &a, args->fp8_output);
-    te__fork_end(m);
-    return te__output(m, args, y);
-}
-static void te__dpa_destroy(te_module *m) { te__scaling_leave(((te__dpa *)m->state)->scaling); }
-
-/* Ranks share the heads of attention, whole groups of them. */
-static bool te__heads_shared(te_module *m, const te_parallel_options *o, te_parallel_mode mode, const te_attention_options *a) {
-    return te__parallel_open(m, o, mode) && te__divides(m, "num_attention_heads", a->num_attention_heads) && te__divides(m, "num_gqa_groups", a->num_gqa_groups);
-}
-
-static const te_module_class te__dpa_class = {"DotProductAttention", sizeof(te__dpa), te__dpa_forward, te__dpa_destroy, NULL};
-
-/* Masks that te_attention has and modules do not yet: their calls have no lengths. */
-static bool te__mask_is_later(te_attn_mask mask) { return (int)mask >= (int)TE_MASK_PADDING && (int)mask <= (int)TE_MASK_ARBITRARY; }
-
-TE_API te_module *te_dot_product_attention_create(te_ctx *te, const te_dot_product_attention_desc *desc) {
-    te_module *m;
-    te_attention_options o;
-    if (!te || !te__has_desc(te, desc, "te_dot_product_attention_create") || !te__options_ok(te, "te_dot_product_attention_create", TE__DESC_DPA, desc)) return NULL;
-    o = desc->attention;
-    if (!o.num_gqa_groups) o.num_gqa_groups = o.num_attention_heads;
-    if (o.num_attention_heads < 1 || o.num_gqa_groups < 1 || o.num_attention_heads % o.num_gqa_groups || o.kv_channels < 1) {
-        te__fail(te, TE_ERR_INVALID, "te_dot_product_attention_create: %d heads of %lld channels in %d groups; the groups must divide the heads",
-                 o.num_attention_heads, (long long)o.kv_channels, o.num_gqa_groups);
-        return NULL;
-    }
-    if ((int)o.attn_mask_type < 0 || o.attn_mask_type > TE_MASK_CAUSAL_BOTTOM_RIGHT || (int)o.qkv_format < 0 || o.qkv_format > TE_BSHD) {
-        bool later = te__mask_is_later(o.attn_mask_type) || o.qkv_format == TE_THD;
-        te__fail(te, later ? TE_ERR_UNSUPPORTED : TE_ERR_INVALID, "te_dot_product_attention_create: attention.attn_mask_type %d, attention.qkv_format %d%s; masks up to "
-                 "TE_MASK_CAUSAL_BOTTOM_RIGHT (3), TE_SBHD (0) and TE_BSHD (1) are possible", (int)o.attn_mask_type, (int)o.qkv_format, later ? ", which is not there yet" : "");
-        return NULL;
-    }
-    m = te_module_create(te, &te__dpa_class, desc->name ? desc->name : "core_attention");
-    if (!m) return NULL;
-    if (!o.attn_mask_type) o.attn_mask_type = TE_MASK_CAUSAL;
-    ((te__dpa *)m->state)->desc.attention = o;
-    ((te__dpa *)m->state)->scaling = te__scaling_create(te, m, TE__ATTENTION_GEMMS);
-    m->has_fp8_output = true;
-    m->checkpoint = o.checkpoint_core_attention;
-    te__heads_shared(m, &desc->parallel, TE_PARALLEL_COLUMN, &o);
-    te__rng_open(m, o.rng_tracker_name);
-    return te__module_built(m);
-}
-
 /* ---- MultiheadAttention ---- */
 
-/* x [.., heads * d] as [.., .., heads, d]. */
-static te_tensor *te__as_heads(te_tensor *x, int64_t heads, int64_t d) {
-    int64_t shape[4];
+/* x [.., heads * d], or what is seen as such, as [.., heads, d], with `leading` sizes in front. */
+static te_tensor *te__as_heads(te_tensor *x, int leading, int64_t heads, int64_t d) {
+    int64_t shape[TE_MAX_DIMS];
     x = te_tensor_contiguous(x);
     if (!x) return NULL;
-    shape[0] = x->shape[0];
-    shape[1] = x->shape[1];
-    shape[2] = heads;
-    shape[3] = d;
-    return te_tensor_view(x, 4, shape);
+    memcpy(shape, x->shape, sizeof(shape));
+    shape[leading] = heads;
+    shape[leading + 1] = d;
+    return te_tensor_view(x, leading + 2, shape);
 }
 /* A projection that is a child of m. */
 static te_tensor *te__project(te_module *m, const char *name, te_tensor *x, const te_forward_args *args, te_outputs *outputs) {
@@ -130,22 +52,29 @@ static bool te__mha_parts(te_module *m, const te_forward_args *args, const te_ro
     const te_multihead_attention_desc *d = (const te_multihead_attention_desc *)m->state;
     const te_attention_options *o = &d->attention;
     int64_t heads = te__per_rank(m, o->num_attention_heads), groups = te__per_rank(m, o->num_gqa_groups);
-    bool interleaved = !o->no_qkv_weight_interleaved && !o->no_fuse_qkv_params;
+    bool interleaved = !o->no_qkv_weight_interleaved && !o->no_fuse_qkv_params, packed = o->qkv_format == TE_THD;
+    const int leading = packed ? 1 : 2;
     te_outputs first, kv;
     te_tensor *y;
     int i;
     if (o->attention_type == TE_ATTENTION_SELF) {
         y = te__project(m, d->input_layernorm ? "layernorm_qkv" : "qkv", args->input, args, &first);
         *ln_out = first.ln_out;
-        return y && te__split_qkv(y, (int)heads, (int)groups, o->kv_channels, interleaved, o->qkv_format, rotary, parts);
+        if (packed && y) { /* tokens of one sequence, as far as the split goes */
+            const int64_t shape[3] = {y->shape[0], 1, y->shape[1]};
+            y = te_tensor_view(te_tensor_contiguous(y), 3, shape);
+        }
+        if (!y || !te__split_qkv(y, (int)heads, (int)groups, o->kv_channels, interleaved, packed ? TE_SBHD : o->qkv_format, rotary, parts)) return false;
+        for (i = 0; i < 3 && packed; i++) parts[i] = te__as_heads(parts[i], 1, i ? groups : heads, o->kv_channels);
+        return parts[0] && parts[1] && parts[2];
     }
     y = te__project(m, d->input_layernorm ? "layernorm_query" : "query_layer", args->input, args, &first);
     *ln_out = first.ln_out;
-    parts[0] = te__as_heads(y, heads, o->kv_channels);
+    parts[0] = te__as_heads(y, leading, heads, o->kv_channels);
     y = te__project(m, "key_value", args->encoder_output, args, &kv);
-    y = interleaved ? te__as_heads(y, groups, 2 * o->kv_channels) : te__as_heads(y, 2 * groups, o->kv_channels);
+    y = interleaved ? te__as_heads(y, leading, groups, 2 * o->kv_channels) : te__as_heads(y, leading, 2 * groups, o->kv_channels);
     for (i = 1; i < 3; i++) { /* the second half follows within a head, or behind all heads */
-        int dim = interleaved ? 3 : 2;
+        int dim = interleaved ? leading + 1 : leading;
         int64_t half = y ? y->shape[dim] / 2 : 0;
         parts[i] = te_tensor_contiguous(te_tensor_narrow(y, dim, (i - 1) * half, half));
         if (rotary && i == 1) parts[i] = te_apply_rotary_pos_emb(parts[i], rotary, o->qkv_format);
@@ -162,25 +91,68 @@ static bool te__hands_fp8(const te_module *core, const te_module *proj) {
            te__autocast_of(proj, &b) && a.recipe.kind == b.recipe.kind && !te__attention_by_blocks(&a.recipe);
 }
 
+/* The rotation of a call's queries (which 0) or keys (1), where its sequences stand: *own, or NULL. Under a cache it goes on behind the tokens that are there. */
+static te_result te__mha_rotary(te_module *m, const te_forward_args *args, int which, te_rotary_desc *own, const te_rotary_desc **rotary) {
+    const te_attention_options *o = &((const te_multihead_attention_desc *)m->state)->attention;
+    const te_attention_call *c = &args->attention;
+    const te_rotary_desc *given = which && args->rotary_key ? args->rotary_key : args->rotary;
+    const bool cross = o->attention_type == TE_ATTENTION_CROSS;
+    *rotary = NULL;
+    if (!given) return TE_OK;
+    *own = *given;
+    *rotary = own;
+    if (c->inference_params) {
+        if (given->start_positions)
+            return te__fail(m->te, TE_ERR_INVALID, "MultiheadAttention: rotary->start_positions with inference_params, which knows where each sequence stands; leave one of them NULL");
+        own->start_positions = te_inference_params_get_seqlens_pre_step(c->inference_params);
+        if (!own->start_positions) return te_error_code(m->te);
+    }
+    if (o->qkv_format != TE_THD) return TE_OK;
+    if (!own->max_seqlen) own->max_seqlen = cross && which ? c->max_seqlen_kv : c->max_seqlen_q;
+    if (own->cu_seqlens) return TE_OK;
+    if (c->inference_params) own->cu_seqlens = te__inference_cu_seqlens(c->inference_params);
+    else if (cross && which) own->cu_seqlens = c->cu_seqlens_kv_padded && c->pad_between_seqs != TE_OFF ? c->cu_seqlens_kv_padded : c->cu_seqlens_kv;
+    else own->cu_seqlens = c->cu_seqlens_q_padded && c->pad_between_seqs != TE_OFF ? c->cu_seqlens_q_padded : c->cu_seqlens_q;
+    if (own->cu_seqlens) return TE_OK;
+    if (te_error_code(m->te) != TE_OK) return te_error_code(m->te);
+    return te__fail(m->te, TE_ERR_INVALID, "MultiheadAttention: rotary with qkv_format TE_THD and cu_seqlens_%s NULL; positions begin anew at each sequence's start",
+                    cross && which ? "kv" : "q");
+}
+
+/* The tensors of a call have the dimensions of the format, and a cache goes with self attention. */
+static te_result te__mha_call_ok(te_module *m, const te_forward_args *args) {
+    const te_attention_options *o = &((const te_multihead_attention_desc *)m->state)->attention;
+    const bool packed = o->qkv_format == TE_THD, cross = o->attention_type == TE_ATTENTION_CROSS;
+    const int ndim = packed ? 2 : 3;
+    char text[TE__SHAPE_TEXT];
+    if (args->input->ndim != ndim)
+        return te__fail(m->te, TE_ERR_SHAPE, "MultiheadAttention: the input is %s; %s is needed", te__shape_text(args->input, text), packed ? "[tokens, h]" : "[s, b, h] or [b, s, h]");
+    if (cross && (!args->encoder_output || args->encoder_output->ndim != ndim))
+        return te__fail(m->te, args->encoder_output ? TE_ERR_SHAPE : TE_ERR_INVALID, "MultiheadAttention: encoder_output is %s; cross attention takes keys and values from it: %s is needed",
+                        args->encoder_output ? te__shape_text(args->encoder_output, text) : "NULL", packed ? "[tokens, h]" : "[s_kv, b, h] or [b, s_kv, h]");
+    if (args->attention.qkv_layer || args->attention.kv_layer)
+        return te__fail(m->te, TE_ERR_INVALID, "MultiheadAttention: %s is given; it projects its input to queries, keys and values itself: leave it NULL, or call DotProductAttention",
+                        args->attention.qkv_layer ? "qkv_layer" : "kv_layer");
+    if (!args->attention.inference_params) return TE_OK;
+    if (cross) return te__fail(m->te, TE_ERR_INVALID, "MultiheadAttention: inference_params with cross attention, whose keys are those of encoder_output; leave it NULL");
+    return te__inference_ready(args->attention.inference_params, m->te, "MultiheadAttention");
+}
+
 /* The state is the desc, with defaults filled in. */
 static te_result te__mha_forward(te_module *m, te_forward_args *args) {
     static const char *const norms[2] = {"q_norm", "k_norm"};
     const te_multihead_attention_desc *d = (const te_multihead_attention_desc *)m->state;
     const te_attention_options *o = &d->attention;
     const te_rotary_desc *rotary[2];
+    te_rotary_desc own[2];
     te_forward_args core = TE_ZERO, proj = TE_ZERO;
     te_tensor *parts[3], *ln_out = NULL;
-    char text[TE__SHAPE_TEXT];
+    te_result result = te__mha_call_ok(m, args);
     bool apart; /* the projections' rows are not rotated where they are split */
     int i;
-    if (args->input->ndim != 3)
-        return te__fail(m->te, TE_ERR_SHAPE, "MultiheadAttention: the input is %s; [s, b, h] or [b, s, h] is needed", te__shape_text(args->input, text));
-    if (o->attention_type == TE_ATTENTION_CROSS && (!args->encoder_output || args->encoder_output->ndim != 3))
-        return te__fail(m->te, args->encoder_output ? TE_ERR_SHAPE : TE_ERR_INVALID, "MultiheadAttention: encoder_output is %s; cross attention takes keys and values from it: "
-                        "[s_kv, b, h] or [b, s_kv, h] is needed", args->encoder_output ? te__shape_text(args->encoder_output, text) : "NULL");
-    rotary[0] = args->rotary;
-    rotary[1] = args->rotary_key ? args->rotary_key : args->rotary;
-    apart = rotary[0] != rotary[1] || (o->qk_norm_type && o->qk_norm_before_rope);
+    for (i = 0; i < 2 && result == TE_OK; i++) result = te__mha_rotary(m, args, i, &own[i], &rotary[i]);
+    if (result != TE_OK) return result;
+    apart = (args->rotary_key && args->rotary_key != args->rotary) || o->qkv_format == TE_THD || (o->qk_norm_type && o->qk_norm_before_rope);
     if (!te__mha_parts(m, args, apart ? NULL : rotary[0], parts, &ln_out)) return te_error_code(m->te) != TE_OK ? te_error_code(m->te) : TE_ERR_STATE;
     for (i = 0; i < 2; i++) {
         te_outputs normed;
@@ -198,6 +170,7 @@ static te_result te__mha_forward(te_module *m, te_forward_args *args) {
     te__run_child(m, "proj", &proj);
     args->outputs = proj.outputs;
     args->outputs.ln_out = ln_out;
+    args->outputs.max_logit = core.outputs.max_logit;
     return te__output(m, args, proj.outputs.out);
 }
 static const te_module_class te__mha_class = {"MultiheadAttention", sizeof(te_multihead_attention_desc), te__mha_forward, NULL, NULL};
@@ -279,15 +252,18 @@ static void te__add_projection(te_module *m, const te_multihead_attention_desc *
 static void te__add_qk_norms(te_module *m, const te_multihead_attention_desc *d) {
     static const char *const names[2] = {"q_norm", "k_norm"};
     te_norm_desc n = TE_ZERO;
+    te_l2normalization_desc l2 = TE_ZERO;
     int i;
     n.hidden_size = d->attention.kv_channels;
-    n.norm.eps = d->attention.qk_norm_eps > 0.0f ? d->attention.qk_norm_eps : 1e-6f;
+    n.norm.eps = l2.eps = d->attention.qk_norm_eps > 0.0f ? d->attention.qk_norm_eps : 1e-6f;
     n.params_dtype = d->gemm.params_dtype;
     n.device = d->gemm.device;
     n.parallel.sequence_parallel = m->parallel.size > 1;
     for (i = 0; i < 2; i++) {
-        n.name = names[i];
-        te__adopt(m, n.name, d->attention.qk_norm_type == TE_QK_NORM_RMSNORM ? te_rmsnorm_create(m->te, &n) : te_layernorm_create(m->te, &n));
+        n.name = l2.name = names[i];
+        te__adopt(m, n.name, d->attention.qk_norm_type == TE_QK_NORM_L2        ? te_l2normalization_create(m->te, &l2)
+                             : d->attention.qk_norm_type == TE_QK_NORM_RMSNORM ? te_rmsnorm_create(m->te, &n)
+                                                                               : te_layernorm_create(m->te, &n));
     }
 }
 /* Choices that no other place checks; false with the error recorded. */
@@ -297,8 +273,7 @@ static bool te__mha_choices_ok(te_ctx *te, const te_attention_options *o) {
                  "TE_QK_NORM_NONE (0) to TE_QK_NORM_LAYERNORM (3), and 0 or more are possible", (int)o->attention_type, (int)o->qk_norm_type, (double)o->qk_norm_eps);
         return false;
     }
-    if (o->qk_norm_type == TE_QK_NORM_L2) te__fail(te, TE_ERR_UNSUPPORTED, "te_multihead_attention_create: attention.qk_norm_type TE_QK_NORM_L2 is not there yet; leave it zero");
-    return o->qk_norm_type != TE_QK_NORM_L2;
+    return true;
 }
 
 TE_API te_module *te_multihead_attention_create(te_ctx *te, const te_multihead_attention_desc *desc) {
@@ -354,11 +329,36 @@ static te_tensor *te__residual(te_module *m, const te_outputs *y, te_tensor *res
     return te_drop_path(te_bias_dropout_add(y->out, y->bias, NULL, p), residual, path);
 }
 
+/* Of a call's options those that its two attentions share out: lengths go to the one whose mask has padding, and self attention's keys are its queries. Where neither has, both
+ * get them, and refuse them. */
+static void te__layer_calls(te_module *m, const te_forward_args *args, te_attention_call *self, te_attention_call *cross) {
+    const te_transformer_layer_desc *d = (const te_transformer_layer_desc *)m->state;
+    const te_cross_attention_call *c = &args->cross;
+    const bool pads = te__attn_pads(args->attention.attn_mask_type ? args->attention.attn_mask_type : d->attention.attn_mask_type);
+    const bool cross_pads = d->layer_type == TE_LAYER_DECODER && te__attn_pads(c->enc_dec_attn_mask_type ? c->enc_dec_attn_mask_type : d->enc_dec_attn_mask_type);
+    te_attention_call *other = !pads && cross_pads ? self : pads && !cross_pads ? cross : NULL;
+    *self = *cross = args->attention;
+    self->cu_seqlens_kv = self->cu_seqlens_q;
+    self->cu_seqlens_kv_padded = self->cu_seqlens_q_padded;
+    self->max_seqlen_kv = self->max_seqlen_q;
+    cross->attn_mask_type = c->enc_dec_attn_mask_type;
+    cross->window = c->enc_dec_window;
+    cross->bottom_right_diagonal = c->enc_dec_bottom_right_diagonal;
+    cross->attention_mask = c->enc_dec_attn_mask;
+    cross->attention_mask_q = c->enc_dec_attn_mask_q;
+    cross->inference_params = NULL; /* its keys are the same in every step */
+    if (other) other->cu_seqlens_q = other->cu_seqlens_kv = other->cu_seqlens_q_padded = other->cu_seqlens_kv_padded = NULL;
+}
+
 static te_result te__layer_forward(te_module *m, te_forward_args *args) {
     const te_transformer_layer_desc *d = (const te_transformer_layer_desc *)m->state;
     te_forward_args attention = TE_ZERO, cross = TE_ZERO, mlp = TE_ZERO, norm = TE_ZERO;
+    te_attention_call calls[2];
+    te_rotary_desc rotary;
     te_tensor *x = args->input, *h, *out;
+    te__layer_calls(m, args, &calls[0], &calls[1]);
     te__hand_on(&attention, args);
+    attention.attention = calls[0];
     attention.input = x;
     if (!te__run_child(m, "self_attention", &attention)) return te_error_code(m->te);
     te__hand_on(&mlp, args);
@@ -373,8 +373,13 @@ static te_result te__layer_forward(te_module *m, te_forward_args *args) {
         if (d->layer_type == TE_LAYER_DECODER) {
             te__hand_on(&cross, args);
             cross.input = h;
-            cross.attention.attn_mask_type = args->cross.enc_dec_attn_mask_type;
-            cross.attention.window = args->cross.enc_dec_window;
+            cross.attention = calls[1];
+            if (args->attention.inference_params && args->rotary) { /* its queries stand where those of self attention do */
+                rotary = *args->rotary;
+                rotary.start_positions = te_inference_params_get_seqlens_pre_step(args->attention.inference_params);
+                cross.rotary_key = args->rotary_key ? args->rotary_key : args->rotary;
+                cross.rotary = &rotary;
+            }
             if (!te__run_child(m, "inter_attention", &cross)) return te_error_code(m->te);
             h = te__residual(m, &cross.outputs, cross.outputs.ln_out ? cross.outputs.ln_out : h, 0.0f); /* TransformerEngine drops no path here */
         }
@@ -386,6 +391,7 @@ static te_result te__layer_forward(te_module *m, te_forward_args *args) {
         norm.input = out;
         out = te__run_child(m, "layernorm", &norm);
     }
+    args->outputs.max_logit = attention.outputs.max_logit;
     return te__output(m, args, out);
 }
 static const te_module_class te__layer_class = {"TransformerLayer", sizeof(te_transformer_layer_desc), te__layer_forward, NULL, NULL};
@@ -403,10 +409,10 @@ static bool te__layer_choices_ok(te_ctx *te, const te_transformer_layer_desc *d)
                  "leave it 0", (int)d->attention.attention_type);
         return false;
     }
-    if ((decoder && d->parallel_attention_mlp) || (!decoder && (d->enc_dec_attn_mask_type || d->enc_dec_window.on))) {
+    if ((decoder && d->parallel_attention_mlp) || (!decoder && (d->enc_dec_attn_mask_type || d->enc_dec_window.on || d->enc_dec_bottom_right_diagonal))) {
         te__fail(te, TE_ERR_INVALID, "te_transformer_layer_create: layer_type %d with %s", (int)d->layer_type,
                  decoder ? "parallel_attention_mlp; the two halves of a decoder follow each other: leave one of them out"
-                         : "enc_dec_attn_mask_type or enc_dec_window; those are a decoder's: leave them zero, or take TE_LAYER_DECODER (1)");
+                         : "enc_dec_attn_mask_type, enc_dec_window or enc_dec_bottom_right_diagonal; those are a decoder's: leave them zero, or take TE_LAYER_DECODER (1)");
         return false;
     }
     return true;
@@ -442,6 +448,7 @@ TE_API te_module *te_transformer_layer_create(te_ctx *te, const te_transformer_l
         a.attention.attention_type = TE_ATTENTION_CROSS;
         a.attention.attn_mask_type = d.enc_dec_attn_mask_type ? d.enc_dec_attn_mask_type : TE_MASK_NONE;
         a.attention.window = d.enc_dec_window;
+        a.attention.bottom_right_diagonal = d.enc_dec_bottom_right_diagonal;
         a.input_layernorm = true;
         a.return_layernorm_output = d.apply_residual_connection_post_layernorm;
         te__adopt(m, a.name, te_multihead_attention_create(te, &a));

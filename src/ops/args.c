@@ -132,12 +132,14 @@ enum {
         T(dx, TE__OUT | TE__AS_FLOAT | TE__AS_FP8 | TE__SAME | TE__NEED(!a->col)) T(scale, TE__IN | TE__AS_F32 | TE__OPT)                  \
         T(scale_inv, TE__OUT | TE__AS_F32 | TE__OPT) T(amax, TE__INOUT | TE__AS_F32 | TE__OPT) T(col, TE__OUT | TE__AS_FP8 | TE__OPT)          \
         T(dbias, TE__SUM | TE__AS_FLOAT | TE__OPT)
+#define TE__ARGS_ROPE_ANGLES(T)                                                                                                                \
+    T(angles.start_positions, TE__IN | TE__AS_I32 | TE__OPT) T(angles.positions, TE__IN | TE__AS_INDEX | TE__OPT)
 #define TE__ARGS_rope(T, L)                                                                                                                    \
     T(x, TE__IN | TE__AS_FLOAT | TE__STRIDED | TE__SAME) T(y, TE__OUT | TE__AS_FLOAT | TE__STRIDED | TE__SAME)                                 \
-        T(start_positions, TE__IN | TE__AS_I32 | TE__OPT)
+        TE__ARGS_ROPE_ANGLES(T) T(cu_seqlens, TE__IN | TE__AS_I32 | TE__OPT)
 #define TE__ARGS_QKV(T, packed, parts)                                                                                                         \
     T(qkv, packed | TE__AS_FLOAT) T(q, parts | TE__AS_FLOAT | TE__STRIDED) T(k, parts | TE__AS_FLOAT | TE__STRIDED)                            \
-        T(v, parts | TE__AS_FLOAT | TE__STRIDED) T(start_positions, TE__IN | TE__AS_I32 | TE__OPT)
+        T(v, parts | TE__AS_FLOAT | TE__STRIDED) TE__ARGS_ROPE_ANGLES(T)
 #define TE__ARGS_qkv_rope(T, L) TE__ARGS_QKV(T, TE__IN, TE__OUT)
 #define TE__ARGS_qkv_rope_bwd(T, L) TE__ARGS_QKV(T, TE__OUT, TE__IN)
 #define TE__ARGS_ATTN_EXTRAS(T)                                                                                                                \
@@ -160,6 +162,11 @@ enum {
         T(dsoftmax_offset, TE__OUT | TE__AS_F32 | TE__OPT) TE__ARGS_ATTN_EXTRAS(T)                                                              \
         T(fp8.s_scale, TE__IN | TE__AS_F32 | TE__NEED(a->fp8.s_dtype)) T(fp8.dp_scale, TE__IN | TE__AS_F32 | TE__NEED(a->fp8.dp_dtype))        \
         T(fp8.dp_amax, TE__INOUT | TE__AS_F32 | TE__OPT)
+#define TE__ARGS_cu_seqlens(T, L) T(mask, TE__IN | 1 << TE_U8) T(cu_seqlens, TE__OUT | TE__AS_I32)
+#define TE__ARGS_copy_to_kv_cache(T, L)                                                                                                        \
+    T(k, TE__IN | TE__AS_FLOAT | TE__STRIDED) T(v, TE__IN | TE__AS_FLOAT | TE__STRIDED) T(cu_seqlens, TE__IN | TE__AS_I32)                     \
+        T(start_positions, TE__IN | TE__AS_I32) T(page_table, TE__IN | TE__AS_I32 | TE__OPT) T(k_cache, TE__INOUT | TE__AS_FLOAT | TE__STRIDED) \
+        T(v_cache, TE__INOUT | TE__AS_FLOAT | TE__STRIDED)
 #define TE__ARGS_l2normalize_fwd(T, L)                                                                                                         \
     T(x, TE__IN | TE__AS_FLOAT | TE__SAME) T(y, TE__OUT | TE__AS_FLOAT | TE__SAME) T(rnorm, TE__OUT | TE__AS_F32 | TE__OPT)
 #define TE__ARGS_l2normalize_bwd(T, L)                                                                                                         \

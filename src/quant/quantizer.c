@@ -123,8 +123,7 @@ static te_tensor *te__record_codes(te_tensor *x, te_tensor *y) {
     node.outputs = &y;
     node.num_outputs = 1;
     node.backward = te__same_backward;
-    node.takes_quantized = true;
-    return te_record(x->te, &node) == TE_OK ? y : NULL;
+    return te__record_quantized(x->te, &node) == TE_OK ? y : NULL;
 }
 
 /* Is x a plain f32, f16 or bf16 tensor with memory? Records the error if not. */

@@ -99,7 +99,7 @@ static void te__ckpt_put(te_metadata *all, int *n, const char *key, const char *
 TE_API te_result te_model_save(te_ctx *te, const char *path, te_module *m, te_optimizer *opt, const te_metadata *metadata, int num_metadata) {
     te__ckpt c;
     te__text lr[TE_MAX_PARAM_GROUPS + 1];
-    char key[TE_MAX_PARAM_GROUPS + 1][16];
+    char key[TE_MAX_PARAM_GROUPS + 1][24];
     const size_t all_bytes = ((size_t)te__max(num_metadata, 0) + 4 + TE_MAX_PARAM_GROUPS) * sizeof(te_metadata);
     te_metadata *all = NULL;
     te_result result;
@@ -248,7 +248,7 @@ static te_result te__ckpt_check(te__ckpt_plan *p, te_safetensors *f, te_module *
     if (p->has_rng && !te__ckpt_number(f, "te.offset", NULL, &p->offset, NULL)) return TE_ERR_FORMAT;
     if (opt && !te__ckpt_number(f, "te.steps", NULL, &p->steps, NULL)) return TE_ERR_FORMAT;
     for (i = 0; opt && i < opt->num_groups; i++) {
-        char key[16];
+        char key[24];
         snprintf(key, sizeof(key), i ? "te.lr.%d" : "te.lr", i - 1);
         if (!te__ckpt_number(f, key, i ? &p->has_lr[i] : NULL, NULL, &p->lr[i])) return TE_ERR_FORMAT;
         if (p->steps < (uint64_t)INT64_MAX && p->lr[i] >= 0.0 && p->lr[i] <= (double)FLT_MAX) continue;

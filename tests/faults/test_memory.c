@@ -277,6 +277,54 @@ static void call_experts_again(te_ctx *te, void *arg) {
 }
 TE_TEST(starved_experts) { starve(call_experts_again, NULL, 1, false); }
 
+/* Attention with lengths from a mask, a packed tensor and a learnable offset, recorded; and two steps of decoding with a cache in pages, in the second of
+ * which one sequence has ended. */
+static void call_attention(te_ctx *te) {
+    enum { TOKENS = 5, SEQUENCES = 2, HEADS = 2, CHANNELS = 4, WIDTH = HEADS * CHANNELS };
+    const uint8_t host_mask[SEQUENCES * TOKENS] = {0, 0, 0, 1, 1, 0, 0, 0, 0, 0};
+    const int64_t ids[SEQUENCES] = {8, 3}, lens[SEQUENCES] = {TOKENS, 2};
+    te_multihead_attention_desc d = {.hidden_size = WIDTH, .attention.num_attention_heads = HEADS, .attention.softmax_type = TE_SOFTMAX_LEARNABLE, .attention.return_max_logit = true,
+                                     .attention.attn_mask_type = TE_MASK_PADDING_CAUSAL, .attention.qk_norm_type = TE_QK_NORM_L2, .gemm.params_dtype = TE_F32};
+    te_inference_params_desc room = {.max_batch_size = 2, .max_sequence_length = 8, .num_heads_kv = HEADS, .head_dim_k = CHANNELS, .dtype = TE_F32, .is_paged = true, .page_size = 4};
+    te_rotary_desc rotary = {0};
+    te_module *m = te_multihead_attention_create(te, &d);
+    te_tensor *x = te_tensor_set_requires_grad(te_tensor_normal(te, TE_F32, SHAPE(TOKENS, SEQUENCES, WIDTH), 0, 1), true);
+    te_forward_args args = {.input = x, .rotary = &rotary, .attention.attention_mask = te_tensor_from_host(te, TE_U8, SHAPE(SEQUENCES, 1, 1, TOKENS), host_mask)};
+    te_backward(te_sum_all(te_forward_with(m, &args)));
+    te_module_destroy(m);
+    d.attention.softmax_type = TE_SOFTMAX_VANILLA;
+    m = te_multihead_attention_create(te, &d);
+    te_inference_params *cache = te_inference_params_create(te, &room);
+    te_no_grad_begin(te);
+    args.attention.attention_mask = NULL;
+    args.attention.inference_params = cache;
+    for (int i = 0; i < 2; i++) {
+        te_result began = te_inference_params_pre_step(cache, ids + i, lens + i, SEQUENCES - i);
+        CHECK(began == TE_OK || !te_ok(te) || !cache);
+        args.input = te_tensor_narrow(x, 1, 0, SEQUENCES - i);
+        te_forward_with(m, &args);
+        CHECK(!te_ok(te) || te_inference_params_seqlen(cache, 3) == 2 * (i + 1));
+    }
+    te_no_grad_end(te);
+    te_inference_params_destroy(cache);
+    te_module_destroy(m);
+}
+static void call_attention_again(te_ctx *te, void *arg) {
+    (void)arg;
+    for (bool again = true; again;) {
+        te_scope_begin(te);
+        call_attention(te);
+        te_scope_end(te);
+        CHECK(te_grad_enabled(te));
+        CHECK_EQ_INT(te_memory_get_stats(te).allocated, 0);
+        again = failed(te);
+    }
+}
+TE_TEST(starved_attention) {
+    int requests = starve(call_attention_again, NULL, 1, false);
+    CHECK_MSG(requests > 60, "only %d requests", requests);
+}
+
 /* ---- files ---------------------------------------------------------------------------------------------------- */
 
 typedef struct checkpoint {

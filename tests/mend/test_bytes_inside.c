@@ -241,9 +241,14 @@ static bool add_more(te_ctx *te, call *c, int way) {
     }
     case TE_OP_LAYERNORM_BWD:
     case TE_OP_RMSNORM_BWD: c->args.layernorm_bwd.add = mn; return way == 0;
-    case TE_OP_ROPE: c->args.rope.start_positions = zeros(te, TE_I32, 2, 0); return way == 0;
-    case TE_OP_QKV_ROPE: c->args.qkv_rope.start_positions = zeros(te, TE_I32, 2, 0); return way == 0;
-    case TE_OP_QKV_ROPE_BWD: c->args.qkv_rope_bwd.start_positions = zeros(te, TE_I32, 2, 0); return way == 0;
+    case TE_OP_ROPE:
+    case TE_OP_QKV_ROPE:
+    case TE_OP_QKV_ROPE_BWD: {
+        te_rope_angles *angles = c->op == TE_OP_ROPE ? &c->args.rope.angles : c->op == TE_OP_QKV_ROPE ? &c->args.qkv_rope.angles : &c->args.qkv_rope_bwd.angles;
+        angles->start_positions = zeros(te, TE_I32, 2, 0);
+        angles->positions = zeros(te, TE_I64, te_tensor_shape(c->op == TE_OP_ROPE ? c->args.rope.x : c->op == TE_OP_QKV_ROPE ? c->args.qkv_rope.q : c->args.qkv_rope_bwd.q)[0], 0);
+        return way == 0;
+    }
     case TE_OP_ATTN_FWD:
         c->args.attn_fwd.rng = rng;
         c->args.attn_fwd.dropout_p = 0.1f;
@@ -309,6 +314,7 @@ static bool add_more(te_ctx *te, call *c, int way) {
     case TE_OP_MOE_AUX_LOSS_FWD: c->args.moe_aux_loss_fwd.total_device = te_tensor_full(te, TE_I64, SHAPE(1), 7); return way == 0;
     case TE_OP_MOE_AUX_LOSS_BWD: c->args.moe_aux_loss_bwd.total_device = te_tensor_full(te, TE_I64, SHAPE(1), 7); return way == 0;
     case TE_OP_SOFTCAP: c->args.softcap.dy = mn; return way == 0;
+    case TE_OP_STEP_NUMBERS: c->args.step_numbers.step_device = one; return way == 0;
     default: return false;
     }
 }

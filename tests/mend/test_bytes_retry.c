@@ -16,6 +16,7 @@ typedef struct kind_of_step {
     bool offload;   /* activations go to host memory */
     bool attention; /* attention in FP8, too */
     bool sgd;       /* with dampening, whose first step differs from later ones */
+    bool scaled;    /* the loss, by a te_grad_scaler; and parameters have groups */
 } kind_of_step;
 
 static te_result delayed_slots(void *user, const te_quantizer_role *role, te_quantizer_desc *desc) {
@@ -46,6 +47,7 @@ typedef struct run {
     te_ctx *te;
     te_module *m;
     te_optimizer *adam;
+    te_grad_scaler *scaler; /* or NULL */
     const kind_of_step *kind;
 } run;
 
@@ -54,7 +56,8 @@ static run make_run(te_ctx *te, const kind_of_step *k) {
     te_fused_adam_desc adam = {0};
     te_quantized_model_init_desc init = {0};
     te_recipe recipe = recipe_of(k);
-    run r = {te, NULL, NULL, k};
+    static const te_param_group groups[] = {{.pattern = "*bias", .no_weight_decay = true, .lr = 0.02f, .beta1 = 0.5f}};
+    run r = {te, NULL, NULL, NULL, k};
     layer.hidden_size = layer.ffn_hidden_size = HIDDEN;
     layer.attention.num_attention_heads = 2;
     layer.gemm.init.std = 0.2f;
@@ -63,6 +66,8 @@ static run make_run(te_ctx *te, const kind_of_step *k) {
     adam.weight_decay = 0.1f;
     adam.decay_matrices_only = k->decay_matrices_only;
     adam.lr = 0.05f;
+    if (k->scaled) adam.groups = groups, adam.num_groups = 1;
+    if (k->scaled) r.scaler = te_grad_scaler_create(te, &(te_grad_scaler_desc){.init_scale = 64, .growth_interval = 2});
     init.recipe = &recipe;
     te_seed(te, 7);
     if (k->primary) te_quantized_model_init_begin(te, &init);
@@ -73,6 +78,7 @@ static run make_run(te_ctx *te, const kind_of_step *k) {
 }
 static void end_run(run *r) {
     te_optimizer_destroy(r->adam);
+    te_grad_scaler_destroy(r->scaler);
     te_module_destroy(r->m);
 }
 
@@ -96,10 +102,12 @@ static void step(run *r, int index, float factor) {
         te_tensor *y = te_forward_with(r->m, &args);
         te_autocast_end(te);
         if (r->kind->offload) te_cpu_offload_end(te);
-        te_backward(te_mse_loss(y, args.input));
+        te_tensor *loss = te_mse_loss(y, args.input);
+        te_backward(r->scaler ? te_grad_scaler_scale(r->scaler, loss) : loss);
         te_scope_end(te);
     }
-    te_optimizer_step(r->adam);
+    if (!r->scaler) te_optimizer_step(r->adam);
+    else if (te_grad_scaler_step(r->scaler, r->adam) == TE_OK) te_grad_scaler_update(r->scaler);
 }
 
 /* STEPS steps. At step `at` request number `fail` is refused, to a step on other data; what is left of it is then seen in the same step on its own data,
@@ -171,6 +179,9 @@ RETRY(delayed, TE_RECIPE_DELAYED, .dropout = true, .clip = true, .decay_matrices
 RETRY(delayed_on_the_device, TE_RECIPE_DELAYED, .dropout = true, .clip = true, .device = true)
 RETRY(delayed_out_for_long, TE_RECIPE_DELAYED, .dropout = true, .every = 2, .stays_out = true)
 RETRY(high_precision_by_sgd, TE_RECIPE_NONE, .sgd = true)
+RETRY(high_precision_scaled, TE_RECIPE_NONE, .scaled = true, .clip = true)
+RETRY(current_scaled_stored_weights, TE_RECIPE_CURRENT, .scaled = true, .primary = true)
+RETRY(delayed_scaled_on_the_device, TE_RECIPE_DELAYED, .scaled = true, .device = true)
 RETRY(delayed_by_sgd_on_the_device, TE_RECIPE_DELAYED, .sgd = true, .device = true)
 RETRY(delayed_microbatches, TE_RECIPE_DELAYED, .microbatches = true, .every = 3)
 RETRY(delayed_stored_weights, TE_RECIPE_DELAYED, .primary = true, .clip = true, .decay_matrices_only = true)

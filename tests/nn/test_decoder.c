@@ -286,7 +286,7 @@ TE_TEST(decoder_refusals) {
     d.drop_path_rate = 0, d.attention.attention_type = TE_ATTENTION_CROSS;
     CHECK(!te_transformer_layer_create(te, &d));
     CHECK_ERROR(te, TE_ERR_INVALID, "attention.attention_type 1");
-    d.attention.attention_type = TE_ATTENTION_SELF, d.attention.qk_norm_type = TE_QK_NORM_L2;
+    d.attention.attention_type = TE_ATTENTION_SELF, d.attention.qk_norm_type = (te_qk_norm)4;
     CHECK(!te_transformer_layer_create(te, &d));
-    CHECK_ERROR(te, TE_ERR_UNSUPPORTED, "qk_norm_type");
+    CHECK_ERROR(te, TE_ERR_INVALID, "qk_norm_type 4");
 }

@@ -6,44 +6,47 @@ typedef struct rope_case {
     int rotary_dim;                 /* 0: d */
     te_dtype dtype;
     te_qkv_format format;
-    bool interleaved, interleaved_groups, no_rope, backward, has_start, llama3;
+    bool interleaved, interleaved_groups, no_rope, backward, has_start;
+    int positions;                  /* 1: i32 [s], 2: i64 [b, s] */
+    int cp_size, cp_rank;
+    bool given;                     /* frequencies, and a factor of cosine and sine */
     float base, position_scale;
     int64_t offset, pad; /* pad: channels between the heads of x and y, or of q, k and v */
 } rope_case;
 
 static void name_case(const rope_case *c) {
-    test_case("%s %s s=%lld b=%lld heads=%lld/%lld d=%lld rotary=%d%s%s%s%s%s scale=%g offset=%lld pad=%lld", te_dtype_name(c->dtype),
+    test_case("%s %s s=%lld b=%lld heads=%lld/%lld d=%lld rotary=%d%s%s%s%s%s positions=%d cp=%d/%d scale=%g offset=%lld pad=%lld", te_dtype_name(c->dtype),
               c->format == TE_BSHD ? "bshd" : "sbhd", (long long)c->s, (long long)c->b, (long long)c->heads, (long long)c->groups, (long long)c->d,
               c->rotary_dim, c->interleaved ? " interleaved" : "", c->interleaved_groups ? " interleaved_groups" : "", c->no_rope ? " no_rope" : "",
-              c->backward ? " backward" : "", c->llama3 ? " llama3" : "", (double)c->position_scale, (long long)c->offset, (long long)c->pad);
+              c->backward ? " backward" : "", c->given ? " given" : "", c->positions, c->cp_rank, c->cp_size, (double)c->position_scale, (long long)c->offset, (long long)c->pad);
 }
 
 static int64_t starts[] = {7, 0, 1000, 3};
 
 /* ---- float64 ---- */
 
-/* Most frequencies of these tests lie below or above the interpolated ones, and some between. */
-static const te_llama3_scaling llama3 = {8, 1, 4, 64};
+/* Frequencies that no base has, and positions that no place has. */
+static float given_frequency(int i) { return 0.7f / (float)(1 + i * i); }
+static const float given_attention_factor = 1.25f;
+static int64_t given_position(const rope_case *c, int64_t t, int64_t b) { return (t * 37 + (c->positions == 2 ? b * 11 : 0)) % 101; }
 
-/* By wavelengths, as transformers writes it down. */
-static double scaled_frequency(double frequency) {
-    double wavelength = 2 * acos(-1) / frequency, longest = 64 / 1.0, shortest = 64 / 4.0;
-    if (wavelength < shortest) return frequency;
-    if (wavelength > longest) return frequency / 8;
-    double smooth = (64 / wavelength - 1) / (4 - 1);
-    return (1 - smooth) * frequency / 8 + smooth * frequency;
+static int64_t position_of(const rope_case *c, int64_t t, int64_t b) {
+    int64_t at = t, half = c->s / 2;
+    if (c->positions) at = given_position(c, t, b);
+    else if (c->cp_size > 1) at = t < half ? c->cp_rank * half + t : (2 * c->cp_size - 1 - c->cp_rank) * half + t - half;
+    return at + c->offset + (c->has_start ? starts[b] : 0);
 }
 
 /* One head at position t of sequence b. The angle is what the documentation says: a product of f32 numbers; all else is exact. */
 static void reference_head(const rope_case *c, const float *x, int64_t t, int64_t b, float *y) {
     int dim = c->rotary_dim ? c->rotary_dim : (int)c->d, half = dim / 2;
-    float position = (float)(t + c->offset + (c->has_start ? starts[b] : 0)) * (c->position_scale != 0 ? c->position_scale : 1);
+    float position = (float)position_of(c, t, b) * (c->position_scale != 0 ? c->position_scale : 1);
     memcpy(y, x, (size_t)c->d * 4);
     if (c->no_rope) return;
     for (int i = 0; i < half; i++) {
-        double turn = pow(c->base != 0 ? c->base : 10000, -2.0 * i / dim);
-        float frequency = (float)(c->llama3 ? scaled_frequency(turn) : turn), angle = position * frequency;
+        float frequency = c->given ? given_frequency(i) : (float)pow(c->base != 0 ? c->base : 10000, -2.0 * i / dim), angle = position * frequency;
         double cosine = cos((double)angle), sine = c->backward ? -sin((double)angle) : sin((double)angle);
+        if (c->given) cosine *= given_attention_factor, sine *= given_attention_factor;
         int u = c->interleaved ? 2 * i : i, v = c->interleaved ? 2 * i + 1 : i + half;
         y[u] = (float)(x[u] * cosine - x[v] * sine);
         y[v] = (float)(x[v] * cosine + x[u] * sine);
@@ -89,19 +92,39 @@ static float *heads_read(const rope_case *c, int64_t heads, te_tensor *whole) {
 }
 static te_tensor *start_tensor(te_ctx *te, const rope_case *c) { return c->has_start ? test_i32(te, SHAPE(c->b), starts) : NULL; }
 
+static te_rope_angles angles_of(te_ctx *te, const rope_case *c) {
+    te_rope_angles a = {0};
+    a.base = c->base;
+    a.rotary_dim = c->rotary_dim;
+    a.interleaved = c->interleaved;
+    a.position_scale = c->position_scale;
+    a.position_offset = c->offset;
+    a.start_positions = start_tensor(te, c);
+    a.cp_size = c->cp_size;
+    a.cp_rank = c->cp_rank;
+    if (c->given) {
+        int half = (c->rotary_dim ? c->rotary_dim : (int)c->d) / 2;
+        float *frequencies = test_floats(half);
+        for (int i = 0; i < half; i++) frequencies[i] = given_frequency(i);
+        a.inv_freq = frequencies;
+        a.attention_factor = given_attention_factor;
+    }
+    if (c->positions) {
+        int64_t rows = c->positions == 2 ? c->b : 1, shape[2] = {rows, c->s}, values[4 * 256];
+        for (int64_t b = 0; b < rows; b++)
+            for (int64_t t = 0; t < c->s; t++) values[b * c->s + t] = given_position(c, t, b);
+        a.positions = c->positions == 2 ? te_tensor_from_host(te, TE_I64, 2, shape, values) : test_i32(te, 1, &c->s, values);
+    }
+    return a;
+}
+
 static float *run_rope(te_ctx *te, const rope_case *c, const float *x) {
     te_tensor *whole;
     te_op_rope_args a = {0};
     a.x = heads_tensor(te, c, c->heads, x, &whole);
     a.y = heads_tensor(te, c, c->heads, NULL, &whole);
     a.format = c->format;
-    a.base = c->base;
-    a.rotary_dim = c->rotary_dim;
-    a.interleaved = c->interleaved;
-    a.position_scale = c->position_scale;
-    if (c->llama3) a.llama3 = llama3;
-    a.position_offset = c->offset;
-    a.start_positions = start_tensor(te, c);
+    a.angles = angles_of(te, c);
     a.backward = c->backward;
     te_op_rope(te, &a);
     CHECK_OK(te);
@@ -145,7 +168,9 @@ TE_TEST_DEVICES(rope) {
                 c.format = k & 2 ? TE_BSHD : TE_SBHD;
                 c.backward = i % 2;
                 c.has_start = k == 1 && c.b;
-                c.llama3 = k == 2;
+                c.given = k == 2;
+                c.positions = c.s && c.b && i % 4 == 1 ? 1 + k % 2 : 0;
+                if (i % 4 == 2 && k & 1) c.s *= 2, c.cp_size = 2 + k / 2, c.cp_rank = k / 2; /* an even number of tokens */
                 c.pad = i % 3 == 0 ? 8 : i % 3 == 1 ? 3 : 0;
                 c.base = k == 3 ? 500000.0f : 0;
                 check_rope(te, c);
@@ -177,8 +202,8 @@ TE_TEST_DEVICES(rope_in_place) {
     for (int k = 0; k < 2; k++) {
         te_op_rope_args a = {0};
         a.x = a.y = test_tensor(te, TE_F32, SHAPE(6, 2, 4, 64), x);
-        a.interleaved = k;
-        a.position_offset = 11;
+        a.angles.interleaved = k;
+        a.angles.position_offset = 11;
         te_op_rope(te, &a);
         float *turned = test_read(a.x);
         double moved = 0;
@@ -188,6 +213,38 @@ TE_TEST_DEVICES(rope_in_place) {
         te_op_rope(te, &a);
         CHECK_OK(te);
         CHECK_TENSOR(a.x, x, 1e-5, 2e-6);
+    }
+}
+
+/* Of sequences behind each other, the two chunks of each that a rank has turn as they do within the whole sequences. */
+TE_TEST_DEVICES(rope_chunks_of_packed_sequences) {
+    enum { RANKS = 2, TOKENS = 20, H = 3, D = 8, ROW = H * D, PART = TOKENS / RANKS };
+    static const int64_t cu[3] = {0, 8, 20};
+    float *x = test_normal(TOKENS * ROW, 5);
+    te_op_rope_args a = {.format = TE_THD, .cu_seqlens = test_i32(te, SHAPE(3), cu)};
+    a.x = test_tensor(te, TE_F32, SHAPE(TOKENS, H, D), x);
+    te_tensor *y = test_guarded(te, TE_F32, SHAPE(TOKENS, H, D));
+    a.y = y;
+    te_op_rope(te, &a);
+    CHECK_OK(te);
+    float *whole = test_read(y), part[PART * ROW], want[PART * ROW];
+    CHECK_BYTES("the second sequence begins anew", whole + cu[1] * ROW, x + cu[1] * ROW, ROW * sizeof(float)); /* an angle of 0 */
+    for (int rank = 0; rank < RANKS; rank++) {
+        int n = 0;
+        for (int b = 0; b < 2; b++)
+            for (int chunk = 0; chunk < 2; chunk++) {
+                int64_t size = (cu[b + 1] - cu[b]) / (2 * RANKS), from = cu[b] + (chunk ? 2 * RANKS - 1 - rank : rank) * size;
+                memcpy(part + n * ROW, x + from * ROW, (size_t)(size * ROW) * sizeof(float));
+                memcpy(want + n * ROW, whole + from * ROW, (size_t)(size * ROW) * sizeof(float));
+                n += (int)size;
+            }
+        a.x = test_tensor(te, TE_F32, SHAPE(PART, H, D), part);
+        a.y = test_guarded(te, TE_F32, SHAPE(PART, H, D));
+        a.angles.cp_size = RANKS;
+        a.angles.cp_rank = rank;
+        te_op_rope(te, &a);
+        CHECK_OK(te);
+        CHECK_BYTES("chunks", test_read(a.y), want, sizeof part);
     }
 }
 
@@ -216,13 +273,7 @@ static qkv run_qkv(te_ctx *te, const rope_case *c, const qkv *in) {
     r.head_dim = a.head_dim = (int)c->d;
     r.interleaved_groups = a.interleaved_groups = c->interleaved_groups;
     r.no_rope = a.no_rope = c->no_rope;
-    r.base = a.base = c->base;
-    r.rotary_dim = a.rotary_dim = c->rotary_dim;
-    r.interleaved = a.interleaved = c->interleaved;
-    r.position_scale = a.position_scale = c->position_scale;
-    if (c->llama3) r.llama3 = a.llama3 = llama3;
-    r.position_offset = a.position_offset = c->offset;
-    r.start_positions = a.start_positions = start_tensor(te, c);
+    r.angles = a.angles = angles_of(te, c);
     if (c->backward)
         te_op_qkv_rope_bwd(te, &r);
     else
@@ -309,11 +360,53 @@ TE_TEST_DEVICES(qkv_rope) {
                 c.format = k & 8 ? TE_BSHD : TE_SBHD;
                 c.no_rope = (i + k) % 5 == 4;
                 c.has_start = k % 3 == 1;
-                c.llama3 = k % 5 == 2;
+                c.given = k % 5 == 2;
+                c.positions = c.s && k % 4 == 3 ? 1 + i % 2 : 0;
+                if (k % 4 == 2) c.s *= 2, c.cp_size = 4, c.cp_rank = i % 4;
                 c.pad = k % 3 == 2 ? 8 : 0;
                 c.offset = k;
                 check_qkv(te, c);
             }
+}
+
+/* Packed sequences: each has the very bits that it has by itself, whatever the others are. */
+TE_TEST_DEVICES(rope_of_packed_sequences) {
+    enum { SEQUENCES = 4, TOKENS = 75, HEADS = 3 };
+    static const int64_t at[SEQUENCES + 1] = {0, 9, 9, 70, 74}; /* one is empty, and a row lies behind all */
+    for (int n = 0; n < 3 * 2 * 2 * 2; n++) {
+        const te_dtype dtype = n % 3 == 0 ? TE_F32 : n % 3 == 1 ? TE_BF16 : TE_F16;
+        const int64_t d = n / 3 % 2 ? 64 : 10;
+        const bool has_start = n / 6 % 2, backward = n / 12;
+        float *x = test_normal(TOKENS * HEADS * d, 4), *got;
+        test_case("%s d=%lld%s%s", te_dtype_name(dtype), (long long)d, has_start ? " start" : "", backward ? " backward" : "");
+        te_op_rope_args a = {.x = test_tensor(te, dtype, SHAPE(TOKENS, HEADS, d), x), .y = test_guarded(te, dtype, SHAPE(TOKENS, HEADS, d)), .format = TE_THD, .angles.base = 300,
+                             .angles.position_offset = 2, .angles.position_scale = 0.5f, .backward = backward};
+        a.cu_seqlens = test_i32(te, SHAPE(SEQUENCES + 1), at);
+        if (has_start) a.angles.start_positions = test_i32(te, SHAPE(SEQUENCES), starts);
+        te_op_rope(te, &a);
+        REQUIRE_OK(te);
+        got = test_read(a.y);
+        for (int b = 0; b < SEQUENCES; b++) {
+            const int64_t rows = at[b + 1] - at[b];
+            te_op_rope_args one = a;
+            if (!rows) continue;
+            one.format = TE_SBHD, one.cu_seqlens = NULL;
+            one.x = test_tensor(te, dtype, SHAPE(rows, 1, HEADS, d), x + at[b] * HEADS * d);
+            one.y = te_tensor_empty(te, dtype, SHAPE(rows, 1, HEADS, d));
+            if (has_start) one.angles.start_positions = test_i32(te, SHAPE(1), starts + b);
+            te_op_rope(te, &one);
+            REQUIRE_OK(te);
+            CHECK_BYTES("y", got + at[b] * HEADS * d, test_read(one.y), (size_t)(rows * HEADS * d) * sizeof(float));
+        }
+    }
+    te_tensor *x = te_tensor_zeros(te, TE_F32, SHAPE(4, 3, 8));
+    te_op_rope_args a = {.x = x, .y = te_tensor_zeros(te, TE_F32, SHAPE(4, 3, 8)), .format = TE_THD};
+    te_op_rope(te, &a);
+    CHECK_ERROR(te, TE_ERR_INVALID, "format is 2 and cu_seqlens NULL");
+    a.cu_seqlens = te_tensor_zeros(te, TE_I32, SHAPE(1)), te_op_rope(te, &a);
+    CHECK_ERROR(te, TE_ERR_SHAPE, "cu_seqlens has 1 elements");
+    a.format = TE_SBHD, a.x = te_tensor_zeros(te, TE_F32, SHAPE(4, 1, 3, 8)), a.y = te_tensor_zeros(te, TE_F32, SHAPE(4, 1, 3, 8)), te_op_rope(te, &a);
+    CHECK_ERROR(te, TE_ERR_INVALID, "format is 0 and cu_seqlens given");
 }
 
 TE_TEST_DEVICES(rope_refuses) {
@@ -322,24 +415,30 @@ TE_TEST_DEVICES(rope_refuses) {
     memset(&good, 0, sizeof good);
     good.x = te_tensor_zeros(te, TE_F32, SHAPE(4, 2, 3, 8));
     good.y = te_tensor_zeros(te, TE_F32, SHAPE(4, 2, 3, 8));
-    a = good, a.rotary_dim = 10, te_op_rope(te, &a);
+    a = good, a.angles.rotary_dim = 10, te_op_rope(te, &a);
     CHECK_ERROR(te, TE_ERR_SHAPE, "10 of 8 channels");
-    a = good, a.rotary_dim = 3, te_op_rope(te, &a);
+    a = good, a.angles.rotary_dim = 3, te_op_rope(te, &a);
     CHECK_ERROR(te, TE_ERR_SHAPE, "3 of 8 channels");
     a = good, a.y = te_tensor_zeros(te, TE_F32, SHAPE(4, 2, 3, 9)), te_op_rope(te, &a);
     CHECK_ERROR(te, TE_ERR_SHAPE, "y is [4, 2, 3, 9]");
-    a = good, a.start_positions = te_tensor_zeros(te, TE_I32, SHAPE(4)), te_op_rope(te, &a);
+    a = good, a.angles.start_positions = te_tensor_zeros(te, TE_I32, SHAPE(4)), te_op_rope(te, &a);
     CHECK_ERROR(te, TE_ERR_SHAPE, "start_positions");
-    a = good, a.start_positions = te_tensor_zeros(te, TE_I64, SHAPE(2)), te_op_rope(te, &a);
+    a = good, a.angles.start_positions = te_tensor_zeros(te, TE_I64, SHAPE(2)), te_op_rope(te, &a);
     CHECK_ERROR(te, TE_ERR_DTYPE, "start_positions is i64");
     a = good, a.x = NULL, te_op_rope(te, &a);
     CHECK_ERROR(te, TE_ERR_STATE, "x is NULL");
-    a = good, a.base = -1, te_op_rope(te, &a);
+    a = good, a.angles.base = -1, te_op_rope(te, &a);
     CHECK_ERROR(te, TE_ERR_INVALID, "base is -1");
-    a = good, a.llama3 = (te_llama3_scaling){8, 4, 4, 64}, te_op_rope(te, &a);
-    CHECK_ERROR(te, TE_ERR_INVALID, "low_freq_factor 4, high_freq_factor 4");
-    a = good, a.llama3.factor = 8, te_op_rope(te, &a);
-    CHECK_ERROR(te, TE_ERR_INVALID, "llama3.factor 8");
+    a = good, a.angles.cp_size = 2, a.angles.cp_rank = 2, te_op_rope(te, &a);
+    CHECK_ERROR(te, TE_ERR_INVALID, "cp_rank is 2 and cp_size 2");
+    a = good, a.angles.cp_size = 2, a.angles.positions = te_tensor_zeros(te, TE_I32, SHAPE(4)), te_op_rope(te, &a);
+    CHECK_ERROR(te, TE_ERR_INVALID, "positions are given, and cp_size is 2");
+    a = good, a.format = TE_BSHD, a.angles.cp_size = 2, a.x = a.y = te_tensor_zeros(te, TE_F32, SHAPE(4, 3, 3, 8)), te_op_rope(te, &a);
+    CHECK_ERROR(te, TE_ERR_SHAPE, "the sequence has 3 tokens and cp_size is 2");
+    a = good, a.angles.positions = te_tensor_zeros(te, TE_I32, SHAPE(3)), te_op_rope(te, &a);
+    CHECK_ERROR(te, TE_ERR_SHAPE, "positions has 3 elements; [4], or as many for each of 2 sequences");
+    a = good, a.angles.positions = te_tensor_zeros(te, TE_F32, SHAPE(4)), te_op_rope(te, &a);
+    CHECK_ERROR(te, TE_ERR_DTYPE, "positions is f32");
 
     q.qkv = te_tensor_zeros(te, TE_F32, SHAPE(4, 2, 64));
     q.q = te_tensor_zeros(te, TE_F32, SHAPE(4, 2, 4, 8));

@@ -32,11 +32,11 @@ static void te__rope_tokens(void *user, int64_t begin, int64_t end) {
     int i, head;
     for (token = begin; token < end; token++) {
         const int64_t b = a->batch_first ? token / a->seq : token % a->batch, t = a->batch_first ? token % a->seq : token / a->batch;
-        const float position = (float)(t + a->offset + (a->start ? a->start[b] : 0)) * a->position_scale;
+        const float position = (float)te__rope_position(a, (int)t, (int)b) * a->position_scale;
         for (i = 0; i < a->half; i++) {
             const float angle = position * a->inv_freq[i];
-            cosine[i] = cosf(angle);
-            sine[i] = sinf(angle) * a->direction;
+            cosine[i] = cosf(angle) * a->attention_factor;
+            sine[i] = sinf(angle) * a->attention_factor * a->direction;
         }
         for (head = 0; head < a->heads + 2 * a->groups; head++) {
             int h, part = te__rope_part(a, head, &h);

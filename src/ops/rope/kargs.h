@@ -15,9 +15,15 @@ typedef struct te__rope_view {
 /* One tensor of heads (te_rope: `packed` is x and `q` is y) or a packed projection on one side, q, k and v on the other. */
 typedef struct te__rope_kargs {
     te__rope_view packed, q, k, v;
-    const int *start;        /* [batch], may be NULL */
+    const int *start;        /* [batch], or with `cu` [sequences]; may be NULL */
+    const int *cu;           /* [sequences + 1], or NULL: tokens of sequences behind each other, in one batch */
+    const void *positions;   /* i32 or i64, of each token; NULL: a token's place */
+    int positions_dt;        /* te_dtype */
+    int positions_step;      /* from one sequence to the next; 0: they have the same ones */
     long long offset;        /* added to every position */
-    float position_scale;
+    float position_scale, attention_factor; /* of cosine and sine */
+    int cp_size, cp_rank;    /* cp_size 1: whole sequences */
+    int sequences;           /* with `cu` */
     int batch, seq, batch_first; /* tokens are numbered in the order of memory */
     int heads, groups;       /* groups: heads of k and of v; 0: there is only q */
     int grouped;             /* packed heads come as groups of (heads / groups of q, k, v), else all q, all k, all v */
@@ -27,7 +33,26 @@ typedef struct te__rope_kargs {
     float direction;         /* 1, or -1 for the transposed rotation */
     int tokens;              /* of a block */
     int vector;              /* everything allows eight channels at a time */
-    float inv_freq[TE__ROPE_MAX_HALF]; /* base^(-2i / rotary_dim) */
+    float inv_freq[TE__ROPE_MAX_HALF];
 } te__rope_kargs;
+
+/* The place in its whole sequence of token t of the `length` that a rank has: the rank's two of 2 cp_size chunks, one behind the other. */
+TE__BOTH long long te__rope_place(const te__rope_kargs *a, long long t, long long length) {
+    const long long half = length / 2;
+    if (a->cp_size == 1) return t;
+    return t < half ? t + a->cp_rank * half : (2 * a->cp_size - 1 - a->cp_rank) * half + t - half;
+}
+/* The position of token t of sequence b. */
+TE__BOTH long long te__rope_position(const te__rope_kargs *a, int t, int b) {
+    const long long at = a->positions_step * (long long)b + t;
+    long long place = t, length = a->seq;
+    if (a->cu) {
+        b = te__sequence_of(a->cu, a->sequences, (long long)t * a->cp_size);
+        place -= a->cu[b] / a->cp_size;
+        length = (a->cu[b + 1] - a->cu[b]) / a->cp_size;
+    }
+    place = !a->positions ? te__rope_place(a, place, length) : a->positions_dt == TE_I64 ? ((const long long *)a->positions)[at] : ((const int *)a->positions)[at];
+    return place + a->offset + (a->start ? a->start[b] : 0);
+}
 
 #endif

@@ -4,37 +4,56 @@
 /* With a token's place and its sequence's start, positions stay far from the end of 64 bits. */
 #define TE__ROPE_MAX_OFFSET ((int64_t)1 << 53)
 
-/* The fields that te_op_rope_args and the two te_op_qkv_rope_args share. */
-static te_result te__rope_check_angles(te_ctx *te, const char *op, te_qkv_format format, int64_t b, int64_t d, float *base, int *rotary_dim,
-                                       float *position_scale, const te_llama3_scaling *llama3, int64_t offset, const te_tensor *start) {
-    te_result r = te__want_format(te, op, format);
-    if (r != TE_OK) return r;
-    if (*base == 0.0f) *base = 10000.0f;
-    if (*position_scale == 0.0f) *position_scale = 1.0f;
-    if (*rotary_dim == 0) *rotary_dim = (int)te__min(d, INT_MAX);
-    if (!(*base > 0.0f)) return te__fail(te, TE_ERR_INVALID, "%s: base is %g; it must be positive", op, (double)*base);
-    if (*rotary_dim < 0 || *rotary_dim > d || *rotary_dim % 2 != 0)
-        return te__fail(te, TE_ERR_SHAPE, "%s: %d of %lld channels are to be rotated; an even number of those that there are is possible", op, *rotary_dim,
+/* Angles of b sequences of s tokens, or, packed, of s tokens of b sequences, with heads of d channels. Fills defaults. */
+static te_result te__rope_check_angles(te_ctx *te, const char *op, te_rope_angles *a, bool packed, int64_t s, int64_t b, int64_t d) {
+    const int64_t positions = a->positions ? te__numel(a->positions) : 0;
+    if (a->base == 0.0f) a->base = 10000.0f;
+    if (a->position_scale == 0.0f) a->position_scale = 1.0f;
+    if (a->attention_factor == 0.0f) a->attention_factor = 1.0f;
+    if (a->rotary_dim == 0) a->rotary_dim = (int)te__min(d, INT_MAX);
+    if (a->cp_size == 0) a->cp_size = 1;
+    if (!(a->base > 0.0f)) return te__fail(te, TE_ERR_INVALID, "%s: base is %g; it must be positive", op, (double)a->base);
+    if (a->rotary_dim < 0 || a->rotary_dim > d || a->rotary_dim % 2 != 0)
+        return te__fail(te, TE_ERR_SHAPE, "%s: %d of %lld channels are to be rotated; an even number of those that there are is possible", op, a->rotary_dim,
                         (long long)d);
-    if (*rotary_dim > 2 * TE__ROPE_MAX_HALF)
-        return te__fail(te, TE_ERR_UNSUPPORTED, "%s: %d channels are to be rotated; at most %d are possible", op, *rotary_dim, 2 * TE__ROPE_MAX_HALF);
-    if (offset > TE__ROPE_MAX_OFFSET || offset < -TE__ROPE_MAX_OFFSET)
-        return te__fail(te, TE_ERR_INVALID, "%s: position_offset is %lld; 2^53 at most is possible, either way", op, (long long)offset);
-    if (llama3->factor != 0.0f && !(llama3->factor > 0.0f && llama3->low_freq_factor > 0.0f && llama3->high_freq_factor > llama3->low_freq_factor &&
-                                    llama3->original_max_position_embeddings > 0))
-        return te__fail(te, TE_ERR_INVALID, "%s: llama3.factor %g, low_freq_factor %g, high_freq_factor %g, original_max_position_embeddings %lld; all must be positive, and the "
-                        "second factor of frequencies larger than the first", op, (double)llama3->factor, (double)llama3->low_freq_factor,
-                        (double)llama3->high_freq_factor, (long long)llama3->original_max_position_embeddings);
-    return te__want_numel(te, op, "start_positions", start, b);
+    if (a->rotary_dim > 2 * TE__ROPE_MAX_HALF)
+        return te__fail(te, TE_ERR_UNSUPPORTED, "%s: %d channels are to be rotated; at most %d are possible", op, a->rotary_dim, 2 * TE__ROPE_MAX_HALF);
+    if (a->position_offset > TE__ROPE_MAX_OFFSET || a->position_offset < -TE__ROPE_MAX_OFFSET)
+        return te__fail(te, TE_ERR_INVALID, "%s: position_offset is %lld; 2^53 at most is possible, either way", op, (long long)a->position_offset);
+    if (a->cp_size < 1 || a->cp_rank < 0 || a->cp_rank >= a->cp_size)
+        return te__fail(te, TE_ERR_INVALID, "%s: cp_rank is %d and cp_size %d; ranks are 0 to cp_size - 1", op, a->cp_rank, a->cp_size);
+    if (a->cp_size > 1 && a->positions)
+        return te__fail(te, TE_ERR_INVALID, "%s: positions are given, and cp_size is %d; with positions a rank needs no cp_size: leave it 0", op, a->cp_size);
+    if (a->cp_size > 1 && !packed && s % 2 != 0)
+        return te__fail(te, TE_ERR_SHAPE, "%s: the sequence has %lld tokens and cp_size is %d; a rank has two chunks of the same length, so an even number is needed", op,
+                        (long long)s, a->cp_size);
+    if (a->positions && positions != s && (packed || positions != s * b))
+        return te__fail(te, TE_ERR_SHAPE, packed ? "%s: positions has %lld elements; one for each of %lld tokens is needed" : "%s: positions has %lld elements; [%lld], or as many for each of %lld sequences, is needed",
+                        op, (long long)positions, (long long)s, (long long)b);
+    return te__want_numel(te, op, "start_positions", a->start_positions, b);
 }
 
+static te_result te__rope_want_heads(te_ctx *te, const char *name, const te_tensor *x, bool packed) {
+    char text[TE__SHAPE_TEXT];
+    if (!packed) return te__want_heads(te, "rope", name, x);
+    if (x->ndim != 3) return te__fail(te, TE_ERR_SHAPE, "rope: %s is %s; [tokens, heads, d] is needed with TE_THD", name, te__shape_text(x, text));
+    return te__want_channels(te, "rope", name, x);
+}
 static te_result te__check_rope(te_ctx *te, te_op_rope_args *a) {
-    te_result r = te__want_heads(te, "rope", "x", a->x);
-    if (r == TE_OK) r = te__want_heads(te, "rope", "y", a->y);
+    const bool packed = a->format == TE_THD;
+    te_result r = te__rope_want_heads(te, "x", a->x, packed);
+    if (r == TE_OK) r = te__rope_want_heads(te, "y", a->y, packed);
     if (r == TE_OK) r = te__want_same(te, "rope", "x", a->x, "y", a->y);
+    if (r == TE_OK && packed != (a->cu_seqlens != NULL))
+        r = te__fail(te, TE_ERR_INVALID, "rope: format is %d and cu_seqlens %s; sequences in one tensor (TE_THD, 2) have their starts there, and other formats none", (int)a->format,
+                     a->cu_seqlens ? "given" : "NULL");
+    if (r == TE_OK && packed && te__numel(a->cu_seqlens) < 2 && te__numel(a->x) > 0)
+        r = te__fail(te, TE_ERR_SHAPE, "rope: cu_seqlens has %lld elements; [b + 1] is needed, and x has %lld tokens of at least one sequence", (long long)te__numel(a->cu_seqlens),
+                     (long long)a->x->shape[0]);
+    if (r == TE_OK && !packed) r = te__want_format(te, "rope", a->format);
     if (r != TE_OK) return r;
-    return te__rope_check_angles(te, "rope", a->format, a->x->shape[a->format == TE_BSHD ? 0 : 1], a->x->shape[3], &a->base, &a->rotary_dim,
-                                 &a->position_scale, &a->llama3, a->position_offset, a->start_positions);
+    return te__rope_check_angles(te, "rope", &a->angles, packed, a->x->shape[a->format == TE_BSHD ? 1 : 0],
+                                 packed ? te__numel(a->cu_seqlens) - 1 : a->x->shape[a->format == TE_BSHD ? 0 : 1], a->x->shape[a->x->ndim - 1]);
 }
 
 /* The two argument structs differ in const alone. */
@@ -50,13 +69,7 @@ static te_op_qkv_rope_args te__qkv_rope_forward_of(const te_op_qkv_rope_bwd_args
     f.head_dim = a->head_dim;
     f.interleaved_groups = a->interleaved_groups;
     f.no_rope = a->no_rope;
-    f.base = a->base;
-    f.rotary_dim = a->rotary_dim;
-    f.interleaved = a->interleaved;
-    f.position_scale = a->position_scale;
-    f.llama3 = a->llama3;
-    f.position_offset = a->position_offset;
-    f.start_positions = a->start_positions;
+    f.angles = a->angles;
     return f;
 }
 
@@ -86,8 +99,8 @@ static te_result te__qkv_rope_check(te_ctx *te, const char *op, te_op_qkv_rope_a
     r = te__want_matrix(te, op, "qkv", a->qkv, shape[0] * shape[1], ((int64_t)a->num_heads + 2 * (int64_t)a->num_groups) * a->head_dim, "q", a->q);
     if (r != TE_OK) return r;
     if (a->no_rope) return TE_OK;
-    return te__rope_check_angles(te, op, a->format, shape[1 - seq], a->head_dim, &a->base, &a->rotary_dim, &a->position_scale,
-                                 &a->llama3, a->position_offset, a->start_positions);
+    r = te__want_format(te, op, a->format);
+    return r == TE_OK ? te__rope_check_angles(te, op, &a->angles, false, shape[seq], shape[1 - seq], a->head_dim) : r;
 }
 
 static te_result te__check_qkv_rope(te_ctx *te, te_op_qkv_rope_args *a) {
@@ -98,9 +111,7 @@ static te_result te__check_qkv_rope_bwd(te_ctx *te, te_op_qkv_rope_bwd_args *a) 
     te_op_qkv_rope_args f = te__qkv_rope_forward_of(a);
     te_result r = te__qkv_rope_check(te, "qkv_rope_bwd", &f);
     if (r != TE_OK) return r;
-    a->base = f.base;
-    a->rotary_dim = f.rotary_dim;
-    a->position_scale = f.position_scale;
+    a->angles = f.angles;
     return TE_OK;
 }
 
@@ -110,42 +121,43 @@ static te__rope_view te__rope_view_of(const te_tensor *x, te_qkv_format format) 
     te__rope_view v = TE_ZERO;
     v.p = te__data(x);
     v.s = x->stride[format == TE_BSHD ? 1 : 0];
-    v.b = x->stride[format == TE_BSHD ? 0 : 1];
-    v.h = x->stride[2];
+    v.b = format == TE_THD ? 0 : x->stride[format == TE_BSHD ? 0 : 1];
+    v.h = x->stride[x->ndim - 2];
     v.dt = (int)x->dtype;
     return v;
 }
 
-/* Angle from one position to the next of a pair of channels whose frequency is f. */
-static double te__rope_llama3(const te_llama3_scaling *s, double f) {
-    const double turns = (double)s->original_max_position_embeddings * f / (2 * 3.14159265358979323846); /* within the original length */
-    double share;
-    if (s->factor == 0.0f || turns > (double)s->high_freq_factor) return f;
-    if (turns < (double)s->low_freq_factor) return f / (double)s->factor;
-    share = (turns - (double)s->low_freq_factor) / (double)(s->high_freq_factor - s->low_freq_factor);
-    return (1 - share) * f / (double)s->factor + share * f;
-}
-
-/* Sizes from x, a tensor of heads; angles from the rest. */
-static void te__rope_describe(te__rope_kargs *k, const te_tensor *x, te_qkv_format format, float base, int rotary_dim, bool interleaved,
-                              float position_scale, const te_llama3_scaling *llama3, int64_t position_offset, const te_tensor *start) {
+/* Sizes from x, a tensor of heads; angles from the rest; NULL: no rotation. */
+static void te__rope_describe(te__rope_kargs *k, const te_tensor *x, te_qkv_format format, const te_rope_angles *a) {
     int i;
     k->batch_first = format == TE_BSHD;
     k->seq = (int)x->shape[k->batch_first ? 1 : 0];
-    k->batch = (int)x->shape[k->batch_first ? 0 : 1];
-    k->heads = (int)x->shape[2];
-    k->d = (int)x->shape[3];
-    k->half = rotary_dim / 2;
-    k->interleaved = interleaved;
-    k->position_scale = position_scale;
-    k->offset = position_offset;
-    k->start = (const int *)te__data(start);
-    for (i = 0; i < k->half; i++) k->inv_freq[i] = (float)te__rope_llama3(llama3, pow((double)base, -2.0 * i / rotary_dim));
+    k->batch = format == TE_THD ? 1 : (int)x->shape[k->batch_first ? 0 : 1];
+    k->heads = (int)x->shape[x->ndim - 2];
+    k->d = (int)x->shape[x->ndim - 1];
+    k->cp_size = 1;
+    if (!a) return;
+    k->half = a->rotary_dim / 2;
+    k->interleaved = a->interleaved;
+    k->position_scale = a->position_scale;
+    k->attention_factor = a->attention_factor;
+    k->offset = a->position_offset;
+    k->start = (const int *)te__data(a->start_positions);
+    k->positions = te__data(a->positions);
+    if (a->positions) k->positions_dt = (int)a->positions->dtype;
+    k->positions_step = a->positions && te__numel(a->positions) > k->seq ? k->seq : 0;
+    k->cp_size = a->cp_size;
+    k->cp_rank = a->cp_rank;
+    for (i = 0; i < k->half; i++) k->inv_freq[i] = a->inv_freq ? a->inv_freq[i] : (float)pow((double)a->base, -2.0 * i / a->rotary_dim);
 }
 
 static void te__rope_problem(te__rope_kargs *k, const te_op_rope_args *a) {
     memset(k, 0, sizeof(*k));
-    te__rope_describe(k, a->x, a->format, a->base, a->rotary_dim, a->interleaved, a->position_scale, &a->llama3, a->position_offset, a->start_positions);
+    te__rope_describe(k, a->x, a->format, &a->angles);
+    if (a->cu_seqlens) {
+        k->cu = (const int *)te__data(a->cu_seqlens);
+        k->sequences = (int)te__numel(a->cu_seqlens) - 1;
+    }
     k->packed = te__rope_view_of(a->x, a->format);
     k->q = te__rope_view_of(a->y, a->format);
     k->direction = a->backward ? -1.0f : 1.0f;
@@ -153,8 +165,7 @@ static void te__rope_problem(te__rope_kargs *k, const te_op_rope_args *a) {
 
 static void te__qkv_rope_problem(te__rope_kargs *k, const te_op_qkv_rope_args *a, bool backward) {
     memset(k, 0, sizeof(*k));
-    te__rope_describe(k, a->q, a->format, a->base, a->no_rope ? 0 : a->rotary_dim, a->interleaved, a->position_scale,
-                      &a->llama3, a->position_offset, a->start_positions);
+    te__rope_describe(k, a->q, a->format, a->no_rope ? NULL : &a->angles);
     k->groups = a->num_groups;
     k->grouped = a->interleaved_groups;
     k->packed.p = te__data(a->qkv);

@@ -2,7 +2,7 @@
 //
 //   pair i of a head at position t:  (x, y) -> (x cos - y sin, y cos + x sin),  angle = (float(t) * position_scale) * inv_freq[i]
 //
-// The angle is two f32 products, as on the CPU, and inv_freq comes from the host: both compute the cosine of the same number, whatever
+// The angle is two f32 products, as on the CPU (with attention_factor a third, of cosine and sine), and inv_freq comes from the host: both compute the cosine of the same number, whatever
 // the position. A block computes the angles of its `tokens` tokens once, into shared memory, and then loops over all their heads. A unit of
 // work is W pairs (x at channel i, y at channel half + i; or, interleaved, 2 W neighbours) or W channels that are not rotated; W is 8, in
 // vectors, or 1.
@@ -17,6 +17,7 @@
 // te:row X_DT=2 X_VECTOR=1
 // te:row X_DT=3 X_VECTOR=1
 #include "device/vector.cuh"
+#include "base/sequences.h"
 #include "ops/rope/kargs.h"
 
 #ifdef X_DT
@@ -163,10 +164,10 @@ template <int W> TE_DEV void te_rope_units(const te__rope_kargs &a, float2 *tabl
         const int token = i / a.half, pair = i - token * a.half;
         int t, b;
         tokens.locate(token, t, b);
-        const float position = (float)(t + a.offset + (a.start ? a.start[b] : 0)) * a.position_scale;
+        const float position = (float)te__rope_position(&a, t, b) * a.position_scale;
         float s, c;
         sincosf(__fmul_rn(position, a.inv_freq[pair]), &s, &c);
-        table[token * a.half + pair % W * (a.half / W) + pair / W] = make_float2(c, s * a.direction); // neighbouring lanes read adjacent words
+        table[token * a.half + pair % W * (a.half / W) + pair / W] = make_float2(c * a.attention_factor, s * a.attention_factor * a.direction); // neighbouring lanes read adjacent words
     }
     __syncthreads();
     for (; at < all; at += 2 * TE__ROPE_THREADS) { // one is rotated while the other, and the next one, are in flight

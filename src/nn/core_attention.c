@@ -1,0 +1,303 @@
+/* nn/core_attention.c: DotProductAttention: the options of the module and of its call become those of te_attention. Knows functions and the module tree; must not know
+ * MultiheadAttention. */
+
+typedef struct te__dpa_module {
+    te_attention_options options; /* with defaults */
+    te__scaling *scaling;         /* of FP8 attention */
+    te_tensor *slopes;            /* ALiBi's of this rank's heads (retained), where ranks share them; NULL until a call needs them */
+} te__dpa_module;
+
+/* Ranks share the heads of attention, whole groups of them. */
+static bool te__heads_shared(te_module *m, const te_parallel_options *o, te_parallel_mode mode, const te_attention_options *a) {
+    return te__parallel_open(m, o, mode) && te__divides(m, "num_attention_heads", a->num_attention_heads) && te__divides(m, "num_gqa_groups", a->num_gqa_groups);
+}
+
+/* ---- queries, keys and values ---- */
+
+/* Part `i` of n in x, packed [.., n, heads, d] (dim -3) or [.., heads, n, d] (-2). */
+static te_tensor *te__packed_part(te_tensor *x, int n, int dim, int i) {
+    const int last = x->ndim - 1;
+    int64_t shape[TE_MAX_DIMS];
+    memcpy(shape, x->shape, sizeof(shape));
+    shape[last - 2] = dim == -3 ? x->shape[last - 2] * x->shape[last - 1] : x->shape[last - 2];
+    shape[last - 1] = dim == -3 ? x->shape[last] : x->shape[last - 1] * x->shape[last];
+    x = te_tensor_view(te_tensor_contiguous(x), last, shape);
+    dim = dim == -3 ? last - 2 : last - 1;
+    return x ? te_tensor_narrow(x, dim, i * (x->shape[dim] / n), x->shape[dim] / n) : NULL;
+}
+static bool te__packed_fits(te_ctx *te, const char *name, const te_tensor *x, int ndim, int n, int dim) {
+    char text[TE__SHAPE_TEXT];
+    if (x->ndim == ndim + 1 && x->shape[x->ndim + dim] == n) return true;
+    te__fail(te, TE_ERR_SHAPE, "DotProductAttention: %s is %s and qkv_interleave_dim %d; %s of %d dimensions is needed", name, te__shape_text(x, text), dim,
+             dim == -3 ? n == 3 ? "[.., 3, H, d]" : "[.., 2, G, d]" : n == 3 ? "[.., H, 3, d]" : "[.., G, 2, d]", ndim + 1);
+    return false;
+}
+/* The three of a call, each a tensor or part of a packed one. */
+static te_result te__dpa_parts(te_module *m, const te_forward_args *args, te_tensor *part[3]) {
+    const te_attention_options *o = &((const te__dpa_module *)m->state)->options;
+    const te_attention_call *c = &args->attention;
+    const int ndim = o->qkv_format == TE_THD ? 3 : 4, dim = c->qkv_interleave_dim ? c->qkv_interleave_dim : -3;
+    int i;
+    part[0] = args->input;
+    part[1] = args->key;
+    part[2] = args->value;
+    if ((dim != -3 && dim != -2) || (c->qkv_interleave_dim && !c->qkv_layer && !c->kv_layer))
+        return te__fail(m->te, TE_ERR_INVALID, "DotProductAttention: qkv_interleave_dim %d%s; -3 and -2 are possible, with qkv_layer or kv_layer", dim,
+                        c->qkv_layer || c->kv_layer ? "" : " without a packed tensor");
+    if ((c->qkv_layer && (args->input || args->key || args->value || c->kv_layer)) || (c->kv_layer && (args->key || args->value)))
+        return te__fail(m->te, TE_ERR_INVALID, "DotProductAttention: %s is given, and %s too; it stands in the place of both", c->qkv_layer ? "qkv_layer" : "kv_layer",
+                        c->qkv_layer ? args->input ? "input" : c->kv_layer ? "kv_layer" : "key or value" : "key or value");
+    if (c->qkv_layer && !te__packed_fits(m->te, "qkv_layer", c->qkv_layer, ndim, 3, dim)) return TE_ERR_SHAPE;
+    if (c->kv_layer && !te__packed_fits(m->te, "kv_layer", c->kv_layer, ndim, 2, dim)) return TE_ERR_SHAPE;
+    for (i = 0; i < 3; i++) {
+        if (c->qkv_layer) part[i] = te__packed_part(c->qkv_layer, 3, dim, i);
+        if (c->kv_layer && i > 0) part[i] = te__packed_part(c->kv_layer, 2, dim, i - 1);
+    }
+    if (part[0] && part[1] && part[2]) return TE_OK;
+    if (te_error_code(m->te) != TE_OK) return te_error_code(m->te);
+    return te__fail(m->te, TE_ERR_INVALID, "DotProductAttention: key and value are needed beside the input (the query)");
+}
+static te_result te__dpa_shapes(te_module *m, te_tensor *const part[3]) {
+    const te_attention_options *o = &((const te__dpa_module *)m->state)->options;
+    const long long heads = te__per_rank(m, o->num_attention_heads), groups = te__per_rank(m, o->num_gqa_groups);
+    const char *const rows = o->qkv_format == TE_THD ? "tokens" : ".., ..";
+    const int ndim = o->qkv_format == TE_THD ? 3 : 4;
+    char t[TE__SHAPE_TEXT], u[TE__SHAPE_TEXT];
+    if (part[0]->ndim == ndim && part[0]->shape[ndim - 2] == heads && part[0]->shape[ndim - 1] == o->kv_channels && part[1]->ndim == ndim && part[1]->shape[ndim - 2] == groups) return TE_OK;
+    return te__fail(m->te, TE_ERR_SHAPE, "DotProductAttention: query %s and key %s; [%s, %lld, %lld] and [%s, %lld, %lld] are needed", te__shape_text(part[0], t),
+                    te__shape_text(part[1], u), rows, heads, (long long)o->kv_channels, rows, groups, (long long)o->kv_channels);
+}
+
+/* ---- masks and lengths ---- */
+
+/* The lengths that a padding mask [b, 1, 1, s] leaves, for tokens [s, b, ..] or [b, s, ..]. */
+static te_tensor *te__lengths_of_mask(const char *name, te_tensor *mask, const te_tensor *x, te_qkv_format format) {
+    const int64_t b = x->shape[format == TE_BSHD ? 0 : 1], s = x->shape[format == TE_BSHD ? 1 : 0], n = b + 1;
+    te_op_cu_seqlens_args a = TE_ZERO;
+    te_tensor *cu;
+    char text[TE__SHAPE_TEXT];
+    if (mask->dtype != TE_U8 || mask->ndim < 2 || mask->shape[0] != b || mask->shape[mask->ndim - 1] != s || te__numel(mask) != b * s) {
+        te__fail(x->te, mask->dtype != TE_U8 ? TE_ERR_DTYPE : TE_ERR_SHAPE, "DotProductAttention: %s is %s %s; of %lld sequences of %lld tokens u8 [%lld, 1, 1, %lld] is needed", name,
+                 te_dtype_name(mask->dtype), te__shape_text(mask, text), (long long)b, (long long)s, (long long)b, (long long)s);
+        return NULL;
+    }
+    a.mask = te_tensor_contiguous(mask);
+    a.cu_seqlens = cu = te_tensor_empty(x->te, TE_I32, 1, &n);
+    return a.mask && cu ? te__checked(cu, te_op_cu_seqlens(x->te, &a)) : NULL;
+}
+
+/* cu_seqlens_q and _kv of a padding mask. */
+static te_result te__dpa_lengths(te_module *m, const te_attention_call *c, te_tensor *const part[3], te_attn_extras *x) {
+    const te_attention_options *o = &((const te__dpa_module *)m->state)->options;
+    const te_qkv_format format = o->qkv_format;
+    const bool cross = o->attention_type == TE_ATTENTION_CROSS;
+    const int seq = format == TE_BSHD ? 1 : 0;
+    x->cu_seqlens_q = c->cu_seqlens_q;
+    x->cu_seqlens_kv = c->cu_seqlens_kv ? c->cu_seqlens_kv : cross ? NULL : c->cu_seqlens_q;
+    if (!x->cu_seqlens_q || !x->cu_seqlens_kv) {
+        const char *const missing = !x->cu_seqlens_q && !x->cu_seqlens_kv ? "cu_seqlens_q and cu_seqlens_kv are" : x->cu_seqlens_q ? "cu_seqlens_kv is" : "cu_seqlens_q is";
+        if (format == TE_THD || c->cu_seqlens_q || c->cu_seqlens_kv || !c->attention_mask || (cross && !c->attention_mask_q))
+            return te__fail(m->te, TE_ERR_INVALID, "DotProductAttention: %s NULL under a padding mask; give both%s", missing,
+                            format == TE_THD ? "" : cross ? ", or attention_mask_q and attention_mask, in place of them" : ", or attention_mask in place of them");
+        x->cu_seqlens_kv = te__lengths_of_mask("attention_mask", c->attention_mask, part[1], format);
+        if (c->attention_mask_q) x->cu_seqlens_q = te__lengths_of_mask("attention_mask_q", c->attention_mask_q, part[0], format);
+        else if (part[0]->shape[seq] != part[1]->shape[seq]) x->cu_seqlens_q = te__lengths_of_mask("attention_mask", c->attention_mask, part[0], format);
+        else x->cu_seqlens_q = x->cu_seqlens_kv;
+        if (!x->cu_seqlens_q || !x->cu_seqlens_kv) return te_error_code(m->te);
+    }
+    if (c->pad_between_seqs == TE_ON && !c->cu_seqlens_q_padded)
+        return te__fail(m->te, TE_ERR_INVALID, "DotProductAttention: pad_between_seqs is TE_ON (%d) and cu_seqlens_q_padded NULL; the padding stands between those starts", (int)TE_ON);
+    if (c->pad_between_seqs != TE_OFF) {
+        x->cu_seqlens_q_padded = c->cu_seqlens_q_padded;
+        x->cu_seqlens_kv_padded = c->cu_seqlens_kv_padded ? c->cu_seqlens_kv_padded : cross ? NULL : c->cu_seqlens_q_padded;
+    }
+    x->max_seqlen_q = c->max_seqlen_q;
+    x->max_seqlen_kv = c->max_seqlen_kv ? c->max_seqlen_kv : cross || c->cu_seqlens_kv ? 0 : c->max_seqlen_q;
+    return TE_OK;
+}
+
+/* The window of a call, by TransformerEngine's rules (see te_attention_options). */
+static te_result te__dpa_window(te_module *m, te_window w, te_attn_mask mask, te_window *out) {
+    const bool causal = te__attn_is_causal(mask);
+    *out = w;
+    if (!w.on) return TE_OK;
+    if (w.left < -1 || w.right < -1 || (causal ? w.left == -1 && w.right > 0 : (w.left == -1) != (w.right == -1) && !(w.left == -1 && w.right == 0)))
+        return te__fail(m->te, TE_ERR_INVALID, "DotProductAttention: window (%lld, %lld) with attn_mask_type %d; under causal masks (left, 0) is possible, under others both are numbers of "
+                        "keys or both -1, for no bound", (long long)w.left, (long long)w.right, (int)mask);
+    if (causal) out->right = 0;
+    else if (w.left == -1) out->right = -1;
+    return TE_OK;
+}
+
+/* Under a cache all lengths are known, so every mask is one of padding. */
+static te_attn_mask te__cached_mask(te_attn_mask mask) {
+    if (mask == TE_MASK_NONE) return TE_MASK_PADDING;
+    return te__attn_is_causal(mask) ? TE_MASK_PADDING_CAUSAL_BOTTOM_RIGHT : mask;
+}
+
+/* ---- the call ---- */
+
+/* Slopes of this rank's heads: te_attention's own are those of as many heads as it sees. */
+static te_tensor *te__dpa_slopes(te_module *m) {
+    te__dpa_module *s = (te__dpa_module *)m->state;
+    const int heads = s->options.num_attention_heads, first = te_group_rank(m->parallel.group) * (int)te__per_rank(m, heads);
+    const int64_t n = te__per_rank(m, heads);
+    const size_t bytes = (size_t)n * sizeof(float);
+    float *slopes;
+    int64_t h;
+    if (s->slopes) return s->slopes;
+    slopes = (float *)te__alloc(m->te, bytes);
+    if (!slopes) return NULL;
+    for (h = 0; h < n; h++) slopes[h] = te__attn_slope(heads, first + (int)h);
+    te__frame_begin(m->te);
+    s->slopes = te_tensor_retain(te_tensor_from_host(m->te, TE_F32, 1, &n, slopes));
+    te__frame_end(m->te, NULL, 0);
+    te__free(m->te, slopes, bytes);
+    return s->slopes;
+}
+
+/* *a: the options of te_attention. Keys and values go through the cache, if there is one. */
+static te_result te__dpa_call(te_module *m, const te_attention_call *c, te_tensor *part[3], te_attention_desc *a) {
+    const te_attention_options *o = &((const te__dpa_module *)m->state)->options;
+    te_attn_extras *x = &a->extras;
+    te_inference_step step;
+    te_result result;
+    a->format = o->qkv_format;
+    a->mask = c->attn_mask_type ? c->attn_mask_type : o->attn_mask_type;
+    if ((int)a->mask < 0 || a->mask > TE_MASK_ARBITRARY)
+        return te__fail(m->te, TE_ERR_INVALID, "DotProductAttention: attn_mask_type %d; TE_MASK_NONE (1) to TE_MASK_ARBITRARY (7) are possible", (int)a->mask);
+    if (!te__attn_pads(a->mask) && a->format == TE_THD && !c->inference_params)
+        return te__fail(m->te, TE_ERR_INVALID, "DotProductAttention: attn_mask_type %d with qkv_format TE_THD; packed sequences need a mask with padding (%d to %d)", (int)a->mask,
+                        (int)TE_MASK_PADDING, (int)TE_MASK_PADDING_CAUSAL_BOTTOM_RIGHT);
+    if (c->inference_params) a->mask = te__cached_mask(a->mask);
+    if (c->inference_params && !te__attn_pads(a->mask))
+        return te__fail(m->te, TE_ERR_INVALID, "DotProductAttention: inference_params with attn_mask_type %d (TE_MASK_ARBITRARY); a cache takes the masks before it (1 to 6)", (int)a->mask);
+    if (!te__attn_pads(a->mask) && (c->cu_seqlens_q || c->cu_seqlens_kv || c->cu_seqlens_q_padded || c->cu_seqlens_kv_padded))
+        return te__fail(m->te, TE_ERR_INVALID, "DotProductAttention: cu_seqlens with attn_mask_type %d; lengths belong to masks with padding (%d to %d)", (int)a->mask, (int)TE_MASK_PADDING,
+                        (int)TE_MASK_PADDING_CAUSAL_BOTTOM_RIGHT);
+    if (a->mask == TE_MASK_ARBITRARY && !c->attention_mask)
+        return te__fail(m->te, TE_ERR_INVALID, "DotProductAttention: attention_mask is NULL with attn_mask_type %d (TE_MASK_ARBITRARY), which is that tensor", (int)TE_MASK_ARBITRARY);
+    result = te__dpa_window(m, c->window.on ? c->window : o->window, a->mask, &a->window);
+    if (result != TE_OK) return result;
+    if (c->inference_params) {
+        result = te_inference_params_step(c->inference_params, m, part[1], part[2], a->format, &step);
+        if (result != TE_OK) return result;
+        *x = step.extras;
+        part[1] = step.k;
+        part[2] = step.v;
+    } else if (te__attn_pads(a->mask)) {
+        result = te__dpa_lengths(m, c, part, x);
+        if (result != TE_OK) return result;
+    } else if (a->mask == TE_MASK_ARBITRARY)
+        x->attention_mask = c->attention_mask;
+    x->bottom_right_diagonal = c->bottom_right_diagonal ? c->bottom_right_diagonal : o->bottom_right_diagonal;
+    x->core_attention_bias_type = c->core_attention_bias_type;
+    x->core_attention_bias = c->core_attention_bias;
+    x->alibi_slopes = c->alibi_slopes;
+    if (x->core_attention_bias_type == TE_ATTN_BIAS_ALIBI && !x->alibi_slopes && m->parallel.size > 1) {
+        if (te__parallel_ready(m) != TE_OK) return te_error_code(m->te);
+        x->alibi_slopes = te__dpa_slopes(m);
+        if (!x->alibi_slopes) return te_error_code(m->te);
+    }
+    x->softmax_type = o->softmax_type;
+    if (c->score_mod) x->score_mod = *c->score_mod;
+    if (o->softmax_type == TE_SOFTMAX_LEARNABLE) x->softmax_offset = te_module_parameter(m, "softmax_offset");
+    a->softmax_scale = o->softmax_scale;
+    a->dropout_p = te_module_is_training(m) ? o->attention_dropout : 0.0f;
+    return TE_OK;
+}
+
+static te_result te__dpa_forward(te_module *m, te_forward_args *args) {
+    const te_attention_options *o = &((const te__dpa_module *)m->state)->options;
+    te_attention_desc a = TE_ZERO;
+    te_tensor *part[3], *y;
+    te_result result;
+    if (args->attention.checkpoint_core_attention && !m->checkpoint && te_grad_enabled(m->te)) {
+        te_forward_args call = *args;
+        call.attention.checkpoint_core_attention = false;
+        result = te__module_run_checkpointed(m, &call);
+        args->outputs = call.outputs;
+        return result;
+    }
+    result = te__dpa_parts(m, args, part);
+    if (result == TE_OK) result = te__dpa_shapes(m, part);
+    if (result == TE_OK) result = te__dpa_call(m, &args->attention, part, &a);
+    if (result != TE_OK) return result;
+    if (o->return_max_logit) {
+        const int64_t heads = te__per_rank(m, o->num_attention_heads);
+        args->outputs.max_logit = a.max_logit = te_tensor_empty(m->te, TE_F32, 1, &heads);
+        if (!a.max_logit) return te_error_code(m->te);
+    }
+    if (te__fork_begin(m) != TE_OK) return te_error_code(m->te);
+    y = te__core_attention(m, ((const te__dpa_module *)m->state)->scaling, part[0], part[1], part[2], &a, args->fp8_output);
+    te__fork_end(m);
+    return te__output(m, args, y);
+}
+static void te__dpa_destroy(te_module *m) {
+    te__dpa_module *s = (te__dpa_module *)m->state;
+    te_tensor_release(s->slopes);
+    te__scaling_leave(s->scaling);
+}
+static te_result te__dpa_reset(te_module *m) {
+    te_tensor *offset = te_module_parameter(m, "softmax_offset");
+    return offset ? te_tensor_fill(offset, 0.0) : TE_OK;
+}
+static const te_module_class te__dpa_class = {"DotProductAttention", sizeof(te__dpa_module), te__dpa_forward, te__dpa_destroy, te__dpa_reset};
+
+/* Choices of the attention core; false with the error recorded. */
+static bool te__dpa_choices_ok(te_ctx *te, const te_attention_options *o) {
+    const char *const who = "te_dot_product_attention_create";
+    if (o->num_attention_heads < 1 || o->num_gqa_groups < 1 || o->num_attention_heads % o->num_gqa_groups || o->kv_channels < 1) {
+        te__fail(te, TE_ERR_INVALID, "%s: %d heads of %lld channels in %d groups; the groups must divide the heads", who, o->num_attention_heads,
+                 (long long)o->kv_channels, o->num_gqa_groups);
+        return false;
+    }
+    if ((int)o->attn_mask_type < 0 || o->attn_mask_type > TE_MASK_ARBITRARY || (int)o->qkv_format < 0 || o->qkv_format > TE_THD) {
+        te__fail(te, TE_ERR_INVALID, "%s: attention.attn_mask_type %d, attention.qkv_format %d; masks up to TE_MASK_ARBITRARY (7), TE_SBHD (0) to TE_THD (2) are possible", who,
+                 (int)o->attn_mask_type, (int)o->qkv_format);
+        return false;
+    }
+    if ((int)o->softmax_type < 0 || o->softmax_type > TE_SOFTMAX_LEARNABLE || (int)o->bottom_right_diagonal < 0 || o->bottom_right_diagonal > TE_OFF) {
+        te__fail(te, TE_ERR_INVALID, "%s: attention.softmax_type %d, attention.bottom_right_diagonal %d; softmax types up to TE_SOFTMAX_LEARNABLE (2), and TE_DEFAULT (0) to TE_OFF (2), are "
+                 "possible", who, (int)o->softmax_type, (int)o->bottom_right_diagonal);
+        return false;
+    }
+    if (!(o->attention_dropout >= 0.0f && o->attention_dropout <= 1.0f)) {
+        te__fail(te, TE_ERR_INVALID, "%s: attention.attention_dropout %g; it is a probability, 0 to 1", who, (double)o->attention_dropout);
+        return false;
+    }
+    return true;
+}
+
+TE_API te_module *te_dot_product_attention_create(te_ctx *te, const te_dot_product_attention_desc *desc) {
+    te_module *m;
+    te_attention_options o;
+    if (!te || !te__has_desc(te, desc, "te_dot_product_attention_create") || !te__options_ok(te, "te_dot_product_attention_create", TE__DESC_DPA, desc)) return NULL;
+    o = desc->attention;
+    if (!o.num_gqa_groups) o.num_gqa_groups = o.num_attention_heads;
+    if (!te__dpa_choices_ok(te, &o)) return NULL;
+    m = te_module_create(te, &te__dpa_class, desc->name ? desc->name : "core_attention");
+    if (!m) return NULL;
+    m->takes_packed = true;
+    if (!o.attn_mask_type) o.attn_mask_type = TE_MASK_CAUSAL;
+    ((te__dpa_module *)m->state)->options = o;
+    ((te__dpa_module *)m->state)->scaling = te__scaling_create(te, m, TE__ATTENTION_GEMMS);
+    m->has_fp8_output = true;
+    m->checkpoint = o.checkpoint_core_attention;
+    if (te__heads_shared(m, &desc->parallel, TE_PARALLEL_COLUMN, &o) && o.softmax_type == TE_SOFTMAX_LEARNABLE)
+        te__add_weight(m, "softmax_offset", TE_F32, te__per_rank(m, o.num_attention_heads), 0);
+    te__rng_open(m, o.rng_tracker_name);
+    return te__module_built(m);
+}
+
+/* ---- caches ---- */
+
+static bool te__cache_module(void *user, te_module *m) {
+    return m->cls != &te__dpa_class || te__cached_layer_of((te_inference_params *)user, m) != NULL;
+}
+TE_API te_result te_inference_params_allocate_memory(te_inference_params *c, te_module *m) {
+    if (!c || !m) return TE_ERR_STATE;
+    if (c->te != m->te) return te__fail(c->te, TE_ERR_INVALID, "te_inference_params_allocate_memory: the module is of another context than the cache; make both in one");
+    te_module_visit(m, te__cache_module, c);
+    return te_error_code(c->te);
+}

@@ -1,0 +1,381 @@
+/* nn/inference.c: keys and values of earlier calls: which sequences there are, the pages that each has, and each layer's memory. Knows functions and the module tree; must not know
+ * what any class computes.
+ *
+ * A cache without pages is one whose pages hold whole sequences: there is one way to find a key. Lists that a step replaces are kept twice, so that a step that is refused changes
+ * nothing. All numbers that kernels read lie in one tensor, at places that no step moves: a graph that was captured with as many sequences, or more, finds those of its step. */
+
+typedef struct te__cached_sequence {
+    int64_t id, before, length; /* tokens before the step, and with it */
+    int64_t num_pages;
+} te__cached_sequence;
+typedef struct te__cached_state {
+    te__cached_sequence *sequences; /* [max_batch_size], in the order of the step */
+    int32_t *pages;                 /* [max_batch_size, pages_of_each] of each */
+    int32_t *free;                  /* [num_pages]: those that no sequence has, the first to take first */
+    int64_t num_sequences, num_free;
+} te__cached_state;
+typedef struct te__cached_layer {
+    te_module *module; /* held: no other one takes its address */
+    te_tensor *k, *v;  /* [pages, page_size, heads, d] */
+} te__cached_layer;
+
+struct te_inference_params {
+    te_ctx *te;
+    te_inference_params_desc desc; /* with defaults */
+    int64_t num_pages, page_size, pages_of_each;
+    te__cached_state now, next;    /* next: where a step is prepared */
+    int64_t longest, tokens;       /* of the step: the most tokens of a sequence, and of all */
+    int32_t *numbers;              /* what `device` gets */
+    te_tensor *device;             /* i32: cu_seqlens_q, cu_seqlens_kv, start_positions, page_table */
+    te__cached_layer *layers;
+    int num_layers, cap_layers;
+    te__closable closable;
+};
+
+/* Where the four lists of numbers begin. */
+static int64_t te__cached_at(const te_inference_params *c, int list) {
+    const int64_t b = c->desc.max_batch_size;
+    return list == 0 ? 0 : list == 1 ? b + 1 : list == 2 ? 2 * (b + 1) : 2 * (b + 1) + b;
+}
+static int64_t te__cached_numbers(const te_inference_params *c) { return te__cached_at(c, 3) + c->desc.max_batch_size * c->pages_of_each; }
+
+/* ---- making ---- */
+
+static size_t te__cached_bytes(const te_inference_params *c, int list) {
+    const size_t b = (size_t)c->desc.max_batch_size;
+    return list == 0 ? b * sizeof(te__cached_sequence) : list == 1 ? b * (size_t)c->pages_of_each * sizeof(int32_t) : (size_t)c->num_pages * sizeof(int32_t);
+}
+static bool te__cached_open(te_inference_params *c, te__cached_state *s) {
+    s->sequences = (te__cached_sequence *)te__alloc_zero(c->te, te__cached_bytes(c, 0));
+    s->pages = s->sequences ? (int32_t *)te__alloc_zero(c->te, te__cached_bytes(c, 1)) : NULL;
+    s->free = s->pages ? (int32_t *)te__alloc_zero(c->te, te__cached_bytes(c, 2)) : NULL;
+    return s->free != NULL;
+}
+static void te__cached_close(te_inference_params *c, te__cached_state *s) {
+    te__free(c->te, s->sequences, te__cached_bytes(c, 0));
+    te__free(c->te, s->pages, te__cached_bytes(c, 1));
+    te__free(c->te, s->free, te__cached_bytes(c, 2));
+}
+static void te__inference_params_close(void *owner) { te_inference_params_destroy((te_inference_params *)owner); }
+
+TE_API void te_inference_params_destroy(te_inference_params *c) {
+    int i;
+    if (!c) return;
+    te__closable_remove(&c->closable);
+    for (i = 0; i < c->num_layers; i++) {
+        te_tensor_release(c->layers[i].k);
+        te_tensor_release(c->layers[i].v);
+        te__module_unhold(c->layers[i].module);
+    }
+    te__free(c->te, c->layers, (size_t)c->cap_layers * sizeof(te__cached_layer));
+    te_tensor_release(c->device);
+    te__free(c->te, c->numbers, (size_t)te__cached_numbers(c) * sizeof(int32_t));
+    te__cached_close(c, &c->now);
+    te__cached_close(c, &c->next);
+    te__free(c->te, c, sizeof(*c));
+}
+
+/* Fills the defaults; false with the error recorded. */
+static bool te__inference_desc_ok(te_ctx *te, te_inference_params_desc *d) {
+    const char *const who = "te_inference_params_create";
+    const int64_t most = 1 << 26; /* tokens, and pages: lists of them fit where addresses have 32 bits */
+    if (!d->head_dim_v) d->head_dim_v = d->head_dim_k;
+    if (!d->dtype) d->dtype = TE_BF16;
+    if (!d->max_ctx_len) d->max_ctx_len = d->max_sequence_length;
+    if (d->max_batch_size < 1 || d->max_sequence_length < 1 || d->num_heads_kv < 1 || d->head_dim_k < 1 || d->head_dim_v < 1 || d->max_ctx_len < 1 ||
+        d->max_sequence_length > most / d->max_batch_size) {
+        te__fail(te, TE_ERR_INVALID, "%s: max_batch_size %lld, max_sequence_length %lld, num_heads_kv %d, head_dim_k %lld, head_dim_v %lld, max_ctx_len %lld; each is at least 1, and "
+                 "the product of the first two at most 2^26", who, (long long)d->max_batch_size, (long long)d->max_sequence_length, d->num_heads_kv, (long long)d->head_dim_k, (long long)d->head_dim_v,
+                 (long long)d->max_ctx_len);
+        return false;
+    }
+    if (!te__is_float(d->dtype)) {
+        te__fail(te, TE_ERR_DTYPE, "%s: dtype %s; f32, f16 and bf16 are possible", who, te_dtype_name(d->dtype));
+        return false;
+    }
+    if (!d->is_paged && (d->page_size || d->total_num_pages)) {
+        te__fail(te, TE_ERR_INVALID, "%s: page_size %lld and total_num_pages %lld without is_paged; set it, or leave them zero", who, (long long)d->page_size, (long long)d->total_num_pages);
+        return false;
+    }
+    if (d->is_paged && (d->page_size < 1 || d->max_sequence_length % d->page_size || d->total_num_pages < 0 || d->total_num_pages > most)) {
+        te__fail(te, TE_ERR_INVALID, "%s: page_size %lld, max_sequence_length %lld, total_num_pages %lld; the first divides the second, and the third is at most 2^26, or 0 for "
+                 "enough", who, (long long)d->page_size, (long long)d->max_sequence_length, (long long)d->total_num_pages);
+        return false;
+    }
+    return true;
+}
+
+TE_API te_inference_params *te_inference_params_create(te_ctx *te, const te_inference_params_desc *desc) {
+    te_inference_params *c;
+    te_inference_params_desc d;
+    int64_t n;
+    if (!te || !te__has_desc(te, desc, "te_inference_params_create")) return NULL;
+    d = *desc;
+    if (!te__inference_desc_ok(te, &d)) return NULL;
+    c = (te_inference_params *)te__alloc_zero(te, sizeof(*c));
+    if (!c) return NULL;
+    c->te = te;
+    c->desc = d;
+    c->page_size = d.is_paged ? d.page_size : d.max_sequence_length;
+    c->pages_of_each = d.max_sequence_length / c->page_size;
+    c->num_pages = d.total_num_pages ? d.total_num_pages : d.max_batch_size * c->pages_of_each;
+    te__closable_add(te, &c->closable, "cache", te__inference_params_close, c);
+    n = te__cached_numbers(c);
+    te__frame_begin(te);
+    c->device = te_tensor_retain(te_tensor_empty(te, TE_I32, 1, &n));
+    te__frame_end(te, NULL, 0);
+    c->numbers = c->device ? (int32_t *)te__alloc_zero(te, (size_t)n * sizeof(int32_t)) : NULL;
+    if (c->numbers && te__cached_open(c, &c->now) && te__cached_open(c, &c->next)) {
+        te_inference_params_reset(c);
+        return c;
+    }
+    te_inference_params_destroy(c);
+    return NULL;
+}
+
+TE_API te_result te_inference_params_reset(te_inference_params *c) {
+    int64_t i;
+    if (!c) return TE_ERR_STATE;
+    c->now.num_sequences = c->longest = c->tokens = 0;
+    c->now.num_free = c->num_pages;
+    for (i = 0; i < c->num_pages; i++) c->now.free[i] = (int32_t)i;
+    return TE_OK;
+}
+TE_API int64_t te_inference_params_num_sequences(const te_inference_params *c) { return c ? c->now.num_sequences : 0; }
+TE_API int64_t te_inference_params_free_pages(const te_inference_params *c) { return c ? c->now.num_free : 0; }
+
+/* Its place among the sequences of now, where the search begins at `hint`; -1: none. */
+static int64_t te__cached_find(const te_inference_params *c, int64_t id, int64_t hint) {
+    const int64_t n = c->now.num_sequences;
+    int64_t i;
+    for (i = 0; i < n; i++)
+        if (c->now.sequences[(hint + i) % n].id == id) return (hint + i) % n;
+    return -1;
+}
+TE_API int64_t te_inference_params_seqlen(const te_inference_params *c, int64_t seq_id) {
+    const int64_t at = c ? te__cached_find(c, seq_id, 0) : -1;
+    return at < 0 ? 0 : c->now.sequences[at].length;
+}
+
+/* ---- a step ---- */
+
+/* next.sequences from the lists of the step; its pages come later. now.sequences that go on get num_pages of the negative sign for as long as this runs: that is how one that is
+ * listed twice, and those that have ended, are seen. */
+static te_result te__step_sequences(te_inference_params *c, const int64_t *ids, const int64_t *lens, int64_t n) {
+    const char *const who = "te_inference_params_pre_step";
+    int64_t i, k, needed = 0;
+    for (i = 0; i < n; i++) {
+        const int64_t at = te__cached_find(c, ids[i], i);
+        te__cached_sequence *s = &c->next.sequences[i];
+        if (lens[i] < 1 || lens[i] > c->desc.max_ctx_len)
+            return te__fail(c->te, TE_ERR_INVALID, "%s: sequence %lld has %lld new tokens; 1 to %lld (max_ctx_len) are possible", who, (long long)ids[i], (long long)lens[i],
+                            (long long)c->desc.max_ctx_len);
+        for (k = 0; at < 0 && k < i && c->next.sequences[k].id != ids[i]; k++) {}
+        if (at >= 0 ? c->now.sequences[at].num_pages < 0 : k < i)
+            return te__fail(c->te, TE_ERR_INVALID, "%s: sequence %lld is twice in the list of %lld; once with all its new tokens is possible", who, (long long)ids[i], (long long)n);
+        s->id = ids[i];
+        s->before = at < 0 ? 0 : c->now.sequences[at].length;
+        s->num_pages = at < 0 ? 0 : c->now.sequences[at].num_pages;
+        s->length = s->before + lens[i];
+        if (at >= 0) {
+            memcpy(c->next.pages + i * c->pages_of_each, c->now.pages + at * c->pages_of_each, (size_t)s->num_pages * sizeof(int32_t));
+            c->now.sequences[at].num_pages = -s->num_pages;
+        }
+        if (s->length > c->desc.max_sequence_length)
+            return te__fail(c->te, TE_ERR_STATE, "%s: sequence %lld would have %lld tokens (%lld and %lld new ones), and the cache has room for %lld of each (max_sequence_length): end it, or make "
+                            "a larger cache", who, (long long)s->id, (long long)s->length, (long long)s->before, (long long)lens[i], (long long)c->desc.max_sequence_length);
+        needed += te__div_up(s->length, c->page_size) - s->num_pages;
+    }
+    /* pages of those that have ended go behind the free ones */
+    memcpy(c->next.free, c->now.free, (size_t)c->now.num_free * sizeof(int32_t));
+    c->next.num_free = c->now.num_free;
+    for (i = 0; i < c->now.num_sequences; i++)
+        for (k = 0; k < c->now.sequences[i].num_pages; k++) c->next.free[c->next.num_free++] = c->now.pages[i * c->pages_of_each + k];
+    if (needed > c->next.num_free)
+        return te__fail(c->te, TE_ERR_STATE, "%s: the %lld sequences need %lld more pages of %lld tokens, and %lld are free (total_num_pages %lld): end some, which may begin anew "
+                        "later, or make a larger cache", who, (long long)n, (long long)needed, (long long)c->page_size, (long long)c->next.num_free, (long long)c->num_pages);
+    return TE_OK;
+}
+
+/* Pages for next.sequences, and the numbers of the step. */
+static void te__step_fill(te_inference_params *c, int64_t n) {
+    int32_t *cu_q = c->numbers, *cu_kv = c->numbers + te__cached_at(c, 1), *start = c->numbers + te__cached_at(c, 2), *table = c->numbers + te__cached_at(c, 3);
+    int64_t i, taken = 0;
+    cu_q[0] = cu_kv[0] = 0;
+    for (i = 0; i < n; i++) {
+        te__cached_sequence *s = &c->next.sequences[i];
+        int32_t *pages = c->next.pages + i * c->pages_of_each;
+        while (s->num_pages * c->page_size < s->length) pages[s->num_pages++] = c->next.free[taken++];
+        cu_q[i + 1] = cu_q[i] + (int32_t)(s->length - s->before);
+        cu_kv[i + 1] = cu_kv[i] + (int32_t)s->length;
+        start[i] = (int32_t)s->before;
+        memset(table + i * c->pages_of_each, 0, (size_t)c->pages_of_each * sizeof(int32_t));
+        memcpy(table + i * c->pages_of_each, pages, (size_t)s->num_pages * sizeof(int32_t));
+    }
+    for (i = n; i < c->desc.max_batch_size; i++) { /* a graph with more sequences finds that these have no tokens */
+        cu_q[i + 1] = cu_q[n];
+        cu_kv[i + 1] = cu_kv[n];
+        start[i] = 0;
+        memset(table + i * c->pages_of_each, 0, (size_t)c->pages_of_each * sizeof(int32_t));
+    }
+    c->next.num_sequences = n;
+    c->next.num_free -= taken;
+    memmove(c->next.free, c->next.free + taken, (size_t)c->next.num_free * sizeof(int32_t));
+}
+
+TE_API te_result te_inference_params_pre_step(te_inference_params *c, const int64_t *seq_ids, const int64_t *step_lens, int64_t n) {
+    te__cached_state before;
+    te_result result;
+    int64_t i;
+    if (!c) return TE_ERR_STATE;
+    if (c->te->error_code != TE_OK) return c->te->error_code;
+    if (n < 0 || (n > 0 && (!seq_ids || !step_lens)))
+        return te__fail(c->te, TE_ERR_INVALID, "te_inference_params_pre_step: %lld sequences%s", (long long)n, n > 0 ? ", and seq_ids or step_lens is NULL" : "; 0 or more are possible");
+    if (n > c->desc.max_batch_size)
+        return te__fail(c->te, TE_ERR_STATE, "te_inference_params_pre_step: %lld sequences, and the cache has room for %lld (max_batch_size): leave out those that can wait, or "
+                        "make a larger cache", (long long)n, (long long)c->desc.max_batch_size);
+    result = te__step_sequences(c, seq_ids, step_lens, n);
+    for (i = 0; i < c->now.num_sequences; i++) c->now.sequences[i].num_pages = te__max(c->now.sequences[i].num_pages, -c->now.sequences[i].num_pages);
+    if (result != TE_OK) return result;
+    te__step_fill(c, n);
+    result = te_tensor_copy_from_host(c->device, c->numbers);
+    if (result != TE_OK) return result;
+    before = c->now;
+    c->now = c->next;
+    c->next = before;
+    c->tokens = c->numbers[n];
+    for (i = 0, c->longest = 0; i < n; i++) c->longest = te__max(c->longest, step_lens[i]);
+    return TE_OK;
+}
+
+/* ---- a layer ---- */
+
+static te__cached_layer *te__cached_layer_of(te_inference_params *c, te_module *m) {
+    const te_inference_params_desc *d = &c->desc;
+    te_ctx *te = c->te;
+    te__cached_layer l;
+    int64_t shape[4];
+    bool warming;
+    int i;
+    for (i = 0; i < c->num_layers; i++)
+        if (c->layers[i].module == m) return &c->layers[i];
+    if (te->capture) {
+        te__refuse_capture(te, "making a layer's cache of keys and values", "call te_inference_params_allocate_memory before te_graph_begin");
+        return NULL;
+    }
+    if (!te__grow(te, (void **)&c->layers, &c->cap_layers, c->num_layers, sizeof(te__cached_layer))) return NULL;
+    shape[0] = c->num_pages;
+    shape[1] = c->page_size;
+    shape[2] = d->num_heads_kv;
+    shape[3] = d->head_dim_k;
+    warming = te->warming; /* they outlive a warm-up, so they are really filled */
+    te->warming = false;
+    te__frame_begin(te);
+    l.k = te_tensor_retain(te_tensor_zeros(te, d->dtype, 4, shape));
+    shape[3] = d->head_dim_v;
+    l.v = te_tensor_retain(te_tensor_zeros(te, d->dtype, 4, shape));
+    te__frame_end(te, NULL, 0);
+    te->warming = warming;
+    if (!l.k || !l.v) {
+        te_tensor_release(l.k);
+        te_tensor_release(l.v);
+        return NULL;
+    }
+    l.module = te__module_hold(m);
+    c->layers[c->num_layers] = l;
+    return &c->layers[c->num_layers++];
+}
+
+static te_tensor *te__cached_list(te_inference_params *c, int list, int64_t rows, int64_t cols) {
+    const int64_t byte = te__cached_at(c, list) * (int64_t)sizeof(int32_t);
+    return cols ? te__alias_2d(c->device, byte, TE_I32, rows, cols) : te__alias_1d(c->device, byte, TE_I32, rows);
+}
+TE_API te_tensor *te_inference_params_get_seqlens_pre_step(te_inference_params *c) { return c ? te__cached_list(c, 2, c->now.num_sequences, 0) : NULL; }
+/* i32 [b + 1]: where each sequence's tokens of the step begin. */
+static te_tensor *te__inference_cu_seqlens(te_inference_params *c) { return te__cached_list(c, 0, c->now.num_sequences + 1, 0); }
+
+/* Can a call with this cache run? It is one of its context, unrecorded, in a step. */
+static te_result te__inference_ready(const te_inference_params *c, const te_ctx *te, const char *who) {
+    if (c->te != te) return te__fail((te_ctx *)te, TE_ERR_INVALID, "%s: inference_params is of another context; make it in that of the model", who);
+    if (te_grad_enabled(te)) return te__fail((te_ctx *)te, TE_ERR_STATE, "%s: a call with inference_params cannot be recorded; open te_no_grad_begin first", who);
+    if (c->now.num_sequences == 0) return te__fail((te_ctx *)te, TE_ERR_STATE, "%s: inference_params has no sequences; te_inference_params_pre_step says which ones a step has", who);
+    return TE_OK;
+}
+
+/* k or v is what the cache was made for, and has the tokens of the step. */
+static te_result te__inference_fits(const te_inference_params *c, const char *name, const te_tensor *x, int64_t channels, te_qkv_format format) {
+    const char *const who = "te_inference_params_step";
+    const int ndim = format == TE_THD ? 3 : 4;
+    const int64_t n = c->now.num_sequences;
+    char text[TE__SHAPE_TEXT];
+    if (x->ndim != ndim || x->shape[ndim - 2] != c->desc.num_heads_kv || x->shape[ndim - 1] != channels || x->dtype != c->desc.dtype)
+        return te__fail(c->te, x->dtype != c->desc.dtype ? TE_ERR_DTYPE : TE_ERR_SHAPE, "%s: %s is %s %s; the cache has %d heads of %lld channels in %s (%s)", who, name,
+                        te_dtype_name(x->dtype), te__shape_text(x, text), c->desc.num_heads_kv, (long long)channels, te_dtype_name(c->desc.dtype),
+                        format == TE_THD ? "[tokens, heads, d]" : "[s, b, heads, d] or [b, s, heads, d]");
+    if (format == TE_THD ? x->shape[0] < c->tokens : x->shape[format == TE_BSHD ? 0 : 1] != n || x->shape[format == TE_BSHD ? 1 : 0] < c->longest)
+        return te__fail(c->te, TE_ERR_SHAPE, "%s: %s is %s; the step has %lld sequences, of at most %lld new tokens and %lld in all", who, name, te__shape_text(x, text), (long long)n,
+                        (long long)c->longest, (long long)c->tokens);
+    return TE_OK;
+}
+
+TE_API te_result te_inference_params_step(te_inference_params *c, te_module *layer, te_tensor *k, te_tensor *v, te_qkv_format format, te_inference_step *step) {
+    te_op_copy_to_kv_cache_args a = TE_ZERO;
+    te__cached_layer *l;
+    te_tensor *before;
+    te_result result;
+    int64_t n;
+    if (!c || !k || !v) return c && c->te->error_code != TE_OK ? c->te->error_code : TE_ERR_STATE;
+    if (!layer || !step) return te__fail(c->te, TE_ERR_INVALID, "te_inference_params_step: %s is NULL", layer ? "step" : "layer");
+    result = te__inference_ready(c, k->te, "te_inference_params_step");
+    if (result == TE_OK) result = te__inference_fits(c, "k", k, c->desc.head_dim_k, format);
+    if (result == TE_OK) result = te__inference_fits(c, "v", v, c->desc.head_dim_v, format);
+    if (result != TE_OK) return result;
+    n = c->now.num_sequences;
+    l = te__cached_layer_of(c, layer);
+    before = te_inference_params_get_seqlens_pre_step(c);
+    memset(step, 0, sizeof(*step));
+    step->extras.cu_seqlens_q = te__inference_cu_seqlens(c);
+    step->extras.cu_seqlens_kv = te__cached_list(c, 1, n + 1, 0);
+    step->extras.page_table = te__cached_list(c, 3, n, c->pages_of_each);
+    if (format == TE_THD) step->extras.max_seqlen_q = c->longest;
+    if (!l || !before || !step->extras.cu_seqlens_q || !step->extras.cu_seqlens_kv || !step->extras.page_table) return te_error_code(c->te);
+    a.k = k;
+    a.v = v;
+    a.k_cache = step->k = l->k;
+    a.v_cache = step->v = l->v;
+    a.format = format;
+    a.cu_seqlens = step->extras.cu_seqlens_q;
+    a.start_positions = before;
+    a.page_table = step->extras.page_table;
+    return te_op_copy_to_kv_cache(c->te, &a);
+}
+
+/* Every page of each sequence, behind each other. */
+static te_tensor *te__cached_whole(te_inference_params *c, te_tensor *pages) {
+    const int64_t n = c->now.num_sequences, heads = pages->shape[2], d = pages->shape[3];
+    te_tensor *table = te__cached_list(c, 3, n, c->pages_of_each), *rows;
+    int64_t shape[4];
+    shape[0] = c->num_pages;
+    shape[1] = c->page_size * heads * d;
+    rows = te_embedding_lookup(te_tensor_view(pages, 2, shape), table);
+    shape[0] = n;
+    shape[1] = c->desc.max_sequence_length;
+    shape[2] = heads;
+    shape[3] = d;
+    return rows ? te_tensor_view(rows, 4, shape) : NULL;
+}
+TE_API te_result te_inference_params_convert_paged_to_nonpaged(te_inference_params *c, te_module *layer, te_tensor **k, te_tensor **v) {
+    te__cached_layer *l;
+    if (k) *k = NULL;
+    if (v) *v = NULL;
+    if (!c || !layer) return TE_ERR_STATE;
+    if (c->te->error_code != TE_OK) return c->te->error_code;
+    if (!k || !v) return te__fail(c->te, TE_ERR_INVALID, "te_inference_params_convert_paged_to_nonpaged: %s is NULL; the keys and the values go to tensors of the caller's", k ? "v" : "k");
+    l = te__cached_layer_of(c, layer);
+    if (!l) return te_error_code(c->te);
+    *k = te__cached_whole(c, l->k);
+    *v = te__cached_whole(c, l->v);
+    if (*k && *v) return TE_OK;
+    *k = *v = NULL;
+    return te_error_code(c->te);
+}

@@ -1,0 +1,22 @@
+// ops/kv/copy_to_kv_cache.cu: keys and values of new tokens go to their places in a cache, plain or in pages (te__kv_place).
+//
+// Launch: grid (tokens or fewer, 2: keys and values), block of 128 threads, which step through the heads and channels of a token. Any formats.
+//
+// te:baseline
+#include "device/base.cuh"
+#include "base/sequences.h"
+#include "ops/kv/kargs.h"
+
+extern "C" __global__ void __launch_bounds__(128) te_copy_to_kv_cache(const __grid_constant__ te__kv_copy_kargs a) {
+    te_follow();
+    const te__kv_side &s = a.side[blockIdx.y];
+    for (te_i64 at = blockIdx.x; at < a.tokens; at += gridDim.x) {
+        te_i64 t, page, row;
+        int b;
+        if (!te__kv_place(&a, at, &b, &t, &page, &row)) continue;
+        for (int i = threadIdx.x; i < a.heads * s.d; i += 128) {
+            const int h = i / s.d, c = i - h * s.d;
+            te_store(s.cache, page * s.page + row * s.row + h * s.head + c, s.cache_dt, te_load(s.x, t * s.x_s + b * s.x_b + h * s.x_h + c, s.x_dt));
+        }
+    }
+}

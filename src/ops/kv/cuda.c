@@ -1,0 +1,20 @@
+/* ops/kv/cuda.c: sequences' lengths and caches of keys and values: which kernels, and how they are launched. Knows plans; must not know the driver. */
+
+static te_result te__cuda_plan_cu_seqlens(te__plan *p, const te_op_cu_seqlens_args *args) {
+    te__launch *l = te__plan_launch(p, "kv", "cu_seqlens");
+    *TE__KARGS(p, l, te__cu_seqlens_kargs) = te__cu_seqlens_problem(args);
+    te__launch_size(l, 1, 1, 1, TE__CU_SEQLENS_THREADS, 0);
+    te__plan_why(p, "general: one block counts all sequences, and adds them up");
+    return TE_OK;
+}
+
+static te_result te__cuda_plan_copy_to_kv_cache(te__plan *p, const te_op_copy_to_kv_cache_args *args) {
+    te__kv_copy_kargs a = te__kv_copy_problem(args);
+    te__launch *l;
+    if (a.tokens * a.heads == 0) return TE_OK;
+    l = te__plan_launch(p, "kv", "copy_to_kv_cache");
+    *TE__KARGS(p, l, te__kv_copy_kargs) = a;
+    te__launch_size(l, te__min(a.tokens, 1 << 20), 2, 1, 128, 0);
+    te__plan_why(p, "general: a block for each token");
+    return TE_OK;
+}

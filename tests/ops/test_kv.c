@@ -1,0 +1,128 @@
+/* test_kv.c: lengths from masks, and keys and values that go to their places in a cache: every element against the place that it belongs to, odd and empty sizes, refusals. */
+#include "../te_test.h"
+
+TE_TEST_DEVICES(kv_lengths_of_masks) {
+    static const int64_t sizes[][2] = {{1, 1}, {3, 7}, {2, 1000}, {40, 33}, {1100, 3}, {2050, 2}, {0, 5}, {4, 0}};
+    for (int k = 0; k < COUNT(sizes); k++) {
+        const int64_t b = sizes[k][0], s = sizes[k][1];
+        uint8_t *mask = (uint8_t *)test_alloc((size_t)(b * s) + 1);
+        float *want = test_floats(b + 1);
+        const int64_t *length = test_integers(b + 1, 3 + (uint64_t)k, 0, s + 1);
+        test_case("%lld sequences of %lld", (long long)b, (long long)s);
+        for (int64_t i = 0; i < b; i++) {
+            for (int64_t j = 0; j < s; j++) mask[i * s + j] = j < length[i] ? 0 : (uint8_t)(1 + (i + j) % 255);
+            want[i + 1] = want[i] + (float)(s ? length[i] : 0);
+        }
+        te_op_cu_seqlens_args a = {.mask = te_tensor_from_host(te, TE_U8, SHAPE(b, 1, 1, s), mask), .cu_seqlens = test_guarded(te, TE_I32, SHAPE(b + 1))};
+        te_op_cu_seqlens(te, &a);
+        REQUIRE_OK(te);
+        CHECK_TENSOR(a.cu_seqlens, want, 0, 0);
+    }
+}
+
+enum { B = 3, G = 2, D = 5, DV = 3, S = 6, ROOM = 12 };
+static const int64_t lengths[B] = {4, 0, 6}, before[B] = {3, 5, 6};
+
+/* The caches after a copy: what was there, and the new rows at their places. */
+static void place(float *cache, const float *x, te_qkv_format format, int d, int64_t page_size, const int64_t *table) {
+    int64_t start = 0;
+    for (int b = 0; b < B; b++) {
+        for (int64_t i = 0; i < lengths[b]; i++) {
+            const int64_t at = before[b] + i, page = table ? table[b * (ROOM / page_size) + at / page_size] : b;
+            const int64_t row = format == TE_THD ? start + i : format == TE_BSHD ? b * S + i : i * B + b;
+            memcpy(cache + (page * page_size + at % page_size) * G * d, x + row * G * d, (size_t)(G * d) * sizeof(float));
+        }
+        start += lengths[b];
+    }
+}
+TE_TEST_DEVICES(kv_copies_go_to_their_places) {
+    static const int64_t page_sizes[] = {0, 1, 4, 12};
+    for (int n = 0; n < 3 * COUNT(page_sizes) * 3; n++) {
+        const te_qkv_format format = (te_qkv_format)(n % 3);
+        const te_dtype dtype = n / 3 % 3 == 0 ? TE_F32 : n / 3 % 3 == 1 ? TE_BF16 : TE_F16;
+        const int64_t page_size = page_sizes[n / 9], size = page_size ? page_size : ROOM, each = ROOM / size, pages = page_size ? B * each + 2 : B;
+        const int64_t tokens = lengths[0] + lengths[1] + lengths[2] + 1, rows = format == TE_THD ? tokens : S * B;
+        int64_t *table = (int64_t *)test_alloc((size_t)(B * each) * sizeof(int64_t));
+        float *x[2], *cache[2];
+        te_tensor *t[2], *c[2];
+        test_case("format %d, %s, pages of %lld", (int)format, te_dtype_name(dtype), (long long)page_size);
+        for (int64_t i = 0; i < B * each; i++) table[i] = (i * 7 + 2) % pages; /* of 38, 11 and 5 pages, none of which 7 divides: all differ */
+        for (int k = 0; k < 2; k++) {
+            const int d = k ? DV : D;
+            x[k] = test_rounded(dtype, test_normal(rows * G * d, 5 + (uint64_t)k), rows * G * d);
+            cache[k] = test_rounded(dtype, test_normal(pages * size * G * d, 9 + (uint64_t)k), pages * size * G * d);
+            t[k] = format == TE_THD ? test_tensor(te, dtype, SHAPE(rows, G, d), x[k]) : test_tensor(te, dtype, SHAPE(format == TE_BSHD ? B : S, format == TE_BSHD ? S : B, G, d), x[k]);
+            c[k] = test_guarded_with(te, dtype, SHAPE(pages, size, G, d), cache[k]);
+            place(cache[k], x[k], format, d, size, page_size ? table : NULL);
+        }
+        te_op_copy_to_kv_cache_args a = {.k = t[0], .v = t[1], .k_cache = c[0], .v_cache = c[1], .format = format};
+        a.cu_seqlens = test_i32(te, SHAPE(B + 1), (const int64_t[]){0, 4, 4, 10});
+        a.start_positions = test_i32(te, SHAPE(B), before);
+        if (page_size) a.page_table = test_i32(te, SHAPE(B, each), table);
+        te_op_copy_to_kv_cache(te, &a);
+        REQUIRE_OK(te);
+        CHECK_TENSOR(c[0], cache[0], 0, 0);
+        CHECK_TENSOR(c[1], cache[1], 0, 0);
+    }
+}
+
+/* Heads of a packed tensor, and a cache whose rows lie further apart. */
+TE_TEST_DEVICES(kv_copies_of_strided_heads) {
+    te_tensor *qkv = test_tensor(te, TE_F32, SHAPE(2, 1, 3 * G, D), test_normal(2 * 3 * G * D, 1)), *wide = te_tensor_zeros(te, TE_F32, SHAPE(1, 4, 2 * G, D));
+    te_op_copy_to_kv_cache_args a = {.k = te_tensor_narrow(qkv, 2, G, G), .v = te_tensor_narrow(qkv, 2, 2 * G, G)};
+    a.k_cache = te_tensor_narrow(wide, 2, 0, G);
+    a.v_cache = te_tensor_narrow(wide, 2, G, G);
+    a.cu_seqlens = test_i32(te, SHAPE(2), (const int64_t[]){0, 2});
+    a.start_positions = test_i32(te, SHAPE(1), (const int64_t[]){1});
+    te_op_copy_to_kv_cache(te, &a);
+    REQUIRE_OK(te);
+    float *got = test_read(wide), *x = test_read(qkv);
+    for (int i = 0; i < 4; i++)
+        for (int k = 0; k < 2 * G * D; k++) CHECK(got[i * 2 * G * D + k] == (i == 1 || i == 2 ? x[(i - 1) * 3 * G * D + G * D + k] : 0));
+}
+
+TE_TEST(kv_refusals) {
+    te_ctx *te = test_context("cpu");
+    te_tensor *k = te_tensor_zeros(te, TE_F32, SHAPE(S, B, G, D)), *v = te_tensor_zeros(te, TE_F32, SHAPE(S, B, G, DV)), *k_cache = te_tensor_zeros(te, TE_F32, SHAPE(B, ROOM, G, D));
+    te_tensor *v_cache = te_tensor_zeros(te, TE_F32, SHAPE(B, ROOM, G, DV)), *cu = test_i32(te, SHAPE(B + 1), (const int64_t[]){0, 4, 4, 10}), *start = test_i32(te, SHAPE(B), before);
+    const te_op_copy_to_kv_cache_args good = {.k = k, .v = v, .k_cache = k_cache, .v_cache = v_cache, .cu_seqlens = cu, .start_positions = start};
+    te_op_copy_to_kv_cache_args a = good;
+    CHECK(te_op_copy_to_kv_cache(te, &a) == TE_OK);
+#define REFUSED(code, says)              \
+    te_op_copy_to_kv_cache(te, &a);      \
+    CHECK_ERROR(te, code, says);         \
+    a = good
+    a.format = (te_qkv_format)5;
+    REFUSED(TE_ERR_INVALID, "format is 5");
+    a.format = TE_THD;
+    REFUSED(TE_ERR_SHAPE, "k is [6, 3, 2, 5]; [tokens, heads, d] is needed");
+    a.k = v;
+    REFUSED(TE_ERR_SHAPE, "k is [6, 3, 2, 3] and k_cache is [3, 12, 2, 5]; their last two sizes");
+    a.v = te_tensor_zeros(te, TE_F32, SHAPE(5, B, G, DV));
+    REFUSED(TE_ERR_SHAPE, "k is [6, 3, 2, 5] and v is [5, 3, 2, 3]");
+    a.v_cache = te_tensor_zeros(te, TE_F32, SHAPE(B, 11, G, DV));
+    REFUSED(TE_ERR_SHAPE, "k_cache is [3, 12, 2, 5] and v_cache is [3, 11, 2, 3]");
+    a.cu_seqlens = te_tensor_zeros(te, TE_I32, SHAPE(3));
+    REFUSED(TE_ERR_SHAPE, "k is [6, 3, 2, 5] and cu_seqlens has 2 sequences");
+    a.start_positions = te_tensor_zeros(te, TE_I32, SHAPE(2));
+    REFUSED(TE_ERR_SHAPE, "start_positions is [2]; 3 elements are needed");
+    a.page_table = te_tensor_zeros(te, TE_I32, SHAPE(2, 3));
+    REFUSED(TE_ERR_SHAPE, "page_table is [2, 3]; [3, pages of each sequence] is needed");
+    a.k_cache = te_tensor_zeros(te, TE_F32, SHAPE(2, ROOM, G, D)), a.v_cache = te_tensor_zeros(te, TE_F32, SHAPE(2, ROOM, G, DV));
+    REFUSED(TE_ERR_SHAPE, "k_cache is [2, 12, 2, 5]; without page_table the first size is at least that of the sequences, 3");
+    a.cu_seqlens = test_i32(te, SHAPE(B + 1), (const int64_t[]){0, 4, 3, 9});
+    REFUSED(TE_ERR_INVALID, "cu_seqlens[1] is 4 and [2] is 3");
+    a.cu_seqlens = test_i32(te, SHAPE(B + 1), (const int64_t[]){0, 4, 4, 11});
+    REFUSED(TE_ERR_INVALID, "by cu_seqlens sequence 2 has 7 tokens, and k has 6 for each");
+    a.start_positions = test_i32(te, SHAPE(B), (const int64_t[]){3, 5, 7});
+    REFUSED(TE_ERR_INVALID, "sequence 2 adds 6 tokens to 7, and the cache has room for 12");
+    a.page_table = test_i32(te, SHAPE(B, 1), (const int64_t[]){0, 9, 3});
+    REFUSED(TE_ERR_INVALID, "page_table[2, 0] is 3; there are 3 pages");
+#undef REFUSED
+    te_op_cu_seqlens_args c = {.mask = te_tensor_zeros(te, TE_U8, SHAPE(4, 3)), .cu_seqlens = te_tensor_zeros(te, TE_I32, SHAPE(4))};
+    te_op_cu_seqlens(te, &c);
+    CHECK_ERROR(te, TE_ERR_SHAPE, "cu_seqlens is [4]; 5 elements are needed");
+    c.mask = te_tensor_zeros(te, TE_F32, SHAPE(4, 3));
+    te_op_cu_seqlens(te, &c);
+    CHECK_ERROR(te, TE_ERR_DTYPE, "mask");
+}

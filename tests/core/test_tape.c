@@ -84,7 +84,7 @@ TE_TEST_DEVICES(tape_nodes_of_ones_own) {
     te_tensor *x = te_tensor_set_requires_grad(te_tensor_full(te, TE_F32, SHAPE(1), 3), true);
     te_tensor *y = te_tensor_full(te, TE_F32, SHAPE(1), 9 * 0.5);
     float factor = 0.5f;
-    te_node_desc d = {"square", &x, 1, &y, 1, &x, 1, &factor, sizeof factor, square_backward, NULL, false};
+    te_node_desc d = {"square", &x, 1, &y, 1, &x, 1, &factor, sizeof factor, square_backward, NULL};
     CHECK_EQ_INT(te_record(te, &d), TE_OK);
     CHECK_EQ_INT(te_backward(y), TE_OK);
     CHECK(te_tensor_item(te_tensor_grad(x)) == 3);
@@ -112,7 +112,7 @@ static te_tensor *square_recorded(te_ctx *te, te_tensor *x, int depth) {
     te_no_grad_begin(te);
     te_tensor *y = te_mse_loss(x, te_tensor_zeros(te, TE_F32, SHAPE(1)));
     te_no_grad_end(te);
-    te_node_desc d = {"square again", &x, 1, &y, 1, &x, 1, &depth, sizeof depth, square_again_backward, NULL, false};
+    te_node_desc d = {"square again", &x, 1, &y, 1, &x, 1, &depth, sizeof depth, square_again_backward, NULL};
     return te_record(te, &d) == TE_OK ? y : NULL;
 }
 TE_TEST_DEVICES(tape_plays_inside_itself) {
@@ -142,7 +142,7 @@ TE_TEST_DEVICES(tape_plays_another_part_of_itself) {
     for (int both = 0; both < 2; both++) {
         te_tensor *x = te_tensor_set_requires_grad(te_tensor_full(te, TE_F32, SHAPE(1), 1), true), *h = te_scale(x, 2);
         te_tensor *other = te_scale(both ? h : x, 3), *y = te_tensor_full(te, TE_F32, SHAPE(1), 1), *in = te_scale(x, 5);
-        te_node_desc d = {"plays other", &in, 1, &y, 1, NULL, 0, &other, sizeof other, plays_other_backward, NULL, false};
+        te_node_desc d = {"plays other", &in, 1, &y, 1, NULL, 0, &other, sizeof other, plays_other_backward, NULL};
         CHECK_EQ_INT(te_record(te, &d), TE_OK);
         te_tensor *loss = te_add(y, te_scale(h, 100)); /* the latter is played first and leaves its gradient at h */
         if (both) {
@@ -165,7 +165,7 @@ static te_result forgets_end_backward(te_ctx *te, const void *state, te_tensor *
 }
 TE_TEST_DEVICES(tape_regions_are_balanced) {
     te_tensor *x = te_tensor_set_requires_grad(te_tensor_full(te, TE_F32, SHAPE(1), 1), true), *y = te_tensor_full(te, TE_F32, SHAPE(1), 2);
-    te_node_desc d = {"forgets", &x, 1, &y, 1, NULL, 0, NULL, 0, forgets_end_backward, NULL, false};
+    te_node_desc d = {"forgets", &x, 1, &y, 1, NULL, 0, NULL, 0, forgets_end_backward, NULL};
     CHECK_EQ_INT(te_record(te, &d), TE_OK);
     CHECK_EQ_INT(te_backward(y), TE_ERR_STATE);
     CHECK_ERROR(te, TE_ERR_STATE, "of forgets begins and ends regions");
@@ -202,7 +202,7 @@ TE_TEST_DEVICES(tape_releases_states) {
         int released = 0, *state = &released;
         te_scope_begin(te);
         te_tensor *x = te_tensor_set_requires_grad(te_tensor_full(te, TE_F32, SHAPE(1), 1), way != 2), *y = te_tensor_full(te, TE_F32, SHAPE(1), 2);
-        te_node_desc d = {"counts", &x, 1, &y, 1, NULL, 0, &state, sizeof state, way == 3 ? NULL : passes_backward, count_release, false};
+        te_node_desc d = {"counts", &x, 1, &y, 1, NULL, 0, &state, sizeof state, way == 3 ? NULL : passes_backward, count_release};
         CHECK_EQ_INT(te_record(te, &d), way == 3 ? TE_ERR_INVALID : TE_OK);
         te_clear_error(te);
         CHECK_EQ_INT(released, way >= 2);

@@ -89,7 +89,7 @@ TE_TEST_DEVICES(p07_gradients_that_a_node_has_from_elsewhere_are_copied) {
         int rows = how == GIVE_SAVED ? 4 : 8;
         te_tensor *in[2] = {leaf(te, SHAPE(4, 4), 1), leaf(te, SHAPE(4, 4), 2)};
         te_tensor *s = test_tensor(te, TE_F32, SHAPE(rows, 4), test_normal(rows * 4, 3)), *y = te_tensor_zeros(te, TE_F32, SHAPE(1));
-        te_node_desc d = {"give", in, 2, &y, 1, &s, 1, &how, sizeof how, give_backward, NULL, false};
+        te_node_desc d = {"give", in, 2, &y, 1, &s, 1, &how, sizeof how, give_backward, NULL};
         CHECK_EQ_INT(te_record(te, &d), TE_OK);
         CHECK_EQ_INT(te_backward(y), TE_OK);
         REQUIRE_OK(te);
@@ -236,7 +236,7 @@ static te_tensor *times(te_ctx *te, te_tensor *x, te_tensor *factor, int *runs) 
     te_tensor *y = te_tensor_zeros(te, TE_F32, SHAPE(1)), *none = NULL, *saved[2];
     saved[0] = factor;
     saved[1] = none;
-    te_node_desc d = {"times", &x, 1, &y, 1, saved, 2, &runs, sizeof runs, times_backward, NULL, false};
+    te_node_desc d = {"times", &x, 1, &y, 1, saved, 2, &runs, sizeof runs, times_backward, NULL};
     return te_record(te, &d) == TE_OK ? y : NULL;
 }
 
@@ -497,7 +497,7 @@ TE_TEST_DEVICES(p10_a_backward_inside_a_backward_of_what_the_outer_one_needs) {
     for (int from = 0; from < 2; from++) {
         te_tensor *x = leaf(te, SHAPE(1), 1), *h = te_scale(x, 2), *y = te_tensor_full(te, TE_F32, SHAPE(1), 1);
         inner in = {h, from ? te_tensor_full(te, TE_F32, SHAPE(1), 1) : NULL, 0}, *state = &in;
-        te_node_desc d = {"nested", &h, 1, &y, 1, NULL, 0, &state, sizeof state, nested_backward, NULL, false};
+        te_node_desc d = {"nested", &h, 1, &y, 1, NULL, 0, &state, sizeof state, nested_backward, NULL};
         CHECK_EQ_INT(te_record(te, &d), TE_OK);
         CHECK_EQ_INT(te_backward(te_scale(y, 5)), TE_ERR_STATE); /* h was played, and the outer pass has a gradient for it */
         CHECK_ERROR(te, TE_ERR_STATE, "played backwards before");
@@ -523,7 +523,7 @@ TE_TEST(p10_scopes_ended_inside_a_backward_do_not_crash) {
         te_scope_begin(te);
         h = te_scale(x, 2);
         y = te_tensor_full(te, TE_F32, SHAPE(1), 1);
-        te_node_desc d = {"ends", &h, 1, &y, 1, NULL, 0, &count, sizeof count, ends_scopes_backward, NULL, false};
+        te_node_desc d = {"ends", &h, 1, &y, 1, NULL, 0, &count, sizeof count, ends_scopes_backward, NULL};
         CHECK_EQ_INT(te_record(te, &d), TE_OK);
         te_tensor *loss = te_tensor_retain(te_scale(y, 5));
         te_backward(loss);

@@ -2660,7 +2660,7 @@ typedef struct te_attention_call {
     te_tensor *alibi_slopes;         /* f32 [H] or [b, H], of this rank's heads; NULL => powers of 2^(-8 / H) */
     bool checkpoint_core_attention;  /* softmax and its products of this call run again in the backward pass */
     te_inference_params *inference_params; /* the cache (borrowed): self attention alone, inside te_no_grad_begin; the lengths are its own, and causal masks padding_causal_bottom_right */
-    const te_score_mod *score_mod;   /* the user's rule for scores and masks; NULL => none. Under te_module_set_checkpoint its texts live until the backward pass */
+    const te_score_mod *score_mod;   /* the user's rule for scores and masks; NULL => none. Where the call runs again in the backward pass, its texts live until then */
     te_tensor *qkv_layer, *kv_layer; /* DotProductAttention: packed [.., 3, H, d] in place of input, key and value, and [.., 2, G, d] in place of key and value */
     int qkv_interleave_dim;          /* where the 3 or 2 stands: -3, or -2 for [.., H, 3, d]; 0 => -3 */
 } te_attention_call;
@@ -2860,8 +2860,8 @@ typedef struct te_forward_args {
     te_tensor *m_splits_tensor;        /* the same, i32 or i64, on the device */
     int64_t *padded_m_splits;          /* written by Fp8Padding with m_splits, [num_gemms]; NULL => not asked for */
     bool fp8_output, fp8_grad;         /* Linear, LayerNormLinear: in an enabled autocast region `out`, and the gradient of the product's input, are quantized as the recipe has it:
-                                        * modules take such inputs, other functions after te_dequantize; a leaf gets its gradient decoded. DotProductAttention
-                                        * under a recipe with fp8_dpa: fp8_output alone */
+                                        * modules take such inputs, other functions after te_dequantize; a leaf gets its gradient decoded. DotProductAttention under a recipe with
+                                        * fp8_dpa: fp8_output alone */
     te_microbatch is_first_microbatch; /* 0 => not given */
     te_kv_cache *kv_cache;             /* CausalLM: keys and values of earlier calls, to which this one adds its own; NULL => none */
     void *user;                        /* for classes of the user's; the built-in ones hand it to their children */
@@ -51475,7 +51475,7 @@ typedef struct te__options {
     te__option_place places[5]; /* one without a group ends them */
 } te__options;
 
-enum { TE__DESC_LINEAR, TE__DESC_NORM, TE__DESC_LAYERNORM_LINEAR, TE__DESC_LAYERNORM_MLP, TE__DESC_DPA, TE__DESC_MHA, TE__DESC_LAYER, TE__DESC_GROUPED_LINEAR, TE__DESC_CALL, TE__DESC_SDPA_CALL,
+enum { TE__DESC_LINEAR, TE__DESC_NORM, TE__DESC_LAYERNORM_LINEAR, TE__DESC_LAYERNORM_MLP, TE__DESC_DPA, TE__DESC_MHA, TE__DESC_LAYER, TE__DESC_GROUPED_LINEAR, TE__DESC_SDPA_CALL,
        TE__DESCS };
 #define TE__IN(type, member, group) {&te__##group, offsetof(type, member)}
 static const te__options te__all_options[TE__DESCS] = {
@@ -51487,7 +51487,6 @@ static const te__options te__all_options[TE__DESCS] = {
     {{TE__IN(te_multihead_attention_desc, parallel, parallel_group), {NULL, 0}, {NULL, 0}}},
     {{TE__IN(te_transformer_layer_desc, parallel, parallel_group), {NULL, 0}, {NULL, 0}}},
     {{TE__IN(te_grouped_linear_desc, parallel, parallel_group), {NULL, 0}, {NULL, 0}, {NULL, 0}}},
-    {{{NULL, 0}, {NULL, 0}, {NULL, 0}, {NULL, 0}}}, /* calls: every option is read */
     {{TE__IN(te_forward_args, attention, sdpa_call_group), {NULL, 0}, {NULL, 0}, {NULL, 0}}}
 };
 #undef TE__IN
@@ -51554,7 +51553,7 @@ static te_result te__module_run_as(te_module *m, te_forward_args *args, te_resul
     te_tensor *made[TE__OUTPUTS];
     te_result result;
     te__path *path;
-    if (m->built_in && !m->own_forward && (!te__codes_ok(m, args) || !te__options_ok(te, m->cls->name, TE__DESC_CALL, args))) return TE_ERR_UNSUPPORTED;
+    if (m->built_in && !m->own_forward && !te__codes_ok(m, args)) return TE_ERR_UNSUPPORTED;
     memcpy(before, te->module_path, sizeof(before));
     te_module_path(m, te->module_path, sizeof(te->module_path));
     path = te->path;
@@ -54153,259 +54152,6 @@ TE_API te_module *te_fp8_unpadding_create(te_ctx *te, const te_fp8_padding_desc 
     return te__padding_create(te, desc, &te__unpad_class, "te_fp8_unpadding_create", "fp8_unpadding");
 }
 
-/* ==== nn/fp8_attention.c ======================================================================================== */
-
-/* nn/fp8_attention.c: the core of attention under a recipe with fp8_dpa: q, k, v, S, o and the gradients of all are rounded to FP8 codes where TransformerEngine rounds
- * them, and the products run in high precision on what the codes say. Knows te_attention's parts, quantizers and the scaling state; must not know the module tree.
- *
- *              forward                                   backward
- *   per-tensor q, k, v by one scale; S; o                dO; dP; dq, dk, dv by one scale
- *   MXFP8      q, k along d, v along s; o along d        dO along d; dq, dk along d, dv along s
- *
- * Delayed scaling has six slots. Current scaling knows the tensors beforehand, but not S and dP, which no memory holds: these two go by delayed scaling with the latest amax,
- * as in TransformerEngine. D, the sum of S times its gradient, is that of the unrounded S (te_attn_fp8): gradients pass through the roundings unchanged. */
-
-/* TransformerEngine's slots of three products: qkv is an output of the first, o an input of the second, S an output of the third. */
-enum {
-    TE__ATTENTION_GEMMS = 3,
-    TE__SLOT_QKV = 0 * TE__SLOTS_FORWARD + TE__SLOT_OUTPUT,
-    TE__SLOT_O = 1 * TE__SLOTS_FORWARD + TE__SLOT_INPUT,
-    TE__SLOT_S = 2 * TE__SLOTS_FORWARD + TE__SLOT_OUTPUT,
-    TE__SLOT_DQKV = 0 * TE__SLOTS_BACKWARD + TE__SLOT_GRAD_OUTPUT,
-    TE__SLOT_DO = 1 * TE__SLOTS_BACKWARD + TE__SLOT_GRAD_INPUT,
-    TE__SLOT_DP = 2 * TE__SLOTS_BACKWARD + TE__SLOT_GRAD_INPUT
-};
-
-static bool te__recipe_in_attention(const te_recipe *r) { return r->fp8_dpa || r->fp8_mha; }
-static bool te__attention_by_blocks(const te_recipe *r) { return r->kind == TE_RECIPE_MXFP8; }
-
-/* The recipe of S and dP. */
-static te_recipe te__attention_inner_recipe(const te_recipe *r) {
-    te_recipe inner = te_recipe_delayed_scaling();
-    if (r->kind == TE_RECIPE_DELAYED) return *r;
-    inner.format = r->format;
-    inner.delayed.amax_history_len = 1;
-    inner.delayed.amax_algo = TE_AMAX_MOST_RECENT;
-    return inner;
-}
-
-/* How slot i is quantized by `r`, the recipe of the call or that of S and dP. */
-static te__quant_spec te__attention_spec(const te__quant_call *q, const te_recipe *r, bool backward, int i, int usage) {
-    te__slots *slots = backward ? &q->scaling->backward : q->forward;
-    te__quant_spec spec = te__recipe_spec(r, backward, TE__SLOT_INPUT, q->group);
-    spec.usage = usage;
-    if (!(spec.cls->facts & TE__SCALE_GIVEN)) return spec;
-    spec.scale = slots->slot_scale[i];
-    spec.amax = slots->slot_amax[i];
-    slots->pending = true;
-    slots->recipe = *r;
-    slots->group = q->group;
-    return spec;
-}
-
-/* The group that reduces the amaxes of current scaling: its ranks wait for each other. */
-static te_group *te__attention_meets(const te__quant_call *q) { return q->recipe.kind == TE_RECIPE_CURRENT ? q->group : NULL; }
-
-/* Current scaling: makes *spec that of the one scale which three tensors have together. */
-static te_result te__attention_one_scale(te_tensor *const x[3], const te_recipe *r, bool backward, te__quant_spec *spec) {
-    const te_recipe given = te__attention_inner_recipe(r);
-    te_ctx *te = x[0]->te;
-    te_tensor *each = te__empty_1d(te, TE_F32, 3), *all = te__empty_1d(te, TE_F32, 1);
-    te_op_scale_from_amax_args scale = TE_ZERO;
-    te_op_amax_args amax = TE_ZERO;
-    te_result result = each && all ? TE_OK : te_error_code(te);
-    int i;
-    for (i = 0; i < 4 && result == TE_OK; i++) {
-        amax.x = i < 3 ? x[i] : each;
-        amax.amax = i < 3 ? te__slot_view(each, i) : all;
-        result = amax.amax ? te_op_amax(te, &amax) : te_error_code(te);
-    }
-    if (te_group_size(spec->group) > 1) result = result == TE_OK ? te_all_reduce(spec->group, all, TE_REDUCE_MAX) : te__refuse(spec->group, TE__ALL_REDUCE, result);
-    scale.amax = all;
-    scale.scale = te__empty_1d(te, TE_F32, 1);
-    scale.fp8_max = te_dtype_max(spec->dtype);
-    scale.epsilon = spec->epsilon;
-    scale.power_of_two = spec->power_of_two;
-    if (result == TE_OK) result = scale.scale ? te_op_scale_from_amax(te, &scale) : te_error_code(te);
-    *spec = te__recipe_spec(&given, backward, TE__SLOT_INPUT, NULL);
-    spec->scale = scale.scale;
-    return result;
-}
-
-/* Codes of q, k, v, or of their gradients; a v by blocks, which lies as `kv` says, is quantized as [b, h, s, d]. Without history. Where it fails, the ranks of the group hear of it. */
-static te_result te__attention_quantize(te_tensor *const x[3], te_qkv_format kv, const te__quant_call *call, bool backward, te_tensor *y[3]) {
-    te__quant_spec spec = te__attention_spec(call, &call->recipe, backward, backward ? TE__SLOT_DQKV : TE__SLOT_QKV, TE_ROWWISE);
-    bool blocks = te__attention_by_blocks(&call->recipe), current = call->recipe.kind == TE_RECIPE_CURRENT;
-    te_tensor *flat[3];
-    int i;
-    for (i = 0; i < 3; i++) {
-        flat[i] = te_tensor_detach(x[i]);
-        if (blocks && i == 2) flat[i] = te__heads_first(flat[i], kv);
-        flat[i] = te_tensor_contiguous(flat[i]);
-        if (!flat[i]) return te__refuse(te__attention_meets(call), TE__ALL_REDUCE, te_error_code(x[0]->te));
-    }
-    if (current && te__attention_one_scale(flat, &call->recipe, backward, &spec) != TE_OK) return te_error_code(x[0]->te);
-    for (i = 0; i < 3; i++) {
-        spec.usage = blocks && i == 2 ? TE_COLUMNWISE : TE_ROWWISE;
-        y[i] = te__quantize(flat[i], &spec);
-        if (!y[i]) return backward ? te_error_code(x[0]->te) : te__refuse(te__attention_meets(call), TE__ALL_REDUCE, te_error_code(x[0]->te)); /* o comes next */
-    }
-    return TE_OK;
-}
-/* Their values, in the format of the tensors that they were made from. */
-static te_result te__attention_decode(te_tensor *const y[3], te_qkv_format kv, const te_recipe *r, te_tensor *x[3]) {
-    int i;
-    for (i = 0; i < 3; i++) {
-        x[i] = te__quant_value(y[i], y[i]->dtype);
-        if (te__attention_by_blocks(r) && i == 2) x[i] = te__heads_back(x[i], kv);
-        if (!x[i]) return te_error_code(y[i]->te);
-    }
-    return TE_OK;
-}
-
-/* [.., H, d] as [.., H d], and back. */
-static te_tensor *te__heads_joined(te_tensor *x) {
-    int64_t shape[4];
-    if (!x) return NULL;
-    memcpy(shape, x->shape, sizeof(shape));
-    shape[x->ndim - 2] *= shape[x->ndim - 1];
-    return te_tensor_view(x, x->ndim - 1, shape);
-}
-static te_tensor *te__heads_apart(te_tensor *x, int64_t heads) {
-    int64_t shape[4];
-    if (!x) return NULL;
-    memcpy(shape, x->shape, (size_t)x->ndim * sizeof(int64_t));
-    shape[x->ndim] = heads ? shape[x->ndim - 1] / heads : 0;
-    shape[x->ndim - 1] = heads;
-    return te_tensor_view(x, x->ndim + 1, shape);
-}
-
-typedef struct te__fp8_attention {
-    te_op_attn_fwd_args args; /* its tensors are those that the node saved */
-    te__quant_call quant;
-} te__fp8_attention;
-
-static void te__fp8_attention_release(te_ctx *te, void *state) {
-    te__score_mod_drop(te, &((te__fp8_attention *)state)->args.extras.score_mod);
-    te__quant_call_drop(&((te__fp8_attention *)state)->quant);
-}
-
-static te_result te__fp8_attention_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
-    const te__fp8_attention *s = (const te__fp8_attention *)state;
-    const te_recipe *recipe = &s->quant.recipe, inner = te__attention_inner_recipe(recipe);
-    const te_qkv_format kv = te__attn_kv_format(&s->args);
-    te_tensor *list[TE__ATTENTION_SAVED], *gradient = te_tensor_contiguous(dy[0]), *codes[3];
-    te__quant_spec spec = te__attention_spec(&s->quant, recipe, true, TE__SLOT_DO, TE_ROWWISE);
-    te_op_attn_bwd_args args;
-    te_result result;
-    memcpy(list, saved, sizeof(list));
-    result = te__attention_decode(saved, kv, recipe, list);
-    if (result == TE_OK && !gradient) result = te_error_code(te);
-    if (result != TE_OK) return te__refuse(te__attention_meets(&s->quant), TE__ALL_REDUCE, result);
-    args = te__attention_gradients(&s->args, list, dx, needs);
-    gradient = te__quantize(gradient, &spec);
-    if (!gradient) return te_error_code(te);
-    args.d_o = te__heads_apart(te__quant_value(gradient, gradient->dtype), list[0]->shape[list[0]->ndim - 2]);
-    if (!te__attention_by_blocks(recipe)) {
-        spec = te__attention_spec(&s->quant, &inner, true, TE__SLOT_DP, TE_ROWWISE);
-        args.fp8.s_dtype = te__recipe_dtype(recipe, false);
-        args.fp8.s_scale = saved[TE__ATTENTION_SAVED];
-        args.fp8.dp_dtype = spec.dtype;
-        args.fp8.dp_scale = spec.scale;
-        args.fp8.dp_amax = spec.amax;
-    }
-    result = args.d_o && te__attention_made(dx, needs) ? te_op_attn_bwd(te, &args) : te_error_code(te);
-    result = result == TE_OK ? te__attention_quantize(dx, kv, &s->quant, true, codes) : te__refuse(te__attention_meets(&s->quant), TE__ALL_REDUCE, result);
-    return result == TE_OK ? te__attention_decode(codes, kv, recipe, dx) : result;
-}
-
-/* MXFP8 has whole blocks along d and, for v, along s. */
-static bool te__attention_blocks_fit(const te_op_attn_fwd_args *a) {
-    const te_tensor *q = a->q, *k = a->k, *v = a->v;
-    char x[TE__SHAPE_TEXT], y[TE__SHAPE_TEXT], z[TE__SHAPE_TEXT];
-    if (a->format != TE_THD && !a->extras.page_table && q->shape[te__attn_seq_dim(a->format)] % 128 == 0 && k->shape[te__attn_seq_dim(te__attn_kv_format(a))] % 128 == 0 &&
-        q->shape[3] % 32 == 0 && v->shape[3] % 32 == 0)
-        return true;
-    te__fail(q->te, TE_ERR_SHAPE, "DotProductAttention: q is %s, k %s, v %s%s, with fp8_dpa of recipe mxfp8: sequences that are multiples of 128 and heads that are multiples of 32, "
-             "neither packed nor in pages, are needed; give the module another recipe (te_module_set_recipe)", te__shape_text(q, x), te__shape_text(k, y), te__shape_text(v, z),
-             a->format == TE_THD ? " (TE_THD)" : a->extras.page_table ? " (pages)" : "");
-    return false;
-}
-
-/* softmax(q k^T) v -> [.., H dv]; with fp8_output quantized, for a product. `call` is that of a recipe with fp8_dpa. */
-static te_tensor *te__fp8_attention_run(te_tensor *q, te_tensor *k, te_tensor *v, const te_attention_desc *desc, const te__quant_call *call, bool fp8_output) {
-    te_ctx *te = q->te;
-    const te_recipe inner = te__attention_inner_recipe(&call->recipe);
-    const bool blocks = te__attention_by_blocks(&call->recipe);
-    const te__rng_state before = te__rng_now(te);
-    te__fp8_attention state = TE_ZERO;
-    te_tensor *parts[3], *codes[3], *values[3], *in[TE__ATTENTION_INPUTS], *saved[TE__ATTENTION_SAVED + 1], *y = NULL;
-    te_op_attn_fwd_args *args = &state.args;
-    te__quant_spec spec;
-    bool ready;
-    parts[0] = q;
-    parts[1] = k;
-    parts[2] = v;
-    te__frame_begin(te);
-    ready = te__attention_open(q, k, v, desc, args) && (!blocks || te__attention_blocks_fit(args));
-    if (!ready) te__refuse(te__attention_meets(call), TE__ALL_REDUCE, te_error_code(te));
-    if (!ready || te__attention_quantize(parts, te__attn_kv_format(args), call, false, codes) != TE_OK) {
-        te__rng_back(te, before);
-        return te__frame_return(te, NULL);
-    }
-    ready = te__attention_decode(codes, te__attn_kv_format(args), &call->recipe, values) == TE_OK;
-    saved[TE__ATTENTION_SAVED] = NULL;
-    if (ready && !blocks) {
-        spec = te__attention_spec(call, &inner, false, TE__SLOT_S, TE_ROWWISE);
-        /* The update at the end of the region changes the slot, and the backward pass needs this scale. */
-        saved[TE__ATTENTION_SAVED] = te__empty_like(spec.scale, TE_F32);
-        ready = saved[TE__ATTENTION_SAVED] && te_tensor_copy(saved[TE__ATTENTION_SAVED], spec.scale) == TE_OK;
-        args->fp8.s_dtype = spec.dtype;
-        args->fp8.s_scale = spec.scale;
-        args->fp8.s_amax = spec.amax;
-    }
-    args->q = values[0];
-    args->k = values[1];
-    args->v = values[2];
-    if (ready && te_op_attn_fwd(te, args) == TE_OK) {
-        spec = te__attention_spec(call, &call->recipe, false, TE__SLOT_O, TE_ROWWISE | (fp8_output && te_grad_enabled(te) ? TE_COLUMNWISE : 0));
-        y = te__heads_joined(te_tensor_detach(args->o));
-        y = y ? te__quantize(y, &spec) : NULL;
-        if (y && !fp8_output) y = te__quant_value(y, y->dtype);
-    } else
-        te__refuse(te__attention_meets(call), TE__ALL_REDUCE, te_error_code(te));
-    if (y && !te__attention_save(args, parts, in, saved)) y = NULL;
-    if (y) {
-        memcpy(saved, codes, sizeof(codes));
-        if (!blocks) saved[3] = NULL;
-        memset(&args->fp8, 0, sizeof(args->fp8));
-        state.quant = te__quant_call_keep(call);
-        y = te__record_owning("fp8_attention", y, te__fp8_attention_backward, &state, sizeof(state), te__fp8_attention_release, in, TE__ATTENTION_INPUTS, saved,
-                              TE__ATTENTION_SAVED + 1);
-    }
-    if (!y) te__rng_back(te, before);
-    return te__frame_return(te, y);
-}
-
-/* ---- for DotProductAttention ---- */
-
-/* Does m quantize its core in this region? */
-static bool te__runs_fp8_attention(const te_module *m, te__autocast *cast) { return te__autocast_of(m, cast) && cast->enabled && te__recipe_in_attention(&cast->recipe); }
-
-/* te_attention, or what it is in FP8, as m sees the region in force -> [.., H dv]. s: m's, for TE__ATTENTION_GEMMS products. */
-static te_tensor *te__core_attention(te_module *m, te__scaling *s, te_tensor *q, te_tensor *k, te_tensor *v, const te_attention_desc *desc, bool fp8_output) {
-    te__autocast cast;
-    te__quant_call call;
-    te_recipe inner;
-    te_result result;
-    if (!te__runs_fp8_attention(m, &cast)) return te__heads_joined(te_attention(q, k, v, desc));
-    result = te__scaling_prepare(m, s, &call);
-    inner = te__attention_inner_recipe(&cast.recipe);
-    if (result == TE_OK && cast.recipe.kind == TE_RECIPE_CURRENT) result = te__scaling_slots(m, s, &inner, &call);
-    call.group = cast.amax_group; /* heads of other ranks meet in no product */
-    return result == TE_OK ? te__fp8_attention_run(q, k, v, desc, &call, fp8_output) : NULL;
-}
-
 /* ==== nn/inference.c ============================================================================================ */
 
 /* nn/inference.c: keys and values of earlier calls: which sequences there are, the pages that each has, and each layer's memory. Knows functions and the module tree; must not know
@@ -54790,6 +54536,266 @@ TE_API te_result te_inference_params_convert_paged_to_nonpaged(te_inference_para
     return te_error_code(c->te);
 }
 
+/* ==== nn/fp8_attention.c ======================================================================================== */
+
+/* nn/fp8_attention.c: the core of attention under a recipe with fp8_dpa: q, k, v, S, o and the gradients of all are rounded to FP8 codes where TransformerEngine rounds
+ * them, and the products run in high precision on what the codes say. Knows te_attention's parts, quantizers and the scaling state; must not know the module tree.
+ *
+ *              forward                                   backward
+ *   per-tensor q, k, v by one scale; S; o                dO; dP; dq, dk, dv by one scale
+ *   MXFP8      q, k along d, v along s; o along d        dO along d; dq, dk along d, dv along s
+ *
+ * Delayed scaling has six slots. Current scaling knows the tensors beforehand, but not S and dP, which no memory holds: these two go by delayed scaling with the latest amax,
+ * as in TransformerEngine. D, the sum of S times its gradient, is that of the unrounded S (te_attn_fp8): gradients pass through the roundings unchanged. */
+
+/* TransformerEngine's slots of three products: qkv is an output of the first, o an input of the second, S an output of the third. */
+enum {
+    TE__ATTENTION_GEMMS = 3,
+    TE__SLOT_QKV = 0 * TE__SLOTS_FORWARD + TE__SLOT_OUTPUT,
+    TE__SLOT_O = 1 * TE__SLOTS_FORWARD + TE__SLOT_INPUT,
+    TE__SLOT_S = 2 * TE__SLOTS_FORWARD + TE__SLOT_OUTPUT,
+    TE__SLOT_DQKV = 0 * TE__SLOTS_BACKWARD + TE__SLOT_GRAD_OUTPUT,
+    TE__SLOT_DO = 1 * TE__SLOTS_BACKWARD + TE__SLOT_GRAD_INPUT,
+    TE__SLOT_DP = 2 * TE__SLOTS_BACKWARD + TE__SLOT_GRAD_INPUT
+};
+
+static bool te__recipe_in_attention(const te_recipe *r) { return r->fp8_dpa || r->fp8_mha; }
+static bool te__attention_by_blocks(const te_recipe *r) { return r->kind == TE_RECIPE_MXFP8; }
+
+/* The recipe of S and dP. */
+static te_recipe te__attention_inner_recipe(const te_recipe *r) {
+    te_recipe inner = te_recipe_delayed_scaling();
+    if (r->kind == TE_RECIPE_DELAYED) return *r;
+    inner.format = r->format;
+    inner.delayed.amax_history_len = 1;
+    inner.delayed.amax_algo = TE_AMAX_MOST_RECENT;
+    return inner;
+}
+
+/* How slot i is quantized by `r`, the recipe of the call or that of S and dP. */
+static te__quant_spec te__attention_spec(const te__quant_call *q, const te_recipe *r, bool backward, int i, int usage) {
+    te__slots *slots = backward ? &q->scaling->backward : q->forward;
+    te__quant_spec spec = te__recipe_spec(r, backward, TE__SLOT_INPUT, q->group);
+    spec.usage = usage;
+    if (!(spec.cls->facts & TE__SCALE_GIVEN)) return spec;
+    spec.scale = slots->slot_scale[i];
+    spec.amax = slots->slot_amax[i];
+    slots->pending = true;
+    slots->recipe = *r;
+    slots->group = q->group;
+    return spec;
+}
+
+/* The group that reduces the amaxes of current scaling: its ranks wait for each other. */
+static te_group *te__attention_meets(const te__quant_call *q) { return q->recipe.kind == TE_RECIPE_CURRENT ? q->group : NULL; }
+
+/* Current scaling: makes *spec that of the one scale which three tensors have together. */
+static te_result te__attention_one_scale(te_tensor *const x[3], const te_recipe *r, bool backward, te__quant_spec *spec) {
+    const te_recipe given = te__attention_inner_recipe(r);
+    te_ctx *te = x[0]->te;
+    te_tensor *each = te__empty_1d(te, TE_F32, 3), *all = te__empty_1d(te, TE_F32, 1);
+    te_op_scale_from_amax_args scale = TE_ZERO;
+    te_op_amax_args amax = TE_ZERO;
+    te_result result = each && all ? TE_OK : te_error_code(te);
+    int i;
+    for (i = 0; i < 4 && result == TE_OK; i++) {
+        amax.x = i < 3 ? x[i] : each;
+        amax.amax = i < 3 ? te__slot_view(each, i) : all;
+        result = amax.amax ? te_op_amax(te, &amax) : te_error_code(te);
+    }
+    if (te_group_size(spec->group) > 1) result = result == TE_OK ? te_all_reduce(spec->group, all, TE_REDUCE_MAX) : te__refuse(spec->group, TE__ALL_REDUCE, result);
+    scale.amax = all;
+    scale.scale = te__empty_1d(te, TE_F32, 1);
+    scale.fp8_max = te_dtype_max(spec->dtype);
+    scale.epsilon = spec->epsilon;
+    scale.power_of_two = spec->power_of_two;
+    if (result == TE_OK) result = scale.scale ? te_op_scale_from_amax(te, &scale) : te_error_code(te);
+    *spec = te__recipe_spec(&given, backward, TE__SLOT_INPUT, NULL);
+    spec->scale = scale.scale;
+    return result;
+}
+
+/* Codes of q, k, v, or of their gradients; a v by blocks, which lies as `kv` says, is quantized as [b, h, s, d]. Without history. Where it fails, the ranks of the group hear of it. */
+static te_result te__attention_quantize(te_tensor *const x[3], te_qkv_format kv, const te__quant_call *call, bool backward, te_tensor *y[3]) {
+    te__quant_spec spec = te__attention_spec(call, &call->recipe, backward, backward ? TE__SLOT_DQKV : TE__SLOT_QKV, TE_ROWWISE);
+    bool blocks = te__attention_by_blocks(&call->recipe), current = call->recipe.kind == TE_RECIPE_CURRENT;
+    te_tensor *flat[3];
+    int i;
+    for (i = 0; i < 3; i++) {
+        flat[i] = te_tensor_detach(x[i]);
+        if (blocks && i == 2) flat[i] = te__heads_first(flat[i], kv);
+        flat[i] = te_tensor_contiguous(flat[i]);
+        if (!flat[i]) return te__refuse(te__attention_meets(call), TE__ALL_REDUCE, te_error_code(x[0]->te));
+    }
+    if (current && te__attention_one_scale(flat, &call->recipe, backward, &spec) != TE_OK) return te_error_code(x[0]->te);
+    for (i = 0; i < 3; i++) {
+        spec.usage = blocks && i == 2 ? TE_COLUMNWISE : TE_ROWWISE;
+        y[i] = te__quantize(flat[i], &spec);
+        if (!y[i]) return backward ? te_error_code(x[0]->te) : te__refuse(te__attention_meets(call), TE__ALL_REDUCE, te_error_code(x[0]->te)); /* o comes next */
+    }
+    return TE_OK;
+}
+/* Their values, in the format of the tensors that they were made from. */
+static te_result te__attention_decode(te_tensor *const y[3], te_qkv_format kv, const te_recipe *r, te_tensor *x[3]) {
+    int i;
+    for (i = 0; i < 3; i++) {
+        x[i] = te__quant_value(y[i], y[i]->dtype);
+        if (te__attention_by_blocks(r) && i == 2) x[i] = te__heads_back(x[i], kv);
+        if (!x[i]) return te_error_code(y[i]->te);
+    }
+    return TE_OK;
+}
+
+/* [.., H, d] as [.., H d], and back. */
+static te_tensor *te__heads_joined(te_tensor *x) {
+    int64_t shape[4];
+    if (!x) return NULL;
+    memcpy(shape, x->shape, sizeof(shape));
+    shape[x->ndim - 2] *= shape[x->ndim - 1];
+    return te_tensor_view(x, x->ndim - 1, shape);
+}
+static te_tensor *te__heads_apart(te_tensor *x, int64_t heads) {
+    int64_t shape[4];
+    if (!x) return NULL;
+    memcpy(shape, x->shape, (size_t)x->ndim * sizeof(int64_t));
+    shape[x->ndim] = heads ? shape[x->ndim - 1] / heads : 0;
+    shape[x->ndim - 1] = heads;
+    return te_tensor_view(x, x->ndim + 1, shape);
+}
+
+typedef struct te__fp8_attention {
+    te_op_attn_fwd_args args; /* its tensors are those that the node saved */
+    te__quant_call quant;
+} te__fp8_attention;
+
+static void te__fp8_attention_release(te_ctx *te, void *state) {
+    te__score_mod_drop(te, &((te__fp8_attention *)state)->args.extras.score_mod);
+    te__quant_call_drop(&((te__fp8_attention *)state)->quant);
+}
+
+static te_result te__fp8_attention_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
+    const te__fp8_attention *s = (const te__fp8_attention *)state;
+    const te_recipe *recipe = &s->quant.recipe, inner = te__attention_inner_recipe(recipe);
+    const te_qkv_format kv = te__attn_kv_format(&s->args);
+    te_tensor *list[TE__ATTENTION_SAVED], *gradient = te_tensor_contiguous(dy[0]), *codes[3];
+    te__quant_spec spec = te__attention_spec(&s->quant, recipe, true, TE__SLOT_DO, TE_ROWWISE);
+    te_op_attn_bwd_args args;
+    te_result result;
+    memcpy(list, saved, sizeof(list));
+    result = te__attention_decode(saved, kv, recipe, list);
+    if (result == TE_OK && !gradient) result = te_error_code(te);
+    if (result != TE_OK) return te__refuse(te__attention_meets(&s->quant), TE__ALL_REDUCE, result);
+    args = te__attention_gradients(&s->args, list, dx, needs);
+    gradient = te__quantize(gradient, &spec);
+    if (!gradient) return te_error_code(te);
+    args.d_o = te__heads_apart(te__quant_value(gradient, gradient->dtype), list[0]->shape[list[0]->ndim - 2]);
+    if (!te__attention_by_blocks(recipe)) {
+        spec = te__attention_spec(&s->quant, &inner, true, TE__SLOT_DP, TE_ROWWISE);
+        args.fp8.s_dtype = te__recipe_dtype(recipe, false);
+        args.fp8.s_scale = saved[TE__ATTENTION_SAVED];
+        args.fp8.dp_dtype = spec.dtype;
+        args.fp8.dp_scale = spec.scale;
+        args.fp8.dp_amax = spec.amax;
+    }
+    result = args.d_o && te__attention_made(dx, needs) ? te_op_attn_bwd(te, &args) : te_error_code(te);
+    result = result == TE_OK ? te__attention_quantize(dx, kv, &s->quant, true, codes) : te__refuse(te__attention_meets(&s->quant), TE__ALL_REDUCE, result);
+    return result == TE_OK ? te__attention_decode(codes, kv, recipe, dx) : result;
+}
+
+/* MXFP8 has whole blocks along d and, for v, along s. */
+static bool te__attention_blocks_fit(const te_op_attn_fwd_args *a) {
+    const te_tensor *q = a->q, *k = a->k, *v = a->v;
+    char x[TE__SHAPE_TEXT], y[TE__SHAPE_TEXT], z[TE__SHAPE_TEXT];
+    if (a->format != TE_THD && !a->extras.page_table && q->shape[te__attn_seq_dim(a->format)] % 128 == 0 && k->shape[te__attn_seq_dim(te__attn_kv_format(a))] % 128 == 0 &&
+        q->shape[3] % 32 == 0 && v->shape[3] % 32 == 0)
+        return true;
+    te__fail(q->te, TE_ERR_SHAPE, "DotProductAttention: q is %s, k %s, v %s%s, with fp8_dpa of recipe mxfp8: sequences that are multiples of 128 and heads that are multiples of 32, "
+             "neither packed nor in pages, are needed; give the module another recipe (te_module_set_recipe)", te__shape_text(q, x), te__shape_text(k, y), te__shape_text(v, z),
+             a->format == TE_THD ? " (TE_THD)" : a->extras.page_table ? " (pages)" : "");
+    return false;
+}
+
+/* softmax(q k^T) v -> [.., H dv]; with fp8_output quantized, for a product. `call` is that of a recipe with fp8_dpa. */
+static te_tensor *te__fp8_attention_run(te_tensor *q, te_tensor *k, te_tensor *v, const te_attention_desc *desc, const te__quant_call *call, bool fp8_output) {
+    te_ctx *te = q->te;
+    const te_recipe inner = te__attention_inner_recipe(&call->recipe);
+    const bool blocks = te__attention_by_blocks(&call->recipe);
+    const te__rng_state before = te__rng_now(te);
+    te__fp8_attention state = TE_ZERO;
+    te_tensor *parts[3], *codes[3], *values[3], *in[TE__ATTENTION_INPUTS], *saved[TE__ATTENTION_SAVED + 1], *y = NULL;
+    te_op_attn_fwd_args *args = &state.args;
+    te__quant_spec spec;
+    bool ready;
+    parts[0] = q;
+    parts[1] = k;
+    parts[2] = v;
+    te__frame_begin(te);
+    ready = te__attention_open(q, k, v, desc, args) && (!blocks || te__attention_blocks_fit(args));
+    if (!ready) te__refuse(te__attention_meets(call), TE__ALL_REDUCE, te_error_code(te));
+    if (!ready || te__attention_quantize(parts, te__attn_kv_format(args), call, false, codes) != TE_OK) {
+        te__rng_back(te, before);
+        return te__frame_return(te, NULL);
+    }
+    ready = te__attention_decode(codes, te__attn_kv_format(args), &call->recipe, values) == TE_OK;
+    saved[TE__ATTENTION_SAVED] = NULL;
+    if (ready && !blocks) {
+        spec = te__attention_spec(call, &inner, false, TE__SLOT_S, TE_ROWWISE);
+        /* The update at the end of the region changes the slot, and the backward pass needs this scale. */
+        saved[TE__ATTENTION_SAVED] = te__empty_like(spec.scale, TE_F32);
+        ready = saved[TE__ATTENTION_SAVED] && te_tensor_copy(saved[TE__ATTENTION_SAVED], spec.scale) == TE_OK;
+        args->fp8.s_dtype = spec.dtype;
+        args->fp8.s_scale = spec.scale;
+        args->fp8.s_amax = spec.amax;
+    }
+    args->q = values[0];
+    args->k = values[1];
+    args->v = values[2];
+    if (ready && te_op_attn_fwd(te, args) == TE_OK) {
+        spec = te__attention_spec(call, &call->recipe, false, TE__SLOT_O, TE_ROWWISE | (fp8_output && te_grad_enabled(te) ? TE_COLUMNWISE : 0));
+        y = te__heads_joined(te_tensor_detach(args->o));
+        y = y ? te__quantize(y, &spec) : NULL;
+        if (y && !fp8_output) y = te__quant_value(y, y->dtype);
+    } else
+        te__refuse(te__attention_meets(call), TE__ALL_REDUCE, te_error_code(te));
+    if (y && !te__attention_save(args, parts, in, saved)) y = NULL;
+    if (y) {
+        memcpy(saved, codes, sizeof(codes));
+        if (!blocks) saved[3] = NULL;
+        memset(&args->fp8, 0, sizeof(args->fp8));
+        state.quant = te__quant_call_keep(call);
+        y = te__record_owning("fp8_attention", y, te__fp8_attention_backward, &state, sizeof(state), te__fp8_attention_release, in, TE__ATTENTION_INPUTS, saved,
+                              TE__ATTENTION_SAVED + 1);
+    }
+    if (!y) te__rng_back(te, before);
+    return te__frame_return(te, y);
+}
+
+/* ---- for DotProductAttention ---- */
+
+/* Does m quantize its core in this region? */
+static bool te__runs_fp8_attention(const te_module *m, te__autocast *cast) { return te__autocast_of(m, cast) && cast->enabled && te__recipe_in_attention(&cast->recipe); }
+
+/* te_attention, or what it is in FP8, as m sees the region in force -> [.., H dv]. s: m's, for TE__ATTENTION_GEMMS products. */
+static te_tensor *te__core_attention(te_module *m, te__scaling *s, te_tensor *q, te_tensor *k, te_tensor *v, const te_attention_desc *desc, bool fp8_output) {
+    te__autocast cast;
+    te__quant_call call;
+    te_recipe inner;
+    te_result result;
+    if (!te__runs_fp8_attention(m, &cast)) return te__heads_joined(te_attention(q, k, v, desc));
+    result = te__scaling_prepare(m, s, &call);
+    inner = te__attention_inner_recipe(&cast.recipe);
+    if (result == TE_OK && cast.recipe.kind == TE_RECIPE_CURRENT) result = te__scaling_slots(m, s, &inner, &call);
+    call.group = cast.amax_group; /* heads of other ranks meet in no product */
+    return result == TE_OK ? te__fp8_attention_run(q, k, v, desc, &call, fp8_output) : NULL;
+}
+
+/* Does `core` hand its output to `proj` quantized? Where both are te.h's own and have recipes of one kind, with one scale a tensor. */
+static bool te__hands_fp8(const te_module *core, const te_module *proj) {
+    te__autocast a, b;
+    return core && proj && core->built_in && !core->own_forward && proj->built_in && !proj->own_forward && core->has_fp8_output && proj->cls == &te__linear_class &&
+           te__runs_fp8_attention(core, &a) && te__autocast_of(proj, &b) && a.recipe.kind == b.recipe.kind && !te__attention_by_blocks(&a.recipe);
+}
+
 /* ==== nn/core_attention.c ======================================================================================= */
 
 /* nn/core_attention.c: DotProductAttention: the options of the module and of its call become those of te_attention. Knows functions and the module tree; must not know
@@ -54797,8 +54803,8 @@ TE_API te_result te_inference_params_convert_paged_to_nonpaged(te_inference_para
 
 typedef struct te__dpa_module {
     te_attention_options options; /* with defaults */
-    te__scaling *scaling;         /* of FP8 attention */
     te_tensor *slopes;            /* ALiBi's of this rank's heads (retained), where ranks share them; NULL until a call needs them */
+    te__scaling *scaling;         /* of attention in FP8 */
 } te__dpa_module;
 
 /* Ranks share the heads of attention, whole groups of them. */
@@ -54994,8 +55000,8 @@ static te_result te__dpa_call(te_module *m, const te_attention_call *c, te_tenso
         if (!x->alibi_slopes) return te_error_code(m->te);
     }
     x->softmax_type = o->softmax_type;
-    if (c->score_mod) x->score_mod = *c->score_mod;
     if (o->softmax_type == TE_SOFTMAX_LEARNABLE) x->softmax_offset = te_module_parameter(m, "softmax_offset");
+    if (c->score_mod) x->score_mod = *c->score_mod;
     a->softmax_scale = o->softmax_scale;
     a->dropout_p = te_module_is_training(m) ? o->attention_dropout : 0.0f;
     return TE_OK;
@@ -55028,9 +55034,8 @@ static te_result te__dpa_forward(te_module *m, te_forward_args *args) {
     return te__output(m, args, y);
 }
 static void te__dpa_destroy(te_module *m) {
-    te__dpa_module *s = (te__dpa_module *)m->state;
-    te_tensor_release(s->slopes);
-    te__scaling_leave(s->scaling);
+    te_tensor_release(((te__dpa_module *)m->state)->slopes);
+    te__scaling_leave(((te__dpa_module *)m->state)->scaling);
 }
 static te_result te__dpa_reset(te_module *m) {
     te_tensor *offset = te_module_parameter(m, "softmax_offset");
@@ -55181,14 +55186,6 @@ static bool te__mha_parts(te_module *m, const te_forward_args *args, const te_ro
     }
     if (rotary) parts[0] = te_apply_rotary_pos_emb(parts[0], rotary, o->qkv_format);
     return parts[0] && parts[1] && parts[2];
-}
-
-/* Does `core` hand its output to `proj` quantized? Where both are te.h's own and have recipes of one kind, with one scale a tensor. The gradient comes back plain: the core's slot
- * sees what the projection's would. */
-static bool te__hands_fp8(const te_module *core, const te_module *proj) {
-    te__autocast a, b;
-    return core && proj && core->cls == &te__dpa_class && !core->own_forward && proj->cls == &te__linear_class && !proj->own_forward && te__runs_fp8_attention(core, &a) &&
-           te__autocast_of(proj, &b) && a.recipe.kind == b.recipe.kind && !te__attention_by_blocks(&a.recipe);
 }
 
 /* The rotation of a call's queries (which 0) or keys (1), where its sequences stand: *own, or NULL. Under a cache it goes on behind the tokens that are there. */

@@ -3,8 +3,8 @@
 
 typedef struct te__dpa_module {
     te_attention_options options; /* with defaults */
-    te__scaling *scaling;         /* of FP8 attention */
     te_tensor *slopes;            /* ALiBi's of this rank's heads (retained), where ranks share them; NULL until a call needs them */
+    te__scaling *scaling;         /* of attention in FP8 */
 } te__dpa_module;
 
 /* Ranks share the heads of attention, whole groups of them. */
@@ -200,8 +200,8 @@ static te_result te__dpa_call(te_module *m, const te_attention_call *c, te_tenso
         if (!x->alibi_slopes) return te_error_code(m->te);
     }
     x->softmax_type = o->softmax_type;
-    if (c->score_mod) x->score_mod = *c->score_mod;
     if (o->softmax_type == TE_SOFTMAX_LEARNABLE) x->softmax_offset = te_module_parameter(m, "softmax_offset");
+    if (c->score_mod) x->score_mod = *c->score_mod;
     a->softmax_scale = o->softmax_scale;
     a->dropout_p = te_module_is_training(m) ? o->attention_dropout : 0.0f;
     return TE_OK;
@@ -234,9 +234,8 @@ static te_result te__dpa_forward(te_module *m, te_forward_args *args) {
     return te__output(m, args, y);
 }
 static void te__dpa_destroy(te_module *m) {
-    te__dpa_module *s = (te__dpa_module *)m->state;
-    te_tensor_release(s->slopes);
-    te__scaling_leave(s->scaling);
+    te_tensor_release(((te__dpa_module *)m->state)->slopes);
+    te__scaling_leave(((te__dpa_module *)m->state)->scaling);
 }
 static te_result te__dpa_reset(te_module *m) {
     te_tensor *offset = te_module_parameter(m, "softmax_offset");

@@ -43,7 +43,7 @@ static te_result te__module_run_as(te_module *m, te_forward_args *args, te_resul
     te_tensor *made[TE__OUTPUTS];
     te_result result;
     te__path *path;
-    if (m->built_in && !m->own_forward && (!te__codes_ok(m, args) || !te__options_ok(te, m->cls->name, TE__DESC_CALL, args))) return TE_ERR_UNSUPPORTED;
+    if (m->built_in && !m->own_forward && !te__codes_ok(m, args)) return TE_ERR_UNSUPPORTED;
     memcpy(before, te->module_path, sizeof(before));
     te_module_path(m, te->module_path, sizeof(te->module_path));
     path = te->path;

@@ -248,3 +248,10 @@ static te_tensor *te__core_attention(te_module *m, te__scaling *s, te_tensor *q,
     call.group = cast.amax_group; /* heads of other ranks meet in no product */
     return result == TE_OK ? te__fp8_attention_run(q, k, v, desc, &call, fp8_output) : NULL;
 }
+
+/* Does `core` hand its output to `proj` quantized? Where both are te.h's own and have recipes of one kind, with one scale a tensor. */
+static bool te__hands_fp8(const te_module *core, const te_module *proj) {
+    te__autocast a, b;
+    return core && proj && core->built_in && !core->own_forward && proj->built_in && !proj->own_forward && core->has_fp8_output && proj->cls == &te__linear_class &&
+           te__runs_fp8_attention(core, &a) && te__autocast_of(proj, &b) && a.recipe.kind == b.recipe.kind && !te__attention_by_blocks(&a.recipe);
+}

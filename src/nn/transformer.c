@@ -83,14 +83,6 @@ static bool te__mha_parts(te_module *m, const te_forward_args *args, const te_ro
     return parts[0] && parts[1] && parts[2];
 }
 
-/* Does `core` hand its output to `proj` quantized? Where both are te.h's own and have recipes of one kind, with one scale a tensor. The gradient comes back plain: the core's slot
- * sees what the projection's would. */
-static bool te__hands_fp8(const te_module *core, const te_module *proj) {
-    te__autocast a, b;
-    return core && proj && core->cls == &te__dpa_class && !core->own_forward && proj->cls == &te__linear_class && !proj->own_forward && te__runs_fp8_attention(core, &a) &&
-           te__autocast_of(proj, &b) && a.recipe.kind == b.recipe.kind && !te__attention_by_blocks(&a.recipe);
-}
-
 /* The rotation of a call's queries (which 0) or keys (1), where its sequences stand: *own, or NULL. Under a cache it goes on behind the tokens that are there. */
 static te_result te__mha_rotary(te_module *m, const te_forward_args *args, int which, te_rotary_desc *own, const te_rotary_desc **rotary) {
     const te_attention_options *o = &((const te_multihead_attention_desc *)m->state)->attention;

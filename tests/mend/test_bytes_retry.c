@@ -14,9 +14,9 @@ typedef struct kind_of_step {
     int every;      /* request is refused, to save time; 0 => 1 */
     bool stays_out; /* until the error has been cleared: what is given back then has to wait */
     bool offload;   /* activations go to host memory */
-    bool attention; /* attention in FP8, too */
     bool sgd;       /* with dampening, whose first step differs from later ones */
     bool scaled;    /* the loss, by a te_grad_scaler; and parameters have groups */
+    bool attention; /* attention in FP8, too */
 } kind_of_step;
 
 static te_result delayed_slots(void *user, const te_quantizer_role *role, te_quantizer_desc *desc) {

@@ -48,7 +48,7 @@ static te_module *create(te_ctx *te, int kind, const any_desc *d) {
 }
 static size_t size_of(int kind) {
     static const size_t sizes[TE__DESCS] = {sizeof(te_linear_desc), sizeof(te_norm_desc), sizeof(te_layernorm_linear_desc), sizeof(te_layernorm_mlp_desc),
-                                            sizeof(te_dot_product_attention_desc), sizeof(te_multihead_attention_desc), sizeof(te_transformer_layer_desc), sizeof(te_grouped_linear_desc), sizeof(te_forward_args),
+                                            sizeof(te_dot_product_attention_desc), sizeof(te_multihead_attention_desc), sizeof(te_transformer_layer_desc), sizeof(te_grouped_linear_desc),
                                             sizeof(te_forward_args)};
     return sizes[kind];
 }
@@ -62,7 +62,7 @@ static const char *set_field(any_desc *d, const te__option_place *place, const t
 TE_TEST(options_not_yet_are_refused_by_every_desc) {
     te_ctx *te = test_context("cpu");
     int fields = 0;
-    for (int kind = 0; kind < TE__DESC_CALL; kind++) {
+    for (int kind = 0; kind < TE__DESC_SDPA_CALL; kind++) {
         any_desc d = desc_of(kind);
         te_module *m = create(te, kind, &d);
         test_case("desc %d as it is", kind);
@@ -97,7 +97,7 @@ TE_TEST(options_of_a_call_that_sdpa_does_not_read) {
     const te__option_place *p = &te__all_options[TE__DESC_SDPA_CALL].places[0];
     CHECK(p->group->num_fields > 10);
     for (int i = 0; i < p->group->num_fields; i++) {
-        any_desc call = desc_of(TE__DESC_CALL);
+        any_desc call = desc_of(TE__DESC_SDPA_CALL);
         char name[128];
         call.call.input = call.call.key = call.call.value = x;
         CHECK(te_forward_with(m, &call.call) != NULL);

@@ -55,7 +55,7 @@ help:
 	@echo 'make x86         the CPU tests on 32-bit x86 (gcc-multilib)'
 	@echo 'make windows     the CPU tests on Windows (gcc-mingw-w64-x86-64, wine64)'
 	@echo 'make short       a short `make run` and `make moe` whose losses are checked'
-	@echo 'make test-models  examples/llama.c against transformers (pip, torch)    (ARGS="llama mixtral" for some)'
+	@echo 'make test-models  examples/llama.c against transformers (pip: 0.6 GB)   (ARGS="llama mixtral" for some)'
 	@echo 'make golden      writes tests/golden with numpy and ml_dtypes; only for a change of contract'
 	@echo 'make tree        the rooms of src/, their parts and sizes'
 	@echo 'make clean       removes build/'
@@ -185,18 +185,13 @@ $(BUILD)/golden: tools/golden/requirements.txt
 golden: $(BUILD)/golden
 	PYTHONDONTWRITEBYTECODE=1 $</bin/python tools/golden/golden.py tests/golden
 
-# The example against transformers: small random models of each family. TORCH_INDEX: torch for the CPU alone is a twentieth of the default's size; where the
-# index cannot be reached, pip takes the default.
-TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
-$(BUILD)/models/venv: tools/models/requirements.txt
-	@mkdir -p $(@D)
-	$(PYTHON) -m venv $@
-	@$@/bin/python -m pip install -qq --retries 0 --index-url $(TORCH_INDEX) "$$(grep '^torch==' $<)" 2>/dev/null || echo '  $(TORCH_INDEX) cannot be had: torch with CUDA'
-	$@/bin/python -m pip install -qq -r $<
+# The example against transformers: small random models of each family, edited configurations, calls that cannot work.
+$(BUILD)/models/installed: tools/models/requirements.txt tools/models/install.sh
+	tools/models/install.sh $(PYTHON) $(@D)/site
 	@touch $@
 
-test-models: $(BUILD)/models/venv $(BUILD)/llama
-	TE_DEVICE=$(or $(TE_DEVICE),cpu) PYTHONDONTWRITEBYTECODE=1 $</bin/python tools/models/models.py $(BUILD)/llama $(BUILD)/models/work $(ARGS)
+test-models: $(BUILD)/models/installed $(BUILD)/llama
+	TE_DEVICE=$(or $(TE_DEVICE),cpu) PYTHONPATH=$(BUILD)/models/site PYTHONDONTWRITEBYTECODE=1 $(PYTHON) tools/models/models.py $(BUILD)/llama $(BUILD)/models/work $(ARGS)
 .PHONY: test-models
 
 # ---- gates ------------------------------------------------------------------------------------------------------------

@@ -1715,7 +1715,7 @@ typedef struct te_op_softcap_args {
 
 /* y = softmax of s over the keys that a query sees, 0 elsewhere (all of a row that sees none); s = cap * tanh(scale * x / cap), or scale * x without a cap.
  *   x, y    [.., s_q, s_kv]: products of queries and keys
- *   mask, window  as in te_op_attn_fwd */
+ *   mask, window  as in te_op_attn_fwd; the window's diagonal is j = i, but for TE_MASK_CAUSAL_BOTTOM_RIGHT */
 typedef struct te_op_capped_softmax_fwd_args {
     const te_tensor *x;
     te_tensor *y;
@@ -3666,12 +3666,16 @@ typedef struct te_lm_rotary {
  *         input_layernorm, post_attention_layernorm[, pre_feedforward_layernorm, post_feedforward_layernorm]   RMSNorm
  *         self_attn                      DecoderAttention: q_proj, k_proj, v_proj, o_proj (Linear)[, q_norm, k_norm (RMSNorm)], sdpa (SDPA)
  *         mlp                            DecoderMLP: gate_proj, up_proj, down_proj (Linear)
- *         block_sparse_moe               with experts, in place of mlp: gate (Linear), experts.E: w1 (gate), w3 (up), w2 (down)
+ *         block_sparse_moe               with experts, in place of mlp: gate (Linear), experts.E: w1 (gate), w3 (up), w2 (down), and w1, w3, w2 (GroupedLinear)
  *     model.norm                         RMSNorm
  *     lm_head                            Linear, unless the embedding's table is used for it
  *
  * Under autocast the projections are quantized; the embedding, the gate of experts and the product with the vocabulary stay in high precision, and are
- * not stored quantized either. Zero-initialised. */
+ * not stored quantized either.
+ *
+ * Experts run together, and sizes that the gate decides stay on the device, so te_graph_begin can record such a model. Each of the three GroupedLinear multiplies the rows of
+ * all experts by the weights of the Linear of its name in each: those hold the parameters, and a forward or a recipe of their own is not asked; set it on the GroupedLinear.
+ * Zero-initialised. */
 typedef struct te_causal_lm_desc {
     int64_t vocab_size, hidden_size, intermediate_size; /* rows of the embedding, their size, and the size inside the MLP (of each expert) */
     int num_hidden_layers;       /* at least 1 */
@@ -3691,14 +3695,13 @@ typedef struct te_causal_lm_desc {
     int64_t sliding_window;      /* keys that a layer with a window sees, the query's own included; 0 => no windows */
     const bool *sliding_layers;  /* [num_hidden_layers]: which layers have it; NULL => all. Copied */
     te_lm_rotary rotary, sliding_rotary; /* of layers without and with a window */
-    int num_local_experts, num_experts_per_tok; /* experts of each layer, and how many of them a token goes to, by the softmax of these; 0 => none */
+    int num_local_experts, num_experts_per_tok; /* experts of each layer, up to TE_MAX_GEMMS, and how many of them a token goes to, by the softmax of these; 0 => none */
     te_dtype params_dtype;       /* of parameters and hidden states: f32, f16 or bf16; 0 => bf16 */
     te_params_device device;     /* of parameters; 0 => the context's */
     te_init init;                /* of weights */
     const char *name;            /* copied; NULL => "causal_lm" */
 } te_causal_lm_desc;
-/* Makes such a model. Forward: ids i32 or i64 [b, s] -> logits [b, s, vocab_size] in params_dtype. NULL with TE_ERR_INVALID for sizes that do not fit. Owned by the caller.
- * The layers with experts wait for the device to see which tokens go where. */
+/* Makes such a model. Forward: ids i32 or i64 [b, s] -> logits [b, s, vocab_size] in params_dtype. NULL with TE_ERR_INVALID for sizes that do not fit. Owned by the caller. */
 TE_API te_module *te_causal_lm_create(te_ctx *te, const te_causal_lm_desc *desc);
 
 /* The attention core of such a model, the child `sdpa` of each self_attn: what another attention takes the place of, by te_module_set_forward. Its forward gets
@@ -3706,7 +3709,7 @@ TE_API te_module *te_causal_lm_create(te_ctx *te, const te_causal_lm_desc *desc)
  * [b, s, H, d]; args->attention.attn_mask_type is TE_MASK_CAUSAL, or TE_MASK_CAUSAL_BOTTOM_RIGHT where keys of earlier calls are there. The rest is this desc, which
  * te_module_state gives. */
 typedef struct te_sdpa_desc {
-    te_qkv_format format; /* of query, key, value and output; 0 => [s, b, H, d] */
+    te_qkv_format format; /* of query, key, value and output; 0 => [s, b, H, d]. TE_THD: not with softcap */
     te_attn_mask mask;    /* where a call gives none; 0 => causal */
     te_window window;     /* on top of the mask */
     float softmax_scale;  /* 0 => 1 / sqrt(d) */
@@ -3715,7 +3718,7 @@ typedef struct te_sdpa_desc {
     float dropout_p;      /* in training; 0 => none */
     const char *name;     /* copied; NULL => "sdpa" */
 } te_sdpa_desc;
-/* A module of that class, without parameters. NULL: TE_ERR_INVALID for a softcap that is negative, TE_ERR_UNSUPPORTED for one with sinks or dropout_p. */
+/* A module of that class, without parameters. NULL: TE_ERR_INVALID for a softcap that is negative, TE_ERR_UNSUPPORTED for one with sinks, dropout_p or TE_THD. */
 TE_API te_module *te_sdpa_create(te_ctx *te, const te_sdpa_desc *desc);
 
 /* Makes room for the keys and values of `max_length` positions of `batch` sequences, for all layers of a model (te_causal_lm_create, te_hf_open), in its format. A forward
@@ -50254,18 +50257,34 @@ TE_API te_tensor *te_softcap(te_tensor *x, float cap) {
 
 /* ---- attention whose scores are capped ----
  *
- * Head by head, with the scores of one in memory: te_op_attn_fwd has no cap. The backward pass computes them again. */
+ * Head by head, some queries at a time, against the keys that any of these sees: te_op_attn_fwd has no cap. The backward pass computes the scores again. */
+
+enum { TE__CAPPED_ROWS = 512 }; /* queries whose scores are in memory together: as many rows, however long the sequence */
 
 typedef struct te__capped_state {
     float scale, cap;
-    te_attn_mask mask;
-    te_window window;
+    int64_t left, right, diagonal; /* query i sees keys i + diagonal - left to i + diagonal + right; -1: no bound on that side */
 } te__capped_state;
 
-/* Matrix i of x [b, n, s, d]. */
-static te_tensor *te__head(const te_tensor *x, int64_t i) {
-    const int64_t rows = x->shape[2], cols = x->shape[3];
-    return te__alias_2d(x, i * rows * cols * te__dtype_size(x->dtype), x->dtype, rows, cols);
+typedef struct te__capped_block {
+    int64_t first, rows; /* queries */
+    int64_t key, keys;   /* all that they see */
+    te_window window;    /* of the block's queries in the block's keys, under no mask */
+} te__capped_block;
+
+/* The first block, of one that is zero, or the one behind b: false where there is none. The queries before, between and behind blocks see no key. */
+static bool te__capped_next(const te__capped_state *s, int64_t s_q, int64_t s_kv, te__capped_block *b) {
+    int64_t at;
+    b->first += b->rows;
+    if (s->right >= 0) b->first = te__max(b->first, -(s->diagonal + s->right));
+    b->rows = te__min(TE__CAPPED_ROWS, s_q - b->first);
+    at = b->first + s->diagonal;
+    b->key = s->left < 0 ? 0 : te__max(0, at - s->left);
+    b->keys = (s->right < 0 ? s_kv : te__min(s_kv, at + b->rows + s->right)) - b->key;
+    b->window.on = true;
+    b->window.left = s->left < 0 ? -1 : s->left - (at - b->key);
+    b->window.right = s->right < 0 ? -1 : s->right + (at - b->key);
+    return b->rows > 0 && b->keys > 0;
 }
 
 /* d = op(a) op(b), or added to it. */
@@ -50284,49 +50303,71 @@ static te_result te__head_product(te_tensor *a, bool a_transposed, te_tensor *b,
     return te_op_gemm(d->te, &g);
 }
 
-static te_result te__capped_softmax(const te__capped_state *s, te_tensor *x, te_tensor *y) {
+/* Rows first .. first + n - 1 of head i of x. */
+static te_tensor *te__head_rows(const te_tensor *x, int64_t i, int64_t first, int64_t n) {
+    const int64_t cols = x->shape[3];
+    return te__alias_2d(x, (i * x->shape[2] + first) * cols * te__dtype_size(x->dtype), x->dtype, n, cols);
+}
+/* Room for a block's matrix of scores in x, which has room for any block's. */
+static te_tensor *te__capped_scores_of(const te_tensor *x, const te__capped_block *b) { return te__alias_2d(x, 0, x->dtype, b->rows, b->keys); }
+static te_tensor *te__capped_room(te_ctx *te, te_dtype dtype, int64_t s_q, int64_t s_kv) { return te__empty_2d(te, dtype, te__min(TE__CAPPED_ROWS, s_q), s_kv); }
+
+static te_result te__capped_softmax(const te__capped_state *s, const te__capped_block *b, te_tensor *x, te_tensor *y) {
     te_op_capped_softmax_fwd_args a = TE_ZERO;
     a.x = x;
     a.y = y;
     a.scale = s->scale;
     a.cap = s->cap;
-    a.mask = s->mask;
-    a.window = s->window;
+    a.mask = TE_MASK_NONE;
+    a.window = b->window;
     return te_op_capped_softmax_fwd(x->te, &a);
 }
 
-static te_result te__capped_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
-    const te__capped_state *s = (const te__capped_state *)state;
-    te_tensor *q = saved[0], *k = saved[1], *v = saved[2], *d_o = te_tensor_contiguous(dy[0]);
-    const int64_t heads = q->shape[0] * q->shape[1], per_group = q->shape[1] / k->shape[1], s_q = q->shape[2], s_kv = k->shape[2];
-    /* The sums over the heads of a group are rounded once. */
-    te_tensor *scores = te__empty_2d(te, TE_F32, s_q, s_kv), *dp = te__empty_2d(te, TE_F32, s_q, s_kv), *p = te__empty_2d(te, q->dtype, s_q, s_kv);
-    te_tensor *dq = te__empty_like(q, q->dtype), *dk = te_tensor_zeros(te, TE_F32, 4, k->shape), *dv = te_tensor_zeros(te, TE_F32, 4, v->shape);
+/* The gradients of a block of head h: sums over blocks and over the heads of a group are in f32, and are rounded once. */
+static te_result te__capped_block_backward(const te__capped_state *s, const te__capped_block *b, int64_t h, int64_t group, te_tensor *const *saved, te_tensor *d_o, te_tensor *const *room,
+                                           te_tensor *const *dx) {
+    te_tensor *q = te__head_rows(saved[0], h, b->first, b->rows), *k = te__head_rows(saved[1], group, b->key, b->keys), *v = te__head_rows(saved[2], group, b->key, b->keys);
+    te_tensor *scores = te__capped_scores_of(room[0], b), *dp = te__capped_scores_of(room[1], b), *p = te__capped_scores_of(room[2], b);
     te_op_capped_softmax_bwd_args back = TE_ZERO;
-    te_result result = scores && dp && p && dq && dk && dv && d_o ? TE_OK : te_error_code(te);
-    int64_t h;
-    (void)needs;
+    te_result result;
+    d_o = te__head_rows(d_o, h, b->first, b->rows);
+    result = te__head_product(q, false, k, true, scores, false);
+    if (result == TE_OK) result = te__capped_softmax(s, b, scores, p);
+    if (result == TE_OK) result = te__head_product(p, true, d_o, false, te__head_rows(dx[2], group, b->key, b->keys), true);
+    if (result == TE_OK) result = te__head_product(d_o, false, v, true, dp, false);
     back.x = scores;
     back.dy = dp;
     back.dx = p;
     back.scale = s->scale;
     back.cap = s->cap;
-    back.mask = s->mask;
-    back.window = s->window;
+    back.mask = TE_MASK_NONE;
+    back.window = b->window;
+    if (result == TE_OK) result = te_op_capped_softmax_bwd(q->te, &back);
+    if (result == TE_OK) result = te__head_product(p, false, k, false, te__head_rows(dx[0], h, b->first, b->rows), false);
+    return result == TE_OK ? te__head_product(p, true, q, false, te__head_rows(dx[1], group, b->key, b->keys), true) : result;
+}
+static te_result te__capped_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
+    const te__capped_state *s = (const te__capped_state *)state;
+    te_tensor *q = saved[0], *k = saved[1], *v = saved[2], *d_o = te_tensor_contiguous(dy[0]), *room[3], *made[3];
+    const int64_t heads = q->shape[0] * q->shape[1], per_group = q->shape[1] / k->shape[1], s_q = q->shape[2], s_kv = k->shape[2];
+    te_result result;
+    int64_t h;
+    (void)needs;
+    room[0] = te__capped_room(te, TE_F32, s_q, s_kv);
+    room[1] = te__capped_room(te, TE_F32, s_q, s_kv);
+    room[2] = te__capped_room(te, q->dtype, s_q, s_kv);
+    made[0] = te_tensor_zeros(te, q->dtype, 4, q->shape);
+    made[1] = te_tensor_zeros(te, TE_F32, 4, k->shape);
+    made[2] = te_tensor_zeros(te, TE_F32, 4, v->shape);
+    result = room[0] && room[1] && room[2] && made[0] && made[1] && made[2] && d_o ? TE_OK : te_error_code(te);
     for (h = 0; h < heads && result == TE_OK; h++) {
-        te_tensor *qh = te__head(q, h), *kh = te__head(k, h / per_group), *d_oh = te__head(d_o, h);
-        result = te__head_product(qh, false, kh, true, scores, false);
-        if (result == TE_OK) result = te__capped_softmax(s, scores, p);
-        if (result == TE_OK) result = te__head_product(p, true, d_oh, false, te__head(dv, h / per_group), true);
-        if (result == TE_OK) result = te__head_product(d_oh, false, te__head(v, h / per_group), true, dp, false);
-        if (result == TE_OK) result = te_op_capped_softmax_bwd(te, &back);
-        if (result == TE_OK) result = te__head_product(p, false, kh, false, te__head(dq, h), false);
-        if (result == TE_OK) result = te__head_product(p, true, qh, false, te__head(dk, h / per_group), true);
+        te__capped_block b = TE_ZERO;
+        while (result == TE_OK && te__capped_next(s, s_q, s_kv, &b)) result = te__capped_block_backward(s, &b, h, h / per_group, saved, d_o, room, made);
     }
     if (result != TE_OK) return result;
-    dx[0] = dq;
-    dx[1] = te_tensor_cast(dk, k->dtype);
-    dx[2] = te_tensor_cast(dv, v->dtype);
+    dx[0] = made[0];
+    dx[1] = te_tensor_cast(made[1], k->dtype);
+    dx[2] = te_tensor_cast(made[2], v->dtype);
     return dx[1] && dx[2] ? TE_OK : te_error_code(te);
 }
 
@@ -50341,14 +50382,18 @@ static te_tensor *te__capped_heads(te_tensor *q, te_tensor *k, te_tensor *v, con
     in[1] = k;
     in[2] = v;
     te__frame_begin(te);
-    scores = te__empty_2d(te, TE_F32, q->shape[2], k->shape[2]);
-    p = te__empty_2d(te, q->dtype, q->shape[2], k->shape[2]);
-    o = te_tensor_empty(te, q->dtype, 4, shape);
+    scores = te__capped_room(te, TE_F32, q->shape[2], k->shape[2]);
+    p = te__capped_room(te, q->dtype, q->shape[2], k->shape[2]);
+    o = te_tensor_zeros(te, q->dtype, 4, shape);
     result = scores && p && o ? TE_OK : te_error_code(te);
     for (h = 0; h < heads && result == TE_OK; h++) {
-        result = te__head_product(te__head(q, h), false, te__head(k, h / per_group), true, scores, false);
-        if (result == TE_OK) result = te__capped_softmax(s, scores, p);
-        if (result == TE_OK) result = te__head_product(p, false, te__head(v, h / per_group), false, te__head(o, h), false);
+        te__capped_block b = TE_ZERO;
+        while (result == TE_OK && te__capped_next(s, q->shape[2], k->shape[2], &b)) {
+            te_tensor *x = te__capped_scores_of(scores, &b), *y = te__capped_scores_of(p, &b);
+            result = te__head_product(te__head_rows(q, h, b.first, b.rows), false, te__head_rows(k, h / per_group, b.key, b.keys), true, x, false);
+            if (result == TE_OK) result = te__capped_softmax(s, &b, x, y);
+            if (result == TE_OK) result = te__head_product(y, false, te__head_rows(v, h / per_group, b.key, b.keys), false, te__head_rows(o, h, b.first, b.rows), false);
+        }
     }
     if (result != TE_OK) o = NULL;
     return te__frame_return(te, te__record("capped_attention", o, te__capped_backward, s, sizeof(*s), in, 3, in, 3));
@@ -50364,13 +50409,30 @@ static te_tensor *te__heads_back(te_tensor *x, te_qkv_format format) {
     return te_tensor_contiguous(format == TE_SBHD ? te_tensor_transpose(x, 0, 1) : x);
 }
 
+/* The keys that each query sees: as te_attention has them, whose diagonal ends at the last key but under TE_MASK_CAUSAL. */
+static void te__capped_bounds(te__capped_state *state, const te_attention_desc *desc, int64_t s_q, int64_t s_kv) {
+    const bool causal = desc->mask != TE_MASK_NONE, top_left = causal && desc->mask != TE_MASK_CAUSAL_BOTTOM_RIGHT;
+    const int64_t all = s_q + s_kv; /* more than this is no bound, and cannot overflow */
+    state->left = desc->window.on && desc->window.left >= 0 ? te__min(desc->window.left, all) : -1;
+    state->right = causal ? 0 : desc->window.on && desc->window.right >= 0 ? te__min(desc->window.right, all) : -1;
+    state->diagonal = top_left ? 0 : s_kv - s_q;
+}
+static te_result te__capped_mask_ok(te_ctx *te, const te_attention_desc *desc) {
+    if ((int)desc->mask < 0 || desc->mask > TE_MASK_CAUSAL_BOTTOM_RIGHT)
+        return te__fail(te, TE_ERR_UNSUPPORTED, "attention: mask %d with softcap; TE_MASK_NONE (%d), TE_MASK_CAUSAL (%d) and TE_MASK_CAUSAL_BOTTOM_RIGHT (%d) are possible", (int)desc->mask,
+                        (int)TE_MASK_NONE, (int)TE_MASK_CAUSAL, (int)TE_MASK_CAUSAL_BOTTOM_RIGHT);
+    if (desc->window.on && (desc->window.left < -1 || desc->window.right < -1))
+        return te__fail(te, TE_ERR_INVALID, "attention: window is %lld, %lld; -1 (no bound) and numbers from 0 on are possible", (long long)desc->window.left, (long long)desc->window.right);
+    return TE_OK;
+}
+
 /* te_attention with scores x that become cap * tanh(x / cap). */
 static te_tensor *te__capped_attention(te_tensor *q, te_tensor *k, te_tensor *v, float cap, const te_attention_desc *desc) {
     te__capped_state state = TE_ZERO;
     char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT], c[TE__SHAPE_TEXT];
     bool fits = q->ndim == 4 && k->ndim == 4 && v->ndim == 4;
     const int s = desc->format == TE_BSHD ? 1 : 0;
-    if (!te__operand(q, k, false, "attention") || !te__operand(q, v, false, "attention") || !te__need_float(q, "attention")) return NULL;
+    if (!te__operand(q, k, false, "attention") || !te__operand(q, v, false, "attention") || !te__need_float(q, "attention") || te__capped_mask_ok(q->te, desc) != TE_OK) return NULL;
     fits = fits && k->shape[2] > 0 && q->shape[2] % k->shape[2] == 0 && k->shape[2] == v->shape[2] && q->shape[3] == k->shape[3] && k->shape[s] == v->shape[s] &&
            q->shape[1 - s] == k->shape[1 - s] && k->shape[1 - s] == v->shape[1 - s] && q->dtype == k->dtype && k->dtype == v->dtype;
     if (!fits) {
@@ -50380,8 +50442,7 @@ static te_tensor *te__capped_attention(te_tensor *q, te_tensor *k, te_tensor *v,
     }
     state.cap = cap;
     state.scale = desc->softmax_scale != 0.0f ? desc->softmax_scale : te__floats_divide(1.0, sqrt((double)q->shape[3]));
-    state.mask = desc->mask;
-    state.window = desc->window;
+    te__capped_bounds(&state, desc, q->shape[s], k->shape[s]);
     q = te__heads_first(q, desc->format);
     k = te__heads_first(k, desc->format);
     v = te__heads_first(v, desc->format);
@@ -53352,8 +53413,12 @@ TE_API te_module *te_sequential_create(te_ctx *te, te_module *const *children, i
  * Sizes of the host under a recipe: one product for each group, as a Linear's. Otherwise te_op_grouped_gemm multiplies all groups at once, and reads the
  * weights as one stack: they are made as parts of one, and copied together where they are not (any more). */
 
+/* The weight (kind "weight") or the bias (kind "bias") of group i, which is a parameter of another module. */
+typedef te_tensor *(*te__group_parameter_fn)(te_module *m, const char *kind, int i);
+
 typedef struct te__grouped_module {
     te_grouped_linear_desc desc; /* in_features and out_features: of this rank */
+    te__group_parameter_fn borrow; /* NULL: weight0, weight1 ... are the module's own */
     te__scaling *scaling;
     te__weight_cache *caches; /* [num_gemms] */
 } te__grouped_module;
@@ -53915,6 +53980,13 @@ static te_result te__call_splits(te_module *m, const te_forward_args *args, int 
     return TE_OK;
 }
 
+/* `name` receives the parameter's name. */
+static te_tensor *te__group_parameter(te_module *m, const char *kind, int i, char *name, size_t size) {
+    const te__grouped_module *s = (const te__grouped_module *)m->state;
+    snprintf(name, size, "%s%d", kind, i);
+    return s->borrow ? s->borrow(m, kind, i) : te_module_parameter(m, name);
+}
+
 static te_result te__grouped_run(te__grouped_call *c, te_forward_args *args) {
     te_ctx *te = c->m->te;
     const te_grouped_linear_desc *d = &c->s->desc;
@@ -53929,14 +54001,12 @@ static te_result te__grouped_run(te__grouped_call *c, te_forward_args *args) {
         return te__fail(te, TE_ERR_SHAPE, "GroupedLinear: the input is %s; [.., %lld] is needed", te__shape_text(input, text), (long long)d->in_features);
     result = te__call_splits(c->m, args, d->num_gemms, te__rows(input), &c->sizes);
     for (i = 0; i < d->num_gemms && result == TE_OK; i++) {
-        snprintf(name, sizeof(name), "weight%d", i);
-        c->weights[i] = te_module_parameter(c->m, name);
+        c->weights[i] = te__group_parameter(c->m, "weight", i, name, sizeof(name));
         if (!c->weights[i] || te__need_memory(c->weights[i], "GroupedLinear") != TE_OK) return te_error_code(te) != TE_OK ? te_error_code(te) : TE_ERR_STATE;
         if (c->weights[i]->dtype != input->dtype)
             result = te__fail(te, TE_ERR_DTYPE, "GroupedLinear: the input is %s and %s %s; te_tensor_cast the input, or create the module with params_dtype %s",
                               te_dtype_name(input->dtype), name, te_dtype_name(c->weights[i]->dtype), te_dtype_name(input->dtype));
-        snprintf(name, sizeof(name), "bias%d", i);
-        if (c->biases) c->biases[i] = te_module_parameter(c->m, name);
+        if (c->biases) c->biases[i] = te__group_parameter(c->m, "bias", i, name, sizeof(name));
     }
     if (result == TE_OK) result = te__scaling_prepare(c->m, c->s->scaling, &c->quant);
     if (result != TE_OK) return result;
@@ -53987,7 +54057,7 @@ static te_result te__grouped_reset(te_module *m) {
     te_result result = TE_OK;
     char name[32];
     int i;
-    for (i = 0; i < s->desc.num_gemms && result == TE_OK; i++) {
+    for (i = 0; !s->borrow && i < s->desc.num_gemms && result == TE_OK; i++) {
         snprintf(name, sizeof(name), "weight%d", i);
         result = te__init_weight(m, te_module_parameter(m, name), &s->desc.gemm.init, s->desc.parallel.parallel_mode, NULL);
         snprintf(name, sizeof(name), "bias%d", i);
@@ -54049,7 +54119,7 @@ static void te__grouped_tag_biases(te_module *m, const te_grouped_linear_desc *d
     }
 }
 
-TE_API te_module *te_grouped_linear_create(te_ctx *te, const te_grouped_linear_desc *desc) {
+static te_module *te__grouped_create(te_ctx *te, const te_grouped_linear_desc *desc, te__group_parameter_fn borrow) {
     te_module *m;
     te__grouped_module *s;
     if (!te || !te__has_desc(te, desc, "te_grouped_linear_create") || !te__num_gemms_ok(te, "te_grouped_linear_create", desc->num_gemms) ||
@@ -54060,17 +54130,19 @@ TE_API te_module *te_grouped_linear_create(te_ctx *te, const te_grouped_linear_d
     if (!m) return NULL;
     s = (te__grouped_module *)m->state;
     s->desc = *desc;
+    s->borrow = borrow;
     s->caches = (te__weight_cache *)te__alloc_zero(te, (size_t)desc->num_gemms * sizeof(te__weight_cache));
     if (te__grouped_share(m, &s->desc)) {
         te__params_on(m, desc->gemm.device);
         te__rng_open(m, desc->gemm.rng_tracker_name);
-        te__add_stacked(m, "weight", desc->gemm.params_dtype, desc->num_gemms, s->desc.out_features, s->desc.in_features);
-        if (!desc->gemm.no_bias) te__add_stacked(m, "bias", desc->gemm.params_dtype, desc->num_gemms, s->desc.out_features, 0);
+        if (!borrow) te__add_stacked(m, "weight", desc->gemm.params_dtype, desc->num_gemms, s->desc.out_features, s->desc.in_features);
+        if (!borrow && !desc->gemm.no_bias) te__add_stacked(m, "bias", desc->gemm.params_dtype, desc->num_gemms, s->desc.out_features, 0);
         te__grouped_tag_biases(m, &s->desc);
     }
     s->scaling = te__scaling_create(te, m, desc->num_gemms);
     return te__module_built(m);
 }
+TE_API te_module *te_grouped_linear_create(te_ctx *te, const te_grouped_linear_desc *desc) { return te__grouped_create(te, desc, NULL); }
 
 /* ==== nn/padding.c ============================================================================================== */
 
@@ -54449,6 +54521,13 @@ static te_tensor *te__cached_list(te_inference_params *c, int list, int64_t rows
 TE_API te_tensor *te_inference_params_get_seqlens_pre_step(te_inference_params *c) { return c ? te__cached_list(c, 2, c->now.num_sequences, 0) : NULL; }
 /* i32 [b + 1]: where each sequence's tokens of the step begin. */
 static te_tensor *te__inference_cu_seqlens(te_inference_params *c) { return te__cached_list(c, 0, c->now.num_sequences + 1, 0); }
+
+/* The tokens of the longest sequence. */
+static int64_t te__inference_longest(const te_inference_params *c) {
+    int64_t i, longest = 0;
+    for (i = 0; i < c->now.num_sequences; i++) longest = te__max(longest, c->now.sequences[i].length);
+    return longest;
+}
 
 /* Can a call with this cache run? It is one of its context, unrecorded, in a step. */
 static te_result te__inference_ready(const te_inference_params *c, const te_ctx *te, const char *who) {
@@ -55188,6 +55267,13 @@ static bool te__mha_parts(te_module *m, const te_forward_args *args, const te_ro
     return parts[0] && parts[1] && parts[2];
 }
 
+/* Under a cache a rotation goes on where each sequence stands, unless the caller says where its tokens are, and the longest sequence is the cache's. */
+static bool te__rotary_goes_on(te_rotary_desc *r, te_inference_params *cache) {
+    if (!r->positions) r->start_positions = te_inference_params_get_seqlens_pre_step(cache);
+    if (!r->max_seqlen) r->max_seqlen = te__inference_longest(cache);
+    return r->positions || r->start_positions;
+}
+
 /* The rotation of a call's queries (which 0) or keys (1), where its sequences stand: *own, or NULL. Under a cache it goes on behind the tokens that are there. */
 static te_result te__mha_rotary(te_module *m, const te_forward_args *args, int which, te_rotary_desc *own, const te_rotary_desc **rotary) {
     const te_attention_options *o = &((const te_multihead_attention_desc *)m->state)->attention;
@@ -55201,8 +55287,7 @@ static te_result te__mha_rotary(te_module *m, const te_forward_args *args, int w
     if (c->inference_params) {
         if (given->start_positions)
             return te__fail(m->te, TE_ERR_INVALID, "MultiheadAttention: rotary->start_positions with inference_params, which knows where each sequence stands; leave one of them NULL");
-        own->start_positions = te_inference_params_get_seqlens_pre_step(c->inference_params);
-        if (!own->start_positions) return te_error_code(m->te);
+        if (!te__rotary_goes_on(own, c->inference_params)) return te_error_code(m->te);
     }
     if (o->qkv_format != TE_THD) return TE_OK;
     if (!own->max_seqlen) own->max_seqlen = cross && which ? c->max_seqlen_kv : c->max_seqlen_q;
@@ -55473,7 +55558,7 @@ static te_result te__layer_forward(te_module *m, te_forward_args *args) {
             cross.attention = calls[1];
             if (args->attention.inference_params && args->rotary) { /* its queries stand where those of self attention do */
                 rotary = *args->rotary;
-                rotary.start_positions = te_inference_params_get_seqlens_pre_step(args->attention.inference_params);
+                if (!te__rotary_goes_on(&rotary, args->attention.inference_params)) return te_error_code(m->te);
                 cross.rotary_key = args->rotary_key ? args->rotary_key : args->rotary;
                 cross.rotary = &rotary;
             }
@@ -55579,8 +55664,6 @@ TE_API te_module *te_transformer_layer_create(te_ctx *te, const te_transformer_l
 
 /* nn/causal_lm.c: CausalLM and what it is made of: language models of the Llama kind. Knows functions and modules; must not know files. */
 
-enum { TE__MAX_CHOSEN = 64 }; /* experts of a token */
-
 /* ---- a cache of keys and values ---- */
 
 typedef struct te__kv_layer {
@@ -55670,6 +55753,11 @@ TE_API te_module *te_sdpa_create(te_ctx *te, const te_sdpa_desc *desc) {
         te__fail(te, TE_ERR_UNSUPPORTED, "te_sdpa_create: softcap %g with %s; leave one of them zero", (double)desc->softcap, desc->sinks ? "sinks" : "dropout_p");
         return NULL;
     }
+    if ((int)desc->format < 0 || desc->format > (desc->softcap != 0.0f ? TE_BSHD : TE_THD)) {
+        te__fail(te, desc->format == TE_THD ? TE_ERR_UNSUPPORTED : TE_ERR_INVALID, "te_sdpa_create: format %d with softcap %g; TE_SBHD (0) and TE_BSHD (1), and TE_THD (2) where softcap is 0, are "
+                 "possible", (int)desc->format, (double)desc->softcap);
+        return NULL;
+    }
     m = te_module_create(te, &te__sdpa_class, desc->name ? desc->name : "sdpa");
     if (!m) return NULL;
     *(te_sdpa_desc *)m->state = *desc;
@@ -55754,155 +55842,48 @@ static te_result te__decoder_mlp_forward(te_module *m, te_forward_args *args) {
 }
 static const te_module_class te__decoder_mlp_class = {"DecoderMLP", sizeof(te__decoder_mlp), te__decoder_mlp_forward, NULL, NULL};
 
-/* ---- SparseMoe: experts ---- */
+/* ---- SparseMoe: experts ----
+ *
+ * The weights are those of experts.E.w1, w3 and w2, under the names of the file. Three GroupedLinear beside them, w1, w3 and w2, multiply the rows of all experts at
+ * once, by sizes that stay on the device: no forward waits for the router's choice. */
 
 typedef struct te__sparse_moe {
     int experts, chosen; /* of each token */
+    te_activation activation;
 } te__sparse_moe;
 
-/* The `chosen` largest of n logits, the first of equal ones first, and their softmax among themselves. */
-static void te__top_experts(const float *logits, int n, int chosen, int *expert, float *share) {
-    double sum = 0;
-    int i, j;
-    for (j = 0; j < chosen; j++) {
-        expert[j] = -1;
-        for (i = 0; i < n; i++) {
-            int k;
-            for (k = 0; k < j && expert[k] != i; k++) {}
-            if (k == j && (expert[j] < 0 || logits[i] > logits[expert[j]])) expert[j] = i;
-        }
-    }
-    for (j = 0; j < chosen; j++) sum += exp((double)logits[expert[j]] - (double)logits[expert[0]]);
-    for (j = 0; j < chosen; j++) share[j] = (float)(exp((double)logits[expert[j]] - (double)logits[expert[0]]) / sum);
-}
-
-static te_result te__route_tokens_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
-    const int chosen = *(const int *)state, n = (int)te__cols(saved[0]);
-    const int64_t tokens = te__rows(saved[0]);
-    const size_t bytes = (size_t)tokens * (size_t)(2 * n + 2 * chosen) * sizeof(float);
-    float *logits = (float *)te__alloc(te, bytes), *dlogits = logits + tokens * n, *dshare = dlogits + tokens * n, *share = dshare + tokens * chosen;
-    int expert[TE__MAX_CHOSEN];
-    te_result result;
-    int64_t t;
-    int j;
-    (void)needs;
-    if (!logits) return TE_ERR_OUT_OF_MEMORY;
-    memset(dlogits, 0, (size_t)tokens * (size_t)n * sizeof(float));
-    result = te_tensor_to_f32(saved[0], logits);
-    if (result == TE_OK) result = te_tensor_to_f32(dy[0], dshare);
-    for (t = 0; t < tokens && result == TE_OK; t++) {
-        double mean = 0;
-        te__top_experts(logits + t * n, n, chosen, expert, share);
-        for (j = 0; j < chosen; j++) mean += (double)share[j] * (double)dshare[t * chosen + j];
-        for (j = 0; j < chosen; j++) dlogits[t * n + expert[j]] = (float)((double)share[j] * ((double)dshare[t * chosen + j] - mean));
-    }
-    if (result == TE_OK) {
-        dx[0] = te_tensor_from_f32(te, saved[0]->dtype, saved[0]->ndim, saved[0]->shape, dlogits);
-        if (!dx[0]) result = te_error_code(te);
-    }
-    te__free(te, logits, bytes);
-    return result;
-}
-
-/* The tokens of each expert, in the order of experts. */
-typedef struct te__routes {
-    int64_t *start; /* [experts + 1] of the rows of each expert among tokens * chosen */
-    int32_t *token; /* [tokens * chosen] of each row */
-    int32_t *share; /* [tokens * chosen]: which of the shares belongs to each row */
-    int32_t *row;   /* [chosen, tokens]: where each token's outputs are */
-} te__routes;
-
-/* Shares [tokens * chosen, 1] of logits [tokens, experts], and the routes that `r` has room for. */
-static te_tensor *te__route_tokens(te_tensor *logits, int chosen, te__routes *r) {
-    te_ctx *te = logits->te;
-    const int n = (int)te__cols(logits);
-    const int64_t tokens = te__rows(logits), shape[2] = {tokens * chosen, 1};
-    const size_t bytes = (size_t)tokens * ((size_t)(n + chosen) * sizeof(float) + (size_t)chosen * sizeof(int));
-    float *value = (float *)te__alloc(te, bytes), *share = value + tokens * n;
-    int *expert = (int *)(share + tokens * chosen);
-    te_tensor *y = NULL;
-    int64_t i, at = 0;
-    int e;
-    if (!value) return NULL;
-    if (te_tensor_to_f32(logits, value) == TE_OK) {
-        for (i = 0; i < tokens; i++) te__top_experts(value + i * n, n, chosen, expert + i * chosen, share + i * chosen);
-        for (e = 0; e < n; e++) {
-            r->start[e] = at;
-            for (i = 0; i < tokens * chosen; i++) {
-                if (expert[i] != e) continue;
-                r->token[at] = (int32_t)(i / chosen);
-                r->share[at] = (int32_t)i;
-                r->row[i % chosen * tokens + i / chosen] = (int32_t)at++;
-            }
-        }
-        r->start[n] = at;
-        y = te_tensor_from_f32(te, logits->dtype, 2, shape, share);
-    }
-    te__free(te, value, bytes);
-    return te__record("route", y, te__route_tokens_backward, &chosen, sizeof(chosen), &logits, 1, &logits, 1);
-}
-
-/* Each row of x [n, hidden] times its number in `factor` [n, 1], none of which is negative: relu(factor) x, with the factor in every column. */
-static te_tensor *te__scale_rows(te_tensor *x, te_tensor *factor) {
-    const int64_t shape[2] = {x->shape[1], 1};
-    te_tensor *parts[2];
-    parts[0] = te_linear(factor, te_tensor_full(x->te, x->dtype, 2, shape, 1.0), NULL);
-    parts[1] = x;
-    return te_activate(te_concat(parts, 2, -1), TE_REGLU, NULL);
-}
-
-static te_tensor *te__ids(te_ctx *te, const int32_t *ids, int64_t n) { return te_tensor_from_host(te, TE_I32, 1, &n, ids); }
-
-/* The outputs of all experts, one row for each token and expert of it, behind each other. */
-static te_tensor *te__run_experts(te_module *m, te_tensor *x, const te__routes *r, const te_forward_args *args) {
-    const te__sparse_moe *s = (const te__sparse_moe *)m->state;
-    te_module *experts = te_module_find(m, "experts");
-    te_tensor **y = (te_tensor **)te__alloc_zero(m->te, (size_t)s->experts * sizeof(te_tensor *)), *all;
-    int e, n = 0;
-    if (!y) return NULL;
-    for (e = 0; e < s->experts; e++) {
-        te_forward_args in = TE_ZERO;
-        /* In training an expert without tokens runs on none of them: its gradient is 0 and not missing, so its optimizer's states go on, as in transformers. */
-        if (r->start[e] == r->start[e + 1] && !te_module_is_training(m)) continue;
-        te__hand_on(&in, args);
-        in.input = te_embedding_lookup(x, te__ids(m->te, r->token + r->start[e], r->start[e + 1] - r->start[e]));
-        y[n] = te_forward_with(te_module_child(experts, e), &in);
-        if (!y[n++]) break;
-    }
-    all = e == s->experts ? te_concat(y, n, 0) : NULL;
-    te__free(m->te, y, (size_t)s->experts * sizeof(te_tensor *));
-    return all;
+/* The parameter of expert i for `m`, the GroupedLinear that is named as the experts' Linears are. */
+static te_tensor *te__expert_parameter(te_module *m, const char *kind, int i) {
+    te_module *expert = te_module_child(te_module_find(te_module_parent(m), "experts"), i);
+    return te_module_parameter(te_module_find(expert, m->name), kind);
 }
 
 static te_result te__sparse_moe_forward(te_module *m, te_forward_args *args) {
     const te__sparse_moe *s = (const te__sparse_moe *)m->state;
     te_ctx *te = m->te;
     const int64_t tokens = te__rows(args->input), rows = tokens * s->chosen, shape[2] = {tokens, te__cols(args->input)};
-    const size_t bytes = (size_t)(s->experts + 1) * sizeof(int64_t) + (size_t)(3 * rows) * sizeof(int32_t);
-    te_forward_args gate = TE_ZERO;
-    te__routes r;
-    te_tensor *x = te_tensor_view(te_tensor_contiguous(args->input), 2, shape), *share, *y = NULL;
-    int j;
+    te_forward_args in = TE_ZERO;
+    te_fused_topk_desc choice = TE_ZERO;
+    te_moe_unpermute_desc merge = TE_ZERO;
+    te_tensor *x, *y, *routing = NULL, *counts, *map, *parts[2];
     if (rows > INT32_MAX) return te__fail(te, TE_ERR_SHAPE, "SparseMoe: %lld tokens for %d experts each; at most 2^31 rows are possible", (long long)tokens, s->chosen);
     if (tokens == 0) return te__output(m, args, args->input);
-    te__hand_on(&gate, args);
-    gate.input = x;
-    gate.input = te__run_plain(m, "gate", &gate);
-    if (!gate.input) return te_error_code(te);
-    r.start = (int64_t *)te__alloc(te, bytes);
-    if (!r.start) return TE_ERR_OUT_OF_MEMORY;
-    r.token = (int32_t *)(r.start + s->experts + 1);
-    r.share = r.token + rows;
-    r.row = r.share + rows;
-    share = te__route_tokens(gate.input, s->chosen, &r);
-    if (share) y = te__run_experts(m, x, &r, args);
-    if (y) y = te__scale_rows(y, te_embedding_lookup(share, te__ids(te, r.share, rows)));
-    if (y) {
-        te_tensor *all = y;
-        y = te_embedding_lookup(all, te__ids(te, r.row, tokens));
-        for (j = 1; j < s->chosen; j++) y = te_add(y, te_embedding_lookup(all, te__ids(te, r.row + j * tokens, tokens)));
-    }
-    te__free(te, r.start, bytes);
+    x = te_tensor_view(te_tensor_contiguous(args->input), 2, shape);
+    te__hand_on(&in, args);
+    in.input = x;
+    y = te__run_plain(m, "gate", &in);
+    choice.topk = s->chosen;
+    /* In f32: the shares of a token's experts are not rounded, as in transformers. */
+    merge.merging_probs = y ? te_fused_topk_with_score_function(te_tensor_cast(y, TE_F32), &choice, &routing) : NULL;
+    counts = te__empty_1d(te, TE_I64, s->experts);
+    map = routing && counts ? te__moe_mask_map(routing, counts) : NULL;
+    in.input = map ? te__permute("moe_permute", x, map, 0, NULL, NULL, NULL, rows) : NULL;
+    if (!in.input) return te_error_code(te);
+    in.m_splits_tensor = counts;
+    parts[0] = te__run_child(m, "w1", &in);
+    parts[1] = te__run_child(m, "w3", &in);
+    in.input = te_activate(te_concat(parts, 2, -1), s->activation, NULL);
+    y = te_moe_unpermute(te__run_child(m, "w2", &in), map, &merge);
     return te__output(m, args, te_tensor_view(y, args->input->ndim, args->input->shape));
 }
 static const te_module_class te__sparse_moe_class = {"SparseMoe", sizeof(te__sparse_moe), te__sparse_moe_forward, NULL, NULL};
@@ -55934,6 +55915,31 @@ static te_result te__list_forward(te_module *m, te_forward_args *args) {
     return te__fail(m->te, TE_ERR_STATE, "ModuleList: \"%s\" is a list of modules; run these", m->name);
 }
 static const te_module_class te__list_class = {"ModuleList", 0, te__list_forward, NULL, NULL};
+
+/* Gives the weights of all experts their memory, one behind the other, so that a grouped product reads them where they are. Those that are stored quantized have codes
+ * of their own. */
+static te_result te__experts_reset(te_module *m) {
+    static const char *const names[] = {"w1", "w3", "w2"};
+    te_result result = TE_OK;
+    int i, part;
+    te__frame_begin(m->te);
+    for (part = 0; part < TE__COUNT(names) && !te__quantizes_weights(m->te) && result == TE_OK; part++) {
+        const te_tensor *first = te_module_parameter(te_module_find(te_module_child(m, 0), names[part]), "weight");
+        te_tensor *all;
+        if (!first || first->buffer || first->quantized) continue;
+        all = te__empty_2d(m->te, first->dtype, m->num_children * te__rows(first), te__cols(first));
+        if (!all) result = te_error_code(m->te);
+        for (i = 0; i < m->num_children && all; i++) {
+            te_tensor *x = te_module_parameter(te_module_find(m->children[i], names[part]), "weight");
+            x->buffer = all->buffer;
+            x->buffer->refs++;
+            x->offset = i * te__numel(x) * te__dtype_size(x->dtype);
+        }
+    }
+    te__frame_end(m->te, NULL, 0);
+    return result;
+}
+static const te_module_class te__experts_class = {"ModuleList", 0, te__list_forward, NULL, te__experts_reset};
 
 /* ---- DecoderModel, CausalLM ---- */
 
@@ -56130,22 +56136,41 @@ static te_module *te__decoder_mlp_create(te_ctx *te, const te_causal_lm_desc *d,
     return te__close_part(m, outer);
 }
 
+/* The product of all experts at once, on weights that they have. */
+static void te__add_grouped(te_module *parent, const te_causal_lm_desc *d, const char *name, int64_t in, int64_t out) {
+    te_grouped_linear_desc g = TE_ZERO;
+    g.name = name;
+    g.num_gemms = d->num_local_experts;
+    g.in_features = in;
+    g.out_features = out;
+    g.gemm.no_bias = !d->mlp_bias;
+    g.gemm.params_dtype = d->params_dtype;
+    g.gemm.device = d->device;
+    te__adopt(parent, name, te__grouped_create(parent->te, &g, te__expert_parameter));
+}
 static te_module *te__sparse_moe_create(te_ctx *te, const te_causal_lm_desc *d) {
     te_module *outer, *m = te__open_part(te, &te__sparse_moe_class, "block_sparse_moe", &outer), *list;
+    te_causal_lm_desc later = *d;
     te__sparse_moe *s;
     int i;
     if (!m) return NULL;
     s = (te__sparse_moe *)m->state;
     s->experts = d->num_local_experts;
     s->chosen = d->num_experts_per_tok;
+    s->activation = d->activation;
     te__add_plain_linear(m, d, "gate", d->hidden_size, d->num_local_experts);
-    list = te_module_create(te, &te__list_class, "experts");
+    list = te_module_create(te, &te__experts_class, "experts");
     te__adopt(m, "experts", list);
+    later.device = TE_PARAMS_META; /* te__experts_reset gives them their memory */
     for (i = 0; i < d->num_local_experts && te_error_code(te) == TE_OK; i++) {
         char name[16];
         snprintf(name, sizeof(name), "%d", i);
-        te__adopt(list, name, te__decoder_mlp_create(te, d, name, "w1", "w3", "w2"));
+        te__adopt(list, name, te__decoder_mlp_create(te, &later, name, "w1", "w3", "w2"));
     }
+    te__add_grouped(m, d, "w1", d->hidden_size, d->intermediate_size);
+    te__add_grouped(m, d, "w3", d->hidden_size, d->intermediate_size);
+    te__add_grouped(m, d, "w2", d->intermediate_size, d->hidden_size);
+    if (te_error_code(te) == TE_OK && d->device != TE_PARAMS_META) te__reset_tree(list);
     return te__close_part(m, outer);
 }
 
@@ -56211,9 +56236,9 @@ static bool te__causal_lm_ok(te_ctx *te, te_causal_lm_desc *d) {
         te__fail(te, TE_ERR_INVALID, "%s: activation %d; a gated one is needed, TE_SWIGLU (%d) say", who, (int)d->activation, (int)TE_SWIGLU);
         return false;
     }
-    if (d->num_local_experts < 0 || d->num_experts_per_tok < (d->num_local_experts ? 1 : 0) || d->num_experts_per_tok > d->num_local_experts || d->num_experts_per_tok > TE__MAX_CHOSEN) {
-        te__fail(te, TE_ERR_INVALID, "%s: %d of %d experts for each token; one at least, all at most, and not more than %d are possible", who, d->num_experts_per_tok, d->num_local_experts,
-                 (int)TE__MAX_CHOSEN);
+    if (d->num_local_experts < 0 || d->num_local_experts > TE_MAX_GEMMS || d->num_experts_per_tok < (d->num_local_experts ? 1 : 0) || d->num_experts_per_tok > d->num_local_experts) {
+        te__fail(te, TE_ERR_INVALID, "%s: %d of %d experts for each token (num_experts_per_tok, num_local_experts); one at least and all at most of up to %d are possible", who,
+                 d->num_experts_per_tok, d->num_local_experts, TE_MAX_GEMMS);
         return false;
     }
     return te__layer_desc_ok(te, who, d->vocab_size, d->hidden_size, d->params_dtype) && te__layer_desc_ok(te, who, d->hidden_size, d->intermediate_size, d->params_dtype);
@@ -58495,50 +58520,67 @@ TE_API te_result te_safetensors_write(te_ctx *te, const char *path, const te_saf
 
 enum { TE__HF_MAX_CONFIG = 16 << 20, TE__HF_MAX_LAYERS = 100000 };
 
-/* Families, and what they have in common with each other. */
+/* What families have in common with each other. */
+enum {
+    TE__HF_GEMMA = 1,    /* 1 + weight, scaled embedding, GELU; tied unless the file says otherwise */
+    TE__HF_QKV_BIAS = 2, /* whatever attention_bias says */
+    TE__HF_ATTENTION_BIAS = 4, /* attention_bias counts */
+    TE__HF_QK_NORM = 8,
+    TE__HF_FEEDFORWARD_NORMS = 16,
+    TE__HF_SOFTCAPS = 32,
+    TE__HF_EXPERTS = 64,
+    TE__HF_LAYER_TYPES = 128,      /* the file may say which layers have a window */
+    TE__HF_USE_SLIDING_WINDOW = 256, /* there are windows only where use_sliding_window is true */
+    TE__HF_HIDDEN_ACTIVATION = 512, /* the key hidden_activation in place of hidden_act */
+    TE__HF_KV_HEADS = 1024         /* num_key_value_heads: null means num_attention_heads */
+};
 typedef struct te__hf_family {
     const char *model_type;
-    double rms_norm_eps, rope_theta; /* defaults of transformers */
+    double rms_norm_eps, rope_theta; /* defaults of transformers, as these: */
     int64_t head_dim;                /* 0 => hidden_size / num_attention_heads */
-    bool gemma;                      /* 1 + weight, scaled embedding, GELU; tied unless the file says otherwise */
-    bool qkv_bias, qk_norm, feedforward_norms, softcaps, experts;
+    int64_t sliding_window;          /* 0 => none */
+    unsigned has;
 } te__hf_family;
 static const te__hf_family te__hf_families[] = {
-    {"llama", 1e-6, 10000, 0, false, false, false, false, false, false},
-    {"mistral", 1e-6, 10000, 0, false, false, false, false, false, false},
-    {"mixtral", 1e-5, 1000000, 0, false, false, false, false, false, true},
-    {"qwen2", 1e-6, 10000, 0, false, true, false, false, false, false},
-    {"qwen3", 1e-6, 10000, 128, false, false, true, false, false, false},
-    {"gemma", 1e-6, 10000, 256, true, false, false, false, false, false},
-    {"gemma2", 1e-6, 10000, 256, true, false, false, true, true, false},
-    {"gemma3_text", 1e-6, 1000000, 256, true, false, true, true, true, false}};
+    {"llama", 1e-6, 10000, 0, 0, TE__HF_ATTENTION_BIAS | TE__HF_KV_HEADS},
+    {"mistral", 1e-6, 10000, 0, 4096, 0},
+    {"mixtral", 1e-5, 1000000, 0, 0, TE__HF_EXPERTS},
+    {"qwen2", 1e-6, 10000, 0, 4096, TE__HF_QKV_BIAS | TE__HF_LAYER_TYPES | TE__HF_USE_SLIDING_WINDOW | TE__HF_KV_HEADS},
+    {"qwen3", 1e-6, 10000, 128, 4096, TE__HF_ATTENTION_BIAS | TE__HF_QK_NORM | TE__HF_LAYER_TYPES | TE__HF_USE_SLIDING_WINDOW | TE__HF_KV_HEADS},
+    {"gemma", 1e-6, 10000, 256, 0, TE__HF_GEMMA | TE__HF_ATTENTION_BIAS},
+    {"gemma2", 1e-6, 10000, 256, 4096, TE__HF_GEMMA | TE__HF_ATTENTION_BIAS | TE__HF_FEEDFORWARD_NORMS | TE__HF_SOFTCAPS | TE__HF_LAYER_TYPES | TE__HF_HIDDEN_ACTIVATION},
+    {"gemma3_text", 1e-6, 1000000, 256, 4096,
+     TE__HF_GEMMA | TE__HF_ATTENTION_BIAS | TE__HF_QK_NORM | TE__HF_FEEDFORWARD_NORMS | TE__HF_SOFTCAPS | TE__HF_LAYER_TYPES | TE__HF_HIDDEN_ACTIVATION}};
 
 /* The scaling of rotary frequencies, and with it their base: "rope_parameters", or the older "rope_scaling". */
 typedef struct te__hf_rope {
+    bool given;
     char *type, *older_type; /* "rope_type", "type"; they point into the text, NULL where they are not given */
     double theta, factor, low_freq_factor, high_freq_factor, partial_rotary_factor;
     int64_t original;
 } te__hf_rope;
 
-/* The keys as they are in the file; NAN and -1 where they are missing or null. */
+/* The keys as they are in the file. Missing: NAN, -1, NULL. Where null does not mean the default, it has a number of its own, which no file can contain. */
+#define TE__HF_NULL (-2)          /* of a TE__HF_COUNT */
+#define TE__HF_NULL_CAP ((double)-INFINITY) /* of a TE__HF_CAP */
 typedef struct te__hf_config {
     te__json j;
     char *model_type, *hidden_act, *hidden_activation;
     int64_t vocab_size, hidden_size, intermediate_size, num_hidden_layers, num_attention_heads, num_key_value_heads, head_dim;
-    int64_t sliding_window, max_window_layers, sliding_window_pattern, num_local_experts, num_experts_per_tok;
+    int64_t sliding_window, max_window_layers, sliding_window_pattern, num_local_experts, num_experts_per_tok, original_max_position_embeddings;
     double rms_norm_eps, rope_theta, rope_local_base_freq, query_pre_attn_scalar, attn_logit_softcapping, final_logit_softcapping, attention_dropout, partial_rotary_factor;
     double router_jitter_noise;
-    int64_t tie_word_embeddings, attention_bias, mlp_bias, use_sliding_window, use_bidirectional_attention; /* 0, 1 */
-    te__hf_rope scaling, full, sliding; /* of all layers, or by the kind of layer */
+    int64_t tie_word_embeddings, attention_bias, mlp_bias, use_sliding_window, use_bidirectional_attention, is_causal; /* 0, 1 */
+    te__hf_rope scaling, parameters, full, sliding; /* rope_scaling; rope_parameters, of all layers or by the kind of layer */
     bool *slides; /* [num_slides]: "layer_types" */
     int num_slides, cap_slides;
-    bool quantized; /* "quantization_config" */
+    bool quantized, per_layer; /* "quantization_config", "per_layer_config" */
 } te__hf_config;
 
 typedef enum te__hf_kind {
     TE__HF_COUNT,
     TE__HF_NUMBER,
-    TE__HF_CAP, /* a number; null is 0, and does not mean the default */
+    TE__HF_CAP, /* a number; null does not mean the default */
     TE__HF_BOOL,
     TE__HF_STRING
 } te__hf_kind;
@@ -58555,7 +58597,8 @@ static const te__hf_key te__hf_keys[] = {
     TE__HF_KEY(TE__HF_COUNT, num_hidden_layers),    TE__HF_KEY(TE__HF_COUNT, num_attention_heads),   TE__HF_KEY(TE__HF_COUNT, num_key_value_heads),
     TE__HF_KEY(TE__HF_COUNT, head_dim),             TE__HF_KEY(TE__HF_COUNT, sliding_window),        TE__HF_KEY(TE__HF_COUNT, max_window_layers),
     TE__HF_KEY(TE__HF_COUNT, sliding_window_pattern), TE__HF_KEY(TE__HF_COUNT, num_local_experts),   TE__HF_KEY(TE__HF_COUNT, num_experts_per_tok),
-    {"_sliding_window_pattern", TE__HF_COUNT, offsetof(te__hf_config, sliding_window_pattern)},
+    {"num_experts", TE__HF_COUNT, offsetof(te__hf_config, num_local_experts)}, TE__HF_KEY(TE__HF_BOOL, is_causal),
+    TE__HF_KEY(TE__HF_COUNT, original_max_position_embeddings),
     TE__HF_KEY(TE__HF_NUMBER, rms_norm_eps),        TE__HF_KEY(TE__HF_NUMBER, rope_theta),           TE__HF_KEY(TE__HF_NUMBER, rope_local_base_freq),
     TE__HF_KEY(TE__HF_NUMBER, query_pre_attn_scalar), TE__HF_KEY(TE__HF_CAP, attn_logit_softcapping), TE__HF_KEY(TE__HF_CAP, final_logit_softcapping),
     TE__HF_KEY(TE__HF_NUMBER, attention_dropout),   TE__HF_KEY(TE__HF_NUMBER, partial_rotary_factor), TE__HF_KEY(TE__HF_NUMBER, router_jitter_noise),
@@ -58584,7 +58627,7 @@ static void te__hf_clear(void *s, const te__hf_key *keys, int num_keys) {
 static bool te__hf_missing(const char *at, te__hf_kind kind) {
     if (kind == TE__HF_NUMBER || kind == TE__HF_CAP) return isnan(*(const double *)(const void *)at);
     if (kind == TE__HF_STRING) return !*(char *const *)(const void *)at;
-    return *(const int64_t *)(const void *)at < 0;
+    return *(const int64_t *)(const void *)at == -1;
 }
 
 /* The value of a known key into its field, or true without doing anything if the key is none of these. */
@@ -58598,7 +58641,8 @@ static bool te__hf_take(te__json *j, void *s, const te__hf_key *keys, int num_ke
         int word = te__json_word(j);
         if (j->failed) return false;
         if (!te__hf_missing(at, keys[i].kind)) return te__json_fail(j, "\"%.60s\" is given twice", name);
-        if (word == 2 && keys[i].kind == TE__HF_CAP) *(double *)(void *)at = 0;
+        if (word == 2 && keys[i].kind == TE__HF_CAP) *(double *)(void *)at = TE__HF_NULL_CAP;
+        if (word == 2 && keys[i].kind == TE__HF_COUNT) *(int64_t *)(void *)at = TE__HF_NULL;
         if (word == 2) return true;
         if (word >= 0 && keys[i].kind != TE__HF_BOOL) return te__json_fail(j, "\"%.60s\" is %s", name, word ? "true" : "false");
         if (keys[i].kind == TE__HF_COUNT) *(int64_t *)(void *)at = (int64_t)te__json_uint(j);
@@ -58618,10 +58662,11 @@ static bool te__hf_parse_rope(te__hf_config *c, te__hf_rope *rope, bool by_kind)
     for (more = te__json_open(j, '{', '}'); more; more = te__json_more(j, '}')) {
         const char *name = te__json_string(j);
         if (!te__json_expect(j, ':')) return false;
-        if (by_kind && strcmp(name, "full_attention") == 0) known = te__hf_parse_rope(c, &c->full, false);
-        else if (by_kind && strcmp(name, "sliding_attention") == 0) known = te__hf_parse_rope(c, &c->sliding, false);
+        if (by_kind && strcmp(name, "full_attention") == 0) te__hf_parse_rope(c, &c->full, false);
+        else if (by_kind && strcmp(name, "sliding_attention") == 0) te__hf_parse_rope(c, &c->sliding, false);
         else if (!te__hf_take(j, rope, te__hf_rope_keys, TE__COUNT(te__hf_rope_keys), name, &known)) return false;
         else if (!known) te__json_skip(j, 0);
+        else rope->given = true;
     }
     return !j->failed;
 }
@@ -58645,6 +58690,13 @@ static bool te__hf_parse_layer_types(te__hf_config *c) {
     return !j->failed;
 }
 
+/* Skips a value; false if it is null. */
+static bool te__hf_is_there(te__json *j) {
+    if (te__json_word(j) == 2) return false;
+    te__json_skip(j, 0);
+    return true;
+}
+
 static void te__hf_config_close(te__hf_config *c) { te__free(c->j.te, c->slides, (size_t)c->cap_slides * sizeof(bool)); }
 
 /* Reads `text`, which is changed: strings are unescaped in it. */
@@ -58659,16 +58711,19 @@ static bool te__hf_config_parse(te__hf_config *c, te_ctx *te, const char *path, 
     j->end = text + n;
     te__hf_clear(c, te__hf_keys, TE__COUNT(te__hf_keys));
     te__hf_clear(&c->scaling, te__hf_rope_keys, TE__COUNT(te__hf_rope_keys));
+    te__hf_clear(&c->parameters, te__hf_rope_keys, TE__COUNT(te__hf_rope_keys));
     te__hf_clear(&c->full, te__hf_rope_keys, TE__COUNT(te__hf_rope_keys));
     te__hf_clear(&c->sliding, te__hf_rope_keys, TE__COUNT(te__hf_rope_keys));
     for (more = te__json_open(j, '{', '}'); more; more = te__json_more(j, '}')) {
         const char *name = te__json_string(j);
         if (!te__json_expect(j, ':')) return false;
-        if (strcmp(name, "rope_parameters") == 0 || strcmp(name, "rope_scaling") == 0) known = te__hf_parse_rope(c, &c->scaling, true);
-        else if (strcmp(name, "layer_types") == 0) known = te__hf_parse_layer_types(c);
+        if (strcmp(name, "rope_parameters") == 0) te__hf_parse_rope(c, &c->parameters, true);
+        else if (strcmp(name, "rope_scaling") == 0) te__hf_parse_rope(c, &c->scaling, false);
+        else if (strcmp(name, "layer_types") == 0) te__hf_parse_layer_types(c);
+        else if (strcmp(name, "quantization_config") == 0) c->quantized = te__hf_is_there(j);
+        else if (strcmp(name, "per_layer_config") == 0) c->per_layer = te__hf_is_there(j);
         else if (!te__hf_take(j, c, te__hf_keys, TE__COUNT(te__hf_keys), name, &known)) return false;
-        else if (!known && strcmp(name, "quantization_config") == 0) c->quantized = te__json_word(j) != 2;
-        if (!known && !(strcmp(name, "quantization_config") == 0 && !c->quantized)) te__json_skip(j, 0);
+        else if (!known) te__json_skip(j, 0);
         if (j->failed || te->error_code != TE_OK) return false;
     }
     if (j->failed) return false;
@@ -58690,7 +58745,7 @@ TE_PRINTF(3, 4) static bool te__hf_refuse(te__hf_config *c, te_result code, cons
 
 /* A whole number from `least` on that an int holds. */
 static bool te__hf_count(te__hf_config *c, const char *name, int64_t value, int64_t least) {
-    if (value < 0) return te__hf_refuse(c, TE_ERR_FORMAT, "%s is missing", name);
+    if (value < 0) return te__hf_refuse(c, TE_ERR_FORMAT, "%s is %s", name, value == TE__HF_NULL ? "null" : "missing");
     if (value >= least && value <= INT_MAX) return true;
     return te__hf_refuse(c, TE_ERR_FORMAT, "%s is %lld; %lld to %d are possible", name, (long long)value, (long long)least, INT_MAX);
 }
@@ -58702,14 +58757,13 @@ static bool te__hf_positive(te__hf_config *c, const char *name, double value, do
 }
 
 static bool te__hf_cap(te__hf_config *c, const char *name, double value, double missing, float *to) {
-    if ((isnan(value) ? missing : value) != 0) return te__hf_positive(c, name, value, missing, to);
-    *to = 0.0f;
-    return true;
+    *to = isnan(value) ? (float)missing : 0.0f;
+    return isnan(value) || value == TE__HF_NULL_CAP || te__hf_positive(c, name, value, missing, to);
 }
 
-static bool te__hf_rope_given(const te__hf_rope *r) { return r->type || !isnan(r->theta); }
 static bool te__hf_rotary(te__hf_config *c, const te__hf_rope *r, double theta, te_lm_rotary *to) {
     const char *type = r->type ? r->type : r->older_type ? r->older_type : "default";
+    int64_t original = c->original_max_position_embeddings; /* this one counts where the rotation has one, too */
     if (!te__hf_positive(c, "rope_theta", r->theta, theta, &to->base)) return false;
     if (!isnan(r->partial_rotary_factor) && r->partial_rotary_factor != 1)
         return te__hf_refuse(c, TE_ERR_UNSUPPORTED, "partial_rotary_factor is %g; only 1, all channels, is there", r->partial_rotary_factor);
@@ -58720,54 +58774,88 @@ static bool te__hf_rotary(te__hf_config *c, const te__hf_rope *r, double theta, 
     if (to->scaling.type == TE_ROPE_LINEAR) return te__hf_positive(c, "factor", r->factor, 1, &to->scaling.factor);
     if (isnan(r->low_freq_factor) || isnan(r->high_freq_factor) || !(r->high_freq_factor > r->low_freq_factor))
         return te__hf_refuse(c, TE_ERR_FORMAT, "rope_type is \"llama3\", low_freq_factor %g and high_freq_factor %g; the second must be the larger one", r->low_freq_factor, r->high_freq_factor);
-    to->scaling.original_max_position_embeddings = r->original;
+    if (original == -1) original = r->original;
+    to->scaling.original_max_position_embeddings = original;
     return te__hf_positive(c, "factor", r->factor, 1, &to->scaling.factor) && te__hf_positive(c, "low_freq_factor", r->low_freq_factor, 1, &to->scaling.low_freq_factor) &&
            te__hf_positive(c, "high_freq_factor", r->high_freq_factor, 1, &to->scaling.high_freq_factor) &&
-           te__hf_count(c, "original_max_position_embeddings", r->original, 1);
+           te__hf_count(c, "original_max_position_embeddings", original, 1);
 }
 
-static bool te__hf_activation(te__hf_config *c, te_activation *to) {
+/* The rotations of layers without and with a window. */
+static bool te__hf_rotaries(te__hf_config *c, const te__hf_family *f, te_causal_lm_desc *d) {
+    const double theta = isnan(c->rope_theta) ? f->rope_theta : c->rope_theta;
+    const bool by_kind = strcmp(f->model_type, "gemma3_text") == 0, kinds = c->full.given || c->sliding.given;
+    if (c->scaling.given && (c->parameters.given || kinds))
+        return te__hf_refuse(c, TE_ERR_UNSUPPORTED, "it has rope_scaling and rope_parameters; rope_parameters alone, with what both say, is needed");
+    if (by_kind ? c->parameters.given : kinds)
+        return te__hf_refuse(c, TE_ERR_UNSUPPORTED, "rope_parameters are %s, and transformers reads those of a %s %s kinds of layers", by_kind ? "of all layers" : "by kinds of layers", f->model_type,
+                             by_kind ? "by" : "without");
+    if (!te__hf_rotary(c, c->full.given ? &c->full : c->scaling.given ? &c->scaling : &c->parameters, theta, &d->rotary)) return false;
+    d->sliding_rotary = d->rotary;
+    if (!by_kind) return true;
+    memset(&d->sliding_rotary, 0, sizeof(d->sliding_rotary)); /* Gemma 3: windowed layers turn faster, and are not scaled */
+    return te__hf_rotary(c, &c->sliding, isnan(c->rope_local_base_freq) ? 10000 : c->rope_local_base_freq, &d->sliding_rotary);
+}
+
+static bool te__hf_activation(te__hf_config *c, const te__hf_family *f, te_activation *to) {
     static const struct {
         const char *name;
         te_activation gated;
-    } all[] = {{"silu", TE_SWIGLU}, {"swish", TE_SWIGLU}, {"gelu_pytorch_tanh", TE_GEGLU}, {"gelu_new", TE_GEGLU}, {"relu", TE_REGLU}};
-    const char *name = c->hidden_activation ? c->hidden_activation : c->hidden_act;
+    } all[] = {{"silu", TE_SWIGLU}, {"swish", TE_SWIGLU}, {"gelu_pytorch_tanh", TE_GEGLU}, {"gelu_new", TE_GEGLU}, {"relu", TE_REGLU}, {"relu2", TE_SREGLU},
+               {"quick_gelu", TE_QGEGLU}, {"sigmoid", TE_GLU}};
+    const char *key = f->has & TE__HF_HIDDEN_ACTIVATION ? "hidden_activation" : "hidden_act";
+    const char *name = f->has & TE__HF_HIDDEN_ACTIVATION ? c->hidden_activation : c->hidden_act;
     int i;
-    if (!name) return true; /* the family's */
+    *to = f->has & TE__HF_GEMMA ? TE_GEGLU : TE_SWIGLU;
+    if (!name || (strcmp(f->model_type, "gemma") == 0 && strcmp(name, "gelu") == 0)) return true; /* the first Gemma's files say gelu, and mean the other one */
     for (i = 0; i < TE__COUNT(all); i++)
         if (strcmp(name, all[i].name) == 0) {
             *to = all[i].gated;
             return true;
         }
-    return te__hf_refuse(c, TE_ERR_UNSUPPORTED, "%s is \"%.60s\"; silu, gelu_pytorch_tanh and relu are there", c->hidden_activation ? "hidden_activation" : "hidden_act", name);
+    return te__hf_refuse(c, TE_ERR_UNSUPPORTED, "%s is \"%.60s\"; silu, gelu_pytorch_tanh, relu, relu2, quick_gelu and sigmoid are there", key, name);
 }
 
-/* Which layers have a window: "layer_types", or what older files say in its place. The list is the config's, which outlives the desc. */
+/* Does layer i have a window where the file does not list the layers? */
+static bool te__hf_slides(const te__hf_config *c, const te__hf_family *f, int i) {
+    if (c->sliding_window < 0) return false;
+    if (f->has & TE__HF_USE_SLIDING_WINDOW) return c->use_sliding_window == 1 && i >= (c->max_window_layers < 0 ? 28 : c->max_window_layers);
+    if (strcmp(f->model_type, "gemma2") == 0) return i % 2 == 0;
+    if (strcmp(f->model_type, "gemma3_text") == 0) return (i + 1) % (c->sliding_window_pattern < 0 ? 6 : c->sliding_window_pattern) != 0;
+    return strcmp(f->model_type, "llama") != 0 && strcmp(f->model_type, "gemma") != 0;
+}
+
+/* Which layers have a window. The list is the config's, which outlives the desc. */
 static bool te__hf_windows(te__hf_config *c, const te__hf_family *f, te_causal_lm_desc *d) {
-    const bool qwen = te__starts_with(f->model_type, "qwen"), gemma2 = strcmp(f->model_type, "gemma2") == 0, gemma3 = strcmp(f->model_type, "gemma3_text") == 0;
+    static const char *const names[2] = {"full_attention", "sliding_attention"};
+    const bool listed = c->num_slides > 0;
+    bool any = false;
     int i;
-    if (c->num_slides && c->num_slides != d->num_hidden_layers)
+    if (listed && c->num_slides != d->num_hidden_layers)
         return te__hf_refuse(c, TE_ERR_FORMAT, "layer_types has %d entries and num_hidden_layers is %d", c->num_slides, d->num_hidden_layers);
-    if (gemma3 && !c->num_slides && c->sliding_window_pattern < 1) c->sliding_window_pattern = 6;
-    while (c->num_slides < d->num_hidden_layers) {
-        bool slides = c->sliding_window > 0 && strcmp(f->model_type, "llama") != 0 && strcmp(f->model_type, "gemma") != 0;
-        i = c->num_slides;
-        if (qwen) slides = slides && c->use_sliding_window == 1 && i >= (c->max_window_layers < 0 ? 28 : c->max_window_layers);
-        if (gemma2) slides = slides && i % 2 == 0;
-        if (gemma3) slides = slides && (i + 1) % c->sliding_window_pattern != 0;
-        if (!te__grow(c->j.te, (void **)&c->slides, &c->cap_slides, i, sizeof(bool))) return false;
-        c->slides[c->num_slides++] = slides;
+    if (!listed && strcmp(f->model_type, "gemma3_text") == 0 && c->sliding_window_pattern != -1 && !te__hf_count(c, "sliding_window_pattern", c->sliding_window_pattern, 1)) return false;
+    if (c->sliding_window == -1 && f->sliding_window) c->sliding_window = f->sliding_window;
+    for (i = 0; i < d->num_hidden_layers; i++) {
+        const bool slides = te__hf_slides(c, f, i);
+        if (!listed) {
+            if (!te__grow(c->j.te, (void **)&c->slides, &c->cap_slides, i, sizeof(bool))) return false;
+            c->slides[c->num_slides++] = slides;
+        } else if (c->slides[i] != slides && !(f->has & TE__HF_LAYER_TYPES))
+            return te__hf_refuse(c, TE_ERR_UNSUPPORTED, "layer_types[%d] is \"%s\", and every layer of a %s with its sliding_window is \"%s\": transformers ignores layer_types there; remove them", i,
+                                 names[c->slides[i]], f->model_type, names[slides]);
+        any = any || c->slides[i];
     }
-    for (i = 0; i < c->num_slides && !c->slides[i]; i++) {}
-    if (i == c->num_slides) return true;
-    if (!te__hf_count(c, "sliding_window", c->sliding_window, 1)) return false; /* layer i has one */
+    if (!any) return true;
+    if (f->has & TE__HF_USE_SLIDING_WINDOW && c->use_sliding_window != 1)
+        return te__hf_refuse(c, TE_ERR_FORMAT, "layer_types has sliding_attention, and use_sliding_window is not true");
+    if (!te__hf_count(c, "sliding_window", c->sliding_window, 1)) return false;
     d->sliding_window = c->sliding_window;
     d->sliding_layers = c->slides;
     return true;
 }
 
 static bool te__hf_experts(te__hf_config *c, const te__hf_family *f, te_causal_lm_desc *d) {
-    if (!f->experts) return true;
+    if (!(f->has & TE__HF_EXPERTS)) return true;
     if (!te__hf_count(c, "num_local_experts", c->num_local_experts, 1) || !te__hf_count(c, "num_experts_per_tok", c->num_experts_per_tok, 1)) return false;
     if (c->num_experts_per_tok > c->num_local_experts)
         return te__hf_refuse(c, TE_ERR_FORMAT, "num_experts_per_tok is %lld and num_local_experts %lld", (long long)c->num_experts_per_tok, (long long)c->num_local_experts);
@@ -58777,19 +58865,33 @@ static bool te__hf_experts(te__hf_config *c, const te__hf_family *f, te_causal_l
     return true;
 }
 
+/* Gemma 2 and 3: a scale of their own, and caps. */
+static bool te__hf_softmax(te__hf_config *c, const te__hf_family *f, te_causal_lm_desc *d) {
+    const bool caps_scores = strcmp(f->model_type, "gemma2") == 0;
+    float scalar;
+    if (!(f->has & TE__HF_SOFTCAPS)) return true;
+    if (!caps_scores && !isnan(c->attn_logit_softcapping) && c->attn_logit_softcapping != TE__HF_NULL_CAP)
+        return te__hf_refuse(c, TE_ERR_UNSUPPORTED, "attn_logit_softcapping is %g, and transformers computes a %s without; null is needed", c->attn_logit_softcapping, f->model_type);
+    if (!te__hf_positive(c, "query_pre_attn_scalar", c->query_pre_attn_scalar, 256, &scalar)) return false;
+    d->softmax_scale = 1.0f / sqrtf(scalar);
+    return te__hf_cap(c, "attn_logit_softcapping", c->attn_logit_softcapping, caps_scores ? 50 : 0, &d->attn_logit_softcapping) &&
+           te__hf_cap(c, "final_logit_softcapping", c->final_logit_softcapping, caps_scores ? 30 : 0, &d->final_logit_softcapping);
+}
+
 /* The model that the keys describe. */
 static bool te__hf_config_desc(te__hf_config *c, te_causal_lm_desc *d) {
     const te__hf_family *f = te__hf_families, *end = f + TE__COUNT(te__hf_families);
     const char *type = c->model_type;
-    const te__hf_rope *full;
-    float scalar;
+    bool computed; /* head_dim, from the others */
     memset(d, 0, sizeof(*d));
     if (!type) return te__hf_refuse(c, TE_ERR_FORMAT, "model_type is missing");
     while (f < end && strcmp(f->model_type, type) != 0) f++;
     if (f == end)
         return te__hf_refuse(c, TE_ERR_UNSUPPORTED, "model_type is \"%.60s\"; llama, mistral, mixtral, qwen2, qwen3, gemma, gemma2 and gemma3_text are there", type);
     if (c->quantized) return te__hf_refuse(c, TE_ERR_UNSUPPORTED, "it has a quantization_config; dequantize the model in transformers and save it again");
-    if (c->use_bidirectional_attention == 1) return te__hf_refuse(c, TE_ERR_UNSUPPORTED, "use_bidirectional_attention is true; only causal models are there");
+    if (c->per_layer) return te__hf_refuse(c, TE_ERR_UNSUPPORTED, "it has a per_layer_config; only models whose layers have one configuration are there");
+    if (c->use_bidirectional_attention == 1 || c->is_causal == 0)
+        return te__hf_refuse(c, TE_ERR_UNSUPPORTED, "%s; only causal models are there", c->is_causal == 0 ? "is_causal is false" : "use_bidirectional_attention is true");
     if (!isnan(c->partial_rotary_factor) && c->partial_rotary_factor != 1)
         return te__hf_refuse(c, TE_ERR_UNSUPPORTED, "partial_rotary_factor is %g; only 1, all channels, is there", c->partial_rotary_factor);
     if (!te__hf_count(c, "vocab_size", c->vocab_size, 1) || !te__hf_count(c, "hidden_size", c->hidden_size, 1) || !te__hf_count(c, "intermediate_size", c->intermediate_size, 1) ||
@@ -58797,15 +58899,17 @@ static bool te__hf_config_desc(te__hf_config *c, te_causal_lm_desc *d) {
         return false;
     if (c->num_hidden_layers > TE__HF_MAX_LAYERS)
         return te__hf_refuse(c, TE_ERR_FORMAT, "num_hidden_layers is %lld; %d at most are possible", (long long)c->num_hidden_layers, (int)TE__HF_MAX_LAYERS);
-    if (c->num_key_value_heads < 0 && strcmp(type, "llama") == 0) c->num_key_value_heads = c->num_attention_heads;
+    if ((c->num_key_value_heads == TE__HF_NULL && f->has & TE__HF_KV_HEADS) || (c->num_key_value_heads == -1 && strcmp(type, "llama") == 0))
+        c->num_key_value_heads = c->num_attention_heads;
     if (!te__hf_count(c, "num_key_value_heads", c->num_key_value_heads, 1)) return false;
     if (c->num_attention_heads % c->num_key_value_heads)
         return te__hf_refuse(c, TE_ERR_FORMAT, "num_attention_heads is %lld and num_key_value_heads %lld, which must divide it", (long long)c->num_attention_heads, (long long)c->num_key_value_heads);
-    if (c->head_dim < 0) c->head_dim = f->head_dim;
-    if (c->head_dim <= 0 && c->hidden_size % c->num_attention_heads)
+    computed = (c->head_dim == -1 || c->head_dim == TE__HF_NULL) && !f->head_dim;
+    if (computed && c->hidden_size % c->num_attention_heads)
         return te__hf_refuse(c, TE_ERR_FORMAT, "hidden_size is %lld and num_attention_heads %lld, which must divide it where head_dim is not given", (long long)c->hidden_size,
                              (long long)c->num_attention_heads);
-    if (c->head_dim <= 0) c->head_dim = c->hidden_size / c->num_attention_heads;
+    if (computed) c->head_dim = c->hidden_size / c->num_attention_heads;
+    else if (c->head_dim == -1) c->head_dim = f->head_dim;
     if (!te__hf_count(c, "head_dim", c->head_dim, 1)) return false;
     d->vocab_size = c->vocab_size;
     d->hidden_size = c->hidden_size;
@@ -58814,31 +58918,18 @@ static bool te__hf_config_desc(te__hf_config *c, te_causal_lm_desc *d) {
     d->num_attention_heads = (int)c->num_attention_heads;
     d->num_key_value_heads = (int)c->num_key_value_heads;
     d->head_dim = c->head_dim;
-    d->activation = f->gemma ? TE_GEGLU : TE_SWIGLU;
-    d->zero_centered_gamma = f->gemma;
-    d->feedforward_norms = f->feedforward_norms;
-    d->qk_norm = f->qk_norm;
-    d->qkv_bias = f->qkv_bias || (c->attention_bias == 1 && strcmp(type, "mistral") != 0 && strcmp(type, "mixtral") != 0);
-    d->o_bias = !f->qkv_bias && d->qkv_bias;
+    d->zero_centered_gamma = (f->has & TE__HF_GEMMA) != 0;
+    d->feedforward_norms = (f->has & TE__HF_FEEDFORWARD_NORMS) != 0;
+    d->qk_norm = (f->has & TE__HF_QK_NORM) != 0;
+    d->o_bias = f->has & TE__HF_ATTENTION_BIAS && c->attention_bias == 1;
+    d->qkv_bias = f->has & TE__HF_QKV_BIAS || d->o_bias;
     d->mlp_bias = c->mlp_bias == 1 && strcmp(type, "llama") == 0;
-    d->tie_word_embeddings = c->tie_word_embeddings < 0 ? f->gemma : c->tie_word_embeddings == 1;
-    d->embedding_scale = f->gemma ? (float)sqrt((double)d->hidden_size) : 0.0f;
-    full = te__hf_rope_given(&c->full) ? &c->full : &c->scaling;
-    if (!te__hf_activation(c, &d->activation) || !te__hf_positive(c, "rms_norm_eps", c->rms_norm_eps, f->rms_norm_eps, &d->rms_norm_eps) || !te__hf_windows(c, f, d) ||
-        !te__hf_experts(c, f, d) || !te__hf_rotary(c, full, isnan(c->rope_theta) ? f->rope_theta : c->rope_theta, &d->rotary))
+    d->tie_word_embeddings = c->tie_word_embeddings < 0 ? d->zero_centered_gamma : c->tie_word_embeddings == 1;
+    d->embedding_scale = f->has & TE__HF_GEMMA ? (float)sqrt((double)d->hidden_size) : 0.0f;
+    if (!te__hf_activation(c, f, &d->activation) || !te__hf_positive(c, "rms_norm_eps", c->rms_norm_eps, f->rms_norm_eps, &d->rms_norm_eps) || !te__hf_windows(c, f, d) ||
+        !te__hf_experts(c, f, d) || !te__hf_rotaries(c, f, d))
         return false;
-    d->sliding_rotary = d->rotary;
-    if (strcmp(type, "gemma3_text") == 0 || te__hf_rope_given(&c->sliding)) { /* Gemma 3: windowed layers turn faster, and are not scaled */
-        memset(&d->sliding_rotary, 0, sizeof(d->sliding_rotary));
-        if (!te__hf_rotary(c, &c->sliding, isnan(c->rope_local_base_freq) ? 10000 : c->rope_local_base_freq, &d->sliding_rotary)) return false;
-    }
-    if (f->softcaps) {
-        if (!te__hf_positive(c, "query_pre_attn_scalar", c->query_pre_attn_scalar, 256, &scalar)) return false;
-        d->softmax_scale = 1.0f / sqrtf(scalar);
-        if (!te__hf_cap(c, "attn_logit_softcapping", c->attn_logit_softcapping, strcmp(type, "gemma2") == 0 ? 50 : 0, &d->attn_logit_softcapping) ||
-            !te__hf_cap(c, "final_logit_softcapping", c->final_logit_softcapping, strcmp(type, "gemma2") == 0 ? 30 : 0, &d->final_logit_softcapping))
-            return false;
-    }
+    if (!te__hf_softmax(c, f, d)) return false;
     if (isnan(c->attention_dropout)) return true;
     if (!(c->attention_dropout >= 0 && c->attention_dropout < 1)) return te__hf_refuse(c, TE_ERR_FORMAT, "attention_dropout is %g; 0 to 1 are possible", c->attention_dropout);
     d->attention_dropout = (float)c->attention_dropout;
@@ -59058,6 +59149,52 @@ static bool te__hf_is_spare(const te_causal_lm_desc *d, const char *name) {
     return (d->tie_word_embeddings && strcmp(name, "lm_head.weight") == 0) || te__ends_with(name, ".self_attn.rotary_emb.inv_freq");
 }
 
+/* The bytes of two tensors of one size, chunk by chunk: where they first differ, their size if they do not, -1 with an error. */
+static int64_t te__hf_first_difference(te__hf_folder *f, int a_shard, const te_safetensors_entry *a, int b_shard, const te_safetensors_entry *b) {
+    enum { CHUNK = 1 << 16 };
+    char *bytes = (char *)te__alloc(f->te, 2 * (size_t)CHUNK);
+    int64_t at = bytes ? 0 : -1, end = (int64_t)a->bytes;
+    te__text why = TE_ZERO;
+    while (at >= 0 && at < end) {
+        const size_t n = (size_t)te__min(end - at, CHUNK);
+        size_t i = 0;
+        te_safetensors *files[2];
+        files[0] = f->shards[a_shard].file;
+        files[1] = f->shards[b_shard].file;
+        if (!te__file_read_at(&files[0]->file, files[0]->data_start + a->offset + (uint64_t)at, bytes, n, &why) ||
+            !te__file_read_at(&files[1]->file, files[1]->data_start + b->offset + (uint64_t)at, bytes + CHUNK, n, &why)) {
+            te__fail(f->te, TE_ERR_IO, "%s", te__text_str(&why));
+            at = -1;
+            break;
+        }
+        if (memcmp(bytes, bytes + CHUNK, n) != 0) {
+            while (bytes[i] == bytes[CHUNK + i]) i++;
+            at += (int64_t)i;
+            break;
+        }
+        at += (int64_t)n;
+    }
+    te__text_free(&why);
+    te__free(f->te, bytes, 2 * (size_t)CHUNK);
+    return at;
+}
+
+/* A tied model's files may have lm_head.weight as well, if it is the table: transformers does not tie two that differ. */
+static bool te__hf_ties(te__hf_folder *f, const te_causal_lm_desc *d) {
+    int table_shard, head_shard;
+    const te_safetensors_entry *table = te__hf_find(f, "model.embed_tokens.weight", &table_shard), *head = te__hf_find(f, "lm_head.weight", &head_shard);
+    char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
+    int64_t at;
+    if (!d->tie_word_embeddings || !head || !table) return true; /* a table that is missing is found missing later */
+    if (head->dtype != table->dtype || head->ndim != table->ndim || memcmp(head->shape, table->shape, (size_t)table->ndim * sizeof(int64_t)) != 0)
+        return te__st_fail(f->shards[head_shard].file, TE_ERR_FORMAT, "tensor \"lm_head.weight\" is %s %s and \"model.embed_tokens.weight\" %s %s, and by %s they are one (tie_word_embeddings)",
+                           te_dtype_name(head->dtype), te__dims_text(head->ndim, head->shape, a), te_dtype_name(table->dtype), te__dims_text(table->ndim, table->shape, b), f->config_path.s);
+    at = te__hf_first_difference(f, head_shard, head, table_shard, table);
+    if (at == (int64_t)table->bytes || at < 0) return at >= 0;
+    return te__st_fail(f->shards[head_shard].file, TE_ERR_FORMAT, "tensor \"lm_head.weight\" differs from \"model.embed_tokens.weight\" at byte %lld, and by %s they are one: set tie_word_embeddings to "
+                       "false, or take lm_head.weight out", (long long)at, f->config_path.s);
+}
+
 typedef struct te__hf_walk {
     te__hf_folder *f;
     int64_t seen; /* parameters that are in the files */
@@ -59151,7 +59288,7 @@ static te_module *te__hf_build(te__hf_folder *f, const te_hf_desc *desc) {
     if (!te__hf_read_text(f, "config.json", TE__HF_MAX_CONFIG, &f->config_path, &f->config)) return NULL;
     f->config_text = te__copy_string(f->te, f->config.s);
     if (!f->config_text || !te__hf_config_parse(&f->c, f->te, f->config_path.s, f->config.s, f->config.n) || !te__hf_config_desc(&f->c, &d) || !te__hf_open_weights(f) ||
-        !te__hf_sizes_are_there(f, &d))
+        !te__hf_ties(f, &d) || !te__hf_sizes_are_there(f, &d))
         return NULL;
     table = te__hf_find(f, "model.embed_tokens.weight", &shard);
     d.params_dtype = desc && desc->params_dtype ? desc->params_dtype : table && te__is_float(table->dtype) ? table->dtype : TE_F32; /* else the comparison refuses it */

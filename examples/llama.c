@@ -47,7 +47,7 @@ static const struct option {
     {"--checkpoint", FLAG, &opt.checkpoint, "layers run again in the backward pass: less memory"},
     {"--quantized-weights", FLAG, &opt.quantized_weights, "projections are stored as the recipe quantizes them"},
     {"--resume", FLAG, &opt.resume, "go on from what --out has"},
-    {"--dtype", TEXT, &opt.dtype, "f32 or bf16, of parameters and activations (that of the file)"},
+    {"--dtype", TEXT, &opt.dtype, "f32, f16 or bf16, of parameters and activations (that of the file)"},
     {"--recipe", TEXT, &opt.recipe, "none, delayed, current, block, mxfp8 or nvfp4 (none)"},
     {"--exact", FLAG, &opt.exact, "on a GPU, products of f32 without rounding to TF32: slow"},
     {"--device", TEXT, &opt.device, "cpu, cuda:0 ... (the first GPU, or else the CPU)"},
@@ -73,13 +73,18 @@ static void read_options(int argc, char **argv) {
         else if (options[k].kind == TEXT) *(const char **)options[k].to = argv[++i];
         else {
             double x = strtod(argv[++i], &end);
-            if (end == value || *end || !(x >= 0 && x < 1e9)) die("%s %s: a number is needed", argv[i - 1], value);
+            if (end == value || *end || !(x >= 0 && x < 1e9)) die("%s %s: a number from 0 to 1e9 is needed", argv[i - 1], value);
+            if (options[k].kind == COUNT && x != (int)x) die("%s %s: a whole number is needed", argv[i - 1], value);
             if (options[k].kind == COUNT) *(int *)options[k].to = (int)x;
             else *(double *)options[k].to = x;
         }
     }
     if (!opt.folder || !opt.ids == !opt.train) die("a FOLDER and either --ids or --train are needed; --help lists the options");
     if (opt.train && !opt.out) die("--train needs --out, the folder for the trained model");
+    if (opt.train && (opt.logits || opt.grads || opt.generate)) die("%s is of --ids, not of --train", opt.logits ? "--logits" : opt.grads ? "--grads" : "--generate");
+    if (!opt.train && (opt.out || opt.resume)) die("%s is of --train, not of --ids", opt.out ? "--out" : "--resume");
+    if (opt.generate && (opt.logits || opt.grads)) die("%s is of a loss, and --generate computes none", opt.logits ? "--logits" : "--grads");
+    if (opt.no_cache && !opt.generate) die("--no-cache is of --generate");
 }
 
 /* ---- sequences ---- */
@@ -104,7 +109,8 @@ static sequences read_sequences(const char *path, int64_t vocabulary) {
         sequence q = {.ids = malloc((strlen(line) / 2 + 2 + (size_t)opt.generate) * sizeof *q.ids)};
         for (char *p = line; *(p += strspn(p, " \t\r\n,")); p = end) {
             long id = strtol(p, &end, 10);
-            if (end == p || id < 0 || id >= vocabulary) die("%s, line %d: \"%.20s\" is not an id of the model: 0 to %lld", path, number, p, (long long)vocabulary - 1);
+            if (end == p || id < 0 || id >= vocabulary)
+                die("%s, line %d: \"%.*s\" is not an id of the model: 0 to %lld", path, number, (int)strcspn(p, " \t\r\n,"), p, (long long)vocabulary - 1);
             q.ids[q.n++] = (int32_t)id;
         }
         if (q.n == 0) {
@@ -255,15 +261,17 @@ static void generate(sequence *s, float *row) {
 /* ---- training ---- */
 
 static void train(sequences *s) {
+    for (int i = 0; i < s->count; i++)
+        if (s->all[i].n < 2) die("%s: sequence %d has one id; there is nothing to predict", opt.train, i);
     char state[4096]; /* optimizer, scales and exact weights beside the model, for --resume */
     te_optimizer *adam = te_fused_adam_create(te, model, &(te_fused_adam_desc){.lr = (float)opt.lr});
     snprintf(state, sizeof state, "%s/training.safetensors", opt.out);
     if (opt.resume) te_model_load(te, state, model, adam);
     te_optimizer_set_lr(adam, (float)opt.lr);
+    te_hf_save(model, opt.out); /* a folder that cannot be written shows before the work is done */
     check();
     for (int step = (int)te_optimizer_steps(adam); step < opt.steps; step++) {
         const sequence *q = &s->all[step % s->count];
-        if (q->n < 2) die("%s: sequence %d has one id; there is nothing to predict", opt.train, step % s->count);
         te_scope_begin(te);
         te_tensor *loss = loss_of(logits_of(q->ids, q->n, NULL), q);
         te_backward(loss);

@@ -16,12 +16,16 @@ typedef struct te_lm_rotary {
  *         input_layernorm, post_attention_layernorm[, pre_feedforward_layernorm, post_feedforward_layernorm]   RMSNorm
  *         self_attn                      DecoderAttention: q_proj, k_proj, v_proj, o_proj (Linear)[, q_norm, k_norm (RMSNorm)], sdpa (SDPA)
  *         mlp                            DecoderMLP: gate_proj, up_proj, down_proj (Linear)
- *         block_sparse_moe               with experts, in place of mlp: gate (Linear), experts.E: w1 (gate), w3 (up), w2 (down)
+ *         block_sparse_moe               with experts, in place of mlp: gate (Linear), experts.E: w1 (gate), w3 (up), w2 (down), and w1, w3, w2 (GroupedLinear)
  *     model.norm                         RMSNorm
  *     lm_head                            Linear, unless the embedding's table is used for it
  *
  * Under autocast the projections are quantized; the embedding, the gate of experts and the product with the vocabulary stay in high precision, and are
- * not stored quantized either. Zero-initialised. */
+ * not stored quantized either.
+ *
+ * Experts run together, and sizes that the gate decides stay on the device, so te_graph_begin can record such a model. Each of the three GroupedLinear multiplies the rows of
+ * all experts by the weights of the Linear of its name in each: those hold the parameters, and a forward or a recipe of their own is not asked; set it on the GroupedLinear.
+ * Zero-initialised. */
 typedef struct te_causal_lm_desc {
     int64_t vocab_size, hidden_size, intermediate_size; /* rows of the embedding, their size, and the size inside the MLP (of each expert) */
     int num_hidden_layers;       /* at least 1 */
@@ -41,14 +45,13 @@ typedef struct te_causal_lm_desc {
     int64_t sliding_window;      /* keys that a layer with a window sees, the query's own included; 0 => no windows */
     const bool *sliding_layers;  /* [num_hidden_layers]: which layers have it; NULL => all. Copied */
     te_lm_rotary rotary, sliding_rotary; /* of layers without and with a window */
-    int num_local_experts, num_experts_per_tok; /* experts of each layer, and how many of them a token goes to, by the softmax of these; 0 => none */
+    int num_local_experts, num_experts_per_tok; /* experts of each layer, up to TE_MAX_GEMMS, and how many of them a token goes to, by the softmax of these; 0 => none */
     te_dtype params_dtype;       /* of parameters and hidden states: f32, f16 or bf16; 0 => bf16 */
     te_params_device device;     /* of parameters; 0 => the context's */
     te_init init;                /* of weights */
     const char *name;            /* copied; NULL => "causal_lm" */
 } te_causal_lm_desc;
-/* Makes such a model. Forward: ids i32 or i64 [b, s] -> logits [b, s, vocab_size] in params_dtype. NULL with TE_ERR_INVALID for sizes that do not fit. Owned by the caller.
- * The layers with experts wait for the device to see which tokens go where. */
+/* Makes such a model. Forward: ids i32 or i64 [b, s] -> logits [b, s, vocab_size] in params_dtype. NULL with TE_ERR_INVALID for sizes that do not fit. Owned by the caller. */
 TE_API te_module *te_causal_lm_create(te_ctx *te, const te_causal_lm_desc *desc);
 
 /* The attention core of such a model, the child `sdpa` of each self_attn: what another attention takes the place of, by te_module_set_forward. Its forward gets
@@ -56,7 +59,7 @@ TE_API te_module *te_causal_lm_create(te_ctx *te, const te_causal_lm_desc *desc)
  * [b, s, H, d]; args->attention.attn_mask_type is TE_MASK_CAUSAL, or TE_MASK_CAUSAL_BOTTOM_RIGHT where keys of earlier calls are there. The rest is this desc, which
  * te_module_state gives. */
 typedef struct te_sdpa_desc {
-    te_qkv_format format; /* of query, key, value and output; 0 => [s, b, H, d] */
+    te_qkv_format format; /* of query, key, value and output; 0 => [s, b, H, d]. TE_THD: not with softcap */
     te_attn_mask mask;    /* where a call gives none; 0 => causal */
     te_window window;     /* on top of the mask */
     float softmax_scale;  /* 0 => 1 / sqrt(d) */
@@ -65,7 +68,7 @@ typedef struct te_sdpa_desc {
     float dropout_p;      /* in training; 0 => none */
     const char *name;     /* copied; NULL => "sdpa" */
 } te_sdpa_desc;
-/* A module of that class, without parameters. NULL: TE_ERR_INVALID for a softcap that is negative, TE_ERR_UNSUPPORTED for one with sinks or dropout_p. */
+/* A module of that class, without parameters. NULL: TE_ERR_INVALID for a softcap that is negative, TE_ERR_UNSUPPORTED for one with sinks, dropout_p or TE_THD. */
 TE_API te_module *te_sdpa_create(te_ctx *te, const te_sdpa_desc *desc);
 
 /* Makes room for the keys and values of `max_length` positions of `batch` sequences, for all layers of a model (te_causal_lm_create, te_hf_open), in its format. A forward

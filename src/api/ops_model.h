@@ -394,7 +394,7 @@ typedef struct te_op_softcap_args {
 
 /* y = softmax of s over the keys that a query sees, 0 elsewhere (all of a row that sees none); s = cap * tanh(scale * x / cap), or scale * x without a cap.
  *   x, y    [.., s_q, s_kv]: products of queries and keys
- *   mask, window  as in te_op_attn_fwd */
+ *   mask, window  as in te_op_attn_fwd; the window's diagonal is j = i, but for TE_MASK_CAUSAL_BOTTOM_RIGHT */
 typedef struct te_op_capped_softmax_fwd_args {
     const te_tensor *x;
     te_tensor *y;

@@ -209,6 +209,52 @@ static bool te__hf_is_spare(const te_causal_lm_desc *d, const char *name) {
     return (d->tie_word_embeddings && strcmp(name, "lm_head.weight") == 0) || te__ends_with(name, ".self_attn.rotary_emb.inv_freq");
 }
 
+/* The bytes of two tensors of one size, chunk by chunk: where they first differ, their size if they do not, -1 with an error. */
+static int64_t te__hf_first_difference(te__hf_folder *f, int a_shard, const te_safetensors_entry *a, int b_shard, const te_safetensors_entry *b) {
+    enum { CHUNK = 1 << 16 };
+    char *bytes = (char *)te__alloc(f->te, 2 * (size_t)CHUNK);
+    int64_t at = bytes ? 0 : -1, end = (int64_t)a->bytes;
+    te__text why = TE_ZERO;
+    while (at >= 0 && at < end) {
+        const size_t n = (size_t)te__min(end - at, CHUNK);
+        size_t i = 0;
+        te_safetensors *files[2];
+        files[0] = f->shards[a_shard].file;
+        files[1] = f->shards[b_shard].file;
+        if (!te__file_read_at(&files[0]->file, files[0]->data_start + a->offset + (uint64_t)at, bytes, n, &why) ||
+            !te__file_read_at(&files[1]->file, files[1]->data_start + b->offset + (uint64_t)at, bytes + CHUNK, n, &why)) {
+            te__fail(f->te, TE_ERR_IO, "%s", te__text_str(&why));
+            at = -1;
+            break;
+        }
+        if (memcmp(bytes, bytes + CHUNK, n) != 0) {
+            while (bytes[i] == bytes[CHUNK + i]) i++;
+            at += (int64_t)i;
+            break;
+        }
+        at += (int64_t)n;
+    }
+    te__text_free(&why);
+    te__free(f->te, bytes, 2 * (size_t)CHUNK);
+    return at;
+}
+
+/* A tied model's files may have lm_head.weight as well, if it is the table: transformers does not tie two that differ. */
+static bool te__hf_ties(te__hf_folder *f, const te_causal_lm_desc *d) {
+    int table_shard, head_shard;
+    const te_safetensors_entry *table = te__hf_find(f, "model.embed_tokens.weight", &table_shard), *head = te__hf_find(f, "lm_head.weight", &head_shard);
+    char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
+    int64_t at;
+    if (!d->tie_word_embeddings || !head || !table) return true; /* a table that is missing is found missing later */
+    if (head->dtype != table->dtype || head->ndim != table->ndim || memcmp(head->shape, table->shape, (size_t)table->ndim * sizeof(int64_t)) != 0)
+        return te__st_fail(f->shards[head_shard].file, TE_ERR_FORMAT, "tensor \"lm_head.weight\" is %s %s and \"model.embed_tokens.weight\" %s %s, and by %s they are one (tie_word_embeddings)",
+                           te_dtype_name(head->dtype), te__dims_text(head->ndim, head->shape, a), te_dtype_name(table->dtype), te__dims_text(table->ndim, table->shape, b), f->config_path.s);
+    at = te__hf_first_difference(f, head_shard, head, table_shard, table);
+    if (at == (int64_t)table->bytes || at < 0) return at >= 0;
+    return te__st_fail(f->shards[head_shard].file, TE_ERR_FORMAT, "tensor \"lm_head.weight\" differs from \"model.embed_tokens.weight\" at byte %lld, and by %s they are one: set tie_word_embeddings to "
+                       "false, or take lm_head.weight out", (long long)at, f->config_path.s);
+}
+
 typedef struct te__hf_walk {
     te__hf_folder *f;
     int64_t seen; /* parameters that are in the files */
@@ -302,7 +348,7 @@ static te_module *te__hf_build(te__hf_folder *f, const te_hf_desc *desc) {
     if (!te__hf_read_text(f, "config.json", TE__HF_MAX_CONFIG, &f->config_path, &f->config)) return NULL;
     f->config_text = te__copy_string(f->te, f->config.s);
     if (!f->config_text || !te__hf_config_parse(&f->c, f->te, f->config_path.s, f->config.s, f->config.n) || !te__hf_config_desc(&f->c, &d) || !te__hf_open_weights(f) ||
-        !te__hf_sizes_are_there(f, &d))
+        !te__hf_ties(f, &d) || !te__hf_sizes_are_there(f, &d))
         return NULL;
     table = te__hf_find(f, "model.embed_tokens.weight", &shard);
     d.params_dtype = desc && desc->params_dtype ? desc->params_dtype : table && te__is_float(table->dtype) ? table->dtype : TE_F32; /* else the comparison refuses it */

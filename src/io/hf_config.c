@@ -5,50 +5,67 @@
 
 enum { TE__HF_MAX_CONFIG = 16 << 20, TE__HF_MAX_LAYERS = 100000 };
 
-/* Families, and what they have in common with each other. */
+/* What families have in common with each other. */
+enum {
+    TE__HF_GEMMA = 1,    /* 1 + weight, scaled embedding, GELU; tied unless the file says otherwise */
+    TE__HF_QKV_BIAS = 2, /* whatever attention_bias says */
+    TE__HF_ATTENTION_BIAS = 4, /* attention_bias counts */
+    TE__HF_QK_NORM = 8,
+    TE__HF_FEEDFORWARD_NORMS = 16,
+    TE__HF_SOFTCAPS = 32,
+    TE__HF_EXPERTS = 64,
+    TE__HF_LAYER_TYPES = 128,      /* the file may say which layers have a window */
+    TE__HF_USE_SLIDING_WINDOW = 256, /* there are windows only where use_sliding_window is true */
+    TE__HF_HIDDEN_ACTIVATION = 512, /* the key hidden_activation in place of hidden_act */
+    TE__HF_KV_HEADS = 1024         /* num_key_value_heads: null means num_attention_heads */
+};
 typedef struct te__hf_family {
     const char *model_type;
-    double rms_norm_eps, rope_theta; /* defaults of transformers */
+    double rms_norm_eps, rope_theta; /* defaults of transformers, as these: */
     int64_t head_dim;                /* 0 => hidden_size / num_attention_heads */
-    bool gemma;                      /* 1 + weight, scaled embedding, GELU; tied unless the file says otherwise */
-    bool qkv_bias, qk_norm, feedforward_norms, softcaps, experts;
+    int64_t sliding_window;          /* 0 => none */
+    unsigned has;
 } te__hf_family;
 static const te__hf_family te__hf_families[] = {
-    {"llama", 1e-6, 10000, 0, false, false, false, false, false, false},
-    {"mistral", 1e-6, 10000, 0, false, false, false, false, false, false},
-    {"mixtral", 1e-5, 1000000, 0, false, false, false, false, false, true},
-    {"qwen2", 1e-6, 10000, 0, false, true, false, false, false, false},
-    {"qwen3", 1e-6, 10000, 128, false, false, true, false, false, false},
-    {"gemma", 1e-6, 10000, 256, true, false, false, false, false, false},
-    {"gemma2", 1e-6, 10000, 256, true, false, false, true, true, false},
-    {"gemma3_text", 1e-6, 1000000, 256, true, false, true, true, true, false}};
+    {"llama", 1e-6, 10000, 0, 0, TE__HF_ATTENTION_BIAS | TE__HF_KV_HEADS},
+    {"mistral", 1e-6, 10000, 0, 4096, 0},
+    {"mixtral", 1e-5, 1000000, 0, 0, TE__HF_EXPERTS},
+    {"qwen2", 1e-6, 10000, 0, 4096, TE__HF_QKV_BIAS | TE__HF_LAYER_TYPES | TE__HF_USE_SLIDING_WINDOW | TE__HF_KV_HEADS},
+    {"qwen3", 1e-6, 10000, 128, 4096, TE__HF_ATTENTION_BIAS | TE__HF_QK_NORM | TE__HF_LAYER_TYPES | TE__HF_USE_SLIDING_WINDOW | TE__HF_KV_HEADS},
+    {"gemma", 1e-6, 10000, 256, 0, TE__HF_GEMMA | TE__HF_ATTENTION_BIAS},
+    {"gemma2", 1e-6, 10000, 256, 4096, TE__HF_GEMMA | TE__HF_ATTENTION_BIAS | TE__HF_FEEDFORWARD_NORMS | TE__HF_SOFTCAPS | TE__HF_LAYER_TYPES | TE__HF_HIDDEN_ACTIVATION},
+    {"gemma3_text", 1e-6, 1000000, 256, 4096,
+     TE__HF_GEMMA | TE__HF_ATTENTION_BIAS | TE__HF_QK_NORM | TE__HF_FEEDFORWARD_NORMS | TE__HF_SOFTCAPS | TE__HF_LAYER_TYPES | TE__HF_HIDDEN_ACTIVATION}};
 
 /* The scaling of rotary frequencies, and with it their base: "rope_parameters", or the older "rope_scaling". */
 typedef struct te__hf_rope {
+    bool given;
     char *type, *older_type; /* "rope_type", "type"; they point into the text, NULL where they are not given */
     double theta, factor, low_freq_factor, high_freq_factor, partial_rotary_factor;
     int64_t original;
 } te__hf_rope;
 
-/* The keys as they are in the file; NAN and -1 where they are missing or null. */
+/* The keys as they are in the file. Missing: NAN, -1, NULL. Where null does not mean the default, it has a number of its own, which no file can contain. */
+#define TE__HF_NULL (-2)          /* of a TE__HF_COUNT */
+#define TE__HF_NULL_CAP ((double)-INFINITY) /* of a TE__HF_CAP */
 typedef struct te__hf_config {
     te__json j;
     char *model_type, *hidden_act, *hidden_activation;
     int64_t vocab_size, hidden_size, intermediate_size, num_hidden_layers, num_attention_heads, num_key_value_heads, head_dim;
-    int64_t sliding_window, max_window_layers, sliding_window_pattern, num_local_experts, num_experts_per_tok;
+    int64_t sliding_window, max_window_layers, sliding_window_pattern, num_local_experts, num_experts_per_tok, original_max_position_embeddings;
     double rms_norm_eps, rope_theta, rope_local_base_freq, query_pre_attn_scalar, attn_logit_softcapping, final_logit_softcapping, attention_dropout, partial_rotary_factor;
     double router_jitter_noise;
-    int64_t tie_word_embeddings, attention_bias, mlp_bias, use_sliding_window, use_bidirectional_attention; /* 0, 1 */
-    te__hf_rope scaling, full, sliding; /* of all layers, or by the kind of layer */
+    int64_t tie_word_embeddings, attention_bias, mlp_bias, use_sliding_window, use_bidirectional_attention, is_causal; /* 0, 1 */
+    te__hf_rope scaling, parameters, full, sliding; /* rope_scaling; rope_parameters, of all layers or by the kind of layer */
     bool *slides; /* [num_slides]: "layer_types" */
     int num_slides, cap_slides;
-    bool quantized; /* "quantization_config" */
+    bool quantized, per_layer; /* "quantization_config", "per_layer_config" */
 } te__hf_config;
 
 typedef enum te__hf_kind {
     TE__HF_COUNT,
     TE__HF_NUMBER,
-    TE__HF_CAP, /* a number; null is 0, and does not mean the default */
+    TE__HF_CAP, /* a number; null does not mean the default */
     TE__HF_BOOL,
     TE__HF_STRING
 } te__hf_kind;
@@ -65,7 +82,8 @@ static const te__hf_key te__hf_keys[] = {
     TE__HF_KEY(TE__HF_COUNT, num_hidden_layers),    TE__HF_KEY(TE__HF_COUNT, num_attention_heads),   TE__HF_KEY(TE__HF_COUNT, num_key_value_heads),
     TE__HF_KEY(TE__HF_COUNT, head_dim),             TE__HF_KEY(TE__HF_COUNT, sliding_window),        TE__HF_KEY(TE__HF_COUNT, max_window_layers),
     TE__HF_KEY(TE__HF_COUNT, sliding_window_pattern), TE__HF_KEY(TE__HF_COUNT, num_local_experts),   TE__HF_KEY(TE__HF_COUNT, num_experts_per_tok),
-    {"_sliding_window_pattern", TE__HF_COUNT, offsetof(te__hf_config, sliding_window_pattern)},
+    {"num_experts", TE__HF_COUNT, offsetof(te__hf_config, num_local_experts)}, TE__HF_KEY(TE__HF_BOOL, is_causal),
+    TE__HF_KEY(TE__HF_COUNT, original_max_position_embeddings),
     TE__HF_KEY(TE__HF_NUMBER, rms_norm_eps),        TE__HF_KEY(TE__HF_NUMBER, rope_theta),           TE__HF_KEY(TE__HF_NUMBER, rope_local_base_freq),
     TE__HF_KEY(TE__HF_NUMBER, query_pre_attn_scalar), TE__HF_KEY(TE__HF_CAP, attn_logit_softcapping), TE__HF_KEY(TE__HF_CAP, final_logit_softcapping),
     TE__HF_KEY(TE__HF_NUMBER, attention_dropout),   TE__HF_KEY(TE__HF_NUMBER, partial_rotary_factor), TE__HF_KEY(TE__HF_NUMBER, router_jitter_noise),
@@ -94,7 +112,7 @@ static void te__hf_clear(void *s, const te__hf_key *keys, int num_keys) {
 static bool te__hf_missing(const char *at, te__hf_kind kind) {
     if (kind == TE__HF_NUMBER || kind == TE__HF_CAP) return isnan(*(const double *)(const void *)at);
     if (kind == TE__HF_STRING) return !*(char *const *)(const void *)at;
-    return *(const int64_t *)(const void *)at < 0;
+    return *(const int64_t *)(const void *)at == -1;
 }
 
 /* The value of a known key into its field, or true without doing anything if the key is none of these. */
@@ -108,7 +126,8 @@ static bool te__hf_take(te__json *j, void *s, const te__hf_key *keys, int num_ke
         int word = te__json_word(j);
         if (j->failed) return false;
         if (!te__hf_missing(at, keys[i].kind)) return te__json_fail(j, "\"%.60s\" is given twice", name);
-        if (word == 2 && keys[i].kind == TE__HF_CAP) *(double *)(void *)at = 0;
+        if (word == 2 && keys[i].kind == TE__HF_CAP) *(double *)(void *)at = TE__HF_NULL_CAP;
+        if (word == 2 && keys[i].kind == TE__HF_COUNT) *(int64_t *)(void *)at = TE__HF_NULL;
         if (word == 2) return true;
         if (word >= 0 && keys[i].kind != TE__HF_BOOL) return te__json_fail(j, "\"%.60s\" is %s", name, word ? "true" : "false");
         if (keys[i].kind == TE__HF_COUNT) *(int64_t *)(void *)at = (int64_t)te__json_uint(j);
@@ -128,10 +147,11 @@ static bool te__hf_parse_rope(te__hf_config *c, te__hf_rope *rope, bool by_kind)
     for (more = te__json_open(j, '{', '}'); more; more = te__json_more(j, '}')) {
         const char *name = te__json_string(j);
         if (!te__json_expect(j, ':')) return false;
-        if (by_kind && strcmp(name, "full_attention") == 0) known = te__hf_parse_rope(c, &c->full, false);
-        else if (by_kind && strcmp(name, "sliding_attention") == 0) known = te__hf_parse_rope(c, &c->sliding, false);
+        if (by_kind && strcmp(name, "full_attention") == 0) te__hf_parse_rope(c, &c->full, false);
+        else if (by_kind && strcmp(name, "sliding_attention") == 0) te__hf_parse_rope(c, &c->sliding, false);
         else if (!te__hf_take(j, rope, te__hf_rope_keys, TE__COUNT(te__hf_rope_keys), name, &known)) return false;
         else if (!known) te__json_skip(j, 0);
+        else rope->given = true;
     }
     return !j->failed;
 }
@@ -155,6 +175,13 @@ static bool te__hf_parse_layer_types(te__hf_config *c) {
     return !j->failed;
 }
 
+/* Skips a value; false if it is null. */
+static bool te__hf_is_there(te__json *j) {
+    if (te__json_word(j) == 2) return false;
+    te__json_skip(j, 0);
+    return true;
+}
+
 static void te__hf_config_close(te__hf_config *c) { te__free(c->j.te, c->slides, (size_t)c->cap_slides * sizeof(bool)); }
 
 /* Reads `text`, which is changed: strings are unescaped in it. */
@@ -169,16 +196,19 @@ static bool te__hf_config_parse(te__hf_config *c, te_ctx *te, const char *path, 
     j->end = text + n;
     te__hf_clear(c, te__hf_keys, TE__COUNT(te__hf_keys));
     te__hf_clear(&c->scaling, te__hf_rope_keys, TE__COUNT(te__hf_rope_keys));
+    te__hf_clear(&c->parameters, te__hf_rope_keys, TE__COUNT(te__hf_rope_keys));
     te__hf_clear(&c->full, te__hf_rope_keys, TE__COUNT(te__hf_rope_keys));
     te__hf_clear(&c->sliding, te__hf_rope_keys, TE__COUNT(te__hf_rope_keys));
     for (more = te__json_open(j, '{', '}'); more; more = te__json_more(j, '}')) {
         const char *name = te__json_string(j);
         if (!te__json_expect(j, ':')) return false;
-        if (strcmp(name, "rope_parameters") == 0 || strcmp(name, "rope_scaling") == 0) known = te__hf_parse_rope(c, &c->scaling, true);
-        else if (strcmp(name, "layer_types") == 0) known = te__hf_parse_layer_types(c);
+        if (strcmp(name, "rope_parameters") == 0) te__hf_parse_rope(c, &c->parameters, true);
+        else if (strcmp(name, "rope_scaling") == 0) te__hf_parse_rope(c, &c->scaling, false);
+        else if (strcmp(name, "layer_types") == 0) te__hf_parse_layer_types(c);
+        else if (strcmp(name, "quantization_config") == 0) c->quantized = te__hf_is_there(j);
+        else if (strcmp(name, "per_layer_config") == 0) c->per_layer = te__hf_is_there(j);
         else if (!te__hf_take(j, c, te__hf_keys, TE__COUNT(te__hf_keys), name, &known)) return false;
-        else if (!known && strcmp(name, "quantization_config") == 0) c->quantized = te__json_word(j) != 2;
-        if (!known && !(strcmp(name, "quantization_config") == 0 && !c->quantized)) te__json_skip(j, 0);
+        else if (!known) te__json_skip(j, 0);
         if (j->failed || te->error_code != TE_OK) return false;
     }
     if (j->failed) return false;
@@ -200,7 +230,7 @@ TE_PRINTF(3, 4) static bool te__hf_refuse(te__hf_config *c, te_result code, cons
 
 /* A whole number from `least` on that an int holds. */
 static bool te__hf_count(te__hf_config *c, const char *name, int64_t value, int64_t least) {
-    if (value < 0) return te__hf_refuse(c, TE_ERR_FORMAT, "%s is missing", name);
+    if (value < 0) return te__hf_refuse(c, TE_ERR_FORMAT, "%s is %s", name, value == TE__HF_NULL ? "null" : "missing");
     if (value >= least && value <= INT_MAX) return true;
     return te__hf_refuse(c, TE_ERR_FORMAT, "%s is %lld; %lld to %d are possible", name, (long long)value, (long long)least, INT_MAX);
 }
@@ -212,14 +242,13 @@ static bool te__hf_positive(te__hf_config *c, const char *name, double value, do
 }
 
 static bool te__hf_cap(te__hf_config *c, const char *name, double value, double missing, float *to) {
-    if ((isnan(value) ? missing : value) != 0) return te__hf_positive(c, name, value, missing, to);
-    *to = 0.0f;
-    return true;
+    *to = isnan(value) ? (float)missing : 0.0f;
+    return isnan(value) || value == TE__HF_NULL_CAP || te__hf_positive(c, name, value, missing, to);
 }
 
-static bool te__hf_rope_given(const te__hf_rope *r) { return r->type || !isnan(r->theta); }
 static bool te__hf_rotary(te__hf_config *c, const te__hf_rope *r, double theta, te_lm_rotary *to) {
     const char *type = r->type ? r->type : r->older_type ? r->older_type : "default";
+    int64_t original = c->original_max_position_embeddings; /* this one counts where the rotation has one, too */
     if (!te__hf_positive(c, "rope_theta", r->theta, theta, &to->base)) return false;
     if (!isnan(r->partial_rotary_factor) && r->partial_rotary_factor != 1)
         return te__hf_refuse(c, TE_ERR_UNSUPPORTED, "partial_rotary_factor is %g; only 1, all channels, is there", r->partial_rotary_factor);
@@ -230,54 +259,88 @@ static bool te__hf_rotary(te__hf_config *c, const te__hf_rope *r, double theta, 
     if (to->scaling.type == TE_ROPE_LINEAR) return te__hf_positive(c, "factor", r->factor, 1, &to->scaling.factor);
     if (isnan(r->low_freq_factor) || isnan(r->high_freq_factor) || !(r->high_freq_factor > r->low_freq_factor))
         return te__hf_refuse(c, TE_ERR_FORMAT, "rope_type is \"llama3\", low_freq_factor %g and high_freq_factor %g; the second must be the larger one", r->low_freq_factor, r->high_freq_factor);
-    to->scaling.original_max_position_embeddings = r->original;
+    if (original == -1) original = r->original;
+    to->scaling.original_max_position_embeddings = original;
     return te__hf_positive(c, "factor", r->factor, 1, &to->scaling.factor) && te__hf_positive(c, "low_freq_factor", r->low_freq_factor, 1, &to->scaling.low_freq_factor) &&
            te__hf_positive(c, "high_freq_factor", r->high_freq_factor, 1, &to->scaling.high_freq_factor) &&
-           te__hf_count(c, "original_max_position_embeddings", r->original, 1);
+           te__hf_count(c, "original_max_position_embeddings", original, 1);
 }
 
-static bool te__hf_activation(te__hf_config *c, te_activation *to) {
+/* The rotations of layers without and with a window. */
+static bool te__hf_rotaries(te__hf_config *c, const te__hf_family *f, te_causal_lm_desc *d) {
+    const double theta = isnan(c->rope_theta) ? f->rope_theta : c->rope_theta;
+    const bool by_kind = strcmp(f->model_type, "gemma3_text") == 0, kinds = c->full.given || c->sliding.given;
+    if (c->scaling.given && (c->parameters.given || kinds))
+        return te__hf_refuse(c, TE_ERR_UNSUPPORTED, "it has rope_scaling and rope_parameters; rope_parameters alone, with what both say, is needed");
+    if (by_kind ? c->parameters.given : kinds)
+        return te__hf_refuse(c, TE_ERR_UNSUPPORTED, "rope_parameters are %s, and transformers reads those of a %s %s kinds of layers", by_kind ? "of all layers" : "by kinds of layers", f->model_type,
+                             by_kind ? "by" : "without");
+    if (!te__hf_rotary(c, c->full.given ? &c->full : c->scaling.given ? &c->scaling : &c->parameters, theta, &d->rotary)) return false;
+    d->sliding_rotary = d->rotary;
+    if (!by_kind) return true;
+    memset(&d->sliding_rotary, 0, sizeof(d->sliding_rotary)); /* Gemma 3: windowed layers turn faster, and are not scaled */
+    return te__hf_rotary(c, &c->sliding, isnan(c->rope_local_base_freq) ? 10000 : c->rope_local_base_freq, &d->sliding_rotary);
+}
+
+static bool te__hf_activation(te__hf_config *c, const te__hf_family *f, te_activation *to) {
     static const struct {
         const char *name;
         te_activation gated;
-    } all[] = {{"silu", TE_SWIGLU}, {"swish", TE_SWIGLU}, {"gelu_pytorch_tanh", TE_GEGLU}, {"gelu_new", TE_GEGLU}, {"relu", TE_REGLU}};
-    const char *name = c->hidden_activation ? c->hidden_activation : c->hidden_act;
+    } all[] = {{"silu", TE_SWIGLU}, {"swish", TE_SWIGLU}, {"gelu_pytorch_tanh", TE_GEGLU}, {"gelu_new", TE_GEGLU}, {"relu", TE_REGLU}, {"relu2", TE_SREGLU},
+               {"quick_gelu", TE_QGEGLU}, {"sigmoid", TE_GLU}};
+    const char *key = f->has & TE__HF_HIDDEN_ACTIVATION ? "hidden_activation" : "hidden_act";
+    const char *name = f->has & TE__HF_HIDDEN_ACTIVATION ? c->hidden_activation : c->hidden_act;
     int i;
-    if (!name) return true; /* the family's */
+    *to = f->has & TE__HF_GEMMA ? TE_GEGLU : TE_SWIGLU;
+    if (!name || (strcmp(f->model_type, "gemma") == 0 && strcmp(name, "gelu") == 0)) return true; /* the first Gemma's files say gelu, and mean the other one */
     for (i = 0; i < TE__COUNT(all); i++)
         if (strcmp(name, all[i].name) == 0) {
             *to = all[i].gated;
             return true;
         }
-    return te__hf_refuse(c, TE_ERR_UNSUPPORTED, "%s is \"%.60s\"; silu, gelu_pytorch_tanh and relu are there", c->hidden_activation ? "hidden_activation" : "hidden_act", name);
+    return te__hf_refuse(c, TE_ERR_UNSUPPORTED, "%s is \"%.60s\"; silu, gelu_pytorch_tanh, relu, relu2, quick_gelu and sigmoid are there", key, name);
 }
 
-/* Which layers have a window: "layer_types", or what older files say in its place. The list is the config's, which outlives the desc. */
+/* Does layer i have a window where the file does not list the layers? */
+static bool te__hf_slides(const te__hf_config *c, const te__hf_family *f, int i) {
+    if (c->sliding_window < 0) return false;
+    if (f->has & TE__HF_USE_SLIDING_WINDOW) return c->use_sliding_window == 1 && i >= (c->max_window_layers < 0 ? 28 : c->max_window_layers);
+    if (strcmp(f->model_type, "gemma2") == 0) return i % 2 == 0;
+    if (strcmp(f->model_type, "gemma3_text") == 0) return (i + 1) % (c->sliding_window_pattern < 0 ? 6 : c->sliding_window_pattern) != 0;
+    return strcmp(f->model_type, "llama") != 0 && strcmp(f->model_type, "gemma") != 0;
+}
+
+/* Which layers have a window. The list is the config's, which outlives the desc. */
 static bool te__hf_windows(te__hf_config *c, const te__hf_family *f, te_causal_lm_desc *d) {
-    const bool qwen = te__starts_with(f->model_type, "qwen"), gemma2 = strcmp(f->model_type, "gemma2") == 0, gemma3 = strcmp(f->model_type, "gemma3_text") == 0;
+    static const char *const names[2] = {"full_attention", "sliding_attention"};
+    const bool listed = c->num_slides > 0;
+    bool any = false;
     int i;
-    if (c->num_slides && c->num_slides != d->num_hidden_layers)
+    if (listed && c->num_slides != d->num_hidden_layers)
         return te__hf_refuse(c, TE_ERR_FORMAT, "layer_types has %d entries and num_hidden_layers is %d", c->num_slides, d->num_hidden_layers);
-    if (gemma3 && !c->num_slides && c->sliding_window_pattern < 1) c->sliding_window_pattern = 6;
-    while (c->num_slides < d->num_hidden_layers) {
-        bool slides = c->sliding_window > 0 && strcmp(f->model_type, "llama") != 0 && strcmp(f->model_type, "gemma") != 0;
-        i = c->num_slides;
-        if (qwen) slides = slides && c->use_sliding_window == 1 && i >= (c->max_window_layers < 0 ? 28 : c->max_window_layers);
-        if (gemma2) slides = slides && i % 2 == 0;
-        if (gemma3) slides = slides && (i + 1) % c->sliding_window_pattern != 0;
-        if (!te__grow(c->j.te, (void **)&c->slides, &c->cap_slides, i, sizeof(bool))) return false;
-        c->slides[c->num_slides++] = slides;
+    if (!listed && strcmp(f->model_type, "gemma3_text") == 0 && c->sliding_window_pattern != -1 && !te__hf_count(c, "sliding_window_pattern", c->sliding_window_pattern, 1)) return false;
+    if (c->sliding_window == -1 && f->sliding_window) c->sliding_window = f->sliding_window;
+    for (i = 0; i < d->num_hidden_layers; i++) {
+        const bool slides = te__hf_slides(c, f, i);
+        if (!listed) {
+            if (!te__grow(c->j.te, (void **)&c->slides, &c->cap_slides, i, sizeof(bool))) return false;
+            c->slides[c->num_slides++] = slides;
+        } else if (c->slides[i] != slides && !(f->has & TE__HF_LAYER_TYPES))
+            return te__hf_refuse(c, TE_ERR_UNSUPPORTED, "layer_types[%d] is \"%s\", and every layer of a %s with its sliding_window is \"%s\": transformers ignores layer_types there; remove them", i,
+                                 names[c->slides[i]], f->model_type, names[slides]);
+        any = any || c->slides[i];
     }
-    for (i = 0; i < c->num_slides && !c->slides[i]; i++) {}
-    if (i == c->num_slides) return true;
-    if (!te__hf_count(c, "sliding_window", c->sliding_window, 1)) return false; /* layer i has one */
+    if (!any) return true;
+    if (f->has & TE__HF_USE_SLIDING_WINDOW && c->use_sliding_window != 1)
+        return te__hf_refuse(c, TE_ERR_FORMAT, "layer_types has sliding_attention, and use_sliding_window is not true");
+    if (!te__hf_count(c, "sliding_window", c->sliding_window, 1)) return false;
     d->sliding_window = c->sliding_window;
     d->sliding_layers = c->slides;
     return true;
 }
 
 static bool te__hf_experts(te__hf_config *c, const te__hf_family *f, te_causal_lm_desc *d) {
-    if (!f->experts) return true;
+    if (!(f->has & TE__HF_EXPERTS)) return true;
     if (!te__hf_count(c, "num_local_experts", c->num_local_experts, 1) || !te__hf_count(c, "num_experts_per_tok", c->num_experts_per_tok, 1)) return false;
     if (c->num_experts_per_tok > c->num_local_experts)
         return te__hf_refuse(c, TE_ERR_FORMAT, "num_experts_per_tok is %lld and num_local_experts %lld", (long long)c->num_experts_per_tok, (long long)c->num_local_experts);
@@ -287,19 +350,33 @@ static bool te__hf_experts(te__hf_config *c, const te__hf_family *f, te_causal_l
     return true;
 }
 
+/* Gemma 2 and 3: a scale of their own, and caps. */
+static bool te__hf_softmax(te__hf_config *c, const te__hf_family *f, te_causal_lm_desc *d) {
+    const bool caps_scores = strcmp(f->model_type, "gemma2") == 0;
+    float scalar;
+    if (!(f->has & TE__HF_SOFTCAPS)) return true;
+    if (!caps_scores && !isnan(c->attn_logit_softcapping) && c->attn_logit_softcapping != TE__HF_NULL_CAP)
+        return te__hf_refuse(c, TE_ERR_UNSUPPORTED, "attn_logit_softcapping is %g, and transformers computes a %s without; null is needed", c->attn_logit_softcapping, f->model_type);
+    if (!te__hf_positive(c, "query_pre_attn_scalar", c->query_pre_attn_scalar, 256, &scalar)) return false;
+    d->softmax_scale = 1.0f / sqrtf(scalar);
+    return te__hf_cap(c, "attn_logit_softcapping", c->attn_logit_softcapping, caps_scores ? 50 : 0, &d->attn_logit_softcapping) &&
+           te__hf_cap(c, "final_logit_softcapping", c->final_logit_softcapping, caps_scores ? 30 : 0, &d->final_logit_softcapping);
+}
+
 /* The model that the keys describe. */
 static bool te__hf_config_desc(te__hf_config *c, te_causal_lm_desc *d) {
     const te__hf_family *f = te__hf_families, *end = f + TE__COUNT(te__hf_families);
     const char *type = c->model_type;
-    const te__hf_rope *full;
-    float scalar;
+    bool computed; /* head_dim, from the others */
     memset(d, 0, sizeof(*d));
     if (!type) return te__hf_refuse(c, TE_ERR_FORMAT, "model_type is missing");
     while (f < end && strcmp(f->model_type, type) != 0) f++;
     if (f == end)
         return te__hf_refuse(c, TE_ERR_UNSUPPORTED, "model_type is \"%.60s\"; llama, mistral, mixtral, qwen2, qwen3, gemma, gemma2 and gemma3_text are there", type);
     if (c->quantized) return te__hf_refuse(c, TE_ERR_UNSUPPORTED, "it has a quantization_config; dequantize the model in transformers and save it again");
-    if (c->use_bidirectional_attention == 1) return te__hf_refuse(c, TE_ERR_UNSUPPORTED, "use_bidirectional_attention is true; only causal models are there");
+    if (c->per_layer) return te__hf_refuse(c, TE_ERR_UNSUPPORTED, "it has a per_layer_config; only models whose layers have one configuration are there");
+    if (c->use_bidirectional_attention == 1 || c->is_causal == 0)
+        return te__hf_refuse(c, TE_ERR_UNSUPPORTED, "%s; only causal models are there", c->is_causal == 0 ? "is_causal is false" : "use_bidirectional_attention is true");
     if (!isnan(c->partial_rotary_factor) && c->partial_rotary_factor != 1)
         return te__hf_refuse(c, TE_ERR_UNSUPPORTED, "partial_rotary_factor is %g; only 1, all channels, is there", c->partial_rotary_factor);
     if (!te__hf_count(c, "vocab_size", c->vocab_size, 1) || !te__hf_count(c, "hidden_size", c->hidden_size, 1) || !te__hf_count(c, "intermediate_size", c->intermediate_size, 1) ||
@@ -307,15 +384,17 @@ static bool te__hf_config_desc(te__hf_config *c, te_causal_lm_desc *d) {
         return false;
     if (c->num_hidden_layers > TE__HF_MAX_LAYERS)
         return te__hf_refuse(c, TE_ERR_FORMAT, "num_hidden_layers is %lld; %d at most are possible", (long long)c->num_hidden_layers, (int)TE__HF_MAX_LAYERS);
-    if (c->num_key_value_heads < 0 && strcmp(type, "llama") == 0) c->num_key_value_heads = c->num_attention_heads;
+    if ((c->num_key_value_heads == TE__HF_NULL && f->has & TE__HF_KV_HEADS) || (c->num_key_value_heads == -1 && strcmp(type, "llama") == 0))
+        c->num_key_value_heads = c->num_attention_heads;
     if (!te__hf_count(c, "num_key_value_heads", c->num_key_value_heads, 1)) return false;
     if (c->num_attention_heads % c->num_key_value_heads)
         return te__hf_refuse(c, TE_ERR_FORMAT, "num_attention_heads is %lld and num_key_value_heads %lld, which must divide it", (long long)c->num_attention_heads, (long long)c->num_key_value_heads);
-    if (c->head_dim < 0) c->head_dim = f->head_dim;
-    if (c->head_dim <= 0 && c->hidden_size % c->num_attention_heads)
+    computed = (c->head_dim == -1 || c->head_dim == TE__HF_NULL) && !f->head_dim;
+    if (computed && c->hidden_size % c->num_attention_heads)
         return te__hf_refuse(c, TE_ERR_FORMAT, "hidden_size is %lld and num_attention_heads %lld, which must divide it where head_dim is not given", (long long)c->hidden_size,
                              (long long)c->num_attention_heads);
-    if (c->head_dim <= 0) c->head_dim = c->hidden_size / c->num_attention_heads;
+    if (computed) c->head_dim = c->hidden_size / c->num_attention_heads;
+    else if (c->head_dim == -1) c->head_dim = f->head_dim;
     if (!te__hf_count(c, "head_dim", c->head_dim, 1)) return false;
     d->vocab_size = c->vocab_size;
     d->hidden_size = c->hidden_size;
@@ -324,31 +403,18 @@ static bool te__hf_config_desc(te__hf_config *c, te_causal_lm_desc *d) {
     d->num_attention_heads = (int)c->num_attention_heads;
     d->num_key_value_heads = (int)c->num_key_value_heads;
     d->head_dim = c->head_dim;
-    d->activation = f->gemma ? TE_GEGLU : TE_SWIGLU;
-    d->zero_centered_gamma = f->gemma;
-    d->feedforward_norms = f->feedforward_norms;
-    d->qk_norm = f->qk_norm;
-    d->qkv_bias = f->qkv_bias || (c->attention_bias == 1 && strcmp(type, "mistral") != 0 && strcmp(type, "mixtral") != 0);
-    d->o_bias = !f->qkv_bias && d->qkv_bias;
+    d->zero_centered_gamma = (f->has & TE__HF_GEMMA) != 0;
+    d->feedforward_norms = (f->has & TE__HF_FEEDFORWARD_NORMS) != 0;
+    d->qk_norm = (f->has & TE__HF_QK_NORM) != 0;
+    d->o_bias = f->has & TE__HF_ATTENTION_BIAS && c->attention_bias == 1;
+    d->qkv_bias = f->has & TE__HF_QKV_BIAS || d->o_bias;
     d->mlp_bias = c->mlp_bias == 1 && strcmp(type, "llama") == 0;
-    d->tie_word_embeddings = c->tie_word_embeddings < 0 ? f->gemma : c->tie_word_embeddings == 1;
-    d->embedding_scale = f->gemma ? (float)sqrt((double)d->hidden_size) : 0.0f;
-    full = te__hf_rope_given(&c->full) ? &c->full : &c->scaling;
-    if (!te__hf_activation(c, &d->activation) || !te__hf_positive(c, "rms_norm_eps", c->rms_norm_eps, f->rms_norm_eps, &d->rms_norm_eps) || !te__hf_windows(c, f, d) ||
-        !te__hf_experts(c, f, d) || !te__hf_rotary(c, full, isnan(c->rope_theta) ? f->rope_theta : c->rope_theta, &d->rotary))
+    d->tie_word_embeddings = c->tie_word_embeddings < 0 ? d->zero_centered_gamma : c->tie_word_embeddings == 1;
+    d->embedding_scale = f->has & TE__HF_GEMMA ? (float)sqrt((double)d->hidden_size) : 0.0f;
+    if (!te__hf_activation(c, f, &d->activation) || !te__hf_positive(c, "rms_norm_eps", c->rms_norm_eps, f->rms_norm_eps, &d->rms_norm_eps) || !te__hf_windows(c, f, d) ||
+        !te__hf_experts(c, f, d) || !te__hf_rotaries(c, f, d))
         return false;
-    d->sliding_rotary = d->rotary;
-    if (strcmp(type, "gemma3_text") == 0 || te__hf_rope_given(&c->sliding)) { /* Gemma 3: windowed layers turn faster, and are not scaled */
-        memset(&d->sliding_rotary, 0, sizeof(d->sliding_rotary));
-        if (!te__hf_rotary(c, &c->sliding, isnan(c->rope_local_base_freq) ? 10000 : c->rope_local_base_freq, &d->sliding_rotary)) return false;
-    }
-    if (f->softcaps) {
-        if (!te__hf_positive(c, "query_pre_attn_scalar", c->query_pre_attn_scalar, 256, &scalar)) return false;
-        d->softmax_scale = 1.0f / sqrtf(scalar);
-        if (!te__hf_cap(c, "attn_logit_softcapping", c->attn_logit_softcapping, strcmp(type, "gemma2") == 0 ? 50 : 0, &d->attn_logit_softcapping) ||
-            !te__hf_cap(c, "final_logit_softcapping", c->final_logit_softcapping, strcmp(type, "gemma2") == 0 ? 30 : 0, &d->final_logit_softcapping))
-            return false;
-    }
+    if (!te__hf_softmax(c, f, d)) return false;
     if (isnan(c->attention_dropout)) return true;
     if (!(c->attention_dropout >= 0 && c->attention_dropout < 1)) return te__hf_refuse(c, TE_ERR_FORMAT, "attention_dropout is %g; 0 to 1 are possible", c->attention_dropout);
     d->attention_dropout = (float)c->attention_dropout;

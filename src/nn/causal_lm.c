@@ -1,7 +1,5 @@
 /* nn/causal_lm.c: CausalLM and what it is made of: language models of the Llama kind. Knows functions and modules; must not know files. */
 
-enum { TE__MAX_CHOSEN = 64 }; /* experts of a token */
-
 /* ---- a cache of keys and values ---- */
 
 typedef struct te__kv_layer {
@@ -91,6 +89,11 @@ TE_API te_module *te_sdpa_create(te_ctx *te, const te_sdpa_desc *desc) {
         te__fail(te, TE_ERR_UNSUPPORTED, "te_sdpa_create: softcap %g with %s; leave one of them zero", (double)desc->softcap, desc->sinks ? "sinks" : "dropout_p");
         return NULL;
     }
+    if ((int)desc->format < 0 || desc->format > (desc->softcap != 0.0f ? TE_BSHD : TE_THD)) {
+        te__fail(te, desc->format == TE_THD ? TE_ERR_UNSUPPORTED : TE_ERR_INVALID, "te_sdpa_create: format %d with softcap %g; TE_SBHD (0) and TE_BSHD (1), and TE_THD (2) where softcap is 0, are "
+                 "possible", (int)desc->format, (double)desc->softcap);
+        return NULL;
+    }
     m = te_module_create(te, &te__sdpa_class, desc->name ? desc->name : "sdpa");
     if (!m) return NULL;
     *(te_sdpa_desc *)m->state = *desc;
@@ -175,155 +178,48 @@ static te_result te__decoder_mlp_forward(te_module *m, te_forward_args *args) {
 }
 static const te_module_class te__decoder_mlp_class = {"DecoderMLP", sizeof(te__decoder_mlp), te__decoder_mlp_forward, NULL, NULL};
 
-/* ---- SparseMoe: experts ---- */
+/* ---- SparseMoe: experts ----
+ *
+ * The weights are those of experts.E.w1, w3 and w2, under the names of the file. Three GroupedLinear beside them, w1, w3 and w2, multiply the rows of all experts at
+ * once, by sizes that stay on the device: no forward waits for the router's choice. */
 
 typedef struct te__sparse_moe {
     int experts, chosen; /* of each token */
+    te_activation activation;
 } te__sparse_moe;
 
-/* The `chosen` largest of n logits, the first of equal ones first, and their softmax among themselves. */
-static void te__top_experts(const float *logits, int n, int chosen, int *expert, float *share) {
-    double sum = 0;
-    int i, j;
-    for (j = 0; j < chosen; j++) {
-        expert[j] = -1;
-        for (i = 0; i < n; i++) {
-            int k;
-            for (k = 0; k < j && expert[k] != i; k++) {}
-            if (k == j && (expert[j] < 0 || logits[i] > logits[expert[j]])) expert[j] = i;
-        }
-    }
-    for (j = 0; j < chosen; j++) sum += exp((double)logits[expert[j]] - (double)logits[expert[0]]);
-    for (j = 0; j < chosen; j++) share[j] = (float)(exp((double)logits[expert[j]] - (double)logits[expert[0]]) / sum);
-}
-
-static te_result te__route_tokens_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
-    const int chosen = *(const int *)state, n = (int)te__cols(saved[0]);
-    const int64_t tokens = te__rows(saved[0]);
-    const size_t bytes = (size_t)tokens * (size_t)(2 * n + 2 * chosen) * sizeof(float);
-    float *logits = (float *)te__alloc(te, bytes), *dlogits = logits + tokens * n, *dshare = dlogits + tokens * n, *share = dshare + tokens * chosen;
-    int expert[TE__MAX_CHOSEN];
-    te_result result;
-    int64_t t;
-    int j;
-    (void)needs;
-    if (!logits) return TE_ERR_OUT_OF_MEMORY;
-    memset(dlogits, 0, (size_t)tokens * (size_t)n * sizeof(float));
-    result = te_tensor_to_f32(saved[0], logits);
-    if (result == TE_OK) result = te_tensor_to_f32(dy[0], dshare);
-    for (t = 0; t < tokens && result == TE_OK; t++) {
-        double mean = 0;
-        te__top_experts(logits + t * n, n, chosen, expert, share);
-        for (j = 0; j < chosen; j++) mean += (double)share[j] * (double)dshare[t * chosen + j];
-        for (j = 0; j < chosen; j++) dlogits[t * n + expert[j]] = (float)((double)share[j] * ((double)dshare[t * chosen + j] - mean));
-    }
-    if (result == TE_OK) {
-        dx[0] = te_tensor_from_f32(te, saved[0]->dtype, saved[0]->ndim, saved[0]->shape, dlogits);
-        if (!dx[0]) result = te_error_code(te);
-    }
-    te__free(te, logits, bytes);
-    return result;
-}
-
-/* The tokens of each expert, in the order of experts. */
-typedef struct te__routes {
-    int64_t *start; /* [experts + 1] of the rows of each expert among tokens * chosen */
-    int32_t *token; /* [tokens * chosen] of each row */
-    int32_t *share; /* [tokens * chosen]: which of the shares belongs to each row */
-    int32_t *row;   /* [chosen, tokens]: where each token's outputs are */
-} te__routes;
-
-/* Shares [tokens * chosen, 1] of logits [tokens, experts], and the routes that `r` has room for. */
-static te_tensor *te__route_tokens(te_tensor *logits, int chosen, te__routes *r) {
-    te_ctx *te = logits->te;
-    const int n = (int)te__cols(logits);
-    const int64_t tokens = te__rows(logits), shape[2] = {tokens * chosen, 1};
-    const size_t bytes = (size_t)tokens * ((size_t)(n + chosen) * sizeof(float) + (size_t)chosen * sizeof(int));
-    float *value = (float *)te__alloc(te, bytes), *share = value + tokens * n;
-    int *expert = (int *)(share + tokens * chosen);
-    te_tensor *y = NULL;
-    int64_t i, at = 0;
-    int e;
-    if (!value) return NULL;
-    if (te_tensor_to_f32(logits, value) == TE_OK) {
-        for (i = 0; i < tokens; i++) te__top_experts(value + i * n, n, chosen, expert + i * chosen, share + i * chosen);
-        for (e = 0; e < n; e++) {
-            r->start[e] = at;
-            for (i = 0; i < tokens * chosen; i++) {
-                if (expert[i] != e) continue;
-                r->token[at] = (int32_t)(i / chosen);
-                r->share[at] = (int32_t)i;
-                r->row[i % chosen * tokens + i / chosen] = (int32_t)at++;
-            }
-        }
-        r->start[n] = at;
-        y = te_tensor_from_f32(te, logits->dtype, 2, shape, share);
-    }
-    te__free(te, value, bytes);
-    return te__record("route", y, te__route_tokens_backward, &chosen, sizeof(chosen), &logits, 1, &logits, 1);
-}
-
-/* Each row of x [n, hidden] times its number in `factor` [n, 1], none of which is negative: relu(factor) x, with the factor in every column. */
-static te_tensor *te__scale_rows(te_tensor *x, te_tensor *factor) {
-    const int64_t shape[2] = {x->shape[1], 1};
-    te_tensor *parts[2];
-    parts[0] = te_linear(factor, te_tensor_full(x->te, x->dtype, 2, shape, 1.0), NULL);
-    parts[1] = x;
-    return te_activate(te_concat(parts, 2, -1), TE_REGLU, NULL);
-}
-
-static te_tensor *te__ids(te_ctx *te, const int32_t *ids, int64_t n) { return te_tensor_from_host(te, TE_I32, 1, &n, ids); }
-
-/* The outputs of all experts, one row for each token and expert of it, behind each other. */
-static te_tensor *te__run_experts(te_module *m, te_tensor *x, const te__routes *r, const te_forward_args *args) {
-    const te__sparse_moe *s = (const te__sparse_moe *)m->state;
-    te_module *experts = te_module_find(m, "experts");
-    te_tensor **y = (te_tensor **)te__alloc_zero(m->te, (size_t)s->experts * sizeof(te_tensor *)), *all;
-    int e, n = 0;
-    if (!y) return NULL;
-    for (e = 0; e < s->experts; e++) {
-        te_forward_args in = TE_ZERO;
-        /* In training an expert without tokens runs on none of them: its gradient is 0 and not missing, so its optimizer's states go on, as in transformers. */
-        if (r->start[e] == r->start[e + 1] && !te_module_is_training(m)) continue;
-        te__hand_on(&in, args);
-        in.input = te_embedding_lookup(x, te__ids(m->te, r->token + r->start[e], r->start[e + 1] - r->start[e]));
-        y[n] = te_forward_with(te_module_child(experts, e), &in);
-        if (!y[n++]) break;
-    }
-    all = e == s->experts ? te_concat(y, n, 0) : NULL;
-    te__free(m->te, y, (size_t)s->experts * sizeof(te_tensor *));
-    return all;
+/* The parameter of expert i for `m`, the GroupedLinear that is named as the experts' Linears are. */
+static te_tensor *te__expert_parameter(te_module *m, const char *kind, int i) {
+    te_module *expert = te_module_child(te_module_find(te_module_parent(m), "experts"), i);
+    return te_module_parameter(te_module_find(expert, m->name), kind);
 }
 
 static te_result te__sparse_moe_forward(te_module *m, te_forward_args *args) {
     const te__sparse_moe *s = (const te__sparse_moe *)m->state;
     te_ctx *te = m->te;
     const int64_t tokens = te__rows(args->input), rows = tokens * s->chosen, shape[2] = {tokens, te__cols(args->input)};
-    const size_t bytes = (size_t)(s->experts + 1) * sizeof(int64_t) + (size_t)(3 * rows) * sizeof(int32_t);
-    te_forward_args gate = TE_ZERO;
-    te__routes r;
-    te_tensor *x = te_tensor_view(te_tensor_contiguous(args->input), 2, shape), *share, *y = NULL;
-    int j;
+    te_forward_args in = TE_ZERO;
+    te_fused_topk_desc choice = TE_ZERO;
+    te_moe_unpermute_desc merge = TE_ZERO;
+    te_tensor *x, *y, *routing = NULL, *counts, *map, *parts[2];
     if (rows > INT32_MAX) return te__fail(te, TE_ERR_SHAPE, "SparseMoe: %lld tokens for %d experts each; at most 2^31 rows are possible", (long long)tokens, s->chosen);
     if (tokens == 0) return te__output(m, args, args->input);
-    te__hand_on(&gate, args);
-    gate.input = x;
-    gate.input = te__run_plain(m, "gate", &gate);
-    if (!gate.input) return te_error_code(te);
-    r.start = (int64_t *)te__alloc(te, bytes);
-    if (!r.start) return TE_ERR_OUT_OF_MEMORY;
-    r.token = (int32_t *)(r.start + s->experts + 1);
-    r.share = r.token + rows;
-    r.row = r.share + rows;
-    share = te__route_tokens(gate.input, s->chosen, &r);
-    if (share) y = te__run_experts(m, x, &r, args);
-    if (y) y = te__scale_rows(y, te_embedding_lookup(share, te__ids(te, r.share, rows)));
-    if (y) {
-        te_tensor *all = y;
-        y = te_embedding_lookup(all, te__ids(te, r.row, tokens));
-        for (j = 1; j < s->chosen; j++) y = te_add(y, te_embedding_lookup(all, te__ids(te, r.row + j * tokens, tokens)));
-    }
-    te__free(te, r.start, bytes);
+    x = te_tensor_view(te_tensor_contiguous(args->input), 2, shape);
+    te__hand_on(&in, args);
+    in.input = x;
+    y = te__run_plain(m, "gate", &in);
+    choice.topk = s->chosen;
+    /* In f32: the shares of a token's experts are not rounded, as in transformers. */
+    merge.merging_probs = y ? te_fused_topk_with_score_function(te_tensor_cast(y, TE_F32), &choice, &routing) : NULL;
+    counts = te__empty_1d(te, TE_I64, s->experts);
+    map = routing && counts ? te__moe_mask_map(routing, counts) : NULL;
+    in.input = map ? te__permute("moe_permute", x, map, 0, NULL, NULL, NULL, rows) : NULL;
+    if (!in.input) return te_error_code(te);
+    in.m_splits_tensor = counts;
+    parts[0] = te__run_child(m, "w1", &in);
+    parts[1] = te__run_child(m, "w3", &in);
+    in.input = te_activate(te_concat(parts, 2, -1), s->activation, NULL);
+    y = te_moe_unpermute(te__run_child(m, "w2", &in), map, &merge);
     return te__output(m, args, te_tensor_view(y, args->input->ndim, args->input->shape));
 }
 static const te_module_class te__sparse_moe_class = {"SparseMoe", sizeof(te__sparse_moe), te__sparse_moe_forward, NULL, NULL};
@@ -355,6 +251,31 @@ static te_result te__list_forward(te_module *m, te_forward_args *args) {
     return te__fail(m->te, TE_ERR_STATE, "ModuleList: \"%s\" is a list of modules; run these", m->name);
 }
 static const te_module_class te__list_class = {"ModuleList", 0, te__list_forward, NULL, NULL};
+
+/* Gives the weights of all experts their memory, one behind the other, so that a grouped product reads them where they are. Those that are stored quantized have codes
+ * of their own. */
+static te_result te__experts_reset(te_module *m) {
+    static const char *const names[] = {"w1", "w3", "w2"};
+    te_result result = TE_OK;
+    int i, part;
+    te__frame_begin(m->te);
+    for (part = 0; part < TE__COUNT(names) && !te__quantizes_weights(m->te) && result == TE_OK; part++) {
+        const te_tensor *first = te_module_parameter(te_module_find(te_module_child(m, 0), names[part]), "weight");
+        te_tensor *all;
+        if (!first || first->buffer || first->quantized) continue;
+        all = te__empty_2d(m->te, first->dtype, m->num_children * te__rows(first), te__cols(first));
+        if (!all) result = te_error_code(m->te);
+        for (i = 0; i < m->num_children && all; i++) {
+            te_tensor *x = te_module_parameter(te_module_find(m->children[i], names[part]), "weight");
+            x->buffer = all->buffer;
+            x->buffer->refs++;
+            x->offset = i * te__numel(x) * te__dtype_size(x->dtype);
+        }
+    }
+    te__frame_end(m->te, NULL, 0);
+    return result;
+}
+static const te_module_class te__experts_class = {"ModuleList", 0, te__list_forward, NULL, te__experts_reset};
 
 /* ---- DecoderModel, CausalLM ---- */
 
@@ -551,22 +472,41 @@ static te_module *te__decoder_mlp_create(te_ctx *te, const te_causal_lm_desc *d,
     return te__close_part(m, outer);
 }
 
+/* The product of all experts at once, on weights that they have. */
+static void te__add_grouped(te_module *parent, const te_causal_lm_desc *d, const char *name, int64_t in, int64_t out) {
+    te_grouped_linear_desc g = TE_ZERO;
+    g.name = name;
+    g.num_gemms = d->num_local_experts;
+    g.in_features = in;
+    g.out_features = out;
+    g.gemm.no_bias = !d->mlp_bias;
+    g.gemm.params_dtype = d->params_dtype;
+    g.gemm.device = d->device;
+    te__adopt(parent, name, te__grouped_create(parent->te, &g, te__expert_parameter));
+}
 static te_module *te__sparse_moe_create(te_ctx *te, const te_causal_lm_desc *d) {
     te_module *outer, *m = te__open_part(te, &te__sparse_moe_class, "block_sparse_moe", &outer), *list;
+    te_causal_lm_desc later = *d;
     te__sparse_moe *s;
     int i;
     if (!m) return NULL;
     s = (te__sparse_moe *)m->state;
     s->experts = d->num_local_experts;
     s->chosen = d->num_experts_per_tok;
+    s->activation = d->activation;
     te__add_plain_linear(m, d, "gate", d->hidden_size, d->num_local_experts);
-    list = te_module_create(te, &te__list_class, "experts");
+    list = te_module_create(te, &te__experts_class, "experts");
     te__adopt(m, "experts", list);
+    later.device = TE_PARAMS_META; /* te__experts_reset gives them their memory */
     for (i = 0; i < d->num_local_experts && te_error_code(te) == TE_OK; i++) {
         char name[16];
         snprintf(name, sizeof(name), "%d", i);
-        te__adopt(list, name, te__decoder_mlp_create(te, d, name, "w1", "w3", "w2"));
+        te__adopt(list, name, te__decoder_mlp_create(te, &later, name, "w1", "w3", "w2"));
     }
+    te__add_grouped(m, d, "w1", d->hidden_size, d->intermediate_size);
+    te__add_grouped(m, d, "w3", d->hidden_size, d->intermediate_size);
+    te__add_grouped(m, d, "w2", d->intermediate_size, d->hidden_size);
+    if (te_error_code(te) == TE_OK && d->device != TE_PARAMS_META) te__reset_tree(list);
     return te__close_part(m, outer);
 }
 
@@ -632,9 +572,9 @@ static bool te__causal_lm_ok(te_ctx *te, te_causal_lm_desc *d) {
         te__fail(te, TE_ERR_INVALID, "%s: activation %d; a gated one is needed, TE_SWIGLU (%d) say", who, (int)d->activation, (int)TE_SWIGLU);
         return false;
     }
-    if (d->num_local_experts < 0 || d->num_experts_per_tok < (d->num_local_experts ? 1 : 0) || d->num_experts_per_tok > d->num_local_experts || d->num_experts_per_tok > TE__MAX_CHOSEN) {
-        te__fail(te, TE_ERR_INVALID, "%s: %d of %d experts for each token; one at least, all at most, and not more than %d are possible", who, d->num_experts_per_tok, d->num_local_experts,
-                 (int)TE__MAX_CHOSEN);
+    if (d->num_local_experts < 0 || d->num_local_experts > TE_MAX_GEMMS || d->num_experts_per_tok < (d->num_local_experts ? 1 : 0) || d->num_experts_per_tok > d->num_local_experts) {
+        te__fail(te, TE_ERR_INVALID, "%s: %d of %d experts for each token (num_experts_per_tok, num_local_experts); one at least and all at most of up to %d are possible", who,
+                 d->num_experts_per_tok, d->num_local_experts, TE_MAX_GEMMS);
         return false;
     }
     return te__layer_desc_ok(te, who, d->vocab_size, d->hidden_size, d->params_dtype) && te__layer_desc_ok(te, who, d->hidden_size, d->intermediate_size, d->params_dtype);

@@ -4,8 +4,12 @@
  * Sizes of the host under a recipe: one product for each group, as a Linear's. Otherwise te_op_grouped_gemm multiplies all groups at once, and reads the
  * weights as one stack: they are made as parts of one, and copied together where they are not (any more). */
 
+/* The weight (kind "weight") or the bias (kind "bias") of group i, which is a parameter of another module. */
+typedef te_tensor *(*te__group_parameter_fn)(te_module *m, const char *kind, int i);
+
 typedef struct te__grouped_module {
     te_grouped_linear_desc desc; /* in_features and out_features: of this rank */
+    te__group_parameter_fn borrow; /* NULL: weight0, weight1 ... are the module's own */
     te__scaling *scaling;
     te__weight_cache *caches; /* [num_gemms] */
 } te__grouped_module;

@@ -39,6 +39,13 @@ static te_result te__call_splits(te_module *m, const te_forward_args *args, int 
     return TE_OK;
 }
 
+/* `name` receives the parameter's name. */
+static te_tensor *te__group_parameter(te_module *m, const char *kind, int i, char *name, size_t size) {
+    const te__grouped_module *s = (const te__grouped_module *)m->state;
+    snprintf(name, size, "%s%d", kind, i);
+    return s->borrow ? s->borrow(m, kind, i) : te_module_parameter(m, name);
+}
+
 static te_result te__grouped_run(te__grouped_call *c, te_forward_args *args) {
     te_ctx *te = c->m->te;
     const te_grouped_linear_desc *d = &c->s->desc;
@@ -53,14 +60,12 @@ static te_result te__grouped_run(te__grouped_call *c, te_forward_args *args) {
         return te__fail(te, TE_ERR_SHAPE, "GroupedLinear: the input is %s; [.., %lld] is needed", te__shape_text(input, text), (long long)d->in_features);
     result = te__call_splits(c->m, args, d->num_gemms, te__rows(input), &c->sizes);
     for (i = 0; i < d->num_gemms && result == TE_OK; i++) {
-        snprintf(name, sizeof(name), "weight%d", i);
-        c->weights[i] = te_module_parameter(c->m, name);
+        c->weights[i] = te__group_parameter(c->m, "weight", i, name, sizeof(name));
         if (!c->weights[i] || te__need_memory(c->weights[i], "GroupedLinear") != TE_OK) return te_error_code(te) != TE_OK ? te_error_code(te) : TE_ERR_STATE;
         if (c->weights[i]->dtype != input->dtype)
             result = te__fail(te, TE_ERR_DTYPE, "GroupedLinear: the input is %s and %s %s; te_tensor_cast the input, or create the module with params_dtype %s",
                               te_dtype_name(input->dtype), name, te_dtype_name(c->weights[i]->dtype), te_dtype_name(input->dtype));
-        snprintf(name, sizeof(name), "bias%d", i);
-        if (c->biases) c->biases[i] = te_module_parameter(c->m, name);
+        if (c->biases) c->biases[i] = te__group_parameter(c->m, "bias", i, name, sizeof(name));
     }
     if (result == TE_OK) result = te__scaling_prepare(c->m, c->s->scaling, &c->quant);
     if (result != TE_OK) return result;
@@ -111,7 +116,7 @@ static te_result te__grouped_reset(te_module *m) {
     te_result result = TE_OK;
     char name[32];
     int i;
-    for (i = 0; i < s->desc.num_gemms && result == TE_OK; i++) {
+    for (i = 0; !s->borrow && i < s->desc.num_gemms && result == TE_OK; i++) {
         snprintf(name, sizeof(name), "weight%d", i);
         result = te__init_weight(m, te_module_parameter(m, name), &s->desc.gemm.init, s->desc.parallel.parallel_mode, NULL);
         snprintf(name, sizeof(name), "bias%d", i);
@@ -173,7 +178,7 @@ static void te__grouped_tag_biases(te_module *m, const te_grouped_linear_desc *d
     }
 }
 
-TE_API te_module *te_grouped_linear_create(te_ctx *te, const te_grouped_linear_desc *desc) {
+static te_module *te__grouped_create(te_ctx *te, const te_grouped_linear_desc *desc, te__group_parameter_fn borrow) {
     te_module *m;
     te__grouped_module *s;
     if (!te || !te__has_desc(te, desc, "te_grouped_linear_create") || !te__num_gemms_ok(te, "te_grouped_linear_create", desc->num_gemms) ||
@@ -184,14 +189,16 @@ TE_API te_module *te_grouped_linear_create(te_ctx *te, const te_grouped_linear_d
     if (!m) return NULL;
     s = (te__grouped_module *)m->state;
     s->desc = *desc;
+    s->borrow = borrow;
     s->caches = (te__weight_cache *)te__alloc_zero(te, (size_t)desc->num_gemms * sizeof(te__weight_cache));
     if (te__grouped_share(m, &s->desc)) {
         te__params_on(m, desc->gemm.device);
         te__rng_open(m, desc->gemm.rng_tracker_name);
-        te__add_stacked(m, "weight", desc->gemm.params_dtype, desc->num_gemms, s->desc.out_features, s->desc.in_features);
-        if (!desc->gemm.no_bias) te__add_stacked(m, "bias", desc->gemm.params_dtype, desc->num_gemms, s->desc.out_features, 0);
+        if (!borrow) te__add_stacked(m, "weight", desc->gemm.params_dtype, desc->num_gemms, s->desc.out_features, s->desc.in_features);
+        if (!borrow && !desc->gemm.no_bias) te__add_stacked(m, "bias", desc->gemm.params_dtype, desc->num_gemms, s->desc.out_features, 0);
         te__grouped_tag_biases(m, &s->desc);
     }
     s->scaling = te__scaling_create(te, m, desc->num_gemms);
     return te__module_built(m);
 }
+TE_API te_module *te_grouped_linear_create(te_ctx *te, const te_grouped_linear_desc *desc) { return te__grouped_create(te, desc, NULL); }

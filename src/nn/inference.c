@@ -294,6 +294,13 @@ TE_API te_tensor *te_inference_params_get_seqlens_pre_step(te_inference_params *
 /* i32 [b + 1]: where each sequence's tokens of the step begin. */
 static te_tensor *te__inference_cu_seqlens(te_inference_params *c) { return te__cached_list(c, 0, c->now.num_sequences + 1, 0); }
 
+/* The tokens of the longest sequence. */
+static int64_t te__inference_longest(const te_inference_params *c) {
+    int64_t i, longest = 0;
+    for (i = 0; i < c->now.num_sequences; i++) longest = te__max(longest, c->now.sequences[i].length);
+    return longest;
+}
+
 /* Can a call with this cache run? It is one of its context, unrecorded, in a step. */
 static te_result te__inference_ready(const te_inference_params *c, const te_ctx *te, const char *who) {
     if (c->te != te) return te__fail((te_ctx *)te, TE_ERR_INVALID, "%s: inference_params is of another context; make it in that of the model", who);

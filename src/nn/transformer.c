@@ -83,6 +83,13 @@ static bool te__mha_parts(te_module *m, const te_forward_args *args, const te_ro
     return parts[0] && parts[1] && parts[2];
 }
 
+/* Under a cache a rotation goes on where each sequence stands, unless the caller says where its tokens are, and the longest sequence is the cache's. */
+static bool te__rotary_goes_on(te_rotary_desc *r, te_inference_params *cache) {
+    if (!r->positions) r->start_positions = te_inference_params_get_seqlens_pre_step(cache);
+    if (!r->max_seqlen) r->max_seqlen = te__inference_longest(cache);
+    return r->positions || r->start_positions;
+}
+
 /* The rotation of a call's queries (which 0) or keys (1), where its sequences stand: *own, or NULL. Under a cache it goes on behind the tokens that are there. */
 static te_result te__mha_rotary(te_module *m, const te_forward_args *args, int which, te_rotary_desc *own, const te_rotary_desc **rotary) {
     const te_attention_options *o = &((const te_multihead_attention_desc *)m->state)->attention;
@@ -96,8 +103,7 @@ static te_result te__mha_rotary(te_module *m, const te_forward_args *args, int w
     if (c->inference_params) {
         if (given->start_positions)
             return te__fail(m->te, TE_ERR_INVALID, "MultiheadAttention: rotary->start_positions with inference_params, which knows where each sequence stands; leave one of them NULL");
-        own->start_positions = te_inference_params_get_seqlens_pre_step(c->inference_params);
-        if (!own->start_positions) return te_error_code(m->te);
+        if (!te__rotary_goes_on(own, c->inference_params)) return te_error_code(m->te);
     }
     if (o->qkv_format != TE_THD) return TE_OK;
     if (!own->max_seqlen) own->max_seqlen = cross && which ? c->max_seqlen_kv : c->max_seqlen_q;
@@ -368,7 +374,7 @@ static te_result te__layer_forward(te_module *m, te_forward_args *args) {
             cross.attention = calls[1];
             if (args->attention.inference_params && args->rotary) { /* its queries stand where those of self attention do */
                 rotary = *args->rotary;
-                rotary.start_positions = te_inference_params_get_seqlens_pre_step(args->attention.inference_params);
+                if (!te__rotary_goes_on(&rotary, args->attention.inference_params)) return te_error_code(m->te);
                 cross.rotary_key = args->rotary_key ? args->rotary_key : args->rotary;
                 cross.rotary = &rotary;
             }

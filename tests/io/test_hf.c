@@ -352,7 +352,7 @@ TE_TEST(hf_refuses_configs) {
         {"\"llama\"", "\"gpt2\"", TE_ERR_UNSUPPORTED, "model_type is \"gpt2\"; llama, mistral"},
         {"\"model_type\": \"llama\", ", "", TE_ERR_FORMAT, "model_type is missing"},
         {"\"hidden_size\": 8", "\"hidden_size\": 16", TE_ERR_SHAPE, "tensor \"model.embed_tokens.weight\" is [11, 8], and by "},
-        {"\"hidden_size\": 8", "\"hidden_size\": null", TE_ERR_FORMAT, "hidden_size is missing"},
+        {"\"hidden_size\": 8", "\"hidden_size\": null", TE_ERR_FORMAT, "hidden_size is null"},
         {"\"hidden_size\": 8", "\"hidden_size\": 0", TE_ERR_FORMAT, "hidden_size is 0; 1 to 2147483647 are possible"},
         {"\"hidden_size\": 8", "\"hidden_size\": 8.5", TE_ERR_FORMAT, "a number that is not whole"},
         {"\"hidden_size\": 8", "\"hidden_size\": -8", TE_ERR_FORMAT, "a whole number is missing"},
@@ -380,7 +380,16 @@ TE_TEST(hf_refuses_configs) {
         {"\"rope_scaling\": null", "\"quantization_config\": {\"bits\": 4}", TE_ERR_UNSUPPORTED, "quantization_config"},
         {"\"rope_scaling\": null", "\"use_bidirectional_attention\": true", TE_ERR_UNSUPPORTED, "only causal models"},
         {"\"rope_scaling\": null", "\"layer_types\": [\"full_attention\"]", TE_ERR_FORMAT, "layer_types has 1 entries and num_hidden_layers is 2"},
-        {"\"rope_scaling\": null", "\"layer_types\": [\"full_attention\", \"sliding_attention\"]", TE_ERR_FORMAT, "sliding_window is missing"},
+        {"\"rope_scaling\": null", "\"layer_types\": [\"full_attention\", \"sliding_attention\"]", TE_ERR_UNSUPPORTED, "layer_types[1] is \"sliding_attention\", and every layer of a llama"},
+        {"\"rope_scaling\": null", "\"layer_types\": null, \"layer_types\": [\"full_attention\", \"full_attention\"], \"layer_types\": []", TE_ERR_FORMAT, "\"layer_types\" is given twice"},
+        {"\"rope_scaling\": null", "\"rope_scaling\": {\"factor\": 2, \"factor\": 3}", TE_ERR_FORMAT, "\"factor\" is given twice"},
+        {"\"rope_scaling\": null", "\"rope_scaling\": {\"type\": \"linear\", \"factor\": NaN}", TE_ERR_FORMAT, "a digit is missing"},
+        {"\"rope_scaling\": null", "\"rope_scaling\": {\"type\": \"linear\", \"factor\": 2}, \"rope_parameters\": {\"rope_theta\": 5}", TE_ERR_UNSUPPORTED,
+         "it has rope_scaling and rope_parameters"},
+        {"\"rope_scaling\": null", "\"rope_parameters\": {\"full_attention\": {\"rope_theta\": 5}}", TE_ERR_UNSUPPORTED, "reads those of a llama without kinds of layers"},
+        {"\"rope_scaling\": null", "\"per_layer_config\": {\"1\": {\"intermediate_size\": 4}}", TE_ERR_UNSUPPORTED, "per_layer_config"},
+        {"\"rope_scaling\": null", "\"is_causal\": false", TE_ERR_UNSUPPORTED, "is_causal is false; only causal models"},
+        {"\"head_dim\": 4", "\"head_dim\": 0", TE_ERR_FORMAT, "head_dim is 0"},
         {"\"rope_scaling\": null", "\"layer_types\": [\"linear_attention\", \"full_attention\"]", TE_ERR_UNSUPPORTED, "layer_types[0] is \"linear_attention\""},
         {"\"tie_word_embeddings\": false", "\"tie_word_embeddings\": 1", TE_ERR_FORMAT, "neither true nor false"},
         {"\"attention_bias\": false", "\"attention_bias\": true", TE_ERR_FORMAT, "has no tensor \"model.layers.0.self_attn.q_proj.bias\""},
@@ -408,9 +417,64 @@ TE_TEST(hf_refuses_configs) {
     spit_text(in_folder("llama", "config.json"), deep);
     CHECK(te_hf_open(te, test_path("llama"), NULL) == NULL);
     CHECK_ERROR(te, TE_ERR_FORMAT, "brackets within each other");
+    for (size_t n = 0; n < strlen(config) - 1; n++) { /* cut off anywhere: the last byte alone is a space */
+        test_case("the first %d bytes", (int)n);
+        spit(in_folder("llama", "config.json"), config, n);
+        CHECK(te_hf_open(te, test_path("llama"), NULL) == NULL);
+        CHECK_ERROR(te, TE_ERR_FORMAT, "config.json");
+    }
     spit(in_folder("llama", "config.json"), "{}\0{}", 5);
     CHECK(te_hf_open(te, test_path("llama"), NULL) == NULL);
     CHECK_ERROR(te, TE_ERR_FORMAT, "byte 2 is 0");
+}
+
+/* What a Mistral's file says of windows: nothing means 4096, null means none. Its weights are named as those of a Llama. */
+TE_TEST(hf_windows) {
+    static const struct {
+        const char *keys;
+        int64_t window; /* 0: none */
+    } cases[] = {{"", 4096},
+                 {", \"sliding_window\": null", 0},
+                 {", \"sliding_window\": 3", 3},
+                 {", \"sliding_window\": 3, \"use_sliding_window\": false, \"max_window_layers\": 1", 3},
+                 {", \"sliding_window\": 3, \"layer_types\": [\"sliding_attention\", \"sliding_attention\"]", 3},
+                 {", \"sliding_window\": null, \"layer_types\": [\"full_attention\", \"full_attention\"]", 0}};
+    te_ctx *te = test_context("cpu");
+    make_folder(te, "llama");
+    for (int i = 0; i < COUNT(cases); i++) {
+        char text[256];
+        test_case("mistral%s", cases[i].keys);
+        snprintf(text, sizeof text, "\"mistral\"%s", cases[i].keys);
+        edit_config("llama", "\"llama\"", text);
+        te_module *m = te_hf_open(te, test_path("llama"), NULL);
+        REQUIRE_OK(te);
+        for (int layer = 0; layer < LAYERS; layer++) {
+            char path[64];
+            snprintf(path, sizeof path, "model.layers.%d.self_attn.sdpa", layer);
+            const te_window *w = &((const te_sdpa_desc *)te_module_state(te_module_find(m, path)))->window;
+            CHECK_EQ_INT(w->on ? w->left + 1 : 0, cases[i].window);
+        }
+        te_module_destroy(m);
+    }
+    edit_config("llama", "\"llama\"", "\"mistral\", \"sliding_window\": 0");
+    CHECK(te_hf_open(te, test_path("llama"), NULL) == NULL);
+    CHECK_ERROR(te, TE_ERR_FORMAT, "sliding_window is 0; 1 to");
+    edit_config("llama", "\"llama\"", "\"mistral\", \"layer_types\": [\"sliding_attention\", \"full_attention\"]");
+    CHECK(te_hf_open(te, test_path("llama"), NULL) == NULL);
+    CHECK_ERROR(te, TE_ERR_UNSUPPORTED, "layer_types[1] is \"full_attention\", and every layer of a mistral");
+}
+
+/* hidden_activation is a key of Gemma 2 and 3. */
+TE_TEST(hf_activation_is_the_familys) {
+    te_ctx *te = test_context("cpu");
+    float *want = test_floats(S * V);
+    make_folder(te, "llama");
+    edit_config("llama", "\"silu\"", "\"silu\", \"hidden_activation\": \"relu\"");
+    te_module *m = te_hf_open(te, test_path("llama"), NULL);
+    REQUIRE_OK(te);
+    expected(ids, S, want);
+    CHECK_ERROR_BELOW("logits", test_read(run(m, 0, S, NULL)), want, S * V, 1e-6);
+    te_module_destroy(m);
 }
 
 TE_TEST(hf_refuses_weights) {
@@ -432,8 +496,23 @@ TE_TEST(hf_refuses_weights) {
     CHECK_ERROR(te, TE_ERR_FORMAT, "tensor \"model.layers.0.self_attn.q_proj.bias\" has no place in the llama of");
     /* Buffers that old files have beside weights are ignored; a tied model has no use for lm_head. */
     snprintf(weights[num_weights - 1].name, 80, "model.layers.0.self_attn.rotary_emb.inv_freq");
-    write_shard(te, file, 0, num_weights, -1);
     edit_config("llama", "\"tie_word_embeddings\": false", "\"tie_word_embeddings\": true");
+    weight *table = &weights[0], *head = &weights[num_weights - 2];
+    write_shard(te, file, 0, num_weights, -1);
+    CHECK(te_hf_open(te, test_path("llama"), NULL) == NULL);
+    CHECK_ERROR(te, TE_ERR_FORMAT, "model.safetensors: tensor \"lm_head.weight\" differs from \"model.embed_tokens.weight\" at byte 0, and by ");
+    memcpy(head->values, table->values, V * D * 4);
+    head->values[V * D - 1] = -head->values[V * D - 1]; /* one bit, in the last byte */
+    write_shard(te, file, 0, num_weights, -1);
+    CHECK(te_hf_open(te, test_path("llama"), NULL) == NULL);
+    CHECK_ERROR(te, TE_ERR_FORMAT, "at byte 351, and by ");
+    head->values[V * D - 1] = table->values[V * D - 1];
+    head->rows = V - 1;
+    write_shard(te, file, 0, num_weights, -1);
+    CHECK(te_hf_open(te, test_path("llama"), NULL) == NULL);
+    CHECK_ERROR(te, TE_ERR_FORMAT, "tensor \"lm_head.weight\" is f32 [10, 8] and \"model.embed_tokens.weight\" f32 [11, 8], and by ");
+    head->rows = V;
+    write_shard(te, file, 0, num_weights, -1);
     te_module *m = te_hf_open(te, test_path("llama"), NULL);
     CHECK_OK(te);
     CHECK(m && !te_module_find(m, "lm_head"));

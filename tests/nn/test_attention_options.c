@@ -394,7 +394,6 @@ TE_TEST(attention_options_refusals) {
         {{0}, {.qkv_layer = packed}, TE_ERR_INVALID, "qkv_layer is given, and input too"},
         {{0}, {.kv_layer = packed}, TE_ERR_INVALID, "kv_layer is given, and key or value too"},
         {{0}, {.qkv_interleave_dim = -2}, TE_ERR_INVALID, "qkv_interleave_dim -2 without a packed tensor"},
-        {{0}, {.score_mod = (te_score_mod *)x}, TE_ERR_UNSUPPORTED, "attention.score_mod"},
     };
     for (int i = 0; i < COUNT(list); i++) {
         te_dot_product_attention_desc d = {.attention = list[i].o};

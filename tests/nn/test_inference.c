@@ -89,7 +89,7 @@ static void run_step(te_ctx *te, te_module *m, const setup *c, te_inference_para
         for (int64_t i = 0; i < lens[b]; i++) memcpy(out[ids[b]] + done[ids[b]]++ * WIDE, y + row_of(c, b, i, n, longest, start) * WIDE, WIDE * sizeof(float));
 }
 static void check_setup(te_ctx *te, const setup *c) {
-    const te_rotary_desc rotary = {.base = 50};
+    const te_rotary_desc rotary = {.base = 50, .seq_len_interpolation_factor = 1.5f, .pretrained_max_position_embeddings = 8, .max_seqlen = MOST}; /* squeezed alike in all steps */
     /* f32: sums over channels may be cut elsewhere in a product of more rows; bf16: a rounding that turns the other way moves an element by 2^-8 of it, and each of two layers has a few
      * behind each other; on CUDA products of f32 are TF32, good for 2^-11 each */
     const double near = c->dtype != TE_F32 ? 6e-2 : te_ctx_is_cuda(te) ? 1e-2 : 2e-5;

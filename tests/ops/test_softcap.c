@@ -139,24 +139,80 @@ TE_TEST(gradients_by_differences) {
     CHECK_OK(te);
 }
 
-/* A cap far above every score changes nothing: te_attention's results and gradients. */
+/* A cap far above every score changes nothing: te_attention's results and gradients, of sequences that take several blocks of queries, and of queries that see no key. */
 TE_TEST_DEVICES(a_cap_that_is_far_away) {
-    const te_window window = {true, 4, 0};
-    float *got[4], *want[4];
-    for (int k = 0; k < 2; k++) {
-        te_tensor *x[3] = {test_tensor(te, TE_F32, SHAPE(2, 9, 4, 8), test_normal(576, 1)), test_tensor(te, TE_F32, SHAPE(2, 12, 2, 8), test_normal(384, 2)),
-                           test_tensor(te, TE_F32, SHAPE(2, 12, 2, 8), test_normal(384, 3))};
-        for (int i = 0; i < 3; i++) te_tensor_set_requires_grad(x[i], true);
-        te_tensor *y = attend(x, k ? 1e4f : 0, TE_BSHD, TE_MASK_CAUSAL_BOTTOM_RIGHT, window);
-        te_backward_from(y, test_tensor(te, TE_F32, SHAPE(2, 9, 4, 8), test_normal(576, 4)));
-        REQUIRE_OK(te);
-        (k ? got : want)[0] = test_copy(test_read(y), 576);
-        for (int i = 0; i < 3; i++) (k ? got : want)[1 + i] = test_copy(test_read(te_tensor_grad(x[i])), te_tensor_numel(x[i]));
+    static const struct {
+        int64_t s_q, s_kv;
+        te_attn_mask mask;
+        te_window window;
+    } cases[] = {{9, 12, TE_MASK_CAUSAL_BOTTOM_RIGHT, {true, 4, 0}},  {9, 12, TE_MASK_NONE, {false, 0, 0}},         {9, 12, TE_MASK_NONE, {true, 2, 3}},
+                 {12, 9, TE_MASK_NONE, {true, 2, -1}},                {12, 9, TE_MASK_NONE, {true, -1, 1}},         {12, 9, TE_MASK_CAUSAL, {false, 0, 0}},
+                 {12, 5, TE_MASK_CAUSAL, {true, 2, 0}},               {12, 9, TE_MASK_CAUSAL_BOTTOM_RIGHT, {false, 0, 0}}, {5, 12, TE_MASK_CAUSAL, {true, 3, 0}},
+                 {600, 600, TE_MASK_CAUSAL, {false, 0, 0}},         {600, 600, TE_MASK_CAUSAL, {true, 100, 0}}, {530, 700, TE_MASK_CAUSAL_BOTTOM_RIGHT, {true, 300, 0}},
+                 {530, 100, TE_MASK_CAUSAL, {true, 50, 0}},          {600, 30, TE_MASK_CAUSAL_BOTTOM_RIGHT, {false, 0, 0}}, {600, 600, TE_MASK_NONE, {true, 20, 9}},
+                 {600, 40, TE_MASK_NONE, {false, 0, 0}},              {1, 600, TE_MASK_CAUSAL_BOTTOM_RIGHT, {true, INT64_MAX, 0}}};
+    for (int c = 0; c < COUNT(cases); c++) {
+        const int64_t q[4] = {1, cases[c].s_q, 4, 8}, kv[4] = {1, cases[c].s_kv, 2, 8}, n_q = 32 * cases[c].s_q, n_kv = 16 * cases[c].s_kv;
+        float *got[4], *want[4];
+        test_case("%lld queries, %lld keys, mask %d, window %d %lld %lld", (long long)cases[c].s_q, (long long)cases[c].s_kv, (int)cases[c].mask, cases[c].window.on,
+                  (long long)cases[c].window.left, (long long)cases[c].window.right);
+        for (int k = 0; k < 2; k++) {
+            te_tensor *x[3] = {test_tensor(te, TE_F32, 4, q, test_normal(n_q, 1)), test_tensor(te, TE_F32, 4, kv, test_normal(n_kv, 2)), test_tensor(te, TE_F32, 4, kv, test_normal(n_kv, 3))};
+            for (int i = 0; i < 3; i++) te_tensor_set_requires_grad(x[i], true);
+            te_tensor *y = attend(x, k ? 1e4f : 0, TE_BSHD, cases[c].mask, cases[c].window);
+            te_backward_from(y, test_tensor(te, TE_F32, 4, q, test_normal(n_q, 4)));
+            REQUIRE_OK(te);
+            (k ? got : want)[0] = test_copy(test_read(y), n_q);
+            for (int i = 0; i < 3; i++) (k ? got : want)[1 + i] = test_copy(test_read(te_tensor_grad(x[i])), te_tensor_numel(x[i]));
+        }
+        /* On CUDA products of f32 have 10 bits of mantissa (TF32). */
+        double limit = te_ctx_is_cuda(te) ? 4e-3 : 1e-5;
+        CHECK_ERROR_BELOW("y", got[0], want[0], n_q, limit);
+        for (int i = 0; i < 3; i++) CHECK_ERROR_BELOW("gradient", got[1 + i], want[1 + i], i ? n_kv : n_q, limit);
     }
-    /* On CUDA products of f32 have 10 bits of mantissa (TF32). */
-    double limit = te_ctx_is_cuda(te) ? 4e-3 : 1e-5;
-    CHECK_ERROR_BELOW("y", got[0], want[0], 576, limit);
-    for (int i = 0; i < 3; i++) CHECK_ERROR_BELOW("gradient", got[1 + i], want[1 + i], i ? 384 : 576, limit);
+}
+
+/* A cap that bends the scores, over several blocks: the formula in f64. */
+TE_TEST_DEVICES(capped_attention_formula) {
+    enum { LONG = 600, HEAD = 4 };
+    const score_case c = {1, LONG, LONG, TE_F32, TE_MASK_CAUSAL, {true, 200, 0}, 0.7f, 0.9f};
+    const int64_t shape[4] = {1, LONG, 1, HEAD};
+    float *q = test_normal(LONG * HEAD, 1), *k = test_normal(LONG * HEAD, 2), *v = test_normal(LONG * HEAD, 3), *want = test_floats(LONG * HEAD);
+    float *row = test_floats(LONG), *p = test_floats(LONG);
+    te_tensor *x[3] = {test_tensor(te, TE_F32, 4, shape, q), test_tensor(te, TE_F32, 4, shape, k), test_tensor(te, TE_F32, 4, shape, v)};
+    for (int64_t i = 0; i < LONG; i++) {
+        for (int64_t j = 0; j < LONG; j++) {
+            double dot = 0;
+            for (int d = 0; d < HEAD; d++) dot += (double)q[i * HEAD + d] * (double)k[j * HEAD + d];
+            row[j] = (float)dot;
+        }
+        score_row(&c, i, row, NULL, p);
+        for (int d = 0; d < HEAD; d++) {
+            double sum = 0;
+            for (int64_t j = 0; j < LONG; j++) sum += (double)p[j] * (double)v[j * HEAD + d];
+            want[i * HEAD + d] = (float)sum;
+        }
+    }
+    CHECK_ERROR_BELOW("y", test_read(attend(x, 0.9f, TE_BSHD, TE_MASK_CAUSAL, c.window)), want, LONG * HEAD, te_ctx_is_cuda(te) ? 4e-3 : 1e-5); /* TF32; sums of 200 products in f32 */
+    CHECK_OK(te);
+}
+
+/* Memory for some queries' scores, not for all: twice the length takes twice the memory, not four times. */
+TE_TEST(capped_attention_memory_is_linear) {
+    te_ctx *te = test_context("cpu");
+    size_t peak[2];
+    for (int k = 0; k < 2; k++) {
+        const int64_t shape[4] = {1, 1024 << k, 1, 4};
+        te_tensor *x = te_tensor_normal(te, TE_F32, 4, shape, 0, 1), *in[3] = {x, x, x};
+        te_no_grad_begin(te);
+        te_memory_reset_peak(te);
+        const size_t before = te_memory_get_stats(te).allocated;
+        attend(in, 0.9f, TE_BSHD, TE_MASK_CAUSAL, (te_window){false, 0, 0});
+        peak[k] = te_memory_get_stats(te).peak_allocated - before;
+        te_no_grad_end(te);
+    }
+    REQUIRE_OK(te);
+    CHECK_MSG(peak[1] < 2.2 * (double)peak[0], "%lld bytes, then %lld", (long long)peak[0], (long long)peak[1]);
 }
 
 /* Sinks of -inf are none; one that is far above every score leaves nothing of the values. */
@@ -193,4 +249,8 @@ TE_TEST(functions_refuse) {
     te_tensor *qkv[3] = {te_tensor_zeros(te, TE_F32, SHAPE(1, 2, 3, 4)), te_tensor_zeros(te, TE_F32, SHAPE(1, 2, 2, 4)), te_tensor_zeros(te, TE_F32, SHAPE(1, 2, 2, 4))};
     CHECK(attend(qkv, 1, TE_BSHD, TE_MASK_CAUSAL, (te_window){false, 0, 0}) == NULL);
     CHECK_ERROR(te, TE_ERR_SHAPE, "the heads of k and v divide q's");
+    CHECK(attend(qkv, 1, TE_BSHD, TE_MASK_PADDING, (te_window){false, 0, 0}) == NULL);
+    CHECK_ERROR(te, TE_ERR_UNSUPPORTED, "mask 4 with softcap; TE_MASK_NONE (1)");
+    CHECK(attend(qkv, 1, TE_BSHD, TE_MASK_CAUSAL, (te_window){true, -2, 0}) == NULL);
+    CHECK_ERROR(te, TE_ERR_INVALID, "window is -2, 0");
 }

@@ -36,7 +36,7 @@ ARGS ?=
 # Processes that `make test` shares its tests among. Each holds a context of the GPU, so there are sixteen at most.
 JOBS ?= $(shell n=$$(nproc 2>/dev/null || echo 1); echo $$((n < 16 ? n : 16)))
 
-.PHONY: help run moe test test-packed pack check-pack tree ptx check-ptx kcheck bench bench-table golden tools matrix check-docs sanitize short clean FORCE
+.PHONY: help run moe test pack check-pack tree ptx check-ptx kcheck bench bench-table golden tools matrix docs check-docs sanitize short clean FORCE
 
 help:
 	@echo 'make run         trains a small GPT twice, in BF16 and in FP8        (ARGS="--steps 100 file ...")'
@@ -46,16 +46,19 @@ help:
 	@echo 'make check-pack  fails if they are stale'
 	@echo 'make tools       te_info, te_explain, te_warm, te_bench, in build/'
 	@echo 'make bench       measures against cuBLASLt and the copy bandwidth     (ARGS="gemm norm" for some)'
+	@echo 'make bench-table  the table and plot of tests/bench and the README'"'"'s rows, of a CSV that was measured elsewhere'
 	@echo 'make kcheck      compiles every kernel for every architecture with NVRTC; needs no GPU'
 	@echo 'make ptx         writes src/cuda/baseline.inc, the embedded PTX, with NVRTC 12.0'
 	@echo 'make check-ptx   fails if it is not of these kernels'
-	@echo 'make check-docs  lists public declarations without a comment, and fails if there are any'
+	@echo 'make docs        the manual, build/docs/te.html: one page to read and search, without a network (pip)'
+	@echo 'make check-docs  public declarations without a comment; names of TransformerEngine without ours, or without a test'
 	@echo 'make matrix      compiles te.h in every way that users do'
-	@echo 'make sanitize    the tests under address, undefined and thread sanitizers'
+	@echo 'make sanitize    the tests under address, undefined and thread sanitizers; sanitize-address, sanitize-thread: one of the two'
 	@echo 'make x86         the CPU tests on 32-bit x86 (gcc-multilib)'
 	@echo 'make windows     the CPU tests on Windows (gcc-mingw-w64-x86-64, wine64)'
 	@echo 'make short       a short `make run` and `make moe` whose losses are checked'
 	@echo 'make test-models  examples/llama.c against transformers (pip: 0.6 GB)   (ARGS="llama mixtral" for some)'
+	@echo 'make test-onnx   modules as ONNX files, against onnxruntime (pip)     (ARGS="layer .f32" for some)'
 	@echo 'make golden      writes tests/golden with numpy and ml_dtypes; only for a change of contract'
 	@echo 'make tree        the rooms of src/, their parts and sizes'
 	@echo 'make clean       removes build/'
@@ -112,7 +115,7 @@ $(BUILD)/te_test_packed: $(BUILD)/packed/te.o $(PUBLIC_OBJECTS)
 test: $(BUILD)/te_test $(BUILD)/te_test_packed $(BUILD)/train_gpt
 	@tests/run.sh $(if $(ARGS),,"$(BUILD)/te_test_packed --jobs $(JOBS) $(PACKED_WORDS)") "$(BUILD)/te_test --jobs $(JOBS) $(ARGS)"
 
-# ---- the example ------------------------------------------------------------------------------------------------------
+# ---- the examples -----------------------------------------------------------------------------------------------------
 
 # As its users compile it: one file.
 $(BUILD)/minimal: examples/minimal.c te.h
@@ -185,6 +188,15 @@ $(BUILD)/golden: tools/golden/requirements.txt
 golden: $(BUILD)/golden
 	PYTHONDONTWRITEBYTECODE=1 $</bin/python tools/golden/golden.py tests/golden
 
+# The manual, from the public headers' comments.
+$(BUILD)/docs/packages: tools/docs/requirements.txt
+	$(PYTHON) -m pip install -qq --upgrade --target $@ -r $<
+	@touch $@
+
+docs: $(BUILD)/docs/packages
+	@PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=$< $(PYTHON) tests/build/docs_test.py
+	@PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=$< $(PYTHON) tools/docs/docs.py $(BUILD)/docs/te.html
+
 # The example against transformers: small random models of each family, edited configurations, calls that cannot work.
 $(BUILD)/models/installed: tools/models/requirements.txt tools/models/install.sh
 	tools/models/install.sh $(PYTHON) $(@D)/site
@@ -194,11 +206,28 @@ test-models: $(BUILD)/models/installed $(BUILD)/llama
 	TE_DEVICE=$(or $(TE_DEVICE),cpu) PYTHONPATH=$(BUILD)/models/site PYTHONDONTWRITEBYTECODE=1 $(PYTHON) tools/models/models.py $(BUILD)/llama $(BUILD)/models/work $(ARGS)
 .PHONY: test-models
 
+# Modules as ONNX files: onnx checks each, onnxruntime runs it at sizes that the export did not see.
+$(BUILD)/export_onnx: tools/models/export_onnx.c $(BUILD)/te.o
+	@mkdir -p $(BUILD)/dev && echo '$(HASH)include "te_parts.h"' >$(BUILD)/dev/te.h
+	$(call COMPILE_AS,-I$(BUILD)/dev -DTE_IMPLEMENTATION_DONE $(TEST_CFLAGS) $(SANITIZE)) $< $(BUILD)/te.o -o $@ $(LDLIBS)
+
+$(BUILD)/onnx/site: tools/models/requirements-onnx.txt
+	$(PYTHON) -m pip install -qq --upgrade --target $@ -r $<
+	@touch $@
+
+test-onnx: $(BUILD)/onnx/site $(BUILD)/export_onnx
+	TE_DEVICE=$(or $(TE_DEVICE),cpu) PYTHONPATH=$< PYTHONDONTWRITEBYTECODE=1 $(PYTHON) tools/models/check_onnx.py $(BUILD)/export_onnx $(BUILD)/onnx/work $(ARGS)
+.PHONY: test-onnx
+# Part of the gate of tests that need packages, but where some of its cases are asked for by name.
+test-models: $(if $(ARGS),,test-onnx)
+
 # ---- gates ------------------------------------------------------------------------------------------------------------
 
-# The tool on the forms that it has to read, then on the public chapters.
+# Each tool on the forms that it has to read, then on the public chapters: comments, and the table of TransformerEngine's names.
+check-docs: export PYTHONDONTWRITEBYTECODE = 1
 check-docs:
 	@$(PYTHON) tests/build/check_docs_test.py && $(PYTHON) tools/check_docs.py src/api/*.h
+	@$(PYTHON) tests/build/check_table_test.py && $(PYTHON) tools/check_table.py
 
 matrix: $(BUILD)/te_pack
 	@tests/build/matrix.sh $(BUILD)/matrix

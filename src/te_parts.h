@@ -31,6 +31,7 @@
 #include "api/graph.h"
 #include "api/io.h"
 #include "api/models.h"
+#include "api/onnx.h"
 #include "api/report.h"
 
 #endif /* TE_H_INCLUDED */
@@ -233,6 +234,14 @@
 #include "io/safetensors.c"
 #include "io/hf_config.c"
 #include "io/hf.c"
+#include "io/onnx_proto.c"
+#include "io/onnx_graph.c"
+#include "io/onnx_memory.c"
+#include "io/onnx_quant.c"
+#include "io/onnx_ops.c"
+#include "io/onnx_attn.c"
+#include "io/onnx_moe.c"
+#include "io/onnx.c"
 #include "train/checkpoint.c"
 #include "report.c"
 

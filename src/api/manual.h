@@ -141,15 +141,19 @@
  *     context     device, stream, memory, error, log, random state, scopes
  *     tensor      making, viewing, copying, reading
  *     autograd    the tape
- *     ops         raw operations with explicit outputs: what all share; those that quantize (ops_quant); those of models (ops_model)
+ *     ops         raw operations with explicit outputs: what all share; those that quantize (ops_quant), of experts (ops_moe), of models (ops_model)
+ *     trace       every operation that runs, seen from outside
  *     dist        groups of ranks that compute together
  *     quant       quantizers, recipes, autocast, inspection, quantized weights
- *     functions   differentiable functions
  *     options     groups of options that several modules have
+ *     functions   differentiable functions
  *     module      the module tree
  *     nn          Linear ... TransformerLayer, Sequential
+ *     moe         mixtures of experts
  *     train       optimizers, checkpoints
  *     graph       a step captured once and launched again and again
  *     io          safetensors
+ *     models      language models that exist, and their folders
+ *     onnx        modules as ONNX files
  *     report      warm-up, explanations of calls, the report on machine and context
  */

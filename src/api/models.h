@@ -9,7 +9,7 @@ typedef struct te_lm_rotary {
     te_rope_scaling scaling;        /* for longer contexts; 0 => none */
 } te_lm_rotary;
 
-/* A language model: embedding, `num_layers` layers of attention and a gated MLP, each behind an RMSNorm, a norm, and a product with the vocabulary.
+/* A language model: embedding, num_hidden_layers layers of attention and a gated MLP, each behind an RMSNorm, a norm, and a product with the vocabulary.
  *
  *     model.embed_tokens                 Embedding
  *     model.layers.N                     DecoderLayer

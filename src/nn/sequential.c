@@ -149,6 +149,10 @@ static te_result te__chain_activation(te_module *m, te_forward_args *args, void 
     return te__output(m, args, y);
 }
 
+/* Does the Linear behind m get what m makes quantized? The transposed codes of halves that alternate are no kernel's result. */
+static bool te__leaves_quantized(const te_module *m) {
+    return te__is_norm(m) || (te__is_activation(m) && ((const te_activation_desc *)m->state)->activation_params.glu_interleave_size == 0);
+}
 /* Does the activation `act` take over the gradient of this Linear's bias? Halves that alternate, and sums over ranks before the bias, keep it where it is. */
 static bool te__leaves_bias(const te_module *m, const te_module *act, const te_forward_args *args) {
     const te_linear_desc *d = &((const te__linear_module *)m->state)->desc;
@@ -162,7 +166,7 @@ static te_result te__sequential_child(te_module *m, int *at, te_forward_args *ca
     const bool chains = te__chains(c);
     te_result result;
     chain->front = NULL;
-    if (chains && next && (te__is_norm(c) || te__is_activation(c)) && te__is_linear(next) && te__chains(next) && !call->fp8_output && !call->fp8_grad) {
+    if (chains && next && te__leaves_quantized(c) && te__is_linear(next) && te__chains(next) && !call->fp8_output && !call->fp8_grad) {
         chain->front = c;
         c = next;
         next = ++*at + 1 < m->num_children ? m->children[*at + 1] : NULL;

@@ -211,7 +211,7 @@ static te_result te__opt_prepare_values(te_optimizer *opt, bool may_skip) {
             if (room->buffer) room->buffer->refs++;
         }
         if (!p->stepped || !p->value) return te_error_code(te);
-        if (may_skip && p->state[TE__OPT_MASTER].scale && te__opt_unscale(&p->state[TE__OPT_MASTER], p->stepped) != TE_OK) return te_error_code(te); /* what a skipped step leaves */
+        if (may_skip && p->state[TE__OPT_MASTER].scale && te__opt_unscale(&p->state[TE__OPT_MASTER], p->stepped) != TE_OK) return te_error_code(te); /* a skipped step leaves this value */
     }
     return TE_OK;
 }

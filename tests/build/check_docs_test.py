@@ -4,7 +4,8 @@ import sys
 
 sys.dont_write_bytecode = True
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "tools"))
-from check_docs import Header
+from check_docs import lacking
+from header import Header
 
 CASES = [
     # comment above, behind, on a later line, none
@@ -39,7 +40,7 @@ CASES = [
 
 failed = 0
 for text, expected in CASES:
-    found = [line.split(": ", 1)[1] for line in Header("h", text).check()]
+    found = [line.split(": ", 1)[1] for line in lacking(Header("h", text))]
     if found != expected:
         failed += 1
         print("check_docs lists %s, not %s, of\n%s" % (found, expected, text))

@@ -67,7 +67,7 @@ TE_TEST_DEVICES(offload_saves_memory) {
     float *want = NULL;
     size_t held[2], pinned = 0;
     for (int run = 0; run < 4; run++) { /* without; with everything out, three times */
-        te_cpu_offload_desc all = {0, 1, BYTES};
+        te_cpu_offload_desc all = {.min_bytes = 1, .window_bytes = BYTES};
         te_memory_stats before, between, after;
         te_tensor_zero_grad(x);
         te_scope_begin(te);
@@ -108,7 +108,7 @@ TE_TEST_DEVICES(offload_of_a_fraction) {
         {0.25f, 1, 2}, {0.5f, 1, 4}, {0.99f, 1, 7}, {1, BYTES, 8}, {0, BYTES + 1, 0}, {0, 0, 0},
     };
     for (int i = 0; i < COUNT(rows); i++) {
-        te_cpu_offload_desc d = {rows[i].fraction, rows[i].least, 0};
+        te_cpu_offload_desc d = {.fraction = rows[i].fraction, .min_bytes = rows[i].least};
         te_scope_begin(te);
         CHECK_EQ_INT(te_cpu_offload_begin(te, &d), TE_OK);
         te_tensor *y = te_forward(m, x);

@@ -209,6 +209,7 @@ static void backward_from_both(te_ctx *te, te_tensor *const *y, te_tensor *const
 static void steps(rank_state *s) {
     const shared *c = (const shared *)s->arg;
     te_ctx *te = s->te;
+    static const te_symmetric_ar sums[] = {TE_SYMMETRIC_AR_NONE, TE_SYMMETRIC_AR_MULTIMEM, TE_SYMMETRIC_AR_TWO_SHOT, TE_SYMMETRIC_AR_ONE_SHOT};
     te_parallel_options parallel = {0}, alone = {0};
     te_fused_adam_desc adam = {.lr = 0.2f, .eps = 100.0f}; /* the step is nearly proportional to the gradient, so that noise is not blown up */
     te_recipe recipe = c->recipe;
@@ -219,7 +220,7 @@ static void steps(rank_state *s) {
     else parallel.tp_group = s->group;
     parallel.set_parallel_mode = alone.set_parallel_mode = true;
     parallel.sequence_parallel = c->sequence;
-    parallel.symmetric_ar_type = TE_SYMMETRIC_AR_TWO_SHOT;
+    parallel.symmetric_ar_type = sums[(c->kind + c->sequence) % COUNT(sums)];
     te_scope_begin(te);
     te_module *whole = make(te, c, &alone), *own = make(te, c, &parallel);
     EXPECT(s, te_ok(te));

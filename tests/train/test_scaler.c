@@ -94,7 +94,7 @@ static void check_alike(run *a, run *b) {
 }
 
 /* Steps 0 to 5; 2 and 3 overflow, and so does the first in the second round. */
-TE_TEST_DEVICES(scaler_skips_what_overflows) {
+TE_TEST_DEVICES(scaler_skips_steps_that_overflow) {
     const te_grad_scaler_desc scaling = {.init_scale = 1024, .growth_interval = 2};
     for (int k = 0; k < COUNT(kinds); k++)
         for (int round = 0; round < 4; round++) {
@@ -180,7 +180,7 @@ TE_TEST_DEVICES(scaler_goes_on_from_a_file) {
     const char *path = test_path("scaled.safetensors");
     run a = make_run(te, &kinds[2], &scaling), b = make_run(te, &kinds[2], &scaling);
     for (int step = 0; step < 4; step++) set_data(&a, step, step == 1), train(&a, PLAIN);
-    set_data(&b, 0, true), train(&b, PLAIN); /* what b has skipped is gone */
+    set_data(&b, 0, true), train(&b, PLAIN); /* a load forgets that b has skipped one */
     te_optimizer_set_group_lr(a.opt, 0, 0.03f);
     CHECK_EQ_INT(te_model_save(te, path, a.m, a.opt, NULL, 0), TE_OK);
     CHECK_EQ_INT(te_model_load(te, path, b.m, b.opt), TE_OK);

@@ -1,0 +1,640 @@
+/* io/onnx.c: te_onnx_export: two runs of the module, whose calls of operations become nodes one by one. Knows modules from outside, by their args and outputs; must not know
+ * what any of them computes. */
+
+/* ---- the calls of a run ---- */
+
+typedef struct te__onnx_call {
+    te_op op;
+    te__any_args args; /* its tensors are retained */
+    char *module;
+    float *inv_freq;     /* of a rotation, which the args lead to: a copy, since theirs lives for the call alone */
+    size_t inv_freq_bytes;
+    uint64_t begin, end; /* writes of the context up to the call, and with it */
+    te_tensor *foreign;  /* one of its tensors that something else than an operation has written during the run, or NULL */
+} te__onnx_call;
+typedef struct te__onnx_run {
+    te_ctx *te;
+    bool keep; /* else only the order of dimensions is looked for */
+    te__onnx_call *calls;
+    int num_calls, cap_calls;
+    uint64_t begin; /* writes of the context before the run */
+    bool batch_first; /* what the first call with heads says */
+    bool has_heads;
+} te__onnx_run;
+
+/* Did the run write this buffer outside of its calls: a collective, or the host? */
+static bool te__onnx_is_foreign(const te__onnx_run *r, const te__buffer *b) {
+    int low = 0, high = r->num_calls;
+    if (!b || b->written_at <= r->begin) return false;
+    while (low < high) { /* the first call that ended after the write */
+        int middle = (low + high) / 2;
+        if (r->calls[middle].end < b->written_at) low = middle + 1;
+        else high = middle;
+    }
+    return low == r->num_calls || b->written_at <= r->calls[low].begin;
+}
+/* Asked when the run has ended, before anything else writes. */
+static void te__onnx_look_for_foreign(te__onnx_run *r) {
+    te__args l;
+    int i, k;
+    for (i = 0; i < r->num_calls; i++) {
+        te__args_of(&l, r->calls[i].op, &r->calls[i].args, false);
+        for (k = 0; k < l.n; k++)
+            if (!l.arg[k].list && (l.arg[k].flags & TE__IN) && te__onnx_is_foreign(r, te__arg_tensor(&l.arg[k], 0)->buffer)) r->calls[i].foreign = te__arg_tensor(&l.arg[k], 0);
+    }
+}
+static void te__onnx_tensors(te__onnx_call *c, void (*visit)(te_tensor *x)) {
+    te__args l;
+    int64_t i;
+    int k;
+    te__args_of(&l, c->op, &c->args, false);
+    for (k = 0; k < l.n; k++)
+        for (i = 0; !l.arg[k].list && i < te__arg_count(&l.arg[k]); i++) visit(te__arg_tensor(&l.arg[k], i));
+}
+static te_rope_angles *te__onnx_angles_of(te__onnx_call *c) {
+    return c->op == TE_OP_ROPE ? &c->args.rope.angles : c->op == TE_OP_QKV_ROPE && !c->args.qkv_rope.no_rope ? &c->args.qkv_rope.angles : NULL;
+}
+static void te__onnx_retain(te_tensor *x) { te_tensor_retain(x); }
+
+static void te__onnx_note(te_ctx *te, const te_trace *event, void *user) {
+    te__onnx_run *r = (te__onnx_run *)user;
+    te__onnx_call *c;
+    te_rope_angles *angles;
+    te_qkv_format format = TE_SBHD;
+    bool heads = true;
+    if (event->phase == TE_TRACE_AFTER && r->keep && r->num_calls > 0) r->calls[r->num_calls - 1].end = te->writes;
+    if (event->phase != TE_TRACE_BEFORE) return;
+    switch (event->op) {
+    case TE_OP_ATTN_FWD: format = ((const te_op_attn_fwd_args *)event->args)->format; break;
+    case TE_OP_ROPE: format = ((const te_op_rope_args *)event->args)->format; break;
+    case TE_OP_QKV_ROPE: format = ((const te_op_qkv_rope_args *)event->args)->format; break;
+    default: heads = false;
+    }
+    if (heads && !r->has_heads) {
+        r->has_heads = true;
+        r->batch_first = format == TE_BSHD;
+    }
+    if (!r->keep || !te__grow(te, (void **)&r->calls, &r->cap_calls, r->num_calls, sizeof(te__onnx_call))) return;
+    c = &r->calls[r->num_calls];
+    memset(c, 0, sizeof(*c));
+    c->module = te__copy_string(te, event->module);
+    if (!c->module) return;
+    c->op = event->op;
+    c->begin = te->writes;
+    memcpy(&c->args, event->args, te__ops[event->op].args_size);
+    te__onnx_tensors(c, te__onnx_retain);
+    r->num_calls++;
+    angles = te__onnx_angles_of(c);
+    if (!angles || !angles->inv_freq) return;
+    c->inv_freq_bytes = (size_t)(angles->rotary_dim / 2) * sizeof(float);
+    c->inv_freq = (float *)te__alloc(te, c->inv_freq_bytes);
+    if (c->inv_freq) memcpy(c->inv_freq, angles->inv_freq, c->inv_freq_bytes);
+    angles->inv_freq = c->inv_freq;
+}
+static void te__onnx_run_free(te__onnx_run *r) {
+    int i;
+    for (i = 0; i < r->num_calls; i++) {
+        te__onnx_tensors(&r->calls[i], te_tensor_release);
+        te__free(r->te, r->calls[i].inv_freq, r->calls[i].inv_freq_bytes);
+        te__free_string(r->te, r->calls[i].module);
+    }
+    te__free(r->te, r->calls, (size_t)r->cap_calls * sizeof(te__onnx_call));
+}
+
+/* ---- the inputs ---- */
+
+/* The meaning of the dimensions of an input. */
+typedef enum te__onnx_axes {
+    TE__ONNX_HIDDEN,    /* sequence and batch, in the module's order; of hidden states [.., h] with 2 dimensions the first is the batch */
+    TE__ONNX_HIDDEN_KV, /* the same of keys */
+    TE__ONNX_SCORES,    /* [b or 1, H or 1, s_q or 1, s_kv or 1] */
+    TE__ONNX_SCORES_KV, /* the same of cross attention */
+    TE__ONNX_PADDING_Q, /* [b, 1, 1, s_q] */
+    TE__ONNX_SEQUENCES, /* [b] */
+    TE__ONNX_POSITIONS, /* [s] or [b, s] */
+    TE__ONNX_SLOPES,    /* [H] or [b, H] */
+    TE__ONNX_NONE       /* all fixed */
+} te__onnx_axes;
+
+enum { TE__ONNX_BATCH, TE__ONNX_SEQUENCE, TE__ONNX_SEQUENCE_KV, TE__ONNX_INPUTS = 24 };
+
+typedef struct te__onnx_slot {
+    const char *name;
+    te_tensor **slot;
+    te__onnx_axes axes;
+} te__onnx_slot;
+/* The args of a call with room for what they point to, and the places of its tensors. */
+typedef struct te__onnx_inputs {
+    te_forward_args args;
+    te_rotary_desc rotary, rotary_key;
+    te__onnx_slot slot[TE__ONNX_INPUTS];
+    int n;
+} te__onnx_inputs;
+
+static void te__onnx_slot_add(te__onnx_inputs *in, const char *name, te_tensor **slot, te__onnx_axes axes) {
+    if (!*slot) return;
+    in->slot[in->n].name = name;
+    in->slot[in->n].slot = slot;
+    in->slot[in->n++].axes = axes;
+}
+static void te__onnx_inputs_of(te__onnx_inputs *in, const te_forward_args *args) {
+    te_attention_call *a = &in->args.attention;
+    in->n = 0;
+    in->args = *args;
+    memset(&in->args.outputs, 0, sizeof(in->args.outputs));
+    te__onnx_slot_add(in, "input", &in->args.input, TE__ONNX_HIDDEN);
+    te__onnx_slot_add(in, "encoder_output", &in->args.encoder_output, TE__ONNX_HIDDEN_KV);
+    te__onnx_slot_add(in, "key", &in->args.key, TE__ONNX_HIDDEN_KV);
+    te__onnx_slot_add(in, "value", &in->args.value, TE__ONNX_HIDDEN_KV);
+    te__onnx_slot_add(in, "m_splits_tensor", &in->args.m_splits_tensor, TE__ONNX_NONE);
+    te__onnx_slot_add(in, "attention_mask", &a->attention_mask, TE__ONNX_SCORES);
+    te__onnx_slot_add(in, "attention_mask_q", &a->attention_mask_q, TE__ONNX_PADDING_Q);
+    te__onnx_slot_add(in, "core_attention_bias", &a->core_attention_bias, TE__ONNX_SCORES);
+    te__onnx_slot_add(in, "alibi_slopes", &a->alibi_slopes, TE__ONNX_SLOPES);
+    te__onnx_slot_add(in, "qkv_layer", &a->qkv_layer, TE__ONNX_HIDDEN);
+    te__onnx_slot_add(in, "kv_layer", &a->kv_layer, TE__ONNX_HIDDEN_KV);
+    te__onnx_slot_add(in, "enc_dec_attn_mask", &in->args.cross.enc_dec_attn_mask, TE__ONNX_SCORES_KV);
+    te__onnx_slot_add(in, "enc_dec_attn_mask_q", &in->args.cross.enc_dec_attn_mask_q, TE__ONNX_PADDING_Q);
+    if (args->rotary) {
+        in->rotary = *args->rotary;
+        in->args.rotary = &in->rotary;
+        te__onnx_slot_add(in, "start_positions", &in->rotary.start_positions, TE__ONNX_SEQUENCES);
+        te__onnx_slot_add(in, "positions", &in->rotary.positions, TE__ONNX_POSITIONS);
+    }
+    if (args->rotary_key) {
+        in->rotary_key = *args->rotary_key;
+        in->args.rotary_key = &in->rotary_key;
+        te__onnx_slot_add(in, "start_positions_key", &in->rotary_key.start_positions, TE__ONNX_SEQUENCES);
+    }
+}
+static bool te__onnx_is_whole(void *user, te_module *m) {
+    char path[256];
+    (void)user;
+    if (m->parallel.size > 1)
+        te__fail(m->te, TE_ERR_UNSUPPORTED, "te_onnx_export: the work of \"%s\" is shared by %d ranks, and a file has one; load the parameters of all into a module of one rank",
+                 te_module_path(m, path, sizeof(path)), m->parallel.size);
+    return m->parallel.size <= 1;
+}
+static te_result te__onnx_inputs_refuse(te_module *m, const te_forward_args *args) {
+    te_ctx *te = te_module_ctx(m);
+    const te_attention_call *a = &args->attention;
+    const te__autocast *autocast = te__autocast_now(te);
+    if (!te_module_visit(m, te__onnx_is_whole, NULL)) return te_error_code(te);
+    if (autocast && autocast->enabled && te_group_size(autocast->amax_group) > 1)
+        return te__fail(te, TE_ERR_UNSUPPORTED, "te_onnx_export: the autocast region reduces amaxes over the %d ranks of amax_group, and a file has one rank; open a region without it",
+                        te_group_size(autocast->amax_group));
+    if (args->m_splits)
+        return te__fail(te, TE_ERR_UNSUPPORTED, "te_onnx_export: m_splits are numbers of the host, which a graph has not; give them as m_splits_tensor, an input of the graph");
+    if (args->kv_cache || a->inference_params)
+        return te__fail(te, TE_ERR_UNSUPPORTED, "te_onnx_export: %s is memory that calls share, which a graph has not; export the call without it",
+                        args->kv_cache ? "kv_cache" : "inference_params");
+    if (a->cu_seqlens_q || a->cu_seqlens_kv || a->cu_seqlens_q_padded || a->cu_seqlens_kv_padded)
+        return te__fail(te, TE_ERR_UNSUPPORTED, "te_onnx_export: the starts of sequences (cu_seqlens) are given; a graph takes batches of sequences, with an attention_mask where their lengths "
+                                                "differ");
+    return TE_OK;
+}
+
+/* Which size of its own does dimension `axis` of the input have? -1: none, it is fixed. */
+static int te__onnx_axis(const te__onnx *g, const te__onnx_slot *s, int axis, bool batch_first, bool cross) {
+    const te_tensor *x = *s->slot;
+    const bool kv = s->axes == TE__ONNX_HIDDEN_KV;
+    const bool whole = !te__is_float(x->dtype); /* ids: no hidden size behind */
+    switch (s->axes) {
+    case TE__ONNX_HIDDEN:
+    case TE__ONNX_HIDDEN_KV:
+        if (x->ndim - !whole < 2) return axis == 0 && x->ndim - !whole == 1 ? TE__ONNX_BATCH : -1;
+        return axis > 1 ? -1 : (axis == 0) == batch_first ? TE__ONNX_BATCH : kv ? TE__ONNX_SEQUENCE_KV : TE__ONNX_SEQUENCE;
+    case TE__ONNX_SCORES:
+    case TE__ONNX_SCORES_KV:
+        if (x->ndim != 4 || axis == 1 || x->shape[axis] == 1) return -1;
+        if (axis == 0) return TE__ONNX_BATCH;
+        if (axis == 2) return TE__ONNX_SEQUENCE;
+        if (s->axes == TE__ONNX_SCORES_KV) return TE__ONNX_SEQUENCE_KV;
+        if (x->shape[axis] == g->symbol[TE__ONNX_SEQUENCE_KV].first && (cross || x->shape[axis] != g->symbol[TE__ONNX_SEQUENCE].first)) return TE__ONNX_SEQUENCE_KV;
+        return TE__ONNX_SEQUENCE;
+    case TE__ONNX_PADDING_Q: return axis == 0 ? TE__ONNX_BATCH : axis == x->ndim - 1 ? TE__ONNX_SEQUENCE : -1;
+    case TE__ONNX_POSITIONS: return axis == x->ndim - 1 ? TE__ONNX_SEQUENCE : axis == 0 && x->ndim == 2 ? TE__ONNX_BATCH : -1;
+    case TE__ONNX_SEQUENCES: return axis == 0 ? TE__ONNX_BATCH : -1;
+    case TE__ONNX_SLOPES: return axis == 0 && x->ndim == 2 ? TE__ONNX_BATCH : -1;
+    default: return -1;
+    }
+}
+
+/* x repeated along its dimensions, times[i] times along dimension i. */
+static te_tensor *te__onnx_repeated(te_tensor *x, const int64_t *times) {
+    te_ctx *te = x->te;
+    int64_t shape[TE_MAX_DIMS], count = 1, i;
+    size_t element = (size_t)te__dtype_size(x->dtype), bytes = te_tensor_bytes(x), larger;
+    char *host;
+    te_tensor *y = NULL;
+    int d;
+    for (d = 0; d < x->ndim; d++) {
+        shape[d] = x->shape[d] * times[d];
+        count *= shape[d];
+    }
+    larger = (size_t)count * element;
+    host = (char *)te__alloc(te, bytes + larger);
+    if (!host) return NULL;
+    if (te_tensor_to_host(x, host) == TE_OK) {
+        for (i = 0; i < count; i++) {
+            int64_t rest = i, from = 0, step = 1;
+            for (d = x->ndim - 1; d >= 0; d--) {
+                from += rest % shape[d] % x->shape[d] * step;
+                rest /= shape[d];
+                step *= x->shape[d];
+            }
+            memcpy(host + bytes + (size_t)i * element, host + (size_t)from * element, element);
+        }
+        y = te_tensor_from_host(te, x->dtype, x->ndim, shape, host + bytes);
+    }
+    te__free(te, host, bytes + larger);
+    return y;
+}
+
+/* The graph's inputs, their sizes, and `large`, the same call at larger ones. */
+static te_result te__onnx_declare(te__onnx *g, te__onnx_inputs *in, te__onnx_inputs *large, bool batch_first, bool cross) {
+    static const char *const names[TE__ONNX_SYMBOLS] = {"batch", "sequence", "sequence_kv"};
+    static const int64_t primes[TE__ONNX_SYMBOLS] = {2, 3, 5};
+    char text[TE__SHAPE_TEXT];
+    int i, d;
+    for (i = 0; i < TE__ONNX_SYMBOLS; i++) {
+        g->symbol[i].name = names[i];
+        g->symbol[i].times = primes[i];
+    }
+    for (i = 0; i < in->n; i++) {
+        te_tensor *x = *in->slot[i].slot, *y;
+        int64_t times[TE_MAX_DIMS];
+        te__onnx_item *item;
+        te__onnx_pair pair;
+        te__onnx_write *w;
+        if (te__numel(x) == 0)
+            return te__fail(g->te, TE_ERR_INVALID, "te_onnx_export: %s is %s; the module runs on it, so no size may be 0", in->slot[i].name, te__shape_text(x, text));
+        item = te__onnx_item_new(g, TE__ONNX_INPUT);
+        if (!item || te__onnx_named(g, item, in->slot[i].name) < 0) return te_error_code(g->te);
+        item->type = te__onnx_type(x->dtype);
+        item->ndim = x->ndim;
+        memcpy(item->shape, x->shape, sizeof(item->shape));
+        for (d = 0; d < x->ndim; d++) {
+            int s = te__onnx_axis(g, &in->slot[i], d, batch_first, cross);
+            te__onnx_symbol *symbol = s < 0 ? NULL : &g->symbol[s];
+            times[d] = symbol ? symbol->times : 1;
+            if (!symbol) continue;
+            item->axis[d] = symbol->name;
+            if (symbol->first && symbol->first != x->shape[d])
+                return te__fail(g->te, TE_ERR_INVALID, "te_onnx_export: dimension %d of %s is %s, %lld, and in %s %s is %lld; give inputs that go together", d, in->slot[i].name,
+                                symbol->name, (long long)x->shape[d], g->items[symbol->input].name, symbol->name, (long long)symbol->first);
+            if (symbol->first) continue;
+            symbol->first = x->shape[d];
+            symbol->input = g->num_items - 1;
+            symbol->axis = d;
+        }
+        y = te__onnx_repeated(x, times);
+        if (!y) return te_error_code(g->te);
+        *large->slot[i].slot = y;
+        pair = te__onnx_pair_of(x, y);
+        w = te__onnx_write_new(g, &pair, g->num_items - 1);
+        if (!w) return TE_ERR_OUT_OF_MEMORY;
+    }
+    return TE_OK;
+}
+
+/* ---- parameters ---- */
+
+/* part: of a weight that is stored quantized: "row.data". */
+static te_result te__onnx_add_weight(te__onnx *g, const char *path, const char *part, te_tensor *x) {
+    te__onnx_pair pair;
+    te__onnx_write *w;
+    char name[640];
+    int v = TE__ONNX_FAILED;
+    if (!x || !x->buffer) return TE_OK;
+    snprintf(name, sizeof(name), "%s%s%s", path, part ? "." : "", part ? part : "");
+    pair = te__onnx_pair_of(x, x);
+    if (te__onnx_last(g, &pair, g->num_writes) >= 0) return TE_OK; /* a parameter that modules share */
+    if (te__onnx_type(x->dtype) && (v = te__onnx_weight(g, name, x)) < 0) return te_error_code(g->te);
+    w = te__onnx_write_new(g, &pair, v);
+    if (!w) return TE_ERR_OUT_OF_MEMORY;
+    w->tensor = x;
+    w->path = te__copy_string(g->te, path);
+    return te_error_code(g->te);
+}
+static bool te__onnx_add_parameter(void *user, te_module *m, const char *path, te_tensor *x, te_entry_kind kind) {
+    te__onnx *g = (te__onnx *)user;
+    (void)m, (void)kind;
+    if (!x->quantized) return te__onnx_add_weight(g, path, NULL, x) == TE_OK;
+    /* forward products read the row-wise copy */
+    return te__onnx_add_weight(g, path, "row.data", x->quantized->row.data) == TE_OK && te__onnx_add_weight(g, path, "row.scale", x->quantized->row.scale) == TE_OK;
+}
+
+/* ---- scales and histories stay as they were ---- */
+
+typedef struct te__onnx_scales {
+    te__scaling *scaling;
+    te_tensor *scale, *history; /* copies; NULL: it had none */
+    bool pending;
+} te__onnx_scales;
+
+static te_result te__onnx_scales_take(te_ctx *te, te__onnx_scales **list, int *n) {
+    te__scaling *s;
+    te_result result = TE_OK;
+    int i = 0;
+    for (*n = 0, s = te->scaling; s; s = s->next) ++*n;
+    *list = (te__onnx_scales *)te__alloc_zero(te, (size_t)*n * sizeof(te__onnx_scales));
+    if (!*list) return TE_ERR_OUT_OF_MEMORY;
+    for (s = te->scaling; s && result == TE_OK; s = s->next, i++) {
+        te__onnx_scales *x = &(*list)[i];
+        x->scaling = s;
+        x->pending = s->forward.pending;
+        if (!s->forward.scale) continue;
+        x->scale = te__empty_like(s->forward.scale, TE_F32);
+        x->history = te__empty_like(s->forward.history, TE_F32);
+        if (!x->scale || !x->history) return te_error_code(te);
+        result = te_tensor_copy(x->scale, s->forward.scale);
+        if (result == TE_OK) result = te_tensor_copy(x->history, s->forward.history);
+    }
+    return result;
+}
+/* Those that the runs have made begin anew: their scales are 1 still. */
+static te_result te__onnx_scales_give_back(te_ctx *te, const te__onnx_scales *list, int n) {
+    te_op_fill_args zero = TE_ZERO;
+    te_result result = TE_OK;
+    int i;
+    for (i = 0; i < n && result == TE_OK; i++) {
+        te__slots *slots = &list[i].scaling->forward;
+        slots->pending = list[i].pending;
+        if (!slots->scale) continue;
+        zero.dst = slots->history;
+        if (!list[i].scale) {
+            result = te_op_fill(te, &zero);
+            continue;
+        }
+        result = te_tensor_copy(slots->scale, list[i].scale);
+        if (result == TE_OK && te__same_shape(slots->history, list[i].history)) result = te_tensor_copy(slots->history, list[i].history);
+    }
+    return result;
+}
+
+/* ---- calls to nodes ---- */
+
+typedef te_result (*te__onnx_emit_fn)(te__onnx *g, const te__any_args *first, const te__any_args *second);
+static te__onnx_emit_fn te__onnx_emitter(te_op op) {
+    static const struct {
+        te_op op;
+        te__onnx_emit_fn emit;
+    } rows[] = {{TE_OP_COPY, te__onnx_copy},
+                {TE_OP_FILL, te__onnx_fill},
+                {TE_OP_AXPBY, te__onnx_axpby},
+                {TE_OP_SUM, te__onnx_sum},
+                {TE_OP_EMBEDDING_FWD, te__onnx_embedding},
+                {TE_OP_DROPOUT_ADD_FWD, te__onnx_dropout_add},
+                {TE_OP_AMAX, te__onnx_amax},
+                {TE_OP_SCALE_FROM_AMAX, te__onnx_scale_from_amax},
+                {TE_OP_DELAYED_UPDATE, te__onnx_nothing},
+                {TE_OP_DELAYED_GATHER, te__onnx_nothing},
+                {TE_OP_FP8_QUANTIZE, te__onnx_fp8_quantize},
+                {TE_OP_FP8_DEQUANTIZE, te__onnx_fp8_dequantize},
+                {TE_OP_BLOCK_QUANTIZE, te__onnx_block_quantize},
+                {TE_OP_MXFP8_QUANTIZE, te__onnx_mxfp8_quantize},
+                {TE_OP_NVFP4_QUANTIZE, te__onnx_nvfp4_quantize},
+                {TE_OP_BLOCK_DEQUANTIZE, te__onnx_block_dequantize},
+                {TE_OP_MXFP8_DEQUANTIZE, te__onnx_mxfp8_dequantize},
+                {TE_OP_NVFP4_DEQUANTIZE, te__onnx_nvfp4_dequantize},
+                {TE_OP_GEMM, te__onnx_gemm},
+                {TE_OP_GROUPED_GEMM, te__onnx_grouped_gemm},
+                {TE_OP_LAYERNORM_FWD, te__onnx_layernorm},
+                {TE_OP_RMSNORM_FWD, te__onnx_rmsnorm},
+                {TE_OP_L2NORMALIZE_FWD, te__onnx_l2normalize},
+                {TE_OP_ACT_FWD, te__onnx_act},
+                {TE_OP_ROPE, te__onnx_rope},
+                {TE_OP_QKV_ROPE, te__onnx_qkv_rope},
+                {TE_OP_ATTN_FWD, te__onnx_attn},
+                {TE_OP_CU_SEQLENS, te__onnx_cu_seqlens},
+                {TE_OP_SOFTMAX_FWD, te__onnx_softmax},
+                {TE_OP_SOFTCAP, te__onnx_softcap},
+                {TE_OP_CAPPED_SOFTMAX_FWD, te__onnx_capped_softmax},
+                {TE_OP_MOE_ROUTER_FWD, te__onnx_router},
+                {TE_OP_MOE_MASK_MAP, te__onnx_mask_map},
+                {TE_OP_MOE_INDEX_MAP, te__onnx_index_map},
+                {TE_OP_MOE_PERMUTE, te__onnx_permute},
+                {TE_OP_MOE_UNPERMUTE, te__onnx_unpermute}};
+    int i;
+    for (i = 0; i < TE__COUNT(rows); i++)
+        if (rows[i].op == op) return rows[i].emit;
+    return NULL;
+}
+/* Clears the fields that may differ between the runs: sizes, which tensors show as well, random numbers, which are not drawn, and those that emitters look at in both. */
+static void te__onnx_clear_sizes(te_op op, te__any_args *a) {
+    switch (op) {
+    case TE_OP_GEMM: a->gemm.m = a->gemm.n = a->gemm.k = 0; break;
+    case TE_OP_GROUPED_GEMM: a->grouped_gemm.m = a->grouped_gemm.n = a->grouped_gemm.k = 0; break;
+    case TE_OP_ROPE:
+        a->rope.angles.position_scale = a->rope.angles.attention_factor = 0;
+        a->rope.angles.inv_freq = NULL;
+        break;
+    case TE_OP_QKV_ROPE:
+        a->qkv_rope.angles.position_scale = a->qkv_rope.angles.attention_factor = 0;
+        a->qkv_rope.angles.inv_freq = NULL;
+        break;
+    case TE_OP_ATTN_FWD:
+        a->attn_fwd.seed = a->attn_fwd.offset = 0;
+        a->attn_fwd.extras.max_seqlen_q = a->attn_fwd.extras.max_seqlen_kv = 0;
+        break;
+    case TE_OP_DROPOUT_ADD_FWD: a->dropout_add_fwd.seed = a->dropout_add_fwd.offset = 0; break;
+    case TE_OP_MOE_INDEX_MAP: a->moe_index_map.num_out_tokens = 0; break;
+    default: break;
+    }
+}
+/* Are both one call, but for sizes? */
+static bool te__onnx_is_one_call(const te__onnx_call *first, const te__onnx_call *second) {
+    te__any_args a = first->args, b = second->args;
+    te__args l, m;
+    int k;
+    if (first->op != second->op || strcmp(first->module, second->module) != 0) return false;
+    te__args_of(&l, first->op, &a, true);
+    te__args_of(&m, second->op, &b, true);
+    for (k = 0; k < l.n; k++) {
+        const te_tensor *x, *y;
+        if (l.arg[k].list) return true; /* no operation with lists has a form in ONNX */
+        x = te__arg_tensor(&l.arg[k], 0);
+        y = te__arg_tensor(&m.arg[k], 0);
+        if (!x != !y || (x && (x->dtype != y->dtype || x->ndim != y->ndim))) return false;
+        memset(te__arg_slot(&l.arg[k], 0), 0, sizeof(te_tensor *));
+        memset(te__arg_slot(&m.arg[k], 0), 0, sizeof(te_tensor *));
+    }
+    te__onnx_clear_sizes(first->op, &a);
+    te__onnx_clear_sizes(second->op, &b);
+    return memcmp(&a, &b, te__ops[first->op].args_size) == 0;
+}
+/* A call without a form in ONNX: whatever reads its results is refused, by its name. */
+static te_result te__onnx_opaque(te__onnx *g, te__onnx_call *first, te__onnx_call *second) {
+    te__args l, m;
+    te_result result = TE_OK;
+    int k;
+    te__args_of(&l, first->op, &first->args, false);
+    te__args_of(&m, second->op, &second->args, false);
+    for (k = 0; k < l.n && k < m.n && result == TE_OK; k++)
+        if ((l.arg[k].flags & TE__OUT) && !l.arg[k].list) result = te__onnx_store(g, te__arg_tensor(&l.arg[k], 0), te__arg_tensor(&m.arg[k], 0), TE__ONNX_FAILED);
+    return result;
+}
+/* How many calls from `at` on are those of attention with capped scores; *loop describes them. */
+static int te__onnx_loop_at(const te__onnx_run *r, int at, te__onnx_loop *loop) {
+    const te__onnx_call *c = &r->calls[at], *last;
+    int i;
+    for (i = at; i + 2 < r->num_calls && r->calls[i].op == TE_OP_GEMM && r->calls[i + 1].op == TE_OP_CAPPED_SOFTMAX_FWD && r->calls[i + 2].op == TE_OP_GEMM &&
+                 strcmp(r->calls[i].module, c->module) == 0; i += 3) {}
+    if (i == at) return 0;
+    last = &r->calls[i - 3];
+    loop->qk = &c->args.gemm;
+    loop->softmax = &c[1].args.capped_softmax_fwd;
+    loop->pv = &c[2].args.gemm;
+    loop->heads = (i - at) / 3;
+    loop->groups = 1 + (last->args.gemm.b->offset - c->args.gemm.b->offset) / (int64_t)te_tensor_bytes(c->args.gemm.b);
+    return i - at;
+}
+/* Memory that a call has written, and something else after it. */
+static te_result te__onnx_refuse_foreign(te__onnx *g, const te_tensor *x) {
+    te__onnx_pair pair = te__onnx_pair_of(x, x);
+    char text[TE__SHAPE_TEXT];
+    if (te__onnx_last(g, &pair, g->num_writes) < 0) return TE_OK; /* a constant, unless it differs between the runs */
+    te__onnx_fail(g, TE_ERR_UNSUPPORTED, "%s was written by something that is no operation, a collective or the host; a graph cannot do that", te__shape_text(x, text));
+    return te_error_code(g->te);
+}
+static te_result te__onnx_translate(te__onnx *g, te__onnx_run *first, te__onnx_run *second) {
+    int i = 0, k = 0;
+    te_result result = te_error_code(g->te);
+    while (i < first->num_calls && k < second->num_calls && result == TE_OK) {
+        te__onnx_call *a = &first->calls[i], *b = &second->calls[k];
+        te__onnx_emit_fn emit = te__onnx_emitter(a->op);
+        te__onnx_loop loop, loop2;
+        int many = te__onnx_loop_at(first, i, &loop), many2 = te__onnx_loop_at(second, k, &loop2);
+        if (!te__onnx_is_one_call(a, b) || !many != !many2) break;
+        g->module = a->module;
+        g->op = te_query_name(a->op);
+        if (a->foreign && (result = te__onnx_refuse_foreign(g, a->foreign)) != TE_OK) break;
+        result = many ? te__onnx_capped_loop(g, &loop, &loop2) : emit ? emit(g, &a->args, &b->args) : te__onnx_opaque(g, a, b);
+        if (result == TE_OK) result = te_error_code(g->te);
+        i += many ? many : 1;
+        k += many2 ? many2 : 1;
+    }
+    g->op = NULL;
+    if (result != TE_OK || (i == first->num_calls && k == second->num_calls)) return result;
+    return te__fail(g->te, TE_ERR_UNSUPPORTED, "te_onnx_export: call %d of an operation is %s of \"%s\" for these inputs, and for larger ones %s of \"%s\", or with other "
+                    "arguments; the file serves all sizes, so the module must make the same calls for all of them", i + 1, i < first->num_calls ? te_query_name(first->calls[i].op) : "none",
+                    i < first->num_calls ? first->calls[i].module : "", k < second->num_calls ? te_query_name(second->calls[k].op) : "none",
+                    k < second->num_calls ? second->calls[k].module : "");
+}
+
+static te_result te__onnx_add_output(te__onnx *g, const char *name, te_tensor *first, te_tensor *second) {
+    te__onnx_pair pair;
+    te__onnx_output *y;
+    int v;
+    if (!first || !second) return TE_OK;
+    if (first->quantized) return te__fail(g->te, TE_ERR_UNSUPPORTED, "te_onnx_export: the output \"%s\" is quantized; export the module without fp8_output", name);
+    if (!te__onnx_type(first->dtype))
+        return te__fail(g->te, TE_ERR_UNSUPPORTED, "te_onnx_export: the output \"%s\" is %s, a format that ONNX's opset %d lacks", name, te_dtype_name(first->dtype), (int)TE__ONNX_OPSET);
+    pair = te__onnx_pair_of(first, second);
+    v = te__onnx_read(g, first, second);
+    if (v >= 0 && first->dtype != TE_F32 && first->dtype != TE_I64) v = te__onnx_cast(g, v, te__onnx_type(first->dtype));
+    if (v < 0 || !te__grow(g->te, (void **)&g->outputs, &g->cap_outputs, g->num_outputs, sizeof(te__onnx_output))) return te_error_code(g->te);
+    y = &g->outputs[g->num_outputs++];
+    y->name = name;
+    y->item = v;
+    y->type = te__onnx_type(first->dtype);
+    y->ndim = first->ndim;
+    te__onnx_dims(&pair, y->shape);
+    return TE_OK;
+}
+
+/* ---- the two runs ---- */
+
+static te_result te__onnx_forward(te_module *m, te__onnx_inputs *in, te__onnx_run *r, bool keep) {
+    te_ctx *te = te_module_ctx(m);
+    te_trace_fn fn = te->trace;
+    void *user = te->trace_user;
+    te_tensor *y;
+    r->keep = keep;
+    r->begin = te->writes;
+    te_set_trace(te, te__onnx_note, r);
+    te_no_grad_begin(te);
+    y = te_forward_with(m, &in->args);
+    te_no_grad_end(te);
+    te_set_trace(te, fn, user);
+    te__onnx_look_for_foreign(r);
+    return y ? te_error_code(te) : te_error_code(te) != TE_OK ? te_error_code(te) : te__fail(te, TE_ERR_STATE, "te_onnx_export: the module made no output");
+}
+
+/* The runs and the graph; tensors that it makes belong to the caller's frame. */
+static te_result te__onnx_make(te__onnx *g, te_module *m, const te_forward_args *inputs, te__onnx_run *first, te__onnx_run *second) {
+    static const char *const names[TE__OUTPUTS] = {"out", "output_bias", "ln_out", "max_logit", "m_splits"};
+    te_ctx *te = g->te;
+    te__onnx_inputs in = TE_ZERO, large = TE_ZERO;
+    te_tensor *made[TE__OUTPUTS], *made2[TE__OUTPUTS];
+    te__onnx_scales *scales = NULL;
+    te__rng_state random = te__rng_now(te);
+    te_result result, back;
+    bool foreign[TE__OUTPUTS];
+    int num_scales = 0, i;
+    te__onnx_inputs_of(&in, inputs);
+    te__onnx_inputs_of(&large, inputs);
+    for (i = 0; i < in.n; i++) {
+        te_tensor *x = *in.slot[i].slot;
+        if (x->te != te || te__need_memory(x, "te_onnx_export") != TE_OK || x->quantized)
+            return te_error_code(te) != TE_OK ? te_error_code(te)
+                                              : te__fail(te, TE_ERR_INVALID, "te_onnx_export: %s %s; it must be a plain tensor of the module's context", in.slot[i].name,
+                                                         x->quantized ? "is quantized" : "belongs to another context");
+        x = te_tensor_contiguous(x);
+        if (!x) return te_error_code(te);
+        *in.slot[i].slot = x;
+    }
+    result = te__onnx_scales_take(te, &scales, &num_scales);
+    if (result != TE_OK) { /* nothing has run that could have changed them */
+        if (scales) te__free(te, scales, (size_t)num_scales * sizeof(te__onnx_scales));
+        return result;
+    }
+    /* one run before those that are kept: first calls make scales and histories */
+    result = te__onnx_forward(m, &in, first, false);
+    if (result == TE_OK) result = te__onnx_declare(g, &in, &large, first->batch_first, strcmp(te_module_get_class(m)->name, "MultiheadAttention") == 0 || inputs->key);
+    if (result == TE_OK && !te_module_visit_tensors(m, te__onnx_add_parameter, g)) result = te_error_code(te);
+    if (result == TE_OK) result = te__onnx_forward(m, &in, first, true);
+    te__outputs_list(&in.args.outputs, made);
+    for (i = 0; i < TE__OUTPUTS; i++) foreign[i] = made[i] && te__onnx_is_foreign(first, made[i]->buffer);
+    if (result == TE_OK) result = te__onnx_forward(m, &large, second, true);
+    te__rng_back(te, random);
+    back = te__onnx_scales_give_back(te, scales, num_scales);
+    if (result == TE_OK) result = back;
+    te__free(te, scales, (size_t)num_scales * sizeof(te__onnx_scales));
+    if (result == TE_OK) result = te__onnx_translate(g, first, second);
+    te__outputs_list(&large.args.outputs, made2);
+    for (i = 0; i < TE__OUTPUTS && result == TE_OK; i++)
+        if (made[i] && foreign[i]) result = te__onnx_refuse_foreign(g, made[i]);
+    for (i = 0; i < TE__OUTPUTS && result == TE_OK; i++) result = te__onnx_add_output(g, names[i], made[i], made2[i]);
+    return result;
+}
+
+TE_API te_result te_onnx_export(te_module *module, const te_forward_args *inputs, const char *path) {
+    te__onnx_run first = TE_ZERO, second = TE_ZERO;
+    te__onnx *g;
+    te_ctx *te;
+    te_result result;
+    if (!module) return TE_ERR_STATE;
+    te = te_module_ctx(module);
+    if (te->error_code != TE_OK) return te->error_code;
+    if (!inputs || (!inputs->input && !inputs->attention.qkv_layer) || !path)
+        return te__fail(te, TE_ERR_INVALID, "te_onnx_export: %s is NULL", !path ? "path" : !inputs ? "inputs" : "inputs->input");
+    if (te->capture || te->warming || te->tracing)
+        return te__fail(te, TE_ERR_STATE, "te_onnx_export inside %s; call it outside", te->capture ? "a graph's capture" : te->warming ? "a warm-up" : "a trace hook");
+    result = te__onnx_inputs_refuse(module, inputs);
+    if (result != TE_OK) return result;
+    g = (te__onnx *)te__alloc_zero(te, sizeof(te__onnx));
+    if (!g) return TE_ERR_OUT_OF_MEMORY;
+    g->te = first.te = second.te = te;
+    te__frame_begin(te);
+    result = te__onnx_make(g, module, inputs, &first, &second);
+    if (result == TE_OK) result = te__onnx_write_file(g, path, te_module_name(module));
+    te__onnx_run_free(&first);
+    te__onnx_run_free(&second);
+    te__onnx_memory_free(g);
+    te__onnx_graph_free(g);
+    te__free(te, g, sizeof(*g));
+    te__frame_end(te, NULL, 0);
+    return result;
+}

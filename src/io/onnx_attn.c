@@ -1,0 +1,317 @@
+/* io/onnx_attn.c: the nodes of rotary embeddings and attention. Knows the args of operations and their formulas; must not know modules.
+ *
+ * Positions, masks and distances are computed from the sizes that the graph finds in its inputs. Attention is its two products and the softmax between them. */
+
+/* ---- rotary embeddings ---- */
+
+typedef struct te__onnx_rotation {
+    const te_rope_angles *a, *b; /* of both runs */
+    bool batch_first, backward;
+    te__onnx_size s;
+} te__onnx_rotation;
+
+static const char te__onnx_no_thd[] = "sequences behind each other (thd); a graph takes batches of sequences, bshd or sbhd, with an attention_mask where their lengths differ";
+
+/* Schedules that look at the length give other angles to longer sequences. False with the error. */
+static bool te__onnx_angles_fit(te__onnx *g, const te__onnx_rotation *r) {
+    const te_rope_angles *a = r->a, *b = r->b;
+    bool same = a->position_scale == b->position_scale && a->attention_factor == b->attention_factor && !a->inv_freq == !b->inv_freq;
+    if (same && a->inv_freq) same = memcmp(a->inv_freq, b->inv_freq, (size_t)(a->rotary_dim / 2) * sizeof(float)) == 0;
+    if (same && a->cp_size <= 1) return true;
+    if (same) te__onnx_fail(g, TE_ERR_UNSUPPORTED, "cp_size is %d: the rank has a part of each sequence, and a file has one rank", a->cp_size);
+    else
+        te__onnx_fail(g, TE_ERR_UNSUPPORTED, "positions or frequencies are others for longer inputs (seq_len_interpolation_factor with pretrained_max_position_embeddings, TE_ROPE_DYNAMIC, "
+                      "TE_ROPE_LONGROPE); a graph has one set: give max_seqlen in the rotary desc");
+    return false;
+}
+/* Angles f32 [s or 1, b or 1, 1, half], the first two exchanged with batch_first: te__rope_tokens. */
+static int te__onnx_angles(te__onnx *g, const te__onnx_rotation *r) {
+    const te_rope_angles *a = r->a;
+    float inv_freq[TE__ROPE_MAX_HALF];
+    int64_t column[4] = {1, 1, 1, 1}, half = a->rotary_dim / 2;
+    int i, v, order[2] = {1, 0};
+    for (i = 0; i < half; i++) inv_freq[i] = a->inv_freq ? a->inv_freq[i] : (float)pow((double)a->base, -2.0 * i / a->rotary_dim);
+    column[r->batch_first ? 1 : 0] = -1;
+    if (a->positions && te__numel(a->positions) > r->s.first) { /* [b, s] */
+        te__onnx_pair p = te__onnx_pair_of(a->positions, r->b->positions);
+        te__onnx_size shape[4];
+        shape[0].first = te__numel(a->positions) / r->s.first;
+        shape[0].second = te__numel(r->b->positions) / r->s.second;
+        shape[1] = r->s;
+        p = te__onnx_as(&p, 2, shape, shape[1]);
+        v = te__onnx_read_as(g, &p, a->positions, r->b->positions);
+        if (!r->batch_first) v = te__onnx_transpose(g, v, 2, order);
+        v = te__onnx_unsqueeze(g, te__onnx_unsqueeze(g, v, -1), -1);
+    } else
+        v = te__onnx_2(g, "Reshape", a->positions ? te__onnx_read(g, a->positions, r->b->positions) : te__onnx_range(g, r->s), te__onnx_i64s(g, 4, column));
+    if (a->position_offset) v = te__onnx_2(g, "Add", v, te__onnx_i64(g, a->position_offset));
+    if (a->start_positions) {
+        column[0] = column[1] = 1;
+        column[r->batch_first ? 0 : 1] = -1;
+        v = te__onnx_2(g, "Add", v, te__onnx_2(g, "Reshape", te__onnx_read(g, a->start_positions, r->b->start_positions), te__onnx_i64s(g, 4, column)));
+    }
+    v = te__onnx_scaled(g, te__onnx_cast(g, v, TE__ONNX_FLOAT), a->position_scale);
+    return te__onnx_2(g, "Mul", v, te__onnx_numbers(g, TE__ONNX_FLOAT, 1, &half, inv_freq, (size_t)half * sizeof(float)));
+}
+/* x f32 [s, b, h, d], or b first, with the first rotary_dim of its d channels rotated. */
+static int te__onnx_rotated(te__onnx *g, int x, int64_t d, const te__onnx_rotation *r) {
+    const te_rope_angles *a = r->a;
+    const int64_t n = a->rotary_dim, step = a->interleaved ? 2 : 1, mate = a->interleaved ? 1 : n / 2;
+    int angle, cosine, sine, u, v, part[3], parts = 2;
+    if (n == 0) return x;
+    angle = te__onnx_angles(g, r);
+    cosine = te__onnx_scaled(g, te__onnx_1(g, "Cos", angle), a->attention_factor);
+    sine = te__onnx_scaled(g, te__onnx_1(g, "Sin", angle), a->attention_factor);
+    if (r->backward) sine = te__onnx_1(g, "Neg", sine);
+    u = te__onnx_cut(g, x, -1, 0, a->interleaved ? n : n / 2, step);
+    v = te__onnx_cut(g, x, -1, mate, n, step);
+    part[0] = te__onnx_2(g, "Sub", te__onnx_2(g, "Mul", u, cosine), te__onnx_2(g, "Mul", v, sine));
+    part[1] = te__onnx_2(g, "Add", te__onnx_2(g, "Mul", v, cosine), te__onnx_2(g, "Mul", u, sine));
+    if (a->interleaved) {
+        int64_t joined[4];
+        joined[0] = joined[1] = joined[2] = 0; /* as they are */
+        joined[3] = n;
+        part[0] = te__onnx_concat2(g, -1, te__onnx_unsqueeze(g, part[0], -1), te__onnx_unsqueeze(g, part[1], -1));
+        part[0] = te__onnx_2(g, "Reshape", part[0], te__onnx_i64s(g, 4, joined));
+        parts = 1;
+    }
+    if (n < d) part[parts++] = te__onnx_cut(g, x, -1, n, d, 1);
+    return te__onnx_concat(g, -1, parts, part);
+}
+
+static te_result te__onnx_rope(te__onnx *g, const te__any_args *x, const te__any_args *y) {
+    const te_op_rope_args *a = &x->rope, *b = &y->rope;
+    te__onnx_pair in = te__onnx_pair_of(a->x, b->x);
+    te__onnx_rotation r = TE_ZERO;
+    if (a->format == TE_THD) return te__onnx_fail(g, TE_ERR_UNSUPPORTED, "%s", te__onnx_no_thd), te_error_code(g->te);
+    r.a = &a->angles;
+    r.b = &b->angles;
+    r.batch_first = a->format == TE_BSHD;
+    r.backward = a->backward;
+    r.s = te__onnx_dim(&in, r.batch_first ? 1 : 0);
+    if (!te__onnx_angles_fit(g, &r)) return te_error_code(g->te);
+    return te__onnx_store(g, a->y, b->y, te__onnx_rotated(g, te__onnx_read(g, a->x, b->x), a->x->shape[3], &r));
+}
+
+static te_result te__onnx_qkv_rope(te__onnx *g, const te__any_args *x, const te__any_args *y) {
+    const te_op_qkv_rope_args *a = &x->qkv_rope, *b = &y->qkv_rope;
+    te__onnx_pair q = te__onnx_pair_of(a->q, b->q), packed = te__onnx_pair_of(a->qkv, b->qkv);
+    const int64_t heads = a->num_heads, groups = a->num_groups, in_group = heads / groups;
+    const te_tensor *out[3], *out2[3];
+    te__onnx_rotation r = TE_ZERO;
+    te__onnx_size shape[5];
+    int64_t of_group[4], begin = 0;
+    te_result result = TE_OK;
+    int v, i, n = 0;
+    out[0] = a->q, out[1] = a->k, out[2] = a->v;
+    out2[0] = b->q, out2[1] = b->k, out2[2] = b->v;
+    r.a = &a->angles;
+    r.b = &b->angles;
+    r.batch_first = a->format == TE_BSHD;
+    r.s = te__onnx_dim(&q, r.batch_first ? 1 : 0);
+    if (!a->no_rope && !te__onnx_angles_fit(g, &r)) return te_error_code(g->te);
+    shape[n++] = te__onnx_dim(&q, 0);
+    shape[n++] = te__onnx_dim(&q, 1);
+    if (a->interleaved_groups) shape[n++] = te__onnx_fixed(groups);
+    shape[n++] = te__onnx_fixed(a->interleaved_groups ? in_group + 2 : heads + 2 * groups);
+    shape[n++] = te__onnx_fixed(a->head_dim);
+    packed = te__onnx_as(&packed, n, shape, shape[n - 1]);
+    v = te__onnx_read_as(g, &packed, a->qkv, b->qkv);
+    of_group[0] = of_group[1] = 0; /* as they are */
+    of_group[3] = a->head_dim;
+    for (i = 0; i < 3 && result == TE_OK; i++) {
+        int64_t count = a->interleaved_groups ? (i ? 1 : in_group) : i ? groups : heads;
+        int part = te__onnx_cut(g, v, n - 2, begin, begin + count, 1);
+        begin += count;
+        of_group[2] = i ? groups : heads;
+        if (a->interleaved_groups) part = te__onnx_2(g, "Reshape", part, te__onnx_i64s(g, 4, of_group));
+        if (i < 2 && !a->no_rope) part = te__onnx_rotated(g, part, a->head_dim, &r);
+        result = te__onnx_store(g, out[i], out2[i], part);
+    }
+    return result;
+}
+
+/* ---- attention ---- */
+
+/* [s, b, G, d] or [b, s, G, d] as [b, H, s, d], or with the last two exchanged. */
+static int te__onnx_heads(te__onnx *g, int x, bool batch_first, bool turned, int64_t heads, int64_t groups, int64_t d) {
+    int64_t times[5] = {1, 1, 1, 1, 1}, joined[4];
+    const int s = batch_first ? 1 : 0;
+    x = turned ? te__onnx_swap4(g, x, 1 - s, 2, 3, s) : te__onnx_swap4(g, x, 1 - s, 2, s, 3);
+    if (heads == groups) return x;
+    times[2] = heads / groups;
+    joined[0] = 0; /* as it is */
+    joined[1] = heads;
+    joined[2] = turned ? d : -1;
+    joined[3] = turned ? -1 : d;
+    x = te__onnx_2(g, "Expand", te__onnx_unsqueeze(g, x, 2), te__onnx_i64s(g, 5, times));
+    return te__onnx_2(g, "Reshape", x, te__onnx_i64s(g, 4, joined));
+}
+/* A vector over heads, or a matrix over sequences and heads, in the shape of scores. */
+static int te__onnx_over_heads(te__onnx *g, int x, int64_t heads, bool of_sequences) {
+    int64_t shape[4] = {1, 1, 1, 1};
+    shape[0] = of_sequences ? -1 : 1;
+    shape[1] = heads;
+    return te__onnx_2(g, "Reshape", x, te__onnx_i64s(g, 4, shape));
+}
+/* -slope * |i + delta - j| */
+static int te__onnx_alibi(te__onnx *g, const te_op_attn_fwd_args *a, const te_op_attn_fwd_args *b, const te__onnx_scores *s, int64_t heads) {
+    int distance = te__onnx_2(g, "Sub", te__onnx_distance(g, s), te__onnx_diagonal(g, s, te__onnx_corner(s), 0)), slope, h;
+    distance = te__onnx_cast(g, te__onnx_1(g, "Abs", distance), TE__ONNX_FLOAT);
+    if (a->extras.alibi_slopes) {
+        slope = te__onnx_read(g, a->extras.alibi_slopes, b->extras.alibi_slopes);
+    } else {
+        float *v = (float *)te__alloc(g->te, (size_t)heads * sizeof(float));
+        if (!v) return TE__ONNX_FAILED;
+        for (h = 0; h < heads; h++) v[h] = te__attn_slope((int)heads, h);
+        slope = te__onnx_numbers(g, TE__ONNX_FLOAT, 1, &heads, v, (size_t)heads * sizeof(float));
+        te__free(g->te, v, (size_t)heads * sizeof(float));
+    }
+    slope = te__onnx_over_heads(g, slope, heads, a->extras.alibi_slopes && a->extras.alibi_slopes->ndim > 1);
+    return te__onnx_1(g, "Neg", te__onnx_2(g, "Mul", slope, distance));
+}
+/* Softmax whose denominator has one more term, exp of `extra` [.., H, 1, 1]. */
+static int te__onnx_softmax_with(te__onnx *g, int scores, int visible, int extra) {
+    int zero = te__onnx_f32(g, 0.0f), most, v, sum;
+    if (visible != TE__ONNX_ALL) scores = te__onnx_3(g, "Where", visible, scores, te__onnx_f32(g, -3e38f));
+    most = te__onnx_2(g, "Max", te__onnx_reduce(g, "ReduceMax", scores, -1), extra);
+    v = te__onnx_1(g, "Exp", te__onnx_2(g, "Sub", scores, most));
+    if (visible != TE__ONNX_ALL) v = te__onnx_3(g, "Where", visible, v, zero);
+    sum = te__onnx_2(g, "Add", te__onnx_reduce(g, "ReduceSum", v, -1), te__onnx_1(g, "Exp", te__onnx_2(g, "Sub", extra, most)));
+    return te__onnx_2(g, "Div", v, sum);
+}
+
+/* The starts of sequences, from a padding mask: [b + 1], no product of sizes that vary. The graph has the lengths in their place. */
+static te_result te__onnx_cu_seqlens(te__onnx *g, const te__any_args *x, const te__any_args *y) {
+    const te_op_cu_seqlens_args *a = &x->cu_seqlens, *b = &y->cu_seqlens;
+    int64_t rows[2] = {0, -1}, last = 1; /* 0: as many as there are */
+    int v = te__onnx_cast(g, te__onnx_2(g, "Equal", te__onnx_read(g, a->mask, b->mask), te__onnx_i64(g, 0)), TE__ONNX_INT64);
+    te_result result = te__onnx_store(g, a->cu_seqlens, b->cu_seqlens, TE__ONNX_FAILED);
+    v = te__onnx_2(g, "Squeeze", te__onnx_reduce(g, "ReduceSum", te__onnx_2(g, "Reshape", v, te__onnx_i64s(g, 2, rows)), 1), te__onnx_i64s(g, 1, &last));
+    if (result == TE_OK && v >= 0) g->writes[g->num_writes - 1].lengths = v;
+    return te_error_code(g->te);
+}
+/* The lengths of sequences, 64-bit [b, 1, 1, 1], where the graph has them: from a padding mask. */
+static int te__onnx_lengths(te__onnx *g, const te_tensor *cu, const te_tensor *cu2) {
+    int64_t shape[4] = {-1, 1, 1, 1};
+    te__onnx_pair x = te__onnx_pair_of(cu, cu2);
+    int i = te__onnx_last(g, &x, g->num_writes);
+    if (i < 0 || !g->writes[i].lengths)
+        return te__onnx_fail(g, TE_ERR_UNSUPPORTED, "the lengths of sequences (cu_seqlens) are given; a graph takes an attention_mask, from which it counts them");
+    return te__onnx_2(g, "Reshape", g->writes[i].lengths, te__onnx_i64s(g, 4, shape));
+}
+static te_result te__onnx_attn_refuse(te__onnx *g, const te_op_attn_fwd_args *a) {
+    const te_score_mod *m = &a->extras.score_mod;
+    if (a->format == TE_THD) te__onnx_fail(g, TE_ERR_UNSUPPORTED, "%s", te__onnx_no_thd);
+    else if (a->extras.page_table) te__onnx_fail(g, TE_ERR_UNSUPPORTED, "a paged cache of keys and values: memory that calls share, which a graph has not");
+    else if (m->score_mod || m->mask_mod || m->score_fn || m->mask_fn)
+        te__onnx_fail(g, TE_ERR_UNSUPPORTED, "a score_mod of the user's: an expression that kernels are made of, and a graph is not; give a core_attention_bias or an attention_mask");
+    else if (a->dropout_p > 0.0f)
+        te__onnx_fail(g, TE_ERR_UNSUPPORTED, "it drops elements with probability %g; te_module_train(module, false) makes the module one of inference", (double)a->dropout_p);
+    return te_error_code(g->te);
+}
+static te_result te__onnx_attn(te__onnx *g, const te__any_args *x, const te__any_args *y) {
+    const te_op_attn_fwd_args *a = &x->attn_fwd, *b = &y->attn_fwd;
+    const bool q_first = a->format == TE_BSHD, kv_first = q_first || a->extras.kv_bshd;
+    te__onnx_pair q = te__onnx_pair_of(a->q, b->q), k = te__onnx_pair_of(a->k, b->k);
+    const int64_t heads = a->q->shape[2], groups = a->k->shape[2];
+    const te_attn_bias bias_type = a->extras.core_attention_bias_type;
+    te__onnx_scores s = TE_ZERO;
+    int v, bias, visible, extra;
+    te_result result = te__onnx_attn_refuse(g, a);
+    if (result == TE_OK) result = te__onnx_store(g, a->lse, b->lse, TE__ONNX_FAILED);
+    if (result == TE_OK) result = te__onnx_store(g, a->fp8.s_amax, b->fp8.s_amax, TE__ONNX_FAILED);
+    if (result != TE_OK) return result;
+    s.s_q = te__onnx_dim(&q, q_first ? 1 : 0);
+    s.s_kv = te__onnx_dim(&k, kv_first ? 1 : 0);
+    s.mask = a->mask;
+    s.window = a->window;
+    s.bottom_right_diagonal = a->extras.bottom_right_diagonal;
+    s.padded = a->extras.cu_seqlens_q != NULL;
+    if (s.padded) {
+        s.len_q = te__onnx_lengths(g, a->extras.cu_seqlens_q, b->extras.cu_seqlens_q);
+        s.len_kv = te__onnx_lengths(g, a->extras.cu_seqlens_kv, b->extras.cu_seqlens_kv);
+        if (s.len_q < 0 || s.len_kv < 0) return te_error_code(g->te);
+    }
+    v = te__onnx_2(g, "MatMul", te__onnx_heads(g, te__onnx_read(g, a->q, b->q), q_first, false, heads, heads, a->q->shape[3]),
+                   te__onnx_heads(g, te__onnx_read(g, a->k, b->k), kv_first, true, heads, groups, a->k->shape[3]));
+    bias = a->extras.core_attention_bias ? te__onnx_read(g, a->extras.core_attention_bias, b->extras.core_attention_bias) : TE__ONNX_FAILED;
+    if (bias_type == TE_ATTN_BIAS_PRE_SCALE) v = te__onnx_2(g, "Add", v, bias);
+    v = te__onnx_scaled(g, v, a->softmax_scale);
+    if (bias_type == TE_ATTN_BIAS_POST_SCALE) v = te__onnx_2(g, "Add", v, bias);
+    if (bias_type == TE_ATTN_BIAS_ALIBI) v = te__onnx_2(g, "Add", v, te__onnx_alibi(g, a, b, &s, heads));
+    visible = te__onnx_visible(g, &s);
+    if (a->extras.attention_mask) {
+        int mask = te__onnx_2(g, "Equal", te__onnx_read(g, a->extras.attention_mask, b->extras.attention_mask), te__onnx_i64(g, 0));
+        visible = te__onnx_both(g, visible, mask);
+    }
+    if (a->max_logit) {
+        int64_t others[3] = {0, 2, 3};
+        int seen = visible == TE__ONNX_ALL ? v : te__onnx_3(g, "Where", visible, v, te__onnx_f32(g, -INFINITY)), in[2];
+        te__text t = te__onnx_attributes(g);
+        te__onnx_attr_int(&t, "keepdims", 0);
+        in[0] = seen;
+        in[1] = te__onnx_i64s(g, 3, others);
+        result = te__onnx_store(g, a->max_logit, b->max_logit, te__onnx_node(g, "ReduceMax", &t, 2, in));
+        if (result != TE_OK) return result;
+    }
+    if (a->extras.softmax_type == TE_SOFTMAX_VANILLA)
+        v = te__onnx_softmax_of(g, v, visible);
+    else {
+        extra = te__onnx_f32(g, 0.0f);
+        if (a->extras.softmax_type == TE_SOFTMAX_LEARNABLE)
+            extra = te__onnx_over_heads(g, te__onnx_read(g, a->extras.softmax_offset, b->extras.softmax_offset), heads, false);
+        v = te__onnx_softmax_with(g, v, visible, extra);
+    }
+    if (a->fp8.s_dtype) v = te__onnx_through_codes(g, v, te__onnx_inverse(g, a->fp8.s_scale, b->fp8.s_scale), a->fp8.s_dtype);
+    v = te__onnx_2(g, "MatMul", v, te__onnx_heads(g, te__onnx_read(g, a->v, b->v), kv_first, false, heads, groups, a->v->shape[3]));
+    v = q_first ? te__onnx_swap4(g, v, 0, 2, 1, 3) : te__onnx_swap4(g, v, 2, 0, 1, 3);
+    return te__onnx_store(g, a->o, b->o, v);
+}
+
+/* ---- attention with capped scores, head by head ----
+ *
+ * nn/capped.c runs a product, a softmax and a product for each head of each sequence: as many calls as there are heads, which depends on the batch. One set of nodes
+ * stands for all of them, on matrices that lie behind each other. */
+
+typedef struct te__onnx_loop {
+    const te_op_gemm_args *qk, *pv; /* of the first head */
+    const te_op_capped_softmax_fwd_args *softmax;
+    int64_t heads, groups; /* of all sequences */
+} te__onnx_loop;
+
+/* The matrices of all heads from the first one on, [groups, of each, rows, columns]. */
+static te__onnx_pair te__onnx_of_heads(const te_tensor *x, const te_tensor *x2, te__onnx_size groups, te__onnx_size of_each) {
+    te__onnx_pair p = te__onnx_pair_of(x, x2);
+    te__onnx_size shape[4];
+    shape[0] = groups;
+    shape[1] = of_each;
+    shape[2] = te__onnx_dim(&p, 0);
+    shape[3] = te__onnx_dim(&p, 1);
+    return te__onnx_as(&p, 4, shape, shape[3]);
+}
+static te_result te__onnx_capped_loop(te__onnx *g, const te__onnx_loop *a, const te__onnx_loop *b) {
+    te__onnx_size groups, per_group;
+    te__onnx_pair x, scores = te__onnx_pair_of(a->softmax->x, b->softmax->x);
+    te__onnx_scores s = TE_ZERO;
+    int v, w, order[4] = {0, 1, 3, 2};
+    groups.first = a->groups, groups.second = b->groups;
+    per_group.first = a->heads / a->groups, per_group.second = b->heads / b->groups;
+    x = te__onnx_of_heads(a->qk->a, b->qk->a, groups, per_group);
+    v = te__onnx_read_as(g, &x, a->qk->a, b->qk->a);
+    x = te__onnx_of_heads(a->qk->b, b->qk->b, groups, te__onnx_fixed(1));
+    w = te__onnx_read_as(g, &x, a->qk->b, b->qk->b);
+    v = te__onnx_2(g, "MatMul", v, te__onnx_transpose(g, w, 4, order));
+    s.s_q = te__onnx_dim(&scores, 0);
+    s.s_kv = te__onnx_dim(&scores, 1);
+    s.mask = a->softmax->mask;
+    s.window = a->softmax->window;
+    v = te__onnx_scaled(g, v, a->softmax->scale);
+    if (a->softmax->cap != 0.0f) v = te__onnx_capped(g, v, a->softmax->cap);
+    v = te__onnx_softmax_of(g, v, te__onnx_visible(g, &s));
+    if (a->softmax->y->dtype != TE_F32) v = te__onnx_cast(g, te__onnx_cast(g, v, te__onnx_type(a->softmax->y->dtype)), TE__ONNX_FLOAT);
+    x = te__onnx_of_heads(a->pv->b, b->pv->b, groups, te__onnx_fixed(1));
+    v = te__onnx_2(g, "MatMul", v, te__onnx_read_as(g, &x, a->pv->b, b->pv->b));
+    x = te__onnx_of_heads(a->pv->d, b->pv->d, groups, per_group);
+    return te__onnx_store_as(g, &x, v);
+}

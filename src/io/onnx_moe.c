@@ -1,0 +1,202 @@
+/* io/onnx_moe.c: the nodes of routers and of the rows that they move. Knows the args of operations and their formulas; must not know modules.
+ *
+ * A map from rows of tokens to rows by expert is three vectors with an element for each copy of a token: the row that it comes from, its place in a flat [T, E] or
+ * [T, topk], and the row that it goes to. The memory of row_id_map stands for them. */
+
+/* TopK's second result, 64-bit: the places of the `k` (64-bit vector of one number) largest or smallest along the last axis, in their order; of equals the first. */
+static int te__onnx_top(te__onnx *g, int x, int k, bool largest) {
+    te__text t = te__onnx_attributes(g);
+    int in[2];
+    te__onnx_attr_int(&t, "largest", largest);
+    in[0] = x;
+    in[1] = k;
+    return te__onnx_node(g, "TopK", &t, 2, in);
+}
+/* A reduction over one axis, which goes. */
+static int te__onnx_reduce_away(te__onnx *g, const char *op, int x, int64_t axis) {
+    return te__onnx_2(g, "Squeeze", te__onnx_reduce(g, op, x, axis), te__onnx_i64s(g, 1, &axis));
+}
+/* 64-bit [.., n], 1 at the places that `which` [.., k] lists. */
+static int te__onnx_marked(te__onnx *g, int which, int64_t n) {
+    int equal = te__onnx_2(g, "Equal", te__onnx_unsqueeze(g, which, -1), te__onnx_range(g, te__onnx_fixed(n)));
+    return te__onnx_reduce_away(g, "ReduceMax", te__onnx_cast(g, equal, TE__ONNX_INT64), -2);
+}
+static int te__onnx_softmax_last(te__onnx *g, int x) { return te__onnx_softmax_of(g, x, TE__ONNX_ALL); }
+static int te__onnx_sum_last(te__onnx *g, int x) { return te__onnx_2(g, "Add", te__onnx_reduce(g, "ReduceSum", x, -1), te__onnx_f32(g, 1e-20f)); }
+
+static int te__onnx_score(te__onnx *g, te_score_function f, int x) {
+    if (f == TE_SCORE_SIGMOID) return te__onnx_1(g, "Sigmoid", x);
+    return te__onnx_1(g, "Sqrt", te__onnx_1(g, "Softplus", x));
+}
+/* Keys [T, E] of the experts of the best groups; the others become the smallest. */
+static int te__onnx_keep_groups(te__onnx *g, int keys, int64_t experts, const te_op_moe_router_fwd_args *a) {
+    const int64_t size = experts / a->num_groups, best = te__min(a->topk / a->group_topk, size);
+    int64_t grouped[3], flat[2], groups = a->group_topk;
+    te__text t = te__onnx_attributes(g);
+    int of_group, top, kept;
+    grouped[0] = -1, grouped[1] = a->num_groups, grouped[2] = size;
+    flat[0] = -1, flat[1] = experts;
+    of_group = te__onnx_2(g, "Reshape", keys, te__onnx_i64s(g, 3, grouped));
+    te__onnx_attr_int(&t, "axis", -1);
+    {
+        int in[2];
+        in[0] = of_group;
+        in[1] = te__onnx_top(g, of_group, te__onnx_i64s(g, 1, &best), true);
+        top = te__onnx_node(g, "GatherElements", &t, 2, in);
+    }
+    kept = te__onnx_marked(g, te__onnx_top(g, te__onnx_reduce_away(g, "ReduceSum", top, -1), te__onnx_i64s(g, 1, &groups), true), a->num_groups);
+    kept = te__onnx_2(g, "Equal", te__onnx_unsqueeze(g, kept, -1), te__onnx_i64(g, 1));
+    return te__onnx_2(g, "Reshape", te__onnx_3(g, "Where", kept, of_group, te__onnx_f32(g, -3e38f)), te__onnx_i64s(g, 2, flat));
+}
+static te_result te__onnx_router(te__onnx *g, const te__any_args *x, const te__any_args *y) {
+    const te_op_moe_router_fwd_args *a = &x->moe_router_fwd, *b = &y->moe_router_fwd;
+    const bool softmax = a->score_function == TE_SCORE_SOFTMAX, over_all = a->use_pre_softmax || a->all_scores;
+    te__onnx_pair logits = te__onnx_pair_of(a->logits, b->logits), probs = te__onnx_pair_of(a->probs, b->probs);
+    const int64_t experts = te__cols(a->logits), topk = a->topk;
+    te__onnx_size shape[2], out[TE_MAX_DIMS];
+    int v, score, keys, which, map;
+    te_result result = te__onnx_store(g, a->routing_bits, b->routing_bits, TE__ONNX_FAILED);
+    if (result != TE_OK) return result;
+    shape[0].first = te__rows(a->logits), shape[0].second = te__rows(b->logits);
+    shape[1] = te__onnx_fixed(experts);
+    logits = te__onnx_as(&logits, 2, shape, shape[1]);
+    v = te__onnx_read_as(g, &logits, a->logits, b->logits);
+    score = !softmax ? te__onnx_score(g, a->score_function, v) : over_all ? te__onnx_softmax_last(g, v) : v;
+    if (a->all_scores && !softmax) score = te__onnx_2(g, "Div", score, te__onnx_sum_last(g, score));
+    keys = a->expert_bias ? te__onnx_2(g, "Add", score, te__onnx_read(g, a->expert_bias, b->expert_bias)) : score;
+    if (a->group_topk) keys = te__onnx_keep_groups(g, keys, experts, a);
+    which = te__onnx_top(g, keys, te__onnx_i64s(g, 1, &topk), true);
+    map = te__onnx_marked(g, which, experts);
+    if (!a->all_scores) {
+        int chosen = te__onnx_2(g, "Equal", map, te__onnx_i64(g, 1));
+        if (softmax && !over_all) score = te__onnx_softmax_of(g, v, chosen);
+        score = te__onnx_3(g, "Where", chosen, score, te__onnx_f32(g, 0.0f));
+        if (!softmax && topk > 1) score = te__onnx_2(g, "Div", score, te__onnx_sum_last(g, score));
+        score = te__onnx_scaled(g, score, a->scaling_factor);
+    }
+    te__onnx_dims(&probs, out);
+    if (a->probs->ndim != 2) score = te__onnx_reshape(g, score, a->probs->ndim, out);
+    result = te__onnx_store(g, a->probs, b->probs, score);
+    if (result == TE_OK && a->routing_map) {
+        te__onnx_pair p = te__onnx_pair_of(a->routing_map, b->routing_map);
+        p = te__onnx_as(&p, 2, shape, shape[1]);
+        result = te__onnx_store_as(g, &p, map);
+    }
+    if (result == TE_OK && a->topk_indices) {
+        te__onnx_pair p = te__onnx_pair_of(a->topk_indices, b->topk_indices);
+        shape[1] = te__onnx_fixed(topk);
+        p = te__onnx_as(&p, 2, shape, shape[1]);
+        result = te__onnx_store_as(g, &p, which);
+    }
+    return result;
+}
+
+/* ---- maps ---- */
+
+static te_result te__onnx_store_map(te__onnx *g, const te_tensor *map, const te_tensor *map2, const te__onnx_map *m) {
+    te_result result = te__onnx_store(g, map, map2, TE__ONNX_FAILED);
+    if (result == TE_OK) g->writes[g->num_writes - 1].map = *m;
+    return result;
+}
+static te_result te__onnx_mask_map(te__onnx *g, const te__any_args *x, const te__any_args *y) {
+    const te_op_moe_mask_map_args *a = &x->moe_mask_map, *b = &y->moe_mask_map;
+    int order[2] = {1, 0}, mask, copies, expert, flat;
+    int64_t every = -1, first = 0;
+    te__onnx_map m = TE_ZERO;
+    te_result result;
+    mask = te__onnx_1(g, "Not", te__onnx_2(g, "Equal", te__onnx_read(g, a->routing_map, b->routing_map), te__onnx_i64(g, 0)));
+    copies = te__onnx_1(g, "NonZero", te__onnx_transpose(g, mask, 2, order)); /* [2, copies]: by expert, then by token */
+    flat = te__onnx_i64s(g, 1, &every);
+    expert = te__onnx_2(g, "Reshape", te__onnx_cut(g, copies, 0, 0, 1, 1), flat);
+    m.is_map = true;
+    m.source = te__onnx_2(g, "Reshape", te__onnx_cut(g, copies, 0, 1, 2, 1), flat);
+    m.place = te__onnx_2(g, "Add", te__onnx_2(g, "Mul", m.source, te__onnx_i64(g, te__cols(a->routing_map))), expert);
+    m.expert = expert;
+    m.destination = te__onnx_3(g, "Range", te__onnx_i64(g, 0),
+                               te__onnx_2(g, "Squeeze", te__onnx_1(g, "Shape", m.source), te__onnx_i64s(g, 1, &first)), te__onnx_i64(g, 1));
+    result = te__onnx_store_map(g, a->row_id_map, b->row_id_map, &m);
+    if (result != TE_OK || !a->tokens_per_expert) return result;
+    return te__onnx_store(g, a->tokens_per_expert, b->tokens_per_expert, te__onnx_reduce_away(g, "ReduceSum", te__onnx_cast(g, mask, TE__ONNX_INT64), 0));
+}
+static te_result te__onnx_index_map(te__onnx *g, const te__any_args *x, const te__any_args *y) {
+    const te_op_moe_index_map_args *a = &x->moe_index_map, *b = &y->moe_index_map;
+    te__onnx_size copies, kept;
+    int64_t every = -1;
+    te__onnx_map m = TE_ZERO;
+    int v = te__onnx_2(g, "Reshape", te__onnx_read(g, a->experts, b->experts), te__onnx_i64s(g, 1, &every));
+    /* ids as unsigned 32-bit numbers: negative ones come last */
+    v = te__onnx_3(g, "Where", te__onnx_2(g, "Less", v, te__onnx_i64(g, 0)), te__onnx_2(g, "Add", v, te__onnx_i64(g, (int64_t)1 << 32)), v);
+    copies.first = te__numel(a->experts);
+    copies.second = te__numel(b->experts);
+    kept = copies;
+    if (a->num_out_tokens) kept.first = a->num_out_tokens, kept.second = b->num_out_tokens;
+    m.is_map = true;
+    m.place = te__onnx_top(g, v, te__onnx_size_of(g, kept), false);
+    m.source = te__onnx_2(g, "Div", m.place, te__onnx_i64(g, te__cols(a->experts)));
+    m.expert = TE__ONNX_FAILED;
+    m.topk = te__cols(a->experts);
+    m.destination = te__onnx_range(g, kept);
+    return te__onnx_store_map(g, a->row_id_map, b->row_id_map, &m);
+}
+/* The map that a tensor stands for, with padding in front of each expert's rows. topk: the caller's. False with the error where there is none. */
+static bool te__onnx_map_of(te__onnx *g, const te_tensor *map, const te_tensor *map2, const te_tensor *pad, const te_tensor *pad2, int64_t topk, te__onnx_map *m) {
+    te__onnx_pair x = te__onnx_pair_of(map, map2);
+    int i = te__onnx_last(g, &x, g->num_writes);
+    if (i < 0 || !g->writes[i].map.is_map) {
+        te__onnx_fail(g, TE_ERR_UNSUPPORTED, "row_id_map is of %s; a graph has the maps of moe_mask_map and moe_index_map", i < 0 || !g->writes[i].by ? "the program" : g->writes[i].by);
+        return false;
+    }
+    *m = g->writes[i].map;
+    if (topk != m->topk) {
+        te__onnx_fail(g, TE_ERR_UNSUPPORTED, "topk is %lld, and the map is of %lld experts for each token (0: a mask map); a graph has them alike: give merging_probs", (long long)topk,
+                      (long long)m->topk);
+        return false;
+    }
+    if (pad) m->destination = te__onnx_2(g, "Add", m->destination, te__onnx_2(g, "Gather", te__onnx_read(g, pad, pad2), m->expert));
+    return true;
+}
+
+/* Zeros in the shape of x, in whose rows `rows` the `values` are put, or added. */
+static int te__onnx_scatter(te__onnx *g, const te_tensor *x, const te_tensor *x2, int rows, int values, bool add) {
+    te__text t = te__onnx_attributes(g);
+    te__onnx_pair p = te__onnx_pair_of(x, x2);
+    te__onnx_size shape[TE_MAX_DIMS];
+    int in[3];
+    te__onnx_dims(&p, shape);
+    if (add) te__onnx_attr_string(&t, "reduction", "add");
+    in[0] = te__onnx_2(g, "Expand", te__onnx_f32(g, 0.0f), te__onnx_shape(g, x->ndim, shape, false));
+    in[1] = te__onnx_unsqueeze(g, rows, -1);
+    in[2] = values;
+    return te__onnx_node(g, "ScatterND", &t, 3, in);
+}
+static int te__onnx_flat(te__onnx *g, const te_tensor *x, const te_tensor *x2) {
+    int64_t every = -1;
+    return te__onnx_2(g, "Reshape", te__onnx_read(g, x, x2), te__onnx_i64s(g, 1, &every));
+}
+static te_result te__onnx_permute(te__onnx *g, const te__any_args *x, const te__any_args *y) {
+    const te_op_moe_permute_args *a = &x->moe_permute, *b = &y->moe_permute;
+    te__onnx_map m;
+    int rows, probs;
+    te_result result;
+    if (!te__is_float(a->x->dtype)) return te__onnx_fail(g, TE_ERR_UNSUPPORTED, "it moves rows of %s; a graph moves floats", te_dtype_name(a->x->dtype)), te_error_code(g->te);
+    if (!te__onnx_map_of(g, a->row_id_map, b->row_id_map, a->pad_offsets, b->pad_offsets, a->topk, &m)) return te_error_code(g->te);
+    rows = te__onnx_2(g, "Gather", te__onnx_read(g, a->x, b->x), m.source);
+    if (a->probs) {
+        probs = te__onnx_2(g, "Gather", te__onnx_flat(g, a->probs, b->probs), m.place);
+        if (!a->topk) rows = te__onnx_3(g, "Where", te__onnx_unsqueeze(g, te__onnx_2(g, "Equal", probs, te__onnx_f32(g, 0.0f)), -1), te__onnx_f32(g, 0.0f), rows);
+        result = te__onnx_store(g, a->permuted_probs, b->permuted_probs, te__onnx_scatter(g, a->permuted_probs, b->permuted_probs, m.destination, probs, false));
+        if (result != TE_OK) return result;
+    }
+    return te__onnx_store(g, a->y, b->y, te__onnx_scatter(g, a->y, b->y, m.destination, rows, false));
+}
+static te_result te__onnx_unpermute(te__onnx *g, const te__any_args *x, const te__any_args *y) {
+    const te_op_moe_unpermute_args *a = &x->moe_unpermute, *b = &y->moe_unpermute;
+    te__onnx_map m;
+    int rows;
+    te_result result = te__onnx_store(g, a->probs, b->probs, TE__ONNX_FAILED);
+    if (result != TE_OK || !te__onnx_map_of(g, a->row_id_map, b->row_id_map, a->pad_offsets, b->pad_offsets, a->topk, &m)) return te_error_code(g->te);
+    rows = te__onnx_2(g, "Gather", te__onnx_read(g, a->x, b->x), m.destination);
+    if (a->merging_probs)
+        rows = te__onnx_2(g, "Mul", rows, te__onnx_unsqueeze(g, te__onnx_2(g, "Gather", te__onnx_flat(g, a->merging_probs, b->merging_probs), m.place), -1));
+    return te__onnx_store(g, a->y, b->y, te__onnx_scatter(g, a->y, b->y, m.source, rows, true));
+}

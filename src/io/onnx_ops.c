@@ -1,0 +1,266 @@
+/* io/onnx_ops.c: the nodes of products, norms, activations and the small operations. Knows the args of operations and their formulas; must not know modules.
+ *
+ * An emitter gets the args of one call in both runs, and writes down what the call computes, in f32, before its results are rounded to their formats. */
+
+/* Both runs' tensors in one field of the args. */
+#define TE__ONNX_READ(field) te__onnx_read(g, a->field, b->field)
+#define TE__ONNX_STORE(field, value) te__onnx_store(g, a->field, b->field, value)
+/* A result that a forward pass leaves for a backward pass, or for a recipe's next step. */
+#define TE__ONNX_UNKNOWN(field) te__onnx_store(g, a->field, b->field, TE__ONNX_FAILED)
+
+/* ---- copies and sums ---- */
+
+static te_result te__onnx_copy(te__onnx *g, const te__any_args *x, const te__any_args *y) {
+    const te_op_copy_args *a = &x->copy, *b = &y->copy;
+    return TE__ONNX_STORE(dst, TE__ONNX_READ(src));
+}
+static te_result te__onnx_fill(te__onnx *g, const te__any_args *x, const te__any_args *y) {
+    const te_op_fill_args *a = &x->fill, *b = &y->fill;
+    te__onnx_pair dst = te__onnx_pair_of(a->dst, b->dst);
+    te__onnx_size shape[TE_MAX_DIMS];
+    int v = te__is_float(a->dst->dtype) ? te__onnx_f32(g, (float)a->value) : te__onnx_i64(g, (int64_t)a->value);
+    te__onnx_dims(&dst, shape);
+    return TE__ONNX_STORE(dst, te__onnx_2(g, "Expand", v, te__onnx_shape(g, a->dst->ndim, shape, false)));
+}
+static te_result te__onnx_axpby(te__onnx *g, const te__any_args *x, const te__any_args *y) {
+    const te_op_axpby_args *a = &x->axpby, *b = &y->axpby;
+    int v = TE__ONNX_READ(x), alpha = te__onnx_f32(g, a->alpha);
+    if (a->alpha_device) alpha = te__onnx_2(g, "Mul", alpha, TE__ONNX_READ(alpha_device));
+    if (a->divide_device) alpha = te__onnx_2(g, "Div", alpha, te__onnx_2(g, "Max", TE__ONNX_READ(divide_device), te__onnx_f32(g, 1.0f)));
+    if (a->alpha != 1.0f || a->alpha_device || a->divide_device) v = te__onnx_2(g, "Mul", v, alpha);
+    if (a->y) {
+        int w = TE__ONNX_READ(y);
+        v = te__onnx_2(g, "Add", v, a->beta == 1.0f ? w : te__onnx_2(g, "Mul", w, te__onnx_f32(g, a->beta)));
+    }
+    return TE__ONNX_STORE(out, v);
+}
+static te_result te__onnx_sum(te__onnx *g, const te__any_args *x, const te__any_args *y) {
+    const te_op_sum_args *a = &x->sum, *b = &y->sum;
+    int64_t one = 1;
+    int v = te__onnx_2(g, "Mul", te__onnx_reduce_all(g, "ReduceSum", TE__ONNX_READ(x)), te__onnx_f32(g, a->scale));
+    return TE__ONNX_STORE(out, te__onnx_2(g, "Reshape", v, te__onnx_i64s(g, 1, &one)));
+}
+/* Gather refuses an id outside of the table, and counts a negative one from its end; here either gives zeros. */
+static te_result te__onnx_embedding(te__onnx *g, const te__any_args *x, const te__any_args *y) {
+    const te_op_embedding_fwd_args *a = &x->embedding_fwd, *b = &y->embedding_fwd;
+    int ids = TE__ONNX_READ(ids), zero = te__onnx_i64(g, 0);
+    int inside = te__onnx_2(g, "And", te__onnx_2(g, "GreaterOrEqual", ids, zero), te__onnx_2(g, "Less", ids, te__onnx_i64(g, a->table->shape[0])));
+    int rows = te__onnx_2(g, "Gather", TE__ONNX_READ(table), te__onnx_3(g, "Where", inside, ids, zero));
+    return TE__ONNX_STORE(y, te__onnx_3(g, "Where", te__onnx_unsqueeze(g, inside, -1), rows, te__onnx_f32(g, 0.0f)));
+}
+static te_result te__onnx_dropout_add(te__onnx *g, const te__any_args *x, const te__any_args *y) {
+    const te_op_dropout_add_fwd_args *a = &x->dropout_add_fwd, *b = &y->dropout_add_fwd;
+    int v = TE__ONNX_READ(x);
+    if (a->p > 0.0f) {
+        te__onnx_fail(g, TE_ERR_UNSUPPORTED, "it drops elements with probability %g; te_module_train(module, false) makes the module one of inference", (double)a->p);
+        return te_error_code(g->te);
+    }
+    if (a->bias) v = te__onnx_2(g, "Add", v, TE__ONNX_READ(bias));
+    if (a->residual) v = te__onnx_2(g, "Add", v, TE__ONNX_READ(residual));
+    return TE__ONNX_STORE(y, v);
+}
+
+/* ---- norms ---- */
+
+static te_result te__onnx_layernorm(te__onnx *g, const te__any_args *x, const te__any_args *y) {
+    const te_norm_fwd_args *a = &x->layernorm_fwd, *b = &y->layernorm_fwd;
+    te__onnx_pair from = te__onnx_pair_of(a->x, b->x);
+    te__text t = te__onnx_attributes(g);
+    int in[3], n = 2;
+    te_result result = TE__ONNX_UNKNOWN(mean);
+    if (result == TE_OK) result = TE__ONNX_UNKNOWN(rstd);
+    if (result == TE_OK) result = TE__ONNX_UNKNOWN(amax);
+    if (result == TE_OK) result = TE__ONNX_UNKNOWN(y_amax);
+    in[0] = TE__ONNX_READ(x);
+    in[1] = TE__ONNX_READ(gamma);
+    if (a->zero_centered_gamma) in[1] = te__onnx_2(g, "Add", in[1], te__onnx_f32(g, 1.0f));
+    if (a->beta) in[n++] = TE__ONNX_READ(beta);
+    te__onnx_attr_int(&t, "axis", -1);
+    te__onnx_attr_float(&t, "epsilon", a->eps);
+    n = te__onnx_node(g, "LayerNormalization", &t, n, in);
+    return result == TE_OK ? te__onnx_store_result(g, n, &from, a->y, b->y, a->scale, b->scale) : result;
+}
+/* x / sqrt(mean or sum of squares + eps) */
+static int te__onnx_by_squares(te__onnx *g, int x, const char *reduce, float eps) {
+    int squares = te__onnx_reduce(g, reduce, te__onnx_2(g, "Mul", x, x), -1);
+    return te__onnx_2(g, "Div", x, te__onnx_1(g, "Sqrt", te__onnx_2(g, "Add", squares, te__onnx_f32(g, eps))));
+}
+static te_result te__onnx_rmsnorm(te__onnx *g, const te__any_args *x, const te__any_args *y) {
+    const te_norm_fwd_args *a = &x->rmsnorm_fwd, *b = &y->rmsnorm_fwd;
+    te__onnx_pair from = te__onnx_pair_of(a->x, b->x);
+    int gamma = TE__ONNX_READ(gamma), v = te__onnx_by_squares(g, TE__ONNX_READ(x), "ReduceMean", a->eps);
+    te_result result = TE__ONNX_UNKNOWN(rstd);
+    if (result == TE_OK) result = TE__ONNX_UNKNOWN(amax);
+    if (result == TE_OK) result = TE__ONNX_UNKNOWN(y_amax);
+    if (a->zero_centered_gamma) gamma = te__onnx_2(g, "Add", gamma, te__onnx_f32(g, 1.0f));
+    v = te__onnx_2(g, "Mul", v, gamma);
+    return result == TE_OK ? te__onnx_store_result(g, v, &from, a->y, b->y, a->scale, b->scale) : result;
+}
+static te_result te__onnx_l2normalize(te__onnx *g, const te__any_args *x, const te__any_args *y) {
+    const te_op_l2normalize_fwd_args *a = &x->l2normalize_fwd, *b = &y->l2normalize_fwd;
+    te_result result = TE__ONNX_UNKNOWN(rnorm);
+    int v = te__onnx_by_squares(g, TE__ONNX_READ(x), "ReduceSum", a->eps);
+    return result == TE_OK ? TE__ONNX_STORE(y, v) : result;
+}
+
+/* ---- activations ---- */
+
+/* max(x, 0). onnxruntime drops a Relu in front of QuantizeLinear, which is right for unsigned codes alone. */
+static int te__onnx_relu(te__onnx *g, int x) { return te__onnx_2(g, "Max", x, te__onnx_f32(g, 0.0f)); }
+/* The nonlinearity that `act` puts on x, or on the first half of a gated input: te__act_one. */
+static int te__onnx_act_one(te__onnx *g, te_activation act, int x) {
+    int v;
+    switch (act) {
+    case TE_GELU:
+    case TE_GEGLU: return te__onnx_gelu(g, x);
+    case TE_RELU:
+    case TE_REGLU: return te__onnx_relu(g, x);
+    case TE_SRELU:
+    case TE_SREGLU: v = te__onnx_relu(g, x); return te__onnx_2(g, "Mul", v, v);
+    case TE_SILU:
+    case TE_SWIGLU: return te__onnx_2(g, "Mul", x, te__onnx_1(g, "Sigmoid", x));
+    case TE_QGELU:
+    case TE_QGEGLU: return te__onnx_2(g, "Mul", x, te__onnx_sigmoid_of(g, x, 1.702f));
+    default: return te__onnx_1(g, "Sigmoid", x); /* TE_GLU */
+    }
+}
+static int te__onnx_clip(te__onnx *g, int x, float limit) { return te__onnx_3(g, "Clip", x, te__onnx_f32(g, -limit), te__onnx_f32(g, limit)); }
+
+/* The halves of a gated input, whose columns may alternate by blocks. */
+static void te__onnx_halves(te__onnx *g, int x, int64_t n, int64_t block, int half[2]) {
+    int64_t shape[4], joined[2];
+    int h, blocks = x;
+    if (block == 0 || block == n) {
+        for (h = 0; h < 2; h++) half[h] = te__onnx_cut(g, x, -1, h * n, (h + 1) * n, 1);
+        return;
+    }
+    /* [.., blocks, 2, block], whatever stands in front: as rows, which take the input's shape again behind */
+    shape[0] = -1;
+    shape[1] = n / block;
+    shape[2] = 2;
+    shape[3] = block;
+    joined[0] = -1;
+    joined[1] = n;
+    blocks = te__onnx_2(g, "Reshape", x, te__onnx_i64s(g, 4, shape));
+    for (h = 0; h < 2; h++) half[h] = te__onnx_2(g, "Reshape", te__onnx_cut(g, blocks, 2, h, h + 1, 1), te__onnx_i64s(g, 2, joined));
+}
+static te_result te__onnx_act(te__onnx *g, const te__any_args *x, const te__any_args *y) {
+    const te_op_act_fwd_args *a = &x->act_fwd, *b = &y->act_fwd;
+    int v = TE__ONNX_READ(x), half[2];
+    int64_t n = te__cols(a->x) / 2;
+    te__onnx_pair from = te__onnx_pair_of(a->x, b->x);
+    te__onnx_size shape[TE_MAX_DIMS];
+    te_result result = TE__ONNX_UNKNOWN(amax);
+    if (result == TE_OK) result = TE__ONNX_UNKNOWN(col);
+    if (te_activation_is_gated(a->activation)) {
+        te__onnx_halves(g, v, n, a->glu_interleave_size, half);
+        if (a->activation == TE_CLAMPED_SWIGLU) {
+            int c = te__onnx_2(g, "Min", half[0], te__onnx_f32(g, a->limit));
+            v = te__onnx_2(g, "Mul", c, te__onnx_sigmoid_of(g, c, a->alpha));
+            half[1] = te__onnx_2(g, "Add", te__onnx_clip(g, half[1], a->limit), te__onnx_f32(g, 1.0f));
+        } else
+            v = te__onnx_act_one(g, a->activation, half[0]);
+        v = te__onnx_2(g, "Mul", v, half[1]);
+        from.first.shape[a->x->ndim - 1] = from.second.shape[a->x->ndim - 1] = n;
+        te__onnx_dims(&from, shape);
+        if (a->glu_interleave_size && a->glu_interleave_size != n) v = te__onnx_reshape(g, v, a->x->ndim, shape);
+    } else
+        v = te__onnx_act_one(g, a->activation, v);
+    return result == TE_OK ? te__onnx_store_result(g, v, &from, a->y, b->y, a->scale, b->scale) : result;
+}
+
+/* ---- softmax ---- */
+
+/* The rows and columns of scores. Under a padding mask each sequence has lengths of its own. */
+typedef struct te__onnx_scores {
+    te__onnx_size s_q, s_kv;
+    bool padded;
+    int len_q, len_kv; /* with `padded`: 64-bit [b, 1, 1, 1] */
+    te_attn_mask mask;
+    te_window window;
+    te_switch bottom_right_diagonal;
+} te__onnx_scores;
+enum { TE__ONNX_ALL = -2 }; /* in place of a mask: every key is seen */
+
+/* j - i for rows i of s_q and columns j of s_kv, 64-bit [s_q, s_kv]. */
+static int te__onnx_distance(te__onnx *g, const te__onnx_scores *s) {
+    return te__onnx_2(g, "Sub", te__onnx_range(g, s->s_kv), te__onnx_unsqueeze(g, te__onnx_range(g, s->s_q), 1));
+}
+static bool te__onnx_is_top_left(te_attn_mask mask) { return mask == TE_MASK_CAUSAL || mask == TE_MASK_PADDING_CAUSAL; }
+static bool te__onnx_is_bottom_right(te_attn_mask mask) { return mask == TE_MASK_CAUSAL_BOTTOM_RIGHT || mask == TE_MASK_PADDING_CAUSAL_BOTTOM_RIGHT; }
+/* Does the diagonal of windows and of ALiBi end in the lower right corner? */
+static bool te__onnx_corner(const te__onnx_scores *s) {
+    return te__onnx_is_bottom_right(s->mask) || (!te__onnx_is_top_left(s->mask) && s->bottom_right_diagonal != TE_OFF);
+}
+/* The j - i of a diagonal, plus a number. */
+static int te__onnx_diagonal(te__onnx *g, const te__onnx_scores *s, bool bottom_right, int64_t plus) {
+    int v = te__onnx_i64(g, plus);
+    if (!bottom_right || (!s->padded && te__onnx_same(s->s_q, s->s_kv)) || (s->padded && s->len_q == s->len_kv)) return v;
+    return te__onnx_2(g, "Add", s->padded ? te__onnx_2(g, "Sub", s->len_kv, s->len_q)
+                                          : te__onnx_2(g, "Sub", te__onnx_scalar(g, s->s_kv), te__onnx_scalar(g, s->s_q)), v);
+}
+/* Two masks, either of which may be TE__ONNX_ALL. */
+static int te__onnx_both(te__onnx *g, int x, int y) { return x == TE__ONNX_ALL ? y : y == TE__ONNX_ALL ? x : te__onnx_2(g, "And", x, y); }
+
+/* The keys that a query sees by mask, window and lengths: bool [s_q, s_kv] or [b, 1, s_q, s_kv], or TE__ONNX_ALL. */
+static int te__onnx_visible(te__onnx *g, const te__onnx_scores *s) {
+    const bool top_left = te__onnx_is_top_left(s->mask), bottom_right = te__onnx_is_bottom_right(s->mask), corner = te__onnx_corner(s);
+    int v = TE__ONNX_ALL;
+    if (top_left || bottom_right) v = te__onnx_2(g, "LessOrEqual", te__onnx_distance(g, s), te__onnx_diagonal(g, s, bottom_right, 0));
+    if (s->window.on && s->window.right >= 0)
+        v = te__onnx_both(g, v, te__onnx_2(g, "LessOrEqual", te__onnx_distance(g, s), te__onnx_diagonal(g, s, corner, s->window.right)));
+    if (s->window.on && s->window.left >= 0)
+        v = te__onnx_both(g, v, te__onnx_2(g, "GreaterOrEqual", te__onnx_distance(g, s), te__onnx_diagonal(g, s, corner, -s->window.left)));
+    if (s->padded) {
+        v = te__onnx_both(g, v, te__onnx_2(g, "Less", te__onnx_range(g, s->s_kv), s->len_kv));
+        v = te__onnx_both(g, v, te__onnx_2(g, "Less", te__onnx_unsqueeze(g, te__onnx_range(g, s->s_q), 1), s->len_q));
+    }
+    return v;
+}
+/* Softmax over the last dimension of what is visible; 0 elsewhere, and in rows that see nothing. */
+static int te__onnx_softmax_of(te__onnx *g, int scores, int visible) {
+    te__text t = te__onnx_attributes(g);
+    int v = visible == TE__ONNX_ALL ? scores : te__onnx_3(g, "Where", visible, scores, te__onnx_f32(g, -3e38f));
+    te__onnx_attr_int(&t, "axis", -1);
+    v = te__onnx_node(g, "Softmax", &t, 1, &v);
+    return visible == TE__ONNX_ALL ? v : te__onnx_3(g, "Where", visible, v, te__onnx_f32(g, 0.0f));
+}
+static int te__onnx_scaled(te__onnx *g, int x, float scale) { return scale == 1.0f ? x : te__onnx_2(g, "Mul", x, te__onnx_f32(g, scale)); }
+static int te__onnx_capped(te__onnx *g, int x, float cap) {
+    return te__onnx_scaled(g, te__onnx_1(g, "Tanh", te__onnx_2(g, "Div", x, te__onnx_f32(g, cap))), cap);
+}
+
+static te_result te__onnx_softmax(te__onnx *g, const te__any_args *x, const te__any_args *y) {
+    const te_op_softmax_fwd_args *a = &x->softmax_fwd, *b = &y->softmax_fwd;
+    te__onnx_pair in = te__onnx_pair_of(a->x, b->x);
+    te__onnx_scores s = TE_ZERO;
+    int v = te__onnx_scaled(g, TE__ONNX_READ(x), a->scale), visible = TE__ONNX_ALL;
+    if (a->mask) { /* -10000 in place of the score; a row of nothing else is 0 */
+        int masked = te__onnx_f32(g, -10000.0f), mask = te__onnx_2(g, "Equal", TE__ONNX_READ(mask), te__onnx_i64(g, 0));
+        v = te__onnx_3(g, "Where", mask, v, masked);
+        visible = te__onnx_2(g, "Greater", te__onnx_reduce(g, "ReduceMax", v, -1), masked);
+    }
+    if (a->causal) {
+        s.s_q = te__onnx_dim(&in, -2);
+        s.s_kv = te__onnx_dim(&in, -1);
+        s.mask = TE_MASK_CAUSAL_BOTTOM_RIGHT;
+        visible = te__onnx_both(g, visible, te__onnx_visible(g, &s));
+    }
+    return TE__ONNX_STORE(y, te__onnx_softmax_of(g, v, visible));
+}
+static te_result te__onnx_softcap(te__onnx *g, const te__any_args *x, const te__any_args *y) {
+    const te_op_softcap_args *a = &x->softcap, *b = &y->softcap;
+    return TE__ONNX_STORE(y, te__onnx_capped(g, TE__ONNX_READ(x), a->cap));
+}
+static te_result te__onnx_capped_softmax(te__onnx *g, const te__any_args *x, const te__any_args *y) {
+    const te_op_capped_softmax_fwd_args *a = &x->capped_softmax_fwd, *b = &y->capped_softmax_fwd;
+    te__onnx_pair in = te__onnx_pair_of(a->x, b->x);
+    te__onnx_scores s = TE_ZERO;
+    int v = te__onnx_scaled(g, TE__ONNX_READ(x), a->scale);
+    s.s_q = te__onnx_dim(&in, -2);
+    s.s_kv = te__onnx_dim(&in, -1);
+    s.mask = a->mask;
+    s.window = a->window;
+    if (a->cap != 0.0f) v = te__onnx_capped(g, v, a->cap);
+    return TE__ONNX_STORE(y, te__onnx_softmax_of(g, v, te__onnx_visible(g, &s)));
+}

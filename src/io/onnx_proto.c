@@ -1,0 +1,141 @@
+/* io/onnx_proto.c: protobuf's wire format, and the numbers that ONNX gives to its messages and formats. Knows bytes; must not know tensors, nor what an
+ * operation computes.
+ *
+ * A message is a sequence of fields, each a key (number, wire type) and a value: a varint, four bytes, or a length with so many bytes. A message inside another is
+ * such bytes, so its length must be known before it is written. */
+
+enum { TE__ONNX_OPSET = 19, TE__ONNX_IR = 9 }; /* 19: the first with FP8 in QuantizeLinear; 9: the IR version that came with it */
+
+/* TensorProto.DataType */
+enum {
+    TE__ONNX_FLOAT = 1,
+    TE__ONNX_UINT8 = 2,
+    TE__ONNX_INT32 = 6,
+    TE__ONNX_INT64 = 7,
+    TE__ONNX_BOOL = 9,
+    TE__ONNX_FLOAT16 = 10,
+    TE__ONNX_BFLOAT16 = 16,
+    TE__ONNX_E4M3 = 17,
+    TE__ONNX_E5M2 = 19
+};
+/* 0: ONNX has no such format in this opset. */
+static int te__onnx_type(te_dtype dtype) {
+    switch (dtype) {
+    case TE_F32: return TE__ONNX_FLOAT;
+    case TE_F16: return TE__ONNX_FLOAT16;
+    case TE_BF16: return TE__ONNX_BFLOAT16;
+    case TE_F8E4M3: return TE__ONNX_E4M3;
+    case TE_F8E5M2: return TE__ONNX_E5M2;
+    case TE_U8: return TE__ONNX_UINT8;
+    case TE_I32: return TE__ONNX_INT32;
+    case TE_I64: return TE__ONNX_INT64;
+    default: return 0;
+    }
+}
+
+/* ---- fields ---- */
+
+static void te__pb_varint(te__text *t, uint64_t v) {
+    char byte[10];
+    size_t n = 0;
+    do {
+        byte[n++] = (char)((v & 127) | (v > 127 ? 128 : 0));
+        v >>= 7;
+    } while (v);
+    te__text_add(t, byte, n);
+}
+static void te__pb_int(te__text *t, int field, int64_t v) {
+    te__pb_varint(t, (uint64_t)field << 3);
+    te__pb_varint(t, (uint64_t)v);
+}
+/* The head of a field of `n` bytes, which follow. */
+static void te__pb_head(te__text *t, int field, uint64_t n) {
+    te__pb_varint(t, (uint64_t)field << 3 | 2);
+    te__pb_varint(t, n);
+}
+static void te__pb_bytes(te__text *t, int field, const void *data, size_t n) {
+    te__pb_head(t, field, n);
+    te__text_add(t, (const char *)data, n);
+}
+static void te__pb_string(te__text *t, int field, const char *s) { te__pb_bytes(t, field, s, strlen(s)); }
+/* Takes the message's memory. */
+static void te__pb_message(te__text *t, int field, te__text *message) {
+    if (message->oom) t->oom = true;
+    te__pb_bytes(t, field, te__text_str(message), message->n);
+    te__text_free(message);
+}
+static void te__pb_float(te__text *t, int field, float v) {
+    uint32_t bits;
+    char byte[4];
+    int i;
+    memcpy(&bits, &v, sizeof(bits));
+    for (i = 0; i < 4; i++) byte[i] = (char)(bits >> (8 * i) & 255);
+    te__pb_varint(t, (uint64_t)field << 3 | 5);
+    te__text_add(t, byte, 4);
+}
+
+/* ---- attributes of a node: NodeProto.attribute (5) ---- */
+
+enum { TE__ONNX_ATTR_FLOAT = 1, TE__ONNX_ATTR_INT = 2, TE__ONNX_ATTR_STRING = 3, TE__ONNX_ATTR_INTS = 7 }; /* AttributeProto.AttributeType */
+
+static te__text te__onnx_attr_begin(te__text *node, const char *name) {
+    te__text a = TE_ZERO;
+    a.memory = node->memory;
+    te__pb_string(&a, 1, name);
+    return a;
+}
+static void te__onnx_attr_int(te__text *node, const char *name, int64_t v) {
+    te__text a = te__onnx_attr_begin(node, name);
+    te__pb_int(&a, 3, v);
+    te__pb_int(&a, 20, TE__ONNX_ATTR_INT);
+    te__pb_message(node, 5, &a);
+}
+static void te__onnx_attr_float(te__text *node, const char *name, float v) {
+    te__text a = te__onnx_attr_begin(node, name);
+    te__pb_float(&a, 2, v);
+    te__pb_int(&a, 20, TE__ONNX_ATTR_FLOAT);
+    te__pb_message(node, 5, &a);
+}
+static void te__onnx_attr_string(te__text *node, const char *name, const char *v) {
+    te__text a = te__onnx_attr_begin(node, name);
+    te__pb_string(&a, 4, v);
+    te__pb_int(&a, 20, TE__ONNX_ATTR_STRING);
+    te__pb_message(node, 5, &a);
+}
+static void te__onnx_attr_ints(te__text *node, const char *name, int n, const int64_t *v) {
+    te__text a = te__onnx_attr_begin(node, name);
+    int i;
+    for (i = 0; i < n; i++) te__pb_int(&a, 8, v[i]);
+    te__pb_int(&a, 20, TE__ONNX_ATTR_INTS);
+    te__pb_message(node, 5, &a);
+}
+
+/* ---- TensorProto and ValueInfoProto ---- */
+
+/* All of a TensorProto but its bytes, `bytes` of them, whose field is the last. */
+static void te__onnx_put_tensor(te__text *t, const char *name, int type, int ndim, const int64_t *shape, uint64_t bytes) {
+    int i;
+    for (i = 0; i < ndim; i++) te__pb_int(t, 1, shape[i]);
+    te__pb_int(t, 2, type);
+    te__pb_string(t, 8, name);
+    te__pb_head(t, 9, bytes);
+}
+/* An input or output of the graph. axis[i]: the name of a size that varies, or NULL: shape[i]. */
+static void te__onnx_put_value(te__text *graph, int field, const char *name, int type, int ndim, const int64_t *shape, const char *const *axis) {
+    te__text value = TE_ZERO, kind = TE_ZERO, tensor = TE_ZERO, dims = TE_ZERO;
+    int i;
+    value.memory = kind.memory = tensor.memory = dims.memory = graph->memory;
+    for (i = 0; i < ndim; i++) {
+        te__text dim = TE_ZERO;
+        dim.memory = graph->memory;
+        if (axis[i]) te__pb_string(&dim, 2, axis[i]);
+        else te__pb_int(&dim, 1, shape[i]);
+        te__pb_message(&dims, 1, &dim);
+    }
+    te__pb_int(&tensor, 1, type);
+    te__pb_message(&tensor, 2, &dims);
+    te__pb_message(&kind, 1, &tensor);
+    te__pb_string(&value, 1, name);
+    te__pb_message(&value, 2, &kind);
+    te__pb_message(graph, field, &value);
+}

@@ -1,0 +1,402 @@
+/* io/onnx_quant.c: the nodes of quantization and of the products that read codes. Knows the args of operations; must not know recipes.
+ *
+ * One scale a tensor: QuantizeLinear and DequantizeLinear, as runtimes look for them. The scale is a number where the run has it beforehand (delayed scaling; a parameter
+ * under current scaling) and else computed from the tensor. So the graph's name for codes is what they stand for, and products multiply plain numbers.
+ *
+ * Scales of blocks have no form in this opset. Codes of a parameter are decoded: the decoded parameter is stored in place of the parameter. Codes of other tensors
+ * stand for the numbers that they were made of: the product of the file is that of operands that were not rounded to codes. */
+
+/* ---- codes of one scale ---- */
+
+static int te__onnx_zero_code(te__onnx *g, te_dtype codes) { return te__onnx_numbers(g, te__onnx_type(codes), 0, NULL, "", 1); }
+static int te__onnx_decoded(te__onnx *g, int codes, int scale_inv, te_dtype dtype) {
+    return te__onnx_3(g, "DequantizeLinear", codes, scale_inv, te__onnx_zero_code(g, dtype));
+}
+/* x rounded to codes, and back. */
+static int te__onnx_through_codes(te__onnx *g, int x, int scale_inv, te_dtype dtype) {
+    return te__onnx_decoded(g, te__onnx_3(g, "QuantizeLinear", x, scale_inv, te__onnx_zero_code(g, dtype)), scale_inv, dtype);
+}
+/* 1 / scale, of a tensor that holds the scale. */
+static int te__onnx_inverse(te__onnx *g, const te_tensor *scale, const te_tensor *scale2) {
+    float v;
+    if (!te__onnx_constant_of(g, scale, scale2)) {
+        int x = te__onnx_2(g, "Reshape", te__onnx_read(g, scale, scale2), te__onnx_i64s(g, 0, NULL));
+        return te__onnx_2(g, "Div", te__onnx_f32(g, 1.0f), x);
+    }
+    if (te__onnx_host(g, scale, &v, 1) != TE_OK) return TE__ONNX_FAILED;
+    return te__onnx_f32(g, te__floats_divide(1.0f, v));
+}
+
+/* The largest power of two up to x: a logarithm may miss it by one, which comparisons mend. */
+static int te__onnx_power_of_two(te__onnx *g, int x) {
+    int two = te__onnx_f32(g, 2.0f), half = te__onnx_f32(g, 0.5f);
+    int v = te__onnx_2(g, "Pow", two, te__onnx_1(g, "Floor", te__onnx_2(g, "Div", te__onnx_1(g, "Log", x), te__onnx_f32(g, 0.69314718f))));
+    v = te__onnx_3(g, "Where", te__onnx_2(g, "Greater", v, x), te__onnx_2(g, "Mul", v, half), v);
+    return te__onnx_3(g, "Where", te__onnx_2(g, "LessOrEqual", te__onnx_2(g, "Mul", v, two), x), te__onnx_2(g, "Mul", v, two), v);
+}
+/* The scale by te_op_scale_from_amax's rule, of an amax without dimensions. */
+static int te__onnx_scale_of(te__onnx *g, int amax, float fp8_max, float epsilon, bool power_of_two) {
+    int v = epsilon > 0.0f ? te__onnx_2(g, "Max", amax, te__onnx_f32(g, epsilon)) : amax, one = te__onnx_f32(g, 1.0f), scale;
+    int none = te__onnx_2(g, "Equal", v, te__onnx_f32(g, 0.0f));
+    scale = te__onnx_2(g, "Div", te__onnx_f32(g, fp8_max), te__onnx_3(g, "Where", none, one, v));
+    if (power_of_two) scale = te__onnx_power_of_two(g, scale);
+    return te__onnx_3(g, "Where", none, one, te__onnx_2(g, "Min", scale, te__onnx_f32(g, FLT_MAX)));
+}
+static int te__onnx_amax_of(te__onnx *g, int x) { return te__onnx_reduce_all(g, "ReduceMax", te__onnx_1(g, "Abs", x)); }
+static int te__onnx_vector(te__onnx *g, int number) {
+    int64_t one = 1;
+    return te__onnx_2(g, "Reshape", number, te__onnx_i64s(g, 1, &one));
+}
+
+/* A value of that shape in the shape of its codes [M, ld], whose columns beyond the value's are 0. */
+static int te__onnx_rows(te__onnx *g, int value, const te__onnx_pair *from, const te_tensor *codes, const te_tensor *codes2) {
+    te__onnx_pair to = te__onnx_pair_of(codes, codes2);
+    te__onnx_size shape[TE_MAX_DIMS];
+    int64_t pad[2 * TE_MAX_DIMS];
+    int n = codes->ndim, i;
+    bool alike = n == from->first.ndim;
+    memset(pad, 0, sizeof(pad));
+    te__onnx_dims(&to, shape);
+    shape[n - 1] = te__onnx_dim(from, -1);
+    for (i = 0; alike && i < n; i++) alike = te__onnx_same(shape[i], te__onnx_dim(from, i));
+    if (!alike) value = te__onnx_reshape(g, value, n, shape);
+    pad[2 * n - 1] = te__cols(codes) - shape[n - 1].first;
+    return pad[2 * n - 1] > 0 ? te__onnx_2(g, "Pad", value, te__onnx_i64s(g, 2 * n, pad)) : value;
+}
+
+/* A result of an operation that may quantize it itself: rounded to y's format, or to codes by `scale`. from: the value's shape. */
+static te_result te__onnx_store_result(te__onnx *g, int value, const te__onnx_pair *from, const te_tensor *y, const te_tensor *y2, const te_tensor *scale,
+                                       const te_tensor *scale2) {
+    if (!y || !te__is_fp8(y->dtype)) return te__onnx_store(g, y, y2, value);
+    value = te__onnx_through_codes(g, value, te__onnx_inverse(g, scale, scale2), y->dtype);
+    return te__onnx_store(g, y, y2, te__onnx_rows(g, value, from, y, y2));
+}
+
+static te_result te__onnx_amax(te__onnx *g, const te__any_args *x, const te__any_args *y) {
+    const te_op_amax_args *a = &x->amax, *b = &y->amax;
+    if (a->keep || a->noop) return te__onnx_store(g, a->amax, b->amax, TE__ONNX_FAILED);
+    return te__onnx_store(g, a->amax, b->amax, te__onnx_vector(g, te__onnx_amax_of(g, te__onnx_read(g, a->x, b->x))));
+}
+static te_result te__onnx_scale_from_amax(te__onnx *g, const te__any_args *x, const te__any_args *y) {
+    const te_op_scale_from_amax_args *a = &x->scale_from_amax, *b = &y->scale_from_amax;
+    int v = te__onnx_scale_of(g, te__onnx_read(g, a->amax, b->amax), a->fp8_max, a->epsilon, a->power_of_two);
+    te_result result = te__onnx_store(g, a->scale, b->scale, v);
+    return result == TE_OK ? te__onnx_store(g, a->scale_inv, b->scale_inv, te__onnx_2(g, "Div", te__onnx_f32(g, 1.0f), v)) : result;
+}
+/* The state of a recipe, which the file does not have. */
+static te_result te__onnx_nothing(te__onnx *g, const te__any_args *x, const te__any_args *y) {
+    (void)g, (void)x, (void)y;
+    return TE_OK;
+}
+
+static te_result te__onnx_fp8_quantize(te__onnx *g, const te__any_args *x, const te__any_args *y) {
+    const te_op_fp8_quantize_args *a = &x->fp8_quantize, *b = &y->fp8_quantize;
+    te_dtype codes = a->row ? a->row->dtype : a->col->dtype;
+    te__onnx_pair from = te__onnx_pair_of(a->x, b->x);
+    int v = te__onnx_read(g, a->x, b->x), scale_inv;
+    float known;
+    te_result result = te__onnx_store(g, a->col, b->col, TE__ONNX_FAILED);
+    if (result == TE_OK) result = te__onnx_store(g, a->amax, b->amax, TE__ONNX_FAILED);
+    if (result == TE_OK) result = te__onnx_store(g, a->x_amax, b->x_amax, TE__ONNX_FAILED);
+    if (result == TE_OK) result = te__onnx_store(g, a->dbias, b->dbias, TE__ONNX_FAILED);
+    if (result != TE_OK) return result;
+    if (!a->current)
+        scale_inv = te__onnx_inverse(g, a->scale, b->scale);
+    else if (a->scale_inv && te__onnx_constant_of(g, a->x, b->x))
+        scale_inv = te__onnx_host(g, a->scale_inv, &known, 1) == TE_OK ? te__onnx_f32(g, known) : TE__ONNX_FAILED;
+    else
+        scale_inv = te__onnx_2(g, "Div", te__onnx_f32(g, 1.0f), te__onnx_scale_of(g, te__onnx_amax_of(g, v), te_dtype_max(codes), a->epsilon, a->power_of_two));
+    v = te__onnx_through_codes(g, v, scale_inv, codes);
+    if (a->row) result = te__onnx_store(g, a->row, b->row, te__onnx_rows(g, v, &from, a->row, b->row));
+    return result == TE_OK ? te__onnx_store(g, a->scale_inv, b->scale_inv, te__onnx_vector(g, scale_inv)) : result;
+}
+
+/* ---- codes of blocks ---- */
+
+/* One copy of a quantized tensor, of the first run. */
+typedef struct te__onnx_codes {
+    const te_tensor *q, *scale, *amax;
+    te_scaling scaling;
+    bool swizzled, e4m3_max_256, two_dimensional;
+} te__onnx_codes;
+
+/* The [rows, columns] numbers that codes of blocks stand for, as a weight of the file. */
+static int te__onnx_decode_blocks(te__onnx *g, const te__onnx_codes *c, int64_t rows, int64_t columns, const char *path) {
+    te_ctx *te = g->te;
+    te_result result = TE_ERR_UNSUPPORTED;
+    int64_t shape[2];
+    te_tensor *out;
+    char name[640];
+    shape[0] = rows;
+    shape[1] = columns;
+    /* E4M3 times a power of two is a bfloat16 exactly; the other scales have digits of their own */
+    out = te_tensor_empty(te, c->scaling == TE_SCALING_MXFP8 ? TE_BF16 : TE_F32, 2, shape);
+    if (!out) return TE__ONNX_FAILED;
+    if (c->scaling == TE_SCALING_MXFP8) {
+        te_op_mxfp8_dequantize_args args = TE_ZERO;
+        args.q = c->q;
+        args.scale = c->scale;
+        args.y = out;
+        args.swizzled = c->swizzled;
+        result = te_op_mxfp8_dequantize(te, &args);
+    } else if (c->scaling == TE_SCALING_NVFP4) {
+        te_op_nvfp4_dequantize_args args = TE_ZERO;
+        args.q = c->q;
+        args.scale = c->scale;
+        args.amax = c->amax;
+        args.y = out;
+        args.swizzled = c->swizzled;
+        args.e4m3_max_256 = c->e4m3_max_256;
+        result = te_op_nvfp4_dequantize(te, &args);
+    } else {
+        te_op_block_dequantize_args args = TE_ZERO;
+        args.q = c->q;
+        args.scale_inv = c->scale;
+        args.y = out;
+        args.two_dimensional = c->two_dimensional;
+        result = te_op_block_dequantize(te, &args);
+    }
+    snprintf(name, sizeof(name), "%s.decoded", path ? path : "constant");
+    return result == TE_OK ? te__onnx_weight(g, name, out) : TE__ONNX_FAILED;
+}
+
+/* A call has made codes of x: of a parameter they are decoded, of anything else they stand for x. */
+static te_result te__onnx_blocks(te__onnx *g, const te__onnx_codes *c, const te_tensor *x, const te_tensor *x2, const te_tensor *row2) {
+    const te__onnx_write *w = te__onnx_constant_of(g, x, x2);
+    te__onnx_pair from = te__onnx_pair_of(x, x2);
+    te__onnx_size shape[TE_MAX_DIMS];
+    int v = te__onnx_read(g, x, x2), decoded;
+    if (w && v >= 0) {
+        decoded = te__onnx_decode_blocks(g, c, te__rows(x), te__cols(x), w->path);
+        if (decoded >= 0) v = c->scaling == TE_SCALING_MXFP8 ? te__onnx_cast(g, decoded, TE__ONNX_FLOAT) : decoded;
+        te__onnx_dims(&from, shape);
+        if (x->ndim != 2) v = te__onnx_reshape(g, v, x->ndim, shape);
+    }
+    return te__onnx_store(g, c->q, row2, te__onnx_rows(g, v, &from, c->q, row2));
+}
+static te_result te__onnx_block_quantize(te__onnx *g, const te__any_args *x, const te__any_args *y) {
+    const te_op_block_quantize_args *a = &x->block_quantize, *b = &y->block_quantize;
+    te__onnx_codes c = TE_ZERO;
+    te_result result = te__onnx_store(g, a->col, b->col, TE__ONNX_FAILED);
+    if (!a->row || result != TE_OK) return result;
+    c.q = a->row;
+    c.scale = a->row_scale_inv;
+    c.scaling = a->two_dimensional ? TE_SCALING_BLOCK_2D : TE_SCALING_BLOCK_1D;
+    c.two_dimensional = a->two_dimensional;
+    return te__onnx_blocks(g, &c, a->x, b->x, b->row);
+}
+static te_result te__onnx_mxfp8_quantize(te__onnx *g, const te__any_args *x, const te__any_args *y) {
+    const te_op_mxfp8_quantize_args *a = &x->mxfp8_quantize, *b = &y->mxfp8_quantize;
+    te__onnx_codes c = TE_ZERO;
+    te_result result = te__onnx_store(g, a->col, b->col, TE__ONNX_FAILED);
+    if (!a->row || result != TE_OK) return result;
+    c.q = a->row;
+    c.scale = a->row_scale;
+    c.scaling = TE_SCALING_MXFP8;
+    c.swizzled = a->swizzled;
+    return te__onnx_blocks(g, &c, a->x, b->x, b->row);
+}
+static te_result te__onnx_nvfp4_quantize(te__onnx *g, const te__any_args *x, const te__any_args *y) {
+    const te_op_nvfp4_quantize_args *a = &x->nvfp4_quantize, *b = &y->nvfp4_quantize;
+    te__onnx_codes c = TE_ZERO;
+    te_result result = te__onnx_store(g, a->col, b->col, TE__ONNX_FAILED);
+    if (!a->row || result != TE_OK) return result;
+    c.q = a->row;
+    c.scale = a->row_scale;
+    c.amax = a->amax_row;
+    c.scaling = TE_SCALING_NVFP4;
+    c.swizzled = a->swizzled;
+    c.e4m3_max_256 = a->e4m3_max_256;
+    return te__onnx_blocks(g, &c, a->x, b->x, b->row);
+}
+
+/* Codes that are stored as a parameter, or are a constant: from here on their memory holds what they stand for. */
+static te_result te__onnx_operand(te__onnx *g, const te__onnx_codes *c, const te_tensor *q2, int64_t lines, int64_t k) {
+    te__onnx_pair x = te__onnx_pair_of(c->q, q2);
+    int i = te__onnx_last(g, &x, g->num_writes), v;
+    te_dtype codes = c->q->dtype;
+    float scale = 1.0f;
+    if (te__is_float(codes)) return TE_OK;
+    if (i < 0) return te__onnx_fail(g, TE_ERR_UNSUPPORTED, "it reads codes %s that no operation of this forward has made, and that are no parameter", te_dtype_name(codes)), te_error_code(g->te);
+    if (g->writes[i].wide || g->writes[i].by) return TE_OK;
+    if (c->scaling == TE_SCALING_TENSOR) {
+        if (c->scale && te__onnx_host(g, c->scale, &scale, 1) != TE_OK) return te_error_code(g->te);
+        v = te__onnx_decoded(g, g->writes[i].value, te__onnx_f32(g, scale), codes);
+    } else {
+        v = te__onnx_decode_blocks(g, c, lines, k, g->writes[i].path);
+        if (v >= 0 && c->scaling == TE_SCALING_MXFP8) v = te__onnx_cast(g, v, TE__ONNX_FLOAT);
+        if (v >= 0 && te__cols(c->q) != k) {
+            int64_t pad[4] = {0};
+            pad[3] = te__cols(c->q) - k;
+            v = te__onnx_2(g, "Pad", v, te__onnx_i64s(g, 4, pad));
+        }
+    }
+    g->writes[i].value = v;
+    g->writes[i].wide = true;
+    return te_error_code(g->te);
+}
+
+/* Numbers from codes: what they stand for, without the padding of rows. */
+static te_result te__onnx_numbers_of(te__onnx *g, const te__onnx_codes *c, const te_tensor *q2, const te_tensor *y, const te_tensor *y2) {
+    te__onnx_pair out = te__onnx_pair_of(y, y2);
+    te__onnx_size shape[TE_MAX_DIMS];
+    int v;
+    if (te__onnx_operand(g, c, q2, te__rows(y), te__cols(y)) != TE_OK) return te_error_code(g->te);
+    v = te__onnx_read(g, c->q, q2);
+    te__onnx_dims(&out, shape);
+    if (te__cols(c->q) != te__cols(y)) v = te__onnx_cut(g, v, -1, 0, te__cols(y), 1);
+    if (!te__same_shape(c->q, y)) v = te__onnx_reshape(g, v, y->ndim, shape);
+    return te__onnx_store(g, y, y2, v);
+}
+static te_result te__onnx_fp8_dequantize(te__onnx *g, const te__any_args *x, const te__any_args *y) {
+    const te_op_fp8_dequantize_args *a = &x->fp8_dequantize, *b = &y->fp8_dequantize;
+    te__onnx_codes c = TE_ZERO;
+    c.q = a->q;
+    c.scale = a->scale_inv;
+    return te__onnx_numbers_of(g, &c, b->q, a->y, b->y);
+}
+static te_result te__onnx_block_dequantize(te__onnx *g, const te__any_args *x, const te__any_args *y) {
+    const te_op_block_dequantize_args *a = &x->block_dequantize, *b = &y->block_dequantize;
+    te__onnx_codes c = TE_ZERO;
+    c.q = a->q;
+    c.scale = a->scale_inv;
+    c.scaling = a->two_dimensional ? TE_SCALING_BLOCK_2D : TE_SCALING_BLOCK_1D;
+    c.two_dimensional = a->two_dimensional;
+    return te__onnx_numbers_of(g, &c, b->q, a->y, b->y);
+}
+static te_result te__onnx_mxfp8_dequantize(te__onnx *g, const te__any_args *x, const te__any_args *y) {
+    const te_op_mxfp8_dequantize_args *a = &x->mxfp8_dequantize, *b = &y->mxfp8_dequantize;
+    te__onnx_codes c = TE_ZERO;
+    c.q = a->q;
+    c.scale = a->scale;
+    c.scaling = TE_SCALING_MXFP8;
+    c.swizzled = a->swizzled;
+    return te__onnx_numbers_of(g, &c, b->q, a->y, b->y);
+}
+static te_result te__onnx_nvfp4_dequantize(te__onnx *g, const te__any_args *x, const te__any_args *y) {
+    const te_op_nvfp4_dequantize_args *a = &x->nvfp4_dequantize, *b = &y->nvfp4_dequantize;
+    te__onnx_codes c = TE_ZERO;
+    c.q = a->q;
+    c.scale = a->scale;
+    c.amax = a->amax;
+    c.scaling = TE_SCALING_NVFP4;
+    c.swizzled = a->swizzled;
+    c.e4m3_max_256 = a->e4m3_max_256;
+    return te__onnx_numbers_of(g, &c, b->q, a->y, b->y);
+}
+
+/* ---- products ---- */
+
+/* A matrix of rows x columns, whose tensor may have more of either, or more dimensions; turned: its transpose. */
+static te__onnx_pair te__onnx_matrix(const te_tensor *x, const te_tensor *x2, te__onnx_size rows, te__onnx_size columns) {
+    te__onnx_pair p = te__onnx_pair_of(x, x2);
+    te__onnx_size shape[2], ld;
+    shape[0] = rows;
+    shape[1] = columns;
+    ld.first = te__gemm_ld(x);
+    ld.second = te__gemm_ld(x2);
+    return te__onnx_as(&p, 2, shape, ld);
+}
+/* Is x, in its own shape, rows of that matrix? */
+static bool te__onnx_is_matrix(const te_tensor *x, const te_tensor *x2, te__onnx_size rows, te__onnx_size columns) {
+    return te__is_contiguous(x) && te__is_contiguous(x2) && te__rows(x) == rows.first && te__rows(x2) == rows.second && te__onnx_is(columns, te__cols(x));
+}
+static int te__onnx_read_matrix(te__onnx *g, const te_tensor *x, const te_tensor *x2, te__onnx_size rows, te__onnx_size columns, bool turned) {
+    te__onnx_pair p = turned ? te__onnx_matrix(x, x2, columns, rows) : te__onnx_matrix(x, x2, rows, columns);
+    int order[2] = {1, 0}, v = te__onnx_read_as(g, &p, x, x2);
+    return turned ? te__onnx_transpose(g, v, 2, order) : v;
+}
+static int te__onnx_sigmoid_of(te__onnx *g, int x, float factor) { return te__onnx_1(g, "Sigmoid", te__onnx_2(g, "Mul", x, te__onnx_f32(g, factor))); }
+/* te__act_one's. */
+static int te__onnx_gelu(te__onnx *g, int x) {
+    int v = te__onnx_2(g, "Add", te__onnx_2(g, "Mul", te__onnx_2(g, "Mul", x, x), te__onnx_f32(g, 0.03567741f)), te__onnx_f32(g, 0.79788456f));
+    return te__onnx_2(g, "Mul", x, te__onnx_sigmoid_of(g, te__onnx_2(g, "Mul", x, v), 2.0f));
+}
+static te_result te__onnx_gemm(te__onnx *g, const te__any_args *x, const te__any_args *y) {
+    const te_op_gemm_args *a = &x->gemm, *b = &y->gemm;
+    te__onnx_size m, n, k, shape[TE_MAX_DIMS];
+    te__onnx_codes c = TE_ZERO;
+    te__onnx_pair d = te__onnx_pair_of(a->d, b->d), in = te__onnx_pair_of(a->a, b->a);
+    int v, w, i;
+    bool whole, alike;
+    m.first = a->m, m.second = b->m;
+    n.first = a->n, n.second = b->n;
+    k.first = a->k, k.second = b->k;
+    if (a->epilogue == TE_EPILOGUE_DGELU || a->bias_gradient) return te__onnx_fail(g, TE_ERR_UNSUPPORTED, "a product of a backward pass"), te_error_code(g->te);
+    c.swizzled = a->swizzled_scales;
+    c.q = a->a, c.scale = a->scale_a, c.amax = a->amax_a, c.scaling = a->scaling_a, c.e4m3_max_256 = a->e4m3_max_256_a, c.two_dimensional = a->scaling_a == TE_SCALING_BLOCK_2D;
+    if (te__onnx_operand(g, &c, b->a, a->m, a->k) != TE_OK) return te_error_code(g->te);
+    c.q = a->b, c.scale = a->scale_b, c.amax = a->amax_b, c.scaling = a->scaling_b, c.e4m3_max_256 = a->e4m3_max_256_b, c.two_dimensional = a->scaling_b == TE_SCALING_BLOCK_2D;
+    if (te__onnx_operand(g, &c, b->b, a->n, a->k) != TE_OK) return te_error_code(g->te);
+    whole = !a->a_transposed && te__onnx_is_matrix(a->a, b->a, m, k);
+    v = whole ? te__onnx_read(g, a->a, b->a) : te__onnx_read_matrix(g, a->a, b->a, m, k, a->a_transposed);
+    w = te__onnx_read_matrix(g, a->b, b->b, k, n, a->b_transposed);
+    v = te__onnx_2(g, "MatMul", v, w);
+    if (a->bias) {
+        te__onnx_pair bias = te__onnx_pair_of(a->bias, b->bias);
+        bias = te__onnx_as(&bias, 1, &n, n);
+        v = te__onnx_2(g, "Add", v, te__onnx_read_as(g, &bias, a->bias, b->bias));
+    }
+    /* into the shape of D */
+    alike = whole && te__onnx_is_matrix(a->d, b->d, m, n) && a->d->ndim == a->a->ndim;
+    for (i = 0; alike && i + 1 < a->d->ndim; i++) alike = te__onnx_same(te__onnx_dim(&d, i), te__onnx_dim(&in, i));
+    if (!te__onnx_is_matrix(a->d, b->d, m, n)) d = te__onnx_matrix(a->d, b->d, m, n);
+    te__onnx_dims(&d, shape);
+    if (!alike && (whole || d.first.ndim != 2)) v = te__onnx_reshape(g, v, d.first.ndim, shape);
+    if (a->epilogue == TE_EPILOGUE_GELU) {
+        if (a->aux && te__onnx_store(g, a->aux, b->aux, TE__ONNX_FAILED) != TE_OK) return te_error_code(g->te);
+        v = te__onnx_gelu(g, v);
+    }
+    if (a->accumulate) v = te__onnx_2(g, "Add", v, te__onnx_read_as(g, &d, a->d, b->d));
+    return te__onnx_store_as(g, &d, v);
+}
+
+/* Group after group, each a slice of the rows whose ends the graph computes. */
+static te_result te__onnx_grouped_gemm(te__onnx *g, const te__any_args *x, const te__any_args *y) {
+    enum { MOST = 1024 };
+    const te_op_grouped_gemm_args *a = &x->grouped_gemm, *b = &y->grouped_gemm;
+    int part[MOST], ends, rows, weights, biases = TE__ONNX_FAILED, i, order[2] = {1, 0};
+    te__onnx_pair d = te__onnx_pair_of(a->d, b->d), bp = te__onnx_pair_of(a->b, b->b);
+    te__onnx_size m, n, k, ld, shape[3];
+    int64_t squeeze = 0, pads[2] = {1, 0};
+    m.first = a->m, m.second = b->m;
+    n.first = a->n, n.second = b->n;
+    k.first = a->k, k.second = b->k;
+    if (a->along_k || a->a_transposed || a->accumulate || a->epilogue != TE_EPILOGUE_NONE || a->groups > MOST)
+        return te__onnx_fail(g, TE_ERR_UNSUPPORTED, "%lld groups, %s; a graph has forward products of at most %d groups", (long long)a->groups,
+                             a->along_k || a->a_transposed ? "along k" : a->accumulate ? "added to what is there" : "with an epilogue or without", (int)MOST), te_error_code(g->te);
+    if (!te__is_float(a->b->dtype) && te__onnx_constant_of(g, a->b, b->b))
+        return te__onnx_fail(g, TE_ERR_UNSUPPORTED, "the weights of groups are stored as codes, %s; te_dequantize them first", te_dtype_name(a->b->dtype)), te_error_code(g->te);
+    if (a->offsets)
+        ends = te__onnx_read(g, a->offsets, b->offsets);
+    else /* 0, then the running sum */
+        ends = te__onnx_2(g, "Pad", te__onnx_2(g, "CumSum", te__onnx_read(g, a->sizes, b->sizes), te__onnx_i64(g, 0)), te__onnx_i64s(g, 2, pads));
+    rows = te__onnx_read_matrix(g, a->a, b->a, m, k, false);
+    shape[0] = te__onnx_fixed(a->groups);
+    shape[1] = a->b_transposed ? n : k;
+    shape[2] = a->b_transposed ? k : n;
+    ld.first = te__gemm_ld(a->b);
+    ld.second = te__gemm_ld(b->b);
+    bp = te__onnx_as(&bp, 3, shape, ld);
+    weights = te__onnx_read_as(g, &bp, a->b, b->b);
+    if (a->bias) {
+        te__onnx_pair p = te__onnx_pair_of(a->bias, b->bias);
+        shape[1] = n;
+        p = te__onnx_as(&p, 2, shape, n);
+        biases = te__onnx_read_as(g, &p, a->bias, b->bias);
+    }
+    for (i = 0; i < a->groups; i++) {
+        int w = te__onnx_2(g, "Squeeze", te__onnx_cut(g, weights, 0, i, i + 1, 1), te__onnx_i64s(g, 1, &squeeze));
+        part[i] = te__onnx_slice(g, rows, 0, te__onnx_cut(g, ends, 0, i, i + 1, 1), te__onnx_cut(g, ends, 0, i + 1, i + 2, 1), 1);
+        part[i] = te__onnx_2(g, "MatMul", part[i], a->b_transposed ? te__onnx_transpose(g, w, 2, order) : w);
+        if (a->bias) part[i] = te__onnx_2(g, "Add", part[i], te__onnx_cut(g, biases, 0, i, i + 1, 1));
+    }
+    if (!te__onnx_is_matrix(a->d, b->d, m, n)) d = te__onnx_matrix(a->d, b->d, m, n);
+    i = te__onnx_concat(g, 0, (int)a->groups, part);
+    if (d.first.ndim != 2) {
+        te__onnx_size out[TE_MAX_DIMS];
+        te__onnx_dims(&d, out);
+        i = te__onnx_reshape(g, i, d.first.ndim, out);
+    }
+    return te__onnx_store_as(g, &d, i);
+}

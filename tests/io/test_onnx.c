@@ -1,0 +1,573 @@
+/* te_onnx_export: the files have the structure that ONNX wants, every parameter is there once and byte for byte, the module stays as it was, and whatever has no form in ONNX is
+ * refused by name. The Python test behind `make test-onnx` runs the files. */
+#define _GNU_SOURCE
+#include "../faults/purse.h"
+
+#include <dirent.h>
+
+/* ---- a reader of protobuf, of the fields that are asked for ---- */
+
+typedef struct field {
+    int number;
+    uint64_t value;      /* a varint, or four bytes */
+    const uint8_t *data; /* a field of bytes, `value` of them */
+} field;
+typedef struct message {
+    const uint8_t *at, *end;
+    bool damaged;
+} message;
+
+static uint64_t varint(message *m) {
+    uint64_t v = 0;
+    for (int shift = 0; m->at < m->end && shift < 64; shift += 7) {
+        uint8_t byte = *m->at++;
+        v |= (uint64_t)(byte & 127) << shift;
+        if (byte < 128) return v;
+    }
+    m->damaged = true;
+    return 0;
+}
+static bool next(message *m, field *f) {
+    if (m->at >= m->end || m->damaged) return false;
+    uint64_t key = varint(m);
+    f->number = (int)(key >> 3);
+    f->data = NULL;
+    if ((key & 7) == 0) f->value = varint(m);
+    else if ((key & 7) == 5 && m->end - m->at >= 4) memcpy(&f->value, m->at, 4), f->value &= 0xffffffffu, m->at += 4;
+    else if ((key & 7) == 2) {
+        f->value = varint(m);
+        f->data = m->at;
+        if (f->value > (uint64_t)(m->end - m->at)) m->damaged = true;
+        else m->at += f->value;
+    } else m->damaged = true;
+    return !m->damaged;
+}
+static message inside(const field *f) { return (message){f->data, f->data + f->value, false}; }
+static const char *text(const field *f) {
+    char *s = (char *)test_alloc((size_t)f->value + 1);
+    memcpy(s, f->data, (size_t)f->value);
+    return s;
+}
+
+/* The content of a file. */
+enum { MOST = 2048 };
+typedef struct value {
+    const char *name;
+    int type, ndim;
+    int64_t shape[8];
+    const char *axis[8];
+    const uint8_t *data;
+    uint64_t bytes;
+} value;
+typedef struct node {
+    const char *op;
+    const char *in[16], *out[4];
+    int num_in, num_out;
+} node;
+typedef struct file {
+    int ir, opset;
+    const char *producer, *name;
+    node nodes[MOST];
+    value weights[MOST], inputs[32], outputs[8];
+    int num_nodes, num_weights, num_inputs, num_outputs;
+    bool damaged;
+} file;
+
+static void read_tensor(message m, value *v) {
+    field f;
+    while (next(&m, &f))
+        if (f.number == 1) v->shape[v->ndim++] = (int64_t)f.value;
+        else if (f.number == 2) v->type = (int)f.value;
+        else if (f.number == 8) v->name = text(&f);
+        else if (f.number == 9) v->data = f.data, v->bytes = f.value;
+}
+static void read_value(message m, value *v) {
+    field f;
+    while (next(&m, &f)) {
+        if (f.number == 1) v->name = text(&f);
+        if (f.number != 2) continue;
+        field kind, part, dim, size;
+        message type = inside(&f);
+        REQUIRE(next(&type, &kind) && kind.number == 1);
+        message tensor = inside(&kind);
+        while (next(&tensor, &part)) {
+            if (part.number == 1) v->type = (int)part.value;
+            if (part.number != 2) continue;
+            message dims = inside(&part);
+            while (next(&dims, &dim)) {
+                message one = inside(&dim);
+                REQUIRE(next(&one, &size));
+                if (size.number == 2) v->axis[v->ndim] = text(&size);
+                v->shape[v->ndim++] = size.number == 1 ? (int64_t)size.value : -1;
+            }
+        }
+    }
+}
+static file *read_model(const char *path) {
+    file *x = (file *)test_alloc(sizeof(file));
+    size_t n;
+    const uint8_t *bytes = test_read_file(path, &n);
+    message model = {bytes, bytes + n, bytes == NULL};
+    field f, g, h;
+    while (next(&model, &f)) {
+        message m = f.data ? inside(&f) : model;
+        if (f.number == 1) x->ir = (int)f.value;
+        if (f.number == 2) x->producer = text(&f);
+        if (f.number == 8)
+            while (next(&m, &g))
+                if (g.number == 2) x->opset = (int)g.value;
+        if (f.number != 7) continue;
+        while (next(&m, &g)) {
+            if (g.number == 2) x->name = text(&g);
+            if (g.number == 5) read_tensor(inside(&g), &x->weights[x->num_weights++]);
+            if (g.number == 11) read_value(inside(&g), &x->inputs[x->num_inputs++]);
+            if (g.number == 12) read_value(inside(&g), &x->outputs[x->num_outputs++]);
+            if (g.number != 1) continue;
+            message c = inside(&g);
+            node *y = &x->nodes[x->num_nodes++];
+            while (next(&c, &h))
+                if (h.number == 1) y->in[y->num_in++] = text(&h);
+                else if (h.number == 2) y->out[y->num_out++] = text(&h);
+                else if (h.number == 4) y->op = text(&h);
+            x->damaged |= c.damaged;
+        }
+        x->damaged |= m.damaged;
+    }
+    x->damaged |= model.damaged;
+    return x;
+}
+static int count_of(const file *x, const char *op) {
+    int n = 0;
+    for (int i = 0; i < x->num_nodes; i++) n += !strcmp(x->nodes[i].op, op);
+    return n;
+}
+static const value *weight_of(const file *x, const char *name) {
+    const value *found = NULL;
+    for (int i = 0; i < x->num_weights; i++)
+        if (!strcmp(x->weights[i].name, name)) {
+            CHECK_MSG(!found, "the weight %s is there twice", name);
+            found = &x->weights[i];
+        }
+    return found;
+}
+
+/* Names are made once and before they are read; every node reads something. */
+static void check_order(const file *x) {
+    const char **known = (const char **)test_alloc(sizeof(char *) * 4 * MOST);
+    int n = 0;
+    for (int i = 0; i < x->num_inputs; i++) known[n++] = x->inputs[i].name;
+    for (int i = 0; i < x->num_weights; i++) known[n++] = x->weights[i].name;
+    for (int i = 0; i < x->num_nodes; i++) {
+        const node *y = &x->nodes[i];
+        CHECK_MSG(y->num_in > 0 && y->num_out > 0, "node %d (%s) reads or makes nothing", i, y->op);
+        for (int k = 0; k < y->num_in; k++) {
+            bool found = false;
+            for (int j = 0; j < n && !found; j++) found = !strcmp(known[j], y->in[k]);
+            CHECK_MSG(found, "node %d (%s) reads %s, which nothing has made before", i, y->op, y->in[k]);
+        }
+        for (int k = 0; k < y->num_out; k++) {
+            for (int j = 0; j < n; j++) CHECK_MSG(strcmp(known[j], y->out[k]) != 0, "%s is made twice", y->out[k]);
+            known[n++] = y->out[k];
+        }
+    }
+    for (int i = 0; i < x->num_outputs; i++) {
+        bool found = false;
+        for (int j = 0; j < n && !found; j++) found = !strcmp(known[j], x->outputs[i].name);
+        CHECK_MSG(found, "nothing makes the output %s", x->outputs[i].name);
+    }
+}
+/* Called with every parameter: it is in the file once, in its format and shape, byte for byte. */
+static bool check_parameter(void *user, te_module *m, const char *path, te_tensor *x, te_entry_kind kind) {
+    static const int types[TE_DTYPE_COUNT] = {[TE_F32] = 1, [TE_F16] = 10, [TE_BF16] = 16};
+    (void)m;
+    if (kind != TE_ENTRY_PARAMETER) return true;
+    const value *w = weight_of((const file *)user, path);
+    CHECK_MSG(w != NULL, "the parameter %s is missing", path);
+    if (!w) return true;
+    CHECK_EQ_INT(w->type, types[te_tensor_dtype(x)]);
+    CHECK_EQ_INT(w->ndim, te_tensor_ndim(x));
+    for (int i = 0; i < w->ndim; i++) CHECK_EQ_INT(w->shape[i], te_tensor_shape(x)[i]);
+    CHECK_EQ_INT(w->bytes, te_tensor_bytes(x));
+    void *host = test_alloc(te_tensor_bytes(x) + 1);
+    te_tensor_to_host(x, host);
+    if (w->bytes == te_tensor_bytes(x)) CHECK_BYTES(path, w->data, host, te_tensor_bytes(x));
+    return true;
+}
+static file *check_file(te_module *m, const char *path) {
+    file *x = read_model(path);
+    CHECK(!x->damaged);
+    CHECK_EQ_INT(x->ir, 9);
+    CHECK_EQ_INT(x->opset, 19);
+    CHECK_STR(x->producer, "te.h");
+    check_order(x);
+    te_module_visit_tensors(m, check_parameter, x);
+    return x;
+}
+
+static te_tensor *normal(te_ctx *te, te_dtype dtype, int ndim, const int64_t *shape) { return te_tensor_normal(te, dtype, ndim, shape, 0, 1); }
+static te_result export_of(te_module *m, te_tensor *x, const char *path) { return te_onnx_export(m, &(te_forward_args){.input = x}, path); }
+static int files_in_folder(void) {
+    DIR *d = opendir(test_dir());
+    int n = 0;
+    for (struct dirent *e; (e = readdir(d)) != NULL;) n += e->d_name[0] != '.';
+    closedir(d);
+    return n;
+}
+
+/* ---- files ---- */
+
+TE_TEST_DEVICES(onnx_of_a_linear) {
+    static const te_dtype types[] = {TE_F32, TE_BF16, TE_F16};
+    for (int i = 0; i < COUNT(types); i++) {
+        test_case("%s", te_dtype_name(types[i]));
+        te_module *m = te_linear_create(te, &(te_linear_desc){.in_features = 8, .out_features = 5, .gemm.params_dtype = types[i], .name = "projection"});
+        const char *path = test_path("linear.onnx");
+        CHECK_EQ_INT(export_of(m, normal(te, types[i], SHAPE(3, 2, 8)), path), TE_OK);
+        REQUIRE_OK(te);
+        file *x = check_file(m, path);
+        const int casts = types[i] == TE_F32 ? 0 : 6; /* of input, weight and bias to f32, of the sum to its format; the output is read, and written */
+        CHECK_STR(x->name, "projection");
+        CHECK_EQ_INT(x->num_weights, 2);
+        CHECK_EQ_INT(count_of(x, "MatMul"), 1);
+        CHECK_EQ_INT(count_of(x, "Add"), 1);
+        CHECK_EQ_INT(count_of(x, "Transpose"), 1);
+        CHECK_EQ_INT(count_of(x, "Cast"), casts);
+        CHECK_EQ_INT(x->num_nodes, 4 + casts); /* and the Identity that gives the output its name */
+        CHECK_EQ_INT(x->num_inputs, 1);
+        CHECK_STR(x->inputs[0].name, "input");
+        CHECK_EQ_INT(x->inputs[0].ndim, 3);
+        CHECK_STR(x->inputs[0].axis[0], "sequence");
+        CHECK_STR(x->inputs[0].axis[1], "batch");
+        CHECK_EQ_INT(x->inputs[0].shape[2], 8);
+        CHECK_EQ_INT(x->num_outputs, 1);
+        CHECK_STR(x->outputs[0].name, "out");
+        CHECK_STR(x->outputs[0].axis[0], "sequence");
+        CHECK_STR(x->outputs[0].axis[1], "batch");
+        CHECK_EQ_INT(x->outputs[0].shape[2], 5);
+        te_module_destroy(m);
+    }
+}
+
+/* Names of sizes follow the order of dimensions that the attention has; keys have a length of their own. Layers share their masks. */
+TE_TEST_DEVICES(onnx_of_layers) {
+    const te_attention_options heads = {.num_attention_heads = 4, .num_gqa_groups = 2, .qkv_format = TE_BSHD};
+    te_module *list[2];
+    for (int i = 0; i < 2; i++)
+        list[i] = te_transformer_layer_create(te, &(te_transformer_layer_desc){.hidden_size = 32, .ffn_hidden_size = 48, .attention = heads, .gemm.params_dtype = TE_F32});
+    te_module *m = te_sequential_create(te, list, 2);
+    const char *path = test_path("layers.onnx");
+    te_rotary_desc rotary = {.base = 500};
+    CHECK_EQ_INT(te_onnx_export(m, &(te_forward_args){.input = normal(te, TE_F32, SHAPE(2, 5, 32)), .rotary = &rotary}, path), TE_OK);
+    REQUIRE_OK(te);
+    file *x = check_file(m, path);
+    CHECK_STR(x->inputs[0].axis[0], "batch");
+    CHECK_STR(x->inputs[0].axis[1], "sequence");
+    CHECK_EQ_INT(count_of(x, "Softmax"), 2);
+    CHECK_EQ_INT(count_of(x, "LayerNormalization"), 4);
+    CHECK_EQ_INT(count_of(x, "LessOrEqual"), 1); /* the causal mask */
+    CHECK_EQ_INT(count_of(x, "Cos"), 1);
+    CHECK(weight_of(x, "1.self_attention.proj.weight") != NULL);
+    te_module_destroy(m);
+
+    m = te_transformer_layer_create(te, &(te_transformer_layer_desc){.hidden_size = 32, .ffn_hidden_size = 48, .attention.num_attention_heads = 4, .layer_type = TE_LAYER_DECODER});
+    te_forward_args args = {.input = normal(te, TE_BF16, SHAPE(5, 2, 32)), .encoder_output = normal(te, TE_BF16, SHAPE(5, 2, 32))};
+    CHECK_EQ_INT(te_onnx_export(m, &args, path), TE_OK);
+    REQUIRE_OK(te);
+    x = check_file(m, path);
+    CHECK_EQ_INT(x->num_inputs, 2);
+    CHECK_STR(x->inputs[1].name, "encoder_output");
+    CHECK_STR(x->inputs[1].axis[0], "sequence_kv");
+    CHECK_STR(x->inputs[1].axis[1], "batch");
+    te_module_destroy(m);
+}
+
+/* A bias that is returned is a parameter and an output, each under its name; a table that is used twice is there once. */
+TE_TEST_DEVICES(onnx_of_shared_parameters) {
+    const char *path = test_path("shared.onnx");
+    te_module *m = te_linear_create(te, &(te_linear_desc){.in_features = 8, .out_features = 5, .gemm.return_bias = true});
+    CHECK_EQ_INT(export_of(m, normal(te, TE_BF16, SHAPE(6, 8)), path), TE_OK);
+    REQUIRE_OK(te);
+    file *x = check_file(m, path);
+    CHECK_EQ_INT(x->num_outputs, 2);
+    CHECK_STR(x->outputs[1].name, "output_bias");
+    CHECK_STR(x->inputs[0].axis[0], "batch");
+    te_module_destroy(m);
+    m = te_causal_lm_create(te, &(te_causal_lm_desc){.vocab_size = 24, .hidden_size = 16, .intermediate_size = 32, .num_hidden_layers = 1, .num_attention_heads = 2, .tie_word_embeddings = true});
+    CHECK_EQ_INT(export_of(m, te_tensor_zeros(te, TE_I32, SHAPE(2, 5)), path), TE_OK);
+    REQUIRE_OK(te);
+    x = check_file(m, path);
+    CHECK_EQ_INT(x->inputs[0].type, 6); /* int32 */
+    CHECK_EQ_INT(count_of(x, "Gather"), 1);
+    int tables = 0;
+    for (int i = 0; i < x->num_weights; i++) tables += x->weights[i].bytes == 24 * 16 * 2;
+    CHECK_EQ_INT(tables, 1);
+    te_module_destroy(m);
+}
+
+/* Delayed scaling: the scale that the module has; two FP8 operands, each quantized and decoded. The module, its scales and the random state are as before. */
+TE_TEST_DEVICES(onnx_keeps_scales) {
+    te_recipe recipe = te_recipe_delayed_scaling();
+    te_autocast_desc autocast = {.recipe = &recipe};
+    te_module *m = te_linear_create(te, &(te_linear_desc){.in_features = 32, .out_features = 16});
+    te_tensor *x = normal(te, TE_BF16, SHAPE(16, 2, 32));
+    const char *path = test_path("fp8.onnx");
+    for (int fresh = 1; fresh >= 0; fresh--) {
+        float scale[3] = {1, 1, 1}, after[3], history[3 * 1024], history_after[3 * 1024];
+        uint64_t seed, offset, seed_after, offset_after;
+        test_case(fresh ? "a module that has never run" : "a module that has run");
+        if (!fresh) {
+            te_autocast_begin(te, &autocast);
+            te_forward(m, x);
+            te_autocast_end(te);
+            te_tensor_to_f32(te_module_parameter(m, "fp8_scale_fwd"), scale);
+            te_tensor_to_f32(te_module_parameter(m, "fp8_amax_history_fwd"), history);
+            CHECK(scale[0] != 1 && scale[1] != 1);
+        } else
+            memset(history, 0, sizeof history);
+        te_rng_get(te, &seed, &offset);
+        te_autocast_begin(te, &autocast);
+        CHECK_EQ_INT(export_of(m, x, path), TE_OK);
+        te_autocast_end(te);
+        REQUIRE_OK(te);
+        te_rng_get(te, &seed_after, &offset_after);
+        CHECK(seed == seed_after && offset == offset_after);
+        te_tensor_to_f32(te_module_parameter(m, "fp8_scale_fwd"), after);
+        te_tensor_to_f32(te_module_parameter(m, "fp8_amax_history_fwd"), history_after);
+        CHECK_BYTES("scales", after, scale, sizeof after);
+        CHECK_BYTES("history", history_after, history, sizeof history);
+        file *f = check_file(m, path);
+        CHECK_EQ_INT(count_of(f, "QuantizeLinear"), 2);
+        CHECK_EQ_INT(count_of(f, "DequantizeLinear"), 2);
+        for (int i = 0, k = 0; i < f->num_nodes; i++) {
+            if (strcmp(f->nodes[i].op, "QuantizeLinear") != 0) continue;
+            const value *s = weight_of(f, f->nodes[i].in[1]), *zero = weight_of(f, f->nodes[i].in[2]);
+            float got;
+            REQUIRE(s && zero && s->bytes == 4);
+            memcpy(&got, s->data, 4);
+            CHECK_MSG(got == 1 / scale[k], "scale %d is %g, not %g", k, (double)got, 1 / (double)scale[k]);
+            CHECK_EQ_INT(zero->type, 17); /* float8e4m3fn */
+            CHECK_EQ_INT(zero->ndim, 0);
+            k++;
+        }
+    }
+    te_module_destroy(m);
+}
+
+/* A module that is stored quantized: codes and decoding; and of blocks, decoded weights. */
+TE_TEST_DEVICES(onnx_of_stored_codes) {
+    const char *path = test_path("stored.onnx");
+    for (int block = 0; block < 2; block++) {
+        te_recipe recipe = block ? te_recipe_mxfp8() : te_recipe_current_scaling();
+        te_quantized_model_init_begin(te, &(te_quantized_model_init_desc){.recipe = &recipe});
+        te_module *m = te_linear_create(te, &(te_linear_desc){.in_features = 32, .out_features = 64});
+        te_quantized_model_init_end(te);
+        te_tensor *plain = te_dequantize(te_module_parameter(m, "weight"), TE_BF16);
+        uint16_t want[64 * 32];
+        te_tensor_to_host(plain, want);
+        CHECK_EQ_INT(export_of(m, normal(te, TE_BF16, SHAPE(16, 2, 32)), path), TE_OK);
+        REQUIRE_OK(te);
+        file *x = read_model(path);
+        check_order(x);
+        const value *codes = weight_of(x, "weight.row.data"), *decoded = weight_of(x, "weight.decoded");
+        CHECK(!weight_of(x, "weight"));
+        CHECK(block ? decoded && !codes : codes && !decoded);
+        if (!block && codes) CHECK_EQ_INT(codes->type, 17);
+        if (!block) CHECK_EQ_INT(count_of(x, "DequantizeLinear"), 1);
+        CHECK_EQ_INT(count_of(x, "QuantizeLinear"), 0);
+        if (block && decoded && decoded->bytes == sizeof want) CHECK_BYTES("decoded", decoded->data, want, sizeof want);
+        te_module_destroy(m);
+    }
+}
+
+/* Equal calls give equal bytes, and a hook of the program's is back in its place. */
+static void count_calls(te_ctx *te, const te_trace *event, void *user) {
+    (void)te, (void)event;
+    ++*(int *)user;
+}
+TE_TEST_DEVICES(onnx_twice_is_the_same) {
+    te_module *m = te_layernorm_mlp_create(te, &(te_layernorm_mlp_desc){.hidden_size = 16, .ffn_hidden_size = 24, .activation = TE_SWIGLU});
+    te_tensor *x = normal(te, TE_BF16, SHAPE(5, 2, 16));
+    size_t n[2];
+    uint8_t *bytes[2];
+    int calls = 0;
+    te_set_trace(te, count_calls, &calls);
+    for (int i = 0; i < 2; i++) {
+        CHECK_EQ_INT(export_of(m, x, test_path("mlp.onnx")), TE_OK);
+        bytes[i] = test_read_file(test_path("mlp.onnx"), &n[i]);
+    }
+    CHECK(n[0] == n[1] && memcmp(bytes[0], bytes[1], n[0]) == 0);
+    CHECK_EQ_INT(calls, 0);
+    te_forward(m, x);
+    CHECK(calls > 0);
+    te_set_trace(te, NULL, NULL);
+    CHECK_OK(te);
+    te_module_destroy(m);
+}
+
+/* ---- refusals ---- */
+
+static te_result ask_loss(te_module *m, te_forward_args *args) {
+    te_ctx *te = te_module_ctx(m);
+    int64_t rows = te_tensor_shape(args->input)[0];
+    args->outputs.out = te_cross_entropy(args->input, te_tensor_zeros(te, TE_I32, SHAPE(rows)), NULL);
+    return te_error_code(te);
+}
+/* The host makes a tensor of the size of the input. */
+static te_result ask_host(te_module *m, te_forward_args *args) {
+    const int64_t *shape = te_tensor_shape(args->input);
+    float *host = test_floats(shape[0] * shape[1]);
+    args->outputs.out = te_add(args->input, te_tensor_from_f32(te_module_ctx(m), TE_F32, 2, shape, host));
+    return te_error_code(te_module_ctx(m));
+}
+/* The host writes over what an operation has made. */
+static te_result ask_overwritten(te_module *m, te_forward_args *args) {
+    te_tensor *y = te_scale(args->input, 2);
+    te_tensor_copy_from_host(y, test_floats(te_tensor_numel(y)));
+    args->outputs.out = te_scale(y, 3);
+    return te_error_code(te_module_ctx(m));
+}
+/* Another call for more rows: of the same operation, with other tensors. */
+static te_result ask_more(te_module *m, te_forward_args *args) {
+    te_tensor *y = te_scale(args->input, 2);
+    args->outputs.out = te_tensor_shape(args->input)[0] > 4 ? te_scale(y, 3) : te_add(y, y);
+    return te_error_code(te_module_ctx(m));
+}
+/* A size that is no product: a row more than the input has. */
+static te_result ask_affine(te_module *m, te_forward_args *args) {
+    te_tensor *list[2];
+    list[0] = args->input;
+    list[1] = te_tensor_narrow(args->input, 0, 0, 1);
+    args->outputs.out = te_concat(list, 2, 0);
+    return te_error_code(te_module_ctx(m));
+}
+TE_TEST_DEVICES(onnx_refuses_what_a_graph_cannot) {
+    static const struct {
+        te_module_class cls;
+        const char *needle;
+    } own[] = {{{.name = "Loss", .forward = ask_loss}, "cross_entropy_fwd"},
+               {{.name = "Host", .forward = ask_host}, "[4, 6], and [8, 6] at larger inputs"},
+               {{.name = "Overwritten", .forward = ask_overwritten}, "a collective or the host"},
+               {{.name = "More", .forward = ask_more}, "call 2 of an operation is axpby"},
+               {{.name = "Affine", .forward = ask_affine}, "of which copy has written a part"}};
+    const char *path = test_path("refused.onnx");
+    te_tensor *x = normal(te, TE_F32, SHAPE(4, 6));
+    for (int i = 0; i < COUNT(own); i++) {
+        te_module *m = te_module_create(te, &own[i].cls, NULL);
+        test_case("%s", own[i].cls.name);
+        CHECK_EQ_INT(export_of(m, x, path), TE_ERR_UNSUPPORTED);
+        CHECK_ERROR(te, TE_ERR_UNSUPPORTED, own[i].needle);
+        te_module_destroy(m);
+    }
+    CHECK_EQ_INT(files_in_folder(), 0);
+}
+
+TE_TEST_DEVICES(onnx_refuses_calls) {
+    const char *path = test_path("refused.onnx");
+    te_tensor *x = normal(te, TE_BF16, SHAPE(6, 2, 32));
+    te_module *layer = te_transformer_layer_create(te, &(te_transformer_layer_desc){.hidden_size = 32, .ffn_hidden_size = 48, .attention.num_attention_heads = 4, .hidden_dropout = 0.1f});
+    te_module *grouped = te_grouped_linear_create(te, &(te_grouped_linear_desc){.num_gemms = 2, .in_features = 32, .out_features = 16});
+    te_module *core = te_dot_product_attention_create(te, &(te_dot_product_attention_desc){.attention = {.num_attention_heads = 4, .kv_channels = 8}});
+    te_module *shared = te_linear_create(te, &(te_linear_desc){.in_features = 32, .out_features = 16, .parallel = {.tp_size = 2, .parallel_mode = TE_PARALLEL_ROW}});
+    CHECK_OK(te);
+    export_of(layer, x, path);
+    CHECK_ERROR(te, TE_ERR_UNSUPPORTED, "dropout_add_fwd of \"layer\": it drops elements with probability 0.1; te_module_train(module, false)");
+    te_module_train(layer, false);
+    CHECK_EQ_INT(export_of(layer, x, path), TE_OK);
+    remove(path);
+    te_onnx_export(grouped, &(te_forward_args){.input = normal(te, TE_BF16, SHAPE(6, 32)), .m_splits = (const int64_t[]){2, 4}}, path);
+    CHECK_ERROR(te, TE_ERR_UNSUPPORTED, "m_splits_tensor");
+    te_onnx_export(core, &(te_forward_args){.input = normal(te, TE_BF16, SHAPE(6, 2, 4, 8)), .key = normal(te, TE_BF16, SHAPE(5, 2, 4, 8)), .value = normal(te, TE_BF16, SHAPE(6, 2, 4, 8))}, path);
+    CHECK(!te_ok(te)); /* the module itself refuses */
+    te_clear_error(te);
+    export_of(shared, x, path);
+    CHECK_ERROR(te, TE_ERR_UNSUPPORTED, "shared by 2 ranks");
+    te_onnx_export(layer, NULL, path);
+    CHECK_ERROR(te, TE_ERR_INVALID, "inputs is NULL");
+    te_onnx_export(layer, &(te_forward_args){0}, path);
+    CHECK_ERROR(te, TE_ERR_INVALID, "inputs->input is NULL");
+    export_of(layer, x, NULL);
+    CHECK_ERROR(te, TE_ERR_INVALID, "path is NULL");
+    CHECK_EQ_INT(export_of(NULL, x, path), TE_ERR_STATE);
+    export_of(layer, te_tensor_zeros(te, TE_BF16, SHAPE(0, 2, 32)), path);
+    CHECK_ERROR(te, TE_ERR_INVALID, "no size may be 0");
+    te_graph_begin(te);
+    export_of(layer, x, path);
+    CHECK_ERROR(te, TE_ERR_STATE, "a graph's capture");
+    te_graph_destroy(te_graph_end(te));
+    te_clear_error(te);
+    CHECK_EQ_INT(files_in_folder(), 0);
+    te_module_destroy(layer);
+    te_module_destroy(grouped);
+    te_module_destroy(core);
+    te_module_destroy(shared);
+}
+
+/* ---- paths ---- */
+
+TE_TEST_DEVICES(onnx_leaves_no_half_file) {
+    te_module *m = te_linear_create(te, &(te_linear_desc){.in_features = 256, .out_features = 256});
+    te_tensor *x = normal(te, TE_BF16, SHAPE(2, 2, 256));
+    const char *path = test_path("kept.onnx");
+    size_t n, after_n;
+    export_of(m, x, test_path("no/such/folder.onnx"));
+    CHECK_ERROR(te, TE_ERR_IO, "no/such/folder.onnx");
+    CHECK_EQ_INT(files_in_folder(), 0);
+    export_of(m, x, test_dir());
+    CHECK_ERROR(te, TE_ERR_IO, "");
+    CHECK_EQ_INT(export_of(m, x, path), TE_OK);
+    uint8_t *before = test_read_file(path, &n);
+    for (int limit = 16; limit < 100000; limit *= 8) {
+        test_case("%d bytes fit", limit);
+        if (!test_limit_files(limit)) SKIP("no limit on the size of files here");
+        te_result result = export_of(m, x, path);
+        test_limit_files(-1);
+        CHECK_EQ_INT(result, TE_ERR_IO);
+        CHECK_ERROR(te, TE_ERR_IO, "what was there before is untouched");
+        uint8_t *after = test_read_file(path, &after_n);
+        CHECK(n == after_n && memcmp(before, after, n) == 0);
+        CHECK_EQ_INT(files_in_folder(), 1);
+    }
+    te_module_destroy(m);
+}
+
+/* Every request for memory is refused in turn: the export fails, nothing leaks, no file is there, and the module's scales are as before. */
+TE_TEST(onnx_without_memory) {
+    for (int device = 0; device < 2; device++) {
+        purse *host = new_purse(), *memory = new_purse(), *of = device ? memory : host;
+        te_ctx_desc desc = purse_desc(host, memory);
+        te_ctx *te = test_context_with(&desc);
+        REQUIRE(te != NULL);
+        of->stays_out = device; /* the pool gives back what it has, and asks again */
+        te_recipe recipe = te_recipe_delayed_scaling();
+        te_autocast_desc autocast = {.recipe = &recipe};
+        te_module *m = te_layernorm_linear_create(te, &(te_layernorm_linear_desc){.in_features = 16, .out_features = 16});
+        te_tensor *x = normal(te, TE_BF16, SHAPE(16, 1, 16));
+        float scale[3], after[3];
+        te_autocast_begin(te, &autocast);
+        te_forward(m, x);
+        te_autocast_end(te);
+        REQUIRE_OK(te);
+        te_tensor_to_f32(te_module_parameter(m, "fp8_scale_fwd"), scale);
+        bool done = false;
+        for (int64_t n = 1; n < 5000 && !done; n += test_every(7)) {
+            test_case("request %lld for memory of the %s", (long long)n, device ? "device" : "host");
+            te_autocast_begin(te, &autocast);
+            REQUIRE_OK(te);
+            int64_t refused = of->refused;
+            of->fail_at = of->calls + n;
+            te_result result = export_of(m, x, test_path("memory.onnx"));
+            of->fail_at = 0;
+            done = of->refused == refused;
+            te_clear_error(te);
+            te_autocast_end(te);
+            te_clear_error(te);
+            CHECK_EQ_INT(result, done ? TE_OK : TE_ERR_OUT_OF_MEMORY);
+            CHECK_EQ_INT(files_in_folder(), done ? 1 : 0);
+            te_tensor_to_f32(te_module_parameter(m, "fp8_scale_fwd"), after);
+            CHECK_BYTES("scales", after, scale, sizeof scale);
+        }
+        CHECK(done);
+        remove(test_path("memory.onnx"));
+        te_module_destroy(m);
+    }
+}

@@ -30,8 +30,9 @@ typedef struct te_forward_args {
     const int64_t *m_splits;           /* GroupedLinear, Fp8Padding, Fp8Unpadding: the rows of each group, [num_gemms]; under te_module_set_checkpoint they live until te_backward; or: */
     te_tensor *m_splits_tensor;        /* the same, i32 or i64, on the device */
     int64_t *padded_m_splits;          /* written by Fp8Padding with m_splits, [num_gemms]; NULL => not asked for */
-    bool fp8_output, fp8_grad;         /* Linear, LayerNormLinear, and of DotProductAttention under a recipe with fp8_dpa fp8_output: in an enabled autocast region `out`, and the gradient of the product's input, are quantized as the recipe has it:
-                                        * modules take such inputs, other functions after te_dequantize; a leaf gets its gradient decoded */
+    bool fp8_output, fp8_grad;         /* Linear, LayerNormLinear: in an enabled autocast region `out`, and the gradient of the product's input, are quantized as the recipe has it:
+                                        * modules take such inputs, other functions after te_dequantize; a leaf gets its gradient decoded. DotProductAttention under a recipe with
+                                        * fp8_dpa: fp8_output alone */
     te_microbatch is_first_microbatch; /* 0 => not given */
     te_kv_cache *kv_cache;             /* CausalLM: keys and values of earlier calls, to which this one adds its own; NULL => none */
     void *user;                        /* for classes of the user's; the built-in ones hand it to their children */

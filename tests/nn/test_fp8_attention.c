@@ -14,12 +14,20 @@ typedef struct problem {
 enum { Q, K, V, DO, INPUTS, O = INPUTS, DQ, DK, DV, TENSORS };
 static int64_t heads_of(int part) { return part == K || part == V || part == DK || part == DV ? G : H; }
 static int shape_of(const problem *p, int part, int64_t shape[4]) {
+    if (p->format == TE_THD) {
+        shape[0] = B * p->s;
+        shape[1] = heads_of(part);
+        shape[2] = p->d;
+        return 3;
+    }
     shape[p->format == TE_BSHD] = p->s;
     shape[p->format != TE_BSHD] = B;
     shape[2] = heads_of(part);
     shape[3] = p->d;
     return 4;
 }
+/* Of packed sequences: one shorter than the other, and the last tokens of none. */
+static te_tensor *starts_of(te_ctx *te, const problem *p) { return test_i32(te, SHAPE(B + 1), (const int64_t[]){0, p->s - 5, 2 * p->s - 3}); }
 static te_tensor *input_of(te_ctx *te, const problem *p, int part, int step) {
     int64_t shape[4];
     int n = shape_of(p, part, shape);
@@ -123,6 +131,11 @@ static outcome points(te_ctx *te, const problem *p, int step, const scales *in) 
     f.o = x[O];
     f.lse = te_tensor_empty(te, TE_F32, SHAPE(B, H, p->s));
     f.format = g.format = p->format;
+    if (p->format == TE_THD) {
+        f.mask = g.mask = TE_MASK_PADDING_CAUSAL;
+        f.extras.cu_seqlens_q = f.extras.cu_seqlens_kv = starts_of(te, p);
+        g.extras = f.extras;
+    }
     if (rounds) {
         f.fp8.s_dtype = g.fp8.s_dtype = codes_of(p, false);
         g.fp8.dp_dtype = codes_of(p, true);
@@ -159,6 +172,7 @@ static te_module *new_core(te_ctx *te, const problem *p, bool checkpoint) {
     d.attention.num_gqa_groups = G;
     d.attention.kv_channels = p->d;
     d.attention.qkv_format = p->format;
+    if (p->format == TE_THD) d.attention.attn_mask_type = TE_MASK_PADDING_CAUSAL;
     d.attention.checkpoint_core_attention = checkpoint;
     return te_dot_product_attention_create(te, &d);
 }
@@ -181,12 +195,13 @@ static outcome step_of(te_module *m, const problem *p, int step) {
     args.input = x[Q];
     args.key = x[K];
     args.value = x[V];
+    if (p->format == TE_THD) args.attention.cu_seqlens_q = starts_of(te, p);
     cast.recipe = &p->recipe;
     te_autocast_begin(te, &cast);
     te_tensor *y = te_forward_with(m, &args);
     te_autocast_end(te);
-    CHECK(te_tensor_ndim(y) == 3 && te_tensor_shape(y)[2] == H * p->d);
-    te_backward_from(y, te_tensor_view(x[DO], 3, te_tensor_shape(y)));
+    CHECK(te_tensor_ndim(y) == (p->format == TE_THD ? 2 : 3) && te_tensor_shape(y)[te_tensor_ndim(y) - 1] == H * p->d);
+    te_backward_from(y, te_tensor_view(x[DO], te_tensor_ndim(y), te_tensor_shape(y)));
     CHECK_OK(te);
     out.x[O] = bytes_of(y);
     for (int i = Q; i <= V; i++) out.x[DQ + i] = bytes_of(te_tensor_grad(x[i]));
@@ -216,8 +231,8 @@ static problem problem_of(te_recipe recipe, te_dtype dtype, te_qkv_format format
 TE_TEST_DEVICES(fp8_attention_points) {
     te_recipe (*const recipes[])(void) = {te_recipe_delayed_scaling, te_recipe_current_scaling, te_recipe_mxfp8};
     static const te_dtype dtypes[] = {TE_F32, TE_BF16, TE_F16};
-    for (int n = 0; n < 9; n++) {
-        problem p = problem_of(recipes[n / 3](), dtypes[n % 3], n % 2 ? TE_BSHD : TE_SBHD);
+    for (int n = 0; n < 11; n++) { /* the last two: packed, which MXFP8 does not take */
+        problem p = problem_of(recipes[n < 9 ? n / 3 : n - 9](), dtypes[n % 3], n >= 9 ? TE_THD : n % 2 ? TE_BSHD : TE_SBHD);
         te_module *m = new_core(te, &p, false);
         for (int step = 0; step < MOST_STEPS; step++) {
             scales before = scales_of(m);

@@ -149,6 +149,7 @@
  *     functions   differentiable functions
  *     module      the module tree
  *     nn          Linear ... TransformerLayer, Sequential
+ *     inference   keys and values of earlier calls
  *     moe         mixtures of experts
  *     train       optimizers, checkpoints
  *     graph       a step captured once and launched again and again

@@ -154,6 +154,7 @@
  *     train       optimizers, checkpoints
  *     graph       a step captured once and launched again and again
  *     io          safetensors
+ *     inference   caches of keys and values: decoding, plain and paged
  *     models      language models that exist, and their folders
  *     onnx        modules as ONNX files
  *     report      warm-up, explanations of calls, the report on machine and context

@@ -242,6 +242,36 @@ TE_TEST_DEVICES(attention_options_of_a_layer) {
     }
 }
 
+/* Cross attention by a pair of masks, one for the queries and one for the keys, is that by the lengths which they leave. */
+TE_TEST_DEVICES(attention_options_pair_of_masks_of_a_layer) {
+    te_transformer_layer_desc d = {.hidden_size = WIDE, .ffn_hidden_size = WIDE, .attention.num_attention_heads = H, .layer_type = TE_LAYER_DECODER, .gemm.params_dtype = TE_F32};
+    unsigned char of_q[B * S] = {0}, of_kv[B * S_KV] = {0};
+    float *y[2], *grad[2];
+    for (int b = 0; b < B; b++) {
+        for (int64_t t = q_lengths[b]; t < S; t++) of_q[b * S + t] = 1;
+        for (int64_t t = kv_lengths[b]; t < S_KV; t++) of_kv[b * S_KV + t] = 1;
+    }
+    d.enc_dec_attn_mask_type = TE_MASK_PADDING;
+    te_module *m = te_transformer_layer_create(te, &d);
+    for (int run = 0; run < 2; run++) {
+        te_forward_args args = {.input = leaf(te, TE_F32, SHAPE(S, B, WIDE), 1), .encoder_output = leaf(te, TE_F32, SHAPE(S_KV, B, WIDE), 2)};
+        if (run == 0) {
+            args.attention.cu_seqlens_q = starts(te, q_lengths, 0), args.attention.cu_seqlens_kv = starts(te, kv_lengths, 0);
+        } else {
+            args.cross.enc_dec_attn_mask_q = te_tensor_from_host(te, TE_U8, SHAPE(B, 1, 1, S), of_q);
+            args.cross.enc_dec_attn_mask = te_tensor_from_host(te, TE_U8, SHAPE(B, 1, 1, S_KV), of_kv);
+        }
+        te_tensor *out = te_forward_with(m, &args);
+        REQUIRE_OK(te);
+        te_backward_from(out, te_tensor_full(te, TE_F32, SHAPE(S, B, WIDE), 1));
+        REQUIRE_OK(te);
+        y[run] = test_read(out), grad[run] = test_read(te_tensor_grad(args.encoder_output));
+    }
+    CHECK_BYTES("y", y[1], y[0], S * B * WIDE * sizeof(float));
+    CHECK_BYTES("gradient of the encoder's output", grad[1], grad[0], S_KV * B * WIDE * sizeof(float));
+    te_module_destroy(m);
+}
+
 /* A decoder of packed sequences: rows of padding between them change no token, and both attentions get their starts, slopes and longest lengths. */
 TE_TEST_DEVICES(attention_options_of_a_packed_decoder) {
     te_transformer_layer_desc d = {.hidden_size = WIDE, .ffn_hidden_size = WIDE, .attention.num_attention_heads = H, .layer_type = TE_LAYER_DECODER, .gemm.params_dtype = TE_F32};

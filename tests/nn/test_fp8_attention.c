@@ -331,7 +331,10 @@ TE_TEST_DEVICES(fp8_attention_hands_codes_on) {
         core.key = part[1];
         core.value = part[2];
         core.fp8_output = true;
+        te_dot_product_attention_desc c = {.attention.num_attention_heads = H, .attention.kv_channels = d_head};
+        te_module *alone = te_dot_product_attention_create(te, &c);
         te_tensor *o = te_forward_with(te_module_find(m, "core_attention"), &core);
+        CHECK_SAME("codes of a core of its own", bytes_of(te_dequantize(te_forward_with(alone, &core), TE_DTYPE_NONE)), bytes_of(te_dequantize(o, TE_DTYPE_NONE)));
         CHECK_EQ_INT(te_quantized_kind(o), n == 0 ? TE_QUANT_DELAYED : n == 1 ? TE_QUANT_CURRENT : TE_QUANT_MXFP8);
         te_tensor *want = te_forward(te_module_find(m, "proj"), n == 2 ? te_dequantize(o, TE_DTYPE_NONE) : o);
         te_autocast_end(te);
@@ -344,6 +347,7 @@ TE_TEST_DEVICES(fp8_attention_hands_codes_on) {
         te_backward(te_mean_all(y));
         CHECK_OK(te);
         CHECK(te_tensor_grad(x) && te_tensor_grad(te_module_parameter(te_module_find(m, "proj"), "weight")));
+        te_module_destroy(alone);
         te_module_destroy(m);
         te_scope_end(te);
     }

@@ -116,8 +116,18 @@ static tried try_rule(te_ctx *te, te_dtype dtype, const arrays *a, const te_scor
     return t;
 }
 
+/* Without NVRTC, CUDA has no expressions, and says so. */
+static bool compiles(te_ctx *te) {
+    te_attention_desc d = {.extras.score_mod = rule_of(te, ALIBI)};
+    te_tensor *x = te_tensor_zeros(te, TE_F32, SHAPE(S, B, H, D));
+    if (te_attention(x, x, x, &d)) return true;
+    CHECK_ERROR(te, TE_ERR_LIBRARY, "there is no NVRTC to compile them");
+    return false;
+}
+
 /* In f32 the error is that of sums of some hundred products, and of tanhf and exp2f on CUDA: a few units of the last place each. */
 TE_TEST_DEVICES(score_mod_against_a_reference) {
+    if (!compiles(te)) SKIP("no NVRTC");
     for (int rule = 0; rule < RULES; rule++) {
         arrays a = arrays_of();
         double *const moved[LEAVES] = {a.q, a.k, a.v, a.bias};
@@ -149,6 +159,7 @@ TE_TEST_DEVICES(score_mod_against_a_reference) {
 
 /* The formats, and the CPU's functions against the expressions. */
 TE_TEST_DEVICES(score_mod_on_both_backends) {
+    if (!compiles(te)) SKIP("no NVRTC");
     te_ctx *cpu = test_cpu_beside(te);
     static const te_dtype dtypes[] = {TE_F32, TE_BF16, TE_F16};
     static const double limits[] = {1e-5, 8e-3, 1e-3}; /* f32 sums, or the rounding of the format, which P is not given */
@@ -173,6 +184,7 @@ TE_TEST_DEVICES(score_mod_on_both_backends) {
 
 /* Where a rule is the one that te.h has itself, the numbers are those: within one rounding of a score. */
 TE_TEST_DEVICES(score_mod_as_alibi) {
+    if (!compiles(te)) SKIP("no NVRTC");
     arrays a = arrays_of();
     te_score_mod m = rule_of(te, ALIBI), none;
     te_attention_desc d;
@@ -191,6 +203,7 @@ TE_TEST_DEVICES(score_mod_as_alibi) {
 /* Rows of another document see no key: 0 and no gradient. Dropout, a sink and FP8 go on as they are. */
 static bool none_seen(void *user, int64_t b, int64_t h, int64_t q, int64_t k) { return (void)user, (void)b, (void)k, !(h == 1 && q == 3); }
 TE_TEST_DEVICES(score_mod_of_rows_that_see_nothing) {
+    if (!compiles(te)) SKIP("no NVRTC");
     arrays a = arrays_of();
     te_score_mod m;
     memset(&m, 0, sizeof m);
@@ -247,6 +260,7 @@ TE_TEST(score_mod_beside_the_rest) {
 
 /* By a module: run again for the backward pass, and under a recipe with FP8 attention. Texts are the caller's until then. */
 TE_TEST_DEVICES(score_mod_of_a_module) {
+    if (!compiles(te)) SKIP("no NVRTC");
     te_recipe recipe = te_recipe_current_scaling();
     recipe.fp8_dpa = true;
     for (int fp8 = 0; fp8 < 2; fp8++) {
@@ -344,6 +358,7 @@ TE_TEST_DEVICES(score_mod_refuses_expressions) {
 }
 
 TE_TEST_DEVICES(score_mod_refuses_what_is_missing) {
+    if (!compiles(te)) SKIP("no NVRTC");
     arrays a = arrays_of();
     te_score_mod m = rule_of(te, CAP);
     m.score_mod_bprop = NULL;
@@ -376,6 +391,7 @@ TE_TEST_DEVICES(score_mod_refuses_what_is_missing) {
 
 /* The expression passes the check and not the compiler, whose words come back. */
 TE_TEST_DEVICES(score_mod_that_does_not_compile) {
+    if (!compiles(te)) SKIP("no NVRTC");
     arrays a = arrays_of();
     te_score_mod m = rule_of(te, ALIBI);
     if (!te_ctx_is_cuda(te)) SKIP("the CPU compiles nothing");

@@ -41,8 +41,8 @@ static const te__hf_family te__hf_families[] = {
 typedef struct te__hf_rope {
     bool given;
     char *type, *older_type; /* "rope_type", "type"; they point into the text, NULL where they are not given */
-    double theta, factor, low_freq_factor, high_freq_factor, partial_rotary_factor;
-    int64_t original;
+    double theta, factor, low_freq_factor, high_freq_factor, partial_rotary_factor, beta_fast, beta_slow, mscale, mscale_all_dim, attention_factor;
+    int64_t original, truncate;
 } te__hf_rope;
 
 /* The keys as they are in the file. Missing: NAN, -1, NULL. Where null does not mean the default, it has a number of its own, which no file can contain. */
@@ -52,7 +52,7 @@ typedef struct te__hf_config {
     te__json j;
     char *model_type, *hidden_act, *hidden_activation;
     int64_t vocab_size, hidden_size, intermediate_size, num_hidden_layers, num_attention_heads, num_key_value_heads, head_dim;
-    int64_t sliding_window, max_window_layers, sliding_window_pattern, num_local_experts, num_experts_per_tok, original_max_position_embeddings;
+    int64_t sliding_window, max_window_layers, sliding_window_pattern, num_local_experts, num_experts_per_tok, original_max_position_embeddings, max_position_embeddings;
     double rms_norm_eps, rope_theta, rope_local_base_freq, query_pre_attn_scalar, attn_logit_softcapping, final_logit_softcapping, attention_dropout, partial_rotary_factor;
     double router_jitter_noise;
     int64_t tie_word_embeddings, attention_bias, mlp_bias, use_sliding_window, use_bidirectional_attention, is_causal; /* 0, 1 */
@@ -83,7 +83,7 @@ static const te__hf_key te__hf_keys[] = {
     TE__HF_KEY(TE__HF_COUNT, head_dim),             TE__HF_KEY(TE__HF_COUNT, sliding_window),        TE__HF_KEY(TE__HF_COUNT, max_window_layers),
     TE__HF_KEY(TE__HF_COUNT, sliding_window_pattern), TE__HF_KEY(TE__HF_COUNT, num_local_experts),   TE__HF_KEY(TE__HF_COUNT, num_experts_per_tok),
     {"num_experts", TE__HF_COUNT, offsetof(te__hf_config, num_local_experts)}, TE__HF_KEY(TE__HF_BOOL, is_causal),
-    TE__HF_KEY(TE__HF_COUNT, original_max_position_embeddings),
+    TE__HF_KEY(TE__HF_COUNT, original_max_position_embeddings), TE__HF_KEY(TE__HF_COUNT, max_position_embeddings),
     TE__HF_KEY(TE__HF_NUMBER, rms_norm_eps),        TE__HF_KEY(TE__HF_NUMBER, rope_theta),           TE__HF_KEY(TE__HF_NUMBER, rope_local_base_freq),
     TE__HF_KEY(TE__HF_NUMBER, query_pre_attn_scalar), TE__HF_KEY(TE__HF_CAP, attn_logit_softcapping), TE__HF_KEY(TE__HF_CAP, final_logit_softcapping),
     TE__HF_KEY(TE__HF_NUMBER, attention_dropout),   TE__HF_KEY(TE__HF_NUMBER, partial_rotary_factor), TE__HF_KEY(TE__HF_NUMBER, router_jitter_noise),
@@ -96,6 +96,9 @@ static const te__hf_key te__hf_rope_keys[] = {
     TE__HF_KEY(TE__HF_NUMBER, "rope_theta", theta),     TE__HF_KEY(TE__HF_NUMBER, "factor", factor),
     TE__HF_KEY(TE__HF_NUMBER, "low_freq_factor", low_freq_factor), TE__HF_KEY(TE__HF_NUMBER, "high_freq_factor", high_freq_factor),
     TE__HF_KEY(TE__HF_NUMBER, "partial_rotary_factor", partial_rotary_factor),
+    TE__HF_KEY(TE__HF_NUMBER, "beta_fast", beta_fast), TE__HF_KEY(TE__HF_NUMBER, "beta_slow", beta_slow),
+    TE__HF_KEY(TE__HF_NUMBER, "mscale", mscale), TE__HF_KEY(TE__HF_NUMBER, "mscale_all_dim", mscale_all_dim),
+    TE__HF_KEY(TE__HF_NUMBER, "attention_factor", attention_factor), TE__HF_KEY(TE__HF_BOOL, "truncate", truncate),
     TE__HF_KEY(TE__HF_COUNT, "original_max_position_embeddings", original)};
 #undef TE__HF_KEY
 
@@ -246,24 +249,45 @@ static bool te__hf_cap(te__hf_config *c, const char *name, double value, double 
     return isnan(value) || value == TE__HF_NULL_CAP || te__hf_positive(c, name, value, missing, to);
 }
 
+/* YaRN's own numbers: those that are missing stay 0, the default of te_rope_scaling. */
+static bool te__hf_yarn(te__hf_config *c, const te__hf_rope *r, te_rope_scaling *s) {
+    s->no_truncate = r->truncate == 0;
+    if (!te__hf_positive(c, "beta_fast", r->beta_fast, 0, &s->beta_fast) || !te__hf_positive(c, "beta_slow", r->beta_slow, 0, &s->beta_slow) ||
+        !te__hf_positive(c, "mscale", r->mscale, 0, &s->mscale) || !te__hf_positive(c, "mscale_all_dim", r->mscale_all_dim, 0, &s->mscale_all_dim) ||
+        !te__hf_positive(c, "attention_factor", r->attention_factor, 0, &s->attention_factor))
+        return false;
+    if ((s->beta_fast != 0.0f ? s->beta_fast : 32.0f) > (s->beta_slow != 0.0f ? s->beta_slow : 1.0f)) return true;
+    return te__hf_refuse(c, TE_ERR_FORMAT, "rope_type is \"yarn\", beta_fast %g and beta_slow %g (0: missing, 32 and 1); the first must be the larger one", (double)s->beta_fast, (double)s->beta_slow);
+}
 static bool te__hf_rotary(te__hf_config *c, const te__hf_rope *r, double theta, te_lm_rotary *to) {
-    const char *type = r->type ? r->type : r->older_type ? r->older_type : "default";
+    static const struct {
+        const char *name;
+        te_rope_type type;
+    } types[] = {{"default", TE_ROPE_DEFAULT}, {"linear", TE_ROPE_LINEAR}, {"dynamic", TE_ROPE_DYNAMIC}, {"llama3", TE_ROPE_LLAMA3}, {"yarn", TE_ROPE_YARN}};
+    const char *name = r->type ? r->type : r->older_type ? r->older_type : "default";
+    te_rope_scaling *s = &to->scaling;
+    double factor = r->factor;
     int64_t original = c->original_max_position_embeddings; /* this one counts where the rotation has one, too */
+    int i = 0;
     if (!te__hf_positive(c, "rope_theta", r->theta, theta, &to->base)) return false;
     if (!isnan(r->partial_rotary_factor) && r->partial_rotary_factor != 1)
         return te__hf_refuse(c, TE_ERR_UNSUPPORTED, "partial_rotary_factor is %g; only 1, all channels, is there", r->partial_rotary_factor);
-    if (strcmp(type, "default") == 0) return true;
-    if (strcmp(type, "linear") != 0 && strcmp(type, "llama3") != 0) return te__hf_refuse(c, TE_ERR_UNSUPPORTED, "rope_type is \"%.60s\"; default, linear and llama3 are there", type);
-    if (isnan(r->factor)) return te__hf_refuse(c, TE_ERR_FORMAT, "rope_type is \"%s\", and factor is missing", type);
-    to->scaling.type = strcmp(type, "linear") == 0 ? TE_ROPE_LINEAR : TE_ROPE_LLAMA3;
-    if (to->scaling.type == TE_ROPE_LINEAR) return te__hf_positive(c, "factor", r->factor, 1, &to->scaling.factor);
+    while (i < TE__COUNT(types) && strcmp(types[i].name, name) != 0) i++;
+    if (i == TE__COUNT(types)) return te__hf_refuse(c, TE_ERR_UNSUPPORTED, "rope_type is \"%.60s\"; default, linear, dynamic, llama3 and yarn are possible", name);
+    s->type = types[i].type;
+    if (s->type == TE_ROPE_DEFAULT) return true;
+    if (original == -1) original = r->original;
+    if (s->type == TE_ROPE_DYNAMIC) original = c->max_position_embeddings;
+    if (s->type != TE_ROPE_LINEAR && !te__hf_count(c, s->type == TE_ROPE_DYNAMIC ? "max_position_embeddings" : "original_max_position_embeddings", original, 1)) return false;
+    if (s->type != TE_ROPE_LINEAR) s->original_max_position_embeddings = original;
+    if (isnan(factor) && s->type == TE_ROPE_YARN && c->max_position_embeddings > 0) factor = (double)c->max_position_embeddings / (double)original;
+    if (isnan(factor)) return te__hf_refuse(c, TE_ERR_FORMAT, "rope_type is \"%s\", and factor is missing", name);
+    if (!te__hf_positive(c, "factor", factor, 1, &s->factor)) return false;
+    if (s->type == TE_ROPE_YARN) return te__hf_yarn(c, r, s);
+    if (s->type != TE_ROPE_LLAMA3) return true;
     if (isnan(r->low_freq_factor) || isnan(r->high_freq_factor) || !(r->high_freq_factor > r->low_freq_factor))
         return te__hf_refuse(c, TE_ERR_FORMAT, "rope_type is \"llama3\", low_freq_factor %g and high_freq_factor %g; the second must be the larger one", r->low_freq_factor, r->high_freq_factor);
-    if (original == -1) original = r->original;
-    to->scaling.original_max_position_embeddings = original;
-    return te__hf_positive(c, "factor", r->factor, 1, &to->scaling.factor) && te__hf_positive(c, "low_freq_factor", r->low_freq_factor, 1, &to->scaling.low_freq_factor) &&
-           te__hf_positive(c, "high_freq_factor", r->high_freq_factor, 1, &to->scaling.high_freq_factor) &&
-           te__hf_count(c, "original_max_position_embeddings", original, 1);
+    return te__hf_positive(c, "low_freq_factor", r->low_freq_factor, 1, &s->low_freq_factor) && te__hf_positive(c, "high_freq_factor", r->high_freq_factor, 1, &s->high_freq_factor);
 }
 
 /* The rotations of layers without and with a window. */

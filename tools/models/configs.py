@@ -13,6 +13,7 @@ from checks import check, error, run
 GONE = object()  # the key is taken out
 SLIDING, FULL = "sliding_attention", "full_attention"
 LLAMA3 = dict(rope_type="llama3", rope_theta=10000.0, factor=4.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=16)
+YARN = dict(rope_type="yarn", rope_theta=10000.0, factor=4.0, original_max_position_embeddings=16)
 SIZES = dict(vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=4, max_position_embeddings=64, bos_token_id=None,
              eos_token_id=None, pad_token_id=None)
 GEMMA = dict(head_dim=8, query_pre_attn_scalar=20)
@@ -55,6 +56,14 @@ VARIANTS = [
     ("llama", dict(rope_parameters=GONE, rope_scaling=LLAMA3), None),
     ("llama", dict(rope_parameters=LLAMA3, original_max_position_embeddings=4), None),
     ("llama", dict(rope_parameters={k: v for k, v in LLAMA3.items() if k[0] != "o"}), "original_max_position_embeddings is missing"),
+    ("llama", dict(rope_parameters=YARN), None),
+    ("llama", dict(rope_parameters=dict(YARN, factor=None)), None),
+    ("llama", dict(rope_parameters=dict(YARN, beta_fast=2.0, beta_slow=0.25, mscale=0.7, mscale_all_dim=0.4, truncate=False)), None),
+    ("llama", dict(rope_parameters=dict(YARN, attention_factor=0.8)), None),
+    ("llama", dict(rope_parameters=dict(YARN, beta_fast=1.0, beta_slow=2.0)), "beta_fast 1 and beta_slow 2"),
+    ("llama", dict(rope_parameters=dict(rope_type="dynamic", rope_theta=10000.0, factor=3.0), max_position_embeddings=5), None),
+    ("llama", dict(rope_parameters=dict(rope_type="dynamic", rope_theta=10000.0, factor=3.0)), None),
+    ("llama", dict(rope_parameters=dict(YARN, rope_type="longrope", short_factor=[1.0] * 4, long_factor=[2.0] * 4)), 'rope_type is "longrope"'),
     ("llama", dict(rope_scaling=dict(rope_type="linear", factor=2.0)), "it has rope_scaling and rope_parameters"),
     ("llama", dict(rope_parameters={FULL: dict(rope_type="linear", factor=2.0)}), "transformers reads those of a llama without kinds of layers"),
     ("llama", dict(rope_parameters=dict(rope_type="default", rope_theta=100.0, partial_rotary_factor=0.5)), "partial_rotary_factor is 0.5"),

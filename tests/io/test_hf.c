@@ -379,7 +379,7 @@ TE_TEST(hf_refuses_configs) {
         {"\"rope_scaling\": null", "\"rope_scaling\": {\"type\": \"yarn\", \"factor\": 4, \"original_max_position_embeddings\": 8, \"mscale\": -1}", TE_ERR_FORMAT, "mscale is -1"},
         {"\"rope_scaling\": null", "\"rope_scaling\": {\"type\": \"dynamic\", \"factor\": 4}", TE_ERR_FORMAT, "max_position_embeddings is missing"},
         {"\"rope_scaling\": null", "\"rope_scaling\": {\"rope_type\": \"linear\"}", TE_ERR_FORMAT, "factor is missing"},
-        {"\"rope_scaling\": null", "\"rope_scaling\": {\"rope_type\": \"llama3\", \"factor\": 8, \"low_freq_factor\": 4, \"high_freq_factor\": 1}", TE_ERR_FORMAT, "the larger one"},
+        {"\"rope_scaling\": null", "\"rope_scaling\": {\"rope_type\": \"llama3\", \"factor\": 8, \"low_freq_factor\": 4, \"high_freq_factor\": 1, \"original_max_position_embeddings\": 8}", TE_ERR_FORMAT, "the larger one"},
         {"\"rope_scaling\": null", "\"rope_scaling\": [1]", TE_ERR_FORMAT, "'{' is missing"},
         {"\"rope_scaling\": null", "\"partial_rotary_factor\": 0.5", TE_ERR_UNSUPPORTED, "partial_rotary_factor is 0.5"},
         {"\"rope_scaling\": null", "\"quantization_config\": {\"bits\": 4}", TE_ERR_UNSUPPORTED, "quantization_config"},

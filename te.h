@@ -3758,15 +3758,18 @@ TE_API te_result te_hf_save(te_module *model, const char *folder);
 
 /* api/onnx.h: modules as ONNX files. */
 
-/* Writes what a forward pass of `module` on `inputs` computes as an ONNX file (opset 19), which any runtime of ONNX takes. The module runs twice without recording
- * (te_no_grad_begin), at the sizes of `inputs` and at larger ones, and every operation that it runs becomes nodes: so modules of the user's own are exported too, as long as
- * operations of te.h make their outputs. Small inputs will do; they show shapes and formats, and their values are not written. Random states and the scales and histories of recipes stay
- * as they were, and a hook of te_set_trace sees neither run.
+/* Writes what a forward pass of `module` on `inputs` computes as an ONNX file (opset 19), which any runtime of ONNX takes. The module runs three times without recording
+ * (te_no_grad_begin), twice at the sizes of `inputs` and once at larger ones, and every operation that it runs becomes nodes: so modules of the user's own are exported too, as
+ * long as operations of te.h make their outputs. Small inputs will do; they show shapes and formats, and their values are not written. Random states and the scales and histories
+ * of recipes stay as they were, and a hook of te_set_trace sees none of the runs.
  *
  *     inputs      each tensor of the args (input, encoder_output, key, value, masks, biases, rotary->start_positions, m_splits_tensor ...) becomes an input of the graph
  *                 under the field's name; all other fields are part of the file, as rotary's angles are. Not with m_splits, kv_cache and inference_params, which are the host's
- *     sizes       the leading dimensions of inputs vary: "batch", "sequence", and where encoder_output, key or kv_layer is given "sequence_kv" (of 2 dimensions of
- *                 hidden states the first, "batch"). All others are fixed
+ *     sizes       a batch and lengths vary, under the names "batch", "sequence" and, with encoder_output, key or kv_layer, "sequence_kv". Hidden states have both in front, in
+ *                 the module's order; if they have 2 dimensions, the first is "batch". All other sizes are fixed. An axis of size 1 of a mask or bias is fixed too and
+ *                 stands for all; but the first of a padding mask [b, 1, 1, s] is the batch, of one sequence as well.
+ *                 A size inside the module is fixed, or a product of those that vary. One that the module rounds up, or adds to, is neither, and may look like
+ *                 either: give a batch and lengths that differ from each other, and from whatever the module adds or rounds to
  *     outputs     "out", and "output_bias", "ln_out", "max_logit", "m_splits" where the module makes them, in the formats that it makes them in
  *     weights     initializers under the parameters' paths (te_module_visit_tensors), in their formats, each once
  *     arithmetic  f32: inputs of an operation are cast to it, and its result is rounded to its own format by a cast
@@ -3777,10 +3780,15 @@ TE_API te_result te_hf_save(te_module *model, const char *folder);
  *     stored      weights that are stored quantized: codes with DequantizeLinear, or decoded if their scales are of blocks
  *     attention   its two products and the softmax between them; positions and masks are computed from the sizes that a run has
  *
- * The file is written beside its path and renamed when it is whole, as by te_safetensors_write. Syncs. Errors: TE_ERR_UNSUPPORTED for an operation that has no form in ONNX, and
- * the message names it and its module: dropout (te_module_train(m, false) ends it), packed sequences (thd), caches, score_mod, experts whose tokens the host counts; for sizes that are not
- * products of those that vary; for a file above 2 GB, which readers of protobuf refuse. TE_ERR_INVALID for inputs whose sizes contradict each other. TE_ERR_STATE inside a capture, a warm-up or a
- * trace hook. TE_ERR_IO for a path that cannot be written. TransformerEngine: te.onnx_export with torch.onnx.export. */
+ * The file is written beside its path and renamed when it is whole, as by te_safetensors_write. Syncs. TransformerEngine: te.onnx_export with torch.onnx.export.
+ *
+ *     TE_ERR_UNSUPPORTED  an operation that has no form in ONNX; the message names it and its module: dropout (te_module_train(m, false) ends it), packed sequences (thd),
+ *                         caches, score_mod, experts whose tokens the host counts, an operation that writes a list of tensors. Sizes that are not products of those
+ *                         that vary. softcap with a sequence of more than 170 in `inputs`: the file takes longer ones. A module that ranks share; an autocast region with an
+ *                         amax_group of several ranks. A file above 2 GB, which readers of protobuf refuse
+ *     TE_ERR_INVALID      inputs, inputs->input or path is NULL; an input that is quantized, empty or of another context; inputs whose sizes contradict each other
+ *     TE_ERR_STATE        module is NULL; inside a capture, a warm-up or a trace hook
+ *     TE_ERR_IO           a path that cannot be written */
 TE_API te_result te_onnx_export(te_module *module, const te_forward_args *inputs, const char *path);
 
 /* ==== api/report.h ============================================================================================== */
@@ -59592,7 +59600,8 @@ static void te__onnx_put_value(te__text *graph, int field, const char *name, int
  * A function that makes a value returns its item, or TE__ONNX_FAILED after the context has its error; it takes failed items and passes the failure on, so a
  * chain of them is checked at its end. */
 
-enum { TE__ONNX_FAILED = -1, TE__ONNX_BUCKETS = 4096, TE__ONNX_SYMBOLS = 3 };
+enum { TE__ONNX_FAILED = -1, TE__ONNX_BUCKETS = 4096 };
+enum { TE__ONNX_BATCH, TE__ONNX_SEQUENCE, TE__ONNX_SEQUENCE_KV, TE__ONNX_SYMBOLS }; /* the sizes that vary */
 
 /* A size, stride or offset at the caller's inputs and at the larger ones: see te__onnx_factor. */
 typedef struct te__onnx_size {
@@ -59635,6 +59644,7 @@ typedef struct te__onnx_output {
 } te__onnx_output;
 
 struct te__onnx_write;
+struct te__onnx_plain;
 
 typedef struct te__onnx {
     te_ctx *te;
@@ -59647,6 +59657,8 @@ typedef struct te__onnx {
     int num_outputs, cap_outputs;
     struct te__onnx_write *writes; /* io/onnx_memory.c */
     int num_writes, cap_writes, num_constants;
+    struct te__onnx_plain *plain; /* io/onnx_quant.c */
+    int num_plain, cap_plain;
 } te__onnx;
 
 /* The call and its module in front of every complaint. */
@@ -60233,7 +60245,8 @@ static int te__onnx_order(const te__onnx_pair *x, int order[TE_MAX_DIMS]) {
     }
     return n;
 }
-/* Does x fill its memory without gaps? Else *gap becomes the place in `order` of the innermost dimension that does not reach to the next one. */
+/* Does x fill its memory without gaps? Else *gap becomes the place in `order` behind the innermost dimension whose stride is not the size of what is inside it: [4, 3] with
+ * rows 8 elements apart has a gap behind each row, and *gap is 1, the place of the columns. */
 static bool te__onnx_is_dense(const te__onnx_pair *x, const int *order, int n, int *gap) {
     te__onnx_size expect = te__onnx_fixed(1);
     int i;
@@ -60280,7 +60293,8 @@ static int te__onnx_wide(te__onnx *g, const te__onnx_write *w) {
     }
 }
 
-/* How a tensor lies in a block of memory without gaps: the block as `n` dimensions of sizes `full`, of which begin .. begin + size - 1 are the tensor's. */
+/* Where a tensor lies in a block of memory without gaps. The block has `n` dimensions, of sizes `full`; along each the tensor takes `size` elements from `begin` on.
+ * The last 3 columns of a [4, 8] matrix: full 4, 8; begin 0, 5; size 4, 3. */
 typedef struct te__onnx_place {
     int n, order[TE_MAX_DIMS]; /* the tensor's dimension at each place; the last place may have none */
     te__onnx_size full[TE_MAX_DIMS + 1], begin[TE_MAX_DIMS + 1], size[TE_MAX_DIMS + 1];
@@ -60538,7 +60552,8 @@ static te_result te__onnx_host(te__onnx *g, const te_tensor *x, float *out, int 
 /* io/onnx_quant.c: the nodes of quantization and of the products that read codes. Knows the args of operations; must not know recipes.
  *
  * One scale a tensor: QuantizeLinear and DequantizeLinear, as runtimes look for them. The scale is a number where the run has it beforehand (delayed scaling; a parameter
- * under current scaling) and else computed from the tensor. So the graph's name for codes is what they stand for, and products multiply plain numbers.
+ * under current scaling) and else computed from the tensor. An item of the graph that stands for codes holds the numbers that they decode to, so products multiply plain
+ * numbers.
  *
  * Scales of blocks have no form in this opset. Codes of a parameter are decoded: the decoded parameter is stored in place of the parameter. Codes of other tensors
  * stand for the numbers that they were made of: the product of the file is that of operands that were not rounded to codes. */
@@ -60650,6 +60665,16 @@ static te_result te__onnx_fp8_quantize(te__onnx *g, const te__any_args *x, const
 
 /* ---- codes of blocks ---- */
 
+/* Weights whose decoded numbers are in the file: layers may share one, and a layer may run twice. */
+typedef struct te__onnx_plain {
+    te_tensor x; /* shape and memory of the weight, or of its stored codes; not owned */
+    te_scaling scaling;
+    bool e4m3_max_256;
+    const char *path; /* borrowed of the write; static of a constant */
+    int item;
+} te__onnx_plain;
+static void te__onnx_plain_free(te__onnx *g) { te__free(g->te, g->plain, (size_t)g->cap_plain * sizeof(te__onnx_plain)); }
+
 /* One copy of a quantized tensor, of the first run. */
 typedef struct te__onnx_codes {
     const te_tensor *q, *scale, *amax;
@@ -60657,13 +60682,23 @@ typedef struct te__onnx_codes {
     bool swizzled, e4m3_max_256, two_dimensional;
 } te__onnx_codes;
 
-/* The [rows, columns] numbers that codes of blocks stand for, as a weight of the file. */
-static int te__onnx_decode_blocks(te__onnx *g, const te__onnx_codes *c, int64_t rows, int64_t columns, const char *path) {
+/* The [rows, columns] numbers that codes of blocks stand for, as a weight of the file. x: where they come from, the weight or its stored codes. */
+static int te__onnx_decode_blocks(te__onnx *g, const te__onnx_codes *c, const te_tensor *x, int64_t rows, int64_t columns, const char *path) {
     te_ctx *te = g->te;
     te_result result = TE_ERR_UNSUPPORTED;
     int64_t shape[2];
     te_tensor *out;
+    te__onnx_plain *p;
     char name[640];
+    int i, same_name = 0;
+    te__onnx_pair from = te__onnx_pair_of(x, x), seen;
+    if (!path) path = "constant";
+    for (i = 0; i < g->num_plain; i++) {
+        p = &g->plain[i];
+        seen = te__onnx_pair_of(&p->x, &p->x);
+        if (p->x.buffer == x->buffer && te__onnx_same_place(&seen, &from) && p->scaling == c->scaling && p->e4m3_max_256 == c->e4m3_max_256) return p->item;
+        same_name += p->path && strcmp(p->path, path) == 0;
+    }
     shape[0] = rows;
     shape[1] = columns;
     /* E4M3 times a power of two is a bfloat16 exactly; the other scales have digits of their own */
@@ -60693,8 +60728,18 @@ static int te__onnx_decode_blocks(te__onnx *g, const te__onnx_codes *c, int64_t 
         args.two_dimensional = c->two_dimensional;
         result = te_op_block_dequantize(te, &args);
     }
-    snprintf(name, sizeof(name), "%s.decoded", path ? path : "constant");
-    return result == TE_OK ? te__onnx_weight(g, name, out) : TE__ONNX_FAILED;
+    if (same_name) snprintf(name, sizeof(name), "%s.decoded_%d", path, same_name + 1); /* another part of it, or by another recipe */
+    else snprintf(name, sizeof(name), "%s.decoded", path);
+    if (result != TE_OK || !te__grow(te, (void **)&g->plain, &g->cap_plain, g->num_plain, sizeof(te__onnx_plain))) return TE__ONNX_FAILED;
+    i = te__onnx_weight(g, name, out);
+    if (i < 0) return i;
+    p = &g->plain[g->num_plain++];
+    p->x = *x;
+    p->scaling = c->scaling;
+    p->e4m3_max_256 = c->e4m3_max_256;
+    p->path = path;
+    p->item = i;
+    return i;
 }
 
 /* A call has made codes of x: of a parameter they are decoded, of anything else they stand for x. */
@@ -60704,7 +60749,7 @@ static te_result te__onnx_blocks(te__onnx *g, const te__onnx_codes *c, const te_
     te__onnx_size shape[TE_MAX_DIMS];
     int v = te__onnx_read(g, x, x2), decoded;
     if (w && v >= 0) {
-        decoded = te__onnx_decode_blocks(g, c, te__rows(x), te__cols(x), w->path);
+        decoded = te__onnx_decode_blocks(g, c, x, te__rows(x), te__cols(x), w->path);
         if (decoded >= 0) v = c->scaling == TE_SCALING_MXFP8 ? te__onnx_cast(g, decoded, TE__ONNX_FLOAT) : decoded;
         te__onnx_dims(&from, shape);
         if (x->ndim != 2) v = te__onnx_reshape(g, v, x->ndim, shape);
@@ -60760,7 +60805,7 @@ static te_result te__onnx_operand(te__onnx *g, const te__onnx_codes *c, const te
         if (c->scale && te__onnx_host(g, c->scale, &scale, 1) != TE_OK) return te_error_code(g->te);
         v = te__onnx_decoded(g, g->writes[i].value, te__onnx_f32(g, scale), codes);
     } else {
-        v = te__onnx_decode_blocks(g, c, lines, k, g->writes[i].path);
+        v = te__onnx_decode_blocks(g, c, c->q, lines, k, g->writes[i].path);
         if (v >= 0 && c->scaling == TE_SCALING_MXFP8) v = te__onnx_cast(g, v, TE__ONNX_FLOAT);
         if (v >= 0 && te__cols(c->q) != k) {
             int64_t pad[4] = {0};
@@ -60888,11 +60933,11 @@ static te_result te__onnx_gemm(te__onnx *g, const te__any_args *x, const te__any
     return te__onnx_store_as(g, &d, v);
 }
 
-/* Group after group, each a slice of the rows whose ends the graph computes. */
+/* Group after group, each a slice of the rows whose ends the graph computes; rows behind the last group are 0. */
 static te_result te__onnx_grouped_gemm(te__onnx *g, const te__any_args *x, const te__any_args *y) {
     enum { MOST = 1024 };
     const te_op_grouped_gemm_args *a = &x->grouped_gemm, *b = &y->grouped_gemm;
-    int part[MOST], ends, rows, weights, biases = TE__ONNX_FAILED, i, order[2] = {1, 0};
+    int part[MOST + 1], ends, rows, rest, weights, biases = TE__ONNX_FAILED, i, order[2] = {1, 0};
     te__onnx_pair d = te__onnx_pair_of(a->d, b->d), bp = te__onnx_pair_of(a->b, b->b);
     te__onnx_size m, n, k, ld, shape[3];
     int64_t squeeze = 0, pads[2] = {1, 0};
@@ -60929,7 +60974,9 @@ static te_result te__onnx_grouped_gemm(te__onnx *g, const te__any_args *x, const
         if (a->bias) part[i] = te__onnx_2(g, "Add", part[i], te__onnx_cut(g, biases, 0, i, i + 1, 1));
     }
     if (!te__onnx_is_matrix(a->d, b->d, m, n)) d = te__onnx_matrix(a->d, b->d, m, n);
-    i = te__onnx_concat(g, 0, (int)a->groups, part);
+    rest = te__onnx_2(g, "Sub", te__onnx_size_of(g, m), te__onnx_cut(g, ends, 0, a->groups, a->groups + 1, 1));
+    part[a->groups] = te__onnx_1(g, "ConstantOfShape", te__onnx_concat2(g, 0, rest, te__onnx_size_of(g, n))); /* of f32 zeros */
+    i = te__onnx_concat(g, 0, (int)a->groups + 1, part);
     if (d.first.ndim != 2) {
         te__onnx_size out[TE_MAX_DIMS];
         te__onnx_dims(&d, out);
@@ -61177,16 +61224,18 @@ static te_result te__onnx_softmax(te__onnx *g, const te__any_args *x, const te__
     te__onnx_pair in = te__onnx_pair_of(a->x, b->x);
     te__onnx_scores s = TE_ZERO;
     int v = te__onnx_scaled(g, TE__ONNX_READ(x), a->scale), visible = TE__ONNX_ALL;
-    if (a->mask) { /* -10000 in place of the score; a row of nothing else is 0 */
-        int masked = te__onnx_f32(g, -10000.0f), mask = te__onnx_2(g, "Equal", TE__ONNX_READ(mask), te__onnx_i64(g, 0));
-        v = te__onnx_3(g, "Where", mask, v, masked);
-        visible = te__onnx_2(g, "Greater", te__onnx_reduce(g, "ReduceMax", v, -1), masked);
-    }
     if (a->causal) {
         s.s_q = te__onnx_dim(&in, -2);
         s.s_kv = te__onnx_dim(&in, -1);
         s.mask = TE_MASK_CAUSAL_BOTTOM_RIGHT;
-        visible = te__onnx_both(g, visible, te__onnx_visible(g, &s));
+        visible = te__onnx_visible(g, &s);
+    }
+    if (a->mask) { /* -10000 in place of the score; a row whose largest visible score is that is 0 */
+        int masked = te__onnx_f32(g, TE__SOFTMAX_MASKED), mask = te__onnx_2(g, "Equal", TE__ONNX_READ(mask), te__onnx_i64(g, 0)), seen;
+        v = te__onnx_3(g, "Where", mask, v, masked);
+        seen = visible == TE__ONNX_ALL ? v : te__onnx_3(g, "Where", visible, v, te__onnx_f32(g, -3e38f));
+        seen = te__onnx_1(g, "Not", te__onnx_2(g, "Equal", te__onnx_reduce(g, "ReduceMax", seen, -1), masked));
+        visible = te__onnx_both(g, visible, seen);
     }
     return TE__ONNX_STORE(y, te__onnx_softmax_of(g, v, visible));
 }
@@ -61203,6 +61252,7 @@ static te_result te__onnx_capped_softmax(te__onnx *g, const te__any_args *x, con
     s.s_kv = te__onnx_dim(&in, -1);
     s.mask = a->mask;
     s.window = a->window;
+    s.bottom_right_diagonal = TE_OFF; /* of a window: j = i, but under TE_MASK_CAUSAL_BOTTOM_RIGHT */
     if (a->cap != 0.0f) v = te__onnx_capped(g, v, a->cap);
     return TE__ONNX_STORE(y, te__onnx_softmax_of(g, v, te__onnx_visible(g, &s)));
 }
@@ -61243,7 +61293,7 @@ static int te__onnx_angles(te__onnx *g, const te__onnx_rotation *r) {
     int i, v, order[2] = {1, 0};
     for (i = 0; i < half; i++) inv_freq[i] = a->inv_freq ? a->inv_freq[i] : (float)pow((double)a->base, -2.0 * i / a->rotary_dim);
     column[r->batch_first ? 1 : 0] = -1;
-    if (a->positions && te__numel(a->positions) > r->s.first) { /* [b, s] */
+    if (a->positions && te__numel(r->b->positions) > r->s.second) { /* [b, s]: b is more than 1 in the larger run */
         te__onnx_pair p = te__onnx_pair_of(a->positions, r->b->positions);
         te__onnx_size shape[4];
         shape[0].first = te__numel(a->positions) / r->s.first;
@@ -61506,6 +61556,9 @@ static te_result te__onnx_capped_loop(te__onnx *g, const te__onnx_loop *a, const
     te__onnx_pair x, scores = te__onnx_pair_of(a->softmax->x, b->softmax->x);
     te__onnx_scores s = TE_ZERO;
     int v, w, order[4] = {0, 1, 3, 2};
+    if (scores.second.shape[0] >= TE__CAPPED_ROWS)
+        return te__onnx_fail(g, TE_ERR_UNSUPPORTED, "capped scores are computed %d queries at a time, and the run at larger inputs has more; export with a sequence of at most %d: the file "
+                             "takes longer ones too", (int)TE__CAPPED_ROWS, (int)((TE__CAPPED_ROWS - 1) / g->symbol[TE__ONNX_SEQUENCE].times)), te_error_code(g->te);
     groups.first = a->groups, groups.second = b->groups;
     per_group.first = a->heads / a->groups, per_group.second = b->heads / b->groups;
     x = te__onnx_of_heads(a->qk->a, b->qk->a, groups, per_group);
@@ -61517,6 +61570,7 @@ static te_result te__onnx_capped_loop(te__onnx *g, const te__onnx_loop *a, const
     s.s_kv = te__onnx_dim(&scores, 1);
     s.mask = a->softmax->mask;
     s.window = a->softmax->window;
+    s.bottom_right_diagonal = TE_OFF;
     v = te__onnx_scaled(g, v, a->softmax->scale);
     if (a->softmax->cap != 0.0f) v = te__onnx_capped(g, v, a->softmax->cap);
     v = te__onnx_softmax_of(g, v, te__onnx_visible(g, &s));
@@ -61848,11 +61902,12 @@ typedef enum te__onnx_axes {
     TE__ONNX_PADDING_Q, /* [b, 1, 1, s_q] */
     TE__ONNX_SEQUENCES, /* [b] */
     TE__ONNX_POSITIONS, /* [s] or [b, s] */
+    TE__ONNX_POSITIONS_KV, /* the same of keys */
     TE__ONNX_SLOPES,    /* [H] or [b, H] */
     TE__ONNX_NONE       /* all fixed */
 } te__onnx_axes;
 
-enum { TE__ONNX_BATCH, TE__ONNX_SEQUENCE, TE__ONNX_SEQUENCE_KV, TE__ONNX_INPUTS = 24 };
+enum { TE__ONNX_INPUTS = 24 };
 
 typedef struct te__onnx_slot {
     const char *name;
@@ -61901,6 +61956,7 @@ static void te__onnx_inputs_of(te__onnx_inputs *in, const te_forward_args *args)
         in->rotary_key = *args->rotary_key;
         in->args.rotary_key = &in->rotary_key;
         te__onnx_slot_add(in, "start_positions_key", &in->rotary_key.start_positions, TE__ONNX_SEQUENCES);
+        te__onnx_slot_add(in, "positions_key", &in->rotary_key.positions, TE__ONNX_POSITIONS_KV);
     }
 }
 static bool te__onnx_is_whole(void *user, te_module *m) {
@@ -61930,26 +61986,33 @@ static te_result te__onnx_inputs_refuse(te_module *m, const te_forward_args *arg
     return TE_OK;
 }
 
+/* The name of a length of keys, which are those of the queries where nothing says otherwise. */
+static int te__onnx_keys(const te__onnx *g, int64_t length, bool cross) {
+    const bool is_kv = length == g->symbol[TE__ONNX_SEQUENCE_KV].first;
+    return is_kv && (cross || length != g->symbol[TE__ONNX_SEQUENCE].first) ? TE__ONNX_SEQUENCE_KV : TE__ONNX_SEQUENCE;
+}
 /* Which size of its own does dimension `axis` of the input have? -1: none, it is fixed. */
 static int te__onnx_axis(const te__onnx *g, const te__onnx_slot *s, int axis, bool batch_first, bool cross) {
     const te_tensor *x = *s->slot;
     const bool kv = s->axes == TE__ONNX_HIDDEN_KV;
-    const bool whole = !te__is_float(x->dtype); /* ids: no hidden size behind */
+    const bool ids = !te__is_float(x->dtype); /* no hidden size behind */
+    const bool padding = ids && x->ndim == 4 && x->shape[1] == 1 && x->shape[2] == 1;
     switch (s->axes) {
     case TE__ONNX_HIDDEN:
     case TE__ONNX_HIDDEN_KV:
-        if (x->ndim - !whole < 2) return axis == 0 && x->ndim - !whole == 1 ? TE__ONNX_BATCH : -1;
+        if (x->ndim - !ids < 2) return axis == 0 && x->ndim - !ids == 1 ? TE__ONNX_BATCH : -1;
         return axis > 1 ? -1 : (axis == 0) == batch_first ? TE__ONNX_BATCH : kv ? TE__ONNX_SEQUENCE_KV : TE__ONNX_SEQUENCE;
     case TE__ONNX_SCORES:
     case TE__ONNX_SCORES_KV:
+        if (axis == 0 && padding && x->shape[0] == g->symbol[TE__ONNX_BATCH].first) return TE__ONNX_BATCH; /* of one sequence too: each has its own padding */
         if (x->ndim != 4 || axis == 1 || x->shape[axis] == 1) return -1;
         if (axis == 0) return TE__ONNX_BATCH;
         if (axis == 2) return TE__ONNX_SEQUENCE;
         if (s->axes == TE__ONNX_SCORES_KV) return TE__ONNX_SEQUENCE_KV;
-        if (x->shape[axis] == g->symbol[TE__ONNX_SEQUENCE_KV].first && (cross || x->shape[axis] != g->symbol[TE__ONNX_SEQUENCE].first)) return TE__ONNX_SEQUENCE_KV;
-        return TE__ONNX_SEQUENCE;
+        return te__onnx_keys(g, x->shape[axis], cross);
     case TE__ONNX_PADDING_Q: return axis == 0 ? TE__ONNX_BATCH : axis == x->ndim - 1 ? TE__ONNX_SEQUENCE : -1;
     case TE__ONNX_POSITIONS: return axis == x->ndim - 1 ? TE__ONNX_SEQUENCE : axis == 0 && x->ndim == 2 ? TE__ONNX_BATCH : -1;
+    case TE__ONNX_POSITIONS_KV: return axis == x->ndim - 1 ? te__onnx_keys(g, x->shape[axis], cross) : axis == 0 && x->ndim == 2 ? TE__ONNX_BATCH : -1;
     case TE__ONNX_SEQUENCES: return axis == 0 ? TE__ONNX_BATCH : -1;
     case TE__ONNX_SLOPES: return axis == 0 && x->ndim == 2 ? TE__ONNX_BATCH : -1;
     default: return -1;
@@ -62157,7 +62220,8 @@ static te__onnx_emit_fn te__onnx_emitter(te_op op) {
         if (rows[i].op == op) return rows[i].emit;
     return NULL;
 }
-/* Clears the fields that may differ between the runs: sizes, which tensors show as well, random numbers, which are not drawn, and those that emitters look at in both. */
+/* Clears the fields that may differ between the runs of one module: sizes, which the tensors show too; the place in the random numbers, of which no call draws any; and the
+ * angles of rotations and lengths of sequences, which emitters compare themselves. */
 static void te__onnx_clear_sizes(te_op op, te__any_args *a) {
     switch (op) {
     case TE_OP_GEMM: a->gemm.m = a->gemm.n = a->gemm.k = 0; break;
@@ -62189,7 +62253,7 @@ static bool te__onnx_is_one_call(const te__onnx_call *first, const te__onnx_call
     te__args_of(&m, second->op, &b, true);
     for (k = 0; k < l.n; k++) {
         const te_tensor *x, *y;
-        if (l.arg[k].list) return true; /* no operation with lists has a form in ONNX */
+        if (l.arg[k].list) return true; /* no operation with lists has a form in ONNX: te__onnx_opaque */
         x = te__arg_tensor(&l.arg[k], 0);
         y = te__arg_tensor(&m.arg[k], 0);
         if (!x != !y || (x && (x->dtype != y->dtype || x->ndim != y->ndim))) return false;
@@ -62200,15 +62264,19 @@ static bool te__onnx_is_one_call(const te__onnx_call *first, const te__onnx_call
     te__onnx_clear_sizes(second->op, &b);
     return memcmp(&a, &b, te__ops[first->op].args_size) == 0;
 }
-/* A call without a form in ONNX: whatever reads its results is refused, by its name. */
+/* A call without a form in ONNX: whatever reads its results is refused, by its name. A list of results lived for the call alone, so nothing tells which tensors it
+ * wrote: the call itself is refused. */
 static te_result te__onnx_opaque(te__onnx *g, te__onnx_call *first, te__onnx_call *second) {
     te__args l, m;
     te_result result = TE_OK;
     int k;
     te__args_of(&l, first->op, &first->args, false);
     te__args_of(&m, second->op, &second->args, false);
-    for (k = 0; k < l.n && k < m.n && result == TE_OK; k++)
-        if ((l.arg[k].flags & TE__OUT) && !l.arg[k].list) result = te__onnx_store(g, te__arg_tensor(&l.arg[k], 0), te__arg_tensor(&m.arg[k], 0), TE__ONNX_FAILED);
+    for (k = 0; k < l.n && k < m.n && result == TE_OK; k++) {
+        if (!(l.arg[k].flags & TE__OUT)) continue;
+        if (l.arg[k].list) return te__onnx_fail(g, TE_ERR_UNSUPPORTED, "it writes a list of tensors, which has no form in ONNX"), te_error_code(g->te);
+        result = te__onnx_store(g, te__arg_tensor(&l.arg[k], 0), te__arg_tensor(&m.arg[k], 0), TE__ONNX_FAILED);
+    }
     return result;
 }
 /* How many calls from `at` on are those of attention with capped scores; *loop describes them. */
@@ -62284,8 +62352,6 @@ static te_result te__onnx_add_output(te__onnx *g, const char *name, te_tensor *f
 
 static te_result te__onnx_forward(te_module *m, te__onnx_inputs *in, te__onnx_run *r, bool keep) {
     te_ctx *te = te_module_ctx(m);
-    te_trace_fn fn = te->trace;
-    void *user = te->trace_user;
     te_tensor *y;
     r->keep = keep;
     r->begin = te->writes;
@@ -62293,7 +62359,7 @@ static te_result te__onnx_forward(te_module *m, te__onnx_inputs *in, te__onnx_ru
     te_no_grad_begin(te);
     y = te_forward_with(m, &in->args);
     te_no_grad_end(te);
-    te_set_trace(te, fn, user);
+    te_set_trace(te, NULL, NULL);
     te__onnx_look_for_foreign(r);
     return y ? te_error_code(te) : te_error_code(te) != TE_OK ? te_error_code(te) : te__fail(te, TE_ERR_STATE, "te_onnx_export: the module made no output");
 }
@@ -62317,9 +62383,8 @@ static te_result te__onnx_make(te__onnx *g, te_module *m, const te_forward_args 
             return te_error_code(te) != TE_OK ? te_error_code(te)
                                               : te__fail(te, TE_ERR_INVALID, "te_onnx_export: %s %s; it must be a plain tensor of the module's context", in.slot[i].name,
                                                          x->quantized ? "is quantized" : "belongs to another context");
-        x = te_tensor_contiguous(x);
-        if (!x) return te_error_code(te);
-        *in.slot[i].slot = x;
+        *in.slot[i].slot = te__empty_like(x, x->dtype); /* memory tells inputs apart: from each other, and from parameters */
+        if (!*in.slot[i].slot || te_tensor_copy(*in.slot[i].slot, x) != TE_OK) return te_error_code(te);
     }
     result = te__onnx_scales_take(te, &scales, &num_scales);
     if (result != TE_OK) { /* nothing has run that could have changed them */
@@ -62348,6 +62413,8 @@ static te_result te__onnx_make(te__onnx *g, te_module *m, const te_forward_args 
 
 TE_API te_result te_onnx_export(te_module *module, const te_forward_args *inputs, const char *path) {
     te__onnx_run first = TE_ZERO, second = TE_ZERO;
+    te_trace_fn trace;
+    void *trace_user;
     te__onnx *g;
     te_ctx *te;
     te_result result;
@@ -62363,15 +62430,20 @@ TE_API te_result te_onnx_export(te_module *module, const te_forward_args *inputs
     g = (te__onnx *)te__alloc_zero(te, sizeof(te__onnx));
     if (!g) return TE_ERR_OUT_OF_MEMORY;
     g->te = first.te = second.te = te;
+    trace = te->trace;
+    trace_user = te->trace_user;
+    te_set_trace(te, NULL, NULL); /* a hook of the program's sees no call of the export */
     te__frame_begin(te);
     result = te__onnx_make(g, module, inputs, &first, &second);
     if (result == TE_OK) result = te__onnx_write_file(g, path, te_module_name(module));
     te__onnx_run_free(&first);
     te__onnx_run_free(&second);
+    te__onnx_plain_free(g);
     te__onnx_memory_free(g);
     te__onnx_graph_free(g);
     te__free(te, g, sizeof(*g));
     te__frame_end(te, NULL, 0);
+    te_set_trace(te, trace, trace_user);
     return result;
 }
 

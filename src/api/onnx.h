@@ -1,14 +1,17 @@
 /* api/onnx.h: modules as ONNX files. */
 
-/* Writes what a forward pass of `module` on `inputs` computes as an ONNX file (opset 19), which any runtime of ONNX takes. The module runs twice without recording
- * (te_no_grad_begin), at the sizes of `inputs` and at larger ones, and every operation that it runs becomes nodes: so modules of the user's own are exported too, as long as
- * operations of te.h make their outputs. Small inputs will do; they show shapes and formats, and their values are not written. Random states and the scales and histories of recipes stay
- * as they were, and a hook of te_set_trace sees neither run.
+/* Writes what a forward pass of `module` on `inputs` computes as an ONNX file (opset 19), which any runtime of ONNX takes. The module runs three times without recording
+ * (te_no_grad_begin), twice at the sizes of `inputs` and once at larger ones, and every operation that it runs becomes nodes: so modules of the user's own are exported too, as
+ * long as operations of te.h make their outputs. Small inputs will do; they show shapes and formats, and their values are not written. Random states and the scales and histories
+ * of recipes stay as they were, and a hook of te_set_trace sees none of the runs.
  *
  *     inputs      each tensor of the args (input, encoder_output, key, value, masks, biases, rotary->start_positions, m_splits_tensor ...) becomes an input of the graph
  *                 under the field's name; all other fields are part of the file, as rotary's angles are. Not with m_splits, kv_cache and inference_params, which are the host's
- *     sizes       the leading dimensions of inputs vary: "batch", "sequence", and where encoder_output, key or kv_layer is given "sequence_kv" (of 2 dimensions of
- *                 hidden states the first, "batch"). All others are fixed
+ *     sizes       a batch and lengths vary, under the names "batch", "sequence" and, with encoder_output, key or kv_layer, "sequence_kv". Hidden states have both in front, in
+ *                 the module's order; if they have 2 dimensions, the first is "batch". All other sizes are fixed. An axis of size 1 of a mask or bias is fixed too and
+ *                 stands for all; but the first of a padding mask [b, 1, 1, s] is the batch, of one sequence as well.
+ *                 A size inside the module is fixed, or a product of those that vary. One that the module rounds up, or adds to, is neither, and may look like
+ *                 either: give a batch and lengths that differ from each other, and from whatever the module adds or rounds to
  *     outputs     "out", and "output_bias", "ln_out", "max_logit", "m_splits" where the module makes them, in the formats that it makes them in
  *     weights     initializers under the parameters' paths (te_module_visit_tensors), in their formats, each once
  *     arithmetic  f32: inputs of an operation are cast to it, and its result is rounded to its own format by a cast
@@ -19,8 +22,13 @@
  *     stored      weights that are stored quantized: codes with DequantizeLinear, or decoded if their scales are of blocks
  *     attention   its two products and the softmax between them; positions and masks are computed from the sizes that a run has
  *
- * The file is written beside its path and renamed when it is whole, as by te_safetensors_write. Syncs. Errors: TE_ERR_UNSUPPORTED for an operation that has no form in ONNX, and
- * the message names it and its module: dropout (te_module_train(m, false) ends it), packed sequences (thd), caches, score_mod, experts whose tokens the host counts; for sizes that are not
- * products of those that vary; for a file above 2 GB, which readers of protobuf refuse. TE_ERR_INVALID for inputs whose sizes contradict each other. TE_ERR_STATE inside a capture, a warm-up or a
- * trace hook. TE_ERR_IO for a path that cannot be written. TransformerEngine: te.onnx_export with torch.onnx.export. */
+ * The file is written beside its path and renamed when it is whole, as by te_safetensors_write. Syncs. TransformerEngine: te.onnx_export with torch.onnx.export.
+ *
+ *     TE_ERR_UNSUPPORTED  an operation that has no form in ONNX; the message names it and its module: dropout (te_module_train(m, false) ends it), packed sequences (thd),
+ *                         caches, score_mod, experts whose tokens the host counts, an operation that writes a list of tensors. Sizes that are not products of those
+ *                         that vary. softcap with a sequence of more than 170 in `inputs`: the file takes longer ones. A module that ranks share; an autocast region with an
+ *                         amax_group of several ranks. A file above 2 GB, which readers of protobuf refuse
+ *     TE_ERR_INVALID      inputs, inputs->input or path is NULL; an input that is quantized, empty or of another context; inputs whose sizes contradict each other
+ *     TE_ERR_STATE        module is NULL; inside a capture, a warm-up or a trace hook
+ *     TE_ERR_IO           a path that cannot be written */
 TE_API te_result te_onnx_export(te_module *module, const te_forward_args *inputs, const char *path);

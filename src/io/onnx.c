@@ -112,11 +112,12 @@ typedef enum te__onnx_axes {
     TE__ONNX_PADDING_Q, /* [b, 1, 1, s_q] */
     TE__ONNX_SEQUENCES, /* [b] */
     TE__ONNX_POSITIONS, /* [s] or [b, s] */
+    TE__ONNX_POSITIONS_KV, /* the same of keys */
     TE__ONNX_SLOPES,    /* [H] or [b, H] */
     TE__ONNX_NONE       /* all fixed */
 } te__onnx_axes;
 
-enum { TE__ONNX_BATCH, TE__ONNX_SEQUENCE, TE__ONNX_SEQUENCE_KV, TE__ONNX_INPUTS = 24 };
+enum { TE__ONNX_INPUTS = 24 };
 
 typedef struct te__onnx_slot {
     const char *name;
@@ -165,6 +166,7 @@ static void te__onnx_inputs_of(te__onnx_inputs *in, const te_forward_args *args)
         in->rotary_key = *args->rotary_key;
         in->args.rotary_key = &in->rotary_key;
         te__onnx_slot_add(in, "start_positions_key", &in->rotary_key.start_positions, TE__ONNX_SEQUENCES);
+        te__onnx_slot_add(in, "positions_key", &in->rotary_key.positions, TE__ONNX_POSITIONS_KV);
     }
 }
 static bool te__onnx_is_whole(void *user, te_module *m) {
@@ -194,26 +196,33 @@ static te_result te__onnx_inputs_refuse(te_module *m, const te_forward_args *arg
     return TE_OK;
 }
 
+/* The name of a length of keys, which are those of the queries where nothing says otherwise. */
+static int te__onnx_keys(const te__onnx *g, int64_t length, bool cross) {
+    const bool is_kv = length == g->symbol[TE__ONNX_SEQUENCE_KV].first;
+    return is_kv && (cross || length != g->symbol[TE__ONNX_SEQUENCE].first) ? TE__ONNX_SEQUENCE_KV : TE__ONNX_SEQUENCE;
+}
 /* Which size of its own does dimension `axis` of the input have? -1: none, it is fixed. */
 static int te__onnx_axis(const te__onnx *g, const te__onnx_slot *s, int axis, bool batch_first, bool cross) {
     const te_tensor *x = *s->slot;
     const bool kv = s->axes == TE__ONNX_HIDDEN_KV;
-    const bool whole = !te__is_float(x->dtype); /* ids: no hidden size behind */
+    const bool ids = !te__is_float(x->dtype); /* no hidden size behind */
+    const bool padding = ids && x->ndim == 4 && x->shape[1] == 1 && x->shape[2] == 1;
     switch (s->axes) {
     case TE__ONNX_HIDDEN:
     case TE__ONNX_HIDDEN_KV:
-        if (x->ndim - !whole < 2) return axis == 0 && x->ndim - !whole == 1 ? TE__ONNX_BATCH : -1;
+        if (x->ndim - !ids < 2) return axis == 0 && x->ndim - !ids == 1 ? TE__ONNX_BATCH : -1;
         return axis > 1 ? -1 : (axis == 0) == batch_first ? TE__ONNX_BATCH : kv ? TE__ONNX_SEQUENCE_KV : TE__ONNX_SEQUENCE;
     case TE__ONNX_SCORES:
     case TE__ONNX_SCORES_KV:
+        if (axis == 0 && padding && x->shape[0] == g->symbol[TE__ONNX_BATCH].first) return TE__ONNX_BATCH; /* of one sequence too: each has its own padding */
         if (x->ndim != 4 || axis == 1 || x->shape[axis] == 1) return -1;
         if (axis == 0) return TE__ONNX_BATCH;
         if (axis == 2) return TE__ONNX_SEQUENCE;
         if (s->axes == TE__ONNX_SCORES_KV) return TE__ONNX_SEQUENCE_KV;
-        if (x->shape[axis] == g->symbol[TE__ONNX_SEQUENCE_KV].first && (cross || x->shape[axis] != g->symbol[TE__ONNX_SEQUENCE].first)) return TE__ONNX_SEQUENCE_KV;
-        return TE__ONNX_SEQUENCE;
+        return te__onnx_keys(g, x->shape[axis], cross);
     case TE__ONNX_PADDING_Q: return axis == 0 ? TE__ONNX_BATCH : axis == x->ndim - 1 ? TE__ONNX_SEQUENCE : -1;
     case TE__ONNX_POSITIONS: return axis == x->ndim - 1 ? TE__ONNX_SEQUENCE : axis == 0 && x->ndim == 2 ? TE__ONNX_BATCH : -1;
+    case TE__ONNX_POSITIONS_KV: return axis == x->ndim - 1 ? te__onnx_keys(g, x->shape[axis], cross) : axis == 0 && x->ndim == 2 ? TE__ONNX_BATCH : -1;
     case TE__ONNX_SEQUENCES: return axis == 0 ? TE__ONNX_BATCH : -1;
     case TE__ONNX_SLOPES: return axis == 0 && x->ndim == 2 ? TE__ONNX_BATCH : -1;
     default: return -1;
@@ -421,7 +430,8 @@ static te__onnx_emit_fn te__onnx_emitter(te_op op) {
         if (rows[i].op == op) return rows[i].emit;
     return NULL;
 }
-/* Clears the fields that may differ between the runs: sizes, which tensors show as well, random numbers, which are not drawn, and those that emitters look at in both. */
+/* Clears the fields that may differ between the runs of one module: sizes, which the tensors show too; the place in the random numbers, of which no call draws any; and the
+ * angles of rotations and lengths of sequences, which emitters compare themselves. */
 static void te__onnx_clear_sizes(te_op op, te__any_args *a) {
     switch (op) {
     case TE_OP_GEMM: a->gemm.m = a->gemm.n = a->gemm.k = 0; break;
@@ -453,7 +463,7 @@ static bool te__onnx_is_one_call(const te__onnx_call *first, const te__onnx_call
     te__args_of(&m, second->op, &b, true);
     for (k = 0; k < l.n; k++) {
         const te_tensor *x, *y;
-        if (l.arg[k].list) return true; /* no operation with lists has a form in ONNX */
+        if (l.arg[k].list) return true; /* no operation with lists has a form in ONNX: te__onnx_opaque */
         x = te__arg_tensor(&l.arg[k], 0);
         y = te__arg_tensor(&m.arg[k], 0);
         if (!x != !y || (x && (x->dtype != y->dtype || x->ndim != y->ndim))) return false;
@@ -464,15 +474,19 @@ static bool te__onnx_is_one_call(const te__onnx_call *first, const te__onnx_call
     te__onnx_clear_sizes(second->op, &b);
     return memcmp(&a, &b, te__ops[first->op].args_size) == 0;
 }
-/* A call without a form in ONNX: whatever reads its results is refused, by its name. */
+/* A call without a form in ONNX: whatever reads its results is refused, by its name. A list of results lived for the call alone, so nothing tells which tensors it
+ * wrote: the call itself is refused. */
 static te_result te__onnx_opaque(te__onnx *g, te__onnx_call *first, te__onnx_call *second) {
     te__args l, m;
     te_result result = TE_OK;
     int k;
     te__args_of(&l, first->op, &first->args, false);
     te__args_of(&m, second->op, &second->args, false);
-    for (k = 0; k < l.n && k < m.n && result == TE_OK; k++)
-        if ((l.arg[k].flags & TE__OUT) && !l.arg[k].list) result = te__onnx_store(g, te__arg_tensor(&l.arg[k], 0), te__arg_tensor(&m.arg[k], 0), TE__ONNX_FAILED);
+    for (k = 0; k < l.n && k < m.n && result == TE_OK; k++) {
+        if (!(l.arg[k].flags & TE__OUT)) continue;
+        if (l.arg[k].list) return te__onnx_fail(g, TE_ERR_UNSUPPORTED, "it writes a list of tensors, which has no form in ONNX"), te_error_code(g->te);
+        result = te__onnx_store(g, te__arg_tensor(&l.arg[k], 0), te__arg_tensor(&m.arg[k], 0), TE__ONNX_FAILED);
+    }
     return result;
 }
 /* How many calls from `at` on are those of attention with capped scores; *loop describes them. */
@@ -548,8 +562,6 @@ static te_result te__onnx_add_output(te__onnx *g, const char *name, te_tensor *f
 
 static te_result te__onnx_forward(te_module *m, te__onnx_inputs *in, te__onnx_run *r, bool keep) {
     te_ctx *te = te_module_ctx(m);
-    te_trace_fn fn = te->trace;
-    void *user = te->trace_user;
     te_tensor *y;
     r->keep = keep;
     r->begin = te->writes;
@@ -557,7 +569,7 @@ static te_result te__onnx_forward(te_module *m, te__onnx_inputs *in, te__onnx_ru
     te_no_grad_begin(te);
     y = te_forward_with(m, &in->args);
     te_no_grad_end(te);
-    te_set_trace(te, fn, user);
+    te_set_trace(te, NULL, NULL);
     te__onnx_look_for_foreign(r);
     return y ? te_error_code(te) : te_error_code(te) != TE_OK ? te_error_code(te) : te__fail(te, TE_ERR_STATE, "te_onnx_export: the module made no output");
 }
@@ -581,9 +593,8 @@ static te_result te__onnx_make(te__onnx *g, te_module *m, const te_forward_args 
             return te_error_code(te) != TE_OK ? te_error_code(te)
                                               : te__fail(te, TE_ERR_INVALID, "te_onnx_export: %s %s; it must be a plain tensor of the module's context", in.slot[i].name,
                                                          x->quantized ? "is quantized" : "belongs to another context");
-        x = te_tensor_contiguous(x);
-        if (!x) return te_error_code(te);
-        *in.slot[i].slot = x;
+        *in.slot[i].slot = te__empty_like(x, x->dtype); /* memory tells inputs apart: from each other, and from parameters */
+        if (!*in.slot[i].slot || te_tensor_copy(*in.slot[i].slot, x) != TE_OK) return te_error_code(te);
     }
     result = te__onnx_scales_take(te, &scales, &num_scales);
     if (result != TE_OK) { /* nothing has run that could have changed them */
@@ -612,6 +623,8 @@ static te_result te__onnx_make(te__onnx *g, te_module *m, const te_forward_args 
 
 TE_API te_result te_onnx_export(te_module *module, const te_forward_args *inputs, const char *path) {
     te__onnx_run first = TE_ZERO, second = TE_ZERO;
+    te_trace_fn trace;
+    void *trace_user;
     te__onnx *g;
     te_ctx *te;
     te_result result;
@@ -627,14 +640,19 @@ TE_API te_result te_onnx_export(te_module *module, const te_forward_args *inputs
     g = (te__onnx *)te__alloc_zero(te, sizeof(te__onnx));
     if (!g) return TE_ERR_OUT_OF_MEMORY;
     g->te = first.te = second.te = te;
+    trace = te->trace;
+    trace_user = te->trace_user;
+    te_set_trace(te, NULL, NULL); /* a hook of the program's sees no call of the export */
     te__frame_begin(te);
     result = te__onnx_make(g, module, inputs, &first, &second);
     if (result == TE_OK) result = te__onnx_write_file(g, path, te_module_name(module));
     te__onnx_run_free(&first);
     te__onnx_run_free(&second);
+    te__onnx_plain_free(g);
     te__onnx_memory_free(g);
     te__onnx_graph_free(g);
     te__free(te, g, sizeof(*g));
     te__frame_end(te, NULL, 0);
+    te_set_trace(te, trace, trace_user);
     return result;
 }

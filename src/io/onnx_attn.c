@@ -32,7 +32,7 @@ static int te__onnx_angles(te__onnx *g, const te__onnx_rotation *r) {
     int i, v, order[2] = {1, 0};
     for (i = 0; i < half; i++) inv_freq[i] = a->inv_freq ? a->inv_freq[i] : (float)pow((double)a->base, -2.0 * i / a->rotary_dim);
     column[r->batch_first ? 1 : 0] = -1;
-    if (a->positions && te__numel(a->positions) > r->s.first) { /* [b, s] */
+    if (a->positions && te__numel(r->b->positions) > r->s.second) { /* [b, s]: b is more than 1 in the larger run */
         te__onnx_pair p = te__onnx_pair_of(a->positions, r->b->positions);
         te__onnx_size shape[4];
         shape[0].first = te__numel(a->positions) / r->s.first;
@@ -295,6 +295,9 @@ static te_result te__onnx_capped_loop(te__onnx *g, const te__onnx_loop *a, const
     te__onnx_pair x, scores = te__onnx_pair_of(a->softmax->x, b->softmax->x);
     te__onnx_scores s = TE_ZERO;
     int v, w, order[4] = {0, 1, 3, 2};
+    if (scores.second.shape[0] >= TE__CAPPED_ROWS)
+        return te__onnx_fail(g, TE_ERR_UNSUPPORTED, "capped scores are computed %d queries at a time, and the run at larger inputs has more; export with a sequence of at most %d: the file "
+                             "takes longer ones too", (int)TE__CAPPED_ROWS, (int)((TE__CAPPED_ROWS - 1) / g->symbol[TE__ONNX_SEQUENCE].times)), te_error_code(g->te);
     groups.first = a->groups, groups.second = b->groups;
     per_group.first = a->heads / a->groups, per_group.second = b->heads / b->groups;
     x = te__onnx_of_heads(a->qk->a, b->qk->a, groups, per_group);
@@ -306,6 +309,7 @@ static te_result te__onnx_capped_loop(te__onnx *g, const te__onnx_loop *a, const
     s.s_kv = te__onnx_dim(&scores, 1);
     s.mask = a->softmax->mask;
     s.window = a->softmax->window;
+    s.bottom_right_diagonal = TE_OFF;
     v = te__onnx_scaled(g, v, a->softmax->scale);
     if (a->softmax->cap != 0.0f) v = te__onnx_capped(g, v, a->softmax->cap);
     v = te__onnx_softmax_of(g, v, te__onnx_visible(g, &s));

@@ -7,7 +7,8 @@
  * A function that makes a value returns its item, or TE__ONNX_FAILED after the context has its error; it takes failed items and passes the failure on, so a
  * chain of them is checked at its end. */
 
-enum { TE__ONNX_FAILED = -1, TE__ONNX_BUCKETS = 4096, TE__ONNX_SYMBOLS = 3 };
+enum { TE__ONNX_FAILED = -1, TE__ONNX_BUCKETS = 4096 };
+enum { TE__ONNX_BATCH, TE__ONNX_SEQUENCE, TE__ONNX_SEQUENCE_KV, TE__ONNX_SYMBOLS }; /* the sizes that vary */
 
 /* A size, stride or offset at the caller's inputs and at the larger ones: see te__onnx_factor. */
 typedef struct te__onnx_size {
@@ -50,6 +51,7 @@ typedef struct te__onnx_output {
 } te__onnx_output;
 
 struct te__onnx_write;
+struct te__onnx_plain;
 
 typedef struct te__onnx {
     te_ctx *te;
@@ -62,6 +64,8 @@ typedef struct te__onnx {
     int num_outputs, cap_outputs;
     struct te__onnx_write *writes; /* io/onnx_memory.c */
     int num_writes, cap_writes, num_constants;
+    struct te__onnx_plain *plain; /* io/onnx_quant.c */
+    int num_plain, cap_plain;
 } te__onnx;
 
 /* The call and its module in front of every complaint. */

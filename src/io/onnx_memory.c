@@ -112,7 +112,8 @@ static int te__onnx_order(const te__onnx_pair *x, int order[TE_MAX_DIMS]) {
     }
     return n;
 }
-/* Does x fill its memory without gaps? Else *gap becomes the place in `order` of the innermost dimension that does not reach to the next one. */
+/* Does x fill its memory without gaps? Else *gap becomes the place in `order` behind the innermost dimension whose stride is not the size of what is inside it: [4, 3] with
+ * rows 8 elements apart has a gap behind each row, and *gap is 1, the place of the columns. */
 static bool te__onnx_is_dense(const te__onnx_pair *x, const int *order, int n, int *gap) {
     te__onnx_size expect = te__onnx_fixed(1);
     int i;
@@ -159,7 +160,8 @@ static int te__onnx_wide(te__onnx *g, const te__onnx_write *w) {
     }
 }
 
-/* How a tensor lies in a block of memory without gaps: the block as `n` dimensions of sizes `full`, of which begin .. begin + size - 1 are the tensor's. */
+/* Where a tensor lies in a block of memory without gaps. The block has `n` dimensions, of sizes `full`; along each the tensor takes `size` elements from `begin` on.
+ * The last 3 columns of a [4, 8] matrix: full 4, 8; begin 0, 5; size 4, 3. */
 typedef struct te__onnx_place {
     int n, order[TE_MAX_DIMS]; /* the tensor's dimension at each place; the last place may have none */
     te__onnx_size full[TE_MAX_DIMS + 1], begin[TE_MAX_DIMS + 1], size[TE_MAX_DIMS + 1];

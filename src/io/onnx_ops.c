@@ -235,16 +235,18 @@ static te_result te__onnx_softmax(te__onnx *g, const te__any_args *x, const te__
     te__onnx_pair in = te__onnx_pair_of(a->x, b->x);
     te__onnx_scores s = TE_ZERO;
     int v = te__onnx_scaled(g, TE__ONNX_READ(x), a->scale), visible = TE__ONNX_ALL;
-    if (a->mask) { /* -10000 in place of the score; a row of nothing else is 0 */
-        int masked = te__onnx_f32(g, -10000.0f), mask = te__onnx_2(g, "Equal", TE__ONNX_READ(mask), te__onnx_i64(g, 0));
-        v = te__onnx_3(g, "Where", mask, v, masked);
-        visible = te__onnx_2(g, "Greater", te__onnx_reduce(g, "ReduceMax", v, -1), masked);
-    }
     if (a->causal) {
         s.s_q = te__onnx_dim(&in, -2);
         s.s_kv = te__onnx_dim(&in, -1);
         s.mask = TE_MASK_CAUSAL_BOTTOM_RIGHT;
-        visible = te__onnx_both(g, visible, te__onnx_visible(g, &s));
+        visible = te__onnx_visible(g, &s);
+    }
+    if (a->mask) { /* -10000 in place of the score; a row whose largest visible score is that is 0 */
+        int masked = te__onnx_f32(g, TE__SOFTMAX_MASKED), mask = te__onnx_2(g, "Equal", TE__ONNX_READ(mask), te__onnx_i64(g, 0)), seen;
+        v = te__onnx_3(g, "Where", mask, v, masked);
+        seen = visible == TE__ONNX_ALL ? v : te__onnx_3(g, "Where", visible, v, te__onnx_f32(g, -3e38f));
+        seen = te__onnx_1(g, "Not", te__onnx_2(g, "Equal", te__onnx_reduce(g, "ReduceMax", seen, -1), masked));
+        visible = te__onnx_both(g, visible, seen);
     }
     return TE__ONNX_STORE(y, te__onnx_softmax_of(g, v, visible));
 }
@@ -261,6 +263,7 @@ static te_result te__onnx_capped_softmax(te__onnx *g, const te__any_args *x, con
     s.s_kv = te__onnx_dim(&in, -1);
     s.mask = a->mask;
     s.window = a->window;
+    s.bottom_right_diagonal = TE_OFF; /* of a window: j = i, but under TE_MASK_CAUSAL_BOTTOM_RIGHT */
     if (a->cap != 0.0f) v = te__onnx_capped(g, v, a->cap);
     return TE__ONNX_STORE(y, te__onnx_softmax_of(g, v, te__onnx_visible(g, &s)));
 }

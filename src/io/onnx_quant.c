@@ -1,7 +1,8 @@
 /* io/onnx_quant.c: the nodes of quantization and of the products that read codes. Knows the args of operations; must not know recipes.
  *
  * One scale a tensor: QuantizeLinear and DequantizeLinear, as runtimes look for them. The scale is a number where the run has it beforehand (delayed scaling; a parameter
- * under current scaling) and else computed from the tensor. So the graph's name for codes is what they stand for, and products multiply plain numbers.
+ * under current scaling) and else computed from the tensor. An item of the graph that stands for codes holds the numbers that they decode to, so products multiply plain
+ * numbers.
  *
  * Scales of blocks have no form in this opset. Codes of a parameter are decoded: the decoded parameter is stored in place of the parameter. Codes of other tensors
  * stand for the numbers that they were made of: the product of the file is that of operands that were not rounded to codes. */
@@ -113,6 +114,16 @@ static te_result te__onnx_fp8_quantize(te__onnx *g, const te__any_args *x, const
 
 /* ---- codes of blocks ---- */
 
+/* Weights whose decoded numbers are in the file: layers may share one, and a layer may run twice. */
+typedef struct te__onnx_plain {
+    te_tensor x; /* shape and memory of the weight, or of its stored codes; not owned */
+    te_scaling scaling;
+    bool e4m3_max_256;
+    const char *path; /* borrowed of the write; static of a constant */
+    int item;
+} te__onnx_plain;
+static void te__onnx_plain_free(te__onnx *g) { te__free(g->te, g->plain, (size_t)g->cap_plain * sizeof(te__onnx_plain)); }
+
 /* One copy of a quantized tensor, of the first run. */
 typedef struct te__onnx_codes {
     const te_tensor *q, *scale, *amax;
@@ -120,13 +131,23 @@ typedef struct te__onnx_codes {
     bool swizzled, e4m3_max_256, two_dimensional;
 } te__onnx_codes;
 
-/* The [rows, columns] numbers that codes of blocks stand for, as a weight of the file. */
-static int te__onnx_decode_blocks(te__onnx *g, const te__onnx_codes *c, int64_t rows, int64_t columns, const char *path) {
+/* The [rows, columns] numbers that codes of blocks stand for, as a weight of the file. x: where they come from, the weight or its stored codes. */
+static int te__onnx_decode_blocks(te__onnx *g, const te__onnx_codes *c, const te_tensor *x, int64_t rows, int64_t columns, const char *path) {
     te_ctx *te = g->te;
     te_result result = TE_ERR_UNSUPPORTED;
     int64_t shape[2];
     te_tensor *out;
+    te__onnx_plain *p;
     char name[640];
+    int i, same_name = 0;
+    te__onnx_pair from = te__onnx_pair_of(x, x), seen;
+    if (!path) path = "constant";
+    for (i = 0; i < g->num_plain; i++) {
+        p = &g->plain[i];
+        seen = te__onnx_pair_of(&p->x, &p->x);
+        if (p->x.buffer == x->buffer && te__onnx_same_place(&seen, &from) && p->scaling == c->scaling && p->e4m3_max_256 == c->e4m3_max_256) return p->item;
+        same_name += p->path && strcmp(p->path, path) == 0;
+    }
     shape[0] = rows;
     shape[1] = columns;
     /* E4M3 times a power of two is a bfloat16 exactly; the other scales have digits of their own */
@@ -156,8 +177,18 @@ static int te__onnx_decode_blocks(te__onnx *g, const te__onnx_codes *c, int64_t 
         args.two_dimensional = c->two_dimensional;
         result = te_op_block_dequantize(te, &args);
     }
-    snprintf(name, sizeof(name), "%s.decoded", path ? path : "constant");
-    return result == TE_OK ? te__onnx_weight(g, name, out) : TE__ONNX_FAILED;
+    if (same_name) snprintf(name, sizeof(name), "%s.decoded_%d", path, same_name + 1); /* another part of it, or by another recipe */
+    else snprintf(name, sizeof(name), "%s.decoded", path);
+    if (result != TE_OK || !te__grow(te, (void **)&g->plain, &g->cap_plain, g->num_plain, sizeof(te__onnx_plain))) return TE__ONNX_FAILED;
+    i = te__onnx_weight(g, name, out);
+    if (i < 0) return i;
+    p = &g->plain[g->num_plain++];
+    p->x = *x;
+    p->scaling = c->scaling;
+    p->e4m3_max_256 = c->e4m3_max_256;
+    p->path = path;
+    p->item = i;
+    return i;
 }
 
 /* A call has made codes of x: of a parameter they are decoded, of anything else they stand for x. */
@@ -167,7 +198,7 @@ static te_result te__onnx_blocks(te__onnx *g, const te__onnx_codes *c, const te_
     te__onnx_size shape[TE_MAX_DIMS];
     int v = te__onnx_read(g, x, x2), decoded;
     if (w && v >= 0) {
-        decoded = te__onnx_decode_blocks(g, c, te__rows(x), te__cols(x), w->path);
+        decoded = te__onnx_decode_blocks(g, c, x, te__rows(x), te__cols(x), w->path);
         if (decoded >= 0) v = c->scaling == TE_SCALING_MXFP8 ? te__onnx_cast(g, decoded, TE__ONNX_FLOAT) : decoded;
         te__onnx_dims(&from, shape);
         if (x->ndim != 2) v = te__onnx_reshape(g, v, x->ndim, shape);
@@ -223,7 +254,7 @@ static te_result te__onnx_operand(te__onnx *g, const te__onnx_codes *c, const te
         if (c->scale && te__onnx_host(g, c->scale, &scale, 1) != TE_OK) return te_error_code(g->te);
         v = te__onnx_decoded(g, g->writes[i].value, te__onnx_f32(g, scale), codes);
     } else {
-        v = te__onnx_decode_blocks(g, c, lines, k, g->writes[i].path);
+        v = te__onnx_decode_blocks(g, c, c->q, lines, k, g->writes[i].path);
         if (v >= 0 && c->scaling == TE_SCALING_MXFP8) v = te__onnx_cast(g, v, TE__ONNX_FLOAT);
         if (v >= 0 && te__cols(c->q) != k) {
             int64_t pad[4] = {0};
@@ -351,11 +382,11 @@ static te_result te__onnx_gemm(te__onnx *g, const te__any_args *x, const te__any
     return te__onnx_store_as(g, &d, v);
 }
 
-/* Group after group, each a slice of the rows whose ends the graph computes. */
+/* Group after group, each a slice of the rows whose ends the graph computes; rows behind the last group are 0. */
 static te_result te__onnx_grouped_gemm(te__onnx *g, const te__any_args *x, const te__any_args *y) {
     enum { MOST = 1024 };
     const te_op_grouped_gemm_args *a = &x->grouped_gemm, *b = &y->grouped_gemm;
-    int part[MOST], ends, rows, weights, biases = TE__ONNX_FAILED, i, order[2] = {1, 0};
+    int part[MOST + 1], ends, rows, rest, weights, biases = TE__ONNX_FAILED, i, order[2] = {1, 0};
     te__onnx_pair d = te__onnx_pair_of(a->d, b->d), bp = te__onnx_pair_of(a->b, b->b);
     te__onnx_size m, n, k, ld, shape[3];
     int64_t squeeze = 0, pads[2] = {1, 0};
@@ -392,7 +423,9 @@ static te_result te__onnx_grouped_gemm(te__onnx *g, const te__any_args *x, const
         if (a->bias) part[i] = te__onnx_2(g, "Add", part[i], te__onnx_cut(g, biases, 0, i, i + 1, 1));
     }
     if (!te__onnx_is_matrix(a->d, b->d, m, n)) d = te__onnx_matrix(a->d, b->d, m, n);
-    i = te__onnx_concat(g, 0, (int)a->groups, part);
+    rest = te__onnx_2(g, "Sub", te__onnx_size_of(g, m), te__onnx_cut(g, ends, 0, a->groups, a->groups + 1, 1));
+    part[a->groups] = te__onnx_1(g, "ConstantOfShape", te__onnx_concat2(g, 0, rest, te__onnx_size_of(g, n))); /* of f32 zeros */
+    i = te__onnx_concat(g, 0, (int)a->groups + 1, part);
     if (d.first.ndim != 2) {
         te__onnx_size out[TE_MAX_DIMS];
         te__onnx_dims(&d, out);

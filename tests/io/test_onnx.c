@@ -379,6 +379,88 @@ TE_TEST_DEVICES(onnx_of_stored_codes) {
     }
 }
 
+/* The child runs twice, on its own result. */
+static te_result ask_twice(te_module *m, te_forward_args *args) {
+    te_module *child = te_module_child(m, 0);
+    args->outputs.out = te_forward(child, te_forward(child, args->input));
+    return te_error_code(te_module_ctx(m));
+}
+/* A weight that two calls read is decoded once, and its name is there once. */
+TE_TEST_DEVICES(onnx_decodes_a_weight_once) {
+    static const te_module_class twice = {.name = "Twice", .forward = ask_twice};
+    const te_recipe recipes[] = {te_recipe_block_scaling(), te_recipe_mxfp8(), te_recipe_nvfp4()};
+    const char *path = test_path("twice.onnx");
+    for (int i = 0; i < COUNT(recipes); i++) {
+        te_module *m = te_module_create(te, &twice, NULL);
+        te_module_add_child(m, "linear", te_linear_create(te, &(te_linear_desc){.in_features = 128, .out_features = 128}));
+        test_case("recipe %d", i);
+        te_autocast_begin(te, &(te_autocast_desc){.recipe = &recipes[i]});
+        CHECK_EQ_INT(export_of(m, normal(te, TE_BF16, SHAPE(64, 2, 128)), path), TE_OK);
+        te_autocast_end(te);
+        REQUIRE_OK(te);
+        file *x = read_model(path);
+        check_order(x);
+        CHECK(weight_of(x, "linear.weight.decoded") != NULL);
+        CHECK_EQ_INT(count_of(x, "MatMul"), 2);
+        int decoded = 0;
+        for (int k = 0; k < x->num_weights; k++) {
+            decoded += strstr(x->weights[k].name, "decoded") != NULL;
+            CHECK(weight_of(x, x->weights[k].name) != NULL); /* once */
+        }
+        CHECK_EQ_INT(decoded, 1);
+        te_module_destroy(m);
+    }
+}
+
+/* One tensor as two inputs, and a parameter as an input: each stands in the file by itself. */
+TE_TEST_DEVICES(onnx_tells_inputs_apart) {
+    const char *path = test_path("apart.onnx");
+    te_module *m = te_dot_product_attention_create(te, &(te_dot_product_attention_desc){.attention = {.num_attention_heads = 4, .kv_channels = 8}});
+    te_tensor *q = normal(te, TE_F32, SHAPE(6, 2, 4, 8)), *k = normal(te, TE_F32, SHAPE(7, 2, 4, 8));
+    CHECK_EQ_INT(te_onnx_export(m, &(te_forward_args){.input = q, .key = k, .value = k}, path), TE_OK);
+    REQUIRE_OK(te);
+    file *x = check_file(m, path);
+    static const char *const names[] = {"input", "key", "value"};
+    CHECK_EQ_INT(x->num_inputs, 3);
+    for (int i = 0; i < x->num_inputs; i++) {
+        int readers = 0;
+        for (int n = 0; n < x->num_nodes; n++)
+            for (int j = 0; j < x->nodes[n].num_in; j++) readers += !strcmp(x->nodes[n].in[j], names[i]);
+        CHECK_MSG(readers > 0, "no node reads %s", names[i]);
+    }
+    te_module_destroy(m);
+    m = te_linear_create(te, &(te_linear_desc){.in_features = 8, .out_features = 8, .gemm.params_dtype = TE_F32});
+    CHECK_EQ_INT(export_of(m, te_module_parameter(m, "weight"), path), TE_OK);
+    REQUIRE_OK(te);
+    check_file(m, path);
+    te_module_destroy(m);
+}
+
+/* Keys have positions of their own, and a padding mask of one sequence follows the batch. */
+TE_TEST_DEVICES(onnx_of_one_sequence) {
+    const char *path = test_path("one.onnx");
+    te_module *m = te_multihead_attention_create(te, &(te_multihead_attention_desc){.hidden_size = 32, .attention = {.num_attention_heads = 4, .attn_mask_type = TE_MASK_PADDING},
+                                                                                             .gemm.params_dtype = TE_F32});
+    te_rotary_desc rotary = {.positions = te_tensor_zeros(te, TE_I32, SHAPE(1, 5))}, rotary_key = {.positions = te_tensor_zeros(te, TE_I32, SHAPE(1, 5))};
+    te_forward_args args = {.input = normal(te, TE_F32, SHAPE(5, 1, 32)), .rotary = &rotary, .rotary_key = &rotary_key};
+    args.attention.attention_mask = te_tensor_zeros(te, TE_U8, SHAPE(1, 1, 1, 5));
+    CHECK_EQ_INT(te_onnx_export(m, &args, path), TE_OK);
+    REQUIRE_OK(te);
+    file *x = check_file(m, path);
+    static const struct {
+        const char *name;
+        int last;
+    } want[] = {{"attention_mask", 3}, {"positions", 1}, {"positions_key", 1}};
+    CHECK_EQ_INT(x->num_inputs, 4);
+    for (int i = 0; i < COUNT(want); i++) {
+        const value *v = &x->inputs[i + 1];
+        CHECK_STR(v->name, want[i].name);
+        CHECK(v->axis[0] && !strcmp(v->axis[0], "batch"));
+        CHECK(v->axis[want[i].last] && !strcmp(v->axis[want[i].last], "sequence"));
+    }
+    te_module_destroy(m);
+}
+
 /* Equal calls give equal bytes, and a hook of the program's is back in its place. */
 static void count_calls(te_ctx *te, const te_trace *event, void *user) {
     (void)te, (void)event;
@@ -440,6 +522,14 @@ static te_result ask_affine(te_module *m, te_forward_args *args) {
     args->outputs.out = te_concat(list, 2, 0);
     return te_error_code(te_module_ctx(m));
 }
+/* An operation that writes a list of tensors, in place. */
+static te_result ask_list(te_module *m, te_forward_args *args) {
+    te_tensor *list[1];
+    list[0] = te_scale(args->input, 2);
+    te_op_multi_scale(te_module_ctx(m), &(te_op_multi_scale_args){.in = (const te_tensor *const *)list, .out = list, .num_tensors = 1, .scale = 3});
+    args->outputs.out = te_scale(list[0], 5);
+    return te_error_code(te_module_ctx(m));
+}
 TE_TEST_DEVICES(onnx_refuses_what_a_graph_cannot) {
     static const struct {
         te_module_class cls;
@@ -447,6 +537,7 @@ TE_TEST_DEVICES(onnx_refuses_what_a_graph_cannot) {
     } own[] = {{{.name = "Loss", .forward = ask_loss}, "cross_entropy_fwd"},
                {{.name = "Host", .forward = ask_host}, "[4, 6], and [8, 6] at larger inputs"},
                {{.name = "Overwritten", .forward = ask_overwritten}, "a collective or the host"},
+               {{.name = "List", .forward = ask_list}, "multi_scale of \"List\": it writes a list of tensors"},
                {{.name = "More", .forward = ask_more}, "call 2 of an operation is axpby"},
                {{.name = "Affine", .forward = ask_affine}, "of which copy has written a part"}};
     const char *path = test_path("refused.onnx");
@@ -502,23 +593,43 @@ TE_TEST_DEVICES(onnx_refuses_calls) {
     te_module_destroy(shared);
 }
 
+/* Queries of capped scores are taken 512 at a time, and the larger run has three times as many as the first. */
+TE_TEST(onnx_of_long_capped_attention) {
+    te_ctx *te = test_context("cpu");
+    te_module *m = te_causal_lm_create(te, &(te_causal_lm_desc){.vocab_size = 8, .hidden_size = 8, .intermediate_size = 8, .num_hidden_layers = 1, .num_attention_heads = 1,
+                                                                .attn_logit_softcapping = 5});
+    CHECK_EQ_INT(export_of(m, te_tensor_zeros(te, TE_I32, SHAPE(1, 170)), test_path("long.onnx")), TE_OK);
+    REQUIRE_OK(te);
+    CHECK_EQ_INT(export_of(m, te_tensor_zeros(te, TE_I32, SHAPE(1, 171)), test_path("long.onnx")), TE_ERR_UNSUPPORTED);
+    CHECK_ERROR(te, TE_ERR_UNSUPPORTED, "export with a sequence of at most 170");
+    te_module_destroy(m);
+}
+
 /* ---- paths ---- */
 
 TE_TEST_DEVICES(onnx_leaves_no_half_file) {
     te_module *m = te_linear_create(te, &(te_linear_desc){.in_features = 256, .out_features = 256});
     te_tensor *x = normal(te, TE_BF16, SHAPE(2, 2, 256));
-    const char *path = test_path("kept.onnx");
-    size_t n, after_n;
     export_of(m, x, test_path("no/such/folder.onnx"));
     CHECK_ERROR(te, TE_ERR_IO, "no/such/folder.onnx");
     CHECK_EQ_INT(files_in_folder(), 0);
     export_of(m, x, test_dir());
     CHECK_ERROR(te, TE_ERR_IO, "");
+    CHECK_EQ_INT(files_in_folder(), 0);
+    te_module_destroy(m);
+}
+TE_TEST_DEVICES(onnx_full_disk_keeps_the_old_file) {
+    const char *path = test_path("kept.onnx");
+    size_t n, after_n;
+    if (!test_limit_files(1 << 30)) SKIP("no limit on the size of files here");
+    test_limit_files(-1);
+    te_module *m = te_linear_create(te, &(te_linear_desc){.in_features = 256, .out_features = 256});
+    te_tensor *x = normal(te, TE_BF16, SHAPE(2, 2, 256));
     CHECK_EQ_INT(export_of(m, x, path), TE_OK);
     uint8_t *before = test_read_file(path, &n);
     for (int limit = 16; limit < 100000; limit *= 8) {
         test_case("%d bytes fit", limit);
-        if (!test_limit_files(limit)) SKIP("no limit on the size of files here");
+        CHECK(test_limit_files(limit));
         te_result result = export_of(m, x, path);
         test_limit_files(-1);
         CHECK_EQ_INT(result, TE_ERR_IO);

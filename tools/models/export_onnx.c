@@ -25,6 +25,7 @@ typedef enum kind {
     GROUPED,
     LM,
     OWN_ATTENTION, /* a class of this file's, on te_attention */
+    OWN_SOFTMAX,   /* one on the softmaxes of scores */
     OWN_EXPERTS    /* and one on the functions of mixtures of experts */
 } kind;
 
@@ -50,6 +51,10 @@ typedef struct scene {
     bool padding, enc_dec_padding; /* masks of the padding behind each sequence, of the encoder's output */
     bool max_logit, packed;        /* of CORE */
     bool interleaved; /* of SMALL: halves by blocks */
+    bool one;         /* exported with one sequence */
+    bool alias;       /* exported with one tensor as two inputs: keys and values, the starts of queries and keys */
+    bool key_turn;    /* keys are rotated by starts or positions of their own, with rotary */
+    bool unused_rows; /* of GROUPED: behind the last group */
 } scene;
 
 static const scene scenes[] = {
@@ -82,6 +87,8 @@ static const scene scenes[] = {
     {.name = "attention_rotary", .kind = ATTENTION, .rotary = true, .groups = 2, .turn = {.rotary_percent = 0.5f, .interleaved = true, .position_offset = 3}},
     {.name = "attention_starts", .kind = ATTENTION, .rotary = true, .starts = true, .format = TE_BSHD, .turn = {.seq_len_interpolation_factor = 2}},
     {.name = "attention_yarn", .kind = ATTENTION, .rotary = true, .positions = true, .turn.scaling = {.type = TE_ROPE_YARN, .factor = 4, .original_max_position_embeddings = 32}},
+    {.name = "attention_positions_one", .kind = ATTENTION, .rotary = true, .positions = true, .key_turn = true, .one = true},
+    {.name = "attention_starts_alias", .kind = ATTENTION, .rotary = true, .starts = true, .key_turn = true, .alias = true},
     {.name = "attention_qk_norm", .kind = ATTENTION, .rotary = true, .qk_norm = TE_QK_NORM_RMSNORM, .no_bias = true},
     {.name = "attention_cross", .kind = ATTENTION, .cross = true, .mask = TE_MASK_NONE, .groups = 2},
     {.name = "layer", .kind = LAYER},
@@ -91,6 +98,8 @@ static const scene scenes[] = {
     {.name = "layer_parallel", .kind = LAYER, .parallel_mlp = true, .window = {true, 4, 0}},
     {.name = "sequential", .kind = SEQUENTIAL},
     {.name = "core_padding", .kind = CORE, .mask = TE_MASK_PADDING, .padding = true},
+    {.name = "core_padding_one", .kind = CORE, .mask = TE_MASK_PADDING, .padding = true, .one = true},
+    {.name = "core_alias", .kind = CORE, .mask = TE_MASK_NONE, .alias = true},
     {.name = "core_padding_corner", .kind = CORE, .mask = TE_MASK_PADDING_CAUSAL_BOTTOM_RIGHT, .padding = true, .window = {true, 4, 1}, .groups = 2, .format = TE_BSHD},
     {.name = "core_learnable", .kind = CORE, .softmax = TE_SOFTMAX_LEARNABLE, .max_logit = true},
     {.name = "core_packed", .kind = CORE, .packed = true},
@@ -102,6 +111,7 @@ static const scene scenes[] = {
     {.name = "small_swiglu", .kind = SMALL, .activation = TE_SWIGLU},
     {.name = "small_interleaved", .kind = SMALL, .activation = TE_GEGLU, .interleaved = true},
     {.name = "grouped", .kind = GROUPED},
+    {.name = "grouped_unused_rows", .kind = GROUPED, .unused_rows = true},
     {.name = "lm", .kind = LM, .groups = 2},
     {.name = "lm_tied", .kind = LM, .tied = true, .groups = 1, .qk_norm = TE_QK_NORM_RMSNORM, .window = {true, 6, 0}, .llama3 = true},
     {.name = "lm_caps", .kind = LM, .groups = 2, .caps = true, .window = {true, 6, 0}},
@@ -112,6 +122,8 @@ static const scene scenes[] = {
     {.name = "own_arbitrary", .kind = OWN_ATTENTION, .mask = TE_MASK_ARBITRARY, .arbitrary_mask = true},
     {.name = "own_off_by_one", .kind = OWN_ATTENTION, .softmax = TE_SOFTMAX_OFF_BY_ONE, .window = {true, 4, 0}},
     {.name = "own_learnable", .kind = OWN_ATTENTION, .softmax = TE_SOFTMAX_LEARNABLE, .mask = TE_MASK_NONE, .format = TE_BSHD},
+    {.name = "own_softmax_capped", .kind = OWN_SOFTMAX, .caps = true, .mask = TE_MASK_NONE, .window = {true, 1, 2}},
+    {.name = "own_softmax_masked", .kind = OWN_SOFTMAX},
     {.name = "own_experts", .kind = OWN_EXPERTS, .router.topk = 2},
     {.name = "own_experts_pre", .kind = OWN_EXPERTS, .router = {.topk = 2, .use_pre_softmax = true, .scaling_factor = 1.5f}},
     {.name = "own_experts_sigmoid", .kind = OWN_EXPERTS, .router = {.topk = 4, .score_function = TE_SCORE_SIGMOID, .num_groups = 4, .group_topk = 2}},
@@ -186,6 +198,20 @@ static te_result own_attention(te_module *m, te_forward_args *args) {
 }
 static const te_module_class own_attention_class = {.name = "OwnAttention", .state_size = sizeof(own), .forward = own_attention};
 
+/* x [s, b, 4, 16] as scores. The second query's mask leaves it the last two keys, which its place in the sequence hides. */
+static te_result own_softmax(te_module *m, te_forward_args *args) {
+    const scene *s = ((own *)te_module_state(m))->s;
+    te_ctx *te = te_module_ctx(m);
+    te_tensor *x = args->input;
+    uint8_t masked[HEADS * D] = {0};
+    for (int i = D; i < 2 * D - 2; i++) masked[i] = 1;
+    args->outputs.out = te_tensor_empty(te, te_tensor_dtype(x), te_tensor_ndim(x), te_tensor_shape(x));
+    if (s->caps) return te_op_capped_softmax_fwd(te, &(te_op_capped_softmax_fwd_args){.x = x, .y = args->outputs.out, .cap = 2, .mask = s->mask, .window = s->window});
+    te_tensor *mask = te_tensor_from_host(te, TE_U8, 4, (int64_t[]){1, 1, HEADS, D}, masked);
+    return te_op_softmax_fwd(te, &(te_op_softmax_fwd_args){.x = x, .y = args->outputs.out, .mask = mask, .causal = true});
+}
+static const te_module_class own_softmax_class = {.name = "OwnSoftmax", .state_size = sizeof(own), .forward = own_softmax};
+
 static te_result own_experts(te_module *m, te_forward_args *args) {
     const scene *s = ((own *)te_module_state(m))->s;
     te_ctx *te = te_module_ctx(m);
@@ -209,10 +235,11 @@ static te_result own_experts(te_module *m, te_forward_args *args) {
 static const te_module_class own_experts_class = {.name = "OwnExperts", .state_size = sizeof(own), .forward = own_experts};
 
 static te_module *make_own(te_ctx *te, const scene *s, const te_gemm_options *gemm) {
-    te_module *m = te_module_create(te, s->kind == OWN_ATTENTION ? &own_attention_class : &own_experts_class, s->name);
+    const te_module_class *of = s->kind == OWN_ATTENTION ? &own_attention_class : s->kind == OWN_SOFTMAX ? &own_softmax_class : &own_experts_class;
+    te_module *m = te_module_create(te, of, s->name);
     ((own *)te_module_state(m))->s = s;
     if (s->softmax == TE_SOFTMAX_LEARNABLE) te_module_add_parameter(m, "offset", te_tensor_normal(te, TE_F32, 1, (int64_t[]){HEADS}, 0, 1));
-    if (s->kind == OWN_ATTENTION) return m;
+    if (s->kind != OWN_EXPERTS) return m;
     te_module_add_child(m, "router", te_linear_create(te, &(te_linear_desc){.in_features = H, .out_features = EXPERTS, .gemm = *gemm}));
     te_module_add_child(m, "up", te_grouped_linear_create(te, &(te_grouped_linear_desc){.num_gemms = EXPERTS, .in_features = H, .out_features = 2 * F, .gemm = *gemm}));
     te_module_add_child(m, "down", te_grouped_linear_create(te, &(te_grouped_linear_desc){.num_gemms = EXPERTS, .in_features = F, .out_features = H, .gemm = *gemm}));
@@ -269,6 +296,7 @@ static te_module *make(te_ctx *te, const scene *s, te_dtype dtype) {
         return te_sequential_create(te, list, 9);
     }
     case OWN_ATTENTION:
+    case OWN_SOFTMAX:
     case OWN_EXPERTS: return make_own(te, s, &gemm);
     case GROUPED: return te_grouped_linear_create(te, &(te_grouped_linear_desc){.num_gemms = 3, .in_features = H, .out_features = F, .gemm = gemm});
     default:
@@ -299,7 +327,7 @@ static bool stir(void *user, te_module *m, const char *path, te_tensor *x, te_en
 
 typedef struct call {
     te_forward_args args;
-    te_rotary_desc rotary;
+    te_rotary_desc rotary, rotary_key;
     const char *names[MOST]; /* of the tensors, as the graph has them */
     te_tensor *tensors[MOST];
     int n;
@@ -340,6 +368,7 @@ static void prepare(call *c, te_ctx *te, const scene *s, te_dtype dtype, int64_t
     case EMBEDDING:
     case LM: c->args.input = with(c, "input", ids(te, 2, (int64_t[]){b, length}, VOCAB)); break;
     case OWN_EXPERTS: c->args.input = with(c, "input", te_tensor_normal(te, dtype, 2, (int64_t[]){b * length, H}, 0, 1)); break;
+    case OWN_SOFTMAX: c->args.input = with(c, "input", hidden(te, dtype, s->format, b, length, 2, heads)); break;
     case OWN_ATTENTION:
     case CORE:
         if (s->packed) {
@@ -351,7 +380,7 @@ static void prepare(call *c, te_ctx *te, const scene *s, te_dtype dtype, int64_t
         c->args.value = with(c, "value", hidden(te, dtype, s->format, b, length + 5, 2, groups));
         break;
     case GROUPED: {
-        int64_t rows = b * length, sizes[3] = {rows / 4, 0, rows - rows / 4};
+        int64_t rows = b * length, sizes[3] = {rows / 4, 0, rows - rows / 4 - (s->unused_rows ? 3 : 0)};
         c->args.input = with(c, "input", te_tensor_normal(te, dtype, 2, (int64_t[]){rows, H}, 0, 1));
         c->args.m_splits_tensor = with(c, "m_splits_tensor", te_tensor_from_host(te, TE_I64, 1, (int64_t[]){3}, sizes));
         break;
@@ -377,6 +406,10 @@ static void prepare(call *c, te_ctx *te, const scene *s, te_dtype dtype, int64_t
         if (s->starts) c->rotary.start_positions = with(c, "start_positions", ids(te, 1, (int64_t[]){b}, 9));
         if (s->positions) c->rotary.positions = with(c, "positions", ids(te, 2, (int64_t[]){b, length}, 50));
         c->args.rotary = &c->rotary;
+        c->rotary_key = s->turn;
+        if (s->key_turn && s->starts) c->rotary_key.start_positions = with(c, "start_positions_key", ids(te, 1, (int64_t[]){b}, 6));
+        if (s->key_turn && s->positions) c->rotary_key.positions = with(c, "positions_key", ids(te, 2, (int64_t[]){b, length}, 37));
+        if (s->key_turn) c->args.rotary_key = &c->rotary_key;
     }
 }
 
@@ -402,7 +435,7 @@ static void write_call(te_ctx *te, const char *path, const call *c) {
 
 /* ---- a case ---- */
 
-static bool has_products(const scene *s) { return s->kind != NORM && s->kind != EMBEDDING && s->kind != CORE && s->kind != OWN_ATTENTION; }
+static bool has_products(const scene *s) { return s->kind != NORM && s->kind != EMBEDDING && s->kind != CORE && s->kind != OWN_ATTENTION && s->kind != OWN_SOFTMAX; }
 
 static void export_case(te_ctx *te, const char *folder, const char *name, const scene *s, const mode *m) {
     /* Recipes want rows in multiples of 32; without one sizes are odd. */
@@ -428,7 +461,9 @@ static void export_case(te_ctx *te, const char *folder, const char *name, const 
     }
     te_module_train(module, false);
     te_autocast_begin(te, &autocast);
-    prepare(&c, te, s, m->dtype, 2, m->recipe ? 32 : 5);
+    prepare(&c, te, s, m->dtype, s->one ? 1 : 2, m->recipe ? 32 : 5);
+    if (s->alias && c.args.key) c.args.value = c.args.key;
+    if (s->alias) c.rotary_key.start_positions = c.rotary.start_positions;
     snprintf(path, sizeof path, "%s/%s.onnx", folder, name);
     te_onnx_export(module, &c.args, path);
     check(te, name);

@@ -419,7 +419,7 @@ TE_API te_ctx *te_ctx_create(const te_ctx_desc *desc);
 TE_API void te_ctx_destroy(te_ctx *te);
 
 /* True while no call has failed since te_ctx_create or te_clear_error. NULL => false. In a model's first step kernels are compiled on other threads
- * while the calls go on: te_ok waits for those, so that its answer holds for every call before it; so do te_error and te_error_code. */
+ * while the calls go on: te_ok waits for those, so that its answer holds for every call before it; so do te_error, te_error_code and te_clear_error. */
 TE_API bool te_ok(const te_ctx *te);
 /* The text of the first error: the call, both values, the module's path, the remedy. "" if there is none. Borrowed, valid until
  * te_clear_error. */
@@ -1833,7 +1833,7 @@ typedef struct te_adam_tensor {
  *   p -= lr * (m/bc1 / (sqrt(v/bc2) + eps) + weight_decay * p)       bc = 1 - beta^step, or 1 if no_bias_correction
  * grad_scale: optional f32 [1] on the device, multiplies every gradient (clipping, un-scaling). found_inf: optional f32 [1];
  * if it is not 0 nothing is changed. lr_device: optional f32 [P], replaces lr; bias_correction: optional f32 [P, 2], 1/bc1 and 1/bc2, replaces
- * step and no_bias_correction; P is one more than the largest `place`. One call changes all parameters, or none. */
+ * step and no_bias_correction; P is more than the largest `place`. One call changes all parameters, or none. */
 typedef struct te_op_adam_args {
     const te_adam_tensor *tensors;             /* [num_tensors] */
     int num_tensors, num_undecayed;            /* the last num_undecayed take no weight decay */
@@ -3447,13 +3447,13 @@ TE_API te_result te_optimizer_step(te_optimizer *opt);
 TE_API void te_optimizer_keep_grad(te_optimizer *opt, bool keep);
 /* Forgets the gradients of the optimizer's parameters. */
 TE_API void te_optimizer_zero_grad(te_optimizer *opt);
-/* Sets the learning rate of the next steps, those of launched graphs included. Groups with one of their own keep it. */
+/* Sets the learning rate of the next steps, those of launched graphs included. Groups with one of their own keep it. TE_ERR_INVALID for one that is negative or not finite. */
 TE_API void te_optimizer_set_lr(te_optimizer *opt, float lr);
 /* The learning rate; 0 for NULL. */
 TE_API float te_optimizer_lr(const te_optimizer *opt);
 /* Gives group `group` of the desc (from 0; -1: the parameters of no group) a learning rate of its own, likewise. TE_ERR_INVALID for a group that is not there. */
 TE_API void te_optimizer_set_group_lr(te_optimizer *opt, int group, float lr);
-/* The learning rate of that group. */
+/* The learning rate of that group; TE_ERR_INVALID likewise. */
 TE_API float te_optimizer_group_lr(const te_optimizer *opt, int group);
 /* How many groups the desc had; 0 for NULL. */
 TE_API int te_optimizer_num_groups(const te_optimizer *opt);
@@ -3463,7 +3463,7 @@ TE_API int64_t te_optimizer_steps(const te_optimizer *opt);
 TE_API te_tensor *te_optimizer_grad_norm(const te_optimizer *opt);
 
 /* A scale of the loss, for gradients in f16 whose small numbers would vanish: it falls where a gradient is not finite, and that step is skipped, and grows after
- * growth_interval steps without one. All of it stays on the device, and te_graph takes it after one step outside. Where TransformerEngine's FusedAdam is told `capturable`:
+ * growth_interval steps without one. All of it stays on the device, as under `capturable` of TransformerEngine's FusedAdam, and te_graph takes it after one step outside. A step:
  *
  *     te_backward(te_grad_scaler_scale(scaler, loss));
  *     te_grad_scaler_step(scaler, opt);
@@ -3751,7 +3751,8 @@ typedef struct te_hf_desc {
  * te.h would compute wrongly. */
 TE_API te_module *te_hf_open(te_ctx *te, const char *folder, const te_hf_desc *desc);
 /* Writes such a folder, which is made if it is missing: config.json as te_hf_open read it, and all parameters of `model` into model.safetensors, quantized ones decoded. TE_ERR_INVALID for a
- * model that te_hf_open has not made; else as te_safetensors_write. Syncs. */
+ * model that te_hf_open has not made; else as te_safetensors_write. Syncs. Each file is replaced whole, the weights first: if config.json then cannot be written, the folder has new weights beside its old one. Shards that were
+ * there stay, and are not read any more. */
 TE_API te_result te_hf_save(te_module *model, const char *folder);
 
 /* ==== api/onnx.h ================================================================================================ */
@@ -6973,7 +6974,7 @@ static bool te__has_desc(te_ctx *te, const void *desc, const char *who) {
 static void te__settle(const te_ctx *te) {
     if (te && te->device && te->device->settle) te->device->settle((te_ctx *)te);
 }
-/* The same for an answer that an error has settled already: the first one stays. */
+/* The same, but it waits only while there is no error: a first error is final. */
 static void te__settle_error(const te_ctx *te) {
     if (te && te->error_code == TE_OK) te__settle(te);
 }
@@ -6987,7 +6988,7 @@ TE_API const char *te_error(const te_ctx *te) {
     if (te->error_code == TE_OK) return "";
     return te->error ? te->error : te__no_memory_text;
 }
-/* Inside the library: after a failure alone; whoever asks whether there was one reads te->error_code, which waits for nothing. */
+/* The library calls this only after a failure, since it may wait; to ask whether one has happened, it reads te->error_code. */
 TE_API TE__NOINLINE te_result te_error_code(const te_ctx *te) {
     te__settle_error(te);
     return te ? te->error_code : TE_ERR_STATE;
@@ -28803,6 +28804,7 @@ typedef struct te__queue {
     te__queued *first, *last;
     int count;
     uint64_t plan, failed_plan;
+    bool sending; /* te__queue_send is at work */
     bool closing;
     bool compiled; /* a kernel was compiled, not read from the cache */
     double start;
@@ -28895,6 +28897,7 @@ static te_result te__queued_send(te_ctx *te, te__queued *e) {
 /* Launches from the front of the queue as far as kernels are compiled; with `wait`, all of it. te's CUcontext must be current. */
 static te_result te__queue_send(te_ctx *te, te__queue *q, bool wait) {
     te_result first_failure = TE_OK;
+    q->sending = true; /* a log function may ask about errors, which would settle the queue that is read here */
     while (q->first) {
         te__queued *e = q->first;
         te_result result;
@@ -28908,6 +28911,7 @@ static te_result te__queue_send(te_ctx *te, te__queue *q, bool wait) {
         te__free(te, e, e->size);
     }
     if (!q->first) q->last = NULL;
+    q->sending = false;
     return first_failure;
 }
 
@@ -28915,6 +28919,7 @@ static te_result te__queue_settle(te_ctx *te) {
     te__queue *q = te->cuda->queue;
     te_result result, entered;
     bool pushed;
+    if (q->sending) return TE_OK;
     te->cuda->settle = NULL; /* launches that are sent may call this again */
     te->cuda->enqueue = NULL;
     entered = te__cuda_enter(te, &pushed);
@@ -36789,6 +36794,7 @@ static void te__rope_tokens(void *user, int64_t begin, int64_t end) {
 }
 
 static te_result te__rope_cpu(te_ctx *te, te__rope_kargs *a) {
+    if (a->d == 0 || a->heads + 2 * a->groups == 0) return TE_OK; /* then cu_seqlens may be empty, too */
     te__parallel_for(te, (int64_t)a->batch * a->seq, 16, te__rope_tokens, a);
     return TE_OK;
 }
@@ -37054,12 +37060,23 @@ static bool te__score_mod_knows(const te_score_mod *m, bool mask, const char *at
     return false;
 }
 
-/* Characters, brackets and names; the compiler sees to the rest. */
+/* A mark that would assign, take an address or follow one, begin a lambda, or stand for a bracket (a digraph): with these an expression could reach any memory.
+ * behind: an operand ends in front of it, so that * and & are a product and a conjunction of bits, and [ an index. */
+static bool te__score_mod_escapes(const char *text, size_t i, bool behind) {
+    const char c = text[i], next = text[i + 1], last = i ? text[i - 1] : 0;
+    if ((c == '*' || c == '&' || c == '[') && !behind) return true;
+    if ((c == '<' && (next == '%' || next == ':')) || ((c == '%' || c == ':') && (next == '>' || next == ':'))) return true;
+    if ((c == '+' || c == '-') && next == c) return true;
+    return c == '=' && next != '=' && (!last || !strchr("=!<>", last) || (i > 1 && last != '=' && last != '!' && text[i - 2] == last));
+}
+
+/* Characters, brackets, names, and marks where they may stand; the compiler sees to the rest. */
 static te_result te__score_mod_check_text(te_ctx *te, const char *op, const te_score_mod *m, const char *name, const char *text) {
     static const char marks[] = " .,+-*/%()[]<>=!&|^~?:";
     const bool mask = strcmp(name, "mask_mod") == 0;
     char open[TE_SCORE_MOD_CHARS];
     size_t size = 0, depth = 0, i, n;
+    bool behind = false; /* the text so far ends with an operand */
     while (size <= TE_SCORE_MOD_CHARS && text[size]) size++;
     if (size == 0 || size > TE_SCORE_MOD_CHARS)
         return te__fail(te, TE_ERR_INVALID, "%s: extras.score_mod.%s has %s%d characters; an expression of 1 to %d is needed", op, name, size ? "more than " : "",
@@ -37074,18 +37091,25 @@ static te_result te__score_mod_check_text(te_ctx *te, const char *op, const te_s
                 return te__fail(te, TE_ERR_INVALID, "%s: extras.score_mod.%s has the name \"%.*s\" at character %d%s; see te_score_mod for those that it may use", op, name,
                                 (int)te__min(n, 40), text + i, (int)i + 1, why);
             }
+            behind = !((n == 5 && strncmp(text + i, "float", n) == 0) || (n == 3 && strncmp(text + i, "int", n) == 0)); /* of these no pointer is made */
         } else if (te__is_digit(c) || (c == '.' && te__is_digit(text[i + 1]))) { /* a number, with its suffix */
             while (te__is_letter(text[i + n]) || te__is_digit(text[i + n]) || text[i + n] == '.' || ((text[i + n] == '-' || text[i + n] == '+') && (text[i + n - 1] | 32) == 'e')) n++;
+            behind = true;
         } else if (!strchr(marks, c) || (c == '/' && (text[i + 1] == '/' || text[i + 1] == '*'))) {
             char shown[8];
             if (c >= ' ' && c < 127) snprintf(shown, sizeof(shown), "%c", c);
             else snprintf(shown, sizeof(shown), "\\x%02x", (unsigned)(unsigned char)c);
             return te__fail(te, TE_ERR_INVALID, "%s: extras.score_mod.%s has %s%s at character %d; names, numbers, blanks and .,+-*/%%()[]<>=!&|^~?: make an expression, without comments",
                             op, name, shown, strchr(marks, c) ? text[i + 1] == '*' ? "*" : "/" : "", (int)i + 1);
+        } else if (te__score_mod_escapes(text, i, behind)) {
+            return te__fail(te, TE_ERR_INVALID, "%s: extras.score_mod.%s has %.2s at character %d; an expression has no assignments, addresses, lambdas or digraphs", op, name, text + i,
+                            (int)i + 1);
         } else if (c == '(' || c == '[')
             open[depth++] = c;
         else if ((c == ')' || c == ']') && (depth == 0 || open[--depth] != (c == ')' ? '(' : '[')))
             return te__fail(te, TE_ERR_INVALID, "%s: extras.score_mod.%s has a %c at character %d that closes nothing", op, name, c, (int)i + 1);
+        if (!te__is_letter(c) && !te__is_digit(c) && c != '.' && c != ' ') behind = c == ')' || c == ']';
+        if ((c == '&' || c == '=') && text[i + 1] == c) n = 2; /* && and == */
     }
     return depth == 0 ? TE_OK : te__fail(te, TE_ERR_INVALID, "%s: extras.score_mod.%s has %d brackets that are not closed", op, name, (int)depth);
 }
@@ -37985,7 +38009,7 @@ static void te__attn_bwd_block(const te__attn_work *w, const te__attn_scratch *s
 static void te__attn_table_task(const te__attn_work *w, const te__attn_scratch *s, int64_t task) {
     const te__attn_kargs *a = &w->a;
     const te__attn_extra *x = &a->x;
-    const int64_t per_group = a->heads / a->groups, tiles = te__div_up(x->dbias_i, TE__ATTN_BLOCK);
+    const int64_t per_group = a->heads / te__max(a->groups, 1), tiles = te__div_up(x->dbias_i, TE__ATTN_BLOCK);
     const int64_t tile = task % tiles, tb = task / tiles / x->dbias_h, th = task / tiles % x->dbias_h;
     const int64_t rows = te__min(TE__ATTN_BLOCK, x->dbias_i - tile * TE__ATTN_BLOCK);
     int64_t b, h, first, j, r;
@@ -39737,6 +39761,13 @@ static te_result te__adam_check_numbers(te_ctx *te, const te_adam_numbers *n) {
     return te__fail(te, TE_ERR_INVALID, "adam: beta1 %g, beta2 %g, eps %g; 0 <= beta < 1 and eps >= 0 are needed", (double)n->beta1, (double)n->beta2, (double)n->eps);
 }
 
+/* A table of numbers with `each` for every place, and for more places if the caller has them. */
+static te_result te__optim_want_places(te_ctx *te, const char *op, const char *name, const te_tensor *x, int64_t places, int each) {
+    if (!x || te__numel(x) >= places * each) return TE_OK;
+    return te__fail(te, TE_ERR_SHAPE, "%s: %s has %lld elements; the largest place is %lld, so %lld or more are needed", op, name, (long long)te__numel(x), (long long)places - 1,
+                    (long long)places * each);
+}
+
 static te_result te__check_adam(te_ctx *te, te_op_adam_args *a) {
     te_result result = TE_OK;
     te_adam_numbers usual;
@@ -39756,8 +39787,8 @@ static te_result te__check_adam(te_ctx *te, te_op_adam_args *a) {
     }
     if (result == TE_OK) result = te__want_numel(te, "adam", "grad_scale", a->grad_scale, 1);
     if (result == TE_OK) result = te__want_numel(te, "adam", "found_inf", a->found_inf, 1);
-    if (result == TE_OK) result = te__want_numel(te, "adam", "lr_device", a->lr_device, places + 1);
-    if (result == TE_OK) result = te__want_numel(te, "adam", "bias_correction", a->bias_correction, 2 * (places + 1));
+    if (result == TE_OK) result = te__optim_want_places(te, "adam", "lr_device", a->lr_device, places + 1, 1);
+    if (result == TE_OK) result = te__optim_want_places(te, "adam", "bias_correction", a->bias_correction, places + 1, 2);
     usual.lr = a->lr;
     usual.beta1 = a->beta1;
     usual.beta2 = a->beta2;
@@ -39801,7 +39832,7 @@ static te_result te__check_sgd(te_ctx *te, te_op_sgd_args *a) {
     }
     if (result == TE_OK) result = te__want_numel(te, "sgd", "grad_scale", a->grad_scale, 1);
     if (result == TE_OK) result = te__want_numel(te, "sgd", "found_inf", a->found_inf, 1);
-    if (result == TE_OK) result = te__want_numel(te, "sgd", "lr_device", a->lr_device, places + 1);
+    if (result == TE_OK) result = te__optim_want_places(te, "sgd", "lr_device", a->lr_device, places + 1, 1);
     if (result != TE_OK) return result;
     if (!(a->momentum >= 0.0f) || (a->nesterov && (a->momentum == 0.0f || a->dampening != 0.0f)))
         return te__fail(te, TE_ERR_INVALID, "sgd: momentum %g, dampening %g, nesterov %d; momentum >= 0 is needed, and for nesterov momentum > 0 and dampening 0",
@@ -43136,7 +43167,9 @@ static te_result te__saved_pack(te_ctx *te, te__node *node) {
     for (i = 0; i < node->num_saved; i++) {
         te_tensor *x = node->saved[i];
         if (!x || x->is_weight || (x->var && x->var->leaf)) continue;
+        te->tape.no_grad++; /* what the hook computes is no part of the graph that is being recorded */
         node->packed[i] = node->hooks.pack(node->hooks.user, x);
+        te->tape.no_grad--;
         if (te->error_code != TE_OK) return te->error_code;
         if (!node->packed[i]) continue;
         node->packed_as[i].dtype = x->dtype;
@@ -49258,7 +49291,7 @@ static te_result te__rope_angles_of(te_ctx *te, const te_rotary_desc *d, int64_t
     }
     if (d->scaling.type == TE_ROPE_DEFAULT || a->rotary_dim > 2 * TE__ROPE_MAX_HALF || a->rotary_dim % 2 != 0) return TE_OK; /* te_op_rope refuses such sizes */
     a->inv_freq = inv_freq;
-    return te_rope_frequencies(te, &d->scaling, d->base, a->rotary_dim, d->max_seqlen > 0 ? length : length + d->position_offset, inv_freq, &a->attention_factor);
+    return te_rope_frequencies(te, &d->scaling, d->base, a->rotary_dim, d->max_seqlen > 0 ? length : length + te__min(d->position_offset, TE__ROPE_MAX_OFFSET), inv_freq, &a->attention_factor);
 }
 /* Bytes of a state that ends with frequencies of these angles. */
 static size_t te__rope_state_size(const te_rope_angles *a, size_t before) { return before + (a->inv_freq ? (size_t)(a->rotary_dim / 2) * sizeof(float) : 0); }
@@ -50476,7 +50509,7 @@ static te_tensor *te__capped_attention(te_tensor *q, te_tensor *k, te_tensor *v,
     bool fits = q->ndim == 4 && k->ndim == 4 && v->ndim == 4;
     const int s = desc->format == TE_BSHD ? 1 : 0;
     if (!te__operand(q, k, false, "attention") || !te__operand(q, v, false, "attention") || !te__need_float(q, "attention") || te__capped_mask_ok(q->te, desc) != TE_OK) return NULL;
-    fits = fits && k->shape[2] > 0 && q->shape[2] % k->shape[2] == 0 && k->shape[2] == v->shape[2] && q->shape[3] == k->shape[3] && k->shape[s] == v->shape[s] &&
+    fits = fits && k->shape[2] > 0 && q->shape[3] > 0 && q->shape[2] % k->shape[2] == 0 && k->shape[2] == v->shape[2] && q->shape[3] == k->shape[3] && k->shape[s] == v->shape[s] &&
            q->shape[1 - s] == k->shape[1 - s] && k->shape[1 - s] == v->shape[1 - s] && q->dtype == k->dtype && k->dtype == v->dtype;
     if (!fits) {
         te__fail(q->te, TE_ERR_SHAPE, "attention: q is %s, k %s, v %s; [s, b, heads, d] or [b, s, heads, d] each, of one format, and the heads of k and v divide q's",
@@ -50640,7 +50673,8 @@ static te_tensor *te__quantize_as(te_tensor *x, te_dtype dtype, const te__quant_
     te_tensor *y = te__quant_empty(x->te, dtype, x->ndim, x->shape, spec, spec->usage, false);
     return y && te__quant_fill(y, x, spec, spec->usage, NULL) == TE_OK ? y : NULL;
 }
-/* A result that is to be quantized by `spec`: the kernel of a product multiplies its f32 sums by a given scale, and others read them rounded. */
+/* The format of a result that is to be quantized by `spec`: f32 where the scale is given (delayed scaling), so that nothing is rounded before the codes; else `dtype`, as
+ * TransformerEngine has it. */
 static te_dtype te__result_dtype(const te__quant_spec *spec, te_dtype dtype) { return spec->cls->facts & TE__SCALE_GIVEN ? TE_F32 : dtype; }
 
 /* The input as the weight gradient takes it, whole. */
@@ -51649,8 +51683,7 @@ static bool te__codes_ok(const te_module *m, const te_forward_args *args) {
     return false;
 }
 
-/* The frame releases the temporaries of a forward; the tape retains those that the backward pass reads. */
-/* forward: in place of the class's own; NULL: that. */
+/* Runs `forward`, or if it is NULL the module's own. The frame releases the temporaries of a forward; the tape retains those that the backward pass reads. */
 static te_result te__module_run_as(te_module *m, te_forward_args *args, te_result (*forward)(te_module *m, te_forward_args *args, void *user), void *user) {
     te_ctx *te = m->te;
     char before[sizeof(te->module_path)];
@@ -51924,6 +51957,10 @@ static te_result te__graphed_run(te_module *m, te_forward_args *args) {
     call.args = *args;
     if (args->rotary) call.rotary = *args->rotary;
     if (args->rotary_key) call.rotary_key = *args->rotary_key;
+    if (args->attention.score_mod) call.score_mod = *args->attention.score_mod;
+    if (!args->attention.score_mod != !g->call.args.attention.score_mod)
+        return te__fail(te, TE_ERR_INVALID, "te_make_graphed_callables: score_mod is %s and was %s in the sample; a graph repeats what it was captured with, with other tensors aux",
+                        args->attention.score_mod ? "given" : "NULL", args->attention.score_mod ? "NULL" : "given");
     if (args->is_first_microbatch != g->call.args.is_first_microbatch)
         return te__fail(te, TE_ERR_INVALID, "te_make_graphed_callables: is_first_microbatch is %d and was %d in the sample; a graph repeats what it was captured with",
                         (int)args->is_first_microbatch, (int)g->call.args.is_first_microbatch);
@@ -52021,6 +52058,7 @@ static te_result te__graphed_inputs(te__graphed *g, const te_forward_args *sampl
     g->call.args = *sample;
     if (sample->rotary) g->call.rotary = *sample->rotary;
     if (sample->rotary_key) g->call.rotary_key = *sample->rotary_key;
+    if (sample->attention.score_mod) g->call.score_mod = *sample->attention.score_mod;
     g->num_leaves = TE__FORWARD_TENSORS;
     for (i = 0; i < TE__FORWARD_TENSORS; i++) {
         te_tensor **x = te__call_tensor(&g->call, i), *from = *x;
@@ -52035,6 +52073,7 @@ static te_result te__graphed_inputs(te__graphed *g, const te_forward_args *sampl
     }
     if (g->call.args.rotary) g->call.args.rotary = &g->call.rotary;
     if (g->call.args.rotary_key) g->call.args.rotary_key = &g->call.rotary_key;
+    if (g->call.args.attention.score_mod) g->call.args.attention.score_mod = &g->call.score_mod;
     return TE_OK;
 }
 
@@ -52775,12 +52814,15 @@ static te_tensor *te__linear_quantized(const te__linear_call *c, te_tensor *y, c
     return te__frame_return(y->te, q ? te__record_codes(y, q) : NULL);
 }
 
+/* Will a backward pass read what is made now? Also where recording is off for the first run of a checkpoint alone. */
+static bool te__grad_will_be(const te_ctx *te) { return te->tape.no_grad == te->tape.hidden_no_grad; }
+
 /* Runs a product with the bias where it belongs: in the product, or, where ranks add up (by row), behind it. `returned`: the caller of the module adds it. */
 static te_tensor *te__linear_biased(te__linear_call *c, te_tensor *bias, bool returned) {
     bool behind = c->parallel.mode == TE_PARALLEL_ROW, quantizes = c->fp8_output && c->quant->enabled && c->weight;
     te__quant_spec spec = TE_ZERO;
     te_tensor *y;
-    if (quantizes) spec = te__slot_spec(c->quant, false, c->gemm, TE__SLOT_OUTPUT, TE_ROWWISE | (te_grad_enabled(c->weight->te) ? TE_COLUMNWISE : 0));
+    if (quantizes) spec = te__slot_spec(c->quant, false, c->gemm, TE__SLOT_OUTPUT, TE_ROWWISE | (te__grad_will_be(c->weight->te) ? TE_COLUMNWISE : 0));
     quantizes = quantizes && spec.cls->form != TE__FORM_PLAIN;
     if (quantizes && !behind) c->y_dtype = te__result_dtype(&spec, c->weight->dtype);
     c->bias = returned || behind ? NULL : bias;
@@ -54451,6 +54493,9 @@ static te_result te__step_sequences(te_inference_params *c, const int64_t *ids, 
         s->id = ids[i];
         s->before = at < 0 ? 0 : c->now.sequences[at].length;
         s->num_pages = at < 0 ? 0 : c->now.sequences[at].num_pages;
+        if (lens[i] > INT64_MAX - s->before)
+            return te__fail(c->te, TE_ERR_INVALID, "%s: step_lens[%lld] is %lld; the cache has room for %lld tokens of each sequence", who, (long long)i, (long long)lens[i],
+                            (long long)c->desc.max_sequence_length);
         s->length = s->before + lens[i];
         if (at >= 0) {
             memcpy(c->next.pages + i * c->pages_of_each, c->now.pages + at * c->pages_of_each, (size_t)s->num_pages * sizeof(int32_t));
@@ -54857,6 +54902,11 @@ static te_tensor *te__fp8_attention_run(te_tensor *q, te_tensor *k, te_tensor *v
     parts[2] = v;
     te__frame_begin(te);
     ready = te__attention_open(q, k, v, desc, args) && (!blocks || te__attention_blocks_fit(args));
+    if (ready && args->extras.page_table) {
+        te__fail(te, TE_ERR_UNSUPPORTED, "attention: fp8_dpa, and the keys lie in a cache's pages: one scale would be that of rows of other sequences, too; te_module_set_recipe(core, NULL, true) "
+                 "keeps this core in high precision");
+        ready = false;
+    }
     if (!ready) te__refuse(te__attention_meets(call), TE__ALL_REDUCE, te_error_code(te));
     if (!ready || te__attention_quantize(parts, te__attn_kv_format(args), call, false, codes) != TE_OK) {
         te__rng_back(te, before);
@@ -54877,7 +54927,7 @@ static te_tensor *te__fp8_attention_run(te_tensor *q, te_tensor *k, te_tensor *v
     args->k = values[1];
     args->v = values[2];
     if (ready && te_op_attn_fwd(te, args) == TE_OK) {
-        spec = te__attention_spec(call, &call->recipe, false, TE__SLOT_O, TE_ROWWISE | (fp8_output && te_grad_enabled(te) ? TE_COLUMNWISE : 0));
+        spec = te__attention_spec(call, &call->recipe, false, TE__SLOT_O, TE_ROWWISE | (fp8_output && te__grad_will_be(te) ? TE_COLUMNWISE : 0));
         y = te__heads_joined(te_tensor_detach(args->o));
         y = y ? te__quantize(y, &spec) : NULL;
         if (y && !fp8_output) y = te__quant_value(y, y->dtype);
@@ -54919,7 +54969,7 @@ static te_tensor *te__core_attention(te_module *m, te__scaling *s, te_tensor *q,
 static bool te__hands_fp8(const te_module *core, const te_module *proj) {
     te__autocast a, b;
     return core && proj && core->built_in && !core->own_forward && proj->built_in && !proj->own_forward && core->has_fp8_output && proj->cls == &te__linear_class &&
-           te__runs_fp8_attention(core, &a) && te__autocast_of(proj, &b) && a.recipe.kind == b.recipe.kind && !te__attention_by_blocks(&a.recipe);
+           te__runs_fp8_attention(core, &a) && te__autocast_of(proj, &b) && a.recipe.kind == b.recipe.kind && !te__attention_by_blocks(&a.recipe) && !te__runs_graphs(proj);
 }
 
 /* ==== nn/core_attention.c ======================================================================================= */
@@ -55336,7 +55386,10 @@ static te_result te__mha_rotary(te_module *m, const te_forward_args *args, int w
             return te__fail(m->te, TE_ERR_INVALID, "MultiheadAttention: rotary->start_positions with inference_params, which knows where each sequence stands; leave one of them NULL");
         if (!te__rotary_goes_on(own, c->inference_params)) return te_error_code(m->te);
     }
-    if (o->qkv_format != TE_THD) return TE_OK;
+    if (o->qkv_format != TE_THD) {
+        if (!own->cu_seqlens) return TE_OK;
+        return te__fail(m->te, TE_ERR_INVALID, "MultiheadAttention: rotary->cu_seqlens with qkv_format %d; it belongs to packed sequences, TE_THD (%d): leave it NULL", (int)o->qkv_format, (int)TE_THD);
+    }
     if (!own->max_seqlen) own->max_seqlen = cross && which ? c->max_seqlen_kv : c->max_seqlen_q;
     if (own->cu_seqlens) return TE_OK;
     if (c->inference_params) own->cu_seqlens = te__inference_cu_seqlens(c->inference_params);
@@ -55978,6 +56031,7 @@ static te_result te__experts_reset(te_module *m) {
         if (!all) result = te_error_code(m->te);
         for (i = 0; i < m->num_children && all; i++) {
             te_tensor *x = te_module_parameter(te_module_find(m->children[i], names[part]), "weight");
+            if (x->buffer || x->quantized) continue; /* it has been given values by itself */
             x->buffer = all->buffer;
             x->buffer->refs++;
             x->offset = i * te__numel(x) * te__dtype_size(x->dtype);
@@ -56378,6 +56432,7 @@ typedef struct te__opt_skips {
     te_tensor *betas;           /* f32 [groups, 2], or NULL */
     bool pending;               /* `found` is that of a step that was made, and `skipped` lacks it */
     bool unscaled;              /* te_grad_scaler_unscale has set `found` for the next step */
+    const te_graph *unscaled_in; /* the capture in which it did, or NULL */
 } te__opt_skips;
 
 struct te_optimizer {
@@ -56504,13 +56559,13 @@ static bool te__opt_shares_value(const te_tensor *param) {
 static te_result te__opt_prepare_values(te_optimizer *opt, bool may_skip) {
     te_ctx *te = opt->te;
     te_tensor *room = NULL;
-    int64_t most = 0;
+    int64_t most = -1;
     int i;
     for (i = 0; i < opt->num_params; i++) {
         const te_tensor *x = opt->params[i].param;
         if (opt->params[i].listed && x->quantized && x->dtype != TE_F32 && te__opt_shares_value(x)) most = te__max(most, (int64_t)te_tensor_bytes(x));
     }
-    if (most > 0 && !(room = te__empty_1d(te, TE_U8, most))) return te_error_code(te);
+    if (most >= 0 && !(room = te__empty_1d(te, TE_U8, most))) return te_error_code(te);
     for (i = 0; i < opt->num_params; i++) {
         te__opt_param *p = &opt->params[i];
         if (!p->listed || !p->param->quantized) continue;
@@ -56880,6 +56935,7 @@ TE_API void te_optimizer_zero_grad(te_optimizer *opt) {
     int i;
     if (!opt) return;
     for (i = 0; i < opt->num_params; i++) te__opt_forget(opt, opt->params[i].param);
+    opt->skips.unscaled = false;
 }
 
 /* Has the capture under way written the parameter? Then each launch writes it, and each captured step must copy it to the master. */
@@ -56937,9 +56993,10 @@ static te_result te__opt_collect(te_optimizer *opt, bool matrices, bool all, int
 /* A graph's record of the steps that it holds. */
 typedef struct te__opt_steps {
     int steps;
-    short word[(int)TE__GRAPH_WORDS / 2]; /* of each step: where te__opt_numbers, two words at least, begin in the graph's state */
+    short word[(int)TE__GRAPH_WORDS / 2]; /* of each step: the index in g->word of its numbers, which take two words or more */
     bool clipped; /* before the capture */
     bool scaled;  /* its last step is under loss scaling */
+    bool counts;  /* its steps count a skipped one before them */
 } te__opt_steps;
 /* Behind it: whether each parameter takes part. */
 static bool *te__opt_listed(te__opt_steps *s) { return (bool *)(s + 1); }
@@ -56973,7 +57030,7 @@ static void te__opt_after(te_graph *g, void *owner, void *data) {
         if (listed[i] || opt->params[i].untouched) opt->params[i].version = te__param_version(opt->params[i].param);
     opt->steps += s->steps;
     opt->clipped = opt->clip != NULL;
-    opt->skips.pending = s->scaled;
+    opt->skips.pending = s->scaled || (opt->skips.pending && !s->counts);
 }
 static void te__opt_captured(te_graph *g, void *owner, void *data) {
     te_optimizer *opt = (te_optimizer *)owner;
@@ -57097,7 +57154,7 @@ static te_result te__opt_measure(te_optimizer *opt, const te__opt_scaling *scali
     return result;
 }
 
-/* Was the step skipped? Asked where the answer is needed at once: whether these parameters have taken part in one counts in their next step. Waits for the device. */
+/* Was the step skipped? Asked where the answer is needed at once: a parameter's first step differs from later ones, so the host must know now whether this one counted. Waits for the device. */
 static te_result te__opt_was_skipped(te_optimizer *opt, bool *skipped) {
     bool asks = false;
     float found = 0.0f;
@@ -57126,6 +57183,9 @@ static te_result te__opt_step_once(te_optimizer *opt, const te__opt_scaling *sca
     if (split && result == TE_OK) result = te__opt_collect(opt, false, false, &n);
     step.count = n;
     step.num_undecayed = n - decayed;
+    if (result == TE_OK && opt->skips.unscaled && opt->skips.unscaled_in != te->capture)
+        result = te__fail(te, TE_ERR_STATE, "te_grad_scaler_step: te_grad_scaler_unscale was called %s a graph's capture, and this step is made %s one; a launch repeats both or neither: make "
+                          "both calls on the same side", opt->skips.unscaled_in ? "inside of" : "outside of", te->capture ? "inside of" : "outside of");
     if (scaling && result == TE_OK) result = te__skips_open(opt);
     if (te->capture && result == TE_OK) result = te__opt_capture(opt, &captured, &step);
     if (opt->skips.found && result == TE_OK) result = te__skips_count(opt, &step, opt->skips.unscaled);
@@ -57143,6 +57203,7 @@ static te_result te__opt_step_once(te_optimizer *opt, const te__opt_scaling *sca
     if (captured) {
         captured->steps++;
         captured->scaled = scaling != NULL;
+        captured->counts = captured->counts || opt->skips.found;
         for (i = 0; i < opt->num_params; i++) te__opt_listed(captured)[i] = te__opt_listed(captured)[i] || opt->params[i].listed;
     }
     if (!captured) opt->skips.pending = scaling != NULL;
@@ -57186,7 +57247,7 @@ TE_API void te_optimizer_keep_grad(te_optimizer *opt, bool keep) {
     if (opt) opt->keep_grad = keep;
 }
 TE_API void te_optimizer_set_lr(te_optimizer *opt, float lr) {
-    if (opt) opt->options.lr = lr;
+    if (opt && te__opt_in_range(opt->te, "te_optimizer_set_lr", "lr", lr, FLT_MAX)) opt->options.lr = lr;
 }
 TE_API float te_optimizer_lr(const te_optimizer *opt) { return opt ? opt->options.lr : 0.0f; }
 TE_API int64_t te_optimizer_steps(const te_optimizer *opt) {
@@ -57705,6 +57766,7 @@ TE_API te_result te_grad_scaler_unscale(te_grad_scaler *s, te_optimizer *opt) {
     te__frame_end(s->te, NULL, 0);
     te__device_leave(s->te, entered);
     opt->skips.unscaled = result == TE_OK;
+    opt->skips.unscaled_in = s->te->capture;
     return result;
 }
 TE_API te_result te_grad_scaler_step(te_grad_scaler *s, te_optimizer *opt) {
@@ -57718,7 +57780,7 @@ TE_API te_result te_grad_scaler_step(te_grad_scaler *s, te_optimizer *opt) {
 TE_API te_result te_grad_scaler_update(te_grad_scaler *s) {
     te_op_update_scale_args args = TE_ZERO;
     if (!s) return TE_ERR_STATE;
-    if (s->desc.not_enabled) return s->te->error_code;
+    if (s->desc.not_enabled || s->te->error_code != TE_OK) return s->te->error_code; /* the step is done again, and its update with it */
     args.scale = s->scale;
     args.inv_scale = s->inv_scale;
     args.growth_tracker = s->growth_tracker;
@@ -58892,7 +58954,7 @@ static bool te__hf_slides(const te__hf_config *c, const te__hf_family *f, int i)
     if (c->sliding_window < 0) return false;
     if (f->has & TE__HF_USE_SLIDING_WINDOW) return c->use_sliding_window == 1 && i >= (c->max_window_layers < 0 ? 28 : c->max_window_layers);
     if (strcmp(f->model_type, "gemma2") == 0) return i % 2 == 0;
-    if (strcmp(f->model_type, "gemma3_text") == 0) return (i + 1) % (c->sliding_window_pattern < 0 ? 6 : c->sliding_window_pattern) != 0;
+    if (strcmp(f->model_type, "gemma3_text") == 0) return (i + 1) % (c->sliding_window_pattern < 1 ? 6 : c->sliding_window_pattern) != 0;
     return strcmp(f->model_type, "llama") != 0 && strcmp(f->model_type, "gemma") != 0;
 }
 
@@ -62738,9 +62800,8 @@ static te_result te__ckpt_read(te__ckpt_plan *p, te_safetensors *f, te_optimizer
     if (opt) result = te__optimizer_restored(opt, (int64_t)p->steps, (float)p->lr[0]);
     if (result != TE_OK) return result;
     for (i = 1; opt && i < opt->num_groups; i++) {
-        if (!p->has_lr[i]) continue;
-        opt->groups[i].lr = (float)p->lr[i];
-        opt->groups[i].own_lr = true;
+        opt->groups[i].own_lr = p->has_lr[i];
+        if (p->has_lr[i]) opt->groups[i].lr = (float)p->lr[i];
     }
     if (p->has_rng) te_rng_set(te, p->seed, p->offset);
     return TE_OK;

@@ -47,7 +47,7 @@ TE_API te_ctx *te_ctx_create(const te_ctx_desc *desc);
 TE_API void te_ctx_destroy(te_ctx *te);
 
 /* True while no call has failed since te_ctx_create or te_clear_error. NULL => false. In a model's first step kernels are compiled on other threads
- * while the calls go on: te_ok waits for those, so that its answer holds for every call before it; so do te_error and te_error_code. */
+ * while the calls go on: te_ok waits for those, so that its answer holds for every call before it; so do te_error, te_error_code and te_clear_error. */
 TE_API bool te_ok(const te_ctx *te);
 /* The text of the first error: the call, both values, the module's path, the remedy. "" if there is none. Borrowed, valid until
  * te_clear_error. */

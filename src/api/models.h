@@ -95,5 +95,6 @@ typedef struct te_hf_desc {
  * te.h would compute wrongly. */
 TE_API te_module *te_hf_open(te_ctx *te, const char *folder, const te_hf_desc *desc);
 /* Writes such a folder, which is made if it is missing: config.json as te_hf_open read it, and all parameters of `model` into model.safetensors, quantized ones decoded. TE_ERR_INVALID for a
- * model that te_hf_open has not made; else as te_safetensors_write. Syncs. */
+ * model that te_hf_open has not made; else as te_safetensors_write. Syncs. Each file is replaced whole, the weights first: if config.json then cannot be written, the folder has new weights beside its old one. Shards that were
+ * there stay, and are not read any more. */
 TE_API te_result te_hf_save(te_module *model, const char *folder);

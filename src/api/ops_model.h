@@ -506,7 +506,7 @@ typedef struct te_adam_tensor {
  *   p -= lr * (m/bc1 / (sqrt(v/bc2) + eps) + weight_decay * p)       bc = 1 - beta^step, or 1 if no_bias_correction
  * grad_scale: optional f32 [1] on the device, multiplies every gradient (clipping, un-scaling). found_inf: optional f32 [1];
  * if it is not 0 nothing is changed. lr_device: optional f32 [P], replaces lr; bias_correction: optional f32 [P, 2], 1/bc1 and 1/bc2, replaces
- * step and no_bias_correction; P is one more than the largest `place`. One call changes all parameters, or none. */
+ * step and no_bias_correction; P is more than the largest `place`. One call changes all parameters, or none. */
 typedef struct te_op_adam_args {
     const te_adam_tensor *tensors;             /* [num_tensors] */
     int num_tensors, num_undecayed;            /* the last num_undecayed take no weight decay */

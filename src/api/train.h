@@ -69,13 +69,13 @@ TE_API te_result te_optimizer_step(te_optimizer *opt);
 TE_API void te_optimizer_keep_grad(te_optimizer *opt, bool keep);
 /* Forgets the gradients of the optimizer's parameters. */
 TE_API void te_optimizer_zero_grad(te_optimizer *opt);
-/* Sets the learning rate of the next steps, those of launched graphs included. Groups with one of their own keep it. */
+/* Sets the learning rate of the next steps, those of launched graphs included. Groups with one of their own keep it. TE_ERR_INVALID for one that is negative or not finite. */
 TE_API void te_optimizer_set_lr(te_optimizer *opt, float lr);
 /* The learning rate; 0 for NULL. */
 TE_API float te_optimizer_lr(const te_optimizer *opt);
 /* Gives group `group` of the desc (from 0; -1: the parameters of no group) a learning rate of its own, likewise. TE_ERR_INVALID for a group that is not there. */
 TE_API void te_optimizer_set_group_lr(te_optimizer *opt, int group, float lr);
-/* The learning rate of that group. */
+/* The learning rate of that group; TE_ERR_INVALID likewise. */
 TE_API float te_optimizer_group_lr(const te_optimizer *opt, int group);
 /* How many groups the desc had; 0 for NULL. */
 TE_API int te_optimizer_num_groups(const te_optimizer *opt);
@@ -85,7 +85,7 @@ TE_API int64_t te_optimizer_steps(const te_optimizer *opt);
 TE_API te_tensor *te_optimizer_grad_norm(const te_optimizer *opt);
 
 /* A scale of the loss, for gradients in f16 whose small numbers would vanish: it falls where a gradient is not finite, and that step is skipped, and grows after
- * growth_interval steps without one. All of it stays on the device, and te_graph takes it after one step outside. Where TransformerEngine's FusedAdam is told `capturable`:
+ * growth_interval steps without one. All of it stays on the device, as under `capturable` of TransformerEngine's FusedAdam, and te_graph takes it after one step outside. A step:
  *
  *     te_backward(te_grad_scaler_scale(scaler, loss));
  *     te_grad_scaler_step(scaler, opt);

@@ -107,7 +107,7 @@ static bool te__has_desc(te_ctx *te, const void *desc, const char *who) {
 static void te__settle(const te_ctx *te) {
     if (te && te->device && te->device->settle) te->device->settle((te_ctx *)te);
 }
-/* The same for an answer that an error has settled already: the first one stays. */
+/* The same, but it waits only while there is no error: a first error is final. */
 static void te__settle_error(const te_ctx *te) {
     if (te && te->error_code == TE_OK) te__settle(te);
 }
@@ -121,7 +121,7 @@ TE_API const char *te_error(const te_ctx *te) {
     if (te->error_code == TE_OK) return "";
     return te->error ? te->error : te__no_memory_text;
 }
-/* Inside the library: after a failure alone; whoever asks whether there was one reads te->error_code, which waits for nothing. */
+/* The library calls this only after a failure, since it may wait; to ask whether one has happened, it reads te->error_code. */
 TE_API TE__NOINLINE te_result te_error_code(const te_ctx *te) {
     te__settle_error(te);
     return te ? te->error_code : TE_ERR_STATE;

@@ -34,7 +34,9 @@ static te_result te__saved_pack(te_ctx *te, te__node *node) {
     for (i = 0; i < node->num_saved; i++) {
         te_tensor *x = node->saved[i];
         if (!x || x->is_weight || (x->var && x->var->leaf)) continue;
+        te->tape.no_grad++; /* what the hook computes is no part of the graph that is being recorded */
         node->packed[i] = node->hooks.pack(node->hooks.user, x);
+        te->tape.no_grad--;
         if (te->error_code != TE_OK) return te->error_code;
         if (!node->packed[i]) continue;
         node->packed_as[i].dtype = x->dtype;

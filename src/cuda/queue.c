@@ -91,6 +91,7 @@ typedef struct te__queue {
     te__queued *first, *last;
     int count;
     uint64_t plan, failed_plan;
+    bool sending; /* te__queue_send is at work */
     bool closing;
     bool compiled; /* a kernel was compiled, not read from the cache */
     double start;
@@ -183,6 +184,7 @@ static te_result te__queued_send(te_ctx *te, te__queued *e) {
 /* Launches from the front of the queue as far as kernels are compiled; with `wait`, all of it. te's CUcontext must be current. */
 static te_result te__queue_send(te_ctx *te, te__queue *q, bool wait) {
     te_result first_failure = TE_OK;
+    q->sending = true; /* a log function may ask about errors, which would settle the queue that is read here */
     while (q->first) {
         te__queued *e = q->first;
         te_result result;
@@ -196,6 +198,7 @@ static te_result te__queue_send(te_ctx *te, te__queue *q, bool wait) {
         te__free(te, e, e->size);
     }
     if (!q->first) q->last = NULL;
+    q->sending = false;
     return first_failure;
 }
 
@@ -203,6 +206,7 @@ static te_result te__queue_settle(te_ctx *te) {
     te__queue *q = te->cuda->queue;
     te_result result, entered;
     bool pushed;
+    if (q->sending) return TE_OK;
     te->cuda->settle = NULL; /* launches that are sent may call this again */
     te->cuda->enqueue = NULL;
     entered = te__cuda_enter(te, &pushed);

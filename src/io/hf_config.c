@@ -330,7 +330,7 @@ static bool te__hf_slides(const te__hf_config *c, const te__hf_family *f, int i)
     if (c->sliding_window < 0) return false;
     if (f->has & TE__HF_USE_SLIDING_WINDOW) return c->use_sliding_window == 1 && i >= (c->max_window_layers < 0 ? 28 : c->max_window_layers);
     if (strcmp(f->model_type, "gemma2") == 0) return i % 2 == 0;
-    if (strcmp(f->model_type, "gemma3_text") == 0) return (i + 1) % (c->sliding_window_pattern < 0 ? 6 : c->sliding_window_pattern) != 0;
+    if (strcmp(f->model_type, "gemma3_text") == 0) return (i + 1) % (c->sliding_window_pattern < 1 ? 6 : c->sliding_window_pattern) != 0;
     return strcmp(f->model_type, "llama") != 0 && strcmp(f->model_type, "gemma") != 0;
 }
 

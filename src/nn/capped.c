@@ -200,7 +200,7 @@ static te_tensor *te__capped_attention(te_tensor *q, te_tensor *k, te_tensor *v,
     bool fits = q->ndim == 4 && k->ndim == 4 && v->ndim == 4;
     const int s = desc->format == TE_BSHD ? 1 : 0;
     if (!te__operand(q, k, false, "attention") || !te__operand(q, v, false, "attention") || !te__need_float(q, "attention") || te__capped_mask_ok(q->te, desc) != TE_OK) return NULL;
-    fits = fits && k->shape[2] > 0 && q->shape[2] % k->shape[2] == 0 && k->shape[2] == v->shape[2] && q->shape[3] == k->shape[3] && k->shape[s] == v->shape[s] &&
+    fits = fits && k->shape[2] > 0 && q->shape[3] > 0 && q->shape[2] % k->shape[2] == 0 && k->shape[2] == v->shape[2] && q->shape[3] == k->shape[3] && k->shape[s] == v->shape[s] &&
            q->shape[1 - s] == k->shape[1 - s] && k->shape[1 - s] == v->shape[1 - s] && q->dtype == k->dtype && k->dtype == v->dtype;
     if (!fits) {
         te__fail(q->te, TE_ERR_SHAPE, "attention: q is %s, k %s, v %s; [s, b, heads, d] or [b, s, heads, d] each, of one format, and the heads of k and v divide q's",

@@ -267,6 +267,7 @@ static te_result te__experts_reset(te_module *m) {
         if (!all) result = te_error_code(m->te);
         for (i = 0; i < m->num_children && all; i++) {
             te_tensor *x = te_module_parameter(te_module_find(m->children[i], names[part]), "weight");
+            if (x->buffer || x->quantized) continue; /* it has been given values by itself */
             x->buffer = all->buffer;
             x->buffer->refs++;
             x->offset = i * te__numel(x) * te__dtype_size(x->dtype);

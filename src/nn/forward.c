@@ -35,8 +35,7 @@ static bool te__codes_ok(const te_module *m, const te_forward_args *args) {
     return false;
 }
 
-/* The frame releases the temporaries of a forward; the tape retains those that the backward pass reads. */
-/* forward: in place of the class's own; NULL: that. */
+/* Runs `forward`, or if it is NULL the module's own. The frame releases the temporaries of a forward; the tape retains those that the backward pass reads. */
 static te_result te__module_run_as(te_module *m, te_forward_args *args, te_result (*forward)(te_module *m, te_forward_args *args, void *user), void *user) {
     te_ctx *te = m->te;
     char before[sizeof(te->module_path)];

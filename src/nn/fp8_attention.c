@@ -191,6 +191,11 @@ static te_tensor *te__fp8_attention_run(te_tensor *q, te_tensor *k, te_tensor *v
     parts[2] = v;
     te__frame_begin(te);
     ready = te__attention_open(q, k, v, desc, args) && (!blocks || te__attention_blocks_fit(args));
+    if (ready && args->extras.page_table) {
+        te__fail(te, TE_ERR_UNSUPPORTED, "attention: fp8_dpa, and the keys lie in a cache's pages: one scale would be that of rows of other sequences, too; te_module_set_recipe(core, NULL, true) "
+                 "keeps this core in high precision");
+        ready = false;
+    }
     if (!ready) te__refuse(te__attention_meets(call), TE__ALL_REDUCE, te_error_code(te));
     if (!ready || te__attention_quantize(parts, te__attn_kv_format(args), call, false, codes) != TE_OK) {
         te__rng_back(te, before);
@@ -211,7 +216,7 @@ static te_tensor *te__fp8_attention_run(te_tensor *q, te_tensor *k, te_tensor *v
     args->k = values[1];
     args->v = values[2];
     if (ready && te_op_attn_fwd(te, args) == TE_OK) {
-        spec = te__attention_spec(call, &call->recipe, false, TE__SLOT_O, TE_ROWWISE | (fp8_output && te_grad_enabled(te) ? TE_COLUMNWISE : 0));
+        spec = te__attention_spec(call, &call->recipe, false, TE__SLOT_O, TE_ROWWISE | (fp8_output && te__grad_will_be(te) ? TE_COLUMNWISE : 0));
         y = te__heads_joined(te_tensor_detach(args->o));
         y = y ? te__quantize(y, &spec) : NULL;
         if (y && !fp8_output) y = te__quant_value(y, y->dtype);
@@ -253,5 +258,5 @@ static te_tensor *te__core_attention(te_module *m, te__scaling *s, te_tensor *q,
 static bool te__hands_fp8(const te_module *core, const te_module *proj) {
     te__autocast a, b;
     return core && proj && core->built_in && !core->own_forward && proj->built_in && !proj->own_forward && core->has_fp8_output && proj->cls == &te__linear_class &&
-           te__runs_fp8_attention(core, &a) && te__autocast_of(proj, &b) && a.recipe.kind == b.recipe.kind && !te__attention_by_blocks(&a.recipe);
+           te__runs_fp8_attention(core, &a) && te__autocast_of(proj, &b) && a.recipe.kind == b.recipe.kind && !te__attention_by_blocks(&a.recipe) && !te__runs_graphs(proj);
 }

@@ -76,6 +76,10 @@ static te_result te__graphed_run(te_module *m, te_forward_args *args) {
     call.args = *args;
     if (args->rotary) call.rotary = *args->rotary;
     if (args->rotary_key) call.rotary_key = *args->rotary_key;
+    if (args->attention.score_mod) call.score_mod = *args->attention.score_mod;
+    if (!args->attention.score_mod != !g->call.args.attention.score_mod)
+        return te__fail(te, TE_ERR_INVALID, "te_make_graphed_callables: score_mod is %s and was %s in the sample; a graph repeats what it was captured with, with other tensors aux",
+                        args->attention.score_mod ? "given" : "NULL", args->attention.score_mod ? "NULL" : "given");
     if (args->is_first_microbatch != g->call.args.is_first_microbatch)
         return te__fail(te, TE_ERR_INVALID, "te_make_graphed_callables: is_first_microbatch is %d and was %d in the sample; a graph repeats what it was captured with",
                         (int)args->is_first_microbatch, (int)g->call.args.is_first_microbatch);
@@ -173,6 +177,7 @@ static te_result te__graphed_inputs(te__graphed *g, const te_forward_args *sampl
     g->call.args = *sample;
     if (sample->rotary) g->call.rotary = *sample->rotary;
     if (sample->rotary_key) g->call.rotary_key = *sample->rotary_key;
+    if (sample->attention.score_mod) g->call.score_mod = *sample->attention.score_mod;
     g->num_leaves = TE__FORWARD_TENSORS;
     for (i = 0; i < TE__FORWARD_TENSORS; i++) {
         te_tensor **x = te__call_tensor(&g->call, i), *from = *x;
@@ -187,6 +192,7 @@ static te_result te__graphed_inputs(te__graphed *g, const te_forward_args *sampl
     }
     if (g->call.args.rotary) g->call.args.rotary = &g->call.rotary;
     if (g->call.args.rotary_key) g->call.args.rotary_key = &g->call.rotary_key;
+    if (g->call.args.attention.score_mod) g->call.args.attention.score_mod = &g->call.score_mod;
     return TE_OK;
 }
 

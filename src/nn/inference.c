@@ -176,6 +176,9 @@ static te_result te__step_sequences(te_inference_params *c, const int64_t *ids, 
         s->id = ids[i];
         s->before = at < 0 ? 0 : c->now.sequences[at].length;
         s->num_pages = at < 0 ? 0 : c->now.sequences[at].num_pages;
+        if (lens[i] > INT64_MAX - s->before)
+            return te__fail(c->te, TE_ERR_INVALID, "%s: step_lens[%lld] is %lld; the cache has room for %lld tokens of each sequence", who, (long long)i, (long long)lens[i],
+                            (long long)c->desc.max_sequence_length);
         s->length = s->before + lens[i];
         if (at >= 0) {
             memcpy(c->next.pages + i * c->pages_of_each, c->now.pages + at * c->pages_of_each, (size_t)s->num_pages * sizeof(int32_t));

@@ -136,12 +136,15 @@ static te_tensor *te__linear_quantized(const te__linear_call *c, te_tensor *y, c
     return te__frame_return(y->te, q ? te__record_codes(y, q) : NULL);
 }
 
+/* Will a backward pass read what is made now? Also where recording is off for the first run of a checkpoint alone. */
+static bool te__grad_will_be(const te_ctx *te) { return te->tape.no_grad == te->tape.hidden_no_grad; }
+
 /* Runs a product with the bias where it belongs: in the product, or, where ranks add up (by row), behind it. `returned`: the caller of the module adds it. */
 static te_tensor *te__linear_biased(te__linear_call *c, te_tensor *bias, bool returned) {
     bool behind = c->parallel.mode == TE_PARALLEL_ROW, quantizes = c->fp8_output && c->quant->enabled && c->weight;
     te__quant_spec spec = TE_ZERO;
     te_tensor *y;
-    if (quantizes) spec = te__slot_spec(c->quant, false, c->gemm, TE__SLOT_OUTPUT, TE_ROWWISE | (te_grad_enabled(c->weight->te) ? TE_COLUMNWISE : 0));
+    if (quantizes) spec = te__slot_spec(c->quant, false, c->gemm, TE__SLOT_OUTPUT, TE_ROWWISE | (te__grad_will_be(c->weight->te) ? TE_COLUMNWISE : 0));
     quantizes = quantizes && spec.cls->form != TE__FORM_PLAIN;
     if (quantizes && !behind) c->y_dtype = te__result_dtype(&spec, c->weight->dtype);
     c->bias = returned || behind ? NULL : bias;

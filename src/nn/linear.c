@@ -143,7 +143,8 @@ static te_tensor *te__quantize_as(te_tensor *x, te_dtype dtype, const te__quant_
     te_tensor *y = te__quant_empty(x->te, dtype, x->ndim, x->shape, spec, spec->usage, false);
     return y && te__quant_fill(y, x, spec, spec->usage, NULL) == TE_OK ? y : NULL;
 }
-/* A result that is to be quantized by `spec`: the kernel of a product multiplies its f32 sums by a given scale, and others read them rounded. */
+/* The format of a result that is to be quantized by `spec`: f32 where the scale is given (delayed scaling), so that nothing is rounded before the codes; else `dtype`, as
+ * TransformerEngine has it. */
 static te_dtype te__result_dtype(const te__quant_spec *spec, te_dtype dtype) { return spec->cls->facts & TE__SCALE_GIVEN ? TE_F32 : dtype; }
 
 /* The input as the weight gradient takes it, whole. */

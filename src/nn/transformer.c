@@ -105,7 +105,10 @@ static te_result te__mha_rotary(te_module *m, const te_forward_args *args, int w
             return te__fail(m->te, TE_ERR_INVALID, "MultiheadAttention: rotary->start_positions with inference_params, which knows where each sequence stands; leave one of them NULL");
         if (!te__rotary_goes_on(own, c->inference_params)) return te_error_code(m->te);
     }
-    if (o->qkv_format != TE_THD) return TE_OK;
+    if (o->qkv_format != TE_THD) {
+        if (!own->cu_seqlens) return TE_OK;
+        return te__fail(m->te, TE_ERR_INVALID, "MultiheadAttention: rotary->cu_seqlens with qkv_format %d; it belongs to packed sequences, TE_THD (%d): leave it NULL", (int)o->qkv_format, (int)TE_THD);
+    }
     if (!own->max_seqlen) own->max_seqlen = cross && which ? c->max_seqlen_kv : c->max_seqlen_q;
     if (own->cu_seqlens) return TE_OK;
     if (c->inference_params) own->cu_seqlens = te__inference_cu_seqlens(c->inference_params);

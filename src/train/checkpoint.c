@@ -287,9 +287,8 @@ static te_result te__ckpt_read(te__ckpt_plan *p, te_safetensors *f, te_optimizer
     if (opt) result = te__optimizer_restored(opt, (int64_t)p->steps, (float)p->lr[0]);
     if (result != TE_OK) return result;
     for (i = 1; opt && i < opt->num_groups; i++) {
-        if (!p->has_lr[i]) continue;
-        opt->groups[i].lr = (float)p->lr[i];
-        opt->groups[i].own_lr = true;
+        opt->groups[i].own_lr = p->has_lr[i];
+        if (p->has_lr[i]) opt->groups[i].lr = (float)p->lr[i];
     }
     if (p->has_rng) te_rng_set(te, p->seed, p->offset);
     return TE_OK;

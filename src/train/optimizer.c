@@ -172,6 +172,7 @@ TE_API void te_optimizer_zero_grad(te_optimizer *opt) {
     int i;
     if (!opt) return;
     for (i = 0; i < opt->num_params; i++) te__opt_forget(opt, opt->params[i].param);
+    opt->skips.unscaled = false;
 }
 
 /* Has the capture under way written the parameter? Then each launch writes it, and each captured step must copy it to the master. */
@@ -229,9 +230,10 @@ static te_result te__opt_collect(te_optimizer *opt, bool matrices, bool all, int
 /* A graph's record of the steps that it holds. */
 typedef struct te__opt_steps {
     int steps;
-    short word[(int)TE__GRAPH_WORDS / 2]; /* of each step: where te__opt_numbers, two words at least, begin in the graph's state */
+    short word[(int)TE__GRAPH_WORDS / 2]; /* of each step: the index in g->word of its numbers, which take two words or more */
     bool clipped; /* before the capture */
     bool scaled;  /* its last step is under loss scaling */
+    bool counts;  /* its steps count a skipped one before them */
 } te__opt_steps;
 /* Behind it: whether each parameter takes part. */
 static bool *te__opt_listed(te__opt_steps *s) { return (bool *)(s + 1); }
@@ -265,7 +267,7 @@ static void te__opt_after(te_graph *g, void *owner, void *data) {
         if (listed[i] || opt->params[i].untouched) opt->params[i].version = te__param_version(opt->params[i].param);
     opt->steps += s->steps;
     opt->clipped = opt->clip != NULL;
-    opt->skips.pending = s->scaled;
+    opt->skips.pending = s->scaled || (opt->skips.pending && !s->counts);
 }
 static void te__opt_captured(te_graph *g, void *owner, void *data) {
     te_optimizer *opt = (te_optimizer *)owner;
@@ -389,7 +391,7 @@ static te_result te__opt_measure(te_optimizer *opt, const te__opt_scaling *scali
     return result;
 }
 
-/* Was the step skipped? Asked where the answer is needed at once: whether these parameters have taken part in one counts in their next step. Waits for the device. */
+/* Was the step skipped? Asked where the answer is needed at once: a parameter's first step differs from later ones, so the host must know now whether this one counted. Waits for the device. */
 static te_result te__opt_was_skipped(te_optimizer *opt, bool *skipped) {
     bool asks = false;
     float found = 0.0f;
@@ -418,6 +420,9 @@ static te_result te__opt_step_once(te_optimizer *opt, const te__opt_scaling *sca
     if (split && result == TE_OK) result = te__opt_collect(opt, false, false, &n);
     step.count = n;
     step.num_undecayed = n - decayed;
+    if (result == TE_OK && opt->skips.unscaled && opt->skips.unscaled_in != te->capture)
+        result = te__fail(te, TE_ERR_STATE, "te_grad_scaler_step: te_grad_scaler_unscale was called %s a graph's capture, and this step is made %s one; a launch repeats both or neither: make "
+                          "both calls on the same side", opt->skips.unscaled_in ? "inside of" : "outside of", te->capture ? "inside of" : "outside of");
     if (scaling && result == TE_OK) result = te__skips_open(opt);
     if (te->capture && result == TE_OK) result = te__opt_capture(opt, &captured, &step);
     if (opt->skips.found && result == TE_OK) result = te__skips_count(opt, &step, opt->skips.unscaled);
@@ -435,6 +440,7 @@ static te_result te__opt_step_once(te_optimizer *opt, const te__opt_scaling *sca
     if (captured) {
         captured->steps++;
         captured->scaled = scaling != NULL;
+        captured->counts = captured->counts || opt->skips.found;
         for (i = 0; i < opt->num_params; i++) te__opt_listed(captured)[i] = te__opt_listed(captured)[i] || opt->params[i].listed;
     }
     if (!captured) opt->skips.pending = scaling != NULL;
@@ -478,7 +484,7 @@ TE_API void te_optimizer_keep_grad(te_optimizer *opt, bool keep) {
     if (opt) opt->keep_grad = keep;
 }
 TE_API void te_optimizer_set_lr(te_optimizer *opt, float lr) {
-    if (opt) opt->options.lr = lr;
+    if (opt && te__opt_in_range(opt->te, "te_optimizer_set_lr", "lr", lr, FLT_MAX)) opt->options.lr = lr;
 }
 TE_API float te_optimizer_lr(const te_optimizer *opt) { return opt ? opt->options.lr : 0.0f; }
 TE_API int64_t te_optimizer_steps(const te_optimizer *opt) {

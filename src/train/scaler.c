@@ -119,6 +119,7 @@ TE_API te_result te_grad_scaler_unscale(te_grad_scaler *s, te_optimizer *opt) {
     te__frame_end(s->te, NULL, 0);
     te__device_leave(s->te, entered);
     opt->skips.unscaled = result == TE_OK;
+    opt->skips.unscaled_in = s->te->capture;
     return result;
 }
 TE_API te_result te_grad_scaler_step(te_grad_scaler *s, te_optimizer *opt) {
@@ -132,7 +133,7 @@ TE_API te_result te_grad_scaler_step(te_grad_scaler *s, te_optimizer *opt) {
 TE_API te_result te_grad_scaler_update(te_grad_scaler *s) {
     te_op_update_scale_args args = TE_ZERO;
     if (!s) return TE_ERR_STATE;
-    if (s->desc.not_enabled) return s->te->error_code;
+    if (s->desc.not_enabled || s->te->error_code != TE_OK) return s->te->error_code; /* the step is done again, and its update with it */
     args.scale = s->scale;
     args.inv_scale = s->inv_scale;
     args.growth_tracker = s->growth_tracker;

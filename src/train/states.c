@@ -65,6 +65,7 @@ typedef struct te__opt_skips {
     te_tensor *betas;           /* f32 [groups, 2], or NULL */
     bool pending;               /* `found` is that of a step that was made, and `skipped` lacks it */
     bool unscaled;              /* te_grad_scaler_unscale has set `found` for the next step */
+    const te_graph *unscaled_in; /* the capture in which it did, or NULL */
 } te__opt_skips;
 
 struct te_optimizer {
@@ -191,13 +192,13 @@ static bool te__opt_shares_value(const te_tensor *param) {
 static te_result te__opt_prepare_values(te_optimizer *opt, bool may_skip) {
     te_ctx *te = opt->te;
     te_tensor *room = NULL;
-    int64_t most = 0;
+    int64_t most = -1;
     int i;
     for (i = 0; i < opt->num_params; i++) {
         const te_tensor *x = opt->params[i].param;
         if (opt->params[i].listed && x->quantized && x->dtype != TE_F32 && te__opt_shares_value(x)) most = te__max(most, (int64_t)te_tensor_bytes(x));
     }
-    if (most > 0 && !(room = te__empty_1d(te, TE_U8, most))) return te_error_code(te);
+    if (most >= 0 && !(room = te__empty_1d(te, TE_U8, most))) return te_error_code(te);
     for (i = 0; i < opt->num_params; i++) {
         te__opt_param *p = &opt->params[i];
         if (!p->listed || !p->param->quantized) continue;

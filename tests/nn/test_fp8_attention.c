@@ -307,7 +307,9 @@ TE_TEST_DEVICES(fp8_attention_is_near_attention) {
 
 /* MultiheadAttention's projection multiplies the very codes of the core: it quantizes no input of its own. */
 TE_TEST_DEVICES(fp8_attention_hands_codes_on) {
-    for (int n = 0; n < 3; n++) {
+    for (int turn = 0; turn < 6; turn++) {
+        const int n = turn % 3;
+        const bool again = turn >= 3; /* the core runs again in the backward pass */
         te_recipe recipe = n == 0 ? te_recipe_delayed_scaling() : n == 1 ? te_recipe_current_scaling() : te_recipe_mxfp8();
         te_multihead_attention_desc d = {0};
         te_autocast_desc cast = {0};
@@ -318,8 +320,9 @@ TE_TEST_DEVICES(fp8_attention_hands_codes_on) {
         cast.recipe = &recipe;
         d.hidden_size = width;
         d.attention.num_attention_heads = H;
+        d.attention.checkpoint_core_attention = again;
         d.attention.no_qkv_weight_interleaved = true;
-        test_case("%s", te_recipe_name(recipe.kind));
+        test_case("%s%s", te_recipe_name(recipe.kind), again ? ", checkpoint" : "");
         te_scope_begin(te);
         te_module *m = te_multihead_attention_create(te, &d);
         te_tensor *x = te_tensor_set_requires_grad(test_tensor(te, TE_BF16, SHAPE(s, B, width), test_normal(s * B * width, 3)), true);

@@ -335,7 +335,19 @@ TE_TEST_DEVICES(score_mod_refuses_expressions) {
                  {"score + te_load(0)", "has the name \"te_load\""},
                  {"score + aux1[h]", "has the name \"aux1\" at character 9, and no such tensor is given"},
                  {"score + aux4[h]", "has the name \"aux4\""},
-                 {"score + sizeof score", "has the name \"sizeof\""}};
+                 {"score + sizeof score", "has the name \"sizeof\""},
+                 {"score = 1", "has =  at character 7; an expression has no assignments"},
+                 {"score += 1", "has =  at character 8"},
+                 {"score <<= 1", "has =  at character 9"},
+                 {"score++", "has ++ at character 6"},
+                 {"*(float *)(q_idx * 4096)", "has *( at character 1"},
+                 {"(float *)(h)", "has *) at character 8"},
+                 {"score + *&score", "has *& at character 9"},
+                 {"min(&score, 1)", "has &s at character 5"},
+                 {"[&](int x)", "has [& at character 1"},
+                 {"score <% h", "has <% at character 7"},
+                 {"aux0<:h]", "has <: at character 5"},
+                 {"::abs(score)", "has :: at character 1"}};
     char longest[TE_SCORE_MOD_CHARS + 2];
     arrays a = arrays_of();
     te_score_mod m = rule_of(te, ALIBI);

@@ -632,7 +632,7 @@ TE_TEST_DEVICES(optim_own_numbers) {
             adams[0][3].place = sgds[0][3].place = 4;
             if (sgd) te_op_sgd(te, &s);
             else te_op_adam(te, &a);
-            CHECK_ERROR(te, TE_ERR_SHAPE, "lr_device is [4]");
+            CHECK_ERROR(te, TE_ERR_SHAPE, "lr_device has 4 elements; the largest place is 4");
             adams[0][3].place = 1, adams[0][3].numbers.beta1 = 1;
             te_op_adam(te, &a);
             CHECK_ERROR(te, TE_ERR_INVALID, "beta1 1");

@@ -425,7 +425,7 @@ static void te__attn_bwd_block(const te__attn_work *w, const te__attn_scratch *s
 static void te__attn_table_task(const te__attn_work *w, const te__attn_scratch *s, int64_t task) {
     const te__attn_kargs *a = &w->a;
     const te__attn_extra *x = &a->x;
-    const int64_t per_group = a->heads / a->groups, tiles = te__div_up(x->dbias_i, TE__ATTN_BLOCK);
+    const int64_t per_group = a->heads / te__max(a->groups, 1), tiles = te__div_up(x->dbias_i, TE__ATTN_BLOCK);
     const int64_t tile = task % tiles, tb = task / tiles / x->dbias_h, th = task / tiles % x->dbias_h;
     const int64_t rows = te__min(TE__ATTN_BLOCK, x->dbias_i - tile * TE__ATTN_BLOCK);
     int64_t b, h, first, j, r;

@@ -26,12 +26,23 @@ static bool te__score_mod_knows(const te_score_mod *m, bool mask, const char *at
     return false;
 }
 
-/* Characters, brackets and names; the compiler sees to the rest. */
+/* A mark that would assign, take an address or follow one, begin a lambda, or stand for a bracket (a digraph): with these an expression could reach any memory.
+ * behind: an operand ends in front of it, so that * and & are a product and a conjunction of bits, and [ an index. */
+static bool te__score_mod_escapes(const char *text, size_t i, bool behind) {
+    const char c = text[i], next = text[i + 1], last = i ? text[i - 1] : 0;
+    if ((c == '*' || c == '&' || c == '[') && !behind) return true;
+    if ((c == '<' && (next == '%' || next == ':')) || ((c == '%' || c == ':') && (next == '>' || next == ':'))) return true;
+    if ((c == '+' || c == '-') && next == c) return true;
+    return c == '=' && next != '=' && (!last || !strchr("=!<>", last) || (i > 1 && last != '=' && last != '!' && text[i - 2] == last));
+}
+
+/* Characters, brackets, names, and marks where they may stand; the compiler sees to the rest. */
 static te_result te__score_mod_check_text(te_ctx *te, const char *op, const te_score_mod *m, const char *name, const char *text) {
     static const char marks[] = " .,+-*/%()[]<>=!&|^~?:";
     const bool mask = strcmp(name, "mask_mod") == 0;
     char open[TE_SCORE_MOD_CHARS];
     size_t size = 0, depth = 0, i, n;
+    bool behind = false; /* the text so far ends with an operand */
     while (size <= TE_SCORE_MOD_CHARS && text[size]) size++;
     if (size == 0 || size > TE_SCORE_MOD_CHARS)
         return te__fail(te, TE_ERR_INVALID, "%s: extras.score_mod.%s has %s%d characters; an expression of 1 to %d is needed", op, name, size ? "more than " : "",
@@ -46,18 +57,25 @@ static te_result te__score_mod_check_text(te_ctx *te, const char *op, const te_s
                 return te__fail(te, TE_ERR_INVALID, "%s: extras.score_mod.%s has the name \"%.*s\" at character %d%s; see te_score_mod for those that it may use", op, name,
                                 (int)te__min(n, 40), text + i, (int)i + 1, why);
             }
+            behind = !((n == 5 && strncmp(text + i, "float", n) == 0) || (n == 3 && strncmp(text + i, "int", n) == 0)); /* of these no pointer is made */
         } else if (te__is_digit(c) || (c == '.' && te__is_digit(text[i + 1]))) { /* a number, with its suffix */
             while (te__is_letter(text[i + n]) || te__is_digit(text[i + n]) || text[i + n] == '.' || ((text[i + n] == '-' || text[i + n] == '+') && (text[i + n - 1] | 32) == 'e')) n++;
+            behind = true;
         } else if (!strchr(marks, c) || (c == '/' && (text[i + 1] == '/' || text[i + 1] == '*'))) {
             char shown[8];
             if (c >= ' ' && c < 127) snprintf(shown, sizeof(shown), "%c", c);
             else snprintf(shown, sizeof(shown), "\\x%02x", (unsigned)(unsigned char)c);
             return te__fail(te, TE_ERR_INVALID, "%s: extras.score_mod.%s has %s%s at character %d; names, numbers, blanks and .,+-*/%%()[]<>=!&|^~?: make an expression, without comments",
                             op, name, shown, strchr(marks, c) ? text[i + 1] == '*' ? "*" : "/" : "", (int)i + 1);
+        } else if (te__score_mod_escapes(text, i, behind)) {
+            return te__fail(te, TE_ERR_INVALID, "%s: extras.score_mod.%s has %.2s at character %d; an expression has no assignments, addresses, lambdas or digraphs", op, name, text + i,
+                            (int)i + 1);
         } else if (c == '(' || c == '[')
             open[depth++] = c;
         else if ((c == ')' || c == ']') && (depth == 0 || open[--depth] != (c == ')' ? '(' : '[')))
             return te__fail(te, TE_ERR_INVALID, "%s: extras.score_mod.%s has a %c at character %d that closes nothing", op, name, c, (int)i + 1);
+        if (!te__is_letter(c) && !te__is_digit(c) && c != '.' && c != ' ') behind = c == ')' || c == ']';
+        if ((c == '&' || c == '=') && text[i + 1] == c) n = 2; /* && and == */
     }
     return depth == 0 ? TE_OK : te__fail(te, TE_ERR_INVALID, "%s: extras.score_mod.%s has %d brackets that are not closed", op, name, (int)depth);
 }

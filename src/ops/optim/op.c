@@ -63,6 +63,13 @@ static te_result te__adam_check_numbers(te_ctx *te, const te_adam_numbers *n) {
     return te__fail(te, TE_ERR_INVALID, "adam: beta1 %g, beta2 %g, eps %g; 0 <= beta < 1 and eps >= 0 are needed", (double)n->beta1, (double)n->beta2, (double)n->eps);
 }
 
+/* A table of numbers with `each` for every place, and for more places if the caller has them. */
+static te_result te__optim_want_places(te_ctx *te, const char *op, const char *name, const te_tensor *x, int64_t places, int each) {
+    if (!x || te__numel(x) >= places * each) return TE_OK;
+    return te__fail(te, TE_ERR_SHAPE, "%s: %s has %lld elements; the largest place is %lld, so %lld or more are needed", op, name, (long long)te__numel(x), (long long)places - 1,
+                    (long long)places * each);
+}
+
 static te_result te__check_adam(te_ctx *te, te_op_adam_args *a) {
     te_result result = TE_OK;
     te_adam_numbers usual;
@@ -82,8 +89,8 @@ static te_result te__check_adam(te_ctx *te, te_op_adam_args *a) {
     }
     if (result == TE_OK) result = te__want_numel(te, "adam", "grad_scale", a->grad_scale, 1);
     if (result == TE_OK) result = te__want_numel(te, "adam", "found_inf", a->found_inf, 1);
-    if (result == TE_OK) result = te__want_numel(te, "adam", "lr_device", a->lr_device, places + 1);
-    if (result == TE_OK) result = te__want_numel(te, "adam", "bias_correction", a->bias_correction, 2 * (places + 1));
+    if (result == TE_OK) result = te__optim_want_places(te, "adam", "lr_device", a->lr_device, places + 1, 1);
+    if (result == TE_OK) result = te__optim_want_places(te, "adam", "bias_correction", a->bias_correction, places + 1, 2);
     usual.lr = a->lr;
     usual.beta1 = a->beta1;
     usual.beta2 = a->beta2;
@@ -127,7 +134,7 @@ static te_result te__check_sgd(te_ctx *te, te_op_sgd_args *a) {
     }
     if (result == TE_OK) result = te__want_numel(te, "sgd", "grad_scale", a->grad_scale, 1);
     if (result == TE_OK) result = te__want_numel(te, "sgd", "found_inf", a->found_inf, 1);
-    if (result == TE_OK) result = te__want_numel(te, "sgd", "lr_device", a->lr_device, places + 1);
+    if (result == TE_OK) result = te__optim_want_places(te, "sgd", "lr_device", a->lr_device, places + 1, 1);
     if (result != TE_OK) return result;
     if (!(a->momentum >= 0.0f) || (a->nesterov && (a->momentum == 0.0f || a->dampening != 0.0f)))
         return te__fail(te, TE_ERR_INVALID, "sgd: momentum %g, dampening %g, nesterov %d; momentum >= 0 is needed, and for nesterov momentum > 0 and dampening 0",

@@ -56,6 +56,7 @@ static void te__rope_tokens(void *user, int64_t begin, int64_t end) {
 }
 
 static te_result te__rope_cpu(te_ctx *te, te__rope_kargs *a) {
+    if (a->d == 0 || a->heads + 2 * a->groups == 0) return TE_OK; /* then cu_seqlens may be empty, too */
     te__parallel_for(te, (int64_t)a->batch * a->seq, 16, te__rope_tokens, a);
     return TE_OK;
 }

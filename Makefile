@@ -29,7 +29,7 @@ PRIVATE_TESTS := $(if $(TESTS),$(shell grep -l '^\#define TE_IMPLEMENTATION' $(T
 PUBLIC_TESTS  := $(filter-out $(PRIVATE_TESTS),$(TESTS)) tests/te_test.c
 PUBLIC_OBJECTS := $(PUBLIC_TESTS:tests/%.c=$(BUILD)/tests/%.o)
 TOOLS         := te_info te_explain te_warm te_bench
-# What the second run, on the packed te.h, repeats.
+# Tests that the second run, on the packed te.h, repeats.
 PACKED_WORDS  ?= core/ quant/ nn/
 
 ARGS ?=

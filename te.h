@@ -2631,7 +2631,7 @@ typedef struct te_attention_options {
     te_qkv_format qkv_format;   /* 0 => sbhd; attn_input_format of a TransformerLayer */
     te_attn_mask attn_mask_type; /* 0 => causal; self_attn_mask_type of a TransformerLayer */
     te_window window;           /* window_size: (left, 0) under causal masks, both bounds or none under others; (left, right) is (left, 0) for the first, (-1, 0) none for the others */
-    te_switch bottom_right_diagonal; /* the window, and ALiBi's distance, count from the bottom right; 0 => on. Causal and padding_causal never do, masks with bottom_right always */
+    te_switch bottom_right_diagonal; /* the window, and ALiBi's distance, count from the bottom right corner; 0 => on. It has no effect with TE_MASK_CAUSAL and PADDING_CAUSAL, which count from the top left, nor with masks named bottom_right */
     float softmax_scale;        /* 0 => 1 / sqrt(kv_channels) */
     te_softmax_type softmax_type; /* 0 => vanilla */
     bool return_max_logit;      /* the largest score of each head is the output `max_logit`, f32 [H], without a gradient */
@@ -2649,7 +2649,7 @@ typedef struct te_inference_params te_inference_params; /* the keys and values o
 /* Options of one forward call, for every module with attention. Zero means "not given". Tensors are borrowed for the call.
  *
  * Lengths of sequences, for the padding masks, come from cu_seqlens_q and cu_seqlens_kv, or else from masks of the padding behind the tokens of each sequence, without a wait for the
- * device. Without padding in the mask's name lengths are refused, and masks are ignored, as in TransformerEngine. A TransformerLayer's self attention takes cu_seqlens_q for its
+ * device. With other masks cu_seqlens are refused, and attention_mask is read with TE_MASK_ARBITRARY alone, as in TransformerEngine. A TransformerLayer's self attention takes cu_seqlens_q for its
  * keys too; its cross attention takes both. */
 typedef struct te_attention_call {
     te_attn_mask attn_mask_type;     /* 0 => the module's own */
@@ -6970,7 +6970,7 @@ static bool te__has_desc(te_ctx *te, const void *desc, const char *who) {
     return false;
 }
 
-/* A kernel that is still being compiled may fail: an answer about errors waits for it. */
+/* Waits for kernels that are still being compiled: one of them may fail, and the answer to "was there an error" must include it. */
 static void te__settle(const te_ctx *te) {
     if (te && te->device && te->device->settle) te->device->settle((te_ctx *)te);
 }
@@ -49264,7 +49264,7 @@ TE_API te_result te_rope_frequencies(te_ctx *te, const te_rope_scaling *scaling,
     return TE_OK;
 }
 
-/* What the backward function of a rotation needs; only the part of inv_freq that is used is stored. */
+/* The state of a rotation's node: its args, and the frequencies to which they point. A node stores only those that are used (te__rope_state_size). */
 typedef struct te__rope_state {
     te_op_rope_args args;
     float inv_freq[TE__ROPE_MAX_HALF];
@@ -49448,7 +49448,7 @@ static void te__attention_extras(te_attn_extras *x, te_tensor **list, bool back)
     }
 }
 
-/* A node's own copies of the user's expressions, in one piece of memory that begins with score_mod or, without one, with mask_mod. */
+/* A node's own copies of the user's expressions, in one piece of memory. It begins with score_mod or, without one, with mask_mod: a derivative alone has been refused. */
 static size_t te__score_mod_bytes(const te_score_mod *m) {
     return (m->score_mod ? strlen(m->score_mod) + 1 : 0) + (m->score_mod_bprop ? strlen(m->score_mod_bprop) + 1 : 0) + (m->mask_mod ? strlen(m->mask_mod) + 1 : 0);
 }
@@ -49544,8 +49544,8 @@ static bool te__attention_open(te_tensor *q, te_tensor *k, te_tensor *v, const t
     return args->o && args->lse;
 }
 
-/* What the backward pass reads of a forward pass: saved[0 .. 2] are its q, k and v, [3] its o; and the inputs that have gradients. args gets what a node's state
- * owns: te__attention_release. */
+/* Fills a node's lists from a forward pass: `saved` gets the tensors that the backward pass reads (q, k, v, o first, in this order), and `in` those that may have gradients.
+ * args gets copies of the user's expressions, which te__attention_release frees. */
 enum { TE__ATTENTION_SAVED = 6 + TE__ATTENTION_EXTRAS, TE__ATTENTION_INPUTS = 5 };
 static bool te__attention_save(te_op_attn_fwd_args *args, te_tensor *const parts[3], te_tensor **in, te_tensor **saved) {
     te_ctx *te = parts[0]->te;
@@ -50348,7 +50348,7 @@ typedef struct te__capped_block {
     te_window window;    /* of the block's queries in the block's keys, under no mask */
 } te__capped_block;
 
-/* The first block, of one that is zero, or the one behind b: false where there is none. The queries before, between and behind blocks see no key. */
+/* Moves *b to the next block of queries, or if it is zero to the first; false if there is none. Queries in no block see no key. */
 static bool te__capped_next(const te__capped_state *s, int64_t s_q, int64_t s_kv, te__capped_block *b) {
     int64_t at;
     b->first += b->rows;
@@ -52845,7 +52845,7 @@ typedef struct te__linear_module {
     te__weight_cache cache;
 } te__linear_module;
 
-/* What a Linear does in front of its product, but for call->x, and behind it. */
+/* The forward of a Linear in two halves: te__linear_begin fills the product's call, all but its input call->x; te__linear_end multiplies and sets the outputs. */
 static te_result te__linear_begin(te_module *m, te_forward_args *args, te__quant_call *quant, te__linear_call *call) {
     te__linear_module *s = (te__linear_module *)m->state;
     te_result result = te__scaling_prepare(m, s->scaling, quant);
@@ -53307,11 +53307,11 @@ static bool te__is_norm(const te_module *m) { return m->cls == &te__layernorm_cl
 static bool te__is_activation(const te_module *m) { return m->cls == &te__activation_class; }
 static bool te__is_linear(const te_module *m) { return m->cls == &te__linear_class; }
 
-/* What a child leaves to the one behind it, as LayerNormMLP's parts do. */
+/* The state of a chain between two children. */
 typedef struct te__chain {
     te_module *front;      /* a norm or an activation that runs in the forward of the Linear behind it, whose input it quantizes; NULL: none */
     bool leaves_bias;      /* the activation behind this Linear makes the gradient of its bias */
-    bool made;             /* the three below are those of a Linear; an activation comes next */
+    bool made;             /* the child before was a Linear that left its bias gradient to the activation that comes next: its three numbers are below */
     te__quant_call quant;
     te__act_grad grad;
     te_tensor *z;          /* its output */
@@ -54476,8 +54476,8 @@ TE_API int64_t te_inference_params_seqlen(const te_inference_params *c, int64_t 
 
 /* ---- a step ---- */
 
-/* next.sequences from the lists of the step; its pages come later. now.sequences that go on get num_pages of the negative sign for as long as this runs: that is how one that is
- * listed twice, and those that have ended, are seen. */
+/* next.sequences from the lists of the step; its pages come later. now.sequences that go on get a negative num_pages: so one that is
+ * listed twice is seen, and later those that have ended. The caller turns the signs back, also on failure. */
 static te_result te__step_sequences(te_inference_params *c, const int64_t *ids, const int64_t *lens, int64_t n) {
     const char *const who = "te_inference_params_pre_step";
     int64_t i, k, needed = 0;
@@ -54716,8 +54716,8 @@ TE_API te_result te_inference_params_convert_paged_to_nonpaged(te_inference_para
  *   per-tensor q, k, v by one scale; S; o                dO; dP; dq, dk, dv by one scale
  *   MXFP8      q, k along d, v along s; o along d        dO along d; dq, dk along d, dv along s
  *
- * Delayed scaling has six slots. Current scaling knows the tensors beforehand, but not S and dP, which no memory holds: these two go by delayed scaling with the latest amax,
- * as in TransformerEngine. D, the sum of S times its gradient, is that of the unrounded S (te_attn_fp8): gradients pass through the roundings unchanged. */
+ * Delayed scaling has six slots. Current scaling measures the tensors first. S and dP are never whole in memory, so their amax is not known before they are rounded: these
+ * two go by delayed scaling with the latest amax, as in TransformerEngine. D, the sum of S times its gradient, is that of the unrounded S (ops/attn/cpu.c): gradients pass through the roundings unchanged. */
 
 /* TransformerEngine's slots of three products: qkv is an output of the first, o an input of the second, S an output of the third. */
 enum {
@@ -55113,7 +55113,7 @@ static te_attn_mask te__cached_mask(te_attn_mask mask) {
 
 /* ---- the call ---- */
 
-/* Slopes of this rank's heads: te_attention's own are those of as many heads as it sees. */
+/* ALiBi's slopes of this rank's heads, out of those of all heads: te_attention would make slopes for as few heads as the rank has. */
 static te_tensor *te__dpa_slopes(te_module *m) {
     te__dpa_module *s = (te__dpa_module *)m->state;
     const int heads = s->options.num_attention_heads, first = te_group_rank(m->parallel.group) * (int)te__per_rank(m, heads);
@@ -55611,8 +55611,8 @@ static te_tensor *te__residual(te_module *m, const te_outputs *y, te_tensor *res
     return te_drop_path(te_bias_dropout_add(y->out, y->bias, NULL, p), residual, path);
 }
 
-/* Of a call's options those that its two attentions share out: lengths go to the one whose mask has padding, and self attention's keys are its queries. Where neither has, both
- * get them, and refuse them. */
+/* Of a call's options those that its two attentions share out: lengths go to the one whose mask has padding, and self attention's keys are its queries. If neither mask has
+ * padding, both attentions get the lengths, and refuse them. */
 static void te__layer_calls(te_module *m, const te_forward_args *args, te_attention_call *self, te_attention_call *cross) {
     const te_transformer_layer_desc *d = (const te_transformer_layer_desc *)m->state;
     const te_cross_attention_call *c = &args->cross;
@@ -58559,6 +58559,16 @@ static te_result te__st_store(te_ctx *te, te__file_out *out, const te_tensor *x,
     return result;
 }
 
+/* Puts the temporary file into its place, or removes it where something has failed. Frees why. */
+static te_result te__st_end(te_ctx *te, te__file_out *out, te__text *why, te_result result) {
+    if (result != TE_OK)
+        te__file_out_abort(out);
+    else if (!te__file_out_commit(out))
+        result = te__fail(te, TE_ERR_IO, "%s; what was there before is untouched", te__text_str(why));
+    te__text_free(why);
+    return result;
+}
+
 /* Header and data to a temporary file, then into place. `items` are sorted and valid. */
 static te_result te__st_write(te_ctx *te, const char *path, const te_safetensors_item *items, int num_items, const te__text *header) {
     te__file_out out;
@@ -58573,13 +58583,8 @@ static te_result te__st_write(te_ctx *te, const char *path, const te_safetensors
     te__file_out_write(&out, raw, 8);
     te__file_out_write(&out, header->s, header->n);
     for (i = 0; i < num_items && result == TE_OK && !out.failed; i++) result = te__st_store(te, &out, items[i].tensor, staging);
-    if (result != TE_OK)
-        te__file_out_abort(&out);
-    else if (!te__file_out_commit(&out))
-        result = te__fail(te, TE_ERR_IO, "%s; what was there before is untouched", te__text_str(&why));
     te__free(te, staging, TE__ST_CHUNK);
-    te__text_free(&why);
-    return result;
+    return te__st_end(te, &out, &why, result);
 }
 
 TE_API te_result te_safetensors_write(te_ctx *te, const char *path, const te_safetensors_item *items, int num_items, const te_metadata *metadata,
@@ -58629,7 +58634,7 @@ TE_API te_result te_safetensors_write(te_ctx *te, const char *path, const te_saf
 
 enum { TE__HF_MAX_CONFIG = 16 << 20, TE__HF_MAX_LAYERS = 100000 };
 
-/* What families have in common with each other. */
+/* Traits of a family of models. */
 enum {
     TE__HF_GEMMA = 1,    /* 1 + weight, scaled embedding, GELU; tied unless the file says otherwise */
     TE__HF_QKV_BIAS = 2, /* whatever attention_bias says */
@@ -60136,14 +60141,9 @@ static te_result te__onnx_stream(te__onnx *g, const char *path, const te__text *
         else if (result == TE_OK) result = te__st_store(te, &out, x->tensor, staging);
     }
     te__file_out_write(&out, tail->s, tail->n);
-    if (result != TE_OK)
-        te__file_out_abort(&out);
-    else if (!te__file_out_commit(&out))
-        result = te__fail(te, TE_ERR_IO, "%s; what was there before is untouched", te__text_str(&why));
     te__free(te, staging, TE__ST_CHUNK);
-    te__text_free(&why);
     te__text_free(&one);
-    return result;
+    return te__st_end(te, &out, &why, result);
 }
 
 static te_result te__onnx_write_file(te__onnx *g, const char *path, const char *name) {
@@ -60195,9 +60195,9 @@ static te_result te__onnx_write_file(te__onnx *g, const char *path, const char *
 
 /* io/onnx_memory.c: which value of the graph a tensor of a traced call holds. Knows memory and strides; must not know what operations compute.
  *
- * A view makes no call of an operation, so the trace shows memory alone: this call wrote those bytes, that one reads these. A list of all writes tells which value a
- * tensor sees: the last write that meets it, reshaped, cut, transposed or broadcast until it has the tensor's shape; or several writes side by side, concatenated.
- * Parameters and inputs stand at the begin of the list. Whatever no call wrote, and is no input, is a constant.
+ * A view makes no call of an operation, so the trace shows memory alone: this call wrote those bytes, that one reads these. All writes stand in one list, parameters and
+ * inputs first. A tensor has the value of the last write to its memory, which the graph reshapes, slices, transposes or expands to the tensor's shape. A tensor whose parts
+ * were written by several calls is a Concat of their values. Memory that no call wrote, and that is no input, is a constant.
  *
  * The graph computes in f32 and 64-bit integers, as the operations do inside: a value is cast to its tensor's format where it is written and back where it is read. So it
  * is rounded where te.h rounds it, and runtimes need no arithmetic of 16 bits, which onnxruntime's CPU kernels lack for bfloat16. */
@@ -60453,7 +60453,7 @@ static int te__onnx_view(te__onnx *g, const te__onnx_write *w, const te__onnx_pa
     return v;
 }
 
-/* ---- several writes side by side ---- */
+/* ---- tensors whose parts several calls wrote ---- */
 
 /* Does y differ from x in its place along dimension `axis` alone, and in its size there? *at becomes where it begins, from x's begin. */
 static bool te__onnx_is_beside(const te__onnx_pair *x, const te__onnx_pair *y, int axis, te__onnx_size *at) {
@@ -62315,7 +62315,7 @@ static bool te__onnx_is_one_call(const te__onnx_call *first, const te__onnx_call
     te__args_of(&m, second->op, &b, true);
     for (k = 0; k < l.n; k++) {
         const te_tensor *x, *y;
-        if (l.arg[k].list) return true; /* no operation with lists has a form in ONNX: te__onnx_opaque */
+        if (l.arg[k].list) return true; /* te__onnx_opaque refuses operations with lists: their other tensors need no comparison */
         x = te__arg_tensor(&l.arg[k], 0);
         y = te__arg_tensor(&m.arg[k], 0);
         if (!x != !y || (x && (x->dtype != y->dtype || x->ndim != y->ndim))) return false;
@@ -62445,7 +62445,7 @@ static te_result te__onnx_make(te__onnx *g, te_module *m, const te_forward_args 
             return te_error_code(te) != TE_OK ? te_error_code(te)
                                               : te__fail(te, TE_ERR_INVALID, "te_onnx_export: %s %s; it must be a plain tensor of the module's context", in.slot[i].name,
                                                          x->quantized ? "is quantized" : "belongs to another context");
-        *in.slot[i].slot = te__empty_like(x, x->dtype); /* memory tells inputs apart: from each other, and from parameters */
+        *in.slot[i].slot = te__empty_like(x, x->dtype); /* a copy: inputs are known by their memory, so no two of them, and no input and parameter, may share any */
         if (!*in.slot[i].slot || te_tensor_copy(*in.slot[i].slot, x) != TE_OK) return te_error_code(te);
     }
     result = te__onnx_scales_take(te, &scales, &num_scales);

@@ -7,7 +7,7 @@ folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 passed=0 failed=0
 steps=150
-# What training on this repository's sources reaches in so few steps, from 5.5 nats per byte, with room for other sources.
+# The loss that training on this repository's sources reaches in so few steps, from 5.5 nats per byte, with room for other sources.
 bound=3.3
 tolerance=0.01 # between the validation losses of FP8 and BF16; at this learning rate it is some 0.2 %
 

@@ -143,7 +143,7 @@ typedef struct te_attention_options {
     te_qkv_format qkv_format;   /* 0 => sbhd; attn_input_format of a TransformerLayer */
     te_attn_mask attn_mask_type; /* 0 => causal; self_attn_mask_type of a TransformerLayer */
     te_window window;           /* window_size: (left, 0) under causal masks, both bounds or none under others; (left, right) is (left, 0) for the first, (-1, 0) none for the others */
-    te_switch bottom_right_diagonal; /* the window, and ALiBi's distance, count from the bottom right; 0 => on. Causal and padding_causal never do, masks with bottom_right always */
+    te_switch bottom_right_diagonal; /* the window, and ALiBi's distance, count from the bottom right corner; 0 => on. It has no effect with TE_MASK_CAUSAL and PADDING_CAUSAL, which count from the top left, nor with masks named bottom_right */
     float softmax_scale;        /* 0 => 1 / sqrt(kv_channels) */
     te_softmax_type softmax_type; /* 0 => vanilla */
     bool return_max_logit;      /* the largest score of each head is the output `max_logit`, f32 [H], without a gradient */
@@ -161,7 +161,7 @@ typedef struct te_inference_params te_inference_params; /* the keys and values o
 /* Options of one forward call, for every module with attention. Zero means "not given". Tensors are borrowed for the call.
  *
  * Lengths of sequences, for the padding masks, come from cu_seqlens_q and cu_seqlens_kv, or else from masks of the padding behind the tokens of each sequence, without a wait for the
- * device. Without padding in the mask's name lengths are refused, and masks are ignored, as in TransformerEngine. A TransformerLayer's self attention takes cu_seqlens_q for its
+ * device. With other masks cu_seqlens are refused, and attention_mask is read with TE_MASK_ARBITRARY alone, as in TransformerEngine. A TransformerLayer's self attention takes cu_seqlens_q for its
  * keys too; its cross attention takes both. */
 typedef struct te_attention_call {
     te_attn_mask attn_mask_type;     /* 0 => the module's own */

@@ -103,7 +103,7 @@ static bool te__has_desc(te_ctx *te, const void *desc, const char *who) {
     return false;
 }
 
-/* A kernel that is still being compiled may fail: an answer about errors waits for it. */
+/* Waits for kernels that are still being compiled: one of them may fail, and the answer to "was there an error" must include it. */
 static void te__settle(const te_ctx *te) {
     if (te && te->device && te->device->settle) te->device->settle((te_ctx *)te);
 }

@@ -5,7 +5,7 @@
 
 enum { TE__HF_MAX_CONFIG = 16 << 20, TE__HF_MAX_LAYERS = 100000 };
 
-/* What families have in common with each other. */
+/* Traits of a family of models. */
 enum {
     TE__HF_GEMMA = 1,    /* 1 + weight, scaled embedding, GELU; tied unless the file says otherwise */
     TE__HF_QKV_BIAS = 2, /* whatever attention_bias says */

@@ -463,7 +463,7 @@ static bool te__onnx_is_one_call(const te__onnx_call *first, const te__onnx_call
     te__args_of(&m, second->op, &b, true);
     for (k = 0; k < l.n; k++) {
         const te_tensor *x, *y;
-        if (l.arg[k].list) return true; /* no operation with lists has a form in ONNX: te__onnx_opaque */
+        if (l.arg[k].list) return true; /* te__onnx_opaque refuses operations with lists: their other tensors need no comparison */
         x = te__arg_tensor(&l.arg[k], 0);
         y = te__arg_tensor(&m.arg[k], 0);
         if (!x != !y || (x && (x->dtype != y->dtype || x->ndim != y->ndim))) return false;
@@ -593,7 +593,7 @@ static te_result te__onnx_make(te__onnx *g, te_module *m, const te_forward_args 
             return te_error_code(te) != TE_OK ? te_error_code(te)
                                               : te__fail(te, TE_ERR_INVALID, "te_onnx_export: %s %s; it must be a plain tensor of the module's context", in.slot[i].name,
                                                          x->quantized ? "is quantized" : "belongs to another context");
-        *in.slot[i].slot = te__empty_like(x, x->dtype); /* memory tells inputs apart: from each other, and from parameters */
+        *in.slot[i].slot = te__empty_like(x, x->dtype); /* a copy: inputs are known by their memory, so no two of them, and no input and parameter, may share any */
         if (!*in.slot[i].slot || te_tensor_copy(*in.slot[i].slot, x) != TE_OK) return te_error_code(te);
     }
     result = te__onnx_scales_take(te, &scales, &num_scales);

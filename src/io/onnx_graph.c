@@ -481,14 +481,9 @@ static te_result te__onnx_stream(te__onnx *g, const char *path, const te__text *
         else if (result == TE_OK) result = te__st_store(te, &out, x->tensor, staging);
     }
     te__file_out_write(&out, tail->s, tail->n);
-    if (result != TE_OK)
-        te__file_out_abort(&out);
-    else if (!te__file_out_commit(&out))
-        result = te__fail(te, TE_ERR_IO, "%s; what was there before is untouched", te__text_str(&why));
     te__free(te, staging, TE__ST_CHUNK);
-    te__text_free(&why);
     te__text_free(&one);
-    return result;
+    return te__st_end(te, &out, &why, result);
 }
 
 static te_result te__onnx_write_file(te__onnx *g, const char *path, const char *name) {

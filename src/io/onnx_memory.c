@@ -1,8 +1,8 @@
 /* io/onnx_memory.c: which value of the graph a tensor of a traced call holds. Knows memory and strides; must not know what operations compute.
  *
- * A view makes no call of an operation, so the trace shows memory alone: this call wrote those bytes, that one reads these. A list of all writes tells which value a
- * tensor sees: the last write that meets it, reshaped, cut, transposed or broadcast until it has the tensor's shape; or several writes side by side, concatenated.
- * Parameters and inputs stand at the begin of the list. Whatever no call wrote, and is no input, is a constant.
+ * A view makes no call of an operation, so the trace shows memory alone: this call wrote those bytes, that one reads these. All writes stand in one list, parameters and
+ * inputs first. A tensor has the value of the last write to its memory, which the graph reshapes, slices, transposes or expands to the tensor's shape. A tensor whose parts
+ * were written by several calls is a Concat of their values. Memory that no call wrote, and that is no input, is a constant.
  *
  * The graph computes in f32 and 64-bit integers, as the operations do inside: a value is cast to its tensor's format where it is written and back where it is read. So it
  * is rounded where te.h rounds it, and runtimes need no arithmetic of 16 bits, which onnxruntime's CPU kernels lack for bfloat16. */
@@ -258,7 +258,7 @@ static int te__onnx_view(te__onnx *g, const te__onnx_write *w, const te__onnx_pa
     return v;
 }
 
-/* ---- several writes side by side ---- */
+/* ---- tensors whose parts several calls wrote ---- */
 
 /* Does y differ from x in its place along dimension `axis` alone, and in its size there? *at becomes where it begins, from x's begin. */
 static bool te__onnx_is_beside(const te__onnx_pair *x, const te__onnx_pair *y, int axis, te__onnx_size *at) {

@@ -482,6 +482,16 @@ static te_result te__st_store(te_ctx *te, te__file_out *out, const te_tensor *x,
     return result;
 }
 
+/* Puts the temporary file into its place, or removes it where something has failed. Frees why. */
+static te_result te__st_end(te_ctx *te, te__file_out *out, te__text *why, te_result result) {
+    if (result != TE_OK)
+        te__file_out_abort(out);
+    else if (!te__file_out_commit(out))
+        result = te__fail(te, TE_ERR_IO, "%s; what was there before is untouched", te__text_str(why));
+    te__text_free(why);
+    return result;
+}
+
 /* Header and data to a temporary file, then into place. `items` are sorted and valid. */
 static te_result te__st_write(te_ctx *te, const char *path, const te_safetensors_item *items, int num_items, const te__text *header) {
     te__file_out out;
@@ -496,13 +506,8 @@ static te_result te__st_write(te_ctx *te, const char *path, const te_safetensors
     te__file_out_write(&out, raw, 8);
     te__file_out_write(&out, header->s, header->n);
     for (i = 0; i < num_items && result == TE_OK && !out.failed; i++) result = te__st_store(te, &out, items[i].tensor, staging);
-    if (result != TE_OK)
-        te__file_out_abort(&out);
-    else if (!te__file_out_commit(&out))
-        result = te__fail(te, TE_ERR_IO, "%s; what was there before is untouched", te__text_str(&why));
     te__free(te, staging, TE__ST_CHUNK);
-    te__text_free(&why);
-    return result;
+    return te__st_end(te, &out, &why, result);
 }
 
 TE_API te_result te_safetensors_write(te_ctx *te, const char *path, const te_safetensors_item *items, int num_items, const te_metadata *metadata,

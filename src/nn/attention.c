@@ -67,7 +67,7 @@ TE_API te_result te_rope_frequencies(te_ctx *te, const te_rope_scaling *scaling,
     return TE_OK;
 }
 
-/* What the backward function of a rotation needs; only the part of inv_freq that is used is stored. */
+/* The state of a rotation's node: its args, and the frequencies to which they point. A node stores only those that are used (te__rope_state_size). */
 typedef struct te__rope_state {
     te_op_rope_args args;
     float inv_freq[TE__ROPE_MAX_HALF];
@@ -251,7 +251,7 @@ static void te__attention_extras(te_attn_extras *x, te_tensor **list, bool back)
     }
 }
 
-/* A node's own copies of the user's expressions, in one piece of memory that begins with score_mod or, without one, with mask_mod. */
+/* A node's own copies of the user's expressions, in one piece of memory. It begins with score_mod or, without one, with mask_mod: a derivative alone has been refused. */
 static size_t te__score_mod_bytes(const te_score_mod *m) {
     return (m->score_mod ? strlen(m->score_mod) + 1 : 0) + (m->score_mod_bprop ? strlen(m->score_mod_bprop) + 1 : 0) + (m->mask_mod ? strlen(m->mask_mod) + 1 : 0);
 }
@@ -347,8 +347,8 @@ static bool te__attention_open(te_tensor *q, te_tensor *k, te_tensor *v, const t
     return args->o && args->lse;
 }
 
-/* What the backward pass reads of a forward pass: saved[0 .. 2] are its q, k and v, [3] its o; and the inputs that have gradients. args gets what a node's state
- * owns: te__attention_release. */
+/* Fills a node's lists from a forward pass: `saved` gets the tensors that the backward pass reads (q, k, v, o first, in this order), and `in` those that may have gradients.
+ * args gets copies of the user's expressions, which te__attention_release frees. */
 enum { TE__ATTENTION_SAVED = 6 + TE__ATTENTION_EXTRAS, TE__ATTENTION_INPUTS = 5 };
 static bool te__attention_save(te_op_attn_fwd_args *args, te_tensor *const parts[3], te_tensor **in, te_tensor **saved) {
     te_ctx *te = parts[0]->te;

@@ -39,7 +39,7 @@ typedef struct te__capped_block {
     te_window window;    /* of the block's queries in the block's keys, under no mask */
 } te__capped_block;
 
-/* The first block, of one that is zero, or the one behind b: false where there is none. The queries before, between and behind blocks see no key. */
+/* Moves *b to the next block of queries, or if it is zero to the first; false if there is none. Queries in no block see no key. */
 static bool te__capped_next(const te__capped_state *s, int64_t s_q, int64_t s_kv, te__capped_block *b) {
     int64_t at;
     b->first += b->rows;

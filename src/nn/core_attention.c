@@ -137,7 +137,7 @@ static te_attn_mask te__cached_mask(te_attn_mask mask) {
 
 /* ---- the call ---- */
 
-/* Slopes of this rank's heads: te_attention's own are those of as many heads as it sees. */
+/* ALiBi's slopes of this rank's heads, out of those of all heads: te_attention would make slopes for as few heads as the rank has. */
 static te_tensor *te__dpa_slopes(te_module *m) {
     te__dpa_module *s = (te__dpa_module *)m->state;
     const int heads = s->options.num_attention_heads, first = te_group_rank(m->parallel.group) * (int)te__per_rank(m, heads);

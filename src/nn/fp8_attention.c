@@ -5,8 +5,8 @@
  *   per-tensor q, k, v by one scale; S; o                dO; dP; dq, dk, dv by one scale
  *   MXFP8      q, k along d, v along s; o along d        dO along d; dq, dk along d, dv along s
  *
- * Delayed scaling has six slots. Current scaling knows the tensors beforehand, but not S and dP, which no memory holds: these two go by delayed scaling with the latest amax,
- * as in TransformerEngine. D, the sum of S times its gradient, is that of the unrounded S (te_attn_fp8): gradients pass through the roundings unchanged. */
+ * Delayed scaling has six slots. Current scaling measures the tensors first. S and dP are never whole in memory, so their amax is not known before they are rounded: these
+ * two go by delayed scaling with the latest amax, as in TransformerEngine. D, the sum of S times its gradient, is that of the unrounded S (ops/attn/cpu.c): gradients pass through the roundings unchanged. */
 
 /* TransformerEngine's slots of three products: qkv is an output of the first, o an input of the second, S an output of the third. */
 enum {

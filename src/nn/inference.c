@@ -159,8 +159,8 @@ TE_API int64_t te_inference_params_seqlen(const te_inference_params *c, int64_t 
 
 /* ---- a step ---- */
 
-/* next.sequences from the lists of the step; its pages come later. now.sequences that go on get num_pages of the negative sign for as long as this runs: that is how one that is
- * listed twice, and those that have ended, are seen. */
+/* next.sequences from the lists of the step; its pages come later. now.sequences that go on get a negative num_pages: so one that is
+ * listed twice is seen, and later those that have ended. The caller turns the signs back, also on failure. */
 static te_result te__step_sequences(te_inference_params *c, const int64_t *ids, const int64_t *lens, int64_t n) {
     const char *const who = "te_inference_params_pre_step";
     int64_t i, k, needed = 0;

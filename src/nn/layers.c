@@ -167,7 +167,7 @@ typedef struct te__linear_module {
     te__weight_cache cache;
 } te__linear_module;
 
-/* What a Linear does in front of its product, but for call->x, and behind it. */
+/* The forward of a Linear in two halves: te__linear_begin fills the product's call, all but its input call->x; te__linear_end multiplies and sets the outputs. */
 static te_result te__linear_begin(te_module *m, te_forward_args *args, te__quant_call *quant, te__linear_call *call) {
     te__linear_module *s = (te__linear_module *)m->state;
     te_result result = te__scaling_prepare(m, s->scaling, quant);

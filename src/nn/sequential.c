@@ -90,11 +90,11 @@ static bool te__is_norm(const te_module *m) { return m->cls == &te__layernorm_cl
 static bool te__is_activation(const te_module *m) { return m->cls == &te__activation_class; }
 static bool te__is_linear(const te_module *m) { return m->cls == &te__linear_class; }
 
-/* What a child leaves to the one behind it, as LayerNormMLP's parts do. */
+/* The state of a chain between two children. */
 typedef struct te__chain {
     te_module *front;      /* a norm or an activation that runs in the forward of the Linear behind it, whose input it quantizes; NULL: none */
     bool leaves_bias;      /* the activation behind this Linear makes the gradient of its bias */
-    bool made;             /* the three below are those of a Linear; an activation comes next */
+    bool made;             /* the child before was a Linear that left its bias gradient to the activation that comes next: its three numbers are below */
     te__quant_call quant;
     te__act_grad grad;
     te_tensor *z;          /* its output */

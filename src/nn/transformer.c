@@ -330,8 +330,8 @@ static te_tensor *te__residual(te_module *m, const te_outputs *y, te_tensor *res
     return te_drop_path(te_bias_dropout_add(y->out, y->bias, NULL, p), residual, path);
 }
 
-/* Of a call's options those that its two attentions share out: lengths go to the one whose mask has padding, and self attention's keys are its queries. Where neither has, both
- * get them, and refuse them. */
+/* Of a call's options those that its two attentions share out: lengths go to the one whose mask has padding, and self attention's keys are its queries. If neither mask has
+ * padding, both attentions get the lengths, and refuse them. */
 static void te__layer_calls(te_module *m, const te_forward_args *args, te_attention_call *self, te_attention_call *cross) {
     const te_transformer_layer_desc *d = (const te_transformer_layer_desc *)m->state;
     const te_cross_attention_call *c = &args->cross;

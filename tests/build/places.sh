@@ -35,7 +35,7 @@ msvc() { # TARGET DIALECT LANGUAGE MORE
     check "MSVC's rules, $1 $2${4:+, $4}" clang --target="$1-pc-windows-msvc" $msvc -std="$2" $4 -Wall -Wextra -Werror -Wno-unused-function \
         -I. -DTE_IMPLEMENTATION -x "$3" -fsyntax-only te.h
 }
-# What only gcc and clang have; va_list is theirs in clang's own header.
+# Words of gcc and clang alone; va_list is theirs in clang's own header.
 no_extensions() {
     clang --target=x86_64-pc-windows-msvc $msvc -std=c11 -I. -DTE_IMPLEMENTATION -x c -E te.h >"$out/msvc.i" || return 1
     ! awk '/^# [0-9]+ "/ { ours = $3 ~ /te\.h"/ } ours' "$out/msvc.i" | grep -n '__builtin_\|__attribute__\|__extension__\|__asm\|typeof' | grep -v '__builtin_va_\|__builtin_offsetof'
@@ -101,7 +101,7 @@ refused_later() { # COMPILER FLAGS
     build_and_run "$1" c11 c "$one" "" "-O1 $2" >"$out/said" 2>&1 && { echo "it ran"; return 1; }
     grep -q 'te.h was compiled with flags' "$out/said" || { cat "$out/said"; return 1; }
 }
-# What te_ctx_create asks: 0, its arithmetic is exact, or 1.
+# The answer to te_ctx_create's question: 0, arithmetic is exact, or 1.
 asks() { # ANSWER COMPILER FLAGS
     "$2" -std=c11 $3 -Wall -Wextra -Werror -Wno-unused-function -Isrc tests/build/exact.c -o "$out/exact" $libs || return 1
     "$out/exact"

@@ -433,7 +433,7 @@ TE_TEST(hf_refuses_configs) {
     CHECK_ERROR(te, TE_ERR_FORMAT, "byte 2 is 0");
 }
 
-/* What a Mistral's file says of windows: nothing means 4096, null means none. Its weights are named as those of a Llama. */
+/* A Mistral's file without sliding_window has windows of 4096, and one with null has none. Its weights are named as those of a Llama. */
 TE_TEST(hf_windows) {
     static const struct {
         const char *keys;
@@ -527,7 +527,7 @@ TE_TEST(hf_refuses_weights) {
     CHECK_ERROR(te, TE_ERR_IO, "model.safetensors");
 }
 
-/* Whatever three changed bytes of config.json do: the model opens, or there is an error; nothing else. */
+/* Three changed bytes of config.json: the model opens, or there is an error; nothing else. */
 TE_TEST(hf_survives_damage) {
     enum { ROUNDS = 600 };
     te_ctx *te = test_context("cpu");

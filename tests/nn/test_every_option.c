@@ -1,5 +1,5 @@
-/* tests/nn/test_every_option.c: options that the other tests of modules leave at their defaults, each against a computation that does without it. docs/transformer_engine.md names the
- * test of every option. */
+/* tests/nn/test_every_option.c: options that no other test of modules sets. Each is compared with the same computation written without the option.
+ * docs/transformer_engine.md names the test of every option. */
 #include "../te_test.h"
 
 enum { H = 16, FFN = 24, S = 5, B = 2, HEADS = 4, D = H / HEADS, N = S * B * H, MOST = 32 };

@@ -42,7 +42,7 @@ static te_inference_params *make_cache(te_ctx *te, const setup *c) {
     return te_inference_params_create(te, &d);
 }
 static const float *tokens_of(int sequence) { return test_normal(length[sequence] * WIDE, 30 + (uint64_t)sequence); }
-/* What cross attention sees: one row for each of `n` sequences, all alike. */
+/* The keys of cross attention: one row for each of `n` sequences, all alike. */
 static te_tensor *encoded(te_ctx *te, const setup *c, int64_t n) {
     float *x = test_floats(n * 3 * WIDE), *one = test_normal(3 * WIDE, 8);
     for (int64_t i = 0; i < 3; i++)

@@ -633,7 +633,9 @@ TE_TEST_DEVICES(optim_own_numbers) {
             if (sgd) te_op_sgd(te, &s);
             else te_op_adam(te, &a);
             CHECK_ERROR(te, TE_ERR_SHAPE, "lr_device has 4 elements; the largest place is 4");
-            adams[0][3].place = 1, adams[0][3].numbers.beta1 = 1;
+            adams[0][3].place = sgds[0][3].place = 1; /* then the last of the table's places is nobody's: a group whose parameters have no gradient */
+            CHECK_EQ_INT(sgd ? te_op_sgd(te, &s) : te_op_adam(te, &a), TE_OK);
+            adams[0][3].numbers.beta1 = 1;
             te_op_adam(te, &a);
             CHECK_ERROR(te, TE_ERR_INVALID, "beta1 1");
         }

@@ -1,4 +1,4 @@
-"""What the parts of this folder share."""
+"""Checks and runs of the program that all parts of this folder use."""
 import os
 import subprocess
 

@@ -157,6 +157,7 @@
  *     inference   caches of keys and values: decoding, plain and paged
  *     models      language models that exist, and their folders
  *     onnx        modules as ONNX files
+ *     backend     which implementation each part of a model uses (NeMo Automodel)
  *     report      warm-up, explanations of calls, the report on machine and context
  */
 
@@ -598,6 +599,12 @@ TE_API uint64_t te_tensor_version(const te_tensor *x);
 TE_API te_tensor *te_tensor_set_name(te_tensor *x, const char *name);
 /* The name of x (borrowed), or "". */
 TE_API const char *te_tensor_name(const te_tensor *x);
+
+/* Says that x is this rank's part of a tensor that ranks share (PyTorch: a DTensor), which is what the functions that keep or cast formats ask (api/formats.h). Moves and
+ * changes nothing. A view does not inherit it. */
+TE_API void te_tensor_set_sharded(te_tensor *x, bool sharded);
+/* Was that said of x? False for NULL. */
+TE_API bool te_tensor_is_sharded(const te_tensor *x);
 
 /* ==== api/autograd.h ============================================================================================ */
 
@@ -2914,8 +2921,19 @@ TE_API te_module *te_module_find(te_module *m, const char *path);
 TE_API te_tensor *te_module_add_parameter(te_module *m, const char *name, te_tensor *tensor);
 /* The same for a buffer: saved with the model, not trained. */
 TE_API te_tensor *te_module_add_buffer(te_module *m, const char *name, te_tensor *tensor);
+/* persistent = false: te_model_save and te_model_load pass over the module's own buffer of that name (PyTorch: register_buffer(persistent=False)). TE_ERR_INVALID if there is none. */
+TE_API te_result te_module_set_buffer_persistent(te_module *m, const char *name, bool persistent);
 /* The module's own parameter or buffer of that name (borrowed); NULL if there is none. */
 TE_API te_tensor *te_module_parameter(const te_module *m, const char *name);
+
+/* Keeps `value` with the module under `key` (copied), in the place of the one that is there: whatever a user, or a layer above, has to say about it. No walk, checkpoint or cast
+ * sees it. `destroy` (may be NULL) is called with a value when it is replaced, taken away or its module goes, before the class's own destroy function. A NULL value is a value;
+ * te_module_remove_attribute takes one away. */
+TE_API te_result te_module_set_attribute(te_module *m, const char *key, void *value, void (*destroy)(void *value));
+/* Writes the value into *value (may be NULL) and returns true; false if there is none of that key. */
+TE_API bool te_module_attribute(const te_module *m, const char *key, void **value);
+/* Takes it away. One that is not there is fine. */
+TE_API void te_module_remove_attribute(te_module *m, const char *key);
 
 /* The two kinds of tensors that a module owns. */
 typedef enum te_entry_kind {
@@ -3791,6 +3809,60 @@ TE_API te_result te_hf_save(te_module *model, const char *folder);
  *     TE_ERR_STATE        module is NULL; inside a capture, a warm-up or a trace hook
  *     TE_ERR_IO           a path that cannot be written */
 TE_API te_result te_onnx_export(te_module *module, const te_forward_args *inputs, const char *path);
+
+/* ==== api/backend.h ============================================================================================= */
+
+/* api/backend.h: which implementation each part of a model uses, as NeMo Automodel chooses it (nemo_automodel.components.models.common.utils). */
+
+/* Attention (api/attention_backends.h). */
+typedef enum te_attn_backend {
+    TE_ATTN_DEFAULT = 0,  /* te on CUDA, else sdpa */
+    TE_ATTN_TE = 1,       /* DotProductAttention */
+    TE_ATTN_SDPA = 2,     /* a function of [b, H, s, d] */
+    TE_ATTN_FLEX = 3,     /* masks of blocks, kept from call to call; sinks */
+    TE_ATTN_EAGER = 4,    /* two products and a softmax */
+    TE_ATTN_TILELANG = 5, /* external */
+    TE_ATTN_CUDNN = 6,    /* external */
+    TE_ATTN_MAGI = 7      /* external */
+} te_attn_backend;
+/* Linear layers. */
+typedef enum te_linear_backend {
+    TE_LINEAR_DEFAULT = 0, /* te on CUDA, else torch */
+    TE_LINEAR_TORCH = 1,   /* in high precision, whatever recipe is in force */
+    TE_LINEAR_TE = 2,      /* Linear */
+    TE_LINEAR_QUACK = 3    /* external */
+} te_linear_backend;
+/* Norms. */
+typedef enum te_rms_norm_backend {
+    TE_RMS_NORM_DEFAULT = 0,    /* torch_fp32 */
+    TE_RMS_NORM_TORCH = 1,      /* the normalised row is rounded to the input's format before the weight multiplies it */
+    TE_RMS_NORM_TORCH_FP32 = 2, /* Float32RMSNorm: one rounding */
+    TE_RMS_NORM_TE = 3,         /* RMSNorm */
+    TE_RMS_NORM_QUACK = 4       /* external */
+} te_rms_norm_backend;
+/* Rotary embeddings. */
+typedef enum te_rope_backend {
+    TE_ROPE_TORCH = 0, /* te.h's own (te_rotary_embedding) */
+    TE_ROPE_QUACK = 1 /* external */
+} te_rope_backend;
+/* The products of experts. */
+typedef enum te_experts_backend {
+    TE_EXPERTS_DEFAULT = 0,        /* torch_mm on CUDA, else torch */
+    TE_EXPERTS_TORCH = 1,          /* a loop over the experts */
+    TE_EXPERTS_TORCH_MM = 2,       /* grouped products, sizes on the device */
+    TE_EXPERTS_TORCH_MM_MXFP8 = 3, /* the same in MXFP8 */
+    TE_EXPERTS_GMM = 4,            /* grouped products, sizes on the host */
+    TE_EXPERTS_TE = 5              /* GroupedLinear */
+} te_experts_backend;
+/* How tokens travel between ranks. */
+typedef enum te_dispatcher_backend {
+    TE_DISPATCHER_DEFAULT = 0,  /* deepep on CUDA, else torch */
+    TE_DISPATCHER_TORCH = 1,    /* all tokens to all ranks, and a sum of all results */
+    TE_DISPATCHER_DEEPEP = 2,   /* all-to-all */
+    TE_DISPATCHER_UCCL_EP = 3,  /* all-to-all */
+    TE_DISPATCHER_HYBRIDEP = 4, /* all-to-all */
+    TE_DISPATCHER_MOK = 5       /* external */
+} te_dispatcher_backend;
 
 /* ==== api/report.h ============================================================================================== */
 
@@ -6545,6 +6617,7 @@ struct te_tensor {
     bool is_weight;   /* a copy of a parameter: hooks on saved tensors are not offered it */
     bool is_gradient; /* a variable keeps it, as its gradient or main gradient */
     bool sequence_parallel; /* its gradient is one rank's part (te_tensor_sequence_parallel) */
+    bool sharded;           /* te_tensor_set_sharded */
     te__var *var;             /* NULL until the tape needs one */
     te__quantized *quantized; /* NULL: a plain tensor */
     char *name;
@@ -44571,6 +44644,10 @@ TE_API te_tensor *te_tensor_set_name(te_tensor *x, const char *name) {
     return x;
 }
 TE_API const char *te_tensor_name(const te_tensor *x) { return x && x->name ? x->name : ""; }
+TE_API void te_tensor_set_sharded(te_tensor *x, bool sharded) {
+    if (x) x->sharded = sharded;
+}
+TE_API bool te_tensor_is_sharded(const te_tensor *x) { return x && x->sharded; }
 
 
 /* dist: groups of ranks */
@@ -51033,8 +51110,15 @@ typedef struct te__entry {
     te_tensor *tensor;
     te_entry_kind kind;
     bool product_weight; /* te_quantized_model_init stores it quantized */
+    bool transient;      /* te_module_set_buffer_persistent(false) */
     bool stacked;        /* lies behind the entry before it, if that is stacked as well: the class reads them as one tensor */
 } te__entry;
+
+typedef struct te__attribute {
+    char *key;
+    void *value;
+    void (*destroy)(void *value);
+} te__attribute;
 
 typedef struct te__graphed te__graphed;
 struct te_module {
@@ -51049,6 +51133,8 @@ struct te_module {
     int num_children, cap_children;
     te__entry *entries;
     int num_entries, cap_entries;
+    te__attribute *attributes;
+    int num_attributes, cap_attributes;
     te_module_forward_fn own_forward; /* shadows the class's */
     bool evaluating;
     bool meta;       /* its parameters have no memory yet: */
@@ -51127,6 +51213,7 @@ TE_API void te_module_destroy(te_module *m) {
     m->parent = NULL;
     if (m->holds > 0) return; /* te__module_unhold destroys it */
     if (m->graphed) m->ungraph(m);
+    while (m->num_attributes > 0) te_module_remove_attribute(m, m->attributes[m->num_attributes - 1].key);
     if (m->cls->destroy) m->cls->destroy(m);
     for (i = 0; i < m->num_children; i++) {
         m->children[i]->parent = NULL;
@@ -51138,6 +51225,7 @@ TE_API void te_module_destroy(te_module *m) {
     }
     te__free(te, m->children, (size_t)m->cap_children * sizeof(te_module *));
     te__free(te, m->entries, (size_t)m->cap_entries * sizeof(te__entry));
+    te__free(te, m->attributes, (size_t)m->cap_attributes * sizeof(te__attribute));
     te__free(te, m->recipe, sizeof(*m->recipe));
     te__free(te, m->state, m->cls->state_size);
     te__free_string(te, m->name);
@@ -51269,7 +51357,7 @@ static te_tensor *te__module_add(te_module *m, const char *name, te_tensor *tens
     if (!e->name) return NULL;
     e->tensor = te_tensor_retain(tensor);
     e->kind = kind;
-    e->product_weight = e->stacked = false;
+    e->product_weight = e->transient = e->stacked = false;
     m->num_entries++;
     return tensor;
 }
@@ -51285,11 +51373,71 @@ TE_API te_tensor *te_module_add_parameter(te_module *m, const char *name, te_ten
     return tensor;
 }
 TE_API te_tensor *te_module_add_buffer(te_module *m, const char *name, te_tensor *tensor) { return te__module_add(m, name, tensor, TE_ENTRY_BUFFER); }
-TE_API te_tensor *te_module_parameter(const te_module *m, const char *name) {
+static te__entry *te__module_entry(const te_module *m, const char *name) {
     int i;
     for (i = 0; m && name && i < m->num_entries; i++)
-        if (strcmp(m->entries[i].name, name) == 0) return m->entries[i].tensor;
+        if (strcmp(m->entries[i].name, name) == 0) return &m->entries[i];
     return NULL;
+}
+TE_API te_tensor *te_module_parameter(const te_module *m, const char *name) {
+    const te__entry *e = te__module_entry(m, name);
+    return e ? e->tensor : NULL;
+}
+TE_API te_result te_module_set_buffer_persistent(te_module *m, const char *name, bool persistent) {
+    te__entry *e = te__module_entry(m, name);
+    if (!m) return TE_ERR_STATE;
+    if (!e || e->kind != TE_ENTRY_BUFFER)
+        return te__fail(m->te, TE_ERR_INVALID, "te_module_set_buffer_persistent: %s has no buffer \"%s\"%s", m->name, name ? name : "(NULL)", e ? ": that is a parameter" : "");
+    e->transient = !persistent;
+    return TE_OK;
+}
+/* Is x a buffer of m that files do not have? */
+static bool te__module_is_transient(const te_module *m, const te_tensor *x) {
+    int i;
+    for (i = 0; i < m->num_entries; i++)
+        if (m->entries[i].tensor == x && m->entries[i].transient) return true;
+    return false;
+}
+
+/* ---- attributes ---- */
+
+static te__attribute *te__module_attribute(const te_module *m, const char *key) {
+    int i;
+    for (i = 0; m && key && i < m->num_attributes; i++)
+        if (strcmp(m->attributes[i].key, key) == 0) return &m->attributes[i];
+    return NULL;
+}
+TE_API bool te_module_attribute(const te_module *m, const char *key, void **value) {
+    const te__attribute *a = te__module_attribute(m, key);
+    if (value) *value = a ? a->value : NULL;
+    return a != NULL;
+}
+TE_API te_result te_module_set_attribute(te_module *m, const char *key, void *value, void (*destroy)(void *value)) {
+    te__attribute *a, before;
+    if (!m) return TE_ERR_STATE;
+    if (!key || !key[0]) return te__fail(m->te, TE_ERR_INVALID, "te_module_set_attribute: an attribute of %s needs a key", m->name);
+    a = te__module_attribute(m, key);
+    if (!a) {
+        if (!te__grow(m->te, (void **)&m->attributes, &m->cap_attributes, m->num_attributes, sizeof(te__attribute))) return te_error_code(m->te);
+        a = &m->attributes[m->num_attributes];
+        memset(a, 0, sizeof(*a));
+        a->key = te__copy_string(m->te, key);
+        if (!a->key) return te_error_code(m->te);
+        m->num_attributes++;
+    }
+    before = *a;
+    a->value = value;
+    a->destroy = destroy;
+    if (before.destroy && before.value != value) before.destroy(before.value);
+    return TE_OK;
+}
+TE_API void te_module_remove_attribute(te_module *m, const char *key) {
+    te__attribute *a = te__module_attribute(m, key), gone;
+    if (!a) return;
+    gone = *a;
+    *a = m->attributes[--m->num_attributes];
+    te__free_string(m->te, gone.key);
+    if (gone.destroy) gone.destroy(gone.value);
 }
 
 /* ---- walking ---- */
@@ -62572,7 +62720,7 @@ static bool te__ckpt_add_quantized(te__ckpt *c, const char *path, te_tensor *x) 
     return true;
 }
 static bool te__ckpt_add_entry(void *user, te_module *m, const char *path, te_tensor *tensor, te_entry_kind kind) {
-    (void)m, (void)kind;
+    if (kind == TE_ENTRY_BUFFER && te__module_is_transient(m, tensor)) return true;
     return tensor->quantized ? te__ckpt_add_quantized((te__ckpt *)user, path, tensor) : te__ckpt_add((te__ckpt *)user, path, tensor);
 }
 static bool te__ckpt_add_state(void *user, const char *name, te_tensor *tensor) { return te__ckpt_add((te__ckpt *)user, name, tensor); }

@@ -32,6 +32,7 @@
 #include "api/io.h"
 #include "api/models.h"
 #include "api/onnx.h"
+#include "api/backend.h"
 #include "api/report.h"
 
 #endif /* TE_H_INCLUDED */

@@ -157,5 +157,6 @@
  *     inference   caches of keys and values: decoding, plain and paged
  *     models      language models that exist, and their folders
  *     onnx        modules as ONNX files
+ *     backend     which implementation each part of a model uses (NeMo Automodel)
  *     report      warm-up, explanations of calls, the report on machine and context
  */

@@ -79,8 +79,19 @@ TE_API te_module *te_module_find(te_module *m, const char *path);
 TE_API te_tensor *te_module_add_parameter(te_module *m, const char *name, te_tensor *tensor);
 /* The same for a buffer: saved with the model, not trained. */
 TE_API te_tensor *te_module_add_buffer(te_module *m, const char *name, te_tensor *tensor);
+/* persistent = false: te_model_save and te_model_load pass over the module's own buffer of that name (PyTorch: register_buffer(persistent=False)). TE_ERR_INVALID if there is none. */
+TE_API te_result te_module_set_buffer_persistent(te_module *m, const char *name, bool persistent);
 /* The module's own parameter or buffer of that name (borrowed); NULL if there is none. */
 TE_API te_tensor *te_module_parameter(const te_module *m, const char *name);
+
+/* Keeps `value` with the module under `key` (copied), in the place of the one that is there: whatever a user, or a layer above, has to say about it. No walk, checkpoint or cast
+ * sees it. `destroy` (may be NULL) is called with a value when it is replaced, taken away or its module goes, before the class's own destroy function. A NULL value is a value;
+ * te_module_remove_attribute takes one away. */
+TE_API te_result te_module_set_attribute(te_module *m, const char *key, void *value, void (*destroy)(void *value));
+/* Writes the value into *value (may be NULL) and returns true; false if there is none of that key. */
+TE_API bool te_module_attribute(const te_module *m, const char *key, void **value);
+/* Takes it away. One that is not there is fine. */
+TE_API void te_module_remove_attribute(te_module *m, const char *key);
 
 /* The two kinds of tensors that a module owns. */
 typedef enum te_entry_kind {

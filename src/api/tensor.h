@@ -85,3 +85,9 @@ TE_API uint64_t te_tensor_version(const te_tensor *x);
 TE_API te_tensor *te_tensor_set_name(te_tensor *x, const char *name);
 /* The name of x (borrowed), or "". */
 TE_API const char *te_tensor_name(const te_tensor *x);
+
+/* Says that x is this rank's part of a tensor that ranks share (PyTorch: a DTensor), which is what the functions that keep or cast formats ask (api/formats.h). Moves and
+ * changes nothing. A view does not inherit it. */
+TE_API void te_tensor_set_sharded(te_tensor *x, bool sharded);
+/* Was that said of x? False for NULL. */
+TE_API bool te_tensor_is_sharded(const te_tensor *x);

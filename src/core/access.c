@@ -370,3 +370,7 @@ TE_API te_tensor *te_tensor_set_name(te_tensor *x, const char *name) {
     return x;
 }
 TE_API const char *te_tensor_name(const te_tensor *x) { return x && x->name ? x->name : ""; }
+TE_API void te_tensor_set_sharded(te_tensor *x, bool sharded) {
+    if (x) x->sharded = sharded;
+}
+TE_API bool te_tensor_is_sharded(const te_tensor *x) { return x && x->sharded; }

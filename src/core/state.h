@@ -184,6 +184,7 @@ struct te_tensor {
     bool is_weight;   /* a copy of a parameter: hooks on saved tensors are not offered it */
     bool is_gradient; /* a variable keeps it, as its gradient or main gradient */
     bool sequence_parallel; /* its gradient is one rank's part (te_tensor_sequence_parallel) */
+    bool sharded;           /* te_tensor_set_sharded */
     te__var *var;             /* NULL until the tape needs one */
     te__quantized *quantized; /* NULL: a plain tensor */
     char *name;

@@ -5,8 +5,15 @@ typedef struct te__entry {
     te_tensor *tensor;
     te_entry_kind kind;
     bool product_weight; /* te_quantized_model_init stores it quantized */
+    bool transient;      /* te_module_set_buffer_persistent(false) */
     bool stacked;        /* lies behind the entry before it, if that is stacked as well: the class reads them as one tensor */
 } te__entry;
+
+typedef struct te__attribute {
+    char *key;
+    void *value;
+    void (*destroy)(void *value);
+} te__attribute;
 
 typedef struct te__graphed te__graphed;
 struct te_module {
@@ -21,6 +28,8 @@ struct te_module {
     int num_children, cap_children;
     te__entry *entries;
     int num_entries, cap_entries;
+    te__attribute *attributes;
+    int num_attributes, cap_attributes;
     te_module_forward_fn own_forward; /* shadows the class's */
     bool evaluating;
     bool meta;       /* its parameters have no memory yet: */
@@ -99,6 +108,7 @@ TE_API void te_module_destroy(te_module *m) {
     m->parent = NULL;
     if (m->holds > 0) return; /* te__module_unhold destroys it */
     if (m->graphed) m->ungraph(m);
+    while (m->num_attributes > 0) te_module_remove_attribute(m, m->attributes[m->num_attributes - 1].key);
     if (m->cls->destroy) m->cls->destroy(m);
     for (i = 0; i < m->num_children; i++) {
         m->children[i]->parent = NULL;
@@ -110,6 +120,7 @@ TE_API void te_module_destroy(te_module *m) {
     }
     te__free(te, m->children, (size_t)m->cap_children * sizeof(te_module *));
     te__free(te, m->entries, (size_t)m->cap_entries * sizeof(te__entry));
+    te__free(te, m->attributes, (size_t)m->cap_attributes * sizeof(te__attribute));
     te__free(te, m->recipe, sizeof(*m->recipe));
     te__free(te, m->state, m->cls->state_size);
     te__free_string(te, m->name);
@@ -241,7 +252,7 @@ static te_tensor *te__module_add(te_module *m, const char *name, te_tensor *tens
     if (!e->name) return NULL;
     e->tensor = te_tensor_retain(tensor);
     e->kind = kind;
-    e->product_weight = e->stacked = false;
+    e->product_weight = e->transient = e->stacked = false;
     m->num_entries++;
     return tensor;
 }
@@ -257,11 +268,71 @@ TE_API te_tensor *te_module_add_parameter(te_module *m, const char *name, te_ten
     return tensor;
 }
 TE_API te_tensor *te_module_add_buffer(te_module *m, const char *name, te_tensor *tensor) { return te__module_add(m, name, tensor, TE_ENTRY_BUFFER); }
-TE_API te_tensor *te_module_parameter(const te_module *m, const char *name) {
+static te__entry *te__module_entry(const te_module *m, const char *name) {
     int i;
     for (i = 0; m && name && i < m->num_entries; i++)
-        if (strcmp(m->entries[i].name, name) == 0) return m->entries[i].tensor;
+        if (strcmp(m->entries[i].name, name) == 0) return &m->entries[i];
     return NULL;
+}
+TE_API te_tensor *te_module_parameter(const te_module *m, const char *name) {
+    const te__entry *e = te__module_entry(m, name);
+    return e ? e->tensor : NULL;
+}
+TE_API te_result te_module_set_buffer_persistent(te_module *m, const char *name, bool persistent) {
+    te__entry *e = te__module_entry(m, name);
+    if (!m) return TE_ERR_STATE;
+    if (!e || e->kind != TE_ENTRY_BUFFER)
+        return te__fail(m->te, TE_ERR_INVALID, "te_module_set_buffer_persistent: %s has no buffer \"%s\"%s", m->name, name ? name : "(NULL)", e ? ": that is a parameter" : "");
+    e->transient = !persistent;
+    return TE_OK;
+}
+/* Is x a buffer of m that files do not have? */
+static bool te__module_is_transient(const te_module *m, const te_tensor *x) {
+    int i;
+    for (i = 0; i < m->num_entries; i++)
+        if (m->entries[i].tensor == x && m->entries[i].transient) return true;
+    return false;
+}
+
+/* ---- attributes ---- */
+
+static te__attribute *te__module_attribute(const te_module *m, const char *key) {
+    int i;
+    for (i = 0; m && key && i < m->num_attributes; i++)
+        if (strcmp(m->attributes[i].key, key) == 0) return &m->attributes[i];
+    return NULL;
+}
+TE_API bool te_module_attribute(const te_module *m, const char *key, void **value) {
+    const te__attribute *a = te__module_attribute(m, key);
+    if (value) *value = a ? a->value : NULL;
+    return a != NULL;
+}
+TE_API te_result te_module_set_attribute(te_module *m, const char *key, void *value, void (*destroy)(void *value)) {
+    te__attribute *a, before;
+    if (!m) return TE_ERR_STATE;
+    if (!key || !key[0]) return te__fail(m->te, TE_ERR_INVALID, "te_module_set_attribute: an attribute of %s needs a key", m->name);
+    a = te__module_attribute(m, key);
+    if (!a) {
+        if (!te__grow(m->te, (void **)&m->attributes, &m->cap_attributes, m->num_attributes, sizeof(te__attribute))) return te_error_code(m->te);
+        a = &m->attributes[m->num_attributes];
+        memset(a, 0, sizeof(*a));
+        a->key = te__copy_string(m->te, key);
+        if (!a->key) return te_error_code(m->te);
+        m->num_attributes++;
+    }
+    before = *a;
+    a->value = value;
+    a->destroy = destroy;
+    if (before.destroy && before.value != value) before.destroy(before.value);
+    return TE_OK;
+}
+TE_API void te_module_remove_attribute(te_module *m, const char *key) {
+    te__attribute *a = te__module_attribute(m, key), gone;
+    if (!a) return;
+    gone = *a;
+    *a = m->attributes[--m->num_attributes];
+    te__free_string(m->te, gone.key);
+    if (gone.destroy) gone.destroy(gone.value);
 }
 
 /* ---- walking ---- */

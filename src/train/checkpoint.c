@@ -59,7 +59,7 @@ static bool te__ckpt_add_quantized(te__ckpt *c, const char *path, te_tensor *x) 
     return true;
 }
 static bool te__ckpt_add_entry(void *user, te_module *m, const char *path, te_tensor *tensor, te_entry_kind kind) {
-    (void)m, (void)kind;
+    if (kind == TE_ENTRY_BUFFER && te__module_is_transient(m, tensor)) return true;
     return tensor->quantized ? te__ckpt_add_quantized((te__ckpt *)user, path, tensor) : te__ckpt_add((te__ckpt *)user, path, tensor);
 }
 static bool te__ckpt_add_state(void *user, const char *name, te_tensor *tensor) { return te__ckpt_add((te__ckpt *)user, name, tensor); }

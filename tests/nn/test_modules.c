@@ -391,3 +391,46 @@ TE_TEST_DEVICES(recipes_of_subtrees) {
     CHECK_ERROR(te, TE_ERR_INVALID, "amax_epsilon -1");
     te_module_destroy(m);
 }
+
+static int attributes_gone;
+static void count_attribute(void *value) { attributes_gone += *(int *)value; }
+TE_TEST_DEVICES(attributes_stay_with_their_module) {
+    int one = 1, ten = 10;
+    void *value = &one;
+    te_module *m = te_linear_create(te, &(te_linear_desc){.in_features = 2, .out_features = 2});
+    attributes_gone = 0;
+    CHECK(!te_module_attribute(m, "note", &value) && !value);
+    CHECK(te_module_set_attribute(m, "note", &one, count_attribute) == TE_OK && te_module_set_attribute(m, "nothing", NULL, NULL) == TE_OK);
+    CHECK(te_module_attribute(m, "nothing", &value) && !value);
+    CHECK(te_module_attribute(m, "note", &value) && value == &one);
+    te_module_set_attribute(m, "note", &one, count_attribute); /* itself: nothing goes */
+    CHECK_EQ_INT(attributes_gone, 0);
+    te_module_set_attribute(m, "note", &ten, count_attribute);
+    CHECK_EQ_INT(attributes_gone, 1);
+    te_module_remove_attribute(m, "note");
+    te_module_remove_attribute(m, "note");
+    CHECK(attributes_gone == 11 && !te_module_attribute(m, "note", NULL) && te_module_attribute(m, "nothing", NULL));
+    te_module_set_attribute(m, "last", &ten, count_attribute);
+    te_module_destroy(m);
+    CHECK_EQ_INT(attributes_gone, 21);
+}
+TE_TEST_DEVICES(buffers_that_are_not_saved) {
+    const char *path = test_path("buffers.safetensors");
+    te_module *m = te_linear_create(te, &(te_linear_desc){.in_features = 2, .out_features = 2});
+    te_safetensors *file;
+    te_tensor *kept = te_module_add_buffer(m, "kept", te_tensor_full(te, TE_F32, SHAPE(3), 1)), *not_kept = te_module_add_buffer(m, "not_kept", te_tensor_full(te, TE_F32, SHAPE(3), 2));
+    CHECK(te_module_set_buffer_persistent(m, "not_kept", false) == TE_OK);
+    CHECK(te_model_save(te, path, m, NULL, NULL, 0) == TE_OK);
+    te_tensor_fill(kept, 5), te_tensor_fill(not_kept, 6);
+    CHECK(te_model_load(te, path, m, NULL) == TE_OK);
+    CHECK(te_tensor_item(te_tensor_narrow(kept, 0, 0, 1)) == 1 && te_tensor_item(te_tensor_narrow(not_kept, 0, 0, 1)) == 6);
+    file = te_safetensors_open(te, path);
+    CHECK(file && te_safetensors_find(file, "kept") && !te_safetensors_find(file, "not_kept"));
+    te_safetensors_close(file);
+    te_module_set_buffer_persistent(m, "weight", false);
+    CHECK_ERROR(te, TE_ERR_INVALID, "weight\": that is a parameter");
+    CHECK(!te_tensor_is_sharded(kept) && !te_tensor_is_sharded(NULL));
+    te_tensor_set_sharded(kept, true);
+    CHECK(te_tensor_is_sharded(kept));
+    te_module_destroy(m);
+}

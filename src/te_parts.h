@@ -33,6 +33,7 @@
 #include "api/models.h"
 #include "api/onnx.h"
 #include "api/backend.h"
+#include "api/attention_backends.h"
 #include "api/report.h"
 
 #endif /* TE_H_INCLUDED */
@@ -134,6 +135,9 @@
 #include "ops/attn/op.c"
 #include "ops/attn/cpu.c"
 #include "ops/attn/cuda.c"
+#include "ops/attn/sparse_op.c"
+#include "ops/attn/sparse_cpu.c"
+#include "ops/attn/sparse_cuda.c"
 #include "ops/kv/kargs.h"
 #include "ops/kv/op.c"
 #include "ops/kv/cpu.c"
@@ -203,6 +207,7 @@
 #include "nn/functions.c"
 #include "nn/softmax.c"
 #include "nn/attention.c"
+#include "nn/sparse_attention.c"
 #include "nn/parallel.c"
 #include "nn/moe.c"
 #include "nn/capped.c"
@@ -244,6 +249,9 @@
 #include "io/onnx_moe.c"
 #include "io/onnx.c"
 #include "train/checkpoint.c"
+#include "model/block_mask.c"
+#include "model/eager.c"
+#include "model/attention.c"
 #include "report.c"
 
 #endif /* TE_IMPLEMENTATION */

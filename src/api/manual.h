@@ -158,5 +158,6 @@
  *     models      language models that exist, and their folders
  *     onnx        modules as ONNX files
  *     backend     which implementation each part of a model uses (NeMo Automodel)
+ *     attention_backends   attention behind that choice, block masks, attention by lists of keys
  *     report      warm-up, explanations of calls, the report on machine and context
  */

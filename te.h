@@ -2877,7 +2877,7 @@ typedef struct te_forward_args {
     bool fp8_output, fp8_grad;         /* Linear, LayerNormLinear: in an enabled autocast region `out`, and the gradient of the product's input, are quantized as the recipe has it:
                                         * modules take such inputs, other functions after te_dequantize; a leaf gets its gradient decoded. DotProductAttention under a recipe with
                                         * fp8_dpa: fp8_output alone */
-    te_microbatch is_first_microbatch; /* 0 => not given */
+    te_microbatch is_first_microbatch; /* 0 => not given: Linear and GroupedLinear take te_get_is_first_microbatch */
     te_kv_cache *kv_cache;             /* CausalLM: keys and values of earlier calls, to which this one adds its own; NULL => none */
     void *user;                        /* for classes of the user's; the built-in ones hand it to their children */
     te_outputs outputs;                /* written */
@@ -4028,8 +4028,9 @@ TE_API te_tensor *te_float32_rms_norm(te_tensor *x, te_tensor *weight, float eps
 
 /* ---- shapes without memory ---- */
 
-/* Has x no memory: NULL, or of te_tensor_describe (a META tensor)? The forward functions of Linear, LayerNorm, RMSNorm and of the modules above give for such an input an output that is
- * described as well, of x's format and launch nothing, so a model says its shapes. A tensor with a size of 0 is real, and goes the usual way, gradients included.
+/* Has x no memory: NULL, or of te_tensor_describe (a META tensor)? Linear, LayerNorm, RMSNorm and the modules above answer such an input with a described output of its format and launch
+ * nothing, so a model can be asked for its shapes; TE_ERR_SHAPE for another number of columns. Other modules refuse it (TE_ERR_STATE). A tensor with a size of 0 is real: it goes the usual
+ * way, gradients included.
  * Source: is_tensor_unallocated, and the lazy patcher of TransformerEngine's classes. */
 TE_API bool te_is_tensor_unallocated(const te_tensor *x);
 /* on: tensors without elements count as unallocated too, as in Automodel: Linear and RMSNorm then give a new empty tensor without history. Off by default. */
@@ -4041,7 +4042,7 @@ TE_API void te_set_empty_is_unallocated(te_ctx *te, bool on);
  * optimizer's step quantizes them anew (Automodel multiplies by the old ones). Source: IS_FIRST_MICROBATCH. */
 TE_API void te_set_is_first_microbatch(te_ctx *te, te_microbatch value);
 TE_API te_microbatch te_get_is_first_microbatch(const te_ctx *te); /* NONE for NULL */
-/* Does the backward pass that comes end the step? False by default. Source: IS_OPTIM_STEP. */
+/* Is the next backward pass the last one of its step? False by default. Source: IS_OPTIM_STEP. */
 TE_API void te_set_is_optim_step(te_ctx *te, bool value);
 TE_API bool te_get_is_optim_step(const te_ctx *te); /* false for NULL */
 
@@ -7103,7 +7104,7 @@ typedef struct te__amax_word {
     bool taken;
 } te__amax_word;
 
-/* What the layer of NeMo Automodel keeps for a rank (model/). */
+/* A rank's state in the layer of NeMo Automodel (model/). */
 typedef struct te__automodel {
     te_backend_capabilities capabilities; /* te_backend_set_capabilities, if has_capabilities */
     bool has_capabilities;
@@ -63836,8 +63837,10 @@ TE_API te_result te_fp8_maybe_autocast_begin(te_ctx *te, const te_fp8_config *co
     te_autocast_desc desc = TE_ZERO;
     te_recipe storage;
     if (!te) return TE_ERR_STATE;
-    if (config) desc.recipe = te_fp8_config_build_recipe(te, config, &storage);
-    if (config && !desc.recipe && te->error_code != TE_OK) return te->error_code;
+    if (config && te_backend_get_capabilities(te).have_te) {
+        desc.recipe = te_fp8_config_build_recipe(te, config, &storage);
+        if (!desc.recipe) return te_error_code(te);
+    }
     outer = te__autocast_now(te);
     if (!desc.recipe) { /* a region that says what is said already, so that each begin has its end */
         desc.not_enabled = !outer || !outer->enabled;

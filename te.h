@@ -1428,7 +1428,8 @@ typedef struct te_op_grouped_gemm_args {
  *               te_op_fp8_quantize: the f32 result is quantized without an intermediate rounding
  *   amax        f32 [1], optional: max(amax, max |y|), of FP8 before scaling, of a float y as it is stored; NaN left out
  *   y_amax      f32 [1], for a float y and in place of amax, optional: becomes max |y|, as by te_op_amax
- *   y_col       for an FP8 y, of its format, [N, ldc] with ldc >= M, optional: the transpose of y; columns from M on are written as 0 */
+ *   y_col       for an FP8 y, of its format, [N, ldc] with ldc >= M, optional: the transpose of y; columns from M on are written as 0
+ *   rounded     RMSNorm: x * rstd is rounded to x's format before gamma' multiplies it (transformers' LlamaRMSNorm, torch.nn.RMSNorm) */
 typedef struct te_norm_fwd_args {
     const te_tensor *x, *gamma, *beta;
     te_tensor *y, *mean, *rstd;
@@ -1437,6 +1438,7 @@ typedef struct te_norm_fwd_args {
     const te_tensor *scale;
     te_tensor *scale_inv, *amax;
     te_tensor *y_amax, *y_col;
+    bool rounded;
 } te_norm_fwd_args;
 typedef te_norm_fwd_args te_op_layernorm_fwd_args; /* x [.., N], gamma [N], beta [N] (optional) */
 typedef te_norm_fwd_args te_op_rmsnorm_fwd_args;   /* x [.., N], gamma [N] */
@@ -2913,7 +2915,7 @@ typedef struct te_forward_args {
     bool fp8_output, fp8_grad;         /* Linear, LayerNormLinear: in an enabled autocast region `out`, and the gradient of the product's input, are quantized as the recipe has it:
                                         * modules take such inputs, other functions after te_dequantize; a leaf gets its gradient decoded. DotProductAttention under a recipe with
                                         * fp8_dpa: fp8_output alone */
-    te_microbatch is_first_microbatch; /* 0 => not given */
+    te_microbatch is_first_microbatch; /* 0 => not given: Linear and GroupedLinear take te_get_is_first_microbatch */
     te_kv_cache *kv_cache;             /* CausalLM: keys and values of earlier calls, to which this one adds its own; NULL => none */
     void *user;                        /* for classes of the user's; the built-in ones hand it to their children */
     te_outputs outputs;                /* written */
@@ -3902,6 +3904,241 @@ typedef enum te_dispatcher_backend {
     TE_DISPATCHER_MOK = 5       /* external */
 } te_dispatcher_backend;
 
+/* ---- what there is ---- */
+
+/* The packages that Automodel looks for, and the device. They choose defaults, and nothing else asks them. */
+typedef struct te_backend_capabilities {
+    bool have_te;      /* TransformerEngine: te.h itself */
+    bool have_deep_ep; /* an all-to-all of tokens: te.h's own */
+    bool have_gmm;     /* grouped products: te.h's own */
+    bool have_uccl_ep; /* the same all-to-all under its other name */
+    bool cuda;         /* the context runs on a GPU */
+} te_backend_capabilities;
+/* Those of the context: all of te.h's own, and cuda as te_ctx_is_cuda has it; or what te_backend_set_capabilities has said. All false for NULL.
+ * Source: HAVE_TE, HAVE_DEEP_EP, HAVE_GMM, HAVE_UCCL_EP. */
+TE_API te_backend_capabilities te_backend_get_capabilities(const te_ctx *te);
+/* Says that the context has these (copied), for tests and for the defaults of another machine; NULL => what it really has. */
+TE_API void te_backend_set_capabilities(te_ctx *te, const te_backend_capabilities *capabilities);
+
+/* ---- FP8 of a whole model ---- */
+
+/* The recipe of te_fp8_config. */
+typedef enum te_fp8_recipe {
+    TE_FP8_CURRENT = 0, /* te_recipe_current_scaling */
+    TE_FP8_BLOCK = 1,   /* te_recipe_block_scaling */
+    TE_FP8_MXFP8 = 2,   /* te_recipe_mxfp8; its codes are multiplied as bf16, of which a warning tells */
+    TE_FP8_OBJECT = 3   /* that of `object` */
+} te_fp8_recipe;
+/* Source: TEFp8Config. */
+typedef struct te_fp8_config {
+    te_fp8_recipe recipe;    /* 0 => current */
+    const te_recipe *object; /* with TE_FP8_OBJECT (borrowed while the config is in use) */
+} te_fp8_config;
+/* The recipe of a config, in *storage, or `object` itself. NULL without an error if the capabilities have no TransformerEngine, whatever the config says; NULL with
+ * TE_ERR_INVALID for a recipe outside of the list, or TE_FP8_OBJECT without an object. MXFP8 logs its warning each time. TEFp8Config.build_recipe. */
+TE_API const te_recipe *te_fp8_config_build_recipe(te_ctx *te, const te_fp8_config *config, te_recipe *storage);
+/* te_autocast_begin with that recipe, without a group for amaxes. config NULL, or no TransformerEngine: the region changes nothing, so one that is open outside goes
+ * on. Around forward and backward of each microbatch, in training and in validation. TEFp8Config.maybe_te_autocast. */
+TE_API te_result te_fp8_maybe_autocast_begin(te_ctx *te, const te_fp8_config *config);
+/* Closes it: te_autocast_end. */
+TE_API te_result te_fp8_maybe_autocast_end(te_ctx *te);
+/* Reads "current", "block" or "mxfp8" into *config. Any other name is TE_ERR_INVALID and names the nearest; with unknown_is_current it is current scaling, as in Automodel. */
+TE_API te_result te_fp8_config_parse(te_ctx *te, const char *name, bool unknown_is_current, te_fp8_config *config);
+
+/* ---- the config ---- */
+
+/* Of the dispatcher mok, which is external: values are checked and kept. Source: MoKBackendConfig. */
+typedef struct te_mok_backend_config {
+    int fwd_num_comm_sms;                     /* multiprocessors that communicate in the forward pass, positive and even; 0 => 40 */
+    int bwd_num_comm_sms;                     /* the same in the backward pass; 0 => 28 */
+    int minibatch_size;                       /* tokens, a multiple of 256; 0 => 4096 */
+    int macrobatch_size;                      /* tokens, a multiple of minibatch_size; 0 => 131072 */
+    double schedule_capacity_multiplier;      /* positive; 0 => 0.5 */
+    int all_gather_top_experts_chunk_bytes;   /* a multiple of 16; 0 => 2048 */
+} te_mok_backend_config;
+/* The parts of a model that run as graphs; bits of te_cuda_graph_config.modules. */
+typedef enum te_cuda_graph_module {
+    TE_CUDA_GRAPH_ATTN = 1,          /* a layer's attention with its projections */
+    TE_CUDA_GRAPH_TE_DPA = 2,        /* its DotProductAttention alone */
+    TE_CUDA_GRAPH_MOE_ROUTER = 4,    /* the gate */
+    TE_CUDA_GRAPH_MOE_PREPROCESS = 8 /* what the dispatcher hybridep does before it sends */
+} te_cuda_graph_module;
+/* Source: CudaGraphConfig. */
+typedef struct te_cuda_graph_config {
+    int modules; /* te_cuda_graph_module or-ed together; 0 => none */
+} te_cuda_graph_config;
+
+/* How a model is put together. Zero of every field is Automodel's default, which te_backend_config_validate puts in its place; fields whose default is true begin with no_.
+ * Source: nemo_automodel.components.models.common.BackendConfig. */
+typedef struct te_backend_config {
+    te_attn_backend attn;             /* 0 => te with CUDA, else sdpa */
+    te_linear_backend linear;         /* 0 => te with CUDA, else torch */
+    te_rms_norm_backend rms_norm;     /* 0 => torch_fp32 */
+    te_rope_backend rope;             /* 0 => torch */
+    te_switch rope_fusion;            /* for models that make tables: te_rope_freqs in place of te_rope_cos_sin; 0 => off. On is turned off with a warning, as Automodel does, unless: */
+    bool keep_rope_fusion;            /* rope_fusion stays what it is, and 0 => on with CUDA. Automodel turns it off so that log-probabilities agree with those of transformers and vLLM, whose
+                                       * tables are rounded to the model's format; te.h's own modules rotate by f32 cosines and sines either way */
+    te_experts_backend experts;       /* 0 => torch_mm with CUDA, else torch */
+    te_dispatcher_backend dispatcher; /* 0 => with CUDA deepep, or uccl_ep without deepep; else torch */
+    int dispatcher_num_sms;           /* multiprocessors that communicate; 0 => 20 */
+    bool no_dispatcher_share_token_dispatcher; /* each layer with experts has a manager of communication of its own; false => they share one */
+    bool dispatcher_async_dispatch;   /* dispatch and combine do not wait for each other's stream; deepep and uccl_ep read it */
+    te_mok_backend_config mok;        /* of the dispatcher mok */
+    te_switch enable_deepep;          /* gone from Automodel: a value is forgotten with a warning, and changes no other field */
+    bool fake_balanced_gate;          /* tokens go to experts in turn, whatever the router's weights */
+    double fake_gate_noise;           /* share of randomness in that; its range is not checked */
+    bool no_enable_hf_state_dict_adapter; /* files have the model's own names, not those of transformers */
+    bool enable_fsdp_optimizations;   /* gradients of shards are exchanged behind the last microbatch alone */
+    bool has_te_fp8;                  /* te_fp8 counts; false => no FP8 */
+    te_fp8_config te_fp8;             /* FP8 of the whole model */
+    te_dtype gate_precision;          /* of the router's product and scores; 0 => the input's format. te.h has no f64: "float64" is refused by te_backend_config_parse */
+    bool compile_attn;                /* kept and not read: te.h fuses without being told */
+    te_cuda_graph_config cuda_graph;  /* what runs as graphs */
+} te_backend_config;
+
+/* A config of defaults alone, each in its place, for such a machine; NULL => one without anything. */
+TE_API te_backend_config te_backend_config_defaults(const te_backend_capabilities *capabilities);
+/* Puts defaults in the place of zeros, by the context's capabilities, then applies Automodel's rules, in its order:
+ *
+ *      1  rope quack turns rope_fusion off, with a warning
+ *      2  rope_fusion is turned off, with a warning if it was on (keep_rope_fusion: not)
+ *      3  te_fp8 is checked           4  cuda_graph is checked: attn and te_dpa exclude each other, moe_preprocess needs moe_router
+ *      5  mok is checked              6  gate_precision is checked
+ *      7  enable_deepep is forgotten, with a warning
+ *      8  experts te or gmm, with a dispatcher that is none of deepep, hybridep, uccl_ep and mok: dispatcher torch and experts torch_mm, with a message of TE_LOG_INFO
+ *      9  cuda_graph: attn and te_dpa need attn te, and a te_fp8 object without fp8_dpa; attn also linear torch, rms_norm torch and rope_fusion off; moe_router needs
+ *         fake_balanced_gate off; moe_preprocess needs the dispatcher hybridep
+ *     10  te_fp8 needs linear te or experts te (after rule 8)
+ *
+ * The messages of rules 7 and 8 come from rank 0 of `group` alone; NULL => from every rank. A value outside of its list is TE_ERR_INVALID before all rules (Automodel fails where it
+ * is used). On an error *config is what it was. Whether the chosen implementations exist is not asked: the functions that make modules refuse those that te.h does not have. */
+TE_API te_result te_backend_config_validate(te_ctx *te, te_backend_config *config, const te_group *group);
+
+/* Sets the fields that `text` names: "attn=te,linear=torch,rope_fusion=true,dispatcher_num_sms=24,te_fp8=block,cuda_graph=attn+moe_router,mok.minibatch_size=512". Names and values
+ * are Automodel's ("dispatcher_share_token_dispatcher=false" sets no_dispatcher_share_token_dispatcher), those of a group stand behind its name and a dot; spaces around them
+ * do not count. A name that is not known, given twice, or without a value, and a value that is not possible are TE_ERR_INVALID, with the field, the value, what is possible and the
+ * nearest of that; *config is then what it was. Rules are te_backend_config_validate's. */
+TE_API te_result te_backend_config_parse(te_ctx *te, const char *text, te_backend_config *config);
+/* Writes the fields that are not zero as te_backend_config_parse reads them (te_fp8 with an object as "object", which it does not read) into buffer (truncated to fit); returns the
+ * length of the whole text. */
+TE_API size_t te_backend_config_print(const te_backend_config *config, char *buffer, size_t size);
+/* The value of one name, of the field "attn", "linear", "rms_norm", "rope", "experts" or "dispatcher", into *value, as its enumerator. Errors as te_backend_config_parse. */
+TE_API te_result te_backend_parse(te_ctx *te, const char *field, const char *name, int *value);
+/* The name of a value of such a field (static); "default" for its 0, unless that has a name; "?" outside of the list, and for another field. */
+TE_API const char *te_backend_name(const char *field, int value);
+
+/* ---- modules by backend ---- */
+
+/* Options of te_initialize_linear_module. */
+typedef struct te_linear_module_desc {
+    te_linear_backend linear_impl;     /* 0 => te with CUDA, else torch */
+    int64_t in_features, out_features; /* last sizes of x and y; at least 1 */
+    bool bias;                         /* with a bias */
+    te_params_device device;           /* of parameters; 0 => the context's */
+    te_dtype dtype;                    /* of parameters: f32, f16 or bf16; 0 => bf16 */
+    const char *name;                  /* copied; NULL => "linear" */
+} te_linear_module_desc;
+/* y = x W^T + b: te: Linear. torch: in high precision whatever recipe is in force, never stored quantized, weight and bias beginning uniform on
+ * [-1 / sqrt(in), 1 / sqrt(in)] (torch.nn.Linear). Parameters: weight [out, in], bias [out]. TE_ERR_UNSUPPORTED for quack, TE_ERR_INVALID outside of the list.
+ * Source: initialize_linear_module. */
+TE_API te_module *te_initialize_linear_module(te_ctx *te, const te_linear_module_desc *desc);
+
+/* Options of te_initialize_rms_norm_module and te_float32_rms_norm_create. */
+typedef struct te_rms_norm_module_desc {
+    te_rms_norm_backend rms_norm_impl; /* 0 => torch_fp32; not read by te_float32_rms_norm_create */
+    int64_t dim;                       /* last size of x; at least 1 */
+    float eps;                         /* added to the mean square; 0 => 1e-5 */
+    te_params_device device;           /* of the weight; 0 => the context's */
+    te_dtype dtype;                    /* of the weight: f32, f16 or bf16; 0 => bf16 */
+    const char *name;                  /* copied; NULL => "rmsnorm" */
+} te_rms_norm_module_desc;
+/* x / sqrt(mean of squares + eps) * weight: te: RMSNorm. torch_fp32: Float32RMSNorm, which is the same numbers; autocast quantizes neither, but inside a Sequential a product behind a te norm
+ * reads its codes. torch: the normalised row is rounded to x's format before the weight multiplies it (torch.nn.RMSNorm, transformers' LlamaRMSNorm); its gradient is that of the unrounded
+ * formula, in f32. Every backend runs te_op_rmsnorm_fwd and _bwd. Parameter: weight [dim], ones. TE_ERR_UNSUPPORTED for quack, TE_ERR_INVALID outside of the list.
+ * Source: initialize_rms_norm_module. */
+TE_API te_module *te_initialize_rms_norm_module(te_ctx *te, const te_rms_norm_module_desc *desc);
+/* Float32RMSNorm: te_float32_rms_norm with a weight of any format. */
+TE_API te_module *te_float32_rms_norm_create(te_ctx *te, const te_rms_norm_module_desc *desc);
+/* weight * x / sqrt(mean(x^2) + eps) over the last dimension of x [.., N], in f32 throughout and rounded once, to x's format; weight [N] of any float format. Gradients: with s = 1 / sqrt(..),
+ * n = x s, g = dy weight: dx = s (g - n mean(g n)), dweight = the sum over rows of dy n, each summed in f32 and rounded once. eps 0 => 1e-5. Differentiable; allocates. te_rmsnorm by another
+ * name. Source: _float32_rms_norm_fwd. */
+TE_API te_tensor *te_float32_rms_norm(te_tensor *x, te_tensor *weight, float eps);
+
+/* ---- shapes without memory ---- */
+
+/* Has x no memory: NULL, or of te_tensor_describe (a META tensor)? Linear, LayerNorm, RMSNorm and the modules above answer such an input with a described output of its format and launch
+ * nothing, so a model can be asked for its shapes; TE_ERR_SHAPE for another number of columns. Other modules refuse it (TE_ERR_STATE). A tensor with a size of 0 is real: it goes the usual
+ * way, gradients included.
+ * Source: is_tensor_unallocated, and the lazy patcher of TransformerEngine's classes. */
+TE_API bool te_is_tensor_unallocated(const te_tensor *x);
+/* on: tensors without elements count as unallocated too, as in Automodel: Linear and RMSNorm then give a new empty tensor without history. Off by default. */
+TE_API void te_set_empty_is_unallocated(te_ctx *te, bool on);
+
+/* ---- the place in a step ---- */
+
+/* The microbatch of calls of Linear and GroupedLinear that do not give is_first_microbatch; one that is given counts. NONE by default. The kept weights notice every write, so LATER after an
+ * optimizer's step quantizes them anew (Automodel multiplies by the old ones). Source: IS_FIRST_MICROBATCH. */
+TE_API void te_set_is_first_microbatch(te_ctx *te, te_microbatch value);
+TE_API te_microbatch te_get_is_first_microbatch(const te_ctx *te); /* NONE for NULL */
+/* Is the next backward pass the last one of its step? False by default. Source: IS_OPTIM_STEP. */
+TE_API void te_set_is_optim_step(te_ctx *te, bool value);
+TE_API bool te_get_is_optim_step(const te_ctx *te); /* false for NULL */
+
+/* Called for a part of a model by the functions below; `user` is the struct's. Each may be NULL. Returns TE_OK, or an error's code. */
+typedef struct te_step_hooks {
+    te_result (*prepare_for_grad_accumulation)(te_module *part, void *user); /* before the first microbatch of a step */
+    te_result (*prepare_for_final_backward)(te_module *part, void *user);    /* before the last one */
+    void *user; /* handed to both; borrowed */
+} te_step_hooks;
+/* Gives a module its hooks (borrowed for its lifetime; NULL takes them away). */
+TE_API te_result te_module_set_step_hooks(te_module *m, const te_step_hooks *hooks);
+/* Before the first microbatch of a step: is_optim_step false, is_first_microbatch FIRST; then, unless pp_enabled, the hooks of parts[0 .. num_parts - 1] (borrowed for the call; a NULL is passed
+ * over). The first hook that fails ends it with its code. */
+TE_API te_result te_prepare_for_grad_accumulation(te_ctx *te, te_module *const *parts, int num_parts, bool pp_enabled);
+/* Before the last microbatch: is_optim_step true; then the hooks likewise. */
+TE_API te_result te_prepare_for_final_backward(te_ctx *te, te_module *const *parts, int num_parts, bool pp_enabled);
+/* After forward and backward of the first microbatch: is_first_microbatch LATER. */
+TE_API void te_prepare_after_first_microbatch(te_ctx *te);
+
+/* ---- rotary embeddings ---- */
+
+enum { TE_MAX_ROPE_FACTORS = 256 }; /* the most factors of a list of longrope: heads of up to 512 channels */
+/* The rotary embedding of a model, as its config.json has it. Numbers that it does not give are 0. */
+typedef struct te_rope_config {
+    double rope_theta;            /* the base */
+    double partial_rotary_factor; /* the share of a head's channels that are rotated; 1 where it is not given */
+    const char *rope_parameters;  /* the object that these were read from, in the caller's text (borrowed); NULL: there is none */
+    size_t rope_parameters_size;  /* its bytes */
+    char rope_type[32];           /* "yarn" ...; "" where it is not given */
+    double factor, beta_fast, beta_slow, mscale, mscale_all_dim, attention_factor, low_freq_factor, high_freq_factor; /* of the types, by these names */
+    bool no_truncate;             /* "truncate": false */
+    int64_t original_max_position_embeddings, max_position_embeddings; /* the second is the config's own */
+    int num_short_factors, num_long_factors;                                   /* of longrope: */
+    float short_factor[TE_MAX_ROPE_FACTORS], long_factor[TE_MAX_ROPE_FACTORS]; /* the lists */
+} te_rope_config;
+/* Reads "rope_parameters" of `config`, the text of a config.json. No older key takes their place. TE_ERR_FORMAT if they are missing or null, if they have no rope_theta, or for a number that is
+ * given as something else. Source: get_rope_config. */
+TE_API te_result te_get_rope_config(te_ctx *te, const char *config, te_rope_config *rope);
+/* The same as models of the Llama family do it: "rope_parameters", or "rope_scaling", or none; without a rope_theta there, that of `config`, else 10000. */
+TE_API te_result te_get_llama_rope_config(te_ctx *te, const char *config, te_rope_config *rope);
+/* Fills *rotary as Automodel's models with experts rotate, whatever rope_type says: with a factor above 1 frequencies are YaRN's, between pairs that need not be whole
+ * numbers, with beta_fast (0 => 32), beta_slow (0 => 1) and original_max_position_embeddings (0 => 4096); attention_factor 0.1 ln(factor) + 1. Else they stay as they are. TE_ERR_INVALID unless
+ * 0 < low < high < dim / 2 - 1 for the two pairs of YaRN, dim = floor(head_dim * partial_rotary_factor) even. Source: gpt_oss RotaryEmbedding. */
+TE_API te_result te_rope_config_moe_rotary(te_ctx *te, const te_rope_config *rope, int head_dim, te_rotary_desc *rotary);
+/* Fills *rotary by rope_type, as transformers does: default, linear, dynamic, llama3, yarn, longrope (its lists are read from *rope, which must live as long as the desc is used).
+ * TE_ERR_INVALID for another name, with the nearest, TE_ERR_FORMAT for a number that the type needs and that is missing or out of range. */
+TE_API te_result te_rope_config_llama_rotary(te_ctx *te, const te_rope_config *rope, int head_dim, te_rotary_desc *rotary);
+
+/* Tables of rotary embeddings, for models that rotate by themselves; te_apply_rotary_pos_emb and modules need none. Of *rotary (NULL => defaults) they read base, rotary_percent, scaling and
+ * max_seqlen (0 => the largest position + 1); dim = floor(head_dim * rotary_percent), even. Frequencies are made anew each time, so no rounded copy of a model changes them. Each computes on
+ * the host and allocates; NULL with TE_ERR_INVALID for sizes that are not possible, or a negative position.
+ *
+ * f32 [n, dim]: the cosines of all pairs and behind them the sines, times the attention factor, of positions[0 .. n - 1] (borrowed for the call; NULL => 0 .. n - 1). */
+TE_API te_tensor *te_rope_cos_sin(te_ctx *te, const te_rotary_desc *rotary, int head_dim, const int64_t *positions, int64_t n);
+/* f32 [n, 1, 1, dim]: the angles of all pairs, twice, of positions 0 .. n - 1, for a fused rotation (rotary_pos_emb of TransformerEngine); *attention_factor (may be NULL) is for the caller to
+ * multiply queries and keys by after the rotation. */
+TE_API te_tensor *te_rope_freqs(te_ctx *te, const te_rotary_desc *rotary, int head_dim, int64_t n, float *attention_factor);
+
 /* ==== api/attention_backends.h ================================================================================== */
 
 /* api/attention_backends.h: attention behind `backend.attn` (nemo_automodel.components.attention), its block masks, and attention by lists of keys.
@@ -4067,7 +4304,8 @@ typedef struct te_explanation {
 TE_API te_result te_explain(te_ctx *te, te_op op, const void *args, const char *device, te_explanation *out);
 /* Would `op` with these args run on the context's device? Adds no error to the context. */
 TE_API bool te_query_supported(te_ctx *te, te_op op, const void *args);
-/* A tensor with a shape and no memory, for te_explain alone: any call that would read or write it gives TE_ERR_STATE. */
+/* A tensor with a shape and no memory, for te_explain, and for modules that answer it with a shape (te_is_tensor_unallocated): any other call that would read or write it gives
+ * TE_ERR_STATE. */
 TE_API te_tensor *te_tensor_describe(te_ctx *te, te_dtype dtype, int ndim, const int64_t *shape);
 
 /* Writes devices, libraries and their paths, versions, cache, memory and kernels used so far as text into buffer (truncated to fit); returns the
@@ -4130,6 +4368,9 @@ static inline te_result te_make_graphed_callables(te_ctx *te, te_module *const *
 static inline te_module *te_causal_lm_create(te_ctx *te, const te_causal_lm_desc &desc) { return te_causal_lm_create(te, &desc); }
 static inline te_module *te_sdpa_create(te_ctx *te, const te_sdpa_desc &desc) { return te_sdpa_create(te, &desc); }
 static inline te_module *te_hf_open(te_ctx *te, const char *folder, const te_hf_desc &desc) { return te_hf_open(te, folder, &desc); }
+static inline te_module *te_initialize_linear_module(te_ctx *te, const te_linear_module_desc &desc) { return te_initialize_linear_module(te, &desc); }
+static inline te_module *te_initialize_rms_norm_module(te_ctx *te, const te_rms_norm_module_desc &desc) { return te_initialize_rms_norm_module(te, &desc); }
+static inline te_module *te_float32_rms_norm_create(te_ctx *te, const te_rms_norm_module_desc &desc) { return te_float32_rms_norm_create(te, &desc); }
 static inline te_module *te_initialize_attn_module(te_ctx *te, te_attn_backend backend, const te_attn_module_desc &desc) { return te_initialize_attn_module(te, backend, &desc); }
 static inline te_tensor *te_attn_call(te_module *m, const te_attn_args &args) { return te_attn_call(m, &args); }
 static inline te_tensor *te_create_block_mask(te_ctx *te, const te_block_mask_desc &desc) { return te_create_block_mask(te, &desc); }
@@ -6791,7 +7032,7 @@ struct te_tensor {
     te_dtype dtype;
     int ndim;
     int64_t shape[TE_MAX_DIMS], stride[TE_MAX_DIMS]; /* in elements */
-    te__buffer *buffer; /* NULL: quantized; or of te_tensor_describe, a shape without memory, for te_explain alone */
+    te__buffer *buffer; /* NULL: quantized; or of te_tensor_describe, a shape without memory */
     int64_t offset;     /* bytes */
     bool requires_grad;
     bool is_weight;   /* a copy of a parameter: hooks on saved tensors are not offered it */
@@ -7043,6 +7284,15 @@ typedef struct te__amax_word {
     bool taken;
 } te__amax_word;
 
+/* A rank's state in the layer of NeMo Automodel (model/). */
+typedef struct te__automodel {
+    te_backend_capabilities capabilities; /* te_backend_set_capabilities, if has_capabilities */
+    bool has_capabilities;
+    te_microbatch is_first_microbatch; /* of calls that do not give theirs */
+    bool is_optim_step;
+    bool empty_is_unallocated;
+} te__automodel;
+
 enum { TE__MAX_THREADS = 64 };
 
 /* A mask that attention modules share, and what it was made from. */
@@ -7128,6 +7378,7 @@ struct te_ctx {
     int mask_users;                                 /* modules that share them; the last one to go drops them */
     te__amax_word amax_words[TE__AMAX_WORDS];
     TE__ALIGNED(8) uint64_t amax_memory[TE__AMAX_WORDS]; /* the memory of amax_words on the CPU */
+    te__automodel automodel;
 };
 
 /* ==== core/error.c ============================================================================================== */
@@ -8146,9 +8397,13 @@ static te_result te__no_plain_memory(const te_tensor *x, const char *who) {
     char text[TE__NAMED_TEXT];
     return te__fail(x->te, TE_ERR_STATE, "%s: the tensor %s %s", who, te__named_text(x, text),
                     x->quantized ? "is quantized: te_dequantize it first"
-                                 : "was made by te_tensor_describe and has no memory: such tensors are for te_explain alone");
+                                 : "was made by te_tensor_describe and has no memory: such tensors are for te_explain, and for modules that answer with a shape");
 }
 /* Fails for tensors of te_tensor_describe; quantized tensors pass. */
+/* Is x a shape alone, which a module answers with a shape? */
+static bool te__is_unallocated(const te_tensor *x) {
+    return !x || (!x->buffer && !x->quantized) || (x->te->automodel.empty_is_unallocated && te__numel(x) == 0);
+}
 static te_result te__need_memory(const te_tensor *x, const char *who) { return x->buffer || x->quantized ? TE_OK : te__no_plain_memory(x, who); }
 
 /* ---- references ---- */
@@ -19283,6 +19538,7 @@ static const char *const te__source_118[] = { /* ops/norm/kargs.h */
     "    int x_dt, gamma_dt, beta_dt, y_dt;",
     "    int layernorm;     /* 0: RMSNorm */",
     "    int zero_centered; /* gamma' = gamma + 1 */",
+    "    int rounded;       /* RMSNorm: x * rstd is rounded to x's format first */",
     "    /* norm_fwd_queue: */",
     "    int unit;          /* neighbouring rows that a block takes from the counter at once */",
     "    int own;           /* units that a block has by its number */",
@@ -19722,7 +19978,7 @@ static const char *const te__source_123[] = { /* ops/norm/norm_fwd.cu */
     "//",
     "//   LayerNorm  mean = sum x / n,  rstd = 1 / sqrt(sum (x - mean)^2 / n + eps)",
     "//   RMSNorm    mean = 0,          rstd = 1 / sqrt(sum x^2 / n + eps)",
-    "//   y = (x - mean) * rstd * gamma' + beta;   FP8: q = saturate(y * scale), amax = max |y|",
+    "//   y = (x - mean) * rstd * gamma' + beta;   ROUNDED: (x - mean) * rstd is rounded to x's format first;   FP8: q = saturate(y * scale), amax = max |y|",
     "//",
     "// With CHUNKS, a row is read once and lives in registers: norm_row.cuh. A warp issues CHUNKS loads of 16 bytes a lane before it waits, and several rows",
     "// are in flight on a multiprocessor: RESIDENT blocks. PACKED: elements stay packed from pass to pass, and weights are loaded where they are",
@@ -19749,6 +20005,7 @@ static const char *const te__source_123[] = { /* ops/norm/norm_fwd.cu */
     "// te:row CHUNKS=4 WARPS=5 FULL=0 RESIDENT=1 PACKED=0 AMAX=0 ZERO_CENTERED=0 LAYERNORM=1 X_DT=3 W_DT=3 Y_DT=3",
     "// te:row CHUNKS=4 WARPS=16 FULL=0 RESIDENT=1 PACKED=0 AMAX=1 ZERO_CENTERED=0 LAYERNORM=1 X_DT=2 W_DT=2 Y_DT=5",
     "// te:row CHUNKS=8 WARPS=16 FULL=0 RESIDENT=1 PACKED=0 AMAX=0 ZERO_CENTERED=0 LAYERNORM=1 X_DT=1 W_DT=1 Y_DT=1",
+    "// te:row CHUNKS=4 WARPS=4 FULL=1 RESIDENT=6 PACKED=0 AMAX=0 ZERO_CENTERED=0 LAYERNORM=0 X_DT=3 W_DT=3 Y_DT=3 ROUNDED=1",
     "#include \"ops/norm/norm_row.cuh\"",
     "",
     "#ifdef CHUNKS",
@@ -19824,7 +20081,9 @@ static const char *const te__source_123[] = { /* ops/norm/norm_fwd.cu */
     "            float y = 0.0f;",
     "            if (i < a.n) {",
     "                float beta = a.beta ? te_load(a.beta, i, a.beta_dt) : 0.0f;",
-    "                y = fmaf((te_load(a.x, row * a.n + i, a.x_dt) - mean) * rstd, te_load(a.gamma, i, a.gamma_dt) + centre, beta);",
+    "                y = (te_load(a.x, row * a.n + i, a.x_dt) - mean) * rstd;",
+    "                if (a.rounded) y = te_norm_rounded(y, a.x_dt);",
+    "                y = fmaf(y, te_load(a.gamma, i, a.gamma_dt) + centre, beta);",
     "                largest = fmaxf(largest, fabsf(y));",
     "            }",
     "            te_store(a.y, row * a.ld + i, a.y_dt, a.scale ? y * scale : y);",
@@ -19863,6 +20122,7 @@ static const char *const te__source_124[] = { /* ops/norm/norm_fwd_queue.cu */
     "// te:row CHUNKS=4 WARPS=8 RESIDENT=2 STAGES=4 AMAX=1 ZERO_CENTERED=0 LAYERNORM=1 X_DT=3 W_DT=3 Y_DT=4",
     "// te:row CHUNKS=4 WARPS=2 RESIDENT=8 STAGES=4 AMAX=0 ZERO_CENTERED=1 LAYERNORM=1 X_DT=3 W_DT=1 Y_DT=3",
     "// te:row CHUNKS=2 WARPS=5 RESIDENT=3 STAGES=4 AMAX=1 ZERO_CENTERED=0 LAYERNORM=1 X_DT=2 W_DT=2 Y_DT=5",
+    "// te:row CHUNKS=4 WARPS=4 RESIDENT=4 STAGES=4 AMAX=0 ZERO_CENTERED=0 LAYERNORM=0 X_DT=3 W_DT=3 Y_DT=3 ROUNDED=1",
     "#include \"device/hopper.cuh\"",
     "#define FULL 1",
     "#include \"ops/norm/norm_row.cuh\"",
@@ -20034,18 +20294,24 @@ static const char *const te__source_126[] = { /* ops/norm/norm_row.cuh */
     "#include \"device/vector.cuh\"",
     "#include \"ops/norm/kargs.h\"",
     "",
+    "// As `dt`, one of the float formats, stores it.",
+    "TE_DEV float te_norm_rounded(float v, int dt) {",
+    "    return dt == TE_BF16 ? te_bf16_to_f32(te_f32_to_bf16(v)) : dt == TE_F16 ? te_f16_to_f32(te_f32_to_f16(v)) : v;",
+    "}",
     "TE_DEV void te_norm_scale_inv(const te__norm_fwd_kargs &a) {",
     "    if (a.scale_inv && blockIdx.x == 0 && threadIdx.x == 0) *a.scale_inv = __frcp_rn(*a.scale);",
     "}",
     "// Most warps find no |y| above the value that is there already, and need no atomic.",
     "TE_DEV void te_norm_finish(const te__norm_fwd_kargs &a, float largest, int y_dt) {",
     "    largest = te_warp_max(largest);",
-    "    if (y_dt == TE_BF16) largest = te_bf16_to_f32(te_f32_to_bf16(largest)); // of the stored values",
-    "    if (y_dt == TE_F16) largest = te_f16_to_f32(te_f32_to_f16(largest));",
+    "    largest = te_norm_rounded(largest, y_dt); // of the stored values",
     "    if (a.amax && (threadIdx.x & 31) == 0 && largest > *(volatile float *)a.amax) te_atomic_amax(a.amax, largest);",
     "}",
     "",
     "#ifdef CHUNKS",
+    "#ifndef ROUNDED",
+    "#define ROUNDED 0 /* 1: RMSNorm, x rstd is rounded to X_DT, of 16 bits, before gamma' multiplies it */",
+    "#endif",
     "#define THREADS (WARPS * 32) /* of a row */",
     "constexpr bool te_quantized = Y_DT == TE_F8E4M3 || Y_DT == TE_F8E5M2;",
     "constexpr int te_y_size = te_quantized ? 1 : te_size<Y_DT>;",
@@ -20117,7 +20383,9 @@ static const char *const te__source_126[] = { /* ops/norm/norm_row.cuh */
     "        for (int j = 0; j < 8; j++) {",
     "            float g = te_raw_get(gamma, j), v = te_raw_get(x[c], j);",
     "            if (centred) g += 1.0f;",
-    "            y[j] = LAYERNORM ? fmaf((v - mean) * rstd, g, te_raw_get(beta, j)) : v * rstd * g; // 0 where x is the mean: not v rstd less mean rstd",
+    "            float normed = (v - (LAYERNORM ? mean : 0.0f)) * rstd; // 0 where x is the mean: not v rstd less mean rstd",
+    "            if (ROUNDED) normed = te_norm_rounded(normed, X_DT);",
+    "            y[j] = LAYERNORM ? fmaf(normed, g, te_raw_get(beta, j)) : normed * g;",
     "        }",
     "    }",
     "};",
@@ -23016,15 +23284,15 @@ static const te__source te__sources[] = {
     {"ops/mxfp8/mxfp8.cuh", te__source_115, 42},
     {"ops/mxfp8/mxfp8_dequantize.cu", te__source_116, 75},
     {"ops/mxfp8/mxfp8_quantize.cu", te__source_117, 168},
-    {"ops/norm/kargs.h", te__source_118, 64},
+    {"ops/norm/kargs.h", te__source_118, 65},
     {"ops/norm/l2normalize.cu", te__source_119, 33},
     {"ops/norm/norm_amax.cu", te__source_120, 18},
     {"ops/norm/norm_bwd.cu", te__source_121, 315},
     {"ops/norm/norm_bwd_sum.cu", te__source_122, 12},
-    {"ops/norm/norm_fwd.cu", te__source_123, 116},
-    {"ops/norm/norm_fwd_queue.cu", te__source_124, 134},
+    {"ops/norm/norm_fwd.cu", te__source_123, 119},
+    {"ops/norm/norm_fwd_queue.cu", te__source_124, 135},
     {"ops/norm/norm_parts.cuh", te__source_125, 48},
-    {"ops/norm/norm_row.cuh", te__source_126, 106},
+    {"ops/norm/norm_row.cuh", te__source_126, 114},
     {"ops/nvfp4/arithmetic.h", te__source_127, 147},
     {"ops/nvfp4/kargs.h", te__source_128, 65},
     {"ops/nvfp4/nvfp4.cuh", te__source_129, 225},
@@ -23076,7 +23344,7 @@ typedef struct te__baseline {
 /* ==== cuda/baseline.inc ========================================================================================= */
 
 /* cuda/baseline.inc: PTX of the kernels marked te:baseline, for drivers without NVRTC. Generated by `make ptx`. */
-enum { te__num_baselines = 99, te__num_baseline_lines = 4288, te__baseline_packed_bytes = 514523, te__baseline_bytes = 3974537 };
+enum { te__num_baselines = 99, te__num_baseline_lines = 4288, te__baseline_packed_bytes = 514540, te__baseline_bytes = 3974721 };
 static const te__baseline te__baselines[] = {
     {"act/act_bwd", "4e44fc9b88923984c9f1dca454c7f640", 0},
     {"act/act_bwd_tile", "68a3b3338b7dad8c17f9baa3599f4337", 22065},
@@ -23145,41 +23413,41 @@ static const te__baseline te__baselines[] = {
     {"moe/moe_unpermute", "71e830b8483cdcfdf4a8326317071e36", 2306064},
     {"mxfp8/mxfp8_dequantize", "2c4da4d1425c18e8e1cec06bd21ce58a", 2319867},
     {"mxfp8/mxfp8_quantize", "4f5800b879c928b9c740a80a94314381", 2380497},
-    {"norm/l2normalize", "cc9658992bd1c17aeeb2d5ab23ffa6eb", 2476521},
-    {"norm/norm_amax", "fe5ea3becb222e2a67ee61d1f694b445", 2503028},
-    {"norm/norm_bwd", "24928509de6f7271151e7f56e2fcc755", 2504006},
-    {"norm/norm_bwd_sum", "f7084f4ddf3ff762358cd842dd8f6098", 2523540},
-    {"norm/norm_fwd", "632797bdb2689d675078397fa747a305", 2538476},
-    {"nvfp4/nvfp4_amax", "a8b21c7a00f8c78ea51243bf340037ba", 2558761},
-    {"nvfp4/nvfp4_amax_zero", "31ea3e422064f052d215a679ace310bd", 2763470},
-    {"nvfp4/nvfp4_dequantize", "6f0c77981faa4ad7d9f2c69af0fa179e", 2764879},
-    {"nvfp4/nvfp4_quantize", "c63203a2ca2a5adbf05e92c9240087db", 2844104},
-    {"optim/adam", "5a075829cb52fb6f700c96f9a70e9de4", 3313170},
-    {"optim/adam_amax", "5e10e0a92e69d8e53a0d5d504575e603", 3357027},
-    {"optim/adam_scales", "bdf7d03dd6f6db1ea29863e4f32a8955", 3381432},
-    {"optim/adam_states", "73a24b336d048fbda6b600b147aba3e3", 3387507},
-    {"optim/l2norm_final", "307e2a5f2a4528e45d930de876048a51", 3405946},
-    {"optim/l2norm_partial", "090ffbe6d4922d084c9258c76d3390d8", 3411663},
-    {"optim/l2norm_tensor", "454cf89edf04562560fd3b6338445723", 3436676},
-    {"optim/multi_scale", "c8cb958940071a58ad82142319e10a1a", 3439859},
-    {"optim/sgd", "bc298475886785f56b5a7c92a1fdf766", 3481137},
-    {"optim/step_numbers", "e3f38c0048c1acbfbf523a8086fe1b2f", 3500503},
-    {"optim/store_state", "f7b77bef43b4fab7e0530fbb1e15efcb", 3512839},
-    {"optim/update_scale", "1e2a6934b98fe6ba002c37cc73f30b3c", 3523485},
-    {"rope/rope", "2ca2a2a2655239f050de35238bada031", 3524965},
-    {"shard/shard_amax", "ab9c88e08480c1cebfcf9e4119bcfff9", 3637283},
-    {"shard/shard_cast", "f46f462d3c005ca4972efcf835353dd1", 3706271},
-    {"shard/shard_cast_transposed", "3df0d1f094cd0c02d53d131beeccc8fb", 3761852},
-    {"shard/shard_scales", "59e301955e0eed727c6906dd33c752c9", 3841079},
-    {"softcap/capped_softmax", "0e7291132821c527a48061af4fd4ddc1", 3852587},
-    {"softcap/softcap", "7ca31f7643387d0db3b0fb8a07d3e286", 3875314},
-    {"softmax/softmax_bwd", "ddb496e53a61c8df5610cab8ae648576", 3888055},
-    {"softmax/softmax_fwd", "2b276ec7ede949d65f497cbb9463a36f", 3901489},
-    {"stats/quant_error", "44ad8a465f7239aa62e0211e487f70e2", 3924228},
-    {"stats/quant_error_final", "a9d7f547bf94fa7369c402d98fb3f259", 3962095},
+    {"norm/l2normalize", "cf6813eb7e77470818321fc24ee77d84", 2476521},
+    {"norm/norm_amax", "bb3056864c0a1f86f297346fce4555c5", 2503028},
+    {"norm/norm_bwd", "cdf659e7c9b3c849fb8ef3bb1fac4ad3", 2504006},
+    {"norm/norm_bwd_sum", "6a322c4d26a13e9cc150ffd37bd0b5ef", 2523540},
+    {"norm/norm_fwd", "e12f8e9e467774149f4dbc6205b392dd", 2538476},
+    {"nvfp4/nvfp4_amax", "a8b21c7a00f8c78ea51243bf340037ba", 2559260},
+    {"nvfp4/nvfp4_amax_zero", "31ea3e422064f052d215a679ace310bd", 2763969},
+    {"nvfp4/nvfp4_dequantize", "6f0c77981faa4ad7d9f2c69af0fa179e", 2765378},
+    {"nvfp4/nvfp4_quantize", "c63203a2ca2a5adbf05e92c9240087db", 2844603},
+    {"optim/adam", "5a075829cb52fb6f700c96f9a70e9de4", 3313669},
+    {"optim/adam_amax", "5e10e0a92e69d8e53a0d5d504575e603", 3357526},
+    {"optim/adam_scales", "bdf7d03dd6f6db1ea29863e4f32a8955", 3381931},
+    {"optim/adam_states", "73a24b336d048fbda6b600b147aba3e3", 3388006},
+    {"optim/l2norm_final", "307e2a5f2a4528e45d930de876048a51", 3406445},
+    {"optim/l2norm_partial", "090ffbe6d4922d084c9258c76d3390d8", 3412162},
+    {"optim/l2norm_tensor", "454cf89edf04562560fd3b6338445723", 3437175},
+    {"optim/multi_scale", "c8cb958940071a58ad82142319e10a1a", 3440358},
+    {"optim/sgd", "bc298475886785f56b5a7c92a1fdf766", 3481321},
+    {"optim/step_numbers", "e3f38c0048c1acbfbf523a8086fe1b2f", 3500687},
+    {"optim/store_state", "f7b77bef43b4fab7e0530fbb1e15efcb", 3513023},
+    {"optim/update_scale", "1e2a6934b98fe6ba002c37cc73f30b3c", 3523669},
+    {"rope/rope", "2ca2a2a2655239f050de35238bada031", 3525149},
+    {"shard/shard_amax", "ab9c88e08480c1cebfcf9e4119bcfff9", 3637467},
+    {"shard/shard_cast", "f46f462d3c005ca4972efcf835353dd1", 3706455},
+    {"shard/shard_cast_transposed", "3df0d1f094cd0c02d53d131beeccc8fb", 3762036},
+    {"shard/shard_scales", "59e301955e0eed727c6906dd33c752c9", 3841263},
+    {"softcap/capped_softmax", "0e7291132821c527a48061af4fd4ddc1", 3852771},
+    {"softcap/softcap", "7ca31f7643387d0db3b0fb8a07d3e286", 3875498},
+    {"softmax/softmax_bwd", "ddb496e53a61c8df5610cab8ae648576", 3888239},
+    {"softmax/softmax_fwd", "2b276ec7ede949d65f497cbb9463a36f", 3901673},
+    {"stats/quant_error", "44ad8a465f7239aa62e0211e487f70e2", 3924412},
+    {"stats/quant_error_final", "a9d7f547bf94fa7369c402d98fb3f259", 3962279},
 };
 static const char *const te__baseline_lines[] = {
-    "iOcc.<yJ6u<L4W)WpZ.AZ*CwsE,(r%bYXI5Wpp5OZC=Mr3NB$^WO8M5b6.05dSxIsGzu.fY-R&/Y#/USY,wk1AT%H<bu%&@bY)**V[_72ZgOvIY#//#F*=z>W>503ASf.yVRB(<ATDAvG9VK33tw>&",
+    "!OZdjM+7O4<L4W)WpZ.AZ*CwsE,(r%bYXI5Wpp5OZC=Mr3NB$^WO8M5b6.05dSxIsGzu.fY-R&/Y#/USY,wk1AT%H<bu%&@bY)**V[_72ZgOvIY#//#F*=z>W>503ASf.yVRB(<ATDAvG9VK33tw>&",
     "bar8EFexBkT23<EUrA0:MN&:dOkXeoF.&t,O!pUJcVu5.bzfv+Vl>2oH#IRebY)*/GctHGUvzI<W=gz_W<c$93SSQ_Q4wEHKSW.JELrggF$yUPdkQXcWoIBRaB=j2ASG^,G(I_L0&Josay&CNK069*",
     "WP$,9E>D<8I4dzMTZaL>T[[YMWpr:ZWpOTZV4!d,F)Sr/D/-iH8ANPwE<F1fF)^tRF)^kOC2%V+9G;O$IW[-fEi=SU9xnqkEErKTFf1^L8V+n.12HTyF*6+T1TZl*FfuVUHaILfG&eahGB+;ZDGyAm",
     "0(LN6I]=ZLWQhUv1toGVF)T7MG&eLjGd46gI]>4Xa(WXo9uqU)0!VChE>DC=AA&MF3UhU0E=[&vGyo7a9R:OV2^/>&.N-V/WMnRL8UO@kH#,V#X:J%2IRGg$F]h#/GAYC;I5RjnHZV6k3U6[65jZdd",
@@ -25909,1564 +26177,1564 @@ static const char *const te__baseline_lines[] = {
     "0<aN%4.a^K#8M9.IX<#YH8KD[BQiKJ06!x%FgO4&BsDXg0xu*sHUKXqH#q.,IWhnU&h#7)1G[z)JlKf_4=!HM10PE<fH)6Ekg5R]GKiM_88U%+4[njI0S[7%plAs2mI4nUm-(.Z-dl$CodpH%.[b[#",
     "Y5<fWvs;:<(mD:7mk$p7ehK%p2ME4/4@il]0uyEce/RjJVqr32VgL;O4,3$A4/Gv;M$B[%9EbrA)d9$K4:7C)53mNNjRFhO1@iCtbPq014:PO>4@aA/4.Mll4-,[_4.29,$qA-70t<R24+yMu4.btr",
     "sB[lLQy(fZ.qZ#YpmYx&l;<LVoOBN!Tn@wSbPpa^4^b,xjRFgz1rL^Ari^s%x(E*mjC2nyOb-<=5)ToCbPqFBA1X2c4]n@;4/cF/4;C6.4-b@w4.1](8Srxt9$gR31g4Dw3,1IE[RilC9^H%ujRFdf",
-    "ixDpqG&HfAIUf))ri^tEH8lV&G%=4m3ODp_6fpn_4Z4_+B[wW84.>,#ngI;$4Uy9o4!xB+2A4<63pDJOHV,!R!kPgQGyo3u5dz3!4+X_j4Fn+%3B,jC9]J7B)&dI=4uhLg2Hctn2./22ZsD9L4-smy",
-    "I^YY;2a^R@0Gb025QLRD4u@%06*/F$0S=U+h.XnTy<wYDnFk5t$T$uCya68sH2H521M#yB1-oW^2#&uH3+q]^mlO[H,DD3A*=fF81e16dGyozkHj&>!0S=QD.pT]b;RFmwH.)q[3bxh)4#>G9tA+v]",
-    "FoOXD=5PC31Tj;w+n=2(l>3,<g=NuO3eSlG1Vk;iIX0i64lfKdG5[]OI5>s84lfKeFxH;B9^O[<ofaPrG5[]OG&les7C6JA4i5#7hz^nmGMdo/4+r>KatGL%IS0c_4+Z7aKn&[qToO60xHumLG>h$8",
-    "/XM7C+ztv!4,k%#6Atg#3I(+$4)AdmF>3HpLJjY(9tNa!4;p7FaxYRgFtv*VFGn#j&lwLX#<PWc6*xD*s_ZZM76,/PFb<y#[y8o+H_.a4vPTJ&J0UhKe,B<R;g1]ZI5q$hIECv%59b4bfg2Jyhz0>2",
-    "4+HlL4+NF>JPh)TIRmTFXb%VHoH,OU01ml#4x5>>4+Q9(IRo_f5e]%O46>&yE!L>V2F3:u3+jwHFC-TH02wp<2HV*X4+r3!IUg1<011u)4:>lsHy;I1-fy&S1vdZ<HUJOj1KWpi7&o@#0SKH23F5s2",
-    "3&QXL7dP[68Z+LKBM$^Bn*t8T6abcM4,K1n4964*-DHei$P<-QmJkmI#C,(l#wr7/91n1T$eIBkATz7_3m/04H=:w(6E@sXnF0;3(CRoAHiObN448ih[[BV^3HXIN1c;.6%mfVktSAc3.q![L>n-In",
-    "0X8<Q2ltaX59R^x3llb_)DjN^/oBvlH#GnnG5@eR&@J*m/oB9XIE^MH3+NO9M,Kzqp*aJ^kPRPBH0Trw+6xZ_(xEvY9yb65SPJMA1KO4u4+qkrIWKTHIOr4_b20!A1Cpk32Z5J459R_W2;NQTD.23m",
-    "/oBt8H:H-a2e+AU4!WEIIWaUcWF.K:/K%,w=9Kdr6%PQ1.U#]1%mWVv!P)_a12-1O3]J2Y!P)^;+!>a#Zw9:1N)HXe+5-a7IRFnIn_x(AF;J6F!P)_K3poHU2[$tU8aV(T%mX.9F99.(01d:GBM%M1",
-    "+5-_MGBNS[0RyK24+X^yJr4$>u4<klth@4aGp#uamB.1Op^]E0(HIT1&.O$W2<ev8mIDcukOCh7Gwi_619%Sw-[gu_xR(PD2d9^i9WnqP6fv:=38(QS4+O[@1en>@4+Ep11P,kq37;G+39x@52aksk",
-    "2Y3$y<RBbEz]A/erZx@>[pdgs6VjUmFAXg+Ngr,7(^w_tA2l@rA5t,.AP+gD;;4X#n5!BH%&!3rrnHy/2h_#>a52;[a^OoW)GZHx$]EllGc*7T:c:SmGBqsgyb%v:ftUmjAkES/4<k5I4<aE#8wjVg",
-    "1rFnd9s#cq2.WDY0U0oz78WwQr9CcTc.8zU2,y!EH2:iP1%,^U4+WGD6*c&,7YJ]#/(rRQ2.WpB1ohu7A3Qbe[[tUUHGqi(A1W:5>zDjl+5@>Vtg,>bG2$v81u+002r.h)3A;KV42J(p4D#MO4w1qE",
-    "42J]4H.1Ak1%!zL4+qGw0S.!HBMYgbBMiL7EeV4V1_DEwgi94L.hLLmF@cw/A7wNE0E+;+fP<GIzRnvB-x@Y^1A=%Y4B<[N4udQKk5LZ/h<_SB3CXdR0UrS^tI;DJA09CP25cV$I,LOz1.LF#4.o73",
-    "lmP^m1l$J;1JTwF4+ELQd-/vP0x,(<94@hlH]8z;91j^SR^Ti+;:Ppqk[k_Jk*HG+&F;xBGsgi8l!p/s<2p1,+yWm6HOr]^9]tzN%][2GzyS&G1q5*q7Sh:H28aO.H;=]=PX_5pa5T2F0^3Ms:0d7*",
-    "F*4^/SUxy6FaQq#@Kl5wIWVBe9WMYgIR0Nh9yByQ=YRoA3F6=93GV;92eM!Ss/g^-Ee@:-U.izgG!Fk*0/1;z8CymV2fAPn4Z5ve9]bF*U.t9bN)G=[U-&)a2;Hk&ADqAm1hW1Q88yz<5G=q=:zD^,",
-    "3x(DbB[w.rXAYv_0tK[+dk+PN$6*My,U$ub&q5Cso3RfM1G@^k/n)0j[0]P;uQd<jx+MzYECT)k4+FS>7Y5$jMGqFk!.hjO0>I!=zNk139tVbplmQP4qX@4vCl3qmT;I)3uw4$I0tVK%0Urf8!-&r!",
-    "4EePK6*5-1$%HNd-$II6/3Wku>BH_n77qu.+%f_f&0GqFEguCr*vv!)vC(%A51xb(3xNh4HtZJ,vcEJB42tL/Dl0XxxDf$_r!WN9Iu8ck0Rzy:9SpCv4KD=QILXQc4+VvpIS!1m77DxN3J(b30sykl",
-    "1PGgy2oDzDnGgsy2d]wp1L_K44&Xd55jQgG*bf_y.Jk@YQWquF:.J$PHLvL#3w9JY*a[C2b=s.11.KqH4v7N-<((CvY2Df[1cu@c6E[&04VnBG4*@L#F$LGv0S=VmkS+it4v>%:bpk*S4fVB24*,m/",
-    "JOsA=4+nA]2r&Q&m,G(_ylnuj2L[giF9P_x4$uMvw5JdrIhgoK1dv]<%B3>eHZ-wVDG0KUX%7U^/M4#)paBHH;+XIz%1RB6/;4OcLJttW:k0],@9%T.17[215F9t0xDo^)u^%Z.v:Xov$Yldx1/xp4",
-    "4x$$U&Yo5e62qPj2(6@9Jv1ydauhSc0t0dn2C:#*4(K8lGQ,vZ4+[UW5)SJ!1m6JxJP!i)+yMxt:L3pT(#aY/GBr2!1q.bjN**%Nj0Oe5q#YjvImG<O4-]UDatO+:E)I[e5CqSY3IxT-EFT9ltJ7j1",
-    "1_lc[3J(q22MC.;Q38np3FqAb4$p%a6fxDH5d$X/1,k.u0yF&QQ3dje8Vm7(0]6HU!m$Al1-zFk3d,OQ4f5I$4;__J8ZQMgHuY=DG/l=W0<#ER4+=!$4+=aX3&*np1iifq2h,Xg4ut6m1Aqh%6Yv8p",
-    "D:B5X9TGY0w*_</w<D7@0Rojm03Htmz77u=xQRIh+_E,pvXBZBF#rUIyDJX[.N7TCv-hj@1rH3h4hz<JXb0u!M,KLiP6Cz-3+tU#4+Ff+4,Mz/84jxk1nLY9kFOdJEV]1Y44xDPya51R0io$D9]AJ(",
-    "v/9Kl3JZ/788M=AFb;tx1]9*D]1Jx#6%PjfzBCy&iTw!$=oAe@s]FtqIllxB;gap;iwOj;86OWg<C6B&UIzA[E(C.rE)NBPq6z[m89ChU4+^_I$=[Pm[^2PcyDkaN@V9%vI]tw7J]i+PM-@z-[RR=:",
-    "&jTMcGwlojvmXx%tF8(Im$FU=+_h9]pWsO!BsuL24+Z].9X_QMH8tM]1D6#Iw$&[L>O)O$H8V8d0SoWo3JBi-9_wB>2n;3aEdyu)2nyw/N)4Cl5HAlhG2a9Ml@IZ[@V9@xqY4K,2)_]21c(I$(DOSF",
-    "EWrd4H_/j(FaQ)Yh&ls:Mjr+/jEOf7HogQCGXNhuF#sMo024Xf0TVF*9]thL1RpUp024U;9].x59^qVHJ_/Ei03$On&jAxM015B@2:ACi1dss):BJEaE4_CHGc=DnHUI#w3.-i^M,NWE1Ou!NFFG>g",
-    "z632ZGyo$rH2<Ph03Qc803R;g03$Ru03Qf5051.SGXMdR#!(Kw1QRy=6FC4JH_.qj024R:5-y/KD:VQF(Zw7NpzsO:#N0h2H8,XaA5J#D1QRy=A38Gt3+L]&2+gw!1=0#&9]knO1TQc&HUJ]vGXNh6",
-    "Gyo3^nGyi1@yURz1O(br1,q3g4eYH>5-Fh.DHJr=yb2F2z629F03J916gj6P1h*s)PQC-ZIRGy=GdTbqHUI>e@VkW[+yNg4F^;&JFfsrmHZTAm2sHpN4:UCZE-TUFq(^p<.^L@Z!$%x4z61l-76hyK",
-    "7X.gO2Olaqz61fT1rH0F!3rcbH>]U3PB6X%BQY>*1P;p679KSK6g9#s6FKk#9]kzT1TQf&H_.qj03Qf8051;VF#tX[EH;lF+ZPAM*f0wJb==xeE&=i[Hb(<wof-1-xE2NI[4Nf,76j@]6gRl@4IfW8",
-    "zyuRB03SOs03J911lhL/6gKZQ4+p:m4:7qG2By>74++2o4,L5%1EY:G4![HyHtYukr&]o,t=oz/>Ynlp1q9iK3J)y076qb*5)Qf+0kZ^PuEB);4=O^Z1G=R.J2C(sHUI(f0txrZi_$b=zyuF5yA_rj",
-    "F#sP3H_/3BHUI[W3;4ba1Qa)C6Ex2O95cWK6E=;=sR-z;-sy=aycPw$,!2Zk76IZb34qv)0S@_W1QRy=4;DdU9yb61l<AH,y<de^2EYU>F)^s)6F2^L2[@_C5IF!jI4m)[KnK,E4+j0qg#ie_,%bO*",
-    "76q/i9S.zO79%(@.N=,A76p>66FC4MPdLE<1Hcv=J23zrHvkhi01m*y3J$:p4:7.N6glhp3m*tD!2^,)H=3GJj]:c*p#cSf/M4#=s*wQ.!2]/r79%(;NCb(I3J)v776Gya4+*/^3IyB6FagkmFb>>>",
-    "1S2vr01rFD79KbN6gbjv6Exic4+r<yA1g5c184,Gat[glEFTa!01,K-mQoIv!4Cw@0TVR.4Eih+H_.Ce1O&;X2M-X676iV993DBt78E(xrU4T(y.-CwGQk8BGXNhuF#sMo005B(2:tp-9]thO1RpUp",
-    "024U;9].x59^qVHJ_/Eg[VXIlF#Bc@GSC4G[VWqX00gbfFa=A(Uk<w9767sZ0$:ir76IN13Cf&K4=P1a1H/[]J1>tqIRGO$HSq!yH_/39H=BrSFfafVF>^jX3I8k_2[@^-kPHsG-]_JF=(G3/%;b:@",
-    "1QRy=6F2^9H_/3jH2;(c<ERU4t49Qa#xn$q=E<w4GB&[k6E=<4I:i.)H87b&BQP/D0TVR.4+nxRA22Wg6*kn#9v/xb!2^,.IRF9Z$4w5w1S2stXan#N4fyOB1iZR46EG.NMFQRH1@jO31QR&@9ykC5",
-    ")zl3Grw]@RGlVS-ps5HyJ25#q!2^&P00FWG2:ahK9]tkP1RpRm00rUk8y=WZ+(RD$HC,4p00qI0E(P8!1e93^s;q<itV0Q.h.**XNCB=lBM%z4muw;4GNkS!1+I)/95T(,3LgnDf/L6Or5pp+jcE+j",
-    "xdIOu!-l*v0XTp:FCZ-7zDEY=*9s3Bz]9y0)chY02/C<q3zma54*dc)GBG%P3g,d@pO>N:4GEV505^f]/K/)2Q4a&RmkS:QG@mL)lsXR>g1Hb5!1W3r9yrnh6Egr8Hvk9SS>!1JOb,Ln0uLI%=$HX+",
-    "#i&jLu971F2o9A62KQ(U&afc>vH/JGqZ.pVSqSI5dk&dc2-9IL4wG3IH@rAuGBW<P-NwmVz3dtUx/I7G>Yw_Vuev)OEY-c&4.fy_3J#i84$n#,GB%o32-i9u473&lidqc9msJj]PXv(TQx74p)ff*6",
-    "=qLC>=pcMO4%5jB4,uhL1:.B2-E+,e9r%zN2d5qmo&p1[S>@9,6att+3&[Z,H.(iyF#rpS1>Z_r5dte8H8tN,2JxXx4.FA61D->8=t^oSwO.YOnF]ij2rn8iGM)]q[1pT=0uUb/GM)].D_kvZ7w:@>",
-    "4+P@XBp)>3pbj4)F]P&)jGu2FH_j(x!Mg$zF#Q4#1Dg:q1UWXI4mL44HvkONgbM&T4,/ja9]bu4<EHigBnN^.4j(l*q7DVGvH^ks)B*wfA@b]>p-ZZjkbVyX)B+zGGN29sR[^Tz>g(,94+o771)l*9",
-    "qErN*xf^+k@7[pWj3fu*0S:gjAP2UBAOayD1v!rnB[DPs3hUMZ1f%Xe9]bneV,4#4Q6FS5&tn71OCK=gwGIfHnoA9+AOhF^2#CgT9]JJ84j(Et00)or3JH>^3A2!B4/1$>1Z59J)L]^cZ;OU]2QfFu",
-    "4k]G,+yM*vXanF54#*A$t@r9Rv;eb$FgM8#6E*,J8#(G32%@2z4$KPy)FlYWhcyoa>y[i/I55c$0D^$$I06tKAu!1fFBLgA.s1)V+zt-S)&:ZWoJ$Re3.1#*4,Lkr3jn;a9]bhr4ktG;01MTH3jjC]",
-    "65I]i0x_fA91mmf4lf^qGyn&zhgA-rregxT5efFYdk+KW0v[VN;+yd-&:92mh7SM-4-qghBr,7D5e;:E2Z@1j1JY&/@=RDl=#LygGBtt=1h&N+9]bjn4,qpu49L161.r[Z4+zHi8XqV(lN^FZ,VOxc",
-    "p,T<3rv7dZ4$rR(0I*_aDc%kjGT]u+lmQ9G-D,SZC*BSOWe+ry9S)uXEHgRF4hZ^.3dsQ*ImLG@2Qf3t4hEK(Xak!KA2_Uc9RtD[4-r%r2->rT4Z8_hnidGPhBXfZ)CeydH8[%,G&MOaI06tK8#v1j",
-    "1h4<QuK]/D0,YKU3)GEn6E&Y1F9S6*[Q<5aGPn*WH8TJUp1%.QI1dxJ4lkMkF*%eS2(qM04TdfOloSsQ$FvIoksKczIHe8)s)Zy2mZ1m$2oDF64h5e94$0sf2kG4#1f2OX4+5i=9R</m1UHfn1<x9W",
-    "4+N491o6!w4vN821J]V,4)_HC1biQSGn5<4F)#oKn6;WJ@ga23Gz#3Ldk%vL0H]&cDz**:ly;b_0SV2>PY),y4g>TnNR%B8u:v0lG06<oHaXk<2/JOQ1Dy=J2gwcw!]EFY;*$(<F>awxzZ;%9>y@j:",
-    "01eCw0[U7AvcO0W1NaCp8#6Y=4m2^2EI0xXA0al$4llz2GC7nTBQrA72<Qx00@V9L+q*_)1CRqB1u)zWCNnVr4Ew@!05^g5+zv0W0W&p^9TYR#7Y)/g0.dlj/c@E$/K;PqGB)oH1NW&T1J.br00.8l",
-    "lpP56)p8B_as,R#AqMx%91it^HVO3s4*.)S84A-c1s;<Bf)6Y-Hvj[W3Imyj93C^V1o9XUQIs77)Itw3,VO,zt4j<:RRYQy4+s9KNd<Rb4/dgd7Bje136uc][HaL_C*BSOWe+u!9S)uX9]tqb4k.J<",
-    "$pI@hF_-8.9]bkb4hNK-NCeTb0UtgylpP,)G^H(Kjui&=p$rS676>Y$j[y$<)CeydF*M5#G%+.SI06tKAvDVlFRcMIHIy9)!:vmW(F+hY00<<VhXD<*ksvPxFgUml7cj.1458U>05^g5xDGF!0W_p[",
-    "9V0a^x&a+G)B*+buTv8/g(<EdGt:ef8#JX31LWaO1G^Fg00.8Uk@4v$!bcr8(tHHDvQq^Du1F5hj5Z140Urf9wnzk(h5,)+w<3^h:^&/9nG*xJNG:,p00X,i4]]jyFEukV02DRx1q.Cs1eKf]2+OHR",
-    "4+GsuA0-yY1pOoqumuw^024O/4/CM81Z59MlpPMS0v@u8$qpJa+yNXkiTxli2sSav4h8#[Tmzg6A3imd9UmGs<kj^[+6xZM3ju+92*]EA4+8iIFB:p9<kjvdhc5&-0uT/z<kj))0T06glpP_BG_fXa",
-    "hztbr&ld%ap,&$IIgkS%1vrFBConhw8!)Vn0suG.6Wk6jumLtVlpO<zBn*aK2hxU20*fpF:<=Pq/K:EKmq[WpH_.5amRJA;4-z#n1i1Vc4uQIG2fd;W1d);R4XQ_9=#LyfGcl<32DXY54+g49D:pd+",
-    "1m3ej1FA>bI57YN<)!:&lpPOd,VOt/UJb1AEe4(7NCxGKNgo3+,VPrsH2;:Xe+iTU2/wny4/9F71Z592lpPM90xt(LH>HwwFf+*k1B^Nq2Sg7B=GF2O&:RQL$$B3;H.TS88#nVv3GKE=4z&XVy9)%!",
-    "K>3G%)CeCNH^gmUyPi@7I06t49P:y7umKOS0hApD-Qvz&(F+0k3JKS]lK_F@[Q<rqHZ,=nCpI+z1+Ul(1s)F+-7Bi-0XQ;19SFtRNCdDk3,cQZimrzN4+GQ!9_&=G4g.iO2LsK,Q_(GM2$Bv3uht7L",
-    "EI5)51=Cqg1EFyZx/0A(0WSqJGrC9wu#ZU(2D(TqIWPbO/D0Bfx/1cLG5@a+7!P@s9S/9kD*_r04+y#9NC/.FFdqXlwhj*@,bfD#z3:YN#KScYDBef^We,P@9S*Sq9]tt;NI5e&G28(hHStIv2[@^*",
-    "*.k^.KRz/vIg^kA8#(bv2)o<#4$KP$nE6W+ILHGJ1NaCZ8#M7q0NJ4p1ULc=4.hkMFT(*jGn5;=Inpi*hztkJzhV;Ny@cji12d2V9]bbp4hNr&8_>aq+zuZUG/xbnuK>tZlpQoPFfo874(9:[x+D@Y",
-    "/K:D[@yVeGGdS,K6Eye&0=6Vl00.8nlpO<J0WCE&sha<<&5lw8i/!0[s!0j-0Urf5s!0XrhcOQZ&2$Z#+ej2Q+PeV*&vY*ZFf,6^4/L/kS@TI54iq!F8V-,DRRX&y29b;ZF9I>+h)EA8syYPdFAkvv",
-    "6Egr4GkFgvh)D!x4:gt<4xR!Z2QkeKDK$CC0W3B(ldK-P1ocP,qB956#^OYkHuXpcnv>)!9<Yp1),4Xb3llK>BRDX%0^lh%2p.;S=+*H6vsVN,0uT/z=+*J-0S_AFmK>Y3Cmu1/3k1ZNI]Y<nEgu6l",
-    "[Q<5aFuD#0)Z@BU4GX#s9^Y6&NCcVz51av(9ThW@v0olBpMwkpiG_CN:K@8iIRGykF*c>TA_84s0eTQC2oDF84g[Y8E-cazqyYz:kx&G](l8CZND1Qs9]AYMNC(fZ10M!Al<2R0G5@hRqyYn!4le_U",
-    "GyoraIhh;VGBGv)2E=D%4F1]L1jm644y/I-4!I5/Dl,5sF*t>=6FGSkH2<DN.46Q$4<j9E4zU6s2Q$nLDKj>R0T(y+NCVn34+zW,6f)$U0Rx[3A2_Cb9Rgwx8v6(c]BDO@xnKgWGz@DzlK_F.2p/0T",
-    ">DBHahE)VO0uT/y>DBV/0T03fnH;lEGS<B+iwq+(GLQokH_.c*AOYjqMGpjtNi#7yIRFAD3W,SoI1dxw4lk>%GclPR2#ktY9yjL#6F7i41oOiK9]JSz0uLLchYS/sikNKz((eZV2oD:X9R#M-3LZAW",
-    "uK<.>zDWevfin*MnMnxt0WSqKFtAAkhTaMf2j@Ii95U#U0R*S70R,uh0Url4kj=]0D4HD)W8n<9!k.$NsRR/<024U;4+D,#A0-sW19/@aq6Gx%X%jbj4/9dF1Z593njH;F0uB2^2iX(_$pIHP@$z,V",
-    "H4g_R4h4j!J>C*lA3imj9S.DZ$sq=HlT!]uU-;W*2#wG+4+GZ,9_wCONDwiW!3P950uUb]GR>Vkt=qXckpT$n>),nj3j)+P39f:V0S=NG0xtzOHoFcdH#YzpH]R(JI1dxM4lkVnG&h.Z6*S&84b%bw",
-    "q.0C@fR6zW1JnW=8#1U4A_!Su0=[%j00.8Vl<0[--R>D[mAL<_xwke3qpC&<!OkBD-[h)NG%_]T29nPz9]t,7p8*W+kpTq2!7c/>mlQ7rGd9kN0uOobkpTetc<Hz@ND0*1QVqEd1gGN:1iHTi37CQb",
-    "2f_-E4/cG22bqWo36uc]%Y^_t4/uS4A4oOtkpT[]0v@i2[73>-HwoMU2-%P]1J=hY2+R%ywdo5JGoK0[J_x=jFC8=B00i>^4!:Xmt2zje%V7<#@v<NyHvC8ei-MyUI06t49Q-TGumKOl0h%2J>t@,X",
-    "iwqMs00iIj5HA8XF=_f.1vNC=4ktA/01J>$1=>q<6W.OWtpPUgkpT(PtPBm=F#<YP2&A!49]Je%0v[VN<(v.3G5@Xq-RFB(4-z[t1g;z&9yr-.0SEo8N&:t(4*/56bO@nVF99;(wn+!.D/!8)HH8l:",
-    "G&KMdH>]Kvg%2+UG&cYbSn@npA2Toj2mQl(43_s51doa_2ez>MF9S9*njIf1F#r^elt_Db0SWQl0S>pYNd#pNKAIf@]HEw!fk>9AR_a$M0W3H.s+1iM1c6BfpFjt/v:GoyG&!0bFC8_900iV(44z-I",
-    "mC.4&HaN8d4+GZ,FB:yB&JHv)IV;B/5Dy!HNd=8s53m869TYe0MGn*p6F2^PH#Eai9]JS^0tfC$3+DnCGrJB8iRTgkI1dxM4j,KXH^a7I1*1;MIJq$bfISHIg)I*Q;jJ83GB_IX6Eo!k1c]4A9y0Qg",
-    "0S&<YE-ux-%:f6a<Gt;qIu5yzNCcrY1ceC;1Ib7SwTyHR2g*n*H8ubgF_OEI1j]S+H8/nR!x#=HoE-xBIPXXa&bkZ=;;;dC0tv9$0UrZ2oE-A*yABTq-/2q3c<r^L4/(RWA4xd(kpT[]0v@u4&JHOw",
-    "IotspIf6+a2[,<):]q3v11_,]F@OMA9yo$Y1pHbK$6x^7LI[V%P!9wB2rnBkHqH(,F*htY0uT/(f/MsK0XR9F9TYjHMh/Y(0Qfcu]C10O12vEX9]bVs4hOTo9RLjr-SL@ZF>lRlt=qmskpT$Nr.4H/",
-    ",!THEKnBUhST6%LFoPg38!$HX4g/lp3.KMMWB::c8/M=!Ik_+G4fEFl2+))e1;iMd4ZKMS>W:UQIJ@*+nYSnp2faxxHaCb55-*><zDW,W&Yf@&KK+pa9]t*_9UlZR03R7S012F<5DuB/0R,e)BQQ6t",
-    "1P/q6NgpdP02Vm>2$TT[;Ys-RE^BUnD:;m.0Twv@4xR!Z2Q$$QDKa.70V=:uh)Ev>H1o851g$=;(&hmV1Bgi.BsifR0%H#w+z1D*);yB-U/uU]6gBq!0v@e_+z2llI62t!3-;vr3IsR-5Dy@VNiP[R",
-    "F#nMO4-sM=A67V[9S6wKN)EP(Xadwk3G9;e4+8%J9]bu0NGCWr02Mg7yekDB4,WW91)2d51eK!@4-ruzA3Zpw9RN@VUI=F%3G&Yj3&t<7*<-F8t;iQm4+Gc&4-$%7GdMUl/:ifp*98fzm:mxS*=CYq",
-    "G3(>q959C969xZd1;bI81g)!X42k.91MNEx0[Vmp149oT[DcP,D=VX9VVn7M4+NBnL-/!;93KNW,3.V*U/Izn/K%@IwFv[M.Owe%HZ$9$0s*Gz2oEFP.=c.l<(2;&u$KrQ12LG52ml!m4z1.=4yxP,",
-    "15=(VyyXWED&2@347I2T4.+fN0xu-tGRy)C,I*UFG&%SI4+oEp2ml/q56^V*nwAJ32r,Y12ml<r5a]L7%/eoC5-%+19smd%I_fu%01B]*Edinn4,mEQ3J4ei&*m%z*vW>i1mfEV4/U:eGdMXilL8MP",
-    "y#=CC03S3l03$Up03QW103RnZ03RSS)B=.J&2tKvg.$^pkpTv<xe*jMuoE9EHHZTeID/#lCF7w2FElnV>68I+kOUtIF!lx;A^]0S3NZj5Au*x<6E*,GHUJhe01C3jF$U.xUJRyV1-T+12KmKo4+WEj",
-    "1Rn,8qmUjC0;m=I2FdjS4D>Bl0I*8]+6M[tCl3mft(O4..Ait:Ifu+E4sZwV=#TK^Ee>>BJ]74+qS8JI7!)%A1iu[@Gyn.4lMn,hoh]_^s#=_aqqb2OGMnED4ukv<4+OXu4+pv10uwoaz5xXC<dpc/",
-    "::LWr3In=HK<c,.0H_J%1oM=&A1O4+2P85!=uZ+@AT>z591^L1:-WG&InoLeHUKXIFf#xE84n/R3ItRS7:=MjU=b8uBQZG60v]Ovn+g*+@T,9I)3pi!9S.R!3NHyTG5[YUFue=EGXN>yI_fx)030!q",
-    "5g#8g01+>&Cpa;zFDx,QiVhPrlmZ>gFs^Xq6EO1wA2m0<1>Fc;F9SC<g=vmV84n/A1>V;OAl3r[<cRS+2n+EICN((#6gZ250v[]eiUS@bFq9D>GBV<!0S@3#1[5_40uKk#lL,JF4.Pym9].:zo:_AN",
-    "4.V!j6F2^IH_.$l00r+14,LQ&29d2H0tgP/yA%M2s_!&)zYqYxPX=u25DA7N2,o^^F9tF!+7Jc1&jud>IouF0H8(H,4++H(BsVwYB;8=O9SpP#0/eo84&D$9&Z7hha]o:z2--#J2c6<A0Sg-5HZwM=",
-    "6dwmQnh=%B:-V!i&)N(R2AUB7*8vIaz!d>4;+6bomJtN[uRbpyG&a_D1hM<AA2c/93L@c(03QV_03RnX03R1HmJuIfGo_U0kj4TZH8h+G5-p)Z1_<nX038n<oC+<qI5>]xA_;Ve6Ey%UH9Hv,Gynp:",
-    "F9#VP9x]2<1E[%rC=t2yA@dL6A]p38lmZ>gH^eA%H2<zqGr.NDH_.8e$OsPa0^mnQC.IgwA/U#EF#sDe<(m>5GXMp<+z1_mHHrftBQll]BQrMu4:h4FBR4R!0uKkFDF7W0BKig&3N,*9AvFLKFaR4c",
-    "qyr_2IRF$i;+gzNmJtS!#1bC]IF/DF7dANnAvQ7qEjBR#2*d3m4+pNp6BaS(jv<_RmJuIQIRF+g03QN403R.m00o9P9x#::0A:mG/L@/AmJum7GXO6LHZuSoFaRGcG=@:cG%%JC4.E/56f_;N4:kTQ",
-    "1k%6/9]JdwoCp9J4.OYF1XK;fmJuIeG=@:NGyo4Z$1DV]4j%>M-hP8m9S.R#3NHyaHUJ+XH=2/7s-vhA2pc-Y6E*+:pDPC$A09N85fV1z3MV!.mJuH-G=@:7iV!a!H#EL81FRx1H8eTF1@[=@9]bc2",
-    "A15-aA0ac/0_0d.8#D3=CNehw6gHsvVIM3oiUS@bG;o!0H8TAA0S@6$1@[_]9].u4A0jaT9]]%6A0aXT6EXlCGNc0+GXNeo;+gx:5d<YD0=Otn4+xeK9_UtIA_!Gq9]Ac56EXll1_e/)024F,9]bW0",
-    "FH$%,046pv051YDGM5n>FgO4cGyonk00Z>mBQ!9V5g!LR04X-y01Tgo9uAT:0@$!)4DkvbGO@gbD/RRu5d@9/0v[wZmed:oIuA1M3I+Ec9]Jb2#R:o!4.POe1XK<.0qR5p%K[HGtr0UcHaYhJ4+o&d",
-    "3IH7sA+icD2[tnTA0al<4Fbu)4gd%nI_fx/00N9G2N<q4Hmnf[)wp_gH#zA.BQ@LT0uLYX0]ei$0uM8)5e2v(F9kL*y9N&,fGGr24.XY76Ey%EHH8i*F)-uiGBM_xFC-ZK00V:rA2T<g1>bxv2p.VG",
-    "wkaPXH2<z9H2<zWH2;ySrUw8B3!wuSFv/7ZHR4qd4!j_1HliON2QsD+FBmm501,F.F9J6/024C+KL#^[GyoGd03QW1054KGHvlI!Gyoq0HUJ+lIRF6CHV+BUhXVx1,ZKH.,7=merV$!B02w&]3eXA]",
-    "G:Z@rGwDPkFgO4oAu]92&Ib/Os6GYmA0GoXo9qYx84n/R3ItRSjsfUI1I+:,G&Y+G1JoZM2Q,uH2ml/qBAW=y3NQc.BD<U_F#sGfj^Zg#EF3iWRUaQT01@9+FE^+Z/R>klGUoyxAUNkl1M&k8Gm.(5",
-    "vmYM;H2WwYAv6F4R1YB410ysyyaNmQRVOt$053B&Gv,7uB[Vny1fqZf4:R^%6gaX19].,11@i=$DIW;n03RVV00Qr;3IGTUqXQQ)00hL-2oDaqA@_]O9]tr59_d-GRT4M/F9J9.lMxd%01pP%=AiX9",
-    "lV^eI=PM9fQZ]zjCNwqxF99+z0532yFaQ%c03I=[6Epx5Gyoq5GXN.#Hvk>9IDl3!J_TGwL/,iwf(joYGUh^B&IcbeGt:$M!M#c!12f)_3ji4pAk+#3R1b_-.wOI@0v]Lon+g**@2i0H*OUtY9S.R!",
-    "3NHyWHvk>ZGrkQIGXN>yI_fx)030!s5g#8g00R0]FE^(a.U^JhG;W4#A2sp/1f(J#G%:#h6F2^L1vCI3Co^*bAT,qj0:!B,00-_44Hq^RK@%2jHRD7tBs4Gp1g0VnG<2.RIWV#U4+okl038n=>y!*e",
-    "GXNhUGou3&H_.>t02eg;1Nc/R4mhSF6gdDN2Q_m77&G@)5-*@L133T>H2<C.=Me!!h=,zU1vHZpFH$iz04Fmz03QN003R.g005g14,28e4Kp<0Hj<z#2:DeSIRGCBIRGy[GdSZ!Gc@9hlMxRk.3v9+",
-    "GBPpvEE7533l9W.&Ite+4.OVE1XK<;0pdgh,@fHYG<A+o=CS,l@ppRd9S.R!3NHyVGyoqWGQJHHH2=C$I_fx+01Wq4A0IOS5-FiVI5RcjL/,dU0uLXJ4h4[tCm%F7zXlUG03QW003RnY03RVS)dLeT",
-    "02;vz4Hq@NK@%2iH[e7sDKjzv0M*]D4:b4&1FR(.2[E22A0jaT9]]%6A0aXT0:g.600-^C0]:8b1-;5[9^h5$XB04_A@b^nRUa2J03.Omyy[RN12Fkj1pH;Y1<My-2,C(Q9]bj+5ie6RGyoSc03QN4",
-    "03R;i00jC_9yI>HHkT0,H_.d:@c(q)0tx$701yudnGqf=052:tF]8s5;7J=7A2BxbFcdP1jRFre[#7J3G1mtl1Tx(U4.h@60R&VJ7[W6zVKOnpGZZrImIDtofL0>mGW,D>2[5M$A0aRRF9]U*01qO=",
-    "f&l@9iUt4(8#<=jHUJEORv#ZS01@3)7%_7aEHN=(A@:#GAuk[:IrReqm^d>y*hB_Q0_0ch0S=WAC;6p(00dMIA/m:GGXNVi[]y&3xIq-%gWD+]EH#V+4.v(D6EUX#0uMFaL-&#(1GNGV39u.2A^]0S",
-    "3NQd4Aus:^]Gx(S2n;nJ7c&4AHunq.4y6$!GBN8;4+y0Z9_dzJBQY/l4+Dr+6E=<q201J=024U;9]bn05ie3RGXNJdh*lp0GXO6zGBc$S1c+81HUI;8%nby-r3D@dIi(RQF)-uOyq6pb-0hixr4b)2",
-    "H<+exG&H0UA0IKXOa#6n4:O];6E&v21Rn)9i,Q3lCpG[d6gB>;(*h4+z9JMi01q-t5dhRU0[H.C3DJT9A0jpY9]]<AA0jpY0.NeQ00.j9851^F4D(eVA29$DF#s4b052:zIFb$%Fq8rhALADjIKCn-",
-    "G%z[81@[-=9]bi4A15=cA0ai:0_0j:8#VR_Co;es1ip(G4/lbSA0#pMRU.euh65ioIQRw/Hvk>AGXNhVGXNh7GyoqVGyoGc02;%-0]:!t1&,J#9^hFWA>dE[OAiS7RWBJaGno+*H_/m&Hvk9Zrduxq",
-    "Ff9LvI0&cA9v/lanGr8iG%=4uF*E/l0yY32Ff-%J@&AV-011Od3H#BM0S=h85gR!G4+#BL9[<1@A1pY%A@:$GRUaQP+6p5%F#sPkHvj_KwO0/Wj)MUJ84o7f3Lh9a=s50MVL7<Y6gl040^n9YECT%&",
-    "0[H.C2,JcB038n<p$ZQL)Pey6R1YG/4HGc[95I-<1NbZ)F#S_<A20wCFaQ@a03R$lw-^^17B3$,Gx7ryH2<zpHNOTEGyoq3G5[YZG5@,DlXW97H<pK3[Z$t+02DEa0^m[-A]E6$[Z%75H,,ZrG&J^I",
-    "6E*,J2@_U3A^]0S3NZj5Au*!=6E*,GHUJkf02DCjVh.0pA@_;M4+#HNFBmX2nGplf0xmEzfmR2>-T[2$-_x(Onh>H*03QW7054KCF#s1Zf:s[@GyoqkHJT9x>1X_*nh>H<024F,9]$u5Dl#>!9]$sp",
-    "Rv9n/1co:dEVLpcF*2JG4.Lv!BQQ4C2Ol#t,3k*kfgKM7l!E_P84o7i3LhCafvf/=VlbL#BQQA60v]InrV0^;w+-=o+/2lB9S.R.3NHyaG5[YUH=_hXGXN>yI_fx)030!%5f2,PRtTr:NeP0i0WT_t",
-    "IF/3*G;fA$A29R,6fwCX4:b5F1ogQL9]bn^C;6*>03RSWjddh9Is2kP3yM^JG&ukjFs6]XA1pA710N(X)iV;=yCNSnF#HA+HM9Z@39_65A_paY2sQu!9uFa.0_0s=95;>MH2<Pb03Q%Gg[%PtyCM$.",
-    "j#fVyHaRz.5d=@Be-)!fkX8k]Gywe9RSyQD5fd=19]bu8FHtry05:)[H_.d/kyalsHUJbe03A61BQh]e5fe559]$!7Dl->z9]tp&RzE*BIXL/61H4i[CNefT@a^Sahyo8Z,wG2s03QV_03RnX03VP6",
-    "F!<9S&jJrL-Vct0@vDIK*n$B79S.R.3NHyYIRGCbHOmbXH2=C$I_fx+00NCH2N<3<msSAmE&^+l3/cT;L=C%zHkAS&AvgF$1M_wAG/V82G%^0.4+ViKA0agW1XK;p*8:wV02;v/4Hh@jK]eA!IXCx2",
-    "0Fwj[C,+1H)T#pyH2ek/Gyoq7GyoqWGyoq8H2<zWH2<PZ02;r+11C2*00f&:9^hRgA[00P9]t(15g!#en=p.1.5mv:n=pl90[4d-4+Wmy1qY;zXdebJq7ffcIRF.h01pG4Rv#/k00*S:GA/SOq7f4<",
-    "024R:4+)%B88iR<5Dy5V5eb^D1&lZkE20r2I4^SYAkz*bGd2JpG&SD^5-y/a1T-4Q4.ep^0R&VJ7<@p$Vl%@dBQrS90uMCmEE6<8B<YPaf&l-:4.V)sF9]d<03RVV%MAj9+yMXx8#<=jHUI*aEC(4M",
-    "9yFp61KG;c8916&FDo,Rmkty,w*;-@H1q/>G%x<UG:0h=HK79!1BWR984oAJ1@i#pbqR<!LK@#v4JI^:02Mf;lK_$rFpC2ZC7D(vG%]:!0uMC&1@[&;9].u4A0jaT9]]%6A0aXT6EXlCGNl6,GXMq2",
-    "l4B1K#3Cd)Hv3W!2%,<W8JJcRH2<wo00,&Z9RY<uPY(v75fd_39]bW0FH$!+02er!Rv!a303R;oq7f4@02MI+2,#,](V,3x37J+KH2<z6H2;tG0S/,OA1pM)A]f>403RSY02DO.4:Y4K1ohK<4+O1)",
-    "0RR_fCf=Dl88eKm0Uu&D#3B;m03S3krV0a,B<YPpf&l-:4.V)s9^6;ArzQ=^%MAjO+yMXx8#<=jH_.2cEC(469GzANg<uU$2c1:@vtJJ=mktv!l:!eT=aBILA]Et3hba=@i_%17FvA89A%@ghR1YE7",
-    "0_0j:8#Vn6Cp9qu6fuhf4/ltYFC-fM024I-A2c];DFvslCJza_DIX#,03Ql603RVT00Onu0RRXKr2@i.#^pMei]Q8,4#XlfGBGiPQx6BC5ic1xGXMjjRv!U100ywo9RSeFP!9&85fe249]bZ1FH$%+",
-    "04Fyz01pGARv$1qq7f4]03I:@5-Fh/.,/be2[ED(8#w;U2RQ&Q05:!MA1pS+A]o>7q7e<vpsWECHrEFaG<_s9fbvTZ1iXU*02vP=,wGcZGNG&i4@Re36E*,ZG&nY.3Ip694+w:W0RSBjBBlx,3NQc.",
-    "BFhaEF#sGfq7egwEh[!Tq7g41HaGwxHaP$oF#s.tHaM3K6Ef%mA0IgM10y#u03S3p!v+&Mi_$b;hbbQ+F#rTq4.OeA0/3cs00-_H4JR@,02DL9Fb=!mA^/I1H_.qj03S3sz$p]rv-rRqHT(t,BETsh",
-    "3NZj5Au#[_!PNl(2n;kI7cl;].OTuT0]V;737)6[FAg#=!4VWP.020R$yP5ID/<zi1oq)>9]AVVRt2tC0K1GG4+g&x6E*,J1v3CIQaLsN7dFRM9X0;0u2T-%zY!BS03I=[6Epx5Gyo3;$5tCQ02(#@",
-    "3f9gN0CWTKngkC5p=yauxCRdfy1En(2Il.+1C)R:4m1GOy8-g#zz838Hl:sTCN(+6R38K^!c,3<l_)fFjS:fy2L+$p2oE&R&jBAMGrE)lFEuqe-Q]D+Qy&F303Rnd03RMU-Q^W!FaRGfGXNhYG=&#V",
-    "FEuqa-Q]vh03QW003RnY03RPQ02ea/A1=fkA0-/2lL9X>H8J4/A8s]%M+S8Pgro^:GUEatDmMTFmK@4,IP><_ER4Ja4:aWh1-k4a1I7ga84oAr0uLa<1s6F0A1*lnFCa8Cv]9t:0uMIo4Hq]/KMvvo",
-    "02vP>>&X0F#]0/jHS7%!EA0&r9o@^i+OGr-Ht,D-IM+K51;K>^A-]:.R1YEN0vIv;A22fjFCaHKoGk.A0uMI!4Fs4p4+G8x02vP>q%aR5&IKqpIRGCqHRl2!AT[A04;ByY0VOstmoyIr/K:!mF#sPS",
-    "F#s4g03R>o01qF;AqC[&Paicm/K/)rCl3S81ppZjCzC4/BF+UEGXNhjIRGynHaP$zGBM@<A2l,oA8RuDEe>@b2#y&aFfxM.4*][=4-GrI1Rpgy/K:cq!zK:r0st8gC!Q(_AM+a,Hst_jFZ3H9A2t9Z",
-    "GBx7<A2l<q6EpxH1u+00CoupIA.6]PHZuSZG5,x8AT>ZF6F27q4:tb]A_h<s4+Y8vA15#XA0RLQ7&ZVOE-j%#A2%/n1N#jhHZTAaHje<i1Ih&e84oAp0uLd]1sOHv0v]Cs$=[P_z0Cmx=_;efHv0@C",
-    "H!Qdo4$1@s,zyIx$=@=e4.Y9Q0.j1W1MVy<1vNCP<f-5Z/I-d$1f4Ac$H5_Do/+Gs)RhJbn6n,a>5mLV-xG)zH3RBKD:X30JQFnkO#@IQ4F;$ql(8lWsq8NYzu+(kOc5($05^Xu2FIu.88S%^G8hV%",
-    "u:^O1,F*j-PY1QHECcQDAO-s74:ev1NfR<t0UR:@A009P1I<++3#S1RIRF]t052XhFkT)w00iIENGmfjUJo9-0WSeFFkTWf02;y=A09LS9]1A]5-XuDH2<zTHUJ+1GyoDe02;-]A09XW9]1N15-*@1",
-    ")&nmiG%)/HD:69%A09HN0WSbFF#rX#kPHi>0Usna030-[A09LS9]1N15-*@1&H=tUH85Tcqy@7XqKN;-F.uWBqy@0pO%DTvp(6s&u;7m6KMx2g4+Xi9J@V%O4gsJT41u8r5jK:9QWh,E:p^_Mt>B2,",
-    "3/G,37YFvOeg@%OwKxE-xO*TuH=0RJ9^PLtvrG:h%n/KOrV0^[k5;Z6F=@c[9x;zA6DA)3F%t[b&/3Ta&JY+et<[rQBp(7X00+rJ1JtcH1-LqF3(&L%4-w!M!k7-RLIN2Au^_f@Lk6Wl4,rEUE6)KB",
-    "2#5h66EgrG2QvUK6E@tK9]$!74,]$09]$)99^>hI9]$/B9^+hJF9.U+03Q/MLk]eg0xuLeG1mhx2QW1N9_3pq0Uro9hyfoJGyoq6GyoqHHUJ+8IRFn6%K.JlF#rUQLliRg+Y1ykLk#N*2DUH.Mh>(6",
-    "l:!Z05-%S*IXGMo1Aze#1,iKg1LNWg0n,8+GTO[m4z9ij4+%sQF#sP6GyoqFGyoq9HUJ+HHUJ+BH_/3IH_/pSGcW)z5i:9V9^6,79^zMD9^6<99].)86EFZD3pM^@2#=9ZGC4T>4,3/+FAy[=L.y9c",
-    "aS5G^MiVjs95T$M2;B*t2Pz8Fgcu%e]ByTZOAg&l1N[yT!l8QvJp>XR4&kFd4*1**7CGt81rG%C2MuQlz8wHV4,jV*H_.R2%NGQV.rN0slvob,S@P*C)fF!XGccP06F2^L5H]o7HUJtpp-99,EY^DH",
-    "H4c(o8Za[g@Z5m)Fd8xd9^P4B8Z,bO4K<H8HUJ+DH_.Rs0WS.PFfcC$GBAw-9]tgx1rsuk0^l]81s5[>Dl$9XWCM/>4+).E9]JT10JsMa2cH2FHUKXWGdKViHvk$o024R:9]$l23hn]Q3=M/(w(SWH",
-    "tl/0KG1Aus1WgYFGAA)C@SLdm9uhJ&3[M8m-Y.WE3uhrREL#mv0yPXz2D0Kz4KWir&-bEk4ITnD3[M7<.4g<P7dX%X9XTEXH4IM%@r^LuF&8(@0S:$Y0yPXz2HxaM4KWus&-bs,0RlA)PX<x^Obsy;",
-    "HP8VLya56/3[M88/1dJS7c]fT9]$#18Z!U>8V/e79^hE65j6l06rKSH;Ew$s1D*jFHUI[^:@V.Y7%,jz4=mGNH_.e6;Ewg(2<gC=55xkz0t;Y,6fyAoV*/L,3bqdoW*RZp3JIM!1ggnL4KxXS3b.k_",
-    "-Q/!/d:/73c:(kCOAiNm9]1D^0+tC2c<GNE1Oa&+Gx7l+95i>!FE#)I#=M1V8##FpEu[hvGW7u-95(U+A2&624,KGN3eCw30hu8T-iMP<tMnxb6al9t4HGUaF#sO@GbRrbOb,$5h#__*=d1SD83gd)",
-    "N&_,_0SqAp851>E.smNsF)&0KH^<bdbz,X+4+0w#Gg%Wg00AHhSrarP9]ba.0S52a4Fz8gzCHyx3xgp9h20Gf(g7qmIC&2T=#LCZF;$9Z4tpXtH_-^33VQ;e0Url9<B%L:HaGSG6gH)w3l9L#0vRzQ",
-    "3;Tp+4/VKm6Eb/WAOOj57dImgdH<*<D)a##1u.6[F;a)+3.[e8A1O5S0Ry6#2n>N802u/z9]t&kA0jaH0SBTH8aOu!nZ^.19]Snm79RsRIu.e39S%AcGOr*GIu.s*3l2IKH.1AjIu.myAPzbbHR%@+",
-    "0y+[g9Tqb:2ptE>&H)ZO0<;xxq5/,55FZ0IIu.y<5Dq#PIgtSlIu.s:5e>-7gqb)FIt8A#93KNWIUkq,FaQrHo&pbu0XhrZ/>m!)EDsi<v/[^H<dq]GGc1b)4+J9vktqQq2!P/Q3gwev0U#bY#jPO#",
-    ".F.4iF_R9u4c5#O1H6+91Bmzz4+4X%4qY)aI5s#q6Ey%7H2<z2E1bF*04W282M+215-v+F1G5Sb2.ibfEjcVN95IXm0+v1j2nB^p1@O2WR]Mpf76b0O4,W[i0Rhql4+FXBBLvjAO92KC39bPpI4mv:",
-    "t=ot.R]Bv5AP)ns0TVO-5jZ3d2d)7F/YW0:1FiuPGynpnD,Q[,0VOvqE)I$T0j2:22pTr70Sv5$0TD4I4+pLR6E*(O4G#ma0Rkff!1fFe39tbrHY>g:1n2>.2p.DAumKY]01,4K4+yXU1K<)U4zK]Q",
-    "rjrT,<em&gFt7n7H7qX/1iS(S2plx90Rq!=1EdE7ri=h92#y2+WDf(-;jt5PIQR%32[x>)B[VE94+Odb1PC7kGp+#xng]2knhg&Kt=olC9]JV50TwpA2p.VDt=p)7EG@bN0RrL%0SE,aOb#RyG5[1Y",
-    "01pDV92hpiT;=rd0R*nl4,2EKEgm$w933(M9xDJMD:DENCJzlv9^zXW90T/A4AxBmmJ.T2AON!E4O^!hI59Ap)*25Dl-i_q#_mUvFpEhGsf1P=iUBjx9t)j60fdYfF9bD4oj(Ytw<CmE3x!fMI4_;G",
-    "4wd2s2eds7SO,,uGBB/E02U5X4+Gan3ebQD4+;4u#8VSAY9A-u01K!Y0[rO.1K0u&0c]fbG&BGyEi%[v9y0&[77sMo0R+j91>Rgu9]AG^4:4=3U.zy:0x.v]IWhnuF)#oh12X>0IxzqfHrN3l0yF;0",
-    "IxqkPhy</3H2=O.GdXM%H2<z1GXNhmH_.$o=93&gGcaloG>;o/<!3ZcIo1Im0yqF4GdBPjH2<wm000&bGu8naH1Gv40x_viA2_Ld1S2pw03QN303RbY00bBa<]OVshA9-^)(-mn00WoNOA]5T4GD*8",
-    "3b@Bsx8DOwH8eFgv7Ai=!(JRU=1UrHHZ;GQ9yj>70el3EA=<Zi4%=uV111j*JRb)+03Qr8051nJFaRF]GXMk9WdPO,4+lIS4K#Qk2QmO31vLN<HUJL<JRb!%024F,9]ti29]bo66EXk_2&<7h1vmf%",
-    "yax[mqyrxWIRGOvI6MytoCF=QFg+7C03Qf903Qu8rUM<cIXxc*GI]p-03Qf803Qr9051qLF#sP0Gynwc0v@x9Js$,%dIatQ9]tr51LH6X@v(H.8w!*N0k9ninvMbn8V^wAGy:CK4+b.EG5@@bXbdz8",
-    "*uOy=wgNI^1-UXl4+dx&GyoqaG&CGF01K#.KMR^z4,zyF&-if=5jX@82AcsIH_/4t0WdQxF*P&;%8d#RG#@usHvj=fiF*L9;F39TIWjc#T:<1VFoq8,E<sk%KOYD,kzN5C44*p$)e#Hsbrv@F8V.&F",
-    "EHO6naR-NN2M*hH4j2(J$fqJ6H%0@;+5rw42)oZ<4)k:ZXb%YVXfic1H9r8]lmY]37z63B7!L,=0v@x6;p+P85f;Vg0t:zzBQi4i5+AbxH>HMoFgE^%3<]tV9]tu64WbtpIm,eJ/1l_]6(6zzG]K@$",
-    "G&wl[9^6%5F9.U*-Rg-J7c$KP3&.xVGcu$q53d2u0s,ER4GWkB0nxvP0S=q#0v@x901nR;2E*Su4Vf+#GxQ%1vjLg_EI2a&KMOQCGyoq7Gyo2l4H!7h0t/cY6Ee*LAF^_9nguO2G5[]OH8ITs4+)wD",
-    "4xi:.7%]NP3zI7Zngt)T0W!<3E-cX#9^77E9].+MZ4Ul17&OfS3id1n=!sHmv-i.V%:o<b051zRHvk>AHvk.q02em=Dlj*JT;EYnAF^_A04+B*051$TH2<zBHPUhmhV5Sn%:o)U024O/AF^_704+E)",
-    "051zTGXO6LI56*Y4*eMzGtB^D[uvZFngt)T0Wbg>Ie@ry3=<QF2si)>0MmwN2Y;zXH8^tQoL:Rk<HY:$0h.ynGB*Gp3=ITk9].[[1syj47&*,X3W6FVIWo,xAF/=7ngtv)%=U%*%QX)S%:oYyngtGo",
-    "6(^;=%:o)S00f!=AF^_504*=w051zMG5[]LF),#K4*:D!3.u5v95]dvBQh+QWe:9foCPg1G5[]PGBM8r4+)(G9X0;MIL@tbHUJYh03WjfH2=L%FaQC$7Ym[C0^h$G2L.rS7Yv^rW&wHx)GYzD+XxE%",
-    "Z33fGFTDXWH;ijq0;ctACpkd=vUDFUH,Z5l+X6W9*$xGdi_]oXxC0+8H,Z5lEj0iiN-bj*0<ddO5M^<aLJrO40S2I>1@h^FmmUi=4#KMj4+hK077[rr47#8O1p2xH4%f991+]>A5i]%78-Y(R9^P2]",
-    "/mP<%p9T*Ko#+D^1v&T777CUP1n1X94,:]fn*k3G:a+tpEjTv,1La9FGBq^!BQG&EH](;nGBY(c052spHUJ+pH1G5QA_,hyF9.U:052gkHUKXPGdBP)6Eime3Gf30!j)wNpxg<&FVW/z4.MDq0Y5r8",
-    "Gc5b)12Z<]Hi82m2[Qm6Au]9E38.A-03Ht=f&&-a01q(!$pH<>x!VE+=W=_>H8g;)1B3.,2,Nrt038n<f&&i-)c6bl9uFXb11K:#03R.k03RPU053W:EYr*bGdVCYuL2(lF<gghA_66T3Nip67BT.=",
-    "!X*lX1@jZ@*a1HuH8wbe0]c];0UtFsgaZSJ8V;A)qXGaO4.UpD4+*@a0stNlA%+GRG5[YgIRGytH!.zp0sy$11@joY0^;a.9].#z4.8_k03Qf60015jA%+GCyWRmGF)<Y)4.PX70S@Nlq60HHIWU6*",
-    "9].!64.d_Z9]$u503Ht=g98cI:-WGzGlK&!BsDm,+yVf/m.A6uhXxZkks^WYj^IRrG5[Y6G5[YPG5@XH,V>Lg10OLp03RPU024O/4:gew6EOfE2[Hg5A_FCU3Nip6Au.3cGc]+*A2BxoA0ILR1jgq9",
-    "4:gew1(WC$4+)VEA0jaT9]$o303Ht=gaa5jj];9$IRGCbG_;$14:>_x0tK2F9].s$4.8_h03Ql503RVS04Ovu03R>hlMfFep&/A7f#;ArH8>a]1,,ce4+(];4.eNh9]]x49_:]M0aF;]h64[TqaH6H",
-    "IWmL-6Ey%IH8cPdIIBMo2$c=n9x=!q4,v1SUJoIP1[pR04:6VxFCa5Hh658f01q[n4.s<$u]f]Ch65iWF#sP5G5[YSGKvN%I5hwtFE-/mAUFU7-=+Y%H8z9-1cFEp2bT[39S.Rd11]]UHUJ+XIF^C=",
-    "HI4^%F*%9@4.WMP0tA8S0S@5,9s[Pq0S=iM(hUF]4.d#G9]]x44,/XX4!17<%)(j-!!ZQe(030To#>DpH4h1&/:Y[<AFu*5pXmW4G%)+OIw&$b835<I0_rXWKLe;Zd/DU:/:Y&Z3@q]i@[DsTIWRMy",
-    "/:Y+@[0-#e7&c!4sqqdEAN%3_0oMx*rvV/xGyn_q-sFMiiH!jgF<ZM*7atumUM_SLFaQ!W02;y=A09LS9]1A]5-XuDH2<zTHUJ+1GyoDe02;-]A09XW9]1N15-*@GIRGynGB5xS0oDTpl!GNJGBI8s",
-    "BQpI2D:pF!A09WS0Ua[1MhMEol:rN.0S>dk1^io.03RMUiUbbj;g0qU!.7L6Uj@Qs9-5_xGXMy+$CUvKUJo0j1>ZvmRu5dC/:Y(m2MeC*0RZ0z532#4/:a4#H.raZA6hw@/:ah=IXM6d(9-17Bp(7e",
-    "01BnO0wpsnk[b/3/:ZQMKLL:Bh5,md0:S;<4,1[;0Y4EkHa0=LE6)KB2#5h66EXlF2r_d56FEa42Q:gM6E@sc9]$)94-0Y;9]$/=9^+bHF9.U+03Q/K03Qf503Q@O*8;91G5[]VG&YC.9]tx7FBLd4",
-    "03Qf301p(;0v@xDhyf1^Lk]m@/:Y.p@T+sw,_$9h4e1I5&o_cAo#>EDDKItw1o!b^KNmGJFrDcE4vTsNL:_(:03Q)F03Qo903Q)H03QoB03Q)J03RJVo#>D%L/O$&/:Z/RGDIH:G5[Y5H2<Ph03Qo9",
-    "01pa_0uwhxA09TH/:ZNz9]Jg</:Y;T)*^E24+EX)0S77[OEaD60Y45gIWho0EHODT002V]5N9t5Ff5(v0Y4u#Ffjlh2sH8J0R,sp3;C0Un*l!tI5-ew/:Y<R2oH]^o#>Dpp$88Qo#>ET5HUD1jspg4",
-    "4xQ,%1I@E!Af4#^F9.X>t>Bk^p8+2aFaSRXH#sbw/:Y;&2<lN/o#>EDG%+y%KOHtSGXOud0X8%-d/Fur/:b1tHZnK:0/ohaVV&s#KO8nPHvj:p0uRmso#>DyQ3Se(hyekLd-&lVAO#r@Gk>KV+b9bp",
-    "0rs[84.*[;0Ri(>1X%$g30V>1BOd^ZodE$E4.@KK0Vg:&q67(c6gL0=nE<R$BM%Ss-sFL54R[F0)(Ht!6ES!n2QUB+9Pj^ScmS0v9[<GU0unPL1L*.]cn:M;0TeZO3m=dWQxZ8N9]SmfA1OHS0Urc6",
-    "RT4KJ6FHXw4EquRj#v*U<BtqLIN$:!I58g]2s3yuy$CWa%-y0/Dl#<Q00g]NQ7-TLILzk(4LB1u01t1:/K(V>I5Ug=4+YHU0SE2WUN3AlG]cA#1J0^@0]+kzD:tqI6EXlFY&Oj20R!HJGXw^912(P!",
-    "6EpxHV:!&[0S<Q@1PC7kHLw8>HY6WoGR)<z4!i-c2m#SO4YC9U<3R#TV$A0O4!Qya2p.D8t=os<2p;<W%-y0E,0L(12p.A6j07V$FaRGUIn3t)0fMr814]EIx#s_75=<h2%-y0/G&V9b03tIp[y[Ha",
-    "GcdX50S>f]8#2s2F9]g.%-y0YGWYgc01XSWP%^3-EG7:d%-y0KRST=p15yt!!QBB4Y7YSG,_j*<4;4@^0W&i,EZ71KZ2>%h4;oQ30X[M]H2;q:4;4@^0TeU0-[hK6G^r+TGi;AC0nQ%,Y##zL03SLu",
-    "0243(9]AJ_4;Cpk0TVWC9]AT2A38Ds6EpxH0yh93IxzqQ=aURRH2<zzFwExxJ_B5l000&bIn3t)1=D>29]ACJA3izE/K(%4H#7hM77sbh/K&Nl<C6;NIBXv^IOOXA6F6)i0yzL5F*nTT0W&i&GVXB;",
-    "P]W86DKa;#0Cog=4+5y.0RgfY1N#Rb7BI^@0S,JL2QdI24Ke=98#2u20R>tNe*uwl4+lIS4K#Qk88po20R-X819%SzJRb!%024L.9_m:u/K%!b1>L^F88Xc00R-3213VucG0f)y0M8Z!JRcu0%-y0D",
-    "vF/3yuyPLwJr51q1TPvlG0f)y1lkY,Js$@,03QuAdLJD#%-y0GizEQM2oDH79]bi41m+4Km./]^/K(JaGBE%zJu)!:0r6^L%-y0F>8Jee0q4a5Eiy99/K(K6GBN,GvnmeE/K%nXD,W[)%K]MiHvk>*",
-    "G0f)yJ_B2p00FWu53:Qw0xmE)01rmY/K(4*HtZl2GnfSrvjP6s0X#G>H2=.EG&3_J/K&3wE)+AG1rM>U[P6)TF*(fV0WU<]IRG3onk5r5.R_Ar0XLcjEj2IzFGVyt%-y0.GBq=,0iyYQ53_Wz0v$L2",
-    "FGV#s%-y0.GBq*)0k4+.53:Qy0xdQ+053&0HO%J$J2Esm00Xx%53&LL*8u/I4b1[CMK;3d/K(%4G&TSMrhpR.vjNQlEjTg&FGV-p%-y0*GBh&)1eygOvjH*yE-%sG0v]-/%-y0.GBhv%0nz3%53:QA",
-    "5,l;_03Sv(%-y0+GBY-,1I+:tvjKqe0WCE!wHH4[H83:H/K(!3Gc*7KwUR[,vjLg_Eiy3xA4f9G/K(u1Gcf/JoCP1V0Wbh9GB5xyMlm>e/K((gGBP*,KePcdGB;ix9XJ3l3Nkm$/K%xS5fwPff-R)]",
-    "=au[H/K(Lh0W&k);GOUyP!BBi-sHM@HZwJX0UzN4Hm_OaKP<&hG@IsFEj5AxA1yNgA4oL90s<%]1B+Dxw[[Gj.=cuMzX^ff-#LRQg(3qb9]bhCmjNFZGtlS+7c[^*1>H@h4Ef-!4#0s437Y*+4+z^T",
-    "69uAy5(.Wv2nW:g5e)sXBL&/,2n4K:84nZh/K((kH!C#p/K%!W4,XIW/K%qf.@fSR<#g=<G5@&M*JTHZ%;$-w%pwmfxbOo4$J>/1kp5W<AjjMTFF7$R=4bM7GBPoZ0S=4G1Ow3!4.Y/n1OrqLACABQ",
-    "3b(uiA1=k$/K(JuI5*@21ia;_A2m1S0t1l(F9b9..pK[Oz/Q+=R1Y8J0vR-@4:0<40UsbR.pKqhz6B38.pL8j03QW103RnZ01qI>1rI!c/K(JyIWqu1G%>+X&#MClknxrQ4+Y2tA15-aA09IRAT2WZ",
-    "@3Da:.K>V@A_ZAr4:+Bn1p(N@HUpCa4+F[t02vP>/K:EO$=]GnGyoqjIRGCfIkCe8FEuhX-[p-n03QW1$=[/MG5[YTG5[Jh-/^>VF)>-pA0RQx#[&eJ%:xfM@waw!x&$8uGU)-jA.P8;R1YEP0vR&=",
-    "A22fjFCa5G024I-4:tb]1Dp#V1u+00CoupYA_Dhh7cc,XF*!Bp0v[$drNRUsG%.q;6f&*z1P/tJ;gRiC4/3jW4.XP6DKj;!A2BxoA0RRS1lQ#OA2l@51p^fB9]bS_A15#XA0aRRDKj(xA22xpFCQ[F",
-    "03$dt/:iWmf*cbv03QV_03RnX03RYS(gheX0535(G3f#yAT]I5pydG%G:Z,d,MUd8Inf0ImJ$yj&-.ih4-[^10-ZEC4;F+l0WTmiGKCx-IWUN:1P1HyH9rJ7IWpt]A0[#Y4.X70DKazw4:5!eA0aWb",
-    "2og5[FEubZ00O>*0Urc7$=[/LH_/3YH_..luLvJ6H>8PMBCZGoz_liRH8tb[5-OoG1Tp]0CNcmIA.6]QF*g7oF*yJaA%flm1fb*r4:tV@AvG+CKMw<T1s=6i03Q/K01nu&1q7<IIxs9S-YuGGID>N;",
-    "6D=mMX8./35v0unKd%BeIW+(jFu:>P3jH(z*_.t683N3F2N=FQF)W4T0RT7)Ne:&J%L4&K1Bdhl3#$P#H8Ct63^PQ4HLJ)20gxgKNiQBUHmd.FG&hwu2EDmX00-]WFCR2B03QM_0243(95C+!9_;OV",
-    "05c3;2Fbrp00.0XA0IUU9]AQ19]kh_1P:o#9]17[0*X2S2n=_2A09UV9]AG^0;HBq2n/E$BQuo+D/[+wFCQ=7s[tPYFaQFp4gd%YVjm+ms[t!8IRGynFgO4&0x:fH6EFZAFk%lM,US_5FaQFU;g0P<",
-    "3^O!&,UR_AW)ED.%:xG3F9=#:0[qtn4.oPS0SBU-i2)B;vE%=<t/c67*31Jx1_oG.05UZ)IV2wkGV.X81,!%^9]1Df%mV[I9]kr6HZVCj00ODK0tP];84nHC%mXhEG&Dm4hyfo6G5[YFGyoq5GXO6W",
-    "H8DdU2sHp76EgrG2sZ#96Ey%I2sr:B5-p)Z2s1GN9^>tM4+zf!FBCR0*8;vHFgO4&6F4x40Uro903Q@J03Qc50520aHUJ+8IRFn1mIDtB*31JGHG,F4COJ7n4)qBFrSB3CM!DkwKPfdaGypO,I5Lob",
-    "9_Usz%mWTY6EOe^AJ)tR4nz+h*31JAL/PU-%mWTYA0IK+%mWTY4.FXd0^ezF7uL)J4nz]$01qeD%mXtvH#tNP9<fkQ4n!XTGS.uk1dg8&0R7Yv4,2:B0Y6GOGc_s30Y3_lGc..X0RfQH5f3Z0-[gCd",
-    "4,RE72[J6Q-[iV(HaIf;FAO#_&&&fq4:&V1nE<[fFf6d+0WXmPHaN^911^9WH_/pXI5LU>7cu]^ssaUofCUdB%gh5W4K>CbKMy!EGMxbhY7VU90Rx/<56utB%mV<G#RU&Bv*7=&;A,(p8;WL4KePcg",
-    "H86Y+VXNZ,0kOvf4@8d_0Rp/M4@Hk00Y4lyGc=DKr2,G+0juKy1-5][3m*d*5-=wG0S%A/0kGHw4.<GL0Wvu<IaUcC2inqp4+M.J0]6KhC6UJiAvrib4pk:OG-^U9Fd!cdHFX9X4s[0]2_@p:bsq&X",
-    "03RqZ:H#4)G^a#uzXB399]F+.4)X&aC=P8+AvZ8]0UZf+1IPpdR^PZ>A1FEK0WSnLG*uTeA00ISFDNxQ/m91+FdYh210N3rbT7RKG%Snb0Y4@+G&BGQh>6[c3o$V/i[k+eI1<1dA8s*/-[gMlxdH$P",
-    "4+e]l0Tndhz*G,v*UAG5*sEC&1&iYW0M,Kot=p5i*UAF^,/q,)2p.DBt=pG=Bp+iji[k+f/mP@<9]JY80TVa;4@.iP0^i]b4+YoC0].^amjNGPHjCo[4!Qya2p.D8t=pG.03T_Ji[k+VuHFU#2n5VY",
-    "4kQyY03R4Ji[k+e$Ke43=/&RVHpk%s1piAP6Ew/.0R=oTF9tI-hTs7V=QwaZ3EfKq&VyS5Bo7:e,_k6y8Z=)z0#FYw>SFFnXbX(40Rm>bHK*PI2c!ZnGB[^f6%Rf8,vK=3FgIxc6%RD],vI_G0UrT3",
-    "03S0q02eW69]1N1A3rt#9]1K0A3rq!9]1G_A3rnz9]1D^A3rky9]1A]A2Tul7B_PdF*E/G6%RAt,vI_E0UrS]03S0k02eg;9]1N1A2T)p7c:AL0Wbg@J^@&@E,=U(02L1^(cb]Az+D2btQQYX(cb]8",
-    "TMOg90uwZS4W&i[/M54u@3fHtGS1%t4muwPGXNh8G5[YLG]Jxr1A+(xz6%crIv)!(bRP#c03QT300hbl4-[qc0W&!.IGhU)8N%NI1Ih*i;g]eXz_2D>)CdK<3Jy90Bo72S5-6b^35o.C1TZ<U[Rj=T",
-    "I^Z!S1TPvfGq_RY1DFs4qX,WOJ0A,(b[@rwwBG:($P)vx2oDH59]Sc35-6cEmkl>u,vK@gIW#h>,vK[8IW#h=,vKH)G0YtV>^BsuvH[^311vc-#/QYQLOC<us=0+]If>RE[SY6r0Wrq[EHpC!FG4gl",
-    "rr!ZPIWRe-,vI)/,_tb>0mlL;Gc=D&L=C#@,vI#o8V-e_0WY%wIWW<C0X#M>Hvlh1HZknR0^He*Gb/MU#2*i@0h9$SF*yJ)L=3d(,vK=3Ffg0n0RY+P5f8Hglm#s>G5[Y%Gv:wvD:ymQE)qA(0w1#h",
-    "HUKU(FaQrl.i,O!I5[,rQ3I9*AG858%K[xZ03Ss(-:H6yI5[zzR]CreAF^_404+5(03Ss)-Kl.!I5-;y,vI!QxmORf0m^j[HZ%YqMK.2X13ox7HId%]0H;iI53:Qw0v.Q>3;D<]+[ObdI5>8G1C]93",
-    "vH]89EI2j*KSVe,G:qQ;J_%fyi[AkNpwbc#vjLO=9yp&DA4NFU#sfY$H#Uji0RYys0^rwRlm#p>Hvlh1G&qLe0S%6_g8:sTmIWWO0WttBH!!LSFGe:o(8dEhI5#lO0s<!;FS7wQIn4qtF)#oP&c*@]",
-    "0l:yM04)L7&3+FAuEqmDzyUKeFaSR*H8eE.KP<#hGlBsh-Q^/O,T=,;H8e7_10O9jf&mXMyagXjGXLHI1&zQF0,xIf4+5V02>FG5mg-H,liMm2GbRn4ylDf4*Z_482=.zP!ORB*@RZ055jN/F0VFaw",
-    "03QrD03QN203Qi300>j6SPv5D,T=,gIV(5,KMpl9G5@aLzXlHx:D_b!VKe[($Ei0DBZsdC1OB4[A2l;jn+F5(z*r9m[jLu$AU8GKiUuDEH_X#+A0Rh>p#:T=xQzuLFf@B41s<(Ux61(m[N4x-Il!m_",
-    "0rs2$0=gt]4+nq)FCa8D051qMH2=OkG&KMzH8%hsFf#xjAUFUMH2<zqG5@XA1^>IQH_/poGdKV*2s1eVFCa5HfCCvc03R.k052diF#r,b053H(H_.nj03Qf403RVT03Qi603RJQ00R5:I]!cT0S>;I",
-    "(E&dnGcq=-1EJF+4:yvz1>O/>F9$L.f&(ugGByA&2r<SSA0RTG/m9A,ID!TrFgXApA2$FaH8B7mG%x<nGBU3M9]$mj10NwU03Qi403RVSf(8kUlm#y>H8Fw)A0RP-0]boV0UtFsf&&7A1]JA9gbyDf",
-    "F#sP4F#s.iF*Sk%894wSFf#xzATc,q6Ey%IH8KDKh7TVIFaRGRFaRG3FaRGOFaQDjg9HhJ10OLp03RSV01rBt#Rdhotp+_@H!w1S10NwW03Qi603RVU02ws=A2BxoA0RRS6FC4MG&BGM(xej_2RVoj",
-    "FCaEK03QW5+s85jQXe5Vf&(u+I4ttu0WTvnFaQrZ:8J)1F=m[L2sSw]f&(8RFaRG3F#r!CiVr9.F#sPiHUKXlFg5<aHUJ+rF#r)W01pY[vIY+#-.5%02H_-:0#Xkkjvg5<03R;m03RSU024L.A2l%m",
-    "1BsX/F9$a@fCDceH#h(.2sb$ZFCjNMf(98j01q&T4;iF:IXQv<1ee+YA2m3F0^;m<9]$r4A0aXT9].!6A0IP.1@j[q-Q/otH8cP^J2Ejipw]X32sSo@4.8[m03Qi903RVX02(ud3;DH$f(8#Dh!PYx",
-    "@[4l(HIN/6G%_RQ9]$ml10NwU03Qi403RbUm&OAZGUKTO3yz2ZFBv#2m*N2wG2E#N9^+m6#se:@0y#OB-sFMywT^S>(uD*D*pE*Ox%LGB!3qx>k:UXW>zDY04-->i0RWL03y$Ie2)dvK3tk=0IhVl$",
-    "IyN:rM/u:VIHds[IOf=@0;;gM0UR7Q)Q]/b9$p=,H2<Ma02;v<A09CP9x(s>gAxLw@UMQ@fCdj7UI8)/ULOQB.OB_MULOH700Y;t959IS1rHov05T3.1e:&g0UI@6A0jpT1S&N(052XjG=GItnLh;c",
-    "5-.NQIRGCcIHds>F#sPOFaR$BH8lVdG5[Mg03RMPUJn7n1rjs:8#DkP8Z,a@uwf5ej:ZE6szU],hEfNd5FaHt-o$)xGB*G(Y%(>hG&V6Xor;kw2e+-TBQrN74+f&)0T4Jx1c(]9-NbxSJ]6^&046Xv",
-    "00P>TT;Rn[84nGZ#RESMHZ(Rv1BU<02QUC16EpxH2r_d56FEa42Q:gM6E!ga9]$)99^>bG9]$/B9^+bHF9.U+03Q/K03Qf503Q<N)&m__F@ETH6E@>9hXEf4HUKXbHZlMo1_LFI6F4:i9]$/B4,S+A",
-    "4,J*Y0_9pl@);&MH$x8a2;59Y0S@yp-Q:D:G%>*(6FC3f0WT*xFqFjuGdMRnL/PX7#RCpR4.D4p0^ezFAC$!d4nz+gl*I!ML;0h9l*I!ML/P8_#RCpR6F2^57nH:V4nz],01qFO#RCpR9].>y-Q:Dj",
-    "G&eW=KT0$/Hvm5kG&eQ;KP)siH2;rY4,RE72[bI*-Q:D%I5-r;FAO+0jl^_$4:UJ3nE<[fGA!HS0WXmPI5:-N11^9YHvlgWG&YI>7B&D5+u-EM>XZCkiNymi4LCOdKMyoEG<Su23o]U+-Q/qr4:&i6",
-    "#RD%iH8k7d0Y4oyH8^u3vjH;UID8Lc+u-EK#K!:,VcX#W0lNYZV%y-XKO8hPGXMdl0uST;+u-E^0yZ%,00S5kHj-xW95WyQ:<W@<+u-ENRuVA)0Uilf0w6B_FgTR_A0-rH!2.<ZnlcVmCo(p4E-2A6",
-    "9^PEk1[)4>7Bn3RRT46F9]bf3A1E[G0U.Fq)*lYP0unbL9ydG!s<o9[DCq$qF*0,k9SL*./L8P_bRQ<&/m91$HXR9c2p/9b03RqY/m8fn9ST(i9^aW<>4PUry$IXk0Y4@-G%=4N+@m_L3=Li>0Sq/0",
-    "F#r#1*Wm#O&D]6a2i4&L6gJE41]MlN-KTz4#K]QSIK>Dn1FQiPG5@-4,oyg_($zBr2p.DBt=pG;01sr]!_+iI0]W:k12wP#6E,9tWir#<0S:$Z9]Sbs!_+Mq,aHRt(cu9OxB:(S9]AM10TM9)4[guk",
-    "0Tnjp.=_T3+Qb6<l1u^SMGr2]-Q/oNH#yGX0Y4iyG&arQ0Y3-eH#YzmHJ$lE8a3JHYyrQr2m&Jy9L(VX2T_d_!5#uo4/(A_0S-&jzpw!UXdgZ]%-5n(H8(H,02L2C%-5n(H8eQ<02L2C%-5nq0W_&h",
-    "A2l^Jr3D9Q9]1T3A3rz%9]1Q2A3rw$9]1N1A3rt#9]1K0A3rq!9]1G_A2T!n7B_PdH8ubM6%Rbj-Q:B1HZuSK6%Rbj-Q:B1H8/nO6%Rbj-Q:B1HZlMJ6%Rg$1Rnu003R;h%-5nOH[6-NA5SyN-Q.:r",
-    "[q0:cH8(bU4+GNM0R+pz2OkME*r5dv3pyVMH2<zAG5[YLHpt,t1O5jCx(g2nIv)!(bRQWw$l(D4:I4FG4+uIR1U3K!m.taX$l(D4#s&lG3J)E_-Q.si-h#hg2$lmM1UWhqGyo3;iUc17Fgp@6@3MgP",
-    "I^Z!S1TPvjHOS!s1C$U0p9l[KJ0A,(b[@ry$l(D4#1jLp2oDH59]Sc31L6W7mklt--Q/oTHZ/e*J_lM_J2f:o00OKJ53&K;y8]pXHpt,tFFrOl00htz49MXD0>EZ[53&Kr0xUH%03Sm&$l(D#H8n8+",
-    "0O5iQ53&Kr0xUE&03Ss($l(DyH8eN;0+AaJvjK;G0WCN&v#A3wML03&zyk^fEi)<KH=d(gvH>F<EHXI&A4N0B-Q:B1G%=4HshJB8vjLO=Ei*6xA4M]azym8aGtMpolm#!e0W&zu0v$L2A4N0Zzym2Y",
-    "GpQ=EmGTQ8vjH[B0xdK)03Ss(,oOJoH8V4ZR]CreAF^_604+5%03Ss)+@t1qH8U[C-Q-@(#Q>hq0m^j[HZlMoMK-:N0^RyJ1tK=y%K[&:0X6>GH!uJXMcBXt43FXk6F8Oy53&K_87wt7053%_H=]@u",
-    "J_c8i006PA2M<CWlm#9*pBEoRIMToaIyEsk%K@$F1s]_iG3prro+AvD1s>H/$l(DzH8C[+0;PsqvjOt!0WLW(stO,QIn2NVJ2f#f%:o0M1s^8lG0g%EqZcm#IWWq/0^QI+0Rq$o55NJb-Q:D<G&M5,",
-    "FD=7Sf&m^l0y3%L0Y5D;H88jX4/sWLFD*1V03S:+so;.:H/(GQ0TMZ;MF$/QpqO+7]K4E==@]EUgSrSW11vMezyk/z+9n;WH1L1^1KPJ^F9S6:t,u2Y%-.-#FA>2]$Ke4KHUJ+CH2<z0GypFRH8ube",
-    "FaRG4H2<>yIhfay0RX.I5)TT;-Q->G4,w1Z0Y4HsF*yJlHUJL0N,qU9IoO_N27vbm4*AIx0hV147V,HDDK]4d1-(L04+q^8B>9DX%!&yE*S9$cCMh#Iu1qfmIWwZSMFOHq36A3n06,4@z4Rjms;VPR",
-    "7c#7+2<R9dIvz5,s1*U9#]H&H4+x#Y9SxMK5E41Aw+b%,I61V,6asJ*Gg%J:(Ww-!Cl3sStP%xA4+w=/5)PjM5itNEIWPbWHUnD;jK:ZWIkxr,6FIi&G6T&e4!i9v1<r]RH.Y:u3yk9xFBv#9qMB(m",
-    "I5RX92PzE7tc(E.Li=Jo1n+;=43iQEr2A>N(FYCJY7fZ+sG4aKIrViOFmn$D>2;%8!ejsl4+r.;Cl3R[!F_kOwtf#H$-c,HyD9<.9W]%E3.H^96Ex#04*-sZ3/XaK3lA/[nrROl(#R(RzyTR6xET*S",
-    "wwh<U.pB:w)yO9V*q2)mW9HK!F9b3+)Cm(al.Wo%.=!Jif&mDRx[Lt-a^OEa$R@5kFb=TBxPA@@%8MKXh4<(y3A=DN4.)t!X%2>vSq]LVF9d;oEI$c2FgVi<9_n8&5ibEYH_.0G+X<d%(h&lihzJh;",
-    "[]5<bhzJko1Jw^]F^bDz9_U##5dy8l1ONyR0<V/%Bo9N;5hFM;U/Ik^%tZhm4=h(*FC8&5057/#I5hw,WjHnf4+PW+0>xmK0wE9M1Je,+>L:zBA/42*A2_2H06z*hFfzvM8$Sy,Ff,E-A0]1[5e_/V",
-    "Sqsq,0EtTt@n+8N79RvHw9*9@GV2i=AvUAN4;hVlGC8jT0HD$p4,Mh)IS&QN.[$!!HV:u&qmgO]uLBQI%jO=jZ41oiAPU0*4+F3b4uBso4/Xgc(G3oZ1Pz%g0+8t$1oZ3,9]bqJ;F/L^I3phcIP$NF",
-    "0Rp:fDKj:[[_HYDkP-5V4ia+!1eKyE06@A@)@^bl[pAZE1U1crKm<etSq[[[UkA2]Q6B-@xSA#p5T5^6d/CTgiyR1nl_WG[y>rA[9+&]Q-;f,t1c:M$7c%9&3LgP8;A8qpiK[CL]1ks0p#dLYIqBzo",
-    "KLRp2IJFQ0./iO(ArIyQwGc8gIW:a:9_Cx,8U%*91po*S0*4v]Bm]E]27)*O8vu:m91jJM5C9$zCEXVX(C!NY2nLABD+#&*DJ;auseS//0:5qn2oDC/iyZ=!:jDo4i+_[xhXDlD.tq,a2oDFZ>9p.T",
-    "0uKk291fKm0JuvcT@bE34-Pmk1.nZ%ACwyp57X)(4zn6RWH_Z106zvYIWqnUA_7r:59b5=2<*H^FAF#^vl.JY0Rp+1DGw8t-T]spGc=DMseuG905dq61tK:&mjMp_=g0g[!rmS)3Nto_1s;<5iUSWV",
-    "avuda03Ss(051hGF:<b7HvkU>nT19gFyI6O:cj_dH;Q&z9^Y5z3.Hi0FB&y7i3_C=T@Y7DhXIESFJ(0_051YJH2;==gMJU:1BVO.*7!=h35N=;nDsXdpf(Qy7YEP5Dh/Q5A]C@cqrDU>2[t#@Bo6@R",
-    "N(RKJJr4>vr5zYIjins[9S.1ImRk^wqz(<P=&JhAg&YqDu8kER3p1es5i]e_1<k8Zi2)9d0^j2M0uJ[A1cCt[12p#nFB:&A01T-+R38a8*8v[[IQRkqyvGR,4*CKTHUJ+gHUKXSGce3l9^qG70vI*@",
-    "4;v_A3]]9ZdS!BNs/o[lC.(8:3/V*:4Gxz5A@cLP!wnrWfy#a#2P^C3DhZjb4GfEi9^iE^qaqeJ@G5uof:R0T)*BB8!2u5i(()n;B8R=W0>+]S2#TjlA0#&az6/cG;Hmr]0RrO%4+x5u6%Pi-!bJ^T",
-    "s0a<Wh*kwR4ad711=kd23Al.J1Kb7):,zx/fw_;51@h(/&q5Cnwx%QuzW)&dZyqwSj28yjG78iV4/a+SNCk]HBo7Gc>8cD@GlK&F:[kyMg98nuxg!huj0ztQG/:8Pq=cqxAT<=r4$7B21&x.j4yf^M",
-    "4/[,X4>^)7KLW<I3-e;ue,Jk[G&VCbWWU@G4:4K^=XLr=O/2H1F#r!nhPxLJB#-3Q)d7gR7Y[hJ0uRLnvEB]1jm,/XCZPro(gxI&8xIJ92M,PX.PHxuR]WPB4.piq93D0It[o2p;e7f>J+J@*>DTx1",
-    ":J2X&HZjTW4G(wO)q(*5a1Sxp)q(*peJwP^;hORa1@ikTv:y*7+XW8>qstBtG*ktu84p8T4x]]mJ6s.!G5@-C,-Em&CDaHH9Jk934;Eri4*]%QCJ#Jh9]1Dxiy#jrWDm6g!pjZ-/<bvF1Ky1r4.y0@",
-    "54,_2jT-^Z1u*_&uLutds5uMUhZ>$Ys-;q15H_m9jT/2QHaF2ZE-%yOIUfo+,]j:lIk5o.meX.*Hi,2I3c/*20S++>0g=ffkK!-71,tJ<4oC/<IS&J]Zv<+&4GCiczQAh=$t5obF*0TkN$jdZ2kG[E",
-    "0[/%1oB.CEfC3H8z8(mq;Hvi3JO+jW4+D>n8w0nvJPoc[9]Jc0S=.^r3/bL0>hlY300Yvx4,T4,B<N^u9SOg.X&(qT&)63Z!T_!tGAz*UKLbSp9tkrCl/>wd37>l/4X4,_4&p,v=!OMIr1K-V![!eU",
-    "0=@eH1LOe<2EV*V4+(Q02sX[hY!fzf3Y/*Uwu([)vEcz93OA;G7Y@NX#tI1KAP6Q8Lhaoa2NMUN$6=ee(Jlri2!!eu4.oP9E)9/x4,BH=8y=Wcsn2o,#BU9jgcSy#*&GY=aS4*t3JufZ7z51-1k7L!",
-    ".,idXF[>Xr9^F.OK<O$^4+X@g3;ei*t^6qBp$r[401BIj8yPwE#TE#o+$IgK(iSfqF*p6fBQ7=K!3YTCzkC7+4+X4zE-KOMwL%m$x1w4L[.0MW[3j0*+R.AG-/g.W2n5;M2BHB6x(yD+h&BQ:4X..p",
-    "QU(3z4.83H/:!F>o-(i8&I&X(Gc1Dv36/o[<bD5J0yK9NGXNh6GJ%M06f.^a7sTfk6)myuJ1+(=G;mE>29)q54,&EoDl-[f+ZP4t/Nt_r2LtQQQV#=0>#6)f,-f+CH!SF+3.s2!Ck]a3W1IX81dh,/",
-    "4&WaR/I&Mi6%Q(^nH_qcq-Ubh8wZ&I4*,^<2E6e*FAF#@,IhZy1_<dfR24Y<17QyWlfs+.1ZWG;h7AW]6g49s3N;]#JQX(c1P-%_3MM!:L<qZrX9(Z7R[+,q2*;x%!/x!2GN^dx)*B4i)D06cyATPA",
-    "u=b5E+bs>P<S!IMjmQWEqBRW2)E))n*$V[udI8Y*6$ug+E%@4D]LYGA0+]I52AJ_,1N7V,4*@:h4F.HTd.;ot0.-qZCJY^0u:u2:3J(O&=k*LdGyByF6*S<YNDi9e3JdAtV-(fYoEsE0,UANFpCtyf",
-    "j_))A77qZbn-Qt@#yk%N:5L_I12F&r84BT:TLfkg1%s>J4+Qb-7%n(F-sFmE$&m_IFA2V/6$Xp^4+hh@G7kmX2<e2@0R)w,3J(:LiYF2[01@I.3I2o[4+V]=3bYUp1Hw/b0>B;.3fuf91^P5)X%7RZ",
-    "1rG+jwIB^$=u:4/HvkO(0R.oe@Ik)wW)B9I0S=Ss#$=uyjROxFfW_+LF99]ZHjV)oHUJL:rv(ZBBnkc#4vqm28-r(y0F,A6q]A5*UM_nb3X13s4,L@q4Gztv9RX+t[/6U@8#tyG35BID2i1%,3b_.I",
-    "2l2ch4*[F9Fb<u/!,N3/>sk6rm:3Tu%byiEGAuJ:2jbH#2KV+C1Q@@H$$1X_ODi,i#,9^cw0sT4pA@/:,Mv/]r@/:P1Trw;idPajV+n*b2dUv#1eyAN7dJ^^0it3QIl2%8px>e=4dSsZ4*.;120[,C",
-    ")b3Oajphmj*5Dih!r=<i:MR7@;H3OYoP,t*xHlCy>Vx@EH;QP13!U2=FAp$7)5ro2h5@w_/L!z(>-&:983V5y4+Fgl1CJaHh(jNz0V[>;A2c!mFMlgB01m$9rU4%ZE!<C/EiE$QV*xV>&aYVvro]c:",
-    "ERy&c333R([_rz-0YC^B9]PWU0k<i08a15b3j&ts41F*+H#s#jHJ,N:0lkAD0Gdn:0sfyi1>ci6ReUfuH8V3dIEsT90_!!D().Ds2_rHy/pYXU>2F6s>8Siuoc:,FG%>4EiUtFs(KiXdD+S@SF9XfO",
-    "DGoCM<#Yu[GaNOK2M,04PY(mTP6VU^2Er!^wy+HVV+=:70tNS:egg*[G2c@L>xJ)1)5QS^OaadX0tXJlwhjV[o-C_m0WS+PIjsT#llln<GaoBAtpX@AGiU-vQx2or77nih2Bp-&1P2ckuL2r001l+l",
-    "0SMU%1L3qz0;0!R<TwLJgN@Z&w3#-ps]OB%(=;45!yg]3Hy[/<01pY*$#<Q),&z7X2f]YtF!&+<jTJ01HuVE93o.nT0K4!H3o-)oGxP%sn&Ax(0@dbN05Jdsn*L4$2OktR<&g]XHvkwn00g$C6AR+5",
-    "77[h52>7,x2pBN[3fB(-GaNRl0tP!4HQ0L(1fK:Axd$H*G>3*,-Q.-s00gVULksr>7&gHI4qy)n=SJ_YF.^AbKn-rv5-Twk7&M&*1RezX[V<ig1]2j20f++zAP).l1[*X08#Dk5u37>_0WB_&,_%rU",
-    "FgTzF5HQaw3o[:GHlYR%lmiT$ng-^!]7HxY2<far0_.AA5ikG.ya58InkNI9F$]-v9]]zn0u9N4Gy$:6G7miL3/bpO0t:GQ1N)!@45SJV9N7W^koT7X0)@X_w(S7[<!c-DlL8+LGVcr^HaP$.0X8@x",
-    "7B:J73,g614BCxf0y+n<1qZY70S3-y6dX8[+*&=hGdMQ*0]AEeH48EyMKsO=4-qW$0tPSx>6Gnr8!=/d4-sV<2-SEg5jbTZ05bLi9XFE+KL#=5IP(kwGaNUq0tP!DGdA,KFAXv;u:uRr-R6JW@h5)3",
-    "2M-EI2@e%+VF8i<3W)Y$4*_T376.pAe/iz1G>NKM-EjI]4EmP[0g0t/1KtA-u<=rGH!wHc0SGVy(H[-j4+P<q0uKx:3g!YI3OFtfrRV]yFAp1[/mH,cEdU/JEdU/JEdU/JEdU/1EdUH00*;$6GpXSO",
-    "4E=B(3ih!<E-2FC:kS+,F#.3VGyn_/AOmd<FaRAk02eoq2M,py-[p![%+nPH*@<&/GdmbFoCgmS#pMD9Z4Zk9![q@G1B(I!o6!aivE:3MG%-<.5jEul4,ai3H#q.uGXNMhJr5FX2antW4>Ddg0v[AK",
-    ">yP]Uo&g=eG;oMp51s)LHXRQWis/Fg:-ex6v->]p;gkGOv-@j&H0j;04,^pO9_3n00SKM^50VDX.=lobr7-290S;OJ0tS!t9^H6>F*E%I3b2F%1M[6h4Q2%LiwPY#W(Lr&Qw;SqGRhDMW*,DG01+@P",
-    "Eif/.2FtKh1T>eL2AYz74+Uln%<P1/4+ERz0vb7X4+3/pom_O-q&ot44$1)%Gq3>3Gyn$N=B<hG0SMU*3#zaM4+zQu9]bu8Dls:A4t4=v/:Y@61Oj*u17!jv4*^l,9[<IG9XCY>zW4$hZP;<j4-FSW",
-    "F)K9yCo43,I1c<@Cl3Xh:_spFhb%9H0ya63/:[(bD:(oYGo*kR4Yu1x1,Ph/0StkL11mH+*g6K3+yxFt1B(O:MIAQ)A0IaW9W;+EH2<2!Ap)Zu4O#.L0R-.!Jr=*/iva-W5,;Z_1*rlb0yF:^G5[X]",
-    "GM<n,G&KMV@5q6B16B<00,g=aC=5]hFHSTvp8+2MFaRAhl;X2ZGdZ6D4<Z-(Br7/pE>H1H4+G673Xo;AY9:1hB=o,)#TWv!=a^$2*Bb.xx;m3iq+.h*qbDB#H222/4+*7l4.Xiwc;0>q4*@-26*iK]",
-    "0S=+f!fOu<@/_%IEiq=T]E*si1u$tJ3No;g77rU_PX-qAF*(u!9Www5jcyMDj[bN8o-3t(2b;tmzLQlC2G#)]12g_wy:ky5)&T*<:<E)m)&U-=H2<2ph-I(q0Rpi!7dUMN%Dh(qvGiFF2G[@_0X6=!",
-    "smd@A3U3/W01@Fam-o-aG&SA.9^G9N-U5nQZyPiKA_P(f.>!,AtGo[%0XT05gn%6n3U3/S002Ay/.@^11_^dU9]1W42hz;W4+;J<FaQCvRspzUF9tO*)CV5[FmVU!ydVz/aT>;T1O(@fUOxvcH!-Ns",
-    "9]SRR1IGvt8=[O&<qk.(2RPmV4+6:v2eN<34+@D=8#MqDG;F]&2P@,/,T<B+(g+8Dr6Ug.,T>YsG%PtW01pDv2nY7u9^f!N0UI&=1n8XsF9$g[,T<B++6V[L>9PDqaUTXS(S&XkGn3-K4TYo<6gG@/",
-    "4*-5Z27$s<0f+t,4,W0P6b^P[l[=m7as@=:Qw6PQ9]ACa2Bx!E4(-Y0IW#paN*XjE1g!^V3WdEs0yzM-n@93T#fBUX=@9-Q;$8(wn3Ep<.Pr:T0pv=saR9=Q5Dx*4zAFxsZvwww4%7kzv!n]R+ol-A",
-    "Hn]EP12ngiN)t5z4+n*xc;J2Z9t((p0SU-dF$^KHlmP]q0uKs^.$n(d@1Fba4$J@toZT<W12g56X&(hL)<%c/bqQ4o=093OhmocM3$*5L4(>c70.F1a1]Sawnzjlb12>2WW)82RHVV3yWdyaFL.[t9",
-    "4,4VUcLbtw4+4R[K;0hk2;Vr<F%Jmtz(NlS9v/!g06j4:UBbfw1Ih-zUHDTEM*XQ74+WS31Ix,R4,2=gFAFj:A0G/a>W:3*01d*XFAAZ;rvVo&z&##)f&:VhgI)_jwqFO=&UYUJGXMbYW)7=sAOwon",
-    "Yaec1,_JH_UB0v/4/^),0S>Xb[&Wum#%&J-;7;3Sxy(Q$GA!l^4++).FK-U^(gQ!!0WmW+)B>wd00z>y4+Fz;4&Kf[6*I2n1s<4A)&n1LH_/5h0XG021_mXb0y8W$030=^6ErbD2[0<()&nnbF*4T!",
-    "57YsH3l9hV%Xc3HG_:i[4Vc.M6*b.B1Rn^C*8;AMHUJ-f0XYC41__v91vS0AeGJzF6*jdC9].+r121qgFaR&o0W:fGF9tL*03QT4!QfvFu<V(GwhJE$HrE3maWnuQ(*ZF64+pXm4+M&!933[-9ThmX",
-    "3m*zM*8;AMH_/5X0Wts&38<>o;x:6b7B.uGE*moBs_isoiHKYRp4^,3R1TaI1Lq+R1/x%a4(j1p2K.:m4+ONEC;5ke,nc0Vw7qfy4hWh74+h=54+X#c84j>@SOtKZhXD=2pt2]e&vFOD.SiIAk=v6^",
-    "nhp-I)Q$l!0WmR:0TeU.4-06MSQ0b.Br@19+Z6>24+YZfFdqgr,-*5+lcp9GF@0,C4wR@D1ly7h3,tS04yA.w0CW!u+2leOIT-9#l<1DmnhprS(=v+N:R$=qJU1*e02VmZi2)9ri2($wmjMf>=ezh7",
-    "<oNSg2mhNi9]JhJi2)7y-A9=JGrEZZ1ib.dvW+PMU.4)<HcbuSu]fnU0EGk(1(n,e1j&$n4+XZm0tUp2JqF279^6]hm-nx!gb<UbF#y*o2P+:1I=vlD4Be>64AJi%2cp_t38H8Y>6P%k@Wg/e:IDYD",
-    "on[KvEe@3^3.%WUW&$M+u9-v6tu7Ak-ddD_i#s0#H[%8$0Xg^Z0S4gXKn[n-4GY^eWDfw8&N(78HJfoBGXEU@+(ZTG,YE]Z=ehho/o20]kO2v(o*WMt*vd5z5zWJ84+XQN85lO%-,CQzL.*CaB;]h)",
-    "5C+D%6Du(^xR;PS12KvY1c_ks2PqES3k3WI4+Y]y4.0j&2L+MqB>9MfiVhzIH2<qn>zVYV4x0f4ngJgJGXNh6HTVo46E/zt4)>cQU/Ih90UrZ203QK202DF+4,];H5-6b,$VeD5k=v6^&gF6+1vS!_",
-    "0ST,7SqGTACko2-4GFOf36.,94+x45D:gL%FAFv]03I->9^O^99y0(R5HtV@rS)nnH!>M24%n>r9]JXt4h>Bea32Xd!r)j9mhc;[[!Iw[$[z;#9W&gRNd%P(6F7.v9[<1@1/Y;14-G3JKMFK6GxiJ)",
-    "iVg*=#0:+<nGpvr4+o778#C[x0S=T3rvVO+4i5ySh#MaVIPRwb4Z<BW1b[=<F*er)893k&9WCg!SPJj1Ee,IXSOB_P2bb.@9]JVT0v@f3kq#3%039_KrVIqe)*1&w8akO#1&+K43u+Gs-j1YbFscI%",
-    "+!!P:HJC=b1d9Y7Iqw7o$/ay>4+Zxb9]bc29]kkq3J(VVCLabeqt]dB2r/6V9_3h884lYD2Vf5ek=v6_-iG2@k=uzw4i6Rg84)l5G&4CY.;0m&U/IZC3m*nH)Tkv4ikln,nTS6JwyS*$>7(][lPC@b",
-    ";F$bGkNR&8;F$1i4*9bVFAO&=;F#>-6AUyT5Hsxy9XOSv0S=T23ks@>bPnwc4zAo99]bk,3j)9z4!rbh1jDaK0(^U.p.<i:>ZSG0zzq[J;h79PG5@d>tZW]<FzyQ.3oX+M4(tmBox1<8w#W>#E)NFm",
-    "3k:zG91jKEfFVBwHZ(iN1sycR3k2Nr3.rdqK<PPU1)Yao2R#n=rVSlA<y0;1vrrEP[NisLG42iozfBc1j1COM3j_O-8V5oT1H/m*GmN]%4,:/,4yuA_1:_]L2C)]lTOR-5#0wKM01pMR7as*N030#0",
-    "3I^Kp1+oeYu<;q19].;I3J(-q7Y;!t2Vf5ek=vtBGyo3)%>aqf,6-.fu<;X=1DDnZ1dI3-2Vf5c#0wt.HLwO7F_kc5xD*:V!sUGj%)]i+(ccXZ2*e8xnAm(D3pK.G9XS9m3=*>VEjTd%FAz8_04g_)",
-    "94@bgFvJT7uJern4+F#t4WOZX4+r>;SOm2K48#ir%byGbCm1+RD:6FGA@:]#6E;&P9y0(2*w0xH2E+:w2fzvkPYbRw6f*VMRt7E)1IURP1HuddwKWeBho2%32fES<4+D(nN+&ck$q)yk;=p^%!2t#S",
-    ")ld%9l:!Bnlr9e&%G,$n9^YI1.&=-g1@cr_GB;,@4,1<E49y!8G[gZ92j-[<02_901@57cBQY@j;+gsUR]SX.Br,Ya0uLGOu:m73GWzcp1(%u!IdWrg9]g4G0S/$684<(J0];RyCoM9Ujhz7x27#dv",
-    "F9]j[,B$$T*$fW;p+X,3Fo<p]1Ng%g4$Y;l4;v,c8V=tP.=c_1;#2)g0,<:,4bAg(4F9kJ1F3!w2)3hu0Ra7C1%ktHDl[-x>8SH!7BZW*0S=a:u:lUmfd:Qb;,dS.u:n8#0W&c,06a4/Hvm5hGcYy)",
-    "0/9_v0Shx9PBe;L0R>XVrU4Gl2of_>A1F1Au:lTD4vnz=0WuvqmWx_-3px0v0Rpt!a0<dZUp9<g0S<B.4/ata0S,(J%!C60*XM8![Q)0^0WkWo0UR:Nhg.-M2oDJ20^lk:(:f1Ni/+V@5H-Te9_3nJ",
-    "9^YGE4+P@!R^H/hC=9zy34anYGZ-0N0t;3v4:R.m0Ur/IngSmbHvk>HH_.9E+XM=u/wJ<-(J&7A-TkUnGCGQQ1g@iQDKI!z4*c&l4(X8=9]bqmi7)@q%oGOn4ihm24:-tFd.pv)4+pujU:=f9yciE[",
-    "y3d#a4.gw3Y!4sb<fj_@EjOY_2#LfR4(YQE4+N(p48d&z=D>>J0pFl_4[x[w4+potb[>=e.c)j:+)xJD9S;ZlpnVV20lEVp1_LE,2IP%/1g.X$&m]9d,/KXD)B(B!9y9.2!XysVVg%B<8V-#G4]w08",
-    "eGk+Dx&t2uHUJL,@@@fx*pz$-k1P*(,/KXD)B(B!9]kx84+i9od.miv1k&6N4]w08eGk(Cx&to-I4^SY2IP%/4D.#8<*WS]0pFl_4]3mO4#pb](^ETc3H#wR9]1Ff;l27NrgRS)h4WqyE772MDK-=)",
-    "&l(O!7dX-Z4;B(WXdh8B=Vn@bk=we2H.6bDFBdX5(1[uj=sW#E;7;#Z#=etV4Wowv4<JWA4,ZDHpcOBa0XH+m0_]E_4yywX7PW[051]3510R$DH2<zRHtYrt!2/Hvw2T1[p#i^IACv($01rrqiy8nR",
-    "1ikPn3H0DT4-YfOcn*bfFFQCiybdo.F*Uso0I5a_k=zteFUJ8hGTq&IFO&f;HiH8Xt=wKIc=[PlGVKK)#[oG2ACmz&054B7F_PGi4,eR>eHb_M8xIAO:ly&fc;9RIMF-Iy0M^U#+z]xTQ4bNxp8*:[",
-    "<x@104,wF@W)B9-l=PEU!g3chLJt.ol=O%&iyaRMlFASd4Aq]j4)$_p64bP24.6$I4ac,*4-kYD9]1Q24-8qf0UkKx0S=,Mv^O+--[grdv^O+%-[guMtyKb%V,E]Q!FU!l&Zz+pY@W]kD:gFzjV^[2",
-    "pI8qEf[/L(+M6[7t<;fwGR1Qaqu:H4G%P6^1T:_o4%Aiz:Q<A:nLQ5$i<E=/../PthWr![1fP*+C=j;z4b3G0#%T@))3,7Y1nlf+0Q*)3AP)fjsR0hsq$vgYp#lrf[aOyN1>guWDgdOzDjy3onjZim",
-    "9^P4B9^GAE9]bdtssS%)H8cPqH8j(,1@iFr0WS;SG$9@iF#iDzlBxj,f&vc=lBxj-)CC6i1P+s@0R)>S4+Q6_0Uro9ld1s#j06vI:z4r!(*cu]0S=T2h.6VLi^@pBvFa%lG[2hx9].[@ssRAw1rKuS",
-    "mjN%*0W_lH4+n*bcMk/gy&Ve3N(k/b89xj#EHc:xA8]MU57Pm#2M,76N*<F;ny>aL/Sl-RYXRDl8xITF121tiG5[ab0Wts]1_LFY0yr!+030*@6*.K!9^G0v10QiV03Xu.GXNh3Gyoq2InnKU9]Shg",
-    "767!24,X63121tjFaRIY0W.&)2gOSt1U2W!9Sy@wB[ea+9v/)g*#i%9y%HbO0X5kJ9]kx84+i>0dknr31(btYKMXZ2H@)Uaa/sED$pJP14,3H=F9$d/%192V9RZ1sFay5^4,:Z@4(^%q5@eR24-PI]",
-    "4,(1Sat[THNhdZkz$gwx7d8MNo&hr2(i%UL0X8,/+deNSIWU]-C=k3bB<Ydd1rMPCi%Bn(0XZ.o10N4Ei%Aa^vL>Fr0jvWLl:zexA1=bHNe:gbD,WRo#RDId0W$y^JT-R=4)q!Z)S=HS29!xEG&TSa",
-    "4DS#R1iJPcBQrLp>XG<!H!lY@Hnlu26frgWF%E;h4,$dRX%8XvI43wcLJtvy%p3+e4*^<@2#*R64^&rf0<=hmF#rJ43.e+%A;E/nIWj=I5x_qG200G>/K&8H:N6h$IOhQ#Gynj]2L:PyBIf^YH2<zN",
-    "GXM;##6A@=sVN<-F>S3:yw+78WH,V*4+=[o4+!7;coQ.7tO5#z0tTpo87nn6+GHLuY5]I82O.w5udEvxIerfjt/bv_J0Ai%g/QZCGiMkwIUgf4s[t4=L/O;-L.c($1FHca0X6=>H2;*@0^ix,GYG8#",
-    "4+P.jCNCB+HMM_/4zgt)IpahJ>:2Myc<G%3finnV4+6yOFaXckVh-kkK;b;$RSyHyArA)U=AHc<0o[^VFA>5>03QT7)VqWM1KhtH1&O[+IW#ah+mrzXB>9nn+LQqUMGS@n0[NO24%(CfKlcGLH8ub]",
-    "GBh:,KL]23H2;&eq8ke[A5SydlmR_iGchy(BQr4Jh7b/Y+LQqfOb,UylmRR/H_/pTGdBP&Gd2J(UNbcS4&wn2C)$(&4onXQ+LQq-GcW)zivcn<04y:z051zNGXN]yG5[^JGBE%SlLHSY+LQqfOb,Uy",
-    "lmQ+wz6cmG011B*GBX<BmI4MlA3!tOlmQOT0S>nIlmQM*3EGqa3(J_c4&-X(4$Gq(49KVw2$0^w0LK9h+^#)k/(sBn3Y4z>9]$%5h64bD0S:j50S=YRtz-@PHvkT@P6BiQmlFY-0uMm9l:rUstz-H3",
-    ">1yvv>/*7=1v$u62iEaJ1,zyM4Zor$4D6=-26PW=tKpdeFCQ=5(P1x@0XZ<Il:rCs0uLLc@2h_F:v$zNHj9M-A8-]2<Fp+E0XZ>DfdLN=tm^9U>p^QJGamsq#qt6JiKbc)ak_Q>)B!U99]kr63(rml",
-    "GYyr90TnpIk=vuaGrI#H)B!XA9]kx84+61H4Yt#K2(8]KKXElIG@j-I(*ZRAF9tC%01J_&1_Uz-kPj6w-]d:fHM-[J)B!dC4+,*,4,W*z:uek^y8[N^3LkMcy8]E80XG021_dQ$*G&tb8V&Xa6*A)r",
-    "A8]Lk10Tr&H_.d^ksL1/F*kyi0S=;J/VT8V=,K/]lbsm<ndf8&A@b;FmH@+z01ie8:H#000XX>hACv(x*nt5r#sN7p01r@$Ne<EXzA>J/0qO!DlmRpVAIAYT;FAo[0W].0P&bCVF&8,6<*58j+bSOg",
-    "GTpl^C=0#u4F[bK4*x(80/lMo4Y/N94.n(dco-GO4,%(^cLzHU1FHcXHvkQU,eeymH:&[[H_/3SHUJ+2H_.d/qVaSXIioKQt40OjG6Agt4,(u$CowSq0zD58xdb0BInzTdF*0[YG.@b;Zw^K#0>KZ3",
-    "4+X)jJp[(88V[5L)I%Q.G5[]IH!uJL@0NEDG%(ad894w2B>9$v)I$#DzX^0:n+=@tLjdtL5BCAoLp(7!H2<zBF@d!<0qHIqG&3JiGSova12i%K5-6cEDKY:KOb*mT0e&4f:eO8y2[+x=0R+hO6$:*T",
-    "UNqE04&wn2Dbzy>Ob*mT0e&7fp8S3.i2*h=)I$RC,B%3G/LHW7-sXG=l1B;NA6zihLk=Pz4/U6[4onWzLjm_&4!#I42[km,Ljb&e43+[0J0CzY)I$!/0S>nCLk:&[)I%yXGypFFH86$^7c:A3zy4YX",
-    "$m1FwIMhQ3hSORf2Q.>^3Z*&/=q4dNuoDjh)I$#M>Z9<=-baFQ4+qpk6F2^LL=1#.Ha6Z91:E<*3(q(Py8bH)v=5Qz#SbkrGypFPGdI-kFK-t801qJJu<o.%0W_+(Lmw0_-F19bF%8w&AqJ[_0uOPc",
-    "gk_Sq0Wg]C9]tqXn]Kcej-3@TG@FK66*%BBA8]6f0^s:znm[iGG%&jZ3)Gz]1_U!mH5ED2hyovRGrI#H)B!aB4+q_o4+MeGcMGYlD+r>XT0e0!EHt]VAJhRh03I[]1.Da012($<95w(1;E;:P>w9HC",
-    "rWFs/0lNbq1_vdc12HT&030[_6f%ihFL5k3y8]E80XP631_:p81Txh>9X9p@1,y&@FL5k4y8]D]0XYB.43Zo#8#OW2Lk]7B0S)^!cn/uLkO2/Bx9MaL1/T]<1_M<K4yfs551-]hkO41YGBE%TF0Y7s",
-    "54r)tg;b-80XTyLAFTm4wE2ENlmRq0FzNyy#sM+y1uv8VHZcGXQQQ788#(*e0S=tz4g_B%4b8DU9X8cN4/myJWDg&zLJrpTWDgapLJus(=.)nps[szQ=.)nfs[s!yi^hp.t40LjG9MB!)k6-TwK)Pk",
-    "4,UBmFC8[B)k6+.96100umuNi4+7Og1M[mX4%I=j+J@L.lmgX59^+YGF9tL,00Y$H3j;hEP9Fp<.dX&-5-4>74vO3b0s5s14*^IfFZcm7Gyp9!GypFPGBW<Hn4AO)Gapbf)k7^-H!uJP=p8*vC)Gm=",
-    "Ob,UtLo6[i051zMH2=I!GypGNF*5)T-[gvW)k6+U4%I=dw:%B_0WXUIFgMjhEHE+vF9]R)01pD^@hE[w)I$!E0^m(ELk:(21/K;wIlKrj3OO=.Lo7KmlL7<fA3!nCLk@LT4/2z/4onHqLkrl<Z4UnG",
-    "7Y*cvWgIw@K;szn8wBqB0^dhuvGM_C3DiR$1TmlR0^;h<F9R]%)k6,x(FO#x@eX+p4*^If1Ia@K)k7aTGyn:M69:!!4%I=i<S_3b6)^K94%I=il![jm0RHC/FAFs<)k80DH!uJXAfdb!FO:l<Gu1-6",
-    "5Tw]64w30K1_Lte@wta3l06S>wEPq/$N<4jn;Mf[pV)W_i:rPHGY#N86*,bUA8]6f10U1<H2<C--5,hDt9^ME4cD0*6)/)LA8]9g10U1<HUJL:-5-t@F),Fc4uO>k29iA/aWuOFAJhRi03QZ803QS_",
-    ").Y[eFaQVdyBi-IHM-[3)B&474+zPwejfxf).X@p>Z$SrTR(9#EH/9XAJhRk03QZ203Qo8g4F:IvKs)lurv:Fy8]!D0WvTE4,AtWFB&*C).X@i-290Omt>wc>l7PHE5OotKL.84G^c26!qRvjpaC^4",
-    "Lm!d:GypHh0W_tO+-]U@0fPe<HUJNw0qO!DlmRvXAIAYV;FAo[0XF_,OpL/b1KJc17roK^4+x=)crH0J)k6/R0i)k]4+E.K9]1K07&HJMBQ*dRHUJ+QGyoq1HUJ+1H_.(o03QT6)k7_5I5*To4gHKd",
-    "0Xq*4wFECMIXBWnD:ycFMmT*t3T+Qx*vW1K[Ras92Y(PbW<RurIbrwe1P;b<4+[6!1P#H*5+4INvFQX4A&vnLR[Q1z4+oRco&gUD)U/^k0;tGU[W^i>/dy.Z4^^8!.=%wxHVov21@kc)vWEc/i2:oz",
-    "5)TfF#RLx%h[XgBxSJe55Hd0^051]W3Xh[FFCR8Ev%e<VIXJqLB<Y1P[Dc7:Fy[P(0Z#xpI5aoFlO,PvH20Wy1&jg.-l%>XGc;;hSPvXKuK>l6b#iWHWLr5hJRb/(I^kZ@L0<BUWU@re4-;+v9B*b[",
-    "bY*UHZ*p5SFg(IBF:Q5hbZKyGX/QTFuOSZ@K<O]H5f28drY8X%3EqtZ4+e;>2S=FOjsqGt(A5DS1_$,]cLKk>KMw]A0Kts]3(_GSF9b3.uDE:<H^1+G0SE#R4*^kgG7_wX:I<0^<kI@i3.[d.1Or$T",
-    "Gyo3(=^revInDYB4dVd-y1EGu3gZC^0[4a=9[<J@=8y3co&y4prV$SW[>>F=%9.Jh2;LFW0^lfC0v@xD004t94-%W*84cRb0]M&-4+XZ$sR1Q9HrRw12,/n!4)FI^1H/Ij6:^9WG7fkHmI4LP!4W;O",
-    "F)%cEBR4Qk4ze-25&V<L4#&*]19cAr*#aL3G5[DjpS%PVE%;C,0jhcr2js#LDlsse+8+qzl6eJ-pAik01P7hKJ=.KI0h$F57nAt[4+oO<0s;djn2#]I-Snq[H<Wm!7BP;PS[=jB&IAYIyDb/V:60M<",
-    "V*>&!0,f9=1nGwb6*/d,CJemM0R++84h*b[7$Y]>U/IVsrY8h^njs9usT2x>of[txHk8g;6E^nR903Rf/:,KF7dXmI3*zKl2grp11j+9S4wnZ6yN+)U0==%Z1SkpZ/S2*+Mh==.h7SkT%NYZv0TeWW",
-    "*dq;/N).DRc:)j*2aZiFD:;p/Sp^NN84T&;MGip&B;qxK18)p^4V4TAiN,S<1_/5K1q)UQa^BbJA^.LyEYuMX2ulo+1q9&qJP!t$-sp%83.5]4o(2c@qNM/.q^)ycikk%=V@tP51Kb@UAY1wY6J7b5",
-    "10r24m..Za7!o(LvJejior)q42i:w42zXL&ZEb0E(#k0g,U.l7y%,ItqZ$FSp/kwy*aIICH;]1]@Uo:PF*&rDFACI*1qL>,fu98k!vP1G0Si$EoewVyEiv1.1TPIaHms</E,*AA3hc-h4,fm-FDyAW",
-    "iU^bwEV2R$sizwc4ef-=0J#AGKLfPH3IIn6rv;U%&I$tv8Y^*V1q445H=LGR0GFQ/1&0hD0x@4+A_G,lEiy3x1M2].sz;o51&QY_4p]B0gP[QqjS2^>3)Y1L5-LsfT=%yl2;KKq/8FRj.Cp=jwT%G.",
-    ",w>Pmix:@]ur&*Vi5v)=,x:s)0^JHo1t:Qx%7tJWHeU:Z@XVm_EG37[5Dy0M-t&IW4*_SD8wR<I0SCJc6*TM*F9k9-*[3Q19^fhf5Dy764+yvl3V[nBA_XLA4,4q>F&>dqz2p^P)2164I-EroJ2y2m",
-    "umb:R2HeD73g=<p4bYe+1;fWs*CPx21Pi5>F%7fR5(u&b24oJh0]oEaE*^drvI7g#UIjHD2r)AcT(ScWjp+mir_;[0(G3CLV,E;n!XX643J(PBx*HD*!wn@gI<A[g=65VVw3G<D0n<G%0dW8x4+6jm",
-    "1e^pZ9yQ^%067Wk.A4DV2,*<HG@[XEBsnzV,Ec1sEi&ei0^lHGE-c#N7as:O051e9GolL*44IK91NRmU,j@]wz#Ik61P.sQ9]$wh6CVaM01UG3ARjh0%o7BvV+x1=0<Dx=Gus*qm$m_h4ly:n6C=cV",
-    "l.5Nmy%P;IpiKgj+5[al!UPM[#vljg-%p3=zXJj+4,Aa_E,NyO0U9#=1Ee@EI5(=20SIXy4KV,]GyoMa00*,b1/zw]5G.pC93KcaX&((R03.eD>!I.b898VJ&$b2u[k]_]2WT%1F*yJfH_.tl02Vg<",
-    "1N1Ke&0zr8(hd&<X&((Z03.OmY6a_V3a.nM.P#7q=U<9.2r>CP4mSW4G5[1d01J%,0crv3nv;,A2sSio9^YGE6f=)8HID/j1p62VlMDyw7zg1g6f-T:1N=!Z1Cs$C1U37-8XhpP7YzPS4+NsnOa-%2",
-    "U/JC#;Qjdw6bQrL84n7osi*,RGtK-63DwjP7%,H.8VtV]5H]3541t6M4,Swn2j2q,hxHHxzzYuq:ZltJ0l>5&<TDam8!;C+AvH1J&<BXp91jQU%<hwD(WwO$GS&Yq0ko4P4+hl&3Dl1c2eY3t6*1Hz",
-    "4!ckdpzjI;yVwj3fY1dEv4UC)uD;GLH_.B$0RY>#4S^l#7dPJ:7&8C@o+%VIz6dW2D:BaAOacBT4,AhV41fU;Iprt>fjJ14;Fub9F!m5EIWYhZj>d:v2a5(3F[1$n-[ghRFAog3sV5sd:k]>.sR0/:",
-    ":k]lt5)TH&glG.dB;P5r4,A7P9x^VhCLc34w,E#L2M,Uq5e^Vz1Of374*feAGW@z+@8*Octq%=WJrXqD4h9(orS$[^jt&RrNf9/=4GMe$m:_r03/Xm=1-qPl0=KeSsS*HM2&s!)3$gVCFAX*^oYX^M",
-    "%=w5bzjqG,w5/Knqp2GY0sX!#2IR(H9Wm>dg8:D#$Pf.:tE=xWF,i:S:Ock9,WmwQ/41_D!gvZD39,x&6f!-ut_gH,Ha9Uc+7%<<F#Zx0G5@P,4+w]@FAy=_RsymX0g/Hh2Ui_nH2<zFH_.wi02es@",
-    "9].%79^qbJ6f*!PG%x<k2r_dL5Hv6V6*2%9F#sP4G5[YCF#r@Y00=<K9].v69^qGC6)*r7GXNh6FaRG8GXOO/IXM6nGynh/4,UK(3)#nWBQ@g=-TZ=YBzIvr7$Dn,1P+2N5-W/[1MbxU4u<z1%FG)J",
-    "j3=Q[HVNyF8y=icropEH1/5[B0mZ$C0SnKm9]h;1S[*mKg#,rB3l7qS0TDNqu<MYQ6g1nB0S=R,hkXv@4FsdsBMgr=5-NH:C=t5S!$b.ODFWsR4*_7OO%XWh/:!8V4veKG4+WH;92PYI4B+@b5-TZr",
-    "4m1h5%=DIq-wK7f9yb69zl9qQ1oOQZ4YGqQEiyLSjU)imR]2&W1grH_3z^F3$PWa%(;1Nkw+aH]5DyI40Sfn@7!x#B7&NEG76oAmfV_P1#J=h-Ez*,f4,w#m8wiG^0tbr_2Y^Zx1&QYZ3GxC5,VO#7",
-    "23ZdR)9@Q_05CHNv8)-m+XD]0>oEyS1jX.U4ch^RAvZAq05^8c0v[4N+XD[R0Uj_i0[_79+XEFh%P9kK4+Vw8TMrTco*EwmG^!]NmAexvG&GF.R]Pr<wg(L0p&TC*INAdV!]oXm0<;!^HvkFeff<]8",
-    "2L+w*84lY6A0##aBQ,4kHV+cp0^j_%3$>OXRt&ZW0BHr)F9VDP4/CFM4+FFZ2DE<(0<hC+K(o*r4+8wf83$S)6Ew942aF-G!tq86X%7O%#2E)R47CRZx@06q+XEjZIJO5AImbf^659g_*#RE[G1_(U",
-    "wg)6QFwH_+%[C7w+XE_#G]RCI5-On_<dFn$xaV6h05_]F@&SPIz<8i!H2<D2<B.e)03QN103QH102ej<4+XQY7#/q80^mw22QxS>ERO:Z67T_K*#Qg72Lo0fH1Go(HQ<vwC=+x_4+P5x6F2]>#NJp3",
-    "$+ZgvI^ZZ*y%+_u9^>jq2PZW&GY,rL4,&hd91jG:pbZ=2+ygHpIWYheHUJ+IGyo3S0UrV^+yf5G2O_K!8xu2eA15-00_]HX2QLLQH2;*d>CExd,B/B@h!!3(,pDl!p@RQd6FBe#7dZeQ0yO]105.:=",
-    "HUJLH2Ls_cW)AQJ4.*b86FC466TAx!*#Qp%%m*Gh04q5)-RGKjHShx+Iq.Cu4+ii92fy.%6EKGp4u@844&(s]yObCY6W]9YHZ(H;-0Fq69x;z4(2y7n-0FY.q#F&s8ZRU:FyRLyIWoN_4,:r$4%z@9",
-    "0x]Ie4dDknGcYjX1P:==3oJG;<dF.QHvk2#4*/IH1n_nJH_.Xc2Mpq$91jrT2MqR>93KKT<dF+/014<l7!KhF1GZKkGw^l,BsKsOH2<D2@4$e=0S=J.2P@u%008$b3*rPHC=7K=4B@hb1vWDP1(t;3",
-    "1d@cU9zchu7!LvV[uv3y#1[>^-s*(g!xs+X2M,a&oE#0^2L+OdT<CRAA0-v32NO5]9^+eI4%z@90x]Ie4&nzZF),o-A15=N11vW*03QZ902ef^A@_$30_#_[9[<N239h=s4,<eN36$Iy4+8N64+6u@",
-    "7Y8-C-s*r1t[WaV<dFPc-s*eW3.H1z4,:W@4%z>=0=$cAF#szuHR1#xC=zu_4B@hb1_)YT6)=xbIXN,>3xk*(9[<7]7cc,16XFLaI5aZ=-s*+89[<4[7cl<0-s*tsur3Yp11^=pF#sYoEb.B-5-E^v",
-    "4%z@90x]Ie4&nzTGBDx.1Jn,:C,DOvIHx88TL#aKTqQC#sr)4i,DnKX2Mpwz91j!D2LO#@20sr1,2)#0Hvktl01nOv1d,AZ4&4I^AkGH_)yy0Z6Tb<%+5ry&&IcYc03$LraT7HFA1E_40^RdwE-u#,",
-    "0_@kHu=/TiGuqZA3*MC+9[<7]7cc,16V3,GIW#j4&Ib.;)0rF&<dE;:-0q1$10N(a&Ic4R,3AX6zY7l90UrV^<dFOd2P,o$-sg&UzY8A(InD.L,2*f<FgO4jHUJFH2MoKJ91j!D2LRzY20sr1,2)#0",
-    "Hvktl01nOv1n!&,4&4JEBsKs8,3A[MG5!>_+5ry&&IcYd01z>(2,CzMA1E:10^RdwF9ta@00-M+G8H(SISIff3DA[k2Nf7F+Gh=_(FYDS7&HI@(+3M_9]1A]7%:12)&_R6-^8yp7at@w)&_.fhyxE5",
-    "#]sYM0UrV^@vVTx2P,r%:-w,U$qNW^3yBvKGrW%p3be!)1BTC.0V*[&,@y](+SmaP5w4OBD/-_=-syjw0Wk+nA3QTO5,[(91pp/tHwXCY0]qn#MH4t[9WpcsYZ=HKGBGeQ01h@6F:47l5-8Fk(*Yk0",
-    "Ffki2051tJIRF443=5,JH_.>t03QrD030=^9]JZ30q>1A1K.J-WdpGD1>CAuXcIB)h%W#p3=yMKHER.x03A6r2x^ZO024I-95nzR3=a!V95etHGXMq_0W1WyvIhYu6f(k&5*sqZMh/wt4l+42EQyFD",
-    "4+Q0B8aIyX1TUKcG%SOT2m>*/91h9^J_1*h#[&Zv6fGkHt%L[,9t6137z@d5Has3Q[:/dl.OmcpEDeSM2+*Yk4zPs;4!HpWm.0r#0SuS[7&#stH.$q]EinKSH2<nm01q3j<CgHm0uKUW6gQ3m3^PQ2",
-    "H_.zl01Wj300-]WFCQ_703QH200Wcy3IGTUVjmtd051YFFaQ%X030&>A0IRT9]AG^6Ey%FH2;;d0^md81uHZ)04Ov#9t*yV1rG!J0TVd<48H:^DKs#d0UJ30Cp9tvFAy_>01,4$00.130S>OP11]zJ",
-    "GGY@p#sUmt4-uak1Em^.NGv7BjR+3mnE;jF78=FJik.,nsj;g$G&ulJ0fNmy4.V9@2n3U-91f8e35E.DIl,h80;o<93HR3l2.4Az3-T%(4C]l.4+b]5r;:]W-V&I6sRJ7<RSK&s9^PHF6ghqjLJthH",
-    ";+F08C.[X#IG6+n+g1uJ9ywSFk0ul>RSvHL4,4gu2s.+^GeaCX00YG72<eQE9^>hI9]$)99^>nK9]$/B9^+nL4&[vq2%RMl6GI-eGXM;G0uJW@2fYLbEC2@&SPR544,1$99]$%895.yc4+[ST3M;ND",
-    "F>,^sGF1,21uqCKGqwX9G(#RSodOREhmHs%I5ek_ax=qBIYSQv)o&:@F^Lyw4+H&P4uvBE=35Lx4G#s2jtBsQpD>.ApVJE:H8ub*7B<Bk4nz]*03QoD03Q%E051zTFaRGBHUJ+BG5[YDH_/3WG:eW1",
-    "4n!XdHUJ+HG5[Y7H_/3BH2<Mc051zUFaQq.kOC7kL;0e9i-f5mL.rOZ2,Tz<5,]HCKMXTDHjR!5FGn*u:F)=xg8:f</!Xa]Ei*am;+E^y4,aPmu0szApVJF39yK/r0N4Z%43drrKM*rHF@EGo2/DI+",
-    "1J;),j[/mA2mql64,J%#2rm#bIFJP&2[@fZ2;Ndu4.D9^2mrVT4,J,%2tN/rI5M9B25b(PjtB#(2<lK.n2rb$Hp++)4/]yO2tOJ)EG3;d2p=sTH+BzIjnfMc.pOpN/>Cl+MGdooXaoKI2MXhkH4lsd",
-    "h>(v>[tgD:AOp6iAOz&)8Vn%,83Q2=GQS/jHX-H1s0a<s$&UyESRyhx00AEgSQ9cL9]Sg/0UszbsPPF-0yH!:FjoW>1Ya)zHZ:v,D1eLz6g2+vaSZVR02u:$7cu]^A@dF=0R#A%W)A>%0vI(S4Iuy,",
-    "4/VBj5ixlJ9^0OFF(M9m02vP]<&O+OFjp8bcrG;LlL9X(F*x!89]JVx0[]HVAs+<ec<Mt@#PJC_DKjuL03$asqU9t2jNAeb3hR#u4LB1s055DaEbWg76F2eQ4gm,Z;_e!$umLYyFf8wn2o8z;5-y.[",
-    "=s[jeBoi;JFJd./<s9@&pacWM$XpKst=p%6IRGzfG%WFt2qP-ugh:Mk0*>D)Bm$&A0p.b=Wbuy(4!i-bh/DZ=1F!)TH6$,vI4tvz2o8z;6E*+>=N$D)BmoxzwgC<g==XV+iU9)OOAiCC0TVF*6fz>a",
-    "53(F8F)#olH8u2M34r7U52OLn)C*4(I5add01nne3auR<H#f-1AD00*00Jfms6P([[*nj+:l>BBUH^aXhE5bSksS[m&h!ZgRSSXc2Le(LFxiU-4r&R$A>dJJ4:![E2;Ei-6$94,4*>f+JUG;#2;K_C",
-    "4r:4w4:4-7w*4gnY%c-aGS:kQHNKGu0<e<%YaaqI03SIv024F,9]AD]A2_Gu6EFZD0yF;0I5YqwHaGwu0yO]1IWqtgIRGC5GXM@d:GTN#Y99hOzyc37=wJ9h#heZU)d3#<H_.ed;(>)/)d3#<HUJMe",
-    "<bn2JEjH<_9]AT2A2_3U1QRj.9]AYl0Ut3rs*;x,>R$Riq3;Ge6EUol2nWLt4-!tM2m):j>z=QSG&z4BHKvaU1OEyWF@Ww!7y9%G4m/MR[PYP9JP#WF=a%u-2m(AG7dU]R2<ZG.8iMr+1pWjAcn/zc",
-    "=$7#d1QR$s4-qH@2;XH/13V8Ji1i5s<(2Sw4,bm.2<X6HG5@+[jP(f)Jp@/+9]$o$4,MJ@9_(E2=$7&h5CeJ,7;Sk_4tft8l/TS&jT8et4.DBG2:=lz13eFz4Vd)>PYO0UH#pIg2mm1uIMR_[1l$k]",
-    "oAn6-x(*Ms0kVk*8abxc2;Esa1s=:))[>VY.P!;kB;N=LAF^_5%K]PpIRGC$Fxry[1i/#wqxA=@:KGri0XWM79WekeJ2x@klL!dS0t_112;U!e53:Qy0xdQ(03Ss*-FAaqkS,)MH^oG5vjNQlEj2X&",
-    "FFQ3h.dX-p%:oUr=$7y+NguNTIn4qdH2n,OKQuVzlL!QrO%1R02;K:s53:Qy0xmN,03SOr/#vNt%:oOt=$7%-1s^8lGtB^HfekM]GcxLv2nDZF3W,>,%:o_<0Wbg>GJy:*Kr%G!lL!NgQx5=P=$7r;",
-    "QxCHN%:o@VfekM=F*fd#2nfvr47c;O1I+:tv-qDZ9xwneJ1[u#lL!dS0va*=1eyg8vjKn>E-u-/FGMgf=pglaG&D24=$7vB(NrI>0XWS94S<]mJ2*Kq>LB$*%:oR+=$7#b0w1#hH2=I*GXO6.I5hf@",
-    "2nfys48!#a1e=sQvjH*yEjKj)FFZFk[F4X:&jK4T00W)[FS7wMIRG6tg$)MRvjGQ-Q4Rl,2m-#$4<Icd3lIMWqVr^37&kOBHG<;+GBq,(2nU$hTLkVl4+X*EBN8>p0kBsu0y#B>j[*sUS[OE4BP%%m",
-    "xDX-UGnf@10W!(HBmyV@)EhqmGBPt[4ymFr3+2Wg4+5sL1qHzJ0V>2u,+;>7H^-QR6*k1C0uKV$<&=Ey4+81.4,X6BxdH^:u]fpvArd!V1,I:q0StrPBn6._91QQJ0tn9D927C@zXLA>G&9,GWfLqk",
-    "2$i,K8gu[zQXdI2wx4w!VWX@D1)T9(0m!)l4O]j300g+$5)T-3.[S;e=spTd0n4WX3cHyS3ibJ21GWPT/Eo5Q)0!X*:DZ.L9]3iPzcdp#DFUak2M1:a/m8G[&b0zFHZ(Iq3&G>b0LYF53D*G+55]LF",
-    "6E/g0F98S[G-9MO1D=v9,SUV53aiy84Xo_F4+7hb0teH;m-o*]F^L_#2)U_Q9X5vq1417cGRL(71JJe!D:gF6wE>-+i2<<vHvkU>)QSQh05kv,GyoGe01pYiuw<P%9X37.@v(v.Bo8LXwE>-n)0zPR",
-    "p$7)G+dK_d(U<ls9i6oT3hxCUGB%yH0uVO(lnW0SowWi7=aT$RpS1!GlaB%_12sCuv-qV2:..Znr8Eaa3#hXKBQZEN30w_imboPYtJDJm!v>R]hyooqiUblksX+k.01z8B;;(ecA_Y.y2M+eD0tNHW",
-    "0uKPix/0Dl&mJEOFx0XFEjKh.1+/0B4+B[eHUKXOGdBPY>@)-;:!4y8HNOW9%:=F-GwcNhpOIh&!0AE>#:fi_2K:bxDmFL(3+W0CzRWWbG2T7@uZtQHK(qlHIc6UMGrF;=3ybnA2*J$_1lyTKFBCX1",
-    "y0ZcrH-J$U0+0]BIr9S>2[(zb0xLE)/ll^]H4h0h4+ZxK4*^rYD+ko[77q!LvjQGAgX]d%(6k*YHaL=B0zEY>HUI*Q0_9y>8#n+T12C4e0uF^x9RisQ3C>!/0S=>HvjPalhFS&f4g@S*9^6=&0_#_[",
-    "1vMWCF*6Sujspg(ye%IVH0@niD:OQy3ojBdEbg)b9]SR_3m*(OlM5=[H;hVM0*C<0II4=/4*^]t2m>lL2r3UC@Q1%F3OF>>:yZco=cevb39lLjfdLdTml>P80T0##:yZc^G&0=l0m7dG4-1G22NX5,",
-    "vjQIjG4SOU1SAWuGZQt>Q5ZI-kq8aY.8c8W9]].<s[#)T/Ko:@th99o[MjWAvI!puIHrRoFAX+0+V;09YXXrD4+NC&F%Jd*!4D4u:A6w>l-j,@0/M<lGBjN*xC05(,5n1*-f,.zSPu,%:jwuZ2lgrh",
-    "u!0N=V9x6Y0;Gv+1vK&r0Mi,+BMk5c57q.G:jxt/GU@qN.RJ:v:jwza5Dod@O#(b07&F^W2M&<C0(dPlEZz491z,b[4,Wa+77rPS=#:0Igbxo&,^eU^1vzpbK[Nml2j_tDM&I@b4+>_1EHyCa1QRd,",
-    "1ZEyUn8z9q0LQ,(1.7MC1vN993;BkE00hy4DFB8z2P>XnnG7ElH_.;s054@WGXO6JGB*G,GBzwD59kA#3;niyg#-f8F>[bl.1!Ad:>#sHGdQvb95al!0xtkJH^Jq*3A)1q6I/N(4+><*TLp%s9]X/8",
-    "4:soAXDc)=y6sOBHsFy70sZ6.0@buS4+F8%VFWA/c;Or12M,8&2.09Mw)9E[7as=V,o63:=^[L-3WMQ84EG/i)Ug8qg9Hx;,QH&^5j8dd1m64[KM6N7F!!Da6EW1DArB.q,e(=HF_i[;1H=]P2O.v(",
-    ",@-0G4mCG300aK$BmgW7Zw-UO9zQHIItt(3X9]d=6bjb;2XzP60SFim5tGzs1k&mf3I9V67]Qh)25t@tmAgF<GrR[5qO;5/%Z()l(t&CK2n<I[BQh@m7%/Do4u.:[0,B%@0W%#mrJe@>Uj*XDCl3X.",
-    "<)Z=]*;;[vU7iXA]ArU:CJzYw&-kzykJv_L7g!Gw>MQkAF_%n!1Tyyu3x)e03ZHQ!GBoK4A7M9)5ibQXHUI$9FaskG/mU%qBQY>B1Q#-C7#lObKo0.n)h,n;pW6Ws1dI>2$M7Zw.O:AZBnpz_0v]&%",
-    "z!)zJG&BGQDGR>DFJ;J1051kGH_/#+H!LF$/mWF]6EFZT2[1Ci7(WIyH9Fma2p/CYj<SYfHT]P24+=Qx6dw&W;Z*cN#[mS#%5)C@ut=*:!qfu^;gAMtBM(!J/p[b^G%,1x2NN,+UmxiLG0Uw84=PXL",
-    "7YT9z=_)Rs=#d0*zz!<lIL,wPzzzlOf(jo6H=2<b1UUc>Hvj;e[[jat4<1BXFA>B]01f<WFaX&B4@sj(KL-=6F[B40Ff1bv/L5hFBQZF%2QLRWHNXxBh@/xn#;)U7qV,q;GY.mXp%x<CIg]GS3,y!(",
-    "4-tR+0tWaU0]pNa:9+;9@2@U-2n<,/7X=.W29fJRFflSV<b&<=BDl8)4e.9T1.>:+<r(ijoNEZ^tYZ$C:-ep/xg!oD07(WS4,:W3O$ge]PXeTQ1ey=H[IDk/GC>s<G7k#v0S/(G2M+;4st5vr>#XoH",
-    "C/MSD>pb#G9xgatTMYNF1uq3HHXji,To=Oj1uHZ.rz[:ey0[erpr-BGGx7xmtl0t&0O3FaDh_z5G#:*v&,y9>sqmWt9]$$^xfL%2Gc[Eo1vQ/JEePSl6Au3;10Vyz4jDI.ksc2MtIbOV-ij7b9]$(]",
-    "6)y%eHv0h&E_Wt/0Wy#O0tu2$9yO*36*-v79]SR&0S>6Wnga%q/mie5Vm&fBEauGu4a$Qa443*y05/Cf3C-l<0y+D:9tEn_91jS/!Yl/;mLU%T,U%c(Gx,<GB[1Cy4+z7&Fg7zWG4Zb=4mk;ejsg!8",
-    "@w1ToF#sQt0Wtsq+S;)zP5KER3Nrv0E$1X0IF!6BKMyf5H,!%gp%4!5,vR=op&Abch[Oj9$npXMuDWai2nq361*X0c00.1J#0LY-<dytqti%T&5jX%3Bbmep4a[x;[R9ra1PYd,A>FoH0)oT@49yY)",
-    ")Z,ij$-Jl@.YWTm<j(J74+grC76QqpP!Ag21rEY<3BU(01Z@:d2M,6ywH6HbP!AEhssj%Oi82n@lL!OC=9T.G]HK6V9S-NeP(C#.IM)IX66L8!0XGN7tp):t;IQ[o5-7Ja0yEYP36Cs41v4@@!(]6D",
-    "9^qf_;E(sfCIkCp1iCgK132sc0v@l202Vm(&t49u4F$aE6df[vfSdsb)><ZO[>@:qHT.Mt2TKX*%o9HdH!L)/I9)O^D:*iy0UuB]03$ds&];n.%B7;M0iOc=2o!y#0]L_-Tn>[J6b6iI1<h<8Cp0#!",
-    "+z1Z+0]Vc-1@i8=pe>tn0I%N)2UZ7ziK+nx@N1s%,+;wDb1f>bG!%U,4!<8E1iaZ04)qiiIE]>U1e<Jw2+-Z;1#JMF4g)U>2kHX;n8d9C4+cXdF*ZaG2Cf7In&O)Q4+caeGBf^m3Nyuq2;k9s7CAEa",
-    "0v@<B=#T.*024R:9].<BDlIa]0SU8[1rG-/;T!Hg,GdzrI]3mE#[wKHAqDr@1>!DG4*!cL0no7n4,SM89$h-x5G=q[FD5HAIv*xD052yoGCL0imoX0otDGD!0yZ+[2L,&zA@cqPiUS9/&R,74!2/sN",
-    ":UbSBxBpuwI5X.Si2(;z4Id9P@Oh=1x=WJX/bHfp=5,,Jkn]l78,%k19]JL,2nXoBcNH/B!cPt*6*B+<gS8S4s/5w4GBY,jb>BogLj]:(L.RH[4!]A)yUrdD1:6G(#R3e:>$4n7Gcdas46>3d5W(ss",
-    "E-uv2x._/BeE:oZ@*#&E*y0ff:H!Sk2:]JR3E_L@w@&+RrqC%4,cAxZI1BI.2iD-)6fohMLk)$mC.C+K2[SY,TQLs]y7&bL:z*PEhXW4;HV,JxfCmnyj[=kYZ_>PtEcpTmgajWGH[roBPYgCSI5=^J",
-    "0=ZXQ4uuFAEdU6Phlc;pGC8CNDl-t4xG*+2Gc/7c04N+g=:Gk2YzD-m2=2Wvz-Op%7B]i.9X8#I76&_8oEj<NG^;p&1DpX3#.E=RI5RUjRueEs0i+2Z0yxZj9^G6mq8.qIfCL7(dlNOYQz14m%Yp+A",
-    "p:qS;!ZZLP4byu9I]I9V1dwV4S>AeS0n+Im4-stTEe,nO2n4.MJufCSETg9b2)2h<6g6ZHiohilHJP:s0ld@$4fwVj4v+3P4WY*!3(uw+BsDkI<fQv>88>yq9uA!YG&MOk>X7:=b>e4T5Gx<KoC5.o",
-    "1FB#Ll<17p%=eRQn*$Fjf&&vW00rV!4-B5<EdoC-6)[_h3z!NHtp*.fH2<en0154:8v<@A4+5mdjR6IsyLJTy27eC(-LckFDGoCP!jT9kVsqd#6ElH24*^iLJPRx%IW>.T#:N6SPGL;R0;ug*!Z!ji",
-    "9]AQ>6EXlF0Wtsv-JE<EHBJu#oB.Iye*g#%0ZtzVFaR$CI5z+jGyoMe00$i(2R2S00y6*-FaRF@FaRG0G5[]DH#q.!H#Vm+4u%5&yfF>4P9Fj>0249*9]1A]2ZjR(I1;+i1TO(LI5i&(FaQq$)B,OI",
-    "Ha0aM0Wbg@3o,y70X3omFAOy^H6H-o01pg>0xtnHI5i&(FaQq$i2=SSG&VI2i2;xCCIXKF6EQXp#0(fV[0JWfIriiN9]AVitQ,#(lFuCv0;Zm6Hq3wnKOHwQH_.LwV,hi&/pqc]2n2.QG7k/l4h[YR",
-    "1LFB50QeIO;wtn%k$f04vaKBlA>Csp5CkL,4w0)K9]17[7%%@NF*<7:2.V+26gHUTl:q[f0S=L43&+tN36T#aH#Oa&3.!]e0t3tf1seho4*/@:0uL9rkpnC<GwR.00$m2vvJ<@:H!]Oi0^ltg&:b2y",
-    "01cuI4,c/.9UlZVhUWqg1/i9V4&L+]4$IOV9_L(21ur2oGXMcN1fORg5+#z[0uK2B9yOBO0sv4Af&;QnG8+L[0Oke[AClYx2ZI3*1Azn[IpC243&;_U4*H5W4)oF-9^+Tw1Of3V2SN@7mgfQw1/@sg",
-    "4(Wj$1d@Mp2O.v>fdn5UH_.qj03Q/I01o*9F9J9)fdn2l024O/6Et%lC=LZs9XNsr1JDHyhLQsuG;$$N4,fj(9S-zK2oA*49S-TE,w>W2fvX%36pPgz4-O+6A0#sXBQr4o9_3zN4*3BKf(Qdx4uS]2",
-    "GXN7fa__,-fdn4]H_/32H.*$GDKs]#4wLo+1mo2m1]km:g9sQo00-9A3g%W10/cyu4-8^E9S-]R1Ro;g03tOkKo1p.:-ew.&:bHFFoFagHUJYh8xt_fA1E.@1RXhp2n6[A4!)8D95wj<9]1Q27&HJ6",
-    "5QGR0>Rt*.1)JUx4+W3B91hZ]cMg)%9S-]T2p/Uh024Wn0^mDPjsp()0S=L%2p%*5Bs4Oe1Osy)DK&xw9]Jf59[<Gbk=:tx[,6U5lJ5czywe:I3WNv-N(qYw4TJ_,$I^Q81<jpWiP]-.+SDBfA@cgW",
-    "1P:&H2nDx*kO2/1h!hU>0SB<H4+4S&9yS0IHyaZ$f&:p9h!hBR4+Mk/9692W0^kAT8xHB/9S+0Q9S-zM2o8.Z9S(#D0,r4p0/3N;4-0kZ9S-]T2p/Rh03$Rvf&:p0i4+d@0S=L%2p%-6BQ,K^6EpxH",
-    "DKmlu4TJ_-(FG3kk=;C.IRFl/kP8i_)*T,dF<y*iF=dKcga[!vF#sO@H2<D4iqahq7lH&2B!mbfH8B7W6=axNzR;[Y0x*IE9yS03ga[Kja^OYj6bFL/4+DY(4TO=e3!(iQ4+qN89T>wL4,]p_7&tW!",
-    "ga@wRhXNl3Hi85Uga[7W(-W[Nga[ubHUJYfiWDCeH2<Cz0S=L%2p%:7BQ@Q_6EXlFDKUZs4TJ_-(FG2blLIL:H2<Cq@8p1S)Ey5Lga[Zi01V%x1qJ<6BM$^f<f-4oq6,9_)g1:S4-O+24.&:M6FH9q",
-    "4,];N4*3Bu0x_dy1Rgd36gQs-19J^=iWCTT4TJ_-(FG2slLHzyopKJr/MD_w)*TNNga@oCJqJP$1fs.O4+5ps1@iaR)*TNQga[ubHvl6xGpRlg6=axN@2i0Cga[rt03]mvwm$:xJ@X8=1P/s+2p.4B",
-    "%aa2fH,Wqz9]1Dd0STnK9S-.Q2pKbr1@dP:1L/z&3X:/YKMvgj0[s3u2O.v>f&;EVH_.8zLJt&*6b]>TF9I>#f&;Bm024O/6Et%VDT)*wGlU2O(FF>KlLHL1.q-1D=^Zb$Gyo42f&:=iH4g/[.q-1B",
-    ")rlPrn%GwkjKLib7la5OBsc&gH!%PY6=axN@2i0Cga[ru02DX;6F74pDK_,y9]Jf54S]#c4u]]24xE4-4XDB$9_3l%2pKes1@dP:0Pa2wk*iDxKMdUh4x+*x9_Uu#1P:a72o8/)4-7li0^lBC8#IIn",
-    "1p7G,f&:#ca^zQE4/IWi9W-ap1knW!l9U4+IQaq(597og9_3u&1Q.9q4+Zh#5f26XnjH:+;LrRpza0,3ga[ucIRFES6b^^@!UGQZ0S=L%2p%_A6FC3]&(jhQDS@wkI6C/66EOKm6EFY.87_nzH-Cc=",
-    "4x2&_Fz&*42TCslGc59s0]PM^F#sP6FaRq!H_/pUI5z+sH2<zBGyohj03Qo604p_+051$TH_.>r03QrB030&>9^F<88!!Mb3pP0bEH*a)9^G4C95etQ3=M:6F#rz;:H[1#051$RH!&PF01pi60]V$t",
-    "2gOGQtO5<M#Rm$+>#OtUL.hX#9w[(1sze7d4cvtu0<s^*9]bnrMH4vXm]qUh,W_zTjvx!$MIQk)02ng:9^6<9F9tF.02nn#95eR-1IGaiMh89*0@_zQ2r:Wz=+zubGB;pj9yb61oKgoO4,EDJ9]ki3",
-    "7&rhQ12zB_GDZhJ4*_W8F9$I/004+c4,%^I9uBYRSp/8#9tR:13,$pjF*yJSTnWVi969y<1I7UhMh89*0@:tP2s8i=GXO6RF*yJnGXM;6=d27!Gxh,/1_mW^G)Er-GWG!*G)4zL4+8c99]tf1BQQAt",
-    "9^P7C4uUcb=Yk7c3=w)w9]kc17&ibP12q5^Fh&PH4*_W8F9.L-024I-9^Y199610Duk[@u3pw<yF9k3+006x(2UHC90RzSX3q^V%4+H4+9v/ZRY6v+4urdeUXde+Y#KH=^ER:ih5j6^8=il)myJrsq",
-    "ei$.V4*]oCKoT/u4,n5h4*@IoIu9Vm<E#*8HQg2u5%mEPHUJ$p051kDG4cTzHUJ8+kTL/60S=hW:]>rK<[t;]Vh)G@4-0.,9tns74-T9b5jX%J88;Ok7&!nA*N@#.Sq_BK0UkL34,.s(9t+!^FCP[#",
-    ">X8m]GOimR7BTSw4!!Xn4)+5e2sr:B4mki11M0=G4,_^l9uFh-0]Tk$FdrE+h5[Hh01pM!o-(i=(5Md&D_$3U3+_Vd4-S]X5jX%37U%=Ivhp4d>X95nHZ/eNjrIo*NXYUY4.q*j6E_jD3lA8E0w=-v",
-    "01pNG:N*bz$*&IwOAiC<0S)*P4C3/13##,TFBCU2>X7r)sx^W9<c]e#dLA.O11];RF#rz.pO+B>Vh-m]0v@c302nm<A0#&S0]TG!3lABF0vI-[4(X&F1X&Le;*ShJHvkQT6AX#l9t>Km7#]im>X7i]",
-    "v.;p$/mi,xvjH49>X7>npuJ26VhGw32YC+yjsX^kIUgf3>X83*nRpKt:kSQp(-g1g69icg5$=#X12X>00W]-=Gyn=Z$@^t7(,Q@=:xTgk8Sw!aHUJL*(,RK]s>Hin3#g$(2VxHchyou0H_.(o01qP5",
-    "69x9[U:>Mbh5[Hl01nd/1X&Le;*Se-01qIq%N[QjD::5:28-Ay4-SbK4%5pX4)+5e2sr/@5z@YN05t#)6UNIP4.XYN2BP]44-JeU4gJd/4$_6=Sq_BK0Uk8_4-1ao9t!sZ9_U+N5jX%J88,kJH_.UN",
-    "69H5Y2,6cE5jg,K05t#)6Rpf14.geO0rmSZ5-Tn!9[<S[2@:XPHH!ic:C7Gv1-,T+5B:uWD*VhI2ig+;#Q>7[6Au&m0TVC)4*.F$4+De*4XDi;3*Zw2SPumB3j/Ns2/)sHW(tfp1JTrP00.j985A,A",
-    "4fb_$HSNOz2wwq)ISR;52m]SW0_a#m>6rW+IU6_CAv8At1jM/n2N<q8HKR8JN&<vU2TBhM,!(fiGdVFY3=O.Y95w(S3=f28GXNh9G5[Me051zNIRGp&Hvk>DHUJzn03Qr9030y<9^6%5D/]0#FAOm=",
-    "030-[9^F^A95Mh84C(>MFaR$MFgP(BHUJ+CH2<ql03Qr8030x*Hv>B!12PA;1]B,/kO3q#H@nzi9]JX<mjO93H8Qz]1O;x/0TVO,gaHeMk=_Pg%dRK>.egLx5BAO&9]bn4/:Y+oI]CyR5UIfd4[WKz",
-    "0UvBK03Saw015W2RRx:Z0RT/LG[9Cb05mm@!2]=M(Hs:u$JY<EfZGEP6#Ic53-gaL1<qrV965<p0S3.cD,EHdT:%&c[+lKNHVPdK,K>@*y^(2xHZ;aN05+1wCJO7:T<CE]Uj*-D6b^N:fhY-unnnm8",
-    "4d%B+4+8as9tz*K9Sh:IZ3CY5L-!_h4w%ye1)J1347acx22U9]uCxIIOfE1i>22:n[H>B9)TECA4;Lam1P:d6ghCHC*X9Hd1n#N<1hWc15H&Y4zRd.712V-^2m=t.C<%muF_sjN4,K=51P:+i)ME(z",
-    "xf^^S0])g63g@wDHqquF9x_>#9]$u52deuq4-$zPBsVYs9W;+sGC4K;954U]i=fVn8#XdB:jo1y83z2^DF<:QB036,=dtws[]FQ^!j^OZIe;1>0PtuJ27,$U1h]DB4*-t3D+HLp0RRd/11mUPBo#6M",
-    "1cvw)4kZL54+,6buK=DRoB.Fv00&J3ptS)23K;A,7BbJ8cosIdsWb*T7c#vG1A)Xt2WJTJ:NE(!-71P#>0Tj0gwaC^4D-$V2/2Q=9^6<e1piPAA0GlT>]G&mI5jpm8#1!F0RuN51_9w.29o;A4,WR_",
-    "Gy>cqzl(PSKLULZIr!/[18E*L@06wSbO)M[FAskB:NGzFH#9i>KfD4rG&le+2RAdirH%n6H!^bavjY0+G%p7,HT&u@7BZ9v53:UN:NGzGH!(BG.eC8%F+mTr0[,eWKL$52G0Ehb0SCw$53:S*:oh+H",
-    "HaI!e;xO(*$/=l_vI2tZG%p7:H<c-c0VXy#01vYQgzGdf2R1gkrH%nFV:UJbFFH0h058)4HZ^kgHt+Qd5jKpl5f4#^:og630TVI+0-!S/2_Pqd1gRAb:j49>90-):0m3[8/Cu+B)!zXR1pnrD1<;s/",
-    "3yRVL0vr<H00QPF8aLU$2]P77Gv9.52dIpZ0Skw40+-Sr2&HZh1MicX0S=q(:j4MzXb9ivPXP,YLx.J>4($OGHvkVi!kQfqex)b<]5OhSrTcaRt[opSEApcW6Edub9RLUqTm9w.0@^620S_4D><fB@",
-    "rZo$[]Dgd9D,!>FCl1F20x.*4-tCFh$C;2<7B)CHsowz!m6(eG0htB@a0@bv1H$Yh0LY#N43Q^Z.Mf3A2er@w4DW->3iLMthw_BxcpnQnxs(MD0-;z*Hpv7dI5DS]CIb7gX$h(X6LXP2BRDeB<dFw&",
-    "l]%!-jxiQEy3%wD&gv)#!N)2O2>g:#x8!psGeV&WC>=v+4k@d044v9j4!nj56F9oP0_]P<(E]yqrwI+L0V*-q[pkS)pZ)-_&H)Ct<)iuG&jA,W;Z+n$k2oI!Fo6*W,1Qa;gO_*gn#d-#zLW(6fdUT0",
-    "lm#p]JMTjW>W:UOFlHb)Gu9mr#6/Y[*!Z0R4+iju0S=Ps/:ZA-h+qI=1(n.z1.wHmgbo270nV/!0L/FU4XA$(.gp$pFgllg1i^Fg)z2OQ*5P;C1vEL2ngtBOmjVY$28G/P1g,%EQxrFs0^mFrngs$<",
-    "88n%mjR6Kx0PsZ*)&aem1s;,306#P@H8cPoH]>xenlKFip$#KAHGB=jy>y9BOb(Ca0tZzmI4r,K1rD+X6*R1q0SDRz1I<fC2!#s+)1XTUs+nQ^eh#SLPY%H52;>Y,1q7J=4+yul2>G3a00p-#f&l-s",
-    "9ydA]Gpq3d2EXA13#Fe86Ey%]0XZ@=Ffp+IT;q3377pzY1F-AP#Oh!Qp9Ba!3iba94,$]O8#et#Av7^gLk]hh;*lD3HXb%KI5-6bHaR(=&rK-XF(D1A4Kgt=EJ+hL)eR1o@w.TZpuHX%G5@#x4g[H>",
-    "3k8sb5Dr2ZGyo3)q:yS43zrcI)e@>]4f>QiG=y/O1f7m4BQrOj0UI@z5);M#:KzXcl<bo3!X68(-]:7Q5dxJG4CbT-1f.CV4+yLh9[<1FRt3n>3l9O2-u-Ty0jm,sF*X1%TroEQFQNf9H_/O$H2<BX",
-    "h7:PGH#DgdA_iSwF9.a=02ns>8a4m_zyS@a5,%AyHUI^o4yh6aQy(NasS+-(I57Y(&H=]x04>N.052msH_.d,xy^y.RUZsFsS+(UHvk+r01>]&9yah14:#/*A_iMuFKjh7054QEHUKXUGcf/k0672@",
-    "IRGyJH!uJxF).+y;GYk3EJ+hHmkl2RGMCf/4%w&:1o6lo2O.vc5fm^c5Dx]J5df2U2Tu.!;hzU@00,FrK;Ugo4eX>P4DSL2j1n0!9s.b$6EUs/1]$v45+XA&03$Lq02(y>6*-!*3;Cpd%n_mGH!/VM",
-    "&D^W*%<Q9BFaRF[F#sP2FaRHg0Wts+FaRH0FaQ9]0^r7A%<RKdIWac;KSwz+HUJYe03Qc402w#b#vU3n%<PK[0SwpA6fYSuIL#6VN)F8u1XC[_GBC[&I5[#i00&VY%:p#d5.NLHIRHN$IW#Z-1WXOh",
-    "5(iZu4Kd9U9W#v$8#B!k6EOfEN-3cxG5[ZKG5[Y@G5[]PF*pD[H83_-H#IRZ04>2y04XvvAr6o50_0dZ4,+t#4Ft-e9SY474)E;f4)fL;9yQGp6EFZD1_LE@HbNgRG]dtnG5[;$I+GFuo!cA]EHfT6",
-    "kP-IztP&$JGr$2GG:[Smpx6,_A_BE:95;>GFaQC-k>Hb0>Ynh+Vk]T@@4JxmF#sQg0W$y,H]=g+KU>CCIr$MUq5(BB051tOIRGz5H8/ngFaR$IG&ukmIRF]s00h7R4*3x-88$Eg2TBh45d_8pBr=FC",
-    "C=j>!2T:o+0yg-(E-um&FC#cI01p89lMV+^9^F^35iK,102;=_A^^%lA4xC(A_ZMvFKje8054QDH_/pWFgE^n05Jd.G5[X[GXN.wGa(N75fnF$PXd.:1&<d&3i%NZ[rVmRso<;6A@STwA_87t1&r$q",
-    "4ni0*03R(d@4I)=rvwLK4*:ZQ7c:AaF*yJP+NTE-F!VPYGx,q[ImA&PAu[.9D:yXjNCb;UkpUkDHt[0=+_FVzxQGt]z7P[L@Vk#C03U>[GyoGY03Td2056_cIWz!I2Qn^)F#u0SGB7YO03$Ru03Qc6",
-    "02w&Jjs+St@Vj@e0Svgj6)zbuGWrn*N)GxF1ydg$H2M((Rtcly1qV;d%mO(25diwuYz:.bKOHbKH2M()Obz,G2UQ-pHTn<9HM$HFHTn;.gbM,2+jkF2@VkW^03U5M03T8@08b7xIXN^^9[<4[7&8DL",
-    "05kw8G&3O%zN,WTy&)1Xmkks+rkWHC@Vk)hHvj,F2O.vo5feB79]kl47&rhQE-axiGyop^H_.(h03I_^5,@m-Bsn:NI18;<3;ncz+G8IdGx@w+[OWfM@Vk#8:E0qA3pIi=1i97:3y%=bI5hwrHvk@n",
-    "0W].3I5Ge)S_xQR0Ludpq5+Q*F9]d/053-0G5@^Y01pWGS[OM18#w;5zyS<%&J@aSG:-MoN)C;>1ydg+Hjff712j1RFU]rrFaRz#H2=OoHZ^krHkHT(2UQ-pH-)nx>*xV:00<E$0fxjM4<!:@6EFZD",
-    "Z7/[IR4<Q94mdRc9[<7]7&HJM05t$9H8UX&j^j9%00W66E-l&fi_.CzfFBO@2=cZ^9y5--6E=<K0Wbg#kANQ!F1/a:[/o$YVGfTHC<;kv4%W8<1Lz](GdVcIHybgJ5);O@ixLkaj^jjQHUJ$ml1MKH",
-    "G&2ALuLBPOkP.HjH#Yzug#k7IA_!SuFI+b<0575eH#h(.2[.(XA4fRfS@#w:9]$u57&!nNIRFH^0S/H7FCjQK03QK3,&zGzA0#,C5,$TeF#s:k0y#1OJuxsh052XfFyC4OOb*[#2UQOZ,&!3r02;=_",
-    "BR4n1$>yV#F>01yGv8VtZ8HEbR5Lb=5,$!nGyop^GyoVi03QH004O#yAq.cb0fi3(-x+<94Frjd9So2X4BuJ_[*NCXIgk.(HUJ+5FyC4<G%zqi4/&$Y6fgh:VGjV15*IQ6E,*I$A_,bwBQ@kz8ZZDO",
-    "F*2fBA0RaVEHp3x1j3C]9]19vNCTDw0+//o@4KM$HaP$vg#kAJA_rSvFIzS<056=aF*1u.0>+4228&t(@-%^FNBI#GGyo3,i&>qll=+X:S>Z%Y4Ai;89_v<;S>euF@4I$DA0IP]S=@!XGmBaWQ6J6%",
-    "H2D!OG&uk,BQ,Dp9yE(u2UQ-pG5HZ4Gr0=LGx,q&hW@l.O8F5JG5[ZKG5[Y@G5[]QHZuSp05t#<HUJ+0HvlO&Ga(N75fe866E&9&1c]:f3i%NZ%,li>vzi]sHTe+^H2<z5G5[DhLJus9S=#Mczy%JA",
-    "S]_I*02eR,1%;$8Hu(@0HP]-BIr$M2Hm;*PA_yLE95]9l5jOxY2QxVU0C54l<*E8M5d<4[9X0;Tg#kDK6Ey%ITQvXxwgV5M0s0Xy2[t(ZFGn=w00WF#F9.R<@Vkm801J#,1i%3f@VlW7H!uJn0XB;U",
-    "1ydg+GWro2H-h=bQ6J6%Hu<1RIWYh)BRMhv9yyF!2UQOZj9L=j00,Iy3-GcQ=$RaaIW>tb6EciiA8j%KA5$=>0JiiP4,Wbf9[<H07&ibP05]]BI5Qy*@Vjzl0=3Lfmkk_;&zb<c70aj^4*C%$G%V[7",
-    "F99nsLKrdt4/s#ZBs4hy2VoBY@Vj]/S>$&g5Cw,75-yu06g0y(2:ogU+Qkh5[[jym@Vj]<:S+x65e;Y(A1<3uID$4W0W_xL6g8n*9W;+Sh5.Q@5)&[0A6qd1FQNf5Friv62[JJNFGn&l0249*9]ST0",
-    "4y_#m3!z#AzyS@SS^z(hF#rcj4v!KAQx6^ZS>4)Ip-@w_56%LiS^rm(052XgGXMij4xw5HRUZvCj^jd.&kPKqS]T+xj^jkBG5@^a03U5M01s86S^zVXF#sO@Hvkwo03QH304X=$Ar6lc6E=;<i6jL3",
-    ":pvVhj^jjNHvkwm03J606EgrG1_dQ]H_/3mHUJ$o03QH202nX-9yI>WH8/nxGd2JlHvkhfp-[jyIFAx91TruH9yN<Q2p.eKkP-sPG<<D*Gyono;GYb=0Wgsg6Eve*A6zs5FQNf5GypFNGBp4%M/_@4",
-    "6EXlDG5@nU1qrYA1q,8E1i%3fkrFQ.H8cPp0X3sq1yc>nqgn%29]Jj&5,,jIHZTA#H#Gn+BR4hx9yg-^2UQ-pH.1z;F#sGgqgn*z-1nN9Igt>*FaRHIFaQr#qgpQxGcW)j05][>IRGv/FaS6:Ff$.z",
-    "krD*tGZQqRBo#A^wjK(S5)O&)K;H%t9]s_1k@fa#03QV_004zX2Tu.!k@e<<S>feck@gF5HUJ(m03tLw03$Lr02;*[6F8(/A0j!D5)GtU5-l;&9]km(NCb$TV-eO45ibWbHvk@n0Wkm*GmcsxTr&VK",
-    "q5(2E051tLIRGz5GC2SfF#s.JF*o^W7&ib5j#:o30S<_SFCjTL03QK4j#:p%4.wFSF9S0$058r0GcW)yGcf/!9y2ij156H%S>f4R4USqZF*mvl431g=&EXUeO6[^(6EOfEZ7_2JRWXiQFAgy]03JC2",
-    "C=j(r5g!0C04XsuArAWy6E=<8H2;*a%<GXy5f2a7&L0hrS=&2#0>+eE29H>*a0gEhE&CB2IFDK$GXNtrH_.1O9[<M]5fU%^BQZ1p8Z@hEGmh*EA0aUN5iBz<mPisc03Qc303tIm02;v<6f%%n9yHhy",
-    "AB6!j[1Fo^ky--IG5[_40W&iIF9]a.053,_GXN7Y03QS_01kuH9^AIM2EYLf-mIf-8Z(hv2TBh75d:2&Bs4Jm5g9a*S>e<d&H=.25iT@3052mpFaRDkky,_-9^O^55gjwT3/EN41,9Z84<&$I6EXlF",
-    "Z8884RgqdR4KO$W0BH=U5g0K59[<4[C=9o44*U<>H!:[KYy+1K6f%j71RF514.7+F>z4&=01p6;S]czl;GO(J[1F&7LJusGS=#Mc!37Thl3FM;IQ$VFGXNqpF#sblGXNVj03tUs03RYT00hSl4Ezxt",
-    "FqlXm3=4#N0WvZG6f&n-9y9F@4_7A:v-h+>03Ta1007Jb5268)5,$liIRGz5H#h(Ts9GNgFaQ@c02;y=1i%3fkrFQ.I4^So0XL[x1ydg+GLaG)IH+0&Q4h@ns9G*GFaR$eG%x<IOb)182UQOZs9GH@",
-    "030&>1f7Tr4<$JO0TVC)A8jxIA5.@;T0agrIX96K9[<1@7%_7K05bq7GczF$krER(024Kr4HPt$w+0K55+4FIi;s#@m$U[Bsahg1IRF$l01iSJG5@,QsahR303QG^02ns>9[<K16Ef1(0V6pwkrEm+",
-    "005:Q0)PV#A(0X-G&BGLs51@$snrM%43ZKb0x>yuF9$I*k@f./0W.&-FaQr+t6DFj0W:iHF9]d.053-0G5@^W03Qf202nj;8#Dj]zyS@cS^z(jG5@lk4w4cDQx6^jS>4)It6B$9AI.>ek@gX7GXO6m",
-    "G&BGnG=.(%RUZvCk@f&;(F>c$S>6y:FG<Ezk@fa%03U5M03TE]051+WHUJ+0G5[De03QG^04OvwAr9-e6gd8S1EVA(Fg5<jG;Ee<0XF_@HUJ(s024R:9]kl47&rhQE-axiGyop^H_.(h03I_^A_7/n",
-    "BRDYt8!@X[uf7EzAv2N=9W]>4A_Y.zPY(u_NFy*d@A,Y@5ibWYH2<!l0W]-.FqK*#TrdDHq5(8D051tNHUKY2G&TSeFaRG2FaQ@e02;&@1i%3f@w/f8HZ%Yq0XCId1yc>nm0AN.9]Jl25iiaHH!uJ$",
-    "I5hw,BRDny9ypa+2UQ-pH_SF[m0BD%01>]&FG<Ew@w.f@03U5I03TE=051+VH2<y_GXNMg03QG_04X&yArAWy6E=;;jU*&CIh9%s(1su%0W$y;G5[Vk@w.g201pC[S@LGTAP+2+S=#Mc!37Ti*],z_",
-    "<_Algt9uQHlM59y&f$=)BQ@gk5(:Ap0T4Cq!vX=,4Di+h3lISN,2x99u,O7iWN&wF03$OnlnMpE1P/tJ)&dIL0^mq8ngkAp0S>Fi*#Zw6g8:f<a[&bc-3p3Ra__/->5mLmF#s.FF))My9]$/B4(/2I",
-    "7X#WB4*sqv0*lE80iQh#;$e3=0qX].H3U5XFAT2[6EpOx0uwic-[gB&4W$h@H8(TB:I4rI+rc0jHNHCq[eXEFIMdex4b%K74+hcK0uC^0GLhZ=Ju)*hzkviF2s8TpjsX<p&dp*eHZ+_>0]J@[Ixsmb",
-    "unhyV)&c<G4+W=73JtRiHY+tYn_DYvg^+n,;x,t2RyHv+#;^G^/;M#..zN7^GY.uV-[*bsv:yl9>X7>Ey>O-gu7<BCyrvuj>yPsr&>e:#qg4#l0]c(x1@gu1FdqXk00g,I4n8w9Hl76mtilEYP62)]",
-    "12Z(Z0ST!21PH>d4zR%z2*UM]0S=eY%OMTd;@tm!HZYN.U<kQ_$NB:T9s,K*6Av1r@2-<!FfcRM0t5Ks106Q21^7=um8$[;zw@nh7&)_33j,Ao2Kf_M!Jz:SGYh%2Viqff*8_ET7z.wy0ltG>4+r_&",
-    "2PG:utmG*l5Hiz,1YZF(I5-aY]J)l2qMLOcF<)SE1h:i,Dlj;OfeZ(mp.<FX4cm(Z3%aof6g0@f7X,7V7zwQe5H-7$0]U]!4+ZbpR0=sC1/-ii4u_HOmWv;,;-8pA@2!I$wD/AKypRw9JS#FR-Hgz3",
-    "H8>pMNgFt<pcg]nI5adF373![9]]/4@_wL4uPGHZvD=XxtFkT)-Lt%22JVP)4+f*Li2(@K1OS^o3/%il69.R-M+CJK1ikql1pb#08!;du133ip+#(fXI0p6,BsDeN<)ibi2l2^z1<)B$4d#tR0kj(o",
-    "$+[Q;gV-+1xAzqe&,Y9Ltvd)UEjc-+@UC^;5ee!T6EPM61@h!.2BrUI4-$m8D,NIuJ_TEq+MonCGC4Ht11](IH^R.;1c#4D016KZ[>YGEG=O>.48ZS66*b]MTn=mF77XyB85eDs=9w%+H8;chp#&o[",
-    "Igh-y1Fob33bVl&2POph:.bNn@BMNw1JXPcIr]h9X&wO.4,fF61Otiz4,5051OrbG8^=]D0a=.B*%.^30S)ikX9)bE1P,YJ0@3(9hXDfryaEo&0tu<T4A]i$0+]OSGB*GS.OT<%#RUSh-_4:v!)Ffz",
-    "u!RQ;3ApwI2!I6yj0y$qqC=h@.Fp3>;+>a;hz:snH8L/V&UXMa1Ax&e3,,YR9]t$_4FJ.@4;:!N1PQ-47as_Vnt%iZ;FlD1G12Te1.npPF*98>4-S3RBMzYx9X0X$1>Yd(AO]8J96D;,9y2nZ0XsA^",
-    "U56tB.md$(G0K$=1h<5B3j7,cs[#)KD,PQE11](NET4b@4VAzK2Dtx<0S,nF2A6-Y9y3M+kKPClMh=$@[sRm_2Ht:/0S,nTFaQMf2M+*75-ox=1x5y64+TaXHvk3e[CXZVMjr(:01Vy&2Kb)>9x>HB",
-    "1vCI2GXMkVqyZi.Mjr(,01e&(28j5P0S,nF1:OQ2G5@j+kOl>c0tR0X1x60u0tKo0kpT@y9]bl54c,C.tM@!s4n@jZGyo0W0tU+ZkpT@y9]bZ19x(s^qpB4SMh=wv0v#_@1:fON3*G>&l;DThwh#lm",
-    "hz^0](!C!FtQHRhvh)WWHmuMg5-<</F9tO+(60jn/cED-4v4BE4#Dw64UeWE9yZRe0]c#u0SDld1P/ntogfL@9u3Z_0]U_N1Pew7J@2RL0]GD)2e7pR1iRjK9^PD20WLQ(00GD/2O.vy=Z=8^0Uri6",
-    "=Z=(%M-@+*=Z=;*Mh89*0@vhN2QUBvwRjH-sH@Fn6^O<w4+Hc8BQ@Jq9]kc17&ZVO12g_(Mh89*0rUYc2r)JQ0/<VJ9^YD10UI__4%;$39]Sn@0TMC*1dV.UM*wpNR1EY11H/IfMh89*0@vhN2r:Wx",
-    "xB;Fj$gUy])ubQ.-G,Z1A@b,g0Rxr/1%+,7M-I_y9]JJ,0UI(#2R-u0=Z>piFgO4bFuyw/4l;us9y9-^*l7nM4+Qi91EK:3/v<v+7&QP5-KBm_!_qLN2R-u1=Z>3TGynpQARi7k=Z>3MHvkwm03QT5",
-    "00gc99]kq>0T;&[9]JZ388k)+F%HL<0^mG3pCAc:LN5]EGs=uB0[bo=I56NY3bUsJ1&I#;rKJcC&5j2Ny8#Z&n*#-to*=FzHo3792Tu.J[Q(aSgP]Y[l,pMy7dEr210X9kwCe%>H6Azq0Uri2@vDj.",
-    "fB>56n*#$>4+)FsArA>->6@ST4+D][9]1N17&QP7A+oOn0:vp4H2<zOG:!roHvkT[uLA_M4,xeN9]Jc49]1W47&rhMIfMo-6EHW21Pi>=4-T3XDK#*-0Smsb0]HnN1(VV@18xryw1glDy@oPCeGdYX",
-    "0T;kkA0-w^1OkH%0MsiF8IA%NGkgxluLA_M4,xeN9]JQ09]1K07&HJIHHQQ*7%;:f6fvwO9_n0J0T;y>9]1In1P/+E%r*cX4,t]A9]JZ39]1T37&ibPB[+u!GcqwOlqU^vjsh4t01no#0]s3W5%mEd",
-    "0XYB-#L,3s&Zi&-A@6EEFBmd203$Lr@2i0VhYAj_pdbt0uLA:E9].yt1P/,P=biMT4Uz&66^O,u4.UyH3be^*4-hXE7&QPN2Q!BR4+x452TczH=#KgZ6As*/ARITD5+4[bhXgV+Gb^X=6=9BAz<Q):",
-    "0XByO4+):EHUJ(E5t0H9s^v6h,/ZKHIRFnOhXf,tH/qFz6@TqV@k=2Wr4$BT4+r%D2TczH=#L9-00GSg2O.oI1RoeV024Hs10NYQhYA4hCkKrI4+4h,9]]^C9]t%92WAfgk=&zAHUJnk01qak6caQ6",
-    "FBvp6jsh4r01l%R23,#k=#Kl^6b^<[o*)dP6dxHh024F,9_m;N88f*73!<YRSPu%L6dw=Z02ng:2Yn9$k=vYoIS(eI6caT79_CtK4xF1H4x.zXT<MlU0S//S4+o:2AQ&>N45Jhu88rYCH2<zKH2<C9",
-    "oFEIM6a!cf3ZoPs5j6l9GXMvD9]1U$0T;#@4.n,#AS*Sr[[[p0qyrBbjsh4t01l%R23,#k=#Kn9qZAG0egx-9AO]8FI[Hi:7&f:dBQP^i0Us1K01lv-APb@u16UskH<F^V3Fd$i2WA:N/r[u1+5rFv",
-    "8#<=kIRFlWGXuCm4cR&Y=V$gnI1Z;=4lisiG7^RxtGNUUv-h,1(B3u+:_0TJ69/;41gKIC<S:mr7%.[aDL6LaP7d7K2M+]+LN5z7EalJy3m5/&1+k)G0+#k;8!;5_2L+k&YYp&11HYz$0SwHiBm:AM",
-    "0@<@!%UllCR]K%8Ne;X2R]w]TBLc5U4VY_MfyV(41e3gC0<YgpARhxT(LxUcz0OG$Hu,^H9]t#zrAs9.I3=r8(VuV@HqPr84+VW60yo<C2IRanATTq24+zrz90c%/7YVGU3kORCxlk>^HZzpPo&gBb",
-    "[i=[0VguseCI@6z2-r_-2H;j<1J0#y4+4njDik!O*%u7.nIH$7l=6^/>Ba7E4/-$UWeC!fXCDkU9]NvZ3m*:xxRC/AI5Z8yt>/b,4+r-[I07_w7ct4K0_-,ow+tUbImN64KL$22Hvm6^0X8u.05:).",
-    "F#rs;0Ux[qFvY9@9]$$c[Eq/Yy8.-iIK@]3JT*8s00+WXAG@uK#jFD>1_oUy[Eq.u:]hVP0:!KYKLs=5GXOul0yQ//06zvbH8B7@y8.-eFaSRWH8VK;KfD4pGdKW01_oD>06$>iGByA]IW-mg06);J",
-    "H8L=)B[ep:wjwVeFf7Ha0^n3G[Eq.:HQ$[N1Bn4GD:hFRHPNpF4,dtx10FTXz9I#Q#AgG-@bRGTIX3%uCo;nv39p6:1FV4:4f4DV0=Nxq0FTrH5Hp1F6&o;ZtOF1*mpTf@=a^#Q)dvD=1I5G>2_Y&C",
-    "OcFpV3&)Hf0>]uI7xab.0-Ikm3$]nfv)us;Kj4uL1&(JA<do4l1u@/;IYA=hIYbAO2oC>g+7TBy>1ZZP75noH22u]J(3&d*<0SH10yp-dBM7xQ4+g^!R]_1cNe4dylmZCu0S=Yrw*w4_<InBtu:%Nw",
-    "4+r3nNCwkp7C8TQ4+E_8QUD>XDjhe#(gp=_Za)(/HanfT15X;;H#Ri<AS*M/C-[DUFU]omIGwlyPYyLTH8B7$H8ME:F*7qU06$nWGcf/IdJn4sowx%#HZeH:022/gowx%cHZq/VEi*XKt>u(]soVn(",
-    "7M[2R1((.l08.Xibp)k;0S=nps[tD><i@+lGg2QBGsma>95JX088.d0I548bL:_q:!ny%J0yQ^<$*2JnHNWg]KL9W;HP*^l4^$=7r_xxII5;q!0S[c&%mF[40X8x/06zjYGcy1YG5[]]HZ#bm0Wvc-",
-    "I36DcH[$RC0/wl!2igS+$fyAWzyS@(r_xk-HZuSRN)E@V0R:YJB*:<%8aBe<qyYv]AI.>a$fyA:HZ/e*BQ@Yv9[<I$r3VL94,Ckt0W32&k8%];hx7*rgbM.Y-uQ@4rUC%SD.3s9%%^kYt.VetlmQQH",
-    "/I[Y8R5LdKFAp>1*_]e9gTV#].dzfzw2uNDIFuIvkcI*XAp)P32L_P#Gm#A)GQXn(0nc[<-MQFZzKjM0xezY]H#Yd$ARhuYtqKUsLk,%9AOP>L1B/Z846eBX2UrQC1s6F00mT16A0IV/sR0GCxdI1d",
-    "8al7J0R<wqIv)x(q5^<i%LW30n,mWbr4lMKF#rXx>5%#15*-.epb8HRn3Vzqtm[1t=8=zxx)L5V:ktox0lE;*H#Yz-TsJrXFQNf9H_/pRH#Gn+M:jM86EgrG2QmN]Ho)E:3-mli1i%3fx)LuTH#Ptd",
-    "0*SZ,1ydg+IJy!q12[1NFU]ruG5[>)HvlgqIXD0h0ExH*2UQ-pIl2,KzziNV/CB(NIGz#[F#sQJF#sP;F#sPAE9bfaF90+%02ej,5iT.]n,VB9Ga(x<n,T+]%:fLV5(4GWA>8Fn2m$:O4uYyA45exW",
-    "/-$B=A@bl#6E&OQ4lf2dIsFkBH$xvQHT$[&0BH<n1p;J=28aSL4:dM^xB_*c0U0$O0;7dsG=+vxBn+&$0unTaHy-W!#nA:EHQy%#fdelhH8I![9]So79y8b90Ur!B*%B@SHa7q,1_xVTAB6!k03tRs",
-    "054lMGyp%L0XH!)06z#fF*g7]MmI4w024NoB>9Yj04O&w(gzwj*%Ac60S(y>9_(E7xB_^D4%rd^Qx71OxB_)K3YEA62T:2s0[MdiE-lm(FCI5E00c^8*%Aj-9^F;s5*-:=B@,,gFxe6=Ha0AH4[i4(",
-    "FLX9G*%B<>H_/R$FaRzxFaQVS-06E.3)vDc1u,/M6g1cm1/$h_tDy)F1ef$688HA3+7cr)GXNg^H2<BV=dKKDG1;LnH2;/-9Xg-A1p18=0y7*oxwrxYkp_]NH^xb7lI8[kh=rzmAvQFf5,c^001@C,",
-    "9]bbv,vJag+29QuGKLZ>1_oJQAB6!l03tOp054oMG5[_40W_rJF9]g[053-1H_.qf01pJ-Bo2xDAR0A:5(K_j4u%phAvQ1o4+5gN0]iqbBr/8)3Zl3J2T:o+0yc&cE-um&FC#cI01p77xB_^O9^P2x",
-    "5*-!CA4)a/6EOfEZ7_23b:Ac]H!%PhH<+k-FgJ!0C<;i48#RU!F9t9&024R:7dQYMG5[X]H_.(o03J91BQr4o9]kc17&!nRE-j%jF#sMp04O*&01C(u1:mLvKMFW9Frxztu7m+1HY^zCA0an^5,d0]",
-    "ph*%m03Qc100g#[2pcem5+gJ+01mhiAB6!mhY^()IRGzQG%x<UqXDnD0_a=]4u/vyMmR7q024KhBp(Dd01k(RAsR7.5(K_j4TlmRA_:(O10M,E03Rhd02(*]22l=s0.X9O9[<N2A0#*c9].<B9^PGF",
-    "Ei*NZBri!gG5@^b03U5N03UTV04>K*02esmNIf./G/_y6HaRjO8Zw6xKLs[8IRGOyHpn3tHir<yGXM@2:y04^hY_h1IV]@P4+FFc7&QPNEi-D>9yq%N9[<Fn5*IT7D:yg+A_84sFA6p>qXP<Mj]T(Q",
-    "lNB!>IWUJ31d.2_hY^qzrI#iz3=6&WHXi_rf/LuJ039*>AB6!n0249*A6zm3KcWFRGd7$OF9]d/053-0G5@^Z03Qf402nv@3%pwdzyS@N5)T@=xB_@C4+xwR4.Nj>0]Qnc138/$FU]rrFaRz#H2=Oo",
-    "HZ^krHoRL0RUZvEoDv,^03S*;0246)A8j!J4]Ss;E-%-.CpkI$5iU3^oDvo[Api[voDweuH#PtSi@F6ot;C[Ql(7g82auj2894wBoDw52Hvk>2GXM>qoFN^BIh+y@GXMu+4xADwH#q.qGynzVlmaga",
-    "IWeOoIX5se00FyR0h@%v4.VcqF9bO/01m>d3NH*XH/PnM0WmoMF9tC.03U;@Hvl3rH2=PMF*X1%q5(HJ051tRH2<z+IG.Y+G@S/n2s8jFIW(0A3!hsAzyS@O5,%Y*HUJL,$+!arQy(Naof0ntIWYha",
-    "&jQJ_10Mi603Red03QiC03QuG06jA>H[uKrN^pRYG&U<F4[f.5A9OST9[<L)4/6V/m;SPXIGqwGHZ_ywx<@v<9]bd/5(I>H0w*[!oe_=103QK1<d+3-01lvAGB!Ci02DU:4nr6:01qypTNF0[2VoBY",
-    "oe_%]01JUN6gKIEeJ/>%HKPLxyKMx8id@/vF*cnN4dYr8Go2D21_tY/1o@P<8#RU!F9t9+03U;@H_.qc%vv8<FaR&20XZ<NF9]s=053-5G5[kqGpPy:2csk<HZYg#2n).w1Hb>e%vvuRIWhnTN)Cn+",
-    "1XB+s*0/*2IRFPyAI.>ah7v9@IRGysH821kG]XBDRSyfyS>i+[3J2N+4<!m,6EOfEZ7_2JbTI%fGBW<tGBp4$H8lVzH8UXsrELcu4+f/e6F2^EIRF]qh7u0kutfyrwjl:14u%pVI5Pkb0;b+tm9ZfY",
-    "F3eg5goFkMVGjU;5(vy%8#e$0k#]1]GcYitBny]^5e5D6U:>hkh7t>opd$dp5dwx14+r1L1O)cTJR33J$pj/cIn7!fF#sQg0XYC7G&uk,Tr<cVFQNfCHUKXPIW>..M:#eC6Elq<9]SW14w$$h3(Z-t",
-    "zyS@25,%Y)FaQq%.G2F>Qy(NUhY]]oxB_^KAI.>chY_J1F#s.kIWhnqIn7!JRSyl#S^ij,%nT1o%__/uHY]7#ZH*)!bu$1iGd2JxGdKV)G%=4vG%z6:FozN=1_WGR6F2]^%__8chY^t*00E[52O.uK",
-    "5+gS-03QZ102ny[A1*fl9WekNIRGd&Hvk(l03tUq03Ql8jU*[FF#ra%/v)sWhY](G$@1=O5*-zdNFNI>06zdUI5PkwG&tf_4*:ZQAB6!hof0B9IRGD9IOAGBp#d[6FaSRYGcYj#KSwh#F#sboGr$TD",
-    "2&5z#G5);G3*%Y=zyS/!oG%]6F!8tp2TBf]5(QHaALCjBRte)-2T:2r0=;deGcYp%KOQqMGXMij4&zz^RUZvCoe_YCBri%aGMy3y,LnA;ZJiPib)+ONG&uk#H8B7#GC2S!GB+U@H/PnM1u@<MBRMvL",
-    "MhN3t8aMzB,Nr/(#mgZFA@YDr6E)*n6gB@3Ll@vx4/&;c6gB>[VGjVE5(wj38#Vv]<<<goy&;]=q$CXA-^aq<ET#h/A_l=79]Jc4E,*RANFNL=o)RwsH!%P&2RASPAB6!i03tRw054oNH_/rA0W:xM",
-    "F9]g:03Sy+.ysRmyCfe7G5[zsIF.(s.yr*50S/xL4-%it0]rVD2%ZuTApW/m16CgcIi3.P&H=;t04>H*052mqHUJ(s.yr;,4,Ms79x_$$4<%@)GBP$Scn<v6Bp,D$04>E%04Fvy04=_$02whM8#JC0",
-    "F9b0$05dl*G/oM6.ysm!01p1QMFh_/AqOH3o)RN8HvkLeS>fDO/L8Qf.yr,+xlRXR4xSPyH8^tqGynvgs^;T@Gc^>F4u.jv0*v++4.Vis9Wv!w5-2].4+gNw1QRr-x*97mIENB12Q<eVAB6!j03tOt",
-    "054oMHUKZ80XR4SF9]s[053-5GyoGb01pVIBq%a8[[[/sS>HrW4u/viAvrbx4+4t00]iqbBRGc/KLRl<F#tc!0x:W$06j4/Hvk>WF=ahZ156IjS>f4h4LOGr9Wu,eA4)Wb5)&_1A8j!J4]Sy=E-ls*",
-    "7&n9<E,*8P5,2b+AsR7.5.dksIXD0#F*1Zk2+vw9F))Y[9]1P.2=cj14*.]w6Egr5H2<An7&ib9F3;&OH2;/-4*,Y_7&QP4&[@rhG[y!W3OJ<D3+k[BA_i6=0xu#sF=CcyIm$/@(y%ul2R4o*A_ZLN",
-    "5*s!E6Ex9UE,=Xf5g&yCGl:!fwD(#cTQrFhKcN9JGcW)<2r)A=053,]GtycUF>0u52r&RCGcbS$3([HyzyS<35+55em$;H6N)Cw.1XC]0G%$%03YWP92T:o+0yK#dE-Ts,FC#WE03J2cS>f4R4boa2",
-    "F>0u5N-A<0GBGwRcn<umBp,D#04>K.02eu@NG:%wp0xocH8/nO4GW19F9kR;024C94-eF>wE+vCwE+(0t@@pR@5>Mg(=;ZU02DO.4nr6,01qzHS>Syn1>xme0ErR=(=;!g00gv(86OHVkt8WOGXMmQ",
-    "rCcu]IW&n91+s()42cpA&dCHH3<@vc0W:o-t_MhxG<cS3H_/4o0W.&-GwE6%TQdLvp2#i>q5+,_F9]m^053-3H_.qf01pJGBo4*<Aq(kR1i%3fo)Rx1I4^SY0-IVE1ydg+GM*AI12[DR56l9jxdQ=^",
-    "q!SIE5+5Hjq@3nFOb+Q.2UQ-pGoBJ1G5[Y+HUJYb03U5J01tGhBo#RL/oAj[;gIqP.=c]#5,2w[AsaQG5,$cfG5@^e02nv@7cu^36]IOO4xSPtF)-ui1_C8>IRGCnHvk.m03JC2C=R.!4C,1EF#tab",
-    "GB+<!0^Ii)5F$1#rvo1$H/YtN1T,,K4&BKF9^F,6F9I]&:sl@dGBTeMAB6!m0249mS]4080575eGBE%z2[JMOFGn&m02461Bp(DY01l*zA@9zU1Hb>e:sl@wGBN,MN)DeA1yc>s:slHzvAF[WQ6J6%",
-    "IG++OG&2A%BQ!Js9yIG(2UQOZ:slQ!y(Aw:H0xS2Fg7fB4[g09A9OGPJ_%NnpAsiAHUKU*Gyo>zG9eo:pAs(xH8^tjGlHuF7&f009^+X9l>D5301oV01(wQQ0>-W)4_di>4/(Il6f=(>VGjVG5(w-C",
-    "6f=(;9t6A6EFS.d%sB$Eh64l$45@(q0R@Hs7!M+&5)ANKA_87t9]kefNFp&Z01S*0F9$I(03U;@HUJ>pH_/qPFgXA(q5(BF051tPGXO6_HZlMcGXNh5G5[Dj01Me#1i%3fj1n&)HZ%Ya0:Zfi1ydg+",
-    "HjEMv1H!oj0Ja(r&H[@QE-uy+FC#cM03JBmS>f4h4L6Ju9WnqPN-m)$F#sQJF#r#Bt0XQmHUJnhs5UM&GK:,=H83F;FpLr,G&rwn4YNZ7&U==SnvnqxiM]Oh1UWI,kOB>w+9U*qr6LC+4y6(lH_..l",
-    "00&qJfdvTjS=:TLLmwbDs1gg.1rGziziSgP%8d=sI5Xt:4Gyn40<_#U0#yyq:Hz][:v97v1Gy&,[p<N2!iN>FE*;9jwF3Y(1U(C,wF3pF2L#Wk0ss&I2n_n[FAOj&qO^7FvkL:qV,Ew%t=ywfHLk7#",
-    "1@PtpItsoi1C9j)@l^fXu,69.JD.A@0rdqBf0V2OFAg+0,<mm11E:QC%:oYufQ2;IH#nrJ10**%7y@Tl4mJTL4,3+#2n_&eE(gZp7aKFJ;uP*bzy$,h!x]47nTRDH12)A37&HJKHR%i/2s8j6Bs2gI",
-    "T(7PI5,sNa77x1tl)N1d)ENkj9_Cslrf&y:4IddZrmg^LH>xRB1k].!3%djj&8Q*[rNsjS*0u&1Ih_3w4VVTG4e6<@8)D$t0t4Rn84ly=1QRmc1P-.v3bm954*J+[4-F=emH@Ny0uH9)2OBo^sE@2z",
-    "/&</8iLDX=$lyymF*rAt2MxAI1l]n.-36b7Gu0ji>/sx+TLUf$#sddh1GWzc(*pslylM[uf$0Sf@1&LS$E+d-A[[#Q1P9fo2;LIl7z]en=85^2%cV&ZH:2A=3EB@7H_WYw4-b1IBQi6.;gI]hATMt<",
-    "F!:,3#UcX2A@b]G6%3-k2D:C5Ks1dZ4_PMZAs+,a030_w86OHcsT&KD0T49T%K,w41s;^C&mb8#rL!U$IhFnqBQi9H6%MKx1b_7810e.3:l+(1mIe!.wF4PB$eA4u+sXm_nw1&;DGTr54g,o$4zdOh",
-    "45[^i3yu>9GcYnZI1_=up6&%oIWsphouvr@l=Fxf,9jG-Im49$9[=#N)H*K#LpA=hvXmnR]L>R>m-wq]6*:HkW)9%K5)TNK4gi7!3)ccBIW!&$sB-uEh/Qj94:8pO9]1YM0yH/]IRF6/4**LK9J_Sp",
-    "tv&]i.pvGRoe2V#>6-8$Ft!35Hvkqn9vd[b0wOmtg#iyRxB<Q&IWPbiH2<zkH_.tkvWWo;47dUh9qt4xH8cPRfVl^QGBLOU1OLtu4:7m@9]JJ^7%:1ZFEKK;0wXyxkO:b9xdI-<IPnB4HZcGQgXR$%",
-    "IJp7;@]SrG9XYuI4+EtFBRDqz1C^ZdHy-<[r2+;:ydn.@r2,!vGyobn00=Oz6)ZC_r2+$*,UAObr2,T*01pMa2>G3Xr2+@>k(2/s45b1e95;>hH#GniHvlX&G5@aw.OvTnr2,T&01pMH2>GFa-0pxB",
-    "xdaajr2-P-IWhn%I5GexI5YqoIRFwl<3-dWGcctBBsVw!4+fM8A00E!3j=9b42BK@i8_fCi53QnO*;a8bdU<aIPdZS38fP!H8#%3RSLfo2*DT+0>BJ/1M^c61A_AH3X^mHIjZJ543q%[.nJj3=uQzw",
-    "=Su!gGUFK!34j3,F#sMg00O7.TM0f6fB=*C6$JaiBn)N%=/JmXuxkUgwh0cXsV>eSLqkTs0v[7G&,pqHv-zTl7B#d3Ej2Zp0T(p<1GD/M5jQ0bNES5c0t4/Z0S!$OIRFB&4,zrKjuH.8O#,k215FPD",
-    "wE>^001@7L1B-Ck1WpdF2OkGCg8_-Zw*<Z+G&HsW07eD#zGVWB0S!q4v*,f<Ne+Yp1H^6r2FspN1l#T*4+BmD,Vz2*4ut[(o,G5S!2.,@#]aMyg#sT3H_/OvGXNh3Gq(W)rQ8GquLKVRw*eL_g#r-X",
-    "Hw[h$-]K$hd.2^=BM$-j5,/SGP7Z]v1i>3L5-,LThQ0]O12W]S2kHYYGBQaLHUI-/Rs!)24+7N(1H-lo14s>!0Ro>*9R>j_F]w)[4+2gDqtpWiP7dS&1mKSb10;^=2kWsf4x9^i12yUc0.cL2g#s<C",
-    "F)>FS2b2K:,4+i6xB&u>M*_R<1BL..G]vzNsTcuH3Dg1%lokd_9xI#y1lSq=B:<L72sb%_0v@uC046su051SAFt@B+lmP;ky9plyHjD%U-S2*w4+Dk*5-y.=<3#U0P9Fm@00Kz[P7a0w03!y1*=L1M",
-    "xCb8xGll[$2Qo7NB[ew!F90]:w*d!^0R+pzeg$a@)C3YWNDl&p0wOswO#@qC5-Oc54owE=.c$FWO%8(s1!MrLX#@py0xOlOjR6f44eYNT4.M(uZV)j.4KNimiJ%Vx;h=_UApsW.H29kW1Lv0m11Ap)",
-    ">O)&vGt#pQ0P[)_GHDw$i0lgm%oP]pjR6^rND5[Ss<EI:hS;7er9pNvGc,3eG%)-!6$!=i0mc.dHZn0Z%g7G^&H<<ar4.Cu0S>DH9UC%/f)oIiVFsQc894v^=iBe!1P;Rz78Eu5Bpov49RnjD9W/lj",
-    "1K.xI3No7+KO8hMHKhV8Gcf/rGcy1jH_.kg03S3t02DR/4dopJBM%+iDFdogFAO#;r2,!vIRG0t00@0k0_-@lAOxDVdoMIFHm3p<GXNg]H_.eGk0%4:4j&6Rrvfh/GBW<yG&KMgHvlX#G5@af4.9r$",
-    "rvex,003;cr_)4yF#aYIH2<zBHmCw095(.fH8KDvH8cPmIRFEP6%RC#AQUwA1>DA3H!mGEHh;Ds-1v%Hrvfh:Gcf/gIRF.nz&9H*.DCfw=M<lJG&iRL6f*!11f2-V9yP)X6EmV44,BUQ4-[h>EH*Z$",
-    "0v0#@D:E]y1gF0vA2c+l0vIp/9[<N24-]hl1nb6P9^F>50uLR-3oAD:00j7S0,h/hrve49Di1TK0wgmx01pM72>GFb:.t9vks1f/4G#mjBNaFREjKv0B<-BY-0Xhq1s;^9%N,:%IRFE>.>8T-6E(*e",
-    "1*-JOoEQyG2HYbPF,[J.7Xq(<BnQ9&15>UfHnbrh2R6SMB[MewF9kL;xB(L_n+5@k6dwaKxB&qj5-aK/1cm]wizX5<P7yHx4w)VX,Xjt*P5^!JP8TxPBm[/@kpT^0+kiVC2QY:LB[DVuF99>+xB&-0",
-    "0RnL!13APe1D1-e0!a<9h5@_fP7*f&0)ZP2nH_q.BLYqj1cm]=HrFI0H96/U4+w;/9]tr57BR=wE-Kc27&,GK1=.=64+Hch0;PsdN)H2v0t4^)2LwnLImaLlPX=N-5i]/A0:A+lG/L[AGc.4nvK0cU",
-    "7Y>![2LqEM0!9x6y8#z9%On#yfg%qC-Ufml2Lp,v2<XyJ:p%jz0TVZ.7Y>)NBOeDa$pscUg90A[GPnT,lmQbsxB(vsH>IdvHAxQyh5[Ek%OnKLA@b,NBL:a_1MVyiP7*c%0wohR/OYgZh5@/.$pt4k",
-    "GNdUF1,JnNjj]dTH=nCo%OnS,DGvjN0w*=!%OnKK(jpH8-v)y2Cjtu&P7*Kx0-:cA=D,X=IEDfb2aqinH:D[L0k-7LlK^+%v/.)(HOwRjo+l3kgaQ[g%p<Z/HQOi-15E,R1>cgHCNwOH8v_v_4aEZk",
-    "@wI_/Bm:JX3X:lMi$o3,4+y7>3/aj*l!yTU=@!v>u>Oy6BQrSw7%%@FGfE0,D:N>w6Egr9Hvk(rB<-3L7&HJJG)f9-3&F:HFGe&rpCuVM7Zf*w;hg>+T;!o%HUI-;g$4^bR](D3A>x8XA>e.h1C0$2",
-    "Bf69&3zK37.%TH,*KQ26DK8r]Ij7PKA2Tul56c4B,UJP/Z3Dpp4:qIH3lKEB#Q>52851>5zzGP]1q-<yYy[ANYc4e_vy%e<hM)og2m%lV,BTMj02(*=0u(j#Spd)3BnysO2e,&d4u<eM8Z;MnF9kR:",
-    "03U(@H_.tjo5Y9#F9.d@h*^8OdJBqx0]bV!7B3GqGJrA%-+Z59H<zMUxTgvP@/:e&2ulvmE(1#(H_/3LIRFRrrX:.HODj1r0526eF#sYtH-)+uNgOf&9^>bG2hGDG6ERC1GyoqKH2;$e7X[qo6&yB8",
-    "4-S;U1fVAqH%klOM;WYsI5XW!9^+PD4xdN^i&Y2RN(FNdF5OBUG5@*M0TM9)9[;^>4.Ox23#4lw3NXyT9S7bU0>-5sJ]99e=,2MC7dG@u4#z>oHkttfsX,42-_Nh3N(lK27%-9t5-wRU4+P:H4fRS5",
-    "ngJL$-u@_*,WU%O=hyrP8V:YI4z&RT]3U,1B<YDQ8x8bI4Ney[-u[3C1Rn%3-u[V0N)1i_yv6]t>5:dxF!V]SibMjf(sTla2o7xot!4wJ90GI;1G<neF,-UR01pF/0t1G81BgQsHwO-_,Ub1bbp%om",
-    "1Cas)uxA)Bx&$8sH1Po#HGoSCNd/dS7Xy$;4+wxu9y9.9O*S+!EOG;D4j%(J/m8xtfJ+Xx0s:ALGMWS*BR7CcE-KR#4!8jqFwRXHGPNxRw@C20OASsZH7tQzCNnk8OAbyQGk[ACP7*Qz1l:-p&Pxv;",
-    "fJ,hjF#ry<0T(myO)mp7H-e/wIe.$IP7*l)6EV*Z4$eyl/n<TpOASsEHrzA:#[_k-OAjM^ODr,l01meSCp0$iO&.g=kp:+yfJ+VBwIKpc1fD+!%^WlGGz<<C4NVd,00=!GEHXLlHXmL%gi9ziHN>.>",
-    "0yQy&ODHoi006Wl4.Lj_7&XKt4XM[=10)wQ056CEG&qDyFC8=9qZceQGtKS_FCQ_EqZb2995;>UBsrrOJ2NyeOD@WZF[2j)OB=x)4-F+O5-prc6EaC0Gyo41f*A&,mI<O!NgOr+4-J$RA_,j-G6P8*",
-    "H_.e9<d6YuyEXz#9yP5Q0=MI5H/jKY.m4d$(o>P%RSyTxH4U9T3@,L;lMNCwO9J[M9]Jk03LH0>Jq;%v1Mvz3&o/>0FAoUd6(0vS%rzJ]nmrD+0S1u)1Fbb51T=Up446F)OaqP$5j9K#;m8a:GfW&X",
-    "mOTwjCo;Re5d!/I9]to30UkBWHwN$o4U->%vjG+@f.PHHniB>-2Mm!t1SboxT<o]z0t24%3J(KJ8#9kR4*vlXH%tTY1Oh4#2:$=e2Q.Dl9X5.T4zmFkGy6Xu12&TrEHXKXJq/7IG%U:$1Bd7s9]JK/",
-    "A09S>Jq:LF@_d=%XAcL3JsmXw3@z.1)j0#aX96V+)-^CKgFOvQ6EomW2HFE32sX6=9]tx7EHyNMJr1)0CNVd*H!lM/II[s8GyXgcOg1;%EV4lZwr3v$H%uEa[5%f,0R,Le3I=H(9]$(J1p<ON4,NbS",
-    "F9k6&vjG+@/szC/H;-*UFgEu*4NMj=[yP&ZuxB3wF,#mY=*jws1g%#Fq68laH:$@x4+oAP7c,X]4+XLT7Bk:KFAO&^u;,IZksAZQ5(V(WDF;@B4oVv_:=u!h5-e;Q2Al*R1UK;PCNwkj3mi6*P9GvS",
-    ":=u(z*7@O8Pzae88#yHdnieQFI3*l4N(*WmHUJYj02eg;4cnD(6F4OpGHMM.3u+6:rd1zRGVDAArq(S3#1-x26EgrW6Er#OJQz0s1gLU9Gcz]f:=u*]1nN9AHa0c<Ei=I!DmXf:0]7EBG%:Bq1Qa-0",
-    "=*u5)I5#2.jvNHvsZ/gFIHElQ<D%]F0T2b3>#7)RG=wcz8!)0hA_ZPw9x]^CM/uFCF[3:n8Z@hf0y!@M0GeD6g9M[JA_P<mF9$L;008+C1@Q7Y>l+O@>yiA&1,c9*GB*G$Ff#xz0XH!K0GR&>3%U#u",
-    "H2<;vGL/IN[R#u%+BhCExC[dGS=);E5C*jJeJe3CxC]RJ00Pkq0ozI&GMC6EA_rY79^gR$3;BqG055>BF*E/aHOrxx0WSzSF@*0;Gyoq0GXM[Z1/]/iH8;o[JvBBpp$r/]00A,qh:,[jq6@u-03tOw",
-    "030=i>X,2Uyf>a0RT4DqBLN5k5EMAf$>oqcuK=3BA4D<YGcd=+4)3o41Haa84,DYr0S%/A4+NtOFM]X!G5[hqGypFMH8TJhHvk;s008&]4_qq(3;wx%04*[%03QH100M@iCJLhrA_87t6FJ2g9Xb9A",
-    "0@a_G4#gM)jI$5[2mufzF*TzM8#n+OIkN*JHaDXT3cJmB0*<LW2r&F49_(Hh3;BqI03U+[GpD/(1e2#lKL.52G@I[IIOYZ)0y(%0ABzPz03$In06a7^H_/pII4^SJoG_jhFt@j6HUJ]wGWLWJD:F0x",
-    "3L!Bxk=:I>+ZY1uKmiB/5EL<zvjZD5*KR5^G5[nuG3yx^F][!,2[ksk3;CXf051hGGyo5S1lVo>srffQ2sAe^xeORH/LQ^!xeNgK1P>V<xePQkH!^b&G&ukt0W$yr+lB@VxeO9B03tRu04p[*00foq",
-    "1P,]j0.TU02m@qc6FC4YG&BGkH2;*]uZaO2F^5)jHKU:d4-rHk9]bblJs*PvGynvTiflg!G&47&3:Y:59]1K0ABzPt*gZ5fGc^>OEio]w9[<H00fmwU8aRlQ1p+^6GM]tED/-+t3In:h2oC>,7y>JC",
-    "0SEyQ1,XhQ44CsH3YYE*0lJ(71L>$I!59Lk8Uy/h4-!Kk4+YshAA.xn00jQ65I+brIXR*X7&!nR0yqE.iv@&]Br@esNi8!s06I81I:ibSGi)6/q51->@PdZ!2mufUpXntVHljTnIs5@7I5VCZ95eqg",
-    "KL]85G5[]cF*1S,9]beGJs*PvHUKg+HZqw89]$(vNeTG0BrgFuF<g*qiv/=dJv1[lIf4uwGuufkIWhnNGAlDQwqgXk/[>VkHzFJ^[R#xpj0GP6G@b7^xjhB+oqq+d>!ApAx(pjM024Q,7%ea^fiW)%",
-    "G%&ji9_(0O4+XnDAA.xp024Eir!Nl%gX01Y>:d$Y0yMh^4_qr6Ju<:hFaSL/IX1ft9[<D_JTf=ow>*a%Q_,g.2Ljv^3XsGn1-pnC4uacy1&[p]00-xR3.Z.aI19Ty3yYB$0h[3k0=^1NGlDS=Gmsb$",
-    "4gNO@rU4HHqYMv&1f<MPGB@E51^>LWG<^d[H_/33Hvk@t1vI5SG%@3cqYN!IH_/33H_/g)H<RXmFgZD,3//efB@Y*G[t5)^nW6z6Hlz#%v956gracrklzSXF:YXGSFoiJypqCN<%<YoVF%&bg$OjJ=",
-    "r3<bhHK#ovg9JDLBQi9+1]I^8s*(Z<]Dhxc]9S(M5)X;7r#&.:G&H3QD:5(uF9A0&]9S$[(Ig9[3/%c_6F12i95;>3;v8E>$ruB<$O[1o0T2[7fqN<CGNlX_GszedIRFcemp^sA6CVjPf+ZgtHo6QC",
-    "1-0HXg9JGMGBPkY(FP9%ztI8;:8&Im0yDY[4_qrAJtQ(P-YmF)I5D_m4w!oZ!q5o^y.!wF$F6b&ldwe@G5!h!,jHq&0N)q>sILJ42m@td6ga<n2OBWD3:h[6LNqWlGyonn!^BUH3Nkdi3/bQydmjWg",
-    "055]CGcW)Hz0VW;o7D*q2)hgzHvkU-uzMei1vUUQF*Y[43<tP/01pAMdjgcdI^5uE5,.QFG&uk)H8TJLrvn^@=%w)d.qHD[0s4jp1iK6yH_.;t03tUv04*:yzA+Rsw&5BN8:9:$1ULX6g9I>*Jp.Oz",
-    "3joUF2oDFO3:h)f1]I<Bqzn&:1:rq3F)^!$3<k7,051VCFaRqsGr(dKG(Z7J0I,sL2tyAD*^D/vHZnP_uMGm@+Ytw#%:oMWgLVg%B<[Nm[RIixiUkhX[Rs,A%mNcK/.+xvGC0Pp1q+#nF$5+r3NbQ/",
-    "u_-5,=Q$<m;dfO>8KR=NF9kO,h=,ACFtE8L1R4&&1@N^V1@i$n)<crk3k2kVE(<*B0uwNkh(QxDyk!>Ls)@W-83ASiufAvrf&mdW7XdX70.WYJ4#EZx1c3n(FaRPrIRFKoVFsGYBnaruG9L-#fb.0i",
-    "q5%b[jt:$wp>5GxhxP:^GB_XJ1uqjhGM0o21*,)G)@JQP@MqWmIoc9AH#jr.+#UlS0Je$(0wy9jEJp(S0^IX#9[<DJ/LiO=$^.g^m.0j@Eip6b[sjZW1q7a^9v/lZk(z7)rw9R.6bI7ACkCL43LiB%",
-    "]Mdkg1vfd,%>IjR4@2WF1p:Or1p:qK6CV&Y]Mdj_s[#+>2mkd20:-Gz0gT/f14]Cq2:@HY2jmG41GSnG9X8=JNCSxp9XZJA1qt[o4,tU&1rFl48xEh/Bo4%.2:<CE.qiRA1(oXr4o4U>01pDhrwKVQ",
-    "H!(&CF$_0_2:_!K2R1kK0R!LMqX8cdHuM1:0XYB(y%i4h>XPod1e5*_1k<l7M-S8577g>G1p_wZ3q^V%4+8W79]$u5FAg#+fc6Cs6_<ve4+Qi96EgrG1_dQ]Ge-i,G4ufpMh89*0rUYc2Q<hWKM=%J",
-    "EP(a^4z$i24(ih+9]Se<0TVR.9]kZ07&ZVLGyns[0SiV4J@V!)0Uro8051+SEP(a^4+rDaBpEjV4+Qi91C]8=k3SAa7&!nR12=-m8#P7-J@V!)0Uro401+;%4,Ui$9y6=00=hz&2O.vy=Z=q&01pPl",
-    "2:=)<2UHIO=Z=;&Mh89*0rUYM2sFeA6Ey9a0S=xJ0UrT002ng:9]JT1GBGhMY99tT=Z=((01fo>1p_wZ3q^V%9]AhD0UrT302np=0).!xi!3h=GBU%^1pzDsk*7fl,@<oViVp-ysRj-$0T;&[4y*Gf",
-    "1Yi#dvWOK2O%DS50WSeGFaQY61@4VATmY6E1JvCG4,<.W5-Xu15!B,a26G9t0^I!.F#/c*3An[303Htqk=%:24+D][9Wwv]khn],A@c>f,31_uIinx]jwKHnjsh4od/9RSB;es&5%mEd12h010X6=>",
-    "H2;zbI0x+]4-Sg>1p%*10yQ5QGWh@t,qIurhXeyy4+*@;Ko1K4]8fUr4+D][9]1W47&rhQB[>!#BRMyq0S>6K1[pQA0S<N!I]f^35cL5GioSyZ2V<Tdc=EM[95ROl9_L.PGc+(TmIxmeFzM+94%E[m",
-    "9]AFl1Rn^G01pU@2nS[l1Cjy=s1pv%(.C1hHHQQajsg/k03R7N02np=4)vra23,#k=#LCPHUJ+1H_.(o02;<v4lfxnH,@ihIRGCSH_.(q02(&[0$2]TjQ#^x9uE.c0v$O34-8S@Bo8Hr1QRjS4IddX",
-    "oC+v5GJGEfFoy&W35<-)2TczH=#KgX6AsnUBpWn@1TPpdH2<.qH_9e[88!eIH2<z0Glv8Z35<-)03Ht!k=&B;6b^c:(j*x+01qXH1QRl#0S=]8[sj)>(IgI]6b4,n5%mEN1EUliHvkT+&LkW#o)#Y%",
-    "Glv8tGBx/D4-hCFC=s:/0SluP16UsjGKT_Y3W)O,2WAfgk=&5)6a:/HBnKi7CWizQIRFn8oC*%V&Lj;>6b4,n5%mEMqZAJntj-70hXgMeGcf/ZGujs)88Z0+7&ib5qZ9*J4+x>a03Ht!k=&zCHvkNy",
-    "6b]aoBp)R;hXewnl:@qQxEdKawE+&J6a@%m5u+3sH_.G=4+41<F*zJEhXfB9qZAV_03Q@J01nH[Bp(7XhXfA<qZAJmu=b,)IHME^m-Or*!OSEN9,]ZlyA/hjx.;,wIF14sHUJKz6a@%m5[CpI12zC3",
-    "0XP5[Hvk8t6avHn1Dp=K6ZruXGXNhMGyoVm01KlO16U6PqZ9*f4+x>a2WA:Ni8ccDIRFS7I_f!+01kpP5,cJdG^t,-(T=wuI0<QK12hk869VKu4gU27KW-EGG5[qvIoL,F+mtUFFw(Vw0Rn)@t=p4g",
-    ";wF.l1ECQQ1ksNJ94(*5aS^Md(,Q#)4+5a2Lmvw<.n[$03<qdJ1q+kd5fe0kF9HYyrKk%5y+jO$iJSoiqv35OGc4NnaSP_]4G#g#]4s.;usSaXGdYj,1r-.V8Z>XPb>cNLJ[&fY=#u!m9y9-^%AOkq",
-    "/S3d_G;DcM2fMH,3eEo:2TK(/s+lhj9Fg;^6g9,%9R-/EZ5TNE1P-WREfh54h9m<r,60z[Q3Qmy4+16)tok4Y,:)tUll283H8KDNfY4(v3pqF+1g/&K9^SDrYXZDa1)2H_4CA*F12+!>!@uY]HXnU6",
-    "mh^Zc1_fQ106&KTG&nc>H#9gi01UYSAG@uGmh^Zc1_fM<06)6]G&e8+J_TBs00sC8AG@uMmh^Zc1_fD@06)9^G&D8.KLs:1H2=/n0yHx-06zvaGBW<>y8.*aG5]jXG%+y%0IFjTyaJZ:1uqCQIf8(f",
-    "0Uu-J03SO!03Xu.IRGOwIiS,50p[)@4@7z[1rsy:)=h/g0S%V*1p=@.4L6qc1qbFJ4*[0,1qITRQ4a%>=#uX2tWgJ*=#u#ew<n1S=d^CN=#v_mIX3@3GB@5-0;xT85pcht83S4XH4c_c1p+Gx!66bk",
-    "kkAMZ1(x*%4-7uR3mZ4n*$NXf<wx*KL9*x,1C3,4v.B.+1rIDf6F1@Z6g<XHH[2^=%KrrcgN[2NCNQb:1u8f&yq60BhVdy65uTz39c^%(Ap;<d3NHdTHT&B;2!>6J9]tm/>5_jSGV#tS7%/]24G#s+",
-    "m0kdvSq^u[0Rz614G7<=4,/gB1p/aZ34R]9GU(ZI1dfTA0U9,n)&dU-ul5B9.,n8y4+pRI1rG.1#ZC&Z>5^jOoE-Axul5B)GBY(Zl)wTX&H*&9>61K2GdVIa00G0c6%Q/0>5^[5%Lflx%&rLndJn4s",
-    "%&rMbGBq$U000vY1h4i50x.%ds[%bSHaY*K5dq8i1P:O8$O98HtKkU*Qx0(f9s]I_VJb8<m!cQ]&K(mmKMxY)i3BS%HloK33pXS-H:I=e4+j0L1rsu#nGp,f$=rnTd/fF93m!0piva<hy8[n<q_!w;",
-    "GULk/FIzG.q_!wuxdRWM0i<*v0rTt$4+o=:0]17G0S@r>.pVJ;H8^u0GBr2/2hIfv#)Ksc-jjk/zySip1>z4+9_n8M.pT#w4y5G+1XC[>F)@]l0RmPEth1p32T:o$0yXfA0R,%k0R,^l0SJha0S>JY",
-    "i_$2o4&0s%2UQ-nGNk1L1cSa92+aiypP>FAlJ[)@wuS<./<SjV(*ptLkrEF#vGxTMGOo8M00.9e)8zvLi2)B!)8zvKo(vBSo7D$CGBq*c3/^o;.>7/@4e]B>0hP^a2>X%Mkrfp+iL3(<F]Q2]1o<i[",
-    "0qOe$9]JP_8Xo_SstOo301cC]2NN@d#^qFFGBTyZ2M3FzObwKlB;F<T1P:j-.pVA.GWG/u.JJQN=MXk(F*TgO0u(Zq)EESYx;v2:*%/cx$pQ^(s1hnSGyoJajSdT>5)Qcci_%1CGoGyl2F@&94B@Y6",
-    "HN6rZGXNik0XF_:G5[Z3GXO850W:oJF9]g-053-0IRFzh03Qc4006,W1@P]Nu;Gae0S:(qFBvs400&AAy%GgeA0#uq5,2q@00&VY&H=[R5,v9_052mqGXNep.+2S2RUZvBy%HQV01b.PJt8+ZX)h2t",
-    "Fuf81(25HWIK2@RG5[ZKG5[Y[G5[YAG5[X[G5[Dd03QG^02wqP4*]Ur6EFZ0H_.Bq:PQRR4,V#P0<$)l2O.rj5+gG;024I-4ni0,01qv:u;GgJga,#.3Z4/ZGvvwv2glQW1M#K.9^+p%>60sNH!uJs",
-    "GBU*i6E,9czAQ2_Ff@!-1o>Hg8#%SG3/%j)FC#KG[1P7oHUI#zNDKWE9^G7DE-cv,0Js4U2mKNsg#kDKA_rMtFI+Y;0575eI5hw,2[]$VFGe[r024I2B>9Yh04Omx*#@<[j0gn40S=5VFBv&A00&AA",
-    "[SpOJA0##X5,2%100&VY%:p>75.N08Gyp#xGBGs(1WXP65(iZu3=x4]Ei=a)8#e$VHaTe<5i@0a0J%_hGB*7Z3g5U34[f;7A5^B^FAg:]04>5#04Fmw04>5#04OstAs#XP5+gM/=$!y<uMGs!j0g./",
-    "5+4CM02nv@9ytILHUJ+5F#rJUIR[S.F8&e(j0=[13-q%kGyp6#IE(<)G&k+i1q8yg3./Hx6gi_/6EVRO88,j@egT#P4.o<6EHW]x5-On:qOJuFs1gE=1^rl*&jcR>F[%.Dg#kGL6E)-FA6zv6KcN9K",
-    "GB*G^2r<G;06#^EGc&3Z6Epx12&W]]GBbq,3+Rjp1i%3esuCX;GWz8S2TBgA5(QHqBR8rN8Z!Fj2;kLw&H=+ssuC>WHUKXpH8%hc0Q%(#2UQ-pII0pIGtvwkGpZ62GXO6WI4^S&I5-r;6EXlFZ8884",
-    "Ri@B%4:jaBE-KU$7&NL99[<4[C=9i24*[wY6ENNn6ELq01;9*c3&#&10X2=b7&HJLHL4O4GXO6JF*g7hHbM>A]BMI*:7<q-VGF7f1Hc9=068.N5*IQ6E,=R&A_,ex0pAn:,ns([suBaRIv*r7suCPH",
-    "k4h3VsuCXtGt(pm*=ZI[95c@a1kyJhG5[^z0W:hH5)(22A6zp4FQNf9IRGySH#Pt,MmIG86EoE$9]$u5C=9*Q2MdCY2n4>Z4yzI@88.fo2TBgB5(QHqBsr<RF9SF,058r0I5Pk)IXD0:9XUAw1WXSI",
-    "/9B>23<]XO5,l<002;=_1+l^K0S=.=BriBKG5@^Z03U5L03TH]03Q!E(l-(OGXNMhs^dgoF#sqrF(D5Cs^dtLH2;w#0qr6VtM:&7&9O@d6#&+42O.uu5)&[09]bc20QhkSPY*7u5)FeG3$2d^1kbiQ",
-    "F99.%)g%^(s^deG03tUx00g[T8!+tj0RkT[BQ,Uv5(VV3Yz(Us9Wjzh9^F<8E-TR!0Ji^Hz!DxY03U;@F#sYoHUKYMG&cY*q5(58&s-AFGcf/!M:8/1BQrF#3J(bDBpEaL#3_EVTm!%X4$oXK8Z$8f",
-    "2TBgW5(HBpBr;xjDKjzv2T:2s0;%A7Gc*7%9y2rm156IjTnAMj4KlzI4(JRVHNX,BX)hBuFu)QoI5#l:6EXlFZ8884RqG<#4m36Z9[<H07&ZVO05AY3Ffkzy0l*Ri:m&mRBr,J5>XP_V5+4CK02np=",
-    "4zye%GB*G(1_56m5*RoD4/u,y2nOuN2M1vbz!DNQ03QK3:m(R303I*=BQ@jt0uwX95(_b)0]U$gA0sxv5,$TZFaRzxIo3%Z3<@vLG&BGJxB(9b!4e-a0Wts+FaRH1F#s:30W_uKF9]j.03Sy+(>9lW",
-    "fh8XZG5@R<0]pHX(>93/0S:>uFCjKD03QK1(>95p4.FN916B#sTnAAf&H=[V5,vD0052mrGXNeq(>9Bt4,L_;4w@8Vpv83(H0lg56Erb>B@,KMF#r/X03U5K03TH[051+SFaRF>Hvktm04>B,05_,[",
-    "F(D5C!4e^gH2;#FB>uO8=Y-Y[,VYAcTmqZGOa_$k!4eZR00h)r4ni0,01qwHTn4$.2M1vb!4eWO*99K[GJz#0H#q..Fg5<pH8^tTzlm2HF>MV[A_P(O0^mv<5)GGJ5-DOO9]btpNdn0%45>&j5G]nr",
-    "4+p9eAB6!k024ESTpwIB0575eGdTb+2[bSOFGn-m03$Lqo(dlbGpZ68HvkKOTm!%X4uD)Q8Z.Bf2TBgA5(QHaAAno_RtbPy2T:2s0)SjDG%=4$9yBrl156HpTnAMj4K^J09Www7fLtOoIcYBwHZZCZ",
-    "FE^.a0249*A8j%K4=@>V9^hEtTps[902Vj=03i-l5,2z=ArAqn5)&^rG!rnd4FurA2<I+d9]1W47&rhPIRFze01pO$To5$;22T$zsuB%/TpKk26EW8XF90>)suCDD03I:@1*HNLF[%.8Hvkhh/mHNT",
-    "suC.UGS*2FF[%.D2R73r1pDzY4bTJxfm]Lis^diD0W.&v>]Ov[Trz/NFQNf7GXO6MG&BG&M:I456EW2!9]$o3C=a*N2Md8*1i%3fs^e6EG&KMp0W=VJ1ydg+H:(ma12r%JFU]rrF#s+$HUKXpHa7qs",
-    "Hi29RRSyk-TrDv-(+muOTm$8cN,q-NFx4b4I5jW-6EOfEZ7_2JRWSe@4:EyV9[<Q37&)sF9[<K1C=s/74*-tYBQiAr0tf]/(Q>*]Imizm0X2=b7&HJ5fm]=$I4or=201sY5*Ri<4/sUQ2CUsY2Vo1V",
-    "5)wAo1s;%1)g%%(00K)70D)X1G%/+D1A$x&;b@$sIlU(jB&!kx>6@iI5*#$vNiPgCH2=L$HUI**0RiLEE*;3+5+8-EH2<Pb03Td40575eH#q./2[.+YFGn_v024F,9]$u57&!n7mRtnD0S:;tFCjQL",
-    "03QK3mRto:A0#/z5,$TeG5[aW0y&mkE-TR!FCH_800c^A3Ae5T9^O>T5*-%D43/CXGB-=26E!fv5,&J4F#r/X03U5K03TH[01pn9TrM=+04O#vz!Dz,HUKC#F(D5Dz!C(CM*-[1@p/:P8#urc9yXR,",
-    "0*2d62O.u<5)(B51eRP5LKrdtA1*M!5(L,.2Vo1q5(AeQ9]1P&Bp5cp5*[/FBQr9k0t1#<4Ey:Q6EeO@4.o/5F9bF-039-cNiPjDGr.xbFaQ9!0S=bk5+8*DHUJYbms^rQF#s:30W_rJF9]g/053-1",
-    "G5@^Wfh8XZFaRhvHJk;vms]tD0S/d3FB&y600&AA!4d:hA0#uETq!j(00&VI$pV*L1dI>5!4e,HHJ4ljOb,dL%:xe&ms_9[IOz,/HNg<CX&)3hfh8X^IRFzd03U5I03TH>051+PHo+1f05Jd.F#sO@",
-    "H2=3zF(D5C!4d#M0=wW(uMGr&@2@HY5+4CK02np=9yb6IG5[]II5>]qH_/3lHUI>m!BGcc3&9ct>VEKB0Wg6j7&QPMFaQMg:k]aW%rp$,/Mxh(zi]&E!4e%ems^Ds03QZ1)/45UGyn_%5+4UM03U>[",
-    "Hvkhb03Td20575eHZuS(2[$kRFGn=x024F,4+!fd0PQUX4GVx/1i%3fsuC]DH!%Po0XKkL1yc>nfLsGs34mM&Q6J6%H:wgYIWhn*BRMkw9yx$q2UQ-pG=!E^lOG&6fLszW0520ZH0vZUI5so<6EFZD",
-    "Z7/[IRWJZA4lytQ9[<4[7%_7K05kw7G%+C$0jd%cFvm9o:m)A%FgB$51qrtJOa_PhGQ$K8fm[QdjtK>-!#xf[7&HJ6EP,4AX$[#03xQk[Fu48$9]1M&Bo[OQE-u#,BQZ3l0t10u8Z!VRG&q%(0S>dr",
-    "5(+mZH#WMhP7epvBm^3]v-ho&j&vh1H:;sKH_/4o0XP5;FoIkkTrdDHq5(EA051tPF#s.[HZcG)F*!LjF9.m^tP&VE01JX#1Hb>ef;O[eHZcGPN)D>N1yc>nf;NYu34&Y)Q4h@nf;O=(GXO6hHZuSN",
-    "Ob&uv2UQOYf;O:zIo2c%nV482Fga-26F4/j5+64:)+7L)MFOV*4[X*XFI6!)051+OGyop^GXNMf03QG]02ng:4*@O:0TVC)6E=<9FaR7etP&pqIRF;q03JC26E*,327>D:H_.Du4/$>[4TD<8H_/Cr",
-    "G^r]n0Xf$s7&ELA9x;zFFs1;ngIo*T)EN[t:$(9CBdihy,0K4jtP&hI*hw!8F*pD&FfsrDw*dpe5*[^IAA]up00r-mfdMaEIXS<+FQNf7HvlgQH8cP(M:R756Epx12.-:&I5V3E3z%F4zyS@y5,%Y&",
-    "H2<z0HJDrlQy(NZ!4fY6HZTA$&H=;u04>H+052mqHvk;tm]O/[9^PIc5*-(:3/EiD1Dd!6FB3O2;Ib<qH#0H85)(22A8j%K4=!.V0HzEN4#5&105kv;Gyop^G5[ztF(D5D!4eZN>iF+O2A$l10UR/b",
-    "-42Q9TmtQ(Oa_$k!4eWP051kNHvkwmLJuyPTpc$68#n+WFfrH#9]1J&Bo[IO9ygg:BsDp,s09O/TpBb0BQ,Rs,_kUL!4e+;H_.]r*,0,8F*X1@F*!B:0Js4U2Er0Ah5.D&0249*A6zp4FQNfBIRGyS",
-    "IW>..MmaSA6F7q.9]$,AC=$Ks2Md_91i%3f!V)hbIX3>w0Xdpn1yc>snp@gfH!uJ%&H=>u04>H%052XlF#rTi4+!!21TPFSFv1coI5+;cnp==hBmwS24,:);A2:IIB<-LRA8j^QFI6^.!V(V-np>>M",
-    "H2<ej03QG@04OmrAr8V4GcY+d01@C,BRDt!46(QY9ytI4#H_yRA@Ze56EFY,n>Lb-7%_7KE,/Cp4VxGX;&k_yj)>Mv0XH_.B=WWn5*[/FBRDsv0uwpH5*jrC5-p)JBQ*dlIWzzgH_.Ce@w0%I5)v<3",
-    "HyJbl0HFa72dfevg#j<DA_,exA6z(uTrZ*lH!^b)2[$tUKSwt+H:(m8Gyo3:;Ib8UHH8NYgj<r>0S.&*FB&&900&AAs^clLA0#w[TnmGqqX7p]AI.>bs^e3YFaR$jHZcGmHiTRURUZv9s^c=.3:,D9",
-    "5&_&26F4&MBriBPG5@^e03U5Q03TI203Q!Hgj=p0HUJnl03QG>04OjqArAqo5(Did0]*u]fwvzFs^dgpHvkwm01bs)6f=zC7B2/iIja&FH_.eWg.Ksr01k%#M+C!,P9,xkiH::,xq]<[IQD^96Ed>C",
-    "4a*P#<@5Y>ECa([4vqQ+0k5V#0W1#zi_0osGXpyTEe;+j5i.Z2Hmb%w00.8(i_0pW3=Fq-zM^_b1dp#L9^P0PvH^B(+6oK5a]fPtJS[aibRRe_s@::4o_r=6evhyM0<cME4,_5U1qu0q0]w=WbO,YS",
-    "4uhl;0j0wn2krR.4%f:x2I]BQ2dm-V1dyR19_;B_-42:kIgA7erU4A&m.9s4tQ@+8<%aS_oeU3H<v#B^dJjnPu:uc&<%aTxGBi0i00OF)9uFGmu:uo0.>QIqu]5vI1Q#-=0/oPR1*7/]2Jn./0jKy3",
-    "1Mvk5>;@*</o18#1P!hX4+g3E1wRHfG%)^R$-hAq4(Q+#7&XKBD+kK_4e,nq0n=.K0:^&m,IZeuBO<(0y&V7r4+YtU8U>FQqyalMGd7b49yQY+1Ghv3n^@.!kL;W#:,hx_H_(uXIWxZl2U!W>AOy($",
-    "9vd=C$bJSe4$wyezO+mSA@cPj@2@E^2r4l#/rRK0j_xJ=0]xi%YXuzyzl8,47>]<,Gw>*f4%HwZf&;>D!UF+.1p.l%4+g-J0]M^:Ob3Pr4C;s:4+Ytn0R)A-0TVJI1gyylD:XOm1]I/902ns>3i8TF",
-    "0P2Y_4+<O:1rRgf+Y13H2*Wx9sk96aVT.]&6f<i583D-G4<8Ul1pt/.3Xcc@i.KQO7dSTN%LM[T1=S=K1WE*gcMgY#6#(>u3lB+)@UOTaF*rB80uNV.@UOuMG&nahwgN0QHUJek01VfT4*_zeQx7>e",
-    "@UMWS0u;g/4<ryq1rE3Z4-^6VD:gF#1&tsJi_0owmGA@*NsIag0Qubl2DkzbSd01vKOHnUIPnB4H!uJeHy$f8IJp7.j]2^ji_0o.Gva]70<(/.NsIag4y6Jg9X0;QHvkqn9vd_K0t1/n3m,H#r2,Z*",
-    "01sG-@UOuMG&nghr2-EBGyo+yHUJnjV*[*!1@jri@UL:W9R-NV4<!&r1rDVG9_;9QD:*R$COI.z96102s5u@rFr<+(HUJOu5[vo-MKn1uFaSF/IWV=q1K/zaGPd*r0w*sUI5_%^1p[dqGyo2VuLTB<",
-    ";ga#94^t,QuLT6o0S>GI9SgnB3-<S62A&@rIRG*>F*KtD4:R<>1B$#90m/stSd01vPaHHkF*l>GD:N>wCNwet95;>GH_/3sIRF+k01sG-@UOuNG&wRcr2,r@00oL50Lw26rUC.,4/*$<Hm3p/F#r!)",
-    "i_0os<^DdZ9H#-+H8cPjHHVoH3#S4Ew8]R_G:#x9GdQOL4<!&r1rDeJ9_;OVD:g9zCpI$x8#w;XGce2(4:OS.1ksaN0m<hpSd01vPaQNlGc%>G8#n+6hyDsIGB&3I5-OoGG&cYiF#r!qi_0o)rveWh",
-    "!V4<nHKzg/HvlU$GXMntGaoZFrvfE1H_.e:i_0pW9W*&K#0x7pG5[wyG_>ZHFsA]]G%_L$4:YF&7Bv75h7pVU1xPeGG&Qj#4Vl)v0Rtr%G5[YPHH,QM14S1(030zT6EXl8HfkS#HjDZN0)$fnhdl(3",
-    "+ZhTS6EFZJG&SgL2%(S-2DwlU%1tLVH_.Uu&;5uE#t0uTGRgl01&(A7!UX7$1Q0WVg&YH>R0Y$Qb>bwT8ajqq6EdPM9XQmS1QRpVJOKy,5CnstA^cgDty&s1i3kJpf*^E@RU0>SS=.qo4.)4f1q[3a",
-    "4+X+n4^t@z&ICd-Ff%!r1^>LRIKo-OH2<knw3Go8HL%78FCRHHr1^LqH#af:KOZ+YGXMii8#Dj>)&:t9r1^K]OB*%,0HG2O8:IRL14$b/006Hd4.do%1v<u5FiQZ8ArBpa-[=jt4D]v4._a@;f#U<O",
-    "OB*!zq607I2R1pR@UL_+p%;,2sSgh+r1^K]O%yo*A2TeZ@UN&NGc!=TmI$Q!1wUUjI5eG01:K-00)YV=0yLdVDmX9zFB&v300U>lHvk(ool65G7&HJMh5.31O8_(E4-@Zy960=E5I,L[GBcwW14]q.",
-    "01qI;kp/<x95w(CAjgpg14]n;007wz4.Mxa1v<x1Fi8OW2<e_j@UL];4D$j2f(s8Dr1^K]NeuA.0GSLA9i-jN14]zPHl+Fm0py7u50MX_@UOupG&nXi002,2=%W_MG9;o/02ncv79Slrr1^K]MHo10",
-    "437a5H_.(mY9E3DIi&gp0RM*:3GrYE9Rw8xqQwUcl+ObX5B)qCGyny^FdvHrIEdN/GczzV0058r0^cE.48<BD0Wupgw)zD#H#s,]L/,k695DDh1B.Q%Ei*E,Jp.BI0SEyQ6f:%;AS*RAv=<%/0zx$_",
-    "GBa,r:Zbz&u[aM2wLKpjH2<z3Hvk@k1U0w+1S2yrym3DWIXOACJqf%F8aDs_y+a:_1vk13Br,X;umvqLIRGs/G2Dv.1FyCS8aTQPA_rby5jjdrH83zS[R#uz[yh%33.JrD0RadC5EM9$q7E7]xC]:Y",
-    "FaR.(G%UdZ88*P;1Ol@N0=A!98lem;1T!,LAA$rnp8o=<mB0uBxCRdh+pq,zfOiMO1rDJM0QdwCiv=(!BsDnzEHgC#F99+!030*6@UN95IhdI/GB7hTq6[oEHUJSh03J600.SFr2mufjG:z*mD:pEr",
-    "3:q[1AQLgq/OF[)fp@m^3.HhT5Dy!p3;BqJ03U(@H,@TNBr,XTml,bzGBcwL7&HJM0y6*_iv:9VBQh^nJvccx03QG^01,Hk-vNg53/%T[6E;*d95(.1..Afg0L2&rsYe3[0kqp01fvWaH_..p#TX+o",
-    "GyokjtNjZCgYX-/B)0km4Y_mj1h<.zf&<78ya6OKIG(gcF9.j=xC]IK02(#@1gjDciUqg_G&ndi04+5*03QK200FkowE+vb3/uE<0r5NmfRRNE[t5&6,VhGk7z6CPqyYg40uTg.<*pcXHn.EMIRFHT",
-    "qmuz1H<ce<0-Yx@4.okv1rECb4+Xgl4^t[hZX+<[$b3HsI5ai63:h/$1]B)N3->594_qr43;wu&04y-%051VEFaQAU@_eH>Jt8$XxeOvRIRGp)GXMhcJs$uvxeOCF00ZtlBQ@bw48xxUDl--.3=Fn<",
-    "HUKR%H;^bpIEkhk4-!Nl4+YpgAA$rq00HB*2;K++2<eRP3:Y)f1]I<4qYMv/1/u]lIMuKP0L6U@qYNE0005$W4Yv9P5-H*)IocR2H#h(T;EeG_+86>m;F9h[0T3iNGx=928#18@8a1=s1cm5NJ_ufx",
-    "wJ[;%Ip1v$8lnsz1UA>[FM]X&FaQ)cubCDv2sSyQ3:Y:59]1K0ABzPx**!EjHaDUSEi=L#D:gdC3Ie4VKL9f<H0/u$H_.5pJrp:Gk=;I,FzpK(IF1+ui>uaoH#M!$P6D)-4,Y1@@UMQV0S=R%3;G98",
-    "F^OVxH/UqHF9.U+f(#fr03QN401t^/xIHvCGC6>>Eig3z9]1X^7%VU^wqgUF+,)-5G&Ld&#w0U0H7vo91rE9l0.;Vq2m@td6gL11xjid1F^e&BG=ZFIG1u/10</$64.)wx1r5Fd4+OgmAA.xkyFCHA",
-    "jRFF##vcy[y9>5ZG5[]DG%)^liv:5kJu<_rFaSI<HZ^k)G%=4JzLx;UIJ*oIHUI.2gFh/WIH]4$0T_Xq@UL_z7!oWa1G>yWIW)rj4jVSQ3:!26A_,jY0WCK.f,w[^>3I4^8lwy=1voJP4^%1yJp+O5",
-    "834^k1P/(K3:Y-49]1G_ABzPzr9Ct<H8P>NEiyO&9]1K0EiyN@Vgu%t8!]I7Hh;7<GL;G,;4BPV05+ry6E*+:racui=[g=0Gc/;O8aIV86g2wj7cMh7g)t*GGmNVN4-!Tn9]Si5AA.xlr#&M!F^wyZ",
-    "2r)LL3:Y[79]AW34_qq,Ju<_jGypv[IWVOR4*_yrJvBHvyJ8]VFr=G4H8B7jHOUwR=v[.84*.y+0<I!W00-x63//p28#Jmt8#RG<6f^dUZyhktmka@;+#e4mw)zDOya5jdzdav/1T+8;HTT>#0UroA",
-    "-Yk4DRR#;Y0+<Rriv:9VG&MIhx(ppP-Yl4en0o<^$r^y5Vm323ER@ey$d3vP[t6N_x(puxHUJYi01@L/BQZ4qD:X0x8Z!U[>1p==HG,5.0;h#r3cCy+8#e$C1=7K5g9J4I6gAP%DlZ5#IJ*oOGyoq0",
-    "GXM[Z1=7KQH8VE53<tG,03QJ_04*=wzhW[oG%Tzn0,jbYG&24Q1:M0C4)quVrt1=]2muf)GBWqS0wOjw051nNHMi3(2%prV0SxjC8#VwGG;laq9WeDV1dGFD4-s=ZF9b6%03U+[G1&]vFfjlx2rw@J",
-    "7&ib5(R%^(9^kNKmOe8yIXD14G&eNa3/GkG0Wusn:,q%_Hb4;N)(j[%GD8mt=Vk.IH#O>^1p^G&GzI05G7F2qs[segB>9kk;D>:AF#rLd4FjbO3hMd/45bYZA;o<CATcnz1@iqQ@UO7*IW[l/FB:v6",
-    ";D>/@v(5qok+yCRPlNjf0JozC1A+t,Frowp@UL;Q0*hM>HkGw*3g<c^4/[uK1q8=71>IlQ1>BTWm.tMkf(!+Wwgm[!>p.:7zyt@-.xdBIltcymvMLU=5ga,Bi4y]TvjGQP9]bbCpfD9VCJ[N#[R.BS",
-    "CKWIMC<;Gg-x+@m0]BcN4w_<@0<C+*0;QH(q>i[!zmXLJs8J5w+71r_jkiAmvFEb=3jh8K1aT8JJr4y@3)@9n2jIta1k&#@9665JH3Y!XA>FH62-Y@FBQh@_7BfQuR0OB1lmP_aw:utTq:Tj$%8E7w",
-    "h6DkZ:LdtV1eM7M4*KaN1L>D57X1e/068;#5CFUi2O.vztfV>MIXE.n&PNqA00h(WcMkwp3bfuX4+qBc6E6ZRG2[gR$p[XvgDNF5Fvz+k2PzK,Tpt5601C3rG6d+E2LT8l0yuX8rHLv7D+qfZ2Q_m7",
-    "0y6*%%CQjxcm:(EJq_#kG5[Dc03Qc903QN0051YJFaQAd3l9W&6Egq+nHL8_4+nW412q621TtVGG+q4x2w)EgsRSPbHeehy%:xuL+yM=-%:y3,HQNCX2*;B.12/mQ0q_3!KL-_8In4tRHUI!52zd>(",
-    "#snV&IC&oeH_/39IL!kTH+dL101pVp1Rnx9051eMFklln%:w]%D+ewQ2/)gb12AD5GR=^dH8NQb2b%[oIbAF(2z(C,<(2$D=9T&KnHvLn4+xwGBr!017%:1J2s8j612O-_0yY2!o(B$l6fpo8FaRG2",
-    "HUJ+3GXM>**8&CNrWFj@0UroB03QQ1uMr$D)B>bT,_kT;eHSy]0S8JC2z;I(tP&pqGTH(!2sAm:0^(U-03@<^4++o&9]Sh16AuD/9]$.r0_9rT7&rhQ0X5AOB[;[.z6$@&6b+aX1lzO]0<oN0ni2.!",
-    "oe&Ec4X/,E6)dB#1qF#73o[C)u73tn2H1,X1f0Ak4w^XjCNntDpal-EkQEj-+!X/1x)Tn/849,+4+,d#3l9j/#$E<7:n##D+9)$NGdK5:Bnu%jHZwK/3*;SJ4wTFoBsey!8xIB^1FHi8&.qb6:z523",
-    "GSC7SHu3</9WuX@Ek6S^IXL/@3:7f]5-4dF35_D;6*s<=NDY9EZv;&gE&,mE2<Z,E4+(-]1pqk$qLUB^p7a+OHlG&&HV+ic>7<)jHqG@I6gGmuBo5E=7a2Ct>7<KRvIQzKIoaP92GEKS2g[ZW1_LYO",
-    "s22]k:Gl=3$)@F5@qv@>zt1KQ0qYhCsR-<GAp^MiFw;tk9]be>lv4uG0s)UY0=a*D4ATe(lf!ib;*j:<2=%:81B(X*cpnThy!J:R3o=9+KodBg0UI:w8X@9_00iduSPuY/tYjK9=92jW1>-K^4G7Kj",
-    "BLU]J49h$P>B-,k.>G_X4+!Gh0TDQ%5el557z3OF4WNWW3*@q0tpP6uItsX:Dgo#)4jc!z]AhevRv9]KBLb8j2e.4s4+4RQ5iT;=#1I13n+yqDKL-_93dgJ&88>abkO2.7q6[AfIf_j43,y:7IWRaf",
-    "hn)^(sIM3/1T@=-.PaS,!/w,cuGj+)5!]8:4+Pb[6%P>SA0[#YFDEiM03Rnb03Qo5myj3*(*q9+,Q5KagAES]+^#BXiLMhOF*3EY1>KBm5G_B^G!F_C<<xw!4*]cpHUX^o4F]K[1q*^S6C=n=zMdHg",
-    ">yrFG*V7XYt0xyR<(_5bkr)H9IslT!2;1jlG2iPW2G%JArrRwpH!]-<6GJsLH#6iE4c<1$0R!Lu1@iDKo)ZklxHSmc[SpR@5Dym3m.$HJ+,w5_42%Q<g]/xg1_N0B3ksm<0t1ApGY+T.8a0Fo4+Pfr",
-    "7D+cbH!%0[6$jJ.1=%@fE-C&r7%hkA4,X0-KMFN8Gyp#dI59Q/4aM;n4k14aGd3=)KMOW9G5[]MIWVLF3)S9h4j^/=84nGn0v@)7AukF!Ii&#&.-rUgAwLT:Gd2J(3pg-P0W35y+Xn,v$pQ$b9^46I",
-    "4+Pc(9W&ssE&v$,&kYX+,H@;Wwh9wABo[RR4+DA+0iE_<0<D^/4h+>l1>Ox-0c,-0O%DS@88QG3)sqGSqyZT;NC+]w$-2%JF&>vt@2i9$051.XIRGC5GyoYh03QJ_024I-9]tu688rYO12X=[G)M;Q",
-    "4+8lC9]tf1BRDw#9^hDC9]AW388!eNHvj,%1F,/g2Qm2p88@qR12zB_Fh_eM4*_fBF9.j@01@C,FAg>1051YEFaQ@i030&4&JP3bLIP]WH_9ewTnfhl4YbY/1IPgjNC,d/0[H.S2r:W<F#sPAF#sMj",
-    "00O/990(*1@2hsEn+E[b1P/%L0U0z$9]JP>0UI(%2tW<3@T-KoH#h(U!sc!,4:mRW0UrW302ws=9]AT2A_P&)9]t,50U0*[4fv)81IYmkNC,d/0[Q>T2s8i#,w7WNH2=L$IRFBn)Eo#T4+8oD6Ey%2",
-    "2jB<QGcZRV133Bt8#G7/Ko0@;0S=e=2<=H]9^hJEE-BL!0.YT_2qX=z@T,L+03Qc202wn!9]JM=0UIz#2tW<3@T-KpHZ^kQ-RzoPGypFGGc_gT88iR^rv(ayfi41V9]t%30U0&@95es^$pH&U2tW<4",
-    "@T,vZG5@^X03Q!A03QN402wy@8#n+1rz@@q0Url5@T,d=03QQ402;w$2tW<3@T,vZHR1=qH2<zEGXO3$F#rOt,W&)d4+8oDA_P&)1:y+_M-S5z4Z#xw$pH&U2tW<4@T,vZGyntQ2>FwK051YGG>wI2",
-    "GXM.169bS=1F@@h2Q_Tu88rYO12X=[G)M;Q4+8oD4+!E36EpxH4:ABQG&cYOgu7<6Bo6^m0TVX:9]ti288@qR12zB]Fh_h94+6sz9]$x66EpxH4:15A0yO[t&=8Dp4+8oDA_@H/3*rd_T;)tn4a5<z",
-    "$pH&U2tW<4@T,vZG5@^X03Q!A03QM_vjG@0fdLG^69oDk4(JCC-_<xD4-].S0kvNU,>kZSF)%Fp+XD<.HU!@h0ieuJ3-rblkL(%/SPu!K+fxL=0t4[78YDM4wfi6(H<gBK05>[205Alj#t-Z]1k1oe",
-    "4MraWHo5@[t>BU^vI@k3gZ2*yP71jL4+Z;FQwyKjAP7MZ1FR(piUtn;lKf%//:iR)*aZ(G%eWIGH8jV;0Rx4-cnZL85ik/E5P$+5IgIuX0-IbL3xh[9GdMDJ6Epx0kK6+UimD.H61s[L4+NsNWC8Ef",
-    "MhgFLDK#:W/LH3l7X.wT9]Se010Mr4@_(=@=(O_01nZwG3@rjXIL87BrwtDUg[l([Hwvc&4+YtTFfRr)GX4Y_0ykF_HUJ+OH_s@KBsVqy6FC4M7B:J6fC3)<HvR,HH#h(zH#YzhHUJMFl#dVycM7qp",
-    "69k0D2M*![6EXk=+oUB1M/t]6G2#RZw/4)T1L6b:Ne/;P7y#x<2qX=>-sgNlKnO(,1nA@-45PDW2tpqMG*^rk03R7N-[*:R-Rz!)F#sPHIRFlU0v@f1-[+Zv00iL)6gb!g4/LjWEH=d)9]1D^A_rYx",
-    "DL6Nklm!P!9[<Py1OPA!@!EPG4+O:zE-up(0,:LL2qX=>.pdfyjRX$@#)2*ky2NJ)LLM.#0@:ba2qX=^.peJzHZ^kfGXM@4*pv>sfdVf9I56b]9yZ7cBQ@g66foKa4/LpYD:yR%F9I+(024F,3aO(a",
-    "2S=>SHRS[wGr%.nG7kmj1P/oJB:/ul2qX=>.=%xdPzXg21kuA244l>z2zd>zybl2G1>&e%8Ri5JCCdpTH7xLG4-JPG4uJw60ypLa9y0(GGQ(-F+XW9P.=(J@FaRF[F#r,U03$a!01TT19]1YZp.w>p",
-    "3xzreG6UuW4ND&aHm(90Gd&*>Hs%BwH#Z*yGq2+y8!=q69]%Gp0yS6^GyoqMHRc2#B[j;m6E=<47m=qbfdU<=H0A=zHOvVVH2<Se+XW9Q.=&oy06zgUIW+(yH8ubeH2=F$F#sO^IRFg%wh#z14+G@]",
-    "4+Dy)6AFu@6Au,PrxOC3/Pw9F4+P8NAPm^oXb3>d0y0.@F#sPKGUfyiCCmvEIRFnA@WFs;0v@e_.=&!y00hhl6E*,3Df$,+v8NLR;3)M..=&Tm0246)95svs9]Jb#1PqTu2r:<<.=(P/FaQGM;,K]l",
-    "4-1DE0MtMTMGpnR!V<nBHZbM[9]Ac588@qR7&!nRBs9zkBR4Ss4-TFx4uJw60XXIa9yH7e6f=)6H_.eI[TB#<0Sx8<4+8xc6Epx5HUKO%IhzCz0pRHq05A*GM+h.x1;B@EHvj=Y(PjuF4-AJF362C0",
-    "2AHKS43wg12tpqMHdq,o03R7P.=&%kF#rSp7atcl01kly9]ASz1RgU06EbxaFxv$WD&>.mH_/pKH#YziGynvupCcPHi_^zNGBD,<8#9;q2r:<:.=&0&oh^F#88JN[6g1@pDKa%T4+VwfD,8CuXb3>d",
-    "0y9>[G5[YKGv)*zB[R$k1O68e7@CMl4uJw60W#(U9y81dBr@YAR0DMnApRE!g#ira1Rnx100aIP1.C#a4VwfH0gEsIFbm#L2r:<<.=(P;F#rObuoMU+4-1DE8Z(Xr3yd5Fi0DrXuG$a;LJtC10ER:e",
-    "Bo7(p1P:+52<=K^4-TIy4uJw60y*Xc9y0(0%n1@Tbq=[27YV!1d-,/T2mTih<iZhgHLlVD42%O00@)Hr<465OG7kmj1Rgj50/lac2qX=@.=&3k1P+WG1pUkq9]kh!1Rnx7SQ$0]4-lC@A0-x(2<=R0",
-    "4-TIy4uJv:0[AZ-G5[1Z%n1^W+XW9Q.=&r#051YHIRFzf0246)4E@4[12i$>1Ptg]2r:<;.=%^mn/1$w88ST&1p6,zHyJhn4U8NE#hDNc*Y0QtLLUM&SQ#;>9_m=^1P:(42>rZ$01p<b7Y/_^4Erww",
-    "mTC=:1O&>p6F2^5D*hKNG&bf04+8!d6EXl3Gyohn03QQ1@!5>clh6]gG7kji1TO+LG5@sb2OkPG[4WSi3XTL11lZUR4fL272tpqMF.2Qej[y%E[4XCQF#r/d03Q^O01kly9]AS^FCH,fBQZC16ENlk",
-    "4/Vl>D:X9!9]AN06EXl3Gyoho03QK0[4W473,V$JG7kmj1Rnx9t=yf001p%VF9L]L9tcGa.=%,Is^T.d.=&%CH_.+p03R7R01qY12<=Hu1P:Sf7Y/_^9]AY#1RgU06EXl3GIb9s[ueAZFy-gw0x.vs",
-    "[udK7030=^9]1P^F90wJw@U1<1pF<zOAi9OAOPMS2qX=@.=&lxHx7&(1n9F73j8k!LLUM(SQ#>@4-lO_A0-r%2<=K^4-TIy4uJv:0[kx;FaQ)V%n1@Tbq=[27YgOBO$LMeBLLS63zFFj1CqZ21Eg[X",
-    "u=Iw53c-fR0)Y7/1H/IXi/qJuv4=Jt0:c3U)EEHGg9QXK0foi=4+GOp3!DCf0R=!E1%$v94+OrV5df(I2(*eJ3]1R3sj:zy3Nb8!%M&l90WvJR%o86zGT8wL#sUnC-vy0:04p-v03tFu00a4u2L:4m",
-    "vYs0s6m5gs8vr-9Ne::p%M%6kp8=-%U-;l2B;2E2G,C%D9^hKS3QPm60UR:@A0ILR0gYD-s[s/=02;=_FCI29VgmJ53&8-c!]DY92n/EmAH)GK0yZ#W6EgrDGXNhSGyoq0G5@^b030-[A0IXV9]AN0",
-    "6E=<HHvk>WH_/34HUJYj01WB>FC#ZFl;5v:IRGCYFslJ8H!+n32jlhu00.1L0Usna030-[A0IRT9]AT26FC43)&egdI51)dzy/3N1-ge63^O!#zy.^k9uheg4W5n!4<I/w8w7#/3.$&z1I7Ie4.)qQ",
-    "8v*:Y90QS)J@XCg+Zzng4+ioc2o<PJuMG;JDI+j6nbHFvS_/&6AwoAaIWmJ13CGq13;vva01oc+5(0(gdk2R>3T7@HD:6S2EAu^FLIcH01IbMsIYkJ^BM%Zq0MP*t2#Nt86*K<J2Q:gM6)@wP9]$u5",
-    "9_CwL9]$o34-9Y/F9.g]03Q@HMIQ(=03Q@F01pV+0v[AG03Qf6o&z5iFaR$IH!+F.9_CqJ9]$x69_3tLF9.d>03Q@FMIJQ(1e*u_>&XLfLJoop4Th*64+PK]4+5nh0HibsBo6>;&JzQaP!A^/&J!dx",
-    "H[0V19]$(8%M$__S@P>E6EFZD4K)BC5i]fF4Kn_A5i$TD4KV-85HJ8Q3=h3bFA+C503QuE03Q)H03QuC01pZ310yjxMjs3=051tPIRFwk051(RIRGCKHUJ+3H^jz%1Dt_e00.8W)XozFkojp3CDhIn",
-    "3&92ssK=rpg#jN9Fvgo7BsMYt4.**l697XG5N8uO01np969TIQ4+z1[0S=JC2;LLs5DyC0&JzLP*$<v9n*kIy01np969elA4+We75BCAq&JzHq2M,9/&JzQU0^l]81r[*;4%W=S1J(!+2%iBT1_dR4",
-    "2RHx[HUKXWF*pDQyd)0R&JzQ#2<eII0S_kf*3J><hX*n+HUI#,KM0I34+Y+#A3p*&Ha7qT84<;gHcd4!H#mb90nw,g4.MDz69jt[HCh273R)91Bp(Dap8*dg(1jrc#@=&VR].F(H2;#g0UkLd4-r.^",
-    "6ApVH0y&fd1sOjFH#InWA09IH0S.dV0W_l.&-kRW8Uv&q4.&mJ>5lM]6Ek^YAp,lI3Iik@1vYyhDK>:2F9k9+R^(cM6E_az9x]5#FDf,O>5lwB:-nbK.r*&tGckJ:FaQs,2&2st5iOBm4/AI^6B9D/",
-    "h!g:fZx0xw%<YCKWdyKq4[W2&6B9C#suTeT3!^[w4zK]aZIay=1pI6R2mnV8t=oka4FsH24@8Fs6AqvR0]*YI%<YHaWdkHHY&a_V%<YBcYy>cf1oOTD4kQyX0018kV57]w4!i-b2oC>G%<YHZ&JG5i",
-    "L/R^A%<Y$cro0pb2m.Cv3nT/pWB]4S1SB6/E2GU54vGN*2n3!:4kQyb02DR/4,);x4Un!P0Y3mo3CT;XbPo-x%o7qT$Y&1/CJ#WR%<ZCo00N@^A0[)S%<Z3pjR69e0uKPJi6I[nGXNhpH2<D5l+F>h",
-    "%soE^G&458i6Iy[02Mg=2Czs1CJ!gSi6JimH!uJ%FE/m%4r&YWmIMQ8A2Trk1e2Z=BRDMB0uKRg4:j(+9T>s%0UrW001rC9i6JvGI5gM+9]Ac54:4=9:pBxPY##zQ03SLs024C+9]AZ4A2_4qA_!hz",
-    "F9I]%03SLq024O/9]1A]FFG+f024R:9]AA[A2T/r7dZ0-9]JLJ4:Yw11EM>:GS&ef0yO[+Kfj3_F90>&000&bGu8nEtTzP1+5-Z_Gi)C=HkbqxF#sO]GyoqXH2;^21<=*9A09QV%<Z#hH#M!z69R7.",
-    "Fw>nNwY3Z@GBmwJ1Dy=NH<*%J7r^@k4m/MP!HFRbJTD(NFu[o,BR4VpAs,hq!HFRbcn/!Ei6I1l1p[_w2s]GJHUJYe01q0$i6I2!1>L]_55b8c4m.;D2M,=;i6JvLFgQF95W$Hd4m^e#01p>!i6IWA",
-    "0^mU)i6I2s5CeJ,7r^@k4tgIDF_Nx-4tfOb0uLd.i6Im<;g9=(4Z(:aKMOK3Hm%JQKRGfnHUI;G5exJ20]c^W4%C$b51-]6rV_6eF*g7]J_A-kt.4hzvk;rzi6H_]5+AbxH>HMpHaP$fL#<pdEHO95",
-    "#s&n$6(6(#G]K@VF#sP$Hm%JQ4*-dE3.Rbs53:Qy0xdN&03Ss)t.4h*n/U0QGxQ%1vjNQlEi=R%A3QXz%<YXC0t:t<6Ee*LAF^_903I[>3;Do*t.4h%%:oPQCj=/WAF^_604>2)%:oZRt.4h%%:oMe",
-    "ECscNhXEh70XfYA4uK63G5@,k!HFRs12>OLvjI3Z%:o@Vfejx#F]ExL2+aZy1Hp+QFS7wSGtB^XFo6vbFaQri!HFRYioJRiIGP0yvjP4YEigF%FGVmpt.4iYF*Y_Bi6H]2-_<[T0nGv_I5>]hMXk*f",
-    "D/[[sq6-HAGR*/Xv-i_#9WekOL=!R<69Lz)BMQv]1eygOvjH&xEjKd&A4WH/%<aQZF*Y[Ai6Jkq0X8,O1L/$b4bK7^L=iF:69SIn3/7W!6E=<KvjH=#9yNsx6g2.[mQe)Ylp>t9&H)btqQ)8pp0j<d",
-    "3Iw_AC/MkRH_/36IG(U46F0T)10Ml5sh+3,2f&MO4$]@#0/oPl2P+-i>P@DVkF==g129];FaQIS:lzNVt8N703/ay$tv4DozL[DC@Lk[h3+c^[3barL)Udw+0m/mr6#U:41i>UD1=%%f4xGOZ02_hk",
-    "oWBkT+2m&c%v^tezYYTy4,lNc4j&FN,]L(K15XbdoWBkNS>!Vn4F$CU4,uTd4hKa7@eFk/1e(XY0S;Fl36Ta3,j)*swblXwgOF4Y2A#.Q6f:if3k#!$6A7&OeFzo>h6f)7IEb,F0gRGV4(nG0s=.s^",
-    "z*Y]i=8O;Nu(MJR1T,H4G</0+GXNh0GyoPdo68*r)0+Vg9gx8R14[tXp$Gy%4-qlc0Vp=%01S(TPyn]B1CR.26xGKFALj/#(#HrSF*NH]1EiM(4+8KA88!e4/FR_WGV8D+8!&=)0SMybB;XAS3lA5!",
-    "zyTF8+KiI[34JUzI/8>QDJ;P_4+QW3N,Q)uzMC!vG#:&v/Zg_tvBd%cv9VbVkJvT=;UipI11$9B8wJ-q2p/Ic/7tUcrN1B#1J-oU2I:;a2[G1<2nNsVRtv+WRSu,w0zVitGdR]f2n(&S5e((LO#*@p",
-    "1,AKk2+#ouyO9DDHtO-%0Q6%HfQl9c$*gr3G5W_<2Xzkbo)ZEY0]pIH1eg67F90>*.G&=df#W3vurD72Y[J+t4V&*3H#asi=uhuK/I(h9J=7Ld2%q02FAFj@9]XKG3m*:vvFv&QsP#b-Ha7&T8w-2M",
-    "4+qTs2Lqy(CJ%i1k>bNrGcqs$KZgM@F*yJ_1T!%,00P;ATMxSe@H_1f12Zr(00W8tB<em+@H_1f1_NG;06)9^GB@N=KLs*3H_.01YY)2u@H_1f1u@^=06)9^GBz_-KL#:2Gyp%l0x_r,06zvYG%=4@",
-    "yaF-bF#taXGBYp$KVmX6IRHO5GBP&+0-1d]577bnk>ZCN*(C$=+$A4iCHayFLoqotHh^:Gw:Az:0Hd8A4,EN]2neDg4Wuvw+/Chb:I<GD;^rW%G5@t0FaekR1q6!M2MxW44gk%j6b^XWk>Z69IRvY/",
-    "aSqp#2mx9Pi!lSq,_taC;uQN#G5z<k3eheE+:-_=$Oq4b6eBS,[80jt,U$l+2<a#60tEJCF9k6$y(.ITTm>mA1pnX=IWaLT=y:uyyopN#rN0OVrKYC/35^+H0&Wij<aj1dCD5uC4+QY-5d@>R4jM3X",
-    "0id,V6fnWKLk]8!I5jsovb7chs3,^OsC5qRLjf2M1Luz#1dfXlKRY%wIjW8i4-z,02m,x^HVC5w4+N>)KLj_3F#rVI:.S3C1P:LNln5a!Hs$dr34#G14:z2Y2rnTyGXMk5>!10/(FF-dln5=rI5>]S",
-    "-l5c99GsL01D4z[0.Ehb56%Icln5=nGB5xyHZ;Q/A_@VtFIYJ,00Vjtr_#]u1p(&e3mY;:ln4M54+NZ)2m&z<G<h[mEif:H,F7b#G%:W]1qXZ+HE[xkNe:0M1@-*QPYAJg0/Cfs0@)%+6t[o^Juxvi",
-    "lnov=l;np!qE,kb3Z%]06Eml;4/)8aHGz<>BQY;=[4EQ]:VE_#y[,WsGpMr.1G/794^aPJ1p%Gg9]O1v0QLqCSK0psFQNf8H[O5-Cp9+!4y(/%FGn[t#,s)lGyoPf01opH3Zat$42.dy1MU$Hinj(Y",
-    "8#OloB@r2e4&46*1XB+ninj&/Rtk!<1>n>N&H[;J1^,%:052akHvj@n4+*&F0S=v^w+0.F<7)3zGQZ3T1c@tj0*-Ll4,v+c2roD:IRF5TMggY*4@.<s2NE@q2oF<=+y=fWIXAV*20b%1IRGd#HR.GA",
-    "E-KNT**rHiFft(ymabkPG&w:6N&%D$0E(Ui4+O=.3&Xxv2$l*T0y3,$3f%,AGRKq%5i]faFfcR#4n!F.01L&dtN[Siq5^=c[Qm>2ZVvec4ArA75-FM(3-4>g2FL3l00#gm3de&T0r%836E<BQ4-0oC",
-    "EI2XD0v@f302nj;3,yH!BR4an<g5E7wloC5n,&iT;Ghd[[/x+W-DIp!x!G+G0hz,QAB6!p:k/X]HUKYNGB*G(q5(HK051tRHUKY2I5hwgFaR$JGdTbmHuD7=0yOIqE-Td&FCjHG01pDRw+01MA0#*H",
-    "5,$TbFaR&k0yZ%KE-lv+FCsTL01pd@@2i0Ow6>K:Gdc1M8aC;=A_rYxFB3C2053N(IRGLvH_/qfGdKV*Q!>XKFAX*@04>E#04Fvu04>5*05_%>G9eEE:k/X[EJ>0Fy9ER7xdIN(>%R-:IFJe%Hvk;u",
-    "&k>;d03Qc202ny[4/#v]4F:q)BnV:*%n^0mXav[N2;og$9].t@ln4mP0v@Z500ia]6gVUf:4*ga95XpJII0sIHUJYdjRPMfII0sb0WmQE0EG$&Bnzq&1nmA^4!P;O9]]<A1E.3z4yzL*F*X1n05t#_",
-    "g#kGLA_7/nFIzD*06(DtI5IH+KL]K7H_:FJI5IZ;6f:L)9]$$869C9X2!aL/0-:^)IW>..Avrey4+5RI1>e>eBRQ)RKLR)_G5]l#0yr/-06jP[H_/3XIGwl#1xyaB69xVU9^O>86CE@GDlswu1J3LM",
-    "FB3R9mL<MaI5+;!Gc:CcA8j,MA5$_[FAg-[04=_#04Fgw04>K(04O*xAs#T]5F.D;o)8i<#t-Rdl;V)l5FY]G02wm;9yF[IAuudw2Kc524n!C/01qvfjST:64%,DAHT-4I5-)rh9yh!d6g7(J3.69Z",
-    "IPel8I5>]lF#sGn01>]&A0[yX9]AW388!eMHvj=z2rmRTFvqwC1-Ws-0V>8!*%Bi#H2<wm0563BGB5xH)SM]VTre^)5,*]wHZuS(2[$kRFGn=x0249*9].u488@qR0X6>VI5Ri=KN_nRIRFJp4%rd^",
-    "Q!gYmG1(Fd%eV#yQ6J6%HQ5p>HZTA$BQ@Mr4*.)!1>xCi4Kmph9x(tLH_.nd0520XHvk>wGlV7+FaRHIFaRG<FaR$OG&cY)GBp4gGT9Oz05.;AH!vX&0of7*geC*n<(Ts2v.eK>5+4IHkqQaHB<WSz",
-    "4FJOt0cQ,6rw0gH3WfzAE-,o^1j-<LV++]55-g!Y05UfK7&8DL05kv+FscF)G^#g:H!/VsFgE^nB[BdmGBW<I(7JyJBn!z)1peG54+e]i2m#qV4%reiIXN@g5,$KVIRGDn0Wkmqx+;&Mjvx.P))GIV",
-    "0XZ,/06z#hF)[!jNIA<c2O/=!00<Pk4G!7@88iSN0y5STE-uj%FB::900l^8))EC%A0#u<5,2z^00&VY%:p-p5.NLEG5]jvIWRK,1WXOq5(iZu3=djfE-2X!3:q^n5+XD-03Q/DuO%,yH#q.zGByA&",
-    "Y%(;gFH]x%))F5MFaRF>GXNMf03QH004O#vArAo75+gS<00OTi6f:x[dJWbR9yS01#,:9EBo5XR5-g!Y2RJzZ88.[9Ej88:1*oS72xAV>x(EU4niCHJuO%2U03I*=A_!Lr0uwjZ5*#%E5-OoGCNlsZ",
-    "0yzK_H_.;tuO%WgHvk.m*UtnW3NoHJJ_/ovoj5Z&I5X/K9[<D_AA]ui03kRq054oPF#s:30W:!NF9]g;053-1GXN7b01pYUUMVv$;*$J6uwE@XG5[]eIWhnRN)GE11yc>nuwDaJ39w!VQ6J6%IqMQG",
-    "G&BG&BQ!Mt9yG9C2UQ-pHtP^&.[uj_uwDbdGCvbHH8.,LFE^(g0249*A8j%K4=*&T9^hFdOD-4u02nmu5+49H04OyuArArT5)(1+A>A@sF9R]-[*D6(,l$3l77D<y9y03=6Epx6H2<Ao88ZMME,_v8",
-    "9yQwq3zA+1+0>#d0Kp]EG&uk+I5q$xHZtoH6EFZAH_.6E0v[zb:k/-lGc_6I88iS4v]a;>>75I2h^Hxj3pDH!F90>)03$at03QG@03U.>GXOF+IV^8S4>xdLFQNfBIRGySIW>..M:#bB1F:Eo2[8Z^",
-    "GXNg_GXO3*HUKXiIW>.VN)GH21ydg+H]!EG12,<LFU]rtF#s+&HUKXpI5z+uII&&>RSylZULG+38#4d],[%t>6fxH&A2/@o6EU$_A8j!JA5.[>FAg#@04>B(02npw5+49G04OvtArAoT5+gP;01@I.",
-    "1fQb;4eSyh0yqE^Hvk;u0249*9]ti2894wSE-j%kF#rp)UIh1uB@*LuGVBr.Hvk;o03tOrssa),:/G$BF#rMAf(HVe0^mza5,v0@00OyyAqNf&>FV*<=I#7J)8GgMlez=fH#Mqb5-4=hF90$)03Uxe",
-    "00-75A6z,m-0Q0G0X8tog9j%zFaQpsjuRh6Fv=1m2#B064++_[88iSMGynm%;;VmST]XQ)FfafGN)FW$1yc>n+g$/y88O:k22mf)0x[cNJvJ_h06!i!FfsrIOb*o&1=x#g4KURb4(1-lG^_PS>_aNL",
-    "6E;vmFE^.e03$Ip)e-]VGyo4&+g&dXF*yJq05$*=HUJ+0GXN+vFd+[C)e,_mA>K**1>l1c1ROc)4.7.F02wm;9yHYw1KV8[HvkSq88rY8F56umHvk(n01@3)06Y%W5(wK^9[<K1A_ZCr0uwgX5*#!D",
-    "5-XuHCN/-c0yh8]HUJwpf/eSZHq[aj2B[<40yQz#5+gM*01p9]I3IxlH2;;1:$d;PTsYPeFQNfAGXO6MI4^S&M:jbD6EXlF2[8Z^H_/34HUKU(H_/3UG^v7PN)HIu5,%h*F#s7g*j)!vAI.>b))Fo=",
-    "FaR$jH!%PnH@rYVRUZv9))F2u01Mb%1)I.l9^>ax5+6A+t0faK03U5I03TE=))F5MG5[X[Hvkwn03QG[04OprArAo75+gM:00OHe1diqe95:by9]JX!3JK:V9yQoq6EXlBHvkA)3WfzAE-,f@4)Q%4",
-    "HP_GQ>T(NP0Whm27&F!q9y9.VGc_FL6FJrr95(.GG5[YXHvld*GXMgZuptN^467vrmpBf=pj96WH.mar05mWFBQrVc5)T2EI3IxlHUJ0Ll%oM3TQ^.xKcN9JF*N@@2r)7-053!>GVNUms>!lj3GH1O",
-    "H2<wp00F(,OCB)m5,%Y+F#sO[Iqh8qQx6_QT;1AL;Og[=AI$.c:k/n1G3[LisRs@p;Og**4((kBRSymAT=/w18#Mp_t/SeI6F0#nFE^+e0246nT>0=Q03TE=051+OH2<y_H_.(p03QG@04OmqArArT",
-    "5(KbF5-DOM1n1c$4eJsfHUI+U!XXGG4(k#F;Ohc%01iYMHvkVV;Oh%/02;&@1=L;+4*]g;7%:1IFaRPlHmU*/GV2m6IWPbsI5>]xCO7_e0yzK_H_.XoT<x[uI375HOCJh300jD03#L61IP4NH05LZJ",
-    "AA.om005O)0=&XoT.j7rq5(BG051tPGypG0HZuSdGyo3;;p+x+03I_^0sr>z9Wv]=FB_y5;p*_+4(t*IQx6_RT;1AL;p+5>AI.>f:/G>DGypFnH8lVpHSS#pRUZvD:/F+A9_(CAT:_RO6E!n3:/G]H",
-    "GBf^aG5[ZKG5@,#;p-3)I5[@_9[<Q37&!nR05AY3Ffbtw:/FQ&Vg$He0:1Mf2:h1>2:S=i0y2:b3c:=)GVBr)GynzeT<FMUGXM@R;p+1l@2z<J4%p!c0ffF44*/IC7&Go&9[<H06EUg+6E*A,95Vm]",
-    "(gGhPIqVWHHZ/eOqu;P3Bn.2l1Nh>x9]bUiOB6BQ(*+CADib%/5+49G03Uz:H_.HzoFFe-F*Vf=FQEZBIRHNhGB7p(KSwe!H2;zFT=]WK);EPO1>.T>4+7K<E-lp)FCjNI03QK2);EctA0#)>5,$Td",
-    "FaR&k0yr<ME-%*-FC#fO03JEkT;bVU4Axy9IpiM-/,2^kIM9YK9^>sgB@,HLHvj]lvUeYBIn!M)R5:@%5+4mQ04>H$04Fyv04>2)05_!=Fd+[C&/Lc<B;E^]AQd:5/;<Lj5+4FM02wy@9ykCKG5[Y3",
-    "F#s7k03R+l03I->8#w;HFxdq!05&(#5*RlC9x;y_iqVz.6FAWl95w(EGXNhZH>5vJ9]AW30LUf;Bn$pZBQY^35)THYB@*RnH>[R#Fg5<W0h2f%gaJ7K1OJ>DFIzA)(h<(S0Wvf(051tNH_/3-G^K)a",
-    "ImQYP3DR8]Hvk>3Hvld&F#s.dGBE%JN)FKy1yc>s(p<PsG5@iqAI.>Y(p<exGXO6hGBW<LOb*c!1=fpe3=36W4#=)XH![%<A_,n!FB3E^053N)GyoDb03U2L03TB[051+WGyop^F#s4b03QH202nv@",
-    "4*[vW0TVL,6E*$P1>sBN2n=-A9]AN088ZMLG]:>R&s@NY01iYMH2<DT&s@oh02;-]5,]WT0W:nAB;!,59yI>mGC4V@0uwRO5*#<I5,.QCCNTgX0yh8]HUJE&y8$9FInfdxG4Y@r4+<Pq1kLt&3*i;7",
-    "zPkY_FgE^ngaI/E6F8WWATL^wGv*R6q5(KF051tSFaR$@I5>]kG5[Y5F#s7j03QN204>B+03RGR-#_wv4+!QGFC-cG02wyoT;bJg&H=:&5,vC^052mrF#sMo-#_(,9^F>)5*[%C8aMz0p$jh)GdZ=.",
-    "FE^$e01>]&A8arHA5$-<FAg>103QG[02nd/9X9[_h8zeX4*^*96EWg#0-vrJnY];qx4Qu!0yqEw<Ms7m4*,bu2m]I43*TJ@S>*=(A1*oO5)R@%8#v!x1d**69]1SFB=Wd25*[/F1H#WO1FPH;J2o&f",
-    ".@N.]Hvk>cG5[>(GXMg@76:E=.@M&lI36;qoCXgI>LTtyrHvj8>ZI@>5)T5&,VqOf/Mo3@6+c<zI5OuFFQNf6GT:b/2[SVQFGe#n01@OgT=]WJ,d!0u03QN404>5y052RfFaQNg4(AdDQx6_BT;1AL",
-    ",dzV#56%MKT@n=+052XhG5@Zi4&Ge[RSyi>T@o8@jtv;#/Mo]^H2=OYH8KDnH#E&91LVF4A8a>/T@yEPHs/x>4ln:805bp:GXNg]HUJnl01pAjy8#n201@IMB;jE$DGlcm9yS01/!X_xBo5_i1KV8[",
-    "Gyo1n88,kAF56umGyoeo00f+$5g!3F%>SHy03I*=A_,Rt0uwjq5*#%E5-OoGCNlsZ0yzK_H_.>u01@0(4+8O(0R)#60l/[a3-F_TGtd$r05AX>gaI,D1Kf@xFI+b.&/N1A0X8/PF9]m=053*2GXN4a",
-    "01pYmT=Tt59]AZ4E-BR$FB_&800l^8&/Lhx4.Eu=16B#bT;bJg&H>2m5,v70052mpH2<wq!d(Yd9^G6o5)R%UDmgIF5+XJ<03Q/Dw.Rw(GC2SuI5N,<A8axJ4=+NgFAg:[&/Ma2GyoVh03QG_04Oyu",
-    "ArAr25(Bp,5-p)EHNgEP2:1yf0y2&Y3cv&&GSCteGyo3/zg+-$GYC/,F3/JV>B[=KxB:-v!5JR@GrXAy1c/rm5Hp.-0#yyK+!6uh#Rmo_0sQkK4!oHN0F*/mEC4>YyqO39GXy&TEewzi1iP6C5-dq9",
-    "1D$[$4--Ih2oD6Wx&j[sH;X$;2M!I-,V+1-l:r6Kv7Z4CIGD=Y0$vY);X&=[$b/XV9i):E6fv,k84k#oJOtx_Qw)N<Mgq3676s9x1p&:(L/M)j7CSLFH[8V$5-udG4gu[51L$@Qf]nK#1nmPEHUJ$r",
-    ",I5L-D:DEN&I/D,:X,,*E$NsD1BSL150wGym.R&9wjvF-wgNvHGBh**1d$vBxu3KF4+6Xd88@qQHv5e@0*^:H9W^;(C.ObaSpt]D2hY@74u+Ws4-O@*2n5gc8xI48nFt7(fO!bL-RFft0S;&o6%PUU",
-    "q),B&>7nkysdNnUrUfW6F[a_q6fvcj3/5jG7y,m/4&9Og6g9mA6D*bw1<jXTbtVH<11$,/0]#0JzY>/70Re^;0t&DEEeA0M<ka.288KBK4:aqT2s]^5HCi76HUJ3U3/Qp@egVmI0@Bc34V#7rBQY;M",
-    "<COeWiVy>E<fQyOsUQ!71mXDw1<qN-F9$I,&EN$Bj_WQC1@Ly#2oD9tngIms76c&$yeTX+IKKuT0y6*=G5@X@P6p_0FA6d:mzf9.G;3i=0x1abas!pwI^cx&nFtAs&v@#YIV:fZnFs)w0t%N11+^rD",
-    "0UsMRrRE0_G<61K1WE++paTx9tOPGfGBu,.4hj3zc@sKvESQ,H0p^bK9kv1+H_.KP:.t>/w*mkc4<j7q2msp$1,JqaSD2Xy0Nf7@9qt4xG&KMO;jH<9nFs*m6Aw$HlMVr[gBS+50uM/-nFtQK0uLSW",
-    "1S:T%00<ikNE]r10st2eGMJeN2Env80<(/.SD2Xy03RP6IHdv@IRF;o$,V*$r2,!^GnknO0gQ;m1*HNHSeTgz0j^-44-,ZeEH*X(7C0UZ:7fn,!o+JIG&7]F6*d45SeTgz0p#xx4-,ZeD:pL$CO0(z",
-    "8#w;IGLDD<4:Y9$7Bc@3<e,Js2mzwkR0cRKGBV)!83QC3HvkVCm6,;wLKrXr43(J(10)zT01tuzppy-+&H)b@-vFk8F@FP4GMc&s966gH6EUC!4:R);1K8yQ0jDGnSCyFv0pYk-4-,ZeD:5.wCNeYt",
-    "42K[eHZY)*4g%xvI0dBw4<#Ap2o9wJA00CQ8#w;7w4fp!Fo+,o=TnkB4:XA&B@@Rr0uNV^nFs/+!y*qHrvfZ9HUJhl01V/y9R!*bFElYTrver/01sG]nFs,%$=s7<r_(^[[N<%HHK+m$jUWZ,rX3$N",
-    "FsK3oIswTo4>1]#2m+DQG7lW50u9RA78Ere4V9S)1GMcU4:gsU2m$B&S>P*94>K9%2mzFydk,C>0vtC07C8VNGsZO!IG_db0lTgi1*ZZJN]l)i4yOVS9mESOHZ%YyHa6ih95AN:6EdtS4:YF&7BT/2",
-    "g%OpR2m!FkfdL1NBn,PHBQrVr5*RWiA00WBnFs<F7&QPJG$j).02nv@AA$imm6,;;G2@np1A!d_9R(Ezu(KTwu^vv8GXM&zb]N!5z7,EO+r13[t8Nd%1pKZBG%+za%WekEg9HeUR2e$oP%];yGwDnY",
-    "!2A-f)W8e<2m%lWgj5>e03QN500[YB4V2]j6fu(KA@JDm2Ly,i0uLponFtKx0S=V(S@UK+[:KIa-i(q>s)8a92,sR0G1vwiGO3ve1Lh]WAE^uLIx[#m/Oqy[*y#li9jTcJ14]n/005UO4-@tQ2m;zS",
-    "H_-@=4-@tQ2m+m!5(@NHtr@y.hJpwKOByl&0h<IX9fpDk14]6@0sz],4->Yr2m(t5$VvsO0w3lFF[zmdBQrO%@v(BY>6H9ushJ1<o9Yq,O&/_SshJ1=QWiA-50wb1nFs-/q!]xiu1gm.I1cfNMFS)l",
-    "GyoqUG>Fe+H^Fd<05:>VO8]WcW*:+FGp.W79XC0k7b@h1iWWa3IWRS#7XYvU3@,v$H/q[,OB=</A0#/T7dtsIFiQZh0S>CdnFs;(8!@X<@UVdhrkMx:NeuG:0OJe_8:X2E14#>/0sz<14-@kN2m;zP",
-    "IMoRRJOR1N5f6]LrkMx:pRoZCHl_:f5Gzm!nHCMEnFs;V7&8DLA2z0$2m+XqBnU+et=pG@B=WsXAAtcirkMx=kmPy.fVvL_9TPYJFBLgBmOTu+z%c@z77sJIm./z*1T8j[JtQ.a04*[#01W)*3.JA1",
-    "4Vjq-1j*e,Gc@9dA[-R5I^$m92M);T6F2^8H_/IuGXN>!F#s.DF*5Eq7%:10rMFTOF!O[a4Tk6k1HH)x4.x#o2o2r/4+Y6RAA$rngtrF)jN&8$p9LQYGs!&(-tUF[@2>:MnFIj*1P>Y=-S2<AzzRMv",
-    "I5y!79Wwv^+xsFLIN/NtFaQMakVYFe-3pF>>l=QiH#Rpj.O_ACF98Sv5G67&.P01+03QN102wp<8#Mp^.k&S1vFHZ>wC([944P35$=j1s%;uBM1g=IS1.l]qKM621HO&keHUJtl024R.5+8_MHO&k(",
-    "FgGy(E-Kg)8a4nDGXM>knFumAH#g1.1K@:g4ulILGBM5!E-cv,0/zr[2m%lV,;^v[HaE<-9]AZ47dHS2@-asSfV;OkINj(60mIvP4,S!.2oA_t4+YK)AA$ro*S7^^Ir1ex2[^18%nTVh03QN3056LL",
-    "GBE%oGcy1#FgXAp06732Ih2]R1f0GBBQ@gg85^qOBQiJ33;4H80<g7B2mufkGvdD!3*EOd38ASa2o;yn0Stq^Q4_4c#Ci-!@U;W.Tn[9.ng]Ww0S=V:3;G67IGnx#5-:hT7&*X.3/Y/;88QGHF!;0^",
-    ">!19=1:g)LIXV5e2NgNCp&](21q^Bk05T4@ng]B<iboMN,V6($swM$_.P8Ge3<$Y]00P^U0SEyQBs4MJ3<kV=03QN002wm;8Z,a[(zX[3->,U^@j^h_B-T3[4B!C]2BUBvf&<7L1CpT;KM6T8Io^K!",
-    "H2<z1GXO7&1v4@MBQ,VvE-BL!9]1K04&a&y6gJPS79uq-,wZ4<GyoGh03I=[0[:G02m[[;2Gx<a95LSv9]AW388!eJHvk3I&juVg)iMO/zG<#EFv$!L1*1PNf&;<$03tXzMK1]BG06,WH_/34Hi#x4",
-    "iUl*FKN2_%#^EOWk2Vg-3:i281M(LQhMNcyIjRN&pv(v:I63.Y6EvGYE-Kj*6Epx5Gyo+vHN=^Jn;D^]GlK=Si!BS9t2G3otOg!4g!c_/H;=Ep4-sb[F9tL.01tu$oIeGl:be0B3Fk@y;+OUf1rGwo",
-    "3;GUGG<3s%I5#/Q3;4PcSSvFz+LZwV-GP*SGcu42GBq$PBLm$&6*m8w3LG%qJ@V$ci#GsO2qXv97zVY4HVcsI2L$BgH4i4tn+Ocw0S=VG3;G67G4nnYIPkd.4+y>Y0h:4o.=:M]v;U*k1vT;NGdMId",
-    "r3<^HH_.c[:oNkulr[[rB;5>9GB@ChAsjRP3IpEJ2M*f]0-hEV2m[*-6gdDaF*N@m0yY2[H2<km03$UrqFD,$G6dJTM,L>Kn+Ofx0S=V,3;G67GVeYG,,1XV2[zme88,kQ12q5,iUsdJ6gZsK5I#3I",
-    "Iou2zHvj]GF%0Eo0=JG$mgX1&p5>/EHvS3)ho5[5,wXxMl<0+20T2_8ocR+hGBe)[9]Ac588@qMIRFFug%b[*:IV^xkHrBG8_d&S9]bl5FM.R#GXN7eskH.j2[N^!8Z@C:9]AbZB>E0fHrPHhH#RiL",
-    "3<tP-04+2yk1>+;#UdLr$qWOrmI4tnO91/,7!3ak1K2(-GC2SfHUJVf00*a#QXDhbJ@VzeoHqgJO9&(hlQIL,OfEGzsQC=AkCZ1L8#T%d4+hyj4^%1*uL;3YIWd(69].tZ3.[X97#[-M$>x*R1/&6@",
-    "H!;QL3<$J,039-@1i0gS3(5/.F#sYqG5[PllNkhqnsyHW<+AY1)KLNm0[eg(1.DK<IRGC5H2<hj01Ehh6E<8EMhlvOd.4w:e,9.xoCply0S=Z9J@aNg%i#$Hmi9Ft2[GRc88!eP0yOa<ABqJx<-(tZ",
-    ",0K4ZzI>hg3:,G@B;9!C7Y*QK5-TEW1NC/2H!v[1aT7R+el9UN024R:6F2^AIRGp)GyoPf00.Td>$&#j#xn,R)r]oR#F$eA)c8gZC4rp;4B,I^2CY92g9P<l2;W!MzyU7>F*4u@894wS0yh93iUl_W",
-    "KQlHoIp7Q_GBp4n0XYCIF)@s^1N&DpFf%mZ3<kG=024O/9[<A^6E*+:u]G64Ff-%hH2<z1HJ*M6sr;2Fw(T;ojJOXSHl6wo1o,.I9_(Hy3/amHKM#Whp0NoAx$c+&4+zN&DK#:^1s;)1h$bJ31vr[N",
-    "6gGjR0TnfXqyY%v1r3NM1L;aV4uAmzu;9&uFgG(p3em3[0>U]G0kP@^4#e*VGc,3c#yKwrF)V;J6aXF!+]U99,2QG3G5^Bx=8K0t493m[2+>eU4+)sk8xIww;LG&V.QoIq>D/)zyC<Bf:vsee1c1az",
-    "9]16_1s<nTfr/Oo%%&I&yz)FOb1UqQ0Rw=kFE^kUGUWvV.Fz#p1ozki7&OtJM-@.*(6a[!$DsuRn*-zb0N%G79]bqx@#cS=)F1;905uN,W*IQ9BnyD:4Nf-QF*fnWE)N2@<HG@Nfxra.#r8W1+yViO",
-    "+yeq91kITg3-oan06,4@-;Wxft&bQ#6FD.Bl$Z>#tpWkloKFGhzjOu35DSW)6awG<5-3#^9]bYl,xv/Akh=6C[niB;InBZw1<ZwDH<X224A]0PBQh]80uKSyg9ish95Su/2R/44H_/38GmF/!0SAou",
-    "2LptZUI7RWst5stp#%db2*(2i>nut[,TYh(vZ4Y6!$.^Ei69B72LJ_eHSZw/nEntS207KvNDmH!0R=@U4z[5+0SFHRAO()qG7lP;iU./kZVuS+5CQ1x1@3o50ruw=6FD9q0ydQk1FP3M03Zsv4h1$3",
-    "0mAez1TzmvnF]ijnFS9DfccXF4,qCgFe=CPjvxkzs9g)qq6i0;0tEi_umKC:<-3-%f>oD)01+](4O]m69^KMm13niusiFu8pacfr[(1zi,#QN%r34QHvKu%#I];Kp1Ul*L8xIcH#6^B@1qfmYh3h-D",
-    "t,Br%1%-t2F9b3y@w0%Hx/a8_1=K/m2q>*qTLOO[1TtF,t%m[v+Y/uGIB*8rr#/Wk4+e4[1Tz2*&*TLJ;tpp<a]Z2zdI&)e26G.,Gyoho00r/XdJc02;]=y-K<SFV9]Sc39]AdD2JwJ-2rCZ-T=]EB",
-    "012;[1q%4$MGkTvHO_Pb2REk#9]SjY9y7uM9]bqH0]xbgdI&)e26G.,H_/0s03QW7wF3tCfO,f)4+e7]1UUd70ykX,@G9%]D,Q,-F9R>!UJ0qU4+<FnMGkWx06EYB4+p3O4+XRm4*^Y=BOe7hw*v;L",
-    "fO,f*4+nK01Tp[_GXO6IF)+FV2:*b32t*GDcOL[Z03QN1U.ZMLdI&5J2VWlqGyn+12o0a(MGkf!0W-PC4+ymc4+O[v4+80f1]J16!vhF_fqDo-4+nPy-s>4h5)OAC1v10_2#0^s2t*2jxfB7iJ@WC&",
-    "mOUyrHjt@42+tM;UK^%=8V;51hm!#Xz07z32<e_*84)+_fDQn&0S=hh83TaH0[[pQ64-dpB[w$o*+vV38zeF](,uDhH7qob)EE=o%K,uE-X<4G8wKB)S@PrRkvjv(&s+_Azm7W#m!t:)O#>@24+NW^",
-    "2nDkm8a4Q!ArAK%6gf%/MFgQ5CNefhKMFE1INzKI9]SVIl@sX#oJRrG)CURs6$SjQBMtDq2m$=B0/WeZnC@0qGc@3ar6eLYEGr)XHU8zG0R<I41.U_xGcExj3Z5whQ4ln34%!(5IUfZyyP60K[Kym!",
-    "35_rJ9]ke_86N-KxfchkwhlcpH#eIa4+Qdnd/CY!8V+Lwnid1g7!L))90aP&69=y+,;tzN$iqell*yF/0l=0k8nBZGF99;#X$F%93eX1u@Qly/1jz_.IGrd1+t:&X1%([_szMI[x^*pK1@Ey[A2Kum",
-    "1->yg[P$oAu(._h1K,YW0<DQ#2a*K<%rOe+8vxs54&xjFga@^Xo>h]W2>87!f-a*)4.dk+HY+nTs-CGDl9zi2;1Fa%8x%F79v/fTPYUgkI]R$I84n/*o*)N^%Pa(>!*:qy90JILUIz[j0)U;&2k(M7",
-    "3b>IS.oYB7WD>&N0U0.<41].v0wohHJP!rwu>g^&jsy-(+#Lha4H7r57zm@*H4BLc2u2SEoTdl_yEX[9kC>242rM]XrU(w/>aOo[9yH;-1mz3=Hy-5s024E#5)L-LGXNPg&jBtpI,xZnFgekw2M,04",
-    "zH9&/4+p/d2o8fN1KPef9&L@183M+D2<e6hry&O8&=!XD5DnNR2!RF%wbvjD+yMf)eFn8IBRDgJKOX@$f(,+>KNvQV!aN9*2o*W]p.NFFqzncs2mOgi4+a0PMh>c[3/as+:L:zl4BZni1_E2-1]B(%",
-    "3.LNNF9SF/kqi;w-Se7PIGxEG6*$WFE(ZAs4;LL+88H9](g6.!nG7EVHvlgJF)-ugGll#f2#&lN6Eva>4am(K2#5j+![09nr^#M$IT-PJ3kAXD8xArKh5Q^@&I%keGy)qB0fqb;3GRhB3y+F-3iSdX",
-    "0dIw;HXjE$[tEzX2,E<(1=x:JhKV![[]h59Gi3v>7zxfy4X(z21cDR.fD9iTHUKU$Gynpbx(EdS3kK!=3-hNNMGqGL3kAoB1@iGY3m*V5051(PIRGyKGC4ON4LJV@88YJz1<X^t2^J:_HVdXSBQY]D",
-    "2n<i=Ne6)i5G<^Iyb2:UF#rSX0^jQ)VFuR)0wN69sRs.D=Q[34=9&CI:.S0L+&_PS3LgeEq67^B79%n;*a05[IGqX.HkSe)2soVzD:X0xFFQ3d051eGHUJ+7F^4-T1_]kI4+FLqEi=U&1k.H=2#l(G",
-    "9]$s;3M(^.051wPHUKR(FaR$JH8B7K>Q6_XG#;5xoeDBGFf1n<5-vU+2,<aH4+xtU88QGL1_LEz%*^HP$08#+Ib-(vrU4l:PzjqB2fWi=1f2:W95(.j1Tr%K6g2/9HvkL$1>urg6r2>Zs)#lZ4V)Gm",
-    "G5@WL9^YB_3LgP903QxB013bp3DJ%^0<:gx1eNR.4+>613Xr1>2#=&CUIy[X2n+eqIRxh:4+x*;8v%wV3)u,NF)*mJcn-p30]&I>oB.CUffXAx,Npt3vqc0.4)Dqd2gLzD05LZ*j*:]Qr1LBv05+N!",
-    "5-2h@4.5dj90!r*oB.B_BNHv$,5(DLmb)M;8Zb4EksJWBMh=;9mK+1HJp_8]x.(HQhyf2DoR%B>:emGg-SvP-5*[;7mK+0/0tWB]9]Sm_mK+L84+MJ*&H)3*90pwv9oYgJIRFli4g-A14+6HvAqU&D",
-    "gaHo/f]nc/Fp(QC1vNI/0S=NA2;;nc2,de:295>6F=q#A4,t<-91eL81M^7(6g5:J0yX072n4+(6gTb92oD9)[5/mD[FWRAeGdr!mK*]d2/u964+WUXFb/a,9yFv<4+M:u90Z2@dJFdf19Ak;4i5zI",
-    "q%s5084Qn;90KLQIRrZg!r:VRu!vt4Hq@+R;<a[l1Pz>kfB>UY&auY.0gNpV1H7;D3$o7(0ORQs3ETu93=J7B83=90S>Eeft:Q,x+guBe-u#L:fO@&,QU])2Qx6N%mmEJXI5-o:0/B&a1(n1]4*,,%",
-    "BRDc@A_h<!4++zk915^p0yqOd6E*,32+<^u3LOR5zBUM_wtF2j;<I&Dj0+DLisBgwa_n9d7%wY1FwXKD4/l9e83x9TSp$Il84oM8-u!+Yt]][9v*H-DlBOjH78x>R1@GG%YcB:hGn>jnH!.^RA3rnM",
-    "mmC4@(i#&o01pGPK@S=hqa745:Q)PmJU.OKFg5#=90v2H91t/94kHQZ)4:4@1hQ2C7X#N,016KYxAY$rG@.E2[sJEkHp1i;1B)v&FfuIJ0S&+g1FME80SEvw3Y235KL7[,r^YgF1hHKJf(s6r1>$([",
-    "NDasd88ZMKIamenm;sWb2iCEX0S=nG3Jb/SP6Nxk5fN_nzYz^v;Fj>sf-a<62o9>X1kJ#:0S=Z0mmD7gG]LeQlcoU)y1H%zpaTu:mmC7J0Rx/^016Cg8#3n_1NH$9%d$5B)-kKD@85v.yW],NWE;v4",
-    "VIw#)uLKVX>39J/9^0vK1vL)_GcRUgWcHUF2-kNf2.HL[<d*L=b>t%m9^fbKwgUu:vL=rv4A/;>)3@+h[rp/6n)WOUj]B-,--[h>4Cmw,2xbnt0_0l<2OkMIx&saLlB)p)H6IEwGcRgkWd4=N2(beT",
-    "=Q1o;2Q!aJ7cu^J1u&c$2Kgik%nS&r85/sJARh,ZmqQN,mzW$5[[aV@qbnZ+F>EDL4*J+#3m*i88x7KiNfj@Zm:e%1F*pD]GAuNWL/QlYm:eE3]NcAzrLqPEkeD0]$+,p!.CYu@7OR*X9^F/73-H$:",
-    "H^r,a0r(CIj/en(DUg=P4y6PG%0&a+6dN;-2m>Wh1G>*7no0<Jm:drxkeD0_2hku2xoZlnm:drwkeD0_2x$kC8w-$M91kFnm:drXq9P9mte6^RCy.yN4rmJ3y/e/qm:drzkeD0^Y6@3>1*#kdte6^R",
-    "D3F*O4r&XU@UU>M2CSGI4:*vR91jl13ol.ZG_uX;0WxG=Z2$oa4/47tU/B.VFZQ%x4pa]Dl%y[Y7J:l^)d7yAFApoG0uPf0h<:wM63hk.4UPCq4/70wERG8gWRdtw4-qOH4-/8LFAo<653C95qc0B.",
-    ".p_c7lK4vxBt,@F3/cR:A0sir4G(sh>)8BM>Y4m)/&fK5Ru3@gtzZsT5Bdb;tzZkB1rPfNx^z<,6SN2q37yO#4..$rERYfp5rNDh4/qj_Br*UGcbuay4.)k!4:jNt4:9PiU/CIfGU%-f4p$Gb1cak6",
-    "4,<GG5BLZEqAx!KVPs+6mM[Yy2G*7=FBCI5nSn(uIWzzcqo+zQ05_w#pg9iN5I!.9H1D@Z2$^&82eg%]0S&qk0[yl]3q1h$qz(<NzM;M_Gyn$Z7B3t(EVZI91D$dY0-@W.1<N>e6g7-FAP)^YlZ*im",
-    "1k-v71&9F<I!6x>-QV3=<nQ%6%],y60v@/9hodhA%:f!Uq<8pQZXY5wr2,c)qXGp/4+yo,Mi4Wggc1)G[(&L[Q6C_Vn*kIt01C7l4A/ZG9]kw4hC<O%HY+pR$aV!c4+*3AF&>srz:8<Q2Gyap0UtUr",
-    "+5ryjtwIk6+yN0ci[^vwnxJ712JV3!4+@A<4+eqLb@LAv0SxcsEe;s9F&>sr,vJOf02np=3#-jJ4+@0(i_$6gb@Uv34()Xh0p+U.9]SPG1qH851$Y9W&36]qr_;e1(i#NX#[&T<2]o$U&8z>r56PvB",
-    "0R!TkFAoIii3A7K!aolNg#r-Vz_m7Hg#r$![^_M6ufG8Vhs>2YEv[q&ok9Qy0uBz7Gy^OT0w)B[M,Kf01+KMu4BZqC)Z-)NH;4p$1F*sd4*[wIF9kI$p@aQG#H2qC>SG2_Gpqs&s$&Q9&lnEvcLkKK",
-    "y#Wse*]]Og8V-@k1eW)80IC8G/UWHyoIVM(6bON+R_s>ewqFGy1Azx1G%F$x1&PE71&H<z9]JLnlrS4P>qG8hF*h#-B;ZWT27&>y!=^So.3R&^;JxqL$3>^Ayk@xcscI,UHy[Ur5d;@10GEyx4nhX-",
-    "<Lnk=Gvd=-0S=.i4/)2VH8BOxpg#=84++MP2MzKH1i1.y87zsn0S:8wbOpndF9#tDv9.veGVg5x2LkX23%>s/J:rh50SPk(&h)JT1h^6#DK$I73m+Oehvj,bEjTprT;e;DN(9qm4$q1KGc>;RDh[]^",
-    "2&ms49]bay1P-_;2D6z50pRCR4+#6:b>s[4NDhu)1V#b9yLTT7I7S_1IRG#-Fe_=94+%yu4:U0VATleX:jV!8MhV8)Jq(8g4y5<i0:=j[0-kX^2/:lN1IrBz9_d-QV+!tB2KVel0>y]>hQU@44z@>F",
-    "13w/dT[0gVGB6(kE9=WKFy*mX0PzeD2e5Mw0l$VC1=D>10NWJ[,_1T;q]ZDL1MkUc1JdLU1eD+:4+M.tOa!IYeFui#4*/H6OAAU8H2<JaDh5afAr_>_8#u872Wtn+tOEvh0/cyx4*Hr03EQRv8!*Y*",
-    "0]K894+Ns<G7Z$w3IxZ>83XkE0^acT2m>lO0&xf93JTEk2m-cDZVv:e<&=wL69b=W4+>Nr4/YRx.pBe-f=G%u%u=mU>xJ$/kAVyW,[/AhmGBb./#:Kl>yP/G5-8jyGh7@p00=nA1THi.9]N$I0]7/3",
-    "!Mz0%HG3ZhGyo$jIs1zS9x(R,88-vT,uO%kAq/+O0SuO>10FNip9c:BiU9@Y+yeuN*c%PLC.EwN4+Y*D4+Ola2tNcfI53w57BT/CGyp9*I!OiN(*rFvGrHLu5jhzIk,ZEqGdS1*1MLP9Hvk$j01,6+",
-    "0of/GgYr,/GBWG_1IWGu5-Cj/9Ww0(3f2J!OCJL]p8=s$Ne.Ts1Dcu;1kC(v4QUcN*90E^GXMfS6E:_^4qXYsrUnil1Cxgc0<4Kzd/fSQ9]twl1q1!)1PfdNHX1k^4$^o63=)KRGByA&12Q,O5-Fi2",
-    "GXM>)iWM&dGBmgaEIBjc0^i+a0P]o6Ne/;J1p_4P4#(sh1Cieu1fZS+9yq,L1GoheIRFaWjROO-j06t;w*;OY%:)uK)d3PU039[b0^9mv2TKnEw*<jZFffh:9WZJlGC3gvlvoadng]_ZFpdfVnYR^Y",
-    "1(XH^:D:elw*:=#$QA-(1rGp]uLuHs9]tzK1q1$(0xmK(w*;wGAP%.$9^GDFEHgO(F9S3&00fGKDGv#=1up]RJDCF.HsS*gw*;t801pH23InX(867#d1tB*%024Qip#u)L1q0yN2LeF][O]+-Ru2cZ",
-    "1uio(&-t<M)BzGW01nrX2ny5z2TKnFwgn.FGXNbk01@0(0h.m4rE:]X0^l%E2;9JH1u_Nc2Zi.o4Y2]R)r2Vn#uFYi=Q.8QyAdA*Hvj=_4FdF<1P/h!#Rdr/0/5MTArB0-1uQi(051bIGyoDY03Qf3",
-    "051bGGyp6yIpPBjwgnk6-sXxt3J0yH11]+KJG-0Z1m4;G6gBwHK;nvFeK!vT=wd^%05voTp#^ws7zfGjzX1-oRV+C+R!cKCGkw.]B[(.$4umZlGxzN:41:4;BsDRXVFRQi4!xK.1nm.GhO7ZE88S53",
-    "BM!vlQ3ZmuFa[tC)*_h@Iq<A1*CPNI4<^r229EZ06E%tf8Z*^-9_v.L1<D)93S.Ob1;j6w4*0GCHZwOYDh^5p1b>q]7dY1/1(5Pd1/J%B@XdIN/m8H8v;Cu6F#sPAG5[]RGBHLCv;C5i4+*p*Eif>w",
-    "F9.L*03]Rmf&:n-BLIyN2G+d_4,NORP7eIQI[.kHk,.U>8/xaEVmUa@BNH>MA0IRTF9]s<03QcA01@L/6FAHv4+PO8FAp_@01@I.9]ko59^>hI9]Si59y0(0le,!dF#aG5w6g:eFytH$1JAEB4!73_",
-    "1Mt2B1DpP59]t$%90Hn>V+KkK&m$j+0XYB[H;AW,H8(ef0unF)9]^0nBOeJg01@D=4*eYn..Md,IXNE^H>sz2H821V4#gM&:mUNri&YNB7z@l^#_2Sb(IXT&xtjzJ3eh7E1*<n*9XC)2@XL>)H.%s;",
-    ":he(v!W-$81>Sfb0u9@-2og0J1l8vfE-u:Y0R!v;1Dga4z3c)3:-<kKHRBjAFfi/[1J(f&Gyo2n9tze02TKnG&;5u,rvwiGY6F8G9^6+iBOeJh024T@1@S-oIMW3#I5[5^H>#&.IRFn1-^[b$&F/-e",
-    "0/eD:3;UBX7!NkmBQiKNEYSfE2jv(oFfsrL[UIL,H/7-@xTaSP#_cH(CIWpOG@j<;ryK-D-3+OQIlci2>J9N%Hpa[X9]ty>9xgC7)B=+70TMR/4xJtf)&U1g4+PUA1ERwN9y4kKhaVpWG^9vw3X%!^",
-    "JRb!ymj)L%x&.ybIUg7](.2@RH_/37H_.3bhXewe5e_Wq8!-gcx&.FIG1Vgn+WZ3#3AzOi=a//pA]DAipB</E.O2<@=$H:_G@%AYx&-(7y&(d-BM!O+1ih:T1I;,e3$dR99]t+Q1s;!0=8*9*9^+N:",
-    "1P+752nyB#2TKnG*CP<&Ngg(85,.QC3pdvz9]./A9]bg*1[pT9=al.f7&q4/9]bo69]k!90iGKI=Ck]u1q:k$x&.FJGT9:rg^!JH2)YF;12HlHEHW]V0^i;c88+kt4fF_G&msXy9]kbmBO<:]053*1",
-    "GyoGgy%PhyI^Zs^0<4Z&+9NLmHht%/2n4N%X#.xQ4+A9x.C+8l1@h]G9uzR7L.*p13CqKg0UR,+9t+k%4,WCMH7hGIr6nXeFr*.54WuO.G5[enH_dHoq$LFEqNxD=1[*EUf,Mm<01,AI1C1paH2<CT",
-    "i53chgjgFkl:Y$*;U1Me9]ARuB@,@eH2;:JgFpm]0U0ukB@+K=HvlgHGBE%GT:,Nl10<QKB;9mQ0xAxSB;yH7o&g=oG:j!L2QfDQ6gjV&FCPv$iX]<&FfaftFfjlQMjsC[030)lB<RX(2Q,Q$4D.3V",
-    "4wbyC0S:=QA@YS:4*_pU9y#8GA>%$!7&jaSf@(!P;O>hh0SR0V!q!Rz@%VHM4-zvtE-u)qeF59pM,K!;A4xaaB<,^BA09Z>B@/)-IWVb72BH%IHv-HE4&HzW0;rKp2LKKYu:T7I/WY)Ig./hn5(M#(",
-    "2<=J%+XD[/*b<TJ/:Y_x3b@c%@[O4MgaNrF7dD+IJ_lEog#s5e%^6aVGPxxW54J,DsNe%0Gh6[71JKw54*(wqg82h2Gc]f24mGqx5-FKa0HzxbwL/Oa4.NQfEio[,B<YCSOENS#EYATC2)HE/1&p]F",
-    "4!Ge21I[WNH.bkri4@a=G;fJp0j3<V+_*ep)^SsA0*.sK1jEY>46vmT0kr@Lh]wqwwbTR,hXMnIM*;yTlI#NlQ6B*==coK1jRpjP#tRcT+XNp7G<Azif-]RG4+Q2V5-aI3IcXO&*GVrTF*D[R9]bhr",
-    "1>+>w4K6e;9]FMv0!A+$H8JKT2A^N_F90;-.]PUt4.Y6y9W($B1hgUqt%eaF1_Bp(4x]SJrtbp@-sXxo1qrdjWe(IH0>Xt(uo)dPsvr]Nljs8yGD[21odFXw/LH@SG2-aYtG#3bbPI:@10M%8-[=+k",
-    "9]1)YGl2pFz62i#H[%5Whd_BP4S<m&g,Jd(Gcsui(.LtjF*J@R9].;&NfS801@b=oFyjR+Gcf/nGCAW81Dr7qk0uWf)gS^fxD+lmHsb[gArBzcAT2XEk0u@gFaQVVmwq1yIpYN%1T_H(95vzt4&wzG",
-    "GTEn64+D)R1j3aQ4dVqPI5qPl0!spqW((s59]tzd3mrB91fZl61Hmc@nZ+It2.HVJID!NhGLtAj2sSe;/LG/55C%#Q1(QkwNFFt57%@Jd9]bi49^YPH4#Wlp[e%Sq)es&q9_d_iCLaVj051qOF#r/d",
-    "x$=<L0F+7>G$9V:1s=jsye0:egOC9q1_^&hF9kU-lu8WZ0^kf^0O1Y:NDl+LCK5N02<eK[Ng==guO&Z4HZeE3CKETj4ih+_J@WDLCLS_Z9]kx87c:ALDmVZDy*Cd5z<1P7<gV=Q9]bg.CLT5b2+*.$",
-    "1hgU#4V)$q1Ix@:9]Sb>rdS3b2+So0y5_+TG&0O31D0wJOw1()=><Be+q88H<4HwZ95c)%F90(*00CVGs/po%qsA5hs0jut4$LJJIRGCQIRF$l)SCex4Kl56FAX:]-v>3LH0:o0L:_;[02;-zB<RR%",
-    "4mSWCIO!!0oCXgE/p@LD03S3s01@L/4&2)T9W&<92fNWC9W/:H2FJ@l1eXO54U>/=Gafd)B:]DyNC*^KjL.a-)#6qM>QHAvst=t]6f=(^7!ory4+W$qA4W6)2Daa2A09HJCNBv%HUJ+7H2<Mc01@9+",
-    "9]bi49^hMF6Em0)4+f(q9].u40sI0C>7n%7!y=(n@yU/L*p37r11+v=8a0p*0Yw9eC.3M#9]t$T69S&469!5Pq$UKat==N*0j4Gcg(d[]fGZv_hXNBd$0iR7rY0W.F#sYqI9wev00[Zi6D^]@9]1rg",
-    "3pn0O9]$v_AO>yeRt^vg3n31sCLcC705Ul>EYATC38p3w1)R%f9]SX]CLA<F1rGES381K24*]U%1IUXa4eN+12/I>414]k,$-]:EA2y[XBRMyf0Rng$H#HJD.4qp[H[2QvfgS,y1C]8;+XN22B;pEA",
-    "7d8MN1U9B75-I61IB6F&$0jc#F*Dq66EfTe4qXSPEG[@S9_UvECNCf_Ioxjp,/GBmzab8&EDRwIs4NdQrY15tI4sct4+h*CKLj-6JEl(z-sXxo1pucX21pMB/mirtxg@wf1q8JHP$D!jOAGPh9xod(",
-    "IHx8fI5v>20(A;9<em&fGUWvxHp3(nIHQCF1Hc3y2sY&f0E@X:N)H66CIhkc1P/gd6En#s4,2R!9].)89]bnT1>*,H4lXz[9]M$r4+ghP4,bnhGBr3XmL3lPi!2Nw4vQ/gHmD[OH]d^Z4+o1ZF9bF,",
-    "s3sgU-sXxl1sFHt0^lhu3jv5T4+GQbBoj2:BLYhsGV;JXA2>KdBR4gc0RrPM3$ED>9].+,1q)3F#.ju$1H/R$2s!Bm0Hs>8N)H68CK55^1s*hM7c$ExFCsBD/1dbX#s&=u2azluHvlg!HaX<<1DrHI",
-    "HZV2m1q&e$N9Ifiv8p2.2RZ2l4$cb$,%kwU0^km03HkL:4bBS!<B[.ntpp9LdlWLo#SIfVt3D3_%O(ZEB<Z-qCJzU#Oa#%N1@impOb-K>O9]59E)Na4B=)%)qyaN6F*W&c0@6<NgZ2sm8V;%VkShg.",
-    "[yH5ssUrq^CJ5GqG9LmlfF:>YHZcGOnVd2Oqk:/@D:#5AF90.+009*Oki8oNB<Y1qo&o]X4*w+y,u,zG9;MG_2R6z^BQ@T59^P3zB<M,-U/C*+HQgl+L:_;]02;:mB<RR%1vuR$4+Ea@eGfC-B>1^m",
-    "xGo5<1P/z$y;GA.[v!:Ly*&_!O%gZ.4-![iFAg:[wF53TIsUT&28=IU4-*hTGF[@p1q8+A0S<BK5CpWEp8*T2rvd@L91jVezf2uAOA]3k4lx3J4lxfsdJcjo1pQDC7o],H;o1Dy0j5n2%5oz&GP)NN",
-    "GPM#8<!A0&0yyj<4$M9Th9v[r=ehhvnU(.ofy<I2N($=I1Id+F4_qeqmH[C!EWH9AG/%_ZGa(,eGU>HD2[Hf<Ib03:6a/9s149iT0+tmMH->#aAD5N=F*7taK@#I:GQe_SArBy#mH@fmvKb8TC.KQ=",
-    "6F00V4+!Zd9]bs>=-!.jVgs<h4+NA27BT.@iAx=/GyWb0qwa1E!$A^@*XvgjIZ7Tf)d2[IEiV8wHHZEl1+MZ93ef/$-shr&G@1!#H!@q!3ey1wN)H9LCIUzvH)$U*GqxrV1*irF+)M!X3JxCw<p/Q;",
-    "Ob-NoCKEG(;.yYwIo;tVArB$8CLJ-W9]JVc1p_^(4+z[$F9kC-wk8bX0^izX42soQ4oC!(pm@lQ&:#boB<-PH9x^TD1GNPM;E(wO3LgeAg:4/)oD3&3G>OuBH!^El3ey1wN)H5vCIZk0E-BG@7c/rp",
-    "FCsBCkd=<xHIfDnT;e%VE-BM81Hl0UzzGi=kd=<h;_DWhf+r5keF@BDA(EB:95nzgGdBPMW&@l82<eOg1q6:X4%c,I-sXw_1ppldNDl.+3IpCF9Wk_A1LiLTy5.QUGQ0r-wgm(04hyq]1s;@8wgn8k",
-    "Ndoc79]oXCE-lmtcM8,221*YE=LG+CwgnzDX%[o^B@+Z[HISA8BQQ9V1@b=ZwgnwB00iQZ1QRx)F%KV*mH@E>@k4VQ05&$fD+(bGAiOIbGyono00N]21L*Dv4+ypeF9bF>([&8u0^i$Y7%:1J12)qo",
-    "1n%:s0S=ZJBmlNa0-.nA4<S0f5-njF6EMX,4,WlH9xwnFGyn-RCJ6gW9W)_jgC,9S)Eyf)03R+n@b!4Jz99&]nE;yV@vMOLsKG!F0-bOh3c]KeE-u&!NhmWcDIX0q(8_c1&a(kBGBP)S9R;%=@8E#-",
-    "/NumgG5@^XphE,W8xIBN93Kxe00XxU9]bt)94Iw7013sZOb43aAr1F]AO,o_837-)vz[&q,k;hYCj==V1&:VwR]&P:0uAo7EDr]L;6v>P12-1d1%r*Q0S=Yci(wf!01pbsh$AF5G5Np&4+i4hP9Fv@",
-    "oF*PCxA$KG$]esAiJLSJ2#M0Z0S:*2VGgmv0R[HzArvryDGmFA0t3h24i5yJ#RDHaHQS**4.f6$tN[,o.)m*9Lfqd04;:,=Fb;=PVFKI/1+KaR4,VmXF9.a<=aLF:03Ql800D#49S,tM25tq8xdIOh",
-    ":nsGo/130-o7Y1R2*c0-9].&l5-pXm0S;av1gkO+Q>KY)QZ_4uNDqI=1rD&EI^Dc,0.shW2Ok70jD&6gzXT5j+zSr&/mP>W4g$VK9]$&xLkj/%QXVvxkpTym9vd[IJOMu!G/Ui(8##z42f@[nG&VR^",
-    "2:yf!E,*762$FRlA2Z6D0R*An1P/kpngI(S4*eVtGU@qT$j._12#.9S27u224*z5qF=;,R2sAdFLjdAT2S=VCmK>4OKn-K:F*G$aU;DX!N)HLft4JO(rZ*1v2=^-53bo<14+MzgWFt9U.tPsc@3WBn",
-    "H^(o24LATV0WmRv0S4LoAP%YA0Rnsv1/kV^1B10b1-Pz44L2_g5,$ulF]q-/2+#O>1Lp(:jR6k@(2gT71_)W=5)v>vkpd4;x(pv7H;71p9XJ3FO3IHv4-Rb_4:$aeX99[C2jmwD&4;NW!uKEw.;8]s",
-    "+p/X336$pnEOTg-.TC*DLJtth5Cy/@Py(>U4+ZJP7!L>E2,=WK135as86N=N#gZHk7xK>j4*dlcH:c;#9^YK)2M,Os2tNTUG&83e1*prP0Uk1>84i!xR^SC@1-*e&1gSy_J<5t(P=,T*0@3D3mjU._",
-    "9]ASx!d;Z;J]7M+/;yOqI5DjR7cc+<;+yjfoih&!.QFdvI5X/FFAX:^fdMWvHvkkXe-*1q01,Ch7!N**1s>v5oyJ8EodL8M1)1550Rxp^4+OFp4+WYE4*/&:2cu&z2sAd%K@1#joe2*G/Q.KFuNVzz",
-    "Cpj_!IxiqHGp@sg1UET_83*CQ4/p(]9SFXM0WTjjIjtBIGPwaC05Po;3m=@y7!Nd+VF2rL0n7mpAgmZ41vU3N8#eL,4y+g%IPwDz1NS-2F*c]*4XhXg%8<e;G=@sB0-j!S1;sOO9^hRf3Lg$Q!U+z#",
-    ",x_pC9^qIG7%vVvFaR$OIWd6&9]AA[FAFj@t[5K%IK_kN$Swzn0R=VcMjs6@q!AwuIra,L12Q+W0S:MhF9.a>03Sp,jS(MHIr9HAACv(y[TB%QrZ54:#9a,c=a:9YlGaiW3do_uFAh04*aROAIRGC4",
-    "GW,/5G/cDl0S=N8(NhkE:Q<g4ffg<AIX3>gA*c3o4;2RVWe.OV79RpOtr@>J<_1N&4Kcn8KMgW4G5[]DF*$)21(t=q2lkdy4ulB.gN6YQ1j7pm=.WPUh5-Tn00zk_4,bR=A3@=a7B3+(Fq8!!&H*,z",
-    "76tL$1px*I&EY!:kO_gKEEhBQOdkm^ipl[1mTLz]4+N!45-RB+$VwPE;r.+4GdJ<UF9bO/&K3vY(FP9PYZy1qmjN#yGBxuR13(@DH^Vw.9^e*q4:F,_2A7pF0dNll*aHs*$d:=Ff*B78&rkr+0tZMA",
-    "*8:4A4+F!-9R!HM1OiDP2[F+tKMyi6IGPF[4mkiFGNcm$9RkG-4,efHKMpc6F@5b/4l$q$9]Adr0Roo@0=k)71Em8W2[)Mm8#L+/4wwNC4zdd$0ydZd7Bv6_:jN(cH#&]14<1!qFCj89058Y=H#Wm9",
-    "B[4X_Egu3f;Z=WQfP(@89SiHoK<SA>uVe^56(2^Ao2MTi0W$y*GNJ+nlIxBEe+=]gW-tUxV_PJG4.^F#%gX@^DOe9=faEd[H,Z8V[Ez>-Az%,(3H8HH4-k>a4+-F=G7l;E2AmBKKU5zoG4Kr!c/O[j",
-    "4:RHd9$j4<A1(b24-k&>G7leJ590*1#7++yqXiFz2))Ek1+54V39GpR3,qrv0RI*b6U)R,9WnqOF]7PB9yY>]LmoHh5FZLT)$c>ZGN^O%3ev.*C=jrB4+PNZGZQxXMh=twKMw&y0K#z(8.goY9].x5",
-    "5-gz@yE6x$FcMoN4,;$E0uFc:IGdM89]t.bK>D>K)]L(r6[xuaIWaUb01kK@A_f&-7clPu1xgPHwgEUZD:JIaOb,*c$xk05Hk$zyF#rm@2oA4>Kn_ar28g5r0[M=^1vd[0sJQ]=6frq600dAUJUQ6@",
-    "3-4*b0S;*$2JW>H5-N7%0]qz@2&TCL4+@4:8Z@g_Q6DQZ+yMxtxdI8*+yVw+4+q^;5HSD%K;XSwAf_wjO*S+%U7F]t2D@Qb4,&QB0tvPj2kXGe0SlY=0s,k:2fG6a!ny+ptg3thwK<tM9_U:fxdH:L",
-    "TMq@ixdI3Jy,N/XySV_C2QoA@01o1bH6H:uySV^m;5BJV:LC&:RRSj-2Q.660tJ+$d/CPJ0^jZW0]un]0R.%tvdTIFoeT.>*D;j60tuPYG7i)90_j/>0u8yj0tJTbXb%94fH4HjhB*$^twAI!IM2,k",
-    "0UQg[8_[,d2B>gk2fDaH3LXZ&%OE*2I5E).1t9_F2LQjwcn/8M&tL.a0S=O-2pc)@qyrT&Ee0bG2jY]x0PI*F2r#0s91H0U3blJ54sGGeA>4o-MGqmX2=cMh3kFLM2:cBoG%MopIu9J93<.J+Go%a#",
-    "OAiR00bd6,D/jlM.qHeu0uK$%5HB;[HO:$W-,0tx4+o!$Xb%G2mQ4l0umc0)8V/T=0R.)t[N@v6A-s)/4+6ar4+5KwF$Mj,W&pBg4ClNF1GNVMv3(AK=HdZ![!^.DGdAkL0uBG1KL8&O0L3N,+_7U]",
-    "!HN]HA>&p[GzLTzGL3*V1:zMC2K.o%0J2sE.H4[24+Qy.0vtK@kpckw-R6ar5jOw_>K=Yw9_Lz@DKR#Xf&m7v!D.QT2;*i)GXmlY2#taP48HF]95k1*2;I4B2sMg/0W32$g$WM^#<BHP@O#>)%lb$U",
-    "12G7,H4T]H4loYmxC0LVm8^5^4Egjk298(@%ETfNG@v9[3N+QKc=;Nj@+XfVy[cOW$BK6k3iI>-2-*r5!ZZbmg8:a44E:Q]6mk_=q[IRb2CZxbw+[_7wF3>jzk&.]-gC<U&.>sZ/QabRxkm*I4!jHp",
-    "$EO;v;*a+$2M3iC0P^wjKDEzdA5t[J#zrqlD/=zC4/erIG!F:psEGjt.:dtr4AlcZGC4ZFqXz/91P/w*+6E7B=@/A*CGCxA4^Zi19^6.hQwGRq3dx,Y2F#_t38DuN0gxjHfb5U_0QyZFGNT6p+]()s",
-    "r3WuPI5;ySA0RXUA9=wX4;D-7F%F:v1jGs.G%M@k8xIM<3NJl0G<k.:AT.CVwE,_zFApm*o&ysw05CNxE#n*y3gQhfJvTN04.Yk&AGQH7p93B=p!zfq0/vHg0)tr$[ooz_w.8Y(vxId3k6-f3$@u]p",
-    "pI!p*a]6fj0Ur!8)xQD,Ne-+b2dH%_1Tr;$zXAipgAXn,Hy[x,001Tr0jj%aB[VF6U/E$80RcK61_Xa!8U<wrMGk[r2A0]d9x^aP2)Tv]3*BA<%b5ZI,Et2G!:tMvF]xx34wRG%3LpdFUI@%&4gQP)",
-    "9W;+S0XF_![g%7]A00H)bT0)mU+S(GBQP]w1P/,Cx&jJ>%^x$T1%[&r4bpT0m-wom,fs.s,w6xfnG>!eIo88m1LOq+2M$UJ:7y+J=Pw6A(B/gKFbelz4+38Vsq>jD48n&22.OjE1dneMIe-Dy3BZQ]",
-    "F9b9-qB9KV8xuE%H4g:bCI,[:L/2DaG8iz[Zw_[2nFIm#o&*br8wT3GKMw/f76-Zg4+XoFU/6-CMg/h+8Z@VK4(O*J4B<#)9]1G%G6bg)9^PL$9xo0yFphEzrydBsJsvWr9s-uUA>6)A&Vy7BU9BDg",
-    "jRXMg1rG+T9t[1(M-[0<ptnIEVm7WGA0RaVAGQH901pba+KB,Jl)gO/4b%fKpaC*E@yBwv1P@tO[T&LG*boKy6DKe<o&z5VHSz@z2mKu[M/_^5A0RaVAGiTB03QxH00qmgJ@Z929UmYy03X/>G5@hU",
-    ">aYBs[T&^5H2<#C0WttD2stnS1C]-Gg%_dZFffOS1@h]c%>t89$TJT2.=luX7zDqG5Dx[4jsgXP83sxY%=3pi*a8Ab9yMtK-2i>F-sy:N0Lgg/pos.<GJ+lvHUJ+8Hvk>5HCzM1&jADT@2@Ju9s+m+",
-    "[*eJ5GMNDe/8ggn0oDI21gOjh4+nxC1Ehx!3zYr/0T_G&0)QS0AP+UTx&ksVHZ05m4.CRYEj2Iz2.[sX2iuMU1Ngmb21pIF1O:bx4(9m*2Hcvg0Ru@80Ja;ryS=I($n*gM91N@31@h@<1Y#aFF%_l_",
-    "1,&B!@pE(csenxfxT,uCH:@_T3dsTv$[P;h01pDo.bDqYs-@g%88QG4)(Zu<z,/E6Hp&]x8aJSb0S3(Q4+Wu!0WSkJG0z(=I4oN_4>(R]1o,.N9].tZ8widc4+PxeVFSYgA7MGl8!sO/Fu[H/(*ZRx",
-    "$[Q[*H_.dR10SLRGQRaQKdk[VGc(E;D:ydE8x%9wo&g4=0^lcHBn6$wB<YJ38!tyOHvk>YHn*BX54Qox8!rtxHUJeXkKJM)U<=!WFCaEDp93G)0W,)OB@Y.=ws[X:$QvIaHmSdFAGZNC$QvI6Hvk79",
-    "1&X8w4*^SY0s!DM4+5+d4XPUjoBsj:/KcW:2)eBS7dG(.4+N+iA_Z7q4QB+plLik0%+vw[(8C<F+@a^4k_jm<86N_RryBy.7Y>wo096H%;lldl8v/PB1U2Ct7C5IH9yz8PAviV^9]tw28y=NYw$lPB",
-    "FfbqjryB](4,BXqEH*L#E-cj(1+](6890cT0SfFj4+M/HF9bC)mjoFy,kSjiM,G.+0[8w34vLQg294JS0!I%5i5nO.00!Hz!_q21(gF;I8V)leI5>]wFaQpX8wJOm1>F&649DI/1(vBu4-r7Lj[z;x",
-    "D:9Cg0SoGpNFM>:yWma<f##9[F9I>%./a9mGc*6!Bo6@ZxHAQ^tuzk.jOQf+APR6kG&C%cTnCKxNf9!uoDLmbnq&ivg+dPjh0R6].Z/$K)g1<WTmc6U0)ov(F9tI.051wNHUJJ_1Bp2fq:2Fwt;Dli",
-    "FZb:x0f-9G->Vj$mH7k-,31801@d@138e!M9.G[@0T;iZ0R;amSNxwHF9I.$fdLO#[hu8l0ycpG4<jY:9WMnfGjbO)00!^fu:l7DXDKZ-01l1Oas&C$1P/wwqDLPBH0O_W5-gsw0SA)jP6VyVA@b+I",
-    "ryUO;>1S9!;(9wv5z<Ry3xl,_4@#Cbj[z;NH!/VQjN;rY42%U2#[,F[9W*vIER&B543Gu^o(CQ^sV)M=/ok+O.g)@3Gyonp#tsC.r9:St;4<e^H3h;H4+E)i3H[jw4f>WeHUJBT&;6rLFu/7PA73*7",
-    "9]Ja.4i6TE%QO$R1G/:x4xq>v4X5Fd0UrQ2zv&wrFtpVI3Nar7GMf$thRACMDGx%L4lffoGyn=@g&QwqIX9XPF9J0+00!*FYY*fDnhp-S;8a*avinXA.eg6s1fZle0ix#w0a*t=3ys$p4*[bMA3ipg",
-    "1]JSKmj)jLG=7m$+pI+o)dQpr1(nEG0(1kUD+/!g4Ed!)2FvCj2fMID3NjxEFr=Iu+yn+G4;;94FB3R201WPr6c1$Y<<WqcyuFVB599,-4F.c-G!F/,4JkM;jiWdP7as&QrVSA]02nie2M-vu(<>MW",
-    "DnA8tV>]=lfB>364.FQ;0WT0TIPvI29XS9UGXO6MH#E>n0U9)<0S=lN@Z6y7G%VEt4+yZ8Y!3s&SPDc5*Pa0nHN)E>2fhA51.=;g%B5/pBo8Clo&g&$-G04T/ba!3=p8glt)&D7-;6/IZHDF<0U8er",
-    ":Zv3Pxy_a9+mQhTpp*d)S>4<gH_.IJszC_<0^5FKhCL3_Oaa/I0S>GDuN=N7H8KDWOAFp243&=u4+F,(1P/Q!3AB&@2G4s2tpo[/js=sl-x,JG4i6Q(nQRV^c]Qy*Gct*xTL8U<C/A,TP8:GXPYJdI",
-    "0tXC<(gXo>4e.jNGv>iJJFIU3Mhb<6Oa_kf2i4=R95&S4K;U2jZVvyLG6JD*0pz<348t@a3oxB+4%diE9Alt=4G#v;1@-*=4+WdT!vO/x1P/n+(*zEXh/2hP2ZFg(2*uzwKM656HvNS)5Gx/B/LruL",
-    "+44aXFfk69=.<DE4vx136Eq+zF)ZfTApoQ_2$P)w4+!0&9xnnkGw#U&0yiZqGs2WL2Iw3Q47Lg%1^*oNK<Sg<vA6*Slmr4Y9]ShL+ffe%:_s$Sy:toiodFJ#&O#G2-[p!%x&a5eyhjN&2cEra0S6BP",
-    "$)]D!%FBoW4,%H7I]S#uPzcQW6$>j#4+fm&Z4QhA1HlCk2(N^t9[<M)qdN!Q<NX[zG%]t#9]Jf54+![/0u8F8I^4xkL/OXK4+P^rN*Q(fb@J,q+))mw1>Pom4vey07&yR<0v@<Hy#xx;:k0w%A@cGK",
-    ":k0@Q2Z-Y8CpIy:fl3bxnu..80yZlx<^)Zm;ddcPJqMbKP7ey%r#lY>Iu9W.4cP.+<y_AoI^Zcrd-yg4P7d)y4,<&.LJtt^g+mCK9tHfIr2!9Mm:wSjGXMtO-YAPR1DGBQinfpe4+EG-4+Gwua^O<S",
-    "iB2B_HUKXMH8KDW)Eo_jgP;%[4)qHTwdyh,BR0t.1y_83)d2$9768c]4+QPK1Ot^i2M,gq:M[.I0uM&YuO.&/mqRZCGBf^MfX53D/L5N&9s_Gw0:23l9P)@y9]Ji64&R(i1n(IS0Mhdq1&,%z4,5XH",
-    "dj!ZD4+rWJ0lE.#WVDP3A_Y/Xz6T!#GWjA8CgZ=,9]ka^i_$<p>1=&soyU=>LN,Q5MF1ZGE3JVX2K]CZ4+EUp9Rqg<n&(6e+5ZX-1Bu@r45W>;3n_S[S>ImK2oDMRm;IAW[D%V%5RSh:3,,cO2Acv8",
-    "1B(Izwy>Bh6o_:K7cu]=.pCKmTmy0s5P]PP2)zv!G^Z$S#sLS>0tnOw9]$sltN]]#GhOaU4+fY80dfwGBM$5SNFM+,-<1HW1k#NN2ZyEw3+w]4(E%S@F=bJM1G5iNbYXO5bIR*80I_fVFA!ojip<6.",
-    "EL9Hk!_>p3T<Oc!%[LDoivbVT0gBBx4:PX.53B^;%[LDN)dmj<ip<6.F-WjTy9*Cwip<6.BCQDz9g5924.KU;#R,bdHxC2u2<eU1%[LD%P6nY34;$KREHU:D4]s_rHxD)F0v/soA0aK_4i6cM%[LDq",
-    "Ul05Qip<6.1EmEIln9E/HxC272oDO1%[LD(PY*QM5)TrJ%[LD/S05^g01tSI%[LD&ya5kAu<es&ip<6.AYTs^ip<6.AYc#41d7c!4+HW95BUd*%[K+22oD73ZV4n0A;I!>Gc=DlIRGs/F#sMh01dXO",
-    "Y%c&eES&)l9,QmR0SZJ942F#Y9]to4A0#x0:&XECv0(xv4.oK>36[lM4+O&N$pH<@hK&L*3=OyW#snWCH17cyFzx[bN)H0H0S>RBjRFKwA0jrJ0TeL+4c-3F&GKXq35AUU8ZZDKHZ%YPP#,%v*#QjZ",
-    "twj$9+5s9dg=dCqH#7hRQ6DQZ+yM<SjRFnOsznb6,vJOZ02VX/4.;0-0uL0c#sm)q-<5Z!;_nxoloA::sm25zHNcZY1mEB.2t5F!aSt1(#sn@0Gcy1NjGaOcDeQ_>8!>zv3m*YF;2G_iiS]MfEDR3[",
-    "q[aj.1u[42i_.INLk[Qy4YGq/4#-/^f:[prR38R8$ao0Hok9,#93Krh/!=mav-hwQ=tA-7a]f_m3anlZ+PXsql(Rz,I2-cK#[n+=GB:w*2ebV(4+DmC4+Mja0tb]#LJtdrjRFMOlrIkigs83o3!7_f",
-    "H7y1s4g3fP)AchHIq7!_2,LeX4+HL.1q1Gh0tLry3*-OwHam6(.F9oO3-T<%1J$8C4+=rdB;p&y34nPIDzuIQ3e;v$4V2j/3XIk;4%7./x%WX24c(6d4+YY>b[>_byyyZ0z5OEwEDr&J0R$^%36zfl",
-    "0)<kR4/$.#9]bf31-w*.1uG7.5eMS.K>3e:s[s!N!:wcw2de<Ex#/thEDr&I0R>3qeGdwvkOD6,Gd8ON9]$,AI5R6a01mGQ2lB#+0UrxDs[s!MuflZ;0r>$UsRRkD5exjT9S-.;-wA=OTL->aG!Fo&",
-    "d.P_U1Tvo&4yp.Tw6lf*4+7PY0wXgx<L_;QCkKni3lAjJkOCDk%c_R*1/NrNF9$X/(_trm12O-u#BK$,.>r%7%%TJj3)7GS2IbZZ5i^;d0q:Cl3Db^Q3zm2kIe;G;9]AGYd:%Blyh91C!(JZ%E$QML",
-    "9^+jI<c]zPH2%+Q444W9F&@K.sqq016V2OJ4+ozOFAg*<gOCCb4_5;X9]Sc$2bs4$3&#Z*IX<2w/.xwB2[AMP4>D&x0SK5C4+xgl0SxHeRv!p9(UUeG3=tY40Utp(03RVU/$SVUOQg:M4.M-V4/TIH",
-    "UJnSE)&T-pZVwIB121kgI:f*;A0IUUA4<WrL/RAy)&UHZ*d+txbqTkPTn>[8-9:-snF0;6m(_FUhoNi>LEDc44.d)xH4l681@j-Rsy7az0_9d%5DyHP)&U.tHvk>ZH1XR$4^75m4</>l0R[Q68V;Ma",
-    ")&U.uHvk>YH1(c854i!d4G#*M)&T_u[tN/s:H!Y[g^DO[1/h>04+Y%LVIDBS,2(./9]$$)vjYjtn[*EYpQZ!<jnD<iG,C+J-0z9>;E;eKxfc*Q9t>*93kCb,B<YOz)&U>iHFgf!0VXso!-u6H9RfQ8",
-    ".l6)c9s^Th3)zwc3#^Os1Lg7o12hBgk=v3R0]*@ttnLCIHZaSN0t1HG2oE2egaaQ0G_cEK8#AB-4#)8U3+c^<4n+clJr3Bp0]bz;AOS@X0sN2#1mLJc5,>(O4z;fy&qV[dj64VT-6;)MfdLMykz5Xt",
-    "$WaCNq9hBO).gkD2B8^ULJtSyGZZoQ8V%n94,^Q_Ru2j8m>rW%n5AY3;MDv20tKeqCj@C%4+dcm50a1r38NDPx(E*ouyzdCaRbKI8V%QR20-pj!#e/jcn!@z2/+Y:1:T.w4ve<4443bG8Z(S>4cl@M",
-    "0(B8H01UlE42$ztEHyfa6$Q!KkpT^u@x>4,lAZ$(T*1604.OnO4/uF&We)+d7!<;*uT2557!L:P<&ykC(Defk0Q<EcQxP<d7!MoZBM$(H/L84K4i2AgA^csf4;DjE4.Y[DGY;VvrE;!;IKKoB0>:gx",
-    "2G0FWFA6Iy=[4;K1_ZTP0^hsW1(hr:9W*q*1ROH^2)+al1*#;wZ.ExE0UuE@iOz5zYB]0H9]1D^1;s3Y3Ca,-z61[i,@Qv%1_$F_A00Qk1Rnx600f,(2oF/b1Ro$b01r_5x=xd]xD5,bi.bcp5Sq6@",
-    "1;74Utc3**p*04(F%_-/4/Rw*OAh6oI1dTbzE2D#1:I0D6gD*7yKf#ainu,viggakP%jEJIi9XH3zh*74YI!h4#WWu3*eDS4!uSX1VatFtXvNf(8xmy]HlFk4d^iB4,46;t=p4W.h::g(*X@a9].+V",
-    "(@pX<<wzq+umTE<7Xsq^7CE86PX,zY!bS:)ss-iY476Yc/Z6Rlvls%GzfTHz0YwVU-Ti=ogKiH5,j)Fm1f7)zFAg&_i;-y<qr3(W16/==4,XRRvO<yFIR;e)Lku1mHUJF!#SRoRf&l]_4-QSzPZ:4Q",
-    ")<ly3v>/mKf]:ye!sQ4DxPfy8>6Y^]0R,8B0S:4N4-q<yvH.^Z4<2y:R4)fMG4-Ps9y!PZ1NPDZ9]bnG===e(!iYo$;eIYqH0oIn.O2q((o6@Wq9,0V.8cP]j!goUz)ueuzyl&JF*FCp0]zw).&QKE",
-    "0/MBB19k$/z)uevbptdH19b%3kqr+Ba^OJB4./>HAS:Ac3)le%vs;tNCJzId;*$JE=1)9I%7IW7Fvn0236[DB9_U,=+(Z[Q01pb!+j1CfmFXrA1&Im_H2<z1H+_,iGr.NA3W=F6H2<2i$Pp4ZWe*;h",
-    "2;O5PAr8mqO9tzUaR#a.1Z<u#xd[i&:IDx;p9v2Z,U0)z#3:H^(ETL[rsXCN1pU4N4-h!qPZl,+4+ZzeNCZ6(ewWEl2,t!&4*k9X4/suZ9^hU_0^S%XK::h14fnz]4+Fq^C<)MiGXM@Slb%Np#RI$4",
-    "ND9x,PY)2B)Bypk7y>^dL/RfNzX3iqEG5[!GzWnV4+Yr1G!Ee$4/umH0T(s=4,tXMPaj7$01o5.4=D*1PakA9051YEGXMpKwG9sq(#Qc1#skZ#GzyO6YY!aZnvnqy2$R174!9T$*yeQ,Et@pL0JpXa",
-    "Ha9[.pg#>o0uKH^1&v/VHZYsL3/uVK1(_h[4&>([.b,;/3,N;q9^PMDxdARMGF^!f;el6c3M(]!jzk6dYzn/03DCR&4-Z2ENe/_&aR-:MLkZ3V35^E!4V!xcI0A(&3C#%)2Jrz84wS_t0S=YM3l8AG",
-    "0R!pyx&a.D*Mn=VmLCh*z5xT,w*e0ifC3510^18.8fL.%L/Rtw(jo,<3-<!CJuzuvY;LoBFl9BHsznbBp0NQBEL9Gnu:lV+T<PoZu:lV^i_.ghWe+B053:n[s[-/n>X!UOvataVFi[4z4G%.FA22bF",
-    "4i9&@u:lV><d6%QVjm;fn+=[c!Lb1kBw@Qb1gNV64.4um4^^P/s[-tK2oD6EO$-Xkm@e[E[(+JK4*,D;4$l5,4*/8qH7=^9G^QYw8#k[33%E<VjFmSHFb/v+2/]i#FBmjCkCp)s16&UVlY)@_E,f>x",
-    "4+i@5eJV0v#i].v-7bbWw<eK7kPiazOAMrz0RhcS4-,bI0R!;Y4-^xL0R>^O0L$A19]]&%qXQZ<03QT601!Dd2lC0g0S=ny+yyTQI5z+.12[PV3iOak47[=N1-;8M3BeN!pTTVl@#lDMjsXCxj0+D6",
-    "yomt-yHF1K;F$T#hXDroPYCGg2<bLY4+H1Bl:rFC#x<S07AQD3wgU:ZmjMW*nE;y5mjMEc1P/;emjMBzg(D2Lqyq%M%;1M.4$A/pRxLO,x0eA3$4:;BL.+.Q0g(9.3f[LB1]bq#.>8cfA@b.(mjMKc",
-    "t[<J@CJywXY$Z4^ECnJD3%H_M9].(HmjMqBv%:<+F)=Z@1P/#/V-nKwr2#JsH#3)>0^lrA:IDbJ@B4uDmZAe0F=aJR4+X1V7c>v/1@d.%1r43_Q3T)v6F8=<4+XT60Tnsk1P:Lpw+]jNtdeUBqn1Z4",
-    "IXaDU1Fa;w/M<hDySP#dx$aR5@LS[z3=lO%Q66o([WJxL3l7vAJT=Bh-mHCCq<PU/qK*Uy,sJ<e9R^O_O9Qg*QwhZc2(nEKx:gA60S=uB-zS9itRDjIHUtF+gUossHK6)#4(iVW0K=UrldcH]z0d=$",
-    "j5Y%#4CQ$PhSLQSHy.4^Ln$*i01oSU0-^W*0zV!!03Q)F03tClKpryy9Wek7y8,_QCl3R-0ueB[0xt.RH_/j(FaR4ewgC-MW);ZL0xmK+KOYw[v-r+MH_/pgF*pD&GB,dUD:bwN0[c!639]woG3f&<",
-    "7ce,p0xmH#KOYx0vjQ$LGCv-^GP43KF)-uyFF84_0xt+RHUKR,ICCEsGOz+2IpYH>7C1Ss0xdZ.Js%e_tO6^LH9j9JGphm*2&DoYIM<R(7B<Df0xdW(Js%b@r2-KDFg+g=Fr<+/H,ZQ+EH*dL1Rn@8",
-    "%:*qrHgF#nFsK3<Hqrwh7d7GwEjBbg4-bJJEjBYg4/vsc4,BaZ9yRpobPpHW3oSG@Jr5Vy3mr7=2Ok(S)(b5(H$ERNHL3zH2[JH,4jnVv10NSM(F,jzGd&L%&kHRxGCdC%%;lngy=IL_GZ!=J4uD$+",
-    "iR4fYfLjfdDHAmHDh[O[4+ZA!Q5H7.494Yg9_:_#.4>$l00yz9Jpcy;,TO5NlcYrlC/11_0S=w&mu;t0@WObrs%R20O$+l/2.-UNu8U-=;vQ)_gfjrNN(h$XP!u+ussa)%s=J(6o2mjI1u/%a0_t5a",
-    "bqdQF3De[Z1/)=v4+fOtPyzHZ3Yt(K1UUR83ZvB_2ET+)1;(XODGsh8F9j.y[f!L/+v7]hZ#(VtH4h.@ri^p_O).(d4/SzcG%pr5G5eqaEj2dw3JKp00.Fgc4WlOmuF!W61cc/V4+Pb^dj+G_J]Ay8",
-    ".%l=CEX0:Q4^bInFBdg9039-@3zZQHwk!k52LYnH5)TIQ0_]5[2cnY!4;DrDHxE]G*ibKs0WvxA11^dVH1Go*FaR$JG&leN)olZ(-&%<Q<B.G6/q(gEk>QiOr1m%uAgjGVAF^_4<B/P1H/q-&.p&Q2",
-    "-0G2lvQ!SDxdH_:$y5&!oxD&DjM<Va28iKg9]bq@5FR,71TO.KH>H$Sy2/9&Z:H^!AG@rK%MdRYD:L-39]JW21E#(T0wf-;Ik39]9]JLq1PYi51KTwQ-O#[Y-Neg%I4^SYM8fG%4>1nlr_w__0W.Fu",
-    "FBdd8rUV^ZGXNJi01pG@GXnC/HxCe]1O(=m3mZAE5eCyV9]A4bqOSoDM)&DZA0aj1g*6W;+oL/Wf2IT.7d8MN1Tg:w-vom<yCw>u]49bO0^m0r/1:f>6$dyE1B3km4,5Gr1o*Hz4eFvE4a_G_9_v[0",
-    "A>JZL9uA^m4+Z3/QXDY/2!g3H1phY,n7&LBHUJLY=*#:;li6ed6$j.yMF.<T:9TJCwJ8r2hmZj&H#yBX9]],83igdO4C;iN2F*AVIN:u6>GAsQolyb3PXp491rFx(BM$>#$D08k0XQ%Nk(W0LF$T!R",
-    "2M+/:5-FaB1T+g66EZXluC<XaH.v[Z2GRyDGBoih45&H@n%*4*ko6A>2v#jKIRFj2Iu7Gt9].y29yS0U2[Zr;52OJeGXNheF#sMgy(/FoIHUnCGB-8mDmA15E-2L#A1g8d9WekJF>JeA7x;xC3A2d,",
-    "548c42M,&e11:Q*&jKGRHlYJ9F*N@mDl=3dE,=AvA1W^U0Uj[12p/mj04=[#QXeZcqyZi;03Rzc01oX!A1XPq2tF^6H&P!fHH@,k-sJ*TJ_25o$pRlMGMfV(F#s.pI61!r0LoJiQV$xd2o6#nH2<zg",
-    "Go%3;G5[YcFaRDm.47MGH:(H=QXVz[A1gGZ0Uk2]A1pDH4iDx5lMXI1H:V08D:eWwHaAia8rTvJQXVt>A1gAX0S:STA1gHgE-Tq(4/b.-E-Th$A1gDY0Uj_[4/b.-4(Znk1n])b22u]dmYo3/HqoL1",
-    "4e<CY3YS6_HvkHs#ZnF8=IZku$rTNX9]WqA5Dx&d(J_JUiXRUI>wZc<gsDpoiXR#/qT)vhyF&;zA0HVq051bKHUJYdw5kCPjGYAnwS5ic.rM_z)FuxA%jX9V2!oCv4-+V@1s*pr52XTj4f09;z9$2r",
-    "lLZc;Obdus6f3Qqb>pZ[nYj)EL:<N)3y/v7s]W+0r2zs!9yS0U5,]W0H2<Cl8ZQz#IY1IN03I[]9^+hJ1N%%KGe92>H2<Mg03I:@4,:!w5-*@KF+dE!0uLmNAP(yU4+ND6AFBg5ln4>uxVQxZ&-%YZ",
-    "iBk=^&-^wjG0svRIY1v0Hvkec03J919^+bH5-FiEHvk>JGXN4a03J2_9^+PD5-Xu0kO;0XH=2fCHUJ(pKo1kZ0una:9y356D:aY=4-P9EFRKGIH2<Seu%7>^s+k22$=-J+$>4^2S[=Y#4,(1,1dXi@",
-    "4vGmc5-i$N1DabNIY1v0Hvkec03J919^+bH5-FiEHvk>JGXN4a03J2_4,:!w5-Z=@HI@l.EIFDG4-z=fAFKm4tr!ICg(;Ei1RgX14,;M<5-p)IGe8d$&ju1W03I;x4,;M<6FJEl4nPkQ&ju4Vi5ea,",
-    "w:uvaIY0uB2@(<:Kpzq^01@3)9ykCW5-Xu4GXM>&ictc=0R^)16qO;Y=:hyemLo47EinKWG5@znta%R>f_rw2G%=4I<*N*6Fp-+b9^Y9pzyT[VGyn[w>5u&(1Jb]&2J+F80S=.:zySxSl%xR.2g#iw",
-    "4+N_7Zv)]q1P:K_s!.I2:jwmf/>&@6fCCPz=-91RHj.hj39L-IFWSHX2:puz4,vMnDK8f>IorSi1z8Ur+rR,1/K&8lma0(*;EDA/:jDpB,oODb0x:xN2Hd#N0T1T@,oOC=/92=,EZ)EY289V913CZ;",
-    "1=R]c4*[#HWCYrA4)mS>2iWUN5jnld8V;EH:kR/#4*_J!2L;hP2syO9RSeqxBLY;f=pyb*Cexmi0Urc0wx.Xm1Tvoj9X0;0fm8-/>G1qTp^aK;-sFBA5fL.V9]AC.fGGs;umlk=p4kx(2-l+^Gyn=z",
-    ".=dKpU/F]n0.]]E6gIsA4*bbQ2k8V3sKa9ip!<]t6EitE+:%29*6tn-1*Wkn1g@%w9]AV_*#QXm/K&uKH[Zhn4D$sJy8[jE9uEq-13v*VI5z+jHvk>EHvk>7IGhG0IWj_q1v5Fr$yE-n(#^,>n9dLn",
-    "CEWuE<(&+8IEwHA0@0314+H6lObsRg+z$=L$:B[7*rEX)HPyfZ9W($R3NpN^0_]J%0S=j[<BtqLEW@m12Zzi;4lWNAxu/o/4+W2]0^iJI9]bXh2p.eF01h;*Q4a_in-[C*Uk0^v4+eybGYZ)S1hBPF",
-    "0cZ]394)%2C/Ak>N&p55<[:vr5R[[B0.[4Q>3Skd39QSf0S=e(;H_X/3bKby4z@YH1g!xN4*uXL4zidh1,AkU,Wdm<L.oos4,/<CArBMuicJiwiUJPDsZk#TGXNh;F#sO]FaQR]rBM&u1NR:egqBJU",
-    "aStMvx<@[]#=3/j88S45paUNVGo#Nb4+P(^DGr.s4/u:4Q6C#L00XJC3;DQ!$lw7l6f!jD0S@yY,_k>HIqV,F0x.vv(w9mP.=$[:5-U8a0S>O<,_lfKG%=4KbPUiG2JaCL!0sat4Bn4MFDWb_=0)-F",
-    "=au^MfSCgUu/gMWw5S6B*LRN(VP-^9W,u[ifSCgiEL9GGnF9]jT<OZpnF9]WivbVS0f3nU4:Yd/532<%nF9]5)dmj;-=zSmF-WjUy9*Cv+_)xgBdrM!9Dtbv4.Ta<#0h]z0^ll52<eR)/K&8bP6nY3",
-    "4;$KREiv_E4]m1q0S@6k0v/soA0jR04i6Z//K&8PUl02PfSCgi1f:NJlL&yB0^lkf2oDK:nF9]mPY*TN5)To8nF9]tS061h01tP7nF9]lya5kBu<es%fSCgiAzu#^fSCgiAz%-41b_;X4+QcA5BLXw",
-    "nF9x+2oD08SPLWufSCh76E@$801p6.mP-Nt*q>V+9x^VhMJ>csyru-lF@;!.EIBNp0S;Cc0SDcJP7U)A0:$%54+BIG1k&*V1<Me!9x#9&9]kf=PZ_2fGdAj*Z3orwM,Giu1f*RC]IMZW3$vsF1<7zt",
-    "38(mE4-.8z10XFlxB)CQFvI&r9_3g$p9KVX3xGQW%7Q!@H0C<2jd_a@mze>xHwN-,v-hO5SqdC495O7^p9LQYFaQ!W01pU(t7HM)U/IqD*#[Xl051bLHUI-.0RRUA4i5]1p9L/oHaP$,H!uJN%mNPt",
-    "p_V3gE83L.4BUrm2,d[[3*XsC2GZ7WATTV/-s*_1%KQNU9^CL,0RqYa49ffg1%]O80.g:p4zxN3Q!X;)051$HF-Nck4GYMTIR&^/0SL391rH8@1P.!j2Lf_+IqOmbuAc,4!=i:+$/v^FI2-Sth65Ec",
-    "wf>MQ+57.y0.ob51:*$+hv+mKIhyWA1]bn!A>Jb)Hx8P;0Rwmhifs.q1PtMZNESCN1tK0g$pZ((=:7au[@vs@Tm^4;1qPm.Uk$8[KLNu63*f&90.PF60tX!^@#J/tIUfi$huQ^%FgP[=ivJ7)HxCp2",
-    "X%7VM#8;]S!1o0X:iz*1G==eO0I&lO5v$$/4(.&G$&5t+um24U;cp_M7n.e)0%-Ecpz8(%w+#]8s2mRf:J$$Jt(Q3nsgeW>9n]Fp4,dA&1@DOBArBg34-uQdl:rO#:j4iOH4huFu9X1@zMxYN8#V-1",
-    "hgJ>EHX1pR[xJjLfhh:/%<YUKhX)/s;^8cup56okBMG9k0uIQ-0S=Gs4G$I3/w/2=1FDmD4W7jh4+Ik%G@[r$9yX1Y5ev<OT<9dv0s!y50R-U)4+fqHF90zz)d&.cmO:92)d(*PIWgU+10M)6wTA-Q",
-    "4mCN[2p.M800xMoQ4Z7yKO8MKG1CYJj$aP)p#/c%2o9a1X#/>l4(=*YA1F7]2oEaswE+mp=]JvVAu$:c5[2*v4waPw3dYX>0wV:.]2>&HFE/zd01qO]3J(KQ9]JUTA22f:4.W4q1)Z8!4+B&m0x)tf",
-    "H#0dN37ZK7)zBIX.q8uqkh2RNHsuNciVy,K4+i84F9k6*01mj^CJfN3Sq]C43.C9U0]y#7#tH(rt#1xf3c85_3cc;RKLs-6G[Fo%3oSP@zzhV,#waT=IL!+iGM#]_7%ho_3:!JC6AAM23kTrB3mrA<",
-    "!2&WlF)SeokO2ot8akZ-0;Y:rqtFNg-DZ+hlh85<y;>P>i_$le03I[:10pgkAqR[B1LFe:Qx2R=4*]@-3k:c71kAGw31A0S3hV&@rF04Q0t/wh2nN8ervVx=CkUMb95[rIUJ0uK3GK.i0S/J<0wE6$",
-    "kpd3=*:MjNkpdny00&kYI>m)uGXN7a*8vQrga#iaHiQ8m2s8i:0>5ce2F98=Eiy0wC<;huE,=VF5-g!5G5@ziPXnRS7Y>ubz5xQW-sy#b1Fy&o4+%0FIRFE>Zx0AE9WfmQn9djzHrM$M9yK8uGynpR",
-    "0])M20,XW_76Wn(69Cn14kr%/.@M#iAP&o]aR-Ir3+UAc2Kp,_Gda,MI]T&>p4mGB)NLL&r_w<]698%s6Apa=fEfdS2FYO!e,&nu=*jsa:jnWY4xb1Q0kj4m1_H!q4#),v>l*k(>oW990,p#0ArB9q",
-    "2pu=99^>JA9xwn0Rtld80++ZC6gTgj4GZ/OE-ll9KLs*2Fx3GrHZTATQ4a739^zMDE-ly,2UZKjq!a;*6%QZz0[_>K>uFC*1o-C2A@8(0A22of0^N9SB:4j>H#7hTRtxz95i$T1G5[Mg03SU#03Rhd",
-    "03Qf301pD3tRxP-0t<904+r@S6f%X73mrJA3llRT5-XuGHUI%T1Kqj,9yuQY8WJ<h4+W-l1>hppP!xM^3Cq]H8hz3Q4++Qt0;q.1HZ+I.5-h;cGyonl01,DD1EsA59ycHnI2r*39]1G=%LWLMB>b;)",
-    "bPoy10R+6I4j&FPum:4201UvEs[t!5HpLYQk;#Zu&Zw-c4+X_sE-lg%3[wvzoChv8H_.G$8#.T;8!fIEAvQSa0S=eV6&p4H1DBN/4BrJ02KxaXG5@!w4,_/&4x1bg0I(GYR]:ofF9kO+01pF^0Us4N",
-    ".O44jEjHx;9_3tL4(b6OGXMuy4(0.72c8<Ykqa*qIWW%yKL#x^Fwg<GQV%B310FE]2Uia_lM53#+06$IwHP8bH6a9yv/0s-7B,U$E-TbB0XY&i9^fl9:jwtKx:gc.bPpz!3nDl($pH;#3/^q#hz9_8",
-    "9y9.KF>a4_H8CI&G8zIO4*^f>3A!&LEPHhi3zZ8m1voJP4+GBx3#%j)IQ0PzqXiQ+zrX>xvmg#s4.(5QE-Ts,2Uia%i3brj01TuB4(0&>u9F8IH0A*eQV%7G2QD/;00&nZI;w]j8Zy^mFBdsE&-uV8",
-    "GyoqaIRG9t00&nJkM-,-2DhTV0WTFWGQ0yGGyo3+QV%8284kk/4+qhv2nTKtJlqNsIi0).4u%vWH#s2=IRFm*3MM!(+zKu;Hy-6E5-Y$W1(K</2Eo5p5><zHCfo@lIW;#O9ykCJG$9f/03J2_7d6^p",
-    "E-ltG7B.@pFA6v=$=iko7Xoz+$=j1Gss[;8#90m1H!(3bHvj-my9o_m)-AvjHUJYi03RAM03QM^+0$(g4BXEH2AcSd0S=t.H!lY<GXMp*$x#W@Hw4@<4-.GwEj2U%2GZY41BCMj9]AVlHyttnA1gBe",
-    "9An;$6dpIa%K,zN3lEzEyUPI&I;2xg4rLF$1C0a<lsymj1C0a$=gj:B1C9g=tCs_1vm*rFg9i<[vLg/pj1ddt,(L/oz8)tvGs7Y*GBBn:Cp9+!251QRLK,rqLN5a>Fo8q<w=a=-L/BPh0WS(LGq*zo",
-    "x*Gt]KnkKn3-VYZ1)i3T0S=,G8XpBRm;sY6fL[Xl79RsGkIGyVGM(854$No]6Y@C13e83mH2<to00F*00wWI!%mM/UJOj0jEF3t<0v0d-3#kDbIm@kCrM)a46E<5O4&OKq>W/i&1q.ZZ9S-YL.T)P#",
-    "E%Ki=0Q=P.yXglFoyG]PsoVkwC.3x128n(T1)IJ%4+FpSW(1=B1kD)==Ycd!2Bhq11+dBw2g>UxhvWna#.:Xxmc:pTIM,PL9]oDQRs]UYF$nvk0SUog0gka[3WEX.1%TLP38;@GgxhfeNeG7d0^nc%",
-    ",UAOJ<a[+tA%UNd0Ut=.*mVyokfZ>^Fxzzq$e95YEx&-v9]Sm+%tQku8!+z&F9]j=:@W=$HqxaB0>+C^.ZA,YYYy,SBQ@YNYYzm@Ko1E0;gb;<H>-ysv;BxQh6oRD&4P6/Q7bd8,jM+cmEE/h4/cQX",
-    "4.)OuZv)j;0NMl(J=ryu4=fV%NH2x_Eiu#w9WliECJDbg1Do_:0q-H%KoAS>I17&l6EmU)4vz,].2VV/:J$$Qu:J!TGo+4U4+)P41AtZ!JdXztA-YnLA5u4u2On!T00rX79RcI>1P=bH2OqitHvk(m",
-    "01fv@3!euPGXM>,</pRJ3&Io&vj,D2#s&>v2L$/$2MW$K21ySIvj,muIRFCoF%LfD=:@140ka1mbT]MIHs%%&Z;gv.x&b%.9^6>W4iYc@6fgh@@,lV!jt3Go01muj1nHm*8adk<21yz=i8_iG!PpxQ",
-    "2dD/x3N.hQ0:d_DJiyxnAA]ugs0Tk[GB7Xz4-$sZ1rFKE0tKysC/Uql<-3&)9uEcE%K[Guw(n-N<3UA3i_CLoRSyI9.q-2W[vHpy0q6)H3N@&65-p)J2[!-8HvlCyIP4^IHNDwg3z,QMHj)SlnF$0%",
-    "0U@:(Dh5dmnF$[VHvk2K.ZCYqH8Gh90)kEtJedg(A.2h3A5u7(2>I@R01nsN0^js10^Y9(1QapXr$@S6*$57oFbC-z4*:tO94@qlGPx@nH[[uV4e[AM9]kg;E.Xh-IWnFu4,^@ES>@2r5-OoG0W.(2",
-    "H!LF$2B9tmpv5Z#g/,u+&0H2SwFeFK&0h;z[^dk,H/,=BSq^!HE(&7<hXNfsya68vHvj=R1P4nG7Q!(E=wvBd3OLzb48EDb0S<NPVG5M!1qc26mjMp4AqA<g3bG*wN)E*G3.lc70vkAr0]DJh4UN$S",
-    "0qaZ!t.C^qo=S,K*&z%v0@iFl0x^Nk-0FWic;074EeyBZ6CN-91nf%y1p/bhJ@V%j(g!s+F)Uyo2rHJ(5C=i]mjNFHGE68kEczS]1abtZxdIY7CJzOYa0Qn7Mh:vcO#.l=4,AuV1AxR(4e31&wo4Av",
-    "h*S]Wdk+Grurv/7vyoZ]+BOG_f(Q/*xd-Te/oJqNxd.XSHG=_m-JpqExd-]D02;&@8#$:21Dw.W9^>pZ2p.kL01o<IUk$tg88ZM63b>ai=1TWyHaMUI15>=vFfpJ54#c7X48E=l8!>1n1i]]$4$N2u",
-    ">=ojY(0mUB.N*Y[=939+p#v5(02;![0S)cG6Av1p10M!6019IVhyo6w0_-_D0S/,A2TTtYq5_fZH2<qn01e@jS>+MV0S1+$77qcU0^;O*36V4p1;2$^GXNYlq5_E&02;s;4a0*I4-rEa9^zJC7&ibN",
-    "Gyp3%IlTc6q5^s=4-7*V9].@C9610Dsgqh8Iidp+F#sP2F=WSOGKT=W1;2$^FaQ^j00FN71*H8h3)pT9sMJX:6f,fR0]QwP2BHHBV+V)/4x$4aH<yK4q5^s=3ASDXf@cgzyNm.]vs((1fFK3!jVTN/",
-    "2Zj0uD:O1P9y6g31<owD0x^yj03I[]1(K.20x^-4G^90fG5@dus(lX#i4X>pq6[AkF(wi,03Qo701@9+9[<9#5C-2I1h0P&4Vw<Ss[TC$=2iSl0=i.Y4-1i_S>,!Y7BktH2oARf1E7@+4+>^[1HZBn",
-    "1jfe*95c5D7B:JJHvk(o<&g]lHn#:J4mSV^*WP:$y#X6D01meX2TTsx2<awI0g-CW4+)]J9]1Q27&ZVKHvkeb01pD$2>iHsBMzbi4&;z7Gyn:M5(D;SeFUQe8#MqMIRGCFIRFdSpBoPcz!M5&2Z[m;",
-    "qyrxaF_0!/ndk!tO%D[M11]+KF#rz+rGi/+FaQn3AOqXU2n39g0S&u04%OcQ4W)uw8Zg_Z1jx(@9]$n]10M/701pe30Vgmt@U4v<g8_bW3ojcrGWr7=Gyn%&4,lmT0@naY38e!ZHUJIfgIWvC1PA!+",
-    "c<sFXlmQP9r2@JtqF)Q80]VR]9[<Q31iXMM9].]711^0SIg.e/FfyeB8!@YJHvk>SH2<wm00&$OpoI.(4WtkoHqHw#4K>BU5Gyt]G9L[$q!24MH!:d$IHV9S3=q6b1HVKc3pJz/1)SR-4+]y(Odks^",
-    "01@9+4WtkX=o0Qr7o,p!Hvj=wc<F@LhYAk[siR*RH_.c_1@-&<5-XuH5-*>:w,g6r3b+OXnSlWx0yNzT1BdMb4+@B09^6=,0VgmpxCRS<0u0a.FB:-7xCS0D00&$T0=JE6HvlgMGdQIK4+hVOS[X6@",
-    "4y6MI>2LHshL#Ku6Qu(fHB^4WT<yE+6b[@91)q)#9]^3710M,9k=vJrl7dSCP78nn46K(B9_m:E10Mi6<hk=h4-7&U9]./A4W4ujn_PctrW*x[ok0T!KNB%CH/zR.IRG0r01@C,9[<N21HKm<3OJzy",
-    "9].v%0VX*%p#vK:02;=_9_w3Q9yS06TMreX10M)B051+TGVHkr3&axzwf7eT2Lq/F4+=,c6b,BWSsO5*0^;m<9[<K11Huy<2[!-Q3=O=A0S=QG0UI,&0]d7h4;T*12XYS=t@HkIzXUH0IWVpe9XYkA",
-    "3/a*i5Gy$@G9L[xt@IK=IWhnR/(,3G3$73%GcqP03o!r=GXNh8G5@@Z01pAK5D2qw4+F0d4,Myj8#4B:7$Y^0lxq&I1s*Y!YYpCN9^6,77B!VX4Xw*y3iBNTj[=$*UIauAhXDph9y*Q&4y*D,4x5iU",
-    "4,S<X0[A/+5rYB^F#rUh;FbBm0v0j/8ZrPIHUJ+6IRG9q01n[+3FMME4v20VFsA>z1=6KkDS<S13XZ)29]kbj0xmQ-01pMQ0TMC*95_kk7BBz^:$e07hyfo4G1meg4ln//u)^B#*8(dvIi_:**8&Dg",
-    "9^GJ3JRvkW02MTaxhESqq>qSK+5sN_G5@+)-Q]In4(:b!;5>g/tOyO[0T;zQ9yI>MH_/0u00Ykp0,rt_05IzV2tWqij8+P.ju9d:EKCZtJPg1J2iucv9]]%h5,]WD3Nru>G5@+.g82p#FaRF[HL*M&",
-    "3=M:91Tn)44&o0F5Rcrl0SeR!0,Z1p:KX)]lLik5/=6*a0uwmvbqvNN7Bu238Z,bKG^H+rH8O]+4x.GgH,@ZZ-Q.#m01ng%Dl.8!0S=iN1@gB,4,;y[TMEws9]tqn0v.E_4+O9Q5-q48xh=I&HP,;g",
-    "HLtP+3)cc41_dR44mAJ>,L,BG*8&;jrvVPv0tQMC0oMWzi5CN=uLuSp3)cc42Q:g5G5@++umKY]&3Fvg0v0m:46d>e3)cc41_vd62QvT(PX>M+4%Y%3H:Uv(*8&Dg4%Y$;5%jxY3)cb.2!#k9FaQq)",
-    "umJ)G4aG1fG%;o#43ww[3)cc41_:p85itN4H_/0s02;,=0S;y!21*W:5(0xf13eDC+XyH&F(4i=02ng:9yS0NH2;&gDGlZJ2LdYtyDSd]lMM*wq74rQB;yb84G#(:6Eo[K4.xxc4xj^N<4=QHvY^fB",
-    "APV_!1ML0:4#=.^%g3ex9].>11rsv&2NE=>42_!kGrm6:GXNVl$PywpIEVoWpala&4Tk[=-[geX>-wEfi.^@DH:Uv)2B.#]Dd4JL3xKQv4+qx*9yS0E1h4<E/OhinGzNmMbO6013aJ4L[SPkzH!z6,",
-    "14a)K*#Zat4,Wy,upt_asR0hAI0j1(0<;x%=F#^mihd54rWO,9o&p1dG!GK,DhjuUXBs,B0v[>etpgtlHje/(Gd8UQ3(ov_8!)W[9]bZ14+Dt,1xOBp5Dx]Cms/Mx01pSx0]KEP4,/;20GMM2Uklm,",
-    "9]to49^qME9]]:(0Vgvw+5!uL$7CBc+5#U3Gyoq7Gyo3+*w>aI.%SIo$Qmd&Hy]D]02ny[4$KW1IA9+IHmnT-D+1Bv1@h>^3.s=.Y##]YB;Q*0As,4kB;50RBQh],HV*,z1s*p53e)&x4f>WIkOTvk",
-    "P!A8uFASZ9TMOS%1GMEA4#toH1kETP3N=)$0WS(MHje/(GcunA3xLOD3!W1%1UNK>0UrY=00u^80r:]GyrT*W@2T$@1u-6y0Rrm,4,n^%1ImV5244%:0v@u803Q%A03Ql9j[zq$FxmnO@_e#:+5#U3",
-    "HUJ+8FaRDnhY$^1,iBKlGXM>,%K-NGyA%%++5#6gQyVkd0v@r9051;SH_/3CG:,ujGMqR9PYV128#dYk9]1T314a)C+5!%T5Dx[RnqV0:01pJq0V6g!%N7q1wloUv$6=cF0v@uC03Q%G02(un0S=+h",
-    "G#fdA5GFY/gaHnoG%p)9HlH*f139bW1S2*x*.^sH0Vg:#ATBd702nm<9x;zJHvk>6G@$T3D*:Fe8xINd3//RV9]]<A5-y/K3O4@*#.:j,CD1bl$TJTDp=0b)kf8)00XV.5CIyJaP5]s[3F:naIL6)$",
-    "4+z4p6Au^KmeT.Q+4flv3(BBJ3zUKuFAX>2$e-ujG_M@E2WAgnmW<=.XJh_$5NET(0uLcd4yeKc4.J$xN1eg_4,.d=57q&a!U7K[qyi6/28Y4]4,m/*4,Ndm0uLrf4/aQV4]]^PRt^*74-]aV0uL2f",
-    "53LE%!2%Bv-]UKVo0wJ(Lk>yZ0uMGzA0aWd4G(st!2%B!;F.huo0wJ(R1Yqjm[tx[599/c!2%BungtL12l&7O4,m2l4+@zT0uLla4/I2W4,(hF0uL)pA0aXT4]u@A0uLjx0S>]H5)T/xzyc2yR1X<U",
-    "zyc2yRS&TQmB0cI5a$FB@3H);0xtt]XW+s)0_@kWzXCrKF)^y+9y$5H0uIP94zY*<9W;+QIM]s=Cp9dV0S<nn1rap:0HRV40;M8U3OoVHlrj%D:(_VnH2<C*[Jtv[HMF%V4.+l=1uqOXGyoJd052Fa",
-    "HJP6Z9^P0/*aZ(F;*Rzz0R:7A2(.wbGn(ud4-]_+1rH*d0TeL+4.+l=1tBsxyp]mg1MAoY1/V[7kktqasMI;IzwjRq9FW5TKsPumGpv*d4-lW#0t^YtR0EZUR1NZwODH!o>+JXL@nv%Gilz)6F#5s*",
-    "FB:&D@N9GO%#Q:Q45RZZ4+,]Z0v@,D*1;tm3(VpX4+PQT2LQPN2Ai&Q4+[3e0v@!A*1;tmF9tO:=uhuTyZs6T&)8uJh_ohcub%@1k*hflobjsx1jWf]0RM##9].)3$OQl&4*[B)3JBPy0^l%zE-cy7",
-    "[Rj=R.l>eq3ZU5qIW0CeyaNaRLj/:k69uI3ArADm10pvpCJxBs2QLURH_.Ka!_>op#nuH5ySJAC1n/Sj0&fn#9R^y9DgZqX4CCVm9]Shws0j*)2qiW,Ee0bG2dlpX6f^+hTMi,;HK=tR9^G2,jnn^j",
-    "11+tl2nT^dM-$G-&O-v;F]gqX1*w5&1k(o&$)p4aCm#bd;hOsZ9tOFw0]3+t9^+mo4i3x+2A2yD2EzIy3&Vyj28xSB0R]120SHtt6EHB7)e[*r)XPH-5@F:SIs_AgSqi7n0u74C1>vA-12piQ5f2Eb",
-    ",v.u[yOd@Lo(_FwttuWc;1lsfx9SHDrad26HQLt)FH$l!f#m<YK%yTHDx-eO9^G3ry#*#VEQRC)4+Ofb3J(mE$OJ1hGo:T_7Y;PzItkvb0^luGl;4wCujpY8=ScfoRyXm[2oEEGiB2!A0W&ej1P/(k",
-    "oqZ0L*%k%,<<)*^i+m1_=auvXc=xa^/;Mtt;+6EkY7YhShq3@L4:UHmusIItyafcOT;*!kBo7Pji%bKLk=&C@WDcyW1s>-6$m0kfPB<:^2M:Ro1uqXRGl!)F1&F#j4Z/VV4ex]a4Ah;j2Y[Ma4$Z]9",
-    "1l7zI0v!jl1rG(9gb<qc1O$QoZVv+51Rnr3$-Sl+rr!e(0p>6z285Ra3Ch>44XR87q)!i1z6u[9FrozyQG;Y12fKkN4-8fq4/^[^Sp)9>2BQfN0nQ2&IRF]t03QT6kpv$NG]mbqGB=Ma1mdj-0>1WH",
-    "=;;ZhVg!tuR]L736AhK.1rH0^kt-6%G&Qp11rG,Nk8TdG*H8]#i3JIbmH[6FFrE+^Q!M_5AvH1p4=hjs2oF@;1rEjP1p/*%RSEc/UILGl3Js>j1K&6Vpj8XY,2x8,:DmV$2[)@69^G5tn<SFvl!pNT",
-    "7Y@57vvLl#MFQZ.Sq_BY4+Q(C&H*10IQrrU4lxeag,Z>rcMk^H/m,u(5jaH%w4MPEJ&dhJ4.Py)4.Lw_iUBWtH8T4e9^6)61meLJ0*G<B*##mpGQ9#11=)5[4%96L[hn78Hr=u,43MJ%A3Qba0^mnT",
-    "._tw80Xdr*88i3qZ3Pw&1h);Z/$Q[62sDKn7%]tS0S.*40Y(o1g&GeP;$!k>88.eC8YDP101jjyM/[nJ4<cv]J1/^SGS;X&4KM%(@m>fR9<iNiHUJhj04>2&00F243)dMB2H/_c0UR:d867nM1w-.1",
-    "#R&)Q;*lIfI5pQ93F(yy4;VIC4=#65FCR2As2Lw@GXM>.kNs=A1k3[-4K&*c3DeyP4+Esx0tA7S4i1==2=1@%!36<U8V-iRXCDPPw7mrfpw9:h,lhQ$ah47bApQ[#kpYw#2gid3A3!kekpd4:>[]3o",
-    "e1Q/k3p2Ov1p(m_1:f/p4+h8H1rDG:1cBEIFAO.dxT*mkZ!ob2561z.6eu+<00kBg1,A]Zruh#K2.r+9$JYrCTnLBX3Ji:lEDr:u6dwXO02wj:3S/K[Hlq[]uK^VIFAXv>00y4L5)U4t6dgAJ7dHSO",
-    "12X=[GXO6YH8ubpF#rWb9]Jg_=#u])isA;#2r-4*2&D,RJk^2nAn=nbQlJzsaWOdn1jLv<4C_K#4+P2s9^P6M2:>oW21XADkK>m*G2):L038JVkP,:D!$Sp74VU/[1osUBpCbo)4[+uf55WPM6bIt0",
-    "1P:qe-0O!#@%n)8t0oDTu:lW7t,eoSUukZ1WpcgX1yNyRV]8+dm6riIZ+8lgZ4U(]1<CMR5iJL]ivb<3JH^hD19W9<Uv716Vr6pCv.3>%4-]>A10FQmejYR1fj$N#0iSamWQ;(F4+hM%aRF8Wh_xze",
-    "sR4:bHezLFZ*padTstu[EGQ2FlUxSP[R.0+tOg$iFte-J9]$r49].ds%Y=]C3ATnU0j_uQ4T%2+4W#G-4+)I]1hNMXlWqi]a^NfDTn@7b)ddc>ss-m04+!AUQ4a%74+!e<0tJc0Bo2%M1:kuWGj0zG",
-    "rd]%k0S;LJ0].,t2<fCR0v@x9<&gYGoP/ouz%:sC!Z[0&!37ToXbNTylE4KIDX8-24,)&9(g7a@GM/wh4+x-TgaI8hQUrswP7fl7fh@XQ)BDZ/2IKEG4+xLnI]Ro90GbH[8!rK5EAxs74+=x4Ed.yJ",
-    "1&;3:l%6=Y(*h3wi:nk53h4w6m-nRe[saQ17X<.w6amPE3-,et<z<Upz5)U!XE0.lMn*6J1L0i*NdWu;4*(.rJsLC8paBZup*jVr$QlmmoB-<:-x,7.RRrb5K<SDTlUW^IIcpCDoYq.h-o<^.3,8uR",
-    "4,Sum3Ie8:Mh=;eWDf>h,boGUkeC4njPgql4xh6K7.-%50MZl&,3.]Y5CP]g0U]Vg:jMDWvrh+(1rG%7&j$>I-[=,cXAb/W4+62j2n4,n4weN2gbNQ7z5yXCGQ9x+FCKl)#[:b!nGz5,gO;2o%ibae",
-    "&dXvC0[No:0iW$K35XB<njH(lwg;E7jXVHT4dQDfIV:dr#EdWyGwhfj0NsfY0HVkjJ_%Kqm]6w:<B]Jn0:HTe1):KKG5@,M#J&O:W&j<#X5Z6B8)g6-X4j+w4,2y)4+QWO4,1TV2J!(6:R1l^yn6(a",
-    "xJnNhroT<g6f<<pCNVSU1PSKd5e:.j0S=mN0p$b%6$VfR9sv-uwBJ4nx(=Q:s^T.s,hwX(+XNylIRF+m>+bS13lcN[5jNBd7)1aM&)W(I;BqlVo6Zabz;y=s4&R3-1KVm30K(iL1M,mz4DsL*2igY;",
-    "xoQDT3z6I-2JO9B2J4Up3HkygIV[9t4!Y+84zZvw3D=M.F>xzS2+&Rq@hqhBqIv+(0ssUCfe#7Go:U9(0unSJ4++!mEeNFsYA]F*Mn*WC0]qYvi)-pb5jOx5IB5;QtqdYDHn-=J0ypiuBL]fO4e^Wf",
-    "H2;<A3B3UV@JDt01:_to2ifoe35F3MEi&T^8aDt8mI4FA0v@i701Da)1OEjN1aJWF77q;=9]^2d4,TFP7cl<TEjZ/=1o!H43,p!,4zC&-G:HQaA^.axH,>U14,Kf_QVqYuNd/S(6/u:60f7S!h7/2#",
-    "2NyT50Rw=v4(b:m9(aNX4u@,bD:E=I2oD5+90s+q4hum6r]T#H>plWN&5l+G$Os1U1QmPCjRX%3$p]kBGdht30Am.1k>0U:HTebrYzUJC4EhEHk%9yal:@pk6AuX9uN<5P2nekQ4$1i_4vqs3w5KNt",
-    "kM2qfD+t8ne+4ZLqy!Gd0Rh>+4%!6/#f3!.h$8_;xpyEiH[04I9]AUxv2+grvZnzL4#BDc3hAr;8Zx5.7BRM>0v@%9.qrd/EePWl1R<KG3ILc78!!P4-tCEU4+X9g3p).O2M+.Y91..13I*D@7X]AK",
-    "0.Q!Kyx$B191]/53.NU=Q6B*@GXiEW2Q)jKq6ZG_&QA@VA@&u:Ee<sH1P:Re@UeEQ2<eeOxC[:lnH:)XhM,9gCXy<.N]7uM$(I2Ql%E6+&&_%8sw+,0GdMot7XjX,Jr4^90Ulj9FAXa(HZK%0UE&us",
-    "Gd6vu1s<K5lnV[R7Y;Jr0S<(,Py;U80^ln_%^)V/APeLh0K5)4G&3_,4-88t5@F#,4/c]B2G7h&3#/XkjUYEQEG<0D5DS=Z1tl[!&:jWM>7VeC1lHLG6)n_a7c.^r1k;Qz2ks6F!3q#E!wLq/:$U+O",
-    "1bvUh0RTZDGcn,N6%PaK(*+L:j^r^:0uL0g90xHDxR;O^x]J_irS%vN@WqB2fEfwM0tPq.li(o:&/(Ri<DczB4zCLVYzO!l9yufpzRS,63yli@!>W<^6%aE32BMt_1sDVH76/9p2>zybFa@^I7cxQt",
-    "Yy.Z$1tAhO;*RelC:ufm2+alq.lYGmj[ytI0S6/,D_.-T8wmCq1:Y6:07XPFMm0n,G%,O$GeR[%z77E*;Lsg[HAY4=L=4A@Mny7%0SK<H0d5TR5)m=,;M5:_GB80mH8eOlK[G^G13(9_0v0qz28]a0",
-    "+QB5R3PVIiG)6&1Lqs)30>6f90X9bO3Nu4DF+(:pH8;:vH#kB75jOxI0XP6bHZn9h178X.LOC%oMiV)jEe@/lB[(;&FAGFQjR6xe%o>rz%mD[T29>QJmk.U&7&d>f0f+>,I1Y3eIQ0Yry#WI8L/5<>",
-    "5-AojF<**QJp.7$C>*&:3XK9E05:8FsuK;piUt!hZ_+Gbus#ip1@f::4+SXy00KfoG&VsrLqaexLODe<LI4pqYYVIa2)zU!0X8,lGpz::w*oFQIj[o&=K%OP0Sr;JmI)sYGqE24We1/eFElYRqznzC",
-    "3.8k<2&4/T1my)0GnE1Yf<lQTFb;Ab6E&g&3!DNU3N,)^H@f9JEDr/G1NQ]JFtQ:K1ST0ZtpOhdH=T!2g9Qqw0T;!:0S+@0H2;y)1P/uz6E/ki0)PPz3rimdHi!lSAr&-Z1rE_%4+=*i4jUpgH&P2z",
-    "5-PqWH_/3AH-Vxe0#yX&0S+4zGlBviJ_7;>4YVUED:C51EDD_P0T(tK4z#ilFfunXo%aF=:mml_A^.Cqed8V_F<3,R3*@.D%naWLMK&<-G%@j,MnN+.Mdc0#3:r3[1s<7Hni2=/3Yq_IGa(x^wE+Vb",
-    "4+hB&kV7[;LPI%4GeZ2#A@bzZ5C@rn0:^po<&gz%;FtL:0],113GxFE75WJRYXILV4&uB41mZgm=[=)Zw^J@)oT(BI0,^s50mINGJUBKq;eGQ(<+S@vfh!*hG<mmWIG[5PwFww8;gk5]5Dl_m4$cMx",
-    "#[v%qvI+uY4$B83EjiBwBsnl04)6s6[R9JvQVZ/r13wJ*BLV#!88go;4+5AZFgGzZoq,*0GD0[qMn(Aq0(lZQY6QCr4,S+a5-%wh2F4u;dKyEV0R@hz4-ASLA0I*h9WjCe5im**6a5AzG%V,>4+7p7",
-    ",vT)<I6+1-Mngd]F*8NR7(g[aL@8$i5N[.zMKVG^M#dOmLpL!*MMbWX5CDUq4i6-882.nzMMgm]F*!LmLpV7>LN>r0a56zKF+ngfuk[x[B^O(i#u#8VHbXHsL*0^vPbWe*K^N.H6EOi0GPt7;4-983",
-    "4oDS2[T5FPFfu>gND;yu4+5zh7emJv9^F/>1D=-C.pK>[I^Z$/8WT6E84iXC4bK<aEjg3[3hW*uGB79)7wRGdMGqdx77NV@1mdGO4dg/vkJSPJBm+;exepb496uW^Fn!MrIWaRbiRA>ajPy>n)y<M8",
-    ">1FOk-d%q:.>/#1HZn6ZLeKaG4+M,$9^X_#8x%3JGXbPL9].;OO9J$bEDlitKnUmP1rC6$E&[&+UjjEYI502(3YrBU4K;2k9^X/52ap95GRZIlof!@h<B]q%*ft9GDF&kNIvg[um.$0J1Mfr+0+p/+",
-    "3dQ094+rQ,A_H3XHwKph0)+.>dmJwSHhq(,3/aT;:j57IG,eLODh8)58!)mK4cZX_s[-q55eTs28Xp/uq)Q(HHMBqv3e7zXv>KCZuqzJ)&sYx^<]>h4>5/sDDFgWj6EUwM2-z]y7&=O34#l8J1EB#A",
-    "U6i=60;1+l%Ebl%-bLzQV@4TjWMixPf&mXTRR#Vu4/Y=[N6N@P4.3sF57q(A$vqD-uL2L22Cw:p0S>A01@iF:$vqD,QV%t]3lC)3$vqDutqBhu+[rx-A7c,%3AFlx0S>AP2<eV4$vqD(P6nY34;$KR",
-    "EHU:D4]wazJr6bL0v/soA0aK_4i6de$vqDrUk_O4yZV9w4-iHe5B:+d@ho!u8odY)3i@/C4/+y,G^sak5@fA*4:ngHEHVHOc!tV74/%g@4;VFH4-hTgJr5vX4-qikJr5sX53:Zt@ho!u8S(<V@Ul4P",
-    "f&m4h2oD5@,$<H32AH)54-1_&N)C#VN*p,/9ytIUIoQWu9[;.e0S/YDTLrWk4)+fa13(R<yJHU!nw_BM/EVmOBjvjX3xSr;0R]fe6%jXL1/vXdQ3jRa2::Gx1;jkQ3+4e25T5-W2,D!10S=_]sXPtY",
-    "vk3&NEFTCo%aH[i3o(P7aSsNppaB&%01qjto(K-M!^lc*2mPN19]tto!aW!<01pl5wn>@W0UrZ0/$-4((M/7HPY$b[2nK,n0uebR4gZ^C4;EVf0^o5+w+9bV@VkL0<R2.P<Lmq^e,ClBwvz!LQ8SRn",
-    "0])ELDGwlx0^njTwF3=3,2(+89]bM*@#A/#%BcYl7/eue43yDc3fX7=#1jt#z<!Ba1(4YX4+Olj3J(OV@z0SMF#oCn2AAG)4y4Bf4,l8dI]zv]9^F:,rw9hltp=W3ps5H5<(B)H4!u1J$JKQY7L^(6",
-    "5j9N%[G$X0K<SGNmkJLU[Pipk5&w,l4:p-m1q1$&m-nz6]IGvoB<65m4#ZIp5S+3B4%!nPG0Cwm4t5UP69fGb4+QoR4+KIDg98r>PA:*6Gyo3,-:dyl4+k(W4KX&tBOe+x&jAkA1P)OS;FR*d.OdHU",
-    "hK_Xd8MvcL4s[+gq$UNW1>S1SHx9L/P7e#PlLs6!xLgJ,46fx%4,Vw50S<ww0tK;LE&#I<4+pKY0U0xvrUe0)X$qX!O%C.^1Xu]2#Rdn70]kw]0^mv)q5%%E0tCXEbPo-7%P.cCzXKLE)i4)ru-p]G",
-    "#^)-h84JS!4+O1=1POT#sR0J1CIcu9zTZ;23+4j^i2<GI0R>&$CJd(x4,cQM1P/!I(+Uzd[^B%ij0FmhCJ#Zmo_-2uVPb4$x&BQ7bq<O6&-j6Mb!1>3bYE#QZ*XZ^X7[f;aUeY)dp0#J;6)f+H!SYw",
-    "g8:2f%<7eR)XfwjIV]=t84xns+XxXX>Mv6_oRMH5H!O]1767W>8vw#v0Q%z<Avi4Nomdbvh)W;kEY[3i4/L[73><_maAg1i3l9%_U/Jfq4).RVKU5zlF#r!-=sH;Tf&mZx0raeG4yFPR+XedO)d3F<",
-    "lLimF2Jq(90S=/N1@iD3W)CPy4/tP$4@.J24.(^k4.+/hZ4O!wtqH#7)d3F=.p_c6v^O++MGmWG4/>y+Er^lwb(v,l821bh7;5TU7*,D$hh@5KRuAL=hx4@p4,%XO5Bvv#=R<vG6SN2q3G8JLCPoh]",
-    "kP-6O+GP(dP9G#P01tPWu3rx&vjGn=-1UlQwq*](Ru37iWe*ou5Bvm>..$WX60@*m;+1$I)d35HQUaF.4+H#B104yR=miW-Fzv!S4,)pH(E%SGGWx>yJ_KEt[^B$@won_3f)W6ZfFup**#RCk-.*Sf",
-    "7&b8A)Q159rOX2bqXG@0Qv_+ICkD=AZwDC!=2ACH1IJ.(H=%R12w<G^)q;:F!VeDxP9Fv>Odkm[]A0jfgJ/%_[nG*kvzbp10,Eav4Yl;m5G=qVISzvV1p<566%PTg0Uri1]ECE9uY)%N$K+,Y0Jgj;",
-    "0(cJv]LX<1-[p!N0TVKt>Y4fQUI$]j0F/^d1%s$,3()cb1L6Y!2LTQr1vvCT4+FLX4+XR[0kqx/2%o(K2J>t$3C%GN1Ln&M4*/7e1s<4B-kp731,HLD39]SN2&TV.0Ur/HoxM8%CJzE@8#IdDX$05#",
-    "Aq_*iYzVer2iyT1Isg;i.)H^.a09_IU/H8@1M[W[2jT$-,IO=m5HdO90RScs19A%Ev^=[.zAFRahinP)#aIV67&F9Q4uJ&[IRFm==^RbjH#a%y0TedTofaPoFxUbdG-jl+86Pn/o!M+1Hk[dP4u+XM",
-    "1hCZ>F9SC:sMQSuqVH,0DGr6i1P8-W&H)bx.Ii=w0/5VOJU%lkGSRL+0/NPOteOP[=Wg#w@T[99Frv8u1Bvh+4/jq>Oaev@EB^ma4,<5z1[=b)i7g1sMh-g19tiYY1d-SL9dxUYDkd:7p=6a!R4X>%",
-    "fCM2qHBSVi+(jEV#:*lBaThhQ0vb2V0unh@0P#<*Zw)=HI0LlYLjuab6%0WVF#rSL+ZGG/4J0x(zK;JVg#rTg1R6QK*C!S=p*[^A0Rfjv0KNha,oO+RFjNAXEDgZ[2RIov00B^GGdv#xG&cmT#TN^7",
-    "5-ryiB<V_E!T],0)gu%*#>.Lp1T)dR0t_.f0#O>>!UaDCH#s)M1qb[3Rv!j7$OQ:C6gkDjK<&IB10FTH2NXB[g+3nzIP.CsF9J6--4lvno88g<28[s+$,pK8y#ouRUk;kt/L8Q0r[F*WpaCBQG;kGA",
-    "3eS[q6ENu13:7&w4*[M5A_@iD95wje4G/9l1:HUyFrEe!H>F_g0Vx>dx9tKBwG#xi*kk_/mIe.B(2[NmJOic-2Cxbr2QWGh7n6Gr5s0y02GU[z!vYTW6#/^b6%PXP=aKwAz;B9A[m3&8,U.n6F90(!",
-    "z>tYvHEkm[EJY5mQ3RJ*4#f2V3C<a(0S=9L4+6wo0NRog0<worgv.gD1(c:d4z;cwJr4t*$PNhf0S=OE455w&3D:>S88>+U0t]$>6$a]DwgC;fr=-k5GCG>C0[w+K4x0lH0+yjo4XO4G1HB0eEfO-M",
-    "0tED#L.Q[ICl3$Sm[$Wi6Ey%HHj<e#HMCU:HYYPIP69y(X$hBu2m@9A5.EFGH^M1sxZ>U>(!E9k;:HVZ*j<mQheHEX0VfOIeh&i3j+y^hHXj8toy7.a:jw@8@#TR3w8:,&z9kblj^,#o!fOsZ2!iti",
-    "4x!6z1,RrU4+garJ_TErxD=4f7Xp=;I1dc37aTH/tT@1ouK=znGypFLGBE1>88MUs4+GGdQ3SS%PCPL.E2OqPGBz]b.p&ltj!O:yjuZr-v<R;-GT7)14,mua4Fr8XH7hZl=eF:-2&haBdlEDN9]])7",
-    "4,2!)3l6z-1eO5.$e1k,b@mh00Us4Nb>n4Z1g5!G4+*i02rf4=x1(1Km!CQx0XaYgK>3J,:-88YIYJK&()LOYUImouCJvYa0$vn2p9:Egm-xg:EQ.vTm-wmanGF-$d/N95AP)eqB<-NB5Dy2l5DdhM",
-    "4hHT42%n4s2fexl1(zibq#@OZH7x:13FiHH4+7Sd4g$_a90I.sIS&Z4o/XLj0uKq1[euA;12l:P9_&^:0t4dMXa<bLYYz#G0tM8#Hw=W*Jqs<eq[y^b1]tlP0s[ZBB;PS50uKbM*cJnI4,4u641FI5",
-    "H,<wVDl$1O6EoKV2l5aP0>4L+0o#&N16_gVyP!P*;Tu0cP7eg61rG$U0TVcd0UrZ6:iPl;11^gf%HjeK0.r,F#]Z(j0S:Md2DM_9IW#hQ4,$d2at[L5AQm[^:PiFH0Rf#N4,Ak62HjjPGc4KHh5,ZN",
-    ".rW3^ln4&x;70B_t@ZK:fg/T;>9p]@Z7&5mIO!1vf_Z6f1E@e(0<md=3wI.qH&,78ET#..EBWX]4TX[j1n0Lp1MUY81eu]E4+Go32M,=c%47rnDh&CA3.uSgg8:EjubBZ42F@*73723GJld[C3,rfi",
-    "1d]d5,v$Aj9R$SHF9X]!4hxx_0tVuqVF!r<4T5tMGP)%Ocpm_fwJ[E:4Hq]zP98GI#C,!/4*-+O4-7EcWDc+c4CwJi2--)a0R)Kw371a_RGjZ/4v)uV2B^[GtDPqT=aT$G#:9gG0UQpd3lAo#$7CEb",
-    "is3m3mzqWvH;so[@2ho+2M+]S0uK%O0WLT([VfI9!EFx!lO+!fhc6!nG07MSvIQP9gDwP(2]offHa3A13GJvx4umcV,@G11w*fy0H8nPdE&<Iu1U7_)KLt54GXMnD%Mt(w0S*rVt1ST>9[<D89^bR:",
-    "3Ja]*0D2Q8)Z$4E+WjsrI5w--2fEHy1KJxWIXNE&%,ls2Hj^7w4)69S1j&On0v@+GD,$)BrVb%AENdSEFsCg9k,H*2H8M0l0(:6[Hl,_N)C4LyGOj2SHkASc91X$&Co(cS3hI6)H!O]/9]AJ%ECj9J",
-    "FAp6z1LNBj4(.IWIW-ypumK!2r!57X*eew<j+(gv4+Ezy35AR*2GP]rBQ@ki0v.Q62Ng7k>d5p12<94G9]bYgf;=J).01@=w]xqUr78eS4-RHO4V-Q+F9.a[oqQQE/$8x#LkhJ71i14RB[MNM4x.4I",
-    "iPfh88*RtI4hWed8aTrR08j;enga/#r#%YM;@j0V2L,6kFCQ8)%q#,a2oF5WEDr]Vvwa<_IRFC40uKStEEG1IvJ(nl2.wj*429ia4*v,WXfFjZGtMkBHZ;3m4-joX2Y^aB9^>joEHX7QFaQ7v2g)o9",
-    "-sFl.z5NCPJ@WVjEDli)%q#)0+7kqwkP,(g3(YJB,Kq!/0+)nm391Jl0y*v(0PH=xJk2Zzh2BIT7&*%.2i_hz9]]]gEDJOV/CybMKOX@!$1Dc*xI@_7F*(O91XB]-00>q[2Z93+1IR2KHP=QW1_MNS",
-    "Ims*zk)vb-zT-pAA>(Cs2&I5+0;6,d4yhFg!T^1b++7thv95=$9yFE_BrP)KtqczX(d0J]75;L743E4z4+<LIiUAI:utpB>8!rwpHJTO.!y5;t+++*U830cY2!+QC31k=E@@ld$xSI]Jj<yy^BQ@UY",
-    "91i/*QUDqT;%.LE2G4*=3*E*%CpR,72bt,2F9bI.i/86=coQ<LEHgWp0S2xD4B#OWFlqvV.pmALK;kn=EGsn50Rw-t4.yS09].)8BR4Pr4$le(=!3RB3-BEv%K-A2LIwBm9^fcUDF_QHDmFQ<oCFNR",
-    "2:[=wG709pQ3-d+038Cy0S:ta3c@SG29N:-&(Q(@w-2hCpAHW%fJX,BwO1Q8xIqM;zcnuiH95FJFAO.100QQ(Y!4N:oCFv)014az07(xS=b@QvKn7P23c5iFnaT>YK;/G,5-*@RFgG-_p8*2:r!<j6",
-    "3g0:b8WuN^1[=uMK;AhDE&<Xch5[,%I*L-S#:h7%H#P1xDl.2cHUJ$3B<Y6klmP@O9^F[tLN5n1IfOzVJvIOj5B0iV4a1x!4b^1_0.r^TpprxkgvtmCuz-Zf4,JGuKLa:8IRFCXgkAzg4-q9*3D%oN",
-    "4,]w#GB@Lk000RO1,cb405vta6#>jE61f!)Pz&h>3*iI=+MEOpw,pAQ>>+ZO4cgOk9]SOjLN7lsH2=a(H8/lG4-O;&1eZ>)IS&hjLJT$ughB#A4unDk/LiGy>zxd2HN6!CQxiD/2)z[sh64@,ghC$$",
-    "Fp0<d9_dyZ6%P=Sv4Q_$nLrdd/nfwOF^M[8fRSn+2QWMz3=V[Q1_oVU2$4Y#1E[lX2Dq6<5i=Ue7Y>YCBr@a>yaXR5IPX9*GdMQ<4qO7C7Y[nkKm:FEqgW3DbQ3c22OkwUcM8%i9^P9mKsGZmF#rj.",
-    ".vI<(&Oj40=<DB:LLVtK&OiiR9X6Q)16_t1/;M/Rm-wOdJ>d]I4$eRVm.$v$d:-fjsyh!H#6B+#Gc;UWF9$X,051YIGXNVo>VfY[tOgY=/a5tn1<3qU@j$8d:$oQl+vO)8H95=d6gkp90d)<qi_.Dl",
-    "7Y>oC0vk0iEIBjHKn]6zNCKMZHv=+T4+XaHKm&CT8qGj22RSqVF9J3.005CC1]tmADFfq;HxpZ44+PCX5HR==15OVb%]IhLHH85m0yVM$9XT%q%]Het4+63Q9^P3jKq4(O01pAekQxsXuDf3k1kFGi",
-    "FaR$xIW+(S&&U@B#la9C7BS60H!wFa051qOHUK[eFf%g%7%[wtN(HnY1Xm9S%]H^0nC&wxHZ+n97&y&9FB&*D03QuE+N**A9yOgk4+xgag8:QLj:,WKW6eM)H#Ul:1Pr(&5i]e,)Eoe@1qq,81(x7h",
-    "95T&7KLs#1F#ra54-0NnC=$0!FB&-A01m.v3)h/%9]JJ3106R20qiUXq>ZavW9hGI49dl^0Se7PBQ,bK8y=QX%]H(VwCNTP7MrVI4$0*<9W;+0y*:@:zk_q^%]I=>HZ%YZ@2iX,03$az;FSzLGO#QH",
-    "@2i0D*YG(H5uvbx0Sfs66E=<JFaQ,Xz61gg4+q9VFA>I101l!D9]Ab6EH4:3F#snxGyo;!F#rbVoi>uc.r5DEtSkiCniD/bHZkBT0*5ICAP3+o0T:Sj<[<Q1cM_xH48&.42s5fI0%-!yHL5H:2st<4",
-    "sVomA$pIe-GXMhRG!3aN01*Hg0U!:mEDsCJ0TM9)9^6(5EEF<luNMoMv0n_;X%jU7Au_Cy5DkTI0=1^52QLCLG1M#quJIEC%PtQCf<:cUGS>kmhWa87qyYux<OTcP8WlIFvjranF=Twa6*#,B1uqXV",
-    "H];$$4y=$Ji_.aeW*,AEYz3B$2<eCfw,*P^#Z3yt,Gl)L@Jf2^=z8%*Zyy3Mo&p&)kO2-vssk1[zXA&F-]:PRhDI$mGyiZe2sShT6gIV,5C/[NyZ4F#2GNUD3dh@J3WzZPkNyk=n.gSTIF_a6doDIJ",
-    "+H(=yVFHE$3xF-%HZwBpG!ix61@h(fBn]3B45!=:4)oVeB[;]aFbQ!dI5mlI1,ab^1RNbWlQ0ak$7BwLMH4ar0[nn64(u<m(1Q-T0<;uxpG5^iH$MhAHZo8WIjv>1y$J&[0zeN3,gW^Q0^HZ60AvNh",
-    "0SdbJXDc[5u;qpC0u;vFFdR3J83em62BaVk:D;Ryk2exB%r>43W(3cLLMu2n(G(Ll#[vMt4+AI-slEdwGc2qg8Zg/e1:W#j4+F8@a1R5m:-ewg-UgafHva5R3$)T55-ATBv$X=d4WNxM4$<i!lm@le",
-    "X9]=81LtN5otFj*/P;58i8:CGe*);S39tb,I5jpL3a+9r6gb2W9W(aC0SDmKBM%Mc>jm>i4*_Dv2nFEBC/UXV;FbJ8$g4XK7VGzT2(,i_F9I;.isAwb@z.6jGL8WP4i5>Vr3foHH2.y=3b8!@,FOa!",
-    "VGFL#WDgIP&8Yzo0@^uB1J2ze4-HVox&Z_&0]lSCItrLF4zY#,4(l5!H#oGV1>srwa0Haw1RgnY2&2s]0X+>J1oScrgaZSv[u:DRyaW!]#C!##0v@u4=2,el*ct/k&7J@d12P[AHp7z!9]bwMk>iXa",
-    "@8o_D/K_@,HyH,(e+3&K1_jn)1;2(+)GQAGj*Sirysc_x2BqDA0UIpyKN2_k1spixzybs7lotR80S+GmIO7Klpacetjd2eIhNA<!0<siM2//.Q0UrY^ISiH$4cY!]2CRub3YrE3#/8[[2io5b3AM*!",
-    "28-m+fr&dG4LI!r4+O1+X$R/V7ZozJk1h/G0^io.JPU![X%6oR36.8h0Ur)Fiv$9JAPD=Y0t29gGzy3QTm,L,GzyA27c/Dx4(IO!4++mS1o-XZIE!BdsNXIXHS+<x1b>nu/-B,l*Z_g%sf#,Ssxt!f",
-    "*/,G(2m<veubos5n$K4TW)BC^t4#@xop28I=8*qzwFVy*F=&rcI_6qj$d3UJ3%/iQ38W)EHZwPswE+W$83IfU!08+Wv*@f[=.4&qr%D98<fIHjGLp3j9]JeH:zx4!w^v]n&KU:U.VGDg!.q-I<-L[(",
-    "8V:,m0TMa+@_p/nGDbN#w&(-2,q-lrIMTug7&(&20Se*jS@Mwz3n4-ArGQ%:1VI1:e,.)30c8+0Jux#uGM:y84m^2t<LCT6hqDohK[rD(Gc,drIR%B/3.1u.7X]zD0Scp)6$6_u4G#ju:-VI$o(eEG",
-    "Lq,4l8xI7kq6H5J/7a+iHvkSf4+e]2Um7(43FiR@#*Zfs,Khm8Ff88bI2tqh$S;@P#[:$z0S9[lZU(kV6fup54GWDP5-=f43y@Hs1*<M^4C(PB0:F;-13EteEip2M<D3a]$JY,7FbMUW0Rx5s2vY#0",
-    "&@t^<HV(J=RxUO$p_q]vf(joHHsr/s1d>rE4a:n!0ma)K44v!&4+r9n2MMYPC2nK86b0IzE&]S@3JI%.0tcc>0>Xw<w4._E2d5MsGsB]N0TMGB1gw4lj_x!T=Cu!UT>y]3AQLd8eh#S(1+vgp4+ZBq",
-    "4+Ng#WfeAl3Du!Z0J%*B!q)/@tug^5uSy8t9tf1Yi_$3Z0tYYxyN6gFHjWkq:-w,1s2T*K:lP0Js2UB(i#r0n0R<I02AHT74jmRTlhg+bhpYw=HrB3I9]JR.F%JdH%x4MZx-q1f0uKW6:O/&YBo4m=",
-    "1gxqL8#t).RT45B1LqzKyn,(P5dt*;jUo/J4+7!:9]beT0wXjm@9Kb+0x35)hsFUOa*u5Yl9CMt#q%c.FslIywgm--0t)1u6a%2H1rD=j4/)5bGwKKg;8H>9*R_HCGmtz0oxn)_8WJ[;g$)K67B$@z",
-    "4vJU_pjZM%7BivkcmzlZiy%2^WoG_n1k*JNsHhbNqyiQ/kc$Bau;Gr>KMRSI0]KK24+qBC0S59X4+P].BL%GJ0S<4k0]Jr=4*diHxv&/qFBmPzuSX9Es@=9<7ywfR&bAK<uM@$6uGz<^1N+wk1LzY2",
-    "C.U].1r,Ig,2#9<MmaJuMnW^=(H/fTF*(MK0]dd.8V9;aC/Hvl9S)VD773BC3J0>8Faos>3aL-7u,#b.y_cY1[tpP169U2J3-<_=eL+GtFgHa+uoHhDGdDv*K];Udlv=+^L=7nX6(0gZIRvPN1@h+E",
-    "n>Ce=0S=T=43E!G4dIgl4+J;61CP&74,fE^TM[w50tB9l1@c.ALohfvHAOV*6),t8ME:L)4+2*St&0K-y#f+K-.6PF37+hA5i]e_2)Miv1F,813*E*N0:%aj=F0<0000[b/:!4aBLu091qjLq3334i",
-    "10D&%3IcEnp^b8Aa1HDQ0=]V-;F9zJ8VJKU31khT>tXIb[(BD/:4-k&5i$S>)CLnRtL6s]sUs[iHp&Yx2QxRQGy^A+L/OY5y%iofv)L8[uBk*H06BOaERXR42dB4,0UbAry9x)14jVX[.>Qj((g++l",
-    "sun*9bYWulfDa1U90-Gr8W^elBQ!7o1N+v03i!Q038Cx[1n[-K3Zd)]1dY*F4+@*x4,W]VIsl+E2ZTEcxnV9cH/Uyi4u&,=4:&a8tIz/sm1iU^G[lVr9^F>Gy9F9Et%P0!s,$rR=n)Z12l&cm1Kr&v",
-    "2)5Ez4ZtM]&+%ao2*_@w0SETZUJml01rERg3HzP^3zoM91LbuO0kD%/4>=^x4UM4%DKRyIymJHh6BIYYMh<8t4+GkU7Y@M$*klb.1aBWFGtImO37!/qH91lb1BK3N4*:hdXAG-&Uk;7#kpTg]VGlpz",
-    "vPvHvIPJh*0*G%9i2.;U0Sck$5E3x*XAGI=7!P:)>LBiWcsMpW&jK$AEinKB&Lj,U@I7+xh,(jb&-lQq0XF_/HUJMkz>Lm]AUHTRxdI/F0X6=$;*t+;HMs&GKQodFFCaKGx&j^U0X6dk5-OoEGLi^(",
-    "cQF7TmjN:X1JiUJFp:%[cQ,izAD00!0245_5)VF,3NIixH_/4s0Wbg$4b_P8;c*H,w15E*57=XT49;G!0R]Tz4Km,*1spQs=Pm9&.P8r9khn%3H_.Xgk-(xKxz^O/Qx6Hp@$QiJH_.G=4+G<=4cul8",
-    "r[iBPH9Ej54+P(ZU:!IB4YkV!4+6Q<VgpnU5yt<=12zB+/ok%z&R,iitOFA/iy99ItOFkoGKI;p9]1S410M,903Q)E03JC24-IFh&H)ar10Mu101d4:4zP:P0S=VN0^lzBtS1Ld4+F-m9^YC%%LN4Q",
-    "-13Fn7cU1kIIII71vcD+4hLcitOEm)84n1o11^CXIRFm:n![NS6]m3A0S:GKF9S9.01myB7Y:/m$pH<qtOE^dpwM3)H_.e6tm$M6tOFA;(p(P+tOE^Pv%:@kVh-hV10M,B03Q%F03I_A;k)n>1P/wy",
-    "NCw/7Jqs8Q0/xzaorQD=&4nrgt!fW<r6mgK0SCze38f><H8IXm4y7dmoh^aqgNT&<4-1&5f&mW$rX:#qR1Y7d)no:z;Mg2LG&QCr4+GlQWE(jE4yGk9KQ%W1FCR5G056sSG&TStG&Q-c9X5og5g&Fn",
-    "#27D<0W:rK6ExUk9W.01FLyOF&-lQq0Wts+F]/S0K9n0TAT/>%0w0zEF[ULWG%(2y4;vO%A0RLQAC:>y=8=z!#$OG%FCTX>056vTGdRxz1N&hPxGx@fGypG@0W&tx0unU.4;nmsA0RXUABq7p[wxm,",
-    "*A<:4w901:4W/azGV1AM3bYUp1)z[x0wWAn4,M++WCOVp4+x;g4,bsnLk_IX:0]<I4i5v)9uDL[4,)F:WCK(W4aWfwGV1AM3Y@ou2QxXW0^kr04G#>K:0];.4i5:e0^l<0BM&;3:0],Jic1dztOE]o",
-    "A@cSk:0]->4,T0s4:IcMWD2SZF9.U/tOE]]91h:KZ4RshF9.U:03Q)E,y-tJ@ie#m7M0Xr4y*$o1Tz2+1+1@b2V4&ZtOE^SnJNcN4+F-m4TA-=hSgsPkXs1Ri%Sm(tOE^Yry:lyykY_>T<MMY10M%6",
-    "00(3ZrX:XSP7ej9B<Y3b!vO<OTnDSyC.xB90Se2i0Sx3&9]bkzPzH.lTn=H74+7S15-*@bAu&1iPY(QvKmxOZ1>q_x0SdOdT;g*E5dwA^0yu.G1FY8p4+*Bd5Dt6^uf2E=F;tTitN[*o1j2U;bOyr2",
-    "1P:K,4nYI<VGj[O9]$x64,$d>4+=53OAir29]$%89^zYH9]$)99^qVH4+r]yC:bo8S0gPmt&]EPGcluH4+Mbq0Sl-e0oGIm%K8l[Fgd!d3JA^i6go3AHaP+_1Iln7FywF*FxPPe3/aZ95-1uiHyjZ+",
-    "9U;e6039@!0RUnIhNKG)RU$Yz039^#0VOat00ayl0XIPsHUJtk91/Jk1FQlZF#rRn0uKh30TMF+9x;z1gLDK89]1T)6ETio3LFtR9R$hg1]I@AmH[6HHvl3xI5,OSUIN8l1(pE:3/4VzTLgpt4GLWX",
-    "cmjU>i*OGEmH@4*4**pJg47@n*aQ]d000aDYYzcI5-u7oH.ked9TGJF4+Pi*9]k#/0TMJg4%h<1GXMh&9]AH#5-6c9GnN4oG5@at0uI-&2lxRFRRy@m2p%$)0SDLw1hc6e4*<[_m+J)w,U9:Ws0aw2",
-    "l@szjmH[6IF#r,YI1akbb@_.&1OW=StE+tmn6JPA7%[bF2HE=%D:5.[5-OoCHUJSg04g&u00ZcdJ[vS#5-XuTH8K]xGyoem00LYNy%,Jp&0h.<u*d,<H8AS_Dl]9%1K8mR1pcHB4+rc64*_S45&[]*",
-    "IPnS@GeQNq)CCTm/6(>]UlKL]9W]H%0b;HqGVKErH8:tNmjM;x00fG/vH/ePmjM$s:kA5(0RvwH-]L!EGM51#1_UKyrwAT1mjMK/$>N8U0c-NemjMKo3ksJ36Efy#2i*w[mjM$r01osG9]t$x2;&._",
-    "Au%j$4*)>fH8+Y304owRUj(KJ4+ED09]ko55-Hgs@NtXr:&=/Viwps54*[0^5-FiAHUJVd0246$2<eC80S=ba4g/o>9y9.LG;xJ(H7slo074Tqn+=)I0Ro8v2EC&h4+ED09]ku76E&>24wnHKF#sVl",
-    "ENl%z0EA@&A[sE40TMO.7c%z:4wnHR1_:p82Ql[w2bTc<-rt5/&u[_bu<nsJ%1.IWG#48,01,C-3!QKTrL4jMD/-z>5-FiBH2<Me02;:^5-/kl8ZiJOF)]kkyFm@s,+2S29]y(g4hPYF2CdddF9b6%",
-    "+Oq).1..iR4w0^21OM4y2O.uwumKMR%ji1.f<%ilivbS>(%TIbE0:^o0]gH=]IT12IWo/y3iP9N1HF]j4+X:bUk;V=x;_R+(&fkj4$MLi1XK;d,=aB94)=[A1mOMy4+Z_;Uk$##wE+*F0iWMnKYS^Q",
-    "GTpTT2Ezmo!_u^WU-)IMSr3H)=#Tp(kY5j-0o(#Fh5-^*03XHyH>,(zh5-^)01rj^oh]@42A!Ea7&fn;Z41Qe)&U93u9pE15X%k<vd%38ijM&Ziwy=Z4Gym@4,;Se$N:)=oaI[$lIC9z5uW8+2Rjb_",
-    "s[tPYHUJnk03RbZ02ns>9_w0P9]Jc49]1W47&rhQA_=s6&ld+#4-iZg9[<SU#YqnckNi6b;YzVR3DM-X4-,8Fa_;V9SOfCW9S-WLzli^3ioO-EwdFAk<)i:^024O/0Z.H,mbC#72D]!h88iS70=1f1",
-    "&7(*Gs38iRssSGiH@=8-K[VPH43GP67dfX[2BEl&0S:;M0R=3eWDf(p<c]Dh)A(c@1S;bz6xH^,4+Z.!EguIs+7/GU>+$=B0ooQHeKLs/2Ezm&#Q@&k5kH0jH#sx)0u0AW51#;t0w0C^F#sRO0Wi<8",
-    "AB6!h0545AINBByFaRG1H_.$o01pt$4j%+J+7:P_H_.eT.L>h,AA^SR((hys7K9WJ$O5M3Uk;M;79BYN0h(Y5q>9X2C)yS(GBK=*0V6dxul)f6jrs,**>HtU$VmYn09g+MgToIG0gZ]@5-8a+0xXx0",
-    "Min-I/W8E5HJ.+g3d:Lnj+i9@xz1]./@sVI[[asJ%oq*Z1r3q#WGXZ]pw.Bh<ZkX^HZ[fI0RRyW*]Px+j=tk,1_S_v0S=Q8.2w=FZ4U#dnFR_[j!pqD0lSDa15X6z1PV>Bq_[]&IWaP_m-wl[%10.M",
-    "H>5F5383XW1JsE$2Z#X&$j$)-m#qN-q@Q9w@LqHIjQ-<u9t9:328[m!36$t54+O!K0xttJFpK[I0.uyMJd6JU4+iw.Ul^$43YC)w4+7kYSOu8ISQ-[4F9R]%sZl/+H#Rnn[[cS)H!;8*0PGwBLk^B=",
-    "[[aAW0XQEMGKv2I0se>80Wujejllv7-sGB3G0X<7J@W:_!2%sJu+In!,_/Z,3M&qb[[aE92ngloMGB1r2jl^E13H/mA3ZaW!2$:CzF8j>Hj4iN2i50C9_3l*[[aJ.C.jXf*tr1;hW@Nw)XNbMH-Tam",
-    "GdD9aQvoLo/)VIB+r9z<]CDY32nWFQ7YXhK9]bqX)d35ajba9r&T-;.1m2!c4V&2l00.R0YYzs:xey7V0SAJp&jAh60S=b/pGE,6J@J^10Rl]_)de3VG@9W$1k^6&4qPuoH#fHa0SEfOy8#Y#1fvWe",
-    "7c>SW;edKQ9^P0L[sBJ$G&42-FAg*>guem:K;1M:4nhwwguenVG&BGLAOxi5Ko1(10wXpt02;=_2mJOB6fk,K!TJFY7qW=mFAX:[oBjbKGB^Y39]Jh=1[XFk3hb6L2P6%X1>sNUhyf1<[fV#v0GUq%",
-    "@_eRKu9IRf1_fE.@vDIm;7jj6)I$#okOB^n01myCX9;tA3Ff%Y0R])t&h7yMQXd2[w&>A6IWe]e9]SSe@Va$.0Sfs84,2_f0R+$XN)H6zp$8uWFq,)S7&FEJ4+7555Cz>%4GyXS2ED01KM6N6FtGy.",
-    "1l.b>#MBlOF]%I>mjNFEG5@ebz5)*m:%Ia%12!<:dkwu14cXjZ9]Sa=[s9K2-cElr0^n8v[s9#;xPw[]C4r]j4-7#O0RxYVDFcxY9]Jkb4+GcS0S=eA[sApCG_Bo)6E#y02bul:6Eyj+5ganGrws+X",
-    "(Jlk[#[nN0GnxJY4-1zGfdLNWGY.&Sq&x]-*E]nloc-j_h_8fZ)^jIfj^,:(tpNeE1rF,I0ueWci3kd&86O2SoBja<cMlVs[s9E30wggutjhrp8lC.D9x_i=4eZ@u9]JSA10FX395^el0S[xK[s9R1",
-    "lfMBCr17Ew0hI#)n+=[J</X969]JS20v@b_02na.4+OZWJQ>6s4*1wS9]JSljAsI,2M+]T0uK)Q0Vy*z03tLo>6HvYHKG0i9]Jf0>B9U>:iU5J4x]174+yfWJPG#2gaHo)@T-K!Gd2JYs0SYdG:VgY",
-    "1.ulP4,%#R0VXpw01M=sfdK/j1TO>LHS*E[88pVJ0]Uy8F$RV0ZVRy>1FiWG1n:R.9]JQ0Br!7UhYueFG;_UF02&1%3eV:RKMgW9G3Jtb4vGB%0!%LlH8a,!0TValv:y)#*8Twjyy,__2Co4WIU)^j",
-    "uK<z].VOz)+Wr9pAP*eT0R#RA9]](t[s95AU-_a82%Q8AgY(1z5,jea6bXi>0tn3m1)s1v9]JP,C;5keyP=&PxVbzJ1j@E!ud<aWisxSpuGAMFiUBmM!2u_UH=&PZHvl3tHq8ki1_kVD4+HO;G!H4c",
-    "/U*QLD=w2=x#wR9oDd:6F-Wi$*Op/ego-ZJQ3:+]4ez3L0+TNfKaKQDFB_*700H=+EDx0dg@5EsH.Ozk4XWM]A7;kZpIZ*k0uPV<$+Q6q-SvjqqFVyXF%Ndo0xy-UF*yJO:fZ$qJoU]C0/=j!Ah@k@",
-    "lL0t]oB-xjg,8PMAP+y13NIitHM#-HmjO5P1QIp;95j*&FLyID!UrFh0W]-.G=-WWk>sPpF#sQz0W$y,GP<EFKavU@ATR(Qi2*VI4,D283YVQp2cyS4FA6p/[<MW.Et$VQ0G<ph4wN4c27!!39^YJ6",
-    "@E(B_s>.V4=9BR4*ccB5&%cua0wWAn4ZHAP4+6),G#;2$03QuG01qnU<LvtSy8#BofsO$V,vJKaTn>K:Uk/9s15=(U#[my3fbm^otOFA;>8JcetOFi201ngcWDcwY9].)89^P7C4/wBNWDcwY9]ST0",
-    "4f7^t.;dt-1*@)P57n]C4/c=;WDBeV5,.QC2rvK*fdmfI;qm$C0^n5s$^]rw:+WO<tOG9tF*pDY(CiWp.;dt-1*@)P59Y304/c=;WCN<N3g8nD1*Vi@0wWI%ks^P(zD5F54++cAG#:_t00(3a<SFhx",
-    "pDG=(GT6oo1f9A93:XcV0t),EZVrRIDG!PPmBIlTGmlsb$bT]7Ff*7c9]k#.!T]sr4+Fd.4#]HE<$h611.8L82UHHpe+uueZVlMXDKa)VHc^opkR][h4,d/hWDb+9X#)7G5f4B98xI@gl3W9>Ef10b",
-    "kR^4>0t2Ep4E@H0buc#oKa_MCIW>.zHaX>*5gj)E8!vY,HP8YdmjN=Y6Em(h4;g^IFCZ[9xdI/R0W**$Gd4Lg$PN!ck>sOnG5[Z!0W$Lh5,]WBF>H/&cQ61SmH[vTA_,p+0Sclp0/PR5cF+PZmjO69",
-    "01@I.4;3bS1NIURAh@k$iUH=;4,MBAA167L!T^Eh-I:B(2F:z-0U0s;2fP&s]Abl(1ECuNBM$*p7&HJLGNBtE2[zM.WgiJP00(3b1LXl90X6=#vLFu8sc8/yx@B/X1F@vJ2V4&Y&;pZHz4]BzOb,Lc",
-    "0UrT500<*I38%D04.)*RjsXmq.beSWsI)_7DY^7.0S06b1F]3hJPwcn2+bM^<PcO#8oGgw0RxHhWCvUi1*@)P38;BH2TTtG#[nM!H2;-K1@EQmM,L=sfsO$T[osKC4)^s+4/K8VjsXW@4&;z47O38V",
-    "0S:GK9]Sc39yI=_g;0yA4+g9Q9^zVG9ytICwTfj26$d#PGxw;_2:*&&4+yLS9]SX^A>rm*0jvWb2[Zs72Q&Z&WDcbz0b4HxH#wyx9]Je+a2GcJxNHK#yB@l-mBIlsG&VE50UtIomBIlp2[JPP1g>0A",
-    "0(K7s.<5=y%l]45j]7#%0TVL4s^K@0x84XJ12>H#9]1O%!T^-PFf.x9&+iKei^<WLIKIFE2HVj@4vw]_1o)LF10NAAYYzcI5-p)EGaM2(9TGJF8!;sv1Cap&Ru2JH5-OoFGL@@qG5@b&4+7T#1hupW",
-    "3LFwR9TG4A9]Jd*0Urf700f@87!Loy0Twd/1PmVmI6)FO02wtL1/x<X0v#U%GnN4#1_:o@Gyonn02MR.1PmVmIY9%g0uKR]!T],J(-XiJIhFw*1vvl[FsuR]FaQ<Y01>^Q4*<]EH+c([!T]#v5-XuH",
-    "0yUNa5-.ZHRRzJq9S,gV7BT.:3;BkAK<u>m43)wG0v!Xa0v@i0mH[3y00I*tIXO5UGL@@c;gay79]1B!0-_cH,U9<k#4!:z9UlWXmH[6IG5@@ZI1cUw7cl<I0x=^s0R!u#9Snxby8$9FHy0T:00gC,",
-    "J1a3W7ZNo98#hG*$BqXIMKLrvF&8U2GXN4b018C^n_*yX1IiN=HvkLU:dFBqFfr/@Dl.3$1gGU91G&Nh4+rc64)C#E1cJ4&0SE933%&=n@vogBG;c-t0$vj_-Rp.u0Ry$Z0S=Z30]WdB9yXQ%7d8MN",
-    "1_Zew0R)8d4+:opG+qU[:..qEmH[6IGyoGZk>rx%0T(j:Auud!4+oeA3x:pe1orJa7dYAp4weBQ1vLOK3ph902;AFG(3l4g0.H%i0W*dS1f^mg1fmHK1C[]F1_vc>Gp@B@#0VERmH@8(yAlrpK;9iu",
-    "3bFwNuZ]fLF!u/$1C[]F1vdZ>H@)mvGyoSgmH[C#ENc$]mH@trr2@9(!T]za1dr;o4+E9_9]kx8163X]mH@$q02MOf+Y/6!0R*TF2=.8hgBcex<Cpu/0UriA03Qo6<Cp++=9:D+!T]/j-0Fxps4=lr",
-    "F&7&%01@9+8#VwR12<;U5,.Q8G5@@Y02;&@5-hkf1__8v2j_h91d2Zo1Bk3K4+78IZ3EtfWd]Y,:vS&zI4tF-5eD=$J@V;w,;-$>HWM,c6Ey%23)blm0sE##4;wM^0StiXWEwEnw4(t8k)R+S1vAcQ",
-    "9]JapzZnk[sqthF1GEDV2viNACj+SQWCtP,5[JS84n+x>A]JN@IfudlKg9tyHZlM&hXFP/=#TmZMGv0/+yWnk0WbhB#sM@s(FHGs0W_/Q4*-93Obx5SPXo9F4xJAM;6xZo%Iq!)9]eW9X$S2C4-YB7",
-    "0S=oDfolYVF%J)g4,UWdV*>p@GBd:u2rvnUGzJ$9(/iSA[bUakrsir6L:M*z4,uy3Y6m+H0-:TIqgV_q[bU_>II95(<em&xH:&[-1F.t5G5@#r[bU_;GQF+/4wl]+4-iZg4+idr(*Z6sGL8lb<y3(=",
-    "4+E.e9x(t3.d-4V44bS04)c:^2&<4O$XNiL9^4!u0S<$k4c@GD0X6o*0R+6D8U*9!5Cx_,MJqWoQVoFv47&Yf9]APd*#Qmxhie4VlRXLI<[]D&3(6NSLoG7M7a26b1PO-)1hUQ&F9kF.=^+!k12(jf",
-    "Fb<-$[$vjXhFT8;R1U:]1EQm42O.v[=^+!MS>zj1AGZQG=^+!=#sM^oHTMxOh5.A+=#UKQ0W,)KFNOg$Gu#3n#[n]Y1s[e1G5[Y,F!jO#6f(TjJs$<#=^+!sI5hwd5X%l91UZfuF9I.z01pL:mUa&T",
-    "<F)t6-sXyL&)ESEgxGBl8MqV/0gc@%4,^[4fdLOAs[t4[03RAP03J604-0]hZ4V,/0RZI[2T:0hs[tPZG]$,q4ZG/S1l*/Q35xnj4/44)0UI,-jko_/m$(@tH8YHeUk:xa0SD-P10Mu4jN=MR8aFrd",
-    "!T](:xiSFwFAqcW!T]%9m^(t4x^Yu-HMi<I0S=cB!T^Ekui$]J8Z,b0R[(@N2j,vwDmO5W.QD)D4)ekR4v*A.0S=lE!T^UER0VPqIBg#TIK%,9>TK[&G2>^1Bsnoq1DOH^P!u(*)f5*o&$]HyLkHyn",
-    "6Epdh1Pg,#A^cUP37X9V8aMXB0V6pv03]Rp06a1.IRF(fCJzht!T_P[FfjlD:>iU,xz>>9JTm]f6wv/>3c1$.9]1W46)lMTSqfh,1T[3d*8;vNHZlMo12+Hy;sEb]4--DI0^;hkFBCO6xz>=^Hvk>9",
-    "HvlgLH8TJo6gL14Q499M0Sn*+Cp!u&4EDkS1iga>2h^tRjRObd0^lkb*8;9wH_/CyF_]ZR8#1^q10yy$[[jyfxz>>MHa7q,1vWMS6F8Rv4:,Bk10pyxQx5_V*8:Wjm_aT/!fzh_H1<&)0aFhJ)z.;G",
-    "kFy8[n_FaG2s]+]FdY*)03Q)K>QC,Rp#cTWkq,=h0Uro9>QC,zF*E/IO%pTK1s=6h>QC,Kp@^C)Tpva,>QC,#1TZ%MBQQ3d2M,#QzXJsNt#B>6GdcQ!1Q9i)&<v2N0GUh/6!yXa6E*d_Kn>A5DKqxM",
-    "0R&wgHJJhfUIP0D4-YQb0SKV,Jr4%;fdn))H8y%58aMXB0Y42fFgf;a0TVC)F9R>(=ac#)zySv4mk$Rd4wMEKEs6I&F9.m]>rd@Mt<k^22Q]=_0^m[p!vhYM!2/R8bq</W0v@f4m8Jw8HsHYl1:^JQ",
-    "2P6*z>rd@fH_.cT=AJA;D:XUz!T_QEF*X1hHvkL90Ur,C>@(4iGm82q1n:(V2RZn[0W:u<H_/3PHvk5395ndC0T(y@2PY2!mjMLQqd=Y_mcauL0/bhe4-9$wWDf(8=#dC.>@(4nFgO4tH8>y<0s<%F",
-    "84nZq!T]!@vStM#9]kzf4+XQ!J03Ev0s>qv4*0;W15*zN>@(4M]NdDDyNwG5*>LeunwuaG8Qy=e4,^t:YYgTy0(c9U-SUJ*>&pRci_$c^>@(4Uhv[Spw4AyD1CbR5qn@u-vjq-7!2.!Uo+b:(@2!CH",
-    ">@(4PcMlWz!T])S0wXatr_(fe-(,JY7S<7m4zvRsG],kl1)97)3BC9]4@KMi0Suq&WCx+Y0]Mz60*n>Q1u)^I9]JYck[S-e;1O6=Xr!V)Eif>w0ks+r1+Rxn3dZv$4+X6P4,WbPDK.9%A_@em2OkAD",
-    ">@(4n12x@*1P:I3<njDI>@(4#IX3>ViWmjnhI^6dIQjuE6*xEm4X=NI4xOA-0@&DJ4,<#p0S57t1PD]N+P-1t2r&4.0U0)z,U9:N(lH10gIXFl9s(R63=4e<0V6asto[QJ1.Any02%<!4ava)KO[6Y",
-    "HTc2,KL.25Hvm5gH83=+13;c2@0WD#8U!K>7>R[V;Ufx53i!eS10W9=(E$/MI^Z%_;E<7to63y/38e^OmVg8U--a@A<2wIJ*M$QP<CFYA+VE!<HQ9j:3#[M+1%bJ50EF!z4,Vw<11].SH/>0f0,qlT",
-    "Hx98F2I]Zb1LLM]3,J98BRMqe1q7BU0moww!b_GLGK_fgB.mgk++hy<hM<!leFyC+4tpXuIRGC(HH[x5F*l&z0^gf)HJkw,6*+basR]zsH-f,I0yH<QFBLT_00WfrZw=8qFfxoEEj2U%16_p^sL25j",
-    "8kYhE<(_[fG:jh/H@f6V1(2Nt0D2D>g@os53p6mN9]GDJ3%TF^2Zsj>0m!Th0<:AP2P6*w=acUe.4Xcy4+O5iLjy;.G;(B50FMd:.GDW%1;m9-bsqyX:-W4z/=Z38G=7LvBo7FY=$afwGB)Y_9^6<9",
-    "415m/uAK)FG<d37%)tr(q-&<*4!6w%0qN&G0$&dU)Xh@<oW:RtTTKram*4[kn(-[/12(b&9XK!qn12T(4*:rjFAX*^nBW5e1rG$i*TMl02Cao>894wC1c4tZHZTAnGByAY36cU1[fiS0fgb_vusQ:_",
-    "7Y>yLssaxIv,t!7-^8y+9_L&d5ibZeHLl.T1HCT]-12=M95b08A_iWv9]ts.9]o@X&-bs]R0!GRb00l7fvi9eA,u=9A0RRCfC(Q%G_lBF4/V422MX$44,MdyYZWx8>iY945d*L#1ornu3(1W$4+i7n",
-    "0R_;W59/QV6bapqh5,*fh6EoWHvk>YH_/4eGXM=sn*j-&+XE9b.]7h003I/do&y7^2oX0Z8#aX_0MS1ZFd7BrhXxL!oCF#*wbv62%%<QbS@:8v4+Mwvdjl=OF]h#&wj_Iu).>Qo[Oth(KpQ#90V6js",
-    "051tQFaRG9Gyoep051wRF#r/c03JDjJp>y3CJ506E-2g(Iu$bIix3W#0RSBVXb%JI4jweEJ>f1z2opBG)B*<[1k18F0N))C2Bw>=FAX-^03QT1/>(G1*hdbl*./dXMgdG87bUWY1Obc)2U,sbrkw-I",
-    "1T(sy1Pi%F0-[D20OoiFHx8o#0mYMT0w)TlqXYpO2ChB-P6><508j*!0Rq_22Z-d:0l5.&Co@s.1TQ,:H2<D3sex+-;L@8^0uKV;hyoor00Y1KY7ZEUngj@GF9SC;;L@HH<KPTgGNzpbA_HER4,^<I",
-    "1Tr);H2;q!2kk@*-sFl.;L@7U4-1Z14p9#6MFqRM773*y9Ww1j1e(534&U;=4Y8Sl0S=J_MFPYn4;pciA_QILQ4buZodhB;Ha8C$rkw-GGXNh0GXMpNi)cSEG&nTvMFdk5H_.d-;L[91G@fsw4)3X2",
-    "1_MNQIO_T54,;vsfdLJKClfgU0)]EoJ[UOw9]t%99^hGD9]kr60)Qw7HxB@TC:1v5[xKUgfG7v#lrt7F]0gd1I57YsHZ#/+A0[&YCocpxF#sAg-*.godjrr2A3,qxCm#egj7J27t@!d%fr.hMgs;sj",
-    "5C11G0yi^PFBLa700WqsTn.7XFgX7wF9bL+00haOGY/P+0te&weIExh]0g6eF;t=aGOHvn9XK/pCoc=(HUKXOH#Pt+Gcf/I:iA3tBo6Zi2brF+0S=U_=1T5ANe;yuClfg4F&>ss]0e_>.8KcH:-W4y",
-    "qa>tHqyz=f4.P;119cA;]0gd9Gco@#0y8xL0L(/PBo4+D0kZVB0RvwT1pg,hwkrco4-ud@6f/YY4+OFS9XBuy]0f(X>!R/5VGj!bCk3Zh0fg^:4+DD+sucpGgeV6h4+VfI88ZMcF*7p&Co(emS]2bm",
-    "fhZ.2Hvk>AGMYyp2[C_vF9b9/051qJIRFzltsM=p@y&%L=a&3/fhZp#G5[YTG5[^qH!/VZ4^d5cG<c6!jHd(y:kt6D6ao+n-bad6]A+(!U/J68C.*GgJ@X*H1Ro(c03RVZ03VtGF<Y!m.0J*Jf<lv0",
-    "fhY#M-5RHVF=EtQFqY=B0_@+tg(x2iFaQf(6;Fg)2ZtyH!G:rDhbRR%9^Y5zC.AgFInMzTGKwew3J(d,0Ur/F03100FA6d,00ET&4UH%O5dw4#kSH!RF^n[3]H@,l8aDET1P-tc9]SbOMI.sXp4:MI",
-    "l3N9NE-ljwCk6E.4x.hN:;[hSHUsjt#[mwY2nB<Zd/A.H1*Esf0U9/@g#,/D>74Q[pKu/!IL<OG4+XFR6ExE]22U.BFxg<R%GqBBM,Kp-q7V,U-Jh0ZHzW<Y#r1pzgWv/Y0rCR]MGpn0&0q#O3((hI",
-    "JUBNjg<yzV1F8WOGXNh6Gno5)2fl(b4y*zpGA!Bx4+@7=5-xTPd.lyZ0FM-[mK6($<&f_b&K(G;N(#)/Cl0Rz0o)f3uG$9&k+n1d/S3]xFxcxZBR4D>3)90h6f4!H6$$$d3AMa<6D@/G8U:h4Eig2)",
-    "wE@9>&-dI+H8J,t0>zC<X#u931P+Z:1lT(d1h*pxvULX)7&Nj04B9RyG&k!>8Zhct01+.%EHG0THvkU[-4Tz2ok0e218oljp+5>.bu&3NFw>DCPYl5U2ekqW//cNzxLybNE,N@R00,/b1PbDpZw9Y*",
-    "2$w1*H87VXFAX>4;uG-op%wvd1(yU3q81Y^01pAw1p#[vnzoVw0*(7L2,epp4&Cqz1=V(n0r>$Z)&&zbjsp(=uNp5DH8O_Y1TO]OFvOW^4zp]noN5D^UJJ-cF9Ob22-!I%2$>.B0R>]%4+hGH1Q]5g",
-    "1>8vc9]jx:qvrzx:w>T/H>C.t5j5/u4Y^$J1Ly2e47Y^04)+5OBFcsYBs4M8J]7V/%7z33j-^KYzx,+s2Fiv60w*5@GRlSo03Hm/h6D$*0]:wa1(J#j4,&.$o&gAwvp<*jTn4xU9^F]Bh6FDKIW+()",
-    "IW>.lF[IXU0.HreDl<Ex1PkT<1B=Wg+6WGbpl/3/1P/tn1@h;1n,c,$[TvSjGY.mR)O-8-hye>nVg!Xt9WmynM*znw3b,i@1B9ht6*Q0X1rGws!(.sYlLQWj>*E1#W*,ST$95@ca.n)Ai;j+0=9KTm",
-    "6#)kUu,qRH60C*.1n$Uq4+Go]4+7cg8wcK00LwoPIS&@ZiGcwO/(r9SHt>,q=zax5bqIlxb@K8l0twz<2AG/:4$kUs4)B.R0UR/x&R7Z6Qvkyl4,fAH9yq7XP6K5E[[]d6=sNjNHQE6bH[Sve1%m.@",
-    "H:q;E$DeNo#)pdm1M&.H1Kauw0;DC345/&(-QJc^W)6.#0]MyHG6Te39^P5tA@a972:q:#0RZa/2W%TUO$f(WKLRy0IroGF1-=%J9^+Y7gai[bya5F8tS$(f>%aN]3J(O$4HGu#TR$B(FgEvu1O(Nl",
-    "xd9IXn8*PEAs,Di>k-u>G&I+W0^nv/gaj%uHUKX-FgO4Vw_+]]q8.+f>k-v5DKIwxKOr.XFaQq_<s)20/K%.c#X^B^[]*C-.>H9Wt>dFvGxvl94Uv-;4DqQh1B8YH8ZpA%1r#^okp&0Qu^%k<7!3D:",
-    "1O%Ls1p>(@>k-ujO&c/zgaiaI4vqW+2vZLCgaj<zGmy0]4*:g*aSq^M4,fO%SP1=1bOo-$1sfkPIQN7EKN2)EGXMeT0tCmP1rGOw1U)e>HvkI1Uq1mhFgf:x1QIj/3,/WlGvC/79[=+J<iGq.>k-uo",
-    ":-esb0;:[p6J5::8Z)$36f;BYKnBnR5-*xE6gU73%=3uWZw]*54+7*2A_H4b1Rn%5g$o3Wv;:ar%vS[7Yabyo=n;UIA_QER02nmh8v^&@F9kC);*Rk01@Pfm5-DmX8#A)x1p*usH-R/38#ssr0rx)z",
-    "t.M(<#[vY)2OkAA#R3yI03J2_KOZ;YHS_l80Mr/+%K[9m0TMX;1b@I:y#fyaubV+FHZ.o52GmvqY8x_3gaiZT9027U3G[:n0g>t^9@u9+0HYWRf:HsvdJir1gaieo0s**050C,$gakS;F)[!G=M4PY",
-    "0rZ3fFD)<K00EXs2HwCG475!cH/E$K0SUYD5ekwM0O&[$i_[t81O_eT0E[=gn*sEM1U<k]HUK[bG%+v$02:ME1Olv-5)Ui%gaiS$&1Me,:IE+]Fgf&u1OcbbX9s%&/*eOaRP/,d4+gj!KT$I]HmQRI",
-    "KMXT7IRG*.G%x<Qr&$jWvziARF[kJo2ahud<dytAmCs,w4LS6J1O)We3JU16KnJ(iPAfS!@LA=fxt<yw9XK2VfjJJkoB-=bxG).zfffkG[yzY:85lCz0Ua_@%:<91Q3LC#OAMC>2%NDl88gqA2n<uG",
-    "QVNF)F9tR&:FNg$0fLS*1&iui4:kSu0RYb%3jOr_3Wfy*i3Se&o3-T591H*N0TMRl2<eI_AQClD4(*p-EG#9N<J9jgCI=xN4-O.*2,m$=4;X6XP9GpLgs2Y:A*.A7A0ILR7c,wm4-Pe14/eSeP7AO<",
-    "4+M@Q9]Sk3Fdi>x0]]]xWDh-O10NqS01s29pPT>7ST;!;2bTj1mG^Y#(4Hm]Gxff24+E4(03HGe4+Qe$2OkA9wUPlJ05]4l1kL$80h);&4*-ib6f=hy69lJj4s-I&.D+jHIRFcbNCx6<0F5LKo+J*N",
-    "CJytUZx0HTKPxsl03$arZ3uxP2wV!3KNB[$6B9X41kW7@Pa@xkxO5G_v-hgIwgDS9o4y4APz9>33dL*.[LTak=p8zX8Za-@G:UE%G=$%4IWUZF4#CSA1O2ye2O.iLZZ82bIRG9xi*5q9o=KBW<oFy(",
-    "F*A#9F9I+z00QPy0z(fQi*5jP0.-zn6N>##GdVZ>KL-_8H_/pII5+;TJ@WU&ZVpini*6D##03BdCp!u&3yW;AxF80@2MUY:2jT,C1Ui@m4;XSn0te32W*,.cif#w7*k&ISF=X-k:LUV63F#vaif#kg",
-    "8UpDV4:yW#BQY=k2#Rh8f&&hUZUdMj4U^O8&6rCc139ID1s<YJyR!iZgr]/I893f#21=eCgJuTg]5@0EGxls0Gr#&F2Ku!HEi*Hj5dyHO2LUf1CN/hKF90zx00Vsw3ifOSmDp$xLHo4<1;0e24t5eX",
-    "oB.yiH[WU>Gcf/U4uP^*JvKBl00P>ZJr51@Yz09An7sxLLLVtL>G]/Q4vudEUIWrF4-z*O1i7&Y9yXQ&1f(GpHF*yN[qh1o12Z!<=lCp1GBGjSYy+u3KLa-3Hi8EX<<fXq<hk/-4)SUU:+WwK1T)/_",
-    "0RwjrG_TlT0narCkoZ6k3+w;O0yo^lEIBpo0R>>L2;rz(2kMdz9].$)0UsJSz>S4>3N$#F3I&QH3-qc;Gb^T$0SvEe0-w;$#Ipehsxbtx0UsJT+,wB;3NHgSFt7m]IRFHU*kB8/0SD%52BH!l3ozC8",
-    "0tAy69]JSq7!9Nl1Fza[2O.vy+iWQ_H2=O#G&ukhGpObP0/5euEHv6]4Ef%l0Urb_$PWU;0uKn.Y#lk,YynXp2sqHS1q1GwHUM/FlOF)zO9R&l4;WUoA0ac;Y#$&q06%:*HZ--@9^6;sYz;*AZVH[%",
-    "1p/RtJO+vAIRLZ.4,;pw0S8]X7t]&R>;6B94;TqhA0amYA0apZ51RqllmQbrniC%kG1qJpG4;$Tz=7pmG4bvy0_[X*Gl*+H2[Sn[01I6ebpRg,G:B=ftVj-mYypPlE)NdZYy)x_HO_PRHUJ+8HUKXW",
-    "I5+;uH2<z9Hvk>BHrH$fAPC;F8Z(My0Y<(fH96-$0RSBWoB.yLG5,x8130Bz0GcKZmoWyKP7fKCF#<Vg4+DN50XFkB4;UAH9_3tL8#e$KG8@5(lQ9PPIv)!#lQ9mCkqiPi10M#3*a,)a0uLC!3J0#z",
-    "odFL$*DW6)FaR%6IXRLsFLW]E01n9p4-GR!2iw;J4:$c016L0qxC0MT>;rq3V2&[-H88h+29(vJ0TDI$nhy=JuL/^6nhg&F<V=8f8Z;YCB[wsMj](3GFpMz+jpzjr2a7Qe1=MJ]0NP*&A@6Q#C=9*p",
-    "a2zlI9xwm[l-Lg%U/Iq5F)KJU03$dxZ3yNJ2wVw=F#ynf0)Y+>G*AT0PYO=HGY1OK<XP<PLkYI$0St_Y1J6>fMhV&h9]1G,9UmnyjxjGkHZlMY0jje]48po<4Ee3V0UrW5hMZy#1Bs=vF9R]#jxjF[",
-    "Gd2J^0W&r:00N6H0YVQPjWGao0rv(E5sfheFcUCp1&uKd;*tw:$07r64-76u4p9z@F#)V71A*#s2P+DVF$Lis2H@XciUSAW10MrAmjf;6I5Lbe2JeoG0UsGRj4/nI]A+w(7:qG2Gd2J(0y8!M0bmj]",
-    "03R;ij4/dL6E*+[j4/m,0^hNa0>p)BH=e0cvup[9Dh5j*7BY,61=SLb88wV42TKnDj4/eNp#v=CF=e%2Hj5Yri!m,XH_.qly#=m8Fp4oR05_[>F#_%K35hWyI5*!84;u@95-)]-0S.HnfCV2HGIR*p",
-    "pFtlEHHI,S0yi,LFBLa303kOs01iSQFf<iSF9bI:00Y-fdk+>u0tnyVZyyCRhA^iVH8pu31UQB.F9bI*051(QGynymlTIH4GyDb&>rn1OtKkX.Bo6>GF$KJ,2oD94%GCh>cMmm&F$1>S1EO:f3+w;8",
-    "0=@L29X0Ez0]w8r4hJL-9):Xka^OGZF)s<:HIfP(IMy#0Hij>/Cl3IV6E6riIEFD5H;W0s4-$gd0R[L94+NIGeGRa87dM762PY1OF*,9gH2<CcodE-25Dx%*4-1a0ZVv:9F)2AY0535$HUI&t0tBeQ",
-    "QXeohh%py7.z>DgH8sQ!0eTMzh%qfIHUI)q9]$vuF(NlPSROTr9]@rwKMy:EEe]5(iAEnGG/+zIAAK^_EguXkh%pWJo=A@wP6gJ)M.X:k-ua4T-GF:nU/JIKF%vidA3ZmQ1Ro(Y03RVV03VqFGKnz+",
-    "g2f=q4m61]6E=<IH_.wm03QiB03Q%E03A309]]^C9]bc29_CzM9XJ3LH_/3BH_/3IGXNbp03QlC03Qr9039-@KLax_I>C@(F#DBL4EH1yIm1s61kzgxkq8+z#q:@N+>!22%qIro.6I90#:znp;YKcd",
-    "3=Fz]kJSYX$L9eB&8!O>3N:jdH8*E312-L!sRa*N-lEe>i!v2tkc1E*H)5lu6(0:>(BcgbC[Yf9+6E6QSr2H)-tdZtgaQt^6%Qd[53_uu-tdZO=9c>Lyy6WHEKLTX4G%z7A1g8T4G(y*-tdZp.pLgE",
-    "ULPPWgANZFsNxL]A6=gT1f/2(4-iEd4_7V!-tc>/2oDF&jS&hX0gnm_7:1H,KM*rCH=-=XJT=2q04>B*:.^*uG%/XGcL^Qj3eM+DDs6A=o7Mpi)&UO);wi&D4zM@<jRg+<Lkhm]Gzk1a4+hVT5i2q>",
-    ":m;r#G[)-.2$&fN@^I/_2&/k&ATcz>h(ZjJM+/5]0QWx+0*T5n2i2#I0ReLf>(KD02J*p)0U0x_Ljdmr1la)(0-k:$0UH8j4UUI30#qC/s>.nLIIJ8GAn4eT0Sz(&#[v%r@n8]]41z,fs.jjc,IEj#",
-    "7PFNUA_iG30Urc1rH^*-<s1P=5U0ZoJ2W=ffz/uU#VQ[LIr7#I9]$:^0uJ:A2#E1r3*Igt0xXZv2nE2IRSyQY.)-A$//xe82sNWZ4+!/6T;nDyVh.7Doh/Urt;F]F)-$j.kKqju5S5Z=F9]d,[,FsD",
-    "=rTQ1IPw/S0WmYL$p[COf-BG(D::fY0S=ZL=+W;d8acp346<(:1K:ytrR8,9#ky1v6rcV;2i)zA0R)#u4uJ&$/t_Z)1PAoC2M,C$vj@kvq:NM$HXaO+x&$8tGpDpw2GP)v0SMENUkuKL785zDNe/>@",
-    "f;EW!Vhs8L5-*>=vTY8&cLePM04NRR/^@a]2kILM#/QXq$E95e:*O-I/dK4PI4orYr!<.%0^Sqn9Si-f1C7%R4jTcEu3HZRuoVvq@Lh%P84lc+DG9U[2.VcC0R+K,9SpFVQwfypVh/8W.>#D#01ls;",
-    "90SO44-O_54Ic$C012S+VhX7S2j.)^1gXdr4+N*C1>svUUIp**0S@Hi,D(ZLj]_l.<)QL9u_,1H0S=SGz5xQc4i6fp)q4Za1qp#<FA>I0#MD;GZHJ5z4*3HQaHWtk4.MZBMK4J*HJBhDJ_z[dV+WA+",
-    "R1W&I4KD:PF]Gs-39Ppg4*v@.0WvJb1PAz24-iA]3/ch/hA]IWq3[k5f0qOw1^y*]12+HymdtMr8wAZE4,%II2a.wY4wnQ4k^3.X#TO4a+Xx:-IRFo8*82>*f7%ES2dCqq0WStEGs6TQ5i]e;o7Yhf",
-    "1)mK9Y7ZIO2p<4VgsU.i&-c[s2p.M9,KR7L!7vUR9^zW_1P0NpYaakKnFI&-Di1_62p<4V)2K2Z&-c_v2oDCH;UMlj+r.bE2E>y)6E*+<u*p9!1S_bi1Owk(4-tSHA8.7QAJG9d03I_^1J45$E&Wsu",
-    "pB<hsngjqa4+HT1QUj]y0&5RO-0O.KfEFLo0XE.W4uKW_@vWfqEjPvl9_3wM6Eesq9yi7W2goK58oTxkA8]E=xiTNe0XN>X4fP<kqO*JlfQJMKh0GEU0=n*71I)-O4,%uUp#ck;B;Z%[bq0jQ0tvY#",
-    "3Gv@]4+WkjF9tI+01pi7Bp(1WgZ<kg*^,,X2EvwRDKj@>5H<E9Uk.LaKOQo$r3MPH.zEVu<)8df<1JM[<&OM3C/WUl4,2=j7Bv6@(%g&z3*MS$2gybc0/&:Y4,;h<dk+G!HV*.&4.EwjUjvmm4+NQw",
-    "We&N.E)2uwUk#DL1p:M.4;wemUk<R*:Zbt<kpb&R2h^(Q*N83+[-OXPc#<4^A4xRT0uMs.]6_K[g#r$StX_g!jg4g/o&h%20una:4;m8qUk<UPjb#r:zXA>JgpFktIKKifZ#6Z*0w0]LIR69$,ftZ:",
-    "stO,.HUKZ30W:fG1nP4hH:wIBb_x4oAD#g+00Y$zA3r&&3J)N/hHDRQ]5*.&vKtPk=#cUeb@K5kiIM:iD7X7x4//.2UJnnq@(F.&!T(+lHn-m.1l.825-55U4,_iiUk;zf$7ByQxBFiQvFyD84+x+G",
-    "43q*754ZbY0L;<X37@WHTDSXO9]SY2!37TR:H,fHxBFiY4_(5W4:Py:Uk2FFVh-$V!37Tgg+2+frV$Re@(FZ44+-0=NgoI[00v;W,vJL2<4^%03ZMf8)tUhh7TEz8H_.d-,,QGNQV$Tp0S;^U1P/wI",
-    "@(GG201Kc45-g!I2sQv812&)[244:WpaUNXHvk>GHvk>3HSNn.5HVN].Wd3V1PIgRb@J#Y*9jUW(%cINi^(Qu$JIg^IQLHjR^;e8CJe(>1Q@qcPYtJ63yY%,2dm^+9]JkP;,L.5GXGK!ALvgX0yF:$",
-    "Bp(>x/uaFr01M0dUmpZE/^!*/fs>po5s.v00S)O,6E=<HH_.3BDG89cjsXt;%PIxpmSX@6A3!+hPZu@-9]$$+Pag(3052XfGwM$hF$W5SaUVE1:rW3onmQjKIRFnJ(Un9mp8+-B;N1LN;oTfjF*EN=",
-    "FF!Fg<J^CcHQ^160Uyu,Ft.J*AT[z&FBLH^=G@2pF*fv1FK[(E#[;hH0Wr8fA0RdMPcIcQGxtv_KQTA:PakqNy]^3X56^VP2p/Fe>)jktF*Es3FKaP4@cE%#HZ#WrAJ73a-s>rgHu>I57BMsXPai)y",
-    "055PhHJbz.(E&8#2oE6pPcIcQGyG34YcenZA8]H]79Y>8HR1:lApB1+6)@jYPcJ>*F#tbsF)%Wm1RvG@HvUfwz^jCJH_&uuz/E-;4+Vix4+F-aJ@WN8,/P5qf/_(1cn8(,Knc.%4,SdqTmqMY0S=Ya",
-    "B<YaRB=).@Py/%Wt11r#gHS3lFaQa_m[Jb[gHR5W,3tTXju8eS4/06CFIq4,01m(e3WiVw>t@!V2F_1M4+E*wIu8,.gkTQ<h)<p)Q6B&_02ep>3W,nz;DZip12-B@P%bw%02nxzD,QySP#,@x-6)!F",
-    "HUK^J0WvW(i%/snF_d0x-zb[JHUKZ40WvYSO$3daF&-MLMK5.YIM<Oop8+<k5-*@5KjuX*AT_L[0w0]LIgwBlGLp*)0lZodZ=8l^o&hqxO$3=*GaWa+S]4=d06(7rGBPsP0unO,4!_M3cQ,TG0w13N",
-    "GyoDc01rRHS^!0sG[FKNZ8ZQ7FwGkdnotCs8V;VdP#!n[4,<T[U.#840:uyy1)1/90wWIqQx@J-3z.*;Q6C65@AiQH=2%Qy0XUgZ4)K!.4D=:=3z.*=,2opKG1&nZHUJL:nNSZ2%aKb4N)H0T0S=Im",
-    "7dHS4nNS12iUkh=[GVk4BM$&m7dZeQ0XLun9].@C9^qbJ4+5D@9610B>Lg8D0XdmaF9R]+01fMG46g8<0S=Y5P#+L7-RGHznNSZA+V7zO3z.+NGBt4z1i4cJBM$&m7c_G60hv$>1kdG515zIlHs1jc",
-    "0hv$=jjap^!,8N7nNS4X0Us7I*#Q;g03QZ6paTyPkb>>k0GUt=1-Fv40U0:^3!(!OGXNh5GXNh1GqxfIVGjYL10M,A01pV.Rt94a1D#MFIGD+e0SBgp69&uvl:rY2olq+<HUJ]rHUJYg=eP>$F@ZBe",
-    "s..,/olpkxn,L!iHJwlZ,q,[S/T8(g00g;Ud/2tZ00.7_PdYX,EF_WrH]b9g1dWAY7c&442GySd9]khhyk8FjtON(yp8*Wv[!9m#lM<Qk=g#xTQx1*HLJq!92.+[Q0WUr[F!4>euj5^I1_Bta4+,p[",
-    "XD/QyGV<O>OfoV6FFi3Z%Et-HAULowAJPFg=iMA!F)-N[FBLK^053l:Gyp$vF)%lu1Rv1:IjxQXA0ROIPcIcRG5[^YGBp4[MKLfr$pjB.;wt^3f941eAo))(6*4jaFF@Uk<t*,7a50;(AJG9Z.>HfV",
-    "=Pd4P6*4mWPcLgSHvm6yF)/gA1Rv1:GUf-mA<@pFFBLK^[ZB7HGB=M_a4]78odgfl0obSk4.P;fFBUQ_03T_P06%asF*nHsAJPFd.>HfUflx0MGBN,!Kr/7=FK[(7odh4*0X2b8C=a(QBnqI3a09R.",
-    "4+Q;YPXQtiD6=el2Zc^x,FOG2nL,NYB<W-4LJoycF9tR.%q0&FnI#VdiJ$/l#Ha<cbPKnwW*RbwP$)TFRSyG*P#rY<49.bU0S>XMpaBH/0S[Y/P!7lh3W@tzh^$0<2Q]_SXBssC23HQKGYzSWU/IY1",
-    "P!9,H9]1W47&rh6kWdshzRU#/1CUS,nl%jfiC>,[oS*;8KsNv%AUEJeFP-H4H.C_yH8[LE4d6u]cQ=nqo&hyE024NoJPzPRA9pwaFP-H5F#rVGqX!Q=-6)!GH_/r60X8y[Pz0CZ9Rb8z4[*W)AD-m-",
-    "g9Q:a039[53Lkei+6Nz:0W]--HUJ(svI,w^H_/4;0XF_x-SV1>IkE_LAUOaJZiQVBG2R-w2Go<W9^YN=Pz:&/W(F4<0W$m*7%<2smrw>Qoy!3a2lq<4)A$4p.DOs(nNR[#4+*lM0S=g/>XG!I4+G<=",
-    "9]1K07&HJ5olpX#g+mV),vJml01pPAP!9:R@UD3]4+F-m9]1T37&ib3qfiIFw!Q%m2&<AS0,OREIRGC4H:;962[Zs75i]fEIRFn7yq^=04v9<K1Tr^I:Si4[01bwpU/IbWP!9=W&ZYqeOb,Lc0S=Lr",
-    "7&8C^uTTfEt+N3S2:$A34#HOrfuLX:GXM>:pYUZL3M_K!WDf)70UrT302np=4z*AMgn)4m7vBLGH_.d-w<;FA4,v,!4+FSR9W;+0]M*@AA@7eo5,.QC2rvL21Tf]z2VxHatOFkjF#sPBF#rz)*PsC&",
-    "Ip<lz0SNlIG7_re9]t$OP%AY#03$Fr-dTUvg#!,7Is[h^IcEyz:>G;3ky8%_x//3&Gcy1V#hVr+H![[v4!ckR+kyiMCLbFyyigwjHUJnk03QZ6051eLIRGC4Hvk8$paBHol4cJX$(%z9*#F7>4+WOc",
-    "2L]yfFF@djy,*l803Qf703QZ7052XhF#s/3Gcf/Ua/;/dAJYLgy,*(<H2=OaGcf/!Kr/G[FK[(Cp9CM#0XXqK4.WRm0WTFZF#s/YGc:(WFK[(E$pjzK0XgwL4.WXo0WTFZF#s.:Gc_.XFK-$6odhq<",
-    "0W:h;2oE8+paCxxGcf/!Y%;_!P%m&cGsy%W(E%_$2oE8-paCxxGcf/!Kr/VJP%m&cHJt.:(g8B&2oE5/P%jlTF#s/YGdKV*a5gu]1Rv4;Gv)[nAiYp87BevbA3r$&KX5WIGMxk-*a0,XP$)7m02em=",
-    "2(F!G4+gzZ4CJ6521*]RGKVA:F:D9DPzL:Y4+)&XLk]1bG7h_=F9tU>%q0&FnI#RxpaBEZDFmU;2M,0kPz$7nUN]:1T_!YOy,*6Sq6P*m7&XcB0S>m/P%m3GG5@+91PQ%R6Eds!ATI>vIlWLX1vxp$",
-    "1Rnu602np=4+OnX4+vBr0XYB]H_.X$+6NIbQV#>4t7[N401Z(YIJqki0/,ZlKsk#:A0IgYKb@;IFfiKi0TVETISq;OA9gtaKb,+HFfsrmGcegd4vR)FcR4uN0w13NGynsIKMy_PMlT:aIl%%SodGqy",
-    "Pz1#1H3H]WYY%Y30w13NHiHEcH=dDMpNMB4cQ61ip8+s9*8&nb01ljpXCHSk056=aF),KyA_7)l4;mfRXCELi03U8Kuw4%=,Wv^By,)&zKo1bUP#*(001pDPM+elP0S.+>W&>M.4+Yz+YXTz/0aX];",
-    "01LiQ0#gqO&&-L)4+,FhD+go@1LXl90W]-=Gyn=^Pz2)v9_Uv,0T;y>4*]YV15=(Y#[nM$HUJL,co-VT3cgSThy9TO4+ZCkYXTz.RRN+@2VxHatOFkjIRGCKIRFm/zEB9uYX/nwIS&H1yJrrukOu;1",
-    "at[Je7%_742EI<a39*m]2TTtG#[nM!GyoVg01LiQ1GDo&4+XK12LdAx0aX]=01pAaP%j8HFaQq-v5*G@WDf)70UrT302np=3%*bU-[hKRG2a0gH_.eBz;y0f#[mxm>MibD0Wtsq*c1mM3#.bYHvk>9",
-    "Hvk>EH]HV<><Ds,Qx6I7g,Z>!;VlwEWDLK;0]J$C4+y<=0t&T/9TPK#j13F;[]+AnH;h%g48yrg4w3E:0KRw$F#(.s2B=wx3i6o^2ZqxF3QGhPDmFMx5,:&s;ZXcaO%gIv8!$_0GXNVk01@I.0S6xj",
-    "HBAhf0TMI,88QF;w-Trh<EH#VO&c,*0yZl(IZYBX00AB!202X]GXN4c02;*[1Azkr%%2$#22L9=01@I.88ZL@=t1&5xdaairM-5<8!f(>Fb0j#1rG)P&](bn-u!:j$[G(2u,>5=5Dz+%.PZ,6zvMUw",
-    "hRFpF5x;X(A3QPu2hGU=4,4eyL.FDDi_$UplNSf/o-Du>H2s564+1#[-=#IG4&LZ14%Gt:1lzk51I>CX2P+vmxdj8;nkxhA(F>Z-k[tuN2<9YI0_ZA2.0uaSp9vc=G7:QW1:;&V4xkAi0XP5yVhV,@",
-    "1ksEh1NFxR4+rc98#Vv^H!C(dP7*f&5j6l02k!]QHvl3vFaR4iP5;&*(Ww_=2k-3SI8G8V02;y=1hJqF0ZtDG<d+C>P6OBr9x$a02A@<K4+ioHD:X1q6EnK%0^leG3.UL!2L_Mp#*WYd0#XF.mktTG",
-    "1r6t-Fa*NG8y@I_iwPeOFpLQg1=C,I0iGKIArE7W2>i5ze*_Zg4*mxV(&fPc1nH9$4+w>OLkP.IG7kvDj8p/n90z9!x(EdC/<bFZ1Pa!wC.omC85%P55ibKcF#rgvluQo:=brfW2O/[uF&>mn=bsyK",
-    "Gynt<D:pWx2<*L;9]]z=5i2z=O%gQ#8#4eVH!Sf89]ko]8#4eBHUJwi00LwK&x^$J22C3<01@KY2pu/O3kLTP4+nw:8#Mq1#=V(Z)(ZuVvKbEsP8&7/1BeS9G1dzLtrHFO5eR_(gaH8u1/O<C3$8*9",
-    "@-!j:keUq,J.kXq4m1E9F>g+U38T&h0wE7z&j.*&sDuFz1lth/,XRL%$5I8p/nW4Axe*4N>B0Pv<(_-[)v=Tv%UBNy;_jiG4*!qX0S<J*0^a!K3JLR<4*]6z2Z8]#j]wL/HvkRW-Xwi21pw0^3N#fn",
-    "/o/2o5&]+CGXMnX8xID@5,v6[00b2)I55Ks2.jUj2QtD38#qn;901a43r+_<8y=QU#R;laP7=Yp9t%zc::CdY$@UI!FisOQp&koP2.-m$1_NBJ47dUlG<:30P6+NBF9tF:P8%@+9]1L=9tQBnJq*ec",
-    "1hdiw2E6qT1&[Fv437pHG[uSo1/pVk4;O$[FAp*=01pO.$T$GXNdh4cWBdssH#2@92[il(E-2U&1J&O*4+O&rBsnws2oF[K2=cg03AOQ#0S)[K1B)FFs>^RZ[0R,wQ3V;h2jHQ81=*ETodFKIv<$X;",
-    "G&zq29]Sn];g0v;lotZbfgm0.#iauT;ucR!2#v)W1F56^4+8rk3&QmRE,=6x4-bUzM+TqZL/OY*.u;xrg(EKoI5IE_1lyBa4*V;wpydV!A>]VZ11]wLIogv/4+!I#rU3)Tx&#>CzVreG@;:<V4uXJA",
-    "7jqXmGb^ai0v[PI:H,Ru7yzFk29TN:8#0>46En:b3:=aO4G#;+0EQY50#>3;qZ1DTIubDe9]AW35-g!I0y6*,G5[X^H_.zm-S_,#5-FiF0yzK<H_.]r00*7n1s;)1Iubbm4ut[,$lnD7zXA=59[@t1",
-    "4+1(CHvZ@a3Bl+<41_G=4+86hP7a0r0uLYOgH8>,j)z;gu=^WeEX0aq2pR]T:RS#P1C1F28V/:i5(JGe4+qVJP64k14EDqY2^/QF4Pykf(qIf2286B-3:pc)u]=&(l:rW^hcp:Am-ny4g,#9lmQ(>k",
-    "5DxMJ2&:5*4+,w$2rmONH<CH307M6a)QkZS1JMc(0gj+B1h1>jA0[,72;=yG1)^O@4Xn0M1H.Nc1/ZIG4aJoc1oxH,4,ulvcm=B_vH]eUc<F6V4+@(jc<!-!&JPa8.p:AK5e(*w!T])/#1#wb@$G/)",
-    "&IJz(./k8j$QK+p$OZ@5&3PF%7#_+S01pVWCkCWC3Y@W84GfLfD/!E!H:^JF960aD1P6et2nPN4WDf.J!H)q2jDivm1L&At3X#EZ2AA$E4aCq!6EpGy9]So22M&D)&xM2m4+DYkQwfuwTP@--Aqm*(",
-    "i_%nUF*X1%6*4sYq6@H2%uEWqjsX%g03QW2l!I0YT<2OfSOi5AG/gOh3We<P4+D$%M+v#Bm-o*[Fd+!KfTIBi9tM364fwcN7%^DT2oDOVs1*Xw3JdcA9]Jh;xqb<#3:z;s5CcjAtQ,#@/<1YtKm$k%",
-    ";GO&;%MT9:#-6kxQvs>91)ro02p.de$O8(%zFH3hj:!WJ.c:uMh;rw2H#Vfy0t<q<fdK<x3IoFm2A1>03&k7[DVVKVEHg0M#&rTy1ab;W2nMydWd,8nr2!18#]RfR&JzgGxnT!%2%>5p4yDO.1;i:.",
-    "4YH:l1,B6oOZc8u14]AV126_40S<.@RRq>q1qGc73xUxP6F0pI6FKNJ3BkJ-0NzIk,XAVDF<OUf3p8LAHuE43U.R)91r#[r0u5jTi8TZ%9]Sl43kJO>3ea[h4Kq2C(+_^Zrd9_hAq]xGQX<4oZwcau",
-    "5(dQq3#t7Q2b%!>wMiZ@j]K%$4-9Mz5+pM*:je)3i180BH87V46Ecq#4,uIMF9tF+n+F:-00q_$2Ld;[0h]N>oCgy#q-;E]=FkvrHbVpQE,wK#GoJ;,HUJL.*zZ=dg[ut;8V=hHwOv0GGcz@z2Mox@",
-    "1@XVbNG:rq!U6^Z(j=ZM.<3t[95f#lGyn_:utNgD-_fe3F%Jg6=G7N(FvCR,,;.PU206S14-r#5A3QU^%SR7Uoc0X;.C,cDh5=WV4alYp4.pF29Sev46BsSB4i43pmjNU.EZ>tV#0mwdw;hvE@=tF,",
-    "=0,Y37Y>!!3I;4q3FNQ:0L(KF1)vHF))5&wgANUX<E0#GG&t4_95le^b@v;QAp_-[@3D8))d:Wg2n<Rl6F2^9FaRDg00EQ/2ZaF,0FlrH6E(UB9]k$tu;Y@Ly$UZCGC2SWyZLnom+<Ewp#lz<6bhBZ",
-    "9S)PIG$/PT9_;CR6g2.:<fZxf3K^s0F9kO.03QrD052LdHlzwKZZtFiFCa5D03Urh00r]24,29S4xlO^F)Y/D5CE;k2bu#6i3%e$EZHFs1BnVRJTfx;8!@YBGXNhFG5[ntHRcckX$XG-s>qF7FNq2p",
-    "Hvkzl#t9z)F_k%E:7YRb#1ssYmO_XXv<8RO3J(IFst=d*9S*U=Rt2A=2R[WeH8zO_4=74t9_Ll)3L7[85-Fh-#uN:R7Y(hk%mEFs@Zg&zF=LKtIh-HQi3$tG6euz]01pc4hL@_#3=a)f4+pBeF$-kj",
-    "7c[3Z4x$PVKKHc60Ut[=<]FP&pMMX3tC9f=9HI&(GC2SS(Ysv;o)ii8A>.JFQwhlk5Hge[4+Oa%2th0]I<J:boht-D1@U)R4/&6JDm63!1E&TL35N$7GnD^xGs>7BjtT.oFb;!=0=s8Y2Y_;(0LTdh",
-    "#0wt.Gp![LOphKP6*9*O470m)1EM4XxdRT9fQ.nT;j0RC*svfOIIJEVHUI,30%sgJ#]Z;@69w9e2<eI3.pduLGsg)p8Z]P]6EAKxHvlgnH8HLUAGQHG02em=7&f8:4!Fuw0)<8-1M@p/4Z#0n6*8*!",
-    "Lk#W+A1=ro968OBbrUSO1p[*quLcCyj71bR(gqCg2n0hEGQtlI<(2p0vjYy@lU<Y+-X;rDNe:0@2p:x[<dzIlIiM_Kx9J1]ngRy(rdJDqCk_>:9XZAI2p2UU4$CYG(4^<8GxG/]I5hwhGhPn@mz)zH",
-    "4K^T,T=^1Z/O!O-Hn!qY4.VlE5D&Kjp%NA_015VP4+Dqo1RFT.2nL-,HwE*9Hw;8UFD=GW04p[$<(2X<4ihzV4z30SiIGJF-SmhAB;ZW=Mg+7N9yRg=0p%;Rg#ix$<(2;(03J601O65dOY#UW7C1Ek",
-    "8#Mp^%&G(g.q,.CB<T<n4d%EsIWsUagc1uM1;8[<0%r[65hFJ>00X5J4+o(A2p.hO<(3RrH_.fDl,g1sAUE-]54Qp35f;K638Dob6gTn+1N9yRyaWyAI4:>aGx7)/IryD)1hF9ma^KTs1MZ0g1mqD6",
-    "o+KnQFsTLv,xm(<2m!kh2ZaF+<(2>%MjkZs2m]s74<:e09_L*KE*LlD5eTui69x7j4#WZ(IPwS>Hvkzq030=^7&!nOGXN7a00dqS1*q_69^PFBE*_2/03UBR.Pk3)H#Gnsw*fK$7cl<BFro!3GCG+b",
-    "1)Ay!4+g/.S>rM1L/Oa<8VQ943,I>r1l=wx4@POi5Dx[id.DgaJ@d#ss<ORP,.^i;2dA.V1G<h/4+DZK5IHgr7M8LQ0=#uq4)<m+1GR>[0gq^2EDt*R*AoU.4,Cw_F$XCL#0LX^b@N602OkDB01@6*",
-    "59R^;uoDX8/GFlWm.9)>2M+]cO&.m_[g(s^1H<el:0]<>CJz3:c:_nB5D2,rL/OjzU.10^8V6+ypbr/>twA3FGQkrF,5(2pUkA,t4,NBR4*c#20iu!t0:AuB4f50n1=d*G0Sg%b7alSh2#:NR3E5#d",
-    "G%+lSH45s2AOpdt4hxXyPY)/@giZ&V%nt(31PhdU0wWHPc;E-C5)1yA76IBU4,28uRSfT]dI#$P8as<19^6,79CPb^EiNoIwQmLL(P9rZwr:D.4(qBG4y76b+8P3ep%xE0xwUv2H[pOS49WKj5i-!r",
-    "1Fhl#3-6dl2DaQ+4-GDW6fvBaYzv0L7#J]pxeN);[^%,3yNv,2lCug1,M].ESqHE8Fb24&7X#g^1P,O<0]f2RO9]s737:@m0lzR02/Vhc2A1hF3WOd7.IZaYCJ2Zg0:UK)!]9L#4+iJyF$]Oe6F2^8",
-    "HvkKA0;oz/2hq=80R[Lb2X>aP0U0xQ1<[2_C/2/j1P/z=j1d5)rw.0M3kZcC00-<]Y75%E2;WdF1p^3f1s;%9.pv@%IGqCz2Bp4b0[ur0u#ag7lmrfo69uKm!T^3^#8;dY<>Y-am-<gMIqrT3]EmQG",
-    "uU!ZJ0SfSbFCsZM;]uUs2gljN0UrZ1fP@,e@ce*oi-<8Y),D9:bPofBfH;_5bPpTwI_F+LfB=)9QV%up0S=hVatG9bIu4^:2dLXb48mLnj0+D7xaG>N4ub=@5rNS$0m/jin*tA0,P&9ZsUk9CVRQQ2",
-    "TyGFLGB,A4WUIOp4/Yp,pN9(%M>eB)F#r!nuZIf[9*O^E)d9DM3lB1@0uS5-.+Yyy4-h-V54-BBwVweG8T$qg4aC6[4/>-/G^ICgWWvD[4.hRi4-$x)3lAV,53UK:wVweG8SM!V3BSP-4/havoDB_+",
-    "RSz@j9^jlC!4nT4pA8Q/(X9jyUJp3YtppBU59I[8!4nS]qy,O#2+6gd0R=rI4+GMsRtX_q[+wJN6gJY<3obb]:(mVn!lG&p*&Z(dI54)EXD.miHUJqjs[sj,;GO%y*j5hL0S=;T>FOLsH8>XZRv!g7",
-    "00HJh4-rYleJ/qvH_.K-iUA)4HpcLJ4cq];kfuoo!+IMqLj$Fp0S=U5FAO.0=[599>Aw4g4adT@0S=!QuLLg(Ghd6!R1X5=kP[U!xTgdO,s,pk1]JNSsR0=wwyMMd1%;9,t;pF:hI]f^o)iVDsRRP[",
-    "$uSQ0hXM^:.N*%Q0]^y!)d3F-$i$EV2:hx63!GaA#;eI%$O0BQ01pSdqFw_H%SHv$WC)1@1Em!Up]A^P5bcNo1jj)S1CRn7HTkIo2JEde3_Uc9t!=4K#q]mYsK7,WHh:NYk>83110Fg606G#]LmD)l",
-    "/$Qcy&EW+Bq-&;;=a:2N7YW_E4+5s;a]MU177qa8=xFX#HkN+_qns2CfDjK0qVQV^5BL7x0S=ZL@U(!4-0zB9*v/sZzP5q=4,n#=1O&o%KL[)>Hr)XkIKrz*3U36[p-R9jIE/ai95bka69tKg3k4t#",
-    "0+tB[-G.v.2gjyf2Zy,=4*:lu6),:ok.Dfg1C@qY4)*3n0>y..rP6u]vK$A]!/V8W0G6Ia0y+fx1@dk_4%E+K1.kt=1fzNn0=kP:pb@q2nm7*y<!Vq!zkz)V,k^!@G6Kol2<e-!y8-Z3nm8RWx4Qxg",
-    "!m&v[GBq/_1P,3VlmP@<4x^9olB,.^>X9OIIXKS.4,T2uxd9Ii)WF&S4+Z*!3JjV83&fm53G9bq0X77v.p&G/=8>CQH/f)S1:pA-4+Pkz,2o-zH]q!v@y&bc(/87R[OS+@-UXS1Lk6bV4G!IcSOVg3",
-    "0pvLk1BT%i4BJWyiBAr^tP_EfuNexboNoq/utpAx0_Rs:0;+*lFBLH]*rG/d0pi:Z2&URr4+h$.cmp913zFaq4fNDF4(hrA9^GCSgAD@Zd/AwT0+!tk8#KWU7dY_IEGsxQ0dX2Q<0k(=.-$r795KI)",
-    "7Ym$O4!0&eI5#YiQw7V91Rn/CgbFM-F^eW,guep:J@Ukm1R;/L1(#C^$OH&k4B(oi0WSbIIPwn%m*PYU9s!AU2IZzW4x$AqH8^BeIx#jmfQ1qRy9EWw#U%:R77neI3JJ[DAp+iX3@>*^,U.tq*#$2K",
-    "H#DEm9xFL45d)LeCMz[L7ZErB2bZun4,oj1WDDiV4F]E%dJXaT0vb7k!vYTVbqd$qR^JjYZw^YY4I4MX0TMO.1iaS@4(QiZ4wNPVos/-OkU]54>F<3e>XG^,TLK-pu!(mSE!T.x1Aq>-pdKSNHL>a]",
-    "1DBi&2)D)r2eP;O1GNeah/mysF2ENnF*n+fT;5k/1aA)U4hNG23)6-T1mrpo2!o>n4-S69,2nxWZ3cM-fEWs=8UqInkBSQei_$3WAqPqgq3C)9%ew&utbPwU!+H,UzWmeyA0ILRA4xHcE)OdAuLTXw",
-    "p,c^0fd:x,p5:VV9_dz7Ee[0mzN!HkF#rQk3,g*-0>*5]3Y8H9(-*GdlQ-x]8Vc=XR^Rk+0NJV^4vS$1#DriE0:J;uIjas21JSNt41fU+ulN!l1vAdMPz-,yo&g=RFz72U3=>MF4!Z3i0<-ia4+DnZ",
-    "AP*6gpPm5.PzJK[P9Fj/PYcz,6a;;APz;RLMFjW)2);&o2+[%$vBOUf0sXsD3ctBF4+WPA1H&5ywc^0,[UZhN=%4mg4+,a#1qZR(RtoxfKMgZEEW;2=6EM%m2M+]Q/;wv0A2&0@fif:#Ej0iQ>%Q[[",
-    ")&U+g*t!rO1vuJD5B:u0!#NDi1uqLWEais@3a14lF*1Sw0SJtM4,X5+2<A,>aRT914+f3CUJ3Q]XAcLDgcA--#^*Sbftmpi42/OPH9GPC76ZnU0^1f!P6qES1;*@Ipq<Aewai5X/<AEH4D,DP2^myp",
-    "GBow@kO40SH8Z9!F9R])qdgBfirG&Iz.2]a:kJF&1Pbe:R0*]928#m%=v(>zLnah5&c+4;lLHR>njZ^Q>Zt[9rEm.ph7]:c=AQ5DlmZUch)Dy&cMk&er8o^_oXx5M2/WI6myQV=F)+;w0U8g&1f@E6",
-    "4,1*X91^GF4*3NaGyn_%glH2ti5wU*fgugj>XY-r#t#Ri<Bt4++P(@f9x=bBnM<BG)SxyGQHDwmw@dP9z1gM#3&P.988P>@EHg9je+ih&To=I=v=x&0Dg/UnIS&z!sAdS,x(f*MfD8+$CKE8vBnSQk",
-    "2CI,43dai[12+H.1-*]>4+Zia3$z:qpaKKBG796r83C@G1@i+ZE&%lc1l$4,0qX@AH_.d/,sxuq=C/uMjsYJjGyE;P1Jws3G&uSy2:T5W4EOMG4%L!o1e).g0S6A[gwg:7@[pe.G%PKS4Fmq;PzS8]",
-    "3/c%YyuSeovjh(T@VR:BfH<2Innn[i!yyIIy8#a4Dg<!WCj,.14WcUq@aBghf&vTa;+*u*8wkZL0/#buw2KY_[)9OO%l:5z[L/yhx9bE6/E7kEMGedc6E[U1H2;+AIs<@Q0:&y26Pf4)0;eiY1JC6]",
-    "4wwT8hX<rdfnyG:0^iYf2baIi0WSnIGvw1$Au/;[8V#Rh01OE0>E8P&jZ7*uHK7S3G&h;84x2m[H2;*q#8C[q0STS_1nr6#9]SeIro[mR+%6q7%@gR=9S+b54*^@Lb>Tf7QwyE_A_i8$0+ZVl215zr",
-    "W)mx:0t5K,QVrVm4+GjU9]SPP0s%q;T<B@jl:r0G1RF5A1q,c%GYQDOs[sy,b>BTD2OkqQmO^,EG7kdzwh.2j&q5BdR^9d)I0_D;2oyG[s3-Ey.M#s>F#rWg9yw]UqNzC#28x>y1gFhR4*5Vo4Kgt;",
-    "#XuS[fzk=Jlkg1:3-6*Kyu1qq[,H;=2I@a>4,$rrbqDFn0S=n]Ne:0Yon#K_:7W4;Fz87Iz<20Z!]YTZIBE-F,c$+mKmni@4:rWt0s<Of4:kYS0t.lMR4Fwwp#/rglu[1@[nr8y1%T490S;xkWDCZF",
-    "RSyN$on#LKQ4b#Cpq:E*&#-mK3,iSZ2(IE44o;a4@cw^B#PnkyKrsLx9Wej=-^j2(0qJ4^&K(Aa>Z1DZkZd1!F#tbFF*7*V0uMu.x;^[H)CdlrjS;SrHP@]#o&hv400g$HSRX$&;2^]4AU44QACUnu",
-    "015vDB[VX<0xxhiHNpZPp8+z11rjp/9XGNHA9py_2OpmSGyoDc01kzi5,)c%FxUbgp8+,i1EjA8A3rga]6:m!!2%zV0XF_,35*vGfYu8I.M&n%FtFuy1EQ[V4+@>@3l9ORpJW5VgBlMF#rXpdH08FQ",
-    "0R=U.XAcFP,w6UE4O0&a-.lav0#OeMfTjZv5dE_O0S@3bww;h6,x;1S*#Qp>,nO0r15ytS!2u60,L[;q3fC781&q/H0wWGn2mHD/4+N=8WFHAO03Qc700v;Y0=b21H_-]69tI!]paTJy>XQ6Y*#Q;h",
-    "03QZ7paUNeHvk>2IRGv.F#rIVN(LYcpaT*)03QfB03JC20LEJeUk;GG10M,E03QxG01pAGpJWddwf3O>4xj<+7C9>2*#Q;d03QZ3paUNcIRFm.s,I*J6V9)m0Sc!U0&yP*H0q=f9^6>JBMhpaWCKwT",
-    "3F<U^FAy[=,vJJ.mtYSC!sRy>FaQqtC.4184+Quq6EKY4I1V/fv[4DKDGY._OAd;y7c:9^k%9vSs,Hp+1J]](0cH-arpX^:67.fY0S=ZD0S=T3Dh!-RQ4YTW4+rF(WEwL@CpcX+4+ElxoB.B8=A8KS",
-    "nw]j-,.<O+KC:w/I5jf:3Hmr0II)2P1fSR;4*]uv2L$$RF9bI;/mQMB2MUeqHxCB)on#LKQ4b%[o1Os#vW*iT1U0oO95nz8(VLzD4+Dep1P;&c86O^tlNT;Z0XI0cDHAuo<&*mHDIa$.03V+LINc<$",
-    "hrSCAwJ9HWGypH30XQ.)0unO,4;ndjA0RXUFP-H7GXNzxG[FKda5Xi-0w13NG/l[bHUA.FvI,w^H_/4;0X6=.HvkT@DIa$/03V+LIKMUpqnHK[KauhT4.W$.ACUn$01pg_7as-V)9VBe474Z<G^Ex2",
-    "0S1q&wgC;av;v<k01ph%u$^.]Q4a_UC;5;q01r9Nu$^.][QP4N64;O[5zMfj0RmDF4YVi=G]RA>0SChN!T^EmpaUNOHvkto03QK203Qi903Q%G03JC23Y6Qb0S6TZI1b64WCY*/9^>X$0RxuPR0muS",
-    "2BiZJ2)QT+Ob,Lc0UrT002ng:A22k=@(q8cteyc5m4O2fD9Za]2V<TA0S>UEys7_dGUEXs7ct)f7&rhQ1_#k%4,UmB4:#eassRP#.!K)XHpwU,3=vLl4auHl15*zP%P1cZHUJ+1F=,S[0@2)31DW75",
-    "2:X)@44V7@4+=G@0S=oPh&c^zn5$I*=aKu=0tlT39]AR>ngJCs>@OyS43(JS0S=hJy=sL^Ljm<$c;*kQ1mli(8#L:10/oha2d8,k.j(:PyM#6e-FTByI]-UT4,:JXa1N0K6Epl^FBD-J;wM5*Ir&!)",
-    "7q7^t2ASIs9x^ekE(x#K91knQaW5n^GsJNeGQx2W3Wc=E1gxkA1n-E_41u-34,4eXkO2/M,po)9lbRGQF*C6O4&&qs9]SClixLk-mjWg,H_.RGxf%r03J(dj3/bIj1P:ti1QRiZa158-G7k*M0tMLY",
-    "1@k<u0v9v<9yI=_x7C_h4+i]:0^leP0uLtE(NGMK0tTkGNe=0*0v9j.F9k6:o]gj-OTz:bGG,2o=G>Wz#RLxpnS^<sT8[<NF*X1%PBu5D2@n,+051.RH2;&xx*iW&nF1Fw03I[o1]JDB%AErrP&cRv",
-    "4*Y[K9^PLm0tM<)5)WFK2Ny8%3m*VA00PZS4+PL4A4<T+2;qJ7d/FZZ0v9v<9]kppxdabM#RLYik-efHstGR(Gc*7PrQZP$T9F3/9Rr<WHy/(kstGJJHUJ+GGl&oa]G=0#SUH&jCpk8l0v@Y[,v$o_",
-    "qw#MKP=k$GsKYQX3=Xyx0tdi]4i8z$0v0j/E-cp*F9$R-s0lAiG&2AN.B4.+S<Q,bI5;349]SU]2@<@DGyoGc%&G;rrwJ<HHUJL;!Tt&lS+oKcGypG7H8@dTEHpR(9^YBz5C-FdN)K6:0v9j.9yHws",
-    "9]$$#hcYivH8G]M4cz7<9^qRa9s[PTat_RR2PZc+$pRk$FaRG1HKqwKOEonB2BFg30S[S@0tdGX3)R=O4,LI^88z%G9W&CR0R*SjYYzp>#5petGBl:90S+(=0,P%e.kL9[p5,wB>6q^;u:lU>qY;y^",
-    "fzkm6<Af(l=vnbawzvWTtpp9($N:$WihTmT9]qIq7zug/BN[X8<B$9rrvU*w9]bmst=p4Q:Gl/^k=eagpx[ac)cZLP2l$h$0S=hy:lY56j1LEm0SSTw9]ts$.qtm$GB7fLEEF:U4%w#x4-6s[9]AGp",
-    "[C)+,,B$:sr&S2IR^U1)!;FPm+)*D0G3TcN4e5@!0R=48QV^q#Ee<yw2ZzW@4+E103B9Q.3daKsrN=oP4*]gWWDUf;o&gTM#Q>NXrUx$rG&Y6,2e9P/3#0#62!H>sB::u64+y<-5)Tca:N+0:E!=^>",
-    "0P8mo3)a_hBsDlg4)Njw6*oix[3Q/K.*G9SdJnk)pQ!,>/bv5+l-INsf-tb=1EHw>5-Xu9Gyo3[kqjRIGXNDdoYEH@3peDp6b^gCjCc.Oo%!DZ2+0i(8]JA25,]WD4l&[k8ad;.0l-Ae-P)5_&I%PU",
-    "!tECy131nKCpS3&4d][K0UQLo/z9p+0uKn4[uTf&4,A8/Yc4A^/m!Ovq=kiRvH:uxssSA[0249*2iXG,>C5yw%Lfd].)-A)i_.6h2nKKu56O-K49wLL0k-bdrsTo>4c+eo3#Bsz2PZoUTOR=CavuOW",
-    "grx%uRS2!ILMSmgR1X8]M,AJoD**i;479T/2U9mVI]<7x15+OWGXNSk02eU-3iHQQ4+B#l05t#%n7jiAQy4Y;9]JW29[<K18ZrPCGXMvg84n8TyHpNS8ZZDCGyoVh01pG710Mi102;:^6*T]:z(WT,",
-    "4+B#kGXM-Uwx$6F@2h#7Mh=:(yHpNS88,k3@2iR)Qy&9003QK202ws=2:AgRFaRF]Hvk>2IRFcpq!tEKC<;ty4+EbAF99>%Qwxol0]iqD$Vv]hou#S)4pR%F;,mz0QW!S;9]JQ04*]Uf3Y@NNIZ>xl",
-    "03QQ201pAY1[*b>vjPWG7&QPd0XI6WJqF=%Aq*ZCIUNrFo)8u:9UU]P7Bc@HG5@^b>cQ<14IURa039&=7C8V90oUpf2Ob;a02eX.9X0;LFaRAmco#U90Ua-=7d9RX<Bs=%u1F0X7BT/0i_.Or106L0",
-    "7B_P4%iTE+w3q<1ocA&wG;ftpnYKs]1ccx,1($]PF9b3%ox9Hg353%E4(k3D2c)S19Wn9T1>S&Z6gD9b1(Kiw1;s#S0Lu=$8QZ)D88e8gGzS$3xCsop&mIBG0^8#k6a&#25BLES4(YrB9yaQ[0SdiI",
-    "4^Z76BM$;uw-m790-[(k4ym=uFG<2x;YsdF@U4*ZG;:BxFBmj3t>2R3K>NCQehZEP4.eogEi=U&0@[L34.6K=0tbnl4iAX])S&>#G:!!yQ8fTAHZjqu9uFdp1spNQp#lui2o1#n9^qFcp#loqIs:Vc",
-    "3J(VC3NI%%H<*c1lF%[>F^;*41jn.!0UsbTz6AxZ>,G&h0WiJ/4xF+dFGDytz6BjP052mqIll!T208r,A1XNj1MjscA2Bz,1rGz+[_jMBIsFO_H:cDK5B_wb1uii$.+L#$L=1ygEHN>30RXnxEe]8Z",
-    "1s<18;,d==F<y=Qu7yr7F)%a71t_EyhYJS(6AvPY3kIRlSs#D@GRp,mGd2J(L=C%495w&]r-#5YBsI(hF9tL*052*uG5@eP*,[<eIm@tw0yH)N4.eEl2K]s1FMt9vILrkeHkS(zMV1yUGBC&i5I4BG",
-    "7#^1v%:=F=Hkk>#DxDSwkm%O]4:HXK9]Jd-3lAfq76,Nb!vPO_0;h:-IGGC%MWq%W05aqo5I3IDCm$p+&jlX@Ih+d*DXkU.qsL;)GBM8u9]Jj<3lAf)76#vt&-bwb0rDFTi3I]n0uKg:1p#Raz6%EW",
-    "Y99qMo7*/Dt:8Ef!v%UcH#smgI5F/V4qhHKs]5sJA1XD_CIqF/rvVQ#@U)/uGBKypFdrc:s]5y!(YFB)fCBmoJu)*ii3Kk!Gd21O4(lr)3o@&dGBY/r1q3<EDma)01M6xJGv5>212Qy<F)t%DGnfSf",
-    "p2rmrfdbzZE-2Rw.^ELb0W_/FD;bJ<HZsTsFDEuL00,uxXb&=s3NHdSHvk>YHjUE)2b+z$0S]!!-0i4@G5[^)0XQ<ND/!B!IFSn.CpZ8IoaO@[GBL:o9]Jj&3m+so03tXsodFMk0:&[uGcY&8sVyIm",
-    "0XT-&F9tI)lnXB;Gcf/M#mklf4:Ha%9]SYI!7U#jF>a4guLA.[t==N&0;P$0Gco@#kO4C<hb$ilGpH6HD:DETGs/D+GBeBtF9I]&01qUn76P3E0KDb[4^b#91s*k*3onrYH8>VXF9$O/nF^8)HUI.5",
-    "iBKOWHT4;>P7ec>3lAc#76=gZ!2u6]0;h:-IGGDClL0t0hb%7#GdP;JA1gQj6FBs^2Olyu&jlX;Ih+d*BC[3-fvUj)AGrcFhb%t<G%z:,KN_bKIRFm:>HYQ;zyl5O%4Y;@twtO(tB3*!g_@PM1dp</",
-    "4,K)10uF+M0^lk(1[yStAp>Vf1RD.uy_+s%-K4@>4E>889[<4SkT3<2ly;v=)ZPjYJ)yQaA5by6&Q33k0V=/*kOB]J0gU,(AB+Jp@2r7oq@(Oez5&6O0uRRli0En$i_-!q53K/<u4=BR0XE.Q561zY",
-    "rgjgE0r:(CtpSnrYafjPIg1e/#sM&l5f6;5h7/DIuBLVe!23rEqT3q:!::03g&7X),yH;]oG/ch%n1bQ=$QOL9[<QIAE/mr4v)tP6gQO>46(ui2#6UA:(NUtGBU:J0uLDO(MuFGx[nDD4wLPu0S/9q",
-    "0R>a>c<G4LofQKm4-t:TS1U0$g5nPk0N(Hu2)M]Y0Sdvb0]b%kNe.O<5H%DJN9oWL4/[n87Z1e)uZ^ej9paj02*s=r4+8Db69Xb212L0+4,3n>0^e0:hz36fH#0EHlLP>63J#3W0u(Ko&jJqsrNjXb",
-    "2:!7Z4+Zm[JqgVT4/^BpWe4g34,l/3$N:ZOm.A6Li<*a0S]0=CyRZWf66FC8H^-U20UI%uzA@UmH!!r(6E6ZcIE<MgwVP!R.pb!L7Y>)vn@H-b1q.<B7Y@M.o-;f65Db8>1P:#r5(XLr<dh6XIg*c.",
-    "0R<ns0S>hZkeC4l)AC6V6xIPBD/@2B+;rAk3e=D-Hvj[A1L+b1s[s!dlDA0)!T^FS!GTyG05t$7GBlt92A$.%0igU3e,LFgHDhIBIO&=$0S@7@4zscY4=n3zH!%PYM#,@R4/I%a57hzGvI7r2xdIQx",
-    "1&E!30S&8_0S>yt1@oRiknKDVC58tN4E3<D4;A2BK%o-4V_eu@4/th)4-z,V0^m[153C8HvjYz%>z4dPtg[0TH&>PK4G%+L4;yi84]mP80^nrj10G#zA1p1u4i6aPvjYz*X%FNC[iK2c4.)Y!5A+9%",
-    "rGfzs@LhEL1Gxwf352u*4lWNKkF*0n5Hv9]-o%28H8M5-E-%#+F9]s>051hHG@9f[3(D!D0S=yA4+@]>Nk0WJF)TO>0irnx![Av8hCK(7MGnIeKMgW0TW0_=m;8=P8Z)rr2MACAAOo0n4d_Mr1:_7$",
-    "1N3>ezrg>so8xj0y+#8$4+7ad4,&<#427Wy2l<7D5-Fh_1<O+w0UrW4#McA=&-cGcuJQp7GuGs>0S4_KS>Gj14agn/lY%<A=(zk-w5DYaVGiHi0S=z[0uK(yl<.:TlZOuv0<VW>4:kY_5>S%+,T<B^",
-    "Sqk5xUkX$Y1.CpX4Id7B9^qFk0uB4J0]:axd-$m$Bc/lk#;ev+-g$_w=s^Y@4.uYUH!<wp%:fA5w@Bz3!XpmW0Sbl(4yelu4,<;a4,31V2oCiL9^zeJ9]khgnH)bHH7qxXwF55/Ei#9,0^jXp00.ud",
-    "IOwzk3M3C1#<,JP1DU&>0SVef4+HY.1rG.nq*V>JkD:z$]Lhb6n(#&s2(Or;0ST(orU4HOw6g-Pm9.h2JnZfT3zUYh0S=Z0;gcLeF*X1n9V;_31@hzN@7i;WnG+8+wA2MJZ!/$-j5[A7GUV.BA5/Ko",
-    "9S/H.o&*K+0uLVT;gcLvD:9ys2L,7k4++ld1p!SD6@KeTZ=;,^4:0ni1@mIr1Rn,103Qc6r]JbC1_Q,o9].!64)cF63NkyT:IDg.TOT(v;g$<lHvkVxzxf6af9wb!2RGL01s;@8%mg11Gyn#_#7[2<",
-    "GdtAk1rHhQ2p;@a03X@[Hvk>8Ij!mi9]km>1RoJK00#NjP%jEJJFDsi4<K+.A8#<0q&pwm0XXdlF9$I(,s%Mp1<Wj44,_h*1>sfePcI5JJKX984-k(VA8#<J6(8FHIqwKB2Qf3Z:IEMLHlhR[88;ab",
-    "2LRQTI1dW7:IDx*<CXlZ<^D_&+yOB02p%-61BC/H1^!(w1RohV!Sx3p204W91rj,G4-srFA8#.D1Rv4;G4cow#rXmVg:DD5<(Kmy;*b19#@-wc1n_J)4,t-wp#cl$B<[3K49h]f7R_Rk0Rgm!0^lr1",
-    "B<Yd;B<Dg)Zwlip4+Y7O2Prf-02nctb>Lk%b@K7Kngb[<GXM@J$BzduSTr[P4!i=:GBW<qEi[CXBOeAhf]mm;1vNO,$2ksZCo(hu4+Q>9A@b*n4.5OOt=p%4H%^h_HqGq.9[<H>2*WEM0yNF,0v]v$",
-    "03RPT054ZHIsHWsK._6;1LdX(9W]!o0v_oZ054ZIG2#LbK!mkt1Fr/hH[.OBA9pz80w1aYGXN4a03Sa&;(G5^AUVteADjU+01c(l2M:3y:IXln0Wmf-nFT+5HY>E(:IV+u0w1aYHvm6.I4mW]:IV+v",
-    "0uNZD5D!E5zh<72)#;X7oB/U6Fw6oE3*-9c1vdAg4Id3P01qjZoUQ:5#=whP2KAzB0wWI(q0.8n+2-Zu2[!-A4L1M^HI.yM0R=/h4,;q]4,/J_t=pqqEt/=94/$CQt=o;77as=Vosb6(rr,+;3zeL%",
-    "0Ry,h4+);H4>cL+t=qFtGdKV*B[Mhx9^hE,(;bt5m7J_tGBY;daSsUb+-.!^01N2xp#cvAfwoc_2[iy82Q:f&Vh-k^0UrQ002ed:3*>>y1l.827BSfY7d8MN1_i^p9^qME9X0;D5@&pM3!no7!vP,%",
-    "GN1z/12T#u244:WpaUNXGXNh4GXMr+9]^60z5)*p;^HH!3y8A.9WtwntpNzA;Hmq]vRecD$r^$0)cObnKL_pUT;Bg[05@jb1O(])9]t(UR0KaC2[@DBtpNn4/;M/BK=,^ZR0sdzU:=i9ic^go03Qc3",
-    "<BUvO9y9M#1nc,44+>*%FHABp)l&q8D.1+f)l&*29_v:$Q!fiPH;qV79_m_*Qx6fp*r5Rn):8t=Ee[FR<*4:FqJ0k#):AJ)F*pDhHvk>9HP/%gOg8[8H!;VkIUk][HP/%wsR1)N03V$JHP^,R,vZfF",
-    "56A)9Qy.-^HQQ4koB/i5Qy.-^HQiGm$N<FpQy.-^HUJ,,0X6>1,U2oNAIJeV03Y81HUJ,,0X6>H-sP,+,%^3op92:*-8O>jqyrBI-8PC*i-zYS7L1Fo0S=H1)*A<Hv[Vj=CIS!,2a&W<9]kb-B<Yb0",
-    "B>9Mf-8Pz9Gyp0xFaQ<b03J604,wS)p#cvk-8QPIF*pDYy#yII-Zrj+HaX!v4+h_/4+6K/H4hT1@Jn+11+KvZ4:5^Qp#cW(xC1W(HaOu=4(!eY4#Cb;4&hTTKQ%T0FCaBG<.1P[0WslIBR4XRKMjLP",
-    "4]o1hAF2U204O&!&=@[kKM!/.[$_%W0pkJ>Hi/jdKgi.-4.XC_AE=O0-Zr3yH>QSra5Xi^0w1aYH..+zH_.]oknRT@cQgA352=wFP$M@n)mjeT3J,Xq%mW[)0WsqO5-6cEKQ@V9A5Avy&I1pB-ZqL_",
-    "p825x4,;[34:O$kp#cZui5d;G!cYzW91jqj@Jn+X2[AUpP#+C801q_t@Jn*;wi*u:*#Q;cO%Dd*Qx6XKum^$@ocW-v2%YN@4+x+G45CdB44nC)0Ry/i4+x+G4,S%=H4i$R@Jn+X1T!;:-0FzlQ4bZG",
-    "@Jn+10@jhS4;xDq0]<)tJP!k)0]Fxt8=*[30#OeM+_5ZvSTx4S0]U[=QV#:!0S>R;$O8jX4=qa+0];jBJP!z.0^lm=BL,j(0igpQ2[Hg54Ke<=1L^<G1-Ey34,Bn@TOSQMroaOoGvoPG1.Hy%3g+4(",
-    "3xbvd48,1M4&>q/Lk]km>)8u!.5MIvGFAj-4+y-h9].$$Qxr2o4+-774jnY*QwGZJeF)/I3*G;)#/@[.INnn)5H:adFCQ_D03Q@J0129uV,Et^Qwk&:6*S&c4Yim93XRSK2O.vPQxi1+4-bg20_j_^",
-    "3glA*,Yy5rl0FQriU]q6kV>8>.WoODG&nf@0i0R_qyi4+Qw0B!2>FVI/2IUTGyn+No&pa:/2I>kF),4!wE+(x]F%mXs[t]ei_%1YFz8bs8#DkP1_mX59yI>DKZolFABF,qi9!eS0uKlJN*<I:qy!He",
-    ":Qf&EHUJ+/HUJMlxa$WWjRH4]LJtYdjy)d,Htka%6Epw>j)@0!1vv3j2:Ib/4-%dmA89!N1ixkv,2wjy9ytI6.P,wqP7em<mIn>HhqpHf+U08:0yF.p3M3yLFo>8t1_LE*w^J!<aNGnR,2pe@rvV/V",
-    "G18bA1-5624+Edwg8:Qct#%kW.[S/<8y=QYp#:iVH2<0VtO*Fk=.<t34g,xD1ecTz4Zy+#G&3>Y8VdaP0SF)ivbzKi4(Q<W4+Y^]4+GEz4;g[XqyY_hrOpU1+yOH%t>m(OGXMpVcOM5gjRhYRHm(W/",
-    "/EHjr0/,oUBp*jKtqLD-HQfX+,2pT+uL:UlH2<;sFaQaavk4B23LgYGfw^>+!KJJL4erYm7&x#f43>Z<3Wf1x4Y.2k0XzeXvbq5e2Id>P2GYhi4&DU.W(D7uOCK6IkP0t8H821Vm-%yP39>mI2(zjI",
-    "2!fs$4+Ya!49.=73537[4QvbiuLBI$RtCqcd-o6>gXshd)^cHP428TF4&*2g4zVa6G1yiG=7I4@2#1JPDLFA@8a1z,Jr4odRtf0uZ3=>p0]z1xC-I6JA6hv84#xx.GTl^M)$b1v1:IH-1cc#44,;9Q",
-    "q5%&C-8qU=R38C102np=2-)@.!L@N#9]SbLnFk*MG*Jo9E)N3bRxdv^G5[YSIlqEvFQx%7H]16ahOuZ4y6T$&4]l.dZ7*0dFo#SJM)]I2E-%*RnFkMe@n(7qsR1$L0tAu:A3rzVnFk*rH>QSbr_xwN",
-    "Rs<=#3j*^v9^jTN0w1aYGnoYvGyokq,U/UgIr]46ssS]s1Mb/a9x(rz2OoDa-[qS50XF_/H_/3%GK!i9A0RT!0w0>KH_.d_;iUX!/2jmAG0Ca[2-c4[3hc^S2O.lUng-_7-Q]i@l$r+*0,Lfu8!,S5",
-    "/#_c@2[ix<28&V-6P3*a4v+yDGC2$IRt3o#4-SA77&K1_<:T>]8V;c20Uk5^4-1[CSPwA3od*qymslS=HNc$*4/u8aSPrJ/2Ok4401n7p4ZVt34+Z[K4,o45L/P&;idY7MR]&B41rG$Q0]FxrRSw=Z",
-    "SPtlx2M,B>$ubWRo!)H=Du]0%4/a^3ZVlzGJr5$7+,;U.4#xox6V![Y0S>-n+,;rg3m,Z(p4<H+WDg0q:H@l7o52;sG3GWKVw5NY=T]gJi8%$Kr+Es;[[ag4,vbK5*=vPbtBnB=G,MA6VjeS(S0gku",
-    "Rs;1b2!r82F9]d;k5:ilqkJARLI-D&7!HqDFBCL404>5*052plFpyV25Hc]=053_4H_/IyIrjn&0+3e.Bp(]#kXIi8HUJnk03QH003Qi702Vg<2WSb[pal$%q)Gu%4%zGm1*Xjg381W+0S=$6S1&-^",
-    "FaQ@g03I_^1:nC7ADIC,kXIj^0W].WssS@OF#sQ(0W].0,vTuNAISkV03YB2H2<z+H2;:)mn07gjiLb@8#MI<4[;ZB58VOw2p.PIkfH$^1_jDv9_Cu,n+X&)@#^!@g-xlX=9c>^>VocDa5jZkFWLb%",
-    "Gyo3+uJQ*3wjBw,bO>s(JwFFGEH%]j9_w0P2%e5S9_v_(OD^IWGq407,2pj<2>FVF.5e3t@J1^]2!Vx5KL.4]Hn0RA8a4n3[HPosMl$48A8t0.766k,58VNb2<eI>76XU#Fb/i20UtLw,BbnQ;^h-n",
-    "8H5QxZ!$1203YK4GS=fnGB5xbHUI]P%gF&B1v%GL4+NIJM,LPF>*V(nR0yg1N**,-6E+(nIV/zl1).bSKL#:1G=,[L4)@Svud4wBx+f0[*Hj4KzzhV![bmPY4%bu*=37KUED4FcJr5>:R4,aKFaQq6",
-    "1P8RM0Rrnc0[t)>1_k@HF9bI.01maQ0S(3OR^Tc&R1XML9]1Q27&ZV4*HjZY!2urwGS=fN>:ch&*zH#j1N(@u0S@dy-B6ltHUK^S0Wvo/*Hi]etOg64;:hm-xd-z,mPa3]0XF_/Hvk;s@@_RacQ!QR",
-    "0uQPIx:q7NFyjIbKZD>I4-.6GSOfGy52*pyR3$hu%mOcPH8srw52=w1Sp<(2ZXGt:3Lkbi057TmI5Xk@5-OoFINk_$cRAw%AF2U000YCk1]L5#m8<.bATZ1VADjU-01plB7Y[1eR38I303J912(ix&",
-    "4EEo#0S>g((XRmwkGi1&4%bu.FS=mM0S=PB!wwH2tm3f&6*9:h4-SA77&K1_*Hi>r8V;c20S=GzR1Y7w$gu$krIfk:4+yLS4+2#fHvkU-$gge:2!mJ-5bc*!4;K_xu:l>jEA-iE0S<_E4,%2Hu:k=9",
-    "4,WGL4:pmru:l9f;E;/8ow8[iH_.e2k+ZP<9^6q)=@Zd^58^ND4;B=wu:k]TkWvp5,vJL4k+ZP<4,&eNQV%$hv#]jLfawGe1=MM<0wWI%z9SCis[s!wu#Zv(WDEYUCKNe<gdq!).OLrhHoLnv45zv>",
-    "4+y5ZHUcjiFaR$KGC2S%GB*Gp3pM_7Gyoq9GXNVg03Ql404gy!051zMHvk(o01,3*3CyDe3o,$X0tD0AJ>=z24hbO,38uDO4;w5H10N>ef#gyTf7mY%ShK>f4+Q4^5-XuGGXNPmAs-+6#sd#hqWe,0",
-    "X2t=#OO4g60S=Sr0^;R+9WekYG%+C@J2J^yA5k:4w*w!S0W!,2A1F1E2L>PkI37910_j+QFFZ9c#sd#hspC<*mjT8D9_(E32M*m32:%ZQfYS:HgYaPvFdH!d9^6(A5F0oE9^71x8#MqQ3p4-5G5[Mf",
-    "01T@U3*HbP3pg(uHUJ+BH2<nk03QxAyb%JU1]I,7xBMI#F(Ds2IK&1YYBrI]0^p<11]KUqn,K%K+7u4_&G#b,As-+8#sd#giV7c;0Xg9mA1=VS5fd/Q,V@1)%mW!UAs-+6%mWWnwz*UfnE]dCA1gDS",
-    "5d*E=6dp0i0_t3V4:-r$0$vYM$O9jk0W$y^Ej6GK8!@YN3o!sIGC7kF9^76b5F0iC9^6@v8#4eO3o,y3Fq04rx+4sb5DPCK3pM_7Gyoq9GXNVg00+7g4+@^j9y#O^Cpa^BFFZ9c.QE<oIK-zL4^Zo6",
-    "A1gPa5fU,T10FX388-yxJUGY$4=oZ>AD96*03R;pqY)A^tOFi3%:x,ZAs-+8%:xfoiY6bI0XWSAA1gA>DFn,[#Q>fM6e&3]ArCz36dzJKhbAAG0Wrt^4-s@d4,%j/2cr/W+5w;64lf%r01peHBN[LO",
-    "6f*XjCISZ!0MqdV2IsUEE-2Cy88[&iIO@VzUJp=o1]OIKG5@,M(JTOu6%PcjxE3feFd,i^GVK%sUJp=o10R;HH2<zkH:D8,=qwmoH>ZbIArCn66arokQOyG%m-p8b4/LO!2EeaD4*_4G76_B>IPDYy",
-    "UJp=o10R;HIrusc8[H@m>s0V(IWX.k9]roFI^4wMAObH9><d.j2#Cqc0SdI:1P/znm=/o9s3sOGmYE>5W)v>W3$Dyh2FS-n0S-6aH_/33IRF+j02ng:50e48m*N2>Gcdkg2BORe4+>iPW*#xr$QK5;",
-    "m(u]c0QiDw4+>Gh0^q@6!.XU#7c^Ms9]AJS&<Tq(1RFLW5jQ_/Hvkzm00sM<NChDrIbi@o6)c1Y58DC5m*N2qz<h_T<WPq>2Jxi;4-7V(xd8=yiA)8O)<Kg>>nRmMj)8_)4+E)[tN[@<Lmv$<o6Q0*",
-    "3N.yK#!wFj&d3G;e-),m/9YF7I3W)Kpp<JJ3(]#L4+xXWV,PmF0^P4DGXgdMgkud<09OS2re+S50RvPI1.c>%6EN9p2X6/9>y,g-kOL0=x62-@DGwj&vH^O7.!1*=2g-EF3e5xqkEH^30W5:Ai2(%E",
-    "<GK4A+8+b*/Ls7&O99*l00$a3v4$rIrkFSmsmucp2)3hD4+*mh2fus]3,Rb:4:]gm-sFS/qX7+r[#=:6!)6VY!V3_K9s)cc0W!klP7e-<qdOEbsjV9hr:Fr4@rT&<i0B6cJ>p02YYzd1,4h/fVWRa[",
-    "0,KO.0%[Ktv)u>9H<gB3<sa=5Gb]>%8.WKa4*uE:1f8Qj2O.vz*;/G)4Kx4:+y(]-4+e]VJP!<Q<COeWsel9<12Vv-QWP^Szyk*-9y-=>1K[Td4+8ND6*h+V5DyCNzpeo.2Qf7C3j[$PHt2/]IyN[g",
-    "/&1n<2eH!v4-!blTMe[=0s;0gIg9^jH-oGp%:f6M0S1bmdkk9#/;M/9frB6e&-bU6gCGY%3WNg#<C5:pbq<lB0_9s<9]^1D9^YMG0>WNW3zrH2ze=15pacr@tN]1.>y@XL>u&B#9G(L!F)#oF;g.2<",
-    "0Urr6o&yp&00oNG3k+KhhYbMnXAc9P0^ia%tN[$d/6wg8g/h<2&sYQ;6*t^j9].&[11^FUGXNenw,E/>,v.f3qy+]w3.$r5Xb%Sat=p4nq5_fSGXNAf01pYk1_WG:EG@cNq5^,!zXcBj+/n0o(E$eD",
-    "had++3!(!9oD%@9-X4lkq5^oewM!ogIidp(55Wc:0W$zE05dV#5C#2!2neIE2oDChzf2Dup92pAzq<>_rU4%bGM<ti2L]oU$=i=p4+Dt.2b[y20S7D$i30>%=an2jEH(C#0tKQ04+=UW9^hDC9]SW1",
-    "0*)38v5Rg4rIJhun9T.d1*,,h9X0;T0y&HW6g2/33abVqGAu3+0*nI)gW4ev2)B$N1JD5mxr@tOK;]V+0sR95!JjA(0,*yGHUJ+AIRFn2ss.kcH2A&)2!=jq3Go:Ox4RJszl/,]2fmk34-,Nb9]JPg",
-    "4iq@50S=kT1>ZVQ1dI;2TMo.#9]bq/3;4V>-j94,@jHO.@E:%)+7J%[#1R!a-Q]i]!v,G<Gyoq1Gyn$NseBF5of,gK1KPb24+<q12Ok]cq5_fSHMR/[hL3*>3Bv[kx_Dl01EK:D6qS)61JMBtmysX=",
-    "u7tJ$4%z+(0nGj@4+5eC6gB@K3ON7]55xu=0X6OnE-TWY5Cr^W3Bm*)1vtS5A00UW9]Aa=0]mX@5Dy8#1>hM;1dR]3TMq+;0^jmQtN[$Ljt:Uw[^2GeA@bwB3kZ(Bb@J@x1]JVK03QT300xok9^J8G",
-    "1lWcV6fn*Q4vYf/b[@xtjRP+VGcnl;9]];B1@[<x0S=QF4+wy%2oDVKl=>r<jk,V$s]E]@g-)daF$1#SOCJI,qXQH+03QlD01pqW1]I^A<C*Z,6b!zgX$0Gc5eTxeXb%SC))F5bF[A;<0yF:/HLC#+",
-    "3b6(gH.kep1CtO9/OzcCm::;N0];F0ngItx45kAE$OaNIhPx-ZrUMl*.pK[1$p#+^HUJ+4HUI=!g9i%m:-;$Wg%JeV+7Ax_$>5@DG5[X^Hvkkls[s!R$>5iS00fv23]kDQ0^lk!njizy0SMHZAO/MV",
-    "s2_T6.VykFnl29lr_;!:03QlD01pq&1]I^B02Ma;3G5jN*UFRu6Edg+4+hQ#4-@)@8#Dj^/QaeZ0S=k!1>Zf^5f26IfISZbkpl:_)]vqaEewzY1GokQ$iFBKkOLJm&jJq$xCS2&Hvk;t00KJ&xCRG_",
-    "5ConP3f%>^2Dk.v9W--w9]AJ_6gL153AhF@I4_;O4+D;@2%I1f3$&jg1M/xO9y7QG3cAb&2cn/W0jGpX4+5wI1*YXs9]^3B0^l>l1]I^C02Md<95es@q6G)3<JkN^:EjX)9jF5z3O1DzF9]p<r_;8A",
-    "2H&u*0S#LY-0YcvhYbX_EC^bJAO^SZr_<N5Eaf5#$_Fbv9]gPt4+>u*9^hSH9ykC3I]a^N3cw%&vGfQCn9:g)1_SkF4-[fE9]JX,5);J70S=k$1@[%t0R*lP4O.SV10FJn4FsMn2$,ZG2Sp0VlME6y",
-    "039&I;aBcK=$7y1gaQn_0t1l/1ojdS0h!ha2PrQFEi$6G0Tef%.Ut!Xv6ll64AeOalH&yg<Y+,ih0B<&1-,/,B<WU2Apr0h3ij3n0:T&r]G!iU)j0>5;+prn4=!1S6EN@@A2d1EIV3YP(kTaT4CSm5",
-    "4$i%N3GJg<4!6bM0R/V#9^V$=2LsV01D7)k*f]J+H4eYM2mm(=KiD^R5i=aI2M*W;1fSUl4*/OY3Mn5OIN3QIIRFj6[X8EAIoUZc4Kg#<ISS$i24D[e+BpvbofQS2/m8%HGQA5FHH8EZ2(Py%4%Q0.",
-    "S=;xj4+ZzY0TeZ,HV+$_3k.9Z1j0BC+&UOF00>:n2n;jITLr!#1:l@a4+,2lEi=Cy4*3BB+&T[B*9HjH:q[RrG2A*BH2<BwngSmRFt80HH!Lm:1F#Jb6Wlrj&-bqHIt.:I2nX@.OB*%ZItIcc1h)Yn",
-    "3OR%W9^YMG8!<dX0XQE7G2A)/m-nf_:PsIqHrzTKHUI)/6f_v*4+[1Z5-y.>htLfRTMrc6Is;%G2HZLaLJXe+5-p)FHrzS]m::n,0v@!9p93!sF*5)T<)H6(4+7je2-ZSh1:2.v4:a6595w(0[Wt@v",
-    "0S=km1@[_]4+NEsJr5Y%IwvzTy22m=LJtG7p>Ksv,4P!GG</6r*]&QS3ZerK55Wc:0Wts]0y5k:2&IaG0R)-6A2c<HIvh3t0%ruQ3l9pNK[GipEG@cNp92l61>QeR3*0&m,uXNTlCrJ/3*0&diy#Ha",
-    "0uKtS1]JVH03I:@0y><=+&T#T/E;yRHLDXJG%;&d95w&_X9V*E4+<7tGdVFVE)N5Y0^m72Is;!F2HZLaK;]V+1:B^(0=B+dp#ufC0UruEp#u*Oss/9uGcch89]SYpIs&je2,4>FA2c<HIv)Zz)eZ*F",
-    "@T,9Ltp+19EG@cNoyr3b6x/!k(E$zIIu4YL2nF]%5gRz%ItBh81:ph<3d05-4:JHBGXMfR4+7je37e6E0R*%Z4:a6595(.0XB0H40S=kp1>X=44+D<84-AstAOq0:4cs_hrRQ!2lNJM>0^I;b2B0GZ",
-    "xB(vuIidp(55xu=0W]Im9]SbqIslYD3Bm*_G&MHdIvh6u1DrerrU4HM!3GmF00fN;3]kKai31ik+&Tv/42c5,&i4%u1l&3mImiMJ3abVm4:SNCGynoS4+7je1Jari3C>C<A2l)DIv)!,ryCCnh(QDJ",
-    "E(Z6#t=o=M4,;!v1JMBu+&T/whX<CR.tQHoIovuVIX1Wf9]^360^l>Z1]I^9<C+XVHQYJ>!>yB5)SnL<H8$KjFA6v@#_U9CHL(UGHY>d/1Ed2F6x/!k(g6qDItN1xrUN23EZ,at1l&3$G%)1;4+>Z!",
-    "9^hJE9yI>0I^ZiiIt14_2Go_KA2l)DIvzLx0g09o1gilL3d#l^H!Lm:1EvEH8r(W4H!%PPMGUAQ1,[[c0R!AR4yXeK-shTGIj92.56%W31U3L412)>@2(ZNu6Emm,A2l^IIvhCw0%!!D5DyBfK;KXY",
-    "S>SKw8Vp+x1Caw4HrzS_EewzY1GokpG2A)<xE^<20uKtf1]JVL03J2_0y><>+&T!=n,K)i6dyG)+&UaN00Xf.1gilL3b+OoIp04I1CRp@8r(W4I57YQMGT)HBRDds0^R]c2H+wDya68yIj92.54Z*&",
-    "1UCR50XN(>1gjnhwn0BNGdMQfIv)Z#00rjcRu2c1K;Ab/1p>Y+1E_WK8r;c5I5q$WMGUC^1fHo44Ba[f,X8>%0uKt&1]JVM03J600y><>,8u,Woe:i;)Da&iG2J:0l[gOyiysdPtw8]4HUlpY1GujT",
-    "4-tP&C=.0z2SpzNI/mAF$=-(:IM]6A4egK90R:hXG3EFOA_QDt4T,%NF9SC+qU-1OO*S-6:-whLy&n$&#+eBsH!L9!.=!he1S2sp<u&e07O3n56f/vcFAoFS/4k=W9]JMT2Ok.YsO$t9GtT%X0ImlE",
-    "U/IhHy%+!-4-zt$0S>&sy%+$yM+dS24,fF@1OdkZ4-Aq11O[3k1_%_P1P:eW0S>;2$4&:80Sk,#A@fNftOySS)Xq5tyt5n+/mVSlK;8,P5f1z71PI3k4+FN)6aeHt4+i)T4+xkOFAF#]qMJ1U[Y;)m",
-    "u.HZ@*@-a=A)Wyr3pW4*fm[l(12Hr(Id%=p@]1QQG&3/dqD^.Q2<eT;ha3zg2Bx+I9^>YF9XE%V8xDlGTps[9h:c(.I5+;Tzj>Y/i_$c7jo<S,BR1-k2Ol0d030=^443U09]Jak/La7EH]IkFt=HUJ",
-    "1or>C1%Z$W95yl!3E,w*2iV;h0zD4>(ijB0/m!r1o0Yl&4,DV00s@GE4+7U<4+f]K4+Zl1e-)@lG9Ljj@cDXu1P$Vy0t+A;3N=Y,4%78!49%;]34rKp5i_vu,[/PtIRFF7X%8RY/m#$ZD:MKD)3OsA",
-    "Hnh+O2!I0*3-OXx4,1OUZ4WHp+7blW4+eN22RhTW1PkWlXbRl6Qx5<$uQ:*q>FoSM.hB(L2gTY=4*,;]3a0614(R(o3Yyx#0S=H5B;$Gxs[tD]+)W3r;*b1/.%;Vf]B@YmGc5b=4FQ5R4+WF]We(Gu",
-    "LIFhulDJ(D0fn.cFHSQt&jAR&);=99=&11Vss]4q<2s2w0Cx&p0+06!4,SFrMGpeNnRyQayvqa+6u@R=4v19-jSC92-TQ.m,Ukl<ZVv;Z=a/n78aTHC4vPx_#Idab4+>bY9s/Md4,kC;zU*lMrXvcR",
-    "1p:wa4:0t@W(Lfj9ssznR^T#00R[H42;FCM1dq814,CZtA_r0#3k^5qFElnd00[fg2Mfgk4dq]^fD8tyu5S+nzVS_9>JBYMv/JW[IQr#e3yJSR2c3Zl1&Ra!jVuX-K;laW2MfmEX$hnM0vt5+It,w:",
-    "%:fF43--I.)aE^9>@Yumrsin=5Dy93z6cAV5eRq:3H6yD0h._No^a)02!<+M9y0Qt0S2Dx2M&->3.2P#XASwI3.$Tw1PL7j<hAq+vR;]e[W$/lU.nWcw.8MP4,U^669tyFW)B4U&N%<E3d*@C1D_4^",
-    "4.CWxA@j-Qu&7rKkDvhojTsK$:I4Dl7!I^MJPgGo4&VU:iozfd6Ti3u4vh6)0sklu0[E>84+ew8UmiFB4,em-UK^ge)=P:-4jD4Mg,j0yjp7=vxaCU/mJSaEz0wT/oe&!@01pV:4KE5fGRGeU>xc;V",
-    "3hE38x5Gd$1T[CM@4IrqCkwljPY%^!1GQEHj8qQu;/%9kItBIe5)S_I76[h1R^Sm09tOjf93KNKy_rs9iA<9b0SnmCaSgt@bPo2e9S)/r4z^e61h!29s$CA/&Rh!L/^aCn$/M4Codz:FF)W++ZVwBx",
-    "@W=]6$9V.bW)B_:,P[2UytH2h#-+6wlh>&z(!&h_jQJ)UETF#)4C%xb4;%&@p#dB/fZr7k,RBe!1-H8)+@lFzHZ0c06#+I5%,9nz2Q)U#*b<WszzGM30u0Ke0uHR)LIBwc4+HJmArBXUnVkU,0sgZF",
-    "37j1d47$k&1+.zN3!()cG^ewv7&W]W2H64%k8ckN.eHcP4+j0s6AJUf8V/z)1cn>7/n<CP#fkw0]4.JXdN3>GHG3K<01oak2dcen4xw%Xj^i-Q;GO($$>NAPV+Hu7ehkVN3fZj#9XQao1>SL14e+^R",
-    "C=.5R2oo%h>ihggr]K9D[q<lS4.+FU9]ko57Bv7DH_.B!w-2Kk9].>&2p:Q*052moH_-]I6%OJE5HtV,;BOI21mXxE1_dQyJ@yqj4-JDG1A*cR4<^]+0o3RT4,xeSO*u3xH1Y/z4T0Hh3**Eb4+OUd",
-    "45lj&0Hodt1pE&L)zCU0J_y^r2D!*y1mPPDxCa.H04y[$02DWq9vm[b2OK#79^P7C6)^;94hFUe4.xz/9]ki37B&DGF@N(y*[&Ne3M(.45FbG;yayj8GyoDf01m_GV+50+BM$>.2OkGA02eZouLchn",
-    "pb!J,&.PJvz6T!/F_0@>sk9#,EI7ai9^PGF5-FiEGQ!US1(Uj66EeUDA3!z$CowpcB<Xq%X9^-o1syfEw*wV4ydw;TG%PSS!UrD<HUJzr03Red03QZ102em=8#n+FF#rOKKMx814lhA7IRGCdFaRF@",
-    "HsBWmvGouGi<*-L1i^X&1_32uKLgAO4-6q91&[M54=YAf9_3eG0P2$h4/ck513;^w,7pK+rJMl]2GG(995(GV4%aO%H!]xq1As6OO1$tn1EpO8mD<ZHy*&p1nnEuCG&lejCBw,Z0@G,y39dB:/B>[k",
-    "xsCx33a_FDHZ[:Z1o8m_8V<w[0SEHCKtBsPEHtk#1Di1cL/ObYpdkm(m-(#ipCJz%t1k^%@eOvRnhpSxULOHAfg^i%z,]u*@6U6(I1dZXq!kYt*VqOH%jOLa2bqmJ88QGIGyo3/#3wHaI5V@K1P9>l",
-    "4%XNP4b&12>Yw_f%Gm,6h6*15HTc*D3+T%m4+q>YItss-VGNrU1MVFR/rRSafgug%G7kaUg(n(w01kxeRxb!QIiLmy*OXun1K.b+p>m8=8Ut;%Qvpo_qKsY+sWSp_95S6U0v,gK&P)r2MH4wT0wfwX",
-    "9SQp71[=t&q67$u)pP+a2+n2/p5YfBHs:.][b38P0SU>i95(.GFaQE23!Cmt9]1MzGZ-1iDlj>Z3Ixo>c;ZN22!,zn2Wt+p:Ie$;0S=fL2M,CpG#N4gAvHMw4:RMLDgoLQ57z[qw:/EUHvw4+q[Ji=",
-    "EZ(mL1al6=oe2*K$TuGrH2<Pc01mS=2lt8-9^GF/Hv=av4.P3=2+tM,vVv6_Dlmpe1iu=_4:*NK4U4:a1w0QA$2b)+nW/pb1iXk32If8r=8yBm[a*#ls00k=9Rund0v@;R,(M6mw<ePM!U,EQ*iR11",
-    "0uGdG5-y05384lBxrJ_K3+kdF4X2;)0,jbM3Nh%SApjl;H6IK$/At1F0[YiP36#qmD:O9hwO$Cxq#*!52R9F2,1Hh@V>]S@Wn]f&U/Ux[=-vHaFgZ44GB)nan*k3mSPtRD1rIM=4<Rxt6b_Yf0T0yy",
-    "u,+68HnIW>l;M9En*k3V*ai->k,Y=EG*u5d$>o!-gS@b0Cb.a<9KYTa4.lv]t>g]Fn*k3V<d*zI;z[yLFi[4u4G%.FA22bA4i8@1yagWwG1lc14:.7x9$jJ&Ci<N#8q2%]4:*GZ44q=S/qv)Mat6:P",
-    "4I2cBEe@]j,XRX(yIun.0#gs<0i;VI52yj1yaf*-fdvnQ0+zf554i!4yagOH030-ld/HEPh@a;4J%PLh05/aF@nv<WJM+5*4=r&A1ppooBbpEo3845B4:D2<IG+*=5xDph4:;*NFfsrSUzpw$9]SS2",
-    "$,w_+F_0#1LHiO980h#D4.up>8^#<S4:[)p4[YBP0/X:<#sY,i6c0>Z6AwFw,V>h%0f62V53K/.>!AE3&jkvHOaa)WVGoG@gZL8.BK,FgFFIy3>4gAGKkoMvFAsGy/l2s2NZmdI9]QB2VIfjW[GtI2",
-    "G-3:Na%XdRhm2wmQ*-LW6Ax#6A7L:74+r5U4%9R+4:LH>6E6cdKAM-T4>nFt4+O&F1rJ,(0v_W)iUJ6o(FF#AUJx=r<*xNG90/C%zySal42N3+&-kYA6$CCnZ8$Jph2jYxOD&700^m__Di1e[=kNE)",
-    "&TRlW1Q!LNtsE:jHjAbK1+S%g4+WcS4,VVckpT]uv<-J0<W%oNiBcVPjbAV@Mlr>E6&=un4,c%Za]!n^2gleH3(Kts5jU)$Vr;^xGebc]!eLM]LpU%,itH#49[bD/e-@FLI5jymF#vB7K]w(]MMMA&",
-    "+AR+d@=*jmAPS_y2FIia4z__rkgszI*a8taSOM!^F9]a=rMTq*2j9pa3jG5Eo;-GxaRnI-jM)>m+W@&y0v@)QiUI<*2JCqW-$smp(CHKa($=C>Lqasrd/CN4V,EqtISmsXE&uEy4(_e,]2PZu*(d>0",
-    "R0*1[76y(328,Yq4dBua9^hQ%n,&P32nUtA4FO&bEd#e!4.L^d/:Z651;.8YE-L/,a14V93yT2<t.DY(zi0%2&><ps/qMivGo7U60SL1T4+W#f4GSj=5U0is4<0oO.=dix(MK6I(nk*k<Vj9z3OF;H",
-    "s2dI60S=QCk3J76jiluPKL#<_EX4u:LkW^-4+O<UZ7&HeG]9>^0Tng;1x6G!rhx(npRhR&yzpfLuP>e*-e_H2HD88=a1RH_vr-/PH#C3&2.nvy8#JD.a0i3,1q-CGUkvusUI<X&0uKSN:IV+3!e9ij",
-    "/>mj%1jhjms@3Z][2mC[%:f3]a]Py^ngJU#zLp6TGnLx@5,cbSrMChPEUcdjEHz)K*=2/PxBmeP,@oTYwZmZ#0PxLz4+Y(/0R#F04.Grsn*jxP89L.z7c/d,1PtW=2f>gWm1+q%1(lit3-3=E1K>v]",
-    "3y-tW2BInfQ_[Y(4wx4L>^3d8G<G==1HWPp]7!<p=coJ&Wdy<34!+iB2f!l>0..:>.&FUciMJgRIW+:@S@P%uumKM9We4Sm9uEQKb>OO4;5!jp3oxU=0UR_.tQiD^r3wb>11mQ/m)!vsEZPGGw3ks9",
-    "b;O2Df(j3DrGOhB05dckG5@V/1T+sBlPnKYvmFl[uD^Bg@OX*$w#xwqhQ9]3!l(fY-H=*!!rcK4qoD#0(zYE8>Lt/W9]bs;h!YOI!vPN66dzzP)vg=s0x:W%i=u=7hP6,+4Tk0$53_dS(-Wx;%K,yn",
-    "9zeL9V,D4t8xb_J1/kM:FAoBT,U.:kG7g5%0S/TE4//afLl,%n2P@o$/llr:%2Xd7Iq3We1y_w0&RY:TRUZdAnXVll7dZe9lmZVj/G[XEy8#b!oUR/o1vvl>IRGE#133T$+x.lk2lD+195wi]&H*nF",
-    "IWYW[0Xi))G[XlMIZzJ(kg^^,2c;]^8Z!A4FF@am03RVW:g#$RA2.0EFRTGGHTn][x@WCA4u:WNg<PUhHb0yLFf1>H<;!>6C.Vdy#sMBO[VWKThzS<o>#Ov=nr01.]275lhyf1:@l<3WIQBIMl8F<@",
-    "Jv8.-A0IXMH6ObHF#sP8HlOy;0V6mp[Eq>yEddh-zY7e+)Dsvn-Ts.WHvkU-q__V>k>,o58adVZ3J%H^3(bZV4=!y-9S6+vOb3WB1+D<Q4)d;00S_nU;Z-9EiQ!<aVF@/Q0R<#T4*/,/9ROVj.*A7Q",
-    "3NZk74!(h34>U];CpI(HEgvK<$QugaJr3sq3jFH>1CP8E4+oaCP%m_jILI3:axydkF9bF)h6y1xIRFjQIuFzXhpHL]ftFMc2*;@;o1iBFD/!5!IgJ4au!mRy1s;,6lLZ9)@4$e60^l$^;PL!Vx#T,9",
-    "2[bi<1s;@AgaZ#Pavuda03Ss&051hGF:<b3Ht!8D2[thR3&-O/7c[KN0R))P0Su$CV,4:O1nv4+4+QTG9[<N24>fXGCp0zyA450*95bbj0RmAk12Q!54FMw@b_Nz_FLE.5051YGGXMs;<;-O:1Mv+8",
-    ";x/1L2/NU#Gch[IKNmQ(L.zJ,4%grU4+FDB3agql1,8l@1c],>2YD]6GdjyY4-7EFQV!VCY5*4n@kHA9%OwvWjpI/Rl%8V:/qfEXG5@,@!r_SmATr<TAFTm2/qeu*GXNVhsJjIp(E:B*Dj!8N00LS9",
-    "egWJF4WRl51ggqc3F#=YhTI.y2#$bR2ZfUq4EF_P/qfKhGBE%z;Ex]]01oWnQx62fST6,IHJ4Zh:46Uo=ULW0Dlj*+&jJpZ4+.Cr)rANPueoC[05&<6O%ylt!2u4vt8foIl/K@AB.8u10S@^vkv]LI",
-    "xnmD5[Cf@;sg8=R2A5nP2QlYWC=tFxE*^Lr00N-/4+GE.2lFQj-gK-P3NiYU3l9LKhXM%YO9><V2FCLb49]gJ46g734yoN64e>F4A6>@j-b#HZ12AJ<Z_$)+Gd5v0W-B)f/K&8fQ3a%O4/7m/MzXO1",
-    "4-zO857hyyu:lV*s[#+L29<_d0S;gy4,J:>UJor!4:6]-4@hY#UJoCg2<f2Iu:lVoUk^C!mH6iY4eALG3YGZh0S>rk28]65JyIVjG2aajcfRcg4.<()4/I%TXAWBrHkJ720S-Ra[REZx/K&3&1rL/7",
-    "mH6iY4!H-q3cG;]4/YO#Ft@#A5_+e-4:D69DKY:LcaM)24/T6-4;2w#4-bmN0S>Hp4-kXH0S>Bo56T3U>_!u);gS6$2bK8e0S(%l0Ro,_4+Os9Xa*nx@3Vmx#:Jlj9yZ4<4*_G^oB.A>qnrT;gaHo^",
-    "%C_P1OxfXR4#JKW4!RLLH7r^a0S=kA,Gc!F)<%.3ufBr-4+)LXUk;$$pb8HS&!E5o4,vZ0Qw,yb77nSc3J(axO$mhKXA7qq0<$Dm4,:RS2Gy+*4yOVQxZq*^r2@J#p9%)Pq,z:1+AIUW,zf-fssRr^",
-    ",GBxUN_8V>4<bHX4:>jQ1PP:41-xE/2mSpE1[x13qOJiS3N=_B0SKALj[ypa$ZQO/!WR$W0ivz^4cX8L2/KNl4,BcP6$-q@1JG9w2&Jw81^hJj0j9129]tr59^hSH9]bl5A22xpDm69$4;CZYZ4Xwl",
-    "+f*M:ILiqSJ-m^/2J+qr3gKTL5Hy3a0S=SzTn^)A[tXXO=zsh^saFpi&-t)M$(I%n6]I*R4+Nsy*8vX.f_FM/g#1GT!)OYH5d+_w1_wmWID@/&(E%]42K^^v4ulaOCo/#K1mdj_3cBJ@4(fyu9[<Cl",
-    "5g+XVGyo7Z8wc:;8xIWduN4]O*a8B^0S=&[5g(TUGXNel00mtS5QPyQG5K/;SPwFW5gRf934<mu2%Ml9A8]GP#Nz/EA(pcr4.6$UFLpIH.P9GMG5@+,j3Er<:]>sK#H]]yoo58=s#AXuGGt_mW-JH#",
-    "-Cc<%RSwN#4/h_]M$uyrABzDG)dAIG4:PX.55)z5-Cc<i*.%ku!3z%z,D3]iQV%w^3lC%EV,F*(2<f3UV,F!;55).v=A,-S;g.YF<na7qP7d[B4;$KREiv_E4]V,x4.V!t4-X/D4.TO.7/:gHAYTvV",
-    "1f$t[4-rNf5B&$B*;JEfy$BBpkz<^qPY*TN5)ToXWDho1A1yKf4]kzt4/%g@4;eLI4-ZOr4.TO.8LeawAz%-51hDfK4+HW95BvwUWCNlI4+6Pl3nT<,WDbR,Qx6jUv2rakFpCim*ya^:3pnqQ7!Iek",
-    "9]<!Z4,5U[2QL6MEYSfE2k+Cc0SbjW4+*iuW&(/@4bu;./Hh1xbPd8^4+YW6ivb<5GOPH:0S#sdz3mtu6f=ta7zD@E6Auv0zXJpA!_@D*HLtV,4-9m:QV$FM-usGB=N0%tIu8K!lPUwa(,96f1j4/y",
-    "2yhF(hYJmiW(^>&9xaV%3ev,f0Sv_B0uF>^1Ou*-1P/z#!VCd_6AZ=s4,EO,k=u_>r5yrA3X8ND4*/kTBnE<M3/ce;OAk^X=A-aUGLjMxD#Bb3NvMKU4>2i0i2)B),vSRi-=.Wigr*+/1q#fm6AS+9",
-    "Q6B:@00qy83k_uL4&@VG<,@1-fXe]UGByAVtziKl599,Y%K,+Rie(JrKnKc54+ieKbqT*r1o!!S4+YczaSsQ*[bLQw)&vg+y_c;F9]bi44cHS8F5s3<2-Q6!4+,1U0WT&qGT)X@3xiDr,heM31^vBA",
-    "BOetp*wg>IkOB@n%BxZzaxefN12F&wmgyZ2.O9>S2Fl>L4b[[E365b7-r#&)iHXet1kITQ2RRM&.bM]]*OLMdJ&ylX4=qluFO_r[G0qbYp#h6:AC:>),U1I1gUtZ^69W0VAqmNK95gTvlcfR/aE.P@",
-    "0UuE<(TjZu#H<t<4.OP54:0Rz7&OEg9x;zKHu#7E9yS09&*UBql*Bj/*6mRapTB7e.@4+g8V;238V;E68VR(w6c1.mXcJ^te/uQYVKrnjFaQo!4:.a04qXps@e+V]0S^1+@e+WX0uPi1.LizA4-.A7",
-    "4,EQf4:3[;HoFTCWBO.hBdrM!J=E,4V,Kwf%Il5+4-/0Z4/MU+4o(jQ@e+Y9Rv#<f>YDtq@e+X!qzw,@@e+Vc4:]g14qp%D1c#+]4-rNf5B&#)rFIV+y$BBp@e+X;PY*TN5)TpjXb(15A1yKf4]n/#",
-    "4/%g@4;eLI4;6m24qp#C@e+Vd53vOG:W%:q8^bAX@3LaojsXRt2oDhYXcuMxFA>K_o]#iG4:dN85k4]9HP7e*4*]cC9v:Al]7afzW&l3@G%+mJ0S=YJ&^s-ZIu8o4tY,t&&JPa,yv%3>bPpK+XdeVQ",
-    "jmi,Z0A:WI>XH0F]D9C@%Y..c6R2np1nAkE0S>GRXfF&lGyo2lC/UX-Xa$LC1z7.e4uc=My#WroXb%m6<rD5inpX$%[tN[Eqy,1R<*N7kST8FyF=^m29W($JIRFmN[sjumt!4z+HV+l+-%6TxIf$a3",
-    "0S=PgoCXY+g[uJth;N@y2M(mIoB-*7/K:E1-I$hqH9Pyu1>)XV,PIWm.pL=gZ[Dp[2%Dn_2K4Z8162!cA_@IG2LtS!D,Fy81UC$55-++U1ms<>EC_3a1rE8!Ee[3bT<LVp1O/1/1J/3*3Xk>g29WCl",
-    "4b7.y4/u3-49nJm0SK;n0^j[N1@E@S91j1W3l9pi1rI8eqMiW@[<+pr(xwgqbsRa2$OH+qmIN&]J3a&68UsWR1F-(h*s_1@sI3hJkM:Xj2M+@6rw$T1eFlWN3k_>b8xJCZ>*4hk<r(frmeT.T<8ALt",
-    "9QR<m2F-Wn4+PNj5e)LC2>FqI&ZAWcr(p%2r*9oNmjeWh[R[(,gA5xuXAcL:>5vj_IcN=5)C&%h0tc;UW(b2@3,<yX.2whs;*b2Sr;o*3AphchA4xfo9S.v=yK<V%(*h3[@pT[W1fK-02M++Q$qNOI",
-    "tsf5w.Kbfp$U,GFGn/mhLpCu(H2&)s3)kTS1%atI0pHdQ4+OO60]/!3%K,=x48HY;0Rk/pgboUkm/OfulP;lEY75u^57GjJ,2xv@FrBgj39(/nGyjbQ4*$#n7CAKn[[#-Mj[>JurUDgh00uoCH24B9",
-    "B[4Ml0v9&K0v.Rb1)]w>0U,^0.lh1xCpF&!4#ol^GdQoX0t2;;1rG>/>W_aUGynpV3._Jl3.aUU8V.7#4+M&<b[RLtUkdCE9]tqYjB*]])D8uWyKf#j)D8pSEFS>h)D9mAH_/33Gyoq3GXNh0G5[Jj",
-    "00qPETms.&4;UcY4,Zr3iw!S>0Wmez4lflmF#sDk;7j*Fw!AC:Mjr$),3:1XGcy1R$fzs:kp:Rk4FI.f2lDd=AK(Hx,3/eX12zB[FyX<r9^hI$4Ic$C01>]&9W]MX0^liGt@Q9Mlq3ns4G$yljvWq>",
-    "dJf/z4_qr#g##,zU-NVwE-u&r$q5JB;!*Bv05dV7h64g24+Q168wy;;IER/62Iu5=4+H14AR#j:BM%R^hyfoiW&jGk>Lcz]I/TTL9yEomRR+88JP#!Mh64<vuvHHLt;XL@)Q)ct1dxXV0U,^1]A+w(",
-    "JmH=HAFTy4jfVpVs>>[Jl+Z-1I^bU8(To8P,va9xA5k:w7z,E&vi%;r7L5/Np45y19]]<AA3!+(9]./AFGV#navuda03Sj%01pb5<B$w]H_/3BGXM*h<OlH>#&,mC4ek0M8Z>;CXAdE.!BsB>GB5xN",
-    "[>>w4qCO7:&5.Dw1,hsm0U[4k*AobypcDy/;+p(u+@v=2C!n)a9^hU!69kN]1rGz)69FL)bk@Ffa5w,D5US3M0T1K<)]:$bkds#r3D*,HIRFCX5EeP.ItIZ-3$#TK2lMt)4EPcamk12o.i@OI1.r@H",
-    "0R.up>t@lQ2g_OK9]kv<LkH8&R0Y[34(F:L47DySI5>]X&DJXq0JP[44p[/zO%DZ+kRuL]yj31.zLpIS4C1)_46-cEui#t+r$Y<n1ns+13&s/(%bpky28#QK0S3vjj[y$<-/NTHHtAUuIjsZ&ngI>y",
-    "(KHVs<Wx*cA/c0mABF)o(ljp:H8-=T4xajJ2Eu[<3XPr=4c>A!4,^>E28,<H4XHy1*aQHI5f28+j]&df1@EgX6E,z8Ec<mi3bsfe(gHJ@H7[N/HMATVG/z[239h4fF9A3<(*++xHSP!:Q#1e%9)>;)",
-    "3d=9c0S>O62<frZ[&NNN0uKnr/T#Up02(:E2OkDCm>r-h01JxO9^UU+TOS,Z!wxS5IX1)&1FCNy2Q$PD8#Dj^<DmCCj1vz9#10ZN03J604!Qn=0R)AT1p^wY0^pWZl%xSKAUH6<4j+aAH_/3CGXMpL",
-    ")>4Q6u=b8H<)8R4+8[3uGBf9f8V1b@1XB]$,NYdaf^-Wt(*n&6A6>[CCo(Yr2:OzB4+4OzX$FAnau0CazN7&kAvgSqY7Zdbf;pqQIn50iGXNbj02ngG3obb^gbWV8b>^qs7Y>pA&;O%WHqC7rZJoOb",
-    "4-@)k0v9v<4+XkX1G[]:4AZdzFI>Y;00XM7C1GD:a&m8S-*AP#4KQY9FgP[an,_u%QVx/)0S>x$4@^V17!Nsy0uJ484.lj=vkB(G5f2*l2<eU4oEQ%+P6nn84;$KREHV5I4]u4Y7!Nh*0v/soA0aJ;",
-    "4i6c+oEQ%wUk_I2;ZFWb8:Iygg$VA!5e2UZ4+Nco9t$J=k>rzRg5hBw4:*IuAU!oWIM&bs9[<O(jsy/2#*zUFsR0A,!4U+][/<+ak+5$L(*X[=h!>I+1q]n49].t(mTLm=1rG$1O%DI<V+iTr0s$Nk",
-    "1&=o&4z2+X#H(^*g4JRRxB(9uvD>REwfO^H*)#+1Kpr!JL-y7f@qD)V&dduAn%6,F;aToW1FG9;3MB=5!_zGu&H)by%Fad!-Tj8vLk#,H0uKoO%]-Ic@nCZN0[@;E1FiBz2!!7k4,BY)X$_9+!pl.+",
-    "3f+>e4gRYjBsMpm11m8#/8aec=7sr3yiXA@(_)r:2[W=c7y,mx2H*r3HvkG[5-PkMO&Kx(3LF94dIRUF9S)7BVFjMFQYtJl83n@oD/sWClJN@(>:BP[3p._>3kj&>9t!$NF9]m>@KVk4p$@lDum/m8",
-    "lK^]&[ILNJj+9yi--2y%27nSD2[@vl4+GM;Zyy*nyr=>IEipN)2OkJC+V_a]GN1zpKn$jZp8*S85-y/7F#rz(sNfI@rWXkCyb%th/x>$9r9lq<*o#yT1/Z(p88ZM4-[gba0uJ1@h5,oi;RE_jjs*#l",
-    "#Ssq$[hCt>kdX^s;ne$X0.QlN2r__0#<@1E:F96<$jlT3!jTOFg6wz,$43tapTkE1p/A!U6AwSByb%u^l*t;qAmq#kFG<Hv)EW-elbRwA2&%jh4*voV0sYG$2(p^y0S.<10ST5w4+pus8w#+H1P/uD",
-    "!lnTZ/G-03gOF+t%<zZI+C_K<4+Gix5eEOTQ4;mpZVw,n1uQW!%<PEbk=v7rw8ml&BG1F50T0pvt>3dxF)>-H4,W=h1w1k[EAibT42^Fp0=@Ia4,c6I1jjlWHhms701E2OMg^Sm2Au=TE-9fdHvk2=",
-    "k=_/cGMxn.(*ZO99]AW39]1W43HrtZ1^hGo1p.Zj8Xpfgo&=Pn#a#=Y:kbbHp9KMa1^YB*p9LQ+Gyn_<:LdV/7Xsd<RS$5V1s_D<H2=L$GvEUwIX2/04+PtqY7Ypz1p_G2J>alWUJm6y2:Z@26FJ<J",
-    "Nf9iZZyymk>X,s,<90Sip8*_:01MmqZ3Zh31)c#PE-ZW)4X(&V6D+$NA8.6/1s_G=HUJ+0IRFzg03QK0051qLF#rScAqFfD2E7Ce+XVuz1tKvlukjZT5ZeU,CJ[g[3ZDTV2s7IS3!VWV1v3C2EjHT)",
-    "9W&d]4ihYzBOh/z+XWxe0XG0I05dfJ6EFZD0yY322sZ![H;P+q1^qN,y#xx]1sOPw+aw.nGus6dGXNSk03QfB01KW09]bu8A1ycA1s*i+tPlg<1s@xW+XWxe0XP6IG%)^pI5z+v0ynk-4+iNQ29(8X",
-    "1^qN,y#x!^1p;BvIs:)_9^+bH1kj=G8Zn-%4+)DL3!VWF2CotyE-!o,4UVG<6D*h!A8.F<1s_G=IRG9v03$av01pGU0^lzO91/OK/q;5.1n@dq3*qr>EH=uLI5IFd*8_Mw4%cN2N)C.z4+8g_UI#M/",
-    "fG!D=oEZbH+Y/6*-]BzY&>53aikER805t#;Gyp#fH988n)E=4<Y76Y_Vh-wwu2U^rH!-aB9^GB<E,p1RkpTzUN)HUi#2>CLGR);A5iRS/RR(.z0Fl,Y4&w7&3-u#^3h^EQ0IEX]INa0:0<pAPCr%F7",
-    "1Q#=@8aRyB4,qy14+qlr5Dx<=>7E-MFaQ9Bbp-:_1pLWO4+2mR7LbH,4g1s/4+PfK3<,pMGfoKIG!Bf(a1V92wTb_RN,[L73lBrPrVuZR0W2lFwTb_RN,[Ro0uMvc/Lau_0W2lKwTb_Ro&hpA)dB$8",
-    "aSwFHwTb_RN,[aV0uMv/)ei)]0xxYfHNOHcn*lR0[R9QK)(Q:s.a!Ty$/wehp8+z]0ueI+4*:m<A0Kuw)&d@&0W.&,HQf:)KQW,iaStHC0w0nAH2<C==cF7!HZj!35g!dU!PE:7HUF4#1;1#=4+z23",
-    "3:+[34,x-EaW4okGypGEFf-%J,2opGG1&nR5&xKR15ytR!2u66]Cn(H$dG0a2%rNTHvkU*m_jrE10M,C03QrC01r9-m_jHX&_XnE*#Qp^]Cn(f4/v8pbq>TEm_jN*yG-NG4+o$F4,J!)5g!3IpaUNX",
-    "H_/3IH_/33H_/pII4^SR/K2s0>_jM;xZ@mT64;O*rvDHISq^!F0^m0K@w$M0Ne:0,m_j[_00*E04.U,raSo-n4*-[O6%R0q&v6zw!(]Hh.sS_:qYnh+hzAJlR1Xl6qdyM.vX<-2-))=.51c6ul:rW9",
-    "A0s)G0S0gir]CKa,mWSS1I5)H03jPUo!%S;rJx,pHY_x49SXfG4+itHa1PbhRwp$uVIwRht*#s#aP+eS6f;@8Nk0ZSGcoAq9S(,Y83Un#Ob6,6TL@,a0h2cm3z:zG0Rr6#0*WXSGM6M9HDm$atV#l8",
-    "4uahU1([.H3tS:JIRFl$mKFoOfe[Xg%;__<GB&jX1cZ+j4!ye:4N<9&*wHNkQy&B]udD+QI9CMiyC)9+/qLpK0tf!gA1*XEA>_jpC;5kfL=U!uFhv]P&dLuT05+Me4*(SdF#=rI5C,J]3)[a.1HZT/",
-    "9]bw/1uqXZIl[3!95#&0L/1.+84Hy8RSyP=VGjhK1Rn!3cppqTb@8IH1*Ofy0S&997!x:)4FlI@4yAbmn5QBG8xI$[:uL.@stg9skO37n,s2hzi_$3:*AfG^E&[SN4,3iBMh/h%4+B#YHvkQ+#vB$g",
-    "=9c*oTL$BH3fF55h=YYp=EwUm2>FD3052snIRFHO[wNVO004[!2B!fZ7dnUnA^uxE4jwe^2;T+FDGBt>4G$t(4*.c.4,CEgK;I(d3/X-n1efmx4*[U]9Sc(r1o8.UFaQR>s[s^><(CXUHvkqm03QQ5",
-    "02Va:4nzXA2=KW+2@e<.03QJ^02ea/7cu^EHvkhe<4ycq1vl_u3%:&n%m)LGlMN2c2Lf3iAvn$l9].@CA^utT1Rp9h%m)rp4x+:y7BT/DHmd[.y%8S,HOU7oFgO4&0WvcHA0-vX0M$ANi0Tgt+:8+q",
-    "A%y^C$p,>g2no9p4.cF&yp9>KjgAoxoazrgGBGld1p_[&93C:r2MbdV1iKM005CHE1&oYW7C6ZV9]Jf57C8VP133T]HUJ+3H_.G[7&5HT4*;t/H=_PC&ZR-EJqh)r0t:tm1o5&T9]bka2Q4!,01mGQ",
-    "AJYLdyb%Yx!>ol;vIP;[7as[Ryb%EK(hLtbyb&)1G&TSyF)<b<A1pTR2<X*U;g/F>HvlU$H>,+U7@YKFFfjloF*X1P-1Lfc<Cg$#y6OQ2%f/H2r_w^!I*0,cV+Hf[ObWW:91kE@4+6Ro4UhgJ6Enl8",
-    "3;BwHyAduhH2<A&4)X_B<nH$@2<BiC0Twy)2<eF(2=KIS9]JG]7B^+/9]So77cu^FG5[X]F#s1a02nX-3%wB%G5[]HGBW<#4:B>V0F%y94$TJwSsx%Y&j&9CH821NjSe3!HO_hQQ6B>t;VKGPGJypT",
-    "7QPWYF*!5.CNMbw2jvkDCC&!_g>a/%(f0ue;gK9%IXZ=]3^Xf5.xUEq,y9DhS@Pxh5gRc81o<gc9]SnR5k4>FH_.V&4+G2xF9J9<00XdqTn4HK9]Sf47BS2R9]JJ^6*vGd12r%JCNwqxDl]3#E-Ka&",
-    "02Kl-1J^0]2j&3>%m)LOvL6oy/O@^=F)>apFV+DuIRFtd01eUHCKEF377q!(5de;r6Aw4P5ibQbHvkti03Rzj01i.M>aYcDgPR/,(FP9]zYzfWV,4[M9]1A]A0-sW08a.(njRQ8lLjv!G&+a=3^XVw",
-    "i3bhs=$iaoS@P!i5gRc86Ega@3;BtCzY#t$IWYhXR1XC62>FM800a559]rRY4+PN(7Bce*9]JM_7C8VP1Tg:;FaQhfEFS;g02ea/C=I.V0]_zo1<zh,9]bw;EI$k_IXS,(1JSD/4+M<1A0aT$2QLOT",
-    "F#rdR4i7BIDh=Q$nf<FUG]mScIjE:[4-Q</95^c%HZeIh00,m]4.pP60ku[I:6#,A-gPce4.LjB3^OVvryvUYp&bt(Sq^oc5gRf96f&j56%Pfw5iU4101HzO1iKM012-7Q1F;)32FM2w1f_ZTGsp)W",
-    "GXMtv5g!OR:IWw:Gs7wyGXNYj00AWj!zu^x6)Q3>$Oi+a*Bl/OH=:Js4mdZv5kJ,eGC4H:5-On=wloH:oDdHQwlo5^s6!7oyAdx1HaGwlH2=OxGB5xRQ3_t[BsVz#D:ymN1@imy5iB.];FlA0H_.IW",
-    "5f35l2;LdhQ3wC_au>#]1@iUr5hN/zgNaTL2G[^/EwS>]4-R^40M-u4RueGn2<dlT4ul5^6j_8600rw74+Odg9XRki4!8vXn8Pa%6^$#71UECj1>RfWLIlN^DFp8o4A%/AH_gV31Er<O4xR^F=N]8C",
-    "4mUU03l9XK6E6ccH_.5>)Eoxb3m*hC:puqA3m*eC02VO,4nzXVK;l+.8!@YKG5@T32huJK%#aZdqx%F83-dmB9_dq0gmx.[GXM&pfC&k<wE>.U:U]5&@w$B0o&p=(@=BgM0r&(1)6xtNVT76k9]bb^",
-    "@ve8T/@#/J1M9pW2J8IZ0S.,%1f&EX7BJV60uKd&1p^!H5jA/X)ISqAlt2$9@TqeA=8)X)R]bWF,vJ#kcLlyf4,]PH1_SM51G_2#4afu!4Dy)^4-6S13djT:J_99g51ix90S@cO4++Qw4[6<5$=i(/",
-    "GzZNk4tFmVGBC&l9]bc20:Bdl<x%rTs5b+hFb=om1Rn^B03SXx01pqK-m!dMKynWY$OIogGyo3]pyAE]3&-cn*=:],1vYmd6*.TR9]kl45jX%0!M8#L=cw*p4/Bh49]$x64:IZHKn@*U$OH_<A3!+(",
-    "4,3cyFF,Xha^Nv11PIr$5D1u49^>fW0xALK%<71_2),Nzwa5zuEDr/x0Od-xw*do;sV<vr3dpEk3[C^xc;(Pfr4]lMA09aX1h_8=4oxo^HZcGMm5:z,O$MFhBrgg#Hc%EahyxQd03QT601,AI11t[*",
-    "hyxol024Oh84ge%9yad*1K9i+4**ObA2=5u9]bu8FCRBBO&B.c0^jwF0G%xl6=H[9G5[Y0HvlF#GXNh4G5[Mg03tUq01i+eA2o-r5-*@4OdlUN03QZ8hyx!VIZYZjhyxDcJTDbFGKd2cF#sO_HUJSg",
-    "N(3wpQ3QAlhyw$oTn.nl9yIR(1M,F$4**ObA2t94f^H[mO&/dP03QZ6hyw#+FBLE>hyxQa03QT301,KI11t[*hyxoi03tXz01i+e9y9L&1e(!q4on[(H2<PfhyxByA0IaW9]tvv0^;O*5-y.@/y3$f",
-    "[1y(Ny8[GU9]bqFnj[LYCjt5[4,0]pR^QH53llTH1RXS_-RX)]&C:x7A*7!I1JSw/4.XUJKo1HYFAFg-9_d;O4ylg>1mLF#9]blc5HtV^2S6VRI3F(yGco@aHUI]E0^F>NJRb!(le<M74-F[A4-wMs",
-    "u0#s7wOt3w#u=V2j<JPIY7YX7rVj%4xnB.kvjhUl.=m4sl@kI%Gc*qY@n7cj+0J(yI8Xo.4+:8o0W.(2GB5xi9ytIX0yqEw2LO_Q4-<c00yi/M5-6cE9x(tNHUI__(0:mCv+>j@2_RHtG%(NARtoUf",
-    "KnK<!4+:8o2Q&a50x]#^3N!#82RHy90y6*_3N<;+9]kf[4FBdhA_iM>1kkJ$4-,fh4+O@xbpzwV84n*#A2_DtA2:JwFF7$X03Q)H00-EI0^lyK9]kzu1s<+cOdmKj03SCv053N/G5@+(;5AD.@Ed=*",
-    "$=#!cH2wuIIW#m)4:]q;FF7;bO%EFW1rH2O9]ki11r1CAg*OiiO&:Wl03SFw053T+G5@,bf(9QsH_/p:I5bTUIf4c+IXN-,4:=JcA2_JvFF7>eO%FMO1^@^@GEEOSf(9/rGBN,TO&:Wl03SFw053T+",
-    "G5@,af(9/rGB5xRO&:Wl03SFw053T)G5@,bf(9QsHUKX.HZ)BSIf4c+IX5y*4:=JcA2_DtFF7.cO%FMO1^@^=GEEOSf(9QsGlm@;IWqtsIWqu1IWsXbO%FMO1]K-%053T:G))gVf(9QsIRFm]iXINK",
-    "k=%(D>7efjCJzdZ#sLop,uM9k&5^P3[w<y;;u-M>uhkk3[4O5=G9Dc@01Esr4+]e2HUJL%E*LQ&4*M.,2R]J+9^4:^4+]d:HUJ3wE)O*OhFJ/&1P/<P>#qA]4.6Wu0uI-m#[mxfp&A^A-OQF/0ob[,",
-    "0Y3*ZI6mXRST6xGFs^hpMKg1CZQth$4.0)aHTtn,5nHgZbq+os1vCH-4w3pH0O),W2,=Y/1Ga$%4y/I)3#P*m3fzhh4+&rl$cu=r0/.DH4+E-p0tLIu5e&k)90uLE6AsYL8wsTH8wn&1ob;6=i2(w0",
-    "0_HFTnF0qD2Itom3wjQf%o>nz6lMSmr>&n@1B$2z8#mK52I%ou4(tL1hlLqEHZm)MvmXFC48<QK1dFp[1*oMc3B/.D36-@j4!yc<4T8/M3)_7H9B8(/c;(]-2$ial0S=ezxeyE30u1=C4v)nf4AIUT",
-    "2IkHi8Zs3TGXM+t0]x!qiUAJ.)2VF=sRl0qF*Mb.2MFYpb>.OI1/E<b2i2/:3y%W:Ivh4rA3Zga0^1,E9t*YP3l9sznMn<-[ooh>gsK$^3Z)MZ2AIAI9yZJHLoYHiIK:A6.qZ!UyZ#[t,Q!0e04/PT",
-    "90ZE&ivbQg2et1M9]AGAk[k_ZI3FW6051>TFaQSnK;a0]a4t1nh4%pmk.$bmIX;k51U)/7D:OeDGXNh7Hvk;pw2UqpGCv-*H2;tX)G!P[88HAK3NrvMF)R1OBN-V73)ATvCpR.I$Qvs+GaVQ,02;&@",
-    "7&ZVKHvkwo03JE%0]:JL8!e2sBL]0+0S%d_R]AX#4z7(N1sVZ;5eqf^8xKU]m31!%GBp4X4e,he3hc<h1lY;01IY*p>y>_l2oDMR2opE^0;43t88D[=4+ww*AvY@gl<$*G!/M^/5j3U-FBUX6nFtO$",
-    "A0[:cA00TK2oyE]5jH:yoB9g[)UyW((e(,kNd_za1*r%DM/dor01Vun3m*zIM,nms9Wnp@,vkKV,)#:HM*<@sD:OJq0hU]]rOpZu2u30_I7J*Z04g=u-sgNN5)IJf8zMG1vC]t19T+kIDmO6z7Bm13",
-    "[s.X19S-KXg&hgF0UkEfz9R:*#O47GJ[B=g4L./eGBSV$9]kx82s.AZGk=vTJ0B)C03RDPfCdyfhOZ.NHtzu(FysR$H7wb;0^lzN1Q9esEHO3!9_LtJ5-6cBG5[YIF#rOD0vs=!1uqpiIYJ=hH_.>p",
-    "02ns>4Cw>A2$Ss>2OAqT.pl:D4C4g[8xI2WjRy&:0Uk2p1q7:@YYsdJ!.].TBHINYA_:4@A0RX_4-jh<3iGhj0UR*C0^m6%1q6.#6bwEe7Bc@nGAlCt1RoYL03I-E$6>BAH<XE7H<SpT3>cHm0k#DJ",
-    ":#PqCBeDfQBQP:GwFLl_3J(:z1r9nNA_XOGAB>tWHvk]vHa!mjrHc#$ofHoSj06Sa0uePq9]AP4gJlH9hA0mSKoB$l1eZ7q,690&]3wc8KoBzk0*W[exsL;[+ouK(2]y7t03QN2=MGXn.6sV%1rjyh",
-    ";-8:>(FF;_7B&D5Iu$qo4%G!CH833y1/j<$v-hsUHUQio1H9<W3Z$h53V<R$4*-vs7Y@Db&Lb^nGBD^dWeu.O1q+dtA@k8amW)-dxQ>u2aSuGbt[<J^rVS4UtfB,D4%Dt72uBU[W(MRc4+NLdkpT]y",
-    "F%L7Kk0Ku&F#rJt2$d^l9p26(1e/FC4+pfO1RoVL01pS20uR0c.jx_60x:uM2II-j599,k3JRw2Y!3&CuOJSTF$1<K4*1v.4,3:g4yzvm<uUY1/;D@xwwXZy/ldN3wGs[/1;Peh0wWAT2,t^p4+tU#",
-    "#>x3.X3q2]KMgrFEb2TD3DW<z%Kr!j(*YDQ*MbTk0yQ8pF*Y=U0R$!/1T+8.G^,]KCLaVd01,3Z0R$!/1Tp[ui[EYpCJKQGF99>*mxss!1l2;d:c_+K5Rk-k0RhWM4+FzH4+8x)1kjEG4vY&6+;%,p",
-    "2,pJy&6FGxTfi9^T=]Me7X]iP4#$Wb4+WD21kMB:12R>!m.10Dc:yC29)1Hj4+;>-2l)jL41)nLAT%(60s%M/42A*++6E5@g8/_^4.Lg92ek(bpvVsyH/P6*Gyn(LIRZy5H(eeFjQU6n(HtBzmr4%Y",
-    "2LPD=3&g>+4y)J(7BHU#4kQyWCIW:B41<Ow4+;;,1F]m&z6dW0Ffxe&7Bi&-4v7H,)v0CyBn-di4,km_384uu3NST=0Rzwj4kQTP(+d$XB<N#22M,X70TMSl1i:&53X1=^IgAPq0we[EvKtXJB<BxJ",
-    "9^hJEC=0bW3LgnE!WIVXrw[^8h!zh8/Ih1*5,qcm0Us7L)(Rg7G1UqUt/Y!@4!H*d&<:MP*areV4-$1619/Z3*$NJO0VEG0fB>FS+X;>o03-6_g#iyX,3kCq4.g.Q133/g3Imxr3#bGS0pkb.t:1AE",
-    "1j+=.B[t*/0IGKbdLB0b2ciWQIIIK;e-+G3.>ah/IRGySGB5xy2r<AMFDo)K04Opt051wMGl:Bo2sGvjFD)@P04Opw051wMHj4orH]7cmqDc/e.>ah:H_.Rwuu2K(m;-FXo:3naGXI4E1I4cg4+1X%",
-    "f&FL;5S_#5v>lTkTL[ngC.x[30^j@c2<ec]u73hz4+)y_0^lna2M,PM85_>z1FiuCjRp;>(*q9/R[>ul4+C5kGTOC4A0#qe0i*=G16:s^+QJzhBr[zB>5^<H1<OHE0$m:<Gynm^1rGyV0HKfw0$mRZ",
-    "-j732F9kC)r3;/Xtsem01P/s($s7*/$WaKjG!G1w:l>avjsXFm1P/+50S=U:VGk&D0k#AWAaoxnH_.071P:r]A_7-@4,2.q3Cx5D2AW]",
+    "ixDpqH8Qc9IS$d&0v$I1E-cZnwG9rNwGAH%H^rE9F#rz<x]%s9H!La,Ch<]W0S,Y8k.%3py>Gr!mq[NBIqa4-4:t6]ngJ0s01ovL0;1+y1-+dh1R)Oz#DxwY11!AO0t*!mgPT$Y+;ojp;L,^J-hZQB",
+    "8p)nJ4(4$OlahD.ngb6Igq1iBhrR(7IpO_S4+VyZdJhY]hZhE!2MOZHI1T-00Urc3@EL&c<v[vD#Kmq1j/vBK:skVr6b^L2WDgG6k2((olXw;203t0mk:Hg94+8n+0^l(ep%xztHvEkU9]bU)SPp9s",
+    "3Z#ev1-U=X4*Vblr*$6+IJSub1Vk;iIW_r&4lfKdG5[]OI5=#)4lfKeFukA,9^O[qofaPrG5[X_H2sDx1<-05K<Ny_3#+0I4,Ctl79RyTmxvD=CNiSY0Urc3u,qgE%JX:#zXcBk;bJXC=88!]+]64b",
+    "1va=94)1mbgxwAbNe:U&.3tXxdKEIgCJy*.6)_7:1wsw;t[w)gbq>!4,EuEdHZZ,510P5+*BK8f&e-Jk6gWAmvl]PyY6s5WFb<y,[y8o+H_.aCvPTZQ<fRNjHl_mi4,e%20S[%+[%-/zH_.kh01wpz",
+    "]NJ,z-:vyx0@%;<9]AOvjX56yGyntY$O[h#mYg_cwwnqc12lu3IRZ%<G=cC_&KM6Z<v0jJ:]GBFg=f8cBr!Pv8Z,a^wbOnN2k!hh0-Iw>4,xJBI0/pd4:@h[Hy;I1[ERst1vvl=H_.go1H-yM0f7V#",
+    "@-@.4[k-PV,S7bjjqPA5G&1FV4+,v<0vs)ynne!]=T:J(+7t,-fe[Yd6b7f35Dy36eFTHYDg(wG4[n=ungI>afQ3*Gg8]zV9^>pa<c]zIH[i<238_OE4&_T82AO*g36q981e>HP%mfXVttbiIgbM;;",
+    "<dpnD[S+;%H8TDb4]3NF9]14@2l%iX57Ptv6bJF_0^lrM6dwRG051kOH_.d<o9,>U0R0p%0y!@M1If7wA5Jj+6ba$lB;=*/ECiFaeF(C!U.v4G1F6UwA0[%E6&W%B6D=g5fB>E&k+L_2a5*,X6(0dI",
+    "01uZ0pq&B>OqLY_@-]El2$mHL.b($S>y!&]g@=P%&g:l.G:eop7B/Sr35(kU1Cp[u4+Mwo5gRwN[CEiF)Hn]VirWJWSPuk:+XDbT3fuP(2&LaO4+)Ih0]F<z360wW4.F^@BLk#x9y5-H0]9O;2[bH=",
+    "+XF8IH#PtRRt)6.FUkWpERov,F99.*01cFsBM%Lc+XF8NGB&_d0RyK24+YG=Iu8c,u4<kl[JcjVGyORV.-VgJ<xes@h8Ycn(Fp.e2<ew3mIE0v>M9aT0KCI=19%Sw-[gu_h;oNp2ltsd9WnqP6fv:=",
+    "3HR]N4E,Mnpr!#21g!9S4*@+9APMh[5D9:RAP3)v5C;b,z:>ZunWO-/vf*G44fG%[6ErrWoCGfoEi*]UZZM-W0xusmHUJM(wlxnq=zT3q0O+e42%NA14feE[0SBd2A8-]Hg:w%joz*Q5fBz#d5-Hac",
+    "8Zyj)6#_J72:^HU1(%Bg4+gufE)N4R4+XHZBnFsQ3G/B01]Saz*op!zGd2J^D/[%S*<=,T!I&cr.G:UHO&.m>+p#VK[zDHNxR99v20tHeI/,6(4.XKhd:<1XHU0$-4BPn]2aJ+h4%=_5288hw5-N^v",
+    "88DL:5i&Ugh5H_5r<jISn9V8-leGf]$.1F61cMS9HPwI_08tSza06Wr2dB3Y1hnHVA3Qayg9IN<HNT7mA1W/P[0a[p+XN3W:$L+IF<@Q51u+002r+=_3Hq)C95.A&2oDLgivlkIG&lekH.1Ak1-dO2",
+    "4+n:]0S:[^BMZQ_C/AW+Dhcuu1_DH1I[Zroqq@s,G2FLtFJmz<00Q$;4!;&81%anW4Xi[D)C0ln2nwLX6b^a6xdsmfw$3UK1cRs^1]Sau*AWBW!5j]P5icw/F#rtGk1!7e*AXc*G5@lX4/UFY4w#NF",
+    "3dGtD4+o6Ld.%l+dIqnm9WMwpH>n;N9_(ExTMq[Ojvof1mK+ZNgsf8z!1Fp2Gsgi8hl:&h--/=#0=9,*3AVfz4+pK$M+cF>0STi91aS@:#obO1I[V_1Uk7e:W=gpAw*v]z2HayWA_7/CfmuE[H!uJX",
+    "0PL.3E-%rh%pE:6I5P2LKOQtRKIZlm4++)fI]/Ur4+o@W0,eGu2@vu+sALHLjWiDeo1GQ>$e-uXMh=$AWDgCkv0WbpE0bgiq>]2C0F@6@kJJeRCl4Qw#0dnYf)E)s!QK!pF*V+t2<ebS*%Ku.Ip/E*",
+    "mFfZor-d9M1=UWi2&m!,4b9U+4-7BJ4,W#aWe%JY6);+y5Dw3;H5<nP/#Bve,!KmYtB4l[(ceW67PiNk0S=N5U.t9TI1U_M@HGYQ4+=6R1A!]K3-JONNdmlK4xj/C$,4m@1vs[rE)NXsxdRn4R^H*_",
+    "E&zmN4+@:P4ubkN0=k,82fE,g1GLdx3aBt21v$&mL.OYPcMlJdh!G2c1[=k=7!9SvG!G2<:mVvCHKV)[0sN[k1c5#e2HpV!!>OTIqPYz(1^!+e&IAty>;$To]FjkguIUO72-l+%rPBlmj+h7!7Sf#%",
+    "2sH.yp)::Cn]/.8KrazDGTqz[9XHn94**gZCCKmz9]Sd@;Hdbr6gSuk4,j;$CJzO<-13Ro0]W98C^e5S,Y*3C.>!^!Q4bA>fEW(^=sq4n%Gm)A1,O(h03!_O0RVLZKo1S*xk(QI]FJv,w*e0aavumW",
+    "011lt4,T(!0IdfG!Tv7,g/r4Z0t2V35FR--[7D4+Vg$XZG%hwYz;CTorITq71j*]S367)z1hexC0=QC=4T0;k0.uL95V7wH3FZAo0tf;V3*ZnOH-/p$1,!LR1LL;H4+OJm178Kpi%AZm7XiVdRu2,k",
+    "q7De4saQQUEHrWyGr.A>at[Wi+F/fyBNj5Y+5ry/=0g8Ujy43^0RcP<0>orZ2$^964+F)@8a==LH^nMy*pNydGQ=Mu1+^Oh9]JkJf*cPW%(Zd]y]gY4g0&C;!j^pJxXmmd2Qr<5Vjl)H*xw2d4ci9<",
+    "kNHsoi2(@P-Q.c9hZqzw$fOYiCl3X;10Mo2<9R+o.&7E(.b;wP7X!7m0S=VZ@WFhl.PQzy,VhH%lFu411u,><aUL[,1P/nsh!GD8sLBrttpy9Zw*myP!3qb),X9M4:.I&a1P:GN11u[tx2+u$Ip4bm",
+    "0MbSc!s!nM*ROjYBQX2b84jzBIR($.5e^u43KKB=1p2,!4+hr$EdaCu3grb447Cmm%Ft*B*z89R:5fhUmJAEtp-Zq9uh0(,+VmL;s]Ez:3/V:@8V<Y3&l(J#6a_Bi09=r-;JFMwGUB)p0KW.gjt&>y",
+    "mdY:/<(KnX0fmDv3$PUr2Jyl)88,ZY3I*qiAPTDn9^YRc1P.-60HBWv1hW]*4:.4z3GiVC:7*>M>tq[C1<xr_0xTIh&+,ooN(0IT4)22z1F*j;3Bmpi3H3e)(&#/TGB8IU05]-x6Ex2QA2c)V3-;qq",
+    "4+<=L3ImF=P7BZIFAS38NgpIR;F.hE<#GypGBPza,v]Sj6%DD@Ee7eiU=6u[G_WRW-=Ybl,vJ*QINb-giP9]tXaNWc*sDqnitZ3E4:B:]1Od*H7!LIP4GzMm3I[z1vZ6)/hy;@0>d5;P!2^XG04*_x",
+    "02DL4Is:Rl9]ko4j5iN9z629903SOs03J916FJ,g6EOfE2Qa.>A2Bol6FC4M2[Hg55H]omIV:[(BQr410TVI+3Ge]3:,#eVkO2hT$Po@Kz62vPH2<tp00EOy36Y_m4=F,W1FQ^&Iy5)F1T8Z(03$Os",
+    "024R:9]t!8A22WgBQ!Pu9]$u5FAp->00D%@Q4YQY6E=<8IRG3u024O/6F2^9IDuymE4_B,#K[_Elk=G&x8OY=H8,XaA5J#D1QRy=A38Gt3)/Gv2*9<r1;q]v9]knO1TQc&HUJ]vGXNh6Gyo3^nGyh.",
+    "[_r#%1O)w61+JMX4d1a+5-Fh.DHJr%zzPp6z629F03J916gj6P1h*s)PQC-ZIRGy=GdTbqHUI>R[t**0+yNg4F^;&JFfsrmHZTAm2sHpN4:UCZE-TU2s7M2):MjVQ$44A8z61l-76hLB7X.3F2Olaq",
+    "z61fT1rH02#R;/fH>]U3PB6X%BQY>*1P;p679KSK6g9#s6FKk#9]kzT1TQf&H_.qj03Qf8051;VF#tX[EH;lF+ZPA9+%OE^x,J0C0]H]cHb(<jp&Ab;xE2N5fG,ZX76hM76gR8,4IfW8zyuRB03SOs",
+    "03J911kAe%6gKZQ4+p:m4:7qG2ASC^4++2o4,L5%1D2974![HyHtYuk%3ciBvH/C%@w-^t1q95B3J)y076p^y5)Qf+0kZ^Pp_Zy(4=O^Z1G=R.J2C(sHUI(f0txEQi_$b=zyuF5yA_rjF#sP3H_/3B",
+    "HUI[W3;4ba1Qa)C6Ex2O95cWK6E=;=sR-z#.=_TeycPwp.1P,o76IZb3G:=G0S@_W1QRy=4;DdU9yb61l<AHw!G!<22EYU>F)^s)6F2^L2[@_C5IF!jI4m)[KnK,E4+ikhg#ie,.4yy.76qZZ9S.zO",
+    "79%(@.N=,A76p>66FC4MPdLE<1Hcv=J23zrHvkhi01mUp3J$:p4:7.N6gl4g3m*tD!2^,)H=3GJj]:cmr2z%::J15)u8[!<!2]/r79%(;NCf.p3J)v776Gya4+*Z/3Ixu]Fag7dFb>>>1S2vr01rFD",
+    "79KbN6gc&A6Exic4+r<yA1g5c184,pbq<*oEFTa!01,Kxno.sm#Sa9_0TVR.4Eih+H_.Ce1O&bO2M-X676h<093DBt78E(cssR%,<nauPGQk8BGXNhuF#sMo005B(2/M+#9]thO1RpUp024U;9].x5",
+    "9^qVHJ_/Eg[VXIlFt2A5GSC4G[VWqX00f^WFa<uwUk<w9767sZ0$:ir76IN13B90B4=P1a1H/[]J1>tqIRGO$HSq!yH_/39H=BrSFfafVF>^jX3I8k_2[@^-kPHs3/MMt6@6dd%(FzQ_1QRy=6F2^9",
+    "H_/3jH2;(P=co&8t49R&$uk80>B/07GB&[k6E=<4I:i.)H87b&BQP/D0TVR.4+nxRA22Wg6*kAs9v/xb!2^,.IRF9M%S[f!1S2stXan#N4eRh21h2j@6EG.NMFP.81@jO31QR&@9ykC5$k+@7rw]@R",
+    "GlVS-ldT9pJ25#q!2^&P00FWG2/3!B9]tkP1RpRm00q;b8y=WZ+(RD$HC,4p00p#;E(P8!1e93^oz;*ZtV0QyjD8KbNCBdcBM%y;n@]R8GMDlr1),2%95TS!3LgnDf/L6BsT:2zk!cLay#fyywv,zm",
+    "0XTp:FCZ-7zDEY%+X<dFv(Xp;$ABOY2-%Bh3yFs[4*dc)GBG%P3g,d@lAIF&4GEV505^f]/K/)2Q4a&En+qQUG@mL)lsXR>=^G,cv,t@i9yrnh6Egr8Hvk9SS>zlAOb,Ln0uLIq@3e*/xU5bCp>U=6",
+    "2o9A62KQ(U!L%U+vH/J3ryC2ZSqR#[dk&dc2+zbC4wG3IH@rAuGBW<P)8]eMu.#lLx/I73@w]ZZqP[yFEXdvv4.fL:3J#i84$n#,GB%o32,BSl473&lidqb[n=g]1PXvSKQx74c*%%KA/bj4+/a!EF",
+    "4#v$24,uhL1:.B2)09#V9qW@E2d5qmo&p1[S>>t!6att+3&[Z,H.(iwF#rpu8U*tR13ND<I5po/2IQqo4.FA61D->8/fMgJwO.YBoeK@n2rn8iGM)]q[1pT=0uUb/GM)].D_kvZ7vhE+4+PfOBp)>3",
+    "pbj4)F]P&)]DtamH_j(xw7&uqF#Q4#1Dg:q1UWXI4mL44HvkOAhzkHX4,/ja9]bt;=ce@kBnS5L4j(l*q7DV3wgL]w)B*wfA@b]&rBw->lYS2a)B+zGGN29sR[^Tz>g(,94+o771)l*9qErNuy&MLb",
+    "[WK2NkR%7.0S:3aAP1;2AOayD1v!rnB[DPs3f]fQ1eWqV9]bneV,4MbQXgb6&tn71OCK=gwGIf4o/Xj/AOhF^2:Z!!9]JJ84j(Et00)Bi3JH>^38s[24/1$>1Z59J)L]^cZ;OU]2QfFu4k]G,+yM*v",
+    "XanF54#*A$t@r9ExF#.)FgM8#6E*,J8#(G32$lLq4$KPy)FlYJi!_1e>y[i/I55c$0D^$$I06tKAu!1fFBLgA.s1)V+zt-S)&:ZJpi2#i3.1#*4,L7i3jn;a9]bhr4ktG;01L:83jjC]65I]i0x_fA",
+    "91mmf4lf^qGyn&mi&YNis$&AX5eezPdk+KW0v[VN;+ydx)EWcdiVpw;4-qghBr,7D5e;:E2mIL=1JY&/;#p5c=#LygGBtt=1gXgz9]bjn4,qpu47.J]1-LFQ4+y#Z8XqV(lN^FZ,VOxPrArS7nSyT*",
+    "4#Kkw0I*_aDc%kjGT]u+lmQ93.c9$dC*BSOWe+ry9S)uXEHgRF4hZ^.3dsQ*ImLG@2Qf3t4hD&wXak!KA2_Uc9RtD[4-r%r2,k-K4Z8_hnidGCiZu<d)CeydH8[%,G&MOaI06tK8#v1j1h4<QuK]/D",
+    "0,YKU3&)Xe6E&Y1F9S6*[Q<5aGPn*WH8TJUk-4%HI1dxJ4lkMkF*%eS2&Je;4TdfOloSsQy0[AfksKczIHe8)orxp=iKPet2oDF64h5e94!q.W2i)Ns1dshO4+55*9R</m1UHfn1;QSN4+N491mw[n",
+    "4*kSZ1Ino!4(pa31biQSGn5<4F)#oKi<FOA@ga23Gz!nCdk%vL0H]&cDz**:ly;b_0SUm+PY),y4g>TnNR%B8u:v0lG06<oHaXk<2-,hH1Dy=J2gwcww(c7P;*$(<F>awxzZ;%9>y@j:01eCw0[U7A",
+    "rNl<N1NaCp8#6Y=4m2^2EI0xXA0al$4llz2GC7nTBQrA72<Qx00@V9L&c8;x1CRqB1u)zWCNnVr4DQEr05^g5+zv0W0W&p^9TYR#7Y)/g0.dlj+OJ6t/K;PqGB)oH1M00K1Ieui00.8llpP4=*:Vm3",
+    "as:YBAqMKu91iG/HVO3s4*.TJ84AXT1s;<Bf)6Y-Hvj[W3ImLa93C^V1o9XUQIs77)Itw3,VO,muS*S>RRYQy4+rtBNd<Rb4/dgd7Bje136uc]<2yD:C*BSOWe+u!9S)uX9]tqb4k.J<$pI@hF^dR$",
+    "9]bkb4hM&#NCeTb0UtgylpP,)G^H(Kjui&%r3;$A76=@tj[y$<)CeydF*M5#G%+.SI06tKAvDVlFRcMIHIy9)wy[eN(F+hY00<cMhXD<*ksvPxFgUml7cj.143yn+05^g5xDGF!0W_p[9V0a^x&a+G",
+    ")B*+Ovr@i=g(<EdGt:ef8#JX31J_tF1FoYX00.8Uk@4vp#z!4C(tHH0wo;Y4vPcfYkTwb80Urf9wnzk(h5,)+w<3^U<N5P0of8ANNG:,p00X,i4]]jyFEukV02DRx1q.Cs1c-y.2);aI4+GsuA0-yY",
+    "1pOoqumuw^024O/4/CM81Z59MlpPMS0v@u8$qpJa+yNXk[D2@Z2sSav4h8O-Tmzg6A3imd9UmGs<kj^),U],Q3ju+92)nX14+8iIFB:p9<kjvQi!TH;0uT/z<kj))0T06glpP_BG_fXahztbe(,#GR",
+    "rB5FMIgkS%1vrFBConhw8!)Vp8vr-D6Wk6jumLtVlpO<zBn*aK2gQm=0*fpF:<=Pq/K:EKmq[WpH_.5Nnpgk@4-z#n1gn4-4)ncn2e7AN1caAI4XQ_9=#LyfGcl<32C0q[4+g49D:pd+1ktxa1FA>b",
+    "I57YN<)!:&lpPOd,VOt/UJal1Ee4R^NCw!BNgo3+,VPrsH2;:Xe+iTU2.P)p4/9F71Z592lpPM90xt(LH>HwwFf+*k1OLi02Sg7B=GF2B)Eo!C&3Yd@H.TS88#nVv3E-X*4z&XVy9)%!K>3G%)CeCN",
+    "H^gmUuA),^I06t49P:y7umKOS0hApD(^PqF(F+0k3JJ/.lK_F@[Q<rqHZ,=nCpI+z1)]&w1s)F+-7Bi-0XQ;19SFGINCdDk3,cQZ[jrAu4+GQ!9_&=G4g.5F2Lr&!Q_(GM2$Bv3qS=_CEI5)51=Cqg",
+    "1EFyZx/0A(0WSqJGrC9wqmxMw2D(TqIWPbO*^O3Wx/1cLG5@a+7!P@s9S/9kD*_r04+yO0NC/Y6FdqXlwhj*@,bfD#u/EQEx5qUPDBef^We,P@9S*Sq9]tt;NI5e&G28(hHStIv2[@^**.k^.KRz/v",
+    "Ig^kA8#(bv2(IBs4$KP$i_UOzILHGJ1NaCZ8#M7q0L,Ng1ULc=4.hkMFT(*jGn5;=Inpi*hztk6!(tRRu%!bZ12d2V9]bbp4hNEv8_>aq+zuZUG/xbnuK>tZlpQoPFfo874(9:[x+D@Y/K:D[@yVeG",
+    "GdS,K6Eye&0;woc00.8nlpO<J0WCE&sha<<z:,n_[,zZTs!0j-0Urf5s!0Xei!l!d&2$Zo,$)cU+PeV*&vY*ZFf,6^4/LZbS@TI54iq!F8V-W4RRX&y285AQF9I>+h)EA8syYPdFAkvv6Egr4GkFgv",
+    "h)D!x4:gt<4xR!Z2QkeKDK$CC0W3B(hOi$G1ocP,qB94=%Ml+oHuXpcjhIyr9<Yp1),4Xb3llK>BRDX%0^lh%2p.;S=+*G=w=sx:0uT/z=+*J-0S_AFmK>Y3Cmu1/3k0[EI]YceEgu6l[Q<5aFuD#0",
+    "$LJ3L4GX#s9^Y6&NCcVz51av(9ThW(wO.^Fl7]cg[D^ku:K@8iIRGykF*c>TA_84s0eTQC2oDF84g[Y8E-cazqyYz!l_4q.),VmdND1Qs9]AYMNC(2Q10M!Al<2R0G5@hRqyYn!4le_UGyoraIhh;V",
+    "GBGv)2DjWu4DsGC1iFO@4xfb#4!I5/Dl,5sF*t>=6FGSkH2<DN.46Q$4<j9E4zU6s2Q$nLDKj>R0T(y+NCVn34+zW,6f)$U0Rx[3A2_Cb9Rgwx8v6(c<[bG,xnKgWGz>xqlK_F.2p/0T>DBHNid6(S",
+    "0uT/y>DBV/0T03fnH;lEGS<B+iwq+(GLQokH_.c*AOY6hMGpjtNi#7yIRFAD3W,SoI1dxw4lk>%GclPR2:*:(9yjL#6F7i41m;#B9]JSz0uLLPiwqPw[hMt9#q$RM2oD:X9R!)#3LZAWuK<.&!bt;m",
+    "g).KDok.Ax0WSqKFtAAk@QZu/2j@Ii95U#U0R*S70R,uh0Url4gVH.;D4HD)W8n<9wWCuEsRR/<024U;4+D,#A0-sW19/@aq6Gx%X%jbj4/9dF1Z593njH;F0uB2^2iX(_$pIHP@$z,VH4g_R4h8qA",
+    "J>C*lA3imj9S.DM%=;T8ms1XyU-;W*2!PZz4+GZ,9_wCONDwiJ#Rmj90uUb]GR>Vkt=qXckpT$a[8A0n3j)+P3899M0S=NG0xtzOHoFcdH#YzpH]R(JI1dxM4lkVnG&h.Z6*S&84b%bwq.0C(gpUCa",
+    "1JnW=8#1U4A_!Su0=[%j00.8Vl<0[x.qHo0mAL<_th+V>maaw)w9+34-[h)NG%_]T28Giq9]t,7p8*W+kpTp/#V!P+n,nhvGd9kN0uOobkpTetc<Hz@ND0T<QVqEd1e)g&1g*mZ37CQb2f_-E4/cG2",
+    "2aJpf36uc]zKM;k4/uS4A4oOtkpT[]0v@i2[73>-HwoMU2,Wi.1J=hY2+R%ysO.]AGoK0[J_x=jFC8=B00i>^4!:Xmt2zjR&tVS(@v<NyHvC8ei-MyUI06t49Q-TGumKOl0h%2J:fJ#OiwqMs00h$a",
+    "5HA8XF=_f.1vNC=4ktA/01Jet1=>q<6W.OWtpPUgkpT(CunY_]F#<YP2$!@@9]Je%0v[VN<(v.3G5@Xd.pcl,4-z[t1g;z&9yr-.0SEA_N&:t(4*.o]bO@nVF99;(wn+!.D/!8)HH8l:G&KMdH>]Kv",
+    "g%2+UG&cYbSn@npA2Toj2k=&w42p-[1cHt:2dTDDF9S9*njIf1F#r^elt_Db0SWQl0S>pYNd#pNKAIf@=2corfk>9AR_a$M0W3H.otPaD1c6BfpFjtzxEe1$G&!0bFC8_900iV(44z-Ih^B[vHaN8d",
+    "4+GZ,FB:yB&JHv)IV;B/5Dy!HNd=8s53m869TYe0MGn*p6F2^PH#Eai9]JS^0tfC$3+DnCGrJB8[OS;>I1dxM4j,KXH^a7I1*1;MIJq$bfISH5i7gKU;jJ83GB_IX6Eo!k1pKOh9y0Qg0S&<YE-ux-",
+    "%:f6N=e>RuIu5LqNCcrY1ceC;1Ib7SsE_9I2g*n*H8ubgF];X91j]S+H8/nR!x#=HoE-xBIPXXa!M+R*;;;dC0tv9$0UrZ2oE-A*yABTq)xQh>c<r^L4/(RWA4xd(kpT[]0v@u4&JHOwIotspIf6+a",
+    "2[,<):]q3v11_,]F@OMA9yo$Y1pHbK$6x^7LJ0cDP!9wB2rnBkHqH(,F*htY0uT/(f/MsK0XR9F9TYjHMh/Y(0Qfcu<]O<F12vEX9]bVs4hN:f9RLjr-SL@ZF>lRlt=qmskpT$AtCRr=,!THEKnA;Y",
+    "ST6%LFoPg38!$HX4g/8g3.J)DWB::c8/M=!Ijq474fEFl2*a2V1:BfU4ZKMS>W:UQIJ@*+jJqfg2faxxHaCb55-*><zDW,W!J%-vKK+pa9]t*_9UlZR03R7S011z)5DuB/0R,e)BQQ6t1P/q6NgpdP",
+    "02Vm>2$TT[-J=$IE^BUnD:;m.0Twv@4xR!Z2Q$$QDKa.70V=:uh)Ev>H0HQ[1g$=;(&hmV1Bgi.BsifR0%H#w+z1Du+F^l;U/uU]6gAF)10Mo0+z2llI62Gr3-;Ii3IsR-5Dy@VNiP[RF#nMO4-sM=",
+    "A67V[9S6JBN)D,wXadwk3E!AV4+8%J9]bu0NGCWr02Mg;lmi7G4,WW91)2d51c-[,4-ruzA3Zpw9RN@VUI=F%3FXra3&t<7%#B6_pz)Id4+Gc&4-$%7GdMUl/:ifp*98fmoE-AW%#aQhG2ZDh95DIg",
+    "69xZd1:4a_1fZ[O4E+8g1MNEx0>^(g149oT;^!H!D=VX9VUGQD4+MveL-/N(93KNW,3.V*U/Izn/K%@5xd[WD/m[;*HZ$9$0s)!q2oEFP.=c.Y>6QR+qnijH12Kz[2ml!m4z1.=4xQi!15=(VujvO5",
+    "D$tD>45+LK4.+fN0xu-tGRy)C(48M6G&%SI4+nyg2ml/q56^V*jhYA>2r+><2ml<r5a]L7zx$g35-*;Y9smd%I_fu%01BhyEdinn4,lyH3J4ei!s-vq%gu,Z1l8XM4/U:eGdMXilL8MPy#=CC03S3l",
+    "03$Up03QW103RnZ03RSS)B=.6(Q=umiD3YtkpTv$y%7[QuoE9EHHZTeID/#lCF7w2FElnV>68I+kOUtIF!lx;A^]0S3NZj5Au*x<6E*,GHUJhe01BnaF$UYoUJRyV1+]3<2JFdf4+Vya1Rn,8mXsb3",
+    "0:GC92FdjS4CkUc0I*8]+6M[tCl3mSv6le<)@)l&Ir@5l4sZvN@2qv2Ee>e2J]74+mDWB97!)%A1iu[@Gyn-;mk.N<pe>Q.u3HZemby>FGLGX44)*=P4+OXu4+pv10uwoaz5xW_=#//%<Ei)v3Ind8",
+    "K<c,.0H_J%1m:CvA1O4+2P85!/fx!,AT>L[91^L1:-WG&InoLeHUKXIFf#xE84n/R3ItRS7:=MjU=b8uBQZG60v]Ovn+g*+@T,9I#.:ar9S.R!3NHyTG5[YUFue=EGXN>yI_fx)030!q5g#8g01+>&",
+    "0c-d4xgj4cIEoGvG;W4#A26/]0TVFu10OXv!3F]=6)yufIrx$a02vP-!3G3W4.Ob90=]P#00-_54JI@;02DZjf&w2bFp2[oBQTT=Br,DN=#Knw@UVs:vjPtX#Fq&G9S.P,1]JDG@/MF<9uFa-0_0s=",
+    "95;>MH2;+g3/a*!5C(*;Ap!=v&%YD=@mP/i7QYYxz)uFy(hv!TA>&TWA^.CqEZPtSuG0n]1v%UhFEuwX01pYp5F]G<.Rt:o!5s[/3.9j_3/ZB948f,a3Udgp6bRPE5C<RwfdLB^Gd43et@r[!HJT9y",
+    "uIvF4EW+Ll4+feM0M@Kt,=3LH=zsM_E0z%i;Xx_FA2c<D9]W/e0UtCq)e0jvH2<z4FaRGXFaRGHFqRP;Vl$:91dzr8A2l;b3KBN^F9tX@0012iA)E:;2[.>bA0jxw4HGp0D:XYA6Epw.zb=+FA09H6",
+    "5d)jOdMGzFry:t5s3IdbHk1M%A2-&<6Ey%IH8a5m5-y.=iOdKN;*k7Z.]qVI4.XhA6EOfAG4c&2G&2ANvfv0GEH#P)A0slB5hF7.01q[xDI+&9vjPtXp(y]z4.h-o9]]/9A0agW6EFZ9Fr)(_GdTbh",
+    "H17,#43,fFgUAve2RN1yFBdjB03kLq04+8#00>46ArA+k#^gJY+ma#/29=-YQ#k+<FaRF[H_/3nHvk2OI36&T5ddZh/.5s*2bK[jHZuS(2sSeS9xwnOEHtblBQ!9U5f2_84iq%3A@dnGECj[G2p.DC",
+    "[+]c[84n/U3ItRS7nTtpVKl5F6f=)2HODLjuMQsvH@Jd9038n<oC+<qH#PttAveGc0,do300.j9851<D0,q^f86O<rmJt#*-]eD:H.l3^EHtbl1d0$ZA2&3.GXtz5FEund!3GmI03QW203Rna03RVU",
+    ")&mnW02;#%4JI,,02DTp[9zv_Fp2[oBQ%x_BsDVp@T,9$@UVp<03Qi403RYT03Ql603RVT0249*95SQ:7c&4JHt!4$mJtM&3.BMx0uKn55g!*Z03tUq03QN50249*KL#@@GXN7b03QW0054KFH_/O#",
+    "G5[]EF*27CA22uo6EpxGF#rShHX^4Jmk^QaIRGg)F#rsbiXIM.Hv-F-Dh%,o9Wt=JFDolBu<MB_rve@&Gl]$706Gsc;+OL;A0GoYoXH9R84n/t3ItRSi_-II1Iq#rGp!LbG&VW+0S=b0$qE1+4.WJ&",
+    "F9]j;03RVX)(rx<#0_%m8#<=jH_.2SEC(4M8aAvE2*]vAA2&JaL;bpZlL8MP<B-+jt=yA-su2aaA1;(qFuMj1A%H0aR1YE30_0j:8#RRvCowSqA2KoML<y*YHUI-J10ORu=acd#.p:@MHMS@qA_gUX",
+    "3N,*9AvFL3f_p4q2n(SD7cj_c6gA:i4,UK[6gHwC9]tm_5ib^uGXN1d051YJHvkhe06zvbEHnTUH2<z4G5[^9IX3>&H8cPp0yY32FF61J(l!qX&xZp9y5chd)8R7<2&NGlIRF>s01D6w7&MC!4:RdR",
+    "A^^^rA0aaU1I@BzGpIfV;jIimHIDEI02vP-(h3Ar4_>xoL.7wNA2c;b3Io(19]tss<CX1M4.efi9]]x44.ft@6EOfBF=:<g<GKlO>*EYtGyoDb053Q,G3P@hH8SS[A0RmAL.8_z4:OWF1+yO;1vL98",
+    "A0adV1XK;o)dM3mH<pK2@Bf)1IRGy+H8bW!FC[cM00g3d0uM9z1[6550v@!A>y!Lmvnd^6GyoqVGynqPvkCwR45I<VF#rU&*a!_^xgr!d03Qc503R4Mq*W3)051YKHIoq&Gyo3.$<dcn;U!f]2j,z8",
+    "A5u1x5hgS;051VDFaR$wGB5xWH_/0q024F,6EpxH2QvUEI5z+v2snUNFFrIj/0p<VpN0w>Au[Gf1I@B<Gc(i*1hm0Q9]JSdm.s;I4.OVE1XK<:0p&yk%:o^ZGMfq$H_9e%2g-ZW038n<n+h)pGdBPq",
+    "A_U@X6EgrSGdmd*G5[PglMx:uFaQGjRWCR+Gvq@gG&Ga_A0IXH0]cZZA2cz)1@[[[9]bf3A15:bA0RZ.0]L0MD*y,!<C>F;zd.iEG&SQyFC-WD00gEY4:X!7BRMd#0uKk8DF7W0BKQU$3Nrv7Av2/@",
+    "6F2^IH_.$l00a0[9^YOCA[03Q9]tx79_d+ERT4P:9]Ji66Ey%21;Gno2:Y,e9]bg%5ie3PH2=0wH_/34GyoqjF#rIY5DyEK#SJqyG&YkF4+!_H8aV(T2sr:RJ_KGuL=CxvHj<z#CF4XtG%>+V>$(7S",
+    ",wO@^=U(.a84n/T3ItRSj[)LD1K,-M4:X$!1M;&g2.>1c038n<n+h)pGBf^mA_L/W6Ey%UH9Hv,Gyn]uRUaQS01@6*FE^$b-Y1WO/K:EOjSdBamnR/IH<=lGHvk>6F#sPYF#sPSG1UVTF#sDe<C>F:",
+    "yg<HBGdJKwFDWxJ007nB0uMC!1>P@m9].v<DIX#+03Ql603RVT00NWX0[[pMqXP)9Y6ZHUKOYY-jAs,us3H#t>f-PkG5[noFt6<V9]JJ;RRsKJ4+Z0w6bQ!3A]C^cmk^:hGBf^eFaRF[H_/3oG5@en",
+    "RUS0^6E:F,6F2^51o_A1<d63=RR9nV2$:NcFaR$sF)=(o1mC]eFCQ=B=Dq/Lij4vfH2zg2H8Ix*9]SVp3J)Uuf&m0n4-aETFJUq.!!r_z;Un,%G/NqlH8T7G9].t03Lhab051tKF#r!D$ASR<>KgMr",
+    "2pc-Y6E*,0fL0$LG5@@X02nd/FDx,Kvmz5Rs39*PFgf)D0+;qHE!ac[=#c.!jR6k<=e7)8FaQKp4.XnC6EgrCGye<2G@K+(GWOmnA1pPD0^mvFRueI%[sIp*,9!NK4Fk0T4+*d,A0jXS9]]x4A0aRR",
+    "0@kKL00.1G0_a#<6*l(>4,TafBr,AUQV$5F5g!-a03$Il01pF*RueY:KL$B0H_.ql03QW5r4cVuGcy1eGKf]m0y6+FFfucx5d;<.9yS03z]ai<vZ)0h2sxz<Dlstt3$L3T3g8MJGNln8EH^O)BQ!Lm",
+    "5g#8hu^lQMA@dg85fe4@y#yZxHj9G+A15[d9_3qK0<DHyVZI>1HvkVZpb,GnI0E;r4++tN0UshZ03QlA03RYY00M&j0[[pcI_fx/01We0A0IIQ5,]W6F#s.tH#m]G6EKtl4.F+f6F9yiFElVYzXlUE",
+    "03QW403Rnc03RVW)dLeX02;*,4JR@(00gm*7Y[7HA]E6%>EjS]GKK:mG&uMM6E=<K2[Qm6A_OIV3N!#8Av6FJGyoekqXP)RY6XGZC;5]qz9I#>w<VKQ@Bg6&F*BJF5-y/ZF*g7Q*Q#4D128P]i#Q0H",
+    "&:kNJH./MHQZzCECowbt9]AT2A22ik1p8GLHvkEPMG5ZJlmQP3nGqW_01pWLRUZH@03R$ky&<Ab[Z$>yFxm.uIWYhqGdBPP>PAFM1df9N02vP=+6o=SIP]LlA7MGVA[05<g98sR,z).C76SPJ4+zwP",
+    "0RSBjA)yKn1/NB815=(p#0;WM030!y5d,)v95DS/A0IFP5,.Q5F#sPdIkzGN%<![oI5YAC6Ey%IG&R2l6EpxH1u>61Co%vJA(M3<FgLsd4E.FXF#r<Xi31NTv;3oQF#S_[IX8v>A2c,h1@[:>9].r3",
+    "A0jXS9]]!5A0aWL0_0m;95w(KF#r<W/wc5KvLX_U01pWNRWBGYHJK3u&-l+nGJ#eHxaA%Jhvy#-2AUBQF#sP0H_/qFH8B7eFoISe12h01Fg2PH1;b)p4w;^YIRFzh03Qf504g#!03Qf4gjN]a00f3O",
+    "4/l7IBQY]Y5f31UF(WWG*9RXnGu-XkGl3ls1eAjT02vP=,3lKWH,W4HA7U>;XCp8-&jKGaGNuX:Gq(-82-71J038n<rV1]!H!/VpA_(qm6EgrSGdmd*G5[Pgo)Hflh*k)i=GOMUtN]^9FgTVD6Eu]q",
+    "A0IIE0_9g2A@dk9C.N%e3;BtH>$VJIHUJ+WHjQ-8H#zR6K;[mjCp0+#6):5V4j(Kqivu4dFx4[<F^orkG%),I6E(B_4+*m/A0jpY9]$%803Ht=r2@W.030[_7c_GAG5[YCHifJK1iK-+2aZ,h7&bXK",
+    "q7ekNjej2kGmusVyEFjr+f<$+q7f4=03QW8054HCFaS3-IXD0h1CdrAFE#)aGXNbq03$Lmq7f4]03Qf704g&z03Qc4lU6<JHaR%<L.781KPECZIr:BZkB9-fG_WsnIRGC8FaRGXFaRHr0WkSQ1J42v",
+    "G_p_0H2VP$2,t!F038n<rV1]!H8^tuA_nkm6Ey%UH9Hv,GynpPEC(469+y<C:<EW9v.we8>(U<]IX0C7A0apRL.95#4:W,(BQ!FM0S=U%DIXy.00dMIA/d*FF#sDe[S6j4(Lp_lHaR!.L-#Zn4/49T",
+    "1JtSm4:bG+6EpxH2[Zs7A_XOW3N,*9AvFLKFaR4cr2[87IRFHkRv!-H#3B;p03Qc9q7fezIGa@pqvuu+0,II/76R&v91jJN-spno.Y*rTFrpD3Q#k+=FaQq&oK>z!Hvk8h>%bdsFrpC;F#r/d01pYA",
+    "Rv9z=01yudq7ez4Rt1bW4/bV(BRDVs4.OSHBQrJtA2c/J3KBQ_F9b9.01qObg8:9o4-Z2mA7V4aA]o;6&jJrL:MRpAlO+!b/YjzM9S.R.3NHyXHUJ+XG]LSFgWLfC2pc-Y6E*+:mMjMuA09NK5d+N7",
+    "CmA<JRxc]vIF^9,IJX5KA2jp:BQ!7o4:X4.6g8m(4+DoO02vP>!v+r:t91$djzSwV[S78IHvknlsgnU8EHH^$4.(saBs4OJqyi5#[00*.03Qi403RYT03Ql603RVT0249*95ST;7c&3>yq04R55yuQ",
+    "IX3%J4+x;W4-h$N6Ey%HGyn(O-2i.=mQN1@q7f4@03QW0054KEH_.$onN^YIH2<zlIHC__GyoMb00@M.3B-ui4+)u88#MqQ2Q:fy+5rxt5g#lx#3CX#GyoqUH_.ti01q=yEd/P,e,8w$g8/[-4.>FV",
+    "9_m/<tN]ZlHN+wmH2<zpFs2FvlO+!b>JRQb9S.R.3LgtIpQ]PhA.GQ[lH36R2pc-Y6F2]<mMjMu4-,CV2l$AI0SBE[0JC2YESC,wFqHxiA<l.S#3COwIEN>]HjDuu1u(+_4.Uys1XK;p*8:wZ02;*=",
+    "4JS1*02DEc0^m]3A^/I2HUJYf03S3sz$pcqvL+7+z$qUhG5[Y6G5[YTG5@X#)d2tq3#9@WG[+PbH_#Gx4,Uj4G%>(Ugi[X(q7g3[H!^bOp-jLOH2;-q)ExlB&rlBrq7f4[03QW1054KFHvlI$Gyo3+",
+    "qE-U-Iie90HUJ(n01@6*1/z/59].v[5gR!G9]t)AF90>*03R$i#3Ca!IHC_@A)u<Q6E<ce4:Y4K1oQPv4+Ok^0RR_fCf=Dl8Zx1*0S[utA@:.MFEltdrV0bx9^ftHg8/[;4.e/t9]]x44.gGA6EOfB",
+    "F@=LzgDopIIie9S9yT^tA_rby7%:1ZEH*fo4ihry0v[hZ=aCR]FaRGkHNyrIIg9^h1&1jgAu#]1R1YB60]K;u0RRXK[S7BGH2<Sd!7vXj#3C-wHaGwiHvk>rIKU]sH;#sD2[rr%4.f)R9]]!5A0aUS",
+    "0:RY*00.1F0_av:3giX:+XDma6bYWF0WS>RG[F%RGUFl,2FX<07%MQp5d@VwavuUV$5sWdR[*Y%9S-V,5fe559]bc2FH$)+02emLRvk6_0.KdJFuxHKH_/0q024F,6Epx13CC6&HUJtn01C-[5&(1q",
+    "<tOn/0*d4W0k[Sa2Ccpn4+hzR2Lp$MGY&KW)w//<9l!@5bvC7x0wy&%##A2!F_U;2CzV$Z6O9rFl;Mfq-0O-i&(8rLCNsK^0xvZ+IpG2Xvr@@hHUJ+dHUJ+UHsJy%GcW)jFEaoiB[Zs&0xvZ+HQ<pi",
+    "Gyoq3F#sPYF#sPQF#s1c03R.k03RhchLZv:H8nBe0v_QQ(;.q%0r#g17c%1lA1XHh1C][hA2[<B6D*9p1P;Uj0tLiN4+F*p02vP>.pK[N#swES03R+n052dkGqhU+-sOsg:J1k+nLiHV0st8gC,=%L",
+    "A-$$MI5q4I4/e2r4-]hj4%)8,4:s<(6gbyA4+ZA^4.X3_1XK;p/K:fq03R;j052dnIGim5/K:El>6,D:G!FyL1ppZjC![bBA.hLTH#q.wF*WA@A0Rd19uGT.p#dc^FqbqB1;K@ECoupYAu#]LHUJ+n",
+    "HvkVG$RP#S.xd]qH]GKb<h1,h&IJG&4/0l/4.gP57&8DLFgXA(9yU1uBQi1P0v]Oq03T_I@YjIU0tk*7A22e54i5p&8V;qlrvx80Ip+cwGs7kh/K/s34/0@_4.GXz88+nt4/;l=A0IXVBQiDP0v]Os",
+    "024F,9]bW0A15&Y4.X70C=j.y4:A7<A0Rcc2opEw0uMI,4I(ux2oD9y1s=9c03RSQ02np=A1*flFCRBB00a9CA2u)m6E/;m4+F[t02vP>-[p#M$=[uU.pLiuIm!hOAid221og^U4:tP=A_!6!77oe.",
+    "1K%qTA.6[/R1YEN0s=rJ4+HKjF9kI-o%I]K2HEok4+Nbp0/mT@3!YCHFvpn&3X8WM5B32c2-wjd$Tb7%Mk>Ti#5<x-]4jpz(+vk12ZyyL37qgR2eRZa2uu+xVgNV[Nd_&CC:b(I6fzhJy0irZj=TX/",
+    "kWUAwvn&JP=B<Kn9^hKN2^u((rvV%<03RJP00Yg&1PiAD5-*@GIRGynGcaBrH_.9F*hnigF.uWIya6u(GcaBfGXNVi03RMS03QJ]01@C,8#MqQ9yS0U0W.&,Hvk(q03RMW03QK101@O:3)TZKBQ!Am",
+    "1S:K*03RMQrvWbjG%)^Lrj!f]rvV/%H2<qn03RMS03QK101@O:3(f*B9yKst4WtGKx2A_!8!/uF7o,LSgG_.u>oO2N!;gwqnLiH*DGvp#ls*pw#][CY7!35J1@#%ghEf(R!S6x_@mqKCjtmUUzZVDT",
+    "v3;CU1J2S1Kr%2nH=0RJ9^PLgw<eQl%n/LssR]P_k5;Z6F<lv-9x;zA6DA)3F%t[O)DQ%R(hwLip#KjHBp(7X00+rJ1IMv81+.,63&Xeu4-w!MwVV$ILIN2Au^_f@Lk6Wl4,rEUE6)KB2#5h66EgrG",
+    "2QvUK6E@tK9]$!74,]$09]$)99^>hI9]$/B9^+hJF9.U+03Q/MLk]eg0xuLeG1mhx2QW1N9_3pq0Uro9hyfoJGyoq6GyoqHHUJ+8IRFn6%K.JlF#rUQLliRT,wPBoLk#N*2DUH.Mh>(6l:!Z05-%S*",
+    "IXGMo1Aze#1+BdX1J:pX0n,8+GR<Fd4xz#a4+%sQF#sP6GyoqFGyoq9HUJ+HHUJ+BH_/3IH_/pSGcW)z5i:9V9^6,79^zMD9^6<99].)86EFZD3pM^@2#=9ZGC4T>4,3/+FAy[=L.xtTaS4!/MiVjs",
+    "95TPD2;B*t2Pz82h!@Gi<[_LQOAg&l1N[yTwWWImJp>XR4%DYU4(s3y7CDU41rG%C2MuQlz8wHV4,jV+H_.+mmm:m_CIZ#&I1dGv(O;e,/(7b62b%#CH_/3IHvknj02(,.QX;/d*9ZkQ4w76NFf#)B",
+    "G7kta8ZrPM4Kx56GyoqBHUJtn03QuF01EQ_FAOp-FfRr&FpUEr2QZHX6Ecni4,k+A7c&4VGCSU61CIj>37,KU12g_txCajhp8*m!051;TH_.zm02(#@6F2^L2rvK&;gAeSGXMpt<d*u].ro+,>1Xml",
+    "O%DSy04xUV>BRY35-8RmPX<u]Oaw6tXCX2yTMbVFH4IM%rRGcxF&H>=#[_<<0yPXz28riP4KWuu&-cDe9s)HCPX>JhObsy;H>!nNya56/3[M8p/u8bU7dFrV4!i*ZH4IM%wdqU=F&8z=0S:$Y0yPXz",
+    "2AS$i4KWuq&-cI=HBTBd00J5g+5[gDGfxpU01p(N0SN5<58;x!0T(s=2DI/<4KWxno&gV1PZ2l(4-1YI2%!lNJWmhA0/xnX(P$Jg.Nsp.*9r/<4,IA,G1dwRoj3%Y%][J13498-VlUwVGc.f3F*bPt",
+    "/Jrbu2YDX:GXMgX2<81,3eW<rc=xzI0UsPRc=<w^00PG10UsMVc<Qn70uM6v0UsPT<&O+/HFggTpjryR%;tsVAq::07zCd9B;/S)rzH&&E,Ntr9[<8Z4,!ld5#Wp:1m5<>37Z)N.K#*MznlRKAq5!]",
+    "HlFDrF90zxL:V[tAT4!bs_8Ug8xu2G6Ey$.APQL%G$S7cGMxbi-<b<cUk.)L1vv]YAq4o_4Gz))Bse&E4+r%D9^O[k1[)50A_rYx0Uru@1M_qO2RHBnFDW)R>5l.&n4/310M7y$F(V8i02vP]=#Kzy",
+    "dJ7,@$#54pBMy2184oJ,0Urf1R_a#Q1DOm8n*kpwH1q)jm7E9+<&N!D10f#/IC:u.F!TWjq7fQ6Hwui(p8+2PIMfy&12[SsG1eUpIu.goAPzbfHoglEIu.vP0S,DAG@AoQIubSM7!LwE5,^YXGdc(z",
+    "2hGj>4mtwb0tcc34yO.w12sApIK&VRIu.#R0S,DAHpCGQIs=BdI1V^mk,8io12-Jzm-o:V4/0@i4_PLe3(xH+1/lPO7MZvh1&8$qHa0UXiv$k<BLk5s0V4:Qj]mFcmtX,P9yqwMApq98bR99Y;OP4W",
+    "&/Lc$mkR=;@wkBR>OA]IF)^zdI5,nE02DO.9]J3oz8C-01BM3.:H!irsv85d3J(bC0W_c,EH4^^i_$0cJ=/=;@S%74$LCiB*OwLp-l2+K2(SSG(ghC#tnDKN$Gl4c1@i3Y0VOyrE)K2%1M61.qW&Nc",
+    "1FiuRGyoAeBo7C!0R!5Eehsbx2f:O40-MYt39bPpH!Lm/iU9$p0R#vdHm(5,tcC#*F(eNMt=pG<<zf0u1Fr!BBLlPg3/avg0VOspFAoIh0]W:k12wP#6F2^7G$aoQumJ.phYSv]0R<;t3Ip*F9].t9",
+    "0VOpoFAoH_0t5&gG>U_z([^<-2LqXqaSsTN1Oa3Z1H]$pCN;.u2p.VHt=p,9EG@cOx&j0U9]JS40Rx%[1JIrg4+yRS0R]rfG>C->HoOQQ2[Nt$Br>_74z2+L-syZ,1i;%WBoi>K6fpn_0/OI)Ho-vB",
+    "-fDbPq0]oxmai/yG@bueG5[Vc03s>h01hS(4NM-qHM$%F=,2uZO#qe;0-;bZrRfb=G&ndhFpSz74,J&$1q-U/A_G.GNei5aRv(H1GtnLkoj(Ehj_6clHAbC32%5V]01XR-QZqO(EG7.:-spn=Jq^n0",
+    "RW33xu2KLN4pI*T*GCG&ga-1>Y6@;t6EtccC<^yFs2Kw9;F$3g0uKRgFETVV04Xgp*a03h000&bG^r+WFaQ%V03QM^01q*30ALDi9]AD]A2_7rA_7%k9]JQ0A38Ar6E<fZ9]AN0A387q1c(J60W].G",
+    "Ix[(J6Ey%I0y6*_GdKVjIP(QB0y8jb4:Yw11LWOD6FJra9]AZ4A2T,q7&QPMG5@P-4:Q&Q88q+(F9I;)Y#%u@m-<s*H_/34Hvk>aH2;$[2/bQ!0EQ>QIo1ysGynsN)k>mG-tdIhY6@g/0k>@+N-Nb!",
+    "Hl(0U2*X]+HRZuAGd49aejYda3-^!uj3NM^5Dw1W1>LG!4LlzQIRGCFG5[]JGB5xi12X=v(q#bF3l9f89^P5k9]tl39]bi46E*,32s]GJHUJYe03Qc203QW60249*4+yLR9]br71iS]i2&4la1UUdB",
+    "GB@XB37iBU1u#7mHUJ+8Hvk>EF[T3>2su3-1u^XQGXNh5HUJ+CGXO6LGcf/k1vCHz;E)VNH9a2%HF=Z<0v@u700ZMN3i^5F;i&h^2m!Di2%3%p1[x3E0yF_CUk;T^8ZrP9HfRhq3d>SmAGQKAXa%*E",
+    "D,Q,^8Z,bOCNwl0H2<2nnLi7h0S=*156^V70TDO>4+fh78aMzSiUBY)EHO1S2fdLB4m2N(0XF_wjg5N%uI&U&G&wRf=j!i_6)/VmEG^lnh(8])Hj!Qd8w[U21l17:;sXP7>8Jbxbu2M9<=J=2sRs>*",
+    "bq*L2F^tfG9ydk/%Gv/A8VIh>WDfLo0B8:g=k>0QF*QE@,IM]Yz8C^Cv/]Qt%K[$/GVWast@QeD%K[6&93wI=@4S(q0XNG6Eig9#FAOj=03Qc601cuS7dguU4CYM)#1$X10W@^3J_TNw03Qo5051qL",
+    "FyRLd92YXp0t;6]Br@IkDi5y#%:n><k>@)(1p&mvh5,)<%:o];H2<CJ83wlFISrXE6*Kf753:Q91uQr,06z-fI5Yqs2[Zr:mkk&/%:oOWB<-5u0w1#hHJSx2H8KD%3=g&$0uKqA1rCzxUl/jX0t/HX",
+    "1eygOvjH-A0xmW%03QoE03Qi8xNQ#pF&H$:0t)sl1n2)[FSG$LIn4qcH_/pTHa7qt2[!-8H2<bk04gvyfn5a60w1#hHUKR*HUKXSH#Gns3=men3-FP02+aZ,GyoGf03WjfGXO0(GypFPI5Pk*2skkB",
+    "bPoL)7&FZR3jP<sIGP0;vjH#w9yx&x9^GDF9]$,A4*.rBX9s[9Dm6I(0i0g^&h$4AvjLkDEiyL%9^F=p8XpNcngty.02n#V0t$i^BRMk70w1ygG<1n*GtC;UqR%xC49x,$2$^=BgcT;:GR*/SG5@dc",
+    "1s^5kF#s(wF#s.MF)[!z2[AC[ArAoL:kJ3Z0vtG-NFy:Vm^L*M0h]RbGBN,!4Kgv$0uKqD1syg37&y,Y8#VwFHvk[A0W].FGcW)Fxfcte<&gWxz6S-4%<+)l%4Pw21k=17r[4$)[cQrHQZKy$GB:2>",
+    "4g$.=A166M0.v<-EjNMzAKL-r./qYikBkEkEw^;8EjNMzA1yTiA4)dD0s>>N0^y5a140hX.pBnurv;uP.(nQ0I1a+A1@h>l%<z>lDGa)x1>b)L0uIW#7zMSS1@#v^4-%fl93Krco#+Ds[htO83Z3W!",
+    "9]bw-)D[Ys4FuZTMGq6XnVSI*59+i7J1saj00ZSoGBPzbpd&9aH8.;E12Qu-HUKXrG&TSqGc<n;0U]gz051qLHUKXnGd2J(2[ShUFB3C2015B]1GSlD1e4$k4/:T:0S>RR!_s7#I5RB!/mRr2IW_d/",
+    "9].!6A0aaU4+)!<RsbFkA%X)KF#r!R[:cFkAi3KD1oPzqA2l;B0]SHx4+zKn3-,PuA%X)B3CH[l03Ht<f&(ZqH_/3nH2<zUH2=O.H!Rc412Z@/Fs^k12[D2LA0jaT9]]%69_LqI2Eru<ga![Vwb%ha",
+    "A2l[OgaZV#.=dlyHiQEMh#C(Fy@usE9S.Rd0^lzkqXGaP4.UvI7%_7KE-#<%BsVeb+yVf&n+6Xxf&&sX03Qi6j1M0oGXNh5Gynh]4.UvI3A=3>A2Bh81@i.c.=c_oj,mrII5[wb10M,901qOK4.86K",
+    "0015jA%g/6*X#iwFf)S#FC-ZMwcG*#z;cRPHHQWhIFTa[36BpSA_FCU3Nip69Wnp[@r#A=gaaQjH2<zUH2<Pg01q[h4,+u^9].x5A0jdU9]]%6A0aXTC=I#L10OLr03RPR00hS80S@5i4+Vzo6b^iJ",
+    "4.8_i03Qf30015jA%p@MIFAe-FgXApA_fUY0S@H]/:i3s7#]5Rk@EsuFaRG4F#sPSF#squF#sPiFq01tA)z4<FoEa+A2m3M1>iyj0S=g/0^mpV4.8CJ03RGM00C1PIferdFQXnWAUQIG0_0j:A2l/p",
+    "6F93s4+xbHFCH:E01pwOrCtvqiUt@r01q*i4/*4yIferhHvkVcmk%T]FtI@p35Ek7A_66T3Nip6ATo*uDL6F%A1=lmA0RjY1mfrcA2l]F0]bId4+obI038n<gaa/LI5q$uAvl*08a0jyA2B(K1@i:!",
+    ",_t4J/:ZQltR4fV!2u5m<74>f9S.Ug10M/701p$I4,U641HZ-v3Bxf2%+z,e8/dI=05uN<pXmVwT>3OlGoR<JBs4JYyE,T@I_f4!4+9wprauFmkbDmypXmVrI1EV,9sA+]JvlHlpXmVstbh*z92hoV",
+    "0i5*;4.GyD0Rh(w45tAf9y9.Ao#Fuoij9o[5-1@[1[WV4GF_qMF)#oUGXNVi03RMS03QJ]01@C,8#MqQ9yS0U0W.&,Hvk(q03RMW03QK101@O:8aV(j9x=Zh4*^K#1BZttD:5,&A0smT1S:Z&03RMV",
+    "rvV)<uto=I$CUvKrvVQnqy[TCHvk>VHi@re.;aCp!=f2Y0bd3e4.4ij9Www3sLPcB3tkT!qy>^Bz*Y^jpXmVrng.J:/:Y)W2M;.Oo#>E2FgJ.GIv,j&o#>EFGC4T>3eeL53;v<[H_.Qzy#ggOERq@y",
+    "o#>D&96ter/!O9ZLISjdH4h7&/:b0xGB!3t5G&6C4+w]:9^>YF9]$u59^>u49]tu6FB3O003Qf901p(/0v@xDLmv>_051qLF#sPEHvk>9GXNhIIoAUp2QmOJ6Err60Url80526dG5[Y4F#rz_(*hp]",
+    "Ifwxd5JL]Oo#>DroB9C(/imbbLk-N)1kX4RNS)_cFDWoK00ipwWj>^+GBBO#0S/3L14JJSG5[YDGyoq9GyoqFHUJ+BHUJ+HH_/3VIGyPM4nz+P-pqV%5i&#[3o,y72[ix[H_/3DGyo3<kOC7oL;0eD",
+    "o#>D%L:_h.o#>Ds>t>%/2oD3D/:Z2SA4<Zx/:b0uF*z_,KP)jhF#rHV4,jWB2[0>3/:b0.H83#%9]$z<.N*ZR=9&ykIhz4L1_<n<o#>Ds*9Z<f0,fmr0HFsD4V_!$KM*lEGL8cVY!0320Rzqm4.McC",
+    "0WSzNIj#m1HlG0:4/;_f2RAt=o#>DssR.9w51r@&FElYR06!fzG&2A[v-j6WGJFqVo#>ETVm2_300O%L4@H3<0Y4lzGB*GLr2,Gm0iEdq2_h-CjEDgNihKe.3m=p.5-K4n0NW<FBmwre1P:+J/K%rp",
+    "Sp,/DAqiO%HX]PbG<Stf84o7:-Q/Q(HlhRxb@&/N1DOFGGb0ZV=x=:q8x42^y4nc]RTD9I9]tf14-/6T4tM_SD.1$g$pR8HBLnFI4tNhK<BtJxcncr==ivW!BOe4fcpoV=<BtqLH&qfh9^>v30Sx-R",
+    "0ghM;DDVLv1UTRWA_,Q09]$veFTDsdEX;NtKPoadG5@dxuTd@yGdRrW0S!14H2<E9%-y0!GdMGh0S=Vt/K%,c*j>JeH8jlU0RzFXCj$sC11mSK0TVI+A8a.v/K%xJi8BNU9]Jb70TVO-A7eSp/K&7r",
+    "0]W:k12wP#6E,9tV/_O/0S:$Z1PB4qJq<x11:(0A4@R&c0S:wX1PC7kGp+#xng^0lHq7S%1JCa;1PC7jGK:TxH!uJnBst9I0Ri:3d-;1lU%BT24,#;<8O,MaKQuNnGXNqpGyXv<Uo$Yd/K&8TavL(t",
+    "Jue3^G0f)y0>6w;yY:eRvQRTOI4mX)8>eec2_@WNB;D3qFTvdb4r&ho:),(Z77sei/K(V>H7wWy4Q&CfWDh=g/K(%4HZ/eM77sei/K&Nmx8ngH0yNkG4:N5576Hy518g4xG5[YsGyoGY03QM_01rE)",
+    "/:ZcqY##zP03SLs024F,9]AW3A38Ar1oQ.T0yO]1J^^JZ0X[M^G5@P-4:@/]0R@*+2>FJ5Y#%-3%-y0.GB,2-02U89%-y0VGVlc,0yu0RIymI(0TVcE9]Ac5A2Bz_/K(V>Ff#6O4=YhK0Vy&$004Fb",
+    "eh&hu.N*P)7z6tU9_Lmo/K&5p9]ti29^O^99_&_v/K%%1=nU<7at[YQ9^P5k9_m=v/K%!%1Os:v2s]GJHUJYg03R7M%-y0F-syge9_m-t/K%!t2m;GH9Wl)30RYby13VueFwExx0-KXq0kCop2t5xC",
+    "+5]5eH!-lT0R,9*13e!IH_/3FGkPB#GtB1!1&bsAy9f=mJs$,%00ia/AD9g@%-y0w3=FkQFFi6b00HrA3(V&M1oj#avH]DC0WC5z%-y0wLozY]0kbL&%-y0BjVlkc0m^j[F*g7oL<_>g0X[M]Hvj:$",
+    "FAuW-%K]PiIRFnv%-y0rGB)fW6f:9w53:RO*8w_.Gc=D]L=Lxr%-y0OnJyGFngtKD0sQd+EipOF/K(K9F*yJnGMXh5GUO-9vjI1n1uZo&053%^In3t)J_A_m00EW#d/In%%:o<b053%_H>Yb&J_A_j",
+    "00FO-0S_hQ%:pepHUKY0HZ[!W0Xs4<IRFE.F%Pl.[MP[hIStJMFGV*q%-y0.GBh:,0hxpo53:Qy0xdW)053&2G0f)yIx-jf00f!=AF^_604>N&%:o^qIn3t)J_A[g00G46G7qx:n,VQEHvk>,GtB1!",
+    "J2Epj00Yee53:P)<&PS1FtryyMKv%q%-y0-GBY#)0-rZn53:Q91uZf$03Sy(%-y0+GBYs%1e=sQvjH#wEiy0wFGevr%-y0/0x_i.06(+/GBP*M0v$L2FA6d<%-y0E+7T5vy<odf>V<<6u-&3Uy#X=b",
+    "&+!lf/1:nT>2L0PEjBYXf&m^l0yeMb0Y5D=Gc:pZA1yV40Us;h03S#+!U6)B3ImH(0/ISyo#p@r#/[B<;&ekp%!wicB>9PevzGxM7BkT31Q#=H-syfBSPc2$0S:c-2;:pXP!9-t*AoSmg%S#emIw#O",
+    "=brj3v;B%Fmk0!(mKhHd<8.zO1_)4,<#g=q,472B=5+2ohw2m$5%K2%9Wnq7=x9.y[Ll:rqR/7>E4c6j0:]720fT_C4.N>f11_u,Eb@g_G%>+VjR6k)t=<.o5Dy[zt=<-A4.C,e0SdRg10OFoyXOHf",
+    "AUHSW0tCG00UtFt.pKkd0xtwKH[^8kA-5$L1ym0o.pLQs01q(x$N;W9Fy#UTlfDHHHRS:mG5[Y1G5[YZG5@,C$=[QRfad@(BsntxKQuBjGta9727_pM0S=Vp1s=9f03RMR03a.g@1uD9JLBd7FCsKF",
+    "01r5wp#/fU$_FU&0uKYq1ppZjC+7kWAIb$NIWzztFF61oCONUg1TQr*HRA#jIRGC8GRg%XCo%vZAu.3OG_&bqA2Bh<1s<.W%Eto)nau+aHv0>(hPnhF1v2RZ4.XD21XK;p/:i!u03R;j052djH_.qh",
+    "01r0*4FjAD9]bW0A15&YA0jc*1s5-;FEKea/mH,mHKoD;A2cz84iqx2=8=nBrtSm)84oAt0uLe31t_K(03R>o03RSS00h>N0UtFr&-.jc3m*kA03RnX03RVR04Xyx03R;p052ahIRGO#G3f#iHG&)y",
+    "G5[Y1FaRGXFaRGSFwzAWF#s.yI5Fu0A0RdW1fb-s4:XGo1kk/w9y!qk0+tdFAkYN=QV$)=1p/9uB<a9Q.N+<rF*1c5A2_3Ht=<]&=ff-OIXN/q0v[$a01qL@1t_H#01q*Q4j&-gvj@G5053H#IRFB@",
+    "*a05]ILZYdCO7_eAUFUTGOq]9FE@2s4.fDz1i.70A2l@P0unR-9]ST0A0[#Y4.X70DKR$yA2B%q4.Uly0]cPt0S@9)4Iwowi9Zhn$=[/LHvk>KHvkUUumuFH2Rbk-FyTrc8aRXG0TV5XmuCPs4,urz",
+    "13#].H#s!@6fm:xJ>@Lb0olt40_rF$d.PjXATcb3.N*LU3rP.fpUVRQL.5KP1q,VIGBq(Q9t:h1AvLSW0]AgC3rQ_;GB&FLEHpQjHwLi1P5/lCVlN*wGXNg_GXN7X030yy0v[YX001)#Vg]g!P5/lD",
+    "Vjmwh03QN103QZ2@_(jlVjlr900N3S00.1_10NnY03QM^00PPq00.0XA0soB1uHQ#052agGOGa^0Wbgps^2AN3^PQ6Hmd.EFgXA(9xylnF9I.$0243(957,JAKnEY0x$pqmhJ%n2n/Em8r^s0&Sno:",
+    "%*>J=),MRlNCN!V1rH-y.N*hjp<[(xU9sc/3!vU51lG(0KL#_3FaR.&GC3q42Qu:E0R=wfA]C,V*31I_KOY7*05&i/H_.2vy#fY80vQht*31Jh4:UAG1Bd^12r:X46EpxH2QvUK6E!hI9]$!79^>bG",
+    "9]$)99^>hI9]$/B9^+hJF9.U+03Q/M01pVy0xuLcG1mhx2QWAQFB3R0hyfo6HUJ+LGyoq5GypFXH#Ptt2sr/@4weHC4c5#96gBmlUnV&<Lk[%@0+[m:4<SA-0Y51.F*E/&HaIene-*ex*31JAL/!Op",
+    "4.FXd0^ezFAJ)tR4nz+g*31JAL;0h9*31JAL/PX.%mWTY4-R+V0^ezJFaQrH*31JlHa9s$4.6Rc0^ezV0W#Li0]bGi5CHJl5f2Nu-[iWPI5Rc2-[iVmI5RYc,2nlE*AWjZwBrE)LJtmQF9]X%vf^]i",
+    "A2v8M051$SIM2)jKMy!FF>[4@3NS3N-[h*@0ya3!%mXhCHaGw-4:&T41s5==3aSDHfPe)LA.N7IFAX*_06z_nGBTY31!<kg-[gMm0T0a&$-.,*:BR*PF]*+T0qorb4-!!I0Y9>:H8n7N4@Hk00Rgec",
+    "1P<<V-[gJ<0uN!U-[iV$H8V8-0i=-D.N:SW0R>L[0Sg^k7!o/5%:fON0Rgbs1rH[s-[h<@HaS)a9tX]Veh&nU$O8cw4.(Vu10gv$Jq^eTI5c!FGB6+;4K-NJ8xC_@9SKzuFm)dVG5[YaG3o&!H#F8C",
+    "4!-5tH6H<e0S<y6A1E[F0U.XqbO9X+bOXo)0#=/@0Uszi/m9STHZ)ZiG9Mi=052#tIOqW-HZUCuRRbRn1avRG2sA8.-[iV:G&D2,2m7*FKMOH2GK/E<4LB1q03U8Ki[k+UoVfx32oDB^-[g:k)5KH[",
+    "YS+pG3d=rq4+V;k0RYwm1FiuNZP&=J1JbAw1PC7kHm(5=HY6WoF=l5;4(I_^2p.DAumKY]01s!=$=#C(0uKe($=!>3-+Fv*VK$570S:wX1PC7kGp+#:F#sQHGmGN=1g>o&0SE,lNe(0vG5[YKF=l5;",
+    "4aeaD1NCh#I5x,O0R-a@9^>gn-Q.A$6fXudHHP2-4Cbzb0SVnp0:Ot[0wfO[gWv%NQyMhT9s*DgF80*[4rmLEt=opQ4:hOW0SBZ4E-2Z202L2C@@,aRIWRYA02L23@QHHt(g7a.Hvk>qHvktgXdeMK",
+    "03Sa#03QK003Sa!03QJ_03Saz03QJ^03Say03QJ]03S0l02Vj=E,=F!02L22,@<cT&-cI,F#sPkF#s1e03QK103S0p02ed:9]14@A3iXM1THZ,000#aFVWut0:E7YqOcbaPSM[109y-/z5)]8eGR2X",
+    "1LqAAG5HD_6f(^/0S,DJ2QvU43o,y788ph<0Rw=v1HKCn2Ra@MG-]*aHUJ+4H2;(43lAN[,vKi<F*uwH4-jMW0Rzeg1MUhB8NlBG1JnowzzPmJ10)XwIubGf4+)9[9]SNv1pNpP2s-l8#sn@KF*CT]",
+    "0Rxy21EUBJ2s.AOGj.-uHMHLW1IQBtu;P.cJ0Ao!01@3)AD0a[u,=ec3OO>_uipVbJvlTouHOMFIWf!_1o+qj53&K@!2:KgHO9RGKSDV*GOFJJ965;d1N[&mvH:y20xUE$053u@G=XDHJUK8qrQZPp",
+    "yx--4vH@_eEHgC#FGMpoqTc^k@x*]R,vKYP0XZ.z&jCC(F*g7&MK&;)#sdqqEi)<KH=d(gvH>F<EHOC%FGMmhoZkUHIWRDr,vI#3:/6&M0h9$TGco@lMKk8c11mT/(k:D/%K[&:0X6>GG%x<UMdZc.",
+    "IygBr.WU2b1s^8lGs=,UH_/3,G_&hsIygBonpXqM0w1#hFaRwzHUJ+*HQ:erJ_%iylivXVfxTA@vjNKjEjBa&A4N9a#sfY$I5m-q0RWo8R^ZrR%K[!Z>Y5CJH[8YpD:yjkVgr=153&K_87w$906#/H",
+    "HZ+Xi0X[f4Ig8%@0F%^d53:Q31s*t@7av79*2V)qI5#$l,vI#DvjY#Z0h9$SG&cY*MKm_u,vJGQyMqA^FqQ/$vH:yxEjKW#3NJ/CFwn*WJ2*Em%:n]L1uwG!HaX1#E,=3w4bH[@4*]2vH_/jH%h7%h",
+    "1g=#dKfnPqGcW)<D:XDV06#4;G&6z$AK;Nt]K0&VEj2VUxC0+8GlBsRF1!UFOfvu80R<1:5dxpv0S=M6@UxKaF=TSK28Q1%6Eh]akicmJh1dZCED0PIGr@OU1;/ut9^za>,T<:sH_/3EHvk>3HUJ+9",
+    "FaQX*l2[KC/,vT83ppz]06z[jF)[!HioXUA5$WCmA7L_A1G/p<4.m/K2Lt^20UtFqq;,o/.,^MI2/KBGFCaHH+/:Pt2[,Pt4.8=mgP[c)IJk@kA22k^&jlYIF^KSB0sP(w4:@c72Lbk+0RqybB<YLH",
+    "11^&nGypFMG&KM(A2c,pDK$3$A22fjA0RjY6Ey%IH8KDKfCeuIGdKV*ATu^sF9.U=052djIe,HhGyoqjH2=OlGBE%WHvlg+G&lefH_/3AG5[YTG5[Y5GXNhQGXMha@#T7p.pB:c(a@^vA2TvI00WfQ",
+    "BM&![xdsD[4KD[WHi82$ATl,pF9.R:03RSSp6CH7G&q6/A22xpA0IaWBQ,GqA2cukA_G>s0v@x4fCC:PFaRG3F#sPSF<gpOjFbg0F*PxQ1]J]Xf&&DM,_k=sHi82Jf(9Q5F<z5vAu#]S2[8aKAu%.A",
+    "0_t90A22fjFCZ_E024I-A2l)n0)@JC2rvL2Aus;R2@_U39xwm>@,21tf&(8hH2<zVH2<Dfn8gMKwyg#_2sbb;f&(8RG5[Y5GXNhUGXNPi03R>o03RSS024U;A2c)o1I4Hl9]t*z4/*4#IRGC8HqOg3",
+    "0#Y9#H,ZB%JUA<!,_lfqGcW)TIq9ed6ETb!KL]ECFoFXgAus;R2[8Z.A&L(uGBE%jF*X1%A22om6E*,JH8B7YGXM>:.FW/1BI2;J4+i0_1>DwKAdVgxG5[YiHUJ+WGyoGe03S6m00aD+B@*gzIDi8$",
+    "AU8MwF9.g]052goIf4cmHUJMWhz_y;GC4Vd0]b^a0UtFuf&&sb03Qf403RVT03Qi603RPSf(8#i,[Ao,B[ehvKRYrpIH1/CF9.d=h7TVhHUJ+9HUJ+XHUJtkgbW@sIf4ccAcztaH_ZlM4:gb-A_Z6w",
+    "0v@x4f&(8RFaRG3F#sPUF>*:z7c%3i0^GCb0WTRiESKT]6fxYX3Lg;UoW/t$tO7YXmf@=hnz<ew3DSiG2FsIA3%T]M0Kp0mACck#0Qd;EM,Lp&+W@QP7z:W#0SLOF1@A#vA__1A13ES_IY%!YHaMjL",
+    "9XRIN0RqFJPyrkqHq;*;4.2400W]--G5[Mg03RMP03I->0D^;&qWT34;tlgl99[u34qhJwG_<&i9$p=,GXMkG1spJl<dXbYUH_!.UIdP_fB>peULPVg@vfXAH2=OjH8iCG2bn(xM,n++8#w;UBRHi2",
+    "8!,SM9WVed0W_!M5-6cAG5[YQF.uV/!UYmE02;#>9_v]O0.d8ZT#m*A1FAy:<rqIhoDd%+IN[*]Au/^rFKjY505mo+FrAA64+pod1tT*zBo79n-Q.ghM+Ar(4dCGc13n)HGyo.rH_.39;Og=z0vQht",
+    "n8gD:4mLD4Lj#8a9]tf19^>eH9]$u59^>u49]tu6FB3H^03Qf903Q/G03QfB03Q,H051qLF#sPEHvk>9GXNhHIo1Oo1_HojKNB^OFoyvj2Q_mN6*e*e9]kf2FB3R603QfB01pn70^l.A#RC*H*8guM",
+    "FgHUE<CgCO@T,9]+u-E^DKs)N024U:,2pErIWUyP12Z<@IYbX1l*I!ML/PX7#RCpR4.D4p0^ezF9+brc4n!XxF>gsv4nz+Zl*I!ML/!jw4-Pfh0^ezJHvkVGl*I!ML:_z>+u-E^3p6)406$7JH#Y!3",
+    "4Kz1406#1/H#GnNLJtmQF9]d(+u-E^A2:KM051$UH-u&uKMyoFGnoM]3NkF)-Q/p=0ysE^#RD%5I5z+.4:UH41r[_[4%=@Y0@_;FA&JEUFAX;106z_jHZ+]9FAFm)+u-E(%;_&;hs6UgG&MBa-Q:D#",
+    "G&MN<KeGWeH8=]=V%y-X0K_<u4@JKk0Rg)L4@SQl0Y4lxG&2AJr2,G+0o&mLKLR!^GXMh=6E/m1DI7B(0PHXiA/^[r16C3,00ABeRstX]128z10UsqWoWTPIpq;<gRVOkwbS=S5ARi4kbp[&>brv)o",
+    "2_@p<bsq&Z03Rqb:H#4!Hr5[wzXB3BA09V60,fIx4/CvYAu%#=0UZf+1m=;_1au!LG3Ws%Fg6>tbO-]FH2<zdFz5jnFdYh21s<J[0qFTU54[N6-Q:D.HZ(E,2G7G-9^F>t-Q.Ub5,]V]YuDic2*BYK",
+    "4+quZ0TedN;FJudGvLGn2Di-66F9]r4+E;L6EXk_ZQjHK1I5@h1PC7kHm(5=Gyo4],oyhA.=u!:9]JY80TVVPA7wJr-Q.c30v@l4,oyh3t:QcnV$tCN4!8mY2p.A7tN[@+01s@;-Q.vk/H:.u2in8_",
+    "0Fq1tk3]nI&*1;t1vfd)-Q:DzHZ(TP-Q:DgH8(c=7d4RmK=is8:udqPvIqhr4--+l0S8hVHo+bOP!BHY*8vV>3%[<d0%#vTH>YJyJ_cNm000#aJ.Q.&J_cEs000#aJ.Q.&F99>+X&*H.,K7NwXdeMM",
+    "03Sa%03QK203Sa$03QK103Sa#03QK003Sa!03QJ_03S0n02Vj=E-Tj)02L2B%-5n(H8wK.02L2B%-5n(H8nT<02L2B%-5n(H8wH-02L2Dhy))2F#sPhG0fos6F1ME6CY1A%HaVUH^LUYGBr0gdk+KB",
+    "+W@d2!3Q4+G^xg94+^aU2Q:g63o,y788*n>0R#RA1G).j2Ra@MG-]*sILP4v1L>0.bPotR9]Sf41egmC8OY%Q1I7je:Ix4X$l(DLHPoX,4+xe69]So%5-Oo035o.C1TZ<jGWiG(2s-l8#sn@KH8sfL",
+    "0Rxl^1D=-F2s.AOGj.-uH=]@u1H/-ptq2bYJ0Ao!00ZIzAD0a.$l(Dm3pO.XFFrOk06R4@Hvj=x4,c[d,n#/VHa5uN0WUr>HUI;B6AZ^V0Rq>OF%Pl.#[w)hGXNh$HOS!sJ_cHl007_F3lFjZ#[w)g",
+    "H2<z)G]1rrJ2f-o00NO453:P;(g7>vF](,yFGV-p/)eODuPrkxGdIK=53&K21uQZ,03Ss&$l(D#H8e5+0I8V=53:Q31uZi$03Ss%-/ltdH8ajG0+a.Wv-i]X%K[xZ03Ss&-J=baH8ZI!1KuJpvjH.T",
+    "%K]MlHUJ+*G_U1iIyEyhhgSp30w1#hG5[;#Gyoq(HQc^hJ_cBi$l(D1wZ#DsvjNKjEjBU$A4N9Wzyl1>*##mvGRp!VvjH[$E-ld$4<KC(0^PMi1rs/y1rM;T.[2zCHvlh1H8-rN0X[V[F#rIutp=XY",
+    "0h9$EIG,0EML5#H13EP=ILiV8lm#EL0Ws.s0G/ZZlm#C_HOS!sJT)-j00PSb53:RC:j5q_Fsce4MmfyD13NV>GR*/5m.1oS0Wr,24Wkz;068$qzyl1b-Q.2F1rNXhso;/XD:OAT052[yHG%-j-Q^(L",
+    "-Q:D>G&L^]0^m_N0WU2yIRGC>Fsb1I6gQNtm-n+wsznDL1(Td_1oGlx4(O[V1cSN/F9R$y#lQmyx!xup05tG@0]U*wXfFdbIjz702EXix0WT6VG[<lq6gB@K3=f2B0W.(F4K+3Z5,.QC3N,*FH#v*j",
+    "k=um*s^c>i%i#e4Ee[dP-Q:DqIWai=8a4n9yGkzwH95.q4+enu2M+Ab6aki94-H2R3n<1.J>Wg<Jr4)b!6hF7G0chy1IoKO2qq_rI.8DF201g8yF_(@N(qkR3jjb50kHTZ1)bBM0T(i;r3np&)-b.C",
+    "udEdTpT@FUJr4+w#vKiZt@HJAuD1#/0XR9Q&lCc16f-:51-nit11Ap*>pcHKMh=)2uM!TQ0TD3(AvrJr3=oH:4gbmx6FKVk3lll1;J<(+B<V9fECuuh95.A<2Mhn=6)zb$GnJlcG&nOf6bC8[ys(S@",
+    "4;=zOAOzxtE)0>r2bceA3(*G+*J/-R1Dl:[5-=sC9x!tc1;cQ20:Wef2oDG9:;aQcwZ(n^#/3qFBD_Be0/p=$U:!Ar,$etP2<=EqDh_k3*dPwA>6rX#rk,gJ9L3Bh1Hb>pE4UdCJE<*&4&;z4M99o1",
+    "1k0OS4@bQaATI.mHq-3dGnDKG59R^r[DJ@pg1(Fa0CNu+(99.S.^eQ,oxFYz3cZgU1o,.]4+*a28xJL<f<%):/UEQV,Y*38)GR*.I50TV5g!:j&/D=IHaGwQ*4qjXOwthon^@Sx0[-gJzK949/L6Ld",
+    "6EV4>0UsAL)e!/%!vp[b4+7N<10)Ya)e$2&HDC@2&d<_w9uHB]5icDvG5[_R0XQ@PFJ(A301pJz2;E[VN&+Dd-[($X3F)2[4.XYLKOZ;TGXOsdH!w1^<Ebo1H!w5P5g#Tw(h&_2/2-8T5deux4eh[P",
+    "0u_.xEws@F88Yh-A0alD$@3yYEiyT-0sxcN6%P&6=f;a&yy>qViZ&0X0hX0&2(JSVP@:IQ1#Jtz:L3ck0uKYQ4Gw<GFApm-s;@k+iv$gsDguM-83eZQ3;BtI!]<CxH8:+50XXHei2(w-YAG@]v4b28",
+    "*pw0u!wwR200fApCjdbY0LhLV2mR#:9]SePhd:0U:[$,S!(Rufj!>:1Gpn8=4,lUL0DKPv.BuE&=q5l*1hAbz4.48S4b]2i4+Q(@AQv*>y$T,zGvC;@4g9Vv3jZ+!%b<@uU=$HK3<,*UIpL<b1h$no",
+    "59kBqs0./GHG:2n6*h+&1ctc.00.8PhZ+PV1dl^qf-a*j0D#_e4+W4A03Ht],4>SY;h6742K&q>3AzC(Ej6F5egSp<zit5t4+hGQ9Rug.0uKlNgCP!w0R+hDD,N#+4+o.9CjhAe4+oSS4wV^KxJx2k",
+    "EXxBA7nd6a&Iu16lp7BZ#>k[vvl:5SIWjQ,KL#:6GX4o7F)Seu/L7x-5-y/a3ph5j8VjBQ0.4@W4,.*y9xntlH2;#tfdnrAGdP+BA_!jg0S=N7Iu8<I-vO#wGd7C>9]bXr0^m_79]br7A4N0(F9k6%",
+    "b00%D01pX>iAEYQ,_.Ee#0eQUqV=6S4l-,g1C9+Z8Z]SC3=FlYEOZZt0f!7PWi:SbF9J6-00=#!eh/gWhYSeG[7erChYSUa@8N!pHV*+82g1cF4bt%.9]Sg*!4xkEHaFQM4*^*%2Dhv]4,5aO9T+!&",
+    "sT_0w4-a9jTM[--4i5tL9Sw(x91jPfkrf[cGob+yGyo3-=Cts]0S/A:4!xWL4)+2Cf&m@@H1@588#Ofm44jly9]..s0Urc7>yPgE#]aM(@T@O*03Rwg051$PFw9gR5Hb4#7&ZV8K&8J7UjtuyWpZz,",
+    "zYGp239r8l4)e1O4vB#y4,oan4IMJ[&3+#TEO@Mc35:A_4E_BA4=POaA[ICKfCdMGQwiJJ8xIG-0S=Vm>971/hrbL0::dvY[i-eIBsTxP3/G!s91i3G0=.b>2:qEA4+gu&MGpq32oDR0Rs^Z/y1yF*",
+    "<01z]tBxE4+y)8j@vDB^y&eDt4+7BBLJttBsw51tgAxL79x]km7Y5ie3e*k[D^]=;1=.sE4+!1*93LJtg98BUR^UD20^YqGBMbVB3Lg(Nh64tdt]A[GHHQNZy>,A*fSXtjoA(wEFo=:XUyXr40:^sp",
+    "<5dK=5H_e6HZwA0vf&O7F.K7h:.tf1VjnUw01rm>z84Q9kO2;X0sFoe4:+=^55)zf-tmas%;uAFp#_4q2FI8i4+wz/4,N3:4i7e01<-XOBgKdu9yRK+9S-NG=9:I<umJ(_N(!j%4KEuuF^(5(4]mMj",
+    "f&l;/4:8Kwf&njmEi^CH4Ft[x4-SOO9^gtk1rG]A&kheXR0XOT4;]oIq!]x8Tpuzr01tK2ksA*s)Cdn8s;QD&JKh5i0lS(e4;JWa0W#Z.AP*&E548cc&kh0U6c4Ne(UBVuB*Fy@yaLgY8y_O*F#rs&",
+    "2oDRWISbB.8xI;uvm!4LH#gFe8$C2OH>.sRIWp5Z9]^3r<.bdtu:lB)*K!j!i1i2xwCJV*4lxe>k_#*0.^eQhuJcC<NC/rZ4+F7p1pc5631b4W#A=/8B@*gtGG,4+,:yOj,1:V0]3;j+0S=p,0u8[z",
+    "9tfB59SNB[28IF-1B2%q1FF0[4X#,q12+6x0hgBy4-jAuWgapB1I4^%4vmu_4cN[d39@It9]$+X+!qeQ0XsM[EW@3Y14RKI2[Q+W[+0m/pX:;=n%o/;-zI<J[1=.E>aqIr:JJYB*3Vx9.N*%@vcN]V",
+    "33DF=Ho(nn6E.<SoM[fJj#37(-Q/2CH/5NK4-AIc3JB#O2qq6g-Ncbr69.#aVhoSfE(RtD>w5!BBcjzV4UcdS43+5[9].=]([cvHZw,lv6$X-s91Hhx36j(b4aVje1I,Eq%wP<J#1RxRo]GLQ3=2Sw",
+    "4yFhX1-wQdA_ZOzD+7a^3:@TD3XY2#89C>576>K$CJmw17B3tzH^J+IE-ly82ng51d-$m$1+087G%(A#LKHNrrdkW^wiN[YCl3.M)msSF!+Ze.1lukKq5%iG4Gy<BHUc#buXF,Z1<P++9]tk%1O/p@",
+    "JPygu3N$t]EQ0]FmH@Ii=b#KeG.Os-03Qi5=owp3Gk6adx9b%ZEu@[0F9tI,h]LiOhx8-560!*<Gc^3d7X[qw91hI_1K!e74+M;-91jK3lpHEIEa-:R2Zx#@4qY2#oBRv^fz&(:-2#ay<:T#94/SRa",
+    "9tW;eaRI&;2blp60GLn)uk]^G3pg[,nnN!JI5f6Y6*&L[VGja=#+(5JXbaSa4F>TrH6tGiHH61J6*lt(4$sF5CO9^mE-lx32,3S(0M@Ww$P<:*s3[vVsRjhr8w[Gm4HGfD5DERX90/9lEe@;Xr6&iC",
+    "$Or]ZH4MAh9tGps3k3Ok0mJ+i2<)19@7aFe;+*>GnFS99nDYt)/inU/0h5Of2B)rk47y1Iv/am,3;Brs0t1u=4+O&aXCDDG@>&2+G^QV;4w_T#3*6:o9yGL]8x%C&0^i_SB;hLG9uA@x4*-E;8wlCT",
+    "JP!rjkS8AlF#rJ:3e/xl1ZEEf>OLP!1my7-E-u[l0S>C/kqiJY39+md28-m<2FAcL4+Yu<4*,n-1eL4@4-6%tClWXS5-p(]<rW7=1&#p.v/9#i!cY$a*q.8-&VVNdDGvr]4+EzK4+gNgAP)xT$#<qx",
+    "01W:D1t0;Kn<t904+fS24+Ou-We)+30^mSW$#;)S0X7mgjsX@o01pPI1quHo3H^ofjsXuF]H*g&lxGT-(0B%3F9.pc[p$@74c+t&4#24$0cZyCz#tzRIHnc^>=2)i$dEG%tff_6.iH:g0gkpX4,cBh",
+    "gaH8W#tROZ7!M/9qZK$ZEHh*W)z:Tr:iQQ185K0ic<F]hD:N**qZI(Od/0px6%R7d!B+_J-bboaGBDVVR^wj634^BUoaI*pjQ)NXH%kuzqGA*]x)21D.P#4K)wL@S0L_)<LJtbZ<:C3s.>ZMK.QxLE",
+    ".$Vh3ECkZ/7Y@1Ph!zgGHx)O6@wbH^qUbdXkl!CK4/>X1$N_.A0tv$B3J&1:cLeDf1Fsto1HB3Zj_oq%Lm#IBD_CfLG%=4$e/9Kn4zcQ[0Urk_&%^Q%Ei&R@0W%H3vsnz8$r:6gh5Q)>atN^6APyS/",
+    "KncJf1Kx50s,9OGHJsxM0+#0teK0pSIW-mhk,HTEu!kT3noJJ;<uN2e1rF;0d<wdOGcz>g[e_C/8W1(o@_nXNQVhrJAP)xU.yr*x8xI$cf;pLhG8[IF1>PDVHwnKh1/Y7N1Hi=94l<Dd:KF;%95s&z",
+    "4+WD;4+FbS1f&NB!Y2-OunhoX47iB@1;r@K0]y:4,&6(n>yP[o#Q>dX0nY:i2M)Em4g&q5HVgUzFAFm[tpWj)@Uwj&A1gPl0x2-wXabv44wl[)4zB>RnAsKt2M,jl0va:@4y4fm2,yh()VNLp$U>a]",
+    "t@,dTktznKoi>uk2M+VrS>r]%A0GiXAQm+M4++Z6cn*/[S=>!-!c!VB>#y(06)Z9_=#d-pGBp4IuJjKJG9N25=aBdJ2Ok1B<&g]LF#rXPf/:en9_3t710M@G02ns>1gWYM3)Qj_5-dm<9x:tw7%:0^",
+    "*AD>S95$%^20Iot*n1BIp9TxL2OkhLtpX0/0U9[_1fIu33,.[aHo*c8U/IoNxda.AVFBhq4T^pBG:@%qG<S+n9t7/yG6tUp9W(#]hyw-74,20L8#DkLGyn=(S>7Q[EigIY11^3OIG>d)FwZIrGap;x",
+    "p#_0/0^Py+2Ly]QXAG]i4/42l8#Q4OFaQX/0RozyCj*%/45R@d3NY6K4ZMUj0i;]@4;OG)4.p$E3$F+R@/AC4qzVrl*#ZWG@.DR%h7/99;EwMg-V%x80v@)9;+hh2IRGyKHaQ:@HvkU[/7^c=&5:UM",
+    "ItR1@2ea@32Eo4+95[yHT0aUiI5zkL0r_Yc3o-);G]mPO8jIip1_3Em2LLx4G1UbR8pH]+(c2agIAtFIGWG).H.JlJ1_WG^=9%wr95._320I<!HuDTG4Kg#a0t;IG0]fv5eGJnF4.:*KD:5^.0g;j:",
+    "@^tuH0q21i2kN7LFB&*BuO.xBk$(:i@j,d+[HSjO,UAM;7e5F$FgM%*2rvWD9^X<L1mfrd4,75^.=mrII4%yQ/mG&R4-!NB0v[YL03RGJ03RGJ03RGJ03Ql101O,gj]:wtso;]+[ow)%:9s[JGBNV*",
+    "4IDBt0x%IY01dMs18ov8039[^7dMax4-H%P0uKkj*A)iYrU4!=I_X&Z2M,j*.pKt64_qfA.pK@>ivk0i(FP8&.pL)(F:fCcHRS=j4[ahhIRG6q02nnr4,#z$kK6(eSJ_+T9_3nB0uL0P0Us1JmIMzE",
+    "o&gay9S-+V/:iGt0uKnZ1rHVO1@iap1s<bN:E8km6rKSe6g2Gt2%Z5Ck>OJ=0s+[mF#+2F4$9*K27:q:3[xgCGyMe$u!I5w/Al6iW(4w!2=_0Q2E(&c4Q3cJ$@A//9]SP_5iu++Ffe8YzO+*WH3)tN",
+    "jh2271!fG*5&&us1DoUm8aZ]k0(AnNT:.H+I]6qO$=jBHumT,400z(ZAPt!T2,yt>s-_tQ2+9E-1vvmJF*kP(b=<_L0R+JW0(cJtWdbA*0p9[205)YEH$<A+>yQbl*yI8a7IrT&D:VQoD:T434)D4s",
+    "4+V]zbPAS:EH8rsHaU=$1^>FHIRFzgmxLG%sozEgtE@Rz41tCND:OOSItG-71rA38iv$iu9X9]UA2$FUH2<Jc01K!g0-3!aS>4%91q*=b7cj+(0RcS[Fjx,,sRADYGyokk03QJ]p8+2.H2<3w9uJNK",
+    "Rt@e_o(_</G0g,oPBb!_0UrS[039/x2rmIMIiCR!N0b93D:(ozb!@9,1I-H2kY<-LCOZlx8alnn7y@5O3j*<n8w8BLU/ISMV*@SxCm#Sb>s0Pb38irlA.2w+1N#vV0g>)8Hj:E!4,%xtYY!0atUxU,",
+    "F/zquv0onrFliqOGNkGj4-yJu1_V)%Inn>gGXM&WZVv*1f>Va,H3Vx1oHYWmmsJl2)&U->Gyns/a^OHU0Rg/5E)NFQ0UrW201J;eZw^Z20.km_IBf-Jz*hjI>*oAI*a05>HUI_l&M=,PZyPoM5-feI",
+    "0WStLHQoUq3=%9c9^fy]8#DkSGc2d(4G#yNzz,h*IBy5[gB/eFZyPcI06YNO>gWtYINkvt0XYB%#nK@V3U3,P00FXA0k_r;1_o9$2Oj^2aR/SNAP)&_8#t[51ly5bKL-!_F_tZU1Tk:_#]RG>$Or,C",
+    "gj=p7INkvd0;G&nrG*>23f/)5H2<Mck_^[LEI2gY0S=Mw2nX^1BM%(j0Z#@sEIBa%4+7E%2kGD+4+@D=8!@X[/$!#C2RS$10S=M&2nWdeBo7L49]kbQh-9<!hUXLw><<:WHjQ!*0GfFQ=u.=K@hgY;",
+    "4&b_L4+Ha.JPy%v1&!xZ1+8fx0x*3BnYUOD-OZSYG&L+r8Z-mTtqBhb>@p5>IRL7kWDgFwiX0B-qb:pA)EEtmmmdP-5)5wv.V*x[0Ji854*@L_D,M%y0:54k)B*#uqzetssu:wJxe6ZxG=&.L6Ey%2",
+    "2l%3S1;-XK3y6UM3A;Q=458DM0R@:;4+;.ke,8,j>/*7z%mD>E-V_ZrGuW7E9]bbjYy+,!2_@Q<wQUCal%<d,r]NDF;yUy@puJ<VAP)tawhA8uH]y]b4x*(t3ay%D1gM<w3,oUf3)Ike1fp:d0@$Q>",
+    "0,B@:1gDQN4+!DJLJtZa9]]^CJuxy^!ovXr$>Eo&>)@x;<U0mS1(*Q;zRoNU3%LO/3o.kx9^6(]0Twm<4YjH,3Y5yH0T(U6Jsy361PG6ZUJTs2UkA;8cOL=Y008c04xhsy1pV4-A8uXJf)Wp1vA84-",
+    "Fu.Gv4.e9)bq<o=Z4U+C#a]Ar&>E.IEanam3DyNKZ!0v;13%LNF*7#Q0_]8]2Gk4:1H*O:(b7N>Gp=(X9].zn10QiX03Xu.Hvk>7H2=-XGb^U!95(.HG%,I3Ff23H121tgGS:qS)B%AD4+rqicOL[a",
+    "*2r@Xi[3yLHQtN>9]].r10QiV03Xu.IRGC9IRGC8HL$:a4A%n[Hnj=M2[qRPFK[w2058%3G%x<!1_f4M9]ShE.X-W35*0VL3m*zL*8;AMGyosd0Wkm%2eJ]m1pT8N9X8k.6*#sF9]]]u10QiX03XQ#",
+    "G5@+/sT_dBtc(E@HpcTV8#33g91jNki(CSc-VB4I4xAGM/OGUT%a9Ka,Q@#Y<0_sm1gD/U9]JSdyeSE%!Eyo)2$^&82Hy^51+st]4y4dn1<oPU0S=>EwkQJ6atF5PEf>VD0S=Y64i5#;jsY(LF)<+:",
+    "6f=)26uN]15-OoLGc3*D6$W4r1-y]%9]kqjmmLd+sumS7nTQS!hpiR>+ma3o/l<v>rG)>ibPo#5/t37c83:P+4hn*r4hXZ;SO$XbUkfxmH!L#%7C6+20S/sr0R*d-0Slh=E(*,@YX%$#<^D#x130*e",
+    "0S)ZrWFG@Gx@>b.y#fxUktqUT1SS]ZO%2nvLIfrNg#,<-h_HcUyp(+p1,7_Z2Dgqq2FXt!3pLA>0S.]X5d<1d0M[u8D.1>q-+X*q(5<T]#Pc2pqTB@vqG%5G2m]!^8V:_O1qQUCW(w6U4(Zqo2*/^Q",
+    "0woTionQ#9E)L/4cNsT^J0Ao$-]3oAIr*6Z2Gi$24u[7L3(w(X4*,YKIU+MPn[gg8[_ZC@L.QX9DGv.vEDr+c6COB>0STL-91j<F&NUAaz[h0]1*WJO7&gr2paBj.3Wl2[3hl<c2D!ZxD/]5=m-oOH",
+    "F=UcZ[P7P5DGuEW1pEdM1/XGp9y5#w1%&S.9]Sgv4j%.I030:/3.qcqn*jux0UrZ103Qi8>zWKtHi@^o>zVYN4+oL_9]JT19]1Q26fyu06p9WKG5@a^NEk7a0S=Yj:2e.hHPV_@37,F12aCTa3d-5k",
+    "39$;bi0=(62#O9XHZ/e*3pO>Z9x(tP4Ke=8GXNhDGyn[k@D!aSGKvlk%d$!z12u[c4Y2)i9].]N.X8/f=c<2JO$hJK9]%nyGtZn!1eFUDIEoG*05Jds)y<JB7K#o(3N$k>>6!b+4h68p4FkZP5eF>0",
+    "2aOIJGw,JX4+QR_0S/E24+NNu8y=Qa;xz6>wUQSEfJH7bHrE9iIN%T+E!(+R3gWUY4dbL(0K5bTit/qA12o109]ARz4ih-59X7zG3.SB>8V5oeI+-,gj/TvAY7Yn0uPGTYssj$(7$h.=m@D!.iv%7y",
+    ";*s+B,l+i(1<[:r1v3C21_c0V4+j4x9]kg(+i)KUG203s6f*Z24%,R@U/Ih90S=b%r)Lh50R-CB4-A+r5ikHWGdV2S;iB^M4+QNC9]ktZtR)Qno*V=;j6VmduYC*l772rwC/Uhg3l9i>[%-QL3j-6;",
+    "@Lhl$3=y>D3jp_O3=X4QGwll.IF+LT4+QNC3Z9a54($sLq2L,H1vTvp0:By$ulQ:OwzEe9eF(IrV+>_(7zmQU4HGi%3m*V700g$MY#$Xc;h79aEz/4P:.a_*y8#2X$PNcC4+iWD4Ct[O4+YSKAwL8*",
+    "G&[xx9W/xX1l-os2lt-r4z(Etkc(XhJr4V(4IMe-%0dRSP!9(0/5HG<;hXXMO%*hZ4h+N#1pBiZ2SN@6#0woW]Gyd!6T^M+orZ1&*R_<Du<;(l9[<GP3llQ[4+XIo9]bW095J#A2WSrkvI+_a7X_sP",
+    "2[*C]4,_N%4zdadU/Ih90UrZ201pApCI$H5DGw8]7XUB/m(_Xa[@(aNU/Ibv3m*kFum&43#0vzt6dO0S:3s*x!_qG:,wh84#0w6K+.YGkHN*/YIRGyVI4^S$I57Y(5I8abDmgYBF9a]!#0v+Z>l*G$",
+    "1H/mrlcjtQ2kh!t1hoPT#0vz/p9^*h7&uNVGCIv76FDXmHpB^aGXMt5(=(G&#0w7xzzPRX3$8H_GU(k>1^+Z+yNwwG!VCblH4hQ@q9P9my3!601OMtuCp0t35C<g:SPSjJ0R[2dP!80U0tJVdE)N=M",
+    ",,!Vq4mObKl:q]/4sj$hH@opj3!GOB%=MRm!_qWn*_moz90Q963cgn(F)[q>3/F>m1&9wMGCAo24-k&T0V6Fk;ei7]mzoDTa$]5G1+;J,4wA4L5-U=]2+]2BEi#IcodFL9=rR3k2[t(0R]MnP3/aaK",
+    "LLUGy@[EA+:&F!i&8GnmK$MOe4=Q:x0S=k[$@B6%oBR+B!1r>v]F8iAseTU#si%Me0R3VG=_P[2G%%m_8wMs8GMlym4+n[[0S;502Ls[r6%LEB0YCQvGch*+JTovi06z*dFg5<Jsg9rl3o[:1G:fqT",
+    "1,7oH0S;Xx5-XuHC=e0,0S,(Kjj-g%G95XIk6a%MIrydl0-k>>3o[:IHjS]X4&wn2D_+)M4onTqgaZM^:u;VJ0UwG1F#50o95T9#Tmak%4+!D]4+PTJIuB2aqyZlgHQxgt6g2/J4mJP^1lILe4Za8[",
+    "GB*GTe,bh;7&Vpx3&#%+GxVbY9^qX10v[AN03Q%I00hz71PkiyU/HKeFb;eH8ZQPiI*ND%q5K&sFgR8Y<AEVc+;5(11vkfyFaW_P6bAGT6EOu3IM.PU3Huli2duVW9]JMG7!Pf&)0hDdBFp<24.FL;",
+    "882%sH/.1l[Kpy&:9Y+F1g9em!EFNbGY[MW(xiP4Z<2:w2dct$9]kwqk$eZ,PzKo<4]vj_eGk+Dx&t2uG5@+,*O7b#t^hACB<cMgq.s(60lEVoGyny[Bo5SK1jWJ[4yis5c+#YO57Ys/10M!901pED",
+    ",_kBBn0yJ3EDw0nq.s(60lEVp1_:o<2G<_%38E1M(%cRYc+#YO57Pm.11].RFaQq**O7b,=acU)9uM3B(xiP4a=GPN#v2XBh87PA;&UNe0W.UQFbv+RbPpQ%>FfMw#H4sBHZi8t8V*JmIMP,RJAn3R",
+    "A5k*q+,=UT0X8<[k(UB57cw@)jT#Q-vJeH]#d86./noGKqlW.xMYZ,14<RG)6)%(lH#5Wo95nzAs[-/fwTJ,=p#i7=ACv(#03RGS:-;]O0^l]ii_$d!0l<.wlmRvX4<mls8UP:!u/FVj/j1*Q7/=cZ",
+    "4ux>rJ2*7F4lhqJHN6f1sYVZy0gwbQ#[n^k(BXM6lmRj^g98t)0nFifAC&.z;FApl0XYC4lL0vZFHbWuw6@!156iKA7&)994+Vzr8UW3C1lq7g2kln;*I5qS5d>sy4,v>q0UJQ%$(#WX5yQA.4+g)P",
+    "8V;G:au+m04-H.d8Uxpl9S-eG&JYg>)t:.l>H+*t$GBz:9=(NGy0_T!8RG#T0XF_,6^X@R9ysFx4,)3MW)B]Y0S(f)W)BzR0S:=iRRWP;4,1dQcosCysR0jct;(KvHZt*%FB3AKSPuvFlX(oypEU,c",
+    "[(ciO#d8j$,_uQ#EGZuZG=SGy)K&!QR]KM+Jr4zox&Z=&+8GS>[^c^dl9gsCHZ%YY%>RWFX%7X)yD];1,]%Pv@&I<Z4*:nC0S;8eDFykV0t:/[TMn/W1<@GG0GG!q9^6:<9[;dA4Kx5B3=)KE1v84O",
+    "0WWDaGyotqG^E*O4,LHmFAX#>As,De[[ak/ssRat0uK.9ssRer1qSv64wI;<1e]&g1m_=+9]$&+ssR9u1P=lSmjMsc0h5#g4+P+hcMk=s[CEwd;kN-BzncLc2]1an0RZC#4]3]40WZ/4H821V2l$M4",
+    "4+W9I9SX/w2-t@$KMXJ]GT8$kaX0@E(*dvt4+rQ.9]Sawv^X.HN&^E.0nL=h4,44;FL5(603Xu.G5[Y2G5]jUI4m=)95etGImId-3=dsTA8]GSAJYLd03QZ403QT7#PNC@1UAqX0JMw@4,44;FL5+5",
+    "03Xr-Gyo3/#Y,OqHQLJ=4a7;&H8Hv#9^G6x0^pb&5+Bn6HQ56n1_:o<2JW4E489Tthlg4^3=gn>+5,/Az7ikF0X6=+3&9-P2RJdxNDinS0sN6L1HTIo6SpA>;.Wru=R[LW7mY_]61;AX4+V,zCpI#@",
+    "C/NsyHUJ,.0W!>j8b6Z(Ha0TbJ^)RaFq^dtHaFxY4,Jq751]2zNiUQEIWWfq9^hB%Ne:#bCl8;ktOE__0rLhQFEfux4,:g751]3Y10R$DGXNhvHIqpW=%<1ora%t[lu0TyHUJL[;+>0Jt<-^yGd8C8",
+    "1PqHeF9$d>wLC8rF*W)z4uug967.k%4.Yn8CpbAm4,xmz90oZL0qFq.j]vYDgE9[S+BF>A007bq1]Sb1/K&@.GC_g#v(Ov[IS&En0S>7KGamyu/K&rx0077b1]Sb2/K&Wr03R4L01ffTJ[C2pDIWnb",
+    "lPL(V+EpK9H=Mv*3cLpo2,1Uj6EdEx0t$oz2AhQ$D:XOTWF9bT0g7h>A@c::up1dUeh(3#,Wmrx9]AgsW*,4FXBaX$A0soX0T;ty4,w,-2Rjb_s[tPYHUJnk00qDU4yT1P2(1AR1k[lxFBUL0sD(2Q",
+    "vSl7Q.3tDei_.UI4-ZS2GYDc20/Mum0K(j24+6SD2CVH:4+GR84+h%z5D(,5,IM><5-HIW9]Sqazk_q-&%+!A[J_B+G%z=ZlmP@L9^P9ylmP/p42J=(;4A^5+LQr5>W;3BHUK->G&TS_2r<J=00fMt",
+    "8w)cZPczz,0Y3sWF*E/J+SqX_Co;eGlmQM*4+h$l0W32(051zOHvla&HUKYPGc=DX-[gvR+LQqfOb,UylmRU:FaR%$0WvuNEHX3zFAFj/04y:x054oJF#rye0^m(KlmQM*4+h$l0Uj_F2pBN[34anY",
+    "GaNLQ0tP!DKr@Bu0S;Xq4/37@0S,(F+LQqczMfwW*NYwwzNZ<uyQ_rjgXC)f#[mt@-TQ(nyekh1l&/9F2sQnN0]0[o4z,m54+f&KWGgW<01mZI0(1bE69Jq84;wq,0S(%*WEL::,2x8yiUA)5ImlE8",
+    "$<N18yru&UvZf[s,:gvvbPsQy.(UC5A2Be]VK0_gIWhZ[0SD_<4-!TU0S/;<cqKSCi,iFna50JWCNIYUIWnMu0S=+N;]2ROv.n6=9]1PS<&W>/sag+ly8]E80W$y^1_vc,&rSw24V8!i6*$9=0UvQQ",
+    "y8]E80W.&_1_:o<0.lgFsn:i6pyGc&aWyP7y8]E70W].G1_D)I3zJR-GYzbe4-3)u3LkMby8]E80X6=+3G$H,4+OaHY#cPZ0]w&;A8]Ij10U1<Hvk>7Gyn$IO$(nI4fX_VGUEy#aW^gIAISkY01ph2",
+    "94[C#H,eS[4,]_+WDgnjOb,Eup&0[/:tqKa4+esk0T;&[4n>&-0Uw>MIQmQ.lmRi/fdMbZ0XZ<N4=fIq4;<nuG7p_t:H-5:0W.&_#[o6%1s[]FH2<z>H_GFX7dXxK8xIiMDjx+h(7!S$F*&6T2b_QL",
+    "]3D7[t*UtqtKwu2Bb2Oo7%_745^J-82Rjb_s[tH001fxyWFI3ps[t4]03RAQ03QN401pF]=:i3Hqc0AtMg@z90j&WK65K*3F)-uFJr57L1RpLr(;cvVGIvKbeLD(o4%0&d*=fC71+/g]1i7vn50nDb",
+    "Lmv>[051kNFaQJi:-)n-Fw[dCIRFJE9^+m!Lk[M<3ITwd4i3_q0P!=s>W[&HJTW*m03Qr7ozejT/@I=IGapbg)I%//G%=4ZG5[YbG5@)t4%9-dejPX6*j*n9H[IF+1iSbZ3o[:HG^J:5-[gvT)I$zT",
+    "4%9-dejYZFfPXKE0X8>)LjvUCR^9YQ1rH120]2m/M+,6=Trku>4wC_9D%3*@Ob*mT0r:.Dz6dV_H8j*i0K9z+mI4MlA3!qHLk@XX4/2.=4onHuLn.=h051VGFoqHrGyn_.f;Ei;/NcY3)I$jQ):.D2",
+    "G^J:1r8*1eoHPKi6AuH>Lk[Bm76jSlWCtP,2h:9oH_/3+G5[zxHr=8j&-1k&&o_CHf,DNOH4U4=4/pn=051zOH@PNgZ!.Ok4.OdH6fdCxH8.5m9_3j,k=u%W4anRf2C9Mr4[;</W*=i6Fq%Lg2Q#[#",
+    "cn.^Es&ySSs-40pIN&lLaWcCD57YsgKraR_FuMZ>$Dt])GY#oA6*.$00v_ZRy8]E80W]-*2j4so1oYE)3!Jel2$uL,KXEfGG@j-I)B!dC9y9.2$@Ky^HoF5HHUI;e0^pQM<puEK6%W(>y8]BvHUK[Z",
+    "F)TL#95;>JGKpI+aV$2w10U1<H_/38H_/36GSx#JHueSuyo:<baV$5x10Tr&IRFm_k[mA=H8Isg4*k0U4e#N24-adj0S=>b;PL!H)k7^=GBE%So9$!]paIX20WV/PF#r!PqKtYEx&gF>dLNSkID,Qp",
+    "tpPTt[eC^@0W:x+:H-6e0Ws]bFO&f@F#r!y&Vn).Is4ZE4,Lu/1nfc$z>mObHq^E9EY$gA4.D*R4$1js4-89H4/lL(WDg&!0S:46WDgaq0S>zw>+$:NMg,w99^+OtLk[S.IRZTo4!Hy@9X2!7Lk<Qw",
+    "IRF5#1qW[r0<XtU/C3IZ)k6l&i!Be70<Xtw5-OoW1_fAO1JvUS1D^CU9]SSvlLj9WG1Ws3irfVO@lSjF0o6k.>yIFC04*[!051zNGXMdYoCFIqA5byXLoWa_FaQVVlTZ&Q)k6+U4+hmkEHO3!FAFg:",
+    "04*=z054uKGXM>b0S>$ILk:(1)k6TcJPrK-FN*-%H@PNdFfsry2[17L4+7u*eh*yKLk=My4/2.=4onXP)I%LPya+D^IWy8jEIBfh0tGoAKrzrm4$1)!C(uI.ObO6K3(M4P4)N]64cCcf95]Li2#2g2",
+    "1n&F-4k87y<&gYE)I%QxF@w@Q5-j*a12QtzLk>-t1>Y/6WCtP,0o6kT$wULyLmxUc01AQ/2h0Kv)k6j2r-h-<F<Qo2)k6h@j#m!/[=t%a3pF#.LoaVPFaQrAl)x1)l:ss[)k6-um)v*@gzYs3G7XLU",
+    "4-46)Jr8iFfE6#u0WvY0Ko1d-+-]TDu6>nH4d6T#Ig&jeaWcCDAJhRg01pJ.JP!Y=eg,oQ%AFh)Fp<nVaWlIEAJhRh01pP:JTC+:FxEp3=qE^,l06<BG@j-I)B!gD9]kx89]SShLn^Bi00,i_8y]5s",
+    "y8[o<0h:S%2)wd:9]SViLk>6:90bQ(KXEfGHoF5K)B!mF9]kf29^6:r)d3E&8vv/aG!JmQ124$]GB5xS43iu$8aOr9Lk=+j84a$RWe*zaiY=Z-v(]V&2R1S=).X<o)>5PF0XEh[ACdty058V<H8P=$",
+    "cn>8Vg995j01ux5:H-5:0X6>1#[oC(1s[]FHvkVz]Hd,]+7u5Lz0v=:2$kb>E-%#RLl2z+mg9I21FHca0W]-=GyoqXH2<ek03RAO03QQ303QK302ns>9]SnnLoX6IH@GH7<Q=wII^Z,E1TQT)H>^5Z",
+    "I5u<gIDI.@Z4Y0]&29tz2MGHIe,JrlWiUB8VfX3-4:wp33isCp4YbP/9]JhC/:!iUjsXu/@[o1:2Zq(20S=hsxT66A&O[0QI^Zoiwub/=g#!HM1OTNr4CI9d4=7mzhXD>X0o2qI4,SgO1P:F4#RLwk",
+    "pBz6BGBPv(FA>8gf_O^hA2u]m!zeB^IIWi<4*/JIg#jKg*;<%sPXIVLG&i%CB>9kl:YR54i_.Yc#RMQTG]!b,4-(wM0XB4Xa&Bd0TRAd39].%&5IJ=1Ut<1%rJZ*V9X,z+Z)RU_Wo_nCa$7VoJi-+C",
+    "ZFOvPX:e;5Wpco;ArBit4y(Ws4+fs9CjlJ=,i,qf28sm,ND04/0_$8a)d3#[Hp8BG0.y$E4+dZW!Hok8#j,jt1Ts0HynPcl-m#ic2m%lf0nwB)6FH*l3.:b[MGlb+3YzT%16UI<01p7<#2OPh&H4!q",
+    "-[gG:x(N:o-[gu::WU*D05.yb0t45c0]Jkx5f23Z=8y6Do*DrO1C53Q4+8fB9]$/B0D_]O8]^=+4cg8F0>y;_1*y)d0VO#$%ZL_V&6*kx.NI6#!_qW#a^>Nz4tN8W0tL[)5kCeoFf<20H!w_PvN8@5",
+    "<0lD9$IS!,bq<pC0v@x602nx*yaW>2>@wPRs(KFx.iZguF))wb9]+i%c;FE05e/6F2av/*0N79gngtIRllcM.2a<:$0(1(ClQ9nA5iBw[toT;KF<o;_9yGJg1P9f:Ef[m$mmvgW19J^okl,f,:4yas",
+    "IoiJ>47]]+1ku]L44-k]BR4W&4+FNUCj]7JAq/:!6bkyF8y=lfhtgdWH^;7*0SE,;1qB,yILb[6)#zLY$b]s^$;pjcmj;u[l5Y.J)^KrSC.),^MGUt>4,Arq4+qH483U#P6g2ePBM$0H6*Gu/0uT/e",
+    "j!i5pIq[WQ1&z!Z4BYEQ4nYGY2eCE,Zw!A8l;(:>$ul1YH@J=J3swnp4W*7EF9]m+)DaH]OAL>(1k;CD4+fdy1q[9n0!Ra%1>$h:r2zn!-7$RGn*^3dXVee>+#VnxTlxVLUHO=/B3&$)4GPH=5-wE5",
+    "5Dx[Ajv<_S(6$![cv5d]ZE1AH&M6Mw3J9_o7!8l$5do#8X$67U10NALwh0FM2s1b>Ij5X23e/1R1_:$Pp9KiR0SB1<3sDB04/)QXG26KWFAX>1xULc]Ff.]x,==.d5ANJAEIBrc2>Y_nvH^X6s_Zmu",
+    "-E5vuxd8w>1GK_n07nX=1>q7J3IhllEB/KA1V0it!V(VvilY++hYTMAF],LHGB5xwGBE%H:j4C+NDW#A[OU6fSqayNp#ct!3JF-Y)@bHSGoR&M9WvJm19J,Iivtbgm-(c_jR6JU5e(3e7!H%PH4FBP",
+    "90,%+8U&jI3*>kqC=sy.iC@KwUkvp9A^.ImC5O!r4+ik!5CeY;0q3;G2D-z<2fGawH0%#A1u[3xt118/4+NnQ4+%352)GIgfeRlZGye(;3)^iJ9]AY9/obpcsv8+PrKAHpH#IY@0[_]R&&Xd2+SnHj",
+    "!.-1r/]cq9BMbWk3z(iU4W@!-2(kkPWDc;e1:)K+9^6.F0^In$1vMWCF*6TbvI7o[/:!I,0_$Kf4FTU[4+*HoAq2(:4+P,88xIS=4JI/:)E5Nh;LPywlnM>4#.CLuaR43.0:B9bkCjFqHRE3ZISJn9",
+    "fB>E(+7cWzvGOb/IW*Pba4!xmGUkv24*LTxHaX509]tf1F9a(yq6,fUjFl$;>ZAJ&n@#8W90kq.4(J_r2s6+V9]ki345jiQA2v1269lSb3Wx&&(,0Fg+Zqd(wgWE;F*dssBsE/:/:r746At=MO#+hI",
+    "1RXQN1PjN;AP3pzYz&:h0]G1$42/OUD:94$8Z!U@q&Y1(H::6W2x%V-F#r<a02MF*2eTCg%f;&_ES7_F9]$&S9^O<7BsN]66a-A*IcNjVwgv(4!Z8mAXfF*hIRF$m02DX;7B:I@=e+L-VF1]D4i5,v",
+    "9^PGFBrz_*1;;9KuLJ]+6A&!((heU8GHM;VHvkke02DR/3ylN-Y60G!lmRaYHZ*D.4mJQ3GyoMfj]2][@xpn43.u_K2jM9cGfEEw<4gcQlK_$DHSWP09x$*M4E]3K1eMfG1-USD4-iWPa0^2B2)5%H",
+    "4+<:Fr_w<>z.=!^)zlCeFo(q&48Io-Ht/[1frJDP4v-Pf,vbDT=$,KV3l9X[tQ!vj!6gObsU-s9F=C);H8IoFEd+)f4+q^S6b_HHsRb1:$b&5br.WxU2Gs%y)Q/7arlT;yG1MXsyHE]F;+ORI*bEJT",
+    "&-.:ohFS^u!#<%<00pf90No1:fvW@.H[Tr;GXMpiDHJxo2rmpPGQr>Y0sbZr438fSfB>Ua.tPY&IS7[R3N1M:>7E&NF#ryZ:-w,7iv]<jqX7ov0SbXH4,BiVCmTEK6B9S70U0vu69]P84+gl1XbyoT",
+    "1f=yV41*-eGOo/gA2T+$5d,rF4,dH!4xNAm0r3zH[W^-k[SOEEJQ6dl4,Tq55-Wcp1[npV=#loy4hQB*5jMRI3VZ=XAq4CU4zer,xBqDZ,7XHP5&&8VoR3<!vGoKm4K>B9*hLD:9]O]EcMk!lu=I^N",
+    "ts4&k<WLzx*UDcVG2icl0R=;l5DyNXuwW7_N(]iYKn2U.8VI)PWDf]!cnTc^vCI$<GCm2eI8PBaH!(8W6(u+<[t==2000#a2#5wR5HmMc0.snXgvBfeS04#A03Q%I02MR.7dZeQ2[Zs75IF!8GXN(v",
+    "FaRG2GXO6TG%x<aG5[Ab03Qi503Q%B02MI+2(tqp2[Bh65HbK2FaQ<b03Qi303QxB05vx@IRF$i000&b4!jf#%*%5lHaD:483/SFcVRdfAlrxp4uUNbH0mG&;$rSfhiC)6&:IVkC/xX@3Eq+$9^P5>",
+    "#is!U#i2j^xWR@33&O1*1:5&p9XGm#1P0Ix4$>4I5jT_w5e!QdG_1B<4+Q&)eGcah1eV$(439bzGubRCH#YgkL.+De0>F)10pQ3<5jg4T1OqM(]EMJo1&5_@7Bv72)BQdYG:B#nGzqNH8WK9.CkkpF",
+    "HvkE-i5m]D/D@:ZrH3pnGB(bUBmmP>0.[qYp7_h]npg$M4+O2(KMc9I3IgL04,D7/3hJg96Es#BG<8m51z@z*y$TMu!&;(A#g[,25z_kp2!=Qw2a6R4=V%=5iRS>d<&X6m4h9qkSq^on=l%:lFf$3H",
+    "uo;_90^m4FryLIi#qbUd+XF8lH!%PJI0Nbe9^+p+0^j[$9x:Yk08S0t0_I&RDFbm21=C8W4,xXB8Xp5R*#icMzY[7nH2-BE1v(722Mp7t93K,n+5,u-<),[T+5-Xp014WK8Vt1u1(5U=4%,7CBsKse",
+    "H7x!%4,(r04%q..wg&<N47LXVX$93U1B;X=DBA,M1GEPQr,WSs)/wTlrqmk@0@JKg2U-H!G>;l<j3NcK=+pS64+6Q!83#5DwFd:Qgh37410N+gwg(hB$3qVi+XD[S0UrV^+XD@=2P8N!%]ryvHV,G-",
+    "11vN&%dra*Gyo3q0_a)>:sv1XI5;62R^TfVq8u1C01p%J0_a[^9]AQ19[<K17d8M71*WqY9yag-4.yS6GdMCVj[=<9<B.Fn0Sn6q16Ce1<B.q)-RGKjIPe1x1j@2#H_.8.-#ddCwF;A04+87K7zbM)",
+    "6E(_SCp9!P4$KD+60V_h4+O<b4IMY!11^=wF#r/b03Q,G01nv!9]AGl0^jjwBRMb]6EkriCo.dv95u@bF9kF-00oNrKLm:5SPiO,79KIt%ry*<qZ^U,IPe1(IRGC5H2<y_Hvktl01nIt1J&nd4)6mH",
+    "CCmpCIRFn6ybBK50S=Mq2Oc:9D:*gc1Rp3h<B.w/<U06E2Jiz1viC6)FozQk@mPub.N*n-m:3Te-0Gr*G&2O;2MTE(G5@s_lo$/*2Lz;48x6i1FC-TC-Rho*GQBGg6TJ%#+5sN]G4TTp-Ric2Ffif,",
+    "4/BA0EH*Up10M!A00pfN0M[x6<dFw,01V*/4Ar9;4,nx84C$U69]AS-10FX33EY(!4&es>wpJc9<dF.uHUJYf01p%S77p404*^u>EHf]w0QW5m-shTkG4TTo-s,AUHZuSPiHbG=h22-lK:Df^4*^>d",
+    "8VR>>7Y@HS2MPbi7Y=bF4,vSa91Y;J1%,<V4e.jXB[AX$6F2^L5-g!1+5sN]G4TTq-s+^+FyaIsCp7T@EH=X&9]k!97c[aW6fp4v8Z,bO05][%p^,dp6Y&EHhu[]v0@UV60/Co>2R04j2L!OP8y+]D",
+    "0^mqN2LOu.1Aqe$6Sg7>+5ry&-s+iv04p&y-shTkH^L^u-s,AVH#GniF#t3.IWhnX>M03Z05bp/FaQq]-s+,.G&2O=2MTE)05Sj.F#rwX2L+F@E)DSmFC-QC03tLj<(LdkGVucr+5sN]G4TTq-s+%%",
+    "FyaIQ)DI6Q<dF(/rzQeh2EvhCB[DXgfF/vwXbjE/4A,6.4,;J<0F7n>KMw,k10Mi402ej<4$cPzk.t(j,2)FG&Ibv]&:RmFzY7l90S=Ms2Ocs2BQiB[6Ey%IC=X#z49*8GI5q$S90uOCASE;3&Dtdk",
+    "(U^][05bp/FaQq]&IczsG&2s)2M,d)og5DF0]Wiw3k_rDA0#u*2NW=g1@iXz3l7//9]AG)0^jpyD:E;S1P:=@3m*hI&IbnF12i^/H_..p01VCt46dCV4,;J<0O2>XKMw,k10Mi402ej<4$cPz;wkz[",
+    ",2)#aHUI.N1]JhK[uU0^0S=Ms2Ocv35HkP:#:gNaC=6jw49*8H201qX2kM]Q6*!zZ3BV/=!.lIZ6&NtuXAc9:2M#qDGynwC2McZ/0Wts:F#rzM2LsRJ5DtbHA0-%>2NO7m0^mC)3l84>9]AG=0^j[+",
+    "D:N]d1P:m@3kY<#i5C+yypIVAr=prq@O/yJDm6FK-V/N&*Z_g>u96NbFgdy61>Vt3F$YZ>JTo*BFz.l[045AK2l(m(1_dXi6F6%fGBgNl8aV(mF)%Rz4mTDtYY8+GGBFO*0Ur!7F&i)dF9]R;001Bi",
+    "F&>*#030[_9^G7D95(.T12zBw-([9k,_tV01F,W30wxM*6EWY6F90SCHy-NzYZEd69XT@zYaBBG6Ey%FH2<zBG/_BlGyoPe00tWYECjW(2LUJ)GQy4$8#2R24wU!_GC4CW[EH+H1m$NMH-(HBFPj21",
+    "EQ5[+1C=j04$28WF)^pA0]OQmEh7T0ga[2D1gq8.3;3LZJRUUu%:fML2oy3b4Tb:,(4>;qu!RT;xd8&01q7V]4445JIUXH1m-o#-F#r/a02;&@4-!uU2;K^%4+3HoH-w<eVjmwk02Vd;4D]s32n%8>",
+    "A2Toj9[<N21C#m+00.0XA09FQF9I>#024C+95VnPA2a]T0x]#,H2<qn00,&/4.3RAD:O9#C=R<83%,m64+HxF6FC43zXLBRG%%R_8#w;cH8KD%5H&CW5j0Q$2n;A44.D2RF9I]&ViYyT0t[jg8vX>Y",
+    "r5rCvEG5Q@2oB+y0S3bs8#bPfo&g7(wj3QaIRH/r>0T[MA(D*.1cs_^4v@lLh71Ll8U)2:0:IB03HR3l2,uTq3-T%(4C]l.4+b]5r;:]W-V&I6sRJ7<RSK&s9^PHF6ghqjLJthH;+F08C.[X#IG6+n",
+    "+g1uJ9ywSFk0ul>RSvHL4,4gu2s.+^GeaCX00YG72<eQE9^>hI9]$)99^>nK9]$/B9^+nL4&[vq2%RMl6GI-eGXM;G0uJW@2fYLbEC2@&SPR544,1$99]$%895.yc4+[ST3M;NDF>,^sGF1,21uqCK",
+    "GqwX9G(#RSodOREhmHs%I5e7:ax=qBIYSQv)o&:@F^Lyw4+H&P4uvBE..TDo4G#s2jtBtuqA;FDpVJE:H8ub*7B<Bk4nz]*03QoD03Q%E051zTFaRGBHUJ+BG5[YDH_/3WG:eW14n!XdHUJ+HG5[Y7",
+    "H_/3BH2<Mc051zUFaQq.kOC7kL;0e9i-f5mL.rOZ2*[@)5,]HCKMXTDHjR!5FGn*u:F)=xg8:f</!Xa]Ei*am;+E^y4,aPmu0szApVJF39yK/r0N4Z%43drrKM*rHF@EGo2/DI+1J;),j[/mA2mql6",
+    "4,J%#2rm#bIFJP&2[@fZ2;Ndu4.D9^2mrVT4,J,%2tN/rI5M9B25b(PjtB#(2<lK.n2rb$Hp++)4/]yO2tOJ)EG3;d2p=sTH+BzIjnfMc.pOpN/>Cl+MGdBfXaoKI2MX4bH4lsdh>(v>[tgD:AOoqZ",
+    "AOzRx8Vn%,83Q2=GQS/jHX-H1s0a<s$&UyESRyhx00AEgSQ9cL9]Sg/0UszbsPPF-0yH!:FjoW>1Ya)zHZ:v,D1eLz6g2VmaSZVR02u:$7cu]^A@dF=0R!uuW)A>%0vI(S4Iuy,4/VBj5ixlJ9^0OF",
+    "F(M9m02vP]<&O+OFjp8bcrG;LlL9X(F*x!89]JVx0[]HVAs+<ec<Mt@#PJC_DKjuL03$asmFXk=jNAeb3hR#u4LB1s055DaEbWg76F2eQ4gm,Z;_e!$umLYyFf8wn2o8z;5-y.[/eKbVBoi;JFJd./",
+    "<s9@&pacW9%v/uwt=p%6IRGzfG%WFt2qP-ugh:Mk0*>D)Bm$&A0p.b=Wbuy(4!i-b@,C+Q1F!)TH6$,vI4tvz2o8z;6E*+>=N$D)BmoxzwgC<g==XV+iU9)OOAiCC0TVF*6fz>a53(F8F)#olH8u2M",
+    "34r7U52OLn)C*4(I5add01nne3auR<H#f-1AD00*00Jfms6P([[*nj+:l>BBUH^aXhE5bSksS[m&h!ZgRSSXc2Le(LFxiU-4r&R$A>dJJ4:![E2;F)*69d,*4*>f+JUG;#2;K_C4r:4w4:4-7sevW^",
+    "Y%c-aGS:kQHNKGu0<e<%YaaqI03SIv024F,9]AD]A2_Gu6EFZD0yF;0I5YqwHaGwu0yO]1IWqtgIRGC5GXM@d:GTN#Y99hOzyc37=wJ9h#heZU)d3#<H_.ed;(>)/)d3#<HUJMe<bn2JEjH<_9]AT2",
+    "A2_3U1QRj.9]AYl0Ut3rs*;x,>R$Ril/F8V6EUol2nWLt4-!tM2m):j>z=QSG&z4BHKvaU1OEyWF@Ww!7y9%G4m/MR[PYP9JP#WF=a%u-2m(AG7dU]R2<ZG.8iMr+1pWjAcn/zc=$7#d1QR$s4-qH@",
+    "2;XH/13V8Ji1i5s<(2Sw4,bm.2<X6HG5@+[jP(f)Jp@/+9]$o$4,MJ@9_(E2=$7&h5CeJ,7;Sk_4tft8l/TS&jT8et4.DBG2:=lz13eFz4Vd)>PYO0UH#pIg2mm1uIMR_[1l$k]oAn6-x(*Ms0kVk*",
+    "8abxc2;Esa1s=:))[>VY.P!;kB;N=LAF^_5%K]PpIRGC$Fxry[1i/#wqxA=@:KGri0XWM79WekeJ2x@klL!dS0t_112;U!e53:Qy0xdQ(03Ss*-FAaqkS,)MH^oG5vjNQlEj2X&FFQ3h.dX-p%:oUr",
+    "=$7y+NguNTIn4qdH2n,OKQuVzlL!QrO%1R02;K:s53:Qy0xmN,03SOr/#vNt%:oOt=$7%-1s^8lGtB^HfekM]GcxLv2nDZF3W,>,%:o_<0Wbg>GJy:*Kr%G!lL!NgQx5=P=$7r;QxCHN%:o@VfekM=",
+    "F*fd#2nfvr47c;O1I+:tv-qDZ9xwneJ1[u#lL!dS0va*=1eyg8vjKn>E-u-/FGMgf=pglaG&D24=$7u^)l;s^0XWS94S<]mJ2*Kq>LB$*%:oR+=$7#b0w1#hH2=I*GXO6.I5hf@2nfys48!#a1e=sQ",
+    "vjH*yEjKj)FFZFk[F4X:&jK4T00W)[FS7wMIRG6tg$)MRvjGQ-Q4Rl,2m-#$4<Icd3lIMWmG</>7&kOBHG<;+GBq,(2nUPYTLkVl4+XU5BN8>p0kBsu0y#B>j[*sUS[OE4BP%%mxDX-UGnf@10W!S8",
+    "BmyV@)EhqmGBPt[4xFYi3)spX4+5sL1qHzJ0V>2u(uF+^H]djI6*k1C0uKV$<&=Ey4+81.4,X6BxdI0Kv>b=yArd!V1*,9h0SxxwBn6Y:91QQJ0tmt4927C@zXLA>G&9W7WfLqk2#C5B8gu[zQXdI2",
+    "siSorVWX@D1&[Sw0m!)l4O]j300g+$5)T,::KqRi/d:LU0n4WX3cHyS3h4b=1GWPT/Eo5Q#,1Py+^x%C9]3jt!ZZ=&DFUak2M1:a/m8G[&b0zFHZ(Iq3$*DS0LYF53D*G+54ne66E=mXF98S[G-9MO",
+    "1D=v9(DsM[3ZB=_4WII64+7hb0td#(m-o*]F^L_#2)U_Q9X5vq1417cGRL(71JJe!D:gF6wE>-+i2<<vHvkU>)QSQh05kv,GyoGe01pYVv^Fz*9X37.@v(v.Bo8LXwE>-a*O_zVp$7)3,#iZh#GGdj",
+    "9i6oT3hxCUGB%yH0uVO(lnW0SowWi7=aT$RpS1!GlaB%_12sCuv-qV2:..a>s5A#d3#hXKBQZEN30w_iiM/HPtJDJm!v>R]hyooqiUblksX+k.01z8B;;(ecA_Y.y2M+eD0tNHW0uKPVzDNnc(-goS",
+    "Fx0XFEjKh.1+/0B4+B[eHUKXOGdBPY:&7$(,lSp_HNOW9%:=F-GwcNhl9gZvv+Y6+#:fi_2JguoDmFL(3+W0CvCuOSG2T7@qK>I8K(qlHIc6UMGrF;=3-y*h2*J$_1kRmBFBCX1y0ZcrH-J$U0+0]B",
+    "Ir9S>2[(zb0xLE)/ll^]H4h0h4+ZxK4*^EPD+kB-77q!LvjQGA>U[/D!;+zPHaL=B0zEY>HUI*Q0_9y>8#n+T12C4e0uK579RisQ3Bk[%0S=>HvjPaYidqHj4g@S*9^6=&0_#_[1vMWCF*6Sujspgs",
+    "z%3sZH0@niD:OQy3ojBdEbg)b9]SR_3m*(OlM5=[H;hVM0*C<0IGvC%4*^]t2m>lL2r3UC;BPv63OF>>:yZco=cevb39lLjfdLdTml>P80T0##:yZc^G&0=l0m7dG4-1G22NX5,vjQIjG5+cl1SAWu",
+    "GZQt>Q5ZI-kq8aL/Wzia9]].<s[#)T*<I&TpSX1f<7*O1vI!puIGKkfFAX+0&HE<0YXXrD4+MwvF%Jd*!4D4u+@Uo+hv*#,0-:BcGBjN*xC05s-T-b.)RA%qSPu,%:jwuZ2lgrhu!0N=V9x6Y0;Gv+",
+    "1vK&r0Mi,+BMk5c57q.G:jxt/GU@qN.RJ:v:jwza5Do0,O#(b07&F^W2M&<C0(dPlEZz491z,b[4,V]z77rPS=#:0Igbxo&,^eU^1vzpbK[Nml2j_tDM&I@b4+>_1EHyCa1QRd,1ZEyUi>01h0LQ,(",
+    "1.7MC1vN993;BkE00hK@DFB8z2P>XnnG7ElH_.;s054@WGXO6JGB*G,GBzwD59kA#3;niyg#-f8F>[bx1)jAOKLj=3II-&EGmN(aF90>-.HTGEy2An!Tlp[#3dw>91=K5R1kM%<Hre54D:O2#<lO*r",
+    "-E<Rd[p1h/<zDVf1Ekhr1S^4D2A7lv4+wb(.sJ&D>(^#B9]$(yz5)U0$0@pB>T)nh>aF$/u:$_u1P/;)-%6<rH8ubQ(SRL42[$q<>nrt7F_>1I4.yp!XCDDEw&frLw_HSKA@c7F-%7e&H8(Q/1M%!6",
+    "04xk]4U+#JKP)pk3ew>d3W%u@3fBP#bqCi02pA6$hS+BW(&@ck]3eQLz4-afZVw5FzdaN)yax@IxIGKLktGJjg/zo<47e[NGB5xbFz5je@TrFHnxGQ>GaWRgo(Kb91l7tX4+X3C6&5tigl,#Mo(cr/",
+    "iWmYW4+#9w0uKd(+(,@:SPv2Qo(LB)#wQ-HGWQAys4fY)$QlCb=biB,2>IoMj1eydF*X1I(l7%f59kAo5hF1%g#-Hez8D)bzCaHE]JW@SGoRZ54+M,63%c]s2ILC>*(3=*/mH,<GQb!w3p6wU2Pq4[",
+    "7%yfyG5[]IFgO4+FgGkC59kB52NN&/F9]R*z!*OUG&MTife0TTF=.:*6*cguD,Q_(%<iLEHSNa,1-+sdy3TYD0.cLOHNw-b4(.XOEh7(8fb1nd1_f4>oCgyzrC%TE0x@;22oF!)g%t=M0O,#g1N8$J",
+    "HNXxmG&s%$4Zscs;t%&*1vkJB9]So75-p(/<Bab=E)PS%4lfclF#rwl!!Q8Z0S[%s4nGGmIWeRMBQPu<59b5G4kIx*v.EK,I5ofy2m8Y;4Y^A_43+s.1_U%/&!rY5FgcU/0t<w&0^mSB/mG^#9Rmgr",
+    "4C%KA3-6[RI0y[9#TNyS9]nZ)LNGBhHt>ZW4.fj;2My!.Ck4<E3h]5r0,S3I-ILy3nCt/!m%SqnA>^wm6b^/q*,Z$]&@$!Sc;6mf4DYljATmMtfin*Z;Ewy-wFeIZmZ^H:=ZOqH>9zY;4fn4F4jwKz",
+    "U0V$IuLUm!EjAw!He47p+65_#I-SiiHm$rB0,&b_6EpG!1+3Wu4*/mn0xAy$#xx%TIKuua1)TJo0Uro8:Ae*%1T!=N9]bj#/@9H1!V;bvD+3;[!44TWh;O1:0,n)J1/OmW0Uro9=c61#GdBAH4/$zw",
+    "9]1Ct[[jh-O&&F,2=BfD10Mu2m-nzNp>&5*kmv-tvtm6mIV]SQ0u8,_9t;[9NB^nnKnczP9]Ae.!X5:k,y9DJw8kt2pqe2M0p1BDH#7MeA0-r]2<eRiz%Vv5F)@$@CJs3Y)[X)X6Z-7t4lw[9kpVIQ",
+    "0nOhc4=8;B9]])77%k<[95[!,EI$u1FgJw[384<U<81Fg:ZKYF28hH53dr&T1EIcb0SF24SOuoO5da7bsl*2Z&hZEjE3Cu=9^zeJ4.nhx2Mx;>1pNdKz61)1rXm9^4+4V32Mo--1IOna1Ifk*4&,D4",
+    "*Y!aHCl3a#l<.cLs!$Ia,31Q9cL_4-F9dCA>6H9Kytx((>fQWJx_c-Y28l8b+mi;b!t)3Z1=:ha038nl>)tDIFgVu&4,(j]M*%kn$E=kf=Y9^I7ZNfS9]AMh4GE7dKLs-0I:TiLG9M5+mF)rwgeC*_",
+    "V+6W39]Jh+[sJEaG5[7h/hI#erVRzW/<cC<=MjlL2iAZS1M&AV4:j+oU.XSH:C6*92sbP/vN&BbHY+(cp#dLIHvl6zFwkQU2ED1I0Rf)>00.O)r2>)T$6OBs@4k3:YX#,)CMPsDtlS6/[R0Evw+0Uj",
+    ">M.KgRsgTx3I]pP>Kd0l2JFQx1JZ:yAagA&12hzUEDpbr1q8g/5DxVe6gZ8l0]buYX9&aoBL!=$oDKso4+rW40*lD40S=X4Br!Hb4+gFT1dZmK0S=X5Br,Gr9]]+Yh6x5uFBUm6>W_adG4%o!H_.qk",
+    "03QiB04gmq$N:qnlLZe4>wbGZ0;:yY3>AiL1-+v$D.K8.+y)1#0^k;!CIQf_0^l:>5guJTFAyy-I4:qEG&&z9H_/pvF)^+31(z@o1)iWBF9J3).>86<%>0vP&58pDsM22!$H4-]H]lsDHL8PLCpa>R",
+    "$%z37stq3xGwjnf0/jVygzK9D1m)[A1cUe-4-zHD10Mr1o(Koq!FLrg:c&qFB=5IO9]kku)D/rOGBY,jb>BBXLj]awL.RH[4!]A)uF<V41:6G(#R3e![3S0BGcdas46>3d5VY.jE-uu/zDNPFeE:oZ",
+    "@*#&E*y0ff:H!Sk2:]JR3E_L@w@&+Rnbau@,cAxZI1BI.2g&6x6fo4DLk-+[C.C+K2[SY,TQLs]y7&bL,l8H5hXW4;HV,JxfCmnyj[=kYZ_>PtEcpTmgajWGH@K*2PYgCSI5=^J0=ZXQ4uuFAEdU6C",
+    "i,!RtGC8CNDl-s;yf8L6Gc/7c04N+g=:Gk2YzD-m2=2Wi#Bm2*7B]i.9X8O976&_8oEj<NG^;p&1DpX3xwc+II5RUjRueEs0i+2Z0yxZj9^G6ZrXC3MfCL7(dlNOYQz14m%Yp+Ap:qS##xwvT4byu9",
+    "I]I9V1dwV4S>AeS0mbbd4-sGKEe,nO2n4YDJufCSETg9b2&s!)6g6ZH[lg=@HJP:s0ld@$4ePoa4ubMG4V23r3&N<zBsDk5=%o8^88>Lh9uA!YG&MOk>X7:=b>e4T5Gx<KoC5.o1FB#Ll<18[&:asT",
+    "n*$Fjf&&vW00rV!4-Ap)EdoC-6)[_h3z!NHtp*.fH2<en014o&8v<@A4+59UjR6Ifzjg%$27eC()6!c6DGoCP!jT9kVsqd#6ElH24*^5CJPRx%IW>.T#:N6SPGL;R0;ug*!Z!ji9]AQ>6EXlF0Wtsv",
+    "-JE<EHBJu#oB.Iye*g#%0ZtzVFaR$CI5z+jGyoMe00$i(2R2S00y6*-FaRF@FaRG0G5[]DH#q.!H#Vm+4u%5&yfF>4P9Fj>0249*9]1A]2ZjR(I1;+i1TO(LI5i&(FaQq$)B,OIHa0aM0Wbg@3o,y7",
+    "0X3omFAOy^H6H-o01pg>0xtnHI5i&(FaQq$i2=SSG&VI2i2;xCCIXKF6EQXp#0(fV[0JWfIriiN9]AVVupAE,h0@4m0;Zm6Hq3wnKOHwQH_.LwV,hir::::12n6>xG7k/l4h[YR1J(T[0QeIO;wtn%",
+    "k$f04rLi3cA>Csp5CkL,4ur2B9]17[7%%@NF*<7:2,_3=6gG;Kl:q[f0S=L43%b/E36T#aH#Oa&3.!]e0t3tf1seho4*/@:0uL9rkpnC<GwR.00$m2vvJ<@:H!]Oi0^ltT)Eyc$01cuI4,cZ$9UlZV",
+    "hUWqg1.BSM4$/4.4!+hM9_L(21ur2oGXMcN1fORg5+#z[0uK2B9yOBO0sv4Af&;QnG8+L[0Oke[AClYx2ZI3*1Azn[IpC243%iIL4(*ON4(HY#9^+Tw1Of3V2SN@7mgfQw1.l.X4%_$t1clfg2O.v>",
+    "fdn5UH_.qj03Q/I01o*9F9J9)fdn2l024O/6Et%lC=LZs9XNsr1JDHyhLQsuG;$$N4,f6w9S-zK2oAT@9S-TE,w>W2=sXEa6#m#94-O+6A0#sXBQr4o9_3zN4*3BKf(Qdx4uS]2GXN7fa__,-fdn4]",
+    "H_/32H.*$GDKs]#4wLo+1lHLd1]km:g9sQo00-9A3g%W10.5>l4-8i59S-]R1Ro;g03tOkKo1p.:-ewy)EyrJFoFagHUJYh8xt_fA1E.@1RXhp2n6[A4!)8D95wj<9]1Q27&HJ65QGR0:C>z$1)JUx",
+    "4+Vn291g[.cMgTu9S-]T2p/Uh024Wn0^mDPjsp()0S=L%2p%*5Bs4Oe1Osy)DK&xw9]Jf59[<Gbk=:tx[,6U5lJ5czuh$(93WNv-N(qYw4TJ_,$I^Q81<jpW[M]ML&Db3WA@cgW1P:&H2nDKykO2/1",
+    "h!hU>0SB<H4+4S&9yS0IHyaZ$f&:p9h!hBR4+Mk/9692W0^juK8xGv%9S*kH9S-zM2o8YQ9S(#D0,r4p0-tg(4-07Q9S-]T2p/Rh03$Rvf&:p0i4+d@0S=L%2p%-6BQ,K^6EpxHDKmlu4TJ_-(FG3k",
+    "k=;C.IRFl/kP8i,+8rMhF<y*iF=dKcga[!vF#sO@H2<D4[nZ=07lH&2B!mbfH8B7W6=axNvDF.P0x*IE9yS03ga[Kja^OYj6bFL/4+DY(4TO=e3zUHy4+p)_9T>wL4,]p_7&tW!ga@wRhXNl3Hi85U",
+    "ga[7J*BuWRga[ubHUJYfiWDCeH2<Cz0S=L%2p%:7BQ@Q_6EXlFDKUZs4TJ_-(FG2blLIL:H2<Cd[W/c!*BuWOga[Zi01V%x1qJb]BM$^S=&Aesq6,9,*&PQW4-O+24.&:M6FH9q4,];N4*3Bu0x_dy",
+    "1Rgd36gQs-19J^=iWCTT4TJ_-(FG2slLHzyopKJr/ME13*&PoQga@oCJqJP$1fs.O4+5ps1@iaE+8qxUga[ubHvl6xGpRlg6=axN@2i0Cga[rt03]mvwm$:xJ@X8=1P/s+2p.4B%aa2fH^t.99]1Dd",
+    "0STAB9S-.Q2pKbr1@dP:1Kf@v3X:/YKMvgj0@G!52O.v>f&;EVH_.8zLJt&*6b]>TF9I>#f&;Bm024O/6Et%VDT)*wGlU2O(FF>KlLHL1.q-1D/)xTtGyo42f&:=iH4g/[.q-1B$c,Hijoeob]HK=+",
+    "7la5OBsc&gH!%PY6=axN@2i0Cga[ru02DX;6F74pDK_,y9]Jf54S]#c4*LHZ4v&N#4V%Ut9_3l%2pKes1@dP:0Pa2wgs)5oKMdUh4wc3o9_Uu#1P:a72o8/)4-7li0^lBC8#IIn1p7G,f&:#ca^zQE",
+    "4/IWi9W-ap1knW!l9U4+IQaq(57x*X9_3u&1Q.9q4+Zh#5f26Ko*fSJ<Insf!yOM7ga[ucIRFES6b^^@!UGQZ0S=L%2p%_A6FC3]&(jhQDS@wkI6C/66EOKm6EFY.87_nzH-Cc=4x2&_FyY2@2TCsl",
+    "Gc59s0]PM^F#sP6FaRq!H_/pUI5z+sH2<zBGyohj03Qo604p_+051$TH_.>r03QrB030&>9^F<88!!Mb3pP0bEH*a)9^G4C95etQ3=M:6F#rz;:H[1#051$RH!&PF01pi60]V$t2gOGQtO5<M#Rm$v",
+    "[2m6YL.g>s9w[(1sze7d4bO/l0;MHy9]bnrMH4vKoL:&Y-vNCKk[^D)MIQk)02ng:9^6<9F9tF.02nn#95eR-1IGaiMh89*0@_zQ2r:Wz=+zubGB;pj9yb61oKgoO4,EDJ9]ki37&rhQ12zB_GDZhJ",
+    "4*_W8F9$I/004+c4,%i99uA@ISp.ss9tR:13,$pjF*yJSTnWVi969y<1I7UhMh89*0@:tP2s8i=GXO6RF*yJnGXM:=>#Ph&Gxh,/1_mW^G)Er-GWG!*G)4zL4+8c99]tf1BQQAt9^P7C4uUcb/J*_T",
+    "3=w)w9]kc17&ibP12q5^Fh&PH4*_W8F9.L-024I-9^Y199610DqWK-l3pw<yF9k3+006x(2UHC90RzSX3q^V%4+Goz9v/ZRY6v+4urdeUXde+Y#KH=^EQg#Y5j6^8=il)Zzh<5uei$.V4*]B3KoT/u",
+    "4,n5h4*_O^Iu9VZ=d2KCHQg2u5%mEPHUJ$p051kDG4cTzHUJ8vlrjPA0S=hJ<MI4O.&>).Vh)G@4-0Y!9tns74-T9b5jX%J88;Ok7&!nA%9Jt$Sq_BK0UkL34,<zF9t+N/FCP[#>X8m]GOimR7BTSw",
+    "4zTqe4)+5e2sr:B4mki11M0=G4,_ic9uFh-0]T7tFdrE+h5[Hh01pMnqC5@](5Md&EC2N#3+_Vd4-S]X5jX%37U%=IrS/[U>X95nHZ/eNjrIo*NW1nP4.q*j6E_jD3lA8E0w=-v01pN3;m7.%$*&Iw",
+    "OAiC<0S)*P4Au7<3!V5KFBCU2>X7rtt_L)D<c]e#dLA.O11];RF#rz.pO+B>Vh-m]0v@c302nm<A0#&S0]TG!3lABF0vI-[4&1061X&Le;*ShJHvkQT6Ab*@9t=&d7#]im>X7i]v.;p$/mi,xvjH49",
+    ">X7>nlfg=]VhGw32YC+yjsX^kIUgf3>X83*nRpKt:kSR[)*cSj69icg5$=#X12X>00W]-=Gyn=M&KM6B(,Q@%;^q=o8Sw!aHUJL*(,RK]o$fae3!9^w2VxHchyou0H_.(o01qP569wt-U:>Mbh5[Hl",
+    "01nd/1X&Le;*Se-01qId&mJ!nD::5:2LAV84-SbK4#v+O4)+5e2sr/@5z@YN05t#)6S:bG4.XYN29=F@4-JeU4e,w%4$_6=Sq_BK0Uk8_4-0]f9t!sZ9_U+N5jX%J88,kJH_.UN69H5Y2,6cE5jg,K",
+    "05t#)6QIx<4.geO0qFlQ5-Tn!9[<S[2@:XPHH!ic+]V8m1-,T+5B:uWD(^!92ig+;#Q>7[6Au&m0TVC)4*.F$4+De*4V%#(3*Zw2SPumB3j/Ns2/)sHW(tfp1H[-G00.j985A,A4fb_$HSNOz2wwq)",
+    "ISR;52m]SW0_a#m>6rW+IU6_CAv8At1jM/n2N<q8HKR8JN&<vU2TBhM,!(fiGdVFY3=O.Y95w(S3=f28GXNh9G5[Me051zNIRGp&Hvk>DHUJzn03Qr9030y<9^6%5D/]0#FAOm=030-[9^F^A95Mh8",
+    "4C(>MFaR$MFgP(BHUJ+CH2<ql03Qr8030x*Hv>B!12PA;1]B,/kO3q#H>G@Z9]JX<mjO93H8Qz]1O;x/0TVO,gaHeMk=_PgzOpC+*P&Do59!hv9]bn4/:Y+oI]CyR5UIfd4[WKz0UvBK03Saw014<=",
+    "RRx:Z0RT/LG[9Cb05mm@!2]=9)f=Qy$JY<EfZGEP6z+u[3,9tC1;J-M965<p0S3YTD,D#UT:%&c<t,CEHVPdK,K>@*u*5>oHZ;aN05*lnCJNr&T<By.Uj*-D6b^N!g(wNlo.-_C4cWUz4+7]j9tzUB",
+    "9Sha9Z3B>[L-!_h4w%ye1&,J>47juw22U9]uCxIIOfE1i>22:n[H>B9$Ec414;Lam1P:eahe8iF*X9Hd1n#N<1hWc15H&Y4zRd.712V-^2m]!LC<%muG5OOL4,K=51P:+V*kcIqy&MYW0])g63g@wD",
+    "HpJ:69x_>#9]$u52c7:h4-$zPBsVYs9W;+sGC4K;954U][:e%]8#XdB:jo1y83ym/DF<:QB038G>aq0v[]FQ^!j^OZIe;1>0PtuJ27,$U1gnW24*-F>D+HLp0RRd/11mUPBo#6M1d[v_4kZL54++qS",
+    "uK=DRoB.Fv00&J3ptS)23K;A,7Ba$_cosIQtuzKX7c#vG1N6s32WJT6;lcIr.VOz(/+ra;>tZlV4Cd^M2-sj*9^6<e1piPAA0GlT:(ewdI5jpm8#1!F0RuN51_9w.28Dni4,V.:Gy>cqvX6HJKLULZ",
+    "IqU8-18E*L:+UoJbO()-FAsj^;leCJH#9i>KfD4rG&le+2RAdVsg40AH!^bavjXkzG%p7,HSX:,7BZ9v53:UA;leCKH!(B3/$Zi*F+mTr0@cxNKL$52F^&!S0SCw$53:UE;leCKHaI!R<^mI.yyHd:",
+    "vI6z)G%p7:H;66T0VXy#01vYQ>wF./2R1gXsg40JV:UJbFFH0h058)4HZ^kgHt+Qd5jKpl5f4%S;lcX60TVI+0-!S/2_Pqd1gRAb:j49>90-):0m3[8/Cu+B)!zXR1oG-41;h.%3yRVL0vr<H00QPF",
+    "8aLU$2]P77Gt!6[2b++Q0Skw40>XP<2&HZh1LBvO0S=q(:j4MzXb95mPXP,YLx.J>4($OGHvkViwVoXhex)b<]5OhSnE!SIt[opSEApcW6EdHS9RLUqTm9w.0>oO=0S_4D><fB@rZo$)gQ5WuD,!>F",
+    "Cl1F20x.*4-tCG.%9-T@7B)CHsowz!h<6W70htB@a0@bv1GVrY0LY#N43Q^Z*7$@12er@w4C06+3iLMthw_BxcpnQnxs(MD0-;z*Hpv7dI5C/.CIarXX$h(X6LXP2BRDeB<dFw&l]%!xk^(!It/4o4",
+    "!R[ysw96>F2>g:#s>1hjGeV&WC>=v+4k@d043OSa4!nj56F9oP0_]P<(E]yqrwI+L0V*-q[pkS)pZ)-_&H)D5=%e^J&jA,W-L9ftk2oI!Fo6*Wf%z5/gO_*gjm#$szLW(6fdUT0lm#p]JMTjW>W:UO",
+    "FlHb)Gu9mr#6/Y[%lw<I4+iju0S=Ps/:ZAxj9:s]1&H7q1.wHmgbo270nV/!0L/FU4XA$(*R:ugFgllg1i^Fg$kQGH$:n)31vEL2ngtBOmjVY$28G/P1g,%EQxrFs0^mFrngs$<88nQdjR6Kx0PsZ*",
+    ")&aem1s;,306#P@H8cPoH]>xenlKFip$#KAHGB=jy>y9BOb(Ca0tZzmI4r,K1rD+X6*R1q0SDRz1Hiy32!#s+#,vLLot.I/eh!/CPY%H52;>Y,1q7J=4+yul2>G3a00pXsf&l-s9ydA]Gpq3d2EXA1",
+    "3#Fe86Ey%]0XZ@=FfpTpUI:;i7Y=+Z1F-APx9(sHp9Ba!3iba94,$]O8#et#Av7^gLk]hh;*lD3HXb%KI5-6bHaR(%(<iNbF(D1A4Kgt=EJ+hL)eR1o@w.TZlffPuG5@#x4g[H>3k8sb5Dr2ZGyo3)",
+    "my_J@3zrcI)e@>]4f>QiG<S8F1dx&@BQrOj0UI@z5);Mo;i_*gl<bn:#vTi,-]:7Q5dxJG4CbT-1f.CV4+yLh9[<1FRt3n>3l9N/.[A%$0jm,sF*X1%TroEQFQNf9H_/O$H2<BXh7:PGH#DgdA_iSw",
+    "F9.a=02ns>8a4m_zyS@a5,%AyHUI^o4yh6aQy(NasS+-(I57Y(&H=]x04>N.052msH_.d,xy^y.RUZsFsS+(UHvk+r01>]&9yah14:#/*A_iMuFKjh7054QEHUKXUGcf/k0672@IRGyJH!uJxF).+y",
+    ";GYk3EJ+hHmkl2RGMCf/4%w&:1mw&f2O.vc5fm^c5Dx]J5df2U2Tu.!;hzU@00+y1LIvpp4d1DG4DSL2j1n0!9s.b$6EUs/1]$v45+XA&03$Lq02(y>6*-!*3;Cpd%n_mGH!/VMz_MOy%<Q9BFaRF[",
+    "F#sP2FaRHg0Wts+FaRH0FaQ9]0^r7A%<RKdIWac;KSwz+HUJYe03Qc402w#O$[rdr%<PK[0SwpA6fYSuIL#6VN)F8u1XC[_GBC[&I5[#i00&VY%:p#d5.NLHIRHN$IW#Z-1WXOh5(iZu4Kd9U9W#v$",
+    "8#B!k6EOfEN-3cxG5[ZKG5[Y@G5[]PF*pD[H83_-H#IRZ04>2y04XvvAr6o50_0dZ4,+t#4FtXV9SY474&(AW4(8e(9yQGp6EFZD1_LE@HbNgRG]dtnG5[;$I+GFukl!2.EHfT6kP-IztP&$JGr$2G",
+    "G:[Smpx6,_A_BE:95;>GFaQC-k>Hb0>Ynh+Vk]T@@4JxmF#sQg0W$y,H[jzzKU>CCIr$MUq5(BB051tOIRGz5H8/ngFaR$IG&ukmIRF]s00h7R4*3x-88$Eg2TBh45d_8pBr=FCC=j>!2T:o+0yg-(",
+    "E-um&FC#cI01p89lMV+^9^F^35iK,102;=_A^^%lA4xC(A_ZMvFKje8054QDH_/pWFgE^n05Jd.G5[X[GXN.wGa(N75fnF$PXd.:1%iwv3i%NZ<cteIoaG(]A@STwA_87t1&r$q4ni0*03R(d@4I)=",
+    "rvwLK4*:ZQ7c:AaF*yJP+NTE-F!VPYGx,q[ImA&PAu[.9D:yXjNCf]#kpUkDHt[0=&*dNqxQGt]z7P[L@Vk#C03U>[GyoGY03Td2056_cIWz!I2Qn^)F#u0SGB7YO03$Ru03Qc602w&Jjs+St@Vj@e",
+    "0Svgj6)zbuGWrn*N)GxF1ydg$H2M((Rtcly1qV;d%mO(25diJlYz:.bKOHbKH2M()Obz,G2UQ-pHTn<9HM$HFHTn;.gbM+/,**p6@VkW^03U5M03T8@08b7xIXN^^9[<4[7&8DL05kw8G&3O%zN,WT",
+    "y&)1Xmkks+rkWHC@Vk)hHvj,F2O.vo5feB79]kl47&rhQE-axiGyop^H_.(h03I_^5,@m-Bsn:NI18;<3;ncz+G8IdGx@w+<9uXD@Vk#8+_Oi13pIi=1i97:3y%=bI5hwrHvk@n0W].3I5Ge)S_xQR",
+    "0Ludpq5+Q*F9]d/053-0G5@^Y01pWGS[OM18#w;5zyS<%&J@aSG:-MoN)C;>1ydg+Hjff712j1RFU]rrFaRz#H2=OoHZ^krHkHT(2UQ-pH-)nx>*xV:00<E$0r]%t4<!:@6EFZDZ7/[IR4<Q94mdRc",
+    "9[<7]7&HJM05t$9H8UX&j^j9%00W66E-l&fi_.CmgdYy_2=cZ^9y5--6E=<K0Wbg#f@lIrF1/a:[/o$YVGfTHC<;kv4%W8<1Lz](GdVcIHybgJ5);O@ixLkaj^jjQHUJ$ml1MKHG&2ALuLBPOkP.Hj",
+    "H#Yzug#k7IA_!SuFI+b<0575eH#h(.2[.(XA4fRfS@#w:9]$u57&!nNIRFH^0S/H7FCjQK03QK3,&zGzA0#,C5,$TeF#s:k0y#1OJuxsh052XfFyC4OOb*[#2UQOZ,&!3r02;=_BR4n1$>yV#F>01y",
+    "Gv8VtZ8HEbR5Lb=5,$!nGyop^GyoVi03QH004O#yAq.cb0fi3(-x+<94Fvp-9So2X4BuJ_<sl4OIgk.(HUJ+5FyC4<G%zqi4/&$Y6fgh:VGjV15*IQ6E,*I$A_,bwBQ@kz8ZZDOF*2fBA0RaVEHp3x",
+    "1htV.9]19vNCTDw0+//o@4KM$HaP$vg#kAJA_rSvFIzS<056=aF*1u.0>+4228&t(;w4:6NBI#GGyo3,i&>qYnI8*>S>Z%Y4Ai;89_v<;S>euF@4I$DA0IP]S=@!XGmBaWQ6J6%H2D!OG&uk,BQ,Dp",
+    "9yE(u2UQ-pG5HZ4Gr0=LGx,q&hW@l.O8F5JG5[ZKG5[Y@G5[]QHZuSp05t#<HUJ+0HvlO&Ga(N75fe866E&9&1pLA/3i%NZzu,a+rk)/jHTe+^H2<z5G5[DhLJus9S=#Mczy%JAS]_I*02eR,1%;$8",
+    "Hu(@0HP]-BIr$M2Hm;*PA_yLE95]9l5jOxY2QxVU0C54Y>8biQ5d<4[9X0;Tg#kDK6Ey%ITQvXxwgV5M0s0Xy2[t(ZFGn=w00WF#F9.R<@Vkm801J#,1i%3f@VlW7H!uJn0XB;U1ydg+GWro2H-h=b",
+    "Q6J6%Hu<1RIWYh)BRMhv9yyF!2UQOZj9L=j00,Iy3-GcQ=$RaaIW>tb6EciiA8j%KA5$=>0IB#G4,Wbf9[<H07&ibP05]]BI5Qy*@Vjzl0=3Lfmkk_;&zb<c6_3$/4*C%$G%V[7F99nsLKrdt4/s#Z",
+    "Bs4hy2VoBY@Vj]/S>$&g5Cw,75-yu06g0y(2:ogU+Qkh5[[jym@Vj]$;r9AA5e:@wA1<3uID$4W0W_xL6g8n*9W;+Sh5.Q@5)&[0A6qd1FQNf5Friv62[JJNFGn&l0249*9]ST04xp]d3!z#AzyS@S",
+    "S^z(hF#rcj4v!KAQx6^ZS>4)Ip-@w_56%LiS^rm(052XgGXMij4xw5HRUZvCj^jd.&kPKqS]T+xj^jkBG5@^a03U5M01s86S^zVXF#sO@Hvkwo03QH304X=$Ar6lc6E=;<i6jK:;:@(lj^jjNHvkwm",
+    "03J606EgrG1_dQ]H_/3mHUJ$o03QH202nX-9yI>WH8/nxGd2JlHvkhfp-[jyIFAx91TruH9yN<Q2p.eKkP-sPG<<D*Gyono;GYb=0Wgsg6Eve*A6zs5FQNf5GypFNGBp4%M/_@46EXlDG5@nU1qrYA",
+    "1q,8E1i%3fkrFQ.H8cPp0X3sq1yc>nqgn%29]Jj&5,,jIHZTA#H#Gn+BR4hx9yg-^2UQ-pH.1z;F#sGgqgn*z-1nN9Igt>*FaRHIFaQr#qgpQxGcW)j05][>IRGv/FaS6:Ff$.zkrD*tGZQqRBo#A+",
+    "x*iIW5)S.GK;L-39]s_1k@fa#03QV_004zX2Tu.!k@e<<S>feck@gF5HUJ(m03tLw03$Lr02;*[6F8(/A0j!D5)GtU5-l;&9]km(NCf+!V-eO45ibWbHvk@n0Wkm*GmcsxTr&VKq5(2E051tLIRGz5",
+    "GC2SfF#s.JF*o^W7&ib5j#:o30S<_SFCjTL03QK4j#:p%4.wFSF9S0$058r0GcW)yGcf/!9y2ij156H%S>f4R4USqZF*mvl431g=&EXUeO6[^(6EOfEZ7_2JRWXiQFAgy]03JC2C=j(r5g!0C04Xsu",
+    "ArAWy6E=<8H2;*a%<GXy5f2Z>(jN>vS=&2#0>+eE29H>*a0gEhE&CB2IFDK$GXNtrH_.1O9[<M]5fU%^BQZ1p8Z@hEGmh*EA0aUN5iBz<mPisc03Qc303tIm02;v<6f%%n9yHhyAB6!j[1Fo^ky--I",
+    "G5[_40W&iIF9]a.053,_GXN7Y03QS_01o!o9^AIM2EYLf)XgX#8Z(hv2TBh75d:2&Bs4Jm5g9a*S>e<d&H=.25iT@3052mpFaRDkky,_-9^O^55gjwT3/EN41,9Z84<&$I6EXlFZ8884RgqdR4KO$W",
+    "0BH=U5g0K59[<4[C=9o44*U<>H!:[KYy+1K6f%j71RF514.7+F>z4&=01p6;S]czl;GO(J[1F&7LJusGS=#Mc!37Thl3FM;IQ$VFGXNqpF#sblGXNVj03tUs03RYT00hSl4EzxtFqlXm3=4#N0WvZG",
+    "6f&n-9y9F@4_7A:v-h+>03Ta1007Jb5268)5,$liIRGz5H#h(Ts9GNgFaQ@c02;y=1i%3fkrFQ.I4^So0XL[x1ydg+GLaG)IH+0&Q4h@ns9G*GFaR$eG%x<IOb)182UQOZs9GH@030&>1f7Tr4<$JO",
+    "0TVC)A8jxIA5.@;T0agrIX96K9[<1@7%_7K05bq7GczF$krER(024Kr4HPt$w+0K55+4FIi;s#@m$U[Bsahg1IRF$l01iSJG5@,QsahR303QG^02ns>9[<K16Ef1(0V6pwkrEm+005:Q0)PV#A(0X-",
+    "G&BGLs51@$snrM%43ZKb0x>yuF9$I*k@f./0W.&-FaQr+t6DFj0W:iHF9]d.053-0G5@^W03Qf202nj;8#Dj]zyS@cS^z(jG5@lk4w4cDQx6^jS>4)It6B$9AI.>ek@gX7GXO6mG&BGnG=.(%RUZvC",
+    "k@f&;(F>c$S>6y:FG<Ezk@fa%03U5M03TE]051+WHUJ+0G5[De03QG^04OvwAr9-e6gd8S1EVA(Fg5<jG;Ee<0XF_@HUJ(s024R:9]kl47&rhQE-axiGyop^H_.(h03I_^A_7/nBRDYt8!@X[uf7Ez",
+    "Av2N=9W]>4A_Y.zPY(u_NFy*d@A,Y@5ibWYH2<!l0W]-.FqK*#TrdDHq5(8D051tNHUKY2G&TSeFaRG2FaQ@e02;&@1i%3f@w/f8HZ%Yq0XCId1yc>nm0AN.9]Jl25iiaHH!uJ$I5hw,BRDny9ypa+",
+    "2UQ-pH_SF[m0BD%01>]&FG<Ew@w.f@03U5I03TE=051+VH2<y_GXNMg03QG_04X&yArAWy6E=;;jU*&CIh9%s!,=mu0W$y;G5[Vk@w.g201pC[S@PM!AP+2+S=#Mc!37Ti*],z_.*YdXt9uQHlM59y",
+    "!R3+xBQ@gk5(:Ap0T4Cq!vX=,4Di+h3lISN,2x99u,O7iWN&wF03$OnlnMpE1P/tJ)&dIL0^mq8ngkAp0S>Fi*#Zw6g8:f<a[&bc-3p3Ra__/->5mLmF#s.FF))My9]$/B4(/2I7X#WB4)L,m0*lE8",
+    "0iQh#-n#@*0qX].H3U5XFAT2[6EpOx0uwic-[gB&4W$h@H8(TB:I4rI&cz<aHNHCq<Pv66IMdex4aR=f4+hcK0uC^0GLhZ=Ju)*hzkviF2s7._j[z1q!O:zVHZ+_>0]J@[IxsmbunhyV)&c<G4+W=7",
+    "3JtRiHY+tYn_DYv>@*_J-jAk=RyHv+#;^G^/;M#y:0ki2GY.uV-[*bfxE^^D>X7>Eu$m$Xp=G33uc[ma>yPse)I$Qsr&SEp0]c(x1@gG<FdqXk00g,I4n8w9Hl76mtilEYP62)]12Z(Z0ST!21PH>d",
+    "4zR%z2(]f.0S=eL&mj%U=J=_&HZX*$U<kQ_$NB:T9s,K*6Av1r@2-<!FfcRM0t5Ks106Q21^7=um8$[;zw@nh7&)_33j,Ao2Kf_M!Jz:SGYhP=Viqff*8_ET7z.wy0kMZ+4+r_&2PG:upXezc5Hiz,",
+    "1YZF(I5-aY=57c=m7jGTG56ml1h:i,Dlj;OfeZ(ZrDFpb4cm(Z3%aof6g0@f7X,7V7zwQe5H-7$0]U]!4+Y^gR0=sC1/-ii4u_HOiH[)!;-8pA@2!I$wD/AKypRw9JS#FR)2&q>H8>CDNgFt<pcg]n",
+    "I5adF35t[-9]]/4@_wK;vndrdvD=Xxp0+Lx)6>u=2H^ix4+fUCi2(@K1OS^o3/%il69<YKM+CJK1hD,c1pb#08!;du133ic-35<bI0p6,BsDeN<)ibi2jtHq1<)B$4cU/I0kj(o$+[Q;>S-JYxAzqe",
+    "!uw1Ctvd)UEjc-+@UC^;5ee!T6EPM61@h!.2AG3q4-$8_D,NIuJ_TEq+MonCGC4Ht11](IH[@7(1p1Ok016KZ[>YGEG;<D$472k]6*bhDTn=mF77UZ785eDs=9w%+H8;chp#&o[Igh-y1Fob33bVl&",
+    "2POph:.bO>[8Ioz1JXPcIr]h9X&wO.4,fF61Otiz4,5051OrbG8^=]D0a=-:,5CY70S)5bX9)bE1P,YJ0@3(9hXDfryaEo&0tu<T49n#t0+]OSGB*GS.OT<%#RUSU/NSQm$7c<%u!RQ;3ApwI2!I6y",
+    "j0y$drbG>_.Fp3>;+>a;hz:snH8L:z(RTnd1M^1.3,,YR9]t$_4FJ.@4;:!N1PQ-47as_Vnt%iZ;FlD1F_smV1.npPF*98>4-RnIBMzYx9X0X$1>Y0wAO]8J96D;,9y2nZ0XsA^U56tB.md$(G0K$=",
+    "1giO23j7,cs[#)KD,PQE11](NET4b@4VAzK2CIXQ0S,nF2A6-Y9y3M+kKPClMh=$@[sRm_2GN9%0S,nTFaQMf2M+*75-ox=1x5y64+TaXHvk3RfO[S=Mjr(:01Vy&2Kb)>9x>HB1vCH+,U0=kq8ScG",
+    "9]bZ14c,C.@^:gr4n>]J,U1vl00y[>1>s=&244:aMh<Nr1)Tkn0S,nV1vUT-,U0<m@-h;,Mjr(.01e&(2EG1_0S,nV1u>60F#rUksud1K4+Y)/9Wej^(&bPK,U0!Y1>O+;5Cgl24,Wyw!5.2&77qln",
+    "=amU=pVT1]IpG_I1_oCzuLA;-qyi5P@:i4lwDm*[f_p@MHqNgD1g(Ps2jG(g4+6iTAPL;c4bHCv1JaWO3q^V%3&gPl0x%B-u(bmOuHtnc4L0,vE-lj&0mv%[A@b,g0R*lA9]kq>0T;q!9]JM-0UI.%",
+    "2R-u1=Z>3SFaQFzcn/Gkup$o;s,>;h1M_qSHZTAm1_C8>HUJ+3Gyn@n2R-u0=Z>pjF*X1Kz4!$m4m9)u8#n+C&Zi(B1UU2o5-6b-jeZVC0CNXa4D.m5!_qLN2R-u1=Z>3TG5@U%0uK(mvLX)1s2_K:",
+    "ryvI+4+Qi91C]8=g:DW.7%_7K12FUf8!]/*J@Vx(0WSwIH_.nbzdIieGV^o+GynnEX$K+;1oQy]q5^o!T<FVWH2<9Z!UF<u0SiV4J@V!)0Uro700NF69^YJ30UrT302np=9]Si51g,%e1_v2n7&rhQ",
+    "12zB]G)4$94#%4V4-Ia%APIs(FA>B_%KZ,l@z]6lFyJl.v!;;Ei4O#&r3enqjt2;50S;TY0]ncnAs,1gxv:%lPY(nA0S=xLq#z83,&Y;OHnXb(AS*Sr:jDBb9yk609]ke]0T;uZ0SnHX0]QtO3I6IK",
+    "4+=-U4hLor1CjzC0X6=>H2<DGvabUI#VHdt03R7Njsh4r01mdV0]s3W5%mEd12+I40XYB]H_.;tga$7YFgJ$-3%)B47x<7xH88mW3%-)d0$2]PhSoX*ZVwTsh#(2DrcVcb4+4;>7%<2;B[GKu0)q>z",
+    ")GH4ejsh4nd/AF10]s3W5%mEd12X>00W]-=GyoelhXgMeF*N@bF[_yZ88,O/7&ZVO0W=mM4+)RZHUJ(E5t0HQ12zC30XP5[Hvk>cIEMr;GBGTaCl48p0vI=^4%V*&23,#k=#LCNIRFl_)kXxts_@s/",
+    "3x<.R7&0:eBQiDl0S=>23J#_FAPe5F0]Qte2[MNS4+-GA5C:)rk=&DEs,z$fA%>GCw960/8IA%NH2<z6Glv8Z2#O8]O%DV00Sw9$4$q]=95.N_9_d!*1Tr%,EHw@mhYAj^q#z#wHirZc36ifi03Ht!",
+    "k=&B=6b^c]rXU$P01qXH1S2yypaBmRoC*%<r63Na6b4,n2lW95O%DV00Uk2]0nG*nA@FKF9_e0R6Ev9v9_m<.3IOgW2aN#>0*3<23OE2C2RHx+W)B0B0v@c302nm<4.<4&6EpxX88kGG0vI-[4x.zX",
+    "T<MlU0S//S4,_heAPl1v9_m;N6EpxH88iSHGr0i=qZ9*J4+=6c9^zSF7&8C]eGdYX0T;kk4.<4&6Ey%I6*T^3kDnk8qZ9=R4,xeN4x.zg2bQ5A7&HJ3qZA(*H2<Pe03Q@K01mjIAPb@u16U6VqZA(z",
+    "H2<eh00(==0XUKY7&ib9Bcl@@D:bzL1>Sn>0^mOF0vI=^4x.zXT<MlU0S=PC6b.Em1lpn;2O/9f@b,^fHn./oFf[oA9_3nJ4wIcA3!<YRSRV-DxF8P+/713gW*R!=I0D>-0RRXaI_f!;01ksQ1GqsA",
+    "**XF9+6e;W4yd#aFKjI@6B9VAxdaNd0TVdG-x,HHZVyuv2edT/s8S8%rl0[BFyc,rI5y!.4&2%Y4+PdiFAFs+..JBR7yxtyq=4m4iTY.7F<<I$1&sA-4e&w(vZ[dr48N,+1IQ).>Cf:8Tn=P&1f!^+",
+    "4/mDG2,(=r0.TF8m_8@r#[mxnhQMM1)ms1[9]JJaLJtG5(n%FI@GW@>2RHqwOC:WnCLB1#qi@8E&g&Ns1$@d=H[44G*T6I&Ff)D+2*rUN1n@a*39P0I2TKIGP%j!bGl$8Z0SLu@tN[RG1J&au2e].V",
+    "-jjY+)5^Q%!KrT#0[iPK6f_vT7Yym0AP1Y37!B9<H_^*cFZ,@$2*sCY9^G4h1FljF9^fb!kpmJqG!4S84FWU]2kM+S0yZBPG0Ch08!eHy3;D)[#jFEA1_xG>06&KTHZe8-H#RXb01UYSAG@uE#jFD#",
+    "2sONbkO4ot0yQ^^#jFE7H8;i>2f]k$yaG1GtOG9wH8-F_kO2VfU/O;k#jFEA1vNG=06)9^H8wH-KL#_5F#tci0yQ,,06zvbGdTc1yaF[dH_:EeH8M8.KVmg9HUK]4H8L_+Khgm-GBN,qH8!ofA^/5;",
+    "EXAw;4/%!hkO31l,./Nwi2*GuHcu5b(XRs!55/ql9yPH083p[uX9KqWM/t;6Hv4xcGc*7RuZ9c*-DH(q=1KZK(2XDfkJJJXGlcOK8!=GG0^wEmItt133j)H@2Lf*c#l#m0Pz0>>5.n[px[x0N;Pw1d",
+    "=o9%qm%..mwqygd,2o3j-E<gmj%N;;2IKt&GBY.hK>oXhL.f<y4*.Q]5f;e/,Z:8y@]^J2QV#*co+]]JmjxdJH]hE#2(:v62DiOe3!KPF2R[Oo0toH>4+hD%0^O!lLIAF<0].Q&2h):C2GeF1IRADJ",
+    "1EHW&03!h=9XG(z1>sJ*KNB/IJDs/#PaHEhHZ/esD:KU]0o@mb&H*tvowx%^4mCA3F#s.$GC2S,Gcz#&KUgy^F#rR4532#4xC1*jF*yJL6AuWTxC0>KGM-TMGdR$$3lKA<+yf65p11/Am)H*gQx3[;",
+    "1f>xj4,3Mp0UI*$IU>bRQXdgB$EX1uF[la]H#Q>VFqOze9]kwVx&c1]H90cLr_wl,vhZ*^05CE&*31D9g8]5:0W&o;IH7;74>wvE0Y9MuHZnE.KLR#0GXN1X053*1Gsvg@GBY.g9v/ob->v]iuIWVw",
+    "+64-8r_w1O0S;Hh0WTUhGXMul4#/nh1yc>s$fyAtHnr%a0R_YY&H=-Zr_xiEH2=OoHZ/er05+AS2M1LT49KVfEHgKcauqd)=alro3j&bh6%GET0szP:A2l<0r_v@3&.p_U0S]2E<BuGWGdBP)4:dU1",
+    "%mEC8!3GE9mJ]cDj[+PxlotSyh5@s70,u!!2ObkMkqsR(zoP:I&vymW+FcI5j0Oa@5HAEbHtXFW9]AV53JA+X4b6,o0PzC<i>HNHuDJpSSP7#A7dZd[w^U]+A2org0R=$S0taLoI.L6>1%[qF9]];1",
+    "0^jp01>FVb6b^)l5,Kt/00po10^Q1S9W^$C3J(mJl:!8x;:!9j1QRg25*[;@5D$d@x)LHcHvlhOH#h(.q5(EI051tQH2=P1H#7hfGXNh4G5[Giv*I8N<SidSzyS@r5,%Y)HUJL,iMRs/Qy(Nax)Lt_",
+    "I57Y(&H=]x04>N.052msH_.d,iMRs;RUZvGx)Kh+3;4Muv:OjNo)Qx/03U5J03T5;03Q!4/ehwe05mfI7d843E-BWo5,2k:AsaKB5(A-l0SuWE0<&0d0$_9N0sRpU=[pffrD>D*::vjs4*d^mHJjiL",
+    "F9ta][Sg:9Lmw+O@;:)DX$@ss0<ZN>hypJUH8z8]0]LDP88sdP$pI8Js[#Zh46L[U5-TT49]]+Y(FPke,zNis11^-qG1w9x1UUd6GuPh%9^G0v5,$NZHvlgNHZ^ksg#j^FA_rJsFIzS/06(DtH!&_(",
+    "KL]H5Hvm6IH!(H.6E:429]$%8C=s.D2O2rq5(K_j4cQVO8#k4:0]!bD*%Aa(4.MDe0]HhGmAC=3Q4h@n@GW#3H!^b)9yc<q1WXOt5(iZu3=Caf9X69CFG)8r*%C4_HY]7#ZTBQEbT&5G5,v4304Fvu",
+    "04>2x00,pY1==8U*%B@WF*N@bG^sRX*%A(@p$HEIiufQIF#rzQ5+gJ,03QK001o-0ARjI.+7c5r00&>mI,n8+@i&O;GaNR#xB:%>2OkPI=&]>D.=^^&t]BiXHZ+]QEH=a(5-XuH1v28>0Teaa-0+rx",
+    "h7vCZH8cPpg#k1GA_i7pFI+V-0575eH8KD%2[kzYFGn:v024C+4+P&N4*dQg8a0Lz1i%3fh7vC!HZTAW0-0GB1ydg+GKLZgqPPPGQ6J6%Hii,]I57Y(BRDbu4*-UL0]!+f4Ks!k9WnqPN-Uu!F#sQJ",
+    "F#r#B,y]+KF#s4hz9cR%H,,@<Ff^0;HHH!]1_4)J6F2^DH_.>n03QK302ns>9ykCaGcf/k1_C8>IRGCnHvk.m03JC2C=$C&3dj%z-HCmU3OF(>qXP<BgaINpET#h/AvcB+EI2WsNfI-w9]tf11h$q4",
+    "8!(3wBQ!Dq4!95:g#k5(5+XA:054oLFaQsu0k60N7dQY8hY_+VI502(6E%$>9]Sc34*G_83y!241i%3ehY^wmIIp+=9].<BA0-:d8aMz3Q4h^ouebvr05]]2Bsc&c2[,=B4LATTGc^DQFG)Bu024I-",
+    "A8j/NA9XbVE-uv*7dYTZJvKQshY_n8IWi#[GKUgB1vWT203$Uv$RQUthY^Yv01p,3ks%I-5-ie8Ecg%)1GEYlH2<ziGlvo$IJ*TO05yja7c&4WI5+;zF*pD(3N]&P0^Hv22LsiU6)z$/FozNZk>Zcj",
+    "5*-y=n.g&]F*&I/9]ALiNfa[x9WnqPg#k7I6EXlFTrvPZq5(KFHk/YK2[bbRFGn-o024C+9]$r47&rh6yjujo0S/rJ4-#F/0]rVD2%HiRAiTH(16CgcIh+zN&H=.s04>E)052mpHUJ(ryjurV9^PF0",
+    "5*-!CA4)g;6EOfEZ7_23b)zIMIX3>&IXU]gE-uoq5*9Zh01XSA5,$ZeHUI;v*&+j/;j8/5u;P.bgQ6iBIRFlv5+g7,03QJ^01oA#As-R]oDvf/00&>XoDwKEIRF>n00rfg0xt.UF[30oH!v_)0lQuS",
+    "j<<k!A)FE_1UWMR4#WQnFAOm=of0nrF*yJ)1_E7QAB6!o03tCp054oIHUKZ80XH^RF9]p@03Sy.pIZ]&xg-M5Gyo>$G;fPnpIZdL0S/uKFCjQK01pDmxB_<KA0#,P5,$TeF#r$G0;D@o9[<Q3A0#-d",
+    "9].@C9^PJGJu<=n-tUT-pIb6CHY]7#ZMh=LbTj^T05>NqC=s:fBrY_Mof0TEHX#DKZ3iA71v8xz1ck_1Cpa:l5*#%E9]1P-2=cj14xn2yHaRr>6gL14Ll@#z4/$iv6gL0]VGjVE5*RfA3xPEhHr$AP",
+    "FA6m=qXP/NZ3Os<T@wXrHk^d-.606kof01gHO5E-;CoV6HHH!]1_4@NAB6!p0246GS]4060575eIWhn*2[]$VFGo2t03$RrsR]DVqa,OdFqi8H3(Q&rzyS@,S^z(oG5@lk4u%p0Qx7H9xC0tF00&VY",
+    "&H=,s5,v13052moFaRDj%vuLk4,3p%2fx^12igS:N@;[:F#sQJF#sQQF#s+yGXN(tH2=L(H2=3zGa&+[Z3i9;2BmEiH_.(q02(%i5)RL>MFiNoAqOH3h7uz.GXM>)%vuhJwIL5K%vuG6ga!v-4*,S]",
+    "2+Ud/Hvj[XcRva.FfgMe3zy*$1<QG;A0Rn_5)9R(BLKt=0)@R_2j9sA1nJB;8!>L:1SB*$%__BX03U.>IRGLwIRGzQG&uk,q5(NJ051tSHUKY2IW>.jGmRu41Tz2*i<YHV%_^M&0S./^FCjND01pD/",
+    "xB_<KA0#q]5(;wE0]!wb&H=<v5,vG0052msG5[Vq%_^Ul4,L&)Ei*UF3/c^pS_4::EO,xXjU*p+GXO3#HUK9xH_/m*G5[zvFd,W,hY_LaGdBPeH_.LES[yfr5*]1J0j3BCA@XWVBR4Ss9]kc17&!nR",
+    "E-j%jF#sMp04O#$02;v<A_!Gq9]]-$Bq/m800yV*Tn[0K5(UP^4,AJA9Wlm89^6,7KL9j1GXNwsIO19l0QnIgg#j:_5+XM>03Ta8.61wV0W&Z#06z#bFfjl:M:8,n03$OqzzPotq$C+J<xmbs.5_s4",
+    "0SvgHFCQB)<wfvAN)DY81yc>n.5_k&3FBG=Q4h<m.61p4Ff#x<9y2gA00T<8.5_w*9^P8_5)GszFG;[ooe_AzvjGonoe_dqq$DmhIRGa$F#s+yIRGd!Hz6B0of0nvGBf^qIW_eu2-*8BH_.dN%0&dY",
+    "&mjjQ4xJJcHRD.oHUJJo7&QP7F5>AhHUI^.4*-DK2-*8CHUI(gZUMr.A@c3rBn-o.6CyM$rUM<$HJuV412+IJFgeFa9^F->5,$NaF#s.IH!uJng#j<DA_rVwFI+Y>0575eG&TS)2[khSA4fIiS@#w6",
+    "Bp(Pe04OmymIn*vS>HrW4xSPZ8_(Th21*YIo)Qlr[.s4JRv!a7o)Rz40yZ!JE-ls*FC#ZL03J8xS>f4R4dq%MGUE&nO66KIGBzxD4[f>7A9XSSE-cd%CpI(yE,=L$88IOnG<cSK1TirHGdD0agGLDD",
+    "S[gY34)ME11jF7T2O.uh5+gJ:01M;:2UrQ@1P;CdS>PiHP6uHQo)RcEIRG0p00f+;7B31jHKPL#hVlmjjP<1^A)XQ)GUZwlF@g0+2C&Hl6Evr_8Y;h3hY_LbH8/ntg#j@EA_iJtFI+V;0575eI5+;/",
+    "2[].YFGo2v024C+4+y0sC=9tv1@E$x1i%3fhY_L#IW>.f0*bi.1ydg*IENBH0x:W#06)zFF)%U!Juxvi03RPQin#*/Ob*Xl2UQ-pIfoJ*GRzDgN-HQO6EOfEZ7_23b)>UOH#GnlH,scEFf)e]C<;W0",
+    "8Zn0wKLs=8H_/FtGK5A5&sr/oFo+T#0XFgp7&QP70MJ;!GXNAd01iVKHvkVV&[@BV00&>Y0EiM8H2<6IS]T$v#s(h:IHn[E:aY(YH892kFCsWGh!Pt)%18vov=O6IHjX4BG&hM78#VwFG]=fvF*)TC",
+    "AB6!ki4p_-@&u7cG:H-Fp#d:7FaSRYF*7#+FGn#m(pnQSkR%<nF#sqtFn]XO(pm(,0S$/_9_&[3xdR7E4v7*3Q!gYmFo>Zhm$;H6Q6J6%G:H,^H8^t-BQ@Jq9yQWh2UQOZ(pnuckR%=UGtyczF*YoC",
+    "4[eYnA9XPRE-u*.7dfg(E-TuxwE,qIH_->*3yBgh1voVT6EedO88e/:0SlkC0S<J=7Y=k8ArAo4S@#t/6g2/2Ll@pv4/&SM1=Czo2VoBYi4q9YS[yY11hk479]]&&Bq/#F00e,kTrVLxG:H,gvV-f:",
+    "i4qOY$pjw=FaSRRG&41:HX^1Mo)R8703U;@GyoGb/_=FKGXMaQ%q]b20iF=s2[$.aFGn[x024C+4+N(q4!DCN3+Y+^zyS@P5,%Y*FaQq%q@3nHQy(NUo)RwuI5hwd%mSpj0]M!!6AhjcA0INLxdQ@C",
+    "4(VD4RUZvAo)R5003S*/0246)A8j!J4]Jy>6*&0l6b]t20]d;H0S/xLC=t1B8#SI1F9tU.024R:7&rhIG5@,1po^68o)RN5F#sP1F#s4j03R+l039&=9ytIgG&cYY:RJ*p06z*cH!!3F3(:g[A_r0i",
+    "10Nwbo)RwvG%)^U,N=(W3<@vM0yHw_S^zAOGM=G3g#k4H6EW*rA6zm3FQNf5F#s.KGBN,!M/_,16EM9b9]SM^4wsH13+q]_zyS[HS^z(hG5@lk4xbVQQx7ETS[gF3xdR7LAI.>epAs%KGXO6mG&BGn",
+    "H0xRiRSym8S[*RGBp*sN:sm4^HY]7#ZM@HPbT9xuI59Mz5+=Y:04>E(04O#xAsaHE5,$ZcIRF$hf_x^.HlGq75-K:XA[a9O4(wV5iOyaE:>!g[[FfpRF6:$qGyn%,4*-JM2.%!EGynu11g>RB9[<4T",
+    "IRdbT0]W:RoY],W1/=]<4.e%y4DebaF*yJq1_Jk]A_7,m42%*l2Qe@KAB6!n03t9r054oHIRG!B0W_%NF9]j;053-2G5@^Z03Qf402nv@3)xx(zyS@75,%Y(Gyo3*!np$lQy(NYj1mt6!np$gwi*x4",
+    "0*n$aI5hw,BRDny9yr,r2UQ-pH-fV-G5[Y+H_.qd03U5J01tJmBrY-G02nf-HZC.Xj1nj[Fd,W,j1nU:IIn6AvqJ-Ud.eUqkpT[gz6mb@IWgFf0uJHcBn0@WA>pQ4r4kf402(p;2UrP#1qkz60kHo/",
+    "A0RcT5)0S@4+FBpYZEZajSnO=GvxXW4zD/=+T[iURSnPT0RpS.asw:@xhD;r<M-3WhZh4b9y>JA0[^GyJqx9=0]llB1kb1f01yBO4TuRZ3<]LBwF3#W3j<bv4+G1t0v@l5uC4+G4FbqI3ce@/js*ky",
+    "s_HTi*9Q+fpSuqM=#u/ql&k>T4m3H=!;gher_;Si0uKc9h&C%XIHaiqBsVx10/xqbHUT9M3(^>u4S.O*2gczS8#AEthXDh;1p_Lk8V;$bj3plfHpK)OGyokn/;otTGyoqYGyo4/udV>TE$00e54!.^",
+    "z#R>M83:FY6*Rf3ZwG<79_m:It=yM@&!q>j)V2f*y95outRfDj#RCJ<wgwnEkd7@5m.A6G:8k<9V&K:U1K#%-4&&>v6EfTc4$<Q#wUh/9;c8q.7Wvec0SKG]4yNJ.8#e8%kO2eRwQ2*2tr7*h.V!m,",
+    "I5(CD4Yo%F,VFrcA]y34)gA<wjB5m211.=10]#0Iwhsu;0]B4FY7YW]/:,n![v,stup$Q[9Xj-[2i2wt1CEp!3]9-C[0-/ZsYw$zmfu1N+7J=r;u-o97^=jcGBd#L0^j.7FK-.8@5+F(A>Br94+w!3",
+    "45JhVyCfe#G:st,hyjWr9]Sc39603^9]^3C8w,*F5H#1z0RoBz9]tziAQ;88w-_!jmHrVUGBk%34yqUgfPw)7AqCm%8yhs11@DCJ11LE&gNqXm+sXm_nw1&;DGTr54g,o$4zdOh44nHZ3yu>9GcYnZ",
+    "I1_=up6&%oIWsphouvr@l=FxS-X)q;Im49$9[=#A*g7u(LpA=hrI-fI]L>R>m-wq]6*/#bW)9%K5)TNK4gi7!3)ccBIW!&$sB-uE@,P>g4:8pO9]1YM0yH/]IRF6/4**LK9J_Sptv&]i.pvGRoe2V#",
+    ">6-8$Ft!35Hvkqn9vd[b0wOmtg#iyRxB<Q&IWPbiH2<zkH_.tkvWWo;47dUh9qt4xH8cPRfVl^QGBLOU1OLtu4:7m@9]JJ^7%:1ZFEKK;0wXyxkO:b9xdI-<IPnB4HZcGQgXR$%IJp7;@]SrG9XYuI",
+    "4+EtFBRDqz1C^ZdHy-<[r2+;!z#.O_r2,!vGyobn00=Oz6)ZC_r2+$*,UAObr2,T*01pMa2>G3Xr2+@&m6QPw45b1e95;>hH#GniHvlX&G5@aw.OvTnr2,T&01pMH2>GFa-0pxBxdaajr2-P-IWhn%",
+    "I5GexI5YqoIRFwl<3-dWGcctBBsVw!4+fM8A00E!3j=9b42BK@i8_fCi53QnO*;a8bdU<aIPdZS38fP!H8#P>RSLfo2*DT+0<#c%1Lou]1A_AH3X^mHIi2b[43q%[*Yha>/forn=Su!gGUFK!34j3,",
+    "F#sMg00Nr$TM0f6fB=*C6$I]ZBn)N%=/JmKv^*&kwh0cKtuH;WLqkTs0v[7G!u:i8v-zTl7B#d3Ej2Zp0T(p<1GD/M5jQ0bNES5c0t4/Z0S!$OIRFB&4,zrKjuH.8O#,k215FPDwE>^001@7L1B-Ck",
+    "1WpdF2OkGCg8_-Zw*<Z+G&HsW07eDo!es)F0S!q4v*,f<Ne+Yp1BsU%2EL+E1kUmy4+BmD,Vz2*4ut[(o,G5S!2.,@#]aMyg#sT3H_/OvGXNh3Gq(W)rQ8GquLKVRw*eL_g#r-XHw[h$-]K$hd.2i*",
+    "BM$-j5,/SGP7Z]v1i>3L5-,LThQ0]O12W]S2kHYYGBQaLHUI-/Rs!)24+7N(1Gd&f14s>!0RUwtFf4KuF]w)[4+2gDqtpWiP7dS&1mKSb10;^=2i_.W4x9^i12yUc0.cL2g#s<CF)>FS2b2K:,4+i6",
+    "xB&u>M*_R<1BL..G]vzNsTcuH3Dg1%lokd_9xI#y1lSq=B:<L72sb%_0v@uC046su051SAFt@B+lmP;ky9plyHjD%U-S2*w4+Dk*5-y.=<3#U0P9Fm@00Kz[P7a0w03!zV+:HSPxCb8xGll[$2Qo7N",
+    "B[ew!F90]:w*d!^0R+Cqeg$a@)C3YWNDl&p0wOswO#@qC5-Oc54owE%/#2paO%8(s1!MrLX#@py0xO8FjR6f44d1gK4.MSlZV)j.4KNimiJ%Vx;h=_UApsW.H29kW1Lv0m11Ap):A7wmGt#pQ0P[)_",
+    "GHDw$i0lgm%oP]pjR6^rND5[Ss<EI:hS;7er9pNvGc,3eG%)-!6$!=i0mc.dHZn0Z%g7G^&H<<ar4.Cu0S>DH9UC%/f)oIiVFsQc894v^=iBe!1P;Rz78Eu5Bpov49RnjD9W/lj1K.xI3No7+KO8hM",
+    "HKhV8Gcf/rGcy1jH_.kg03S3t02DR/4dopJBM%+iDFdogFAO#;r2,!vIRG0t00@0k0_-@lAOwxMdoMIFHm3p<GXNg]H_.eGk0%4:4j&6Rrvfh/GBW<yG&KMgHvlX#G5@af4.9r$rvex,003;cr_)4y",
+    "F#aYIH2<zBHmCw095(.fH8KDvH8cPmIRFEP6%RC#AQUwA1>DA3H!mGEHh;Ds-1v%Hrvfh:Gcf/gIRF.nz&9H*.DCfw/8GdAG&iRL6f*!11f2-V9yP)X6EmV44,BUQ4-[h>EH*Z$0v0#@D:E]y1e(Jm",
+    "A2c+l0vIp/9[<N24-]hl1m4PG9^F>50uLR-3oAD:00j7S0,h/hrve49Di1TK0wgmx01pM72>GFb:.t9vks1f/4G#mjBNaFREjKv0B<-BY-0Xhq1s;^9%N,:%IRFE>.>8T-6E(*e1*-JOoEQyG2HYbP",
+    "F,[J.7XqS)BnQ9&15>UfHnbrh2R6SMB[MewF9kL;xB(L_n+5@k6dwaKxB&qj5-aK/1cm]wizX5<P7yHx4w)VX,Xjt*P5^!JP8TxPBn0[SkpT^0&V)N32QY:LB[DVuF99>+xB&-00RnL!13APe1D1-e",
+    "0!a<9h5@_fP7*f&0)ZP2nH_q.BLYqj1cm]=HrFI0H96/U4+w;/9]tr57BR=wE-Kc27&,GK1=.=64+Hch0;PsdN)H2v0t4^)2LwnLImaLlPX=N-5i]/A0:A+lG/L[AGc.4nvK0cU7Y>![2LqEM0!9x6",
+    "y8#z9%On#yfg%qC-Ufml2Lp,v2<XyJ:p%jz0TVZ.7Y>)NBOeDa$pscUg90A[GPnT,lmQbsxB(vsH>IdvHAxQyh5[Ek%OnKLA@b,NBL:a_1MVyiP7*c%0wohR/OYgZh5@/.$pt4kGNdUF1,JnNjj]dT",
+    "H=nCo%OnS,DGvjN0w*=!%OnK7)*/rC-v)y2Cjtu&P7*Kx0-:cA=D,X=IEDfb2aqinH:D[L0k-7LlK^+%v/.)(HOwRjo+l3kgaQ[g%p<Z/HQOi-15E,R1>cgHCNwOH8v_v_4aEZk@wI_/Bm:JX3X:lM",
+    "i$o3,4+y7>3/ajun1^%Y=@!v>u>Oy6BQrSw7%%@FGfE0,D:N>w6Egr9Hvk(rB<-3L7&HJJG)f9-3$)98FGe&rpCuVM7Zf*w;hg>+T;!o%HUI-;g$4^bR]&w>A>wsOA>e.h1C0$2BdwSv3zK37*or9!",
+    "*KQ26DK8r]Ij7PKA2Tul56c4B,UJP/Z3Dpp4:qIH3lKEB#Q>52851>5zzGP]1q-cpYy@uEYc4e_vy%e<hM)og2m%lV,BTMj02(*=0u(j#SpdS>BnysO2dd0U4u<eM8Z;MnF9kR:03U(@H_.tjj:w1s",
+    "F9.d@h*^8OdJBqx0]bV!7B3GqGJrA%)tw]0H<zMUxTgvP;yEWv2ulvmE(1#(H_/3LIRFReswEOLODj1r0526eF#sYtH-)+uNgOf&9^>bG2f)W76ERC1GyoqKH2;$e7X[qo6&yB84-S;U1fVAqH%klO",
+    "M;WYsI5XW!9^+PD4xdN^i&Y2RN(FNdF5OBUG5@*M0TM9)9[;^>4.Ox23#4lw3NY@(9S7bU0>-5sJ]99e=,2MC7dG@u4#z>oHkttfsX,42-_Nh3N(lK27%-9t5-wRU4+P:H4fRS5ngJL$-u@_*,WU%O",
+    "=hyrP8V:YI4z&RT]3U,1B<YDQ8x8bI4Ney[-u[3C1Rn%3-u[V0N)1i_yv6]t>5:dxF!V]SibMjS)=q^e2o7xot!4wJ90GI;1G<neF,-UR01pF/0t1G81BgQsHwO-_,Ub1bbp%om1Cas)uxA)Bx&$8s",
+    "H1Po#HGoSCNd/dS7Xy$;4+wxu9y9.9O*S+!EOG;D4j%(J/m8xtfJ+Xx0s:ALGMWS*BR7CcE-KR#4!8jqFwRXHGPNxRw@C20OASsZH7tQzCNnk8OAbyQGk[ACP7*Qz1l:-p&Pxv;fJ,hjF#ry<0T(my",
+    "O)mp7H-e/wIe.$IP7*l)6EV*Z4$eyl/n<TpOASsEHrzA:#[_k-OAjM^ODr,l01meSCp0$iO&.g=kp:+yfJ+U^xgi2g1fD+!%^WlGGz<<C4NVd,00=!GEHXLlHXmL%gi9ziHN>.>0yQy&ODHoi006Wl",
+    "4.Lj_7&XKt4V:F*10)wQ056CEG&qDyFC8=9qZceQGtKS_FCQ_EqZb2995;>UBsrrOJ2NyeOD@WZF[2j)OB=x)4-F+O5-prc6EaC0Gyo41f*A*a,5mo,95w(C7V@okI5)O314$e:01p<O0u(U2HUdi;",
+    "HLV!^,Cr9wpFIxO/pg[oR06>P4+qaR4V=s.OA]Mf4H7a,0[SB#139D$95.Xj4VVD_<d=abHv*wA4+!8D9]tzfH5fRWJr1/229W=+tu,G6H0coxm=^;l1C9+5HB18TIv)cwOdK$lJq/7JGc2JI0[j9W",
+    "2QvQw9yQB12Ji$8lRXZz0TwWVKp8cf69.zA43RwqCkwA#5-N^t1D=5.4+BgaGmkwE[[a#/Oat%)0xAy([[bHdG@/+*HjF(EvjG+^@#&E8Hj<)9GC7Go4NN99EX<)Fhv*m]12Ie/9yW$O4Q&Ga0R!r1",
+    "4+n)k9W;+9N(t%NIRm>B0woRBKO8rMJq/6_GvH1J+5-a5HnjyG2Q_mKH8g,d4zmF!F*mk1F9S9:vjH13[yYs#HaRdXvOxp3XCDJMOdBx#JP!W:1l[in2HFE32sX6=0@nXX4g3Qy1u,(S0TwXmKOX^(",
+    "wFN9NHupRYOcpf$I^.CgXCDJGOdK/yJPk])tyc!31Rn@Eoy.EA2aX:XGnX3/1+oDaGvGfj3=z8h4G#d38w0,*1:;pk2gqj*N*gxpJPk;@HOyNEoCF=PH^XIxG&A%I95#]pA0jvGJP!rQ[x$$m2$:ce",
+    "IVA&[7AQ72B=)(M3u+rS024U;7c_G4&Y5o$I3*Y]Y7I&YY74!pRUcI[:=uaS+ARab7785@GXO6WG&$<%7&ia^sB%9uGdDKuJP*VK:O3;yHZ^k)G%=4xI6AHa0WvByF]Er46gZ-!Ju)-nHzEy/90by:",
+    "R4zC-qCEoe6#)nV5Cxa@94jz1si>MaFrqyoG&uksGNZXiF9]m:qdgxQH2=OHIWPbKnp>Wq1fxA7GcW)z2QoPT0QnLI4G#e7kstv01P>Y=x(p-THvlX!GXO6EH!%PJnEwn5x(pFD03.asl]u_u3Io&L",
+    "I36-%3.C370SEvP2B,FYD/[*,3:z_50;@Wr+e#ZUip(Y/HaE-44-!Hj9]Sf4FM.RyGyoJezNMG^F9.m;p$r%>03QM_01t^/+ZZ!7I5>^4H8wS&3:!260WtxIkq8T,3/%Q@A_iSw95&ha3In#lI1c.(",
+    "5-W_20SE#R6gbSv3k&bB0SlxbL=C!sFv%GX<2:#=vf6GB4B+Dd4W$7O1fvWug9I@%03tOs051qNGXNMj03J2_0QdwCiv=.$BsDPrEiyL%9[<K10[W#U3Zo1nF*yJeImH+qIsOU)<xBNS#TWyOvk(CY",
+    "0T3iHHKPn0H_..svjZbGH/>&+uF,b>j_X8cF#IGR8#uTO9]Sl6AA.xlr<R3KhO0$C2Q<J;xC]LM.=_<EIk*fTiv:6UBQY@nJTy2s051SIFaQ9YF)K1KxC[]C03$Xs>Jj_CGc*1QAu%+P0^lY(7y]4,",
+    "0SEyQ6f)+s0_.5fZYnr303.gt:lqy^wJ]RVH8!_n9_wCTF9k6)01tx%*lq,z[Wm@dG&eQ53:Y)#1]BlG3->594_hl33=X)1GXO0#IRGC4GXMeGh6f9]3/%T[A_rPuD:gX*1eNau4!H_huTB661Gx+n",
+    "IRGm(Gyoel00p(Pi2)rkwlNenqoM&18lwy!1v1z<AA.xm00e<LY(EGzGdH6Q7&ZVO0W].0iv/:+Jv1_kHKPnIF)-ui05$*tg=_ptIEa)50znfppO677Ff[xM1G/_f4*/R20,RL/2mufUtd1rOi^xc6",
+    "m+lGyx][;9:KO_c7y>pn1N&zW8/;#k1/&3xg9J4I1pciMKL]59Iid>0IRGC5H_.fe1/&3$GdcQ6Ei*R&IygBx#R;KLY#lhE@U3=]*cAZ;0T2a^;IjyFqCFcq@_oC6GoBe7GygC<2sAV<052LbGJ*=r",
+    "1v9ukAA.xo05UT+GMNS+2sYbE3G28dF9A6*f(##v1v9ukG&40hf(#uq+es<qG5@TGD:F2.Vg#/3J]s6cA[-aQ3Ix%N1s;!3x(oxkJq72Xe+94j6B[>X3:!266E_+AEif_IF)s/.FuM#N8#4e81,m=T",
+    "g9JAK6ElOWFAoNT-[p!rlq4SlG@kEBiv>zqGcz(U06j7^HoFWT05t$SGC4K3Vgk/p0D-H[0=Ar1gUBZZ#ODPL>1.__kNp(<2m@td1%^u,3%flFi-),so8bil.P#k-f,w:=kQfgQ[x/P#0S=VE3/e]<",
+    "r9Cn,I5oNkF9.j=qYM_003QK203VA5G=IT:GB@4$3<tS[03QK304y_(xneRfIXR:Z6EuJ&D:OF#3IyYwq5&Q<qznb5vT*_ZJrp*SdmK33p(GkGg)so2ml6Zb6Apzj6f;2N2M,#h3;BtGr#&Bo1ULXA",
+    "GBmsf9]Sb2k=&C$r6ddgdIOje4_qq,Jv1=jG=GqHGB5xy0XH!JdIHDQBnzbs5-g!6H=_;rH_.9Ul5P&k7z4e;3jqiL5EM6odn,9Ir3<Q0$rutj01JVeKmytm9].#pB>A6$x(p8mzdav/1UUdQGB7yN",
+    "1@h;l(E.+Ku>PY;Gr9_9iv>.uBr,7JNj)(*F^e&6n0o/j&.PB=ViYjCvT>85v>%[,[t5)qlx@0I,xva<uK<rE1G);pIKa*a8!)-I88!eyG%zzX03I_9>bM+6GBmpk4-!$19]Sf4FM]X#FaQI+&lCWg",
+    ")d:#:y9=jN01pDNdmoDhHUKm+Ha5EqEi=I!4*[<y0*Avp3%d*wFaRPnIRGp*GXMgo10FK.7z4oN3j+uN@i2Gsy9=sR02;=_A_!VvEig2@F%&Yk-TjJcqzoSfH_/4m1To._1J/+B0LtSC4+o;S88OlZ",
+    "9]Ad_3/fM1-XO1lGB_6REHE;xF99(y04p#vz+w]LKmkYqqn3OKLk]eqyAnJ$GC8uZ4Fcxd5eJ_n0t(^Yb>bOu6gI&91qs/T1rFH#2<0dk0uwUZ>BbUnIL5363yg__1ST&EF*5qJSRQoduQ_zX;Pw1f",
+    "qNEHj1vfE:tqmS9qrD[r8V.k)4AYJV4-^H=X%31D1lNQv3$4xq6EKF1K<%[%Wf(B3iV*<C0cHWB!e]MC0TDJA0W^W,ucQ(V!UhinfdLXQ03tX!00o]5293<n2-0#z9]^2u=aTf=0R=az4,z$$mrV]b",
+    ">5_#^IIQ_xFB3U3mV=ogs]5wtg9,^l!DbRU+7dZ8I5Yd)9s;c#wu%A*CL%a2M*[l-3(gH605ren2nL]eGYy<X1p):wF*E4;1p_tc1fHuN9]bmqo<<c92mzQB2gS,K2B3/yA2m4t=#v_lH#x,7BnKi7",
+    "U-p(50/mcr0:kqY9^qSF=#ug00uSd0]Mdj]#:E5yjNTFhOAglw0I+BW.OvT0wVDzgHr0zr1BnS8Imqe,3HU1y5rFmu4&t_Q4wBj/4#cMk09pX$4gqQfmFol!M-JE%4+6xe2[]w_F,8b648*4i0WdEI",
+    "HaGME1JdB50Ur)F=Z>3MIRFX06%O;G1p$5pll_I_)F2K/88XKf4fOW_1H/IfMh89*0@vhN2r_dL4l*o&>5^]Wxz-2P1oQzDGXNh3GyoVgM-@+*=Z=V-2R-u0=Z>piH8^u35j8k0fc6Crw9Xq2,Pa<=",
+    "1U2*l6Ey%I1_32=HUJzn00YDU3q^V%4+8W79]$!7FAg*-fc6Cs2iDjm88,kA1oQy]mIVcmKMqG2IRGC6H^nA-HAV+M4+8W79]$o35ikG@4#Wu>Gpzvv(!xv!A@b,g0TVd<4+g[u0ErL:R1X960UI$!",
+    "2R-u0=Z>3TG[gxLH0>xI4,WJJ9]1G_7&8DL12h0KF)/J=9]kz]0T;v=4fOW_1H/IfMh8A00y;n)9]1Q27&ZU@g-)lQEH4r/GQ,sc0W1WBt3e9i,vtGV4+Ng61@dJ&7&rh9p7$mMU/Inhh!qD,4+8rE",
+    "F99;#00>+n3Y@920G1mA)ZGOS6Z@/ZH2<D0)Z+yPa]yHq3(CAP0$2]TtH_w+9uEhS0taRf1CjzAGXMgEyi5lo4.ppw1tK#!qaXl]B<Y:n0vI%W4xy1H23,#k=#LCPGyop_HUJnk00Qke2kj*f7wPE*",
+    "0k2B^H6Ix/@2h-i)+7pt1Or$P39!#V4+@:wa]dP*1CjzC0XYB]H_/3dIfn!zIX9pI4-hsP88x*54%zlQ23,#j=#KX^!Gi$<WDf#)7%<2.GKT_o7C8VjG%zrh2p.(N:FEUy$JZnu0x=dK9]]^C4+xG3",
+    "2WAfgk=&5.6Ar)EBp(zthXf9e0uwa/9_m;N7&ZV7/%=+JT<MlU0UrZ403QK302ns>8#s=,FBvd5hXfNj03R7R02ny[8aDs^SPuz][sjOY4,t]A9XS9G6[FN74.&_L6EV[b9_m*63Me)*d:-ldhXfA=",
+    "jQ#^&O%DV00Sw3!4#;Fc8#IRmFBma303$Is@2impHUJnk03QJ^hXfA=jQ#^x9uE.c0uHGZ4+p-1BpEgU4.&_L6EdIy4-GC61rFNPBo3n#23,#k=#Kn9qZAxB01lqgBpfiF79SWhhXf,sHTeM#8HWle",
+    "H!,-Z3!<YRSRV*7hXfA>i1QW)W)B0B0t^,R1jW/O2O.w9hXfNj01p+M3J$W-Bo3n#23,#k=#Kl^6b^@j(j*Iq1TPpfF#r<Z+7^,gGWh@*HvkKx6a!cf2%[7L9uE.c0v@i601TrP4&BovA0-@51OlU#",
+    "1P:gz8W^jX0S//S1zisjqZAl800(3b0(lrQIUF*F1P:Xb6caQ69_CqJ4!+PN9]AFl1P/(K6b^<!93KKWqZAH@f/mvy&;FBYqZ9.Y6$PKZM-[qDjsh4q01l%R1ziskhXfx3HUJ+1H_.(o00*NK0:l9W",
+    "oDdHa@2iC%03R7N02ny[3!<YRSPulF6a#J#2%[7SW*Rz)HUjlI00.j985A/B4uUfhEFv5.*g65klPCl<3EE8qG!JYO0=_jo[@CbvZZI,303]m$*hdS>m<gVI#kqk20@t$V0S=^8oTdQ,p%D)R(T<Wh",
+    "Et1M[5-(xq69NYSPY(s6ogfbws;!Px.Mss$lh>dxG/MJx2m>>43jw@E4El>m0R<)jZ6z^,&H8Z*/$8!,0l$M!2.WsrF9$O<kM#u/G$tA^)0lP#qv^2!Hj(uO3x6Io00GLL8wKY<9]$y&=#up6v;&VB",
+    "[_iZR6*!%pFAp4%=#v3)#N8bQsN@)JIQj$*x1B8%G^ekF1o>^08#hq]gtrd<CJmqdAO+I1E(;;O1s=ps00r_YV/oIiI3EPARtp_/0yc)*1qH3IWexrM9]JcJ2E*J10yZCgGnVxQKL#[7IRHP00W:%@",
+    "05:!=GXM-=0Ux[qGM4oPKL#[6F#tci0yH,-06sJ]IRFLt3Lm<zIF]JVKL#[3Hvm7p0yH!:06zsZGc=D]yaF=cGyp#aG%>-)Kf3^nGBN,=1vD@+0063E54,^F=#v_oGdcBxmjNGSIRGC!IRGEi0XYC8",
+    "GdZBs0s,0bBoAPg=#v0%=4fC&i2)6k=#ubW9^PE>=#up!AP)hS=#ujRmr)M@mh^Yzqp(p2mGuP+zq;HYu/pnqm,PiN201qXJu)_m00P0iC/qbKpcw-N05uMm=#uYe3Be%^Igro<4+WO:1rHUSt>vGC",
+    ")7c6WGV!>t4;(i%6$6cA53_mB=aT$rJ@*;M=%OlfGdJ8V4a)xo0rrtQA0[xV=#v+8Fua!w0r_VP4,uZC1]4niz99pW#R<M1H#P3xKM483a32RUoc0AD0W##$DHt&Rx(yEn!kJzGnpqD7.N*V]lMM*r",
+    "0uK]M>5^i:c;o>W4Kmx=as+[mm-o9!i@D@U3$OMC2,w7w0S=bS>5^]IgUL.@ul5B3#GD,u9k2EULozcpGnBvrAI.;Zul5B@3=O<0FaQC/wiOR7ul5BFrOO8oS.J2p0(uXt0nDxmOENVuF#rG)4+O9F",
+    "1p+YwoT_yoF*Z5:q!9tj>yi9YiO2&JGOOVU1XB)i0UiUh%V8/sIG3Ur0L_o_F+UFy.B0;,Gd7_f4GT9UH#eBMKo17^tOXM;pP3O0$jSl$rF-<Go(mo<go=.J<w):Lf28FD6f)z:6E9mbH:BkQ0J#GX",
+    "p8/%h0]E2w2<eOP.pThQh5,*nq_!xKGBr5:JTf&n00+(m3Au.R3*oQ>2EYLV#0Ce810NYVq_!w#N)Dvu0]Zkq9x*ZMi_#_x3ZJ*30S8eZ$O1L+i_$7fkpTqqi_$IUk=v7L=o#)mOb*.h4F=:p3o<kT",
+    "0]bM.7zoV-43ed91cm!-1Ga>)2.a0IztaN&/aCW*H;j5w6EdN<C-$i#X4B-Z1Bn3,Pt)ZC0,g*H4V%:mJ_A_i-tUiu>T_ow4Gr/31Ob)L6A2*/iIEi*HHoYP6fv(24+Qy^4FT!.1Rn!3[_8]wH:wI4",
+    "HUJHiu;G@0gU1vv1Tr$E!v>ccrc4conk56G@_(jj!sP/lGBWlB3ggxT1m/cGE,=KnzXB98med#o@MqHb&Dj]fHOT<G6Q_j<H#7hgF=vujs1gpV@,^k^3NxOq1qRN62n=x@6E(dO9y0(Rh5.JK6EXlF",
+    "Tr&VKq5(8B051tOFaR$[G&ukhGyoq5GXMa/2;h,dqp/4BzyS@u5,%AwF#rcj4!sfuQy(NVy%H!jHUI^vAI.>dy%H@rG5[]lH!^bpH]4So2UQ-pG@$iWGXM;#gFPZQH)$=rIWWBv0nmyI4:,LN6EXlF",
+    "Z888KRWbk[4l)2A05Sj/G5[X[GyoYiArAq)5)&[05-y.>l.r6i+z$<sY68o)Oa_$jp%NoAIRFzi01iSJGyo4Rxv:WZse^gyVG5oS6Eoz:0SCI*eFO2P10NDO*7gNHGB+:)Br,C=0uweQ4!$fhH!w8e",
+    "0tD:NVH,KMunZD7LoXvTHvAGF1U3Kwu^BO35+4jV04>E,006iF4+s4cAB6!p03tRt054oNH2=Q70XQ@PF9]s=053*4F#r/Zx+Nb7Gyo>uH@xaZx[L;^zyS[Z5,%A!GXMul4*e1ZQy(NX[SqiSH_.Gx",
+    "AI$.e[SrMgF*E/>9WpUB00c^8[SpUN9^G7A5,l@102;-]A_rc@9^zRUB:/fnA2K%m5(;kA3lD9&B>CBZ051+UGypC$GXN(uH2=L%GXN+vF(Do;[SqTJHT4e<HLnc:(u<cU[t>PnIRF;q03JC26E*,J",
+    "1u*_s:=TQd4/(,=1dI#=VGI5e5-OoTG&qa@C=R;i(gg&.vkVE&0u(u/0uwR85*arD0Db]M0^ms;5,c(<01@9+1)[D64yY0Wkp;U;HO_Ye2QjJ/AB6!q024LjHy:Oz06(DtGBP&+KL]22Gyp$GGBY!(",
+    "5)(844+y6vC=9pJ2Mg$o2n4>Z4XP3!8#4Ok2;t6JsuBfLA0s!a5*jl4.p_B+FU]rqF[%.SH8ub*BQ,Yw4*:e*2;tdl4LGV29W&Al95bpC5-FiV6F4vcFE^>c0249*A8j%K4==in9^hL-H!d>Y02nl;",
+    "5+49E04OpsArAqn5)&^q4,+u24F%/M9Sg;_9]1Lw3K%p19yO[G5-FiV1_E4P7&bx/E&q%N2I,[,2Vo1U5(B=nF910+suCA604=_&03tXx00G]/0p7X-3aSzVusR.kG=!FDIFCvaGpZ6F1_bzn1.aC;",
+    "0UR=X1O(DI9Wnqfh5.A%s^d7303Td40575eHaP$.2[$$XFGe:t024FSBp(Pf04Op!h6f9RjR*w50S:DYFBvyC00&AAs^coMA0#/e5,$TdG5[_m0yr^OE-%:/FC95K00c^A2.DUmFAOj+s^e0UH_.;t",
+    "00pGSnE;+I)g&)CGco@ZGXNiLGXNh]GXNhCHPSaOH8TJhHLDUI05Je4F).+z0IL!sG&KMM2m$RP4y*SC3Ba[X1[DC,Z3iL>s^d7103QW2008)L2Tu.!s^c/=7z;eB3k1TtIxhh-Gu0#*F[/>DGyozu",
+    "Hvj_<TpKX#=Z=1NFC#TIs^cp*wQLNl5*-y-N*<d]04>B!006fE1Hcj.F#sQh0Wkm_G&TS)TQoNSFQNf6G0$8t2[SPOFGn*m03$Orv.eRh:m(U7;8qt$&s+n*0S;bxFB&s300&AAz!C&gA0#r*Tq!d$",
+    "00&VI&H_R]E-BR$FCH=A00T<8&s+yp9^P0V5)SAL95uia18FZ4H!#2wFE^;b0249*A8j%K4=@>VFAg*]03QH002np=9[;^>C<;W04*]du1M4IM2qZEz&,Vokz!Dz-Hvkwm01mWVA_H7sF9t9.z!DfZ",
+    "01qw4jR*$p#s:#s3&0W*H2<z0IO@,BFaRDf03$Xyr2,Q(z!D3,y#oWx0v[tbz!EP5G%x<zGC9=s9^F,6E-KX%0Js4U2f,2>h5.4F6EFZDTrmJIq5(BC051tPFaRG%HPc)ZGJz!<2r:Ww#RCQn3)5T#",
+    "zyS@y5,%Y(F#sO[Hq%<MQx6_0Tmx1K(>9BpAI.>d!4fVwG5[]lI5PkqIMZAQRSyl*Tn;IP4U<<r5-W/zFB3E]fh8]EG%)^ZG5[ZKG5[Y[G5[]QG%x<k05.:=Hvld*IRH2[IWZv*0KpO;Gc=DMfh8m^",
+    "HuLud3*HY7)La6N#7qYw4#5%/GynwDTn.7QGyo4R)LaI+*9Qk,3&9c+GS:wk05X9kCpS3&E,*F#A_iVx1hS1+8!;iJ1R=smmIDtY!4eIZToN+D5+4OP)/2@%EDWi+6A&$,0S=bN5+8*DGXN7afLtG3",
+    "GXO850W&!OF9]d,053-0FaRSmG<c3[2s5e<7&ib5fLsH:0S.s%FB&v300&AAsuBfL4.CSB16B!uTnAAP&H[j3E-KR#FCH[900T<8fLsSv9^PCD5*-%D41ioBGdXE56E,la5,&J5F#r/X03U5K01s8@",
+    "Bp(kmfLtE[H_.zn001ElsuCzTF(D5DsuB^0,!v02uMGs;!U+tj5+4CM02nv@9ytILF#rz+fLstY00vJFE_*j<fLt3j0249S1up.MGpZ68H_/0p00pH26EUh18aDtFHs^HmBdQWCH8R#o5-3Y09]tzm",
+    "Bn0mDFb&WI1c6*0Fsl+Dg#k1G1o+SsA6znlTrZ*lG&2A%2[beSFGn-q0249QBp(Pd04Oyxh6f9QTm,,Y4yzI@Av84r9]1IhTm<4fBsZ%PF9S6&058r0H8B7#HZ^k+BQ@ex9yWno2UQOZfm]&yIMWOa",
+    "fm[RFk4i5SH89mAFE^+Y0246)A8j!JA5^2@9^hBtTps[A02n!]5+49J04O&xArAnn5+gD,00IaFgVl2<H#x@-9]1Lw3K%p14uM/TF*qz@F9ta@s^dMCLJuv0Tn3,vJO=P5s^d46*99K]G1VjzHvj<l",
+    "4*,E&BQ!Ck0t10u4DH(l6FI#n4.xG+1ojRLs^dYE)/4i6GBp4$GByALw*djx),E17z!D#Z0W]-.G5[Z3GXO850XI1SF9]p[053-4H2<Pd03Qf502ny[3zl32zyS@x5,%Y*Hvk>2IF;)mQy(Nbz!EP5",
+    "IWhnr&H>1:TrM:*052XjFaQKh4+*!f10M^Az!DuZ01TE_A_H8/FB3H]z!EPwH8B7aG5[ZKG5[Y[G5@+>mRv42FaRhvFu)QY05$+9HZdU&0l*Rjibnzn1;](K0UJ2L5*[[]Tmt#tOa_$kz!DQR00fp;",
+    "4ni0*03R+ez!C)51qWdZz!C$O7#[&P:m(R9z!Dxb03$Opr2+$%TnzjA7ZWnROb-W#5,$WcGyokk)/4i7GBd#v9xwm=xB(9b!4e-Z0X6=/F>&B)TrmJIq5(BB051tOG5[]^H8KDbFo7i:2rvLBHZ@0F",
+    "3zu92zyS@ITrV0mG5@lk4#5%xQy(NVms^]]GXMus56J;TTm*_^4#5&19yOO,1WXSJu+0Mx4VPRkFgWQ995ulb18E,/Ie[e_I5>]lFaRHIFaRG>FaR$OF*d-x9[<1@7%:1J05t$8H8CL%0KpOfLIUAj",
+    "1FsDPf%ydt!4e+.Hvkwm03J605-6cU1_<qY7&rhQEj9oJ/fzP6VGF;$1NQL)9]16dB=WgT9xwm]>3IM=y3jNX.mVF-HNSBWBf%0KH.w%zFaRG0G1f=UF*E/TsuCXuGXNik0XF_:FaRH1F#s:30X8!L",
+    "F9]m/053-2IRFzh01pW3BmnI#1@P[.Tm,,Y4yqC>AvZAq9]1RjTm<4PAAno_RtbPy2T:o+0ynA:E-%v)FC#fK03JDjTnAMj4K%6^4U,/nH,KCcF#s.UHZ.!bFE^.d0243(A8jxIA5]_>FAgy.03QG[",
+    "02nd/9[<A^C=Ru44*[wY6EMd&1M4I&0x&kD@2@87[7eTG7&5_I4uM.)n_n(v=2a;6LKrjv4/jOP0BH<@1q*:(6EL[@10Ml3:;9X704>K,03$IprUC.jTpBX_BQ!XbmH@hWs^c$_B[w#$u^%*M)FcF&",
+    "+q3^-=O1BTFgL6c9ykCWg#kDK6EK2YA6zg1FQNf9FaR$JHZcG%Mm8^3GBG(hG%pA>III#FHvkKQTm!%X4uV@S8a6Qi2TBgC5(QHaAA(#1RtbV!2T:2s0)kvFHZuS(9yT)o156HrTnAMT41!!OF*(*G",
+    "4UC*vA^_2/FB3R5tP&qLIMyTpo.#zu0S]1^BrjDlIRGyXFf-%k05bp:GXNg]GXNMf01p9zxB(L]024O/6fgiBF[_0F0XYB]H_/0w024L.4+eu/5I6t=PY*7v5)Fe_8#n+WFf@Z&9]1YnBp5TS5*[)D",
+    "6fmX&1A],(+](HqHS4+o4.oD+1:EZc46G6yH@qxp3=6zWE,*3x0Ji^H!4e)f03U.>IRFLX:45.+Tsb+x5,*]wG&cY*2[kkTFGn:q024F,4+!lfC=$2l2Md=71i%3f!4fYaH8lVq0X3Lh1ydg+H=CAw",
+    "12!,KFU]rsF#s+%HUKXpH#YztH.(,pRUZvF!4e%a/nM:)Tmzc81uqjfGwmclI5#sf!4eZP03U5K01s2@Bmkxi4,UZ+9[<A^7&HJM05Sk5GBF>!0l=XzF!yT$2nLYgfB>sb=W!THnOp+krA!AR4#5%.",
+    "GXO6JH#YznHbM>BnOq$/02;:^A^^%71s;%4;Iag603J7)TqHF)w5SCGnOqt)03$Utso((*B*79N1ULX4HQ7lo3o$kTJ_25q006iF4+g:#FNOg%FaQ%W03Td40575eI5>]:2[];ZFGe[v024TaB>9Yl",
+    "04O*)oCgb.Tm,,Y4#E-IAvrey9]1X.Tm<4PB$@]/12,<LFU]rtFaRz$F#s.fH!%PNOb,b0>yjKuGBCmtEjTy-3z^R4ha:=+Lk].e5+67:gC!F.03U5Q054TIH=LGR51L#b05t#<H2<y_F#sqrF(D4Z",
+    "5-HJ4H2<Md03$d!01UCX0UkL30/KbD2O.u>5)&[01e-tALKrdtA1*M$5)GRe3,0F(1c8l5F9A0/gC!U,!V(<d03$dzrUDZ/!V(%a01@I.A0ssYEIBj)5-y.>:iY/^sS*+^t_VJp005x<4+pCfAB6!i",
+    "03tXx03Td9gj>G80XH)MF9]m<06#^JGdHUe6Epx12.-:&IW:g@3xr$)zyS>_TrV0oGXMul4yzIbQy(NWgj<=up@!r<Q6J6%HLDUXHZTA$BQ@Mr9yWwr2UQ-pGOH2^(hM9ms^cffFB3R2;IbTaI5Gee",
+    "H_/4QH_/42H_/3HID^ju05$*=HUJ+0FaRhpF(D5Ds^ck4Bm)Q*F<d)q4670!0XF_@HUJHUTog0;#uhIIHaV*j7&rhAE@;kjHUJL!f/C3mkxnHuGW;Nx3b^&-6FByR0TVK@5)I1@0p*4)11tl:UJi^/",
+    "1p%U^Jpn8a0gL(t05bzS0WA)X4G^W[6E:a7Jpc#_EQ]UDKMXQ6EWV/&4+Mg.Cm#(my0QWTi@ohczjFtkb383IICLL4GphOp1fHt@4^OoZ0s>=/8xIt!@UMI3fddBF,gF1=0uF.u76GNh90%;B1rEy3",
+    "GzRL#4+oy+Gz5=LARinw*W<c7138QY38n!I.Cq2lxU3xyFY)-W4xJ1SSn-s^19^fg<v#CAfARSRN,[J#Hvj=vmmUuq/&/G5IpzrkhqXQqz62LD00O%F3.ab41qS1oX#uDB3.L263-3Q20q7G1lmrc_",
+    "3/amW@2[^)G&C=)3%tyr0S<Tk5*RhM[VNB[0S)lX6amxS3.Agu1kjmd3;m_gH<zJI1rG(-g&GC&[,gmrH8VDo2Oc%k9]N_U1e/H#1CQ+u3hVg/6gU5CDLFI00]!]N.sbye[T:<LlFWVvFb:d10.pME",
+    "2O.v.:iGo/=9U+2G3YV=-*T8wp#ui$;rQ^d1iys=4-Zx&6f<(UYYx:QAA$rlr<[jPf&_JK1rG+m/K^)cu1p7p1@O);1rG(-m-nTZy#W(4Aq1;+3M(^;;FJtKH_.(o01D-KM*!W8H4h4m@UMa(-M)rU",
+    "DG0+l1F5tO4@GY;1r#&e-TZwREDuDB@UL/&0t$^=1dEj&FBdpA/F0=FN(K6%9Rx^Qf>DywhZO+z*9#9xi_0pdGch.fyaEqbi_0pm95gsLGPVLNH8ubhH_.XSjt:Fy##0YEi_0o)xB;Y301ruv@UMWS",
+    "0uLST1S:W(00oU83yb-%1eNdw4<ryq1pxWo0tUDO4>J%(1wS1$I5>bHD:pCz7B;O%GB_*c0FML<HH,QM6Eot08Uon_4<ryq1rDVGA00LT95(.KIUXA]r2+$)/L-V+Hl+d.G5@,)i_0pm95gsNFr<,3",
+    "I5YqyI5q$nG,Cs,fCdjXi_0os$[huz0uM<y@UMW90v[YS04q5$046yz031000-oA3G%%$C7B&D6<)C:s1w^MDFfaf+G&wN069eEZ6f(B,0s.#58#p.KuLT2X7&HJ5hpz.&lI[frW)Fe=hpz.$&H)b@",
+    ".sA#X&kO*=G6tR;8#w;nIWaV&1P;Rz76XdB6amTy4>J%(1y39>IWae,0xL8y046jt030[_5jX%JG&ukkGyo4+i_0pm9W*&IF[J>/Hvk2SAOOoR3#I^Cn,4EEFgB+G6)=x0S&RAw0Og^B4-,fgD:XC#",
+    "88wHQ5DTXQ1hmQ.4:XP,CNnsv0uM<y@UMWC0v[YX04p[z04Fvx02;=_A_P>]6Av;yAOyshSOLmd4>J%(1y3C@IWse,0vk902#5X(EHXBy0unR-A2c<r7BK)1NsIag4yOVS9l[GNH#MgM7B:JZGcy1L",
+    "]1%#mG=YY3GB=MaS&RAwKOHnVG[g%lI5GeyI5gxk8!)E/BQ!FvDi1WL0v0s<4_7wo@UOZdIW#q_Bn=z(y8#0w7%_7K9W[&k1p@GFIRG3nB<-3L7&dAje:RKy1p.Uq0*5=WkJ^jv9TPABB[VhYZ3v,]",
+    "4hFeU4$4g<H8/nZ=x!uG!Nv$5FEYvh1O.*[55ffKkOUAjf@uFds#FEWn]24FR2n*lSram%E*&@3oCFgy)I0$Q0uTg)pCT(XHmzD3G:HfU=MWA(t5q8_$XWr7Ne;BY@UMQU0S=VjS@UH*r>KaIGcYqb",
+    "m.BHhGdRLp7&QPIH;))i6E(2L1^@5uG=F]kIyW_m06!l$H!^bOOB*x*0M,T%9i-jN14]n/005y94-!TV1p@SNH_-[zA@c:g-[@i6I50_9j3Eylf#U<OOAPe>0OmOl9f9Ko14]n->o4$Y/La<9r1^K]",
+    ";V%U^<u;3FDWv)Z15Fe-03S0fr1^LmHZwC)50(g]@UO8.G&nS!O9jxRd-).19]AO-ODZ<p052LeFaQH,7&ibLHJwWXBp5URABF)jol5^00S>Ic7aTbKyAVGgI5IP%7XwQiGyo4E$B>mDOB=,-4.N=p",
+    "1>MhQH_-]I4i6xt@UN[UGcZX2@w0&lr1^K]NeuG:0D/n,8:IRL14#>/0sxr]4-@fX1p@YT0XC%i1p(xV9uJWZr1^L.IW#ynGynil2lW*zH8Ld/H2<efnid^&IHdXo14S4(Y7CD76F2^EHEJJ%0Xd^l",
+    "1pxnt842,V2pt3!1)[]V43y6U4,fr37&HI[#4sO/1vrS:1T!,*GXMaO@U4I8JPgH)1pzV^F^C=zGdDRm]3nlvA[-RII]GZZ1T8Z%v=<jTQ_;M95EL@2uOKTmG>*YmqXI%TFfuc53+kr:0.ky@3AH=R",
+    "8#MqQ1UCR5f&;]U[[$m5FuZX-2st<9wLJ-E3:r581HD5Zi3K-h3;wo+ys!l/GC2S(IWgRe1p^]P2pTxL3;eo-01,J#OEoYsG5rby&w<S.xC[fyi2(r!0uU59j,n14GPn#YGB5x#HZ&_30U0*H.=%$;",
+    "2Ljw14-rBiF9b6)03U(@HlF>k0F^T90/Nbb2,_m)0f2W0!vzkZ3->594_qq%3;wx.04y=#051VDF#sGhw)zDlH#v))G%>$VGNKGDGd2JbIRG9v00OTq0SEyQ6f^VEEh[%Lq6@@[[2&uC&*vcn)rEKq",
+    "qYML$)esLGqYNJeIRGDm1UH8N1SB#!jh7iO2r<IH3:Y*39]AJ_ABzP!03$Ln06jQ4Hvk>1GyoAekK!H+qYM%/024OF7#ueM1Le-U4*.m&0-xv:2m!R)83dyY8#n+OHpLhtF*E/jF[^Lx0)y^z4.xqw",
+    "1r53Z4+OXjAA$rp=Sl8hGB^aAMK1>AG@I[HHvk$o00gTN4_hl23=X@6G5[;#H_/33Hvj:t)3pH$xC[]600Hql0rQka4E>oO@Q8u;+ZY4izoY:H2m%lUi1HvSI5xNp8#w;3[ic%v9yhw16#^M)ArB+A",
+    "@UMWV0S=Va3/e>;:TV,4ILLfI2RJk^xeOUI/LQ^*xeNgK1P>Y=xeO#UGXN]xIRGyKGcW)E;fd^;<I4]mH<OTVGdTb(G&2AK<I4-<GPw*BHUI.eJtH.Y01U&Q1S&H!xePKgGByA$GdH#]6gY[d8xI;!",
+    "3/aj=Js*MuIRF9UwFv@*wh0diqYM^@(FPv=GNTL+iv@#[6gbte1pvi-4WkSlGXMaheGRty1rjqs6FJ%#D:pa*1ML3.4%!$4kL;8k2mufzH#7Oj3:z]@3:r1HF$DPQPd+y^H;/V%H#y&J4-rEj9]Shp",
+    "Juia.HZTAbH;Nr%F9.d[q6@/]03QK003VA5HrYKiH#Rq,3<tP:04p[+#R:wY7(W0rFf[E86F2]=qCFHihLQs,F),_58aR#=1pd<gEjKlw)J>7lm/6yow)zDOy#Wsdf(##n1TnZh6gQBhMlT36F<g*j",
+    "IRGC5H_.fe1,LylH!;Yb3<tD.03QK4q!/tPG@3-@kl.^IGBh.J48]lgH#IE5kOdC93.9)$00-xR3/^s23%NZjG%:mi6Evq79x:PN2m-y52<fT.@UMTX0S=Sb3;G98GP=wix[U$;t-Qb<2fGX:G%=4$",
+    "0W:iHABzPyyFD[DIWPb@Ha0c<Ei=I!0/^058#ucR5-gz:yN5q3GB_NO1pyfjw)zDF.QNhxBLllVBsny_[0.v7x(pjM03tXykO3>:If5^1HudWb4-rHkF9kR-01tx%r9A>I;HK=h<B]MCqYM^]03QJ_",
+    "03VA5IHf%>HZ;M%3<tJ=03QK004*[%xncw6l=ZfMF*blD95R)A1niz49[<I>3//j00-W9@Gw84_D:F2t3:r6uF%&fV/<%]DIfXGJHZzQ;0S>Cc3;BqH03U+[Gp9WxHZi-gF9.O.r3<H203QN301t^/",
+    "r#&+=F*E/<H90V)3/aYSdObBbIlE#aG%%$MA_i7p95u,p1n1M20S=Gl7y[Ft0RRXCr3<1]02;%>JsUNFdlWSGs&5<I&zB4WrraM7CARtn47:pk1-0HXg9J1H6gBGMi2)x7H[nSD-Z+6/4+5BbABzP!",
+    "05ml:HM$HPHQ@AeHJEz:/gAuly.#:qH!PJT0mzRE4E>odIl2rV05$*.H_.nj03$Iq04p=x02(s<1ohkt8#VQpQUc8Z4+==s9_(CS4+Z!/AA.xn02DRE)G99sGdQ_p7&HJM0y6*)iv[:SG&M6ey9>Nc",
+    "G5[X]Gyp9zF_4FmGc+u$Bm$mRD:O3x3I*N45)Snk1E%W_0SEyQD:5;ozXBpQH2=OMHZ@i(EeMj:q5%x<3:!886f_8z3mq@=F$Dg@WDgqCdoKhtFaRHe1TonRA^^!kF9.L&02ns>3(.Q6ogWX21(rTD",
+    "G&wi@Jv28o*$fQPdjT:WH]zQZ6E-8+Io1p)HZnsG2/mw%E-lvn@UL^w@7[OClrjtc!:a)Y%OxKSGwk[W9Wej>pA7<04GQY]1q@JP4.YLM1t2jny9N&#:,q&h201n@052OdH0/5X4ztbz1BAM64=M-p",
+    "1pv3B1>Ocw6ELC#2l<p883K!25jKdqZVKnC3lA@Z@vnBZiUtDPiv]J=2$%_BfPxGKjJ5:@!uzuU1-7Ld!]6[4=Or-g<3txqxDgyV@H2$()3X5wT=]K9sH89zIVKS_&ixAy1SS.Q04Ojk;&dZGy#oQO",
+    "5)PX23j)Racmm534wtwz2EUON0-o]A+^aKg2Y]aj0i=4*0Sf:A3j^c!H9ZdnR14dh1qaj1bOgooG#ojB,8BTj(INvU4+zqlJ0mhMBo-G60aOH.uap4:@;<.GVWf/(3B8Us1cn3wm+B,4T;CcM2oCz@",
+    "Bm;RQ4-K9gF910,(GUQ.3I@$&1)r!pG&wjl[;SJjGynv_>ID2eR]//%E)NIB=Aj%uEHUH,0Lcgp+KCti>[u#1gc1iT4+mTy12O-#rO@43/$Qur2p.ACcLA7.Dg!GBdmjfj03QM_01V2p5d(My%(=@e",
+    "c<#1L7%:1J2RHy90yF;G0yi)K0QL(H1bGuP005a62S*PFc=;Bc03QT0U;enM[Q(GI4+yCQ9]JaE95l<X6foQY4+hNx9]ASo0S=es1Rn!8dk+Edj1<lzGdVfU0^(a/03,,@4+zEt9]Jgf9]AZ49]t(i",
+    "0_9xT7&rhA2*v_,0yzLL1UN8Y6FAKS0L3c<E)NLy2Ok44VH+_e10yvuSq^%B2QxWcEGr0n4+,)J4+HZE47QmY19/Y!oChQ=Fnbs/03Qf603QP_03QN200y214to;a02nX-9]$%89]JQ04+GZ%1:&X=",
+    "4BY@A2si*A12nG<95B/a6)<ld4+eb_Gv5IRN)HHq4+N]d9]1Dj0xt+OIn<IZGyni42zw6+&-%a<Hm4I00(&0>IMo9bHG3F103QK0%<id$II>MA0L:H)m/Xlrv/ai;7!H_e2a25#3m6TelWY]%qpt,8",
+    "i5;3x3YoHh22uvtiwp#hz$Olw#uFwpIMAR44+M^E7B^1#0l2yo4#OD/w,yfx/#vW%2*t@;2l(zS5-xi;Gd43f>md.GAu/[IHUJCPl0OcV%orp%Hme&C1]tKj0]C$s4-t&23;4Gj0v9&&0v[bRvYIVF",
+    "135W3@i/^0F#r,V$O8$Dumu%2vhYX==N;/<u:39oo]Op:iWd(Fg0^;#IRc@S5DlL67Z=657XUU76wLM)9[<JZ>7<a3g1[sW&,ND;HqiDL4*s$QDl$3Q,xdbYiVz3OmJ9]m285=/4+@n>7Yn;rIt2RH",
+    "BLuS3CJzDY773[d3H_7jMiwx^ziuA]GwPUA0;+_hk2(U-]1b:G2nL47bp!7M38o1fIRFET2L*T=3=K3!NFNI>r,DHfIGzC-H0c=5H#PtS+51/z0D!P$8Z+]+3&sWr#;uW5&GaJy/LZbSJO%bV4wvQ#",
+    "0Wl8.-<bfcIH3=/oT3-5oB]D#h(inI2MDbJF9kXZtEVaf/r9f(2dRUG0SHzZI/:;VlpY7F<HGztfrk+-G%&-v0<j,h30yx1Gdc:#tQi;M(WH.84!oia9]k#!+7Ju%m:4,QI5LNw5DuuX7%v1hF=J;4",
+    "9W^$G5Cg8*0^m10q7V,R)x8xD5.4FzG5[]pGB=MqCo^*b3ow>E7zNV.4,4Jh1rCD=4+z^d1q>L.6CyD(wX+5T2p.qFzxOl@3$XTV3n:o)vb-6[uAvPFv)%-<gWVG(IWxYV8436W4+GcJ6Ar5.7cue;",
+    "1-&vW1F.:)lEw)EV-3:s:mvr%DFm6[EiN^Q<17GwH8eLf.P-6jtE:S7,_I*.4Dy_647t2D2,=J-29FRA7R[Ip2C(340]*R=1P1uIX)gvcGoK3zpzHzz>pCDxs0tc2gb5D:*7X)iH#s*j>wf^6)B=;n",
+    "wizxnT>G4PhvyFu3LrlUH8eB-KM6Q7HUJH[>G/CyKMON9FaSRbHZw8+FA6y<qyY/a-%g2e0mvB,4W.Gg3os!s3OPBY0S(yBYYrhl3pFz_051zTFr<)3G%(u,1E]RY2&Nwj.OB^[)&w0h)3YuB834^:",
+    "4+Y(k1=_7S6E,9lH2<C,dJh4e>zMEl7zYjv)[>PUi3.U20>9B)14bD#01efX1>Go388^D;G7Y<QEdntg2sHTt5-FiV4:&mh9]AN088ZMM0W.&-H2<z6H2<hk03QQ002;$&2tW<4@2imXFaRSsIRGCI",
+    "GXNg_Hvkzn039__0AB-K0Url3@2iU;03QQ302;q!2tW<3@2jBoI5q$hH2=OTH#Yz-0x_cF7&!nOGPTYR1MWfsY#KND0SH>Q#[mtr&JP2_0Sib7Ko0@:0Uro50246)9^h7A9y0&^z4IIhBo6rj1i70B",
+    "0M@T$2l<dSG)Er-GWr1.GDrwO4*_iCF9$a@00gz>ZZ8iuHTnS@0yY2[H2<z1HUJ>sENveLIr-$=HvkRzrUnDa0Sib7Ko0@;0Uro700Z9%9^hJEE-2a)0,)3!2qX=z@T,L)01pS;2@Mu$M-@+;@T,j:",
+    "NC,d/0[Q>D2-d15HUJ+FH2=L%G5@Xv+Z+fa4+8oD6E=<K2QdH[Ge-i,G5P<-Fh_eM4*_iCF9.d=00ZF(9^hGDF9I>)vjG@200yT83iyOB0&O1$H_Ik;HUJzn00YSZ3rGk+4+8oD9]$r46EOfE4:15A",
+    "0yqE^Hvk(r00XBi1F@@h2Q&Hs894wS12+I0GDrwO4*_iC9]$$#2<=E[9^hDCE-KO!0.PX12qX=z@T,&[ENuni2<XdYG5@(169dTs3rGk+4+8oD9]$x61L6rE4:ABR0yH$U0U0v<48aovkWvG(0Url7",
+    "@T,d/03QQ002;$&2tW<4@T,9J-t3Np03Q!B04>8)00Q=EXb2.=0[Q>HHvk>8F#s7j03QQ302wey2[I1;!xJ9^GyoGc03Q!A03QN1007W72qX=z@T,(2ENu(o2;$*Z$N:$+69dTs3rGk+4+8oD9]$r4",
+    "6EOfE4:15A0yDD#88U$Z48#)z@Wz1E2M*&Q2vrXq/m!C[UkK9HHZw6WEc)964YD/>-1B>m&@%5gB:.1;8VOhr36]ee1jPaa<Vgo$H#xQYARITl0v@Z3s_,R@1f#]f2y+C!#6k=59]JbJ0tv1L4d$[7",
+    "87zbL4+u=QxdRUc<2pb@pV/S;K<S70B;*cK4+4dNV*^[]4WQTs4.pOC6C*V/$Hf5y>@!Gzz-6*S6Auu80v$Pw>74K2y9f(]M:8@xGIbL)01l7b0]bhyA@cR^iW3h6mAYgB-<3tB]8FTZGLPp41(Fv8",
+    "[RAHbHKzj_12p=u8a4GN2QdWRqbm$a9]AbX0tu%L4+Vv)6Am[DrvwiL%!n[A1_fAM1Rnx7R_a;[9_d]O1TQ2vHUJYj03Q^N01kix9]1Q01T8l:03$ay01@F-4.D3]5D0e)v8odUgvJLB-sg=i014Zq",
+    "B;d.;12,]=1Piw-2r&cV1Pn.J0/=gk/1vGC4-11A0P-WxMGpk%.sb^^w@T^K9]AO388ZMM88qVr4.z9UBQ@Mr9_L.P4uJw60yE.T9y0(0-RzHt*aZ(M-[+<:HUJ+1GXNqsH_/X)H.gqH2S=>PIOGHX",
+    "FbexH2r&,;#ttqxG5@XUqkIS;4-1AD8aRyv4+Xh_E)1:6X9z+bF.1iV]1bz74-bYHFC-cL01@6*4-R:!5DtL;F9A3(.pdr!$O$7hH+2*++650O.pe7<GXO6FFgE^bGyn:zqap@L9]JYz1RFEJH3%[f",
+    "1;B>_0[tZbzDo!s4-1DE0On8#MGpkg!xIdT+h+)Q4+6Xo0PY3]Bo7(p1P:+42>rQu<MsSf.=&Fb0v@f5.=&!y02DIAY6RN>4/LsZEIBX$9]AD]5,.QGH#q.dn*.*LIlQG]05A)MItVfY.=&B(9]AV6",
+    "0vR(s9_Cy[1Q]Cs9]SY6-_*O@&6XbsLLUM(SQ#>@9_d:^1Ro>e%n1@W01p;E7!H8_9]1Jx1Rgca2=2K]6g1lf4/Uya8aDtx0W&!<03$Uv01@C,EHp6y9]Ji64Ewea2r:<;.=&G]il,9>i:DJ06=y47",
+    "0*:o12t=MB%i.sm&4g$OLLUM$SQ#+<9_m-[1P:+52<=R04-T6u4uJw60x[+U9y0(0%n1@V01qkp7Ynhc69nv/2oB_16EXl3F#sGji_^D7Hs%Bjk3$GD4+Q1^E,=3w0=[!!2qX=>.=%xLKnO(,1-N4,",
+    "F9tR+.=&%CIRF>r03R4R03ReY%n2hmF#r!2[TB[>0v@c5.=&!z%n1^U024R:4.P*)2!#O*.=&G[[TCB7024L.EHpWr1P/k//<S4j3)DvlG7kmj1Rgg40*2LQ2qX=@.=&0j1P/y>sVxkLrf3L49]AU5",
+    "88rYO88+qwA0#mV1O68u7dHS7fdU<>HRc2!GXN7Zbrdk$1rI9b1RFR2F9J6/024F,1gf7S8#9apF9R]#.=&rvnM;:W4+7/[36@NQ2o<PJJs%V>.=(A+H8&3h>_$DO:9^YJLLUM%SQ#.=9_d*[1Ro>c",
+    "%n1Yj7Y@V/r4SB*0v@b_.=&!y%n2kjH>%iAbq=r=7YKy@4CVwM0x.vs[uc$w[s9e^1P/j/FaR(M,cSfK4+Q1^E-BIz0,UfE2qX=>.=&oujsy#g90vRAPYbTv5C^pK0$2csL.l4g8Ri5JCCmvEHvkV8",
+    "[ud5@0v@f7.=&!y00hhl6Et,XDgGA-uG4%1)*T1>7Y=]:BsDdz(g6&N0^lfAFAndz5C^341;B@EH_.2/s^l$$4-AJF3XTL0j2s00%n%.2GUfyy0ykJ0HUJM9>%9zNGRz4RIRFnA[ud5@0uKWCFCH/g",
+    "6f(:S6gJxh4/Uya8#w;k0yQ^R6EXl3F#rty7cT/eG3Epe/vfFd4+G@]2,/<32o<PKJr4x;FAg=uHUJHb90SFf5Dd!lXb3>d0yJ0]GXNhMH0A=kB+LmTI57YZ7ycIxfdUNsF9Vip4(0:]%n1@X01qnu",
+    "7c4Y3.=&G[[udK6024F,95w(S12p;D95j:A69>U71m*,U0yQ!K36uvP3N@#M2u%u(1P/t**boi$m/>2>9]AF088D9l4-lO_A0#mV6F2^L7B_P7fdU<>HT*9gF#sbmH+2&*.=&Ha[ue7XGXNg_GyoGa",
+    "024F,95(.T0X6(D05A*kVhA!11;B@F0y(Y%88!e96Z]g%h>D>AMGoc!1kI^v4+iE09]AZ488,kQ88@qBCCmvEHRc2l7ycIxfdU<>H]7K$GXN7Z024BG4/Vl>EH*Ia1Rnx100aIP6EgrDHvk>2HvBID",
+    "FbTJ333:$lFAYl%0/pmp,W:/e4-AJF88.f$j2r_$vk;mXF9.:(0yS6^Gyo47[4XCRFw6,PHvkV8[ud5@0uKWGFCH)e6fn#Q6Et,XDgGA.*s<IqgZm/<*9!^h*$V<bzXAiKatE-*0yhf5qX7bd@6C0w",
+    "0RxMo0STmwrvU/P0Rq$*0L>C11Tq1I#sLol(<hJGf@kDDu:l2yz!VPzzM:HTsR9VJiXjYE8!)M]1^>RREP/^tFQox8EW6ATA3ieK0SLwd42.F-5-OoSGcW)mGC2SP@H%+&849wV8y=&HgWDSbI15P+",
+    "9/yvF1<xZ+7&2f2ukR%S9^zTT2N<p=HDd^)1FQiYGXNhSG5@UMR^HHH6FC4IIRGynHZWoW=-HYO0RzM81po*PVh.n00WShJFk%xk030&>A0IRT9]AG^6Ey%FH2<zUHUJ+2GyoGf030=^A0IdX9]AT2",
+    "6FC43:H[w$H!zh2D/-]#A0IHQ0V>8#l;4am>5lD0466YjBsBmWH2<zUGyoq0HUJYj01VawFCRECVh6wm2T29P.=c;14-R1&1,Bj&ITj6@jsy/ywA&j5f&L5##18],[R]H!wA&j2[IeVbgqJ/KDze)f",
+    "4ABn-<*W5l88NR73,u@<Ff=Ic10PyB/ZYahH#9jigAxhH)&vYB7%:12;(,4;>_;5FheZlzFB_f^KM*VPKL$br#YzLoO&mEz2+Si75/8*f0S=d<0Us4K03Qc60526WI7J<>GXNhIHUJ+8F#r!0&jBw8",
+    "H#q.w6*5I12sZ#96)*q_2,yN36fgiE2sEAp9_LkGF9.g/iUA)LGyoq6GyoqIHvlgPHa7qt6)-5^H2;&g2m.&!7BoT*f(s3Xs2:jm&:0T@r5=yKGzcUQ0m9A@1C&q;D8kMYBsDkN-]d/LHmb@L1IJnq",
+    "2^Tnz03QuC03Q)F03QuA03Q)D03Qu803Q%A051$RIRGyaH#h(v4L1NE5jFrH4K)A[3F,qQF*!yb3=D*O2[t(Z5-y/a4Kz6b9^zYH9]Je<p&tXBg9QKx4++%H69a;&X%8jT&Jzp41@epm69k0-9^Y0a",
+    "n-#<LG5@,H*3J>ELk]#V6F2^4*3J>Gs[[@S!OZ_/0i>88kD3q.3f9gO0pQsX4,lIH6gB@3*3J>H:j)18oB.E>0oKkF0H+5J2,eOM1C9d=5Re5HF#rzM&JzRH2oDIK0Uri503Qc901@F-FAy-^00z7y",
+    "4%W=S1Fs1W1)l*Av/7$K6F,LsGB7p(0J^d3j4uxb,k_2q0yj1[00kKmH=(+jH83]ggBAhNs00rnmCX]bdlWTV0U,)n6Eq]r1Tvoi4.*orAq2+z0R_qJcoa1N1DpXKIV2AnwaF6:dmjQhlmZ1AKL.B8",
+    "IC_!+GWG!udp@j+FgVZx1D>fLq#X]:dk*#i16LC:dkY^_@.)5[Bp(Gfdmkw>>5m*iGBsBdH6ar:oB.v(mjW*-H8l1C4+QK31.B.aF9.U+dloPN53&fO%<YwVkzfxfqs.c&GVzEM0gG/B7=BS,0o,K,",
+    "ux^4+qs.c&GLfnj0SF7D%<Yo/0S]4G,5Uh>Yy$@YM,Hw50LcvmoKz2Bqs.czpacU54x@Nz1C;b1Brj]<EThd60hw$Bp/.:6z5xy,6EOe)9^i%o%<Yp10s[yS0He(l1C,7V2A)I<Xrs*&6Edc^6axqX",
+    "/12/91gc_JwgChrA6P4+%<Yoa0RadEo/XlS6Ey%7HUJM2[_8UDt]9;H07nVQO#yTd4gbs&5,Z4O4+]y>K&8zS9y0&^qyir%Go#HD8#j#s0+#]00IZ229^+VFA2u^r4-GZp6AH[dKMFK6Hou7:7&!nH",
+    "IRFN*NCGAgC%/gyF9A0&052_$FaQo^3,Oi&18N=LF#rUUo)[xIEZ71M0c[U8;!6ruGS_qh0y6*)I/>h>Gcq>d*a05@IRFnaZ3gQ)6E$of0yh93Ix+wgGXNg_H_/3xF#sYrIRGyLG%)^lIxqkeHvk>2",
+    "G5[]+F*yJeH_/34FaRGjH_.$o=93IRF/@JqwFm:EJrgq40UrW201rREi6JilH!%PJ77sJl0RyZz1jE>@9]ALMA38Re1QRg-9]AN0A0ssY3K#]H#!4R=HLT4OFB:-Ct.4hxZyGSv4g]He3<$P:y+i]<",
+    "4ih)N4i6W:i6IU/4-8>QAr3q*A2%;-i6J95G5jGP7c#+#Ar5#C8o@Mn1b>ttcn/6X9]bl56Epx18o@Mn1mp$,JP!^Si6IU/1il9kAHj(sGdD0eJP#1Ti6IU:6E*,37[Q4l4yFSS8=MVo1l$k.dJh,D",
+    "i6IVp9^qFYi6IVp1nmM3A-F0u6gln!510+Xi6K7/GBGx,%<aR4GBGv)1l17:=YH<&v/0u[l:!f,0jj1GJTfsi06#u5F*mKv69lsn48e&Z1NjmkvjI2D0xmW/01rd0%<Zs!H=s&V1jH2]v-j2B0v#_@",
+    "A4N8-%<Yp*rLGJFrYaA!0nGv^H8TJoMK!I:6AYU!B@Y)Z9^lwu%:penH2<zxG>B1O2+aZuye..m%:o_<0W]-_GyM!7JTtA$69_,$3+X2Wngt)T0WttCGC9ox4;L_S69_,$3ivDqsELOGAG85E%:oXA",
+    "4G^T@4;<9,As+)c057uvI5y1!9x-IpA3QOw%<YXC0uKYhi6Jku0XQ;w0v.4d4G^N=4;<9,Aq)M$dK5UC1rM>U[uwPWIRGz3FgdNw6FxCEH=GS=0[@P753:Qy0xmc;01rj2%<ZpzHlv_oBRMk70w1&i",
+    "Gyokj03Sp+t.4hw*R3N8%:o3P1s^5kF#s($GXNh(H;7SRKLar_Ho/J<FRuYMHUI.Zi_$YL0v]*+t.4hxj=Ydp&jJ%S03WjfH2<wpg$)!n00<:*1mKh,4VlgX4+Emc8U:NJe*g*u$C)S&B=5XT9]Sm>",
+    "uqP8YweABS0XLkYr_wDFk8cjr=A!TR[2&J>9x;X74g@.28y=EOToNz.1C#3,4ydng1mO%13b;U18Z)t,S>JI3ZVwCG(:DsVPzJ^ezX1Wt1rHSb-1UGEl;Mg:u=tYbzYYK#4+EUP4hYQXX8>Dy44l6X",
+    "0_QYuoWBkq4l&a2oB-z*4-!4n4gy*UuE@ArwE+(ioWBkSMFRR>13v>f%ew&%$N_wG1@Xbp69cu<0s-1uR1XH7$pREJqmv5<qlOa+pZ$FZ772z29]bu3v>^E]l_fMvR]Kl(2oAtj4+ir7BmtwhQV#;)",
+    "9]AO<0U0v<9]JT17BZX59R]_z0S>IJ!2ttH0Meld0zeNMkih[cI5hwa[)kWjw*v!=3J(.3#]R(i2Qkve2qZBy:sAA#mjn+2<CX;-01D:L0TeRpup%2UgUSI2-=QR+h@tLC7q@Fx6*0]>lK^_REHyf^",
+    "!4WAfG9eEH-)6:pG&r%JE(SCo0y*c469%!x0s=G9Sq*_RHU-3BZyy6J=yV7[*O3SxAv5NN4gjUUAP)o9kq8Fr6dwsO)[zJX!tYiKwy9MPq^&2O7&9]C)[zJct*[Xc*uYH!g9@.z[dfq>0SUX20uwgf",
+    ">ALPPV,A3d76rVpbr&)E$pQy-4)2_50vQ7a4NwG=[TMF*H#FnFCJ2G!B;Pc99]LT)+%FBA;,e&UHZt>W0tMOfc<I7Lk>ZT&,z6=#GC3avyf6zN4*-a>dI6jHK<&DN1gjehm-w(6%:4%gqLwBPeEE>H",
+    "KL#=0FaSS;0W&c.06zpXF*E/I&D&cKy8@)/2tNZeFfsrGiT</Jx&rx.2tNigIWPb^yaF-fIRHNeGB,E;0mo](y8@)/2tNffHZ^l1yaF-dH2=-bGBq:+Kf3^lH8TJ]1_N1.06)9^GBhy&KL#:0FaSSd",
+    "GBP--KQ^TmHvj=n+$Imv0r@:$0;*kc1NPh[A7CZ.k>baFIW#tb0Rp!+4o;81ogNPi@H_0,q9P5XFaz9!8UX4H4+rmu4iPc[3B)h_m-40-iq[7Xy<w6^&88F&1=1E&0K+*1p1N<k*OCYUS>>LY1Ige5",
+    "4-t//4iGW<@2@BmE(F]<BoD]3&xI5tF*N*90+HSc3jPTWqo4u/>GB*wF)+O/1KV5$nhpg2-1oGAF)Z^!1p%*(O9Q392nU#]rvV9os(u1)4+G/wIT9t%sum9f<a>//@L+%kFmnN*wH*[Nw7f$O[zEu5",
+    "H#oAj76Pa!35Kk74(:w%7!L#Ij_WDyixEFNHZ(b=jt:tTmXrtru#YwfqXQ2Ft1v$VIWaK+1l-Tj2)6>e6@7O:AuBfJ<h1s>0Ur,HoRkPJAvrSu1J3vo42aPM37nJ&FBCXA007j&Sq_hXln4Wf-4lKM",
+    "s_,/^0i2WwFAy:;053K*GyozwF#s/EIWYhOdJm@ptKtO#/H&]-Gn]wN022/coRkOxF%mSMu:mbGF!tbfFA+2@wBiK=d/oWs0).Hr1,J$hHOx-4v33Hs(E$SWKMxeQfCoJ:F*lSA9yyf;0>3Jv2qX%Z",
+    "(k&A+r;U;)1vWK,k>IC&FuZ=+3%c%q1-W9u0Uk4@vkwEUqE@/p+5ZIro!cJ+xCsFE1@k)+[[/6i0W_+;fCncvHvkT+&JHg^H#Eki1@[*<7Bm13=A8H4lK_8j:J9>$5e]yC1^>=mHvlCqHcAfM[[-k7",
+    "4.L%S1>D+Jinj&=Q4h@ninj(XH8%h+A2l^s156JIxaa[74vM!19W;LV0vIyC%n1aEfFA-mjS&wK#*>#zI59Z<0FFihrvVRV-<k%kHjfAoRN_wRFAX>2waErOGc@E;C=I$O/vyu[F#X&,H#9IZAr6VM",
+    "ULZ6%LIFwvlnVfgo&ygA#_BN<!d3[D3LgS8tO=R.1RgTSln4.t05mW#Gyo1n88ZM2xUZ^M0Mnua4-/je1psai@2@Hfrz[dO@2@F3%mfC.:mUFJ04WN@gB/0t*fkS2&H<h.))Fi<G0XxV0yO[>Gyn>r",
+    "g$*M&Go$ey4cxjk1i+gX4+rfM9y9*J1q9QDF#xRHZ4UvN!x0_a0XXXtA_H4rFI+M/0575eH#q./2[.+YFGn_v01>]&F9]a>02wy(1s;)5:k/+CGypFlH8lVa0.=aV1ydg+H]r8F12!,KFU]rsF#s+%",
+    "HUKXoH#Yze3yb*y4,T^q1^,x:<(da>:k/Y1H_/pbGdBP)H!;W<A_QGuFKjb7054NBH_/pVHZuS&HZTAuHZTA#GdTb>GdVIL4*^_EA_7sV0>(d41MRs24#E5^9]Aa#3K/&59yreu6EXlF2QdH@IRFnX",
+    "h:Q&e>_Il8V++g<0[LhJ*U]]F$r2w4F!z)Q2+0B-0672z.@NV*Bo66>1p*v1IW-([6C5<G6ElqiA0#,c6E6WVF#rIC3J4;%suKj;f<BW4:kl6aHUI-s!z2!;6C*J-03QG_03U;@IRGLtGXO7JF*E/>",
+    "p#eBDF#taZI5Ic<KSnq*HvkkfoC>ZaHLDW.$VCW(1@h(O6D_P6052gqHvkU-owx/CQy(Kas^ny0I508*Kg]L,Ff#x:I59W;A0IfKxCRAG4yzLd[s$ioFsl.CH2=9xG5@b4:-f+nI60OkFE^>j03$Or",
+    "s^mn:Gyoq[GypFSH8cP&F*N@uF*g7%I5GezI4_g]Fyas+I5wUT5-w*W1)!A(422LM0yF:>GXNemtP:$HEN2GzrUwp07&QP7EticA0Ba801sgT]f(Q_g+XWssycHBRis/jjOddG!5+XP@0246)9610I",
+    "FaRGWF#sO]Hvkzn030=^0.H)z1UE3pxCRBa)UN;6H!#<^BQP^p9x;zgg#j@!00f@9VlP^UGuaX=q5(ED051tQFaR$[HaP$jG5[Y5F#s7j03QK106jP^H_:EzI5Rl>1xgOt5(HB(Bs4ME5(:+:1>x0e",
+    "&H=:r5,v6[052mpF#rz$%eV#yRUZv9*%BTx02;:^5-6cU6ErsfA2_CGCKE6KA8jxIA5$-<FAg*^04>2$02nga5+49J04O&wArArB5(9)L1K9El1*x.O4A_MN12T_c3Be<^(TxoN!w_=z43Vb;2wDn-",
+    "1s=Us*%AcGJ>utA*%A=q051SCHvkwj03QG^01>_&0unUY5,T;[03t9q03RhX04>2!00P6le+VQC$x8(O+$9eNi[J.W**p%^5-8eCG^sa=05drNAA.og00O!z0ELbq4>np^KcN9RFf[,>2stq>03S#:",
+    "%z>6ZGB=MTg@f/%+65Uj03QM^))Fo>FaR$bI57YPN)FZ%1ydg+Gu9F)I5q$WQ6J3$H@Wq8IWRH+KOH$RGXMlk4b_C]RUZsA))Fo.H_S14G^aO#G&KMp6ELqOFE^;j03tFr055DZHUKYFGB(x[9^X^8",
+    "9[<7]7&8DL05$+9HZUO%0M,&CH#PtQuO$:So4R<p))F2z00OzHLkJ@e))Epn051nPIRF>qL;10R))ED%rw0gQ4%NB[0qU9)4*[.w7%:1IFaRPqF[%O+H@WpyH2<Mc03RkZ03QN502w#[8#%8fA_QDt",
+    "9WmF:1Rn^Ao-W<=I5eF&GdVaj:k/OTH2<!k0Wts_I4^S&TsScRFQNf7HvlgQH8cP(M:R756Epx139w!%GcfN34+5^WE-%v)FB__C00l^8:k.W14.E2z16B#JUI$Sh&H>2:5,v0^052mnH2<wouwDmM",
+    "9^PC=5)S4c8#Az81HUpq6E@(C:k/.GG&ukhG5[ZKG5@,$uwEYzGsR0TG&KMiH0u%[05t$8H83F$0qYVIG4CP*uMIB)GCBT=0];QqN(dGT!UP=N:k..*02DO.4n!F.03R+f:k/L[+XV^fUIp3J6Au8v",
+    "B>^jF04>K,03tRr:k..%030[_1JVK;B[b>2F9I>)rve!;01UKV1mgA&9y5s61Ro1D:/G[kH!^buH!/Vp05Jd@gaI/EGB!CZ[A3SY:/G^c0XR7TF9]s]053-5H2;##ULOfD02wm;9]AJ_E-%*-FB__G",
+    "00l^8:/Ff2A0#*I5,$TcFaR&k0yi,LE-u#,FC#cN03JB8UI$eV4Y6JxF#sDg00iIX6CV=Y*Cih_FaQ%Vv0fi,F#sP>F#s.PGByA%H8lVjHS7@^05kw7G%z6#0PGSYHZ^kfHvj_mqXiA<5+4FM02wy@",
+    "9ykCKG5[Y3F#s7k03R+l03I->3$k7W>lPAg068,35*RlC9x;zTH8ZLL5-N/)DL63z0oQ=D0,OU6CF_L]G%)^Ixqu,D4h-5P1d[h)4+YcU2n3V51uHi,s$&u[)e.iNGB=Mqe:4CG<;alaIndw-FQNf9",
+    "Fv=1mCpItu4x)]]A4M;Ag9ixvpDqsx+g%wn03I[]0jcvt4clEm95yg800l^8)e-3$4.FlI0#+F<+g%1xAI$.W+g&]2Ffsr;9yTyC00m4A)e-5%2OkYE)e-Wo9_(5/T;F[#7#]Zh!6h#=HZ/evF*MZ<",
+    "A8j,M4=,P,FAgy]03QH002np=9[<7]C=Il24*^H<1MeaO#jgeh[:B6xIqDA]0yF:>GXNem)e,_ST<=O_4n!F:01qzPT=/>88#DkCG5@QP4%HF^+g%;3Hvl3uG=zp.Hq[awGyoDc03Rkc03QN302wv>",
+    "8#jVWBQiGC5)THcB@*RsG1d]zH821V0hc%*fdMrD2e.FH0UumA))FtG0XH)MF9]p:053-3IRFzf03Qi402w#[9]AT2E-Kj*9_;B-T;9%G2,XrWBsDPr88z5l2T:o+0yWkWE-ld$FC#ZG03J8kT;bVk",
+    "4Kmge9x(t5*j)vi&/VgMGS(6wIWemx6EFZDZ7/[IR4_:O9^Y4A9[<K17&ibP05Sk5GB6.z0M,&CH8ubOt0e<E.=&u!))F5BHIWJl/Oi9A*j*Dc02;-]2wDn-1s=Us))Ef#JsUOHT;F:z9v/ZPt0fpS",
+    "))F2x03tIrssa,=))E[y01@3)A0--cE-Ta%0+>HN2qX,vB;Ff<4!ERM9^72<I4/M+FaRSnIqMP+0hTx)fdMuE2g-bE0Uuj8:k:bq0WmQ(06z#ZGBN,!L<>e$T;n1;E)NOqT=Th19yI=_u-EJ[FzXU8",
+    "AvrMs9]1Y,T;JDQAMITORtfE02T:o*0ypatCowVYT;MHJ4.7AZ156I:T;bVU4eebXFaR4h00gbs79SHg!6h#=H8ubfFzsC*Z7/[IR4<Q94lp$U9[<N27&rhQ05Je4F)$$y0qYV3ut*Xz!4L%J*(D9<",
+    "5*[@H0>DOX2qX=c5(DjB6*d44L:V=#4/(Lp9yS0QH2;+q+ZGQ2!6g>m03I*=A_H6r0unOo5,T][03tX!03Rke03QN502w#[4DDSLF>t(UID$(b3ON7,@c<03JrX$V5,$KTHvk@l0XF_um01GfJ@Y=%",
+    "5,*]wH8%h+2[tqUFGn=r024F,4+,vF88!eOH2;wf[6ifw:/G[/F*EL61xgO/5(QHaAMRZPRtfH12T:o+0y*pwE-Td&FC#TI03J2&T;bVk4L0l&4*VY*Htt-mBR:-0GcxQFFE^zZ0249*A8j%K4=!<4",
+    "KMpuKH_/32IRF;r03QG>04OjpAr9-k0GMI_xLyLj=B)NOmk0:=2>FJ7kqQdJ1RgT%5)(841<2uAL:V&x4/(Oq1:N^r2xAV]-RpeQz7,Du*CiM-;p+<MHUJYbssa,/:/GO=00YtjA0-[L5,v7100N@n",
+    "AqXT4:/Fa@.OLrEFoH@IG2YV!3(zVPH@Nj!05kv^fB@rF2dJDNFI+J,)e.kE0XaDUKL]1_HUK]IGB7m&0<qz12]3nX0OJM,.=:M])DkW;GypFlH#Gns0XNoN1ydg+H@Ed<12@^MFU]ruF#s+(HUKXp",
+    "IX3>vIo4eVRSyi,T=:2)9^DQ%0_9#JiZ34%IKL$;H#9c<1LwAPA8a](T@yEQIM5Ow4KV-NH!uJvH!uJ$GC2S=GC43I4*^2-1H2=zi1r[AIG5/U4bc)G0yqE^Hvk;u0249*9]ti2894wSE-j%kF#sDm",
+    "01@0S1up.LH>-LpHvk;o00jNimH@tu(Gnas01,0)A0[@+y8#_pHvj.0CI^/8[z<Y-GSLzb2Bjr00x&ny5+g7+01p9=I3I)oIRFFlp/:W(Ff@H.KcWFLG%)^#2[bqWA4W9PT<yLR3J(d/T=Tn39]AW3",
+    "E-2CyFB_#400l^8(Gmqy4.yoEDKatu22mf*0y5HFE-2I!FCH:800m4A(Gmsx2OkVD(Gm[HA1XI8(Gns!IRGycG%=4$H#0N.5-OoGY%_BLQ#1fC4mdOb9[<1@7%:1J05][@H_.d-sk-FaGXN7c[n7:o",
+    "$CwBV.>[kNGyoYh03I_a5(Cd&6*T^3L:V-z4/&GL9yI>PHvkeb051VFGNL62&s@oh05UQ-IjaH>G0>qnIRFwc03RkX03QN302wv>463=UA^_485*[(^p&JhhjW@6r@gsfC7X!Y#0WL5%03U.>GXN7f",
+    "n2[haTsbr55,*]wI5Pk*2[]wTFGe=y01@3)9].u488@qR0yY3HH8/nt95v!y1WFGG.@OR;HZcGhHsW0eQ6J6%HRcj7I4^S&BRDYt9ysD%2UQ-oGUgH.F#sAk00W=5FB3C4w.Rw)GdKVeFaRHHFaRG<",
+    "FaR$OH#Yzu05Sj/G5[Sn004#<2q6yv.@NSz-%x$[4F#FKB<MT@0UrW5008i42qX=xi1i2q.@N6vT;kqVgasciIpz@$.2<TV,(3Wetr#BxH<77iGv*Q/Gyns&(/7w5+!i^FFf!&6A_!bxA0-vXE-us)",
+    "0:u=xBn-*f1Bf=tGyj]h4,58[0R*Lu9t@&v1LqPC0;FPH4^a$p2l*90TR1o^/MpcX0W&h,T@vhUGXO6^Gcy1ZINx0#2[>(e88@qR0yqFJGcW)z95XNg1xgO*5(QHaAKqO9Rter+2T:2s0=VINGco@#",
+    "9y2lk156IyT;bVU4BlNXI5&.B8Z>q-A_!VvFB3H_03SCr%>Rfmz6c*]INMz:R5&*05+4pQ03QG]02ng:9[<H07&ZV80mr)m6EXl2Hq9jl+_O$:/Mo+=00QWT7ziW]/Mn;kT<=F[4n!F<01qzPT=/+5",
+    "8#n+2oSzXN0W,^d7%:1IFaRPrF[/U,H]G)<H2<Mc03RkZ03QN502w#[9610IF#rz&<s$AtmlOfOu;7qJ1QRpR5+49C03U.>G5@bIk0CEyH!-u:FQNf9HvlgQH#7h*MmIA65-Oo03Bp]&IRGC5H_/m)",
+    "GypFgGc*7NN)FHx1yc>n!d(Ma3Bp]mQ6J6%InWX/HZ%Y)BQ@Yv9yY:V2UQ-oHqa6d,XAJCFwhbrHaGwu6EL;WFE/td03tXt&/MbPG5@,$zFjX4HZ#x;9[<A^7&HJM05t$8H83F$0nicyw.Quc02(#G",
+    "[Ur$a2>FJ7jtUCE1RgTb5)(844+p.p0L;Q9QV%ZB5)Sq_4$,&*1.t@49]1GGnFs@k)*/uyoe_074X<l10p,O91^p*m=CAwsnFs)sL-<<TKnuK;2mmt#I[+-VkPQU8nFta!s2KyDfFBPWyO[>N1h2XR",
+    "9]bqCw*m(a4ba[b1O1f&1-DkR0S@Ef&<TdB4^a_n0s>c[7!Mt!lMWOyu#FiGyPG<&)@;RL=^]L2wy>ok(W3.cz[o<n)_*&iF*i5d#Ss!WgP0Bh;Fa+tcMO7-77qmN0_s_]9XH*Q4j(Hs01nOz4><k+",
+    "2oEjkm.R)gwiXYS0qd9u0/u:%4Y#%eKN&JKGynvV92Pc#hAR%d1Q]F09yacgI]72)R2;.P(.lV)s#yY.83)4IS@LPp2oD#9nFs[W=cxQYg>#HljD&dzz2O82<&OLm=c4:Q:!;ryp!O62>=fmc=QHwT",
+    "GBKIwcoZ;EmkbM.vls!yY!2O$0Tea80_0Kk4+ZlR5p=a5SpzKzy8[PW1iupp*8u=C!U77SfG!6y2JuG,78x-B9^hI=m.T*IHZ<uw0yY2$,wX^lqJ9C%a[^(]Bn>K^1]u-rk;-o(8Hx^D#PJso0I47k",
+    "g9PFE1qJ5Wc@pYsHO/4!0*<L9uLca0nFtRB#hL*G:lOqd1,vONG&sKo9]AJ_88QF<#!d$67B31iHJ6zP5Hyh80Rkxq<p1!*,8&Con3)I([;d6rL=&)an3)Iwm-wry2nDFMpaCBnHKpbU7BrfI7z9cL",
+    "=PmF@tgHktNisE_lMV=)*m*BkIV>l&2m$9D4-[7w8#n+6gX]3)G@9i(7Y]67nFs*e2L,qS4>BC(2mss.4-^6VD:O9#1nwUVn3)Iw-^Z@[qmvE+u7el@xB;GJn3)I-xdIOz<dPV1G5@qv<..#wxdH$e",
+    "4:FjU2nMvcHUilR4>BC(2ml@+9XO/]8#w;NHp#vM3#9<dH#3,,2my;W7zL#Q4>KI)2m!9[5Dy%s0xUK*02VkN4C$c@1GUI&A2c(i0u;p<4>KI)2m$2p5Dy%s0xLH&046sz02;=_6Ecp71P;T&0v0m:",
+    "5AhP1nFs,u+f)WPEHX0S>!$Ev7&ib98.m*]140,u01TCx2m:S,GXM[Q0icr(1kM2u9O4^,GBKMV7c!c.1ROb/AQLg51P;Rw76aJj0]BQb4>B3$2m#c*R^UPe0xL2y046dt01Ss9A2u+clMVvb=Ed=i",
+    "0uM<+nFtQ00v[bS02;=_2(+Lg959F/1m;,50S@2ZASEz3rveXGm6,;vqQfE&9H#-,Gd2JgH_.Xdq8$X96fZO^Gp7O-H2<D,m6,;up2@9b9H-=vH2mfk7d5B;3ymNJ:82eYG%%.F0y+W7Ee^;enFs/e",
+    "*D;.rrveSi+7/Ww9u1Y52m@e3BM&u]nFs-e]5=p70uNY_nFs,gqI(Y/rve,]02Vm>9W%x;4:+Kc4gtHa76qpQ4<#Ap2o9$L4-[n[D:gI$CpI;WG8[0c0uwT.Di1WL0v0j/4^^qxnFs,+&4B;2jU)@a",
+    "B>lIA@Vts2B>AC*m6,;wY8W*D8#E-oG5[Dj03U(<IF*;Q6*1QDG6R7f2pt6#2C%ao4zW!sH8TJTs&*nXIldJSHQT)n0IO_f!UX)T1_f4,ILmGZ&4UC8j#L:s,%v9%Ff,[)4#4_q1Ju9>0SE#R282@@",
+    "GXNg_IRFUxUJZxoP!ute.[^LBwg&@.;g9<brkMx_-sFl<*jf*R1pdbc0=z9>0-+,[4+z*/8Zp/g95Shy2m]IP4.D(S2s$%3HRmM^GuY>@4-@tQ2m;zSHUI#ZD,Rv1nFs;*8#n*^YY!c%nFs/%mJ$m]",
+    "0IeDi9fpDk14]k*00EnI4->Yr2m;zD=#TCf6b_JSf(Qaj1-]PTssbP82QjIc2qQB$v,.^C$<T[iE2)>X0,Nd*1Wg].EUB3Y15y;:01uT2shJ1;[G/HVU#;3RI5,aEjYR>>7&HJMAT+K=7&q@sF90>/",
+    "u1f%Y2xcFM0W+:kFC8_IpcgASFp3sGBRMcNpceqJ0SrqYA2*-E14]q<03RedpcgwiF)&L2uK=DmrkMx:NgFZ%0Qv;G8:X2E14#>;0s!L,4-!YL2m;tB<d5zZB<Z2<nFs;*7&z4l1Uvz@$@KEc52l$2",
+    "1D_,04:qQm2oNh!2$:cQrkMx:B=WaRA0IZRnFs/ykt7I346XqaI3*Z403U$;HKv&e27_B&1c15=3LO(T0526eIF:yOuEa3]ofZ!:xtI+v#RM%jlszOgIRGs(H2<6!.>rV7HVv7X2n4+0Ml&<xG9nx:",
+    ":pK!Tf(H)DJrg(p5-y/PF*5)wH8B7$0x:e_HyAMh44Au86EO3HCJlz<2Lrvy1@i_.nFtNu0S=VqJs*MuHiWka0gU1#0,psR2[Xw(3E_V2t<#B5zL=97@_(k+1:p.<!N3YWFgP_h3:@B71Kax]8#v(%",
+    "5ikG*-*:<kHsB@[H201IPB%6-Gvo[c!!H2[0T3lJFysszIRGC5H2<hj02;&@1CFCC4zcJ51GMe]4,A<74axxz2F(l)f&[L&2L-XGD;bS=Gd0Z&88!eKGyoGf[t>RG1vSkKG%z.Y04>8)02(#@5-Fh^",
+    ";3oBMHa9oU3.KcW77m09A_G;_3<$b^00O)@0SE#R1/7AXEH*dJ3;BkG02em=3GS3M27tUM9ys0T2LZO.cn/Pdng]Zc0S=Vv3;G67H@liZ5-=iEKM6TGH>QwfIRGC5Hvlh,1u@)JBr@JrE,*O&9[<Q3",
+    "9yyen2n3wI0V6gynHd_703$Lt%M2bf00P!A0SEyQ6*J.$6ARG0F$tlmB;uM:wE+zF#ZeSF&&YZVo%#y@:s$[cxta(K,vJK/-0zyv1UQ>&0TMZ#G#EL+j0>If1sO5@8!,7L1o#pUi3Q*cBRM(!w+9tD",
+    "wxJ:j,_]l#B:*xGx]#;E;2bnfG_NsgpQ.JSg5(VX,V81=H_.3OJ=/=-5F]7),V7@>GXNg_GyoYh02(v=1Jbq=4b^B_1MQq#4.z532n=r:4+f)fAA$rq00WYt6+a0%F*)B188rYO0y6+FiUl(:03$Uv",
+    "04>5!03QK001n@q2oyHYtQI0QFy9O-H8cPdIRG9r00RG000-x$3.lMc3LG)t3;BkF02wv>88,k0)z1bTIMp%)+rnxe8!*WX4+Wz;FM.R#FaRPrI7KfBI5Ei#88@qR0yc-yABqJtp+6Eiw#N>wkCQeI",
+    "$qX4d00Z(D4ThTt5-:[[1E9.ZD:ym(3KKM&KQ1&l024F,6EpxNH8sTy44Xe612cmM35zWYjjuHXqO1lUGlcgK6gQ^#R1X<)3<,*WH2<ES1e@wwmhQR%4+,Z:0PhM2(FG3z#ta[d1vHvJGdMRn#ta<c",
+    "##k#eG1@:<1K=$+E-BNa3=Fw=EF%NmJ[30qnF.=*,98Tk=Nu$FRR]-p)ffh,i8c$6:IVeZ/rs/^%$o/d,vJK/r3<c^1TphI6gcp;5f2EzO97iW2.8P30..L@iUl;EJ_KEpGNlYIF*pDYsP8fYwU[-x",
+    "vn2wFSTZ-<HX$4[[R#u#(FYFO3.9Th00-xy3/^y4EHO0z9]AT288rYJHUJ]vGNM<uk1>.xy+-ov;VAV.,vJK/+zcOr1TybF1/5B[9]..x3:h_79]JW24_hlvJ@=_d)et=6H#yu48#e$0)iDg=WCGm=",
+    "0hZ.%0,oj/8#ew51=S]V4Brd]&y<^V2mufkH/OwsEHX3S3;BkH02w#[8aV(1@,Kw<p6Uk=Hjl*t4-%Zg0Urf6055>BG&2AbH:tG*9].zIOByux1]I<A$t53(1vc0]GdDIg$P6tsFaRwyFpn]/+[Gdr",
+    "GRX@Bv6cc6GD@sa[^:Ga3Io>aE-2a)6E*,6HUI_jlu[fs*gg*e>MbNa/t_GB36nAd(<ZWkIH:s!1do&>9_(8w3/am@J@aNguCEF*HaRhs1]JD9$>xsauNWT#G0F<NiUrv]GdD6e$>y;rG5[Sj00gV&",
+    "dke^85,]WGHZlMlHj=0y>MLVQ0P,aRgV.352m.;n8U<M:9610V0yO[@Gyn;teG<jn@$i0ng;t0]!&;s^+;)su,_kT;<-(oP1k2$G1&R7K9].wv3:h[69]AP,B>E0fH^XCaHr(q20/]6;,wYf!<g)NE",
+    "nimb/WD+!iSOfKUJU1[fzHt*ciGD6IIRFzl024R:6gdDaG&BGfGyn(]3HU4toXRr:xY:-X47Z$91jqbF4.&(^2n=u;4+gD24^%2uun7dlj/%vg2[AI<3:i599]AW3ABqJytv<q1G&$f5E-2O$9]1W4",
+    "Eip0SWCQzGGB7hV-0!D;H_.qj03QG^024L.0.k]dG%z#(95nzR0yUm_390/C45[%n1dO-39X6f%4g_o786O)s$qWw$nm,SN1fH/82CVX!0S=et3<J4,!UZ1!Fo,4^iUl_DKNL2BqyZH*fTRHk,_]nc",
+    "CIjiaAr6261F-54H!wFdLkiKa8v=IG8v(KF3J%2Y2QxG@GR8SC1_Dvwi4*@H4BXHH1kZwR4l)2x4&[NH0Sv_<1ql1ZEe[Ep(i-yInDIUbmgE^)&iYRS=SdYwfbVw%76kLhNgn])t>2;$Hi3#54$P()",
+    "46pV)EORUDjsXMofG[[MG&1D[0<k<T4+Qtv0vI&JqemYEFwnCH2*-rX0,FQ;FaX^S8y=KX(*HaSv(z92WdJn_17-a8t]SY9<C[BkGBGyf$^SHAuJkn(F<eAZ0/W7+3ETn!jobqQCj@xz6bt:(0sue[",
+    "0pigc1g(!4KNC4KHk6nS1g!!A#,L9D+rxAP$q)-Qo)iM$0TMB=1]J16+20rs1B1V11=w0q9XZXy8wK(K6gRp74,CuJVIwjyf&vc#)Pn_HL:w^$>y-_VGdKVr1_dNJrvV3y>y+=@mtFw_4yp(NgP[Zi",
+    "CkV#>1nQz)2+)9C46:pE1j9%L[D_k5sRsZD8a3^B1epF19]k$d(nt:ug8:D%3l6EJH30]<10V%_*)k6rn_De%Gj0yp<DKs$:jnyx3jy^$8521k9]AU&3j;0pIshOFxef(34*]9KF9b6WNSO,@&zS@e",
+    "3iJGv0S=%,IWQ]Y+KwOw@:S0G&7uegngRsz[jdQG*7i3DtcH6NGXN1X01aFdG#;DD0s^r5HL0Qq37@Z9(t:*gq2oFa7=MUc1F[/9IXem<9]St,::Cdb%g9Cxj]B)_2:9+i3az=y4+VvxD/!2xEc*!#",
+    "o4!l[O$GVB9SA8NI$HvN9]SU63$2F&0=1WG0yuC6&Z]BMKo16T9]SW14$tHT1mT2w4s!.Jgn9<-4+e7]1T+8_Hvk3WgnABh2I7Qz2tf^9a_^jX03QN5T;XWYdI&2I23-QmHUJ5*:-($z/0y&29yQMa",
+    "9]t$51Rn%9avn3n0v@o8wF3s]gn9<-4+e7]1ULX5H2<z4IJE,;:V$d,K<SFV9]So79]AXB2JD1,2rCZ-T@vPMFkT6%w+[-Z/0y&39[<Sf0S=bL1P/wY5)T2]xFa70Iky7@<Pv8<LJtRZ9]ST09y0(h",
+    "1u,zX0]<ejdI&<h2X@L;GXNg_HDCwygn9<p4+mc#1T+8$#0U+N/S2:79]1Gg0S=eZ1P/tr2oD13g9aZ3F_b80>/I[0L/Ojd1mXw]+!79V9]bbR0]<$rdI&<cfw:d@vOW(Egql4nH#UQ/JqXVh30<pC",
+    "pc)Sb#EX*w1+dU_00]EpycrQU<>,HivjGnYycq+4$pZig4,(jw2qiZ*/iNpNf*T].Hq#bA0yQi&kJK0yFv]e^,Q@0J,Wvtdomvk7q;J1ZyVG0@B(jn>3zwt>08Im(6b^TOqzDDG8X7hDpdk+T8WcH7",
+    "2t<:-8YVI^M;VTOFgV]w2p.G8ubD6fyr4$@)zk+G@xOQJts<Qay$AvR0]L1P4U6)t0W&o.F[LCTHY>V205$RHpaBJjA>dF/6EiLWAPSx,1W=z)Z4TNQ134cBG@pGz3-f6w4+)LE6dwjL[TUwsF^W89",
+    "tF[h3F*i4x8V:_JgnSPLtr@wv1ez8D%NP#<!W-yu%o7M83*WaO3cJTf2Zzm,0Rh1W4-rwO2QL9MFlh#p1@5yz0qo[p4+O_y95]gQ1KZdL4+VuC0-)m^0J<]I0tO4t93L>;00qba2Jib]3b45c4+GND",
+    "ZUWN.4+oM31k5oC/o.jrV,DjS0fYz((V^]^q6r:2(S]qzG7lp2mo>UiGpeWv2Zft=2j7Nw1sfDKq8/XuGEWNNl[*B:u=A5>[GK2Ojms.qo5yz!<*D!Yhh7H@4+4OnAP3<xI10G^0p$8517s63!2uaK",
+    "Pz;8%X#yn=EIbbd:9Hmc295*[qTC$/(G3zet[4cH*).D=2M9(F2Ark[3A-83tdp4mF9.9+w5A9S-@bo^HXbzN5(MQ812,Q5GyoGbqY<4@6EgrAGtU7oG&,R*ATT,6sRs@QhQe$B9^fq/rU(v$C.D#H",
+    "Hy&+[kr<KUfC&!)yr&<s*3:)#s1Oa.B;y5A2esEA3fut#xqSw-E+aTIgg+kwHG&NTygwK/gvLAwlL!;#;xkH10i+BDDhKe5NDl;>vqldaiwqA4&FUxuZw%cNF9tC,g$5oujtm3%4/)2aHIWPxG_o_*",
+    "2soX]8x/Uc@Ys0f2oF4&3:h&12+[!$2AK:W1vdaM0x:ZF9W#ae9te)S851.35Dm!98wiL33AW/e37Y&l5jhzRvkL[m.r<w%4u$+41.nc>Gc*Dl4*@Yz9tq)zI17S_cnb9b9]3Rpt_MVBIsOX(YzWi:",
+    "4+Z@U1o<0K4gU)xFf(NXvlt1=ObwyRe*^UQ1b><595w(hF*E/InYsuB[]g4<0So-G2t=MT[]g1jhz1W0[]g<gFaR$NGC2S*0Wvu=9^PJF3mG!w4h8Yi83[!JuQm&&G$S!Gh6oI=(n$w>1rRMC3%m*/",
+    "G%)^J:-n$C#$g861p*/r*r=8$nD;y#4D$:R1MCV1wBSGtoeCcYG</9!s^:>NHrN3l12_,u6gHOv9]$-]3M(^*053Z/G5[]GGByAo2Qju59]kzY4,W&j7A,V300hRVdkFundmjigoeC:8GypFOH8ub(",
+    "H821#2[kbQ1L;(F3=X4KGo1/DHZUwF9^+j63JA=WM,K:>78x/C9]kf21-5dA3&$cOIXPq#Go^F.HBbqg76,4>VFaBD9_;ITF9b3(02DO.6*mA2[RRgP4,^jh2c3*I4,K3a8!@X>HXjZ&oeCcTGyoqC",
+    "GXM#]6bZzVKLXj[DFl@57!L^+C.:6H5eSeK30;-A$>NYW)j0&@CJzXo:Kg%uCkxpLDKRjcw]EZTodXA>:6@%%9Dx,ZG_LDq1G7a0Ob+nM2nWRhKL9Z]GJ%#!1*G#V9[<I*7!om&CJ!FImK+C!:6@%$",
+    "[UZ^C+^$4!36[GcFB&j4j*%PyvPKUJsFoZ9ussC@2)afO3Wxy<ADosP0P5ET4dD>5@Vt-AqLv&3lmZ6u1Rn%Aqm_:BOAiEl49)/q#_cP,4-]S88aV(Cj^8Nw0S=MU#vupJw^b%;3xby%6flt+F9kI/",
+    "*#Qp%>X!E96$r><Uj_i@6)^v19uE.ammCgx4+HboAQUxK9]ASv:.9$CBosI8&j/3%#ehB!8T=(U1$>;)[+1j9atP.GUk;R_%@gtLRUR_;Ru2S;mmCE7fqM)00RwUb(hd&..ESzN&:0MmmmC7v#5n[z",
+    "2g2bQ2&0T&7B.xZ4)09>;F0:w*nj_PH=H=X0RfCH4+F2YMhmjf3jpKk6A9b]9^F=,-u#3hu37]V4xr[o4%/J[kK!2),h>J&l2Qk)oKp@A)0Z4SE-u+a00OqX0]ki4NDly%NFz8hZ6Y,+5Dy8[mmCVR",
+    "1p+t&KNB>p4+znh910x-%fdDYpSpV-Gw(]S&WsBW8H(Z/33D4bwHPleIWW%h8xJhB-u!]HkXZwO[231@wBi[8&aNsCA+zEc2$H5H2o<PLxCRUA/4&qoH8Y$$CO0wl5+6S=*>Rvv<X[I+G5@+)u]X;1",
+    "F[2$6FzQwdjyyjNHZV2&mmCK3r5q4401hJw+t.MX4+OGR02c$,RR9VP3Agkg6g0jD3H]_f4mQH%83T(eGcYnN*#Ql^1>P=xC-.onF$$Dp13v%/0H=g04+ODY0D/n+nFa=vs7MXS2=lj09XVJ9<0ceJ",
+    "R]m.pkpT^2p9%^PnN9/CyAcs=p1%.f1nmg_*oHU+oCprA2;W5zxB(9a:6aWI0yN7J36rJ)39Y>v1fT-A<0T0@vH/5_2LK8TX&W,.9]QIQ4!*WG0M.JSj[P+c3%leQ2xJ=O=I-/6GOq*/3H9m^03Qm3",
+    "5d^353o]cfVPy7_90/gn6bR/63h<a6[B[YRydMt&j.y2;jj]=I3Jll=3&y,f1n>@d1)BCO3y%c^oaV6s4,Dtz83.+$x&sq6tOp+nIJyH3/a#Dh1vMWEF*7e^VPyW790-)k3+AXl9]tp!Nf$Bz9]bU+",
+    "83y;z3d[<$sTmtOq#z#$GM7US2$z<_4*vlMouexs12K@I1@h4qT;,!sgc^XTib)kPl$abZ9WginJ_AvcjYJPXj+h)CF!F*u0-RGB1(28/4avC%3gea:4-HJK93KoZ01Nsy4:$CN90B+a3W32r4/IqC",
+    "91f)f1Ik4M,4q)%.Ol.nGy^Up2%1U:&zKw!B9NFI4+qg83At+ute6^RA&[6H4+v/olN$<Hm:drvkeD0_2%-hn2dtPJ4/0eA91ds,%E4(1te6^RB#<XK4r&UlE(NL>2CSGI4/9kB91dy/n)(I+6$Y%B",
+    "91l2.m:drd#]tlCG&Iz#jR7)bVQl_b3lAshxL=)U4/;GsU/CCdMu(=@4-F#^57hyIs4ovIrUDO:2K%Qk4,(7.4,J6)OAjbX4/j!g4@hV/OAi@^2<f3Or!Nl^S@VxV,KQ<P66FaG35EPi4.tnf=b8L-",
+    "O&/pM!3>=_i_LIu821bhG25]V4pt8>+p%B[RuB3F+p%B=oCOd22d$;s4,:Qq4+)*jArB<,4/j)p4,tXPArCE1A0#pW4]k8JFApWN0S@6c5)U!kv0x5X4:H<aU/CLgumty^FAo#x1P^NJ<un]717T!g",
+    "(V8#/9R]soFfSA[IgEuxEjcs*4wkD*F90]&$)q>B*$>T5Gc<A7MhKb#4+p22s[swV5CZVJMhiUv>oNOF0I[Yo88iR^/oT*/H!P=8F9V%&4+5T(VFly4d/xc]jvx-X*O!a]4+O<VLj[Nd6go!>6w@oX",
+    "4)J0K=3g=BoB]&WF#4u11.e5-4K:ZEFCQW@r2,c)qXGp/4+yB!Mi4Wggc1)G[(&L[Q6C_Vn*kIt01C7l49b8o9]kv;ibFy*HY+pE%ytDg4+)n1F&>srvyW*H2FRtg0UtUr+5ryWu]f]A+yN0ci[^vw",
+    "jig^<2JV3!4+@A<4+iwsb@LAv0SxcsEe@ygF&>sr,vJOf02np=3!d$A4+>kwi_$6gb@Uv34()Xh0p+U.9]SPG1qH851$Y9J(RUXur_;e1(i#NX#[&T<2]o$H(X0Uv54<;20RzpTFAoIii3A77#y.^R",
+    "g#r-Vz_m7Hg#r$![^_L=v%diZhs>2YEv[q&ok9Qy0uBz7Gy^OT0w)B[M,Kf01)-fl4BZqC$LByEH/u+t1F*sd4*[wIF9kI$p@aQGx2Qi3>SG2_Gpqs&s$&Q9&lnEvcLj&By#Wse%)LGX8V-@k1d01_",
+    "0IC8G/UWHlpgsw,6bSUIR_s>Rx;cq$1Azx1G%F$x1&PE71=fD99]JM>moOVS>qG8hF*h#-B;ZWT27&>yw$MKf.3R)S<Gt>B%SIYEyk@xPt!gMYHy[Ur5d;@10GEyx4nhXx=j-]]Gu7C#0S=.i4/)2V",
+    "H8BOkq(2TC4++MP2MzKH1i1.y87zsn0S/snbOoE3F9#tDv9.veGVg5x2LkX23%>s/J/Kz[0SPk(!T7BK1goPsDK$I73m+Oe@sjK+EjTprT;eb4N(9qm4$q1KGc>;RDh[]^2&ms49]bay1P-_;2D6z5",
+    "0n>VI4+!q&b>x2bNDhu)1V#a[zjq%BI7S_1IRG#-Fe_=94+%yu4:U0VATleX:jV!8MhUsxJq(8g4y5<i0:=j[0-kX^2.g&E1IrBz9_d-QV+!tB2I^xc0>y]>@NUTb4ymD613w/dT[0gVGB6(kE9=WK",
+    "Fxa(O0PzeD2e5Mw0l$VC1=D>10NWJ[,_1T;m(x5C1LDnT1JdLU1eD+:4+Q@3Oaz$PeFui#4*.!]OAAU8H2<JaDh5afAr_>_8#u872Wtn+tOEvh0/cyx4*Hr03EQRv8!*Y*0]K894+NF)G7Z$w3IxZ>",
+    "83XkE0^acT2m>lO0&xf93JTEk2m,_4ZVv:e<&=wL69b=W4+>Nr4/YRx.pBexhHeGl&[G_Y>xJ$/kAVyW,[/AhmGBb./#:Kl>yP/G5-8jyGh7@p00=nA1THi.9]N$I0]7/3!Mz0%HG3ZhGyo$jIs1zS",
+    "9x(R,88-vT(fmvbAq/+O0SuO>10FNip9c:BiU9@Y+yeuN*c%PLC.EwN4+Y*D4+Ola2tNcfI53w57BT/CGyp9*I!OiN(*rFvGrHLu5jhzIk,ZEqGdS1*1MLP9Hvk$j01,6+0of/G>VrLMGBWG_1IWGu",
+    "5-Cj/9Ww0(3f2J!OCJL]p8=s$Ne.Ts1Dcu;1iyf64QUcN*90E^GXMfS6E:_^4qXYsrUnil1Cxgc0<4Kzd/fSQ9]twl1q1!)1PfdNHX1k^4$^o63=)KRGByA&12Q,O5-Fi2GXM>)iWM&dGBmgaEIBjc",
+    "0^i+a0P]o6Ne/;J1p_4P4#(sh1Cieu1fZS+9yq,L1GoheIRFaWjROO-j06t;w*;OY%:)uK)d3PU039[b0^9mv2TKnEw*<jZFffh:9WZJlGC3gvlvoadng]_ZFpdfVnYR^Y1(XH^:D:elw*:=#$QA-(",
+    "1rGp]uLuHs9]tzK1q1$(0xmK(w*;wGAP%.$9^GDFEHgO(F9S3&00fGKDGv#=1up]RJDCF.HsS*gw*;t801pH23InX(867#d1tB*%024Qip#u)L1q0yN2LeF][O]+-Ru2cZ1uio(&-t<M)BzGW01nrX",
+    "2ny5z2TKnFwgn.FGXNbk01@0(0h.m4rE:]X0^l%E2;9JH1u_Nc2Zi.o4Y2]R)r2Vn#uFYi=Q.8QyAdA*Hvj=_4FdF<1P/h!#Rdr/0/5MTArB0-1uQi(051bIGyoDY03Qf3051bGGyp6yIpPBjwgnk6",
+    "-sXxt3J0yH11]+KJG-0Z1kvA76gBJ8K;nvFeK!vT/h#:u05voTp#^ws7ze!azX1-oRV+C+R!cKCGkw.]B[(.$4umZlGwSg&41:4;BsDRXVFRQi4zQd$1nm.GhO7ZE88S53BM!IcQ3dt4Fa[tC)*_h@",
+    "Iq<A1*CPNI4<^r227&r;6E%tf8Z*^-9_v.L1:&203S.Ob1:CPn4*0GCHZwOYDh^5p1b>q]7dY1/1%viU1/J%B@XdIN/m8H8v;Cu6F#sPAG5[]RGBHLCv;C5i4+*p*Eif>wF9.L*03]Rmf&:n-BLIyN",
+    "2G+d_4,M+IP7d$HI[.kHgvCM+8/xaEVmUa@BNH>MA0IRTF9]s<03QcA01@L/6FAHv4+PO8FAp_@01@I.9]ko59^>hI9]Si59y0(0le,!dF#aG5w6g:eFytH$1H!X24!73_1Mt2B1CD^d9]t$%90HA+",
+    "V+KkK&m$j+0XYB[H;AW,H8(ef0unF)9]^0nBOeJg01@D=4*eYn*wkV!IXNE^H>sz2H821V4#gM&:mUNek5vxF7z@l^#_2Sb(IXT&xtjzJ3eh7E1)i)y9XC)2@XL>)H.%s;,S$xm!W-$81>Sfb0u9@-",
+    "2og0J1l8vfE-u:Y0R!v;1Dga4z3c)3:-<kKHRBjAFfi/[1J(f&Gyo2n9tze02TKnG&;5u,rvwiGY6F8G9^6+iBOeJh024T@1@S-oIMW3#I5[5^H>#&.IRFn1-^[b$&F/-e0/eD:3;UBX7!NkmBQiKN",
+    "EYSfE2jv(oFfsrL[UIL,H/7-@tEyKG#_cH(CIWpOG@j<;ryK-D-3+OQIlci2>J9N%Hpa[X9]ty>9xgC7)B=+70TMR/4xJtf)&U1g4+PUA1ERwN9y4kKhaVpWG^9vw3X%!^JRb!ymj)L%x&.ybIUg7]",
+    "(.2@RH_/37H_.3bhXewe5e_Wq8!-gcx&.FIG1Vgn+WZ3#3AzOi=a//pA]DAipB</E.O2<@=$H:_G@%AYx&-(7y&(d-BM!O+1ih:T1I;,e3$dR99]t+Q1s;!0=8*9*9^+N:1P+752nyB#2TKnG*CP<&",
+    "Ngg(85,.QC3pdvz9]./A9]bg*1[pT9=al.f7&q4/9]bo69]k!90iGKI=Ck]u1q:k$x&.FJGT9:r>@zro2)YF;12HlHEHW]V0^i;c88+kt4fF_G&msXy9]kbmBO<:]053*1GyoGgy%PhyI^Zs^0<4Z&",
+    "+9NLmHht%/2n3*uX#.xQ4+A9x.C+8l1@h]G9uzR7L.*p13BJdX0UR,+9t+k%4,VwDH7hGIr6nXeFr*.54WuO.G5[enH_dHoq$LF1rl]n]1[*EUf,Mm<01,AI1C1paH2<CTi53d.hgcgnl:Y$*-FPEV",
+    "9]ARuB@,@eH2;;nhCl;00U0ukB@+K=HvlgHGBE%GT:,Nl10<QKB;9mQ0xAxSB;$L]p8+2pG:j!L2QfDQ6gjV&FCPv$iX]<&FfaftFfjlQMjsC[030)lB<RX(2Q,Q$4D.3V4v4>30S:=QA@YS:4*_pU",
+    "9y#8GA>%$!7&jaS=<(Bw;O>hh0SR0Vwc1Jq@%VHM4-zvtE-u)qeF4tgM,K!;A4xaaB<,^BA09Z>B@/)-IWVb72BH%IHv-HE4&HzW0;rKp2LKKYu:T7I/WY)Ig./hn5(M#(2<=J%+XD[/*b<TJ/:Y_x",
+    "3b@c%@[O4MgaNrF7dD+IJ_lEog#s5e%^6aVGPxxW54J,DsNe%0Gh6[71JKw54*(wqg82h2Gc]f24mGqx5-FKa0HzxbwL/Oa4.NQfEio[,B<YCSOENS#EYATC2)HE/1=:Hm4!Ge21I[WNH.bkri4@a=",
+    "G;fJp0j3<V+_*ep)^SsA0*.sK1jEY>46vmT0kr@Lh]wqwwbTR,hXMnIM*;yTlI#NlQ6B*==coK1jRpjP#tRcT+XNp7G<Azif-]RG4+Q2V5-aI3IcXO&*GVrTF*D[R9]bhr1>+>w4K6e;9]FMv0!A+$",
+    "H8JKT2A^N_F90;-.]PUt4.Y6y9W($B1hgUqt%eaF1_Bp(4x]SJrtbp@-sXxo1qr0aWe(IH0>Xt(uo)dPsvr]Nljs8yGD[21odFXw/LH@SG2-aYp21@SbPI:@10M%8-[=+k9]1)YGl2pFz62i#H[%5W",
+    "hd_BP4S<m&g,Jd(Gcsui(.LtjF*J@R9].;&NfS801@b=oFyjR+Gcf/nGCAW81Dr7qk0uWf)gS^fxD+lmHsb[gArBzcAT2XEk0u@gFaQVIn]:b$IpYN%1T_H(95vzt4&wzGGR&(]4+D)R1j3aQ4dVqP",
+    "I5qPl0!spqW((s59]tzd3mrB91fZl61Hmc@nZ+It2.HVJID!NhGLtAj2sSe;/LG/55C%#Q1(QkwNFFt57%@Jd9]bi49^YPH4#Wlp[e%Sq)es&q9_d_iCLaVj051qOF#r/dx$=<L0F+7>G$9V:1s=js",
+    "ye0:RhmZju1_^&hF9kU-lu8WZ0^kf^0O1Y:NDl+LCK5N02<eK[Ng==guO&Z4HZeE3CKETj4ih+_J@WDLCLS_Z9]kx87c:ALDmVZDy*Cd5v!PG^<gV=Q9]bg.CLT5b2+*.$1hgU#4V)$q1HRE&9]Sb&",
+    "s#pdf2+So0t;N!KG&0O31D0wJOw1()/%G3V&bW08-/foQ95c)%F90(*00CVGs/po%qsA5hs0jut4$LJJIRGCQIRF$l)SCex4Kl56FAX:]-v>3LH0:o0L:_;[02;-zB<RR%4mSWCIO!!0oCXgE/p@LD",
+    "03S3s01@L/4&2)T9W&<92fNWC9W/:H2D-Ec1eXO54U>/=Gafd)B:[xpNC*^K]I-,K$mUiD:Bf2mst=t]6f=(^7!ory4+W$qA4W6)2C3s=A09HJCNBv%HUJ+7H2<Mc01@9+9]bi49^hMF6Em0)4+f(q",
+    "9].u40sI0C>7n%7!y=(n@yU/L*p37r11+v=8a0p*0Yw9eC.3M#9]t$T69S&469!5Pq$UKat==N*0j4Gcg(d[]fGZv_hXNBd$0iR7rY0W.F#sYqI9wev00[Zi6D^]@9]1rg3pn0O9]$v_AO>LVRt^vg",
+    "3n31sCLcC705Ul>EYATC38p3w1&>_W9]SX]CLA<F1rGES36rc=4*]U%1IUXa4eN+12/I>414]k,$-]:EA2y[XBRMyf0Rng$H#HJD.4qp[H[2QvfgS,y1C]8;+XN22B;pEA7d8MN1U9B75-I61IB6F&",
+    "$0jc#F*Dq66EfTe4qXSPEG[@S9_UvECNCf_Ioxjp,/GBmzab8&EDRwIs4NdQrY15tI4sct4+h*CKLj-6JEl(z-sXxo1pucX21pMB/mirtxg@wf1q7#oQ6e,kOAGPh9xod(IHx8fI5v>20(A;9<em&f",
+    "GUWvxHp3(nIHQCF1Hc3y2sY&f0E@X:N)H66CIhkc1P/gd6En#s4,2R!9].)89]bnT1>*,H4lXz[9]M$r4+ghP4,bnhGBr3XmL3lPi!2Nw4vQ/gHmD[OH]d^Z4+o1ZF9bF,s3sgU-sXxl1sFHt0^lhu",
+    "3jv5T4+GQbBoj2:BLYhsGV;JXA2>KdBR4gc0RrPM3$ED>9].+,1q)3Fxw*mt1H/R$2s!Bm0Hs>8N)H68CK55^1s*hM7c$ExFCsBD/1dbX#s&=u2azluHvlg!HaX<<1DrHIHZV2m1q&e$N9Ifiv8p2.",
+    "2RZ2l4$cb$,%kwU0^km03GDe&4bBS!<B[.ntpp9LdlWLo#SIfVt3D3_%O(ZEB<Z-qCJzU#Oa#%N1@impOb-K>O9]59E)Na4B=)%)qyaN6F*W&c0@6<NgZ2sm8V;%VkShiIfjb:FsUrq^CJ4!hG9Lml",
+    "fF:>YHZcGOjG!>FmWE&,D:#5AF90.+009*Oki8oNB<Y1qo&o]X4*w+y(Sdpo9;MG_2R6z^BQ@T59^P3zB<MW#U/C*+HQgl+L:_;]02;:mB<RR%1vuR$4+D],eGfC-B>1^mxGo5<1P/zp!Fdk<[v!:8",
+    "!95Z&O%gZ.4-![iFAg:[wF53TIsUT&2LGc#4-*hTGF[@p1q8+A0S<BK5Co=5p8*T2rvd@L91jVR!%Q7EOA]3k4lx3J4lxfsdJcjo1pQDC7o],H;o1Dy0j5n2%5oz&GP)NNGPM#8<!A0&0yyj<4$M9T",
+    "h9v[r=ehhvnU(.ofy<I2N($=I1H7464_qeqmH[C!EWH9AG/%_ZGa(,eGU>HD2[Hf<Ib03:6a/9s149iT0+tmMH->#aAD5N=F*7taK@#I:GQe_SArBy#mH@fmvKb8TC.KQ=6F00V4+!Zd9]bs&@C1On",
+    "Vgs<h4+NA27BT.@iAx=/GyWb0mhx=5!$A^@%I[YaIZ7Tf)d2[IEiV8wHHZEl1+MZ93ef/$-shr&G@1!#H!@q!3ey1wN)H9LCIUzvH)$U*GqxrV1*irF+)M!X3JxCw<p/Q;Ob-NoCKEG(;.yYwIo;tV",
+    "ArB$8CLJ-W9]JVc1p_^(4+z[$F9kC-wk8bX0^izX4E<+x4oC!sq.I^U&:#boB<-PH9x^TD1GNPM;E(wO3LgeAg:4/)oD3&3G>OuBH!^El3ey1wN)H5vCIZk0E-BG@7c/rpFCsBCkd=<xHIfDnT;e%V",
+    "E-BM81Hl0UzzGi=kd=<h;_DWhf+r5keF@BDA(EB:95nzgGdBPMW&@l82<eOg1q6:X4%c,I-sXw_1ppldNDl.+3IpCF9Wk_A1LiLTy5.QUGQ0r-wgm(04hyq]1s;@8wgn8kNdoc79]oXCE-lmtcM8,2",
+    "21*YE=LG+CwgnzDX%[o^B@+Z[HISA8BQQ9V1@b=ZwgnwB00iQZ1QRx)F%KV*mH@E&[+R(U05&$fD+(bGAiOIbGyono00N]21L*Dv4+ypeF9bF>([&8u0^i$Y7%:1J12)qo1mX9j0S=ZJBmlNa0,e)1",
+    "4<S0f5-njF6EMX,4,WlH9xwnFGyn-RCJ6gW9W)_jgC,9S)Eyf)03R+n@b!4Jz99&]nE;yV@vMOLo5es60-bOh3bndVE-u&!NhmWcDIX0q(8_c1&a(kBGBP)S9R;%=@8E#-/NumgG5@^XphE,W8xIBN",
+    "93Kxe00XxU9]bt)94Iw7013FQOb43aAr1F]AO,o_837-)vz[&q(WFZPCj==V1&:VwR]&P:0uAo7EDr]8<U[UT12-1d1<<4x0S=YPk6[<&01pbsh$AF5G5Np&4+hoYP9Fv@oF*PCs[3C7$]esA[GK!q",
+    "2:jK)0S:T=VGgmv0R[HzArvryDGmFA0t3h24i5yJ#RDHaHO[3y4.eqttN[,o*r-z0Lfqd04;<7VFb;dGVFKI/1+KaR4,VmXF9.a<=aLF:03Ql800D#49S,tM25tq8xdIOh:nsGb:PQa;j<v=I2*c0-",
+    "9].&l5-pXm0S;av1gkO+Q>KY)QZ^olNDqI=1rDR5I^Dc,0.shW2Ok70]A%e:zXT5j+zSr&/mP>W4g$VK9]$&xLkjZuQXVvxkpTym9vd[IJOMu!G/Ui(8##z42f@[nG&VR^2:yf!E,*762$FRlA2Z6D",
+    "0R*An1P/kpngI(S4*eVtGU@qT$j._12#.9S27u224*z5qF=;,R2sAdFLjdAT2S=VCmK>4OKn-K:F*G$aU;DX!N)HLSuSgy,rZ*1v2=^-53bo<14+Q(:WFt9U.tPsc@3WBnH^(o24LATV0WmRv0S4Lo",
+    "AP%YA0Rnsv1/kV^1NOK+1-Pz44L2_g5,$ulF]q-/2*Uh+1Lp(:jR6k@(2gT71_)W=5)v>vkpd4;x(pv7H/xKg9XJ3FO1+am4-Rb_4:#]VX99[C2jmwD&4;NW!uKEw.;8]s&bDO>36$pnEOTgx/raKH",
+    "LJtth5CyZ,Py(>U4+ZJP7!L>E2,=WK135as86N=N#gZHk7v.Da4*dlcH:c;#9^YK)2M,Os2tNTUG&83e1)I-G0Uk1>84iNoR^SC@1,axv1gSy_J<5t(P<cmy0@3D3mjU._9]ASk#$E,@J]7M+/;yOq",
+    "I5DjR7cc+<;+yjSp)(H&.QFdvI5X/FFAX:^fdMWvHvkkXe-*1q01,Ch7!N**1s>v5kjh05oB=_L2C$DY1C;YC1hN.p1)2&E0OwQ(qhl@!G&asbC=.Eq2<eJ5IubCi7!7DAIWwv[FCa2AuNW<@H#v$K",
+    "2jRjGEjcnB2):5>FCQ_Gtr!zBxd9&lF]8O2AP%h.4:Xlw0PAuA%mEJ]tQa2!HTOCjHu3@wtQZ+M<&gY8>c]gmHmEfXtQZ5ml@]4FtQ!vkn!#TM:aQao4:!XK9^YOe2<bm78v$h:5HhY9FAg_[051+X",
+    "F<XUe0x$qC3o.#b7#[[W#t[d]E(eGK1)0)D9^P345g!gY>6siqGB:jU4z3t42sJnWA4EBg5g$@I.%2XIlmRmR7YO[OFaf*BT<9i13J(-8+ENb+yQgd_4mmj31RoAL03QJ][1p_7=z(/T4+7^bQx5p-",
+    "R^Tn*7B53NHvkVIn),4NI@yk%4^X9b9]AV58WlF:t1^,BF^<2w4Kgq;051VCIe@@hmWL4s:6%gwgb4$Kh5,)*!wU%YU/I$40UkC02FWiE4^.]9LN]*RFCj88lm#Eo0XB:l1<YYl0R[%Z.vR.I3J$.5",
+    "7c/,w9].&y$=ihDYX;aW1f<$7G)N7]N*Flqa4#S-H^e%Q1UWO#76-(b1@ge87&p$B0WTjiHS,k%Kpy^%<)Zgn4)GNaGof(:n7nQQa1R970^lnrmjMHU84n20Pyo-Z2S=Ur0]71%1H-E11c./]0!beU",
+    "G0@hO4:B+_nhGBdIRG6pq!R%h0:usw58V]%4l*$<nhGBdF@x;[0y%[N0+$N[-1v%8r2@)cH..w&H0lrzm-nzCvI@#qHkbhxH2;]g11]>SI*tJkL(vc_Au/%lFUSEmHp49;F*wC79]AD#$O8+2g98B>",
+    "3*O8<4+QPAWC@aLA4oWxrym_yGXN1Xq5/hl;_Va_4P@iHIb%3uiT<)HCr^Q[%K[H6SPy9P/Q0mBf&vcwkO2/NU/Okh/*LbE8S)7a3Ge4J4/YRtoDB_<R39oa<C=<m/I1gGGvWdsU0oj=E&UA,8Q]wK",
+    "4.B6*-[:P3P7fNR1rLP;u*gmYtq2bZtGNOT/d&_b[^vAuzQ]4-G5[Vito$$<Hn!+P9yjL<9]^3h=F.gksR0iP#mG)5HY>U,1jFq!6E=uq4+P*p4*<_]!f>89hwU:T2[Hf<HUJ2>GY6kA5;dq:6WqB1",
+    "4tN+ij+-jx2Rg(,ATle_mJSaUsJQ]-F*Gp%4tO6TH1GizFz*2cN)HIO0XQ/&Go8sy4,/^*Pah&Sn*kIt01Ced4x)@f4%iL@h</7n@H&n1HxCM=xdJ_FF*z_,1W+G5IoSaV:&&eI4%z>*-ksoKGu6,o",
+    "1_;B0rnv$S3flo1H2;)sA1gB40SKnK0twaJ0tR6Z2j2k<F#rHT200HPrnv%5HZ(L[n&.%ryS4%k61Cm^3APpo,o(iP3!D1>0qI<@y8[Wrx&sKGu6zQuItm-g7dN^P0t2gC4+gur0tfBEOAiUVxdJ_2",
+    "GBh[.4%Lk[9]AYKxdIN_t9%aXArdWB0w*5>G@qP11&6474+4b)4#/AW2Bi4@1tkon&N:2^3.[3hG6kUm35;b.4%74l7&NK=4Y]1j1=Mr24*,mSF$BMgIS$RSK>n]U&&:k;91GJN08tMHo8;Fct,L@B",
+    "9tOV4AUQHPG0>eMAp;*H0J6+<4+zfFU-_:04+Dw>8#(i&0_IhW1]ts#-*/5q:[uTNFru&/3+W9CwR-_9ZQ-ry0q)mD4.V^w7%hhj21=eJ[0$&9E7kNm4-,TmFD=1Oqznd24+xzBUk5cSEi*Oc3k&7_",
+    "4,L%>FEuhX&JYaMqPPJM2a/9x4+7AdO$EWQ0]Vk34%Var1ttsc:SzxkxbSul0/*Fr0,KF71<OUU0J3Hb/e!96wFd#QeGc=YR1@P.R5&a%HtN6v4f3Er03Qzk#U/*N.URqxiWLPS2*iUm21FDxfP=#!",
+    "-uQ^D[E,3xvQ@Dw#jpVn1o<Ey969)r0s#Br0^4hFHvkOwkpcxD7BxF5F*cBb0S2PQY6.5F2,N:G0=$k;je,FTvGYP4G;%go12rEAHHv^(EHgEQ2<eao+i;l()oKpD[zwl4F$lFa4Vg6#Fb;Cm0^k;-",
+    "tpN@V;D#VVj#v)L#3B$hyg;rdG[_,b9]t)5eH^Bfu3HDXj&_0V/J@]z.7oxLGzE!+0Sz4t<ReZ[au)@q!_zcnt!xFi4,VY50^l]tf(!)Ilu,rH4,V4nHUpQvM+FQHybK4&ryK+C0txR22bB[5=M4OM",
+    "sMBK_QZ%*7MlVP!Fxx5*EAZVk4+z;.i2(%V.pmE6)dM_.IXb;h2LiDK4+YoS1@lxPszeVZ-E@z$f5ZbH3o>1A2FPa$$(-rUzpG_nq6ZHFkRu24;_nli@b@@%qXz,p)G7s_2QNK1IHU(3AT$6UwgEB#",
+    "9XO*04xs^C#0nuaE9_JL4++EyFFiCgp93EtH2<#A0WknC4/XXA0_0U+Ff^VJ-_WnP-tel7H#PtdA<g$]wgE7o10Fb&[xlB)yT1YggINsy-2r]EBM%0e#xXAhHa5x;9yOm[0@GGJ$L-]i3=CQe0tHD9",
+    "$XW,ebuR/mHq*ZX1H*$4E,=PC5i]e*CJzCfzh<-hEP!ARou&Z+Iv)lzS=yda$nHfBgI)%f+65jmy.iBrh6)SaUIxpV0s!4]4+g@n3KKE1!v+qNlnM$U1L0l;ArB4yi_$@r03QK200!@yya68>G^Cl1",
+    "1u]dit@[RPG>nK>3GccB3j5Gb4oC%tqXrGqbOD$G3IE^54Tawc3*VU(9]k$e$6N#C1q25UN(t$sEd%qR8U<hi1p+V%>h1hKUj(W23J(mzhXDxM(<q4BZxcCy9uEn;hXF4HG&Z6$4CfmYH,.G21/^VD",
+    "#@#1Hg7PvLFxGDm1Av(X0rj2)3x=v9&B8wq1J<P<)-13Xu9#pAv5rOsF&@Q.[2mVIrymT]y+.DbGwm@2rx70wIocjC4mL23atx-)2)#WXGN&E>vh=YYIsw6lR1aOP9s!L60PO@22CW>p<X1FX2sD$s",
+    "K>6l=t[xvCH2<#B0Wts&3aH+R0RxA=Jr51k123QfGCKPm0Llapt=xfW3YFLp1=5#uFgTtA9].+@1@h^Q9WO=RHUJ+WH2<#D0Wts]4mkh;zOp>KVf@H+AT.CV*#R-D1;Kl64@TftA0RaVAGZNA051qR",
+    "FaQIV8V7]KF99$xhlvIc2ei#74+O]F4)=8)1K$>_zljhJ1&WRW1%nv]N)F8#0@1rW0!SV-X#(IK1GwS>4j/%<c;Y101]2ej9uYPG9]$)99]SdA1HsP$1M_R:4S=m4cmw[C0Uk1$0S4xd0uKSz]0<Kj",
+    "%m)t#f*u2-hYt&s[s93Q2>FK09tt22HMqJ0GB7qQ%mEJ[fF3P1FaQYd8xIHDjsgSg!D]Lc4YLFVydVzd@2hyco_!@>N)G>G9Spm=8w1Gn0RkKhtk;z*2QdU.9yKu*GcN>bBLn)$0t%djO$V#4JQp[t",
+    "jR6YD0uIU:5H$b_0:0:e4+WjGkO3Jo01nm*1+K(x9^YIk8y=^spojqm%.vBdp<-!512r+v8!]X7TR#t7$[Pgu@yL+&Fv/SUjvo&M&*otR!vY=+Im#O=A2u+,elODjH8IK;E,=R&4%7o5q5(3o@7/MQ",
+    "0WmW($[Q-.Hpv;lGuNI02B,rM0sSNeoya8*2FM#PM/:@5A0alXo.k3^0mvIK4LLRd6)S;>Vjo_J$Qv&pHZq;BAJ+jh$QvaqHM>cb4@Ij_A0alJ!*3tA0W@/P9]Jc42OtHCqy@TG*p31K-4/:btP_BZ",
+    "8wH#H0t4p$0S=eetpOJ[<d=(Fs2d>QGXM/]1iF(34+6_80t3*)9tYgM1@U!p1JoHG1T;1@0<)W21zZ4C1%&c74X7Iec=;Ed-T#q;ryCwQrW+wRHW;oWHKrRM1_.0T0x2*sAOfcw3Ly=+s2eOcG5[>%",
+    "Gyny)ng$s,h;oHi:<=PrjT.inH8Gb288Y6R0R_47mjnX$[t6C;j[*jb*9HPd4+4oB7&ib0&a^h.1mV&G4cZzGGa<)S03I*=4viZH$DIZOjT-QQ-z9+9tw-]VlBJIUFD5H8j*]fk,IYim12(SYP7U.w",
+    "k=wIQGcwrULM$=g]JNiB0pYwe1*)+$4+D(nB;2G[a6U9NERkFX]M*D^GOL=p9bKAa1OJFZ4*_elMh<h14zAT52hdyr2M+<E&>*u;Gd2J(3NtnU4rK$0IS!.X0Sc]=FAp#G;j,;-Cko:27Xy[_1Pa[+",
+    "2)>mnmH@Q+0^mddo]6F:FoXdGa1U4fpB*m(F*AVy4>N)59UlTVfdLOlp[E<$1uZjj7cu]>.chHY2L5L$Ej0iRfYovX@OpLp1-3>89]APzksT5:[ht8@h3ifPt-r$^1c#:@4.qQ=YXjl%P7e[qz(xy$",
+    "wGa.xrGStDF9J6*00#f&O%Du/1rNsqiKiVjHZ;4hj]&Wt1>qu79y+Nm0;FtY4+!M50^;a.9yZ1f1h^b09WdXiYXCI@!)Ol!sc-GX*#r&y2N*U03x;1m9]ADIwH+T[GXNh0Hk%F)7TB:e54HokwH*$V",
+    "&1(&s.&Xg%05@ws8yhgR)dC7J9]AI)4hH$lYX&I_LYfXQ6E@#f3%i9IFJw74nhq^lH8lVR.g>vm.O7,x4,enUYXznMP7T+gPY(o:s5Akh/L7*+2SN*t*BB20qYWQEHkJk,4mOtt9]JU@4F%4yMGw=j",
+    "qzwg#%vS.*1Eebo;*$C(sY3;K.[t-Hv>uLr9]$m]4FKE(1^P6hr426/I5GeX;vE4;Wa9Q]4,l@xj[y(l1EviIuF=CQ2&N4wI5U8!I0Y9U1U04&5jX%CGlvHcG:<Ay1feQF1#<Fz=Xz_D3nUL8)Sdw=",
+    "5HdLA:>i.o039-@F9]m=(VhVsG=ha&3h(]hF90+w)d3F(qnT>E1H)JfL.!fP0S@69+a(9Ef.gt+NeaEGYXT$:BiNn+8!*$KLJ8,cAPDD=M,Hu^1O;U7LLO__.[beV4,4w4Bn!FDBM94(0R*6w0S-ON",
+    "Sspk52ga=J3akSPSp$YW4%bWp+LQqg9N<1VFAFs;01itF,XaW$lv<u2#/is(@!ET#kOBtJdj>op36G8j1c_N043!QK6]S9Z4wQL63<bA,[G;j]y<<Cc&Ad(/Hq^oFwgUnO42[wR0e21Y0_IspG8-Rr",
+    "ZvjRM@P<tg91jQ8.pUfx$KXK)&be+5]CllYp:F^#z+eo+H6IHwoox/vj7l71po0w$2Gj,-HUJL/j:f]Q1IPpq0=8FB4ugz.0S=cDyj2Le.TgJEF*i2wi8T,>AO+>M4-9SzK<%@B4vhI>0S69>w*(V3",
+    "AS*E^/GY+sq&WzaodFLB,J%[Z0yH!3$pHd4B@Y(vm=B9I91je(3Lge7:Y70h4_w.90S1%/0x^-2Hm/@M4+ZRW4*]V&3Gkf(4u#S^6Eoui4);kN2d%(I2[i]i!D]5r4+6Zaas]E5hyf20iKsgS+P>c-",
+    "%/#4zoGlLqkLhg/i_.9^1rG;KicTK<H[ho@2hsFzF9S3(f&m@@H_.d>>:Te&ou<kslJ,Oo185Hf*Xv3db=3M:2b$nf4yXnLqAw2rwOtrEz:xwU4mZ673f1ch0rVmd4%F)k2=$B9]05;hF]UP64,1Ws",
+    "PCo)RD/p/zI]tzHGz_omjgC$a3e2lJ4+uIBAv6uy1P0[OZvi>G1Lu4JhxJYl<k0+2;At-Q5afwN2$&uP<1Ugt4@7%c9]AJ_2GQk3599,w9t,@skO2.=m@D!-(V%k/F0+kJ9]$%8F9tO,01ng_4/whi",
+    "fdLNn3l8-yGan-1$tDF<37pjd0<<Y-$sG:>;Y#s8mg5Hx6W[GJ4v>*6M#@<y4@r7>F9I;&00n<<3lHZ5xt$&Z>-mum2<f3QjZPl^IRFmQpiBhs84m!@=B4tz:ue7T<uqtO$Qlm=:JkCE5glZ,j0hq$",
+    "Ec3nx9]bb@A@d3x!6qLDFsO>H95nUc0Sb@IlL10DMn**d9]0;=fgA;#hDQ$roY<<%cMFZ[L/4&g3J(K@-2jL4j]:Yc1-JVb+Jy)Y3Hq2L4*:j!0^l[=!$J$@##08H0uKX/0s=+N2<e#B0v[JL00rd%",
+    "88BP^at[#n<.Ir@4Hh)k0^jRk2h[/y)CM02GJvcBFAXzY;nw=<m.0iH4vr%Z,hxRV05#&*0S=SyjR*&arUeV=0^0UqA6>y2&=H6K4=ebsbY*kB;/t]g[TeS2VmAHIHxDdT4)eqW4/Y=[NBz(<4.3sF",
+    "57q(w&=He/uL2LO2K_<C4+GT(4,Ng$HxDsV4:h]B4@lt&HxDAM2<f6p&=HetV,Lj%[m;fL1MUeA3H[JF4/qjxp$!i_Rv#/e>YDtt[m;fLHRu8!U0)v]E#;jn8U4=V4.KI-@_:_bHxC1)1rL,6[m;fL",
+    "1HA]j3jNSG4/+y,G^sak68+FO4:ngHEHVHOc:T_f4/%g@4;VFH4-lT;HxD3R4-uZ<HxD3S56J^m&=HeQ<&ph02mR1D1):NK1m]uEBo86yZY;u403100Ejcj&9x(t7sjX^-05:e10S>LJ<5uoQL/Oyx",
+    "jRGGBGXNhXH2dz!0RXXK0wfP3u5Jm5$y*NuweQIR4.Uw)0xt]RGp)u1A0jmG0T(dt0R:7A0.[4TAcc(r1W>L%Hk$zyF#rwT8wkMmWDg02jRG1l03S9q00dAUJ2^]>4B4;o4+q),8Zm[90v]Ut00mJW",
+    "D:B:x4uy:Z4a2TQ4+q^;5HbK3Gyo4Kg=dCa6syJr4+YiRcnj_41p.=38a1iL1RgcBmqP=K-4cV00Hbja8:hwuF9tI+00#e[LJukIi_.@m;EecN0Xgi90tWo_LJ/$s4+=Bl1TO>LH]UH427*Hl/mHI-",
+    "hg/TGcm#r34)s(Y206%h2)dy[4*MJ*4LInG0s=!F4*:MF1p-#ivI7dNUJlK=Lk5SpLlHO^4+h5pF99+)w]NJqfi<2VhI0/DgN*>QhowRf3xkaU1lg1;4+QtCt=o>1Z51=w1]tpp2nWXbGZZ/LcMk_n",
+    "zB3O4;wth#;uh_g$88Jb94.CHb>Uk7bq<:sjRFJ6r92M@valrwmv[+)c<HYIjsgnD+cXW7*(3@8*)$H+3kR(GK<Sbxj[*+@#ldzT2r]6r0t3DMBL*xF0f7MoEe[Elj[*Yt#(EDfssbMcGyny,w[,.8",
+    "4z&:n)%,yp3pJ]&4+gfeWDf>c0tC6_ECwtO0e^Gotj&E73Zjq#FEBGUs[$VgH_/==D:wiSuLlR=#)$zR3pc9)4+Wyebq<jgat5gc39Atc[H@4j6t;0f2eMlS&gnD[0I7TjCLaVcpBE0Q3I(UPh5,)(",
+    ")sO,sGdS:K4!9//i=mHOB,D<s6*0<J6b^W]kOD6UHZ#+Z0v@i100YEs1,a%74+YGk1P/;,kOBtf)(a6dC/UVekpc.RkOB*qcoaE+kOCh9G0%J+G=oHs382Sb9[;<s-u[]lH:vRf9]tt;(@*cw3I#DA",
+    "7&fW#0S=.v,&PL;pA9b#G%.sa0uK*@,vS:5H9ZH6yFClX1sFL$4+!Y,0WS$LGyo4*->(3pm/zBQmev6b+u&9o2sXr*HXjT&mDT]tK[o&&Av4:ZHxEms&jAl0sYVYfuF75y2$.FZ0.LZk4b/lLZZtZ#",
+    "#5W%wH2<z/GMGdUP;**M43yX.1LSoHs*zj]1L5Ri1n!vv4+fXk0R-M>Y!5,(j[*,O@r0)Qd,4VkJiM+q4x$4TF!:M.44BpdA3!$%A0jm5,#!m_p#u*_->(3m@LG%f44KveA3,+&A0ag8qCXG00kRDb",
+    "3Yyjd2Cx1M0<LaN4*@X>0^ln(%:fSu>SG[UFu_me24f!xHRrPf3BR9o4+Ed31OtuG2OKnG2*^>J4yo+^1IoD.5IG(U+pP,)@[gAM2&:isAu_004%q/FG%UlB1PvVmI]Jm_1PmSn-C:6)k=_E>84m-H",
+    "<&N,h1MiXn4bKAz9uBPT0v]Ro%Z_yBhS:,YADn_(9]SbtrUV)<pac%O)&UCFq+Sl71O&;P0S;%;0]bz;AOS@X0sN2#1k.cT5,>(O4z;fy&qV[QkUR(K.VFJQfdLMlm0S*k%uxmRq9hBB+C%]H2B8^U",
+    "LJtSyGZZoQ8V%n94,]-:Ru2i@oI;)*i:YP>;MDv20tKeqCj@C%4+dcm50a1r38NDPx(E*ouyzdCaRbKI8V%QR20-q:#ybGmcn!@z2/+Y:1:T.w4ve<442tu78Z(S>4cl@M0(B8H01UlE4F2]3EHyfa",
+    "6$QNBkpT^u@x>4,lAZ$(T*1604.OnO4/tzvWe)+d7!<;uvrPf97!L:P<&ykC(Defk0Q<EcQxP<d7!MoZBM$(H/L84K4i2AgA^csf4;DjE4.WMNGY;VisdFD@IKKoB0>:gx2El.&FA6Iy=[4;K1_ZTP",
+    "0^hsW1(hr:9W*q*1ROH^2)+al1*#;wZ,&=50UuE@[Lye9YB]0H9]1D^1<=2o3Ca,-z61[i(%onu1_$F_A00Qk1Rnx600f,(2oF/b1Ro$b01r^<zH];1xD5,OkCy/t5RJP,1;74Utc3**p*04(F%_-/",
+    "4/RJyOAgqfI1dTO!cPn(1:I0D6gD)>zi%Ee[kuL5iggakP%jEJIgzq83zh*74YI!h4#WWu3)7WJ4!uSX1Vat2uv@xj!=^ep]HlFk4d^iB4,3q(t=p4W.h::g(*X@a9].+I*J/*[.i0izumTE<7Xsq^",
+    "7CDr]PX,zY!bS:)ss-iY476Yc/Z6Rlvls%3!%qr%0YwVU-Ti>@hHei8,j)Fm1f7)zFAg&_i;-y<qr3(W16/==4,XREwnGBJIR;1xLku1mHUJF!#SRoRf&l]_4-P/qPZ:4D+G,A>xJC_Of]:ye!sQ4D",
+    "tA%p_>6Y^]0R,8B0S:4N4-qcpvH.^Z4<2L&R4)fMG3dij9y!PZ1NPDZ9]bn3@IG;,wTwgt-PgQhH0oIn.O2qs)/UVaq9,0V.8cP*l1&1L#7>;yzyl&JF*FCp0]+$)(48m@0/MBB19k$z#7>;zbptdH",
+    "19b%3kqr+Ba^OJB4./>HAS:Ac3)le%vs;tNCJzId;*$JE.-719y<gN^Fvn0236[DB9_U.N,$WNT01pbn,*OmjmFXrA1&Im_H2<z1H+_,iGr.NA3W=F6H2<2i$Pp4ZWe*;h2;O5PAr89hO9tMLaR#a.",
+    "1Z<u#xd[i&:IDx;p9v2Z,U0)z#3:H^(ETL[rsXCN1pU4N4-hNhPZl,+4+ZMVNDVy;cZ$tV6*Jf[4*k9X4/suZ9^hU_0^SQOK::h14eG@.4+Fq^C<)MiGXM@ShN4Fg#RIO@ND9K!PY)2B)Bypk7y>iU",
+    "L/RWKzX1iJ:O:z1GT5Gx0WLH$01pA,91ktOzX2CE01pxL%ugRjH2<Ce0S@]1%ugR/HUKXIGBW<LhP4e34bsQ_55<!atTYON/W7of)Si(64+xXL0S:qr49n>u5,pC6Z2,5n3pO@GM4&$onF0:^L.Nms",
+    "EjBQly$lgGYz3LF1P.j@1/omt4,4doT=]iO[J8,xEizsfE#UWRFA6I($C5+=@D>Zkb>vkD0S>3I=GOc[k8ua5:>Z981PP6l6Ahbt0yqMNEeXvD4+il84,SXQ%:fSvstXR>zySl;[JH<iGs/f-0hS*N",
+    "*^ee,*]z^;4^by*$=!^J0UBnttV9oAhteVh[tN)chCMN9VQiEyFfe5@j-/)y44$z84/hy.p]JrEFI=93q>F@HJd6Skj%5!fWe:9ng[uP(9@=]k2(qyO4/>-%wG9tMSsySljt&oZyRiWeIPn4/U1A;4",
+    "Et;Jx7[Rdt4.up>.OHaz0^mdk1rLP;t*ZkFvIq]ZolOiU1DHz:8^Wsb0S=Fy5e_tEY!3j&]1_ciGBn5kH5)gt0SmZI4*!<p4KNP6O$hgs0WTOdJCBwD4+C5e28M/@0WK[y01pQ4>kAidU&X2$1K:*v",
+    "+@CK+>K*((<JkG&mH@3HOb-BTmH@9uD,Rw2lK^.PJpjww1Rn^AkfQ;[Hvk>5H_.hiGY93(y8#ai%iIMo2[..ZF9SF=01D<nNer*IMFq#30]_(s3zEfc3-R6/fsO$HtBeZ]3cQH[0lQER@Rxk_kB0#U",
+    ">)iGv/;M.90^lh*zm)+9waPXQpB5,MH;[)@w3h)0q;rK/w3h(>iv$k_w3h(=qlF>3wWI;Czs&[%9S+L<16D0KHn*1n2**za;nDa22LX@z6AIq96$T*=TjmE4D.TgCx0e9_iLM]H$R,ZwrfelRG%N)o",
+    "4,2<Y10M,Aw3h)74zt4qATcqbpac&Gg._8s,lYLA3pX:Dq5^=G<#+N!x&2WO2$rG)88M2n0^lnOUl%lh(*>Qc;gb5y[ZRzq0_0u;1P/wYk=vPt,UJU7wYLu*GM]/f3znKkEjc/kas#a.4(AmQ0j]7K",
+    "3#[<[3+%OW9^G34[ZSrmlYun>hzkzX96UBREaAxl374Zy4x)](2j1lc2=]K@gG:db<:3rJZG>k_47yeb:-VrA-O0aLrmP.V;luGk2lmf-7B!RpZVu]t0szDg4U;@32ffe*0*p2TBn-(w1BTND5-q;m",
+    "HA5*gHvkUnc:/5C2m(JIGyoqFGyozoF+d(O039&=4!Z&Xu>q4$xdIU]xB<Q-HaGw+GcW)fGPVH;re+p7v-r.NIX<p4F],0LGB=M)7%;_iE-2VjA1gJq0s[L=4+*mZ9x:;yFBdR4vjQ$LGd_[^HM0UP",
+    "F)^]N7&5a0EHN.vFE2ScvH_v%H#Pt*IXH747Ba8@9XaCzFBUjCt=zGNHa#B_Hmm]IIW-_XD:JJC4+y0K9XQwnFBUg8r2-KDF+Cp=Go/D8I50gQ7civ)9XEmqFDy1U&-%a]G0g,mHa2h[7BHv+9X8Sf",
+    "9_U*=3oSM<Jr5Y*3oSM;J@XM43l9vb2>7^);Q[.p+6yf,IXw:,*b5yr<dqCmGu8>&G&epUEj6kFF9]X*h7KJw+5-aKGSLeyGc!F87taeVGcr977]jbFGrf!n0W%jhJ@R9e2mI$y4uD$;lPME4=(qdf",
+    "9uEcC<lh5x01Ub5aUUEo#=+ESGXMspsyzS)2+-pE2!=Od2Pg_0umKMa!JBRvH_JU@xvppuFii[dQwZ%9455!<1mTo;1B5dGv@Pqx/1:$iovH#7Evn%d44bL_9]bXnyaO3G&_*yS841(m3.b/Rb@J)J",
+    "/1:9jG76ed9]So3BnqR]CI+&IPX+8D1t]@$A^.9iGX0GW2hQhAA8$M0>cae8h=mbNA5AgJGY:1!:<*)1G5eqaEj2dw3JKp00.Fgc4WlOmq11N]1cc/V4+O^/dj*!:J]Ay8*o,+3EVr9H4^bInFBdg9",
+    "039-@3zZQHwk!k52LYnH5)TIQ0_]5[2cnY!4;DE4HxE]3+)yuw0WvxA11^dVH1Go*FaR$JG&leN)olZs/64SU<B.G6/q(gEk>QiOm,-vlAfCZMAF^_4<B/P1H/q-&.p&Q2-0G2lvQ!SDxdH_!%_TH&",
+    "kibw4jM<Va2K(e:9]bq@5FR,71TO.KH>H$Sy2/9&Z.+HrAG@rK%MdRYD:L-39]JW21E#(T0wf-;Ik39]9]JLq1PYi51KTwQ)A2.P)8$YuI4^SYM78Zu4>5t@r_w__0W.FuFBdd8rUV^ZGXNJi01pG@",
+    "GXmw%HxCe]1O(=m3mZAE5eCyV9]A4Ormq1HM(XWQA0ah=i8T)@&Zj&Nf2IT.7d8MN1Tg:w-vom<yCw>hgGvU,0^m0e:QD<^6$dyE1B3km4,5Gr1naaq4eFvE4ZpZ:9_v[0A>JZL9uA^m4+Yn%QXDY/",
+    "2!g3H1phY,i=5D2HUJLL@92Q@hTUWU6$jYpMF.<T+>rB3wJ8r2hmZj&H#yBX9]],83igdO4Bh#E2F*AVIN:u6>GAsDp,^.7PXp491rFx(BM$>o%bNio0XQ%Ngqt<CF$T!R2M+/:5-FaB1T+g66EZXl",
+    "uC<XaH.v[Z2GRyDGBoih45&H@n%*4*ko6A>2v#jKIRFj2Iu7Gt9].y29yS0U2[Zr;52OJeGXNheF#sMgy(/FoIHUnCGB-8mDmA15E-2L#A1g8d9WekJF>JeA7x;xC3A2d,548c42M,&e11:Q*&jKGR",
+    "HlYJ9F*N@mDl=3dE,=AvA1W^U0Uj[12p/mj04=[#QXeZcqyZi;03Rzc01oX!A1XPq2tF^6H&P!fHH@,k-sJ*TJ_25o$pRlMGMfV(F#s.pI61!r0LoJiQV$xd2o6#nH2<zgGo%3;G5[YcFaRDm.47MG",
+    "H:(H=QXVz[A1gGZ0Uk2]A1pDH4iDx5lMXI1H:V08D:eWwHaAia8rTvJQXVt>A1gAX0S:STA1gHgE-Tq(4/b.-E-Th$A1gDY0Uj_[4/b.-4(Znk1n])b22u]dmYo3/HqoL14e<CY3YS6_HvkHf$x-o_",
+    ">gw]y$rTNX9]WqA5Dx&d(J_JUiXRUI:hxU)>pD0^iXR#/mF7nYyF&;zA0HVq051bKHUJYdw5kCPjGYAnwS5ic.rM_z)FuxA%jX9V2!oCv4-+V@1s*pr52XTj4f09;z9$2rlLZc;Obdus6f2-hb>pZ[",
+    "nYj)EL:<N)3y/v7s]W+0r2zs!9yS0U5,]W0H2<Cl8ZQz#IY1IN03I[]9^+hJ1N%%KGe92>H2<Mg03I:@4,:!w5-*@KF+dE!0uLmNAP(yU4+ND6AFBg5ln4>uxVQxZ&-%YZiBk=^&-^wjG0svRIY1v0",
+    "Hvkec03J919^+bH5-FiEHvk>JGXN4a03J2_9^+PD5-Xu0kO;0XH=2fCHUJ(pKo1kZ0una:9y356D:aY=4-P9EFRKGIH2<Seu%7>^s+k22$=-J+$>4^2S[=Y#4,(1,1dXi@4vGmc5-i$N1DabNIY1v0",
+    "Hvkec03J919^+bH5-FiEHvk>JGXN4a03J2_4,:!w5-Z=@HI@l.EIFDG4-z=fAFKm4tr!ICg(;Ei1RgX14,;M<5-p)IGe8d$&ju1W03I;x4,;M<6FJEl4nPkQ&ju4Vi5ea,w:uvaIY0uB2@(<:Kpzq^",
+    "01@3)9ykCW5-Xu4GXM>&ictc=0R^)16qO;Y=:hyemLo47EinKWG5@zauz3#^=[r7ZG%=4I<*N*6Fp-+b9^Y9pzyT[VGyn[w>5u&(1Jb]&2IbX_0S=.:zySxFn4]#<2g#iw4+Ni^Zv)]q1P:MTtx*j5",
+    ":jwmf/>&@6fCCPm@BWbVHj.hj39L-IFWSHX2:puz4,vMnDK8f>IorSi1z8Ur+rR,1/K&8liLOxy;EDA/:jDpB,oODb0x:xN2G6]E0T1T@,oOC=/92=,EZ)EY289V913CZ;1;@GT4*[O8WCYrA4)mS>",
+    "2g_nE5jnld8V;EH:kR/#4*_J!2L;hP2sx+0RSeqxBLY;f=pyb*CdQ(Z0Urc0wx.Xm1Tvoj9X0;0fm8-z@eP3Xp^aK;-sFBA5fL.V9]AC.fGGs;umlk=p4kx(2-l+^Gyn=z.=dKpU/F]n0.]]E6gIsA",
+    "4)4uH2k8V3o5y1Zp!<]t6EitE&z3>0*6tn-1*Wkn1g@%w9]AV_*#QXm/K&uKH[Zhn4D$sJy8[jE9uEq-13v*VI5z+jHvk>EHvk>7IGhG0IWj_q1v5Fe%_cNr#nM#+n9dLnCEWuE<(&+8IEwHA0@031",
+    "4+GqcObsRg+z$=LyyZ-^*rEX)HPyfZ9W($R3NpN^0_]J%0S=j[<BtqLEW@m12l_%O4lWNAtgDg%4+W2]0^iJI9]bXh2p.eF01h;*Q4a_in-[C*Uk0^v4+eybGYZ)S1f#i60cZ]394)%2C/A7+N&p55",
+    ".(Eni5QnF20.[4QnD8]Z37=lW0S=e(;H_X/3Z-up4ylr81g!xN4*uXL4zidh1,AkU,Wdm<L.oos4,/<CArBMhj!g@!iUJP0tx+EXGXNh;F#sO]FaQR*sZkHy1NR:e>nAr#aStMizHJX1#=3/j88S45",
+    "paUNVGo#Nb4+P(^DGr.s4/uZ@Q6C#L00XJC3;DQ!$lw7l6f!jD0S@yY,_k>HIqV,F0x.vv#hXeG.=$[:5-U8a0S>O<,_lfKG%=4KbPUiG2JaCL!0sat4AGNDFDWb_=0)-F=au^MfSCgUu/gMWw5S6B",
+    "*LRN(VP-^9W,u[ifSCgiEL9GGnF9]jT<OZpnF9]WivbVS0f3nU4:Yd/532<%nF9]5)dmj;-=zSmF-WjUy9*Cv+_)xgBdrM!9Dtbv4.Ta<#0h]z0^ll52<eR)/K&8bP6nY34;$KREiv_E4]m1q0S@6k",
+    "0v/soA0jR04i6Z//K&8PUl02PfSCgi1f:NJlL&yB0^lkf2oDK:nF9]mPY*TN5)To8nF9]tS061h01tP7nF9]lya5kBu<es%fSCgiAzu#^fSCgiAz%-41b_;X4+QcA5BLXwnF9x+2oD08SPLWufSCh7",
+    "6E@$804>5))@m9<%cINz9x]2fBrY[Fyru-lF>h[$EIBNp0S;Cc0SC_AP7U)A0/V^[4+BIG1k&*V1:/xr9x#9&9]kf=PZ_2fGdA6yZ3vK.X%2^Q0m#3,0Rkl+UB_AF6*Rn&0Sd*TT<M@8k=:+uG@ImQ",
+    "G%&XRMIRJ0+MfjkcnN;z2lCXL0Sx9m0El,OFqfGF2R8<Bjimtsp$,ZhFB_-2*q-Rt2mIm,2Cnrt4+!+GWC7h=4+<jn2MYB89]Jhpp9Kw[xv:Es3pLoE1uqFUG5[;$GXMq50uKbC#Q>&9+LZ$g&x:jZ",
+    "*2Mw_(%nY^#oBNnFf7gD2M,9!@_d(T3(EWf1Ihso%KQNW+Gql!lo$<QItEiNG&uk,3<b5F4)P5PyOlWwx%:eLv!MkK4ub:=:e:epF#sMg00XX[1P8-&0u9OC0TDPH3)hAN6*9H]0S;*x0S=MPp#/rw",
+    "1p]lZG#WXL<.#;C5nCbyk/Zv6n!y1Bcm#<V4%h;;)QU(JH!KAr9y,Yb2e.if4-cRX0RUVD[Fns:k)vM;pOHTS!vYK7zX$<Z*e3!99WDDh1gAM42sMY/2Q4r,HU*0R3.Eb06a8rq1mVb78#%!D1rF,]",
+    "0Twi;,UI,!0^m0a,UJTr4F.fBMF6k/4GhMOHxCz<.=cj^4*[U,1>ZYa5-3S84*/:E4+Wr@IS8qe1P:k5.pvKAwB@m2rKuqg8e.O[;Xi=s3,ap$4-(cQ8/]t60SmFDQx6+91fGjl4.R,xIWnlK9R$DY",
+    "8VD5u,5;I5#19IJ<d=x%%83C9!])3Mq_ZhtBM8W^0t;&p0vj[!=a2.y+4u>=If3&948rCM4+eT3GI#<l3Jg&W,a-NSWE;S[wgLp,qXh]I2UZ91lN1Keq=AJ<uNnak4%YMq4%Go41_C90F#rrv4%Go4",
+    "5j6lW2sk$Y3hv]#0*1vQ4+6x:4-eDh0^jf<2modPzPA$!Ck6Kd0U@]O:-($*1S2#z@HKM$1*8Hm4m3Fc4ufVd5,l-L0v.E_2UZLD0^(O+6EXlBG5[X^HO:VNa_Lzu1rBu%&b$x;l%fv[T;54S3LH2e",
+    "BQ!AC,wzTpAs#jW5-*@8Gyokn00Qx11Mjs49^G5za^ML9aR.i;4+f3M2O_2%jDtA<r^6[=&hG=teXB(u05#eN4+NG11M:L>4%7hz;(h#1F(Do=01,8R5,hxe2M!+-HicmVlA2c!3YNYl1_DZvESv!e",
+    "*#QNj;WX]@AoT>jGXNh5F#sDg02;=y3llfP1P/z82>88B3[wv!=#&d/00&kI=#%f$s^B<6;_e<&;g];:aRT834+g=w9[<H03[ejx!wfDrHvk7#3&fWc4.+sj5jOxI2sZ#5Hvlg%H#GSJ3[wvz@2#LD",
+    "Gyn%y3-6:PG5@^Y02;v<A3Zk!A0--c9].u44*]5:5DvZq9_L&/2;ge,Fb$pw1f^DA1cZ;b4j_pa,U%).F&>ar5-Y$m2Qc0V1GoHD1ak;;%MKcS(ghC*$N:=D03J2_5-y/7G$9<]00OTJ1Ert<9XTKu",
+    "G@kHS0W.802MCcEA^o7!4++Tu1iY9I9^Y9H2N=K[46^@=0Xi).IrIbxzla(K!Jn,G4+gFj9[<K13[wvzoChv8H_.G$8#.T;DlIYT0U.Ux03QT4nF$Waq+JB5$qNkM1rG,M0Uj_[3[ejg!UqmwE-cp%",
+    "0S8wKybCV[H!uJX1C[]F6*lApFBUB^.pUoSHUJLl0Uk2]2UiZ^0^ltz8x8,Ht=p4d&jUXdEjBRF10N.i03I->2Uia_lM53#*^w,5u<oXTHz5S4xepE<7C4g&E-ThD7CDm(F9bC,00y]RRuX%34.;ig",
+    "A_,Xs0S:zi1cs_/5-h;oHUJkhlnX93Gawc-lnWmLHr)&fx*[Shdvy-Al;w!%rDG2ji3ch.G5[1f=#Kl^1rs&DvjZG6qXiCB4.(5QE-Ts,2Uia#i3bGs+6xS%1rFu@1g;e$9yI0w3[npzi3ct.Hvk7$",
+    "8amJe9_v=*3NIHqIM4$h6*K<JCO7_e2[ix.>01v/2CA990WTFWF^wpFGyo3+QV%8284kk/4+qhi2nTKtJlqNsIi0Ty4u%vHI3W<>03I:@7BbulE-l(J0U8oD9^fkU(gp=!wpJ2*bPp!n3KKc_&I/we",
+    "i2)KeAp@K%2Oc-f7dPArE-lzI7C77rFA6v@$=iko7Xoz*$=i;8G7N#pSPk=80tE2Or2zq,u=]rz=D,]0F*2$%6g2B:4-rd7FAO-@veN;(0@Kb/1(EYi4,Tm>9]kZ02GG$>45:2#,8:H*s52EY01n5<",
+    "1pt:I4&_5k1CKKf!=SipC=x7x4/2gs0SDUO1p&&@77rpC4,uv@4(h)F3Y+/>0.a7Pip4Vu9xpdEH_.eKpfwKzQy&90aUU//9uFa[0R@pARu2PI9]JLRA2%/>3b[1[q[bHup)dodjSvl_xEcbSt]0-.",
+    "2dNDRQv[Ry8xDy:4+W&ySr[;=4+Q(+6$1w/I5h4Z0m+X84pSI4tK0()$O.GmF=z).4+qBz9[<H06F2^L8ZrPc12Q.JqzDEe4+zn@11^9VGRF!p2Q<PQ1<OvI4*.ssFB:-B04+5%00xTTO9RR92Ok19",
+    "#]j,X03Rqb01p1h0R-8#F%Gx:1]OUQFptpz4;2#@0S-vky#tK]4ulX7>5+Os0pt/7#[,T84)Bx(4)@quqk#tx4fib$zKRhGo8ey$)Vm%hH8Y4UEHW=JGbc4SmK6qQ2.a6F:bo5Ujq)lE<fHI7QV#MK",
+    "4c6^gFA6X,rxpVLB:+wuGN(Zc:L:*B/L]0rGcd9x9]bbqF%6o6Uj+5FG7kgC%UlHf$RZArW)Bmpk8KLQ84</D9X9]0>K=qzBM%D90s@]G0),kZI5=A#7BBz[sR0@_%mN^dEW2M16U+h*q(ct(0SKs8",
+    "3$5yf0TVd<4+X/!0u7h14.-,nfaeDd-/:66;%4tdC<C[L&;*c0uuTfWB<V=)1q96*1k4!<tMx]<2Hfpw1<*<d2as9^%-5wHi;-_^&c-q1IGk4j9]qB^Rs]UYF$ln+0SSg&0miar3WEX.1,RK]38;@G",
+    "yxegCNeIjK0^ndn+XD]GsPIS+A,SNB0Ut=/opTQ/)u93$FaQXRmjM(lg#RBO1USvjL-<rW&Q.@GWe*AARx2;!m!k&/[5%Jdg$N!r<CPF[G=1$@1eQw/2*T>IB[VnC9^f8_5,]V]Z,s.)FHtKq./:G3",
+    "3bmuO0S>yIeGet$u5SayECAXB4;VWCN)J)Ss7Nn[0WC4q2OTkn=(F[^Mg)=/B[4R,f,;,HLJN,v6E&g+437r=zia[@4+D.^4+6&Y0]nfVVh-+B2LkRi4;K;t4.Y,qejiddj]U%XH_.Bw#_lHv=#l)Z",
+    "jt3vQ0XF_^H2<8_Rtuj85-Fh_1,DuPBn!e63$q6kHpT@Hvj+se-]B>[/=6$^4+*me9]^1D0m2v$KAZP/4^.^-2S0Q&FfafRHs%%&Z;gv.x&b%.9^70Y4iYc@6fgh@z/i^1jt3Jrp#_2Cjt3Gk01De4",
+    "21yz=&P5kAhSnPo2dD/x3N.hQ0*FHoJcZc.ABF)is0SZnG5@,4s/Eaap2,3Q.pd80x^5]G;fF.A1v8+<0uKi6<Mj6]mvRTg[7wf]4+Fd75f5+v9uK+!/m-MQH_k(GHvk>AHvk.s03]gz:;RyF>1awv",
+    "nF$j(k>ZWz2;Rv^A>_AN21yK/2>FbI00p]@YcC2lF>[Sh$5-.MnF$Xefr&dGQaG6jA8RxK4xHHo4wK0P4bG+n6fuvfNDl]u2o9Gp2iZgh#IYO)#xD-ExhxqsoZEg4soOmt1_Z:7KLsl^GM+9E6yKRz",
+    "3!yF&HUJ+1HUJ>wEF%vHp)Ld81p_cv966F>7BRI44Xn:!4D.XH9_3#FE(2K)2BIzsV+V%.9Xh,L9]t!80*nL)OAi*pF(WHE!7&dCo<osBn!o@Lp3h+l+2sWX&h@fmvLOYl0^8Ss2TBhBiSP=s<csu1",
+    "yJrLXwOS3bVg.+X0su1(<%9n]=g0YO0/I>,0x^F80maoD27$r;D:*h&9x;y_u_sBAEbg!e4+Ejl2Q<b@EMOl9E8EKu2kPFJ0S,(AoKpzAD.1;fOcF5w5-*@51%r>V1.w0M4(QBH1/3UwvwIbF00X$i",
+    "Pz_ul4z=1Ui-7efGW;k.4!H-q6YG*%2,,FW!hr^60l5eS[N)u73b>arILmth[R12_xd-]D02;&@3);mXvAPc*6F9jD9^YDD4zsjh4ZHyvGXM>;xd-oly9z8eIiLdrR4)iHF@xquiJ$/t>OM;YG1&>Q",
+    "<8J+10X3il5-6b<t>TkV.N*[gfSd-mp#v5(02;![0S)Yz6Av1p10M!6019IVhyo6w0_-_D0S/,A2TTtYq5_fZH2<qn01cXyS>qHt4+xls2oC]G0^;O*36V4p1myt*)S5U9q5_E&02;s;4Y/D94-rEa",
+    "9^zJC7&ibNGyp3%IlTc6q5^s=4-7*V9].@C9610D-gnh%Iidp+GXNh4Gm1kQGS+Di1;2$^G5[Mnq5^n^,E-sP3xu<.8!<5,9_3hH16dCSq5^$J2Z#a/q5_T<y#WrQ0]rbA@)C81fe#JA5C>z73fIIF",
+    "1)rBG3=E7G>XaC8G%>AFp%4YDs%ru/8#MqPHUI>6s%ru/9]ktl5CZuS1f!!I4+x162dtnB9^6)i5-FiF3o,x>Gyop^GnWts@&9&ny9W-rn,C7,]2+f8+bItMm*8O!6sVV42e$;Xzpa/79]1JC1>R^j",
+    "3/ay_2;K.%5d+;AEHN[-1[OB^8#e$9<&g]lIJX8L4mSV^kKlX>y#X6D01meX2TTsx2<awI0oH=D4+)]J9]1Q27&ZVKHvked01pD$2>iHsBMzbi4&;z7HUJ8O5(BTheFUQe8#Mq6zY[MEH8B7SoShpF",
+    "2fz_wWCw^<4x]Gg2r.6>1K#BW2TczYr2[VoGBE%T2Hk=N88842yR-Pp/K/$g-s>19HV&HI0S(/QS[X3.0]kZQ7as=R@U4*dG5[Y6F>Qr&Ff[rD8#IFg8#DR;9_(3P9y9.4Tn@YX0]N6M4+*6M95w(A",
+    "orPKs:LUc($p[08iUuDKHKhX%jig<,r2@T+03QJ[01@3)9].u4FA6m]lL03%GNl6:G5[Ml03RDS03I:@2V4r^f([Q2q!1f6i_%nVHaMgZD:gVX9^PLA5F0j+2@:#dFr*MK3=y.U1kmnn4,2Fa1:x8r",
+    "4+]y]GXNh8G5@@Z01c!N3b_L04-Q2m9X9]2yO/f^H<F552H_V%88@q9xCR2+dIJYP5,_D4xCSURF#sAk00Y3m6dwXK,3bHC:H,f6,3c!WG&Pd^ConL$1@LA&8!=ZP9_&_b1]Bc_2V4&V,3c8x051tN",
+    "Fr<.x<p29Sidqe)8w8x=Fa,aS3;CCSr2@l:RU0y-0^;a.9x(tSIXI*P9]]!59].#(0TwyRgG(DZ<hl9E7%v$&HKGF>06Fn22U@ymp#v@oGdTbaopcS-j9MNzp#u=z01@0(9^>nK7&!nNHUI;wt>TkR",
+    "p#u=&03Ql401pb10VX*%p#vK:01S%<9_wBJ10FU22U@ynp#vWXH_/pWH8Qcc2M)v&0=@#N0]x@A2oDPVrW6h1[#gsd6CyY-03JC26FI=Y9].@CFAOs]kpT]>@_eHS6BIbN7Y[wpi2(.44-roz4W*A0",
+    "FAX=]t@I9ZGBO>xGp,OTIWsaJ4K%J0FAO-^024U&[]pZct@H(KGA17jF#r,X03Qo701@9+4*[+a2(xYv1FsMd4XlX)8#24E7z2O;9[<701s*Y!YYpCN9^6,77B!VX4du*W3iBNkIfnrblt3LdhXD!B",
+    "#sm(I1@gx%MGn)DIu8z(Z36f>4,ta@5,]V,@Qr!,g8_*Z02(p;8a4ng1_f4M9x;z9-Q.#m03I@lZW/JB0S=WEArC3JrdtZn0Uri3*8(myIRFm<umJ.=ZVm557BBz]u(bpW*8(2_GXNhBFaQkb#AprI",
+    "0xL8*rvVPv0tQMS3>9[WAv8Gv6*S7WCmT5FvIGm,0Urc301pA,0uKr6vIGN+LIRou4*/^L2pBjZ9[<M20]+1.IRFCL1q7t#3/SX&fB>aU!wLzU3I*<%7YejI48RHpla*_B3Nj<Fj2RyaGbIu,01pVq",
+    ">68C#03QN1u[.9PGXNh1F_bWE-tvlH$KA343e*V#oiGlh6a;dt1@h]M6bHis1IrN&-wu(302(v=8#L4jBQ,RL0S//D9yf-p4&eb8HUJLP2@V!/rvVQM[RR%y2<eyKs#=,r0Url7*8(0i01pJP0V6j#",
+    "sYDFd0v0s<8#VN/1Pj*!9]kr69^YDD43)QT4%Y%3IHv&)*8&Dg4*^N#4T%:6<2m(0APd(54+yRW9x;zA1+W1E2Mz8m7Bq@K49C<C4F9(Q9]kzr0v@u600_b9;*R>i0vk7[0S;y!21*Xs0uK;ay.iL1",
+    "0v@uC03I*=4+XFR1EhN#IoARfF#rtNr3eewuK=zhFxLVf5itN4H_/0s02(%<0S=h+0u7)a1lQ3Q13fJ;J0KV[03J2_7&QPMH_.$n005Rt4+E.72LvktnClu329pg4tDp<J3MB,EEe[GM6En[+4.xxc",
+    "4xj^Nw7:<f:Y@f)APV_!1F@%E4#]Q61%t>=0S=kuf&mjU>Xh%i1P$vk7Bjv,8Z!VJHpmhKiSGyskXZvn4Tk[=-[gf4@F0Ng(3v3>H:Uv)2JA%,DVVHa3eN!>2Qk+I9yS0E1+W1Fp,Bw.4+grgbO601",
+    "3aJ4bHrN6m0WygJ14a)K*#Zat4,WyCt]1&YsR0hAI0j1(0<;x%=F#_Ji+&Bx0]To2GX&e$D,RRSGz#yCXA7+ZA1gBe9]]=)0Vgvytpf[&[(T!TtpgtgGyo3+i2(&j4uTL51)rH)7cl<22hRfo)khB!",
+    "swx1OV+LOf+5#U3H2<zFGyoq8HID%&Gc;))3%bZ-8#LMi9]tx79].%74+EXn2L!5w4Gzc^C=tDE4$KW1I6xjYAQ&;M9].>D4HP(*-sy<^-tU7n,fSNUI3)y]s39K-IVBP;n+>i%Fu=tt0igvRHvkHY",
+    "@eY6J2Lg^-0+SpM5RWzt)rMOL,%tj_u>+FqR]L%[9]1L/R]lD34+<U_Co;ji1q,-yWDJ]Q0Urc5i2)x2D*y&a4*_fH4uPQx3$THHF9k6/%K,zI5f2Z:LIZ+@TLxbX+5#U3Hvk>HFaRG4HID%&Gcei$",
+    "3-Y2L#l8U>2RPaS9]$l29yo=(4+WNpTNyI]4+YBs0,zob5S^--oQPW+Gui;l1__vP5HdIb9]]-&0TVKuI08/!@_eHv5HA5aFo=*JMh=+v0uF^]4+YtqU:P;64+P5rA_rby9^qRRGzzB4Vj4Qo0Url3",
+    "*#aLBHUJtkjsXu6votF;Fw>DTG5@*qG%p)9HlH*f13B:D1QRykNd:7i27eeeARaOR7&ibOGyoVm03QW5y$u5=0@jZ<4+,,OA^^[49]]<A5-y/K3O4@)ZyzN%&<%;eGY.lTs2:K=o&+BOIE1t&1-EBm",
+    "0PJfC:T;n^i@)$l2#2f>4-j0c(*XqP>*oANf^%$Y+5Z(E4mpjU1Qj%u@d9_M4@0rXRwQR+03Q%%>@d/VAxaMIzXA=+QV&PszXA=vfB>HI0oT6*4/AJp50nPXzXA=s$>5V&!M>3zCPxn]gbNRQ*qK%i",
+    "p#cvapuYkS6.80g36-MB4,w,D4.pl/Rt@fB]GokbHcKBNF]@d3cImzX4-JkV4/:Z1Rt[7TF4LJ,4pa_11jxPu4,lFK5Bvwcz5)*rvIq]fvc3WjBt#D:fD#W9oW24ND<,3DG5@-FhQ0z1Be4MwGR>hY",
+    "8SuRV4-54o8s)tL4-57pu:[(=0uK/91P^QK&%FXK19NAX#5n=T2EV,mKNB%BH_/3IIh4dX9x(QW1syd29XODiPA4<imH@g5g#[5c008>[4+4*z2nsv>j*:DDH;Y.P5-Xu10l_a06*c*;Di0-F)&(yN",
+    "HZ%YfGypFcGBw>u3LgzJu+[]+BJTkR;g0f#4+ymZ5i[TE7Y@k.)&&nDn*kIt01qXw)&(IlIDwQM4+F5)1qIc62G!CC3*gl]1cdG%4-.CN0zfx7D:Lzt2oD*.zyb@-/u@vEhg1!!l1nHzGWcH#:ifF=",
+    "1J9!j9x%Va0xugiIKIFF1d)vd4,Dw/Dh_-^yaFE#HIBoU0Sl4f5f22uzybid0S42rbPo!.zyco$HIBoU0WStMHo3q84uJa#1c%yT35eqX4)mM=1Foz&4%G6i0R-WZX#m874.89Mz[Ujt9^fZFmI;<+",
+    "qyrBNATBmIg!:2&2C3l(4+@bh1vxD;HoOA][zC+qyAuWJ;I8^iv-!hHEG7.(-Ri1WGB=MT)4:D^28z<L4)eH]0R,:j0RnFhza0jwrYZnE4,BZ@2Ok7BrKSlAhzKP%IV^bw4+rqP1QayIfLsnD7B#5m",
+    "0Ur!C$&S.k9]JA&qX,AO:qi]e;$1LX8!@3X2nFGSX9Uv+4vwM(2PYo@Gwuxy#2yCzt=)wn3Lg;U$PNz72nLr64+e+$BMXRxEe67jL-(g3m-ne:FB32<*wPajGmOnc4,$R:,#P<;p-,#,%:oV2#0Cc(",
+    "9]JVCnh>5O;A!+r2J<9;2%ZlL$EqqGFtLOL2mI#-4yHXHST&#32QN^GHG$--4;v.H4/U)G1Ro4FnY#rhHZ02F0^llMsR]Da*u;^ZGc%.m0v8V5$T]t5s[-/QyORYE4d:^$4!F4vA67TE&j/4AxQb3M",
+    "tpPJJ#[:<u=@3nW+twBZwDfHZo[fAC*zpJk/y<G0tLF&>tL+E^glZ23s)<1zFAp:^rLj2.uDS&Tr(FuGh$IgSrj1Mk(6k:90%Q*Hs0ANbG:zd1A5J*r)CUiLoCPlrEi/rb1O:pmIt[@/4,Kb/O$>J5",
+    "1qZmBR^PZH5(Jvc76Kgyvjq.Y,+:Ve+5@l,[%#Kf+5[f^HIBsv1;$@c4*[#62;oib0tw350S&551Efz6Q<#oxAuyr=4=e_F0SAEpCl3]11rIR%@dI>,0]uiB4*][!6FC4HIRGC7IFSS&4K&UQCo(ty",
+    "4+N*H2;FGD4Z8mb0Ad8hn=y$:l<krx.pmE5qmL=u05moC-RO![w2=KO/GagU>/W@ujg]o)12CQtA5$#/FCjHD01r@+vIq^V,vthe/mi4hja3P,pI!pgkqQl[7z5up1fW$5klO+e1FqNy9].;C86ONb",
+    "xSUE3(v=n+02dDriM4VLwM7D$%_/l,[SO4Qsm/i(5jel#2o5n0j)zMR0Cx@v$K;nPL/iYe2(+F74;V/LMh>tR8V;^Aor(c3d=Ixr8XpTW00gJM6#]HJ4cP<EGBUja4+X:U1rF3L1+^186gJ);4,Al>",
+    "0Utay/mQTSq3Amw#sN8,8W^UM<ofbb4+OUl1Fe<29]$ys8W/Ixr2!6w8UaQR0EHS46]:X<FBvyBg&HI[H2<A]A4f6P84pLB#5*s1H8R&39^O<72EVcg4.6SU9X0;KHUKU%Hvj:s1q->14+fZ:qX8T-",
+    "*BKo(00l%2;!pNNv+V-f2RJp;840eF2<gH84G&ZE1TP-nGN:6JZ!,W72gm+x4+P8u9^P6y2;;0n2<eB]-]K)Ckq!:t:IoDq/e@93su_X3@)3_oIQhB,2j$EN2-Qav4[;;b4.P-#50L;s7zd1j1]L8$",
+    ";U4cxQ<zUv4^5>U9^6<5:IDJe7X>s71@h=]+yxGxLIlRt3NH*fUAU;NA8#.R1@o#p#uO+uF#rV;4+Xal1MBt/4+!fD3yjqX4qOP#+zJfQi7XEUqZA(kH_.+k019LuZZ<M753d2D6fX<jHUI]W!V(W2",
+    "q7)rB02em=9]JQ08#4ee6*V:h9Wej^L:_h.:GA_.H>zV)9]$p@6bPjW4;NZn4.PXb4=p5MFL5zB00jJ*K<6kOcMk-010M^EwFv-9A>hhe2h@yR9x.n%3IH7h!j2LN;!,d[Pz_Jn2n6:H0,qxXdJk_s",
+    "7!Sb#nG=<7sss,oy50y2t=H6B0-;tom$3m4MdiOwU](r&bY*ga,UU%%V@Fu4zLu8(Id69gj%=PGCI#.o4,qW_w_GNE0z1ZAuLE:ta9;h9ZDM6]ma+y6B<Z30<dF+,+I^80lY:46Bmtju9Aw0<Y!3#6",
+    "ws8Sg0;pwC3#kE$MK)q(W=Zz3id-J^Gb]>%0h3$;lKTq>%&7(+1u*!jEguLn03Qh^#mt2P4+-B&Edj3u4,L)y1@X,u0^ly^0tB)L4wG&Kp:q!ggj=2;>tFIpfT#uoOb,Z[(oqisP9Fy;+m-6f&cP%O",
+    "i_.GVc<[Hn4+=GU4#fcuj=YCd(DDfnAL9Za2sQEp4,3;VX#:DD4+p]I3)Q[>4+m%pW)9cA1rI6U=gIs]vzXEW9]$tmuvHHT*t:)Q9Wzn[yS7dbBFz3Q4+o3/&H)Cf;KTex$KX2z#[vMF2;HB10c0z.",
+    "hzJh_@G>q9*a,!XU-*WyIttSQ4*.^p6b^mN1P+)11Eu<_0-U%Qa[v;pje@sTA>/zE4+Opf0w!lLWHUxaFaZPMT;0t_[00vIBmzAeGt!=]3euoD1<6Tf4(Xf$2.qQ92+_yqoyS2B1=.*-9]k#V4+PZL",
+    "S>qlsbq</t*hvo#)PM:C,kC,Z3&&&+2k75P4WN:k0SCnMOAij<um_7;xDEi)6b9W55ql5-/Y]0yG/1v:0F$*(2aW[_1hdTt4V_cy3*2W8[Q;gH>PhuLy/M,V1p]Z&4,:utAuBSy0RS%=eUrrm0gIOs",
+    "5H@q=4GNIlA>j)dVh-lOqX7Zr:M#k25CNJU3x:1=2+fW:08.U(Ya/,.B:-(vFc34bmLCA3hY$eg#TPy^FgTc61-XwG4lV+_xd8:D2M[s.4/TjI0vl!k9^i^i)kYg-032r5qyi5Mvmp,z<DvXVjCcm^",
+    "0SxL@4*]S-1j<Ne4-kLTPahOB/L9A(Gw1[ftJ<I@$(jKV3sC[(1OXKWPz4;V5eV$yJ>))H4-@x!4-7.-F9>QNA^u)p7B/@[1osOPGyoAc)C(9z01lMd3J0X,L.!)>3.UU>gaHnug(w5tY7YR1+8>hB",
+    "j]&X8,Vq1d2M)Pv0Zj]m*(3&_zgY&bjs=+(0wg&s#9]Kr<d6I=oi7R40TD5lrveDjP7S]+GX.i00MG&e1O]Z*34<;i3,1CFG$0QNnCvYGr3Pv+WJX3tIGh6pF9C_e27D1W01@N94,_BoA_80&1s;)8",
+    "vbiG%l:,g(84xu92qFo+0Rq081P/wAt4Rl_(gF#F5g-ux-^9A*01TD>1H%Fz12>N*+6n[z1rG#p0PhwL4sag]Id2aRo(LB)04gmw.=lw,:_agalm,s38XGi-0^diD4ly=&-0g_7-N;-c>rysBlnWJR",
+    "(hUKD0^h513z,KOH;IK$f(Q/k7#]*Zf(Q/Gy(B9$F<gvW1b@d[@mPQOK:>UOC-+=!6$FKlRtU%l2Jr+Hdy$I,4,Lr(FA6g[kpuu=7%,9qEiyIv1=[dblLQR.1>ajs0^Pb^4%,tC2&1hX4C)97tp=T[",
+    ">bm:N0^lD5Cke-zN((Cp[N#THEe<mv4#fch+Y/7j1qc0xMGlA_0-[@sATT$e*d!kUHpa4a4*-=K0S=wrssRe/tN]J>qXZT)wx$9f3Nz&o1E(zr-^!%W3yBH.m/7B-0S)2@4kHf*t@ZA74#Niz0ks;w",
+    "Eu[(tpSc$W:kI-_1POuN3.De!EB>1xGYe540W:oLW,kXcJK_/Q4yn*j4xJ(rGLJ0]:emDh7wz[41ilFm47j!o4+fbX4+g%WNe;EHEDuVNEDp(+0S(!l1P+wU2Mww#PBAk$KH;VvmZv/r46p$nT[kZc",
+    "D/[@N6fs<m7c;>AeWnE-4t.mh4Z[^:qrm]Vt(i_*.h%n91)tAP0f8V3.Qo9I4mmV4H2<D4suL1<[tgc,&jAL9&Pofc9s@XaH#ICR<_sdH,oOPVGd9p31(Ea-162f<*9H]W)(aOi-0gqo@w]E44hz8w",
+    "5HiCG27_Rk0Urc;kHi50K>D]RrOy/)1F>Ks4,StL4VwZF6t5fyF%Gzx0RjJ#F#ziF7!LXy6fJ,m3CIElI0<L<Aq&tK5-E@,00.7R3ju5g>!u5JBn]e/&jAaK3j)l/0tFQiGXMtXnhpgR1Mn6I1@i1&",
+    "A^cTk4I_#bLIG;8>bvq;5-gAu0p^.iLI4QO1>P.w2<a0]3(ElqBpWM=2L_Gn>8JA:75e_1L<,7*L=3onK^0h@H9<@(0V3<^Fh(=,MmIz.LqSGGGJ=pKumS-Y4D/EaGe+%3GeR-jK[qutI5.HwMgRjq",
+    "2ebkfG)4xE7XY8XB(DlXL@5@4K^ADEHAVvE0v@c3M(+wULpL!)H!;LiK[YoxLI4pr03QK306[h_G&uub3Nk@DF)&6GIhrjG0Y<b@IRP&VL@IDP6EVyi0-tRZ2S=5%9s@#U20s@!fdm1F1@Rk4bQn1G",
+    "1OvSR0@Wu)@UDa(bsjN/1>(U=(Jm,LH315Z0v@Z3A@7Y$4,tw66EbiC2LiA<4U7g3%<hv:DE]NgLPIn*K[P@@Ffc+nMK;kK5jJZJtN[qU1Rnu5HWxFk2M)IaE-2c/0]4@L3j6=KQwWv@9^Y9I9[=.s",
+    "pc=kVF)=eJ4WkSKkpl:%3/ah51ralq0s;])1lTYR-[y[lq5/z;0v@%B02DXZ0s.<#1SSLb1rso@A@b*688xi]9]SkU0]bKw3a0<WHl>g%G!iuc0/EPY1tk+Ug$M$G0S=mH9]tyw1>B@!G@Iy0(*+L,",
+    "xCIUyA_ZKr3sVv>9TGSI9]$*#0S=LI1m*z>8xu2v0v]px,T<7;BPlB_rNAr,o]yp@HX9E4uMaRXH!>[_0u1XS2I;X&1_Pr)9x5;;zyS-84i3x/,v:oDGDS2pMny(JGdV<&4h9SwHlGC>3OJe)2]o&&",
+    "0T(kN8#%QB0_QYk$qtZ1H$g%^IYl!.!O9[J0h.s9;kfVw2Mh887&Gk(3,SX9JP!%,0^mDY2;A:X,zg5>ya5E>I^W.8Cjk8a2:[@y5)T6Bi75ey&LuoJHZ,#C1>]-f4,kPX9]]-]GZ[FbGYz!_7%^b!",
+    "3#Skbv.VK*1>Q;e4+gRd0%H!#2O/#w&jchnFdYu;1p<s91Bp<#;LPxQ4E7<d[TvxH&oB/Hm;SVaF*V^-9Bwi_I5I[:@2+%a5-tlDy9*BvlpPW[hyw/39SwRKL!1Ex.5Le6/;5PlLI52xf&vjRN)HqL",
+    "1]_Et/mrl0,WT5jIWjmwMl(i3K[7EjMaCFFH9.s0$i<(FB]^9rLPSQ!7+=y-F+<d0=N$b!$ej)kB*qy303^66K@/2nIX6Q%IYmM<F#vEfK@/2vFfsJ.7e6INHZ[f/U=O-FF*ZY<k^gjtLN@H1#uyVZ",
+    "0T43%pc4,j#uyGr6+!(LPYW.IK@^<YGXM>)sT&tV#^=+AF,QZS2n=)[4zN2944xVjH:nv8h6xSN87;h3lmQCt9wRa=C/VCvA>GMa9:=98%;t#mp*RiXLj-f20s$lgQ3bgV6;+=%8!]9@&kZ:,GcwNN",
+    "1>Z;QPzufY6ASg&0SV!H1F+,[UjjBVGcrPy>5^]Fj7uL5FpL@%F]soOq&y!9H<Hgzxr-0gQ2[=*tmXv[#i/d/zX4wYH#9gfFaQdg1s<GH,wYoPEdU3Q1rsvKFaw.#4,oJK88g=63ic<m=5Q!jGxL/U",
+    "0T/@CL/OU$tpN(f-sFl>/tv;mHJ3LAmjMEW2NruAF90<u*ryB+0EX)U9]kmL4#X,3r!5-WvK9=65eBOR2c!@Q>1>vF8akv)9]ASBKo1JdJq)x!4.E2A4+PIx4--6f6$$nP2el_!@3Dm*uObMij^-g;",
+    "yGjoIp,BUw0S[f,w*&&nVgirD1>0q/ZxLf+HZf#l.NJaE4:eT.[xlCOT<Ocs%RLVsivbVT0foyw4:GR-50(b!@+<,v8r2354U5Y;4:3[;HM.KBWRc4_4.fAz4-><tJr5sa53dRA@+<,v8tw<X37X42",
+    "4/qjxp$!i_Rv#/e>YDttqsu)HHRu8!U0)v]E#;jn8L7)X4.BC,.=/Qmf&mX1r3DZE2lV<b0S>9z2oDOf%RLV,PY*QM5)Tr%%RLV=S05^g01tS+%RLV+ya5kAu<es&#LGPoAYTs^$ICqrA7Br&1pWJh",
+    "0S>7S1P^TL[@,Of1):NK1j67+3nT[JvIY+nwarQn!jeiHIRG9x0311x$zC4,EQbLO&AwX&v:6Wf4,W%C4d1+D4,ns*E(EK;2M-5vxd#imm(u]T8wM2,H(_]YNdQp:+TIBOBM$]kx=fHV0S=$;[&NV6",
+    "-+X*t7r3fC4W6+H1gk6@2sDt71s<AByPa>l2CSd_6*T^4DejvH4,1I(B<YL^od+KWG:=nR7&QP74WPJ63%&s#12V0g2no;m4UbO><R]q)fcF9sIV26ln+y*,*0KW+ORcpB4=jFN4;3umJp^Mx4)uQz",
+    "aqYL00UuE>!>5N+u*WG6AdLeLJkGTP4w2mh1tK2:Ex7qP2IkAD0S>2_jR6eI(q0PLXad9&4+Djw1rG())&_y+fv=e:1o8MKA1g5bssRSi,*OJ/!_>oz&&E3li7+1wG1[aE29v7;4;pFm2ng_C4qOhs",
+    "JqrKUbq=NWqzDl-O#^I=4+cRG28ERh4-aDoEDsUqjyn%F,lGKrwvw0u4+zA]1Pdh#:/O:eQ4bKDvH/d,6CE**uPzRD4%,t0[SglY>7M*RLJflh4,ZZ+1^!uI4+NUZf&mW)FfR/-Ho>wx8Z=%V4%Gw:",
+    "Q4Z]_1-=nB4.m+-0uLGRq)HBT9y6pS1*HZ9tN%6*;WIl+3,yo(95T3E1^qHb/1UI>.gEb;<[Ixo>pL4fvlb5rt+N3cGuxvD0hehC)Y(lA>5lP_2)Dxq2Z-j(jl2U7B)Fmh4zU6R@kQnQ4Uow&4*]ae",
+    "7B$r[7j5X_bOpy21)UiS!vPNj<]Oe&c<C)o2BjtgC/K<DR1XX00]])&4$T1s(YFB)8T8dV1L>(N2EEY/5-y,54,AY23XdiaLGhoh0YG75Y,REPO#yWdvfj@E-A3<UVRCd]X).qcX.ufqu]9DiJs=8F",
+    "H7v2UD.L-5rs-zL0lmu*5iFU<6d=e*yn,1JGN0K95iG8wW&qTZU;Ddw(zg^:<8BB%!dn2p-Ta(_ES[fO5HpBNAvr9L&Rh:Ev)v3ra&K=D009dR4^f3_BTNqWUk=W2A15&Y4>&OTZ4QC_5B&kGu5Avc",
+    "0uS2,vgp+T4,%6G54#4a/+yxa6Y_ZS4B/)EC@k@3oDvUb&t;xLqX7:ktgdYiS@V!W>UF]B4,<4H4+yko4-)1ft7Z/[O%E,J9^jhzW)B$m3/bHPW)B!v4-Y7L4-NMs.OIL-wgC;koCOd32f6gN0S=.j",
+    "2oDMDWe+As4/j)p4,wjB4/qj_Br*UGchRq34.)k!4:jNt4-Z#(4-WSt8Ledx7grDb1kC2u0S=+i1rP5B!sgWh3xrYvmk197[80lP3Dos:9^+OKz&j5TuBFidA09HY#!5ajI5>>i4wJZ09W-Ux0Mq:/",
+    "4d_ec9yO/82rn2mFqqbd0RiRA0]lc34xv*7yTK.0hq,SD83d^vN)H3aViq>4<Ms8O4V2e]0Sdwo4+Tyi1_E(<2[N_WMGk[#4+Q.w0tM<uPY(j$/mrh;=C1u]F$Osf$NU8XvAPux0j_ic1_9_:2;O+i",
+    "Hv.3VW)A<Sxh;[D4+X=O2M*%@4$T1*GT@(K476ScV,En;(Gvx@scQ;+<&N.l0[[mB4j%.L=gs=,wgV3Zv<,$u+Y1Pvy#xlh+Y.<RF%JW)$qNqvn3x402[Ylk0uKfJygLc==$iH#z/Z)H5H[kvI[+pR",
+    "0&W[L!ro_FocAFOh^moiwqFO>0USC26*8)y2<Y<r@rKd+,_j@-qzMP&0SKa!IWG@0IpP5TCJzI03Y)fU29dlg1DT0z38^]e2R0Zp#9t191rj*@4+grsJ3cozIq3luHkO+f9]]zo0vt4O1D+WlF*eoO",
+    "Y#lb#+H4NKnmq*d(i$%VH#hCl4FcNmY6B;>g_S90@/@zU4+opkcMk%#2m(AlGb/LsraS>-0tWGy1qJir0uA_CDL62qxd8*t;H&&,!rx2+MiDEwj%*JTs)z.0Gv0.R2+T$fR[$Oe=jrki<iiTE<Qf,Z",
+    "F),$b5dl-yI5dC+AvrZq1l!$38#jx]A=_w1HL(I3H>HMNIamPkQ37ubKL9ub;A/2GkG&NPK<u;l1Etv(3,/8qGBx&)a0@V30@&wMIf2zD7CE6l4#oiimr4M:0uH0T6cR900,7uh!2t(288!d@QW7&f",
+    "9]ANt1oFZc4IL6UHUcFM]GvTj1.^$Y6gZ3T1]I^7(Yyi,zy$(P95uoPKLs_AHpB%7v-0-c1_$kA2[jZs[l!5OH@D>jHM$2BH<1g99]btLs0uFvH#Oie4,wPe(g6mI0SAu0CIY.!3#4BU3%ut94+Y/h",
+    "Kmwov9]Sa&kpv2dmT(g/t.nq;IW,Rfo&h2@H76W3z1s_CEjk6/J[vHe1[61f-7I@_8aTJ<0uHqk1nk*l0Q[2%4+<BsZV5aCrVR$L3LghBIu93.dk+!7vR;+$Vgkbg4)zrRfu$7:1Hgs>4*^Z:1H#5L",
+    "4&Dk0X)gdXF<:^R5-bijHY@OBuu%k-SPsPX0SShTivbS)Tn><oTmYYt5(3x*1CZ]x4+Q>;0uHtx0X+@@.-4yN=Z=e8Pz:ga1>>+KCK)&B-[puHxfKSYv$g:b4d2UTE-2ft0]LT:IS!ix4+74jO%3kz",
+    "4FkOi2@v&b@2qy2n;wb%*(VPVj+$2kITJMi9yXH,7B#e03=pe,EKUMJ2Wbi1fCvNcrV:0kGdJ,B3Gn1k4vN1.0@E8-GT2<K#fU/#QvoLn,hK^PfRLI20X826GUCDr4(kUG2Kze;670%k3ce*1IFA(q",
+    "n8a%iJP3mG0^k2DYz6([CJzR+6+SdJH<Fo6uNMN>;l/z&uNNFL)TucYH;IL73=V[Q2Qo100U0rr0uKX,n=6Sri%vW,I4j(<Ju)=lGvx-sG:%IS!-BOJ/CLj-IWnE*4G$2A/;w&ZJvA#a->)d1d.dva",
+    "4to+b03Ql701pfJ$O[g+bp)0H1C5p_4t5eSoB.ydH+Bf&7zEzBRu2jGhzKq:Ht(cY4BVVL9]1W)1wkJKIHQ1g6*)o/4T]>m4qgS:/OzxA0s:wXIG+m,8.+wkI4p]/3zz_3o0km_Fnka*njjAVuO$-W",
+    "nh*_Mvk(l4hz.ts0SKRr0tbS)1qGKS4x^O_GBqs%M+u()cn./bk@4lt::L7vtT>(]:z>*nlL8M3$=L<<9]JUs0v[VPi2;(f+Gqx_s%sAki_.Fjwl<r]xIGIm2HeTE0R]%sjsgP2uO$Sm*#Zv)<YNOr",
+    "bq<:b0StW_2RDYa0xB[&EfX@:0SEFB4+5OUMgfzQQUhKO1oNRi0i^-p15OVFqy,NIumKY]g#jM^IO>TW4+Ae4G]J)v4+63Q1jh*humKLP6b7]qJ_/cpdJhu0wQ:&v)*u!*oa[-i*Z_2ZA@c9Z1qR(*",
+    "E-B5V*<giFrsEa@!IB6Lo$k2,0.IDcmj5CJ/kq56*/-WcIXLMN2D+(44+E%@0s</kItzCsI5$<x1uUiw6f3dnL/DQ12n4LPIs<(p4+PPoc<G1iy$25-)5_N7[wfT.f(!;Zn1cZYu(6o]4+hSH1qqj6",
+    "4;L2vMhmRTWCW8E2Hyq&n-is/xda2CgANOsp#lb)pkW7z1@UF91k^C,26!I/I.+wls]=/7j7^ahfX00TS@PrQ0^mC)$Yc(%0^P.=MF=Y3$=it40ST8+4=,6fX%5H8WCp2U0q_k90@vtB2mZx>0RbEi",
+    "rV9<y-mBkhGSA*Q2+x_F7B[m44*3BCod*vDtO5<W@2j9CG5swCki%=c0FxyT42Lft1_JJP39.zqGlMP!jR@*jG&VMY6A7iNMh/8738dCL4YvV52sJe^hAsj/9]SgrE.Xi1F*5)Jn#mFX2LTQb0jn(m",
+    "ARhoUv:y)Bj0y[>EdY8GC5+<r4WIiiE-u%.EeG.;Rs,4>CpkGE287-46E<4Kat=fgCj=dxH3A.C.0^(2+<lU5G%RZ$0x+j71lG7BJvA_kJ>39n2[xrI4%7rHIWn#&6E:9s0_@&)0VgstI]^N4CO0gO",
+    "10Mo1;JNZH+%FFuHv>2I6%MldCOI@WIj[j7G=Z=E-ngb<G[&2@0S=PGEeXnrDh8I*G9xxP;*bk,t>Kw_&Gb74#]aCT5FZ6GjD%ti:)-[[$hdt9&Y_&+Ob,[uEDh9)XD.jfI,PtOFs+pg2tx]B1O)x;",
+    "6(ut.Hx8o#3c/Q/0UK;MzYYkQA[scu1prV6(V7DZ(5O8MiScR#zy^5G%P$@qG0ZFi(+Ced%q$NEm9:2z1UUc#$N_/m&ny%+-I9)3UkI:@7Yx1LUk;8X31^]@F*D9AGB!0VLk^6uEC-yQRv!_J$^BQ9",
+    "F)#oC2;xq73*rF^0fPGm0zMBE%PbC24$Le8>16-w-*AmqD+]pm2BN444+77HX9/nY9]Ae.8361*4;N8*2fg1!9_e2yEC,gYRv!vC$t(*r37)rj0Y4uCGsi3jt,3<nFflpDECf:%GXMz3EC+%E4+F;7",
+    "95tM=1>m,88ac<.4#^is1oq<$2O.dJDhS.yZ32MtY!0av2*Lph.lS8rG3l:_0Uk7#79/e)s-dkS1D4@94-8lMWDL^_Iu8oN!,<e8:9Ix*=cyb<Fg2PM4#OJ/vfgA1(HQ>w4+zS[3.+czGPB,Y3jLT4",
+    "2FBcy0V6gul=hPU%TfRu2BzYY0WSkLGnUB$H#j#lAP3RvcP]7tG],wO0(cWN04y=*m-nZ=0u10G5,<54$KnMI$3X]L0W2#t&H)2^2oEI70Urr903$ar01nRz2CVnV0Sozj4a)%z(Lx2h;jH[V;I[SD",
+    "M/CZsvz!DB!wCST>%aEey,=920stKX#[mwx1@7ItZ3d761.%m^0/F3n%$yDnFMvk]pSM:VHMl>p/)5&A2sJslK@#tBHvj=jv1]>&x][;UHUJ6S0su)58T1qY+CT.Z4+=;L3EsyH2SEzDK<vFtB@@NN",
+    "4W9u5!lg9/Cko#:0U8!JmIfR,x.Lc=yDkDl2!-YGIXa3[1dGNuB[wzhH7YYVkv0Gw1tkvxqLcvzC;5.ngF,I[GdYApA3Zhz4,c)pUk!+wCJmbKDFU(u4%m^K49Uj@3h05M0S=s;LO%mII5>]UorYcl",
+    "MGqQ-LJ5wYMh>H(LNYiwHUIz#4+XjvF90.)xfKFE4,&Z*4p0l^3Jc)@2,/(k4Yw5r)cLsq4,JylavuaRghDSrFf[,(Ff^*,P7fD=LIjsk133:1ghC8934^rdK<NmM1m>3;xb>bpFg3ju1XB]=00>Mm",
+    "28II.1cX8#1u((NP9GRByA/,+p0k1h3z.L=Ip>@>0x@H13AmDK9]tfz9^F^AF9tO<00<ym4+G$]YzFX^N)a:AsuvFZJ]r>Z;(YO2B[/UuGBY;g01jLNpBE20%]HZn0HatB0(28H<&>LkICl!tEguav",
+    "&OkOZF)-uM[=B]h6wW[sGp&Vg4niL(G]oT,T=%,/0s_$XH]Yrv8JGe9-XVe8K<QG90+.XGGJGEdII24j9K/2=4Kp-&KraV2FaR$CHZuSlIrj7d4y*.hF@trD4+ZXc2fvg!2(Y#%4xr-FA2m76KomLB",
+    "J==(P1dIX%<fQyQjshDsFDyAT%]H&#uSf#l.u;PPKMw@&<jwH04-sxtF9$g=051YIHvj-UB;co5)F^g_k2e!rUJnG#KoBtbX#,9V8qGi:IW:g/9]AS90UbFn1kFGOBM$.y0Ur%B%]Ie8GXM>(hmIN#",
+    "66U-L4+PCX8ZZDaF*!8/1C+)X1&Y5A9_LpqKsPWqFaR$IHZ^l12rx4.02nd!he@#s9t2kp2hBhfGu@SlEH*Tf3:Y^gKrb3NHUJ+DH.GP>0UkA,Jr4,Z%!2>5l#t2+4@a.hC=t5Ws00kSBoQ.K0<NG-",
+    "v->&E1O;9FSsXIWKtBaAH!%PPcn/iKKqxpf052LjG5@+36AO/:Z65.Lumc<800HbQ2kEdU4@ZRRY7BzMwgC#wKqECb*&81RHO)W]0[P]=4-Is@Uk-ArIvq6t1HC:Dqrrp$4$VL:5-imd4*3BZG5[kt",
+    "IPC@;0Wz:G0[H.C1Dx(T4,wh1f&mKo0TVX:9xwnEF^;%:5Dy2&LN5]GGXM=v2Ok1BtSm1XIWYhyI5Yq!I57YQteZCj/-9L(2COUuo]qFpIW[riDguWo1Rw]CDghV]1*(-J0(TQJ01U)w9]$w5ECOjC",
+    "2Q[iJKL]NFG=s2PCCLFF2[Ql!.unbcEC3Mz837--t1J%,%mETH03Qo5sw<-UfUOq@(Xw9,f<u:q03kCut@H4[ZvxvS0]zexGBMOF0@u+<1IsQC1A/QG5i,]u3Cs5)4x]AEo$@1Np&Au8sIvth1Tn$+",
+    "a1^VatOYL*F*mZT7Y;lf0gM6+jb.MMFl+>eiU](@[j;VcipNa_[N98C2)::P1ca<832z;)FrES#HIM,gnW>U8IKKi4vf&N^g<[HiHZ%WlF9.d;02DU*nGgp_2lM!f0S1YUR0[vyWD1Be0Mz:o37aMp",
+    "Il,C+1A8tuGum;#Fku3Q0SkaGGBz>Z:<*TJ,v$o;yd(]kL/4_FWDcy=O(i)v-xGwuCpa_Ua0UL>3.Mk.IFm38:&Rpdg+&uG00P1OFb;c71eJjg4+7c&2%kj-:o,3JI5sj+5-;7B2)zjdG6Fyk2i]r9",
+    "!UGGkMF3.4!2t=L>,89PI.X4<qXHE,z%U#)j_N8JEe50<4zAlA1CKWnGR!v)<MZ*uhe9hjHqjIlHpc/0!Vd!]4ynEaBr@0m9vU#(0]l1ySPui_-&2ZGt;U90oZllK1va+sP7C;Z9TGBb1GBXR4,Mst",
+    "Fb:jM1C$2^f<cVoRs-wMsiS<xIp-9_v4/VilYav01qrYLH#jvm918QFFBCY$4-;f1!_qAT(.2WJp80qOUk;Ga-Rpq##V8K_)#;Zj1C6OW4-G[OcnJByC<%ssJBs203-Qi3H8PF;0uB!fyrT#!I5fnp",
+    "77DRF0=N8HgkcNj&twk]&d#X-4+6X4E(4R:BM%nmv$>EV)&m9PwmJ%!G7hnZ0S<aMDK]Lzq6P+yuW$sE+XNmtaR^(jE&)9baRl<,3WNg#=ZOeJ>@C!Tkj8ukqXHiXF^KML4%iw4n$MmA4+AnE3pTUn",
+    "1s;<D[f@L-oA)[m%jW]lIX4*w;0*Ft9]knB0]n&*1k<^K0Mm*N3,qpR4+h/dfB>pU=FI.fqXir]-lKg]u#y)52LTQr0yyIb44;!C#Ex+f1csvp4+7Va0SK.VwE,UkFgXmC4,JukZ3g6uJ>(uz1dF*9",
+    "4+o#!4hikZVg@%:2*!px9^PI]0uKb@hG>;>!xt4Y@HU>M<B.F=gFFkl,f0f+2;<:DwE,UvHj4xTfglL[@_m_zfiw!g]6Bz0i8Km]ITthK3l8V+0^lz$Gz9qy8#s$!1nt^]6*cn%4+MY%2B73z2iO4*",
+    "1MY^B0je>stJ@f2nFs<B4CkIy4$[z924)Wjj-&1!#h!2u>45M_G>;jF6)^zr20IlrwaSkH4,59,a0#R%JvK8pm9+r>h8Y4(429.$1heS<2/!eCy[JkAf$tU[1_S*O2p.DC<9doc3H*aQ4bB+[k:*An",
+    "H-9,B0rEKqx*87vu:le^@TPP=GBQRvIJW2n38U5(6F8T=2N*e$$N:tO:[.<-&I/(zM%[s19]S/F27eYZI[[<7G(9mhK[DgX6%IWH$njba0nD%wj6pX-GBY$oH8_+OF)-(1rv(u-JqqZO6$9bb4G#ju",
+    ":-VJmn+h-DLq)[,8xI7kq6H5J/7a+iHvkSf4+g@xUm7(43FiR@i-X7=,Khm8Ff60zI2tp*#xM!N#[:$z0S9[lZU(kV6fxP91q+QH5-=f43&=HQ1::Mt46g4Z0[D;i13EteEip36;G79>jMWbVFbMUW",
+    "0Rx5s2vY#u(M^7=HV*IoRxUO$*_n^Tf(joHHk@-*1lPX@4THl<0gBli44v!&4+p1.2MMYPC2nK86a^B0E&@LJ3JI%.0tcc>0>Xw<;4+_,2d5MsGy9[@0TMGB1gw4lj_x#D<FyZRT>y]3AQLd8eh#S(",
+    "1;tgN4+ZBq4+PfZWfeAl35^yo0J%*B!q)/@tug]Iu^TQv9th06i_$3Z0tYYx=N3g-HjWkq:-w,1s2T+4/oSwGs2UB8i8^(l0R<I02Hm9.4jmRT*wF>I>x/SGHjc1X9]JR.F%JcU&Swd#xH])d0uKVJ",
+    ":>h_aBo4m=1o5X28#v(jRT45B1LqzKfq*Xn5dt*;jUo/J4+7!:9]beT0wXjm@9Kb+0x35)hsFUOa*u5Y*N+Vait#5CFslIywgm--0t%=@6a%2H1rGVQ4/)5bGwKKgq[dbOoU[)aGmtz0)xk*u8WJ]y",
+    "f(,=37B$@z4vJU_pjZM%7BkuIcmzlZiy%2^WoG_n1k*JN;WGk4qyiQ/kc$Bau;Gr>KMRSI0]KK24+qBC0S59X4+N:CBL%GJ0S<4k0]Jr=4*diH[-d^XFBmO/u^2RG-@:An7ywfRle7-GuM@$6/Gw=t",
+    "1N+wk1LzY2C.U].1r,Ig,2#9<MmaJuMnW_!&K=EQF*(MK0]bWC8V7)yC/KAS9S+)>775m=3J3V/Faos>3aL-7/,ycj=_ZYw[tpP169R>h3-<_=eL+GtFgHa+uoHhDGdDv*K];VAm0K>_L=A2E6(0gZ",
+    "IRx#H1@h++oLdn>0S=T=49Cz.4dIgl4+J;61IN%$4,crDTNE+70s@Zd1@c.ALohfvHAOV*6),t8M8o174+2*St&0K-y#f+Kr;3;d3D)g(5i]e_2:rPc1NG.(3!/ml0:%aj=F0<0000[b/:!4aBLu09",
+    "1qjLq3334i10D&%3IcEn*^Y8(a1HDQ0=]V-;F9zJ8VJKU31ki0>]yRc[(BD/p=94[5i$S>)CLnR<Z$##sUs[iHp&Yx2QxRQGz09gL/OY/x)mNc>]>H!/Bh*/06BOaERXR42j94h0UbBbxC#e^4jVY%",
+    "-]UJm&j/hisun*9bYWt.[tgP+90/sY8W^elBQ!7o1GCtF3b4OF3Fhe!1hupi3g+n#1I5x,4,2(_4,W]VIsl+E2ZTEcxnV9cH[zfP4u&,=4:&ZLt.V7um1iU^G[lVr9^F>Gy9F9E.%M1Y-,zr_xq&1P",
+    "2e8a#1ESj[2/3EX4ZtM]hx1>%2!Q=.0SB(oUJml01rERg3HzP^3zoM91LbuO0qB%k4>=^x4UM4%DKRy/y:kQi6BIYYMh<8t4+Ecs7Y@NZ*./k/1aBWFGtImO37!/qH91lb1HI2@4*-[sXAI,cUk.j=",
+    "kpTg]VGlo/v@QZxIHkf_0*G%9i2.;U0Se_j5E3x*XAIux7!P/[>:%!YcsMpW&jK$AEinKB&Lj+h@-!3zh,(jb&-lQq0XF_/HUJMk>>InsAUHTRxdI/F0X6=$;*t+;HMs&GKQodFFCaKGx&j^U0X6dk",
+    "5-OoEGLi^(cQF7TmjN:X1JiUJFp:%[cQ,izAD00!0245_5)VF,3NIixH_/4s0Wbg$4b_P8vf&*Aw15E*50KVi42IE<0R]Tz4Km,*1spP(=@HR).P8r9$hk%yH_.Wtlga<M<z@PkQx6IM[6rrKH_.G=",
+    "4+G<=4cul8,[fB]H9Ej54+NKoU:!IB4YkV!4+8PnVgpnU5yt<=12zB+/ok&W&tDrjtOFA/iy99ItOFkoGKI;p9]1S410M,903Q)E03JC24-KEF&H)ar10Mu101d4:4(N/]0S=VN0^lz@sV4>a4+F-m",
+    "9^YC%%LN3q,VX]l7cU1kIIII71va694hLcitOEm)84n1o11^CXIRFm:(!=O073k2(0S:GKF9S9.01kqZ7Y<.K$pH<qtOE^d*wJ4eH_.e6.mzM#tOFA;(p(P+tOE^Pv%:@kVh-hV10M,B03Q%F03I_>",
+    ":n-M;1P/wyNCu&VJqs8Q0/xza)rNEol7lJ&t!fW<r6mgK0SCze38f><H8IXm4y7dmoh^aqyNQ(n4,_JKf&mW$rX:#qR1Y8A);=0X;n*BMG&QCr4+E0fWE(jE4yGk9KQ%W1FCR5G056sSG&TStG&Q-c",
+    "9X83N5g&Fn#27D<0W:rK6ExUk9W.01FLyOF&-lQq0Wts+F]/S0K9n0TAT/>%0w0zEF[ULWG%(2y4;vO%A0RLQAC:>y=8=z!#$OG%FCTX>056vTGdRxz1N&hPxGx@fGypG@0W&tx0unU.4;nmsA0RXU",
+    "ABq7p[wxm,*A<:4;8]2l4W/azGNS8b3bYUp1/x[V0wWAn4,KO0WCOVp4+x;g4,drLLk_Hk:tqAK4i5v)9uDL[4,%s5WCK(W4aWfwGNS8b3Y@ou2QxXW0^ijO4G#=X:tq9:4i5:e0^l<0BM&:G:tq4<",
+    "i%Sm!tOE]oA@cRx:tq5[4,T0s4:F;bWD2SZF9.U/tOE]]91fSZZ4RshF9.U:03Q)E,y-tJvW!L#7R^XP4y*$o1Tz2+1:_@92V4&ZtOE^SnJNcN4+F-m4TA-=zSds]kXs0ejY]&*tOE^Yry:mVy.!8@",
+    "T<MMY10M%600(3ZrX:XSP7ej9B<Y3b!vO<OTnF&fC.xB90Se2i0Sx3&9]bkzPzJ-JTn=H74+7S15-*@bAu&1iPY$$-Kmz-C4F-!&0SfNBT;ezc5dwA^0yu.G1FY8p4+,nK5Dt6^/e_FoF;tTitN[*o",
+    "1j2U;bOyr21P:K,4nYI<VGj[O9]$x64,$d>4+@3yOAir29]$%89^zYH9]$)99^qVH4+p/_C:bo8S0gPm<[tN6GcluH4+Mbq0Sl-e0oGImkN6EKFggFK3J8:)6go3AHaP+_1Iln7FywF*FxPPe3/aZ9",
+    "5-1uiHyjZ+9U;e6039@!0RUnI%b=PnRU$Yz039^#0VOat00ayl0XIPsHUJtk91/Jk1FQlZF#rRn0uKh30TMF+9x;z1gLDK89[<N(1<ZF+3LFtR9TPXJUmpWEmH[6HHvl3xI5,OSUIN8l1(pE:3/4Vz",
+    "TLj4a4GLWXcmjU>i*OGEmH@4*4**pJ$I&4U*aQ]d000aDYYzcI5-u7oH.ked9TGJF4+Pi*9]k#/0TMJg4%h<1GXMh&9]AH#5-6c9GnN4oG5@at0uI-&2lxRFRR#XT2p%$)0SDLw1o)-L3>%9y.9,Ok",
+    "<-w8prU(e*k^wYgmH[6IF#r,YI1ZQXJr*+91OW=S.E(uK(6GP(7%[bF29f;@D:5.[5-OoCHUJSg04g&u00Y0hMH<6+5-XuTH8K]xGyoem00LYNy%,I$&tD7ovB&@=H8AS_Dl]9%1D)Rp1jC[Z4+rc6",
+    "4*]KS5&[]*IPnS@GeQOaiU$tW/YA3^UlKL]9W]H%0b;HqGVKErH8:tNmjM;x00hFkvH/ePmjM$s:kA5(0RvwH-]L!EGM51#1_UKyrwAT1mjMLw#]Q&R0c-NemjMKo3ksJ36Efy#2i*w[mjM$r01osG",
+    "9]t$x2;&._Au%j$4*)>fH8+Y304owRUj(KJ4+ED09]ko55-HgszQq_<u*;etiwps54*[0^5-FiAHUJVd0246$2<eC80S=ba4g/o>9y9.LG;xJ(H7slo074Tqn+=)I0Ro8v27-j(4+ED09]ku76E&>2",
+    "4wnHKF#sVlENl%z0EA@&A[sE40TMO.7c%z:4wnHR1_:p82Ql[w2bTc<ruqvD&u]0Lt@rQT%ugaYG#48,01,C-3!QKT,L1j>D/-z>5-FiBH2<Me02;:^5-/kl8ZiJOF)]kkyFm>(-duk49]wx&4hPYF",
+    "2IbdB7c.;RYYO#u4+QRK9XS94x7%L>A@Y#v0S=U@._sy^Y6j+u0S=h6*$osc+<B%;1rIm3&]oMzGR=@Dtfh1Vf]D![1=f744+fFEWDgjM/g0vL%t8+YR1X!G$+ZCv>x/S0-Qj*,1,Fl14fema0S^%5",
+    "*Wg.^d<D0D,L(P+!vqh+0m#Z/0sNa-4^^5s0u7*&Uk[!E+yXC#0WdfKAI1SU(FHGt0WdcJ4<JY9E&(;N-+8xZHs>:m3-gTW0SSb#mjMqD%MK3r%Pj.oj[yja4F@h>4zDl]6Nur+0S>S5/35QQ/U)#I",
+    "*5+FWI^Zb=0UrT202nm<A0svZ7&ibP8Z@hP12+I40XYB]H_/3aIRF697Y9)f8LI&w06G1^Ne:9r@8x/uzQh3umg5T#9Mki29y#b(1Gmo]4+fgSi2)AJyA^lc-xP:J785rB6E=;:Pz/nMwE+(X=ZRZY",
+    "Gyo3*+ZGLlrAPs&Aqt$T0Ur!E+ZG/]G^-yn$NX*/Ij30$*^04X4!@jM1/WRQ4+FgM0S>sQ@eYvjD=w2<jrwE[1-ExV9]t(v77l=:WDlMJ+7/&uGKmoe!vr720W*maKZXG^IWzSF497]jp8;zgABF)j",
+    "03XKzFwq4cg#j/CFHJZ&+7/Tq03Qc902ep>4,m<=9]Skr7A@e701qph<njDlgcJ=n<njDcgcJ]R0=a9e4+Gj39XS92nqUdsu^BXm+7:G=F]FPKBQ,a#[Q&^v@UVWymH@6DNdX/JSq^rqzz+@r(uX$=",
+    "GB>UsEYFZe6*i6OYacx]p8o*_%TNo@l>do6&uakbG6S9e0S=Pr7!BJ64axCjDl]Hv)&U6c-Q/Z(HO1fo01*z=vjGjp.zF8LGThDq4+FX3I^.W(4+E!^1q,y0P600gfQB:!PXy)!3Qq&+.Rd*fF*3K9",
+    "0tn[IM.>8j$*lni.:EU7nTIq7hye%4&H)9NtpNhuynhAxv-qu>[[a9V1tt#$jQ-<%+2tt<1i>R7F9S3%i_j)vvQiH@i_j)+2CVB^88!e4m6Hb#0+fqb1./P:8Zuum12QtHQ9lefHa3m>0Y3ycGBE%E",
+    "::L6=4-zdB0RVIXI3E),iT;os!,pvWG8r+A!2%270UrP[%m<KK4.nAj0v$5,%m<qM1SdNRD,MkR0RgcH2%YFf3XKB;.O3fAI+>C;Ju[HO0tchOSsxfSivIxzjp-@p6f^tc0Rx&S2TKIlxd9G>[[aY<",
+    "$q=4XiopUiH#0F)0VfRTzXJ,^z5)ifmTmwD2Ziz%3GM]S1vkaj0SnKLVg^65asUVfmY@1!o7n-Y2o*SM4+f975DB3H2fC<x0S(dt4+oW<MgYn>4YvLP0!-+f1s=3ew*CPG)Vu,;TrWd6H<5x(2eQGt",
+    "0S.HoqYNJxG.OK4=o-/<4KlX/0Y3pWGd2J(4m2^>zXAn80.Z!OLJu&6zXC2aGyno11l-F94-q&OBQ@Mr8#w;6!SoOmFnR#N@T,9Y>lGer4LCBJ[sAL0IFSb*132:r7d9[ov6M0gBn=@W27[f50S=kb",
+    "i;9IznNI@!0S=b^lwvOiG&F>#0S>eXz5)Z(Lk]m(0uVU:4)vC23FKc1p1RHf1]$s5;g0W)9]SS(:OvzqF^7SE1TmQS5Cf0>3i$&M3%dRR1c&%a4+P(#2Ok44n)w14GsXcA0+Y/U1*4!14ypkLf_P(]",
+    "2[$n;u:%hT,3twg(iRgjvtJ9B0UrS^00i#70uKx8z5+i3HZnDP4ZRQzk/]b)1T:,k0S4aUYXjs14/]zr0Rx)CSp&Sm5HA%qFrWSb1JsBq1Cb9O13AeL1J_RE4+xz80WCB%p]&LxHB%1.nf;J2G@>77",
+    "95VH!4F!SEE(7;,0UsDMnf;I^6s@Dy0S<Fd4+xf@JPG*JJP%/.[s9fZ,(LsTq5/bt6$b6C0RgiG4(h%F5jV;*2nwbd9]bg.[s9Mf4,/gJ0R*W6Br!Iu%K-A:o&EtHGTe3zq_Kp412eP(9yb6SIJnFK",
+    "4@ZPI0SK=>zX1*0<^dC&l:,2q4i5$LO#mAo12e1w9]1A]7%:131pTHw8Z@h8z1BP*12d71X9A@N4+O0O4,WbPDKj+yA_Z4f2OkABq5c6M12<3*H4hY@[DA/uqy7O82/^Nw39iS40S=WG0WT9XHUJK&",
+    "2Ok48!jyUihSYKo5_cnDCNnhv3!U+S0RyK5F9k9+=3nkrG[&g]1CNR=2EFcX3$Y[v=7aq^<BRTF12X>5F*2^)4.7>H,oqsT8U,Q:&*ua@4Kg(@o]JkHiTwcrOfLsDGuHkA6E_/@9^frC[s95::PZg.",
+    "uK=S^A@cj=0RpV%M,K>w[s99Z4--]^1O5je3NqXN0RgjM1CAC5odgTJ=uz%YEVG[!35Kfz2+acp.gGa$12Xa@9]JRhpbi54wmc66%L=Sh01U$DUkvln7axiNG=<b<DKa.53mG:6A_QD42>FVD#]sYw",
+    "w4F2$De:rE9]S8<4-As_UkIEKA_!Ko4+D:wVgkI2OAb*9=8=j2q-&$5FAqP(=,C@tG%=4IzVj:(l:vpE0TVaam:mu8+YujUH^arc4$lG)kO9fG0Se&_3&NvY0;RQEcF+PZmH[z200ZjZ1rI!^&tU;,",
+    "84n/20w0qBIE9/60:y;%0@MRYKavVBATu;(0w0$FH^eD%HUJznk>s.(Gc&:mAD00&024H-G7gdoA9pbTAD00$024C15)VI-3LhXa03V3_G5@+<))orSo/FGj#5=wwHZcC$0U0gcygmS)eGd+l9^fn(",
+    "jYJ-_Hn0114/m#GUkURD1NPMz4+V$8lK^!F3[;&D<m_)DjKMS;2[@_C4LJZ0DxC6P4Zgbp2K.7K0S;_*4&Pi3r^AG8#[mOW4,Llw4/cFxUkj@Q6EyZ34+yLS9y9.Bi]^L)tOFkjH2<zCH2<DSqwr)7",
+    "tOFkeG5@(pC/Q+QWDf.b0^l>HupbXAh45qxtOF7,03Qf201bfz4vX+)46FkWFXYEG4/khbWDcwYF9R>+01lPv5)Pg4WDf.b0^l>Luv,r+h45qptOE+*6AuO6m1P1W4,Jtc43EG<0#gqOkj=w82r&Q$",
+    "WDfA00Ro:Y9]ba.#0vzSx&jOs4VVH7v$Adu$hj#GiUF0v0U0xoSPIC0GB+;Ym;]FzIhDcz02_hkyd<6Fe+-SeWDf.&e,8&#4#]HCr;74foysXPHaIp;9ygFC03QzzgY9Gv%dTkxy[QooKmHpJ9GjF^",
+    "1F]g,k=zt/0>y;-qBacv8!vS*Hvm7C0X8@[03$XztLzaSHvStgcQ7=30w0$FGyoGbt_L)o[u;hKFf>RWAC&.!kR_%WIWou&4;vO%A0RRSAD00#=8=wx039)s3Lkec03VhCFaRPrIkEu;qA&uuI^diy",
+    "0xy:VI5+;jHvkVhqA&yY5)UA@0uPD,/q(Qo*A=cqIhDcz4+EIEM,K*t=nn2xG5@m:6$rP6S@P!E8v,K>0aX]<03I<,8y=Wai-ZO-2[r%+WDf)70UrT200=/m4vDL24-u1.jsXMd@eX,O4+YRD4+(.!",
+    "C.jar1IGa$0XYB&lpqP-wM7pl<@8:54AA9)0S<4@MGq.Rf[p.OWDf(fAOJiLkO2tI8V-z0XAc>kf[p.L!SiGXTn@1T0^l!9/N]@54+F-m9]1K027;9*@m#q4CGvuf0SvX@fdLM%gl7*a<@8:52V<TA",
+    "0S=^7,+/)RtOFkeH2<wp00D(]2V4&ZtOFkrH2<wt01EAkWd[@pIT.s&s3[1yj9L!^tOFkeGp8a4Vh-hV10M,A03Qc500(3ar6mDdF9kO>r6nH&H]%g1Hn+NL0*ARD4>/kR0Wvf-GrR#GHZhgL0WS$M",
+    "GXMnh$^]FY4+N>63jvV*Di4nYmBIlNGJ:fP1LxTXF9S3-[stcbHkHBwA_P=F8a0&d3kcBm9UVBnzySu6(;.<DwgCjalP3co5iDyD0YMTs02(tK5-q+ZH2<nimH@8i0RmPJ0aX$,03I<y0TnU-1PmTG",
+    "K;H[L9SqjE0TMVJ5,.QC12:id9]bo61mw0D4*$Rb7Bc><3;BhFK<v9r8Z[geIUN!-03QQ0mH[6IH_.8@$>EaX0Tna/1PmVmIY9%g0uKR]!T]-3&:bHGIhFw*1vvl[FsuR]FaQ<Y01>^Q4*<]EH+c([",
+    "!T]#v2d&u$4weBg201VQ5-Qmt;gbVy00Rsk0y04oG5@#f!T]yu1FQlc12L8X9x(s[6Cyb]I36-V0SE2[17#lpGC:6Em.I^$0R)zX2m&1+12:id9]kf25-Qmt;gbYy03QM]mBIl7u%aCdzRSA,A^^@:",
+    "894w1:Y6(%F*6quH2<noMFXLc2MR;oG&wOBD:*X&5-Xt[MFilDI^ZcO6BsuD3zO[10Vpsr:jNq;H_.9f-vxgN!T^El:-n#[vt0zbwy*&Q<CpmQ2;>fJD:O8e!T]za6E<)p43>^]wY_ul2J8a=[0JU4",
+    "mH@(w03QZ3lfnT6$;p#eT<o_21=(#]4+E9_9]kl46ETts4weBIGXNnlENc%3m.9[J#e4+2:pK<X+6fMp0Urf5051zTH@)mTR]C+P2M+;S2Oj^5h71Ji:=lUa2<eC70Uri700ftm2M)vt7dMsx1MRpH",
+    "4*<[_nFR[60R-4m851z_2<eC70Urf7024Rb2>7=67c@auAu%j#4*@]]6g8y,4v)eC6fwe@2Ok44mH[6IH_.4x9x-[y7BK)7GN#!R4weA_s0-^l1o40w7c%e)4weBQ1__v93o,Bt6FBn;4UNJ92Dsn[",
+    "46dd!A_,P<8#4eBGyoem03QQ4*$NUc02;v<5-FiBH2<Me7as-V<Cpa$3J(N]KMw/VsWA<%huv)hmWE[qA@a>xF9SF%s,>VJx@sXv2gu-L0SYz_G5@^b01peB/MMq1s74P!t*ZeHxanjXFpsvQ0R+_a",
+    "ARh%Y&S)P4Hp-vi4-10<WDf(h0^lvP4WK6j-PPY#A@cRW!T^CN37sMzw*onb!T_;U0X8,/0569DHa7JF49P>gp8;zgAB6!h058S;H964*FNFa$IRFm-)2:Vn.HAn=xC9QJ4+gQcD,Mt9E(sq6y]rlv",
+    ";E;/Oh=zq*3#o%=1cNaT4^^j7>w[1_ZYDA>#SI8B35PTW7Y),f4X=)X4,($zY7RsgHUJM1,sfruI^ZY<0S/:B4UPX_A0s%c0SWOC9_w8S0S=PQGaWJj4B7r.A0RTlt=p3t,)#:Ws[s!Nrijx4E-BNY",
+    "1>@OilmQO]s^&wG012s-J@W6/tN[+Im1qd80S(Am0G%HS>QC,U=nVTC0UrT1>QC,Kfu0%!sN<g<,[3>nIWtlXfddTk[$w8lG]]^s4Yi4D1ecLL37Yhj0S=nx7cWCCGRPMhG[6K2hgt-p%MvdIG&c3Z",
+    "0UrZ4@He6S6QzJ.4+Mr.4+m5Z#eW0Zq,6&p4-l5s0S8(Mmj)lV0yp),0YAn8HZ(Q&5if/TG&S@CAFTm1$QLh$0W:q*0w2c#GSLMeh5.4FA4<Rx!T^UAfzmx62Ql<+0Vg-$01pt$4j%+Lju$TiF)#oR",
+    "1-m$j4*_Ef3XS3e4.OIk0S:&@Z4Vi=6b^K;+bIte,[gS,4.oAq7&ibP8Z@hOHvkV5nA2;!BC7!a.rN1^4-iZg9]APb*#Qmn:S+X>q&*43@$,Qc=^+!gGuw[10R!B%8X@3>#ED,H=TGiK/+Xlp1T)0s",
+    "doLO[H^k:)1jx2B0QfHtL,WD@1J9Xi9XbD.E)+HI;2Z8s2lK)K4+iJqfdLvc00&n9g*pf3paCj3Fw<^]01*!J!T^D))qw#I3iHAN6gE<=auYah9]JhV0Soru0_0Z**byW,F-D^U0t!$RHSp3D7ctMf",
+    "0R/+@.pC2j@IQ6.g90KeFh&WQ%:x/Y>QC,pIWYhwFf#x/GB7y+6)+]b3,,bRF9]R)00Hbo4+pu]10Osy01p(1folr6*8;8@IRF(c!2MYYUoQkTG@ZIUFAX*>03QQ400QoF0z(fRxz>=[HaIU7H8[D_",
+    "0_9v=9]$)9F9bC+03Q<L01i.L>QC,R,_/Z,3M&lu!T](/feHuJGzyIa2jl]^1i9A(A3!(&A_!L^0v[VPxz>>DHaY(S4-Z/E11vT,051hLHUJYimjMqrxz>>CI5SfZ1G(1&3e^l#2%E%j9]JV<!T]wO",
+    "4+YiN0^79@2nOJXKL7]kF)^b66FC4M5jpn40Slo41(J=s4blN02sZY<0WC2!00K/DGt_tjCN^oM0R,8mL/IdZMlklm0WSnFHvl6rHk^6#8kD_S1hTJiFAg&_@hf%yHR-VV3]#/3Ob,.H!T^RC#/.^j",
+    "LLVtJ>QC,KT=%).0s_$G@vwmfjl^=7.;lTY2Kj*mG&MCgdLJ4$>QC,>4KXk]>rd@aFaR$DF*WoC4ClZB2CJ112P6)Z1[N*O=gb=LIXCyh0R[5(Js$<((eMKgET6*z4wk>K5-1iT3y/aI0ydSV1RXZu",
+    "!2t#2fdmI64+HnY0T;&[4#w_hKM5,^Irzc:FB:s702wy@3&sH,4:I>]0U9&U>a+4J3m*qL>@(4+H8;l@9_U.O25/lS>@(4fH_.GH4*[0^1d63W4,1yT0^lfJkS,4ukm+O(1CjLu8#VaC0Ut0p03.ay",
+    "kof@v,NYFW6Zpab0++OA1tA[:ILi+O>[cjRGOYpv%<Pjy!T]$Q4+r;d0R*:zS>*)R3kH#xZ3W+$AP*Vdfdmf^*NJNk.^(6#3*Fui2)p(<6fuke4@KMi0Sv$DWC,k;x&Z<@6$Yc91Oc,J4wb.J0rHzB",
+    "49EEc4+Z$b0S9*v6Zpab1gQceF*c]I4-kWt1P:ODgli780_.7zls*ODxjhMj>B[>>>@(4U*Xv[lp^zwH/<$Zw7as*M.4zv_HItAU4-Q3@YaM9mpFb<yG5@U!8V;2Mh)N2J<g<%itpX1Y@T-36Hvl3z",
+    "Gxi4@1vmJ<0UrZ3,h%@W6u$Cg4+8kY0WCQ.00fE[1(t]:9]bu20WTFeH_.aj<njCwomB$4=Ck^y>@(4O<sk7yR1A[9ejf,h>@(4hHkaN51EJ6[2dsr!8aEyS93KoY>@(4rG&8LJ0^lns!2tjo0wN8@",
+    "!2v%cG&ME&!T_/AG&MH:KM6H3HUI,b4+Qw>0[]KXA@cj=0Rgg-9S-il!T]#y4--]^5,_du4E=l@6*1GxjR6Uz3JR8h1Oun47Y;+m5)Rje0^k*84+N6(XBsu0[]=hS,_$D<x=Do.:L3pe.n-qD201sP",
+    ">5%W+9]t!Mu=0xg$@S*csBa6k@wk-HH0%WgmMH.pV,CVhBRDdR1@j0b9st_74*,Ut1Ot5s;I[j:A_!hzA3!yYA0sh0pxy%xb@mw50Us4Pb>%Hq9^YK+A1;wlIRGyeH821J%/2#!LLV;Pj2]sEGynr$",
+    "5-dsF0S>9N0tNCB9]kmx9_C#(0S=U@odf@S4-zJ[1TPCTFsB_=+7^DC,_$JT2M+:@stO5.*liyIG<9!N0gmNM0$:jW/D.S(Ne;ua,_#^U3J0jSKMw@!0RnX&12pUb8#L)1Br,Il1P3G!2,flpF9]X:",
+    ":H!^MGyn[I4+yTE2N5)$CJvFm3IL:a2P6)+%:xCl.vkNO>pl5Onlb:GstE&44-Po.0];UcNgo3;vH/^9Fa(%;2P6*w[_j+5Ha3[x0]5mO1oqg%0S=Y[hHDu)01pI#A1O9403b3p01pY00uI876ApnN",
+    "1KO/R1G=Uw1;j2+4*]3J1OVd<4w)YoHoFlo2sJgX,_$7>FAd,i10x(WnI9rGIa418G;=a-/l9S74#!jok:+y@J:C0cA0aV-#]$4JG4Oy1A44;YqX7:p;^G-l:Rk=Fn3ii5G_oDc1;_]8uq6bp@9%wk",
+    "i!%/f.Kh7ZUk;xK9]aT%m5>!34;TtiA0amYA0apZAA2(Z4xgI/3Gv$l6Eo%@5-*@KF<l_01Fi<WHz*r6g(v[gKN2t+1;7hZ4x*d[8a4XV6AXl<Q3>fVbpQ>pzw_.pFBLJd0SUGx2-tXA4+Q+^0Rli9",
+    "ImrPdH!uJ%2[$kR9^hGD8#w;k3O6wT6E=<JIe.L@(A>2o(FQIuI[i8oGOCFX4wV4>9RX+$1MChSG>5@csrd*KHonvX2yz6Fur_nT9S-VkodhopH#Gns1T*O:4#C++4&&Nn3fM*gOdl5]vWNr$j0gu:",
+    "4+=H81Rn%5x^O9Kxkdu3r33)xcm+2OqX7Z=lx+eh3Z]n30U8FbJ=)S$[saI^1e5=++Ia>w0S=JW6CWotrkw-YJ2Eu<4-0_oYX]K@0:^an0==7R9XJ33>xx%P7:t;(31^]=H#qG<1,tQ5A00BLodhB:",
+    "IXDj#rkw-bG&eN:00[<^MGN8q4*_5(0zMBE;L@hz4(&w+fVdV3r6L>N;L@FAzfcaO<)iy0nt/fi0qsQs#3c>u;L[IpIEPUW9HyNFA_QBO4-iMN1RXN_9]JQ01-LDHKQJ=nH0;zMQxiA.4*_5(9]Sb/",
+    "jcE;2t6By!9_e06hXfB3l8^J@4TL8XIRFBNMh,q0IRGCAH_/3HGyoq4HUI*EC.iwW0e_nKHmm$G8#I6<2dR/X7BT,PF90](03tRs)dwFYGXEzp1U4^M8Z>dR0uFlv&.GzvF#jhX1T_CD1j(xv4-g@q",
+    "0tm=iJ@WH7CocjwH2=OaH#PtR(3<NiLLV;V]0gd5I4^SNj,4]P7ncGDoB4eo2QvRBBr,929]SV1BrhE^Gyf+q4K+3ZF9.g>04>5z00W^:Oa_+m=9BdepRoZC1.dok0Ru<7HUB3QIOZ@Q2Q:dD1%:5r",
+    "4+QK18#ALN6*Hs+2P6+5]0e</4-ud@F9.U,051YFH2;t2MF%7f#uNeS=]t[7Uk;QTCjho915FPa]0fhPgaHo(vH/^8Fb)4F95eV80,s;I3jZesr&j=V;kNugdk(4.0>cG#2O.vzfG8O/0535!GXN(t",
+    "GWl8@FfoBBCNehw9].y/M-[3:fhaEoG&le+2r)ST6F99M4+Q%o6FBq.4;Te:A0aXTA0aXTFMT&M01pp.C:b/K3k!=/1O)340J[>d5DVdC4+j5-1P5Rb7l9^VueLr9J%$7yAvXXYAvgdZngKC=C--Om",
+    "1;Yol4+eoK27ul,EHE*MP!KSd/mrBE4+(@R9]]x43tbg-01pR-C.Xb4Xa]QV1veiKGKeSxavV9&0TVKcC-$o%3C[r=5HtWBIRGyTGBE%Fl:rTnC-$,xbPbRwE-KQ>4+po*xB(hA<@MBq%ts#tG[8k9",
+    "GBD%WHy-Espy)szG59A1=(PLa4g%_f3Zpgys.+1h4xk7Hyytul+5rXJxW<q+HmQXK4UqH;1gW8L9^hT>p%4!RumKY=(:DfBE-2CLVg!QQUk67I0O6ky4+o[X8x/Ps4,NhHd.BEx1P/l70]rG81:VkJ",
+    "2006e*.L(2H!OvQ1P/qM0TeR-9].$i[Co$4fHDrO0wFRi+5!&:+yfFfjQo5FixL2j6#]wO3yJar1IEi82(3yAk.lj(uLA+x7Y;r42M5,&Gy&&DEjBQn/@JHTEFKG(!7_&qnxqv8@wa:0y;hfbou3*7",
+    "m@p7&G>th.7A(*KJ2=Em>bvkK2;1#Vrkn&0jaCHMI^Zf6BL^i]2Nf7JvH/X*E+-fM:rEOk:Q;[^F99qtQy4b<4,4Qf6f_Vd266*!4+Eh-3$k<HIW-iU0tHVD!2t)g0u1Q*1Om8T2ly=4IWqtU;1lsi",
+    "nwf6_uXPBQDke2Bmn1I<IXUiz1P,AV0d57C1P!7V6EXk_0n@NndkxaJk=utJ>%sNc)h7.3;h6IK<IC;gatqc46E/.m4+F0nFBCO0h/&9(1_f4Inr[xXYy+HX1D-+Bjhrt6&Q^PhmJ.lklYs#R)DaH@",
+    "%7z3PG^s0KiLD.7915f70]KytArCjoh6E8b;F9]_/L@d%;obTxhhPr(0^mp_h6E%uG1ERD5i!b!1OwBoGY0qlY7Yj/h6Dm99]$tah6Df^49bQC2eShRzyk%:hYJr9[jZ(<2,mPc2,[o+xC0*yGpvRL",
+    "F9kU<04q5*02MLZ*Kq/>10O0gtcC-&.=ltZJqX$e4#A-s28jd<1jGgp1/g4o0jm2P4+Jw00*/-v7&M3h44YyEg,abVo_TCv$14iBDGvj<re75>kMac%0)oY488(vy4!@+T6f$NX2]34hDrj/FH_@SG",
+    "3JdcG0*Dm:2Lbij9^g0&h6Dtr%6Jb0+zt,[p643^,c$g_KMpw$7yF8V0Sv9S4i@4<0t&hA7zcF,xsrAd4)6jA,eU&cm/O+!:_0RInu7rxGS1If3Dr[o!x#;>;*kq.,>A^0Wdi:O967nG3//il0Tegi",
+    "0uKd)0vk7^bPoTZZwCH]iva@j3/adK>zMD#pFj+$EDWXj8wO;$j=+abt--e4#9ki>G/U,x)B*=#uZsZy:j(#I8#+x0$5/lCH8eT*gaifu/U*QZGxvl96EwU51huLz2-lWH48-l$1kDW,Ht1VF9X2pF",
+    ">k-ulji]W+4+5CT0RbT&4K(+J1SB*x*NOuVK/*>MDlj$xFE^tb01UU02:>xV4+Qsw1TQHtHvm5&G&e8+4-87GZwcoC48q1k3-T^/1C@DZ1NDys9^P42gai%Aly3_Sr!E78h65Tg!rcWFIf[@52Z=&z",
+    "2b&lS>k-uloRI]sIu7<Q1OiPPGWUc81TYSb@_wJ64)/rvE,=FJvMvt*vypKQ-t3BAtJ>!zwxe>fuNMUyA1=rfgakhlG&3=*0q6n*$Djoc>k-vJF)^v*3cp@J0X8r:>k-uzGyn>t6&Ew4*BT!HW2)_m",
+    "4-J<;1PAN>4SoWZj3*Oa&I^qev[n/]@OQEE&-$^V@5zQG01V9-1d4AC#^y9(.P0J*HSh!.1T%#T1kkZ63faw91m0=OAu-rX1V17(H#q.pG_OEng#s<HGcxZ11GWYX[vQ%D$rBqhvg8E.91^N+l:r+#",
+    "hy(%mKLzs47Y<e)1j@2:1vJG16E=<JHUK[#IW-x(gaiQ883W4#466YWIRFHJ6$iZn4)lZsJvlZs00z@n18N&H=n;Th.[SX!90_M.1Obv-4.7V[1OTHL3W8DrxOxvQ=n;TjqyhoBL/TVw=n;UDG%+#&",
+    "0@q;lp8<oQ1TQTyF#rLUNd^]76%4dZ7&p@5wE+o$;,2<-69DK)4_zozgaih/0sxFT51Rq:gake<G&TS_1vD@*000[a/:!7tk@fOq=n;Tf;#=Zp1nLDZGcY-ygaiTK&SwXE1E9,d4=-Go1P/zd8$VGq",
+    "IX0.,1V0QjGdTb.Gc+&&3#VBR5VM*G8!>zV8wZaw2/NFH0nN_09^PM5f&:J)(+Uc$u]Nm!*iI@sHnFjF3h]$d0UbCT1A#dXx][(BnYJ(+Ie@@kiu=wSw-32R*#R9h[:/pdgHZ#ct4j/*3kcz=E*Ue/",
+    "m.SB_jZzAS3oiyXEa_b84*]!EGX/xzTMsq-=#K6S8w&mP0Sbl%1&Ia<v7NR72OJCk;*S4v.p_c3-UE$.P!6S-Uo0#o(eXzC<FoY60uL91MhK6-TMs:+nob@eGRdV64.X_#Wgj0h02ec#Mh>R1Mh@2k",
+    "q)rR4Lk]RxA]C@ds4yNdyaNfvqGS&^yaOK^FaQrz,k>WTA6PcJ0]%D>3YGW*1eKg75-Lv9Zw_[MM*toI2oD7E.Od%GGqsWd9[<MzW(1P/JOR:+aSs5eZWJ<T@V$1FZVq%02AidC8aV(9i%16IaR7^Z",
+    "4W1+pn.fscqHhlhls>vrIRGO!Fl@8dA>!axls=+Tw,XaNPXx_$3Qr;6GPraN#IykksI_zcHk,Z$08j.20Sd)z4gAgo39OM#PZ^=VD:RC36f_+=A2_3LZVraY83VPsZwDd<jBYOhF*yJpIg4%r<1JiE",
+    "1MzAv4KXu]ZZ85bF#rPQQvyQ]8-foLbON*%4,./SGBY>i06zyaIXD0:05_@R0zMBEi*6244vTIQGsFb]2q!xVD+@Nm1,Kvv#s:.F0](**9]Ss;0^nmz>5ufn)<C0VGm35p:Dgu.6ETWz1nMIKO9]-C",
+    "4vKCA*ct,q84ov#ZX+/.QwWM_2Z93*if#j#BMp:c1%-YR9]Jk1fCV2DF^t$;2)w9]0U0:nWClwQ0fS^+oPk:[F*EjT6f/bQAqM)j1uZi(nGpi8sRscsA0[:SY%c&YFaQI64+[2d1kKrK4;+921qGbK",
+    "R^OX(HJkw,8aLl+BQr4o4,SE^0X-S^G5@Xg;L7],>G];_0+>u94niL(HTG,,T<H;K0$u_sFb=A+0tC6S2p%;-0tBQX6g7Dd1pV:;KLax^IrM5j4Kgt;+,w7:KR*LEG&X>.4DxCQmG3MDBo6Xw2&3;C",
+    "9]SYqlmP:G4:aDh0Rhi72G#XI4,4!89]AYtY%Do7:-VPR.>QNR4+pQ14j&0K/m8%ZH=8$2FA6j@m.k1oA@AWrIWsIXtpN.LYXYe-4#cwo2dXgyumK+$INWRm[t7PxH88LN8#w;3!@Wa9umK0/YX+hc",
+    "9^6(m>5uWx7as#N,WUy^5CiAiZU,U[1lw#WI5hw,Ff/&-6Emph0RpxQA1pN5Yz(pBp8+2PFvt%A#[v%s+H4&-*/zw(9]$.mwFLvSmNo!&4wD^M,%A762<gHeXdfXn*lZslGXOt*Gd48RXdeqR*lZ2$",
+    "+inV,)dd3NjXVa..v9Sf1@iY1lmQ1[4-R!X39y&W0S@Te1Ro(c03RVZ01ul1*pvYiH.^Y43=CVi6EXHZ4fv:G5iz#xDgzuJ2Q!FkKM6BAF#ro)6;Fg_2sDUm0jx+4*K7gH-w^#k*K7lF9W_DZ6*d4L",
+    "2sQvO5I8sh9W;+S3O4[B3O3hl1Rx0D1[yPpWC2Gn2Q<k8lmP%80,OOK12O*%9]Jh0TmYIT4VN(nnobWHl@#UUOb,Ko9]1P/H4i.LF&@8+02;-]7cv]cG;Os_>&Og8Fq1J3(_b,RHvu032LpxJ2;vk<",
+    "4-a4+2j.hA0S@UbEgv8,054HFIg&9ibTT*q4#<<&7LqXsliF7gH_kR.R^Ub#0^oQGqY4jTjxi@TFt:gN%+[g,5jDM,4,W-e3KTe+4G#nGzXTr]G:kDNH#5tO3m*Y6j4/a=/mif4i!l!cvF2>7+F%DF",
+    "3yU!*GC7^c954VLFaQJ0-%*0E4+<JhD:yU&BRDl^2.8k3TnURY0ML8>fesTiPz20R3Q!U/2MUMs%mD:M3AX0^4304a&r]]N3EBZ40W.R*A0-r3F)u$hG5@+&-.QK%@nzrnv9G@Z9]AbOonj9IiKhiG",
+    "12Qm.F)s^:HUK[XGd4B/0*fvILJu5@F#vM@>XZCUjWGi,6EJE8jWG@I1RgoZA>Hy<6=$>tQ4WnU0jwwkx$AKUD+,M.1:qhB-WP<00](#(9]Jm.11_%[GK;>:r-v*Q9_n1[F$da!i2)B7j4:/THUKXI",
+    "Gd2JLU/lO[A22eEF$7Z+HUJ2WF$aPJ4vaAZ:H!<$#3co<Yzc^g21>3nGK;>/zl/c[HH-],OAi5zF$Aii11:o+i!l=7ix:urF)lVZ024XA1]KCbiZL$$I5:$h1A7k%i7>KMH[T8qK!@CCIOM]t4s,*6",
+    "1s<kObO<fEK>3n=hA^S!H!%P&6*n:fAvZGs4niL/G/;!R1UEJS1COP94-PjK2$$h+9]baoF*GwZHF+NdIEFDV1UE1MFAXy=00r5UP9Fm=[00p7!vO^W-R**N4*@ZT1,z*U4+YB0)d2%[4:g7[1Gp_(",
+    "qI3<n:-Vq_.HZ3THS4JZ29&Q32P6+3hA[(k4-qFsFAFs>k>sF+),M+^hA[=x4*,)BF9.g[hA]a4/!SC,8[x$P1=5aN1kSvD4X^3;H,.3:Ck^/&Ix[vk01o1v0Ry!V4*+@)6s4PP4+MuXDLFX+FEKSX",
+    "00F831mM9=A22kCF&8%FW,kOaHN+1AdJhPQF)b<L00L1T2s4N/A_!i$9yN&[3A)5T4;Ke[4.ek4Mjs(Gy<,1seKdnD9^FvqF%7PuZVSv#1&+o;BQ,hV77rERodE^64-zUw6F2^LJvW8_A0aaUA0adV",
+    "ADIC%i7=Dn!Xh6IG:I@2Hvk.t02Md<9].<B9^qME9XJ3V3OE2C1v3C26*mAKH_.wm03QiB03Q%D03A309]]^C9^F@99Wwww12Z%>/M5AvvzJp0>aqcK!%q(c(pw3U2pKi_=,m3yxoQK.CkC43Tn@3]",
+    "$UzITwn0A(GBz@h)ddX4/K%%1[]X,pHEAg]H)k&cH#y3w1rJ%7!B>x@G8JUife-@!V(6k39^Q!b-0+HbQ4WFH1@jG(4@>]x4G%bk0uH>v4.TU:v.Zda4G$Uf2<eT<-0+HfO$MP24;tBPD:3#B4]w(8",
+    "4G%Qs0v/snA0RD*4i6da,wh8RUJvC2:E8>x8Keadh6v<_4FRqQ4+oQr5eg##j]vYMzLRS]5HmD4$HoRcHZ(W<E-Tpo5HAcgG0;qt39A7LhUrWyZEvZa)&UOI0S=eKoz;*kusHyY1rGs33WM%62:d>_",
+    "29%2tD:63gB>9to[>J81m:CGO>froD.GX$!F*J=bLJW_d3x->B>dgE-&c@qZjj4;R0dooXLj!9Ds:6u=88fj%0Pg]:*#Qp%;Ar]i8v.kv(^XnwR2(hh<nsY=tQ,#<pxTfD4Kf190uKkWx1a$Gf.prD",
+    "vJ;lRkrWRW>:vSNH8aft9]SU@kOU64j1&(L;7$2/G&n5A(i$Q(Ire4@2A0A;4+xzC4)p[G!17%S,Yy:kERWC#1=Aj(4+ih%rvV3@[8^FfHKRfg2(9[E2,)Cb4,urBEe[6e:vIFvJr5;,,VF_B&68=[",
+    "2[bVNp$QJGrcf6+<)s@wF*C2p2nX5!G%p7$Io[p<4+ggPL.2t:Ilx2/vfu#&-7AMI/5+^DyHpPp*Z)KZl.$oJ1eZn*fdv8ROAf3A2lTcF4++b&2pnPDjZ>de9t<DW1Rn%5,;dc+iPDe(2#b+l43mQv",
+    "6FI6$4+E<(TLiIU4Eg_QIRFE)Z4SP71nmL.C/H$KQ2,YQ:Kh5hy#WOOrd.fI-xi8Ct>LPKEM)>yH4Cl,46^wE3-qHF($EYJ8v(]zTMq)T6%Pu&u<nLs4xyDP3A7ampp/LK1cv;@4CtFv3C!(c4/%-y",
+    "4Hz:34&.901ITd;7t5**9]bS_3E1*t3aJJMtJ*UJ;!=/j1gEA329D/m1<G]z4:@r&Y7K-q4GrY)6a/,iSOBpB4+N&Z0Rp)W4-tRqdjrn^34v%Y5-rpZ)mR:F%!v=W@2!Dd:WwlFAk=wbFG(=rm:;fM",
+    "H-am62gvqR4!=PuF9j>zt==MW<w5=S[]qkyGAzXe2l!JD8Ryvy4;W;7F%Mbh;G6urmjoXMEdU.>Hvj>8&2J4G1kE825]-!A%7a<DmjnfpDhu.%7Y[hw2p:f@01s,L@3;>%+6WH=,[heIF9t0$!vr4<",
+    "Gyn(F*ijD!pA7.P4-k7BA8]3ss4=eW0W-eO9]kd=r8EY;Fb*3Z5jB]v28pg_9[<C&1PAyk4<KMvA8]35rZOMU0W[qR4+hrmlK^wR#Rv^u#RMM[HUI;m#y:9vEH%ai1K(T=8s7*Xa5VrQ(E&989yI>1",
+    "&jS<L[ZtO09uE]n1OPA(1E_K^1FJg%YY#<;2oG>979Y>8HsA-jfffY&11].GH=u^X6gU7AGRP(#H=u^9$R,aOfb.L:aW&1hG9SkQH[b[j=&$z[w0sAEhXe<9$r29&-A#&8gvx&p65Fq#0Slfb1&gY6",
+    "286<[3ArT+sp57I1)e1<1_W4N4,D%h9[<7D]4asv!*&k>@j/)YGdN@sHfIK34)d/+9x]][1@6orUkcdo5)T!pp/bp10S=Eu4:^VM3%LXqH2;*Q,i!eYmYik:$wm(XfzCY,6ODm.4+60=4+2mRANuEC",
+    "1C/,r1ksLV4*tU_4EyI>4UxeG0/hB^K.k5F4.YUArvVR.0qaKx)i;#5hAs@ZtzQp#%8q3pNi<]04;;YhWdrGj0uH[dUk@Z2j%6R70XEhG5-p)3KgO+J4.f*hWe,We0uMsGj%5@%zXC6BH8sEjADsa:",
+    "[[#fyZyhzN3LkYg056:ZG%x<J:T<19stO,/IMxCmo&hod1Jw=7KRK!j4.Pf0YY%S!Sr0F/8xE)S0]eD^4,Ke@k=v7W<BCj6FZ+OB4,fDBUk<$$fL[+b<BCi@,2opGG1&nR6z^]B4,n$WWDhg%[9g#l",
+    "v.wdjpaTq)0uK,G[9gdgL/Op]0^op7[9hjgGpoS@4)E#%4-AnHUk;w>nmi9P<BCi]kkVog2&KUV4#a_#3HGBA4)6S50#OeMuj)x32sQu)Vh!H@4,%)up#ch<0]nKZ0S=^00T(y@4*^nW1OrkJ5WxWs",
+    ",h_7Y1:F2!7&!n7paT*%03Qf803QQ3pdtoe4*[S99]./A9^hPG9]AR[%_^vKSPtY-0p.h.i]2L=1nt)e8YR,)3kQq%0SJuKLLNBxPXkvJGrlGa!&w9w3-j.Gr&kNmpbZDB.=mrBIfCsIAvQAqQV$:K",
+    "Pags>016^<8Z+om95w(8gZy6_1UBhU4+6%K4G$5:y@cdO/^!]k030[_0;-W5$hnRI4+G081)7*+0Sg_MIOtCoHvk>9HR(;u1__vP9x*fOPZKc*3WRYVI5>K14;UVXA0RmZ4.Lz@L<%EKHZ.)]4.PPO",
+    "FBLH^;<up3F*Wc[A8]FAoT&jH&-c-FJ]7<8</q<nF*EZ]FKaP2=iMBvH95xwAJ73YxIP_sHTF+06)@jSPcJ>)H_3E.ayIq3sR0kr0pbWBAU60.FBLH^@A-uvF*y29FK[+9#[;hH0W-zVA0RgRPcIfR",
+    "Gy6[-KREy]a5goY1Rv1:G_x&kAp1@*6)@jXPcLgSFaRHMHj5S;(E&B$2oE6qPcIcQGyP95KQb@<KX5THGMoe,)&VyDPYd]lUl/$4PY3vevH/eTflv.vi^OAY5w>u:0SAIm3D0-3n(sgf(j=ZL!Q)&4",
+    "mw=Ef2Dl[-422_eH,b.Da]Ej<4+VozDlsqs3H>N-4+4Ww4wKyr1Eh/*1]bh8g,]bAFgO4Xzyu10Pz1c!J@V.l,eeC0;$A095vGP.4+Mx%4+l[n0672@H_.QXPz15>Auj>rHi^R#H#PtmIF_CA0*X)[",
+    "KsMk,A0IXVKb,+GF*J)%BQi0/ISt^PA9gkXFP-H1F^F.w(w8wFHsnPwcQ!cK0w13NH_.nk01rRrMK2&WIl%%SodG$KP!uwf%LxIzS@Tl+0w10MGQLd&,:WknH<-dQb_gY&p8+y5GS:nUGXM>2S^%7u",
+    "GuQ$jp8+%g5-Xu1Kf+osAU8C<0v_NP01q(D8xERK1e>WV51CLNH_.e5rI/s^lLi9C5Dx[:<p%Fx4**jaGXM*jPy$gO2simm4,u,&UmpQDnNSY#lM4*2nP3Z.Pz2op9_Lp$0T(s=4+fb_4+(:lO9o00",
+    "0:J;f0dyBP01KH/1HXy]4+XTLWdb7)08.w=03QK2paUNXIRGCJIRFm/nNS/#01K[]U:=ZFnNTkSGB*GX:ue0:<u2]=2ANPF5HjHe9yys%4,t_>p#ck,P$DulaSsH!QvxFo08.w/01p9_P!9x$/Su<p",
+    "9^qU*0S=J0P!5f)3/I2&U.-X01l.827BSfY7dQYP1_#Ar4,v;OU/IM9P!9$8<^U74IRFcy0^;X-9]$u59]SYDA>id(0iy#S2[Zr;2-5c%V,EwJP#!qY%8daB:wyyngMgL+4+ou4D:OC$BQZ7r6E=fJ",
+    "9]AF*Pzmp_GYOqg2DX>I9^6[]PypW81PkX+6f=(;=0j-o</*W;4(LxhHZm+F9_w95PY(pehF^*n01pP$p8+2RGK-/n4+5+N2iczi44HsU2i%Yo3YYRh28&Y-(#b*&zE23G;_DO2J_%M(PYmbeUmpfA",
+    "=G=:6q<!mq9x=iXPcKX]G5[].F)+%.3LhXiurVLf0XOtdFCZ_6=,nJqGBN,!KQc4@KX5THH/hI>(E&NFjsYJaF!xU[6*4jaFKaS206#<BFgeKt4[WoW5)Xgo2oE6nPcIcRG5[]<GB)v>0UvNNodh4z",
+    "0WszX4.YlP0WTFYGW$.2Yce+gKX5TIGsy%W(E&2%2oE9mp8+owGBW*7FF!Ik06%asF*Th857PnIr_wZk]4%O#GBN,kYdHWva4]7A$pjzL0W[>a4.Lb1FBLK^053o<FaR%bH8Pz9AK3vlflw$lGT$T$",
+    "*otriuq6)!w!BXPA@d9*o;r)sPzl]52kDkV3g#sar0zlvg,]aBHZ#m64,T0n4+M#z0R+UT2M2Tu<2+MVGKWwoIbBr@1Bg%=H2<5TgTVn0B95Q]1o-6ETZvE($OH.CPy<^>A0G!bi<0YRH2;,z4yZE;",
+    "-f!Dp1dUJ+2vi:dIRF;q01J:%1md0y4+NT=0S/lq46ln]4+ET>0Utm&03RSX-6*Q.0W_+0P!l!runZ00MIU!K056=aH8^tiHj>LK-6)#IH_/r60X8uJ1lpqq4;o_VA0RjYFP-H5GLldP+^.4l#99w.",
+    "!U7+k0W*UI5-OoEHL;mHcQ)DwAD-m/01@F-9yhWIA9pwaAD-m;00ZF.A3r&/3LhXj01s^3T<Nwd8xIE5l;5LTIFnEermJQK7asvK[1q56ISH3g2e>Wg0S=cFOb*ld1Pz-<U.-X00#gqOvY,JE35NFs",
+    "2V<Te.pCc7H2<ei01ll[0>lQ74-SA77&ZV82A<z539]YG2TTtG#[nM!H_.(o012Z]2lltV0S=eQ0^le60vI=^9]1S410M,A03Q)F03JC24-1vEq5%$xO)ms8II!$y9XJ3DzMx.a1*/dG3hvLQ0S8PE",
+    "1IGam0(clR00=&82kEY^0S=ea:^C$aR^HzLU:,974++/tWgiMH00(3b1LXl90XF_@HUJK>Py)PxaSs:Y0T;&[4*]DO15=(Y#[mxmxKJH600X!BUk4%!tOF7,03Qf203QS^.[^4T4*[$L9].u49^qDB",
+    "4+Phs0UkM<%%%YdzqT;HH_/39H<Z+OH8^tyFgM]L1c!wK4#heIR^(pB3asiu2ZfVU4,2]bF9.U-01k;o79/+=)/mz)PyyS50^3V]8!=049]1N17&QPN1_vdM1UESV9]1Q22dtn01eug(4-hY[Lkf>A",
+    "%K-Asme2.V<hUGtH8Q.W7&ibP2sHp71_&jN9y2ijFHJKs01tA&lM5fy0XDr*A0RaVFBLN^053o<GXO7eH8,CGAJG9g<jeeBw4ebm6*DmaFKjb3y,+W3H95%yAJG9h<jeeBwx9to6*DmaFF,Rjy,+W2",
+    "HZh$9FVO)sFy-skA,JFcFBLN^055DaHoZ>Ua5gi=1Rv1:G3E#lA,bReFBLN^053o<H<#3Va5goa1Rv4;GUf-mAiYp86*DmaFKjb7055PhH=_Ga(g8E(2oE5/P%joUF#sPwIRHO!GB7fo1RvM]G@&zL",
+    "GB5xaHvkCco<NgQy,*CPo*o8D9]1ClBp5Ml2fa@R[df,v-l4u,z]^Giy,+U(H#p2C4,T0n4aA<U1Jfx4q0$Er1,(!U+/pH@H#1#T4*]VU3a+9C1^qpg$<2jZC%sTFTQxEO4#)%vy,*V^<bn,r201ys",
+    "P%i_JImiSb0XF_@HUJL.y,*JbR38C302nv@4Ex##5i(K>1gouU5HbJ>Q5iV7D,Qy>P#,@!i$)(GIRHPN0W&Z#+VBArFoQV>i$))IIRHPM0W&Z%03$On**=^8MlW]cIM<Oop8+%g1BE[iKZ@_$AUQd_",
+    "0w0>KHN8*-;zjyCpRH:TaKZu_p8+.51rj&J4Gq>cXCHSk056[bFgVu&5-*@4)QM*wcQ61io&hm1*a9LkF#r!g(TQgtATR(QZZWW34:8=w4+6bV0)jvf5WY]!12>N/0.uR3)Sv+ly^M/u%xDh.ldWq4",
+    "BM$*p7&8D1zEA:F4+)3PrU4HLrG+a8WDf)70UrT102nj;3%*bU-[hKRG2a0gHUJL+zEA=H4,v,!9]JZ34+3^;HvkI0Pz1mJkpT][pNVS%BMwyoqE@oE4*[$L9].@C9^zhK4+6eW2+L_+6$m*G0@9zL",
+    "4zZ921G[n$0#6t+01pPfP!9:QkOv1$4+F-m9]1G_7&8C_zEA_/;+gzGv5*G:BM$*p7&QP70lrW#2sAJN4+*i52M1&i1LXl90XF_@HUJC0Pz2)v9_Uv,0T;&[4-lEIY7WN%4+Hj_0UrS^00Gz(2O.ls",
+    "0^;j;9]$)99^PF:A@JMT0RmGG38-rl4+*lJB;e:+zs3Usm2nRUzRdy(@h=@6Glq,^3&H&k9]Sk)(r*m/x/Rk$:k.IIcnL89o)8A$%WMj>ml6kt(*p@i1QjYaI872TMgy]J4,QQdGEy5bO%gKz8#MqD",
+    "Hvj.#9]ko]44MHFGyoYg00Flg2Egta4+c#eG5@WLD:XSy5-Fh+9v/odO&c/+5-g!EHUI-G0]Swr84m>d8#DkCHvkzk00i[31p&DP4+@DBlK_qogPSl0jnD,T1,H=,47T7I1jol34,WO*5&-koI<jS4",
+    "4+4bZI0%Nx1rHH_-y52XG5@n7$ps1B.wOqX,Z%rb!vYN6kQWECoHic<G>[3L4+1#[r[y*e4x[EP4%Gt:1faPT1Cr;v2P+vmxdj8Hm<5Ot)C:#xj_xTK2<9YI0_Z9S-V2IQp9vc=G7:QW1*pjt4xkAi",
+    "0XP5yVhV,@1eS=(1NFxR4+rc98#Vv^H!C(dP7*f&5j6l02k!]QHvl3vFaR4iP5;&*mZupH2k-3SI8G8V02;y=1L=@1Gfoc&<d+C>P6OBr9x$a02IQw14+ioHD:X1q6EnK%0^leG3.UL!2L_Mp[*TZB",
+    "0#XFEq7DhR1r4mBFa(Fe8y@I_iwPeOFpLQg1,-og0iGKIArE7W2>i5ze*_Zg4*mxVis!)r1g;/34+zW5LkN%gG7kv*jZ=^o90z9!x(Ecc/M(]X1PYs]C.mea85%P55ibKcF#rhSl^rx;=brfW2O/[u",
+    "F&>mn=bsyKGynt<D:pWx2<*L;9]]z=5i2z=O%gQ#8#4eVH!Sf89]ko]8#4eBHUJwi00LwKhmKMY22C3<01@KY2pu/O3kLTP4+nw:8#Mq1i[TXx)(ZvFuNe-pP8&7/1BeS9G1dzLtrHFO5eT^dgaH8u",
+    "1(_ua3$8*9z:yCE[+taDJ.kXq4m1E9G1.pB38T&h0wE7z&j.+bse^O!1lth/,XRK=$x-Qr/nW4Axe*57=E3^s<(_-[)v=Tv%UBNyr-(2V4!4om0S<J*0^a!K3JJKG4*]6z2Z8]#j]wL/HvkQw,$4Q0",
+    "1pw0^3N#fn/o/2o5&]+CGXMnX8xID@5,v6[00b2)I55Ks2.jUj2QtD38#qn;901a43r+_<8y=QU#R;laP7=Yp9t%zc::CdY$@UI!FisOQp&koP2.-m$1_NBJ47dUlG<:30P6+NBF9tF:P8%@+9]1L=",
+    "9tO3.Jq*ec1hdiw27&Vr1&[Fv437pHG[uSo1/pVk4;O$[FAp*=01pPv#W(/UNdh4cWBdssH#2@92[il(E-2U&1Df484+O&rBsnws2oF[K2=cg03GMQZ0S)[K1B)FF->@S7[0R,wQ3V;h2biON1=*ET",
+    "odFL2u@&^g&4:*T0G[vy1H^Ujwfh7BfyhM-#iauTrix+<2,3nD1F56^4+8rk3&QmRE,=6x4-Y);M+W5GL/OYA.2Mfpg(EKoI5IE_1e29p4*V;wpydV!A>]VZ0]KG/4G#jRl^!%;>=5pXlk67;zVreG",
+    "@;:<V4!VI(7jqXmGb^ai0v[PI:H,Ru7yzFk2Gy4u8#0>46En:b3:=aO4G#;+0EQY50#>3;qZ1DTIubDe9]AW35-g!I0y6*v>WunJ0y,8q-S_,#5-FiF0yzK<H_.]r00*7n1s;)1Iubbm4ut[,$lnD7",
+    "zXA=59[@t14+1(CHvZ@a35MoG41_G=4+5iwP7a0r0uLXbg,#C.#)w<Eu=^WeEc^aO2pR[g:[][R1C1F28V-()5(JGe4+n*YP64k14EDqY2^/QF4PylC(>jo32Fa<r3:pddvPK:)l:rX(gftm7m-nyy",
+    "hE5Hzm[bCm5DxMJ2/K,o4+,w$2rmONH^AGy07M77)r.iT1JMc(0n;o<1oWyQA0[,72;=yG1/[Oq4dk_>1N,NA1/ZIG4T>T!1oxH,4,wkTcm=B_vH>=jc<F6V4+=Kyc<!.k%MT95.p:AK5e%M.!T])F",
+    "!W9dz@9lu&&IJz(o!(py$QK+p$OZ>I&v>X(7#_+S01pVWCkCWC3Y@W84GhxMD/!E!H:^JF960aD1P6et2nMzJWDf.:!jAz3(f.(,1E88+3dzE72Hfi@4gAqY6EpGy9]So22M&D)hlhj#4+FXIQwhtU",
+    "TP@--AqkM]i_%nUF*X1%6*4sYq6@GF&P)osjsX%g03QW2%!F16T;_!uSOi5BG/gOh3Ejn24+F#bM+xz)m-o*[Fd+!;fujKj9tM364Y0ac7%^DT2oDPFr4.6t3JdcA9]Jh4yM7A%3/D>q4g*R8tQ,#@",
+    "/<1YtKm$k%;GO&H$qx;.i:4C^Qvs>91)ro02p.de$O8)azgiCij:!WJsf.Mkz;owxH#Vfy0t:67fdK<x3IoFm2HWx&3&k7[DbTK3EHf_Z$aMl!1ab;W2nOxBWd)k$r2!18#]RfR&JzfTyI^@(2%>5p",
+    "4&BOj1;i:.4fmuS1,B6oOR%6,14]AV126_40S:RARRq>q1qGc73&ze66F0pI6FKNJ35K_B0NzIk,XAVDF<OUf3p8LAHuE43U.R)91r#[r0u5jTi8TZ%9]Sl43kJO>3ea[h4Kq2[&/3v3r&b8iAq_v.",
+    "QX<4oZwaS@5(dQq3,0.72b%!>wMiZ@j]K%$4-7F05+pM*:je)3&F&8<H87V46Ecq#4,uIMF9tF+n+F:-00q_$2Ld;[0h]N>oCgy#q-;F&<IoUoHbVpQE,wK#GoJ;,HUJL.knvasg[ut;8V=gUw>QII",
+    "Gcz@z2Mox@1@U*qNG:rq!U6_J&m]8Jo%PEB95f#lGyo0xtwREa-T-M1F%Jg!=hYW)FvCR,q>+;s206S14-r#5A3QVs%tsGVoc0X;sF*4bh5=WV4alYp4.n7Q9Sh9+6BsSB4i1f&mjNU.EZ>tV#0mxN",
+    "v>lUBv&;x1s/7<I7Y>!!3I;4q3FNQ:0L(KF1)vHF))5&wgANVH;H4aDG&t4_95ndtb@v;QAp_-[@3D8))d:Wg2n<Rl6F2^9FaRDg00EQ/2ZaF,0FlrH6E(UB9]k$tu;Y@Ly$UZCGC2SW=ZIoM&+/FU",
+    "p#lz<6bjnG9S+!_G$/PT9_;CR6g2.:<fZxf3K^s0F9kO.03QrD052LdHlzwKZZtFiFCa5D03Urh00r]24,29S4xlO^F)W&b5CE;k2bu#6i3%e$EZHFs1BnVRJTfx;8!@YBGXNhFG5[ntHRcckX$XG-",
+    "s>qF7FNq2pHvkzl#t9z)F_k%EuAV=z#1stIlS36Uv<8RO3J(I_rw]C&9S,ToRt2A=2R[WeH8zO_4=74t9_Ll)3L7[85-Fh-#uN:R7Y*gI%mEGc>ckdwF=LKtIh-HQi3$tG6euz]01pbHh;oH%3=a)f",
+    "4+rnLF$-kj7c[3Z4x$PVKCiaL0Ut[=<]FP&pMMX3tC9f=9HI&(GC2SSiM;G6o)ii8A>:H-Qwhlk5Hge[4+Oa%2th0]I<J:boht-D1@U)R4/&6JDm63!1E&TL35N$7GnD^xGs>7BjtT.oFb;!=0=s8Y",
+    "2Y_;(0LTdh#0wt.Gp![LOphKP6*9*O4C^me1EM4XxdRT%fsFwU;j0RCovt7mIIJEVHUI,30%sgJ#]Z;@69w9e2<eI3.pduLGsg)p8Z]P]6EAKxHvlgnH8HLUAGQHG02em=7&f8:4)DuU0)<8-1GtVD",
+    "4fud$6*BMhLk#W+A1=ro965!QbrUSO1p[*quLcC1ibWJP(gqCg2n0hEGQtlI<(2p0vjYy8m0kqD,$MZBNe:0@2p:x[<dzIlIiM_Kx9J1]ngRx@s8.VsCk_>:9XZAI2p2UU4$CYGh=KZNGxG/]I5hwh",
+    "GhPn@+;f*^4L0ShT=^1Z/O!O-Htyq64.X_@5D&Kjp%NA_015VP4+Dqo1RFT.2nOPqHwCzXHw;8UFD=GW04p[$<(2X<4ihzV4z30S&W/R[-SmhAB;W,8Mg+7N9yRg=0p%;Rg#ix$<(2;(03J601O65d",
+    "OY#UW7C1Ek8#Mp^%&G(g.q,.CB<T<n4Xd==IWsUagc1uM1;8[<0%r[65hFJ>00X5J4+o(A2p.hO<(3RrH_.fD%,d2QAUE-]54Qp35f;K638Dob6gTn+1N9yRyaWyAI4:>aGx7)/Ik2B^1hF9ma^KTs",
+    "1MZ0g1mqD6o+KnQFsTLv,xm(<2m!kh2ZaF+<(2>%MjkZs2m]s74<:e09_L*KE*LlD5eW9P69x7j4#WZ(IPwS>Hvkzq030=^7&!nOGXN7a00dqS1;^$-9^PFBE*_2/03UBR.Pk3)H#Gnsw*fK$7cl<B",
+    "Fro!3GCG+b1)Ay!4+i.jS>tx(L/Oa<8VQ943$=w<1cKli4@R!P5Dx[id.BYyJ@d#s<6]a6q;[BF2kfsC1ONOt4+DZK5IHgr7Td270=#uq4!qS91Nwy!0gq^2EDt)r)e[C,4,ApNF$XCL#0LX^b@N60",
+    "2OkDB01@6*59R_ytrH5I/+*%Ym.9)>2M+]cO&.m_[g(s^1H<el:0]<>CJwg5c:]fZ5D5OYL/OjzU.3c$8V6+ypbr/>twA3FGQkrF,5(2pUkA,t4,NBR4*c#20iu!t0[8t)4f50n1+&(V0Sg%b7alSh",
+    "2,L483E5#dG%+lSH43kQAOpdt4hzWWPY)<9hE4=Z>+kUz.pc]qdI2L0rfdeh8vw+14!;_K4,47SRSc)CdI#$P8as<19^6,79CNUMEiNoIwQmKY(>#,bwr:D.4zQ:e4y76b+8P4Oo)!,]<wRvxH:Un9",
+    "49WKj5i-!r1Fhl#3%&I,2JYQg4-GDW6fxA8Yzxc27#J]pxeN)H[TBqEy=R44lCug1qP@dcSqJp/Fb4gl7X#g^1P,O<0]cegO9]s737:@m0lzR02)6M!2HWN[3WOd7o6u>nCJ2Zg0:UK)@]6MZ4+gB_",
+    "F$]Oe6F2^8HvkKA0;oz/2Z>;N0R[Lb2X>aP0U0xQ1<[2_C/2/j1P/zJiV*.ou<45W3kZcC00-<]Y75%E2;WdF1p^3f1s;%9.pv@%IGqCz2Hn490[ur0/#Xg$lmrfo69wJK!T^4s#aIlm=n45cm-<gM",
+    "IqrT3]EmQGuU!ZJ0SfSbFCsZM;]uUs2mji@0UrZ1xP<-C@ce+LjFJHZ),D9:bPof@[WuEibPpTwI_F+LfB=)9QV%up0S=hVatE3JIS!//2kqEI48mLnj0+D7<aD>@4ub=@5ys9j0m/jin*tA0mE2qo",
+    "sUk9CVRN$HTyGFLGB,A4Wbn5W4/Yp,pN9(%M>eB)F#r!nuZIf[9*O^E)d9DM3lB1@0uS5-owuI:4-h-V54-AOx1RwI8T$qg4T,,K4/>-/G^ICgWQV=K4.hRi4-$x)3lAV,53UK3x1RwI8SM!V3535B",
+    "4/havoDB_+RSz@j9^jkczY@B2pA8Q/(X9jyUJp3YtppBU59I[<z7r1>qy,O#2!Xes0R=rI4+Dy*RtX_qww>!c6gJY<3obb]:(mVn@lD(N*&Z(dI56&,XD.miHUJqjs[skt:JSdS*-WqM0S=<0>gpUt",
+    "H8[W7Rv!g700HJh4-tXJeJ/qvH_.K-iUA)4HvaK;4cq];$frpM!+IMqLj$Fp0S=U5FAO.0=[599>Aw4g4gbTq0S=!QuLLg(Ghf5YR1X5JjuRCyxTgdOmh89z1]JNSsR0=w;yJNB1%;9,.;mGlhI]g(",
+    "n,m4AsRRPM$1x7^hXM^:.N*%Q0^0xY)d3F-fX0vk2:hx63!GaAi>b+4$O0BQ01pTAqh18B$wmd!WC)1@1Em!Up]A^P5bcNo1jj)S1CRn7HTkIo2C/I$3_Uc9t!=4K#q]mY;Y%@DHh:NYk>83110Fg6",
+    "06G#]LmD*I:6rlz&EW+Bq-&;;=a:2N7YW_E4+7rma]O((77qZL>S*p%HkN+_/$RA=fDjK0+VNWt53hjW0S=ZL@U(!4-0zB9oy-Kx>P2ro4,n#=1O&o%KL[)>Hr)XkIQpzf3U369qf[RlIE/ai95e0y",
+    "5(SBf3k4t#0+tB[n5AG32mhyD2Zy,=4*:lu6),:oy>@o61C@qY4!h(.0>y..,P3vsvK$AA#i0QY0Na_H0y+fx1@dk_4vf)Z1(LZH1fzNn0=kP:pb@q,mpBgvsorA<>kw*3qn[TJG6Kol2<e-!y8-Z-",
+    "mpC0Tx4Qxg@m#wrGBq/_1P.23lmP@<4x^9o%B)/t>X9OIIXKS.4,V1Sxd9IijKbOh4+Z*!3JjV83yGRT38aZ(0X77v.p&G/=8>CQH[-n91*P:B4+M_;,2o-zH]q!v@y&a$(Jc/P!RQbJ-UXS1Lk6bV",
+    "4GxurSOVg30pvLk1IykP4BJWyiBArOsuT]NtQiX5oo<!xtws)u0^;U,1oQ&]@L!Vr6qT$Y4*^xb4G7,bRu2Y^uy>L<4,1mu3k]u>I1cK%0Ur!FxPuJ;.a@d*5(1Xp4I4DU4Hr1>dMqnAH34xNIJB1%",
+    "2%XKT0UR,eiWdu.Sq@<*JUBNjkW&TAj]3kFH,ri,I5D_b1%$r;1U;SoR]FyfLj[*p4#)%uSqzw*qyaAgH#qVS2i)I83LXK8bq1/WI1Zu(DK$9pb2:3LImLn!1G<zUj:9Di&/wA<l;n,w)gc1jbPP,c",
+    ">TCB$mDvR=1_)Y1%pNN>ED-0P(k3f4ITsN)00,QyHxCf7m1GO$$qfhog%1t!>yQU=gTn$2=:qr5,d7Ez(r*se%nchi!2uFB00g](4Gy5$R1TCT0pgJ[3XnnryZ2%M&i4ckl3M_E4d[w<6)o3>0Rw-#",
+    "3ZNb%H8rwZ4+EE+3kbKy1PAK6PXo0I49$WW4/%tLD/[_cl3fGS76fk&<eT)*1PhCZVg%$m4+y)ZRu31IvE2a$k!/Qf27nj^s_Q6b4UdWo1B;L!k0A$24cX_:1k1Yt1+0D#Im3DnCieZ*0UsYS03S&)",
+    "j4lr.>pb#F$e2eD1Azw*1/i,70UsDJ=eqnrr<*QK88H9<PYbJ<SpuW#dkU2i1JfZ5l#w>Df*J_<x:pX*5dfa3Bo2#V2K.F!4+6mf9yzNH4+Dv;UJQT%4)paB9]bdpyHE>%nw]k42QcU:FAO.1Jr4is",
+    "AOfC:5f1_)+#nAT%%GkD3Qz[:=G+WEFi#7bzZ3+gu22lZxJ3l@0toiFUI<]x4(Y=C4*]8kQVN8(HV*^t2;N6$1;^Wc3jHGmweu1Q84n5Plm!Rr+g1wtcs_s<IV>0(F%vM)#]IAts>6[<T=_0yi_lh%",
+    "TrD*K4frty%+:)OG<ZB*9]bttN)P<5w81$H%:=$DHZ0]b3.[;OBQY]8[[aYu!w(M&#]aC7$#DYVRu2Znzg@Hf>Gb:*1@h[>$43OGvMV19G:ri%H9EHa76ZnU0]^><P6qES1;*@I.(oJL@pHEE/<AEH",
+    "4D,DP2^mypGBmCAkO40SH8Z9!F9R])qdgBf!rD&:z.2]a:kJF&1PY>5R0FpK3nT,fuMZYOCKNKx#s&tH0^jNP9^L6w8yGXCa14Ni6$Q%h5dyH30uGLfNdv,n4+6QPI1duk&Z+;j<&=Q$jtL(zFwS2A",
+    "8V]w*:Wm<^3*NsR6Ey%1@2@m/01e@WXcISy92hczAq_:=1>s-44+o>10S@smz6&oNGBCoLOb-8Go-D9rhDr[%Xb&&,+NJ:u!r/rNG5HKEGc)gh3DC<37%[<KI^WTW1jqe24,v.yW(eB43kdRn3/60x",
+    "6EM#t2mS-G<QoJ/#]s]/HvkU:i]juS1<avWv:XGV0t31,3aGsq0k4]]4.GI:0QCX[+yV_):joD%01pF^:t>V:DI7A60Us$d[4Wm!)dwRqIQl9G@wb5aukvsXjg)2t,]j:K2M(Qv(g6g(.SjWgEG://",
+    "1Gec.2dwxE4<COCzX1xf1P/lF4+y:fI19X(MiV&0AqCRA0S<CT1g5wr1JnWyqALXYJQXy80t<Ny4+oSR2*oS[yl)D$iw*]Ef-k3*fMyN+(*gsx:jVj&#9-$P4a=4.H$<yZ00qxF1M)ut#wrgJndk%p",
+    "%%%bZl-cDWm-(ui2o)@XV,BqY4y+aj&%n(AF9b6)oYhnzGBn8/4WDEH3.#t6Q4OSzOdB+U.qjh:H/6+tn:,dZ00rE]Q4G8R37!E2vWOTT1U2!e#Q>7[E*&(<Fa<9-4$uh;0inls2Jq5T3!VZZH8ElW",
+    "*w>-WLkZ$$6Dy>y1F,c[4che&1KKek1Te([0YV2]4W5XV0Rzhf8!)-B3,W+734p(/0S/6I1i0A-9^>l_Lj[B_4+6fl5f1=+LJqN443)Sz3Y)>S6gKXqC/UnY>X8U,00l@NIcf*zra2D/!kuIU,>A<9",
+    "@9MDnGBGj5KpHWD(hCWb<C=;O@2h_RybA<kqe%^2uaX^R626Xg2kFWI4,4T*4+Z;5WDch5paB*z/t%]mo<5LA;NlB(Y76e)R0-Dy0iYQVHpJHg0*gcsHUHNF3%K4;DK#:o1qF+iQV#]F*8&d(xYMu!",
+    "4vwE:3-u*v4+V_&WDf&T4.4GLo&g1ivXTJ[=Ti1W=WPN;PYJ60R1X6D=.y7EF#sPOF#rJL6c3RB:0$/X9R]$w6%Ff/Y#(.q06$4FGdR^*4<1]xWCWPh2oB>m5+8Oo*a9z^0W:fG1n#U<A3rvvm1G]v",
+    "Ho*cPkpVFP3I7BoG%_:gFK[(A!U7+k0WyOH5-FiDH;j&JcR1PyAD-m.01@C,4$74hFLyIA*a9D)0X6=wq=]^aKQYXJWDg.10w0k9HvkU>j28^o)(Zuj@Bo1w/-n0-+OKsF3iIs;4*^w!WCMqR8V;P[",
+    "@2!C$ow%L:1:T)!4+Wjy2;8SxQx6K7xSjz5Q4a^#rUMTUwYI7O4:Xv#o&g2l8V;iM0S=$CxSjz6QV$Km0S>*fxSjzD*B1[3jM4%EBMwss!MHXL1md7%9].,99]tx724W8a,vJ&t007M%1]SZg0]A%!",
+    "1rHY40T(#[9]kv]10N7K03QK404>H%005Xu1]SQd0^;p=9]$/B9ytI2##-to4*[S99].<B9^YMG4*^w!WDgYW>n@p^paVY=IV:=R0T(p<9]kj=10N1K01pA-pkxmdhOwRj3a1tVaUTdYqNijZ3pBJN",
+    "4C0>.15pnNqNijp5Hv8_0S<PwU/Ia[.2M:G01o&l0/ps)1o$WuFwxsM4mSa@Q3.ap47:454vYa8Gyn*Zf&&HboI(!+*R^<%W)B1F#vu.9tk9tW4+i!D4+QQi4Ah/c4!-2p2b@Z]8Z$[JI9)Uk1KNk2",
+    "0S:YA4,4:[o&gS*pJWd[vnek)H8TJS@ZyUlv4H_w.kck)0mZln1omz(1UEP60^Q.f3ex8[4+gKFWDf&T4.Cu0o&f_+iW46MHMJ/mH2<5Wot=-;1B3De4;xlxA0RZ77cZUxH#oH=6F0u[1@V],A9pkW",
+    "AD-m<,6jNwz6%buDIa$.056[bI5OA*5-Fh_KeZ>zAT$6ko&h*B03]py!2&OEH8sKlAD-m.g9Q=c[_@=t3Lkek03V+LHUJVg01mY&A9pnXAD-m<zcvM.m.A6&k<5r&A-AJ4kpVdX4,AeM9]kzn:jV!B",
+    "v;vcWi;W=p2FI+n0S=eYC:%8a4,AO1o&f;-4+*p/9^P7C4:=Xio&f=1[$mdk*#Qp@gtDFi0#XkRv;vcWgR,6h2m1HI0S=eE10Mi402es@9]1Q29].,99^qSG9ytIC%,pI02Nec54uPO#1mFQ56EWNY",
+    "1J2Y@2V4&Zr2@KLxhMxr4+F-m9]1G_7&8DLFf<YwV,4^Go&gS(fddaHg8gF$WDey44.Wz3ssR),-[hKRG2a0gH_/38Hmm_/4#g,BH.>ra0R<^qX&(qS$tWKTHp(ImfuLjqQx6HtC;60u03QJ[j*tNY",
+    "viBJS,rX>;@-!g_n*0I^3Z[;&4,3MEIS&@mtW=Q<1P+@62%QEW0yU$W0TnQ;zg7.n&6(i/4+,49kO2fk0j[xm3yWU>n_,,KH0y8zy8-gfr+EhC&jJmAf-I/GlNbX#3AT3+6X_OH4v>:CGyG*Q6k%;r",
+    "n=h7y@Bx7Y/gUwAncEN=GK0r13G_z)4/clQFC-lL#Bmfd!f>7<%Cj8/tf&SeI4tj>5Ddn%6b^oW&X55QAePQh4cM0yEip5(0uJNk3LgY4&xjHaMwbF6GB=MVlD8TJ(h3g/wG0m!@2,Ij>yiL%g:Veq",
+    "+cFOf$N_k^:-;_7$O0EM03I_^0q<qF0S=ZJ-[y)<uL2Jyj;+*KkOBtYw<D9Lk=&bn051hGJD!&V4<.)Y5-A5E!^L!bGQ]WB1(^5i4>c20CNVYuFHSZ$rU<)EGypFTGBp4M<wXliTA2bDG5[Vk-07NF",
+    "GRmC-A5b<>2<b)5Fdq#$$=r$jq!JHWm.Jay<(UjTH2;z5Ob,OmARkLHstE;Ms(cSxk=&br03QZ5gSi9@NyP*P:5]6*45]q)3o]qT2c>Qu4>c820v!Y6vo[^3G=z.KGd2Jp5HpAn1OLGZA6Pk/0w*_(",
+    "m-xUFFy96b3fuB-4=XKI4eh@%FAOv:$pQz!hz.@_$pRKK04>E*051nLGpGqKOEfb81)Ga:4>WgDCpb8f0v@l2rwK1hG&BGcG]Z]845tY!G&TSa2f>Xd4>UMV7Bm1aPBl2D2@n<;03QxCh7bm_y,E*R",
+    "m-x6t03I_m1]JADr,d:vP&F_82<Rp,Cm#;sza9hLt8x!nl;Nv@Hpv1X05AX>2Q[V%FH1Ew00!C9,2o3,kpc&]3k%iR2oDXtc=NhADjhS<q5%Zo)<u(1l)=bL3NkdNrU4Ex4+5Mk38_RJ3ghB20QL(5",
+    "oUs88sG$,B(Sp(e2DJ1#4)n]f3AVTb0j&fL*_kG6)[A@ty&ndc-^[8g1S1+V;C/5(,lqWpJ0Ar$hOPk*2CnoL2iE*K3fSRF1)2Fd4+pT7tN[,RlIa%;pNtO&jR6UQ10M%8kmV0Q3=Fh:fGiX.01nxw",
+    "0S==[0UrV^nErkR[<zyz+o)9tw=t7ofyJ<@4%]=62r/iU0S%#%w*dv!x:6A=t1S+w0SCXyP7ec.1qp(uE(*s34Bg180S=KA@eY6K!JYvQy_P0t[H6yl12i=.0SB..0t;%KSO]at0wn.2TMr0:#S#w.",
+    ".:xvd2Q8HLPyp*U4,1:u8YDG1Lk[uc0u;tz0Q<BnII5=K19^g+0iUS:1)rf>3)$Wi0)jdZ*8@!c0TML-7c:A54v@EW05bp-G_v$]9^73Bv/k2rn2vZ41l9WA0SL(r4-$vG0TM9)9^Y3%3:rD*5COnp",
+    "1*P:E4$cY[Fo)]G9]Jhf3MV%;01d6I8UY*x=XYpC*#Zv-+WQs&Ee[O4tZObSIp>xk(WR:aAF/=3tf_PWGXN7Z00,Fv4)#6.[:ujpfaj+H3ycB+ng]AP4,SElR]^HAL-_[!4*/ff!T^B4;*a:<GXw@G",
+    "I]=GL0y/UZ06B!E0^E9M<_%QCF*#HZ1M5c(psFhX[UZ$duqy[sH#j:AJP!j;9[<7]8a4nIF#rmy$y5&mQy%_]01TMC0]!$WHUJ+3H2<y_Hvk$k02MO-2bviV3ZlJK4pSO102ed:7&HJ61D=vQ05kv>",
+    "H_.wj00F:52Rsi0Qywz>48gai0S5U22d>pC3&p%t4pSL700[X37%<[H12q620XF_[H2;>t0T;g.9]Jc49]1W43*Mm;22&>7IRFm:p93!eH8E2QjhF)kQwPXO4++(#ssRpD3+L.:7dTQFHvk>4GXM>(",
+    "y#<,M0_a]@7&ZVO12q5,0lWqqHKVfv2U8d]051VII-^khr=6u(9u>$r4%3kk7BL+iGyoPe039*>6E*iV0Vxe07dHSMF#r^h03I/i$ru+g9vwFT7cu^HHUJke03A4Z7dVyy9WVeFHXaM@0Sl6:NDUnp",
+    "G5@&X0tlW19W;+JH_.Tf+c=%jm-wjk=fDeal<SAyv@7yG$/x#r&xcDd1Trzzyw3p%gwp_JulyAUq=SWNG4b361N.EnHX#oMlAr.wueurl%McG4+q;!DGtH+o2Nejo2<L.t9s$b(3WBy21JM^]>yH3R",
+    ":AV3RHtM>q3cX1WfBd[74+HYF9uLj^<U$Kd;zA2+N-5g>ya5jS10M!7n8E/s7&J1j1rC,$AvP;23yuK_BAx[-G&TSNyPXve9<L/%2Z<[x4_YTPp#mH.js+i4H2=L)F>xzu4.e2Q95KhC0u0dz4aET-",
+    "5HZD^0t(wY1F4h:4+iWCFDEuPz6A!;%@y)$z6B2i]FpgVA0RTm1qJ8%XdnLpFuny2-jbSrLpV3S1sym5FC#ZOzXcx#IsFPBDmefHw6iE5F*m-j4+Eb49v:q)[R$H]r>:7%[[g/RE,=8xvN0b,G5,oI",
+    "F*3*j0Q/P_4.o]@9]$q-6(1<wgbM@bhE6XrFf+#mDKRpK3kLra4.d*Q2HDbCAAkZf%LOenHUKX_GdBPnHUI$ZjvpT+HOvJs1_f4MFDf)L00f%bQXeuo%mpt3G&TSaB9ayc!j2a&fC4f&%mp4cmkSR;",
+    "mKH2BFvtNAH_qI5A0#u)1s;^CnF]jpofZek:DK@dGR*^a12:rq4.n%#2krgC0S]xz%:=DfnF]j=r4^CmGUOW&H[-GHA0#o)1s;^FoC=-rtriE[$YdWfG0z1b138/v4.oS>2A7i10T1p0<*56@1p/S_",
+    "4+e.=0ci<p3kLdX9]bbt*f$CC,8c/y1$sC)IWROhG4C4/ULG[71q5CnDmB$61l@c50S>]z3NHjQG3;JUA0aTS1qQ#-w*e1-0[RL)GBY%Z1urWzHTnt-:nk4%GXOp=GdGw81UnxpIG6.k:uL@(,xV(d",
+    "GBl1cFC#QFm.0pl#1#*L0=b!bGBv*BEia4#H8^MvKL#:3GROrlCpI$x2cD#84:RBjF9J3.03RVXjne@L(_i0U4^k*U3N1J;056RJI5Yn%F9$L:kqaLuH_.Ko.=&%yG06oV138fkA0#-dA_,Rf0S]xz",
+    "#xXuKFgJ&%Egz2oIEO4R1_V__3oj<$F#res%$5NUGR@p[1T%oYEgv5,lnVr^0]N1@1P>1$%LOenG5[^,0W&j)EFT9ms1>e9GXNAb%6/a*Gt31q0yHuJ4.x7,0,XZ<yygQBfC9>_9yON:FOdN;IEO4R",
+    "2QxOA3m+:s00V/IP#,5X=&1IJ4+EJC4.fA/2)Wt80S]xz%:=DfnF^wI0XQ:.EH4K$IGhU_D:wiXIP]:,A2K!11s;,BoC=-kvla)rtHA*uxdJqYEI$P>FgO4]8#FLE01pH9a0uMM0^ZLnX9b9:MjSJ%",
+    "hyn.@%EbW$kF)]04Y7y.4uXRN4+Pf+8Z;a]1K2DC8xIP,$>WLfzeo/Z[rmwR05On@Fb18LcMvkv,U.&r/Ce5-P%,k)PA@lBD/>Gg0uROk#QJ6*i_%wE0uOwozzGk&0l^66561z(:1q#*0r:(CtpUfc",
+    "YafgOHsAse#[t)-b@OjJ@2r8E0m/1iAB>PyixD5j0Wgda4_>wb6b^:Tr*-R0@9^)p*c%6ktv3UO84j@C9R.IdFb.[62;Xl(3l9Y!067mI-F*68kH,lVH.cL,vBCieh#3o@(<QQgGREfu4-ZG;OB6J=",
+    "j]mSB%kHQF4vm)q1=n814+PDc6$2#;8m6&VD/[_M-tvl1qwW(4<X43_8Z+tt2m.B92oBYC5H%DJN3PBj4/_1/7Z1e)=ounQ9h#hF2:q=P4+65z69Xb212L0+4,3n>0^e0:hz36fH#0EHlLP>63J#3W",
+    "0u(Ko&jJqsrNjXb2*a,x4+XfKJqgVT4:0ANWe4g34,n-y$N:ZOm.A6Li<*a0S]0=CyRZWf66FC8H;ESH0UI&eyD_3jH!%6m6E6ZcIE<Mg;VM!_.pZsj7Y>*SoMi[c1q,*Z7Y@Nvn:@E35Db8>1P:#r",
+    "5(XLr<dh6XIm(cj0R<ns0S>mol9&Ml+x:746xIPBD/@2Bl$/rz3e=D-Hvj[A1L+b1s[s!d*R)9n!T^FS@GQy.05t$7GBlt92G!.b0igU3e,LFgHDhIBIH8;>0S@7@4zscY4=n3zH!%PYM#,@R4/I%a",
+    "57hzGvI7r2xdIQx1-Czy0S&8_0S>yt1@oRi)#=MCC58tN4E3<D4;A2BK%o-4V_eu@4/th)4-z,V0^m[153C8HvjYz%>z4dPtg[0TH&>PK4G%+L4;yi84]mP80^nrj10G#zA1p1u4i6aPvjYz*X%FNC",
+    "wWfjr4.)Y!5A+Aarh)+t@LhEL1Gxwf352u*4lWNKkF*0n5Hv9]-o%28H8M5-E-%#+F9]s>051hHG@9f[3xeyS0S=yA4+=:INk0WJF)TO>0irnx@[7v%hCK(7MGnIeKMgW0TW0_JmLdyN9]SY7-Rgca",
+    "Dgp,%o^-;_2JP<k1N3>ezrg>s)8ujvy+#8$4+7ad4,&<#427Wy2eJ5S5-Fh_1*p).0UrW4#McA=&-cGcuJQp7Gmhr90S2bZS>Gj14agn/*#A2X=(zk-;5AZ8VGiHi0S=z[0uK(1lNJvRlZOuv0<VW>",
+    "4:kY_5>S%+,T<B^Sqhh/UkX$Y1.CpX4Id7B9^qFk0uB4J0]<ZVd-$m$Bc/lk[;bwg-g$_wthJ=A4.uYUH!<wp%:f9Ixn%=Vz#]UU0Sbl(4yelu4,<;a4,31V2oCiL9^zeJ9]kg)mmEJFH7qxXwF55/",
+    "Ei#9,0^jXp00.udIOwzk3M3C1#<,JP1JS&p0SVef4+HY.1rG/KrBx3KkD:z$#Of3U,]a:Z2.Mrm0SV&MrU4HOw6g-P&9+hxJnZfT3(SYF0S=Z0;gcLeF*X1n9V;_31@h!7>AmnQ$[7zewA2MJZ!/%u",
+    "i8_)4GUV.BA5/Ko9S/H.o&*K+0uLVT;gcLvD:9ys2L,7k4++ld1p!SD6@KeTZ-ppM4:0ni1@mIr1Rn,103Qc6r]JbC1_Q,o9].!64)cF63NkyT:IDg.TOT(v;g$<lHvkVxzxf6af9wb!2RGL01s;@8",
+    "%mg11Gyn$t#ZNB=GdtAk1rHhQ2p;@a03X@[Hvk>8Ij!mi9]km>1RoJK00yzyP%jEJJFDsi4<K+.A8#;QqB]ek0XXdlF9$I(,s%Mp1<Wj44,_h*1>p>tPcI5JJKX984-k(VA8#<J6(8FHIqwKB2Qf3Z",
+    ":IEMLHlhR[88;ab2LPIrI1dW7:IDx*<CXlZx1Bp5+yOB02p%-61BC/H1^!(w1RohV!Sx3p204W91rj,G4-srFA8#.D1Rv4;G4cow#rXmVg:DD5<(Kmy;*b19[@*xA1gQH^4,v,Up#cl$B<[3K49h]f",
+    "7KQPz0Rgm!0^lr1B<Yd;B<Fd]a0/rq4+Y7O2Prf-02nctb>I_@b@K7Kngb[<GXM@J$BzduSTr[P4!i=:GBW<qEi^oEBOeAhf]mm;1vNOC#W<aXCo(hu4+O,XA@b*n4.7M[t=p%4H%^h_HqGq.9[<H>",
+    "2*WEM0yNF,0v]v$03RPT054ZHIsHWsK&Q561LdX(9W]!o0v_oZ054ZIG2#LbK)kkR1Fr/hH[.OBA9pz80w1aYGXN4a03Sa&;(G5^AUVteADjU+01c(l2M:3y:IXln0Wmf-nFT+5HY>E(:IV+u0w1aY",
+    "Hvm6.I4mW]:IV+v0uNZD5D!DI!DkP4)#;X7oB/U6Fw6oE3*-9c1vdAg4Id3P01qk6ovr_6#=whP2CbxQ0wWI(q0.8n+2-Zu2[!-A4L1M^HO,x>0R=/h4,;q]4,;Iut=pqqEt/=94/&A^t=o;77as=V",
+    "osb6(rr,+;3(cLb0Ry,h4+);H4>eKgt=qFtGdKV*B[Mhx9^hFt&>fS2&7H0RGBY;daSsTo,gg[001Ke/p#cvAxwldu2[iy82Q:f&Vh-k^0UrQ002ed:3*>>y1l.827BSfY7d8MN1_i^p9^qME9X0;D",
+    "63CW33!no7!vP,%GN1z/12T#u244:WpaUNXGXNh4GXMr+9]^60z5)*p;^HH!3y8A.9WvvLtpNz>:KqQovs(ke#_Tj^)cObnKL_pUT;Bg[05@jb1O(])9]t(UR0KaC2[<pQtpNn4/;M/BK=,^ZR0p<;",
+    "U:=i9ic^go03Qc3r+[D]9y9M#1hDoS4+>*%FHABp)l&q8D.1+f)l&*29_v:$Q!fiPH;qV79_m_*Qx6gM*@Wao):8t=Ee[Er<EZuQq.s$%):AJ)F*pDhHvk>9HP/%gOg8[8H!;VkIUk][HP/%wsR1)N",
+    "03V$JHP^,R,vZfF56A)9Qy.-^HQQ4koB/i5Qy.-^HQiGm$N<FpQy.-^HUJ,,0X6>1,U2oNAIJeV03Y81HUJ,,0X6>H-sP,+,%^3op92:*-8O>jqyrBI-8PC*(2Yh97Q_FM0S=GR)Efx,wNws>CIS!,",
+    "2g$Wn9]kb-B<Yb0B>9Mf-8Pz9Gyp0xFaQ<b03J604,t&^p#cvk-8QPIF*pDYy#yII-Zrj+HaX!v4+h_/4+8wtH4hTv@k;>21+KvZ4:7[^p#cW(xC1W(HaOu=4(!eY4*Abm4&hTTKQ%T0FCaBG<.1P[",
+    "0WslIBR4XRKMjLP4]o1hAF2U204O&!&=@[kKM!/1fM=e<0pkJ>Hi/jdKgi.-4.XC_AE=O0-Zr3yH>QSra5Xi^0uQPI]4--rpc5T3knRT@cQgA352=wFP$M@n)mjeT3J,Xq%mW[)0WsqO5-6cEKQ@V9",
+    "A5Avy&I1pB-ZqL_*7_6V4,;[34:Q#Ip#cY]hZ+wE!cYzW91jrG@k;>Y2[AUpP#+C801r0Q@k;=<wi*u:*#Q;cO%Dd*Qx6XKum^$[)cT.T2jZpL0S=eE0^P<_4,C^$p#cNA84n1c0^l;<n:7zQ)cT.T",
+    "F9b6*,[1!gk5La5()ytR4+5&Ncn;6v$O8z#*gOvdpaTLU4-#kF0]HSG3EbcZA6PWT$O8k3%_B5o*#QqA#:fK$QV&wb$O8zR&=!+apaTyDj3WkM4*[VA9].x59^O^94+F1=J>Y#KW)BSIh+7[GIi]n=",
+    "9W$HzR0WTSJPNDWA@60+0^TA%W)9>3149oAi_36*G2:GtGcr_LW)BFx0Urr7.Wm$gLJtY_=bQ:_.x:WN<O/p5Qw!b!1jfS!4:-aaFAz31052aiHUJ+LGyn.Gm17SA,ct%B9_Cs,Qw>D40^74K0]z1w",
+    "-ZqYe01p@FodXy+01D(&1KutNkdQtMt%;Z/gN[oN59CunKr^cx00Ep<2c!ZH/2Ha!kqI9LIp$Lz88iS0+MWUrM&;s5Z!s[6wzUBdAo#RPAFBZ]=o#);ATa1t9_(3P9]ko5A09OT4;l.N2Oow4H-F.A",
+    "=8ybC@br,KGNc3#8]qUZ1_vd6N-UuwKe+1$AB>Sxi$V>xk&Hbb2R7]f9^>eH2*!$B9]bt=QwXu+W)B.v2p;%V00h5g58VO(2p%_A1mqL_.4z9,:6Ql%56rYT2$JV(9]AM_Qwk&:9WaRr9]kf24Yz=:",
+    "4[+QBAKd[r.fj220x>4C7zOvob@JyB,h%,NrLT4vIp!P/ksBWeHlYO[1T>E(,:eA-[q])J;hXTu83dP.4GqA-1T,<.G8zi^>W/kX1G2jW4,T#1Mh=w!1rGzz1rI*8f^[ZtA*Id-FWdn$Fs/$NF*5)K",
+    "k#@:lH-n^!6gI932A-)x4+6ba2>zp!G>49BaW&lpFWmt&Gp@CC0W].5GB5xMm9q&Bj0ztFIDxtY2l/L_0S)fU6BszKC/8bI4hp=UWDW4VR[/Z&!;U=p4+iEP4+fXSHxAwf0%irIl^jHQIFJf2J_c1=",
+    "510bdRtd7I0SL3I0SL#N7Y>x_Rt%GkM+t.$0^X5o[I3HH):a1pt$YA)4uk0g3!9%j4,Cq/77pYn4,T-;9x:Qf1<iO+4+y@BRw+3#XBsv1nmrEz*-Wal<oft9#sdc-4/4KR2OnBF01n3l8ZzBh1/a5l",
+    "4+Y&-4+P2HL/O[!grWft1mIQ/2vi:dHvkwm00@q&2l/+f0Urc3y>p9e0W;tw&n=!F.yJ30IWhnrAUXGgXfLJ#FgN8=2EMXr4)W@p0S]Ziifu1gGBAfs4<R,DXf8Q5)0qbkc:25uAE=N@-[pVd2p:N-",
+    ",kAp.AUDhcAE*H@.yHin=9usG,yaWf%:o_)0W+Be5-OoEINk_$cRBk9AF2U000ZvY0v.5@nFk+tG2-RsssT3u5-y/KKQfA%2Ol6Z%mN:r0XP5-4el2YDdtum12M=^0SKh*B;]1!0]z1tl$r+ww&4N_",
+    "2$Y%!4+7w;JsU9q4(OH#9].)84+e@-4,/Km0^hY<7&18v<Ky!M8V;uW0T;t,4)Rt7t[M*!#[nKR01p(jm[./mz;^yT!kAbeKQ+Le2M-aki&ze(/La7HFaQq7Tn+V$SPupMRu2%b>(TsXhKyJSf:#N!",
+    "<&ykBtOEig4OI<8j93onmIn>B%EmGe5Y=vp4/TWnSPv@C,EIx4tUV7R(A[naOb*8Z4,.<yt=p4()ZK0l&.h>rG^hg22V<Tkx9S5A3gEsM7cu5G8)B3w1GvXW4v9Gh*[FF6%l@oi>^:Ex@r45J4y%m-",
+    "6f]TH31S[Ik5;l!G*$#/4+zNKKQ9S1HIG*XrKNlxGC_K)#_2QeS1%MaHvld(IRGytF))x.KM*o8FaR%0G&lexH97YJ4+4,=3M3yJHjq_z0X6=>H2<y_HUJ+9GyoPi00(FZ*q[Xr)S*fNQ4ZPc1>h;g",
+    "1>[@$ngI>GkXJ83HZTAfHvk;r00rQ@3;G:RIFMH#p#e1jKdJ#VI57YpodGofAKwBs03XQ#H2<#r0yO]1M:PNk>mm>L3XP%x9_(6F2oG>HR^b9*>6Q#bIgp]O9]km_1RoVOh;<x%Hv2&j1cg<!k<E/-",
+    "NA_prA8.B:S1-NDHZ%Ya1FrH11,2atzjO$olRZBNH!L-POCK6F00@rYJRce_)k@mLHZ!mUAKd[tiU^VEHse(rII*3(0SLx]OFsuSEH.zN9_w3Q2*IWtA4W3dRUd9P+7.wlNDtisj0q0_+!h1O<GuUw",
+    "xB(wGINekQn(:AK4-h3BKW[QHFaRIp0W#NAC=9er7&ZU_l+DQj9]bwrR1XB(yGIWbviesE*Hj4Z>evf$024MFA_@G&4+ZAYOFsrOG&HLw4,WVx4X:*K1iB[/3)fT#,<pt6@u/7IVGh;+3#!jo1^q8A",
+    "xjhdj*HkZBHZTAV#[:tos[sP*Hv-@I9]knnR4)WKGyo2<s[sxD;=h25*HjM(R38C102np=3)fT/IKcrQ12WfC4)_A(4Uq3w4+FD[uK=E0qvCBJA2t9#rU5cHHP/)IpsWT9-OsjA#.:U&c9usUssT3u",
+    "5-p)IHnZYwFLyRH-[p$/0lHTrI56V=4;nx&Z4Vray-uYEK<X>@*Hk4qG0Xxla5Xi^0uQPI<L2<6@)(aJ,U/UfHvliH0XQ;>0unR-9ys0#A9p$90w1aYH2;#[yapdXFwL!QA0RNy0w0>KHUJL];iUX#",
+    "*Hj+=Hvk;u00=.q4h*j0u:lVy<Y1gV4ad8o0S;zx4/;i4uK=DOqQedkA:@w+0TnXI8V;uW0T;t,4%bu#t[M*!#[mxj*HjN5<5!+N2-G&s0S=eQ0^ldK7&ib90)Vk<4+w)-4,lo9Qx81Jw6Osn1^m)h",
+    "q5%&30^m3(w6OsKR1XgG1P;aJw6OsP#O(tQ2,UM@9XJ3F5XrQ$0Urx1ruU)&4,ewK2oF2Sw6OsL=pR2z6W-+36v;!)0S=,Lkx_yh$+WQn1c2!T4+XL3XaXY,4Zb4]/Boh<Dd:./24oAvttJ#X$$/pY",
+    "ljH:,A_t^zHVo[yHV+8vw:APV8ZZDa3NkqWD:63#9^6^B8#DkP3o@&4F#sP5FaRnsH_/pTF*g7kH2<Jb013:a1Pd^JIV[)m6$-Vk4hbO,3EsC[4;w5H10N>ex#dz1f7mY%ShK>f4+Q4^5-XuGGXNPm",
+    "As-+6#sd#h+Wb,vX2t=#OU2f#0S=Sr0^;R+9WekYG%+C@J2J^yA5k:4w*w!S0W!,2A1F1E2L[#RI37910_j+QFFZ9c#sd#h-p9=fmjT8D9_(E32M*m38#Ig&2IKz_F99n#FdH!d9^6(A5F0oE9^71x",
+    "8#MqQ3p4-5G5[Mf01T@U3*HbP3pg(uHUJ+BH2<nk03QxAyb%M>))Wr>[P@RiF(Ds2IK&1YYBrI]0^p<11]KUqn,K%q+7u4_lJz4AAs-+8#sd#giV7c;0Xg9mA1=VS5h5<,s[.Z0%mW!UAs-+6%mWWn",
+    ";z&VDnE]dCA1gDS5d+QP6dp0i0_t3V4:-r$0$vYM$O9jk0W$y^Ej6GK8!@YN3o!sIGC7kF9^76b5F0iC9^6@v8#4eO3o,y3Fq04rx+4sb5DPCK3pM_7Gyoq9GXNVg00+7g4+@^j9y#O^Cpa^BFFZ9c",
+    ".QE<oIQ+y=4^Zo6A1gPa5fU,T10FX388-yxJUGY$4=oZ>AD96*03R;pqY)A^tOFi3%:x,ZAs-+8%:xfoiY6bI0XWSAA1gA>DFlPB#Q>fM6e&3]ArCz36dzJKhbAAG0Wrt^4-s@d4,%j/2cr/W+5w;6",
+    "4lf%r01peHBN[LO6f(P*CISZ!0MqdV2KvWREiy3xDKI!84:-//0$vYM$Oa#n0Wts&D$y(hj^,!yq%[ns!4;Q1A2:4Y6arokQOE,ym-p5aA1=nh5d=uMD->t=0^3GzIPw$%UJp=t10R;HHUJMP+$jcy",
+    "tw9d_/EfEYArCn16arokQOE,ym-pKXIu9G&DGv9;11mW&veX]2zn41-.bogqFAcDy.pBu5%F6);wBQ5^28WhB2FRr*7AxD9A>!&>Fdz%&%^)k=$(jKUR2Db<9]1W47Bc@CGXM[h0r8mP0Vy*uzFh[Q",
+    "%m<z(gWzT!F@32^2J<KH0S=GMglP[7!lVNaodNrp-sF-l.=&%CGL6nJ2ImADHXso.K=8Xv88rX^z<JD3Asjhj0YMckga-4X0sENZ0S:=T1q!IdngIs!r34QZ&5F4J29.]Q1.KcF4+6ZIC.VrXhyf1+",
+    "-g+lc5-#L24Ktg_0xt;RHP=:b4+qZ31>XZ^1vj3Ub@v,u4*^Sf+yM)Uhg/T@%gbXBHo5_0&c,tWHUNZU4OjqI1hc4S4wL^[R1XD>,#8O6*/q,H2jKVz6f^;n4*_qh9]I[5AL>CK2fNx92TupekpT+L",
+    "1Otzy1Rnt@yRV4:1exwE4W!r_1M/qy8#YS-+y(##8aMWXCkX46I1Z@I0^lx9q*V>IvkC[ld/Cq$:SYf(vYFxm2(zOB4ZHtc3fIJD4VA(R5-PtHJRbov@s7Xz4yK>y6f*9r8xE(a0SL0+XAOwx2LnC>",
+    "@/o0R0fpTY9_oiV>E!Sak#GWP4,vE72=lxL0uJ$#0V*:rC/VNx#RU%j+71Nbpgjj74+Wn7A0G@g01Dg&244:b(9k:&4Z,jS4-iU]1Rn!3>=478G^gca2Phso=a2Cm/LQb_<d>0,hW8K-3Z/oW0WSwJ",
+    "H1rDuK=@[fh5]Y=I4tO;0S=bU(*h40,;Li[w1xr#XB0V%0TDNi3l7Zz2bBQ=!k:E#TL.Y04+qA8AOp]/2FQRQ2SEyi0]W2[0+4kN0)zt-HUJ+AIRGCHH_.3Y+6D@k3IM,L4DFx.3ihl46f*b,4+Zz(",
+    "0S>FW11m8w00Zs@1f_HW2[N7o5-*>@iq#7YTMmZ^0P$xJ1D=v9.k>qN4EpDN2h<gW4C:HW1RxbR,U1&9G<k/64:B>V9yPZS2h@sO3B9BR28s*>>lIZ;2K%l74-@Wd9]AJ_6gL153BU$3H!v(N4+EkD",
+    "4B<[84+NowAOq0:2BU/>2SN*;0]T5B0rK8E4+5eC1(&l+9]^350^l>u1]I/4051SDG1;FX[eTDvqpt@L2K_HD4-@Na4+HnSeg&oh9].y>0]EyIrO(O%3]kKai311J#F>yIEDVVQ1+Vl6F9Iwz>K=Yw",
+    "q5%&Is]FtrGXNh1GXMgP77Xc(ZUgF%ObM9H2M,0S1]J.Z03QN5i_]%k01pbQ1]u:oE)N2X0];01ArA/ri68=e0S5kwAO^GUp#uT=0]SPgC/UXm0_9s<9]^1D4,cva9]1J<z5<u$tV-:-83ebx5eI_d",
+    "Ob,Y4m[1QKp#vWSGSv.gIjI2-3athNwgd!:5DZ%m%n2U>H]@7@H:KmO0S);*4+Hsi0<B(L4+6vy6*/Jo4+>Hu9^hGD9]JT129&FO4VIf409*swy%7%zmHY/E9XO%@9]ASD3kANAe,8/61>uA6IS&J(",
+    "0^mA1jvxck0Sw%ZAO+<ywgC:/[s#e([4Ngyq5_8*03QlD01pqu1]I/6;hGz9F=v!e[tXGj1Rn)B!3G_4IRGC5IG+Orz26WI3Bd*hl:r2e5DZ%n1Bn9-gy=gR46u$52J8P20Ky=.0E7z&#/mwC3abVm",
+    "4:bTE1T>E#*61G$i_]JNh7lAn&Ib-R0]Is*959UoFA6g-*$y8HHLL_@HkJVo1N#pMfT-)%47HOW5HixYKn.$_3!sNs1MM*b>uNY#0x+Wk6gB@K3ON7]53B]s1UB#t1Dq5L>MvG6+lLVd:au7L2IJNe",
+    "A008I10Mo302DQ/0S=kX1@[@y0S=O[5Dn)h2j,O=4y6MKh0_e/2SW=]0]Uqg5-4oTC/R9r6*1)k4+>Z!9^hMF9]Sf41+9Yz3h;X(2+xHP1ligT4+hExA009P9]AW36gjH>4+>c#6F2]>m/FwG45kAQ",
+    "1ecf_1JeNrnV293MG2<N2hib50iu[L4+5wI6gB@K3ON7]56%W31UCQ@HvkFj83:QelmQbmr_;lM&IS)1t[<vU00ieY1gilL3eE,uxsMSK1+o4,4+D>[2/CXL0S7G%kOKp>1>O._C/QSV6*A8P4+=*j",
+    "9^hPG9yb62I]aA_2aXT_o)HS&2M,3g1]J.XkOLnAGXNAf01pYc1_WJ;EG@cNkOK&uAP)/qoFD>Y/QtiSxCRQk%mxSNoht$Cfk>Vnr_;Jw/1(6AIj92.54Z*&1ULW[H_.>p005!]2kz^l4+!bw5)U1y",
+    "10M/Dl<c!rI5MaM0tW>[vaSIQTMpm^9x-av1iLH.te+qUMGU9]BQ@AMA@8kk1:GM7ya5ji&-^n5H_/0v00KJ&&-]-;AOf,U2nd+c4.80H&-^13!5]+4HJTC:HLC#+3eW^.GL@@Zt@H4d4yXejGKdWX",
+    "o,7F6p&$oE3doZT5-XuFF#PVy0R[C50-+<p48Z_ekqHF$5)T2H)(8hFF9j>!qPPJRH[[>#8#S;)0^l+-ISP[F1q7(vR1Ce$ngIpJBmpH3mii$8<EHpB)&v5/7z4M#R0@EO2.@6-3V#n%)j1O]<f#mB",
+    "Io3HOGc(dD2X74JtPu@]zkCU$rCkp1#<>)2HUl3G<r4Hi(If+xGYi,@2!S-Yzr6;mHxED9IUf,,jg.!u*a,xm*#[2***OX+9_(H;IUG3v4TSqV9]k$uIWG+]Guk,[-syp>4+z:h4+5PP1)t_v9]$tN",
+    "3luel1P/)Gv;mVM3j]sL.U$Vx>rL)ZHK#TY8/eactO=9eI1Su77&QP0&aVgz+=.=&z90pqn<bM_+&V2ZFaQqu0Rr4Q4&_Pd2%70jA2c!CIv6zo4xyR;9]]zA4I;)!E)N5+4G$CCIs;!F4cs_m,j<gm",
+    "x9:]EHQYJ]!XpH;0UruEgaaQAH_.;lttSCE9]SSnIs%vh2:0hpA2c<HIvh3t0%sI7rU4HM>7f5_00oE84GUWj6x/!k(E$eBItM^wp92y%02;-kIt7:<1:OQ52[fMrFAp&<01omK0y><=+&T!PpG*bY",
+    "r3eo++&UaK00aFv1gQZJ3cv-vIRFm;+KN377_DE1Gc*6cAO/DY1L_rc0Ri0+9]AO<0]t;_dk+et0^l>u1]I/303QM^+&T!]i,G]Jnh>r_HrzTKHUI)/1gr^W3Y]eSIWR0P4+EbA4XXwNy8#Q>Iu4@v",
+    "JP69Ot=o>&It7a$1->#q3abVm4:ABAG5@WQ4+7je2([;S0TVT/6CX4&+&UaK00L(O=8=nHhe0zrF)S>*1B;R;6Wlrj&-bVAItM@up#ue!sAU4&Iu4,&1,Aho3OS(z4,cvaF9S0$p#vWTGu%1;usaBs",
+    "/1U(mHrzTN0yotT2G9Bd4+=aYBQh*54+EXb0^mA3Is;%G4cs_ol#K@l>mL4BINUk_[vQS50uKtq1]JVI03I=[0y><=+&T%.l7ayQv/k3C+&UaL00L(eG=qg(3d05jjTa9CkPr>Qw#gs=(E$zIItSh8",
+    "ZU&PU1EK:9+&TuJBLuhs9]^350^l>x1]I/5;hGFUG_7A:ls*Z.1TQo,HrzTKHvj[iJOriz4+>Bs6Epw:jSvi54+Dt.7B.[E2P>PU0]d>Z4G#p]Iu$v[0uKtS1]JVJ03I[]0y><=+&Tl&nh=/kyAK_V",
+    "G2A*I3pl464+<Au1Mn=eufMJV3tJBp+&Tl%0S(+b48ey82g%]n9]bwwIwUzZxB(vuIimv)53B]s1U2vs9]JYqIs;Pg4++$t4.9u)+&V7@I5fu>9]];G1]v2sE)N5w0^mA3Is;)H2i!UbLky+=A_!7G",
+    "91jHCIwdqP.pK[1$p#+^H2<wp00KJ;1:8CW*FFZBl^sNsG2A*HH_-_OmJtN20S=kw1]v5tE)N5y0^mS9Iw&>W00u/2s2_OQ-(!4I+&T@Z0]nv)9]^3B0^l>*1]I^A03QQ3+&T!b#SarRr_<B0HrzTK",
+    "IRFA=1fCEN3aUW>gS^b:u$LMPTMq+_0_a:jItMKbkOKp>1[=WmIt92N1.wKx3b+Oz4:kZEHUI)U4+Gpf2,%wv1ke-8H8I:e96103u]EW:0S=ke1[68pKMw.t0^mS9Iw&]X00u/2pCBVRGN/O#+&Tu^",
+    "A>Tkv9]^3B0^l>l1]I^B03QK2+&ToS9tgHUKQ%KrHrzTN0yzK$p5]5$2b4hrvi$@EFAoE$0^mSAIw&]c00%@3sRIO>sSOO:ItAVz1;U0_3eg514:tfFHvj<V4+Gsg2&$bC6E)NkA15*0It,OK4+<JP",
+    "4+=b80KYZ=FAoE>uLlnr,a05bF#rce9]1bN69viy9]$-]hZ+r_k.$SMRvIzo>y[61HvkRJx);75H!@B=1TRfCG=6YU1&+HP4*]xR2>iQvArIyQrtAbGF)-C[0S=]a:-x1u(4[XA1Cr/z10o*,G06uX",
+    "8aJry1R67w>9g(X2LoUa2j99F038n,k%R#cE$F%!0J^#AvH/ed<aqHt#[mx&<aqHyS]0[B<aqH*8^R@TFtEr<2bBQ^(D<.[W#>C24+ELZIR$_S91rLN-Q2uVg@=P.@]AV.#[_^qw$Ky+.US7u>zw:V",
+    "m/iAxI5p:(H30oh4/b;i1O.>&Y7Zfv0UrxD00V(s3a]q)G%z@K4.GyL1TQo*F_jL-1kVW%3B@mQ3;&Apwgev&G5[Sn%#]AsytrH+064&oU;;_=00O=y4*@q-4-97XWFI3o:gfj@9ykCTHvkOW:KPvc",
+    "Hh][@9[<M!LjvXgSPumE0S=U%kO:;%G7kxus9y(/-A[dt4*^8@1iR/54+7Jcx&aRi,:(7!,7F6R*JKX[r_wZJs[4N*2s1Jt0WkVc2#=E_-++BuARh@fx/jv;>ht,]s_@!u:1z/*J>>IH2NF2]1IlR+",
+    "AK&N)F9a(z00Yyq6B[.P&.6-B0^l(o;;Vp<!q06FEZ=D=1lbP-cpnEk)3pQ(p5.r;l(.t50nDs92GaLm4+iA66%Pmf+ffeymI4ai:ShkD@9BKM+rI%10Q4mYt-DMV8#UZb2d;h]4<sSkTn4w4aw[>]",
+    "@]/F]f-A5X%YbGMn3+NWMFq-aT<L^uut6>QGcnHr2/:/x35oL;1GTCL4.4tkoB-rL3S0t<>X,aV#==-40[EJF4+6Z)1P:IzyAuwGRR<g/3i-j@2,w_S4+Cxw1ord>00.g5w*n4^3kCeLtpN@Tj*/b%",
+    "-3f]ceFgUIX#u7q3Y,N3#sLp7tjJ_tk(;d;<UT^84B@O/>OS=9.0k^.xd[&p#Q@EVEV:H_#Q@rgHaGwX@>Kmq#Q>cFU-uy&2H_%74+Qq]PYJvJKMAxE9_U=X/VS^c:>G:efe8hQ1OSaJ357ui#/8d#",
+    "[<@f]qyGXNH1j$P*t*RD3V-j%HwKyHKMt>KZwcP#X#x,r3EI903!)JScn/A:mmdL^8VlB,zyS!$m>Z&g<^2.(p6Uk.kf[s,n5btB@J)U7x5ESp9Ru+w28gs<3j6vw0HR.C5CXR&3f:P6(83c1&bDR@",
+    "1is8U0R-+/xF,Xjn,vcq#<!+h/K.)cR^PP$0RfE^4&dqp0qGbH@r$kb#Uu[k0S3:%AP*D2xB;Eu>Fe)1C/UX#uwD,ayTxA_H_.e1m!V!9E05T51=NydGJ%6k4+hfT90L8_OAD3@4+Xu>4Fa7I8!@Y7",
+    "2-L1Z3OF*y9]gSl9S-iX3.vzcKraL^H:LRz0MjQ6i.VCg*9il)RsxJv4!G;!0.t-.>3[!A0Gk#Fj.[D2u&f:ih;E:311o_YDFlg41N8w5kkfGu>P%ruyR01!q!13a.pu.[O#!N14wled3Z&-u9x^..",
+    "3kaPCGdM9U)A()/3,]XP3C75I1:R-4AMW1V0S)xEUj<dm6b0DT8Vu6I4F/KnCLAoFzYPrO#1#)gxzwQn95#U86%O6!6b^W#8V-eoCM7m3*2Wb9HV(]#6E6oeHqF/*1M$EK2ZsU,%A=7g<!3KE*$NK:",
+    "ve+RH7rC090S=KGvjz#A9S-n-$p-1bmlzA81s*h-j7k>aylV#80t%0B4+)%[m-nz4[ml_!xWF0;-W@9[9SZ0Y2l:W]0R-b04-OkcEjTrM8Z7@0;lA^AzHAPmZUc@J3&QOX4:QUL1MOo4u%_>u$@/aR",
+    "tpgo6(6$Bx;FtR:y9>8fGKUBgEXMe54+@w(7!9<e(E$%7-RqiFH2<Yh02ep>1<N:P0tO!mIN/B%Kr-X<BQ,bx0NE7]-s>8l00Xh#Bo74Q2p.MC00KS]G5@,2-s=tQ-t3B,-s=oM/m@%I=#)BjG%Gan",
+    "2M,Oo+HDJ[!W.6,w+9TSD,Qsq,U$T!4+WaeIv+kaxCaLD$zBBE8w]Jy7&!neG&KMeH.KP5GPnmEIRGCGH2<VclG+Xiwg;X,x(6QyGXNGg02wiy5DA[F8!rkgF@W.^K[31sA0-#Z5-y/3[gPt<*qtK^",
+    "1ic3z2QmN@GLx;c4-P:i1L)8R4=X^b9^qFW2LkS_A0I3<zy^@.H_.ne03I=J&jJO<yIm79zy^[dHUK9vIF%(1t-A-vue$[uHMX][6*Rmf4cas-FgC&m9^hMF95;>UBsl-d1_C8=Hvk(r01+>&0*gNn",
+    "3H^Z*K[Gi3A0#jU9]1Pt7Xq:M5Ce.A4,W*w2OkD700KV)%n1(>fDZ,K<Fx#Y!UrD]G5@STlL8Mb!v>OF9xdH43y,Iq0S=Yy(h3]l;KBS8EiN^Q:ofy=Fb>(B;l^XcT:[$JJPy4*2E::@F90++02U:P",
+    "#_T8thi;h4H3>S%Km)ms0S=kWFC#WJ(K@h40S6inH1h!mx4A$+3pp$>uP+0eF#$vm1dpB^2hW%T3!j^K4-,s64+8pQ1h];G0FquG0XBgo2+P544+r<r0nIoM3(lk!4-k0k1>jIJ4G#z2iaHrG030*@",
+    "4+q32F9]p=w4MY9-z179*ai*M5)Stg4,m<P0t$u,9[<G<*ai!&$r^#@qJcUJ>nKi0n,v4<9SrC)1<rzO4dyZr0ic5;8gl:+yz5pk2sb&P1>zIpU/IV^2nC=,2n,qnZwgZZO$geJUJj@.0(BfRoiYL*",
+    "1mDX[3x,7#IW>>$8a5pX@sD=3Igz3S2*K8L0WJv6W(^U.7alg^GXec!3$6hP%K-oW01>]&0woLJ:r5X3HRm%JHUKIxI=zligv)sc#1aUF;+FKM4zlV93i$yK2:b=R3BEKLG5[epIRFncsFx^M+7u7h",
+    "1mm.l497PCSqkaFBo,[*uLT5i4#/Ge4++RO9_LzL6Egq_vo[C#iWDCVIpsG4m/O-k/Qjw;76j=pRUaxahDQXy93Kxjg+_p-y;F&Z4,dyU6*1AOeGde<hz]zlJ>>:!2EqPc1.a<f4C)-N:Kp.e4W![-",
+    "6f(C/4z9up8#CBX4$1,!lxq;./Y9#H1>kkka1RTwpdk(Ho.jnjRv!v6t)L+Q9t]^g3=l8uArAt,)kF!]$Q&y)G=Dp)2#%s506zye4>_438f0T(aByX0k)U7<Uyk/#ZxAp!He<n3rp^uI4/,2>-lu;G",
+    "FJKQwt/.$5B8_wM)d8=H6c0AC0uPl2vd)>U4.6VC4,ApL1rIb-4:@&U4@YM91rH[.2<f2.,V>fbW)H3j!Ooij4.7Le4+!qO1rIP$2CxkeL]Gp&F=LWjU)j6@9]SSh.r5D$<d6%QVh.+!4i6g3yaf+9",
+    "g98kmWDe*o0-zHa&;OBU1c<yV1G3y94wt/N11thl59k4-yaf,a0iC/B4.dmD4^/1iyaf,r0gt/]95VnMG_Rp.i_)$e1rI%eyafO=4.7ov1rIy(y9EzY;7Ia39uFg$5Dy8U>!AE<QV%$v5)To$>!AE_",
+    "S]2bn01sc7,V@4MG3Cm=0S>>10S@g<5)T-Y>!AE#Vh.bi>!AE_/K_LH,xC74Ef2-5gx(YnO]laYJBQvB59tAb,V>h50gLz(4(QJX3WrPqkfvb]i2-N76AvQ%>Y*HVW-6Bo6AwS@>Y*G.bu-Jp6Awt-",
+    "J>8:EtC(RSQcL@z0Sq*2YhiL[b9ldvVh:Yv2K*BbXM7)FF#rz,-U*5$G%pV@IMfp>12-aJm-n!4$=s7r!s7)GThjs@a9xT52%XUd27+D;GuZDT2lN_Wj@F](02mC1TLRDm1:6+@E.bHJFkOY:2>H):",
+    "i:3n)Ex#%cH=cQ^3dPTD067E_1;H+8EH=fbrU3/#rg[$rn@[pbli8604zaQ@4+,$c0tbmw9d(UgFf&Fm#;KWVL1zyS.gRlG>cRB@*c1!Ptp=b].e>41H8wLtK^Eu0P%^d_Fh.YmC/VX[%npAbMKCxu",
+    "IW#c.ZxKO3K[,W401nzM4,osz4g;;yrfUYrqz4YS5DLh!a]zf25ja/<:tinoGdSJ3.pBqz#vcm(0]TC74uNq684iru6$-w[4g3Nh3qy(m1PTW1c;sfU5i!u]6adoK6FfsgG]+qx0nB3$0mC=B6CEwY",
+    ":LL#BI^ZOi3zm^=0-W>6nywZGjspgZ-1:.x(heUFH,;)Q2%ZQBmAVZ9UJfk,w=k1z$i3+S2xkTC!Wb;zUEFXCg9!>Z0Sm3p4i3L)1jWrq4,e/l9].$nrR4z#vkMOeqs9#jCl3&(#tjcc/)mRy9yQTN",
+    "88y-J4+W=bVJ@]eG>.B04c@F]1HFwt4/Kf=.pDniGchd10s/z@loAgF[+ews2@w_%&4_dOHUI<i6f_xR0te)+IS%ykWdg4,4*[8nZ!0xlzKL)T2Zgm#J1sXffB=[Vl;fX(*0FF0gZ2dr@08H>uGL,$",
+    "!NdX&0k7%<4&^pO1oh<9051f@0S:D22m.=b2,wX52GVl[o^iim8#BI=2=2Gx+W@>RC._:x0uL-#p9(BBU*Ot[0SLGM0Sn*U1PtxOVGjVP&wdXD,K>xw@T,9gvAUZ91$P,b.pdWq;YRUD.pT%80RWY1",
+    "2[-9nngR:3v04M*xC-x9&.X_kDgjghnN$v#7XrQ28yqy;vmFD!Vh-an2!!$)4$ox,!z&K.*JlU7BM$.!Hw<*D0S3-r9TGV-0=eE:1j;@h4)bLPs)im90p)fECJeEwBp(Yfqr;FmHM=/A1c[[z2JQnZ",
+    "H#(Qy0TnFT0]xAvQ5JRT0sw*v4[><K8Xo[NG#oMj0u^<@4-hmz4=y)p4-,$*0_]29EDE-E0S1P<2MfZe0Sl0;Pzu7@0S%*^0uGn79Sp9S.pB/>k(v+:68f1;FJLh+nyeiKmWd>_<$;A.gO;Z&4a;&j",
+    "53_cs(H#f/%K,yn9zgJ&V,A[>8xb_J1/kM:FAoBT,U.:kG7g5%0S/TE4/;/MLj(4p0^9WiV,FnDu22sR$>xqI:plhM[stchIo>)s9_U>Q4wM29GOOD]2D.;da=b5T9]bu85jg,K.pVhY1%SLz4+rx7",
+    "2=/,Bw9Wx95IHdXl:s=^F*L&m7dcQ50LZhg0SBd:2=uo>6E8tDHUJ+XHKOf$A0IdQ6ECa*Gd21X4)TP@0S.:I2Fm[(1vWpN128Nwk<RB+s3,-b>[ISqGW[$Fm52!#Gx#0[y>-qY)%,RE=N0Zt2(qkW",
+    "7dZAc2a.=uA3ZeoH6I<^>cb580Wkm[4K_-J)Bz(nEc^lH0xba(2fqsp#MBcQG2t5<1UCQ/0=I0l29gX1Um7[p@3ero8w.=b6%SLb@W*+6<Jt7YF9ogw4,TubqX7<N1H@pZ2eaN588M5>0R<#T4*-$D",
+    "9ROVjovVof3NZk74)%gy4>U];B[nkv2F&3g4:X&_Pz6[D[Obn-kGvEg1_]wYFLpOL055VfGypFIHZX.:AvHMw4bwUg)C0>;8V0$SR1XNq8w/o>Cjl!j1vEL00SD,aSOEne12mHb1pN6H4Uz*73z>d=",
+    "4,<]3J1+;]HH8Hq1_r5O4/r*Z1vmg7MKb=]1u,#mA3rwl4KE2cF#rqyfOr/)tjPfcn9u.X+p%K^;+pZ[[8.kK;+qUSH_.e;;hPk2HUJ+(H_.>orHugsQ7-2BH1G@pBOi7&<eMC:GcW)z0yHxK2KDn_",
+    "599-!4F-yFZVw3Y4LCC_I:.j4IJ86wv>%fr,_tZ/vqcK.mox;Y#_%cVz5<q&F99.-%RUbk$FWilkko1b7X@AMX$s3F4.N.lQ3K4MV+!ahEjBU$4@jmP79Suo-XWU&0W]0-9^>bG8#1W71s_A<Gw3QG",
+    "MKb=bS=]Cn+z1Vz@UeE!%U22MDh12g9^ft]fmsKIlN1d12M*[eFFrCc059zUGBE%Sq_cQ#1j1M=1u!+2SO)2V4,Ko$/:aM*H;+;J4ww%L7zEXY2n*,BV/n+UI>ganH^k-(4)v=X4;NlN91kR(yO9A8",
+    "Psxry3z)lO4/((B4-tZ*i_$ChTptH9/T#=,IrlCf1vmf#p,_S5&/D6ii3AJfwonfW@jQI]0HlWk2.1x&mNW*&=A8M%gJ2A.<B$9*+8Yh2q+%alIE3S80oVgDV>]RrZxJ&#VKrtn&H3j64:3=%q-d^=",
+    "Sr10Cu:lVohXD@O0jseA4/$;$53L5x@R4%+(FP9.&+%RlElv+Hrwb2cz42ZTADsyg9Eh.24-x.(#tF=&/K&4s2<eX*@R4%,DM]*74G%q1A1N[44G(v];FJ7fxB(9,%/:2!TMstP@R4%+TMzvN&H3j6",
+    "4WR@Ol;cuG/K&762oDPLgI=CTOAj!(5)TsLgI=CaQy(cZ01tPMj^[LqxB(A3jS_+T:97G09a]3:---b=8(a=[1kL&90S)d159kNY@R4%*+M59ao(K-F>Tp#-AOiUb4/Mh^p8*_/$1x89sQ#P*4%;)h",
+    "0Skly4,]sAZx2k7.7f@TjusBO5j!.3Tf6^e3ew(#0Rq,+4+iJIg8:f,#nE365x^4d4,JQ+zyS[t=3YQZ.BS##sjUhR2*gbZyyRyKry2s,pb8HYv>%Hhtq_5V0uAutVgjWD4&9#$2KJ;E8Z6o<1BKlw",
+    "2*RoX4<2F61@kT3[tXXDx)2XJrqu)qq*4X>zHA5m[R-*f4/JLq0UruA%Bukg(a4Vh3c.-2470))58(l#t=p0%&.F=%v;:n>si>qT*#ZO5R^ToKt=o!s50;R=t=pqhGyoqDH_/37HUJ+mIRGj(HUJMh",
+    "*N$xuR>WYSA5l2V2<gH^=Hc@%,UtfeUmp,OgRub*1k+p(aD)C04=s5.4+p7N4-->_4:QS=77rDzmlh8M+T7Ox4,A5)6%5JwLj%KT3WX5=-Y0:DA8$B:5g*Y3F#ra>v;&gR5g#Wr01pJ:trZIL.5Ldm",
+    "gb*J9G/:o$;Ey3Z2co+g4+Vq_7%^p!6bje=0;Ppp5rq*SmjN:X9y0(1T<Mh25gsx5a]2ipGKLWwG5@sKmlOz@pcx,/HMPd$0S>VDupbW]-](u%H8$i89]bZ14+e^O450304>/9<8w8za1gET1e,JWc",
+    "W-13rW^o7E4/hy.&0@NNT<OalV,FvT0T0yy)ngAcuL2Ln1,RjQ4-R=E4;)2T4,DO74:3[;HoFTCW94HHBdrM!9O+[ZA!85439$1P4+HKA4+!yN4.$]x=.xh_Rv#<f>YDtq[bLUyqzw,kfn*OMUk<0C",
+    "WDg)-59I[g+IkNfr3DZD2ie+s4-#G*4+)WE4/+y,HP[jl5t(EUHdh^lG5@-Ep/1v(ya5kBu<es%sbmi!Uk<3rWDg,/56J]u=A,-S<&ph32eo7aq6iNHxnv6<1,)bry@<tR61KB)Eiy2R5f0eq7at2a",
+    ";_xb];6MyTqyY_L[o<BO05vSp0S=bK)vy5yg*p!j:BMFNiw6zU5dxm%X9[!-!ekExiOh/u9]SVv@N-tdW(d9Q7#]cf@@[P=$kP)K5Y4[:1Mb8G9]$$Cv-z+ns->4c3-yC54*_Ot3k5n40J)JW1Gv):",
+    "4mJeBz6/O(3%@d84UA;DuOA*Qjc5vr#fSk6#*6]Eg^np/u95<_2GGI@0fZ9>$4;IovEGsa4D>NM0!0dov/]QnrGO*@gS@w7JfBMsQ=<lcA4)Qk5)UfETn]a$gH#Vz,1dn94=@g+4;CLbRSU>Z9[:dk",
+    "%&8L#>vuj]12O-w&xi[R<(K:+XbJK*4@qPM0VXmw01T_R0Ur.K1Axl@2GxsY4C6ot%193ero43tzf1(L@+E,si,B;v2lf7A4a;R94+r(fi2)x4H2<9R6Av!vmr<AcoDdHQ+tdLsCNnb5mr<IZO$4L.",
+    "E*^Og+_*<76*1V.0S/G;4;5;pQXg>K051YDHvk6P.[b_<1Jwxz%Hj+S)zkqAj$sbr[Q(Zaip:E8&6xxTISs7le,]v*lL8Mt#(,82Qp#a3mH[-^&Jz!z0gG^UmH[_40uK:@%:e,u0/_E*3CVRFG%ya6",
+    "r2,Fd#qYQQA5k%hjeQ9Gt%U&(AkqU5FzaU+G[hMmG5[Gi>/o@:HUJ8g-vNjy!8i>=:roEZz,bER5D3*84+Yd34++y63ADEq4@/#l6J@K=Fkxn4HDod[01j0TIQnP_T<PmZXby@34_YW$Xb!Ie50nO*",
+    ";T!Ht9MuL74EksfF-WjUy9*Cv@e+X$tqBi3@e+Vg53LD-;T!Ht9PSAZDf(y*P7eh7Xb(YFA1yKW4G(qtXb&Nz4G%i[XbxWwIr;Z0Uk_L3zovE%8l;pf[Rh3Kb@Kl92oDMRXb&$:4:i_l4,xuk4:ngH",
+    "EiwQPclu^#F1!H@KCu%II[Ii1Uk=I=XbxZxu:@H@jsXuF<&ph02dM0h0R=H64,ooj7iIu25-!o[no^.iH8zbAJ_A:j&*%aV0fdhp9_CnHXdeq=06zdUF)Y:r4+h@SY6yxt4+@k5X9LyF4,W.O&1eX8",
+    "4-cSw9]Sp#$@KC$W(24A1P/tapH&EhhH(!QsAvxapxc^Q4-/1jFAO#@01lTZ4+6Pp1&L]^SpgmngCP#R0S:xo4,L8Uh5,ngR]oR@3.Un91qX!i9SXi!FDo/LkLdy(GyoSl01nUo1qy>(W(3$a4-7:2",
+    "XCEgyz<wf44+FuR1@N,Js[sYgk[kjD4&1Js0R>3]0uKn>wHqxpJNwH92wDu;)fo/u0xE59makO=o1+Z]tnzUKRSRt*IV=]/1F<Pb4a<<sHw.VJIT-TG.X-CY2:77]4*tU^4+Z004)B2l1(X5.*184;",
+    ")bv9Jkm_[s&8ZC!EwKd*gV/!q2(Qfp4%gTQ3&h;V4*#GF4+=pc4/T)_o&gT#-8FzArVavi965_01PQa21T8f;J>Ftw14Iu4u=R=1vkeTWtqld#=H2c;4+HF[4iY(i286i>4f(wr4.fnwR0omsi_$Rl",
+    "(*XzX,_taE>hJtQl9C.]1km#l4DzN49^O_wrBw-1VFlKxZyh+70]boy3.HmY3:!FS4+qWm0wp#%Xb!5:3l5S32j-wH2!mb/>j3T>I]sV&0uONPvOy0Zx8![vNjZ/m4/dTca]=N40uL9m%&q]hp9KO3",
+    "4*-&o3kA^u9^fwe.6[cQLM1dao38:xHZemq[>7VD*Wm&M#,/v[,>[KdlIQ_gB>9Vi[;Cg645EqH0R>9H914+@5d<<:FA>Ow3)lq<(gK9t0v^N<ow5Q6v0xT6]BVC/]I7gvIW+;R1P/p@0_k1>0u=ll",
+    "20b1$>yR8>F*NxC7dFHK9ylTe+S+&lArB.v,vS:eHQxdb#sViZIIpk*1GeP>4++/z0v@o500NT;3h3Gl1)-zi4zmsq1j4X(88=jW3hWIZ2Qz;.avn9*4h6,$Zyq>+4g/sU9]AMf4j%]O03QJ_03QW2",
+    "03QP_02(#@1=e(=0=tG/J)DjY4=!rg4KIfQF*Vf/FBLN^02;:#z6u2Uxhw%j9]SPn4KD[XGXM&WrYr,I1@gc_0JjeZ=79KH,_u>>4IjY+HUJnf-lm0a4:a8k9]bS_5,.QAHJOS74+HwH5e&JKBnin4",
+    "4.odU9S)Ux4&Z(div[$B11mIN[L:09I5zFc2;mq!!_qWjil9:hArA!Qw-Kvx9yo@X0]uYwdk+JwvLGQdEF%vOyodoGE<l7.>4k$m89KTFA09Nlu2lwr;mQ19@,TGzud,DS0Ojpl1&oky4+M_h0]6lq",
+    "CI5&44;NJIQy-AbGL44/2deQI2,(d/0Xq*lywZ#T58ndo7#_qI:KF;c2lx6Q4-GCO4%XF,0UruB03Sd(03QiA053%_GIAdUH_/3)H2<C=mhb@^KsW#&2[Ql,&+&Q#n8.eobPcljAR08L&^R/J:B3bn",
+    "2[JGM3jXsD0ir$+29l2.4+a0F9RVT>QP&d)o^d&7jPDH(ER<1k4/0bbQy&jF*AoPct>2SR*AoFD4]LZPA8.GT4,n$di_$ei1J-^Y2FR3G4++-39XS93.q#G*/[g3%Mhmn:4+psPQVjSK4VMTEljg;(",
+    "4+Vybv-hSo3%u7k4+qQV1Rn,Bn;nbS&[PH4B<V2q9t=cEEI2s-1(MV&4*.025e@@b(<hTr)Quw!$h^n>ZoZZc4,DeD0SvN92It[i1gAp]rUD4l(H#fm6biDfQv.zV4wU8v1My4@1Dd_88#d@#6gjN_",
+    "0,6C2Jkc^[A*je,4.Xjj5+8-EHqtaN6*V@^G!EALYX,uC0t$>u7!BUz84nbvLk7>6I^NEr2iODviV+V6%8v=U)dma4<)I=SG%Ud69SXKcAJPIdoi#6BGBvau88n2D4hiO<crO7sI<1LoLpAOQA5$_[",
+    "4.5=[L.)nVuK=Dqfe8-S!2fdv=a2kE[=(U0GXNSnx(6QyHJC#jGXM+E)E=Cj[97L!H=UAu1UWXu4g-!h9]tqU4jVK81n;6H[)@h31-h:#G5[Vo01om0hXDkIk>7[&#[&-/t(K$#FCaKD#10:Z0XP63",
+    "3Nru(zt;yIoBjd@.nj=.x!52d4l;(:QwQ7V5d:2cE26;73xcBp57Pq84If<P04Fjr00=:>bq<l#tZ4;g:_arql)$6@A0aoii)s%bn1o*+ZaK[j7&8DJG5[Dd#S1PuHiQfgzIF>,trrghrp>fF3pUMd",
+    "8Eu@r2<f5u[sI:;01pMaQUkkv4,C>:0WV!NHUI.ft0iGyWpZ+Fa=j5&Zw)YJWiU83+nX2.DN+uSrU4HtS@TRLn,_u[h5@/VZx17453:p8!4VG[=a&3Mjhq+[Elvie4G%$9A1pEa4G(yzoEQ%=/mH*H",
+    "UmqbYi4G4Lx]]pfAzu&V1nt2Q4-!Tg4^^Qs!4U.o2oD6^[v8V:0g;(28oJ>P9^hUlzaTv]I5=hO0UrQ3mW_7u3&xTG3aJ4D;!gfRh/9cb3dyl/4$^b+z/#+E>yr8,U:=xEqL=y^=aT$DlT8k[=J56.",
+    ",vR*_4+W2;1rDwO4*aZi47%203#m#E8L@]P4z:9O2iY>O;;4>ifkXf@1-5Zm49;684&T&42JOrN4+G,dZ3,m<&%=/-zs:-.2#;H03E:(GheHhd#sUur!=/hw1NycB4+8)67X$L]L.of67Y>[JfoTpL",
+    "2#3j24+@Cs0S&[cAS5.7o&zf^HJ*/H1oHR[3%pMeGmDdP9].$Fix:gKT;XI-7&ib4WfC+S3QZX<016xd+.F77ryUN(s9=/-u_I55F&PDj>$w]fF>Q5N2:6Ww9^7F5z6%NM.Q<w8NiPXEHL.E(1)&cM",
+    "@:+QKnv($tvi@9F4#t&Q1gEA=4+ek]9].@3OAiBzzHc8GHT0/-I4v.btOp+mGurqT6EdI!2tW+phMxfoToO0[5,]V]1E^B,45k+f<VpTp05zwVK<:3P0uIX*4+V]sa2YcI4dVd>i_.gnx@qJ/sqc0U",
+    "x[d@2lEo1Z1-Ut94v:)z2ku7:G6Jsu5ePF63&!6E3!&.83dqb91j3OG1G;:a3dcte2IRm-0ik6Mvl9.Lsk[*nA(Y7+4.O[s2QNxEGSnImD%h7I4+yHf5f1+X4*]l,APDN6j[y#czX1uBL/OkKyBi9y",
+    "kOU6]t-D7Q4y)Qa1,p<I4$T$/#n(m!Cl3SJ@4I,hu2B.ay:1U5lm#p;G0hSLmXZMvJ;zI_4.d)fqyZ1o0j:ov12Hkm-]_u9umwCaGb==+A@H=@M*=tABo7an1q8/B8a90%H2;_)%SHw&4+fnDA1*Th",
+    "8#e$2ypjYTa59]*AJYLe03QN303QK4015iW0]qM&odp7g=%<<!H/YFrz[Xt+=6L%[2%iN3eg,NJ2A:5VEi;cP@[yJ8kQV^$tW=(ip9LS%0W].FGBe,.BRMwW0^lj_oN5mUy9ERK:pli71zry2KM26h",
+    "E)zMT/1CDOoNpfyIrj.@Ftp^L3ZDTUHvkKh@E3R(4+Wk9A1*c91r77XMH4K$93OBr+XWxf0X6>10672;GXNg^H2=ONGcf/I<gW8*4+gyi3)/+(uLUA8EU)nw4,nf00VWYZFAARl9]$ws1q+<59]bc2",
+    "A1yZ91syZn&.+zUnj-<<HQNOr(g8OBF90(&0243(9]AT29]$)95-yeJAO.WC2E7Cd+XWdo)7T=*5-NNc6EgrBHUJ+8IRFcu0Urf903R(k+XWsp;yL]4-sqaYHroXs(g8RCE-KO!BRDqz9]AYF0^lr2",
+    "8wSkAYX&S22E7Ce+XVubvN[8[3m+0S00fnxLK,oj0S=g>91ETS4+gIiA1*lC1r3g)4ihYx5g%]j+XWxf0XYC3Hvl6yGyo3+wgV3dryLSF<#QWCECle61q+$-a4a@Fb_rLHH@fFOSq]4>3@!1-0S=MN",
+    "qFx6x2Y<aKmYf*>t/kh0o#O@t&CNd#1-Utd9[<D_7c:Ar3pF]l[Lvo<@DzQK=I[JMhpbaC1UE6sE*^gylrAncG;4)Z*,8%#i=3ou5i*46c<Zt6%vA.@4*,$Y4,T63T;<8=aSGk$DFCWN4:-V=3.B3M",
+    "4.^9z*aR0f02(,q)(-Uj01pS!>7D#Qfc6kBHZTAHg:;lW4+O!,O%DQ44-ILUaSi*>7Y>v1)C;_GFf&dF,82rw%5V:L<3x8oFG;_rs]yc9yQUB;iUBMo=tOrtFG;_t)B+Df(dP#*ivcVp@L:DyFP-H1",
+    "IMo6G+Hntb[.ew%FG;_wz5)+J>0.mqz5*]8H8sBiFPi^_F#QAtx7G:@s=)qRc*)%lAD-m,)B+JR01p7dlOG:-FxCPep8+%g5-fftA3rhJ#&HiIzycqV0W]-*3iK8)1U50$#t]P4Ho;:k4:h,%aRr:>",
+    "e,8,3)C;Rj01pwjnsF^(Ff-%!RWLLF1l.825-55U4,vPTaRX8h48Z[pG@E=<2Y@^h4+x+G95(.Cx0,PdpaUNXHUJ+CHUJMfx0,PR>t9]/64;O[6t]jj9^g[t)O8Oux0,PTrnyZ32M,6J0^l.8lo1_R",
+    "HlPC=2[,=B5I6uI0XP6J05_uJ2.G]>4*2C30@TN.4,(k[1E&8F23ZdVpaTyPoBI$BkVy[(p>*]RG5@ml0^mm:&_Xl;3l9LZsud3_!q9ORIKyQMyyG7Z-,e1).cJ3d:[JgB*PuTS0>vDu1*eE24,cFv",
+    "4wV58WFI3rlmP_C3hd<O1EZ@e4+V.g9RPw:4+e$z9R$LGBLRX!3cV[22CKAi4vpAW383*EBP/DYt[fb2=s<sLGmxE0KL$86G1j9W4u,@U1Lpoq2cgPa2)hLVlQ$0w(T0!#0=JD$iYO8;mn0iCWC5e9",
+    "N&-jKg53oLnPU$NTp_0%01l&-76ZM35e]vX4;Z$7Hnjr-gpU-ty^KC/QW]re&n*E[9]SS4tOF1<R]K,TCl18sC.Oij2gAxAE-KhH3XtO[9]JT*H8M9aMI18D$@2m=Hkqvt02Ko.0;oS+2IT.<puJ54",
+    "gtjCf1v%=mFAp>2hp#&vHqppL42Q!R3(Wde4+f554+NhC9]JOYA51xR4ZnB/,Oj<S4XdOW6F7;v1J@H[rFjG0q#=;w4-S+6Y7FhF3.l1S0Tngg-_EQ$0Ry>%5(B#_0.ts<3y#l54v+=A15*+/01bo5",
+    "92PP22<BL)2IF/L*J^,ksR01.It^y*9[;^>FC[WL00heWC/oRP0E@C)rvV/qI*0,yEj8W>9yIa=1jhX+3G_tp4.cF*0Kv<.41)PV1fG^,4!Q:fm+u8GF*))H3sVmS<(CU/00zUW0Tws%2>FMD02Vj=",
+    "9]Jf57Bv74L-]%57Bun+D:gI$9]1D^7c&4CG5[Jk024Fszz,h.H^VM!zXJ^-2Lq0i4Gzo)0$Cp+IL,$j2[@_FEi[._A1X7.2M$pV@NkX-G5[Jjs[[>c5g!CK$p.VjH_/pJGBW<lB[Bd2)j9@/:JJLs",
+    "j1dnZg#r%A2Lr1J3A+&wB3cZ*jvE7wju8%/:JL6LF*1.>1Ixo49x^)W3sVmSyAdw[Ff#xJ#En,LILQYe12>N[IRGC6IRF+m03QQ500(CnGOW,K0URDT$p,]Jqe22b3H74>3%n5owy+,@1vSbCEi*L$",
+    "4zC9v(*ZNQ5eM>c(g6yx1rsqB9].wM5diSg3/cQF5ibNZHUK9vF=3KxEH:=54p9s42>,T&04p-$(FP9_xe+WdF#skpHUJ0U5f3Hs2<=89:H!AJ#uEpq0Usbbhyo7r2>iBzV+s2W4.K3(0/f]m)cYb6",
+    "GsCD19]kqM5iT$>01i]R=9ca)VF_jI3)[v47CG];4+PN(7BC>o126y.H^eS^1UUc_G5[Mg03QJ[02eU-7%%>^y%7Yt-#406GxG=A4:B[o5dhfBQ4Y,q0$Cp*G]vYw1_o7M2aOINE-Y[w4pAQjZS9-L",
+    "95R6g4-H//JTW-m046Xw00,p^4.*hA1j:=k1kv[a2.@(fAUQgR0t[mXs=d,ypx+!1AX*OszY!ZT00h36I375Y1q6ww9S+O_3[wvS%m*(5I5>]V/z&^Yss]qgHUJhe%m*I:F#r@f051bIFaRbrHUKI#",
+    "HUKU(H2;q/0x.*Ew,pEG0Sn9r1KY134+iHbFAp&:zY#Ci0WmoM5i$S@mf9v0GVB%)3BM5lkLeQ+H<=@t1vNJS7c&4KD:wiSQ4IGY7%+pI9ShM04-H<:0QqAL<d+ORG5[YXF#rHh2a($-7&ns!FCa8J",
+    "hyn_>0;3I64ej*^4.K3(1HTa)F#r/X@nn7s1u;%7J_25l01Q+Q1oH>W12O-uzOWw#=9c>G(FqnZ=9dgVG5[7i03QS_02eR,3+*f)0W$y:GXN+vIN$:bzYzuW+8rMSIqob!3=F,6zYznLsUHsnjtU.k",
+    "FwX^s1_xGO2aOI7EXXPjQ4E::927Lp2OK%zsc[b%y%8KZxHL8_IW+(W.Pi<e%m)FrRt2t<BMq68vjGnvgaQrA2L#E@ObNRY4.K0&0/p3#G5[1ZrNb2u1,lV0I5YqYQx62Y5ibKbH2;##j28yT2M+]M",
+    "2NpBP2OTp22LBNs2sr8oCo(g@DjPEZ95Vm@B;rSQ37HiuGBU=q1E$v-9]bqa2QLmdH<gu()&Vj(H2<Mc00>1-2CtkD4+*w30)VDN4:!9JF9kL<02Va:FDx/J01i.K:.J>[IRGm,InM;U7@YKFH#6,C",
+    "CO9]%2jCG8A;*nR+J-dFxBYS$H-<Jo61Wj0D:BH2P7emy0u(Lw<hJ^%+X4XAD*[#%Fzg8q=AZk(2M,il5itM,:lP0Lx(6LN<H,B-1pwW=D,RXC1^>9RGrk4@oRUHWikc]];,dN!3mZ4VpDhD[n.WmO",
+    "2;X.z0xu3XH@ogg1fUZy12#AS1K!je2G]Q91T*VD2G]Q912g_<F#rxk0;I)L(k:e=030#=0VN00E)2]&5e^pK1P/;epJg8yEvSZeD/RYq3ZQ<q3A(ic4+83a3(orx3hAB#9Wb,Ur_v@=1OwC33/d(1",
+    "ngbsNGW@1l1&8M]59R^_x*rCk[<wu&h5,bm1RoYK*OCGc1%U+usR]B+pDG8)j_*W,Ir-wq5Ay/2wO0ncg5LohFn0yMLk]:r9]khW1Ou/ADh.d44,E2]5Dyi24+>WxA3ibw4,eGj&H)cVat[f^1P=JJ",
+    "ugU/k%QOegB<TBl6*4f$1Rn)600f1n+yM:91P7+q9S.nT1Rn^B03SXx01pq;-;4mNKynWY$OIogGyo3]*y7Fs3&-cn*=:],1vYmd6*.TR9]kl45jX%0hP6Tj=cw*p4/Bh49]$x64:GRfKn@*U$OH_<",
+    "A3!+(4,3cyFF,Xha^Nv11PIr$5D1u49^>fW0xALK%<71_2),Nzwa5zuEDr/x0Od-xw*dpyrY[Uo3V=Cz3[C^xc;(Pfr4]lMA09aX1pT/x4oxo^HZcGMm5:z,O$OrOBrgg#Hc%EahyxQd03QT601,AI",
+    "11t[*hyxol024Oh84ge%9yad*1K9i+4**ObA2=5u9]bu8FCRBBO&B.c0^jwF0G%xl6=H[9G5[Y0HvlF#GXNh4G5[Mg03tUq01i+eA2o-r5-*@4OdlUN03QZ8hyx!VIZYZjhyxDcJTDbFGKd2cF#sO_",
+    "HUJSgN(3wpQ3QAlhyw$oTn.nl9yIR(1M,F$4**ObA2t94f^H[mO&/dP03QZ6hyw#+FBLE>hyxQa03QT301,KI11t[*hyxoi03tXz01i+e9y9L&1k%!O4on[(H2<PfhyxByA0IaW9]tvv0^;O*5-y.@",
+    "/y3$f[1y(Ny8[GU9]bq_mm_>VCjt5[4,2[NR^QH53llTH1RXS_-RX)]&C:x7A*7!I1JSw/4.VMhKo1HYFAFg-9_d;O4ylg>1mLF#9]blc5HtV^2S6VRI3F(yGco@aHUI]E0^IXlJ0Ar&%e/M$4-F[A",
+    "4-wL@tV9azwp]Cx#u=V2j<JPIY7YX7rVj$HyI&6mvjhUl.=m3@lP<0#Gc*qYvbS[yk.fP:I8Xo.4+:8o0W.(2GB5xi9ytIX0yqEw2LO_Q4-<c00yi/M5-6cE9x(tNHUJ0t(SHvD@0qsz2_RHtG%$zP",
+    "RtmM%KnK<!4+:8o2Q&a50x]#^3N!#82RHy90y6*_3N<;+9]kf[48,I(A_iM>1kkJ$4-,fh4+Q>VbpzwV84n*#A2_DtA2:JwFF7$X03Q)H00-EI0^lyK9]kzu1s<+cOdmKj03SCv053N/G5@+(q=Vv3",
+    "@Ed=*$=#!cH2wuIIW#m)4:]q;FF7;bO%EFW1rH2O9]ki11r1CAg*OiiO&:Wl03SFw053T+G5@,bf(9QsH_/p:I5bTUIf4c+IXN-,4:=JcA2_JvFF7>eO%FMO1^@^@GEEOSf(9/rGBN,TO&:Wl03SFw",
+    "053T+G5@,af(9/rGB5xRO&:Wl03SFw053T)G5@,bf(9QsHUKX.HZ)BSIf4c+IX5y*4:=JcA2_DtFF7.cO%FMO1^@^=GEEOSf(9QsGlm@;IWqtsIWqu1IWsXbO%FMO1]K-%053T:G))gVf(9QsIRFm]",
+    "iXINKk=%(D>7efjCJzdZ#sLop,uM9kl8@;R[w<y;vx*/Iuhkk3[4O5=G9Dc@01Esr4+]e2HUJL%E*LQ&4*M.,2R]J+9^4:^4+]d:HUJ3wE)O)bh*/7)1P/;p>8]<@4.6Wu0uGP##[mxfp&A^A-OQF/",
+    "0g$@10Y3*ZI6j,gST6xGFs^hpMKg1CZQth$4.0)aHL]m15nJf7bq+os1vCH-4%YV^0O),W2,=Y/1Ga$%4y/I)3#P*m3fzhh4+&rlfQ=a)0)qb^4+E-p0tLIu5e&k)90uLE6AsYL8wsTH8wn&1ob;6=",
+    "i2(w00_HFTnF0qD2Itom3wjQf%o>nz6lMSmr>&n@1B$2z8#mK52B7m,4(tL1hlLqEHZm*6upa.948<QK1jDpr1;[3J3B/.D3C+@H4)wcn4T8/M3)_7H9BA&kc;(]-2+gaJ0S=ezxeyE30u1=C4v)nf",
+    "4AIUT2IkHi8Zs3TGXM+t0]vF(iUAJ.i:qx8sRl0qF*Mb.2MC-&b>.OI1/E<b2aT.53y%W:Ivh4rA3Zga0]^w$b>/!S3l9s2mq@x+[ooh>gsK$^3Z)MZ2AIAI9yXBfLoYHiIK:A6.qZ!Ufczl>qTxp$",
+    "04/PT90bDcivbQg2et1M9]AGAk[k_ZI3FW6051>TFaQSnK;b_sa4t1nh4%pmk.$bmIX;k51U)/7D:OeDGXNh7Hvk;p@H3zWGCv-*H2;sx(l87>88HAK3NrvMF)O=mBN-V73)ATvCpR.I$Qvs+GaVQ,",
+    "02;&@7&ZVKHvkwo03JE%0]:JL8!geZBL]0+0S(cuR]AX#4)cm41sVZ;5eqf^8xKUAmvt@(GBp4X4e,he3hc<h1lY;01IY*p>y>_l2oDMR2opE^0)V1+88D[=4+ww*AvY@gl<$*G!/M^/5j3U-FBUX6",
+    "nFtO$A0[:cA00TK2oyE]5jH:yoB9g[)UyW((e(,kNd_za1*r%DM/dor01Vun3m*zIM,nms9Wnp@,vkJi-cX8JM*<@sD:OJq0hU]]rOpZu2u30_I7J*Z04g=u-sgNN5)IJf8zMG1vC]t19T+kIDmO6z",
+    "7Bm13[s.X19S-KXg&hgF0UkD(ydwwc#pVGHJ[B=g4L./eGBSV$9]kx82s.AZGk=vTJ0B)C03RDPfCdyf%d8]4Htzu(FysR$H7wb;0^lzN1Q9esEHO3!9_LtJ5-6cBG5[YIF#rOD0vs=!1uqpiIYJ=h",
+    "H_.>p02ns>4Cw>A2$Ss>2OAqT.pl:D4C4g[8xI2WjRy&:0Uk2p1q9/qYYsdJ@.>/1BHINYA_:4@A0RX_4-jh<3ahfy0UR*C0^m6%1q6.#6bwEe7Bc@nGAlCt1RoYL03I-+$YLKBH<XE7H_xWA3>cHm",
+    "0k#DJ:#PqCBeDfQBQP:GwFLl_3J(:z1r9nNA_XOGAB>tWHvk]vHa!mjrHc#$ofHoSj06Sa0uePq9]APygk/PageVUQKoB$l1eZ7q,6907[Y4K6KoBzk0*W[exsL;[+ouK(2]y7t03QN2tAb;$.6sV%",
+    "1rjyh;-8:>(FF;_7B&D5Iu$qo4%G!CH833y1/j<$v-hsUHUQio1A*uu3Z$h53dN8j4*-vs7Y@EL%Oeiy+9nSR,OD2d!R#FmU-l:z4+Fu]K;R!H4G,o6z0*Mk=1g<x4sj1Wf_+78%cczv2CSk44,T2E",
+    "AP7ed=kxR+Dh_wD(vblU<G%cF.%^X995Da=1qhWb4-@b,BLv@tIu8f5q68lmG5@+-mI4pH0jbO*F9I.*00yYYBM--Qj0y>g<<x+W&a5B_lraOheGd586b^p3I^WQK0@a5/4(SLJHv5)A0O$K10.[tj",
+    "9]h,v5dtF&K;vB19uEj22LAAM9cGjAC>fE3G%V=o4++x&3d-Wo1/9f(G1r0$9]AQXF)/nZ)&T<29]SZ25j5HX1STH<GXN1Y,T;$A9]ST00:j[L1SSfB2@:RPHP4910R+@V39rUc4,m,3$N:S%NDl+U",
+    "I^ZZ/H3ZO(0uGD]3zVI;0SMRw1I;5i5;jC,9$g-/@xgcFTMoyF91jJP1q99n9]JO12bcv93wZ$^4.3F4I1dVg0SEa74,A6/FCa89fdT.I4,AF=2igV;3xfdxBM%=h0SC1Q44^vl88<8,7c:9]**OA7",
+    "EjL[r2hsOP4AC4MGnYyZ+y;,e0^I5%2o9=*1[N<%1P&w.FeU.p2n:Vw2oDN=0Ryrx2)+m^3NSK:0Twf*1P+M,1dXd=0VE9E9^f>T0STcAFA6X.i2(!90^dnz,qQ-aF(nP&<COeNivbchIt0Nm4+<I@",
+    "5-/;t4+10wjj]gNG$jm+0Ur,F04Omq:k1zUF_SxG;57X]>lOn@1)lB30TL_.k=vtUG^a0q2Qk$O4dvR$0S:tb1JE/N1/t4yJr5hy2LpKzBH0QKdjTX5A%Fo7HromSOaLSgA%y@CHr)yUOb-U73IjO_",
+    ",wFenISZ%+4*^x[2j$:#4+P2vA0--A3IM8i19_1e00*K47C5W_4u2mjIpzu]F*yJ)2[JGMF9.R*052-tG5[ztG5[]MGBb$*9]$z&3NI^(H2=3wH2=OPGB%3/9XI9*2%.;3E#;X+GB=MVysk.Ku9hhT",
+    "=>x*26*B*Y0RzRa2M+/,0lEHY4,lSF1++sB(pw0W=e71B:-n$hk>itCyRUx&Vh-(L>5%+Ew+9am<)-amRRgX81dRp[0<DKz4>5)u1@h*V6*8Z*K>4VCT:+#94+C8lGupx#A0#tf0rmwAT;O#H1p,]k",
+    "Bs2g4$OR7rT:znw2m)OX3Yo3Q0WSqJGNlX-3#^gj,2<K/fyo:X0LW1YwKNY5mFpZ2B8_w8p9BvHlK_F^i(wBabOE*m4.K]OC=!HC%:)l1bRsb>bq</,VhPNI2nL#A",
 };
 
 
@@ -30489,7 +30757,7 @@ static te_result te__arg_refuse(te_ctx *te, const char *op, const te__arg *p, in
         return te__fail(te, TE_ERR_DTYPE, "%s: %s is %s; %s is needed", op, name, te_dtype_name(x->dtype), te__formats_text(p->flags, text));
     if (!(p->flags & TE__STRIDED) && !te__is_contiguous(x))
         return te__fail(te, TE_ERR_SHAPE, "%s: %s %s is strided; te_tensor_contiguous makes a copy that is not", op, name, te__shape_text(x, text));
-    return te__fail(te, TE_ERR_STATE, "%s: %s %s was made by te_tensor_describe and has no memory: such tensors are for te_explain alone", op, name,
+    return te__fail(te, TE_ERR_STATE, "%s: %s %s was made by te_tensor_describe and has no memory: such tensors are for te_explain, and for modules that answer with a shape", op, name,
                     te__shape_text(x, text));
 }
 
@@ -35996,6 +36264,7 @@ typedef struct te__norm_fwd_kargs {
     int x_dt, gamma_dt, beta_dt, y_dt;
     int layernorm;     /* 0: RMSNorm */
     int zero_centered; /* gamma' = gamma + 1 */
+    int rounded;       /* RMSNorm: x * rstd is rounded to x's format first */
     /* norm_fwd_queue: */
     int unit;          /* neighbouring rows that a block takes from the counter at once */
     int own;           /* units that a block has by its number */
@@ -36055,6 +36324,7 @@ static te_result te__check_norm_fwd(te_ctx *te, te_norm_fwd_args *a, bool layern
     if (a->eps == 0.0f) a->eps = 1e-5f;
     if (!(a->eps > 0.0f)) return te__fail(te, TE_ERR_INVALID, "%s: eps is %g; it must be positive", op, (double)a->eps);
     if (!layernorm && (a->beta || a->mean)) return te__fail(te, TE_ERR_INVALID, "%s: RMSNorm has no %s", op, a->beta ? "beta" : "mean");
+    if (layernorm && a->rounded) return te__fail(te, TE_ERR_INVALID, "%s: rounded is an option of rmsnorm_fwd; leave it false", op);
     if (a->y_amax && te__is_fp8(a->y->dtype))
         return te__fail(te, TE_ERR_INVALID, "%s: y_amax belongs to a float y, and y is %s; it has amax", op, te_dtype_name(a->y->dtype));
     if (a->y_amax && a->amax) return te__fail(te, TE_ERR_INVALID, "%s: amax and y_amax; one of them is possible", op);
@@ -36168,6 +36438,13 @@ typedef struct te__norm_fwd_job {
     float scale, *amax; /* of each row, of the f32 result or, for a float y, of y as it is stored; or NULL */
 } te__norm_fwd_job;
 
+/* At most TE__NORM_RUN elements, as `dtype` stores them. */
+static void te__norm_round(te_dtype dtype, int64_t n, float *run) {
+    float stored[TE__NORM_RUN];
+    te__store_row(stored, dtype, 0, n, run);
+    te__load_row(stored, dtype, 0, n, run);
+}
+
 static void te__norm_fwd_row(const te__norm_fwd_job *job, int64_t row) {
     const te_norm_fwd_args *a = job->a;
     const void *x = te__data(a->x);
@@ -36196,7 +36473,12 @@ static void te__norm_fwd_row(const te__norm_fwd_job *job, int64_t row) {
         const float *gamma = job->gamma + i, *beta = job->beta + i;
         count = te__min(TE__NORM_RUN, n - i);
         te__load_row(x, a->x->dtype, row * n + i, count, run);
-        for (k = 0; k < count; k++) run[k] = (run[k] - mean) * rstd * gamma[k] + beta[k];
+        if (a->rounded) {
+            for (k = 0; k < count; k++) run[k] *= rstd;
+            te__norm_round(a->x->dtype, count, run);
+            for (k = 0; k < count; k++) run[k] *= gamma[k];
+        } else
+            for (k = 0; k < count; k++) run[k] = (run[k] - mean) * rstd * gamma[k] + beta[k];
         if (a->scale) {
             for (k = 0; k < count; k++) amax = fabsf(run[k]) > amax ? fabsf(run[k]) : amax;
             for (k = 0; k < count; k++) run[k] *= job->scale;
@@ -36444,6 +36726,7 @@ static te_result te__cuda_plan_norm_fwd(te__plan *p, const te_norm_fwd_args *a, 
         k->y_dt = a->y->dtype;
         k->layernorm = layernorm;
         k->zero_centered = a->zero_centered_gamma;
+        k->rounded = a->rounded;
         if (queued) {
             te__norm_plan_queue(p, l, k, t);
         } else if (in_registers) {
@@ -36467,6 +36750,7 @@ static te_result te__cuda_plan_norm_fwd(te__plan *p, const te_norm_fwd_args *a, 
             te__launch_option(l, "X_DT", a->x->dtype);
             te__launch_option(l, "W_DT", a->gamma->dtype);
             te__launch_option(l, "Y_DT", a->y->dtype);
+            if (a->rounded && a->x->dtype != TE_F32) te__launch_option(l, "ROUNDED", 1);
         }
     }
     if (a->y_amax) {
@@ -49868,8 +50152,8 @@ static te_result te__norm_backward(te_ctx *te, const void *state, te_tensor *con
 }
 
 /* The normalised rows; under `spec` (delayed or current scaling) as a quantized tensor, as TransformerEngine makes it: delayed from the
- * unrounded f32 result, current from one of x's format. */
-static te_tensor *te__norm(te_tensor *x, te_tensor *gamma, te_tensor *beta, float eps, bool rms, bool zero_centered, const te__quant_spec *spec) {
+ * unrounded f32 result, current from one of x's format. rounded: as te_op_rmsnorm_fwd has it. */
+static te_tensor *te__norm(te_tensor *x, te_tensor *gamma, te_tensor *beta, float eps, bool rms, bool zero_centered, bool rounded, const te__quant_spec *spec) {
     const char *name = rms ? "te_rmsnorm" : "te_layernorm";
     te_norm_fwd_args args = TE_ZERO;
     te__norm_state state;
@@ -49893,6 +50177,7 @@ static te_tensor *te__norm(te_tensor *x, te_tensor *gamma, te_tensor *beta, floa
     args.rstd = te__empty_1d(te, TE_F32, te__rows(x));
     args.eps = eps;
     args.zero_centered_gamma = zero_centered;
+    args.rounded = rounded;
     if (spec && !out.plain) args.y_col = y->quantized->col.data;
     args.scale = out.scale;
     args.scale_inv = out.scale_inv;
@@ -49912,10 +50197,10 @@ static te_tensor *te__norm(te_tensor *x, te_tensor *gamma, te_tensor *beta, floa
     return te__frame_return(te, result == TE_OK ? y : NULL);
 }
 TE_API te_tensor *te_layernorm(te_tensor *x, te_tensor *weight, te_tensor *bias, float eps, bool zero_centered_gamma) {
-    return te__norm(x, weight, bias, eps, false, zero_centered_gamma, NULL);
+    return te__norm(x, weight, bias, eps, false, zero_centered_gamma, false, NULL);
 }
 TE_API te_tensor *te_rmsnorm(te_tensor *x, te_tensor *weight, float eps, bool zero_centered_gamma) {
-    return te__norm(x, weight, NULL, eps, true, zero_centered_gamma, NULL);
+    return te__norm(x, weight, NULL, eps, true, zero_centered_gamma, false, NULL);
 }
 
 static te_result te__l2_normalization_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
@@ -53149,16 +53434,17 @@ TE_API te_tensor *te_forward_with(te_module *m, te_forward_args *args) {
     te_ctx *te;
     te_result result;
     te_tensor *first = args ? args->input : NULL;
-    bool entered;
+    bool entered, shape;
     if (m && m->takes_packed && args && !first) first = args->attention.qkv_layer;
     if (!m || !first) return NULL;
     te = m->te;
     random = te__rng_now(te);
     if (!te__same_ctx(first, te, m->name) || te__device_enter(te, &entered) != TE_OK) return NULL;
-    if (te__runs_graphs(m))
+    shape = te__is_unallocated(first);
+    if (te__runs_graphs(m) && !shape)
         result = m->run_graphs(m, args);
     else
-        result = m->checkpoint && te_grad_enabled(te) ? te__module_run_checkpointed(m, args) : te__module_run(m, args);
+        result = m->checkpoint && te_grad_enabled(te) && !shape ? te__module_run_checkpointed(m, args) : te__module_run(m, args);
     te__device_leave(te, entered);
     if (result == TE_OK) return args->outputs.out;
     memset(&args->outputs, 0, sizeof(args->outputs));
@@ -54163,6 +54449,25 @@ static te_tensor *te__bias_of(te_module *m, const char *name, bool no_bias) { re
 /* Is this the second run of m's own checkpoint? Then nobody reads what it makes. */
 static bool te__runs_again(const te_module *m) { return m->te->replaying && m->te->replaying->module == m && !m->te->recording && !m->own_forward; }
 
+/* ---- shapes without memory ---- */
+
+/* An output of x's format and `cols` columns that has as little memory as x: described, or empty. */
+static te_tensor *te__shape_only(const te_tensor *x, int64_t rows, int64_t cols) {
+    int64_t shape[TE_MAX_DIMS];
+    memcpy(shape, x->shape, sizeof(shape));
+    shape[x->ndim - 1] = cols;
+    if (x->ndim > 1) shape[0] = rows;
+    return x->buffer ? te_tensor_empty(x->te, x->dtype, x->ndim, shape) : te_tensor_describe(x->te, x->dtype, x->ndim, shape);
+}
+/* The forward of a module with `in` columns on such an input. */
+static te_result te__shape_forward(te_module *m, te_forward_args *args, int64_t in, int64_t rows, int64_t out) {
+    const te_tensor *x = args->input;
+    char text[TE__SHAPE_TEXT];
+    if (x->ndim < 1 || te__cols(x) != in)
+        return te__fail(m->te, TE_ERR_SHAPE, "%s: the input is %s, a shape without memory; [.., %lld] is needed", m->cls->name, te__shape_text(x, text), (long long)in);
+    return te__output(m, args, te__shape_only(x, rows, out));
+}
+
 /* ---- Linear ---- */
 
 typedef struct te__linear_module {
@@ -54178,6 +54483,7 @@ static te_result te__linear_begin(te_module *m, te_forward_args *args, te__quant
     te__linear_module *s = (te__linear_module *)m->state;
     te_result result = te__scaling_prepare(m, s->scaling, quant);
     *call = te__linear_call_of(m, quant, 0, s->desc.parallel.parallel_mode, &s->cache, args, &s->desc.gemm, s->scaling);
+    if (call->microbatch == TE_MICROBATCH_NONE) call->microbatch = m->te->automodel.is_first_microbatch;
     if (result == TE_OK) call->weight = te__product_weight(m, &s->params);
     call->save_original_input = s->desc.save_original_input;
     return result;
@@ -54188,11 +54494,26 @@ static te_result te__linear_end(te_module *m, te_forward_args *args, te__linear_
     if (s->desc.gemm.return_bias) args->outputs.bias = bias;
     return result;
 }
+/* The same of a shape without memory. Ranks that share the first dimension change it as the exchange would. */
+static te_result te__linear_shape(te_module *m, te_forward_args *args) {
+    const te_linear_desc *d = &((const te__linear_module *)m->state)->desc;
+    const te_parallel_mode mode = m->parallel.size > 1 ? d->parallel.parallel_mode : TE_PARALLEL_NONE;
+    int64_t in = mode == TE_PARALLEL_ROW ? te__per_rank(m, d->in_features) : d->in_features, rows = args->input->ndim > 1 ? args->input->shape[0] : 1;
+    int64_t out = mode == TE_PARALLEL_COLUMN ? te__per_rank(m, d->out_features) : d->out_features;
+    te_dtype dtype = d->gemm.params_dtype ? d->gemm.params_dtype : TE_BF16;
+    if (m->parallel.sequence && mode == TE_PARALLEL_COLUMN) rows *= m->parallel.size;
+    if (m->parallel.sequence && mode == TE_PARALLEL_ROW) rows /= m->parallel.size;
+    if (d->gemm.return_bias && !d->gemm.no_bias) args->outputs.bias = te_tensor_describe(m->te, dtype, 1, &out);
+    return te__shape_forward(m, args, in, rows, out);
+}
 static te_result te__linear_forward(te_module *m, te_forward_args *args) {
-    te_tensor *bias = te__product_bias(m, &((te__linear_module *)m->state)->params);
+    te_tensor *bias;
     te__quant_call quant;
     te__linear_call call;
-    te_result result = te__linear_begin(m, args, &quant, &call);
+    te_result result;
+    if (te__is_unallocated(args->input)) return te__linear_shape(m, args);
+    bias = te__product_bias(m, &((te__linear_module *)m->state)->params);
+    result = te__linear_begin(m, args, &quant, &call);
     call.x = args->input;
     return result == TE_OK ? te__linear_end(m, args, &call, bias) : result;
 }
@@ -54238,6 +54559,7 @@ TE_API te_module *te_linear_create(te_ctx *te, const te_linear_desc *desc) { ret
 typedef struct te__norm_params {
     const char *weight, *bias; /* their names */
     bool rms, zero_centered;
+    bool rounded; /* RMSNorm: the normalised row is rounded before the weight multiplies it */
     float eps;
 } te__norm_params;
 
@@ -54261,7 +54583,7 @@ static te_result te__norm_reset(te_module *m, const te__norm_params *n) {
     return result;
 }
 static te_tensor *te__norm_run(te_module *m, const te__norm_params *n, te_tensor *x, const te__quant_spec *spec) {
-    return te__norm(x, te_module_parameter(m, n->weight), n->rms ? NULL : te_module_parameter(m, n->bias), n->eps, n->rms, n->zero_centered, spec);
+    return te__norm(x, te_module_parameter(m, n->weight), n->rms ? NULL : te_module_parameter(m, n->bias), n->eps, n->rms, n->zero_centered, n->rounded, spec);
 }
 
 /* Also inspects the result for the product that it goes to: fused, only a second run in high precision shows what was quantized. */
@@ -54295,6 +54617,8 @@ static te_tensor *te__norm_returned(te__linear_call *c, bool gathered) {
 }
 
 static te_result te__norm_forward(te_module *m, te_forward_args *args) {
+    int64_t columns = te__numel(te_module_parameter(m, "weight"));
+    if (te__is_unallocated(args->input)) return te__shape_forward(m, args, columns, args->input->ndim > 1 ? args->input->shape[0] : 1, columns);
     return te__output(m, args, te__norm_run(m, (const te__norm_params *)m->state, args->input, NULL));
 }
 static te_result te__norm_module_reset(te_module *m) { return te__norm_reset(m, (const te__norm_params *)m->state); }
@@ -54708,7 +55032,7 @@ static bool te__leaves_bias(const te_module *m, const te_module *act, const te_f
 /* Runs children from number *at on as one, if they are a chain, and moves *at to the last of them. */
 static te_result te__sequential_child(te_module *m, int *at, te_forward_args *call, te__chain *chain) {
     te_module *c = m->children[*at], *next = *at + 1 < m->num_children ? m->children[*at + 1] : NULL;
-    const bool chains = te__chains(c);
+    const bool chains = te__chains(c) && !te__is_unallocated(call->input);
     te_result result;
     chain->front = NULL;
     if (chains && next && te__leaves_quantized(c) && te__is_linear(next) && te__chains(next) && !call->fp8_output && !call->fp8_grad) {
@@ -54716,7 +55040,7 @@ static te_result te__sequential_child(te_module *m, int *at, te_forward_args *ca
         c = next;
         next = ++*at + 1 < m->num_children ? m->children[*at + 1] : NULL;
     }
-    chain->leaves_bias = te__is_linear(c) && te__chains(c) && next && te__leaves_bias(c, next, call);
+    chain->leaves_bias = te__is_linear(c) && chains && next && te__leaves_bias(c, next, call);
     if (chain->front || chain->leaves_bias) return te__module_run_as(c, call, te__chain_linear, chain);
     if (chains && te__is_activation(c) && chain->made) return te__module_run_as(c, call, te__chain_activation, chain);
     result = te_forward_with(c, call) ? TE_OK : te_error_code(m->te) != TE_OK ? te_error_code(m->te) : TE_ERR_STATE;
@@ -55428,7 +55752,7 @@ static te_result te__grouped_run(te__grouped_call *c, te_forward_args *args) {
     if (result == TE_OK) result = te__scaling_prepare(c->m, c->s->scaling, &c->quant);
     if (result != TE_OK) return result;
     c->splits = args->m_splits;
-    c->microbatch = args->is_first_microbatch;
+    c->microbatch = args->is_first_microbatch != TE_MICROBATCH_NONE ? args->is_first_microbatch : te->automodel.is_first_microbatch;
     one_by_one = c->splits && (c->quant.enabled || c->quant.calibrating);
     if (d->gemm.return_bias && c->biases) {
         te_tensor *all = te__stack(te, c->biases, d->num_gemms);
@@ -62472,6 +62796,7 @@ static te_result te__onnx_rmsnorm(te__onnx *g, const te__any_args *x, const te__
     if (result == TE_OK) result = TE__ONNX_UNKNOWN(amax);
     if (result == TE_OK) result = TE__ONNX_UNKNOWN(y_amax);
     if (a->zero_centered_gamma) gamma = te__onnx_2(g, "Add", gamma, te__onnx_f32(g, 1.0f));
+    if (a->rounded) v = te__onnx_cast(g, te__onnx_cast(g, v, te__onnx_type(a->x->dtype)), TE__ONNX_FLOAT);
     v = te__onnx_2(g, "Mul", v, gamma);
     return result == TE_OK ? te__onnx_store_result(g, v, &from, a->y, b->y, a->scale, b->scale) : result;
 }
@@ -64181,6 +64506,1078 @@ TE_API te_result te_model_metadata(te_ctx *te, const char *path, const char *key
     }
     te_safetensors_close(f);
     return result;
+}
+
+
+/* model: the layer of NeMo Automodel */
+/* ==== model/backend_text.c ====================================================================================== */
+
+/* model/backend_text.c: the backends of a model as text: names of values, the fields of a te_backend_config, reading and writing. Knows names; must not know what a backend is
+ * or which of them go together. */
+
+/* ---- names ---- */
+
+/* The names of an enumerator's values, from 0 on; NULL: 0 is "not given", and no text says it. */
+typedef struct te__names {
+    const char *const *name;
+    int count;
+} te__names;
+static const char *const te__attn_names[] = {NULL, "te", "sdpa", "flex", "eager", "tilelang", "cudnn", "magi"};
+static const char *const te__linear_names[] = {NULL, "torch", "te", "quack"};
+static const char *const te__rms_norm_names[] = {NULL, "torch", "torch_fp32", "te", "quack"};
+static const char *const te__rope_names[] = {"torch", "quack"};
+static const char *const te__experts_names[] = {NULL, "torch", "torch_mm", "torch_mm_mxfp8", "gmm", "te"};
+static const char *const te__dispatcher_names[] = {NULL, "torch", "deepep", "uccl_ep", "hybridep", "mok"};
+static const char *const te__switch_names[] = {NULL, "true", "false"};
+static const char *const te__bool_names[] = {"false", "true"};
+static const char *const te__fp8_names[] = {"current", "block", "mxfp8"};
+static const char *const te__graph_names[] = {"attn", "te_dpa", "moe_router", "moe_preprocess"};
+
+/* PyTorch's names of the formats that te.h has. */
+static const struct {
+    const char *name;
+    te_dtype dtype;
+} te__dtype_words[] = {{"float32", TE_F32}, {"float", TE_F32}, {"float16", TE_F16}, {"half", TE_F16}, {"bfloat16", TE_BF16}, {"bf16", TE_BF16},
+                       {"uint8", TE_U8},    {"int32", TE_I32}, {"int", TE_I32},     {"int64", TE_I64}, {"long", TE_I64}};
+/* The formats that PyTorch has beside these. */
+static const char *const te__foreign_dtypes[] = {"float64", "double", "int8", "int16", "short", "bool", "complex64", "cfloat"};
+
+/* ---- the fields ---- */
+
+typedef enum te__field_kind {
+    TE__FIELD_ENUM,    /* an int-sized enumerator, by `names` */
+    TE__FIELD_BOOL,
+    TE__FIELD_NOT,     /* a bool whose field says the opposite of its name */
+    TE__FIELD_INT,
+    TE__FIELD_NUMBER,  /* a double */
+    TE__FIELD_DTYPE,
+    TE__FIELD_FP8,     /* has_te_fp8 and te_fp8 */
+    TE__FIELD_MODULES  /* bits, joined by + */
+} te__field_kind;
+typedef struct te__config_field {
+    const char *name;
+    te__field_kind kind;
+    size_t offset;
+    te__names names; /* what is possible, where that is a list */
+} te__config_field;
+
+#define TE__NAMES(list) {list, TE__COUNT(list)}
+#define TE__ROW(field, kind, list) {#field, kind, offsetof(te_backend_config, field), TE__NAMES(list)}
+#define TE__NO_NAMES {NULL, 0}
+#define TE__PLAIN(field, kind) {#field, kind, offsetof(te_backend_config, field), TE__NO_NAMES}
+#define TE__MOK(field, kind) {"mok." #field, kind, offsetof(te_backend_config, mok) + offsetof(te_mok_backend_config, field), TE__NO_NAMES}
+enum { TE__BACKEND_FIELDS = 6 }; /* the first ones choose backends */
+static const te__config_field te__config_fields[] = {
+    TE__ROW(attn, TE__FIELD_ENUM, te__attn_names),
+    TE__ROW(linear, TE__FIELD_ENUM, te__linear_names),
+    TE__ROW(rms_norm, TE__FIELD_ENUM, te__rms_norm_names),
+    TE__ROW(rope, TE__FIELD_ENUM, te__rope_names),
+    TE__ROW(experts, TE__FIELD_ENUM, te__experts_names),
+    TE__ROW(dispatcher, TE__FIELD_ENUM, te__dispatcher_names),
+    TE__ROW(rope_fusion, TE__FIELD_ENUM, te__switch_names),
+    TE__ROW(keep_rope_fusion, TE__FIELD_BOOL, te__bool_names),
+    TE__PLAIN(dispatcher_num_sms, TE__FIELD_INT),
+    {"dispatcher_share_token_dispatcher", TE__FIELD_NOT, offsetof(te_backend_config, no_dispatcher_share_token_dispatcher), TE__NAMES(te__bool_names)},
+    TE__ROW(dispatcher_async_dispatch, TE__FIELD_BOOL, te__bool_names),
+    TE__MOK(fwd_num_comm_sms, TE__FIELD_INT),
+    TE__MOK(bwd_num_comm_sms, TE__FIELD_INT),
+    TE__MOK(minibatch_size, TE__FIELD_INT),
+    TE__MOK(macrobatch_size, TE__FIELD_INT),
+    TE__MOK(schedule_capacity_multiplier, TE__FIELD_NUMBER),
+    TE__MOK(all_gather_top_experts_chunk_bytes, TE__FIELD_INT),
+    TE__ROW(enable_deepep, TE__FIELD_ENUM, te__switch_names),
+    TE__ROW(fake_balanced_gate, TE__FIELD_BOOL, te__bool_names),
+    TE__PLAIN(fake_gate_noise, TE__FIELD_NUMBER),
+    {"enable_hf_state_dict_adapter", TE__FIELD_NOT, offsetof(te_backend_config, no_enable_hf_state_dict_adapter), TE__NAMES(te__bool_names)},
+    TE__ROW(enable_fsdp_optimizations, TE__FIELD_BOOL, te__bool_names),
+    TE__ROW(te_fp8, TE__FIELD_FP8, te__fp8_names),
+    TE__PLAIN(gate_precision, TE__FIELD_DTYPE),
+    TE__ROW(compile_attn, TE__FIELD_BOOL, te__bool_names),
+    TE__ROW(cuda_graph, TE__FIELD_MODULES, te__graph_names),
+    {"te_fp8.recipe", TE__FIELD_FP8, offsetof(te_backend_config, te_fp8), TE__NAMES(te__fp8_names)}, /* other names of the two, which are read and not written */
+    {"cuda_graph.modules", TE__FIELD_MODULES, offsetof(te_backend_config, cuda_graph), TE__NAMES(te__graph_names)}};
+#undef TE__ROW
+#undef TE__PLAIN
+#undef TE__MOK
+enum { TE__CONFIG_WRITTEN = TE__COUNT(te__config_fields) - 2 };
+
+/* ---- the nearest name ---- */
+
+enum { TE__MAX_WORD = 64 }; /* longer words are nobody's */
+
+/* Characters to insert, delete or replace until a is b, of which one row of the table is kept (Levenshtein 1966). */
+static int te__edits(const char *a, size_t n, const char *b) {
+    int row[TE__MAX_WORD + 1];
+    size_t m = strlen(b), i, k;
+    if (n > TE__MAX_WORD || m > TE__MAX_WORD) return INT_MAX;
+    for (k = 0; k <= m; k++) row[k] = (int)k;
+    for (i = 1; i <= n; i++) {
+        int corner = row[0];
+        row[0] = (int)i;
+        for (k = 1; k <= m; k++) {
+            int replaced = corner + (a[i - 1] != b[k - 1]);
+            corner = row[k];
+            row[k] = (int)te__min(replaced, te__min(row[k], row[k - 1]) + 1);
+        }
+    }
+    return row[m];
+}
+/* Keeps `name` in *best if it is nearer to the word than what is there, *edits away. */
+static void te__nearer(const char *word, size_t n, const char *name, const char **best, int *edits) {
+    int d = te__edits(word, n, name);
+    if (d >= *edits) return;
+    *edits = d;
+    *best = name;
+}
+/* "; is \"te\" meant?", if a name is so near that it may be. */
+static void te__text_nearest(te__text *t, const char *best, int edits) {
+    if (best && edits <= 2 + (int)strlen(best) / 4 && edits < (int)strlen(best)) te__text_printf(t, "; is \"%s\" meant?", best);
+}
+/* TE_ERR_INVALID for a word that is none of `names`. `who` names the call, `field` the field. */
+static te_result te__unknown_name(te_ctx *te, const char *who, const char *field, const char *word, size_t n, const te__names *names) {
+    te__text t = TE_ZERO;
+    const char *best = NULL;
+    int i, edits = INT_MAX;
+    te_result result;
+    for (i = 0; i < names->count; i++) {
+        if (!names->name[i]) continue;
+        te__text_printf(&t, "%s%s", t.n ? ", " : "", names->name[i]);
+        te__nearer(word, n, names->name[i], &best, &edits);
+    }
+    te__text_put(&t, names->count ? " are possible" : "");
+    te__text_nearest(&t, best, edits);
+    result = te__fail(te, TE_ERR_INVALID, "%s: %s is \"%.*s\"; %s", who, field, (int)te__min((int64_t)n, TE__MAX_WORD), word, te__text_str(&t));
+    te__text_free(&t);
+    return result;
+}
+/* The place of the word in the list, or -1. */
+static int te__name_index(const te__names *names, const char *word, size_t n) {
+    int i;
+    for (i = 0; i < names->count; i++)
+        if (names->name[i] && strlen(names->name[i]) == n && memcmp(names->name[i], word, n) == 0) return i;
+    return -1;
+}
+
+static const char *te__name_of(const te__names *names, int value) {
+    if (value < 0 || value >= names->count) return "?";
+    return names->name[value] ? names->name[value] : "default";
+}
+
+/* ---- reading ---- */
+
+/* A piece of the caller's text. */
+typedef struct te__word {
+    const char *at;
+    size_t n;
+} te__word;
+static te__word te__word_trimmed(const char *at, size_t n) {
+    te__word w;
+    while (n && (*at == ' ' || *at == '\t' || *at == '\n' || *at == '\r')) at++, n--;
+    while (n && (at[n - 1] == ' ' || at[n - 1] == '\t' || at[n - 1] == '\n' || at[n - 1] == '\r')) n--;
+    w.at = at;
+    w.n = n;
+    return w;
+}
+
+/* A format by PyTorch's name, whatever the case of its letters, with or without "torch." in front. */
+static te_result te__dtype_parse(te_ctx *te, const char *who, const te__config_field *f, te__word w, te_dtype *dtype) {
+    const char *known[TE__COUNT(te__dtype_words)];
+    char lower[TE__MAX_WORD + 1];
+    te__names names;
+    size_t n = w.n < (size_t)TE__MAX_WORD ? w.n : (size_t)TE__MAX_WORD, i;
+    int k;
+    for (i = 0; i < n; i++) lower[i] = (char)(w.at[i] >= 'A' && w.at[i] <= 'Z' ? w.at[i] - 'A' + 'a' : w.at[i]);
+    lower[n] = 0;
+    if (te__starts_with(lower, "torch.")) memmove(lower, lower + 6, (n -= 6) + 1);
+    for (k = 0; k < TE__COUNT(te__dtype_words); k++) {
+        known[k] = te__dtype_words[k].name;
+        if (strcmp(lower, known[k]) != 0) continue;
+        *dtype = te__dtype_words[k].dtype;
+        return TE_OK;
+    }
+    for (k = 0; k < TE__COUNT(te__foreign_dtypes); k++)
+        if (strcmp(lower, te__foreign_dtypes[k]) == 0)
+            return te__fail(te, TE_ERR_UNSUPPORTED, "%s: %s is \"%s\", a format that te.h does not have; float32 is its widest", who, f->name, lower);
+    names.name = known;
+    names.count = TE__COUNT(known);
+    return te__unknown_name(te, who, f->name, lower, n, &names);
+}
+
+/* Names joined by +, none of them twice, as bits. */
+static te_result te__modules_parse(te_ctx *te, const char *who, const te__config_field *f, te__word w, int *modules) {
+    size_t at = 0;
+    *modules = 0;
+    while (at <= w.n) {
+        const char *plus = (const char *)memchr(w.at + at, '+', w.n - at);
+        size_t n = plus ? (size_t)(plus - w.at) - at : w.n - at;
+        te__word one = te__word_trimmed(w.at + at, n);
+        int i = te__name_index(&f->names, one.at, one.n);
+        if (i < 0) return te__unknown_name(te, who, f->name, one.at, one.n, &f->names);
+        if (*modules & 1 << i) return te__fail(te, TE_ERR_INVALID, "%s: %s has \"%s\" twice; once is enough", who, f->name, f->names.name[i]);
+        *modules |= 1 << i;
+        at += n + 1;
+    }
+    return TE_OK;
+}
+
+static te_result te__number_parse(te_ctx *te, const char *who, const te__config_field *f, te__word w, double *value) {
+    bool whole = f->kind == TE__FIELD_INT;
+    if (w.n && te__read_number(w.at, w.n, value) == w.n && *value - *value == 0 && (!whole || (*value == floor(*value) && fabs(*value) <= INT_MAX))) return TE_OK;
+    return te__fail(te, TE_ERR_INVALID, "%s: %s is \"%.*s\"; %s is needed", who, f->name, (int)te__min((int64_t)w.n, TE__MAX_WORD), w.at, whole ? "a whole number" : "a number");
+}
+
+/* The value of one field. */
+static te_result te__field_parse(te_ctx *te, const char *who, const te__config_field *f, te__word w, te_backend_config *config) {
+    char *at = (char *)config + f->offset;
+    double number = 0;
+    te_result result;
+    int i;
+    switch (f->kind) {
+    case TE__FIELD_DTYPE: return te__dtype_parse(te, who, f, w, &config->gate_precision);
+    case TE__FIELD_MODULES: return te__modules_parse(te, who, f, w, &config->cuda_graph.modules);
+    case TE__FIELD_INT:
+    case TE__FIELD_NUMBER:
+        result = te__number_parse(te, who, f, w, &number);
+        if (result == TE_OK && f->kind == TE__FIELD_INT) *(int *)(void *)at = (int)number;
+        if (result == TE_OK && f->kind == TE__FIELD_NUMBER) *(double *)(void *)at = number;
+        return result;
+    default: break;
+    }
+    i = te__name_index(&f->names, w.at, w.n);
+    if (i < 0) return te__unknown_name(te, who, f->name, w.at, w.n, &f->names);
+    if (f->kind == TE__FIELD_ENUM) *(int *)(void *)at = i;
+    else if (f->kind == TE__FIELD_BOOL) *(bool *)(void *)at = i == 1;
+    else if (f->kind == TE__FIELD_NOT) *(bool *)(void *)at = i == 0;
+    else {
+        config->has_te_fp8 = true;
+        config->te_fp8.recipe = (te_fp8_recipe)i;
+        config->te_fp8.object = NULL;
+    }
+    return TE_OK;
+}
+
+static const te__config_field *te__field_find(const char *name, size_t n) {
+    int i;
+    for (i = 0; i < TE__COUNT(te__config_fields); i++)
+        if (strlen(te__config_fields[i].name) == n && memcmp(te__config_fields[i].name, name, n) == 0) return &te__config_fields[i];
+    return NULL;
+}
+static te_result te__unknown_field(te_ctx *te, const char *who, te__word w) {
+    te__text t = TE_ZERO;
+    const char *best = NULL;
+    int i, edits = INT_MAX;
+    te_result result;
+    for (i = 0; i < TE__COUNT(te__config_fields); i++) te__nearer(w.at, w.n, te__config_fields[i].name, &best, &edits);
+    te__text_nearest(&t, best, edits);
+    result = te__fail(te, TE_ERR_INVALID, "%s: \"%.*s\" is no field of a te_backend_config%s", who, (int)te__min((int64_t)w.n, TE__MAX_WORD), w.at, te__text_str(&t));
+    te__text_free(&t);
+    return result;
+}
+
+TE_API te_result te_backend_config_parse(te_ctx *te, const char *text, te_backend_config *config) {
+    static const char who[] = "te_backend_config_parse";
+    te_backend_config read;
+    uint64_t given = 0;
+    if (!te) return TE_ERR_STATE;
+    if (!text || !config) return te__fail(te, TE_ERR_INVALID, "%s: %s is NULL", who, text ? "config" : "text");
+    read = *config;
+    while (*text) {
+        size_t n = strcspn(text, ",");
+        const char *sign = (const char *)memchr(text, '=', n);
+        te__word pair = te__word_trimmed(text, n), name, value;
+        const te__config_field *f;
+        te_result result;
+        if (!sign) {
+            if (pair.n == 0 && !text[n]) break; /* spaces, or a comma at the end */
+            return te__fail(te, TE_ERR_INVALID, "%s: \"%.*s\" has no '='; pairs such as attn=te, with commas between them, are needed", who, (int)te__min((int64_t)pair.n, TE__MAX_WORD), pair.at);
+        }
+        name = te__word_trimmed(text, (size_t)(sign - text));
+        value = te__word_trimmed(sign + 1, n - (size_t)(sign + 1 - text));
+        f = te__field_find(name.at, name.n);
+        if (!f) return te__unknown_field(te, who, name);
+        if (given & (uint64_t)1 << (f - te__config_fields)) return te__fail(te, TE_ERR_INVALID, "%s: %s is given twice; leave one out", who, f->name);
+        given |= (uint64_t)1 << (f - te__config_fields);
+        result = te__field_parse(te, who, f, value, &read);
+        if (result != TE_OK) return result;
+        text += n + (text[n] == ',');
+    }
+    *config = read;
+    return TE_OK;
+}
+
+TE_API te_result te_fp8_config_parse(te_ctx *te, const char *name, bool unknown_is_current, te_fp8_config *config) {
+    const te__names names = TE__NAMES(te__fp8_names);
+    int i;
+    if (!te) return TE_ERR_STATE;
+    if (!name || !config) return te__fail(te, TE_ERR_INVALID, "te_fp8_config_parse: %s is NULL", name ? "config" : "name");
+    i = te__name_index(&names, name, strlen(name));
+    if (i < 0 && !unknown_is_current) return te__unknown_name(te, "te_fp8_config_parse", "recipe", name, strlen(name), &names);
+    config->recipe = i < 0 ? TE_FP8_CURRENT : (te_fp8_recipe)i;
+    config->object = NULL;
+    return TE_OK;
+}
+
+static const te__config_field *te__backend_field(const char *field) {
+    const te__config_field *f = field ? te__field_find(field, strlen(field)) : NULL;
+    return f && f - te__config_fields < TE__BACKEND_FIELDS ? f : NULL;
+}
+TE_API te_result te_backend_parse(te_ctx *te, const char *field, const char *name, int *value) {
+    const te__config_field *f = te__backend_field(field);
+    int i;
+    if (!te) return TE_ERR_STATE;
+    if (!f || !name || !value)
+        return te__fail(te, TE_ERR_INVALID, "te_backend_parse: field \"%s\", %s; attn, linear, rms_norm, rope, experts and dispatcher are possible, with a name and a place for its value",
+                        field ? field : "NULL", !name ? "name NULL" : value ? name : "value NULL");
+    i = te__name_index(&f->names, name, strlen(name));
+    if (i < 0) return te__unknown_name(te, "te_backend_parse", field, name, strlen(name), &f->names);
+    *value = i;
+    return TE_OK;
+}
+TE_API const char *te_backend_name(const char *field, int value) {
+    const te__config_field *f = te__backend_field(field);
+    return f ? te__name_of(&f->names, value) : "?";
+}
+
+/* ---- writing ---- */
+
+static void te__text_modules(te__text *t, const te__names *names, int modules) {
+    const char *between = "";
+    int i;
+    for (i = 0; i < names->count; i++)
+        if (modules & 1 << i) {
+            te__text_printf(t, "%s%s", between, names->name[i]);
+            between = "+";
+        }
+}
+static const char *te__dtype_word(te_dtype dtype) {
+    int i;
+    for (i = 0; i < TE__COUNT(te__dtype_words); i++)
+        if (te__dtype_words[i].dtype == dtype) return te__dtype_words[i].name;
+    return te_dtype_name(dtype);
+}
+static void te__text_field(te__text *t, const te__config_field *f, const te_backend_config *config) {
+    const char *at = (const char *)config + f->offset;
+    const int number = f->kind == TE__FIELD_ENUM || f->kind == TE__FIELD_INT ? *(const int *)(const void *)at : 0;
+    bool set = number != 0;
+    if (f->kind == TE__FIELD_BOOL || f->kind == TE__FIELD_NOT) set = *(const bool *)(const void *)at;
+    if (f->kind == TE__FIELD_NUMBER) set = *(const double *)(const void *)at != 0;
+    if (f->kind == TE__FIELD_DTYPE) set = config->gate_precision != TE_DTYPE_NONE;
+    if (f->kind == TE__FIELD_FP8) set = config->has_te_fp8;
+    if (f->kind == TE__FIELD_MODULES) set = config->cuda_graph.modules != 0;
+    if (!set) return;
+    te__text_printf(t, "%s%s=", t->n ? "," : "", f->name);
+    switch (f->kind) {
+    case TE__FIELD_ENUM: te__text_put(t, te__name_of(&f->names, number)); break;
+    case TE__FIELD_BOOL: te__text_put(t, "true"); break;
+    case TE__FIELD_NOT: te__text_put(t, "false"); break;
+    case TE__FIELD_INT: te__text_printf(t, "%d", number); break;
+    case TE__FIELD_NUMBER: te__text_number(t, *(const double *)(const void *)at); break;
+    case TE__FIELD_DTYPE: te__text_put(t, te__dtype_word(config->gate_precision)); break;
+    case TE__FIELD_FP8: te__text_put(t, config->te_fp8.recipe == TE_FP8_OBJECT ? "object" : te__name_of(&f->names, (int)config->te_fp8.recipe)); break;
+    case TE__FIELD_MODULES: te__text_modules(t, &f->names, config->cuda_graph.modules); break;
+    }
+}
+TE_API size_t te_backend_config_print(const te_backend_config *config, char *buffer, size_t size) {
+    te__text t = TE_ZERO;
+    size_t n;
+    int i;
+    if (buffer && size) buffer[0] = 0;
+    if (!config) return 0;
+    for (i = 0; i < TE__CONFIG_WRITTEN; i++) te__text_field(&t, &te__config_fields[i], config);
+    n = t.n;
+    if (buffer && size) snprintf(buffer, size, "%s", te__text_str(&t));
+    te__text_free(&t);
+    return n;
+}
+
+/* ==== model/backend.c =========================================================================================== */
+
+/* model/backend.c: how a model is put together: what there is, the defaults that follow from it, the rules of a te_backend_config, FP8 of a whole model. Knows the names of backends;
+ * must not know what any of them computes. */
+
+/* ---- what there is ---- */
+
+TE_API te_backend_capabilities te_backend_get_capabilities(const te_ctx *te) {
+    te_backend_capabilities c = TE_ZERO;
+    if (!te || te->automodel.has_capabilities) return te ? te->automodel.capabilities : c;
+    c.have_te = c.have_deep_ep = c.have_gmm = c.have_uccl_ep = true;
+    c.cuda = te_ctx_is_cuda(te);
+    return c;
+}
+TE_API void te_backend_set_capabilities(te_ctx *te, const te_backend_capabilities *capabilities) {
+    if (!te) return;
+    te->automodel.has_capabilities = capabilities != NULL;
+    if (capabilities) te->automodel.capabilities = *capabilities;
+}
+
+static te_linear_backend te__linear_backend_of(te_linear_backend given, const te_backend_capabilities *c) {
+    if (given != TE_LINEAR_DEFAULT) return given;
+    return c->have_te && c->cuda ? TE_LINEAR_TE : TE_LINEAR_TORCH;
+}
+static te_rms_norm_backend te__rms_norm_backend_of(te_rms_norm_backend given) { return given != TE_RMS_NORM_DEFAULT ? given : TE_RMS_NORM_TORCH_FP32; }
+static void te__default_int(int *field, int value) {
+    if (*field == 0) *field = value;
+}
+/* Zeros become defaults. */
+static void te__config_resolve(te_backend_config *c, const te_backend_capabilities *has) {
+    const bool te_on_cuda = has->have_te && has->cuda;
+    if (c->attn == TE_ATTN_DEFAULT) c->attn = te_on_cuda ? TE_ATTN_TE : TE_ATTN_SDPA;
+    c->linear = te__linear_backend_of(c->linear, has);
+    c->rms_norm = te__rms_norm_backend_of(c->rms_norm);
+    if (c->rope_fusion == TE_DEFAULT) c->rope_fusion = c->keep_rope_fusion && te_on_cuda ? TE_ON : TE_OFF;
+    if (c->experts == TE_EXPERTS_DEFAULT) c->experts = has->cuda ? TE_EXPERTS_TORCH_MM : TE_EXPERTS_TORCH;
+    if (c->dispatcher == TE_DISPATCHER_DEFAULT)
+        c->dispatcher = has->cuda && has->have_deep_ep ? TE_DISPATCHER_DEEPEP : has->cuda && has->have_uccl_ep ? TE_DISPATCHER_UCCL_EP : TE_DISPATCHER_TORCH;
+    te__default_int(&c->dispatcher_num_sms, 20);
+    te__default_int(&c->mok.fwd_num_comm_sms, 40);
+    te__default_int(&c->mok.bwd_num_comm_sms, 28);
+    te__default_int(&c->mok.minibatch_size, 4096);
+    te__default_int(&c->mok.macrobatch_size, 131072);
+    te__default_int(&c->mok.all_gather_top_experts_chunk_bytes, 2048);
+    if (c->mok.schedule_capacity_multiplier == 0) c->mok.schedule_capacity_multiplier = 0.5;
+}
+TE_API te_backend_config te_backend_config_defaults(const te_backend_capabilities *capabilities) {
+    const te_backend_capabilities none = TE_ZERO;
+    te_backend_config c = TE_ZERO;
+    te__config_resolve(&c, capabilities ? capabilities : &none);
+    return c;
+}
+
+/* ---- the rules ---- */
+
+#define TE__VALIDATE "te_backend_config_validate"
+
+/* Every enumerator is one of its list. */
+static te_result te__config_ranges(te_ctx *te, const te_backend_config *c) {
+    char number[16];
+    int i;
+    for (i = 0; i < TE__COUNT(te__config_fields); i++) {
+        const te__config_field *f = &te__config_fields[i];
+        int value;
+        if (f->kind != TE__FIELD_ENUM) continue;
+        value = *(const int *)(const void *)((const char *)c + f->offset);
+        if (value >= 0 && value < f->names.count) continue;
+        snprintf(number, sizeof(number), "%d", value);
+        return te__unknown_name(te, TE__VALIDATE, f->name, number, strlen(number), &f->names);
+    }
+    return TE_OK;
+}
+static te_result te__fp8_check(te_ctx *te, const char *who, const te_fp8_config *c) {
+    if ((int)c->recipe < 0 || c->recipe > TE_FP8_OBJECT)
+        return te__fail(te, TE_ERR_INVALID, "%s: te_fp8.recipe is %d; TE_FP8_CURRENT to TE_FP8_OBJECT (0 to %d) are possible", who, (int)c->recipe, (int)TE_FP8_OBJECT);
+    if (c->recipe == TE_FP8_OBJECT && !c->object) return te__fail(te, TE_ERR_INVALID, "%s: te_fp8.recipe is TE_FP8_OBJECT and te_fp8.object NULL; give the recipe", who);
+    if (c->recipe != TE_FP8_OBJECT && c->object)
+        return te__fail(te, TE_ERR_INVALID, "%s: te_fp8.recipe is \"%s\" and te_fp8.object a recipe; TE_FP8_OBJECT reads it", who, te__fp8_names[c->recipe]);
+    return TE_OK;
+}
+static te_result te__cuda_graph_check(te_ctx *te, int modules) {
+    const int all = TE_CUDA_GRAPH_ATTN | TE_CUDA_GRAPH_TE_DPA | TE_CUDA_GRAPH_MOE_ROUTER | TE_CUDA_GRAPH_MOE_PREPROCESS, both = TE_CUDA_GRAPH_ATTN | TE_CUDA_GRAPH_TE_DPA;
+    if (modules & ~all) return te__fail(te, TE_ERR_INVALID, TE__VALIDATE ": cuda_graph.modules is %d; bits of te_cuda_graph_module (%d together) are possible", modules, all);
+    if ((modules & both) == both) return te__fail(te, TE_ERR_INVALID, TE__VALIDATE ": cuda_graph.modules has attn and te_dpa, which is a part of it; leave one out");
+    if (modules & TE_CUDA_GRAPH_MOE_PREPROCESS && !(modules & TE_CUDA_GRAPH_MOE_ROUTER))
+        return te__fail(te, TE_ERR_INVALID, TE__VALIDATE ": cuda_graph.modules has moe_preprocess without moe_router; add moe_router");
+    return TE_OK;
+}
+static te_result te__mok_check(te_ctx *te, const te_mok_backend_config *c) {
+    const struct {
+        const char *name;
+        int value, multiple;
+    } rows[] = {{"fwd_num_comm_sms", c->fwd_num_comm_sms, 2}, {"bwd_num_comm_sms", c->bwd_num_comm_sms, 2}, {"minibatch_size", c->minibatch_size, 256},
+                {"macrobatch_size", c->macrobatch_size, c->minibatch_size}, {"all_gather_top_experts_chunk_bytes", c->all_gather_top_experts_chunk_bytes, 16}};
+    const double m = c->schedule_capacity_multiplier;
+    int i;
+    for (i = 0; i < TE__COUNT(rows); i++)
+        if (rows[i].value <= 0 || rows[i].value % rows[i].multiple)
+            return te__fail(te, TE_ERR_INVALID, TE__VALIDATE ": mok.%s is %d; a positive multiple of %d is needed", rows[i].name, rows[i].value, rows[i].multiple);
+    if (m > 0 && m - m == 0) return TE_OK;
+    return te__fail(te, TE_ERR_INVALID, TE__VALIDATE ": mok.schedule_capacity_multiplier is %g; a positive finite number is needed", m);
+}
+/* Rule 9. */
+static te_result te__config_graph_rules(te_ctx *te, const te_backend_config *c) {
+    const int modules = c->cuda_graph.modules;
+    const char *what = modules & TE_CUDA_GRAPH_ATTN ? "attn" : "te_dpa";
+    if (modules & (TE_CUDA_GRAPH_ATTN | TE_CUDA_GRAPH_TE_DPA)) {
+        if (c->attn != TE_ATTN_TE)
+            return te__fail(te, TE_ERR_INVALID, TE__VALIDATE ": cuda_graph.modules has %s and attn is \"%s\"; attn=te is needed", what, te_backend_name("attn", (int)c->attn));
+        if (modules & TE_CUDA_GRAPH_ATTN && (c->linear != TE_LINEAR_TORCH || c->rms_norm != TE_RMS_NORM_TORCH || c->rope_fusion == TE_ON))
+            return te__fail(te, TE_ERR_INVALID, TE__VALIDATE ": cuda_graph.modules has attn, linear is \"%s\", rms_norm \"%s\" and rope_fusion %s; linear=torch, rms_norm=torch and "
+                            "rope_fusion=false are needed", te_backend_name("linear", (int)c->linear), te_backend_name("rms_norm", (int)c->rms_norm), c->rope_fusion == TE_ON ? "true" : "false");
+        if (c->has_te_fp8 && c->te_fp8.recipe == TE_FP8_OBJECT && c->te_fp8.object->fp8_dpa)
+            return te__fail(te, TE_ERR_INVALID, TE__VALIDATE ": cuda_graph.modules has %s and the recipe of te_fp8 has fp8_dpa; leave one out", what);
+    }
+    if (modules & TE_CUDA_GRAPH_MOE_ROUTER && c->fake_balanced_gate)
+        return te__fail(te, TE_ERR_INVALID, TE__VALIDATE ": cuda_graph.modules has moe_router and fake_balanced_gate is true, in which no router runs; leave one out");
+    if (modules & TE_CUDA_GRAPH_MOE_PREPROCESS && c->dispatcher != TE_DISPATCHER_HYBRIDEP)
+        return te__fail(te, TE_ERR_INVALID, TE__VALIDATE ": cuda_graph.modules has moe_preprocess and dispatcher is \"%s\"; dispatcher=hybridep is needed",
+                        te_backend_name("dispatcher", (int)c->dispatcher));
+    return TE_OK;
+}
+/* Rules 1 to 10 of the documentation, in its order. */
+static te_result te__config_rules(te_ctx *te, te_backend_config *c, bool speaks) {
+    const bool all_to_all = c->dispatcher == TE_DISPATCHER_DEEPEP || c->dispatcher == TE_DISPATCHER_HYBRIDEP || c->dispatcher == TE_DISPATCHER_UCCL_EP || c->dispatcher == TE_DISPATCHER_MOK;
+    te_result result = TE_OK;
+    if (c->rope == TE_ROPE_QUACK && c->rope_fusion == TE_ON) {
+        te__warn(te, "rope=quack rotates by its own kernel: rope_fusion is turned off");
+        c->rope_fusion = TE_OFF;
+    }
+    if (c->rope_fusion == TE_ON && !c->keep_rope_fusion) {
+        te__warn(te, "rope_fusion is turned off, as NeMo Automodel does: its f32 tables give other log-probabilities than transformers and vLLM; keep_rope_fusion keeps it");
+        c->rope_fusion = TE_OFF;
+    }
+    if (c->has_te_fp8) result = te__fp8_check(te, TE__VALIDATE, &c->te_fp8);
+    if (result == TE_OK) result = te__cuda_graph_check(te, c->cuda_graph.modules);
+    if (result == TE_OK) result = te__mok_check(te, &c->mok);
+    if (result == TE_OK && ((int)c->gate_precision < 0 || c->gate_precision >= TE_DTYPE_COUNT))
+        result = te__fail(te, TE_ERR_INVALID, TE__VALIDATE ": gate_precision is %d; a te_dtype is needed", (int)c->gate_precision);
+    if (result != TE_OK) return result;
+    if (c->enable_deepep != TE_DEFAULT) {
+        if (speaks) te__warn(te, "enable_deepep is gone and changes nothing: dispatcher=deepep and experts=gmm, or torch for both, say what it said");
+        c->enable_deepep = TE_DEFAULT;
+    }
+    if ((c->experts == TE_EXPERTS_TE || c->experts == TE_EXPERTS_GMM) && !all_to_all) {
+        if (speaks)
+            te__log(te, TE_LOG_INFO, "experts=%s needs the dispatcher deepep, hybridep, uccl_ep or mok, and it is %s: experts=torch_mm and dispatcher=torch are used",
+                    te_backend_name("experts", (int)c->experts), te_backend_name("dispatcher", (int)c->dispatcher));
+        c->dispatcher = TE_DISPATCHER_TORCH;
+        c->experts = TE_EXPERTS_TORCH_MM;
+    }
+    result = te__config_graph_rules(te, c);
+    if (result != TE_OK || !c->has_te_fp8 || c->linear == TE_LINEAR_TE || c->experts == TE_EXPERTS_TE) return result;
+    return te__fail(te, TE_ERR_INVALID, TE__VALIDATE ": te_fp8 requires at least one TE backend, and linear is \"%s\" and experts \"%s\"; set linear=te or experts=te, or leave te_fp8 out",
+                    te_backend_name("linear", (int)c->linear), te_backend_name("experts", (int)c->experts));
+}
+TE_API te_result te_backend_config_validate(te_ctx *te, te_backend_config *config, const te_group *group) {
+    te_backend_capabilities has;
+    te_backend_config c;
+    te_result result;
+    if (!te) return TE_ERR_STATE;
+    if (!config) return te__fail(te, TE_ERR_INVALID, TE__VALIDATE ": config is NULL; zero one, and fill in what is not the default");
+    has = te_backend_get_capabilities(te);
+    c = *config;
+    result = te__config_ranges(te, &c);
+    if (result != TE_OK) return result;
+    te__config_resolve(&c, &has);
+    result = te__config_rules(te, &c, te_group_rank(group) == 0);
+    if (result == TE_OK) *config = c;
+    return result;
+}
+
+/* ---- FP8 of a whole model ---- */
+
+TE_API const te_recipe *te_fp8_config_build_recipe(te_ctx *te, const te_fp8_config *config, te_recipe *storage) {
+    if (!te || !te_backend_get_capabilities(te).have_te) return NULL;
+    if (!config || !storage) {
+        te__fail(te, TE_ERR_INVALID, "te_fp8_config_build_recipe: %s is NULL", config ? "storage" : "config");
+        return NULL;
+    }
+    if (te__fp8_check(te, "te_fp8_config_build_recipe", config) != TE_OK) return NULL;
+    if (config->recipe == TE_FP8_OBJECT) return config->object;
+    if (config->recipe == TE_FP8_MXFP8) te__warn(te, "te_fp8 mxfp8 on %s: MXFP8 codes are multiplied as bf16, exactly and no faster than bf16", te->device_name);
+    *storage = config->recipe == TE_FP8_BLOCK ? te_recipe_block_scaling() : config->recipe == TE_FP8_MXFP8 ? te_recipe_mxfp8() : te_recipe_current_scaling();
+    return storage;
+}
+TE_API te_result te_fp8_maybe_autocast_begin(te_ctx *te, const te_fp8_config *config) {
+    const te__autocast *outer;
+    te_autocast_desc desc = TE_ZERO;
+    te_recipe storage;
+    if (!te) return TE_ERR_STATE;
+    if (config && te_backend_get_capabilities(te).have_te) {
+        desc.recipe = te_fp8_config_build_recipe(te, config, &storage);
+        if (!desc.recipe) return te_error_code(te);
+    }
+    outer = te__autocast_now(te);
+    if (!desc.recipe) { /* a region that says what is said already, so that each begin has its end */
+        desc.not_enabled = !outer || !outer->enabled;
+        if (outer) {
+            storage = outer->recipe;
+            desc.recipe = &storage;
+            desc.calibrating = outer->calibrating;
+            desc.amax_group = outer->amax_group;
+        }
+    }
+    return te_autocast_begin(te, &desc);
+}
+TE_API te_result te_fp8_maybe_autocast_end(te_ctx *te) { return te_autocast_end(te); }
+
+/* ==== model/backend_modules.c =================================================================================== */
+
+/* model/backend_modules.c: modules by backend, a model's place in a training step. Knows the classes; must not know files. */
+
+/* ---- shapes without memory ---- */
+
+TE_API bool te_is_tensor_unallocated(const te_tensor *x) { return te__is_unallocated(x); }
+TE_API void te_set_empty_is_unallocated(te_ctx *te, bool on) {
+    if (te) te->automodel.empty_is_unallocated = on;
+}
+/* The forward of a module with parameter `weight` of `in` columns on a shape without memory. */
+static te_result te__module_shape(te_module *m, te_forward_args *args, int64_t in, int64_t out) {
+    return te__shape_forward(m, args, in, args->input->ndim > 1 ? args->input->shape[0] : 1, out);
+}
+
+/* ---- Linear ---- */
+
+static te_result te__torch_linear_forward(te_module *m, te_forward_args *args) {
+    te_tensor *weight = te_module_parameter(m, "weight");
+    if (te__is_unallocated(args->input)) return te__module_shape(m, args, weight->shape[1], weight->shape[0]);
+    return te__output(m, args, te_linear(args->input, weight, te_module_parameter(m, "bias")));
+}
+/* torch.nn.Linear: kaiming_uniform_ with a = sqrt(5), whose bound is 1 / sqrt(in), and the bias by the same bound. */
+static te_result te__torch_linear_reset(te_module *m) {
+    te_result result = TE_OK;
+    int i;
+    for (i = 0; i < m->num_entries && result == TE_OK; i++) {
+        te_op_random_args args = TE_ZERO;
+        te__draw draw = te__rng_draw(m->te, 1);
+        args.dst = m->entries[i].tensor;
+        args.b = (float)(1.0 / sqrt((double)m->entries[0].tensor->shape[1]));
+        args.a = -args.b;
+        args.seed = draw.seed;
+        args.offset = draw.offset;
+        args.rng = draw.rng;
+        result = te_op_random(m->te, &args);
+    }
+    return result;
+}
+static const te_module_class te__torch_linear_class = {"TorchLinear", 0, te__torch_linear_forward, NULL, te__torch_linear_reset};
+
+static te_module *te__torch_linear_create(te_ctx *te, const te_linear_module_desc *desc) {
+    te_module *m = te_module_create(te, &te__torch_linear_class, desc->name ? desc->name : "linear");
+    if (!m) return NULL;
+    te__params_on(m, desc->device);
+    te__add_weight(m, "weight", desc->dtype, desc->out_features, desc->in_features);
+    if (desc->bias) te__add_weight(m, "bias", desc->dtype, desc->out_features, 0);
+    return te__module_built(m);
+}
+/* The error of a backend that no module stands behind. */
+static te_module *te__no_backend(te_ctx *te, const char *who, const char *field, int value, const char *possible) {
+    if (strcmp(te_backend_name(field, value), "quack") == 0)
+        te__fail(te, TE_ERR_UNSUPPORTED, "%s: %s='quack' names a package of kernels outside of te.h; %s are possible, and existing modules are not swapped for it", who, field, possible);
+    else te__fail(te, TE_ERR_INVALID, "%s: %s is %d, no backend; %s are possible", who, field, value, possible);
+    return NULL;
+}
+TE_API te_module *te_initialize_linear_module(te_ctx *te, const te_linear_module_desc *desc) {
+    static const char who[] = "te_initialize_linear_module";
+    te_backend_capabilities has = te_backend_get_capabilities(te);
+    te_linear_desc d = TE_ZERO;
+    te_linear_backend impl;
+    if (!te || !te__has_desc(te, desc, who) || !te__layer_desc_ok(te, who, desc->in_features, desc->out_features, desc->dtype)) return NULL;
+    impl = te__linear_backend_of(desc->linear_impl, &has);
+    if (impl == TE_LINEAR_TORCH) return te__torch_linear_create(te, desc);
+    if (impl != TE_LINEAR_TE) return te__no_backend(te, who, "linear", (int)impl, "te and torch");
+    d.in_features = desc->in_features;
+    d.out_features = desc->out_features;
+    d.gemm.no_bias = !desc->bias;
+    d.gemm.device = desc->device;
+    d.gemm.params_dtype = desc->dtype;
+    d.name = desc->name;
+    return te_linear_create(te, &d);
+}
+
+/* ---- RMSNorm ---- */
+
+TE_API te_tensor *te_float32_rms_norm(te_tensor *x, te_tensor *weight, float eps) { return te_rmsnorm(x, weight, eps, false); }
+
+static const te_module_class te__float32_rms_norm_class = {"Float32RMSNorm", sizeof(te__norm_params), te__norm_forward, NULL, te__norm_module_reset};
+static const te_module_class te__torch_rms_norm_class = {"TorchRMSNorm", sizeof(te__norm_params), te__norm_forward, NULL, te__norm_module_reset};
+
+static te_module *te__rms_norm_create(te_ctx *te, const te_module_class *cls, const te_rms_norm_module_desc *desc) {
+    te_module *m = te_module_create(te, cls, desc->name ? desc->name : "rmsnorm");
+    te__norm_params *n;
+    if (!m) return NULL;
+    n = (te__norm_params *)m->state;
+    te__params_on(m, desc->device);
+    te__norm_open(m, n, "weight", NULL, true, false, desc->eps, desc->dtype, desc->dim);
+    n->rounded = cls == &te__torch_rms_norm_class;
+    return te__module_built(m);
+}
+static bool te__rms_norm_desc_ok(te_ctx *te, const char *who, const te_rms_norm_module_desc *desc) {
+    return te && te__has_desc(te, desc, who) && te__layer_desc_ok(te, who, desc->dim, desc->dim, desc->dtype);
+}
+TE_API te_module *te_float32_rms_norm_create(te_ctx *te, const te_rms_norm_module_desc *desc) {
+    return te__rms_norm_desc_ok(te, "te_float32_rms_norm_create", desc) ? te__rms_norm_create(te, &te__float32_rms_norm_class, desc) : NULL;
+}
+TE_API te_module *te_initialize_rms_norm_module(te_ctx *te, const te_rms_norm_module_desc *desc) {
+    static const char who[] = "te_initialize_rms_norm_module";
+    te_norm_desc d = TE_ZERO;
+    te_rms_norm_backend impl;
+    if (!te__rms_norm_desc_ok(te, who, desc)) return NULL;
+    impl = te__rms_norm_backend_of(desc->rms_norm_impl);
+    if (impl == TE_RMS_NORM_TORCH_FP32) return te__rms_norm_create(te, &te__float32_rms_norm_class, desc);
+    if (impl == TE_RMS_NORM_TORCH) return te__rms_norm_create(te, &te__torch_rms_norm_class, desc);
+    if (impl != TE_RMS_NORM_TE) return te__no_backend(te, who, "rms_norm", (int)impl, "te, torch and torch_fp32");
+    d.hidden_size = desc->dim;
+    d.norm.eps = desc->eps;
+    d.params_dtype = desc->dtype;
+    d.device = desc->device;
+    d.name = desc->name;
+    return te_rmsnorm_create(te, &d);
+}
+
+/* ---- the place in a step ---- */
+
+TE_API void te_set_is_first_microbatch(te_ctx *te, te_microbatch value) {
+    if (!te) return;
+    if ((int)value < 0 || value > TE_MICROBATCH_LATER)
+        te__fail(te, TE_ERR_INVALID, "te_set_is_first_microbatch: %d; TE_MICROBATCH_NONE to TE_MICROBATCH_LATER (0 to %d) are possible", (int)value, (int)TE_MICROBATCH_LATER);
+    else te->automodel.is_first_microbatch = value;
+}
+TE_API te_microbatch te_get_is_first_microbatch(const te_ctx *te) { return te ? te->automodel.is_first_microbatch : TE_MICROBATCH_NONE; }
+TE_API void te_set_is_optim_step(te_ctx *te, bool value) {
+    if (te) te->automodel.is_optim_step = value;
+}
+TE_API bool te_get_is_optim_step(const te_ctx *te) { return te && te->automodel.is_optim_step; }
+
+#define TE__STEP_HOOKS "te_step_hooks" /* the attribute */
+TE_API te_result te_module_set_step_hooks(te_module *m, const te_step_hooks *hooks) {
+    if (hooks) return te_module_set_attribute(m, TE__STEP_HOOKS, (void *)(uintptr_t)hooks, NULL);
+    te_module_remove_attribute(m, TE__STEP_HOOKS);
+    return m ? TE_OK : TE_ERR_STATE;
+}
+static te_result te__step_hooks_run(te_ctx *te, te_module *const *parts, int num_parts, bool final, const char *who) {
+    te_result result = TE_OK;
+    int i;
+    if (num_parts < 0 || (num_parts && !parts)) return te__fail(te, TE_ERR_INVALID, "%s: %d parts, and parts is %s", who, num_parts, parts ? "given" : "NULL");
+    for (i = 0; i < num_parts && result == TE_OK; i++) {
+        void *value;
+        const te_step_hooks *hooks;
+        te_result (*hook)(te_module *part, void *user);
+        if (!parts[i] || !te_module_attribute(parts[i], TE__STEP_HOOKS, &value)) continue;
+        hooks = (const te_step_hooks *)value;
+        hook = final ? hooks->prepare_for_final_backward : hooks->prepare_for_grad_accumulation;
+        if (!hook) continue;
+        result = hook(parts[i], hooks->user);
+        /* the first error stays: this one shows if the hook recorded none */
+        if (result != TE_OK) te__fail(te, result, "%s: the hook of \"%s\" returned %s", who, te_module_name(parts[i]), te_result_name(result));
+    }
+    return result;
+}
+TE_API te_result te_prepare_for_grad_accumulation(te_ctx *te, te_module *const *parts, int num_parts, bool pp_enabled) {
+    if (!te) return TE_ERR_STATE;
+    te_set_is_optim_step(te, false);
+    te_set_is_first_microbatch(te, TE_MICROBATCH_FIRST);
+    return pp_enabled ? TE_OK : te__step_hooks_run(te, parts, num_parts, false, "te_prepare_for_grad_accumulation");
+}
+TE_API te_result te_prepare_for_final_backward(te_ctx *te, te_module *const *parts, int num_parts, bool pp_enabled) {
+    if (!te) return TE_ERR_STATE;
+    te_set_is_optim_step(te, true);
+    return pp_enabled ? TE_OK : te__step_hooks_run(te, parts, num_parts, true, "te_prepare_for_final_backward");
+}
+TE_API void te_prepare_after_first_microbatch(te_ctx *te) { te_set_is_first_microbatch(te, TE_MICROBATCH_LATER); }
+
+/* ==== model/rope_config.c ======================================================================================= */
+
+/* model/rope_config.c: the rotary embedding that a config.json names, as the models of NeMo Automodel read it. Knows the keys; must not know how anything is rotated.
+ *
+ * The keys of te__hf_rope_keys (io/hf_config.c) are read into a te__hf_rope, whose missing numbers are NAN and -1; the public struct has 0 for them. */
+
+typedef struct te__rope_text {
+    te__hf_rope parameters, scaling;
+    te_rope_config config[2]; /* the lists and the place of both objects; the first one's is what the caller gets */
+    double theta, partial;    /* the config's own; NAN: missing */
+    int64_t max_position, original;
+    bool is_null;             /* rope_parameters */
+} te__rope_text;
+
+static bool te__rope_list(te__json *j, const char *name, float *list, int *n) {
+    bool more;
+    if (te__json_word(j) == 2) return true;
+    if (*n) return te__json_fail(j, "\"%s\" is given twice", name);
+    for (more = te__json_open(j, '[', ']'); more; more = te__json_more(j, ']')) {
+        if (*n == TE_MAX_ROPE_FACTORS) return te__json_fail(j, "\"%s\" has more than %d numbers", name, (int)TE_MAX_ROPE_FACTORS);
+        list[(*n)++] = (float)te__json_number(j);
+    }
+    return !j->failed;
+}
+/* The object of rope_parameters or rope_scaling; `text` is the caller's, of which j's is a copy. */
+static bool te__rope_object(te__json *j, const char *text, te__hf_rope *rope, te_rope_config *to) {
+    bool more, known;
+    if (te__json_word(j) == 2) return true;
+    te__json_space(j);
+    if (rope->given) return te__json_fail(j, "the parameters of the rotary embedding are given twice");
+    rope->given = true;
+    to->rope_parameters = text + (j->at - j->begin);
+    for (more = te__json_open(j, '{', '}'); more; more = te__json_more(j, '}')) {
+        const char *name = te__json_string(j);
+        if (!te__json_expect(j, ':')) return false;
+        if (strcmp(name, "short_factor") == 0) te__rope_list(j, name, to->short_factor, &to->num_short_factors);
+        else if (strcmp(name, "long_factor") == 0) te__rope_list(j, name, to->long_factor, &to->num_long_factors);
+        else if (!te__hf_take(j, rope, te__hf_rope_keys, TE__COUNT(te__hf_rope_keys), name, &known)) return false;
+        else if (!known) te__json_skip(j, 0);
+    }
+    to->rope_parameters_size = (size_t)(text + (j->at - j->begin) - to->rope_parameters);
+    return !j->failed;
+}
+static bool te__rope_parse(te__json *j, const char *text, te__rope_text *t) {
+    const te__hf_key keys[] = {{"rope_theta", TE__HF_NUMBER, offsetof(te__rope_text, theta)}, {"partial_rotary_factor", TE__HF_NUMBER, offsetof(te__rope_text, partial)},
+                               {"max_position_embeddings", TE__HF_COUNT, offsetof(te__rope_text, max_position)},
+                               {"original_max_position_embeddings", TE__HF_COUNT, offsetof(te__rope_text, original)}};
+    bool more, known;
+    te__hf_clear(t, keys, TE__COUNT(keys));
+    te__hf_clear(&t->parameters, te__hf_rope_keys, TE__COUNT(te__hf_rope_keys));
+    te__hf_clear(&t->scaling, te__hf_rope_keys, TE__COUNT(te__hf_rope_keys));
+    for (more = te__json_open(j, '{', '}'); more; more = te__json_more(j, '}')) {
+        const char *name = te__json_string(j);
+        if (!te__json_expect(j, ':')) return false;
+        if (strcmp(name, "rope_parameters") == 0) {
+            te__rope_object(j, text, &t->parameters, &t->config[0]);
+            t->is_null = !t->parameters.given;
+        } else if (strcmp(name, "rope_scaling") == 0) te__rope_object(j, text, &t->scaling, &t->config[1]);
+        else if (!te__hf_take(j, t, keys, TE__COUNT(keys), name, &known)) return false;
+        else if (!known) te__json_skip(j, 0);
+        if (j->failed) return false;
+    }
+    if (j->failed) return false;
+    te__json_space(j);
+    return j->at == j->end ? true : te__json_fail(j, "something follows the end");
+}
+
+static double te__or_zero(double given) { return isnan(given) ? 0 : given; }
+static int64_t te__count_or_zero(int64_t given) { return given < 0 ? 0 : given; }
+/* The numbers of `r` into the public struct, where its lists are already. */
+static void te__rope_fill(te_rope_config *to, const te__hf_rope *r, const te__rope_text *t, double theta, double partial) {
+    const char *type = r->type ? r->type : r->older_type ? r->older_type : "";
+    snprintf(to->rope_type, sizeof(to->rope_type), "%s", type);
+    to->rope_theta = theta;
+    to->partial_rotary_factor = isnan(partial) ? 1 : partial;
+    to->factor = te__or_zero(r->factor);
+    to->beta_fast = te__or_zero(r->beta_fast);
+    to->beta_slow = te__or_zero(r->beta_slow);
+    to->mscale = te__or_zero(r->mscale);
+    to->mscale_all_dim = te__or_zero(r->mscale_all_dim);
+    to->attention_factor = te__or_zero(r->attention_factor);
+    to->low_freq_factor = te__or_zero(r->low_freq_factor);
+    to->high_freq_factor = te__or_zero(r->high_freq_factor);
+    to->no_truncate = r->truncate == 0;
+    to->original_max_position_embeddings = te__count_or_zero(r->original >= 0 ? r->original : t->original);
+    to->max_position_embeddings = te__count_or_zero(t->max_position);
+}
+
+static te_result te__rope_read(te_ctx *te, const char *who, const char *config, te__rope_text *t) {
+    te__json j = TE_ZERO;
+    size_t n = strlen(config);
+    char *copy = (char *)te__alloc(te, n + 1); /* strings are unescaped in place */
+    te_result result;
+    if (!copy) return TE_ERR_OUT_OF_MEMORY;
+    memcpy(copy, config, n + 1);
+    j.te = te;
+    j.path = who;
+    j.part = "the text";
+    j.begin = j.at = copy;
+    j.end = copy + n;
+    result = te__rope_parse(&j, config, t) ? TE_OK : te_error_code(te);
+    if (result == TE_OK) { /* the types point into the copy */
+        te_rope_config *first = &t->config[t->parameters.given ? 0 : 1];
+        const te__hf_rope *r = t->parameters.given ? &t->parameters : &t->scaling;
+        te__rope_fill(first, r, t, r->theta, isnan(r->partial_rotary_factor) ? (double)NAN : r->partial_rotary_factor);
+    }
+    te__free(te, copy, n + 1);
+    return result;
+}
+static te_result te__rope_positive(te_ctx *te, const char *who, const char *name, double value) {
+    if (value > 0 && value <= FLT_MAX) return TE_OK;
+    return te__fail(te, TE_ERR_FORMAT, "%s: %s is %g; a positive number is needed", who, name, value);
+}
+static te_result te__rope_config_get(te_ctx *te, const char *who, const char *config, bool llama, te_rope_config *rope) {
+    te__rope_text *t;
+    te_rope_config *from;
+    te_result result;
+    if (!te) return TE_ERR_STATE;
+    if (!config || !rope) return te__fail(te, TE_ERR_INVALID, "%s: %s is NULL", who, config ? "rope" : "config");
+    t = (te__rope_text *)te__alloc_zero(te, sizeof(te__rope_text));
+    if (!t) return TE_ERR_OUT_OF_MEMORY;
+    result = te__rope_read(te, who, config, t);
+    from = &t->config[t->parameters.given ? 0 : 1];
+    if (result == TE_OK && !llama && !t->parameters.given)
+        result = te__fail(te, TE_ERR_FORMAT, "%s: the config %s; an object with rope_theta is needed (te_get_llama_rope_config reads older keys)", who,
+                          t->is_null ? "has rope_parameters that are null" : "has no rope_parameters");
+    if (result == TE_OK && llama) {
+        if (isnan(from->rope_theta)) from->rope_theta = isnan(t->theta) ? 10000 : t->theta;
+        if (!isnan(t->partial) && isnan(t->parameters.partial_rotary_factor) && isnan(t->scaling.partial_rotary_factor)) from->partial_rotary_factor = t->partial;
+    }
+    if (result == TE_OK && isnan(from->rope_theta)) result = te__fail(te, TE_ERR_FORMAT, "%s: rope_parameters has no rope_theta, the base of the rotary embedding", who);
+    if (result == TE_OK) result = te__rope_positive(te, who, "rope_theta", from->rope_theta);
+    if (result == TE_OK) result = te__rope_positive(te, who, "partial_rotary_factor", from->partial_rotary_factor);
+    if (result == TE_OK) *rope = *from;
+    te__free(te, t, sizeof(te__rope_text));
+    return result;
+}
+TE_API te_result te_get_rope_config(te_ctx *te, const char *config, te_rope_config *rope) { return te__rope_config_get(te, "te_get_rope_config", config, false, rope); }
+TE_API te_result te_get_llama_rope_config(te_ctx *te, const char *config, te_rope_config *rope) {
+    return te__rope_config_get(te, "te_get_llama_rope_config", config, true, rope);
+}
+
+/* ---- what models make of it ---- */
+
+/* Base and share of channels; *dim: how many channels of a head are rotated. */
+static te_result te__rope_begin(te_ctx *te, const char *who, const te_rope_config *rope, int head_dim, te_rotary_desc *rotary, int *dim) {
+    if (!te) return TE_ERR_STATE;
+    if (!rope || !rotary) return te__fail(te, TE_ERR_INVALID, "%s: %s is NULL", who, rope ? "rotary" : "rope");
+    *dim = rope->partial_rotary_factor > 0 && rope->partial_rotary_factor <= 1 && head_dim > 0 ? (int)((double)head_dim * rope->partial_rotary_factor) : 0;
+    if (*dim < 2 || *dim % 2)
+        return te__fail(te, TE_ERR_INVALID, "%s: head_dim %d times partial_rotary_factor %g rotates %d channels; a positive even number is needed", who, head_dim, rope->partial_rotary_factor,
+                        *dim);
+    memset(rotary, 0, sizeof(*rotary));
+    rotary->base = (float)rope->rope_theta;
+    rotary->rotary_percent = ((float)*dim + 0.5f) / (float)head_dim < 1.0f ? ((float)*dim + 0.5f) / (float)head_dim : 1.0f; /* whose floor is dim, however it is rounded */
+    return TE_OK;
+}
+TE_API te_result te_rope_config_moe_rotary(te_ctx *te, const te_rope_config *rope, int head_dim, te_rotary_desc *rotary) {
+    static const char who[] = "te_rope_config_moe_rotary";
+    double original, fast, slow, low, high;
+    te_rotary_desc desc;
+    te_result result;
+    int dim = 0;
+    result = te__rope_begin(te, who, rope, head_dim, &desc, &dim);
+    if (result != TE_OK) return result;
+    if (rope->factor > 1) {
+        original = rope->original_max_position_embeddings ? (double)rope->original_max_position_embeddings : 4096;
+        fast = rope->beta_fast != 0 ? rope->beta_fast : 32;
+        slow = rope->beta_slow != 0 ? rope->beta_slow : 1;
+        low = te__rope_pair(fast, rope->rope_theta, dim, original);
+        high = te__rope_pair(slow, rope->rope_theta, dim, original);
+        if (!(0 < low && low < high && high < dim / 2 - 1))
+            return te__fail(te, TE_ERR_INVALID, "%s: beta_fast %g, beta_slow %g, original_max_position_embeddings %g and rope_theta %g interpolate between pairs %g and %g of %d; "
+                            "0 < low < high < %d is needed", who, fast, slow, original, rope->rope_theta, low, high, dim / 2, dim / 2 - 1);
+        desc.scaling.type = TE_ROPE_YARN;
+        desc.scaling.factor = (float)rope->factor;
+        desc.scaling.original_max_position_embeddings = (int64_t)original;
+        desc.scaling.beta_fast = (float)fast;
+        desc.scaling.beta_slow = (float)slow;
+        desc.scaling.no_truncate = true;
+    }
+    *rotary = desc;
+    return TE_OK;
+}
+
+/* As te__hf_rotary has it: a number that is missing is NAN. */
+static double te__or_nan(double given) { return given != 0 ? given : (double)NAN; }
+static te_result te__rope_longrope(te_ctx *te, const char *who, const te_rope_config *rope, int dim, te_rope_scaling *s) {
+    double max = (double)rope->max_position_embeddings, original = (double)rope->original_max_position_embeddings, factor = rope->factor;
+    te_result result;
+    if (rope->num_short_factors != dim / 2 || rope->num_long_factors != dim / 2)
+        return te__fail(te, TE_ERR_FORMAT, "%s: rope_type is \"longrope\", short_factor has %d numbers and long_factor %d; %d are needed, one for each pair of channels", who,
+                        rope->num_short_factors, rope->num_long_factors, dim / 2);
+    if (original != 0 && max != 0) factor = max / original; /* transformers: counts before the key */
+    if (original == 0) original = max;
+    result = te__rope_positive(te, who, "original_max_position_embeddings", original);
+    if (result == TE_OK && rope->attention_factor == 0) result = te__rope_positive(te, who, "factor", factor);
+    s->factor = (float)factor;
+    s->original_max_position_embeddings = (int64_t)original;
+    s->attention_factor = (float)rope->attention_factor;
+    s->short_factor = rope->short_factor;
+    s->long_factor = rope->long_factor;
+    return result;
+}
+TE_API te_result te_rope_config_llama_rotary(te_ctx *te, const te_rope_config *rope, int head_dim, te_rotary_desc *rotary) {
+    static const char who[] = "te_rope_config_llama_rotary";
+    static const char *const types[] = {"default", "linear", "dynamic", "llama3", "yarn", "longrope"};
+    const te__names names = {types, TE__COUNT(types)};
+    te_rotary_desc desc;
+    te_result result;
+    int dim = 0, type;
+    result = te__rope_begin(te, who, rope, head_dim, &desc, &dim);
+    if (result != TE_OK) return result;
+    type = rope->rope_type[0] ? te__name_index(&names, rope->rope_type, strlen(rope->rope_type)) : 0;
+    if (type < 0) return te__unknown_name(te, who, "rope_type", rope->rope_type, strlen(rope->rope_type), &names);
+    if (strcmp(types[type], "longrope") == 0) {
+        desc.scaling.type = TE_ROPE_LONGROPE;
+        result = te__rope_longrope(te, who, rope, dim, &desc.scaling);
+    } else {
+        te__hf_config c = TE_ZERO;
+        te__hf_rope r = TE_ZERO;
+        te_lm_rotary lm = TE_ZERO;
+        c.j.te = te;
+        c.j.path = who;
+        c.original_max_position_embeddings = -1;
+        c.max_position_embeddings = rope->max_position_embeddings ? rope->max_position_embeddings : -1;
+        r.type = (char *)(uintptr_t)types[type];
+        r.theta = rope->rope_theta;
+        r.factor = te__or_nan(rope->factor);
+        r.low_freq_factor = te__or_nan(rope->low_freq_factor);
+        r.high_freq_factor = te__or_nan(rope->high_freq_factor);
+        r.partial_rotary_factor = (double)NAN;
+        r.beta_fast = te__or_nan(rope->beta_fast);
+        r.beta_slow = te__or_nan(rope->beta_slow);
+        r.mscale = te__or_nan(rope->mscale);
+        r.mscale_all_dim = te__or_nan(rope->mscale_all_dim);
+        r.attention_factor = te__or_nan(rope->attention_factor);
+        r.truncate = rope->no_truncate ? 0 : -1;
+        r.original = rope->original_max_position_embeddings ? rope->original_max_position_embeddings : -1;
+        if (!te__hf_rotary(&c, &r, rope->rope_theta, &lm)) return te_error_code(te);
+        desc.scaling = lm.scaling;
+    }
+    if (result == TE_OK) *rotary = desc;
+    return result;
+}
+
+/* ---- tables ---- */
+
+/* The frequencies of sequences of `length` tokens; returns how many channels they rotate, or 0 with the error recorded. */
+static int te__rope_table_begin(te_ctx *te, const char *who, const te_rotary_desc *d, int head_dim, int64_t n, int64_t length, float inv_freq[TE__ROPE_MAX_HALF], float *attention_factor) {
+    float percent = d && d->rotary_percent > 0.0f && d->rotary_percent < 1.0f ? d->rotary_percent : 1.0f;
+    int dim = head_dim > 0 && head_dim <= 1 << 24 ? (int)((float)head_dim * percent) : 0;
+    if (dim < 2 || dim % 2 || dim > 2 * TE__ROPE_MAX_HALF || n < 0) {
+        te__fail(te, TE_ERR_INVALID, "%s: %d channels of %d are rotated, at %lld positions; a positive even number of channels, at most %d, and no negative number of positions are possible",
+                 who, dim, head_dim, (long long)n, 2 * (int)TE__ROPE_MAX_HALF);
+        return 0;
+    }
+    if (d && d->max_seqlen > 0) length = d->max_seqlen;
+    return te_rope_frequencies(te, d ? &d->scaling : NULL, d ? d->base : 0.0f, dim, length, inv_freq, attention_factor) == TE_OK ? dim : 0;
+}
+/* y with the content of `table`, which is freed. */
+static te_tensor *te__rope_table_end(te_tensor *y, float *table) {
+    te_result result = te_tensor_copy_from_host(y, table);
+    te__free(y->te, table, te_tensor_bytes(y));
+    return te__checked(y, result);
+}
+TE_API te_tensor *te_rope_cos_sin(te_ctx *te, const te_rotary_desc *rotary, int head_dim, const int64_t *positions, int64_t n) {
+    float inv_freq[TE__ROPE_MAX_HALF], factor = 1.0f, *table;
+    te_tensor *y = NULL;
+    te__floats floats;
+    int64_t longest = positions ? 0 : n, shape[2], i;
+    int dim, k;
+    if (!te) return NULL;
+    for (i = 0; positions && i < n; i++) {
+        if (positions[i] < 0 || positions[i] > INT_MAX) {
+            te__fail(te, TE_ERR_INVALID, "te_rope_cos_sin: positions[%lld] is %lld; 0 to %d are possible", (long long)i, (long long)positions[i], INT_MAX);
+            return NULL;
+        }
+        longest = te__max(longest, positions[i] + 1);
+    }
+    dim = te__rope_table_begin(te, "te_rope_cos_sin", rotary, head_dim, n, longest, inv_freq, &factor);
+    shape[0] = n;
+    shape[1] = dim;
+    y = dim ? te_tensor_empty(te, TE_F32, 2, shape) : NULL; /* first: it knows which sizes there can be */
+    table = y ? (float *)te__alloc(te, te_tensor_bytes(y)) : NULL;
+    if (!table) return NULL;
+    floats = te__floats_begin();
+    for (i = 0; i < n; i++)
+        for (k = 0; k < dim / 2; k++) {
+            float angle = (float)(positions ? positions[i] : i) * inv_freq[k];
+            table[i * dim + k] = (float)cos((double)angle) * factor;
+            table[i * dim + dim / 2 + k] = (float)sin((double)angle) * factor;
+        }
+    te__floats_end(&floats);
+    return te__rope_table_end(y, table);
+}
+TE_API te_tensor *te_rope_freqs(te_ctx *te, const te_rotary_desc *rotary, int head_dim, int64_t n, float *attention_factor) {
+    float inv_freq[TE__ROPE_MAX_HALF], factor = 1.0f, *table;
+    te_tensor *y;
+    int64_t shape[4], i;
+    int dim, k;
+    if (!te) return NULL;
+    dim = te__rope_table_begin(te, "te_rope_freqs", rotary, head_dim, n, n, inv_freq, &factor);
+    shape[0] = n;
+    shape[1] = shape[2] = 1;
+    shape[3] = dim;
+    y = dim ? te_tensor_empty(te, TE_F32, 4, shape) : NULL;
+    table = y ? (float *)te__alloc(te, te_tensor_bytes(y)) : NULL;
+    if (!table) return NULL;
+    for (i = 0; i < n; i++)
+        for (k = 0; k < dim; k++) table[i * dim + k] = (float)i * inv_freq[k % (dim / 2)];
+    y = te__rope_table_end(y, table);
+    if (y && attention_factor) *attention_factor = factor;
+    return y;
 }
 
 /* ==== model/block_mask.c ======================================================================================== */

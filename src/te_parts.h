@@ -33,6 +33,8 @@
 #include "api/models.h"
 #include "api/onnx.h"
 #include "api/backend.h"
+#include "api/patches.h"
+#include "api/formats.h"
 #include "api/report.h"
 
 #endif /* TE_H_INCLUDED */
@@ -226,6 +228,7 @@
 #include "nn/causal_lm.c"
 #include "train/states.c"
 #include "train/groups.c"
+#include "train/initialize.c"
 #include "train/optimizer.c"
 #include "train/adam.c"
 #include "train/sgd.c"
@@ -244,6 +247,12 @@
 #include "io/onnx_moe.c"
 #include "io/onnx.c"
 #include "train/checkpoint.c"
+#include "model/patches.c"
+#include "model/recast.c"
+#include "model/formats.c"
+#include "model/snapshots.c"
+#include "model/frozen.c"
+#include "model/lm_head.c"
 #include "report.c"
 
 #endif /* TE_IMPLEMENTATION */

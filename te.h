@@ -158,6 +158,8 @@
  *     models      language models that exist, and their folders
  *     onnx        modules as ONNX files
  *     backend     which implementation each part of a model uses (NeMo Automodel)
+ *     patches     changes to the library's functions while a program runs (NeMo Automodel)
+ *     formats     number formats of whole models: casts, what stays in f32, logits (NeMo Automodel)
  *     report      warm-up, explanations of calls, the report on machine and context
  */
 
@@ -3864,6 +3866,218 @@ typedef enum te_dispatcher_backend {
     TE_DISPATCHER_MOK = 5       /* external */
 } te_dispatcher_backend;
 
+/* ==== api/patches.h ============================================================================================= */
+
+/* api/patches.h: changes to functions of the library while a program runs, each behind a version and a test of whether it is needed
+ * (nemo_automodel.shared.te_patches).
+ *
+ *     te_apply_patches(te);                               before the first optimizer is made; again at any time
+ *     opt = te_fused_adam_create(te, model, &adam);
+ *
+ * te.h comes with one patch, "fused_adam_quantized_tensor", and its own functions need none: their version, TE_TRANSFORMER_ENGINE_VERSION, is past the one that made
+ * the patch needless. All of it belongs to a context, so ranks that are threads have patches of their own. */
+
+/* The TransformerEngine whose behaviour te.h has. */
+#define TE_TRANSFORMER_ENGINE_VERSION "2.20.0"
+
+/* ---- the slot of FusedAdam ---- */
+
+/* Makes the state `state_name` ("exp_avg", "exp_avg_sq", "master_param") of `param` in the place of the one that is there.
+ *   zero_buffer            the state is zeros; false: its values mean nothing until they are set
+ *   store_param_remainders the state is remainders, u8 [elements, 2], and zeros in any case; false: of the format that the desc has for it
+ * A new master has its parameter's value from the next step on. */
+typedef te_result (*te_initialize_state_fn)(te_optimizer *opt, te_tensor *param, const char *state_name, bool zero_buffer, bool store_param_remainders);
+/* The three parts of the mend, which make the patch needless if a function has all of them. */
+typedef enum te_state_capability {
+    TE_STATE_DEQUANTIZES = 1, /* a parameter that is stored quantized counts as the tensor that te_dequantize makes of it */
+    TE_STATE_ZEROS_LIKE = 2,  /* zeros are shaped like that tensor */
+    TE_STATE_EMPTY_LIKE = 4   /* so is memory without values */
+} te_state_capability;
+/* The functions that te_fused_adam_create and its optimizers call. */
+typedef struct te_fused_adam_methods {
+    te_initialize_state_fn initialize_state; /* makes every state of a new optimizer, and masters that a cast makes necessary */
+    int capabilities; /* of that function: te_state_capability, or-ed */
+} te_fused_adam_methods;
+/* The methods in force: te_initialize_state with all capabilities, unless others were set. */
+TE_API te_fused_adam_methods te_fused_adam_get_methods(const te_ctx *te);
+/* Sets those of optimizers that are made from here on (copied); NULL => te.h's own. TE_ERR_INVALID without a function. */
+TE_API te_result te_fused_adam_set_methods(te_ctx *te, const te_fused_adam_methods *methods);
+
+/* te.h's own function for the slot: the state has the shape of the dequantized parameter (nothing is decoded for it), and te_tensor_is_sharded as the parameter has it. e4m3 stands
+ * for TransformerEngine's uint8. Allocates; refused inside a graph's capture, and graphs with a step of `opt` cannot be launched any more. TE_ERR_INVALID for a tensor that is no
+ * parameter of `opt`, or a name that it has no state of.
+ * Source: FusedAdam.initialize_state of TransformerEngine, from 2.12 on. */
+TE_API te_result te_initialize_state(te_optimizer *opt, te_tensor *param, const char *state_name, bool zero_buffer, bool store_param_remainders);
+/* The function as it was before 2.12: TE_ERR_UNSUPPORTED for a parameter that is stored quantized, and no state is marked as sharded. Its capabilities are 0. */
+TE_API te_result te_initialize_state_legacy(te_optimizer *opt, te_tensor *param, const char *state_name, bool zero_buffer, bool store_param_remainders);
+/* Calls the function in force; TE_ERR_UNSUPPORTED for an optimizer that is not FusedAdam. */
+TE_API te_result te_optimizer_initialize_state(te_optimizer *opt, te_tensor *param, const char *state_name, bool zero_buffer, bool store_param_remainders);
+/* A state as it is stored (borrowed); NULL if there is none of the name. *scale (may be NULL) becomes the state's scale, f32 [1] (borrowed): every state in another format than f32
+ * has one, remainders aside, and that of a bf16 state stays 1; else NULL. te_optimizer_get_unscaled_state gives values. */
+TE_API te_tensor *te_optimizer_state(const te_optimizer *opt, const te_tensor *param, const char *state_name, te_tensor **scale);
+
+/* ---- patches ---- */
+
+/* A patch. Its functions are called with `user`, which must outlive the context. */
+typedef struct te_patch {
+    const char *name;                            /* in messages and te_report; no two of a context have the same (copied) */
+    const char *fixed_in;                        /* the version of TransformerEngine from which on it is not needed, "2.12" (copied); NULL => needed by every version */
+    bool (*found)(te_ctx *te, void *user);       /* is there something to patch? NULL => yes */
+    bool (*needed)(te_ctx *te, void *user);      /* does that lack what the patch brings? NULL => yes */
+    te_result (*apply)(te_ctx *te, void *user);  /* needed. On failure it has changed nothing, and returns the result after the context has its error */
+    te_result (*undo)(te_ctx *te, void *user);   /* needed: puts back what was there before */
+    void *user;
+} te_patch;
+/* Has a patch been looked at? */
+typedef enum te_patch_state {
+    TE_PATCH_WAITING = 0, /* not yet, or its apply failed */
+    TE_PATCH_SKIPPED = 1, /* yes: it is not needed */
+    TE_PATCH_APPLIED = 2  /* yes: it is in force */
+} te_patch_state;
+/* One patch of a context. */
+typedef struct te_patch_info {
+    const char *name;    /* borrowed from the context */
+    te_patch_state state; /* as the last te_apply_patches or te_unapply_patches left it */
+    char why[160];       /* a sentence: why it was skipped, or that it was applied */
+} te_patch_info;
+/* Adds a patch behind those that are there (copied); the next te_apply_patches looks at it. TE_ERR_INVALID without a name, apply or undo, for a name that is taken, and for a
+ * fixed_in that is no version. */
+TE_API te_result te_register_patch(te_ctx *te, const te_patch *patch);
+/* Looks at every patch that is waiting, in order: its version, found, needed, and applies it if all of them say so. A skipped one leaves a line in the debug log with the reason, an
+ * applied one a line in the info log. A second call does nothing. Stops at the first patch that fails: it stays waiting, and a later call tries it again. Refused inside a graph's capture. */
+TE_API te_result te_apply_patches(te_ctx *te);
+/* Undoes what was applied, the last one first; all patches are waiting from then on. Optimizers that exist keep the states that they have. */
+TE_API te_result te_unapply_patches(te_ctx *te);
+/* Has te_apply_patches looked at all patches there are? False before its first call, and after one that failed. */
+TE_API bool te_patches_applied(const te_ctx *te);
+/* How many patches the context has; te.h's own is number 0. */
+TE_API int te_num_patches(te_ctx *te);
+/* Patch `index`; a name of NULL outside of the list. */
+TE_API te_patch_info te_patch_at(te_ctx *te, int index);
+/* Sets the version that patches are compared with, as PEP 440 writes and orders it ("2.12.0.dev0" is older than "2.12"); NULL => TE_TRANSFORMER_ENGINE_VERSION, and "" counts as
+ * "0.0.0". For code that carries functions of an older version in the slots. TE_ERR_INVALID for anything else. */
+TE_API te_result te_set_library_version(te_ctx *te, const char *version);
+
+/* ==== api/formats.h ============================================================================================= */
+
+/* api/formats.h: number formats of whole models: casts and what stays in f32, sampling in f32, frozen parts in the compute format, the logits of a language model
+ * (nemo_automodel.components.models.common.utils).
+ *
+ *     te_module_set_keep_in_fp32(model, (const char *[]){"norm", "inv_freq"}, 2, false);
+ *     te_cast_model_to_dtype(model, NULL);                                                  bf16, but for tensors with one of these words in their path
+ *
+ * Floating tensors are those in f32, f16 and bf16, and tensors that are stored quantized, whose codes stay while their nominal format changes. Tensors keep their identity: the
+ * handle of a parameter or buffer is the same before and after, so optimizers, tied modules and the program's own pointers see the new format. Its memory is new, all of it taken
+ * before the first tensor changes: for the time of the call the device holds both models, and on any failure the model is what it was. A gradient is cast with its parameter;
+ * main gradients and decoupled ones stay, as they belong to the program. What a backward pass still needs of a parameter that was cast is gone: that te_backward gives
+ * TE_ERR_STATE. Graphs that use one cannot be launched any more. The scaling state of delayed recipes ("fp8_scale_...", "fp8_amax_history_...") is f32 by nature: no cast
+ * touches it. Nothing here syncs, but for weights that keep a preserved value on the host (te_quantized_init_value). TE_ERR_STATE inside a graph's capture or a warm-up. */
+
+/* ---- what stays in f32 ---- */
+
+/* Keeps tensors of the tree below m in f32 when m is the module that is cast: those whose path from m contains one of `count` words ("norm" is in "layers.0.layernorm.weight").
+ * Replaces the words that m has (copied; count 0: none from here on). Strict ones stay in f32 in a model with sharded parameters as well, where others are for buffers alone, since
+ * the ranks cast parameters alike. An attribute of m ("_keep_in_fp32_modules", "_keep_in_fp32_modules_strict"). TE_ERR_INVALID for a word that is NULL.
+ * Source: these attributes of transformers.PreTrainedModel. */
+TE_API te_result te_module_set_keep_in_fp32(te_module *m, const char *const *keywords, int count, bool strict);
+/* Writes the words of m, strict ones first and each once, into keywords[0 .. max) (borrowed until the next te_module_set_keep_in_fp32 of m) and returns how many there are. Words of
+ * modules below m do not count. */
+TE_API int te_get_fp32_module_keywords(const te_module *m, const char **keywords, int max);
+/* The same for the strict ones alone. */
+TE_API int te_get_strict_fp32_module_keywords(const te_module *m, const char **keywords, int max);
+/* Has the tree a parameter that is sharded (te_tensor_is_sharded)? */
+TE_API bool te_has_dtensor_params(te_module *m);
+
+/* Options of te_cast_model_to_dtype; zero is the default. */
+typedef struct te_cast_model_desc {
+    te_dtype dtype;                  /* f32, f16 or bf16; 0 => bf16 */
+    const char *const *skip_modules; /* [num_skip_modules] names: a child of one of them, at any depth, stays as it is with all below it, words of te_module_set_keep_in_fp32 aside */
+    int num_skip_modules;            /* 0 => none */
+} te_cast_model_desc;
+/* Casts every floating parameter and buffer of the tree, those that files pass over included. Tensors that m's words name become f32, or stay it, with every bit; in a
+ * model with sharded parameters a word that is not strict keeps buffers alone, and is told of in one warning. A parameter that several modules share goes by the first of its
+ * paths, a buffer is kept if any of its paths is named. An optimizer's masters and moments stay; a parameter that needs a master now gets one with the next step. desc may be NULL.
+ * Asynchronous on CUDA: one launch a tensor. TE_ERR_DTYPE for another format. */
+TE_API te_result te_cast_model_to_dtype(te_module *m, const te_cast_model_desc *desc);
+
+/* Copies of tensors in f32, by path. */
+typedef struct te_fp32_snapshots te_fp32_snapshots;
+/* f32 copies of the floating parameters whose path contains one of parameter_keywords, and of the floating buffers whose path contains one of buffer_keywords: parameters once, buffers
+ * under each path. Owned by the caller: te_fp32_snapshots_destroy, before the context. NULL with an error. Allocates. */
+TE_API te_fp32_snapshots *te_snapshot_fp32_tensors(te_module *m, const char *const *parameter_keywords, int num_parameter_keywords, const char *const *buffer_keywords,
+                                                   int num_buffer_keywords);
+/* Puts the values of `parameters` and `buffers` (one and the same, or NULL for none) back by path: such a tensor becomes f32. A path that leads nowhere is tried without the steps
+ * "_checkpoint_wrapped_module", and passed over if that leads nowhere, either; nothing is added to a module. */
+TE_API te_result te_restore_fp32_tensor_snapshots(te_module *m, const te_fp32_snapshots *parameters, const te_fp32_snapshots *buffers);
+/* How many tensors it holds. */
+TE_API int te_fp32_snapshots_count(const te_fp32_snapshots *s);
+/* Copy `index` (borrowed), its path (borrowed) and its kind, each of which may be NULL; NULL outside of the list. */
+TE_API te_tensor *te_fp32_snapshots_at(const te_fp32_snapshots *s, int index, const char **path, te_entry_kind *kind);
+/* Releases the copies. NULL is fine. */
+TE_API void te_fp32_snapshots_destroy(te_fp32_snapshots *s);
+/* Casts the floating tensors whose path contains one of the words to f32. Their values are what the format before has left of them. */
+TE_API te_result te_restore_fp32_modules(te_module *m, const char *const *keywords, int count);
+/* The same for buffers alone. */
+TE_API te_result te_restore_fp32_buffers(te_module *m, const char *const *keywords, int count);
+
+/* ---- sampling in f32 ---- */
+
+/* A region in which a model is in f32. */
+typedef struct te_fp32_scope te_fp32_scope;
+/* Options of te_yield_fp32_model_begin; zero is the default. */
+typedef struct te_yield_fp32_model_desc {
+    te_dtype restore_dtype;        /* of the whole model after the region; 0 => every tensor goes back to the format that it has now */
+    bool restore_first_parameter;  /* Automodel's default: with restore_dtype 0 the format of the first floating parameter, which one that is kept in f32 makes f32 for all */
+} te_yield_fp32_model_desc;
+/* Casts the whole model to f32, for first values that are drawn there and rounded once: a normal distribution sampled in bf16 has another variance. te_yield_fp32_model_end must
+ * follow on every path, also after an error. The module must outlive the region. desc may be NULL. NULL with an error, and the model is what it was.
+ * Source: yield_fp32_model. */
+TE_API te_fp32_scope *te_yield_fp32_model_begin(te_module *m, const te_yield_fp32_model_desc *desc);
+/* Ends the region: casts back, where tensors that m's words keep in f32 stay as they are, bit for bit, and one that was put into the model since goes to the format of the first
+ * floating parameter that they do not keep. Works on a context that has an error, which stays the first one. On failure the model is in f32 and the region open: the call may be repeated.
+ * NULL is fine, and gives TE_OK. */
+TE_API te_result te_yield_fp32_model_end(te_fp32_scope *scope);
+
+/* ---- frozen parts ---- */
+
+/* Options of te_cast_frozen_modules_to_compute_dtype; zero is the default. */
+typedef struct te_cast_frozen_desc {
+    te_dtype compute_dtype;      /* f32, f16 or bf16; 0 => nothing happens */
+    bool any_frozen_base;        /* Automodel's rule: a frozen tensor of any shape makes its module one with adapters, so that a frozen scalar of the root casts the whole model */
+} te_cast_frozen_desc;
+/* Casts frozen floating parameters to the compute format, but for sharded ones and those that m's words keep in f32, and with them trainable ones at and below a module that owns a frozen
+ * matrix itself: its adapters (LoRA). Other trainable parameters stay. Buffers go along below such a module, and below one that has parameters and none to train.
+ * desc may be NULL, which does nothing.
+ * Source: cast_frozen_modules_to_compute_dtype. */
+TE_API te_result te_cast_frozen_modules_to_compute_dtype(te_module *m, const te_cast_frozen_desc *desc);
+
+/* ---- logits ---- */
+
+/* Says in which format `m` computes where that is not the format of its weight (FSDP: MixedPrecisionPolicy.param_dtype of a unit of its own); 0 => of its weight.
+ * te_compute_lm_head_logits reads it. An attribute of m ("fsdp_param_dtype"). TE_ERR_DTYPE for a format that is not floating. */
+TE_API te_result te_module_set_param_dtype(te_module *m, te_dtype dtype);
+/* That format; TE_DTYPE_NONE if none was set. */
+TE_API te_dtype te_module_param_dtype(const te_module *m);
+
+/* Options of te_compute_lm_head_logits; zero is the default. */
+typedef struct te_lm_head_options {
+    int64_t logits_to_keep;          /* n > 0: the last n positions (all if there are fewer); 0 => all. Negative: TE_ERR_INVALID; or: */
+    bool negative_skips;             /* Automodel's (Python's) meaning of a negative one: all positions but the first -n */
+    te_tensor *positions;            /* in place of logits_to_keep: i64 or i32 [n] of positions to keep, on the device; NULL => not given */
+    bool is_thd;                     /* results [t, ...] of packed sequences become [1, t, ...] */
+    bool fp32_lm_head;               /* the product is computed in f32, by a head that has f32 weights, and its result cast to the format of hidden */
+    bool output_hidden_states;       /* hidden, whole, comes back beside the logits */
+} te_lm_head_options;
+/* What it makes; borrowed from the innermost scope. */
+typedef struct te_lm_head_result {
+    te_tensor *logits;        /* [.., positions, vocabulary]; NULL with an error */
+    te_tensor *hidden_states; /* with output_hidden_states, else NULL */
+} te_lm_head_result;
+/* Runs `lm_head` on the hidden states [b, s, h] or [t, h], or on some of their positions. The input is cast to the head's format: te_module_param_dtype, or its "weight"'s; a head
+ * without either takes it as it is. The logits have the format that the head gives them, but under fp32_lm_head. lm_head NULL: the logits are `hidden` itself. options may be NULL.
+ * Recorded. Source: compute_lm_head_logits. */
+TE_API te_lm_head_result te_compute_lm_head_logits(te_module *lm_head, te_tensor *hidden, const te_lm_head_options *options);
+
 /* ==== api/report.h ============================================================================================== */
 
 /* api/report.h: warm-up, explanations of calls, the report on machine and context. */
@@ -3955,6 +4169,9 @@ static inline te_result te_make_graphed_callables(te_ctx *te, te_module *const *
 static inline te_module *te_causal_lm_create(te_ctx *te, const te_causal_lm_desc &desc) { return te_causal_lm_create(te, &desc); }
 static inline te_module *te_sdpa_create(te_ctx *te, const te_sdpa_desc &desc) { return te_sdpa_create(te, &desc); }
 static inline te_module *te_hf_open(te_ctx *te, const char *folder, const te_hf_desc &desc) { return te_hf_open(te, folder, &desc); }
+static inline te_result te_cast_model_to_dtype(te_module *m, const te_cast_model_desc &desc) { return te_cast_model_to_dtype(m, &desc); }
+static inline te_fp32_scope *te_yield_fp32_model_begin(te_module *m, const te_yield_fp32_model_desc &desc) { return te_yield_fp32_model_begin(m, &desc); }
+static inline te_result te_cast_frozen_modules_to_compute_dtype(te_module *m, const te_cast_frozen_desc &desc) { return te_cast_frozen_modules_to_compute_dtype(m, &desc); }
 #define TE_OP_OVERLOAD(lower, UPPER, family) \
     static inline te_result te_op_##lower(te_ctx *te, const te_op_##lower##_args &args) { return te_op_##lower(te, &args); }
 TE_OP_LIST(TE_OP_OVERLOAD)
@@ -6908,6 +7125,8 @@ struct te_ctx {
      * te_clear_error gives them back if the step has failed. */
     bool in_step, step_failed;
     int num_optimizers; /* 0: no call tells when a step has ended */
+    te_fused_adam_methods fused_adam; /* te_fused_adam_set_methods; no function: te.h's own */
+    struct te__patches *patches;      /* model/patches.c; NULL before the first call of that chapter */
     te_result (*keep_scales)(te_ctx *te);
     te_result (*give_back_scales)(te_ctx *te);
     bool warming;           /* between te_warmup_begin and te_warmup_end */
@@ -22471,7 +22690,7 @@ typedef struct te__baseline {
 /* ==== cuda/baseline.inc ========================================================================================= */
 
 /* cuda/baseline.inc: PTX of the kernels marked te:baseline, for drivers without NVRTC. Generated by `make ptx`. */
-enum { te__num_baselines = 96, te__num_baseline_lines = 4200, te__baseline_packed_bytes = 503983, te__baseline_bytes = 3911047 };
+enum { te__num_baselines = 96, te__num_baseline_lines = 4200, te__baseline_packed_bytes = 503889, te__baseline_bytes = 3910732 };
 static const te__baseline te__baselines[] = {
     {"act/act_bwd", "7616b5cae5625c25d3c5837b1cf533b7", 0},
     {"act/act_bwd_tile", "92f66c4c12bb42f15746135cae900933", 22065},
@@ -22554,24 +22773,24 @@ static const te__baseline te__baselines[] = {
     {"optim/l2norm_partial", "dfa755c92ac842dc78cd12e93b625adf", 3348173},
     {"optim/l2norm_tensor", "3f8256d2a491f56aca50b42e4a79f51f", 3373186},
     {"optim/multi_scale", "dd0a863214591ee6e064d7243b376a28", 3376369},
-    {"optim/sgd", "ce1b35c40717fd4d8044fa483a5181b7", 3417647},
-    {"optim/step_numbers", "55757629cb69c622483f2d3126d434b0", 3437013},
-    {"optim/store_state", "4279a23682c48682c081006324201591", 3449349},
-    {"optim/update_scale", "581f7d60668623ab078c19d6a52759a8", 3459995},
-    {"rope/rope", "3164a122d4629331c5c438f281893069", 3461475},
-    {"shard/shard_amax", "f451e1c85b9ee3cc8300c7457bce2af6", 3573793},
-    {"shard/shard_cast", "aac771a12a4eb199ffe76c4f6115e609", 3642781},
-    {"shard/shard_cast_transposed", "3be445fc5465348e67c12de76ed8ef8d", 3698362},
-    {"shard/shard_scales", "a65c67eafdfb6d8a7956d92ffac34f60", 3777589},
-    {"softcap/capped_softmax", "30bd1ce668bf86e801d2dcaa693d56fc", 3789097},
-    {"softcap/softcap", "9d9caffe6101900f1b16fe43579e96e3", 3811824},
-    {"softmax/softmax_bwd", "5a55beefa16a02a53c2d2049d2fe4be8", 3824565},
-    {"softmax/softmax_fwd", "59190ee0dac93022b178c96ab1b2e559", 3837999},
-    {"stats/quant_error", "7afaf6e8811bbff07e74c4f6c86660f1", 3860738},
-    {"stats/quant_error_final", "81db6d6aba57b304b8b5c0905945b891", 3898605},
+    {"optim/sgd", "ce1b35c40717fd4d8044fa483a5181b7", 3417332},
+    {"optim/step_numbers", "55757629cb69c622483f2d3126d434b0", 3436698},
+    {"optim/store_state", "4279a23682c48682c081006324201591", 3449034},
+    {"optim/update_scale", "581f7d60668623ab078c19d6a52759a8", 3459680},
+    {"rope/rope", "3164a122d4629331c5c438f281893069", 3461160},
+    {"shard/shard_amax", "f451e1c85b9ee3cc8300c7457bce2af6", 3573478},
+    {"shard/shard_cast", "aac771a12a4eb199ffe76c4f6115e609", 3642466},
+    {"shard/shard_cast_transposed", "3be445fc5465348e67c12de76ed8ef8d", 3698047},
+    {"shard/shard_scales", "a65c67eafdfb6d8a7956d92ffac34f60", 3777274},
+    {"softcap/capped_softmax", "30bd1ce668bf86e801d2dcaa693d56fc", 3788782},
+    {"softcap/softcap", "9d9caffe6101900f1b16fe43579e96e3", 3811509},
+    {"softmax/softmax_bwd", "5a55beefa16a02a53c2d2049d2fe4be8", 3824250},
+    {"softmax/softmax_fwd", "59190ee0dac93022b178c96ab1b2e559", 3837684},
+    {"stats/quant_error", "7afaf6e8811bbff07e74c4f6c86660f1", 3860423},
+    {"stats/quant_error_final", "81db6d6aba57b304b8b5c0905945b891", 3898290},
 };
 static const char *const te__baseline_lines[] = {
-    "huiJ^)N$xn<L4W)WpZ.AZ*CwsE,(r%bYXI5Wpp5OZC=Mr3NB$^WO8M5b6.05dSxIsGzu.fY-R&/Y#/USY,wk1AT%H<bu%&@bY)**V[_72ZgOvIY#//#F*=z>W>503ASf.yVRB(<ATDAvG9VK33tw>&",
+    "%,HS$eJ]Wo<L4W)WpZ.AZ*CwsE,(r%bYXI5Wpp5OZC=Mr3NB$^WO8M5b6.05dSxIsGzu.fY-R&/Y#/USY,wk1AT%H<bu%&@bY)**V[_72ZgOvIY#//#F*=z>W>503ASf.yVRB(<ATDAvG9VK33tw>&",
     "bar8EFexBkT23<EUrA0:MN&:dOkXeoF.&t,O!pUJcVu5.bzfv+Vl>2oH#IRebY)*/GctHGUvzI<W=gz_W<c$93SSQ_Q4wEHKSW.JELrggF$yUPdkQXcWoIBRaB=j2ASG^,G(I_L0&Josay&CNK069*",
     "WP$,9E>D<8I4dzMTZaL>T[[YMWpr:ZWpOTZV4!d,F)Sr/D/-iH8ANPwE<F1fF)^tRF)^kOC2%V+9G;O$IW[-fEi=SU9xnqkEErKTFf1^L8V+n.12HTyF*6+T1TZl*FfuVUHaILfG&eahGB+;ZDGyAm",
     "0(LN6I]=ZLWQhUv1toGVF)T7MG&eLjGd46gI]>4Xa(WXo9uqU)0!VChE>DC=AA&MF3UhU0E=[&vGyo7a9R:OV2^/>&.N-V/WMnRL8UO@kH#,V#X:J%2IRGg$F]h#/GAYC;I5RjnHZV6k3U6[65jZdd",
@@ -26180,597 +26399,597 @@ static const char *const te__baseline_lines[] = {
     "00zdTQ4ib$>a6:_mP!tB4.eSjZ4Vp9,_lfgGBkyt10M%7qt7W11mCqO4x9^SEy$<+9_(3P1F5tOA2c+@,_lfbGBoD>4<b)20Uu:K::nQjF#rbAmr4)j1MD9XG<F+J4.E;j0WSkIG5@Z_4A2w;;,35b",
     ";jsKj,j7BvDJ&)OxCIIH2oGO;nF9f=>aFkar_;4kcaINYW<0pEFfn9+nF9]jRStle0^m@+4<Q8Q0^mgI0T0yyfSCgiG>L[/s]J9X0^lk%1@iD4/K&8fQV%w^3lC%5/K&8RtqBhtfSCgiA!85334oac",
     "4+QQB4+zfZ0S>%s2B8fPK_=6vG4_A*cg5!c4:jll9$jA>A^!>)4-a7a0S>Tx5BmgwnF9]5r3DX<2!NRb4+Omk4+(&o0^n4x4:i_l4,tTw0^nP/A1yKf4]jl:0^n2]0S@X06Au@GnF9]YUk<38nF9]Y",
-    "U/PRyfSCgi1o8wA>y:TQ0]%lA4+5E33nT@BnFBu)H#9T/4*,vrOCC4YugC!&GP^t]E-Ts3rUe@=q2<X)IV>.84#xTc2i._B4f7BJ#q&uI14Iu5((wTW<Qh]2Fn^H(1_N/f8Z$RDHtL&g2%VH=4v85B",
-    "qpLLpn2/<*v!nq9;(6[xr^$(K9MqBnAT2bw0W35y!^_/a6f)YM1q65tfI9<rf-/2F._#t6dKfU5nF9wm2Iujx0Ry2_3LGySGA!7i1s<4801@6*4+w#)WC7h=4+<jn2N=X0F9SF:00X)K00#mN4,43z",
-    "1uqFUIRGs-FaQP20uKbC#Q>&9+LZ$g+/pri*2Mw_,@Ph7($-VwFf7gD2M,9!@_d(T3(EWf0;Gjm%KQNc@nj>KE-Ti<ItEiNG&uk,3<b5F4)P5P$dNe(x%:eLv!MkK4ub:=:e:eabRIeDQUk7=1P8-&",
-    "0u9OC0TDPH3)hAN6*9H]0S;*x0S=MPp#/rw1p]lZG#WXY;nee85nCbyp4B%Fn!y1Bcm#<V4%h;;-f6:SH!KAr9y,Yb2gLPo4-cRX0RUVD[Fns:o^XV0tc=bb!vYK7zX$<Z*e3!99WDDh1gAM42sMY/",
-    "2Q4r,HU*0R3.Eb06a8rq1n$IG8#%!D1rF,]0Twi;,UI,!0^m0a,UJTr4F.@KMF6k/4Git!HxCz<.=cj^4*[U,1>ZYa5-3S84*/:E4+X84IS8qe1P:k5.pvKAw!#JrrKuqg8e.O[@mL1#3,ap$4-(cQ",
-    "8;UaF0SmsMQx6+91gnQu4.R,hIg$P@1L1)w2.*)h2iAuN9yITQ8Udc(1Og)oqO.^I$ix8-0MHE&718Ks22KO2lXeZB#Saez6B[(X=#UF;jg/7#&evTHpo0Pc<4W#8[Xq@_o(L^hF*4N%6f_AX4-s^7",
-    "FAO-@,KYZ^2r-#X11^CWIn)Rr1_32yh<(*s)CfNuEjBUJ2nLQ[4)UP]0PhG6ouX+2x(E*Ln/_INH@53YD)hAh2);DT0UseT8V;eM<CFW*l:rLI&jbP=1.C(D3LY-vG&cYbBFhR715+OZG-tp/Gae5i",
-    "tpNp[npO@3R38E@axXVCIUWg[2;W*98VltL6ETpp3mrD)3IK@>0wNCv.O(kZF*N@VxZx%Y(5hJu*^<D0=/]>Q8aT!Z0/KPi4pR!ci3SS2;+!l&GdVQD3>lAkH#Wcw1k1)KD:OLG3mY.:fdd#ViG:Us",
-    "Ija*1=70D<-KB.XHSfU!GC46UAqkKH2T2+>odE*O2MVLm2m]1Q7X>2hG7P.d1@CV.5-FiEGx,A]GAtnni_$4V0^N9RoKOz]&A$r>;g0eMvkM7e2UZH_0RyFU3HAaGpwb8,I5>.Q8a5[godX-/gpOVb",
-    "s[sj,:bwCCkpcoC4,Sz64*^V64,%0A9yI>5RvJ3%0TD9*6EoKV45fqyA0-+_0Uro701pD:.pu@EnmjEsFaRhpH2=L#IUy1<01@3)3+>(;q0$!*1f[+K0.+/.3Niz)$P5n&G8#Dm1HEq#2r;Zp9R!%p",
-    "7!x+v@3<d6AsI9P0*;a+;p=]&0tglZat#vz)ol(Z4+iEE0)@+C%dK$,q8bb6)dvRpD/0HL(AYZ#1qz.oI]9=g9yh1_9X1mHY7P;)eFcCS1Ahj]VGVy3W]H+h3+C$v0WS@p2oC]Y1]J47p9l@f1>$;z",
-    "3kdh62M+;D2mv7v51$AfIRGCMEdU,c00&kIp9lh%xDOOJ<0.+>>6aUGGI2izGBz-P0WLN$01QzM<CY9fG5[>&Hvk7#3&f,p0=b!6ANd0SW&rowVh-rQ0]6on(E%SYHTeS!Qx7Eh11:i,00&kJ@2!I$",
-    "0249*8!@YNJvaa#B[%:d2r&Q-0,UTQ4!!_l.qZ!9@U;_;g=&v!IH;O0Ga(W+03J2_0XqZTx&a.J9]0N;H6ITJrpX2co[3NtdvgiP*bW+f(ghC*$N:V*0xmW*hyfBdArdqI9x;zCHyQ(>tppx7AQ3nk",
-    "0R.lcGy2O02$3ZsEPHeh3CRHjyrm8w4l^R=88HA1*4w86D/jv_6$z2/1PJBqsR0iK#]17oF#rrx4.wuiE-cv,2UZ(8m.by#t@[LTIOzco2(c9#HUI-cl=P7+1rG,M0Uj_[3[ejh!UqnU91j4n6$e)e",
-    "ybCV[H!uJX1C[]F6*uGqFBUB^.pUoSHvkUm0Uk2]2UiZ^0^ltD91D:PFB3U1&jUXOEjBRF0^N6RCeQ-OF#rcw4;L3#6FAw-2M)CuA_iK31dOx_4j_pclM602Gamst5-Y$W1/Z=Z2F1Eo5><zHCX<:z",
-    "I5Wus4!aB#Hj[@40wEqW02eWo3obP/AQ3Ve0v@>n,3$r3FCr[=bq</b3oivYF#rz(&jbsrBosLH0S//D6E(lU0^Znv4pa[%i3ct.IRFP&4/ITU5jFq^qy,M.0R*m,2Oc!$0Sr.PC5Z.vH8%hUR_kCd",
-    "10NbP*$OWgIXTb+9_CqJA0[_f9yI>5R]/2z2p.JEpv;m:6),Zq10FO04+ByUCD0iT!wL<v(WVFoZVx/%3KKb.ybBJ76e2e[Ard(N4*d!yI56A>E-lzH0bvp_9^fkRs]N.bzg7^=bPp!n3L,f*r_w[0",
-    "01@AI5-y/JHUJkj+zKu;H6Ru;+zKxWI5Nrs0lF6gbq&e=4&bT:3ZcYV4b;X:F*Y[.0HeDJ4+qva9[<H06F2^L8ZrPM0y5dtZ4V6G&jSXU>:BP%4c0d/2Q<PQ1,Hpj3D!3R,82sz*EcOSGyn$D,%A68",
-    "=9LUSHrF:DG5[YdGXNZ8,[2G-H<eFK1Dp#Fn*+Pc0S@LK&jAi)54[781P+uv5B39%1OfCv561(J1P,g01rD.#1m1%O4,K*,4*84@3*+Bk4v)SbCp9y^A^lg6ra_t*Hvk4@2:C)9GNnQ.128awL-],^",
-    "4uV7tk<5jA3NSObLj.^T0MS4SqC=Y(w+[uLmW/<q673ov1u_c;4&s1c0[0dl11*orToW:#*#,[GXb%(ejcp3eMiMmu9W;*^zCZ#a4+>iz0[1)vwT&zsILrbTFaQgw0U9_X0tBVKEFTj#%mNPII1cv#",
-    "2bTp4.k%e#2aM!79]A4%pE&=hMh3g,2MwLZ2;43x0tYApvLptHeh&qkzBdm8zw_AVq)@OT84mOFM,K+1:^dtC$@1$2TnvZg1PR8u2;v(NP8_ScSpgpgnXpy@83Qp0@/bE_!CnE5v1JN>0uKd%*kuW+",
-    "0SAQJaREsPhWP=zI,lMH4.hjHNDm/>pN]0>N-KGY4/RwP0vs=gbqL6r0TeC2fgm3QIF,yq10)+T;*^glHZ],>D/[]Gr3V7+2MFYA0;%s:<CPF[G_R0u1kpeb2:tE>B[VnD9^cu51L/kc4[yzabuUpX",
-    "Gp*i[0U0si.dFdnE4+UXC9AD(1Jzjo+5@>h[-=6AQI4lbFNOgvG1LbgF_s=N3BNl7oAwI.;:,Vh5DW7,3y%jAGol6#j]T(eI0;>[6b^rr[sR:/q:f;>36BQ<fL0GYj]UGS!;AuJQa6tWA8R%M1:(sa",
-    "0ps<s4[weKAG!fI02;y=4fjh6p9c_%01pN7PXZ(h!W0X$2NN[L1@e]a1o@C$3eGeJNe:CL2OkMJ00Q.g4;g4dcn=jFvj,n=H_.hf.@xfcvj,o#0XP633pBwF5,.Q1FaQkuhy)9c2NE:=4!mLn:7Wc6",
-    "IolovNg6tdI_O#-*c%TAs0S]!H821I!#EE,z^o[KgaI(92R_vmFfafQ8]A$P4%y2B1+9T74+!t>HwL_Q4+Y!H0uKhZ;@H]@vsed.@%VW[4+Hk)5f5+v9uK+!/m-MQHT<nEHvk>AHvk.s03]gz:;RyF",
-    "z1dw0nF$j%k>ZWz2;Rv^A>_AN21yK/2>FbI00n_NYcC2lF>[Shf/&,SnF$Xe$%i[1QaG6jA8RrI4%gcQ4$jL14T,4)6fxJQNDl]u2o9Gp2kCJS0ROWbF9]R*xhxqs.k<^/<!35e1_Q*6KLsl^GM+9E",
-    "6sMS43!yF&Gyop_GyozuEF%vFp)LiW#VZ4aYaBVvToy642MzSiUktAQ6dxHkqAngW:[]^[0Su#$xd9El0Url900N8z2TKnY!Z8H&)-u2yIN4qd;zy^H4(82a3Y6#t2mSk(0S:Yu1*,!JvLOdb4#e=d",
-    "2HL_]8#sys0o>RrjnM<G:r4f$&H<Xba0IK>Aq+AC<@(llG7jtD2LtPQ1LFBD47c199xze>:@MRz0-1MF4+GrN2Q<b>EMOl9E0)d:2eRFl0Urc1Oeiue@Wz1gas-Tk0unhU4+WBN1(y0o4zSBj0>hbG",
-    "43lsJfW%M</[*j%OAgbBR1q;J4+5yLG!GNAky-4aHV2V[2oC]d2n4t26%Puz2qHK&gLDJny$%ey2o=N^8#MqMIjIB#oYVmy6F0dC9^YDD4*RlS4ZHyvGXM>;xd-pLy$UQgIG>UqR4)ZEF@xqv6q514",
-    "0Sll55-Fh^%vc5Zt#Jy>d/CWV0R+7B1spM.0_Rv;8#Ao]4eh/Y4-rBZ9]ki33S$R]0uG<A8!=2B4x$4GOb,:J10M,B030-[4dRko3XOsR29/[04*[YB5,.P:ku(nl.pB_i030/.0_Rp/8!,S4!,EqK",
-    "8lnRq5itN5Hvk.p04p_+y#WrQ0]!hG6@^(l2[@_9IRFi*lUf<&q5_2!03Qc2ibEMPhXM^-.pB_f02w&]0j_iCr2Q<n*lrA[)JZQCGclqA16dCSq5^$J2Z#a/q5_T<y#WrQ0]!hAwq65*gDDQXj06U/",
-    "TMCkZAO,D:DGV]Ph5807G%>+CGocU#=QdbAG8-1h9y9.2lBsI_G9Lys(,09d00gY6eGdqU5C@X;3;B.ICK59M9^6,75-OoG05g[m2K!Y6uYV5:n,C7F[yhZp$PW(!,@,&l6!4W/3bzIpGufC34z_sa",
-    "pq2_]3fTz*zp<bo#:WU8Gq(m7Hvk(q02;*(10NbTw+0=$HvkUT,h2(c0UI*>4z_seOb*!z4x$4Ak%tBk38DiZ0XF_@HUJwp01@0(4+7Z.A_Y,@4x$4N.pB_j01AQ.1NXUo1fv5RH2<nq03QrF01MZj",
-    "8xIG,6AEMpiUJO#10M)6zX1c8/mQ5$4,^-XF9k9&01pPGf;63c01d;-1KY>61dNdZ4ZAiD)!zXPrGi/,Fx=lD$jl5M2r&8s9]]x44,1n4ConYn0_.7h0t/4]FB:&7@U4&@00&$T5TyeG=BoTfr2@x@",
-    "01f4XS>[nt2l(uH6F9My0S=zQ0^j/qUkjxJ1Kb)P0672zynren2]1+$FA6m]lL03%GNl6:G5[Ml03RDQ03I:@2V4rEg$<r5q!1f6&I:OMHa4UXD:gPV9^PF85Gyt^G9L[%q!2F*HaGwSzeFDkHKY&)",
-    "oZBD]3nl]h9^6,75-On^q!0<9g#iy2q!1l900OId4*@pZ3J(UUqhA:_01mhY5-Xu4H2<zHIRF5+6bE7oxCR56fdL,=G_EdUhwTCn3f&1G3pA4fConL$1@C4%4A2!X8#gex1]Bc_2V4&V,3c8x051hI",
-    "IHdy*2G59E88QG4r2>@>-s*hSmJAOQr2@l:RSVx-6E_g]4&4a>pN.S43OS;$9].#(0TVfrf/dBT3xEO)td]fU88e_,9[<S/EC*W-6@/zk2[!,<o=%bHi&>h&8wHA-K;4Ur6EQP4p#vB:02;*[5-XuH",
-    "05][xz84._IH3a[2[DoZCOI_t0_.B_8#w;U8a4nPHUI^(4-7&U9]$%8FAg->;70UE#1jRz>ZI=P1E&ZN3b;5h4XgcG8!(=)5-y/K05.:w!V<0^HvlgTGdYm_4+H!G8#A2)1h*FtJ&Jz=at]A:5F0qZ",
-    "1TPIaFs/]CIkl(=4,KvmD:*ST9^P0D5HAZkG5@hWx(E*ot@H(KGA17jF#r,X03Qo701@9+4*[+a2(xYv1FsMd4d-FvGWM]-BR4pdYYwgj9x-;>4c/,W3o,x^HI+aOt-/8v=Bn;<0^B0K1Vj#p0R_4N",
-    "I*tYotMWw,n_ypV4wh[K>&g60g8_vU00f^z2n:S)7BT/DG5[Mk03QZ903I:@4&ea>.dQfJh-AA%rvVQI>#qD]fu&mtj/cdN1_AtGE-Km+4+XFR5-6cBIM)IeFaQnfw*(4=0Uri2*8(37FaQj&!)OiH",
-    "0xL8*rvVPv0tQMS3>9[WAv8Gv6*PspCmT4VwFC:/0Urc101pG.0tQD8;mPwTuLA(A2o2,@7&agtH2<em03J601J4TrpFSS]FzW*dKnC56Rtm9:5h64!ObWC,48RHp+mme[3Nj<UF#sP5GXN4Y01pU)",
-    "@34d&03QN1u[.9PGXNh3F_bWE[[[@87!2&GTME.(0,Z1p:KX)]lLik5/=6*a0uwmvbqvNN7Bu238Z,bKG^H+rH8O]+4x.GgH,@ZZ-Q.#m01ng%Dl.8!0S=iN1@gB,4,;y[TMEws9]tqn0v.E_4+O9Q",
-    "5-q48xh=I&HP,;gHLtP+3)cc41_dR44mAJ>,L,BG*8&;jrvVPv0tQMC0oMWzi5CN=uLuSp3)cc42Q:g5G5@++umKY]&3Fvg0v0m:46d>e3)cc41_vd62QvT(PX>M+4%Y%3H:Uv(*8&Dg4%Y$;5%jxY",
-    "3)cb.2!#k9FaQq)umJ)G4aG1fG%;o#43ww[3)cc41_:p85itN4H_/0s02;,=0S;y!21*W:5(0xf13eDC+XyH&F(4i=02ng:9yS0NH2;&gDGlZJ2LdYtyDSd]lMM*wq74rQB;yb84G#(:6Eo[K4.xxc",
-    "4xj^N<4=QR@[S+w3i^uX;EVK1$sq-H$EE/v2[<ny6EgP)5-gz_jwlv0zCRi:02;-Q5+XJ<hye+p1p@D4hXD<b0SSosb@JoHoFN%ErvVQJs6P)W-HqE;fUE%z2iF1_HUJL.umJ.,Bn@qe27.110KFs%",
-    "sR0Z94/([XFo=*JMh>9$0tfyN4*^A!AsjZT0S/^(21=eD+5!#pL.=USeh!zW785z10t16I4,)Yz3b%)68aku@A1g7f10M/Dj[zq$Hmw5,&is8FFs%b01u>5+1Bn3zNDhJ!4+ZC!TNg0=4+qZ!0,+rb",
-    "6R0,-m^3TC3)%u72QvU45HtWE3N;/bCo;qK0t.r2WE(Wv0v@u703Qi701pG$*armVh7AtL8Ynk6ARaOR7&!nA%ncbhU:=lGtPKMz0<36K4+i242d&*_9].<m1lFn[9]^1o0&g!PGBCk54*[VC9yb6A",
-    ")A(c!@v(G$1Ot[(4,d&N44s8r3*S%!wB-8L#*hI7%>tuVHN^ttFA6a:j[zq$GM<ztfX8GDo)a$wI5dd;9]J1<21pM9@3DZXqY4Z7]9vk7F*;fu0>y@05a_Dr%7$A8Uklm,9]tu69^qAA9]]:(0Vgvs",
-    "+5!vw0UI*f0v@u903Qf203JAp5Dx]3hFcjk01pMr0TVF06b^-G0v9$<8#CGh9]ku7FAy:_03Ql8j[y<hoHznc3j6=ZHrfIo0XP5yMh=+v0uF^]4+Wu@U:P;64+P5rBQ@n977q^%Gz#v/Vhh-.9]t)A",
-    "9^qSG8Z(Xo4,&I98##dxCOI&K0S/xtFB:&BpEMr:IjiCXBQ@VHWevmuCpj^9E-BFy7&QPMG5[Di03QW3y$u8>0i3iO4+,,O6EGzo3N@/]H_/3CHvk02xeX5@&<%;eGY.lxiD(9pp#&cRIKQ;g1&GB;",
-    "0PJfC:T;n^#<,DN2*R!t4-g@@&jAG4>E@<L%AiLJl!6v74LLW+pac_(,S^7sW)EMMjaDRQWB;x!XS2cr4.SkpsKNpdAW[!Uox%bS6Mz8=)&Y[j0uLyp0uPi1hr$965XuG*4gA3Z4..(sD^)OVd!U$B",
-    "4xs<L9oxYI4-5GstqIV.0uK<62<fNim[tx$4!Xet4:n65Au+WL4]b%%0uL7L3/c1xm[tx[4/$USRt[7T.OGAk0uK.H1rPiO>@m@W5V8ml3hlrG4.tknDS#3W64$=24/YR@Au.3Dc)@E]4.oSw4:HaY",
-    "4-ib#0uL2b4-rAr0uL2c53vN5zyc2t/L8S/2a3P_F9UOD-KDfr90vNo0zVTmGB=MpIr+Z/4#+SLv4[m7H2<tr*qKfzH7u3=4)2Er5j6k+qEZh6%AN/cJORm+G7mTF*aZ;b01pBDzAF>qw6!V=CF]G)",
-    "FAO#@02DL-FBmd4nV$+D4KnN41rH+c0SN8=1xgPHwE+.@n(P,39qZTy4.efZ6fpn_CF]G)Au:3-mK>fR:(_Va)q4hz)d&ly)H;*f<E-Exki!B%H#jRZtds_38UDfo43>6q1C<qU4f2pnDK]3Vv-hhH",
-    "!U6+]rVJi1@oaP)8#Orj!U6/$j]2^4qw=[c3HH7M9^G3t!Il9F%-FIb1kvIL0J#AMo33-Z3iiSR9].+q!Il9p1_oSH!U7Jv[R#xn*kK8X-[gt<p9BTu#ybpxo2UT.#mQ*=]Ah^92[il21pprp0h*Z#",
-    "2,v0r4+]hJHaNfi2oDD2-]C84pxFgEEjBj10])*;1k/3^1*GsH4)nGIA_!514#;vNF9.R;00<r61P/zq)&&l@x0e9_<8SUhZw]j52Ir>M06h-3.KqV(1UBHP2;_e=B[n%N1]ts#tG<&kG:!jT4k8vc",
-    "sOAA53=k9P&-cI.Ev/:q2ZHKH9WA!bLmwM4u-B-/sexw%(+3X8qyz=i9]JS)4GqK]2Dz_V0MrT^5-([X4$KG!mkSRD!ulf%!,g#eii./61@U@22vjc.FffzV6B#qq%R:(megWS)1fZZ.3a8Kl4T[GG",
-    "2OJ**H1M1e4+y8.2M,3jlxGN<4+;=.DjqQGh6D$.:IV*[Js(&#+Sdm!QZhAx.pB:sq8];@qniXD3=mlf1tvBuh2#Sd1iGvW4,AvY1S:N$r6d9u4yDIB3Er&(4+r*<1rH6c/wS^;yAB=#H^TO34.mqy",
-    "PA[ziGcm=m4+y/TeGZn[76ttBZ4Bm%d/8WJ2nNV@9V>PP2;*xz2nK[]2GNlO4E;1f9^hORusIItyafcOT;*!kBo7Pji%bKLk=&C@WDcyW1s>-6$m0kfPB<:^2M:Ro1uqXRGl!)F1&F#j4Z/VV4ex]a",
-    "4Ah;j2Y[Ma4$Z]91l7zI0v!jl1rG(9gb<qc1O$QoZVv+51Rnr3$-Sl+rr!e(0p>6z285Ra3Ch>44XR87q)!i1z6u[9FrozyQG;Y12fKkN4-8fq4/^[^Sp)9>2BQfN0nQ2&IRF]t03QT6kpv$NG]mbq",
-    "GB=Ma1mdj-0>1WH=;;ZhVg!tuR]L736AhK.1rH0^kt-6%G&Qp11rG,Nk8TdG*H8]#i3JIbmH[6FFrE+^Q!M_5AvH1p4=hjs2oF@;1rEjP1p/*%RSEc/UILGl3Js>j1K&6Vpj8XY,2x8,:DmV$2[)@6",
-    "9^G5tn<SFvl!pNT7Y@57vvLl#MFQZ.Sq_BY4+QzQ$=jn[IQrrU4lxeag,Z>rcMk^H/m,u(5jaH%w4MPEJ&dhJ4.Py)4.Lw_iUBWtH8T4e9^6)61meLJ0*G<B*##mpGQ9#11=)5[4%96L[hn78Hr=u,",
-    "43MJ%A3Qba0^mnT._tw80Xdr*88i3qZ3Pw&1h);Z/$Q[62sDKn7%]tS0S.*40Y(o1g&GeP;$!k>88.eC8YDP101jjyM/[nJ4<cv]J1/^SGS;X&4KM%(@m>fR9<iNiHUJhj04>2&00F243)dMB2H/_c",
-    "0UR:d867nM1w-.1#R&)Q;*lIfI5pQ93F(yy4;VIC4=#65FCR2As2Lw@GXM>.kNs=A1k3[-4K&*c3DeyP4+Esx0tA7S4i1==2=1@%!36<U8V-iRXCDPPw7mrfpw9:h,lhQ$ah47bApQ[#kpYw#2gid3",
-    "A3!kekpd4:>[]3oe1Q/k3p2Ov1p(m_1:f/p4+h8H1rDG:1cBEIFAO.dxT*mkZ!ob2561z.6eu+<00kBg1,A]Zruh#K2.r+9$JYrCTnLBX3Ji:lEDr:u6dwXO02wj:3S/K[Hlq[]uK^VIFAXv>00y4L",
-    "5)U4t6dgAJ7dHSO12X=[GXO6YH8ubpF#rWb9]Jg_=#u])isA;#2r-4*2&D,RJk^2nAn=nbQlJzsaWOdn1jLv<4C_K#4+P2s9^P6M2:>oW21XADkK>m*G2):L038JVkP,:D!$Sp74VU/[1osUBpCbo)",
-    "4[+uf55WPM6bIt01P:qe-0O!#@%n)8t0oDTu:lW7t,eoSUukZ1WpcgX1yNyRV]8+dm6riIZ+8lgZ4U(]1<CMR5iJL]ivb<3JH^hD19W9<Uv716Vr6pCv.3>%4-]>A10FQmejYR1fj$N#0iSamWQ;(F",
-    "4+hM%aRF8Wh_xzesR4:bHezLFZ*padTstu[EGQ2FlUxSP[R.0+tOg$iFte-J9]$r49].ds%Y=]C3ATnU0j_uQ4T%2+4W#G-4+)I]1hNMXlWqi]a^NfDTn@7b)ddc>ss-m04+!AUQ4a%74+!e<0tJc0",
-    "Bo2%M1:kuWGj0zGrd]%k0S;LJ0].,t2<fCR0v@x9<&gYGoP/ouz%:sC!Z[0&!37ToXbNTylE4KIDX8-24,)yN&H*0;GM/wh4+x-TgaI8hQUrswP7fl7fh@XQ(TmFg2IKEG4+xLnI]Ro90GbH[8!rK5",
-    "EAxs74+=x4Ed.yJ1&;3:l%6=Y(*h3wi:nk53h4w6m-nRe[saQ17X<.w6amPE3-,et<z<Upz5)U!XE0.lMn*6J1L0i*NdWu;4*(.rJsLC8paBZup*jVr$QlmmoB-<:-x,7.RRrb5K<SDTlUW^IIcpCD",
-    "oYq.h-o<^.3,8uR4,Sum3Ie8:Mh=;eWDf>h,boGUkeC4njPgql4xh6K7.-%50MZl&,3.]Y5CP]g0U]Vg:jMDWvrh+(1rG%7&j$>I-[=,cXAb/W4+62j2n4,n4weN2gbNQ7z5yXCGQ9x+FCKl)#[:b!",
-    "nGz5,gO;2o%ibae&dXvC0[No:0iW$K35XB<njH(lwg;E7jXVHT4dQDfIV:dr#EdWyGwhfj0NsfY0HVkjJ_%Kqm]6w:<B]Jn0:HTe1):KKG5@,M#J&O:W&j<#X5Z6B8)g6-X4j+w4,2y)4+QWO4,1TV",
-    "2J!(6:R1l^yn6(axJnNhroT<g6f<<pCNVSU1PSKd5e:.j0S=mN0p$b%6$VfR9sv-uwBJ4nx(=Q:s^T.s,hwX(+XNylIRF+m>+bS13lcN[5jNBd7)1aM&)W(I;BqlVo6Zabz;y=s4&R3-1KVm30K(iL",
-    "1M,mz4DsL*2igY;xoQDT3z6I-2JO9B2J4Up3HkygIV[9t4!Y+84zZvw3D=M.F>xzS2+&Rq@hqhBqIv+(0ssUCfe#7Go:U9(0unSJ4++!mEeNFsYA]F*Mn*WC0]qYvi)-pb5jOx5IB5;QtqdYDHn-=J",
-    "0ypiuBL]fO4e^WfH2;<A3B3UV@JDt01:_to2ifoe35F3MEi&T^8aDt8mI4FA0v@i701Da)1OEjN1aJWF77q;=9]^2d4,TFP7cl<TEjZ/=1o!H43,p!,4zC&-G:HQaA^.axH,>U14,Kf_QVqYuNd/S(",
-    "6/u:60f7S!h7/2#2NyT50Rw=v4(b:m9(aNX4u@,bD:E=I2oD5+90s+q4hum6r]T#H>plWN&5l+G$Os1U1QmPCjRX%3$p]kBGdht30Am.1k>0U:HTebrYzUJC4EhEHk%9yal:@pk6AuX9uN<5P2nekQ",
-    "4$1i_4vqs3w5KNtkM2qfD+t8ne+4ZLqy!Gd0Rh>+4%!6/#f3!.h$91=gs%Y*H[04I9]AUxv2+grvZnzL4#BDc3hAr;8Zx5.7BRM>0v@%9.qrd/EePWl1R<KG3ILc78!!P4-tCEU4+X9g3p).O2M+.Y",
-    "91..13I*D@7X]AK0.Q!Kyx$B191]/53.NU=Q6B*@GXiEW2Q)jKq6ZG_&QA@VA@&u:Ee<sH1P:Re@UeEQ2<eeOxC[:lnH:)XhM,9gCXy<.N]7uM$(I2Ql%E6+&&_%8sw+,0GdMot7XjX,Jr4^90Ulj9",
-    "FAXa(HZK%0UE&usGd6vu1s<K5lnV[R7Y;Jr0S<(,Py;U80^ln_%^)V/APeLh0K5)4G&3_,4-88t5@F#,4/c]B2G7h&3#/XkjUYHREG<0D5DScjy#W.A&:jWM>7VeC1lHLG6)n_a7c.^r1k;Qz2ks6F",
-    "!3q#E!wLq#o3jBQ1bvUh0RTZDGcn,N6%PaK(*+L:j^r^:0uL0g90xHDxR;O^x]J_irS%vN@WqB2fEfwM0tPq.li(o:&/(Ri<DczB4zCLVYzO!l9yufpyxYqG3yli@!>W<^6%aE32BMt_1sDVH76/9p",
-    "2>zybFa@^I7cxQtYy.Z$1tAhO;*RelC:ufm2+alq.lYGmj[ytI0S6/,D_.-T8wmCq1:Y6:07XPFMm0n,G%,O$GeR[%z77E*;Lsg[HAY4=L=4A@Mny7%0SK<H0d5TR5)m=,;M5:_GB80mH8eOlK[G^G",
-    "13(9_0v0qz28]a0+QB5R3PVIiG)6&1Lqs)30>6f90X9bO3Nu4DF+(:pH8;:vH#kB75jOxI0XP6bHZn9h178X.LOC%oMiV)jEe@/lB[(;&FAGFQjR6xe%o>rz%mD[T29>QJmk.U&7&d>f0f+>,I1Y3e",
-    "IQ0Yry#WI8L/5<>5-AojF<**QJp.7$C>*&:3XK9E05:8FsuK;piUt!hZ_+Gbus#ip1@f::4+SXy00KfoG&VsrLqaexLODe<LI4pqYYVIa2)zU!0X8,lGpz::w*oFQIj[o&=K%OP0Sr;JmI)sYGqE24",
-    "We1/eFElYRqznzC3.8k<2&4/T1my)0GnE1Yf<lQTFb;Ab6E&g&3!DNU3N,)^H@f9JEDr/G1NQ]JFtQ:K1ST0ZtpOhdH=T!2g9Qqw0T;!:0S+@0H2;y)1P/uz6E/ki0)PPz3rimdHi!lSAr&-Z1rE_%",
-    "4+=*i4jUpgH&P2z5-PqWH_/3AH-Vxe0#yX&0S+4zGlBviJ_7;>4YVUED:C51EDD_P0T(tK4z#ilFfunXo%aF=:mml_A^.Cqed8V_F<3,R3*@.D%naWLMK&<-G%@j,MnN+.Mdc0#3:r3[1s<7Hni2=/",
-    "3Yq_IGa(x^wE+Vb4+hB&kV7[;LPI%4GeZ2#A@bzZ5C@rn0:^po<&gz%;FtL:0],113GxFE75WJRYXILV4&uB41mZgm=[=)Zw^J@)oT(BI0,^s50mINGJUBKq;eGQ(<+S@vfh!*hG<mmWIG[5PwFww8",
-    ";gk5]5Dl_m4$cMx#[v%qvI+uY4$B83EjiBwBsnl04)6s6[R9JvQVZ/r13wJ*BLV#!88go;4+5AZFgGzZoq,*0GD0[qMn(Aq0(lZQY6QCr4,S+a5-%wh2F4u;dKyEV0R@hz4-ASLA0I*h9WjCe5im**",
-    "6a5AzG%V,>4+7p7,vT)<I6+1-Mngd]F*8NR7(g[aL@8$i5N[.zMKVG^M#dOmLpL!*MMbWX5CDUq4i6-882.nzMMgm]F*!LmLpV7>LN>r0a56zKF+ngfuk[x[B^O(i#u#8VHbXHsL*0^vPbWe*K^N.H",
-    "6EOi0GPt7;4-9834oDS2[T5FPFfu>gND;yu4+5zh7emJv9^F/>1D=-C.pK>[I^Z$/8WT6E84iXC4bK<aEjg3[3hW*uGB79)7wRGdMGqdx77NV@1mdGO4dg/vkJSPJBm+;exepb496uW^Fn!MrIWaRb",
-    "iRA>ajPy>n)y<M8>1FOk-d%q:.>/#1HZn6ZLeKaG4+M,$9^X_#8x%3JGXbPL9].;OO9J$bEDlitKnUmP1rC6$E&[&+UjjEYI502(3YrBU4K;2k9^X/52ap95GRZIlof!@h<B]q%*ft9GDF&kNIvg[u",
-    "m.$0J1Mfr+0+p/+3dQ094+rQ,A_H3XHwKph0)+.>dmJwSHhq(,3/aT;:j57IG,eLODh8)58!)mK4cZX_s[-q55eTs28Xp/uq)Q(HHMBqv3e7zXv>KCZuqzJ)&sYx^<]>h4>5/sDDFgWj6EUwM2-z]y",
-    "7&=O34#l8J1EB#AU6i=60;1+l%Ebl%-bLzQV@4TjWMixPf&mXTRR#Vu4/Y=[N6N@P4.3sF57q(A$vqD-uL2L22Cw:p0S>A01@iF:$vqD,QV%t]3lC)3$vqDutqBhu+[rx-A7c,%3AFlx0S>AP2<eV4",
-    "$vqD(P6nY34;$KREHU:D4]wazJr6bL0v/soA0aK_4i6de$vqDrUk_O4yZV9w4-iHe5B:+d@ho!u8odY)3i@/C4/+y,G^sak5@fA*4:ngHEHVHOc!tV74/%g@4;VFH4-hTgJr5vX4-qikJr5sX53:Zt",
-    "@ho!u8S(<V@Ul4Pf&m4h2oD5@,$<H32AH)54-1_&N)C#VN*p,/9ytIUIoQWu9[;.e0S/YDTLrWk4)+fa13(R<yJHU!nw_BM/EVmOBjvjX3-(6h0R]fe6%jXL1/vXdQ3jRa2::Gx1;jkQ3+4e25T5-W",
-    "2,D!10S=_]sXPtYvk3&NEFTCo%aH[i3o(P7aSsNppaB&%01qjto(K-M!^lc*2mPN19]tto!aW!<01pl5wn>@W0UrZ0/$-4((M/7HPY$b[2nK,n0uebR4gZ^C4;EVf0^o5+w+9bV@VkL0<R2.P<Lmq^",
-    "e,ClBwvz!LQ8SRn0])ELDGwlx0^njTwF3=3,2(+89]bM*@#A/#%BcYl7/eue43yDc3fX7=#1jt#z<!Ba1(4YX4+Olj3J(OV@z0SMF#oCn2AAG)4y4Bf4,l8dI]zv]9^F:,rw9hltp=W3ps5H5<(B)H",
-    "4!u1J$JKQY7L^(65j9N%[G$X0K<SGNmkJLU[Pipk5&w,l4:p-m1q1$&m-nz6]IGvoB<65m4#ZIp5S+3B4%!nPG0Cwm4t5UP69fGb4+QoR4+KIDg98r>PA:*6Gyo3,-:dyl4+k(W4KX&tBOe+x&jAkA",
-    "1P)OS;FR*d.OdHUhK_Xd8MvcL4s[+gq$UNW1>S1SHx9L/P7e#PlLs6!xLgJ,46fx%4,Vw50S<ww0tK;LE&#I<4+pKY0U0xvrUe0)X$qX!O%C.^1Xu]2#Rdn70]kw]0^mv)q5%%E0tCXEbPo-7%P.cC",
-    "zXKLE)i4)ru-p]G#^)-h84JS!4+O1=1POT#sR0J1CIcu9zTZ;23+4j^i2<GI0R>&$CJd(x4,cQM1P/!I(+Uzd[^B%ij0FmhCJ#Z:o3jBxVPb4$x&BQ7bq<IK%mLtIb!1>3bYE#QZ*XZ^X7[f;aUeY)",
-    "dp0#J;6)f+H!SYwg8:2f%<7eR)XfwjIV]=t84xns+XxXX>Mv6_oRMH5H!O]1767W>8vw#v0Q%z<Avi4Nomdbvh)W;kEY[3i4/L[73><_maAg1i3l9%_U/Jfq4).RVKU5zlF#r!-=sH;Tf&mZx0raeG",
-    "4yFPR+XeXc(E$$.lLimF2JZIJ0S=/N1@iD3W)CPy4/tP$4@.J24.(^k4.+/hZ4O!wtqHvL(E$$/.p_c6v^O++MGmWG4/>y+Er^lwb(v,l821bh7;5TU7*,D$hh@5KRuAL=[Gzh_4,%XO5BvxAqO$/H",
-    "6SN2q3G8JLCPoh]kP-6O+GP(dP9G#P01tPWu3rx&vjGn=-1UlQwq*](Ru37iWe*ou5Bvm<>0a(j60@*m;+1wW(E$sDQUaF.4+H#B104yR=miW-Fzv!S4,)jV%:f<CGWx>yJ_KEt[^B$@won_3f)W6Z",
-    "fFup**#RCk-.*Sf7&b8A)Q159rOX2bqXG@0Qv_+ICkD=AZwDC!=2ACH1IJ.(H=%R12w<G^)q;:F!VeDxP9Fv>Odkm[]A0jfgJ/%_[nG*kvzbp10,Eav4Yl;m5G=qVISzvV1p<566%PTg0Uri1]ECE9",
-    "uY)%N$K+,Y0Jgj;0(cJv]LX<1-[p!N0TVKt>Y4fQUI$]j0F/^d1%s$,3()cb1L6Y!2LTQr1vvCT4+FLX4+XR[0kqx/2%o(K2J>t$3C%GN1Ln&M4*/7e1s<4B-kp731,HLD39]SN2&TV.0Ur/HoxM8%",
-    "CJzE@8#IdDX$05#ArA,8*K7#xwE>.Rv^=_t*0KQ(a09_IU/H8@1M[W[2jT$-,IO=m5HdO90RScs19A%Ev^=[.zAFRahinP)#aIV67&F9Q4uJ&[IRFm==^RbjH#a%y0TedTofaPoFxUbdG-jl+86Pn/",
-    "o!M+1Hk[dP4u+XM1hCZ>F9SC:sMQSuqVH,0DGr6i1O]>;Iv)oz.Ii=w0/5VOJU%lkGSRL+0/NPOteOP[=Wg#w@T[99Frv8u1Bvh+4/jq>Oaev@EB^ma4,<5z1@UY9#sLV,Mh-g19tiYY1d-SL9dxUY",
-    "Dkd:7p=6a!R4X>%fCM2qHBSVi+(jEV#:*lBaThhQ0vb2V0unh@0P#<*Zw)=HI0LlYLjuab6%0WVF#rSL+ZGG/4J0x(zK;JVg#rTg1R6QK*C!S=p*[^A0Rfjv0KNha,oO+RFjNAXEDgZ[2RIov00B^G",
-    "Gdv#xG&cmT#TN^75-ryjB=)rbivk6V)gu%*#>.Lp1T)dR0t_.f0#O>>!UaDCH#s)M1qb[3Rv!j7$OQ:C6gkDjK<&IB10FTH2NXB[g+3nzIP.CsF9J6--4lvnneEO228[s+$,pK8y#ouRUk;kt/L8Q0",
-    "r[F*WpaCBQG;kGA3eS[q6ENu13:7&w4*[M5A_@iD95wje4G/9l1:HUyFrEe!H>F_g0Vx>dx9tKBwG#xi*kk_/mIe.B(2[NmJOic-2Cxbr2QWGh7n6Gr5s0y02GU[z!vYTW6#/^b6%PXP=aKwAz;B9A",
-    "[m3&8,U.n6F90(!z>tYvHEkm[EJY5mQ3RJ*4#f2V3C<a(0S=9L4+6wo0NRog0<worgv.gD1(c:d4z;cwJr4t*$PNhf0S=OE455w&3D:>S88>+U0t]$>6$bE;zX1-or=-k5GCG>C0[w+K4x0lH0+yjo",
-    "4XO4G1HB0eEfO-M0tED#L.Q[ICl3$Sm[$Wi6Ey%HHj<e#HMCU:HYYPIP69y(X$O_s2nOc(z5y&VH^M1sxZ>U>(!E9k;:HVZ*j<mQheHEX0VfOIeh&i3j+y^hHXj8toy7.a:jw@8@#TR3w8:,&z9kbl",
-    "j^,#o!fOsZ2!iti4x!6z1,RrU4+garJ_TErxD=4f7Xp=;I1dc37aTH/tT@1ouK=znGypFLGBE1>88MUs4+GGdQ3SS%PCPL.E2OqPGBz]b.p&ltj!O:yjuZr-v<R;-GT7)14,mua4Fr8XH7hZl=eF:-",
-    "2&haBdlEDN9]])74,2!)3l6z-1eO5.$e1k,b@mh00Us4Nb>n4Z1g5!G4+*i02rf4=x1(1Km!CQx0XaYgK>3J,:-88YIYJK&()LOYUImouCJvYa0$vn2p9:Egm-xg:EQ.vTm-wmanGF-$d/N95AP)eq",
-    "B<-NB5Dy2l5DdhM4hHT42%n4s2fexl1(zibq#@OZH7x:13FiHH4+7Sd4g$_a90I.sIS&Z4o/XLj0uKq1[euA;12l:P9_&^:0t4dMXa<bLYYz#G0tM8#Hw=W*Jqs<+I5x!u1]tlP0s[ZBB;PS50uKbM",
-    "*cJnI4,4u641FI5H,<wVDl$1O6EoKV2l5aP0>4L+0o#&N16_gVyP!P*;Tu0cP7eg61rG$U0TVcd0UrZ6:iPl;11^gf%HjeK0.r,F#]Z(j0S:Md2DM_9IW#hQ4,$d2at[L5AQm[^:PiFH0Rf#N4,Ak6",
-    "2HjjPGc4KHh5,ZN.rW3^ln4&moVEc1t@ZK:fg/T;>9p]@Z7&5mIO!1vf_Z6f1E@e(0<md=3wI.qH&,78ET#..EBWX]4TX[j1n0Lp1MUY81eu]E4+Go32M,=c%47rnDh:IB3.Ji*F$jwB#Q>fn&VmIA",
-    "mtYS(+O9;m=v7fblM)8s1>7HL1jN,Z1KWiT3z;w-2I8J!2Z-s=f=!oxx+Mm99]AhHF%GK<7dMPf9x^+peFIt#0I&lO6>3Yc4zL3Z/.!7at)>4f285Tf0S[E1;@aN;$7BYnUjeI_Cj#=Z4+qA;g8/_;",
-    "4yFqaCaK3[95RaGIS7^UMiw@,0^lBC1DyvC1gruN4fz2sI5GV#1/zuD4*,)T4,AJd9]keW7zwfk9y5b31dRzl0yH)<ffEVss74NiE(zb*I^Nu1KL]B7Hij+&J]6<&hAuw=IWaQ-1l7wD00#jM4*[z!",
-    "0U#d$G>)TMj*kiptt]k06D8E*Ne$ZlE,pAWtStw+&Q/538z(tA9]p]aMH4oYsB#YP>9q0%gEayl3*##jHJ7FiAv7#&9]AC=Ed,IfB0V)SG(G^+9]..4Ee>NKDmgN)C/)i70s]Zk!T_2TGCK.DekM08",
-    "jsqV8GVLq@t/^&X9XA8x+Z7J&[U$jzHaV_X95kmb1)SI@6*Pm&wE+(Ur!5JEj4B4v)iNVCIPU<-H;9X2G:G:*2FD2tmJlBWG1P)$4yNNG4Uo5e3W/pE089<T#Vie+if1nfH9DPq88GOV3.yICwFCsX",
-    "=A#mCF*gpQ0SbxLrvV#n$H5K/nIalE!vz3P2GN/W37Drn3eoRs1i%LcsLn4R8Zpc)0<DZ&Jj=T)2HmrL9]So70:^an0naQHHk+_&3SS88j_5Ju,Cqv:2;/N_1u,+uEHXAVEJF>&%q$0h*H#^BHOee9",
-    "H8C&%00[<mEDPcR4*]XX1>C^06w53QQ4Y*30kGN/1f7r)2P+HBEC$@G2oD06gl7q/2Ok1C;im2/KMy;3EC+;&L;0MA%Pa<pt5zQhH>0puGzsRlcmY2j0yD/f2KBf=FEBAV$1DU:6Egq=$1Dee0^lhp",
-    "EF3l0w+03:9_wEyEDn*QWCXtBU.V/y-VKBFfNcWE;@#gK6$rus3as2+6)_^[i2)uomKG!^GUcrd4+GKUHxCv5.75nvygCmGi=7Tl4zaLC4)hx<4lp&E77oK32:RS)3(*+:PY(!%#]#N%88Z9aT;)9H",
-    "4hD]fk=v(&GnE>-@=i!O8V2s*k=u(KfK3bC#ylrCGav>.:31&#H#Cc#BLa96Gyp6!JD33mt=y3-ArdfZ0)piQ4aY$TuK>G8G]mA7fCvvH%K-w/H2<.wFaQq#&k6-+un,IRd/1M14$(pd>wXMN0>@aX",
-    "m@5r$IkTJu48sWk-QBHN/DSe]lmY,90:/RkxdsZtfNchl0tL=^0s=,g35TB!4/-d62IsX@8#TB/1f#z,F9.a@xIr%rIX3>T/C5oI6^p<R7&ZV2+yVee4-l0n0NOwXR^TuhK;#^43.p69x.L[,03]Rt",
-    "H4UEu0[y2o0w)UJIsqCMH.kt*Il4guw7xC=LkNZfDmgleQv^AyHzhYU;lmeiH.2__9R(#10,^<w1t/d3GlN1e2QxW<LLWUg01prKx;c=$oF)y@<+ktc1rDH+L/1$/2nw)(p#cvKghD;9I5-<_0>B8W",
-    "0!0rRghC0[n;;=5ghDbnI5q$P2<eIj6)ylaHMtc6Jr5GO6%J4f/;V+s1PI!k1P!+p29c.;0S=t<([djKFoZ%cKQJ@>GcYwb]4t7VghB+DPy-y+3xq,pHVK460znRhLImds1M_O_A22n&6$DcgIRFT_",
-    "6$XX>4+Mll9]bUp$xa=>FuN5G5$3Ui0SlQx6glV)9]AGB6$yZmY99wMJRb^+051kLH_.KdK<S6[vup-qnMx5ei:((9[XQf!IKR9EA0-=NKr%BpHvkS;0,qNTI;X<;bO57R4+3,(GV%u:6*zYa(k&ki",
-    "HO<dbGchp$3AyDu4-0Qo6EpRLZVo_pDKySN1YI3AnF0e]6F2Dz4-h#O0O39cj6n]0KmwQy6f%4t1URZY4--ikFAXy=%]I=)HZTA$0yZ,M8#(s$0uHPO6*1;KR1XF2cnA8HI0)-wCl1<;Cm%IA%]H^6",
-    "(mnxo4+M+;1o0OS0*(S3H7>hVGtEE>m99tvn&:wJqdyM;w(vj$bq=ZNKraV5GypFGHa7qOktGHr4AdzD.B:NLTV4+Y%]H+=@Dp@A4-sxtBRMsN0UrW2vH/^AF9gj%1]tswvH:3rGtEFEEi(WQ0m6>P",
-    "4,&4sUk;P$KpHRrFEKea00Ym+7zM;>5FZvX%]JIWH!uJ%2sSnVKL[[0GXNMdyoO2zv:pUk4+qUa6f:CZGb^bVk>-F)%]I>2I5q$u4L91Wf&m=iojnf/mdk;yBRDyU0Uu*H%]IwOHj1bO47el>GynqB",
-    "900Th37@Z8mf%;&GR-6g1u!/-00wvu6wN:/I5Pk*8aXlm4#E/)*PCr012C@y9X9]0:;[YQvnLN;:91,G#L[FMH>bpJH8.HC9]twfKo0@6/<t(bo2y;A$:lm7H2;#:J@U<<gaHoCKra$DGyo3y0U9y<",
-    "BR4qh2Oj^4uq*/k0S=P$<Hr0/p]FAh3i$yOHvk;m02ML51OgBb2gX7#5-rpd4x$Gi0ywNJFBv&804F#!04F#x00!rsHv=-P6AuQgECkt>6FxaMG2ki!hbaUg2jD6J7!L*VlXwDm6EOe@#AzQ0GpZ_C",
-    "X&(nQsw>VUIXN>@EDt5g0Urr700QMS4XG:u5dawhAP%c64,3oz5,]WD3oxoI6f;W87YmuOUk,w46Ey%KGdZph4TWz4+av/AF9I;#)GPw7<e:2fE)N5OYabCZ*K!Gl@XUab0R@pocn+Z&1m:g#4+N=D",
-    "wE+qCz[_+J4:33Gt@@oi0RfBx42<.V12Aj>mW:Gy1Gu*r2,3w(F9Rzvy1UE)1<!F%32z;)FrES#HIM,gnW>U8IKKi4;c)vx&4xxTHZ%WlF9.d;00W1b77M1,BLGeVr_(MntppDOuDu,t&cVU_37aM&",
-    "IXIUy1A8tuGum;#Fku3Q0SkaGGBz>Z:<*TJ,v$o;yd(]kL/30hWDfM#O(i)v-xGwuCpa_Ua0R*D3.Mk.IFm38v&Uo(g+&uG00R7gF%Il81ki&I4+7c&2%kj-:o,3JI5sj+5-;7B2)zjdG6Fyk2i]r9",
-    "!UGGkMF3.4!2t<o>h&0OI.X4<qXHE,z%U#)j_N8JEe50<4(Z(,1CKWnGR!v)<MZ+hg+dMf.,7qCHpc/0!Vd!]4ynEaBr@0m9vU#(0]nmjSPuiS-cyQFt;U90*Wn@[1vdWdP7Acs9TGBb1GBXR4,KG/",
-    "Fb:jM1C$2^f<cbqRs,i]37wY)3g.Bb;1;%KlYav01qrYLH#jvm915.YFBCY$4-;f1!_qB3)guoL/J$99Uk;HA-]K,d$0!d1knIQ$1IVj84-Jh9cnGw>C<%ssJBs203-Qi3H8PF;0uB!f>oWCcI5hvR",
-    "77DRF0=N8HgkcM/&SVb[md&XF4+8e%E(6ZpBM%m&-.f./)&m8fxjG7%G7hnZ0S<aMDK]K<r3MDot#AaC+XNmtaR[T$E&)9baRl<,3WNg#uKpVc>@C!T*u-DVqXHiXG4jg]4%iw4-;14@4+AnE3pT<(",
-    "1]J1ExRMD6*7,UO%jW]lIX4*w;0*Ft9]knB0]n&*1k<^K1CEUj3#,;%0S<p10fz;*=FI.fqXir]-lKg]:y#G&2LTQr1UTad9b;kL2<eR(p#^wp,5U+y;JxxWmQ=nUG%z=_mJbct[%i)Ui9QON1>Q:s",
-    "6%Pm6,wp^2$6=MI0SJMKJ0A</;E()3t%Yd=/*1TmGPI8>4DbUEv4%Vif!%2i;+Fz%f*3CjH8zU@0)Ze1[QLp_poBCEhyGjyuZ%Pbia8fE.qHny;*k7B&ol)23L7]!Uj(S%E)>NN0^lj%0]w_gTnE;z",
-    "4+E),I[_UQ0@u8z4Vef7W*s<qEDr_foX7zW2iB@i3XPp@4)yZ@5-V029_Ci.3kEwCH2uhr0S=nl,*5;^BRw@VH.h&k1BMv>Obo#390arJ0SNV71%-.d1m;3D4+y<R%mE(*H<EAZ0SUK-I^Oem2ifFC",
-    "9XG;82m$gr2f7*$0I:lQIr-noRWdS0IXJfH1PR[Q6%#np!Uq=RlE;uH-p$ort.ei1LPn*4TOR_L00w=+GCKif5Hvk8GeI(*%oPqj29WSt4*@d:5s5)JLozcoLp3/Ch1(1P&cYW3@^6;[qm:l[oY)Ny",
-    "0:tbA1Eih@FgHU*]N9#c1gfG14+rLi0_0p<4ml47i;&^HH2;]c0SU&BCl1^I1tu=o,sw0RGy2Fd3Bkt%3cLXadjW0+wn,E*jfV[jjUEy;<f,>_rAh=:pI8j(<goAjkV*qOKLIT.GKKIC95/>-4+Ag/",
-    "=>&3%h5,mu0Hn^P3(YnTxBONvHZY-bYz_479^qU/##987!U>$@!A/3i+Z+s;:-Vr4-*AFhstF^,W4jau+MX<_&ZY>ptBL[!qD^;:=k<m6pRfT3rxYGD!LrT)5-GbEtbPEG9S*niCn7doCJV>R6ELKH",
-    "4yg;Vvd_oz1;M-q1fJq$6*hhe)uBxQxlIJZ*8:QxG6K!7N(kQ@2$Z_x0Rxf(2QUJ/hgcpqjur&$1P/kI8U&*277qfb8V$&cI]97[1%<65n5Y#F9TqW<)CUWPtOgV])_-3@12dj64+YE2X9;xHI]GFR",
-    "4+8S)L.E=64!-Kktf_(iIH:nk5-7bE/N/2Zf,e9O0yPAUA@Yq#0=$N61vAA0BQz^eKn]z=DK]HV#sMC3k8KE&k>@pL=CuH9s[snO1qIv!3gny/1E8)24z#)tF9bL.:Iekv#8v=.whtLIkURjLz)1oc",
-    "5-l_D4F(t%HQo_ridYVySOP[CGokHx1V[-sAUSSjX8-cb(/@gHs1*jJ0v0%sivb6*2MUZo3yG5h0-2:E2gca^2J$Bl1mvb81+3<+4&ajm0+I]4[R9EIuonm_7%j,JM,K;9@a^*G08.6dwhs/k6c#MH",
-    "@NaVP@>^:k/o14d1+);c6$Q230)RqBIWjRuLN$/l9zH^dImV3x1i[rB2fLgo4V$wa4wa!636Zc02ea)k0.[tesZb8hxXJ+mB;8&t2MCoD0:S1C0NN6LK](e#H$>CS6Mr8wH$y<^LommbTQD.3GNiB,",
-    "9]A%,1gM4v4+Ef=TM.S94+S]4kIzpH-gbRn1UU^>kIzpJ5Ac_/5-4011fGfp4tIV,FgQ3hMKtRbFgY]t[=T4F0#=yGivkV30un-vvK0:rp6qoIGyo3:xV#Yqu.Hy9,Nq6E#s&%VJr@mC02:PF1OeY8",
-    "1gVV$2+9WuasdSc9tpt-0&ohUyiEyk4eSL1.N*uq1qQ;#2*WrDWDTH)(E$Sfdk+<rh+7[KG5@$J1@[o,.>8X@BP/sE$>p.CGdHL,1GKM14+E_f6&=UV*%kw;sYD+DId_l@kMRKqr;,m%9XE/*3I_Y^",
-    "8#tQg2<aal2pl,77C#AeVPf@x4+>_F2%p9p88-duG%x<I@>>L7>@N:_q3jO;<U[_Qq3jO;jnP&Q3h-&x4+!@/0H8AmggXkkVJ.Q=oudg3hBYq<I5haPuK=B/q-3Prz*z#1pcM^cvbzNuGp&SP1FEEP",
-    "1<wa;4+r;lWdq&aB;z]CRt:,.4A1dl9]bX&zFG(N&R!1kpal,V0SWt>1q+t91q0/E4*[<_S@S]n4,Ji:1t_E#g1mDB>Y)L1!$uC,2<eC:h8GVNuh;V>R0MAyCo]2w1qq%NA_iWu4+DkHY7YSW#%Bzx",
-    "&0h^w(vblHzF@kP-.8E_9XRd4UIK@34_YS:-Q.Pv/nxVx<<EX0:lhDs@Sz0mKX=DcInM$w2@w/I0;s51$<!B30*Gr5chCYKmjO2b5-g!2KESd[KOi>bHMs&Gi2*hM3GW0VHZ[2dA3rma3NIiyGr9sF",
-    "mjN_N1QIj/9Ws&%A9pbTAD00$00Yx:9Was#FLyUN03VkDF#r/VyAlsRk>s-%H#h(vi2*PG4,M894(-O]1GInv4,eSXU.^UBlK^/79^P0!&-/Ya-@5*Z0=])32#_l&9ykCDkFT,-47t_00aFhN$NNMd",
-    "2[,<-WDf)70S(+[4X5K<E-Ty9Dh_wTg.u=x01dUv1rGwb*J1,y4,v,!9[<H04,/BB$=i;k0_0cf8V;Ap10N1Dh06sW0XM7z9].!69^zPE9]Ac5FAg&;;aBoo0Wqut9]SM^9]15/7%_7K1_9Ax9^X^8",
-    "4+HtaSq_M:;Zp8KgAx)rqX[1eIIII71vcD+4hLcitOEm)84n1o0^l!4lQ[/u4+G<=4W1tiiq2mQ=>WEim/zAJ0]LGl4+M+F1qWOY1*@)P6QIyv9ykCG6s+lF3#.bZG^2rT2&<AS1+&8i2VxHatOFkj",
-    "H2<zFH2<wox9%.i+5@=-&PWE>hCK<y4+6Xf3Y_:;49$fq0.CHfd!-1@/:Z4H0STogBsDS4P!6Rf0,Y@o1cQi@0S>4L;8yNRrX:#qR1Y7d)no:z;Mg2LG&QCr4+GlQWE(jE4yGk9KQ%W1FCR5G056sS",
-    "G&TStG&Q-c9X5og5g&Fn#27D<0W:rK6ExUk9W.01FLyOF&-lQq0Wts+F]/S0K9n0TAT/>%0w0zEF[ULWG%(2y4;vO%A0RLQAC:>y=8=z!#$OG%FCTX>056vTGdRxz1N&hPxGx@fGypG@0W&tx0unU.",
-    "4;nmsA0RXUABq7p[wxm,*A<:4w901:4W/azGV1AM3bYUp1)z[x0wWAn4,M++WCOVp4+x;g4,bsnLk_IX:0]<I4i5v)9uDL[4,)F:WCK(W4aWfwGV1AM3Y@ou2QxXW0^kr04G#>K:0];.4i5:e0^l<0",
-    "BM&;3:0],Jic1dztOE]oA@cSk:0]->4,T0s4:IcMWD2SZF9.U/tOE]]91h:KZ4RshF9.U:03Q)E,y-tJ@ie#m7M0Xr4y*$o1Tz2+1+1@b2V4&ZtOE^SnJNcN4+F-m4TA-=hSgsPkXs1Ri%Sm(tOE^Y",
-    "ry:lyykY_>T<MMY10M%600(3ZrX:XSP7ej9B<Y3b!vO<OTnDSyC.xB90Se2i0Sx3&9]bkzPzH.lTn=H74+7S15-*@bAu&1iPY(QvKmxOZ1>q_x0SdOdT;g*E5dwA^0yu.G1FY8p4+*Bd5Dt6^uf2E=",
-    "F;tTitN[*o1j2U;bOyr21P:K,4nYI<VGj[O9]$x64,$d>4+=53OAir29]$%89^zYH9]$)99^qVH4+r]yC:bo8S0gPmt&]EPGcluH4+Mbq0Sl-e0oGIm%K8l[Fgd!d3JA^i6go3AHaP+_1Iln7FywF*",
-    "FxPPe3/aZ95-1uiHyjZ+9U;e6039@!0RUnIhNKG)RU$Yz039^#0VOat00ayl0XIPsHUJtk91/Jk1FQlZF#rRn0uKh30TMF+9x;z1gLDK89]1T)6ETio3LFtR9R$hg1]I@AmH[6HHvl3xI5,OSUIN8l",
-    "1(pE:3/4VzTLgpt4GLWXcmjU>i*OGEmH@4*4**pJg47@n*aQ]d000aDYYzcI5-u7oH.ked9TGJF4+Pi*9]k#/0TMJg4%h<1GXMh&9]AH#5-6c9GnN4oG5@at0uI-&2lxRFRRy@m2p%$)0SDLw1hc6e",
-    "4*<[_m+J)w,U9:Ws0aw2l@szjmH[6IF#r,YI1akbb@_.&1Op5kGJ&oV1C5kE7%[bF2HE=%D:5.[5-OoCHUJSg04g&u00ZcdJ[vS#5-XuTH8K]xGyoem00LYNy%,Jp&0i<rI*ec>H8AS_Dl]9%1K8mR",
-    "1pcHB4+rc64*_S45&[]*IPnS@GeQNq)CCTm/6(>]UlKL]9W]H%0b;HqGVKErH8:tNmjM;x0245e.OL4>mjM$s:kA5(0RvwH-]L!EGM51#1_UKyrwAT1mjMK/$>N8U0c-NemjMKo3ksJ36Efy#2i*w[",
-    "mjM$r01osG9]t$x2;&._Au%j$4*)>fH8+Y304owRUj(KJ4+ED09]ko55-Hgs@NtXr:&=/Viwps54*[0^5-FiAHUJVd0246$2<eC80S=ba4g/o>9y9.LG;xJ(H7slo074Tqn+=)I0Ro8v2EC&h4+ED0",
-    "9]ku76E&>24wnHKF#sVlENl%z0EA@&A[sE40TMO.7c%z:4wnHR1_:p82Ql[w2bTc<-rt5/&u[_bu<nsJ%1.IWG#48,01@I.8abQ>5,@dND/-z>5-FiBH2<Me02;:^5-/kl8ZiJOF)]kkyFm@s,+2S2",
-    "9]y(g4hPYF2CdddF9b6%+Oq).1..iR4w0^21OM4y2O.uwumKMR%ji1.f<%ilivbS>(%TIbE0:^o0]gH=]IT0)IRFEz+g^LicmtXp9]ke.XAcI$>g<apW(_sIUk;PA-1:<BR1X#M<x%cR>x/S0-Qj*,",
-    "1=.m,4bkYt0S^%5pWj.Qd<D0D,L(P+!vqh+0g%aH0mPbF4^^5s0uAVpUk[!E+yXC#0WdfKAI1SU(FHGt0WdcJ4<Lf+E&(;NotZosHm[:;3&Q%+0SU_mmjMqD%MK2*&MgFrj[yja4F@h>4zDl]6Wr3V",
-    "0S>RY.y#Gs/3fsHp5.EyI^Zb=0UrT202nm<A0svZ7&ibP8Z@hP12+I40XYB]H_/3aIRF697Y9)f8LI&w06E3QNe:B+[5t=UA>Kh;7&QP79GmiU9y#b(1M.,w4+i4Di2)9Zz7>.v.uMHM785rB6E=;>",
-    "x6vOLHUJL:yZUY!Gyo3*+ZGMYqeua$Aqt$T0Ur!E+ZG/]G^-ynkNa*HIj30$p^33z4!@jM1)YRs4+FgM0S>tD>+%dhD=w2<)%au&1=d@79]t(v77oeyWDlMJ+7/&uGKmoe!vr720W*maKZXG^IWzSF",
-    "497]jp8;zgABF)j03XKzFwq4cg#j/CFHJZ&+7/Tq03Qc902ep>4,m<=9]Skr7A@e701qqU;>:@jgcJ>a;>:@agcJ]R0-c9)4+Gj39XS92nqUc^ut*Ol+7:G=F]FPKBQ,a#[Q&^v@UVWymH@6DNdX/J",
-    "Sq^q)!w(MujfyuCGB>UsESHZ)6*kr9Yacx]p8o*_%TNoBm;Z;c&T9baG6S9e0S=Pr7!BJ64UzC.Dl]Hv)&U6c-Q/Z(HO1fo01*z=vjGi@.X-_KGThDq4+He$I^.W(4+E!^1q/L+P600gyNEOcPXy)!",
-    "3Qq&1/OaBiF*3K90tl]kM.>8j$*lnipyfLQ)QL0)hye%4&H)9NtpNh0yMG1wv-qu>[[a9V1tt#$jQ-<%l-]lB1i>R7F9S3%i_j)vvQiH@i_j)+2K4D)88!e4m6Hb#0=EsM1(;QI8Zuum12QtHQ9lef",
-    "Ha3m>0Y3ycGBE%E::L6=4-zdB0RVIXI3E),iT;os[)s68G8r+A!2%270UrP[%m<KK4.nAj0v$52&j.>P1SdNRD,MkR0RgcH2.7HQ3XKB;.O3fAI+>C;Ju[HO0tf59SsxfSivIxz)#pba6f^tc0Rx&S",
-    "2TKIlxd9G>[[aZp%MlMZiopUiH#0F)0VfRTzXJ,^z5)jSlx>eB2f*]f3GM]S1vkaj0SlLnVg[7XasUVf,kwhlo7n-Y2o*SM4+hG)5DTFJ1&QZ_0S(dt4+q>!MgYn>4YvLP0!-+f1s=3ew*CPG)Vu,;",
-    "TrWd6H<5x(2k,B.0S.HoqYNJxG.OK;<[Iu:4KlX/0Y3pWGd2J(4m2^>zXAn80.Z!OLJu&6zXC2aGyno11f/Fb4-q&OBQ@Mr8#w;6[PqwOFnR#N@T,9YvWhV-4LCBJ[sAL0IFSb*132:r7d9[o;3OYI",
-    "Bo6@4#03S9-&/^T<PZ2fnNI@!0S=bRlVUFhG&F>#0S>eXz5)Z(Lk]m(0uVU:4!xCU95]2y1=BlG1]$s5;g0W)9]SSB/]UqpF^7SE1ToY45Cf0>3i$&M3%dRR1kd(L4+P(#2Ok44n)w14GsXcA0;yA6",
-    "1:T]!4ypkLy[SGw2[$n;u:%hT,3txG)D[ylvtJ9B0UrS^00i#70uKx8z5+i3HZnDP4ZRQz+1y>r1T:,k0S2bwYXjs14/]zr0Tnm6gIW.Kfu^SN6@%eA1CNU,1Cb9O13AeL1J_RE4+xz80WCB%+>)tZ",
-    "HB%1.nf;J2H2JR)95S$[4F$Z:E(7;,0UsDMnf;I^6!rFj0S<Fd4+znuJPEVcJP%/.[s9e$,d>jSq5/bt6$b6C0RgiG4(h%F5jTd32nwbd9]bg.[s9Mf4,/gJ0R*W6Br!Iu%K-A:o&EtHGTe3z;A_7/",
-    "12eP(9yb6SIJnFK4@ZPI0SK;kya5fQ<uC3%l:,2q4i5$LO&.d[zpgD06Z>q^0S=SYsXQ7r01o)rJRbuy*=FlbrUwrMtpX1Y@T-33H2<+sG4/,=1vR1m0UrZ5@^Q:t6zckc0S/<70S=eWt2>zz#e<M5",
-    "1=NLm6Eijd4yXqo12l<0dIiqXat[)v[sAU4H2<3c;]^gWrvxtrGBxtj0U0#LsRIMbj4/j.;QRRPBm/Ga5Crf30UrZ103.Oo:xT_;1T:k(B:),)A>_vv1V0TjH8JLrdJc*G0Rl@f2Q<R+[s9v/.Fp;S",
-    "2iE/p0leu+4+gIR6geUf7>R[W=yEhm3EKVv10W9=(E$Vg2OkMC+x@Isy<ovkr)3AVD+,MC4,zcyp%e**s[#nk0]lS3IUfTu<+cnzGrOV/0/T(64+P5#4zIHY42tJp46f7[ABq7qtHA*&GB;Ky88,kT",
-    "Gd9f$9]knX3l9VDpEM6Cx#wRW1S;bz6^jhM2%HciH!)HV1J[-f0)&c74p9m71P$+=bpn$w4;m6cOD@NWG5@Vj=(+sS0fn3a6E_Ba9Sy495g%tax^RGP&jJsS0m,xh3gHq9ilSQr%P]jj&-l/(0WmoM",
-    "1M1%e4;OkFVFJDx4.NY$ACmz%g@5EbjfF<8<E[LAk>s-%Gc_#bAD00)=8=w$030,u3NLpvGr]WSmjN[Z6Ev$b4w4EVcQF7TmjN:X6EeFJ4;mI$A0RLQABh1n01ph,77CZ0Ne83HJTD41F#g&B87,N/",
-    "J=,G54,S+c4+epZL:_;]>xW<WEUNHd3G)U6vDg;71.$[e0RkfoRSmoFUk;Ju!!#cWIRGCGIRFnT.nUh&zPkYi#DR>h4&MO],&>vw<Lvwc0RvPI4aWfwD^eD]3#.bZH1,+_2&<AhGyo3M;qm+E10M,B",
-    "03QuC01qwe;qm+E10Mu301fjf4(0A,4+X3P4,eI[9^g;d;qmzB0^;O*9]$l24S<s:)9z#ptOE^(pUN_3EbH!M4y*$&12H%N4$$lp4(0A,4+X3P4,e+9TMsME;qmb30^9]14+W,>Wdb7)4Ur/Z*S.yq",
-    "Qx6Ht&<:+iF#rc,4)B^,0,q@$1v1#i3k03I0t=<pm-ws:ux.[6yeSWg0hPi588eSq3dnylH!w4pDjx.pmBIl491jD$B<W4d4Ds+^4+Y784+m5Z$$tv(u5Jz3%qcQ9I5tuqH-=U(9^f<9:tqg,t!V/I",
-    "s^T/B[u:V*.C0thvMmpi0gxsF:jDF!HVpn7FLf]C06&!hHaRu@BQ@na;hzd^[u;iMFg4HuAD00%024E/HV-1j8!sR*G@RvFl:sx5CNnlUGRO@OK#_d[ATj>SmjN:K1QIa,9Wjy$A9pYSAC:>y03tX!",
-    "vH/RBFao$c4]dQ3FP8y0H_.ni01rB%Fa!1y4.NY$4_hZkEe[RX79S<$mBIlJ1K>qt4+hQhfdLsZ00+Dk2:*my4+Eha0wWIrRTwk;9x]aD9]..oi)9^PHUI^;4+G<=9]1N12(lm!(Wz+.8oGgw0Ryr5",
-    "WCvUi1.)uD3BCF#2TTtG#[nM!IRFThAPJ]mMGqyqfsO$TnB-*04yd$64/K8VjsXT>4+F9w06Y$m0SL>+4)B6!4-s3GjsXLS<;,_G4+X3P4+*I19]uei1IGa$0W]-yg9Z!2u^2Rjx@B/X4E=AN0S<;r",
-    "XAdd5fsO$OWDey44-HB2fdLMz10Mu603I_^0flx4Tn@4U10NAJ03JC23bl%52Nef788i2)DG2]HS@P<U10Mu4ry:Vp4*[$L9].%79]tr52V<SVB:@J61vfdRB>9Jf:_I%0]F_/d!n+;2UX[WDGBh;b",
-    "ya69JF>pprF9]X-00gehGy,,H1m*M#0n7g;503.u!T^R9y[ixtF^L0b9]Jf31]I/7mBIlcGcYt7HP7!02#fh09XP(g0S4RAM,Gm*0R-G!Cj%c5ENc$]K<v9r8Z#UcHysi+02;uu0Rxc%0#*+JRT4A+",
-    "9x]2z6*2$:3/aa/0R*+Q2MQb#I2[r&03QQ4mH[6HHvj_mxfl,rzyTIB00ayl0XRVtHvkzm90k_r2m&1+12dKZ9]kx85-OoFGyoMe00ayl0XabftO5<KmBIl9pVJ*5138uf9]bu86ELg,9xwnGFaQ!T",
-    "Ee@/f5-u7ZmBIl79TGJF9]AR&0TMZ44pjxg!W]Co1r[-<0^LMmGC:kD01TDF0RkNZtO6ecF>r,yF#rM+A_@uY9x]2z2kr#^Wgh@DK;1A,3*G]+oy0K@H60%VH.ke(1_LE/G&m0K1s5:<9]AFz!T]&8",
-    "q#X;V@L>WgFgF(&IRFHuojWTrGZzvy02;.&1ILaB3PmwAIWZS2IWqtfH2;^l1e/gM4+F[*7&ib5w5P<aC<;YW11d8(00gJyA>KX;0S=c411:W-m.9sCrveA;3Jbmo3Ht:rG&GdL0RmnVHsJ=imjMH[",
-    "z5x#g:-nV*2p%;-0T(s=9]kj%!T](;<(&7K5-R<_x$F,Q1C[]F1_dQ<F>H/nmH@(t03k3eYYzvQ1@CG7d.6FGI_O;G2<aM49]bi4FAF#_+6e+z1JIZU4+5;S9]1Fl3.Ra@I]QN$4+E9_9]kr66Em+0",
-    "4#Wr,H.kedsJjvm0YL+q1q!kO1h0,66EOD)4+E9_9]bo66F1rk9y9.KG;oD&F)V8j0hR$1HKhX!kHP=0UIdTq2M+>50Uri900UJXF>r,qF#r@Z-oB1qmH@B)3.(;rtb,XBGVlrxmH[6IIRGCEG4Ki#",
-    "IP(n+jluy2xZnp2:8LUyI58I+GXN4a02;*[9]Jep3KB2;8!@YAGXNVk01@GA9]kz=3J2&44+M%o4+Ds,F%JUI+ie5hgk/XJ4(oI-12@.<s1XU/tBC.006V3I4Gx2]0]Pb>H2<C>*69xc@/&+<K&@6*",
-    "41nll8Zg(iqX7hwpdcRwGtOuq12%/f84nbx<njDJv-z+aR1Kgf1E^$22O.v/hr$64MG2iEAGZQIhr$6r#Q@/pG5[^!0X8/E0u0GT51#;t0w09]FaR&c0W_;%1uumGH8^te0Gq8$4XeRV1GoeZoeu@/",
-    "wkr.G:<Eo(1%.R^2kiq77:KL=4,4=uYXpNa4,bV84!@tc18ycVGsO)EFbRh/1[V#^F%9;qWDgRi/4uW=7&ZV85vJy92Rjb^s[sz9SPj+vWFI3qs[sk]5FZ*hs[s!Ku@;Yq01To1WFH>hy[,Wcmfmd,",
-    "8LI&g2Ai7C0WLE#js=+w#*>gM1FIDtF#rkVmp%=+o2&s2=OI,<tN[(kSpc0M3iiSQ4)lKw,vJ*1HTJ:*1iYXc1morq1*hLdD:*Y#4S<p-y8UDy0yNRt0S*0!YXs7hJqhCSlmQP5$@:y_Ei%X#88pBI",
-    "35Qw)vd$7O1vEDG!T^!xHnfm14,<VFWDf*^S@P.Q4#j=1qN8O8A@cn$!T];b36^-Rw*oiy!T_;V0X8%:>Yp6K0W:xB0w1jbGsqV&h5.A)+yWoR0W#4AABF)k03S-*=^+!ZGQ8A19]tk<!T_2ZH2<C_",
-    "%MKp]IgS<E0x:WE4+V=tb@JsYC./]<0^mk2*#QoO*liCPxD*cojov8>6sO_X0S>aq0T;#@9_w0P9yb6F6yVWq4.f4p0Ob@2Q4blb0UrW1&)ESDyXk2J+<;JViuy;p9reNi2zLta-R6GgxEdlgGmMB]",
-    "4)ekR2k6oR9]SXu.9ja^H#hUb0R)4&G64854<2]90RxwqY8=Scpe>>Ox9g4p4+rzY0S=YR-DG<eGyn%z0EIdS/AZ#8H!zOm7XT3s=TGiRkJNzy4+@>b0Teb/1#%NOZ65.T!_qNT,vbjd.Ju7.IWbTJ",
-    "nF0z:6g8[W6c-hiy8#752ju^1Gx;PS3xfh8D/.b0n#^>mH^/8,BRMeuB@@ApJTfpj02MGM4,59f0WS$KF#rMVL/OkK*8;9sGXM@1(En,*xz>>90XYB>Er]SC3STb,H8i/@11^9WG5[X_Hvj>ea[<yT",
-    "9J$v65-iz56g4/x*8:zc03Qf9051eJGXNhHHvkS%3,,bR3*ZDNI];fd>QC,Ky<Lt])ier;0](:,4+Oc>10O&*03tUr$O0c5GP&0SBQ@nz0uLCu*8;mzHvlgMHZ^kgIF]trIJwsYA_,Ws4+FW=0^7p(",
-    "a0uhVZyy6R>QC,HQx65z*8:WVvj>&8ia!7dJTWpb9TPbK9^zkB!T^4R0R>#G4,L@*9]$(_!T_KYGynok6EoEXA0[=T!T])Kr9/)_A4V]t!T_P;FgE^rFgBeB4-qxe0]ff5a4!xsIr<PF5jCXHG7Mb+",
-    "nM<B9>QC,ZHTA$i4niL(Gxov(1YI39nF0e]0[aFJ7:&gN2%z#k4+i-x1T,^<HhLc#H^/8,KMgT3IrqW/6EFZT12Hx91@OxG0S4xm4+kU-lm,;piT6G)2st.R!T],X>dOp6HPP;@4/kU.0^htK0^;TH",
-    "4,1e29]AU&rUV<^-K2a^.bebSBo71k!T^gK01kok5I+ekH97dg0WTXdHUJqn01L(e9^hD4!T^mHiuxu5<CzRYIrzc:G&MLl03R1O00wXzH2A=+7dQY1Cl3La0R+-cK<SU,!2/Hhxsxsr71,xw4+D])",
-    "0_.B;!T^#JH_/IyIFR@Q0+@1c4,<#p0RrE$W(6T11_](P1+&XL9x]-00;iT*>@(4LQx6CD!T]*T[#gpUjSB]ZmTd)=n--Jv,hl)U6rYG]4CXTecng<^4+!<7JrpsF0S[sL!T^72:0^7d#/,#ukrf7@",
-    "p9BH31rC+L0]Bj@CJe[.0^loG!T];&4,<#p0R*W6BQZ9p0uLGDfdmg0)@Dvev-!M7(3U.0n!G&-z4$#3VfexU44:*@2cf;M0>hh5j29mTFyl<i12xW)8V;ujgKHgVq<q79FfsrEwHglvuZKzs#@7i*",
-    "1+4,P4*CHpHa7qwIWzVL9]bq_!T^!xHQs[+4,]&+WDf%P!T_KgHvj_R7zN&jd:-ik@T-K$I5+;eukd6Jot#wy=z]kW6Zpab2Jw:w2viK(zJ4DFF!-g&88(-R0]VUBF$eU6S[gSV0vsO.F!-g&BQ!It",
-    "[sRvM$,w_t8Ui8:$,x0XBs4WO>@(4[2Q)P]06z&eFg5<KK<SA<;E;TB1R<U<uK<w/l=qWX>@(4LAP*eT0TMAg4,Eb70_Ilw%8daDr3wm@fCK_LtQQXNtr8B@g#!,o1@h..<Mjt]*;]xXtl$F$fw=x0",
-    "gzX:;4&;O%F9ta@qV<v.pC1P]4zU-p:dX/Y.EC#5<cj,WIW+7A1ePfQ$72q[Od_iljRp<S:mC5yVGjU;p#%ec2kj[idm/YE03Sd#jUOX1H/y1F4t5eXoB.ydId%%E3Lg$Pj2]xoG&uk,6*Vvb1C-V>",
-    "4niL/GK;QBH8cPNUJ=B=$pH<.mjVUy5g!ILj2[&<*8vX&kevhodJh]gp#(1rG%%+h0<<b_x!;l>hX)S.$gBzi+0]zUBo6<e1>9RNO9EgI1g=hB14$1wm*4[cj]vClxjzpD:Hz]E9]JV(0UI:w9V9X]",
-    "qyz=f4+xR.3<,=XHtGQ%3p4,:d/Ch&od*##o+b[/!3qGRbq6F4x6K0q:E^HHUk;P,%_Sz[u*LxcO%E5B,_$Mn<kt*8HnIU7I4^g5e+MKF0RJ8<4K>BI,_#_#4+M[,!T^Ekt%YkDIRFm;fgdS0FaRJj",
-    "HUJL=k=&C:ixUok9]M)JIs:_G4+ZI^0uKSR@2+yt5Du9i7B-&PF9.a;uHXX$y)O-m4+A3[GnpSEH91os1_i!-1k3:dcMZo:2,)OwA3ZmLtUwPTyvYn7ATjWO2>Hi/-G+Q#D(@_>3hG<C4d9e(6*Q:#",
-    "Z3XTT1F$6o>V+_#$&E7)2IJxZ244:k:mLOa3Ehr[0S@Tf1Ro(c03RVZ03UlZ01ls.0R@g&2aLM^1mp9E0Uj^eo&y7^2oX0Z8#aX_0MS1ZFd7BrhXxL!oCF#*wbv62%%<QbS@:8v4+Mwvdjl=OF]h#&",
-    "wj_Iu).>Qo[Oth(KpQ#90V6js051tQFaRG9Gyoep051wRF#r/c03JDjJp>y3CJ506E-2g(Iu$bIix3W#0RSBVXb%JI4jweEJ>f1z2opBG)B*<[1k18F0N))C2Bw>=FAX-^03QT1/>(G1*hdbl*./dX",
-    "MgdG87bUWY1Obc)2U,sbrkw-I1T(sy1Pi%F0-[D20OoiFHx8o#0mYMT0w)TlqXYpO2ChB-P6><508j*!0Rq_22Z-d:0l5.&Co@s.1TQ,:H2<D3sex+-;L@8^0uKV;hyoor00Y1KY7ZEUngj@GF9SC;",
-    ";L@HH<KPTgGNzpbA_HER4,^<I1Tr);H2;q!2kk@*-sFl.;L@7U4-1Z14p9#6MFqRM773*y9Ww1j1e(534&U;=4Y8Sl0S=J_MFPYn4;pciA_QILQ4buZodhB;Ha8C$rkw-GGXNh0GXMpNi)cSEG&nTv",
-    "MFdk5H_.d-;L[91G@fsw4)3X21_MNQIO_T54,;vsfdLJKClfgU0)]EoJ[UOw9]t%99^hGD9]kr60)Qw7HxB@TC:1v5[xKUgfG7v#lrt7F]0gd1I57YsHZ#/+A0[&YCocpxF#sAg-*.godjrr2A3,qx",
-    "Cm#egj7J27t@!d%fr.hMgs;sj5C11G0yi^PFBLa700WqsTn.7XFgX7wF9bL+00haOGY/P+0te&weIExh]0g6eF;t=aGOHvn9XK/pCoc=(HUKXOH#Pt,0y8lH35&/-3Z29R1$hMeL/OdtqPhVCNe;yu",
-    "Clfg4F&>ss]0e_>.8KcH:-W4yqa>tHqyz=f4.P;119cA;]0gd9Gco@#0y8xL0L(/PBo6;>6acKG2LoRZ1pg,hwkrco4-ud@6f/YY4+OFS9XBuy]0f(X>!R/5VGj!bCk3Zh0fg^:4+DD+sucpGgeV6h",
-    "4+VfI88ZMcF*7p&Co(emS]2bmfhZ.2Hvk>AGMYyp2[C_vF9b9/051qJIRFzltsM=p@y&%L=a&3/fhZp#G5[YTG5[^qH!/VZ4^d5cG<c6!jHd(y:kt6D6ao+n-bad6]A+(!U/J68C.*GgJ@X*H1Ro(c",
-    "03RVZ03VtGF<Y!m.0J*Jf<lv0fhY&+>>6=UF=EtQFqY=B0_@+tg(x2iFaQf(6;Fg)2ZtyH!G:rDhbRR%9^Y5zC.AgFInMzTGKwew3J(d,0Ur/F03100FA6d,00ET&4UH%O5dw4#kSH$zG%:pmBr@dk",
-    "6dE<2gai)EM-@..z(pi7FrM5u3X)p]c@i3G>$LMRCk_;y0>,dbqc##TjfDgbpa/zo/6nv;0Tejjg$Eiosf7d$%k_ch<t.%X4:,/F5Dx[g0TVRSHwI5GGBDX.1j=Z82S*P8oT3m92jILL6*nXg4aN0*",
-    "1%u!O4*_K621O4Arp-gmISbI&UOYHAEQN*y4+E+J6f*!H3p1Ged:-uh-<q(T0ono&3fuz[H@Mxk35yZ[j^,!z6$=:,0]SB19SE&T3e3]d4zB]N+!qe6+6M/bwKM>eMJ+Zk*y^DMH!L0t)59]qE7hhI",
-    "3HuERwY+:2E!d$N1(,^NFf>8Y0v0UL0XsQ0G50P4:j;pA0j8V-4vkg:*gFpdw.8C#bq5s_G>nB.+Ab$FH]tFrFzQzT5ibEOFjE*e01pe@E)+DKK;ZUIZ4U#XKMS&TGdVRd)B*)h48Z[hwE>(2>yhvD",
-    "UI+LtD:*X&2keFf3gVY.2CsDpmntSTFqb4R4LLdPh6E0w76EP#1HvK;43X)[0TD5K4Vt!+0RoNtGziw$Cl1_43kCY^J=^f13)Te>HjV/i1Fsq[6g4u4hXgMMG%&/OZw]9-1Dt9Do;Z*co,YE.R]w*m",
-    "69^1,fdK[75f28+h6EWj*aiW>uO9[+3Zv%(0>%ez4:!t&1Q9gt1r53C3.KxvPz.+*U/H=K4.gEj1SB*u(:<-&G0KJn1CFmV2EY7j4+hGH1Og@;2r]ls1OOfk%7z37vjYgg0]k.b3l9:,uATu1lCwYv",
-    "+gt[;10M@CtcC.H1vxbUD:*g*6)_jNaRRObA1X7fh6D<d0t1Xa2,*k=iJ)%/i3AS:#0C!qk((0%.=3EF1Tzl-*3=6$G:8EVn>:ioOC2%hrbhtBD+-(N4+DgyUllZu<&yk9%EM$CHj<Mnhxk.k$S)5G",
-    "+;R3)zXt;@1sX8F2L=$R&-bO1*dHGfFsz0I1n$Uq4+Go]4+7cg8wcK00LwoPIS&@ZiGcwO/(r9SHt>,q=zax5bqIlxb@K8l0twz<2AG/:4$kUs4)B.R0UR/x&R7Z6Qvkyl4,fAH9yq7XP6K5E[[]d6",
-    "=sNjNHQE6bH[Sve1%m.@H:q;E$DeNo#)pdm1M&.H1Kauw0;DC345/&(-QJc^W)6.#0]MyHG6Te39^P5tA@a972:q:#0RZa/2W%TUO$f(WKLRy0IroGF1-=%J9^+Y7gai[bya5F8tS$(f>%aN]3J(O$",
-    "4HGu#TR$B(FgEvu1O&[4%K-Apn8*PEAs,Di>k-u>G&I+W0^nv/gaj%uHUKX-FgO4Vw_+]]q8.+f>k-v5DKIwxKOr.XFaQq_<s)20/K%.c#X^B^[]*C-.>H9Wt>dFvGxvl94Uv-;4DqQh1B8YH8ZpA%",
-    "1r#^okp&0Qu^%k<7!3D:1O%Ls1p>(@>k-ujO&c/zgaiaI4vqW+2vZLCgaj<zGmy0]4*:g*aSq^M4,fO%SP1=1bOo-$1sfkPIQN7EKN2)EGXMeT0tCmP1rGOw1U)e>HvkI1Uq1mhFgf:x1QIj/3,/Wl",
-    "GvC/79[=+J<iGq.>k-uo:-esb0;:[p6J5::8Z)$36f;BYKnBnR5-*xE6gU73%=3uWZw]*54+7*2A_H4b1Rn%5g$o3Wv;:ar%vS[7Yabyo=n;UIA_QER02(yj8v_G$!T^Ej;*Rk01@Pfm5-DmX8#A)x",
-    "1p*usH-R/38#ssr0rx)zt.M(<#[vY)2OkAA#R3yI03J2_KOZ;YHS_l80Mr/+%K[9m0TMX;1b@I:y#fyaubV+FHZ.o52GmvqY8x_3gaiZT9027U3G[:n0g>t^9@u9+0HYWRf:HsvdJir1gaieo0s**0",
-    "50C,$gakS;F)[!G=M4PY0rZ3fFD)<K00EXs2HwCG475!cH])pB0SUYD5ekwM0O&[$i_[t81O_eT0E[=gn*sEM1U<k]HUK[bG%+v$02:ME1Olv-5)Ui%gaiS$&1Me,:IE+]Fgf&u1OcbbX9s%&/*eOa",
-    "RP/,d4+gj!KT$I]HmQRIKMXT7IRG*.G%x<Qr&$jWvziARF[kJo2ahud<dytAmCs,w4LS6J1O)We3JU16KnJ(iPAfS!@LA=fxt<yw9XK2VfjJJkoB-=bxG).zfffkG[yzY:85lCz0Ua_@%:<91Q3LC#",
-    "OAMC>2%NDl88gqA2n<uGQVNF)F9tR&:FNg$0fLS*1&iui4:kSu0RYb%3jOr_3Wfy(i3SGJoDv3_2nQSs]L*^3HsuKq1:qnPHBb)imtQO>C7JL;0q@aVk=&DGgGLC_y-_1G/9o;&ATorg4,X,$)MXzZ",
-    "G5[AdpGFTCltvFL=@cG,utN>7k0KugH:fZkFuVf=jiF/<J,h/SA20w9Q:LGs0Uua4x&sH70^7S+0tC:WCK5CCzHbi$lt%y>0tgQT=5h2^1v9mh0UrQ2/4J%V@8)xdig6DBr*0H8>xuwCr)__(4+i6,",
-    "ZyGrO3yVkw-&A]tBn>S.4x1(p=Pq1J3Y0%9HaP$zH!y7ofg%W83Y0$+Hn$TKIZp)79STn)G%_n!4aBqo38/OK8#bH11prV5tN[weYz>R*1PSzyO,_vyFe<_QZWJ@CTOT.vjBXCW%NYaxw[Hg@3XE.q",
-    "0WmoM9yyC[0/J%T4+HUPFAXs:i*7FhFfjlE/2HSg4-zba0CWPh77r7PZZb1DH_:EfGdVZ>F90]/00KS>6pL-SQ4Wi45-MdF00.[L3M&hXZUwj;2F3:pi_]Sa10MuBnF9]!;e+o(&eUcf7&D4)2eH=<",
-    "9^>W(ZUpKh0!s.$BMypg1K1h</<^0.if$t<F-fVNZU/$@4vKCAm;I68VFk=YOCJL[rGNz/6EVB90SJVrj[zAt,ed+#4*@Q>2IT)*Eip6pY!oxU@XL7TwFNCRGno+ru&D.DFCQi_>G_WzF)#oFeGdxu",
-    "Yy>3qXb(aAwFL#>z*i1,5-dFw9_w8@Y9li,01pm.v-jRfG%=4J+wVOO4fbpWK;0b)1@a]WDK++N1YHh^ZvtKe(l8GjmI4I1u;QYEmI4H%Arv)v4+Q/40zU&YGdc8XKMgW5G2CnesXsphH#9ba2MqFR",
-    "2GH:/1]$yhY6$D<Zyy9R,IM>XcMmk)vjG9mH3pFQKo1M,0UrW4,fS#6HS7Te(&h-VBo7Dbk@5mUGw1-y8aKeR0WS(PIG73riXsdC2[](;Gpzv(uWJISF%HDD0SBrv1h4<g8aUi+1pW#y12r(P0UJ30",
-    "1dG=U3$OtP/4%F@5+4gN)%F4elNTQYGu[[tq!0tI+HMCT4+Pt6DL6F%FEBJY024E).=ck:3m+=r+H4H<,k$*.1Te<C0:/Um2,.8NIoWIhQ6C66(6t2v;wB;Jbq.ps0N+ak*9i]j(r6zcGuUh&ATt0z",
-    "eKR&R(r6zGGuUhmwc2h9oz(:bpO8ETiRd[1v.43o*pvYWUk<7BYyyl60D(vkJ%t1xAvXXYAvgdJn*rFA0TVZx6CVsQ*K89p>B[:2r(qE:<$M/E93KZWh,*IyGdVE-3tbg-03Qf6h,(3;NDkL*0fyx+",
-    "4,VIC19BZT&jA%S03Qf8051;YH_.]r03QlB03QlA*K7nJ2-c<9Gm2yZM/u98Ip:rC038CH0UrY_[]z4lIHg.wnkEgGF$S7W4-hs)0-)>81AZR;HuE(PJ(DpX6gL1HHvkth92PW>F$VZL9^6&(F%FKA",
-    "3.5U-9]nck2;vk<4-a4+2d:hc0S@UbEgv8,054HFIg&9ibTT*q4#<<&7LqXs+t=nRH_kR.R^Ub#0^oR8n+gwLjxi@TFt:gNl+_gE5jFUl4,W-e3KTe+4G#nGzXTr]G:kDNH#3Hh3m*Y6j4/a=/mif4",
-    "i!l!c@Q&Z<+F%DF3yU!*GC7^c954VLFaQIT-cf;D4+<JhD:yU&BRDl^2.8k3TnURY0ML8>fesTiPz20R3Q!X:R_RtS.pBjl3AX0^4304a&r]]N3EBZ40W.R*A0-r3F)u$hG5@+&s.TK8!n$q<;%lir",
-    "9]AaroMI0HiKhiG12Qm.F)s^:HUK[XGd4B/0*fvILJu5@F#vM@>XZCUjWGi,6EJE8jWG@I1RgoZA>Hy<6=$>tQ4WnU0jwwkf$DJwD+,M.1:qhB-WP<00](#(9]Jm.11_%[GK;>:;_aQB9_n1[F$bdm",
-    "hyf26j4:/THUKXIGd2JLU/lO[A22eEF$7Z+HUJ2WF$aPJ4vaAZ:H!<$#3co<Yzc^g21>3nGK;>/@i;-vHH-],OAi5zF$Aii11:o+i!l=7ix:urF)lVZ024XA1]KCbiZL$$I5:$h1A7k%i7>KMH[T8q",
-    "K!@CCIOM]t4s,*61s<kObO>m:K>3n=hA^S!H!%P&6*n:fAvZGs4niL/G/;!R1UEJS1J]Q>4-PjK2-bjt9]baoF*GwZHF+NdIEFDV1UE1MFAXy=00p6wP9Fm=[00p7!vO^X-R**N4*@ZT1,z*UF9R>(",
-    "o,YG-4:g7[1Gp_(qI3<n:-Vq_.HZ3THS4JZ2G6k$2P6+3hA[(k4-qFsFAFs>k>sF+),M+^hA[=x4*,)BF9.g[hA]a4u!VCE8[x$P1=5aN1eUvf4X^3;H,.3:Ck^/&Ix[vk01o1v0Ry!V4*+@)6z!RA",
-    "4+MuXDLFX+FEKSX00F831gOALA22kCF&8%FW,kOaHN+1AdJhPQF)b<L00L1T2s4N/A_!i$9yN&[3H8Q54;Ke[4.h7/Mjs(Gg</0]eKdnD9^FvqF%9-fZVSv#1/hqzBQ,hV77rERodE^64-zUw6F2^L",
-    "JvW8_A0aaUA0adVADIC%i7=C%#UdXLG:I@2Hvk.t02Md<9].<B9^qME9XJ3V3OE2C1v3C26*mAKH_.wm03QiB03Q%D03A309]]^C9^F@99Wwww12Z%>/M5Av@-^7+>aqcK!%q(c(pw3U2pKiS=iK@k",
-    "w@v2,CkEo.Tn@4u%0Ub5xIsS*GBz@h)ddX4/K%%HtP39sHEAg]H)k&cH#y3w1rJ%>zgPf=G8JTygb*M%Vxy%M9^Q#B-tdZdQ4WFH1@jG(4@]5Z4G%bk0uH>v4.TU:v.blC4G$Uf2<eUp-tdZhO$MP2",
-    "4;tBPD:3#B4]uTR4G%Qs0v/snA0RD*4i6cq-tdZUUJvC2q_Z+=8Keadh6teI4FRqQ4+qYT5eg##j]vYMhLUSP5HmD4$HoRcHZ(W<E-Tpo5HAcgF>=q^39A7I&gV/F#)(1<Gyo3P0SWLk2,<_p4zM@<",
-    "jRg+<Lkhm]Gzk1a4+hVT5i2q>:m;r#G[)-.2$&fN@^I/_2dlb%1NNTM0Su8x3x->B>dgE-iOMhs)u)XC0dooXLj!9D=1+D#88fj%0Pg]:*#Qp%r@@.#8v.kvj)ye<R2(g-<MRP<tQ,#</,7]^4Kf19",
-    "0uKlJwV(kEf.pqTwG-:4lN1jYvy_JgH8aft9]SU@kOU6#jua0Nr=5>8G&n4Q)fxiDDjx.p=41R<2sxbs4)p[Gi1A$u,Yy:kERWC#1-CkA4+gj8rvV4(@dS]dHKRfg2/(]_2%+C%4,wy-Ee[5*:T;6u",
-    "Jr5;2-SCQEm6B=O2[bVNp$QK3q),.)<)s@wF*C2p2nUpcH7=G%Io[p<4+j4AL.2t:Ilx2/vfu#&-7ALl.#h.fx:OGopZ,J#,0h741eZn*fdv8ROAf3A2lTcF4++b&2pnOgj8qUd9t<DW1Rn%5r;gcD",
-    "(a;]q2,A-W49.lX6FI6$4+HdqTLiIU4Eg_QIRFE)Z4SP71nmL.C/KQ5Q2,YQ:Kh5hy#WNrrCkW;.TDQEt>LPKEM)>yH4Cl,4DN=:3-qHFjnfPc8v%_4TMq)T6%PvevlIdu4&0Y13A7am/#q#51i=qE",
-    "46vG036$(&4/#Y>4Hz:34xgSJ1ITd;7ly439]bS_383*^3aJJM/G,#@smK%$1gEA32G,;X1<G]z4:=t9Y7M@S4Go]26a<XTSOBpB4+N&Z0Rp)W4-rS@djrn^34v%Y5-ro$)L0&Ehl_*p@2!DdrI0cY",
-    "Ae@w%FG(=rm:;fMH@9n;2axqt4*IkWF9j>zt==MWthW*l[]qkyGAzXe2l!JD8KT;>4;UcQF%Max<D2^umjoXMEdU.>Hvj=b%x;@F1kE825]-!Al7d;fmjnfpDhsZ_7Y[hw2p:f@01s,@@wkC(+6WH=",
-    "r[kdkF9t0$!vr4<Gyn&i*HI4zpA7.P4-k7BA8]2+t1/(Z0W-eO9]keqr!)q=Fb*3Z5jB]v2GOi*9[<C&1PAyk4<KMvA8]3$s4=eW0W[qR4+fs;lK^wR#Rv^u#RMM[HUI:$$v,ayEH%ai1K(T=8s7*X",
-    "a5VrQ(E&989yI>1&jS<L[ZtO09uE]n1OPA(1MvM)1FJg%YY#<;2oG>979Y>8HsA-jfffY&11].GH=u^X6gU7AGRP(#H=u^9$R,aOyY:tpaW#m!G9SkQH[b[j=&$zPvwR1DhXe;P%n^a*-A#&8%*cNa",
-    "5_Hr60Slfb1/FZ;286<[3ArT+<!)n31)e1<1_W4N4,D%h9[<6g[!9kh!FCS<!j<(!GdN@sHfIK34z9949x]][1@4p[Uka1*5)T#cpJ)W_0S=Eu4:^VM3%LXqH2;+D+:8MW,kN3y$wm(XywE)l6V;BF",
-    "4+60=4+2mRAHwEe1C/,r1euLx4!OoI48!JM4UxeG0/hB^K(m5h4.WVcrvVR.0qaKx)i;#$h%OEOt6vXzl8t2>Ni<]04;=],WCQ7i0uF](Uk@YVjb$I60XEhG5-p)3KaQ+l4.d+,We,We0uMrjjb#,$",
-    "zXC6BH8sEjADsa:[[#fyZyhzN3LkYg056:ZG%x<J:T<19stO,/IMxCmo&hod1Jw=7KRK!j4.NgSYY%S!Sr0F/8xE)S0]eD^4,N2%k=v7WxBFiYFT;*[4,dEdUk<$8]6UI=xBFiN,2opGG1&nR6u0]d",
-    "4,l%yWDhjA@(Fd%Ljbr!4+x+G43q*754ZbY0L;<X37@WHTDSXO9]SY2!37TR:H,fHxBFiY4_(5W4:Py:Uk2FFVh-$V!37Tgg+2+frV$Re@(FZ44+-0=NgoI[00v;W,vJL2<4^%03ZMf8)tUhh7TEz8",
-    "H_.d-,,QGNQV$Tp0S;^U1P/wI@(GG201Kc45-g!I2sQv812&)[244:WpaUNXHvk>GHvk>3HSNn.5HVN].Wd3V1PIgRb@J#Y*9jUW(%cINi^(Qu$JIg^IQLHjR^;e8CJe(>1Q@qcPYtJ63yY%,2dm^+",
-    "9]JkP;,L.5GXGK!ALvgX0yF:$Bp(>x/uaFr01M0dUmpZE/^!*/fs>po5s.v00S)O,6E=<HH_.3BDG89cjsXt;%PIxpmSX@6A3!+hPZu@-9]$$+Pag(3052XfGwM$hF$W5SaUVE1:rW3onmQjKIRFnJ",
-    "(Un9mp8+-B;N1LN;oTfjF*EN=FF!Fg<J^CcHQ^160Uyu,Ft.J*AT[z&FBLH^=G@2pF*fv1FK[(E#[;hH0Wr8fA0RdMPcIcQGxtv_KQTA:PakqNy]^3X56^VP2p/Fe>)jktF*Es3FKaP4@cE%#HZ#Wr",
-    "AJ73a-s>rgHu>I57BMsXPai)y055PhHJbz.(E&8#2oE6pPcIcQGyG34YcenZA8]H]79Y>8HR1:lApB1+6)@jYPcJ>*F#tbsF)%Wm1RvG@HvUfwz^jCJH_&uuz/E-;4+Vix4+F-aJ@WN8,/P5qf/_(1",
-    "cn8(,Knc.%4,SdqTmqMY0S=YaB<YaRB=).@Py/%Wt11r#gHS3lFaQa_m[Jb[gHR5W,3tTXju8eS4/06CFIq4,01m(e3WiVw>t@!V2F_1M4+E*wIu8,.gkTQ<h)<p)Q6B&_02ep>3W,nz;DZip12-B@",
-    "P%bw%02nxzD,QySP#,@x-6)!FHUK^J0WvW(i%/snF_d0x-zb[JHUKZ40WvYSO$3daF&-MLMK5.YIM<Oop8+<k5-*@5KjuX*AT_L[0w0]LIgwBlGLp*)0lZodZ=8l^o&hqxO$3=*GaWa+S]4=d06(7r",
-    "GBPsP0unO,4!_M3cQ,TG0w13NGyoDc01rRHS^!0sG[FKNZ8ZQ7FwGkdnotCs8V;VdP#!n[4,<T[U.#840:uyy1)1/90wWIqQx@J-3z.*;Q6C65@AiQH=2%Qy0XUgZ4)K!.4D=:=3z.*=,2opKG1&nZ",
-    "HUJL:nNSZ2%aKb4N)H0T0S=Im7dHS4nNS12iUkh=[GVk4BM$&m7dZeQ0XLun9].@C9^qbJ4+5D@9610B>Lg8D0XdmaF9R]+01fMG46g8<0S=Y5P#+L7-RGHznNSZA+V7zO3z.+NGBt4z1i4cJBM$&m",
-    "7c_G60hv$>1kdG515zIlHs1jc0hv$=jjap^!,8N7nNS4X0Us7I*#Q;g03QZ6paTyPkb>>k0GUt=1-Fv40U0:^3!(!OGXNh5GXNh1GqxfIVGjYL10M,A01pV.Rt94a1D#MFIGD+e0SBgp69&uvl:rY2",
-    "olq+<HUJ]rHUJYg=eP>$F@ZBes..,/olpkxn,L!iHJwlZ,q,[S/T8(g00g;Ud/2tZ00.7_PdYX,EF_WrH]b9g1dWAY7c&442GySd9]khhyk8FjtON(yp8*Wv[!9m#lM<Qk=g#xTQx1*HLJq!92.+[Q",
-    "0WUr[F!4>euj5^I1_Bta4+,p[XD/QyGV<O>OfoV6FFi3Z%Et-HAULowAJPFg=iMA!F)-N[FBLK^053l:Gyp$vF)%lu1Rv1:IjxQXA0ROIPcIcRG5[^YGBp4[MKLfr$pjB.;wt^3f941eAo))(6*4ja",
-    "FF@Uk<t*,7a50;(AJG9Z.>HfV=Pd4P6*4mWPcLgSHvm6yF)/gA1Rv1:GUf-mA<@pFFBLK^[ZB7HGB=M_a4]78odgfl0obSk4.P;fFBUQ_03T_P06%asF*nHsAJPFd.>HfUflx0MGBN,!Kr/7=FK[(7",
-    "odh4*0X2b8C=a(QBnqI3a09R.4+Q;YPXQtiD6=el2Zc^x,FOG2nL,NYB<W-4LJoycF9tR.%q0&FnI#VdiJ$/l#Ha<cbPKnwW*RbwP$)TFRSyG*P#rY<48yU#0S>XMpaBH/0S[Y/P!7lh3W@tzh^$0<",
-    "2Q]_SXBssC23HQKGYzSWU/IY1P!9,H9]1W47&rh6kWdshzRU#/1CUS,nl%jfiC>,[oS*;8KsNv%AUEJeFP-H4H.C_yH8[LE4d6u]cQ=nqo&hyE024NoJPzPRA9pwaFP-H5F#rVGqX!Q=-6)!GH_/r6",
-    "0X8y[Pz0CZ9Rb8z4[*W)AD-m-g9Q:a039[53Lkei+6Nz:0W]--HUJ(svI,w^H_/4;0XF_x-SV1>IkE_LAUOaJZiQVBG2R-w2Go<W9^YN=Pz:&/W(F4<0W$m*7%<2rmrw.((hm-;$CzOPBMemy.DOs(",
-    "nNR[#4+*lM0S=g/>XG!I4+G<=9]1K07&HJ5olpX#g+mV),vJml01pPAP!9:R@UD3]4+F-m9]1T37&ibLIIIH%vFHU42&<AS0,OREIRGC4H:;962[Zs75i]fEIRFn7yq^=04v9<K1Tr^I:Si4[01bwp",
-    "U/IbWP!9=W&ZYqeOb,Lc0S=Lr7&8C^uTTfEt+N3S2:$A34#HOrfuLX:GXM>:pYUZL3M_K!WDf)70UrT302np=4z*AMgn)4m7vBLGH_.d-w<;FA4,v,!4+FSR9W;+0]M*@AA@7eo5,.QC2rvL21Tf]z",
-    "2VxHatOFkjF#sPBF#rz)*PsC&Ip<lz0SNlIG7_re9]t$OP%AY#03$Fr-dTUvg#!,7Is[h^IcEyz:>G;3ky8%_x//3&Gcy1V#hVr+H![[v4!ckR+kyiMCLbFyyigwjHUJnk03QZ6051eLIRGC4Hvk8$",
-    "paBHol4cJX$(%z9qO-Qh4+WOc2L]yfFF@djy,*l803Qf703QZ7052XhF#s/3Gcf/Ua/;/dAJYLgy,*(<H2=OaGcf/!Kr/G[FK[(Cp9CM#0XXqK4.WRm0WTFZF#s/YGc:(WFK[(E$pjzK0XgwL4.WXo",
-    "0WTFZF#s.:Gc_.XFK-$6odhq<0W:h;2oE8+paCxxGcf/!Y%;_!P%m&cGsy%W(E%_$2oE8-paCxxGcf/!Kr/VJP%m&cHJt.:(g8B&2oE5/P%jlTF#s/YGdKV*a5gu]1Rv4;Gv)[nAiYp87BevbA3r$&",
-    "KX5WIGMxk-*a0,XP$)7m02em=2(F!G4+gzZ4CJ6521*]RGKVA:F:D9DPzL:Y4+)&XLk]1bG7h_=F9tU>%q0&FnI#RxpaBEZDFmU;2M,0kPz$7nUN]:1T_!YOy,*6Sq6P*m7&XcB0S>m/P%m3GG5@+9",
-    "1PQ%R6Eds!ATI>vIlWLX1vxp$1Rnu602np=4+OnX4+vBr0XYB]H_.X$+6NIbQV#>4t7[N401Z(YIJqki0/,ZlKsk#:A0IgYKb@;IFfiKi0TVETISq;OA9gtaKb,+HFfsrmGcegd4vR)FcR4uN0w13N",
-    "GynsIKMy_PMlT:aIl%%SodGqyPz1#1H3H]WYY%Y30w13NHiHEcH=dDMpNMB4cQ61ip8+s9*8&nb01ljpXCHSk056=aF),KyA_7)l4;mfRXCELi03U8Kuw4%=,Wv^By,)&zKo1bUP#*(001pDPM+elP",
-    "0S.+>W&>M.4+Yz+YXTz/0aX];01LiQ0#gqO&&-L)4+,FhD+go@1LXl90W]-=Gyn=^Pz2)v9_Uv,0T;y>4*]YV15=(Y#[nM$HUJL,co-VT3cgSThy9TO4+ZCkYXTz.RRN+@2VxHatOFkjIRGCKIRFm/",
-    "zEB9uYX/nwIS&H1yJrrukOu;1at[Je7%_742EI<a39*m]2TTtG#[nM!GyoVg01LiQ1GDo&4+XK12LdAx0aX]=01pAaP%j8HFaQq-v5*G@WDf)70UrT302np=3%*bU-[hKRG2a0gH_.eBz;y0f#[mxm",
-    ">MibD0Wtsq*c1mM3#.bYHvk>9Hvk>EH]HV<><Ds,Qx6I7g,Z>!;VlwEWDLK;0]J$C4+y<=0t&T/9TPK#j13F;[]+AnH;h%g48yrg4w3E:0KRw$F#(.s2B=wx3i6o^2ZqxF3QGhPDmFMx5,:&s;ZXca",
-    "O%gIv8!$_0GXNVk01@I.0S6xjHBAhf0TMI,88QF;w-Trh<EH#VO&c,*0yZl(IZYBX00AB!202X]GXN4c02;*[1Azkr%%2$#22L9=01@I.88ZL@=t1&5xdaairM-5<8!f(>Fb0j#1rG)P&](bn-u!:j",
-    "$[G(2u,>5=5Dz+%.PZ,6zvMUwhRFpF5x;X(A3QPu2hGU=4,4eyL.FDDi_$UplNSf/o-Du>H2s564+1#[-=#IG4&LZ14%Gt:1lzk51I>CX2P+vmxdj8;nkxhA(F>Z-k[tuN2<9YI0_ZA2.0uaSp9vc=",
-    "G7:QW1:;&V4xkAi0XP5yVhV,@1ksEh1NFxR4+rc98#Vv^H!C(dP7*f&5j6l02k!]QHvl3vFaR4iP5;&*(Ww_=2k-3SI8G8V02;y=1hJqF0ZtDG<d+C>P6OBr9x$a02A@<K4+ioHD:X1q6EnK%0^leG",
-    "3.UL!2L_Mp*sjb00#XF.mktTG1r6t-Fa*NG8y@I_iwPeOFpLQg1=C,I0iGKIArE7W2>i5ze*_Zg4*mxV$CbVT1nH9$4+w>OLkP.IG7kvDj8p/n90z9!x(EdC/<bFZ1Pa!wC.omC85%P55ibKcF#rgv",
-    "luQo:=brfW2O/[uF&>mn=bsyKGynt<D:pWx2<*L;9]]z=5i2z=O%gQ#8#4eVH!Sf89]ko]8#4eBHUJwi00LwK&x^$J22C3<01@KY2pu/O3kLTP4+nw:8#Mq1#=V(Z)(ZuVvKbEsP8&7/1BeS9G1dzL",
-    "trHFO5eR_(gaH8u1/O<C3$8*9@-!j:keUq,J.kXq4m1E9F>g+U38T&h0wE7z&j.*&sDuFz1lth/,XRL%$5I8p/nW4Axe*4N>B0Pv<(_-[)v=Tv%UBNy;_jiG4$HXD0S<J*0^a!K3JLR<4*]6z2Z8]#",
-    "j]wL/HvkRW-Xwi21pw0^3N#fn/o/2o5&]+CGXMnX8xID@5,v6[00b2)I55Ks2.jUj2QtD38#qn;901a43r+_<8y=QU#R;laP7=Yp9t%zc::CdY$@UI!FisOQp&koP2.-m$1_NBJ47dUlG<:30P6+NB",
-    "F9tF:P8%@+9]1L=9tQBnJr2qe2gl=W0RaaEkMRf$j]Lhv#fk$3*PjOuJp2hS4:B>V4+e;IH_@8;0wE7$[0SmAGk+fmH2euJGB*GN)!#P[1j7j/IWzhQ4=[jL7&HJ0wegMt4g3iMiyaQC<pumW2<TOv",
-    "1se]s-Gup6[^BhB0S:yfGBPtXIgbS&1UUBY0Sc#,7Xr+IARaWur2>/+h++:2jl_)RsiXoA0[bBg!u0]!F)-uS7_]YW2A]+W4+HMyHxCJgBQFIwGB6JW+ml,k[4D_Y.pu[L3XZ)4F9A0:+LKKW2-,Ti",
-    "0RzXn1R68G=a2I<x&#jnf@CpJa_C,;EH&%@9_mv@0t%KG0G^ZSkeV7BGMpL[GtChU9RlnP4,Fjvh8hn7R^(d(6AuD95,]WD0yh8:HUJ+2GXN4Y03QN402Vjl6%INQGXNg_IRFwk039=]2c6*s9]ABs",
-    "5-*@4g#ri2,vtD^0uJ9F0GCP+0y,8p[=.n;!RSN@gt@L[0>%fL4u$-!4.F^)P7e@]hg^S<AtW&<#EN4G8VB;0TMilnjTr+P4&^%a1dT5b2hD=]0j_lK>QVAVO95mJV+6F)U.;/rgsu+=8VSF#MjkDd",
-    "0S:N*G#NFR0S:W+P7U_$R05U]4)OvBtH_V;3GU+vF9R]+x3yjXL.fV=i_$b/(FzX%j,W6EudN[-CNzx+3FR0CqUvZ3thP@C![&Ge)z/6O#g!8T>m&C]5u(d<1[<Ev0r1Xw4(S6A3h&N&6fJ]!4,UrV",
-    "2nWd#4BNZD0R,2;6$]S7Lk[,N1rH15+*^UG7aTXp1>-:Ac=NhsA6Ga44+yg,2BbO)odyLB42[.,F9.O/tjq^.IPb=/2Y[-x2L1PB4+WaRj[yaYf)Wn[/$Ks!k,/_Vm+mYL#Lz])Gx7r-1UUN#4t)pD",
-    "g<geQ1A*=T36q_&E-lkE3E1k40WS.OHUKXbGBo;53.UYiObWY:0TMF+9]bd%gH[P$4Atpa1Vs^xf<Kd1h3,WU1B:@a3AwA70WLH!AqcvFqX7pV27M0/>>$aYG3D(D4+=NL6#_x+3,bXV132,yehT_y",
-    "8!(9w14-s[91kPu5D+au14s+)5Dx0g4,X8+s1puT0jmiGpQH:39^D%!0^8-tS@Pz@$pa1KjztKFm^4k6Hl),73,h6Y0R*%P1H%dimh_75#T*YQn5]kYGceo6bplfaatoda2DP]l1:)nS0Sv0g2p2TY",
-    "69_]@VFz:wqT2!vrO9:$:81$[vZoydw,FCZ>;^e*OAZ(VFbBy24):l>1lO$v1)T_Dfzc2XH<ylIIp[M9!Mhg#,bV/DA1*dAfCC:3G+,4r=B<jj2Cnl36gcAo4PXO>H3TUi1ULQ*2E8i=&_@5kGdYse",
-    "5DkZ:RtV4@4V3p%BQ,K>3F3zm2E>pjsr;cMn*jl^Nggwg1>e+L70UP$Br@GV1rGy/<eeFDFqa1tGLIDx5t#/s1_N382OBj21/qL,0yz%:oCE@$2NN<,b>[=;LL)IYLj&;IF99])p9dH/01pJ%;=p(f",
-    "s]=ks4<:d2T]W_uGd7;H49Lj>4cv,IE,=R40tc+pB<Yjjk-nlYG#;c,01dRTLju9$9SQg@4+g*UM/CQg!$l6;xey,)IlKiA8nP)LJTt@0M,Ne)>6,5!nko-50myj@$fgVrBgnBG3y1y>7%j364%L:I",
-    "0VFpp,_.lD3I(XQLk]S]%6SL!xJ;Qd4+gvn2Awep.gfw&%rg%Kpb84s5g9py4h<3v7cVX^IMxvyG[Ee36FICQ1al7g2L.TW2;U%747&-wH_.qc03I->0h9=[g#ix$k.bJaHM$5N207TV2<gxX3NIBh",
-    "IRFZ_@E:@E<mK;)0uGxL3YEki4wI,f2fW>[4+[38$N:WJ7!17%8ZiJb1vfJQ9^G7DFB&s8qzW%;G&BG&ATu/pAALCh1<j3H3!(^RpeiLXEY*Y%0IwMbnga^p3L@Wu*&z/Di3%;_GBW<hG5@^Z03Q,E",
-    "03.dw.@4pD2!8=q;g.Ysi3%Gx02wsK2>FD4#1sVSpg[!06bzD.LlrW#ECY!O4+5U55D3:D4zb2o1)rz_KLs*1Hi,%kO_w/,7BGnl8#n+GGXMj]6b*.M4X^aK0S&PFHYqqUi3%M#oID7L3Jb-*C=9(!",
-    "4+@prm-oOQG:Hli2dca/3xOIJG=a2Qq6!Z>m*K$yA4<p$mH@c)e,D4Fk=v7Kq6#H4IRFOHyIl-P6bbes35/[$3CRc$GL$6@1i2pwK@b&l)e[1pD+HAW4U@<aF3brkH8cPNrv;uRhX)!nl:r.x%LxOH",
-    "3Igmf4)kyW-Nu1dfdLNy$O#0*3m*kDttAgkj_*WtGRFxFv%7Nxq9g*j0^hjbjR6ks9UVB:upk*YtR5UT00SQaXB-<k2;Wp+1/<,U4+W6r1Ro4D#]bYQH8Ri:FK#tA052dlF]G+8wgEW+7dHSHHlhU%",
-    "xXM!kg]@U.=N.(_!2e;vGOG4N4DJXYFF61lIn9!F6D+s]19J]q1>alPMHDsC1@O[A1Va/u!VeDe2nwaM0^kMmUIhB#LjdPV4+ZiFA4<dx2p.+Xpe>uz/:!6r0tWS>R]]kA4x^6%ImPt]7d0Oa%Pb1e",
-    "rFI)L=9Un2H2<PcUJnJAoD&^nHm$2&9_(C3CLeG%w&GF@A)e>F54QoK5*9T83HELe1BdMd8#wU<2A!KX1<nV947DXME-lv+D:gLp2n6=J6E$,Vt>B2&kwpaI5e&5<1.0=Q1hg0)HS!1n.t+z/0S=H3",
-    "2op5@9yb63[uU2Q<(3:$I5hwpH2;$5ssse(5el=:4viZP/D0LDGcYoQ5(=&%.*)]/XAI:LBR4q!1Em!Y2cZ239^PM32p/0b01t4K+EO1NH^VJ%w*lo57c&3^q6HrmH^VJr=&SMg1P$gmFE2PV<(3I@",
-    ">;:hFu=]L/4z30R;ui5h.Pi*:BqTF1sRjh!7Y>0W0lN>gg#ixo2oy3#9yIa<1M&$EOY#UG7B[CZ7&qh*2(h*k1<-_e!_z*O<(3I=02w&]95(.MIRG3p024C+1YQpXsPYgW4L7GQ9_(CSA8$A05icJ%",
-    "H2<#C0Wts/F#s4aq6I55I+,5<n(7G-2EoT#2(6n$4+NkZ355m/<c2Lk,JcH+Vupzj4+XM(1-vLx59I<<*f]H=o)ixUr;L]Ry8ky11A-0LIWi9xma,56-qeI$>tz5xwTKV>k7<<j4;6nS69!lh49vkX",
-    "2Pp^^2Lpt54@RXx9]kl45-Fh_.=!m(6AG38(g6&Z1>!AJ4+OSN9]kx5mjn+3#9a#MWCQ&s4*tS.1Jt.;2)VdK4+o841G;WD2W1PO4-V77K>3A!!4nAG9^9qA2hCUy4f9]Q[O$+/qLKjuzx+%M=3(;f",
-    "@>zvC3mE>x9x<pSkFq8S*.m-]F)WHT3hII&1Hq:b3y]ke4/BlmP6wLI4+75w3zT[SBMy*x1%tE>3-viE0op7N3!%]f4DYLY2kQYEJB)N63o,y4bL)aFE,W:*Zw2bnVh/U8Zvc1::#7zGr5Xa,8Ulu)",
-    "77sbOwRjpg-eag+$<dBoGVKHdt:OU,@1dmgw%k>>7L9EbF@Sod3x:fM7%.Yg3./Wz7X->KjR6gkvkC=;z!(Bq2e0/q2Dqpf1KqF$4yEb;1ntmE3F9OQpN0Vezc3F7<$)zamgzGJgdPRs&T9lF2#6j5",
-    "!X*Xks^_Ox#.0Bs2(Yox0RadM>8tPw#t8;^(6a#r>$CK-2a=FAGj]2]0Rbor@TqnD2H%Vk0H&u82CfSTg&qJ13F_SJ)t&;ksG!jS0-Gl;4))#;6F8j%4+f:aWdi+24zQ1D2$Td4ixUN%yS)Jmgv3^3",
-    "@0[)U[+I+G1v&112mh,D3a;!U[s9W@elH;9Ht&7]8V9>IzyTivGk^C]2l@SE2fe;$0TeUrbPofBfH;_5bPpTwI_F+LfB=)9QV%up0S=hVatG9bIu4^:2dLXb48mLqn<9!o+!F=M4+gJt4,tXUF#*a1",
-    "2b%&9Q[CEJ4yhtCV>]dp++1%EIWjjkWMr$l6Avp;4xfh$4<X/dEHMBNMz4np4.3pE57hy-hYJrft=yC,1;9D$0S>6Q1@oUj.F%gw4-lLg4,Le<6Av&=4:Z&g4@jl<6AvQm4,XsXhYJrNVh=qf*]nbm",
-    "4-k$V4++1)6Avs+2AmBKI8>fc/=qbvyulL:AfF8nInk[I4qgv9(X9jyUJvC2xxo>-8Keadh6u=Ep8*A_2oD3&rdA0f2mYK_9_3sy+6yi<HS5$34#J[p4%r;r05_wVnP)EvH#PtnGphj!k;jx-h1gaO",
-    "*8vX[qxM@c2[kx^*j66^Hvj;VLk^9LvVAWBHaGwXvWfv81UAO,dJWtG43MTt2g7.BFhc[SoB.C7MK20DHub0n4)!q*295y-v,,UO4,fjU1TPCSUyI6A4+7]r6BRJHrvxW4GL<+T1]JNSsR0=wtJ/T-",
-    "1%;9,t;pF:hI]f^o)iVDsRRP[$uSQ0hXM^:.N*%Q0]]]((E$$)$i$EV2:hx63!GaA#;eI%$O0BQ01pSdqFw_H%SHv$WC)1@1Em!Up]A^P5bcNo1jj)S1CRn7HTkIo2JEde3_Uc9t!=4K#q]mYsK7,W",
-    "Hh:NYk>83110Fg606G#]LmD)l/$Qcy&EW+Bq-&;;=a:2N7YW_E4+5s;a]MU177qa6gxCQXHkN+_qns2CfDjK0qVQV^5A^^R0S=ZL@U(!4-0zB9*v/sZzP5q=4,n#=1O&o%KL[)>Hr)XkIKrz*3U36[",
-    "p-R9jIE/ai95bka69tKg3k4t#0+tB[-G.v.2gjyf2Zy,=4*:lu6),:ok.Dfg1C@qY4)*3n0>y..rP6u]vK$A]!/V8W0G6Ia0y+fx1@dk_4%E+K1.kt=1fzNn0=kP:pb@q2nm7*y<!Vq!zkz)V,k^!@",
-    "G6Kol2<e-!y8-Z3nm8RWx4Qxg!m&v[GBq/_1P,3VlmP@<4x^9olB,.^>X9RJIXKS.FAFg/$Nwx30s6B62#u*p4+Z*!3JjV83&fm53G9bq0X77v.p&G/=8>CQH/f)S1:pA-4+Pe:*#RavH]q!v@y&bc",
-    "(/87R[OS+@-UXS1Lk6bV4G!IcSOVg30pvLk1BT%i4BJWyiBAr^tP_EfuNexboNoq/utpAx0_Rs:0;+*lFBLH]*rG/d0pi:Z2&URr4+h$.cmp913zFaq4fNDF4(hrA9^GCSgAD@Zd/AwT0+!tk8#KWU",
-    "7dY_IEGsxQ0dX2Q<0k(=.-$r795KI)7Ym$O4!0&eI5#YiQw7V91Rn/CgbFM-F^eW,guep:J@Ukm1R;/L1(#C^$OH&k4B(oi0WSbIIPwn%m*PYU9s!AU2IZzW4x$AqH8^BeIx#jmfQ1qRy9EWw#U%:R",
-    "77neI3JJ[DAp+iX3@>*^,U.tq*#$2KH#DEm9xFL45d)LeCMz[L7ZErB2bZun4,oj1WDDiV4F]E%dJXaT0vb7k!vYTVbqd$qR^JjYZw^YY4I4MX0TMO.1iaS@4(QiZ4wNPVos/-OkU]54>F<3e>XG^,",
-    "TLK-pu!(mSE!T.x1Aq>-pdKSNHL>a]1DBi&2)D)r2eP;O1GNeah/mysF2ENnF*n+fT;5k/1aA)U4hNG23)6-T1mrpo2!o>n4-S0N*#QNSZ3cM-fEWs=8UqInkBSQei_$3WAqPqgq3C)8lQ0C+tN[,[",
-    "jH=lyA;/bC4.YIP1RqH-j4lr.>pb#F&7n*W1Azw*1)k,Z0UsDJ=eqnr<4l)588H9<PYd&!Spw>mdkU2i1JfZ5&yzR/f*K0$xK]F(5dhh$Bo2#V2E:G54+6mf9yzNH4+GJzUJQT%4zKtU9]becxljz7",
-    "nVtb32QcU:FAO.1Jr26.AOhKp5f1^_,yjbWl%Jjf3Qz[J</hNDFi#8B!4w4VtWXU7x.v%]0tmjhUI<]x4za=e4*_tVQVPGhHV*^t2;N6$1,0W&3jHGm<bwZ284n5Plm!Q]+Exnscs_s<IV[70G7_V*",
-    "#]IAts>6[<T=_0y#(=:_TrD*K4frty%+:)OG^yWj9]bttN)P<5<54C=%:=$DHZ0]b3.[;OBQY]8[[aY$fDaD_#]aC>$8iGTRu2Y=zFrCS=k)wTkAxErqQ<2!G/Z7[4,Aa_CN(-@2nGIxM+%3s(E$eU",
-    "Ed^gp44]Gk2DQvZ1nCh6WDN7Y1>;+n2r<MF=N-_A1_oILFE0Z!HKRQbIf_g&3BY&*lIsi$/:!Vvrc;:FO9qPr0@$%f7DFZ!GS0:Z29pC0]C%2R[@VUgGo=40yM@47h4T:tu#=H0)@&;1!gmh:=rbit",
-    "5^eJd0SNL31ecBpA2Be>UjZ5q!UUy[A@c6h!W.Jd01o*D7c:A3s)T40H-Eh/GJzot()R@i+r]$Er0<X@McTd#FCH:5ikVCg8@PjS4=f6n4!39zFTL5O0Sm(61Q[[-3<kG.;]%uH%Ul:S[j<s[tSSV8",
-    "fH<BlkEmt[+PVt^<>,Brs3sFI&m-%>1O^=+7YfG.9]Jc44+X_VKMw@+9SgJ=1E2x^x,tsmzZn6qn+6Xb;k)iJ0tDOw4*^_27dQY91K#Op1oJ5zGL8WsDKq:p4+GT)BQ!YrDhT<x4,EJ4a1PayW(1n;",
-    "L-(j5@/rhR1pDSKIW#OSjtv9-/THZ%>zVw3:XpF(3bO.c0s0RJ>.%VJ>nJl%IKv;Y(z=i-.0/H.x+eqF0u7/o1o^J@G/c&P:F*B*lp6<eECRf53bcz32L6OO2Fw0s4gAvr1Gno03Fg9K14RwY2NO3%",
-    "95nz1&pHG0KLW,o4,/W>1Om*a0t3(GL/Kn(35N(3ErDYWtpfl*4gO9PH09F:9]SYx(=Lb[*UkYApJV>G2.!Gy4eX6fDl]2r2>rN&n*k1+JQg(o1*F7L47:peo&f_yiWnaRHLljd0R!AF9W:1>1)v/c",
-    "&.PI#:BV*ixY1J!o&q8<F/7If+Y.&u3F2lGE2aVi@14W;+Vu]u+A$vlFvS7=LI+(9/7yC41Iq*(FuDZ@t%EZO$i1rp4vcmLxY,9E6E:DZ1%xsW0[ONP4*^0Y4zX7Z(7HGZo5KhcHmRs64+rD,0_-[>",
-    "1xX$@Y6qgJIS&SkoMZ&2%^fsYKtByKF)>tJ8Zm*/3kj3(4G#.X0S:&p3kCk6Ne:3.lphZghK+Rx:B.2Q3*ku*1-m]X4([oo0TwXmNd:=2WDCRWR312L3%1</3G+Y!pcxM_#Mc4:i$o7K]JMQwfZbFn",
-    "H8P.E1/EyL4+Z>#0uKd%(y##z)^3Sv#)DN41/gKp4+BvT9=#-$0R>*nk=u]z#R&+m-uQ[03G(>:4+6yWV-;[.03RJO0083<50L<sVg^9_28Z>*4YQDJA9pbTKS;n&IM)IXL!Y[21enwa4xfz<A9gj=",
-    "0xzBcG%x<JwyRhlKQ@/:WFH>l!2%zV0Wkmx[[$s8GQk2ba5Xi-0w13NGJ=#YGXNbovI,w^INApvp8+%g5-Xu0g>sgAcQY[90w13NHUI-puLd7KF>iyf4.W$.ACUn!01pX>7Y/_d3kBo%Ru3;+.#hw1",
-    "u5^Lz=X&<[0ji&51HywE4,Lin0^nLiww;h6rkrOF1)bjs0wWDm4+@S8o&f;-4+(&#0^l^Ww5kCQG_l+L0R@V04,;q]4,nqAo&f>/4,LTq4/&xdo&gHi7Y>xD(gFe>4pRsGx-764s,I*Z2[r&92Q_l(",
-    "Vh-k^0UkI20L:l,AP%4d0hjj$4-I,07dZeQ1_-Gs9^qVH9]1W4E-lg%0GLV!APb,a5-*@L2sr:AIRF60TLxbb0iXjP2[,=B4mbc00ji&54,_cbp#ct[13wlyEHT*u7c_GM1_Z<o9^YPH4*[y5WDgV0",
-    "ubu%4rxpTn9]$z+rDPuqG>)fOs,I*7Q4a__rDQJ.G%()*4zHJB4+X-IHySVi4)@bnyCM$+>$U)FjNUj7HvzO!39l&(gYZiZi_$!k00<zS0]ly]LJtGiwg&,b4+EyjArBJt&Y/Mh2KE6D1nw#foSjh)",
-    "zX1-i.eg+1Gf5[nT[I5=qK2FS4zcqO3%Ht]0S<1tWDh:GDK9uRGXM$tI2kyxfdd4e*d,4E#kdCq>HHi(H#g@547_:mjp[cK2KSw04+BvTAJLnh0R*y*6CVUMwJ97m01VNao&gU7gYpCqK++i:AT*N_",
-    "FP-H6IJGGgH<<,)4YesBcQgPWp8+@CCIpAR3l6m<A9pkWFP[N8GS_tVGXM@iwJ9GUGypH20XQ/NB[(#^0xxhiHNpZPp8+(31rs&<A@P+%A9pwaAD-m:01@I.4z(#CcQpVXp8+>(HU*/Y1@j@x<&ped",
-    "!2%zV0XYB.42_Bc1_^8^1P/>fC/WE#u$^/1kE=x-4+yj.95nzB4A8Ki0RmAE3A8954K)A[InJ/20RsH]V,FJ90S=((u$^.]QV$KZC/WEtu$^/2!/^Fh4+x+G9[<K17dZeQ0XG022[r&95H.iFIRFZj",
-    "+o^Nv6$UsC$)02c,_k=KG28(ImeW)RTn@4N0^lwfC.jar1IGa$0W.&<GXNhjG]Ky94Y[nI0S/Xc0^m+5@(p/W4&;z4A&0!G0TeRh0UsAJ,vJmn03QZ6tOE^Y#V8Lq-ijqq1:<yu9]$(dC;5.q$]4QP",
-    "o<4@44++aC9^qSG9]19rkO2bi@56P5-4%pNlMW1-@_nXOrjP*,3-l:W4-PrLRRQz>4x9oAodzEQHKUpV6)=a[Ru2r5sNDe%38cM[0R%$.>OE#hi(drej&_b0:u:>Q0uKkLc;RUq0u8%>HV5F97y_-A",
-    "ws#K@v7&GekpvSn[ADi@VQ%i3RT4S*R^UAj%1[QG+YlZyzR4_Luh$$8E5mUwBsnw0aTGGbaSsZGwjBhls0IY<r4S5(wiFKw.jjx(4.O#mPz[rs6fH3@u:ua@.O&^IEQ*T_4<Q:)CNekx3eCA11kwr*",
-    "3AGFl82JPbAov6mF<.mpm).fD49Efn*z5)mTF3$yGyono00FnvoB.C8[Nn/-0.QuOCf3nV43Gi>rnX5BT9N@6FaR$FF*^^<0^o5X1QIf44vX>o9WuoP4+WWp2oGA12PQE#05489H:L;JGBf^$4:C0X",
-    "1gyFq4>cW57cu^IGvEdv2[Ou=10PT_s0j^IgD<WrIm!YB:!uP9T9=kHF!Bo<05t#t%^fsj&:$a6F[%j$@KWvkT9N@6Gyoq4HG[bX4<t!Y2ByKo0Su^MFAFm;00*Vt0S[V[2Lc<fp0+n1PBf]sEHgF$",
-    "9^qK$5Ci]g2>INFnF1#[Hkbk*05IPM4+=94Zx2wZ2<R-jFfR,/G06f4z/#eHS-+zxG5[>%HUKXNG&86PFH1Bt00rZTbPrkc1^8W-kpdqCGN%bIOEfe96Ew@K2MnhPEHpL%4+p[i3J+Pd0v0p;FHSW$",
-    "rU<)GH_/3GG/:lc]GP:LS(pMBFaRDj,3A[BHR6XdFHkixrU;z).]iKzHNPGMrmAueS(OJTH#W%v9[;^>9]tw22@<@EH2;-m-<JTYS&-$.w+jo=*$58^y;Gfm:;$2I(xL$br@2l<1.%AeFA6d/rltW7",
-    "Fb<KpD+%P&ISQWTF#z<p1Dvq]4&$Q]1ihio0S52(Iu7*A1PQjd0s*ZA4cW*64W5d90/*vw)8!ZmdITdHGwkpJ4&J8$0XrWBHioVN4+iP:76+04ISQcQN(I#WIS&W-ldJ&@3C,&l4xfw.2aN#.f&(81",
-    "G;3*FKMXQ3GJq<-GXM>RrvVQYfdL,=G2r^u1-*W12&1P^2)9/c6v<M_0S;;z9]$q$rvVM/kGBB<ow,sGFsm&Nr_wCu$W9LflLZOAsV)k_0^Q3dssRrH!1,hi#K4[b4!y+z2:hl8F9S3,h5,k#.pK+%",
-    "]5pfr0Rkle+FK6<zQ+-]4WQ_e9]tYm=iTlnHxCQe*%_A<I71Hc-sO-nL-(CH4:-wjGXr@LxdET40R@uuUJI1r69R%d57z=ssR0r,02ed:4,SzG9[<7]6*QdE7at2Z.hB$K2-hu(4+NWu+yMy54G$aU",
-    "sR0r(03Qx9-tU!&.q!eDVFlp#7!J+_6);i:7as#S&I%>tIRFjlt[MRx1iR:a2,yM-2$lX804)y-gR5&UD::)_1(_F)0UxpfFs!Np9WwwEG5@nJ0^l2+2L8(j49MlD0Sk,*0,6X0a1Rg3j#muK)e!,/",
-    "3l5yU&H)YG;*a:<GXw@GI]=GL0y/UZ06B!E0^E9Mt+7HVF*#HZ1M5c(+pH<9[UZ#tvnvNvH#j:AJP!j;9[<7]8a4nIF#rnl$5amkQy%_]01TMC0]!$WHUJ+3H2<y_Hvk$k02MO-2bviV3hKL54pSO1",
-    "02ed:7&HJ61D=vQ05kv>H_.wj00F:52Rsi0Qywz>42ia-0S5U22d>pC3yr%^4pSL700[X37%<[H12q620XF_[H2;>t0T;g.9]Jc49]1W43z;)A22&>7IRFm:p93!eH8E2QjhF)kQwPXO4+)*6ssRpD",
-    "3!;897dTQFHvk>4GXM>(y#<,M0_a]@7&ZVO12q5,0lWqqHKVfv2U8d]051VII-^kh-:95h9u>$r4*#AI7BL+iGyoPe039*>6E*iV0Vxe07dHSMF#r^h01pAz:JSGW9X9]MG5[Sm02eR,9XNOwIF.n&",
-    "FaQ<e9t,dR3z<D+4ILIT01b/+2%ZBSH2<Yk01M0AISs_52!yi50Uk7!5e2l:SspO:5(%,uzX1-f-M:aq353%E4(k3D2c)S19Wn9T1>S&Z6gD9b1(Kiw1;s#S0Lu=$8QZ)D88e8gGzS$3xCsop&mIBG",
-    "0^8#k6a&#25BLES4(YrB9yaQ[0SdiI4^Z76BM$;uw-m790-[(k4ym=uFG<2x;YsdF@U4*ZG;:BxFBmj3t>2R3K>NCQehZEP4.eogEi=U&0@[L34.6K=0tbnl4iAX])S&>#G:!!yQ8fTAHZjqu9uFdp",
-    "1spNQp#lui2o1#n9^qFcp#loqIs:Vc3J(VC3NI%%H<*c1lF%[>F^;*a0XH!KFCaHE00po3XdnLpFuny2oU$J-LpV3S1sym5FC#ZOzXcx#IsFPBDmefH<3kl&F*m-j4+Gi%9v:q)[R$H]r>:7%[[g/R",
-    "E,=9Xv<st.G5,oIF*3*j0JhjI4.o]@9]$q-6(1<wgbM>&g,$OqFf+#mDKRpK3kLra4.d*Q2BFbeAAkZf%LOenHUKX_GdBPnHUI#pkslu.HOvJs1_f4MFDf)L00iRMQXeuo%mpt3G&TSaB9ayc[g4+g",
-    "fC4f&%mp4cmkSR;mKH2BFvtNAH<LbOA0#u)1s;^CnF^8)HUJ]vHu@,JGR*^a12:rq4.n%#2eGWc0S]xz%:=DfnF]j=r4^CmGUOW&H/fZaA0#o)1s;^FoC=-rtriEP$7CNeG0z1b138/v4.oS>2BL((",
-    "0T1p0<*56@1p/S_4+e.=0ci<p3kLdX9]ba,+cycV-5ZG#1$sC)IWROhG4C4/ULG[71q5CnDmB$61f]cX0S>>y3J)sR>]=dqs]5y!(YFB)fCBmoJu)*ii3Kk!Gd21O4(lr)3o@&dGBY/r1q3<EDma)0",
-    "1M6xJGv5>212Qy<F)t%DGnfSfp2rmrfdbzZE-2Rw.^ELb0W_/FD;bJ<HZsTsFDEuL00,uxXb&=s3NAJ@00Qdk1P:#*F%mVM0S]!!-0i4@G5[^)0XQ<ND/!B!IFSn.CpZ8IoaO@[GBL:o9]Jj&3m+so",
-    "03tXsodFMk0:&[uGcY&8sVyIm0XT-&F9tI)lnXB;Gcf/M#mklf4:Ha%9]SYI!7U#jF>a4guLA.[t==N&0;P$0Gco@#kO4C<hb$ilGpH6HD:DETGs/D+GBeBtF9I]&01qUn76P3E0KDb[4^b#91s*k*",
-    "3onrYH8>VXF9$O/nF^8)HUI.5iBKOWHT4;>P7ec>3lAZ!76aJE2Lh!74^b#A1s*t/3onxaI5USVF9$O;oC>Z,H_.qk=t^fkGBwWy3bPgl,%k%DoC>j2HJt$-xdJqYEI$P>FgO4]8#FLE01pH9a0uMM",
-    "0^b)YX9dHpMjJD$hyn$QxCjX2iqruQ4Y7y.4uXRN4+Pf+8Z;a]1K2DC8xIP,$>WMF!AK7b[rmwR05QvuFb3t6cMvkv,U.&rp]&]6P%*mBPA@lBD/>Gg0uROkjQM6Ci_%wE0uOwozzGk&0l^66561zB",
-    "/xPs)0r:(CtpSg&YafgOHsAse#[r+Fb@OjJ@2r8E0g;1-AB>PyixD5j0Wgda4_>wb6b^/wrgjIw@$r0*+ZzYNuQvmQ84m2.9R:QFFb.[62;Xl(3l9Y!067mIsF-5akH,lVH.cL,vBCieh#3p((Mv8e",
-    "GREfu4-b#zOB6J=j]mSBlkKPh4vm)q1-p8T4+Myv6$2#;8t$)GD/[_M-tvl1,tZF$xX73R3c-,d1d,^V4%KxKH53m/:Ch7oFoB#G55)tojx@S*-+ka$#jRuy0@1Tf10o*,F>V4]3(LL(4loLc20sQj",
-    "Gce1O1OdVd4vf$O6fK$00uKPC!_qWo[-;Gg1<oRg3C#%)Fs++q2kHS25Td)p0R#1z1@iU8zyk(a9]btOumcYg.pB:j>K/tX8!;r:GB0H^FtpJVF9J6:jS2-]n@IB:1L&9+4+yoJWe3Lv3,YoT4-8qc",
-    "JqyVY41lr(4.o4(1[wqL1]JGJl8/^H1(2Ts4.+r8m-nXT<.]UA)&U.YF#rVIno.u6)d3PW00Vjh/<J5_0S=]Ew<C)V0S@&Rfmj_=H2=0vG<t;oo#kQyp!=Si5M;zrV@XAE:6;N94:n&8v$6vZQfD7G",
-    "F#r!n$+80vDU]=a)dAG90^nm90uRLnh<FA_4Xc=_4/bhy54#4C;K^<9h6fJ^=]AvGJ6sPyp%V[di;ag[Eus()8.w*J4/imDtO/pB0^m$n2<eRYvjYz]SO(J#4;]!NK.yw8cg;c[4;l(j9$jf4EG<qd",
-    "4-bUK0^m/@599::q/EqtC9ee!=aqQjf&mTrvjYzUxd-ylgtP+/E)O1$v-#j7G%+&a-Rii6GByA%IWzz,2[](WF9k9*w*e0e%ITs34,Y=O3iRtqKLs!@EI1DVqB#k^-8>ZWJqM9R4#N:Y4KgfSX93<s",
-    "A@4R*GqB+Y2v7hZ1DJIU/+hPj.e6s!=m>@w!2t/I.8ltYMguty0<*wd62^1xg@o)q!0-Lgv%ORg1B2iM9]AYT*8_I50UkE4<&OMs*5tJT2JXmO1fc-9$Q^Wcf-.iND,Rg7rezLc4&U4X4,eb]4,Utb",
-    "77q/RhYt;])dL;7HUJM2b@G!J0S=yZ3g4n%3RDjT$<&5f9^asT5HZaH4g0bK2)N9A0tgQyrUMMd(NYHCmJbN<v!($LBwRT+GF@#V0SMT)Wdz_EBM#O93Wf&@sLKlv6a54a3%i_O4)qBi5jX%J1_Sr>",
-    "96ua2EH[X;11^9NGKaMT4#)%m2p.4A/(Gb0Bo7(J,VYB0nY*C<3ED&t1M/.#4+p<cRSyb^q5^*6:/Xr:<J0==ub8F*398bj0S=qcvjYQ>wNei^;Cu2%l!mVX4+iP(1uq3LHUJ+TE2X_%4*-zBFaq.L",
-    "6Av^C)CDhZGhdsGJ0Bo2.n9F<R5-rm4;2yW1O<W_4.7CA1uqsWGM.kI1*szs3C@*T0Zk7Tn+OkY$%#7-F!H1Z4^YKp9]kP]9]tw3:IEMLGN1$:2[Ql/=M5Z2GCQT^1qr2FA2%^Y2p;@Y01ryP@34Vv",
-    ":.AwRH@eL^9]kkb1RoJJ00zXwPcI5HJJjk04-kzTA8t7SAKL*p03QcAt;C6I1_i^q9^zVG2Km/eFA6j^tLg.0MeGP4Z!zkmJ0IHtIPC_82Qe]-:IDx4<u&]E6t^+y2GO5SFA6m_,0B4n8SV%lZ!!H9",
-    "AKL*r;+7mkF*CR71s;@Bq68lqH-MHJ0M(T=4+=#F1rJ8:2oG<bpF1Di0Wk3h9yI>1g#.4KEjP_u9_n5o=#:mYIfU-85-.xQ8p]3VZ!n>,AJPFa<(2#a@2q,qZU;mT3I*iv0uKnr@c)4E<cC5>5su)Y",
-    "0So6P6fgh@%R&zp&F@,P0knq$4+iKZ4,K=;488wv3gase1.8*GDKt3%7%@Z31/#F%4,SBu11K=x01qa]j]VSUG&cYayaXpQGXNwlG/z[N9]kyrmjf:aH8]AAISy$jGBf^W1plBS4+K#U9/V3D0V6Rt",
-    "Pagy^&Fumo05(qu!z&*GG]lY,A3!t!A0IRTFIP1/[Y4Kz<3dzF.)#T8HKyYNA9gkXFIP4(-sOsqgtcb>uLT^A.Lv;-cR1q$AF2T^01@9+A3r(n;E)VlIm@kdoB/cd4W,cs4]lHW2S2I,F*Y<s1wVW;",
-    "EG4><2M*!>AF2U206%:/EG5Y52M*%@4>KoR4<39AXAgGO:IXlZ0Wmi)%mNP!.QE;WHus;o9^P7C4/I(Lt=p3l.>8Z3=@dM7BM%Ru(*q9K/K:!IHvk>EHvkVcm7J_t1+=Lv6WIX]6P28.0Ur/8n&]/$",
-    "E]r]F0SclQ9]$&@kOvN;-0q56m7J_t1GpIv37@WHT9urx0WSkHH_/ptGdKVr4:OR[Lk_2SoUQ:fGdMJH4+!zxcN[nX3+VBo0S=O#wo)GnH2<z6H2;,-4+7r,9[<D_7c:A1.n#gr,2opKG1&nZHUJ+6",
-    "G<t>;5HtWCHUJM2gPA,FpaTQL0Uro5paUNRGKwPxUk;GG10M,903Qc400v;o3Oby/0uK)FgAor4h>eD6GOLTN0SKt/91f4NTLb&a8xIWB@UnI+2zv%y1bZI.H<k,f1nE*A2ROe^1V0^MIOvP50R*P$",
-    "2<eTD9XX3s2mj$.9]SOpR2n$]9]tn-[$C#+Gw)Lb:,ZZF3e-0COfoRlQv@)89]AJfQwk&:8Zp&VFAFv]vcv,)88+5a4,voEp#cllQv%E>4++)s8wmKKeGd<UQ!hX.H_.$n03Qf7*Ha%%Hvlg-GB^Jm",
-    "AEE&<*HbU40W&!OADsa-*i#SR0<+g!$N^0<AKn5r+fyH$0X5uHAKn5r,BTaP0X5!JAKn5s03VzIHUJ-q0yY32$N<G0AKwBt03VzIHUKZ-0x:Y(Qx5Q,0_a:nQwZ:+0^lq=Qx5@*kVX#[jEk,T4*:Ai",
-    "8wkO)R1S.L0uT/ek+fAG1_Bp=4,CI09]ShwQy&X704g#t02ea/9yb6F5!Csi0S>nOQ!iODH_.d41Q]EsQ!>I*IpIAI2H[f/0/L#R4,%=Rp#cvCuE7HjF=c)20S52511]$MIN;(c;9KxY!OmC;-ZrX=",
-    "H8ub*AT:7fKp&]AG2v4qH!>Yt4TDJ!cm7ZxssT3uC=t0FJ@TG,4]Lo9XAi0Y-[p:liC7Om$m0hOA.P0FsR1>OQzbVy%mOcPH8srwAF2U2nFSI!039,r;gt,tGy4Y*ssa8@BRDYCS@OX[4]t,;10SjZ",
-    "G2-RfG5[YxHr<&!O*Zb%0^p<UQx6cH@Jn+16XH@3Go1OM0SDuW8V;A.P!0ba4,lOBp#d)mF*d;b9^PAD4:p]np#cT98V;rP0T(n)4+i2:4,WXS2oE!y@Jn*>o$C^22%rNDqD:DBocW-v1GyOw2%rNG",
-    "4w9ZV4;3Lrp#d)hGc<1e2Mv!/4-7mEp#cv9<_(IfK*q/e2:aSR4+EeB0wWI>#:fK#Q4a_+-0GUAG[(pS1JTP-4+Gf&4.N;K0]QbIQpU&w2,ng)4+x+G4+V<P24D[Xp#vWYG5[Y9G5@+):W)4Iz^99D",
-    "46TP,9^PLCzylpK.M_tt%8EP+/Gr0)f]dge#NK8O.x:Mg4+>)xOCB,fQzSDoRs;1b2)zLx2[YtV6f-5(3HkI69W:/r2FmVz2-),/,T;&0!vzmG,cv6SHZ^k+A2T)p9_CqJ37V8+4+7p(3M3yDG_QDU",
-    "wU@46jm@rHA@anG6Ey%280Vb:7&rh5.WmFQE(gn!J@Amj2;<TCOAim=Q$Ij7I5>]ToLUE<0uJU/1pko.9]k$*Qy&:L00@Qi0uM&!Q!j5ZFw(TO0S>Smwo4zY0WtK90UsbR/u-mXGyoq4H2<zTH2<Dk",
-    "hwBF)h5]Q.LI;8#4+r[69]ba@1P:ePQy&I403S*/01rR7:jxi/0ym374++eUJs$<);Nc8UGyn*WiCiBAIPp=m@Qc=[8_q3$X*mD[zh)2J0sjadIRFIY6awQ-4+iO$2M,U2w:Jpd.!c@TGyhWxBp)3x",
-    "i3uMDG5@&;f&:q6+yo!p0XO8Q0UrV^(wG.pzs7bC1E1Z40SWD@b[IM491f8i9]ty^1s;/801Dr%2;)jYWe)BR1C1F3my@>+z@>JHGcz(83jFs02p]Kpy95so/-B5X1:*$]1JDHzKK+2C0S>Ui&Im8u",
-    "0W&bJ3NA4,00ohE9]t#$1s<bPt>lX@!+Q;@y-TV$A4fE-3LkMb,2=Y)0W:qO3LgPA03.Rn011>]2<Z<39]Smox&sHnrK]xB;#mMxIIt)Tmhlb:h4Ew!xVu*YJOhiex&aRc.[b]P(#AIq,UR];1:cuT",
-    "9_wB23NJo2FaQsj0<79qvZ;>Hv#J3If^R%,1/Cgx&W^e4gunw0YzzFa0^R$y2FI*;0B-V1/:!Ybp*#,=g^fFH.R^jgu>zuf*j5Gd=aKwGhlo^wIWcD%HLsmL4*^U$3Fz,>3iQSU2O.wA@soKBS_&m;",
-    "#[;QO,BtzF;+*>J,Bu3,gyBRF6Uu>30S=S/Ru2eN9]1Q27&ZV4o%sU.]Go+z1T;*w2Oj^6Q3/m34+7-<FF!dl03RSZzk+BlrU5WF.yHoUv1ksu:YD)%cfpBmFQ),AFo#SHg3i>f4y&984]MvjXb,6Y",
-    "-[pVd2p:N-,kAp.AUDhcAE*H@.yHin=9us:-U5oh%:o_)0W+Be5-OoEINk_$cRBk9AF2U000ZvY0v.5@nFk+tG2-RsssT3u5-y/KKQfA%2Ol6Z%mN:r0XP5-4el2YDdtum12M=^0SMpjB;]1!0]z1t",
-    "l$r+ww&4N_2$Y%!4+5LAJsU9q4(OH#9].)84+e@-4,/Km0^hY<7&18v<Ky!M8V;uW0T;t,4)Rt7t[M*!#[nKR01p)WmRJukz;^yTikDa)KQ+Le2M-Z:idYV&/La7HFaQq7Tn)X7SPupMRu2&B@a^-Z",
-    "&WczDf:#N!<&ykBtOEig4OI<@idYWlmIn>Bg_:7x5S@v>4/RX<SPv>f+,;o!u00PTnA_m$Ob*8Z4,;djt=p4(oZM_:&.h>rG<jgU2V<Tkx9S5A3Y).f7cu5G8)B3w1M]s84v9Ghp[IEY%l@oi>^:Ex",
-    "!r74l4y%m-6f]TH31S[Ik5;l!G*$#/4+w+dKQ9S1HIG*X;W24iGC_J_$@^rhS1%MaHvld(IRGytF))x.KM*o8FaR%0G&lexH97YJ4+4,=3M3yJHjq_z0X6=>H2<y_HUJ+9GyoPi00(FZ*q[XrkEBWg",
-    "Q4ZPc1>h;g1>>]7ngI>GkXJ83HZTAfHvk;r00rQ@3;G:RIFMH#p#e1jKdJ#VI57YpodGofAKwBs03XQ#H2<#r0yO]1M:PNkvX:+e3XP%x9_(6F2oG>HR^b9*>6Q#bIgp]O9]km_1RoVOh;<x%Hv2&j",
-    "1cg<!k<E/-NA_prA8.B:S1-NDHZ%Ya1FrH11,2atzjO%Ol]4TPH!L-POCK6F00=FrJRce_)k@mLHZ!mUAKd[tiU^VEHse(rIQg5q0SJMGOFsuSEH.zN9_w3Q2:hrVA4W3dRUd9P+7.wlNDtisj0q0_",
-    "+!h0e=DqvzxB(wGINekQ->rq54-h3BKW[QHFaRIp0W#NAC=9er7&ZU_(fh:#9]bwrR1XA^zDExe@uJA_*Hi<0,8_No)$vLR/ds%X4+Pg#KL#:1G=,[L4)@Svud4wBx+f0[*Hj4KzzhV![bmPY4%bu*",
-    "=37KUED4FcJr5>:R4,aKFaQq61P8RM0Rrnc0[t)>1_k@HF9bI.01maQ0S(3OR^Tc&R1XML9]1Q27&ZV4*HjZY!2urwGS=fN>:ch&*zH#j1N(@u0S@dy-B6ltHUK^S0Wvo/*Hi]etOg64;:hm-xd-z,",
-    "mPa3]0XF_/Hvk;s@@_RacQ!QR0uQPIx:q7NFyjIbKZD>I4-.6GSOfGy52*pyR3$hu%mOcPH8srw52=w1Sp<(2ZXGt:3Lkbi057TmI5Xk@5-OoFINk_$cRAw%AF2U000YCk1]L5#m8<.bATZ1VADjU-",
-    "01plB7Y[1eR38I303J912(ix&4EEo#0S>g((XRmwkGi1&4%bu.FS=mM0S=PB!wwH2tm3f&6*9:h4-SA77&K1_*Hi>r8V;c20S=GzR1Y7w$gu$krIfk:4+yLS4+2#fHvkU-$gge:2!mJ-5bc*!4;K_x",
-    "u:l>jEA-iE0S<_E4,%2Hu:k=94,WGL4:pmru:l9f;E;/8ow8[iH_.e2k+ZP<9^6q)=@Zd^58^ND4;B=wu:k]TkWvp5,vJL4k+ZP<4,&eNQV%$hv#]jLfawGe1=MM<0wWI%z9SCis[s!wu#Zv(WDEYU",
-    "CKNe<gdq!).OLrhHoLnv45zv>4+y5ZHUcjiFaR$KGC2S%GB*Gp3pM_7Gyoq9GXNVg03Ql404gy!051zMHvk(o01,3*3CyDe3o,$X0tD0AJ>=z24hbO,38uDO4;w5H10N>ef#gyTf7mY%ShK>f4+Q4^",
-    "5-XuGGXNPmAs-+6#sd#hqWe,0X2t=#OO4g60S=Sr0^;R+9WekYG%+C@J2J^yA5k:4w*w!S0W!,2A1F1E2L>PkI37910_j+QFFZ9c#sd#hspC<*mjT8D9_(E32M*m32:%ZQfYS:HgYaPvFdH!d9^6(A",
-    "5F0oE9^71x8#MqQ3p4-5G5[Mf01T@U3*HbP3pg(uHUJ+BH2<nk03QxAyb%JU1]I,7xBMI#F(Ds2IK&1YYBrI]0^p<11]KUqn,K%K+7u4_&G#b,As-+8#sd#giV7c;0Xg9mA1=VS5fd/Q,V@1)%mW!U",
-    "As-+6%mWWnwz*UfnE]dCA1gDS5d*E=6dp0i0_t3V4:-r$0$vYM$O9jk0W$y^Ej6GK8!@YN3o!sIGC7kF9^76b5F0iC9^6@v8#4eO3o,y3Fq04rx+4sb5DPCK3pM_7Gyoq9GXNVg00+7g4+@^j9y#O^",
-    "Cpa^BFFZ9c.QE<oIK-zL4^Zo6A1gPa5fU,T10FX388-yxJUGY$4=oZ>AD96*03R;pqY)A^tOFi3%:x,ZAs-+8%:xfoiY6bI0XWSAFDo)JqY(p$&J7Oh6e&3]ArCz36dzJKhbAAG0Wrt^4-s@d4,%j/",
-    "2cr/W+5w;64lf%r01peHBN[LO6f*XjCISZ!0MqdV2IsUEE-2Cy88[&iIO@VzUJp=o1]OIKG5@,M(JTOu6%PcjxE3feFd,i^GVK%sUJp=o10R;HH2<zkH:D8,=qwmoH>ZbIArCn66arokQOyG%m-p8b",
-    "4/LO!2EeaD4*_4G76_B>IPDYyUJp=o10R;HIrusc8[H@m>s0V(IWX.k9]roFI^4wMAObH9>Ojst2:tlS0SdI:1P/znm=/o9s3sOGmYE>5W)v>W3$Dyh2FS-n0S-6aH_/33IRF+j02ng:50e46r@@c6",
-    "Gcdkg2BORe4+>iPW*,4D)W[bE=^#3)0QiDw4+>Gh0^q@6!KdB.7c^Ms9]AJS&<Tq(1RFLW5jQ_/Hvkzm00sM<NChDrIbi@o6)c1Y58DC3r@@b$z<h_T<WPq>2Jxi;4-7V(xd8=yiA)8O)<Kg>>nRmM",
-    "j)8_)4+E)[tN[@<Lmv$<o6Q0*3N.yK#!wFj&d3G;e-),m/9YF7I3XVZII5%p3(]#L4+xXWV,PmF0^P4DGXgdMgkud<09OS2re+S50RvPI1.c>%6EN9p2X6/9>y,g-kOL0=x62-@DGwj&vH^O7.!1*=",
-    "2g-EF3e5xqkEH^30W5:Ai2(%E<GK4A+8+b*/Ls7&O99*l00$a3v4$rIrkFSmsmucp2)3hD4+*mh2fus]3,Rb:4:]a!,T;<+qX7+r[#=:6!)6VY!V3_K9s)cc0W!klP7e-<qdOEbsjV9hr:Fr4@rT&<",
-    "i0B6cJ>p02YYzd1,4h/fVWRa[0,KO.0%[Ktv)u>9H<gB3<sa=5Gb]>%8.WKa4*uE:1f8Qj2O.vz*;/G)4Kx4:+y(]-4+e]VJP!<Q<COeWsel9<12Vv-QWP^Szyk*-9y-=>1K[Td4+8ND6*h+V5DyCN",
-    "zpeo.2Qf7C3j[$PHt2/]IyN[g/&1n<2eH!v4-!blTMe[=0s;0gIg9^jH-oGp%:f6M0S1bmdkk9#/;M/9frB6e&-bU6gCGY%3WNg#<C5:pbq<lB0_9s<9]^1D9^YMG0>WNW3zrH2ze=15pacr@tN]1.",
-    ">y@XL>u&B#9G(L!F)#oF;g.2<0Urr6o&yp&00oNG3k+KhhYbMnXAc9P0^ia%tN[$d/6wg8g/h<2&sYQ;6*t^j9].&[11^FUGXNenw,E/>,v.f3qy+]w3.$r5Xb%Sat=p4nq5_fSGXNAf01pYk1_WG:",
-    "EG@cNq5^,!zXcBj+/n0o(E$eDhad++3!(!9oD%@9-X4lkq5^oewM!ogIidp(55Wc:0W$zE05dV#5C#2!2neIE2oDChzf2Dup92pAzq<>_rU4%bGM<ti2L]H(#sLgl4+Dt.2b[y20S7D$i30>%=an2j",
-    "EH(C#0tKQ04+=UW9^hDC9]SW10*)38v5Rg4rIJhun9T.d1*,,h9X0;T0y&HW6g2/33abVqGAu3+0*nI)gW4ev2)B$N1JD5mxr@tOK;]V+0sR95!JjA(0,*yGHUJ+AIRFn2ss.kcH2A&)2!=jq3Go:O",
-    "x4RJszl/,]2fmk34-,Nb9]JPg4iq@50S=kT1>ZVQ1dI;2TMo.#9]bq/3;4V>-j94,@jHO.@E:%)+7J%[#1R!a-Q]i]!v,G<Gyoq1Gyn$NseBF5of,gK1KPb24+<q12Ok]cq5_fSHMR/[hL3*>3Bv[k",
-    "x_Dl01EK:D6qS)61JMBtmysX=u7tJ$4%z+(0nGj@4+5eC6gB@K3ON7]55xu=0X6OnE-TWY5Cr^W3Bm*)1vtS5A00UW9]Aa=0]mX@5Dy8#1>hM;1dR]3TMq+;0^jmQtN[$Ljt:Uw[^2GeA@bwB3kZ(B",
-    "b@J@x1]JVK03QT300xok9^J8G1lWcV6fn*Q4vYf/b[@xtjRP+VGcnl;9]];B1@[<x0S=QF4+wy%2oDVKl=>r<jk,V$s]E]@g-)daF$1#SOCJI,qXQH+03QlD01pqW1]I^A<C*Z,6b!zgX$0Gc5eTxe",
-    "Xb%SC))F5bF[A;<0yF:/HLC#+3b6(gH.kep1CtO9/OzcCm::;N0];F0ngItx45kAE$OaNIhPx-ZrUMl*.pK[1$p#+^HUJ+4HUI=!g9i%m:-;$Wg%JeV+7Ax_$>5@DG5[X^Hvkkls[s!R$>5iS00fv2",
-    "3]kDQ0^lk!njizy0SMHZAO/MVs2_T6.VykFnl29lr_;!:03QlD01pq&1]I^B02Ma;3G5jN*UFRu6Edg+4+hQ#4-@)@8#Dj^/QaeZ0S=k!1>Zf^5f26IfISZbkpl:_)]vqaEewzY1GokQ$iFBKkOLJm",
-    "&jJq$xCS2&Hvk;t00KJ&xCRG_5ConP3f%>^2Dk.v9W--w9]AJ_6gL153AhF@I4_;O4+D;@2%I1f3$&jg1M/xO9y7QG3cAb&2cn/W0jGpX4+5wI1*YXs9]^3B0^l>l1]I^C02Md<95es@q6G)3<JkN^",
-    ":EjX)9jF5z3O1DzF9]p<r_;8A2H&u*0S#LY-0YcvhYbX_EC^bJAO^SZr_<N5Eaf5#$_Fbv9]gPt4+>u*9^hSH9ykC3I]a^N3cw%&vGfQCn9:g)1_SkF4-[fE9]JX,5);J70S=k$1@[%t0R*lP4O.SV",
-    "10FJn4FsMn2$,ZG2Sp0VlME6y039&7oyP$M=$7y1gaQn_0t1l/1ojdS0h!ha2PrQFEi$6G0Tef%.Ut!Xv6ll64AeOalH&yg<Y+,ih0B<&1-,/,B<WU2Apr0h3ij3n0:T&r]G!iU)j0>5;+prn4=!1S",
-    "6EN@@A2d1EIV3YP(kTaT4CSm54$i%N2JNF/1A@.A9]bl89^V$=2LsV01D7)k*f]J+H4eYM2mm(=KiD^R5i=aI2M*W;1fSUl4*/OY3Mn5OIN3QIIRFj6[X8EAIoUZc4Kg#<ISS$i24D[e+BpvbofQS2",
-    "/m8%HGQA5FHH8EZ2(Py%4%Q0.S=;xj4+ZzY0TeZ,HV+$_3k.9Z1j0BC+&UOF00>:n2n;jITLr!#1:l@a4+,2lEi=Cy4*3BB+&T[B*9HjH:q[RrG2A*BH2<BwngSmRFt80HH!Lm:1F#Jb6Wlrj&-bqH",
-    "It.:I2nX@.OB*%ZItIcc1h)Yn3OR%W9^YMG8!<dX0XQE7G2A)/m-nf_:PsIqHrzTKHUI)/6f_v*4+[1Z5-y.>htLfRTMrc6Is;%G2HZLaLJXe+5-p)FHrzS]m::n,0v@!9p93!sF*5)T<)H6(4+7je",
-    "2-ZSh1:2.v4:a6595w(0[Wt@v0S=km1@[_]4+NEsJr5Y%IwvzTy22m=LJtG7p>Ksv,4P!GG</6r*]&QS3ZerK55Wc:0Wts]0y5k:2&IaG0R)-6A2c<HIvh3t0%ruQ3l9pNK[GipEG@cNp92l61>QeR",
-    "3*0&m,uXNTlCrJ/3*0&diy#Ha0uKtS1]JVH03I:@0y><=+&T#Imd61THLDXJG%;&d95w&_X9V*E4+<7tGdVFVE)N5Y0^m72Is;!F2HZLaK;]V+1:B^(0=B+dp#ufC0UruEp#u*Oss/9uGcch89]SYp",
-    "Is&je2,4>FA2c<HIv)Zz)eZ*F@T,9Ltp+19EG@cNoyr3b6x/!k(E$zIIu4YL2nF]%5gRz%ItBh81:ph<3d05-4:JHBGXMfR4+7je37e6E0R*%Z4:a6595(.0XB0H40S=kp1>X=44+D<84-AstAOq0:",
-    "4cs_hrRQ!2lNJM>0^I;b2B0GZxB(vuIidp(55xu=0W]Im9]SbqIslYD3Bm*_G&MHdIvh6u1DrerrU4HM!3GmF00fN;3]kKai31ik+&Tv/42c5,&i4%u1l&3mImiMJ3abVm4:SNCGynoS4+7je1Jari",
-    "3C>C<A2l)DIv)!,ryCCnh(QDJE(Z6#t=o=M4,;!v1JMBu+&T/whX<CR.tQHoIovuVIX1Wf9]^360^l>Z1]I^9<C+XVHQYJ>!>yB5)SnL<H8$KjFA6v@#_U9CHL(UGHY>d/1Ed2F6x/!k(g6qDItN1x",
-    "rUN23EZ,at1l&3$G%)1;4+>Z!9^hJE9yI>0I^ZiiIt14_2Go_KA2l)DIvzLx0g09o1gilL3d#l^H!Lm:1EvEH8r(W4H!%PPMGUAQ1,[[c0R!AR4yXeK-shTGIj92.56%W31U3L412)>@2(ZNu6Emm,",
-    "A2l^IIvhCw0%!!D5DyBfK;KXYS>SKw8Vp+x1Caw4HrzS_EewzY1GokpG2A)<xE^<20uKtf1]JVL03J2_0y><>+&T!=n,K)i6dyG)+&UaN00Xf.1gilL3b+OoIp04I1CRp@8r(W4I57YQMGT)HBRDds",
-    "0^R]c2H+wDya68yIj92.54Z*&1UCR50XN(>1gjnhwn0BNGdMQfIv)Z#00rjcRu2c1K;Ab/1p>Y+1E_WK8r;c5I5q$WMGUC^1fHo44Ba[f,X8>%0uKt&1]JVM03J600y><>,8u,Woe:i;)Da&iG2J:0",
-    "l[gOyiysdPtw8]4HUlpY1GujT4-tP&C=.0z2SpzNI/mAF$=-(:IM]6A95kDud.9k,G3EFOA_QDt4T,%NF9SC+qU-1OO*S-6:-whLy&n$&#+eBsH!L9!.=!he1S2sp<u&e07O3n56f/vcFAoFS/4k=W",
-    "9]JMT2Ok.YsO$t9GtT%X0ImlEU/IhHy%+!-4-zt$0S>&sy%+$yM+dS24,fF@1OdkZ4-Aq11O[3k1_%_P1P:eW0S>;2$4&:80Sk,#A@fNftOySS)Xq5tyt5n+/mVSlK;8,P5f1z71PI3k4+FN)6aeHt",
-    "4+i)T4+xkOFAF#]qMJ1U[Y;)mu.HZ@*@-a=A)Wyr3pW4*fm[l(12Hr(Id%=p@]1QQG&3/dqD^.Q2<eT;ha3zg2Bx+I9^>YF9XE%V8xDlGTps[9h:c(.I5+;Tzj>Y/i_$c7jo<S,BR1-k2Ol0d030=^",
-    "443U09]Jak/La7EH]IkFt=HUJ1or>C1%Z$W95yl!3E,w*2iV;h0zD4>(ijB0/m!r1o0Yl&4,DV00s@GE4+7U<4+f]K4+Zl1e-)@lG9Ljj@cDXu1P$Vy0t+A;3N=Y,4%78!49%;]34rKp5i_vu,[/Pt",
-    "IRFF7X%8RY/m#$ZD:MKD)3OsAHnh+O2!I0*3-OXx4,1OUZ4WHp+7blW4+eN22RhTW1PkWlXbRl6Qx5<$uQ:*q>FoSM.hB(L2gTY=4*,;]3a0614(R(o2e-Xo0S=P<+YAWx!m9xrHQY<HuI_a5N#%/N",
-    "2LF.BD:E$n<(lrkH4g/o]78x,n;eCa1(LX34*@X.K@%^,G0y/AzSd+3#Pu5kwW.dX9@CH20RVRjTmp_x3J(r^:qQR&z;pdu0/&xv4,_+/6Ap+_2aO8_wBZ-C*xm-Z18xrl>Vfw:2pTxI0uGA[1-nwf",
-    "0S=kvlpX<$CJzvO1,]TQ0j47goCN_L0S>;r#%2c0o*n;WuU8KY-sFKru;Yg:Cj=hV2<ed#0U]amx(f^(0WUN*H_.Ly&.6[^0S)C_0DuezsjhDi1itZ43HE;M3A7O(7dZOmWDAM!K;j]I2;dG,0F5jO",
-    "g+T]#y9W!#,)RY:[[kE]=EwQb:B#[KfD8aP2Gr(14*0%r38v.00uT/g+P(,2q7evq4+,=]9]NRc35S5u0SJbhK=@*lo&g4):IV*xsSE+&re>WLqYMbQ!vqN(1Mw&Z(6V0&w*5H(qF<OS0/FXy,VYAY",
-    "!V;9SwPp>l@OY_31q#Z#Cj+0G6%QYQ-35y>0kEi74v(M#0gV]B-OYbc/<.=R.U9.-Bo5#K28zNU4,:z*0uGGzUIG6o4+8kEUJnL;#9tmb01pq^pI#g**Vb>b@VJW_yoF2-294qz0/VT%3ziNK1,-S<",
-    "0,X:WG5@+.,VHAbI5Ni[1=4.L4+@oG2e,pOF9bC/rTGy6(.ckNlur)V2;MoO0*q7+=Y1hQvN[Fz<)8dKn,&PxwpR^8t[w)%mK+^gE4]1m1c=,p=#Kdm(QysFy:t%tt[o1f5DvEG1>ZWE0jgaN,p*VK",
-    ",]0*qGRfHs2%QEqI58^n>ihghvicqgj:mZg,ewOUuKm_n4ZO5p1-(!w1(Vns4AR3528[V894w%^4GihT6%Rpy)1d(zHh]w14&CPz4+X&*4&1*cB[nS9#uWiJ4$RmSF9$R:&DawI<xTcOhXM<Bqyi4C",
-    "+(H1=3J(MA+93^Yftj5F4*_wO1>>)U4,C4/2L,g67z;5W9yHdDN*Fb_YX-c<3Xg9O3FMlX0S=ZK%<Ydq!Ws>YIs^Ft3g[9C!NrOJ1piPE7kV%)I5m43EdUPgF$b!:Y!0Dr1CJ65!tD;bGs*^9;PCS>",
-    "rG5-@7Yf-^106Wfwgv.33JvhP3<AA/hX;@K(FhL)-s=xP0_.7;1P:+Q2p.MD02Va:7dQX_tG5[f1]JDH-Rqi.GXO6mH8/nO*%c1r2oN*;1MJ^:4+P/^9]kl40zMKl01p/82m=uQ2<g!,2m#dS2<etV",
-    "22D9MD:U*44,J9YZ42YX91jGy2Mnew4*-az2;YEP1/Y]xA3is<2L@#wUIgJA47djvIRGp)H2<ShlO7y0xCb0L03QuC02MKk+71S@2oEH:2OkDA02Vd;88Ms;3E8e2FA6I$oe&:EF^w#KB[TpMH_.dC",
-    "kz)jtpd$]iy$2r$G5[AcldlF37oZRW/+FrdP@(Er5HY>80-#kgA1pY)2OkYM01@6*9x^qu0tJ)0T<y0E2OmH,04Fgxl>d@K!e.Jvy9FIJwzmTnG@u4X+B7UMHo=xV4:kZCH_/3cIRGC9F#s1g02;:^",
-    "5itM)i$4zu[thoeGdTbsBrpIU0XE.l0.rZF1B.[94+O#o9]kZ00zU)H2<e&34+W3&Cl64.2OktN008Qf0uL+02LnMKE![8+*QJ_R4+hZE3LG^/G!EA,E-lmkGy[Mz4<$i7IRm9#0+ri54!u1F]C&NC",
-    "05muN7A3:U8v=fzZwan73FfXq1G$a;4+=j=BQ@bBI]T9p2O1AF=8p9)yFfn+IV;1.F9Vw_0Ync3%Ag;!&zJ)X+Mgj09IG!60[UYFxS9;Cl3pJHHi0AvlfZ5d2l*ud%[UJW&ZHF&8Q0hb1.U3Q4+oiz",
-    "IvFwm95etA2gD_Y2[.#fo&*ZwK<8ENCl3zJq9+d#&Zx^+3Wf;F05$m71@FuR8xIHFgE]VonPCi<6$9/a4Cpciu7M#9.^wcf+l40<a[vy6:Q*lZH#wjN2iKHf4+G!@1),P,3:pJ(3R3^12%;N$4yiK&",
-    "bsRFCG6Eh1n$AoMhD8%OHUcCXHXRB2.pvG(htB_BiPdxgE(p$M4W8i>9yaGQ0sUbMt=o.l0US2_5,.P)B<3JGOdkO;/Q9[K04gv#-]c@K$$1CF5(tIw2;uKqvg!y5@2i0I[09#SzBCy!03kIw01q;c",
-    "nJNL/6c5(_p0>-/$2S343Z%p&7A)Sc1q5:r$ejrf3CK4e7Bv79GXM=/HwX8M6dw#Z.u;PE5f32eHwe!b1hRrvA1W^0M+Cnd9^hT%M,7X,c;CQV563taF@21,4+Ol34+iEw3iAR6iTz&%%%^tm:Ky_:",
-    "90DH/;B8D$GPg>)uEGf$GuTfK$=s6QYZ5o,ehHxl1,XTA4,4v]Aq^UYLjs-w9]]$(q9Fht4K*JOHRhrr4+8qvL.yA394j.5;6qD9$)q6wKL.AtU)/N:WMg4)aAjoKo;sAP*7aF$5HLA5WHL7H%$orZ",
-    "FIW!Y#03v8U/K#E,V>fajsXwV0kGZ>4:qy>50wV@%$orZ9<qvC43WJB4:VN]Im!zUV^rc_4.<+<4--VV6b_b253UJ@&6<!a9@Oke2/2TE4/>-%uniAHSsySli4G56*^MfG1Tog,6Aw7;0v/sr4.@E#",
-    "4-st71rIob0^P#H4(Kcbsd5I-B<G([i7gKU;cN_[,<9G]ECN#x/mDg:1rMkJoxBAPB7p<DgaVel1rNCakGusOGXNYk,h2-;0f<W:4;Tgr1pqe:9[Rfl4;FX>1rJi^y9EFq4.nio4+)>76Av-[4:+F=",
-    "4,vTd6Aw9BA22ci4>BDp6b]]l3Z.S04:7+14;+794-bk96AvU^4-%FO6AwA(0^pK969Ty[55<w7,V>f>vJ($Ghu#zq/:dS/6c4Qdi^(@@/+6ZThfD$3q+t(.0fYDx4.h[c6E8YuGxhfq4;phr6E6:S",
-    "Gw1gc4<liU10MtPmSG@MOZ/h%3=Z$NVRC14c!!K)4=wmo[1Xpnd::&k01pS<CJxjzFAp-_)DtfQH$Iw^0S[Zs0uKbj-[=[^(*hrGU5Ww,ozVpbf;g0alky/4=c)d500y4qhXD+STLRDm1:6+@E.bHJ",
-    "FkOY:2>H):i:3n)Ex#%cH-eRQ3XRTf067E_1)-4REH=fbrU3/7rFstqn@[pb+t,l+4(zlu4+,$c0tbmw9d(UgFf&Fm#;KWVL1zyStgUki>cRB@*c1!Ptp=b]te]3TH8wLtK^Eu0P%^d_Fh+[(C/VX[",
-    "%npAbMKCxuIW#c.ZxKO3K[,W401nzM4,osz4g;;yrfUYrqz4YS5DJj5a]zf25ja/<:tinoGdQEj-Q.HV$R7&*0]TC74uNq684iru6$-w[4g3Nh3qy(m1PTW1c;sfU5i!u]6adoK6FfsgG]+qx0nB3$",
-    "0mC=B6CEx8:::[DI^ZOi3,sA20-W>6nywZGjspgZ-1:.x(heUFH,;)Q2%ZQBmAVZ9UJfk,w=k1zj;Co&2xkTC!Wb;zUEFXCg9!>Z0Sm3p4i3L)1c1-,4,e/l9].#;wBZ2/vkMOeqs9#jCl3&(#tjcc",
-    "uFv8D9yQTN88y-J4+ZeMVJ@]eH1DVz4c@F]1Ne>V4/IbZ-Q:DeGchd10s/z@loAgF#+hv]2@x0q%ZULMHUI<i6f_xR0tcV4IS#z/Wdg4,4*^tYZ!0xlhKO(v2hFomJ1sXffB=[Vl;fX(p0IESgZ2dr",
-    "!0BHM>S0Sn!NdX&0k7%<4z0pq1hDBS051f@0S:D22m.=b2,wX52GVl[/AN1X8#BI=2=2Gx+W@>RC._:x0uL-#p9(BBU#QuO0SLGM0Sn*U1PryqVGjWC&3+FB,K>xw@T,9g@M8;>1$P,b.pdWq;YRUD",
-    ".pT%80RWY12[-9nngR::uUZ4(xC-x9&.X_kDgjghnN$v#7XtX#8yqy7wjBe%Vh-an2*30i4$ox,!z&KH)<KL6BM$.!Hw<*D0S1Y-9TGV-0=eE:1j;@h4)bLP.%k[+0p)fECJgMYBp(Yfqr;FmHTJ9,",
-    "1c[[z2JQnZH#(Qy0TnFT0]vC0Q5JRT0sw*v4[<b[8y=5OG#oMj0u^<@4-hmz4=y)p4-,$*0^c7k7z(z>0S1P<2MfZe0Sn,*Pzu7@0S%*^0uIu)9SroR-Q/27IGTtP4!y$x4&4+VU<+CL9X]pwFf)tD",
-    "0SAV)P!A1-.[J-R1OL+.2mZ;e17RLOxSV4S)tVa,Hd>VP4+.]20*BrT5-HOmhR*:Globyzx7]Y*Ih>YAF)@/,2;)wmA09dA[0RkE8Z*vY5jRyI2RWIp9Um7t01lJ>4:IQ6Lk7D64]1HY9Ulcb01,I/",
-    "ALau&00i6pMGpt=[Rtd3;c&M,FAzB^[FMPZEip912NyX]4*,y]tpNw6oe3H-@4cZeG&TSqAvNmjdLJJ*@4ca!0W&rF6Ar+H&H)aGCI*Fq9tAc(oC7c[Fxm2B2dF3o*1N+29y0wb2$hHl7&G@D2Zfqu",
-    "4Uqpf1<njj4+#3IV-4B_H3yQ36(2n@>B9>LHTN]iy8$r(9^YIx;$7^fEc^lH0xba(2fqsp#MBcQG2t5<1UCQ/0-K0:29gX1Um7[p@3ero8w.=b6%SMB[2d3(</OPaF9ogw4,WIMqX7<K1MSCB28rQf",
-    "0bvP;&H)9LEDr$a[2c&Y2.54X0SYkyb@HLQUk>Qx8z(k1)h!.+GRPYW-5@oK0Sf%.2Lq416b^cMv@[a0H#o/^FLE+8051eKFop:sH8^tc(:f2,1Ba:>27#7T4+zK@3!9)P0V=*BG&zj[2e5^&0R.le",
-    "G;N7c[P@9Rk=:J4-q7D(6S;F&F9]d;g#[l5HG_5XEpi>PH_/3,GXO6IF);!/KQ@]TF9]j/01L.ecNa9Q$pHkI&-bmiuwxDH4Fv7>Sq^v74IcnF01sO34JR^.03Sm*030)/jR68tF9R](<C=YYA9ghH",
-    "4KH#tFaR$CG&2AOz4Bxa.OA=y2JWbC4+!xMI5ROi$Uhf2v>uKCMGn[C0uKYTMGC8$GzGTG9]VcM0]$980W&(wJ@WX,uu/^#(rN$_1=Sw43d.!AAdTZu1C*X)3g[[/HZlMYWWwSWA0RT^J]C;CH0UZH",
-    "6EgrCGN@)+AJGCc/qevYGXMfw0)7G92o0e62L!6hR])AV1%^)o4+xHcSqFua6b$zV4(KW@J_A,;FYN&@F#rzi-8PC,!dNc>Fg2H02I+wh4e[IM0V*&zw9f(#m/6jV1l5HI3$M9jF90;/:P,]k=T7cQ",
-    "y[m8!Je2et4.zQfkpT^+gpofB-JITDF8q5B8mW$q0S1:@9]tk#RVX((>bwj/H_.2nQ4a&q5eM<p3*nJ59]]%0k>!(2q/y0s.x2=cGzP^/4,C(NU.]JC0uHI&8x8TIVjo=O%-9GN*aI+QVQ:I%5i:Sn",
-    "HD)xEh_xneF-NAiat]n34<R/F0S>C80T0yytFZwOE_=3$tp._b.N*%R1@iFF<LmrsP7g7s3lC(4<Lmreoe2*dh>L]/8($B@36qHA0S)R24+<ir.N*&UN(PM$4;R*JDKXy,4]l%p1@j5.0S>sZ@ezPX",
-    "4:psC.N*#>5B&s>h_xncp#/]:2$P890S:tc4+=@2Uk<uw4/^hA4,%.<Uk<<.A1N[b4]k7@77r<80S@Kj6Au[aumKMpTMrrHumKMnTo1]wlZfO24ekUF/m(RC.N*!Zn*joz2oD6l-b-aR0[ICKDaOU0",
-    "0UkETF%JRo[G0&^qobSw3xoj/6w0<64<^wNXb!<T77n<*J2fm<ya5jin%#o]0<iE_2Cu$<0S=g[&]eP@z<Q2b4bPy!0S=(n&r/NJj1_=5tqKna#7zl/.7W$^8Uom$3J(*sMF!Qa5e^yU4Y/T90-K_E",
-    ",Jc2uzNBj!EZQssz_3nd!m0reL*0M]4<#r[4G%^U5Dz(_)dUHoQU%4mYzO@Q3kDhwDWa]c9]];fs[sg=$BzLDiO6gWv%(h,-Q=wq0S(#E2ng@DDh_[)sTB&<0t3)j4+y2M0R^4%mjR^(0Url603Q!H",
-    "03QW503R;p04g-$01rE#jcpHBvD-K1Q8:#94;V=5R0i>i2nyj^9^qNyu:lVR(>9a5gZ:Q.QuOi.2dP&N9MA&_Gs%^04-8JK77qm5oyY+X41%T/421kc1H)(vg%JbcL.Tk/Z#aYzAJG9Z00#ZGDGr1Y",
-    "A15-a4+P;=6$,lIQx58c5FY;Eh7lj>0W.&*G#dx,-_NhQ<UImbIoJXM%K-A&g%KZ<0W$y]GXMo$4,kbB9x;fI16U6,h7lVw011Pa6bPK486R*pt&4=MA0aZ9vmXy0-](u%H8$i89]bZ14+e^O4Cw4+",
-    "4>;Hr8w8za1n-U,e,JWcW-13rX6N8_4/hy.&0@NNT<OalV,FvT0T0yy)ngAcuL2Ln1%Tjs4-R=E4;)2T4,DO74:3[;HoFTCW94HHBdrM!9O+[ZA!85439$1P4+HKA4+!yN4.$]x=.xh_Rv#<f>YDtq",
-    "[bLUyqzw,kfn*OMUk<0CWDg)-59I@,*;JEer3DZD2cg+]4-#G*4+)WE4/+y,HP[jl5t(EUHdh^lG5@-Ep/1v(ya5kBu<es%sbmi!Uk<3rWDg,/56J]u=A,-S<&ph32eo7aq6iNHxnv6<1,)brg@@st",
-    "68=DrEiy2R5f0eq7at2a;_xb]r;npmqyY_L[o<BO05vSp0S=c7)35-wg*p!jvBPEpiw6zU5d!AoX9[!-!ekEw(aMVf4+g8M-Q.Y12)*qX9_3kD-1_qR(,RL6&A$T!;!*Ki2sN*;0^mC@s8SCL[=A%9",
-    "0rQ9p1v(D==ph$BxYH31HUz<H3.z)wzlRGAjAjk5A091<XbRH9hye@7i_.gYy#xcUk=_P1(83G:gcA(MPY(;F+:!wducaLVMGA]w7!Ls8f+Plmy$laLpGyx<$nzE,N,_lX4/Tc34<szkR1a39=<#xw",
-    "Ro;-+JL2e73xuX000j!nsS=wS:ro#AG5@h7hzkw!3J&FH3Gy^%Wq@[8CNeev46R@S9^naMfXe[^or+^).3I.:NDl>;x=)S=Oa%A&dk+QE]8Wloz5Qbi%hm)B2ffCL0Urf501em=4/&)AQV8Ch5Dy94",
-    ")B!IhGcw.nQVWAk1m1uz9]kO!:LVW&G1$^r4v+#5I;Ah3A964N9]JJ^2A1g=599-Y2;omI3/P%P0SS&>4&nU)4v<LY0R+vN1P3>[=yGgREZ36)4;T]mRS#0iVK0=eH8IW-51]2zavzofINkye5rfSE",
-    "0TTlGx*,Y4bsRJ:4wIz.4[(j[xB(wgG0^=C2*j*_0S>S30^n9kXBafZ86GkK88,Nc0UkC03eV&o43xw-4%Y2a4xhhi3g!;9)fx[4)EW-7(-5l1w,gU&@e+ko0DmxHW;;mCGB5xRRS!7&XbxQuX8LFj",
-    "ivbUb0[UnUuL2L02IK3F0S>G21@iDSXb&+@4:r3C4@cdh4.oG!4;X&54r33k3Cin=0S>GR2<fgyXbw&f1o_(XK_=6vG4_A*b=2%zA*2ltI[Ii1Uk=F<XbxWw.phVNb@Kh*1rPlPg[5[68<&h*3HoRc",
-    "FHa9O*b)yB@e+X^S061h01tQiXb&#D0S@X06AwE2XbxWwI[Ii1U/Ohb>3DlR4-%6X5BUf1:W%:gq6iNV@e+ws051]aFrJxHFAp=_jS)UFGBwZW0uKSdkscovGXH2F3uXX605mZy)&UO&r>gE$iaHMp",
-    "u&ieT)y<wO1,#5;2y>n=]7afsIgQE<4*+Har^qR81pl2;2+M;V4,/;p4+QAhoB.CU;r1LzHZ%YZmnaVcxo8E6Y6V#V9u9*c4!r:mx<Zp#f$<d@2%1+1=8O42[,gy5zw#XlzF03SG%/6q0v$8^7dZe9",
-    "&-A7p%&lew*ftLp:*8l0Cpn0so&gU7!JGyRmxZeV1&Ea#0tXJHt(*Y@x#t282-j9FEj2s)%LWKq4Bgck4&;$WZExPKRS27,4F:e=aRXHgZ6Y^/hzA4goGT5;0]Yk/Xc9RY4+P]22P>Eqp#/@P#w@y8",
-    ".6RE$fdmDV0t42%1@3b&Lk5uR0u9Zn4G%4@1q[p9fdL4w%:xeC*ai#KiyRLBpbHNQvIP$+l%k#i4*uU#1k$Ds0(BfYjK_BDvz7!cH9I_7,Wmf$4+F6q2H3L/45+OQ1&[Vn0S6BQ;57SAIei9%xeE:X",
-    "y&DfAf%sGgspw,1:(CVlqTR:/4-/Sm4+hPY9uEZ2=AQa4rU<SnGR_t>38!HNo_LgeIF]zijQtD)kAn-wIA-$B&GrH%HaTbxs;,Y(k=%:/yJiT3UJLhg0OLCcy6*xHaHq9F4.P=IeIH3VkR1-zp^TVn",
-    "vC[$%7y8Ps0R*1_0tXKOuE@4pjjbOK3FF_o3dlkwG&7s80z)/2Lp1*D7Yo.n0tJDoHv,;*4Gxm%0]6x#Hr<mYWemRciva:I0)!3.k(dz#,-*yAIcf[o1rO2!gxvxkQ81md0tvBT7Bl_i1P/eq0Twwm",
-    "0[-XL1CIk3IHm#:Z2$&69yIs<FC[TF@2rU.!_z_TA>bz=cmW[_B-;,$A15[60uIIkCo;#&umS>N.pmE3*Y=S+1vCHxlMD*z+6)Duz#0y,4i5y1uXY(X#a[_S4Ic+H$c%CxHPj9Tjk]9iIn)jV-4B[k",
-    "Gt:;r2si*A0W.&_1v3C212O->HUI=_;>2@m0uMc$jt:u0/8Fw4hXFA))ebKeGcf/gH])L&1h%[=0Y)DLFx;F/2QxDO3dpD]1Ca&^,3.V<4+rw]3m<PDIo%B(!2:n@7%.>(3Lg(N,3/cFFaQ!T039@%",
-    "iUSV/@mPZS=pqqC$qf%9;_WY_m3j@_eh,TU=o0W^G++GF3NAP[;a2uT(BbF,F90(!qJ[$kArA!Qw-Kvx9yo@X0]w[hdk+KWv:+ifEF%vOyodoGE<l7.z4n#;89KTFA09M;tyKoQ<H@JB@,TGz>pntD",
-    "0Ilp:1/Nmj4+M_h0]6lqCI5&44;N+YQy-AbGL44/2deQI2$ax80Xq*lgwc!v58ndo7#_qI:KF;c2eSPj4-GCO4xZGE0UruB03Sd(03QiA053%_GIAdUH_/3)H2<C=mhb@^KsW#&2[Ql,m+*Q6-Kp]Z",
-    "bPetLAR098&SwuHvB6a<2[JGM3jXsD0ir$+2F-Nn4+XlY9RVT>QP&d)o^d&7jPDH(EZo3V4/13rQy&jF*AoPct>2SR*AoFD4]LZPA8.GT4,l%(i_$ei1J-^Y29T3i4++-39XS93.q#G*/[g3%Mhmn:",
-    "4+r!1QVjSK4VMTDs-Uzo1u<Quv-hSo3,[SM4+qQV1Rn,Bn;ncF&Qt_2B<XAS9t=cEEI2s-1.lqg4*.025e@@b(<hTrkB^n[ki1nMZoZZc4,DeD0SvN92Cv[-1gAp[IRx#yQwzov2+N)r4+e>+hXDr3",
-    "v5x<[1LD0=8#d@#6gjN_0,6C2Jkc^[A<Igu4.Xjj5+8-EHqtaN6*V@^G!CBnYX,uC0t$>u7!BUz84nbvLk5fPI^NEr2iODviV+V6%8v=U)dma4<)I=SG%Wk(9SXKcAJPIdoi#6BGBvau88n2D4hgQK",
-    "crO7sI<1LoLpAOQA5$_[4.3fFL.,BGuK=Dqfe8-Si2id0=a2kE#=+TSGXNSnx(6QyHJC#jGXM*U*B/eZ@dc3yH=UAu1UWXu4g-!h9]tqU4jVK81n;6H[)@h31-h:#G5[Vo01mnShXDkIk>7[&#[&-/",
-    "==_LmFCaKD#10:Z0XP633Nru&ht>xlv#^fr.nj=.=x7aV4l*.6h8hOV4FppYE8WB)3xcBp57Pq84If<P04Fjr00[b$bq<l7t7!&+:v9ip+@gm%A0apViE0lZ-DTQtZaK[j7&8DJG5[Dd#S1PuHiQfg",
-    "zIF>,trrgh-m[/;3pUMd8Eu@r2<f5u[sI:;01pMaQUkkv4,C>:0WV!NHUI-vt]eh#WpZ+Fa=j5&Zw)YJWiU83+nX2.DN+uSrU4HtS@TRLn,_u[h5@/VZx17453:p8!4VG[=a&3Mjhq+[Elvie4G%$9",
-    "A1pEa4G(yzoEQ%=/mH*HUmqbYi4G4Lx]]pfAzu&V1nt2Q4-!Tg4^^Qs!4U.o2oD6EfgTGa0g;(28iL>r9^hT#!XQ00I5=hO0UrQ3mW_7u3&xTG3aJ4D;!gfgGv2/o3X!mH4$^b+z/#+E>yr8,U:=xE",
-    ":XvH)=aT$DlT8l)<nZ.,,vR*_4+W2;1rDwO4#cZ-3xd=R3%CIf8nN6Q4z:9O2iY>O;;4>ifkXf@1=UuO49;684w_0N2JOrN4+E-(Z3,m<&%=/-zs:-.2+Gbz3E:(GheHhd#sUur[:;<Y1NycB4+8)6",
-    "7Xz*GL.of67Y>@mfN2gK2*S%#4+@Cs0S*4EAS5.7o&zf^HRg;21oHR[3%pMeGt,fA9].$Fix:gKT;XI-7&ib4WfC+S3QZX<016xd+.F7&sT_fDr(p%2v[EW8F&PEJ@YSFhF>Q5N2:6Ww9^7F5z6%Mc",
-    "/N/0BNiPXEHTkGq1)&cM@:+QKnv($t@uwp04vv&s1mdVs4+ek]9].@3OAiCmyl):EHN2:FI4v.btOp+mGurqT6EdI!2tW*@g@WWnToO0[5,]V]1E^B,45k+d<VpTYr08%4sii:/0<#aG4+Yida2YcI",
-    "4dVd>i_.haxP^1-<$GgFx[d@2lEo1Z1=t:+4v:)z2ku7:G6Jsu5ePF63&!6E3+d/=3dqb91j3OG1A=:$3dcte2A[)60ik6Mvl9.Lsk[*nA(Y7+4.O[s2QNxEGSnImDwCQb4+yHf5f1+X4*_tlAPBOY",
-    "j[y#czX1uBL/OkKyBi9ykOU6]=^;nB4(8lC1%r<k4$T$/fZ9d[Cl3SJ@4I-Huu&6cy:1U5lm#p;G0hSLmXZMvJ+#JR4.gUQqyZ1o0j:ov12Hkm-]_u9umwCaGb[1kA@FfEM*@!,Bo7an1q8/B8a90%",
-    "H2<0g%],;)4+fnDA1*Th8#e$2ypjYTa59]*AJYLe03QN303QK4015iW0]qM&odp7g=%<<!H/YFrh[atD=6L%[2%iN3eg,NJ2A:5VEi;cPw(2ARkQV_ps#Ongp9LS%0W].FGBe,.BRMwW0^lk,nraUS",
-    "y9EQa;mh,A1zry2KM4EJE)zN3/t&VQoNpfyIrj.@Fz<I]3ZDTUHvkLU>iY9%4+Wk9A1*c91r4sqMH4K$93OBr+XWxf0X6>10672;GXNg^H2=ONGcf/I<gW8*4+gyi3)/+(uLUA8EU)nw4,nf00VWYZ",
-    "FAARl9]$ws1q+<59]bc2A1yZ91syZn&.+zUnj-<<HQNOr(g8OBF90(&0243(9]AT29]$)95-w2cAO.WC2E7Cd+XWdoj<u+35-NNc6EgrBHUJ+8IRFcu0Urf903R(k+XWsp;yL]4-sqaYHroXs(g8RC",
-    "E-KO!BRDqz9]AYF0^lr28wQlcYX&S22E7Ce+XVvBv=oQ^3m+0S00hvZLK,oj0S=g>91ETS4+gIiA1*lC1r3g)4ihYx5g%]j+XWxf0XYC3Hvl6yGyo3+wgV3dryLSFtmrNVECle61q.Qva4a@Fb_rLH",
-    "H@fFOSq]4>3@!1-0S=NApk4.v2Y<aKmYf*>t/kh0o#O@th]oU]1&Wt(9[<D_7c:Ar3pF]lx6_gB@DzR7<nR1K!md*.1UE6sE*^gylrAncG;4)Z*,8%##:5_W5i,o;c<Zt=%2ft=4*,$Y4,Vq.T;>t#",
-    "aSHLP9RR9B4:-V=3.B3M4.^9z*aR0f02(,q)(-Uj01pS!>7D#Qfc6kBHZTAsH8^te2BqlA0S=LD4-GMwaSi*>7Y>v1)C;_GFf&dF,82r2$#4&Kx3!7=FG;_rs]yc9yQUB;iUBMoytRq^FG;_t)B+Df",
-    "(dP#*ivcVp!L=D3FP-H1IMo6G+Hntb#.hw8FG;_wz5)+J>0.mqz5*]8H8sBiFPi^_F#QAtx7G:@=5l9Cc*)%lAD-m,)B+JR01p8Dl=,8/FxCPep8+%g5-fftA3rgm#c:ZHzycqV0W]-*3iK8)1U50$",
-    "#t]P4Ho;:k4:kXoaRub$e,8,3)C;Rj01pxWm_k%%Ff-%!RWLLF1l.825-55U4,x-EaRX8h48Z[pH2-@!2gs0S4+x+G95(.C]Cn(OpaUNXHUJ+CHUJMf]Cn(CztC]H64;O[6#tlU9^g]g(sd6s]Cn(E",
-    "-k!)$2M,6J0^l.8lo1_RHlPC=2[,=B5I6uI0XP6J05_uJ2.G]>4*2C30/VOG4,(k[1E&8F23ZdVpaTyPoBI$BkVy[(:6mdCG5@ml0^mmJ&v6c:3l9LZsud3_iqCNtIKyQM>vIfB-,e1).cJ3d:[JgB",
-    "lA^Kl0.xD_1:%Y#4,cFv4wV58WFI3rlmP_C3a9Bh1KzGG4+X[59RPw:45sZJ1/B]b[evS6jpI)r2QugS-sFlT):bDqFkvGsC9SR-9B^lr0]mIm.N,ehI5RQm.[b@(#Tf&kflLSK$Xf@z1p$*c4,1)v",
-    "kO2bS2;B_J5-B)08#QDB,mFRjWDbJe1qGR74+_r(G&ukcqm_u^y<3%9iOml>GBP%@0]bPR6%M>,84XezbJ)/:0aG6YF]Vux5I9!=;Yk!q]L7.L[sIU7%pWc=HzEql.tQHmG(.HrH!wvUGS12m9[<I)",
-    "tq%Yd12F:4yATHD0Snu]O#[EUBp(Gi:-*3mH95kuI_+EQ%R_%=!x--d@Be@Fj$sc3p9CKRGI$;MId%/dcm.@+!vPJeq!.%8iwy(UXbz/$1DK_G0_,$)y6b8T;Wzn0&X55WHQwVI3yc8+y4Ml]yDkE.",
-    "G!F_O(MArC2M+=N5-p)1ti_J@G4lxv)LRDQb>&-P4Tz^$0P[Kx=a&pTFaR$lGC2SQh5jfJH2;sN2L@7B9_U^=0wOIn,VPo#<(BcifGG*](hUzHS@Prh%;^K[@#^Vrm.$fO2LzYz1rGtB>8kjT4+QcF",
-    "9xwm_!:a)nH^VM]12+H@H_/35H_.zk01pP8!O-N*<(C+8Gyop_GXNJe02eX.8aDtFGw-9-9]bq=2<Agi4$KDwj*]<z%m)HlA0ar,2OkMJ03t0knFJpyGt37LQ4XTS92PPF8aAs04!sc[1U1PAEHF3#",
-    "F99+$03RhX007lG2Z,tq3fznl4.UsD4#<@ts]X3Z5f36,47@pT1C5Rm4xH)>J_A-fkp%.G!yFzm$Oj8k4+OgrF90wz00oSUR_9(Q2Ok4C02Vm>9]Ji67B&DM12>N&XBaZ9&.>C]9yiGc1kR-G0zC/!",
-    "qXG,O5d@tFA0GuZ$>FhoH2<B-2OrY@GrSQ8u/CCV3bF+gF&7=RF^x7_<X@zqH<p!q1T-1PCowUH4j(Kw;g.W23+<ReGB*G#GdIx&4-Z,,EHE(uCNVYu2jCG8CGZIoGP:#k2Fu112dDubAUcQw3^XfJ",
-    "=h=r6.QxwmS@Pxc5e.+2A@:&is0.$lHM.cmFf[,UR1WhA0P$f7=9c*v#sL-N=9c>G(FqnXA]C<V02Vj%2>FPG02eX.8!@YN0Wkm.F#s4a01Lel5-6cU1u@/LFAp*=005KDQ4Y,q0$Cp*G]vYw1_o7M",
-    "2aOINE-Y[w4pAQjZS9-L95R6g4-H//JTW-m046Xw00,p^4.*hA1cjC%1kv[a2.@(fAUQgR0t[mX.:gKapx+!1AX*OszY!ZT00jA(I3EN!zY#t$IXD0eQx5_o2QLCRIRFE&fLsQu2Ok7B02VRK2Ok45",
-    "02Md<F9S6&046jx04g*#04>8&000#NF$34P6$j/43(N,tma,oY2InX*4:2*n5iiyOF*yJcG5@(H+$Iw-:/q9RzYzeB/<Sn(zY#A5H8%hkGXNheH_.b&4EG@!FoT-N3(*D,7QYby@C];72>FG603RhW",
-    "002)1;3x^JH.Jc0AT&CN0t[mU$cYCH;ez=0AX*OtzY!ZT024C$x(pu$F_1Q$F*z[+3[(#U=9dgVG5@blvL6QX2<eF(2=KQ*2>FM802Vm>9]SP_7cc+];JOSwGXNJe04Os!,_$Q25e4+x9Ulcb;kqnH",
-    "GC4WF5d+by9^fhM3Lhab&j&9CHZcGPjSdei$SMv]44M8M6g18U966][aSs:05ga(UG&V6gH2;;X5f3BG2LZKK1;ie24dIcq0S>RA0t[jV#,]>(@k<=UAXyIryAc_Q02DH%!xaw&yAdupGyn<z4+Ogr",
-    "F9SC.00Xg%7Y4@&4+N$M7Bk2P9Www1[^CSuIO+![GBd*^8#4eLGXMc42g51^nH4KCGROx5rq:)F1vkhCFAg]2yAeOu0Wvu;01@9+2(_l=ubdDM3AQu:yQo7CH<gup1vWSU7Bv7bEHW;v4p9p12>!c-",
-    "04q2,&jt;]xe+WkGwlf@I5+;Y-1LfY;Fj:wiBSjt@*IjJkOmJDxDg_PGJ^au4+hu*6fLpzDGwLh0sz)40#*]+:.JF<5)On14,[GvF#rYY77qlv2OT)<I^W%70GPuo4-8!yF9bI-z6Jx/ltKi:oGAqF",
-    "6%5x48#nx+Ed!-e9S)ue1oM#sFAg>1*b5H;pc5]xHaGwSzSJBB*b5&7GwVMF*b5&6GyoPc01iX_%0UOxE*mlc95Mg>B;r.j49t)b4x[<74,5RAWgi$V<Pu]ND:DEJpnwSpy0roi0>uGW&ifDw:7D@]",
-    "F#E,*0Ri[_1JlwB4@GCw10Mx4[QCq2!s#-).=$@z9]n(]+W@)S0R*H39_Lmzk=&C^fdvDp3K2DW3)DXoIFvvSCHemW5Ay//vsVVGq1yo+Fn0yMLk]:r9]khW1OvOb9u3F<4,E2]5Dyi24+>WxA3ibw",
-    "4,bZ,%K-BSat[f^1P=K8=2PxO%QOegB<TBl6*4f$1Rn)600O@h1o6ZM3#c_(oiGn5$OIn:GXNhxGXM>[iJ-2;4;uDc3&-c;J_RLi4_d^50Sm]k1lf^i9]bmd9_C*s1Rn,801,F.48gZT1oRsLA@d9Y",
-    "1Rn<A01q.h.v.Q[2*;BuavwlB01peu1TR1^F:;.K$OH)2u<DHDQy&vFWCAJy/FJcUatOX01+_Zv1S^5(Q2=yj3bz3Rkf]:WPzuPXT;]eIhItE21Em%YOdlRO00g+aDh=FA9yT!m1eK5#3[3@].RmW&",
-    "H#SffGKd2cGXNh1H_.kgAOkE92Z#e3GXN7d-TaB4A09UE0R!0l7!LqUA0Ie_10MxB052amFijXZhyxDLEdZS<4-6;56EXlF1UCRCH!^bq2QmN_G5[hsFaQovA0IV[0^;p=4on[(Hvk>7IEVuuA304L",
-    "H-4lc-XE%DIWmX;6EOfE1U3K:I7$R84p9Vn42S_*qg)P9A09OC0R!<e84mzVA0IXV1cIFc4ox2)H_/38Hi!cQVlNdiFo**aFaRF^H2<Jgasw.62Z#e3FaRPrH_.b%A09LB0R)/SZVpTzA2k3IHi!cb",
-    "O&/dO03Qc6hyxNZ01@L/2Iz4F%KR1%pt^PETOS2CvzjCdt]tNdE)NTV:[kw@>6rj-zXTmLso<3:2F/p^4.V$V0t3-y5Dy[IyFd:L9xn;qG9MT/01l_,2n67#2p.JDArLeG4+lUW3OFAx3o]kR6gB>@",
-    "(E]&JfIJ<sIFq^!0S=]3vJV;E+O9+jw6$Fa%ElTG5[^ma0BR2ci:40(>PJjV2D1bL%H[$N:6I<Z2s1Pf0s6Id2ieYd95>$>77q$f9]1G_A_G,lA09aX9ykC8i>+Ku4-<c00yi/M5-6cE9x(tNHUI__",
-    "(0:mCv+>j@2_RHtG%(NARtoUfKnK<!4+:8o2Q&a50x]#^3N!#82RHy90y6*_3N<;+9]kf[4FBdhA_iM>1kkJ$4-,fh4+O@xbpzwV84n*#A2_DtA2:JwFF7$X03Q)H00-EI0^lyK9]kzu1s<+cOdmKj",
-    "03SCv053N/G5@+(;5AD.@Ed=*$=#!cH2wuIIW#m)4:]q;FF7;bO%EFW1rH2O9]ki11r1CAg*OiiO&:Wl03SFw053T+G5@,bf(9QsH_/p:I5bTUIf4c+IXN-,4:=JcA2_JvFF7>eO%FMO1^@^@GEEOS",
-    "f(9/rGBN,TO&:Wl03SFw053T+G5@,af(9/rGB5xRO&:Wl03SFw053T)G5@,bf(9QsHUKX.HZ)BSIf4c+IX5y*4:=JcA2_DtFF7.cO%FMO1^@^=GEEOSf(9QsGlm@;IWqtsIWqu1IWsXbO%FMO1]K-%",
-    "053T:G))gVf(9QsIRFm]iXINKk=%(D>7efjCJzdZ#sLop,uM9k&5^P3[w<y;;u-M>uhkk3[4O5=G9Dc@01Esr4+]e2HUJL%E*LQ&4*M.,2R]J+9^4:^4+]d:HUJ3wE)O*OhFJ/&1P/<P>#qA]4.6Wu",
-    "0uJr-.pB/,p&A^A-OQF/0ob[,0Y3*ZI6mXRST6xGFs^hpMKg1CZQth$4.0)aHTtn,5nHgZbq+os1vCH-4w3pH0O),W2,=Y/1Ga$%4y/I)3#P*m3fzhh4+&rl$cu=r0/.DH4+E-p0tLIu5e&k)90uLE",
-    "6AsYL8wsTH8wn&1ob;6=i2(w00_HFTnF0qD2Itom3wjQf%o>nz6lMSmr>&n@1B$2z8#mK52I%ou4(tL1hlLqEHZm)MvmXFC48<QK1dFp[1*oMc3B/.D36-@j4!yc<4T8/M3)_7H9B8(/c;(]-2$ial",
-    "0S=ezxeyE30u1=C4v)nf4AIUT2IkHi8Zs3TGXM+t0]x!qiUAJ.)2VF=sRl0qF*Mb.2MFYpb>.OI1/E<b2i2/:3y%W:Ivh4rA3Zga0^1,E9t*YP3l9sznMn<-[ooh>gsK$^3Z)MZ2AIAI9yZJHLoYHi",
-    "IK:A6.qZ!UyZ#[t,Q!0e04/PT90ZE&ivbQg2et1M9]AGAk[k_ZI3FW6051>TFaQSnK;a0]a4t1nh4%pmk.$bmIX;k51U)/7D:OeDGXNh7Hvk;pw2UqpGCv-*H2;tX)G!P[88HAK3NrvMF)R1OBN-V7",
-    "3)ATvCpR.I$Qvs+GaVQ,02;&@7&ZVKHvkwo03JE%0]:JL8!e2sBL]0+0S%d_R]AX#4z7(N1sVZ;5eqf^8xKU]m31!%GBp4X4e,he3hc<h1lY;01IY*p>y>_l2oDMR2opE^0;43t88D[=4+ww*AvY@g",
-    "l<$*G!/M^/5j3U-FBUX6nFtO$A0[:cA00TK2oyE]5jH:yoB9g[)UyW((e(,kNd_za1*r%DM/dor01Vun3m*zIM,nms9Wnp@,vkKV,)#:HM*<@sD:OJq0hU]]rOpZu2u30_I7J*Z04g=u-sgNN5)IJf",
-    "8zMG1vC]t19T+kIDmO6z7Bm13[s.X19S-KXg&hgF0UkEfz9R;b+_NTaJ[B=g4L./eGBSV$9]kx82s.AZGk=vTJ0B)C03RDPfCdyfhOZ.NHtzu(FysR$H7wb;0^lzN1Q9esEHO3!9_LtJ5-6cBG5[YI",
-    "F#rOD0vs=!1uqpiIYJ=hH_.>p02ns>4Cw>A2$Ss>2OAqT.pl:D4C4g[8xI2WjRy&:0Uk2p1q7:@YYsdJ!.].TBHINYA_:4@A0RX_4-jh<3h3a=0UR*C0^m6%1q6.#6bwEe7Bc@nGAlCt1RoYL03I-E",
-    "$6>BAH<XE7H<SpT3>cHm0k#DJ:#PqCBeDfQBQP:GwFLl_3J(:z1r9nNA_XOGAB>tWHvk]vHa!mjrHc#$ofHoSj06Sa0uePq9]AP4gJlH9hA0mSKoB$l1eZ7q,690&]3wc8KoBzk0*W[exsL;[+ouK(",
-    "2]y7t03QN2=MGXn.6sV%1rjyh;-8:>(FF;_7B&D5Iu$qo4%G!CH833y1/j<$v-hsUHUQio1H9<W3Z$h53V<R$4*-vs7Y@Db&Lb^nGBD^dWeu.O1q+dtA@k8amW)-dxQ>u2aSuGbt[<J^rVS4UtfB,D",
-    "4%Dt72uBU[W(MRc4+NLdkpT]yF%L7Kk0Ku&F#rJt2$d^l9p26(1e/FC4+pfO1RoVL01pS20uR0c.jx_60x:uM2II-j599,k3JRw2Y!3&CuOJSTF$1<K4*1v.4,3:g4yzvm<uUY1/;D@xwwXZy/ldN3",
-    "wGs[/1;Peh0wWAT2,t^p4+tU##>x3.X3q2]KMgrFEb2TD3DW<z%Kr!j(*YDQ*MbTk0yQ8pF*Y=U0R$!/1T+8.G^,]KCLaVd01,3Z0R$!/1Tp[ui[EYpCJKQG6E%mHLJrWp1>JY*2MVhM4ulK_(Qp6,",
-    "4+FzH4+8x)1kjEG4vY&6+;%,p2,pJy&6FGxTfi9^T=]Me7X]iP4#$Wb4+WD21kMB:12R>!m.10Dc:yC29)1Hj4+;>-2l)jL41)nLAT%(60s%M/42A*++6E5@g8/_^4.Lg92ek(bpvVsyH/P6*Gyn(L",
-    "IRZy5H(eeFjQU6n(HtBzmr4%Y2LPD=3&g>+4y)J(7BHU#4kQyWCIW:B41<Ow4+;;,1F]m&z6dW0Ffxe&7Bi&-4v7H,)v0CyBn-di4,km_384uu3NST=0Rzwj4kQTP(+d$XB<N#22M,X70TMSl1i:&5",
-    "3X1=^IgAPq0we[EvKtXJB<BxJ9^hJEC=0bW3LgnE!WISWrw[]1v1SE:tZ<#C,xLA%5+4:c)(Rg7G1UqPq4b_u4+gmh2b[tu4j%$N4-$1619/Z3*$NJO0VEG0fB>FS+X;>o03-6_g#iyX,3kCq4.g.Q",
-    "133/g3Imxr3#bGS0pkb.t:1AE1j+=.B[t*/0IGKbdLB0b2ciWQIIIK;e-+G3.>ah/IRGySGB5xy2r<AMFDo)K04Opt051wMGl:Bo2sGvjFD)@P04Opw051wMHj4orH]7cmqDc/e.>ah:H_.Rwuu2K(",
-    "m;-FXo:3naGXI4E1I4cg4+1X%f&FL;5S_#5v>lTkTL[ngC.x[30^j@c2<ec]u73hz4+)y_0^lna2M,PM85_>z1FiuCjRp;>(*q9/R[>ul4+C5kGTOC4A0#qe0i*=G16:s^+QJzhBr[zB>5^<H1<OHE",
-    "0$m:<Gynm^1rGyV0HKfw0bLIU#OfRgl!aFgr3;/Xtsem01P/s($s7*/$WaKjG!G1w:l>avjsXFm1P/+50S=U:VGk&D0k#AWAaoxnH_.071P:r]A_7-@4,2.q3Cx5D2AW]",
+    "U/PRyfSCgi1o8wA>y:TQ0]%lA4+5E33nT@BnFBu)H#9T/4*,vrOCC4YugC!&GL@KlE-TZ]rUe@=q2<X)IV>.84#xTc2i._B4f7BJ#q&uI14Iu5((wTW<Qh]2Fn^H(1_N/f8Z$RDHtL&g37wQ>4y3mN",
+    "0Jwz>0wo;<$L9hSG@x@k3eufj4-.8z10XFlxB)CQFvI&r9_3g$p9KVX34l8X]InKO4CXulh.6w-mze>xHwV&*r2zt/4hkGE95pQ1p9K#G[Nf7+yYV*.2!X3)0o@B=3X]Cf3iSaW1UT5A1p_SP00#mN",
+    "4,43z1uqFUG5[;$GXMq50uKbC#Q>&9+LZ$g+/pri*2Mw_,@Ph7($-VwFf7gD2M,9!@_d(T3(EWf1Ihso%KQNW+Gql!lo$<QItEiNG&uk,3<b5F4)P5P$dNe(x%:eLv!MkK4ub:=:e:epF#sMg00XX[",
+    "1P8-&0u9OC0TDPH3)hAN6*9H]0S;*x0S=MPp#/rw1p]lZG#WXY;nee85nCbyp4B%Fn!y1Bcm#<V4%h;;-f6:SH!KAr9y,Yb2gLPo4-cRX0RUVD[Fns:o^XV0tc=bb!vYK7zX$<Z*e3!99WDDh1gAM4",
+    "2sMY/2Q4r,HU*0R3.Eb06a8rq1n$IG8#%!D1rF,]0Twi;,UI,!0^m0a,UJTr4F.@KMF6k/4Git!HxCz<.=cj^4*[U,1>ZYa5-3S84*/:E4+X84IS8qe1P:k5.pvKAwB@m2rKuqg8e.O[@mL1#3,ap$",
+    "4-(cQ8;UaF0SmsMQx6+91gnQu4.R,xIWnlK9R$DY8VD5u,5;I5#19IJ<d=x=#)$z5!])3Mq_ZhtBM8W^0t;&p0vj[!=a2.y+4u>=If3&948rCM4+eT3GI#<l3Jg&W,a-NSWE;S[wgLp,qXh]I2UZ91",
+    "lN1ED:81e!pSuPD4i47z1rF5#9]kc19x(t6Q4ZAs9^zVGF9.j[01EEp3.8G5ArAt;$@2Vb&-t(2#s_mr0KT=q3MU2k0]6oo/.Edw=8>O>H_EVJ4+W$GFAg+001ks<FA=-/qyio=00&kJ@2!I$0249*",
+    "8!@YN0yWMB4s#eY&IJy24$iy_29%,;3ta/m>6i(0A0sp[+20QmG9ex]01@O:5-OoEH2;zfVgv8B1]JMIhI0.=pK%Ar3/am4$Oj@cIhp<B1gG)<1.vmU9(^7t9[<Gl2M+]60t52,3J%l(1n%$-5,^kj",
+    "GXN1ae,bRbf(H&C6gGun0,u&w4+<sPB;d7iGAx>[8hw)s1LpW04.Pjh5i.ZE2r&Q_GXNVn/nE4!!vqfonF$=>01Q(PCG@d#FaQTu3iSp8m#YsHH^8)P3+<UVH*o=t0^lqn3;BeC01QzNB*P3YH#YzW",
+    "Rtv.J6b_it3K2H]9]$)98#e$iFgG-$0^N9SB:4j>H#7hTRtxz95i$T1G5[Mg03SU!03Rhc03Qi401pAQ+Yk/E0v[GO,U$Wfr!Wnk2;Vm/d.2A%3l1R@G_Nj/Gcg]lITAG/9]thr2;NCVRRnVh%gYWL",
+    "ebNOF3CIBwF#sMm01@L/5-P$mGynpx3.IU01RXgb7c[#K9]1G$i3bRg7$PitbPoy10R+654j&FPum:4201Vd7rvV%,*5IiD3BQOM2j$.X0S=YQ6dwRL01Q(PB%B8:HaGwWRvS8)2@Viy/:Z@&H_/36",
+    "Hkk.y)u3GjsmTir,vti>@vD#<01QzN6T$^$VlFl[@_e473cL$11vfAN4+E9_9_Cy>11^aWHsu2!6gB@3:H!@z00&nN.=vB0&KnHn=Ku=(InM(:6)iR^&-uVPIRG9p00&nOJd+C(IN87l4zUy:H8&vy",
+    "r<0RfAr;533obP=9_L:23oisUGyn$0tyU6ybPpz!3nDl(r_wYU3.QR(6B0Hd9yS0MGn5N1H8UU.G;WV-0XE$X3A!R8EPHhi3Y7_4si9*J6=REbIWhngIQ0PzqXiQ+zq11zGou9#R1YPI2QD/=00&nO",
+    "Cy56H>Sy:!qy,M.0R*mw2Oc!$0Sr.PC5Z.vH8%hUR_kCd10NbP*$OWgIXKV*9_CqJA0[[e9].)83,!$+9]bp[zymK8FfqIX9y9.C15ytq&:0TH3J(X,nFt4N4;Nro6FHr)3l4<96F4CfIRG9q02VUb",
+    "3NAM^9]0N;H6ITJmC=.V!Ln8odvp&b+zJyp[mu&:Fo=*YHX#G:)(0LqAs08;3NAM[AQm[:3NH#cG]B,1x)%a.49WouhB6F^#8;gVtpWu7$E5)QpRpki2J.p605LMEGZZxIY!4c$GcOD]F]yMG4+8J&",
+    "7X>a0Ob,sJGam*p00!O7Q4Faw0o=.g9H/uDF#rz7%mo0KAP(^(X#.Zl4#UPYA1F7dGY//p,_k8P,vt56)D[mS8V;bsG!E*&0ScS;1Ol)O1&YNp3LY-vG&lecBA>)715+OZHE]y:G#(EjtpNq[#8wXj",
+    "R38H]avwJ=9tycN1Ej>m3!yLrr-QK]skj-foUS1PA>u7r2vY/-@x>34Lk]V9)L9rZ01pKF-S_c1D:yXn9RbOY0^fLdHLKhM4#)_5IWdic2M,6w3LgMA024R:9_v;MF9R],rKAW3AP)%9yaO)[H8RHv",
+    "F9$U.00sTVQ4ave3NITsGyp9%Gyn#d,Ae.:<CP3PHpdDbG5[YaGXM>$$N:cP;lBIx[steM12B)#0S@Kk%:fQ&54[781P+7[5B39%1Oem[561(J1P.>&1rGQv1fzim4,NM%4!(*J3#i:+4%E9ICp9yO",
+    "Ei5uHgfk_KH.lF!Xb9-Q2.p2X1&#754)GQO[8A3@77f.#0WS(LGp7_.]0NF1zO(<g:L:*B/L]0rGcd9x9]bbqF%75wUIg[EG7kgP$6N&b$RZArW)Bm$i)[+M84</D9X9]0>K=qzBM%D90s@]G0),kZ",
+    "I5=A#7BBz[sR0@_%mN^dEW2M16U+h*q(ct(0SKs83%cfo0TVd<4+X/!0u7h14.-,nfaeDd-/:66;%4tdC<C[L&;*attxXETB<V=)1q96*1k4!<xba612I/W(1<*<d2as9^%-5wHi;-_^+rmyAIGk4j",
+    "9]qp7Rs]UYF$ln+0SSg&0n<H!3WEX.1-y2638;@G$/GoLNeIjK0^ndn+XD]Gwd>a>A-z4K0Ut=/opTQ/)u93$FaQXRmjM(lg#RBO1UTBsL-<rW&Q.@GWe*AARx2;!m!k&/[5%Jdg$N!r<CPF[G=1$@",
+    "1eQw/2*T>IB[VnC9^f8_5,]V]Z.2s<FHtKq=4pOC3b)U&0S>yIeGet<s&50uECAXB4;V,LN)J)fq)0D<0WC4q2OTkn=(F[^Mg)=/B[4R,f,;,HLJN,v6E&g+437r=zia[@4+D.^4+6&Y0]n@eVh-+B",
+    "2LkRi4;K;t4.U%Jejiddj]U%XH_.Bw#_lHv=#l)Zjt3vQ0XF_^H2<8_Rtuj85-Fh_1,DuPBn!e63$q6kHpT@Hvj+se-]B>[/=6$^4+*me9]^1D0m2v$KB)6^4^.^-2S0Q&FfafRHs%%&Z;gv.x&b%.",
+    "9^70Y4iYc@6fgh@z/i^1jt3Jrp#_2Cjt3Gk01De421yz=&P5kAhSnPo2dD/x3N.hQ0*FHoJcZc.ABF)is0SZnG5@,7s/Eaap2,3Q=8P0e2(.7w2EHB,1)#]S4+i>^X9<k2atF^(P6t&F1H0o94[!b+",
+    "54r*92p.YJ[T:oG03QiA039__B[ewgCLA;>*If&l2<=Py2nm<91VsTN3cxA@Ner0<9]$)91-=oQFA6m/nF#[NSPwjz2<fHTg*zWoIGG6>Ycv23oY;_olgR<O&ZYzuF@T7H4+q%<4wo.o*+d4!u=b1+",
+    "FAoX1EEzYc*M1GQ*F7HwGoLO$1uHo+o,Pj*;3G#zp)L]O03QK103tUmBM%6nE(6_M1HE$@Ig)1.F]@K@xyxS+=ZXPa89AaZ9x.>I4*CHM/#04m4ZHy#2R8r$j06Wu4-I2PBP%(.F%Jr!X$,Tsya5iY",
+    "%V7%H.pl<M>6H8KAqA<g3bG*wN)G=u<C*g-[s#)XX9I>>S@D&d1->CM05cBp>7Vd0It(%bw^%D,G7KF7#nl<Ifx,eSIW]%rG5@dzRwOel;yv>B1EJ6dH8(OWU:=u8+shCK>u7[M4on1@QwY2(9]SN/",
+    "5,]W0IRFm<gOLRV+xJEe=_g-H(o>z!dlhv61I58m4e31&wo49^hEx.X[Fy5bxd-yv>:Ni#+BOHmfd_%)xd-UO.rNPKxd-;E%X.O+0_]NG2o=N^8#Mq6+cpHTx(=/[IJpQP4mAJ[z>4Epya5;A01pbe",
+    "2n)Bn3M<7@paTO@F9k3$paTyS*Y3ap3!noMH2<z0H2<Ma012)L4+P@=6fl6C2MnPD7Bc@FGpzv);3WV[8leLp1_UK(V+V)/4xs^ZF^(o^q5^s=4-7*V9].)895nz9r-u6*kM9o%n1%/s0ipvEFaQaW",
+    "G!F&k0TML-95tc;7BK)DF#rv;+Y%2Nq5_fhF#s4h039:[D:pg40S/,A2TTtYq5_fZIRG3v01fVtS[pf[0^;X-9]tpvLm4vGX%7YE0TMC*8#$r>1,03902_X1wFDb6q5_fkGXMiw4+f$G3S$R]0uG@B",
+    "8#lcH4x$4FObYvG1DSyj4Z#ox)Nl&d#1jRdmnjS_2g:&bD:O7R9yOs51,Pbb0x^yl03J2_1/pr)0x^-4Hq#IS@49x7qZ](ii4X=<pbQ<iF(wi,03Qo701@9+9[<9#5C-2I1cti<4,T6U4)6Ot1IODb",
+    "4+5mzVGk6wlUfJ21>#Wkm-oOFG@9u/.&z8#3fTz*gs:3.,fS!^Gq(m7Hvk(q01Wa29_wBf1]JSL01lkod/0$-8#4e7w+07H4%rC_q5^cega!@<q5_fRHvkwm02;-]5-Fh_0<(:7G%O.yq5^<)0TMO.",
+    "3W5:;ytjP:qXQc;01LkpFAOy;01KR*8xIG,6AEMpiUJO#10M)6zX1c<.pT#z4,^-XF9k9&01pQ0]5+I<01msf6$9r21Crth4ZAiDn%w_n:i/08F!^/ph2a+-2r_Ku9]]%69]]#(0Vgmt@U4v<g8__f",
+    "@U4*uGyonn00&$T5TyeG=BoTfr2@x@01c[vS@O+X1l!371Bi+S9^hL90^h&;UkjxJ5-g!I0Wkm)G5[Y5F#s.LH93.3ConRl0_-_@8#e$S8#e$RG5@l$3gv.h4,KRc8#asqFAX+0q!24MI5Hm%IiwI9",
+    "HjfD^4L2_P5HAcjFaQMI:TM4Tq!0z+*dPxJCK59M9^6,75-On^q!0;ZkO2/Dq!1l900X.2HXb*)1@h@ApkEm[01dbX0<@[52R[,qGC8-gC=Rtu8aMz0z@+zB0yNzT1I+3I4+@B0FA6j<lL03%Ft@Q@",
+    "g8__d$OIo7GPnjFFaQT!4+7l<9X9]k2[bUJ0^b(V4UC6c4W^CfoaZnE]B;(J6Emd)7&TQJGNl6&Gyonk03ta!qyrxcF#sP4Gm,%oIoJP68#(bT42_Et88.be10Mi6<hk=h4,^yTF9]a>01cgV4d94c",
+    "9yp,@5,]W0F#sPEHvkwp02;*[1plrG4*-P95-g!I3NQc.3X%aPIX0mK8#Vw8iwhqbIH3a@HUI^(4-7&U9]$,AFAg->v9][f#1jJJ(+C3x1E&ZN3jL,O4e.I]3&Rs4I4^SnIRFzm!V<0^IRGyVGdYm_",
+    "4+H!G3%wH*IJXxMJ.o[&2XYS<t@H5Sj^tEqIWn#gD:*VU9^P3E5Gy$]G9L[zt@IK>IWzzhIQIVx4,2jkA_P_39^6)65-FiF3o,x>Gyo3)t@G:bZVv-m5DyKki2)ljyRR4nfCe7@GOh(4F>dc!,fABU",
+    "G5[7el]T*h$Y2Wd9TPc+0S/Tv9W[pm3C>j<4vq#6<b5(q-EXyC4wh[K>&g60g8_vU00jBt2n:S)7BT/DG5[Jj051kKF#sMi01n[+38]1c4v20VFsA>z1=6KkDaN8(3eN!>1_S(IE-Km+4+XFR1MY4O",
+    ";;e>b01U9T1Pj*!9]ki39^X^84E4Zh4c7uIG&!dM4%Y$(N*<e5<-o6lIRF(j%C-vPIO(zk3)%r61T+8,0pS7.3G1:11B=lfngkC3;868cI3OPYH:(2(ARajY0<(!wq_-6@AP9f_7BRyL37iTA<9Y,^",
+    "v=)&J3J0K(Z669UB;F8Z9]])i5-6b^2*:sY5,.QC0yVKb9^F@99]keQ3l9GV4WAecv8P)K)CmHeFb.:;1mlnf4+o;a2g3pb%MlIYD-6[W8Z,bKG^H+rH8h9-4x.GgH,@ZZ-Q.#m01ng%Dl.8!0S=iN",
+    "1@gB,4,/rKTMEws9]twp0v.E_4+O9QBR4szL/4vg7Bv7HHT16p3)cc41_vd64mAJ>qO)!e*8&;jrvVPv0tQMC0oMWzi5CO!tOy1m3)cb.2(ASlG5@++umJ)G4el)#G:bkA)X@!L]F-1j1_^IO9]to4",
+    "2_P&=0S;y!8#ku@4%Y$(N)Fco4,vV!U./m*9]t)A9xwn81+W1Fq.b7W*8&zX01Vls2n*J)0Uri1*8(3AF#s1h03I_^8aAf=4++,,4WJ(c*U/XPJuNglAQ&;M9yS0NH2<ws02em=0G3M+1FG^_1S.iU",
+    ":lzORlMM)_pbZZSB;N=n4+.p[GtV#&B)K=bpal,Jzy^P#-jRG+@xpbU[09!nf&m4P#ijud3dn*16EgP)0)PY!:oFEHzCRi:02;-Q5(A0v2nvu[14Ipn0S<B.3C-C(4*.^aAsIKP0S=Z3MGq-Zs9*^u",
+    "0Url3*8(0k01pMQ0Ry2)4EzrU$E$Pzy(9[$0UI[h0v@b_i2(yf4,we[2mTKa0hg[J95$%]4yHH-OAi9t0uA#,3*3i(4bB4ts[1np+t(@(6V5aW[Dfx.tpgt@GXNh7Hje/(Gd8UQ3zPbN8!)W[9]bf3",
+    "4+Dt,1xOBp5Dx[cm0K4v01pSx0]V7Z4,%::0GMM2Uklm,9]tu69^qME9]]:(0Vgvw+5!v5#AF*Z+5#U3HUJ+9Gyo3+oz<2gs)P*/$Qmd&IUo+q4H,B.9yTBtGXNh6IIIm6IF[lD4+i242lCo%9].<m",
+    "1e:TK9]^1o5-2.&A0sfqHV*,z1s*p53Yhj^4f>WIkOTsg91jqWHVoo]TL]A!2FS4_4xm:A%>tuMHJ;@pnP3kJj[zq$GM<zt#l&O@o45fV1U88Q9]J1<21pM9@3DYxp$ZGV[e3S5F*;fu1D6pG55>>R",
+    "kAzzWUklm,9]t!89^qAA9]]:(0Vgvs+5!vw0Sv[y0UrlA+5#U4FaRDnhY$^1ql8,,GXM>,%K,wQ9uE+nI1H(TTN=Xl0v@rB051;SH_/3CG:,ujGMqR9PYV123)&Db0XZ-.0Ru)43EBb.hY$^1/9gd<",
+    "HvkU/%K-)bIRGCJHMTSgv&CW:I;w;h2Qk;K9^qSG8Z(Xo4,&I9D:*RK0v0j/4xThG8#OkcG#:*w<ZSUzHsDDGsWb+E7&RasG5[Di03I[]7&!nR1vb4611kdZtN[,R=9&*]HzgkmHUJVh03QlB00VCy",
+    "B[.MC2FNoH0)wa<2GyPf9]1Uov;c^3!cG9^YYFOe5-%+84G##1tP:9z#,q-x1o!k/4,1c-M+<2i6(0=cjh+M*G<]xc2WAgn+lp2sXJh_$5NG(m0uLcd4(,1J4.J$xN8,N%4,.d=57q(KzXA==qyi6/",
+    "2F$+#4,m/*4,LV-0uLrf4/aQV4^0a6Rt^*74-@St0uL2f53LE6zXA=t-]UKV-FVSmLk]DG0uMGzA0aWd4G(tdz5)*x;F.hu-FVSmR1YrTl_xW=599:Mz5)*rngtL12fe,m4,m2l4+=rr0uLla4/I2W",
+    "4,%Zd0uL)pA0aXT4]s-Y0uLjx0S>]H5)T:hy#fyvR1X=Ey#fyvRS&TQ+Pwk_5a$FB@3KLv0xtt]XQjY70_@jwy#hZIF)^y+9yz]f0uIP94)%ow9W;+QIGvYHCp9dV0S:f.1rap:0Q=)B0*[-s3OoUh",
+    "k^;lBu+[].H2<C*!MrOKHTkkC4.)eH1uqOXGyoJd052FaHQt-G9^P0F)&&nD;*Rzz0R:7A2(.wbGvDbK4-@<91rH*d0TeL+4.)eH1tBsxfs@E&1F+Tw1/V[7)zSzH;a;__gzg=;9M!,AKsPumGx3oK",
+    "4-jP20u0-aR0G.BR1LR]ODQ)p-j[q:!N39o&!Y;-Fu%Y8FB:&DzQ6(mk&Ofo4CwGG4+*/x0v@,Do4/L-3z6Uv4+Orz0sy%I2H:l74+=@$0v@!Ao4/L-F9tO:xxfMrfcpvrl,6Mhh_ohc=qd3*sl+/B",
+    "$C#)A1d7LL0K]h29].(T#svT$4*^nn3J9H_0^l%zE-cxX@v;yPso<6;3gy,XIW0CeyaNaRLj-(+69wt*Ar85-10pvpCJv3=2QLURH_.LK!2^Nmiqr)TfVGza1n/Sj0&fn#9R[qXDgZqX45-A-9]Sg_",
+    "rU;p&2qiW,Ee0bG2k=WE6g1NOTMi,;HK=tR9^G3rn$Q6s11.8S2nWaKM-$Hu%R;U.G4.XE1<8W41k(o&j,mtyCm#bd;hOsZ9tQrd0]3+t9^+mo4i3x+2A2yD28Z]_3y6d*2G58<0R]120SHtt6EHB;",
+    "(i0gonaM*B5@F:SIt1mNSqkjU0u9f=1>vA-12nao5f2FL+y<T=fRbkjo(_Ggswy5Zv4jK%[O1P>rad26HJ[Z7FH$l!f#m<YK%yTHD(IL59^G2>y9FjTEXv=n4+Q>I3J(m^#RMxeGo:T_7Y=#gItinz",
+    "0^ltglLZeA=yOg/xVa7/RyVfK2oEF0hE6Z70W&ej1P/&-n]%)3))oc9<NEpMiF=*&<dyU!c=xaO/Lra>;Fa=hY6g_%1PsEXBp(kp@:i.+uDS&Tr(FuGh$IgSvx!Ut(6k:90%Q*Hs0ANbG:zd1A5J*r",
+    ")CUiLoCPlrEi/rb1O;5vIt[@/4,K;^O$>J51qa2KR^PZH5(Jvc76Kgyvjq.Y,+:Ve+5@l_@fd*b+5[f^HIBsv1;$@c4*[#62;oib0tw350S&551Efz6Q<#oxAuyr=4=e_F0SAEpCl3]11rIQZ>gMq)",
+    "0]uiB4*][!6FC4HIRGC7IFSS&4K&UQCo(ty4+N*H2;FGD4Z8mb0Ad8umsbS,l<krx.pmE5qmL=u05moC-RO![!HsSX=VCod>/W@ujg]o)12CQtA5$#/FCjHD01r@+vIq^V,vthe/mi4uiB$/@n>dFc",
+    "kqQl[7z5up1fW$5klO+e1FqNy9].;C86ONb#h6MC,-sv>02dDrma%dUwM7D<$ypB([SO4bwaNh:5jel#2o5n0n^bUa0Cx@v$K;nPL/iYe2(+F74;WSUMh>tR8V;^NnTi1_d=Ixr8XpTW00gJM6#]HJ",
+    "4cP<EGBUja4+X:U1rF3L1-U(H6gJ);4,Al>0Utay/mQTSuH,u(#sN8,8W^UZ;QI1X4+OUl1Fe<29]$ys8W/Ixr2!6w8UaQR0EHS46]:X<FBvyBg&HI[H2<A]A4f6P84pLOz&kH]H8R&39^O<72EVcg",
+    "4.6SU9X0;KHUKU%Hvj:s1q->14+f/_qX8T-*BKo(00l%2;!pNNv+V-f2RJp;840eF2<gH84G&ZE1TP-nGN:6JZ!,W72h[p)4+P8u9^P6y2;;0n2<eB]-]K)Ckq!:t:IoDq/e@93su_XG>h%mkIQhB,",
+    "2j$EN2-Qav4[;;b4.P-#50L;s7zd1j1]L8$;U4cxQ<zUv4^5>U9^6<5:IDJe7X>s71@h=]+yxGxLIlRt3NH*fUAU;NA8#.R1@o#p#uO+uF#rV;4+Xal1MBt/4+!fD3yjqX4qOP#+zJfQi7XEUqZA(k",
+    "H_.+k019LuZZ<M753d2D6fX<jHUI]W!V(W2q7)rB02em=9]JQ08#4ee6*V:h9Wej^L:_h.:GA_.H>zV)9]$p@6bPjW4;NZn4.PXb4=p5MFL5zB00fDaK<70XcMk-010M^EwFv-9A>hhe2h@yR9x.n%",
+    "3IH7h!j2LN@<lm5Pz_Jn2n6:H0,qxXdJk_s7!Sb#nG=<7sss,oy50y2y7=EK0-;tom$3m4Me<5(U](r&bY*ga,UU%%V@Fu4%aWG;Id69gj%=PGCI#.o4,qW_w_GNE0z1ZAuLE:ta9;h9ZDM6]ma+y6",
+    "B<Z30<dF+,+I^80p#MDvBmtju9Awe1Y!3#JvT*<c0;pwC3#kE$MK)q(W=Zz3id-J^Gb]>%0h3$;lKTq>%&7(+1u*!jEguLn03Qh^(#VAY4+-B&Edj3u4,L)y1@X,u0^ly^0tB)L4wG&Kp:q!ggj=2;",
+    ">tFIpfT#uoOb,a9&QT8oP9Fy;+m-6f&cP%Oi_.GVc<[Hn4+=GU4#fcuj=YCd(DDfnAL9Za2sQEp4,4UeX#:DD4+p]I3)Q[>4+m%pW)9cA1rI6h<H@I=zNF3p9]$tztW=&P.+p;Z9Wzn[$g)lkBFz3Q",
+    "4+oZs%K,+c;KTex)Z9A+#[vMF2;HB10c0z.hzJh_@G>q9*a,!XU-)[iIttSQ4*.^p6b^mN1P+)11Eu<_0-U%Qa[v;pje@sTA>/zE4+Opf0w!lLWHUxaFaZPMT;0t_[00vIBmzAeGt!=]3Z]br1<6Tf",
+    "4(Xf$2.qQ92+_yqs:4AK1&ond9]k#V4+P/US>r1#bq</))JYEx)PM:C:y.>i3&&&+2ld,Y4Xuut0SD3VOAij<um_7;xDEi)6b9W55ql5-/Y]0yG/1v:0HCo;2aW[_1hdTt4V_cy3*2W8[Q;gH>PhuL",
+    "y/M,V1p]Z&4,:utAuBSy0RS%=eUrrm0gIOs5H@q=4GNIlA>kMmVh-lOqX7Zr:M#k25CNJU3x:1=2,/D_08.U(Ya/,.B:-(vFc34bmLCA3hY$eg#TPy^FgTc61-XwG4lV+_xd8:D2M[s.4/TjI0vl!k",
+    "9^i^v(MB6)032r5qyi5Mvmp,z<DvXVjCcm^0SxL@4*]S-1lP4n4-kycPahOB/L9A(Gw1[ftJ<I@$(jKV3sC[(1OXKWPz4;V5eWI*J>))H4-@x!4-7.-F9>QNA^u)p7B/@[1osOPGyoAc)C(9z01lMd",
+    "3J0-@L.!)>3.QOkgaHnug(w5tY7YR1+8>hBj]&X8,Vq1d2M)Pv0Zj]m*(3(CyIBUXjs=+(0wg&s#9]Kr<d6I=oi7R40TD5lrveDjP7S]+GX.i00MG&e1O]Z*36Pvr3,1CFG$0QNnCvYGr3Pv+WJX3t",
+    "IGh6pF9C_e27D1W01@N94,_BoA_80&1s;)8vbiG%l:,g(84xu92qFo+0Rq081P/wNr%4B@(gF#F5g-ux-^9A*01TD>1H%Fz12>N*+6n[z1rG#p0PhwL4sag]Id2aRo(LB)04gmw.=lw_/yD6Wlm,s3",
+    "8XGi-0^diD4ly=&-0g_7;cq@lguzJ#lnWJR(hUKD0^h513z,KOH;IK$f(Q/k7#]*Zf(Q/Gy(B9$F<gvW1b@d[@mPQOK:>UOC-+=!6$FxuRtU%l2Jr+Hdy$I,4,Lr(FA6g[kpuu=7%,9qEiyIv1=[db",
+    "lLQR.1>ajs0^Pb^4%,tC2&1hX4C)97tp=T[>bm:N0^lD5CkfQ+N((CpiQ#>*Ee<mv4#fch+Y/7j1qX>QMGlA_1LT3P0T4H!*d!kUHq)+j4*-=K0S=wrssRe/tN]J>qXZT)wx$9f3Nz&o1E(zr-^!%W",
+    "3yBH.m/7B-0S)2@4kHf*t@ZA74#Niz0ks;wEu[(tpSc$W:kI-_1POuN3.De!EB>1xGYe540W:oLW,kXcJK_/Q4z]os4xJ(rGLJ0]:emDh7wz[41ilFm47j!o4+fbX4+hJfNe;EHEDuVNEDp(+0S(!l",
+    "1P+wU2Mww#PBAk$KH;VvqoX]!46p$nT[kZcD/[@N6fs<m7c;>AeWnE-4t.mh4Z[^:qrm]Vx]L7=.h%n91+2;Y0f8V3.Qo9I4mmV4H2<D4suL1<[tgc,&jALM%1R5Y9s@XaI5jLS<_sdH(Sp4J6*kZw",
+    "1(Ea-162f<*9H]W)(aOi-0gqo@w]E44hz8w5HiCG28Efk0Urc;kHi50K>D]RrOy/)1F>Ks4,StL4VwZF6t5fyF%Gzx0RjJ#F#ziF7!LXy6fJ,m3CIElI0<L<Aq&tK5-E@,00.7R3ju5g>!u5JBn=St",
+    "%K-0G3j)l/0tFQiGXMtXnhpgR1Mn6I1@i1&A^cTk4I_#bLIG;8>bvq;5-gAu0p^.iLI4QO1>P.w2<a0]3(ElqBpWM=2L_Gn>8JA:75e_1L<,7*L=3onK^0h@H9<@(0V3<^Fh(=,MmIz.LqSGGGJ=pK",
+    "umS-Y4D/EaGe+%3GeR-jK[qutI5.HwMgRjq2ebkfG)4xE7XY8XB(DlXL@5@4K^ADEHAVvE0v@c3M(+wULpL!)H!;LiK[YoxLI4pr03QK306[h_G&uub3Nk@DF)&6GIhrjG0Y<b@IRP&VL@IDP6EVyi",
+    "0-tRZ2S=5%9s@#U20s@!fdm1F1@Rk4bQn1G1OvSR0@Wu)@UDa(bsjN/1>(U=(Jm,LH315Z0v@Z3A@7Y$4,tw66EbiC2LiA<4U7g3%<hv:DE]NgLPIn*K[P@@Ffc+nMK;kK5jJZJtN[qU1Rnu5HWxFk",
+    "2M)IaE-2c/0]4@L3j6=KQwWv@9^Y9I9[=.spc=kVF)=eJ4WkSKkpl:%3/ah51ralq0s;])1lTYR-[y[lq5/z;0v@%B02DXZ0s.<#1SSLb1rso@A@b*688xi]9]SkU0]bKw3a0<WHl>g%G!iuc0/EPY",
+    "1tk+Ug$M$G0S=mH9]tyw1>B@!G@Iy0(*+L,xCIUyA_ZKr3sVv>9TGSI9]$*#0S=LI1m*z>8xu2v0v]px,T<7;BPlB_rNAr,o]yp@HX9E4uMaRXH!>[_0u1XS2I;X&1_Pr)9x5;;zyS-84i3x/,v:oD",
+    "GDS2pMny(JGdV<&4h9SwHlGC>3OJe)2]o&&0T(kN8#%QB0_QYk$qtZ1H$g%^IYl!.!O9[J0h.s9;kfVw2Mh887&Gk(3,SX9JP!%,0^mDY2;A:X,zg5>ya5E>I^W.8Cjk8a2:[@y5)T6Bi75ey&LuoJ",
+    "HZ,#C1>]-f4,kPX9]]-]GZ[FbGYz!_7%^b!3#Skbv.VK*1>Q;e4+gRd0%H!#2O/#w&jchnFdYu;1p<s91Bp<#;LPxQ4E7<d[TvxH&oB/Hm;SVaF*V^-9Bwi_I5I[:@2+%a5-tlDy9*BvlpPW[hyw/3",
+    "9SwRKL!1Ex.5Le6/;5PlLI52xf&vjRN)HqL1]_Et/mrl0,WT5jIWjmwMl(i3K[7EjMaCFFH9.s0$i<(FB]^9rLPSQ!7+=y-F+<d0=N$b!$ej)kB*qy303^66K@/2nIX6Q%IYmM<F#vEfK@/2vFfsJ.",
+    "7e6INHZ[f/U=O-FF*ZY<k^gjtLN@H1#uyVZ0T43%pc4,j#uyGr6+!(LPYW.IK@^<YGXM>)sT&tV#^=+AF,QZS2n=)[4zN2944xVjH:nv8h6xSN87;h3lmQCt9wRa=C/VCvA>GMa9:=98%;t#mp*RiX",
+    "Lj-f20s$lgQ3bgV6;+=%8!]9@&kZ:,GcwNN1>aUZPzufY6ASg&0SV!H1F+,[UjjBVGcrPy>5^]Fj7uL5FpL@%F]soOq&y!9H<Hgzxr-0gQ2[=*tmXv[#i/d/zX4wYH#9gfFaQdg1s<GH,wYoPEdU3Q",
+    "1rsvKFaw.#4,oJK88g=63ic<m/j/KhGxL/U0T/@CL/OU$tpN(f-sFl>/tv;mHJ3LAmjMEW2NruAF90<u*ryB+0EX)U9]kmL4#X,3r!5-WvK9=65eBOR2c!@Q>1>vF8akv)9]ASBKo1JdJq)x!4.E2A",
+    "4+PIx4--6f6$$nP2el_!@3Dm*uObMij^-g;yGjm.o/F3t0S[f,w*&&nVgirD1>0q/ZxLf+HZf#l<b@iN4:eT.[xlCOT<Oc($2]@oivbVT0g^f(4:GR-50(b:>ksZr8r2354VcG04:3[;HM.KBWS+,8",
+    "4.fAz4-@V$Jr5sa53dRN>ksZr8tw<X38%+B4/qjxp$!i_Rv#/e>YDttu*W;QHRu8!U0)v]E#;jn8Meng4.BC,.=+KFf&mX1r3DZE2Z8v40S>9z2oDOs$2]@(PY*QM5)Tr=$2]@/S05^g01tS^$2]@&",
+    "ya5kAu<es&(Z<XxAYTs^)W.y!A7Br&1d8_A0S>7S1P^TLi^,:81):NK1kc.>3nT[JvIY+n!pTYw&yGqQIRG9x0311-#a.r(EQbLO+PYf:v:6Wf4,W%C4eYpM4,ns*E(EK;2M-5vxd#ixqt5[b8wM2,",
+    "H(_]YNdQp:+TIBOBM$]xwsH&R0S=%4@f_@F,kAXp7saML4W6+H1gk6@2sDt71s<AB$eD2u2CSd_6*T^4DejvH4,1I(B<YL^od+KWG<QUa7&QP74Xw0F3%&s#12V0g2no;m4UbO><R]q)fcF9sIV26l",
+    "n+y*,*0KW+ORcpB4=jFN4;4AvJp^Mx4)uQzar(290UuE>!>5N+u*WG6AdLeLJkGTP4w2mh1tK2:Ex7qP2J=;M0S>2_jR6eV&Rz/HXad9&4+Djw1rG())&_y+fv=e:1o8MKA1g5bssRSv+j0)+!_>oz",
+    "+@:Bui7+1wG1[aE29v7;4;pFm2ng_C4qOhsJqnD]bq=NWqzDl-O#^I=4+cRG28ERh4-aDoEDsUHi#rcC,lGKr!-Y8%4+zA]1Pdh#:/O:eQ4bKDvH/d,6CE**uPzRD4%,t0[SglY>7M*RLJflh4,ZZ+",
+    "1^!uI4+N*if&mW)FfR/-Ho>wx8Z=%V4%Gw:Q4Z]_1-=nB4.m+-0uLGeph=yP9y6pS1*HZ9tN%6*@k>t>3,yo(95T3E1^qHo-!6(:.gEb;<[Ixo>pL4fvlb5rt+N3cGuxvD0hehC-nhtJ>5lP_2)Dxq",
+    "2Z-j(jl2U7B)Fmh4zU6RhnRE=4Uow&4*]ae7B$r[7j5.8bOpy21)UiS!vPNj<]Oe&c<C)o2BjtgC/G+%R1XX00]])&4$T1s(YFB)8G+I^1L>(N2EEY/5-y,54,AY23XdiaL7ADe0YG75Y,RrYO#yWd",
+    "z3R*X-A3<UVRCd]X).qcX.uf%tv+!eJs=8FH7v2UD.L-5v*m*U0lmu*5iFU<6d=e*yn,1JGN0K95iGl(W&q)iU;Ddw(zg^:<8BB%!dn2p-Ta(_EUTMX5HpBNAvr9Y%3KdAv)v3ra&K=D009dR4^f3_",
+    "BTNqWUk=W2A15&Y4>&#cZ4QC_5B&kTs%-LY0uS2,z4Xxm4,%6G54#4l=w9wi6Y_ZS4B/)EC@k@3oDvUb&t;xLqX7:kxvFgrS@V!Wf%MS.4,<4H4+yko4-)1ft7Z/[O%E,J9^jhzW)B$m3/bHPW)B!v",
+    "4-Y7L4-NMs.OIQ:vjGnhoCOd32fLuN0S=.j2oDMDWe+As4/j)p4,wjB4/qj_Br*UGciyXC4.)k!4:jNt4-Z#(4-WSt8Ledx7grDb1lRJ:0S=+i1rP5B&GOL!3xrYvmk197[80lP3E^Z_9^+OKz&j5T",
+    "xv]XwA09Hl!b(0fI5>>i4xqG99W-Ux0Mq:/4d_ec9yO/82rn2mFs0Im0RiRA0]lc34xv*7yTK.0l(laM83eb&N)H3aViq<x;Pv&L4WZM60Sdwo4+Tyi1_E(<2[Od_L/J-!4+Q.w0tNV%PY(j$/mrh;",
+    "=C1u]F$Osf$NU8XvAPux0j_ic1_9_:2;O+iHv)[^W)A<Sxh;[D4+X=O2M*%@4$T1*GT@(K476ScV,En;(Gvy8rE3e&<&N.l0[[mB4j%.L=gs=,wgV3Zv<,$u+Y1Pvy#xlh+Y.<RF%JW)$qNqvn3x40",
+    "2[Ylk0uKfJygLc==$iH;yoCWD5H[kvI[+pR0&W[L&)R7OocAFQ2bI,q2/2844#cu,2maHt0S.5jhuL5b,_j@-qzMP&0SKa!IWG@0IpP5TCJzI03aGMd29dlg1Ez&+3AV#n2R0Zp#9t191rj*@4+grs",
+    "J3cozIq3luHkO+f9]]zo0vt4O1D+WlF*f4XY#lb;)<%-TmOTXZ(i$%VH#hCl4Fc!vY6B;>g_S8_)UP<p2QsM5cMk%#2m(AlGb/KdtUdy@0tWGy1qJir0uA_CDL62qxd8*t;H&&,&)ZA>MiDE,ifj)P",
+    "s)z-+&A,M02+T$fR[$Oe=jrki<iiTE<Qf,ZF),$b5dl-yI5dC+AvrZq1nAjC8#jx]A=_w1HL(I3H>HMNIamPkQ37ubKL9ub@PoAPkG&NPK<u;l1Etv(3,/8qGBtyZa0@V30@&wMIf2zD7CE6l4#oii",
+    "mr4M:0uH0T6cR900,7uh!2t(288!d@QW7&f9]ANt1oFZc4IL6UHUlLbFtdvS1.^$Y6gZ3T1]I^7(Yyi,zy$(P95uoPKLs_AHpB%7!1z@l1_$kA2[jZsio!t;H@D>jHM$2BH=YNI9]btLs0uFvH#Oie",
+    "4,ww#&H)CE0SAu0CIY.!3#4BU3%ut94+ZSqKmwov9]Sa&kpv2ql5i6+t.nq;IW,Rfo&h2@H76W3z1s_CEjk6/J[vHe1[61s+(@i@8aTJ<0uHqk1o>ou0Q[2%4+<o#ZV5aCrVR$L3LghBIu93.dk+!K",
+    "u3rYyVgkbg4)zrRfu$7:1Hgs>4*^Z:1H#5L4&Dk0X)gdXF<:^R5-bijHY@OBuu%k-SPsPX0SS]civbS)Tn><oTmYYt5(3x*0))&04+YtyJPx)W0X+@@.-4yN=Z=e8Pz:ga1>>+KCK)&B-[puHxfKSr",
+    "lfMBE4eZBcE-2ft0]LT:IS!ix4+7hsO%3kz4FkOi2@v&b@2qyFmqZ1z*(VPVo0eAtITJMi9yXH,7B#e03=pe,EKUMJ2Wbb_fCvVw>PzluGdJ,B3H[(t4wt(]0@E8-GT2<K(u6]-QvoLn,hK^Pjf]QB",
+    "0X826GUCDr4(kUG2Kze;68Xkt3ce*1IFA(qrNC.rJP3mG0^kfMYz6([CJzR+6+SdJH<Fo6uNMN>;l/z&uNNFL)TucYH;IL73=V[Q2Qo100U0rr0uKX_mr(<!hfX[(I4kM1Ju)=lGvx-sG:%IS!-BOJ",
+    "/CLj-IWnE*4G$2A/;w&ZJvA#a->)d1d.dva4to+b03Ql701pfJ$O[g+bp)0H1C5p_4t5eSoB.ydH+Bf&7zFFKRu2jGhzKq:HvFJh4BVVL9]1W)1wkJKII#S86*)o/4VUyv4qgS:/OzxA0s:wXIG+m,",
+    "8.+wkI4p]/3zz_3o0km_Fnka*njjAVuO$-Wnh*_Mvk(l4hz.ts0SKRr0tbS)1qGKS4x^O_GBqs%M+vL<cn./bk@4lt::L7vtT>(]>;t<wlL8M3*7^119]JUs0v[VPi2;(s)<TO8rfUxgi_.Fjwl<sA",
+    "v=<(iBsez31O>7vjsgP2uO$Sm*#Zv)<YNOrbq<:b0StW_2RDYa0xB[&EfX@:0SEFB4+5#dMggFZQUhKO1c07B0kVry15OVFqy,NIumKY]g#jM^IO>TW4+Ae4G]J)v4+63Q1jh*humKLP6b7]qJ_/cp",
+    "dJhuDv2qUr)*u!*spv@r*Z_2ZA@c9Z1qR(*E-B5i)rJ8BrsEa@!IB6LpPIG,0.IDcmj5CJ/kq56*/-WcIXLMN2FImD4+E%@0s</kItzCsI5$<x1uUiw6f3=wL/DQ12n4LPIs<(p4+P$xc<G1iy$25-",
+    "-KyVG[wfW/f(!$T!Z8TX;!=HQ2F@*73723GJfEya3%SK)1d]d5,v$Aj9R!WJ1OuRh4hxx_0tTm;VF!r<4T5t7)V:7.cpm_fwJ[E:4Hq]zP98Fi!hHi-4*-+O4-9qJWDc+c46W^)1oESB4+hDUu:lWM",
+    "-p^M+)Wl:4sb2x@nkNGE1rG-[!h,.-91f,n4.>!!WE;Wj,Z//]mqr#hvjYzK0Rx/^4+N]N4,NSNE-up$Ed@ywZ4UsGB<YaTFCPXm$ruT-1s*elE(DDU9]Sbk%f.l,vZh83gf0oB)-kTi0Y3-eH8zGW",
+    "0zMxEHij,g1vxP<00f%J5&#DQ4i5pVEdd^O05r584%3VZ3#^_xdJ@p;-7JXi@z]gxHmofN]I1bb+8ZZ1IUfd*+C:vK*rjp_wDczgj)64,9^D9v6E)nU4k0uwYaaqIr!555xFS6<GBiE[d:-umr7aHB",
+    "1S&Z)t]$[Wl:!4C4Z-B<GBP=_:V76SERF*o0y6C=1oGT34-;oHsM!;@vil^EH8wf00UR@=Ed^A#D,]<z$F%>u1E(zs%84olmeVpLHaPDB9yhKB6*SHCI]j!I3ziTc1u:a@Vh,!zA@R8FeG1N=DgaCm",
+    "7sV>M-fH502sJvLd:JsUl;(>&3bh0T[qPkfGch*_qX7!e(x(9%ZH&JT2$:/pIKu<1PzKSO0^0)vJqniXY6QRs1;]f(9_v:tECSOA4;N5)4+f&KeIEol00PJY4*^0C6gJ;m6AE7lu#FcC%GzHJ[]O0b",
+    "F9k6(&MY!EH7r998O$sP#ne>G6E(=#GBq(U000RG$^9@w0S=I!@vw9&4-0HR4p9!wECKb@69nRo5(g=>%@66<s0a<N+.]8ass]qeIqn$%:=_1Y%@6AX+e9B2Im-[uqp4OO3OC6t3p5F.vv:hN9]AMS",
+    "EC#x=L<zKgImavnQxh@)2*)f3f&&i&$SfQ+oV5l9G9MZ>$t(@mpkxGt-a_;M2-nLS:iuj2jqPj:sTByq0SfWiT<=9*tBC-_G;o<5Ei$UB3/adA-x@W!![KBM)VVqj3edlb0S<,9Mh=5FFAgv<nidYj",
+    "8wkJJWDC(508bAH%ESx>WEnER+Fc6$m.]Th*pdMwHZzqR4#3A!02&6f,jV;Zl:ST$qQpEWH!_my,sX2N1UEF$nj,:u6EpxUGdq]82Cf1O-2[z)Y68dN1r5hR2d<DvD:Tjl1Aqt*B+CIG2[iyCH!uJX",
+    "0M7_qfvyk:@Fst>0S;hZ1,$Mb4+8Be2$)AIHaWAL1PsFo0Hydc39GqL36uf/9RkMz4!H&jhyH8=kOBqI(E.Xu841js4i7JYM+U63R_t3BK;LZ$H7=J;Ik,VD3=>Ld0-[cT4-8wc1Q.2]3ETnzNe:zH",
+    "6ad-l23HRXx.Luv#]#HS3c5iOIRGUvH#H5P0RqCMH3BCJ,#P&r7B@j#967o[1Nply0z(Lf0xCH/ic.uO#y2H5HSRSkGdGbo038J,4+5f-0R./<3=Rj5F9$O<ghC%ZHUJL_y0_8rh;*u1n(!$CvIP$1",
+    "k3.Z_#]R4b[h$F44TM5J12[N200OFlUIIlA8iYa#o0&!r6of)DI5-)[00]ETx)m._H8r=v0zD5BxfKpj3+W0A-RFcUoCFQG6$aL&wgC;fpV4w31Tcg@FF!Cf05dQ(H_&r#7lc9tmrw&a4,14s3=oab",
+    "LIOb!ghB,82m@qG4.9f!y%hvg6FC3_y%h$A0^lj*LLUV%&c-q37%-mP4,u/cf&mMeKomLX4j%$BxD=S,j%ptVFgza&GypFKH8/nWkwFgw;XYYH[gz4*GtjCR4*fnPGdS+/1Ro>h;;5s$I5z+eTmqjL",
+    "4;4]21attSSPuep6EgA#9_C%v3eqhf4K:a[HZw6X015u$Iu8@iKoc[%fo/[$A1O4:Km/VKHkkqgUK2Oz2<e=V0s!GY28/,t&Oic_3/^ea9]Sn6I^aShJ^(V3G]fOS2R1MOF9J3*02;[:=a2j71[E/=",
+    "j#Li;;sx_klsE[mwkHmt.0l>AIn6*6Inq7:bq<rL0tE3F4+4$;8#OO1IWx=b4%(]o0=j8_1EW6/1=ewl19cA;%]I=)IWzz,0yZ^Q0FfmIBMj6j1E@NT6I)&n1kFGYF!=Z%P7fN*KqEOdg#jM]HL;L6",
+    "IWGjwKn5cZ0.r,g4KvL=A^uoj4*@dc8V;flxL*$h%]IG30535)H2;#Y#ux:PzYrf5G0i]XFgGv&F9.d=06z#YGcy1fF<c0i1+*RnR^TlxKom3G:N6^hG;EM$IL$yW8aOrp9^PF3se%C:HJv:V3)[$p",
+    "0V6m$i2)yDIL$yPH#Ul:1Pr(&5i]e,)Eoe@1qq,81:4.O95T&7KLs#1F#ra54-0NnC=$0!FB&-A01m.v3!Is49]JJ3106R20qiUX:98jcVy:,f42jTW8aK=ABQ,bK8y=QX%]H(V@Q[c67T_B_4vynG",
+    "9W;+0y*:@Gy<UY[%]I=>HZ%YZ@2iX,03$az;FSzLGO#QH@2i0DobEXf5$3Ie0Sfs66E=<JFaQ,Xz61gg4+q9VFA>I101l!D9]Ab6EH4:3F#snxGyo;!F#ravn:PdK-u8,BtSkhcm/iuZHZkBT0*5IC",
+    "AP3+o0T:Sjw_/<PcM_xH48&.42s5fI0%-!yHL5H:2st<4sVomA$pIe-GXMhRG!3aN01*Hg0U!:mEDsCJ0TM9)9^6(5EEF;.trrX4u3rv.X%jU7Au_Cy5DkTI0=1^52QLCLG1M#q=X;M=%PtQCf<:cU",
+    "GS>km%l9G.qyYu0;syKN8U*H_1rG%8p]t<CyS_f-FAp&[vaA-ltpNdy0t^629]JIK1:1<V4+H(Q7YLWbO)ms1G5<&C0R)k$d.kzK0x+He88wgr4w.S07C65G3bNr229ktEEjBa%a4!fpGynt4mlg^>",
+    "(IWs(1E:NB)2###0@s_Z1CzhP0STKX6FI;^1>OI8HZ$6D6EI,[h5,wJE-2SVGVC,GHQxpg0/y&*:O:6e+GGy7)lDTiIN_q_aVI!6iEst^+6)979XOLP4EV%k4uwS%G5@X:[xA-gF$9%;4,W#@0SKQ(",
+    "2J1IJ1_<h[P!c(.X9&Fs12O>Y4+q]M0:T3evPA%71-GId]MX@oI6AQl0iyyHH=49)H-)+vyDbK!AP%nE90QLx5-Dv-4)A6Kl!HPI![fXG6E;:J0KyLgC/RK.10*vntR5OL+5,in;pO_4>TF$01Fh</",
+    "4xHa39]bnU:P@#!&m9snZUeKm1P/^6iZBk+S>6_=3W8;[l_x1<3AUep8ad^N0.niW4wHWZ:IDg_0XH^@HXI7@pDz;R#19/a>QU^PrPCu14XgEd2VV_XwBZN=rNt,<0<dmW4+D*.I^aAH=:>&R!6+[R",
+    "GCPXm0t<:sBsDUQ0Rj#W3cRBTD:yX7tQHEfJp$c$4uoL_=UGup58KMA0S=MZ-VuJ[+anJa:EE=i1/a%v.hD8rm<*Erh5,)i8!0z9@Jx5^nyYXGl,mRzIdKT+$^Ryt4sitZG75wP1M_YE2:84N4xPe$",
+    "1)_BV2QjzF4G!2E1E.TL0S=N*9^70K.=:,GIsK0b2b/dg4a;=PBRMx22JC+Y8y=NVu:%F/0tD174+GPR4h!(qvH/e80Re[x3,dn@Iim#^IN@to1F(@800#jM9]Abz2MnMD2GNRf4+Msz1rG#=;*SAx",
+    "!jx4n12ix:43,ZKp8RYE<rFJLng#<mxfKrwpWO^#@ov,ei_$J7hC3e(IPC%t1oDDu2d%:w6*BpZE)4Jk4)%jQ4aVAO4(]ySGlCc]4mCE51OkB]2:kp41Lc7.3e5Xl1oVkC3W>,wGvx_o/kEg#3C^bH",
+    "@3f62i(dro+%6S0=8*hAfCC1t-9LjT0S=Q2h&utQGXl8RZ4H;S17-mL%q$NF)]tow4+op6O$ySQa1QnJ0^;c_1]JnMjtd4m6*R)ej[y%0gWYfmq$52xGdGpB0Rx5=0!$2r/NtsH/:Z7!T;NXdN(8I1",
+    "84n19n9Knm12>EWodF5>gF6k*83&%;MjbbZm.R##IS0BL4*-.N5-=(&0#!0HMmadP/mZI)))f-tm%s,YIg,c$3a02.4)V;mAwov#[aPOcK:!AS7BV[lWe>wyF*89j.H-2cJqFe7S@Putun_+wH$yTr",
+    "G($BxAu^-C1DmG:5j8yu/#mu!-nfWf0:tbA1L:OzFgHU*#Q7T!1gfG14+rLi0_0p<4ml47(6e6^H2;]c0SSwZCl1^I1tu=oqvtppGrz>#3Bkt%3cLXadjW0+wn,E**=_tfjUEy;<f,@)qDlquoLCI5",
+    ";-@;*j!FYMKLIT.GRo^=95--B4+Ag/=>&3%h5,mu0O@$63(YnT[P]WcHZbPIYz_479^qUF#8d:/zX^bIzfJ*)*&Ga/:-Vr4r-7&(stF^,W4jaupPViNlcWj:tBL[!qD^;G<<NU.oUj20rxYGDhOo[7",
+    "5-GbEtbPEG9S-2PCn7doCJV>R6ELKH4yg;V>svxg1;M-q1moXj6*hhenx9PoxlIJZ*8:QxG6IsVN(kQ@2,&%e0Rxf(2QUJFg-*Xojur&$1P/kI8U*L)77qfb8V!w!I]97[1%<65,K7,[9TqXz(FY6n",
+    "[sj_=o2*tJ12dj64+W6QX9/pfI]GFR4+6L7L.E=64!-Kk<uv;PIPLUR5-7bE/N/1zfG+;M0yPAUA@Yq#0=$N61vAA0BQz^eKn]z=DK]HV#sMC3k8KFoj]_Ni<h1_7s[snO1qIv!3aOeD1E8)24*9na",
+    "F9bL.:Iej^!d3yCv/13GkURk5y,5NZ5-oa>4F(t%HQo_ridYVySOP[CGv;^e1V[-sAUSSjX8-cb(/@h1r4.IG0v0%sivb6*2MUZo3yG5h0-2:E2gca^2J$Bl1gWGW1+3<+4&ajm0+I]4[R9F2trrL[",
+    "7%h#hM,K;=>e2gD08.5%v/0ui6c#N1>Qe4M@>^:k/o14d1+);c6$Q230)RqBIWjRuLN(RS9zH^dImV3x1cuWZ2Y[L/4dAdH4%(g-3D&I&2l(nR0.[tesZb7*w#oqkB;6w>2MCoD0*2%a0NN6LK](e#",
+    "H$>CS6Mr8wH$y<^LokezTQD.3GU/<q9]A%,1nrOp4+G>xTM.S94+S]4)XYx^-gbRn1UU^>)XYy054D$D6fwI30==hh4tIV,FgQ3hMKtRbFgY]t![Qtd0#=yGivkV30un,^uoVvp.LPw_Gyo3:[kahX",
+    ">2:):qQnvc#s&%VJr@mC02:PF1OeY81gVV$2+9WuasdSc9tpt-0&oiExlIXh4eSL1.N*uq1qQ;#2*WrDWDVtn(E$Sfdk+;>hFc#IG5@$J1@[pt-]C6<BP/sE$>p.CGdHL,1Np2(4+HbM6&=VF))oWv",
+    "rbHhAId_l@kMRKq;6ivk9XHRo3I_Y^8#v$N2<c/S2pl,77C#AeVPd/f4hq:E2-[:W88-duG%x<Iz];-Vy^LgN/IIXvwX>oo/IIXu(#^:73$/s_4+!@/0H8AmggXkkVJ.Q=-,Co*hBYq<I5fSnuK=Cw",
+    "p:6];zF7j)ofQuZvbzNuGxC961Mi@61,XGF4+p),WdowyB;$Y=Rt:,.43zI,9]bYoyIKdk%w7)ipal,V0SWt>1q+t91q0/E4*_U%S@S]n4,Ji:1t_E#$GLL<>Y)L1!$uC,2<eCGgclDL=wneyR0MAy",
+    "Co]2w1qq%NA_iWu4+F^^Y7YRw#Agif%3lt[(2)TFzF@kPr;5&N9XPVSUIK@34_YS:-Q.Qf.q#4u<<EX*/ok,pzVwp-KX=DcInM$w2@w/I0;s51j@x!R0*Gr5chCYKmjO2b5-g!2K83JKKOi>bHMs&G",
+    "i2*hM3GW0VHZ[2dA3rma3NIiyGr9sFmjN_N1QIj/9Ws&%A9pbTAD00$00Yx:9Was#FLyUN03VkDF#r/VyAlsRk>s-%H#h(vi2*PG4,M894zl4L1GInv4,cKvU.[MZlK^/79^P0!&-/Yar^3Zx0=])3",
+    "2,USl9ykCD)U2@r4F1$&0aFhNjQK.#2[,<-WDf)70S(+[4ea1wE-Ty9Dh_vtgJ2yv01dUv1rGxL)M5iv4,v,!9[<H04,;m<$=i;k0_0cf8V;Ap10N1Dh06sW0XM7z9].!69^zPE9]Ac5FAg&;;aBoo",
+    "0Wqut9]SM^9]15/7%_7K1_9Ax9^X^84+FlySq_MG:%[:IgAx)rqX[1eIIII71va694hLcitOEm)84n1o0^lzUkvRus4+G<=4W1ti&&yv7x]T%)m/zAJ0]LGl4+M+F1qWOY1*@)P6Xnfc9ykCG6!GR[",
+    "3#.bZG^2rT2&<AS1+&8i2VxHatOFkjH2<zFH2<wo[Oc]P+5@=-&PWEKggpxw4+6Xf3gUuv43dK;0.CHfd!-1@/:Z4H0STogBsDS4P!6Rf0,Y@o1jvPz0S>3l:d65PrX:#qR1Y8N(qsng:PjyIG&QCr",
+    "4+EdoWE(jE4yGk9KQ%W1FCR5G056sSG&TStG&Q-c9X83N5g&Fn#27D<0W:rK6ExUk9W.01FLyOF&-lQq0Wts+F]/S0K9n0TAT/>%0w0zEF[ULWG%(2y4;vO%A0RLQAC:>y=8=z!#$OG%FCTX>056vT",
+    "GdRxz1N&hPxGx@fGypG@0W&tx0unU.4;nmsA0RXUABq7p[wxm,*A<:4@NwAu4W/azGOy/k3bYUp1;7!e0wWAn4,K#9WCOVp4+x;g4,e7ULk_Hx/VSxG4i5v)9uDL[4,&8EWCK(W4aWfwGOy/k3Y@ou",
+    "2QxXW0^ijO4G#=k/VSw,4i5:e0^l<0BM&:T/VSqhh)WLxtOE]oA@cR-/VSs<4,T0s4:GUkWD2SZF9.U/tOE]]91f(iZ4RshF9.U:03Q)E,y-tJzlcT-7TVEY4y*$o1Tz2+1<WzI2V4&ZtOE^SnJNcN",
+    "4+F-m4TA-=%hF#6kXs0riAxU%tOE^Yry:l1x;%&<T<MMY10M%600(3ZrX:XSP7ej9B<Y3b!vO<OTnF&fC.xB90Se2i0Sx3&9]bkzPzKQSTn=H74+7S15-*@bAu&1iPY%I[Kmz-C4F-!&0Sf!KT;ezc",
+    "5dwA^0yu.G1FY8p4+,nK5Dt6^=tyNxF;tTitN[*o1j2U;bOyr21P:K,4nYI<VGj[O9]$x64,$d>4+@g*OAir29]$%89^zYH9]$)99^qVH4+p/_C:bo8S0gPm<[tN6GcluH4+Mbq0Sl-e0oGImkN6EK",
+    "FggFK3J8:)6go3AHaP+_1Iln7FywF*FxPPe3/aZ95-1uiHyjZ+9U;e6039@!0RUnI%b=PnRU$Yz039^#0VOat00ayl0XIPsHUJtk91/Jk1FQlZF#rRn0uKh30TMF+9x;z1gLDK89[<N(1<ZF+3LFtR",
+    "9TPXJUmpWEmH[6HHvl3xI5,OSUIN8l1(pE:3/4VzTLj4a4GLWXcmjU>i*OGEmH@4*4**pJ$I&4U*aQ]d000aDYYzcI5-u7oH.ked9TGJF4+Pi*9]k#/0TMJg4%h<1GXMh&9]AH#5-6c9GnN4oG5@at",
+    "0uI-&2lxRFRR#XT2p%$)0SDLw1o)-L4*<[_rOXWn,U9/wrU(e*k^wYgmH[6IF#r,YI1c_Ib@_.&1Op5kGRCVC1JaQ@7%[bF2A/w4D:5.[5-OoCHUJSg04g&u00XU#J[vS#5-XuTH8K]xGyoem00LYN",
+    "y%,I<%U:xpI*ec>H8AS_Dl]9%1D)Rp1jC[Z4+rc64*]KS5&[]*IPnS@GeQOaiU$tj.9,q>UlKL]9W]H%0b;HqGVKErH8:tNmjM;x0245e.OL4>mjM$s:kA5(0RvwH-]L!EGM51#1_UKyrwAT1mjMLw",
+    "#]Q&R0c-NemjMKo3ksJ36Efy#2i*w[mjM$r01osG9]t$x2;&._Au%j$4*)>fH8+Y304owRUj(KJ4+ED09]ko55-HgszQq_<u*;etiwps54*[0^5-FiAHUJVd0246$2<eC80S=ba4g/o>9y9.LG;xJ(",
+    "H7slo074Tqn+=)I0Ro8v27-j(4+ED09]ku76E&>24wnHKF#sVlENl%z0EA@&A[sE40TMO.7c%z:4wnHR1_:p82Ql[w2bTc<ruqvD&u]0Lt@rQg$WJ0UG#48,01@I.8abQ>5,@dND/-z>5-FiBH2<Me",
+    "02;:^5-/kl8ZiJOF)]kkyFm>@,FXA09]wx&4hPYF2J+KKF9b6%+Oq).1(mNp4uOLQ1H[)_2O.uwumKMRkmfrCf<%ilivbS>m)Q*zE8L$V0]gH=#LQq7IRFFj*k1>fcmtXp9]ke.XAcI5=.NInW(]kg",
+    "Uk;P>,4>o8R1X!m<5BKP>x/S0-Qj*,1-mSA4VLD>0S^%5.lI]7d<D0D,L(P+!vqh+0oBG^0g0Gd4^^5s0u8N:Uk[!E+yXC#0WdfKAI1SU(FHGt0WdcJ4<JY9E&(;N-+8xZHuRuv3y1j90SS;-mjMqD",
+    "%MK3r%Pj.oj[yja4F@h>4zDl]6QR(t0S>SI-#&:Z.6jRE.KkNfI^Zb=0UrT202nm<A0svZ7&ibP8Z@hP12+I40XYB]H_/3aIRF697Y9)f8LI&w06B@oNe:Cs@8xpRA>Kh;7&QP79N>PB9y#b(1Gmo]",
+    "4+f[bi2)AJyA^lc-xP:J785rB6E=;>[LUX2HUJL:fcS11Gyo3*+ZGLyp,2I!Aqt$T0Ur!E+ZG/]G^-yn)c9<^Ij30$/CzCg4!@jM1:%8Z4+FgM0S>sd>GBLfD=w2<n)YN51-ExV9]t(v77mW_WDlMJ",
+    "+7/&uGKmoe!vr720W*maKZXG^IWzSF497]jp8;zgABF)j03XKzFwq4cg#j/CFHJZ&+7/Tq03Qc902ep>4,m<=9]Skr7A@e701qpu;PL!hgcJ=!;PL!YgcJ]R0>):n4+Gj39XS92nqUd(tw-]i+7:G=",
+    "F]FPKBQ,a#[Q&^v@UVWymH@6DNdX/JSq^rqzz+@r(uX$=GB>UsEZmGn6*ijXYacx]p8o*_%TNo@l>doJ%WDAXG6S9e0S=Pr7!BJ64c6=sDl]Hv)&U6c-Q/Z(HO1fo01*z=vjGj$-a;vHGThDq4+FX3",
+    "I^.W(4+E!^1q-E9P600gfQB:!PXy)!3Qq&+.Rd*fF*3K90toZRM.>8j$*lni.:EU7nTIq7hye%4&H)9NtpNh*xPJxtv-qu>[[a9V1tt#$jQ-<%+2tt<1i>R7F9S3%i_j)vvQiH@i_j)+2D#=788!e4",
+    "m6Hb#0,/Xk1:M6_8Zuum12QtHQ9lefHa3m>0Y3ycGBE%E::L6=4-zdB0RVIXI3E),iT;os!,pvWG8r+A!2%270UrP[%m<KK4.nAj0v$5,%m<qM1SdNRD,MkR0RgcH2&&[o3XKB;.O3fAI+>C;Ju[HO",
+    "0tc]XSsxfSivIxzn&n3y6f^tc0Rx&S2TKIlxd9G>[[aY<$q=4XiopUiH#0F)0VfRTzXJ,^z5)isl5PM92Ziz%3GM]S1vkaj0SnxUVg^jEasUVfqnu9,o7n-Y2o*SM4+f975DTFJ1.vG%0S(dt4+o-1",
+    "MgYn>4YvLP0!-+f1s=3ew*CPG)Vu,;TrWd6H<5x(2ej;C0S.HoqYNJxG.OKH<Qnc.4KlX/0Y3pWGd2J(4m2^>zXAn80.Z!OLJu&6zXC2aGyno11nJ[I4-q&OBQ@Mr8#w;6!SoOmFnR#N@T,9Y>lGer",
+    "4LCBJ[sAL0IFSb*132:r7d9[ov6M0gBo6@4#03S=,*=uQwSWr%nNI@!0S=cBkYX.eG&F>#0S>eXz5)Z(Lk]m(0uVU:4uX;s95]2y1=BlG1]$s5;g0W)9]SS@/0YPmF^7SE1TmQS5Cf0>3i$&M3%dRR",
+    "1eEkj4+P(#2Ok44n)w14GsXcA0+Y/U1*4!14ypkLf_P(]2[$n;u:%hT,3twg(iRgjvtJ9B0UrS^00i#70uKx8z5+i3HZnDP4ZRQzp4wj<1T:,k0S4:dYXjs14/]zr0RyMLSp&Sm5HA%qFrWSb1JsBq",
+    "1Cb9O13AeL1J_RE4+xz80WCB%p]&LxHB%1.nf;J2G@>7795VH!4F!SEE(7;,0UsDMnf;I^6uR>*0S<Fd4+xf@JPG*JJP%/.[s9fm+g^IPq5/bt6$b6C0RgiG4(h%F5jV;*2nwbd9]bg.[s9Mf4,/gJ",
+    "0R*W6Br!Iu%K-A:o&EtHGTe3zvD[xD12eP(9yb6SIJnFK4@ZPI0SNTRya5gA;xFz!l:,2q4i5$LO&.d[gsd$O6TsWM0S=TIraT%o01my<JRbuyo[DDzrUwrMtpX1Y@T-33H2<+sG4/,=1vR1m0UrZ5",
+    "!1Of>6tDP!0S/<70S=fGs5^X_!,N431=NLm6Eijd4yXqo12oT&dIgivat[)v[sAU4H2<2$;STOUrvxtrGBxtj0U0#LsRIL#iZKSt:TV0MBm;sH5Crf30UrZ103.Oou!RpF1T<_mB:),)A>_vv1V0Tj",
+    "H8HD<dJc*G0Rl@f2Q<R+[s9v/sIngq2iE/p0fFa94+gIR6geUf7>R[Wx#C9-3EKVv10W9=(E$Vg2OkMC+x@Isf@mN+r)3AVD+.x=4,zc1pA,p(s[#nk0]n%*IUfTu<+cnzGk_BD0[yl-4+P5#4zIHY",
+    "4A10W4D,.!ABq7qtHA*&GB;Ky88,kTGd9f$9]knX3l9Udoiq.A[=VaD1S;bz75;O32%HciH!)HV1Dup%0;CI.4p9m71P!#Hbpn$w4;oiJOD@NWG5@U,=DGaQ0fn3a6F1nH9S!f:5g%ta]D0P6&jJsS",
+    "0m,xh3gHq9&!1ZY%P]jj&-l/(0WmoM1M1%e4;McdVFJDx4.NY$ACmz%g@5Eb(t/0/<E[LAk>s-%Gc_#bAD00)=8=w$030,u3NLpvGr]WSmjN[Z6Ev$b4w4EVcQF7TmjN:X6EeFJ4;mI$A0RLQABh1n",
+    "01ph,77E-&NeAe^JTD41F#g&B87.ztJ=,G54,S+c4+h4GL:_;]y!UhuEbr^K3G)U6>SF_.1(dy$0RkfoRSkgdUk;I]!89KUIRGCGIRFnTsqSA5zPkYiiT[lO4&MO],&>u_;q3ea0RvPI4aWfwE5+>#",
+    "3#.bZH1,+_2&<AhGyo2m:]>qC10M,B03QuC01qv&:]>qC10Mu301fjf4yx:A4+X3P4,cBK9^g:%:]>h90^;O*9]$l24S<s:nCxT:tOE^(.i]7*EU<fk4y*$&12H%N4wdQ:4yx:A4+X3P4,c!XTMsLe",
+    ":]>J10^9]14+ZOyWdb7)4Ur/ZoV,Q;Qx6G[&NLqgF#rc,4)B^,0,q@$1u_t)3k03I0t=<pm-wsGu5J#.xhW5d0hPi588eSq3dnylH!w4pDjx.pmBIl491jD$B<W4d47ToM4+Y784+m5Z$$tv8tZogR",
+    "$]*87I5tuqH-=U(9^f;Z:0^Prs%ZkfsSyu9[u:V*sE^L(vMmpi0gxsF:jDF!HVpn7FLf]C06&!hHaRu@BQ@m!:/7L[[u;iMFg4HuAD00%024E/HV-1j8!sR*G@RvFl:sx5CNnlUGRO@OK#_d[ATj>S",
+    "mjN:K1QIa,9Wjy$A9pYSAC:>y03tX!vH/RBFao$c4]dQ3FP8y0H_.ni01rB%Fa!1y4.NY$4_hZkEe[RX79S<$mBIlJ1EsV>4+fI(fdLsZ00+Dk2*iR_4+Eha0wWIrRTwk;9x]aD9].-;iDe%NHUI^;",
+    "4+G<=9]1N12(lm!mZxbC8vp)[0R#5,WCvUi1.)uD34,@22TTtG#[nM!IRFThAPMZTMGqza[*3>),Qj<&4(+i-4/MltjR6K=4+F9w06Y$m0SL>+4z+,14-ugejR6DB;>:vD4+X3P4+,t(9]uei1IGa$",
+    "0W]-yg9ZzSuSX9h]Ne_u48q/l0S:)<XAdd/[*3>#WDey44-Jm)fdLMz10Mu603I_^0flx4Tn@4U10NAJ03JC23i=j,2Nef788f@7DG0/fS@P<U10Mu4ry:Vp4*[$L9].%79]tr52V<SVB:@J61vfdR",
+    "B>9Jf:_I%0#I]e#hq)gQUX[WDGBh;bya69JF>pprF9]X-00i=OGy,,H1gi220g(MF503.u!T^R9f_gP#/h+7<12i^O1]I/7mBIlcGcYt7HI(fO2+-N&9XP(g0S2JYM,Gm*0R+91Cj%c5ENc$]K<v9r",
+    "8Z#UcHysi+02;uu0Rxc%0#*+JRT4A+9x]2z6*2$:3;4T<1cvh+4A!=,5-z;aFaRF]H.ke(1vdZ$.hB;N]G)tjGXMk(9]1T)5-p)EH5;K,9TGJF9]JR%0Uri900h3u2M(426*K;<3;BhGK;AG-4*@]J",
+    "0R@mH9UlWZmH[6HIRFzdtO6b]02eR,5,/;f0YMTsc;*<o0RtTet/R>,mH[sYIWPbcG&m0K1r[-<0^LMmGC:kD01TDF0RkNZtO6ecF>r,yF#rM+A_@uY9x]2z2kr#^Wgh@DK;LiV2MU$^1eS#e0v#U%",
+    "H.ke(1_LE/G&m0K1s5:<9]AFz!T]%Yq8$vt>qPEeFgF(&IRFIenma2oGZzvy02;.&1EG,z3PmwAIWZS2IWqtfH2;^l1mKN34+F[*7&ib5@J_1HC<;YW11d8(00ivfA>KX;0S=c411:W-m.9sCrveA;",
+    "3Jbmo3Ht:rG&GdL0RmnVHsJ=imjMH[z5x#g:-nV*2p%;-0T(s=9]kj%!T])y;+*%H5-R<_[=.@71C[]F1_dQ<F>H/nmH@(t03k3eYYzvQ1@Er.d.47eI_O;G2<aM49]bi4FAF#_+6e+z1JIZU4+5;S",
+    "9]1Fl3.T/zI]QN$4+E9_9]kr61ecTt4#Wr,H.ked;YI&T0YL+q1q!kO1oVp-6EOD)4+E9_9]bo66F1rk9y9.KG;oD&F)V8j0hR$2HKhX%kHP=IF_Xe(9]JI!0Uri900UJXF>r,qF#r@Zrr8q;mH@B)",
+    "3.(;r<qif<GVlrxmH[6IIRGCEG4Ki#IP(n+jluy2xZnp2uBI[_I58I+GXN4a02;*[9]Jep3KB2;8!@YAGXNVk01@GA9]kz=3J2&44+M%o4+G7qF%JTi*/+,(f<KFH4(oI-12@.IrV$CDsfhs^06Xe_",
+    "4Gx2]0]Pb>H2<C>o97P!z<$bGK&@6*48@SS8Zex)qX7igogg0tGtOuq12)RM84nch;qm,Gv-z+aR1Kgf1MTi)2O.v/hr$64MG2iEAGZQIhr$6r#Q@/pG5[^!0X8/E0u0GT51#;t0w09]FaR&c0W_;%",
+    "1uumGH8^te0N]/j4e,8C1GoeZoeu@Fv;_se:MjW%1.J8$2kiq77:KL=4,2-cY6OEZ4,bV84utY!18ycVGsO)EFbRh/1[V#^F%7);WDgSS.7y5:7&ZV85$oe:2Rjb^s[sz9SPh![WFI3qs[sk]5FZ*h",
+    "s[s!Ku@;Yq01W2(WFH>hy[,Wc+uLmq8LI&g2H/-=0WLE#js=*_#FPOK1FIDtF#rjvl]By)o2&s2xRGcGtN[(kSpc0M3iiSQ4)lKw,vJ*1HTJ:*1c9C!1gPW;1;/2KD:*Y#4S<p-]N3Mf0yNRt0S&=1",
+    "YXp_(Jqf4qlmQP5$@:y_Ei%X#88pBI35Qw)>sbG51vEDG!T^!xHu-S(4,:NdWDf*^S@P.Q4#j=1/b&W/A@cn$!T];b36^-Rw*oiy!T_;V0X8%:>Yp6K0W:xB0w1jbGsqV&h5.A)+yWoR0W#4AABF)k",
+    "03S-*=^+!ZGJ(/P9]tk<!T_2ZH2<C_%MKp]IgS<E0x:WE4+YVab@JsYC./]<0^mk2*#Qp8)ol+MxD*co(%UHy6zt%E0S>aq0T;#@9_w0P9yb6F6s6B;4.f4p0Ob@2Q4blb0UrW1&)ESDfahrhp@.+t",
+    "&,Y0W9reNi2zLta-R6HQwHhKdGtq<#4)ekR2k6oR9]SYe-Cn9@H#hUb0R+glG64854<2]90R!BXY8=TMoh^qL[OFDW4+rzY0S=ZB,GKobGyn%z0EIdS/AZ#8H!#!T7XT3s=TGiR)X[+f4+@>b0Teb/",
+    "1#%NOZ65.T!_qNT,vbjdsMrxCIWbTJnF0z:6gBYD6c-hiy8#752ju^1Gx;PS3xfh8D/.b0n#^>mH^/8,BRMeuB@@ApJTfpj02MGM4,59f0WS$KF#rMVL/OkK*8;9sGXM@1mHlc8xz>>90XYB>EzS8=",
+    "3STb,H8i/@11^9WG5[X_Hvj>ea[<yT9J$v65-iz56g4/x*8:zc03Qf9051eJGXNhHHvkS%3,,bR3*ZDNI];fd>QC,Kf@JML)ier;0](:,4+Oc>10O&*03tUr$O0c5GP&0SBQ@nz0uLCu*8;mzHvlgM",
+    "HZ^kgIF]trIJwsYA_,Ws4+FW=0^A4ma0sZtZyy6R>QC,HQx65z*8:WVvj>&<hd%%aJTWpb9TPbK9^zkB!T^4R0R<te4,L@*9]$(_!T_KYGynok6EoEXA0[=T!T]*4qC=f[A4V]t!T_P;FgE^rFgBeB",
+    "4-qxe0]dXTa4!xsIr<PF5jE+^G7Mb+nM<B9>QC,ZHM+h)4niL(Gxov(1YI39nF0e]0[aFJ7:&gN2.7iR4+i-x1T,^<HhLc#H^/8,KMgT3IrqW/6EFZT12Hx91@OxG0S2p-4+kU-lm,;p&h$Pn2st.R",
+    "!T]-H=gSO3HPP;@4/kU.0^htK0^;TH4,1e29]AU&rUV<^-K2a^.bebSBo71k!T^gK01n3R5I+ekH97dg0WTXdHUJqn01L(e9^hD4!T^mH&,W$,<CzRYIrzc:G&MLl03R1O00wXzH2A=+7dQY1Cl3La",
+    "0R)$!K<SU,!2/Hh[*W#Y6@kc]4+D])0_.B;!T^#JH_/IyIFR@Q0=P(J4,<#p0Rp73W(6T11_](P1=CE29x]-00;iT*>@(4LQx6CD!T])t[8.Wsiwg#xlx+pym::<s,hl)U6y$]#4CXTecnjU$4+y*V",
+    "JrpsF0S[sL!T^7,/41$!#KHjskrf7@p9BH31rC+L0]D^zCJe[.0^loG!T];&4,<#p0R*W6BQZ9p0uLGDfdmg0n^BN$v-!M7m6SdO,;/:rg7!TRVfexU4CLoz2cf;M0>hh5j29mTFyl<i12vP78V;t,",
+    "fomOT:7PF:FfsrEwHglv=n=+Zi^5B81+4,P4*CHpHa7qwIWzVL9]bq_!T^!xHQs[+4-0JpWDf%P!T_KgHvj_R7zLw*d:-ik@T-K$I5+;e=zCF0-+a(fx$@Cu6Zpab2Jw:w2viK8ynY@DF!-g&88(-R",
+    "0]TMZF$cMUS[gSV0vsO.F!-g&BQ!It[sRvM$,w_t8Ui8:$,x0XBs4WO>@(4[2Q)P]06z&eFg5<KK<SA<;E;TB1R<U<uK<wFlN^EV>@(4LAP*eT0TMAg4,Eb70_Img$Bh9Ar3wm@fCK^lsuvEls^c==",
+    "g#!,o1@h.E;q;b@p8pREtl$F$#.p(&$;6_v4&;O%F9ta@qV<v.pC1P]4zU-pugVewsHATTwfhbuIW+7A1ePfQ$72q[Od_iljRp<S:mC5yVGjU;p#%ec2kj[idm/YE03Sd#jUOX1H/y1F4t5eXoB.yd",
+    "Id%%E3Lg$Pj2]xoG&uk,6*Vvb1KICy4niL/GK;QBH8cPNUJ=B=$pH<.mjVUy5g!ILj2[&<*8vX&kevhodJh]gp#(1rG%%+h0<<b_x!;l>hX)S/jj9R:nAB]>0yLWI2LYSmO9EgI1oON<14$1wm*4[c",
+    "j]vB.w;7XB:Hz]E9]JV(0UI:w9V9X]qyz=f4+z%s3<,=XHtGQ%3p4,:d/Ch&od*##o+b[FzX]^Pbq6F4x6K0quH@)fUk;PC%Txi#t-PWZO%E5B,_$NX;nxg5HnIU7I4^g5e+MKF0RJ8<4K>BI,_#_#",
+    "4+PYq!T^Ek<@7s>IRFm;fgdS0FaRJjHUJL=k=&CGi4zWi9]PL0Is:_G4+ZI^0uKSR@2+yt5Du9i7B-&PF9.a;uHXX$y)O-m4+A3[GnpSEH91os1_i!-1k3:dcMZo:2%h3]A3Zn5sXz^QfyWFVATjWO",
+    "2>Hi/-G+Q#D(@_>3hG<C4W*K66*TSiZ3XTT1F$6oyY)p2j*Bx72IJxZ244:k:mLOa38IXK0S@Tf1Ro(c03RVZ03UlZ01ls.0R@g&2aLM^1gP.c0Uj^eo&y7^2oX0Z8#aX_0MS1ZFd7BrhXxL!oCF#*",
+    "@qUE)k)/<zS@:8v4+PBcdjl=OF]h#&wj_Je(;]_l[Oth(KpQ#90V6js051tQFaRG9Gyoep051wRF#r/c03JDjJp]C*CJ506E-2g(Iu$aii4YEz0RSBVXb%JI4jweEJ>f1z2opBG)B*<[1dy-d0N))C",
+    "2Bw>=FAX-^03QT1/>(G+)khBS);=CUMgdG87bUWY1Obc)2U,sbrkw-I1T(sy1Pi%F0-[D20OoiFHx8o#0g91r0w)TlqXYpO2ChB-P6><508j*!0Rq_22Z-d:0l5.&Co@s.1TQ,:H2<D3;*3[A;L@8^",
+    "0uKV;hyoor00V=iY7ZEUngj@GF9SC;;L@I1;NT2dGNzpbA_HER4,^<I1Tr);H2;q!2kk@*-sFl.;L@7U4-1Z14p9#6MFoJk773*y9Ww1j1mC+*4y5uH4fd9S0S=J_MFPYn4;pciA_QILQ4buZodhB;",
+    "Ha8C$rkw-GGXNh0GXMq7h,g1BG&nTvMFdk5H_.d-;L[91H2-Zd4z#CQ1_MNQIO_T54,/n=fdLJKClfgU0)]EoJ[UOw9]t%99^hGD9]kr60)Qw7HxB@TC:1uV[4pCefG7v4k_0/D]0gd1I57YsHZ#/+",
+    "A0[&YCocpxF#sAg-*.godjrr2A3,qxCm#egj7J2;s^&C!fr.hM$*n#Q5C11G0yi^PFBLa700Z5ZTn.7XFgX7wF9bL+00fSmGY/P+0tcw]eIExh]0g6eF;t=aGOHvn9XK/pCoc=(HUKXOH#Pt,0y8lH",
+    "3DCtr3Z29R1$hMeL/OedpSl49Ne;yuClfg4F&>ss]0e_K-cpKF:-W4yqa>tHqyz=f4.P;119cA;]0gd9Gco@#0y8xL0L(/PBo6;>6acKG2LoRZ1pg,hwkrco4-ud@6f/YY4+OFS9XBuy]0f(X>!R/5",
+    "VGj!bCk3Zh0m.$u4+DD+sucq0fhY$e4+VfI88ZMcF*7p&Co(emS]2bmfhZ.2Hvk>AGMYyp2[C_vF9b9/051qJIRFzltsM=p@y&%L=a&3/fhZp#G5[YTG5[^qH!/VZ4^d5cG<c6!jHd(y:kt6D6ao+n",
+    "-bad6]A+(!U/J68C.(8&J@X*H1Ro(c03RVZ03VtGF<Y!m.0J+3]7Q-dfhY&B>ObySF=EtQFqY=B0_@+tg(x2iFaQf(6;Fg)2ZtyHhJ.JbhbRR%9^Y5zC.AgFInMzTGKwew3J(d,0Ur/F03100FA6d,",
+    "00ET&4UH%O5dw4#kSH$zG%:pmBr@dk6dE<2gai)EM-@..z(pi7Fyq,b3X)p]c@i3G>$LMRCk_;y0>,dbqc##TjfDgbpa/!Y.9rU.0Tejjg$Eiosf7d$kn]4(ww,Vv4:*&d5Dx[g0TVRSHwI5GGBDX.",
+    "1drEW2S*P8-hzu:2c=0j6*nXg4T]%81%u!O4*_K621O4A:&jpTISZB5UOYHAEQN*y4+E+J6f*!H3p3sLd:-uhr@oXr0ono&3fuz[H.]c+35yZ[j^,!z6$=:,0]Um(9SE&T3X#z#4zB]N+!qe6+6M:L",
+    "vNQqbMJ+Zko#@$kH!L0tn87m;E1IMg3HuER@nh^)EuEhl1(,^NFf>8Y0v0UL0XsQ0G50P4:j;pA0j8V-4vkg:*gFpdw.8C#bq5s_G>nB.+Ab$FH]tFrFzQzT5ibEOFjE*e01pe@E)+DKK;ZUIZ4U#X",
+    "KMS&TGdVRd)B*)h48Z[hwE>(2>yhvDUI+LtD:*X&2keFf3a6EC2CsDpmntSTFqb4R4LLdPh6E0w76EP#1HvK;4A$n!0TD5K4d1hp0RqzaGzgp3Ck_;S3kARMJ=^f13)Te>HjV/i1Fsq[6g4u4hXgMM",
+    "G%$&mZw]9-1Dt9Do;Z)$oG$[,R]uz-6A0dqfdK[75f28+h6EWj*aiWKtse#)3Zv%(0.eK04:!t&1Q9gt1r7e=3.Ip[Pz;NoU/H=K4.gEj1SB*u(:<-&G0KJn1JkTC288,*4+hGH1Og@;2r]ls1OOfk",
+    "%7z37vjYgg0]nQI3l9:Cteyb_*RVhc+gt[;10M@CtcC.H1vxbUD:*g*6*1^4aRRObA1X7fh6D<d0t1Xa2,*k=&Yf/ti3AS:#0C!q)]e9ks[0%d1Tzl-o6:w3G:8EVn>:ioOC2$*q(/b9D+-(N4+F@f",
+    "UllZu<&yk9kHKUaHj<Mn%/J]R$S)5Gp>Ot7zXt;@1sX8F2L[H8&-bO+)gK/cFsz0I1hd9;4+Go]4+5U&8wcK00LwoPIS&>zhk*eMt+oyqHt>,qx$YPTbqL0eb@K8l0twz<2Hltu4wL9=4z,qp0UR:h",
+    "%UB83Qvkyl4,fAH9ysjEP6K5E[[]d6xvLBlHQE6bH[Sve1%m.@H:q;EjGb//i,n5-1M&.H1EBZ]0*-;R45/&(rTH5MW)6.#0]KqfG6Te39^P5tA@a972*Rt20RZa/2W%TUO$f(WKLRy0IroGF1&rih",
+    "9^+Y7gai[bya5EYsxAoN=)d[>3J(O$4HGu#TR$B(FgEvu1O$.S%K-Apn8*PEAs,Di>k-u>G&I+W0^nv/gaj%uHUKX-FgO4Vw_+]]q8.+f>k-v5DKIwxKOr.XFaQq_wv%rO/K&1Q!b1!Dj]l=n&JhFk",
+    "j[>eKGxvl94c3rv47R5(1B8YH8ZpA%1r#^okp%_quTBS:7!3D:1O%Ls1p>(@>k-ujO&c/zgaiaI4vqW+2vZLCgaj<zGu5&#4*.Z8aSq^M4,dH4SO_+PbOo-$1sfkPIQN7EKN2)EGXMeT0tCmP1rGOw",
+    "1U)e>HvkI1Uq1mhFgf:x1QIj/3,/WlGo-rV9[=*j;/lY,>k-uo:-esb0+oy:6J5::8Z)$36f=nFKnBnR5-*xE6gU73%=3uWZw]*54+7*2A_H4b1Rn%5g$o4Gu>>AY$yWs4Yabyo=n;UIA_QER02(yj",
+    "8w1sj!T^Ej;*Rk01@Pfm5-DmX8#A)x1p*usH-R/38#ssr0rx)z=2@;w#[vY)2OkAA#R3yI03J2_KOZ;YHS_l80Mr/+%K[9m0TMX;1b@I:y#fya=q4=[HZ.o52GmvqY8x_3gaiZT9027U3G[:n0g>t^",
+    "9@u9+0HYWRf:HsvdJir1gaieo0s**050C,$gakS;F)[!G=M4PY0rZ3fFD)<K00EXs2BW;e475!cH;hUZ0SSQb5ekwM0O&[$i_[t81O_eT0E[=gn*sEM1U<k]HUK[bG%+v$02:ME1OoAr5)Ui%gaiTm",
+    "%4QD):IE+]Fgf&u1Oe:IX9s%&t-b:yRP/,d4+gj!KT$I]HmQRIKMXT7IRG*.G%x<Qr&$jWvziARG3<0V2ahud<dytA+RR@d4LS6J1O&O$3JR=UKnMKPPAfS!zO8i%[+o*d9XK2VfjJJkoB-<#wlEtx",
+    "fffjg[67G.85lCz0Ua_@%:<91Q3J52OAMC>2-r>S88gqA2n:meQVNF)F9tR&:FNg$0mq9o1.:bP4:kSu0RYb%3jOr_3Wfy(i3SFjni2+]2nQSs]L*^3HsuKq1:qnPHBb(+m0v6<CEo2v0q@aVk=&DG",
+    "gGLCPyIT)EtCmh5ATr6N4,X-m(PbYWG5[AdpGFTCltvFLx^Z)AutN>7k0KugH:fZkFuVf=(w.^wJ,h/SA20w9Q]p]Z0Uua4x&sH70^7S+0tA(uCK5Bcyl)Q!lt%y>0tgQT=5h2^1v9mh0UrQ2/4J$v",
+    ">dEgLhj9,8r*0H8y!sOar)__(4+f_AZyGrO3yVkw-&A]tBn>S.4x1(pxSnqh3Y0%9HaP$zH!y7ofg%W83Y0$+Hn$TKIZp)79STn)G%_n!4aBqo38/OK8#bH11prV5tN[weYz>R*1PQr_O,_vyFe<_Q",
+    "ZWJ@CTOT.vjBXBw$r%H^wQmO=3XE.q0WmoM9yyC[0[okA4+HUPFAXs:i*7FhFfjlE/2HSg4-zba0CWPh77r7PZZb1DH_:EfGdVZ>F90]/00KS>6pL-SQ4Wi45-MdF00.[L3M&hXZUwj;2F3:pi_]Sa",
+    "10MuBnF9]!;e+o(lhS4%7&D4)2lmxw9^>W(ZUpKh0!s.$BMypg1K1h</<^0.if$t<F-fVNZU/$@4vKCAm;I68VFi+wOCJL[rGNz/6EVB90SL*Yj[zAt,ed+#4*@Q>2C4m8Eip6pY!owu>#p/RwFNCR",
+    "Gno+ru&D.DFCQi_>G_WzF)#oFeGdxuYy[fXXb(aAwFL#KzE/)*5-dFw9_w8@Y9li,01pm.v-jRfG%=4JpzS:m4fbpWK;0b)1@a]WDK++N1YHh^ZvtKe(l8GjmI4I1u;QYEmI4H%Arv)v4+Q/40zU&Y",
+    "Gdc8XKMgW5G2CnesXsphH#9ba2MqFR29<tD1]$yhY6!6GZyy9R,IM>XcMmk)vjG9mH3rr7Ko1M,0UrW4,fS#6HS7Te(&h-VBo7C#kPaUSGw1-y8aKeR0WS(PIG73riXsdC2[](;Gpzv(uWJISF%HDD",
+    "0SBrv1h4<g8aUi+1pW#y12r(P0UJ301klxB3$OtP/4%F@5+4gN)%F4elNTQYGu[[tq!0u2*KP+Q4+Pt6DL6F%FEBJY024E).=ck:3m+=r+H4HI+<Ap,1Te<C0:/Um2,.8NIoWIhQ6C66(6t2vvz9gh",
+    "bq.ps0N+ak*9i]j(r6zcGuUh&ATt0zeKR&R(r6zGGuUhm@qyp:oz(:b.c&NA&gD4(v.43o*pvYWUk<7BYyyl60D(vkJ%t1xAvXXYAvgdJn*rFA0TVZx6CVsQ*K89p>B[/SrC][.w(Kec93KZWh,*Iy",
+    "GdVE-3tbg-03Qf6h,(3;NDkL*0n6ep4,VIC19BZT&jA%S03Qf8051;YH_.]r03QlB03QlA*K7nJ2-c<9Gm2yZM/u98Ip:rC038CH0UrY_[]z4lIHg.wnkEgGF$S7W4-hs)0-)>81AZR;HuE(PJ(DpX",
+    "6gL1HHvkth92PW>F$VZL9^6&(F%Hv;3.5U+9[_pgh1dxPkOB@FzX^KQ&z%7eJ/ZNCATR(gQ8>u1F)ws7H_.dG1@igJF$bX5R^VM+5d&8bAh,h$Qmdm14@7ZlC=ay*eg<gnq5%-#y>gRV1+NMeIGPO)",
+    "1Mt5D9_v^>F(o%M%Zv*j0Wgd)1C8hf4+o1e4+XyBZUEX_2O.lLF(<)QpKu&703I*=1KHkg2Vf5hi!m!WGyo$wHEjsy3.z8ai!lJud-).E6Esi+%ufnX6EjyBFwx^!1w#q8/K&0kF$2$30!9hi0UrS_",
+    "=Bo=0Fpe/VKQ/M]4*_D6NDPO#ZVa:Aya68qILn!04+Dv(1up]KFpe/V4Kp;XKLIl_HUI*PE&)Oh9E_vma[:1T4,t(q127XXY6Xok4(]jWImaRcZVwfWF%D4.jWGeNC.DglaR)03jWGq@9tPnw3W<=.",
+    ",_%56I+p@4JUB9pF$T1Zivb<QH-gd[/lqBP4-YLwEHgF$F9I>*00CeUGyoqkGK;>.Qxi4,2#hfYf&&hWF#>rV9XG<!1+#1kiYf+69_Lr.F$KSjK=ZlSDF-gr0gN#Os,XieIWdbd6gG.(28%H+HaGwi",
+    "IlTrSB@^IHF90]/i7=9v4+)7eBRDtT4i7+xF%mfB!vPL,1Aqk]7cz7Ro^ED,4mE^@F9J6)0526cG5[erGXM<kA22kAF)su+HUI-hp;eP(mI4T*,ESWSGKMiUGc@4N9]SmtF)su+FaR$NGc*7N/8#Sw",
+    "12g-v4EMtU2CCr,2P6*xhA[/asR%CvF*Tkq19uNKhA[)UF9V@.4,4!84+7)G0Ub5#sRIU,uMP(!4.3dw19J^/hA^S,H8qk795_i57dD152PY2zlM=opH#mkd6*u*Qa^OKg#Q>EQ3J(O=xP1+.cNaH;",
+    "F$X6OhA^!bHZ/ea-++8lwGa-gdk++[mu;RPhcPKRIRGy)H8ubNssaS.y-2@AG:9/5Hsxk71T[6p4*>^)2#7H)D:eWEQ6C61h%q8JIanSwi605N#6J%>gDnptsfR@%AvDT>dmnu;gDoEnD_K<,yPR$d",
+    "%uWTH!bc,DIpP)%72ur#2Vf5yi7=v603SU!h6EoWGXNhUGyor&0Wyg(1joW69^YB$F%vfc9XJ3LH_/3BH_/3IGyokq03QlC03QW203Q@M03A306*vGN2[,=B5HkQBH_/3CH_/3EGXNbk06zmWG&.)E",
+    "6fnS(Qw-Yc6gk6B4+PR%36TgHHHz]24WYGa1I#A]r[P//28+l+3$nIBKMXQ9Gmq5-49DjI1,.>Y9]]:TDK$4]F9SC<%BckpS*E:M0E-peWYvKXAU9&<q7<$vW0l]y4/7O%f!YQSDp;O@jo/LrID@TY",
+    "z7,E4VGpzkh2RYj8S<Db34!1Z4/havp$!i^RUa!c>6,ks>1>H,H01&wU0xp@ErSjZ8SUQ.4.B9+.pk-94G$Tl1rLS<./+hft>TkYlZz1wBLR-J4-agjYd-V(G&je>20S)2H_/m+H]!8E3=Xy>xpxVx",
+    "0SA,iObm-MLJ%]n4%Pt)<G^UX=jQwDIRK3X4*=38gYGm4[6G%]l#3B7GB)ca9^hH(:0$>&83<4hQx6C5w])b/oYDadkw*)Lc:wo64+74]FbA5YjR6633HU.-YX,N!i2)fiu]ojw0tDFs4+8Al4FMYh",
+    "WDV1VH3C!]E$[7R6gaFL4.N19kO2)c0:/Um2fwqR0Stme0@IaE2cnS>4-J[66e2Y.%:f;,GNq6N4z@RG4,o9Y3>CP9EXL9r0:vsH206FX4.86QodOQ=1PIOUT;=hW9]A0o&.F*EmsJl2[Nkqp2d(&8",
+    "9]$$0LJtVK>FV](++q(Aq;-@d2J+@_1J*qcCe+:y4,ndqYcB_jF#e$l4!NRG7dY^4F99(#ugM4p+5a:z2P,+/,T<B/!^CM_KN:l^L/3Xv0R!Mj3+m!=2#UB/4-1A4L.gbkjR6FgMh.^m0q9E(tON)2",
+    "wg(Rh%d,d=Vd-rf5H/nRkh%mP1T*ZhRR)&MkO2sojb99tgBBAxs!0z6xqw:)v0<DR0TMX;1F_%nzIO!e0strts=;Jv7YFJa3C6tv1dO9y2(aQa4(F_1CO9l*1E)0$t=*9Sh8+w30t3:^3/SIs)2mw#",
+    "0.aYi3cj%v0vQgWl>;3d6$q@6hyetK[u_VTms1JZ:0%Eq#p4YaGXM>cn-ZkkaSs:Estq3nFaQbV;qUk51>!I!GX(C%6b^TarUnL=.6Z=t<c]Dx(%NbbgpCai.nI&&!mn5Wu:lVRroI6JxegB+:(YAz",
+    "&jksAXfF_sGKtby9&OBt5f1qS4[+*<G7li(/0z>>GBubWA3isjhGPfS<:CALvJEc.EitYH4+,(K5)S>iF99+v#RLcVQx6&E*$fXo-e#-@S;28y4^X=g9]kP]9]Jc40=7,N4I2c>ArBIl1P9muS@L:4",
+    "1(GTY=THPoINJyxML7TuYMc2E4^aPS4+revp#d)jEi/Oe9^zSF2jJ9E4+WnM0%[K#+6W(UG0CVhAJ73a+Xx:9F@^h32Ei_68y=uhnFI!ws%swrG;<ek>$m)Y+z20WF><+<AJ73b,3Si@.LZ+E0Ncd_",
+    "4+g_q9^>kJ1og&0F9a+##smZ3Tn@%G2p<1Y03Xo,H2<wp00Ykh6)pW#4xb(m6q*D8Fb<N<@%(j]I]6GDM&Jk!aex*d(E&E#2o8Z31p5Oo1^!(n1RoSQ024CECLTA&1P90>4-p_.3;Fed&9*Wh#[oCs",
+    "2o3cj3FokU2Y@nJ2+GM44+7w74+D]Le,9GqtDyl4o+SmCrga8[!_zMqB;,3Pb@J%fB@*duGXM>=:m(llGRXT(2A-om4+e*nW+=i@We>%J244:IuRk6#u%!kH>2OR&*zXb#6]]jb1o8n704NVS6Aufy",
+    "1Qs->1(([40Slv-W(Ube4+4SCJr5I>[d*4ru[I9=P!Au6.X-1oI1dEgie(P]!!8Vn.X-Vu!36<kG7mub]6UIv@sb$s50L<uM+en71)PR14a2El4]vy#Wgkg2)dCMfy8UDW:4gFg%c),vc+!exAD#g/",
+    ")&deY01rRYsb3Ew&5C6YNxuRQLdl9[6*#[FFK-z9zycqg0XY8z1m15QHL409bv6JmodGm300ioD9yh8AA9gs>0w10MG5@bB4.A1[stOMvfP@xgZvR-iFR_jBr^YB>)pidJwTF<c4/DWjUk<*c[az0b",
+    "[P.rFEr$JG4:tVxUj*F&9^+Ry0S=<X>+JkY<5E#eGyM2p2+Fh!4+x+G43q*75B&IF0L;<X37@WHTKxE59]SY2!37TR:H,fH[P.rF57C,D4:SDuUk07dVh-$V!37S)gFXrNqY)1L>+J814+*=HNgoI[",
+    "00v;W,vJL2w7[VO3ZMf8)tUhh7TEz8H_.d-,,QGNQV$Tp0S;^U1P/x2>+J._01Kc45-g!I2sQv812&)[244:WpaUNXHvk>GHvk>3HL^TC5HVN].Wd3V1PGYpb@J#Y*9jUW(%cINi^(QujMG9MIQLHj",
+    "R^;e8CJe(>1Q@qcPYtJ63(%kq2dm^+9]Jjp;Gqt3GXGK!ALvgX0yF:$Bp(>x/uaFr01J<#UmpZE/^!*/#*qyV5!Jb&0S)O,6E=<HH_.3BDGAlJjsXt;%PIw<lw$!4A3!+hPZu@-9]$$+Pag(3052Xf",
+    "GwM$hF$W5SaUVE1:rW3onmQjKIRFnJmXky-p8+-B;N1LN;oTfjF*EN=FF!Fg<J^CcHKv%U0Uyu,Ft.J*AT[z&FBLH^=G@2pF*fv1FK[(E#[;hH0Wr8fA0RdMPcIcQGxtv_KQTA:PakqNg0@sv56^VP",
+    "2p/Fe>)jktF*Es3FKaP4@cE%#HZ#WrAJ73a-s>rgHu>I57BMsXPai)y055PhHJbz.(E&8#2oE6pPcIcQGyG34YcenZA8]H]79Y>8HR1:lApB1+6)@jYPcJ>*F#tbsF)%Wm1RvG@HvUfwh1g#hH_&uu",
+    "g<CdF4+Vix4+D$yJ@WMY,Jt-of/_(1cn6yAKnc.%4,U<XTmqMY0S=YaB<YaRB=).@Py/%Wt11r#gHS3lFaQaPmQoJ>gHR5W,3tSxj1dMQ4/06CFIq4,01m(e3WiVwyw=St29w%k4+HMdIu8,Ef;y8:",
+    "h)<p)Q6B&_02ep>3W,nzvGXA:12-B@P%bw%02nxzD,QySP#,@x-6)!FHUK^J0WvW(i%/snF_d0x-zb[JHUKZ40WvYSO$5<HF&-MLMK5.YIM<Oop8+<k5-*@5KjuX*AT_L[0w0]LIgwBlGLp*)0lZod",
+    "Z=8l^o&hqxO$6VoGaWa+S]4=d06(7rGBPsP0unO,4!_M3cQ,TG0w13NGyoDc01rRHS^!0sG[FKNZ8ZQ7FwGkdnotCs8V;VdP#!n[4,:MKU.#840:uyy1:Ws:0wWIqQx@J-3z.*;Q6C65@AiQHx5!<_",
+    "0XUgZ4)K!.47rtH3z.*=,2opKG1&nZHUJL:nNSZ2kdI3SN)H0T0S=Im7dHS4nNS12iUkh=!JTCSBM$&m7dZeQ0XLun9].@C9^qbJ4+5D@9610ByOdxb0XdmaF9R]+01fMG4D-/w0S=Y5P#+L7-RGHz",
+    "nNSZApY5Rm3z.+NGBt4z1i4cJBM$&m7c_G60hv$>1eD@T15zIlHs1jc0hv$=jjap^h/5/VnNS4X0Us7I*#Q;g03QZ6paTyP)qr3R0GUt=1%:aS0U0:^3!(!OGXNh5GXNh1GqxfIVGjYL10M,A01pV.",
+    "Rt94a1D#MFINipL0SD@W69$m[l:rY2olq+<HUJ]rHUJYg=eP>$F@ZBe<3k@tolpk0nGqigHJwlZ,q,[S/T8(g00jTBd/2tZ00.7_PdYX,EF_WrH]b9g1k!;F7c&442GySd9]kg*x;c]htON(yp8*V^",
+    "[7eVjkP@^*<.9fRQx4L^LJq!92(jyo0WUr[F!4>e=x$6_1_Bta4+*iKXD/QyGV<O>OfoV6FFi3Z%Et-HAULowAJPFg=iMA!F)-N[FBLK^053l:Gyp$vF)%lu1Rv1:IjxQXA0ROIPcIcRG5[^YGBp4[",
+    "MKLfr$pjB.vzrnRf941eAo))(6*4jaFF@Uk<t*,7a50;(AJG9Z.>HfV=Pd4P6*4mWPcLgSHvm6yF)/gA1Rv1:GUf-mA<@pFFBLK^[ZB7HGB=M_a4]78odgfl0obSk4.P;fFBUQ_03T_P06%asF*nHs",
+    "AJPFd.>HfUflx0MGBN,!Kr/7=FK[(7odh4*0X2b8C=a(QBnst*a09R.4+O)wPXQtiDEOLS2Zc^x,FOG,mO/[VB<U$SLJoycF9tR.%q0&FnI#VdiJ$/l#Ha<cbPN2dW*RbwP$)TFRSyG*P#rY<42ZA2",
+    "0S>XMpaBH/0S[Y/P!7lh3W@tz&Db9w2Q@;qXBssC23HQKGY#&DU/IY1P!9,H9]1W47&rh6kWd8To(vBJnxFv/nl%i(hhPr>oS*;8KsNv%AUEJeFP-H4H.C_jHSw;v4d6u]cQ=nqo&hyE024NoJPzPR",
+    "A9pwaFP-H5F#rVGqX!Q=-6)!GH_/r60X8y[Pz2oG9Rb8z4[*W)AD-m-g9Q:a039[53Lkei+6Nz:0W]--HUJ(svI,w^H_/4;0XF_x-SV1>IkE_LAUOaJZiQVBG2R-w2Go<W9^YN=Pz.xDW(F4<0W$m*",
+    "7%<2rmrw/p&kqj.jFw:nBMemysGML6nNR[#4+*lM0S=g/>XG!I4+G<=9]1K07&HJ5olpYlf.q4%,vJml01pPAP!9:R@UD3]4+F-m9]1T37&ibLIIIH%vFHU42&<AS0,OREIRGC4H:;962[Zs75i]fE",
+    "IRFn7ft[iO4v9<K1Tr]i/w/,>01eBWU/IbWP!9>G%ccPbOb,Lc0S=Lr7&8C^uTTf^s.QzP2*c/R4#HOr#+>guGXM>:.n3i23M_K!WDf)70UrT302np=4z*AM$=CE,7vBLGH_.d-w<;FA4,v,!4+FSR",
+    "9W;+0#P(kYA@7eo5,.QC2rvL21Tf]z2VxHatOFkjF#sPBF#rz)*PsC&IjqR00SLdgG7_re9]t$OP%AY#03$Fr-dTUvg#!,7Is[h^IcEy2:OlvRk5dl]x//3&Gcy1VikTK9H![[v4!ckR+kyiMCLbFy",
+    "yigwjHUJnk03QZ6051eLIRGC4Hvk8$paBG;kY*1Vj+#RX/djZO4+WOc2L]yfFF@djy,*l803Qf703QZ7052XhF#s/3Gcf/Ua/;/dAJYLgy,*(<H2=OaGcf/!Kr/G[FK[(Cp9CM#0XXqK4.WRm0WTFZ",
+    "F#s/YGc:(WFK[(E$pjzK0XgwL4.WXo0WTFZF#s.:Gc_.XFK-$6odhq<0W:h;2oE8+paCxxGcf/!Y%;_!P%m&cGsy%W(E%_$2oE8-paCxxGcf/!Kr/VJP%m&cHJt.:(g8B&2oE5/P%jlTF#s/YGdKV*",
+    "a5gu]1Rv4;Gv)[nAiYp87BevbA3r$&KX5WIGMxk-*a0,XP$)7m02em=2/kg]4+gzZ45=+T21*]RGKVA:F:D9DPzL:Y4+,JELk>=zG7h_=F9tU>%q0&FnI#RxpaBEZDFmU;2M,0kPz&jUUN]:1T_!YO",
+    "y,*6Sq6P*m7&XcB0S>m/P%m3GG5@+91PQ%R6Eg7hATI>vIlWLX1vxp$1Rnu602np=4+OnX4+vBr0XYB]H_.X$+6NIbQV#=UscR5201Z(YIJqki0/,ZlKsk#:A0IgYKb@;IFfiKi0TVETISq;OA9gta",
+    "Kb,+HFfsrmGcegd4vR)FcR4uN0w13NGynsIKMy_PMlT:aIl%%SoB/hxPzCO]4FasGYY%Y30w13NHiHEcH=dDM.b@J+cQ61ip8+s9*8&nb01n^WXCHSk056=aF),KyA_7)l4;o>8XCELi03U8Kuw4%=",
+    ",Wv^By,)&zKo1bUP#*(001pDPM+elP0S;NyW&>M.4+Ws9YXTz/0aX];01LiQ0#gqOl**.74+*7(D+go@1LXl90W]-=Gyn=^Pz2)v9_Uv,0T;y>4*]YV15=(Y#[nM$HUJL,co-VT3cgST%/(c54+X4+",
+    "YXTz.RRN+@2VxHatOFkjIRGCKIRFm/zEB9uYX/nwIS&H+xMvQrkOu;1at[Je7%_742EI<a39*m]2TTtG#[nM!GyoVg013WO1&i+t4+XK12LdAx0aX]=01pAaP%j8HFaQq-v5*G@WDf)70UrT302np=",
+    "3%*bU-[hKRG2a0gH_.eBg>vp%#[mxm>MibD0Wtsq*c1mM3#.bYHvk>9Hvk>EH]HV<><Ds,Qx6HXgG&zyvYjOcWDLK;0]J$C4+y<=0t)(t9TPK#j13FH[SF<lH^/kN42ZW&4%X@u0KRw$F#(.s2JOde",
+    "3b&UM2ZqxF3QGhPDmFMx5,:&svcV4yO%gIv8!$_0GXNVk01@I.0S6xjHBAhf0TMI,88QF;w-Tq*;imjTO&c,*0yZl(IZYBX00AB!202X]GXN4c02;*[1Azkrk)0V222L9=01@I.88ZL@=t1&5xdaai",
+    ":bjEw8!dyIFb0j#1rG(p&SDI.-28wR#_Kd_>1qEx5Dz,n-Sdi3gyJ[]hRFpF5rpD6A3QPu2hGU=4,2W_L.Ho>i_$VZkQWECoHic<G[S*U4+1#[r[y*e4x[EP4%Gt:1faPT1Cr;v2P+vmxdj8Hm<5Ot",
+    ")C:#xj_xTK2<9YI0_Z9S-V2IQp9vc=G7:QW1*pjt4xkAi0XP5yVhV,@1eS=(1NFxR4+rc98#Vv^H!C(dP7*f&5j6l02k!]QHvl3vFaR4iP5;&*mZupH2k-3SI8G8V02;y=1L=@1Gfoc&<d+C>P6OBr",
+    "9x$a02IQw14+ioHD:X1q6EnK%0^leG3.UL!2L_Mpovh3O0#XFEq7DhR1r4mBFa(Fe8y@I_iwPeOFpLQg1,-og0iGKIArE7W2>i5ze*_Zg4*mxVjFY]r1g;/34+zW5LkN%gG7kudic]ul90z9!x(Ecc",
+    "/M(]X1PYs]C.mea85%P55ibKcF#rhfkxUN-=brfW2O/[uF&>mn=bsyKGynt<D:pWx2<*L;9]]z=5i2z=O%gQ#8#4eVH!Sf89]ko]8#4eBHUJwi00LwKl![Uh22C3<01@KY2pu/O3kLTP4+nw:8#Mq1",
+    "i[TXx)(ZvFuNe-pP8&7/1BeS9G1dzLtrHFO5eUbmgaH8u1(_ua3$8*9z:yCE[+taDJ.kXq4m1E9G1.pB38T&h0wE7z&j.+orGx.w1lth/,XRL6#Zm:n/nW4Axe*57=E3^s<(_-[)v=Tv%UBNyw2hAe",
+    "4v<Cb0S<J*0^a!K3JJKG4*]6z2Z8]#j]wL/HvkQw,$4Q01pw0^3N#fn/o/2o5&]+CGXMnX8xID@5,v6[00b2)I55Ks2.jUj2QtD38#qn;901a43r+_<8y=QU#R;laP7=Yp9t%zc::CdY$@UI!FisOQ",
+    "p&koP2.-m$1_NBJ47dUlG<:30P6+NBF9tF:P8%@+9]1L=9tO3.Jr2qe2aMvu0RaaEkMRf$j]Lhv#fk$3*PjOuJp2hS4:B>V4+hS_H_@8;0wE7$[0SmAGk+fmH2euJGB*GNn%y<K1j7j/IWzhQ4=[jL",
+    "7&HJ0@tFVa4g3iMiyaQ[;syLT2<TOv1se]srJsHU[^BhB0S=DMGBPtXIgbS&1UUBY0SfGq7Xp$0A09Ntr2>/BhGGv0(!v<8siXoA0[bBg!u0]!F)-uS7=vDu2ISpD4+FE_HxCJgBQFIwGB6JWppjb+",
+    "[4D_Y.pu[L3XZ)40,=W_4+6B2O%DZyrF[aE:/z2Y=a2I<x&#jn$Nfzga_C,;EH&%@9_mv@0t%KG0G^ZS)t4F<GMpL[GtChU9RlnP4,Fjvh8hn7R^(d(6AuD95,]WD0yh8:HUJ+2GXMnk[]yfUIu.wK",
+    "6%INQGXNg_IRFwk039=]2c6*s9]ABs5-*@4g#ri2,vtD^0uJ9F0GCP+0y,8p[=.n;hUP:Jgt@L[0.eKj4u$-!4.D;7P7e[&gk21/AtW&<iHKte8V9)OTMilnjTr+P4ywiy1dT5b2a.wL0j_lK>QVAV",
+    "O95mJV+8rnU.;/r$*T>x8VQ82MjkDd0S<zoG#NFR0S<+pP7S<3R05U]4)OvB<Wvev3GU+vF9R]+[IXsEL.h*xi_$b/(FzX%)15E@=r]5rCNzx+3FR0C/jUh*<v_3=h_#($)z/6Oijxxr>m&C]5$DKw",
+    "1[<Ev0kzC]4(S6A3bf356fMZh4,UrV2nWd#44^Eb0R)@F6$@KVLk[,N1rH0V+FTCE7aTXp1>+(Yc=NhsA6Ga44+yg,2BbO)odyLB4ARsqF9.O/tjq^.IPb=/2Y[-x2Ez4Z4+Y/8j[ybI[^B%Zt(IL1",
+    "*1m8C,0Lh2iOxn7Gx7r-1UUN#4t)odgM.MO1IFxA3D^%lE-lkE37zPS0WS.OHUKXbGBo;53.SQ)ObWY:0TMF+9]benfK_^z44UUy1Vs^xf<Kd1%IifB1JLzH3I3:.0WLH!AqfBdq5%gU27M0/y]!2w",
+    "G3D(D4+@z26#_x+3,bXV130#_ehT_y42S6s14-s[91kPu5D+au14s+)5Du<&4,X8BrV]cR0jmiGpQH:39^D%!0^6$>S@Pz@$pa0kj712]m18J3Hl),73%H+w0R*%P1H%di+wvF,#T*YQ,KttFGccgU",
+    "bplfaatoda2Ku#S1*hSq0Sv0g2p2TY69]:JVFz:wqT2!v:c(_j:81$[>oN*Kw,FCZy>[78OAZ(VFbBy24!oRI1lO$v1)T_D#;BBEH<ylIIp[M9hPf92,bV/DA1*dAfCC:3G+,4r=B<jj2Cnl36gcAo",
+    "4PXO>H3TUi1ULQ*2E8i=&_@5kGdb7L5Dm.uRtV4@4cYWkBQ,K>38#e-2E>pj;)nl3n*jl^Nggwg1>e+L6>553Br@GV1rGzw;hh.AFqa1tGLIDx5t#/s1_N382OBj21/qL,0yz%:oCE@$2NN<,b>_Vv",
+    "LL)IYLj&;IF99])p9dH/01pJ6;N]nds]=ks4<.VQT]W_uGd7;H49Lj>4WWogE,=R40tfNWB<YkTj:rKVG#;c,01f%ALjs239SQg@4+ezsM/CQg!$l6Hw,6r&IlKiA8nP)LJTr-OM,Ne)>6,53m;[s3",
+    "0myj@$fgVrBaN:e3(Wfy7%j364w[sg0VFpp,_.lD3I*,7Lk]SN$ax31woM8b4+gvn2Awep.gfw&%rg%Kpb84s5g9py4h>fc7cVX^IMxvyG//JR6FICQ1al7g2L.TW2;U%747&-wH_.qc03I->0h9=[",
+    "g#ix$k.bJaHM$5N207TV2<gxX3NIBhIRFZP>jL![;pOn%0uGxL3fjRP4%nqM2fW>[4+=@W$N:WJ7!17%8ZiJb1vfJQ9^G7DFB&s8qzW%;G&BG&ATu/pAALCh1<j3H3!(^RpeiLXESiE40IwMbnga^p",
+    "3L@Wu*&z/Di3%;_GBW<hG5@^Z03Q,E03.dw.@4pD2!8=q;g.Ysi3%Gx02wsK2>FD4#1sUso.Rh^6b#psLlrW#ECY!O4+7(,5D3:D4)()V1)rz_KLs*1Hi,%kO_w/,7BGnl8#n+GGXMj]6b*.M4fX!h",
+    "0S)![HYqqUi3%M#oID7L3Jb-*C=9(!4+=h<m-oOQG:Hli2k*Ht3xOIJG=a2Qq6!Z>+^=.fA4<p$mH@c)e,D4Fk=v7Kq6#H4IRFNhxm=sN6bbes3DK!j3CRc$GL$6@1i2pwK@b&l)e[1pD+HAW4U@<a",
+    "F3brkH8cPNrv;uRhX)!nl:r.x%LxOH3Igmf4)kyW-Nu1dfdLNy$O#0*3m*kDttAgkj_*WtGRFxF>>%Weq9g*j0^j_zi_$br9UVBGt[<pWtR5UT00SQaXB-<k2;Wp+1/<,U4+W6r1Ro4D#]bYQH8Ri:",
+    "FK#tA052dlF]G+8wgEW+7dHSHHlhU%[l@,Rg]@U.xQ,YNh5cg[GVk+44DJXYFF61lIg*fd6D+s]19J]q1>YdnMHDsC1@O[A1Va/u!VeDe2nwaM0^iE-UIf42LjdPV4+ZiFA4<dx2p.+Xpe>uz/:!6r",
+    "0tULIR]]kA4x^6%ImPt]7d0Oa%Pb0&qjnoJ=9Un2H2<PcUJnJ>nG+ukHu9)l9_(C3CLeG%@@/OzA:,x[54QoK5*9T83HELe1BdMd8#wU<2I81E1,OAX47DXME-lv+D:gLp2n6=J6E$,Vt>B3ojzt9F",
+    "5e&5<1&yvo1hg0)HS!1n.t+z/0S=H32op5@9yb63[uU2Q<(3:$I5hwpH2;$5ssse(5el=:4viZPtF]-bGcYoQ5(=&%.*)]/XAI:LBR4q!1Em!Y2cZ239^PM32p/0b01t54*HRxKH^VJ%w*lo57c&3^",
+    "q6HrmH^VJr=&SMg1P$gmFE2PV<(3I@y>.9du=]L/4z30R;ui5h.Pi*:BqTF1sRjh!7Y>0W0lN>gg#ixo2oy3#9yIa<1M&$EOY#UG7B[CZ7&qh*2//oR1<-_e!_z*O<(3I=02w&]95(.MIRG3p024C+",
+    "1YQpX;e7pD4L7GQ9_(CSA8$A05icJ%H2<#C0Wts/F#s4aq6I55I+,5<n(7G-28P922/bUj4+NkZ355m/we_-+g5VktV#]gQ4+XM(1&W0^59I=z)j0:GoD:fS;5@68]NJ)(1A-0LIWi9x+piD--qeI$",
+    "ywwu^@h=eyk7<<j4;4fq69!lh43WPv2Pp^^2Lpt54@RXx9]kl45-Fh_.=%1m6AIe/(g6&Z1>!AJ4+OSN9]kx5mjn+3#9a#MWCQ&s4#U8C1DUrF2:!K14+o841OMC>2W1PO4-V77K>3A!!4nAG9^9qA",
+    "2hCUy4f9]Q[O$+/qLKjug!)Vk=3(;fz]xNa3mE>x9x<pS)UPH9*.m-]F)WHT3a<^51Hq:b3)SRL4/Ij.P6ey.Vgugg1PhdU0V52iYzDj/0K]3.zl[zL3+B#M4790w2kQYEJB)N63o,y4bFhFdE,W:*",
+    "Zw0T.Vh/U8Zvc1:u&5Rer5Xa,8Uo9n77sc8vUnOdrv5Ap$<dBoGVKHdt:OU,z4bE&@@K3y7L9EbG2xVK3(LM37%.Yg3.-P07X+,ijR6gkvkC=Hz8C=o2lVtX2K^WM1KqF$4yEb;1hURc3F9OQpN0Ve",
+    "zc3F7w(&Ry+vYP0gdPQ@%xeTD2#6j5!X*W-sTU6vi:]!=2/%Ve0RadM>8tPw#t8;O&a(jp>$CK-2a=FAGj]2]0Rbor@TqnD2BeA+0PC;22CfSTg&qJ13F_SJ)t&;k;VZs90>lSv4!hhF6F8j%4+iSH",
+    "Wdi+24)u&>2$Td4ixUOnxV,<j$,!6*z3>Ys[+I+G1v&112mh,D3a;!U[s9W@elH;9Ht&7]8V7,gzyTivGsS=#2l@SE2ZFu30TeUrbPof@[WuEibPpTwI_F+LfB=)9QV%up0S=hVatE3JIS!//2kqEI",
+    "48mLqn<9z;+7kyK4+gJt4,v,BF#*a12b%&9Q/,=h4yhtCV>]c<+FWlCIWjjkWMuHS6Avp;4xfh$4<X/dEHMBNMz4np4.3pE57hy-hYJrft=yC,1*)=30S>6Q1@oUjsI#8]4-lLg4,JXG6Av&=4:Z&g",
+    "4@heG6AvQm4,XsXhYJrNVh=qfp0l3-4-k$V4+(>76Avs+2AmBKI8>fc/=qbvfxi.EAfF8nInk[I4qgv9(X9jyUJvC2[/O3r8Keadh6s+cp8*A_2oD37q*e(d2g90N9_3sy+6yi<HS5$34u>y:4%r;r",
+    "05_xFmS,-sH#PtnGphj!*6I)r%GFj5*8vX[/.[4J2[ky()m9$@Hvj;VLk^A5uYE58HaGwXvWfv81U8HAdJWtG4ArAa2g7.BFhc[SoB.C7MK20DHub0n4)!q*295y-@1id54,fjU1TPCSU(m,;4+5/<",
+    "6BRJHrvxW4GL<+T1]JNSsR0=w<Ylcr1%;9,=6OOuhI]g(n,m4AsRRPM$1x7^hXM^:.N*%Q0^0Zm(E$$)jlz%t2:hx63!GaAi>b+4$O0BQ01pR%pk4&_$VLUzWC)1@1Em!Up]A^P5bcNo1jj)S1CRn7",
+    "HTkIo2C/I$3_Uc9t!=4K#q]mY;Y%@DHh:NYk>83110Fg606G#]LmD*V.(UBv&EW+Bq-&;;=a:2N7YW_E4+87va]O((77qZWg4h8VHkN+_/$RA=fDjK0/j_e$54w!p0S=ZL@U(!4-0zB9oy-KxgS3JH",
+    "4,n#=1O&o%KL[)>Hr)XkIESf83U36MpHv;hIE/ai95e0y5(SBf3k4t#0+tB[rJ,OC2aKd%2Zy,=4*:lu6),:o*2,oN1C@qY4!h(.0>y..:d$%#vK$AN!Jz:U0Na_H0y+fx1@dk_4w/ni1(LZH1fzNn",
+    "0=kP:pb@q,mpBgvw%TJ1g#UaCqn[TJG6Kol2<e-!y8-Z-mpC0Tx4Qxghp$OKGBq/_1P.fClmP@<4x^9o*Qi]$>X9RJIXKS.FAFg/jQuPR0s6B62,2oW4+Z*!3JjV83yGRT39*G;0X77v.p&G/=8>CQ",
+    "H[-n91*P:B4+NXE*#RavH]q!v@y&a$(Jc/P!RQbJ-UXS1Lk6bV4GyA!SOVg30pvLk1IykP4BJWyiBArOsuT]NtQiXInQsQttws)u0_Rs:0;+*lFBLH]ouEe#0pi:Z2.z8Y4+fvCcmp913zFaq4Y]<d",
+    "4(hrA9^GCSgAD@Zd/AwT0+!tk8#KWU7dY_IEGsxQ0dX2Qw3iYHs:!JV95IB77Ym$O4!0&eI5#YiQw7V91Rn/CgbFM-F^eW,guep:J@Ukm1R;/L1(#C^$OH&k45gT)0WSbIIPwn%+^^hB9s!AU2CAeu",
+    "4x$AqH8^BeIx#jm#exz8y9EV_!zBvP77neI3JH.bAp+iX3@>*^,U.tq*#$2KH#FqT9xFL45d+xLCMz[L7ZErB2i&bU4,mbPWDDiV4F_:(4,N770vb7k!vYTVbqbu;R^HbwZw^YY4I4MX0TMO.1iaS@",
+    "4z1Nx4wNPV-*l[5kU]5.=I@zb>XG^,TLK-p=<ev9E!T.x1Aq>-pdKSNHL>a]1DBi&2)D)r2luv51GNea&4L*ZF2ENnF*l!%T;5k/1aA)U4hNG23z&pr1mrpo2*[yU4-P<l*#QNSZ3cM-fEWs=8UqIn",
+    "kBSQei_$3WAqPqg/H+;/lQ0C+tN[,[(WpufA+nGa4.YIP1RqH-j4lr.>pb#FlAlZu1Azw*1:<qG0UsDJ=eqnrw7jYT88H9<PYbx1Spu,-dkU2i1JfZ5l#w>Df*K05wpR]%5dfa3Bo2#V28n@T4+6mf",
+    "9yzNH4+EC0UJQT%4)paB9]bd$w<;h/mYxA02QcU:FAO.1Jr4isAOfC:5f1_)+#nAT*><sM3Qz]3;<k[AFi#7bzZ3+ts!$BVxJ3l@0tkb(UI<]x4)(xL4*]ltQVN8(HV*^t2;N6$1=VDl3jHGmweu1Q",
+    "84n5Plm!R&*H#Mpcs_s<IV>0(F%vM)#]IAts>6[<T=_0yi_lh%TrD*K4frty%+:)OG<ZB*9]bttN)P<5w81$H%:=$DHZ0]b3.[;OBQY]8[[aYu!w(M&#]aCK#c/^RRu2Z!yIu*p<<EeR)PWNY/foBh",
+    "G/Z7[4,Aa_CN(-@2nEA^M+(fZ(E$eUEd^gp4CR]R2KvcG1nCh6WDN7Y1>;+n2r<Lf<sI&81_oILFE0Z!HKRQbInUNl3BY&*lIsi$/:!U^q*Md91q&ntp]1^XLnah5&c+4;lLHRKm:&$o=&1#7rEm-<",
+    "gcSwK<DT#AlmZT$hDig$cMk%&qc[%]-mWE32/WI6myQV=F)+;w0U8g&1nP>-4,4ME91^GF4*3NaGyo0nfoKyqi5wU*fgugj>XY-r#t#Ri<Bt4++P(@f9x=b@mP@*DnVvQeQHDwmw@dP9g4d/23&P.9",
+    "88P>@EHg9je+k[lTo=IJvO5l^Dg;*.I1drjrDh1)x(f*MfD8+$CKE8vBnSQk2Jnp+3dai[12+H.1&i!I4+Zia3$z:qpaKKBG76^<83C@G1@i+ZE&%lc1l$4,0qX@AH_.d/qvvM;=C/uMjsYJjGyE;P",
+    "1Jws3G&uSy2:T5W47_1e4w[f/1mEsN0S6AiqRs&Xz_n7CG%PKS4FkjFPzS8]3/c%FlfeNBvjh(T@VR/b[x^P_m>@#g!yyIIy8#a4Dg:suCj,.14WcUq@aBghf&vTa;+*u*8wkZL0/#buw2KY_!,6:m",
+    "ko-v0[L/yhx9bE6tH5CcMGedc6E[U1H2;+AIs<@Q0:&y26Pf4)0;eiY1C,,L4wwT8hX<rdfnyG:0[^k>[!SD$..kfs1T(48R0EaO&H)XdWB;2Zu/G(4v5QO>G/k+0BQ!Ug0S/oy7Bv6@:A>J9ya5TG",
+    "0R*y$7#[:R=V7ir1KchhG]eytpdAj,2<e6T!*&M!&QlAX0wOgrVglIM69z*G-$[-orUC/K<lp,i=$!EuF&>jl#R36B2VD)Tgp_mU%LE%Rx&-gJfHMh/yQ/[XjCKUL*#[pJHkLyLgfb5TzO)e!0nb7X",
+    "u_!V0xHt,%!w3[M;xiRX2jlkx8!,R[Ngg;B2j@]a4+hVfWCZNWOb+/#KMgW5F_vX[F<e$x36t-*4,5GL4!pbz1-d]74+gK29^g1CiggF+$=j1x-Ykk#iJN2&v*(^z7BJ[Z1%-br3yA7e9yn;X@@c6r",
+    "=FRTh84otZ*8&2IL/QFp*8&U0+EghuGNA.pn37Tt1=w3o4+X@_umKL6n@8<%fmII$o10@015pnir/Fex1(dFm0SoiR2;+Dw6%J1cxA-=K0*UftA3!kxA006O0OJ%7kpbyq2F<J<%/8rv>:F8IcQF7z",
+    "Nij1x*8&ei.hNu5nA8Xk.cbm:b_V<nFP-H3FaQMms8^CAHnEXpA0Rft0w0k9F#rkw1SK:w!2&OEH8sKlAD-m,g9Q:Z03A273Lkek+6Nz:0W.&,H2<CEl<c#=Gcec!AD-m:00X421]L5$+5BS.A-AJ4",
+    "kpVXV4+)GH4uIAR1*r8>4:0xObpz+Cbq<-j;F$b9<0;<.hk+Uo4aNBb4:YQ<o&g2xnP(3Lo!.!pBMnmz3a7N50RmAE34o:p4,mq#ssRr)rL:*>1:YJE6WIX]5Tmr70RvJG4Z#5qE_2!a0Sea>4+V>U",
+    "0s.orQwPDgHV*[voMayfHUJ+7HUI@.4+7r,9ykC1%=n6I4xj<8m,ht=7TEz8IRGC9H/qL>5H]oH0XYCJH!%PJm@Vm93!noMIRGCBIRG9x0072Y244:WpaUNXH_/3GH_.d-<0;=06#Da>0S/%8KNdMG",
+    "G1&nZH2<z5GoS+:4mki10q:k,4,/EEo&gG[76Ne^2sE#wWFHGOv;C1foMZ!04+*cMWG<gjFy8;V=ps!=1&8A]8ZZD3>$UIqA@b,kC/)Qz+c*w40klyGuPF<3;Mn@f0T(m;2$6yV1<D]f4+Gb:2LWae",
+    "1M9[i4,&b]p#cvD>5lwB;kWu7no$nF0S=bMn@9a<Nhdg6G!FykgPZ[lvGWfL[g.8r4y2o84;eRgFE^+b015gy891;l0]eyNB<Y3@xCaFGZZ8BkH]PTly$1<;/Qj<qyqjbX15pnjmYJRb1ow&)9]SeE",
+    "DI7Hb43;Rm0S=O%<&pe+(itBhG;N!Eo&h&FwJ8%fzVZeQwJ9HWGyor-0XW;z1c$y04z(#CcQgPmp8+=B*a8wW01rR4DIXv,056=aI5PkxI5fcmFK[(A!U7+k0W=aJ6E*)L4YCR!cQ=nap8+,i5-p)2",
+    "wJ9HWH2<!.0XV,l1*4b,4;mIe1P:v:0w0k9IRFm_ju#&WIMeF[4,B*<4:Xvro&g5bsI_zQ2(&01H2<C@m9Cxv0#OeMv;w19H2<Deldhft0:S!Y4,(k[4,t[Bo&f;.4,K:=4:XXjo&g7lq@v>V2%rNW",
+    "05.:=IRGC4Hvk>AHUJ+GHUJ(u01DaIssRTT1_;9moMZ&x0Ur^F+yMjI&[PLp4+f.J4+yy=2TTtG#[nM!GyoVg03R;kkNIN>[-8e-4wZoe4/9iMV+Ujo.pB:N%(.!o6f)xh9_Uv,0T;&[9]kt80^l;x",
+    "C/WNLq=bc0sN,oL2sX(m9^G6iA@On5WCK$V3Ck!S5H.iG0Wpq[0Rpo383W$kG6;&V4h)+70uKtNkO2/1!iG5y7u_2-0rUh8oB[^)1]I<7qnZH_Ful804,D9),2o2;:AH[s1VaJ4t$7QJUj(R(cN-Y8",
+    "a00sm4+p1t2IS8I4S.3+2c;r313L+^cMlWxpKuP51QRp,WiJ$AZnKwF5-=%,4-S:uPzIUX5FRpv$1Vx.)Eo_h!*MSpIWxp<6f(kb4+>e&9R#eX1]m2t<1+n7#.LU-3#rPG0S>Rf%1[m1mlQ2AGqC_/",
+    ".Kzk,1T4:p5)Vd_0wyvz01A;_8U)e@4+*sl4-c9b4.Psi6ETHw4BXo;4,Cix1/#Ec4>e3q7c:AKH2;wp(wqSg2K;g#4+5>O4.;(:Pz-a)2J5p)4>cA^7cc,X1u-9Gmje$/!vqpCW)9HsPaQJF1P/w7",
+    "g$NH;j]V0(HUKY9HaDgTEHX3zFAp*@00i-39uHcX0v9p:9y8zu9].zbodX]GH:e2;!GSOz4LQmJ1+b(N4>cT97clY*9[<D_0;kYh1kfNKOEIbm2EL]z4>cA^7c:AL1_r4Z1P<8Y1P1HA!vPGc2@:vX",
+    "Gyn&s,vJL/kp^@D1LLzdA5Ju;2@n/.03Q%Dh!6w+!3iH&Ihg>[IX0LA9[<1l1@i78;r#rJsR.43z%VZiG%;8n2f&C94>V0q7BT/XHZ^k+2Q)LN2@<@DGXMpshjb5F=9Cn4IFSM$1Tv/yFH1Bu024IK",
+    "ss[]G2@n</01pSj[t6FSv-r1105488IHn0KG&les4m5<k2E<5a4>TN37cc,GG_EUt2sNjLGA_dyF[TL(q2wnY5H,IZ1M8/94>TE5CpR]90v@Y[03Qc6rU<<gH8lVR.lor/4>T1[2e%6g)!7IS4ZV38",
+    "HS8)KGt!__1nkml4+WIMIWGz>G=VBj4loY>oGS=b(K!m=-xPdB3j:>70S:645(I*u&H)Cr=g0go%mfLxxB:yK1P$590S)7aeFD872AJa*33:!08Z+$h0uJ7%0RcN71vZAR0S=YQ=cDx![5cBc,AV.S",
+    "@8f[.y=*W]4+)a#7Y;6[4+o6>34#M32Q,l74;hetFfxEF6f*!0*[1-y6<dXC0x>lfeg%u$R]x2&RS36N4,^5UvH/d.Q6C5_/cfS-u8p;/1:&]+5iqMQ4yXYK%*9R*1Cs:>f_PJD#[&%N#Hs,g0fqNu",
+    "4T,*.0S:*z0SNr22QLFOHiiKQu-l==//<g*fB=y^0NPs*2!q8E4,Mt#Iv)ouq4H1w:o*Szo7Wm7H8;[K<!]p%H$(vZB<Z_Ns51k454i!KsR0G7on8ys,V*]XIuF+ap[W59H2<bh01pn43;Be902MUh",
+    "&levHH:tD_4+y1,cn.[NhTH)N$qf%1/BWV=F#sP9G2#pwIpq)mz+nZY=%xG$3KcMi:lYsbIL,.uH#q.et*jaW90Y*odkEPA4+z<(762=]49KW!E,N]c2L-^ts[tRf0Whqp0Ua[[6EXk;*#i#tJ>i2F",
+    "2MmqlrvVF$0s<)[25/7!j*M3elD]X(=8=n7-kwQN4c+eo3#Bsz2PZoUTOR=CavuOWgrx%uRS5E_LMSmgR1X8]M,8B/D**i;4EeAt2U9mVI]<7x15+OWGXNSk02eU-3b<5o4+B#l05t#%n7jiAQy4Y;",
+    "9]JW29[<K18ZrPCGXMvg84n7txl]5Q8ZZDCGyoVh01pG710Mi102;:^6*T]:z(WT,4+B#kGXM.Ev!($C@2h#7Mh=;pxKs[P88,k3@2iR)Qy&9003QK202ws=2:AgRFaRF]Hvk>2IRFdZp%w-HC<;ty",
+    "4+EbAF99>%Qwxol0]iqD$Vv]h-,abn4pR%_:/qX]QW!S;9]JQ04*]Uf3Y@NNIZ>xl03QQ201pAY1[*b>vjPWG7&QPd0XI6WJqD,4Aq*ZCIUNqukq[O!9UU]P7Bc@HG5@^b>cQ<14IURa039&=7C8VO",
+    "F=9.*7cm]kHvkth039[^7cc,FICvL0mH[0w02ekM3,AF8,m6Fr9TqYG4U7T=o&y_.02Vj=3y]A64aQ9f$*-u$9yFB=1=Loh9x(V43HH6e0S=SF*_.Y5gwp_JulyAUq=SWNG4b361N.EnHX#oMlAr.w",
+    "ueurl%McG4+q;!DGtH+o2Nejo2<L.t9s$b(3WBy21JM^]>yH3R:AV3RHtM>q3cX1WfBd[74+HYF9uLj^<U$Kd;zA2+N-5g>ya5jS10M!7n8E/s7&J1j1rC,$AvP;23yuK_BAx[-G&TSNyPXve9<L/%",
+    "2Z<[x4_YTPp#mH.js+i4H2=L)F>xzu4.e2Q95KhC0u0dz4aET-5HZD^0t(wY1F4h:4+iWCFDEuPz6A!;%@y)$z6CD.H!%P&AU84q1<!f3AO8U@z6B29uOBZ%I5)lp9XJ3lBR4s^1s;@E[R$r[IRFE+",
+    "vnU<iH<=iB1D=dJA0s*a3KKV[)C&*)0lx(.F)=yLF&[)R[]YQIGROe[@>(NEBf]wB2r/&!A1X0_3k36mPA<SqGsgufF*1h:2LBTeB8UqH/FV9kfC4hh1uZi+053![Hvk+q008WcA0H$&%mpt7G%)^#",
+    "Dl[;x1gF.hA2K/21up>LHUJMIk@<NSju$V00x_$v1s*n+3lBw:7A!I>$N:-H[kIq&Bs0wg9]ty:3m+:s03$Uv@h5:F%:=F/H./3$BcT/t>Nl,D4^b#A1s*t/3lBx579RjI.Qot,.IX1=Br(qg9]t*[",
+    "3lAx+76.6WWFImy&jlX;Ih+d*Be50+/YhZh5AFf,8xDyD0,yp928jg$X$rmz2Ks6r1v22+Hwp6HI1R%EdN;-ZFf/$Z;-8$Y9yF=31YRF1HPt2r:ddDB4:9<*4/SAY)&UNy1qRH[w*e1-0[RL)GBY%Z",
+    "1urWzHTnt-:nk4%GXOp=GdGw81UnxpIG6.k:uL@(,xV(dGBl1cFC#QFm.0pl#1#*L0=b!bGBv*BEia4#H8^MvKL#:3GROrlCpI$x2dkiH4:RBjE-cs+0>y7o4.orT5-dIx4^k*U3N1J;056RJI5Yn%",
+    "F9$L:kqaLuH_.Ko.=&%yG06oV138fkA0#-dA_,Rf0S]xz#xXuKFgJ&%Egz2oIEO4R1_V__3oj<$F#rdO$(8[RGR@p[1T%oYEgv5,lnVr^0]N1@1P>1$%LOenG5[^,0W&j)EFT9ms1>e9GXNAb%6/a*",
+    "Gt31q0yHuJ4.x7,0,XZ<yygQBfC9>_9yON:FOdN;IEO4R2QxOA3m+:s00WSRP#,5X=&1IJ4+EJC4.W4.1K7p_0-K_FfC9^09ypl@FOvZ[GlwiM2QxUF3m+:u024U$y$2sMHO_bKvla&5PY)!V3nDl*",
+    "odF,Y0yKv#KLs/^H_:EzG%z=-4+Hja2-9H^4YtT.1&FIg8#Akj0tJe/2neW%)Bz6,v4[c/f@bDO1lI,[G:stx*enDa4+>1;2;eFUNDmDC@_e:TF>4Zh2C9-G5Hi%:3J*QzvpFA7G5=a:FN==zFzAp1",
+    "55<t^>GTZ90WtXk4^7G+2<k#j!IlCK#[tddY7dM7@2r8E0o1E&AB+Ju,_tcF0pz204_zl%0uQYL*70i^jR84^5g*0<FpLoojsb/g4,<mFb>a#]M+)cI8wZH3Hv<$k4zb,G1-3gw4yDWq1nTt*4+S3p",
+    "IS(K0m46P8#]acSl=G1N!T]>_84Iw>OD,^p#=(YL7>,ky6g0Yz2<ej_:Zkz<jh6uhiPw1#1kIWi10<d[v#nPvF*kzZ4,WvN;h=;8#h3vK!L0)X*5=qM)pZax6c0zP&JzzX#+ern#RK$.H4h!9m^Llx",
+    "t7H!Xvd$9&A]C<WlYS2i%f15+FbaqUKL$55Fw2t!0m2FnjL,rUEt$=(4*-da0S=enuN4mkxSTx+%;S<M<]a^<:H!ZB/eWcH1NE2&4,$*O0]r>j1vtB_0^m4A0S@C3j+g,(G1]K>FJ(6[@OXtB0yj8_",
+    "3I+O<We;:8t(F%L2:O>12gd_qx3Cuv75$q%3&[@+fU*P+BdHPw8UyhL9]^3wjF.rhke:k$C9-l_0R</wNe:j(0Us+d00g0!QV$B%0TMR/19^7L5(29M4-I(7Ne03J4<rjqS04a104FjupaKTs-$i@y",
+    "[11N+Wi:TpWnwt4nSuciHeU]2vI7rNXCF5)01rmVvI7q(l:rac0o1Ys4;Vd855)z]nt^lhtC]51E2ahyy9U+jJP##;2M,MOvI7r0Tn]8<6AxpHvjYz-q7V,oma>v7ENu>038AwC4.@5t4+yNY0^nS;",
+    "2Gb1:Ltqa-;H_>#&9eg!KZXMyU1/XIEx!&A7_@@84/QO7.OIT=f&mXDuLTeE2hgH]0S)/H0^lha2oDK>v-z(.4.3)S13wTnF*4!d2R$@1HUKU-GypFNIWqt+1u@>Z0S=n0/b@^*4;qtJx#:wi1u!uz",
+    "I1d4$ISGi_Sqg;d2a!b%!x29XGAvtX0i:293sV]1u-B*;PyiqUm_[/U(G_<%muCa;dkVk70SVyXat=&l133/<**p&t#[mn4p$P.q;ivaBx:OGXgWv/o0yo6h1Ow0k9yYG:0S>_q-.W(/v&LEkp#crZ",
+    "9s$><I^P.K4-cBQWe#Bu,@oKY58MI]4vdo)4,J!t4,W#:10N4I01py&4zJz-4,Z)iq<Z64R1XEo@T@9f4tpOEG0g%E@;3QF[mFa+2oEEs0^PALQU:9c4+y!jrU4HmTsb!_UBS%(2%WWM1g5]v4%Pt*",
+    "h6fI)%L<+=[R9sSyPgOR=$8ylH_/38GMASeKO8kIH-A.ZFAXg+hqVI=$OHfg9[<P$v-ztx4-jYZ4,W(0xS->F+C&cn=6mu:2Zf;l4+<W:0^I6J6b0YyMh=(]m8Jm+<6V.I4,B,k0]VN!QV%<r;gb0k",
+    "gRcP(2I/kvF9k6+03RJIrN0Ib0P*%P0@STi4:h#Z1ut(iU*L&5A0RU1;gbxIINKc$I*pzL1<i(A9>[W0FBU5<o[t9wsUr=w&gumLO%D_D2oG.LhdU22<^ve2f1m=(1^y*]2Q[ba1s;@7padTYGXM>r",
+    "e/iC$JEiIc38h-fH!])BA8t1Q4<$rJ1@mJi2p.PG*6IZx1_beA9^zSF28qH;FA6g])anHf8SDrjZaDxS+W]KK9]t+D:IEMLG<t]<5j6k;zSU4K3N$-b:IDx):.AxkF]VRKAKL*q;FcUiF)@li1rG)B",
+    "s1FYmx4#AkmYq*83N.>2:IDxO;g$<mG5r,E+W]T62rmaQGq:sm9]ks^1RohUiS,8nnv*yW3bpD54<U3=4[*1gJ0IKuF!2Z-H2;#J1TO]HH>rqg892f92OkDGgzp6sIcg6Y%NieVFrx$;(g88<2oA-h",
+    "0tkg^2ek4E1;2An4+x9+RSyKU>f,!O)7>x_3+E*iFaQk8LJt->;XLj/w1)!=2IwUZ4Yef.g8gp>.0^sZ$&UvqG&ukmF>;A*o$7WE4uF_iC=9nu4.=Tt2QOGOHvkU21Sc[x03.Cm$&Di)1_@J311]+N",
+    "IGM#c4rwPcGyo3,#GWD#1W=wj[)4UoBQZBm9]Shd;E)VFHctq[D.1+h&FumoKr[d!A2a]jS2a2PMGru.vS$P3rU<N2rsD!1b_XSnS2i);0uMmRvS$OY1s*r!;E)WnIO75zssS;q5-OoGKRNF00v[kb",
+    "%mN:r0W.&&rO=iucdqIOKdJ#SHZ>;AKYTVUCA-be4&nkIssT3uKYchXCCKUr4&wq3SfdaRL%h9b4]dh+2S1zvF*h*G0uKx17as*S>n[3R4K)A[DcYH;0S;CI2M,3iplkvo4,cW!0^k2e0v@!C03QuE",
+    "01q]VnXUl=wHgl,*#Qp]+L=8a9^q2;/:iWf+L=8a3ZfSu2sWLN2M(s,3l9t0nXUl;xET)#paTzD+L=8aF9S0-052soH_/3HGu6-T4:a1Dt=qPLI5cq&2)5dH95;>At;!@$4+F,tQXdI503Qc600v;Y",
+    "0=b2205t#;Gyn>a=a2Fk0Us7I*#Q;e03QZ4paUNeGyoko01pz#mOKlf0]UbW9]$s>10Mr2iX#SJ4*[S99].!69]to424WuyI,I<&4,W5x5f2N9vjQD5<QAGe2.>;]4%Dw(1Hi@[4,C^$2n0U^dj;$u",
+    "dmjKdyN3h:/_5pDIKNZ@KOYG/t%.Dx1g7Z-4+%jXIg3-W#NS[a1TczJ8aV(T2Qsw$UmqSb;=6V<>8Sih)Kf1=GBDLs1cfUf0y5Q83M3yIG1XHq3pO[h!_,80Hr7)Q5ro#E0Snes0;aKB37YU52)&;v",
+    "4,nQ.FF,Lk02em=9]$$qQy)w:053N(IE*.Tq5(D6Q!l9jGdTbsodGr2QxD$)*-5b50oqd=,U2n,Qy,iGHQZAl,U2n.Qy.6yHQrMn,U2oNADjU-03Y50HUJ-U0X6>1,vTxOADjU-059SKF),g#4)C7;",
+    "7dGHi2/Jr:4+h[.4+7AQMh>Ozh=>$,0JYQ@2!=s$4vZ!O5Dy2]u_i/iF!Ci248J8G1UBGP9^6<9Dl#wt7c&4JHvkV2nfIXq4/3PLFIh1,01mwb88>imGcz>h-XMxq-ZqL+[L;iL67Tk*0S=VP!2/I5",
+    "&,S4K2Jg57F9S9:-ZqLm&I1mH%vcWLQ!hU;HUKXmH8%1.AE=N@-Zq]wGLAnDgGmo^[!kyP0XG0BH#E:b4!b@ObfEla52=v.0uwfgSPwtQ-]C8R%mN:&0XE<NB[w(B0xxhiHO&GKssaB[1dE=(9Ws#a",
+    "2OoDc@v(uI0sc<UI55:(4&Dk6c%sY$AF2T[-[p-g03Sa#,U/U0Htx-;4^alP4,n(>p#cvQ-!>VZ-r5[c2dIY[4+z3g4gVYu5aITr0WS$LHo[OJ4K<G]HsSW60R=<i4-I,07c<,]2I5l:4*0ML4:RHR",
+    "p#cYjp9LQXGN1ztqD:DB-r5[c1GyOw2%rNG4%eGC4;5xYp#d)hGc<1e2Mv!/4-A0@p#cv9x2$*%K*q/e2*B7p4+EeB0wWI>#:fK#Q4a_+-0GUAG[(pS1D45B4+Gf&4.N;K0]QbIQpU&w2%OM74+x+G",
+    "4+V<P24D[Xp#vWYG5[Y9G5@+)uZ%tgh16yb4Dy6q9^PLCzylpKsP]L>kBB<9tJoq7f]dgeiQHxm.x:Mg4+<y^OCB,fQzSDoRs;1b2)zLx2[YtV6f-5(3HkI69W:/r29NB02-),/,T;&0!vzmG,cv6S",
+    "HZ^k+A2T)p9_CqJ3Ez/p4+7p(3M3yDG_QDUwU@46jm@rHA@anG6Ey%280Vb:7&rh5.WmFQE(eg1J@Amj2;:LaOAim=Q$Ij7I5>]ToLUE<0uJU/1pko.9]k$*Qy&:L00@Qi0uM&!Q!j5ZFqg8m0S>R/",
+    "v@ZhW0WtK90UsbR/u-mXGyoq4H2<zTH2<DkhwBF)h5]Q.LI;8#4+r[69]ba@1P:ePQy&I403S*/01rR7:jxi/0ym374+)WsJs$<);Nc8UGyn+GhFl*7IPp=mzTajK8_q3$X*mD[zh)2J0sjadIRFIY",
+    "6awQ-4+iO$2M,U,v=NN!.7*!RGyhWxBp)3xi3uMDG5@&;f&:q6+yo!p0XO8Q0UrV^mzEd:gv53a1LWF+0SU6Jb[IM491f8i9]ty^1s;/801Dr%2;&bwWe)BR1C1F3my@>+z@>JHGcz(83jFs02p]Kp",
+    "y95sot:8uv1:*$]1JDHzKEnQ=0S>Ui&Im8u0W&bJ3NA4,00ohE9]t#$1s<bPt>lXL!Fvw=y-TV$A4fE-3LkMb,2=Y)0W:qO3LgPA03.Rn011>]2<Z<39]Smox&sG:qpSf9;#mMxIIt)Tmhlb:%I-(h",
+    "[kT=FJOj]Lx&aRc.[b]Pm&7*;,UR];1*DZr9_wB23NJo2FaQsj0<79qvZ;>Hv#J3I$D0/q1/CgxlZ[6Sgunw0YzzFa0^R$y28=nF0B-V1/:!X#pF9r;%DEN^.R^jgu>zuf*j5Gd=aKwG%!O7dIWcD%",
+    "HT0T24*^U$39apI3iQSU2O.wA@soKBS_&m;#[;QO,BtzF;+*>J,Bu3,$/*Z[6OVwR0S=S/Ru2eN9]1Q27&ZV4o%sU.]Go+z1T;*w2Oj^6Q3/m34+7-<FF!dl03RSZgn(!,rU5WF.yHpEu4oSb/bHf!",
+    "cZP:-FQ),AFo#SH$II3M4y&984]Kn*Xb,6Y-[pVd2p:N-,kAp.AUDhcAE*H@.yHin=9usG,yaWf%:o_)0W+Be5-OoEINk_$cRBk9AF2U000ZvY0v.5@nFk+tG2-RsssT3u5-y/KKQfA%2Ol6Z%mN:r",
+    "0XP5-4el2YDdtum12M=^0SKh*B;]1!0]z1tl$r+ww&4N_2$Y%!4+7w;JsU9q4(OH#9].)84+e@-4,/Km0^hY<7&18v<Ky!M8V;uW0T;t,4)Rt7t[M*!#[nKR01p(wlvociz;^yT&y,jnKQ+Le2M-ax",
+    "hgc4#/La7HFaQq7Tn&PVSPupMRu2%b>(TsXlZaRbf:#N!<&ykBtOEig4OI<Lh*%EjmIn>B%EmGe5aQcy4/T,wSPv@P*/@N0tUV7R,PvvjOb*8Z4,/V*t=p4(-n[8u&.h>rG_;NB2V<Tkx9S5A3gEsM",
+    "7cu5G8)B3w1GvXW4v9Gh/A;NF%l@oi>^:Exhu4t,4y%m-6f]TH31S[Ik5;l!G*$#/4+zNKKQ9S1HIG*XvY_t)GC_K)#_2QeS1%MaHvld(IRGytF))x.KM*o8FaR%0G&lexH97YJ4+4,=3M3yJHjq_z",
+    "0X6=>H2<y_HUJ+9GyoPi00(FZ*q[Xr)S*fNQ4ZPc1>h;g1>]Y.ngI>GkXJ83HZTAfHvk;r00rQ@3;G:RIFMH#p#e1jKdJ#VI57YpodGofAKwBs03XQ#H2<#r0yO]1M:PNk>mm>L3XP%x9_(6F2oG>H",
+    "R^b9*>6Q#bIgp]O9]km_1RoVOh;<x%Hv2&j1cg<!k<E/-NA_prA8.B:S1-NDHZ%Ya1FrH11,2atzjO$olRZBNH!L-POCK6F00@rYJRce_)k@mLHZ!mUAKd[tiU^VEHse(rIKG*;0SLx]OFsuSEH.zN",
+    "9_w3Q2*IWtA4W3dRUd9P+7.wlNDtisj0q0_+!h1O<GuUwxB(wGINekQr]pIT4-h3BKW[QHFaRIp0W#NAC=9er7&ZU_mifg29]bwrR1XB(yGIWbzxG!N*Hi;Q+dU5mn(s-ptgqVv4+Pg#KL#:1G=,[L",
+    "4)@Svud4wBx+f0[*Hj4KzzhV3@(>7W4%bu*x64,sED6rJJr5>:R4,aKFaQq61P8RM0Rrnc0[t)>1_k@HF9bI.01maQ0S$@mR^Tc&R1XML9]1Q27&ZV4*HjZY!2urwGS=fN>:ch&o$FT*1Hgx@0S@d1",
+    ",fbTrHUK^S0Wvo/*Hi]etOg6.:=lL*xd-z,mPa3]0XF_/Hvk;sz^[=ycQ!QR0uQPIx:q7NFyjIbKgix_4-+^eSOfGy52*pyR3$hu%mOcPH8srw52=w1Sp:xQZXGt:3Lkbi057TmI5Xk@5-OoFINk_$",
+    "cRAw%AF2U000YCk1]L5#+No]IATZ1VADjU-01plB7Y[1eR38I303J912(ix&47/U20S>hp&aVLt)VHAl4%bu.FaOT30S=PB!wwH2<!zol6*9:h4-SA77&K1_*Hi>r8V;c20S=GzR1Y8g#jybh:XEtu",
+    "4+yLS4+2#fHvkU-jje7E2!mJ-5VDn14;Nbeu:l>jE4lNc0S<_E4,(d^u:k=94,WGL4:s1Yu:l9f;E;/8--(5PH_.e2*08Yw9^6q9=P&L[58^ND4;EVdu:k[tj#3X3,vJL4*08Yw4,)=4QV%%Ru(1II",
+    "fawGe1,]2G0wWI%z9SCis[s!w==8&mWDCQsCKNfzfguZ%.OLrhHh[S[4D7cy4+!hGHUcjiFaR$KGC2S%GB*Gp3pM_7Gyoq9GXNVg03Ql404gy!051zMHvk(o01,3*3CyDe3o.7-EZ6cC3eo2d2>X*&",
+    ":$6,BK&Qk5A1E@%-ZhHO*e;%Qv%_@r1m=/1H2<wn02w(UA3QY10^oQ;>),sM#sd#a($cH^4+P5t5,]WBF#stvF(Ds2GRp%WQ8cu,10R.GGRp%WC=eA:2G!y;9y!JX7&9R+JT),J0^oQ^-8PEm0mcI#",
+    "8#j:$4&4wNG:j1j.Np-e0V>E$8!,SM3ox$@8#n+T3pXztH2<zAGyoei02;s;46G0f,Vh%PI4:JE03QoA02;y=9^Y6S5d+iK6b^IW@5YNBAs-(9#0DQ_Hj&B$4^Zi4A1gVV5d+!U6b^KC=&.%(A3Qe3",
+    "0^oM(3LlsOIpGu=FEN^EA^_3t10FNX0_s]TA3QY70^oRBwp0(90j;MyD:I%E1I=(S9x/!R88-yhIOG%pUJp=o10R;HGXNhgHJ^k2G5[Y7F#szvIg/0[3pm0M8#VwR3pFnrGXNh8G5[MelMoELBMgub",
+    "3ojoFHUJwm03Qo802;s;2f7mv3iTcyIph_7I5i.JJT),n7awdmiNRD4f5rwMD:tGM5-4dF9yb6PHz6N9ILHGJQjQ8Am-pBcA22zi5fV4710FTa0_t9XA3QeA0^oP)CLfmpIL!kuD:5-o5d(.M4G!xR",
+    "DLFAA4;OD:A5uAoCLfpqF_]cC8q>Hd5^,2&qY)3.0iiPvFB:ud4,26q8ZZD9GP[=20tXKO)A0lbhs07XGBE%tFgPI(IO@VzUJp=o1]OIKG5@,M(JTXx6#]u[H4LS^76:69I5O/N0$vYM$O9jk0W].0",
+    "FE=zT1i73m9yiSc3Ly>T<)QDI4=hnnAD96)01qkLDF%hDK<S1u#uf/74:-@.0$vYM$O9jk0Xg>O4-$Sn4)<0cD:*Q,)E<<FmpcpOf*/Af4ZE/60SLnO#[mko,_.l>hn74B$fYJ0E8CVL2xb&8APe)!",
+    "PX:*^ngI;^7B_PO0XYB@GXNMf01uM=[G[FiDKjv:T;V4e2oDO7+,4sEF@32^1iHT[4*.P<X%7m*qyrC_0fwdC0T(pp1Rnx2jm]Fy/L8!zAQ3k_7B:JHH2;*@pGXBE964bDK<^[72M=l-hNa#C4#1)X",
+    "3bnwR0S57.1P:M3hPeR,m4[3P*VAVY0/$>h1/IeA0S=Q2lB<v]I71%]Gn:r.FA6m=.ik)82hPX>1b,g]H:-F(6F4Cs0640o0SlLdTn@A;$72vSx&sW(#xnvo0EA,/SO8Z9z<%mllmP/&4+W9mI1<10",
+    "YX<%!-P;j/G:@)i0sP1x11S$5:aqd[yV<29PY2480Se6o1CONy9]0@LtBC-wneHqNq^U$/=5+Q_HcJ8A1=<:dH^,/k2.w$N4ynuo4+#69RSyZX3J1S<4,2-DWe+*MrQQJuv!ekG$opLi.iKVPmBI<W",
+    "G#&yx9]1Cl-Z6;<rlC6&GVZDy4yULA2*2BB4T$Im13m]cp/%ETh20Y$8DZ!0R]4RTZ_]%%5wqP188=EE4)Kx!Dl-r74-z!k1rGk&4g^($JqIEW1)lyN9^P4B3fu+-Uk;V*&=!+f!SDwU8L5B,9]JOl",
+    "rBW0$*1!V;C:^cW0t4XZ1@h)93Kcen>Ye-Xvc0YWF9$I+=a^(*9yaKP0y-K0Ea.5L4+pW+0uLMPuUieYh5@a,6gi9m5jTws4$T1vl:r9Nn]lmf2k8k92gZOP1JD5m$bcXRK;-Ne1Mmd@kaZ6NgaZ=d",
+    "03QlD03QxG00QUQ1@C%80KZEN;Vtn,>N)OEGWZA&1=3]r4-,EYD/[zt1MUd_rU4%bGM)nxIRFKU)e8(-4u/f<<n-VMp92o<)vN&whva.+-eu!k>sm!XAQd-:0v@!9p93!sGBW<kHMbE5)ZYgQy@%*O",
+    "iVO&ZglG:2@:p[G9ijst0y6*.HvkU>zy:onFf1+)1EK:A-lBkB1fhi:1JMBnqlF*@LJOh-1Dq29=4:cS0,=&2m$OSB3OS+!4,dfx9]1D^F90(!+7Jc(fCvbquLutY[k%*M9iIaa1BAJL1*QQX2[NAp",
+    "0tW@C@=EtbTMq+;0](*2ngIta42c5-uk-5m0xUK5kpcyx0S=kR1]JVI03QT100NE[4EBg>1L^@V37E]X4+X0RA00LT9]Ady0_9p;4+=UWBQh*54+4w:2*^qV4+#8-AOp]/2L6d42SE#/0]EU51BRU>",
+    "4+5bB6gB@K3ON7]52=+q0W]o&0];8kO9^BA1h/_p2ZV^D4+n#lP!AlT10Mr2)eaOnsR0iPtp)>P1O$u>3]kJ&2>FSF;hGC@vfr!$4f:G^1Nn6V(%KLY0:lv&IpG2i3d05-4:SND12g_zp[INemYW&;",
+    "Tm#y<5f2KL[0AQ$IHCg]0yVY=1.Q.o4++Bt2LGfv4+EkD4-0#tAOq0:4BU.&1<nQn0S;*z2LX^%E)N2t0_9s<9]^1D4,do!9]1M)3<$Y:jSvL:4GF:o9]btU1]J.c03QN4p92NG,w+Q8!3G7D0R)W<",
+    "3]kKai31Li.g5V.u#OJ_:-Dh[!Xgg.gbN7MyLJx:s]FtrH2<z3H2;.I/pPJ:0]eNH5fm@a2M&w>0(Ku9FpUE*3Nta-4j&3NtOgS[mH@g_@ws]!sR$1YwUZzaGSas]4XXwVt%Fzt;J)!Q+)Ez.Frxz$",
+    "HUJ+AIRFn2tOg$hHt,AsoD:X$o<oTzhY.+(u4oSi.JJ,%9WkT:9]AN06g8=:4+=mc6E_It4+E1B4d*5Y/9M50r2@0(&zb/TLky+=1IPvvG0V6p4yFSYG35de3dsf=4:kZF1U3K#t%C-&<azT%&xH[L",
+    "+1d[e2FeB:9WnqP0yh8<IjaE/3d#l(H_.8g5DZ%krUMTImzW:^(*X#Xm::p438)]k(BVq_qL;lZ0-mHNHUJ+AIRFn2&ITU<Hvknk0150F2%N_20TVK)0^lqy1@i#sAR9CQ1m@vcs[s!R&ISazj^Z;A",
+    "vHm-[1Cav/[L@8N2Q3Vc0]U4Q1C6_X4v+&CGS31J3b+Oz4:tfFHvj<V1,J$Wjt_T%5enT04+gjfA00H110Mo202DU:4+*#iGdM6TE)N5c0]/ZT4,5I6AOpAOI36:&1@4[&1>$SzD*=0*Ne/;30]o2i",
+    "Pag>7r_;lVxCS2tH_.wm030*@0HOs4;(Itt2.hVz4-@oj9]]=/5,$ljGN/Or2L@0Bt=o_O4&VtMF=3HVyDSK,pCAWC45$MmHZ0[L3(7VH,5&+K0S=k$1]JVN03J910y>oJ1@5C+0.rW62$.3j9]khe",
+    "1@i#.ARhxYni3Q:s[s!R&-^DSmH@B/5Di,nr_<7[hz$guEC^79AO^SX$de2bH2<tj[+h/D1<#F6s)Paz!2$!32;X[M4*[9h2nQ)I1uZh7xB(P5.l#XZHL-fi4,C[f3X.am1hv:y49duw0R>h,0VNKW",
+    "@XK/D84C8+1Ombs1H@:l3e@CX;e7f/e,BgDITJAP8y>;])-T0IGtwysZw%$E5e^2Pd.L;iT;2z83LgbF10N0Xg$D!CBm.W,3)ndbfi(@ly$Ap]4;oyB9^zQ+l;M*k2;U;n2M++*ISMHs8#viH9610D",
+    "g!;/n207U]FAXv;+Bpj11>odc2,,Oh0,Y5FpXdP^2r]736g7ne4+!+MCl1yN1X/-)LJtM=zyTCBr#258o(l^D3IxJ94cs_yH2;>CuLun3t6K%WAO)qHOAiU$IxRFX01o*90=B+d..]xXn(0d)G%;&d",
+    "7&QP6p>&383NWw<BR4EA4+F3b4,;!v1JD5t+&T:2mk0-9;<Jps+&TurBLuer9]^2y10N1J02;u>CjmGg1Tow;0+-_=>vcF/G&bBi95w&_XB0H10S=lH6B0N81&7cL3tJBq+&Tl%0S4SU2SN-/0^;j;",
+    "8#dfJ1(+ZO,U1&9G<k/64:2.U4)PNMI^ZZfItZknOa.Ge2oE&eIvh3t1N^GzsR0iPzy/dJ01pJ(iaie)+&U*SGylIJ20[,5>nwsj0o<TF0yLrn2A-Kh4+=3K4,dfx9]1A]9]AJmItc2Af&m1Y5g#,*",
+    "+&UaK00L(OtP2kcok24:Ff1+)1D=v8s]EwR0SnwZ4x[%x2,mN!0SnwZ1&bgB$N_/vs]FtrG5[Vj00KJ;0=B+Xx0J=L6E&+7A2c!CIvh3t0%rvC1P/->K[GiqEG@cNi_]o7+&Tl$0S4SU2SE#/0]lX=",
+    "Wdhtf4xs^Dw*emtIiUj&52=+)12Zt810Mu4+&TiVI]!HNOCK_g+&UiuH@NXX&,wum3athsGAu3+1D(nP4-0)w1JMBu+&T@FjR*zzkr5j:+&TsR9]hq84+>Hu9^hDC9y0&^I^ZZfItk#8f&m1y6c04q",
+    "Ivh6u0%sI7sR0iP!v+M67Y>rF5Dyi$$shyK0S(+b2kPW*29p*8q5^)uItHL41h<eo3OS+!4,do!9]1J(3;BqE+&Tc1J>*7EFElka+&UaL00W#n1f_HG3c&=wGynvR5DZ%n1Bn9@HrzS_EDVVQ1kU#j",
+    "4+Pvg6*.TP4+=UW9^hGD9y9-_I^ZZfIs;+05ed$>4.9u#+&Ui%IHwyA3Wz^i<Gb>tyRHEXTMrZ5Is;%G4cs_m!G[P3$:Jy.1v%V0Bsn&;0UruEqXQ2QtOg$hHSi1[12x.>1H-n_3DlntA2l^IIxh,1",
+    "G[+ks3N=6;BQ@894+EqF4-0)w1JVHp+&TwC45kAjH!R-A4+PvgB[VSQ0uKtw1]JVK03I_^0y><[+&To-J>ebUOdmBd+&UgO00D@X5d=CN4+>c#BR4EA4+EwH4-tJ$C=s.x21N]0AO(ZpfB=&CIu57.",
+    "1:yuB3OT3)4,d@-9]Sf49]JbrItZ^E4,+$^10OXu+&UaN00L+Po)8ZTszC&hxmpFVml>OP4+D>[7dG5F2Q3Vc0]U4Q95LKF1,Kst&jJq$xCS2&HUJ(r00KJ;1Kc>Y*>#mr&/emvG2A*FIRFE(KLo1*",
+    "4+=*j6gl5N4+D;@4-tJ$C=#>y21N[;AR[.3r_;e#ItJh(1iS$s3OT3)4,dEo9]Si59]1SqIs_g82)02#H8VIi+&UiuIRFK#-#Lm>ltBZs[RIOr4+E(K4-tM%C=$9%2Sp620]cI>4Gi5n1:PS8/mHN4",
+    "(FPw6Hvk;t00KJ;1Km0Zs+]!NHPjIwCo$bR43#(!3X2_P3avo=zcvFe4+FTb2M,$FIw(0Y00%@M0Xn/B1.C[-2soXG8XPp:o>qyX8ZqVg2qH5#01eK%7%u^iGNSARFHJTyqwE9)j/LWZ0mhjLA_!4[",
+    "59R^/:-xk*F!87X4-HBG1QavSr7sTypX6x+A]C<W$p-<AH:m6c8Z(pjCIGGn17Hsa,;]t89S.9kgaHpN/(,pHyGIAI0S=!G:jVME0S=@M:jVZ@9]kt;:jV!Q<c]DohQ&;;l:rOT@63Tx/d1@11DVV<",
+    "1%a=_59kBn@9TAPq!AAL:jVhL1rGzZ&/dgVJ@V/;4,W[K6E6!mHRqT$0R2r5E3oSX1)ig74.Vib9^71C1A$x$umdqPFgbP)AN%SAFEleT)1OWR&j^9+#e=ITB;hLp1RoPJ03A2Xl=YJpv]JwmIL(S+",
+    "C=$F(0:63:0gM3-71G=gA0syE/;5PkH_.>s01Vvf86N[SfaeDv05]7D0@mG-4+QrC4+Vjc2=/-u4+*8DUk9DsYyv$G0n!)*yXXfG0=pLm0S=q[uL1(yEDr+LWDf;Y0S=VY>kSM.Gcq3mF#1mjkOU3l",
+    "odOFW9]];PO%9mzW(..6APL3gYY[X)3g74l5-*>=%4rWD,[/P_1S:QE1Jkk,8#c7i2MB,z4,3EVLk]nj%WV%V,@Wxc*$)PI9]t.qwFC:R-b-n:v[MfO%&a*E,^7G&2IRIC4+o0aQ4au;0t)NqW)7]S",
+    "KL@BQnE;+2.l77gy1/Ue8#UZb2d;h]4<s(tTn5CDaw[>]@]/F]f-A5X*!*P.n3+NWMFrQjT<L^uut6>QGcnHr2!qsQ35oL;1GTCL4.59toB-rL3S0t<>X,aV#==-40):^(4+6Z)1P:IzyAuwGRR<g/",
+    "3i-j@2,w_S4+Cxw1ord>00.g5w*n4^3k8X.tpN@Tj*/b%-3f]ceFcN+X#u7q3Y,N3#sLp7xx[7$k(;d;[j66H4B@O/>OS=9.0k^.xd[&p#Q@EVEV:H_#Q@rgHaGwX@>Kmq#Q>cFU-uy&2JWkG4+Mkn",
+    "PYJvJKMAxE9_U=k.75lY:>G:efe8hQ1OSaJ357ui#/8d#i@[7nqyGXNH1j$P+UCgt3V-j%HwKyHKMuXTZwc$-X#x,r3EI903!)JScn/A:mmdS9UkS]p&-ba@m>Z&g<^2.(p6Uk.kf[s,rKD#K@J)U7",
+    "x5ESp9Ru+w29:a13j6vw0HR.C5CXR&3f:P6(83c1+p/a41is8U0R-+/xF,Xjn,vcq#<!+h/K/MlR^PP$0RfE^4&dqp0qGbH@r$kb#Uu[k0S3:%AP*D2xB;E*<;HV]C/UX;tX:ZW$iZJ8H_.e1q<7+I",
+    "E1cAE1=NydGJ%6k4+hfT90L8_OAD3@4+Xu>4Fa7I8!@Y72-L1Z3OF*y9]gSl9S-iX3.vzcKraL^H:LRz0MjQ6fRaxR*9il)RsxJv4!G;!0.t-.>3[!A0Gk#Fo3vLBu&f:ih;E:311o_YDFlg41N8w5",
+    "ozHO%gS&JNyR01!q!13a.pu.[O#!N14x@Lm3Z&-u9x^..3kaPCGdM9U-Ph;^3,]XP3Dd,R1:R-4AM=Uy0S$q&Uj<dm6b0DT8Vu6I4F/KnCLAoFzYPrO#1#)g#;YYw95#U86%O6!6b^W#8V-eoCM7m3",
+    "*2Wb9HV(]#6E6oeHqF/*1M$EK2ZsU,%A=7g<!3KE*$NK:ve+RH7si&I0S=KGvjz#A9S-n-$p-1bmlzA81s*h-j7k>aylV#80t%0B4+*K5m-nz4[ml_!xWF0;-W@9[9SZ0Y2ZqCn0R-b04-OkcEjTrM",
+    "8Z7@0;lA^Nx<,/iZUc@J3&QOX4:QUL1MOo4y@z2%$@/aRtpgo6(6$Bx;FtR:y9>8fGKUBO*wF]N2I2;/)B>tdqy!Ho-RqiFH2<Yh02ep>1<N:P0tO!mIN/B%Kr-X<BQ,bx0NE7]-s>8l00Xh#Bo74Q",
+    "2p.MC00KS]G5@,2-s=tQ-t3B,-s=oM/m@%I=#)BjG%Gan2M,O#)</)<!W.6,w+9TSD,Qsq,U$T!4+WaeIv+kaxCaLQ#a-yA8w]Jy7&!neG&KMeH.KP5GPnmEIRGCGH2<VclG+Xiwg;X,x(6QyGXNGg",
+    "02wiy5DA[F8!rkgF@W.^K[31sA0-#Z5-y/3ijQLi*qtK^1ic3z2QmN@GLx;c4-P:i1L)8R4=X^b9^qFW2LkS_A0I3<zy^@.H_.ne03I=J&jJP5w>Ou5zy^[dHUK9vIF%(1y1,@&ue$[uHMX][6*Rmf",
+    "4cas-FgC&m9^hMF95;>UBsl-d1_C8=Hvk(r01+>&0*gNn3H^Z*K[Gi3A0#jU9]1Pt7Xq:M5Ce.A4,W*w2OkD700KV)%n1(>fDZ,K<Fx#Y!UrD]G5@STlL8Mb!v>OF9xdH43!I_z0S=Yy(h3]l;KBS8",
+    "EiN^Q:ofy=Fb>(B;l^XcT:[$JJPy4*2E::@F90++02U:P#_T8)gKr70H3>S%Km)ms0S=kWFC#WJ(K@h40S6inH1h!mx4A$+3pp$>uP+0eF#$vm1dpB^2hW%T3!j^K4-,s64+8pQ1h];G0FquG0XBgo",
+    "2,v,D4+r<r0nIoM3(lk!4-k0k1>jIJ4G#z2iaHrG030*@4+q32F9]p=w4MYC-z10SpeGLwlb]OL5tF9P0Sbl+9[<G<*ai!&$r^#@qJcUJgqL9qn,v4<9SrC)1<rzO4dyZr0ic5;8gl:+$:&xt2sb&P",
+    "1>zvyU/IV^2nC=,2n,qnZwgZZO$g>SUJj@.0(BfRoiYL*1mDX[3x,7#IW>>$8a5pX@sD<.xrNUG2+q/U0WJv6W(^U.7alg^GXec!3$6hP%K-oW01>]&0woLJ:r5X3HRm%JHUKIxI=zlik-i!l#1aUF",
+    ";+FKM4zlV93i$yK2:b=R3BEKLG5[epIRFncsFx^M+7u7h1mm.l497PCSqkaFBo,[*uLT5i4#/Ge4++RO9_LzL6Egq_vo[C#iWDCVIpsG4m/O-k/Qjw;76kYIR39oZhDQXy93Kxjg+_q0xp<UV4,dyU",
+    "6*1nXeGde<hz]zlJ>>:!2G06l1.a<f4C)-N:Kp.e4YA![6f(C/4z9up8#CBX4$1,!lxq;./Y9#H1>l0ta1RTwpdk(Ho.jnjRv!v6t)L+Q9t]^g3=l8uArAt,)kF!]$Q&y)G>kW<2#%s506zye4>_43",
+    "8f0T(aByX0o^6G1Uz>t-ZxAp!He<n3v&x$R4/,2>-lu;GFJKQwt/.$5B8_wM)d8=H6c0AC0uPl2zsj2d4.6VC4,ApL1rIb-4:@&U4@YM91rH[.2<f2.,V>fbW)H3j&dQqs4.7Le4+!qO1rIP$2Cxke",
+    "L]Gp&F=LWjU)j6@9]SSh.r5D$<d6%QVh.+!4i6g3yaf+9g98kmWDe*o0-zHa&;OBU1c<yV1G3y94y3tW11thl59k4-yaf,a0iC/B4.dmD4^/1iyaf,r0gt/]95VnMG_Rp.i_)$e1rI%eyafO=4.7ov",
+    "1rIy(y9EzY;7Ia39uFg$5Dy8U>!AE<QV%$v5)To$>!AE_S]2bn01sD_,V>e[5(/fB2M-m70S@g<5)T-Y>!AE#Vh.bi>!AE_/K_LH,xC74Ef2-5gx(YnO]laYJBQvB59tAb,V>h50gLz(4(QJX3WrPq",
+    "ouXk6i2-N76AvQ%>Y*HVW-6Bo6AwS@>Y*G.bu-Jp6Awt-J>8:ExRhZbQcL@z0Sq*2YhiL[b9l=&Vh:Yv2K*BbXM7)FF#rz,-U*5$G%pV@IMfp>12-aJm-n!4$=s7r!s7)GThjs@a9xT52%XUd27+D;",
+    "GuZDT2lN_fH_.FY-fDbXhg$-B0tMU=1TH=qI51s:-t3y1EsLfD4/ukc4:!:9VhYmBZ2&n07X[]394t3Bi:3hu=rCtX1)FRS4xrVM0S:XUGY.*y#[vh5QXO<TUobO9F_,jo9zkah5AmvV3HLMy$Ji7L",
+    "%dH0yH^RcfZ8bJCLqSEtVNf$eI50,f/>n5#@=*l1AVn^ZH90gf0B-dNK]wi1L-w!jEe[a-%nk$_3Z@oY$D[@iw,5<]taAz20ueY=0qbKg2[Sn8#o+,5q[bf#[R0D<Vh(]E1sM*E*%b/g0S)[D9^7c<",
+    "0t5-M;0E=]V,YdX/<bCc*AqNLLNw5P4*];$4*]nD4HF$L#Ofjr;:i3vI184O83LwM37W1J295&-i[KXx-L-8s4:yLJ76>gQ2bH/F0bUL*1GiQWAk)d=0SIRW;7]o:G+o;q41)-=ivbI*&JGU0XavR0",
+    "M,LC=C;5$k-IZKW2(t;h1*66d3nvc[r=XErL,Wky0UkBcM-SHJM,K(HxnVB_I5f1T8x7w94+Fi8J@X9,vEczf1_V^%#R39D36v5K1dEq#F9]I)j:(Au6*d3@MiexrfdU8QtvL:X;qve6Fb<HygKsM^",
+    "U(1DX4+oO5Qadd,G/KpJ:Xiu>G_/ys2ZQzn3x(%j47.<<2*Jbx4*[;02M+STU.CE%C-%<6#[mwi<(2R>9thaY0S3^<1*<Ez0UI-EmI)LymD:RlEGP<5w*n6/te*,jHDB%4ivb9;[[ai%+yo5zz+n#n",
+    "wab1F1:LOy1Ns3EAHKGm0R;v%I=>fxGwrzq4CMm[!T]u4Y6&.6m6@$zy[%dU-J6D5kI)JRqACGY0hv;]m/=,Q)f*f%-IkbAzhVymYY2q$8V/881j8#1gVbjSz#]U/v=NapjsXVFv:g&TH3HvS4+P4v",
+    "0S<zJ2dai14*^(N1]]%#t0W%>Fr&l)95uVD83c);3I==2D:piq,2oLW+5,mplu-IS:H+]Q3J,DW[Td$tGc+7B00I=SG!Ge*EDuw&9S.C;zylmGxhx8[%K,+4zXuD#r_wP5t56EU,2n^wp#lz.v:gn&",
+    "rQrb]1vr]B6Arz<0S;>1A7C(/tQ]iBF)%ZW$N:k,vQQ5V%i]jlv-)M=9S8o)0Rv$kK:e9x4w[%75jI,]*AEIW4+4kY3KBCi4u-PG4wMxSFZ]j/7df2/EHN;X[0RukR39EW///!.SQ.0VTM-)=9]t+!",
+    "s_sN_IRFln0uM5)+d_Gs0S]KFs_sN&IRFtk03YT9IRFHp@$Z22=8E/MHL_E!0WT0aF#MGPIxR6Y!v>_RP!9mrudM+GrJV=HGWioPK[Pf1A0aib:3Sa<H_AAUtN^AM@V$U;g3bXBhb9Kf[_ZN3Kb!+F",
+    "EHIw%V+W@x1)I6U0Uk2>EC@i]2=cf<9tX-oW)0Q+HU-yD0S=ejsACs6>B98Ri4@9@H1-(gA2s(iAG,lD03QxEob1p66D.6X0]G4p69:Nw48+tE7%]^+9]Si54+81rX9kiC2VWXF)%gkz$[P#Kh7^J^",
+    "t<.4Yk;:3hh%W@M0uK(jt)l<CwF9!nQU/c6VgX;Zi>QTBl@Ibct<.4RT;neDi2([R0Co.8]6UJS$Qvg%Gu160Br;bw3gA5s/K%@*:jwjmyc7/y+p$nDb_iZ48!vJ)GypFIHZX.:AvHMw4bwUg)C0>;",
+    "8V1IbR1XNq8w/o>Cjl!j1vEL00SEPjSOEne12mHb1pN6H4Uz*73#RL24,<]3J1+;]HH8Hq1_r5O4/r*Z1vmg7MKb=]1u,#mA3rwl4KE2cF#rpU[dX5MtjPfcn9u.X/&fT7;+pa9>*oAG;+qUSH_.e;",
+    ";hPk2HUJ+(H_.>orHugsQ7-2BH1G@pBOi7&<eMC:GcW)z0yHxK27:Tp599-!4F.EOZVw3Y4LCC_I:.j4IJ86wv>%fr,_tZ/vqcK.mox;Y#_%cVz5<q&F99.-%RUbk)U8quozQ9k7X@nVX$s3F4.ORu",
+    "Q3KhVV+!ahEjBU$4@jmP79Suo-XWU&0W]0-9^>bG8#1W71s_A<Gw3QGMKb=bS=]Cn+z1Vz@UeE:$5#pIDh12g9^fuA[a6QulN1d12M*[eFFrCc059zUGBE%SvEEY-1j1M=1u!+2SO)2V4,K_2.pC,%",
+    "H;+;J4ww%L7zEXY2n+PKV/n+UI>ganH^k-(4uYw04;NlN91kR@w_+x4Psxry3#GSX4/((B4-t/=i_$ChTptH9/T#=,IrlCf1vmf#p,_S5&/CjoCkv*JF&>#s@jQI]0HlWk2.1x&mNW*&=A8M=]6dHQ",
+    "<B$9*+8YhFpkg0hIFa9H0oVgDV>]RrZxJ&#VKrtn*oEW)4:3=%q-d^=Sr10Cu:lVohXD@O0jseA4/$;$53L5+h2#Ma(FP9.,0fZuElv+Hrwb2c%I#hcADsyg9Eh.24-x.(#tGPk.N*!p2<eX@h2#Mb",
+    "DM]*74G%q1A1N[44G(v];FJ7fxB(9,+4pA,TMstah2#MaTMzvN*oEW)4WR@Ol;d2[.N*%32oDN;fL[+QOAj!(5)TsY]6UI/Qy(cZ01tPMj^[LqxB(A3jS_+T:97G09a]3:---b=8(a=[1lWb,0S)d1",
+    "59kNjh2#MZ+M59ao(K-FgWqTdAOiUb4/Ibop8*_/$1x89wfdX=4(Onq0Skly4,^8JZx2kK,)IiPjusBO5j!.3Tf6^e3g6m-0Rq,+4+iwRg8:f,(#:BF5x^4d4,J%>zyS[t]IAYi.BS##sjUhR2*gbZ",
+    "$:3)Try2s,pb8HYv>%Hhtq_5V0uBA$VgjWD4&9#$27[t&8Z6o<1BKlw2*RoX4<2F61@kT3[tXXDx)2XJrqu)qq*4WnyKD#j[R-*f4/JLq0UruA%Bukg,o%dq3eLrB470))58(l#t=p0%&.F=%v;:n>",
+    "si>qT*#ZO5R^ToKt=o!s50;R=t=pqhGyoqDH_/37HUJ+mIRGj(HUJMh.ce(%R@%FbA5l2V2<gGr<Kgr!,UtfeUmp,OgRub*1k+p(aD)C04=s5.4+p7N4-->_4:QS=77rDzmlh8Mpqt164,A5)6%5Jw",
+    "Lj%KT3WX5=-Y0:DA8$B:5g*Y3F#ra>v;&gR5g#Wr01pJ:trZIY,%^3igb*J9G/:o$;Ey3Z2co+g4+Vq_7%^p!6bje=0;Ppp5rq*SmjN:X9y0(1T<Mh25gsx5a]2ipGKLWwG5@sKmlOz@pcx,.HS&mt",
+    "0UseU+pr%G9=(x!b_QHS4Ic$E01pO;Aq/hRWDj16s_ZHJX9TpUQ,2ULWM(sFHD-[ddJimB4$Wf=EL[&q(PIxEivbVS0o7v.Gp>-.#RbLPdJh,bV,G:W3l9w4V,GP:4:r3C4@bzH4.oG!4-.,Z4.Ta<",
+    "#R-(U77qjN2<eSIV,F/x4)tRXK_=6vG4_A*b=T)xA*2lt7/dIDAzu#]g/7yPUk_L3/+/4.8l;pf[RigOdJh^D2oDL7WDhS,4:i_l4,uJU4:ngHEiwQPccEktF1!H@KCu%I7=!3rAzu#^tz,@&U/PUz",
+    "u/5rV1M&n9[0FsU1EL5I0/Z,hBn7/:4$7fZ4,&(#axF42ixCdk.@*9eIPZ^d4(zfY38VoJ3-p8.F90.x(E$$!w9&8u3WYik3HHEd0*eO;(,8uz-AaYS4Z:s(1eVB)0S=Z7r[Mt&W(d9Q7#]cf@@[P=",
+    "$kP)K5Y4[:1Mb8G9]$$Cv-z+nn5I$:3-yC54*_Ot3k5n40J)JW1Gv):4mJeBz6/O(3%@d84UA;DuOA*Qjc5v&!H5A2#*6]Eg^np/u95<_2GGI@0fZ9>$4;IozS<!j4D>NM0!0dov/]QnrGO*@gS@w7",
+    "JfBMsQ=<lcA4)Qk5)UfETn]a<]5FcE:GFvI4=@g+4;CykRSU>Z9[:dk%&8L#!]72U12O-w&xi[R<(K:+XbJK*4@qPM0VXmw01T_R0Ur.K1Axl@2I7Zh4C6ot%193ev$%B$zf1(Y>j;ZonEi1N2ZH,!",
+    "4a;R94+nz8i2)x4H2<9R6Avz:lu@)ZoDdHQ+tdLsCNnamlu@;WO$4L.E*^Og+_*<76*1V.0S/G;4;2&jQXg>K03QP^00!IU9S@IK)d:d5-tUPd)By:OVGiN>0S;u+$pHk,nFI$p4Y^ff7cAG40uMdY",
+    "[8bN9%3&[,0W_qs6Az&Qi*g=90XW>Q4,tdS0Ra-NzPKR;$#onwFb.QY0uOM_:$m]QQ8AW<eF%xFg#iyB(gP1L:t@4/#2Fqk02wy-hyflp01A^i9t>#RI1ZcZQ4Zw1X$s_L2,O,71/Jc33DX)0w6>!w",
+    "XZmOpW&nRMVP-@9WHK,S4pk30@e+Va4@%vk4vPT_i30j)4zB>alm<8jjsXuG)dmj;@e+X=QV%w^3lC%ZXb&T-2<gH@Xbxi!tqG6mjsXuG;g.Ym@e+VL4+Q#X4;$KREiv_E4]V!z4.V!t4;6m24qp#B",
+    "@e+Vc59I[RqIM4&r3DZD2g-&$4-#G*4+-8c4/+y,HP[jl5&CEkHdh^lG5@-E@e+X:ya5kBu<etE@e+Vc4;6m24qy+l1iI*s0S>DU1P^QKwdjrk1):NK5c+5rW&ke]I56XuQ!fuSHjNQJGBP#K/mHM@",
+    "gpVE[6*B*59^8vxKL9i>EY.,J2JFph2#Pun3iYXH1J%wC4+VkBXb5x.82<M/1UZe$5f1/n1gG^]4+O,URS1xRaSs!yXb%Lf*PH.l9PVf<3=p>X4wono0/Z^fiE0H]0Ui#6Ar8F(4!UR$4aV+.0SKB@",
+    "2lD.51pcH22ZZn)3cgq@D:N_W/:i/z02es@4$uAt3X!X31lTqY6]mrEA167<pPm5=1HqgI4BUdN0R>#H90CUp:8hLo1,a(^4+!A38!a>E@=yFhS@6LQ84l$FDs6A0t5pb>qYVbR;r[TE3vD7fEQkjK",
+    "v6;Fl%mV_B3^>NL84m:HUk5A*><M.3[/+Q_1:-/_<PPyclmY]Rx&[i/=g[,a:jDkUsSOV-u:^l^)PVsAugwDv*VqON#NHbY]DX#G3bF+cD%qc&0S;36QUubb4gz%;IgH2z3A2>2Ej2qn1Kt>_L/OY8",
+    "8wS]34GgHQ4F%NmPyq)I1MH=@5-/Vagt,e1@MnztBF6Pp2JYo!3+vDo2.O>!0S>GaVh-wAk[%BP(DM,t<^:zN4KkCVRSBnI1::Y]9XOW*1dRO*1CN6Y8#reV2hH[ZB[n%]4yx1(4w3/_=SEXRgI)[w",
+    "a[%Kz2fFV94[+;VK<T9r-C&xSIglL:E9SU!3$fDz4-R14t=ov^1p)=T0Itak1/6Y;4+*H:V+zPZB[VaeuL46hF+()]:lX[x-Q]H5rZ)oL)(sAl/mP-I9]tyz%!:gG@mfXh1,qmi3Xzx*1f,EK5-.xM",
+    "*aZ*L0)*WHA5k!!vH^UQU/^m_jRX$/%mEfTH3I(x4+D.>7&xW=6:R>pJsvdp0xu-oH2DG,HpBuRI3fk,)>4IS4.zK<0v[(e,vSQC0w*&#udo6Gw&ev63D<<m9]bf30+S31/,Lbgp^,mrvkngg&#ZPC",
+    "H=pBH:.u3WGmVOJ9yQbs1/6=09y!zw1K/zl0yESO9]$,A9]1G_9]bc29]JM_8a4n0i0xbg-Q]jmoQ<9.Q]5_eFNXm!HPsF-6*Dma8#nB^3IzMPECEIz1TftVF9$O,01Az!ECZ1S4&4m=w+[#M=9vu_",
+    "0y*6cAHf4Q02nag!wMe[G_Ep!1uy=,FaRAjnTi7s1NyEJ47rjd3CRr)BeaYi4wZTi-C:H>1<wgjD:PsH(+Vy)Htop;2bJIG0WSbEF@]Y80wE6s.+mFOULH7ym-(l=-(HGRtg-[:Gb]$y54;y0A1,D9",
+    "3WD=O0U0[F0UsVT%BoccfbKjGB:RQ_4ZN-Z4*:G%TLqbnZw__JhXVm24.,MI0S@Q-ol>sJ1u_6;0]%.[83<>UMFBexImyn90T15,:lhzVH0l<&7zg+IAP*Le5Dw$fi_%1CHUJ+$IRGCCHvlh1H8OG=",
+    "1vmg7LNx#n3YPE!A3!(&9].!63*7B@1Es@w1au9u>#hfIv&;4;A<-siF9]X*01E!]5CNh,4+fHtArA%rr5ynx4=h>:2%ex635<Rz4/ka+RSzfSuu_roIM)*djIIR>1J<G)ArExd6CZFm01puF%ZvdJ",
+    ".O9_60S48OR^Tr,6CF7K0>6^EIq5nE!A1+TMGptK=imA;5)GFK3#zIU9]bX!hO>]%A@86NIS&WR/L8/HH/9ETn9NiK*(DCFsU8fqE,W^X00olND,Qs)/n)QC0<F.o1/Nir4%N9-9&Wyt4G#;Bxd9Ba",
+    "Ne1,YTm+[:4LJm]xl-;q6bQ;n7!L,]>/f/oj.1ga4+E#WRU0.xSrj:_1Ol1;4;NK[4.WV0Uk<SH&/Mbp0XEV!FBLU6(KHU<>iF_if&vPSo)@><-_5VWr$YwN:pKmpLkHLd0E!V02Fi_M4%G$/$MO;4",
+    "H8d:1.Q)pONFUMyGo3XrUNSYb92qo(kPZp+pm-9.I6Bh:A44>n2p:_401qC=twaitp05E9AAt!EEzSFL1<r.B2#e)a7&8DGIl2cQ1_r&N95Vn5&(t3cj@&+295/%bF9bO<#0_;hZyyIU#10!Y00i(8",
+    "3I2/]4+X:y5-6cDHvkU)@,cGpg=_pWr=f:iaJrJD0WTmpFvJcYh5.ML9]])72F%lV0,OE.3FPt-3c1)IFAg#</Y]:v%;$)o6Dy*=Aq#;]0uR#y%;%%3IRGazF#rg=kaZ6N#i(fp#prSmaG]@U0UseZ",
+    "!G_%OAf.p@A8t9#4Hz:39WnqIGQ]rnIW_k04!(8>u&oyl0-bL,9^70kZ5eHyy9o_+t=NWRGyo3-x:5tXeGd%Nu:mh#G&TSO<2e$YUuAM_Z*t-]3U3WCW<RuqHQSpQ4/GX(lBNL.D>Rd];VA@6Ifeob",
+    ",ER*gVh=(k/D@sU8uSSd35^c:4/qjxrVS54Rv#/e[0$FysGJxNHRu8!U0)v]Er][f8M:Sp4.TO..OJ/(5f2,s1rLP;;!gfSuLutW-[F[ABmt5N4-shbVIL1T$iE-xH8;od&-cI+IF=nC4,3YU0Sc)B",
+    "1Ma_Q6Eohw3kue)Zw^J]4#0:Q0[8>C/U=WRFt3zr0@vtB1d_k-#P4GW:E8kY91jJLs09wL0S.]&bPUJRVhgEC4-iuC91gYl1qazQ1Mff[Gl4>=H3h%WMGVf&3l87ZK;d#20S=Q3*lh]W2G7I,2fxk%",
+    "4+xLUMhW2:3x@7t@o-ne2*b,p4+HwP0S=NI=cMs2;;ecM,xm)I;fqyD90,TWQx6K/lmQLHsURdaH/YA4F*U1-SOoI-3/6zZ5i=*NaUTgYvx=u3#9ap91Q.5^3S]-B8wyPsG5@u30o,_6tfw6g(xhPp",
+    ".FQgIEHN1ci1-fmEHRSt3.&s*0UrxHpS^wT;c=Q@@bjSdH#NSdTm>*I3-VDK3!0Mw2*3KV0S;oVS>G%2Q4a/y5+4aT>e&20m%48s7&U:WbT^.BIjjdC2s7IF785d[0],D2:w/#F3tSR701@0(4+E&+",
+    "5Dcal2/KfS4(a7=2JWIk4+5QuR1XE3.!_7<01e[,2#f*>p]*wr2)65X4!Vv736jMT4+X,QQx1<k4F_Q/4l)9+[^Bi;4,3ZM2Mey]a0.xG6a:PN4FkvNcnZfy4+iAGM**Q>4zm*vKdHPC4.VGv91kGm",
+    "%m*(<I5N_44/UJ_A@b]vyb%un0uKSg$sh:#nU4Vuhra-[mP8K+xw[(*u#f^_1iHYc0S:F$It9p$Y7Wg71I5/y1t$*!+4&I$#I8[jX1#6;ACv>wF)>=&1eTHk4;X$AVh.ve!K48X(gCgoF9R>#%Ht0Y",
+    "2e1V=GBYc,+ae6o@9^h%!Xyt5nFR#LIvO=89yI>8uggXTDh_#o1s=Um02;-]1,z03A8.0A1s_G=Gyoq0Hvk>2IRFXz#sdZ@4xI%8h4mUA4:z6#1.k<-4D#y=4+x(H0e%K54+ftFA1yQh4g2RL0FV__",
+    "qo@F6aGwPq(g8I9E-2LV10y*$-sXx=pqOe82)hLX@s+RhECpT-.v$3(%@Ou-qUK2vESzs25jpn;6);2sNeZ6.9yb6Bp!IDAD,Q*p0Us>k+XW5t#YGb/yBr=IG^[Fq(*ZUB9[<Q36EgrG0W].G2s1GN",
+    "1MwjSEDr[_1Pj[*0.Q%kF)Xj_7Y@8I1py@zKrafP0Uro6+XV^r0Urf303R(j+XWpn+t3aZESe)9a5dWnAJPFg051SDH2<PZ03QN203Qf901@L!)F1[d4+gyi3fl!4IMdi99^+X$1rsv:8a4nQ2sr/;",
+    "o&g=PIRGCmH@<gsH14br1L6fAa5mcoAJPFh04>8!03$dz03QN3wgV3a/=F-w!fOUB4+gyi3)/+(m$EtowhJE-H2;&ap+Xulp8*dEiyRA[0S=YR5+5!&+XW4dqYe@+m/PavH@<gt(*ZdE9yb6ZH#7hb",
+    "1GWPX38x$qIq_H#1^p=dj]B=+;[F+PJ9aoSFgMo(1z8T)WeiFVjsXt:yq-bMGY5b!36@801FhQ/4xQr%1kKGq4+YPZaUTFR02ed:KMOTF3jEO<3i)aavF_CJ28XOuF9bI+$u1uZIFv3fH8ha[2iZyw",
+    "42!^b9^zN..arS,u*g*geGdSU)(-M+<m&kUfN/@l.]zQGLk_FI)C:aGFb=kA4%h<2H2<kojMfhkHUJL;()JJ!1c3GsE-cX#B[ew!4+iSx$=j1oP!AT:fpHD[)E5r_*3/9y05CI72-DRe(Z+BOb=Nl5",
+    "0WV52G=+_>L%XIBFNy&yC4sYw0WV52Hq,(SL(%64FN*-zC5E$#0WY2bGC0)&0NQa6bc;f!0WV52Ilcl9L,o^U1ik>.Z8bH&0xz2ZGcf%G1,I4-4Y%TY4]vJl4.DZaGSmVQGXM>&!jm5#b^,fgAD-m.",
+    "01@Fb5+6S;.,&0fAix42k=waU4+@@aF9bF*)W#7X4K_5l3/cKLmT;8C-(rea!PE:KFaQq@#FlX[2rx7NFI6x!00i9u9^+Ry0S=(xmT;184,CNp4:ZJ.aR,f#W)BFU0_]L14#bvm4xj<c2[r&93=o7[",
+    "ImDK60)).S4,(k[4,_]faUTyYlhAb!G[ly11g5!700$2TpaTyLlavu30XCom9].<B9^qYI9]1T3F90]&00@##5Dxg]76Sd;aSsyN0RyK05C&Nf2A_5E5u5uE4v.L;1+JEH7%_6[paTyf&&+WSrV9<M",
+    "v#J#jFwe]!7C6IY3cTYV4&tK=1muVZ2.%i35Z9nT4+8g-T;MCzA@cIoDGrqZ4rCuAIg]kga0/]=Is:DuDh_yU-2i*hRu2Y+>Z.bofg/pk-7/b1GOYOG0S/nfRtcc,9V09yt*#s#aP+eS1=vO_0Y3&f",
+    "Gcneq9^b4a83X42O9!sTTL@,a0h2cm3*Lf]0Rr6#0*WXSGM6M9HDm#!s!9T64uahU1([.H3tS:JIRFl$mKFoOfe[Xg%;__<GB&jX1cZ+j4!ye:4N<9&ozE/+Qy&B]udD+QI9CL+xhD;9.]qXI0tds&",
+    "A1*XEA>]b:C;5kfL=U!uFhv]P&dLuT05+Me4*(SdF#=rI5C,J]3!uGC1BA9D9]bw/1uqXZIft)195&I&L/1.+84KC/RSyP=VGjhK1Rn!3cppqTb@8IH1;tMf0S&997!x:)4FlI@4yAbm,J_J]8xI%%",
+    "/xPk<stg9skO37n,s2hzi_$3:*AfG^E&[SN4,1aZMh/h%4+B#YHvkQT$s86j=9c*oTL$BH3fF55h=YYp=EwUm2>FD3052snIRFI8@zR4L004[!2B!fZ7dnUnA^uxE4jwe^2;WOdC.*k=4G$t(4*.c.",
+    "4,A6&K;I(d3/X-n1efmxE,=Xs2<6vX1o8.UFaQR>s[s^><(CXUHvkqm03QQ502Va:4+i4C(E$eX2@e<.03QJ^02ea/7cu^EHvkhe<4ycq1vl_u3%:&n%m)LGlMN2c2Lf3iAvn$l9].@CA^utT1Rp9h",
+    "%m)rp4*A9$7BT/DHmd[.y%8S,HOU7oFgO4&0WvcHA0-vX0M$ANi0Tgt+:8+qA%y^C$p,>g2no9p4.cF&yp9>KjgAoxoazrgGBGld1p_[&93C:r2MbdV1iKM005CHE1.[FD7C6ZV9]Jf57C8VP133T]",
+    "HUJ+3H_.G[7&5HT4*;t/H=_PClcPccJqh)r0t:tm1h%jr9]bka2Q4!,01mGQAJYLdyb%ZW<Xi4WvIP;[7as[Ryb%EK(hLtbyb&)1G&TSyF)<b<A1pTR2<X*U;g/F>HvlU$H>,+U7@YKFFfjloF*X1P",
+    "-1Lfc<Cg$#y6OQ2%f/H2r_w^!I*0,e<d+X>HDd]-4G$n%4+6Ro4b/N06Enl83;BwHyAduhH2<A&4)X_B<nH$@2<BiC0Twy)2<eF(2=KIS9]JG]7B^+/9]So77cu^FG5[X]F#s1a02nX-3%wB%G5[]H",
+    "GBW<#4:B>V0NBe:4$TJwSsx%Y&j&9CH821NjSe3!HO_hQQ6B>t;VKGPGJypT7QPWYF*!5.CNMbw2jvkDCC&!_%99^k(f0ue;gK9%IXZ=]3^XeV.4y[o,y9DhS@Pxh5gRc81iqL!9ypT)1c]2]4$KD(",
+    "Qx5_o2QLCRIRFFo[aXgA2Ok7B02VRK2Ok4502Md<F9S6&046jx04g*#04>8&000#NF$34P6$j/43(N,t+pixF2InX*4:2*n5iiyOF*yJcG5@&h+9ne+:/q9RzYzeB/<Sn(zY#A5H8%hkGXNheH_.b&",
+    "4EG@!FoT-N3(*D,7QYby@C];72>FG603RhW002)1k/rR4H.Jc0AT&CN0t[mU$cYCH;ez=0AX*OtzY!ZT024C$x(pu$F_1Q$F*z[+3[(#U=9dgVG5@a.upb8V2<eF(2=KQ*2>FM802Vm>9]SP_7cc+]",
+    ";JOSwGXNJe04Os!,_$Q25e4+x9Ulcb;kqnHGC4WF5d)T_9^fhM3Lhab&j&9CHZcGPjSdei$SMv]44M8M6g18U969Z!aSs:05ga(UG&V6gH2;;X5f3BG2LZKK1+JJQ4W=H;0S>RA0u9Rt1j*1$3A+&w",
+    "AXyIryAc_Q02DH%!xaw&yAdupGyn<z4+OgrF9SC.00Xg%7Y4@&4+N$M7Bk2P9Www1[^CSuIO+![GBd*^8#4eLGXMc42g51^nH4KCGROx5rq:)F1vkhCFAg]2yAeOu0Wvu;01@9+2(_l=ubdDM3AQu:",
+    "fTlwaH<gup1vWSU7Bv7bEHW;v4p9p12>!c-04q2,&jt;]xe+WkGwlf@I5+;Y-1LfY;Fj;ghEWH=@EnRHkOmJDxDg_PGRTHb4+hu*6fO4gDGwLh0sz)40#*]+:.JF<5)On14,[GvF#rYY77qlv2OT)<",
+    "I^W%70NubV4-8!yF9bI-z6JxFl0pQEnkfYD6%5x48#lq9Edzm<B<Uhm1oM#sFAg>1*b5H;pc5]xHaGwS,qaih*b5&7GwVMF*b5&6GyoPc01iX_%0UOxE*mlc95Mg>B;r.j49t)b4x[<74,3JYWgi$V",
+    "wSsmlD:DEJpnwSpy0roi0>uGW&ifDw:7D@]Fu/p80Ri[_1JlwB4@GCw10Mx4[QCq2hvzd7.=!.09]qK#+W@)S0R*H39_Lmzk=&C^fdvAo3J!#yDhJ4q9v:w+@TqeA=8&Q7R]f8$+W[RgcLlyf4,]PH",
+    "1_SM51F!um4afu!4Dy)^4-6S13djT:J_99g56hp+0S@cO4++Qw4[4;F#sLV+GzZNk4tFmVGBC&l9y0&_WCN-*GY!ZD2d38<4/Bh49]])7A3iex4,d]r%K-BSat[m01Rp*$01pq&oy!3W$OHu0lMo*T",
+    "Hg>KtImiSb1_dQ:H_.WWwL%2+8v!B<D98jK2s8i:GOpu54sr-[1P*c=Ksf*p3&-d7Ks7OQ4,3cy2,mR;2$)kJ6EtK3Dgoxr5Cn1vz8nR$$O[B44+K#F.x2[-0Rz:hFAPu$jiy^-P6dW^3rqv077k1w",
+    "9ytI6[kbX*O)nlcF#rUWkQEF_2IAo)FA6s[P!/+X0_0d.9]Sl65jG$LEDr_W0_.2[6E<))4p1K+Htzug*!&m]08AerIEVuu1vvmOA2%:f7&wRn4$v(Coh/U)hyxQc03QT5046sx03Qc302;v<A_!Gq",
+    "4p1K,HHZTeIRFk!A0IaW9]kyx10NqbO&T]d0^kOlFBLg5hyxQb03QT401,G!1S^3w1b7UH0]TR64p1K+H17ce<@f1;08AerHUI:IodOO@A0IdX9]ksv0]R0&6),S^0_0U+9]Sc35jk/LEDr_W0_-==",
+    "A_,kz4p1K+Gw%Te,>C9hOdlUL024Nd0^f3eA2$FW2Q@QT5,.P_H_.FdaRkcz77n1h0]Z+i1vmJYBnqx40s1Zv3&!bJ4yg7E6EnXA9W.%o1@h>!(*X^5q<Mx.(Yg:1A(pv74+.VH3o$Yu7&ZV7sgDQ*",
+    "-HL-51vViNGyo3/KpzS;A1<0tG5[1d00z+m3(fsI9]btrxV8Zg7KgGA8!;^(L.-$@T;fj:8V;eV*8u/(4+4v(4+6WlUk;Ve1Om$D0uHW]FCPdqG!Fs4vvmia%y%3(PyiMW3Qr#aGyozpFaRGOIRG9w",
+    "00+:]*Z_h6PcH&DG5@@X03RMP039[^2Zqjn4+8k>MGpy2F9kF(l+#uUwbeie*K@jGPag*_03QM^03Ql803Qc903QM_03Ql9tOXwiGEWS].TxTVHWviYtP_F%rvncJjI(tE.H8vaA59,QGyoqsH_/p:",
+    "F)[!j5jFq==uPlT2_HmdINAjtA2:@OI5YqsH#h(.H#sr<4+62JUIF/W4.O0]A2_Gs1ur/;G))gV[sk[NH8M:P8vX;j3[4*fGX4b(OaX-A4+_8nIWzztI5+;/IWsZ.4:=JcA2_PxFF80gO%FMO1^@^]",
+    "GEEOTf(9QsHUKX.HZ)BSIf4c+IX5y*4:*DbFDNoH01izbIWzztI5+;/IWsZ.4:*DbFDNoF01izbIWzztI5+;/IWaN,4:=JcA2_JvFF7>eO%FMO1^@^@GEEOTf(9QsGypF,G&D=QIf4c+IW-m(4:*Db",
+    "A2_CI9v;X_03SIs06#f1F)_dLIf4csIXD0:IXE--4:=JcA2_Sy4+<GN4ziL01j+Uj0n8:33XaAB4+q^(0RWPaKMwvb4,m78APKM48V:v^9]STU9XJ3A[4Ng*A09RU4*V>[F(3_6E)NGk9XKBf@z[X)",
+    "9^+eI2:UJ%G[A&e3atbW3%_Xu4k@_G*oOiRvhw8t4*a1S9x&kP8xH^Ux3d912QfH4sJ:V)0WvVJ0a8UXb9HUs/L,)WI^tU%uVoQi=[sUdJ]6@%01pn.>aOl2eGdrR0uKYWfd&q&fd_tx!w;GGiVqJ7",
+    "U.[3kiU9(G]0E9ss:/ceyUGy=!nqs.,MAAD(9IhOr1BdHBo3VQ1@CM+0&<cu3Z.C:2NeeA*A)wT4wcLs0aO%b01Kzn8xI4Ds0SN2(/,OH;=h1&0tAPJ89g:KE61/O067fBkOu>Nuww/7q9>T(-]2,Z",
+    "&t;vSxN!^F&J7FP3LhM3@;h%tUk;b[r-z_.2+z3;3)lh,@U4J+#TyLK&Km_i&Knvs6%jK43,]*D!qtia4+NN^Z4RjhF90z#)wl,-sgiaJjROVKng.7(scj370]Po7Hd7xxHIf4fuH$wKwd4yA3x^6U",
+    "4*_t)7z2c/6%Puf4,W:Iz6u=TknTe,GBP-D2La=@4-+B^AqJx1M-@z!te6^G&*>T+4mt.5;,U-bF^IQ&4,hyXBQ=jp5i&3U2Kqq-$%Ak%HC/@G0SA%O1ROa(0X76ZJTxmbKN&Ls9]]@B9y9rgE*UaE",
+    "9]]/90I.;93>uw%03Ql704=_ryul+GH9!l_/=H0EGu6l&D:pM87&HJIH2<ek02;-]7&rhPIq3rkvjH0](X%55hm,*g,l.mui_]nyiXsIX0f7+.HUS$CM5vQ:F9$L-01plD$>fhX$@l0H%K@(*2nqNI",
+    "1Jwu*3Hk=VH_.2To=^_9rw9)SfCC[nEBlod4*]oV93K%hrUx$-G&h+D4m%$vHUJ+TIG+d.HUJSeKnk1s3kB4(2MN*j3I]CBxf/zk2mwbeH8ubY+;<*>3NuF%G5[Si00G]w2%>C:4+/*Dl:#d;I7b1N",
+    "TnVMl3J(ZIA_@rk95etbH!R@/0NN4>(Bm5,HaM^.8w(v6G5[(!F#r^c01o_L88#gc0@i3&3Ah0sHkiC42dmoR0S,PEGNTPY0WdN$fCe81H_.Jc9_Lu!1@azPCN/-c8#I6h6gkVRBoa370UR*o11L2t",
+    "*^DS]38n,QG(s#fHUJ+MGXN4Y030#=9_LnH0)zq>Fz*E_6*xIUA_,kz95etJHvkOj1rG;5;HdOh8#Uzx2OA9I1qT^s0@rXr39SJhGT[XT<R(_3JP3%JR^UiF1s<>fn*]:rG&T.z$=[Co,p:IXFuns1",
+    "6UGGuj-9n1J]7k[06j7*GW,M]7BK)GFoeZo9_L*d1rRs:fl:<U4^k%-1p(@.4,X<.1wSJ&GBvdY0GSF86^bftIv*l501qFH3lld0AU8HW4*-c$3.I4M4+e]@1:*t[H9-Q&H1mLE1dD>y4+%gJGynvb",
+    "I1Ak(1g,r/4+%gJGXMgLI1agw1q0is1@i295i$TD0yen*WCG)04w(fKHQw(V5-D-R3mq0V01i48H_.dS1tT:u9S-T91qrkP4X@!.+#dsh/pYKDr3MPckRlHNtI!t<65PupFAy:;uGnP>uk[5B)[,I*",
+    ";gZP3Rs*.;0S.8wJc6ts4$Gzu4+gBF1P:0GtRM(S4fJLP.SGvY+]H2!4)8G#Gv$mT9_;0N0R-$=Ee[/]%p(NgggOrgw4wwb6*2%12bKa4z5%JsBQF9mH_.Ey$RiKr1B;m=:+Wn12hOY<4wNwiw]x%y",
+    "*c1-7)H<EV9]G_D2M*_76E=#nK:+9b9Rjry4j%:Qf)N5E3>%Fki5;FKA>j^;bsc7t<+dzIIW#QlJP!%e0Se0h2nEvt6fxI/3LgSBATcpEHP!(HCLaVe01,6W0R$!/1Tz2-Gu[CNCLaVc00Pk5ZUiO<",
+    "fe8_e%#%V6(7Xl$=PUF=s[[=&3/7e400j:N!#fWG[WS#8jsgyh3k#u[xd8_+0]U*J91:f/86I691=X8T>FE3eh#U>ElLZ9M1Rn!3R]l8[4,0t#BM%-a12>)_g8:Km1rH2=0WTmlFo6OAI1dbl0tea#",
+    "4,10.0V59^g8:J%2MnOd4-eR]1Q#:>2iZ9SM/dv99tY9)NDR:&95a>n4%@O,nF9-N!w3$m*aj9bp9Bsh6EG$Mg$N9T>XrOPf&l^vF9=N^FA6X+i2)Wfr34O%0R).,W&tD&+#e4Ri2(>r2@:sTHHiTO",
+    "&-t%62-S2R5iunV,tY$x5Q>m4H#!8tFb<ig0TMZk3J(G#1&y*B5i^(Xivb<GH2=3vFzX5*2[FPJ1;-B_1K>S=1.0v!4vOCt0rnCf7Btoh9]tkj3JB)$paBmCxd#W_zb6hK0zD5K)CU834.gwL4toJ4",
+    "4.Ud74:sEh089WR4.UsC4:sKj089<e,U.Ub4&Mp@nK/un1P/k<2nX@qaSsH>1]KCh.O%;)cLRDJHvk8s1r]801P*=6D::#0C=0zzF9]X*051qKF#s.sGBN,tGBN,!3NkZ=0Uro7.>a$<GBp4wGBp4%",
+    "3Nki^0UbBy3J9V^4/v=jC=9$z3cRjL39gnY1ofLy9_CnHg#iP>uLlnTF9F8,Xb%vcQ3bR=4$<l)l/LVF.;I6v*OCbj49Kg00%8vdn)U+=1,Aze4e^WrT_!0F0R)W(4+7Hz4,Z!X&-^0!Top2(vq2vu",
+    "GF.>r1@h*W6*Jnx86PAwT:.t54P6EBy#)eYA0#vY0muap16/=2kO%/;4+g_Q90^QiR^Q5N4,2gy0Nn%+1cAvM4*.wf2(:g143+B_4.e2M0iOg936lX21&d)1D0Bg_1P:r]A1F8g0nG#tAao)zGIb9N",
+    "w>*v*ga@(jVE",
 };
 
 
@@ -55260,7 +55479,7 @@ static te_result te__dpa_call(te_module *m, const te_attention_call *c, te_tenso
         if (!x->alibi_slopes) return te_error_code(m->te);
     }
     x->softmax_type = o->softmax_type;
-    if (o->softmax_type == TE_SOFTMAX_LEARNABLE) x->softmax_offset = te_module_parameter(m, "softmax_offset");
+    if (o->softmax_type == TE_SOFTMAX_LEARNABLE) x->softmax_offset = te_tensor_cast(te_module_parameter(m, "softmax_offset"), TE_F32);
     if (c->score_mod) x->score_mod = *c->score_mod;
     a->softmax_scale = o->softmax_scale;
     a->dropout_p = te_module_is_training(m) ? o->attention_dropout : 0.0f;
@@ -55919,7 +56138,7 @@ static te_result te__sdpa_forward(te_module *m, te_forward_args *args) {
     a.softmax_scale = s->softmax_scale;
     a.dropout_p = te_module_is_training(m) ? s->dropout_p : 0.0f;
     if (s->sinks) a.extras.softmax_type = TE_SOFTMAX_LEARNABLE;
-    a.extras.softmax_offset = s->sinks;
+    a.extras.softmax_offset = te_tensor_cast(s->sinks, TE_F32);
     if (!args->key || !args->value) return te__fail(m->te, TE_ERR_INVALID, "SDPA: key and value are needed beside the input (the query)");
     if (s->softcap != 0.0f) return te__output(m, args, te__capped_attention(args->input, args->key, args->value, s->softcap, &a));
     return te__output(m, args, te_attention(args->input, args->key, args->value, &a));
@@ -56133,13 +56352,18 @@ typedef struct te__causal_lm {
     char *config;           /* the text of config.json, where it came from a folder; or NULL */
 } te__causal_lm;
 
+/* A factor as a tensor of that format holds it. */
+static float te__rounded_to(float x, te_dtype dtype) {
+    return dtype == TE_BF16 ? te__bf16_to_f32(te__f32_to_bf16(x)) : dtype == TE_F16 ? te__f16_to_f32(te__f32_to_f16(x)) : x;
+}
+
 /* ids [b, s] -> normalised hidden states [b, s, hidden]. */
 static te_result te__decoder_model_forward(te_module *m, te_forward_args *args) {
     const float *scale = (const float *)m->state;
     te_module *layers = te_module_find(m, "layers");
     te_tensor *x = te__run_on(m, "embed_tokens", args->input, args);
     int i;
-    if (x && *scale != 0.0f) x = te_scale(x, *scale);
+    if (x && *scale != 0.0f) x = te_scale(x, te__rounded_to(*scale, x->dtype));
     for (i = 0; i < te_module_num_children(layers) && x; i++) {
         te_forward_args in = TE_ZERO;
         te__hand_on(&in, args);
@@ -56189,6 +56413,7 @@ static const te_module_class te__causal_lm_class = {"CausalLM", sizeof(te__causa
 
 TE_API te_kv_cache *te_kv_cache_create(te_module *model, int64_t batch, int64_t max_length) {
     const te_causal_lm_desc *d;
+    const te_tensor *table;
     te_kv_cache *c;
     te_ctx *te;
     int64_t shape[4];
@@ -56201,6 +56426,7 @@ TE_API te_kv_cache *te_kv_cache_create(te_module *model, int64_t batch, int64_t 
                  (long long)max_length);
         return NULL;
     }
+    table = te_module_parameter(te_module_find(model, "model.embed_tokens"), "weight"); /* keys have its format, which a cast may have changed */
     c = (te_kv_cache *)te__alloc_zero(te, sizeof(*c));
     if (!c) return NULL;
     c->te = te;
@@ -56215,8 +56441,8 @@ TE_API te_kv_cache *te_kv_cache_create(te_module *model, int64_t batch, int64_t 
     shape[3] = d->head_dim;
     te__frame_begin(te);
     for (i = 0; i < c->num_layers; i++) {
-        c->layers[i].k = te_tensor_retain(te_tensor_empty(te, d->params_dtype, 4, shape));
-        c->layers[i].v = te_tensor_retain(te_tensor_empty(te, d->params_dtype, 4, shape));
+        c->layers[i].k = te_tensor_retain(te_tensor_empty(te, table ? table->dtype : d->params_dtype, 4, shape));
+        c->layers[i].v = te_tensor_retain(te_tensor_empty(te, table ? table->dtype : d->params_dtype, 4, shape));
         if (!c->layers[i].k || !c->layers[i].v) break;
     }
     te__frame_end(te, NULL, 0);
@@ -56375,17 +56601,12 @@ static te_module *te__decoder_layer_create(te_ctx *te, const te_causal_lm_desc *
     return te__close_part(m, outer);
 }
 
-/* A factor as a tensor of that format holds it. */
-static float te__rounded_to(float x, te_dtype dtype) {
-    return dtype == TE_BF16 ? te__bf16_to_f32(te__f32_to_bf16(x)) : dtype == TE_F16 ? te__f16_to_f32(te__f32_to_f16(x)) : x;
-}
-
 static te_module *te__decoder_model_create(te_ctx *te, const te_causal_lm_desc *d) {
     te_embedding_desc table = TE_ZERO;
     te_module *outer, *m = te__open_part(te, &te__decoder_model_class, "model", &outer), *list;
     int i;
     if (!m) return NULL;
-    *(float *)m->state = te__rounded_to(d->embedding_scale, d->params_dtype);
+    *(float *)m->state = d->embedding_scale;
     table.num_embeddings = d->vocab_size;
     table.embedding_dim = d->hidden_size;
     table.params_dtype = d->params_dtype;
@@ -56455,12 +56676,14 @@ TE_API te_module *te_causal_lm_create(te_ctx *te, const te_causal_lm_desc *desc)
 /* A state of a parameter: f32 or bf16; or f16 or e4m3, which stand for their elements times `scale`, f32 [1]; or a master's remainders, u8 [elements, 2]. */
 typedef struct te__opt_state {
     te_tensor *x, *scale; /* retained; NULL: there is none */
+    te_tensor *unit;      /* f32 [1], 1: the scale of a state of 16 bits that stands for itself (te_optimizer_state); no arithmetic reads it */
 } te__opt_state;
 enum { TE__OPT_FIRST, TE__OPT_SECOND, TE__OPT_MASTER, TE__OPT_STATES };
 
 typedef struct te__opt_param {
     char *path;       /* from the module that the optimizer was made for */
     te_tensor *param; /* retained */
+    te_dtype dtype;   /* of the parameter when its states were made */
     te__opt_state state[TE__OPT_STATES];
     uint64_t version; /* te__param_version of the value that the master stands for */
     bool behind;      /* but the master lacks that value: a capture could not copy it, the next launch does */
@@ -56493,6 +56716,7 @@ typedef struct te__opt_class {
     te_result (*run)(te_optimizer *opt, const te__opt_step *step);
     bool has_betas; /* 1 / (1 - beta^step) changes from step to step, beside the learning rate */
     te_result (*may_capture)(te_optimizer *opt, const te__opt_param *p);  /* may a capture take this parameter's step? NULL: yes */
+    bool has_methods; /* the context's te_fused_adam_methods make its states */
 } te__opt_class;
 
 /* Options that all optimizers have. */
@@ -56547,13 +56771,21 @@ struct te_optimizer {
 
 static bool te__opt_is_scaled(te_dtype dtype) { return dtype == TE_F16 || dtype == TE_F8E4M3; }
 
-/* A state of zeros, of as many elements as `like`. */
-static bool te__opt_state_make(te__opt_state *s, te_dtype dtype, bool scaled, const te_tensor *like) {
+/* A state of as many elements as `like`, zeros or uninitialised. */
+static bool te__opt_state_make(te__opt_state *s, te_dtype dtype, bool scaled, bool zeros, const te_tensor *like) {
     const int64_t one[1] = {1}, pairs[2] = {te__numel(like), 2};
+    const int ndim = dtype == TE_U8 ? 2 : like->ndim;
+    const int64_t *shape = dtype == TE_U8 ? pairs : like->shape;
     te_ctx *te = like->te;
-    s->x = te_tensor_retain(dtype == TE_U8 ? te_tensor_zeros(te, dtype, 2, pairs) : te_tensor_zeros(te, dtype, like->ndim, like->shape));
+    s->x = te_tensor_retain(zeros ? te_tensor_zeros(te, dtype, ndim, shape) : te_tensor_empty(te, dtype, ndim, shape));
     if (scaled) s->scale = te_tensor_retain(te_tensor_full(te, TE_F32, 1, one, 1.0));
     return s->x && (!scaled || s->scale);
+}
+static void te__opt_state_close(te__opt_state *s) {
+    te_tensor_release(s->x);
+    te_tensor_release(s->scale);
+    te_tensor_release(s->unit);
+    memset(s, 0, sizeof(*s));
 }
 static bool te__opt_is_remainders(const te__opt_state *s) { return s->x && s->x->dtype == TE_U8; }
 
@@ -56589,20 +56821,19 @@ static te_result te__opt_unscale(const te__opt_state *s, te_tensor *out) {
     return te_op_axpby(out->te, &scale);
 }
 
-/* Parameter and remainders on the host: joined into `master`, or taken apart from it. */
-static te_result te__opt_remainders(te__opt_param *p, float *master, bool split) {
-    te_ctx *te = p->param->te;
-    size_t n = (size_t)te__numel(p->param), i;
+/* A bf16 parameter `upper` and its remainders on the host: joined into `master`, or taken apart from it. */
+static te_result te__opt_remainders(te_tensor *upper, te__opt_state *s, float *master, bool split) {
+    te_ctx *te = upper->te;
+    size_t n = (size_t)te__numel(upper), i;
     uint16_t *param = (uint16_t *)te__alloc(te, (2 * n + 1) * sizeof(uint16_t)), *remainder = param + n;
-    te__opt_state *s = &p->state[TE__OPT_MASTER];
     te_result result = param ? TE_OK : TE_ERR_OUT_OF_MEMORY;
-    if (result == TE_OK && !split) result = te_tensor_to_host(p->param, param);
+    if (result == TE_OK && !split) result = te_tensor_to_host(upper, param);
     if (result == TE_OK && !split) result = te_tensor_to_host(s->x, remainder);
     for (i = 0; i < n && result == TE_OK; i++) {
         if (split) te__split_master(master[i], &param[i], &remainder[i]);
         else master[i] = te__join_master(param[i], remainder[i]);
     }
-    if (result == TE_OK && split) result = te_tensor_copy_from_host(p->param, param);
+    if (result == TE_OK && split) result = te_tensor_copy_from_host(upper, param);
     if (result == TE_OK && split) result = te_tensor_copy_from_host(s->x, remainder);
     te__free(te, param, (2 * n + 1) * sizeof(uint16_t));
     return result;
@@ -56843,12 +57074,10 @@ TE_API float te_optimizer_group_lr(const te_optimizer *opt, int group) {
 }
 TE_API int te_optimizer_num_groups(const te_optimizer *opt) { return opt ? opt->num_groups - 1 : 0; }
 
-/* ==== train/optimizer.c ========================================================================================= */
+/* ==== train/initialize.c ======================================================================================== */
 
-/* train/optimizer.c: the part that all optimizers share: the parameters of a module tree, their gradients, steps by call and in graphs, states by name. Knows train/states.c and
- * the module tree; must not know any optimizer's arithmetic, or files. */
-
-/* ---- making one ---- */
+/* train/initialize.c: the first states of an optimizer's parameters, and those of a parameter whose format has changed since. Knows train/states.c; must not know what
+ * a step does. */
 
 /* A parameter may sit in the tree twice (tied weights); it is stepped once. */
 static te__opt_param *te__opt_find(const te_optimizer *opt, const te_tensor *param) {
@@ -56857,14 +57086,191 @@ static te__opt_param *te__opt_find(const te_optimizer *opt, const te_tensor *par
         if (opt->params[i].param == param) return &opt->params[i];
     return NULL;
 }
+/* The place of a state among the class's names; TE__OPT_STATES: it has none of that name. */
+static int te__opt_state_place(const te_optimizer *opt, const char *name) {
+    int k;
+    for (k = 0; k < TE__OPT_STATES; k++)
+        if (opt->cls->state[k] && strcmp(opt->cls->state[k], name) == 0) return k;
+    return TE__OPT_STATES;
+}
+
+static bool te__opt_wants_master(const te_optimizer *opt, const te_tensor *param) {
+    return (param->dtype != TE_F32 || param->quantized) && !opt->options.no_master_weights;
+}
+static bool te__opt_wants_remainders(const te_optimizer *opt, const te_tensor *param) {
+    const te_dtype dtype = opt->options.dtype[TE__OPT_MASTER];
+    return opt->options.store_param_remainders && (!dtype || dtype == TE_F32) && param->dtype == TE_BF16 && !param->quantized;
+}
+
+/* ---- the slot of FusedAdam ---- */
+
+/* `mended`: what te_initialize_state does beyond te_initialize_state_legacy. */
+static te_result te__initialize_state(te_optimizer *opt, te_tensor *param, const char *name, bool zero_buffer, bool store_param_remainders, bool mended) {
+    const char *const who = mended ? "te_initialize_state" : "te_initialize_state_legacy";
+    te__opt_param *p;
+    te__opt_state *s, fresh = TE_ZERO;
+    te_dtype dtype;
+    te_ctx *te;
+    bool ok;
+    int k;
+    if (!opt) return TE_ERR_STATE;
+    te = opt->te;
+    if (te->capture) return te__refuse_capture(te, who, "make states before te_graph_begin");
+    p = param ? te__opt_find(opt, param) : NULL;
+    k = name ? te__opt_state_place(opt, name) : TE__OPT_STATES;
+    if (!p || k == TE__OPT_STATES)
+        return te__fail(te, TE_ERR_INVALID, "%s: %s%.40s%s; a parameter of this optimizer and one of its states are needed", who,
+                        !param ? "the parameter is NULL" : !p ? "the tensor is no parameter of this optimizer" : !name ? "the state's name is NULL" : "there is no state \"", p && name ? name : "",
+                        p && name ? "\"" : "");
+    if (param->quantized && !mended)
+        return te__fail(te, TE_ERR_UNSUPPORTED, "%s: parameter %s is stored quantized, and this function makes states of plain ones alone; call te_apply_patches before the optimizer is made", who,
+                        p->path);
+    dtype = store_param_remainders ? TE_U8 : opt->options.dtype[k] ? opt->options.dtype[k] : TE_F32;
+    te__frame_begin(te);
+    ok = te__opt_state_make(&fresh, dtype, dtype != TE_F32 && !store_param_remainders, zero_buffer || store_param_remainders, param);
+    te__frame_end(te, NULL, 0);
+    if (!ok) {
+        te__opt_state_close(&fresh);
+        return te_error_code(te);
+    }
+    if (!te__opt_is_scaled(dtype)) { /* the entry is there, and stays 1 */
+        fresh.unit = fresh.scale;
+        fresh.scale = NULL;
+    }
+    te_tensor_set_sharded(fresh.x, mended && param->sharded);
+    s = &p->state[k];
+    if (s->x) te__graphs_forget(te, opt, "a state of its optimizer was made anew");
+    te__opt_state_close(s);
+    *s = fresh;
+    if (k == TE__OPT_MASTER) p->behind = true;
+    return TE_OK;
+}
+
+TE_API te_result te_initialize_state(te_optimizer *opt, te_tensor *param, const char *state_name, bool zero_buffer, bool store_param_remainders) {
+    return te__initialize_state(opt, param, state_name, zero_buffer, store_param_remainders, true);
+}
+TE_API te_result te_initialize_state_legacy(te_optimizer *opt, te_tensor *param, const char *state_name, bool zero_buffer, bool store_param_remainders) {
+    return te__initialize_state(opt, param, state_name, zero_buffer, store_param_remainders, false);
+}
+
+TE_API te_fused_adam_methods te_fused_adam_get_methods(const te_ctx *te) {
+    te_fused_adam_methods own = TE_ZERO;
+    own.initialize_state = te_initialize_state;
+    own.capabilities = TE_STATE_DEQUANTIZES | TE_STATE_ZEROS_LIKE | TE_STATE_EMPTY_LIKE;
+    return te && te->fused_adam.initialize_state ? te->fused_adam : own;
+}
+TE_API te_result te_fused_adam_set_methods(te_ctx *te, const te_fused_adam_methods *methods) {
+    te_fused_adam_methods none = TE_ZERO;
+    if (!te) return TE_ERR_STATE;
+    if (methods && !methods->initialize_state)
+        return te__fail(te, TE_ERR_INVALID, "te_fused_adam_set_methods: initialize_state is NULL; give a function, or NULL in place of the methods for te.h's own");
+    te->fused_adam = methods ? *methods : none;
+    return TE_OK;
+}
+TE_API te_result te_optimizer_initialize_state(te_optimizer *opt, te_tensor *param, const char *state_name, bool zero_buffer, bool store_param_remainders) {
+    if (!opt) return TE_ERR_STATE;
+    if (!opt->cls->has_methods)
+        return te__fail(opt->te, TE_ERR_UNSUPPORTED, "te_optimizer_initialize_state: the optimizer is made by %s; those of te_fused_adam_create have the function", opt->cls->create);
+    return te_fused_adam_get_methods(opt->te).initialize_state(opt, param, state_name, zero_buffer, store_param_remainders);
+}
+TE_API te_tensor *te_optimizer_state(const te_optimizer *opt, const te_tensor *param, const char *state_name, te_tensor **scale) {
+    const te__opt_param *p = opt && param ? te__opt_find(opt, param) : NULL;
+    const int k = p && state_name ? te__opt_state_place(opt, state_name) : TE__OPT_STATES;
+    const te__opt_state *s = k < TE__OPT_STATES ? &p->state[k] : NULL;
+    if (scale) *scale = !s ? NULL : s->scale ? s->scale : s->unit;
+    return s ? s->x : NULL;
+}
+
+/* ---- the states of a parameter ---- */
+
+/* Makes state k of p: zeros, or a master that lacks the parameter's value. */
+static te_result te__opt_make(te_optimizer *opt, te__opt_param *p, int k) {
+    const te__opt_options *o = &opt->options;
+    const bool master = k == TE__OPT_MASTER, remainders = master && te__opt_wants_remainders(opt, p->param);
+    te_dtype dtype = o->dtype[k] ? o->dtype[k] : te__opt_wants_master(opt, p->param) ? TE_F32 : p->param->dtype;
+    te_result result;
+    if (opt->cls->has_methods) {
+        result = te_optimizer_initialize_state(opt, p->param, opt->cls->state[k], !master, remainders);
+        if (result == TE_OK && !p->state[k].x)
+            result = te__fail(opt->te, TE_ERR_STATE, "%s: the function initialize_state of te_fused_adam_set_methods returned TE_OK, and parameter %s has no state \"%s\"; te_initialize_state "
+                              "makes one", opt->cls->create, p->path, opt->cls->state[k]);
+        return result == TE_OK ? te_error_code(opt->te) : te__fail(opt->te, result, "%s: initialize_state of parameter %s returned %s", opt->cls->create, p->path, te_result_name(result));
+    }
+    if (remainders) dtype = TE_U8;
+    if (master) p->behind = true;
+    return te__opt_state_make(&p->state[k], dtype, o->dtype[k] && te__opt_is_scaled(dtype), true, p->param) ? TE_OK : te_error_code(opt->te);
+}
+/* All states of a new parameter. */
+static te_result te__opt_make_all(te_optimizer *opt, te__opt_param *p) {
+    const bool master = te__opt_wants_master(opt, p->param);
+    te_result result = TE_OK;
+    int k;
+    p->dtype = p->param->dtype;
+    for (k = 0; k < TE__OPT_STATES && result == TE_OK; k++)
+        if (opt->cls->state[k] && (k != TE__OPT_MASTER || master)) result = te__opt_make(opt, p, k);
+    return result == TE_OK && master ? te__opt_take_master(p) : result;
+}
+
+/* Remainders belong to a bf16 parameter: those of one that was cast since become a whole master. It has the same value, as f32 and f16 hold every number of bf16 but those
+ * outside of the range of f16. */
+static te_result te__opt_whole_master(te__opt_param *p) {
+    te__opt_state *s = &p->state[TE__OPT_MASTER], whole = TE_ZERO;
+    const bool written = p->behind || p->version != te__param_version(p->param);
+    te_ctx *te = p->param->te;
+    size_t bytes = (size_t)te__numel(p->param) * sizeof(float);
+    float *master = (float *)te__alloc(te, bytes);
+    te_tensor *upper = te__empty_like(p->param, TE_BF16);
+    te_result result = master && upper ? te_tensor_copy(upper, p->param) : te_error_code(te);
+    if (result == TE_OK) result = te__opt_remainders(upper, s, master, false);
+    if (result == TE_OK && !te__opt_state_make(&whole, TE_F32, false, false, p->param)) result = te_error_code(te);
+    if (result == TE_OK) result = te_tensor_copy_from_host(whole.x, master);
+    te__free(te, master, bytes);
+    if (result != TE_OK) {
+        te__opt_state_close(&whole);
+        return result;
+    }
+    te_tensor_set_sharded(whole.x, s->x->sharded);
+    te__opt_state_close(s);
+    *s = whole;
+    p->behind = written;
+    return TE_OK;
+}
+/* Gives parameters that were cast since (te_cast_model_to_dtype) the master that they need now, and new masters their parameter's value. A master that is there stays: its value
+ * is as good or better. */
+static te_result te__opt_follow(te_optimizer *opt) {
+    te_ctx *te = opt->te;
+    const bool warming = te->warming;
+    te_result result = TE_OK;
+    int i;
+    for (i = 0; i < opt->num_params && result == TE_OK; i++) {
+        te__opt_param *p = &opt->params[i];
+        const te__opt_state *master = &p->state[TE__OPT_MASTER];
+        if (p->dtype != p->param->dtype) {
+            if (te->capture) return te__refuse_capture(te, "the first te_optimizer_step after a cast of its parameters", "make it before te_graph_begin");
+            te__frame_begin(te);
+            te->warming = false; /* these outlive a warm-up */
+            if (te__opt_is_remainders(master) && p->param->dtype != TE_BF16) result = te__opt_whole_master(p);
+            else if (!master->x && te__opt_wants_master(opt, p->param)) result = te__opt_make(opt, p, TE__OPT_MASTER);
+            te->warming = warming;
+            te__frame_end(te, NULL, 0);
+            if (result == TE_OK) p->dtype = p->param->dtype;
+        }
+        if (result == TE_OK && master->x && p->behind && !te->capture && !warming) result = te__opt_take_master(p);
+    }
+    return result;
+}
+
+/* ==== train/optimizer.c ========================================================================================= */
+
+/* train/optimizer.c: the part that all optimizers share: the parameters of a module tree, their gradients, steps by call and in graphs, states by name. Knows train/states.c and
+ * the module tree; must not know any optimizer's arithmetic, or files. */
+
+/* ---- making one ---- */
 
 static bool te__opt_add(void *user, te_module *m, const char *path, te_tensor *x, te_entry_kind kind) {
     te_optimizer *opt = (te_optimizer *)user;
-    const te__opt_options *o = &opt->options;
     te_ctx *te = opt->te;
     te__opt_param *p;
-    bool master;
-    int k;
     (void)m;
     if (kind != TE_ENTRY_PARAMETER || !x->requires_grad || te__opt_find(opt, x)) return true;
     if (x->quantized ? !x->quantized->quantizer : !x->buffer || !te__is_contiguous(x)) {
@@ -56872,7 +57278,7 @@ static bool te__opt_add(void *user, te_module *m, const char *path, te_tensor *x
                  x->quantized ? "quantized and has none" : x->buffer ? "strided" : "without memory");
         return false;
     }
-    if (x->quantized && o->no_master_weights) {
+    if (x->quantized && opt->options.no_master_weights) {
         te__fail(te, TE_ERR_INVALID, "%s: parameter %s is stored quantized, and no_master_weights is set; quantized weights need masters", opt->cls->create, path);
         return false;
     }
@@ -56882,15 +57288,7 @@ static bool te__opt_add(void *user, te_module *m, const char *path, te_tensor *x
     p->path = te__copy_string(te, path);
     p->param = te_tensor_retain(x);
     if (!p->path) return false;
-    master = (x->dtype != TE_F32 || x->quantized) && !o->no_master_weights;
-    for (k = 0; k < TE__OPT_STATES; k++) {
-        te_dtype dtype = o->dtype[k] ? o->dtype[k] : master ? TE_F32 : x->dtype;
-        bool scaled = o->dtype[k] && te__opt_is_scaled(dtype);
-        if (!opt->cls->state[k] || (k == TE__OPT_MASTER && !master)) continue;
-        if (k == TE__OPT_MASTER && o->store_param_remainders && dtype == TE_F32 && x->dtype == TE_BF16 && !x->quantized) dtype = TE_U8;
-        if (!te__opt_state_make(&p->state[k], dtype, scaled, x)) return false;
-    }
-    return !master || te__opt_take_master(p) == TE_OK;
+    return te__opt_make_all(opt, p) == TE_OK;
 }
 
 TE_API void te_optimizer_destroy(te_optimizer *opt) {
@@ -56904,10 +57302,7 @@ TE_API void te_optimizer_destroy(te_optimizer *opt) {
         te__opt_param *p = &opt->params[i];
         te__free_string(te, p->path);
         te_tensor_release(p->param);
-        for (k = 0; k < TE__OPT_STATES; k++) {
-            te_tensor_release(p->state[k].x);
-            te_tensor_release(p->state[k].scale);
-        }
+        for (k = 0; k < TE__OPT_STATES; k++) te__opt_state_close(&p->state[k]);
     }
     te_tensor_release(opt->norm);
     te_tensor_release(opt->clip);
@@ -57257,6 +57652,8 @@ static te_result te__opt_step_once(te_optimizer *opt, const te__opt_scaling *sca
     te_result result;
     bool split, skipped = false;
     int i, n = 0, decayed;
+    result = te__opt_follow(opt);
+    if (result != TE_OK) return result;
     split = opt->options.decay_matrices_only && te__opt_decays(opt);
     for (i = 0; i < opt->num_params; i++) {
         opt->params[i].listed = false;
@@ -57355,11 +57752,12 @@ static te__opt_state *te__opt_named_state(te_optimizer *opt, const te_tensor *pa
         te__fail(te, TE_ERR_INVALID, "%s: %s", function, !param ? "the parameter is NULL" : !name ? "the state's name is NULL" : "the tensor is no parameter of this optimizer");
         return NULL;
     }
-    for (k = 0; k < TE__OPT_STATES; k++)
-        if (opt->cls->state[k] && strcmp(opt->cls->state[k], name) == 0 && p->state[k].x) {
-            if (k == TE__OPT_MASTER && (p->behind || p->version != te__param_version(p->param)) && te__opt_take_master(p) != TE_OK) return NULL;
-            return &p->state[k];
-        }
+    if (te__opt_follow(opt) != TE_OK) return NULL;
+    k = te__opt_state_place(opt, name);
+    if (k < TE__OPT_STATES && p->state[k].x) {
+        if (k == TE__OPT_MASTER && (p->behind || p->version != te__param_version(p->param)) && te__opt_take_master(p) != TE_OK) return NULL;
+        return &p->state[k];
+    }
     te__fail(te, TE_ERR_INVALID, "%s: parameter %s has no state \"%.40s\"; this optimizer's are %s%s%s%s%s", function, p->path, name,
              opt->cls->state[0], opt->cls->state[1] ? ", " : "", opt->cls->state[1] ? opt->cls->state[1] : "", " and, of parameters that have masters, ",
              opt->cls->state[TE__OPT_MASTER]);
@@ -57378,7 +57776,7 @@ TE_API te_tensor *te_optimizer_get_unscaled_state(te_optimizer *opt, const te_te
     if (te__opt_is_remainders(s)) {
         size_t bytes = (size_t)te__numel(out) * sizeof(float);
         float *master = (float *)te__alloc(opt->te, bytes);
-        result = master ? te__opt_remainders(p, master, false) : TE_ERR_OUT_OF_MEMORY;
+        result = master ? te__opt_remainders(p->param, s, master, false) : TE_ERR_OUT_OF_MEMORY;
         if (result == TE_OK) result = te_tensor_copy_from_host(out, master);
         te__free(opt->te, master, bytes);
     } else
@@ -57405,7 +57803,7 @@ TE_API te_result te_optimizer_set_scaled_state(te_optimizer *opt, te_tensor *par
         size_t bytes = (size_t)te__numel(param) * sizeof(float);
         float *master = (float *)te__alloc(opt->te, bytes);
         result = master ? te_tensor_to_host(unscaled_state, master) : TE_ERR_OUT_OF_MEMORY;
-        if (result == TE_OK) result = te__opt_remainders(p, master, true);
+        if (result == TE_OK) result = te__opt_remainders(p->param, s, master, true);
         te__free(opt->te, master, bytes);
         p->version = te__param_version(p->param);
     } else
@@ -57420,6 +57818,7 @@ typedef bool (*te__state_visit_fn)(void *user, const char *name, te_tensor *tens
 static bool te__optimizer_visit(te_optimizer *opt, te__state_visit_fn visit, void *user) {
     char name[640];
     int i, k;
+    if (opt && te__opt_follow(opt) != TE_OK) return false;
     for (i = 0; opt && i < opt->num_params; i++)
         for (k = 0; k < TE__OPT_STATES; k++) {
             const te__opt_state *s = &opt->params[i].state[k];
@@ -57501,7 +57900,7 @@ static te_result te__adam_run(te_optimizer *opt, const te__opt_step *step) {
     args.bias_correction = step->numbers;
     return te_op_adam(opt->te, &args);
 }
-static const te__opt_class te__adam_class = {"te_fused_adam_create", {"exp_avg", "exp_avg_sq", "master_param"}, te__adam_run, true, NULL};
+static const te__opt_class te__adam_class = {"te_fused_adam_create", {"exp_avg", "exp_avg_sq", "master_param"}, te__adam_run, true, NULL, true};
 
 /* The format of a state: zero is f32. */
 static bool te__adam_format_ok(te_ctx *te, const char *name, te_dtype dtype, bool moment) {
@@ -57598,8 +57997,8 @@ static te_result te__sgd_may_capture(te_optimizer *opt, const te__opt_param *p) 
     if (p->started || !te__sgd_first_counts(&opt->desc.sgd)) return TE_OK;
     return te__refuse_capture(opt->te, "the first te_optimizer_step of an optimizer with dampening, which differs from all later ones", "make it before te_graph_begin");
 }
-static const te__opt_class te__sgd_class = {"te_fused_sgd_create", {"momentum_buffer", NULL, "master_param"}, te__sgd_run, false, te__sgd_may_capture};
-static const te__opt_class te__sgd_plain_class = {"te_fused_sgd_create", {NULL, NULL, "master_param"}, te__sgd_run, false, te__sgd_may_capture}; /* no momentum */
+static const te__opt_class te__sgd_class = {"te_fused_sgd_create", {"momentum_buffer", NULL, "master_param"}, te__sgd_run, false, te__sgd_may_capture, false};
+static const te__opt_class te__sgd_plain_class = {"te_fused_sgd_create", {NULL, NULL, "master_param"}, te__sgd_run, false, te__sgd_may_capture, false}; /* no momentum */
 
 static bool te__sgd_desc_ok(te_ctx *te, const te_fused_sgd_desc *d) {
     const char *create = te__sgd_class.create;
@@ -62938,6 +63337,1132 @@ TE_API te_result te_model_metadata(te_ctx *te, const char *path, const char *key
     return result;
 }
 
+/* ==== model/patches.c =========================================================================================== */
+
+/* model/patches.c: patches: which there are, whether they are needed, applying and undoing them. Knows the slot of FusedAdam; must not know what an optimizer does with it. */
+
+typedef struct te__patch {
+    te_patch patch; /* with copies of its strings */
+    te_patch_state state;
+    char why[sizeof(((te_patch_info *)NULL)->why)];
+} te__patch;
+struct te__patches {
+    te__patch *list;
+    int num, cap;
+    bool looked; /* the last te_apply_patches reached the end of the list */
+    char version[32]; /* te_set_library_version; "": te.h's own */
+    te_fused_adam_methods replaced; /* by te.h's own patch */
+};
+
+/* ---- versions ---- */
+
+enum { TE__VERSION_PARTS = 6 };
+typedef struct te__version {
+    long number[TE__VERSION_PARTS]; /* of the release; missing ones are 0 */
+    int phase; /* before the release: dev -4, a -3, b -2, rc -1; 0; post 1 */
+    long phase_number;
+    bool dev; /* of a phase, which comes before it */
+} te__version;
+
+/* A suffix: an optional separator, one of the words of PEP 440, an optional number. NULL if there is none. */
+static const char *te__version_suffix(const char *s, int *phase, long *number) {
+    static const struct {
+        const char *word;
+        int phase;
+    } words[] = {{"dev", -4}, {"alpha", -3}, {"a", -3}, {"beta", -2}, {"b", -2}, {"preview", -1}, {"pre", -1}, {"rc", -1}, {"c", -1}, {"post", 1}};
+    char *end;
+    size_t i;
+    if (*s == '.' || *s == '-' || *s == '_') s++;
+    for (i = 0; i < sizeof(words) / sizeof(words[0]) && !te__starts_with(s, words[i].word); i++) {}
+    if (i == sizeof(words) / sizeof(words[0])) return NULL;
+    s += strlen(words[i].word);
+    *phase = words[i].phase;
+    *number = strtol(s, &end, 10);
+    return end;
+}
+/* "2.12", "2.12.0rc1", "2.12.0.dev0+1234abc". A local part behind + does not count. */
+static bool te__version_read(const char *s, te__version *v) {
+    int n = 0, phase;
+    long number;
+    memset(v, 0, sizeof(*v));
+    do {
+        char *end;
+        if (*s < '0' || *s > '9') return false;
+        number = strtol(s, &end, 10);
+        if (n < TE__VERSION_PARTS) v->number[n++] = number;
+        s = end;
+    } while (*s == '.' && s[1] >= '0' && s[1] <= '9' && s++);
+    if (*s && *s != '+' && (s = te__version_suffix(s, &v->phase, &v->phase_number)) == NULL) return false;
+    if (*s && *s != '+') {
+        s = te__version_suffix(s, &phase, &number);
+        if (!s || phase != -4) return false;
+        v->dev = true;
+    }
+    return *s == 0 || *s == '+';
+}
+static bool te__version_before(const te__version *a, const te__version *b) {
+    int i;
+    for (i = 0; i < TE__VERSION_PARTS; i++)
+        if (a->number[i] != b->number[i]) return a->number[i] < b->number[i];
+    if (a->phase != b->phase) return a->phase < b->phase;
+    if (a->phase_number != b->phase_number) return a->phase_number < b->phase_number;
+    return a->dev && !b->dev;
+}
+
+/* ---- te.h's own ---- */
+
+static bool te__adam_patch_needed(te_ctx *te, void *user) {
+    const int all = TE_STATE_DEQUANTIZES | TE_STATE_ZEROS_LIKE | TE_STATE_EMPTY_LIKE;
+    (void)user;
+    return (te_fused_adam_get_methods(te).capabilities & all) != all;
+}
+static te_result te__adam_patch_apply(te_ctx *te, void *user) {
+    (void)user;
+    te->patches->replaced = te_fused_adam_get_methods(te);
+    return te_fused_adam_set_methods(te, NULL);
+}
+static te_result te__adam_patch_undo(te_ctx *te, void *user) {
+    (void)user;
+    return te_fused_adam_set_methods(te, &te->patches->replaced);
+}
+
+/* ---- the list ---- */
+
+static te_result te__patches_add(te_ctx *te, struct te__patches *all, const te_patch *patch) {
+    te__patch *p;
+    if (!te__grow(te, (void **)&all->list, &all->cap, all->num, sizeof(te__patch))) return te_error_code(te);
+    p = &all->list[all->num];
+    memset(p, 0, sizeof(*p));
+    p->patch = *patch;
+    p->patch.name = te__copy_string(te, patch->name);
+    p->patch.fixed_in = patch->fixed_in ? te__copy_string(te, patch->fixed_in) : NULL;
+    if (!p->patch.name || (patch->fixed_in && !p->patch.fixed_in)) {
+        te__free_string(te, (char *)p->patch.name);
+        return te_error_code(te);
+    }
+    snprintf(p->why, sizeof(p->why), "te_apply_patches has not looked at it");
+    all->num++;
+    all->looked = false;
+    return TE_OK;
+}
+/* The context's patches, te.h's own among them; NULL when memory is out. */
+static struct te__patches *te__patches_of(te_ctx *te) {
+    te_patch own = TE_ZERO;
+    struct te__patches *all;
+    if (te->patches) return te->patches;
+    all = (struct te__patches *)te__alloc_zero(te, sizeof(*all));
+    if (!all) return NULL;
+    own.name = "fused_adam_quantized_tensor";
+    own.fixed_in = "2.12";
+    own.needed = te__adam_patch_needed;
+    own.apply = te__adam_patch_apply;
+    own.undo = te__adam_patch_undo;
+    if (te__patches_add(te, all, &own) != TE_OK) {
+        te__free(te, all, sizeof(*all));
+        return NULL;
+    }
+    return te->patches = all;
+}
+
+TE_API te_result te_register_patch(te_ctx *te, const te_patch *patch) {
+    struct te__patches *all;
+    te__version v;
+    int i;
+    if (!te) return TE_ERR_STATE;
+    if (!patch || !patch->name || !patch->name[0] || !patch->apply || !patch->undo)
+        return te__fail(te, TE_ERR_INVALID, "te_register_patch: %s%.60s%s; a patch needs a name and the functions apply and undo", !patch ? "the patch is NULL" : "patch \"",
+                        patch && patch->name ? patch->name : "", !patch ? "" : !patch->apply ? "\" without apply" : !patch->undo ? "\" without undo" : "\"");
+    if (patch->fixed_in && !te__version_read(patch->fixed_in, &v))
+        return te__fail(te, TE_ERR_INVALID, "te_register_patch: patch \"%.60s\": fixed_in \"%.40s\" is no version; one like \"2.12\" or \"2.12.0rc1\" is needed, or NULL for all", patch->name,
+                        patch->fixed_in);
+    all = te__patches_of(te);
+    for (i = 0; all && i < all->num; i++)
+        if (strcmp(all->list[i].patch.name, patch->name) == 0)
+            return te__fail(te, TE_ERR_INVALID, "te_register_patch: patch %d is named \"%.60s\" already; choose another name", i, patch->name);
+    return all ? te__patches_add(te, all, patch) : te_error_code(te);
+}
+
+static const char *te__patched_version(const struct te__patches *all) { return all->version[0] ? all->version : TE_TRANSFORMER_ENGINE_VERSION; }
+TE_API te_result te_set_library_version(te_ctx *te, const char *version) {
+    struct te__patches *all;
+    te__version v;
+    if (!te) return TE_ERR_STATE;
+    if (version && !version[0]) version = "0.0.0";
+    if (version && (strlen(version) >= sizeof(all->version) || !te__version_read(version, &v)))
+        return te__fail(te, TE_ERR_INVALID, "te_set_library_version: \"%.40s\" is no version; one like \"2.12\" or \"2.12.0.dev0\" is needed", version);
+    all = te__patches_of(te);
+    if (!all) return te_error_code(te);
+    snprintf(all->version, sizeof(all->version), "%s", version ? version : "");
+    return TE_OK;
+}
+
+/* Why a patch is not needed, in p->why; false: it is. */
+static bool te__patch_skipped(te_ctx *te, te__patch *p) {
+    const char *now = te__patched_version(te->patches);
+    te__version have, fixed;
+    const bool gated = p->patch.fixed_in && te__version_read(now, &have) && te__version_read(p->patch.fixed_in, &fixed) && !te__version_before(&have, &fixed);
+    if (gated) snprintf(p->why, sizeof(p->why), "version %s is not older than %.40s, which has it", now, p->patch.fixed_in);
+    else if (p->patch.found && !p->patch.found(te, p->patch.user)) snprintf(p->why, sizeof(p->why), "there is nothing to patch");
+    else if (p->patch.needed && !p->patch.needed(te, p->patch.user)) snprintf(p->why, sizeof(p->why), "the function that it would replace has all that it brings");
+    else return false;
+    return true;
+}
+TE_API te_result te_apply_patches(te_ctx *te) {
+    struct te__patches *all;
+    te_result result = TE_OK;
+    int i;
+    if (!te) return TE_ERR_STATE;
+    if (te->error_code != TE_OK) return te->error_code;
+    if (te->capture) return te__refuse_capture(te, "te_apply_patches", "apply them before te_graph_begin");
+    all = te__patches_of(te);
+    if (!all) return te_error_code(te);
+    for (i = 0; i < all->num; i++) { /* a patch may register others, which moves the list */
+        te__patch *p = &all->list[i];
+        if (p->state != TE_PATCH_WAITING) continue;
+        if (te__patch_skipped(te, p)) {
+            p->state = TE_PATCH_SKIPPED;
+            te__log(te, TE_LOG_DEBUG, "patch \"%s\" is skipped: %s", p->patch.name, p->why);
+            continue;
+        }
+        result = p->patch.apply(te, p->patch.user);
+        p = &all->list[i];
+        if (result == TE_OK) result = te->error_code;
+        if (result != TE_OK) return te__fail(te, result, "te_apply_patches: patch \"%s\": its apply returned %s", p->patch.name, te_result_name(result)); /* shows if it recorded no error */
+        p->state = TE_PATCH_APPLIED;
+        snprintf(p->why, sizeof(p->why), "applied to version %s", te__patched_version(all));
+        te__log(te, TE_LOG_INFO, "patch \"%s\" is applied to version %s", p->patch.name, te__patched_version(all));
+    }
+    all->looked = true;
+    return TE_OK;
+}
+TE_API te_result te_unapply_patches(te_ctx *te) {
+    struct te__patches *all = te ? te->patches : NULL;
+    te_result result = TE_OK;
+    int i;
+    if (!te) return TE_ERR_STATE;
+    if (te->error_code != TE_OK) return te->error_code;
+    if (te->capture) return te__refuse_capture(te, "te_unapply_patches", "undo them before te_graph_begin");
+    for (i = all ? all->num - 1 : -1; i >= 0; i--) {
+        te__patch *p = &all->list[i];
+        all->looked = false;
+        if (p->state == TE_PATCH_APPLIED) result = p->patch.undo(te, p->patch.user);
+        if (result == TE_OK) result = te->error_code;
+        if (result != TE_OK) return te__fail(te, result, "te_unapply_patches: patch \"%s\": its undo returned %s", all->list[i].patch.name, te_result_name(result));
+        all->list[i].state = TE_PATCH_WAITING;
+        snprintf(all->list[i].why, sizeof(all->list[i].why), "te_unapply_patches has undone it");
+    }
+    return TE_OK;
+}
+TE_API bool te_patches_applied(const te_ctx *te) { return te && te->patches && te->patches->looked; }
+TE_API int te_num_patches(te_ctx *te) {
+    const struct te__patches *all = te ? te__patches_of(te) : NULL;
+    return all ? all->num : 0;
+}
+TE_API te_patch_info te_patch_at(te_ctx *te, int index) {
+    te_patch_info info = TE_ZERO;
+    const struct te__patches *all = te ? te__patches_of(te) : NULL;
+    if (!all || index < 0 || index >= all->num) return info;
+    info.name = all->list[index].patch.name;
+    info.state = all->list[index].state;
+    memcpy(info.why, all->list[index].why, sizeof(info.why));
+    return info;
+}
+
+/* ==== model/recast.c ============================================================================================ */
+
+/* model/recast.c: other formats for the tensors of a model, all or none, in place: handles stay, memory is new. Knows tensors, and who else looks at their memory; must not know
+ * which tensors are cast, or why. */
+
+typedef struct te__recast_item {
+    te_tensor *x;
+    te_dtype dtype;
+    te_entry_kind kind;
+    int hold;           /* of a buffer with several paths the highest counts: 0 cast, 1 stay, 2 kept in f32 */
+    int64_t order;      /* of a parameter with several paths the first counts */
+    te_tensor *fresh, *grad; /* what x and its gradient will be (of the frame); NULL: what they are */
+    void *init; /* likewise its preserved value */
+} te__recast_item;
+typedef struct te__recast {
+    te_ctx *te;
+    te__recast_item *item;
+    int num, cap;
+} te__recast;
+
+static bool te__is_floating(const te_tensor *x) { return te__is_float(x->dtype); } /* a quantized tensor has its nominal format there */
+
+static bool te__recast_add(te__recast *r, te_tensor *x, te_dtype dtype, te_entry_kind kind, int hold) {
+    te__recast_item *e;
+    if (!te__is_floating(x)) return true;
+    if (!te__grow(r->te, (void **)&r->item, &r->cap, r->num, sizeof(te__recast_item))) return false;
+    e = &r->item[r->num];
+    memset(e, 0, sizeof(*e));
+    e->x = x;
+    e->dtype = dtype;
+    e->kind = kind;
+    e->hold = hold;
+    e->order = r->num++;
+    return true;
+}
+
+static int te__by_address(const void *a, const void *b) {
+    const uintptr_t x = (uintptr_t)a, y = (uintptr_t)b;
+    return x < y ? -1 : x > y;
+}
+static int te__recast_by_tensor(const void *a, const void *b) {
+    const te__recast_item *x = (const te__recast_item *)a, *y = (const te__recast_item *)b;
+    const int order = te__by_address(x->x, y->x);
+    return order ? order : x->order < y->order ? -1 : x->order > y->order;
+}
+static int te__recast_by_memory(const void *a, const void *b) {
+    const te__recast_item *x = (const te__recast_item *)a, *y = (const te__recast_item *)b;
+    const int order = te__by_address(x->x->buffer, y->x->buffer);
+    if (order) return order;
+    if (x->x->dtype != y->x->dtype) return x->x->dtype < y->x->dtype ? -1 : 1;
+    if (x->dtype != y->dtype) return x->dtype < y->dtype ? -1 : 1;
+    return x->x->offset < y->x->offset ? -1 : x->x->offset > y->x->offset;
+}
+/* Each tensor once, and those alone whose format changes. */
+static void te__recast_resolve(te__recast *r) {
+    int i, n = 0;
+    if (r->num) qsort(r->item, (size_t)r->num, sizeof(te__recast_item), te__recast_by_tensor);
+    for (i = 0; i < r->num; i++) {
+        if (n && r->item[n - 1].x == r->item[i].x) {
+            if (r->item[i].kind == TE_ENTRY_BUFFER && r->item[i].hold > r->item[n - 1].hold) r->item[n - 1] = r->item[i];
+        } else
+            r->item[n++] = r->item[i];
+    }
+    for (i = 0, r->num = 0; i < n; i++)
+        if (r->item[i].dtype != r->item[i].x->dtype) r->item[r->num++] = r->item[i];
+    if (r->num) qsort(r->item, (size_t)r->num, sizeof(te__recast_item), te__recast_by_memory);
+}
+
+/* How many items from `first` on lie one behind the other, or over each other, in one buffer: they will again, as modules read neighbours as one tensor and tied views have one
+ * value. *end: of their bytes. */
+static int te__recast_run_of(const te__recast *r, int first, int64_t *end) {
+    const te__recast_item *e = &r->item[first];
+    const int64_t size = te__dtype_size(e->x->dtype);
+    int i;
+    *end = te__end(e->x);
+    for (i = first + 1; i < r->num; i++) {
+        const te__recast_item *next = &r->item[i];
+        if (next->x->buffer != e->x->buffer || next->x->dtype != e->x->dtype || next->dtype != e->dtype || next->x->offset > *end || (next->x->offset - e->x->offset) % size) break;
+        *end = te__max(*end, te__end(next->x));
+    }
+    return i - first;
+}
+/* New memory for `count` items from `first` on, with their values in it. */
+static te_result te__recast_fill(te__recast *r, int first, int count, int64_t end) {
+    const int64_t begin = r->item[first].x->offset, size = te__dtype_size(r->item[first].x->dtype), fresh_size = te__dtype_size(r->item[first].dtype);
+    te__buffer *b = te__buffer_create(r->te, (size_t)((end - begin) / size * fresh_size));
+    te_result result = b ? TE_OK : te_error_code(r->te);
+    int i;
+    for (i = first; i < first + count && result == TE_OK; i++) {
+        te__recast_item *e = &r->item[i];
+        e->fresh = te__tensor_shell(r->te, e->dtype, e->x->ndim, e->x->shape);
+        if (!e->fresh) result = te_error_code(r->te);
+        if (!e->fresh) break;
+        memcpy(e->fresh->stride, e->x->stride, sizeof(e->x->stride));
+        e->fresh->offset = (e->x->offset - begin) / size * fresh_size;
+        e->fresh->buffer = b;
+        b->refs++;
+        result = te_tensor_copy(e->fresh, e->x);
+    }
+    /* A cast is no new value: optimizers go on with the masters that they have. Cached quantized copies look at the buffer as well. */
+    if (b) b->version = te__buffer_version(r->item[first].x->buffer);
+    te__buffer_release(b);
+    return result;
+}
+/* The preserved value of a quantized weight, in its new nominal format. */
+static te_result te__recast_init_value(te__recast_item *e) {
+    const te__quantized *q = e->x->quantized;
+    te_ctx *te = e->x->te;
+    const int64_t n = te__numel(e->x);
+    float some[256];
+    int64_t at, more;
+    e->init = te__alloc(te, te__shape_bytes(e->dtype, e->x->ndim, e->x->shape));
+    if (!e->init) return TE_ERR_OUT_OF_MEMORY;
+    for (at = 0; at < n; at += more) {
+        more = te__min(n - at, 256);
+        te__load_row(q->init_value, e->x->dtype, at, more, some);
+        te__store_row(e->init, e->dtype, at, more, some);
+    }
+    return TE_OK;
+}
+/* The parts of an item beside its memory. */
+static te_result te__recast_prepare(te__recast_item *e) {
+    const te_tensor *grad = te_tensor_grad(e->x);
+    te_result result = TE_OK;
+    if (grad && grad->buffer && te__is_floating(grad) && grad->dtype != e->dtype) {
+        e->grad = te__empty_like(grad, e->dtype);
+        result = e->grad ? te_tensor_copy(e->grad, grad) : te_error_code(e->x->te);
+    }
+    return result == TE_OK && e->x->quantized && e->x->quantized->init_value ? te__recast_init_value(e) : result;
+}
+
+/* No launch of a graph may use this memory any more: the tensors that the program has are elsewhere now. */
+static void te__recast_break_graphs(const te__buffer *b) {
+    te_graph *g;
+    int i;
+    for (g = b->te->graphs; g; g = g->next) {
+        for (i = 0; i < g->num_held && g->held[i] != b; i++) {}
+        if (i < g->num_held || (b->arena && b->arena == g->arena)) g->broken = "a tensor that it uses was cast to another format since: capture it again";
+    }
+}
+/* Cannot fail. */
+static void te__recast_commit(te__recast_item *e) {
+    te_tensor *x = e->x;
+    te__quantized *q = x->quantized;
+    if (e->grad) {
+        te_tensor_release(x->var->grad);
+        x->var->grad = te_tensor_retain(e->grad);
+        e->grad->is_gradient = true;
+    }
+    if (e->init) {
+        te__free(x->te, q->init_value, q->init_bytes);
+        q->init_value = e->init;
+        q->init_bytes = te__shape_bytes(e->dtype, x->ndim, x->shape);
+        e->init = NULL;
+    }
+    x->dtype = e->dtype;
+    if (!e->fresh) return;
+    if (x->buffer->held) te__recast_break_graphs(x->buffer);
+    te__buffer_release(x->buffer);
+    x->buffer = e->fresh->buffer;
+    x->buffer->refs++;
+    x->offset = e->fresh->offset;
+}
+
+static te_result te__recast_all(te__recast *r) {
+    te_result result = TE_OK;
+    int64_t end;
+    int i, n;
+    for (i = 0; i < r->num && result == TE_OK; i += n) {
+        n = 1;
+        if (!r->item[i].x->buffer) continue; /* quantized, or without memory yet */
+        n = te__recast_run_of(r, i, &end);
+        result = te__recast_fill(r, i, n, end);
+    }
+    for (i = 0; i < r->num && result == TE_OK; i++) result = te__recast_prepare(&r->item[i]);
+    if (result == TE_OK) result = r->te->error_code;
+    for (i = 0; i < r->num && result == TE_OK; i++) te__recast_commit(&r->item[i]);
+    return result;
+}
+/* Casts the items and forgets them. ok: all of them are there. */
+static te_result te__recast_run(te__recast *r, bool ok) {
+    te_result result = ok ? TE_OK : te_error_code(r->te);
+    bool entered;
+    int i;
+    if (ok) {
+        te__recast_resolve(r);
+        result = te__device_enter(r->te, &entered);
+    }
+    if (result == TE_OK) {
+        te__frame_begin(r->te);
+        result = te__recast_all(r);
+        te__frame_end(r->te, NULL, 0);
+        te__device_leave(r->te, entered);
+    }
+    for (i = 0; i < r->num; i++) /* of a cast that failed */
+        if (r->item[i].init) te__free(r->te, r->item[i].init, te__shape_bytes(r->item[i].dtype, r->item[i].x->ndim, r->item[i].x->shape));
+    te__free(r->te, r->item, (size_t)r->cap * sizeof(te__recast_item));
+    memset(r, 0, sizeof(*r));
+    return result;
+}
+
+/* May formats change now? */
+static te_result te__recast_may(te_module *m, const char *who) {
+    te_ctx *te = m->te;
+    if (te->error_code != TE_OK) return te->error_code;
+    if (te->capture) return te__refuse_capture(te, who, "cast the model before te_graph_begin");
+    if (te__refuse_hook(te, who) != TE_OK) return TE_ERR_STATE;
+    if (te->warming) return te__fail(te, TE_ERR_STATE, "%s: between te_warmup_begin and te_warmup_end, where nothing runs: cast the model before", who);
+    return TE_OK;
+}
+
+/* ==== model/formats.c =========================================================================================== */
+
+/* model/formats.c: which tensors of a model are cast, and to what: by words, by what is frozen, for a while; and the logits of a language model. Knows modules and their
+ * paths; must not know how a tensor is given another format. */
+
+/* ---- words ---- */
+
+static const char te__fp32_key[] = "_keep_in_fp32_modules", te__strict_fp32_key[] = "_keep_in_fp32_modules_strict";
+
+typedef struct te__words {
+    te_ctx *te;
+    char **word;
+    int count;
+} te__words;
+
+static void te__words_destroy(void *value) {
+    te__words *w = (te__words *)value;
+    int i;
+    for (i = 0; i < w->count; i++) te__free_string(w->te, w->word[i]);
+    te__free(w->te, w->word, ((size_t)w->count + 1) * sizeof(char *));
+    te__free(w->te, w, sizeof(*w));
+}
+/* The words that m has under a key; NULL if it has none, or a value of somebody else. */
+static const te__words *te__words_of(const te_module *m, const char *key) {
+    const te__attribute *a = te__module_attribute(m, key);
+    return a && a->destroy == te__words_destroy ? (const te__words *)a->value : NULL;
+}
+static bool te__words_ok(te_module *m, const char *const *keywords, int count, const char *who) {
+    int i;
+    for (i = 0; i < count && keywords && keywords[i]; i++) {}
+    if (count >= 0 && i == count) return true;
+    te__fail(m->te, TE_ERR_INVALID, "%s: %d words for %s, and %s; give as many texts", who, count, m->name, count < 0 ? "no number of words is below 0" : keywords ? "one of them is NULL" : "the list is NULL");
+    return false;
+}
+static bool te__word_matches(const char *const *keywords, int count, const char *path) {
+    int i;
+    for (i = 0; i < count; i++)
+        if (strstr(path, keywords[i])) return true;
+    return false;
+}
+static bool te__words_match(const te__words *w, const char *path) { return w && te__word_matches((const char *const *)w->word, w->count, path); }
+
+TE_API te_result te_module_set_keep_in_fp32(te_module *m, const char *const *keywords, int count, bool strict) {
+    const char *const key = strict ? te__strict_fp32_key : te__fp32_key;
+    te__words *w;
+    te_result result;
+    if (!m) return TE_ERR_STATE;
+    if (!te__words_ok(m, keywords, count, "te_module_set_keep_in_fp32")) return te_error_code(m->te);
+    if (count == 0) {
+        te_module_remove_attribute(m, key);
+        return TE_OK;
+    }
+    w = (te__words *)te__alloc_zero(m->te, sizeof(*w));
+    if (!w) return te_error_code(m->te);
+    w->te = m->te;
+    w->count = count;
+    w->word = (char **)te__alloc_zero(m->te, ((size_t)count + 1) * sizeof(char *));
+    result = w->word ? TE_OK : te_error_code(m->te);
+    if (!w->word) w->count = 0;
+    for (count = 0; count < w->count && result == TE_OK; count++) {
+        w->word[count] = te__copy_string(m->te, keywords[count]);
+        if (!w->word[count]) result = te_error_code(m->te);
+    }
+    if (result == TE_OK) result = te_module_set_attribute(m, key, w, te__words_destroy);
+    if (result != TE_OK) te__words_destroy(w);
+    return result;
+}
+
+/* Adds the words of w that are not there yet; *n counts those beyond max, too. `outer`: words that stand before them. */
+static void te__words_list(const te__words *w, const te__words *outer, const char **keywords, int max, int *n) {
+    int i, k;
+    for (i = 0; w && i < w->count; i++) {
+        for (k = 0; k < i && strcmp(w->word[k], w->word[i]) != 0; k++) {}
+        if (k < i) continue;
+        for (k = 0; outer && k < outer->count && strcmp(outer->word[k], w->word[i]) != 0; k++) {}
+        if (outer && k < outer->count) continue;
+        if (*n < max && keywords) keywords[*n] = w->word[i];
+        ++*n;
+    }
+}
+TE_API int te_get_strict_fp32_module_keywords(const te_module *m, const char **keywords, int max) {
+    int n = 0;
+    te__words_list(te__words_of(m, te__strict_fp32_key), NULL, keywords, max, &n);
+    return n;
+}
+TE_API int te_get_fp32_module_keywords(const te_module *m, const char **keywords, int max) {
+    const te__words *strict = te__words_of(m, te__strict_fp32_key);
+    int n = 0;
+    te__words_list(strict, NULL, keywords, max, &n);
+    te__words_list(te__words_of(m, te__fp32_key), strict, keywords, max, &n);
+    return n;
+}
+
+static bool te__find_sharded(void *user, te_module *m, const char *path, te_tensor *x, te_entry_kind kind) {
+    (void)user, (void)m, (void)path;
+    return !(kind == TE_ENTRY_PARAMETER && x->sharded);
+}
+TE_API bool te_has_dtensor_params(te_module *m) { return m && !te_module_visit_tensors(m, te__find_sharded, NULL); }
+
+/* ---- casts ---- */
+
+typedef struct te__cast {
+    te__recast list;
+    te_module *root;
+    te_dtype dtype;
+    const te__words *words, *strict; /* of the root */
+    bool sharded;
+    const char *const *keywords; /* te_restore_fp32_modules: in place of them */
+    int count;
+    bool buffers_alone;
+    const te_cast_model_desc *desc; /* or NULL */
+    const te_fp32_scope *scope;     /* every tensor goes back to its own format; or NULL */
+} te__cast;
+
+static te__cast te__cast_of(te_module *m, te_dtype dtype) {
+    te__cast c = TE_ZERO;
+    c.list.te = m->te;
+    c.root = m;
+    c.dtype = dtype;
+    c.words = te__words_of(m, te__fp32_key);
+    c.strict = te__words_of(m, te__strict_fp32_key);
+    c.sharded = te_has_dtensor_params(m);
+    return c;
+}
+static bool te__is_scaling_path(const char *path, te_entry_kind kind) {
+    const char *dot = strrchr(path, '.');
+    return kind == TE_ENTRY_BUFFER && te__is_scaling_name(dot ? dot + 1 : path);
+}
+/* Do the root's words keep the tensor in f32? */
+static bool te__cast_keeps(const te__cast *c, const char *path, te_entry_kind kind) {
+    return te__words_match(c->strict, path) || ((!c->sharded || kind == TE_ENTRY_BUFFER) && te__words_match(c->words, path));
+}
+/* Is m, or a module between it and the root, a child of a name that is skipped? */
+static bool te__cast_skips(const te__cast *c, const te_module *m) {
+    int i;
+    for (; c->desc && m && m != c->root; m = m->parent)
+        for (i = 0; i < c->desc->num_skip_modules; i++)
+            if (strcmp(c->desc->skip_modules[i], m->name) == 0) return true;
+    return false;
+}
+static bool te__cast_visit(void *user, te_module *m, const char *path, te_tensor *x, te_entry_kind kind) {
+    te__cast *c = (te__cast *)user;
+    if (te__is_scaling_path(path, kind)) return true;
+    if (te__cast_keeps(c, path, kind)) return te__recast_add(&c->list, x, TE_F32, kind, 2);
+    if (te__cast_skips(c, m)) return te__recast_add(&c->list, x, x->dtype, kind, 1);
+    return te__recast_add(&c->list, x, c->dtype, kind, 0);
+}
+static te_result te__cast_run(te__cast *c, te_tensor_visit_fn visit) {
+    const bool ok = te_module_visit_tensors(c->root, visit, c);
+    return te__recast_run(&c->list, ok);
+}
+/* Words of the root that keep no parameter of a sharded model. */
+static void te__cast_warn(const te__cast *c, const char *who) {
+    const char *first = NULL;
+    int n = 0;
+    te__words_list(c->words, c->strict, &first, 1, &n);
+    if (c->sharded && n > 0)
+        te__warn(c->root->te, "%s: %s has sharded parameters, which ranks cast alike: \"%.60s\"%s (te_module_set_keep_in_fp32) keep%s buffers alone in f32; make %s strict for parameters",
+                 who, c->root->name, first, n > 1 ? " and other words" : "", n > 1 ? "" : "s", n > 1 ? "them" : "it");
+}
+static te_result te__cast_to(te_module *m, te_dtype dtype, const te_cast_model_desc *desc, const char *who) {
+    te__cast c = te__cast_of(m, dtype);
+    te_result result;
+    c.desc = desc;
+    result = te__cast_run(&c, te__cast_visit);
+    if (result == TE_OK) te__cast_warn(&c, who);
+    return result;
+}
+
+static te_result te__want_floating(te_ctx *te, te_dtype dtype, const char *who, const char *field) {
+    if (te__is_float(dtype)) return TE_OK;
+    return te__fail(te, TE_ERR_DTYPE, "%s: %s is %s; f32, f16 and bf16 are possible", who, field, te_dtype_name(dtype));
+}
+TE_API te_result te_cast_model_to_dtype(te_module *m, const te_cast_model_desc *desc) {
+    static const char who[] = "te_cast_model_to_dtype";
+    const te_dtype dtype = desc && desc->dtype ? desc->dtype : TE_BF16;
+    te_result result;
+    if (!m) return TE_ERR_STATE;
+    result = te__recast_may(m, who);
+    if (result == TE_OK) result = te__want_floating(m->te, dtype, who, "dtype");
+    if (result == TE_OK && desc && !te__words_ok(m, desc->skip_modules, desc->num_skip_modules, who)) result = te_error_code(m->te);
+    return result == TE_OK ? te__cast_to(m, dtype, desc, who) : result;
+}
+
+static bool te__restore_visit(void *user, te_module *m, const char *path, te_tensor *x, te_entry_kind kind) {
+    te__cast *c = (te__cast *)user;
+    (void)m;
+    if (te__is_scaling_path(path, kind) || (c->buffers_alone && kind == TE_ENTRY_PARAMETER) || !te__word_matches(c->keywords, c->count, path)) return true;
+    return te__recast_add(&c->list, x, TE_F32, TE_ENTRY_BUFFER, 2); /* any path counts */
+}
+static te_result te__restore_words(te_module *m, const char *const *keywords, int count, bool buffers_alone, const char *who) {
+    te__cast c;
+    te_result result;
+    if (!m) return TE_ERR_STATE;
+    result = te__recast_may(m, who);
+    if (result == TE_OK && !te__words_ok(m, keywords, count, who)) result = te_error_code(m->te);
+    if (result != TE_OK) return result;
+    c = te__cast_of(m, TE_F32);
+    c.keywords = keywords;
+    c.count = count;
+    c.buffers_alone = buffers_alone;
+    return te__cast_run(&c, te__restore_visit);
+}
+TE_API te_result te_restore_fp32_modules(te_module *m, const char *const *keywords, int count) { return te__restore_words(m, keywords, count, false, "te_restore_fp32_modules"); }
+TE_API te_result te_restore_fp32_buffers(te_module *m, const char *const *keywords, int count) { return te__restore_words(m, keywords, count, true, "te_restore_fp32_buffers"); }
+
+/* ---- sampling in f32 ---- */
+
+typedef struct te__scope_entry {
+    te_tensor *x; /* retained */
+    te_dtype dtype;
+} te__scope_entry;
+struct te_fp32_scope {
+    te_ctx *te;
+    te_module *m;
+    te_dtype dtype; /* of the whole model; TE_DTYPE_NONE: of each tensor its own */
+    te_dtype usual; /* of a tensor that comes during the region */
+    te__scope_entry *entry; /* by address */
+    int num, cap;
+    te__closable closable;
+};
+
+static void te__scope_free(te_fp32_scope *s) {
+    te_ctx *te = s->te;
+    int i;
+    te__closable_remove(&s->closable);
+    for (i = 0; i < s->num; i++) te_tensor_release(s->entry[i].x);
+    te__free(te, s->entry, (size_t)s->cap * sizeof(te__scope_entry));
+    te__free(te, s, sizeof(*s));
+}
+static void te__scope_close(void *owner) { te__scope_free((te_fp32_scope *)owner); }
+static bool te__scope_visit(void *user, te_module *m, const char *path, te_tensor *x, te_entry_kind kind) {
+    te_fp32_scope *s = (te_fp32_scope *)user;
+    (void)m, (void)path, (void)kind;
+    if (!te__is_floating(x)) return true;
+    if (!te__grow(s->te, (void **)&s->entry, &s->cap, s->num, sizeof(te__scope_entry))) return false;
+    s->entry[s->num].x = te_tensor_retain(x);
+    s->entry[s->num++].dtype = x->dtype;
+    return true;
+}
+static int te__scope_by_tensor(const void *a, const void *b) { return te__by_address(((const te__scope_entry *)a)->x, ((const te__scope_entry *)b)->x); }
+
+/* The format of the first floating parameter, of those that the words do not keep in f32 if `c` has any. */
+static bool te__first_visit(void *user, te_module *m, const char *path, te_tensor *x, te_entry_kind kind) {
+    te__cast *c = (te__cast *)user;
+    (void)m;
+    if (kind != TE_ENTRY_PARAMETER || !te__is_floating(x) || te__cast_keeps(c, path, kind)) return true;
+    c->dtype = x->dtype;
+    return false;
+}
+static te_dtype te__first_dtype(te_module *m, bool any) {
+    te__cast c = te__cast_of(m, TE_F32);
+    if (any) c.words = c.strict = NULL;
+    te_module_visit_tensors(m, te__first_visit, &c);
+    return c.dtype;
+}
+
+TE_API te_fp32_scope *te_yield_fp32_model_begin(te_module *m, const te_yield_fp32_model_desc *desc) {
+    static const char who[] = "te_yield_fp32_model_begin";
+    te_fp32_scope *s;
+    te__cast c;
+    te_result result;
+    if (!m) return NULL;
+    if (te__recast_may(m, who) != TE_OK || (desc && desc->restore_dtype && te__want_floating(m->te, desc->restore_dtype, who, "restore_dtype") != TE_OK)) return NULL;
+    s = (te_fp32_scope *)te__alloc_zero(m->te, sizeof(*s));
+    if (!s) return NULL;
+    s->te = m->te;
+    s->m = m;
+    te__closable_add(m->te, &s->closable, "region of te_yield_fp32_model_begin", te__scope_close, s);
+    s->usual = te__first_dtype(m, false);
+    if (desc) s->dtype = desc->restore_dtype ? desc->restore_dtype : desc->restore_first_parameter ? te__first_dtype(m, true) : TE_DTYPE_NONE;
+    result = te_module_visit_tensors(m, te__scope_visit, s) ? TE_OK : te_error_code(m->te);
+    if (result == TE_OK) {
+        if (s->num) qsort(s->entry, (size_t)s->num, sizeof(te__scope_entry), te__scope_by_tensor);
+        c = te__cast_of(m, TE_F32);
+        result = te__cast_run(&c, te__cast_visit);
+    }
+    if (result == TE_OK) return s;
+    te__scope_free(s);
+    return NULL;
+}
+
+static bool te__scope_back(void *user, te_module *m, const char *path, te_tensor *x, te_entry_kind kind) {
+    te__cast *c = (te__cast *)user;
+    te__scope_entry key, *e = NULL;
+    (void)m;
+    key.x = x;
+    if (te__is_scaling_path(path, kind)) return true;
+    if (te__cast_keeps(c, path, kind)) return te__recast_add(&c->list, x, TE_F32, kind, 2);
+    if (c->scope->num) e = (te__scope_entry *)bsearch(&key, c->scope->entry, (size_t)c->scope->num, sizeof(key), te__scope_by_tensor);
+    return te__recast_add(&c->list, x, e ? e->dtype : c->dtype, kind, 0);
+}
+TE_API te_result te_yield_fp32_model_end(te_fp32_scope *scope) {
+    static const char who[] = "te_yield_fp32_model_end";
+    te_result before, result;
+    te_ctx *te;
+    char *error;
+    if (!scope) return TE_OK;
+    te = scope->te;
+    before = te->error_code;
+    error = te->error;
+    te->error_code = TE_OK; /* the body's error, if it has one, is put back below */
+    te->error = NULL;
+    result = te__recast_may(scope->m, who);
+    if (result == TE_OK && scope->dtype) {
+        result = te__cast_to(scope->m, scope->dtype, NULL, who);
+    } else if (result == TE_OK) {
+        te__cast c = te__cast_of(scope->m, scope->usual);
+        c.scope = scope;
+        result = te__cast_run(&c, te__scope_back);
+        if (result == TE_OK) te__cast_warn(&c, who);
+    }
+    if (result == TE_OK) te__scope_free(scope);
+    if (before == TE_OK) return result;
+    free(te->error); /* te__fail has logged it */
+    te->error = error;
+    te->error_code = before;
+    return result;
+}
+
+/* ==== model/snapshots.c ========================================================================================= */
+
+/* model/snapshots.c: f32 copies of a model's tensors, and putting them back by path. Knows what gives a tensor another format (model/recast.c). */
+
+typedef struct te__fp32_copy {
+    char *path;
+    te_tensor *x;     /* the original (retained): a parameter is copied once */
+    te_tensor *value; /* retained; without memory if x has none */
+    te_entry_kind kind;
+} te__fp32_copy;
+struct te_fp32_snapshots {
+    te_ctx *te;
+    te__fp32_copy *copy;
+    int num, cap;
+    const char *const *keywords[2]; /* by te_entry_kind, while it is made */
+    int count[2];
+    te__closable closable;
+};
+
+TE_API void te_fp32_snapshots_destroy(te_fp32_snapshots *s) {
+    te_ctx *te;
+    int i;
+    if (!s) return;
+    te = s->te;
+    te__closable_remove(&s->closable);
+    for (i = 0; i < s->num; i++) {
+        te__free_string(te, s->copy[i].path);
+        te_tensor_release(s->copy[i].x);
+        te_tensor_release(s->copy[i].value);
+    }
+    te__free(te, s->copy, (size_t)s->cap * sizeof(te__fp32_copy));
+    te__free(te, s, sizeof(*s));
+}
+static void te__snapshots_close(void *owner) { te_fp32_snapshots_destroy((te_fp32_snapshots *)owner); }
+
+static te_tensor *te__fp32_copy_of(te_tensor *x) {
+    te_tensor *y;
+    if (x->quantized) return te__quant_value(x, TE_F32);
+    if (!x->buffer) return te_tensor_describe(x->te, TE_F32, x->ndim, x->shape);
+    y = te__empty_like(x, TE_F32);
+    return y ? te__checked(y, te_tensor_copy(y, x)) : NULL;
+}
+static bool te__snapshot_visit(void *user, te_module *m, const char *path, te_tensor *x, te_entry_kind kind) {
+    te_fp32_snapshots *s = (te_fp32_snapshots *)user;
+    te__fp32_copy *c;
+    int i;
+    (void)m;
+    if (!te__is_floating(x) || te__is_scaling_path(path, kind) || !te__word_matches(s->keywords[kind], s->count[kind], path)) return true;
+    for (i = 0; i < s->num && kind == TE_ENTRY_PARAMETER; i++)
+        if (s->copy[i].x == x) return true;
+    if (!te__grow(s->te, (void **)&s->copy, &s->cap, s->num, sizeof(te__fp32_copy))) return false;
+    c = &s->copy[s->num++];
+    memset(c, 0, sizeof(*c));
+    c->kind = kind;
+    c->x = te_tensor_retain(x);
+    c->path = te__copy_string(s->te, path);
+    te__frame_begin(s->te);
+    c->value = te_tensor_retain(te__fp32_copy_of(x));
+    te__frame_end(s->te, NULL, 0);
+    return c->path && c->value;
+}
+TE_API te_fp32_snapshots *te_snapshot_fp32_tensors(te_module *m, const char *const *parameter_keywords, int num_parameter_keywords, const char *const *buffer_keywords,
+                                                   int num_buffer_keywords) {
+    static const char who[] = "te_snapshot_fp32_tensors";
+    te_fp32_snapshots *s;
+    if (!m || te__recast_may(m, who) != TE_OK || !te__words_ok(m, parameter_keywords, num_parameter_keywords, who) || !te__words_ok(m, buffer_keywords, num_buffer_keywords, who)) return NULL;
+    s = (te_fp32_snapshots *)te__alloc_zero(m->te, sizeof(*s));
+    if (!s) return NULL;
+    s->te = m->te;
+    te__closable_add(m->te, &s->closable, "snapshot of te_snapshot_fp32_tensors", te__snapshots_close, s);
+    s->keywords[TE_ENTRY_PARAMETER] = parameter_keywords;
+    s->keywords[TE_ENTRY_BUFFER] = buffer_keywords;
+    s->count[TE_ENTRY_PARAMETER] = num_parameter_keywords;
+    s->count[TE_ENTRY_BUFFER] = num_buffer_keywords;
+    if (te_module_visit_tensors(m, te__snapshot_visit, s)) return s;
+    te_fp32_snapshots_destroy(s);
+    return NULL;
+}
+TE_API int te_fp32_snapshots_count(const te_fp32_snapshots *s) { return s ? s->num : 0; }
+TE_API te_tensor *te_fp32_snapshots_at(const te_fp32_snapshots *s, int index, const char **path, te_entry_kind *kind) {
+    if (!s || index < 0 || index >= s->num) return NULL;
+    if (path) *path = s->copy[index].path;
+    if (kind) *kind = s->copy[index].kind;
+    return s->copy[index].value;
+}
+
+/* The tensor of that path below m, of that kind; NULL if there is none. Names of tensors may have dots themselves. */
+static te_tensor *te__tensor_at(te_module *m, const char *path, te_entry_kind kind) {
+    char owner[TE__TREE_PATH];
+    size_t n = te__min(strlen(path), sizeof(owner) - 1);
+    for (;;) { /* n: where the module's path ends */
+        const te__entry *e;
+        while (n > 0 && path[n] != '.') n--;
+        memcpy(owner, path, n);
+        owner[n] = 0;
+        e = te__module_entry(te_module_find(m, owner), n ? path + n + 1 : path);
+        if (e && e->kind == kind) return e->tensor;
+        if (n-- == 0) return NULL;
+    }
+}
+/* The path without the steps that a wrapper for activation checkpoints adds. */
+static void te__path_unwrapped(const char *path, char *out, size_t size) {
+    static const char step[] = "_checkpoint_wrapped_module.";
+    size_t used = 0;
+    bool begins = true;
+    while (*path && used + 1 < size) {
+        if (begins && te__starts_with(path, step)) {
+            path += sizeof(step) - 1;
+            continue;
+        }
+        begins = *path == '.';
+        out[used++] = *path++;
+    }
+    out[used] = 0;
+}
+static te_tensor *te__snapshot_target(te_module *m, const te__fp32_copy *c) {
+    char path[TE__TREE_PATH];
+    te_tensor *x = te__tensor_at(m, c->path, c->kind);
+    if (x || c->kind == TE_ENTRY_PARAMETER) return x;
+    te__path_unwrapped(c->path, path, sizeof(path));
+    return te__tensor_at(m, path, c->kind);
+}
+
+typedef struct te__putting {
+    te_module *m;
+    te__recast list;
+} te__putting;
+static te_result te__snapshots_add(te__putting *p, const te_fp32_snapshots *s, te_entry_kind kind) {
+    char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
+    int i;
+    for (i = 0; s && i < s->num; i++) {
+        const te__fp32_copy *c = &s->copy[i];
+        te_tensor *x = c->kind == kind ? te__snapshot_target(p->m, c) : NULL;
+        if (!x || !te__is_floating(x)) continue;
+        if (!te__same_shape(x, c->value))
+            return te__fail(p->m->te, TE_ERR_SHAPE, "te_restore_fp32_tensor_snapshots: \"%s\" is %s in the model and was %s: give the snapshots of this model", c->path, te__shape_text(x, a),
+                            te__shape_text(c->value, b));
+        if (!te__recast_add(&p->list, x, TE_F32, kind, 2)) return te_error_code(p->m->te);
+    }
+    return TE_OK;
+}
+/* The values, once all are in f32. */
+static te_result te__snapshots_copy(te_module *m, const te_fp32_snapshots *s, te_entry_kind kind) {
+    te_result result = TE_OK;
+    int i;
+    for (i = 0; s && i < s->num && result == TE_OK; i++) {
+        te_tensor *x = s->copy[i].kind == kind ? te__snapshot_target(m, &s->copy[i]) : NULL;
+        if (x && x->buffer && te__is_floating(x) && s->copy[i].value->buffer) result = te_tensor_copy(x, s->copy[i].value);
+    }
+    return result;
+}
+TE_API te_result te_restore_fp32_tensor_snapshots(te_module *m, const te_fp32_snapshots *parameters, const te_fp32_snapshots *buffers) {
+    te__putting p = TE_ZERO;
+    te_result result;
+    if (!m) return TE_ERR_STATE;
+    result = te__recast_may(m, "te_restore_fp32_tensor_snapshots");
+    if (result != TE_OK) return result;
+    if ((parameters && parameters->te != m->te) || (buffers && buffers->te != m->te))
+        return te__fail(m->te, TE_ERR_INVALID, "te_restore_fp32_tensor_snapshots: the snapshots are of another context than %s; give those of this rank's model", m->name);
+    p.m = m;
+    p.list.te = m->te;
+    result = te__snapshots_add(&p, parameters, TE_ENTRY_PARAMETER);
+    if (result == TE_OK) result = te__snapshots_add(&p, buffers, TE_ENTRY_BUFFER);
+    if (te__recast_run(&p.list, result == TE_OK) != TE_OK) return te_error_code(m->te);
+    result = te__snapshots_copy(m, parameters, TE_ENTRY_PARAMETER);
+    return result == TE_OK ? te__snapshots_copy(m, buffers, TE_ENTRY_BUFFER) : result;
+}
+
+/* ==== model/frozen.c ============================================================================================ */
+
+/* model/frozen.c: which tensors of a model go to the compute format because they, or what they adapt, are frozen. Knows which words keep a tensor in f32 (model/formats.c). */
+
+enum { TE__HAS_PARAMS = 1, TE__HAS_TRAINABLE = 2 /* at or below the module */, TE__OWNS_BASE = 4 /* the module itself has a frozen weight that trainable parameters may adapt */ };
+
+typedef struct te__frozen {
+    te__cast cast;
+    unsigned char *mark; /* of each module, parents first */
+    int num, at;
+    bool any_base;
+    char path[TE__TREE_PATH];
+} te__frozen;
+
+static bool te__count_module(void *user, te_module *m) {
+    (void)m;
+    ++*(int *)user;
+    return true;
+}
+/* A frozen parameter that is cast for its own sake. */
+static bool te__frozen_casts(const te__frozen *f, const te__entry *e) {
+    return e->kind == TE_ENTRY_PARAMETER && !e->tensor->requires_grad && te__is_floating(e->tensor) && !e->tensor->sharded && !te__cast_keeps(&f->cast, f->path, e->kind);
+}
+/* Marks m and what is below it; f->path is m's. */
+static unsigned char te__frozen_mark(te__frozen *f, te_module *m) {
+    const size_t used = strlen(f->path);
+    const int own = f->at++;
+    unsigned char mark = 0;
+    int i;
+    for (i = 0; i < m->num_entries; i++) {
+        const te__entry *e = &m->entries[i];
+        te__path_append(f->path, used, e->name);
+        if (e->kind == TE_ENTRY_PARAMETER) mark |= TE__HAS_PARAMS | (e->tensor->requires_grad ? TE__HAS_TRAINABLE : 0);
+        if (te__frozen_casts(f, e) && (f->any_base || e->tensor->ndim >= 2)) mark |= TE__OWNS_BASE;
+    }
+    for (i = 0; i < m->num_children; i++) {
+        te__path_append(f->path, used, m->children[i]->name);
+        mark |= te__frozen_mark(f, m->children[i]) & (TE__HAS_PARAMS | TE__HAS_TRAINABLE);
+    }
+    f->path[used] = 0;
+    return f->mark[own] = mark;
+}
+/* Lists what is cast in m and below. mixed: m is one with adapters, or below one; frozen: likewise one with parameters and none to train. */
+static bool te__frozen_list(te__frozen *f, te_module *m, bool mixed, bool frozen) {
+    const size_t used = strlen(f->path);
+    const unsigned char mark = f->mark[f->at++];
+    bool more = true;
+    int i;
+    mixed = mixed || (mark & (TE__OWNS_BASE | TE__HAS_TRAINABLE)) == (TE__OWNS_BASE | TE__HAS_TRAINABLE);
+    frozen = frozen || (mark & (TE__HAS_PARAMS | TE__HAS_TRAINABLE)) == TE__HAS_PARAMS;
+    for (i = 0; i < m->num_entries && more; i++) {
+        const te__entry *e = &m->entries[i];
+        const bool buffer = e->kind == TE_ENTRY_BUFFER;
+        bool casts;
+        te__path_append(f->path, used, e->name);
+        casts = buffer ? frozen || mixed : (!e->tensor->requires_grad || mixed) && !e->tensor->sharded;
+        casts = casts && !te__cast_keeps(&f->cast, f->path, e->kind) && !te__is_scaling_path(f->path, e->kind);
+        more = te__recast_add(&f->cast.list, e->tensor, casts ? f->cast.dtype : e->tensor->dtype, e->kind, !casts);
+    }
+    for (i = 0; i < m->num_children && more; i++) {
+        te__path_append(f->path, used, m->children[i]->name);
+        more = te__frozen_list(f, m->children[i], mixed, frozen);
+    }
+    f->path[used] = 0;
+    return more;
+}
+
+TE_API te_result te_cast_frozen_modules_to_compute_dtype(te_module *m, const te_cast_frozen_desc *desc) {
+    static const char who[] = "te_cast_frozen_modules_to_compute_dtype";
+    te__frozen f = TE_ZERO;
+    te_result result;
+    bool ok;
+    if (!m) return TE_ERR_STATE;
+    if (!desc || !desc->compute_dtype) return TE_OK;
+    result = te__recast_may(m, who);
+    if (result == TE_OK) result = te__want_floating(m->te, desc->compute_dtype, who, "compute_dtype");
+    if (result != TE_OK) return result;
+    f.cast = te__cast_of(m, desc->compute_dtype);
+    f.cast.sharded = false; /* sharded tensors stay by themselves here, and every word keeps parameters */
+    f.any_base = desc->any_frozen_base;
+    te_module_visit(m, te__count_module, &f.num);
+    f.mark = (unsigned char *)te__alloc_zero(m->te, (size_t)f.num);
+    if (!f.mark) return te_error_code(m->te);
+    te__frozen_mark(&f, m);
+    f.at = 0;
+    ok = te__frozen_list(&f, m, false, false);
+    te__free(m->te, f.mark, (size_t)f.num);
+    return te__recast_run(&f.cast.list, ok);
+}
+
+/* ==== model/lm_head.c =========================================================================================== */
+
+/* model/lm_head.c: the logits of a language model, of all positions or some. Knows tensors and one module, which computes them. */
+
+static const char te__param_dtype_key[] = "fsdp_param_dtype";
+
+TE_API te_result te_module_set_param_dtype(te_module *m, te_dtype dtype) {
+    if (!m) return TE_ERR_STATE;
+    if (!dtype) {
+        te_module_remove_attribute(m, te__param_dtype_key);
+        return TE_OK;
+    }
+    if (te__want_floating(m->te, dtype, "te_module_set_param_dtype", "dtype") != TE_OK) return TE_ERR_DTYPE;
+    return te_module_set_attribute(m, te__param_dtype_key, (void *)(uintptr_t)dtype, NULL);
+}
+TE_API te_dtype te_module_param_dtype(const te_module *m) {
+    void *value;
+    te_module_attribute(m, te__param_dtype_key, &value);
+    return (uintptr_t)value < (uintptr_t)TE_DTYPE_COUNT ? (te_dtype)(uintptr_t)value : TE_DTYPE_NONE;
+}
+
+/* The rows of x [b, s, h] at these positions of s. */
+static te_tensor *te__take_positions(te_tensor *x, te_tensor *positions) {
+    const int64_t b = x->shape[0], s = x->shape[1], h = x->shape[2], n = te__numel(positions);
+    int64_t shape[3];
+    te_tensor *rows;
+    shape[0] = s;
+    shape[1] = b * h;
+    rows = b == 1 ? x : te_tensor_contiguous(te_tensor_transpose(x, 0, 1));
+    rows = te_embedding_lookup(te_tensor_view(rows, 2, shape), positions); /* [n, b * h] */
+    if (b == 1) {
+        shape[0] = 1;
+        shape[1] = n;
+        shape[2] = h;
+        return te_tensor_view(rows, 3, shape);
+    }
+    shape[0] = n;
+    shape[1] = b;
+    shape[2] = h;
+    return te_tensor_contiguous(te_tensor_transpose(te_tensor_view(rows, 3, shape), 0, 1));
+}
+static te_tensor *te__keep_positions(te_tensor *x, const te_lm_head_options *o) {
+    const int axis = x->ndim == 2 ? 0 : 1;
+    const int64_t size = x->shape[axis], n = o->logits_to_keep;
+    if (o->positions) return axis == 0 ? te_embedding_lookup(x, o->positions) : te__take_positions(x, o->positions);
+    if (n == 0 || n >= size) return x; /* no view at all: one of a whole sharded tensor is more than its shard knows */
+    if (n > 0) return te_tensor_narrow(x, axis, size - n, n);
+    return te_tensor_narrow(x, axis, te__min(-n, size), size - te__min(-n, size));
+}
+static te_result te__lm_head_ok(te_module *head, const te_tensor *hidden, const te_lm_head_options *o) {
+    static const char who[] = "te_compute_lm_head_logits";
+    char text[TE__SHAPE_TEXT];
+    te_ctx *te = hidden->te;
+    if (te->error_code != TE_OK) return te->error_code;
+    if (!head) return TE_OK;
+    if (head->te != te) return te__fail(te, TE_ERR_INVALID, "%s: hidden is of another context (%s) than the head (%s)", who, te->device_name, head->te->device_name);
+    if (hidden->ndim < 2 || hidden->ndim > 3 || !te__is_floating(hidden))
+        return te__fail(te, hidden->ndim < 2 || hidden->ndim > 3 ? TE_ERR_SHAPE : TE_ERR_DTYPE, "%s: hidden is %s %s; [batch, positions, size] or [tokens, size] in f32, f16 or bf16 is needed", who,
+                        te_dtype_name(hidden->dtype), te__shape_text(hidden, text));
+    if (o->logits_to_keep < 0 && !o->negative_skips)
+        return te__fail(te, TE_ERR_INVALID, "%s: logits_to_keep is %lld; a number of last positions, or 0 for all, is needed (negative_skips: all but the first %lld)", who,
+                        (long long)o->logits_to_keep, (long long)-o->logits_to_keep);
+    if (o->positions && (o->logits_to_keep || o->positions->ndim != 1 || !te__is_index(o->positions->dtype)))
+        return te__fail(te, TE_ERR_INVALID, "%s: positions are %s %s beside logits_to_keep %lld; i32 or i64 of one dimension, and logits_to_keep 0, are needed", who,
+                        te_dtype_name(o->positions->dtype), te__shape_text(o->positions, text), (long long)o->logits_to_keep);
+    return TE_OK;
+}
+static te_tensor *te__as_batch(te_tensor *x) {
+    int64_t shape[3];
+    if (!x || x->ndim != 2) return x;
+    shape[0] = 1;
+    shape[1] = x->shape[0];
+    shape[2] = x->shape[1];
+    return te_tensor_view(x, 3, shape);
+}
+
+TE_API te_lm_head_result te_compute_lm_head_logits(te_module *lm_head, te_tensor *hidden, const te_lm_head_options *options) {
+    te_lm_head_options o = TE_ZERO;
+    te_lm_head_result out = TE_ZERO;
+    te_tensor *x, *keep[2];
+    te_dtype dtype;
+    if (!hidden) {
+        if (lm_head) te__fail(lm_head->te, TE_ERR_INVALID, "te_compute_lm_head_logits: hidden is NULL");
+        return out;
+    }
+    if (options) o = *options;
+    if (te__lm_head_ok(lm_head, hidden, &o) != TE_OK) return out;
+    te__frame_begin(hidden->te);
+    x = hidden;
+    if (lm_head) {
+        const te_tensor *weight = te_module_parameter(lm_head, "weight");
+        dtype = o.fp32_lm_head ? TE_F32 : te_module_param_dtype(lm_head) ? te_module_param_dtype(lm_head) : weight && te__is_floating(weight) ? weight->dtype : hidden->dtype;
+        x = te__keep_positions(x, &o);
+        x = te_forward(lm_head, te_tensor_cast(x, dtype));
+        if (o.fp32_lm_head) x = te_tensor_cast(x, hidden->dtype);
+    }
+    keep[0] = o.is_thd ? te__as_batch(x) : x;
+    keep[1] = !o.output_hidden_states ? NULL : o.is_thd ? te__as_batch(hidden) : hidden;
+    if (keep[0] && (keep[1] || !o.output_hidden_states)) {
+        out.logits = keep[0];
+        out.hidden_states = keep[1];
+    }
+    te__frame_end(hidden->te, keep, 2);
+    return out;
+}
+
 /* ==== report.c ================================================================================================== */
 
 /* report.c: warm-up, explanations of calls, the report on machine and context. Knows everything; nothing knows it. */
@@ -63136,6 +64661,7 @@ static void te__report_compiler(te__report_text *t) {
 
 TE_API size_t te_report(te_ctx *te, char *buffer, size_t size) {
     te__report_text t;
+    int i;
     t.buffer = buffer;
     t.size = buffer ? size : 0;
     t.used = 0;
@@ -63154,6 +64680,10 @@ TE_API size_t te_report(te_ctx *te, char *buffer, size_t size) {
                 (unsigned long long)m.device_allocs);
         te__say(&t, "kernels: %d loaded: %d compiled in %.2f s, %d from the cache, %d from PTX; %llu launches\n", j->loaded, j->compiled, j->compile_seconds, j->from_cache,
                 j->from_ptx, (unsigned long long)j->launches);
+        for (i = 0; te->patches && i < te_num_patches(te); i++) {
+            const te_patch_info p = te_patch_at(te, i);
+            te__say(&t, "patch %s: %s%s\n", p.name, p.state == TE_PATCH_APPLIED ? "" : p.state == TE_PATCH_SKIPPED ? "skipped: " : "waiting: ", p.why);
+        }
         if (j->cache_damaged) te__say(&t, "cache: %d damaged entries were replaced\n", j->cache_damaged);
         if (te->error_code != TE_OK) te__say(&t, "error: %s\n", te_error(te));
     }

@@ -247,12 +247,18 @@
 #include "io/onnx_moe.c"
 #include "io/onnx.c"
 #include "train/checkpoint.c"
+
+/* model: the layer of NeMo Automodel */
 #include "model/patches.c"
 #include "model/recast.c"
 #include "model/formats.c"
 #include "model/snapshots.c"
 #include "model/frozen.c"
 #include "model/lm_head.c"
+#include "model/backend_text.c"
+#include "model/backend.c"
+#include "model/backend_modules.c"
+#include "model/rope_config.c"
 #include "report.c"
 
 #endif /* TE_IMPLEMENTATION */

@@ -4301,7 +4301,7 @@ TE_API te_dtype te_module_param_dtype(const te_module *m);
 typedef struct te_lm_head_options {
     int64_t logits_to_keep;          /* n > 0: the last n positions (all if there are fewer); 0 => all. Negative: TE_ERR_INVALID; or: */
     bool negative_skips;             /* Automodel's (Python's) meaning of a negative one: all positions but the first -n */
-    te_tensor *positions;            /* in place of logits_to_keep: i64 or i32 [n] of positions to keep, on the device; NULL => not given */
+    te_tensor *positions;            /* in place of logits_to_keep: i64 or i32 [n] of positions to keep, on the device; one that is not there gives the logits of zeros. NULL => not given */
     bool is_thd;                     /* results [t, ...] of packed sequences become [1, t, ...] */
     bool fp32_lm_head;               /* the product is computed in f32, by a head that has f32 weights, and its result cast to the format of hidden */
     bool output_hidden_states;       /* hidden, whole, comes back beside the logits */
@@ -64714,7 +64714,7 @@ static te_tensor *te__take_positions(te_tensor *x, te_tensor *positions) {
     te_tensor *rows;
     shape[0] = s;
     shape[1] = b * h;
-    rows = b == 1 ? x : te_tensor_contiguous(te_tensor_transpose(x, 0, 1));
+    rows = te_tensor_contiguous(b == 1 ? x : te_tensor_transpose(x, 0, 1));
     rows = te_embedding_lookup(te_tensor_view(rows, 2, shape), positions); /* [n, b * h] */
     if (b == 1) {
         shape[0] = 1;
@@ -64730,7 +64730,7 @@ static te_tensor *te__take_positions(te_tensor *x, te_tensor *positions) {
 static te_tensor *te__keep_positions(te_tensor *x, const te_lm_head_options *o) {
     const int axis = x->ndim == 2 ? 0 : 1;
     const int64_t size = x->shape[axis], n = o->logits_to_keep;
-    if (o->positions) return axis == 0 ? te_embedding_lookup(x, o->positions) : te__take_positions(x, o->positions);
+    if (o->positions) return axis == 0 ? te_embedding_lookup(te_tensor_contiguous(x), o->positions) : te__take_positions(x, o->positions);
     if (n == 0 || n >= size) return x; /* no view at all: one of a whole sharded tensor is more than its shard knows */
     if (n > 0) return te_tensor_narrow(x, axis, size - n, n);
     return te_tensor_narrow(x, axis, te__min(-n, size), size - te__min(-n, size));

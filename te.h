@@ -158,6 +158,7 @@
  *     models      language models that exist, and their folders
  *     onnx        modules as ONNX files
  *     backend     which implementation each part of a model uses (NeMo Automodel)
+ *     lora        adapters beside frozen weights (NeMo Automodel)
  *     report      warm-up, explanations of calls, the report on machine and context
  */
 
@@ -3864,6 +3865,80 @@ typedef enum te_dispatcher_backend {
     TE_DISPATCHER_MOK = 5       /* external */
 } te_dispatcher_backend;
 
+/* ==== api/lora.h ================================================================================================ */
+
+/* api/lora.h: LoRA: models whose weights stay as they are, and learn by small matrices beside them (Hu et al. 2021), on te.h's Linear.
+ *
+ * A Linear with adapters computes y = x W^T + b + B(A(x) * alpha / dim): W and b are frozen, and its children lora_A [dim, in] and lora_B [out, dim] are
+ * trained, both Linears without a bias. The first product is the class's own forward: recipes, weights that are stored quantized and is_first_microbatch apply to it as to the
+ * adapters. The second factor of each pair begins at zero, so a model's outputs are at first what they were.
+ *
+ *     te_module *model = te_hf_open(te, "llama", NULL);
+ *     te_lora_apply(model, &(te_lora_desc){ .dim = 16 }, NULL);          // all modules called *_proj
+ *     te_optimizer *adam = te_fused_adam_create(te, model, NULL);        // of the adapters alone
+ *     ...
+ *     te_lora_save(model, "adapter");                                    // for the peft library
+ *     te_lora_merge(model);                                              // or as one model:
+ *     te_hf_save(model, "merged");
+ *
+ * Of PeftConfig these have no field: use_triton and use_memory_efficient_lora are choices of speed, and moe_rank_scaling is of experts, which Automodel's LoRA refuses where they are
+ * TransformerEngine's (GroupedLinear), as te.h does. Source: nemo_automodel.components._peft. */
+
+/* Where dropout stands. */
+typedef enum te_dropout_position {
+    TE_DROPOUT_POST = 0, /* behind lora_B */
+    TE_DROPOUT_PRE = 1   /* in front of lora_A */
+} te_dropout_position;
+/* The first values of lora_A. */
+typedef enum te_lora_init {
+    TE_LORA_XAVIER = 0, /* N(0, 2 / (in + dim)) */
+    TE_LORA_KAIMING = 1 /* uniform within +- 1 / sqrt(in) */
+} te_lora_init;
+/* Which Linears get adapters, and of what kind (Automodel: PeftConfig). Zero-initialised; lists are read during the call.
+ *
+ * A name is a path below the model, in which * (or .*) stands for any characters and ? for one; one without either also names all modules whose path ends in it behind a dot:
+ * "q_proj" is "model.layers.0.self_attn.q_proj" too. */
+typedef struct te_lora_desc {
+    const char *const *target_modules;  /* [num_target_modules]; NULL => "*_proj" */
+    int num_target_modules;
+    const char *const *exclude_modules; /* [num_exclude_modules] all Linears but these, in place of target_modules */
+    int num_exclude_modules;
+    bool match_all_linear;              /* all Linears, in place of both */
+    int dim;                            /* rank; 0 => 8 */
+    float alpha;                        /* 0 => 32 */
+    bool use_dora;                      /* refused, as by Automodel for TransformerEngine's Linear */
+    float dropout;                      /* probability, in training; 0 => none */
+    te_dropout_position dropout_position; /* 0 => behind lora_B */
+    te_lora_init lora_A_init;           /* 0 => xavier */
+    te_dtype lora_dtype;                /* of the adapters: f32, f16 or bf16; 0 => the weight's. Inputs are cast where they differ */
+    bool skip_freeze;                   /* parameters of modules without adapters go on as they are; false => all but adapters are frozen */
+} te_lora_desc;
+
+/* Gives adapters to the Linears of a tree that desc names (NULL: the default one), and freezes everything else. Writes their number into *num_modules, which may be NULL. Draws from
+ * the random state: ranks that share a weight take their parts of one draw, and adapters of a Linear divided by column or by row are divided with it. On TE_PARAMS_META adapters
+ * have no memory either. Allocates; optimizers are made afterwards.
+ *
+ * Nothing has changed after an error. TE_ERR_INVALID: numbers out of their range, no Linear of these names, a Linear that has adapters or a forward of its own. TE_ERR_UNSUPPORTED:
+ * use_dora; a target that multiplies and is no Linear (LayerNormLinear, LayerNormMLP, GroupedLinear); experts of a CausalLM, whose products are a GroupedLinear's. TE_ERR_STATE: in a
+ * graph's capture, and for modules of te_make_graphed_callables. Source: apply_lora_to_linear_modules. */
+TE_API te_result te_lora_apply(te_module *model, const te_lora_desc *desc, int *num_modules);
+/* Adds alpha / dim B A to each weight, summed in f32 and rounded once, or quantized anew by the weight's own quantizer, and takes the adapters away. Parameters stay frozen
+ * (te_module_set_requires_grad). An optimizer of the adapters has nothing to step any more: destroy it. TE_ERR_INVALID without adapters; TE_ERR_UNSUPPORTED for a weight that another
+ * module has as well; TE_ERR_STATE for one without memory, in a graph's capture, and for modules of te_make_graphed_callables. After TE_ERR_OUT_OF_MEMORY some modules are merged and the
+ * others have their adapters: outputs are the same, and the call may be repeated. */
+TE_API te_result te_lora_merge(te_module *model);
+/* Takes the adapters away and forgets them. Parameters stay frozen. The same errors, but for those of weights. */
+TE_API te_result te_lora_remove(te_module *model);
+/* Writes the adapters alone in the layout of the peft library, into a folder that is made if it is missing: adapter_model.safetensors with "base_model.model.PATH.lora_A.weight" and
+ * "... lora_B.weight", and adapter_config.json, where dropout is in front of lora_A, as peft has it. TE_ERR_INVALID without adapters; TE_ERR_UNSUPPORTED where ranks share one
+ * (te_model_save writes this rank's); else as te_safetensors_write. Syncs. */
+TE_API te_result te_lora_save(te_module *model, const char *folder);
+/* Reads such a folder, of peft or of te_lora_save: modules that the file names get adapters, with dropout in front of lora_A, unless they have some of the same rank; alpha is the
+ * file's; values are rounded to the adapters' format, which is the weight's where they are new. All but adapters are frozen. Nothing in the folder is trusted: TE_ERR_IO for what cannot
+ * be read, TE_ERR_FORMAT for damage, for tensors that are no adapter's of this model and for adapters that lack one, TE_ERR_SHAPE for shapes that are not the Linear's, TE_ERR_UNSUPPORTED
+ * for what the config asks for beyond LoRA (DoRA, biases, modules_to_save ...), and those of te_lora_apply. After any error but TE_ERR_IO all is as it was. Syncs. */
+TE_API te_result te_lora_load(te_module *model, const char *folder);
+
 /* ==== api/report.h ============================================================================================== */
 
 /* api/report.h: warm-up, explanations of calls, the report on machine and context. */
@@ -3955,6 +4030,7 @@ static inline te_result te_make_graphed_callables(te_ctx *te, te_module *const *
 static inline te_module *te_causal_lm_create(te_ctx *te, const te_causal_lm_desc &desc) { return te_causal_lm_create(te, &desc); }
 static inline te_module *te_sdpa_create(te_ctx *te, const te_sdpa_desc &desc) { return te_sdpa_create(te, &desc); }
 static inline te_module *te_hf_open(te_ctx *te, const char *folder, const te_hf_desc &desc) { return te_hf_open(te, folder, &desc); }
+static inline te_result te_lora_apply(te_module *model, const te_lora_desc &desc, int *num_modules) { return te_lora_apply(model, &desc, num_modules); }
 #define TE_OP_OVERLOAD(lower, UPPER, family) \
     static inline te_result te_op_##lower(te_ctx *te, const te_op_##lower##_args &args) { return te_op_##lower(te, &args); }
 TE_OP_LIST(TE_OP_OVERLOAD)
@@ -51401,6 +51477,8 @@ static bool te__module_is_transient(const te_module *m, const te_tensor *x) {
 
 /* ---- attributes ---- */
 
+#define TE__LORA "te.lora" /* the key of model/lora.c: a Linear with adapters */
+
 static te__attribute *te__module_attribute(const te_module *m, const char *key) {
     int i;
     for (i = 0; m && key && i < m->num_attributes; i++)
@@ -59627,6 +59705,16 @@ static bool te__hf_list_add(void *user, te_module *m, const char *path, te_tenso
     l->items[l->n++].tensor = x->quantized ? te_dequantize(x, TE_DTYPE_NONE) : x;
     return l->items[l->n - 1].tensor != NULL;
 }
+static void te__hf_list_free(te__hf_list *l) {
+    int i;
+    for (i = 0; i < l->n; i++) te__free_string(l->te, (char *)l->items[i].name);
+    te__free(l->te, l->items, (size_t)l->cap * sizeof(te_safetensors_item));
+}
+/* te_hf_open would not find a place for adapters. */
+static bool te__hf_has_no_adapters(void *user, te_module *m) {
+    (void)user;
+    return !te_module_attribute(m, TE__LORA, NULL);
+}
 
 TE_API te_result te_hf_save(te_module *model, const char *folder) {
     static const te_metadata format[1] = {{"format", "pt"}}; /* transformers asks for it */
@@ -59635,13 +59723,14 @@ TE_API te_result te_hf_save(te_module *model, const char *folder) {
     te__text path = TE_ZERO, why = TE_ZERO;
     te_result result;
     te_ctx *te;
-    int i;
     if (!model) return TE_ERR_STATE;
     te = model->te;
     if (te->error_code != TE_OK) return te->error_code;
     s = (const te__causal_lm *)model->state;
     if (model->cls != &te__causal_lm_class || !s->config || !folder)
         return te__fail(te, TE_ERR_INVALID, "te_hf_save: %s", folder ? "the model was not made by te_hf_open, and has no config.json" : "folder is NULL");
+    if (!te_module_visit(model, te__hf_has_no_adapters, NULL))
+        return te__fail(te, TE_ERR_INVALID, "te_hf_save: the model has adapters, which this layout has no names for; te_lora_merge them first, or te_lora_save them alone");
     l.te = te;
     te__frame_begin(te);
     te_no_grad_begin(te);
@@ -59653,8 +59742,7 @@ TE_API te_result te_hf_save(te_module *model, const char *folder) {
     if (result == TE_OK) result = te->error_code;
     te_no_grad_end(te);
     te__frame_end(te, NULL, 0);
-    for (i = 0; i < l.n; i++) te__free_string(te, (char *)l.items[i].name);
-    te__free(te, l.items, (size_t)l.cap * sizeof(te_safetensors_item));
+    te__hf_list_free(&l);
     te__text_free(&path);
     te__text_free(&why);
     return result;
@@ -62999,6 +63087,765 @@ TE_API te_result te_model_metadata(te_ctx *te, const char *path, const char *key
         memcpy(buffer, value, strlen(value) + 1);
     }
     te_safetensors_close(f);
+    return result;
+}
+
+/* ==== model/lora.c ============================================================================================== */
+
+/* model/lora.c: LoRA on Linears: choosing them, their adapters, the forward that adds these, merging and removing. Knows Linear and the module tree; must not know files. */
+
+/* What a Linear with adapters keeps, as its attribute TE__LORA. */
+typedef struct te__lora {
+    te_ctx *te;
+    int64_t dim;
+    float alpha, dropout;
+    te_dropout_position position;
+} te__lora;
+
+static te__lora *te__lora_of(const te_module *m) {
+    void *value = NULL;
+    return te_module_attribute(m, TE__LORA, &value) ? (te__lora *)value : NULL;
+}
+static void te__lora_free(void *value) {
+    te__lora *l = (te__lora *)value;
+    te__free(l->te, l, sizeof(*l));
+}
+
+/* The names from the child of `root` down to m; "" for `root` itself. */
+static const char *te__path_below(const te_module *root, const te_module *m, char *buffer, size_t size) {
+    const te_module *chain[TE_MAX_MODULE_DEPTH];
+    int n = 0;
+    for (; m && m != root && n < TE_MAX_MODULE_DEPTH; m = m->parent) chain[n++] = m;
+    return te__join_names(chain, n, buffer, size);
+}
+static te_tensor *te__lora_weight(te_module *m, const char *adapter) { return te_module_parameter(te_module_find(m, adapter), "weight"); }
+
+/* ---- forward ---- */
+
+static te_result te__lora_forward(te_module *m, te_forward_args *args) {
+    const te__lora *l = te__lora_of(m);
+    const te_tensor *a = te__lora_weight(m, "lora_A");
+    const float p = te_module_is_training(m) ? l->dropout : 0.0f;
+    te_forward_args in = TE_ZERO;
+    te_tensor *x = args->input, *y;
+    te_result result;
+    if (args->fp8_output || args->fp8_grad)
+        return te__fail(m->te, TE_ERR_UNSUPPORTED, "LoRA: %s: the sum of two products stays in high precision: leave it false, or te_lora_merge first", args->fp8_output ? "fp8_output" : "fp8_grad");
+    result = m->cls->forward(m, args);
+    y = args->outputs.out;
+    if (result != TE_OK || !a || !y || (!y->buffer && !y->quantized)) return result; /* without memory: shapes alone came in */
+    te__hand_on(&in, args);
+    if (x->quantized && (p > 0.0f || x->dtype != a->dtype)) x = te_dequantize(x, x->dtype);
+    if (x && x->dtype != a->dtype) x = te_tensor_cast(x, a->dtype);
+    in.input = l->position == TE_DROPOUT_PRE ? te_dropout(x, p) : x;
+    /* the factor stands between the two products, as Automodel has it */
+    in.input = te_scale(te__run_child(m, "lora_A", &in), l->alpha / (float)l->dim);
+    x = te__run_child(m, "lora_B", &in);
+    if (l->position == TE_DROPOUT_POST) x = te_dropout(x, p);
+    if (x && x->dtype != y->dtype) x = te_tensor_cast(x, y->dtype);
+    return te__output(m, args, te_add(y, x));
+}
+
+/* ---- adapters ---- */
+
+static te_result te__lora_fill_uniform(void *user, te_tensor *weight) {
+    te_op_random_args args = TE_ZERO;
+    te__draw draw = te__rng_draw(weight->te, 1);
+    (void)user;
+    args.dst = weight;
+    args.kind = TE_RANDOM_UNIFORM;
+    args.b = 1.0f / sqrtf((float)te__cols(weight));
+    args.a = -args.b;
+    args.seed = draw.seed;
+    args.offset = draw.offset;
+    args.rng = draw.rng;
+    return te_op_random(weight->te, &args);
+}
+static te_result te__lora_fill_zero(void *user, te_tensor *weight) {
+    (void)user;
+    return te_tensor_fill(weight, 0.0);
+}
+
+static void te__lora_take_away(te_module *m) {
+    te_module_set_forward(m, NULL);
+    te_module_destroy(te_module_find(m, "lora_A"));
+    te_module_destroy(te_module_find(m, "lora_B"));
+    te_module_remove_attribute(m, TE__LORA);
+}
+
+/* A child of m, which is divided among m's ranks if m is divided in the same way. Under sequence parallelism ranks have different rows, so the gradient of a child that is not
+ * divided is this rank's part. */
+static bool te__lora_add_child(te_module *m, const char *name, int64_t in, int64_t out, te_parallel_mode mode, const te_init *init, te_dtype dtype) {
+    const te__linear_module *s = (const te__linear_module *)m->state;
+    const bool divided = m->parallel.size > 1 && s->desc.parallel.parallel_mode == mode;
+    te_linear_desc d = TE_ZERO;
+    te_module *child;
+    d.in_features = in;
+    d.out_features = out;
+    d.name = name;
+    d.gemm.no_bias = true;
+    d.gemm.params_dtype = dtype;
+    d.gemm.init = *init;
+    if (m->meta && !m->awaits_group) d.gemm.device = TE_PARAMS_META;
+    if (divided) {
+        d.parallel = s->desc.parallel;
+        d.parallel.tp_group = m->parallel.group;
+        d.parallel.tp_size = m->parallel.size;
+    }
+    child = te_linear_create(m->te, &d);
+    if (!child) return false;
+    if (!te_module_add_child(m, NULL, child)) {
+        te_module_destroy(child);
+        return false;
+    }
+    child->evaluating = m->evaluating;
+    if (m->parallel.sequence && !divided) te_tensor_set_sequence_parallel(te_module_parameter(child, "weight"), true);
+    return true;
+}
+
+/* Gives m its adapters; after a failure it has none. */
+static te_result te__lora_give(te_module *m, const te_lora_desc *d) {
+    const te__linear_module *s = (const te__linear_module *)m->state;
+    te_quantized_model_init_desc off = TE_ZERO;
+    te_init a = TE_ZERO, b = TE_ZERO;
+    te_dtype dtype = d->lora_dtype ? d->lora_dtype : m->entries[s->params.weights].tensor->dtype;
+    te__lora *l = (te__lora *)te__alloc_zero(m->te, sizeof(te__lora));
+    bool fine;
+    if (!l) return TE_ERR_OUT_OF_MEMORY;
+    l->te = m->te;
+    l->dim = d->dim;
+    l->alpha = d->alpha;
+    l->dropout = d->dropout;
+    l->position = d->dropout_position;
+    if (te_module_set_attribute(m, TE__LORA, l, te__lora_free) != TE_OK) {
+        te__lora_free(l);
+        return te_error_code(m->te);
+    }
+    if (d->lora_A_init == TE_LORA_XAVIER)
+        a.std = sqrtf(2.0f / (float)(s->desc.in_features + d->dim));
+    else
+        a.init_method = te__lora_fill_uniform;
+    b.init_method = te__lora_fill_zero;
+    off.not_enabled = true; /* adapters are trained: they are never stored quantized */
+    fine = te_quantized_model_init_begin(m->te, &off) == TE_OK;
+    if (fine) {
+        fine = te__lora_add_child(m, "lora_A", s->desc.in_features, d->dim, TE_PARALLEL_ROW, &a, dtype) &&
+               te__lora_add_child(m, "lora_B", d->dim, s->desc.out_features, TE_PARALLEL_COLUMN, &b, dtype);
+        te_quantized_model_init_end(m->te);
+    }
+    if (!fine) {
+        te__lora_take_away(m);
+        return te_error_code(m->te);
+    }
+    te_module_set_forward(m, te__lora_forward);
+    return TE_OK;
+}
+
+/* ---- choosing modules ---- */
+
+/* Modules of a tree. */
+typedef struct te__lora_list {
+    te_ctx *te;
+    te_module *root;
+    const te_lora_desc *desc;
+    te_module **list;
+    int n, cap;
+} te__lora_list;
+
+static bool te__lora_list_add(te__lora_list *l, te_module *m) {
+    if (!te__grow(l->te, (void **)&l->list, &l->cap, l->n, sizeof(te_module *))) return false;
+    l->list[l->n++] = m;
+    return true;
+}
+static void te__lora_list_free(te__lora_list *l) { te__free(l->te, l->list, (size_t)l->cap * sizeof(te_module *)); }
+
+/* `name` as te_lora_desc has it. Automodel's ".*" is "*". */
+static bool te__lora_name_matches(const char *name, const char *path) {
+    char pattern[TE__TREE_PATH];
+    size_t n = 0, length = strlen(path);
+    for (; *name && n + 1 < sizeof(pattern); name++)
+        if (!(name[0] == '.' && name[1] == '*')) pattern[n++] = *name;
+    pattern[n] = 0;
+    if (te__matches(pattern, path)) return true;
+    return !strpbrk(pattern, "*?") && length > n && path[length - n - 1] == '.' && strcmp(path + length - n, pattern) == 0;
+}
+static bool te__lora_any_matches(const char *const *names, int n, const char *path) {
+    int i;
+    for (i = 0; i < n; i++)
+        if (te__lora_name_matches(names[i], path)) return true;
+    return false;
+}
+static bool te__lora_wants(const te_lora_desc *d, bool linear, const char *path) {
+    if (d->match_all_linear) return linear;
+    if (d->num_exclude_modules) return linear && !te__lora_any_matches(d->exclude_modules, d->num_exclude_modules, path);
+    return d->num_target_modules ? te__lora_any_matches(d->target_modules, d->num_target_modules, path) : te__matches("*_proj", path);
+}
+
+/* Can m have adapters? False with the error. */
+static bool te__lora_can(te_module *m, const char *path) {
+    const te_module *up = m->parent ? m->parent->parent : NULL;
+    if (m->cls != &te__linear_class)
+        te__fail(m->te, TE_ERR_UNSUPPORTED, "LoRA: \"%s\" is a %s; adapters stand beside a Linear: name Linears alone", path, m->cls->name);
+    else if (up && up->cls == &te__experts_class)
+        te__fail(m->te, TE_ERR_UNSUPPORTED, "LoRA: \"%s\" is an expert's, and a GroupedLinear multiplies by the weights of all experts together; leave experts out (exclude_modules)", path);
+    else if (te__lora_of(m))
+        te__fail(m->te, TE_ERR_INVALID, "LoRA: \"%s\" has adapters already; te_lora_merge or te_lora_remove them first, or name other modules", path);
+    else if (m->own_forward)
+        te__fail(m->te, TE_ERR_INVALID, "LoRA: \"%s\" has a forward of its own, which adapters would replace; take it away first (te_module_set_forward with NULL)", path);
+    else
+        return true;
+    return false;
+}
+static bool te__lora_choose(void *user, te_module *m) {
+    te__lora_list *l = (te__lora_list *)user;
+    const bool linear = m->cls == &te__linear_class;
+    char buffer[TE__TREE_PATH];
+    const char *path = te__path_below(l->root, m, buffer, sizeof(buffer));
+    /* a pattern may well name containers, norms and embeddings: these are passed over */
+    if (!linear && m->cls != &te__grouped_class && m->cls != &te__layernorm_linear_class && m->cls != &te__layernorm_mlp_class) return true;
+    if (m->parent && te__lora_of(m->parent)) return true; /* an adapter */
+    if (!path[0]) path = m->name;
+    return !te__lora_wants(l->desc, linear, path) || (te__lora_can(m, path) && te__lora_list_add(l, m));
+}
+
+/* *d: the desc with its defaults; false with the error. */
+static bool te__lora_desc_ok(te_ctx *te, const te_lora_desc *desc, te_lora_desc *d) {
+    bool targets, excludes;
+    int i, names;
+    if (desc) *d = *desc;
+    if (d->dim == 0) d->dim = 8;
+    if (d->alpha == 0.0f) d->alpha = 32.0f;
+    targets = d->num_target_modules != 0;
+    excludes = d->num_exclude_modules != 0;
+    names = d->num_target_modules + d->num_exclude_modules;
+    if (d->use_dora)
+        te__fail(te, TE_ERR_UNSUPPORTED, "te_lora_apply: use_dora: DoRA is not there for TransformerEngine's Linear; leave it false");
+    else if (d->dim < 1 || !(fabsf(d->alpha) <= FLT_MAX) || !(d->dropout >= 0.0f && d->dropout < 1.0f))
+        te__fail(te, TE_ERR_INVALID, "te_lora_apply: dim %d, alpha %g, dropout %g; dim is at least 1, alpha finite, dropout from 0 to below 1", d->dim, (double)d->alpha, (double)d->dropout);
+    else if ((int)d->dropout_position < 0 || d->dropout_position > TE_DROPOUT_PRE || (int)d->lora_A_init < 0 || d->lora_A_init > TE_LORA_KAIMING)
+        te__fail(te, TE_ERR_INVALID, "te_lora_apply: dropout_position %d, lora_A_init %d; TE_DROPOUT_POST and TE_DROPOUT_PRE, TE_LORA_XAVIER and TE_LORA_KAIMING (0 and 1 each) are possible",
+                 (int)d->dropout_position, (int)d->lora_A_init);
+    else if (d->lora_dtype && !te__is_float(d->lora_dtype))
+        te__fail(te, TE_ERR_DTYPE, "te_lora_apply: lora_dtype %s; f32, f16 and bf16 are possible", te_dtype_name(d->lora_dtype));
+    else if (d->num_target_modules < 0 || d->num_exclude_modules < 0 || (targets && !d->target_modules) || (excludes && !d->exclude_modules))
+        te__fail(te, TE_ERR_INVALID, "te_lora_apply: %d target_modules (%s) and %d exclude_modules (%s); each number goes with a list of as many names", d->num_target_modules,
+                 d->target_modules ? "given" : "NULL", d->num_exclude_modules, d->exclude_modules ? "given" : "NULL");
+    else if ((int)targets + (int)excludes + (int)d->match_all_linear > 1)
+        te__fail(te, TE_ERR_INVALID, "te_lora_apply: %s and %s exclude each other; give one of target_modules, exclude_modules and match_all_linear",
+                 targets ? "target_modules" : "exclude_modules", d->match_all_linear ? "match_all_linear" : "exclude_modules");
+    else {
+        for (i = 0; i < names && (targets ? d->target_modules : d->exclude_modules)[i]; i++) {}
+        if (i == names) return true;
+        te__fail(te, TE_ERR_INVALID, "te_lora_apply: name %d of %d is NULL", i, names);
+    }
+    return false;
+}
+
+static bool te__has_no_graphs(void *user, te_module *m) {
+    (void)user;
+    return !m->graphed;
+}
+/* May modules of this tree change? Graphs of theirs would go on as they were captured. */
+static te_result te__lora_open(te_module *model, const char *who) {
+    const te_module *up;
+    bool graphed;
+    if (!model) return TE_ERR_STATE;
+    if (model->te->error_code != TE_OK) return model->te->error_code;
+    if (model->te->capture) return te__refuse_capture(model->te, who, "change modules before te_graph_begin");
+    graphed = !te_module_visit(model, te__has_no_graphs, NULL);
+    for (up = model->parent; up && !graphed; up = up->parent) graphed = up->graphed != NULL;
+    if (!graphed) return TE_OK;
+    return te__fail(model->te, TE_ERR_STATE, "%s: a module of the tree has graphs (te_make_graphed_callables), which would go on as they were; call it before these are made", who);
+}
+
+static bool te__lora_train(void *user, te_module *m) {
+    (void)user;
+    if (!te__lora_of(m)) return true;
+    te_module_set_requires_grad(m, false);
+    te_module_set_requires_grad(te_module_find(m, "lora_A"), true);
+    te_module_set_requires_grad(te_module_find(m, "lora_B"), true);
+    return true;
+}
+/* Freezes what is no adapter; `whole` false: of the modules with adapters alone. */
+static void te__lora_freeze(te_module *model, bool whole) {
+    if (whole) te_module_set_requires_grad(model, false);
+    te_module_visit(model, te__lora_train, NULL);
+}
+
+/* Gives adapters to all of a list, or to none. */
+static te_result te__lora_give_all(te__lora_list *l, const te_lora_desc *d) {
+    te__rng_state random = te__rng_now(l->te);
+    te_result result = TE_OK;
+    int i;
+    for (i = 0; i < l->n && result == TE_OK; i++) result = te__lora_give(l->list[i], d);
+    if (result == TE_OK) return result;
+    for (i--; i >= 0; i--) te__lora_take_away(l->list[i]);
+    te__rng_back(l->te, random);
+    return result;
+}
+
+TE_API te_result te_lora_apply(te_module *model, const te_lora_desc *desc, int *num_modules) {
+    te_lora_desc d = TE_ZERO;
+    te__lora_list l = TE_ZERO;
+    te_result result = te__lora_open(model, "te_lora_apply");
+    if (num_modules) *num_modules = 0;
+    if (result != TE_OK) return result;
+    if (!te__lora_desc_ok(model->te, desc, &d)) return te_error_code(model->te);
+    l.te = model->te;
+    l.root = model;
+    l.desc = &d;
+    if (!te_module_visit(model, te__lora_choose, &l)) result = te_error_code(l.te);
+    if (result == TE_OK && l.n == 0)
+        result = te__fail(l.te, TE_ERR_INVALID, "te_lora_apply: no Linear below \"%s\" is one of %s; te_module_print shows the names", model->name,
+                          d.match_all_linear ? "all" : d.num_exclude_modules ? "those that exclude_modules leave" : d.num_target_modules ? d.target_modules[0] : "*_proj");
+    if (result == TE_OK) result = te__lora_give_all(&l, &d);
+    if (result == TE_OK) {
+        te__lora_freeze(model, !d.skip_freeze);
+        if (num_modules) *num_modules = l.n;
+    }
+    te__lora_list_free(&l);
+    return result;
+}
+
+/* ---- merging and removing ---- */
+
+static bool te__lora_collect(void *user, te_module *m) { return !te__lora_of(m) || te__lora_list_add((te__lora_list *)user, m); }
+/* All modules of the tree that have adapters: one at least. */
+static te_result te__lora_all(te__lora_list *l, te_module *model, const char *who) {
+    l->te = model->te;
+    l->root = model;
+    if (!te_module_visit(model, te__lora_collect, l)) return te_error_code(l->te);
+    return l->n ? TE_OK : te__fail(l->te, TE_ERR_INVALID, "%s: no module below \"%s\" has adapters; te_lora_apply or te_lora_load gives them", who, model->name);
+}
+
+typedef struct te__holders {
+    const te_tensor *x;
+    int n;
+} te__holders;
+static bool te__count_holders(void *user, te_module *m, const char *path, te_tensor *x, te_entry_kind kind) {
+    te__holders *h = (te__holders *)user;
+    (void)m, (void)path, (void)kind;
+    h->n += x == h->x;
+    return true;
+}
+/* Can m's weights take their sums? */
+static te_result te__lora_mergeable(te_module *m) {
+    const te__linear_module *s = (const te__linear_module *)m->state;
+    te_module *root = m;
+    char path[256];
+    int i;
+    while (root->parent) root = root->parent;
+    te_module_path(m, path, sizeof(path));
+    if (m->meta || te_module_find(m, "lora_A")->meta || te_module_find(m, "lora_B")->meta)
+        return te__fail(m->te, TE_ERR_STATE, "te_lora_merge: \"%s\" or its adapters have no values yet; te_module_reset_parameters gives them", path);
+    for (i = 0; i < s->params.count; i++) {
+        te__holders h = TE_ZERO;
+        h.x = m->entries[s->params.weights + i].tensor;
+        if (h.x->quantized && !h.x->quantized->quantizer)
+            return te__fail(m->te, TE_ERR_STATE, "te_lora_merge: the weight of \"%s\" is quantized without its quantizer, and cannot take a new value", path);
+        te_module_visit_tensors(root, te__count_holders, &h);
+        if (h.n > 1) return te__fail(m->te, TE_ERR_UNSUPPORTED, "te_lora_merge: the weight of \"%s\" is that of %d modules, and the others would change with it; untie it first", path, h.n);
+    }
+    return TE_OK;
+}
+
+/* weight + factor * delta, summed in f32. */
+static te_result te__lora_merge_into(te_tensor *weight, te_tensor *delta, float factor) {
+    te_op_axpby_args sum = TE_ZERO;
+    te_result result;
+    sum.out = weight->quantized ? te_dequantize(weight, TE_F32) : weight;
+    sum.x = sum.out;
+    sum.y = delta;
+    sum.alpha = 1.0f;
+    sum.beta = factor;
+    result = sum.out && delta ? te_op_axpby(weight->te, &sum) : te_error_code(weight->te);
+    return result == TE_OK && weight->quantized ? te__primary_start(weight, sum.out) : result;
+}
+static te_result te__lora_merge(te_module *m) {
+    const te__linear_module *s = (const te__linear_module *)m->state;
+    const te__lora *l = te__lora_of(m);
+    te_ctx *te = m->te;
+    te_tensor *a, *b;
+    te_op_gemm_args gemm = TE_ZERO;
+    te_result result;
+    int64_t at = 0;
+    int i;
+    te__frame_begin(te);
+    te_no_grad_begin(te);
+    a = te_tensor_cast(te__lora_weight(m, "lora_A"), TE_F32);
+    b = te_tensor_cast(te__lora_weight(m, "lora_B"), TE_F32);
+    gemm.d = a && b ? te__empty_2d(te, TE_F32, te__rows(b), te__cols(a)) : NULL;
+    result = gemm.d ? te__product(te, b, false, a, false, &gemm) : te_error_code(te);
+    for (i = 0; i < s->params.count && result == TE_OK; i++) {
+        te_tensor *weight = m->entries[s->params.weights + i].tensor;
+        result = te__lora_merge_into(weight, te_tensor_narrow(gemm.d, 0, at, te__rows(weight)), l->alpha / (float)l->dim);
+        at += te__rows(weight);
+    }
+    te_no_grad_end(te);
+    te__frame_end(te, NULL, 0);
+    return result;
+}
+
+TE_API te_result te_lora_merge(te_module *model) {
+    te__lora_list l = TE_ZERO;
+    te_result result = te__lora_open(model, "te_lora_merge");
+    bool entered;
+    int i;
+    if (result != TE_OK) return result;
+    result = te__lora_all(&l, model, "te_lora_merge");
+    for (i = 0; i < l.n && result == TE_OK; i++) result = te__lora_mergeable(l.list[i]);
+    if (result == TE_OK) result = te__device_enter(l.te, &entered);
+    if (result == TE_OK) {
+        for (i = 0; i < l.n && result == TE_OK; i++) {
+            result = te__lora_merge(l.list[i]);
+            if (result == TE_OK) te__lora_take_away(l.list[i]);
+        }
+        te__device_leave(l.te, entered);
+    }
+    te__lora_list_free(&l);
+    return result;
+}
+TE_API te_result te_lora_remove(te_module *model) {
+    te__lora_list l = TE_ZERO;
+    te_result result = te__lora_open(model, "te_lora_remove");
+    int i;
+    if (result != TE_OK) return result;
+    result = te__lora_all(&l, model, "te_lora_remove");
+    for (i = 0; i < l.n && result == TE_OK; i++) te__lora_take_away(l.list[i]);
+    te__lora_list_free(&l);
+    return result;
+}
+
+/* ==== model/lora_files.c ======================================================================================== */
+
+/* model/lora_files.c: adapters as the peft library's folders: adapter_config.json and adapter_model.safetensors. Knows model/lora.c and the files; must not know what adapters compute. */
+
+#define TE__PEFT_PREFIX "base_model.model."
+enum { TE__PEFT_MAX_CONFIG = 1 << 24, TE__PEFT_NAME = TE__TREE_PATH + 64 };
+
+/* The name of an adapter's tensor in the file. */
+static const char *te__peft_name(const char *path, const char *adapter, char name[TE__PEFT_NAME]) {
+    snprintf(name, TE__PEFT_NAME, TE__PEFT_PREFIX "%s%s%s.weight", path, path[0] ? "." : "", adapter);
+    return name;
+}
+
+/* ---- writing ---- */
+
+/* Ranks and alphas that are not the first one's. */
+static void te__peft_put_pattern(te__text *t, const te__lora_list *l, const char *key, bool alpha) {
+    const te__lora *first = te__lora_of(l->list[0]);
+    char path[TE__TREE_PATH];
+    int i, n = 0;
+    te__text_printf(t, "  \"%s\": {", key);
+    for (i = 0; i < l->n; i++) {
+        const te__lora *x = te__lora_of(l->list[i]);
+        if (alpha ? x->alpha == first->alpha : x->dim == first->dim) continue;
+        te__text_put(t, n++ ? ", " : "");
+        te__json_put_string(t, te__path_below(l->root, l->list[i], path, sizeof(path)));
+        te__text_put(t, ": ");
+        te__text_number(t, alpha ? (double)x->alpha : (double)x->dim);
+    }
+    te__text_put(t, "},\n");
+}
+static void te__peft_put_config(te__text *t, const te__lora_list *l) {
+    const te__lora *first = te__lora_of(l->list[0]);
+    char path[TE__TREE_PATH];
+    int i;
+    te__text_put(t, "{\n");
+    te__peft_put_pattern(t, l, "alpha_pattern", true);
+    te__text_put(t, "  \"base_model_name_or_path\": null,\n  \"bias\": \"none\",\n  \"fan_in_fan_out\": false,\n  \"inference_mode\": true,\n  \"lora_alpha\": ");
+    te__text_number(t, (double)first->alpha);
+    te__text_put(t, ",\n  \"lora_dropout\": ");
+    te__text_number(t, (double)first->dropout);
+    te__text_printf(t, ",\n  \"peft_type\": \"LORA\",\n  \"r\": %lld,\n", (long long)first->dim);
+    te__peft_put_pattern(t, l, "rank_pattern", false);
+    te__text_put(t, "  \"target_modules\": [");
+    for (i = 0; i < l->n; i++) {
+        te__text_put(t, i ? ", " : "");
+        te__json_put_string(t, te__path_below(l->root, l->list[i], path, sizeof(path)));
+    }
+    te__text_put(t, "],\n  \"task_type\": \"CAUSAL_LM\",\n  \"use_dora\": false,\n  \"use_rslora\": false\n}\n");
+}
+
+static te_result te__lora_write(te__lora_list *l, te__hf_list *items, const char *folder, te__text *config, te__text *path, te__text *why) {
+    static const te_metadata format[1] = {{"format", "pt"}}; /* transformers asks for it */
+    static const char *const adapters[] = {"lora_A", "lora_B"};
+    char at[TE__TREE_PATH], name[TE__PEFT_NAME];
+    te_result result;
+    int i, k;
+    for (i = 0; i < l->n; i++) {
+        te__path_below(l->root, l->list[i], at, sizeof(at));
+        if (l->list[i]->parallel.size > 1)
+            return te__fail(l->te, TE_ERR_UNSUPPORTED, "te_lora_save: \"%s\" is shared by %d ranks, and each has its part of the adapters; te_model_save writes this rank's", at, l->list[i]->parallel.size);
+        for (k = 0; k < TE__COUNT(adapters); k++)
+            if (!te__hf_list_add(items, l->list[i], te__peft_name(at, adapters[k], name), te__lora_weight(l->list[i], adapters[k]), TE_ENTRY_PARAMETER)) return te_error_code(l->te);
+    }
+    te__peft_put_config(config, l);
+    if (config->oom) return te__fail(l->te, TE_ERR_OUT_OF_MEMORY, "%s", te__no_memory_text);
+    if (!te__dir_make(folder, why)) return te__fail(l->te, TE_ERR_IO, "%s", te__text_str(why));
+    if (!te__hf_join(path, l->te, folder, "adapter_model.safetensors")) return te_error_code(l->te);
+    result = te_safetensors_write(l->te, path->s, items->items, items->n, format, 1);
+    if (result != TE_OK || !te__hf_join(path, l->te, folder, "adapter_config.json")) return te_error_code(l->te);
+    return te__file_write_atomic(path->s, config->s, config->n, why) ? TE_OK : te__fail(l->te, TE_ERR_IO, "%s", te__text_str(why));
+}
+
+TE_API te_result te_lora_save(te_module *model, const char *folder) {
+    te__lora_list l = TE_ZERO;
+    te__hf_list items = TE_ZERO;
+    te__text config = TE_ZERO, path = TE_ZERO, why = TE_ZERO;
+    te_result result;
+    if (!model) return TE_ERR_STATE;
+    if (model->te->error_code != TE_OK) return model->te->error_code;
+    if (!folder) return te__fail(model->te, TE_ERR_INVALID, "te_lora_save: folder is NULL");
+    config.memory = &model->te->host_allocator;
+    items.te = model->te;
+    te__frame_begin(model->te);
+    result = te__lora_all(&l, model, "te_lora_save");
+    if (result == TE_OK) result = te__lora_write(&l, &items, folder, &config, &path, &why);
+    te__frame_end(model->te, NULL, 0);
+    te__hf_list_free(&items);
+    te__lora_list_free(&l);
+    te__text_free(&config);
+    te__text_free(&path);
+    te__text_free(&why);
+    return result;
+}
+
+/* ---- reading ---- */
+
+/* An alpha of one module. */
+typedef struct te__peft_alpha {
+    const char *path; /* points into the text */
+    float alpha;
+} te__peft_alpha;
+typedef struct te__peft {
+    te__json j;
+    te_module *model;
+    te_safetensors *file;
+    float alpha, dropout;
+    bool rslora;
+    te__peft_alpha *alphas;
+    int num_alphas, cap_alphas;
+    te__lora_list fresh; /* modules that get adapters, */
+    te__lora_list all;   /* and all that the file has some for */
+} te__peft;
+
+static bool te__peft_refuse(te__peft *p, const char *key, const char *what) {
+    p->j.failed = true;
+    te__fail(p->j.te, TE_ERR_UNSUPPORTED, "%s: \"%s\" is %s; te.h reads plain LoRA alone", p->j.path, key, what);
+    return false;
+}
+static bool te__peft_parse_alphas(te__peft *p) {
+    bool more;
+    for (more = te__json_open(&p->j, '{', '}'); more; more = te__json_more(&p->j, '}')) {
+        const char *path = te__json_string(&p->j);
+        if (!path || !te__json_expect(&p->j, ':') || !te__grow(p->j.te, (void **)&p->alphas, &p->cap_alphas, p->num_alphas, sizeof(te__peft_alpha))) return false;
+        p->alphas[p->num_alphas].path = path;
+        p->alphas[p->num_alphas++].alpha = (float)te__json_number(&p->j);
+    }
+    return !p->j.failed;
+}
+/* A value of whatever kind: does it ask for nothing (null, false, an empty list or object)? */
+static bool te__peft_is_nothing(te__json *j) {
+    int word;
+    te__json_space(j);
+    if (*j->at == '[' || *j->at == '{') {
+        const char close = *j->at == '[' ? ']' : '}';
+        return !te__json_open(j, *j->at, close) && !j->failed;
+    }
+    word = te__json_word(j);
+    return word == 0 || word == 2;
+}
+/* One key of the config. Which modules have adapters, and of what rank, the tensors themselves say. */
+static bool te__peft_take(te__peft *p, const char *key) {
+    static const char *const beyond[] = {"use_dora", "fan_in_fan_out", "modules_to_save", "lora_bias", "target_parameters", "trainable_token_indices", "use_qalora", "megatron_config",
+                                         "layer_replication", "alora_invocation_tokens"};
+    const char *text;
+    int i;
+    for (i = 0; i < TE__COUNT(beyond); i++)
+        if (strcmp(key, beyond[i]) == 0) return te__peft_is_nothing(&p->j) || p->j.failed || te__peft_refuse(p, key, "set");
+    if (strcmp(key, "peft_type") == 0) {
+        text = te__json_string(&p->j);
+        return text && (strcmp(text, "LORA") == 0 || te__peft_refuse(p, key, text));
+    }
+    if (strcmp(key, "bias") == 0) {
+        text = te__json_string(&p->j);
+        return text && (strcmp(text, "none") == 0 || te__peft_refuse(p, key, text));
+    }
+    if (strcmp(key, "lora_alpha") == 0)
+        p->alpha = (float)te__json_number(&p->j);
+    else if (strcmp(key, "lora_dropout") == 0)
+        p->dropout = (float)te__json_number(&p->j);
+    else if (strcmp(key, "use_rslora") == 0)
+        p->rslora = te__json_word(&p->j) == 1;
+    else if (strcmp(key, "alpha_pattern") == 0)
+        return te__peft_parse_alphas(p);
+    else
+        te__json_skip(&p->j, 0);
+    return !p->j.failed;
+}
+static bool te__peft_parse(te__peft *p, te__text *config) {
+    bool more;
+    p->alpha = 8.0f; /* peft's defaults */
+    p->j.part = "the text";
+    p->j.begin = p->j.at = config->s;
+    p->j.end = config->s + config->n;
+    for (more = te__json_open(&p->j, '{', '}'); more; more = te__json_more(&p->j, '}')) {
+        const char *key = te__json_string(&p->j);
+        if (!key || !te__json_expect(&p->j, ':') || !te__peft_take(p, key)) return false;
+    }
+    if (p->j.failed) return false;
+    if (fabsf(p->alpha) <= FLT_MAX && p->dropout >= 0.0f && p->dropout < 1.0f) return true;
+    te__fail(p->j.te, TE_ERR_FORMAT, "%s: lora_alpha is %g and lora_dropout %g; a finite number, and one from 0 to below 1, are needed", p->j.path, (double)p->alpha, (double)p->dropout);
+    return false;
+}
+
+/* The module that tensor e is an adapter of, and its path; NULL with the error. */
+static te_module *te__peft_module(te__peft *p, const te_safetensors_entry *e, bool *is_a, char path[TE__TREE_PATH]) {
+    const size_t before = strlen(TE__PEFT_PREFIX), tail = strlen(".lora_A.weight"), n = strlen(e->name);
+    const char *end = n > tail ? e->name + n - tail : "";
+    te_module *m = NULL;
+    *is_a = strcmp(end, ".lora_A.weight") == 0;
+    path[0] = 0;
+    if ((*is_a || strcmp(end, ".lora_B.weight") == 0) && te__starts_with(e->name, TE__PEFT_PREFIX) && n - tail + 1 >= before && n - tail < TE__TREE_PATH) {
+        if (n - tail > before) {
+            memcpy(path, e->name + before, n - tail - before);
+            path[n - tail - before] = 0;
+        }
+        m = te_module_find(p->model, path);
+        if (m && m->cls != &te__linear_class) m = NULL;
+    }
+    if (!m) te__st_fail(p->file, TE_ERR_FORMAT, "tensor " TE__ST_NAME " is no adapter of a Linear of this model; names are " TE__PEFT_PREFIX "PATH.lora_A.weight and ...lora_B.weight", e->name);
+    return m;
+}
+/* Is e, one of m's two adapters, as m, the other one and the adapters that m has already need it? */
+static bool te__peft_fits(te__peft *p, te_module *m, const te_safetensors_entry *e, bool is_a, const char *path) {
+    const te__linear_module *s = (const te__linear_module *)m->state;
+    const te__lora *l = te__lora_of(m);
+    const int64_t size = is_a ? s->desc.in_features : s->desc.out_features;
+    char name[TE__PEFT_NAME];
+    const te_safetensors_entry *other = te_safetensors_find(p->file, te__peft_name(path, is_a ? "lora_B" : "lora_A", name));
+    if (!other) return te__st_fail(p->file, TE_ERR_FORMAT, "tensor " TE__ST_NAME " is there without " TE__ST_NAME, e->name, name);
+    if (m->parallel.size > 1) return te__st_fail(p->file, TE_ERR_UNSUPPORTED, "\"%s\" is shared by %d ranks; te_model_load reads this rank's part of adapters", path, m->parallel.size);
+    if (m->meta) return te__st_fail(p->file, TE_ERR_STATE, "\"%s\" has no memory yet; te_module_reset_parameters gives it", path);
+    if (!te__is_float(e->dtype)) return te__st_fail(p->file, TE_ERR_DTYPE, "tensor " TE__ST_NAME " is %s; f32, f16 and bf16 are possible", e->name, te_dtype_name(e->dtype));
+    if (e->ndim != 2 || other->ndim != 2 || e->shape[is_a] != size || e->shape[!is_a] != other->shape[is_a] || e->shape[!is_a] < 1 || e->shape[!is_a] > INT32_MAX)
+        return te__st_fail(p->file, TE_ERR_SHAPE, "tensor " TE__ST_NAME " has %d dimensions, %lld and %lld; \"%s\" has %lld %s features, and both adapters one rank", e->name, e->ndim,
+                           (long long)e->shape[0], (long long)e->shape[1], path, (long long)size, is_a ? "input" : "output");
+    if (l && l->dim != e->shape[!is_a])
+        return te__st_fail(p->file, TE_ERR_SHAPE, "tensor " TE__ST_NAME " has rank %lld and the adapters of \"%s\" %lld; te_lora_remove those", e->name, (long long)e->shape[!is_a], path, (long long)l->dim);
+    return true;
+}
+static bool te__peft_lacks(te__peft *p, te_module *m) {
+    char path[TE__TREE_PATH], name[TE__PEFT_NAME];
+    te__path_below(p->model, m, path, sizeof(path));
+    if (te_safetensors_find(p->file, te__peft_name(path, "lora_A", name))) return false;
+    te__st_fail(p->file, TE_ERR_FORMAT, "there is no tensor " TE__ST_NAME ", and \"%s\" has adapters", name, path);
+    return true;
+}
+/* Compares the file with the model, and lists the modules. */
+static bool te__peft_check(te__peft *p) {
+    char path[TE__TREE_PATH];
+    te__lora_list have = TE_ZERO;
+    bool is_a, fine = true;
+    int i;
+    for (i = 0; i < te_safetensors_count(p->file); i++) {
+        const te_safetensors_entry *e = te_safetensors_at(p->file, i);
+        te_module *m = te__peft_module(p, e, &is_a, path);
+        if (!m || !te__peft_fits(p, m, e, is_a, path)) return false;
+        if (!is_a) continue;
+        if (!te__lora_of(m) && (!te__lora_can(m, path) || !te__lora_list_add(&p->fresh, m))) return false;
+        if (!te__lora_list_add(&p->all, m)) return false;
+    }
+    if (p->all.n == 0) return te__st_fail(p->file, TE_ERR_FORMAT, "there are no adapters in it");
+    have.te = p->j.te;
+    fine = te_module_visit(p->model, te__lora_collect, &have);
+    for (i = 0; i < have.n && fine; i++) fine = !te__peft_lacks(p, have.list[i]);
+    te__lora_list_free(&have);
+    return fine;
+}
+
+static te_result te__peft_read(te__peft *p, te_module *m, const char *adapter, const char *path) {
+    te_tensor *weight = te__lora_weight(m, adapter), *value;
+    char name[TE__PEFT_NAME];
+    te_result result;
+    te__frame_begin(p->j.te);
+    value = te_tensor_cast(te_safetensors_read(p->file, te__peft_name(path, adapter, name)), weight->dtype);
+    result = value ? te_tensor_copy(weight, value) : te_error_code(p->j.te);
+    te__frame_end(p->j.te, NULL, 0);
+    return result;
+}
+/* Reads the values of one module, whose alpha becomes the file's. */
+static te_result te__peft_fill(te__peft *p, te_module *m) {
+    te__lora *l = te__lora_of(m);
+    char path[TE__TREE_PATH];
+    te_result result;
+    int i;
+    te__path_below(p->model, m, path, sizeof(path));
+    result = te__peft_read(p, m, "lora_A", path);
+    if (result == TE_OK) result = te__peft_read(p, m, "lora_B", path);
+    if (result != TE_OK) return result;
+    l->alpha = p->alpha;
+    for (i = 0; i < p->num_alphas; i++)
+        if (te__lora_name_matches(p->alphas[i].path, path)) l->alpha = p->alphas[i].alpha;
+    if (p->rslora) l->alpha *= sqrtf((float)l->dim); /* its factor is alpha / sqrt(r) */
+    return TE_OK;
+}
+
+/* Adapters for the modules that lack them, each of the file's rank. */
+static te_result te__peft_give(te__peft *p) {
+    te_result result = TE_OK;
+    te_lora_desc d = TE_ZERO;
+    char path[TE__TREE_PATH], name[TE__PEFT_NAME];
+    int i;
+    d.alpha = p->alpha;
+    d.dropout = p->dropout;
+    d.dropout_position = TE_DROPOUT_PRE;
+    for (i = 0; i < p->fresh.n && result == TE_OK; i++) {
+        te__path_below(p->model, p->fresh.list[i], path, sizeof(path));
+        d.dim = (int)te_safetensors_find(p->file, te__peft_name(path, "lora_A", name))->shape[0];
+        result = te__lora_give(p->fresh.list[i], &d);
+    }
+    p->fresh.n = result == TE_OK ? i : i - (i > 0); /* those that have them now */
+    return result;
+}
+static te_result te__peft_load(te__peft *p, const char *folder, te__text *path, te__text *config, te__text *why) {
+    te_ctx *te = p->j.te;
+    te__rng_state random = te__rng_now(te);
+    te_result result;
+    int i;
+    if (!te__hf_join(path, te, folder, "adapter_config.json")) return te_error_code(te);
+    if (!te__file_read(path->s, TE__PEFT_MAX_CONFIG, config, why)) return te__fail(te, config->oom ? TE_ERR_OUT_OF_MEMORY : TE_ERR_IO, "%s", te__text_str(why));
+    p->j.path = path->s;
+    if (!te__peft_parse(p, config)) return te_error_code(te);
+    if (!te__hf_join(path, te, folder, "adapter_model.safetensors")) return te_error_code(te);
+    p->file = te_safetensors_open(te, path->s);
+    if (!p->file || !te__peft_check(p)) return te_error_code(te);
+    result = te__peft_give(p);
+    te__rng_back(te, random); /* the values that adapters begin with are replaced */
+    for (i = 0; i < p->all.n && result == TE_OK; i++) result = te__peft_fill(p, p->all.list[i]);
+    if (result == TE_OK) te__lora_freeze(p->model, true);
+    for (i = 0; i < p->fresh.n && result != TE_OK; i++) te__lora_take_away(p->fresh.list[i]);
+    return result;
+}
+
+TE_API te_result te_lora_load(te_module *model, const char *folder) {
+    te__peft p = TE_ZERO;
+    te__text config = TE_ZERO, path = TE_ZERO, why = TE_ZERO;
+    te_result result = te__lora_open(model, "te_lora_load");
+    if (result != TE_OK) return result;
+    if (!folder) return te__fail(model->te, TE_ERR_INVALID, "te_lora_load: folder is NULL");
+    p.model = model;
+    p.j.te = p.fresh.te = p.all.te = model->te;
+    config.memory = &model->te->host_allocator;
+    result = te__peft_load(&p, folder, &path, &config, &why);
+    te_safetensors_close(p.file);
+    te__lora_list_free(&p.fresh);
+    te__lora_list_free(&p.all);
+    te__free(model->te, p.alphas, (size_t)p.cap_alphas * sizeof(te__peft_alpha));
+    te__text_free(&config);
+    te__text_free(&path);
+    te__text_free(&why);
     return result;
 }
 

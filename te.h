@@ -159,6 +159,7 @@
  *     onnx        modules as ONNX files
  *     backend     which implementation each part of a model uses (NeMo Automodel)
  *     lora        adapters beside frozen weights (NeMo Automodel)
+ *     sharding    ranks with other data, and when they exchange gradients (NeMo Automodel)
  *     report      warm-up, explanations of calls, the report on machine and context
  */
 
@@ -1418,7 +1419,8 @@ typedef struct te_op_grouped_gemm_args {
  *               te_op_fp8_quantize: the f32 result is quantized without an intermediate rounding
  *   amax        f32 [1], optional: max(amax, max |y|), of FP8 before scaling, of a float y as it is stored; NaN left out
  *   y_amax      f32 [1], for a float y and in place of amax, optional: becomes max |y|, as by te_op_amax
- *   y_col       for an FP8 y, of its format, [N, ldc] with ldc >= M, optional: the transpose of y; columns from M on are written as 0 */
+ *   y_col       for an FP8 y, of its format, [N, ldc] with ldc >= M, optional: the transpose of y; columns from M on are written as 0
+ *   rounded     RMSNorm: x * rstd is rounded to x's format before gamma' multiplies it (transformers' LlamaRMSNorm, torch.nn.RMSNorm) */
 typedef struct te_norm_fwd_args {
     const te_tensor *x, *gamma, *beta;
     te_tensor *y, *mean, *rstd;
@@ -1427,6 +1429,7 @@ typedef struct te_norm_fwd_args {
     const te_tensor *scale;
     te_tensor *scale_inv, *amax;
     te_tensor *y_amax, *y_col;
+    bool rounded;
 } te_norm_fwd_args;
 typedef te_norm_fwd_args te_op_layernorm_fwd_args; /* x [.., N], gamma [N], beta [N] (optional) */
 typedef te_norm_fwd_args te_op_rmsnorm_fwd_args;   /* x [.., N], gamma [N] */
@@ -3865,6 +3868,230 @@ typedef enum te_dispatcher_backend {
     TE_DISPATCHER_MOK = 5       /* external */
 } te_dispatcher_backend;
 
+/* ---- what there is ---- */
+
+/* The packages that Automodel looks for, and the device. They choose defaults, and nothing else asks them. */
+typedef struct te_backend_capabilities {
+    bool have_te;      /* TransformerEngine: te.h itself */
+    bool have_deep_ep; /* an all-to-all of tokens: te.h's own */
+    bool have_gmm;     /* grouped products: te.h's own */
+    bool have_uccl_ep; /* the same all-to-all under its other name */
+    bool cuda;         /* the context runs on a GPU */
+} te_backend_capabilities;
+/* Those of the context: all of te.h's own, and cuda as te_ctx_is_cuda has it; or what te_backend_set_capabilities has said. All false for NULL.
+ * Source: HAVE_TE, HAVE_DEEP_EP, HAVE_GMM, HAVE_UCCL_EP. */
+TE_API te_backend_capabilities te_backend_get_capabilities(const te_ctx *te);
+/* Says that the context has these (copied), for tests and for the defaults of another machine; NULL => what it really has. */
+TE_API void te_backend_set_capabilities(te_ctx *te, const te_backend_capabilities *capabilities);
+
+/* ---- FP8 of a whole model ---- */
+
+/* The recipe of te_fp8_config. */
+typedef enum te_fp8_recipe {
+    TE_FP8_CURRENT = 0, /* te_recipe_current_scaling */
+    TE_FP8_BLOCK = 1,   /* te_recipe_block_scaling */
+    TE_FP8_MXFP8 = 2,   /* te_recipe_mxfp8; its codes are multiplied as bf16, of which a warning tells */
+    TE_FP8_OBJECT = 3   /* that of `object` */
+} te_fp8_recipe;
+/* Source: TEFp8Config. */
+typedef struct te_fp8_config {
+    te_fp8_recipe recipe;    /* 0 => current */
+    const te_recipe *object; /* with TE_FP8_OBJECT (borrowed while the config is in use) */
+} te_fp8_config;
+/* The recipe of a config, in *storage, or `object` itself. NULL without an error if the capabilities have no TransformerEngine, whatever the config says; NULL with
+ * TE_ERR_INVALID for a recipe outside of the list, or TE_FP8_OBJECT without an object. MXFP8 logs its warning each time. TEFp8Config.build_recipe. */
+TE_API const te_recipe *te_fp8_config_build_recipe(te_ctx *te, const te_fp8_config *config, te_recipe *storage);
+/* te_autocast_begin with that recipe, without a group for amaxes. config NULL, or no TransformerEngine: the region changes nothing, so one that is open outside goes
+ * on. Around forward and backward of each microbatch, in training and in validation. TEFp8Config.maybe_te_autocast. */
+TE_API te_result te_fp8_maybe_autocast_begin(te_ctx *te, const te_fp8_config *config);
+/* Closes it: te_autocast_end. */
+TE_API te_result te_fp8_maybe_autocast_end(te_ctx *te);
+/* Reads "current", "block" or "mxfp8" into *config. Any other name is TE_ERR_INVALID and names the nearest; with unknown_is_current it is current scaling, as in Automodel. */
+TE_API te_result te_fp8_config_parse(te_ctx *te, const char *name, bool unknown_is_current, te_fp8_config *config);
+
+/* ---- the config ---- */
+
+/* Of the dispatcher mok, which is external: values are checked and kept. Source: MoKBackendConfig. */
+typedef struct te_mok_backend_config {
+    int fwd_num_comm_sms;                     /* multiprocessors that communicate in the forward pass, positive and even; 0 => 40 */
+    int bwd_num_comm_sms;                     /* the same in the backward pass; 0 => 28 */
+    int minibatch_size;                       /* tokens, a multiple of 256; 0 => 4096 */
+    int macrobatch_size;                      /* tokens, a multiple of minibatch_size; 0 => 131072 */
+    double schedule_capacity_multiplier;      /* positive; 0 => 0.5 */
+    int all_gather_top_experts_chunk_bytes;   /* a multiple of 16; 0 => 2048 */
+} te_mok_backend_config;
+/* The parts of a model that run as graphs; bits of te_cuda_graph_config.modules. */
+typedef enum te_cuda_graph_module {
+    TE_CUDA_GRAPH_ATTN = 1,          /* a layer's attention with its projections */
+    TE_CUDA_GRAPH_TE_DPA = 2,        /* its DotProductAttention alone */
+    TE_CUDA_GRAPH_MOE_ROUTER = 4,    /* the gate */
+    TE_CUDA_GRAPH_MOE_PREPROCESS = 8 /* what the dispatcher hybridep does before it sends */
+} te_cuda_graph_module;
+/* Source: CudaGraphConfig. */
+typedef struct te_cuda_graph_config {
+    int modules; /* te_cuda_graph_module or-ed together; 0 => none */
+} te_cuda_graph_config;
+
+/* How a model is put together. Zero of every field is Automodel's default, which te_backend_config_validate puts in its place; fields whose default is true begin with no_.
+ * Source: nemo_automodel.components.models.common.BackendConfig. */
+typedef struct te_backend_config {
+    te_attn_backend attn;             /* 0 => te with CUDA, else sdpa */
+    te_linear_backend linear;         /* 0 => te with CUDA, else torch */
+    te_rms_norm_backend rms_norm;     /* 0 => torch_fp32 */
+    te_rope_backend rope;             /* 0 => torch */
+    te_switch rope_fusion;            /* cosine and sine stay f32 in the operation that rotates; 0 => off. On is turned off with a warning, as Automodel does, unless: */
+    bool keep_rope_fusion;            /* rope_fusion stays what it is, and 0 => on with CUDA. Without it, log-probabilities agree with those of transformers and vLLM, whose
+                                       * tables are rounded to the model's format */
+    te_experts_backend experts;       /* 0 => torch_mm with CUDA, else torch */
+    te_dispatcher_backend dispatcher; /* 0 => with CUDA deepep, or uccl_ep without deepep; else torch */
+    int dispatcher_num_sms;           /* multiprocessors that communicate; 0 => 20 */
+    bool no_dispatcher_share_token_dispatcher; /* each layer with experts has a manager of communication of its own; false => they share one */
+    bool dispatcher_async_dispatch;   /* dispatch and combine do not wait for each other's stream; deepep and uccl_ep read it */
+    te_mok_backend_config mok;        /* of the dispatcher mok */
+    te_switch enable_deepep;          /* gone from Automodel: a value is forgotten with a warning, and changes no other field */
+    bool fake_balanced_gate;          /* tokens go to experts in turn, whatever the router's weights */
+    double fake_gate_noise;           /* share of randomness in that; its range is not checked */
+    bool no_enable_hf_state_dict_adapter; /* files have the model's own names, not those of transformers */
+    bool enable_fsdp_optimizations;   /* gradients of shards are exchanged behind the last microbatch alone */
+    bool has_te_fp8;                  /* te_fp8 counts; false => no FP8 */
+    te_fp8_config te_fp8;             /* FP8 of the whole model */
+    te_dtype gate_precision;          /* of the router's product and scores; 0 => the input's format. te.h has no f64: "float64" is refused by te_backend_config_parse */
+    bool compile_attn;                /* kept and not read: te.h fuses without being told */
+    te_cuda_graph_config cuda_graph;  /* what runs as graphs */
+} te_backend_config;
+
+/* A config of defaults alone, each in its place, for such a machine; NULL => one without anything. */
+TE_API te_backend_config te_backend_config_defaults(const te_backend_capabilities *capabilities);
+/* Puts defaults in the place of zeros, by the context's capabilities, then applies Automodel's rules, in its order:
+ *
+ *      1  rope quack turns rope_fusion off, with a warning
+ *      2  rope_fusion is turned off, with a warning if it was on (keep_rope_fusion: not)
+ *      3  te_fp8 is checked           4  cuda_graph is checked: attn and te_dpa exclude each other, moe_preprocess needs moe_router
+ *      5  mok is checked              6  gate_precision is checked
+ *      7  enable_deepep is forgotten, with a warning
+ *      8  experts te or gmm, with a dispatcher that is none of deepep, hybridep, uccl_ep and mok: dispatcher torch and experts torch_mm, with a message of TE_LOG_INFO
+ *      9  cuda_graph: attn and te_dpa need attn te, and a te_fp8 object without fp8_dpa; attn also linear torch, rms_norm torch and rope_fusion off; moe_router needs
+ *         fake_balanced_gate off; moe_preprocess needs the dispatcher hybridep
+ *     10  te_fp8 needs linear te or experts te (after rule 8)
+ *
+ * The messages of rules 7 and 8 come from rank 0 of `group` alone; NULL => from every rank. A value outside of its list is TE_ERR_INVALID before all rules (Automodel fails where it
+ * is used). On an error *config is what it was. Whether the chosen implementations exist is not asked: the functions that make modules refuse those that te.h does not have. */
+TE_API te_result te_backend_config_validate(te_ctx *te, te_backend_config *config, const te_group *group);
+
+/* Sets the fields that `text` names: "attn=te,linear=torch,rope_fusion=true,dispatcher_num_sms=24,te_fp8=block,cuda_graph=attn+moe_router,mok.minibatch_size=512". Names and values
+ * are Automodel's ("dispatcher_share_token_dispatcher=false" sets no_dispatcher_share_token_dispatcher), those of a group stand behind its name and a dot; spaces around them
+ * do not count. A name that is not known, given twice, or without a value, and a value that is not possible are TE_ERR_INVALID, with the field, the value, what is possible and the
+ * nearest of that; *config is then what it was. Rules are te_backend_config_validate's. */
+TE_API te_result te_backend_config_parse(te_ctx *te, const char *text, te_backend_config *config);
+/* Writes the fields that are not zero as te_backend_config_parse reads them (te_fp8 with an object as "object", which it does not read) into buffer (truncated to fit); returns the
+ * length of the whole text. */
+TE_API size_t te_backend_config_print(const te_backend_config *config, char *buffer, size_t size);
+/* The value of one name, of the field "attn", "linear", "rms_norm", "rope", "experts" or "dispatcher", into *value, as its enumerator. Errors as te_backend_config_parse. */
+TE_API te_result te_backend_parse(te_ctx *te, const char *field, const char *name, int *value);
+/* The name of a value of such a field (static); "default" for its 0, unless that has a name; "?" outside of the list, and for another field. */
+TE_API const char *te_backend_name(const char *field, int value);
+
+/* ---- modules by backend ---- */
+
+/* Options of te_initialize_linear_module. */
+typedef struct te_linear_module_desc {
+    te_linear_backend linear_impl;     /* 0 => te with CUDA, else torch */
+    int64_t in_features, out_features; /* last sizes of x and y; at least 1 */
+    bool bias;                         /* with a bias */
+    te_params_device device;           /* of parameters; 0 => the context's */
+    te_dtype dtype;                    /* of parameters: f32, f16 or bf16; 0 => bf16 */
+    const char *name;                  /* copied; NULL => "linear" */
+} te_linear_module_desc;
+/* y = x W^T + b: te: Linear. torch: in high precision whatever recipe is in force, never stored quantized, weight and bias beginning uniform on
+ * [-1 / sqrt(in), 1 / sqrt(in)] (torch.nn.Linear). Parameters: weight [out, in], bias [out]. TE_ERR_UNSUPPORTED for quack, TE_ERR_INVALID outside of the list.
+ * Source: initialize_linear_module. */
+TE_API te_module *te_initialize_linear_module(te_ctx *te, const te_linear_module_desc *desc);
+
+/* Options of te_initialize_rms_norm_module and te_float32_rms_norm_create. */
+typedef struct te_rms_norm_module_desc {
+    te_rms_norm_backend rms_norm_impl; /* 0 => torch_fp32; not read by te_float32_rms_norm_create */
+    int64_t dim;                       /* last size of x; at least 1 */
+    float eps;                         /* added to the mean square; 0 => 1e-5 */
+    te_params_device device;           /* of the weight; 0 => the context's */
+    te_dtype dtype;                    /* of the weight: f32, f16 or bf16; 0 => bf16 */
+    const char *name;                  /* copied; NULL => "rmsnorm" */
+} te_rms_norm_module_desc;
+/* x / sqrt(mean of squares + eps) * weight: te: RMSNorm. torch_fp32: Float32RMSNorm, which is the same numbers; autocast quantizes neither, but inside a Sequential a product behind a te norm
+ * reads its codes. torch: the normalised row is rounded to x's format before the weight multiplies it (torch.nn.RMSNorm, transformers' LlamaRMSNorm); its gradient is that of the unrounded
+ * formula, in f32. Every backend runs te_op_rmsnorm_fwd and _bwd. Parameter: weight [dim], ones. TE_ERR_UNSUPPORTED for quack, TE_ERR_INVALID outside of the list.
+ * Source: initialize_rms_norm_module. */
+TE_API te_module *te_initialize_rms_norm_module(te_ctx *te, const te_rms_norm_module_desc *desc);
+/* Float32RMSNorm: te_float32_rms_norm with a weight of any format. */
+TE_API te_module *te_float32_rms_norm_create(te_ctx *te, const te_rms_norm_module_desc *desc);
+/* weight * x / sqrt(mean(x^2) + eps) over the last dimension of x [.., N], in f32 throughout and rounded once, to x's format; weight [N] of any float format. Gradients: with s = 1 / sqrt(..),
+ * n = x s, g = dy weight: dx = s (g - n mean(g n)), dweight = the sum over rows of dy n, each summed in f32 and rounded once. eps 0 => 1e-5. Differentiable; allocates. te_rmsnorm by another
+ * name. Source: _float32_rms_norm_fwd. */
+TE_API te_tensor *te_float32_rms_norm(te_tensor *x, te_tensor *weight, float eps);
+
+/* ---- shapes without memory ---- */
+
+/* Has x no memory: NULL, or of te_tensor_describe (a META tensor)? The forward functions of Linear, LayerNorm, RMSNorm and of the modules above give for such an input an output that is
+ * described as well, of x's format and launch nothing, so a model says its shapes. A tensor with a size of 0 is real, and goes the usual way, gradients included.
+ * Source: is_tensor_unallocated, and the lazy patcher of TransformerEngine's classes. */
+TE_API bool te_is_tensor_unallocated(const te_tensor *x);
+/* on: tensors without elements count as unallocated too, as in Automodel: Linear and RMSNorm then give a new empty tensor without history. Off by default. */
+TE_API void te_set_empty_is_unallocated(te_ctx *te, bool on);
+
+/* ---- the place in a step ---- */
+
+/* The microbatch of calls of Linear and GroupedLinear that do not give is_first_microbatch; one that is given counts. NONE by default. The kept weights notice every write, so LATER after an
+ * optimizer's step quantizes them anew (Automodel multiplies by the old ones). Source: IS_FIRST_MICROBATCH. */
+TE_API void te_set_is_first_microbatch(te_ctx *te, te_microbatch value);
+TE_API te_microbatch te_get_is_first_microbatch(const te_ctx *te); /* NONE for NULL */
+/* Does the backward pass that comes end the step? False by default. Source: IS_OPTIM_STEP. */
+TE_API void te_set_is_optim_step(te_ctx *te, bool value);
+TE_API bool te_get_is_optim_step(const te_ctx *te); /* false for NULL */
+
+/* Called for a part of a model by the functions below; `user` is the struct's. Each may be NULL. Returns TE_OK, or an error's code. */
+typedef struct te_step_hooks {
+    te_result (*prepare_for_grad_accumulation)(te_module *part, void *user);
+    te_result (*prepare_for_final_backward)(te_module *part, void *user);
+    void *user; /* borrowed */
+} te_step_hooks;
+/* Gives a module its hooks (borrowed for its lifetime; NULL takes them away). */
+TE_API te_result te_module_set_step_hooks(te_module *m, const te_step_hooks *hooks);
+/* Before the first microbatch of a step: is_optim_step false, is_first_microbatch FIRST; then, unless pp_enabled, the hooks of parts[0 .. num_parts - 1] (borrowed for the call; a NULL is passed
+ * over). The first hook that fails ends it with its code. */
+TE_API te_result te_prepare_for_grad_accumulation(te_ctx *te, te_module *const *parts, int num_parts, bool pp_enabled);
+/* Before the last microbatch: is_optim_step true; then the hooks likewise. */
+TE_API te_result te_prepare_for_final_backward(te_ctx *te, te_module *const *parts, int num_parts, bool pp_enabled);
+/* After forward and backward of the first microbatch: is_first_microbatch LATER. */
+TE_API void te_prepare_after_first_microbatch(te_ctx *te);
+
+/* ---- rotary embeddings ---- */
+
+enum { TE_MAX_ROPE_FACTORS = 256 }; /* the most factors of a list of longrope: heads of up to 512 channels */
+/* The rotary embedding of a model, as its config.json has it. Numbers that it does not give are 0. */
+typedef struct te_rope_config {
+    double rope_theta;            /* the base */
+    double partial_rotary_factor; /* the share of a head's channels that are rotated; 1 where it is not given */
+    const char *rope_parameters;  /* the object that these were read from, in the caller's text (borrowed); NULL: there is none */
+    size_t rope_parameters_size;  /* its bytes */
+    char rope_type[32];           /* "yarn" ...; "" where it is not given */
+    double factor, beta_fast, beta_slow, mscale, mscale_all_dim, attention_factor, low_freq_factor, high_freq_factor; /* of the types, by these names */
+    bool no_truncate;             /* "truncate": false */
+    int64_t original_max_position_embeddings, max_position_embeddings; /* the second is the config's own */
+    int num_short_factors, num_long_factors;                                   /* of longrope: */
+    float short_factor[TE_MAX_ROPE_FACTORS], long_factor[TE_MAX_ROPE_FACTORS]; /* the lists */
+} te_rope_config;
+/* Reads "rope_parameters" of `config`, the text of a config.json. No older key takes their place. TE_ERR_FORMAT if they are missing or null, if they have no rope_theta, or for a number that is
+ * given as something else. Source: get_rope_config. */
+TE_API te_result te_get_rope_config(te_ctx *te, const char *config, te_rope_config *rope);
+/* The same as models of the Llama family do it: "rope_parameters", or "rope_scaling", or none; without a rope_theta there, that of `config`, else 10000. */
+TE_API te_result te_get_llama_rope_config(te_ctx *te, const char *config, te_rope_config *rope);
+/* Fills *rotary as Automodel's models with experts rotate, whatever rope_type says: with a factor above 1 frequencies are YaRN's, between pairs that need not be whole
+ * numbers, with beta_fast (0 => 32), beta_slow (0 => 1) and original_max_position_embeddings (0 => 4096); attention_factor 0.1 ln(factor) + 1. Else they stay as they are. TE_ERR_INVALID unless
+ * 0 < low < high < dim / 2 - 1 for the two pairs of YaRN, dim = floor(head_dim * partial_rotary_factor) even. Source: gpt_oss RotaryEmbedding. */
+TE_API te_result te_rope_config_moe_rotary(te_ctx *te, const te_rope_config *rope, int head_dim, te_rotary_desc *rotary);
+/* Fills *rotary by rope_type, as transformers does: default, linear, dynamic, llama3, yarn, longrope (its lists are read from *rope, which must live as long as the desc is used).
+ * TE_ERR_INVALID for another name, with the nearest, TE_ERR_FORMAT for a number that the type needs and that is missing or out of range. */
+TE_API te_result te_rope_config_llama_rotary(te_ctx *te, const te_rope_config *rope, int head_dim, te_rotary_desc *rotary);
+
 /* ==== api/lora.h ================================================================================================ */
 
 /* api/lora.h: LoRA: models whose weights stay as they are, and learn by small matrices beside them (Hu et al. 2021), on te.h's Linear.
@@ -3900,9 +4127,9 @@ typedef enum te_lora_init {
  * "q_proj" is "model.layers.0.self_attn.q_proj" too. */
 typedef struct te_lora_desc {
     const char *const *target_modules;  /* [num_target_modules]; NULL => "*_proj" */
-    int num_target_modules;
+    int num_target_modules;             /* how many */
     const char *const *exclude_modules; /* [num_exclude_modules] all Linears but these, in place of target_modules */
-    int num_exclude_modules;
+    int num_exclude_modules;            /* how many */
     bool match_all_linear;              /* all Linears, in place of both */
     int dim;                            /* rank; 0 => 8 */
     float alpha;                        /* 0 => 32 */
@@ -3939,6 +4166,94 @@ TE_API te_result te_lora_save(te_module *model, const char *folder);
  * for what the config asks for beyond LoRA (DoRA, biases, modules_to_save ...), and those of te_lora_apply. After any error but TE_ERR_IO all is as it was. Syncs. */
 TE_API te_result te_lora_load(te_module *model, const char *folder);
 
+/* ==== api/sharding.h ============================================================================================ */
+
+/* api/sharding.h: data parallelism: ranks that have the same model and other data, and when they exchange gradients.
+ *
+ * A unit is a module whose gradients are exchanged together: those of the parameters below it that belong to no unit further down. At the end of each te_backward (with
+ * delay_wgrad_compute: of the te_backward_dw that computes the last gradient) units whose requires_gradient_sync is set add up their gradients over their group, in f32 and rounded
+ * once, and divide them by its number of ranks; the others keep theirs, to which the next microbatch adds. So a step of several microbatches exchanges once:
+ *
+ *     te_data_parallel(model, &(te_data_parallel_desc){ .group = group });
+ *     for (int i = 0; i < n; i++) {
+ *         te_model_set_requires_grad_sync(model, i == n - 1);
+ *         te_backward(te_scale(loss_of(model, batch[i]), 1.0f / n));
+ *     }
+ *     te_optimizer_step(adam);                                           // the same on all ranks
+ *
+ * The exchanges are part of te_backward: all ranks call it alike, and each of its calls reaches the parameters of the model or none of them does. A parameter that has no gradient on this
+ * rank gets the others'; where no rank has one, none is made. te.h's parameters are whole on every rank: units say when gradients travel, and no memory is saved.
+ *
+ * Source: torch.nn.parallel.DistributedDataParallel, torch.distributed.fsdp (FSDPModule), nemo_automodel.components.moe.fsdp_mixin. */
+
+/* The three flags of a unit (FSDPModule's set_is_last_backward, set_reshard_after_backward and set_requires_gradient_sync). All are true in a new unit. */
+typedef struct te_fsdp_state {
+    bool is_last_backward;       /* the backward pass that comes is the step's last: for post_backward functions; te.h's own exchange does not look at it */
+    bool reshard_after_backward; /* parameters that post_backward functions have gathered may go; te.h's own are whole, and stay */
+    bool requires_gradient_sync; /* gradients are exchanged */
+} te_fsdp_state;
+
+/* How the gradients of a unit are exchanged. Zero-initialised; copied. */
+typedef struct te_data_parallel_desc {
+    te_group *group;               /* the ranks with other data (borrowed for the unit's lifetime, of the module's context); NULL => one rank */
+    float gradient_divide_factor;  /* sums are divided by it; 0 => by the number of ranks */
+    bool no_init_sync;             /* te_data_parallel: parameters and buffers stay what they are; false => they become rank 0's */
+    /* An exchange of the program's own, in place of te.h's: called once te_backward has gradients and the unit's flag is set. Returns TE_OK, or an error's code. NULL => te.h's. */
+    te_result (*post_backward)(void *user, te_module *unit);
+    /* Called behind the exchanges of all units by te_stage_backward and te_fsdp_post_backward. NULL => nothing. */
+    te_result (*root_post_backward)(void *user, te_module *unit);
+    void *user;                    /* handed to both; borrowed for the unit's lifetime */
+} te_data_parallel_desc;
+
+/* Makes the tree of m one unit (DistributedDataParallel); desc NULL takes that back. Parameters and buffers become rank 0's first (TE_ERR_UNSUPPORTED for weights that are stored
+ * quantized: seed all ranks alike and set no_init_sync): all ranks call it. TE_ERR_INVALID for a module that te_fsdp_unit has made one, a group of another context, or a factor
+ * that is negative or not finite; TE_ERR_STATE inside a graph's capture. Allocates; syncs if the group does. */
+TE_API te_result te_data_parallel(te_module *m, const te_data_parallel_desc *desc);
+/* Makes m a unit among others of its tree (fully_shard, of gradients alone); desc NULL takes that back. Its parameters stay what they are. The same errors. */
+TE_API te_result te_fsdp_unit(te_module *m, const te_data_parallel_desc *desc);
+/* Writes the flags of a unit (of either kind) into *state, and returns true; false for any other module. */
+TE_API bool te_fsdp_get_state(const te_module *m, te_fsdp_state *state);
+/* Sets them, of the unit and of all units below it. TE_ERR_INVALID for a module that is no unit. */
+TE_API te_result te_fsdp_set_state(te_module *m, te_fsdp_state state);
+
+/* Calls `visit` with the units of a model that Automodel drives, each once: the model itself, its child `model`, embed_tokens of that, lm_head, the multimodal towers and projectors with
+ * all that is below them (vision_tower, visual, multi_modal_projector ...), the experts of each layer (layers.N.mlp.experts, .moe.experts, and te.h's .block_sparse_moe.experts), and the
+ * blocks below mtp.layers with theirs. Modules that are no units are passed over. Returns false if `visit` has stopped it or is NULL. Source: _iter_fsdp_modules. */
+TE_API bool te_fsdp_units_visit(te_module *model, te_module_visit_fn visit, void *user);
+/* Sets all three flags of these units, and of the units below them, to `on`. Source: MoEFSDPSyncMixin. */
+TE_API te_result te_model_set_requires_grad_sync(te_module *model, bool on);
+/* on (enable_fsdp_optimizations of te_backend_config): te_prepare_for_grad_accumulation sets the flags of the model's units to false, and te_prepare_for_final_backward to true; the model's
+ * te_step_hooks are these from here on. Off, the default: both leave them as they are. */
+TE_API te_result te_model_set_fsdp_optimizations(te_module *model, bool on);
+/* Exchanges the gradients of one unit now if its flag says so (its post_backward, if it has one), then calls its root_post_backward. TE_ERR_INVALID for a module that is no unit. */
+TE_API te_result te_fsdp_post_backward(te_module *unit);
+
+/* What a pipeline's schedule asks of a stage. */
+typedef enum te_backward_type {
+    TE_BACKWARD_FULL = 0,  /* gradients of inputs and weights ("full") */
+    TE_BACKWARD_INPUT = 1, /* of inputs: te_backward, where modules with delay_wgrad_compute leave the weights' for later ("input") */
+    TE_BACKWARD_WEIGHT = 2 /* of the weights that were left: te_backward_dw ("weight") */
+} te_backward_type;
+/* The backward pass of a pipeline's stage for one of its microbatches. Zero-initialised. */
+typedef struct te_stage_backward_desc {
+    te_backward_type type;           /* 0 => full */
+    te_tensor *const *stage_outputs; /* [num_outputs] what the stage's forward has made: the last stage's loss, of one element, or tensors whose gradients come from the next stage; not read by weight */
+    te_tensor *const *output_grads;  /* [num_outputs] of the same shapes; NULL, or a NULL in it: a loss */
+    int num_outputs;                 /* how many; at least 1, but for weight */
+    bool last_backward;              /* the stage's last of the schedule */
+    bool reduce_grad_per_microbatch; /* a stage that is a unit itself exchanges with each microbatch */
+} te_stage_backward_desc;
+/* Runs it, and decides whether gradients are exchanged:
+ *
+ *     the stage is one unit by te_data_parallel     only if last_backward
+ *     the stage is a unit by te_fsdp_unit           all flags of it false (reduce_grad_per_microbatch: true); if last_backward, afterwards true, and all units below it exchange
+ *     te_model_set_fsdp_optimizations(stage, true)  all flags of te_fsdp_units_visit's false; if last_backward and te_get_is_optim_step, afterwards true, and these exchange, then
+ *                                                   each root_post_backward
+ *     none of these                                 flags stay as they are
+ *
+ * The first row that fits counts. TE_ERR_INVALID for another type, or outputs that are missing; else as te_backward_from and te_backward_dw. Source: patched_backward_maybe_with_nosync. */
+TE_API te_result te_stage_backward(te_module *stage, const te_stage_backward_desc *desc);
+
 /* ==== api/report.h ============================================================================================== */
 
 /* api/report.h: warm-up, explanations of calls, the report on machine and context. */
@@ -3967,7 +4282,8 @@ typedef struct te_explanation {
 TE_API te_result te_explain(te_ctx *te, te_op op, const void *args, const char *device, te_explanation *out);
 /* Would `op` with these args run on the context's device? Adds no error to the context. */
 TE_API bool te_query_supported(te_ctx *te, te_op op, const void *args);
-/* A tensor with a shape and no memory, for te_explain alone: any call that would read or write it gives TE_ERR_STATE. */
+/* A tensor with a shape and no memory, for te_explain, and for modules that answer it with a shape (te_is_tensor_unallocated): any other call that would read or write it gives
+ * TE_ERR_STATE. */
 TE_API te_tensor *te_tensor_describe(te_ctx *te, te_dtype dtype, int ndim, const int64_t *shape);
 
 /* Writes devices, libraries and their paths, versions, cache, memory and kernels used so far as text into buffer (truncated to fit); returns the
@@ -4030,7 +4346,13 @@ static inline te_result te_make_graphed_callables(te_ctx *te, te_module *const *
 static inline te_module *te_causal_lm_create(te_ctx *te, const te_causal_lm_desc &desc) { return te_causal_lm_create(te, &desc); }
 static inline te_module *te_sdpa_create(te_ctx *te, const te_sdpa_desc &desc) { return te_sdpa_create(te, &desc); }
 static inline te_module *te_hf_open(te_ctx *te, const char *folder, const te_hf_desc &desc) { return te_hf_open(te, folder, &desc); }
+static inline te_module *te_initialize_linear_module(te_ctx *te, const te_linear_module_desc &desc) { return te_initialize_linear_module(te, &desc); }
+static inline te_module *te_initialize_rms_norm_module(te_ctx *te, const te_rms_norm_module_desc &desc) { return te_initialize_rms_norm_module(te, &desc); }
+static inline te_module *te_float32_rms_norm_create(te_ctx *te, const te_rms_norm_module_desc &desc) { return te_float32_rms_norm_create(te, &desc); }
 static inline te_result te_lora_apply(te_module *model, const te_lora_desc &desc, int *num_modules) { return te_lora_apply(model, &desc, num_modules); }
+static inline te_result te_data_parallel(te_module *m, const te_data_parallel_desc &desc) { return te_data_parallel(m, &desc); }
+static inline te_result te_fsdp_unit(te_module *m, const te_data_parallel_desc &desc) { return te_fsdp_unit(m, &desc); }
+static inline te_result te_stage_backward(te_module *stage, const te_stage_backward_desc &desc) { return te_stage_backward(stage, &desc); }
 #define TE_OP_OVERLOAD(lower, UPPER, family) \
     static inline te_result te_op_##lower(te_ctx *te, const te_op_##lower##_args &args) { return te_op_##lower(te, &args); }
 TE_OP_LIST(TE_OP_OVERLOAD)
@@ -6687,7 +7009,7 @@ struct te_tensor {
     te_dtype dtype;
     int ndim;
     int64_t shape[TE_MAX_DIMS], stride[TE_MAX_DIMS]; /* in elements */
-    te__buffer *buffer; /* NULL: quantized; or of te_tensor_describe, a shape without memory, for te_explain alone */
+    te__buffer *buffer; /* NULL: quantized; or of te_tensor_describe, a shape without memory */
     int64_t offset;     /* bytes */
     bool requires_grad;
     bool is_weight;   /* a copy of a parameter: hooks on saved tensors are not offered it */
@@ -6939,6 +7261,15 @@ typedef struct te__amax_word {
     bool taken;
 } te__amax_word;
 
+/* What the layer of NeMo Automodel keeps for a rank (model/). */
+typedef struct te__automodel {
+    te_backend_capabilities capabilities; /* te_backend_set_capabilities, if has_capabilities */
+    bool has_capabilities;
+    te_microbatch is_first_microbatch; /* of calls that do not give theirs */
+    bool is_optim_step;
+    bool empty_is_unallocated;
+} te__automodel;
+
 enum { TE__MAX_THREADS = 64 };
 
 struct te_ctx {
@@ -6980,6 +7311,8 @@ struct te_ctx {
     struct te__snapshot *recording, *replaying; /* quant/snapshot.c: of the innermost checkpoint that runs for the first time, or again */
     void (*note_leaf)(te_ctx *te, te_tensor *x);  /* quant/: with `recording` */
     void (*after_backward)(te_ctx *te); /* quant/: the update of the backward slots */
+    struct te__dp_unit *units; /* model/sharding.c: modules whose gradients ranks exchange, a list */
+    te_result (*exchange_gradients)(te_ctx *te, te_result result); /* with `units`: at the end of a backward pass; result: how that went */
     /* A step of training, from an outermost te_autocast_begin to a te_optimizer_step: quant/ keeps the scales as they were (keep_scales), and
      * te_clear_error gives them back if the step has failed. */
     bool in_step, step_failed;
@@ -7010,6 +7343,7 @@ struct te_ctx {
     uint64_t captures; /* so far */
     te__amax_word amax_words[TE__AMAX_WORDS];
     TE__ALIGNED(8) uint64_t amax_memory[TE__AMAX_WORDS]; /* the memory of amax_words on the CPU */
+    te__automodel automodel;
 };
 
 /* ==== core/error.c ============================================================================================== */
@@ -8028,9 +8362,13 @@ static te_result te__no_plain_memory(const te_tensor *x, const char *who) {
     char text[TE__NAMED_TEXT];
     return te__fail(x->te, TE_ERR_STATE, "%s: the tensor %s %s", who, te__named_text(x, text),
                     x->quantized ? "is quantized: te_dequantize it first"
-                                 : "was made by te_tensor_describe and has no memory: such tensors are for te_explain alone");
+                                 : "was made by te_tensor_describe and has no memory: such tensors are for te_explain, and for modules that answer with a shape");
 }
 /* Fails for tensors of te_tensor_describe; quantized tensors pass. */
+/* Is x a shape alone, which a module answers with a shape? */
+static bool te__is_unallocated(const te_tensor *x) {
+    return !x || (!x->buffer && !x->quantized) || (x->te->automodel.empty_is_unallocated && te__numel(x) == 0);
+}
 static te_result te__need_memory(const te_tensor *x, const char *who) { return x->buffer || x->quantized ? TE_OK : te__no_plain_memory(x, who); }
 
 /* ---- references ---- */
@@ -18806,6 +19144,7 @@ static const char *const te__source_114[] = { /* ops/norm/kargs.h */
     "    int x_dt, gamma_dt, beta_dt, y_dt;",
     "    int layernorm;     /* 0: RMSNorm */",
     "    int zero_centered; /* gamma' = gamma + 1 */",
+    "    int rounded;       /* RMSNorm: x * rstd is rounded to x's format first */",
     "    /* norm_fwd_queue: */",
     "    int unit;          /* neighbouring rows that a block takes from the counter at once */",
     "    int own;           /* units that a block has by its number */",
@@ -19245,7 +19584,7 @@ static const char *const te__source_119[] = { /* ops/norm/norm_fwd.cu */
     "//",
     "//   LayerNorm  mean = sum x / n,  rstd = 1 / sqrt(sum (x - mean)^2 / n + eps)",
     "//   RMSNorm    mean = 0,          rstd = 1 / sqrt(sum x^2 / n + eps)",
-    "//   y = (x - mean) * rstd * gamma' + beta;   FP8: q = saturate(y * scale), amax = max |y|",
+    "//   y = (x - mean) * rstd * gamma' + beta;   ROUNDED: (x - mean) * rstd is rounded to x's format first;   FP8: q = saturate(y * scale), amax = max |y|",
     "//",
     "// With CHUNKS, a row is read once and lives in registers: norm_row.cuh. A warp issues CHUNKS loads of 16 bytes a lane before it waits, and several rows",
     "// are in flight on a multiprocessor: RESIDENT blocks. PACKED: elements stay packed from pass to pass, and weights are loaded where they are",
@@ -19272,6 +19611,7 @@ static const char *const te__source_119[] = { /* ops/norm/norm_fwd.cu */
     "// te:row CHUNKS=4 WARPS=5 FULL=0 RESIDENT=1 PACKED=0 AMAX=0 ZERO_CENTERED=0 LAYERNORM=1 X_DT=3 W_DT=3 Y_DT=3",
     "// te:row CHUNKS=4 WARPS=16 FULL=0 RESIDENT=1 PACKED=0 AMAX=1 ZERO_CENTERED=0 LAYERNORM=1 X_DT=2 W_DT=2 Y_DT=5",
     "// te:row CHUNKS=8 WARPS=16 FULL=0 RESIDENT=1 PACKED=0 AMAX=0 ZERO_CENTERED=0 LAYERNORM=1 X_DT=1 W_DT=1 Y_DT=1",
+    "// te:row CHUNKS=4 WARPS=4 FULL=1 RESIDENT=6 PACKED=0 AMAX=0 ZERO_CENTERED=0 LAYERNORM=0 X_DT=3 W_DT=3 Y_DT=3 ROUNDED=1",
     "#include \"ops/norm/norm_row.cuh\"",
     "",
     "#ifdef CHUNKS",
@@ -19347,7 +19687,9 @@ static const char *const te__source_119[] = { /* ops/norm/norm_fwd.cu */
     "            float y = 0.0f;",
     "            if (i < a.n) {",
     "                float beta = a.beta ? te_load(a.beta, i, a.beta_dt) : 0.0f;",
-    "                y = fmaf((te_load(a.x, row * a.n + i, a.x_dt) - mean) * rstd, te_load(a.gamma, i, a.gamma_dt) + centre, beta);",
+    "                y = (te_load(a.x, row * a.n + i, a.x_dt) - mean) * rstd;",
+    "                if (a.rounded) y = te_norm_rounded(y, a.x_dt);",
+    "                y = fmaf(y, te_load(a.gamma, i, a.gamma_dt) + centre, beta);",
     "                largest = fmaxf(largest, fabsf(y));",
     "            }",
     "            te_store(a.y, row * a.ld + i, a.y_dt, a.scale ? y * scale : y);",
@@ -19386,6 +19728,7 @@ static const char *const te__source_120[] = { /* ops/norm/norm_fwd_queue.cu */
     "// te:row CHUNKS=4 WARPS=8 RESIDENT=2 STAGES=4 AMAX=1 ZERO_CENTERED=0 LAYERNORM=1 X_DT=3 W_DT=3 Y_DT=4",
     "// te:row CHUNKS=4 WARPS=2 RESIDENT=8 STAGES=4 AMAX=0 ZERO_CENTERED=1 LAYERNORM=1 X_DT=3 W_DT=1 Y_DT=3",
     "// te:row CHUNKS=2 WARPS=5 RESIDENT=3 STAGES=4 AMAX=1 ZERO_CENTERED=0 LAYERNORM=1 X_DT=2 W_DT=2 Y_DT=5",
+    "// te:row CHUNKS=4 WARPS=4 RESIDENT=4 STAGES=4 AMAX=0 ZERO_CENTERED=0 LAYERNORM=0 X_DT=3 W_DT=3 Y_DT=3 ROUNDED=1",
     "#include \"device/hopper.cuh\"",
     "#define FULL 1",
     "#include \"ops/norm/norm_row.cuh\"",
@@ -19557,18 +19900,24 @@ static const char *const te__source_122[] = { /* ops/norm/norm_row.cuh */
     "#include \"device/vector.cuh\"",
     "#include \"ops/norm/kargs.h\"",
     "",
+    "// As `dt`, one of the float formats, stores it.",
+    "TE_DEV float te_norm_rounded(float v, int dt) {",
+    "    return dt == TE_BF16 ? te_bf16_to_f32(te_f32_to_bf16(v)) : dt == TE_F16 ? te_f16_to_f32(te_f32_to_f16(v)) : v;",
+    "}",
     "TE_DEV void te_norm_scale_inv(const te__norm_fwd_kargs &a) {",
     "    if (a.scale_inv && blockIdx.x == 0 && threadIdx.x == 0) *a.scale_inv = __frcp_rn(*a.scale);",
     "}",
     "// Most warps find no |y| above the value that is there already, and need no atomic.",
     "TE_DEV void te_norm_finish(const te__norm_fwd_kargs &a, float largest, int y_dt) {",
     "    largest = te_warp_max(largest);",
-    "    if (y_dt == TE_BF16) largest = te_bf16_to_f32(te_f32_to_bf16(largest)); // of the stored values",
-    "    if (y_dt == TE_F16) largest = te_f16_to_f32(te_f32_to_f16(largest));",
+    "    largest = te_norm_rounded(largest, y_dt); // of the stored values",
     "    if (a.amax && (threadIdx.x & 31) == 0 && largest > *(volatile float *)a.amax) te_atomic_amax(a.amax, largest);",
     "}",
     "",
     "#ifdef CHUNKS",
+    "#ifndef ROUNDED",
+    "#define ROUNDED 0 /* 1: RMSNorm, x rstd is rounded to X_DT, of 16 bits, before gamma' multiplies it */",
+    "#endif",
     "#define THREADS (WARPS * 32) /* of a row */",
     "constexpr bool te_quantized = Y_DT == TE_F8E4M3 || Y_DT == TE_F8E5M2;",
     "constexpr int te_y_size = te_quantized ? 1 : te_size<Y_DT>;",
@@ -19640,7 +19989,9 @@ static const char *const te__source_122[] = { /* ops/norm/norm_row.cuh */
     "        for (int j = 0; j < 8; j++) {",
     "            float g = te_raw_get(gamma, j), v = te_raw_get(x[c], j);",
     "            if (centred) g += 1.0f;",
-    "            y[j] = LAYERNORM ? fmaf((v - mean) * rstd, g, te_raw_get(beta, j)) : v * rstd * g; // 0 where x is the mean: not v rstd less mean rstd",
+    "            float normed = (v - (LAYERNORM ? mean : 0.0f)) * rstd; // 0 where x is the mean: not v rstd less mean rstd",
+    "            if (ROUNDED) normed = te_norm_rounded(normed, X_DT);",
+    "            y[j] = LAYERNORM ? fmaf(normed, g, te_raw_get(beta, j)) : normed * g;",
     "        }",
     "    }",
     "};",
@@ -22535,15 +22886,15 @@ static const te__source te__sources[] = {
     {"ops/mxfp8/mxfp8.cuh", te__source_111, 42},
     {"ops/mxfp8/mxfp8_dequantize.cu", te__source_112, 75},
     {"ops/mxfp8/mxfp8_quantize.cu", te__source_113, 168},
-    {"ops/norm/kargs.h", te__source_114, 64},
+    {"ops/norm/kargs.h", te__source_114, 65},
     {"ops/norm/l2normalize.cu", te__source_115, 33},
     {"ops/norm/norm_amax.cu", te__source_116, 18},
     {"ops/norm/norm_bwd.cu", te__source_117, 315},
     {"ops/norm/norm_bwd_sum.cu", te__source_118, 12},
-    {"ops/norm/norm_fwd.cu", te__source_119, 116},
-    {"ops/norm/norm_fwd_queue.cu", te__source_120, 134},
+    {"ops/norm/norm_fwd.cu", te__source_119, 119},
+    {"ops/norm/norm_fwd_queue.cu", te__source_120, 135},
     {"ops/norm/norm_parts.cuh", te__source_121, 48},
-    {"ops/norm/norm_row.cuh", te__source_122, 106},
+    {"ops/norm/norm_row.cuh", te__source_122, 114},
     {"ops/nvfp4/arithmetic.h", te__source_123, 147},
     {"ops/nvfp4/kargs.h", te__source_124, 65},
     {"ops/nvfp4/nvfp4.cuh", te__source_125, 225},
@@ -22595,7 +22946,7 @@ typedef struct te__baseline {
 /* ==== cuda/baseline.inc ========================================================================================= */
 
 /* cuda/baseline.inc: PTX of the kernels marked te:baseline, for drivers without NVRTC. Generated by `make ptx`. */
-enum { te__num_baselines = 96, te__num_baseline_lines = 4200, te__baseline_packed_bytes = 503983, te__baseline_bytes = 3911047 };
+enum { te__num_baselines = 96, te__num_baseline_lines = 4201, te__baseline_packed_bytes = 504004, te__baseline_bytes = 3911231 };
 static const te__baseline te__baselines[] = {
     {"act/act_bwd", "7616b5cae5625c25d3c5837b1cf533b7", 0},
     {"act/act_bwd_tile", "92f66c4c12bb42f15746135cae900933", 22065},
@@ -22661,41 +23012,41 @@ static const te__baseline te__baselines[] = {
     {"moe/moe_unpermute", "917c07eb3231dad3adea9a0333d9fab8", 2242574},
     {"mxfp8/mxfp8_dequantize", "65658b6c78a15d00afd3d0c3228275a8", 2256377},
     {"mxfp8/mxfp8_quantize", "a483323d83dd6aa8dadca33d8cecf139", 2317007},
-    {"norm/l2normalize", "c36cc2814d781d28535f12bf0f71748c", 2413031},
-    {"norm/norm_amax", "dd8f93e29852e087e9e3a1226b809d5d", 2439538},
-    {"norm/norm_bwd", "1b8904d854ba23a7070d89fb01fd9281", 2440516},
-    {"norm/norm_bwd_sum", "ceea2acbf701d13a652bac89ae8ceebf", 2460050},
-    {"norm/norm_fwd", "74ed441938dfd80b0c8d6c0eba5cbe30", 2474986},
-    {"nvfp4/nvfp4_amax", "718af0c609c0900e4121c216c9aefd96", 2495271},
-    {"nvfp4/nvfp4_amax_zero", "71f24568a68e510909cbbdffe7dfbe9f", 2699980},
-    {"nvfp4/nvfp4_dequantize", "161eed5eb3dceb02328ec72f0980c471", 2701389},
-    {"nvfp4/nvfp4_quantize", "7fc4c9224cef8cf9473205861a94a26b", 2780614},
-    {"optim/adam", "355b9ee1b3180c8b899fa10382d2ade0", 3249680},
-    {"optim/adam_amax", "d599b739595d1e942cc4ef14516a16d7", 3293537},
-    {"optim/adam_scales", "06d8168d3372dda2727bb6af243ae124", 3317942},
-    {"optim/adam_states", "0a22b97171a7aabe071011565d369564", 3324017},
-    {"optim/l2norm_final", "ca9a40d0db3b2455b0288f03e1124a9d", 3342456},
-    {"optim/l2norm_partial", "dfa755c92ac842dc78cd12e93b625adf", 3348173},
-    {"optim/l2norm_tensor", "3f8256d2a491f56aca50b42e4a79f51f", 3373186},
-    {"optim/multi_scale", "dd0a863214591ee6e064d7243b376a28", 3376369},
-    {"optim/sgd", "ce1b35c40717fd4d8044fa483a5181b7", 3417647},
-    {"optim/step_numbers", "55757629cb69c622483f2d3126d434b0", 3437013},
-    {"optim/store_state", "4279a23682c48682c081006324201591", 3449349},
-    {"optim/update_scale", "581f7d60668623ab078c19d6a52759a8", 3459995},
-    {"rope/rope", "3164a122d4629331c5c438f281893069", 3461475},
-    {"shard/shard_amax", "f451e1c85b9ee3cc8300c7457bce2af6", 3573793},
-    {"shard/shard_cast", "aac771a12a4eb199ffe76c4f6115e609", 3642781},
-    {"shard/shard_cast_transposed", "3be445fc5465348e67c12de76ed8ef8d", 3698362},
-    {"shard/shard_scales", "a65c67eafdfb6d8a7956d92ffac34f60", 3777589},
-    {"softcap/capped_softmax", "30bd1ce668bf86e801d2dcaa693d56fc", 3789097},
-    {"softcap/softcap", "9d9caffe6101900f1b16fe43579e96e3", 3811824},
-    {"softmax/softmax_bwd", "5a55beefa16a02a53c2d2049d2fe4be8", 3824565},
-    {"softmax/softmax_fwd", "59190ee0dac93022b178c96ab1b2e559", 3837999},
-    {"stats/quant_error", "7afaf6e8811bbff07e74c4f6c86660f1", 3860738},
-    {"stats/quant_error_final", "81db6d6aba57b304b8b5c0905945b891", 3898605},
+    {"norm/l2normalize", "5431543cbd45652d0d35be6bffcc0bea", 2413031},
+    {"norm/norm_amax", "62dbde6629a11f19476a7d0ae079b5e9", 2439538},
+    {"norm/norm_bwd", "e9c1d20a1b31c7d10d2e37c46620982a", 2440516},
+    {"norm/norm_bwd_sum", "b598d38ef7edccad8dbbff2f1a7c16a5", 2460050},
+    {"norm/norm_fwd", "454a06ebe573b11b21110c2dde92e8b2", 2474986},
+    {"nvfp4/nvfp4_amax", "718af0c609c0900e4121c216c9aefd96", 2495770},
+    {"nvfp4/nvfp4_amax_zero", "71f24568a68e510909cbbdffe7dfbe9f", 2700479},
+    {"nvfp4/nvfp4_dequantize", "161eed5eb3dceb02328ec72f0980c471", 2701888},
+    {"nvfp4/nvfp4_quantize", "7fc4c9224cef8cf9473205861a94a26b", 2781113},
+    {"optim/adam", "355b9ee1b3180c8b899fa10382d2ade0", 3250179},
+    {"optim/adam_amax", "d599b739595d1e942cc4ef14516a16d7", 3294036},
+    {"optim/adam_scales", "06d8168d3372dda2727bb6af243ae124", 3318441},
+    {"optim/adam_states", "0a22b97171a7aabe071011565d369564", 3324516},
+    {"optim/l2norm_final", "ca9a40d0db3b2455b0288f03e1124a9d", 3342955},
+    {"optim/l2norm_partial", "dfa755c92ac842dc78cd12e93b625adf", 3348672},
+    {"optim/l2norm_tensor", "3f8256d2a491f56aca50b42e4a79f51f", 3373685},
+    {"optim/multi_scale", "dd0a863214591ee6e064d7243b376a28", 3376868},
+    {"optim/sgd", "ce1b35c40717fd4d8044fa483a5181b7", 3417831},
+    {"optim/step_numbers", "55757629cb69c622483f2d3126d434b0", 3437197},
+    {"optim/store_state", "4279a23682c48682c081006324201591", 3449533},
+    {"optim/update_scale", "581f7d60668623ab078c19d6a52759a8", 3460179},
+    {"rope/rope", "3164a122d4629331c5c438f281893069", 3461659},
+    {"shard/shard_amax", "f451e1c85b9ee3cc8300c7457bce2af6", 3573977},
+    {"shard/shard_cast", "aac771a12a4eb199ffe76c4f6115e609", 3642965},
+    {"shard/shard_cast_transposed", "3be445fc5465348e67c12de76ed8ef8d", 3698546},
+    {"shard/shard_scales", "a65c67eafdfb6d8a7956d92ffac34f60", 3777773},
+    {"softcap/capped_softmax", "30bd1ce668bf86e801d2dcaa693d56fc", 3789281},
+    {"softcap/softcap", "9d9caffe6101900f1b16fe43579e96e3", 3812008},
+    {"softmax/softmax_bwd", "5a55beefa16a02a53c2d2049d2fe4be8", 3824749},
+    {"softmax/softmax_fwd", "59190ee0dac93022b178c96ab1b2e559", 3838183},
+    {"stats/quant_error", "7afaf6e8811bbff07e74c4f6c86660f1", 3860922},
+    {"stats/quant_error_final", "81db6d6aba57b304b8b5c0905945b891", 3898789},
 };
 static const char *const te__baseline_lines[] = {
-    "huiJ^)N$xn<L4W)WpZ.AZ*CwsE,(r%bYXI5Wpp5OZC=Mr3NB$^WO8M5b6.05dSxIsGzu.fY-R&/Y#/USY,wk1AT%H<bu%&@bY)**V[_72ZgOvIY#//#F*=z>W>503ASf.yVRB(<ATDAvG9VK33tw>&",
+    "zufKtTWvP@<L4W)WpZ.AZ*CwsE,(r%bYXI5Wpp5OZC=Mr3NB$^WO8M5b6.05dSxIsGzu.fY-R&/Y#/USY,wk1AT%H<bu%&@bY)**V[_72ZgOvIY#//#F*=z>W>503ASf.yVRB(<ATDAvG9VK33tw>&",
     "bar8EFexBkT23<EUrA0:MN&:dOkXeoF.&t,O!pUJcVu5.bzfv+Vl>2oH#IRebY)*/GctHGUvzI<W=gz_W<c$93SSQ_Q4wEHKSW.JELrggF$yUPdkQXcWoIBRaB=j2ASG^,G(I_L0&Josay&CNK069*",
     "WP$,9E>D<8I4dzMTZaL>T[[YMWpr:ZWpOTZV4!d,F)Sr/D/-iH8ANPwE<F1fF)^tRF)^kOC2%V+9G;O$IW[-fEi=SU9xnqkEErKTFf1^L8V+n.12HTyF*6+T1TZl*FfuVUHaILfG&eahGB+;ZDGyAm",
     "0(LN6I]=ZLWQhUv1toGVF)T7MG&eLjGd46gI]>4Xa(WXo9uqU)0!VChE>DC=AA&MF3UhU0E=[&vGyo7a9R:OV2^/>&.N-V/WMnRL8UO@kH#,V#X:J%2IRGg$F]h#/GAYC;I5RjnHZV6k3U6[65jZdd",
@@ -25337,1564 +25688,1565 @@ static const char *const te__baseline_lines[] = {
     "=@Z;9mk0-@F%J&DaS6sB4bo_7Gi(lnxdI.0GuZ;W2KJW@A3rk8@,%Y%ivrb+F%Kd*0K@%cBRM^KF*Py(KO,>YFaSRzG%z:,FC-ZHodPc-HZ^k+BsVz#EIBd&1J3ju4+o8L4;URWZx2)2g99H+HGnt]",
     "Mv$rj7BYyJ0vR%ac<J)ptpN[GiJ)i*<RkA(A(#UXBjI/prkw/=;&cj1*J/R-1+!cWhtfI<mX[9:[C)^dvj+&id/F%%jRF&90DmntF/AmdVPXIdQV$EzbPp+74<S&%4-+XA57hz4bPqAC0uQhTri^s%",
     "(gqI.z-q8TPY*M!3lC$sbPph*2<f2!bPpb256KCpjRFhn2<eRYbPpm+4ybewK2skmG35-pb)a+)9+eFb7<Twu9$XI;m_--wTn_T+ri^s%q6H6>2&Rn!3%Upo35-]PEKCnFz!DD-gme!xR39ob01tQk",
-    "a^O)I0S@Nt6Au[la^OR]4-k/t4.20)%:.=60t<d15B&$]a_^+5ri^s$kBbp66ErljnmHd3F[X>IEj2X&Ei=I!9]]^0a^+TE4,LASIVCqNDi0:>(v]<ZK<E^96%M>XItG>X9^6>:mNpMI=3s+85i]e^",
-    "=$@NdVh-tz[0#&l4++GD4j%(7yw(B:6%K/&QU/>b2;p&%4$^V.4-,MTaSrBj2j$Ro0Gb025QLRD4u@%06*/F$0S=VgzIG1>y<wYDnFk5t$T$uCya68sH2H521M#yB1-oW^2#&uH3+q]^mlO[H,DD3A",
-    "*=fF81e16dGyozkHjnU-0S=QD.pT]uv2z_@H.)q[3bxh)4#>G9tA+v]FoOXD=5PC31Tj;w+n=2(l>3,<g=NuO3eSlG1Vk;iIX0i64lfKdG5[]OI5>s84lfKeFxH;B9^O[<ofaPrG5[]OG&les7C6JA",
-    "4i5#7hz^noGMdo/4+ZSXGzZw3IS0c_4+Z7aKn&[qToO60xHumLG>h$8/XM7C+ztv!4,k%#6Atg#3I(+$4)AdmF>3HpLJjY(9tfm$4;U@oTQ5:JFtv*VFGn#j&lwLX#<PWc6*xD*s_ZZM76,/PFb<y#",
-    "[y8o+H_.a4vPTJ&J0UhKe,B<R;g1YKIOfn05jX%J.=wnYA^ctE1>E&p1NRFL1eN.d4DyUQ1FO+!4+rO*ITSPi4!L&<o0]#@1n8VO1NNX14vcIJvltI8)_Xu<#s;1z:Wn!rBr@Pt88iR^+u0Bg2jHAJ",
-    "9_LwK3625^Ij5U9A9gh1j5!]xHvk8YqdgDi1JMZ:H<D&e2%HBA-/Kb4!tenXH^h=9Gv1OT4+Ybk0uII$0G4YH4V!rk#^o+Qfe[YK6b6iz5Dy2$eFW&nDg&z/4[,n2mH[6iGpqj#AA.om$P>OVH!%B]",
-    "0uKYw:NplQgVHq&n12WU[zeZ8>/P$Ii4>ja1PuGEC.<Ny5D#VdpcF3wHaGwW>mepf.=z@t6E::U5)TOI6fXleH2<ki00iXFN)HC-6dwgRjk7@v/oA4*4+GkvIRna&4IfT4/oAUs3l9p;p*bHOHvk1#",
-    "3g[FA+Ljp)2hyQAFK[;G/oBAwG5[]DH8^tWftNWC.=$0Q1Ie5#9]$w(6bze$2LgzL0uH:R5eC8Q9Vs+2WF.K:/K%,w=9Kdr6%PQ1.U#]1%mWVv!P)_a12-1O3]J2Y!P)^;+!>a#Zw9:1N)HXe+5-a7",
-    "IRFnIn_x(AF;J6F!P)_K3poHU2RAbS4yxsU56lC:+5-_EGc=DW#FHZr4Z+$2F9]X+<%sS,rvVQI#.o2V2B)rT4+gBfM-.e+ISQ4;0u7.TMFP.n4Ybe+0q+S95[Q,q36+on9[<9+$#esF4+Y^=4,2<L",
-    "0^ltMnK:OY03Q<FvH/OF<gxrf$R7ll+bs>Rqo4#1tse/WjSva2fFK8thY$yN4+HR$F9yKPISZyX4,Wn4Ko1krn*/WnEiy;TZZOk>0xusmHUJ+]F[U67Ii&AE4*,_^8VJm.0S%.YlmQ3TQ!j5ZGsVmf",
-    "4.*giEf0UnBQFv&Gyn>g$3,]YH7x7A5f5&Gm-;>X&C)avNVEnIN1XN:2&c3K4&#L$0k04U]Hg&=8Zf8+d.MIvJuYE*/(++3*$*8w]KS4#g=pSe1(XjJHTbR.2yg^HxD*cv/(7.7>1@TYJT:h910PW^",
-    "fQbYjDlOyq3J)FH1P;K+vI7>_-wm2nF#sP3G0Q&*yQ:5YhW];p=4:ZQk,@BChXfZlkpT][goy$V2gtAi4uaGp3#p.b47]lH34-&<F%7[@286B_0=8>e3eX,OWH7VB8v<g=0S.tK2nD[*8x7(&57YyK",
-    "/;DzrzZ4FGECG*E4+V&&BM%A3!IA+V0WzuKkO3baF#rZ=9]Ss@0S=Vr:<5!;r[RzR20sMc2M+>$)(#H;j@Mf^B>9GX%K98H1_WJ2E&v/48rD^22HEd92CtGF4*,#.Qx47VIukR-0SuIf5(w]CM,JQq",
-    "9]$$esZ$:ZHoDD62cEzI3GW32aSs-K*,i$C0S@B]vja_Dc4lxiwzC5YBL;YTFCsBA/:1qeI5#i/4*:b95,vF_pvWCB05drLUq2o+G(Pk46b^jF-X4WM0S=bVU-;VXD+w(R0kvQVjEXc4]5yUGrZgE>",
-    "Mh=$NU/Izttz91lE1+Nrv9wAL0HR.4oX@maCl4Q,zzGDh[tp:7&e[+yF*WO$2<eZ^))OT+IrL@=qUHhx(z.sK1&7CB2([h@4cgB>4-7oS4,W&oVGigK1/#!#4&1Lb5jVOe3gRpR[s9jIxP%u5,rGeF",
-    "7Qxe%0S=M=TnoOaI1a#D1%UY(4+=6R1KuYO3+@P7NdmB44xj/C*0%v41vtZ!E)NX(wF4D0R^IO8E&$;R4+@d94v+RW0.0Df2glqp1HsK)3WY5n1v%KvL.Pi=bPo<ngb<pY1[=l*7Y(w%G!G1l/pZU9",
-    "HL$o50g0zD1lKwb2HpV!(90bRueA*;1^!+r$=-Jug>$@HjIkC9yX6WG2-l+%vd-tvo0JF,7T/i/2sH..oiqdA$9fLnJTDP9GV0h59XI3I4**gZCDrT+9]Se8/=G1n6gSuk4,j;$CJzP5+z$;k0]W98",
-    "C^e5f+Ajo#-]&uxQ4bB7[1*/afvqtG*VO;J1-vmq03!_O0RVLZKo1S]wMh:EjIKNcw*e0aavumW0121$4,UL,0IdfG&iXF@@eY8!0t2+C5FR.0>(/qiUj)jfG%hwY&5.bxvX5yG1lH#b37en+1i.eL",
-    "0>w>24UXvt0*FEn5WedQ3G(;x0tf;V3*ZnOH/MW.1.A2a1MsvQ4+O]%178K$he,_i7Xi+mRu2,xo(:4DrC2:QEHrWyGr.A>at[Wv);p6lA[H[k)&UO+]FIGd:oNr20RcP<0@^Yi2&U:F4+GN48a==L",
-    "H^nMy.%_)mGSQ3%0,_k^1IMLS4.*dv83*nI2+FW74v(/A1kaNS1jWfL9]tn4(>$Y6H09e04,MM_2%Pm%0*L>$/iLDg&x05gG1Z>E11Ap!y8]BrGyLaK1<eg+3,N&i0T%.pu:lVS#r78p%HR(T=4bs&",
-    "L!ZkUF9k6+=/%$Bg9Hx(*n],e3bn/$3ateT$Fl+iy^b$t)7l:ngy[(bfCLW[<B/I:GQ>DJ5-=R*1>Fw/Ne/4)0+m7l9uEV)4i6o-i8%$>-Smn9kO_tq00f7,D,Q.a@Yiyo0Se=:4,B-q3)jqO2j%ET",
-    "4)%&p0+tL5:z!2(1H8,+4d;I_4yy(P:I<E#uNn>5y2_050,h8UG0wzg1f^eJ4)ucp0KW.gjt&a@qJjYq<(KnX0h0eN3$PUr2L8S<88(Ui2;g]qAPTDn9^YRc1P.-60IiD&1hW]*4:.4z37B36>Mk2V",
-    "gwrk$1%aXp0xTIh,0lwxN(0IT4*dTR1HHR03C[Wr3DP;U,[d]cGB8IU05]-x6Ex2QA2c)V3-;qq4+=WU3Imt2P7B/RFASgHNgpIR;F.hE[<<)yGBPza,v]Sj6%Dr4Ee7>rU=6u[G_WRW<8Aju,vJ*Q",
-    "INb-gmd,5$XaNWc.)/ywm+BBN4:B:]1Ob&S4uSd&4$q;s2R#VCo.-.S1q9IZI^a;u1QIv=Ei*6x6f/lA1BFH(1_iO@HxD+x1QRm/A3HGs9ykCKIotsgF#sP2FunvIF*E/ZIRGCCG5[YCHvm34EHeNj",
-    "GceBq6EXk=<Bs+->cH[L0R,v95f3ZA1S2yw03J2_0Im!Po^Wh#PQC-KtPU;aG&jBkEi*I#BQrGs6F2^L2R8s8FfafkG&TSq2r_dL4:L0W0g/X04!#5vHvkhk030[_6E=<8H_.nj03Rzg00hy+91fuH",
-    "3I)X6JtH+YrV$<bHogQCHvk>xGXM+c;+OUbvkC;Gh7/zLG@.8cFf/v*BQ,Ms9].%74,lCWEi=Nsv.L>B:vILWl>;GEtx=&*00b!%G_B!j4/la^6FC4KH_-]_3Ekm/0S@[T1QIy>FFP]i039[^1;:6^",
-    "6EfTZ9]tkM1RpRm03$Xq03Qf7051.TH2=L(Fwmq(1G45W2(ZIP95TKH1J<P/tN0fL>pb*ZDmlIc0j:oP37WwQ376!70S@[T1S2sqzXT6Ew,z2X00E5%34r2/0S=Yh1TQf&H_.qj03Qf8051;VF#tX[",
-    "EH;lF+ZPG;,GKoMzXT&SH2<Pf00g+58V<YE76s@1E)KXB0q,jbyy^4g4=O^Z6EgrGJ23zrH_.9Mw+a+C;//qxzyuF5xfTYd)h@bTzyuEsxfTPXjxY]u1Qa&x2Lz[E4C1Z.1;u+=1keQp*<g,aEV:p2",
-    "qK6U/x)uSm1>@XTjR6l&zyt%k79Tq<03J2_1n_kRI5XV/9]tnP1P;L079%(<03QfA03Qi900xc:9y!1S6gOuRG]vGXGr$BBHvj_w2;Xlm1@jN^76rZEE)KjF6E=;=y2wW>PdPEb1QRy=4;DdU9yb61",
-    "l<AHaw2c7]2EYU>F)^s)6F2^L2[@_C5IFz/skssk!2]<BiUI<e5DwdlLIb@Q1o7/K1+KRp4/leHBRDkV0uH]x1(X33IRGC]IKc!1z!o1nF#sMn024O/4#2>+4#5NuF_AlSIqUfg9]$nP1RoAJz!n1Z",
-    "qAw2sm<OkXHfR$#&-bmXEd+$(7$Z0=NCb(I3J)v776Gya4+*/^3IyB6FagkmFb>>>1S2vr01rFD79KbN6gbjv6Exic4+r<yA1g5c184,Gat[glEFTa!00GsraSp)*6gkiV6Ey$_@YaPT00rs.1j>ga",
-    "4/lqL1*>4H0S;0!6gk(X0TVO5V-<g4!2^aC03SOs03J910Feg:[rX2A2Qa]]A2Bol6FC4M2[Hg55H]omIV:=#EF;BC@(>g]&-bnnEE72Z1g*;41,zzT4/cnL0I_%FU/G9.0p1G.%A8IQPr(EO#1.br",
-    "FaRDo03$gy<d6V#03Qc8!2^-LFaQ)WnMV%=]12K_IRFNb3/X:E4+6yXCJN5Y3Jk#n6E=<8H_.qk03Rzg00ivt8XhpKM+Ab#GX#tCJTFf&Ho*iFHvkVh#TG6#FquOmFfrW$6Ey%22ZAjhFfafWHq=,-",
-    "9].(U1RoDM00HR7O%A_XBQZ2+1Mm.H@0N,2yt*;5u:5rekKS>+EWrd5IRG9w00h.44FjhTA4D=REe<cm2tPY9IXS<u9X0:_vIhwJ,!LBsF_I_MFfsrI-qe.E2[qh99]1L87&8C@!HzBk,Yf)=Sq!Su",
-    "0RyZ.37WWi4Yx/EuZtrO8n:5hBQi3i;jr<Rj9(lw&D9DY2[3]51D:TE1J-dc4Ai*,4-aIc8y=8UfIKfCEj7MJ2JF@g4-sMD7zEV(9^fuc/2Z)pgEbEQ0yZ)+IDHD]0tcU%6C5(KopS&.4,4l41in!Z",
-    "1Gkq89]JVIM,7xZ4-+HI5Dvig3LhRg(gG7R02em=2i-l-q>s:B1JVKy8o:1m6f(uAP6MuzBLD_vl;4X(XbsM/Aq27k2mhlR4ysuN<5<[cnOF$iz#0ydSr.3hRVXqu014pZP7J-58U(sZ1G4uL4+gKg",
-    "I_=;5+7J&Sy^AkxnpF.ZN*=*dnpFtknF]cG76Xb^48oUH4y-cEkmFMiA+OaK4+!*[3k%+Xcn-Ia3J(#XQw8H:3gD1Z4-^cB8waNz4xR!7ty&AClN17&LJP;O95.L#88HA0iUtJ7xDf&;A2l@KQU:v%",
-    "Ob-K/2m>vB1<yfN3bkJi=>dF^&j:FXFfyJF0Q;mMI06tK88V&<6)TGf4-Sx(8xI8I)FdA=G<uS2Au+E82#lX=9yk301i@xk6EOV(4+EPKF9bO<o(;uKIX3>d(^W8EI1dw=4j%.L[O^nF!XyWS;+za]",
-    "IHC:(ud)IU9n/B/@yvkrz<b$M>rH1%1JnW=8Zw[@09OJy0ry<22oDF14h5e94x&=9pSc>cr^-Dv.BTK+-sFk[z90v,f*/AR9]bv&4ka/)01E5Y0R*G&JRb!%&0@Jf[ZSueFwbKH%1a+IIJFK4nwm/u",
-    "s2_E=0].!5a32FOwGJODH2;:X=9l)+0SU8=Xb&f_4g>TnMbu#_Y-UmwF9$I.$POwoGu#0S@e*_,4i3l-2Cfta[In)7HZV8I4ih#29_(L983:_GMh;si0n[Z3$cHr#1NaCp8aOb;4giA/1ULc=A0aTw",
-    "4lflsH[_1-W84l8BGv[7keo[mhztSI5f2T.rwahS1s;<8+zux.H2<3Mg$n:U4,(uCF9I;!@Wz2q;+z_=D:MKIv&wJ]+Kn_=)rd.IIOhT%12+I48!+z.1M$!r1MG$m00.8nj_yg3FxwFg/3WPh)*A!T",
-    "W)AzuVhQyDF9b3*f)50;#Ty;5HG&TjGdc[&x*,M5i5m]H#@qc=C=wTG4@bdA1mB<c4+p0HZVwL6uL^UMWDhCc4i><vDG8JT37>eA4/3IZ1Z592lN^D80xUB*%MJ+qHVVlB8#%:yF9$I*%MJ#Xm^mo/",
-    "4Ieo.lpO/Y84nt:0];^UR^H%h0,6:Kz1MdR)CeydH8[%,G&MOaI06tK8#v1j1h4<QuK]/D0,YKU2,J-k4d%#q4*dcj1v0n^Cp9ww3!c9b05^g5xDGFx0Wmq09SE]dOAUrD0hAOE4ac+#0FfLY8#tv7",
-    "1FD521D2r(00.8Uk@4u*0S;LF8wcs#8w8yBF%JTxnH:g09]Sj&4h8g.Iu8Vr4g_SdAr6YcQUlke91i%B9Rz$Id=40CA2Kii3#RdH47UUmH2<Md03QK1>c[QmZVxK94hNKX36uc]&CE[=C$.g*We,S[",
-    "9S*Sq9]tkX4k.P[+yMyinlS=N4i5*(4hF-O8w2kJA2_6U9Rt4[4.7gk6E=<2%nJhgS>rbhNDl+^2rnBmHpvb&GdC.a0uUb]Hpvbz!vQimlpP_8GSdkShztVp7zx]ENDl*$10Mx2+zux*F#rqHuK<r!",
-    "4,;!DFR%eKHIy9@Gujso)G,3EZVczENe.<%FB:v8;+yd=sUri[sRsZE4-Yjk2f;aG9WefK1dHb(2KUSy4)usO3H1RF0Lzvc3e$uI9]bpp4/gn]00WQ-1DS:#9yMA7<)!;MlpO<rLJu.D4hZtAOAVY/",
-    "0;HZ:2mYx=1;WQ$E8Y$kGq>X.lmQ9+sYwqf,VOw14:gn:4xR!Z2Q$kKDKt090W35z#<@$t1vSeK2b7*j1ktepA3igb9UmSv)CeOqGXNen00hy24,+zu1@h+&2rnBkG]LV&F*PhW0uUb]G]LVztpPMO",
-    "lpP4etxFEk3lKE@2/0J[0S=O>ATI;lIJgccFgXAV>;k,qI1dxJ4lkVnH8GSOBQ,O+0UbBg0tNH0Qxi0WDjx$g)B+zHG=Gv$.l#-OyPqKd2oDF64h8SRM-$iOd.40&QwFQ9NDk19HVNVZ9]bwKNCcIJ",
-    "0S=VYNDavBYz6.B69c$NE-ld$1G=Xxdz2k7H8U_*6gBY$3*ATrm7E+1%c)2Y1Kmg-B[Kj7[Ui:s1rs#<6E=<4DBVZ]We,S[9S*Sq9]twb4jMAt0UR@m[U9$0HZjQ#1=bs/1DpyUJ_fmb9_w3BNC_*w",
-    "3l7W+0fBo9u&[Ox>y[i:Fgfu=0PKe=1ULc=4-/AG1h4<QzyXvU1*d[D2c5)w3-7rfo1u0NkOLnDID].jFgO4kFszOO05^g5+zv0W0X8;39R%DY42E3.uk9QOlGcL(4+G^[4-z.BA^^^r1Cy3m00.8o",
-    "lpO<P[1*-=x=M<*qhbV+lSd7zNeJ^-F9S0%s!0a6iW3h8s!1z1IRFISvq1x<NiH^s00Z(E4/9u!4@$vD1Fv2Utnn/do#03Y.%&rk12EnWA1XBf2akUVlmQ6z;<tdXhDiiv4:Xh/4xR!p2QoLy4k.7*",
-    "$pHh5$1(:*4+!%^1.2V-6ElknA3isf9UmJv=GFHpwo4AR0]UDY1js/j12fbJ9_(FGNC3N<Qv=5y5Dy&lNCdC^53m809R/Y3Qx4G!0s0CEpYAmu0x]spF9kL.xDF:aH2;*#*b4.74-0@;FPZ=3Gn5;&",
-    "#o9-;urUSJntc-E)B+y=Hvk>SFr=Lyz;%mH&BRmy2oDI74h65)3oa^-k@4v.)d2&caSggi2-u/R1v4]cNCdEtNe:3PNGmxo00ic=F$20tE-%v)1G=XxdXyaxH>9slrz-N#x#CC&pUE&E12VP>4/3J8",
-    "4+*[S3kbx+H4iA:NCagMN0c27u:v0lH1S9]GdMBa0UR_)NFNC_00Y<!17JTsGc!4q9UmS!<kj*1N([7M2eh(w1ph%F12y-v9_(6BNC4TP4Fos:5Dy_pNH4.yIWv;U6gko=3y2H[%)eq3Hoc((9]JRx",
-    "10Mx4+ztnyjT@>C3)_JL6f^fMFRuYPIg^kVGcYlLB<X8T1iB-:Fy[gf1N$E<8#6fX4ihx=0s@Bh1=<=T8k8LbvH:kMG=v[b2hEOB1dF2-4XQ_A=#LCRHL6Jk/7%v42F,L0n%hVeH@//a1J86X1u!$v",
-    "bPp,)vsw:j-0>csxf%]u.5dE;DF%==Q!fHDH-73OC#pIG/r0bT1rsv:6Ek<aD2Pb^We+u$9S)uX9]tkb4k.M@$pITS=+*irmURn]1>YV20RyH7A2_6W9Rgwx8^&#C.,dFmy$cgD03$dswF3>W)(9UM",
-    "GWAFU#IsifI06t49Q8-9umKOK0hS#Mm;s@F(+dQ]m=%fPuq>@0HT;n_1u(h^2h@*b01XSe4j&FO-z$IV0S^x3mK>x[m9bwQF@t7B1c@.O1L>]i133UM8!.Mg4k9r)00DXsD+mt.lnw,+0WLN$[iFd0",
-    "o[:,l!O^1dy+[e-0UrW4y+[Yot=*$iH.b/6F)[!J.D:xtl<2cjF*E/ldpVgMFETMU00zX=NDThkF9gSd3/XV-3/X*tA1X5dE,=TV2opJZ6Ey%2DC0-3We,T19S*Sq9]tqc4k.G;+yNIi>DBQTG7kvM",
-    "4iqxvodE,%3LiN$nH:UR4-uRj3IB<:4$lh&/+8X>ghC$!F#8A^8!+^r0OW:M1ULc=4-%JK1+W1R!U35bBr@JCE)I(fBQr9P0_0s=4yhmk.Jm.I1c=yAF*!K=0w)TINdPzx6W.OmtpPJJnH:m:idY=u",
-    "/K:QrfH(y6!vh^!Gv<*i8:EK^6gi5RZ35Eo2LK2U8.@yhrqv1>Ho:m^2JOB[1lNHx4*i))2/)Ol1vD>QNd$)83J(Y8kpUbs/#c:gr:>A7:5%_+2QrY(JP#.E9S:vS4hzDcQw*sD6E=<8IRFm:j!7RS",
-    "F#rR39yFo>1nOxMH+c=zj!6V%4:g([4xR!H@$z^b6bi@!7dQJz1J=YV2+j<#gr+>NjtU.:HJTj[9NNht2g#FD4wzs9t2YRZ&<_SO*9adPIQvKtF>ysx1ULc=A0aZ%4j,,oH0+T92.!M#9yk301fk&p",
-    "1mR&H0y+HxF9kO;yACEdHvkO4qjvx^4,:l%FP#B2H.^$4G_P81f^IQmsjvnUHt9wm12xnF9_&_L4k9,+00QIi0RRXO2$c:5>2CN,0F^7@1i8012BWG*4#CbJ2-%@S12i(jNCuM6Djx;q[GR__;vVim",
-    "z@,sAu$L4s1v56zi2<IK;_wrj@FRgB/]_CG+ENX.4g[y-5d=xw0]^Ud0SCgE0S>y/4lOk:00o/%M,w<,1rI3cNCagMN17cDu:v0hGyF&csy7MT0SMynA>Lbr4+zW,1hwf46EmL*A3isl9WNa.Gynwj",
-    "S@NQp0-<U*kIP[X1N#Uc88,Y#0*j0S1ULc=4-/hR1h4<Q!vUHd1=3xO4vP#EHUI;Q=AIlrH8GF>F9kI-,wr1/H2<2dqXqyt4,;,GAFTm4;_wrs(yR-(,7x_IItZk(P#*&_/K:!aF!Bx^H8KDKs=J6x",
-    "2oD:Y9R#k80v$Nn!vO@c/K%)&h)53f([_8/0WSeGG@2]x:;.z<IW:h3EHpI$6F1T.1BDMS1vEDR4>NY%0UtFm05mf-H-p]F-SK;oS>ihWP%i=EGMXJ9Dlq=SHk3&SlmQ9x,2o3Mlt_0,4;db51=:fs",
-    "4S@7qjaL_l$pI@lIjWQ$4+Mcp1)o3%xU;ECJ_TO+9WNa:FaQMPS@40G2bIxcBQ@j,0^lh&2rnBmIL-0.GdV0c0uT/yfk>4aJ@b._njI83:>raL3llg1BR4d]QXc_][Q;K:NDJoz7c-vK3yJ3v05^g5",
-    "yAB>n0XOoI0R=K>9XPo$0)RaT>Ju7E1MVL$8!]Yk4ihuw0tEindmb]KkpT>DQ7$+%t.3/kqwp[RygClKkVpifGz5hS4+6.Z2jRsb9]thXNGmlq02DF7mNNv)NG:%v00YAq4]]*)A2K,aND0om3/Z!]",
-    "0Mh_qu,O4012mi+4/1^04+i493.G%+GXM@R;;<j:IQNkO4zU6s2QkhLDKt6U0USAkNgoL_00Zn[1d#(TJ_uI(9UmSzf/LAYS@Nox0*68fhs0111N[gu8!.M[4m2<0EI0xX4.dp]FT(*iIh,97Ii=Mq",
-    "jSK+zHVOZe5FZ0IkOLnDFyRgdv%Vbw4GZB89_3c>NiVPgIW;Re6gi8W1r6UZ0-NC($-DVN12r&%ATJv*HuMey,R/wn+kj*M2oD:a9TYjay$TKU*8vF7ln<2!luix2NeTA:9]AbMNeG#<C/Um[Ni8,v",
-    "hz^Au00O:A4++klaSuNIkpUkEIiDRL1TX*^894w6oTm=Dndbon.XR&zH:;B;1DZ)6D/+[SIRFTh0SWEA3/b^vNgpdY[gD9[IRFlx0v@u6(GDpxH=_72ffNhq/Ti:]h)D#kKn2p_0S=O+NgpIQp&bHa",
-    "4-$PF2d:s)4y#^jGyoJe>Wc4M0x[eOFB::H*z*hkw8-ttI06t4A&E&Z88k5ekpT^H!44l*IHMg0$k9p-wuxv0)I.sFlt:Q([[kNcIQU2:I5+;mIJvwl1s)F$>(%ns0S=R_qZ1Drunr$RIHer@Q3hTN",
-    "*a9RmGvh%H*a8Fo3.TnV0WSkGGuQ$T8]g;hI5-,x0unXX1qrN^9S-E6j1CCP)rA2ZFoxh01=-9P/*:(7t*dSfiTff0;K/+w@h*7qLk^JNga-8TQ4Tc=3cjpN4+NBnL-/!;93KNW,3.V*U/Izn/K%@I",
-    "wFv[M.Owe%HZ$9$0s*Gz2oEIQ.=c(V1O$/Ob^s@sF>;@A02vPst:ys=s<w+yR1Xfk.p&Qc,H99wwWtUWCF!FAFC[iI%mNGDnI9uGIrsq&2ak-i038nx&-kycmIxmRF=@Q103Htz/:iMNhnN8sIJSv&",
-    "D/]A65,.P;u,@2Kq6,fYweJcD7y[4cECtW.gaHKN+XoLS:jN@5IWm(14.Ee,6Ey%IG%)^pH821l1u>61Co%vZATrbg1dI583Ydjq0HKiq2DG=m6gRLFA1gJ80^;ocWDh0dp#m:7HZb,E6g7]p9].t>",
-    "1]K3Y03Ql503RVSq5_5)030:]7BK([vc)k5/*3.Preg)dfei,v#cU4+lZ6By1_j9P9uES]lLQ9I=#Kg<o-m/qO99#k3HB!s3X#2&0TVg5wuJ!&hs,Mua0l,70t2lr4(5]S9]$(0(mn]o6f*z:za1Jh",
-    "013vE5CeprE&]%BTMrMTwow,[o8Jl!gZvZ=1h=Lu2f5n.6FGps0R,_#2Me3*916;]1G^9-5HoK8sFwi*=Ogx8DKyCkBr,Pi!6hFcHMyW16E:Ud0UtFv(h3qb051YCGXMY;4.OPC1XK;gj^aeWHjoh@",
-    "F*wcwA2m3e3KKZ@0S=b$wF&;o4.VZhF9]R*03RYSy$usH04p-)851%995Im*A0IFP5itNKI5Pk*EHOBW4ihw#0v[hRuKocNF!KW+H8-Tq0)!PW12-K=j]u/84.Nw;1XK;o)&m0Y@vd;83,JvmH8^tj",
-    "IE#V-A1pA610N$Wlo2E[GUN3D4:bA)6gIO04+qhc2:/^rAo:O$2[(wIS=ypoA*2HnH_.>t02eg;1<8.G4Zsivk*y&D2oBu46aa=,9uF435CFhW2HnmO35FsF*Zd(b1_M$#5Cyx:1]J1E+z:A[H!uJX",
-    "3B;d3H#g)Z0=PkG473aax#]oK,VhAVqXY>b2(1(d.G_OIl9PT58#6XDHm(#O2Q@@z2CnP<5,iW!3/amH5dhZ#3GBcX0)g)c4/a@t1p2Q&FCR2E*dGM3[Q(_]HPs3uHZ/er1uy=_ColjX7ciC)A7V46",
-    "A>S1e0v]OroC*:*051kOH_-@04.VciF9]p_03RYazzq[M04p=+851,B0:3W<86O<pmJtKH[dOofHK!sEET]$QH#U;4A0IdK0_0j:A2l..1@-:@1eVAM4(]gGA;7FqR1YE60_0X,8!>;;CNwhu1-5+_",
-    "A1pPB10N$YmJuT^HvkVcp(!IbFtY*/2cand9S.V.1]JGF03RVW0243(8!)5-Co;$!6g2M)4,A$O29U%O9]t&/5ib@uIRFFo&U@I4F>sYs!]fpt2d/[t7BT3KA@b;Z5g$@I02VL+9]AZ4A1=lm1%<_t",
-    "FqRPjW(oD<3/apE5h*q=051qOGXNei03R$gtRf:cFqRPyAIJ>AG=@:IHU2CF(!dBG12:DD2ml!mAk>*4R1X)H5g%bRtRfUN01q]CECjC(9]t$#n+O0M4.VciF9]m@03RVYzzqVbtp<,I8#<=jHUI*j",
-    "D+d@L9yFE>5-o%sCpI=h5g#lxtRe)85HBA$G@/$ftRgQpG&#Wr6E=<K1v3C2Co/#aAv4wk6EgrCGx7_4GB*GeHlX,nA1pA610N$amJuX1GW>^h4:kG*6FC4M2[8a4A_66T3Nip6Au.3HG5[PhqyrZ,",
-    "03J5)3/WnN1eOc^,J^8!2$m5a7cl<LH!uJn0yzK=G5]jYG%Pa!6EpxH1u+0GQaCsOCN;qvF9I.#mk^Q<H_.qg03I->1NJr^G%%MD9]t)ADK[]y44-M@4w5$l=vx-=<d>O:vJo#UD/<JU1mdRxA0#uD",
-    ")Eodh4:Iox1<]8x12(C^3IG@oAnpnTR1b=+:O/#^0uM8,5i:M4Irjk%2cX3Y038n<vI-K/HZuSpAU4(w1I(Ox00.j9851^F0*ovN86O<ttPvqKHvlg-H96<,BQ@LT0uLYX0]ei$0uM8)5e2v(F9kL*",
-    "y9N&,fGGr24.XY76Ey%EHH8i*F)-uiGBM_xFC-ZK00V:rA2T<g1>bxv2p.VGwkaPXH2<z9H2<zWH2;ySrUw8B3!wuSFv/7ZHR4qd4!j_1HliON2QsD+FBmm501,F.F9J6/024C+KL#^[GyoGd03QW1",
-    "054KGHvlI!Gyoq0HUJ+lIRF6CHV+BUhXVx1,ZKH.,7=merV$!B02w&]3eXA]G:Z@rGwDPkFgO4oAu]92&Ib/Os6GYmA0GoXo9qYx84n/R3ItRSjsfUI1I+:,G&Y+G1JoZM2Q,uH2ml/qBAW=y3NQc.",
-    "BD<U_F#sGfj^Zg#EF3iWRUaQT01@9+FE^+Z/R>klGUoyxAUNkl1M&k8Gm.(5vmYM;H2WwYAv6F4R1YB410ysyyaNmQRVOt$053B&Gv,7uB[Vny1fqZf4:R^%6gaX19].,11@i=$DIW;n03RVV00Qr;",
-    "3IGTUqXQQ)00hL-2oDaqA@_]O9]tr59_d-GRT4M/F9J9.lMxd%01pP%=AiX9lV^eI=PM9fQZ]zjCNwqxF99+z0532yFaQ%c03I=[6Epx5Gyoq5GXN.#Hvk>9IDl3!J_TGwL/,iwf(joYGUh^B&Icbe",
-    "Gt:$M!M#c!12f)_3ji4pAk+#3R1b_-.wOI@0v]Lon+g**@2i0H*OUtY9S.R!3NHyWHvk>ZGrkQIGXN>yI_fx)030!s5g#8g00R0]FE^(a.U^JhG;W4#A2sp/1f(J#G%:#h6F2^L1vCI3Co^*bAT,qj",
-    "0:!B,00-_44Hq^RK@%2jHRD7tBs4Gp1g0VnG<2.RIWV#U4+okl038n=>y!*eGXNhUGou3&H_.>t02eg;1Nc/R4mhSF6gdDN2Q_m77&G@)5-*@L133T>H2<C.=Me!!h=,zU1vHZpFH$iz04Fmz03QN0",
-    "03R.g005g14+)[c4G6l2lK_G1@BfS<03QfB053i:IO9Y!H8(bs5f3HfL>ah#GBNlp6FJ@t4+MbD2:/,nAk+#3R1c2.-zR<A+X4;Xn+gN,Bo7Gs%;SV.4.VZhF9]X.03RYUz6^#K04p=+851,B4EI$Z",
-    "A2R;FGXO6*Gd1Bv6f<<n4.C&V1(1=@A2c>/1@[=@9]bW0A15&YA0aW,0_0X,8!>+/7dE=:FEcYY-6yJeGco@G)!zaSH24MstR)@>F@g+OA_66T3Nip6Au.30!,)(42n(YF2(M^d$C=JM4/[[p6fmeF",
-    "4+!=F9_UwJBr!0&:QEm8F!<yk[AUjZ<RJk:)5ann1vQruFH.r!02eR,9]AZ4A22ci1o_ATH2<Pfmk]:.01pKERRZw:3Hwz55Dy5M5gsrAFDx,Jts(=MyDu*vF*frs6f%m90uMC)RU]br*9RX2GTjOf",
-    "BK(2<1XK;g!ZROWGO![B<rr&QG&6u!BsDVp0Urr4rwSh,FaR$JF)-uSBFBOO0)vVM00.j9851<D41iW2A2I+EG5[Dd052:tGP5ERGN:UhATT,g0]J.54/vb42lWFJGK_Qb1<tH%Aus;0R1YE80_0d.",
-    "8#Dh67c[s*6*7a[DIY8_i_]oOgH[tUrv3sCHQhu2<eKpD0uKqWDIX#*03Ql403RJN012(!dK<yQ0_a#<6*l(>4,TafBr,AUQV$5F5g!-a03$Il01pF*RueY:KL$B0H_.ql03QW5r4cVuGcy1eGKf]m",
-    "0y6+FFfucx5d;<.9yS03&CCr1zoi8q2sxz<Dlstt3%r*c3g8MJGNln8EH^O)BQ!Lm5g#8hu^lQMA@dd75e1i^kpUkCHj9G+A15[d9_3qK0<DHyVZI>1HvkVZpb,GnI0E;r4++tN0UshZ03QlA03RYY",
-    "00OS4761qvI_fx/01We0A0IIQ5,]W6F#s.tH#m]G6EKtl4.F+f6F9yiFElVYzXlUE03QW403Rnc03RVW)dLeX02;*,4JR@(00h2=7Y[7HA]E6%>EjS]GKK:mG&uMM6E=<K2[Qm6A_OIV3N!#8Av6FJ",
-    "GyoekqXP)RY6XtiC;5]qz9I$7vr7*M@Bg6&F*BJF5-y/ZF*g7Q.fdCM128QAhd2nQ%pM-FH./MHQZzCECowbt9]AT2A22ik1p8GUHvj_Tkr4y;RWAuOF>[q;IRFm@[Z$>TF#sPdIK3hhGW^H>A28Yq",
-    "BRMeuA2T,q1cS9#4+M=b0RR_fCfW)g7&!E+0Uu#Gx*@,g,Gc)UFyAZ![T2fG0S=e&f&l-:4.Vrn4+YeM0RvPIBE$>7F#sGfnGpl[EF3WXRUaQP01>]&7%:1JEIGF#1kDyNA2:7e0_0j:A2c.-1@[*<",
-    "9]bZ1A15*Z4.VCvBQQ6,0^TCD7cl<7F=K_YEVLpYBryF]BRMyQ10OUr>y!X-03Qi303RYS03Ql503RVSqXQE*030:]7cl<7Fz8]r53(W<H2<C;]5Yy,Fg2MG1JD94FfxHw2gTtY0hHq(4+feM6EOfE",
-    "1vmgNQZ+FE7chcW9]JT1A22nV5e4.y5e^LW6FC4AGyoq6GXN;wHvk>9GK5wcFaQLGI1eneA]o*^n,LEnh%qBDHrEFqGc(,=6ElGw4+NBh0RR_fCfy1j88;Bf0Uu&8nr9.0IL@tfGcu+M6En9C4+z]X",
-    "0RSBjA*Kp12[$qTA0ju&4HGi^D:FM86EXlCF@f]*8-Dj2r](G#f_)_AEHF5h4ihw$0v[hR=aB(zxgrlV>$UPRxeOl#HuxwXCpG[dAU2J4BsV$xqCpFaRwpz$02MH%kq#d$FpC2pBrw%86fwIZA2cxh",
-    "1@[:30uKqZDIX#:03QlA03RSW00Z^odH<Ivr2@i/0249*9^qT$tN[eOA@b>SRxcJdIRFE&=GO7mg#,;w5e2(60Q^cg4+f$U6EXlF1vvmOQ8q9DH#Rvq01pF=Rv#^m02DI,9XS9aGBBbM6E*,J2sHpI",
-    "Gc=Do2Q!maKR,4(IQm2byiz]VGB!E,L-#P70uMCb3KKa19]bS_A15#XACLhs@9uTH0uMCdEE6:Q0S=e+f&l-:4.V)sF9]g[03RYX%MBAX04p=+851,B0*x#O84n(pRsifS0[E_D4:.TlGdDRll:#3j",
-    "H_2&Y=aBqxfhi+2GK:Ka1%W9aAvFL5R1YE70_0X,8!@P27C6yCKQcBsH^=yUlLQYZ>e2BKssj%+[00*/03Qi703RYW03Ql903RVW0243(8!)8.CpS3&1e-bL4:!aj6gU7M2RNb-9_C&8Rtd1.Ru2N3",
-    "Rsj]Q>lF!01)kmo2c>U:9]ka<5g$@I02eR,4+ET5A1pTj2c+_eE-2Bp5fd:06F2^537l3LGynh)4+x;W37l31j5rS_q7frFFaQrA(+(puHUJ+qHQx#nH_/pMG&cYbBA$Z*1XK;gq7ffrGsGezGdRxz",
-    "4:am56E%^14+!Ui0RSBjA*Kp12[bkU4.YA*0RxqtdH<I-I_fx-00NdQ2N<q8G</m$*_^*yIGR:3D:FEk4iq<I1s<+Y=aCR>FaQrUhba=>p#u*ChbaIV4/2M04-@y<35knB8#Db4CN;(!6*#Gr0Us.d",
-    "ivtfOnN^n-GKi!C4:bG+6EgrG2[8a4A_66T3Nip6Au.3HG5[Phr2@i-00qgCV,F9+A]yFB@%(@Gq7e<nm[t/t03I[]2kG1$0fv)L4+f$U6EpxH1u+0GQa3mN7dV+#9]JW2A22wg5fd_36)=w=*/GsS",
-    "p$,oTnN^M$03Qc6007zn4x$ksEHuO,A_rMtA0RjY6g2/JG%;/>1J+Cr1g(Ps02vP=,wGcYGmNYOA7VAcA@_;M4:am51nrP_4+!:x0RSBjA*Ko+3p1:zCJ!OY4FZzf0RRXaI_fx/00NdQ2N<3:omL09",
-    "v4sH#omK#]Uk<yo4ihky0uLed0]Ue&A2c]JDHJx00Urf0!v+r>hbaV94.XkB6Ey%EHT;^IH8B7bF=dBaEW[!&BsVqy6Ey%IG&sO11*fhi4++32A0jdU9]]%6A0aXT0/3lv00-^E0_a*M6csm%:K6]V",
-    "#3D2<F)<Tw4+o+VFBvy800W=@9]1K02C&c>0MN<&4+f$U6Ey%I1u>6HQaCpNCpR.z4+ElBA22zh5fe559x;zDGXMqU!(Sf:F@=M0IRGCAIRGyJH#7hrEH/a.BQ!Xo5f34ttN[^;*9Q+Yqb&r0</Ff[",
-    "yn>J%84o7k3LhFWp[xN9V#Fd7HUKX)I5wsV1Kb^E2!(;I038n=rV1YlFaQrC%MBAT030!*5d(uQD:gZz5icG#H_/CxIRF;j052:yIF^9+GUx&yA2[:>BR4PrA2c.;1@]1q0S=U,DIXy*00dMIAlCx]",
-    "wbB6q2n+oUCo;qw6f;mv4/ltYFC-cN024O/A2c];DHJ!f0v@!A[00vqz$qUJF#sPSF#rO/)d2tq45b4XF#rnW1>9dx1MCzDo_QvY4l*:s5fn1xA@b<1RxcPUFuxH5>Th3L0yf811+G=ByNn$V2EP##",
-    "HUJ+5GXO7AIW>.nHpf-SHUI*yQx7n]5feB79y0(FGyoGc01pYrRvR>]8a4n5*3J;DbOZ641P/nCkOcv>1@h>hx)cuv/KTf(lz/l1Gyv7R0uLR)2p<GerIZ3DH95vq9]SSNR1YVWR^T^75(kwB1)tmq",
-    "4:Zru0Ustax]9MhH8nZm0tB-D9]bl5A15[dA09U00w*&t03R.i03RhZs*;gQH8nNi0uwX.9]bW0A15&YA0IIQ7c&4KFEs!kB[znX0xvZ+G2sFqZZ*;K26X]1qze^=-[qQlHvj[c9UmV!=l1]-jJyO7",
-    "H01&X#7hqY#svTw4/3dU4.N.@7dZeQE-#<%AT%;yTLa.(4:sxz7dM$d4&nj-84oA-I^ahp1t:T*:.teq;F]nd,Xad#uLKV=<C>6/*E.gd/K:EQ$pr*d4.Y9Q7%_7KFf#xzAU8OiEd%EQ4:tA.1ei1r",
-    "1I@5i84o9.Fb=Tl1t:Q-03R>m/K:!fHQ=o)JBy(KB[ndZG!F&m0v[(a03RVS02np=A2Bxo4.E/O1;1sRA2m1U0tE3V4+G8x02vP>lPeD*&IK4V03R;p052XkIRGOvG3NpwH8TJoYcl#R4(9;0ju[=;",
-    "GJ>5e0nQo=7MiC7A2m7W0v9vGCJyHU02vP>o+/L;=BWm9.pK[c=cx/=HUJ]sHRA#wH8lVeGyoq3F#sPYF#r!C$=]GkGXM@U[]z4;HL(a2H]GKmHvbJGH7p1Z1.C_.ColjXATR(JHUJ+kHvlgmH!uJL",
-    "@wbs9FaQ%aj[*+=$=@%!4/3XS4.X7088zhsA2B(_1rH#,%:e^U%mNQK@wb#DEVvd9$=@<8D,R*c1q4(NA;E<Du;P.X;kq0>H8iU691jNO;*$J8oh.=#!6OTvPZ%)Nl;Do!vmOuj0UrqBFbv2w1L[UA",
-    "H88]H6Ey!#1EkLl2N;&Hu>g(r:<Nqu-4lbG5i4Q.I1EV!$EYY7GD#IO7%4G3ki@N6$=K0SUI(;WECcQDAO-s74:ev1NfR<t0UR:@A009P1I<++3#S1RIRF]t052XhFkT)w00iIENGmfjUJo9-0WSeF",
-    "FkTWf02;y=A09LS9]1A]5-XuDH2<zTHUJ+1GyoDe02;-]A09XW9]1N15-*@1)&nmiG%)/HD:69%A09HN0WSbFF#rX#kPHi>0Usna030-[A09LS9]1N15-*@1&H=tUH85Tcqy@6_&xHXSF.uWBqy@0p",
-    "O%DTvp(6s&u;7m6KMx2g4+Xi9J@V%O4gsJT41u8r5jK:9QWq<0=nDJi/LP=&4B5LE2hZ(#4K=Y(Ecc/fFfchczr>I@4LQ,XOb-B)5etN,3KKYwS04Z]kC9X!G5@+_CLaJX6ARVQ5CoLY5EwD7@wt8x",
-    "9]AD]2gyPM)U7rJ!I<bL(6j_*8$SZVm/6X*0vQ6aP#!Qt2Bkm@5kn9w&jAkzhyfoHGXNh4GXO6WH!(vW2sHo;6ovsG2sZ#96Ey%I2sr:B5-p)Z2s1GN9^>u44+zf!FBCX2*8;vHFf[,l6gA5M9]$&x",
-    "0Us4K03Qf603Q/J03QfB01p$(0WLH#00fUi6f*VO3luX$4C<L8wlD@q4.zB00u5UdIDRKNI9v][fdLN%y151e.Khbe(*hbY+RRoCuD%Bk2^Bby03Qo903Q)F03QoB03Q)H03QoD03Q%I051wNFaR$R",
-    "GcW)j3o,y75i$TD3p4-92[ix[FaRG5HUJL<kODI<IXM6i3)BKH5Hv7E36z-^37wEe6EXlCGR&n30).frDhktt7#;l=kURlP4&6,y[SFR-yLkjX1cLz%-iEnd>^mN<IqA*;4+QfE4QC0y9RNcQ5N8xP",
-    "01Cg$7X*#v6$amwSPu4D4+Zko6)y)fFq-7rH_/3IHvknj02(,.QX;/d*9ZkQ4w76NFf#)BG7kta8ZrPM4Kx56GyoqBHUJtn03QuF01EQ_FAOp-FfRr&FpUEr2QZHX6Ecni4,k+A7c&4VGCSU61CIj>",
-    "37,KU12g_txCajhp8*m!051;TH_.zm02(#@6F2^L2rvK&;gAeSGXMm(;FkO7-TRY(($<t9O%DVzCowGf<-3]_5-8RmPX=B6Oaw6tXCX2yTMbVFH4IM%vf<k)F%vn=0RdYL9s)HCPX;CbObsy;IM4wd",
-    "IUWKv3[M97.4g<P7dOxW4!i*ZH4IM%,sDUSF$vMZdJen+0yPXz2Eye@4KWur&-bs,0RlA)PX;yuObsy;G]&Mb2sKX[GXMe>4%!4C4:L_<H2<D3o&gB$0T1E:o&gs&00zPAObsy<FrEPqQcn:$01p)H",
-    "0SKW94;Ir_!_(nm3(-s4G4T6i0<n%(whs+v8Zp)i37t3us:w$UGzokPxMDBi0W&mwA2Bw00rT/p4+nW40W$ysmI(@a4+>u(0eKxW<&O+lG.hE[HUI*_-sGBUIe8E*r2,E!=#LCoHu3/.H#K$,4WL:I",
-    "&B+V>nIR0^q!.LN=d$,u0jDJm6D^(-03QG]CJz!!4,xH%A>VL79toQn1n^TW1HYUB3;T&:6E:=mAuj+iFhm(Q>aH5GVyhSr0vi)ESrat;0U!!l6Eq>q1u_rh2JhDm1z!%nJ>R@ogCPWk,3./X0VFs$",
-    "c<GEm0Ur%9dj/a0dm/VC00AEgdjs;V9]t$=0xu_xH^(M(Hl;2n4*.=s88IUaApjW.D)j*qGI]Rj0LgF[HzN*u02vP]=Z>3QF-=KecmtUX3Y!5RDKzu^1EQD+4Dta083Q372RM2kA_5s-2ci)gI5!HH",
-    ")]&wz1US;d9]Jf#7BSWx4muVxuOJRO7B-:M4muV$kpT@m7BsgY4muJw/<.>JIubD*7Be_s9S6.M0S,C:+5!in0uHAT9]JWy7C6KZ4muV&kpT@m7B.8Y4mtybnK%wQ1)jDX9]JczAD96!01qdg0uP7*",
-    "It$$CC.WIn4-H4h7zLE=2R1e[EQ.sW1S12HDFGu0fZ+uS.&$6mARaiytswy8wsaja!RcEK*31$Eypsz9i1,c.0)wm$T@<8=HaIvFH2<Sf03QP<oVpkQDFcQF4(b6CH:w*0vkDIg:H#$=IV:+6F=mBM",
-    "mOcRp1%_tn4AkRS1mu$z1Ma#H4+yXU0n!Bz1G(uV1k]@o0R]5Vt=p,DEG@bN0R!t,1F!lZ4+E]N6Epx3I3y1Ut=or1uo4dgt=pA/00N_e4+*XTB[wWC4vGN*rU3*98aA#046KF$5iukW2d)7VHU7[I",
-    "4+F0O0V4#yqIVAoumL4DEH4iP/mP@<9]JY80TVa;5i^$Z2(SSI-DZbfumJ>8lL@az5FZIJumL4CEH4iPyaEIW95k:20<HT@qz410jByVLjsyW<4+GKeBPKRD>y@[fHm(6BG%PL-1iAtQ2p.D8t=os<",
-    "2m[<k4G##e0RaXd12nDy7B-*H9].z90VFdlE)K2%0=$Y%2n4^Q4kQyY02DC*4+6Lx7&gIO3*m.W1g>8z3!]$o9yGcf9WnqOD*z%ZGXM<I4,HHo5jDCT1NBM>)/dDG69TIs0J7x@Tr<a1F)*3d8V;PW",
-    ".OK@I9U;L;i%AQqgjOGl0W-Aa3!Og!gp3z21T[vTKM1F[NdOHCg-Fy(Ff1kxmEr[lv=<<32URXIFs<Pn77kJm1J>3i(0_UI3Tg>(Qxi05A1E-Z3#b>a[OJn/*a8m$Z7(u3Gyo]rGS_qgGXMY.4:Z=T",
-    "1j&yE1K0r[0x]#(F:L<_3Tz(&F#sPqG5[hmFaRF]GXNhtF#r/b*a05@GyoquFaQLI1s;%5053W,IcyU(03QM_03S0r02es(1up>KFlrApwFm;8*+&yO)&U-=H_/3rHvkwl03I:@02U83)&Utb<C7dd",
-    "GB#@.IX0LCBQQ7s9]AW3A0ssY1Q,bNmjM8VDHS/=4-M551DDZD6EWfq35RM5xf^tv,vdfDG&MG[oJ]PBUK^-<y)82_H86f2H_I>#d.2Xl0HhEO+t_&KCJzlf9]t)A9^F<8F9$L(03QQ000Yux0M,i+",
-    "2Rt7QG.Y8eG5[Y1H2<Pf01pT^9]bl56EpxH2QdI21vdZ>G5@+.tO6eeH_.8=2M,9O10MuA03$LuJP!$+1Rn)3Jrgzn9]$)99^O]410M)EJs$,!dJ[7M9]$%89^F@9F9.U+03QW300iv.9]$!)9]bjf",
-    "1nvSK2Q&Z!.1h-Q2LkRJ3X^)]upJ1RjsgZ658eVa0<Gg)1_eKn01@H63=WSZzd-]i0y1a;!jUTv251=I03RkaG#oVm3#gSp3!DKD5-PCc0nh-vI0X*]n*ka)03V70Ff%MMH8cmxjS3DlAB+Jv01+#S",
-    ",vR)x;F39TIWjc#T:<1VFoq8,E<sk%KOYD,kzN5C44*p$)e#Hsbrv@F8V.&FEHO6naR-NN2M*hH4j2(J$fqJ6H%0@;+5rw42)oZ<4)k:ZXb%YVXfic1H9r8]lmY]37z63B7!L,=0v@x6;p+P85f;Vg",
-    "0t:zzBQi4i5+AbxH>HMoFgE^%3<]tV9]tu64WbtpIm,eJ/1l_]6(6zzG]K@$G&wl[9^6%5F9.U*-Rg-J7c$KP3&.xVGcu$q53d2u0s,ER4GWkB0l([l0S=q#0v@x901nR;2E*Su4Vf+#GxQ%1vjLg_",
-    "EI2a&KMOQCGyoq7Gyo2l4H!7h0t/cY6Ee*LAF^_9nguO2G5[]OH8ITs4+)wD4xi:.7%]NP3zI7Zngt)T0W!<3E-cX#9^77E9].+MZ4Ul17&OfS3id1n=!sHmv-i.V%:o<b051zRHvk>AHvk.q02em=",
-    "Dlj*JT;EYnAF^_A04+B*051$TH2<zBHPUhmhV5Sn%:o)U024O/AF^_704+E)051zTGXO6LI56*Y4*eMzGtB^D[uvZFngt)T0Wbg>Ie@ry3=<QF2si)>0MmwN2Y;zXH8^tQoL:Rk<HY:$0h.ynGB*Gp",
-    "3=ITk9].[[1syj47&*,X3W6FVIWo,xAF/=7ngtv)%=U%*%QX)S%:oYyngtGo6(^;=%:o)S00f!=AF^_504*=w051zMG5[]LF),#K4*:D!3.u5v95]dvBQh+QWe:9foCPg1G5[]PGBM8r4+)(G9X0;M",
-    "IL@tbHUJYh03WjfH2=L%FaQC$7Ym[C0^h$G2L.rS7Yv^rW&wHx)GYzD+XxE%Z33fGFTDXWH;ijq0;ctACpkd=vUDFUH,Z5l+X6W9*$xGdi_]oXxC0+8H,Z5lEj0iiN-bj*0<ddO5M^<aLJrO40S2I>",
-    "1@h^FmmUi=4#KMj4+hK077[rr47#8O1p2xH4%f991+]>A5i]%78-Y(R9^P2]/mP<%p9T*Ko#+D^1v&T777CUP1n1X94,:;tmjMqC:a+tpEjTv,1La9FGBq^!BQG&EH](;nGBY(c052spHUJ+pH1G5Q",
-    "1i9*bF9.U:<ALsLAu_1rF9]a<0520WHvkFn0]Ua9Wdxwy3lA=R.pB:MmBax*Iyf=d@[)BRI5[;g10M,903RVU01pYMl_w:A4.UjB7%:13F#gE>4.NbQ0tEBr0UtFqf&&AD1@i0,>zVCY4.UjB4++%x",
-    "3-,SvAc6xZF*pDpFEs!kA2k3kIyWrS%mXtyFfgwI9].vn10NzW03Ql603Q^I00zP(3WNp=FtykLKOZ$VID@WPv*rOGH8z9-1Be.A2)&_M038n<gaZ!/y@usE9uFag1[g8@A1*lnFC-fH;c4$YxSIwK",
-    "HG%=YGyoq7GmH,(A_OIV2s8iy9uFag1>@=_0Ut3jh6WEH<a6#zJC33QGdMXgg99H4GXM@FjSn9PGXMY[4.UmC3D<iaA22h611^=sIJMjY0Kk]A4:gAd6F8A04+)PCA0jdU9]]%6A009P0*Brd2!sP4",
-    "F*N@mA2k3IHvkVckq-9w03Qi503RYU03Ql603RVT04OsxgaaQjHvk>WG5@d]/K&8jkq,rv/oAkLkq-jtF#sP3F#rG>4.UpD7&wm%A22xpA0jm4/K&8nv*@i>niwAmFp:@+A^]0S3NZj5Au#]bG%)^l",
-    "F)))44.Vr-6flA40UtFui3SC]xd9Ieh64[Gl<A[ZFaRGMFaQBl8aajo4/.x0FCaNGgaZ:b03S6p024T;KMx3%4/)^vIRFn4uc2NKA&LeWHUJMXmJcr/GdYF:6E=<4HJ1,0GBB^14+(];A0jaT9]]%6",
-    "A0RS[1^Qi,03R.m03RSY00iRb0UtFsgaZVENDl[:4*(qxA%p@j2[.+YA0arG4-nR&2>G:ziUtoMvfu&)f$0GcHLM-3rojOZ3H-Ix038n=h65i8FaQq^nhy<QF9iL!Xb7PL5-Lj=4-!870RS^*37>c!",
-    "1zjJo0yCfK0VFgq@;oqMGCLUn/;;/L38p=+l!OcqAfM;005^Xu4-^mB0X-b]GoR<J1dQEy89CDS0s=SGeGeb]-sF8I3k->LA09LS44vWu2+<jt0)aOM7atumUM_SLFaQ!W02;y=A09LS9]1A]5-XuD",
-    "H2<zTHUJ+1GyoDe02;-]A09XW9]1N15-*@GIRGynGB5xS0oDTpl!GNJGBI8sBQpI2D:pF!A09WS0Ua[1MhN@gkpT-*0S>dk1^io.03RMUiUbbj;g0pb,-n>UUj@Qs9-5_xGXMzZ-*kLhUJo0j1>Zvm",
-    "Ru5dC/:Y(m2MeC*0RZ0z532#4/:a4#H.raZA6hw@/:Y>qpnM9<(*X/59]AZ43Z/aQB[M9N8x5W50S>EM0k4pQ0SH0<!T&T53!Ui!KM=uEHbW3A&jAkzhyfoHG5[Y4GXNhGIYS/<H2=OYH!%Po2sZ!=",
-    "6wv^72suL=5-XuX2s1GN9^>nK9]$u59_C**10M%60520XHi!Wq2Q_mN6*w[g9]$o34-0e=9]$:!0S=#E4,1[;0Ro%)0RiXW0]Y^2/;VnTI1fmj/:ab(Fg5<L>wi*v7d0]4o#>D%i+Te<9^6,79^zSF",
-    "9^6<99^zYH9^6^B9^zeJA00TI/:ZNz4,Mhz0Ur<EL:_(:03Qi8024R:9^6<94+<Y16E[R39yXon0S,hT12_/O0Rx2ABLD_w1D)vs2Pz*+Go9%HKMpZDG5]j-F*z[+07DNDXD.mbES:2AKOZ$PF#sP3",
-    "H1XsC1nBP!9^hX30Y3&fI4qs%0Rz>v503(!/:Y(t2M,OM/:b0wF*q@g0]smko#>Ds&Ik@6o#>ED2sAma1@[<)0Ur,A06zyeIV>#&0RyQC56usq/:ab=F)-u;9X2#G06(+/HZ(GP4@H3<0Y73kGB=MN",
-    "y8-hko#>ET95ymH00E<^56%Id/:Z8*1hB7!0Rf790zeBO1sMaE$#;+UC.@P3>O/8MCEDi!0rOb]SpgvlSraxR9]AO-0Rb5gCj8+6Cpk8v1POK&Hvj[f0Ua]V4,fR:0R]flcnHVV2;.pbF;b&bFaQr6",
-    "<Bt2Z0F=5r05!/15-G$M/:iUT4/L_g6g7AYAOQ4J5-,Fu1UPsfDLC)^9]Sj55-q;cIhO$p@w[>-SPv,h0Urc7,_%E!F&@fYGk7n(2r;]p/K((]GBz:*1iY(JFAOs[%-y0OI1<Dh4[yxp0W&i/GmHTb",
-    "1.dCG2kq2eFKjh5%-y0E&a5W@2rmOGH;9E>G5[ZIHq7S%1jg,q1PC7kHm(5=GyorCIn3t)4(I_^2p.DAumKY@Bp+ik%-y0PyaEIW0nt4TvIGV1vlS0w%-y0Px&j0U9]JS40Rx%[A8j>w/K%xU:of!i",
-    "9]AIr1S2-v03Rhe%-y0Bp_M9POAlYU/K&8Aat]5I/K()7HZn5+A_Q4oK@&o3FuCUe4.&LNGR!;M2[kdy/K&Wo>x4%.4GXeRGdDOaCJ!6T/K%:,3#^ysQV%b],2o124*/@n0RR:cI;U$*Gcz;T*a8i0",
-    "0j*:YKg[O/J_B2n000&bI;U$*6f;Ku0UrW1*Z_hSZ2%Sl&L0D89]AG^A38Ju6EFZD0y6*)JEZ9W6E.ug0yY32Ix+wgGyoq0Hvk>xF#rVg1s;)603SXu%-y0.GB+[+02U89%-y0G@1%PS0x)bJJ_>.i",
-    "0X[M^Gynh/4:@/]0TeRu1s;)9Y#%x^.m&+wIBXvRIRGCqH>Yb&GczzU;r[%L%-y0qGC2SMb>9M80-uEx0kRka@v)HuFwExx4m/+RF#sP8G5[YQGR)<z5i-o_0g,YK2Rt7QG.Y8wG]cA#1pWjAcn/6X",
-    "9]bl56E*,J88gi10R,X(13VuYGR)<z1oQ]4JRcn_%-y0B&lUqbA0IHx/K%t,;nMExat[bS4,MJ@FB&&7%-y0F+7JUh9]$,A9^P2lA00Ey/K%$aBmlbz4+uRU1vLN!.>aH^4K_c<0WS.PF#s.-GBE%F",
-    "<oWps/K%!v8V]Ao/fwdnGBV8P0WU)@G5@UyDh]x&0RW9F53:Qw0xdB&03Sp#%-y0.GB!5/0kSU,vjNKjE,*O&4<S)A0V*-!::v__m.12B0shwkJTx-k06#/DGc;TS0S%ch6f:Fy53:RM<c^I[In3t)",
-    "FGevr030%!B<-5>C;B%[H.]<4H821#MKn3g/K((eGBq=,0Hi..v-oZm9XJ3lMKw3f/K(%4H8KDJua=N2vjNQlEjBg)FGV&r%-y0+GBh_/1Gg_@vH];p0RTA,%:pk)H#5xV0X[M@HUI&pfD-e10nGv^",
-    "I5Ge)ML03c/K(r0G&2AMngt)T0WttCIWWxvA4NIL/K(%4G%x<G(dIG>vjLkDEi*R&A4W6G/K(u1GdBPO%:oaz0f6!WEj2K-7e7TcFf@2P0X-G=Gynp%l0=<*0h$FZGBE%jM:5Rk0Xs4;F#rUd1s^5k",
-    "FaRwwFaR$@F*(fV0Y3sVGB=M_v-i>QH>rkcH_/pSGB;cU0R!3*6*$U*Hv[VQ2oA940WZA)Gc(,n5CY_.4/nZK0Y5D=Gc]$%AK;Nvujc>jEjBYWxC0+8HG%-jEi(WgNHoF%0+]W^i&X,*b>][70R>[)",
-    "3J&];RtMRIA>FBK1vIml0Us7K(C7pgG[NEq0;Jqn@QZT$z._(_n*C1;2-9:X1)>lx3Wk-l2h[Kp4E;Yp1:Bbi1gw%74,<a>0Y3&eD:U)v0R,I,4,fL=0Rfce6b^*c/K&ou01biHWe17P4F#[vA@dIL",
-    "<B-$J+y()V[#g$o$J>%iIWa8q+66Q+GBJ$,4*aeJ1JMu.A=ffc15=(mj/%v5x4Z)%FE+d90WTmpH[^8ZyypQQH8.q_1CatR1T-700uLd-gaidt4.F;M88rY8F#E=:A0RO00tJ)41rIgl0uwR,9]bZ1",
-    "A15*Z4.O0_4;KY90WTyuGXOs>GBPvc0tWfSHZKJ*Gsp!WCo/#a9y0(SEi(A]2M-=r.=eAvG&BGYIGv#d0ocYi1Cs&]1Ih&e84oAt0uLX@1t:W*03R.o03RkfvBLx^H8M5h0ung<9]bbX1s=9e03RVT",
-    "02(yn!_,8OG0O!XATi3v0]c4P0^nR)4Fra]1Rn)5/:iWS%moBg4.YFS88ZMMFf#xzATu^s6Ey%2HvbI+oC>ZXF#sPYF#sPTG13JWFaR$xIW>14A0[/W!UP[QF<p[iGOhCj4+N&^1OOQiC+7kWA.zXW",
-    "GdBPqF*g7oATj>1*X02pH8s!$1ELEb1uy=_ColjXAus;bGc*7nFgXA(A2K,rBRDbX0uMEU91^7C9]bS_A15#XA0jZ)1sE[=FEKbV/:i@hHUI:m.pB:giw*;cx/]iE(FFpQ5)UBI1p@tK9nS:.rjsQP",
-    "JOAVXFCZ_8g&ZF>Fo:/M2J7%OKLj_BGUNguCNcmIA.6]QGBf^WF<z2uAu+QE5-p)ZH842.0:9V+9]Snc1s=6j03RSY02(r[2p/yu$=[Q1t>TFc.N+TwHRJ*kGyoq2G5[YYG5@,D$=]JgHvk>oIRFnK",
-    "g5CoJpyUA$HvJ7DH7tog4+P2uA0[=d9^>nK4%n_,1gr,,Ff1>PN*<]HgX94dEtivL05/a2q]F0AuL3tYH2<Sa!0A2-[WJmD%LoG*0;d2]8809)EQRC&05^Ut4-!D$0]7(:hx7#ts[t^KF)SVoVjm$j",
-    "tH/WZkRl67FCH:Bs[t%DH.dRE,j[w0VlN*wGXNg_GXN7X030yy0v[YX001)#Vg][,P5/lDVjmwh03QN103QZ2@_(jlVjlr900N3S00.1_10NnY03QM^00PPq00.0XA0soB1uHQ#052agGOGa^0Wbgp",
-    "s^2AN3^PQ6Hmd.EFgXA(9xylnF9I.$0243(957,JAKnEY0x$pqmhJ%n2n/Em8r^s0&Sno:%*>J=),MRlNCN!V1rH=!.N*Nc83D,/4>&e30Sm3#B;Q*Y13v_eGcW)$H8MFQ9]tn:-Q.A>#3CO7GS.uk",
-    "13w/IHUKs,IXD0Usl5UQLIN2N4c5#9FAp:[Lj#Bb9]$r49^>eH9]to4FB3H^Lmvn/03Q/G03Qf903Q/I03QfB03Q,J051qLF#sPEIRFm@&jK$LHZj)&F9$F.0520bFo*#k2sQv86*K<J2Q&aL6E@*h",
-    "9]$/B4,S;C4,MAL0_9ramtQ71IYSQh2;C]:5)VeX-[iV<H8C=*GB!9ekbfT+FxJci4nz]%01qG5%mWTY4.FXd0^ezF9<fkQ4n!XxG1klj4nz+h*31JAL/P9%%mWTY6EFY]C)UgZGd4FlL/PU-%mWTY",
-    "9]1Df%mV]CpAZ3_fqxGRx8ngnN-oq$w&MXm3OF+_hTQ/Jqk(<9E41SQ074HAWiJUbEVAPPKOZ(YGXO6PHaO4B13wQqGclO_FA6X$u-T$Qkpeb2&CCNY4K>FcFAq2^iUk)k01B!C1%QAB4.XCU11^9W",
-    "Hvm5mI5IMw0R;Iftm6R#odFNc56R2^0qMmB4:7ah0RimY1P:dp-sHOj0W_!+d/Fu(-[gG&#[:=xtK$Izy8-hktK$Jb95pjF00E<^599%:-[gS_,_kIC0_ixI@n7!:Gax<EIW#P$-[h<@HaS)a9tYZ&",
-    "dk+MR$O8cw4.(Vu10gv$Jq^eTI5c!FGB6+;4K-NJ8xC_@9SKzuFm)dVG5[YaG3o&!H#F8C4!-5tH6H<e0S<y6A1E[F0U.XqbO9X+bOXo)0#=/@0Uszi/m9STHZ)ZiG9Mi=052#tIOqW-HZUCuRRbRn",
-    "1avRG2sA8.-[iV:G&D2,2Z*m(KMOH2GK/E<4LB1q03U8Ki[k+UoVfx32oDB^-[g:k-J[Q5YS+pG3fQYz4+V;k0RYwm1FiuNZP&=J1K*;(1PC7kHm(5=HY6WoF=l5;4(I_^2p.DAumKY]01s!=$=#C(",
-    "0uKk*$=#TIk)wVuVL3L7-[gu30t5&j12e7x6EOfEYcq<E0R*nz1>1_J%t-O-6EXlF7%>]E0S(9D0R#1IE-u&F-Q.8yOCJ+7%HaV8trRZ;Gc]>b0SuGqe+k@70;vb50wfO[gWv%NQyMhT9s*DgF80*[",
-    "4rmLEt=opQ4:hOW0SBZ4E-2Z202L2C@@,aRIWRYA02L23@QHHt(g7a.Hvk>qHvktgXdeMK03Sa#03QK003Sa!03QJ_03Saz03QJ^03Say03QJ]03S0l02Vj=E,=F!02L22,@<cT&-cI,F#sPkF#s1e",
-    "03QK103S0p02ed:9]14@A3iXM1THZ,000#aFVWut0:E7YudEjjPSM[109y-/z5)]8eGR2X1LqAAG5HD_6f(^/0S,DJ2QvU43o,y788ph<0Rw=v1HKCn2Ra@MG-]*aHUJ+4H2;(43lAN[,vKi<F*uwH",
-    "4-jMW0Rzeg1MUhB8NlBG1JnowzzPmJ10)XwIubGf4+)9[9]SNv1pNpP2s-l8#sn@KF*CT]0Rxy21EUBJ2s.AOGj.-uHMHLW1IQBtu;P.cJ0Ao!01@3)AD0a[u,=ec3OO>_uipVbJvlTouHOMFIWf!_",
-    "1o+qj53&K@!2:KgHO9RGKSDV*GOFJJ965;d1N[&mvH:y20xUE$053u@G=XDHJUK8qrQZPpyx--4vH@_eEHgC#FGMpoqTc^k@x*]R,vKYP0XZ.z&jCC(F*g7&MK&;)#sdqqEi)<KH=d(gvH>F<EHOC%",
-    "FGMmhoZkUHIWRDr,vI#G/n)UI0h9$TGco@lMKk8c11mT/(k:D/%K[&:0X6>GG%x<UMdZc.IygBr.WU2b1s^8lGs=,UH_/3,G_&hsIygBonpXqM0w1#hFaRwzHUJ+*HQ:erJ_%iylivXVj/5J4vjNKj",
-    "EjBa&A4N9a#sfY$I5m-q0RX4HR^ZrR%K[!Z>Y5CJH[8YpD:yjkVgr=153&K_87w$906#/HHZ+Xi0X[f4Ig8%@0HD$m53:Q31s*t@7av79*2V)qI5#$l,vI#DvjY#Z0h9$SG&cY*MKm_u,vJyrxPt,[",
-    "FqQ/$vH:yxEjKW#3NJ/CFwn*WJ2*Em%:n]L1uwG!HaX1#E,=3w4bH[@4*]f&H_/jHyx4mW1g=#dKfnPqGcW)<D:XDV06#4;G&6z$AK;Nt]K0&VEj2VUxC0+8GlBsRF1!UFOfvu80R<e_5dxpv0S=M6",
-    "@UxKaF>!9T29w(/6Eh]aoxEuSh1dZCED0PIGr@OU1=Mb$9^za>,T<:sH_/3EHvk>3HUJ+9FaQX]j#v*8/,vT83ppz]06z[jF)[!HioXUA5$WCmA7L_A1IMX14.m/K2Lt^20UtFqq;,o/=1xUR2:q<P",
-    "FCaHH+/:Pt2[,$$4.8=mgP[c)IJk@kA22k^&jlYIF^KSB0sP(w4:@c72Lbk+0RrEkB<YLH11^&nGypFMG&KM(A2c,pDK$3$A22fjA0RjY6Ey%IH8KDKfCeuIGdKV*ATu^sF9.U=052djIe,HhGyoqj",
-    "H2=OlGBE%WHvlg+G&lefH_/3AG5[YTG5[Y5GXNhQGXMhn>d5ul.pB:c(a@^vA2TvI00W@ZBM&![xdsD[4KD[WHi82$ATl,pF9.R:03RSSp6CH7G&q6/A22xpA0IaWBQ,GqA2cukA_G>s0v@x4fCC:P",
-    "FaRG3F#sPSF<gpOjFbg0F*PxQ1]J]Xf&&DM,_k=sHi82Jf(9Q5F<z5vAu#]S2[8aKAu%.A0_t90A22fjFCZ_E024I-A2l)n0)@JC2rvL2Aus;R2@_U39xwm>@,21tf&(8hH2<zVH2<Dfn8gMKwyg#_",
-    "2sbb;f&(8RG5[Y5GXNhUGXNPi03R>o03RSS024U;A2c)o1Ja^u9]t*z4/*4#IRGC8HrvNC0#Y9#H,ZB%JUA<!,_lfqGcW)TIq9ed6ETb!KL]ECFoFXgAus;R2[8Z.A&L(uGBE%jF*X1%A22om6E*,J",
-    "H8B7YGXM>:.FW/1BI2;J4+i0_1>DwKAdVgxG5[YiHUJ+WGyoGe03S6m00W7bB@*gzIDi8$AU8MwF9.g]052goIf4cmHUJMWhz_y;GC4Vd0]b^a0UtFuf&&sb03Qf403RVT03Qi603RPSf(8#i,[Ao,",
-    "B[ehvKRYrpIH1/CF9.d=h7TVhHUJ+9HUJ+XHUJtkgbW@sIf4ccAcztaH_ZlM4:gb-A_Z6w0v@x4f&(8RFaRG3F#sPUF>*:z7c%3i0^GCb0WTRiESKT]6fxYX3Lg;UoW/t$tO7YXmf@=hhT)3/3DSiG",
-    "2H1_J3%T]M0Kp0mACck#0Qd;EM,Lp&+W@QP7z:W#0SLOF1@A#vA__1A13ES_IY%!YHaMjL9XRIN0RqsSPyrkqHq;*;4.2400W]--G5[Mg03RMP03I->0D^;&qWT34;tlgl99[u34qhJwG_<&i9$p=,",
-    "GXMkG1spJl<dXbYUH_!.UIeuGd:b^iA0jpT1S&N(052XjG=GIznLh_D&w&98ULPYkr2!i-03RJN051VGH2<Ma02;v<A09DY4*]jj5-OoCGyoqOGynpyVGmr6#sdSYLk0eZQU[z6A0-=9-Q/8sHvlhe",
-    "GB*G-HZd<rivkY=x2=:vGdCm-2BP5s5I9E!h#C#x-Q.3a9]kl4CNMYv0=8]b20-QD4,J=b13wNnG&Vy6hXEf4FaRGDGyoq6GXNhGIYS/<H2=OYH8B7m2sZ#96EgrG2sr:B5-XuX2s1GN9^>nK9]$u5",
-    "9_3#(10M!4n*_1-H#sne0Url80526bG5[Y2G5[]VI5q$u2sr/@4wM5A4VA;M6g1/eZzV7[Lk[o:0mu3Q4<cYK0Y51-GBN,YIRD)NFDE%Ll*I!xI5#-&4.D4p0^ezFAC$!d4nz+hl*I!ML/PU6#RCpR",
-    "A0IK4#RCpR4-Pfh0^ezJH_.e9l*I!ML/!gv4.D4p0^ezV2[>x_0Y3[gH#h)4N-Ee&06z=hH#Pu2EHpPY002S[4rMP1G%VZU0Y4u&I57Y(3=+H9#RESNG&eJu0WS(NEZgA$FOdQ@IE%#tFAX;1051.T",
-    "Hi@unHUJLW-Q.2o1@i:L#RD%5I5z,44:UG3odGWkGc4QT0WZxDI5&sI11_f+G_3]-KOHnRIRHPi0W:u<d/FyV-Q-@]#[myv+u-ELy8-hl+u-E^95ggD00E<^599&c-Q:DaHZd_*0_ixFl7lH6Gavx$",
-    "Fb=Ty-Q.3y5,]V)9tl.gATI+jIF$h(B@^/90]u:[G7eQIGB$KBGB6+;4L5ZL8xD0AG#v;55-Aok1vCI3C=PB,Au%<A9^d3)5-q;nH#@EW+Yt[a/:Z@zGIRkQ33LSK1P/ssA1E:C0VXgu9SL*<A09OT",
-    "A1E-B0T(bG3RMLk4s,$a=*Rr]2-1QSKPNUcG5@kLzgZs)GTGq)3=o!m01s/]-Q.KE,4qW8)!>jYHp^e:A8a$/!_+D:u$2J/#d!][tN[^-01s[6!_+A-)iVSL9]Jb70TVO-4@klN0^kc@1PC7kHLw8>",
-    "HY6WqGSlG!4!i-%1T<_n0]&a=JP%=g-Q.b_0t5&j0yC<u5,]V]ZO@EW6*lJP1@h];!_+15OaqTa4/&H)0WSqNInLn$KN_hQHqGGyKL]B9Hvktko%ul-HQDEE0l%=c0wWI@%-5nCQW@eF9s*DgF6q]+",
-    "4rmL%umJ*SA3itC-Q:B1H!uJI6%Rek-Q:B1G&ukO6%Rek-Q/oJH8yD.H8$O)1qWy!0XP63KR5s%0XG02KQ[m$0X6>1KQ-g#0W].0KQ#a!0W.&_Gc*7eH_/m+HUIz:4;N7>0X[W0GXMY-4;N7>0X[V_",
-    "H_-><4;N7>0X[W0G5@P,4;c(l9]17[A22b<-Q.pj+;o:_PczEl0UI_[;Oif8H#U0<1Jc>81k1q(9].(rp#/[MIv)o$03Qo703R7P$l(D4[s#lP3l9f69^6=e9_n5v-Q.5c1Ojvq2s$4GHUI:e3lAB[",
-    "-Q.521>SB^4-jee0Rzwo1H1]k9mwGU6g7zIeh&$X1Rn%2I^.Yb2oDH54,3WwFB&y9$l(D4ln;@,2oDH59^6:f9_w8v-Q.5069cUX4+uLS1T>Ey-sPI+4KT:z0WS+SH2=O<HZ/e[H8nQ;0-_<YvH[+=",
-    "11vT+$l(DmJ_lQ01ke).$l(D3.:E09vH@_eEHyI#A44>B-Q:B1H8B7H-erbfvH@_eEHpI$A4N3C-Q:1^G&lePksA,Q0f=E8EjTf/sRJ)XI5FtJ0^HP$Gb/MU#2*i@0h9$SGC2SrMKj3Z0X[V^G5@Rn",
-    "nF]lI0h9$TGcW)jMKa:R11mK%&MpF!1uwJ#GdRlv9XJ3VMKj:Q11U8#sVoJR<(Ulc0X544Ei=U&A4N3YzylmL&gy:y%K[&:0WttBH8cPpMK#:O13on_Fv#Hn0JX&d53:Qw0xdQ&03Ss*+Q0)0)Y%0h",
-    "I5NuuAF^_A04>H$01rjjzyl1A-sp_pmIV*80p/MjH8%h+MKw3b-Q:B1GBE%Ev8<LWvjLO=9yp&DA4NFQzymrpF*wTt0+a.Gu:mpa833Lm43q=QMm5Oc0X#J=H2;z30uQqR=6LREIWVdUA4WOMzymuq",
-    "F*3_p1DFLLv-i=A0u7<VF910(%D<8*s=I]w)CCW_0jc2uKPxmfGXO6xG&O.&AK;Nrso;/XEi=SSxC0L<f&nirG&uktOfae80Tef,$dmyRIjThm9tEJ7bOit2VGi^DCj=7K2rmOHGsVCI2*%nb9[<D)",
-    "fCB=Cw@eZ^H94)o10*stq]baG5-Vu*0Tea:9^G1B9]1G_FAX&]01>]&9]]/9G&eakp@r,<zNZoo3d@XE04)y<%i#e(5-,wB02(#@4!cS(1vNR;pbrLs>XiI7$rJ&WT<M!V@3osGGd/_zp*-</,n^Is",
-    "0Wr*q2;N)+IS3[xGdiwJF9ta;qPIl;qDl#l-]l-l4*]XOBL(l=jsX@ktfdJJlhQgKGQ6l20iVYQ1w9W4ox&Xrl&TOCIj*+_F9A3;w96C%a1/9H4+YVw6$2*=41^x>1x61DhO80^p8*ju03kUr01P$*",
-    "TMdlI4ih/H>6rm>$;JXqJ@Vw;>bdhU1spe&x(5r4-^tI%I5VP^X+HuuGc<]sAPTUd3J*g2(-x)zfi4V>5(lLFYYWi>4cBT9$pfgGX%ad0bsjKt4+Zt-CnGdDk^MAclKyD^Bo7473J<]f4.gCPCjz<F",
-    "17ICBr<jmWn+X#%.0/mTs/f:kt<aBKF0,0x4-.3SCj,C%87sIM4;DJ+X%6K94<A],Cj[7+TMuLA(-zPbGB(r+0*%:90wE6!(gqL61A:)b1BaCe0;23&9Now#0f-US1cwI;2+4vB4+>eQ90Y_.Sq^,j",
-    "-TsPnwf./ihvZof+^bY$g3&BL2[.q_(,9vTInWU/0X8<Q0oL0J4<^Y#0,J_k4+8%O3ciR459b5b5fd<FrU4%pGu06St,^NW2oD0)5d$O,L)8%<I5l7o2-0m:03Huf(,AKnF)[!zxdAve054<YHUJL.",
-    ")CmIW+)4r/590&V5efF16%QfP5kDU^Ff#x<3O6t=#>StE3pX$@(,9vgInogh$KqKF(GdWNOAY$GT:/&#1TD1E1sO8y5g#Eoqs9+E2@w<;uL1y](iIO4-qW-R1.B;h0*W:drU9doY6!0b4=YeIAO&p-",
-    "%-q2p!vYTjuni7;A1<CpG@G.W4vPd0nJNO1/<]s[:.k]RH<EE!3Eq-N0S=J=,,Q7JyJ[&jHopHG4CRm#4#N%,a[vUDq9*@B4*/GR90&d73m*hE&4WM$wCGt5)W2T@wu(>70yDUpCJzvw0RVgt1MrI+",
-    "2!WMT4+OoLKo1>60S)5P9S-PE/pYv].,H0Y0W.8<4GoE>D+:QH1IwWSFJC!1wGcl7GC4Q=0>EH(0wE9P1GNw@GC4Ja1RoVPhZ+Qixdi]S4+4i81SABHMFxU60viC0+#C,DkPrYK4.+3f2hi:d0tg0(",
-    "$twxE0RZ!d4GY4p4H7xOZUG1n2G<%n1Lx^k4+o2YAr6ND1l8p$4zCCg2e0,g0I32G2b3HRl=X!KOCnt;%L5M/mm3An2<fBX8xIfD:L3oY8b4$;GBE%<1_NG=[s]&6EFll)1O5pTH_/pTI5x8y3!VW2",
-    "xtS:s6PDo_F9b6+00XIk1TO$HIGP0>H#wI94+8W$4,:,P9xn.rHj4!x1u/:P4/r*Z1vmg7MKk_^1u,#mA44])4+)utMj9_S1Ow[C2=lx9<(v#kGKdTVjtwswH8Y6^GBI5&bPtCChYT,eH8lV)1vfPS",
-    "GB,3VArIsOhYSeT>)HH8hYSUn=*0QlHV*+82hYJO4d3k]9]Sg]y%aAAHaFQM4*^*%2E;d64,1T;9T+!>r5yns4-amsTM[--4i5tL9SxL)91jPsjTIjYGob+yGyo3-=Cts]0S/A:4!xWL4)+2Cf&m@@",
-    "H1@588#Ofm45=S*9]..s0Urc7>yPgE#]aM(@T@O*03Rwg051$PFw9gR5Hb4#7&ZV8K&8J7UjtuyWpZz,zYGp239r8l4uG%;4wn5Q4,kUG4J.M+ll:we2P^C3DhZjb4GfEi9^iE^qaqeJ@G5uof:R0T",
-    ")*BB8!2u5i(()n;B8R=W0>+]S2#TjlA0#&az6/cG;Hmr]0RrO%4+x5u6%Pi-!bJ^Ts0a<Wh*kwR4ad711=kd23Al.J1Kb7):,zx/fw_;51@h(/&q5Cnwx%QuzW)&dZyqwSj28yjG78iV4/a+SNCk]H",
-    "Bo7Gc>8cD@GlK&F:[kyMg98nuxg!huj0ztQG/:8Pq=cqxAT<=r4$7B21&x.j4yf^M4/[,X4>^)7KLW<I3-e;ue,Jk[G&VCbWWU@G4:4K^=XLr=O/2H1F#r!nhPxLJB#-3Q)d7gR7Y[hJ0uRLnvEB]1",
-    "jm,/XCZPro(gxI&8xIJ92M,PX.PHxuR]WPB4.piq93D0It[o2p;e7f>J+J@*>DTx1:J2X&HZjTW4G(wnnSTLr4:9nWe/mJ4G]BD>1kMHz7x1(n4.y;K4+=8p4i7X@1*#bjLtGA]84o*LA2Kok4]U&,",
-    "8xJMa2oD=$%MK4a,UAN,$d)D#JY*jMGU$sS4.%#]wE<D*4gu*D53B:-jT-Xn!UYe!0=W<qAFu=601U4P4,2R[3)>bq4-!klA^.g(H[XpLJv25q(K#+TGSfL93OV2IL:xJ:0SK1UauYU)=#^=T=r8U[",
-    "F%JQfItGv8Fb<U0;;(.u2$;w#1F:%e+no&wV*.XwYYxdJF9$I)W)Dg1szL]p>Im:VM,7],4,9]-4b8qD2&C-D37I;wh5@/*kmDNzx41kFu2_,gHvC!vmzN9/8O!%&9x;y^(z*[0nvW$7.-ooizqn_1",
-    "2sh8z7Y<P!J2)_d(C$A2MFAcOGY7bulK^_z:.SI1*c/YxLk0Bs7!0KIBn@vn4,W$4%U/WJ0S=YhyhjfSa_^vc&B.&NHggJ@X%4oEQU.Z%0UruCr>mP/73IbX2.0FMCJ#dG,4+KE2cXAd44ly^1]]rE",
-    ":J];puhA]Ik8lqRqU9SO2[<>Gat6e24VHuz2A]m+3,<selGF+f)8ZHd%;bp^U/8KK5fm^2kR2ZkFuXwyrU(xO#ia^)G&rs+1B0Oq9XS9Bn^,@2IrYUB2&3F44X)A>FB_y9[lX(IH#Wft2-[$f0tgQU",
-    "tb8ssFxa(16g0P<S>^TN6$Jbz4,(qZTL]L6d-tgq+b#y80SCGb4#kKz0yPb.bOKTZ[pSxK2Qldc1+kty4$006G&VCVg8:Pa0S55!5+4FIcN8,K9].ynh-9<!cn/rE/M<LLvX^uM1_iq)5eAg,Bo7j<",
-    "2@V!+mfIHv:E]2[%;AVP&QcEqn)n.K1:cYyDmN>Xqzng;mM0Ef8)KXN3.QqQJPzO/4d(7v02L1=ubCbPyrgjfz8eRb0S=F^PzJp5J1+^3Gu<U$F9tX;wp0_400UtU0;XQ%0R(6Z)P<ZQViYwa9]]:*",
-    "!#ou:=8=mh#]kDmI7BWtHfIRmw=sny1qjF#2g9T(8#1W]1lAi2*whUZF^n_6im<CB-<d3@0q_(G2aU)G1);.!$kZMM.Jk)Y@Fa7+>!S8f7A=TN4FBs74+5D54+fa;3Ip@q9S-GMhYbd>s(cK(NdmMJ",
-    "1SSk01hE1GlnM>7&,7-:0W.s63KcZr>DBwz-R*^s-$t2(!JHcuG_NRa$)6.#vyUDQqZSVUs+$@K/Egh=1;h]<9]JJ^0T_M6n>C2C4+Vp*G7kjt;HDdNJK>Nk8>AIj051u;s1*i@0S=Y#yfP03+6fN-",
-    "jR6FetO=emk%^i0H_.ni015tt8V;1I0SdGb4+Fwb4+7.z8w%U^CI%<F25Aoirv(oNy]o]<2K2:v7dHS5[[aOc0[NFs24)WimH@h0%*JI80gVF:8i2,l051VH5-l$j7d8M72B!rH]0D>i6Aq364-zfe",
-    "cmR^V3Z%;.23[@+Itq&D4i62[<C=:lr5yoi2L8Mt9_(HP772x/E(g>&GYYw(R]oODAP)hXvM:)0/7E3#0r$)e4wx7ZBg:x=I5I3VWC!BYEC%/X7X%p.G]71n0!u42EXJP]0JMA!#h(/qGTpsb3a8y.",
-    "F9b3$.%(AkIb#iv;k5HE)O!QD0T(w*4x(ZQoR=&e1fbv(4,Mk6EDr$ABL+e*6*o57i4X#)u]<(<0q_=*3hFEb,]ZI.4xEG*4!AcJH^:@o6F0BqH4B_FA1<CuL(]9t4u%2/!siMO;f7:D/<]pB8xI4$",
-    "3ImTE4TwV<rvWR6LmxCU055+lF#ry[>M!nUEj5T31*6Oh4dP._GY!tKSq!Gd8X7E->!$Xu2*3Xy4jTbL3BVr%,f[uAnpYY%oZ]^umgfw8FgG>jH8M4xw,o@sgCGE!Ob,G6pEm[t4(wHYFg7(aGd4Ji",
-    "gBSxE5H,=L0uKpN4Akf#4+iz&S>JkR4-P&NUKKPl95#vu1ESG43BM^=-.GOU&B7<TGXe4D7z-BTHID^m1(Qz;1G@QHqz4AVCl0o,4FF:dxQPM.u.VQh0]y:4,&6(n>yP[o#Q>dX0nY:i2M)rv4g!jv",
-    "HVgUzFAFm[tpWj)@Uwj&A1gPl0x2-wXabv44x@!<4zB>RrPUS$2M,jl0va:@4y4fm2,yh(-j_Ty$U>bAsum1@jw%MUnKuKg2M&PKS>sa/A0GiXAQm+M4++/Fcn+T5S=>!-!c!VB>#y(06)Z9_=#d-p",
-    "GBp4IyYLSSG9N25=aBf--SCQ0<&g]LF#rXc[!Rl29_3t710M@G02ns>1h%FV3*xR85-dm<9x:tw7%:0^*AD>S95$%^20Iot*n1BIp9TxL2OkhLtpX0/0U9[_1gpbC3,.[aHo*c8U/IoNxda.AVFBhq",
-    "4T^pBG:@%qG<S+n9t8URF$SLo9W(#]hyw-74,20L8#DkLGyn=(S>7Q[EigIY11^3OIG>d)FwZIrGap;xp#_0/0^Py+2Lzb=W(/.h4/42l8#Q4OFaQX/0RpF*Cj*%/45R@d3NY6K4atBs0kO$44;OG)",
-    "4.p$E3a.zR[MvsEqzVrl*#ZWqmy@hlh7/99;EwMt,7gN40v@)9;+hh2IRGyKHaQ:@HvkU[=Mxl2+KpcVItR1@2ea@32F]+>95]EQT0aUiI5zkL0fzE53o-);G]mPO8jIip1_3Em2LLx4G1UbR8pH]+",
-    ",q#ipIAtFIGWG).H.JlJ1_WG^=9%wr95._320I<!HuDTG4Kg#a0tbKz1JDNmHykw62M-EI2@e%+VF8i<3W)Y$4*:N276zOmPa8NZI5e*&3&o2,4,ER32nW*EejYfn7e5F$FgM%*2rvWD9^X<L1mfrd",
-    "4,75^.=mrII4%yQ/mG&R4-!NB0v[YL03RGJ03RGJ03RGJ03Ql101O,gj]:wtso;]+[ow)%>OV4SGBMBV4IDBt0x%IY01dMs18ov8039[^7dMax4-H%P0uKkw(,j8UrU4!=I_X&Z2M,j*.pKt64_qfA",
-    ".pK@>ivk0i(FP8&.pL)(F:fCcHRS=j4[ahhIRG6q02nnr4,#z$kK6(eSJ_+T9_3nB0uL0P0Us1JmIMzEo&gay9S-+V/:iGt0uKnZ1rHVO1@iap1s<bN:E8km6rKSe6g2Gt2%Z5Ck>OJ=0s,ZvF#+2F",
-    "4$9*K29NX_3[xgCGyMe$u!I5w=PNErW(4w!2=_0Q2GFll4Q3cJ$@A//9]SP_5iu++Ffe8Y%dk<fH3)tN>U;WU1!fG*5&&us1DoUm8aZ]k0(AnNT:.u>I]6qO$=jBHumT,400!LiAPt!T2,yt>s-_tQ",
-    "2+9E-1vvmJF*kP(b=<_L0R+JW0(cJtWdbA*0p9[205)YEH$<A+>yQbl*yI8a7IrT&D:VQoD:T434*j+#4+Wa+bPA(_EH8rsHaU=$1^>FHIRFzgq.]O/w%bMp#MX)d41tCND:OOSItG-71rA38iv$iu",
-    "9X9]UA2$FUH2<Jc01K!g0-3!aS>4%91q*=b7cj+(0RcS[Fjx,,sRADYGyokk03QJ]p8+2.H2<3w9uJNKRt@e_o(_</G0g,oPBb!_0Ua-=4+em)fdLMm0S@x%10*Xs04[ZH01pGrCkl[f2x/xf3MCpk",
-    "%EcH0v,ArB]JNG;nYv&P0-FRDkE16a05tc.0S=hKaStKZh.OA15f1=9Ullfz$pH<%vBGN)5c[Y/EiEx.0spOE9]bUJ9]](D.@xedX,<>,EHOFK0Ua[[3XN>L0*;N80,iMlYX>V)0/]._4+ho&9]JT1",
-    "1HE$(8rA=-$;Pr.2G#)]0yO[&orrG=*Z_5uG#5B+1.Jfv0I_F04+hu)9]1N12dT.24+;J=HUJVe+;W9@1_fI=0Ur!EwBa8Q3U3/U03tIir[)b02dlgf9]1UT2ZVqf4+;J=G5@QP0O.2t9]kzy0UrT5",
-    "00+[^A@c308ZZC:vQ@1OV/o3ZFw>Sh0Wfg_:bxKi32><Ztpo(.jb1+oEH=R52p.G7aRbK)4-#n@0r7xb9]t(z0S=Mo2nVu(9S-iL0UI:[5-T%LKL-#0G_NLZ0<4TvfTbf39Nqy:2Q(^:F#rz&(g+9k",
-    "+#e4L,T<mj00iir0WSwRH[Jmc0<;<%)%GM03UMC:Fwul/6f/]K6b*%:78Ev(at[ESc;N-PSOJIr6%P*WxD*cqfR#KB(Q*Zv.5LB#X&(YGeFmnpSPt#x9XT[LEJ>+QAOx)m4+<37J>0!ax0><S4#kEX",
-    "4)vcd0q)Qk4VaT30=]^5Zvo=;1aSbv.PZ,5j/n1nlWzjQUJld(1GA(H4cn#^88*2J9]JVEl1dXb01pR+pLqrOsvZl7fdL7_sWA,TvX%h=;g9cP4+XFi4+!m_hXD<E0S27iF&>gn.&.e31v1ub1Fm%m",
-    "RSEL3Z3cy*q5%uE/57w]tp<>Fxn%]*4+WaG3LgVE@0Qp5uc0-yx]U<GwVFf/=luLf-mmggqHzxbfxbZknxzQ<w2Lth2/2f>4+.V13OE2gF*04k!vO/z2NPZRQx8V[sTmIim-nRJ$^A5HxdAT/GBh6>",
-    "3o!Qq7B&D4!lo]<pVp%R7cIa&9([rY2%Ljn4C%IC2iwkf9]JQ00PbcEtiK/xiq_r&Ze8F05f5Fyv;LEOz;/aOBAxzp4+F++4+ZSOUk.s.KqN9O.>,<D)&(zbD:TvrKhps*Gd9!%95Vn0)C:--!*&kd",
-    "&OjA2uH*$D2[P6LA8]MUAJYLh03QZ506zjVEHnTdHvkhfF+T]_EHl-vFL5z4*8:mK0f7q,2mQ,-9]Sbx#B:dq+CUXG,i!nv3N+UPA8]GSAJYLj03QZ903QW4y^W%4*8:$cwF<5!HP,>#a569eFVX/t",
-    "FaR$GG%)^l1UA9oUk$Mm6*smE9]]>t10QiT03Xu.F#rz,vJwvjil7@FHrO2%IJOHP3OCmSA8]MUAISkS01pYN9S!5yhyfNh)9)<DGUTfq4+e:dTmqimDF[:!oD&1*ArA%Ej1La#-aCRznLZB$w3[d&",
-    "12f*ZDG9W>asmzrngI>6,w+Q5[Gl5T[jekipY)Ug4-7%YC.4!N2gBqo7&Vds4+feJ4+YeY0WSeDF>HlkGyo42$ADN8Gyo(sEZW,<24D[b((EuF1_uQ49Sf7D78Nm:hz.=vsTKs/k@4::@&ka9g#iF@",
-    "4+@1jLKit12#/Kx3WAyr2*A</29N4r3p6^8EHeNWIMj&&4xEVr1gn.-88jRVt%rdD1[;;fn/_H,IJk)c4f)>;9]SYHi2($;0uHi@DFR:wCKxtN4dAgt1SSB51P/w3+gt;6kbMsYwz:ia#ELxz$xj_(",
-    "HOrU*4wi%w1dA_M*C>@p9]bz%nE;#lsvHc>;-Z!D+y)7vXb$!W1A+P)4+QE32Em.X3e>zR:DUYi)Zb.TB<V8cU.j/)4([Q188;eN9]Sk!1]I/A@I!L*-Nw6JhsO-I+^&gk0F/%,A_Q9caUL<N9Rb@#",
-    "1;k/;4,E7y4+7[D9ypKz38.bN4-a]WH4hQZ!(]Tzv!odqHvRgX0S,h8lb0n5@os>h#.:$KF*&%H0UrY_iVg&c;hgkk4&4g@[00vN-+hX0GmHlXk;SQN1U8Be9]bi495wh12WSqP0R),:9]JQ09].,1",
-    "3;CCViVhC/3.qEj2a*9F12h010XF_;G5@,0iVhMo00YQK7%@Fo4+hTVavudX(wqSatNU38n7bzm%JvNju;z>Q*<Xcg2sMfhD:gL%FAFv]03I->9^O^99y0(R5HtV@rS)nnH!>M24%n>r9]JXt4h>Be",
-    "a32Xd!r)j9mhc;[[!Iw[$[z;#9W&gRNd%P(6F7.v9[<1@1/Y;14-G3JKMFK6GxiJ)iVg*=#0:+<nGpvr4+o778#C[x0S=T3rvVO+4i5ySh#MaVIPRwb4Z<BW1b[=<F*er)893k&9WCg!SPJj1Ee,IX",
-    "SOB_P2bb.@9]JVT0v@f3kq#3%039_KrVIqe)*1&w8akO#1&+K43u+Gs-j1YbFscI%+!!P:HJC=b1d9Y7Iqw7o$Lgg44+Zxb9]bc29]kkq3J(VVCLabeqt]dB2r/6V9_3h884lYD2Vf5ek=v6_-iG2@",
-    "k=uzw4i6Rg84)l5G&4CY.;0m&U/IZC3m*nH)Tkv4ikln,nTS6JwyS*$>7(][lPC@b;F$bGkNR&8;F$1i4*9bVFAO&=;F#>-6AUyT5Hsxy9XOSv0S=T23ks@>bPnwc4zAo99]bk,3j)9z4!rbh1jDaK",
-    "0(^U.p.<i:>ZSG0zzq[J;h79PG5@d>tZW]<FzyQ.3oX+M4(tmBox1<8w#W>#E)NFm3k:zG91jKEfFVBwHZ(iN1sycR3k2Nr3.rdqK<PPU1)Yao2R#n=rVSlA<y0;1vrrEP[NisLG42iozfBc1j1COM",
-    "3j_O-8V5oT1H/m*GmN]%4,:/,4yuA_1:_]L2C)]lTOR-5#0wKM01pMR7as*N030#03I^Kp1+oeYu<;q19].;I3J(-q7Y;!t2Vf5ek=vtBGyo3)%>aqf,6-.fu<;X=1DDnZ1dI3-2Vf5c#0wt.HLwO7",
-    "F_kc5xD*:V!sUGj%)]i+(ccXZ2*e8xnAm(D3pK.G9XS9m3=*>VEjTd%FAz8_04g_)94@bgFvJT7qoaxe4+F#t4WOZX4+r>;SOm2K48#ir%byGbCm1+RD:6FGA@:]#6E;&P9y0(2*w0xH2E+:w2fzvk",
-    "PYbRw6f*VMRt7E)1IURP1HuddwKWeBho2%32fES<4+D(nN+&ck$q)yk;=p^%!2t#S)leQZs#XPp.0%gs-f0a@FAX*]q2Yf61@cr_GB;,@4,1<E49y!8G[gZ92j-[<02_901@57cBQY@j;+gsUR]SX.",
-    "Br,Ya0uLGOu:k>Ctqld![fz+v;5zO>9]g4G0S/$684<(J0];RyCoM9FhK2zT27#dvF9]j[,B$$T*$fW;p+X,3Fo<p]1Ng%g4$Y;l4;v,c8V=tP.=c_1;#2)g0,<:,9]Jh.sT_aA#7GYZ&cuWP0/2*>",
-    "1%ktHDl[-x>8SH!7BZW*0S=a:u:lUmfd:Qb;,dS.u:n8#0W&c,06a4/HvlgTGcfv[0Rf8eSPL=BPBe;L0R>Rjq5%%h2of_>A1F1Au:lTD4vnz=0WuvqmWx_-3px0v0Rpt!a0<dZUp9<g0S<B.4/ata",
-    "0S,(J%!C60*XM8![Q)0^0WkWo0UR:Nhg.-M2oDJ20^lk:(:f1Ni/+V@5H-Te9_3nJ9^YGE4+P@!R^H/hC=9zy34anYGZ-0N0t;3v4:R.m0Ur/IngSmbHvk>HH_.9E+XM=u/wJ<-(J&7A-TkUnGCGQQ",
-    "1g@iQDKI!z4*c&l4(X8=9]bqmi7)@q%oGOn4ihm24:-tFd.pv)4+pujU:=f9yciE[,tUwF4.gw3Y!4sb<fj_@EjOY_2#LfR4(YQE4+N(p48d&z=D>>J0pFl_4[x[w4+potb[>=e.c)j:+)xJD9S;Zl",
-    "pnVV20lEVp1_LE,2IP%/1g.X$&m]9d,/KXD)B(B!9y9.2!XysVVg%B<8V-#G4]w08eGk+Dx&t2uHUJL,@@@fx*pz$-k1P*(,/KXD)B(B!9]kx84+i9od.miv1k&6N4]w08eGk(Cx&to-I4^SY2IP%/",
-    "4D.#8<*WS]0pFl_4]3mO4#pb](^ETc3H#wR9]1Ff;l27NrgRS)h4WqyE772MDK-=)&l(O!7dX-Z4;B(WXdh8B=Vn@bk=we2H.6bDFBdX5(1[uj=sW#E;7;#Z#=etV4Wowv4<JWA4,ZDHpcOBa0XH+m",
-    "0_]E_4yywX7PW[051]3510R$DH2<zRHtYrt!2/Hvw2T1[p#i^IACv($01rrqiy8nR1ikPn3H0DT4-YfOcn*bfFFQCiybdo.F*Uso0I5a_k=zteFUJ8hGTq&IFO&f;HiH8Xt=wKIc=[PlGVKK)#[oG2",
-    "ACmz&054B7F_PGi4,eR>eHb_M8xIAO:ly&fc;9RIMF-Iy0M^U#+z]xTQ4bHvp8*2VI]zZ<U/I.[v^O+m%#]7s3c>+1G(ry+%9R/e.cl2,36jbX4,D0x0S<+b4,(Y0W)B]Y0S(8rW)B(T0UrT301p+o",
-    "p#dH=-[gv6=R#9U9=(NG,;U_A7vljA&8.^ekz)<FoWXb&G]s634[W-Z8Y;z3[*5maGM@uv2ZE4!4BDGD2Ce#j6Eekf4x@@#C=Rf79]Sa^Qx4Qt1nO4/ubDj$1&g@;1Lf8k42Jv=4+Ni)W+*l=01eG0",
-    "0LEz#1/F@O4+QM&XaM>G1]Sar[iy*C(xfQ@@Jn-^&-42sum%N#.]+WB!zv#OGnyX&As,Di03QrE03QW2imCxGX*DzeAT:18v.43iy#X%@G&CU^4KV)!43eq/34#I,5R$3=3e*J#>5//,ssRL;dJhEW",
-    "t=pqiHj^CW0E@3/a>g4;57PmYlmQO^;TB[]28-Q44YBGe6g0n=0UrrDnW>N*-[=]L:X!j8(g8Iv01pR+iFXeLp1mCk$Vv$A-_75-Ff20J10QiX01wjvum/wZ/t:>1G<7ty4d+S&kZS;jk[b=T*#j;e",
-    "Gco@l(*ZI79]kf2KLR)@H2<qm02MjKDjy6q*#jSOHUJ-f0W$y^1_dR41Ub:]dLINf&/vr+j1LbB*#j;eG%x<k(g8F84+q6d9]Se$#_lsCOC:cix*i@4HrWFYa/j8C(*ZTv10M!B01pQHnR=Vr5(Sil",
-    "T0aamEH_N%4]2W]AISkW01pen9WMtsG0I2]s2u<@jxYni3l9=wAr9[+4,$a0W)ByQNe:dq+j0*Dib*FnGQcPfL:D#yAD#g++R>;7lL0n1GTS_cC=-_kLMS#j.RuRckOdE+0gFj5lmR&_#[(Y=GK)zM",
-    "8nP!3p#iJ]50wG)1]Kgok4X-@xhoH$0mTC!lmRmUA3QaaNe/ZI1/ONI4+fM-Dl]3#4,D<R4+OgQ8zVC]ruPI4i#IO=I5xFBFBCB_@Y[fL5f2i9&1nxI=f)ItIYJK+gv/ZUIS&Ep0SJ!<4,bPf4+7dX",
-    "9x(s>(hLS54.Y9PCpj@g4,vr390oZL0p]e=8R]11132da9y9-]$Oi<:4.hFQ7c_GM7&8D3[/>_OHK[2d0x=:*2$R#F0S[!tJP!)I2M,9^]9BHJo_!_2gaQVrff*]@H@,(#FlqscX9pq/BCo6)899Cr",
-    "5v]%92Rk1EI)!E*0W)V9GC3b3Gphj<G(,-(.3tBL4+E.K9]1N17&QO]zyl7nfinoL0S=S:jV3P=Fg3M,GY+z49y#Mg2l$Kv3V9D0w^CSVVh-ku:<Wb&*kTU;x.LlH/_WK[)FBTB/kpK@.N<830WT6W",
-    "FaRF^Iq86b0R!B:90iHKPB^C%INOu_1tlL1HQJN@14Rsn0]NP)77p5!0YCQvGBq[-JTf#k06z#aG&KMOnW7sDGapYg+LQqw0yFWG1qa=ofdLOE+LQqfOb,UylmRR/H_/pTGdBP&Gd2J(UNbcS4&wn2",
-    "C)$(&4onXQ+LQq-GcW)zivcn<04y:z051zNGXN]yG5[^JGBE%SlLHSY+LQqfOb,UylmQ+wz6cmG011B*GBX<BmI4MlA3!tOlmQOT0S>nIlmQM*3EGqa3(J_c4&-X(4$Gq(49KVw2$0^w0LK9h+^#)k",
-    "/(sBn3Y4z>9]$%5h64bD0S:j50S=YRtz-@PHvkT@P6BiQmlFY-0uMm9l:rUstz-H3>1yvv>/*7=1v$u62iEaJ1,zyM4Zor$4D6=-26PW=&w,W!FCQ=5(P1x@0XZ<Il:rCs0uLLc@2h_F:v$zNHj9M-",
-    "A8-]2<Fp+E0XZ>DfdLN=tm^9U>p^QJGamsq#qt6JiKbc)ak_Q>)B!U99]kr63(rmlGYyr90TnpIk=vuaGrI#H)B!XA9]kx84+61H4Yt#K2(8]KKXElIG@j-I(*ZRAF9tC%01J_&1_Uz-kPj6w-]d:f",
-    "HM-[J)B!dC4+,*,4,W*z:uek^y8[N^3LkMcy8]E80XG021_dQ$*G&tb8V&Xa6*A)rA8]Lk10Tr&H_.d^ksL1/F*kyi0S=;J/VT8V=,K/]lbsm<ndf8&A@b;FmH@+z01ie8:H#000XX>hACv(x*nt5r",
-    "#sN7p01r@$Ne<EXzA>J/0qO!DlmRpVAIAYT;FAo[0W].0P&bCVF&8,6<*58j+bSOgGTpl^C=0#u4F[bK4*x(80/lMo4Y/N94.n(dco-GO4,%(^cLzHU1FHcXHvkQU,eeymH:&[[H_/3SHUJ+2H_.d/",
-    "qVaSXIioKQt40OjG6Agt4,(u$CowSq0zD58xdb0BInzTdF*0[YG.@b;Zw^K#0>KZ34+X)jJp[(88V[5L)I%Q.G5[]IH!uJL@0NEDG%(ad894w2B>9$v)I$#DzX^0:n+=@tLjdtL5BCAoLp(7!H2<zB",
-    "F@d!<0qHIqG&3JiGSova12i%K5-6cEDKY:KOb*mT0e&4f:eO8y2[+x=0R+hO6$:*TUNqE04&wn2Dbzy>Ob*mT0e&7fp8S3.i2*h=)I$RC,B%3G/LHW7-sXG=l1B;NA6zihLk=Pz4/U6[4onWzLjm_&",
-    "4!#I42[km,Ljb&e43+[0J0CzY)I$!/0S>nCLk:&[)I%yXGypFFH86$^7c:A3zy4YX$m1FwIMhQ3hSORf2Q.>^3Z*&/=q4dNuoDjh)I$#M>Z9<=-baFQ4+qpk6F2^LL=1#.Ha6Z91:E<*3(q(Py8bH)",
-    "v=5Qz#SbkrGypFPGdI-kFK-t801qJJu<o.%0W_+(Lmw0_-F19bF%8w&AqJ[_0uOPcgk_Sq0Wg]C9]tqXn]Kcej-3@TG@FK66*%BBA8]6f0^s:znm[iGG%&jZ3)Gz]1_U!mH5ED2hyovRGrI#H)B!aB",
-    "4+q_o4+MeGcMGYlD+r>XT0e0!EHt]VAJhRh03I[]1.Da012($<95w(1;E;:P>w9HCrWFs/0lNbq1_vdc12HT&030[_6f%ihFL5k3y8]E80XP631_:p81Txh>9X9p@1,y&@FL5k4y8]D]0XYB.43Zo#",
-    "8#OW2Lk]7B0S)^!cn/uLkO2/Bx9MaL1/T]<1_M<K4yfs551-]hkO41YGBE%TF0Y7s54r)tg;b-80XTyLAFTm4wE2ENlmRq0FzNyy#sM+y1uv8VHZcGXQQQ788#(*e0S=tz4g_B%4b8DU9X8cN4/myJ",
-    "WDg&zLJrpTWDgapLJus(=.)nps[szQ=.)nfs[s!yi^hp.t40LjG9MB!)k6-TwK)Pk4,UBmFC8[B)k6+.96100umuNi4+7Og1M[mX4%I=j+J@L.lmgX59^+YGF9tL,00Y$H3j;hEP9Fp<.dX&-5-4>7",
-    "4vO3b0s5s14*^IfFZcm7Gyp9!GypFPGBW<Hn4AO)Gapbf)k7^-H!uJP=p8*vC)Gm=Ob,UtLo6[i051zMH2=I!GypGNF*5)T-[gvW)k6+U4%I=dw:%B_0WXUIFgMjhEHE+vF9]R)01pD^@hE[w)I$!E",
-    "0^m(ELk:(21/K;wIlKrj3OO=.Lo7KmlL7<fA3!nCLk@LT4/2z/4onHqLkrl<Z4UnG7Y*cvWgIw@K;szn8wBqB0^dhuvGM_C3DiR$1TmlR0^;h<F9R]%)k6,x(FO#x@eX+p4*^If1Ia@K)k7aTGyn:M",
-    "69:!!4%I=i..pA+6)^K94%I=il![jm0RHC/FAFs<)k80DH!uJXAfdb!FO:l<Gu1-65Tw]64w30K1_Lte@wta3l06S>wEPq/$N<4jn;Mf[pV)W_i:rPHGY#N86*,bUA8]6f10U1<H2<C--5,hDt9^ME",
-    "4cD0*6)/)LA8]9g10U1<HUJL:-5-t@F),Fc4uO>k29iA/aWuOFAJhRi03QZ803QS_).Y[eFaQVdyBi-IHM-[3)B&474+zPwejfxf).X@p>Z$SrTR(9#EH/9XAJhRk03QZ203Qo8g4F:IvKs)lurv:F",
-    "y8]!D0WvTE4,AtWFB&*C).X@i-290Omt>wc>l7PHE5OotKL.84G^c26!qRvjpaC^4Lm!d:GypHh0W_tO+-]U@0fPe<HUJNw0qO!DlmRvXAIAYV;FAo[0XF_,OpL/b1KJc17roK^4+x=)crH0J)k6/R",
-    "0i)k]4+E.K9]1K07&HJMBQ*dRHUJ+QGyoq1HUJ+1H_.(o03QT6)k7_5I5*To4gHKd0Xq*4wFECMIXBWnD:ycFMmT*t3T+Qx*vW1K[Ras92Y(PbW<RurIbrwe1P;b<4+[6!1P#H*5+4INvFQX4A&vnL",
-    "R[Q1z4+i3unE;+9@plmJ0;tGU[W^i>fcJv]4^^8!.=%wxHVov21@kd8>JaWri2:oz5)TfF#RLx%h[XgBxSJe55Hd0^051]W3Xh[FFCR8Ev%e<VIXJqLB@q=F!l<%IFgAgl98NemG&cZ03o$e^00oQ!",
-    "3*p5CATu/FkysBLJFfvYbairWWn=19GCUs%G&:MEc0pfbZ)CEWcMlys&m3/NUvy.]b8m86G%!5EF);j*Y-.XGY,we3&95O38$k^Mz!47ytEMLb9SPoz0^lp<1qVn8zm5YMHqg^p9]ktins),fz&[TL",
-    "U-x350^IlwIxhq/Ij*:U6F2V49[_sg5Dx*_kTMfFqUsC<[qaQ(kqio&;F0i<6Epx10QJBc6FJTL2<T<@0lK-g4+@S^4+8gwBOd<Z@tt$.*Pa6ckERh11pe_=1j;Ek0SN.*h64@*>W_aXIRF5IFb=C0",
-    "$[7vX&I1DL0uKeW+NA*[IX2jY7zo-y8V:OHTm!<b4-6D2Eiw*x1C[_:(7>Qu1_D)+cq2D3P7bm%4,x#891h3L1Os&s1K9!^2r:W]IG;,(6fO9[3IVEm4+rGJ5h=h,oZ24..&t:;jGqw/mjnl$z&,%j",
-    "Pyw0+4-Pd90uKk0@2qrT3Yd:E4&f0jGB:&OSQasl:[/c)v(5wu-/3&vbLo:I1Y,kp4+5RsCj[w,1r.5xyCw]0(E$X^+YSt<iWnm]GGGq>!/<($ftn!.#i.kuhn*WA4mOm]T<yEh>Z$HT1nC6<8y7gr",
-    "O%DO$.Xi,rmI)66+r2Ue<3x<.4+7(xOav$i;dL<dw;+:Pl7.fl)yo+JrU4W*f!HGs:Pi(eh.O4K4+oA,9V;5/hyewf$Qcaj/S2/d10<HsHUn/Ae+@uk28qTq9]kwntOW_J33CmyiXtxwH!Rc.4+u*P",
-    "kp%;c=gIs+nc<Wuz6._u2aKp<1,H*x0HoYb0g9UiBV%XO5ChyEARt<%0TW&Mngb$TESL/n$ruthv$7Bm1)Yi>4+q>[7YKM#Z*6U9bkfQx4&Dj_z@Ym=siPVJvY^^Of!G5d5jVC82KopyI59c2m<f*[",
-    "j0FZb1c9Fg2*UvfnE;w;2AvNt3oS9*xdbl>IX0^S5,u.>A@0xtYYz]m*e<(OHi@)$Ff6hH3aO>X4,M=wBLKMp06zn;#0mgM3a17Jjm@/K2pTK;g#@pZ5-wvU4*,[+69tD19]AG72>iBu04*[x00Zj*",
-    "1gc03S>Q-[c<G0wA_81rE,=Tb3JF-Y)@bHSGpylV9WvJm19J,Iivtbgm-(c_jR6JU5e(gn7!IJYH4B4<90-J>8U&jI3*>kqC=sz1g.u*sUkrizA^.ImC5O!r4+ik!5CeY;0ravP2D-z<2fGawH0%!>",
-    "1_Pz[kpTc74+NnQ4+%352)GIgfeRlZGye(;3+VPS9]AYM.QEFlrW+YLrKAHpH#IY@0[_]R+[9lB/hPPs(3m9!/]cq9BMbWk3#FPd4YSh[2(kkPWDc;e1<G1>9^6.F0^In$1vMWCF*6TbvI7o[/:!I,",
-    "0_$Kf4FTU[4+*uxAq2(:4+QPH8xIS=4JI/:)E5Nu/]2OslnM>4)2.T%aR43.0:B9boRLNzHRE3ZISK3IfB>E(+7cWzzV0j^IW*$ka4!xmGUkv24*LTxHaX509]tf1F9a(yq6,fUnUN.0>ZAJ>mudvS",
-    "90kq.4(J_r2s6+V9]ki346=PZA2v1269lSb3Wx&&(,0Fg+Zqd(wgWE;F*dssBsE/:/:r746Ap,/O#+hI1RXQN1Pj#0AP45+Yz&:h0]G1$42/OUD:94$8Z!U@q&Y1(H::6W2x%V-F#r<a02MF*2eTCg",
-    "*uq:8ETe%O9]$&S9^O<7BsN]66a-A*IcNjVwgv(HzA+C6XfF*hIRF$m02DX;7B:I@=e+L-VF1]D4i5,v9^PGFBrz_*1;;9KuLJ]+6A&!((heU8GHM;VHvkke02DR/3ylN-Y5_6Zk=wIWHZ*D.4mJQ3",
-    "GyoMfj]2][@xpn43.u_K2jM9cGfEEw[JIkZlK_$DHT%699x$*M4E]3K1ftMP1.#9M4-i,Ya0^2B2*ckQ4+=NcqyZf:&HP-n)zlCeFqFX:48Io-Ht/[1frJDP4v-Pf,vbDT=$,KV3l9Y9s2dLf!6gOo",
-    "r6nI5F=C);H8J4OEd+)f4+rbb6b_BFsRawC:YM/]2Qr)W5ed]f4hOTJG8Hk<A@ZJy4WRD]2fNq]4S:)E4Y7h+3$DLE5-y.>tpNbt3k@v*1s6Bp9T+nJ1)eDsHogci3<b9u,An/gCJzjc9^Iv26glN6",
-    "2!S_WmhB2HIWYDREIBa%4vy:u4+o0]6)_d$2IBz/fiDjXxTz,>JL;k<H:m*@GV2ovg%S<2#e@<Mfh7c@W)BR5B>1,n$tE8&Hn$N2=9K(Pxe*SXfCK=Y5Dxu27&8422l+e>Gp!E^syz^k,VO#C1*P/>",
-    "362g2/1CDYy$uR[0+/BL:.kXFECs_,X#(9Y4yh6VS>r9&Tnn,F1TPIXHk[N&3e6t>,<kVc0ko]e3ZtnT4*_tYEC%GpUo0=(xrP<9wa5;,tE=xSnHUbpl#&4j*xnil![%fU2*P*<9SO0>5EL:#39dL#",
-    "5jHn5GTId,I57Sa6fyt+6%PoA1^>jZH&z0&76FmLEC*K_2[iy85I6u8GyoSl03Qi703Q%J02DI,Cp0hs9]$u5FAy[=02ML,7cl<I2[Hg55HSE1F#rg&10M,7S04_E02MF*7c&4K2@_U34l<8XH#s/_",
-    "6f=(-77q<*6bsqMb0ao4z2O,MbR:6SI2a(;hy)ITEfO=9AOr5z0S.:_1Io,B3ydfdH8u(BjvF5hG=Ej=0R>=XKmo-qgaHfBsUHRC=I9D<x@hM/&.hUIg#i&am9Y=FOB6KQkpT]@h/+X+/M4m,)*^p$",
-    "IubM4EGRcNhQmY(uqguO2<e77#7z,6:FERmE)I-PB<YFZqZ^4B01V*yJ@yyDW)3t7xy:39I=rh=Y92QL3BQFK4+QhQ7!9(6EG-rN+l;du(=mqu5d=FCSqqw21-@Hsy3-/lxwi<e-^8!F*Z_Unq8Jl2",
-    "Rv0v/#uf!(34px[4#dA(6D@t[Ko1e%gc^HksR9R!6$gOVF$Ia]0txa02i=>>6b4xj0<Ltt9[;_j39+mi4ch]@68EDV4+O:V4h@D>FCjNE001^x:H-4UIoksc*a03f+XDbj4ch^1H>IslaSsKB!&;s#",
-    "]DGBj12owK29:)LDl[_V[#OM$47LXh-GrBJ6FAxf3B&Fg4+7c)9yb69/YbjwwFd:A<EH!.10N(d03$Ul[x%O1+XD[S0SmSV16B-S2LNdW)h@2#1rI3O0^lhV2L@l&T:[om9ze6u8xI2f#Tf<$9^>gS",
-    "2M3HI1-X)03uzAm#:5#1HVm^_1,gJi4ch^BB[-SR6gkI34,(r04%q/80x[bI4z:p*I55pb1kE,NC))!oG&IYx3lcN[4)FsQG@QzmF90]/p8Ho11-Cyh7&QP76Yv8UIRGC5H2<y_Hvktl01pMTuNWRS",
-    "<B.Gd%Lg+!GAxe+4,)VL4%q..%LfBi9yIU+8#UnsA1FBR0^lkt2NO5]1jOE02g$Vy1UnA@>@MhhTOSiO%m*hmG&2s&2M,dvpBxVa#,I%yH[1g+Bsnnv6E*,J5-On_*#RE[G28.V%m*VmFdGvyaUUl#",
-    "+yfjn%m*(8G&KMPm,asdm)%$mw^/)VG2X_E456PK9^>t60_a[^9]AQ19[<K17d8M6%m)MF.7N).0^mz42NO8^4,:o#4%q.<0;Y:.IRGm-HQ<vwC=hf[9Xar/3l9eH0]&qJF%vL[6Ap)_7!KqC3A:aS",
-    "4,;/ACpI)Q1mFh:X&y2F3DA%j4d4d=vZNagz8WtiGce%;BRMj;D,RRB3l7//9]AG)0^bH=J2Nma-sg&Uy$dWhH1Pu-1_&i&tq%a#Dg=NZ8aMz9-Rg)jpBxVm-Rg)%nj9YjHSq%-HvkFgkr)o)2LrZN",
-    "9y9R+A0##a6Ey%26ZsYn+5ry%-s,1.FaQAeEeqlVA1E:L0^SE=F9kL-00owYHUyH[SRO!!rx*>b>Wl>O#l#m66XFL6jKdcW-s*_A#he<s-s*tih+Pfw10N+Z-s+Br03Q,I01ny#9]AG)0^kQ@D/[$Q",
-    "1Rp0f<dGS3Gyoq4IRF.lvLX_P<dFw(03QH2012+V7Y@Hh0]^Je7Y>pQ0^lej&/&>b4dMp@y[-P@H^L^xBH[,CiwpyR0^m6nA@aRC4+7!@9x(tbF*V@<A1F8R0^SE=F9tU;02MI+G&wmk01Jbd93KEP",
-    "02eR,4,;@CCpa@S1mXt<X&(SG02eU-4dMp[oUkqp<dGa-GBE%mG%WH89^+V00^k2&9]AG)0^kQ@B[DGL1OwC$4/3:h9XO[Z0$T:pja(%%HmUq23*Bf8&Ib(Snj8,k&IbUEW(GeG0=I[205.:=HUJLJ",
-    "2LzGQ5Dwh_4.OD53DwLT4,:x&4%z>=0;r2:G5[koHE]O)03Rqc,2)8H2QD^=00SHb:#,muH8a^QB<5n>93KEP02eR,4,;J<Cpk1T4$cP-64RL+4)Fs6[oo4;<dF.uGtLJTG2I3a6Tb<%+5sN]G4TTq",
-    "&Ic.qFyaIcD8CCI1Ub$J2HgWRI50Q:8a4n7&Ib&-nH&!j&IbVDIR,xu0=I[205.:=HUJLJ2L$e%4G!G[A0##a1KkE66EXf44%z>=0;r2:GXM^X00@5:ARj0(,2)8H2QLOWHvk9soH7+SoH+</CJE4$",
-    "X$KV-FxqDi1JMT#H5fDi1k(o#ZXW;M02na.4%P.)&*Kmdh8G>tG^Z;bIEVue6_>w:,vJ*2G5Z4!*as=#Fzf=m9;1&@b>.CY6EnPz2<15t76Xl)hXE/zH[abb0NU6A4,u^C4l6J<x#9)[O#v]nO&:fn",
-    "G!iiHfdv323=xb(:H@Ke0!0%zYaKE)2x^TS05UN!F#rxX7BOoHG!il_4$^c23<]YpFaR$JFgXAKAPg^d3=)KBH_/3EHvk+r03QQ300Hm*8Ux<04P=tc=9BMY3TP8C;1(P>CJZ+p2Q>OGG5[SpGze/P",
-    "GXN7c030-[9^F_y0vt2]7Bc>>8v!f;wXz2RC/<cnjuIO(!$uC2>zp5TGc1XSBo74TXBsz,:jW:G0yHdxjtB#yoE#3y2]h70G[*x278ETb0.DAy4ITuz(ijXL7&bf^H2%#24CDwDGAs:,0SM5g1rD%.",
-    "2oAXc0+.B=odFD(0T;+R9XFT(EG-nr6Ey%EH2<DAt;&s0hyo7+ViY%y0SsavA2.LOHUJFu0RRXKVlN*vFaRF>H_.5a@U(ID3^PQ1G5[]EGcW)XGXNYj03RPT03QM^024I-95nz3:H@lRf(0uyH2=3y",
-    "I35eWj0Fz=@vDU.01UqaFDW!InE<L)04Fsv051;VFaQxWPyh%FnE;+UlmjmUG%[ioHO2xAVh.Yr1>PxWFGwsU#*GLL-h6yj!xkGh;v0xP2dT0g9W*%rPyvF;Ko233jR*vjs2mQF7YT+8967.H69Uc4",
-    "7zy[+0SM)fY76=@2n>3:1@h<]4yU*W4&g5yEvW+/FjWexD.2IwRTMdX3>/eKv+oH2xhM,m9ypi-2isN(EFL*n3XdifFjWq(0uKx2jR,q4GBZOQIRFF1/;M/ALmv^003Qf903Q/K03QfB03Q,L01oAi",
-    "2nd^e4,,Ql2r_c-&jJqT0]&hX2P=-x4p.AsF%Juv0Uro9030@=Ee[I+1PUx44KbJj7BW:1!38e^Ei.+Q95h27F@WVr3WtseBRDjtm2xyRFgZgH1J!RSH!,*J2<eDPUJivL0@kot1@Q7di-f5YgP$/E",
-    "DxcE^A_iMuFBUg801iYGH2<zAH_/3IGypFPI4^So5jFrH3o,y75jX%J9yE)N2o6La3pM_B5i$TD3pfBD2[ix@GypFPIWPbZ3XlR5GejRAGK,D_4nzpl0tnTlAQCY9BR:o;IW_/s2rox7IqB_S1A>q%",
-    "59o&oFD)^U:+cBwLk]yU0Iow137=voFCH_F007to4,Ary2tN/rIWe074+!t;2;N&%503(rjtBsu2M,ODjtDOhGdPe19].>];+F9W2oE2YjtBs>2M,OFjtD-xGdMDz0S0Uin2rbosR.9v515V!5jM(*",
-    "5Dze+j0is(I4mWej0hi]0ylOKRgKdN59I/O4(TKa+C:esfoKE$[Rax-jx@UA0f<E:1=x_O-vfUIryvC6.r)kj02u/z5i,9X9X28X[HO:IA.2&j0$3t4IRF743Rn[]A]C@cn*kpvGN]zhPXaVFHZWHN",
-    "83bQ105&xu4/8])2oyB><o=0C0RR_Tc=5JO3L+0G<&N.*nPv]G$=sZQA@Kw@84oJ*0TD5I0v@%>7cn9Zc:oy;D)Ipz1u$0>FnBIDIFkY]DKR+m0UrZ2.O2X110f#.H+c@g2*mLTKPfXXGXNtuF[0%p",
-    "0F2xM4+@s#2n[$BGXO7aGc4>o2opE),3]c/4DXK!4zK])TQDr]j]dKm0TMU:2lTUX4kQyX054)UEb)&B4xj@B!=m6<0.HlgGdTb+YcwqJj]d]xH,t$82m+5#4I_1jKLO;f4@lI/2oAgg1Bih&4+F3P",
-    "6E!3+TR1H9j]dKm0TVU/2J;:y4kQ5/0k#1TWA%:+4vGN+,%Aezt=pG.02DGL4,c[&DlsqsBQ,VjVF@fb1rMYF(bNl16gV>AF#rzMLkg@OBR4n69v>zhH_.1B2&g[_1=$u.0>z+Gr(OUJ3x,Y.Gm#w+",
-    "9nSO#2vrM#;gs)/4/_w>2o7oqz9I$99uGIt=a%pdz!d^60uKRfA3QkK=a%rqA@WW+77sCN2Dber0&Fh/F*4Ty4:i7#2m-m+18W^wFaRGpHUJYe03QM]03SIu0243(9]AN0A2:7sBQ@hy9]AQ1A2_As",
-    "6FC4M0y6*)I>dNY0%[)uH=2f9HT2R81I3&U1JwZ=0yqE.HSY8Y2,N@^0yY2,IPmldBrP@U1s;)703SIpl:@$q03QN3)&U.eIjWNg0rt<i0io^A9^>XGlL!aH4,XrylL!KC3iuH,G&DJX9yO+q2m^8L",
-    "6EU3&4-T9M2<X6D7yR<I4m/MU[@3h1n+O6t9_U<)=$8Am4-q5;2;YKG19%S>g!Ksn&jb<VJP#U%=$7&w1>L]_8i<4;1o8+2JP!]w=$89.6EXk_5RCN+4m][]0v@x5Jr51q1RonWko5<!(hviB4-Yg5",
-    "2<ZM:8.h141dS8^Jr5t2=$7ri2LnA1m.=cq2_P;(IX5@blL!DI4:-132n5==44d<[1G)]mvjMV+2pT!2)(HaC;gbw@IM$O01:>S7)+Gdm5g)SwG0OrjH#q.wJuupn2n4]s45Rf41L>zbv-jEF0v#_@",
-    "FFQ9f,jfIj%:oRk=$7%.Di5-(%:pepGXNh&HsF&84UjG*GdJ@f53:Qy0xdN)053Z/Hsq5C2+aZwt<Q_4;<1rC0XfYA9yI+7FF!Om/935nl^!z/=$7!oPY.&J%:phnIRGC!FzAyA2+aZuvGoZAngt)U",
-    "0W,^44uK6XKQl7wlL!T@QVNM$1kC_-vjH#w9x[OqFF,Oh;2@xsi&GB)we.,AqEipE0nGv)F<X&)J25uylL!dS0t_nH2;Nan53_XP86GeIFFP.e<RJA#%:o)S00f!=53:P)8ZJ0F053!=F!YlMJ_T8l",
-    "z4ZwJwb4@@v-jEH0u6x-KRY,%GWL<Q2+aZvzx4;N%:o_<0W].EI5Pk*JUBG=lL!dT0u00T2;U%4AF^_604+B)053c<HvE$a2+sl/FaQId1uwG!GC2SpHiZoa*Ruf!j8P5$lL!La1rJ52)C&*)2BPz3",
-    "1[gOqGBtx$39ZB&7%](*ngImvHV*_C-v*6>909ObF9JC/iH@yagIX9iTO%tt[.sh#Gc%YL9]1DSz9a%D0<NEn0WvZ(WDcpKFbn0z9S-JgvIPae<&PL_EZ:1W6F2scT<=OOrUDNF*YXDdmk$Ez>zw:Y",
-    "-kg0=iLpWi:mdS.H3Yz,9V]9EgWV(rpx+z^<1+6/&fXjpG48(uF9.X.+0JDXEHns^wiOz500dGW2[N[ybsb<&tpx:_<mc^Mxd9Da5-6b-xY!a87]G<w4-J*W9S-G=rveJQnGy:1@CS9H10FTzh5@hp",
-    "%Mt_mk6IWvMhJtyG!r,^0-jMC2WJH60S=PtwE[CXG&4a9!Q_wQ$c>UE*8vX;#)DuJHiL*S0SFm1Yy%$yp92o.w^k,-tJNnBtnOwH0=5xO2aJN00WLK$xB3PMxvK&lHirZQLLV10$F%]j(6$LHHZsSx",
-    "0uI%Q0wXmy01pY&iUJ/1GyoGc024L.4+*^oWey!3Ha,pe2M[(S4-#m]0ts=)Hvj:l2L@s/JP!cTm^d>iowWiA;*$(+Hl4Ks5H]Xh3lA8bwE>q91rHIQwE>-4j[*+[p74bM1M/(,34x>F2SW:^vjQVA",
-    "I5i1e4,J-NB;7C]0]LVb1cQhI9XE-u5-&.r0SEvP8#V7o13<A*EV%_@>NxK_=Uneg0L8jU3C+(Q9^6(lvH_qPG+PC.q67_ESrRq;F9.U;01f!UGzaUTVi@5R2Mx=y9]1G$1qPpyU.SbHLJh[q3l9eT",
-    "#T>a(H_.Uj3Jt!<GZ8V_J>4>c8WBLW0UJ4H9]AMFvjPi;<+%0z%<PFLnME%YI54@i0vb1oumS:*5ED7@10M,DiLe4IHa6$[69qL72[R7@>XrOG-M*$))bth)36Zk@9yWvQ84b]19V#]Bld^RnH83=+",
-    "0*nI@H_.;s03QP]ma>saH8ubwH8/DH5,jor9_Co^vjPalhFS&f4g@S*9^6=&0_#_[1vMWCF*6Sujspg(ye%IVH0@niD:OQy3ojBdEbg)b9]SR_3m*(OlM5=[H;hVM0*C<0II4=/4*^]t2m>lL2r3UC",
-    "@Q1%F3OF>>:yZco=cevb39lLjfdLdTml>P80T0##:yZc^G&0=l0m7dG4-1G22NX5,vjQIjG4SOU1SAWuGZQt>Q5ZI-kq8aY.8c8W9]].<s[#)T/Ko:@th99o[MjWAvI!puIHrRoFAX+0+V;09YXXrD",
-    "4+NC&F%Jd*!4D4u:A6w>l-j,@0/M<lGBjN*xC05(,5n1*-f,.zSPu,%:jwuZ2lgrhu!0N=V9x6Y0;Gv+1vK&r0Mi,+BMk5c57q.G:jxt/GU@qN.RJ:v:jwza5Dod@O#(b07&F^W2M&<C0(dPlEZz49",
-    "1z,b[4,Wa+77rPS=#:0Igbxo&,^eU^1vzpbK[Nml2j_tDM&I@b4+>_1EHyCa1QRd,1ZEyUn8z9q0LQ,(1.7MC1vN993;BkE00hy4DFB8z2P>XnnG7ElH_.;s054@WGXO6JGB*G,GBzwD59kA#3;niy",
-    "g#-f8F>[bl.1!Ad:>#sHGdQvb95al!0xtkJH^Jq*3A)1q6I/N(4+><*TLp%s9]X/84:soAXDc)=y6sOBHsFy70sZ6.0@buS4+F8%VFWA/c;Or12M,8&2.09Mw)9E[7Y>,wzLx.3=^[L-3WMQ84EG/i",
-    ")Ug8qg9Hx;,QH&^5j8dd1m64[KM6N7F!!Da6EW1DArB.q,e(=HF_i[;1H=]P2O.v(,@-0G4mCG300aK$BmgW7Zw-UO9zQHIItt(3X9]d=6bjb;2XzP60SFim5tGzs1k&mf3I9V67]Qh)25t@tmAgF<",
-    "GrR[5qO;5/%Z()l(t&CK2n<I[BQh@m7%/Do4u.:[0,B%@0W%#mrJe@>Uj*XDCl3X.<)Z=]*;;[vU7iXA]ArU:CJzYw&-kzykJv_L7g!Gw>MQkAF_%n!1Tyyu3x)e03ZHQ!GBoK4A7M9)5ibQXHUI$9",
-    "FaskG/mU%qBQY>B1Q#-C7#lObKo0.n)h,n;pW6Ws1dI>2$M7Zw.O:AZBnpz_0v]&%z!)zJG&BGQDGR>DFJ;J1051kGH_/#+H!LF$/mWF]6EFZT2[1Ci7(WIyH9Fma2p/CYj<SYfHT]P24+=Qx6dw&W",
-    ";Z*cN#[mS#%5)C@ut=*:!qfu^;gAMtBM(!J/p[b^G%,1x2NN,+UmxiLG0Uw84=GRK7Yq1P6*1MyhXEHgzz!<lIL,wPzzzlOf(jo6H=2<b1UUc>Hvj;e[[jat4<1BXFA>B]01f<WFaX&B4@sj(KL-=6",
-    "F[B40Ff1bv/L5hFBQZF%2QLRWHNXxBh@/xn#;)U7qV,q;GY.mXp%x<CIg]GS3,y!(4-tR+0tWaU0]pNa:9+;9@2@U-2n<,/7X=.W29fJRAu%$].Cg&sBDl8)4e.9T1.>:+<r(ijoNEZ^tYZ$C:-ep/",
-    "xg!oD07(WS4,:W3O$ge]PXeTQ1ey=H[IDk/GC>s<G7k#v0S/(G2M+;4st5vr>#XoHC/MSD>pb#G9xgatTMYNF1uq3HHXji,To=Oj1uHZ.rz[:ey0[erpr-BGGx7xmtl0t&0O3FaDh_z5G#:*v&,yA9",
-    "IJTDv9]$$^xfL%2Gc[Eo1vQ/JEePSl6Au3;10Vvy4gu%o1qV>O0@l7/1pd1c9]$(]6)y%eHv0h&E_Wt/0Wy#O0tu2$9yO*36*-v79]SR&0S>6Wnga%q/mie5Vm&fBEauGu4a$Qa443*y05/Cf3C-l<",
-    "0y+D:9tEn_91jS/!Yl/;mLU%T,U%c(Gx,<GB[1Cy4+z7&Fg7zWG4Zb=4mk;ejsg!8@w1ToF#sQt0Wtsq+S;)zP5KER3Nrv0E$1X0IF!6BKMyf5H,!%gp%4!5,vR=op&Abch[Oj9$npXMuDWai2nq36",
-    "1*X0c00.1J#0LY-<dytqti%T&5jX%3Bbmep4a[x;[R9ra1PYd,A>FoH0)oT@49yY))Z,ij$-Jl@.YWTm<j(J74+grC76QqpP!Ag21rEY<3BU(01Z@:d2M,6ywH6HbP!AEhssj%Oi82n@lL!OC=9T.G",
-    "]HK6V9S-NeP!9s[tD*r966L8!0XGN7tp):t;IQ[o5-7Ja0yEYP36Cs41v4@@!(]6D9^qf_;E(sfCIkCp1iCgK132sc0v@l202Vm(&t49u4F$aE6f80=%chJ02iAZS1OD;e4:kOxU.XSH:C6*92sbP/",
-    "vN&BbHY+(cp#dLIHvl6zFwkQU1cJVx0R=YG9S6[#iU9)D!(0yo@4k3:YX$P<CMPsDtlS6/[R0Evw+0UjgP.,9RsgTx3I]pPftjWO2Km7)1K)u*AagA&12hzUEDpbr1q8g/5DxVe6gZ8l0]cAhX9&:x",
-    "BL!=$oDKso4+rW40+!UN0S=X4Br!Hb4+gFT1nz:E0S=X5Br,Gr9]]+Yh6x5uFBUm6>W_adG4%o!H_.qk03QiB04gmq$N:W#2F(Huj<Km/I2kM_F*=bw1-+v$D.K8.+y)1#0^lU,CIQf_0^l:>5guJT",
-    "FAyy-I4:qEG&&z9H_/pvF)^+31(z@o1*<DKF9J3).>875$s!LL&58pDwa#A,$H4-]H]lsDHMjp-Cpa=Ji,rLRstq3xGx=Uo0/jVyi0PLB1oG!J1d#L[4-zHD10Mr1o(Ko%y:^Hc>rgyOB=5IO1%tH@",
-    "4yw8iJ2Epik#+:X;;VN(nnVTk6Ar*00/v#04+Y!.3B:[o%/jfQ4:K=k7Ywrl4,moXBrZ5Jy^C#Nv3&qS4*Pc%FxcV]2kHR_-0XZfeF<;T2DfV%HKx!h4&F@<IXDaO6$jSgFBCB0nnMkRuP6hv,w87@",
-    "EL$,T47&IQ2kV]942J=@2sRHW&433ErjG*z-BW#65,j,w2!sS56F1;(Fi#9NH8;or69V4T5DtY17A*h.xf/q9@w0=[qz5W9EYG+wHaIghjWGZy96R,K5H)ND#P]smIOD)=2VE97&Mh4>,HR3nJp,H;",
-    "D:XFQgaiYe0S(5oUPCxDGdWfhFh:ET2>FJD%zGaUHqN3R2/jmh2Dp0<HM3J8HZaSA0^i2c1Kz;k03r;3djdNHyLtqWY6V&Y>8kGz/=YOm%hD]k@r,%#z4kpXCNwOgrvnJKhg/jjWDbhJB<[K8wgv&b",
-    ")dCIpwi=zQ;l%pg#_lmLrWzzQH@ehN4mcS%/BFMGodYyAIX3qL4e)jc-^H,mAq]@Z13Ck$U.Z[B2#3ub4.MTZ4/REK6EXk/-#Ln8[naf3KQ9$AT@_)p3J$FX9]1K07&!n5;Wr3A-0zA^m4u1@1)[rl",
-    "1qB9w4+P,OTLdW%GX%ns2q$85-4:35fjSQX,O)S;EF(EK00YLx0yj/!P8]ZyX$!(P0x%x^HBJ*U03QJ]00!W:0vt6;4+5M45jcMU2oC[H9]kZ0F9J9:024F,6*K;@9UliaP9Fj<0243(9]14@9]kf2",
-    "F9A0:03$axr!fwO0]2^+4+l-k0yO[/G5[X]G5@mL0]+/1E42hK0X8<>9^F,64*^EyFAO#]H6H-m03Qo703QK0q5:^rH8;dN0Wts&42c3S0W:%<9^F,64*@h+FAOv@H4TXZ0M#Y^j[*^hHV(uL7&iO^",
-    "9]bw_.N>Z8Hq<*f4-GTo9S-J@8XY#wfCE1rH!(N:2:D]YF@MWj4CM#^g<@f>4vG#9[s9Bx@6U4O6AbR12Lq9O7&Ef19S0%-,r5iZBo7Xes_#T#F#s4a03.Ow+ye-cogOkaIW:S80+0a<0!ItS(H#kq",
-    "4.$D:,J%Q#kk]qP%mM@)0uT/X:,qu<7q=iEEH=Xi,vR.%2Gg.:F90>(,-Dzg2fNT68Z,b6q74rZuh1PI1T//[0uKe&(i-xm=cxP#(j6ZbHtPj1Au/,n0XPJoXCD$JlH39g@2ij=lH39SPz[0vBQi1<",
-    "0ayU$1@i*S+yV!K0S=O#1Rgoykpm0Jgc^a^iZ:4Q(j6ZXGJymE<hAsE4+NIy0uKe+*&7b&fgA*q)Ex&R4-O(1A0#*c6E=<K6Ey%1@2jBiI52;(9yS0IHvkhfa__)(fdm_mf(Qf91rCOi0_]D$odXXK",
-    "@qUi[5P^E^#M2!Q1:D_e4+4R!91j$W)g2EPf(RcZGXNtqF#sPFIRFm%0Skf%16U4%2oy5>6F74pDK_)x9]Jf59[<L)k=;C-HvkTk>5%dt)g1-R4,]t47&!n3=A8H.Ru2NXwHyx:!qFWM7lH&IBsc&f",
-    "H7r066>4x!4))L-9]ACf1Rgd36E>.ZGIJj&F<gjgIfDoU@2,HWk=:wy@2rsSHvkwk01ps=2oCnp9S-SY,VqN4kGvcX(yDh3lG7az7la5OB[TpNIgbMm74eP(4*3BO0)z,2Gyo(tGMxkia__,+f&;D^",
-    "H_/32HPDg+8#Vr*0^Ybz0uH::9S-hG2nR]Div]sZ2m[B[2oDAG84iisHU!$#9S0&07lH&2B7>J5x&#714,1GC4*3BGvH/eQf&;Bm024PG6EK1V4.3jV2zCzyga[lt-*tXn+/Lqr:ERs;!>=%R5QGR0",
-    "jno]uga@tkEe@=.%=VLD)YTmi7la5OBsBmdG&h0,4-6>N4*3BO0)z,2H2<.uGIJ9&03Rtcf&:kO2n5ju4)c,&DK$9&4y^+24Xf529_3c!2pKVp1@dP:AvQ4p9[<D_4-6_i9S-]R1P:&H2qQHy01p+4",
-    "6b@/89UlTPf&;Bm00e[x6F74ZAc>.Rg8:f%f&:kOlLHH([TdGk%F!JeGyo42f&:=iH4cOb1B,>O9]bmo1Pp@,4%*Wl4-O;8A0##a6E%ty9_CtK4*3BO0)z,2HUJ]wGIJ9$03Rtaf&:kO2n5ju4waJw",
-    "DK.3#4)FOp4usSl4,]w57%_71,/qZv[,+^k1<ZA54#1)d1fta)2O.v>f&:pGga[Kkj[=<BiWCm[0WShFFoFagHUJbip9lkU4.3pX2zCvG2n5ju4yKa:8aADB4#DRR4vW;u4,]w50MtDPLJtI<#Q>fj",
-    "rPKxw6r9!>4-O;8A0#&bBQ@UsJ@WX&6b]>T4+4Y-9yb6bH!@+A1MEHzDS@wK1cV4506EK(0_]Mjyd56>GSmSHq@Dms6od#FGm8cega@xaiysP-C.i]d,2wvq[yGOD4-O+2A0#*c1gk.16p9oM@2jBi",
-    "GcbY#9yS0IHvkhfa^Ozs6df_!2m[dt3*3>f4724C4+r(W9T>wL4,]p_7&tW#1+wK44+YhU9S)k.R^PH99S-]T2p/Rk03$as01p+46b]>T4+4Y-9ykCLH_.qka__,-f&;D^H_.ZSlmiZj[2C6NfE=8^",
-    "!W]zJG/vBlG:Zlfga@ocJ@ItpOb0&.,2x7x!W]zMF<gjS8iWWAj!F*]n!*DP@2ia/ga@!tISzsZ6E]^cG5@,LiWD6*ga@!D1rCyw0_]Q[0uK,4#2p>LH,ZEhI5iIi<#7H:1=b#E4uI@K4)nhr4-O;8",
-    "A0-=e1Bw(67Qw--4*3BO0)z,2IRFzm00z&_5)UbY1SvQ/@9u:i@A8Em00tQ=5ji)A-sFkuLK86V!gmKsF9b6z<[R)oF&r<f9^6%5D:yg+FAO+0030-[9^F^A95MhO3o!sIH#q./3=zCc95w(S3=f28",
-    "GXNh9G5[Me051zRIRGp+Hvk>DHUJzn03Qr9030y<4,D!995nzh3=g]_95nzB4C(=]/tu[^M+U3[4+F&q3dHyx2CGB]yx]<xFf=(^2QdxYg&qReog*IwHrhoKIOUjM4$s_m0m+Ua3)<8:0W.&<GXNh8",
-    "GypFKGB*GiHAfsX>W/XP0SiV4J@V!,0Uro500Z;$FAg#[(MKLP00Ep*2O.v)>5mLTGXNMk03QQ302;w!2R-u0>5m*kF*pDKh)53,teGATujyF;m,HS7A@c7p0V**$00&$N#Q>[S>5lON0SiV4J@V!+",
-    "0Uro701@6*FAgy]030&>4aM[x9^F^00Uri602nk!9]JP:0UI.%2R-u1>5mLUFaRSkIRGCGH2<BRG7a.e9v/)g>5mLTF#s4h03QQ202;qy2R-u0>5m*lFg5<aH2<zDF#sGn01dD89v/%i>5m*iFgE^I",
-    "y)Xw.4E6y7#sLdP2R-u2//B_S0WxX@IRmgV2i]BO5j4cY3:7Stm;sf63/8y91LeDC4+4G]GXM>(!-L<=GhGi5&pZzSfT21MAja;:BP%uC77r2i0TDI-9W;+i1^!o20T;y>3b2qe0qg+^39--C4+,*,",
-    "90y>!hyo83,S8d:hyo86@vVa-03R7Qh5[Hl01nrXG6Y!.5$=#WIRFn6gz+8/+oLZZ7BKe%1H#--0Us7I<c]CK<g5HM10M)E03QxH01pG]#[_^*#PJ:vBliOXspT*q88e0g7&QP71/OBA4,e3&4,YGh",
-    "<*WHB&.76^>X80)01p/E1rD.E9uD=dF9$X;00E8m2M.Wd<*WQ(>X86*p3Vyo7/[8UGcf/U1=enc4++Vy4+l#R1MdM1>!11>=BxPT=c=o0H!^AF2AHZg4-k;R7&LkwGWP:72RAVQ4+)/>5eH%q1Be12",
-    "0X6=>H2<zZHunPqpY00]8HNHFHvkUlq#XoV4,xMH9]Jc44TBR5iQ66w%a0fz7C83.1F5tQ4-knM88ov2960v>4/13#Oa<[I+7kzP4+4$:7%<2;BQo_@5-&Q74-JeU4T94i4%8C>Sq_BK0UrZ103QK0",
-    "02nj;3y#Vd4-9lB2I^=!0S>7R0T;y>4*/5:4+pC1HxCP>p+g5=4+Dq,9]1T37&ib9BGVHE>UvFE88;Ok7&!nA(,Q.)4,xMH9ytIHAg[]FFBB=](,Q@Z=k5Gc/mieb%N@E*10M)E01pw.6CVII01p$!",
-    "%N@FQ(,Q@w@d]+h:kSS4%N@EX69icg5$=#WH2<D3;aLkt>X8gnHUJSg03R7Q02nv@3)2$-R1XN#6CV*d03QG_01p$b%pMOS(,Q&p@!EtTjTIjNIrs<L12Z*;0uJfS9uEb>6%P-o0^m;v%pM2Y69UBn",
-    "1Kbl26Z!!YFaQq#x*,n(gai$!%=nNj69ZTe1oR67ZVw3d3kPNjj5Y(&)NcR;8#<=kG5@(scN#VA!vP3i0fspW$)X4Y:3[.lGUN6O4&XT(IesBDHvk00x&sFpA09QMHv:un=)UxZ4,4NlJ25jkF)s@/",
-    "H_.>r03QrB030&>9^F<88!!Mb3o.zXEHXC$9^G4C95etQ3=M:6F#sP6FaRqtH_/pUF*g7lH2<zBGyohj01pi60_[_>FAOj=F&s7k9^G1B95VnP3=D*5FrzmEtO5fv2f79xI>r/DBs4eI=(P+#HK3OP",
-    "IWaXdxrPJ.,;jk+v(AYD3x$#d4/:BEC.5f2R1XjK&KMsBHmT>W0h:DmBM%U%!2u6!slovtY%%_JKQRCa>N,L^o7VvVP8&49Rv!U0:z9%N1oqJ!6*b4#5eR>W0^mAYfgTI];j8m6,$oocil>kw&iX42",
-    "p@u*<7zO=DCIL1I9Sq&A2nW5uL;bpeHy-2tlEx+q:)Blm;D^5:<3]BY0;:gd3EG,Q2p.jRw;z*E=<JV<,;kkK-.0T5p7lfkhYAju(*p&Y)Hn:cup9.Y89A/B0Rv1fFf8<p0t5W60_0oogbg1&H/XeW",
-    "4-zAnLJv0A.=&G^;y3a<vkE=DH8(Q8%;2L:GR3V31A)9KF90;%#P2Z/4Yb]>4.+,]V+j1Y917+G2lWOD/mr!v(dHl;GUx=$2r_c&s[1hy8]VfkH!uJlH2=s:IW>.sFaQRN#!5dMHZn5n1@[>K2K;bE",
-    "2jd1JItq*QBnQC%2oyKMmjN9)fQt$M<MsSPf[O]SxP/^M0IKsV1em^9017>;D:z*w6*2$:hWHi=B;Kc63EPyb0S=Y80T4C,2TcT=wE+MM8C<I^GS8ZL2ltPo0R^l2GQ9^[fy6<xX9)4;Gzh@qM,K;_",
-    "&</=v(L)am=XfDR;z/@G3p5@D]4.7b4+FESp8*s&!KN.>;Uj@Q12,QAFuVZ.lKdYJ4)*Fa15E]Li+2P+0(^oT@06wRX&yEB:NEs&2bz#C4^SRSG(QG6G&ul2yaG2gH_:EfH#0Yyk(U7n=ul2evjY0+",
-    "G%p7,HT&u@7BZ9v53:UN:NGzGH!(Ask(U7$F+mTr0[,eWKL$52F@AK/0SCw$53:S*:oh+HHaI!kj,UYt$/=l_vI2tZG%p7:H,qb:0VXy#01vYQgzGdf2R1f;:!blMV:UJbFFH0h058)4HZ^kgHt+Qd",
-    "5jKpl5f4#^:og630TVI+0-!S/2_Pqd1gRAb:j49>90-):0m3[8/Cu+B)!zXR1pnrD1<;s/3yRVL0vr<H00QPF3z3M30XsD^GrsW/2aK^.95jb-0[EA#0SK,E4+4dNDGv.M:j4MzXb9ivPXP,YLx.J>",
-    "4($OGHvkVi!kQfqex)b<]5OhSrTcaRt[opSEApcW6Edub9RLUqTm9w.5i+-A0S_4D><fB@rZo%y$B6+ED,!>FCl1F20x.*4-tCx(qofx.5H:hBsowzydlNWt0htB@a0@bv1H$Yh0LY#N43Q^Z.Mf3A",
-    "2er@w4DW->3iLMthw_BxcpnQnxs(MD0-;z*Hpv7dI5DS]CIb7gX$PtV2i2:j0TVLP<dFw&l]%!-jxiQEy3%wD&gv)#!N)2O2>g:#x8!psGeV&WC>=v+4k@d044v9j4!nj56F9oP0_]P<(E]yqrwI+L",
-    "0VFakXdekiq<0NX7BIH*77V4&0T(#!$0rVtI3EHqfe[GY=%f3-m.0)%$R@TElm!EU0uIBJ1uQo=;;VUo0UrP@W&x>AAqwNJ1P8JS0K+s72JnXg4+G8V0SW$yU-t$WmE0Qz&jAI54gnqk&aV=z%/ZKh",
-    "sDBRRu=uTfI+uL^!T^A[&mIBR-dw6wG&zr&1q[KL0tZS4h1_<Nt=oy86gQUx4-i.b1p(EZ6AuHf/cEAu<I;:S0lk>99]JJ^KQuBmGyonq;g0UsFbw_p4I;,-d/D4Bngs()4v*vl2URCHEWers4zdOn",
-    "G=_:W2igS#&AcfHg$o1Ipi2p/nPLKd4yfNx4#4IK3Has(1epO32)DHf9_n3R1,F8N0RRXdH#!(ItMLH>zu=Q6rJoHGH2>^$IWsmeF]hw#2/f0H4($*Fu;Ppm:R.]/1PDC^>5TSE5]9xaHvL5*G&1);",
-    "4++oj11&f.9yT-MI3YeZIXR@zO(@%jAq^bxGBGnONfS5K4Gxz35f2BTy&f7e01T%N1ev1;1(1Xg4ni0,01pAAkZKPLmk]lo698!q@vo2^sqIVzosKCZGdG>B8#a[=6gJ^O9S-wc5)Pum9t*7F4gk=,",
-    "0+kXB/A-G$q[#vg2&<tx05HE+1.2J44*@+l8V@j5s^dqHHUKYNF*g7&q5(EI046sz01k+T6fZ>MG=r9IH8/n,2sJkV7&ibKHUI:@0S:7WFBvyB00&AAsS*WKA0#,b5,$TdF#s:l0yr@NE-%-.FC#fP",
-    "01p7U&JPDw9^GFE5,l^1030=^5,.QBHt,P,H],H3H8ub*Y&A9jFH]))051+RF#sO@IRF.q051SHFaRkrF(D4=5h6D%NfR<d4IctBm(&3c*[Bc%<yH$rA@b2m6fw=b4+ZWK0F!wKPY*8c5gIlC2iX5X",
-    "1;d6^;4<^O;*asj5*aZb0;7drF]GmzBn@]GA_P<mBQi7q8Z@hFIkxHyA0RQz5,$QbG5@Y2,8l/*5+4jO03QM]03Qc103U;@G5@^W03Ta0007Jb51]3g5.dtzF*g7]M:#Pz024F,9]to488>6%9vU*u",
-    "5(dBl4A-*TFBvg7%<PMn4$Tq,Q!gVjFwGJ-IWjW.2T:o*0yNDMJvlQu06!f$G%x<JObyKv2UQ-pG0hSkGmQ,!GtCkcF#sP*GXN7Z03U5K03TE@051(OH_:90FgO4/H8C&%E-2CyDKax54v+8y6EfNl",
-    "6EK$z1j>au3e6G<<a[Vf=VS]7HO&$eFaRG0G5[DhLLV+P%<Q3l04+8-lM(^++Z+,sGafUL5)(445+gA)zyTXHkP,x,*byHhF>01*H_.ka00F>01@h,G5d)86EHpUz5g!II03U.>GXN7e;cYH=TsJv6",
-    "@4KOo0W_rJF9]g[053-1H_.nb051qMIRF;r02(*]1i%3f@4KM^HZTAON)GuE1ydg+GWiiGHZ/eTQ6J6%Hu(@QI57Y(BRDbu4*:a,4hK_q3=Vx/Ei=d*8#w;XFfsriNiYB+G&le+Y&19kFH]%*051+O",
-    "Hvk>1F#s4c03QG]04XywArAQw6gQ4f0+$U1kBB7,@4JBN@W=(S-T[Jf4fzowF*yJQjOz:zLKrdtA1yHX5e4X[1P5Uc0QnIYGypC!IRFIOrw0<-=fwzb@4JO2#8Dq1GWih-;dJmkw,EyQ5g!IN<goD/",
-    "-UEdPhz]n35EC/[5gj,HABF)m0243(A6zj2FQ5TAGyqQrGB7YP08d6TFfcFxBQ!Pu9]tu6892d;1sXK=5eC2k47j@%FBvd0@Vj]84*C%VQy(5Q@Vj+G38Ui$2T:o)0yz2+0Q%N!4Vw<<9WXL9@Vj.7",
-    "4f+uWRUZvC@Vk#9x(pLF@Vk0(3jxO4cMnSX5fd_3A8j,MA5t=@PYyFVIW>.v05Sj/GXNg]Gyo]yGa(MXs[[nSArdf@4HP)0niLHB5g!0I001oqA@bcy6F2^L1_dQ]H_/3mHUJ$o03QH202nX-9yI>G",
-    "FwHn5IXQqh3$CyXBQP@CV-:(g@Vj_G:URwK5gjz;,Xb3hHG(z,xz,E]j^jv]H2<tq03U;@H2<+wG5[^HI5PkM%L5Oh0gn.d2[bbRFGn-o0249*4+![L7&!nNIRFO00S(8>6(1Qij^iw-4v!KAQy(NY",
-    "j^k8fG&uk,&H=.s04>E)052mpHUJ(rmB.7KRUZvEj^i=]S@-]]2!aa%hQuEaN[.o_FaRHIFaRG=FaR$OI5hwt05bp:Gyop^H2=6!Ga(L,5)(H71BoOqH#p#o0tBjn9^f2k7%_7JGmjDzHvk>2FaQpZ",
-    "fFBPoy-/qS!376l4v!KjFg5<V*0%,&/p!=UIXJ:M8!;X(6gQoV5)UGe5+4LM039,tNG^I8GXMjx0^la=5,$cfHvk@n0X6>4H#7h*TsJiUFQNfAH_/pRI5hwtM:yYF6EgrG2r_c^IRG0u00h7R4v,Qr",
-    "AviVw9]1VuS>M,dBsh/_F9SI,058n_IWhn^F)%j(FCH-4,&zAq4&Pb>RSyl[S[*Y08#w;YH#fw^3;E4@kP-I!,&!ASGXO7CGd7SCFAg=^03QG^02nm<9[<H0C=j/843H85g%1PbHUpOp1c[6t43H8G",
-    ",&zj,j_=a6kP-F$03QV_,&!_[Ffc+7F5g,dFaQT(4*,x77cu^YFgE^qI5hwxHaP$qFaRSlGNM@=AT.CiG%x<J!i@fO0Wp$D1C]2.m=KXg5ibTdIRGDp0XG05HZ^k+TQ)ZUFP-H0GK*RQ:-w,6i&>Hv",
-    "lW,45@4JN]01pI.S@Ltv9^A0G2EYLf)VmfR8ZwJo2TBh45d:2oA2W+u0#+F>i&>U!AI.>a@4KKOIRGysH821kG:cjXRUZv8@4Js6xeOdL@4I$$[]OID@4JN@03U5K03TE@051+UGXNg]H2<ek03QH1",
-    "04X-!ArAQw6E=<8HJ1$piN7%l@4JAx+(HhsnjaoD@4JN^03QZ202nqx4/jsX0BH<t1rCc=C=R>$7cc+;h7^Sv@4JQ_*f$$F@4JN_uM[65Hu(@8IFd*aHvlgOGdTbNaRI#Y91Qvq1dLi8HUJ,m0XP5;",
-    "H2<!5H2;s%0^rAB@VlV)HaP$.M:aSB1B>ZP2r<bP5g0iD3yfL:zyS[W5icP(FaRF@HjG*YQy(NU@Vkp7j9Ld#AI.>c@VlTUF#s.kIWhnqIgDBdRSyk^S@-z:2igS,@Vj-53ol7IHTn;_GK=XuZ888K",
-    "Q!)Smw)7Ye4*C%v05$*=Hvk>1H_/U(Ga(N85de4s+eibK4IVVlngS0M%cvg;@Vl5HEb9.20V=-.7%_74EsR.uG&ukVVGjWM5eJM_3G&kr1&0+9H_JA2G[ZLt[b_c+#SH<g0uLYh5eJXzX$.,i4cPV[",
-    "FAOs[f-KM!H8cPeHKAG=H2<!m0XdHn6EFZDTQLAHq5(26p-]8qGBE%zM/_)06EXlF1Tp[)t*Rdjp-@mL0S/*BFB&p200&AAj^iq>4.Dgg16B#4S>e<N&H]xYE-2I!FCH:800T<8p-@x39^P8+5*-.q",
-    "3/E,KA_iIR5+6!3024F,A8j,M4==RBFAg*<03QH102nv@9[<Q3DLFGC4v!KOHvj[PBn12GKO8xa5+4CK02np=9yb6JGXNh3GyoVl03R+k039:[9[<N27%%@HH2<+tH_/FvHUJwp024H!S]1<ej^k8g",
-    "GB5xhHH;o49^G5,5+4FIqFNL*03J2%5g&yCFp&^yG=1J[Tr:bLq5(2A051tLH2=P1GBp4bG5[Si00,m+39t4A3!>:DzyS@C5,%Y&Gyop_HKSSuQx6^bS>4)e138frFU]rsFaRz$H2=OoH#PtsH/]ky",
-    "RUZvEkrEs+030%,S>I]b6dy@CkrERy03U5I01s88S^zVWFaRF>H_.$p04>K%05_@:Ga(L.5(MNk6EvVC6*G_x9tx5Y4vFtU1cAjL2O.uV5)(229]bS_0EI:ePY*7V5(K1L2VoA95,2z^03I->A_ZPw",
-    "BQiAr8#VwFIHX!1A_^*04WwEUHj)w>1_imN1c-qu8#Mb7F9$O:03U;@F#r/Yj#;jFGXO850WvrMF9]X=053,^IRFze051qJH_SG7HvkKcS>HrW4*L,/Avrbx9]1XzS>M,NB#v4y12ZrHFU]rpFaRzy",
-    "F#s.fGcf/IOb(7(2UQOZj#<1,H<XZAj#:oG-S:)>;X&;CF#sQJF#sP@F=*a.4ly]Z9ytIgHZc1U9[<1@DKRr44*L,kHvkhg00orI5e)kg4,ePQ9^SOM0Jkjy:.]wIk6Hk52Tu.z@w.-Dk6Iox03$Rw",
-    "00J@_05]&)5,.QGF*E/gH2<Sdj>e8>Au#(9EHg5eND;&w9]tl3A_P<m8!@YCGLTvxG^sXzg#j^B5fd>zS]4080575eGcy1$2[SVQFGn*o0246)9]SP_4ujMm3z1p]zyS:5$tWKhGm%-cN)G%H1XC]0",
-    "G%),T88nev2T:o+0yO*)E-Ts,FC#WE03J1wS>f4h4Ke%;9W%QO43Sy]w&D_IO8gNMG5[ZKG5@,%ky.YeFgO4JX$]^l7%:1J05Sk5GBY6#[1G!ZGAz;.1D6dHGKq@;8!)jC9]1M=2=cg04*,%[BQPxO",
-    "5Dy0Y5g0Z;4/j:e0BH<u1rGp[S]_R,[1F_A03tIn03$Fn02;#>A_!MsA0jaT1jh_x[1F[6m@EQCF#s.CGBN,ZGN)P]Gwl%%h5<v+0TVF*A6qd10L%jqq5+W,F9]m^053-3H_.5vS]12702ng:8#4d]",
-    "zyS@C5,%Y*FaRF@H:g;#Qy(NUkrEj/s9Fb656%LpS^rs&052XiFaQHg4yalORSylQS[*O]95Vm^ornt$O0/[A6EFZDZ7/[IR4^MoKMpuKH.1z>05Jd.G5[X[GXN.wGa(L.5)(H76E&9&6f_8$1@ClA",
-    "9]AOswFU[7v.42TS]Ttx02DU:4ni0*01qyyS[*k49[<A^7&ibP05.:/GSbxnBRMjW5*jlA0Hz)SfCCR9krFO6GynpqGY.f%)d&v=k@f-RF[)ZG2Qf2^5+8-EGyoGY01sTNS^&pjG%)^#2[bYQFGn-o",
-    "0243(9]$l27&HJIGyns<0S:ELFB&v500&AAk@e>]4.D-q16B#ES>e<d&H=^+5,v0]052mnGyonnt6B$D9^P8.5*-.s3/FGU1B;tWN-fx:5)(84A8j,MA5/5]FAg]103QG[02ng:9[<A^C=R!64(tpR",
-    "IR1MBqa,6RHUJznk@f-QHvkwm03J606F2^L1_dQ]H_/3mHUJ$o03QH202nX-9yI>WF*5)oI57YlG5@dxz6Bp4Gm-V/HLO^9G%UJL4+fe<BQQ4kPYe4IF9$F+03U;@H2<PZm0BNMFaR&20W:uLF9]d<",
-    "053-0HUJYa03Qf202nm<8#Mp_zyS[X5icP&Gyop_HkDchQx6^NS>4)e13CK.FU]rtFaRz%H2=OoI5q$tIF(ulRUZvE@w.P5S[yY15,.QSN-fq75fd,_A8jxIA5.==FAg=_03QG]02nj;9[<D_DK#<8",
-    "4*L,kHvj=SBqTODm0AtZh9DmSGXNMe03I[<5fe864+5214uggu4/j_h0BH<u1rGt)xD*5Os5t.udku$=3l%fVpN]0^HaDFT3b(WY5H-.;0s]/w<YVtg5CHq#0uLIn*#b&rZ+C70BQr3R3I)Fe4+N&x",
-    "0t(y%4.gf/1P+D)4-,r50uLL50S=yz0R-l!Cl3U3A1XHX0UsGL051eFFoXdg2sr/>;i2wR1KJi2[-ntki=&ENaLtnj3f_j_:jwZe1U&#R46hLrGxVwg6E^q80RRXMr42hZH#5NM1P:J3!5]tnzB:i]",
-    "fO!@.)7JtG)BGt92GQ374l)xmk/>A4GBY#3fdn52Gn2uK0TwvU&0-AwG<bDS0,FXpFgYx+4Fj[*0s/J-1*o424YLe3D:XKoiUtjZzf/S6s4G8KHZe2C)&dFX2<9a*U-wu:4+Vnb1OlP79]zd;0^lkf",
-    "mLdtRhad_QrW=zK0tMgDLju#IRSeVv1g>c!4&t-h9]JJ^1i1eWJ_K2no&=D[!Uh6P0e&w7Gc:pX38;u52*d#uG5@+T>X[rwH#oG*Ar05:YcB_lFp-KUE-T#H@U3(U0*dbw4-rKS1U_=VFf,Qz1Nh.t",
-    "9X6[5Co46Ts[#qX=a39kIkfx:0_HSj@4s@dp#cpu3%Rsn7Au9.1Ok*83ttZbzJp-82m6HwB@Y;p.S8EzGSh]xUjZ_YI4d##+#3p>n[=#Agxn;sx5=eOFge+Q3.sN@V*;ot+lvGXy0HfoG]9mi1hb>W",
-    "39SSWHP>7p1JV!/1<GBZ3aSGI+4KVrh#w7:iy-K:8wvIK0^(Q@>znZSkPrbpD:5wLsZ^F2IE^;g8#u6>7eh8UG&C6rmyjSI3N,ut0]<)CDHS!b+yVfrvMvqa&>NFd;uc-<28N)S0SVOv0G#Fw5-xfs",
-    "2Z#Gd1ho;cz4-yl[+AFNF>8rWIRx>DA[Amd2KEvpH8tJx76).=G9LoN2M&nf0tEM+nE;#Rx)/q6*h:Vr>Z1G$>e/q-I]wZ-IXV0K1O/TD3F-UVF%]&=4*<d.rT/CR8[;!a4xkA:G&VNcpaeHEIW+78",
-    "F9b0+<u;&PhmS@93J(hY;hF((rS_EX!0$-FHQ](84&28U4Dg_E7j2mH3qJ<oI5gg&1S2y!kG%=6uA_AAv%we#CItEH3k@w!QvgB((mWJ7@xF&v9sw2)5AdM@1Bw9-3,h4>15Xbd>Mrp-S>/Bv83nZg",
-    "4e#1#2:hW04yghH;iB,v0RsQL0uIUo39Atd*x<7snFk_;HvkCa1>/1Y1p:3.83B-PXAc9gg$EA>xb>4HfCU7M3I*+/L/Oeyv.C(65F0Uw4nGDpGBAhEcK]a3fYB%m>Q3)l2RHT&0Ml-]LYjaC3BQaN",
-    "9]]-<fCL2X2@4x)(d-+[&JH&*GhH]j7u:/l4xtkrHSzlf1e^_82O/LFI&3c.Gcun6J2W>5ha&=z/mi<w%9RoXxAj:H[2K(T0uKT!4%+zxF9bF$pMV4nmB0oD(Zh/Y4n>]Kmw*HwGe!iD,Utpx4+r!9",
-    "0^Mt6>r!].4n@d;00i>04**6IHsK<%Mh0IG1x6e.00ry(dLA<J9]bl54Bi3-><4$IGDaT,Gyonm00Zcx0Uj>$9]bZ14c,C.zqXD64n>]J,U1vl00y[>1>s=&244:aMh<Nr1:m/i0S,nV1vUT-,U0=V",
-    "wT/M^Mjr(.01e&(27$Sb0S,nV1u>60F#rUksud1K4+Y)/9Wej^,[DXT,U0!Y1>O+;5Cgl24,Wy,y&np!77qln=amU=tk5A6IpG_I1_oCzuLA;-qyi5Ph=itE!SO=5kES3VHqNgD1g(Ps2jG(g4+6^c",
-    "APL;c4bHCv1JaWO3q^V%3&gPl0x%B-u(bmOyWVvl4L0,vE-lj&0mv%[A@b,g0R*lA9]kq>0T;q!9]JM-0UI.%2R-u1=Z>3SFaQFzcn/GxtRfE-x1t_q1M_qSHZTAm1_C8>HUJ+3Gyn@n2R-u0=Z>pj",
-    "F*X1Kz4!$m4m9)u8#n+C+oK:K1UU2o5-6b-jeZVC0CNXa4D.m5!_qLN2R-u1=Z>3TG5@U%0uK(zt]AWAq#y*_qaX(&4+Qi91C]8=g:DW.7%_7K12FUf8!]/*J@Vx(0WSwIH_.nbzdIieGV^o+GynnE",
-    "X$K+;1oQy]q5^o!T<FVWH2<9Z!UF<u0SiV4J@V!)0Uro700NF69^YJ30UrT302np=9]Si51g,%e1_v2n7&rhQ12zB]G)4$94#%4V4-I:/APIs(FA>B_%KZ,l@z]6lFyJl.v!;;Ei4O#&r3enqjt2;5",
-    "0S;TY0]n<wAs,1gxv:%lPY(nA0S=v;p&$&D+gBeKHnXb(AS*Sr:jDBb9yk609]ke]0T;uZ0SnHX0]QtO35(]-4+=-U4hLor1CjzC0X6=>H2<DGvabUI#VHdt03R7Njsh4r01mdV0]s3W5%mEd12+I4",
-    "0XYB]H_.;tga$7YFgJ$-3%)B47x<7xH88mW3%-)d0$2]PlhQf=ZVwT(gdhpMqE82X4+4;>7%<2;B[GKu0)q>z)GH4ejsh4nd/AF10]s3W5%mEd12X>00W]-=GyoelhXgMeF*N@bF[_yZ88,O/7&ZVO",
-    "0W=mM4+)&iHUJ(E5t0HQ12zC30XP5[Hvk>cIEMr;GBGTaCl48p0vI=^4%V*&23,#k=#LCNIRFmC(MAN$ryvI+3x<.R7&0:eBQiDl0S=>23J$cOAPe5F0]Qte2[MNS4+-GA5C:)rk=&DEx1b-oA%>GC",
-    "w960/8IA%NH2<z6Glv8Z2#O8]O%DV00Sw9$4&0$295.N_9_d!*1Tr%,EHw@mhYAkBpdcRsHirZc37<Mr03Ht!k=&B=6b^dAq97SL01qXH1S2yypaBmRoC*&5p&$-W6b4,n2lW95O%DV00Uk2]0nG*n",
-    "A@FKF9_e0R6Ev9v9_m<.3IOgW2aN#>0*3<23OE2C2RHx+W)B0B0v@c302nm<4.<4&6EpxX88kGG0vI-[4x.zXT<MlU0S//S4,_]nAPl1v9_m;N6EpxH88iSHGr0i=qZ9*J4+=6c9^zSF7&8C]eGdYX",
-    "0T;kk4.<4&6Ey%I6*T^3oSPsHqZ9=R4,xeN4x.zg2cw,J7&HJ3qZA(*H2<Pe03Q@K01m_RAPb@u16U6VqZA(zH2<eh00(==0XUKY7&ib9Bcl@@D:bzL1>Sn>0^mOF0vI=^4x.zXT<MlU0S=PC6b.Em",
-    "1m_V02O/9f@b,^fHn./oFf[oA9_3nJ4xpJJ3!<YRSRV-DxF8P+/713gW*R!=I0D>-0RRXaI_f!;01ksQ1GqsA**XF9+6e;W4yd#aFKjI@6B9VAxdaNd0TVdT,Zl&DZVyuv2edT/s8S5Ur6;#kFyc,r",
-    "I5y!.4&2%Y4+PdiFAFs+..JBR7yxtyv7%uDmiA[GF<<I$1)1;[4e&w(zovl!49uq>1IQ).>Cf:8Tn=P&1hA$>4/mDG2.Fx!0.TF8m_8@r#[mxnle^UA)ms1[9]JJaLJtGI&Pf$E@GW@>2RDkPOC:Wn",
-    "CLB1;pKuvA&g&Ns1$@d=H[44G.h(Q:Ff)D+2,5u/1n@a*39P0I2TKIGP%j!bGmqPs0R*q)NCUmhNd)5GCI@6z2-r_-2H;j<1J0#y4+4njDik!O*%u7.nIH$7l=6^/>Ba7E4/-$UWeC!fXCDkU9]NvZ",
-    "3m*:xxRC/AI5Z8yt>/b,4+r-[I07_w7ct4K0_-,ow+tUbImN64KL$22Hvm6^0X8u.05:).F#rs;0Ux&lFvY9@1d9j[2*[VH0Ux=pIK@]3JT*8s00+WXAG,oJ#jFDW*:MjD$d[,AAG@uI#jFEA1vNG=",
-    "06)9^H8wH-KL#_5F#tci0yQ,,06zvbGdTc1yaF[dH_:EeH8M8.KVmg9HUK]4H8L_+Khgm-GBN,qH8#4oA^/5;EXAw;4/(7yi_$oh,./Nwi2*GuHcu5b(XRs!55/ql9yQ9oA>a,WX9L6fM/t;6Hv4xc",
-    "Gc*7RuZ9c*tbrO0=1KZK,H9LokJJJXGlcOK8!=GG0^wEmItt133j)H@2Lf*c#l#m0Pz0>>5.n[p$BZ8W;Pw1d=o9%qq@n[vwqygd,2o3j-E<gmj%N;;2IKt&GBY.hK>oXhL.f<y4*.Q]5f;f2+Bpvu",
-    "@]^J2QV#*pnkxkFmjxdJH^:@-2(:v62E<5n3#r6O2R[Oo0toH>4+hD%0^PGuLIAF<0].Q&2jGuL2GeF1IRADJ1FoD:03!h=9XG(z1>sJ*KNB/IJDs/#PaHEhHZ/esD:KU]0o@mb&H*tvowx%^4mCA3",
-    "F#s.$GC2S,Gcz#&KUgy^F#rR4532#4xC1*jF*yJL6AuWTxC0>KGM-TMGdR$$3lKA<+yf65p11/Am)H*gQx3[;1f>xj4,3Mp0UI*$IU>bRQXdgB$EX1uF[la]H#Q>VFrvgn9]kwVx&c1]H90cLr_wo-",
-    "h1sD2F90$%*31D9g8]5:0W&o;IH7;74>wvE0Y9MuHZnE.KLR#0GXN1X053*1Gsvg@GBY.g9v/ob->v]iyX8d(+64-8r_w1O0S;Hh0WTUhGXMul4#/nh1yc>n$fyAWRtd.c0R_YY&H=-Zr_xiEH2=Oo",
-    "HZ/er05+AS2M1LT49KVfEHgKcauqd)=alro3j&bh6%GET0szP:A2l<0r_v@3&.p_U0S]2E<BuGWGdBP)4:dU1%mEC8!3GE9mJ]cDj[+PxlotSyh5@s70,u!!2ObkMkqsR(zoP:I&vymj);E(1j0Oa@",
-    "5HAEbHu%[f9]AV53JA+X4cdqx0PzC<i>HNHuDJpSSP7#A7dZd[#Q#7aA2org0R=$S0taLoI.L6>1(TXO9]];10^jp01>FVb6b^)l5,Kt/00po10^Q1S9W^$C3J(mJl:!8-:pcwf1QRg25*[;@5D$d@",
-    "x)LHcHvlhOH#h(.q5(EI051tQH2=P1H#7hfGXNh4G5[Giz^>GW[hKlbzyS@r5,%Y)HUJL,iMRs/Qy(Nax)Lt_I57Y(&H=]x04>N.052msH_.d,iMRs;RUZvGx)Kh+3;4M*up19Jo)Qx/03U5J03T5;",
-    "03Q!4/ehwe05mfI7d843E-BWo5,2k:AsaKB5(A-l0SuWE0>D&m0$_9N0sRpUf_q78rD>D]/pY9o4*d^mHJjiLF9ta][Sg:9Lmw+O@;:)DX$@ss0<ZN>hypJUH8z8]0]LDP88sdP$pI8Js[#Zh46L[U",
-    "5-TT49]]+Y(FPke,zNis11^-qG1w9x1UUd6GuPh%9^G0v5,$NZHvlgNHZ^ksg#j^FA_rJsFIzS/06(DtH!&_(KL]H5Hvm6IH!(H.6E:429]$%8C=s.D2O2rq5(K_j4cQVO8#k4:0]!bD*%Aa(4.MDe",
-    "0]HhGmAC=3Q4h@n@GW#3H!^b)9yc<q1WXOt5(iZu3=Caf9X69CFG)8r*%C4_HY]7#ZTBQEbT&5G5,v4304Fvu04>2x00,pY1==8U*%B@WF*N@bG^sRX*%A(@p$HEIm,HYRF#rzQ5+gJ,03QK001k%q",
-    "ARjI.+7c5r00&>mI,n8+@i&O;GaNR#xB:%>2OkPI=&]>D.=^]at0FHUHZ+]QEH=a(5-XuH1v28>0Teaa-0+rxh7vCZH8cPpg#k1GA_i7pFI+V-0575eH8KD%2[kzYFGn:v024C+4+P&N4vG698a0Lz",
-    "1i%3fh7vC!HZTAW0-0GB1ydg+GKLZgqPPPGQ6J6%Hii,]I57Y(BRDbu4*-UL0]!+f4Ks!k9WnqPN-Uu!F#sQJF#r#B,y]+KF#s4hz9cR%H,,@<Ff^0;HHH!]1_4)J6F2^DH_.>n03QK302ns>9ykCa",
-    "Gcf/k1_C8>IRGCnHvk.m03JC2C=$C&3dj%z-HCmU3OF(>qXP<BgaINpET#h/AvcB+EI2WsNfI-w9]tf11h$q48!(3wBQ!Dq4!95:g#k5(5+XA:054oLFaQsu0k60N7dQY8hY_+VI502(6E%$>9]Sc3",
-    "4u=#y8Zn0w1i%3ehY^wmIIp+=9].<BA0-:d8aMz3Q4h^ouebvr05]]2Bsc&c2[,=B4LATTGc^DQFG)Bu024I-A8j/NA9XbVE-uv*7dYTZJvKQshY_n8IWi#[GKUgB1vWT203$Uv$RQUthY^Yv01p,G",
-    "jUf()5-ie8Ecg%)1GEYlH2<ziGlvo$IJ*TO05yja7c&4WI5+;zF*pD(3N]&P0^Hv22LsiU6)z$/FozNZk>Zcj5*-z6mnJU=F*&I/9]ALiNfa[x9WnqPg#k7I6EXlFTrvPZq5(KFHk/YK2[bbRFGn-o",
-    "024C+9]$r47&rh6yjujo0S/rJ4-#F/0]rVD2%HiRAiTH(16CgcIh+zN&H=.s04>E)052mpHUJ(ryjurV9^PF05*-!CA4)g;6EOfEZ7_23b)zIMIX3>&IXU]gE-uoq5*9Zh01XSA5,$ZeHUI:R)*/I_",
-    ":K+c1u;P.bke(qKIRFlv5+g7,03QJ^01on-As-R]oDvf/00&>XoDwKEIRF>n00rfg0xt.UF[30oH!v_)0lQuSo7rs,A)FE_1UWMR4#WQnFAOm=of0nrF*yJ)1_E7QAB6!o03tCp054oIHUKZ80XH^R",
-    "F9]p@03Sy.pIZ]&xg-M5Gyo>$G;fPnpIZdL0S/uKFCjQK01pDmxB_<KA0#,P5,$TeF#r$G0;D@o9[<Q3A0#-d9].@C9^PJGJu<=n-tUT-pIb6CHY]7#ZMh=LbTj^T05>NqC=s:fBrY_Mof0TEHX#DK",
-    "Z3iA71v8xz1ck_1Cpa:l5*#%E9]1P-2=cj14xn2yHaRr>6gL14Ll@#z4/$iv6gL0]VGjVE5*RfA3xPEhHtB;YFA6m=qXP/NZ3KmiT@wXrHk^d-.606kof01gHO5E-@RQdFHHH!]1_4@NAB6!p0246G",
-    "S]4060575eIWhn*2[]$VFGo2t03$RrsR]DVqa,OdFqi8H3(Q&rzyS@,S^z(oG5@lk4u%p0Qx7H9xC0tF00&VY&H=,s5,v13052moFaRDj%vuLk4,3p%2fx^12igS:N@;[:F#sQJF#sQQF#s+yGXN(t",
-    "H2=L(H2=3zGa&+[Z3i9;2BmEiH_.(q02(%i5)Rz3MFi!xAqOH3h7uz.GXM>)%vuhWu=]sG%vuG6ga!v-4*,S]2+Ud/Hvj[XcRva.FfgMe3zy*$1=w^0A0Rn_5)9&;BLKt=0)@R_2j9sA1op=08!>L:",
-    "1SB*$%__BX03U.>IRGLwIRGzQG&uk,q5(NJ051tSHUKY2IW>.jGmRu41Tz2*n7APe%_^M&0S./^FCjND01pD/xB_<KA0#q]5(;wE0]!wb&H=<v5,vG0052msG5[Vq%_^Ul4,L&)Ei*UF3/c^pS_4::",
-    "EO,xXjU*p+GXO3#HUK9xH_/m*G5[zvFd,W,hY_LaGdBPeH_.LES[yfr5*]1J0j3BCA@XWVBR4Ss9]kc17&!nRE-j%jF#sMp04O#$02;v<A_!Gq9]]-$Bq/m800y+=Tn[0K5(UP^4,AJA9Wlm89^6,7",
-    "KL9j1GXNwsIO19l0QnIgg#j:_5+XM>03Ta8.61wV0W&Z#06z#bFfjl:M:8,n03$OqzzPotq$C+J[/Oj#.5_s40Sv[QFCQB)<wfvAN)DY81yc>n.5_k&3FBG=Q4h<m.61p4Ff#x<9y2gA00T<8.5_w*",
-    "9^P8_5)GszFG;[ooe_AzvjGonoe_dqq$DmhIRGa$F#s+yIRGd!Hz6B0of0nvGBf^qIW_eu2-*8BH_.da#zh3h%OM9M4xJJcHRD.oHUJJo7&QP7F5>AhHUI^.4*-DK2-*8CHUI(gZUN7]A@c3rBn-o.",
-    "6CyM$rUM<$HJuV412+IJFgeFa9^F->5,$NaF#s.IH!uJng#j<DA_rVwFI+Y>0575eG&TS)2[khSA4fIiS@#w6Bp(Pe04OmymIn*vS>HrW4xSPZ8_(Th21*YIo)Qlr[.s4JRv!a7o)Rz40yZ!JE-ls*",
-    "FC#ZL03J8xS>f4R4dq%MGUE&nO66KIGBzxD4[f>7A9XSSE-cd%CpI(yE,=L$88IOnG<cSK1TirHGdD0agGLDDS[gY34*s@A1kl.c2O.uh5+gJ:01M;:2UrQ@1P;CdS>P^QP6uHQo)RcEIRG0p00f+;",
-    "7B31jHKPL#hVlmjjP<1^A)XQ)GUZwlF@g0+2C&Hl6Evr_8Y;h3hY_LbH8/ntg#j@EA_iJtFI+V;0575eI5+;/2[].YFGo2v024C+4+y0sC=9tv1@E$x1i%3fhY_L#IW>.f0*bi.1ydg*IENBH0x:W#",
-    "06)zFF)%U!Juxvi03RPQin#*/Ob*Xl2UQ-pIfoJ*GRzDgN-HQO6EOfEZ7_23b)>UOH#GnlH,scEFf)e]C<;W08Zn0wKLs=8H_/FtGK5A5&sr/oFo+T#0XFgp7&QP70MJ;!GXNAd01iVKHvkVV&[@BV",
-    "00&>Y0EiM8H2<6IS]T$v#s(h:IHn[E:aY(YH892kFCsWGh!Pt)%18v#us0tEHjX4BG&hM78#VwFG]=fvF*)TCAB6!ki4q00>gWuYG:H-Fp#d:7FaSRYF*7#+FGn#m(pnQSkR%<nF#sqtFn]XO(pm(,",
-    "0S$/_9_&[3xdR7E4v7*3Q!gYmFo>Zhm$;H6Q6J6%G:H,^H8^t-BQ@Jq9yQWh2UQOZ(pnuckR%=UGtyczF*YoC4[eYnA9XPRE-u*.7dfg(E-TuxwE,qIH_->*3yBgh1voVT6EedO88e/:0SlkC0S<J=",
-    "7Y>0HArAo4S@#t/6g2/2Ll@pv4/&SM1=Czo2VoBYi4q9YS[yY11hk479]]&&Bq/#F00fPtTrVLxG:H,gvV-f:i4qOY$pjw=FaSRRG&41:HX^1Mo)R8703U;@GyoGb/_=FKGXMad$Sx0^0iF=s2[$.a",
-    "FGn[x024C+4+N(q4#oc/3+Y+^zyS@P5,%Y*FaQq%q@3nHQy(NUo)RwuI5hwd%mSpj0]M!!6AhjcA0INLxdQ@C4(VD4RUZvAo)R5003S*/0246)A8j!J4]Jy>6*&0l6b]t20]d;H0S/xLC=t1B8#SI1",
-    "F9tU.024R:7&rhIG5@,1t%xEHo)RN5F#sP1F#s4j03R+l039&=9ytIgG&cYY:RJ*p06z*cH!!3F3(:g[A_r0i10Nwbo)RwvG%)^U,N=(W3<@vM0yHw_S^zAOGM=G3g#k4H6EW*rA6zm3FQNf5F#s.K",
-    "GBN,!M/_,16EM9b9]SM^4y1^A3+q]_zyS[HS^z(hG5@lk4xbVQQx7ETS[gF3xdR7LAI.>epAs%KGXO6mG&BGnH0xRiRSym8S[*RGBp*sN:sm4^HY]7#ZM@HPbT9xuI59Mz5+=Y:04>E(04O#xAsaHE",
-    "5,$ZcIRF$hf_x^.HlGq75-LTgA[a9O4(wV5mdaiN:>!g[iIgG>F6:$qGyn%,4*-JM2.%!EGynu11iR8K9[<4TIRdbT0]W:Rt<We.1/=]<4.e%y4DebaF*yJq1_Jk]A_7,m42%*l2Qe@KAB6!n03t9r",
-    "054oHIRG!B0W_%NF9]j;053-2G5@^Z03Qf402nv@3)xx(zyS@75,%Y(Gyo3*!np$lQy(NYj1mt6!np$gwi*x40*n$aI5hw,BRDny9yr,r2UQ-pH-fV-G5[Y+H_.qd03U5J01tJmBrY-G02nf-HZC.X",
-    "j1nj[Fd,W,j1nU:IIn6B-j[w,v1$jVqXG>zz6mb@IWgFf0uJulBm[._A>pQ4r4kf402(p;2UrP#1qkz60loV^A0RcT5)0S@4+FoyYZEZajSnO=GvxXW4zD/=+T[iURSnPT0Rp(]asw:@xhD;&:^mqS",
-    "hZh4b9y>JA0[^GyJqx9=0]llB1kb1f01yBO4TuRZ3<]LBwF3#W3j<bv4+G1t0v@l5uC4+G4FbqI3ce@/js*kys_HTi*9Q+fpSuqM=#u/ql&k>T4m3I4&#;gmr_;Si0uKa$g*GcUIHaiqBsVx10/xqb",
-    "HUT9M3(^>u4UL5=2gczS8#Ar$hXDh;1p_Lk8V;$oh$SBbHpK)OGyokn/;otTGyoqYGyo4/udV>TE$00e54!/Byd4hI83:FY6*R@CZwG<79_m:It=yM@&!q>j)V2f*y95o*s3H!f#RCJ<wgwnEor*3E",
-    "m.A6G:8k<9V&K:U1K#%-4&&>v6EfTc4$<Q#wUh/8@q*y]4z[s04(z!H7&p4K8wZa996F@T5CZUz1>Gp#7zDex3<bP[mIn:CM+Dvt1mGehH8a&71=9;,1X^]x3C05lS>8HZ2,5/rth[Ou0)goT4*2:c",
-    "1jno*2O/Fh=#ljirU;U%lo$+G3,bI91k0sK6E_yVLJ8Us1n$6+0S>435F-@(!0rPM)gUi#IWYMk4#gq<!Xgg[ffWp+6b8E>A3!vXArFWFiXk5aH2<qq.ryCeIjI[9k=vAj*UJF[iUl7BHqRg#Hl;#7",
-    "8ab8z5hF4*hZPR07zBWV0Rtfg+3On[G;oSnp]t^UImnqE4%=BC0h*N:0x1jc-0=.dPY$vM4,BdIDGQDiTQe[+I5,p#F@n)PN-xw(GM%Lf1eF-B%,upC2]2<+10Mikmee[g0Yf$b2eOnS2LJF00GI*>",
-    "SQR.=jb-wuz7h@zl<0)c0^IyzCOI<73aE1wGoPZP0S>>N0v@c6yaF=hIXM6U5Dx%L4--J#1Fb#/.mCnp%$*4Wmi7%F9Wb=695(.KIUXA[w*my3#gG9HFt@FQ1354N7&QPNFE[@cH;oNV4,B[h4-^6V",
-    "D:XC#2Y]T/EHW[-0t5ff5f3rA0v@i002na.FE24NxdJ0OGLQ)m3%LRx9XRm:D:g9z2!rMk8#uWF1N,d.A00Wl0uKYF0wXv#00WjP4mTeeH:CmxoV+3r4W$Af9W($MH_.KtlNBs8HKhUrn%)BsG=GL*",
-    "Gyo3-x(Oc[HKhUw[f:]U4,BOO9_;LUEH=a(6*mAZG%=4KujC02G=GL*F#rz*rwJb&G_f#a#km9z3#9<t962%oD:yO$CO9+z8#w;HIq$dwA2Tqe0wgy$01pO_2>GFZ&I.$DJPd[o1&KQrF=Luii%mOo",
-    "VRVoT6FBek0SToO7&V54jsXh469_Z/4+7.gF9Y,7E(3#r3JR0_9674yIt,Kn1;2B31<yoq3,i4Z5-Ef%4+($)5,]WCFaQFl=jir&4uAm!+Z6/+!6Xc30QG1Fys&EnwYCWksHrbM1Vckcz5*W-G0*ur",
-    "4YUIRb@_]X11&W*n*kR!00Xo84iPsc4M,L//mG/ogaHjr5-*><u<4e4!HyCS15E.30s_DC1GNGYHUJVcB;F6%5(G[Tt>L3nG/l-cF^DRT1vE6a0RTn;=S)&Qj[yxy0.,7;14#_q0t3YR90tptQ3TuW",
-    "ArAvi0=Sk=P7Z]v1D,7dqQL>M+[XzI2ZaJ32RHyGFf#xj1_az,1Et&q1Fr,R1GfPdFogmUGdB%R1LFt,k$eQ4+anJGP7*L322Kuz0tCT_7!o,p0*1Z@9]JPw0SD::Eiy7m5-gz:yH*164G#j.2Lr::",
-    "Ljy.,.N*Spp&bTt6fv<<7!LwY1EbUf22Kv,0R,TW1>LDldI#&VFAkgy9]JY&0]Kx_289AI05LJR0SA,-1l.,71GoVKlSczd4+Dk*6Ex2d1F0ARP6=Zk43riIP97>q0R,3<0wn.lF9.g]h5[c4IRGX%",
-    "FaR$AFfh0Q2b2K/:bnUa12&8V0=tk-Ne/=t0und;1n-*30ZtzSH2;xh22Ku!0stchwX:uF1Gont2Q!8OF9$L+03]g!051SIIky1=lK^+F!F_m44%7q=HAoKvgaRTtGED/p3lcN<7!FMa!.eN30!.Es",
-    "0tI9Mt7!pR0V)pxk-;@R6AkRI9uFX/wr&tHL/7+%Gl@%N0@3zFyCDG/5H$Fk0t4rl0]O<y3,+_c9y8Lj3jp&.7BXoYG:GgA1.Vx_IgJ4uHb<F)4yxB20*2WS4y8eMF*7tbG&C=$hZPCOMghhZN-Wbv",
-    "G]R[j1.nE*Ii(c<&H)b>.sBO@ih:jXm0.:+AQ;FT0rXA+qXZ8#>7)U1@Xn7P.sAbfA00Hn8w21E9]]&;89y8^F*T(ED:E;wCNnbt95;>GHUJ+qIRF$k01f3G10xR]+$jU9Q!flQFr<+;9XS9SH_.LI",
-    "[sS8<iy#D/wR.l#FgB+G7&8DL05][,9*,vj.>-eVIHv+H95OQiEHpI$7B:JaF)[!Ho(_=1Gp7O/FaQ8.4X6Si9WeeT5-XuH3=u3&9_;ITD:X6zCp9zx96103hZPSrksuT>>67n%4mU3yH8y^J1K.<8",
-    "45tDw9WyZi8#w;MHo!L.GUJ=I1<ng=A2c>o0u(a.4+NbFA09Qr3llS.8xIVp0uLR+3oJG=rver<04p-y00gJMBOf$0rvex,03QH201qABBn0cmVjm1LrveWh#0x7oGXMnmbON3#3#S4FuPP5SrvfB1",
-    "HvkU:oe3WuHS7%p.&hc(:.teCxFZ!f04+B,xFr)bwcrT<oCO_TGs>(%GdTbQz2*lEO%pZ87zL[l0h]_OP6pf_6ERK:yB7klgd>*R0RvPY2sX4K9]tzS86@6^051hLH<E:4GMfehiWDCMGq;c(9TGK3",
-    "4+Mq+1B)gSG)<sQ01lZR2HqnQF,@#s4o(*@)+7<*@K]:I3EO^:9]tgo0wppw051VGHn-%;lmP-99]JkWCj*v;0]H481cm].IZhHc00My.4w)VY,y-G^4+Mq+7dF/.BQ,hb91jSF0v@u702VRHDK0cM",
-    "Y8W_5BnAJM6b^RRBm&C.0!j^9hXMofq6Y*:7dgiu4o;Qt9^zSQ4+6je7Bqk,E-BT61hN$ZsTU6h&j$mOBLYSb1iJwjHOnLuIe[V%1mPnF&IbdD@UwtB1M5Hnxd9V5s22]ilOrDoFv$fLIfDWp0y4M(",
-    "29yC4IJf_H2sg>l5-aK/1cm]=Im-vj%OVd1-Ufml2LtXb4o(s>00JcwHs:P@35Eg:2gwB]I5MOu4+XdZ1C6p87&pZy4$CA5r6_=sh5[!yGs@3d%F,ea1mYtHpC.wf4o(s.00OH71M<N-2[;uV4+oGf",
-    "7dNFT4*]CU29p5.[j;V!12xPf2c9Pn1cU+;H>Rj:HZ]KQ4+BjC9tH&tO(rxfiW:u,LJh;O1N#dRG9&^bE((($1dBut6b^fekPHt6&y.J(0QIE,2(cs!B>lIA02nX-95YG=YAZA>024C+7&ibLI3*J<",
-    "02nj;95hM>Y74/_d<n[cHlHOKI2RN*g6.CzHeCuG5-gz:y<du0-#UdH)FKD[@631TT;35@4.oviB<2=c2IYn+2iI-4vnekdG&!fz3m,Ew01wLo*xm#UuWbXt0S@8#(hCqYyTt(l-_5h+qQD6V)ddUI",
-    "s%!+%fNL%>Ftd[b1BRdi0SE#R1:I8[HUJto@_nm-=H_7T*(3[&S>iktN)Cr%9_v^:S^z4SGyorh1ULW@Hk,tV0WSzPIEY#Z*Ln+zfCB@Euof:5H8OxQ2jZC]6F0pc3%I8W1pB8t4+u*R&MpH:95;>U",
-    "6FC3^=rj=eGfOKuFaR$VIWYhtIX90P14$e*03Q/G00+&(A@:x795etQ7Bv6=;,vE!-^sk:OAi.I0tBEZ6E[l:,$y;vGB@8cN*<w201lr:2#Zw*,AV-:4/&wG9Wnq8fB>OQ03QG>01qJDN(,cG9]]zc",
-    "z#RwP8v=V,3O*k_GxbUVbr&^EN)E;E88(=$0-xd[2-&.L=,2i&3m7o2KoU2&91jHI8x8eJ4VnQMH[u%uncf%/67)(A%Nh:!N)ELF1OGw-yCn].-TsL_N)1jIG_ycsv-,dnG2$By=hym*1iZ!p2/)XY",
-    "Au#kx0*XWet.rP;g$NF91g&NRrW=uv4+Faa6ERH@GXM>*jRFIPd-=F:5-q4A2i=t&lywAB4+D>@1F&ZpFuDXE12pjg7&U,P3rPi+ix&fsOb,ZvOCB<-3[5sPF)VTfzYZS*IOqW#Fn_)AwgLi97&4j!",
-    "A0sz>OD-4r01mhT7ckCE8Zxyl2DfDmfJ+TdCp9dAS]&3!&PxtX9W#JS4Nej/00iAn0;tbhBY-aTGcf/TxB(Y4<J%lRGB/C>9XWtY4Nej[0249K4,U:t2j_(FfJ+Td5-oj41jhve&Pxv;fJ,bgFaQp:",
-    "0Vgyz;<b:BGm!/zGJs1B+>fPBO$44l2hB;klQax_OASpDFaQXy1S_Q+:=2@:ID]>mG&RK_F9J0&gi9zhFaQ9wB<ZBkOBgl8B<L.9Y6Bz^F#s/!0W:&,OD@QYGNTtPGc(QZ4/*1xH/@E/OB=</A0#/W",
-    "7dtaFFiS5VG%/$W14]q,01p-_84</8Hxn[R95etA6M@8ArIrd4HAx&c01p/P0wOp!wlV@r95;>E7x4lVFuOJaOCB];83Ns38#kXl4&:w=0Mb+f!c@9k&ovF5Jq$]]H.Jw#GD@ybBOe1fqzW82oIMSg",
-    "0R!.01kX1Dp)U=z-1wSSHq12@IGQ_UwE+f=0Rycy9]Sb%5e%3-4NL/$4G^d/0@58/12aq.FqS.HOeZrep%DW70v@u5[[bE_%Qpt>1Pzlt4zmFkFoHlCHJTF#lLriuJp;BUuU!%];*ap!<(K;FOdB(g",
-    "Jr4f;5-sf(<B[)X4+#GO9]ttPH61pLJr1)07Bl,l9]Ja%6D%<0i9HQWCNwO_5(9>m7#[-MOdlRLhCK_!0[j63:SqrJg*>cL01QeA>SHE9yk@O:4c0##H,kM5OcOKUP6pZo9]$(J1s;^C04y_$fISYg",
-    "0VXjwwl=-WHaN2Z8#Deq4NNvUFf6h@1GZ,$12-;;F#J3Y[[aNu;+OOm10M)BwFLt691jir11]+JGP3_]Fz7!Y12;q/EHF0rJPk^1H2ymiE3juD12Ie,Gxa.TOa!f02BHKX2[);9I^Znr9_U#18xIAt",
-    "0TwghKQ9b7Hn9y40FfI5zY+!T!YK#HXAVjmHtakNN)k29TLzp29]Sk<KqfRZ=a_s]l1;8YH]#tQ1/jjD08j[,78=Mw1DX_nHaI05HA)L/8#VwFIRF.m01exfZxc8r7&2,NN(*WW%BEExRWj=61g6$4",
-    "1H/[z9TPJEFB3F5:=vAZ00gLVKQl8oHtakP#02U*G&VLi04+2!04g[,t=)xwDl[:z%LEiSuk^4LG&naR4UQZH,:FnCI5;s@0@L>92mufUm,rkjFf=&D3mY(=Jt8zY03I=1wMQ/rH!,6.9_w0PF9JC*",
-    "005d;4^%1wJt8wO051nJIRF6p5(W(q0QZd@0QdwCiv>w2Br,PuEHE.wF9A0(005Z(3/6sp5j6lLH8Pb$4E+iN-MzDIGPn!==I8E201yVW<>j2YGPn#IGXMh73jy0o8#0&3CL%UB%pVUMp$s1cHUKYz",
-    "1Ti!K6E&UWLO%#KIWeIO7&HJM0y6*)iv@-lGc@Cl06jG^HK7a^GynlI0f:.Z3!)4XG5[hqH_.>r+4l+q!<M[S[8bV(;IQsQ0uU59%*qQ3<2:$1q#r_xHZw5E84mBS0Rz9*ZVwFL-[gq&0S=SD3<;KO",
-    "GBN,nH8cP(2sJYR7&ibOHUI$l1P>Y=qYNZ9F#s(xHvk>1Hvj=Mq9zKX3;eZ(024XI7#%tO3Ig%I2oA*.1B]l^0SEyQBr!Fk3:!EA8acBABQ@gq3.]r/cLI+Z9]$n_Bp(]%xC]czH_/4m1T&]+0R)q$",
-    "ML!2MF*LXg893$!9]AeJ3;GXHH_/FtG5]a<I5+;/05_uJ0Gu%=GBCId5jFrLHZt_v5Gyk;[t6*6G;D@k0NWS::>7ns0T2[2/CcDEGuLh=I5GevH!.rO9Wk[rF9]g=xeOl_IRGyOF*E/Vg9O,a1gZHq",
-    "KL]88HMtBJGv<[#GPw)<>yiA%1,T3_G&eH.Ei=d*9]1D^0o#TL3%LvuGXNqsH2=C%IRFHe;*tCH3.9rC00-xQ3//s3D:O6!8#Mq0!mo(]9Wk_s6g8uw0S>9Z3;BtD*gYSE1T+8ykBV$R2sAS[qYM^^",
-    "03QK003VA5GT1#dG&41$3<tG+03QH000D)P1sXVrlm!Ao6EdHW0V=-x[0alQxCjpb+86;yRRIVA5Cyr4CJdPKBMO)93IV#D1Ow>B3&9uyry2wMXAc[q3/aj>Js*PvH2;(utq;y5GdVe-3:Y_89]AZ4",
-    "4_qraJtQ+Z@bjM>Hvl:_IXcA(5-JTaIHCFj1=L(&0SEyQ1)u398#ban8#(*^Bsepk85^eJFh2,1G%=4$8Zk103;BtExIG>(1U3LNGd41r1]JAE+er!dv;MP9IWd9=ABzPuxIHv8H93L]9W&cWD:*U%",
-    "0WvEyG@3-[yXih8H#Z>2GyMt#(ToKj05rM@1Gzl_=qqeNulN%iIJyiQGyoGfrx,0TGl4NL3N$dg3;Caa01pMbJs*PvHvkhekf$#X27^@Q4)_BH9]APH3/fM1yFD[AGB5x/GC4N83;BeB06a1]HMe2[",
-    "&r];@$Oi)47z&WYCk4dk1rCDSdIgXD6#xhWx(o%A)Hn-fJqwGG7y+B%1p;#_9W#P45-Kq(4,Nh]4W.DP1)_fPg9N2LGBP+dx&])<I5eXS7&rhQ0XG02iv/[LJv1=nGNTMFH8/nt0XP6GH8-6pGB7zg",
-    "qzn<<fF&z5HvS3(<Y#;79yX*51+lJi1ExI@Hk5lDIO;4w8Zd/10HBu/1I,f,g)tN^vB(Dx8l;-$1vRHVAA.xq03$LqyapcxG=&yU4*#Jf3-%ipm/X>*1*bhUGBh,$3<b7)051VIF#mc2)X=jhr3;^>",
-    "024RK7#uhN1n!P*4#=k-y_qmz2mufjH,URAIWnaT8#Bom5-*@1j+a0J+7llMGlC<>8#cNO4+XzHAA.xr05UQ#IMD>V1-5b(4(Y8V9]AMF3/fM1zda,^FyTo(F*q=03/Wuk0m9G-4839$FvqTP1e35u",
-    "95Mb11m2Kt4*/g70-sP600-xR3/^xP&IcPXx(pdM075h[Gc*7mG[f=MFA6d/y9=H,uzMc>HUKY!1T!!I1HI1>0Grhb4+y&q7&ib90.e1<iv:0SG%+;dy9>NfG5@+&uzLcOzdH,N3/%K=A_ZPwEHyI#",
-    "0-dBWGW8e(z_u@A2m$(r1>Zkd8#n+PIRGLzH2=IzG@/wuGPdCw4-!Qm9]Sl6AA.xj-XMP=&.g-[-]LE2qzoA@(gq&>Iiw5=iv[65G%+$bqzo)DGypFFF)#otFf+hn6Er[pNC2:sd.a7i2,&+5JT<[p",
-    "vabyS/Gzempv;jb<Pl:,l>eB5!2JaY*<=@Y*!:9#qs#&mGU)O+B[De1tOX01hcN=uFA6a,hp][5bn_k=0qyB%4-iAQ3<,&YF=H@V9x$,EB;KA[zy/J[js>1M[;/&<iVFnffG!KI&H<uKlZZhRFuY]L",
-    "Fsh0X0vQ2j0k6Jj34#F-HWvXk4+5[G5)Q%!4+Mb$5,.QFI5>]Xo;!,:$]MNr%@zVfIe>#92ciK5sE!X3HKCJD4u]#yB[Ddy@vor(IWm<n3I(eL1/fQK3i,We5-<uuIX5=n@@jJ>9sstA0s.x;I4nm3",
-    "@vVKk4IcnBzvl/Bt-#bEotOmz1^!l&/:7!*!vzGMs_#T(Hj$ca0jCH7m/p)n#wP^#iwYk#IREtpF9kO>(aj>WA@f5x=#uaD$OQt!=AjHsHUISm1gioM/Li4w1p:y!1ObfR5(7&P*9icyXb0p84+FKD",
-    "5*-;-he!j72=_4e:IDh,D,RKX>5^[&xEl>i)+7$ZrwIUB0Obw/Y6X;+1P(>SHvkU-#HR=4FgGzq2r&%ArwIWtF9$X==Z=6-,jx9#4mR@w9]1W43B45#=!Eh-egu:L69m*C4o4X:#^*Cr>XPvQ0SiV4",
-    "J@V!)0Uro6051+QEP(a^4-9AJBo74i0TVL,9]kl47&Av712Oag3@Pe&4*_Q6F9$U>06!5mI4pqn1rD=%8xHEzBp(Dd=Z=q!03QZ002np=95es^!_qLN2R-u1=Z>3TH2=OTG%SGj1rG._)Fc<.01pK8",
-    "0Rxr/1&//tM-JK(9]Je=0UI;&2R-u1=Z>3TF#r)T01pnt2>7<80RrE;Oa_$l1oQzDIRFm=#0db25C:Eb1M_qKF,8YI4*_Q69]$zW2<=E!nE;+D=Z>3MGyoVg03QQ105UN#ENUMHIP;J+H2<9t>XPvQ",
-    "0SiV4J]6,)u:l>eHvkwm00M.r28%2&5-8Kw)dc^81d*pf3g6!a1&R*<o_Z=7f&myf01m73CIny)39=V42TczG@vETjG%x<N%;1jo@dk2(8w1qc1rHPa0TML-4,wSk1qO2ov-zy*xG<4)4+*%%CIB7^",
-    "2a*B<W)B0B0v$5]0+6=&2O.w6)ZGOlGdZIm0FEUO8IA%NG.*)OjU<(M4,xeN9]JT19]1N17&QO>;KlVRB<Y+r/:,9/O9C];88Z0+3f]Hr3Wo#(SPu!k%Rmnb]Nn9aW)B0B0v@c602nv@A0-@51S2=&",
-    "paBmVl;E9#wE+(1<-e4y4,oYM35vdh0S9Cc0(lrQIUF*F1RoYT05dc&FqQ^(6)<<P1rF5HBp(7XhXfxAH_.d>jtB:44+D][45$+h%+n+v6g7tg4vqp7H2<zOGyoVj01ow^CI(#(5%mEd12zC30XP5[",
-    "Hvk(rkPa=yFgJ$-6FC4M88@qKIRF]r00LMK35<-)03Ht!k=&t$01p+g&;FBfhXfNb(+wXPF@No0HZpu41_7*N4+)I=1qV$J1N8w6$P*6L(Igu*hXgMeF*N@qF*o<E9_m]P7&QPN0W*gL4+)I=1ppoo",
-    "5t0H9sT2.f%hDtnHUJMLhXfNcpaBmSjQ#^./g^k%qZ9=R4,xeN4+EnV95(.CtIi^GFrF447&C>iBQiDl0S>663Me,*xd98K6a!cv2r@ER4+<C$76)bz1Cjy=qZ9.v&;E-U4.;5M6FC466@TqVzs<8M",
-    "qZ9=R4,xeN4x.zg6]BxA3x<.R7&9:d6f<cv9_m.F0T;#@3!<YRSPuxJ6aXF%5t0HQ12+H+qZAJ6&m.ouIfn!Sqm/[;9Jm<8IJE%]qZ9:Q4,umj7&rh2WDf#)7%<2.GKT_Y8KV:vGyoqJGyo3E%p<NI",
-    "F=2:X2%[7a6tNs10yv@,4wwE*4#CVM4.4fw1iKXlthz<Z890st7&ZV7qZ9:Q4,$t29]JZ39]1T37&ib1qZ9(f0Rx-64,<$T6EgrG88iSGIRFcz6a!cf1fvuKZVw2f6bEJ+I*B#[=*I0t8#<=kGXM=P",
-    "GZHK!95mQE0nv[r1UL!WO#;I!Y!d;HJ@Mi$1wU:uGBN,qH#yix3)><00oyMJ.j>O@%JHrN4-H;=q5%V-5f22:j[>VnpT/.#IKa_r0S6BPpru0^3pM2S1s<D7.Mss$lh>dxG/MJx2m>>43jw@E4E(s5",
-    "0R=MsZ6z^,+V*h=/$8!,0nGnS2/%Z!F9$O<kM#u/G$tA^-FNX-u-xA,Hj(uO3x6Io00GLL8wKY<9]$y&=#upJuqg@7[_iZR6*#JyFAp4%=#v3)#N8bQwcu;SIQj$*#F-G/G_.RO1cu!q8#hq]gtrd<",
-    "CJn6mAO+vAE(;;O1s=ps00n=1V/oIiI3EPARtp_ui>&WXyiWz0@Vb7@w,N(44+g[B1p+o7doz_x1rHRb!:s@if0p$H4,clptpN[zmh^Y:uL7pStpN[zmh^Y:Vy45b0S]wc=#u:G0-a:Q0S]wc=#u/M",
-    "ro*iP4^X=R1rM(Rro*iP4^X=R1rK7T!:s@if0p$H5A+14!:s@nGw>.I0RiUjBoAPg=#v0%]JHK:i2)6k=#ubW9^PE>=#up!AP)hS=#ujelTi,;mh^Yzu&hxBmGuP+%(qPhz4Rvzm,PiN201qXJu)_m",
-    "00PdrC/qbKpcw-N05uMm=#uYe3Be%^Igro<4+WO:1rHUSt>vGC)7c6WGV!>t4;(i%6$6cA53_mB=aT$rJ@*;M=%OlfGdJ8V4a)xo0fUY=A0[xV=#v+8Fua!w0fzA<4,uZC1]4nvx*,FS#R<M1H#Pg)",
-    "KM01ta32RUoc0AD0W$H.DHt&Rx(yEn&y@*PnpqD7.N*V]lMM*r0uK]M>5^i:c;o>W4KnE2auY3#t[56Mi@D@U3$OMC2ineG9]twB>5^]Iki]]4ul5B3#GD,u9k2EULozcpGnBvrAI.;Zul5B@3=O<0",
-    "FaQC/wiOR7ul5BFrOO8oS.J2p0(uXt0nDxmOENVuF#rG)4+O9F1p+YwoT_yoF*Z5:q!9tj>yi9YiO2&JGOOVU1XB)i0UiUu$6+coIG3Ur0L_o_F+UFy.B0;,Gd7_f4GT9UH#eoVKo17^tOXM;pP3O0",
-    "$jSl$rF-<Go(mo<go=.J<w):Lf28FD6f)z:6E9mbH:BkQ0J#GXp8/%h0]E2w2<eOP.pThQh5,*nq_!xKGBr5:JTf&n00+(m3C4sa3*oQ>2EYLV#0Ce810NYVq_!w#N)Dvu0]Zkq9x*ZMi_#_x3ikS<",
-    "0S8eZ%mOv/i_$ie!16j8IHC:(y5:9&9-eo*0S;<r4F=:p3o<kT0]bM.7zoV-44.KI1d[h[1Ga>)2.a0IztaN&/aCW*H;j5w6Ed#1C-$i#X4B-Z1Bn3,Pt)ZC0,g*H4V%:mJ_A_i-tUiu>T_ow4Gr/3",
-    "1Ob)L6A2*/iIEi*HHoYP6fv(24+Qy^4FT!.1Rn!3[_8]wH:wI4HUJHiu;G@0gU1vv1Tr$E!v>b8qf8BymL&tC@_(jj!sP/lGBWlB3ggxT1oMJPE,=KnzXB98med#ohPq)4&Dj]fHOT<G6Q_j<H#7hg",
-    "F=vujs1gpi>lyA>3NxOq1qRN62n=x@6E(dO9y0(Rh5.JK6EXlFTr&VKq5(8B051tOFaR$[G&ukhGyoq5GXMa/2;h,dqp/4BzyS@u5,%AwF#rcj4!sfuQy(NVy%H!jHUI^vAI.>dy%H@rG5[]lH!^bp",
-    "H]4So2UQ-pG@$iWGXM:XfIT8NH)$=rIWWBv0nmyI4:,LN6EXlFZ888KRWbk[4l)2A05Sj/G5[X[GyoYiArAq)5)&[05-y.>q3TEr+z$<sY694<Oa_$jp%NoAIRFzi01iSJGyo4Rxv:WZse^gyVG5oS",
-    "6Eoz:0SCv=eFO2P10NDO*7gNHGB+:)Br,C=0uweQ4!$fhH!w8e0tETWVH,KMunZD7LoXvTHvAGF1U3Kwu^BO35+4jV04>E,006iF4+s4cAB6!p03tRt054oNH2=Q70XQ@PF9]s=053*4F#r/Zx+Nb7",
-    "Gyo>uH@xaZx[L;^zyS[Z5,%A!GXMul4*e1ZQy(NX[SqiSH_.GxAI$.e[SrMgF*E/>9WpUB00c^8[SpUN9^G7A5,l@102;-]A_rc@9^zRUB:/fnA2K%m5(;kA3lD9&B>CBZ051+UGypC$GXN(uH2=L%",
-    "GXN+vF(Do;[SqTJHT4e<HLnc:(u<cU[t>PnIRF;q03JC26E*,J1u*_s:=TQd4/(,=1dI#=VGI5e5-OoTG&qa@C=R;i(gg&.vkVE&0u(u/0uwR85*arD0Db]M0^ms;5,c(<01@9+1)[D64yY0Wkp;U;",
-    "HO_Ye2QjJ/AB6!q024LjHy:Oz06(DtGBP&+KL]22Gyp$GGBY!(5)(844+y6vC=9pJ2Mg$o2n4>Z4XP3!8#4Ok2;t6JsuBfLA0s!a5*jl4.p_B+FU]rqF[%.SH8ub*BQ,Yw4*:e*2;tdl4LGV29W&Al",
-    "95bpC5-FiV6F4vcFE^>c0249*A8j%K4==in9^hL-H!d>Y02nl;5+49E04OpsArAqn5)&^q4,+u24F%/M9Sg;_9]1Lw3K%p19yO[G5-FiV1_E4P7&bx/E&q%N2I,[,2Vo1U5(B=nF910+suCA604=_&",
-    "03tXx00G]/0p7X-3aSzVusR.kG=!FDIFCvaGpZ6F2Q$+o6E)7e2OKld1O(DI9Wnqfh5.A%s^d7303Td40575eHaP$.2[$$XFGe:t024FSBp(Pf04Op!h6f9RjR*w50S:DYFBvyC00&AAs^coMA0#/e",
-    "5,$TdG5[_m0yr^OE-%:/FC95K00c^A2.DUmFAOj+s^e0UH_.;t024Lip#mQhGSwt6I5RQ-6EgrGZ8HELRWkq]4:i&=E-Ta%7&WUB9[<1@C=0c14*-tYBQ!Mt0tf,=A@Ywf1qscuOa:JI)</tO4yzIq",
-    "FaRF_GXMbiaR*NiE_=p=gBS__j]&9PwmL5XGc(mB7%[679y9.VH#YzTyj&YF;DPQwA1<-[HLDT<.gsiFs^dbCl1d*8G5[>$FaQ9z0RzAi9x(tPg#j<DA_ZGtFIzM:0575eGcnIxF9]a,053,_F#sbo",
-    "G>(p22.s#nGx<]S3(s5wzyS@/TrV0kF#rcj4![xwQy(NU&s,<pG5@lr56%M5TrM*,052XhGynrk4$oW%RUZv9z!DDV3:,DU5(8-36E@rx5,&J6F#r/X03U5K01s8@Brgs$HUJ+0HUJnl03QG>04Ojq",
-    "ArAq,5(Dcb0]+ECG]%<148Rf^0XF_@HUJK=Tp^>z051kGIlvMaH_.eV$BhUE;8XNNVGF.#5-XuH0XXX.7%%@HFaRSqIHdv-Gr$rHzP$qj%mN/HHoy@u12ixIE-2dRNgoU>04>8%006iF4+p=#ABF)k",
-    "0243(A6zj2FQNf8GXO6MHZTAmM:W%26EcA%9]$r40L23a4GYs-1i%3f!4fYaHZcGn0XEZI1yc>n(>8_q3DaB$Q6J6%H=CAvI5Ge)BRDev9yrrn2UQOZ(>9XkX$>#obrLk[3<-NjF<Ys7I5aT-6EXlF",
-    "Z888KRWblC4m2.T9[<K17dHSdH8^t[H90XM4*.auBQrGs1A!$ZGdA/01q.E^4%A!%o4@y5A@Zb46Epw:)Lafi7&HJ6E!12Fxz@5/VGF;$5-E5X9[<6eB>^sI04=[#03tOx00h5<R_s:si3B1uES3Wg",
-    "B*795ms^Du!4e+<IMzu5$t(/1xf2jAp#cvEsuCZC0W$y,Gk[zlTr&VKq5(5G051tNFaR$[G%x<oGBlnF9]$w55*RlC3xHe$zyS>@TrV0lFaQTi4yqCbQx6^2Tmx1KfLsSr56%LBTrM-+052XiG5@Zi",
-    "4uD(,RUZvDsuCSD01SX!A_QK<FB3K^suC]aHZcGbG5[ZKG5@,%:m(l!Gk[zl05][=H_-@44yqC-I58m)0jd%cFyAy2Fs^=+-KB(EsuCXoIRF;q03JC26EOe^27p@-H2;,r4/$.>4S,x5H2<Pa*99*C",
-    "H#4dd7&rhPG5@go0uwQ+5*jxE6E=4q4.o7)EHyILNfI%t5+4UP(.B7<<h^b01O$Ox9x$sCAB6!l00j8Z6CYeMfm]/50W:oJF9]d:053-0GyoGZ)g&JXF#sqvGlmBXfm[T<0S:DYFCjEF03QJ_fm[Vs",
-    "A0#)c5,$TaFaR&k0yQxJE-cp*FC#WL03J4hTnAMT4S@%OF*wr.41rt&.%:!$6E!f=BriBMFaQ%V03U5J03TH@03Q!Bfm]N]IRF;rs^dgoHvlL%F(D5Cs^dtJH2;w#1(4BmD:pgF4.7+Fj]vzx01km%",
-    "F)/tSWiJLfH:(mDHbM>Afm[Zx,8/>j3#$;mHrE9o0WsAi5-p(:OAi2nTq86wr2+$iTnz2o1QR*ECl4g65(M<R4670xG^cKk3=FwUE-2R%0/EGH.I*l3IlvMhh5.DI6EXlFTr&VKq5(HK051tRHUKY2",
-    "I5hwhGyoq6GXNMl01K8^1i%3fz!EPZI5z+v0XUXi1ydg+IlvMx135APAI.>fmRv41FaR$eH821KOb,dSt=*$pFu)QWGXM-hTp^>zX)hBsFu)QoI5jZ.6EXlFZ888KRWbk%4whUlHZTAvHZZ=v9[<H0",
-    "C=j)64*]du1d2xj2nFesp8*:.z!DxdmRtgc+e@,[4![x.H2;&bTn.7QG5[YgFu)Q7*aZh+3&0Wsmlz)bHtQr9Hoy@dGyo$rGNl3omRt.@@WF*2zDy4zz!EP6HZ%YoGS*2i4Kg#q5*[!B0Js4U2f,2>",
-    "g#k7I6ET,uA6zj2FQNf8G5[]LH8KD%M:R446EJ^#9]$l2C=j[m2Md:61Hb>ems_FzH8KDPN)Evi1XCX*GnZT@H8TJQQ4h%ims]vl5e_r-A09QATm(!H39!ur4,J/GEigFg3:,DV5(8,-6ghz.A2:Mx",
-    "6EFZDZ7/[IRWJZA4ly:t5+49D02na.9[<D_C=a!54*.au073%cTm!ES1cCVl48al_0XF_@HUJ(s01@3)F9tX[02nv@A1yWj1<ysD2Vo1r5(D.^10Mk^fh8C.03I*=1oi6=1jo!Y4CLn%6E(ka4.o<6",
-    "9XFR-5,.QC1_Jx2A_7<o4XP3!2QvU4h5.JK6EFZDTrmJIq5(ED051tQFaR$[HaP$jGyo3::m&f^Ed_t:fLsK;0S:AXFCjNE03QK2fLsMr4.CSB16B!uTnAAf&H=[85,vG1052msGXNerfLsSv9^P6B",
-    "5)G3d95-Ym5,]WT6E,yKBriBNGyoGY03U5I03TH>051+PFaRF>G5[Dd03QG^04OvuArAqn5)&^THv[V/F9I+&r1/F2w)jj36&NzZ1P*_*1DlQs2LHo74ni0,01qsITmWee*#!%MToW+3[sSKYHS8o8",
-    "GypC*HUJ]rG=PRrfm]9h03$Rwm6ibyB&!k%HzhYVx_)zR2h/13/g:+VF<TPABQQ6t5*]1JAB6!p0245RTpwI80575eHZTA$2[thRFGe-o05UN,IW#W>IXJ8m7&ib5f;NZ<0S.y(FB&#600&AAtP%xN",
-    "4.CYD16B!wTnAAP&H[p5E-cg&FCI2C00T<8f;Nkx4,A4>EipOPBn>FESRybvX)hBvHLMaJH#pWL0G:qxrvVRa)+8<gF*yJ)4lpzT9[<7]7&8DL05bp:GXM>(g17+>FaQ%b02D9)95JjC9]1W47&rhP",
-    "IRFzj01pO(To5.>22T$ztP%^>TpKt5A^^/A1s;%9*CZG,tP&nF02DB$0t16w3*6Kh6gBI*0S>ar5(V7r0^QMZ95:iWFAOm>04=[x006fE1Hlp/Hvk@m0XYB#<8y93FI+h^!4fZ@0W:!NF9]g;053-1",
-    "GXN7b01pW5Bq%sDn+FS+Tm,,Y4#5&HAvHAs9]1L(Tm<4fBsaklF9S9(058r0HZcG$H#Pt,BR4ky9ygd/2UQ-pIKdJfGw2Kqm]O#zxCJj0H#6,dKR7otF_JfOG5[ZKG5@,#;IZxE3/a-$5+49G02nj;",
-    "9[<4[C=9i24*]gv6EOE[0tg13+.*ZbGJxPK4w+m6;V(HuA@Zb45-FiV1_)eV7&bx/E^2[%Hvk(r03t9k*aaT^H0:l8G5[VonOr0>Ikcz+1DRYJGyo$tG=yYL4.x^79]Sl69W_iWFAFg;06sA^HUI#)",
-    "0S=Yk5,)^UH821ZG5[Z3GXO850XR7TF9]s]053*4H2<PhgC!pbH_/U(Ih+Rznp>0H0S:]vFCjTM03QK4np>1>4.wpgF9SC)058r0H!uJ$H!%P&9yc)n1WXSI<%RKU3=Fjn5,m7501KL20*534;n4g_",
-    "!V(@iH,jY-H_/4QH_/qII5)x)4,cAL9[<D_7&QPN05Je4F).+y!V)tuIW+(hH2<.xH_.W:xB(tH00P9VOa_$k!V(iO00f&[4ni0*03R+e!V(Re7z=&>3.QpeM/t;4ID-h=F_SlaGyo$wH:Ls-Il:Ye",
-    "H2<Mf03RbY04zB)01@L/1;u]/4yh6nFs;TlGynjh0S=bO5+8*DF#sYsHUJ,7ID^j-q5(HE051tQGXOtFH#0Y<5)(844+!lfC=.ES2MdH-1Hb>egj>EgH!^bSN)D;M1XC]0G%:3Z88n1k2T:o+0yV1/",
-    "E-cX#FC#WF03J4kTnAMj4Kk]]4$/%9HLDT/X)hBvGVLTUI5-u<6F2^LZ8!iQRX6^24:*Ke9[<H07&ZVO05AY3Ffkzy0jm,N;IZ&T7BPXh9^KG!9]1Q27&ZV6g.KRf[l*qA1_xgX5*RoD4/#mV9X0;C",
-    "hW]$d!-MZQGct*edJ4IN0TVd(g8:sVv/R,/5CQUnECVb9!(I,J@UL=6rab[H4*@q%1pqSxI[>=Yj]_ws024N.#ytQC4/juN1wRZjGc3NN2<eF1uO^Z3GP.$;1B//U3%>#*o=w1cH8=x1I5VpH1q7a^",
-    "0uO$VumS;r#TyS4s@::9@GErl/Gt<z=8yZoq!t0C!yE>g@2@Nw%QOb+#199n-xq)1p&%a]H00nb9]Jjz1PP@A4C9yv0/TRl4/;fg1rD7I4>NWB0t0#vNb#@(4^bCb1xhkBIX3>Ts+S%Q8tAbC6FKGy",
-    "1(dNq4!#5zGXMg*[0s%7@2>_:lxYE[>zVN>1q/9]3IXU71e62_t>%+bsrdyz1_fD/01LkOoB.B#-1U/$!^%)*%K-7W%oG9B,3$WA3.TYkV+.oBEjPU#00j:P*<YSuHLK7NJ2f*llLsC((-ox3L.F0N",
-    "7Xy#&4GQb]1r#=@YbiN1zXJzZ3FROJ$o(E0GoQ$Q1_3lLM*>aIOa_$l5$gE@3,bsnF)@:e0=*My0HFg0>v&i^9R$CH1rHdt5EL@-nQIQ!ARmGRG=fG;0fGeriUkh>z_/)3<TyD)h6W7k@2@OJ*>Z(Y",
-    "g^nh2G9d)4$qFkqH]+)/0XP5[HvkIq%0_d]i8T)jjQRx,GvM0@0VxQ:Is:V+3/d(8@UMm,+u.1j$t([.i_0osmjVip2n36j9WNI+Hs-F(0!jt;p&bND1cG,Chldpa>16mzNsIagMl&%uH<pH5SBv<u",
-    "PaHHjH!@*YEHyR&6*vG4*NzVX]H4xbI*a,R4!8mpGXM@si_0o)xB;Fy;gT3_GXMpRAPbB71q7Aw1rJG!@UL:>,2w).0uNY/@UO87G&nf%1S:Z%02VhMD:68>0sxN$4:gPW1rsykff<qY2<gq&@UMW9",
-    "0v[bV030=^7C9apHKhUrndb[1G&ZFI7BT/2Sd01vPaHHjIWVOHD:yU&B[((!7&K!8tbhg&HjDZN0LmQ&r2,F1i_0o)r2,!uGyp3(F#skxGXNYp00O8vA2cwf0v0v=5AqU/@UOQaIWRB)J2W[kw,W:4",
-    "EEF/f=a27WFB::Hhpz.#X&5vB4u@J/29oXt1ZEF[0f(-z1kM2u9OWGgz0V8)$1(..AR9RVGC46cqXZ8#>7($*yc7Y,2M.>>@UOuMG&wOhr2-E7FaRbrG5[Pn01,F.A2c^t7Bm14Sd01vPaQNlGBKqB",
-    "95(.3iXZ=XFAJsu1Dg*oG%z,&0u;a-4>S,)1pxA&EDs!_0xLB%02wuhnGg%70tB;m8xJ&&ASN;7rveX3i_0o)r_)4xIRGm*F#snvGXNVo03tIm%o7hYkst)olUM/DSPxi:@UOuNG&wUfrve)]00<Wv",
-    "3M;@.rvef*03S3r02VO,4<ryq1rDbI4-[h>EH=c$0v0y>D:E]y1phN1Gc:0HB[Dbw4>S,)1wS1$IW)uzD:yO$Cpa]ZG8,>b0wXjsuPP5Trver/01t)[i_0pfG&wXiu>O(b/C/U<B=WXQA00J]@UL]-",
-    "7dZeNF(nf+02nrEAAdHB@UL@nQv!!Q1drPp3LO(L03]dv/xqq0kPZg9P!7sXCp9.#3,r(.1Hr^!A1=Y/[[#h&WDmjw/#T=uGlGR21FBR7)0cJ!pi_+.hFKFbqAndc)SLtpGt<i*2m%lUgP$TRG&ZeT",
-    "8Z;Or1M@9*0jpITILKN7jY$tBr1^L6ya5jd!def41gFjfLNhQkIhY172s1dsS[O9]8aK3*0TVT>#s)7RIW(mD1v)o3G5]jxH#ai;14]n-007no4-@fX1p@YPHUI#j5)T@s@UL];8#n*^uObg3f#U<@",
-    "H#jg$0E[6I9f9Ko14]6@0s!VY4->Ky1p@YPH20zdFXsm_Ii&gp1MQ(00r9C14/JSj1p@eKIRGCsETsAcHa0UeQV*60r1^LvUo.#0ol6DXpnL*:0UrW1ol7b:FaR$aG%x<IX&5&E8#SFv10)zU03U>[",
-    "F@Y[Q!2u5)qZb<F[ksr9A2:2IqZb2995etAAjgpg14]q:01qI;kp/<x8#n*^*$xjNr1^LrI5RLw0Q(6K8:IRL14#>;0sw*w4-!TV1p@S8<d5yu3/bWo@UL]=9]1O@@UL=xi5;G-52X49PdPL/HZ%YL",
-    "PzUuDD:X7D6Ey%BF@5/19XO//1p@GGIBE/!0TVa;7&U4if&n;C@UL;0hZza+U.e%q6$PTj2Mm.Y0^l@VJQy;p1-j8Piv:7[+5]H*Ff#xEkNN@*[5%ZBiv.BP8!<)^1v57^H_&NwHX.A>>&WoOt=>SJ",
-    "GPFGd(o>Km0T2[3s-;j@H8iw63Znu,H83(WZwu.D0]K!)4+*tB9_(6Q9]Si5AA$rmxBmnqGcdeyKL]NFIki0rybKyQ00X=4ABhDwx(p-TIlQn1EiyR(EjcmViv.I(wg;(Hx(p&VIRFtkN/r2@FfsiK",
-    "1Kj:S4!8=h$%z302m%lkIF6zY8Zx*HD:5(uGBz]U!2uaIz_%%3v.Cv*8xI.x3<,#TGXNig1U8/k1OS!52m,hU4+z>=1p$C^2g3ypp$q@[1P>Y=p$sH7IRGp(H2=OGGBE%gGq(B#BR4sinKUvmGcuwK",
-    "EHgF$5jg,JHvj=!EddAt5EL]x:n$rcFro]=GyEVEG0*2A1LA:r3!<AJjnxnj8:0*#1UUd7f&<2)[[$p5IgOVYF9.R,qYM^[03QM_03VA5IRGOvF#tU[IX3>w05kv*IFI5U3!<AYGXN7d#TXnn00ZUE",
-    "5Dx&w7y>wB0])@M+ZhC,3:!EA8aBlkBQZ1p9Wkr<3j%^i91kS6@UMTT0S=SY3;G67IP.&#Br,Ujv>&rnI5fBn7&ibKHUI:x5)X.6xC^HnI5Ge&H8/nt0XF_-HUE+X3%CpsFaQDZJOO^>MGXE51Nq(%",
-    "4%,+5@01bl0SE#R1c:q/D:yc]3:!HB1d5^R0UkHHn,v14h9M6lw)zDQy8#acxeO121nO/hGC0V5KL.E8HMtBKGv<[#Ik=k_>yiA&1,T3)G&2A!F*yJ)0W&ZF0PXw%3,CQ6H8-5oA_QJvEHpC!0@NT>",
-    "05Z7<6E*+;;mZ(mHUJF6p9Cs1GPw*gGBP#*Ei*T=F%&q7rW+3%qYMuP*gYSD1UUc!.FyF@gSH6]2%@)bGtmYg0y3iv4_qrZJrp;Aumu3ceGQ@w9Wwv@qJ0gv@UMg*K<&OJ7%Mk800Zp*1P.C51CQ+m",
-    "0SEyQBsVkp$P61Yp$r,]wJ@*R/ubX3IXAU2BR4tUZ4Vlv3;BqG**!0V1U4@L6gRJ#7B2@kIid>0HUJ+1H2<!r1vc3]G&eRkq6[rGGXN>#I:ibCr5HZ]GcYvm3llg11EM>;IEIn_D/[$b3mQ0%7zB&a",
-    "QY]+%t.X*aw3rVMCbs$o47_vl1cD47g9I>SJrp-cphhnUGcke-7&!nR0yqE.iv>qnG&eFif($J%H2<z0IiwgYFf>Je1D)J$Gcq(aA@HePGdDFX!H<+Gx(oueeE.jpx(pOI01LT2D:N_:3//e@7#/a#",
-    ";+60f%Lxx9w)zDPz5x#ey9=(L1Twol0lJL:0.Fd$4+pypCp0nuF99;$03VA5H<iJEHaRc/JT=8q04+2!00O;30vkBH3/%c_1IU9vD:68#t>1,Z4z_IQ1LPPIEF%NEJtR3a!u$:!Ho6QOGyozvH-<4:",
-    "H#vea6gKti4G$Wl3<,&ZF#r#P1f<L#f$bRp&hP[e2%@)bH2<z0Gyorq1vsTWG&VIdqYN!FH_/33H2=I#H<RX1/9L:VGch)RB=)x9dj#yBA0GfVqzn<>00O2x6*Kj$GAlDQqzoE2g)tN_@so)gGdYDZ",
-    "BQ@UPs[s!ir3<bgHvk@l1T&[SBQ@O,1^>LPHl++0H_/34HvkWd1*bhTHZe2+JvBKnr3;/N]9U+&I61pwA_Z0i3;el#02;*Q7zDSr2Oj@2$ru9Do&f*]1EmZTH_.;osy!PufqN7*gQssDFwd6=0-b#>",
-    "4.)wx1q[3a4+XzHAA.xm02DR%,H8Do2shzL0O3=z4G#jCdmoDhIRG:<H#NEp9W_)e9W]JH0>Vva4ZUJEGdC/iBmu_e3Jm<V5-;jI9[<H06F2^8H_/FtH2=C$FaR1e00i_i3mY]plu@oC0S=kh3;Cae",
-    "01pNDJs*PvH2<Sf(a.U[2s1dl3:Y*39]AJ_4_qr(Jv22lHoFWhF)[!j0W.(DF)>blGBY$RtRw/SRx30z[t5,%!4eMj7z3v36afeU5Gyh/>rC%nHZ/e*2R1dg(/7--gr5Nn<(dd@02DNpv.n;D=)UpC",
-    "!(.N[(]a!jGcW)jg9I>z3;eWw051qIFaQ@g01MH31Dziaiv=ZGGc,9k06jD^G^#Oc(R%;h95;Iw1rs(v5-<ikC=j,f4+!(v7cMt7:,q%)ne[XW.&ZKMGWEqR2g<ZN3=VNd1syQ^0iO*6r40(]@UMQ7",
-    "4G$se@UM_[FuMj18SDB5KL$BAFaR$bGBoV=1rD:$0t1n<ZVyj@@vm_EqXq+l1QRf#1PA&B0T^[]TM-&uwQdUMs]yb;gZl*(GL=Ll1mGzFlI-rz.=m3b1pw-d8wKa^3kQp_D+ti#PX_aML.Rh=Dh[]2",
-    "969,k69Ut,0S8;l1v0guFcmo>5joEN3l9V)6)*rOFf04wHUzx@0jm,Yn(+$)()V^*%MuQxv<[04kre@[Q4ZYN4j%>GtgjOQ)yf+R]NaXEaT7H;4+T=U+nNOj-Ky>X((g1JIgZ&i1i-ZE11Ap%,.CTg",
-    "GB6],GeZGX1gEQ%0S1V,J04,AjRgtHiZ%p:1Ob/oBnVvumB]PW@spMC:Ie<O[Rb^qIW*A>0K5tZA@b.uq&qY<I5dmSM,;-x1k:>&4**vRwB9Zc2gdUgF9Iwv.OKl92oA1-DkU-7$hsv5Dh_%,9]JM_",
-    "3bM=I1n8Lu0SF%gIClZ1i7Ept2zws_HUJ+2GXM.Au<M7!1/+Se4tW$Z02na.9]t%99]AN0F9J6(008z24+MD/GXMaY7Y9cV2YDX<H2<z3GGHV$UHt(FU/IkX1Rn!7U:r2f0_9da0S=Yv10Mo4+W@*.",
-    "$OIn)H+v5O<Qf8d2QxW2%:xlO001Nic<GH21Rn!9c=;8e03Qc9%:xuSc=EhV4+zEt9]Ac5F9bL+U/uja0]3P.2QCi;>6HvWFku<q&I2PgGFcA;n+G#FT@VgId/Clo2oD4E2n<EF8v^U[2%HBbF)(@/",
-    "F#sP3Gyoq1G5[X^HUI[m2M&7>F#s4a03Qf803QQ001pG#0tMox6%5<09]$,A9]JV65gaho0_Ijf0S=X!7c.@h2TBhJeGdez5+4CF+5#=KG&$7+5i]e*B;x-D3D5)]1U9D/4+4812sqUP6g7JoH_/33",
-    "HO&+yIXJSu3joa&4VV%H+q4q@*BB0(5(kQ%5DOR$ua9gMETgXl1&JODGYY1ze+E(p*ozDVoV+Fun#L0*GdR$o1rG#^6&5$#6#/,q6Ar<^3bz&y3Fwmx4+zr6UI&HiEfP1[C=I%QH^[hy3n4N#Gd2JV",
-    ".c:cMl*]]-I5w*r4+bLxs[-Yh3/bOXmkb=.&-l1W<&X;nGQXBBKLa=AIQotZ6)=x3F_]c6jj#n3H=1yi4S.br1ikn!0iKl!4vH5K34*r-067AplMoG>=cNU5pBDf&4-0My7assN&Gr@*HiEz-4$t,%",
-    "88*/N7Y>ci1u8N*+20lh(25WT%a#lVG6saG7Y>:Q>7<Aur#b^s*CPbK&n6E6:lO*A2;>oo1V$Dx)4OgT1vB<QQv%Qe0gpNY,uo_N(+CEW!*v7i0]^,H8#w;2iw6aG9^F>Q>DCNKGPM3c6F8m$8#L(^",
-    "A_!Yw1m=cx4*,p.WEwN@1q-Ro2*%S52+i_(0p]w[%RB^4JPw!U2mvt.2-$oT5jdd[3Y;,C1Dpa4poBvU.p&6<0WSqQ3b:-x0q8Ie90#@lg#idw89Kis0+b#Hx9l]!0)dASE-KO25CYbl3.+F62QxYf",
-    "$E+C[H[PI,0S:&P3;BwLirNqh=>UnrFgP,Yoe&PFuNW<@H8F>f5FItcq!0tH*aHs[+<cT.1l7G24,z[cCNcmoCo(tyA15:b9^6&,kQfEi0^l(@,31PV4G#$1,31JZt@j0LGPSb;0]*^wEzI*Y4,38W",
-    "Yzrw50l&C50j[A92eaM.3xnMgBsnv>o*4/F1rGz)(,RJ:Cl<jD5e3GP7z4370FuTD0b:>2,]Hg/)+q$0+bu3PGVh)fLp3xvGvpKoh4g9#IRW4)4,E326AZ;.H3,@M5(bYD4-Ias3.ka2Yy$@kj06US",
-    "wrMX0GBckG3ZU!)1B9tF4yXzmHG_Nd1lIKyNjEt+F!%8l2h-,v[.aw]GhHDVEr-h14+.bZ3N.t]06z&hF*X1V#qw(oAwLT.HZTA@3pO([051wTFr)zs)!u6kApyu44,KXQ9^6%cFA6z1r2!4)%4,fG",
-    "KMOT8HUKXRI54FFEHp6N2Lq>d0tlub3giS21l9x[GvKc,02u(!4G#s_kp/*=3KKRY7c_G619^euo%jm=(,-R14Azqd1BnX(Yy#y;4+BOSG5@(LlLi8$0U0.*2r:/H#4Q3b9]$!00TMF+FAq3503QN0",
-    "02wm;9]1G_6Ey%I2Q:g0H2<z2GXNVjNC,d/0[H.S2QUC5I5>]x4:JHC0yh8]HUJ$r003VDu:l>kG5G,*H_/35HUJwiNC,d/0r:$h2skzX5-XuX4mURdF9I;!02ny[95S@e4+HK(0&E&L@2h%A3daEr",
-    "w9XF$$N:vT2tW<4@2imYG5@^X03Q!A03I=[0/<Gb2qX=q0R*]52LRUu4+r@I88k-912Xyn8!]@-Ko0<:0WSwPH_.8_/58+!HZ^SI9]AT288rYO0yY35Gc0W%2RZry88,k8><)K^$pH&U2tW<4@T,vZ",
-    "GyntN2>FwN04>2)00N,Y90(*20[Q>HH2<C:-0Y,+Fh;H)IQjt>G)M;Q4+8oD4+!816E*,J4:bTTGco@IuiG35Bo6^m0TVX:9]ti288b&812Osm8!$)+Ko0<:0WSzPHUI.R2>FwM051YFHM0R3Gyn#t",
-    "1qy]ME&=:I2RHfw88!eMGynt10Sib7Ko0@;0Uro50246)9^h7A9]AZ488,kMH_.5uECaFu9]tq_0U0:^9]Jc48!]@-Ko0<:0Uro8-t3Nq03Q!C04>8!00OSw90(*20[Q>WGc0Wd-t38%88QG3!4m>;",
-    "0Sib7Ko0@;0Uro700ZI)9^hABF9I])vjG@101Uws1CUY!vH:3lHTnS/H2<z2GXNVjNC,d/0[Q>D2-vD7GyoqDG5[>#Hvj=JyJ!d@4+8oD6E=<K2QdH[H_/35HUJqgNC@3z0:cv<2s8i>GyoqDF#sO]",
-    "H2;t6HV7mS0[Q>WIV=1p-t2:[3djKs#1jL>0Sib7Ko0@;0Uro50246)9^h7A9]AM80U0uZ0Sv;w1o]8f/m!qtAqZ6u9q0!EwO.I](l#;OFf97p0^Zk=1mF+:pv+GT[v@m9::3GJ4+*2&Qv^5V1Ms=V",
-    "BsV#/@yd/Qy8.5oH:)22Fa)E.5D0Sw%fLbnMjrz.x&jHV1@X!23mGhf>74b73b>Lh1=lQ^3!m8>2tf^6tR)GG1@h&_[9*&;0u7+p1rH.3xDz8aG[;mO1BJeL3czm:FcS]DfC3#kjP;%#q@L;UgGVzn",
-    "I5Kq-Gyo2d+yexPsv,[(x[4DI1fsTN0q<gB3jc2<H8PLq1qG591pNdb1U07v9]JV^1R6E.CkHVE:z=wONgo0<#[vnb4G#r[suK/33a11Q1/)l!F9tL+[sbQaH&+/p03R4P[sb:1H#PthIRGCPHvkTR",
-    "0v@c3[sb*IH_/FzHvkeg01qFOj^QoV3bCpa1cb&14&nq8G5@tNq$LJNF9SC*-sgt_EC;]J-sgvy4+6dz0On2zBo7qg1OW0t2t=MB/-a=@qqAoSLLUM&SQ#;>9_m=@1P:(P2>rT!03Q^P01kly9]AMu",
-    "1RgU01mOu3IM<XbDdPkzH#Ptt0W$z1HaGw&I5(A)1qVnU0663X05A&sFbFXZ1jY>7I5GeNp@UyRBo7qj1R6Mv1P/wqf,VfY#AgUX9x+$_>4>agBo7$n1TQ2uHUJVc01p;_ln<Sq0xtnLFy#auHpmGh",
-    "HaB$;FxmwVDdhw!I5Pk*0x&lK6Epw[siPtXNFM>/.pdiuz%:Xm4+Z7_4+8xq0KQ8IBo7qk1OVnx2t=MB(ZdrAoY!Xvc<F^,4*:242qX=_.=&HV%LyYjEbwR#7Ul#FfdU<>H]7K$GXNAa!)gTE1rI6a",
-    "1S_l)03QM]01>]&BR4q!44VWW0XfN@VE@^,g*pf>1Lgz@OCJI<t=ye]Js%Y].=&lxHy-Euuj3#aG0m1A2tpqMHCP!m03R4N.=&%lHOvVUHvkV8k[Aww0v@c1.=&!!%n1^V02DOa1rI9b1R6I0KLIm2",
-    "H2<.uHUJVe04y[y03QQ601W%K5C^341Lgz]1B#_-3X7)@4-75369Sv(F9._s1k2(e4BCKb2tpqMGFTZg03R7L.=&HV%n1@Y01p<X7Y/_^9]AGv1RgU01k4E&HUJMP@WFkarxOJ1n+Oi(1QRj.6EOfB",
-    "HH,rv12*Oa439$yG7kji1THZ!00QIh69=-=6y=i_)IbPD4+X)(6E6lfFy-gw0yzK_H_/3QIRGCdG]UMjH!%PY7yTCwfdU<=IOYT%G]UMUGyoGg01qJj7YKy@4CVw60[s=gGyoGe04y[)n*.L5-OP;p",
-    "FbmX22r:<=.=&!$00NWIW(Xt;73Ks9jsy.]n58WYl%i+]LLUM)SQ#][9_n001Ro;Z00aIP9_U.O4uJw60yX9Y9y0(FGIbO%+XW9Q.=&r!051YJHvkhf00gR=BO5b^11]$IFy-gsGnq=XG7kdg1PP-=",
-    "E(jJGF+Cp;H0A=-GBr031%:1*4ED5W2tpqMGguii03R4L.=&%lGt3DC[ud7zwxtjbfdU<=GUfyxGt3DjGdIvw19cA][uc-=0Sx8<9]AD]1O68U$=HQin*.L5i!cB%3*Jx&G7kji1THf%00Nw>6bK[>",
-    "6y=jPGmZocj2s4t/uZo,+7Jjr4+2-KhC_P;4-khJ4.*bA6E=<47ycIxfdU<>Ipzc&GXMn42<=DR4/Mf=3A<jH0<fV][ud7MG$b@OuF;Svi_]n:=)C+Zx)2C54+Z7_9ykC3x_mfiBo7tl1PYD:4vZWG",
-    "[mc*>1_TRZ9]AX688!e98Tc.BB[Iwj6FC467ycIxfdUT#>%9wZ02DIJ2=2Ql1rI9b1RFU3F9J0/0249*6EOe@[ueI-G%<A@4Cq,1G7kgh1PJGwD+m<DGCdCj@!5bR88!e7j2r[SnGg)u;q_/;9]AO3",
-    "88ZMM88qeu4.yV9BRDYt4-TIy4uJv-@!55QY7XWE1k4E&H_.eS[ueAXHs%Bm0[#_hG5@^a030:]9]JV]FB_+J&/UwU4+Q1^F9J0(011/>9]]<6F9/Nvjsy.@*w>#a=q3b2LLUM#SQ#*n0S>7cFCQc=",
-    "024R:9_L+O4uJw60yX;E9x(tTF*kJ+Fy-ggD*hKMH8TJo0yF:.G5@^a030=^9]1M]F90wL<;r/w4+Z7_9]Ae90vR:[4,<.=0*J642t=L&1O&_i5f29D1Rnx802wy@9_n3R4.*bA6E)<p4-TIy4uJw6",
-    "0ypLa9y0(FG5@^Ybq=_37c4d_.=&%CF#rSp7ZWo895(.T0XF.E05A!+X9-/)[4Whl4+6U&0Nx!4Bo7tl1Q]Cs4vZWG/(7.D[4WSX9]AR488iS78T:CFB[0kh6E=<47ycIxfdUT#[4X9b02DCH2<=DR",
-    "4/Mf=3gxa%27_(^0M@o(lGzIblD@52q-dzb8Ui-8!J@2KfcYa6CE<uE0/WSQ!H=LG!vO,+7y!+K1q3nyg_kC71Jg]loBo3V1+f7IguoOJ1iqpX0I329w2C1NRvR#:vIZ[,F)V<06ECF!GAz5y6CXY<",
-    "*#QW_0t^4eA@&zJD:E.vA_HDu1No2#1[n&no*N$&ZG+nz05^Ut4.5YB69x320vIx20.Z5S0v[1HV+R/<4:e-7OarU]95VnPA2I*]jaLn-0TVd<8#w;k9yTyy0@*l3!2tuq:IDD<3^O!,!_rh;HZWon",
-    "GXNYj03RPT03QM^024I-95nzRA2t9V0yF:.Hvk+r03RPX03QN2024U;4C(>fBR4RW1uHN)03RPPs[t!FF>i<e.Msgn2n;$MA0#yZ95nzRA2a]T0yY2:IRFgS0xuspFk%P51>wz6![z^DVh.O.1>ies",
-    "5-+zPo[j>$MYP)+1cCkx2*eKq#r+HqCA8Zc0sONZ1Cf(H4/S;T8w^A82J#*V78x.G4GZ,tBQP]X(gPn>Ip:NYLN>!yGJ>Hc$JPW4Bp5LO4([>30)=#!2Zu!pW,lBoGCvS2=FIbc1I0/M$xR$NMF@9z",
-    "4,!QH(E$$#iUA)LGyoq5H2=OaF*rpZ2r_d56*d4L2r&Q-70&<L2sb$Z9_Cl19]$)99_CeF4+z,-9_3YE9]$y>10NPJ051qPF=T_n6*K<J2s8j66gL1b2sSqW9_Ce_9yI>2n+O8.I_FuT4uT5^hNvG8",
-    "1kf1]0-L^Sq%-U54*]l;69be@4/BRU6C=b=+v5r!2sWzA69dOu4+%ySFaRG7H2<zGGyoqBGXNhEG5[Y9F#sPBFaR$MH8^t-5jQvh9^PDE9^zYH9^P7C4+,i6BQZHf9^F<8F9]j]01@L/FAX#_03Q)H",
-    "03QQ4=PwLDoPz^b2oDL/&JzQW@DqU&)XozN!3GYf$P)yG0Ur)9#+x4@HZlMYCDzUp07DNDXA;L84%W=S0-:cM2*J$(4*[hK1CN:z4+><K69M4a5DyTW0Tea:4%W=S1M3J61)Kp7>W[..69A>N4+z%I",
-    "69bL]4,k+A7BK)0*3J>H)(8&:p8+2RGyoq5H_.nh051;RH_.E@Bo5Zj69caa4+WnA53_/_&J#a^2Qn^/006r@2#hZe1:T>>KLR&4Hvk105-w-,O*Jq#ID,^e(WnFuAeGG%1bY,US=*&nS@#!R9]SU/",
-    "0S>h6g&>pS@vC<53V0MX00W!:9yufr8nww24tpO0Ig]ng89xU%H8=@89y0a-4tqZVH842P0t25K1Ed@fC3>C@0RvYPGkXgm0[fi@10)[:HhUi>HueE81u@[P6Ez>dH/F;-GM54@Dm66r0S=T10]m+D",
-    "8ZQVlF;$v-01vVVqs.c$Es.akD5K326Eg9L6akBG4-Z7(69L;11h8)pY<=K+6Ecyi6afeeqs.czumKNklHD5w[A:dV07nk40RYJj1e[b4V57]w4xj@B2o9so69biH10*kOI4q-h69JiQ1fgsM=S%KN",
-    "Boi;J03Q!vqs.czyaEFV4*-Xh69bga4hEh;4@@#!6B9C_yc7cn0>I2yBm^Bt0JZ<HBp+BSqs.cziU9!#1fEL[Boj3N6gB@468[.vkgg&DKLAGw$xQ)t4,Nm!6A_,PXAcV]4;v_O6CN@F0-B:TCNrbW",
-    "6B[:-0Roo,4*-x*As,Sm03S9r01p.F&JzmEJwFOGGd918As9IT6*&L_ut)+X4/2BgAuj.pFaR$vH!uJWY76m^1OsXxGcf/Jlb#qOI4sx#4*>itHSWC_88X,b9]AJ_4;4ezAu^:KG^r+j0yzK/F:MCx",
-    "IukW)9]AW3A38Ds6EgrG0yqF4IWYhtH#q./0yHrIA387q6E=<K0WttDIx#r>6F2^L0x$p[GdKVjIP(P@12Jk3G>;o/qCFEb)&U-=H2<Dkzlk9)05:rJ02U83)&T:oHw44l10Mo2Y#%x[m-<6s03QN0",
-    "03RbY016ld>QFaZ9yP4Z6E7P#HLcAP0&f_H)D8r,wG1vYG@&OvoemQ:z77u-!HFRbJP#GYi6IU/FCRBB!HFRwH!/Jn9_Uygi6IVn4-sOVAq0R019%SzJRb!%024F,4-sOVAq3.G13V88!HFRbJOsW6",
-    "4.EsaAu_5HI6My!!HFRbJrgzn4-aCTAr7Vk4-#UWAq3nI19^e=!HFRbdLIxm!HFRbdIaqP4.W&cArv]80uPuC!HFS13o.b>t.4iZIWjRe00h+$3,j:.1hfwh)Rh7cpaH6-6Ff38Hvm6AGBG!-%<YK(",
-    "5e&hJAp@jmAF^_B%K]PoIRFnst.4iGF*n7/1>Z.vAG859%K[xS03Ss*t.4h-0Hv,B1g0tvvjNQlEj2R$A4N5,%<YipE+s27=dAqi0nGv^G&KMpJT$G%69_,$3%o89GR*/XvjH=#9y9$6A3QUy%<YXC",
-    "0t<LU1eygOvjH*yE-2dI0uMZ@%<YXC0t)yn1+]5T0UxvhIn4qNfejHd01raJi6I[YH_/rR0XR0z0v.7e4Iex)t.4h%%:oYt!HFR+vjI3W%:o@UfejHb01raJi6IM$y;PWlngtKD0sa[+FgXA(MKC$7",
-    "%<aN@HaEeEAp,y7ArG;w%:phsIRFnut.4iFF*c*33nMu)%:o_=0W.&]F#sP#IIYbS0oSb_3e5rpngt)T0WknAH!^bqMmMd=6F&nnHa5YDAuq21HZ^kQ:5Ksl&jKGrHm%JQ0*:Mg3(o/*Hvk[A0W]-_",
-    "HH8fnH2;=fQ3T+WBMq6(0S=PB#u=2lvwr[z1iO>e4kZ-h03QT6p0FnqH;[5q9]1S0:X!irz:9AV((<Gpy8IvqD->cSzzzhDwHqG-FkBKa00Wcj8V.FqZUo=B4+>PtHySg(nOX$,vu+Oy:CZO@v@>^p",
-    "z@Fqf$=[P-[NNG.!IcLE[-;hooWBkL91jDWzYYl5.YxfPT<0MR4g(es5S+gb07wrDoWBkOPY)ZMzYYRg39iWv1+<VW5uCpc2Soz.Vgo+^l,IWb4#)xtkp:OkmJ.WD)&c:8kW:!>oyh>eGozCW3![b-",
-    "39R[j2o;#32OkAEh>OcjjFMCi:sJJ,/LinKRu2a9[v,jgvr,QPG#:&qq5&B*03QQ102VTv%N+*On*k3Ukih[1O90ZL2m(M48j!&OC=$6$42y+O0Jj4JkO_hJ)yD@Q/La#-#]R@bH0xFaq;ZH>0@LeK",
-    "HUJ9d&H)rM:#!mlFoVhg2-$/.1&F:24-Qz.0TnUYjFSNgeJnLPx4[u9Eixew1n:V!9W/y]rvU_u9]Ae&ixUR1#R3Acu_@j]*fs>2m2V#dEcE6Z1/o/XA0ad5h7JIwzaS3,)[zJX:J%RdG1id;2G8qO",
-    "3&W*V4y4/yKNvGJIM$H^3$3sb4CTB[0)q.$w)uDn&-bd%kpe.CH8wN/4+Elvp8*pv,[/Gf@pE(Zbq;:I69O3n1@SXIm-D$o05:$>za]KQ.0S-JFCPPJ!q>hjo9@7jH#Rc#!U6=6;s*SA@H_0,pWh@f",
-    "3o.z$1iUZ[9^fVr;0NyH=+6LhHw3F23zz_A2h9Bk1EQ8D4^AHO2tNihGB5x;hXFG&IRHNdGchy(0<_MG54!=Sk>bNoGcYm$1Bw4754r-Rk>bNrGC42+KfD4mI5>^61u[1[00GBq54!=Sk>bNqGB!2.",
-    "KfD4mHZ/f01_N4;06)6]GBq-*KL#:1G5]lk0x_o)06zvYGcW)<Vlpy006#Y^GB*GMqTD7A(E.6A2m-U9B;I/[B>CiV@H_1jF*!6gfdK,yHV#h!qn#cP4Ed4:2%-hlq%Z=AgBk$p3/aqIhYk<k013n^",
-    "0hjy*1d7)O4ZVjB0L@Wp4+Zy.2mr%51go^j4%d.h0a=/,F$2lq0uLJQhYk/i[rLq7(JlnslOzww2hW8RBQZ4mQ38;P2<3uR4x=v_1omVv1u,zaD+AkH1)2=7]KJokF)/Lk:jeS4iAw[ezX%7K)^sLl",
-    "ji!DAZVv.S:Nyf6(5e-:1n^+/1o=fO8ZdJKptT(oFu^M(4*o+pH8(i2wH5,XC.&9Obq;,B0T:Sh/Z>i$j*AgLJ2o=qs*Vp28.vy=0/.hi2%@fJ1gkJV1UWG/00i9Z3JA9Z4-7h]2q7yr.;$y8f&m[7",
-    "H/L9RFCjTI00YkW5)6pZ1qqy#2rm:kIRF6RzF7](oRkOymfSD@t*ajo&H.d12rm#aFaR$$H8cPsIWYh)SUE8O19^gr0juH#0p[fk8#A1g2mlig1e^xz0x/Rap0NQfFffDNb^tb$F]=>Z2YeGXaRP,&",
-    "4+Xde5-e;E2(fkow$T9s=*-]3w^1ydF)/rk4IVj>3Ig$:RtO[tq]Pl9GpDl-F9kL/fszIzF)+#eEepr$e+22I8ZI]8sIw0Px^H^Lf7$-90iD])1GotQ>684E+5ZJEq5(BG,hc,uH8%hbtIiHDM:jOa",
-    "qy@f,02VX/4)YHRp>2g&jOq:p;hy@(w+1g8H8%hyEjCIH,2VjxQx71Dw*_<M3W_P]22l=r0*bc/E-Tm*FCR5G00T<93ApG14,SgA1]2l,,2xagzsv_)iGUvhj*Sry5yq4VFE^wd0053g0jB[EXX4xk",
-    "5-l(r4=,mZ2QLjdH;>$IJu<[q04Osx:Ev53G%$+UJU28jG9eC<u3jKCIYI$S0h9[:ik.<x1jiW*!<gDsmI<yNGOP*-,2<&o$CL-WGypU(Ff-%TL:V&xDKR:$cmUI)0^mYh[[-YU4*3NP)uSvDGWi7y",
-    ">[-.b$Lk-f2LLGw$AcXK>tZ5LHqHVM6xI;fI5Eru9]AQ17&HJ2=<R-1H#4L09u4WXGz7q#77qvQ5*[/D!UY82fiVEN*/,L2nZpqug#kG05+X7,054oJHvli90XI1SF9]p[053-4H2<MY051tMIRF>p",
-    "=93IQH0u&BH8cP(AvHAs4+6Be1>e>eBsc34F9S9(058r0HZcG$H#Pt,A_!bx4,1R/0S=wew+1dVIr0n]HtP_1HaGw-6EimeFE/td03tIu055DaH_/qGGdKV*4K>0XE-cX#CpItuE-Bg*I5RmiArArT",
-    "5(26!1G2Im1k;PV0S;aiF&>drkO_.$03JBc5)(229]ti27&!nBE[Kc@2KeG62xAM(5(4:X1lQ6D2FVg12[8AR2nfjn9[<Q31m+SHI3y0_hy;-1GdVRlsuLVG024Ef10N(fsuM2(F)-uDg$f8H3#t.Y",
-    ";EYg8x$6%f3N@/(r=6%-s^mzJHUJ+0H2<!l0XYC7F*5)!TQM[MKcN9QGBE%<2sko006#@JGB*GeGn<+>2sNt[0LVoMf(8!)s^n9cHUKXnIX3>g0,d,91ydg*Ija*t0yr/,06)zFI50B+JvcEq03RPX",
-    "owx/COb)9P1=x#g4KS+[9W;+dF)[!H&g/p&6F51RCNDTRH_/FvG=,OIZ8QKMQ#1fC4mC6YE,=I#CowkwE-up(C=#<79x&n%BRDpm5E3@W5Cx!:2n:Y_9]AN088ZMLG=@ULFf3-V><)OAL:M&y4/tCC",
-    "4FGEn+XWjn[DKG)INJptH<p/THHzsB0!$t><Dd>8IRFze031005,.QCCNTgX0yh8]HUJzq00OQE6gSM#0^j=@1G3i*D:pFN5+g7*03I:@FNFazFaQM9oGC9[Ff,W>FQNf9GXO6MH!uJ%M:aVC6EXlF",
-    "2[8Z^H_/33HUK;1GdKW08#psL00l^8*%Aa(FC-WE*%AuNxCRGNAI.>b*%B<@FaR$jHZcGX0L!/r2UQ-pGT9OyF#sDl01@3)FB3F303SIsgeDU(03U5I03TB<051+SHvld&H2<eg*%BWBHvlL%Fd+[C",
-    "*%AYUCIi=/3k9jP3Jlp29]JOx3JJj>4$+Mb1/y#k0Su9+2MAgUh6NukIoT2f%038V3)vD9HUKXGGB*GiGXNg]GyoDXssa)-*%B)=G5[hlHvk>cG5[>zGXMh6x>._H3&_3a[<f)G28,Yb0ognb*%C52",
-    "IW*W3F90(+03U+=F#rO(D*%O#AP,yC5.j5.IWRQ.KL]N7G5[Y)In06wA_HAt2!)=x4%!77Gyoq0GS(6.I4^S&8#pll1xgOq5(QHqBs10$C=$9%2T:o*0yowYJvlHk06!f$Ff#xIObyl&2UQ-oG^aO:",
-    "GB=7S8Z>1tA_ZDs9^>UIB@,KPIRGLuHUKYdGByA&R5CW!5+4pQ03QG]02ng:9[<H0C=j%54*/E<BR4hx0.R;$GpM$D4b_DKHUI*_rb7rM4%QM9HUKXNI5>]rH$)#THP#XZsHX/AV,D522m$Jv6AuBe",
-    "B=WUP9xwnRH!,RL6F1fp95nzEGyoqaGXNg_IRF>r02;[4B>cC7039*c&jcR]GM+d,IXE.(I5RmoGwTu@05t#_gaI,DAviDqFI+e/0575eG&cY*2[kkTFGn:q024F,4+*edDKjwd1rGwSUM<K<052Rl",
-    "G5@fi4(k#HQx6^oUISJMuwDmIAI.>f:k/+BGypFnG&KMoG>YO/RUZvD:k.y-9_(2UUIV@^KNB^KH]r8FI5ar@6EXlFZ8884RIpwj4:QF^E-Ka&7&Pk/9[<D_C=ax44*^_E6EW[10.R4(12Q<OjspnZ",
-    "s7eSH3c:=)GV2l(GyoJe01iYMGXNhhG3yc<HQNOXl3oSb)e[c<!6hd&IRGv/HUJ>vGV2l(FaR7l00YtjA0-&F5,$QXHKzg<Gyn[/UIgOy4.0j!)&w65H0%-D05:xLBR4Vt9[<1@AA]uj05Uc;Ec]2,",
-    "T.j7rq5(KL051tSHUKY2IW+(Sv0fhuF#s7e03QM_04>N-052RlHUI<m4(t*IQy(NZ:/G[nH!uJ%&H=>v04>K,052mrHvk;uv0evN4,K(i9x(tLGXMnN/Mx>kG1ny<I4^ScF]l4BZ7_2JR51WA4l*>X",
-    "E-Tg(7&Yt;9[<A^C=Rr34*/[EBQ@bw5-p(<pQ8m0:/GXWH_.+p03J916EXlF2QdH[IRGCnHvk;n01L8S1owy_F910*:/GC=03I:@A_iFr0unRq5,B(>00Gy62LhY^4.+mpE-KO!0/a,82M!GOT;C)/",
-    "U/Ib--0Oehx&.pYHL7D0G1U;-05UiLAAd9e2l8MaTshF,2rr<mHZaPA2PZZ#01l##6CXt]%7X>8h<37D3EN#6Gyonn00Fk]Lk,(qKO8nNFaQNg4%HF@Qx6_8T:<4aG22^RQ6J3$G22^]HZU:(KOQzP",
-    "G5@fk4%HF@[s$ioFx3(c.[uk0+g$]s.QN]lHo+w;I5sr=BQZ495+7]e01s5#T@vwXIRGC3HUJnl03QG]04OssArAr75(Dod1I4cf1=&ha969O>9]AN088ZMLG^RIV+g%km01iYMH2<DT+g%.v02;#>",
-    "5-6b)JPy;o2,[sB05.;4G&HIL6E<Wn95etDH2<zbHUJ+2Hvkzn02;/gOCvHi)e-W]sU.H0H8Iu>BQ,Dp4*[1rAAtci00-Jlv-iMnIMxy@q5(HE051tRFaR$[H#q.kG5[Y5F#s7j03QN204>8*03RGQ",
-    "*j)rl4+z#0FC-ZF02wvdT;bJg&H=:o5,v9]052mqF#sMn*j)!z9^P0r5*[%C3)o!+o6r*.6EfBkA2_6rB<,]JA8jxIA5.[b5+4pS03QH102ns>9[<4[C=9f14*/E<BQ,Vv0-;qij=+d$H@Wp#12vHf",
-    "3FjmpHP_GfG5[Ml00:$Nh6NukIo1*m<-w>h*j)tn.Q=XZFsmgPGu9FwGyozqHL3y/Io1*!Hvkec03Rhc04>B%00Nk:AqXT4t0e/MI1a>2RUZpCmN+i^G%x<oGdb%L4*@^qAAtcj00,Nhv-iMmH]r8V",
-    "p#d:5H2=-dF)^g$FGMji;Oh0^;/BAs;Oho)03I_^0lnQz9x&;;FCjTG03QK4;Og:=4.GGa16B#@T;bJg%:p--5+=Y+;Og;>2M,;YT;0%G;Og[]4,M=I9xwnKH2;&y*%luYH=C(<I5jo=6EN*vA8jxI",
-    "A5.==FAgv<03QH202nv@9[<1@C=0Z04*^_E1h7aFGQki8/h,C.:k/L]00QO0AqXT6:k.R)T<=L^4n!F<01qzhT=/;78#Mq0@P&u@0l>60F#sMg03tFrssa)+:k/zDFaRPrIRGCfH_/34IRF>r01WM2",
-    "6ET)J9yo$a9]^1D1o_DBraclk:/G[kF*g7og8;<H0F>w+-yw:t:/G^c0W_)OF9]j<053-2GXN7b01pZ7T=Tk29yI=_]M)[4GVBsB95FNQT;I,G:/Ff24.GJb16B#[T;bJg&H>2;5,v3_052moH2<wp",
-    ";p+5^9^PC>5)S+y8#eA-10z2ZH8V2o5,&J1GyoGa03U5K01s2[T]W*uIXD0x0672[IRGC3FaRhpFd+@;5&)QD1h@%TzVjal[Fev>@w1TcGLZ<j!UP=N:/F]+00r([4n!F.01qziT;O6w0]-Xd*x;8P",
-    "guWFI0M[iLGwxj.05$*.F[%O+HS7@@GXMk90v[zg:/G>EH2;ym-2[Vk4D1pE>_Zp21u%k36fxe<1q-wB6F1co9[<A^AAkWk00*d;ATL^oHPsR;p#eEL06z#aFg5<@M/_%q00P%t9].]uT:#;,2.8P3",
-    "0<M-NH#7h*AvZMu9]1SkT;JDgBsbI&F9SF*058r0I57Y&IW>..BRMw!9y!)s2UQOY);FSs.R1&<*aH+e(1tG@6F9#mFE/zd00Z:0cOPsy(>JrAIXKV_9^O@8E-ld$CpRzvE-2a)I5IgfArAr25(B&;",
-    "1Bmt<6*!ma4,L=09]AZ488,kPH_.qe03Qc202w&]A1*fl9x(tLIRFwc*#$2EHaF1[7&ibOG5@dM(Ut)dIMEUuHUJSb03Rkd$,4m@0yh8v$R,FR3-s$YF*4B,4+f.rF9I+((h;&uHUJL+lQ.uQ0XYBz",
-    "]D9]vTQD<z5.j8/GBhy&F9]d>03Sv))Lj!f#tIJ!(p;!h03QN304>2y052ReF#rWh4$%;;Qx7E4T@4j$00vPX&H=&hT@n:+052XgGXMol4$%;;[0AQlFwqhY$sZ_/GSLzuI5>]:6ErdaFE/wZ01@9+",
-    "A8a%LA5$_[FAg[_03QG@02na.9[<N27&rhA0jawI6Egr4HT^[C2FI8P4CW6X0yF:>GXNem(GmmCT<=I]4n!F:01qzDT=/.68#e$FF#s.CG%^(k2+v&^H2=X)IXSBW6EV:e9610IFaRGWF#sO]Hvkzn",
-    "01T;T0U]It(Gngp<u3;J3XM1f&GvZ.-THqGy8$jRHvk@m0W$y,IGB+jFI+h<.@OTW0XQ/NF9]s;053*3IRFwe03Qi402w#[9]AT2E-Tp+9_;E^T;9%G2.8$mBsMVs88+fw2T:o+0yX9mE-uj%FC#cH",
-    "03JBvT;bVk3=L[t9x(tKH_.5o3ojEhIkzP*I5Ri=5,.QCY%l-HQ!oH84mURd9[<4[7%_7IHvj-J90(x_0p/1DG2(3ksSO30y(JB]y8#_pH_-]fXb2.=0EqPn1LhJ7,(3h/3WNn8E--5B4&yx/INx0a",
-    "k*ydX0XMfL7&GP)9y9.0!p])OtK1elHZU=g5+XM<03RhX04>K)00PAp2qX-V5(9@h9y9,(1@iANl:r2$jUEj57X#,K4+6:F5f6Xo5(oJeKU+9BGUpO6q5(59-9V_XGcy1$Ml&,25-)&o9].>#T=Tq4",
-    "9]AZ4E-BFyFB_&400l^8/Mn@]4.FuL16B#%T;bJQ&H_.DE-BL!FCH=800T<8,dzV(4,DR2E-u)i4H@7(5+XM:0520YG5[YpG]eRg.h^;WY&hFpFH]<,/Mo.dFaRF>GXNMf03QH002np=4*]!!0TVI+",
-    "5-n_x2HfH)4d)UbHUI+XhZqPX4(AdB+g%kj01iYMHvkVV+g%.s02;:^1e_7[9]1GXB=WUP9xwnRI5DdN6F27)95nzEGyoqaGXNg_IRF>r031005,]V]0@Zjr1eX*6z>A7k@UDd*&/Ma2FaRHf0Wtss",
-    "+:aqITsJY$5,*]wHa7q,2[$wVFGe:r01@9+4++9u894wS0yqFJGc*7%95XZk1xgOk5(QHaAHrP&Rtdsg2T:o+0y)qUE-cj(FC#WJ03J5NT;bVk3=vdb4&EOsIWW);A_rYx9^>UQB@,HJIRGL!GSCtq",
-    "Y%%_3RK8s/4mLB-5+49G02nj;9[<D_C=ax44*^2-1Ggm,Hvk$n!2Kl%>z52ZGL8xgzyuyL&/M0g01pShT:#B92vQF&&/L-zJr2:h0tL:&86N:NyqO3Dh^I$yGo2CwRSmD)5&@AK2L:zw[PQ9XyqO39",
-    "ltcn706+@8nFs(g1UmpN43G=3yO[>QHK,W>oq!(;9J@qa4+O8e0v@o8u(tvS4jwear!WKcng-[4q67_(n9MH%UJrlmv-qRigcuJUq:_O5F]dsp4#._01mlHM41&N$0/BUh1.]7g0nNlj4%V&_EHO93",
-    "@L6*IH,nfC0qqC>/ywc)mlh8M;E<J$03A2ok@5m$GXM>G3lCoEm.SIo:6i!uhPD.Dl:zIR2m,sdA@Q2-0zVltG&BGNksJiwzpw!h0/xtnH_/0t@-9vSkJVHiHOJE=1pB600+.-G&(&HEhM5Qt7loM!",
-    "1kdyv4+Djn2nd-gc;iAX1PSs14%qY+4*_e3Py(R#6aj=)bPV&R1t:BxrsH<NF[PIb3!1YS0mN($,I4(mHN689ES3)i=AizuCIeXmEeX2/2U,Nb69;A-0f)i<3a]Vv2QdcmM+g/fF-yQAH0ziMJT*2o",
-    "S]0*700@d.4eg$O0m*X$;(HNEn^!A:F))$v2M,yF5Cp[W7Y>ibAP.8C-rRsx=VNAT2Qf9x,_]GY8VIij43n7%4+X@V0R,z71R([yDJ(QNzXl%yGXNPf00PEN2I:]s3Nkg9nFtUxklg>SDG2d$1C@l3",
-    "4>^y:2nmbNc]SxsEG3wk2mqJ<3YQ24ruLix9_(8L.>8uunt_VvN(A$u0^iaL1TRT4HKUUb3H#J^FIPD%n3)Ix/Nu0mwgMYC00<KZ4IDJL0st2eNSK)j0NV!zxB;GXn3)Iw+z$=O;gT3]H2;(e9^Sq9",
-    "2ms:_4<-wy4gs!%7zVfk4<sDr2oAXd4-^FYD:X6z2#fDX95^fG02dE3n3)I$!L&94*$EF.n3)IwA0Hh!r2,o[02nsOz5)xS0v]Usn3)IxjEWcqr2,FFn3)IxuI:-I9Hjy*HZ^kjI35bGNd:Xdv-iM9",
-    "Go/C*HUJM-n3)Ix.nIs.9Hjy)H!^bxH#GnoIRFzfj)(*gG=GL,GXM]q5^26;0ixGb1_<D,GT@>b10)zX01q3LnFs;y7%%>_m6,;wBp5RQ4^t,plMV#V0S>GF9V-;1n--i5nz[rWIh!C8F@xtwGxHV$",
-    "*yRHOrz8(om6,;u-kZ[19Hjy)GBN,rGBf^Thaev]FrbqT0=[#E1*HNHN]l)i4y6Jg9WwwMIRFT:pdu>VHKqas#IgbpG:IT3FgT]I4>B3$2m+$RA@cv/0xUB&02Vj=4C1041ez2tG%+)$0v0s<4>K9%",
-    "2mzkT0uLOh0v$B@.@x$.r_(U(AO,2B9Un9:r_(2y0m&=7R+X6u0+G@)4-,fg4a(XU6g3>Vm6,;wwCy7gHI.nN0q6T#1*ZZJSe2Ow0hFG54-@lh95(.KIRG6q#x)N(ppy-(yRH<mrveX3m6,;*rveWh",
-    "#0x7nGyo;yHsLZHFsA]&GOQ[OG=YX.G5@-S5tW$-0kFw]0SApF47(*GGdcPa7&0Xv9XXYm2m<*uH2<nlB<-3L7&rhQf&n-[nFtjz.Lfd5fgK1P1r,LcvmFkxO(@@q01B#hA_QL<6%RGry$t^XZV$o)",
-    "[H>KxF)/vHZU)VR1PG2)89LukGczzV/^Zp5[1XGzzzhKh0uTm,R2(w=9]Ac52:D(Ol-uzqF>PvY4E44L1c&Yd4.)9V2n=x<4+Yp,4^%2$#]8r7sTTsOf+7zH*jgGf*ajRjshJ1=.]hvyshJ2mGdMNp",
-    "B<r[&/:,oRshJ1=OB*%,0GBHd9jTcJ14]n;003(b9jTcJ0,cr-3rPU28V;.Yf(Qdk8ZrO<n[=KzhJpwKOAPe>0NWG_9fpDk0!szRN(HI[ALa)!shJ2PGdHvQ2LQ;T2M-T$nFs/#:JkJ=A1*AZnFs;;",
-    "7Bv75l;bVs2m$/084q8sOBXme4)KXa10)zU03RSUu1gp.<JlZMH#x3L0DTB%ABX@nu1hZ+H#wjeD:*QV7C$37Fg2hT0I&fJOCKLMpcey695;>UBsriLJ2=2hO8_C[4-!YL2m;tQG5@Sj1@ivinFs;(",
-    "4D$j2-]vcQrkMx:NeuA.0NEuE9j2KG14]e.)d:VV0lCT%50DS0nFs<)u:lV<rkMy3D=LiT77eDE2m:V-GXNhSHl_:f0+=8@2t=F80TVbS7&!nRfdMt9nFt1u.az[vx(=B+6F2^b6*)MTJq)]RF$0]z",
-    "4:P%#4KKw6EjE,rBs4hyEiyF#4E*K[1G>d2nVAR#$/yaXH8(OM95CxU5-/kg4$3>fH_.nj03.Op04p=y051YDGVV7RF#rsuw=9/<=Moc1hUf.ay_zd,B)XXh4c,9[1.5<hf&;_%w+8@;-v<o^1s<4B",
-    "$vp]-3.]CJ1p_gB1OWU54_qri3.bf!3O+D6HsK5%GXMkI@yv^S-S3Ql00i%lMjJNZClfUHjsi]MHa9cm3.AS10SEyQB[DGN3:,NC9]AQ188iSJH2;$T*fkEZ/m!I];g0,Bno$kP0S=Yv3/e>;uD1sT",
-    "&EP9P2[1D;%;uef02(v=6F2<6ABqJv%;va!H!%P%G&cYmHUJVc01oV#2r<P]H>i+L-Mx@rgbN^vG0qGwHaGwRygUI20uTk;x,_2]H>i+n0yqE[HvkFykTeE:yeJ+x,RK7a!@pZd4w0G&4$1)!1.ni_",
-    "f&<3$w+9Bh@/S943Cs)@IRGC5Hvlh,1u@)JBr@JrE,*O&9[<Q39yyen2n3wI0V6gynHd_703$Lt%M2bf00P!A0SEyQ6*J.$6ARt9F$tlmB;uM:wE+x+!ci1C+[Aheo%#y@:s$[cxta(K,vJK/-0zyv",
-    "1UQ>&0R)]_qX7uOj0>If1sO5@8!,7L1o#pUi3Q*cBRM(!w+9tDwxJ:j,_]l#B:*xGx]#;E@HDvoG_NsgpQ.JSg5(VX,V81=H_.3OJ=/=-5F]7),V7@>GXNg_GyoYh02(v=1Jbq=4dU=81NxX-4.z53",
-    "2n=r:4+f)fAA$rq00fHbq5&<nF*)B188rYO0y6+FiUl(:03$Uv04>5!03QK001n@q2oyHYtQI0QFy9O-H8cPdIRG9r00RG000-x$3.lMc3LG)t3;BkF02wv>88,k0)z1bTIMp%)/)P(n8!*WX4+Wz;",
-    "FM.R#FaRPrI7KfBI5Ei#88@qR0yc-yABqJtp+6Eiw#N>woR2mR$qX4d00Z(D4ThTt5-:[[1E9.ZD:ym(3KKM&KQ1&l024F,6EpxNH8sTy44Xe612cmM35zWYnyWPgqO1lUGlcgK6gRb-R1X<)3<,*W",
-    "H2<ES1e@xHI5adx9].()O91Z*2+-)(0:%s.iUl-9KQlNtImQegHO5#gGcnqg0R!Nk87;z2kPI;4Ff1bj,98mI]CtILFx<=61AvP+096Pi2h]t@wS>hdkm;5n.m5FECd@@%4Br6[1*Hrhf&;,1J@>0c",
-    "xe*Ttze<p]I0)ti4+69$ABqJv=FA[-G%^;OE,=R&4z/qt0:YFw46@KyiC8i;H8vp^GyMt!,q8mR+YADybpQwh+YA&r04y-z03QN202ws=8a4nUH8P<E3Xd@b*SSXzCGDFC4c@F]1:6iDf&;.^J>X,@",
-    "NFNC[+zc5v03QQ201t@.;:,bboYfFMH#a%l3:!B91JyAM.zxcg3IUep7y>Q/7#lYJ3I&Isd.<;V1.#cZ0SEyQ6*rvu6D%;>,wYoDIRF>r02(-^1N(&&4xZ@.6E/=.0S>Ddt=pqfHUKYz1T,<M1(=7(",
-    "0S=hcOByux1]I<A$t53(1vc0]GdDIg$P6tsFaRwyFpn]/+[GdrGRX@Bv6cc6GD@sa[^:Ga3Io>aE-2a)6E*,6HUI_wkWw5o*gg*egPb/3/t_GB36nAd(<ZWkIH:s!1do&>9_(8w3/am@J@aNguCEFP",
-    "-*Gok4++W)3Yf1L9]JMU3/fJ0**,HjGB(N#E,*3x9Wwv_xZ@=Z$>x<Q03tRr030<x83coxb@JpZB;FMuQ3418@+yn+$>yMi03QN102wp<3HW=lm!P^:3z_s=1kC+=4.+232n=r:4+io+4^%2D-Rywn",
-    ">B9=_G2aXsHUJ+2H1Q/LiUl]FJ@pzD:jMJ5eGcCY95(SK0@!=^4d7%FG/W$H=:-isFfhJx6F7,^E,=U(6F2^9H_.tm04y[#02VX/2o;$WED5Q@GX^,gjR6eAm[SDQ>(l&Uft;5p-Q.c<tv;Tg1op5A",
-    "1o)/B0WS$LGT-muIRGC5Hvk@s1vsrgGd46i-0!J<H2<z0IRGs&G2vtb@&TkBGc<1_EHgL&6E=<K05kv,HUI*#KQuHjGyohm03QN1o>,0b[RRxS;KA]8xDOpRo%#+0@1/>j8#u@f4+fe)4^%1ru;Ysb",
-    ";wA1&2+0g7H8R2l9]AClCLf9gIGR5cHi4u86*YjQ0SMp)4TvTK:AN8gfB=%s21z$CH#0*D(XSf./d_LFvFi#B#P0>)G&eHFIWGn/EP-s:03Hn7&-kV9[%#I308kF[[h9#@#;A!<(ZMYb37FCw4-7[D",
-    "J>nZM8w1.+PXqJ2C/HG4cLWv$fW%230Whuw9_d<)iWm-erWg#o<-oeaE9[N]1A+Z7I4v]X.pl!cwKWd^>t*j$G]@>&9]SPavj+&rp#/h)1OPAq,nSbc1vlUOJPotdAOvLqH4g)388EIS3xMzqPB$>!",
-    "Hu1(T4+6XJH5D-]zy$)u>B#pO0s)QO0]F,m&6yMn[m/pcKo0<p(HjJ.j_G7>IWsntm.]N30s+&UPXXw=bOp%^3yPi-0=k7:F],CB1u<y*7!L!GyJZFa)&(6o&B7Z6<&Ob#x&aRi*wSGmGBAPy4*^GJ",
-    "2M0tPGOhRrJ_lHr051hIHSGU*2aNa!1B8<b0SFGN2mynk1Oq1s#[&fSo;Qst[9FvOq5/fNNCo>fAPK1l00$a1;-!,3[tzDqIn_Zc4,SI;1,A.hwxKlv2oD1w1&,A+4-q>>2op1I4%qMz0qE,n3X^=0",
-    ">U9QBIUXMZHkAtltJgXJAPTt,1vU/:!t=f$GY;3a3l7hj1rG[.@I7+-5hgh:D:&MYAO;u2T<KBn2nLV$UIM+82Mgo!Hwd]cdlNGN5i$S@ToW@O46OnKJ[L8qq6i6_1P0&!dIYZDIu9771P/qU8#p-T",
-    "3M3x[I>c_i4,VMGMhlMx2x16<:pTjryB,e(g@q1i1Trl92<a=bOaM&.@Mw.pDIPjo0)HO>GFuC+hXMlI6CVONa0c6>J>tY$267(+GXM>H.OKxofO,yd2JL@)2tf^9a_^jW030=^1<M4+4s!.YfO,f)",
-    "4+e7]1T>F30y$j.<ql=/D,Q,-9]JZ339#%13i#qh4ssqf&jB9;H:U(21UGUXGr]HN1vj+/2K9h;2tf^9a_^ja03I_^9]btI0]xhidI&)e26G.,IRGC5H(dt#fO,fk4+dQ;12HgO38^Xa3W;)I4s#y:",
-    "InV(Q2dD%O1+);m0ou4D9]bwL0])(pdI&,f2X!9/G5[Vk051hGFuDT:]A2Z3L/Ojd9]SW19]ARC2Z4cl2rLf/UmpZC00>hg4WHvh4t5=>Gu8nQ2(.(c1jq-v0>lSW9]bYP0].qIdI&<h2X>SG2oBs5",
-    "4tE__GQ.N2hk.$sL.)hq6alh64,S!*Jt[Xgkg7ch&lU+<95bLA4+hbPlK^.2%y.9=4-#E05jXOH4gj+O4+*:(1Axf@00.8f*p&z+H#YRyMhk))Br,PB7C!.tEHsbQ7!<$f0RigaLk!*.1:c!k4V9z>",
-    "1-(+h0S>d.jynsNqzC[>1DzBP1e:G;1+y9&HTa+*4)+/qIZ6mc1fd!xGB!s)3NkP>,.$[=1TwspFa=n+M*,E-2MPNX1=lfe4e,4P0saF5xdjc4o_QvcH8nA%BqBB^D.1$ghL5HJ1%<I8%mEWKE&(74",
-    "o+$)T5HxKL+8F_m9]bhKng]R0$P=C/jlC2f1_L5=9[<4A7YD1h4m_k9H/7y[1oD7.4+X6n4r2tG76Z!]4+X*-1ggvv2p]jJw-&40!$t:@$&_:C!3Pf,u#*Qb0W:ga29pK_&.6qe-$9B_$qF1eohSp>",
-    "*a!_/g&hK>LJt7CqzD2A3(g!LGBf^M$N:iY>h1UJxd#se,>C9V(*+L)k>80JF$(A#0NY_<-_W8m2n*hxdk&%r9ys2DI07-cB7l<OD:E_ys0as/mwN_7f>DWQ6g8qA9]JN=3hj]Q1k14*4.P)WAP0<h",
-    "ECi=,cMkF#0;3122M!McfS(@,;^9iAxdH*;@XmEn6End988^c3gp>FlB<,+:4+ZJ5CJzRV1P,Fy9Rtw_5-v]G2&C0D3yB8=Mh=y<rU(hUHVC.onE<[dEI72L2oB/+Ap$lYG_*Hk.qQKi9]1G_6EmX[",
-    "4mT4s02wpS0WLH-p*0[dInk*H4+WFHYyck*2fwBW4udEI+P*g)ZH]![0:*#]4*]TVAqL_nJOZc;4cH]Jfd&V)*B^bq0Rp*w2DL6DI5UJl9]ARk4FkMC7&ei<JP4Br6*:E%T<L^I3.fF([fS5q1=/%@",
-    "4-zaN4+zcbC.1Q@,4ibcF*bz-9yyK,1NaXw12[F23//fr5FZFQoyi*&ILh@e2KfjNJedp@F#rhC0S=Y53;BtI051YDF#s7eh5Q^_!wL(OudM+NqZI/_3B%tn38(lu5jhzRvkL[m.r<w%4u$+41.nc>",
-    "Gc*Dl4*@Yz9trM+I17)8cnb9b9]3QLt2Q48IsOX(YzWi:4+Z@U1cr$-4gU)xFf(NXvlt1=ObxEae*^UQ1b><595w(hF*E/InYsuB[]g4<0So-G2t=MT[]g1jhz1W0[]g<gFaR$NGC2S*0Wvu=9^PJF",
-    "3mG!w4h8Yi83[!JuQm&&G$S!Gh6oJ6&PfM:1rRMC3%m*/G%)^J:-n$P!eIv21p*/r*r=8$nxm/#4D$:R1MCV1!Q4O$oeCcYG</9!s^:>NHrN3l12_,u6gHOv9]$-]3M(^*053Z/G5[]GGByAo2Qju5",
-    "9]kzY4,W&j7A,V300h&edkBoGdmjigoeC:8GypFOH8ub(H821#2[kbQ1NOmO3=X4KGo1/DHZUwF9^+j63JBWfM,K:>78x/C9]kf21.cKJ3&$cOIXPq#Go^F.HBbqg76,i3VFaBD9_;ITF9b3(02DO.",
-    "6*mA2[RRgP4,^jh2daoR4,K3a8!@X>HXjZ&oeCcTGyoqCGXM#]6baFeKLXj[DFl@57!L^+C.:6H5eSeK30;-A$>NYj(K!U;CJzXo:Kg%uCkxpLDKRjpvv:_PodXB7.(vTz9Dx,ZG_LDq1G7a0Ob+nM",
-    "2nWRhKL9Z]GLDi,1*G#V9[<I*7!om&CJ!FImK+C:.(vTy[UZ^C+^$4!36[GcFB&j4j*%PyvPKUJsFoZ9ussC@2)afO3Wxy<ADosP0P5ET4dD>5@Vt-AqLv&3lmZ6u1Rn%Aqm_:BOAiEl49)/q#_cP,",
-    "4-]S88aV(Cj^8Nw0S=MU#vupWvxET-3xby%6flt+F9kI/*#Qp%>X!E96$sY1Uj_i@6)^v19uE.ammCgx4+HboAQUxK9]ASv:.9$CBosI8&j/3%():LS8T=(U1$>;)[+1j9atQRPUk;SC$uJJHRUR_;",
-    "Ru2S;mmCC![(1^d0RwUb(hd&.<T4*W&:0MmmmC7+z&Qjv2g2bQ2(XA:7B.xZ4)09>;F0:,)PMmLH>XAq0RfCH4+FfhMhmjf3jpKk6A9b]9^F=,-u#3us#*kR4z1!x4%/J[kK!2):wtR:l2Qk[m[Si6",
-    ")0Z4SE-u+a03tIi@T@#VIgH[N2/V5j0U]Xl5Dy8[mmCVR1p+t&KNB>p4+znh910x-*uFLi(w40O4ev>:&WsBWB#Po04wUG,0WT[#FwXKD4/l9e83x9TSp$Il84oM8-u!+Yt]][9v*H-DlBOjH78x>R",
-    "1@GG%YcB:hGn>jnH!.^RA3rnMmmC4@(i#&o01pGPK@S=hqa745:Q)PmJU.OKFg5#=90v2H91t/94+0]-GXNh1GqP0x7X#N,016KYxAY$rG@.E2[sJEkHp1i;1B)v&FfuIJ0S&+g1FME80SEvw3Y235",
-    "KL7[,r^YgF1hHKJf(s6r1>$([NDasd88ZMKIamenm;sWb2iCEX0S=nG3Jb/SP6Nxk5fN_nzYz^v;Fj>sf-a<62o9>X1k2)^0S=Z0mmD7gG]LeQlcoU)y1H%zpaTu:mmC7J0Rx/^016Cg8#3n_1NH$9",
-    "%d$5B)-kKD@85v.yW],NWE;v4VIw#)uLKVX>39J/9^0vK1vL)_GcRUgWcHUF2-kNf2.HL[<d*L=b>t%m9^fbKwgUu:vL=rv4A/;>)3@+h[rp/6n)WOUj]B-bo2:y44Cmw,2xbnt0_0l<2OkMIx&saA",
-    "!lwZRH6IEwGcRgkWd4=N2(beT=Q1o;2Q!aJ7cu^J1u&c$2Kgik%nS&r85/sJARh,ZmqQN,mzW$5[[aV@qbnZ+F>EDL4*J+#3m*i88x7KiNfj@Zm:e%1F*pD]GAuNWL/QlYm:eE3]NcAzrLqPEkeD0]",
-    "$+,p!.CYu@7OR*X9^F/73-H$:H^r,a0r(CIj/en(DUg=P4y6PG%0&a+6dN;-2m>Wh1G>*7no0<Jm:drxkeD0_2hku2xoZlnm:drwkeD0_2x$kC8w-$M91kFnm:drXq9P9mte6^RCy.yN4rmJ3y/e/q",
-    "m:drzkeD0^Y6@3>1*#kdte6^RD3F*O4r&XU@UU>M2CSGI4:*vR91jl13ol.ZG_uX;0WxG=Z2$oa4/47tU/B.VFZQ%x4pa]Dl%y[Y7J:l^)d7yAFApoG0uPf0h<:wM63hk.4UPCq4/70wERG8gWRdtw",
-    "4-qOH4-/8LFAo<653C95qc0B..p_c7lK4vxBt,@F3/cR:A0sir4G(sh>)8BM>Y4m)/&fK5Ru3@gtzZsT5Bdb;tzZkB1rPfNx^z<,6SN2q37yO#4..$rERYfp5rNDh4/qj_Br*UGcbuay4.)k!4:jNt",
-    "4:9PiU/CIfGU%-f4p$Gb1cak64,<GG5BLZEqAx!KVPs+6mM[Yy2G*7=FBCI5nSn(uIWzzcqo+zQ05_w#pg9iN5I!.9H1D@Z2$^&82dTxU0S&qk0[yl]3q1h$qz(<NzM;M_Gyn$Z7B3t(EVZI91D$dY",
-    "0-@W.1<N>e6g7-FAP)^YlZ*im1k-v71&9F<I!6x>-QV3=<nQ%6%],y60v@/9hodhA%:f!Uq<8pQZXY5wr2,c)qXGp/4+yo,Mi4Wggc1)G[(&L[Q6C_Vn*kIt01C7l4A/ZG9]kw4hC<O%HY+pR$aV!c",
-    "4+*3AF&>srz:8<Q2BpZc0UtUr+5ryjtwIk6+yN0ci[^vwnxJ712JV3!4+@A<4+eqLb@LAv0SxcsEe;s9F&>sr,vJOf02np=3#-jJ4+@0(i_$6gb@Uv34()Xh0p+U.9]SPG1qH851$Y9W&36]qr_;e1",
-    "(i#NX#[&T<2]o$J[ip#C56PvB0R!TkFAoIii3A7K!aolNg#r-Vz_m7Hg#r$![^_LF$h!dqhs>2YEv[q&ok9Qy0uBz7Gy^OT0w)B[M,Kf01+KMu4BZqC)Z-)NH;4p$1F*sd4*[wIF9kI$p@aQG#H2qC",
-    ">SG2_Gpqs&s$&Q9&lnE;;RNx:>jL_i*]]Og8V-@k1eW)80IC8G/UWHyoIVM(6bON+R_s>ewqFGy1Azx1G%F$x1&PE71&H<z9]JLnlrS4P>qG8hF*h#-B;ZWT27&>y!=^So.3R&^;JxqL$3>^Ayk@xc",
-    "scI,UHy[Ur5d;@10GEyx4nhX-<Lo78GdP!k2M,go4/)2VH8BOxpg#=84++MP2MzKH1i1.y87zsn0S:8wbOpndF9#tDv9.veGVg5x2LkX23%>s/J/eac0SPk(!/$PK1h^6#DK$I73m+Oehvj,bEjTpr",
-    "T;e;DN(9qm4$q1KG&M0SDh[]^2#1NX0S=U@1P-_;2D6z50pRCR4+#6:b>s[4NDhu)1V#b9yLTT7I7S_1IRG#-Fe_=94+%yu4:U0VATleX:jV!8MhV8)Jq(8g4y5<i0:=j[0-kX^2/:lN1IrBz9_d-Q",
-    "V+!tB2KVel0>y]>hQU@44z@>F13w/dT[0gVGB6(kE9=WKFy*mX0PzeD2e5Mw0l$VC1=D>10NWJ[,_1T;q]ZDL1MkUc1JdLU1eD+:4+M.tOa!IYeFui#4*/H6OAAU8H2<JaDh5afAr_>_8#u872Wtn+",
-    "tOEvh0/cyx4*Hr03EQRv8!*Y*0]K894+Ns<G7Z$w3IxZ>83XkE0^acT2m>lO0&xf93JTEk2m-cDZVv:e<&=wL69b=W4+>Nr4/YRx.pBe-f=G%u%u=mU>xJ$/kAVyW,[/AhmGBb./#:Kl>yP/G5-8jy",
-    "Gh7@p00=nA1THi.9]N$I0]7/3!Mz0%HG3ZhGyo$jIs1zS9x(R,88-vT,uO%kAq/+O0SuO>10FNip9c:BiU9@Y+yeuN*c%PLC.EwN4+Y*D4+Ola2tNcfI53w57BT/CGyp9*I!OiN(*rFvGrHLu5jhzI",
-    "k,ZEqGdS1*1MLP9Hvk$j01,6+0of/GgYr,/GBWG_1IWGu5-Cj/9Ww0(3f2J!OCJL]p8=s$Ne.Ts1Dcu;1kC(v4QUcN*90E^GXMfS6E:_^4qXYsrUnil1Cxgc0<4Kzd/fSQ9]twl1q1!)1PfdNHX1k^",
-    "4$^o63=)KRGByA&12Q,O5-Fi2GXM>)iWM&dGBmgaEIBjc0^i+a0P]o6Ne/;J1p_4P4#(sh1Cieu1fZS+9yq,L1GoheIRFaWjROO-j06t;w*;OY%:)uK)d3PU039[b0^9mv2TKnEw*<jZFffh:9WZJl",
-    "GC3gvlvoadng]_ZFpdfVnYR^Y1(XH^:D:elw*:=#$QA-(1rGp]uLuHs9]tzK1q1$(0xmK(w*;wGAP%.$9^GDFEHgO(F9S3&00fGKDGv#=1up]RJDCF.HsS*gw*;t801pH23InX(867#d1tB*%024Qi",
-    "p#u)L1q0yN2LeF][O]+-Ru2cZ1uio(&-t<M)BzGW01nrX2ny5z2TKnFwgn.FGXNbk01@0(0h.m4rE:]X0^l%E2;9JH1u_Nc2Zi.o4Y2]R)r2Vn#uFYi=Q.8QyAdA*Hvj=_4FdF<1P/h!#Rdr/0/5MT",
-    "ArB0-1uQi(051bIGyoDY03Qf3051bGGyp6yIpPBjwgnk6-sXxt3J0yH11]+KJG-0Z1m4;G6gBwHK;nvFeK!vT=wd^%05voTp#^ws7zg<:ya5jlRV+C+R!cKCGkw.]B[(.$4umZlGxzN:41:4;BsDRX",
-    "VFRQi4!xK.1nm.GhO7ZE88S53BM!vlQ3ZmuFa[tC)*_h@Iq<A1*CPNI4<^r229EZ06E%tf8Z*^-9_v.L1<D)93S.Ob1;j6w4*0GCHZwOYDh^5p1b>q]7dY1/1(5Pd1/J%B@XdIN/m8H8v;Cu6F#sPA",
-    "G5[]RGBHLCv;C5i4+*p*Eif>wF9.L*03]Rmf&:n-BLIyN2G+d_4,NORP7eIQI[.kHk,.U>8/xaEVmUa@BNH>MA0IRTF9]s<03QcA01@L/6FAHv4+PO8FAp_@01@I.9]ko59^>hI9]Si59y0(0le,!d",
-    "F#aG5w6g:eFytH$1JAEB4!73_1Mt2B1DpP59]t$%90Hn>V+KkK&m$j+0XYB[H;AW,H8(ef0unF)9]^0nBOeJg01@D=4*eYn..Md,IXNE^H>sz2H821V4#gM&:mUNri&YNB7z@l^#_2Sb(IXT&xtjzJ",
-    "3eh7E1*<n*9XC)2@XL>)H.%s;:he(v!W-$81>Sfb0u9@-2og0J1l8vfE-u:Y0R!v;1Dga4z3c)3:-<kKHRBjAFfi/[1J(f&Gyo2n9tze02TKnG&;5u,rvwiGY6F8G9^6+iBOeJh024T@1@S-oIMW3#",
-    "I5[5^H>#&.IRFn1-^[b$&F/-e0/eD:3;UBX7!NkmBQiKNEYSfE2jv(oFfsrL[UIL,H/7-@xTaSP#_cH(CIWpOG@j<;ryK-D-3+OQIlci2>J9N%Hpa[X9]ty>9xgC7)B=+70TMR/4xJtf)&U1g4+PUA",
-    "1ERwN9y4kKhaVpWG^9vw3X%!^JRb!ymj)L%x&.ybIUg7](.2@RH_/37H_.3bhXewe5e_Wq8!-gcx&.FIG1Vgn+WZ3#3AzOi=a//pA]DAipB</E.O2<@=$H:_G@%AYx&-(7y&(d-BM!O+1ih:T1I;,e",
-    "3$dR99]t+Q1s;!0=8*9*9^+N:1P+752nyB#2TKnG*CP<&Ngg(85,.QC3pdvz9]./A9]bg*1[pT9=al.f7&q4/9]bo69]k!90iGKI=Ck]u1q:k$x&.FJGT9:rg^!JH2)YF;12HlHEHW]V0^i;c88+kt",
-    "4fF_G&msXy9]kbmBO<:]053*1GyoGgy%PhyI^Zs^0<4Z&+9NLmHht%/2n4N%X#.xQ4+A9x.C+8l1@h]G9uzR7L.*p13CqKg0UR,+9t+k%4,WCMH7hGIr6nXeFr*.54WuO.G5[enH_dHoq$LEE@J([/",
-    "1[*EUf,Mm<01,AI1C1paH2<CTi53chgjgFkl:Y$)/+hl90x_s:B@,@eH2;:JgFpm]0U0ukB@+K=HvlgHGBE%GT:,Nl10<QKB;9mQ0xAxSB;yH7o&g=oG:j!L2QfDQ6*.YxqyY_OiX]<&FfaftFfjlQ",
-    "MjsC[030)lB<RX(2Q,Q$4D.3V4vOrj0S:=QA@YS:4*_pU9y#8GA>%$!7&jaSf@(!P;O>hh0SR0V!q!Rz@%VHM4-zvtE-u)qeF59pM,K!;A4xaaB<,^BA09Z>B@/)-IWVb72BH%IHv-HE4&HzW0;rKp",
-    "2LKKYu:T7I/WY)Ig./hn5(M#(2<=J%+XD[/*b<TJ/:Y_x3b@c%@[O4MgaNrF7dD+IJ_lEog#s5e%^6aVGPxxW54J,DsNe%0Gh6[71JKw54*(wqg82h2Gc]f24mGqx5-FKa0HzxbwL/Oa4.NQfEio[,",
-    "B<YCSOENS#EYATC2)HE/1&p]F4!Ge21I[WNH.bkri4@a=G;fJp0j3<V+_*ep)^SsA0*.sK1jEY>46vmT0kr@Lh]wqwwbTR,hXMnIM*;yTlI#NlQ6B*==coK1jRpjP#tRcT+XNp7G<Azif-]RG4+Q2V",
-    "5-aI3IcXO&*GVrTF*D[R9]bhr1>+>w4K6e;9]FMv0!A+$H8JKT2A^N_F90;-.]PUt4.Y6y9W($B1hgUqt%eaF1_Bp(4x]SJrtbp@-sXxo1qrdjWe(IH0>Xt(uo)dPsvr]Nljs8yGD[21odFXw/LH@S",
-    "G2-aYtG#3bbPI:@10M%8-[=+k9]1)YGl2pFz62i#H[%5Whd_BP4S<m&g,Jd(Gcsui(.LtjF*J@R9].;&NfS801@b=oFyjR+Gcf/nGCAW81Dr7qk0uWf)gS^fxD+lmHsb[gArBzcAT2XEk0u@gFaQVV",
-    "mwq1yIpYN%1T_H(95vzt4&wzGGTEn64+D)R1j3aQ4dVqPI5qPl0!spqW((s59]tzd3mrB91fZl61Hmc@nZ+It2.HVJID!NhGLtAj2sSe;/LG/55C%#Q1(QkwNFFt57%@Jd9]bi49^YPH4#Wlp[e%Sq",
-    ")es&q9_d_iCLaVj051qOF#r/dx$=<L0F+7>G$9V:1s=jsye0:egOC9q1_^&hF9kU-lu8WZ0^kf^0O1Y:NDl+LCK5N02<eK[Ng==guO&Z4HZeE3CKETj4ih+_J@WDLCLS_Z9]kx87c:ALDmVZDy*Cd5",
-    "z<1P7<gV=Q9]bg.CLT5b2+*.$1hgU#4V)$q1Ix@:9]Sb>rdS3b2+So0y5_+TG&0O31D0wJOw1()=><Be+q88H<4HwZ95c)%F90(*00CVGs/po%qsA5hs0jut4$LJJIRGCQIRF$l)SCex4Kl56FAX:]",
-    "-v>3LH0:o0L:_;[02;-zB<RR%4mSWCIO!!0oCXgE/p@LD03S3s01@L/4&2)T9W&<92fNWC9W/:H2FJ@l1eXO54U>/=Gafd)B:]DyNC*^KjL.a-)#6qM>QHAvst=t]6f=(^7!ory4+W$qA4W6)2Daa2",
-    "A09HJCNBv%HUJ+7H2<Mc01@9+9]bi49^hMF6Em0)4+f(q9].u40sI0C>7n%7!y=(n@yU/L*p37r11+v=8a0p*0Yw9eC.3M#9]t$T69S&469!5Pq$UKat==N*0j4Gcg(d[]fGZv_hXNBd$0iR7rY0W.",
-    "F#sYqI9wev00[Zi6D^]@9]1rg3pn0O9]$v_AO>yeRt^vg3n31sCLcC705Ul>EYATC38p3w1)R%f9]SX]CLA<F1rGES381K24*]U%1IUXa4eN+12/I>414]k,$-]:EA2y[XBRMyf0Rng$H#HJD.4qp[",
-    "H[2QvfgS,y1C]8;+XN22B;pEA7d8MN1U9B75-I61IB6F&$0jc#F*Dq66EfTe4qXSPEG[@S9_UvECNCf_Ioxjp,/GBmzab8&EDRwIs4NdQrY15tI4sct4+h*CKLj-6JEl(z-sXxo1pucX21pMB/mirt",
-    "xg@wf1q8JHP$D!jOAGPh9xod(IHx8fI5v>20(A;9<em&fGUWvxHp3(nIHQCF1Hc3y2sY&f0E@X:N)H66CIhkc1P/gd6En#s4,2R!9].)89]bnT1>*,H4lXz[9]M$r4+ghP4,bnhGBr3XmL3lPi!2Nw",
-    "4vQ/gHmD[OH]d^Z4+o1ZF9bF,s3sgU-sXxl1sFHt0^lhu3jv5T4+GQbBoj2:BLYhsGV;JXA2>KdBR4gc0RrPM3$ED>9].+,1q)3F:dn3Z1H/R$2s!Bm0Hs>8N)H68CK55^1s*hM7c$ExFCsBD/1dbX",
-    "#s&=u2azluHvlg!HaX<<1DrHIHZV2m1q&e$N9Ifiv8p2.2RZ2l4$cb$,%kwU0^km00H.6ANDl(4CIqVBtN[(HdlWLo#SIfVt3D3_%O(ZEB<Z-qCJzU#Oa#%N1@impOb-K>O9]59E)Na4B=)%)qyaN6",
-    "F*W&c0@6<NgZ2sm8V;%VkShg.[yH5ssUrq^CJ5GqG9LmlfF:>YHZcGOnVd2Oqk:/@D:#5AF90.+009*Oki8oNB<Y1qo&o]X4*w+y,u,zG9;MG_2R6z^BQ@T59^P3zB<M,-U/C*+HQgl+L:_;]02;:m",
-    "B<RR%1vuR$4+Ea@eGfC-B>1^mxGo5<1P/z$y;GA.[v!:Ly*&_!O%gZ.4-![iFAg:[wF53TIsUT&28=IU4-*hTGF[@p1q8+A0S<BK5CpWEp8*T2rvd@L91jVezf2uAOA]3k4lx3J4lxfsdJcjo1pQDC",
-    "7o],H;o1Dy0j5n2%5oz&GP)NNGPM#8<!A0&0yyj<4$M9Th9v[r=ehhvnU(.ofy<I2N($=I1Id+F4_qeqmH[C!EWH9AG/%_ZGa(,eGU>HD2[Hf<Ib03:6a/9s149iT0+tmMH->#aAD5N=F*7taK@#I:",
-    "GQe_SArBy#mH@fmvKb8TC.KQ=6F00V4+!Zd9]bs>=-!.jVgs<h4+NA27BT.@iAx=/GyWb0qwa1E!$A^@*XvgjIZ7Tf)d2[IEiV8wHHZEl1+MZ93ef/$-shr&G@1!#H!@q!3ey1wN)H9LCIUzvH)$U*",
-    "GqxrV1*irF+)M!X3JxCw<p/Q;Ob-NoCKEG(;.yYwIo;tVArB$8CLJ-W9]JVc1p_^(4+z[$F9kC-wk8bX0^izX42soQ4oC!(pm@lQ&:#boB<-PH9x^TD1GNPM;E(wO3LgeAg:4/)oD3&3G>OuBH!^El",
-    "3ey1wN)H5vCIZk0E-BG@7c/rpFCsBCkd=<xHIfDnT;e%VE-BM81Hl0UzzGi=kd=<h;_DWhf+r5keF@BDA(EB:95nzgGdBPMW&@l82<eOg1q6:X4%c,I-sXw_1ppldNDl.+3IpCF9Wk_A1LiLTy5.QU",
-    "GQ0r-wgm(04hyq]1s;@8wgn8kNdoc79]oXCE-lmtcM8,221*YE=LG+CwgnzDX%[o^B@+Z[HISA8BQQ9V1@b=ZwgnwB00iQZ1QRx)F%KV*mH@E>@k4VQ05&$fD+(bGAiOIbGyono00N]21L*Dv4+ype",
-    "F9bF>([&8u0^i$Y7%:1J12)qo6FJG@1P/!MBmlNa0-.nA4<S0f5-njF6EMX,4,WlH9xwnFGyn-RCJ6gW9W)_jgC,9S)Eyf)03R+n@b!4Jz99&]nE;yV@vMOLsKG!F0-bOh3c]KeE-u&!NhmWcDIX0q",
-    "(8_c1&a(kBGBP)S9R;%=@8E#-/NumgG5@^XphE,W8xIBN93Kxe00XxU9]bt)94Iw7013sZOb43aAr1F]AO,o_837-)vz[&q,k;hYCj==V1&:VwR]&P:0uAo7EDs0Z@J<3412Yc/>@IqC4+gr6VHr38",
-    "4+>VKBP2C3@M;1W2IAdL9]kg.CLSxd>g;]ZCJzdUn/^syyY0FG4!w$D4za/k1<@J86fl7)4f^!u1IOPE4+NaW10Os!+o3%VBB1D_0S>SMq-C&G+^[BYLY/fQ4*82/0=AA(uDSvb4&iq%2sJkJ1RXU1",
-    "9]],80fW:X4)RR_ZUv6H0uKx8ECj&jNDm5]*Fz5o!>WaA2[e5YHuRkV4$lPyt1/H$%mp7(Hn=ck4^Z)B4zQm)43@rEvJ;Ub9]S9mgl+)81P/w/3l8;=0]SN*0/@8b2sVgA3jgy@9yFGb0SA=I8#JUm",
-    "0Y4Wsff*kgIfy3*!YVy9HaJ<d[)7lFFf$(rl64-+Gs:C)1fkyq4*])V0Sh1w[TvT6:P@p9&jb$$k97]QfX<LA]6_>2k1H.,G&Y./0OCvsNDl*+9RjyN4S*-yG&M9^AvH2e4++MrNFFh!HxBm+9W($6",
-    "wc@j61c:8gBRO5/C/Utw2>FwP>6i:jH_/pJF)<Gv2HE/[4yoJ$0(/hz*Afo[gS9:d!VNDCH!!slFAO&=vH^kX&,i@//L83h0S=e!jw3GyH#CP55-2aE0uNNW3;Cskt-94PH_.ey%8x$^7t9O_H_f!h",
-    "0*V+1.QEFfh#CdL>aF,8:jDkivSkkml--5_b7+.1GXV5L4,m,=1-Ecx0.swo1;j_Y4+%2^+W[[FIXb<;9]AJPk[k_g=3YNa[RI=>r]BUd4mXMi4,LHtKLIN/Gp88=sLP)L9x]vI4v*Pa4&Vv^#=68%",
-    "sX@Au<CFZ1tG>e;;gI_(0r(gn0yX5qUIoxT9^Y0,4KEHjF]7m>FaQSc4h7JiGY.*m7cUMtGwTg64LCG@0WLE)02C[K9]]<A5jNu(4;c.oA5%D-#zhaE0kjwenc0j11C;YC1hN.p1)2&E0OwQ(qhl@!",
-    "G&asbC=.Eq2<eJ5IubCi7!7DAIWwv[FCa2AuNW<@H#v$K2jRjGEjcnB2):5>FCQ_Gtr!zBxd9&lF]8O2AP%h.4:Xlw0PAuA%mEJ]tQa2!HTOCjHu3@wtQZ+M<&gY8>c[>Wh*^HxItRX&qyYk_8xI1f",
-    "y.Y]DuOlB1H=T^a4miRI4!YkP0c9T$GOide4mmIYFAg_]fdL,=FaR$LGC8go9]kza5eLXF2Z#X$rp@tm4Kt(:9^YS83oipQH;si>t[5)^H8/ntL=+KSA5%H.]1%$y0W$p-2:hln0m#H%4WaZ34,^Ht",
-    "QV$Bqqiin<IXKt=9^YPH9]1D>6&5ss<Q48q0@.[T4u$Gh4+w!4FGD#u01qLj>Hqw8f_aK/e^EPr0yeE06*lsxGan5xz6(DMGB7d#F99(*fffaphY.(%mQoIc2;K+M0S=Sj3kdaK4,SR>9yS05$uAEN",
-    "gaIEyH-Wc8Au/$O1s_1.HjEYp<!bUh1>sUHI^4Bs4!]rIGx$s&2[ekz0RWb32T2bErArbtNDatJ7&z[5FCa5F=A#<yIWx@[2jI_L4&7<QH>n#.FCQ[B=A!U;9[<M.6$&2;<f8m-p:YP6l@#Qu4+Pi)",
-    "4+Y4V0Rw=/4+zgt0MG&lNDkKn0WJ:%!=a&2h@]H@NgoL<(JMa:GB7xr3Lg$R039,.69F9p#SRY,,4#C$GBGil3Lg$JpbH,YIfVfNmkR:m6%PZY10M,DnE<L#:JSc;0S=wc3m*bDm-n]w014[<F9.g^",
-    "jsXut(GV[oGBE%z$N<Jt!!0E,IK;d/0x.2!0^FtI0]6Zi:&QV51p2RJ3Fj3bNI09PA0GiT01+_x0tJ%mjsbrSWjJOzV:n^p]0544P!7w:0uL!z4@>hoG7mR@0uKC-0S>Ty53&jM!%hzw<(B+K[NpkY",
-    "D<+EQ4G%w5A1X2M4G(zp.1!C3-sPFBT=^DU[S6Np;c*[JA6*aQ1hm9X4-rHd4^^Q5#7+gR2oDLXxdIFHuQUMv77r84#7,SD03I/[[4gFi![kFAH]G!=3OUv9MHn)v0S=k&#7,zSEGrKL(CIT1Hu**m",
-    "1mHgp0YU)6aSt1m/@$Y*G5@@b00>G;2cIw!TO.z;+>;e[co-aFmq#B5I:bRBGAq@W4i6QmxdJ&cG%)^UcpoA(<BtSv;*Ro$4+ypaI5R6Vs:MtX6Sv7vA0jrJ0TeL+3cm-ruZcho*bWAWqyhr<kQ<a!",
-    "4+=Nc0zVWnIWhnQP#,)w*#Qgf>=AO7+5racwq+7C)zAY5I1dP:xdIOg+W[Ii00mJWD:B:x2&TCL3Dw*J24N2e,vJOY002P,IS(MFxdKf#G&EhB/m7<1wgL]lwcY[/wiXBJ(8U1<oBIL*:0SrB0]_-q",
-    "0]:0Dd-+yP3LGC7H<mq41FKsP2D@Ze2l_BB4+*/u0zU=bG&leb-)yjM0yn$40uJn>d/Ba%5,n8%Cm#niySV^dl%#wQ0)+z($eRNOr1/2>B<D94Is%-x3Y*t51)%_7nbI-2)AR!vG=zp(xw!%bhU[n$",
-    "0E_b!1k8px4%)3jBr7/2%:w^(3)36@Q4a:F-YbI%xIqdY2ENN6IWjmg(GCS61CR#*zsPtG2-0wK1DgR41BwV6IrF3g6),IZBM%4Slo9_!ST6^MHQU7k4Xhpy8M3IT0Rj8dMGqmX2=cMh3kFLM2:cBo",
-    "G%MopIu9J93<.J+Go%a#OAiR00bd6,D/jlM.qHeu0uK$%5HB;[HO:$WrN6WR4+o!$Xb%G2mQ4l0umc0)8V/T=0R.)t[N@v6A-s)/4+6ar4+5KwF$Mj,W&pBg4ClNF1GNVMv3(AK=HdZ![!^.DGdAkL",
-    "0uBG1KL8&O0L3N,+_7U]!HN]HA>&p[GzLTzGL3*V1:zMC2K.o%0J2sE*zv3Z4+Qy.0vtK@kpckw-R6ar5jOw_>K=Yw9_Lz@DKR#Xf&m7v!D.QT2;*i)GXmlY2#taP48HF]95k1*2;I4B2sMg/0W32$",
-    "g$WM^#<BHP@O#>)%lb$U12G7,H4T]H4loYmxC0LK#i-/g4Egjk298(@%ETfNG@v9[3N+QKc=;Nj@+XfVy[cOW$BK6k3iI>-2-*r5!ZZbmg8:a44E:Q]6mk_=q[IRb2CZxbw+[_7wF3>jzk&.]-gC<U",
-    "&.>sZ/QabRxkm*I4!jHp$EO;v;*a+$2M3iC0P^wjKDEzdA5t[J#zrqlD/=zC4/erIG!F:psEGjt.:dtr4AlcZGC4ZFqXz/91P/w*+6E7B=@/A*CGCxA4^Zi19^6.hQwGRq3dx,Y2F#_t38DuN0gxjH",
-    "fb5U_0QyZFGNT6p+]()sr3WuPI5;ySA0RXUA9=wX4;D-7F%F:v1jGs.G%M@k8xIM<3NJl0G<k.:AT.CVwE,_zFApm*o&ysw05CNxE#n*y3gQhfJvTN04.Yk&AGQH7p93B=p!zfq0/vHg1e;7S9yH#r",
-    "0S=VLzNP=Hk6-f3$@u]ppI!p*a]6fj0Ur!8)xQD,Ne-+b2dH%_1Tr;$zXAipgAXn,Hy[x,001Tr0jj%aB[VF6U/E$80RcK61_Xa!8U<wrMGk[r2A0]d9x^aP2)Tv]3*BA<%b5ZI,Et2G!:tMvF]xx3",
-    "4wRG%3LpdFUI@%&4gQP)9W;+S0XF_!lef45A00H)bT0)mU+S(GBQP]w1P/,Cx&jJ>%^x$T1%[&r4bpT0m-wom,fs.s,w6xfnG>!eIo88m1LOq+2M$UJ:7y+J=Pw6A(B/gKFbelz4+38Vsq>jD48n&2",
-    "2.OjE1dneMIe-Dy3BZQ]F9b9-qB9KV8xuE%H4g:bCI,[:L/2DaG8iz[Zw_[2nFIm#o&*br8wT3GKMw/f76-Zg4+XoFU/6-CMg/h+8Z@VK4(O*J4B<#)9]1G%G6bg)9^PL$9xo0yFphEzrydBsJsvWr",
-    "9s-uUA>6)A&Vy7BU9BDgjRXMg1rG+T9t[1(M-[0<ptnIEVm7WGA0RaVAGQH901pba+KB,Jl)gO/4b%fKpaC*E@yBwv1P@tO[T&LG*boKy6DKe<o&z5VHSz@z2mKu[M/_^5A0RaVAGiTB03QxH00qmg",
-    "J@Z929UmYy03X/>G5@hU>aYBs[T&^5H2<#C0WttD2stnS1C]-Gg%_dZFffOS1@h]c%>t89$TJT2.=luX7zDqG5Dx[4jsgXP83sxY%=3pi*a8Ab9yMtK-2i>F-sy:N0Lgg/pos.<GJ+lvHUJ+8Hvk>5",
-    "HCzM1&jADT@2@Ju9s+m+[*eJ5GMNDe/8ggn0oDI21gOjh4+nxC1Ehx!3zYr/0T_G&0)QS0AP+UTx&ksVHZ05m4.CRYEj2Iz2.[sX2iuMU1Ngmb21pIF1O:bx4(9m*2DS3H0Ru@80Ja;ryS=I($n*gM",
-    "91N@31@h@<1Y#aFF%_l_1,&B!@pE(csenxfxT,uCH:@_T3dsTv$[P;h01pDo.bDqYs-@g%88QG4)(Zu<z,/E6Hp&]x8aJSb0S3(Q4+Wu!0WSkJG0z(=I4oN_4>(R]1o,.N9].tZ8widc4+PxeVFSYg",
-    "A7MGl8!sO/Fu[H/(*ZRx$[Q[*H_.dR10SLRGQRaQKdk[VGc(E;D:ydE8x%9wo&g4=0^lcHBn6$wB<YJ38!tyOHvk>YHn*BX54Qox8!rtxHUJeXkKJM)U<=!WFCaEDp93G)0W,)OB@Y.=ws[X:$QvIa",
-    "HmSdFAGZNC$QvI6Hvk791&X8w4*^SY0s!DM4+5+d4XPUjoBsj:/KcW:2)eBS7dG(.4+N+iA_Z7q4QB+plLik0%+vw[(8C<F+@a^4k_jm<86N_RryBy.7Y>wo096H%;lldl8v/PB1U2Ct7C5IH9yz8P",
-    "AviV^9]tw28y=NYw$lPBFfbqjryB](4,BXqEH*L#E-cj(1+](6890cT0SfFj4+M/HF9bC)mjoFy,kSjiM,G.+0[8w34vLQg294JS0!I%5i5nO.00#fazySo](gF;I8V)leI5>]wFaQpX8wJOm1>F&6",
-    "49DI/1(vBu4-r7Lj[z;xD:9Cg0SoGpNFM>:yWma<f##9[F9I>%./a9mGc*6!Bo6@ZxHAQ^tuzk.jOQf+APR6kG&C%cTnCKxNf9!uoDLmbnq&ivg+dPjh0R6].Z/$K)g1<WTmc6U0)ov(F9tI.051wN",
-    "HUJJ_1Bp2fq:2Fwt;DliFZb:x0f-9G->Vj$mH7k-,31801@d@138e!M9.G[@0T;iZ0R;amSNxwHF9I.$fdLO#[hu8l0ycpG4<jY:9WMnfGjbO)00!o=tpNu9XDKZ-01l1Oas&C$1P/wwqDLPBH0O_W",
-    "5-gsw0SA)jP6VyVA@b+IryUO;>1S9!;(9wv5z<Ry3xl,_4@#Cbj[z;NH!/VQjN;rY42%U2#[,F[9W*vIER&B543Gu^o(CQ^sV)M=/ok+O.g)@3Gyonp#tsC.r9:St;4<e^H3h;H4+E)i3H[jw4f>We",
-    "HUJBT&;6rLFu/7PA73*79]Ja.4i6TE%QO$R1G/:x4xq>v4X5Fd0UrQ2zv&wrFtpVI3Nar7GMf$thRACMDGx%L4lffoGyn=@g&QwqIX9XPF9J0+00!*FYY*fDnhp-S;8a*avinXA.eg6s1fZle0ix#w",
-    "0a*t=3ys$p4*[bMA3ipg1]JSKmj)jLG=7m$+pI+o)dQpr1(nEG0(1kUD+/!g4Ed!)2FvCj2fMID3NjxEFr=Iu+yn+G4;;94FB3R201WPr6c1$Y<<WqcyuFVB599,-4F.c-G!F/,4JkM;jiWdP7as&Q",
-    "rVSA]02nie2M-vu(<>MWDnA8tV>]=lfB>364.FQ;0WT0TIPvI29XS9UGXO6MH#E>n0U9)<0S=lN@Z6y7G%VEt4+yZ8Y!3s&SPDc5*Pa0nHN)E>2fhA51.=;g%B5/pBo8Clo&g&$-G04T/ba!6=p8gj",
-    "uBt&3F#sNIhUOgs8V;KVsU!/z&LarhkpTptlmQM^16dw800+_mK;.w@3Rwe&Jr37Q0os%S4-.jH9WM(tG5@)s3*I6Om5=Hx1IE7u4*M>(w2%S<&wB/_1PPCh1>YMkHVl-x4-8zaYz_xpKMX4_GKryE",
-    "0KJJQ4BEI(95&TY3AO>Q2MmqU1Oayq<dFhz/Q0_RtZxBE3WnKC2OJLv)#U:mHq>if1:3c54*!<k0,.jK.h)/E!!-iZFr94.*N93SW1xc#4+hi*5-g!I1T)s>GXuy34+7iM1P+jhfB>E&g1J/)#o#tS",
-    "2[AV][e;9UD.B2u2<e(7<.9>YF%FsaWdR2cj.*C8G$1Q6EauoD0Hiqxlbrz%2-HI[F9I](;#TfHHzg^G!jv<z/o^9WwhA8vE%%l]1=J=k4,cf>HU@<FS@P%f+ffe%:_s$Sy:toiodFJ#&O#G2-[p!%",
-    "x&a5eyhjN&2cEra0S6BP$)]D!%FBoW4,%H7I]S#uPzcQW6$>j#4+fm&Z4QhA1HlCk2(N^t9[<M)qdN!Q<NX[zG%]t#9]Jf54+![/0u8F8I^4xkL/OXK4+P^rN*Q(fb@J,q+))mw1>Pom4vey07&yR<",
-    "0v@<Hy#xx;:k0w%A@cGK:k0@Q2Z-Y8CpIy:fl3bxnu..80yZlx<^)Zm;ddcPJqMbKP7ey%r#lY>Iu9W.4cP.+<y_AoI^Zcrd-yg4P7d)y4,<&.LJtt^g+mJGj203z(>[^]m:wSjGXMtO-YAPR1DGBQ",
-    "infpe4+EG-4+Gwua^O<SiB2B_HUKXMH8KDW)Eo_jgP;%[4)qHTwdyh,BR0t.1y_83)d2$9768c]4+QPK1Ot^i2M,gq:M[.I0uM&YuO.&/mqRZCGBf^MfX53D/L5N&9s_Gw0:23l9P)@y9]Ji64&R(i",
-    "1n(IS0Mhdq1&,%z4,5XHdj!ZD4+rWJ0lE.#WVDP3A_Y/Xz6T!#GWjA8CgZ=,9]ka^i_$<p>1=&soyU=>LN,Q5MF1ZGE3JVX2K]CZ4+EUp9Rqg<n&(6e+5ZX-1Bu@r45W>;3n_S[S>ImK2oDMRm;IAW",
-    "[D%V%5RSh:3,,cO2Acv81B(Izwy>Bh6o_:K7cu]=.pCKmTmy0s5P]PP2)zv!G^Z$S#sLS>0tnOw9]$sltN]]#GhOaU4+fY80dfwGBM$5SNFM+,-<1HW1k#NN2ZyEw3+w]4(E%S@F=bJM1G5iNbYXO5",
-    "bIR*80I_fVFA!ojip<6.EL9Hk!_>p3T<Oc!%[LDoivbVT0gBBx4:PX.53B^;%[LDN)dmj<ip<6.F-WjTy9*Cwip<6.BCQDz9g5924.KU;#R,bdHxC2u2<eU1%[LD%P6nY34;$KREHU:D4]s_rHxD)F",
-    "0v/soA0aK_4i6cM%[LDqUl05Qip<6.1EmEIln9E/HxC272oDO1%[LD(PY*QM5)TrJ%[LD/S05^g01tSI%[LD&ya5kAu<es&ip<6.AYTs^ip<6.AYc#41d7c!4+HW95BUd*%[K+22oD73ZV4n0A;I!>",
-    "Gc=DlIRGs/F#sMh01dXOY%c&eES&)l9,8_b0SZJ942F#Y9]to4A0#w^@=5nOv0(xv4.oK>36[lM4+Oyb#Q>f;hK&L*3=OyW#snWCH17cyFzx[bN)H0H0S>RBjRFKwA0jrJ0TeL+4c-3F&GKXq35AUU",
-    "8ZZDKHZ%YPP#,%v*#QjZtwj$9+5s9dg=dCqH#7hRQ6DQZ+yM<SjRFnOsznb6,vJOZ02VX/4.;0-0uL0c#sm)q-<5Z!;_nxoloA::sm25zHNcZY1mEB.2t5F!aSt1(#sn@0Gcy1NjGaOcDeQ_>8!>zv",
-    "3m*YF;2G_iiS]MfEDR3[q[aj.1u[42i_.INLk[Qy4YGq/4#-/^f:[prR38R8$ao0Hok9,#93Krh/!=mav-hwQ=tA-7a]f_m3anlZ+PXsql(Rz,I2-cK#[n+=GB:w*2ebV(4+DmC4+Mja0tb]#LJtdr",
-    "jRFMOlrIkipV+Da3!7_fH7y1s3-YNIRR<Zg0uK;j>=tsC;wth#;uh_g$88Jb94.CHb>V0Gbq<:sjRFJJp*#,;valrwmv[+)c<HYIjsgnQ*E9[3*(3=#),(:(3kSLPK<Sbxj[*+@(!F*c2r]6r0t3DM",
-    "BL*xF0f7MoEe[Elj[*XP!+H,cssbMcGyny_vvmb44z&:n-@l)y3pJ]&4+g@nWDf>c0tC6_ECwtO0e^GoxygMG3Zjq#FEBGUs[$VgH_/==D:wiSuLlS6!ifPN3pc9)4+XEnbq<jgat5gc39Atc[H@4j",
-    "6t;0f2eMlS+vPM50I7TjCLaVcpBE0Q3I(*Yh5,)()sO,sGdS:K4!9//i=mHOB,D<s6*0<J6b^W]kOD6UHZ#+Z0v@i100YEs1,a%74+YGk1P/;,kOBtf)(a6dC/UVekpc.RkOB*qcoaE+kOCh9G0%J+",
-    "G>]^#39Z9k9[;<s-u[]lH:vRf9]tu4&uk2s3I#DA7&fW#0S=.++g1+-pA9b#G%.sa0uK*@,vS:5H9ZHJw:/BT1sFL$4+!Y,0WS$LGyo4*->(3pm/zBQmev6b/,gHx2sY7=HXjT&mDT]tK[o&&Av5Ti",
-    "HxEms&jAl0sYVYfyT)D*2$.FZ0.LZk4b/lLZZtZ;z&9TsH2<z/GMGdUP;**M43yX.1LSoHw_bs61Mc8r1n!vv4+fXk0R)GkY!5,(j[*,Ohu1X=d,4VkJjtpz4x$4TF!:M.44BpdA3!$%A0jmI+ddC@",
-    "p#u*_->(3m@LG%f44KveA3,+&A0agLo.9$[0kRDb3Yyjd2Cx1M0<LaN4*@X>0^ln(%:fSu+]FShFu_me24f!xHRrPf3Cx:x4+Ed31OtuG2OKnG2*^>J4yo+^1IoD.5IG(U+pP,)@[gAM2&:isAu_00",
-    "4%q/FG%UlB1PvVmI]Jm_1PmSn-C:6)k=_E>84m-H<&N,h1MiXn4bKAz9uBPT0v]Ro%Z_yBhS:,YADn_(9]SbtrUV,=pac%b<c]3z&od510)#yd*tr7)khCBHMh=k^kOl:c>@m<Iw-m3*AOg/t1G$Vm",
-    "2lwDc0>/eS4y%z]4v<%E1=1#P3!BzN0Y(O)8wNrT2jepoG4:h>,vSR5mGD*%3GSFf4*[5=W(n->4!!_frrRe3z5)*hVGj;IkOK*$69l:l4,2q%4A=l4#;_4Q*Kr0x3Wmcw0N8j9&OQkCJr4!mp9_I+",
-    "xCRWD;]d3FjCBp$a^NS>5i.Y@y+jO)=HwZ1I*1ho$/Z.t4;+7I4.VAC0^oumyd<7H+71sbwEJZb0kIerG_/&L0kIel2kP.#4+YTm0^lZFCIeFuHR2c#8[i@k0Ey/W2g;o)pKc-6I8F_czXT5.[<pVV",
-    "QTnBGA89zh1P/o2o&yHX[Y<>lD/qb;0Uri4kNN@+mUsn_EH522G@]EKGXMy>1P/wOCJ%3u)QbThQ8bCpa35+pz62iuGXMqZs5A,65e_it4+Y/ZXdebPz62i_H<XBL0yY2yoc9P1Q<R8nAU6OHQlq+b",
-    "4[5j!3#p5j0S=$Gw;hTxdJe3G1rDJ#2D:p9J8^-ykkCsG.()VW3Dmw%3;&8KP%jiVG_K&z9x#fyJ@IX:4$4q33N$&Mt_Cpm0S=tbzX1,!0S=n[kx34[Mh=r,4Z5sc4,wGFLkj/L0uK%7z5x#lq2j6m",
-    "4,DkJCJfU74nZFYHNn$r4*:DHHV&@;3Xm59-[g=qp^$WC8VJHh3Wll%0vZgoU.K!g2o19s0++u^3V8uV3eDjf28Dxe4+P$p0S=S7l;E:kGdYX50STkL1@h*W0PPPC66&%-0:L:3#py!_9vC(N4Ex0n",
-    "6f/SW19%S;tiMkgHPO_-4zsjI4+;=s0Sdz92nV/.a]QMZ2cQ82*;]ELs0t4nkNvIz0T_ZN;6y/d2R1SFzfT<H$O8lR(g7a<HnsJX0S&=4L.a5fK<:FVSq]g>2CC9b2&1AW9yjB02KJ6k0+ql]4-jD%",
-    "A^ujA2gU-jH3j95G!Fu]-Ti*W0;xos4-pm;G!FxH1ly4f4+wJ)8*L9JXCELd*#QgK0SB[O1g$0y1DWpy4+@;ZPY%j_P!%x8P!9/_x&]K;HjLav7dHS83eVee7-Tm5CJzOP3K2B@9]AXi9]AMM1@i5_",
-    "3KBH[3zo.c5-tWJAM6PO,q-^y$LC81:x*#)swV>(4,_lx2hHjQ4=5v54-J161Fpm/4*^5qB;zYFCJzMtz5x#zm&s2SHUJL/>r=#BJr91D$xjH>f-0_Oz5x#[iU%JLIPC)r=2tE_fIbcP!Zi-Az.;+(",
-    "Ofxe84/.CRM,RmVyVOVu&(BW^5S,Kj0jwATv9LrBTE4#lJ_b:Q*uFFefejA<*uFFl-T#VwzrO(&HUJM1fyqxFM:PNr.N*&(gvn1IWHtaV0x_lI1%]Z=4,L^D0T0Fl%c(R9j=k;&9O0Ug0S=e1zX1,o",
-    "7!26vbrLO@iERM4whJ_lLPVfH4w(WD[zL>hUoAE-o4pJXHEac$t==L[SOw&Sd/Crpgk2vEIsCZ+E,f,%7A<@bYA*=aG^Mkn1=H]Wy:.!Eya5jwq3/l#1&;tDwCF.#&IAdKloJh@djdEDg)Irq2<eMG",
-    "0S=w6*2w@62C54V-J=U@x]z2D9y8a2Z2=@a3)#K>1KGC$4,bF:3CaTr.=dXJ!l*.KUx(5n1pW*F(t.rPX./,XFEB7/HJhqM4,B5M0S>!y4xzCD4/,I0XQZ(K4;K(l4vu9HCS;z=35BZz4.7dk4+yfc",
-    "0S>/y2DJ;jL]Gp&F=&!oce^9x4:.7x9$jJ]B@uo[4-aC*0S>c%599/:s[-/ns09y&2(7CF2(kzd1f5L@Cj*#E4-%i0k=v6<fe[YQ[%a2a)B80q9Wpf3@!yRkuK=3VO%9BeHw@cjx/jf8lL0RnG&>%$",
-    "0S=OQ4+fKhk=wF)H2<C/@^2J&GGE228w21/3hB2<4EB%<0@N,/q;Q2z%^fs*rIrB$<+%J/]C0d))I9*p+XNp9GLWMK8aDtR0XP5!(y)5_2LcWc3(MREF9]p]051bLIRFaukVy/<vqc5Rn*#_K6APcg",
-    "Z43K727!(N0IQ4(4+=^A0Rg*E4*Bg14UdNb2ZEeM9]kgzz9tU=:Gih(2*SoT4xbh%I5)Nf3bdC22&9.,3$&L30*eF:3$&L30i%T<47H:K1i#G&104:>0RvVoI5xMJ0SL!W1<1%&#0LS8@4bA:w,p8.",
-    "5;kg65Gx@N1,F+01c]O74#*^B=rCDfI5aE-A@c6/qyrxbG>-oi4,T@#1RyanqM!s12ZduCG2W#CFAFy>m!bm;2Jz]z2gdnP4+xf@0_s,ju:%hUt6vv1fYSyJlkNo#o%vA&,_$sls00rMw2^c8Io.:h",
-    "6^7hy9x]+wYYU=6M/d!zjdBC6CJyHn4*]QlQVY56Q49I8avuyeu/!CQZM*$61&9j[)EqoEH!R@F0tuv>O%9<t1P9*b1qmGn+y6<gvhGs^#RLelO$<qL2.!n54ejDY38t(c0@4[h1qiRXz5xcH@fd*D",
-    "&jJ9%4h<s82;xE.1p.sV10)RPc:[*i1rj$O9W>HKGdBPZ:v-mJ.Ol*k9y9.S5i]fIF)/>MGXNbi01mqX0I;;z1GxebFt@FQ2[t$YEi*6x8#1-54W;!mIkW-UGC4mV7csN_EiyO&FBma604>2&Kp!hL",
-    "v-qSAP7evQ0v.8x11^daII[vSF*83O7d5j2E,=Ac9_d&T0xU5x052_&IkEyT2sbtWEjc)I9_LsO0v$Qy11^ahIj#aNIW]2X7dET[EjcwlA1gDf0uKnK0v$Nm11^agHl+eBI59mR7Bi&+EjTbe9_UsC",
-    "0v$Jk2rn!)H>!wh2[FwCEjBiA9_LmE0v$He10NSP-tMS[G(8U(-0rA>Gd:S3,U]-5sR.r6=yzdD7upLgG&wyF7uX9OH1P);7&F!jEi=YiA1yVi0xt.NFoq5tGui>m7c$WcEi*Gc4-Rl1Ei*Db4-al0",
-    "9y7g+2:_+_H9ii2TL+2cP!51w4U-JoH1#SDr5+Cj/Iv1yHvkOA.#8VzFw=5u9Www1v8Fu$2MFE!H3*ZWMF%Jg#jpVn4$hZu7&rPD2F9vr5,;2*=HT@z6%4M6Wd!b!d-=3t0JKU7mf^zpHl3-h5,qCX",
-    "7z_<L0v@o2hP(qAH>&wo%NYsN.O_Jbj&/>Ql-ThU=fC&XP#*+1[3Hsa)g^hNgii(RAq6Q8t]Bi5D:D6!4F^ufOdoGM;ejGcA(f>$0Uu2.$^.ltt;4u@7B(=apaCs4Huee$,wgt,#[:.dCj+j_cMk,F",
-    ".pvJ_)xUcMquM;nZ#(6PIS(wvmpl)D=aC#!H8/nrGXM*f5el[^1IY&gqPr3g2J!.OG5@mnlK_Gq!K*h9R:-=-FNgs$Ir0N97b@UI1065@F9]d>007l(1E/D54+ii94+H2e6giRy4[xOQI1eDJy+9wc",
-    "0Wk0bE-Kiw6anQ24+h@]7BR9=4x+gN2Hwe34,uWbPz[XQ0^lp:-bb2LH^nu5IQ0ZC12Z;v5DB@.0^pSe;:Ha40XNGKFBdB>=#mUSH2;#qz6t=)9]t+Gy8.5rF=dEWm.a:hH3s1AMGoNMP%bzy01rpP",
-    "/^-daH_/3XIRFof0q+zq7c<Ag1Rn%502em=4+H2k0@kl=4,lpV1n24t9[<S75d<5#4G#hQ(p3*e>vug[AvNHIH4iP<qdX6PrUV^sHUJ+4F#rYPAqVWcCJXidNe0LR4,vfPPz.&e2RIJ[gZ%*y3-7@g",
-    ">=:(+:Y=SE%(QSH8Z(n31D*UH4x]bX1:_ku95Db0f_hhD]2GVnzDyD^01n-tJ@V]#*./6^2j%2N2ptINvTp#jDGwBfkO3(,In6j93N!!->Kh;Q:h*sH%[UV[-WG_QWDT*MQ31VA1JaHK4(9VC4+OKv",
-    "n*kpII4^c]mp2MA2FS$+4+1k1GW_M]Gz%CLGBgXWwgM72mqiZ,(grRvH1Q^5s5%Uq,W:#x=$!mSRxL9*01dl34&z@S2[KY1HUJ+9Gyo3]qyZi;03Rzc03I-CD.3L2qya86H&P!eHKYM9GBf^mD:48b",
-    "F#sAdk_a;*@1S.^vxxx<wE:d[4-!HaE,=UI0v[;ip#v=4H2<zfGsOfhF)_sgDlnu09x$-8A1g2bE,*GyA1gGZ0Uk2]A1g5c4(&o8Dmk$TJ_25rQXeZdjRz0n0fz<ZF*!8J0v[>fn*$v&052#wIllw]",
-    "%2N(f4-rfo4pJU903RzeqyZi:03Rwa03J8vNFN$Es]XHK9yS0UD:S459y0(REHRW059R<r4lXe>rwSh[HUKU*H&PE8*b)v:9y9.SD:9<34zLIxD:VQvH8<faE3gPIH8oNnD:I^49x;zAE3gO,:DLJa",
-    "<X,kdQV$iDodFd#(V>tj<o5hVmqHsi01BVQQVrtsT;OIE6%C3X1gen@4*-=!G7k%i9^fig<LdOlsY;!u9_v:D-ztR)LkWr:9_m+LF9SC/024E@ssRp+odp85eGTR16$X*iCJzA1/LZi6gN@2$9EY6+",
-    "9yc%#r2/*h</5^^Cj+6A1rDW53y4+^E3KS%2>yrVxefwE9yb6BkO:W]2m>v>0RliCHUJ+IF#r,Z01oRKFA>O9KoT]p9y9.S5-p(;@%E4)Kpzq[01@L/9x;zA6TkuzIRG9pKn%bF4.w8r4(kLD1eFLM",
-    "s[/Qb2op27xCH[x1RgMnQx6i*1]l:u&QcyZKpzq^01@3)9ykCW5-Xu4GXNep03Q,F01@9+9yS0U5,]W0H2<Bf2>F+TzycCB03I]z4,:!w5-p)IGe93JHIN7o7m5fks[/GO02DN=p8*1<nFS8Y1P:F+",
-    "1>Rhy9x*<.63PYyjja(5iU^>gHaS28np++<Kpzq^01@3)9ykCW5-Xu4GXNep03Q,F01@9+9yS0E6TkuzH9#IUmR/t$Ihqg-8.@LvtOGTz7zFHvDgw>09y9.C6VC.@Hvk;pKo1ko1@-:@9x=^/6VC.[",
-    "ImsCgKo1hn1@[<k8XhpWJ0B7@Kmv_mE,*Pj9^+hJ5-6cDH_/3KH2<Mb01p6)Q3AyQ20#xKl>LQ4bPoiUBQG8-F#s1b01NZ1c<G+bs!/X9G5@Vc9Um+(k+%UK4l_lg0V==z01Tw]0uSW>(!c/*=3jq3",
-    "4,;YB0SBm*qyY_H$(.n&1gxBI1L2AU4-6u@Q4IO(2Ly,dDhHK,0^iY8R38U6lA0e0tW6Iu+Q0z>[fhw)5w</:FBdgA+rR+<Sq_lCzyS[D0S@Bps!.5+[0IZ.0uN)^zyU7-F*yJR+Q@fS59b5kzySm1",
-    "lLQ>t,oOC[g$W,6Isgv=@i4pm0jsKH1ln-9=qvC-*y_FXIlajm4+,Au4FN;D0rBPs20]YQIkdf14BGx90#*a@l:rYX)1H$79]SSBrwAVeGM<q+HUI*FR0hNLV,E;TyfqHu0Rqku5j1lj0x+V0DFpMd",
-    "1Q9cy*%1#2-Q]sg01K$*0Twl24![BewKpFWHoXE4[K,WJ/:!g>!(#@a@_=P_GdVfjl0yO3;j8:Xrm,mmuKzM00yg_F0SNc!0Ur!E,<=e6=92sO0^bpR4+==jKLIf_Hvkhi03QuE03QZ8oCYO1GDI&0",
-    "GdaV>RSyHw&Q$^L&JYhJ,2([n4.9<<itqsf;W+(E1L/rN4JH8G4,Xp2-Y]+Mq5&N:)xZKBGyoq8GQ6(;95$8#4+<O%0Urb@!_qWnhs-I^E)NvBr-,5/1&=)+4yObk1u/jK9^F/74mJT%4++AXAqvx9",
-    "2Dcm!284;.3fTn&u(eMCXbv>UExM:E4APxS00s*3lS&T]l%s6]wE+(hm%:dHE4[e]4+z!mAOJiHvWHC$wvK27tpN@X[<=DLvY00Yw*m=<83&>82#5;16R4IU4,<o;O$<7w0uINiQ6B:[03S_/03QM[",
-    "00zdTQ4ib$>a6:_mP!tB4.eSjZ4Vp9,_lfgGBkyt10M%7qt7W11mCqO4x9^SEy$<+9_(3P1F5tOA2c+@,_lfbGBoD>4<b)20Uu:K::nQjF#rbAmr4)j1MD9XG<F+J4.E;j0WSkIG5@Z_4A2w;;,35b",
-    ";jsKj,j7BvDJ&)OxCIIH2oGO;nF9f=>aFkar_;4kcaINYW<0pEFfn9+nF9]jRStle0^m@+4<Q8Q0^mgI0T0yyfSCgiG>L[/s]J9X0^lk%1@iD4/K&8fQV%w^3lC%5/K&8RtqBhtfSCgiA!85334oac",
-    "4+QQB4+zfZ0S>%s2B8fPK_=6vG4_A*cg5!c4:jll9$jA>A^!>)4-a7a0S>Tx5BmgwnF9]5r3DX<2!NRb4+Omk4+(&o0^n4x4:i_l4,tTw0^nP/A1yKf4]jl:0^n2]0S@X06Au@GnF9]YUk<38nF9]Y",
-    "U/PRyfSCgi1o8wA>y:TQ0]%lA4+5E33nT@BnFBu)H#9T/4*,vrOCC4YugC!&GP^t]E-Ts3rUe@=q2<X)IV>.84#xTc2i._B4f7BJ#q&uI14Iu5((wTW<Qh]2Fn^H(1_N/f8Z$RDHtL&g2%VH=4v85B",
-    "qpLLpn2/<*v!nq9;(6[xr^$(K9MqBnAT2bw0W35y!^_/a6f)YM1q65tfI9<rf-/2F._#t6dKfU5nF9wm2Iujx0Ry2_3LGySGA!7i1s<4801@6*4+w#)WC7h=4+<jn2N=X0F9SF:00X)K00#mN4,43z",
-    "1uqFUIRGs-FaQP20uKbC#Q>&9+LZ$g+/pri*2Mw_,@Ph7($-VwFf7gD2M,9!@_d(T3(EWf0;Gjm%KQNc@nj>KE-Ti<ItEiNG&uk,3<b5F4)P5P$dNe(x%:eLv!MkK4ub:=:e:eabRIeDQUk7=1P8-&",
-    "0u9OC0TDPH3)hAN6*9H]0S;*x0S=MPp#/rw1p]lZG#WXY;nee85nCbyp4B%Fn!y1Bcm#<V4%h;;-f6:SH!KAr9y,Yb2gLPo4-cRX0RUVD[Fns:o^XV0tc=bb!vYK7zX$<Z*e3!99WDDh1gAM42sMY/",
-    "2Q4r,HU*0R3.Eb06a8rq1n$IG8#%!D1rF,]0Twi;,UI,!0^m0a,UJTr4F.@KMF6k/4Git!HxCz<.=cj^4*[U,1>ZYa5-3S84*/:E4+X84IS8qe1P:k5.pvKAw!#JrrKuqg8e.O[@mL1#3,ap$4-(cQ",
-    "8;UaF0SmsMQx6+91gnQu4.R,hIg$P@1L1)w2.*)h2iAuN9yITQ8Udc(1Og)oqO.^I$ix8-0MHE&718Ks22KO2lXeZB#Saez6B[(X=#UF;jg/7#&evTHpo0Pc<4W#8[Xq@_o(L^hF*4N%6f_AX4-s^7",
-    "FAO-@,KYZ^2r-#X11^CWIn)Rr1_32yh<(*s)CfNuEjBUJ2nLQ[4)UP]0PhG6ouX+2x(E*Ln/_INH@53YD)hAh2);DT0UseT8V;eM<CFW*l:rLI&jbP=1.C(D3LY-vG&cYbBFhR715+OZG-tp/Gae5i",
-    "tpNp[npO@3R38E@axXVCIUWg[2;W*98VltL6ETpp3mrD)3IK@>0wNCv.O(kZF*N@VxZx%Y(5hJu*^<D0=/]>Q8aT!Z0/KPi4pR!ci3SS2;+!l&GdVQD3>lAkH#Wcw1k1)KD:OLG3mY.:fdd#ViG:Us",
-    "Ija*1=70D<-KB.XHSfU!GC46UAqkKH2T2+>odE*O2MVLm2m]1Q7X>2hG7P.d1@CV.5-FiEGx,A]GAtnni_$4V0^N9RoKOz]&A$r>;g0eMvkM7e2UZH_0RyFU3HAaGpwb8,I5>.Q8a5[godX-/gpOVb",
-    "s[sj,:bwCCkpcoC4,Sz64*^V64,%0A9yI>5RvJ3%0TD9*6EoKV45fqyA0-+_0Uro701pD:.pu@EnmjEsFaRhpH2=L#IUy1<01@3)3+>(;q0$!*1f[+K0.+/.3Niz)$P5n&G8#Dm1HEq#2r;Zp9R!%p",
-    "7!x+v@3<d6AsI9P0*;a+;p=]&0tglZat#vz)ol(Z4+iEE0)@+C%dK$,q8bb6)dvRpD/0HL(AYZ#1qz.oI]9=g9yh1_9X1mHY7P;)eFcCS1Ahj]VGVy3W]H+h3+C$v0WS@p2oC]Y1]J47p9l@f1>$;z",
-    "3kdh62M+;D2mv7v51$AfIRGCMEdU,c00&kIp9lh%xDOOJ<0.+>>6aUGGI2izGBz-P0WLN$01QzM<CY9fG5[>&Hvk7#3&f,p0=b!6ANd0SW&rowVh-rQ0]6on(E%SYHTeS!Qx7Eh11:i,00&kJ@2!I$",
-    "0249*8!@YNJvaa#B[%:d2r&Q-0,UTQ4!!_l.qZ!9@U;_;g=&v!IH;O0Ga(W+03J2_0XqZTx&a.J9]0N;H6ITJrpX2co[3NtdvgiP*bW+f(ghC*$N:V*0xmW*hyfBdArdqI9x;zCHyQ(>tppx7AQ3nk",
-    "0R.lcGy2O02$3ZsEPHeh3CRHjyrm8w4l^R=88HA1*4w86D/jv_6$z2/1PJBqsR0iK#]17oF#rrx4.wuiE-cv,2UZ(8m.by#t@[LTIOzco2(c9#HUI-cl=P7+1rG,M0Uj_[3[ejh!UqnU91j4n6$e)e",
-    "ybCV[H!uJX1C[]F6*uGqFBUB^.pUoSHvkUm0Uk2]2UiZ^0^ltD91D:PFB3U1&jUXOEjBRF0^N6RCeQ-OF#rcw4;L3#6FAw-2M)CuA_iK31dOx_4j_pclM602Gamst5-Y$W1/Z=Z2F1Eo5><zHCX<:z",
-    "I5Wus4!aB#Hj[@40wEqW02eWo3obP/AQ3Ve0v@>n,3$r3FCr[=bq</b3oivYF#rz(&jbsrBosLH0S//D6E(lU0^Znv4pa[%i3ct.IRFP&4/ITU5jFq^qy,M.0R*m,2Oc!$0Sr.PC5Z.vH8%hUR_kCd",
-    "10NbP*$OWgIXTb+9_CqJA0[_f9yI>5R]/2z2p.JEpv;m:6),Zq10FO04+ByUCD0iT!wL<v(WVFoZVx/%3KKb.ybBJ76e2e[Ard(N4*d!yI56A>E-lzH0bvp_9^fkRs]N.bzg7^=bPp!n3L,f*r_w[0",
-    "01@AI5-y/JHUJkj+zKu;H6Ru;+zKxWI5Nrs0lF6gbq&e=4&bT:3ZcYV4b;X:F*Y[.0HeDJ4+qva9[<H06F2^L8ZrPM0y5dtZ4V6G&jSXU>:BP%4c0d/2Q<PQ1,Hpj3D!3R,82sz*EcOSGyn$D,%A68",
-    "=9LUSHrF:DG5[YdGXNZ8,[2G-H<eFK1Dp#Fn*+Pc0S@LK&jAi)54[781P+uv5B39%1OfCv561(J1P,g01rD.#1m1%O4,K*,4*84@3*+Bk4v)SbCp9y^A^lg6ra_t*Hvk4@2:C)9GNnQ.128awL-],^",
-    "4uV7tk<5jA3NSObLj.^T0MS4SqC=Y(w+[uLmW/<q673ov1u_c;4&s1c0[0dl11*orToW:#*#,[GXb%(ejcp3eMiMmu9W;*^zCZ#a4+>iz0[1)vwT&zsILrbTFaQgw0U9_X0tBVKEFTj#%mNPII1cv#",
-    "2bTp4.k%e#2aM!79]A4%pE&=hMh3g,2MwLZ2;43x0tYApvLptHeh&qkzBdm8zw_AVq)@OT84mOFM,K+1:^dtC$@1$2TnvZg1PR8u2;v(NP8_ScSpgpgnXpy@83Qp0@/bE_!CnE5v1JN>0uKd%*kuW+",
-    "0SAQJaREsPhWP=zI,lMH4.hjHNDm/>pN]0>N-KGY4/RwP0vs=gbqL6r0TeC2fgm3QIF,yq10)+T;*^glHZ],>D/[]Gr3V7+2MFYA0;%s:<CPF[G_R0u1kpeb2:tE>B[VnD9^cu51L/kc4[yzabuUpX",
-    "Gp*i[0U0si.dFdnE4+UXC9AD(1Jzjo+5@>h[-=6AQI4lbFNOgvG1LbgF_s=N3BNl7oAwI.;:,Vh5DW7,3y%jAGol6#j]T(eI0;>[6b^rr[sR:/q:f;>36BQ<fL0GYj]UGS!;AuJQa6tWA8R%M1:(sa",
-    "0ps<s4[weKAG!fI02;y=4fjh6p9c_%01pN7PXZ(h!W0X$2NN[L1@e]a1o@C$3eGeJNe:CL2OkMJ00Q.g4;g4dcn=jFvj,n=H_.hf.@xfcvj,o#0XP633pBwF5,.Q1FaQkuhy)9c2NE:=4!mLn:7Wc6",
-    "IolovNg6tdI_O#-*c%TAs0S]!H821I!#EE,z^o[KgaI(92R_vmFfafQ8]A$P4%y2B1+9T74+!t>HwL_Q4+Y!H0uKhZ;@H]@vsed.@%VW[4+Hk)5f5+v9uK+!/m-MQHT<nEHvk>AHvk.s03]gz:;RyF",
-    "z1dw0nF$j%k>ZWz2;Rv^A>_AN21yK/2>FbI00n_NYcC2lF>[Shf/&,SnF$Xe$%i[1QaG6jA8RrI4%gcQ4$jL14T,4)6fxJQNDl]u2o9Gp2kCJS0ROWbF9]R*xhxqs.k<^/<!35e1_Q*6KLsl^GM+9E",
-    "6sMS43!yF&Gyop_GyozuEF%vFp)LiW#VZ4aYaBVvToy642MzSiUktAQ6dxHkqAngW:[]^[0Su#$xd9El0Url900N8z2TKnY!Z8H&)-u2yIN4qd;zy^H4(82a3Y6#t2mSk(0S:Yu1*,!JvLOdb4#e=d",
-    "2HL_]8#sys0o>RrjnM<G:r4f$&H<Xba0IK>Aq+AC<@(llG7jtD2LtPQ1LFBD47c199xze>:@MRz0-1MF4+GrN2Q<b>EMOl9E0)d:2eRFl0Urc1Oeiue@Wz1gas-Tk0unhU4+WBN1(y0o4zSBj0>hbG",
-    "43lsJfW%M</[*j%OAgbBR1q;J4+5yLG!GNAky-4aHV2V[2oC]d2n4t26%Puz2qHK&gLDJny$%ey2o=N^8#MqMIjIB#oYVmy6F0dC9^YDD4*RlS4ZHyvGXM>;xd-pLy$UQgIG>UqR4)ZEF@xqv6q514",
-    "0Sll55-Fh^%vc5Zt#Jy>d/CWV0R+7B1spM.0_Rv;8#Ao]4eh/Y4-rBZ9]ki33S$R]0uG<A8!=2B4x$4GOb,:J10M,B030-[4dRko3XOsR29/[04*[YB5,.P:ku(nl.pB_i030/.0_Rp/8!,S4!,EqK",
-    "8lnRq5itN5Hvk.p04p_+y#WrQ0]!hG6@^(l2[@_9IRFi*lUf<&q5_2!03Qc2ibEMPhXM^-.pB_f02w&]0j_iCr2Q<n*lrA[)JZQCGclqA16dCSq5^$J2Z#a/q5_T<y#WrQ0]!hAwq65*gDDQXj06U/",
-    "TMCkZAO,D:DGV]Ph5807G%>+CGocU#=QdbAG8-1h9y9.2lBsI_G9Lys(,09d00gY6eGdqU5C@X;3;B.ICK59M9^6,75-OoG05g[m2K!Y6uYV5:n,C7F[yhZp$PW(!,@,&l6!4W/3bzIpGufC34z_sa",
-    "pq2_]3fTz*zp<bo#:WU8Gq(m7Hvk(q02;*(10NbTw+0=$HvkUT,h2(c0UI*>4z_seOb*!z4x$4Ak%tBk38DiZ0XF_@HUJwp01@0(4+7Z.A_Y,@4x$4N.pB_j01AQ.1NXUo1fv5RH2<nq03QrF01MZj",
-    "8xIG,6AEMpiUJO#10M)6zX1c8/mQ5$4,^-XF9k9&01pPGf;63c01d;-1KY>61dNdZ4ZAiD)!zXPrGi/,Fx=lD$jl5M2r&8s9]]x44,1n4ConYn0_.7h0t/4]FB:&7@U4&@00&$T5TyeG=BoTfr2@x@",
-    "01f4XS>[nt2l(uH6F9My0S=zQ0^j/qUkjxJ1Kb)P0672zynren2]1+$FA6m]lL03%GNl6:G5[Ml03RDQ03I:@2V4rEg$<r5q!1f6&I:OMHa4UXD:gPV9^PF85Gyt^G9L[%q!2F*HaGwSzeFDkHKY&)",
-    "oZBD]3nl]h9^6,75-On^q!0<9g#iy2q!1l900OId4*@pZ3J(UUqhA:_01mhY5-Xu4H2<zHIRF5+6bE7oxCR56fdL,=G_EdUhwTCn3f&1G3pA4fConL$1@C4%4A2!X8#gex1]Bc_2V4&V,3c8x051hI",
-    "IHdy*2G59E88QG4r2>@>-s*hSmJAOQr2@l:RSVx-6E_g]4&4a>pN.S43OS;$9].#(0TVfrf/dBT3xEO)td]fU88e_,9[<S/EC*W-6@/zk2[!,<o=%bHi&>h&8wHA-K;4Ur6EQP4p#vB:02;*[5-XuH",
-    "05][xz84._IH3a[2[DoZCOI_t0_.B_8#w;U8a4nPHUI^(4-7&U9]$%8FAg->;70UE#1jRz>ZI=P1E&ZN3b;5h4XgcG8!(=)5-y/K05.:w!V<0^HvlgTGdYm_4+H!G8#A2)1h*FtJ&Jz=at]A:5F0qZ",
-    "1TPIaFs/]CIkl(=4,KvmD:*ST9^P0D5HAZkG5@hWx(E*ot@H(KGA17jF#r,X03Qo701@9+4*[+a2(xYv1FsMd4d-FvGWM]-BR4pdYYwgj9x-;>4c/,W3o,x^HI+aOt-/8v=Bn;<0^B0K1Vj#p0R_4N",
-    "I*tYotMWw,n_ypV4wh[K>&g60g8_vU00f^z2n:S)7BT/DG5[Mk03QZ903I:@4&ea>.dQfJh-AA%rvVQI>#qD]fu&mtj/cdN1_AtGE-Km+4+XFR5-6cBIM)IeFaQnfw*(4=0Uri2*8(37FaQj&!)OiH",
-    "0xL8*rvVPv0tQMS3>9[WAv8Gv6*PspCmT4VwFC:/0Urc101pG.0tQD8;mPwTuLA(A2o2,@7&agtH2<em03J601J4TrpFSS]FzW*dKnC56Rtm9:5h64!ObWC,48RHp+mme[3Nj<UF#sP5GXN4Y01pU)",
-    "@34d&03QN1u[.9PGXNh3F_bWE[[[@87!2&GTME.(0,Z1p:KX)]lLik5/=6*a0uwmvbqvNN7Bu238Z,bKG^H+rH8O]+4x.GgH,@ZZ-Q.#m01ng%Dl.8!0S=iN1@gB,4,;y[TMEws9]tqn0v.E_4+O9Q",
-    "5-q48xh=I&HP,;gHLtP+3)cc41_dR44mAJ>,L,BG*8&;jrvVPv0tQMC0oMWzi5CN=uLuSp3)cc42Q:g5G5@++umKY]&3Fvg0v0m:46d>e3)cc41_vd62QvT(PX>M+4%Y%3H:Uv(*8&Dg4%Y$;5%jxY",
-    "3)cb.2!#k9FaQq)umJ)G4aG1fG%;o#43ww[3)cc41_:p85itN4H_/0s02;,=0S;y!21*W:5(0xf13eDC+XyH&F(4i=02ng:9yS0NH2;&gDGlZJ2LdYtyDSd]lMM*wq74rQB;yb84G#(:6Eo[K4.xxc",
-    "4xj^N<4=QR@[S+w3i^uX;EVK1$sq-H$EE/v2[<ny6EgP)5-gz_jwlv0zCRi:02;-Q5+XJ<hye+p1p@D4hXD<b0SSosb@JoHoFN%ErvVQJs6P)W-HqE;fUE%z2iF1_HUJL.umJ.,Bn@qe27.110KFs%",
-    "sR0Z94/([XFo=*JMh>9$0tfyN4*^A!AsjZT0S/^(21=eD+5!#pL.=USeh!zW785z10t16I4,)Yz3b%)68aku@A1g7f10M/Dj[zq$Hmw5,&is8FFs%b01u>5+1Bn3zNDhJ!4+ZC!TNg0=4+qZ!0,+rb",
-    "6R0,-m^3TC3)%u72QvU45HtWE3N;/bCo;qK0t.r2WE(Wv0v@u703Qi701pG$*armVh7AtL8Ynk6ARaOR7&!nA%ncbhU:=lGtPKMz0<36K4+i242d&*_9].<m1lFn[9]^1o0&g!PGBCk54*[VC9yb6A",
-    ")A(c!@v(G$1Ot[(4,d&N44s8r3*S%!wB-8L#*hI7%>tuVHN^ttFA6a:j[zq$GM<ztfX8GDo)a$wI5dd;9]J1<21pM9@3DZXqY4Z7]9vk7F*;fu0>y@05a_Dr%7$A8Uklm,9]tu69^qAA9]]:(0Vgvs",
-    "+5!vw0UI*f0v@u903Qf203JAp5Dx]3hFcjk01pMr0TVF06b^-G0v9$<8#CGh9]ku7FAy:_03Ql8j[y<hoHznc3j6=ZHrfIo0XP5yMh=+v0uF^]4+Wu@U:P;64+P5rBQ@n977q^%Gz#v/Vhh-.9]t)A",
-    "9^qSG8Z(Xo4,&I98##dxCOI&K0S/xtFB:&BpEMr:IjiCXBQ@VHWevmuCpj^9E-BFy7&QPMG5[Di03QW3y$u8>0i3iO4+,,O6EGzo3N@/]H_/3CHvk02xeX5@&<%;eGY.lxiD(9pp#&cRIKQ;g1&GB;",
-    "0PJfC:T;n^#<,DN2*R!t4-g@@&jAG4>E@<L%AiLJl!6v74LLW+pac_(,S^7sW)EMMjaDRQWB;x!XS2cr4.SkpsKNpdAW[!Uox%bS6Mz8=)&Y[j0uLyp0uPi1hr$965XuG*4gA3Z4..(sD^)OVd!U$B",
-    "4xs<L9oxYI4-5GstqIV.0uK<62<fNim[tx$4!Xet4:n65Au+WL4]b%%0uL7L3/c1xm[tx[4/$USRt[7T.OGAk0uK.H1rPiO>@m@W5V8ml3hlrG4.tknDS#3W64$=24/YR@Au.3Dc)@E]4.oSw4:HaY",
-    "4-ib#0uL2b4-rAr0uL2c53vN5zyc2t/L8S/2a3P_F9UOD-KDfr90vNo0zVTmGB=MpIr+Z/4#+SLv4[m7H2<tr*qKfzH7u3=4)2Er5j6k+qEZh6%AN/cJORm+G7mTF*aZ;b01pBDzAF>qw6!V=CF]G)",
-    "FAO#@02DL-FBmd4nV$+D4KnN41rH+c0SN8=1xgPHwE+.@n(P,39qZTy4.efZ6fpn_CF]G)Au:3-mK>fR:(_Va)q4hz)d&ly)H;*f<E-Exki!B%H#jRZtds_38UDfo43>6q1C<qU4f2pnDK]3Vv-hhH",
-    "!U6+]rVJi1@oaP)8#Orj!U6/$j]2^4qw=[c3HH7M9^G3t!Il9F%-FIb1kvIL0J#AMo33-Z3iiSR9].+q!Il9p1_oSH!U7Jv[R#xn*kK8X-[gt<p9BTu#ybpxo2UT.#mQ*=]Ah^92[il21pprp0h*Z#",
-    "2,v0r4+]hJHaNfi2oDD2-]C84pxFgEEjBj10])*;1k/3^1*GsH4)nGIA_!514#;vNF9.R;00<r61P/zq)&&l@x0e9_<8SUhZw]j52Ir>M06h-3.KqV(1UBHP2;_e=B[n%N1]ts#tG<&kG:!jT4k8vc",
-    "sOAA53=k9P&-cI.Ev/:q2ZHKH9WA!bLmwM4u-B-/sexw%(+3X8qyz=i9]JS)4GqK]2Dz_V0MrT^5-([X4$KG!mkSRD!ulf%!,g#eii./61@U@22vjc.FffzV6B#qq%R:(megWS)1fZZ.3a8Kl4T[GG",
-    "2OJ**H1M1e4+y8.2M,3jlxGN<4+;=.DjqQGh6D$.:IV*[Js(&#+Sdm!QZhAx.pB:sq8];@qniXD3=mlf1tvBuh2#Sd1iGvW4,AvY1S:N$r6d9u4yDIB3Er&(4+r*<1rH6c/wS^;yAB=#H^TO34.mqy",
-    "PA[ziGcm=m4+y/TeGZn[76ttBZ4Bm%d/8WJ2nNV@9V>PP2;*xz2nK[]2GNlO4E;1f9^hORusIItyafcOT;*!kBo7Pji%bKLk=&C@WDcyW1s>-6$m0kfPB<:^2M:Ro1uqXRGl!)F1&F#j4Z/VV4ex]a",
-    "4Ah;j2Y[Ma4$Z]91l7zI0v!jl1rG(9gb<qc1O$QoZVv+51Rnr3$-Sl+rr!e(0p>6z285Ra3Ch>44XR87q)!i1z6u[9FrozyQG;Y12fKkN4-8fq4/^[^Sp)9>2BQfN0nQ2&IRF]t03QT6kpv$NG]mbq",
-    "GB=Ma1mdj-0>1WH=;;ZhVg!tuR]L736AhK.1rH0^kt-6%G&Qp11rG,Nk8TdG*H8]#i3JIbmH[6FFrE+^Q!M_5AvH1p4=hjs2oF@;1rEjP1p/*%RSEc/UILGl3Js>j1K&6Vpj8XY,2x8,:DmV$2[)@6",
-    "9^G5tn<SFvl!pNT7Y@57vvLl#MFQZ.Sq_BY4+QzQ$=jn[IQrrU4lxeag,Z>rcMk^H/m,u(5jaH%w4MPEJ&dhJ4.Py)4.Lw_iUBWtH8T4e9^6)61meLJ0*G<B*##mpGQ9#11=)5[4%96L[hn78Hr=u,",
-    "43MJ%A3Qba0^mnT._tw80Xdr*88i3qZ3Pw&1h);Z/$Q[62sDKn7%]tS0S.*40Y(o1g&GeP;$!k>88.eC8YDP101jjyM/[nJ4<cv]J1/^SGS;X&4KM%(@m>fR9<iNiHUJhj04>2&00F243)dMB2H/_c",
-    "0UR:d867nM1w-.1#R&)Q;*lIfI5pQ93F(yy4;VIC4=#65FCR2As2Lw@GXM>.kNs=A1k3[-4K&*c3DeyP4+Esx0tA7S4i1==2=1@%!36<U8V-iRXCDPPw7mrfpw9:h,lhQ$ah47bApQ[#kpYw#2gid3",
-    "A3!kekpd4:>[]3oe1Q/k3p2Ov1p(m_1:f/p4+h8H1rDG:1cBEIFAO.dxT*mkZ!ob2561z.6eu+<00kBg1,A]Zruh#K2.r+9$JYrCTnLBX3Ji:lEDr:u6dwXO02wj:3S/K[Hlq[]uK^VIFAXv>00y4L",
-    "5)U4t6dgAJ7dHSO12X=[GXO6YH8ubpF#rWb9]Jg_=#u])isA;#2r-4*2&D,RJk^2nAn=nbQlJzsaWOdn1jLv<4C_K#4+P2s9^P6M2:>oW21XADkK>m*G2):L038JVkP,:D!$Sp74VU/[1osUBpCbo)",
-    "4[+uf55WPM6bIt01P:qe-0O!#@%n)8t0oDTu:lW7t,eoSUukZ1WpcgX1yNyRV]8+dm6riIZ+8lgZ4U(]1<CMR5iJL]ivb<3JH^hD19W9<Uv716Vr6pCv.3>%4-]>A10FQmejYR1fj$N#0iSamWQ;(F",
-    "4+hM%aRF8Wh_xzesR4:bHezLFZ*padTstu[EGQ2FlUxSP[R.0+tOg$iFte-J9]$r49].ds%Y=]C3ATnU0j_uQ4T%2+4W#G-4+)I]1hNMXlWqi]a^NfDTn@7b)ddc>ss-m04+!AUQ4a%74+!e<0tJc0",
-    "Bo2%M1:kuWGj0zGrd]%k0S;LJ0].,t2<fCR0v@x9<&gYGoP/ouz%:sC!Z[0&!37ToXbNTylE4KIDX8-24,)yN&H*0;GM/wh4+x-TgaI8hQUrswP7fl7fh@XQ(TmFg2IKEG4+xLnI]Ro90GbH[8!rK5",
-    "EAxs74+=x4Ed.yJ1&;3:l%6=Y(*h3wi:nk53h4w6m-nRe[saQ17X<.w6amPE3-,et<z<Upz5)U!XE0.lMn*6J1L0i*NdWu;4*(.rJsLC8paBZup*jVr$QlmmoB-<:-x,7.RRrb5K<SDTlUW^IIcpCD",
-    "oYq.h-o<^.3,8uR4,Sum3Ie8:Mh=;eWDf>h,boGUkeC4njPgql4xh6K7.-%50MZl&,3.]Y5CP]g0U]Vg:jMDWvrh+(1rG%7&j$>I-[=,cXAb/W4+62j2n4,n4weN2gbNQ7z5yXCGQ9x+FCKl)#[:b!",
-    "nGz5,gO;2o%ibae&dXvC0[No:0iW$K35XB<njH(lwg;E7jXVHT4dQDfIV:dr#EdWyGwhfj0NsfY0HVkjJ_%Kqm]6w:<B]Jn0:HTe1):KKG5@,M#J&O:W&j<#X5Z6B8)g6-X4j+w4,2y)4+QWO4,1TV",
-    "2J!(6:R1l^yn6(axJnNhroT<g6f<<pCNVSU1PSKd5e:.j0S=mN0p$b%6$VfR9sv-uwBJ4nx(=Q:s^T.s,hwX(+XNylIRF+m>+bS13lcN[5jNBd7)1aM&)W(I;BqlVo6Zabz;y=s4&R3-1KVm30K(iL",
-    "1M,mz4DsL*2igY;xoQDT3z6I-2JO9B2J4Up3HkygIV[9t4!Y+84zZvw3D=M.F>xzS2+&Rq@hqhBqIv+(0ssUCfe#7Go:U9(0unSJ4++!mEeNFsYA]F*Mn*WC0]qYvi)-pb5jOx5IB5;QtqdYDHn-=J",
-    "0ypiuBL]fO4e^WfH2;<A3B3UV@JDt01:_to2ifoe35F3MEi&T^8aDt8mI4FA0v@i701Da)1OEjN1aJWF77q;=9]^2d4,TFP7cl<TEjZ/=1o!H43,p!,4zC&-G:HQaA^.axH,>U14,Kf_QVqYuNd/S(",
-    "6/u:60f7S!h7/2#2NyT50Rw=v4(b:m9(aNX4u@,bD:E=I2oD5+90s+q4hum6r]T#H>plWN&5l+G$Os1U1QmPCjRX%3$p]kBGdht30Am.1k>0U:HTebrYzUJC4EhEHk%9yal:@pk6AuX9uN<5P2nekQ",
-    "4$1i_4vqs3w5KNtkM2qfD+t8ne+4ZLqy!Gd0Rh>+4%!6/#f3!.h$91=gs%Y*H[04I9]AUxv2+grvZnzL4#BDc3hAr;8Zx5.7BRM>0v@%9.qrd/EePWl1R<KG3ILc78!!P4-tCEU4+X9g3p).O2M+.Y",
-    "91..13I*D@7X]AK0.Q!Kyx$B191]/53.NU=Q6B*@GXiEW2Q)jKq6ZG_&QA@VA@&u:Ee<sH1P:Re@UeEQ2<eeOxC[:lnH:)XhM,9gCXy<.N]7uM$(I2Ql%E6+&&_%8sw+,0GdMot7XjX,Jr4^90Ulj9",
-    "FAXa(HZK%0UE&usGd6vu1s<K5lnV[R7Y;Jr0S<(,Py;U80^ln_%^)V/APeLh0K5)4G&3_,4-88t5@F#,4/c]B2G7h&3#/XkjUYHREG<0D5DScjy#W.A&:jWM>7VeC1lHLG6)n_a7c.^r1k;Qz2ks6F",
-    "!3q#E!wLq#o3jBQ1bvUh0RTZDGcn,N6%PaK(*+L:j^r^:0uL0g90xHDxR;O^x]J_irS%vN@WqB2fEfwM0tPq.li(o:&/(Ri<DczB4zCLVYzO!l9yufpyxYqG3yli@!>W<^6%aE32BMt_1sDVH76/9p",
-    "2>zybFa@^I7cxQtYy.Z$1tAhO;*RelC:ufm2+alq.lYGmj[ytI0S6/,D_.-T8wmCq1:Y6:07XPFMm0n,G%,O$GeR[%z77E*;Lsg[HAY4=L=4A@Mny7%0SK<H0d5TR5)m=,;M5:_GB80mH8eOlK[G^G",
-    "13(9_0v0qz28]a0+QB5R3PVIiG)6&1Lqs)30>6f90X9bO3Nu4DF+(:pH8;:vH#kB75jOxI0XP6bHZn9h178X.LOC%oMiV)jEe@/lB[(;&FAGFQjR6xe%o>rz%mD[T29>QJmk.U&7&d>f0f+>,I1Y3e",
-    "IQ0Yry#WI8L/5<>5-AojF<**QJp.7$C>*&:3XK9E05:8FsuK;piUt!hZ_+Gbus#ip1@f::4+SXy00KfoG&VsrLqaexLODe<LI4pqYYVIa2)zU!0X8,lGpz::w*oFQIj[o&=K%OP0Sr;JmI)sYGqE24",
-    "We1/eFElYRqznzC3.8k<2&4/T1my)0GnE1Yf<lQTFb;Ab6E&g&3!DNU3N,)^H@f9JEDr/G1NQ]JFtQ:K1ST0ZtpOhdH=T!2g9Qqw0T;!:0S+@0H2;y)1P/uz6E/ki0)PPz3rimdHi!lSAr&-Z1rE_%",
-    "4+=*i4jUpgH&P2z5-PqWH_/3AH-Vxe0#yX&0S+4zGlBviJ_7;>4YVUED:C51EDD_P0T(tK4z#ilFfunXo%aF=:mml_A^.Cqed8V_F<3,R3*@.D%naWLMK&<-G%@j,MnN+.Mdc0#3:r3[1s<7Hni2=/",
-    "3Yq_IGa(x^wE+Vb4+hB&kV7[;LPI%4GeZ2#A@bzZ5C@rn0:^po<&gz%;FtL:0],113GxFE75WJRYXILV4&uB41mZgm=[=)Zw^J@)oT(BI0,^s50mINGJUBKq;eGQ(<+S@vfh!*hG<mmWIG[5PwFww8",
-    ";gk5]5Dl_m4$cMx#[v%qvI+uY4$B83EjiBwBsnl04)6s6[R9JvQVZ/r13wJ*BLV#!88go;4+5AZFgGzZoq,*0GD0[qMn(Aq0(lZQY6QCr4,S+a5-%wh2F4u;dKyEV0R@hz4-ASLA0I*h9WjCe5im**",
-    "6a5AzG%V,>4+7p7,vT)<I6+1-Mngd]F*8NR7(g[aL@8$i5N[.zMKVG^M#dOmLpL!*MMbWX5CDUq4i6-882.nzMMgm]F*!LmLpV7>LN>r0a56zKF+ngfuk[x[B^O(i#u#8VHbXHsL*0^vPbWe*K^N.H",
-    "6EOi0GPt7;4-9834oDS2[T5FPFfu>gND;yu4+5zh7emJv9^F/>1D=-C.pK>[I^Z$/8WT6E84iXC4bK<aEjg3[3hW*uGB79)7wRGdMGqdx77NV@1mdGO4dg/vkJSPJBm+;exepb496uW^Fn!MrIWaRb",
-    "iRA>ajPy>n)y<M8>1FOk-d%q:.>/#1HZn6ZLeKaG4+M,$9^X_#8x%3JGXbPL9].;OO9J$bEDlitKnUmP1rC6$E&[&+UjjEYI502(3YrBU4K;2k9^X/52ap95GRZIlof!@h<B]q%*ft9GDF&kNIvg[u",
-    "m.$0J1Mfr+0+p/+3dQ094+rQ,A_H3XHwKph0)+.>dmJwSHhq(,3/aT;:j57IG,eLODh8)58!)mK4cZX_s[-q55eTs28Xp/uq)Q(HHMBqv3e7zXv>KCZuqzJ)&sYx^<]>h4>5/sDDFgWj6EUwM2-z]y",
-    "7&=O34#l8J1EB#AU6i=60;1+l%Ebl%-bLzQV@4TjWMixPf&mXTRR#Vu4/Y=[N6N@P4.3sF57q(A$vqD-uL2L22Cw:p0S>A01@iF:$vqD,QV%t]3lC)3$vqDutqBhu+[rx-A7c,%3AFlx0S>AP2<eV4",
-    "$vqD(P6nY34;$KREHU:D4]wazJr6bL0v/soA0aK_4i6de$vqDrUk_O4yZV9w4-iHe5B:+d@ho!u8odY)3i@/C4/+y,G^sak5@fA*4:ngHEHVHOc!tV74/%g@4;VFH4-hTgJr5vX4-qikJr5sX53:Zt",
-    "@ho!u8S(<V@Ul4Pf&m4h2oD5@,$<H32AH)54-1_&N)C#VN*p,/9ytIUIoQWu9[;.e0S/YDTLrWk4)+fa13(R<yJHU!nw_BM/EVmOBjvjX3-(6h0R]fe6%jXL1/vXdQ3jRa2::Gx1;jkQ3+4e25T5-W",
-    "2,D!10S=_]sXPtYvk3&NEFTCo%aH[i3o(P7aSsNppaB&%01qjto(K-M!^lc*2mPN19]tto!aW!<01pl5wn>@W0UrZ0/$-4((M/7HPY$b[2nK,n0uebR4gZ^C4;EVf0^o5+w+9bV@VkL0<R2.P<Lmq^",
-    "e,ClBwvz!LQ8SRn0])ELDGwlx0^njTwF3=3,2(+89]bM*@#A/#%BcYl7/eue43yDc3fX7=#1jt#z<!Ba1(4YX4+Olj3J(OV@z0SMF#oCn2AAG)4y4Bf4,l8dI]zv]9^F:,rw9hltp=W3ps5H5<(B)H",
-    "4!u1J$JKQY7L^(65j9N%[G$X0K<SGNmkJLU[Pipk5&w,l4:p-m1q1$&m-nz6]IGvoB<65m4#ZIp5S+3B4%!nPG0Cwm4t5UP69fGb4+QoR4+KIDg98r>PA:*6Gyo3,-:dyl4+k(W4KX&tBOe+x&jAkA",
-    "1P)OS;FR*d.OdHUhK_Xd8MvcL4s[+gq$UNW1>S1SHx9L/P7e#PlLs6!xLgJ,46fx%4,Vw50S<ww0tK;LE&#I<4+pKY0U0xvrUe0)X$qX!O%C.^1Xu]2#Rdn70]kw]0^mv)q5%%E0tCXEbPo-7%P.cC",
-    "zXKLE)i4)ru-p]G#^)-h84JS!4+O1=1POT#sR0J1CIcu9zTZ;23+4j^i2<GI0R>&$CJd(x4,cQM1P/!I(+Uzd[^B%ij0FmhCJ#Z:o3jBxVPb4$x&BQ7bq<IK%mLtIb!1>3bYE#QZ*XZ^X7[f;aUeY)",
-    "dp0#J;6)f+H!SYwg8:2f%<7eR)XfwjIV]=t84xns+XxXX>Mv6_oRMH5H!O]1767W>8vw#v0Q%z<Avi4Nomdbvh)W;kEY[3i4/L[73><_maAg1i3l9%_U/Jfq4).RVKU5zlF#r!-=sH;Tf&mZx0raeG",
-    "4yFPR+XeXc(E$$.lLimF2JZIJ0S=/N1@iD3W)CPy4/tP$4@.J24.(^k4.+/hZ4O!wtqHvL(E$$/.p_c6v^O++MGmWG4/>y+Er^lwb(v,l821bh7;5TU7*,D$hh@5KRuAL=[Gzh_4,%XO5BvxAqO$/H",
-    "6SN2q3G8JLCPoh]kP-6O+GP(dP9G#P01tPWu3rx&vjGn=-1UlQwq*](Ru37iWe*ou5Bvm<>0a(j60@*m;+1wW(E$sDQUaF.4+H#B104yR=miW-Fzv!S4,)jV%:f<CGWx>yJ_KEt[^B$@won_3f)W6Z",
-    "fFup**#RCk-.*Sf7&b8A)Q159rOX2bqXG@0Qv_+ICkD=AZwDC!=2ACH1IJ.(H=%R12w<G^)q;:F!VeDxP9Fv>Odkm[]A0jfgJ/%_[nG*kvzbp10,Eav4Yl;m5G=qVISzvV1p<566%PTg0Uri1]ECE9",
-    "uY)%N$K+,Y0Jgj;0(cJv]LX<1-[p!N0TVKt>Y4fQUI$]j0F/^d1%s$,3()cb1L6Y!2LTQr1vvCT4+FLX4+XR[0kqx/2%o(K2J>t$3C%GN1Ln&M4*/7e1s<4B-kp731,HLD39]SN2&TV.0Ur/HoxM8%",
-    "CJzE@8#IdDX$05#ArA,8*K7#xwE>.Rv^=_t*0KQ(a09_IU/H8@1M[W[2jT$-,IO=m5HdO90RScs19A%Ev^=[.zAFRahinP)#aIV67&F9Q4uJ&[IRFm==^RbjH#a%y0TedTofaPoFxUbdG-jl+86Pn/",
-    "o!M+1Hk[dP4u+XM1hCZ>F9SC:sMQSuqVH,0DGr6i1O]>;Iv)oz.Ii=w0/5VOJU%lkGSRL+0/NPOteOP[=Wg#w@T[99Frv8u1Bvh+4/jq>Oaev@EB^ma4,<5z1@UY9#sLV,Mh-g19tiYY1d-SL9dxUY",
-    "Dkd:7p=6a!R4X>%fCM2qHBSVi+(jEV#:*lBaThhQ0vb2V0unh@0P#<*Zw)=HI0LlYLjuab6%0WVF#rSL+ZGG/4J0x(zK;JVg#rTg1R6QK*C!S=p*[^A0Rfjv0KNha,oO+RFjNAXEDgZ[2RIov00B^G",
-    "Gdv#xG&cmT#TN^75-ryjB=)rbivk6V)gu%*#>.Lp1T)dR0t_.f0#O>>!UaDCH#s)M1qb[3Rv!j7$OQ:C6gkDjK<&IB10FTH2NXB[g+3nzIP.CsF9J6--4lvnneEO228[s+$,pK8y#ouRUk;kt/L8Q0",
-    "r[F*WpaCBQG;kGA3eS[q6ENu13:7&w4*[M5A_@iD95wje4G/9l1:HUyFrEe!H>F_g0Vx>dx9tKBwG#xi*kk_/mIe.B(2[NmJOic-2Cxbr2QWGh7n6Gr5s0y02GU[z!vYTW6#/^b6%PXP=aKwAz;B9A",
-    "[m3&8,U.n6F90(!z>tYvHEkm[EJY5mQ3RJ*4#f2V3C<a(0S=9L4+6wo0NRog0<worgv.gD1(c:d4z;cwJr4t*$PNhf0S=OE455w&3D:>S88>+U0t]$>6$bE;zX1-or=-k5GCG>C0[w+K4x0lH0+yjo",
-    "4XO4G1HB0eEfO-M0tED#L.Q[ICl3$Sm[$Wi6Ey%HHj<e#HMCU:HYYPIP69y(X$O_s2nOc(z5y&VH^M1sxZ>U>(!E9k;:HVZ*j<mQheHEX0VfOIeh&i3j+y^hHXj8toy7.a:jw@8@#TR3w8:,&z9kbl",
-    "j^,#o!fOsZ2!iti4x!6z1,RrU4+garJ_TErxD=4f7Xp=;I1dc37aTH/tT@1ouK=znGypFLGBE1>88MUs4+GGdQ3SS%PCPL.E2OqPGBz]b.p&ltj!O:yjuZr-v<R;-GT7)14,mua4Fr8XH7hZl=eF:-",
-    "2&haBdlEDN9]])74,2!)3l6z-1eO5.$e1k,b@mh00Us4Nb>n4Z1g5!G4+*i02rf4=x1(1Km!CQx0XaYgK>3J,:-88YIYJK&()LOYUImouCJvYa0$vn2p9:Egm-xg:EQ.vTm-wmanGF-$d/N95AP)eq",
-    "B<-NB5Dy2l5DdhM4hHT42%n4s2fexl1(zibq#@OZH7x:13FiHH4+7Sd4g$_a90I.sIS&Z4o/XLj0uKq1[euA;12l:P9_&^:0t4dMXa<bLYYz#G0tM8#Hw=W*Jqs<+I5x!u1]tlP0s[ZBB;PS50uKbM",
-    "*cJnI4,4u641FI5H,<wVDl$1O6EoKV2l5aP0>4L+0o#&N16_gVyP!P*;Tu0cP7eg61rG$U0TVcd0UrZ6:iPl;11^gf%HjeK0.r,F#]Z(j0S:Md2DM_9IW#hQ4,$d2at[L5AQm[^:PiFH0Rf#N4,Ak6",
-    "2HjjPGc4KHh5,ZN.rW3^ln4&moVEc1t@ZK:fg/T;>9p]@Z7&5mIO!1vf_Z6f1E@e(0<md=3wI.qH&,78ET#..EBWX]4TX[j1n0Lp1MUY81eu]E4+Go32M,=c%47rnDh:IB3.Ji*F$jwB#Q>fn&VmIA",
-    "mtYS(+O9;m=v7fblM)8s1>7HL1jN,Z1KWiT3z;w-2I8J!2Z-s=f=!oxx+Mm99]AhHF%GK<7dMPf9x^+peFIt#0I&lO6>3Yc4zL3Z/.!7at)>4f285Tf0S[E1;@aN;$7BYnUjeI_Cj#=Z4+qA;g8/_;",
-    "4yFqaCaK3[95RaGIS7^UMiw@,0^lBC1DyvC1gruN4fz2sI5GV#1/zuD4*,)T4,AJd9]keW7zwfk9y5b31dRzl0yH)<ffEVss74NiE(zb*I^Nu1KL]B7Hij+&J]6<&hAuw=IWaQ-1l7wD00#jM4*[z!",
-    "0U#d$G>)TMj*kiptt]k06D8E*Ne$ZlE,pAWtStw+&Q/538z(tA9]p]aMH4oYsB#YP>9q0%gEayl3*##jHJ7FiAv7#&9]AC=Ed,IfB0V)SG(G^+9]..4Ee>NKDmgN)C/)i70s]Zk!T_2TGCK.DekM08",
-    "jsqV8GVLq@t/^&X9XA8x+Z7J&[U$jzHaV_X95kmb1)SI@6*Pm&wE+(Ur!5JEj4B4v)iNVCIPU<-H;9X2G:G:*2FD2tmJlBWG1P)$4yNNG4Uo5e3W/pE089<T#Vie+if1nfH9DPq88GOV3.yICwFCsX",
-    "=A#mCF*gpQ0SbxLrvV#n$H5K/nIalE!vz3P2GN/W37Drn3eoRs1i%LcsLn4R8Zpc)0<DZ&Jj=T)2HmrL9]So70:^an0naQHHk+_&3SS88j_5Ju,Cqv:2;/N_1u,+uEHXAVEJF>&%q$0h*H#^BHOee9",
-    "H8C&%00[<mEDPcR4*]XX1>C^06w53QQ4Y*30kGN/1f7r)2P+HBEC$@G2oD06gl7q/2Ok1C;im2/KMy;3EC+;&L;0MA%Pa<pt5zQhH>0puGzsRlcmY2j0yD/f2KBf=FEBAV$1DU:6Egq=$1Dee0^lhp",
-    "EF3l0w+03:9_wEyEDn*QWCXtBU.V/y-VKBFfNcWE;@#gK6$rus3as2+6)_^[i2)uomKG!^GUcrd4+GKUHxCv5.75nvygCmGi=7Tl4zaLC4)hx<4lp&E77oK32:RS)3(*+:PY(!%#]#N%88Z9aT;)9H",
-    "4hD]fk=v(&GnE>-@=i!O8V2s*k=u(KfK3bC#ylrCGav>.:31&#H#Cc#BLa96Gyp6!JD33mt=y3-ArdfZ0)piQ4aY$TuK>G8G]mA7fCvvH%K-w/H2<.wFaQq#&k6-+un,IRd/1M14$(pd>wXMN0>@aX",
-    "m@5r$IkTJu48sWk-QBHN/DSe]lmY,90:/RkxdsZtfNchl0tL=^0s=,g35TB!4/-d62IsX@8#TB/1f#z,F9.a@xIr%rIX3>T/C5oI6^p<R7&ZV2+yVee4-l0n0NOwXR^TuhK;#^43.p69x.L[,03]Rt",
-    "H4UEu0[y2o0w)UJIsqCMH.kt*Il4guw7xC=LkNZfDmgleQv^AyHzhYU;lmeiH.2__9R(#10,^<w1t/d3GlN1e2QxW<LLWUg01prKx;c=$oF)y@<+ktc1rDH+L/1$/2nw)(p#cvKghD;9I5-<_0>B8W",
-    "0!0rRghC0[n;;=5ghDbnI5q$P2<eIj6)ylaHMtc6Jr5GO6%J4f/;V+s1PI!k1P!+p29c.;0S=t<([djKFoZ%cKQJ@>GcYwb]4t7VghB+DPy-y+3xq,pHVK460znRhLImds1M_O_A22n&6$DcgIRFT_",
-    "6$XX>4+Mll9]bUp$xa=>FuN5G5$3Ui0SlQx6glV)9]AGB6$yZmY99wMJRb^+051kLH_.KdK<S6[vup-qnMx5ei:((9[XQf!IKR9EA0-=NKr%BpHvkS;0,qNTI;X<;bO57R4+3,(GV%u:6*zYa(k&ki",
-    "HO<dbGchp$3AyDu4-0Qo6EpRLZVo_pDKySN1YI3AnF0e]6F2Dz4-h#O0O39cj6n]0KmwQy6f%4t1URZY4--ikFAXy=%]I=)HZTA$0yZ,M8#(s$0uHPO6*1;KR1XF2cnA8HI0)-wCl1<;Cm%IA%]H^6",
-    "(mnxo4+M+;1o0OS0*(S3H7>hVGtEE>m99tvn&:wJqdyM;w(vj$bq=ZNKraV5GypFGHa7qOktGHr4AdzD.B:NLTV4+Y%]H+=@Dp@A4-sxtBRMsN0UrW2vH/^AF9gj%1]tswvH:3rGtEFEEi(WQ0m6>P",
-    "4,&4sUk;P$KpHRrFEKea00Ym+7zM;>5FZvX%]JIWH!uJ%2sSnVKL[[0GXNMdyoO2zv:pUk4+qUa6f:CZGb^bVk>-F)%]I>2I5q$u4L91Wf&m=iojnf/mdk;yBRDyU0Uu*H%]IwOHj1bO47el>GynqB",
-    "900Th37@Z8mf%;&GR-6g1u!/-00wvu6wN:/I5Pk*8aXlm4#E/)*PCr012C@y9X9]0:;[YQvnLN;:91,G#L[FMH>bpJH8.HC9]twfKo0@6/<t(bo2y;A$:lm7H2;#:J@U<<gaHoCKra$DGyo3y0U9y<",
-    "BR4qh2Oj^4uq*/k0S=P$<Hr0/p]FAh3i$yOHvk;m02ML51OgBb2gX7#5-rpd4x$Gi0ywNJFBv&804F#!04F#x00!rsHv=-P6AuQgECkt>6FxaMG2ki!hbaUg2jD6J7!L*VlXwDm6EOe@#AzQ0GpZ_C",
-    "X&(nQsw>VUIXN>@EDt5g0Urr700QMS4XG:u5dawhAP%c64,3oz5,]WD3oxoI6f;W87YmuOUk,w46Ey%KGdZph4TWz4+av/AF9I;#)GPw7<e:2fE)N5OYabCZ*K!Gl@XUab0R@pocn+Z&1m:g#4+N=D",
-    "wE+qCz[_+J4:33Gt@@oi0RfBx42<.V12Aj>mW:Gy1Gu*r2,3w(F9Rzvy1UE)1<!F%32z;)FrES#HIM,gnW>U8IKKi4;c)vx&4xxTHZ%WlF9.d;00W1b77M1,BLGeVr_(MntppDOuDu,t&cVU_37aM&",
-    "IXIUy1A8tuGum;#Fku3Q0SkaGGBz>Z:<*TJ,v$o;yd(]kL/30hWDfM#O(i)v-xGwuCpa_Ua0R*D3.Mk.IFm38v&Uo(g+&uG00R7gF%Il81ki&I4+7c&2%kj-:o,3JI5sj+5-;7B2)zjdG6Fyk2i]r9",
-    "!UGGkMF3.4!2t<o>h&0OI.X4<qXHE,z%U#)j_N8JEe50<4(Z(,1CKWnGR!v)<MZ+hg+dMf.,7qCHpc/0!Vd!]4ynEaBr@0m9vU#(0]nmjSPuiS-cyQFt;U90*Wn@[1vdWdP7Acs9TGBb1GBXR4,KG/",
-    "Fb:jM1C$2^f<cbqRs,i]37wY)3g.Bb;1;%KlYav01qrYLH#jvm915.YFBCY$4-;f1!_qB3)guoL/J$99Uk;HA-]K,d$0!d1knIQ$1IVj84-Jh9cnGw>C<%ssJBs203-Qi3H8PF;0uB!f>oWCcI5hvR",
-    "77DRF0=N8HgkcM/&SVb[md&XF4+8e%E(6ZpBM%m&-.f./)&m8fxjG7%G7hnZ0S<aMDK]K<r3MDot#AaC+XNmtaR[T$E&)9baRl<,3WNg#uKpVc>@C!T*u-DVqXHiXG4jg]4%iw4-;14@4+AnE3pT<(",
-    "1]J1ExRMD6*7,UO%jW]lIX4*w;0*Ft9]knB0]n&*1k<^K1CEUj3#,;%0S<p10fz;*=FI.fqXir]-lKg]:y#G&2LTQr1UTad9b;kL2<eR(p#^wp,5U+y;JxxWmQ=nUG%z=_mJbct[%i)Ui9QON1>Q:s",
-    "6%Pm6,wp^2$6=MI0SJMKJ0A</;E()3t%Yd=/*1TmGPI8>4DbUEv4%Vif!%2i;+Fz%f*3CjH8zU@0)Ze1[QLp_poBCEhyGjyuZ%Pbia8fE.qHny;*k7B&ol)23L7]!Uj(S%E)>NN0^lj%0]w_gTnE;z",
-    "4+E),I[_UQ0@u8z4Vef7W*s<qEDr_foX7zW2iB@i3XPp@4)yZ@5-V029_Ci.3kEwCH2uhr0S=nl,*5;^BRw@VH.h&k1BMv>Obo#390arJ0SNV71%-.d1m;3D4+y<R%mE(*H<EAZ0SUK-I^Oem2ifFC",
-    "9XG;82m$gr2f7*$0I:lQIr-noRWdS0IXJfH1PR[Q6%#np!Uq=RlE;uH-p$ort.ei1LPn*4TOR_L00w=+GCKif5Hvk8GeI(*%oPqj29WSt4*@d:5s5)JLozcoLp3/Ch1(1P&cYW3@^6;[qm:l[oY)Ny",
-    "0:tbA1Eih@FgHU*]N9#c1gfG14+rLi0_0p<4ml47i;&^HH2;]c0SU&BCl1^I1tu=o,sw0RGy2Fd3Bkt%3cLXadjW0+wn,E*jfV[jjUEy;<f,>_rAh=:pI8j(<goAjkV*qOKLIT.GKKIC95/>-4+Ag/",
-    "=>&3%h5,mu0Hn^P3(YnTxBONvHZY-bYz_479^qU/##987!U>$@!A/3i+Z+s;:-Vr4-*AFhstF^,W4jau+MX<_&ZY>ptBL[!qD^;:=k<m6pRfT3rxYGD!LrT)5-GbEtbPEG9S*niCn7doCJV>R6ELKH",
-    "4yg;Vvd_oz1;M-q1fJq$6*hhe)uBxQxlIJZ*8:QxG6K!7N(kQ@2$Z_x0Rxf(2QUJ/hgcpqjur&$1P/kI8U&*277qfb8V$&cI]97[1%<65n5Y#F9TqW<)CUWPtOgV])_-3@12dj64+YE2X9;xHI]GFR",
-    "4+8S)L.E=64!-Kktf_(iIH:nk5-7bE/N/2Zf,e9O0yPAUA@Yq#0=$N61vAA0BQz^eKn]z=DK]HV#sMC3k8KE&k>@pL=CuH9s[snO1qIv!3gny/1E8)24z#)tF9bL.:Iekv#8v=.whtLIkURjLz)1oc",
-    "5-l_D4F(t%HQo_ridYVySOP[CGokHx1V[-sAUSSjX8-cb(/@gHs1*jJ0v0%sivb6*2MUZo3yG5h0-2:E2gca^2J$Bl1mvb81+3<+4&ajm0+I]4[R9EIuonm_7%j,JM,K;9@a^*G08.6dwhs/k6c#MH",
-    "@NaVP@>^:k/o14d1+);c6$Q230)RqBIWjRuLN$/l9zH^dImV3x1i[rB2fLgo4V$wa4wa!636Zc02ea)k0.[tesZb8hxXJ+mB;8&t2MCoD0:S1C0NN6LK](e#H$>CS6Mr8wH$y<^LommbTQD.3GNiB,",
-    "9]A%,1gM4v4+Ef=TM.S94+S]4kIzpH-gbRn1UU^>kIzpJ5Ac_/5-4011fGfp4tIV,FgQ3hMKtRbFgY]t[=T4F0#=yGivkV30un-vvK0:rp6qoIGyo3:xV#Yqu.Hy9,Nq6E#s&%VJr@mC02:PF1OeY8",
-    "1gVV$2+9WuasdSc9tpt-0&ohUyiEyk4eSL1.N*uq1qQ;#2*WrDWDTH)(E$Sfdk+<rh+7[KG5@$J1@[o,.>8X@BP/sE$>p.CGdHL,1GKM14+E_f6&=UV*%kw;sYD+DId_l@kMRKqr;,m%9XE/*3I_Y^",
-    "8#tQg2<aal2pl,77C#AeVPf@x4+>_F2%p9p88-duG%x<I@>>L7>@N:_q3jO;<U[_Qq3jO;jnP&Q3h-&x4+!@/0H8AmggXkkVJ.Q=oudg3hBYq<I5haPuK=B/q-3Prz*z#1pcM^cvbzNuGp&SP1FEEP",
-    "1<wa;4+r;lWdq&aB;z]CRt:,.4A1dl9]bX&zFG(N&R!1kpal,V0SWt>1q+t91q0/E4*[<_S@S]n4,Ji:1t_E#g1mDB>Y)L1!$uC,2<eC:h8GVNuh;V>R0MAyCo]2w1qq%NA_iWu4+DkHY7YSW#%Bzx",
-    "&0h^w(vblHzF@kP-.8E_9XRd4UIK@34_YS:-Q.Pv/nxVx<<EX0:lhDs@Sz0mKX=DcInM$w2@w/I0;s51$<!B30*Gr5chCYKmjO2b5-g!2KESd[KOi>bHMs&Gi2*hM3GW0VHZ[2dA3rma3NIiyGr9sF",
-    "mjN_N1QIj/9Ws&%A9pbTAD00$00Yx:9Was#FLyUN03VkDF#r/VyAlsRk>s-%H#h(vi2*PG4,M894(-O]1GInv4,eSXU.^UBlK^/79^P0!&-/Ya-@5*Z0=])32#_l&9ykCDkFT,-47t_00aFhN$NNMd",
-    "2[,<-WDf)70S(+[4X5K<E-Ty9Dh_wTg.u=x01dUv1rGwb*J1,y4,v,!9[<H04,/BB$=i;k0_0cf8V;Ap10N1Dh06sW0XM7z9].!69^zPE9]Ac5FAg&;;aBoo0Wqut9]SM^9]15/7%_7K1_9Ax9^X^8",
-    "4+HtaSq_M:;Zp8KgAx)rqX[1eIIII71vcD+4hLcitOEm)84n1o0^l!4lQ[/u4+G<=4W1tiiq2mQ=>WEim/zAJ0]LGl4+M+F1qWOY1*@)P6QIyv9ykCG6s+lF3#.bZG^2rT2&<AS1+&8i2VxHatOFkj",
-    "H2<zFH2<wox9%.i+5@=-&PWE>hCK<y4+6Xf3Y_:;49$fq0.CHfd!-1@/:Z4H0STogBsDS4P!6Rf0,Y@o1cQi@0S>4L;8yNRrX:#qR1Y7d)no:z;Mg2LG&QCr4+GlQWE(jE4yGk9KQ%W1FCR5G056sS",
-    "G&TStG&Q-c9X5og5g&Fn#27D<0W:rK6ExUk9W.01FLyOF&-lQq0Wts+F]/S0K9n0TAT/>%0w0zEF[ULWG%(2y4;vO%A0RLQAC:>y=8=z!#$OG%FCTX>056vTGdRxz1N&hPxGx@fGypG@0W&tx0unU.",
-    "4;nmsA0RXUABq7p[wxm,*A<:4w901:4W/azGV1AM3bYUp1)z[x0wWAn4,M++WCOVp4+x;g4,bsnLk_IX:0]<I4i5v)9uDL[4,)F:WCK(W4aWfwGV1AM3Y@ou2QxXW0^kr04G#>K:0];.4i5:e0^l<0",
-    "BM&;3:0],Jic1dztOE]oA@cSk:0]->4,T0s4:IcMWD2SZF9.U/tOE]]91h:KZ4RshF9.U:03Q)E,y-tJ@ie#m7M0Xr4y*$o1Tz2+1+1@b2V4&ZtOE^SnJNcN4+F-m4TA-=hSgsPkXs1Ri%Sm(tOE^Y",
-    "ry:lyykY_>T<MMY10M%600(3ZrX:XSP7ej9B<Y3b!vO<OTnDSyC.xB90Se2i0Sx3&9]bkzPzH.lTn=H74+7S15-*@bAu&1iPY(QvKmxOZ1>q_x0SdOdT;g*E5dwA^0yu.G1FY8p4+*Bd5Dt6^uf2E=",
-    "F;tTitN[*o1j2U;bOyr21P:K,4nYI<VGj[O9]$x64,$d>4+=53OAir29]$%89^zYH9]$)99^qVH4+r]yC:bo8S0gPmt&]EPGcluH4+Mbq0Sl-e0oGIm%K8l[Fgd!d3JA^i6go3AHaP+_1Iln7FywF*",
-    "FxPPe3/aZ95-1uiHyjZ+9U;e6039@!0RUnIhNKG)RU$Yz039^#0VOat00ayl0XIPsHUJtk91/Jk1FQlZF#rRn0uKh30TMF+9x;z1gLDK89]1T)6ETio3LFtR9R$hg1]I@AmH[6HHvl3xI5,OSUIN8l",
-    "1(pE:3/4VzTLgpt4GLWXcmjU>i*OGEmH@4*4**pJg47@n*aQ]d000aDYYzcI5-u7oH.ked9TGJF4+Pi*9]k#/0TMJg4%h<1GXMh&9]AH#5-6c9GnN4oG5@at0uI-&2lxRFRRy@m2p%$)0SDLw1hc6e",
-    "4*<[_m+J)w,U9:Ws0aw2l@szjmH[6IF#r,YI1akbb@_.&1Op5kGJ&oV1C5kE7%[bF2HE=%D:5.[5-OoCHUJSg04g&u00ZcdJ[vS#5-XuTH8K]xGyoem00LYNy%,Jp&0i<rI*ec>H8AS_Dl]9%1K8mR",
-    "1pcHB4+rc64*_S45&[]*IPnS@GeQNq)CCTm/6(>]UlKL]9W]H%0b;HqGVKErH8:tNmjM;x0245e.OL4>mjM$s:kA5(0RvwH-]L!EGM51#1_UKyrwAT1mjMK/$>N8U0c-NemjMKo3ksJ36Efy#2i*w[",
-    "mjM$r01osG9]t$x2;&._Au%j$4*)>fH8+Y304owRUj(KJ4+ED09]ko55-Hgs@NtXr:&=/Viwps54*[0^5-FiAHUJVd0246$2<eC80S=ba4g/o>9y9.LG;xJ(H7slo074Tqn+=)I0Ro8v2EC&h4+ED0",
-    "9]ku76E&>24wnHKF#sVlENl%z0EA@&A[sE40TMO.7c%z:4wnHR1_:p82Ql[w2bTc<-rt5/&u[_bu<nsJ%1.IWG#48,01@I.8abQ>5,@dND/-z>5-FiBH2<Me02;:^5-/kl8ZiJOF)]kkyFm@s,+2S2",
-    "9]y(g4hPYF2CdddF9b6%+Oq).1..iR4w0^21OM4y2O.uwumKMR%ji1.f<%ilivbS>(%TIbE0:^o0]gH=]IT0)IRFEz+g^LicmtXp9]ke.XAcI$>g<apW(_sIUk;PA-1:<BR1X#M<x%cR>x/S0-Qj*,",
-    "1=.m,4bkYt0S^%5pWj.Qd<D0D,L(P+!vqh+0g%aH0mPbF4^^5s0uAVpUk[!E+yXC#0WdfKAI1SU(FHGt0WdcJ4<Lf+E&(;NotZosHm[:;3&Q%+0SU_mmjMqD%MK2*&MgFrj[yja4F@h>4zDl]6Wr3V",
-    "0S>RY.y#Gs/3fsHp5.EyI^Zb=0UrT202nm<A0svZ7&ibP8Z@hP12+I40XYB]H_/3aIRF697Y9)f8LI&w06E3QNe:B+[5t=UA>Kh;7&QP79GmiU9y#b(1M.,w4+i4Di2)9Zz7>.v.uMHM785rB6E=;>",
-    "x6vOLHUJL:yZUY!Gyo3*+ZGMYqeua$Aqt$T0Ur!E+ZG/]G^-ynkNa*HIj30$p^33z4!@jM1)YRs4+FgM0S>tD>+%dhD=w2<)%au&1=d@79]t(v77oeyWDlMJ+7/&uGKmoe!vr720W*maKZXG^IWzSF",
-    "497]jp8;zgABF)j03XKzFwq4cg#j/CFHJZ&+7/Tq03Qc902ep>4,m<=9]Skr7A@e701qqU;>:@jgcJ>a;>:@agcJ]R0-c9)4+Gj39XS92nqUc^ut*Ol+7:G=F]FPKBQ,a#[Q&^v@UVWymH@6DNdX/J",
-    "Sq^q)!w(MujfyuCGB>UsESHZ)6*kr9Yacx]p8o*_%TNoBm;Z;c&T9baG6S9e0S=Pr7!BJ64UzC.Dl]Hv)&U6c-Q/Z(HO1fo01*z=vjGi@.X-_KGThDq4+He$I^.W(4+E!^1q/L+P600gyNEOcPXy)!",
-    "3Qq&1/OaBiF*3K90tl]kM.>8j$*lnipyfLQ)QL0)hye%4&H)9NtpNh0yMG1wv-qu>[[a9V1tt#$jQ-<%l-]lB1i>R7F9S3%i_j)vvQiH@i_j)+2K4D)88!e4m6Hb#0=EsM1(;QI8Zuum12QtHQ9lef",
-    "Ha3m>0Y3ycGBE%E::L6=4-zdB0RVIXI3E),iT;os[)s68G8r+A!2%270UrP[%m<KK4.nAj0v$52&j.>P1SdNRD,MkR0RgcH2.7HQ3XKB;.O3fAI+>C;Ju[HO0tf59SsxfSivIxz)#pba6f^tc0Rx&S",
-    "2TKIlxd9G>[[aZp%MlMZiopUiH#0F)0VfRTzXJ,^z5)jSlx>eB2f*]f3GM]S1vkaj0SlLnVg[7XasUVf,kwhlo7n-Y2o*SM4+hG)5DTFJ1&QZ_0S(dt4+q>!MgYn>4YvLP0!-+f1s=3ew*CPG)Vu,;",
-    "TrWd6H<5x(2k,B.0S.HoqYNJxG.OK;<[Iu:4KlX/0Y3pWGd2J(4m2^>zXAn80.Z!OLJu&6zXC2aGyno11f/Fb4-q&OBQ@Mr8#w;6[PqwOFnR#N@T,9YvWhV-4LCBJ[sAL0IFSb*132:r7d9[o;3OYI",
-    "Bo6@4#03S9-&/^T<PZ2fnNI@!0S=bRlVUFhG&F>#0S>eXz5)Z(Lk]m(0uVU:4!xCU95]2y1=BlG1]$s5;g0W)9]SSB/]UqpF^7SE1ToY45Cf0>3i$&M3%dRR1kd(L4+P(#2Ok44n)w14GsXcA0;yA6",
-    "1:T]!4ypkLy[SGw2[$n;u:%hT,3txG)D[ylvtJ9B0UrS^00i#70uKx8z5+i3HZnDP4ZRQz+1y>r1T:,k0S2bwYXjs14/]zr0Tnm6gIW.Kfu^SN6@%eA1CNU,1Cb9O13AeL1J_RE4+xz80WCB%+>)tZ",
-    "HB%1.nf;J2H2JR)95S$[4F$Z:E(7;,0UsDMnf;I^6!rFj0S<Fd4+znuJPEVcJP%/.[s9e$,d>jSq5/bt6$b6C0RgiG4(h%F5jTd32nwbd9]bg.[s9Mf4,/gJ0R*W6Br!Iu%K-A:o&EtHGTe3z;A_7/",
-    "12eP(9yb6SIJnFK4@ZPI0SK;kya5fQ<uC3%l:,2q4i5$LO&.d[zpgD06Z>q^0S=SYsXQ7r01o)rJRbuy*=FlbrUwrMtpX1Y@T-33H2<+sG4/,=1vR1m0UrZ5@^Q:t6zckc0S/<70S=eWt2>zz#e<M5",
-    "1=NLm6Eijd4yXqo12l<0dIiqXat[)v[sAU4H2<3c;]^gWrvxtrGBxtj0U0#LsRIMbj4/j.;QRRPBm/Ga5Crf30UrZ103.Oo:xT_;1T:k(B:),)A>_vv1V0TjH8JLrdJc*G0Rl@f2Q<R+[s9v/.Fp;S",
-    "2iE/p0leu+4+gIR6geUf7>R[W=yEhm3EKVv10W9=(E$Vg2OkMC+x@Isy<ovkr)3AVD+,MC4,zcyp%e**s[#nk0]lS3IUfTu<+cnzGrOV/0/T(64+P5#4zIHY42tJp46f7[ABq7qtHA*&GB;Ky88,kT",
-    "Gd9f$9]knX3l9VDpEM6Cx#wRW1S;bz6^jhM2%HciH!)HV1J[-f0)&c74p9m71P$+=bpn$w4;m6cOD@NWG5@Vj=(+sS0fn3a6E_Ba9Sy495g%tax^RGP&jJsS0m,xh3gHq9ilSQr%P]jj&-l/(0WmoM",
-    "1M1%e4;OkFVFJDx4.NY$ACmz%g@5EbjfF<8<E[LAk>s-%Gc_#bAD00)=8=w$030,u3NLpvGr]WSmjN[Z6Ev$b4w4EVcQF7TmjN:X6EeFJ4;mI$A0RLQABh1n01ph,77CZ0Ne83HJTD41F#g&B87,N/",
-    "J=,G54,S+c4+epZL:_;]>xW<WEUNHd3G)U6vDg;71.$[e0RkfoRSmoFUk;Ju!!#cWIRGCGIRFnT.nUh&zPkYi#DR>h4&MO],&>vw<Lvwc0RvPI4aWfwD^eD]3#.bZH1,+_2&<AhGyo3M;qm+E10M,B",
-    "03QuC01qwe;qm+E10Mu301fjf4(0A,4+X3P4,eI[9^g;d;qmzB0^;O*9]$l24S<s:)9z#ptOE^(pUN_3EbH!M4y*$&12H%N4$$lp4(0A,4+X3P4,e+9TMsME;qmb30^9]14+W,>Wdb7)4Ur/Z*S.yq",
-    "Qx6Ht&<:+iF#rc,4)B^,0,q@$1v1#i3k03I0t=<pm-ws:ux.[6yeSWg0hPi588eSq3dnylH!w4pDjx.pmBIl491jD$B<W4d4Ds+^4+Y784+m5Z$$tv(u5Jz3%qcQ9I5tuqH-=U(9^f<9:tqg,t!V/I",
-    "s^T/B[u:V*.C0thvMmpi0gxsF:jDF!HVpn7FLf]C06&!hHaRu@BQ@na;hzd^[u;iMFg4HuAD00%024E/HV-1j8!sR*G@RvFl:sx5CNnlUGRO@OK#_d[ATj>SmjN:K1QIa,9Wjy$A9pYSAC:>y03tX!",
-    "vH/RBFao$c4]dQ3FP8y0H_.ni01rB%Fa!1y4.NY$4_hZkEe[RX79S<$mBIlJ1K>qt4+hQhfdLsZ00+Dk2:*my4+Eha0wWIrRTwk;9x]aD9]..oi)9^PHUI^;4+G<=9]1N12(lm!(Wz+.8oGgw0Ryr5",
-    "WCvUi1.)uD3BCF#2TTtG#[nM!IRFThAPJ]mMGqyqfsO$TnB-*04yd$64/K8VjsXT>4+F9w06Y$m0SL>+4)B6!4-s3GjsXLS<;,_G4+X3P4+*I19]uei1IGa$0W]-yg9Z!2u^2Rjx@B/X4E=AN0S<;r",
-    "XAdd5fsO$OWDey44-HB2fdLMz10Mu603I_^0flx4Tn@4U10NAJ03JC23bl%52Nef788i2)DG2]HS@P<U10Mu4ry:Vp4*[$L9].%79]tr52V<SVB:@J61vfdRB>9Jf:_I%0]F_/d!n+;2UX[WDGBh;b",
-    "ya69JF>pprF9]X-00gehGy,,H1m*M#0n7g;503.u!T^R9y[ixtF^L0b9]Jf31]I/7mBIlcGcYt7HP7!02#fh09XP(g0S4RAM,Gm*0R-G!Cj%c5ENc$]K<v9r8Z#UcHysi+02;uu0Rxc%0#*+JRT4A+",
-    "9x]2z6*2$:3/aa/0R*+Q2MQb#I2[r&03QQ4mH[6HHvj_mxfl,rzyTIB00ayl0XRVtHvkzm90k_r2m&1+12dKZ9]kx85-OoFGyoMe00ayl0XabftO5<KmBIl9pVJ*5138uf9]bu86ELg,9xwnGFaQ!T",
-    "Ee@/f5-u7ZmBIl79TGJF9]AR&0TMZ44pjxg!W]Co1r[-<0^LMmGC:kD01TDF0RkNZtO6ecF>r,yF#rM+A_@uY9x]2z2kr#^Wgh@DK;1A,3*G]+oy0K@H60%VH.ke(1_LE/G&m0K1s5:<9]AFz!T]&8",
-    "q#X;V@L>WgFgF(&IRFHuojWTrGZzvy02;.&1ILaB3PmwAIWZS2IWqtfH2;^l1e/gM4+F[*7&ib5w5P<aC<;YW11d8(00gJyA>KX;0S=c411:W-m.9sCrveA;3Jbmo3Ht:rG&GdL0RmnVHsJ=imjMH[",
-    "z5x#g:-nV*2p%;-0T(s=9]kj%!T](;<(&7K5-R<_x$F,Q1C[]F1_dQ<F>H/nmH@(t03k3eYYzvQ1@CG7d.6FGI_O;G2<aM49]bi4FAF#_+6e+z1JIZU4+5;S9]1Fl3.Ra@I]QN$4+E9_9]kr66Em+0",
-    "4#Wr,H.kedsJjvm0YL+q1q!kO1h0,66EOD)4+E9_9]bo66F1rk9y9.KG;oD&F)V8j0hR$1HKhX!kHP=0UIdTq2M+>50Uri900UJXF>r,qF#r@Z-oB1qmH@B)3.(;rtb,XBGVlrxmH[6IIRGCEG4Ki#",
-    "IP(n+jluy2xZnp2:8LUyI58I+GXN4a02;*[9]Jep3KB2;8!@YAGXNVk01@GA9]kz=3J2&44+M%o4+Ds,F%JUI+ie5hgk/XJ4(oI-12@.<s1XU/tBC.006V3I4Gx2]0]Pb>H2<C>*69xc@/&+<K&@6*",
-    "41nll8Zg(iqX7hwpdcRwGtOuq12%/f84nbx<njDJv-z+aR1Kgf1E^$22O.v/hr$64MG2iEAGZQIhr$6r#Q@/pG5[^!0X8/E0u0GT51#;t0w09]FaR&c0W_;%1uumGH8^te0Gq8$4XeRV1GoeZoeu@/",
-    "wkr.G:<Eo(1%.R^2kiq77:KL=4,4=uYXpNa4,bV84!@tc18ycVGsO)EFbRh/1[V#^F%9;qWDgRi/4uW=7&ZV85vJy92Rjb^s[sz9SPj+vWFI3qs[sk]5FZ*hs[s!Ku@;Yq01To1WFH>hy[,Wcmfmd,",
-    "8LI&g2Ai7C0WLE#js=+w#*>gM1FIDtF#rkVmp%=+o2&s2=OI,<tN[(kSpc0M3iiSQ4)lKw,vJ*1HTJ:*1iYXc1morq1*hLdD:*Y#4S<p-y8UDy0yNRt0S*0!YXs7hJqhCSlmQP5$@:y_Ei%X#88pBI",
-    "35Qw)vd$7O1vEDG!T^!xHnfm14,<VFWDf*^S@P.Q4#j=1qN8O8A@cn$!T];b36^-Rw*oiy!T_;V0X8%:>Yp6K0W:xB0w1jbGsqV&h5.A)+yWoR0W#4AABF)k03S-*=^+!ZGQ8A19]tk<!T_2ZH2<C_",
-    "%MKp]IgS<E0x:WE4+V=tb@JsYC./]<0^mk2*#QoO*liCPxD*cojov8>6sO_X0S>aq0T;#@9_w0P9yb6F6yVWq4.f4p0Ob@2Q4blb0UrW1&)ESDyXk2J+<;JViuy;p9reNi2zLta-R6GgxEdlgGmMB]",
-    "4)ekR2k6oR9]SXu.9ja^H#hUb0R)4&G64854<2]90RxwqY8=Scpe>>Ox9g4p4+rzY0S=YR-DG<eGyn%z0EIdS/AZ#8H!zOm7XT3s=TGiRkJNzy4+@>b0Teb/1#%NOZ65.T!_qNT,vbjd.Ju7.IWbTJ",
-    "nF0z:6g8[W6c-hiy8#752ju^1Gx;PS3xfh8D/.b0n#^>mH^/8,BRMeuB@@ApJTfpj02MGM4,59f0WS$KF#rMVL/OkK*8;9sGXM@1(En,*xz>>90XYB>Er]SC3STb,H8i/@11^9WG5[X_Hvj>ea[<yT",
-    "9J$v65-iz56g4/x*8:zc03Qf9051eJGXNhHHvkS%3,,bR3*ZDNI];fd>QC,Ky<Lt])ier;0](:,4+Oc>10O&*03tUr$O0c5GP&0SBQ@nz0uLCu*8;mzHvlgMHZ^kgIF]trIJwsYA_,Ws4+FW=0^7p(",
-    "a0uhVZyy6R>QC,HQx65z*8:WVvj>&8ia!7dJTWpb9TPbK9^zkB!T^4R0R>#G4,L@*9]$(_!T_KYGynok6EoEXA0[=T!T])Kr9/)_A4V]t!T_P;FgE^rFgBeB4-qxe0]ff5a4!xsIr<PF5jCXHG7Mb+",
-    "nM<B9>QC,ZHTA$i4niL(Gxov(1YI39nF0e]0[aFJ7:&gN2%z#k4+i-x1T,^<HhLc#H^/8,KMgT3IrqW/6EFZT12Hx91@OxG0S4xm4+kU-lm,;piT6G)2st.R!T],X>dOp6HPP;@4/kU.0^htK0^;TH",
-    "4,1e29]AU&rUV<^-K2a^.bebSBo71k!T^gK01kok5I+ekH97dg0WTXdHUJqn01L(e9^hD4!T^mHiuxu5<CzRYIrzc:G&MLl03R1O00wXzH2A=+7dQY1Cl3La0R+-cK<SU,!2/Hhxsxsr71,xw4+D])",
-    "0_.B;!T^#JH_/IyIFR@Q0+@1c4,<#p0RrE$W(6T11_](P1+&XL9x]-00;iT*>@(4LQx6CD!T]*T[#gpUjSB]ZmTd)=n--Jv,hl)U6rYG]4CXTecng<^4+!<7JrpsF0S[sL!T^72:0^7d#/,#ukrf7@",
-    "p9BH31rC+L0]Bj@CJe[.0^loG!T];&4,<#p0R*W6BQZ9p0uLGDfdmg0)@Dvev-!M7(3U.0n!G&-z4$#3VfexU44:*@2cf;M0>hh5j29mTFyl<i12xW)8V;ujgKHgVq<q79FfsrEwHglvuZKzs#@7i*",
-    "1+4,P4*CHpHa7qwIWzVL9]bq_!T^!xHQs[+4,]&+WDf%P!T_KgHvj_R7zN&jd:-ik@T-K$I5+;eukd6Jot#wy=z]kW6Zpab2Jw:w2viK(zJ4DFF!-g&88(-R0]VUBF$eU6S[gSV0vsO.F!-g&BQ!It",
-    "[sRvM$,w_t8Ui8:$,x0XBs4WO>@(4[2Q)P]06z&eFg5<KK<SA<;E;TB1R<U<uK<w/l=qWX>@(4LAP*eT0TMAg4,Eb70_Ilw%8daDr3wm@fCK_LtQQXNtr8B@g#!,o1@h..<Mjt]*;]xXtl$F$fw=x0",
-    "gzX:;4&;O%F9ta@qV<v.pC1P]4zU-p:dX/Y.EC#5<cj,WIW+7A1ePfQ$72q[Od_iljRp<S:mC5yVGjU;p#%ec2kj[idm/YE03Sd#jUOX1H/y1F4t5eXoB.ydId%%E3Lg$Pj2]xoG&uk,6*Vvb1C-V>",
-    "4niL/GK;QBH8cPNUJ=B=$pH<.mjVUy5g!ILj2[&<*8vX&kevhodJh]gp#(1rG%%+h0<<b_x!;l>hX)S.$gBzi+0]zUBo6<e1>9RNO9EgI1g=hB14$1wm*4[cj]vClxjzpD:Hz]E9]JV(0UI:w9V9X]",
-    "qyz=f4+xR.3<,=XHtGQ%3p4,:d/Ch&od*##o+b[/!3qGRbq6F4x6K0q:E^HHUk;P,%_Sz[u*LxcO%E5B,_$Mn<kt*8HnIU7I4^g5e+MKF0RJ8<4K>BI,_#_#4+M[,!T^Ekt%YkDIRFm;fgdS0FaRJj",
-    "HUJL=k=&C:ixUok9]M)JIs:_G4+ZI^0uKSR@2+yt5Du9i7B-&PF9.a;uHXX$y)O-m4+A3[GnpSEH91os1_i!-1k3:dcMZo:2,)OwA3ZmLtUwPTyvYn7ATjWO2>Hi/-G+Q#D(@_>3hG<C4d9e(6*Q:#",
-    "Z3XTT1F$6o>V+_#$&E7)2IJxZ244:k:mLOa3Ehr[0S@Tf1Ro(c03RVZ03UlZ01ls.0R@g&2aLM^1mp9E0Uj^eo&y7^2oX0Z8#aX_0MS1ZFd7BrhXxL!oCF#*wbv62%%<QbS@:8v4+Mwvdjl=OF]h#&",
-    "wj_Iu).>Qo[Oth(KpQ#90V6js051tQFaRG9Gyoep051wRF#r/c03JDjJp>y3CJ506E-2g(Iu$bIix3W#0RSBVXb%JI4jweEJ>f1z2opBG)B*<[1k18F0N))C2Bw>=FAX-^03QT1/>(G1*hdbl*./dX",
-    "MgdG87bUWY1Obc)2U,sbrkw-I1T(sy1Pi%F0-[D20OoiFHx8o#0mYMT0w)TlqXYpO2ChB-P6><508j*!0Rq_22Z-d:0l5.&Co@s.1TQ,:H2<D3sex+-;L@8^0uKV;hyoor00Y1KY7ZEUngj@GF9SC;",
-    ";L@HH<KPTgGNzpbA_HER4,^<I1Tr);H2;q!2kk@*-sFl.;L@7U4-1Z14p9#6MFqRM773*y9Ww1j1e(534&U;=4Y8Sl0S=J_MFPYn4;pciA_QILQ4buZodhB;Ha8C$rkw-GGXNh0GXMpNi)cSEG&nTv",
-    "MFdk5H_.d-;L[91G@fsw4)3X21_MNQIO_T54,;vsfdLJKClfgU0)]EoJ[UOw9]t%99^hGD9]kr60)Qw7HxB@TC:1v5[xKUgfG7v#lrt7F]0gd1I57YsHZ#/+A0[&YCocpxF#sAg-*.godjrr2A3,qx",
-    "Cm#egj7J27t@!d%fr.hMgs;sj5C11G0yi^PFBLa700WqsTn.7XFgX7wF9bL+00haOGY/P+0te&weIExh]0g6eF;t=aGOHvn9XK/pCoc=(HUKXOH#Pt,0y8lH35&/-3Z29R1$hMeL/OdtqPhVCNe;yu",
-    "Clfg4F&>ss]0e_>.8KcH:-W4yqa>tHqyz=f4.P;119cA;]0gd9Gco@#0y8xL0L(/PBo6;>6acKG2LoRZ1pg,hwkrco4-ud@6f/YY4+OFS9XBuy]0f(X>!R/5VGj!bCk3Zh0fg^:4+DD+sucpGgeV6h",
-    "4+VfI88ZMcF*7p&Co(emS]2bmfhZ.2Hvk>AGMYyp2[C_vF9b9/051qJIRFzltsM=p@y&%L=a&3/fhZp#G5[YTG5[^qH!/VZ4^d5cG<c6!jHd(y:kt6D6ao+n-bad6]A+(!U/J68C.*GgJ@X*H1Ro(c",
-    "03RVZ03VtGF<Y!m.0J*Jf<lv0fhY&+>>6=UF=EtQFqY=B0_@+tg(x2iFaQf(6;Fg)2ZtyH!G:rDhbRR%9^Y5zC.AgFInMzTGKwew3J(d,0Ur/F03100FA6d,00ET&4UH%O5dw4#kSH$zG%:pmBr@dk",
-    "6dE<2gai)EM-@..z(pi7FrM5u3X)p]c@i3G>$LMRCk_;y0>,dbqc##TjfDgbpa/zo/6nv;0Tejjg$Eiosf7d$%k_ch<t.%X4:,/F5Dx[g0TVRSHwI5GGBDX.1j=Z82S*P8oT3m92jILL6*nXg4aN0*",
-    "1%u!O4*_K621O4Arp-gmISbI&UOYHAEQN*y4+E+J6f*!H3p1Ged:-uh-<q(T0ono&3fuz[H@Mxk35yZ[j^,!z6$=:,0]SB19SE&T3e3]d4zB]N+!qe6+6M/bwKM>eMJ+Zk*y^DMH!L0t)59]qE7hhI",
-    "3HuERwY+:2E!d$N1(,^NFf>8Y0v0UL0XsQ0G50P4:j;pA0j8V-4vkg:*gFpdw.8C#bq5s_G>nB.+Ab$FH]tFrFzQzT5ibEOFjE*e01pe@E)+DKK;ZUIZ4U#XKMS&TGdVRd)B*)h48Z[hwE>(2>yhvD",
-    "UI+LtD:*X&2keFf3gVY.2CsDpmntSTFqb4R4LLdPh6E0w76EP#1HvK;43X)[0TD5K4Vt!+0RoNtGziw$Cl1_43kCY^J=^f13)Te>HjV/i1Fsq[6g4u4hXgMMG%&/OZw]9-1Dt9Do;Z*co,YE.R]w*m",
-    "69^1,fdK[75f28+h6EWj*aiW>uO9[+3Zv%(0>%ez4:!t&1Q9gt1r53C3.KxvPz.+*U/H=K4.gEj1SB*u(:<-&G0KJn1CFmV2EY7j4+hGH1Og@;2r]ls1OOfk%7z37vjYgg0]k.b3l9:,uATu1lCwYv",
-    "+gt[;10M@CtcC.H1vxbUD:*g*6)_jNaRRObA1X7fh6D<d0t1Xa2,*k=iJ)%/i3AS:#0C!qk((0%.=3EF1Tzl-*3=6$G:8EVn>:ioOC2%hrbhtBD+-(N4+DgyUllZu<&yk9%EM$CHj<Mnhxk.k$S)5G",
-    "+;R3)zXt;@1sX8F2L=$R&-bO1*dHGfFsz0I1n$Uq4+Go]4+7cg8wcK00LwoPIS&@ZiGcwO/(r9SHt>,q=zax5bqIlxb@K8l0twz<2AG/:4$kUs4)B.R0UR/x&R7Z6Qvkyl4,fAH9yq7XP6K5E[[]d6",
-    "=sNjNHQE6bH[Sve1%m.@H:q;E$DeNo#)pdm1M&.H1Kauw0;DC345/&(-QJc^W)6.#0]MyHG6Te39^P5tA@a972:q:#0RZa/2W%TUO$f(WKLRy0IroGF1-=%J9^+Y7gai[bya5F8tS$(f>%aN]3J(O$",
-    "4HGu#TR$B(FgEvu1O&[4%K-Apn8*PEAs,Di>k-u>G&I+W0^nv/gaj%uHUKX-FgO4Vw_+]]q8.+f>k-v5DKIwxKOr.XFaQq_<s)20/K%.c#X^B^[]*C-.>H9Wt>dFvGxvl94Uv-;4DqQh1B8YH8ZpA%",
-    "1r#^okp&0Qu^%k<7!3D:1O%Ls1p>(@>k-ujO&c/zgaiaI4vqW+2vZLCgaj<zGmy0]4*:g*aSq^M4,fO%SP1=1bOo-$1sfkPIQN7EKN2)EGXMeT0tCmP1rGOw1U)e>HvkI1Uq1mhFgf:x1QIj/3,/Wl",
-    "GvC/79[=+J<iGq.>k-uo:-esb0;:[p6J5::8Z)$36f;BYKnBnR5-*xE6gU73%=3uWZw]*54+7*2A_H4b1Rn%5g$o3Wv;:ar%vS[7Yabyo=n;UIA_QER02(yj8v_G$!T^Ej;*Rk01@Pfm5-DmX8#A)x",
-    "1p*usH-R/38#ssr0rx)zt.M(<#[vY)2OkAA#R3yI03J2_KOZ;YHS_l80Mr/+%K[9m0TMX;1b@I:y#fyaubV+FHZ.o52GmvqY8x_3gaiZT9027U3G[:n0g>t^9@u9+0HYWRf:HsvdJir1gaieo0s**0",
-    "50C,$gakS;F)[!G=M4PY0rZ3fFD)<K00EXs2HwCG475!cH])pB0SUYD5ekwM0O&[$i_[t81O_eT0E[=gn*sEM1U<k]HUK[bG%+v$02:ME1Olv-5)Ui%gaiS$&1Me,:IE+]Fgf&u1OcbbX9s%&/*eOa",
-    "RP/,d4+gj!KT$I]HmQRIKMXT7IRG*.G%x<Qr&$jWvziARF[kJo2ahud<dytAmCs,w4LS6J1O)We3JU16KnJ(iPAfS!@LA=fxt<yw9XK2VfjJJkoB-=bxG).zfffkG[yzY:85lCz0Ua_@%:<91Q3LC#",
-    "OAMC>2%NDl88gqA2n<uGQVNF)F9tR&:FNg$0fLS*1&iui4:kSu0RYb%3jOr_3Wfy(i3SGJoDv3_2nQSs]L*^3HsuKq1:qnPHBb)imtQO>C7JL;0q@aVk=&DGgGLC_y-_1G/9o;&ATorg4,X,$)MXzZ",
-    "G5[AdpGFTCltvFL=@cG,utN>7k0KugH:fZkFuVf=jiF/<J,h/SA20w9Q:LGs0Uua4x&sH70^7S+0tC:WCK5CCzHbi$lt%y>0tgQT=5h2^1v9mh0UrQ2/4J%V@8)xdig6DBr*0H8>xuwCr)__(4+i6,",
-    "ZyGrO3yVkw-&A]tBn>S.4x1(p=Pq1J3Y0%9HaP$zH!y7ofg%W83Y0$+Hn$TKIZp)79STn)G%_n!4aBqo38/OK8#bH11prV5tN[weYz>R*1PSzyO,_vyFe<_QZWJ@CTOT.vjBXCW%NYaxw[Hg@3XE.q",
-    "0WmoM9yyC[0/J%T4+HUPFAXs:i*7FhFfjlE/2HSg4-zba0CWPh77r7PZZb1DH_:EfGdVZ>F90]/00KS>6pL-SQ4Wi45-MdF00.[L3M&hXZUwj;2F3:pi_]Sa10MuBnF9]!;e+o(&eUcf7&D4)2eH=<",
-    "9^>W(ZUpKh0!s.$BMypg1K1h</<^0.if$t<F-fVNZU/$@4vKCAm;I68VFk=YOCJL[rGNz/6EVB90SJVrj[zAt,ed+#4*@Q>2IT)*Eip6pY!oxU@XL7TwFNCRGno+ru&D.DFCQi_>G_WzF)#oFeGdxu",
-    "Yy>3qXb(aAwFL#>z*i1,5-dFw9_w8@Y9li,01pm.v-jRfG%=4J+wVOO4fbpWK;0b)1@a]WDK++N1YHh^ZvtKe(l8GjmI4I1u;QYEmI4H%Arv)v4+Q/40zU&YGdc8XKMgW5G2CnesXsphH#9ba2MqFR",
-    "2GH:/1]$yhY6$D<Zyy9R,IM>XcMmk)vjG9mH3pFQKo1M,0UrW4,fS#6HS7Te(&h-VBo7Dbk@5mUGw1-y8aKeR0WS(PIG73riXsdC2[](;Gpzv(uWJISF%HDD0SBrv1h4<g8aUi+1pW#y12r(P0UJ30",
-    "1dG=U3$OtP/4%F@5+4gN)%F4elNTQYGu[[tq!0tI+HMCT4+Pt6DL6F%FEBJY024E).=ck:3m+=r+H4H<,k$*.1Te<C0:/Um2,.8NIoWIhQ6C66(6t2v;wB;Jbq.ps0N+ak*9i]j(r6zcGuUh&ATt0z",
-    "eKR&R(r6zGGuUhmwc2h9oz(:bpO8ETiRd[1v.43o*pvYWUk<7BYyyl60D(vkJ%t1xAvXXYAvgdJn*rFA0TVZx6CVsQ*K89p>B[:2r(qE:<$M/E93KZWh,*IyGdVE-3tbg-03Qf6h,(3;NDkL*0fyx+",
-    "4,VIC19BZT&jA%S03Qf8051;YH_.]r03QlB03QlA*K7nJ2-c<9Gm2yZM/u98Ip:rC038CH0UrY_[]z4lIHg.wnkEgGF$S7W4-hs)0-)>81AZR;HuE(PJ(DpX6gL1HHvkth92PW>F$VZL9^6&(F%FKA",
-    "3.5U-9]nck2;vk<4-a4+2d:hc0S@UbEgv8,054HFIg&9ibTT*q4#<<&7LqXs+t=nRH_kR.R^Ub#0^oR8n+gwLjxi@TFt:gNl+_gE5jFUl4,W-e3KTe+4G#nGzXTr]G:kDNH#3Hh3m*Y6j4/a=/mif4",
-    "i!l!c@Q&Z<+F%DF3yU!*GC7^c954VLFaQIT-cf;D4+<JhD:yU&BRDl^2.8k3TnURY0ML8>fesTiPz20R3Q!X:R_RtS.pBjl3AX0^4304a&r]]N3EBZ40W.R*A0-r3F)u$hG5@+&s.TK8!n$q<;%lir",
-    "9]AaroMI0HiKhiG12Qm.F)s^:HUK[XGd4B/0*fvILJu5@F#vM@>XZCUjWGi,6EJE8jWG@I1RgoZA>Hy<6=$>tQ4WnU0jwwkf$DJwD+,M.1:qhB-WP<00](#(9]Jm.11_%[GK;>:;_aQB9_n1[F$bdm",
-    "hyf26j4:/THUKXIGd2JLU/lO[A22eEF$7Z+HUJ2WF$aPJ4vaAZ:H!<$#3co<Yzc^g21>3nGK;>/@i;-vHH-],OAi5zF$Aii11:o+i!l=7ix:urF)lVZ024XA1]KCbiZL$$I5:$h1A7k%i7>KMH[T8q",
-    "K!@CCIOM]t4s,*61s<kObO>m:K>3n=hA^S!H!%P&6*n:fAvZGs4niL/G/;!R1UEJS1J]Q>4-PjK2-bjt9]baoF*GwZHF+NdIEFDV1UE1MFAXy=00p6wP9Fm=[00p7!vO^X-R**N4*@ZT1,z*UF9R>(",
-    "o,YG-4:g7[1Gp_(qI3<n:-Vq_.HZ3THS4JZ2G6k$2P6+3hA[(k4-qFsFAFs>k>sF+),M+^hA[=x4*,)BF9.g[hA]a4u!VCE8[x$P1=5aN1eUvf4X^3;H,.3:Ck^/&Ix[vk01o1v0Ry!V4*+@)6z!RA",
-    "4+MuXDLFX+FEKSX00F831gOALA22kCF&8%FW,kOaHN+1AdJhPQF)b<L00L1T2s4N/A_!i$9yN&[3H8Q54;Ke[4.h7/Mjs(Gg</0]eKdnD9^FvqF%9-fZVSv#1/hqzBQ,hV77rERodE^64-zUw6F2^L",
-    "JvW8_A0aaUA0adVADIC%i7=C%#UdXLG:I@2Hvk.t02Md<9].<B9^qME9XJ3V3OE2C1v3C26*mAKH_.wm03QiB03Q%D03A309]]^C9^F@99Wwww12Z%>/M5Av@-^7+>aqcK!%q(c(pw3U2pKiS=iK@k",
-    "w@v2,CkEo.Tn@4u%0Ub5xIsS*GBz@h)ddX4/K%%HtP39sHEAg]H)k&cH#y3w1rJ%>zgPf=G8JTygb*M%Vxy%M9^Q#B-tdZdQ4WFH1@jG(4@]5Z4G%bk0uH>v4.TU:v.blC4G$Uf2<eUp-tdZhO$MP2",
-    "4;tBPD:3#B4]uTR4G%Qs0v/snA0RD*4i6cq-tdZUUJvC2q_Z+=8Keadh6teI4FRqQ4+qYT5eg##j]vYMhLUSP5HmD4$HoRcHZ(W<E-Tpo5HAcgF>=q^39A7I&gV/F#)(1<Gyo3P0SWLk2,<_p4zM@<",
-    "jRg+<Lkhm]Gzk1a4+hVT5i2q>:m;r#G[)-.2$&fN@^I/_2dlb%1NNTM0Su8x3x->B>dgE-iOMhs)u)XC0dooXLj!9D=1+D#88fj%0Pg]:*#Qp%r@@.#8v.kvj)ye<R2(g-<MRP<tQ,#</,7]^4Kf19",
-    "0uKlJwV(kEf.pqTwG-:4lN1jYvy_JgH8aft9]SU@kOU6#jua0Nr=5>8G&n4Q)fxiDDjx.p=41R<2sxbs4)p[Gi1A$u,Yy:kERWC#1-CkA4+gj8rvV4(@dS]dHKRfg2/(]_2%+C%4,wy-Ee[5*:T;6u",
-    "Jr5;2-SCQEm6B=O2[bVNp$QK3q),.)<)s@wF*C2p2nUpcH7=G%Io[p<4+j4AL.2t:Ilx2/vfu#&-7ALl.#h.fx:OGopZ,J#,0h741eZn*fdv8ROAf3A2lTcF4++b&2pnOgj8qUd9t<DW1Rn%5r;gcD",
-    "(a;]q2,A-W49.lX6FI6$4+HdqTLiIU4Eg_QIRFE)Z4SP71nmL.C/KQ5Q2,YQ:Kh5hy#WNrrCkW;.TDQEt>LPKEM)>yH4Cl,4DN=:3-qHFjnfPc8v%_4TMq)T6%PvevlIdu4&0Y13A7am/#q#51i=qE",
-    "46vG036$(&4/#Y>4Hz:34xgSJ1ITd;7ly439]bS_383*^3aJJM/G,#@smK%$1gEA32G,;X1<G]z4:=t9Y7M@S4Go]26a<XTSOBpB4+N&Z0Rp)W4-rS@djrn^34v%Y5-ro$)L0&Ehl_*p@2!DdrI0cY",
-    "Ae@w%FG(=rm:;fMH@9n;2axqt4*IkWF9j>zt==MWthW*l[]qkyGAzXe2l!JD8KT;>4;UcQF%Max<D2^umjoXMEdU.>Hvj=b%x;@F1kE825]-!Al7d;fmjnfpDhsZ_7Y[hw2p:f@01s,@@wkC(+6WH=",
-    "r[kdkF9t0$!vr4<Gyn&i*HI4zpA7.P4-k7BA8]2+t1/(Z0W-eO9]keqr!)q=Fb*3Z5jB]v2GOi*9[<C&1PAyk4<KMvA8]3$s4=eW0W[qR4+fs;lK^wR#Rv^u#RMM[HUI:$$v,ayEH%ai1K(T=8s7*X",
-    "a5VrQ(E&989yI>1&jS<L[ZtO09uE]n1OPA(1MvM)1FJg%YY#<;2oG>979Y>8HsA-jfffY&11].GH=u^X6gU7AGRP(#H=u^9$R,aOyY:tpaW#m!G9SkQH[b[j=&$zPvwR1DhXe;P%n^a*-A#&8%*cNa",
-    "5_Hr60Slfb1/FZ;286<[3ArT+<!)n31)e1<1_W4N4,D%h9[<6g[!9kh!FCS<!j<(!GdN@sHfIK34z9949x]][1@4p[Uka1*5)T#cpJ)W_0S=Eu4:^VM3%LXqH2;+D+:8MW,kN3y$wm(XywE)l6V;BF",
-    "4+60=4+2mRAHwEe1C/,r1euLx4!OoI48!JM4UxeG0/hB^K(m5h4.WVcrvVR.0qaKx)i;#$h%OEOt6vXzl8t2>Ni<]04;=],WCQ7i0uF](Uk@YVjb$I60XEhG5-p)3KaQ+l4.d+,We,We0uMrjjb#,$",
-    "zXC6BH8sEjADsa:[[#fyZyhzN3LkYg056:ZG%x<J:T<19stO,/IMxCmo&hod1Jw=7KRK!j4.NgSYY%S!Sr0F/8xE)S0]eD^4,N2%k=v7WxBFiYFT;*[4,dEdUk<$8]6UI=xBFiN,2opGG1&nR6u0]d",
-    "4,l%yWDhjA@(Fd%Ljbr!4+x+G43q*754ZbY0L;<X37@WHTDSXO9]SY2!37TR:H,fHxBFiY4_(5W4:Py:Uk2FFVh-$V!37Tgg+2+frV$Re@(FZ44+-0=NgoI[00v;W,vJL2<4^%03ZMf8)tUhh7TEz8",
-    "H_.d-,,QGNQV$Tp0S;^U1P/wI@(GG201Kc45-g!I2sQv812&)[244:WpaUNXHvk>GHvk>3HSNn.5HVN].Wd3V1PIgRb@J#Y*9jUW(%cINi^(Qu$JIg^IQLHjR^;e8CJe(>1Q@qcPYtJ63yY%,2dm^+",
-    "9]JkP;,L.5GXGK!ALvgX0yF:$Bp(>x/uaFr01M0dUmpZE/^!*/fs>po5s.v00S)O,6E=<HH_.3BDG89cjsXt;%PIxpmSX@6A3!+hPZu@-9]$$+Pag(3052XfGwM$hF$W5SaUVE1:rW3onmQjKIRFnJ",
-    "(Un9mp8+-B;N1LN;oTfjF*EN=FF!Fg<J^CcHQ^160Uyu,Ft.J*AT[z&FBLH^=G@2pF*fv1FK[(E#[;hH0Wr8fA0RdMPcIcQGxtv_KQTA:PakqNy]^3X56^VP2p/Fe>)jktF*Es3FKaP4@cE%#HZ#Wr",
-    "AJ73a-s>rgHu>I57BMsXPai)y055PhHJbz.(E&8#2oE6pPcIcQGyG34YcenZA8]H]79Y>8HR1:lApB1+6)@jYPcJ>*F#tbsF)%Wm1RvG@HvUfwz^jCJH_&uuz/E-;4+Vix4+F-aJ@WN8,/P5qf/_(1",
-    "cn8(,Knc.%4,SdqTmqMY0S=YaB<YaRB=).@Py/%Wt11r#gHS3lFaQa_m[Jb[gHR5W,3tTXju8eS4/06CFIq4,01m(e3WiVw>t@!V2F_1M4+E*wIu8,.gkTQ<h)<p)Q6B&_02ep>3W,nz;DZip12-B@",
-    "P%bw%02nxzD,QySP#,@x-6)!FHUK^J0WvW(i%/snF_d0x-zb[JHUKZ40WvYSO$3daF&-MLMK5.YIM<Oop8+<k5-*@5KjuX*AT_L[0w0]LIgwBlGLp*)0lZodZ=8l^o&hqxO$3=*GaWa+S]4=d06(7r",
-    "GBPsP0unO,4!_M3cQ,TG0w13NGyoDc01rRHS^!0sG[FKNZ8ZQ7FwGkdnotCs8V;VdP#!n[4,<T[U.#840:uyy1)1/90wWIqQx@J-3z.*;Q6C65@AiQH=2%Qy0XUgZ4)K!.4D=:=3z.*=,2opKG1&nZ",
-    "HUJL:nNSZ2%aKb4N)H0T0S=Im7dHS4nNS12iUkh=[GVk4BM$&m7dZeQ0XLun9].@C9^qbJ4+5D@9610B>Lg8D0XdmaF9R]+01fMG46g8<0S=Y5P#+L7-RGHznNSZA+V7zO3z.+NGBt4z1i4cJBM$&m",
-    "7c_G60hv$>1kdG515zIlHs1jc0hv$=jjap^!,8N7nNS4X0Us7I*#Q;g03QZ6paTyPkb>>k0GUt=1-Fv40U0:^3!(!OGXNh5GXNh1GqxfIVGjYL10M,A01pV.Rt94a1D#MFIGD+e0SBgp69&uvl:rY2",
-    "olq+<HUJ]rHUJYg=eP>$F@ZBes..,/olpkxn,L!iHJwlZ,q,[S/T8(g00g;Ud/2tZ00.7_PdYX,EF_WrH]b9g1dWAY7c&442GySd9]khhyk8FjtON(yp8*Wv[!9m#lM<Qk=g#xTQx1*HLJq!92.+[Q",
-    "0WUr[F!4>euj5^I1_Bta4+,p[XD/QyGV<O>OfoV6FFi3Z%Et-HAULowAJPFg=iMA!F)-N[FBLK^053l:Gyp$vF)%lu1Rv1:IjxQXA0ROIPcIcRG5[^YGBp4[MKLfr$pjB.;wt^3f941eAo))(6*4ja",
-    "FF@Uk<t*,7a50;(AJG9Z.>HfV=Pd4P6*4mWPcLgSHvm6yF)/gA1Rv1:GUf-mA<@pFFBLK^[ZB7HGB=M_a4]78odgfl0obSk4.P;fFBUQ_03T_P06%asF*nHsAJPFd.>HfUflx0MGBN,!Kr/7=FK[(7",
-    "odh4*0X2b8C=a(QBnqI3a09R.4+Q;YPXQtiD6=el2Zc^x,FOG2nL,NYB<W-4LJoycF9tR.%q0&FnI#VdiJ$/l#Ha<cbPKnwW*RbwP$)TFRSyG*P#rY<48yU#0S>XMpaBH/0S[Y/P!7lh3W@tzh^$0<",
-    "2Q]_SXBssC23HQKGYzSWU/IY1P!9,H9]1W47&rh6kWdshzRU#/1CUS,nl%jfiC>,[oS*;8KsNv%AUEJeFP-H4H.C_yH8[LE4d6u]cQ=nqo&hyE024NoJPzPRA9pwaFP-H5F#rVGqX!Q=-6)!GH_/r6",
-    "0X8y[Pz0CZ9Rb8z4[*W)AD-m-g9Q:a039[53Lkei+6Nz:0W]--HUJ(svI,w^H_/4;0XF_x-SV1>IkE_LAUOaJZiQVBG2R-w2Go<W9^YN=Pz:&/W(F4<0W$m*7%<2rmrw.((hm-;$CzOPBMemy.DOs(",
-    "nNR[#4+*lM0S=g/>XG!I4+G<=9]1K07&HJ5olpX#g+mV),vJml01pPAP!9:R@UD3]4+F-m9]1T37&ibLIIIH%vFHU42&<AS0,OREIRGC4H:;962[Zs75i]fEIRFn7yq^=04v9<K1Tr^I:Si4[01bwp",
-    "U/IbWP!9=W&ZYqeOb,Lc0S=Lr7&8C^uTTfEt+N3S2:$A34#HOrfuLX:GXM>:pYUZL3M_K!WDf)70UrT302np=4z*AMgn)4m7vBLGH_.d-w<;FA4,v,!4+FSR9W;+0]M*@AA@7eo5,.QC2rvL21Tf]z",
-    "2VxHatOFkjF#sPBF#rz)*PsC&Ip<lz0SNlIG7_re9]t$OP%AY#03$Fr-dTUvg#!,7Is[h^IcEyz:>G;3ky8%_x//3&Gcy1V#hVr+H![[v4!ckR+kyiMCLbFyyigwjHUJnk03QZ6051eLIRGC4Hvk8$",
-    "paBHol4cJX$(%z9qO-Qh4+WOc2L]yfFF@djy,*l803Qf703QZ7052XhF#s/3Gcf/Ua/;/dAJYLgy,*(<H2=OaGcf/!Kr/G[FK[(Cp9CM#0XXqK4.WRm0WTFZF#s/YGc:(WFK[(E$pjzK0XgwL4.WXo",
-    "0WTFZF#s.:Gc_.XFK-$6odhq<0W:h;2oE8+paCxxGcf/!Y%;_!P%m&cGsy%W(E%_$2oE8-paCxxGcf/!Kr/VJP%m&cHJt.:(g8B&2oE5/P%jlTF#s/YGdKV*a5gu]1Rv4;Gv)[nAiYp87BevbA3r$&",
-    "KX5WIGMxk-*a0,XP$)7m02em=2(F!G4+gzZ4CJ6521*]RGKVA:F:D9DPzL:Y4+)&XLk]1bG7h_=F9tU>%q0&FnI#RxpaBEZDFmU;2M,0kPz$7nUN]:1T_!YOy,*6Sq6P*m7&XcB0S>m/P%m3GG5@+9",
-    "1PQ%R6Eds!ATI>vIlWLX1vxp$1Rnu602np=4+OnX4+vBr0XYB]H_.X$+6NIbQV#>4t7[N401Z(YIJqki0/,ZlKsk#:A0IgYKb@;IFfiKi0TVETISq;OA9gtaKb,+HFfsrmGcegd4vR)FcR4uN0w13N",
-    "GynsIKMy_PMlT:aIl%%SodGqyPz1#1H3H]WYY%Y30w13NHiHEcH=dDMpNMB4cQ61ip8+s9*8&nb01ljpXCHSk056=aF),KyA_7)l4;mfRXCELi03U8Kuw4%=,Wv^By,)&zKo1bUP#*(001pDPM+elP",
-    "0S.+>W&>M.4+Yz+YXTz/0aX];01LiQ0#gqO&&-L)4+,FhD+go@1LXl90W]-=Gyn=^Pz2)v9_Uv,0T;y>4*]YV15=(Y#[nM$HUJL,co-VT3cgSThy9TO4+ZCkYXTz.RRN+@2VxHatOFkjIRGCKIRFm/",
-    "zEB9uYX/nwIS&H1yJrrukOu;1at[Je7%_742EI<a39*m]2TTtG#[nM!GyoVg01LiQ1GDo&4+XK12LdAx0aX]=01pAaP%j8HFaQq-v5*G@WDf)70UrT302np=3%*bU-[hKRG2a0gH_.eBz;y0f#[mxm",
-    ">MibD0Wtsq*c1mM3#.bYHvk>9Hvk>EH]HV<><Ds,Qx6I7g,Z>!;VlwEWDLK;0]J$C4+y<=0t&T/9TPK#j13F;[]+AnH;h%g48yrg4w3E:0KRw$F#(.s2B=wx3i6o^2ZqxF3QGhPDmFMx5,:&s;ZXca",
-    "O%gIv8!$_0GXNVk01@I.0S6xjHBAhf0TMI,88QF;w-Trh<EH#VO&c,*0yZl(IZYBX00AB!202X]GXN4c02;*[1Azkr%%2$#22L9=01@I.88ZL@=t1&5xdaairM-5<8!f(>Fb0j#1rG)P&](bn-u!:j",
-    "$[G(2u,>5=5Dz+%.PZ,6zvMUwhRFpF5x;X(A3QPu2hGU=4,4eyL.FDDi_$UplNSf/o-Du>H2s564+1#[-=#IG4&LZ14%Gt:1lzk51I>CX2P+vmxdj8;nkxhA(F>Z-k[tuN2<9YI0_ZA2.0uaSp9vc=",
-    "G7:QW1:;&V4xkAi0XP5yVhV,@1ksEh1NFxR4+rc98#Vv^H!C(dP7*f&5j6l02k!]QHvl3vFaR4iP5;&*(Ww_=2k-3SI8G8V02;y=1hJqF0ZtDG<d+C>P6OBr9x$a02A@<K4+ioHD:X1q6EnK%0^leG",
-    "3.UL!2L_Mp*sjb00#XF.mktTG1r6t-Fa*NG8y@I_iwPeOFpLQg1=C,I0iGKIArE7W2>i5ze*_Zg4*mxV$CbVT1nH9$4+w>OLkP.IG7kvDj8p/n90z9!x(EdC/<bFZ1Pa!wC.omC85%P55ibKcF#rgv",
-    "luQo:=brfW2O/[uF&>mn=bsyKGynt<D:pWx2<*L;9]]z=5i2z=O%gQ#8#4eVH!Sf89]ko]8#4eBHUJwi00LwK&x^$J22C3<01@KY2pu/O3kLTP4+nw:8#Mq1#=V(Z)(ZuVvKbEsP8&7/1BeS9G1dzL",
-    "trHFO5eR_(gaH8u1/O<C3$8*9@-!j:keUq,J.kXq4m1E9F>g+U38T&h0wE7z&j.*&sDuFz1lth/,XRL%$5I8p/nW4Axe*4N>B0Pv<(_-[)v=Tv%UBNy;_jiG4$HXD0S<J*0^a!K3JLR<4*]6z2Z8]#",
-    "j]wL/HvkRW-Xwi21pw0^3N#fn/o/2o5&]+CGXMnX8xID@5,v6[00b2)I55Ks2.jUj2QtD38#qn;901a43r+_<8y=QU#R;laP7=Yp9t%zc::CdY$@UI!FisOQp&koP2.-m$1_NBJ47dUlG<:30P6+NB",
-    "F9tF:P8%@+9]1L=9tQBnJr2qe2gl=W0RaaEkMRf$j]Lhv#fk$3*PjOuJp2hS4:B>V4+e;IH_@8;0wE7$[0SmAGk+fmH2euJGB*GN)!#P[1j7j/IWzhQ4=[jL7&HJ0wegMt4g3iMiyaQC<pumW2<TOv",
-    "1se]s-Gup6[^BhB0S:yfGBPtXIgbS&1UUBY0Sc#,7Xr+IARaWur2>/+h++:2jl_)RsiXoA0[bBg!u0]!F)-uS7_]YW2A]+W4+HMyHxCJgBQFIwGB6JW+ml,k[4D_Y.pu[L3XZ)4F9A0:+LKKW2-,Ti",
-    "0RzXn1R68G=a2I<x&#jnf@CpJa_C,;EH&%@9_mv@0t%KG0G^ZSkeV7BGMpL[GtChU9RlnP4,Fjvh8hn7R^(d(6AuD95,]WD0yh8:HUJ+2GXN4Y03QN402Vjl6%INQGXNg_IRFwk039=]2c6*s9]ABs",
-    "5-*@4g#ri2,vtD^0uJ9F0GCP+0y,8p[=.n;!RSN@gt@L[0>%fL4u$-!4.F^)P7e@]hg^S<AtW&<#EN4G8VB;0TMilnjTr+P4&^%a1dT5b2hD=]0j_lK>QVAVO95mJV+6F)U.;/rgsu+=8VSF#MjkDd",
-    "0S:N*G#NFR0S:W+P7U_$R05U]4)OvBtH_V;3GU+vF9R]+x3yjXL.fV=i_$b/(FzX%j,W6EudN[-CNzx+3FR0CqUvZ3thP@C![&Ge)z/6O#g!8T>m&C]5u(d<1[<Ev0r1Xw4(S6A3h&N&6fJ]!4,UrV",
-    "2nWd#4BNZD0R,2;6$]S7Lk[,N1rH15+*^UG7aTXp1>-:Ac=NhsA6Ga44+yg,2BbO)odyLB42[.,F9.O/tjq^.IPb=/2Y[-x2L1PB4+WaRj[yaYf)Wn[/$Ks!k,/_Vm+mYL#Lz])Gx7r-1UUN#4t)pD",
-    "g<geQ1A*=T36q_&E-lkE3E1k40WS.OHUKXbGBo;53.UYiObWY:0TMF+9]bd%gH[P$4Atpa1Vs^xf<Kd1h3,WU1B:@a3AwA70WLH!AqcvFqX7pV27M0/>>$aYG3D(D4+=NL6#_x+3,bXV132,yehT_y",
-    "8!(9w14-s[91kPu5D+au14s+)5Dx0g4,X8+s1puT0jmiGpQH:39^D%!0^8-tS@Pz@$pa1KjztKFm^4k6Hl),73,h6Y0R*%P1H%dimh_75#T*YQn5]kYGceo6bplfaatoda2DP]l1:)nS0Sv0g2p2TY",
-    "69_]@VFz:wqT2!vrO9:$:81$[vZoydw,FCZ>;^e*OAZ(VFbBy24):l>1lO$v1)T_Dfzc2XH<ylIIp[M9!Mhg#,bV/DA1*dAfCC:3G+,4r=B<jj2Cnl36gcAo4PXO>H3TUi1ULQ*2E8i=&_@5kGdYse",
-    "5DkZ:RtV4@4V3p%BQ,K>3F3zm2E>pjsr;cMn*jl^Nggwg1>e+L70UP$Br@GV1rGy/<eeFDFqa1tGLIDx5t#/s1_N382OBj21/qL,0yz%:oCE@$2NN<,b>[=;LL)IYLj&;IF99])p9dH/01pJ%;=p(f",
-    "s]=ks4<:d2T]W_uGd7;H49Lj>4cv,IE,=R40tc+pB<Yjjk-nlYG#;c,01dRTLju9$9SQg@4+g*UM/CQg!$l6;xey,)IlKiA8nP)LJTt@0M,Ne)>6,5!nko-50myj@$fgVrBgnBG3y1y>7%j364%L:I",
-    "0VFpp,_.lD3I(XQLk]S]%6SL!xJ;Qd4+gvn2Awep.gfw&%rg%Kpb84s5g9py4h<3v7cVX^IMxvyG[Ee36FICQ1al7g2L.TW2;U%747&-wH_.qc03I->0h9=[g#ix$k.bJaHM$5N207TV2<gxX3NIBh",
-    "IRFZ_@E:@E<mK;)0uGxL3YEki4wI,f2fW>[4+[38$N:WJ7!17%8ZiJb1vfJQ9^G7DFB&s8qzW%;G&BG&ATu/pAALCh1<j3H3!(^RpeiLXEY*Y%0IwMbnga^p3L@Wu*&z/Di3%;_GBW<hG5@^Z03Q,E",
-    "03.dw.@4pD2!8=q;g.Ysi3%Gx02wsK2>FD4#1sVSpg[!06bzD.LlrW#ECY!O4+5U55D3:D4zb2o1)rz_KLs*1Hi,%kO_w/,7BGnl8#n+GGXMj]6b*.M4X^aK0S&PFHYqqUi3%M#oID7L3Jb-*C=9(!",
-    "4+@prm-oOQG:Hli2dca/3xOIJG=a2Qq6!Z>m*K$yA4<p$mH@c)e,D4Fk=v7Kq6#H4IRFOHyIl-P6bbes35/[$3CRc$GL$6@1i2pwK@b&l)e[1pD+HAW4U@<aF3brkH8cPNrv;uRhX)!nl:r.x%LxOH",
-    "3Igmf4)kyW-Nu1dfdLNy$O#0*3m*kDttAgkj_*WtGRFxFv%7Nxq9g*j0^hjbjR6ks9UVB:upk*YtR5UT00SQaXB-<k2;Wp+1/<,U4+W6r1Ro4D#]bYQH8Ri:FK#tA052dlF]G+8wgEW+7dHSHHlhU%",
-    "xXM!kg]@U.=N.(_!2e;vGOG4N4DJXYFF61lIn9!F6D+s]19J]q1>alPMHDsC1@O[A1Va/u!VeDe2nwaM0^kMmUIhB#LjdPV4+ZiFA4<dx2p.+Xpe>uz/:!6r0tWS>R]]kA4x^6%ImPt]7d0Oa%Pb1e",
-    "rFI)L=9Un2H2<PcUJnJAoD&^nHm$2&9_(C3CLeG%w&GF@A)e>F54QoK5*9T83HELe1BdMd8#wU<2A!KX1<nV947DXME-lv+D:gLp2n6=J6E$,Vt>B2&kwpaI5e&5<1.0=Q1hg0)HS!1n.t+z/0S=H3",
-    "2op5@9yb63[uU2Q<(3:$I5hwpH2;$5ssse(5el=:4viZP/D0LDGcYoQ5(=&%.*)]/XAI:LBR4q!1Em!Y2cZ239^PM32p/0b01t4K+EO1NH^VJ%w*lo57c&3^q6HrmH^VJr=&SMg1P$gmFE2PV<(3I@",
-    ">;:hFu=]L/4z30R;ui5h.Pi*:BqTF1sRjh!7Y>0W0lN>gg#ixo2oy3#9yIa<1M&$EOY#UG7B[CZ7&qh*2(h*k1<-_e!_z*O<(3I=02w&]95(.MIRG3p024C+1YQpXsPYgW4L7GQ9_(CSA8$A05icJ%",
-    "H2<#C0Wts/F#s4aq6I55I+,5<n(7G-2EoT#2(6n$4+NkZ355m/<c2Lk,JcH+Vupzj4+XM(1-vLx59I<<*f]H=o)ixUr;L]Ry8ky11A-0LIWi9xma,56-qeI$>tz5xwTKV>k7<<j4;6nS69!lh49vkX",
-    "2Pp^^2Lpt54@RXx9]kl45-Fh_.=!m(6AG38(g6&Z1>!AJ4+OSN9]kx5mjn+3#9a#MWCQ&s4*tS.1Jt.;2)VdK4+o841G;WD2W1PO4-V77K>3A!!4nAG9^9qA2hCUy4f9]Q[O$+/qLKjuzx+%M=3(;f",
-    "@>zvC3mE>x9x<pSkFq8S*.m-]F)WHT3hII&1Hq:b3y]ke4/BlmP6wLI4+75w3zT[SBMy*x1%tE>3-viE0op7N3!%]f4DYLY2kQYEJB)N63o,y4bL)aFE,W:*Zw2bnVh/U8Zvc1::#7zGr5Xa,8Ulu)",
-    "77sbOwRjpg-eag+$<dBoGVKHdt:OU,@1dmgw%k>>7L9EbF@Sod3x:fM7%.Yg3./Wz7X->KjR6gkvkC=;z!(Bq2e0/q2Dqpf1KqF$4yEb;1ntmE3F9OQpN0Vezc3F7<$)zamgzGJgdPRs&T9lF2#6j5",
-    "!X*Xks^_Ox#.0Bs2(Yox0RadM>8tPw#t8;^(6a#r>$CK-2a=FAGj]2]0Rbor@TqnD2H%Vk0H&u82CfSTg&qJ13F_SJ)t&;ksG!jS0-Gl;4))#;6F8j%4+f:aWdi+24zQ1D2$Td4ixUN%yS)Jmgv3^3",
-    "@0[)U[+I+G1v&112mh,D3a;!U[s9W@elH;9Ht&7]8V9>IzyTivGk^C]2l@SE2fe;$0TeUrbPofBfH;_5bPpTwI_F+LfB=)9QV%up0S=hVatG9bIu4^:2dLXb48mLqn<9!o+!F=M4+gJt4,tXUF#*a1",
-    "2b%&9Q[CEJ4yhtCV>]dp++1%EIWjjkWMr$l6Avp;4xfh$4<X/dEHMBNMz4np4.3pE57hy-hYJrft=yC,1;9D$0S>6Q1@oUj.F%gw4-lLg4,Le<6Av&=4:Z&g4@jl<6AvQm4,XsXhYJrNVh=qf*]nbm",
-    "4-k$V4++1)6Avs+2AmBKI8>fc/=qbvyulL:AfF8nInk[I4qgv9(X9jyUJvC2xxo>-8Keadh6u=Ep8*A_2oD3&rdA0f2mYK_9_3sy+6yi<HS5$34#J[p4%r;r05_wVnP)EvH#PtnGphj!k;jx-h1gaO",
-    "*8vX[qxM@c2[kx^*j66^Hvj;VLk^9LvVAWBHaGwXvWfv81UAO,dJWtG43MTt2g7.BFhc[SoB.C7MK20DHub0n4)!q*295y-v,,UO4,fjU1TPCSUyI6A4+7]r6BRJHrvxW4GL<+T1]JNSsR0=wtJ/T-",
-    "1%;9,t;pF:hI]f^o)iVDsRRP[$uSQ0hXM^:.N*%Q0]]]((E$$)$i$EV2:hx63!GaA#;eI%$O0BQ01pSdqFw_H%SHv$WC)1@1Em!Up]A^P5bcNo1jj)S1CRn7HTkIo2JEde3_Uc9t!=4K#q]mYsK7,W",
-    "Hh:NYk>83110Fg606G#]LmD)l/$Qcy&EW+Bq-&;;=a:2N7YW_E4+5s;a]MU177qa6gxCQXHkN+_qns2CfDjK0qVQV^5A^^R0S=ZL@U(!4-0zB9*v/sZzP5q=4,n#=1O&o%KL[)>Hr)XkIKrz*3U36[",
-    "p-R9jIE/ai95bka69tKg3k4t#0+tB[-G.v.2gjyf2Zy,=4*:lu6),:ok.Dfg1C@qY4)*3n0>y..rP6u]vK$A]!/V8W0G6Ia0y+fx1@dk_4%E+K1.kt=1fzNn0=kP:pb@q2nm7*y<!Vq!zkz)V,k^!@",
-    "G6Kol2<e-!y8-Z3nm8RWx4Qxg!m&v[GBq/_1P,3VlmP@<4x^9olB,.^>X9RJIXKS.FAFg/$Nwx30s6B62#u*p4+Z*!3JjV83&fm53G9bq0X77v.p&G/=8>CQH/f)S1:pA-4+Pe:*#RavH]q!v@y&bc",
-    "(/87R[OS+@-UXS1Lk6bV4G!IcSOVg30pvLk1BT%i4BJWyiBAr^tP_EfuNexboNoq/utpAx0_Rs:0;+*lFBLH]*rG/d0pi:Z2&URr4+h$.cmp913zFaq4fNDF4(hrA9^GCSgAD@Zd/AwT0+!tk8#KWU",
-    "7dY_IEGsxQ0dX2Q<0k(=.-$r795KI)7Ym$O4!0&eI5#YiQw7V91Rn/CgbFM-F^eW,guep:J@Ukm1R;/L1(#C^$OH&k4B(oi0WSbIIPwn%m*PYU9s!AU2IZzW4x$AqH8^BeIx#jmfQ1qRy9EWw#U%:R",
-    "77neI3JJ[DAp+iX3@>*^,U.tq*#$2KH#DEm9xFL45d)LeCMz[L7ZErB2bZun4,oj1WDDiV4F]E%dJXaT0vb7k!vYTVbqd$qR^JjYZw^YY4I4MX0TMO.1iaS@4(QiZ4wNPVos/-OkU]54>F<3e>XG^,",
-    "TLK-pu!(mSE!T.x1Aq>-pdKSNHL>a]1DBi&2)D)r2eP;O1GNeah/mysF2ENnF*n+fT;5k/1aA)U4hNG23)6-T1mrpo2!o>n4-S0N*#QNSZ3cM-fEWs=8UqInkBSQei_$3WAqPqgq3C)8lQ0C+tN[,[",
-    "jH=lyA;/bC4.YIP1RqH-j4lr.>pb#F&7n*W1Azw*1)k,Z0UsDJ=eqnr<4l)588H9<PYd&!Spw>mdkU2i1JfZ5&yzR/f*K0$xK]F(5dhh$Bo2#V2E:G54+6mf9yzNH4+GJzUJQT%4zKtU9]becxljz7",
-    "nVtb32QcU:FAO.1Jr26.AOhKp5f1^_,yjbWl%Jjf3Qz[J</hNDFi#8B!4w4VtWXU7x.v%]0tmjhUI<]x4za=e4*_tVQVPGhHV*^t2;N6$1,0W&3jHGm<bwZ284n5Plm!Q]+Exnscs_s<IV[70G7_V*",
-    "#]IAts>6[<T=_0y#(=:_TrD*K4frty%+:)OG^yWj9]bttN)P<5<54C=%:=$DHZ0]b3.[;OBQY]8[[aY$fDaD_#]aC>$8iGTRu2Y=zFrCS=k)wTkAxErqQ<2!G/Z7[4,Aa_CN(-@2nGIxM+%3s(E$eU",
-    "Ed^gp44]Gk2DQvZ1nCh6WDN7Y1>;+n2r<MF=N-_A1_oILFE0Z!HKRQbIf_g&3BY&*lIsi$/:!Vvrc;:FO9qPr0@$%f7DFZ!GS0:Z29pC0]C%2R[@VUgGo=40yM@47h4T:tu#=H0)@&;1!gmh:=rbit",
-    "5^eJd0SNL31ecBpA2Be>UjZ5q!UUy[A@c6h!W.Jd01o*D7c:A3s)T40H-Eh/GJzot()R@i+r]$Er0<X@McTd#FCH:5ikVCg8@PjS4=f6n4!39zFTL5O0Sm(61Q[[-3<kG.;]%uH%Ul:S[j<s[tSSV8",
-    "fH<BlkEmt[+PVt^<>,Brs3sFI&m-%>1O^=+7YfG.9]Jc44+X_VKMw@+9SgJ=1E2x^x,tsmzZn6qn+6Xb;k)iJ0tDOw4*^_27dQY91K#Op1oJ5zGL8WsDKq:p4+GT)BQ!YrDhT<x4,EJ4a1PayW(1n;",
-    "L-(j5@/rhR1pDSKIW#OSjtv9-/THZ%>zVw3:XpF(3bO.c0s0RJ>.%VJ>nJl%IKv;Y(z=i-.0/H.x+eqF0u7/o1o^J@G/c&P:F*B*lp6<eECRf53bcz32L6OO2Fw0s4gAvr1Gno03Fg9K14RwY2NO3%",
-    "95nz1&pHG0KLW,o4,/W>1Om*a0t3(GL/Kn(35N(3ErDYWtpfl*4gO9PH09F:9]SYx(=Lb[*UkYApJV>G2.!Gy4eX6fDl]2r2>rN&n*k1+JQg(o1*F7L47:peo&f_yiWnaRHLljd0R!AF9W:1>1)v/c",
-    "&.PI#:BV*ixY1J!o&q8<F/7If+Y.&u3F2lGE2aVi@14W;+Vu]u+A$vlFvS7=LI+(9/7yC41Iq*(FuDZ@t%EZO$i1rp4vcmLxY,9E6E:DZ1%xsW0[ONP4*^0Y4zX7Z(7HGZo5KhcHmRs64+rD,0_-[>",
-    "1xX$@Y6qgJIS&SkoMZ&2%^fsYKtByKF)>tJ8Zm*/3kj3(4G#.X0S:&p3kCk6Ne:3.lphZghK+Rx:B.2Q3*ku*1-m]X4([oo0TwXmNd:=2WDCRWR312L3%1</3G+Y!pcxM_#Mc4:i$o7K]JMQwfZbFn",
-    "H8P.E1/EyL4+Z>#0uKd%(y##z)^3Sv#)DN41/gKp4+BvT9=#-$0R>*nk=u]z#R&+m-uQ[03G(>:4+6yWV-;[.03RJO0083<50L<sVg^9_28Z>*4YQDJA9pbTKS;n&IM)IXL!Y[21enwa4xfz<A9gj=",
-    "0xzBcG%x<JwyRhlKQ@/:WFH>l!2%zV0Wkmx[[$s8GQk2ba5Xi-0w13NGJ=#YGXNbovI,w^INApvp8+%g5-Xu0g>sgAcQY[90w13NHUI-puLd7KF>iyf4.W$.ACUn!01pX>7Y/_d3kBo%Ru3;+.#hw1",
-    "u5^Lz=X&<[0ji&51HywE4,Lin0^nLiww;h6rkrOF1)bjs0wWDm4+@S8o&f;-4+(&#0^l^Ww5kCQG_l+L0R@V04,;q]4,nqAo&f>/4,LTq4/&xdo&gHi7Y>xD(gFe>4pRsGx-764s,I*Z2[r&92Q_l(",
-    "Vh-k^0UkI20L:l,AP%4d0hjj$4-I,07dZeQ1_-Gs9^qVH9]1W4E-lg%0GLV!APb,a5-*@L2sr:AIRF60TLxbb0iXjP2[,=B4mbc00ji&54,_cbp#ct[13wlyEHT*u7c_GM1_Z<o9^YPH4*[y5WDgV0",
-    "ubu%4rxpTn9]$z+rDPuqG>)fOs,I*7Q4a__rDQJ.G%()*4zHJB4+X-IHySVi4)@bnyCM$+>$U)FjNUj7HvzO!39l&(gYZiZi_$!k00<zS0]ly]LJtGiwg&,b4+EyjArBJt&Y/Mh2KE6D1nw#foSjh)",
-    "zX1-i.eg+1Gf5[nT[I5=qK2FS4zcqO3%Ht]0S<1tWDh:GDK9uRGXM$tI2kyxfdd4e*d,4E#kdCq>HHi(H#g@547_:mjp[cK2KSw04+BvTAJLnh0R*y*6CVUMwJ97m01VNao&gU7gYpCqK++i:AT*N_",
-    "FP-H6IJGGgH<<,)4YesBcQgPWp8+@CCIpAR3l6m<A9pkWFP[N8GS_tVGXM@iwJ9GUGypH20XQ/NB[(#^0xxhiHNpZPp8+(31rs&<A@P+%A9pwaAD-m:01@I.4z(#CcQpVXp8+>(HU*/Y1@j@x<&ped",
-    "!2%zV0XYB.42_Bc1_^8^1P/>fC/WE#u$^/1kE=x-4+yj.95nzB4A8Ki0RmAE3A8954K)A[InJ/20RsH]V,FJ90S=((u$^.]QV$KZC/WEtu$^/2!/^Fh4+x+G9[<K17dZeQ0XG022[r&95H.iFIRFZj",
-    "+o^Nv6$UsC$)02c,_k=KG28(ImeW)RTn@4N0^lwfC.jar1IGa$0W.&<GXNhjG]Ky94Y[nI0S/Xc0^m+5@(p/W4&;z4A&0!G0TeRh0UsAJ,vJmn03QZ6tOE^Y#V8Lq-ijqq1:<yu9]$(dC;5.q$]4QP",
-    "o<4@44++aC9^qSG9]19rkO2bi@56P5-4%pNlMW1-@_nXOrjP*,3-l:W4-PrLRRQz>4x9oAodzEQHKUpV6)=a[Ru2r5sNDe%38cM[0R%$.>OE#hi(drej&_b0:u:>Q0uKkLc;RUq0u8%>HV5F97y_-A",
-    "ws#K@v7&GekpvSn[ADi@VQ%i3RT4S*R^UAj%1[QG+YlZyzR4_Luh$$8E5mUwBsnw0aTGGbaSsZGwjBhls0IY<r4S5(wiFKw.jjx(4.O#mPz[rs6fH3@u:ua@.O&^IEQ*T_4<Q:)CNekx3eCA11kwr*",
-    "3AGFl82JPbAov6mF<.mpm).fD49Efn*z5)mTF3$yGyono00FnvoB.C8[Nn/-0.QuOCf3nV43Gi>rnX5BT9N@6FaR$FF*^^<0^o5X1QIf44vX>o9WuoP4+WWp2oGA12PQE#05489H:L;JGBf^$4:C0X",
-    "1gyFq4>cW57cu^IGvEdv2[Ou=10PT_s0j^IgD<WrIm!YB:!uP9T9=kHF!Bo<05t#t%^fsj&:$a6F[%j$@KWvkT9N@6Gyoq4HG[bX4<t!Y2ByKo0Su^MFAFm;00*Vt0S[V[2Lc<fp0+n1PBf]sEHgF$",
-    "9^qK$5Ci]g2>INFnF1#[Hkbk*05IPM4+=94Zx2wZ2<R-jFfR,/G06f4z/#eHS-+zxG5[>%HUKXNG&86PFH1Bt00rZTbPrkc1^8W-kpdqCGN%bIOEfe96Ew@K2MnhPEHpL%4+p[i3J+Pd0v0p;FHSW$",
-    "rU<)GH_/3GG/:lc]GP:LS(pMBFaRDj,3A[BHR6XdFHkixrU;z).]iKzHNPGMrmAueS(OJTH#W%v9[;^>9]tw22@<@EH2;-m-<JTYS&-$.w+jo=*$58^y;Gfm:;$2I(xL$br@2l<1.%AeFA6d/rltW7",
-    "Fb<KpD+%P&ISQWTF#z<p1Dvq]4&$Q]1ihio0S52(Iu7*A1PQjd0s*ZA4cW*64W5d90/*vw)8!ZmdITdHGwkpJ4&J8$0XrWBHioVN4+iP:76+04ISQcQN(I#WIS&W-ldJ&@3C,&l4xfw.2aN#.f&(81",
-    "G;3*FKMXQ3GJq<-GXM>RrvVQYfdL,=G2r^u1-*W12&1P^2)9/c6v<M_0S;;z9]$q$rvVM/kGBB<ow,sGFsm&Nr_wCu$W9LflLZOAsV)k_0^Q3dssRrH!1,hi#K4[b4!y+z2:hl8F9S3,h5,k#.pK+%",
-    "]5pfr0Rkle+FK6<zQ+-]4WQ_e9]tYm=iTlnHxCQe*%_A<I71Hc-sO-nL-(CH4:-wjGXr@LxdET40R@uuUJI1r69R%d57z=ssR0r,02ed:4,SzG9[<7]6*QdE7at2Z.hB$K2-hu(4+NWu+yMy54G$aU",
-    "sR0r(03Qx9-tU!&.q!eDVFlp#7!J+_6);i:7as#S&I%>tIRFjlt[MRx1iR:a2,yM-2$lX804)y-gR5&UD::)_1(_F)0UxpfFs!Np9WwwEG5@nJ0^l2+2L8(j49MlD0Sk,*0,6X0a1Rg3j#muK)e!,/",
-    "3l5yU&H)YG;*a:<GXw@GI]=GL0y/UZ06B!E0^E9Mt+7HVF*#HZ1M5c(+pH<9[UZ#tvnvNvH#j:AJP!j;9[<7]8a4nIF#rnl$5amkQy%_]01TMC0]!$WHUJ+3H2<y_Hvk$k02MO-2bviV3hKL54pSO1",
-    "02ed:7&HJ61D=vQ05kv>H_.wj00F:52Rsi0Qywz>42ia-0S5U22d>pC3yr%^4pSL700[X37%<[H12q620XF_[H2;>t0T;g.9]Jc49]1W43z;)A22&>7IRFm:p93!eH8E2QjhF)kQwPXO4+)*6ssRpD",
-    "3!;897dTQFHvk>4GXM>(y#<,M0_a]@7&ZVO12q5,0lWqqHKVfv2U8d]051VII-^kh-:95h9u>$r4*#AI7BL+iGyoPe039*>6E*iV0Vxe07dHSMF#r^h01pAz:JSGW9X9]MG5[Sm02eR,9XNOwIF.n&",
-    "FaQ<e9t,dR3z<D+4ILIT01b/+2%ZBSH2<Yk01M0AISs_52!yi50Uk7!5e2l:SspO:5(%,uzX1-f-M:aq353%E4(k3D2c)S19Wn9T1>S&Z6gD9b1(Kiw1;s#S0Lu=$8QZ)D88e8gGzS$3xCsop&mIBG",
-    "0^8#k6a&#25BLES4(YrB9yaQ[0SdiI4^Z76BM$;uw-m790-[(k4ym=uFG<2x;YsdF@U4*ZG;:BxFBmj3t>2R3K>NCQehZEP4.eogEi=U&0@[L34.6K=0tbnl4iAX])S&>#G:!!yQ8fTAHZjqu9uFdp",
-    "1spNQp#lui2o1#n9^qFcp#loqIs:Vc3J(VC3NI%%H<*c1lF%[>F^;*a0XH!KFCaHE00po3XdnLpFuny2oU$J-LpV3S1sym5FC#ZOzXcx#IsFPBDmefH<3kl&F*m-j4+Gi%9v:q)[R$H]r>:7%[[g/R",
-    "E,=9Xv<st.G5,oIF*3*j0JhjI4.o]@9]$q-6(1<wgbM>&g,$OqFf+#mDKRpK3kLra4.d*Q2BFbeAAkZf%LOenHUKX_GdBPnHUI#pkslu.HOvJs1_f4MFDf)L00iRMQXeuo%mpt3G&TSaB9ayc[g4+g",
-    "fC4f&%mp4cmkSR;mKH2BFvtNAH<LbOA0#u)1s;^CnF^8)HUJ]vHu@,JGR*^a12:rq4.n%#2eGWc0S]xz%:=DfnF]j=r4^CmGUOW&H/fZaA0#o)1s;^FoC=-rtriEP$7CNeG0z1b138/v4.oS>2BL((",
-    "0T1p0<*56@1p/S_4+e.=0ci<p3kLdX9]ba,+cycV-5ZG#1$sC)IWROhG4C4/ULG[71q5CnDmB$61f]cX0S>>y3J)sR>]=dqs]5y!(YFB)fCBmoJu)*ii3Kk!Gd21O4(lr)3o@&dGBY/r1q3<EDma)0",
-    "1M6xJGv5>212Qy<F)t%DGnfSfp2rmrfdbzZE-2Rw.^ELb0W_/FD;bJ<HZsTsFDEuL00,uxXb&=s3NAJ@00Qdk1P:#*F%mVM0S]!!-0i4@G5[^)0XQ<ND/!B!IFSn.CpZ8IoaO@[GBL:o9]Jj&3m+so",
-    "03tXsodFMk0:&[uGcY&8sVyIm0XT-&F9tI)lnXB;Gcf/M#mklf4:Ha%9]SYI!7U#jF>a4guLA.[t==N&0;P$0Gco@#kO4C<hb$ilGpH6HD:DETGs/D+GBeBtF9I]&01qUn76P3E0KDb[4^b#91s*k*",
-    "3onrYH8>VXF9$O/nF^8)HUI.5iBKOWHT4;>P7ec>3lAZ!76aJE2Lh!74^b#A1s*t/3onxaI5USVF9$O;oC>Z,H_.qk=t^fkGBwWy3bPgl,%k%DoC>j2HJt$-xdJqYEI$P>FgO4]8#FLE01pH9a0uMM",
-    "0^b)YX9dHpMjJD$hyn$QxCjX2iqruQ4Y7y.4uXRN4+Pf+8Z;a]1K2DC8xIP,$>WMF!AK7b[rmwR05QvuFb3t6cMvkv,U.&rp]&]6P%*mBPA@lBD/>Gg0uROkjQM6Ci_%wE0uOwozzGk&0l^66561zB",
-    "/xPs)0r:(CtpSg&YafgOHsAse#[r+Fb@OjJ@2r8E0g;1-AB>PyixD5j0Wgda4_>wb6b^/wrgjIw@$r0*+ZzYNuQvmQ84m2.9R:QFFb.[62;Xl(3l9Y!067mIsF-5akH,lVH.cL,vBCieh#3p((Mv8e",
-    "GREfu4-b#zOB6J=j]mSBlkKPh4vm)q1-p8T4+Myv6$2#;8t$)GD/[_M-tvl1,tZF$xX73R3c-,d1d,^V4%KxKH53m/:Ch7oFoB#G55)tojx@S*-+ka$#jRuy0@1Tf10o*,F>V4]3(LL(4loLc20sQj",
-    "Gce1O1OdVd4vf$O6fK$00uKPC!_qWo[-;Gg1<oRg3C#%)Fs++q2kHS25Td)p0R#1z1@iU8zyk(a9]btOumcYg.pB:j>K/tX8!;r:GB0H^FtpJVF9J6:jS2-]n@IB:1L&9+4+yoJWe3Lv3,YoT4-8qc",
-    "JqyVY41lr(4.o4(1[wqL1]JGJl8/^H1(2Ts4.+r8m-nXT<.]UA)&U.YF#rVIno.u6)d3PW00Vjh/<J5_0S=]Ew<C)V0S@&Rfmj_=H2=0vG<t;oo#kQyp!=Si5M;zrV@XAE:6;N94:n&8v$6vZQfD7G",
-    "F#r!n$+80vDU]=a)dAG90^nm90uRLnh<FA_4Xc=_4/bhy54#4C;K^<9h6fJ^=]AvGJ6sPyp%V[di;ag[Eus()8.w*J4/imDtO/pB0^m$n2<eRYvjYz]SO(J#4;]!NK.yw8cg;c[4;l(j9$jf4EG<qd",
-    "4-bUK0^m/@599::q/EqtC9ee!=aqQjf&mTrvjYzUxd-ylgtP+/E)O1$v-#j7G%+&a-Rii6GByA%IWzz,2[](WF9k9*w*e0e%ITs34,Y=O3iRtqKLs!@EI1DVqB#k^-8>ZWJqM9R4#N:Y4KgfSX93<s",
-    "A@4R*GqB+Y2v7hZ1DJIU/+hPj.e6s!=m>@w!2t/I.8ltYMguty0<*wd62^1xg@o)q!0-Lgv%ORg1B2iM9]AYT*8_I50UkE4<&OMs*5tJT2JXmO1fc-9$Q^Wcf-.iND,Rg7rezLc4&U4X4,eb]4,Utb",
-    "77q/RhYt;])dL;7HUJM2b@G!J0S=yZ3g4n%3RDjT$<&5f9^asT5HZaH4g0bK2)N9A0tgQyrUMMd(NYHCmJbN<v!($LBwRT+GF@#V0SMT)Wdz_EBM#O93Wf&@sLKlv6a54a3%i_O4)qBi5jX%J1_Sr>",
-    "96ua2EH[X;11^9NGKaMT4#)%m2p.4A/(Gb0Bo7(J,VYB0nY*C<3ED&t1M/.#4+p<cRSyb^q5^*6:/Xr:<J0==ub8F*398bj0S=qcvjYQ>wNei^;Cu2%l!mVX4+iP(1uq3LHUJ+TE2X_%4*-zBFaq.L",
-    "6Av^C)CDhZGhdsGJ0Bo2.n9F<R5-rm4;2yW1O<W_4.7CA1uqsWGM.kI1*szs3C@*T0Zk7Tn+OkY$%#7-F!H1Z4^YKp9]kP]9]tw3:IEMLGN1$:2[Ql/=M5Z2GCQT^1qr2FA2%^Y2p;@Y01ryP@34Vv",
-    ":.AwRH@eL^9]kkb1RoJJ00zXwPcI5HJJjk04-kzTA8t7SAKL*p03QcAt;C6I1_i^q9^zVG2Km/eFA6j^tLg.0MeGP4Z!zkmJ0IHtIPC_82Qe]-:IDx4<u&]E6t^+y2GO5SFA6m_,0B4n8SV%lZ!!H9",
-    "AKL*r;+7mkF*CR71s;@Bq68lqH-MHJ0M(T=4+=#F1rJ8:2oG<bpF1Di0Wk3h9yI>1g#.4KEjP_u9_n5o=#:mYIfU-85-.xQ8p]3VZ!n>,AJPFa<(2#a@2q,qZU;mT3I*iv0uKnr@c)4E<cC5>5su)Y",
-    "0So6P6fgh@%R&zp&F@,P0knq$4+iKZ4,K=;488wv3gase1.8*GDKt3%7%@Z31/#F%4,SBu11K=x01qa]j]VSUG&cYayaXpQGXNwlG/z[N9]kyrmjf:aH8]AAISy$jGBf^W1plBS4+K#U9/V3D0V6Rt",
-    "Pagy^&Fumo05(qu!z&*GG]lY,A3!t!A0IRTFIP1/[Y4Kz<3dzF.)#T8HKyYNA9gkXFIP4(-sOsqgtcb>uLT^A.Lv;-cR1q$AF2T^01@9+A3r(n;E)VlIm@kdoB/cd4W,cs4]lHW2S2I,F*Y<s1wVW;",
-    "EG4><2M*!>AF2U206%:/EG5Y52M*%@4>KoR4<39AXAgGO:IXlZ0Wmi)%mNP!.QE;WHus;o9^P7C4/I(Lt=p3l.>8Z3=@dM7BM%Ru(*q9K/K:!IHvk>EHvkVcm7J_t1+=Lv6WIX]6P28.0Ur/8n&]/$",
-    "E]r]F0SclQ9]$&@kOvN;-0q56m7J_t1GpIv37@WHT9urx0WSkHH_/ptGdKVr4:OR[Lk_2SoUQ:fGdMJH4+!zxcN[nX3+VBo0S=O#wo)GnH2<z6H2;,-4+7r,9[<D_7c:A1.n#gr,2opKG1&nZHUJ+6",
-    "G<t>;5HtWCHUJM2gPA,FpaTQL0Uro5paUNRGKwPxUk;GG10M,903Qc400v;o3Oby/0uK)FgAor4h>eD6GOLTN0SKt/91f4NTLb&a8xIWB@UnI+2zv%y1bZI.H<k,f1nE*A2ROe^1V0^MIOvP50R*P$",
-    "2<eTD9XX3s2mj$.9]SOpR2n$]9]tn-[$C#+Gw)Lb:,ZZF3e-0COfoRlQv@)89]AJfQwk&:8Zp&VFAFv]vcv,)88+5a4,voEp#cllQv%E>4++)s8wmKKeGd<UQ!hX.H_.$n03Qf7*Ha%%Hvlg-GB^Jm",
-    "AEE&<*HbU40W&!OADsa-*i#SR0<+g!$N^0<AKn5r+fyH$0X5uHAKn5r,BTaP0X5!JAKn5s03VzIHUJ-q0yY32$N<G0AKwBt03VzIHUKZ-0x:Y(Qx5Q,0_a:nQwZ:+0^lq=Qx5@*kVX#[jEk,T4*:Ai",
-    "8wkO)R1S.L0uT/ek+fAG1_Bp=4,CI09]ShwQy&X704g#t02ea/9yb6F5!Csi0S>nOQ!iODH_.d41Q]EsQ!>I*IpIAI2H[f/0/L#R4,%=Rp#cvCuE7HjF=c)20S52511]$MIN;(c;9KxY!OmC;-ZrX=",
-    "H8ub*AT:7fKp&]AG2v4qH!>Yt4TDJ!cm7ZxssT3uC=t0FJ@TG,4]Lo9XAi0Y-[p:liC7Om$m0hOA.P0FsR1>OQzbVy%mOcPH8srwAF2U2nFSI!039,r;gt,tGy4Y*ssa8@BRDYCS@OX[4]t,;10SjZ",
-    "G2-RfG5[YxHr<&!O*Zb%0^p<UQx6cH@Jn+16XH@3Go1OM0SDuW8V;A.P!0ba4,lOBp#d)mF*d;b9^PAD4:p]np#cT98V;rP0T(n)4+i2:4,WXS2oE!y@Jn*>o$C^22%rNDqD:DBocW-v1GyOw2%rNG",
-    "4w9ZV4;3Lrp#d)hGc<1e2Mv!/4-7mEp#cv9<_(IfK*q/e2:aSR4+EeB0wWI>#:fK#Q4a_+-0GUAG[(pS1JTP-4+Gf&4.N;K0]QbIQpU&w2,ng)4+x+G4+V<P24D[Xp#vWYG5[Y9G5@+):W)4Iz^99D",
-    "46TP,9^PLCzylpK.M_tt%8EP+/Gr0)f]dge#NK8O.x:Mg4+>)xOCB,fQzSDoRs;1b2)zLx2[YtV6f-5(3HkI69W:/r2FmVz2-),/,T;&0!vzmG,cv6SHZ^k+A2T)p9_CqJ37V8+4+7p(3M3yDG_QDU",
-    "wU@46jm@rHA@anG6Ey%280Vb:7&rh5.WmFQE(gn!J@Amj2;<TCOAim=Q$Ij7I5>]ToLUE<0uJU/1pko.9]k$*Qy&:L00@Qi0uM&!Q!j5ZFw(TO0S>Smwo4zY0WtK90UsbR/u-mXGyoq4H2<zTH2<Dk",
-    "hwBF)h5]Q.LI;8#4+r[69]ba@1P:ePQy&I403S*/01rR7:jxi/0ym374++eUJs$<);Nc8UGyn*WiCiBAIPp=m@Qc=[8_q3$X*mD[zh)2J0sjadIRFIY6awQ-4+iO$2M,U2w:Jpd.!c@TGyhWxBp)3x",
-    "i3uMDG5@&;f&:q6+yo!p0XO8Q0UrV^(wG.pzs7bC1E1Z40SWD@b[IM491f8i9]ty^1s;/801Dr%2;)jYWe)BR1C1F3my@>+z@>JHGcz(83jFs02p]Kpy95so/-B5X1:*$]1JDHzKK+2C0S>Ui&Im8u",
-    "0W&bJ3NA4,00ohE9]t#$1s<bPt>lX@!+Q;@y-TV$A4fE-3LkMb,2=Y)0W:qO3LgPA03.Rn011>]2<Z<39]Smox&sHnrK]xB;#mMxIIt)Tmhlb:h4Ew!xVu*YJOhiex&aRc.[b]P(#AIq,UR];1:cuT",
-    "9_wB23NJo2FaQsj0<79qvZ;>Hv#J3If^R%,1/Cgx&W^e4gunw0YzzFa0^R$y2FI*;0B-V1/:!Ybp*#,=g^fFH.R^jgu>zuf*j5Gd=aKwGhlo^wIWcD%HLsmL4*^U$3Fz,>3iQSU2O.wA@soKBS_&m;",
-    "#[;QO,BtzF;+*>J,Bu3,gyBRF6Uu>30S=S/Ru2eN9]1Q27&ZV4o%sU.]Go+z1T;*w2Oj^6Q3/m34+7-<FF!dl03RSZzk+BlrU5WF.yHoUv1ksu:YD)%cfpBmFQ),AFo#SHg3i>f4y&984]MvjXb,6Y",
-    "-[pVd2p:N-,kAp.AUDhcAE*H@.yHin=9us:-U5oh%:o_)0W+Be5-OoEINk_$cRBk9AF2U000ZvY0v.5@nFk+tG2-RsssT3u5-y/KKQfA%2Ol6Z%mN:r0XP5-4el2YDdtum12M=^0SMpjB;]1!0]z1t",
-    "l$r+ww&4N_2$Y%!4+5LAJsU9q4(OH#9].)84+e@-4,/Km0^hY<7&18v<Ky!M8V;uW0T;t,4)Rt7t[M*!#[nKR01p)WmRJukz;^yTikDa)KQ+Le2M-Z:idYV&/La7HFaQq7Tn)X7SPupMRu2&B@a^-Z",
-    "&WczDf:#N!<&ykBtOEig4OI<@idYWlmIn>Bg_:7x5S@v>4/RX<SPv>f+,;o!u00PTnA_m$Ob*8Z4,;djt=p4(oZM_:&.h>rG<jgU2V<Tkx9S5A3Y).f7cu5G8)B3w1M]s84v9Ghp[IEY%l@oi>^:Ex",
-    "!r74l4y%m-6f]TH31S[Ik5;l!G*$#/4+w+dKQ9S1HIG*X;W24iGC_J_$@^rhS1%MaHvld(IRGytF))x.KM*o8FaR%0G&lexH97YJ4+4,=3M3yJHjq_z0X6=>H2<y_HUJ+9GyoPi00(FZ*q[XrkEBWg",
-    "Q4ZPc1>h;g1>>]7ngI>GkXJ83HZTAfHvk;r00rQ@3;G:RIFMH#p#e1jKdJ#VI57YpodGofAKwBs03XQ#H2<#r0yO]1M:PNkvX:+e3XP%x9_(6F2oG>HR^b9*>6Q#bIgp]O9]km_1RoVOh;<x%Hv2&j",
-    "1cg<!k<E/-NA_prA8.B:S1-NDHZ%Ya1FrH11,2atzjO%Ol]4TPH!L-POCK6F00=FrJRce_)k@mLHZ!mUAKd[tiU^VEHse(rIQg5q0SJMGOFsuSEH.zN9_w3Q2:hrVA4W3dRUd9P+7.wlNDtisj0q0_",
-    "+!h0e=DqvzxB(wGINekQ->rq54-h3BKW[QHFaRIp0W#NAC=9er7&ZU_(fh:#9]bwrR1XA^zDExe@uJA_*Hi<0,8_No)$vLR/ds%X4+Pg#KL#:1G=,[L4)@Svud4wBx+f0[*Hj4KzzhV![bmPY4%bu*",
-    "=37KUED4FcJr5>:R4,aKFaQq61P8RM0Rrnc0[t)>1_k@HF9bI.01maQ0S(3OR^Tc&R1XML9]1Q27&ZV4*HjZY!2urwGS=fN>:ch&*zH#j1N(@u0S@dy-B6ltHUK^S0Wvo/*Hi]etOg64;:hm-xd-z,",
-    "mPa3]0XF_/Hvk;s@@_RacQ!QR0uQPIx:q7NFyjIbKZD>I4-.6GSOfGy52*pyR3$hu%mOcPH8srw52=w1Sp<(2ZXGt:3Lkbi057TmI5Xk@5-OoFINk_$cRAw%AF2U000YCk1]L5#m8<.bATZ1VADjU-",
-    "01plB7Y[1eR38I303J912(ix&4EEo#0S>g((XRmwkGi1&4%bu.FS=mM0S=PB!wwH2tm3f&6*9:h4-SA77&K1_*Hi>r8V;c20S=GzR1Y7w$gu$krIfk:4+yLS4+2#fHvkU-$gge:2!mJ-5bc*!4;K_x",
-    "u:l>jEA-iE0S<_E4,%2Hu:k=94,WGL4:pmru:l9f;E;/8ow8[iH_.e2k+ZP<9^6q)=@Zd^58^ND4;B=wu:k]TkWvp5,vJL4k+ZP<4,&eNQV%$hv#]jLfawGe1=MM<0wWI%z9SCis[s!wu#Zv(WDEYU",
-    "CKNe<gdq!).OLrhHoLnv45zv>4+y5ZHUcjiFaR$KGC2S%GB*Gp3pM_7Gyoq9GXNVg03Ql404gy!051zMHvk(o01,3*3CyDe3o,$X0tD0AJ>=z24hbO,38uDO4;w5H10N>ef#gyTf7mY%ShK>f4+Q4^",
-    "5-XuGGXNPmAs-+6#sd#hqWe,0X2t=#OO4g60S=Sr0^;R+9WekYG%+C@J2J^yA5k:4w*w!S0W!,2A1F1E2L>PkI37910_j+QFFZ9c#sd#hspC<*mjT8D9_(E32M*m32:%ZQfYS:HgYaPvFdH!d9^6(A",
-    "5F0oE9^71x8#MqQ3p4-5G5[Mf01T@U3*HbP3pg(uHUJ+BH2<nk03QxAyb%JU1]I,7xBMI#F(Ds2IK&1YYBrI]0^p<11]KUqn,K%K+7u4_&G#b,As-+8#sd#giV7c;0Xg9mA1=VS5fd/Q,V@1)%mW!U",
-    "As-+6%mWWnwz*UfnE]dCA1gDS5d*E=6dp0i0_t3V4:-r$0$vYM$O9jk0W$y^Ej6GK8!@YN3o!sIGC7kF9^76b5F0iC9^6@v8#4eO3o,y3Fq04rx+4sb5DPCK3pM_7Gyoq9GXNVg00+7g4+@^j9y#O^",
-    "Cpa^BFFZ9c.QE<oIK-zL4^Zo6A1gPa5fU,T10FX388-yxJUGY$4=oZ>AD96*03R;pqY)A^tOFi3%:x,ZAs-+8%:xfoiY6bI0XWSAFDo)JqY(p$&J7Oh6e&3]ArCz36dzJKhbAAG0Wrt^4-s@d4,%j/",
-    "2cr/W+5w;64lf%r01peHBN[LO6f*XjCISZ!0MqdV2IsUEE-2Cy88[&iIO@VzUJp=o1]OIKG5@,M(JTOu6%PcjxE3feFd,i^GVK%sUJp=o10R;HH2<zkH:D8,=qwmoH>ZbIArCn66arokQOyG%m-p8b",
-    "4/LO!2EeaD4*_4G76_B>IPDYyUJp=o10R;HIrusc8[H@m>s0V(IWX.k9]roFI^4wMAObH9>Ojst2:tlS0SdI:1P/znm=/o9s3sOGmYE>5W)v>W3$Dyh2FS-n0S-6aH_/33IRF+j02ng:50e46r@@c6",
-    "Gcdkg2BORe4+>iPW*,4D)W[bE=^#3)0QiDw4+>Gh0^q@6!KdB.7c^Ms9]AJS&<Tq(1RFLW5jQ_/Hvkzm00sM<NChDrIbi@o6)c1Y58DC3r@@b$z<h_T<WPq>2Jxi;4-7V(xd8=yiA)8O)<Kg>>nRmM",
-    "j)8_)4+E)[tN[@<Lmv$<o6Q0*3N.yK#!wFj&d3G;e-),m/9YF7I3XVZII5%p3(]#L4+xXWV,PmF0^P4DGXgdMgkud<09OS2re+S50RvPI1.c>%6EN9p2X6/9>y,g-kOL0=x62-@DGwj&vH^O7.!1*=",
-    "2g-EF3e5xqkEH^30W5:Ai2(%E<GK4A+8+b*/Ls7&O99*l00$a3v4$rIrkFSmsmucp2)3hD4+*mh2fus]3,Rb:4:]a!,T;<+qX7+r[#=:6!)6VY!V3_K9s)cc0W!klP7e-<qdOEbsjV9hr:Fr4@rT&<",
-    "i0B6cJ>p02YYzd1,4h/fVWRa[0,KO.0%[Ktv)u>9H<gB3<sa=5Gb]>%8.WKa4*uE:1f8Qj2O.vz*;/G)4Kx4:+y(]-4+e]VJP!<Q<COeWsel9<12Vv-QWP^Szyk*-9y-=>1K[Td4+8ND6*h+V5DyCN",
-    "zpeo.2Qf7C3j[$PHt2/]IyN[g/&1n<2eH!v4-!blTMe[=0s;0gIg9^jH-oGp%:f6M0S1bmdkk9#/;M/9frB6e&-bU6gCGY%3WNg#<C5:pbq<lB0_9s<9]^1D9^YMG0>WNW3zrH2ze=15pacr@tN]1.",
-    ">y@XL>u&B#9G(L!F)#oF;g.2<0Urr6o&yp&00oNG3k+KhhYbMnXAc9P0^ia%tN[$d/6wg8g/h<2&sYQ;6*t^j9].&[11^FUGXNenw,E/>,v.f3qy+]w3.$r5Xb%Sat=p4nq5_fSGXNAf01pYk1_WG:",
-    "EG@cNq5^,!zXcBj+/n0o(E$eDhad++3!(!9oD%@9-X4lkq5^oewM!ogIidp(55Wc:0W$zE05dV#5C#2!2neIE2oDChzf2Dup92pAzq<>_rU4%bGM<ti2L]H(#sLgl4+Dt.2b[y20S7D$i30>%=an2j",
-    "EH(C#0tKQ04+=UW9^hDC9]SW10*)38v5Rg4rIJhun9T.d1*,,h9X0;T0y&HW6g2/33abVqGAu3+0*nI)gW4ev2)B$N1JD5mxr@tOK;]V+0sR95!JjA(0,*yGHUJ+AIRFn2ss.kcH2A&)2!=jq3Go:O",
-    "x4RJszl/,]2fmk34-,Nb9]JPg4iq@50S=kT1>ZVQ1dI;2TMo.#9]bq/3;4V>-j94,@jHO.@E:%)+7J%[#1R!a-Q]i]!v,G<Gyoq1Gyn$NseBF5of,gK1KPb24+<q12Ok]cq5_fSHMR/[hL3*>3Bv[k",
-    "x_Dl01EK:D6qS)61JMBtmysX=u7tJ$4%z+(0nGj@4+5eC6gB@K3ON7]55xu=0X6OnE-TWY5Cr^W3Bm*)1vtS5A00UW9]Aa=0]mX@5Dy8#1>hM;1dR]3TMq+;0^jmQtN[$Ljt:Uw[^2GeA@bwB3kZ(B",
-    "b@J@x1]JVK03QT300xok9^J8G1lWcV6fn*Q4vYf/b[@xtjRP+VGcnl;9]];B1@[<x0S=QF4+wy%2oDVKl=>r<jk,V$s]E]@g-)daF$1#SOCJI,qXQH+03QlD01pqW1]I^A<C*Z,6b!zgX$0Gc5eTxe",
-    "Xb%SC))F5bF[A;<0yF:/HLC#+3b6(gH.kep1CtO9/OzcCm::;N0];F0ngItx45kAE$OaNIhPx-ZrUMl*.pK[1$p#+^HUJ+4HUI=!g9i%m:-;$Wg%JeV+7Ax_$>5@DG5[X^Hvkkls[s!R$>5iS00fv2",
-    "3]kDQ0^lk!njizy0SMHZAO/MVs2_T6.VykFnl29lr_;!:03QlD01pq&1]I^B02Ma;3G5jN*UFRu6Edg+4+hQ#4-@)@8#Dj^/QaeZ0S=k!1>Zf^5f26IfISZbkpl:_)]vqaEewzY1GokQ$iFBKkOLJm",
-    "&jJq$xCS2&Hvk;t00KJ&xCRG_5ConP3f%>^2Dk.v9W--w9]AJ_6gL153AhF@I4_;O4+D;@2%I1f3$&jg1M/xO9y7QG3cAb&2cn/W0jGpX4+5wI1*YXs9]^3B0^l>l1]I^C02Md<95es@q6G)3<JkN^",
-    ":EjX)9jF5z3O1DzF9]p<r_;8A2H&u*0S#LY-0YcvhYbX_EC^bJAO^SZr_<N5Eaf5#$_Fbv9]gPt4+>u*9^hSH9ykC3I]a^N3cw%&vGfQCn9:g)1_SkF4-[fE9]JX,5);J70S=k$1@[%t0R*lP4O.SV",
-    "10FJn4FsMn2$,ZG2Sp0VlME6y039&7oyP$M=$7y1gaQn_0t1l/1ojdS0h!ha2PrQFEi$6G0Tef%.Ut!Xv6ll64AeOalH&yg<Y+,ih0B<&1-,/,B<WU2Apr0h3ij3n0:T&r]G!iU)j0>5;+prn4=!1S",
-    "6EN@@A2d1EIV3YP(kTaT4CSm54$i%N2JNF/1A@.A9]bl89^V$=2LsV01D7)k*f]J+H4eYM2mm(=KiD^R5i=aI2M*W;1fSUl4*/OY3Mn5OIN3QIIRFj6[X8EAIoUZc4Kg#<ISS$i24D[e+BpvbofQS2",
-    "/m8%HGQA5FHH8EZ2(Py%4%Q0.S=;xj4+ZzY0TeZ,HV+$_3k.9Z1j0BC+&UOF00>:n2n;jITLr!#1:l@a4+,2lEi=Cy4*3BB+&T[B*9HjH:q[RrG2A*BH2<BwngSmRFt80HH!Lm:1F#Jb6Wlrj&-bqH",
-    "It.:I2nX@.OB*%ZItIcc1h)Yn3OR%W9^YMG8!<dX0XQE7G2A)/m-nf_:PsIqHrzTKHUI)/6f_v*4+[1Z5-y.>htLfRTMrc6Is;%G2HZLaLJXe+5-p)FHrzS]m::n,0v@!9p93!sF*5)T<)H6(4+7je",
-    "2-ZSh1:2.v4:a6595w(0[Wt@v0S=km1@[_]4+NEsJr5Y%IwvzTy22m=LJtG7p>Ksv,4P!GG</6r*]&QS3ZerK55Wc:0Wts]0y5k:2&IaG0R)-6A2c<HIvh3t0%ruQ3l9pNK[GipEG@cNp92l61>QeR",
-    "3*0&m,uXNTlCrJ/3*0&diy#Ha0uKtS1]JVH03I:@0y><=+&T#Imd61THLDXJG%;&d95w&_X9V*E4+<7tGdVFVE)N5Y0^m72Is;!F2HZLaK;]V+1:B^(0=B+dp#ufC0UruEp#u*Oss/9uGcch89]SYp",
-    "Is&je2,4>FA2c<HIv)Zz)eZ*F@T,9Ltp+19EG@cNoyr3b6x/!k(E$zIIu4YL2nF]%5gRz%ItBh81:ph<3d05-4:JHBGXMfR4+7je37e6E0R*%Z4:a6595(.0XB0H40S=kp1>X=44+D<84-AstAOq0:",
-    "4cs_hrRQ!2lNJM>0^I;b2B0GZxB(vuIidp(55xu=0W]Im9]SbqIslYD3Bm*_G&MHdIvh6u1DrerrU4HM!3GmF00fN;3]kKai31ik+&Tv/42c5,&i4%u1l&3mImiMJ3abVm4:SNCGynoS4+7je1Jari",
-    "3C>C<A2l)DIv)!,ryCCnh(QDJE(Z6#t=o=M4,;!v1JMBu+&T/whX<CR.tQHoIovuVIX1Wf9]^360^l>Z1]I^9<C+XVHQYJ>!>yB5)SnL<H8$KjFA6v@#_U9CHL(UGHY>d/1Ed2F6x/!k(g6qDItN1x",
-    "rUN23EZ,at1l&3$G%)1;4+>Z!9^hJE9yI>0I^ZiiIt14_2Go_KA2l)DIvzLx0g09o1gilL3d#l^H!Lm:1EvEH8r(W4H!%PPMGUAQ1,[[c0R!AR4yXeK-shTGIj92.56%W31U3L412)>@2(ZNu6Emm,",
-    "A2l^IIvhCw0%!!D5DyBfK;KXYS>SKw8Vp+x1Caw4HrzS_EewzY1GokpG2A)<xE^<20uKtf1]JVL03J2_0y><>+&T!=n,K)i6dyG)+&UaN00Xf.1gilL3b+OoIp04I1CRp@8r(W4I57YQMGT)HBRDds",
-    "0^R]c2H+wDya68yIj92.54Z*&1UCR50XN(>1gjnhwn0BNGdMQfIv)Z#00rjcRu2c1K;Ab/1p>Y+1E_WK8r;c5I5q$WMGUC^1fHo44Ba[f,X8>%0uKt&1]JVM03J600y><>,8u,Woe:i;)Da&iG2J:0",
-    "l[gOyiysdPtw8]4HUlpY1GujT4-tP&C=.0z2SpzNI/mAF$=-(:IM]6A95kDud.9k,G3EFOA_QDt4T,%NF9SC+qU-1OO*S-6:-whLy&n$&#+eBsH!L9!.=!he1S2sp<u&e07O3n56f/vcFAoFS/4k=W",
-    "9]JMT2Ok.YsO$t9GtT%X0ImlEU/IhHy%+!-4-zt$0S>&sy%+$yM+dS24,fF@1OdkZ4-Aq11O[3k1_%_P1P:eW0S>;2$4&:80Sk,#A@fNftOySS)Xq5tyt5n+/mVSlK;8,P5f1z71PI3k4+FN)6aeHt",
-    "4+i)T4+xkOFAF#]qMJ1U[Y;)mu.HZ@*@-a=A)Wyr3pW4*fm[l(12Hr(Id%=p@]1QQG&3/dqD^.Q2<eT;ha3zg2Bx+I9^>YF9XE%V8xDlGTps[9h:c(.I5+;Tzj>Y/i_$c7jo<S,BR1-k2Ol0d030=^",
-    "443U09]Jak/La7EH]IkFt=HUJ1or>C1%Z$W95yl!3E,w*2iV;h0zD4>(ijB0/m!r1o0Yl&4,DV00s@GE4+7U<4+f]K4+Zl1e-)@lG9Ljj@cDXu1P$Vy0t+A;3N=Y,4%78!49%;]34rKp5i_vu,[/Pt",
-    "IRFF7X%8RY/m#$ZD:MKD)3OsAHnh+O2!I0*3-OXx4,1OUZ4WHp+7blW4+eN22RhTW1PkWlXbRl6Qx5<$uQ:*q>FoSM.hB(L2gTY=4*,;]3a0614(R(o2e-Xo0S=P<+YAWx!m9xrHQY<HuI_a5N#%/N",
-    "2LF.BD:E$n<(lrkH4g/o]78x,n;eCa1(LX34*@X.K@%^,G0y/AzSd+3#Pu5kwW.dX9@CH20RVRjTmp_x3J(r^:qQR&z;pdu0/&xv4,_+/6Ap+_2aO8_wBZ-C*xm-Z18xrl>Vfw:2pTxI0uGA[1-nwf",
-    "0S=kvlpX<$CJzvO1,]TQ0j47goCN_L0S>;r#%2c0o*n;WuU8KY-sFKru;Yg:Cj=hV2<ed#0U]amx(f^(0WUN*H_.Ly&.6[^0S)C_0DuezsjhDi1itZ43HE;M3A7O(7dZOmWDAM!K;j]I2;dG,0F5jO",
-    "g+T]#y9W!#,)RY:[[kE]=EwQb:B#[KfD8aP2Gr(14*0%r38v.00uT/g+P(,2q7evq4+,=]9]NRc35S5u0SJbhK=@*lo&g4):IV*xsSE+&re>WLqYMbQ!vqN(1Mw&Z(6V0&w*5H(qF<OS0/FXy,VYAY",
-    "!V;9SwPp>l@OY_31q#Z#Cj+0G6%QYQ-35y>0kEi74v(M#0gV]B-OYbc/<.=R.U9.-Bo5#K28zNU4,:z*0uGGzUIG6o4+8kEUJnL;#9tmb01pq^pI#g**Vb>b@VJW_yoF2-294qz0/VT%3ziNK1,-S<",
-    "0,X:WG5@+.,VHAbI5Ni[1=4.L4+@oG2e,pOF9bC/rTGy6(.ckNlur)V2;MoO0*q7+=Y1hQvN[Fz<)8dKn,&PxwpR^8t[w)%mK+^gE4]1m1c=,p=#Kdm(QysFy:t%tt[o1f5DvEG1>ZWE0jgaN,p*VK",
-    ",]0*qGRfHs2%QEqI58^n>ihghvicqgj:mZg,ewOUuKm_n4ZO5p1-(!w1(Vns4AR3528[V894w%^4GihT6%Rpy)1d(zHh]w14&CPz4+X&*4&1*cB[nS9#uWiJ4$RmSF9$R:&DawI<xTcOhXM<Bqyi4C",
-    "+(H1=3J(MA+93^Yftj5F4*_wO1>>)U4,C4/2L,g67z;5W9yHdDN*Fb_YX-c<3Xg9O3FMlX0S=ZK%<Ydq!Ws>YIs^Ft3g[9C!NrOJ1piPE7kV%)I5m43EdUPgF$b!:Y!0Dr1CJ65!tD;bGs*^9;PCS>",
-    "rG5-@7Yf-^106Wfwgv.33JvhP3<AA/hX;@K(FhL)-s=xP0_.7;1P:+Q2p.MD02Va:7dQX_tG5[f1]JDH-Rqi.GXO6mH8/nO*%c1r2oN*;1MJ^:4+P/^9]kl40zMKl01p/82m=uQ2<g!,2m#dS2<etV",
-    "22D9MD:U*44,J9YZ42YX91jGy2Mnew4*-az2;YEP1/Y]xA3is<2L@#wUIgJA47djvIRGp)H2<ShlO7y0xCb0L03QuC02MKk+71S@2oEH:2OkDA02Vd;88Ms;3E8e2FA6I$oe&:EF^w#KB[TpMH_.dC",
-    "kz)jtpd$]iy$2r$G5[AcldlF37oZRW/+FrdP@(Er5HY>80-#kgA1pY)2OkYM01@6*9x^qu0tJ)0T<y0E2OmH,04Fgxl>d@K!e.Jvy9FIJwzmTnG@u4X+B7UMHo=xV4:kZCH_/3cIRGC9F#s1g02;:^",
-    "5itM)i$4zu[thoeGdTbsBrpIU0XE.l0.rZF1B.[94+O#o9]kZ00zU)H2<e&34+W3&Cl64.2OktN008Qf0uL+02LnMKE![8+*QJ_R4+hZE3LG^/G!EA,E-lmkGy[Mz4<$i7IRm9#0+ri54!u1F]C&NC",
-    "05muN7A3:U8v=fzZwan73FfXq1G$a;4+=j=BQ@bBI]T9p2O1AF=8p9)yFfn+IV;1.F9Vw_0Ync3%Ag;!&zJ)X+Mgj09IG!60[UYFxS9;Cl3pJHHi0AvlfZ5d2l*ud%[UJW&ZHF&8Q0hb1.U3Q4+oiz",
-    "IvFwm95etA2gD_Y2[.#fo&*ZwK<8ENCl3zJq9+d#&Zx^+3Wf;F05$m71@FuR8xIHFgE]VonPCi<6$9/a4Cpciu7M#9.^wcf+l40<a[vy6:Q*lZH#wjN2iKHf4+G!@1),P,3:pJ(3R3^12%;N$4yiK&",
-    "bsRFCG6Eh1n$AoMhD8%OHUcCXHXRB2.pvG(htB_BiPdxgE(p$M4W8i>9yaGQ0sUbMt=o.l0US2_5,.P)B<3JGOdkO;/Q9[K04gv#-]c@K$$1CF5(tIw2;uKqvg!y5@2i0I[09#SzBCy!03kIw01q;c",
-    "nJNL/6c5(_p0>-/$2S343Z%p&7A)Sc1q5:r$ejrf3CK4e7Bv79GXM=/HwX8M6dw#Z.u;PE5f32eHwe!b1hRrvA1W^0M+Cnd9^hT%M,7X,c;CQV563taF@21,4+Ol34+iEw3iAR6iTz&%%%^tm:Ky_:",
-    "90DH/;B8D$GPg>)uEGf$GuTfK$=s6QYZ5o,ehHxl1,XTA4,4v]Aq^UYLjs-w9]]$(q9Fht4K*JOHRhrr4+8qvL.yA394j.5;6qD9$)q6wKL.AtU)/N:WMg4)aAjoKo;sAP*7aF$5HLA5WHL7H%$orZ",
-    "FIW!Y#03v8U/K#E,V>fajsXwV0kGZ>4:qy>50wV@%$orZ9<qvC43WJB4:VN]Im!zUV^rc_4.<+<4--VV6b_b253UJ@&6<!a9@Oke2/2TE4/>-%uniAHSsySli4G56*^MfG1Tog,6Aw7;0v/sr4.@E#",
-    "4-st71rIob0^P#H4(Kcbsd5I-B<G([i7gKU;cN_[,<9G]ECN#x/mDg:1rMkJoxBAPB7p<DgaVel1rNCakGusOGXNYk,h2-;0f<W:4;Tgr1pqe:9[Rfl4;FX>1rJi^y9EFq4.nio4+)>76Av-[4:+F=",
-    "4,vTd6Aw9BA22ci4>BDp6b]]l3Z.S04:7+14;+794-bk96AvU^4-%FO6AwA(0^pK969Ty[55<w7,V>f>vJ($Ghu#zq/:dS/6c4Qdi^(@@/+6ZThfD$3q+t(.0fYDx4.h[c6E8YuGxhfq4;phr6E6:S",
-    "Gw1gc4<liU10MtPmSG@MOZ/h%3=Z$NVRC14c!!K)4=wmo[1Xpnd::&k01pS<CJxjzFAp-_)DtfQH$Iw^0S[Zs0uKbj-[=[^(*hrGU5Ww,ozVpbf;g0alky/4=c)d500y4qhXD+STLRDm1:6+@E.bHJ",
-    "FkOY:2>H):i:3n)Ex#%cH-eRQ3XRTf067E_1)-4REH=fbrU3/7rFstqn@[pb+t,l+4(zlu4+,$c0tbmw9d(UgFf&Fm#;KWVL1zyStgUki>cRB@*c1!Ptp=b]te]3TH8wLtK^Eu0P%^d_Fh+[(C/VX[",
-    "%npAbMKCxuIW#c.ZxKO3K[,W401nzM4,osz4g;;yrfUYrqz4YS5DJj5a]zf25ja/<:tinoGdQEj-Q.HV$R7&*0]TC74uNq684iru6$-w[4g3Nh3qy(m1PTW1c;sfU5i!u]6adoK6FfsgG]+qx0nB3$",
-    "0mC=B6CEx8:::[DI^ZOi3,sA20-W>6nywZGjspgZ-1:.x(heUFH,;)Q2%ZQBmAVZ9UJfk,w=k1zj;Co&2xkTC!Wb;zUEFXCg9!>Z0Sm3p4i3L)1c1-,4,e/l9].#;wBZ2/vkMOeqs9#jCl3&(#tjcc",
-    "uFv8D9yQTN88y-J4+ZeMVJ@]eH1DVz4c@F]1Ne>V4/IbZ-Q:DeGchd10s/z@loAgF#+hv]2@x0q%ZULMHUI<i6f_xR0tcV4IS#z/Wdg4,4*^tYZ!0xlhKO(v2hFomJ1sXffB=[Vl;fX(p0IESgZ2dr",
-    "!0BHM>S0Sn!NdX&0k7%<4z0pq1hDBS051f@0S:D22m.=b2,wX52GVl[/AN1X8#BI=2=2Gx+W@>RC._:x0uL-#p9(BBU#QuO0SLGM0Sn*U1PryqVGjWC&3+FB,K>xw@T,9g@M8;>1$P,b.pdWq;YRUD",
-    ".pT%80RWY12[-9nngR::uUZ4(xC-x9&.X_kDgjghnN$v#7XtX#8yqy7wjBe%Vh-an2*30i4$ox,!z&KH)<KL6BM$.!Hw<*D0S1Y-9TGV-0=eE:1j;@h4)bLP.%k[+0p)fECJgMYBp(Yfqr;FmHTJ9,",
-    "1c[[z2JQnZH#(Qy0TnFT0]vC0Q5JRT0sw*v4[<b[8y=5OG#oMj0u^<@4-hmz4=y)p4-,$*0^c7k7z(z>0S1P<2MfZe0Sn,*Pzu7@0S%*^0uIu)9SroR-Q/27IGTtP4!y$x4&4+VU<+CL9X]pwFf)tD",
-    "0SAV)P!A1-.[J-R1OL+.2mZ;e17RLOxSV4S)tVa,Hd>VP4+.]20*BrT5-HOmhR*:Globyzx7]Y*Ih>YAF)@/,2;)wmA09dA[0RkE8Z*vY5jRyI2RWIp9Um7t01lJ>4:IQ6Lk7D64]1HY9Ulcb01,I/",
-    "ALau&00i6pMGpt=[Rtd3;c&M,FAzB^[FMPZEip912NyX]4*,y]tpNw6oe3H-@4cZeG&TSqAvNmjdLJJ*@4ca!0W&rF6Ar+H&H)aGCI*Fq9tAc(oC7c[Fxm2B2dF3o*1N+29y0wb2$hHl7&G@D2Zfqu",
-    "4Uqpf1<njj4+#3IV-4B_H3yQ36(2n@>B9>LHTN]iy8$r(9^YIx;$7^fEc^lH0xba(2fqsp#MBcQG2t5<1UCQ/0-K0:29gX1Um7[p@3ero8w.=b6%SMB[2d3(</OPaF9ogw4,WIMqX7<K1MSCB28rQf",
-    "0bvP;&H)9LEDr$a[2c&Y2.54X0SYkyb@HLQUk>Qx8z(k1)h!.+GRPYW-5@oK0Sf%.2Lq416b^cMv@[a0H#o/^FLE+8051eKFop:sH8^tc(:f2,1Ba:>27#7T4+zK@3!9)P0V=*BG&zj[2e5^&0R.le",
-    "G;N7c[P@9Rk=:J4-q7D(6S;F&F9]d;g#[l5HG_5XEpi>PH_/3,GXO6IF);!/KQ@]TF9]j/01L.ecNa9Q$pHkI&-bmiuwxDH4Fv7>Sq^v74IcnF01sO34JR^.03Sm*030)/jR68tF9R](<C=YYA9ghH",
-    "4KH#tFaR$CG&2AOz4Bxa.OA=y2JWbC4+!xMI5ROi$Uhf2v>uKCMGn[C0uKYTMGC8$GzGTG9]VcM0]$980W&(wJ@WX,uu/^#(rN$_1=Sw43d.!AAdTZu1C*X)3g[[/HZlMYWWwSWA0RT^J]C;CH0UZH",
-    "6EgrCGN@)+AJGCc/qevYGXMfw0)7G92o0e62L!6hR])AV1%^)o4+xHcSqFua6b$zV4(KW@J_A,;FYN&@F#rzi-8PC,!dNc>Fg2H02I+wh4e[IM0V*&zw9f(#m/6jV1l5HI3$M9jF90;/:P,]k=T7cQ",
-    "y[m8!Je2et4.zQfkpT^+gpofB-JITDF8q5B8mW$q0S1:@9]tk#RVX((>bwj/H_.2nQ4a&q5eM<p3*nJ59]]%0k>!(2q/y0s.x2=cGzP^/4,C(NU.]JC0uHI&8x8TIVjo=O%-9GN*aI+QVQ:I%5i:Sn",
-    "HD)xEh_xneF-NAiat]n34<R/F0S>C80T0yytFZwOE_=3$tp._b.N*%R1@iFF<LmrsP7g7s3lC(4<Lmreoe2*dh>L]/8($B@36qHA0S)R24+<ir.N*&UN(PM$4;R*JDKXy,4]l%p1@j5.0S>sZ@ezPX",
-    "4:psC.N*#>5B&s>h_xncp#/]:2$P890S:tc4+=@2Uk<uw4/^hA4,%.<Uk<<.A1N[b4]k7@77r<80S@Kj6Au[aumKMpTMrrHumKMnTo1]wlZfO24ekUF/m(RC.N*!Zn*joz2oD6l-b-aR0[ICKDaOU0",
-    "0UkETF%JRo[G0&^qobSw3xoj/6w0<64<^wNXb!<T77n<*J2fm<ya5jin%#o]0<iE_2Cu$<0S=g[&]eP@z<Q2b4bPy!0S=(n&r/NJj1_=5tqKna#7zl/.7W$^8Uom$3J(*sMF!Qa5e^yU4Y/T90-K_E",
-    ",Jc2uzNBj!EZQssz_3nd!m0reL*0M]4<#r[4G%^U5Dz(_)dUHoQU%4mYzO@Q3kDhwDWa]c9]];fs[sg=$BzLDiO6gWv%(h,-Q=wq0S(#E2ng@DDh_[)sTB&<0t3)j4+y2M0R^4%mjR^(0Url603Q!H",
-    "03QW503R;p04g-$01rE#jcpHBvD-K1Q8:#94;V=5R0i>i2nyj^9^qNyu:lVR(>9a5gZ:Q.QuOi.2dP&N9MA&_Gs%^04-8JK77qm5oyY+X41%T/421kc1H)(vg%JbcL.Tk/Z#aYzAJG9Z00#ZGDGr1Y",
-    "A15-a4+P;=6$,lIQx58c5FY;Eh7lj>0W.&*G#dx,-_NhQ<UImbIoJXM%K-A&g%KZ<0W$y]GXMo$4,kbB9x;fI16U6,h7lVw011Pa6bPK486R*pt&4=MA0aZ9vmXy0-](u%H8$i89]bZ14+e^O4Cw4+",
-    "4>;Hr8w8za1n-U,e,JWcW-13rX6N8_4/hy.&0@NNT<OalV,FvT0T0yy)ngAcuL2Ln1%Tjs4-R=E4;)2T4,DO74:3[;HoFTCW94HHBdrM!9O+[ZA!85439$1P4+HKA4+!yN4.$]x=.xh_Rv#<f>YDtq",
-    "[bLUyqzw,kfn*OMUk<0CWDg)-59I@,*;JEer3DZD2cg+]4-#G*4+)WE4/+y,HP[jl5t(EUHdh^lG5@-Ep/1v(ya5kBu<es%sbmi!Uk<3rWDg,/56J]u=A,-S<&ph32eo7aq6iNHxnv6<1,)brg@@st",
-    "68=DrEiy2R5f0eq7at2a;_xb]r;npmqyY_L[o<BO05vSp0S=c7)35-wg*p!jvBPEpiw6zU5d!AoX9[!-!ekEw(aMVf4+g8M-Q.Y12)*qX9_3kD-1_qR(,RL6&A$T!;!*Ki2sN*;0^mC@s8SCL[=A%9",
-    "0rQ9p1v(D==ph$BxYH31HUz<H3.z)wzlRGAjAjk5A091<XbRH9hye@7i_.gYy#xcUk=_P1(83G:gcA(MPY(;F+:!wducaLVMGA]w7!Ls8f+Plmy$laLpGyx<$nzE,N,_lX4/Tc34<szkR1a39=<#xw",
-    "Ro;-+JL2e73xuX000j!nsS=wS:ro#AG5@h7hzkw!3J&FH3Gy^%Wq@[8CNeev46R@S9^naMfXe[^or+^).3I.:NDl>;x=)S=Oa%A&dk+QE]8Wloz5Qbi%hm)B2ffCL0Urf501em=4/&)AQV8Ch5Dy94",
-    ")B!IhGcw.nQVWAk1m1uz9]kO!:LVW&G1$^r4v+#5I;Ah3A964N9]JJ^2A1g=599-Y2;omI3/P%P0SS&>4&nU)4v<LY0R+vN1P3>[=yGgREZ36)4;T]mRS#0iVK0=eH8IW-51]2zavzofINkye5rfSE",
-    "0TTlGx*,Y4bsRJ:4wIz.4[(j[xB(wgG0^=C2*j*_0S>S30^n9kXBafZ86GkK88,Nc0UkC03eV&o43xw-4%Y2a4xhhi3g!;9)fx[4)EW-7(-5l1w,gU&@e+ko0DmxHW;;mCGB5xRRS!7&XbxQuX8LFj",
-    "ivbUb0[UnUuL2L02IK3F0S>G21@iDSXb&+@4:r3C4@cdh4.oG!4;X&54r33k3Cin=0S>GR2<fgyXbw&f1o_(XK_=6vG4_A*b=2%zA*2ltI[Ii1Uk=F<XbxWw.phVNb@Kh*1rPlPg[5[68<&h*3HoRc",
-    "FHa9O*b)yB@e+X^S061h01tQiXb&#D0S@X06AwE2XbxWwI[Ii1U/Ohb>3DlR4-%6X5BUf1:W%:gq6iNV@e+ws051]aFrJxHFAp=_jS)UFGBwZW0uKSdkscovGXH2F3uXX605mZy)&UO&r>gE$iaHMp",
-    "u&ieT)y<wO1,#5;2y>n=]7afsIgQE<4*+Har^qR81pl2;2+M;V4,/;p4+QAhoB.CU;r1LzHZ%YZmnaVcxo8E6Y6V#V9u9*c4!r:mx<Zp#f$<d@2%1+1=8O42[,gy5zw#XlzF03SG%/6q0v$8^7dZe9",
-    "&-A7p%&lew*ftLp:*8l0Cpn0so&gU7!JGyRmxZeV1&Ea#0tXJHt(*Y@x#t282-j9FEj2s)%LWKq4Bgck4&;$WZExPKRS27,4F:e=aRXHgZ6Y^/hzA4goGT5;0]Yk/Xc9RY4+P]22P>Eqp#/@P#w@y8",
-    ".6RE$fdmDV0t42%1@3b&Lk5uR0u9Zn4G%4@1q[p9fdL4w%:xeC*ai#KiyRLBpbHNQvIP$+l%k#i4*uU#1k$Ds0(BfYjK_BDvz7!cH9I_7,Wmf$4+F6q2H3L/45+OQ1&[Vn0S6BQ;57SAIei9%xeE:X",
-    "y&DfAf%sGgspw,1:(CVlqTR:/4-/Sm4+hPY9uEZ2=AQa4rU<SnGR_t>38!HNo_LgeIF]zijQtD)kAn-wIA-$B&GrH%HaTbxs;,Y(k=%:/yJiT3UJLhg0OLCcy6*xHaHq9F4.P=IeIH3VkR1-zp^TVn",
-    "vC[$%7y8Ps0R*1_0tXKOuE@4pjjbOK3FF_o3dlkwG&7s80z)/2Lp1*D7Yo.n0tJDoHv,;*4Gxm%0]6x#Hr<mYWemRciva:I0)!3.k(dz#,-*yAIcf[o1rO2!gxvxkQ81md0tvBT7Bl_i1P/eq0Twwm",
-    "0[-XL1CIk3IHm#:Z2$&69yIs<FC[TF@2rU.!_z_TA>bz=cmW[_B-;,$A15[60uIIkCo;#&umS>N.pmE3*Y=S+1vCHxlMD*z+6)Duz#0y,4i5y1uXY(X#a[_S4Ic+H$c%CxHPj9Tjk]9iIn)jV-4B[k",
-    "Gt:;r2si*A0W.&_1v3C212O->HUI=_;>2@m0uMc$jt:u0/8Fw4hXFA))ebKeGcf/gH])L&1h%[=0Y)DLFx;F/2QxDO3dpD]1Ca&^,3.V<4+rw]3m<PDIo%B(!2:n@7%.>(3Lg(N,3/cFFaQ!T039@%",
-    "iUSV/@mPZS=pqqC$qf%9;_WY_m3j@_eh,TU=o0W^G++GF3NAP[;a2uT(BbF,F90(!qJ[$kArA!Qw-Kvx9yo@X0]w[hdk+KWv:+ifEF%vOyodoGE<l7.z4n#;89KTFA09M;tyKoQ<H@JB@,TGz>pntD",
-    "0Ilp:1/Nmj4+M_h0]6lqCI5&44;N+YQy-AbGL44/2deQI2$ax80Xq*lgwc!v58ndo7#_qI:KF;c2eSPj4-GCO4xZGE0UruB03Sd(03QiA053%_GIAdUH_/3)H2<C=mhb@^KsW#&2[Ql,m+*Q6-Kp]Z",
-    "bPetLAR098&SwuHvB6a<2[JGM3jXsD0ir$+2F-Nn4+XlY9RVT>QP&d)o^d&7jPDH(EZo3V4/13rQy&jF*AoPct>2SR*AoFD4]LZPA8.GT4,l%(i_$ei1J-^Y29T3i4++-39XS93.q#G*/[g3%Mhmn:",
-    "4+r!1QVjSK4VMTDs-Uzo1u<Quv-hSo3,[SM4+qQV1Rn,Bn;ncF&Qt_2B<XAS9t=cEEI2s-1.lqg4*.025e@@b(<hTrkB^n[ki1nMZoZZc4,DeD0SvN92Cv[-1gAp[IRx#yQwzov2+N)r4+e>+hXDr3",
-    "v5x<[1LD0=8#d@#6gjN_0,6C2Jkc^[A<Igu4.Xjj5+8-EHqtaN6*V@^G!CBnYX,uC0t$>u7!BUz84nbvLk5fPI^NEr2iODviV+V6%8v=U)dma4<)I=SG%Wk(9SXKcAJPIdoi#6BGBvau88n2D4hgQK",
-    "crO7sI<1LoLpAOQA5$_[4.3fFL.,BGuK=Dqfe8-Si2id0=a2kE#=+TSGXNSnx(6QyHJC#jGXM*U*B/eZ@dc3yH=UAu1UWXu4g-!h9]tqU4jVK81n;6H[)@h31-h:#G5[Vo01mnShXDkIk>7[&#[&-/",
-    "==_LmFCaKD#10:Z0XP633Nru&ht>xlv#^fr.nj=.=x7aV4l*.6h8hOV4FppYE8WB)3xcBp57Pq84If<P04Fjr00[b$bq<l7t7!&+:v9ip+@gm%A0apViE0lZ-DTQtZaK[j7&8DJG5[Dd#S1PuHiQfg",
-    "zIF>,trrgh-m[/;3pUMd8Eu@r2<f5u[sI:;01pMaQUkkv4,C>:0WV!NHUI-vt]eh#WpZ+Fa=j5&Zw)YJWiU83+nX2.DN+uSrU4HtS@TRLn,_u[h5@/VZx17453:p8!4VG[=a&3Mjhq+[Elvie4G%$9",
-    "A1pEa4G(yzoEQ%=/mH*HUmqbYi4G4Lx]]pfAzu&V1nt2Q4-!Tg4^^Qs!4U.o2oD6EfgTGa0g;(28iL>r9^hT#!XQ00I5=hO0UrQ3mW_7u3&xTG3aJ4D;!gfgGv2/o3X!mH4$^b+z/#+E>yr8,U:=xE",
-    ":XvH)=aT$DlT8l)<nZ.,,vR*_4+W2;1rDwO4#cZ-3xd=R3%CIf8nN6Q4z:9O2iY>O;;4>ifkXf@1=UuO49;684w_0N2JOrN4+E-(Z3,m<&%=/-zs:-.2+Gbz3E:(GheHhd#sUur[:;<Y1NycB4+8)6",
-    "7Xz*GL.of67Y>@mfN2gK2*S%#4+@Cs0S*4EAS5.7o&zf^HRg;21oHR[3%pMeGt,fA9].$Fix:gKT;XI-7&ib4WfC+S3QZX<016xd+.F7&sT_fDr(p%2v[EW8F&PEJ@YSFhF>Q5N2:6Ww9^7F5z6%Mc",
-    "/N/0BNiPXEHTkGq1)&cM@:+QKnv($t@uwp04vv&s1mdVs4+ek]9].@3OAiCmyl):EHN2:FI4v.btOp+mGurqT6EdI!2tW*@g@WWnToO0[5,]V]1E^B,45k+d<VpTYr08%4sii:/0<#aG4+Yida2YcI",
-    "4dVd>i_.haxP^1-<$GgFx[d@2lEo1Z1=t:+4v:)z2ku7:G6Jsu5ePF63&!6E3+d/=3dqb91j3OG1A=:$3dcte2A[)60ik6Mvl9.Lsk[*nA(Y7+4.O[s2QNxEGSnImDwCQb4+yHf5f1+X4*_tlAPBOY",
-    "j[y#czX1uBL/OkKyBi9ykOU6]=^;nB4(8lC1%r<k4$T$/fZ9d[Cl3SJ@4I-Huu&6cy:1U5lm#p;G0hSLmXZMvJ+#JR4.gUQqyZ1o0j:ov12Hkm-]_u9umwCaGb[1kA@FfEM*@!,Bo7an1q8/B8a90%",
-    "H2<0g%],;)4+fnDA1*Th8#e$2ypjYTa59]*AJYLe03QN303QK4015iW0]qM&odp7g=%<<!H/YFrh[atD=6L%[2%iN3eg,NJ2A:5VEi;cPw(2ARkQV_ps#Ongp9LS%0W].FGBe,.BRMwW0^lk,nraUS",
-    "y9EQa;mh,A1zry2KM4EJE)zN3/t&VQoNpfyIrj.@Fz<I]3ZDTUHvkLU>iY9%4+Wk9A1*c91r4sqMH4K$93OBr+XWxf0X6>10672;GXNg^H2=ONGcf/I<gW8*4+gyi3)/+(uLUA8EU)nw4,nf00VWYZ",
-    "FAARl9]$ws1q+<59]bc2A1yZ91syZn&.+zUnj-<<HQNOr(g8OBF90(&0243(9]AT29]$)95-w2cAO.WC2E7Cd+XWdoj<u+35-NNc6EgrBHUJ+8IRFcu0Urf903R(k+XWsp;yL]4-sqaYHroXs(g8RC",
-    "E-KO!BRDqz9]AYF0^lr28wQlcYX&S22E7Ce+XVvBv=oQ^3m+0S00hvZLK,oj0S=g>91ETS4+gIiA1*lC1r3g)4ihYx5g%]j+XWxf0XYC3Hvl6yGyo3+wgV3dryLSFtmrNVECle61q.Qva4a@Fb_rLH",
-    "H@fFOSq]4>3@!1-0S=NApk4.v2Y<aKmYf*>t/kh0o#O@th]oU]1&Wt(9[<D_7c:Ar3pF]lx6_gB@DzR7<nR1K!md*.1UE6sE*^gylrAncG;4)Z*,8%##:5_W5i,o;c<Zt=%2ft=4*,$Y4,Vq.T;>t#",
-    "aSHLP9RR9B4:-V=3.B3M4.^9z*aR0f02(,q)(-Uj01pS!>7D#Qfc6kBHZTAsH8^te2BqlA0S=LD4-GMwaSi*>7Y>v1)C;_GFf&dF,82r2$#4&Kx3!7=FG;_rs]yc9yQUB;iUBMoytRq^FG;_t)B+Df",
-    "(dP#*ivcVp!L=D3FP-H1IMo6G+Hntb#.hw8FG;_wz5)+J>0.mqz5*]8H8sBiFPi^_F#QAtx7G:@=5l9Cc*)%lAD-m,)B+JR01p8Dl=,8/FxCPep8+%g5-fftA3rgm#c:ZHzycqV0W]-*3iK8)1U50$",
-    "#t]P4Ho;:k4:kXoaRub$e,8,3)C;Rj01pxWm_k%%Ff-%!RWLLF1l.825-55U4,x-EaRX8h48Z[pH2-@!2gs0S4+x+G95(.C]Cn(OpaUNXHUJ+CHUJMf]Cn(CztC]H64;O[6#tlU9^g]g(sd6s]Cn(E",
-    "-k!)$2M,6J0^l.8lo1_RHlPC=2[,=B5I6uI0XP6J05_uJ2.G]>4*2C30/VOG4,(k[1E&8F23ZdVpaTyPoBI$BkVy[(:6mdCG5@ml0^mmJ&v6c:3l9LZsud3_iqCNtIKyQM>vIfB-,e1).cJ3d:[JgB",
-    "lA^Kl0.xD_1:%Y#4,cFv4wV58WFI3rlmP_C3a9Bh1KzGG4+X[59RPw:45sZJ1/B]b[evS6jpI)r2QugS-sFlT):bDqFkvGsC9SR-9B^lr0]mIm.N,ehI5RQm.[b@(#Tf&kflLSK$Xf@z1p$*c4,1)v",
-    "kO2bS2;B_J5-B)08#QDB,mFRjWDbJe1qGR74+_r(G&ukcqm_u^y<3%9iOml>GBP%@0]bPR6%M>,84XezbJ)/:0aG6YF]Vux5I9!=;Yk!q]L7.L[sIU7%pWc=HzEql.tQHmG(.HrH!wvUGS12m9[<I)",
-    "tq%Yd12F:4yATHD0Snu]O#[EUBp(Gi:-*3mH95kuI_+EQ%R_%=!x--d@Be@Fj$sc3p9CKRGI$;MId%/dcm.@+!vPJeq!.%8iwy(UXbz/$1DK_G0_,$)y6b8T;Wzn0&X55WHQwVI3yc8+y4Ml]yDkE.",
-    "G!F_O(MArC2M+=N5-p)1ti_J@G4lxv)LRDQb>&-P4Tz^$0P[Kx=a&pTFaR$lGC2SQh5jfJH2;sN2L@7B9_U^=0wOIn,VPo#<(BcifGG*](hUzHS@Prh%;^K[@#^Vrm.$fO2LzYz1rGtB>8kjT4+QcF",
-    "9xwm_!:a)nH^VM]12+H@H_/35H_.zk01pP8!O-N*<(C+8Gyop_GXNJe02eX.8aDtFGw-9-9]bq=2<Agi4$KDwj*]<z%m)HlA0ar,2OkMJ03t0knFJpyGt37LQ4XTS92PPF8aAs04!sc[1U1PAEHF3#",
-    "F99+$03RhX007lG2Z,tq3fznl4.UsD4#<@ts]X3Z5f36,47@pT1C5Rm4xH)>J_A-fkp%.G!yFzm$Oj8k4+OgrF90wz00oSUR_9(Q2Ok4C02Vm>9]Ji67B&DM12>N&XBaZ9&.>C]9yiGc1kR-G0zC/!",
-    "qXG,O5d@tFA0GuZ$>FhoH2<B-2OrY@GrSQ8u/CCV3bF+gF&7=RF^x7_<X@zqH<p!q1T-1PCowUH4j(Kw;g.W23+<ReGB*G#GdIx&4-Z,,EHE(uCNVYu2jCG8CGZIoGP:#k2Fu112dDubAUcQw3^XfJ",
-    "=h=r6.QxwmS@Pxc5e.+2A@:&is0.$lHM.cmFf[,UR1WhA0P$f7=9c*v#sL-N=9c>G(FqnXA]C<V02Vj%2>FPG02eX.8!@YN0Wkm.F#s4a01Lel5-6cU1u@/LFAp*=005KDQ4Y,q0$Cp*G]vYw1_o7M",
-    "2aOINE-Y[w4pAQjZS9-L95R6g4-H//JTW-m046Xw00,p^4.*hA1cjC%1kv[a2.@(fAUQgR0t[mX.:gKapx+!1AX*OszY!ZT00jA(I3EN!zY#t$IXD0eQx5_o2QLCRIRFE&fLsQu2Ok7B02VRK2Ok45",
-    "02Md<F9S6&046jx04g*#04>8&000#NF$34P6$j/43(N,tma,oY2InX*4:2*n5iiyOF*yJcG5@(H+$Iw-:/q9RzYzeB/<Sn(zY#A5H8%hkGXNheH_.b&4EG@!FoT-N3(*D,7QYby@C];72>FG603RhW",
-    "002)1;3x^JH.Jc0AT&CN0t[mU$cYCH;ez=0AX*OtzY!ZT024C$x(pu$F_1Q$F*z[+3[(#U=9dgVG5@blvL6QX2<eF(2=KQ*2>FM802Vm>9]SP_7cc+];JOSwGXNJe04Os!,_$Q25e4+x9Ulcb;kqnH",
-    "GC4WF5d+by9^fhM3Lhab&j&9CHZcGPjSdei$SMv]44M8M6g18U966][aSs:05ga(UG&V6gH2;;X5f3BG2LZKK1;ie24dIcq0S>RA0t[jV#,]>(@k<=UAXyIryAc_Q02DH%!xaw&yAdupGyn<z4+Ogr",
-    "F9SC.00Xg%7Y4@&4+N$M7Bk2P9Www1[^CSuIO+![GBd*^8#4eLGXMc42g51^nH4KCGROx5rq:)F1vkhCFAg]2yAeOu0Wvu;01@9+2(_l=ubdDM3AQu:yQo7CH<gup1vWSU7Bv7bEHW;v4p9p12>!c-",
-    "04q2,&jt;]xe+WkGwlf@I5+;Y-1LfY;Fj:wiBSjt@*IjJkOmJDxDg_PGJ^au4+hu*6fLpzDGwLh0sz)40#*]+:.JF<5)On14,[GvF#rYY77qlv2OT)<I^W%70GPuo4-8!yF9bI-z6Jx/ltKi:oGAqF",
-    "6%5x48#nx+Ed!-e9S)ue1oM#sFAg>1*b5H;pc5]xHaGwSzSJBB*b5&7GwVMF*b5&6GyoPc01iX_%0UOxE*mlc95Mg>B;r.j49t)b4x[<74,5RAWgi$V<Pu]ND:DEJpnwSpy0roi0>uGW&ifDw:7D@]",
-    "F#E,*0Ri[_1JlwB4@GCw10Mx4[QCq2!s#-).=$@z9]n(]+W@)S0R*H39_Lmzk=&C^fdvDp3K2DW3)DXoIFvvSCHemW5Ay//vsVVGq1yo+Fn0yMLk]:r9]khW1OvOb9u3F<4,E2]5Dyi24+>WxA3ibw",
-    "4,bZ,%K-BSat[f^1P=K8=2PxO%QOegB<TBl6*4f$1Rn)600O@h1o6ZM3#c_(oiGn5$OIn:GXNhxGXM>[iJ-2;4;uDc3&-c;J_RLi4_d^50Sm]k1lf^i9]bmd9_C*s1Rn,801,F.48gZT1oRsLA@d9Y",
-    "1Rn<A01q.h.v.Q[2*;BuavwlB01peu1TR1^F:;.K$OH)2u<DHDQy&vFWCAJy/FJcUatOX01+_Zv1S^5(Q2=yj3bz3Rkf]:WPzuPXT;]eIhItE21Em%YOdlRO00g+aDh=FA9yT!m1eK5#3[3@].RmW&",
-    "H#SffGKd2cGXNh1H_.kgAOkE92Z#e3GXN7d-TaB4A09UE0R!0l7!LqUA0Ie_10MxB052amFijXZhyxDLEdZS<4-6;56EXlF1UCRCH!^bq2QmN_G5[hsFaQovA0IV[0^;p=4on[(Hvk>7IEVuuA304L",
-    "H-4lc-XE%DIWmX;6EOfE1U3K:I7$R84p9Vn42S_*qg)P9A09OC0R!<e84mzVA0IXV1cIFc4ox2)H_/38Hi!cQVlNdiFo**aFaRF^H2<Jgasw.62Z#e3FaRPrH_.b%A09LB0R)/SZVpTzA2k3IHi!cb",
-    "O&/dO03Qc6hyxNZ01@L/2Iz4F%KR1%pt^PETOS2CvzjCdt]tNdE)NTV:[kw@>6rj-zXTmLso<3:2F/p^4.V$V0t3-y5Dy[IyFd:L9xn;qG9MT/01l_,2n67#2p.JDArLeG4+lUW3OFAx3o]kR6gB>@",
-    "(E]&JfIJ<sIFq^!0S=]3vJV;E+O9+jw6$Fa%ElTG5[^ma0BR2ci:40(>PJjV2D1bL%H[$N:6I<Z2s1Pf0s6Id2ieYd95>$>77q$f9]1G_A_G,lA09aX9ykC8i>+Ku4-<c00yi/M5-6cE9x(tNHUI__",
-    "(0:mCv+>j@2_RHtG%(NARtoUfKnK<!4+:8o2Q&a50x]#^3N!#82RHy90y6*_3N<;+9]kf[4FBdhA_iM>1kkJ$4-,fh4+O@xbpzwV84n*#A2_DtA2:JwFF7$X03Q)H00-EI0^lyK9]kzu1s<+cOdmKj",
-    "03SCv053N/G5@+(;5AD.@Ed=*$=#!cH2wuIIW#m)4:]q;FF7;bO%EFW1rH2O9]ki11r1CAg*OiiO&:Wl03SFw053T+G5@,bf(9QsH_/p:I5bTUIf4c+IXN-,4:=JcA2_JvFF7>eO%FMO1^@^@GEEOS",
-    "f(9/rGBN,TO&:Wl03SFw053T+G5@,af(9/rGB5xRO&:Wl03SFw053T)G5@,bf(9QsHUKX.HZ)BSIf4c+IX5y*4:=JcA2_DtFF7.cO%FMO1^@^=GEEOSf(9QsGlm@;IWqtsIWqu1IWsXbO%FMO1]K-%",
-    "053T:G))gVf(9QsIRFm]iXINKk=%(D>7efjCJzdZ#sLop,uM9k&5^P3[w<y;;u-M>uhkk3[4O5=G9Dc@01Esr4+]e2HUJL%E*LQ&4*M.,2R]J+9^4:^4+]d:HUJ3wE)O*OhFJ/&1P/<P>#qA]4.6Wu",
-    "0uJr-.pB/,p&A^A-OQF/0ob[,0Y3*ZI6mXRST6xGFs^hpMKg1CZQth$4.0)aHTtn,5nHgZbq+os1vCH-4w3pH0O),W2,=Y/1Ga$%4y/I)3#P*m3fzhh4+&rl$cu=r0/.DH4+E-p0tLIu5e&k)90uLE",
-    "6AsYL8wsTH8wn&1ob;6=i2(w00_HFTnF0qD2Itom3wjQf%o>nz6lMSmr>&n@1B$2z8#mK52I%ou4(tL1hlLqEHZm)MvmXFC48<QK1dFp[1*oMc3B/.D36-@j4!yc<4T8/M3)_7H9B8(/c;(]-2$ial",
-    "0S=ezxeyE30u1=C4v)nf4AIUT2IkHi8Zs3TGXM+t0]x!qiUAJ.)2VF=sRl0qF*Mb.2MFYpb>.OI1/E<b2i2/:3y%W:Ivh4rA3Zga0^1,E9t*YP3l9sznMn<-[ooh>gsK$^3Z)MZ2AIAI9yZJHLoYHi",
-    "IK:A6.qZ!UyZ#[t,Q!0e04/PT90ZE&ivbQg2et1M9]AGAk[k_ZI3FW6051>TFaQSnK;a0]a4t1nh4%pmk.$bmIX;k51U)/7D:OeDGXNh7Hvk;pw2UqpGCv-*H2;tX)G!P[88HAK3NrvMF)R1OBN-V7",
-    "3)ATvCpR.I$Qvs+GaVQ,02;&@7&ZVKHvkwo03JE%0]:JL8!e2sBL]0+0S%d_R]AX#4z7(N1sVZ;5eqf^8xKU]m31!%GBp4X4e,he3hc<h1lY;01IY*p>y>_l2oDMR2opE^0;43t88D[=4+ww*AvY@g",
-    "l<$*G!/M^/5j3U-FBUX6nFtO$A0[:cA00TK2oyE]5jH:yoB9g[)UyW((e(,kNd_za1*r%DM/dor01Vun3m*zIM,nms9Wnp@,vkKV,)#:HM*<@sD:OJq0hU]]rOpZu2u30_I7J*Z04g=u-sgNN5)IJf",
-    "8zMG1vC]t19T+kIDmO6z7Bm13[s.X19S-KXg&hgF0UkEfz9R;b+_NTaJ[B=g4L./eGBSV$9]kx82s.AZGk=vTJ0B)C03RDPfCdyfhOZ.NHtzu(FysR$H7wb;0^lzN1Q9esEHO3!9_LtJ5-6cBG5[YI",
-    "F#rOD0vs=!1uqpiIYJ=hH_.>p02ns>4Cw>A2$Ss>2OAqT.pl:D4C4g[8xI2WjRy&:0Uk2p1q7:@YYsdJ!.].TBHINYA_:4@A0RX_4-jh<3h3a=0UR*C0^m6%1q6.#6bwEe7Bc@nGAlCt1RoYL03I-E",
-    "$6>BAH<XE7H<SpT3>cHm0k#DJ:#PqCBeDfQBQP:GwFLl_3J(:z1r9nNA_XOGAB>tWHvk]vHa!mjrHc#$ofHoSj06Sa0uePq9]AP4gJlH9hA0mSKoB$l1eZ7q,690&]3wc8KoBzk0*W[exsL;[+ouK(",
-    "2]y7t03QN2=MGXn.6sV%1rjyh;-8:>(FF;_7B&D5Iu$qo4%G!CH833y1/j<$v-hsUHUQio1H9<W3Z$h53V<R$4*-vs7Y@Db&Lb^nGBD^dWeu.O1q+dtA@k8amW)-dxQ>u2aSuGbt[<J^rVS4UtfB,D",
-    "4%Dt72uBU[W(MRc4+NLdkpT]yF%L7Kk0Ku&F#rJt2$d^l9p26(1e/FC4+pfO1RoVL01pS20uR0c.jx_60x:uM2II-j599,k3JRw2Y!3&CuOJSTF$1<K4*1v.4,3:g4yzvm<uUY1/;D@xwwXZy/ldN3",
-    "wGs[/1;Peh0wWAT2,t^p4+tU##>x3.X3q2]KMgrFEb2TD3DW<z%Kr!j(*YDQ*MbTk0yQ8pF*Y=U0R$!/1T+8.G^,]KCLaVd01,3Z0R$!/1Tp[ui[EYpCJKQG6E%mHLJrWp1>JY*2MVhM4ulK_(Qp6,",
-    "4+FzH4+8x)1kjEG4vY&6+;%,p2,pJy&6FGxTfi9^T=]Me7X]iP4#$Wb4+WD21kMB:12R>!m.10Dc:yC29)1Hj4+;>-2l)jL41)nLAT%(60s%M/42A*++6E5@g8/_^4.Lg92ek(bpvVsyH/P6*Gyn(L",
-    "IRZy5H(eeFjQU6n(HtBzmr4%Y2LPD=3&g>+4y)J(7BHU#4kQyWCIW:B41<Ow4+;;,1F]m&z6dW0Ffxe&7Bi&-4v7H,)v0CyBn-di4,km_384uu3NST=0Rzwj4kQTP(+d$XB<N#22M,X70TMSl1i:&5",
-    "3X1=^IgAPq0we[EvKtXJB<BxJ9^hJEC=0bW3LgnE!WISWrw[]1v1SE:tZ<#C,xLA%5+4:c)(Rg7G1UqPq4b_u4+gmh2b[tu4j%$N4-$1619/Z3*$NJO0VEG0fB>FS+X;>o03-6_g#iyX,3kCq4.g.Q",
-    "133/g3Imxr3#bGS0pkb.t:1AE1j+=.B[t*/0IGKbdLB0b2ciWQIIIK;e-+G3.>ah/IRGySGB5xy2r<AMFDo)K04Opt051wMGl:Bo2sGvjFD)@P04Opw051wMHj4orH]7cmqDc/e.>ah:H_.Rwuu2K(",
-    "m;-FXo:3naGXI4E1I4cg4+1X%f&FL;5S_#5v>lTkTL[ngC.x[30^j@c2<ec]u73hz4+)y_0^lna2M,PM85_>z1FiuCjRp;>(*q9/R[>ul4+C5kGTOC4A0#qe0i*=G16:s^+QJzhBr[zB>5^<H1<OHE",
-    "0$m:<Gynm^1rGyV0HKfw0bLIU#OfRgl!aFgr3;/Xtsem01P/s($s7*/$WaKjG!G1w:l>avjsXFm1P/+50S=U:VGk&D0k#AWAaoxnH_.071P:r]A_7-@4,2.q3Cx5D2AW]",
+    "a^O)I0S@Nt6Au[la^OR]4-k/t4.20)%:.=60t<d15B&$]a_^+5ri^s$kBbp66E!linmG:9(*hkg04>E#oV5)Oo3#xe3ODp_6fpn_4Z4_+B[wW84.>%<mH@ey4Uy9o4!xB+2A4<63pwnTHV,!P(v]<c",
+    "Gyo3u5dz3!4+X_j4Fn+%3B,jC9]J7B)&dI=4uhLg2Hctn2JJ)+(*F]/9H6Fg4(4$O..N8hngb6Igq1iBhrR(7IpO_S4+X!zb@J^=hZhE!2MOZHI1T-00Urc3@EL&c<v[vD#Kmq1j/vBK:skVr6b^L2",
+    "WDgG6k2((olXw;203t0mkMNNJ4+8n+0^l(ep%xztHvEkU9]bU)SPp9s3Z#ev1-U=X4*Vblr*$6+IJSub1Vk;iIW_r&4lfKdG5[]OI5=#)4lfKeFukA,9^O[qofaPrG5[X_H2sDx1<-05K<Ny_3#+0I",
+    "4,Ctl79RyTmxvD=CNiSY0Urc3u,qgC$<=#ttbig91;]*83G)102HeeC9]bnKX%6pp287)X3P^$S+T%nHuX+>Sy(SL$aTPI@Yz0CM>pTlYtaT4PvXEOZQZ>KXivu4:G1nOnDbCpeFBCXAs.Rslw@vE<",
+    ",!Kmk@2IOAH8/nb#.E8ayzv(w1vaLT6b^-Q[sA9hIMknY9]AbY;g0h/>/=D#)dT.hI0)DJdJh8h;h+pYG:(lq9]1G_1M0[N4+oZ.Iu5p*3LgVBgPl17Nggz(Yz)pA4/wSk8wTuM4,18jIWHtJIRF]o",
+    "00pXpdk+Wh[5S%n!aENU;ff>ijsg!k!kafAb_OBqIUfZ%01,F.59b5:l<tTqi8BuSl<tm6y#ou_<Bs*o;O,W1GUa=>3GSN$94(ugMIQ][ws[QN6bSo)5f0lF2B($_4+r0U1cS#a1I8Q/ZkpJZ0S>dA",
+    "g,[QJ0oxQG6F0i;0UrQ2-LIHfsn9hJ./8t0nR=cjlZHA3oD_kt1Pzw0C.)z!3j;]F2M,1P6fXcZGX4]_a<PwV0Wbgu>=/xf(*yk!2l4R(4+i^d9[<4[F9tX@01pP6;k=7j[S+;&IWPbO,1BxHPB8rx",
+    "3E]o$3X+H[1c:E%9]JRmjsgXYhmQdtCNh:488QG9Er>&y4+oL5IWKTIHkK710Wts&mjs^l0uM^.6$ks3IS&Yy6%6Er2Lbp79yNue5eCle9UC,<lr$DL/K%;e+XDlVvPBOBhwKp:H-KG-2.Fr[4+DzZ",
+    "0^NOX1d7@O06q%a>YerB,!%=jjN1bODGv#a+XD]D/Z>,-q-MWHj<ttPZZ8QmERWj*F9bI:00UMG.pD3s12!y;+XF8FGdBPYl$0Y64UyXeF9]X:!TbROrvVQI%)&Yk2KTOO4+i]aM-.f%ISS:,0uAxO",
+    "MFNHy4TRAN0rm+G64-gl88P-pB<Y1Z$#esF4+Y^=4,1Hx0^luHnK:OY03Q<FvH/PA<gxlW9])kP0S=Snpmz<ek,Q)Y;_M/%fPo+f,,i$fcn!dlFAABY0SmI:U/I!SATJX%HlmyaFAXg,Ngr,7qlf^8",
+    "A2l@r4=y<=4:]PjKo0/us_QNLumKJ9#FPOCrBp9(F*B9T4i6/r)h!Qy]06FFGd2JV#:]KT0:Og@0R-_Qmx^<q2D>_-4+Ag[1+cRu2AEd_=Qi-]AP)%GiUKV&HUK[:F)/yWiUJJ5m;I72z!U:b9]khp",
+    "u@UDtLk^Capp=jzKOb&7zMBLOA-YnFAA]ul[sj*V+xZ&<jFMUo+u^F]gz*y+Gw%c%Fy;@M0XYMO@ydXdz5)rD%>.F(wF3sp&0h^$gAyGztHF[11I_>e16:aXr;(LVwBs!wJT.F:1Rqf_zl-PQDlMY;",
+    "3J)FI1P;LmwF4M2hAtlkF#sP3F<i%0@mO[VH.Ygk4+*r30xtkGH_.$nkpT][!-AtC2Zyu)4#C$W3&6T449)H-3GxyKF%5uJ2FChV0,Ee$3dSKHWHIu=8v=rI4!;&81%anW4Xi[D)C0ln2nwLX6b^a6",
+    "xdsmfw$3UK1cRs^1]Sau*AWBW!5j]P5icw/F#rtGk1!7e*AXc*G5@lX4/UFY4w#NF3dGtD4+xssdjP_z356yB-0*w^C/UqEn--(:H>2NM2K.g62BMZ64*,O$Qx3rMIukR-0St$W5(eV1M,Kwr0uKqc",
+    "ycQ1!t.gsZk-DNBqXq.V4--naP7gZ!.U3ynZgysHG=w@(3L=&GV/p2xGTVV!J_%fp01p7[t@aUeFq6z3J_KEn<nb(8G&DZu>7o2Z)#W/0;*R@7rDOt_!Yc>a4*[rT2mg&U4+7oFF9FBnd.jMm2d!ie",
+    "4Xv;V9]bFuWC=6WN)G=)WC4%V2;Hk&ACJTd1f>xy88yM)5G=q=,kb:!3-5X+B[w.eYYvs>0tLmscMk:n%3%no-t37S(;Smwj.pXD0.L8aoDvl.%YYCL&$BfvH#FMSUj=SV4+E/+7Y5PaMGqFV*OdVe",
+    "0@g!Bv8*<>f;oym[231lqX@3nD,R3$VFgJ7ykQQY0tU&u0Urf8ww5jr4D7iB6*5-1yofFUgk%p2<;s8x@ZfaK77quy-4%ZW(Oe3sFdqdu%g[sxx0!Sg50Quw3xNh4HlP:[rNcB24E=gMDl0Xkyb%HX",
+    "sxSnBJ@V/o0RzL&9Sowm4KD=QIK0jT4+Z#_IS&7[77DKE3J(b30sy7c1PG3p2oDz0oe&5$2cn<g1JcWS4vIi85jQg3+z%Z$*4+-PQWqu2<ChFTHKOes3w9JY*a[C2b=s.11,-,84v7N-<((CvY0%y-",
+    "1o@F,6E[&04UB*o4*_SBF$K!m0S=VZlr8@x4v>%:bpk*S4d^T=4*:tMJOsA=4+nA]2r&Q&iuex:uW.ma2L[3ZF9L-W4$uMvr:hViIg9*B1p8tHy[R,VHZ-JMDF_&LX%7U+:kSExqyYr8=9usq&Pok]",
+    ";FRy_MGp]M;+OX![Y3%<17[215F9s-yb/YxwN3,$xEv1zvuOig1.Q*@4x$$U!J.]V61Jia2%xE0Jv1ydauhSc0t0dn2Bg]y4xA$vGPc;Q4+@;N5)O>w1m6JxJP!it,_kAk;jR2X#myQ%GBr2!1q-^a",
+    "N**%AkOl&kst5zRsa6jqzvdYS;gI$Dv<Q-UwGaftmkI:9%@6@WGM;9B9]kno,wF:6+Xo1b@B4Ii0SVgS0S:_47!)zcq!9xr4+Xme9]AM):rn-ejT#H&g#!T:1GTjQ4+XgT7Ye/P4,Mts5D!C/&l)cU",
+    "F*e]F9yEgl4+6@G5f2Ke$@1-y1q,=j0tB$Z3J1pC9^f5I2;Kxx4,<bMEGsg%tsN3M,<66=[klmG:j4ABz&alzF#FXR4y%nh1.&OX4yBX]6EOe-@o1d.2G-&90JH%L.pmE6wGIo)&^awP:>,mij!puW",
+    "3/7>&RSyHN&.>pT=cfDT1>bI14uZ294/k.E8V:<V6cjPR$YlhW<O%#FhXDY-3JZ/73h^0b0S<vC1]9*0gD(rP6%PjS!ZaB+[D2At/ZYW,s]FtqIllxB;gap#j]l[@86OWg<C6C*VFu^:E(G@1E)NCt",
+    "r3wNp89C4L4+^_I$=[PZgAoI-zb*-E[tXHBJ>pk1J]i+PM-@z-[RR=:&jTMcGwlojvmXx%p0Wx9indM*&*(1.lH=GrBsuL24+Zh$9X_QMH8tM]1D6#Iso5.C:A7GtH8V8d0Sn=f3JBi-9_wB>2n:nR",
+    "Edyu)2nyJ%N)3wc5HAlhG2a9M&XO1o=!*JE!lw!cJqWU*Mg)ij1jF]@4/lk15-y/YGcW)YGrT$js7W6NH2-h<4:rC86EgrGJ23zrH_.ql+yN6Y03Qc1z62jJGyoGh03Qi503Q%H06sY=GXNtqFwX%K",
+    "G5@ti0SN2+GX#(U1l,6G4/cU]BQrGs9X0:_lTrzhqel,-z61lT4lg/1H<*ZdGc*7rGc=DcH_/39Hvk>nFaRSoHUJ+8GXO6SGcy1IgvwD4z629D024U;95;>IHvkhj024TYXAdjB1O&v%91fH83I(=]",
+    "JtH+YrV$<bHogQCHvk>xGXM+P=9l&Sw+aR7iWDCPG@.8cFf/v*BQ,Ms9].%74,lCWEi=NfxCjU2;[fvNnJEq5u_HH.00b!%G]#[a4/la^6FC4KH_-]_3DD(%0S@[T1QIy>FFP]i039[^1:gP/6EfTZ",
+    "9]tkM1RpRm03$Xq03Qf7051.TH2=L(FvF,w1EuON2&2bG95TKH1J<P/p8OXC:azzQDmlIc0j:oP35_<H35w@^0S@[T1S2sqzXT6Ew,z2X00E5%3G;NM0S=Yh1TQf&H_.qj03Qf8051;VF#tX[EH;lF",
+    "+ZPG#-ei1QzXT&SH2<Pf00gU[8V<YE76sdYFAlgC0q,jbukL[X4=O^Z6EgrGJ23zrH_.99y9yLG;//qxzyuF5xfTYQ*)I.XzyuEsxfTPKk^wXy1Qa&x2L#Gq4Ars$1:O4*1keQp%!&#REV:p2m5UM%",
+    "x)uSm1>>>KjR6l&zyt%k79Tq<03J2_1n_kRI5XV/9]tnP1P;L079%(<03QfA03Qi900xc:9y!1S6gOuRG]vGXGr$BBHvj_w2;X8d1@jN^76q[5E)KjF6E=;=t-]O+PdPEb1QRy=4;DdU9yb61l<AHN",
+    "xQzi12EYU>F)^s)6F2^L2[@_C5IFz/oV=kb!2];^jsgSi5Dw0cLIb@Q1my8B1)-kg4/leHBRDkV0uH]x1(X33IRGC]IKc!1z!o1nF#sMn024O/4ztDz4#5NuF_AlSIo]yX9]$nP1RoAJz!n1MrY[cw",
+    "m<OkXHfR$#&-bmXEd/,F7$Z0=NCf.p3J)v776Gya4+*Z/3Ixu]Fag7dFb>>>1S2vr01rFD79KbN6gc&A6Exic4+r<yA1g5c184,pbq<*oEFTa!00GFiaSp)*6gkiV6Ey$_@YaPT00rs.1ikzR4/lqL",
+    "1)kN80S;0!6gk4G0TVOvV-<g4!2^aC03SOs03J910Feg:<cu>12Qa]]A2Bol6FC4M2[Hg55H]omIV:=#EF;BCuV)i7&-bnnEE72Z1fb9@1+S@K4/cnL0I_%FU/G9.0p1G.y@WAHPr(EO#1.brFaRDo",
+    "03$gy<d6V#03Qc8!2^-LFaQ)WnMV%=]12K_IRFNb3/Xa54+6LOCJMpP3Jk#n6E=<8H_.qk03Rzg00iIk8XhpKM+EiBGX(zjJTFf&Ho*iFHvkVh#TG6#FquOmFfrW$6Ey%22ZAjhFfafWHpk5#9].(U",
+    "1RoDM00G-^O%A_XBQZ2+1Mm.H:+l!=uf8([qkwh/g5q,zEWrd5IRG9w00hX@4FjhTA4D=REe;_d2tPY9IXS<u9X0:_vIhw6.1ilwF_I_MFfsrI)b$%52[qh99]1L87&8C@w303b,Yf)=Sqz/l0RyZ.",
+    "35_pZ4Yx/EqK>jF8mgOYBQi3V<*<SIkY5^!z^X5P2[3]51Cgm51IdwT49C3!4-Z$T8y=8UfIKfCEj7MJ2H)EX4-r)47zD;FAP)%Q:QxJghcyoU0yZ)+IDHD]0tb;u6C5(7p:qH<4,4l41in!Z1FD+_",
+    "9]JVIM,7xZ4-/Np5Dv5X3LhRg(gG7R02em=2i-l-m$=(21JVKy8ngKd6f(H1P6MHqBLD_vl;4X(Xbr)%Aq27k2lA&I4ysuN-;G.TnOF$V#2OBhSr.3hRVXqu014CQP7JW[8U(sZ1Eu:C4+f&XI_=:<",
+    ",VhHWu)YconpF.ZN*=*dnpFtXoeK/K76Xb^47Hn84y-cEgXdEZA);tB4+!U-3k%VOcn,$R3J(#XQw8H:3e%KQ4-]_28waNz4xR!7ty&9_mlOh+LJP;O95.L#7cl;^rWyqE2;IMXH8;fjQU:IuOb-K/",
+    "2m>vB1;RyE3bkJi/$#7/&j:FXFfyJF0Q;mMI06tK88V&<6)TGf4-SKw8xI85*d!k]G<uS2Au+E82:+sQ9yk301hl=b6EOV(4+EPKF9bO<o(;uKIX3>d#)u05I1dw=4j%.L<AMf6!XyXw<(v$0IHC:(",
+    "qP7AL9n/B/@yvkrv!zuD:ce=u1JnW=8Zw[@09OJy0ry<22oDF14h5e94x&=9lD!,Tn*B5m)[rCz-sFk)!XO8!h9CkV9]bv&4ka/)01DpP0R)!vJRb!%&0@JSfl;o2FwbKH%1a+IIJFK4jh-&ls2_E=",
+    "0]<)ca32FOwGJODH2;:K>X,J/0STs*Xb&f_4g>TnMbu#_Y-UmwF9$I.$POwoGu#0S@e*_,4i3l-2Cfta<3.x^HZV8I4ih#29_(L983:j7Mh;si0n[Z3yNfjs1NaCp8aOb;4giA/1ULc=A0aTw4lfls",
+    "H[_1-W84l8BGv[7gP/.dhztSI5f2Tys]x>W1s;<8+zux.H2<39i3.QY4,(uCF9I;!@Wz2q;+z_=D:MKIrp]B.&5.;*$c#%9IOhT%12+I48!+z.1LV[i1K)^d00.8nj_yg3FxwFg/3WQ.*&74WW)AMl",
+    "VhQyDF9b3*f)50#$r_R9HG&TjGdc[rz99v[jT-XLx%;U*C=wTG4@bdA1k$BT4+oioZx0T>vkL&QWDhCc4i><vDG8JT36kx14/3IZ1Z592lN^D80xUB*%MJ+qHVVlB8#%:yF9$I*%MJ#KoM-1=4Ieo.",
+    "lpO/Y84nt:0];iLR^H%h0,6:Ku,kVI)CeydH8[%,G&MOaI06tK8#v1j1h4<QuK]/D0,YKU2*-6b4cW]h4*dcj1v0n^Cp9ww3z5SS05^g5xDGFx0Wmq09SEhUOAUrD0hAOE4Z64s0FfLY8#tv71D%N=",
+    "1Bs-w00.8Uk@4u*0S:(68wcFs8w8L2F%JTkogD=49]Sj&4h83$Iu8Vr4g^/UArAe,QUl7V91iQ29Rz$Id=40CA2Kii3z>w847UUmH2<Md03QK1>c[QmZVxK94hNKX36uc]z]c.*C$.g*We,S[9S*Sq",
+    "9]tkX4k.P[+yMyVo,qTR4i5*(4hFXF8w2kJA2_6U9Rt4[4.7gk6E=<2%nJhgS>q^YNDl+^2rnBmHpvb&GdC.a0uUb]Hpvbz!vQimlpP_8GSdkShztVp7zxh5NDl*$10Mx2+zux*F#rpQumJ!#4,;!D",
+    "FR%eKHIy9@Gujso)G,3EZVcM5Ne.<%FB:v8;+yd%ts;@-tp<,I4-Yjk2eht79WefK1pewF2I]lp4(N.F3H1RF0KS;T3dV:99]bpp4/gn]00WQ-1B[9s9yMA7<)!;MlpO<rLJu.D4hZG1OAVY/0;HZ:",
+    "2l1=*1;WQ$E8Y$kGq>X.lmQ9vtw]3j,VOw14:gn:4xR!Z2Q$kKDKt090W35zx#Juk1vSeK2Zy3a1ktepA3igb9UmSv)CeOqGXNen00hK=4,+zu1@h+&2rnBkG]LV&F*PhW0uUb]G]LVztpPMOlpP4R",
+    "u^coo3lKE@2-qc-0S=O>ATI;lIJgccFgXAV:z+#hI1dxJ4lkVnH8GSOBQ,O+0UbBg0tM!;Qxi0WDjx$g)B+zHG=Gv$*X2$FuA;CU2oDF64h7/IM-$iOd.3kvQwE-0NDjl0HVNVZ9]bwKNCcIJ0S=VY",
+    "NDaI2Yz6Y269c$NE-ld$1G=Xxdz2k7H8U_*6gBY$3*ATrh<cz<zO6>P1Kmg-B[Kj7[Ui:s1rs#<6E=<4DBVZ]We,S[9S*Sq9]twb4jMAt0UR[=fFUmkHZjQ#1<4.%1DpyUJ_fmb9_w3BNC_Un3l7W+",
+    "0fBo9qqKGo>y[i:Fgfu=0N-x*1ULc=4-/AG1h4<QzyXvU1)7F42aw2n3-7rfj,><EkOLnDID].jFgO4kFszUp05^g5+zv0W0X8;39R%DY42E3.qVXIFh1!Dw4+G^[4-z.BA^^^r1BRMd00.8olpO<C",
+    "fEW(+y:JJxr(y(zmq!h%NeJ^-F9S0%s!0Z=juQ>Cs!1z1IRFIFw;PA[NiH^s00Z(E4/9u!4@$vD1Fv2UpY.&UkmN@P*p5jb12EnWA1XBf2akUVlmQ6m=G=:bhDiiv4:Xh/4xR!p2QoLy4k.7*$pHiZ",
+    "$^$H-4+!%^1,so#6ElknA3isf9UmJv=GFHcx/RkV0]UDY1js/j12fbJ9_(FGNC2*)Qv=5y5Dy&lNCdC^53m809R.=aR1VP#0s0CElJYel0x]spF9kL.xDF:aH2;*o+zSOB4-0@;FPZ=3Gn5;&xZX$(",
+    "urUS6o>!NI)B+y=Hvk>SFr=Lyv!4e8z[pep2oDI74h5px3oa^-k@4v.)d2&caSggi2-u/R1v4]cNCcykNe:3PNGmxo00h_*F$20tE-%v)1G=XxdXyaxH>9slrz-N#tma4vlFcw512VP>4/3J84+*gJ",
+    "3kbKzH4iA:NCagMN0c27u:v0lH1S9]GdMBa0UR_)NFNC_00Y<!17JTsGc!4q9UmS!<kj*1N([7M2dB1n1ph%F12y-v9_(6BNC3:G4Fos:5Dy_pNH4.yIWv;U6gko=3y2H[zr$h>Hn61w9]JRx10Mx4",
+    "+ztnlksJUG3)_JL6f^fMFRuYPIg^kVGcYlLB<X8T1iB-:Fy[gf1N$E<8#6fX4ihx=0s>vY1=<=T8k8LbvH:kMG=v[b2f&h21pcNK4XQ_A=#LCRHL6Jk*=4m@2F,L0jo(NVH@//a1J86X1u!$vbPp,t",
+    "w=]Qn-0>csxf%]h/T!o@DF%d*Q!fHDH-73OC#pIG/r0bT1rsv:6Ek<aD2Pb^We+u$9S)uX9]tkb4k.M@$pITS=+*iensp111>YV20RyH7A2_6W9Rgwx8^&#C*u#7dy$cgD03$dswF3>W)(9UMGWAFU",
+    "x3=aWI06t49Q8-9umKOK0hS#Mm;s@F(+dQ*oI3<Gv<IV4HT;n_1u(h^2gm3S01XSe4j&FO-z$IV0S^x3mK>x[h>zoHF>MQ21pJ8v1L>]i133UM8!.Mg4k9r)00DXsD+mt.lnw,+0WLN$[iFd0k(E#c",
+    "wAL=Uy+[e-0UrW4y+[YbvI8FmH.b/6F)[!J.D:xtl<2cjF*E/ldpVgMFETMU00y>*NDT4bF9f/U3/W<#3/X*tA1X5dE,=TV2opJZ6Ey%2DC0-3We,T19S*Sq9]tqc4k.G;+yNIi>DBQTG7kvM4iqxv",
+    "odE,%3LiN$nH:UR4-uRj3G$B&4$lh&+tWP+ghC$!F#8A^8!+^r0N09D1ULc=4-%JK1+W1R!U35bBr@JCE)I(fBQr9P0_0s=4yhmk*4-%91c=yAF*!K=0w)TINdPzx6W.OmtpPJJnH:oKjaVKx/K:Qr",
+    "fH(x=#[(Y&Gv<*i8.&d/6gmByZ34yf2LK2U8.@yhnb@=+Ho:m^2H;U-1j:ao4)C2x2/)Ol1vD>QNd)/f3J(Y8kpUbs/#c:gr:>A7:5%_+2Qq@wJP#.E9S:vS4hyxTQw*sD6E=<8IRFm:j!7RSF#rR3",
+    "9yFo>1nOxMH+c=zj!6V%4:g([4xR!H@$z^b6bi@!7dQJz1J=YV2+j<#>o+SujtU.:HJTj[9L:!k2fUY44wzs9t2YRM)HM$S*9adPIQvKtF=R.o1ULc=A0aZ%4j,,oH0+T92-Tfs9yk301fk&p1mR&H",
+    "0y+HxF9kO;yACEdHvkN;r*[B24,:l%FP#B2H.^$4G_P81=@Hy[oU[fLHt9wm12xnF9_&_L4k9,+00QIi0RRXO2$c:5/-aF!0F^7@1gyI<29_Zy4z$uA2-%@S12i(jNCt(]Djx;q[GR__;vVimv&Ak1",
+    "qni[j1v56zi2<IK;_wrj@FRgB/]_C3,ck*<4g[L#5d=Kn0]^Ud0SCgE0S>y/4lOk:00oZuM,w<,1rI3cNCagMN17cDu:v0hGyF&csy7MT0SMLeA>Lbr4+zW,1gPx@6EmL*A3isl9WNa.GynwjS@NQp",
+    "0-<U*g3n.O1N#Uc88,Y#0*j0S1ULc=4-/hR1h4<Q!vUHd1;t=F4vP#EHUI;D>Yf^vH8GF>F9kI-,wr1/H2<2Qrv;Bx4,;,GAFTm4;_wrs#jp$w,7x_IItZ7wP#*&_/K:!aF!Bx^H8KDKo#g^o2oD:Y",
+    "9R#k80v$Nn!vO@c/K%)rj7SdW*LMi=0WSeGG@2]x:;.z<IW:h3EHpI$6F1T.1BDMS1vEDR4>NY%0UtFm05mf-H-p]F-SK;oS>i4NP%i=EGMXJ9Dlq=SHk3&SlmQ9x,2o3Mlt_0,4;db51<gyj4S@7q",
+    "jaL_l$pI@lIh_jt4+Mcp1)o3%tGF63J_TO+9WNa:FaQMPS@40G2Z+=TBQ@j,0^lh&2rnBmIL-0.GdV0c0uT/yfk>4aJ@b._njI83:>raL3llg1BR4d]QXc_][Q;K:NDJoz7c-vK3-gO505^g5yAB>n",
+    "0XOoI0R=K>9XPo$0)RaT:4>_51MVL$8!]Yk4ihuw0tE5edmb]KkpT>DQ7$+%t.3/kmh:.IygCl7lt/@jGz5hS4+6.Z2h>.S9]thXNGmlq02DE>nll8-NG:%v00YAq4]]*)A2K,aND0Bd3/Z!]0Mh_q",
+    "u,O4012mi+4/1^04+ho03.G%+GXM@R;;<j:IQNkO4zU6s2QkhLDKt6U0USAkNgoL_00Zn[1d#(TJ_uI(9UmSzf/LAYS@Nox0*68f@o_ZY1N[gu8!.M[4m2<0EI0xX4.dp]FT(*iIh,97Ii=MqjSK+z",
+    "HVN[V5FZ0IkOLnDFyRgdrotTn4GZB89_3c>NiVPgIW;Re6gmE%1r6UZ0-NC(yvbNE12r&%ATJv*HuMey(DDoe&V*zD2oD:a9TYjN!3quY*8vE>m/Fcrm@)A6NeTA:9]AbMNeGO)C/Um[Ni8,vhz^Au",
+    "00O:A4++7caSuNIkpUkEIiDRL1TX*^894w6kE-+4ndbon.XR&zH:;B;1DZ)6D/+[SIRFTh0SVy13/b^vNgpdY[gD9[IRFlx0v@u6(GDpxH=_72ffNhd:r)R1h)D#kKn2p_0S=O+NgpIQp&bHa4-$PF",
+    "2cg.x4y#^jGyoJe&Vd6T0x[eOFB::H%l8Zbr>BlkI06t4A&E&Z88k5ekpT^H!44l*IHMg0yVXh#sf^m;)I.s2m@D!,[[kNcIQU2:I5+;mIR2Ca1s)F$>(%ns0S=R,rxOnvunr$RIHer@Q3hTN*a9Rm",
+    "Gvh%H*a8Fo3.TnV0WSkGGuQ$T8]g;hI5-,x0unXX1qq*/9S-D=kPZmG*<XcdF!]#X1=-9P+tEw^ps#KW[Qe:X;K/+w;T7_hLk^JAhzAiXQ4Tc=3bC+E4+MveL-/N(93KNW,3.V*U/Izn/K%@5xd[WD",
+    "/m[;*HZ$9$0s)!q2oEIQ.=c(V1O$ZFb^s@sF=iE102vPst:ys=o!]!pR1XfX/;4!g(2X1nsH>MNCF!FAFC[iI%mNG0ogX7KIrsq&2ZE6Z038nx&-kyPng]_VF<li<03Htz/:iMAi.kiwIH@;vD/]A6",
+    "5,.P;qvI>Bq6,fYsPhU47y@oTECs=$gaHKA,v.vW:jN@5IWm(14.Ee,6Ey%IG%)^pH821l1u>61Co%vZATrbg1pfPf3X6$h0HKiq2B*Cd6gRLFA1gJ80^;ocWDh0dp#m:7HZb,E6g7]p9].t>1]K3Y",
+    "03Ql503RVSq5_5)030:]7BK([rO7b[+sR%Greg)Qg$)Mm$!re/hKU3p1_itG9uES*mjnjM=#Kg$qB-PuO99#k3HB!s3WULv0TVf<x@hD+@p+v4a0ik30t2lr4%wGJ9]$&-)-.Xs6f*z:za1Jh013I5",
+    "5Ciw1E&]Q2TMrMGx/]N0j=hdr>Wu+Q1h=Lu2f5n.6FGps0R,js2Mdny916;]1FoS#5HoK8sFwi*/9&o_DKyCkBr,PV#U&pgHLRo<6E:Ud0UtFv(h3qb051YCGXMY;4.OPC1XK;gj^aeWHjoh@F*wcw",
+    "A2m3e3KKZ@0S=bpxe5Rs4.VZhF9]R*03RYSy$usH04p-)851%995Im*A0IFP5itM(Y!ofIAs-L>iVhPrlmZ>gFs^Xq6EO1wA2m0<1>Fc;F9SC<>:u]$84n/A1>V;OAl3r[.NpKz2n+EICN((#6gZ25",
+    "0v[]eiUS@bFq9D>GBV<!0S@3#1[5_40uKkomk9tJ4.Pym9].<6p-@bQ4.V!j6F2^IH_.$l00r+14,LQ&286L80tgPzzZ3xat[x8,zYqYxPX=G=5DA7N2+DvWF9tF!+7Jb.(*>:^IouF0H8(H,4++H(",
+    "BsVwYB;8dF9SpP#0.7)_4&D$9!KVZYa]o:z2,d]A2Zfh<3mY:wGd8Xi9]tv:5eBa80TL]2,V6=0nh=lk0SVv46$13_2oEck5d@hCJ^)0MHrO8ovHbxbG&R).BQ@Yv9]bS_A15#X9_Ur]5g%eRrXmE8",
+    "#sVKTG<J;&HvlgNI5+;R9S.R#3NHybIRGCbIKT^PH2=C$I_fx+00O<+2N<q8GL[hou7P(bH#Mgs4/ku6BR4jb0v[hY=8*t#03S6o!3GjI00fE52oCQ94.Y6#1XK;p)&mnU02;v#4JI<*00pw(2p/pp",
+    "iUS@bGL[h]GdBPaHK8dZH!!mT4+o(s038n=@UW2gH2<zWH2<PZ02;r*11B:%02DOu3/a&J5e9;E5+4URmJu%(HaP$T/+b-GHZhhF2)6Md4+o*g6BaSsk]GZVmJuIQIRF+g03QN403R.m00o9P9x#::",
+    "0A:m3:kJPEmJum7GXO6LHZuSoFaRGcG=@:cG%%JC4.E/56f_;N4:kTQ1jWP%9]Jf3p9laM4.OYF1XK;fmJuIeG=@:NGyo4Z$1DV]4j%>M)Sn0d9S.R#3NHyaHUJ+XH=2/7ov[Z12pc-Y6E*+:pDPC$",
+    "A09N85fV1z3MV!.mJuH-G=@:7iV!a!H#EL81FRx1H8eTF1@[=@9]bc2A15-aA0ac/0_0d.8#D3=CNehw6gHFmVIM3oiUS@bG;o!0H8TAA0S@6$1@[_]9].u4A0jaT9]]%6A0aXT6EXlCGNc0+GXNeo",
+    ";+gx:5d<YD0=Otn4+xeK9_UtIA_!Gq9]Ac56EXll1_e/)024F,9]bW0FH$%,046pv051YDGM5n>FgO4cGyonk00Z>mBQ!9V5g!LR04X-y01T3f9uAT:0>V[x4DkvbGO@gbD/RRu5d@9/0v[wZiP#(f",
+    "IuA1M3I+Ec9]Ja/$qE1&4.POe1XK<.0qR5p%K[HGtr0UcHaYhJ4+oRU3IH7sA+icD2[tnTA0Rf;4FkWRc:o9,I_fx/00N9G2N<q8HmngLH8%h+H#IrwL;bpZlL8MP<B-+jt=yA-su2aaA1;(qFuMj1",
+    "A%H0aR1YE30_0j:8#RRvCowSqA2KoML<y*YHUI-J10ORu=acd#.p:@MHMS@qA_gUX3N,*9AvFL3f_p4q2n(SD7cj_c6gA:i4,UK[6gHwC9]tm_5ib^uGXN1d051YJHvkhe06zvbEHnTUH2<z4G5[^9",
+    "IX3>&H8cPp0yY32FF61J(l!qX&xZp9y5chd)8R7<2&NGlIRF>s01D6w7&MC!4:RdRA^^^rA0aaU1I@BzGpIfV;jIimHIDEI02vP-(h3Ar4_>xoL.7wNA2c;b3Io(19]tss<CX1M4.efi9]]x44.ft@",
+    "6EOfBF=:<g<GKlO>*EYtGyoDb053Q,G3P@hH8SS[A0RmAL.8_z4:OWF1+yO;1vL98A0adV1XK;o)dM3mH<pK2@Bf)1IRGy+H8bW!FC[cM00g3d0uM9z1[6550v@!A>y!Lmvnd^6GyoqVGynqPvkCwR",
+    "45I<VF#rU&*a!_^xgr!d03Qc503R4Mq*W3)051YKHIoq&Gyo3.$<dcn;U!f]2j,z8A5u1x5hgS;051VDFaR$wGB5xWH_/0q024F,6EpxH2QvUEI5z+v2snUNFFrIj/0p<VpN0w>Au[Gf1I@B<Gc(i*",
+    "1hm0Q9]JSdm.s;I4.OVE1XK<:0p&yk%:o^ZGMfq$H_9e%2g-ZW038n<n+h)pGdBPqA_U@X6EgrSGdmd*G5[PglMx:uFaQGjRWCR+Gvq@gG&Ga_A0IXH0]cZZA2cz)1@[[[9]bf3A15:bA0RZ.0]L0M",
+    "D*y,!<C>F;zd.iEG&SQyFC-WD00gEY4:X!7BRMd#0uKk8DF7W0BKQU$3Nrv7Av2/@6F2^IH_.$l00a0[9^YOCA[03Q9]tx79_d+ERT4P:9]Ji66Ey%21;Gno2:Y,e9]bg%5ie3PH2=0wH_/34Gyoqj",
+    "F#rIY5Dy8I#SI9pi.1El2:DeSIRGCBIRGy[GdSZ!Gc@9hlMxRk.3v9+GBPpvEE7533l9YI(Fp(.4.OVE1XK<;0pdgh,@fHYG<A+o=CS,l;a:JU9S.R!3NHyVGyoqWGQJHHH2=C$I_fx+01Wq4A0IOS",
+    "5-FiVI5RcjL/,dU0uLXJ4h4gkCm%F7zXlUG03QW003RnY03RVS)dLeT02;vz4Hq@NK@%2iH[e7sDKjzv0M*]D4:b4&1FR(.2[E22A0jaT9]]%6A0aXT0+Zka00-^C0]:8b1,hO-9^h5$XB04_A@b^n",
+    "RUa2J03.OmukKJE12Fkj1pH;Y1:/>#2*%1H9]bj+5ie6RGyoSc03QN403R;i00jC_9yI>HHkT0,H_.d:@c(q)0tx$701yudnGqf=052:tF]8s5,<h*^A2BxbFcdP1jRFre[#7J3G1mtl1Tx(U4.h@6",
+    "0R&VJ7[W6jU=1[G2IP)<A2c(7RwOkt@_e:cFsBM1Aus;h2[ADM4.g5c0Rr^o1=<=fI_fx-01SXuA0ILR5-6c7G5[]uF*36v6EdhFFCZ[E=#cN!XAdpdL.jW)6Eckf4+ZonA0aRR1XK;p*aH(Y02;#=",
+    "4Hq/HK<_Fg,YFj^HH,rfB!gBHF[b>k4:jFH0Pzh2wE>.buqhuRFaRG4FaRGNFaQal-CdV_rUMr.02Ma(3/a-a5hOA(:rxL0r4b((F#sbmFaQq&h*lFf06zvfEI0rYIRGC8Hl,0SQZq9E7cz)e9]AJ_",
+    "FEBDQr4a-(RvtD01i-V<1hT0G9]$;65h=h-01L01917qH9x]m7A1pV%A]o>3q!Aw.F]kYpz9J7YqY(v)sgVI61vZO/0Uswe03Q<K00Pqj4@IF[6gL15GN2Iv)Hnk90S=h$f&m[QHUJ+AHUJ+YHUI*G",
+    "[R0398#<=jH_.XuRUaQQ01@0(7%:1ZEH=lk4ihkx0uLYK7ZW(XA^/&BIll%IH2<z4H2<zcH2<zWHPr(XH2<nm>6-X9F#rUyj_5Rtz9JtaG4<p:I5LI.A2c^l1@[=@9].!6A0jgV9]],8A0adV6EpxD",
+    "G<^Cu!D.D8+$bLpGrl4PzPC#c2:Den88I@N5fV56E,=O%2iK^wF9R;v<[2eKn$R8^1vi,yFH$rz04Fgt03QN203R;k00jG09yb64]CA8^@&BOqH8GhH8#w;E2:n$b05Jd@EI7R)6Egi(A0IH.3L@l&",
+    "03S0q00j29R^Tb=g8/[-4.>0Q9_e0Fs[tQjIl3YgIo*Q-4/_::0[s:O@2i0I)Pey39S.R)3J(R-f&l]m4.f@36EOfBF>[qq>$(YS[Z$>yFaQ!T02na.A1pbyA>UDAFCREF<&gk!03S3pzXlUD03QW1",
+    "03RnZ01qLPbt5o0yaNpVRTnV-6fubd4/l7IA0#mSRU.h!h65ioH24M+HUJ+9FaRGSFaRG4F#sPSF[1+$HUJzp02eU-6fo#w4,c[-6g2/32:(;t7%(,N5d+WyE,*5IRtLD[9s!5v9^fna5fd:09]br7",
+    "FH$uz02eTVRv!a203R;lnh=!),VqL(5feE86EpxH2r_dGGB*Gp2r@6L8883<hByx>v;3!hGMf.(Ac!#]FgDi*A2T!E3KKJd9S-PQg8/[-4.>9T9_n1+tN]ZlFq&s0FgVWwA2Twh3KKK84i5.2f&l-:",
+    "4.V)sF9]m;03RYZ$qf<T04p-)851%995J2]4-zS92%7Ur34*KvFDx)PmJSm%l:#3hF!TcyF^WfSH25e4/)DXd1vdC7A15[dA0Rf3btE<A;xsNtidH8yIRF(fnUxM7EHH^$A0#l.GZZnqA]Es@[00*:",
+    "v-q$avnd^UHUJ+AHUJ+WHUI.aka>;J45b4XH2<Pb03Q%Gg[%PtyCM$.j#e)gHaP$TqxVS!nS^%nq7enVGyw10RSyQD5fd=19]bu8FHtry05:)[H_.d/kyalsHUJbe03A61BQh]e5fe559]$!7Dl->z",
+    "9]tp&RzE*BIXL/61H4i[CNefT@a^Sahyo8Z,wG2s03QV_03RnX03VP6F!<9S&jJrL-Vct0@vDIK*n$B79S.R.3NHyYIRGCbHOmbXH2=C$I_fx+00NCH2N<3<msSAmE&^Vc3/cT;L=C%zHkAS&AvgF$",
+    "1M_wAG/V82G%^0.4+ViKA0agW1XK;p*8:wV02;v/4Hh@jK]eA!IXCx20Fwj[C,+1H)T#pyH2ek/Gyoq7GyoqWGyoq8H2<zWH2<PZ02;r+11C2*00f&:9^hRgA[00P9]t(15g!#en=p-./T-8>n=pl9",
+    "0>uw#4+W9p1qYbqXdebJq7ffcIRF.h01pG4Rv#/k00)/&GA/SOq7f4<024R:4+)%B88iR<5Dy5V5eb^D1&lZkE20r2I4^SYAkz*bGd2JpG&SD^5-y/a1T-4Q4.ep^0R&VJ7<@p$Vl%@dBQrS90uMCm",
+    "EE6<8B<YPaf&l-:4.V)sF9]d<01qMOf&l^Fp;Uxa8#<=jHUI*aEC(4M9yFp61I*AT8916&FDo,Rmkty,w*;-@H1q/>G%x<UG:0h=HK79!1BWR984oAJ1@i#pbqV_ALK@#v4JI^:02Mf;lK_$rFpC2Z",
+    "C7D(vG%]:!0uMC&1@[&;9].u4A0jaT9]]%6A0aXT6EXlCGNl6,GXMp/mSYbO#3Cd)Hv3W!2%,<W8JJcRH2<wo00,RQ9Rc_4PY(v75fd_39]bW0FH$!+02er!Rv!a303R;oq7f4@02MI+2,#,]#H9@o",
+    "37J+KH2<z6H2;tG0S/,OA1pM)A]f>403RSY02DO.A2c!F3Io.m4+O1)0RR_fCf=Dl88eKm0Uu&D#3B;m01q>kECk;@d/Cirf&l-:4.V)s9^6:]t0oU2%MAjO+yMXx8#<=jH_.2cEC(469GzANtF;sz",
+    "2c1:@vtJJ=mktv!l:!eT=aBILA]Et3hba=@i_%17FvA89A%@ghR1YE70_0j:8#Vn6Cp9qu6fuhf4/ltYFC-fM024I-A2c];DFvFcCJza_DIX#,03Ql603RVT00Onu0RRXKr2@i.#^pMe[>PhJ4#Xlf",
+    "GBGiPQx6BC5ic1xGXMjjRv!U100yJf9RS16P!9&85fe249]bZ1FH$%+04Fyz01pGARv$1qq7f4]03I:@5-Fh/*vDTV2[ED(8#w;U2RQ&Q05:!MA1pS+A]o>7q7e<vpsWECHrEFaG<_s9=Yu#)1iXU*",
+    "02vP=,wGcZGNG&i4@Re36E*,ZG&nY.3Ip694+w:W0RSBjBBlx,3NQc.BFhaEF#sGfq7egwEh[!Tq7g41HaGwxHaP$oF#s.tHaM3K6Ef%mA0IgM10y#u03S3p!v+&Mi_$b;hbbQ+F#rTq4.OeA0/3cs",
+    "00-_H4JR@,02DL9Fb=!mA^/I1H_.qj03S3sz$p]rv-rRqHT(t,BETsh3NZj5Au#[_!PNl(2n;kI7cl;].OTuT0]V;737)6[FAg#=!4VWP.020R$yP5ID/<zi1nK2+9]AVVRt2tC0IrZ74+g&x6E*,J",
+    "1v3CIQaLsN7dFRM9X0;0u2T-%zY!BS03I=[6Epx5Gyo3;$5tCQ02(#@3dzzE0CWTKngkC5isS;VxCRdft,cfw2HAlJ1BZk&4m1GOy8-g#zz838Hl:sTCN(+6R38K^!c,3<l_)fFjS:fy2L+Pg2oE&R",
+    "&jBAMGrE)lFEuqe-Q]D+Qy&F303Rnd03RMU-Q^W!FaRGfGXNhYG=&#VFEuqa-Q]vh03QW003RnY03RPQ02ea/A1=fkA0-/2lL9X>H8J4/A8s]%M+S8P>ooXNGUEatDmMTFmK@4,IP><_ER4Ja4:aWh",
+    "1-k4a1I7ga84oAr0uLa<1s6F0A1*lnFCa8Cv]9t:0uMIo4Hq]/KMvvo02vP>>&X0F#]0/jHS7%!EA0&r9o@^i+OGr-Ht,D-IM+K51;K>^A-]:.R1YEN0vIv;A22fjFCaHKoGk.A0uMI!4Fs4p4+G8x",
+    "02vP>q%aR5&IKqpIRGCqHRl2!AT[A04;ByY0VOstmoyIr/K:!mF#sPSF#s4g03R>o01qF;AqCgvPaicm/K/)rCl3S81ppZjCzC4/BF+UEGXNhjIRGynHaP$zGBM@<A2l,oA8RuDEe>@b2#y&aFfxM.",
+    "4*][=4-GrI1Rpgy/K:cq!zK:r0st8gC!Q(_AM+a,Hst_jFZ3H9A2t9ZGBx7<A2l<q6EpxH1u+00CoupIA.6]PHZuSZG5,x8AT>ZF6F27q4:tb]A_h<s4+Y8vA15#XA0RLQ7&ZVOE-j%#A2%/n1N#jh",
+    "HZTAaHje<i1Ih&e84oAp0uLd]1sOHv0v]Cs$=[P_z0Cmx=_;efHv0@CH!Qdo4$1@s,zyIx$=@=e4.Y9Q0.j1W1MVy<1vNCC=&Afd+4BVt1f4Acy2T;4o/+Gs$C(BSi;.#R>5mLV-xG)zH3RBKD:X30",
+    "JQFnkO#>$H4F;$qhqWdNobWFPvg9xbOc5($05^Xu2D+:$88S%_G8ic>JCMZ!1H6Jx23@lKvn&JP=B<Kn9^hKN2^u((rvV%<03RJP00Yg&1PiAD5-*@GIRGynGcaBrH_.9F*hnigF.uWIya6u(GcaBf",
+    "GXNVi03RMS03QJ]01@C,8#MqQ9yS0U0W.&,Hvk(q03RMW03QK101@O:3)TZKBQ!Am1S:K*03RMQrvWbjG%)^Lrj!f]rvV/%H2<qn03RMS03QK101@O:3(f*B9yKst4WtGKmD7a*8!/uF7o,LSgG_.u",
+    ">oO2N!;gwqnLiH*DGvp#ls*pw#][CY7!35J1@#%ghEf+SviN,tp6dnxR1D0&7YD,edJQ%M&e8@!GB7zezr>I@4LQWOOb-B)5exUJ3KKYwS04Z]f]XPrG5@+_CLaJX6AQ<H5Cn(P5EwC>[]=i#9]AD]",
+    "2gyPM$FVjAw4GTC!;*;y8$SZIoDT*.0vQ6aP#!Qt2Bkm@5kn9w&jAkzhyfoHGXNh4GXO6WH!(vW2sHo;6ovsG2sZ#96Ey%I2sr:B5-p)Z2s1GN9^>u44+zf!FBCX2*8;vHFf[,l6gA5M9]$&x0Us4K",
+    "03Qf603Q/J03QfB01p$(0WLH#00fUi6f)<F3luX$4C<L8wlD@q4.zB00u5UdIDRKNI9v][fdLN%t,S=V*5(TV(*hbY&Cpg3p_43b2^Bby03Qo903Q)F03QoB03Q)H03QoD03Q%I051wNFaR$RGcW)j",
+    "3o,y75i$TD3p4-92[ix[FaRG5HUJL<kODI<IXM6i3)BKH5Hv7E35T6/36PXV6EXlCGQX(>0).frDhkGk7#;l%lso^T4&6,y[SFTHzIg-a1cLz%)TcfU:)-F)IgHW-4+QfE4QC0y9RNcQ5N8!Q02wrw",
+    "BLbHu0<dy_4+WReU/If9vjq.an*kFz03Q%H02MX:8aSa+BQPx22n96@l3W<vGXnZD4+t.CG5[Y9Gyobj03QuD02(#@9^PGF3iAOk3=Fh.F9tF&jRPMCFpmWjGL8ce5Re5IGXN;wJKkgij[=<0p8+2O",
+    "Gynj&2M,6I0TMO.FAy>002Vg<8a4nEH_/3AFaQef0v@,B00pV:2<Rj+7#K12+64qn4+Am)EC%fMHw+#UGBpfO2EpY>1ThO]Au/pm4Nn3!3[M87/1dJS7&*(w1q_hoH4IM%iRVlWF&8+[0UbFW0yPXz",
+    "2JPoe4KWut&-bs,0RlA)PX=KGObjsz#Kn3Jya56/3[M8N/^ZkV7d6lU4!i*ZH4IM%nd(dpF&8w<0Uro8PZ_1,0vZn51RoDGPZ2c$4,^pO2.,t6-sc%m7d8L^wD3#_F&HqO0S[775jX%36zu=Bp$QK:",
+    "PY/WbyaEf+XcRHy]6:Bz3JSIl4Q3iK)(Q!oI0T)]M,4Oyd.wW;FW_>*G.+X1HhBT&>Dc=3c=;5Y00Nc;3waL-&-$W>9W(L)9_;A!A1=il0:.J29_(J&5G]zw4:I)u9_;IF0UtLtb@K4pS>-6-3-_%T",
+    "4AiI;1fKXM3KRjSB<GiUD/@2c05c[J5/-*f-EW-!,uNB_n-8V,.Vpj,oB.3W1sM^Ip6MYk05LE@88@PJEp/k67!Lv)6Ej&8H2;u13Rx30BOe7aodE[o+YJR<4!%AGISYd!1o+;$4$/W6I5:F=2lW9T",
+    "4KaHL8xDISHaGwQ9^0T]=Z>3SH^C:4DK.Cu0TecvqYDoJ&jJ^SBMcz@84oJ-0TVKM3m=c/a2Gct4tf9;4/VHl9]bX288LVRnG6b:0Us$e=Z=5voCpl=0RR_TAs+@gdLJS%=Z=H/5gIr*3X0mB0Urc7",
+    ")D]BDI64+F)*TKy7Ba6O4muV#z6%aI7B@Ur4muVzw-&EW5-f<.4+1(8F&!2&ItU#H&CUT1Is)1P2ciNFrw]>lH98hJ#1IZT7CDgt4muV##1RfU1NWRb4mt&qx*Q(=H#r^e0Wbg$C!PWihygka&+RA$",
+    "*DMbfnYb7QhxG;GHZv<X1P/rw1Cc2KBM6v^2<2SkU-!W/IJmJP0M<#69Wk@+TMfz35(BT73j>Q64i5tMuMS,;GB@FkI1<Dh6g2/J11pcd7yu_)h6fJn0TMT/8w0Zn4+!c3H7z+TFB_z90Romj0SE:8",
+    ">XZ5d/T@*Rmlgxzz7G!wumJ(m1rGzP;IQ%oyh[NF4+*XTB[(cD4z2+M:sJG![vZznt=pG;01,GO4+yRS0>;OB4XyzP!HNa_r7I5!t=p,CEG@a-0Rg4_1PB=7t=o]Jh5,:VBo7C!0TVUx)C_=.uK<ug",
+    "1hJ,f4+*dVB[nQC4+Q7_1PC7kHLw8>H_.keBo7F%0Rz*A3/XgX1(^x$1Mv>a2[5n$B[eKB4+Ojd1PB_7umJ+ocLSsc1DTL.4+xF_0b_yY#PTC1HaPeQ9]..D0VOmnE)N8[0t5&j12e7x1DXf^(4Gws",
+    "2(AGE1]I@7t=pP[ya*o&GOht6Gb^C+t=oq#1>1_J!AuS$6EXl4F#rz&xEvTZ!CedChXDkk)DH@muPq)lx*Q!c03Is.A^cch4kix@Odk.7x*P,bN(]Ob0G1O1s_@ZS/;z:oI5-sdjM=Fx4V2=s3&$NI",
+    "GBArt3!I2nABq7p(H-w(KLPiT7cT<gMx8$hn!8B/4GV/*GdM6TCJvS21qZY^4p-]OE-2B#QUDeXQV#:yM+(D)2M,Er3dB.rG,<9xF#rpw83OO=3j=2!4*>j2GBh**DJ;SC0Uk2]02U84*Z_qS0246)",
+    "9]AG^4:4=3U.zy:0x.v]IWhnuF)#oh12X>0IxzqfHrN3l0yF;0IxqkPhy</3H2=O.GdXM%H2<z1GXNhmH_.$o=93&gGcaloG>;o/.lRRTIo1Im0yqF4GdBPjH2<wm000&bGu8naH1Gv40x_viA2_Ld",
+    "1S2pw03QN303RbY00bBa<]OVshA9-^)(-mn00WBEOA]5T4GD*83b@Bsx8DOwH8eFgq<Ya*!(JRU.,sj8HZ;GQ9yj>70el3EA=<Zi4$j:M111j*JRb)+03Qr8051nJFaRF]GXMk9WdPO,4+lIS4K#Qk",
+    "2QmO31vLN<HUJL<JRb!%024F,9]ti29]bo66EXk_2&<7h1vmf%yax[mqyrxWIRGOvI6MytoCF=QFg+7C03Qf903Qu8rUM<cIXxc*GI]p-03Qf803Qr9051qLF#sP0Gynwc0v@x9Js$,%dIatQ9]tr5",
+    "1LH6X@v(H.8w!*N0k9ninvMbn8V^wAGy:CK4+b.EG5@@bXbdz8%fmq*wgNI^1+]qc4+dx&GyoqaG&CGF01KO$KMR^z4,zyF&-if=5jX@82AcsIH_/4t0WdQxF*P&;y=#tIG#@usHvkbUir)eNuI&U&",
+    "G&wRf=j!i_6)/VmEG^lnh(8])Hj!Qd8w[U21l17:;sXP7>8Jbxbu2M9<=J=2sRs>*bq*L2F^tfG9ydk/%Gv/A8VIh>WDfLo0B8:g=k>0QF*QE@,IM]Yz8C^Cv/]Qt%K[$/GVWast@QeD%K[6&93wI=",
+    "@4S(q0XNG6Eig9#FAOj=03Qc601cuS7dguU4CYM)#1$X10W@^3J_TNw03Qo5051qLFyRLd92YXp0t;6]Br@IkDi5y#%:n><k>@)(1p%>^f&mW.%:o];H2<CJ83wlFISrXE6*Kf753:Q91uQr,06z-f",
+    "I5Yqs2[Zr:mkk&/%:oOWB<-5u0w1#hHJSx2H8KD%3=g&$0uKqA1rCzxUl/jX0t/HX1eygOvjH-A0xmW%03QoE03Qi8xNQ#pF&H$:0t)sl1n2)[FSG$LIn4qcH_/pTHa7qt2[!-8H2<bk04gvyfn5a6",
+    "0w1#hHUKR*HUKXSH#Gns3=men3-FP02+aZ,GyoGf03WjfGXO0(GypFPI5Pk*2skkBbPoL)7&FZR3jP<sIGP0;vjH#w9yx&x9^GDF9]$,A4*.rBX9s[9Dm6I(0i0g^&h$4AvjLkDEiyL%9^F=p8XpNc",
+    "ngty.02n#V0t$i^BRMk70w1ygG<1n*GtC;UqR%xC49x,$2$^=BgcT;:GR*/SG5@dc1s^5kF#s(wF#s.MF)[!z2[AC[ArAoL:kJ3Z0vtG-NFy:Vm^L*M0h]RbGBN,!4Kgv$0uKqD1syg37&y,Y8#VwF",
+    "Hvk[A0W].FGcW)Fxfcte<&gWxz6S-4%<+)l%4Pw21k=17r[4$)[cQrHQZKy$GB:2>4g$.=A166M0.v<-EjNMzAKL-r./qYikBkEkEw^;8EjNMzA1yTiA4)dD0s>>N0^y5a140hX.pBnurv;uP.(nQ0",
+    "I1a+A1@h>l%<z>lDGa)x1>b)L0uIW#7zMSS1@#v^4-%fl93Krco#+Ds[htO83Z3W!9]bw-)D[Ys4FuZTMGq6Vsh0r[59+i7J1saj00ZSoGBPzbpd&9aH8.;E12Qu-HUKXrG&TSqGc<n;0R*h:d<l$y",
+    "Ht+NSFCjBF051tMHvlgaGdBPU<B-(2nPmi%-0q5g(d7XTAeF/cKRP%wEc<sKGdMXmf&(83GXNhUGXM>:o0(Ps9uFac0_j#;4:1180S>R#+X4jh.pCcxG/c*Iga!@;$NUTc9S.Rb0^lzu[0smd4.LdA",
+    "C=0wyA1=fkA0IUUFFH3Y)64<iIWRD.0v@!6f&(8SF#sP5G5[YIG5@j@B;=QF4/^aZ0Y4u#HaLU:1heJ/A2l]F0]ST^4+y/Z0stKkA%p@D3B98N03Ht=h6Wfi03R+n052prG40#^0Jxh54:f@V5-OoG",
+    "2[VijA0jgV9]$x603Ht=h6V][,T<ymF<=:YAn<h=4;B*c12Z<]FoOdh2[Ql:B8;9p2r_cx9uFad0^0pc0Ut0kg99%lH8[200sz361@jod1@[^uBM%9W4.8_j03Ql603RJP00R2q6bOU=A2BrmA0IUU",
+    "6E=<4HIWY!F#sP4G5[YUG5[Y6G5[YTG5[zuHG_5nF*g7oA2I+0#=(VKHIWYmhU=p%36T#UA_66T2r&Qv9uFae0_k1u3;DE#03RYW.L3bnIkV[k1)3Ni2[4imA0jXS9]]!5A0aUSC=RtuA2BeK4,X,s",
+    "Arvry/m8%!IEe,Yy^1Do35Ej;B9#vx3NQd4954U<QyMvj0^n5w9xos[GK2#YH2<zqGyoGgt3MA2l<Bi,GC2Sb5u&AD4.U*M88!e9F>sT6ATv3J0_0p<4:gw$Br,6uLJtXs10NzW03Ql603RSSiUuh,",
+    "H2<zkHvk>XH_.9V/m8%!HiQENf/CYsmk$6P4.UpDF9]p[03RVZmk$_:jtL(zIf<1kA+q2C1cB)R4:hbF1E#;N4+,zq4FDYvB8CGW3NQc.6q*kXw/V;nyJ!fZ0^;Z-2<e_c/:Y&W4+):;0R:$jumUrm",
+    "/:a4(Fz&lLC=9/40O/0[840F80*8nU4.MiE0RT7*Ne:.S-sHH5Ff*U&0R-cxco[j->5uQ%ynPQJ@[Drs*9#1%0UsVT01Tbt0SLs7eFA]u1[WV4GF_qMF)#oUGXNVi03RMS03QJ]01@C,8#MqQ9yS0U",
+    "0W.&,Hvk(q03RMW03QK101@O:8aV(j9x=Zh4*^K#1BZttD:5,&A0smT1S:Z&03RMVrvV)<uto=)-*kLhrvVQnqy[TCHvk>VHi@re.;aCp>2Q8M0bd3e4.4ij9Www3+UAh_3tkT!qy>^Bz*Y^jpXmVr",
+    "ng.J:/:Y)W2M;.Oo#>E2FgJ.GIv,j&o#>Dtjih@E(9-17Bp(7e01BnO0wpsnk[b/3/:ZQMKLMhYg8:La0.;oQ4,1[;0Y4EkHa0=LE6)KB2#5h66EXlF2r_d56FEa42Q:gM6E@sc9]$)94-0Y;9]$/=",
+    "9^+bHF9.U+03Q/K03Qf503Q@O*8;91G5[]VG&YC.9]tx7FBLd403Qf301p(;0v@xDhyf1^Lk]m@/:Y.p@T+sw,_$9h4e1I5&o_cAo#>EDDKItw1nTu/KNmGJFrDcE4vTsNL:_(:03Q)F03Qo903Q)H",
+    "03QoB03Q)J03RJVo#>D%L/O$&/:Z/RGDIH:G5[Y5H2<Ph03Qo901pa_0uwhxA09TH/:ZNz9]Jg</:Y<x*&>f54+EX)0S77[OEaD60Y45gIWho0EHODT002V]5N9t5Ff5(v0Y4u#Ffjlh2sH8J0R,Fg",
+    "3;C0Un*l!tI5-ew/:Y<R2oH]^o#>Dpp$88Qo#>ET5HUD1jspg44xQ,%1I@E!Af4#^F9.X>t>Bk^p8+2aFaSRXH#sbw/:Y;&2<lN/o#>EDG%+y%KOHtSGXOud0X8%-d/Fur/:b1tHZnK:0/ohaVV&s#",
+    "KO8nPHvj:p0uRmso#>DyQ3Rv2gaHAHd-&lVAO#r%ip>Wc+b9bp0rs[84.*[;0Ri(>1X%$g30V>1BOd^ZodE$E4.@KK0Vg:&q67(c6gL0=nE<R$BM%Ss-sFL54R[E-+6f6&6ES!n2QUB+9Pj^ScmS0v",
+    "9[<GU0unPL1L*.]cn:M;0TeZO3m=dWQxZ8N9]SmfA1OHS0Urc6RT4KJ6FHXw4EquRj#v*U<BtqLIN$:!I58g]2s3yuy$CWa%-y0/Dl#<Q00ghEQ7-TLILzk(4LB1u01t1:/K(V>I5Ug=4+YHU0SDmN",
+    "UN3AlG]cA#1HrH,0]+kzD:tqI6EXlFYc]a10R*^6djtp[12(P!6EpxHV:!&[0S<Q@1PC7kHLw8>HY6WoGR)<z4!i-c2m#SO4YC9U-.ptKV$A0O4!Qya2p.D8t=os<2p;<W%-y0E&+jw<2p.A6j07V$",
+    "FaRGVIn3t)0HMSM14]EIx#s_75=<h2%-y0/G&V9b03tIp[y[HaGcdX50S>f]8#2s2F9$U,%-y0D.p:A6>6H2IP%^3-EG7:d%-y0KRST=p15yt!!QBB4Y7YSG,_j*<4;4@^0W&i,EZ71KZ2>%h4;oQ3",
+    "0X[M]H2;q:4;4@^0TeU0-[hK6G^r+TGi;AC0nQ%,Y##zL03SLu0243(9]AJ_4;Cpk0TVWC9]AT2A38Ds6EpxH0yh93IxzqQ=aURRH2<zzFwExxJ_B5l000&bIn3t)1;&C=9]ACJA3izE/K(%4H#7hM",
+    "77sbh/K&Nl<C6;NIBXv^IOOXA6F6)i0yzL5F*nTT0W&i&GVXB;P]W86DKa;#0Cog=4+5y.0RgfY1N#Rb7BI^@0S,JL2QdI24Ke=99x^^50TD9kCjpUi4+lIS4K#Qk88po20R-X819%SzJRb!%024L.",
+    "9_m:u/K%!b1>L^F88Xc00R-3213VucG0f)y0M8Z!JRcu0%-y0Dr1C@puyPLwJr51q1TPvlG0f)y1lkY,Js$@,03QuAdLJD#%-y0GizEQM2oDH79]bi41m+4Km./]^/K(JaGBE%zJu)!:0r6^L%-y0F",
+    ">8Jee0q4a5Eiy99/K(K6GBN,GvnmeE/K%nXD,W[)%K]MiHvk>*G0f)yJ_B2p00FWu53:Qw0xmE)01rmY/K(4*HtZl2GnfSrvjP6s0X#G>H2=.EG&3_J/K&3wE)+AG1rM>U[P6)TF*(fV0WU<]IRG3o",
+    "nk5r5.R_Ar0XLcjEj2IzFGVyt%-y0/05UZ,005*w53_Wz0v$L2FGV#s%-y0.GBq*)0k4+.53:Qy0xdQ+053&0HO%J$J2Esm00Xx%53&LL*8u/I4b1[CMK;3d/K(%4G&TSMnS:J$vjNQlEjTg&FGV-p",
+    "%-y0*GBh&)1eygOvjH*yE-%sG0v]-/%-y0.GBhv%0mSMu53:QA5,l;_03Sv(%-y0+GBY-,1I+:tvjKqe0WCE!wHH4[H83:H/K(!3Gc*7KsFp.!vjLg_Eiy3xA4f9G/K(u1Gcf/JoCP1V0Wbh9GB5xy",
+    "Mlm>e/K((gGBP*,KePcdGB;ix9XJ3l3Nkm$/K%xS5fwPShBpKD>y@WL/K(Lh0W&kt<el&$P!BBi-sHM@HZwJX0UzN4Hm_OaKP<&hG@IsFEj5AxA1yNgA4oL90s<%]1B+Dxw[[Gj.=cu9!wL<W/2i#H",
+    "i6R3f9]bhCmjNFZGtlS+7c[^*1>H@h4Ef-!4zq-@35]hJ4+ziK69tup5(.Wv2nWaX5e)FOBL&/,2n3&&84nZh/K((kH!C#p/K%!W4,XIW/K%qS:J$$V<#g=<G5@(q+GPj)&.zEm&:[_jxbOo4$J>/1",
+    "gMwNQAjjMTFF7$R=4bM7GBPoZ0S=4G1Ow3!4.Y/n1OrqLACABQ3b(uiA1=k$/K(JuI5*@21ia;_A2m1S0t1l(F9b9..pK[Oz/Q+=R1Y8J0vR-@4:0<40UsbR.pKqhz6B38.pL8j03QW103RnZ01qI>",
+    "1rI!c/K(JyIWqu1GBPqV-[pck$TlwpFf+&nA15-aA09IRAT2WZ@3Da:.K>V@A_ZAr4:+Bn1p&*,HUpCa4+F[t02vP>/K:EO$=]GnGyoqjIRGCfIkCe8FEuhX-[p-n03QW1$=[/MG5[YTG5[Jh-/^>V",
+    "F)>-pA0RQx#[&eJ%:xfM@waw!x&$8uGU)-jA.P8;R1YEP0vR&=A22fjFCa5G024I-4:tb]1Dp#V1u+00CoupYA_Dhh7cc,XF*!Bp0v[$drNRUsG%.q;6f&*z1P/tJ;gRiC4/3jW4.XP6DKj;!A2Bxo",
+    "A0RRS1lQ#OA2l@51p^fB9]bS_A15#XA0aRRDKj(xA22xpFCQ[F03$dt/:iWmf*cbv03QV_03RnX03RYS(gheX0535(G3f#yAT]I5pydG%G:Z,d(7sU_Inf0ImJ$yj&-.ih4-[^10,2X34;F+l0WTmi",
+    "GKCx-IWUN:1P0#pH9rJ7IWpt]A0[#Y4.X70DKazw4:5!eA0aWb2og5[FEubZ00O>*0Urc7$=[/LH_/3YH_..luLvJ6H>8PMBCZGoz_liRH8tb[5-OoG1Tp]0CNcmIA.6]QF*g7oF*yJaA%flm1fb*r",
+    "4:tV@AvG+CKMw<T1s=6i03Q/K01nu&1q7<IIxs9S-YuGGID>N;6D=9DX8./35v0unKd%BeIW+(jFthDG3jH(z*_.t683N3F2N=FQF)W4T0RT7)Ne:&J%L4&K1Bdhl3#$P#H8Ct63^PQ4HLJ)20gxgK",
+    "NiQBUHmd.FG&hwu3elT:3t^%HG&2An0y6*-FaR7d;*bnjIRF4N3^Obn!%hGQ3^PQ2H2<z1H2<z5GW,M&A7UQ;F#rOJIsga=:H[AhHvk>3G5@X_5&#GcVjm+jl;5v;GXO6iF*2(G9]14@0-:)H2n/E$",
+    "BQ_o6D/-]#FCH*B051YDGXN7X030x44.FtI9]AA[0+#Lp00.0X4-tPD0;uX+T+Gb>2G%bK%SZzJ*98wHujBy$:KOsa5f5Fl.N*ty,X#Rq%mY6LH8U=(GBq+eBp(Md=5FpmugD<F0W#Li0]P%F1_vdT",
+    "FgZ8;0-#.M20[WE4,MAL11^FWG(!W30Uro503Q/H03Qc40520YF+(2+H2<zIGXNh5Hvk>KH2<z7IRGCLHvlgPGcf/k6FC462+sm96gDx^11];KH_/pbI53C,9]$%89_CqJ9]tr5FB3O503QfB01pn9",
+    "0^l.:%mWlP=>pKMIXOcP=$7x)=AZn6x#IypDK#,P05Uc:GLU_C7ckb$0^ezJF#r!A*31JAL/PX.%mWTY4.6Rc0^ezVA2HU.0^ezFAJ)tR4nz+Z*31JAL/!Lo4/2[l12Z,=IYbX0*31JAL:_b%*31I_",
+    "fuj%smW6*03%BC]KT0;/HMZjcKMFWAG/]*)1D1t.4/c3e0RTb]4rMP1GAy#/0Y4u$I5Pk*3=q8/%mY6UI5RPs0WS(LEU<DNFOdQ=IL*uhFAX+0051.XGKvKkG5@vy0tJA81rH(1%mXhCHa7r24:&S1",
+    "odE<E4y<w/1Dyd6%<4@U0]Dv91rIT=-Q-_c,2<LCui=nev-j3WFnkYTtK$IyvBv^tV5[Q+0/ohaVXNZ,KO8kPH2;vn0uST;tK$I$zu*B29]IT<IqkW99Wx+5COI<LrsDxJIW[:_2>6T[n]lugjK_84",
+    "7!M>p#[(fbI6V$kCpa[8E-2A69^P8i1[)4>2OSAj5,<ci1u>61C=6_*AvZME9^d3)5-Y$J(E$$g10N>e/:Z@(FmwSO33LO.1OitMlK_$nIp>f]1U58P7cw6mH2=OtH8])2CN;k_3RMFi4+L_Cy$Ccc",
+    "i[k,5Cp0uP00-ZBSw9OgF*1we0S!14F#sQKF=l5;1Dv<600.8Ti[k+mG^FXX4[F!S0^9KpSq^w=-[gEH0]TxB4[g@V0]U_i5d-Vy12(P!6E,9tV/-=40S<Q@1PC7kHLw8>H_.f4*UAG9yaEpg*UAGF",
+    "FodUmFJU/0i[k+fx&j0U9]JS40TVF*A8Rv.-[gP&,Ua_(1k6beBoi>K9_d!.-[grF-Q.5nZ7w)A$Ke44]4SbeG]J%t1+5e:1_WB/,_kMV;0*T^O9H@%TLL5x9E0Ei2U8j^&:jL%4/(oA0S-&jjIIF!",
+    "Xb&^_,T;/s0xmK*X#f/uJ=SAQJ_/QqX#f/uH2L2F2hsr>0XG02GdBPiF/!tFHUJ+#HUJ+1H2<z!H2<z0GyoqzGyop_GXNhyGXNg^G5[YlG5[7h04=_!000#aGvD6.2haf<0Wkm[Gcf/cH2<z0HUJ+p",
+    "HUJki03QJ@03SXuhy*S%IRF3=4/:T*0Rq5X0,_<N4=GkF0RUSI.GunDG.=,FMg!*!5-6G,9_3gq,vJIf9]to49^6,79_m=t,vI,H2m@(g4+lCQ3p8[e2Q_m71T>Ez$>o!2#NPokIWah#3lAB:,vI-4",
+    "1>SO24-jGU0Rz+s1-7dpIs+sR1UeEj01pX<1Rn%2I]Tg*4+uLC3&sR58Zk4t,vI,d5CfwK4+uLS3o_[f8a1<v0RzYr1F-AX2s.AHH2<Ma03VkPII!OVKMFZCGOynOKRr1#GOphNDmgLC9R&E-0uQnQ",
+    "-/uzfIW<+-0Y5<HH8QH,0USAsM+5y3AF/=4#[w)gGXO6>G&H8)0X#V[Ii/qL0/(b;53&Kr0xUB%053![Hlp7F0Q(vaq2B:7vjI6U($4@rHZeB.FGV&n;8XBNv<J6$GdIK=53&K21uQW+053!@Fr423",
+    "J_/Qjo8JKd%.K=lvjLO=Ei*CzA4N0f#se!jInpi;H>HMavjH[$E-KLz4<Kn013EZ4G_@hOmIWWQ0W,<29XJ3VMKt2Z13EZ4F@8Ec%K[&:0Wbh9H8ubrMK$2Y13ox7IFsK20D,+%53:Qw0xdQ)03Ss*",
+    ",o=tyI5-(t,vI!c!B,En0m^j&H^;!5MK]2W11mT./VAkv1rM;T.[2zFHUK]FI5sql,vK=2H#v*n0RWTM5)ZQhlm#9*pBEoRIM&7kJ_%fviQfSL*0Tc,vH>F<EHpO&FGVyshTj1kIJkoX6EKzqAF/=5",
+    "04+B#stPYgH!#q_13Nf3FwFu2m.2Dh0X8]!0xmHy01eK<0^lbS$_XWm0k7P94+O5p13$n4Gczy%KPxpfH2=-;H8eAV0UzN4H2:ZKKP<#hGPnaDEi,^v4/%g_A51d-,T;)G#1R6Y+W@*(p85$N0Wpd0",
+    "Y6gbiDibp%4UoWT1BKWD0xSs^7Bj)j2L.fzRv!=I/,vS&GB=Mq3=xED0yY322@_T%w_]-766oFmKMOf4H_:EmH8C-(1B$,^4,x6!0Uu#B00X+MHxDC+uLlGEqX8c=G=Cpc1Lee64+!wG4/*4$HQb5<",
+    "9].;=vJW31H,n)C8aTL(1s=ap&(8%P9x/De0RjBp2oE[Hs0RV]oB-yTq$LjrfCDceG&BG&2sAYSFCR2D04X&$03R;j03RSY024I-A2l)n0)PfD2QxSTFCa5G051qLIRGypGdX]*88iSNFEs!!ATluk",
+    "5-p)ZH8eN;5-y/K2r:X4Au.3T2[Qm69Wwv];)y6kp5*^#FwxNgKOZwPH_.5b*CP)%lDP&0jtwsdGB$z(FCa2D051qKHvk>XGM;xGDKt2O1]Kjv03RPW03$Uq03S3k03tFnuL2(kFn]LeAus;R2[8a4",
+    "Au)mm35/8lFEKSSf(9QTF<ggGjNkzuH8z3+0)hq_2r+_YA0aUS9].u4FCj5Cf&&:j03R;j052dhH_.qh03S6n00M:&9]$l2A0aRR9].r3A099O0sDgl34#M3F*N@mAT.CFI+(/.1,7jQKL]H4GJ*pi",
+    "Au.3T2[Qm6Au]9OH2<zmHvk>XG5@^f03S3o00YIS6CVdThz_CyHaP$v1vbvhG6GT@Avb_pFFZIb=56k4BQr1n4:[;m1@[!i7(WO$IWU3)A0aRR9].u44.U*VC=9hsA2BunFCQ:A024L.A2l%m5i.Y^",
+    "3FEQ@4.h2S1@h>]vIYWD4.L:n88QGLFg5<mAT$6IHUJ+rF#rSnn.Xy;H#mR-FCaHK051qPIRGyqH#vd=88!e9Fo+L7ATl[Qf&&DX+5sOmID!KbH_/3AG5[YTG5[Y5GXNhSGlB*WKi^a2FC[fJ06#l2",
+    "F*u-t1^>LUHii!$AvORX2[r&9AvORSGlUEuF*$+-4.LvV6gT>f0S@5h9wIa[u:v0mFoFXgAus;R2[8a4BQcl80_a#msRIj+hygDdI4qaq0TeOZsR]zwIGn^.FRTJNIhNu92KnTR0SVHD1P05KPYb#B",
+    "1pvVc4.C@<0RZ;43r7ze&)We2kr)e(-sFS[pau(GA0j!I!2:!rHaSNx9X2;n0UbEz+5rN;p,/%F95&RD1@i%y9]1K05-6cAG5[YQF#sMh004s$0-2i>4DNsi4-);rG7erJ1T=FX4.2400W$yt*##Uh",
+    "i17sv99[r24qgPO[CpcWULPVg@vfXAH2=OjH8iCG4Vga($.u)W3tk=1IHds>F#sPOFaR$BH8lVdG5[Mg03RMPUJn7n1rjs:8#DkP8Z,a@uwf5ej:ZE6szU]wic$xh5FaHt-o$)xGB*G(Y%(>hG&V6X",
+    "or;kw2e+-TBQrN74+f&)0T4Jx1c(]9-NbxSJ]6^&046Xv00PeKT;Rn[84nGZ#RESMHZ(Rv1BU<02QUC16EpxH2r_d56FEa42Q:gM6E!ga9]$)99^>bG9]$/B9^+bHF9.U+03Q/K03Qf503Q<N)&m__",
+    "F@ETH6E@>9hXEf4HUKXbHZlMo1_LFI6F4:i9]$/B4,S+A4,J*Y0_9pY]8FHQH$x8a2;59Y0S@yp-Q:D:G%>*(6FC3f0WT*xFqFjuGdMRnL/PX7#RCpR4.D4p0^ezFAC$!d4nz+gl*I!ML;0h9l*I!M",
+    "L/P8_#RCpR6F2^57nH:V4nz],01qFO#RCpR9].>y-Q:DjG&eW=KT0$/Hvm5kG&eQ;KP)siH2;rY4,RE72[bI*-Q:D%I5-r;FAO+0jl^_$4:UJ3nE<[fGA!HS0WXmPI5:-N11^9YHvlgWG&YI>7B&D5",
+    "+u-EM>XZCkiNymi4LCOdKMyoEG<Su23o]U+-Q/qr4:&i6#RD%iH8k7d0Y4oyH8^u3vjH;UID8Lc+u-EK#K!:,VcX#W0lNYZV%y-XKO8hPGXMdl0uST;+u-E^0yZ%,00S5kHid=N95WyQ:<W@<+u-EN",
+    "RuVA)0Uilf0w6B_FgTR_A0-rH!2.<Mo,z(qCo(p4E-2A69^PEk1[)4>7Bn3RRT46F9]bf3A1E[G0U.Fq)*lYP0unbL9ydG!o!/1-DCq$qF*0,k9SL*./L8P_bRQ<&/m91$HXR9c2p/9b03RqY/m8fn",
+    "9ST(i9^aW<//nMiy$IXk0Y4@-G%=4N&%-;C3=Li>0Sq/0F#r#1*Wm#Oz_K^R2i4&L6gJE41]MuQ-KTz2$F!9J1I2j[1FQiPG5@-4,oyg_#o03i2p.DBt=pG;01sr]!_+iI0]W:k12wP#6E,9tWir#<",
+    "0S:$Z9]Sbs!_+Md-ye#x(cu9OxB:(S9]AM10TM9)4[guk0Tnjp.=_T3+Qb6<l1u^SMGr2]-Q/oNH#yGX0Y4iyG&arQ0Y3-eH#YzmHIV&58a2%8YyrQr2m&Jy9L(VX2T_d_!5#uo4/(A_0S-&jzpw!U",
+    "XdgZ]%-5n(H8(H,02L2C%-5n(H8eQ<02L2C%-5nq0W_&hA2l^Jr3D9Q9]1T3A3rz%9]1Q2A3rw$9]1N1A3rt#9]1K0A3rq!9]1G_A2T!n7B_PdH8ubM6%Rbj-Q:B1HZuSK6%Rbj-Q:B1H8/nO6%Rbj",
+    "-Q:B1HZlMJ6%Rg$1Rnu003R;h%-5nOH>x6EA5SyN-Q.:r<bO(TH8(bU4+GNM0R+pz2OkME*r5dv3pyVMH2<zAG5[YLHpt,t1O5jCx(g2nIv)!(bRQWw$l(D4:I4FG4+uIR1U3K!m.taX$l(D4#s&lG",
+    "3J)2@-Q.5C2m@zd4-[$i0Tea+;S2mliUc17Fgp@6@3MgPI^Z!S1TPvjHOS!s1C$U0p9l[KJ0A,(b[@ry$l(D4#1jLp2oDH59]Sc31L6W7mklt--Q/oTHZ/e*J_lM_J2f:o00OKJ53&K;y8]pXHpt,t",
+    "FFrOl00htz49MXD0<&s-53&Kr0xUH%03Sm&$l(D#H8n8+0O5iQ53&Kr0xUE&03Ss($l(DyH8eN;0+AaJvjK;G0WCN&v#A3wML03&zyk^fEi)<KH=d(gvH>F<EHXI&A4N0B-Q:B1G%=4HshJB8vjLO=",
+    "Ei*6xA4M]azym8aGtMpolm#!e0W&zu0v$L2A4N0Zzym5ZGpQ=C,Xbrv0W&qr0xdK)03Ss(,oOJKHNozG1Iq#*vjH*yEj2U%A4N6Xzym%tGcd=E0RXkd0S_hQ%K]MnG5[Y%Hrl@g4Aj[LA_,V30w1#h",
+    "HUKU+FaQrl*uVn^kKzRrIF.zuvH]89EHyU(FGV#s$l(D#H8L:(0I[tH53:Q31s*t@7av79(!c[cH8D8L0s<o-AF%-3:KOo<BMg)UA4WCE-Q:4_F*N@J%K[Ix0rKksE-%r&3Li!^%)kRXH8C:H0t1)<",
+    "AG856%:oUh7cT%gFv@FK465M)0<MW$zyYb<0Y57/H8TJ&E-KcQ0UzN4GO6JKKP<yhFt@H@ErJ0rEi=d*A51W*-Q.skn9P&@5-:]x2Ob5JoOA=8-$aTxt0x45x(F@/EHlNx0]:d=CLaJa<PGpY&AVtX",
+    "1T[IWzyl-QGndnR9^+aj-Q.sj03QrB03QJ_051(SHUJVZ03Ql905mr>G<+si0I[nQ4+>iS0RSxz5zFBLKN2^HIRF]q01mrKF9kI<%cKtmfcFOu;9CJbmR%1PrTPmgH#0s3xurc12hqVL9]1AUiU]YC",
+    "yEzCZDKk2*OfLpGGnKnV0,[O<j=hgeKo0<1>#*^4.c.LsGOVQu4Tjb>9x]@26#.[e2L(M32$04d4Tr7^5-;B73NHaTIj7GQ0&o-FSq^xotrY>&4,EIO5(P#N2:GuP4xa%LF#sVsFaQiT16vLM$>=7b",
+    ":h/p1IlS+F06q<=oBJ#U=aUI<l)48C]K/4h88]bQo<qY.I5RZu*B^b8p$ZQ];$-m$-)N_<lM)A)]7#1-2MyP156J>Yo<o*^=:rRFa^NdR:;b2MIg%>71BHTW10)Xw&k7JSG7loW%qIf7Dg$60HG.zo",
+    "1DgpGG_+4[0Lj/O4z2bJ4/$#jX%8I5%qIiD0U0Z^84o+Do<ox[0S@pT%qIlPn>CZK+1DU10x_w#2;BuKN&+Dd4AKS.$OHA5Ujv7g2m-7x4--]UCjp2q4+Mt;4+zPE3/ayuj_oQ^@&kbOuH>pKC8&aG",
+    "4*KU/4$s_%1ohM@KM6Q6IMWdy89C4qF99].00Gw93J*,u5dxct2oD1P2MWH32oL82)e#dhxuyXh7c.on0.FUY00.8P)e!;E4<1/vBRDl+4+zfCMF1WTQPUAG9WgQhFS!9YH2=PVI5q$e1k;!v,QY;B",
+    "ArIpN(,8=jo)r%v(,A)(IWRK,KMFT6GP&:<KMOZ7Gt&>tCOOg(4!Y)93(*k(iAxRbz+D0s9]SG5(ghhZ:k%IzHkQf[KM5<]Ij-f$lhzdv4b/2G4+XsHAOeau52gW<m1+pD0^oKX:L3Me3%^]h3c_=q",
+    "1F#JafFCapD:SOr4GxP04VfwegY6jvw(txe12<C*3./SeoB.C3+T(/*0/sG[Gd8h.91Pf$5)Q),5>13qh=8k1K<R^QjvNR5.qIDKHNb_J1gGp,4#&e=2dR!x9]AM0o+b]vp8)@T4+G.m90:H7Qx62N",
+    "oj;yBm-nvd)*TN7@]BVVGUdGr9]1Gp+6<i,t^6/vF$2q;0UuyFjO@3B1_NI^s0-+Ql[XLQ1LLR+A_@jK1RoVPhZ+Qixdi]S4+4i81SABHMFxU60viB--2aMHkPrYK4.+3f2hi:d0tg2C%qt1H0RZNU",
+    "4GXog4H7xOZUG1n2Fi_e1Lx^k4+s8(Ar6ND1jy+t4zCCg2cr5X0I32G2b3HRl=X!KOCnt;%L5M/mm3An2<fBX8xIf0;jR1c8b4$;GBE%<1_NG=[s]&6EFll)1O5pTH_/pTI5x8y3!VW2teq(j6N%*:",
+    "F9b6+00XIk1TO$HIGP0>H#wI94+8W$4,:WG9xn.rHj4!x1u/:P4/r*Z1vmg7MKk_^1u,#mA44])4+)HkMj9_S1Ow[C2=lw[>6[EoGKdTVjtwswH8Y6^GBI5&bPtCChYT,eH8lV)1vfPSGB,3VArIsO",
+    "hYSeG[7erChYSUa@8N!pHV*+82g1cF4bt%.9]Sg*!4xkEHaFQM4*^*%2Dhv]4,5aO9T+!&sT_0w4-a9jTM[--4i5tL9Sw(x91jPfkrf[cGob+yGyo3-=Cts]0S/A:4!xWL4)+2Cf&m@@H1@588#Ofm",
+    "44jly9]..s0Urc7>yPgE#]aM(@T@O*03Rwg051$PFw9gR5Hb4#7&ZV8K&8J7UjtuyWpZz,zYGp239r8l4)e1O4vB#y4,oan4J.M+hJhm/2P^C3DhZ6S4GjK<9^iE+ry:;N@G5uof:R0G+8YlC!2u5i",
+    "#r7f(B8R=W0>+]S2:q%@A0#&az6/c3<f-510RrO%4+#C46%Pix#zhYXs0a<Wh*kwR4Z6P<1<Dv=39F7A1Kb7):,zx/=t_Pc1@h(z(;Smrsj4Ilv4au.ZyqwFkQWBnG78iV4/aVJNCp3oBo7GP@Wzn_",
+    "GlK&F:[kyMg98nhy(0>yj0ztQG/:8Pm#!ioAT<=r4!xT=1%R7a4x9HD4/[,X4>^ReKmy1J3,8Ale,Jk[G&VCbWU^E74:4K^/Ijj*O/2H1F#r!n@MwtqB#-3Q)dBmy7Y[hJ0uRLnq_Z.<jm,/XCZPro",
+    "(gw$v8xIJ92M,PK/nfAyR]WPB4.p5h93D05vK.ct-PVX+J+J@*>DTw.;hP*+HZi:N4G(waoqqvv4:9ANe/mJ4G@#W+1kMHz7vs1e4.y;K4+<sg4i7X@1*#bjLtGA]84o*LA2Kok4]UR!8xJMa2oD=p",
+    "&khee,UAN,yP75sJY*jMGTV.J4.%#]wE;xy4gu*D53B:xksA*r!UYe!0<0BhAFu=601U4P4,2R[3(kuh4-!7cA^.g(H@0+CJv25q(K#+TGSfL93OUm9L:xJ:0SJlLauYU)=#^=G><V(0F%JQfItGH_",
+    "Fb<T-=G6Oy2$;w#1F:%e[,6yBV*->nYYxdJF9$I)W)Df.u0jXg@g-QZM,7],4,9]-4Zy,42$%6437I;wh5@/*gXbFqs/Pc6u2_,gHvC!vmzN9/8NT_v9x;y^#l8-;jgut^*v/gZvb.:<2sgsq7Y<P!",
+    "J2)_d!^31=MFAcOGY6^llK^_z:.SH.+#C+#Lj_vj7z_&9Bn@Ie4,W#;&tC)N0S=YUz()<Wa_^vcz]CwEHggJ@X%4B5QU.Z%0UruCn$-H%73IbX2.0FMCJ#d3-T8uI2b0TU43E>/1]]si;G>IsqSY/9",
+    "k8lqRmFXKF2[<e7at6e24T*:q29n(z3,<selGF+f#=x9U%;bp^U/7&B5fm]/lpP,oFuXwyrU(xO#ia^)G&rs+1B0Oq9XS9Bj*A,=Iq1n22$tX@4WZT+FB_y9<Wvx9H#Wft2,m^W0tgQUtb8ssFw40<",
+    "6f_,)S>]:E6$Jbz4,(DQTL[&]d-tgq+b#y80SCGb4!Ddq0yPb.bOKTZ<aqpB2Qldc1*D/p4$006G&VCVg8:Pa0S4pr5+4FIcN8,K9].z>i*6J%cn/r1:lFvCwwM7Q1_iDx5eA3!Bo7j<2@V!+iQg9m",
+    ",0K>-%;AVC(ozoujr.%B1/5rpDmN>Xqzng#nkNoj8)KXN3.QDHJPzO/4cYQm02L1=qMaTGuc&bWz8eRb0S=F^PzJB[J1+^3GtintF9tX;wp0_400UtU0:0ju0R(6Z)P<ZQViYwa9]]:u$2/7>=8=mh",
+    "#]kDmI7BWtHfIRZyH=0$1qjF#2ezmw8#1W]1lAi2n!=nfF^n_6[j;ki)!!@,0pq172aU)G1);.!yVxED.Jk)Y@Fa7v[1pij7A=TN4D#-^4+5D54+fa;3Ipfh9S-GMhYbd&u6zu,NdmMJ1SSk01hE1G",
+    "lnM>7!uV$&0W.s63KcZe@bZ9%-R*^f/3=c,w4fUlG_NRayrU%srjs5HqZSVUou3-B*_&Z*1:BG)9]JJ^0T_L=pIZcG4+ZwHG7kjg<fa:RJK>Nk8>AIj051u#tQ7@_0S=Yoz%ma7+6fN-jR6FetO=em",
+    "gpMZ;H_.ni015Gk8V;1I0SdGb4+Fwb4+7Yq8w$:VCk81G25Aoirv(oNu(//)2It9m7dHS5[[aOc0>:Yj24)WimH@h0zsh9_0gVF:8uQ6@051VH5-l$j7d8M72B!rH]0D>i6Aq364-%l.cmR^V3YXA$",
+    "23[@+Itu-k4i638=bHQcsT_1m2Jyfk9_(HP776&ME(gevGYYJwR]n+4AP)hKwlEJ5*<b@s0Pn=N4wx7ZBfg=*I5I3VWCzvPEC%ZO7X%p.G]71n0!u42EV,i.0JMA!xT6&hGSI.S3Yy>$F9b3$*p62b",
+    "Ib#ii<+Sr5*n0!H0T(w*4x(ZQkDHwV1e4;w4,M6]EDr$ABL+e*6*o4>jSvExwMGI[0q_=*3hFEb((xA$4v&Zy4!AcJH,h=O6E_vhH4Bj6A1<CuL(]9t4u%2/!siMO-QV(4/<]pB8xI4$3ImTE4TwV<",
+    "rvWR6LmxCU055+lF#ry)@l10YEj5T31*6Oh4dP._GY!GBSqz!U8X7Ex[22*y2(p794jTbL3BVr%,f[t]o:v+*oZ]^umgfw8FgG>jH8M4kyA/Vjhado&Ob,F=qc-Wx4(wHYFg7(aGd4K/h8P1H5H,=L",
+    "0uKpN49Dys4+iMvS>JkR4-PPuUllYm95#vu1C@Y@3BM^=)weGLz[V*KGXdo47z-BTHID^m1(Qz;1G@QHqz4AVCl1Q64FF:dxQPM.qwtIY0]y:4,&6(n>yP[o#Q>dX0nY:i2M)Em4g&q5HVgUzFAFm[",
+    "tpWj)@Uwj&A1gPl0x2-wXabv44wl[)4zB>RnAsKt2M,jl0va:@4y4fm2,yh()VNLp$U>a]t@,dTktznKoi>uk2M+VrS>r]%A0GiXAQm+M4++Z6cn*/[S=>!-!c!VB>#y(06)Z9_=#d-pGBp4IuJjKJ",
+    "G9N25=aBdJ2Ok1B<&g]LF#rXPf/:en9_3t710M@G02ns>1gWYM3)Qj_5-dm<9x:tw7%:0^*AD>S95$%^20Iot*n1BIp9TxL2OkhLtpX0/0U9[_1fIu33,.[aHo*c8U/IoNxda.AVFBhq4T^pBG:@%q",
+    "G<S+n9t7/yG6tUp9W(#]hyw-74,20L8#DkLGyn=(S>7Q[EigIY11^3OIG>d)FwZIrGap;xp#_0/0^Py+2Ly]QXAG]i4/42l8#Q4OFaQX/0RozyCj*%/45R@d3NY6K4ZMUj0i;]@4;OG)4.p$E3a.zR",
+    "<7[k5qzVrl*#ZWdo0I>ph7/99;EwMg-V%x80v@)9;+hh2IRGyKHaQ:@HvkU[/7^c=&5:UMItR1@2ea@32Eo4+95[yHT0aUiI5zkL0r_Yc3o-);G]mPO8jIip1_3Em2LLx4G1UbR8pH]+(c2agIAtFI",
+    "GWG).H.JlJ1_WG^=9%wr95._320I<!HuDTG4Kg#a0tbKz1JDNmHykw62M-EI2@e%+VF8i<3j6tC4*/(Z7Y3XnPa8NZI5e*&3%HL!4,ER32nWU5ejYfn7e5F$FgM%*2rvWD9^X<L1mfrd4,75^.=mrI",
+    "I4%yQ/mG&R4-!NB0v[YL03RGJ03RGJ03RGJ03Ql101O,gj]:wtso;]+[ow)%:9s[JGBNV*4IDBt0x%IY01dMs18ov8039[^7dMax4-H%P0uKkj*A)iYrU4!=I_X&Z2M,j*.pKt64_qfA.pK@>ivk0i",
+    "(FP8&.pL)(F:fCcHRS=j4[ahhIRG6q02nnr4,#z$kK6(eSJ_+T9_3nB0uL0P0Us1JmIMzEo&gay9S-+V/:iGt0uKnZ1rHVO1@iap1s<bN:E8km6rKSe6g2Gt2%Z5Ck>OJ=0s+[mF#+2F4$9*K27:q:",
+    "3[xgCGyMe$u!I5w/Al6iW(4w!2=_0Q2E(&c4Q3cJ$@A//9]SP_5iu++Ffe8YzO+*WH3)tN:GFOL1!fG*5&&us1DoUm8aZ]k0(AnNT:.H+I]6qO$=jBHumT,400z(ZAPt!T2,yt>s-_tQ2+9E-1vvmJ",
+    "F*kP(b=<_L0R+JW0(cJtWdbA*0p9[205)YEH$<A+>yQbl*yI8a7IrT&D:VQoD:T434)D4s4+V]zbPAS:EH8rsHaU=$1^>FHIRFzgmxLG%sozEgx7vyU41tCND:OOSItG-71rA38iv$iu9X9]UA2$FU",
+    "H2<Jc01K!g0-3!aS>4%91q*=b7cj+(0RcS[Fjx,,sRADYGyokk03QJ]p8+2.H2<3w9uJNKRt@e_o(_</G0g,oPBb!_0Ua-=4+itGfdLMm0S@x%10*Xs04[ZH01pGrCkl[f2x/xf3MCpky_!8;v,ArB",
+    "=4l8(jJ[wG0-FRDf_O^R05tc.0S=hKaStKMjClk55f1=9Ullfz$pH<%q[eFx5bmr%EiEx.0rIh59]bUJ9]](0:J];hX,<>,EHOFK0Ua[[3XN>L0)c[g0,iMlYX>V)0.o7:4+ho&9]JT11HE$(8rA=-",
+    "yznj$2G#)]0yO[&kc<8**Z_5uG#5B+1,,ym0HpX;4+hu)9]1N12b]6=4+;J=HUJVe+;W9@1_fI=0Ur!Er[y0H3U3/U03tIir[)b02cEzW9]1UT2ls-/4+;J=G5@QP0NeLk9]kzy0UrT500+g/A@c30",
+    "8ZZC:vQ@1OV/o3ZFw>Sh0Wfg_,M^CZ32><Ztpo(ykzPLsEH=R52p.G7aRbK)4-#n@0px=S9]t(z0S=Mo2nVHw9S-iL0UI:[5-T%LKL-#0G_NLZ0<4Tv=Qa:a9Nqy:2Q(^:F#rz&(g+9X-2#eP,T<mj",
+    "00iir0WSwRH[Jmc0<;<%$oeD;3UMC:FvN&%6f/hB6b.-N78Ev(at[ESc;R=wSONNh77q=Kyc7/u=O!si(Q*Zi/Til(X&(YGeFmAgSPtOo9XT[LEJ>+QAOx)m4+[9eJ>0!as,I*J4!DXO4(OvU0pZjb",
+    "4U3l>0=]^5Zvo=;1aSbi/nxM9fx-=elWzjQUJld(1GA(H4bG]/88*2J9]JV1mP!*f01pTFqIm@Et[w^BfdL7,tuYMKww3>];g9cP4+XFi4+!9:hXD<E0S1rZF&>gn*qCV>1v1ub1Fm%mRSD&>Z3g(H",
+    "q5%u1:TVA1tp<>2y/4X.4+WaG3LgVE:+og[qNO$pt(s*7sGdX%=luLf)X-YXqHzxb=ua*>nxzQ<r-jlY2-sy+4+.V13OE2gF*04k!vO/z2NPZRQx8V)tr,smm-nR6&MXfLxdAT/GBh6>3o!Qq7B&D4",
+    "wW//)lG:vI7cIa&9([rY2#.$e4BWb32hP%W9]JQ00PbcEpTi&o[n_3EZe7xX5)WOmxFioSz;/aOB9MZ04+F++4+Y/FUk.F$KqN9O.>,<D)&(zbD:TvrKhps*Gd9!%95Vn0)C:--!*&kQ(m)k6uH*$D",
+    "2[P6LA8]MUAJYLh03QZ506zjVEHnTdHvkhfF+T]_EHl-vFL5z4*8:mK0f7q,2k>5#9]Sbk$aD:h,ar*K,i!nv3N+UPA8]GSAJYLj03QZ903QW4u)uu@*8:$cwF<5!HP,>#a569eFVX/tFaR$GG%)^l",
+    "1U9tfUk$Mm6*smE9]]>t10QiT03Xu.F#rz,vJwvj[i7TmHrO2%IJOHP3OCmSA8]MUAISkS01pYN9SzpphyfNh#@7*4GS[yh4+i[-Tmq5dDF[:!oD&1*ArA%1kPi-s.yZ#qojwl)r/KVv12fUQDG8=+",
+    "asmzrngI>6,w+Q5<1+]K<U$cZlK7MX4-7QPC.4!N2e#,f7&Vds4+feJ4+YeY0WSeDF>HlkGyo42x@bE_Gyo(sEY05)24D[b#qcm61_t,@9Ser478Nm:hz.=itri5=k@4:!]5*-Dg#iF@4+>laLKit1",
+    "2#/Kx3WAyr2(#B%27:Ni3p6^8EHeNWIMj&&4xEVr1gn.-88jRVpo<V41[;;SpEMr:IJk)c4eaD(9]SYHi2($;0uH5,DFR:wCKxtN4b!zk1SSB51P/v:,&>Q]lzk5cwz:iaw_jpq$xj_(HOrU*4vB_n",
+    "1dA_M*C>@p9]bz%nE;#Yt[e/+=BxDH+y)7vXb$!W1N8kG4+QE32DG7O3e>zR:DUYi$Kz%KB<UsTU.j/)4&mi<88;eN9]Sk!1]I/A@I!L*)8[^AhsO-I&*5Yb0Ef_!A_Q9caUL<N9Rb@#1:E8(4,E7y",
+    "4+7[D9ypKz37euE4-ahNH4hQM$7K%%rl/VhHt>zO0S,h8hMOe[;Z=,YxxEuBF*&%H0UrY_iVg()<ec.n4&4g@[00vN)t(O;GmHlXgzqIE1U8Be9]bi495wh12WSqP0R),:9]JQ09].,13;CCViVhC/",
+    "3.qEj2a*9F12h010XF_;G5@,0iVhMo00YQK7%@Fo4+g:MavudX(wqSap8r>_i<zrd%JvNju;z>D,Gu/k2sMfhD:gL%FAFv]03I->9^O^99y0(R5HtV@nE7feH!>M24$HDi9]JXt4h=vVa32Xdwd7b0",
+    "iS!)-[!Iw)&L0R(9W&3INd%P(6F7.v9[<1@1/Y;14-G3JKMFK6GxiJ)iVg*=#0:+$oe:8v4+o778#C[x0S=T3rvVO+4i5yFj2j-ZIPRwb4YiUN1b[=<F*er)893k&9WC3rSPJ5<Ee+$OSOB_P2a57,",
+    "9]JVT0v@f3kq#3%039_KrVIqR+8PH!8akO#1&+K43u+Gs)UPQSFscI%+!!P:HJC=b1d9Y7Iqw7oy6&X@4+Zxb9]bc29]kkq3J(VVCLabemfLV22r/6V9_3h884lYD2Vf5ek=v6_)Td>,k=uzw4i6Rg",
+    "84)l5G&4CY*zOevU/IZC3m*nH$E+m@[hk_JjEp^Asjqzt>7(])mnaVf;F$bGg8pv_;F$1i4*9bVFAO&=;F#>-6AUyT5Hsxy9XOSv0S=T23ksf+bPnwc4x!*09]bk,3j)9z4zKuY1h%tB0(^UyrDF@&",
+    "@xpq4zzq[J;h79PG5@d&uxuX[FzyQ.3oX+M4(tmBox1<8w#W>#E)NFm3k:M791jK1gdsl!HZ(iN1sycR3k2Nr3.vk0K<PPU1(1tf2R#n=rVSlA.jO(<vrrEP<8)kCG42iozfBc1j1COM3k3VK8V5oT",
+    "1H/m*GylID4,:/,4xNT:1/qGC2C)]lTOR-5#0wKM01pMR7as*N030#03I^Kp1+oeYu<;q19].;I3J(-q7Y;!t2Vf5ek=vtBGyo3)%>ar,-3*Fiu<;X=1DDnZ1pfOK2Vf5c#0wt.HLwO7F_kc5xD*:V",
+    "wds8a%)]i+(ccXZ2*e8xi@-x43pK.G9XS9m3=*>VEjTd%FAz8_04g_)94@bgFvJT7mZypV4+F#t4U;sO4+re(SOm2K48#ir%byGbCm1+RD:6FGA@:]#6E;&P9y0(2%hOp82E+:w2fzvkPYbRw6f)<D",
+    "Rt7E)1G]kG1HuddwKWeB@l2Ea2fES<4+H.]N+&ck$q)yX=H:Y*!2t#F*,#!ds#XQ[.]z*v)QOS,FAX*]l-wW]1@cr_GB;,@4,1<E49y!8G[gZ92ieF)02_901@57cBQY@j;+gsUR]SX.Br,Ya0uLGO",
+    "u:k>CtqldnfsO$J;5zO>9]g4G0S/O]84<(J0];RyCoMAjiG_3W2K1y5F9]j[,B$$T*$fW;p+X,3F#F-U1M9_X4$Y;l4;vWT8V=tP.=c_1-mQyX0,O909]JhytsM-1$Vd+d!N@OG0-t3+1<*:oDl[-k",
+    "@Wpr&7BZW*0S=a:u:lUmfd:QO=A!$<u:n8#0W&c,06a4/HvlgTGcfv[0RjE.SPL=BPBe;L0R=.aq5%%h2of_>A1F1Au:lTD4vnz=0WuvqiH^;#3px0v0RpGra0<dZUp9<g0S<B.4/ata0S,(J%!C60",
+    "%Ik0r[Q)0^0WkWo0UR:Ai(CNQ2oDJ20^lk!*E$bRi/+V@5H-Te9_3nJ9^YGE4+PfrR^H/hC=9zy34anYGZ-0N0t;3v4:R.m0Ur/IngSmbHvk>HH_.9E+XM=h:]hS#)i4h1.r*&rGCGQQ1fl#HDKI!z",
+    "4)60c4&0R*9]bqZjW7Vh&/dyr4ihm24:-G6d.pv)4+pHaU:=f9yciE[(eso64.gI>Y!4sO=%*Z_EjOY_2:izy4(YQE4+N(p48d&z=D>>J0n(&:4[x[w4+pBkb[>=e*O7b&+)xJD9S;ZYq.s(60lEVp",
+    "1_LE,2G<_%1g.X$&m]9d(xiP4)B(B!9y9.2!XysVVg$v)8V-#G4]vj_eGk+Dx&t2uHUJL,@@@fx%b0u#k1P*((xiP4)B(B!9]kx84+htfd.miv1k&6N4]vj_eGk(Cx&to-I4^SY2G<_%4D.#8<*WS]",
+    "0n(&:4]3mO4#pb]#)cLT3GU<I9]1G,<h^YDs&o$-@1W28E5xLDDK-=t(-5y&7dX-Z4;BSNXdh8B/G.-Sk=we2H.6bDFBdX5!-Kma/dut5,=FtQx#$lM4Wowv4<I=14,ZD4q!lle0XH+m0_]E_4yywX",
+    "7PW[051]3510R$DH2<zRHtYrt!2/Hvw2T1[p#i^IACv($01rs]jv4;U1hDie3FqWK4-Y2Fcn*bfFFQCiybdo.F*Uso0I5a_k=zteFUJ8hGSK09FO&f;HiH8Xt=v&9c=[PlGVKK)#[oG2ACmz&054B7",
+    "F]<ZZ4,d.+eHb_M8xIAB;,_Hjc;8.9MF-Iy0M^U#+z]xTQ4bHvp8*2VI]%gPU/I.)xMmLqznK_j3c>+1G(ry+y>p&V*N+>!35CuO4,D0x0S<+b4,&>;W)B]Y0S&siW)B(T0UrT301p+op#dH=-[gv6",
+    "/D21L9=(NG(zs;17vljAz>C:Vkz)<FkHvTvG]s634[WXQ8Y;z3<sTeRGM@uv2lbPA49%Z42B7]a6Eekf4x@@#C=Rf79]Sa^Qx4Qt1nO4/qMbbt1&g@;1K8Rb4Eg=Q4+N5xW+*l=01eG00LEz#1-)EF",
+    "4+P)vXaM>G1]Sar[iy*C#i%I,@Jn-^!hu=3um%P8/>&x1$0[ESGnyX&As,Di03QrE03QW2imCxGX*DzeAT:18v.43iy#X%@G&CU^4KV)!43eq/34#I,5R$3=3e*J#>5//,ssRL;dJhEWt=pqiHj^CW",
+    "0E@3/a>g4;57PmYlmQO^-EZ..2LAkb4W#ZV6g0n=0UrrDnW>N*-[=]L:X!j8(g8Iv01pTFjCT(Ok,-4b$Vv#]/NUf;Ff20J10QiX01wjvum/wZ/t:>1G:x/p4d+S&kZS;WmKzTX*#j;eGco@l(*ZI7",
+    "9]kf2KLR)@H2<qm02MjKDjy6q*#jSOHUJ-f0W$y^1_dR41Uba.dLINf&/vr+j1LbB*#j;eG%x<k(g8F84+q6d9]Sep%N,5GOC:cix*i@4HrWFYa/j8C(*ZTv10M!B01pQ4oqG(v5(S5cT0aamEH_N%",
+    "4]2W]AISkW01pen9WMtsG0I2]s2u>PkuU;l3l9=wAr9[+4,)gXW)ByQNe:dd,*OKHib*FnGQcPfL:D#yAD#g+&DI(^lL0n1GTS_cC=-_kLMS#j.RuRckOdE+0gFj5lmR&_#[(Y=GK)zM8nP!3p#iJ]",
+    "50wG)1]Kgok4X-@xhoH$0mTC!lmRmUA3QaaNe/ZI1-;g94+fM-Dl]3#4,D<R4+O3H8zVC]ruPI4i#IO=I5xFBFBCB_@Y[fL5f2jd&^k1L=f)ItIYJK+>s.*#IS&Ep0SJ!<4,bPf4+7dX9x(s>(hLS5",
+    "4.Y9PCpj@g4,vD>90oZL0p]e=8R]11132da9y9-]$Oi<:4.hFQ7c_GM7&8D3<yI;FHK[2d0x=:*2!>]60S[!tJP!)I2M,9+gLxA&o_!_2gaQVeg&8X_H@,(#FlqscX9pq/BBHPx899Cr5un_02Rk1E",
+    "I)!E*0W)V9GC3b3Gphj<G(,-(.3tBL4+E.K9]1N17&QO]zyl7ag).1P0S=S!ktQz]Fg2)!GY+z49y#Mg2l$Kv3V9D0s)aKMVh-kh<Gt.v++q&@x.Ll4;Ntv0)FBTB+V:C,.N<830WT6WFaRF^IoyPS",
+    "0Rzv&90mNrPB^C%INOu_1tlL1HQJN@14Rsn0]M,x77p5!0YCQvGBq[-JTf#k06z#aG&KMOjHVk4GapYg+LQqw0yFWG1qadffdLOE+LQqfOb,UylmRR/H_/pTGdBP&Gd2J(UNbcS4&wn2C)$(&4onXQ",
+    "+LQq-GcW)zivcn<04y:z051zNGXN]yG5[^JGBE%SlLHSY+LQqfOb,UylmQ+wz6cmG011B*GBX<BmI4MlA3!tOlmQOT0S>nIlmQM*3EGqa3%-IT4%dqw4!),w47-on2!rHn0LK9h&*2yb+q=3e3Y4z>",
+    "9]$%5h64bD0S:j50S=YEv1BVTHvkT@P6BiQmlFY-0uMm9l:rUfv1Ar7>1yvv>/*7=1v$u62g&tA1,zyM4YH-t4BxC#26PW=!iAOrFCQ=5(P1x@0XZ<Il:rCs0uLLc@2h_2;]3CRHj9M-A8-[/=d:LI",
+    "0XZ>DfdLN=pYM1L>p^QJGamsq#qt6J[Ha.Gak_Q>)B!U99]kr63(rmlGYyr90TnpIk=vuaGrI#H)B!XA9]kx84+61H4XM]B2%zGBKXElIG@j-I(*ZRAF9tC%01J_&1_Uz-kPj6w-]d:fHM-[J)B!dC",
+    "4+,*,4,W*m;@#^2y8[N^3LkMcy8]E80XG021_dQ$*G&tb8V&Xa6*A)rA8]Lk10Tr&H_.d^ksL1/F*kyi0S=;6:tqiZ=,K/]hM=e)jO%0vA@b;FmH@+z01ie8:H#000XX>hACv(x*nt5r#sN7p01r@$",
+    "Ne<EK!ZHt=0qO!DlmRpVAIAYT;FAo[0W].0P&fI$F&8+=>8Sin+bSOgGSI&/C=0#u4F[bK4*x(80.Eff4Xfg04.nSUco-GO4,%S/cLzHU1FHcXHvkRy-bb2pH:&[[H_/3SHUJ+2H_.d/mGyKOIioKQ",
+    "t40OjG6Agt4,(u$CowSq0zD58xdb0BInzTdF*0[YG.@b;Zw^K#0<-r>4+XTaJp[R_8V[5L)I%Q.G5[]IH!uJL@0NEDG%(ad894w2B>9$v)I$#DzX^0:n+=@tLjdtL5BCAoLp(7!H2<zBF@d!<0qHIq",
+    "G&3JiGSova12i%K5-6cEDKY:KOb*mT0e&4f,Pm0p2[+x=0R+4F6$:*TUNqE04&wn2Dbzy>Ob*mT0e&7fk$@>Mi2*h=)I$Q_-a3dK/LHW7-sXG%mPZRRA6zihLk=Pz4/U6[4onWzLjm_&4!#I42[km,",
+    "Ljb&e43+[0J0CzY)I$!/0S>nCLk:&[)I%yXGypFFH86$^7c:A3vVvO(yXP7nIMhQ3@PNz/2Q.>^3Z*&//bSVEuoDjh)I$#9@xXS*.zxpU4+qpk6F2^LL=1#.Ha6Z91.(By3(q(Pt%58Hv=5Qz#Sbkr",
+    "GypFPGdI-kFK-t801qJ6wG/O*0W_+(Lmw0_-F19bF%8JvAqJ[_0uOPPh,M$u0Wg]C9]tqKpLh/ifvR-KG=(c]6*%BBA8]6f0^s:znm[iGG%&jZ3&)@.1_U!mH5ED2hyovRGrI#H)B!aB4+q_o4+Qkn",
+    "cMF@cD+reOT0e0!EHt]VAJhRh03I[]1.Da012($<95w(1;E;:P:hX93rWFs/0lNbq1_vdc12HT&030[_6f%ihFL5k3y8]E80XP631_:p81Txh>9X9p@1,y&@FL5k4y8]D]0XYB.43Zo#8#OW2Lk]7B",
+    "0S)ircn/uLkO2/Bs>kSC1/T]<1_M<K4x8-[51-]hkO41YGBE%TE_1Qj54r)giFzNC0XTyLAFTm4r_Q6ElmRq0FzNyy#sM+y1uv8VHZcGXQO.%g8#(*e0S=tz4g_B%4ZyWL9X8cN4/mLAWDg&zLJrCK",
+    "WDgapLJuss@D70ts[szD@D70js[s!y[@h1Lt40LjG9MB!)k6-Gxj6zo4,UBmFC8[B)k6+.96100umuNi4+7Og1Lm(O4%I=j&5JD$lmgX59^+YGF9tL,00Y$H3j;2lPagy=.dX&-5-4>74vO3b0s5s1",
+    "4*^IfFZcm7Gyp9!GypFPGBW<Hn4AO)Gapbf)k7^-H!uJP/aWzmC)Gm=Ob,UtLo6[i051zMH2=I!GypGNF*5)T-[gvW)k6+U4%I=dw:%B_0WXUIFgMjhEHE+vF9]R)01pD+[(cW!)I$!E0^m(ELk:(2",
+    "1/K;wIlKrj3OO=.Lo7KmlL7<fA3!nCLk@LT4/2z/4onHqLkr8)Z4UA77Y)_mWgIw@K;sMe8wBqB0^dhuvGM_C3DiR$1TmlR0^;h<F9R]%)k6,x(FO#k[$vLt4*^If1Ia@K)k7aTGyn:M69:!!4%I=i",
+    "*w:2z6)^K94%I=ihmKbd0RHC/FAFs<)k80DH!uJXAe6urFO:l<Gu1-65SQF]4utJB1_Lte@wta3l06S>r+=hN$N<4jn;Mf[lH7O:[-qxoGY#N86*,bUA8]6f10U1<H2<C--5,ihu6>nH4a%Jy6)/)L",
+    "A8]9g10U1<HUJL:-5-t@F),Fc4)mE>29iA/aWuOFAJhRi03QZ803QS_).Y[eFaQVQzZ)NMHM-[3)B&474+y,nejfxf).X@c@y2$vTR(9#EH/9XAJhRk03QZ203Qo8g4F:IvKs)Yv<[QJy8]!D0WvTE",
+    "4,AtWFB&*C).X@V.QWaFn@I9g:WVH8E3;*kKL.84G^c26wbpnapaC^4Lm!d:GypHh0W_tB-CK&_0fPe<HUJNw0qO!DlmRvXAIAYV;FAo[0XF_,O#j9+1KJc17roK^4+xdxcrH0J)k6/R0hZ%.4+E.K",
+    "9]1K07&HJMBQ*dRHUJ+QGyoq1HUJ+1H_.(o03QT6)k7_5I5*To4e*dU0Xq*4wFECMIXBWnD:ycFMmT*t3T+Qx%gt=B[Ras92Y(PbW<RurIbrwe1P;b<4+[6!1P!#y5+4INvFQX4A&vnLR[Q1z4+hnl",
+    "nE;+9;a,eA0;tGU[W^i>=ZJ7U4^^8!.=%wxHVov21@kc@@hx)vi2:Bq5)TfF#RLx%h[XgBtDhV[5Hd0^051]W3WBF6FCR8Ero$*MIXJDCB@q=FwXGv9FgEm@98NemG&cZ03o$e^00oQ!3*p5CATu/2",
+    "l_<lPJFfvYbairWWn=19GCUs%G&:MEc0pfbZ)ByNcMlys&m3/NUvy.]b8m86G%!5EF);j*Y-.XGY,we3z>TF>8$k^Mz!47yo_kDS9SPoz0^lp<1qVn8zm5YMHqg^p9]ktVo>7MW#6J%PU-x350^I8n",
+    "Ixhq/Iib9L6F1;@9[_sg5Dx*,lrj<JqUsC<<byIwkqio&;F0i<6Epx10O,UT6FJTL2<T<@0lK-g4+@S^4+83nBOd<Z@tt$.*Pa6ckERh11pe_=1ihXb0SN.*h64@*>W_aXIRF5IFb=B-&KV8b&I1DL",
+    "0uKeJ,lYL0IX26P7zoXp8V/+8Tm!<b4-6D2Eiw*x1C[_:(7>Qu1_D)+cq2D3P7bm%4,xN_91h3L1Os&s1K9!^2r:W]IG;,(6fO9[3IVEm4+rGJ5h=h,kKP[$*p>((jGqw/mjnlp#6AGnPyw0+4-Pd9",
+    "0uKk0@2qrT3X7954&f0jGB:RFSQasY<LC/-v(5wu)xRwmbKI991Y,kp4+4.jCj[w,1r.5kza]X4(E$X^+YSt$ju.01GGGq>wyGxt=qnCLxUCcl@k)&h4mO9.T<yF.@WyiW1nC6<8y7grO%DOp/v)Mv",
+    "mI)66&cQMV-.^*$4+7SoOav$i-Oj*Uw;+:Pl7.fl$j/!ArU4W*=xGp2:Pi(eh.O4K4+oA,9V@CMhyewS%oz-a:qQPh10<HsHUn/Ae+@uk2K:o09]kwntOW_J33Cmljv>A!H!Rc.4+u*Pkp%;P>&g5/",
+    "nc<Wuz6._u2mh-P1*+3o0GHrS0g9UiBV%XO5ChyEARt<%0TW&Mngb$TESL/n$ruthv$7Bm1(1#+4+qe-7YKM#Z*6U9bj8jo4&Dj_v%we*kKhpjrKM:Ff!G5d5jVC82KopyI59b/oG%L0j0FZb1c9Fg",
+    "2*UvfnE;w;2AvNt3oS9*xdbl>IX1Yi5,u.>A@0KkYYz]Z+%GISHi@)$Ff6hH3Y<DO4,MdnBLKMp06zn;#0mgM3a17Jjm@/K2pTK;g#@pZ5-wvU4*,gz69tD19]AG72>iBu04*[x00Zj*1gc03S>QX-",
+    "c<G0wA_81rE,=Tb3JF-Y)@bHSGoR&M9WvJm19J,Iivtbgm-(c_jR6JU5e(3e7!H%PH4FBP90,%+8U&jI3*>kqC=sy.iC@KwUkvp9A^.ImC5O!r4+ik!5CeY;0q3;G2D-z<2fGawH0%!>1_T)TkpTc7",
+    "4+NnQ4+%352)GIgfeRlZGye(;3)^iJ9]AY9/obpcsv8+PrKAHpH#IY@0[_]R&&Xd2+SnHj!.-1r/]cq9BMbWk3z(iU4W@!-2(kkPWDc;e1:)K+9^6.F0^In$1vMWCF*6TbvI7o[/:!I,0_$Kf4FTU[",
+    "4+*HoAq2(:4+P,88xIS=4JI/:)E5Nh;LPywlnM>4#.CLuaR43.0:B9bkCjFqHRE3ZISJn9fB>E(+7cWzvGOb/IW*Pba4!xmGUkv24*LTxHaX509]tf1F9a(yq6,fUjFl$;>ZAJ&n@#8W90kq.4(J_r",
+    "2s6+V9]ki345jiQA2v1269lSb3Wx&&(,0Fg+Zqd(wgWE;F*dssBsE/:/:r746At=MO#+hI1RXQN1PjN;AP3pzYz&:h0]G1$42/OUD:94$8Z!U@q&Y1(H::6W2x%V-F#r<a02MF*2eTCg%f;&_ES7_F",
+    "9]$&S9^O<7BsN]66a-A*IcNjVwgv(4!Z8mAXfF*hIRF$m02DX;7B:I@=e+L-VF1]D4i5,v9^PGFBrz_*1;;9KuLJ]+6A&!((heU8GHM;VHvkke02DR/3ylN-Y5^qQk=wIWHZ*D.4mJQ3GyoMfj]2][",
+    "@xpn43.u_K2jM9cGfEEw<4gcQlK_$DHSWP09x$*M4E]3K1eMfG1-USD4-iWPa0^2B2)5%H4+<*TqyZf:z.=!^)zlCeFo(q&48Io-Ht/[1frJDP4v-Pf,vbDT=$,KV3l9X[tQ!vj!6gObsU-s9F=C);",
+    "H8IoFEd+)f4+q^S6b_BFsRav_;wkQ12Qr)W5ed]f4hN:AG8Hk<A@ZJy4WRD]2fNq]4S:)E4Wx!z3!%e55-y.>tpNbt3k@v*1s6Bp9T+nJ1)eDsHogci3<b9h-Y.PkCJzjc9^Iv26glN62!S_WmhB2H",
+    "IWYDREIBa%4vy:u4+o0]6)_d$2IBz/fiDjXtF0#+JL;k<H:m*@GV2ovg%S<2xQJ*Dfh7c@W)BR5B>1,a%>bi+Hn$N2=9K(Pxe*SXfCK=Y5Dxu27&8422l+e>Gp!E^syz^k,VO#C1*P/>362g2/1CDY",
+    "y$uR[0+/BL:.kXFECsj!X#(9Y4yh6VS>qtvTnn,F1TPIXHjmgv3e6t>(!+NT0jIGV3YM)K4*_GPEC$!gUo0=(tcn*0wa5;,p0HpJnHUbcn34en%i.acw(4XL2*P*<9SO0>5EL:#39dL#5jHn5GTId,",
+    "I57Sa6fyt+6%PoA1^>jZH&z0&76F9CEC*K_2[iy85I6u8GyoSl03Qi703Q%J02DI,Cp0hs9]$u5FAy[=02ML,7cl<I2[Hg55HSE1F#rg&10M,7S04_E02MF*7c&4K2@_U34l<8XH#s/_6f=(-77q<*",
+    "6bsDDb0ao4u-m#DbR:6SI2a(;hy)ITEfO=9AOr5z0S.:_1HI523ydfdH8u&^k[cflG;&$*0R>dOKmoXhgaHe^tse#3>gWn[x@hM/&.hUIg#i&am9Y=FOB6KQkpT]@@,*)I/M4mw+9M2)IubM4EGRcN",
+    "@Nl*FuqguO2<e6>$W0MA:FERmE)M=wB<YFMryLeF01VUpJ@yyDW)3t7tkD@0I=rh=Y92QL39=YB4+Q4H7!9R]EG-rN&XFVl(=mqu5d<z3Sqqw21-@Hst/B&cxwi<e-^8!F*Z_UarWg^6Rv0vz$@%D,",
+    "34px[4!6Tw6D@G-Ko1eqh#LrosR9R!6$kU$F$Ia]0txa02i=>>6b4xj0:./k9[;_j38b(Z4ch]@66&WM4+O:V4h@D>FCjNE001^x:H-4UIoksc*a03f+XDbj4ch^1H>IslaSsLf##-[&<^e3a12owK",
+    "28h2CDl]0zfmj7P47LXh)1<3A6FAxf3AXYX4+7c)9yb69+JzbnwFd/]=cfD<10N(d03$Ul[x%O1+XD[S0SmSV16B-S2LNdW)h@2#1rI3O0^lhV2L@8vT:[om9zdql8xI2S$r%S)9^>gS2M3HI1,11;",
+    "3uzAmxyTs<HVm^_1+9cZ4ch^BB[-SR6gkI34,(r04%q/80x[bI4z:p*I55pb1kE,NC))!oG&IYx3lcN[4)FsQG==@dF90]/k=ff<1+$>Y7&QP76Yv8UIRGC5H2<y_Hvktl01pMGvlt#W<B.Gd%Lg+!",
+    "GAxe+4,)VL4%q..%LfBi9yIU+8#UnsA1FBR0^lkt2NO5]1h;W;2g$Vy1UnA@:%kZYTOSiO%m*hmG&2s&2M,diqZ](e#,I%yH[1g+Bsnnv6E*,J5-On_*#RE[G28.V%m*VmFdGvyaUUl#+yfjn%m*(8",
+    "G&KMPiuykUis4uds*DyMG11I543wiB9^>t60_a[^9]AQ19[<K17d8M6%m)M2/VlJ<0^mz42NO8^4,:o#4%q.<0;Y:.IRGm-HQ<vwC=hf[9Xar/3l9eH0]&DAF%vL[6At:W7!KqC39gtJ4,;/ACpI)Q",
+    "1mFh:X&y2F3B!_a4d4d=rKlSXz8WtiGce%;BRMj;D,RRB3l7//9]AG)0^bH=J2Nma-sg&Uy$dWhH1Pu-1_&i&tq%a#Dg=NZ8aMz9-Rg)WqZ](q-Rg)qo*W+nHSq%-HvkFTl=71-2LrZN9y9R+A0##a",
+    "6Ey%26ZsYn+5ry%-s,1.FaQAeEeqlVA1E:L0^SE=F9kL-00oJPHUx#-SRO$7su&Le:4F*wxX2d]6XFL6]Hc-%-s*_AxS$*j-s*tVj9m<!10N+Z-s+Br03Q,I01ny#9]AG)0^kQ@D/[$Q1Rp0f<dGS3",
+    "Gyoq4IRF.lvLX_P<dFw(03QH2012VM7Y@Hh0]]%V7Y>pQ0^leW)E5Uf4dMp@u(BH,H^L^xBH[,CiwpyR0^m6nA@aRC4+7!@9x(tbF*V@<A1F8R0^SE=F9tU;02MI+G&wmk01Nh-93KEP02eR,4,;@C",
+    "Cpa@S1mXt<X&(SG02eU-4dMp[kF+ig<dGa-GBE%mG%WH89^+V00^k2&9]AG)0^kQ@B[DGL1OwC$4/3:h9XO[Z0$T:ckz6G*Hk=Pa3*Bf8&Ib(Fo*WMo&IbUEW(GeG0=I[205.:=HUJLJ2LzGQ5Dwh_",
+    "4.OD53CPeK4,:x&4%z>=0;r2:G5[koHE]O)03Rqc,2)8H2QD^=00SHb,nAelH8aiHB<5A+93KEP02eR,4,;J<Cpk1T4$cP-62>ez4)Fs6[oo4;<dF.uGtLJTG2I3a6Tb<%+5sN]G4TTq&Ic.qFyaIc",
+    "D8CCI1Ub$J2HgWRI50Q:8a4n7&Ib&xog5Dn&IbVDIR,xu0=I[205.:=HUJLJ2L$e%4G!G[A0##a1KkE66EXf44%z>=0;r2:GXM^X00>p&ARj0(,2)8H2QLOWHvk9fpfVLWoH+</CJDotX$KV-FxqDi",
+    "1JMT#H5fDi1k(o#ZXW;M02na.4%P.)&*Kmdh8G>tG^Z;bIEVue6_>w:,vJ*2G5Z4!*as=#Fzf=m9;1&@b>.CY6EnPz2<0pk76X8xhXE/zH@3uS0NU6A4,u^C4l6J<x#9)[O#v]nO&:fnG!iiHfdv32",
+    "3=xb(:H@Ke0!0%zYaKE)2x^TS05UN!F#rxX7BOoHG!il_4$^c23<]YpFaR$JFgXAKAPg^d3=)KBH_/3EHvk+r03QQ300H8H8w2114P=tc=9BMY3TP8C,-6H+CJZ+p2Q>OGG5[SpGze/PGXN7c030-[",
+    "9^F_y0vt2]7Bc>>8v!f;wXz2RC/<cnjuIO(!$uC2>zp5TGc5dzBo74TXBsz,:jW:G0yHdxjtB#lpd1d$2]h70G[*x278ETb0.DAy4ITum)))*P7&bf^H2%#24CDwDGAs:,0SM5g1rD%.2oAXc0+.B=",
+    "odFD(0T;+R9XFT(EG-nr6Ey%EH2<DAt;&s0hyo7+ViY%y0SsavA2.LOHUJFu0RRXKVlN*vFaRF>H_.5a@U(ID3^PQ1G5[]EGcW)XGXNYj03RPT03QM^024I-95nz3:H@lRf(0uyH2=3yI35eWj0Fz=",
+    "@vDU.01UqaFDW!InE<L)04Fsv051;VFaQxWPyh%FnE;+UlmjmUG%[ioHO2xAVh.Yr1>PxWFGwsU#*GLL-h6yj!xkGh-gOpG2b[JX9W*%rPyzMOKo233jR*vWtQ,!J7YT+81(zBG#b*M*&lm_!*8vFF",
+    "lWGh5i3kkqpau=HHx8$@2M*yc9WAK;8!%N0t1BN3I8>umehfkn472YE0J$g&LmoJo1P9wz3M;KuSPG9O6fji]uL2JX.&6kCGcq$n96103#OVnS2tyweH2<z7Hvk>KHvk>9IRGCLIRFmjjR**xB<Yur",
+    "9]$u54bK7&/K^^51P3et2o6[a#4!&Gm-oOMHUJzqr7aH%[[#vw9^O[:0Twb.4#5R42rV.V0_]C%9x.H)4+<8l2qQQ&nwfGmG%z>s4+GV2DK[_.<(B+E[ay^*BLd_o9]jE%1&fXd0QRCW4/SJ23nDc(",
+    "0529dHUJJp6Ey%I3pfBD5HtWU3pg+U9^zYH9^6,79^zeJA09M]jtCA!9^6^B9^zMD9^74D9].)85-OoW3pp;V4+<Y16Ej2_9x[uL2o6LD)B*=]s2_zB@y)RLGdVVmjtDPDGdbz+2;K)x4,e:v2rn%&",
+    "IqUBU07DNCX8=844+):s3ojluHvj.G1P/>7jtD-xGdVGv0S=f8;+F9f2oH]^l#U1hp$88Ql#U255HmQC1s<4G<$U%(&Ik@5mW_JjxCajnmW_KN5HmP3p8*DJ4w#Mz1E_oQ%nz832oW_Qh!77jp=OMW",
+    "8aON=o[R>]o&q-=4=<rR3lHT2b@I$z2,,yrriEw&[rv]D)[,;3i_)$Y3kCiT2I3$CsjDCa*XbGzApjWzArUga9vwC!0sN:44.X5q2m)9lGC2SN9]_9#G9n)YHk$z,C=D$/2_PqvG&V3,1Q@ThF90;*",
+    "A@d8lj0hAo<%3:G<c[rC19/xR016<xD)IpX:z!r_0m/dxH6jfm02vP]<&OSsc:*5>c=5Gv4tW3:4/VBj9]bU17%+G)HaL;4FDWrN<&O+MG_<#S83Q371_+*RzX,(f2]p.>Ff#xnH!+pzBmj)u0uKu7",
+    "j]dGo6EgrWY%;tFj]dYt<!bvq2n>F!2oA6TFIzAy;_e!$iUATh00,x[aSkLCF#s/OH!Sgw2o9hG1Gdau4+5;MBQrSwFKaX@<s9[2D:sBm0])],Pz<vkq(1<X0uN-Ij]dLD0t5SmH4g)<0TVSOFIzY)",
+    "=N$D)iUAWg00#4q2o59x7Xh[b4@cO<2o8z;0=dsy1FiuRF#r<YBo7a/94av]03$Uu=kE5r.OL6-0nyY8PZT&bG%)^U).X)d9V0h4$sQk.0XP5xCJ3lM4+Z[@2m.RI2B%&C4GV<&6f/.:4-[]*2;$jS",
+    "f$j$aQV%fMiwF*C3BDo)%=nXo()0,e>3je@*8&d#Y#%&0)$]Dih$0Sa02U81YX+%,CIW0P0x:ez0S@64kq83T5Cdx-0x$p[IW>.jGyoq0F#sPqH2<PZ03QN003SFs03$Xy03QN103SIs024U;9]AJ_",
+    "4;5^e2;A-#0yn;[4:k1C3j<WR4g/Kz9]AZ44:j)e2;*5z9]AT24:.7j2>!8x:jfVIHUJ+vFqH%oG5[X^H@W0kF*&M^2m$ud4FQz%cOMfmtdj<>!w(M]t&.1:ZVLDjGc+>ge-zfaj]c.*3KKD%3lA6i",
+    "=a&0-4-TFO2<X6D8vgVN1e*u_JRcW0fb]Iucn/za=$7(21Os:v8ie%-1J48#I6My-hV/-q-RXXd4-qN]2;X*813V88iuDN&JQFei4,ky;2<X93tpXniF+C3r+5[gPH.0xS1kw,#dJh.q=$8Ao4-z&A",
+    "2;UK413eEPmh^k$f(HXV510*<=$AZ3HaRyq(US,OArCmxlL!Rd5Dc632;M$g53:QXi3l1wrq&4p)b0fzJvi2r2nFO53f3hAg%KaK0Wr%0E-l&.A3ZSIlL!RC6AYvE2;OdFAG85D%K[xS053Z;GTxI2",
+    "2+aZvr^YU0n.<[p0nGv^HZuSpMK.7*2n_/fBr@Yk9^lwu%:peoH2=O/H8$jv2nfvr4XyPF0@Ey5vjI8H0v.H]3<.,4IOdZG1eHw.uk[H7g,-K&0nGv_GdTbsJ22:z2nfvr3$gVH1eygOv-i_C0uF%.",
+    "FF!Lf:XQfsuTlz$S>I7kAF^_403I<d4KF^4H0+ZI1B+7+0k!oB0HRY5vjNQl9x-IpFFP;d;vn<z%:oR!=$7#b0uQtS[uv%H053Z*IPjAQ2+aZ,G5@dc1rM>UfEq41IRGz2FfjC!2tG74Grjc*0jSkf",
+    "AG85D%:oU94L:>LIWqQ:2nfvr48QdW1I+:,vjH=#EjTj(FFZIj@jZF.&H<a:=$7%/1s^5kG5[;%H2=O:H#Yo^2nf#t8!!L=o&>(n0WvuN9X5px2G>Fz2aHh,]C0y-+XW9rsMHG&[]1%!W(F8HG%>@V",
+    "RSBTT92haq&YA%P;lunvwB[ocHyi/5S1$rNHHnV@34:Y_Hd@YrIR3a0A_Q3X79RmJyuu=@C.4;QKLIi>Gh>_&rZ5ZG$[h_=rm>VE!14hrH7wGFJrg(SlU)<y#HIod0<v_f0GAH^:G%&13*or^2K/,>",
+    "1nVIJk2M6drX4IcIriWr1(V](4DY1=2*KhU6fy3.11]>PGtAOu6D%]ch@JRTbN_cW9].z4qjeo&qpbx6kM&vs$hiRxToN(:1i07]4-Z^a91j,fv:gut%clYgyO]OS/:1&,wgVnD/7s>Urppoqm6KW+",
+    "H%18d!ZZ=&DFUak2M1:a/m8G[&b0zFHZ(Iq3$*DS0LYF53D*G+54ne66E=mXF98S[G-9MO1D=v9-JbwZ3ZB=_4WII64+7hb0tf$vlmRX=F^L_#2)U_Q9X5vq1417cGRL(71JJe!D:gF6wE>-+i2<<v",
+    "HvkU>)QSQh05kv,GyoGe01pYVv^Fz*9X37.@v(v.Bo7.MwE>uq8#e#^p$7)3,#iZh#GGdj9i6oT3hxCUGB%yH0uVO(lnW0SowWi7=aT$QpS1!GlaB%q29flI0R!=v4+,;BGzUWqsIvkiF*r2]Tn@P2",
+    "y(I#x)B=&-2LywN0v$Js1QIx<K:,K/5F0h@M*_43G%UFX4)&@81<q4W4*.BnND08x9v/%Z)UpCCH#A!Xw4wwL16dL>051qLHvkRm#xw@sq+%I0zXuJ;1s;%3:-(prm0$+5;LrO4$O[h!<5vo1HaGwa",
+    "/;V;8&<&M+,aZ1Nj_Wp@v-iAAW*,7Gy0Zcc[@D&e!Oao@&YeXs6gV)tvjQ47iLe3!kPs6&=8+6VH-J$UD:gRg[1XK/4+%351<[OK0n=>r2gmpp4+)X80v.N<;,:olxE(4sIFqviJvA=k00N8y6gU7I",
+    "H_/35FqX3dEj2a(BsDkm1rjXs1RoVMma>r_xr$l=;G6Ni2OkSGjsqGr00lK42r)Ac8jb<7p1:>17Bua$0xL8+q6-q)Ff8t^0v@l1stX;sH.Jr2F*mWs5dw$-9ypzlFb<Ihkq85u83,y5Anf5yKMFWD",
+    "EbEa70@wUH774E!1%Uw+F>#()p8*fn1M86pBQ!GJKLNs<0uL1C>XiX->Ok*X12O*U6a*v,uQL,h(<>[UsF4T>![:1UA0G,d<2dh23)zEX2cNig2JhV=4zdX!2soLCB@*y&IL,Sg4r:CD4i5x^=Dz$v",
+    "]G=Ir1Khn*1c&Gy4+5(DC=9r%EVu&+#=D>gJJgYK23QXa&FcpTDF=l[1F(V&4@9yg2Lj3k9]bh:2:[a;10xLZ1@pN)(d!2zG&1T/0puYH)9VKa(+__p/S:1U9_d*,>XiG/4+3_CGA!Nq2L)gQlMfE-",
+    ",4+iSi1h_#280g^O5gVf9]bvbA3,z#4+rQD4<Tej2M,F>4lFe//L8cl00d;pK#R*74*.u%5e3O(F9kI,n+zWUHUI:_hbaJtI0q_bM41d96*vGJH_/qZH8TJ&1_NAQGcq.TBM-_UnG7Q@Fogsk3Ne@s",
+    "4+WmJ6h8zvGdQvb95al!0xtkJH[,,y3A)1q6I/N(4+>bHTm][39]X/84:sB1XDc)=t;=G2HsFy70sZ6.0@buS4+EsuVFWA/c;Or12M,8&2.09MsrX6-7Y>,j!j^O7/*KD#3ijkf4EG/i)Ug8qg9Hx;",
+    "(Bfw/5j8dd1kr#UKM6N7F!!Da6EVl4ArB.d-%6TLF^CF(1GkGG2O.v((&A<74mCG300Z&tBmgW7Zw,;F9zQHIIttR>X9]d=6bjb;2XzP60SFim5r)@j1k&mf3I9V67@=!x25t@th@&7)GrR[5mAE]%",
+    "zL6yc#f54B2n<I[BQh@m7%/Do4*CBT0,B%@0W%#mrJe@>Uj)>4Cl3Xy>7xU1%!F.mU7iXA<@<M&CJzYw&-kzyg4[;C7g!Gw>MQkAF_%n!1Tyyu2&gUzxyTv.:hur-/;NcUH-fT41u,<N0Mal6BM-_U",
+    "j1eO,F<*#dGQJoaGrm9%0RPx76*HgP0S=R:5evHXCI-jS1lc4ClIQ[,Lo&b=FAFp<00$@xz!)!PIWhn*1_51PGcY$SBM-_Uv.DL_051tJGQb!/1_fG_,GK,nA2E*D0u;pzrz-N%sm&B04K;k<2L-Cg",
+    "1iH;24+5^B95uq!0^k#287(6ZQ,JIxKL#[0Ih+R*F[NK0/:jp!tq2cJ,Gvnk>)@<z$j*lW7d5_REHpUI1r5Ls1<3]h9]bqS4j%+L01@I.0q>3-2QCjozz#1GH8B7U<WU>w*#Qq>zz#nLF*z^$2O^=n",
+    "BM-[Tzz!oZIJ5=Z2RJpr4hQ;gFb%obUksJ@SOzl:0;(xuBrrLX>W^#@lmibM,sl1b>#FcV4,DzI2MhTH5jY48yu^v.j_<nv;;NFlGQj7T0S>X$w+9X5@zHm>WeV](0s<;C2-i>]4w&o$441tl4k8M(",
+    "@V.cnsM$:j&CpK*q.I9I5e)CNCm/FG>./JI3he.7ptT1N0+y,:0@vPH0@<2l9^V^f1r8oAI9*!]>pb#n1uZro5jI:HGuj0!G&,j&9yYDK6#^5A3KKK(1qH0x0uKP-KmsZc1-#WV131F]Dik/jmk1vS",
+    "HR,(,F9b6+RUZX4km)T5-ldLR]0<F=0:KUe/j8.lQV#-.,y[V7yAmG/HuM!Q1_WGM0S>*w0UrS^kN*M*l1&_prU;^^wF4gnF>,^l8KIg329W3l4zprCGC3=f%:oU*haL/y[zw2f2S5qV0UrW6;!q1g",
+    "o!/Y^2(,p51)!QC4*^i<BsVkp86PDu,3bo^w!knpGchsbvnCEX3f7JS4,<+d9^Y19ACUnv00GV4A@eaa2>FhG02nRjBpf)0z$@xxF)%lU4+)>V4)5Or1L_z34+e.D2MWmY0t2DGYyk)f<mK]:z7YTj",
+    "45@Ei1J3aX4/b$12OkkQ01qRX#0L$@ZUp<V4!#5miKZe0G7kcR#0Lz@5(CHQ90SS52M*+90<w9H0w)g!t(6u6ysA(S8r/mB!gmS42QLI]Y4!&X2fVo!4EInE5xS^a4+e/c4%;Fm1H$tN4+a0k1ppln",
+    "1Ncx60=+Zt0S=+@tw#Yj2gj@j1M_1B3KtSG79RpL)(r@dEI$P=Gdja%2QnWJI+g7L3WO#D@(p&UHXj2x:-3[C1Tp[;IOo$]4yFwSyy+AyGBLiYi_$GMfD-4p>c9MP<2Fr0O9]/B6F&$yEHtt:T[1Q+",
+    "IX0mIA5b:[BRDY7V,E!N!Jq*Jn!6nb!/s7-0:[T(4+HrW28;S3.;SXXG&Zc.2oC)N1K+m:4,59AE(^%xuipv:RtNN)rU3<*#VrHUg*G5>Ei3_x6n!iXzmNq4yx9-A=%N91jj96#j=Sqr!_P/$Z2+7O",
+    "11^E-:H@9a*r<:z216t.Hbf5wt=<;(hL@_l21Fz:Gyoq8GsT7p22C#(IWqSG9^Y3_0u;v>6F2^L2[,=MEi%Xf104p.0u6!NB<[RrEG#iQ0wD#*0vszL1=3(r2dV/O<[c9_(6Iv#4ulaNT[]xjEipJR",
+    "CMz=LA0[[eFDEfFI^ZhyF%Jcvpd2p(HZtZ11+UE>4-syi0]%(mUk/B;0_.H$cpWvWgIp&#GxLsy0SKxM9^hF=(/@IRaSr;JmjMLj:of#]>#F/$gtG%512LWm2iw7S6*20<PYxv&GXNh3GvCw]OE<w!",
+    "Hj#D&vhza)sGdXx=b,!i9s-h;9uEcF0]_>f48Qy(FAp-;yB7;z0^l]i;j$ZaGqAo$0kM4mLJs;P6)<Q15eMo44B!a::3s:^2;n/o7&V#HDGuIF5-,=v<D&Hi.u4R4)Sg2P>>8Piv):6bG%Q-&4,C5a",
+    "1qa<uA@FKE4+u67D9wNe4yKO,1mJK22ofy$0tkcz9^>p!#V^6[HZ;dn.P!qk(,01Y2o<_:2Duvohx,W/Iiv;FGc3ZqFg7;dG:tI-C:%TWaS%0Z2E>OY6gbwzaR*%%H>j_@Hqeh22R#Fv8Y;w4+JpoH",
+    "oB.8Fwq8RxGc!3:6EH=sqzNAaILvz/3=u[09tiV*1O_W!6E(9>AvQ3^f&&hra]6,FGyozE(]ZCt1G[.zkZJ[51NI#O#qAvr8ot&o4f=5-1hD!&FD5iBqo)H1sf%0@HDnI@!zC0onYIQ2yww5;:$)2b",
+    "g7P-Fl*/6p!m1i1H8-ui7Y-ZXH@%Km4xIxuH90o,0^b$Y2jdYCD.KV:0]Pn(s$d6]4hZ>t9S.Oz0^m:K0_0a-1:#l<74X;D0zWSmF.mkXm.kT91]I/602ny[3E,>80=ke^0*Hu-0R<%6b>E3ne,8xH",
+    "(pv-64l<M8kq9SZbKo,*Gl4n^0npVv3oIi!HUI.0#sW7=VNM+a&S;w6Hv%vp0yRz(G5[X]G5@kPxdI$DP7eZ[0TDQV00.8OP9Fv=051YKHvkhf02MR.2OS:/HclS@GXN7X03QJ@03QZ2051VIIRGO!",
+    "Hm5NTh64b+F%Jh$9]AQ16EXlF0Wtswh64yV6Dzd<F99].H6IKx01pAw0xt]UHZ:msFaRG5G5[X]HKGD93=h149]1A]4,AO[F99;,H6IKx01p9)0xt]SHZ/[20sz$^0*;X[F*Xjw3:Y=22p.JG>T&N]",
+    "0yf9691j+S(-W[2%o,gw%zy(w9XByJ00[YG5-2bKA@ImS1o(;G4,SeB4gLWG)%>&=>!A87od*Mvd:AvOu=k5<0=ZsX1SAg*gs&bS0Wkm/FaRVmI<]*Y+o2vZHaRtb83K;24+2LEy44*Ckq-#]HQk_N",
+    "2$0wU1Iz*i8v+my0PFe!4-QzQ11vW):fZtaT;W&#6fXcbGT)5<4+pN)9U3$M4WbPX52Dl=9]Sap/K:D^$.@YV(fAt.zSbQd7B/ezFCj8B00B4zpJyKuC6e3%4*3BdHIm![08kBr1S2vs8v$4V.=_TR",
+    "lH39Zg8:f%fdn2o-E<9hyNDYO;T$AN/hht@5-B1V0r4mYLJtI%/K:D^&D]Rg+/Uzjh1eYjA@cgV1Ro;g024O/9^>hI4*3Bu0yr:%1Rgd36E=<8G-.#)Gl2vhID!ZR&-.=Lk=:wxmz<I,5AE0-4,kR_",
+    "4!74G4+Y%c5f1]Nt[e[([<5K47lH=MBr=abGcf/k6gdD6@2h/p2m<FSf(R5d024TKA1OD11Rn!903QH1n34l2G&cYallB7y*4Z5fA@cXU2pBm42lEdK/2i_=thpQy6^8nJ4-O+2A0#*cA_h=P4-7E:",
+    "0uJfa9UlTPf&;Bm024PG6EbrjC=3Qr9XW#t1o-FGzLEnRHTeP@0XF_@Gyo3^ga[7l)Ey56o8A!*1%kjF4#lo>4u#hp4-O;8A0-#Z6FH9q4-Ar>0^lBC4+4Y-9y9.XG%^q819KlKHG%[m12>O505#B(",
+    "0_.B]paTt(;*b05*BuWEga@*p35x_]ga@x2(+Cd*=BE5O,8KZx*c^HV4-O+24.dvJ0lEYNKo1Lu6b]>T2eJVV0)hk[HUJYh8xt=s1P:mF6bN.;1cV42IpUH74$p@i4&3D(4z^4H4,kY14uIGl4ul8,",
+    "pDhmpsL:n@6vx:e4-O;8A0#yZBQ!UH1P:L76b]>T4+4Y-9yI>XH8OJ(GyoqdGlB#Sga@!D1rGC)11U8*01mB;3k[yy9Ul^iga[ciiv]va2q88x03QG_01p,Y)g2EPf&:pFga[)wF#r!0iWCm9)g2!K",
+    "FoFagHUI:K2opGS4.L#Z2ZI3*1A+t%gp&gclz]%$2ffuD88iS76oLd8I5iH02m>0U0v@o7f&:hN2oBBH9S-]T2p/Ri024Ke6dx5e01o*94+4Y-9yS0YHZpS)G5[YbF<gjQga@!D1rC*y11UB&01o5*",
+    "Iu7=O9S-.Q2pBQ]4Bw-$1<WsR4+Z4)91g&u3j_$f9S0&07lH&2C4:kQIgbMm6p9oM@2jBiGBAP!9yS0JH/hUta^OSh6bN./ga@!D1rDZ<0_$7+at=@g4i5g/9S-.Q2msVQ2SN@7qQwCZ0-SXj4,^8u",
+    "9S-]T2p/Rj03$XtsXh,CiWCm[0S=L%2p%=8B[wp*KLhMO4/I8K4+Mk/9[<SalLH(#=uHY+0W#D9375Vd4,]w588eFp4ul8-+:aj$lPCv24&4F*;^9rAA@cgW1Ro;g00gT,4,];N4*3Bu0y8jz1Rgd3",
+    "6E=<8G-.FriWD6)ga@xC1q.Ah0^Qj^5f2CG!W]hj01p&@1Q.9q4+XO25f25(jU5h++*c0&#2pV8ga[ubH_/FzF#r!0iWCm[0S=L%2p%[96gU7AICCE.H,ZEo12>N-fs>Ld@u@dZkAxi!o5md.6f^eg",
+    "88nLq4ul8*;mi8KuS=F&4BY]>mBt+(7cqha4-q9B4vtC:6@H_W4*3BaG/vBQ@#BDR1QR!N6EXk_DT)*wG/vBQ(FG2Ylmi;%@2r6Q*2o.n6gPqd7&tW#1<Yq%4+ZX;9S,yGLJsG[9S-]T2p/Um00W8;",
+    "4-I0_0^lBC4+4Y-9ytILIRFOF(,IFUf&;izI[8EsF!<LmFaQP>FA+I6h_fbbn;e&X-l>6dN,qR6Eb<*612G&i03Qo504q2+051$UHvk+p03QrA030#=9^6)6D:pd+FAO(0030:]9^G1B95VnP3=D*4",
+    "FaR$LHaP$+Ha7qt3=o89GyoqAGXNYh01pi60_]E_FAOy]F&s4j4,D!91L#Nx#YYCL0uKYl2MV]R9tNvK2e0KGDKIpuL.cbq&xsxa%Aq441vc766FAtMUk.]J9s#>PAPd>;9]1G_7&8DL3p4-P1_NAQ",
+    "7&S*6Gxq<l#[mmQ2R-u1>W:UWG5@bhM/uUCH>/BPHvj:gQU<Xr4E6yZ1_UK[H_/35HUJwkMh89*0rmke2QfGR0EkEr5^%zO4x-T<1d8]@2O.v(>5ms^IRFP,3B:=%Iraeq#sLdP2R-u1>5mLVGyoDa",
+    "051+PIRG3p01deK9v/)d>5mLTH2<eiM-@++>5m9,Mh89*0@:tP2QUC5FgXAp4K)A@f,()^>#Ph&HueD<1_C8>Hvk>4H2<nhMh89*0rmke2rxDP6Ey%I4lw[6IRFi!@5qq&IrafB1u!/N0KG5/R1Ee3",
+    "1I7UhMh89*1Kar;9]1CI2ss0/G6&vh9^zUf!VDEGhny!7H4F:%QUln(XAc5;7&8D50k)Aq5-I*75YIdh0rR9f4.Nbp9wRF;,4+iK=#Kt!039=]F9t0!<&On&01Bg&G6C!X4+*63WDg1Dl=h3R4u^E]",
+    "6wve<35Ws<7yAPdH_/3RH,,WjIRFmIlrjWa4,xMH9ytIH6ZiBU3(lu69_Ln80]T],r2!unG4TNou/O4e>X8gYIRGCHIRFm::c.5S6u0#r4.q*j1DxqF9_m/,0vI&>4+Y1fJP!^hs1FY,]MeaV;$8Gh",
+    "7xx1ZH_.e8/mid;>8t!R11];QH2;vP>6HA0yY;OrBliOnH/fQ54-Y35C=Int4+ZY,Iu8lSuMY/H4+HN34fqla)%P9;o%kIu6gM*W0]tw(HV+x@0T;uT9y0d:F9$a.01pYDmk]eI4+Dq,9]1N17&QPN",
+    "BsTX01E1[+4-h967&ib8+=8J[Sq_BK0UrZ501bl=4E)]648D=X9_L.G0]TkF4i6dV1sOE60US8<0^m&Y!Au5X2,*>]c<F^P0T;kkA0smN0^;oycn/oq4Gs0y9uCwK1X&Le;*ShJGXNg^H2<ei01JW6",
+    "7!MWG69(P,s[s!g<c]e%01p7u6AuTS;l%t$o25esVh-m]0v@c502ns>4.geO1;li$9_n1:0vI=^4$_6=Sq_BK0UkL34.Mq;9xoItInxsc[@X)H7w82J#;KxO>X8gYIRFn4(,R*6H2<D2xz8RCA/48E",
+    "mHuE47V8ZS<XsC&(,Q.)4,xMH9yI>D6yVPu3iksa7d8M9H_/3RHvkwo01ML,0aOnN(,R*NIRGC3H2<D2pwJ!.BGVHA/:IShG:sJ:06F*xF9S0*ivkYZ&:jy3#^y9@[sRvx<6a9x+7klB0R!9.4,<(U",
+    "6EFY]0J.R$1B3((o6#N%-1dH>4+QiJ18xrp>6rAQ3XC/b#Mo_D2pc-Y6fyt^>IDaJ;ZW[GUjc;W3dy1f1L/SR7c%4a3l88p8##U.G&cYQ#JU3q86O<sqc-Oe0@)NmN)HR)H9IjgIWaE@GdKVoHUJ+C",
+    "H2<ql03Qr802;p:FAFj@04y:$03QrC030*@9^F@995DbN3ormHF*pD(3=6wV95nzR3=V[7G5@+<:H[1w051$MI58YH03QrB030&>9^F<895ACd1FQlAG6%W>9y-rg0VFgx%K0ZB12v$R0XZ/:GP#BX",
+    "1:d#,1g6r70Skqa1P;F1vM2)Ap-QkK:CzY.1vaVa0Rfvk10xR*slfpcY=lNlA8axJA3rew3F)v=1)J9a08Se-z*ZjtG_Sz%0R,vQ92GUk*AWPS+XD]2;u8x-<A4i6/Ho=jIf]$O2EqO,4V0!@0T:1G",
+    "pC$n]3LOmHtq2FO#6%,DH8&psHigP23f]pa4d4D:1n-:N4+6u5C.)D-MhG7b*^Fv#0>cby3evhA3)Qu41CjYe0EY;/n9_CVj<UR1xU;1qPZ:F@v-hN5E,).h,_t2ut=*S@kc15%JU5-31P:eahe8iF",
+    "*X9Hd1n#N<1hWc15H&Y4zRd.712V-^2m]!LC<%muG5OOL4,K=51P:+V*kcIqy&MYW0])g63g@wDHpJ:69x_>#9]$u52c7:h4-$zPBsVYs9W;+sGC4K;954U][:e%]8#XdB:jo1y83ym/DF<:QB038G",
+    ">aq0v[]FQ^!j^OZIe;1>0PtuJ27,$U1gnW24*-F>D+HLp0RRd/11mUPBo#6M1d[v_4kZL54++kgs[s!NoB.Fv00&J3ptS)23K;A,7Ba$_cn9i^qX7mv7c#vG1N6s32WJT6;lcIr.VOz(/+ra;>tZlV",
+    "4Cd^M2-sj*9^6<e1piPA9^fejub%,FIJBxS4d9uT0RuN51_9w.28Dni4,V.:Gy>cqvX6HJKLULZIqU8-18E*L:+UoJbO()-FAsj^;leCJH#9i>KfD4rG&lf12RAb^jg=,H2j]9N53:U8;ldn4GBxh*",
+    "G!@.H2M<CX<9s1]2RAV<jg=,H7BN8&vjXw%G(QG6FfomlmjMUJ8V]Dq=X<c12R1l4&XS,32fX7(53&OF;ldn4HaGU^qyZ*2HvkW>0[8ATF9$X<>U<zsFJm;_053W/HUKZv0X8,O6E=Sl3lTPqun@YY",
+    "]L!ymfB>RS00OC!3.*yHA>S/w4eJ2]v:XVrAOXTW2.EjC2i4yJ4+Qe+cLnK*9t(/n0s.TqGynqTCJTg&hygn>H#5HR5eJO30vt4la02U>tN[qF0S=NBgDDRT(dz*R=Joat:@ws-97BiJ0^ky06E=<4",
+    "JGGu24^PU60smAF4w(OT1Fjt(F)Q+-2<=7(j2!;74>p1>2<x[4xd9KR0r-Z[0H!qy=2:..5i1h>&;gSZ1p+Yx&Eg6jIhLpwKM*!JH:uwN2YVAZZ_:VH1#k.8HUqWrBLK*r1q>iX2iEw70SC3w0Sw^Z",
+    "BntF50f+Mv19%;@Ik^Vt4+5(w8aBxUBRDadnkEA7v^p&b1P92kqyZB$((wZtGnGUGvyw3uIIY%n3&HLv2(,&84+$a.1*+(CCNn_z2@ED>01heu9So4(Qx3d>2<=QFy#pLLpwR-ftEUMKtN]o4ENCAI",
+    "Mwg(80TwXX=%e^J&jA,W-L9ftk2oI!Fo6*Wf%z5/gO_*gjm#$szLW(6fdUT0lm#p]JMTjW>W:UOFlGUrrXdRBt==0N2:@/14+iju0S=Ps/:ZAxj9:s]1&H7q1.wHmgbo270nV/!0L/FU4XA$(*R:ug",
+    "Fgllg1i^Fg$kQGH$:n)31vEL2ngtBOmjVY$28G/P1g,%EQxrFs0^mOungs#XoD&ZNq3fgp0PsZ*)&aem1s;,306#P@H8cPoH]>xenlKFip$#KAHGB=jy>y9BOb(Ca0tZzmI4r,K1rD+X6*R1q0SDRz",
+    "1Hiy32!#s+#,vLLot.I/eh!/CPY%H52;>Y,1q7J=4+yul2>G3a00pXsf&l-s9ydA]Gpq3d2EXA13#Fe86Ey%]0XZ@=FfpTpUI:;i7Y=+Z1F-APx9(sHp9Ba!3iba94,$]O8#et#Av7^gLk]hh;*lD3",
+    "HXb%KI5-6bHaR(%(<iNbF(D1A4Kgt=EJ+hL)eR1o@w.TZlffPuG5@#x4g[H>3k8sb5Dr2ZGyo3)my_J@3zrcI)e@>]4f>QiG<S8F1dx&@BQrOj0UI@z5);Mo;i_*gl<bn:#vTi,-]:7Q5dxJG4CbT-",
+    "1f.CV4+yLh9[<1FRt3n>3l9N/.[A%$0jm,sF*X1%TroEQFQNf9H_/O$H2<BXh7:PGH#DgdA_iSwF9.a=02ns>8a4m_zyS@a5,%AyHUI^o4yh6aQy(NasS+-(I57Y(&H=]x04>N.052msH_.d,xy^y.",
+    "RUZsFsS+(UHvk+r01>]&9yah14:#/*A_iMuFKjh7054QEHUKXUGcf/k0672@IRGyJH!uJxF).+y;GYk3EJ+hHmkl2RGMCf/4%w&:1mw&f2O.vc5fm^c5Dx]J5df2U2Tu.!;hzU@00+y1LIvpp4d1DG",
+    "4DSL2j1n0!9s.b$6EUs/1]$v45+XA&03$Lq02(y>6*-!*3;Cpd%n_mGH!/VMz_MOy%<Q9BFaRF[F#sP2FaRHg0Wts+FaRH0FaQ9]0^r7A%<RKdIWac;KSwz+HUJYe03Qc402w#O$[rdr%<PK[0SwpA",
+    "6fYSuIL#6VN)F8u1XC[_GBC[&I5[#i00&VY%:p#d5.NLHIRHN$IW#Z-1WXOh5(iZu4Kd9U9W#v$8#B!k6EOfEN-3cxG5[ZKG5[Y@G5[]PF*pD[H83_-H#IRZ04>2y04XvvAr6o50_0dZ4,+t#4FtXV",
+    "9SY474&(AW4(8e(9yQGp6EFZD1_LE@HbNgRG]dtnG5[;$I+GFukl!2.EHfT6kP-IztP&$JGr$2GG:[Smpx6,_A_BE:95;>GFaQC-k>Hb0>Ynh+Vk]T@@4JxmF#sQg0W$y,H[jzzKU>CCIr$MUq5(BB",
+    "051tOIRGz5H8/ngFaR$IG&ukmIRF]s00h7R4*3x-88$Eg2TBh45d_8pBr=FCC=j>!2T:o+0yg-(E-um&FC#cI01p89lMV+^9^F^35iK,102;=_A^^%lA4xC(A_ZMvFKje8054QDH_/pWFgE^n05Jd.",
+    "G5[X[GXN.wGa(N75fnF$PXd.:1%iwv3i%NZ<cteIoaG(]A@STwA_87t1&r$q4ni0*03R(d@4I)=rvwLK4*:ZQ7c:AaF*yJP+NTE-F!VPYGx,q[ImA&PAu[.93+;9v0JjkW@4JxmHt[0=&*dNqxQGt]",
+    "z7P[L@Vk#C03U>[GyoGY03Td2056_cIWz!I2Qn^)F#u0SGB7YO03$Ru03Qc602w&Jjs+St@Vj@e0Svgj6)zbuGWrn*N)GxF1ydg$H2M((Rtcly1qV;d%mO(25diJlYz:.bKOHbKH2M()Obz,G2UQ-p",
+    "HTn<9HM$HFHTn;.gbM+/,**p6@VkW^03U5M03T8@08b7xIXN^^9[<4[7&8DL05kw8G&3O%zN,WTy&)1Xmkks+rkWHC@Vk)hHvj,F2O.vo5feB79]kl47&rhQE-axiGyop^H_.(h03I_^5,@m-Bsn:N",
+    "I18;<3;ncz+G8IdGx@w+<9uXD@Vk#8+_Oi13pIi=1i97:3y%=bI5hwrHvk@n0W].3I5Ge)S_xQR0Ludpq5+Q*F9]d/053-0G5@^Y01pWGS[OM18#w;5zyS<%&J@aSG:-MoN)C;>1ydg+Hjff712j1R",
+    "FU]rrFaRz#H2=OoHZ^krHkHT(2UQ-pH-)nx>*xV:00<E$0r]%t4<!:@6EFZDZ7/[IR4<Q94mdRc9[<7]7&HJM05t$9H8UX&j^j9%00W66E-l&fi_.CmgdYy_2=cZ^9y5--6E=<K0Wbg#f@lIrF1/a:",
+    "[/o$YVGfTHC<;kv4%W8<1Lz](GdVcIHybgJ5);O@ixLkaj^jjQHUJ$ml1MKHG&2ALuLBPOkP.HjH#Yzug#k7IA_!SuFI+b<0575eH#h(.2[.(XA4fRfS@#w:9]$u57&!nNIRFH^0S/H7FCjQK03QK3",
+    ",&zGzA0#,C5,$TeF#s:k0y#1OJuxsh052XfFyC4OOb*[#2UQOZ,&!3r02;=_BR4n1$>yV#F>01yGv8VtZ8HEbR5Lb=5,$!nGyop^GyoVi03QH004O#yAq.cb0fi3(-x+<94Fvp-9So2X4BuJ_<sl4O",
+    "Igk.(HUJ+5FyC4<G%zqi4/&$Y6fgh:VGjV15*IQ6E,*I$A_,bwBQ@kz8ZZDOF*2fBA0RaVEHp3x1htV.9]19vNCTDw0+//o@4KM$HaP$vg#kAJA_rSvFIzS<056=aF*1u.0>+4228&t(;w4:6NBI#G",
+    "Gyo3,i&>qYnI8*>S>Z%Y4Ai;89_v<;S>euF@4I$DA0IP]S=@!XGmBaWQ6J6%H2D!OG&uk,BQ,Dp9yE(u2UQ-pG5HZ4Gr0=LGx,q&hW@l.O8F5JG5[ZKG5[Y@G5[]QHZuSp05t#<HUJ+0HvlO&Ga(N7",
+    "5fe866E&9&1pLA/3i%NZzu,a+rk)/jHTe+^H2<z5G5[DhLJus9S=#Mczy%JAS]_I*02eR,1%;$8Hu(@0HP]-BIr$M2Hm;*PA_yLE95]9l5jOxY2QxVU0C54Y>8biQ5d<4[9X0;Tg#kDK6Ey%ITQvXx",
+    "wgV5M0s0Xy2[t(ZFGn=w00WF#F9.R<@Vkm801J#,1i%3f@VlW7H!uJn0XB;U1ydg+GWro2H-h=bQ6J6%Hu<1RIWYh)BRMhv9yyF!2UQOZj9L=j00,Iy3-GcQ=$RaaIW>tb6EciiA8j%KA5$=>0IB#G",
+    "4,Wbf9[<H07&ibP05]]BI5Qy*@Vjzl0=3Lfmkk_;&zb<c6_3$/4*C%$G%V[7F99nsLKrdt4/s#ZBs4hy2VoBY@Vj]/S>$&g5Cw,75-yu06g0y(2:ogU+Qkh5[[jym@Vj]$;r9AA5e:@wA1<3uID$4W",
+    "0W_xL6g8n*9W;+Sh5.Q@5)&[0A6qd1FQNf5Friv62[JJNFGn&l0249*9]ST04xp]d3!z#AzyS@SS^z(hF#rcj4v!KAQx6^ZS>4)Ip-@w_56%LiS^rm(052XgGXMij4xw5HRUZvCj^jd.&kPKqS]T+x",
+    "j^jkBG5@^a03U5M01s86S^zVXF#sO@Hvkwo03QH304X=$Ar6lc6E=;<i6jK:;:@(lj^jjNHvkwm03J606EgrG1_dQ]H_/3mHUJ$o03QH202nX-9yI>WH8/nxGd2JlHvkhfp-[jyIFAx91TruH9yN<Q",
+    "2p.eKkP-sPG<<D*Gyono;GYb=0Wgsg6Eve*A6zs5FQNf5GypFNGBp4%M/_@46EXlDG5@nU1qrYA1q,8E1i%3fkrFQ.H8cPp0X3sq1yc>nqgn%29]Jj&5,,jIHZTA#H#Gn+BR4hx9yg-^2UQ-pH.1z;",
+    "F#sGgqgn*z-1nN9Igt>*FaRHIFaQr#qgpQxGcW)j05][>IRGv/FaS6:Ff$.zkrD*tGZQqRBo#A+x*iIW5)S.GK;L-39]s_1k@fa#03QV_004zX2Tu.!k@e<<S>feck@gF5HUJ(m03tLw03$Lr02;*[",
+    "6F8(/A0j!D5)GtU5-l;&9]km(NCf+!V-eO45ibWbHvk@n0Wkm*GmcsxTr&VKq5(2E051tLIRGz5GC2SfF#s.JF*o^W7&ib5j#:o30S<_SFCjTL03QK4j#:p%4.wFSF9S0$058r0GcW)yGcf/!9y2ij",
+    "156H%S>f4R4USqZF*mvl431g=&EXUeO6[^(6EOfEZ7_2JRWXiQFAgy]03JC2C=j(r5g!0C04XsuArAWy6E=<8H2;*a%<GXy5f2Z>(jN>vS=&2#0>+eE29H>*a0gEhE&CB2IFDK$GXNtrH_.1O9[<M]",
+    "5fU%^BQZ1p8Z@hEGmh*EA0aUN5iBz<mPisc03Qc303tIm02;v<6f%%n9yHhyAB6!j[1Fo^ky--IG5[_40W&iIF9]a.053,_GXN7Y03QS_01o!o9^AIM2EYLf)XgX#8Z(hv2TBh75d:2&Bs4Jm5g9a*",
+    "S>e<d&H=.25iT@3052mpFaRDkky,_-9^O^55gjwT3/EN41,9Z84<&$I6EXlFZ8884RgqdR4KO$W0BH=U5g0K59[<4[C=9o44*U<>H!:[KYy+1K6f%j71RF514.7+F>z4&=01p6;S]czl;GO(J[1F&7",
+    "LJusGS=#Mc!37Thl3FM;IQ$VFGXNqpF#sblGXNVj03tUs03RYT00hSl4EzxtFqlXm3=4#N0WvZG6f&n-9y9F@4_7A:v-h+>03Ta1007Jb5268)5,$liIRGz5H#h(Ts9GNgFaQ@c02;y=1i%3fkrFQ.",
+    "I4^So0XL[x1ydg+GLaG)IH+0&Q4h@ns9G*GFaR$eG%x<IOb)182UQOZs9GH@030&>1f7Tr4<$JO0TVC)A8jxIA5.@;T0agrIX96K9[<1@7%_7K05bq7GczF$krER(024Kr4HPt$w+0K55+4FIi;s#@",
+    "m$U[Bsahg1IRF$l01iSJG5@,QsahR303QG^02ns>9[<K16Ef1(0V6pwkrEm+005:Q0)PV#A(0X-G&BGLs51@$snrM%43ZKb0x>yuF9$I*k@f./0W.&-FaQr+t6DFj0W:iHF9]d.053-0G5@^W03Qf2",
+    "02nj;8#Dj]zyS@cS^z(jG5@lk4w4cDQx6^jS>4)It6B$9AI.>ek@gX7GXO6mG&BGnG=.(%RUZvCk@f&;(F>c$S>6y:FG<Ezk@fa%03U5M03TE]051+WHUJ+0G5[De03QG^04OvwAr9-e6gd8S1EVA(",
+    "Fg5<jG;Ee<0XF_@HUJ(s024R:9]kl47&rhQE-axiGyop^H_.(h03I_^A_7/nBRDYt8!@X[uf7EzAv2N=9W]>4A_Y.zPY(u_NFy*d@A,Y@5ibWYH2<!l0W]-.FqK*#TrdDHq5(8D051tNHUKY2G&TSe",
+    "FaRG2FaQ@e02;&@1i%3f@w/f8HZ%Yq0XCId1yc>nm0AN.9]Jl25iiaHH!uJ$I5hw,BRDny9ypa+2UQ-pH_SF[m0BD%01>]&FG<Ew@w.f@03U5I03TE=051+VH2<y_GXNMg03QG_04X&yArAWy6E=;;",
+    "jU*&CIh9%s!,=mu0W$y;G5[Vk@w.g201pC[S@PM!AP+2+S=#Mc!37Ti*],z_.*YdXt9uQHlM59yzN3!-BQ@gk5(:Ap0T4Cq!vX=,4Di+h3lISN,2x99u,O7iWN&wF03$OnlnMpE1P/tJ)&dIL0^mq8",
+    "ngkAp0S>Fi*#Zw6g8:f<a[&bc-3p3Ra__/->5mLmF#s.FF))My9]$/B4(/2I7X#WB4)L,m1B/N95pd0u1@6L40qX].H3U5XFAT2[6EpOx0uwic-[gB&4W$h@H8(TB:I4rI&cz<aHNHCq<Pv66IMdex",
+    "4aR=f4+hcK0uC^0GLhZ=Ju)*hzkviF2s4Joivbom!O:zVHZ+_>0]J@[IxsmbunhyV)&c<G4+W=73JtRiHY+tYn_DYv>@*_J-jAk=RyHv+#;^G^/;M#y:0ki2GY.uV-[*bfxE^^D>X7>Eu$m$Xp=G33",
+    "uc[ma>yPse)I$Qsr&SEp0]c(x1@gG<FdqXk00g,I4n8w9Hl76mtilEYP62)]12Z(Z0ST!21PH>d6*2%0,1iGF2sb#V&mj%U=J=_&HZX*$U<kQ_$NB:T9s,K*6Av1r@2-<!FfcRM0t5Ks106Q21^7=u",
+    "m8$[;zw@nh7&)_33j,Ao2Kf_M!Jz:SGYhP=Viqff*8_ET7z.wy0kMZ+4+r_&2PG:upXezc5Hiz,1YZF(I5-aY=57c=m7jGTG56ml1h:i,Dlj;OfeZ(ZrDFpb4cm(Z3%aof6g0@f7X,7V7zwQe5H-7$",
+    "0]U]!4+Y^gR0=sC1/-ii4u_HOiH[)!;-8pA@2!I$wD/AKypRw9JS#FR)2&q>H8>CDNgFt<pcg]nI5adF35t[-9]]/4@_wK;vndrdvD=Xxp0+Lx)6>u=2H^ix4+i.8nE;sa1OS^o3/%il69<YKM+CJK",
+    "1hD,c1pb#08!;du133ic-35<bI0p6,BsDeN<)iej6fz$I!v>wC,_t5dp>u=-$+[Q;>S-JYxAzqe!uw1Ctvd)UEjc-+@UC^;5ee!T6EPM61@h!.2AG3q4-$8_D,NIuJ_TEq+MonCGC4Ht11](IH[@7(",
+    "1p1Ok016KZ[>YGEG;<D$472k]6*bhDTn=mF77UZ785eDs=9w%+H8;chp#&o[Igh-y1Fob33bVl&2POph:.bO>[8Ioz1JXPcIr]h9X&wO.4,fF61Otiz4,5051OrbG8^=]D0a=-:,5CY70S)5bX9)bE",
+    "1P,YJ0@3(9hXDfryaEo&0tu<T49n#t0+]OSGB*GS.OT<%#RUSU/NSQm$7c<%u!RQ;3ApwI2!I6yj0y$drbG>_.Fp3>;+>a;hz:snH8L:z(RTnd1M^1.3,,YR9]t$_4FJ.@4;:!N1PQ-47as_Vnt%iZ",
+    ";FlD1F_smV1.npPF*98>4-RnIBMzYx9X0X$1>Y0wAO]8J96D;,9y2nZ0XsA^U56tB.md$(G0K$=1giO23j7,cs[#)KD,PQE11](NET4b@4VAzK2E<mU0S,nF2A6-Y9y3M+kKPClMh=$@[sRm_2I]O*",
+    "0S,nTFaQMf2M+*75-ox=1x5y64+TaXHvk3RfO[S=Mjr(:01Vy&2Kb)>9x>HB1vCH+,U0=kq8ScG9]bZ14c,C.vbv4]4n>]J,U1vl00y[>1>s=&244:aMh<Nr1/G8Z0S,nV1vUT-,U0=IxsCx2Mjr(.",
+    "01e&(2K2m+0S,nV1u>60F#rUksud1K4+Y)/9Wej^(&bPK,U0!Y1>O+;5Cgl24,Wyw!5.2&77qln=amU=pVT1]IpG_I1_oCzuLA;-qyi5P@:i4lwDm*[f_p@MHqNgD1g(Ps2jG(g4+6iTAPL;c4bHCv",
+    "1JaWO3q^V%3&gPl0x%B-u(bmOuHtnc4L0,vE-lj&0mv%[A@b,g0R*lA9]kq>0T;q!9]JM-0UI.%2R-u1=Z>3SFaQFzcn/Gkup$o;s,>;h1M_qSHZTAm1_C8>HUJ+3Gyn@n2R-u0=Z>pjF*X1Kz4!$m",
+    "4m9)u8#n+C&Zi(B1UU2o5-6b-jeZVC0CNXa4D.m5!_qLN2R-u1=Z>3TG5@U%0uK(mvLX)1s2_K:ryvI+4+Qi91C]8=g:DW.7%_7K12FUf8!]/*J@Vx(0WSwIH_.nbzdIieGV^o+GynnEX$K+;1oQy]",
+    "q5^o!T<FVWH2<9Z!UF<u0SiV4J@V!)0Uro700NF69^YJ30UrT302np=9]Si51g,%e1_v2n7&rhQ12zB]G)4$94#%4V4-Ia%APIs(FA>B_%KZ,l@z]6lFyJl.v!;;Ei4O#&r3enqjt2;50S;TY0]ncn",
+    "As,1gxv:%lPY(nA0S=xLq#z83,&Y;OHnXb(AS*Sr:jDBb9yk609]ke]0T;uZ0SnHX0]QtO3I6IK4+=-U4hLor1CjzC0X6=>H2<DGvabUI#VHdt03R7Njsh4r01mdV0]s3W5%mEd12+I40XYB]H_.;t",
+    "ga$7YFgJ$-3%)B47x<7xH88mW3%-)d0$2]PhSoX*ZVwTsh#(2DrcVcb4+4;>7%<2;B[GKu0)q>z)GH4ejsh4nd/AF10]s3W5%mEd12X>00W]-=GyoelhXgMeF*N@bF[_yZ88,O/7&ZVO0W=mM4+)RZ",
+    "HUJ(E5t0HQ12zC30XP5[Hvk>cIEMr;GBGTaCl48p0vI=^4%V*&23,#k=#LCNIRFl_)kXxts_@s/3x<.R7&0:eBQiDl0S=>23J#_FAPe5F0]Qte2[MNS4+-GA5C:)rk=&DEs,z$fA%>GCw960/8IA%N",
+    "H2<z6Glv8Z2#O8]O%DV00Sw9$4$q]=95.N_9_d!*1Tr%,EHw@mhYAj^q#z#wHirZc36ifi03Ht!k=&B=6b^c]rXU$P01qXH1S2yypaBmRoC*%<r63Na6b4,n2lW95O%DV00Uk2]0nG*nA@FKF9_e0R",
+    "6Ev9v9_m<.3IOgW2aN#>0*3<23OE2C2RHx+W)B0B0v@c302nm<4.<4&6EpxX88kGG0vI-[4x.zXT<MlU0S//S4,_heAPl1v9_m;N6EpxH88iSHGr0i=qZ9*J4+=6c9^zSF7&8C]eGdYX0T;kk4.<4&",
+    "6Ey%I6*T^3kDnk8qZ9=R4,xeN4x.zg2bQ5A7&HJ3qZA(*H2<Pe03Q@K01mjIAPb@u16U6VqZA(zH2<eh00(==0XUKY7&ib9Bcl@@D:bzL1>Sn>0^mOF0vI=^4x.zXT<MlU0S=PC6b.Em1lpn;2O/9f",
+    "@b,^fHn./oFf[oA9_3nJ4wIcA3!<YRSRV-DxF8P+/713gW*R!=I0D>-0RRXaI_f!;01ksQ1GqsA**XF9+6e;W4yd#aFKjI@6B9VAxdaNd0TVdG-x,HHZVyuv2edT/s8S5HsVFEoFyc,rI5y!.4&2%Y",
+    "4+PdiFAFs+..JBR7yxtyq=4m4iTY.7F<<I$1&sA-4e&w(vZ[dr48N,+1IQ).>Cf:8Tn=P&1f!^+4/mDG2,(=r0.TF8m_8@r#[mxnhQMM1)ms1[9]JJaLJtG5(n%FI@GW@>2RHqwOC:WnCLB1#qi@8E",
+    "&g&Ns1$@d=H[44G*T6I&Ff)D+2*rUN1n@a*39P0I2TKIGP%j!bGlJij0R*DxNCU9YNd(p7CI@6z2-r_-2Gh$)1Hq]p4+8t=Dik!O*%u7yogfFBl=6^z@ZxhI4/;+#WeCNWXCDkU9]NvZ3m*:xxRC/A",
+    "I5Z8yt>/b,4+rX-I07_w7ct4K0_-,ow+tUbImN64KL$22Hvm6^0X8u.05:).F#rs;0Ux&lFvY9@1d9j[2)mo80Ux=pIK@]3JT*8s00+WXAG,oJ#jFDW*:MjDyPK#1AG@uI#jFEA1vNG=06)9^H8wH-",
+    "KL#_5F#tci0yQ,,06zvbGdTc1yaF[dH_:EeH8M8.KVmg9HUK]4H8L_+Khgm-GBN,qH8!ofA^/5;EXAw;4/&rpi_$oh,./Nwi2*GuHcu5b(XRs!55/ql9yPH083p[uX9KqWM/t;6Hv4xcGc*7RuZ9c*",
+    "-DH(q=1KZK(2XDfkJJJXGlcOK8!=GG0^wEmItt133j)H@2Lf*c#l#m0Pz0>>5.n[px[x0N;Pw1d=o9%qm%..mwqygd,2o3j-E<gmj%N;;2IKt&GBY.hK>oXhL.f<y4*.Q]5f;e/,Z:8y@]^J2QV#*c",
+    "o+]]JmjxdJH]hE#2(:v62DiOe3!KPF2R[Oo0toH>4+hD%0^O!lLIAF<0].Q&2h):C2GeF1IRADJ1EHW&03!h=9XG(z1>sJ*KNB/IJDs/#PaHEhHZ/esD:KU]0o@mb&H*tvowx%^4mCA3F#s.$GC2S,",
+    "Gcz#&KUgy^F#rR4532#4xC1*jF*yJL6AuWTxC0>KGM-TMGdR$$3lKA<+yf65p11/Am)H*gQx3[;1f>xj4,3Mp0UI*$IU>bRQXdgB$EX1uF[la]H#Q>VFqOze9]kwVx&c1]H90cLr_wo->^rlZF90$%",
+    "*31D9g8]5:0W&o;IH7;74>wvE0Y9MuHZnE.KLR#0GXN1X053*1Gsvg@GBY.g9v/ob->v]iuIWVw+64-8r_w1O0S;Hh0WTUhGXMul4#/nh1yc>n$fyAWRtd.c0R_YY&H=-Zr_xiEH2=OoHZ/er05+AS",
+    "2M1LT49KVfEHgKcauqd)=alro3j&bh6%GET0szP:A2l<0r_v@3&.p_U0S]2E<BuGWGdBP)4:dU1%mEC8!3GE9mJ]cDj[+PxlotSyh5@s70,u!!2ObkMkqsR(zoP:I&vymW+FcI5j0Oa@5HAEbHtXFW",
+    "9]AV53JA+X4b6,o0PzC<i>HNHuDJpSSP7#A7dZd[w^U]+A2org0R=$S0taLoI.L6>1%[qF9]];10^jp01>FVb6b^)l5,Kt/00po10^Q1S9W^$C3J(mJl:!8x;:!9j1QRg25*[;@5D$d@x)LHcHvlhO",
+    "H#h(.q5(EI051tQH2=P1H#7hfGXNh4G5[Giv*I8N<SidSzyS@r5,%Y)HUJL,iMRs/Qy(Nax)Lt_I57Y(&H=]x04>N.052msH_.d,iMRs;RUZvGx)Kh+3;4Muv:OjNo)Qx/03U5J03T5;03Q!4/ehwe",
+    "05mfI7d843E-BWo5,2k:AsaKB5(A-l0SuWE0<&0d0$_9N0sRpU=[pffrD>D*::vjs4*d^mHJjiLF9ta][Sg:9Lmw+O@;:)DX$@ss0<ZN>hypJUH8z8]0]LDP88sdP$pI8Js[#Zh46L[U5-TT49]]+Y",
+    "(FPke,zNis11^-qG1w9x1UUd6GuPh%9^G0v5,$NZHvlgNHZ^ksg#j^FA_rJsFIzS/06(DtH!&_(KL]H5Hvm6IH!(H.6E:429]$%8C=s.D2O2rq5(K_j4cQVO8#k4:0]!bD*%Aa(4.MDe0]HhGmAC=3",
+    "Q4h@n@GW#3H!^b)9yc<q1WXOt5(iZu3=Caf9X69CFG)8r*%C4_HY]7#ZTBQEbT&5G5,v4304Fvu04>2x00,pY1==8U*%B@WF*N@bG^sRX*%A(@p$HEIiufQIF#rzQ5+gJ,03QK001o-0ARjI.+7c5r",
+    "00&>mI,n8+@i&O;GaNR#xB:%>2OkPI=&]>D.=^^&t]BiXHZ+]QEH=a(5-XuH1v28>0Teaa-0+rxh7vCZH8cPpg#k1GA_i7pFI+V-0575eH8KD%2[kzYFGn:v024C+4+P&N4*dQg8a0Lz1i%3fh7vC!",
+    "HZTAW0-0GB1ydg+GKLZgqPPPGQ6J6%Hii,]I57Y(BRDbu4*-UL0]!+f4Ks!k9WnqPN-Uu!F#sQJF#r#B,y]+KF#s4hz9cR%H,,@<Ff^0;HHH!]1_4)J6F2^DH_.>n03QK302ns>9ykCaGcf/k1_C8>",
+    "IRGCnHvk.m03JC2C=$C&3dj%z-HCmU3OF(>qXP<BgaINpET#h/AvcB+EI2WsNfI-w9]tf11h$q48!(3wBQ!Dq4!95:g#k5(5+XA:054oLFaQsu0k60N7dQY8hY_+VI502(6E%$>9]Sc34*G_83y!24",
+    "1i%3ehY^wmIIp+=9].<BA0-:d8aMz3Q4h^ouebvr05]]2Bsc&c2[,=B4LATTGc^DQFG)Bu024I-A8j/NA9XbVE-uv*7dYTZJvKQshY_n8IWi#[GKUgB1vWT203$Uv$RQUthY^Yv01p,3ks%I-5-ie8",
+    "Ecg%)1GEYlH2<ziGlvo$IJ*TO05yja7c&4WI5+;zF*pD(3N]&P0^Hv22LsiU6)z$/FozNZk>Zcj5*-y=n.g&]F*&I/9]ALiNfa[x9WnqPg#k7I6EXlFTrvPZq5(KFHk/YK2[bbRFGn-o024C+9]$r4",
+    "7&rh6yjujo0S/rJ4-#F/0]rVD2%HiRAiTH(16CgcIh+zN&H=.s04>E)052mpHUJ(ryjurV9^PF05*-!CA4)g;6EOfEZ7_23b)zIMIX3>&IXU]gE-uoq5*9Zh01XSA5,$ZeHUI;v*&+j/;j8/5u;P.b",
+    "gQ6iBIRFlv5+g7,03QJ^01oA#As-R]oDvf/00&>XoDwKEIRF>n00rfg0xt.UF[30oH!v_)0lQuSj<<k!A)FE_1UWMR4#WQnFAOm=of0nrF*yJ)1_E7QAB6!o03tCp054oIHUKZ80XH^RF9]p@03Sy.",
+    "pIZ]&xg-M5Gyo>$G;fPnpIZdL0S/uKFCjQK01pDmxB_<KA0#,P5,$TeF#r$G0;D@o9[<Q3A0#-d9].@C9^PJGJu<=n-tUT-pIb6CHY]7#ZMh=LbTj^T05>NqC=s:fBrY_Mof0TEHX#DKZ3iA71v8xz",
+    "1ck_1Cpa:l5*#%E9]1P-2=cj14xn2yHaRr>6gL14Ll@#z4/$iv6gL0]VGjVE5*RfA3xPEhHr$APFA6m=qXP/NZ3Os<T@wXrHk^d-.606kof01gHO5E-;CoV6HHH!]1_4@NAB6!p0246GS]4060575e",
+    "IWhn*2[]$VFGo2t03$RrsR]DVqa,OdFqi8H3(Q&rzyS@,S^z(oG5@lk4u%p0Qx7H9xC0tF00&VY&H=,s5,v13052moFaRDj%vuLk4,3p%2fx^12igS:N@;[:F#sQJF#sQQF#s+yGXN(tH2=L(H2=3z",
+    "Ga&+[Z3i9;2BmEiH_.(q02(%i5)RL>MFiNoAqOH3h7uz.GXM>)%vuhJwIL5K%vuG6ga!v-4*,S]2+Ud/Hvj[XcRva.FfgMe3zy*$1<QG;A0Rn_5)9R(BLKt=0)@R_2j9sA1nJB;8!>L:1SB*$%__BX",
+    "03U.>IRGLwIRGzQG&uk,q5(NJ051tSHUKY2IW>.jGmRu41Tz2*i<YHV%_^M&0S./^FCjND01pD/xB_<KA0#q]5(;wE0]!wb&H=<v5,vG0052msG5[Vq%_^Ul4,L&)Ei*UF3/c^pS_4::EO,xXjU*p+",
+    "GXO3#HUK9xH_/m*G5[zvFd,W,hY_LaGdBPeH_.LES[yfr5*]1J0j3BCA@XWVBR4Ss9]kc17&!nRE-j%jF#sMp04O#$02;v<A_!Gq9]]-$Bq/m800yV*Tn[0K5(UP^4,AJA9Wlm89^6,7KL9j1GXNws",
+    "IO19l0QnIgg#j:_5+XM>03Ta8.61wV0W&Z#06z#bFfjl:M:8,n03$OqzzPotq$C+J<xmbs.5_s40SvgHFCQB)<wfvAN)DY81yc>n.5_k&3FBG=Q4h<m.61p4Ff#x<9y2gA00T<8.5_w*9^P8_5)Gsz",
+    "FG;[ooe_AzvjGonoe_dqq$DmhIRGa$F#s+yIRGd!Hz6B0of0nvGBf^qIW_eu2-*8BH_.dN%0&dY&mjjQ4xJJcHRD.oHUJJo7&QP7F5>AhHUI^.4*-DK2-*8CHUI(gZUMr.A@c3rBn-o.6CyM$rUM<$",
+    "HJuV412+IJFgeFa9^F->5,$NaF#s.IH!uJng#j<DA_rVwFI+Y>0575eG&TS)2[khSA4fIiS@#w6Bp(Pe04OmymIn*vS>HrW4xSPZ8_(Th21*YIo)Qlr[.s4JRv!a7o)Rz40yZ!JE-ls*FC#ZL03J8x",
+    "S>f4R4dq%MGUE&nO66KIGBzxD4[f>7A9XSSE-cd%CpI(yE,=L$88IOnG<cSK1TirHGdD0agGLDDS[gY34)ME11jF7T2O.uh5+gJ:01M;:2UrQ@1P;CdS>PiHP6uHQo)RcEIRG0p00f+;7B31jHKPL#",
+    "hVlmjjP<1^A)XQ)GUZwlF@g0+2C&Hl6Evr_8Y;h3hY_LbH8/ntg#j@EA_iJtFI+V;0575eI5+;/2[].YFGo2v024C+4+y0sC=9tv1@E$x1i%3fhY_L#IW>.f0*bi.1ydg*IENBH0x:W#06)zFF)%U!",
+    "Juxvi03RPQin#*/Ob*Xl2UQ-pIfoJ*GRzDgN-HQO6EOfEZ7_23b)>UOH#GnlH,scEFf)e]C<;W08Zn0wKLs=8H_/FtGK5A5&sr/oFo+T#0XFgp7&QP70MJ;!GXNAd01iVKHvkVV&[@BV00&>Y0EiM8",
+    "H2<6IS]T$v#s(h:IHn[E:aY(YH892kFCsWGh!Pt)%18vov=O6IHjX4BG&hM78#VwFG]=fvF*)TCAB6!ki4p_-@&u7cG:H-Fp#d:7FaSRYF*7#+FGn#m(pnQSkR%<nF#sqtFn]XO(pm(,0S$/_9_&[3",
+    "xdR7E4v7*3Q!gYmFo>Zhm$;H6Q6J6%G:H,^H8^t-BQ@Jq9yQWh2UQOZ(pnuckR%=UGtyczF*YoC4[eYnA9XPRE-u*.7dfg(E-TuxwE,qIH_->*3yBgh1voVT6EedO88e/:0SlkC0S<J=7Y=k8ArAo4",
+    "S@#t/6g2/2Ll@pv4/&SM1=Czo2VoBYi4q9YS[yY11hk479]]&&Bq/#F00e,kTrVLxG:H,gvV-f:i4qOY$pjw=FaSRRG&41:HX^1Mo)R8703U;@GyoGb/_=FKGXMaQ%q]b20iF=s2[$.aFGn[x024C+",
+    "4+N(q4!DCN3+Y+^zyS@P5,%Y*FaQq%q@3nHQy(NUo)RwuI5hwd%mSpj0]M!!6AhjcA0INLxdQ@C4(VD4RUZvAo)R5003S*/0246)A8j!J4]Jy>6*&0l6b]t20]d;H0S/xLC=t1B8#SI1F9tU.024R:",
+    "7&rhIG5@,1po^68o)RN5F#sP1F#s4j03R+l039&=9ytIgG&cYY:RJ*p06z*cH!!3F3(:g[A_r0i10Nwbo)RwvG%)^U,N=(W3<@vM0yHw_S^zAOGM=G3g#k4H6EW*rA6zm3FQNf5F#s.KGBN,!M/_,1",
+    "6EM9b9]SM^4wsH13+q]_zyS[HS^z(hG5@lk4xbVQQx7ETS[gF3xdR7LAI.>epAs%KGXO6mG&BGnH0xRiRSym8S[*RGBp*sN:sm4^HY]7#ZM@HPbT9xuI59Mz5+=Y:04>E(04O#xAsaHE5,$ZcIRF$h",
+    "f_x^.HlGq75-K:XA[a9O4(wV5iOyaE:>!g[[FfpRF6:$qGyn%,4*-JM2.%!EGynu11g>RB9[<4TIRdbT0]W:Rp!uW$1/=]<4.e%y4DebaF*yJq1_Jk]A_7,m42%*l2Qe@KAB6!n03t9r054oHIRG!B",
+    "0W_%NF9]j;053-2G5@^Z03Qf402nv@3)xx(zyS@75,%Y(Gyo3*!np$lQy(NYj1mt6!np$gwi*x40*n$aI5hw,BRDny9yr,r2UQ-pH-fV-G5[Y+H_.qd03U5J01tJmBrY-G02nf-HZC.Xj1nj[Fd,W,",
+    "j1nU:IIn6B-j[w,v1$jVqXG>zz6mb@IWgFf0uJHcBn0@WA>pQ4r4kf402(p;2UrP#1qkz60kHo/A0RcT5)0S@4+FBpYZEZajSnO=GvxXW4zD/=+T[iURSnPT0RpS.asw:@xhD;r<M-3WhZh4b9y>JA",
+    "0[^GyJqx9=0]llB1kb1f01yBO4TuRZ3<]LBwF3#W3j<bv4+G1t0v@l5uC4+G4FbqI3ce@/js*kys_HTi*9Q+fpSuqM=#u/ql&k>T4m3H;)3E=qr_;Si0uKc9h&C%XIHaiqBsVx10/xqbHUT9M3(^>u",
+    "4S.O*2gczS8#AEthXDh;1p_Lk8V;$bj3plfHpK)OGyokn/;otTGyoqYGyo4/udV>TE$00e54!.^z#R>M83:FY6*Rf3ZwG<79_m:It=yM@&!q>j)V2f*y95outRfDj#RCJ<wgwnEkd7@5m.A6G:8k<9",
+    "V&K:U1K#%-4&&>v6EfTc4$<Q#wUh/8;c8q.4ym-;4(z!H7&p4K8wZa996F@T5CZUz1>Gp#7zDex3<bP[mIn:CM+Dvt1mGehH8a&71;!A!1X^]x3C05lS>8HZ2,5/rpTKGl0)goT4(t9T1iG*y2O/Fh",
+    "=#ljirU;U%lo$+G3,bI91iq.B6E_LMLJ8Us1mVPz0S>435F-@(!0rPM)gUi#IWYMk4#gq<!Xgg[ffWp+6b8E>A3!vXArFWFiXk5aH2<qq.ryCeIjI[9k=vAj*UJF[iUl7BHqRg#Hkh[^8ab8z5hF4*",
+    "hZPR07zBWV0Rtfg+3On[G;oSnp]t^jIWvQc6As(T0s)$p8UiT@<8Avticb!*1@iCJ@zZ=K6k9VeGB@LC5HX(a1xh(HH!>[22;UiH1Ha)y9].]bl:-9DVTsr^F9Aa_00*U*BL<HQ2:>S=3Ro36;_!H:",
+    "-Jy+M2$c:1f&&ZJ0wy=$9tx-)6f/=hqX7:w)dC*<IlKZiI5[_00T2%WOAj2p0t2l+2IS/i4a^Vh0+#j,A005Z0vtC07C9apG@9i,jmeM!4/^g>F9SI+02nm<A1=on6gRSo0S=qg0uLST1S:T(00)4%",
+    "2@n,(xB:(J&JhnWxB;#oF#s4b052_wGPwdHIWmw54,2=hA00UH1S:W%00<KT5gRzU0t5T)2Ok]dxdIOZr2,:3Hvj[cDh<Xv88<W<2amua4,KUPA00FR8aMz5p>3IXGc_0G1Df6g4:Y9$6f=)21,c0z",
+    "88xK:2/J1S0S=qN0v[YW04z5(02Ma;EHp9z1Fz%:4:Y9$6fpn_1*Zug9W:wz1jV<o4,2INFB__C04q2$046vz02;=_5-=a.10ORmr2,=3H_.d<lnEalGtLVG+B=(_4h4xj7BPty28&HQb76Fl3//r,",
+    "<&O5<6Bsr5h:igYzY>;,7!Ly2j4uP@.Sqk)fC:tf0USA.:N*UR0R@9dDFx<mBn$Js5fU/v84n470TM9)9xwm@n)q7<J@R8Z1ltt=;!>bwW&rhQ2CuYh1GTmZ4x6nnKLkTVM!o>c6EVX5It[b_0d=KO",
+    "v-!;QHJbq!H2;#%@wkH]B<IXxH0S_Y;t^piO%gc(0.jMgF_N/!4+BjCumS=34+FIV5-g!5GbICyjS:V,4z33u2Q,5M7csX5F9kF,wgCV^1;IwK0*;U/NdmLz0]QA8gaQMJmmLPaqEQ6S<*xicP6FN%",
+    "22Kuz0t22c1ERqL1l,374+n(-9]t%9CNMJq9]kkG0RyGn1Ou,G4+FOW7BGbZ5i:UpP6Oiz1Ce]LkKZE;0!]Vz9R=Mgg#rY<j2IF*B;5,N2>FM8.pBrk11&N#NfI=y1G@oN<eL0G)dvH%).XkG4&(s.",
+    "WhO8zauhMLsu&LfP6MOV0]rhG.N*ZWj]KxJ0eT1CwJ#2w4IcwF:H@9:Nd]/iF90zyxB&-00R,I=4+FRX0+UArNe/=t0uwaP5Cf;g0Zs]j0t^QE22LI-oB-&b8UiH&2QLUWIfeos2RQ&HH!uJ%05CAP",
+    "0SA,-1M0g89]Jaw1Onj.14$19h5@_e00i&10s&4R12q5wNd@>1h5@U12B=2B0Ry,P9]tpr0xt(LGXNzuIRGyJI61cg2a=E/zQuk8X%5r@5-aH.0)zr0IWkQHunQ71[1==R2DY4_0Rl^9g8_I)0IO*M",
+    "S=+8#0g/lF4HFIDvmOs1n!0WfF+:e86*GyT4+8EJ3%el!7Z5b_n*sypmjeSQ4,4tJZXPqzvkL(8N)]F[8#IXQ3kA#,7&(mr8#YJ=W)7-;90G:f4,Tb4b^/(FH#9Ub[D&0<$3>9h6,qWTF*M7>4+YKw",
+    "8absE1kM2u8]57vGKzu^0F>]]o*)<H00Hz)0-2:EGxin_HTonSGUXiuBOe>!z#9YL4.8CLn-AbGG%+/$0xL5y046gt030[_5jFrHG&ukiHUJIf9Rni]9o#7cs#7lvHZY]EA00UW8#n+6(f$J)FpD4r",
+    "jk$X,G%z,&0vIy<9[<N24.3&v1Lh7N3pl3&FB_#604y[$02Vg<EHN;w1D+2bG&83H7%%>-ZVjjcA006MCK5FO9^G6A0v[YV04p=z04Fsx031001BVq4G;5;>H1,ApLJl@C9W=$9Cj-OW4,BUQFC8-6",
+    "02;=_7dF5*8#3da2;gehBOf$3rvel+01pJ62>GIc!V42Kq8kqkrveWh!V4<mHm3p:H_/d%GXMmd!y>LwG=YX:FaRF>H_.eF,XsLx%3:c3GN%F$9mESOH!^bP>-doEDhsCq1+OX(Gp7P1GdBPa1)T[W",
+    "9X0F;1m%$$2kZ;G1Gpm.H_/j,IJhMfG>_Lf1DpjP2Q$kZB[Mky1HI,44NVg<#_1_x5doYS4NeB!BNH)B4!aiuqKG61zySkP9]$(IAs+@ezZoSnHvlgMHaEBd6Ed3y0*VwL12eb*0UZ)GNe/[u0t1UC",
+    "5-RT@F#ryk9tPec5-0Bz3l2=fGS(y$H_Fpw4++kMJ0Axyh5[urHUKXHH8![b2b2K.aUTOY#3uumivt2l4+Mq+5--y1Hvj=G8xENs2j3$CP7efz0v9&dBqKFB/o^9Sh5[c4GyoPc$tf-0HEI]+=CSiT",
+    "mlO[J=dthy0s/^81BU>w<uCL/NEbQBAP!Fk(-pEu3l9Ro0TwiXCoVHIa0Idy0-v^d2G0irlOqB_4+Ogb7d6Wy6FGq*4+P-O2F;cqiTVi+P6O*e0/WSbH:ej62$Lfp2QbM67CD0g9]AJC0S1%,6F9g5",
+    "9]$+gBoZ^A4+Mq+7dgu$1j@_11mPnF&IbeTEDlZ*HUI)86E=1_4+(]:4+qHwCpa:sDGvp:0RxS)8W/alCl1Rb2c-.w1BL/8H#5s51ijWG4+P:P2cIVb3l2=aFaQFp1OxLj9].=y0uKj^Ef+VXDGvd+",
+    "0S1!+1pTxZ9]JYaBnO<+4+Mk)7dOl#BQ@bLC/UZo0v,kh4oxOBEQ%Wgo.a<90]WaD5i%qL%PtC&9]Vg-4ipavr-rQ^1-Ut!0RZ),0SK@q3ne2nIRF;i030()3Ti7fFaQ%X02ns>8#pBsG5[Df030+*",
+    "3Tg]q%X^]JG&Y]l88[adH,hdD5-k259TGMG1HFX;4B^S>z^O,O<ckkM@&]Q#4G$x&m;aC7Vg^fXDF<eX46@XO8#Fnm(hDCmG5@.D0<&UJ4X.qj!2u68qtXiyG@qzC0=/DIHln^<2,O7($*yb!!,Q)t",
+    "H88W20]SPj0s#mD5Cz:+8#VwMH_az/HS.[j!rdebj#:w*%t[W2VILYah*_cNI5Yqsf&<4K6gG_;hygDMHaLh[2,kWGihu(IhOibd4:dA;G6&V2BojBi9t*gq3Iy(^Iu8g,4$dwEOB=</9^>tM2j[9K",
+    "5-IFHIWPb(6*(_gA_@pY83RciG5[YFGXMv@$08FkOB=%+9_LzL1Me3F+_XA,HcJl]=#TN,ClfbI3*SdSC=9%R,AW%4F#ryqNC/Bn2i,_qa^O<vN*yu)4uAm;F#sO@FaQrA,AW6jYaa;Q<53Dj,Wvk!",
+    "JqkV>LNoPB0d*HP=,2!MLm4)j0RpK(4+!HM4)sb1@3o2<u0RquxEv1z-u[V1N)4I-7&qb<1DW0!4,)iB4$B%2=hyr30R#U+1G=--1mPPE=hym*7c^A.1hfPn1To;p4fIM4P6WKh0SNX4A0aUGN&.:R",
+    "0,)A(0)+;-Z3L^m1Ew4TbPof&0TVGz6f*!11C0U$hI]8vLlQR!4+q@@0hDzFQV#/:0t2vT7%-j79]JV-0T;xaOAAQ>mx_tzkW3E.fJ+@U01QnwG%+l41iua+132gb9Wa1P4z:aUP8c$p1Ro.efJ,hk",
+    "G5@*=0T(dNO&T(>Ee5w@4S,7xPA4<ifm$XrHO<-8P8_CVOASsEG5@eKPXf+M4.mp^E-BIz4!8jqGw<9:12Q*=1RXhmOASsEIRFze&kqjHO9$u<4S,7xP7*fUGz7-50;tbhBY-aRGB5xRw*e.KHt$Uz",
+    "1T&Ea9WsDR4bQnD0!-*,KL=cA4wEztfJ+Tc5,.P/t=>PHIqWtcUO0qHC=R+2B@*RsF<#GfGcW)Ev;UK9gi9DT#3c/!+iC+O7cl<YhygS:gi9]SH8P>YEHg9B;hh[;GdH6b14]q<03RedqZd0fG%!mq",
+    "A2cze7XwQiG5@,2gc%Yx@!=FZNgOl)4,.kJ2Z7xk14$e.01p/P0wOp!wlV@r95;>E7x4lVFuOJaOCB];83Ns38#kXl4%g<*0Mb+f!c@9k&ovF5Jq$]]H.Jw#GD@ybBOe1fqzW82oIMSg0R!.01kX1D",
+    "p)U=z-1wSSHq12@IGQ_UwE+f=0Rycy9]Sb%5e%3-4NL/$4G^d/0@58/12aq.FqS.HOeZrep%DW70v@u5[[bE_%Qpt>1Pzlt4zmFkFoHlCHJTF#lLriuJp;BUuU!%];*ap!<(K;FOdB(gJr4f;5-sf(",
+    "<B[)X4+#GO9]ttPH61pLJr1)07Bl,l9]Ja%6D%<0i9HQWCNwO_5(9>m7#[-MOdlRLhCK_!0[j63:SqrJg*>cL01QeA:Df60yk@O:4c0##H,kM5OcOKUP6pZo9]$(J1s;^C04y_$fISYg0VXjwwl=-W",
+    "HaN2Z8#Deq4NNvUFf6h@1GZ,$12-;;F#J3Y[[aNu;+OOm10M)BwFLt691jir11]+JGP3_]Fz7!Y12;q/EHF0rJPk^1H2ymiE3juD12Ie,Gxa.TOa!f02BHKX2[)b0I^Znr9_U#18xIAt0TwghKQ9b7",
+    "Hn9y40FfI5zY+!G#wiELXAVjmHtakNN)k29TLzp29]Sk<KqfRZ=a_s]l1;8YH]#tQ1.C$408j[,78=Mw1DX_nHaI05HA)L/8#VwFIRF.m01eKWZxc8r7&2,NN(*WWy[c6oRWj=61ew]@1H/[z9TPJE",
+    "FB3F5:=vAZ00gLVKQl8oHtakP#02U*G&VLi04+2!04g[,t=)xwDl[:z%LEiSqWL[CG&naR4UQZH(ydf3I5;s@0@L>92mufUm,rkjFf=&D3mY(=Jt8zY03I<.xkoPvH!,6.9_w0PF9JC*005d;4^%1w",
+    "Jt8wO051nJIRF6p5(W(q0P2w,0QdwCiv>w2Br,PuEHE.wF9A0(005Z(3/6sp5j6lLH8Pb$4E+iN)8059GPn!==I8E201yVJ>I)ccGPn#IGXMh73jy0o8#0Q>CL%UB%pVUMp$s1cHUKYz1Ti!K6E%;N",
+    "LO%#KIWeIO7&HJM0y6*)iv@-lGc@Cl06jG^HK7a^GynlI0f:.Z3!)4XG5[hqH_.>r+4l+qw!k.J[8bV(;IQsQ0uU59%*qQ3<2:$1q#r_xHZw5E84mBS0RytyZVwFL-[gq&0S=SD3<;KOGBN,nH8cP(",
+    "2sJYR7&ibOHUI$l1P>Y=qYNZ9F#s(xHvk>1Hvj>qr6vla3;eZ(024XI7#%tO3Ig%I2oA*.1B]l^0SEyQBr!Fk3:!EA8acBABQ@gq3.]E%cLI+Z9]$n_Bp(]%xC]czH_/4m1T&]+0R)DtML!2MF*LXg",
+    "893$!9]AeJ3;GXHH_/FtG5]a<I5+;/05_uJ0Gu%=GBCId5jFrLHZt_v5Gyk;[t6*6G;D@k0NWS::>7ns0T2[2/CcDEGuLh=I5GevH!.rO9Wk[rF9]g=xeOl_IRGyOF*E/Vg9O,a1f2ahKL]88HMtBJ",
+    "Gv<[#GPw)<>yiA%1,T3_G&eH.Ei=d*9]1D^0o#TL3%LvuGXNqsH2=C%IRFHe;*tCH3.9rC00-xQ3//s3D:O6!8#Mq0wX/x.9Wk_s6g8uw0S>9Z3;BtD*gYSE1T+8yf[tuI2sAS[qYM^^03QK003VA5",
+    "GT1#dG&41$3<tG+03QH000D)P1sXVrlm!Ao6EdHW0V=-x[0alQxCjpb+86;yRRIVA5CyD@CJc,BBMO)93IV#D1Ow>B3&9uyry2wMXAc[q3/aj>Js*PvH2;(utq;y5GdVe-3:Y_89]AZ44_qraJtQ+Z",
+    "@bjM>Hvl:_IXcA(5-JTaIHCFj1=L(&0SEyQ1(NM08#ban8#(*^Bsepk85^eJFh2,1G%=4$8Zk103;BtExIG>(1U3LNGd41r1]JAE+er!QxFjzDIWd9=ABzPuxIHv8H93L]9W&cWD:*U%0WvEyG@3-[",
+    "uI)Y_H#Z>2GyMt#(ToKj05rM@1Gzl_/b;WEulN%iIJyiQGyoGfrx,0TGl4NL3N$dg3;Caa01pMbJs*PvHvkhegR3tO27^@Q4(pU89]APH3/fM1yFD[AGB5x/GC4N83;BeB06a1]HMe2[&r];@$Oi)4",
+    "7z%=PCk4dk1rGJzdIgXD6#xhWx(o$]*f.NjJqwGG7y+B%1p;#_9W#P45-Kq(4,Nh]4W.DP1)_fPg9N2LGBP+dx&])<I5eXS7&rhQ0XG02iv/[LJv1=nGNTMFH8/nt0XP6GH8-6pGB7zgqzn<<fF&z5",
+    "HvS3(.K2(^9yX*51*EcZ1ExI@Hk5lDINhNn8Zd/10HBu/1I,f,g)tN^vB(Dx8l;-$1vRHVAA.xq03$LqyapcxG=&yU4)UcW3-%ipm/X>*1*bhUGBh,$3<b7)051VIF#mc2$JHbYr3;^>024RK7#uhN",
+    "1mTiy4#=k-y_qmz2mufjH,URAIWnaT8#Bom5-*@1ftx<A+7llMGlC<>8#cNO4+XzHAA.xr05UQ#IMD>V1-5b(4&1RM9]AMF3/fM1zda,^FyTo(F*q=03/Wuk0m9G-4839$FuJmG1ctOl95Mb11ksdk",
+    "4*/g70-sP600-xR3/^xP&IcPXx(pdM075h[Gc*7mG@9CDFA6d/y9=H,uzMc>HUKY!1T!!I1HI1>0Grhb4+y&q7&ib90.e1<iv:0SG%+;dy9>NfG5@+&uzLcB!#fMR3/%K=A_ZPwEHyI#0-dBWGW8e(",
+    "z_u@A2m$(r1>Zkd8#n+PIRGLzH2=IzG@/wuGPdCw4-!Qm9]Sl6AA.xj-XMP=&.g-[-]LE2qzoA@(gq&>Iiw5=iv[65G%+$bqzo)DGypFFF)#otFf+hn6Er[pNC2ajd.a7i2,&+5JT<[pvabyS/Gzem",
+    "pv;jb.A,(!l>eB5!2JaY*<=@Y*!:9#qs#&mGTZhzB[De1tOW_.i!lTyFA6a,@m]Ucbmp%*0pRUu4-iAQ3<,&YF=H@V9x$W5B;KA[zy/J[js>1M<!Dw)iVFnSgf0uM&H<uKhKxZIFuY]LFsh0X0vQ2j",
+    "0iwca34#F-HWvXk4+5[G5)Q%!4+Mb$5,.QFI5>]Xo;!,!&Ljxi(J_(jIe>#92ciK5sE!X3HI$c44u]#yB[Ddy@vor(IWm<n3I(eL1/fQK3hcpV5-<uuIX5=n@@jJ>9sstA0s.x;I4nm3@vVKk4IcnB",
+    "zvl/Bpw2T5otOmz1^!l&/:7!*!vzGMs_#T(HiVvR0jCH7m/p)a$]nY(iwYk#IREtpF9kO>#L*,NA@f5x=#uaD$OQt!=AjHsHUISm1gioM/Li4w1p:y!1ObfR5(7&P*9icyXb0p84+FKD5*-;xi%0[B",
+    "2=_4e:IDh,D,RKX>5^[&xEl>V+9VFdrwIUB0Obw/Y6X;+1P(>SHvkU-#HR=4FgGzq2r&%ArwIWtF9$X==Z=6x-*]j(4mR@w9]1W43B45#=!Eh-egu:L69m*C4o4X:#^*Cr>XPvQ0SiV4J@V!)0Uro6",
+    "051+QEP(a^4-8uABo74i0TVL,9]kl47&Av712Oag3@Pe&4*_Q6F9$U>06!5mI4pqn1rD=%8xGyqBp(Dd=Z=q!03QZ002np=95es^!_qLN2R-u1=Z>3TH2=OTG%SGj1rG.,*d!S<01pK80Rxr/1&//t",
+    "M-JK(9]Je=0UI;&2R-u1=Z>3TF#r)T01pnt2>7<80Rqy(Oa_$l1oQzDIRFm=#0db25C:Eb1M_qKF,8YI4*_Q69]$zW2<=E!nE;+D=Z>3MGyoVg03QQ105UN#ENUMHIP;J+H2<9t>XPvQ0SiV4J]6,)",
+    "u:l>eHvkwm00M.r28%2&5-8Kw)dc^81ca+W3g6!a1&R*<o_Z=7f&myf01lq>CIny)39=V42TczG@vETjG%x<N%;1jb[#*c,8w1qc1rHPa0TML-4,wSk1qO2ov-zyuyfFe-4+*QuCIB7^2a*B<W)B0B",
+    "0v$5]0)xCv2O.w6)ZGOlGdZIm0FEUO8IA%NG.*)BktGIQ4,xeN9]JT19]1N17&QO>;KlVRB<Y+r/:,9/O9C];88Z0+3enai3Wo#(SPu!X&p-0f<@G_+W)B0B0v@c602nv@A0-@51S2=&paBmVl;E9#",
+    "wE+&.>B#e$4,oYM3H@x;0S9Cc0(lrQIUF*F1RoYT05dc&FqQ^(6)<<P1rEp8Bp(7XhXfxAH_.d>jtB:44+D][45$+hzt.!m6g7tg4vqp7H2<zOGyoVj01oJ/CI(#(5%mEd12zC30XP5[Hvk(rkPa=y",
+    "FgJ$-6FC4M88@qKIRF]r00LMK35<-)03Ht!k=&t$01p+T)FcljhXfNb(+wXPF@No0HZpu41_7*N4+)I=1qV$J1N8w6$P*68)g&7.hXgMeF*N@qF*o<E9_m]P7&QPN0W*gL4+)I=1ppoo5t0H9sT2.f",
+    "zSbleHUJMLhXfNcpaBmSjQ#^.+SMcuqZ9=R4,xeN4+EnV95(.Cp3):7FrF447&C>iBQiDl0S>663Me,*xd98K6a!cv2r@ER4+<C$76)bz1Cjy=qZ9.i)FcNY4.;5M6FC466@TqVveG0DqZ9=R4,xeN",
+    "4x.zg6@#=13x<.R7&9:d6f<cv9_m.F0T;#@3!<YRSPuxJ6aXF%5t0HQ12+H+qZAI=(.C1yIfn!Sqm/[;9Jm<8IJE%]qZ9:Q4,umj7&rh2WDf#)7%<2.GKT_Y8KV:vGyoqJGyo31&;FxMF=2:X2%[7a",
+    "6tNs10yv@,4vK.I4z$oD4.4fw1iKXlpT0*Q890st7&ZV7qZ9:Q4,$t29]JZ39]1T37&ib1qZ9(f0Rx-64,<$T6EgrG88iSGIRFcz6a!cf1fvuKZVw2f6bEJ+I*B#[=*I0t8#<=kGXM=PGZHK!95mQE",
+    "0mPFi1UL!WO#;I!Y!d;HJ@Mi$1wU:uGBN,qH#yix3(lA;0oyMJ*VIG,z4fjE4-Hb*q5%V-5f22:j[>VnlFD%sIKa_r0tWz34+Wx_AP*R,(+UXV>5^,**bx&nfG+]F1Er@70lh:F<4T1+1(xM)B[M9]",
+    "@f&=BmkkdAzk=Q*/(IX72QxX3=#v6)CK<!-n05!F:OLGck<W/&e-zad0m>_m1;NQ[2sDxP1qZIQDGJU19tTSmIGvp<4-+#81r#-J,5mv^.ZT!<@UDQQoh/kJ)@^zq@QRZNH&FzHw+[j)4WIrX1/6!F",
+    "3zPK)A2l)n1<qHmFAF(19]W#e3m*:ynADvC1+A^T4gLBb12+!>!@uY]HXnO4mh^Y:6q;7a0S]wc=#u.Pna8aG4^X=R1rM(Rna8aG4^X=R1rK7G$E=Vmf0p$H53mB6$E=Vmf0p$H4@G;dtpN[zmh^Y:",
+    "uL7CJtpN[zmh^Y:VwuOS0S]wc=#u:_1ewRJ0TeUio_Qu.+43Y0V3zd,6EpJKa[,9_4VLu.10o*[H.tAU2j(CT0haXz1-v+94+EC.1p%Y5Q3sXv1q-8sO$4y@Ck_hO1uq6UHvl_[I5PkO!M!LEaKE4#",
+    "16lwz4wv,:0xJo<Ard)]&.GC&mh^Y:6@igN8#mM03KKH%x&seEvgj29jbsnB2J7;%4/g;tH[$gaJvTEq+$[_t[[-c]kvktIFsbzgDmXB>mkR--=eGP!o^vaFZScM!1CqrGF9J6-;%zKM@N41:2Qr,Y",
+    "1s;%2.kBe=F#fs;4+X,RUI3a]4+P@=1HO]D2-l+@6P)%10,][dejg1o+ud:#EsU,h8a0d70uKwX>5^yc(qA73HLvys4+n$EP71H_1p:sJ9S.F=>60*SGc>^mzycr60W@1n1y2k!IWjN+0mHTx4/k>t",
+    "1rDXl2M.^yt>cEq532#pt>e#rH83#%022/cul5B3F#;:c0zEM[Isc:)0n7LV4-G2Y0_0c.-Rys&4sih.1GCFvDl]Bkq8I;q9TPD:4,(=v1S:N(qQ;yjHzYSVn7Kd;2K^rB6EdHf5evx50sy6a5-2]&",
+    "9x#N90Rr*60^p;s.pUHl.I58,TQWDK.pTh<0^r18q_!wv=Xv%=2c+c#0EUJE4<IQq12Hl+IRHE]H8/nV&IJj%h$Rc*um/Xf0RqGZ2a5wA89Aio0]!bDq_!wyQ!gGdG3tx_0#*v;[,yy3Q6J0#HSml9",
+    "5j3-*IvO_l4h601JP#h4+Nc2z+<1[wRUZp7q_!wygT5FD%:<jSrEdg.@)vcZh6D)d6Ai!90]Doe5)U@A>5_9%p^Qym2oGk[.pTqW0S@_p.pTnq3/a*P)dxN<H8J806gBqd2LKHX<%97(mCq9iAq]O.",
+    "6%[p!tOFD/uMH0b@I@*=:H7p912X:>9]1S23K%v34U<446EuUz6fXoaGNr/<2mYo=4TqW_1ETx[4-[kg11:T$>5^*#)&m6QhDk0lHJrZ!6f&077zFvfVGPaL851;h0uK]Y5,K+]02DEe4hyIf4y*f&",
+    "0Uru8o_-E2&VdLF-sg=ly%HWX03U>[Hvkhd03Td40575eG&2A%2[kYPFGn-v024F,9]to40Ko]c4GW[O2L!+Y4!sgD88tBg2TBgT5(QHqBs0AdC=a;!2T:o+0yn)9E-lj&FC#ZI03J8xvJD4S9^P6U",
+    "5*#xC4gP_YA_!c>FAzB^y%GV;iVF@oy%G_L03U5K03TH[03QxA03QG[02nd/9[<A^88jge0lg9vFaQ!b00orpNDJH#4(4hC%eG7hA@PJuBQrSw6Ey%1LKrjv4/uT]2L@Ex2M1vao)Qx;.jMgDy4QUJ",
+    "<umYG5-<lP1wJx2FaRVnGQ]QDHY5(dEHXDRG_ogS;9O2uIkm715-#LIBQiGp5+4LM006N>3-hxw3=xESHaGwPxB(9b[SqIA0XP66HZ%Y)TsAcTFQNfBH2=OOIWhn*MmaG66EwOd9]$x6C=0wL2MfB4",
+    "2n4>Z4*e1<896fm2TBh85(QHqBsKjKC=.L)2T:o*0y+H:Ju)#g06!fvF*N@LObz@K2UQ-oHvJMUG&leoHvl3wIcXmeGrA/Jxl$i8HvJL@,;$48ZMr2NRWtxE4mLCZE-BO#Co;qwE-BO#C=Io39x;qA",
+    "BQ,Vk4,+,74FuAR2n>xb9]1W47&rhPIRFzj03QW0008Vc2Tu.![t=U;3.qHg[t=-204y[(i_/Y$H]=2]1j4fn3C-o(Ii&&.F_JfUHvj-B0hR*_Bf%0ZGBN,XGynynt>2RL5(1G1EHgFF1Rn/6suCZC",
+    "0XYB<HRLxRTr_hcp#d=7Hvm5fGBY#)KSwe%GpZ63Gyo3:rzI#dGld5W/!=&izyS<a5+55f@sE1+N)D.L1ydg*H:wgEGWz8S22n500yHtI5,v41052moHvkU+@sE1+RUZvFsuCSD(hM9ksuB@20520b",
+    "FaR$&I57YdG5[ZKG5@,%rzIZ@HRLxgG&2AgG=!FG05Sk5GBF>!0jd%cFy0RnFs^=,.-Wci#^6L;HIE7yGyonosuB@2051kHHvkwmLJuwfj0gtlr3VLL3#t+Wzy:b:IWwvf7cu^YF*pDsI5q$Q,xLAf",
+    "x&sQT5(BV0A0#xY5*#::N)j@w5+4UM(.Bo$&btR3GtdMC(l-G40566CG%%]Y6EXlFTr&VKq5(EJ051tQHUKY1H#GngGu0#;2r_dEGC76=3xbUZ1i%3fs^e66H#YzWN)D;M1ydg+Ija&c12[4OFU]ru",
+    "GXO3*H_/plIXM6XOb,a/lmagdFfgkUEi*U(8#w;IHRGWI9^>awBriBKG5@^Z03U5L03TH]03Q!E(l-(OGXNMhs^dgoF#sqrF(D5Cs^dtLH2;w#0qr6VtM:&7z>m-U6#&+42O.uu5)&[09]bc20QhkS",
+    "PY*7u5)FeG3$2d^1j4#HF99.%)g%^(s^deG03tUx00g[T8!+tj0RkT[BQ,Uv5(U;>Yz(Us9Wjzh9^F<8E-TR!0Ji^Hz!DxY03U;@F#sYoHUKYMG&cY*q5(58&s-AFGcf/!M:8/1BQrF#3J(bDBpEa8",
+    "$SMoZTm!%X4$oXK8Z$8f2TBgW5(HBpBr;xjDKjzv2T:2s0;%A7Gc*7%9y2rm156IjTnAMj4KlzI4(JRVHNX,BX)hBuFu)QoI5#l:6EXlFZ8884RqG<#4m36Z9[<H07&ZVO05AY3Ffkzy0l*Ri:m&mR",
+    "Br,J5>XP_V5+4CK02np=4zye%GB*G(1_56m5*RoD4/u,y2nOuN2M1vbz!DNQ03QK3:m(R303I*=BQ@jt0uwX95(_b)0]U$gA0sxv5,$TZFaRzxIo3%Z3<@vLG&BGJxB(9b!4e-a0Wts+FaRH1F#s:3",
+    "0W_uKF9]j.03Sy+(>9lWfh8XZG5@R<0]pHX(>93/0S:>uFCjKD03QK1(>95p4.FN916B#sTnAAf&H=[V5,vD0052mrGXNeq(>9Bt4,L_;4w@8VlgV@wH0lg56Erb>B@,KMF#r/X03U5K03TH[051+S",
+    "FaRF>Hvktm04>B,05_,[F(D5C!4e^gH2;#FB>uO8=Y-Y[,VYAcTmp[7Oa_$k!4eZR00h)r4ni0,01qwHTn4$.2M1vb!4eWO*99K[GJz#0H#q..Fg5<pH8^tTvW,>8F>MV[A_P(O0^mv<5)GGJ5-DOO",
+    "9]btpNdn0%45>&j5G]nr4+p9eAB6!k024ESTpwIB0575eGdTb+2[bSOFGn-m03$Lqo(dlbGpZ68HvkKOTm!%X4uD)Q8Z.Bf2TBgA5(QHaAAno_RtbPy2T:2s0)SjDG%=4$9yBrl156HpTnAMj4K^J0",
+    "9Www7fLtOoIcYBwHZZCZFE^.a0249*A8j%K4=@>V9^hEtTps[902Vj=03i-l5,2z=ArAqn5)&^rG!rnd4FurA2<I+d9]1W47&rhPIRFze01pO$To5$;22T$zsuB%/TpKk26EW8XF90>)suCDD03I:@",
+    "1*HNLF[%.8Hvkhh/mHNTsuC.UGS*2FF[%.D2R73r1n%@P4bTJxfm]Lis^diD0W.&v>]Ov[Trz/NFQNf7GXO6MG&BG&M:I456EW2!9]$o3C=a*N2Md8*1i%3fs^e6EG&KMp0W=VJ1ydg+H:(ma12r%J",
+    "FU]rrF#s+$HUKXpHa7qsHi29RRSyk-TrDv-(+muOTm#sTN,q-NFx4b4I5jW-6EOfEZ7_2JRWSe@4:EyV9[<Q37&)sF9[<K1C=s/74*-tYBQiAr0tf]z)pIL1Imizm0X2=b7&HJ5fm]=$I4or=201sY",
+    "5*Ri<4/sUQ2A].P2Vo1V5)wAo1s;%1)g%%(00K)70D)X1G%/+D1A$x&;b@$sIlU(jB&!kx>6@iI5*#$vNiPgCH2=L$HUI**0Rh(5E*;3+5+8-EH2<Pb03Td40575eH#q./2[.+YFGn_v024F,9]$u5",
+    "7&!n7mRtnD0S:;tFCjQL03QK3mRto:A0#/z5,$TeG5[aW0y&mkE-TR!FCH_800c^A3Ae5T9^O>T5*-%D43/CXGB-=26E!fv5,&J4F#r/X03U5K03TH[01pn9TrM=+04O#vz!Dz,HUKC#F(D5Dz!C(C",
+    "M*-[1+;byM8#urc9yXR,0[Pxd2O.u<5)(B51eRP5LKrdtA1*M!5(L,.2Vo1q5(AeQ9]1P&Bp5cp5*[/FBQr9k0t1#<4Ey:Q6EeO@4.o/5F9bF-039-cNiPjDGr.xbFaQ9!0S=bk5+8*DHUJYbms^rQ",
+    "F#s:30W_rJF9]g/053-1G5@^Wfh8XZFaRhvHJk;vms]tD0S/d3FB&y600&AA!4d:hA0#uETq!j(00&VI$pV*L1dI>5!4e,HHJ4ljOb,dL%:xe&ms_9[IOz,/HNg<CX&)3hfh8X^IRFzd03U5I03TH>",
+    "051+PHo+1f05Jd.F#sO@H2=3zF(D5C!4d#M0=wW(uMGr&@2@HY5+4CK02np=9yb6IG5[]II5>]qH_/3lHUI>Z#Zd/g3&9ct>VEKB0Wg6j7&QPMFaQMg:k]aJ&<:F:/Mxh(zi]&E!4e%ems^Ds03QZ1",
+    ")/45UGyn_%5+4UM03U>[Hvkhb03Td20575eHZuS(2[$kRFGn=x024F,4+!fd0PQUX4GVx/1i%3fsuC]DH!%Po0XKkL1yc>nfLsGs34mM&Q6J6%H:wgYIWhn*BRMkw9yx$q2UQ-pG=!E^lOG&6fLszW",
+    "0520ZH0vZUI5so<6EFZDZ7/[IRWJZA4lytQ9[<4[7%_7K05kw7G%+C$0jd%cFvm9o:m)A%FgB$51qrGAOa_PhGQ$K8fm[QdjtK>x$2]=07&HJ6EP,4AX$[#03xQk[Fu48$9]1M&Bo[OQE-u#,BQZ3l",
+    "0t10u8Z!VRG&q%(0S>dr5(+mZH#V)YP7epvBm:&iN*posk#r+4H:;sKH_/4o0XP5;FoIkkTrdDHq5(EA051tPF#s.[HZcG)F*!LjF9.m^tP&VE01JX#1Hb>ef;O[eHZcGPN)D>N1yc>nf;NYu34&Y)",
+    "Q4h@nf;O=(GXO6hHZuSNOb&uv2UQOYf;O:zIo2c%jGR_=Fga-26F4/j5+64:)+7L)MFOV*4[X*XFI6!)051+OGyop^GXNMf03QG]02ng:4*@O:0TVC)6E=<9FaR7etP&pqIRF;q03JC26E*,327>D:",
+    "H_.Du4/$>[4TD<8H_/CrG^r]n0Xf$s7&ELA9x;zFFs1;ngIo*T)EN[t:$(9CBdihy,0K4jtP&hI*hw!8F*pD&FfsrDw*dpe5*[^IAA]up00rXdfdMaEIXS<+FQNf7HvlgQH8cP(M:R756Epx12.-:&",
+    "I5V3E3z%F4zyS@y5,%Y&H2<z0HJDrlQy(NZ!4fY6HZTA$&H=;u04>H+052mqHvk;tm]O/[9^PIc5*-(:3/EiD1Dd!6FB3O2;Ib<qH#0H85)(22A8j%K4=!.V0HzEN4#5&105kv;Gyop^G5[ztF(D5D",
+    "!4eZN>iF+O29V%<0UR:(.0^rCTms-wOa_$k!4eWP051kNHvkwmLJuyPTpc$68#n+WFfrH#9]1J&Bo[IO9ygg:BsDp,s09O/TpBb0BQ,Rs,_kUL!4e+;H_.]r*,0,8F*X1@F*!B:0Js4U2Er0Ah5.D&",
+    "0249*A6zp4FQNfBIRGySIW>..MmaSA6F7q.9]$,AC=$Ks2Md_91i%3f!V)hbIX3>w0Xdpn1yc>snp@gfH!uJ%&H=>u04>H%052XlF#rTi4+!!21TPFSFv1coI5+;cnp==hBmwS24,:);A2:IIB<-LR",
+    "A8j^QFI6^.!V(V-np>>MH2<ej03QG@04OmrAr8V4GcY+d01@C,BRDt!46(QY9ytI4x3NqIA@Ze56EFY,n>Lb-7%_7KE,/Cp4VxGX;&k_yfsIEm0XH_.B=WWn5*[/FBRDsv0uwpH5*jrC5-p)JBQ*dl",
+    "IWzzgH_.Ce@w0%I5)v<3HyJbl0HFa72dfevg#j<DA_,exA6z(uTrZ*lH!^b)2[$tUKSwt+H:(m8Gyo3:;Ib8UHH8NYgj<r>0S.&*FB&&900&AAs^clLFC-WEs^dPBgj<$vAI.>bs^e3YFaR$jHZcGm",
+    "HiTRURUZv9s^c=.3:,D95&_&26F4&MBriBPG5@^e03U5Q03TI203Q!Hgj=p0HUJnl03QG>04OjqArAqo5(Did0]*u]fwvzFs^dgpHvkwm01bs)6f=zC7B2/iIja&FH_.eWg.Ksr01o+rNCdW#P9,xk",
+    "[E:PJxq]<[IQD^96Ed>C4a*P#.%TQ+ECa([4vqQ+0ivos0W1#zi_0osGXpyTEe;+j5i.Z2Hl4_n00.8(i_0pW3=Fq-zM^_b1cI]C9^P0PvH^B(+6oK5a]fPtJS[aibRRe_s@::4o_r=6evhyM0<cME",
+    "4,_5U1qu0q0]wdNbO,YS4uhl;0j0wn2krR.4$99o2I]BQ2cG6M1dyR19_;B,.SQQoIgA7erU4A&m.9s4tQ@+8<%aS_oeU3H<v#B^dJjnPu:uc&<%aTxGBi0i00OF)9uFGmu:uo0.>QIdwLT8M1Q#-=",
+    "0/oPR1*7/]2IH7%0jKy31Mvk5>;@*</o18#1P!hX4+g3E1wRHfG%)^RvHY9;4(Q+#7&W&2D+kK_4e,nq0n=.K0:^&m(3xWlBO<(0y&V7r4+YtU8Wc6F&/5N[Gd7b49yQY+1Ghv3n^@.!kL;W#:,hx_",
+    "H_(uXIWxZl2U!W>AOy($9vd<_%zg$i4$wyevA9eJA@cPj@2@E^2r4l#/rRK0j_xJ=0]x5uYXuzyzl8,47>]<,Gvl3W4%HwZf&;>D!UF+.1p.l%4+g-J0]Mi&Ob3Pr4C;s:4+Ytn0R)A-0TVJI1gyyl",
+    "D:XOm1]I/902ns>3gym60Nsr:4+<O:1rRgf+Y13H2*Wx9sk96aVT.]&6f<i583D-G4<8Ul1pt/.3Xcc@i.KQO7dSTN%LM[T1=S=K1WE*gcMgY#6#(>u3lB+)@UOTaF*rB80uNV.@UOuMG&nahwgN0Q",
+    "HUJek01VfT4*_MVQx7>e@UMWS0u;g/4<ryq1rE3Z4-^6VD:gF#1&tsJi_0owmGA@*NsIag0Qubl2DkzbSd01vKOHnUIPnB4H!uJeHy$f8IJp7.j]2^ji_0o.Gva]70<(/.NsIag4y6Jg9X0;QHvkqn",
+    "9vd_K0t1/n3m,H#r2,Z*01sG-@UOuMG&nghr2-EBGyo+yHUJnjV*[*!1@jri@UL:W9R-NV4<!&r1rDVG9_;9QD:*R$COI.z96102s5u@rFr<+(HUJOu5[vo-MKn1uFaSF/IWV=q1K/zaGPd*r0w*sU",
+    "I5_%^1p[dqGyo2VuLTB<;ga#94^t,QuLT6o0S>GI9SgnB3-<S62A&@rIRG*>F*KtD4:R<>1B$#90m/stSd01vPaHHkF*l>GD:N>wCNwet95;>GH_/3sIRF+k01sG-@UOuNG&wRcr2,r@00oL50Lw26",
+    "rUC.,4/*$<Hm3p/F#r!)i_0os.)bVQ9H#-+H8cPjHHVoH3#S4Ew8]R_G:#x9GdQOL4<!&r1rDeJ9_;OVD:g9zCpI$x8#w;XGce2(4:OS.1jLtE0m<hpSd01vPaQNlGc%>G8#n+6hyDsIGB&3I5-OoG",
+    "G&cYiF#r!qi_0o)rveWh!V4<nHKzg/HvlU$GXMntGaoZFrvfE1H_.e:i_0pW9W*&K#0x7pG5[wyG_>ZHFsA]]G%_L$4:YF&7Bv75h7pVU1xPeGG&Qj#4T]cw0Rtr%G5[YPHH,QM14S1(030zT6EXl8",
+    "HfkS#HjDZN0)$fnhdl(3+ZhTS6EFZJG&SgL2%(S-2DwlU%1tLVH_.Uu-5P%o#t0uTGRgl01&(A7!UX7$1Q0WVg&YH>R0YPHb>bwT8ajqq6EdPM9XQmS1QRpVJOKy,5CnstA^cgDty&s1i3kJpf*^E@",
+    "RU0>SS=.qo4.)4f1q[3a4+X+n4^t@z&ICd-Ff%!r1^>LRIKo-OH2<knw3Go8HL%78FCRHHr1^LqH#af:KOZ+YGXMii8#Dj>)&:t9r1^K]OB*%,0HG2O8:IRL14$b/006Hd4.do%1v<u5FiQZ8ArBpa",
+    "-[=jt4D]v4._a@;f#U<OOB*!zq607I2R1pR@UL_+p%;,2sSgh+r1^K]O%yo*A2TeZ@UN&NGc!=TmI$Q!1wUUjI5eG01..5;0)YV=0yLdVDmX9zFB&v300U>lHvk(ool65G7&HJMh5.31O8_(E4-@Zy",
+    "960=E5I,L[GBcwW14]q.01qI;kp/<x95w(CAjgpg14]n;007wz4.Mxa1v<x1Fi8OW2<e_j@UL];4D$j2f(s8Dr1^K]NeuA.0GSLA9i-jN14]zPHl+Fm0py7u50MX_@UOupG&nXi002,2=%W_MG9;o/",
+    "02ncv79Slrr1^K]MHo10437a5H_.(mY9E3DIi&gp0RM*:3GrYE9Rw8xqQwUcl+ObX5B)qCGyny^FdvHrIEdN/GczzV0058r0^cE.48<BD0Wupgw)zD#H#s,]L/,k695DDh1B.Q%Ei*E,Jp.BI0SEyQ",
+    "6f:%;AS*RAv=<%/0zx$_GBa,r:Zbz&u[aM2wLKpjH2<z3Hvk@k1U0w+1S2yrym3DWIXOACJqf%F8aDs_y+a:_1vk13Br,X;umvqLIRGs/G2Dv.1FyCS8aTQPA_rby5jjdrH83zS[R#umf.6wo3.JrD",
+    "0RadC5EM9$q7E7]xC]:YFaR.(G%UdZ88*P;1Ol@N0=A!98lem;1T!,LAA$rnp8o=<mB0uBxCRdh+pq,zfOiMO1rDJM0QdwCiv=(!BsDnzEHgC#F99+!030*6@UN95Ig6b%GB7hTq6[oEHUJSh03J60",
+    "0.SFr2mufjG/T3dD:pEr3:q[1AQLgq/OF[tg;J023.HhT5Dy!p3;BqJ03U(@H,@TNBr,XTml,bzGBcwL7&HJM0y6*_iv:9VBQh^nJvccx03QG^01,Hk-vNg53/%T[6E;*d95(.1..Afg0L2&rsYe3[",
+    "0kqp01fvWaH_..p#TX+oGyokjtNjZCgYX-/B)0km4Y_mj1h<.zf&<78ya6OKIFYzTF9.j=xC]IK02(#@1gjDciUqg_G&ndi04+5*03QK201!3*k=_F53/uE<0r5Nm=OQvl[t5&6,VhGk7z69/paB60",
+    "0uTg.<*pcXHn.EMIRFIxrjr34H<ce<0-Yx@4.okv1rECb4+Xgl4^t[hZX+<[$b3HsI5ai63:h/$1]B)N3->594_qr43;wu&04y-%051VEFaQAU@_eH>Jt8$XxeOvRIRGp)GXMhcJs$uvxeOCF00Ztl",
+    "BQ@bw48xxUDl--.3=Fn<HUKR%H;^bpIEkhk4-!Nl4+YpgAA$rq00HB*2;K++2<eRP3:Y)f1]I<4qYMv/1/u]lIMuKP0L6U@qYNE0005$W4Yv9P5-H*)IocR2H#h(T;EeG_+86>m;F9h[0T3iNGx=92",
+    "8#18@8a1=s1o,PuJ_ufxwJ[;%Ip1v$8lnsz1UA>[FM]X&FaQ)cubCDv2sSyQ3:Y:59]1K0ABzPx**!EjHaDUSEi=L#D:gdC3Ie4VKL9f<H0/u$H_.5pJrp:Gk=;I,FzpK(IF1+u[;t+^H#MNtP6D)-",
+    "4,Y1@@UMQV0S=R%3;G98F^OVxH-],8F9.U+f(#fr03QN401t^/xIHvCGC6>>Eig3z9]1X^7%VU^wqgU2-B7N9G&Ld&#w0U0H7vo91rE9l0.;Vq2m@td6gL11xjid1F^e&BG=ZFIG1u/10</$64.)wx",
+    "1r5Fd4+OgmAA.xkyFCHAjRFF##vcy[y9>5ZG5[]DG%)^liv:5kJu<_rFaSI<HZ^k)G%=4JzLx;UIJ*oIHUI-/hd(PaIH]4$0T_Xq@UL_z7!oWa1G>yWIW)rj4jVSQ3:!26A_,jY0WCK.f,w[^>3I4^",
+    "8lwy=1voJP4^%1yJp+O5834^k1P/(K3:Y-49]1G_ABzPzr9Ct<H8P>NEiyO&9]1K0EiyN@Vgu%t8!]I7Hh;7<GL;G,;4BPV05+ry6E*+:racui/&&*;Gc/;O8aIV86g2wj7cMh7g)t*GGmNVN4-!Tn",
+    "9]Si5AA.xlr#&M!F^wyZ2r)LL3:Y[79]AW34_qq,Ju<_jGypv[IWVOR4*_yrJvBHvyJ8]VFr=G4H8B7iHOUwRx3&i#05QoJ0<I!W00-x63//p28#Jmt8#RG<6g2j#Zyhktmka@;+#e4mw)zDOya5jd",
+    "zdav/1T+8;HR]Ds0UroA-Yk4DRR#;Y0+<Rriv:9VG&MIhx(ppP-Yl4en0o<^$r^y5Vm323ER@ey$d3vP[t6N_x(puxHUJYi01@L/BQZ4qD:X0x8Z!U[>1p==HT9QL0;h#r3cCy+8#e$C1=7K5g9J4I",
+    "6g9,uDlZ5#IJ*oOGyoq0GXM[Z1=7KQH8VE53<tG,03QJ_04*=wzhW[oG%Tzn0,jbYG&24Q1:M0C4)quVrt1=]2muf)GBWqS0wOjw051nNHLBMw2#1KD0SxjC8#VwGG;laq9WeDV1pdZk4-s=ZF9b6%",
+    "03U+[G1&]vFfjlx2rw@J7&ib5(R%^(9^kNKmOe8yIXD14G&eNa3/GkG0Wusn:,q%_Hb4;N)(j[%GD8mt=Vk.IH#O>^1p]!vGzZv^G8i)G$t;%VB>9kk;D>:AF#rLd4FjbO3hMd/45bYZA;o<CATcnz",
+    "1@iqQ@UO7*IW[l/FB:v6;D>/@v(5qogt_4IPlNjf0JozC1A+t,Frowp@UL;Q0*hM>Hi)<y3g<c^4:5!L1r#!swFd-;DFKr03kT)@4ub=%:fsv&/k*H*[.$j%!]6[4=Or-g<3txqxDgyV@H2$()3X5w",
+    "T=]K9sH89zIVKS_&ixAy1SS.Q04Ojk;&dZGy#oQO5)PX23j)Racmm534wtwz2EUON0-o]A+^aKw2QjR#69Co98w&sa3j^c!H9ZdnR14dh1qaj1bOgooG#ojB,8BTj(INvU4+zqlJ0mhMBo-G60aOH.",
+    "uap4:@;<.GVWf/(3B8Us1cn3wm+B,4T;CcM2oCz@Bm;RQ4-K9gF910,(GUQ.3I@$&1)r!pG&wjl[;SJjGynv_>ID2eR]//%E)NIB=Aj%uEHUH,0Lcgp+KCti>[u#1gc1iT4+mTy12O-#rO@43/$Qur",
+    "2p.ACcLA7.Dg!GBdmjfj03QM_01V2p5d(My%(=@ec<#1L7%:1J2RHy90yF;G0yi)K0QL(H1bGuP005a62S*PFc=;Bc03QT0U;enM[Q(GI4+yCQ9]JaE95l<X6foQY4+hNx9]ASo0S=es1Rn!8dk+Ed",
+    "j1<lzGdVfU0^(a/03,,@4+zEt9]Jgf9]AZ49]t(i0_9xT7&rhA2*v_,0yzLL1UN8Y6FAKS0L3c<E)NLy2Ok44VH+_e10yvuSq^%B2QxWcEGr0n4+,)J4+HZE47QmY19/Y!oChQ=Fnbs/03Qf603QP_",
+    "03QN200y214to;a02nX-9]$%89]JQ04+GZ%1:&X=4BY@A2si*A12nG<95B/a6)<ld4+eb_Gv5IRN)HHq4+N]d9]1Dj0xt+OIn<IZGyni42zw6+&-%a<Hm4I00(&0>IMo9bHG3F103QK0%<id$II>MA",
+    "0L:H)m/Xlrv/ai;7!H_e2a25#3m6TelWY]%qpt,8i5;3x3YoHh22uvtiwp#hz$Olw#uFwpIMAR44+M^E7B^1#0l2yo4#OD/w,yfx/#vW%2*t@;2l(zS5-xi;Gd43f>md.GAu/[IHUJCPl0OcV%orp%",
+    "Hme&C1]tKj0]C$s4-t&23;4Gj0v9&&0v[bRvYIVF135W3@i/^0F#r,V$O8$Dumu%2vhYX==N;/<u:39oo]Op:iWd(Fg0^;#IRc@S5DlL67Z=657XUU76wLM)9[<JZ>7<a3g1[sW&,ND;HqiDL4*s$Q",
+    "Dl$3Q,xdbYiVz3OmJ9]m285=/4+@n>7Yn;rIt2RHBLuS3CJzDY773[d3H_7jMiwx^ziuA]GwPUA0;+_hk2(U-]1b:G2nL47bp!7M38o1fIRFET2L*T=3=K3!NFNI>r,DHfIGzC-H0c=5H#PtS+51/z",
+    "0D!P$8Z+]+3&sWr#;uW5&GaJy/LZbSJO%bV4wvQ#0Wl8.-<bfcIH3=/oT3-5oB]D#h(inI2MDbJF9kXZtEVaf/r9f(2dRUG0SHzZI/:;VlpY7F<HGztfrk+-G%&-v0<j,h30yx1Gdc:#tQi;M(WH.8",
+    "4!oia9]k#!+7Ju%m:4,QI5LNw5DuuX7%v1hF=J;49W^$G5Cg8*0^m10q7V,R)x8xD5.4FzG5[]pGB=MqCo^*b3ow>E7zNV.4,4Jh1rCD=4+z^d1q>L.6CyD(wX+5T2p.qFzxOl@3$XTV3n:o)vb-6[",
+    "uAvPFv)%-<gWVG(IWxYV8436W4+GcJ6Ar5.7cue;1-&vW1F.:)lEw)EV-3:s:mvr%DFm6[EiN^Q<17GwH8eLf.P,+<>i6.:0pKYQ4Dy_647t2D2,=J-29FRA7R[Ip2C(340]*R=1P1uIX)gvcGoK3z",
+    "pzHzz>pCDxs0tc2gb5D:*7X)iH#s*j>wf^6)B=;nwizxnT>G4PhvyFu3LrlUH8eB-KM6Q7HUJH[>G/CyKMON9FaSRbHZw8+FA6y<qyY/a-%g2e0mvB,4W.Gg3os!s3OPBY0S(yBYYrhl3pFz_051zT",
+    "Fr<)3G%(u,1E]RY2&Nwj.OB^[)&w0h)3YuB834^:4+Y(k1=_7S6E,9lH2<C,dJh4e>zMEl7zYjv)[>PUi3.U20>9B)14bD#01efX1>Go388^D;G7Y<QEdntg2sHTt5-FiV4:&mh9]AN088ZMM0W.&-",
+    "H2<z6H2<hk03QQ002;$&2tW<4@2imXFaRSsIRGCIGXNg_Hvkzn039__0AB-K0Url3@2iU;03QQ302;q!2tW<3@2jBoI5q$hH2=OTH#Yz-0x_cF7&!nOGPTYR1MWfsY#KND0SH>Q#[mtr&JP2_0Sib7",
+    "Ko0@:0Uro50246)9^h7A9y0&^z4IIhBo6rj1i70B0M@T$2l<dSG)Er-GWr1.GDrwO4*_iCF9$a@00gz>ZZ8iuHTnS@0yY2[H2<z1HUJ>sENveLIr-$=HvkRzrUnDa0Sib7Ko0@;0Uro700Z9%9^hJE",
+    "E-2a)0,)3!2qX=z@T,L)01pS;2@Mu$M-@+;@T,j:NC,d/0[Q>D2-d15HUJ+FH2=L%G5@Xv+Z+fa4+8oD6E=<K2QdH[Ge-i,G5P<-Fh_eM4*_iCF9.d=00ZF(9^hGDF9I>)vjG@200yT83iyOB0&O1$",
+    "H_Ik;HUJzn00YSZ3rGk+4+8oD9]$r46EOfE4:15A0yqE^Hvk(r00XBi1F@@h2Q&Hs894wS12+I0GDrwO4*_iC9]$$#2<=E[9^hDCE-KO!0.PX12qX=z@T,&[ENuni2<XdYG5@(169dTs3rGk+4+8oD",
+    "9]$x61L6rE4:ABR0yH$U0U0v<48aovkWvG(0Url7@T,d/03QQ002;$&2tW<4@T,9J-t3Np03Q!B04>8)00Q=EXb2.=0[Q>HHvk>8F#s7j03QQ302wey2[I1;!xJ9^GyoGc03Q!A03QN1007W72qX=z",
+    "@T,(2ENu(o2;$*Z$N:$+69dTs3rGk+4+8oD9]$r46EOfE4:15A0yDD#88U$Z48#)z@Wz1E2M*&Q2vrXq/m!C[UkK9HHZw6WEc)964YD/>-1B>m&@%5gB:.1;8VOhr36]ee1jPaa<Vgo$H#xQYARITl",
+    "0v@Z3s_,R@1f#]f2y+C!#6k=59]JbJ0tv1L4d$[787zbL4+u=QxdRUc<2pb@pV/S;K<S70B;*cK4+4dNV*^[]4WQTs4.pOC6C*V/$Hf5y>@!Gzz-6*S6Auu80v$Pw>74K2y9f(]M:8@xGIbL)01l7b",
+    "0]bhyA@cR^iW3h6mAYgB-<3tB]8FTZGLPp41(Fv8[RAHbHKzj_12p=u8a4GN2QdWRqbm$a9]AbX0tu%L4+Vv)6Am[DrvwiL%!n[A1_fAM1Rnx7R_a;[9_d]O1TQ2vHUJYj03Q^N01kix9]1Q01T8l:",
+    "03$ay01@F-4.D3]5D0e)v8odUgvJLB-sg=i014ZqB;d.;12,]=1Piw-2r&cV1Pn.J0/=gk/1vGC4-11A0P-WxMGpk%.sb^^w@T^K9]AO388ZMM88qVr4.z9UBQ@Mr9_L.P4uJw60yE.T9y0(0-RzHt",
+    "*aZ(M-[+<:HUJ+1GXNqsH_/X)H.gqH2S=>PIOGHXFbexH2r&,;#ttqxG5@XUqkIS;4-1AD8aRyv4+Xh_E)1:6X9z+bF.1iV]1bz74-bYHFC-cL01@6*4-R:!5DtL;F9A3(.pdr!$O$7hH+2*++650O",
+    ".pe7<GXO6FFgE^bGyn:zqap@L9]JYz1RFEJH3%[f1;B>_0[tZbzDo!s4-1DE0On8#MGpkg!xIdT+h+)Q4+6Xo0PY3]Bo7(p1P:+42>rQu<MsSf.=&Fb0v@f5.=&!y02DIAY6RN>4/LsZEIBX$9]AD]",
+    "5,.QGH#q.dn*.*LIlQG]05A)MItVfY.=&B(9]AV60vR(s9_Cy[1Q]Cs9]SY6-_*O@&6XbsLLUM(SQ#>@9_d:^1Ro>e%n1@W01p;E7!H8_9]1Jx1Rgca2=2K]6g1lf4/Uya8aDtx0W&!<03$Uv01@C,",
+    "EHp6y9]Ji64Ewea2r:<;.=&G]il,9>i:DJ06=y470*:o12t=MB%i.sm&4g$OLLUM$SQ#+<9_m-[1P:+52<=R04-T6u4uJw60x[+U9y0(0%n1@V01qkp7Ynhc69nv/2oB_16EXl3F#sGji_^D7Hs%Bj",
+    "k3$GD4+Q1^E,=3w0=[!!2qX=>.=%xLKnO(,1-N4,F9tR+.=&%CIRF>r03R4R03ReY%n2hmF#r!2[TB[>0v@c5.=&!z%n1^U024R:4.P*)2!#O*.=&G[[TCB7024L.EHpWr1P/k//<S4j3)DvlG7kmj",
+    "1Rgg40*2LQ2qX=@.=&0j1P/y>sVxkLrf3L49]AU588rYO88+qwA0#mV1O68u7dHS7fdU<>HRc2!GXN7Zbrdk$1rI9b1RFR2F9J6/024F,1gf7S8#9apF9R]#.=&rvnM;:W4+7/[36@NQ2o<PJJs%V>",
+    ".=(A+H8&3h>_$DO:9^YJLLUM%SQ#.=9_d*[1Ro>c%n1Yj7Y@V/r4SB*0v@b_.=&!y%n2kjH>%iAbq=r=7YKy@4CVwM0x.vs[uc$w[s9e^1P/j/FaR(M,cSfK4+Q1^E-BIz0,UfE2qX=>.=&oujsy#g",
+    "90vRAPYbTv5C^pK0$2csL.l4g8Ri5JCCmvEHvkV8[ud5@0v@f7.=&!y00hhl6Et,XDgGA-uG4%1)*T1>7Y=]:BsDdz(g6&N0^lfAFAndz5C^341;B@EH_.2/s^l$$4-AJF3XTL0j2s00%n%.2GUfyy",
+    "0ykJ0HUJM9>%9zNGRz4RIRFnA[ud5@0uKWCFCH/g6f(:S6gJxh4/Uya8#w;k0yQ^R6EXl3F#rty7cT/eG3Epe/vfFd4+G@]2,/<32o<PKJr4x;FAg=uHUJHb90SFf5Dd!lXb3>d0yJ0]GXNhMH0A=k",
+    "B+LmTI57YZ7ycIxfdUNsF9Vip4(0:]%n1@X01qnu7c4Y3.=&G[[udK6024F,95w(S12p;D95j:A69>U71m*,U0yQ!K36uvP3N@#M2u%u(1P/t**boi$m/>2>9]AF088D9l4-lO_A0#mV6F2^L7B_P7",
+    "fdU<>HT*9gF#sbmH+2&*.=&Ha[ue7XGXNg_GyoGa024F,95(.T0X6(D05A*kVhA!11;B@F0y(Y%88!e96Z]g%h>D>AMGoc!1kI^v4+iE09]AZ488,kQ88@qBCCmvEHRc2l7ycIxfdU<>H]7K$GXN7Z",
+    "024BG4/Vl>EH*Ia1Rnx100aIP6EgrDHvk>2HvBIDFbTJ333:$lFAYl%0/pmp,W:/e4-AJF88.f$j2r_$vk;mXF9.:(0yS6^Gyo47[4XCRFw6,PHvkV8[ud5@0uKWGFCH)e6fn#Q6Et,XDgGA.*s<Iq",
+    "gZm/<*9!^h*$V<bzXAiKatE-*0yhf5qX7ee@6Cl0-rR=$xd8_lkP!mI0Rq$*0L>C11Tq1I#sLol(<hJGf@kDDu:l2yz!VPzzM:HTsR9VJiXjYE8!)M]1^>RREP/^tFQox8EW6ATA3ieK0SLwd42.F-",
+    "5-OoSGcW)mGC2SP@H%+&849wV8y=&HgWDSbI15P+9/yvF1<xZ+7&2f2ukR%S9^zTT2N<p=HDd^)1FQiYGXNhSG5@UMR^HHH6FC4IIRGynHZWoW=-HYO0RzM81po*PVh.n00WShJFk%xk030&>A0IRT",
+    "9]AG^6Ey%FH2<zUHUJ+2GyoGf030=^A0IdX9]AT26FC43:H[w$H!zh2D/-]#A0IHQ0V>8#l;4am>5lD0466YjBsBmWH2<zUGyoq0HUJYj01VawFCRECVh6wm2T29P.=c;14-R1&1,Bj&ITj6@jsy/y",
+    "wA&j5f&L5##18],[R]H!wA&j2[IeVbgqJ/KDze)f4ABn-<*W5l88NR73,u@<Ff=Ic10PyB/ZYahH#9jigAxhH)&vYB7%:12;(,4;>_;5FheZlzFB_f^KM*VPKL$br#YzLoO&mEz2+Si75/8*f0S=d<",
+    "0Us4K03Qc60526WI7J<>GXNhIHUJ+8F#r!0&jBw8H#q.w6*5I12sZ#96)*q_2,yN36fgiE2sEAp9_LkGF9.g/iUA)LGyoq6GyoqIHvlgPHa7qt6)-5^H2;&g2m.&!7BoT*f(s3Xs2:jm&:0T@r5=yK",
+    "GzcUQ0m9A@1C&q;D8kMYBsDkN-]d/LHmb@L1IJnq2^Tnz03QuC03Q)F03QuA03Q)D03Qu803Q%A051$RIRGyaH#h(v4L1NE5jFrH4K)A[3F,qQF*!yb3=D*O2[t(Z5-y/a4Kz6b9^zYH9]Je<p&tXB",
+    "g9QKx4++%H69a;&X%8jT&Jzp41@epm69k0-9^Y0an-#<LG5@,H*3J>ELk]#V6F2^4*3J>Gs[[@S!OZ_/0i>88kD3q.3f9gO0pQsX4,lIH6gB@3*3J>H:j)18oB.E>0oKkF0H+5J2,eOM1C9d=5Re5H",
+    "F#rzM&JzRH2oDIK0Uri503Qc901@F-FAy-^00z7y4%W=S1Fs1W1)l*Av/7$K6F,LsGB7p(0J^d3j4uxb,k_2q0yj1[00kKmH=(+jH83]ggBAhNs00rnmCX]bdlWTV0U,)n6Eq]r1Tvoi4.*orAq2+z",
+    "0R_qJcoa1N1DpXKIV2AnwaF6:dmjQhlmZ1AKL.B8IC_!+GWG!udp@j+FgVZx1D>fLq#X]:dk*#i16LC:dkY^_@.)5[Bp(Gfdmkw>>5m*iGBsBdH6ar:oB.v(mjW*-H8l1C4+QK31.B.aF9.U+dloPN",
+    "53&fO%<YwVkzfxfqs.c&GVzEM0gG/B7=BS,0o,K,ux^4+qs.c&GLfnj0SF7D%<Yo/0S]4G,5Uh>Yy$@YM,Hw50LcvmoKz2Bqs.czpacU54x@Nz1C;b1Brj]<EThd60hw$Bp/.:6z5xy,6EOe)9^i%o",
+    "%<Yp10s[yS0He(l1C,7V2A)I<Xrs*&6Edc^6axqX/12/91gc_JwgChrA6P4+%<Yoa0RadEo/XlS6Ey%7HUJM2[_8UDt]9;H07nVQO#yTd4gbs&5,Z4O4+]y>K&8zS9y0&^qyir%Go#HD8#j#s0+#]0",
+    "0IZ229^+VFA2u^r4-GZp6AH[dKMFK6Hou7:7&!nHIRFN*NCGAgC%/gyF9A0&052_$FaQo^3,Oi&18N=LF#rUUo)[xIEZ71M0c[U8;!6ruGS_qh0y6*)I/>h>Gcq>d*a05@IRFnaZ3gQ)6E$of0yh93",
+    "Ix+wgGXNg_H_/3xF#sYrIRGyLG%)^lIxqkeHvk>2G5[]+F*yJeH_/34FaRGjH_.$o=93IRF/@JqwFm:EJrgq40UrW201rREi6JilH!%PJ77sJl0RyZz1jE>@9]ALMA38Re1QRg-9]AN0A0ssY3K#]H",
+    "#!4R=HLT4OFB:-Ct.4hxZyGSv4g]He3<$P:y+i]<4ih)N4i6W:i6IU/4-8>QAr3q*A2%;-i6J95G5jGP7c#+#Ar5#C8o@Mn1b>ttcn/6X9]bl56Epx18o@Mn1mp$,JP!^Si6IU/1il9kAHj(sGdD0e",
+    "JP#1Ti6IU:6E*,37[Q4l4yFSS8=MVo1l$k.dJh,Di6IVp9^qFYi6IVp1nmM3A-F0u6gln!510+Xi6K7/GBGx,%<aR4GBGv)1l17:=YH<&v/0u[l:!f,0jj1GJTfsi06#u5F*mKv69lsn48e&Z1Njmk",
+    "vjI2D0xmW/01rd0%<Zs!H=s&V1jH2]v-j2B0v#_@A4N8-%<Yp*rLGJFrYaA!0nGv^H8TJoMK!I:6AYU!B@Y)Z9^lwu%:penH2<zxG>B1O2+aZuye..m%:o_<0W]-_GyM!7JTtA$69_,$3+X2Wngt)T",
+    "0WttCGC9ox4;L_S69_,$3ivDqsELOGAG85E%:oXA4G^T@4;<9,As+)c057uvI5y1!9x-IpA3QOw%<YXC0uKYhi6Jku0XQ;w0v.4d4G^N=4;<9,Aq)M$dK5UC1rM>U[uwPWIRGz3FgdNw6FxCEH=GS=",
+    "0[@P753:Qy0xmc;01rj2%<ZpzHlv_oBRMk70w1&iGyokj03Sp+t.4hw*R3N8%:o3P1s^5kF#s($GXNh(H;7SRKLar_Ho/J<FRuYMHUI.Zi_$YL0v]*+t.4hxj=Ydp&jJ%S03WjfH2<wpg$)!n00<:*",
+    "1mKh,4VlgX4+Emc8U:NJe*g*u$C)S&B=5XT9]Sm>uqP8YweABS0XLiOmjMT^k8cjr=A!TR[2&J>9x;X74g@.28y=EOToNz.1C#3,4ydng1mO%13b;U18Z)t,S>JI3ZVwCG(:DsVPzJ<sy8![p1rHSb",
+    "-1UGEl;Mg:u=tYbzYYK#4+EUP4hYQXX8>Dy44l6X0_QYuoWBkLNDm8_zYYUW4-!4n4gy*UuE@ArwE+(ioWBkSMFRR>13v>Z+qVG<$N_wG1@Xbp69cu<0s-1uR1XH7$pREJqmv5<qlOa+pZ$FZ772z2",
+    "9]bu3v>^E]l_fMvR]Kl(2oAtj4+ir7BmtwhQV#;)9]AO<0U0v<9]JT17BZX59R]_z0S>IJ!2ttH0Meld0zeNMkih[cI5hwa[)kWjw*v!=3J(.3#]R(i2Qkve2qZBy:sAA#mjn+2<CX;-01D:L0TeRp",
+    "up%2UgUSI2-=QR+h@tLC7q@Fx6*0]>lK^_REHyf^!4WAfG9eEH-)6:aG@E$f0R^W50y*c469%!x0s=G9Sq*_RHU-3BZyy6J=yV7[*O3SxAv5NN4gjUUAP)o9kq8Fr6dwsO)[zJX!tYiKwy9MPq^&2O",
+    "7&9]C)[zJct*[Xc*uYH!g9@.z[dfq>0SUX20zx)5HZ%Ya1C<xM0TVFa/mZD)$pQy-4)2_50vQ7a4NwG=[TMF*H#FnFCJ2G!B;Pc99]LT)+%FBA;,e&UHZt>W0tMOfc<I7Lk>ZT&,z6=#GC3avyf6zN",
+    "4*-a>dI6jHK<&DN1gjehm-w(6%:4%gqLwBPeEE>HKL#=0FaSS;0W&c.06zpXF*E/I&D&cKy8@)/2tNZeFfsrGiT</Jx&rx.2tNigIWPb^yaF-fIRHNeGB,E;0mo](y8@)/2tNffHZ^l1yaF-dH2=-b",
+    "GBq:+Kf3^lH8TJ]1_N1.06)9^GBhy&KL#:0FaSSdGBP--KQ^TmHvj=n+$Imv0r@:$0;*kc1NPh[A7CZ.k>baFIW#tb0Rp!+4o;81ogNPi@H_0,q9P5XFaz9!8UX4H4+rmu4iPc[3B)h_m-40-iq[7X",
+    "y<w6^&88F&1=1E&0K+*1p1N<k*OCYUS>>LY1Ige54-t//4iGW<@2@BmE(F]<BoD]3&xI5tF*N*90+HSc3jPTWqo4u/>GB*wF)+O/1KV5$nhpg2-1oGAF)Z^!1p%*(O9Q392nUVYqX7wks(u1)4+G/w",
+    "IT9t%sum9f<a>//@L+%kFmnN*wH*[Nw7f$O[zEu5H#oAj76Pa!35Kk74(:w%7!L#Ij_WDyixEFNHZ(b=jt:tTmXrtru#YwfqXQ2Ft1v$VIWaK+1l-Tj2)6>e6@7O:AuBfJ<h1s>0Ur,HoRkPJAvrSu",
+    "1J3vo42aPM37nJ&FBCXA007j&Sq_hXln4Wf-4lKMs_,/^0i2WwFAy:;053K*GyozwF#s/EIWYhOdJm@ptKtO#/H&]-Gn]wN022/coRkOxF%mSMu:mbGF!tbfFA+2@wBiK=d/oWs0).Hr1,J$hHOx-4",
+    "v33Hs(E$SWKMxeQfCoJ:F*lSA9yyf;0>3Jv2qX%Z(k&A+r;U;)1vWK,k>IC&FuZ=+3%c%q1nHz2E-lo%vkwEUqE@/p+5ZIro!cJ+xCsFE1@k)+[[/6i0W_+;fCncvHvkT+&JHg^H#Eki1@[*<7Bm13",
+    "=A8H4lK_8j:J9>$5e]yC1^>=mHvlCqHcAfM[[-k74.L%S1>D+Jinj&=Q4h@ninj(XH8%h+A2l^s156JIxaa[74vM!19W;LV0vIyC%n1aEfFA-mjS&wK#*>#zI59Z<0FFihrvVRV-<k%kHjfAoRN_wR",
+    "FAX>2waErOGc@E;C=I$O/vyu[F#X&,H#9IZAr6VMULZ6%LIFwvlnVfgo&ygA#_BN<!d3[D3LgS8tO=R.1RgTSln4.t05mW#Gyo1n88ZMWF*:Vw0Mnua4-/je1psai@2@Hfrz[dO@2@F3%mfC.:mUFJ",
+    "04WN@gB/0t*fkS2&H<h.))Fi<G0XxV0yO[>Gyn>rg$*M&Go$ey4cxjk1i+gX4+rfM9y9*J1q9QDF#xRHZ4UvN!x0_a0XXXtA_H4rFI+M/0575eH#q./2[.+YFGn_v01>]&F9]a>02wy(1s;)5:k/+C",
+    "GypFlH8lVa0.=aV1ydg+H]r8F12!,KFU]rsF#s+%HUKXoH#Yze3yb*y4,T^q1^,x:<(da>:k/Y1H_/pbGdBP)H!;W<A_QGuFKjb7054NBH_/pVHZuS&HZTAuHZTA#GdTb>GdVIL4*^_E0-(zlva%fn",
+    "#(.y!4#E5^9]Aa#3K/&59yreu6EXlF2QdH@IRFnXh:Q&e>_Il8V++g<0[LhJ*U]]F$r2w4F!z)Q2+0B-0672z.@NV*Bo66>1p*v1IW-([6C5<G6ElqiA0#,c6E6WVF#rIC3J4;%suKj;f<BW4:kl6a",
+    "HUI-s!z2!;6C*J-03QG_03U;@IRGLtGXO7JF*E/>p#eBDF#taZI5Ic<KSnq*HvkkfoC>ZaHLDW.$VCW(1@h(O6D_P6052gqHvkU-owx/CQy(Kas^ny0I508*Kg]L,Ff#x:I59W;A0IfKxCRAG4yzLd",
+    "[s$ioFsl.CH2=9xG5@b4:-f+nI60OkFE^>j03$Ors^mn:Gyoq[GypFSH8cP&F*N@uF*g7%I5GezI4_g]Fyas+I5wUT5-w*W1)!A(422LM0yF:>GXNemtP:$HEN2GzrUwp07&QP7EticA0Ba801sgT]",
+    "f(Q_g+XWssycHBRis/jjOddG!5+XP@0246)9610IFaRGWF#sO]Hvkzn030=^0.H)YH>Xuk4%ZR@veykOH!#<^BQP^p9x;zgg#j@!00f@9VlP^UGuaX=q5(ED051tQFaR$[HaP$jG5[Y5F#s7j03QK1",
+    "06jP^H_:EzI5Rl>1xgOt5(HB(Bs4ME5(:+:1>x0e&H=:r5,v6[052mpF#rz$%eV#yRUZv9*%BTx02;:^5-6cU6ErsfA2_CGCKE6KA8jxIA5$-<FAg*^04>2$02nga5+49J04O&wArArB5(9)L1K9El",
+    "1*x.O4A_MN12T_c3Be<^(TxoS%d4mX43Vb;2wDn-1s=Us*%AcGJ>utA*%A=q051SCHvkwj03QG^01>_&0unUY5,T;[03t9q03RhX04>2!00P6le+VQC$x8(O+$9eNi[J.W**p%^5-8eCG^sa=05drN",
+    "AA.og00O!z0ELbq4>np^KcN9RFf[,>2stq>03S#:%z>6ZGB=MTg@f/%+65Uj03QM^))Fo>FaR$bI57YPN)FZ%1ydg+Gu9F)I5q$WQ6J3$H@Wq8IWRH+KOH$RGXMlk4b_C]RUZsA))Fo.H_S14G^aO#",
+    "G&KMp6ELqOFE^;j03tFr055DZHUKYFGB(x[9^X^89[<7]7&8DL05$+9HZUO%0M,&CH#PtQuO$:So4R<p))F2z00OzHLkJ@e))Epn051nPIRF>qL;10R))ED%rw0gQ4%NB[0qU9)4*[.w7%:1IFaRPq",
+    "F[%O+H@WpyH2<Mc03RkZ03QN502w#[8#%8fA_QDt9WmF:1Rn^Ao-W<=I5eF&GdVaj:k/OTH2<!k0Wts_I4^S&TsScRFQNf7HvlgQH8cP(M:R756Epx139w!%GcfN34+5^WE-%v)FB__C00l^8:k.W1",
+    "4.E2z16B#JUI$Sh&H>2:5,v0^052mnH2<wouwDmM9^PC=5)S4c8#Az81HUpq6E@(C:k/.GG&ukhG5[ZKG5@,$uwEYzGsR0TG&KMiH0u%[05t$8H83F$0qYVIG4CP*uMIB)GCBT=0];QqN(dGT!UP=N",
+    ":k..*02DO.4n!F.03R+f:k/L[+XV^fUIp3J6Au8vB>^jF04>K,03tRr:k..%030[_1JVK;B[b>2F9I>)rve!;01UKV1mgA&9y5s61Ro1D:/G[kH!^buH!/Vp05Jd@gaI/EGB!CZ[A3SY:/G^c0XR7T",
+    "F9]s]053-5H2;##ULOfD02wm;9]AJ_E-%*-FB__G00l^8:/Ff2A0#*I5,$TcFaR&k0yi,LE-u#,FC#cN03JB8UI$eV4Y6JxF#sDg00iIX6CV=Y*Cih_FaQ%Vv0fi,F#sP>F#s.PGByA%H8lVjHS7@^",
+    "05kw7G%z6#0PGSYHZ^kfHvj_mqXiA<5+4FM02wy@9ykCKG5[Y3F#s7k03R+l03I->3$k7W>lPAg068,35*RlC9x;zTH8ZLL5-N/)DL63z0oQ=D0,OU6CF_L]G%)^Ixqu,D4h-5P1d[h)4+YcU2n3V5",
+    "1uHi,s$&u[)e.iNGB=Mqe:4CG<;alaIndw-FQNf9Fv=1mCpItu4x)]]A4M;Ag9ixvpDqsx+g%wn03I[]0jcvt4clEm95yg800l^8)e-3$4.FlI0#+F<+g%1xAI$.W+g&]2Ffsr;9yTyC00m4A)e-5%",
+    "2OkYE)e-Wo9_(5/T;F[#7#]Zh!6h#=HZ/evF*MZ<A8j,M4=,P,FAgy]03QH002np=9[<7]C=Il24*^H<1MeaO#jgeh[:B6xIqDA]0yF:>GXNem)e,_ST<=O_4n!F:01qzPT=/>88#DkCG5@QP4%HF^",
+    "+g%;3Hvl3uG=zp.Hq[awGyoDc03Rkc03QN302wv>8#jVWBQiGC5)THcB@*RsG1d]zH821V0hc%*fdMrD2kDBm0UumA))FtG0XH)MF9]p:053-3IRFzf03Qi402w#[9]AT2E-Kj*9_;B-T;9%G2,XrW",
+    "BsDPr88z5l2T:o+0yWkWE-ld$FC#ZG03J8kT;bVk4Kmge9x(t5*j)vi&/VgMGS(6wIWemx6EFZDZ7/[IR4_:O9^Y4A9[<K17&ibP05Sk5GB6.z0M,&CH8ubOt0e<E.=&u!))F5BHIWJl/Oi9A*j*Dc",
+    "02;-]2wDn-1s=Us))Ef#JsUOHT;F:z9v/ZPt0fpS))F2x03tIrssa,=))E[y01@3)A0--cE-Ta%0+>HN2qX,vB;Ff<4!ERM9^72<I4/M+FaRSnIqMP+0hTx)fdMuE2hO3i0Uuj8:k:bq0WmQ(06z#Z",
+    "GBN,!L<>e$T;n1;E)NOqT=Th19yI=_u-EJ[FzXU8AvrMs9]1Y,T;JDQAMITORtfE02T:o*0ypatCowVYT;MHJ4.7AZ156I:T;bVU4eebXFaR4h00gbs79SHg!6h#=H8ubfFzsC*Z7/[IR4<Q94lp$U",
+    "9[<N27&rhQ05Je4F)$$y0qYV3ut*Xz!4L%J*(D9<5*[@H0>DOX2qX=c5(DjB6*d44L:V=#4/(Lp9yS0QH2;+q+ZGQ2!6g>m03I*=A_H6r0unOo5,T][03tX!03Rke03QN502w#[4DDSLF>t(UID$(b",
+    "3ON7,@c<03JrX$V5,$KTHvk@l0XF_um01GfJ@Y=%5,*]wH8%h+2[tqUFGn=r024F,4+,vF88!eOH2;wf[6ifw:/G[/F*EL61xgO/5(QHaAMRZPRtfH12T:o+0y*pwE-Td&FC#TI03J2&T;bVk4L0l&",
+    "4*VY*Htt-mBR:-0GcxQFFE^zZ0249*A8j%K4=!<4KMpuKH_/32IRF;r03QG>04OjpAr9-k0GMI_xLyLj=B)NOmk0:=2>FJ7kqQdJ1RgT%5)(841<2uAL:V&x4/(Oq1:N^r2xAV]-RpeQz7,Du*CiM-",
+    ";p+<MHUJYbssa,/:/GO=00YtjA0-[L5,v7100N@nAqXT4:/Fa@.OLrEFoH@IG2YV!3(zVPH@Nj!05kv^fB@rF2dJDNFI+J,)e.kE0XaDUKL]1_HUK]IGB7m&0<qz12]3nX0OJM,.=:M])DkW;GypFl",
+    "H#Gns0XNoN1ydg+H@Ed<12@^MFU]ruF#s+(HUKXpIX3>vIo4eVRSyi,T=:2)9^DQ%0_9#JiZ34%IKL$;H#9c<1LwAPA8a](T@yEQIM5Ow4KV-NH!uJvH!uJ$GC2S=GC43I4*^2-1H2=zi1r[AIG5/U",
+    "4bc)G0yqE^Hvk;u0249*9]ti2894wSE-j%kF#sDm01@0S1up.LH>-LpHvk;o00jNimH@tu(Gnas01,0)A0[@+y8#_pHvj.0CI^/8[z<Y-GSLzb2Bjr00x&ny5+g7+01p9=I3I)oIRFFlp/:W(Ff@H.",
+    "KcWFLG%)^#2[bqWA4W9PT<yLR3J(d/T=Tn39]AW3E-2CyFB_#400l^8(Gmqy4.yoEDKatu22mf*0y5HFE-2I!FCH:800m4A(Gmsx2OkVD(Gm[HA1XI8(Gns!IRGycG%=4$H#0N.5-OoGY%_BLQ#1fC",
+    "4mdOb9[<1@7%:1J05][@H_.d-sk-FaGXN7c[n7:o$CwBV.>[kNGyoYh03I_a5(Cd&6*T^3L:V-z4/&GL9yI>PHvkeb051VFGNL62&s@oh05UQ-IjaH>G0>qnIRFwc03RkX03QN302wv>463=UA^_48",
+    "5*[(^p&JhhjW@6r@gsfC7X!Y#0WL5%03U.>GXN7fn2[haTsbr55,*]wI5Pk*2[]wTFGe=y01@3)9].u488@qR0yY3HH8/nt95v!y1WFGG.@OR;HZcGhHsW0eQ6J6%HRcj7I4^S&BRDYt9ysD%2UQ-o",
+    "GUgH.F#sAk00W=5FB3C4w.Rw)GdKVeFaRHHFaRG<FaR$OH#Yzu05Sj/G5[Sn004#<2q6yv.@NSz-%x$[4F#FKB<MT@0UrW5008i42qX=xi1i2q.@N6vT;kqVgasciIpz@$.2<TV,(3Wetr#BxH<77i",
+    "Gv*Q/Gyns&(/7w5+!i^FFf!&6A_!bxA0-vXE-us)0:u=xBn-*f1Bf=tGyj]h4,58[0R*Lu9t@&v1LqPC0;FPH4^a$p2l*90TR1o^/MpcX0W&h,T@vhUGXO6^Gcy1ZINx0#2[>(e88@qR0yqFJGcW)z",
+    "95XNg1xgO*5(QHaAKqO9Rter+2T:2s0=VINGco@#9y2lk156IyT;bVU4BlNXI5&.B8Z>q-A_!VvFB3H_03SCr%>Rfmz6c*]INMz:R5&*05+4pQ03QG]02ng:9[<H07&ZV80mr)m6EXl2Hq9jl+_O$:",
+    "/Mo+=00QWT7ziW]/Mn;kT<=F[4n!F<01qzPT=/+58#n+2oSzXN0W,^d7%:1IFaRPrF[/U,H]G)<H2<Mc03RkZ03QN502w#[9610IF#rz&<s$AtmlOfOu;7qJ1QRpR5+49C03U.>G5@bIk0CEyH!-u:",
+    "FQNf9HvlgQH#7h*MmIA65-Oo03Bp]&IRGC5H_/m)GypFgGc*7NN)FHx1yc>n!d(Ma3Bp]mQ6J6%InWX/HZ%Y)BQ@Yv9yY:V2UQ-oHqa6d,XAJCFwhbrHaGwu6EL;WFE/td03tXt&/MbPG5@,$zFjX4",
+    "HZ#x;9[<A^7&HJM05t$8H83F$0nicyw.Quc02(#G[Ur$a2>FJ7jtUCE1RgTb5)(844+p.p0L;Q9QV%ZB5)Sq_4$,&*1.t@49]1GGnFs@k)*/uyoe_074X<l10p,O91^p*m=CAwsnFs)sL-<<TKnuK;",
+    "2mmt#I[+-VkPQU8nFta!s2KyDfFBPWyO[>N1h2XR9]bqCw*m(a9yGSAFa!0P2LrUC1P;fi&<TdB4^a_n0s>c[7!Mt!lMWOyu#FiGyPG<&)@;RL=^]L2wy>ok(W3.cz[o<n)_*&TF*mmTuK=M>gP0Bh",
+    ";Fa+tcMO7-77qmN0_s_]9XH*Q4j(Hs01nOz4><k+2oEjkm.R)gwiXYS0qd9u0/u:%4Y#%eKN&JKGynvV92Pc#hAR%d1Q]F09yacgI]72)R2;.P(.lV)s#yY.83)4IS@LPp2oD#9nFs[W=cxQYg>#Hl",
+    "jD&dzz2O82<&OLm=c4:Q:!;ryp!O62>=fmc=QHwTGBKIwcoZ;EmkbM.vls!yY!2O$0Tea80_0Kk4+ZlR5p=a5SpzKzy8[PW1iupp*8u=C!U77SfG!6y2JuG,78x-B9^hI=m.T*IHZ<uw0yY2$,wX^l",
+    "qJ9C%a[^(]Bn>K^1]u-rk;-o(8Hx^D#PJso0I47kg9PFE1qJ5Wc@pYsHO/4!0*<L9uLca0nFtRB#hL*G:lOqd1,vONG&sKo9]AJ_88QF<#!d$67B31iHJ6zP5Hyh80Rkxq<p1!*,8&Con3)I([;d6r",
+    "L=&)an3)Iwm-wry2nCt;oB.yjHKpbU7BrfI7z9cL=PmF@tgHktNisE_lMV=)*m*BkIV>l&2m$9D4-[7w8#n+6gX]3)G@9i(7Y]67nFs*e2L,qS4>BC(2mss.4-^6VD:O9#1nwUVn3)Iw-^Z@[qmvE+",
+    "u7el@xB;GJn3)I-xdIOz<dPV1G5@qv<..#wxdH$e4:FjU2nMvcHUilR4>BC(2ml@+9XO/]8#w;NHp#vM3#9<dH#3,,2my;W7zL#Q4>KI)2m!9[5Dy%s0xUK*02VkN3a;28q^8+mA2c(i0u;p<4>KI)",
+    "2m$2p5Dy%s0xLH&046sz02;=_6Ecp71P;T&0v0m:5AhP1nFs,u+f)WPEHX0S>!$Ev7&ib98.m*]140,u01TCx2m:S,GXM[Q0icr(1kM2u9O4^,GBKMV7c!c.1ROb/AQLg51P;Rw76aJj0]BQb4>B3$",
+    "2m#c*R^UPe0xL2y046dt01Ss9A2u+clMVvb=Ed=i0uM<+nFtQ00v[bS02;=_2(+LgEHE[u0t3Xd0uMBaASEz3rveXGm6,;vqQfE&9H#-,Gd2JgH_.Xdq8$X96fZO^Gp7O-H2<D,m6,;up2@9b9H-=v",
+    "H2mfk7d5B;3ymNJ:82eYG%%.F0y+W7Ee^;enFs/e*D;.rrveSi+7/Ww9u1Y52m@e3BM&u]nFs-e]5=p70uNY_nFs,gqI(Y/rve,]02Vm>9W%x;4:+Kc4gtHa76qpQ4<#Ap2o9$L4-[n[D:gI$CpI;W",
+    "G8[0c0uwT.Di1WL0v0j/4^^qxnFs,+&4B;2jU)@aB>lIA@Vts2B>AC*m6,;wY8W*D8#E-oG5[Dj03U(<IF*;Q6*1QDG6R7f2pt6#2C%ao4zW!sH8TJTs&*nXIldJSHQT)n0IO_f!UX)T1_f4,ILmGZ",
+    "&4UC8j#L:s,%v9%Ff,[)4#4_q1Ju9>0SE#R282@@GXNg_IRFUxUJZxoP!ute.[^LBwg&@.;g9<brkMx_-sFl<*jf*R1pdbc0=z9>0-+,[4+z*/8Zp/g95Shy2m]IP4.D(S2s$%3HRmM^GuY>@4-@tQ",
+    "2m;zSHUI#ZD,Rv1nFs;*8#n*^YY!c%nFs/%mJ$m]0IeDi9fpDk14]k*00EnI4->Yr2m;zD=#TCf6b_JSf(Qaj1-]PTssbP82QjIc2qQB$v,.^C$<T[iE2)>X0,Nd*1Wg].EUB3Y15y;:01uT2shJ1;",
+    "[G/HVU#;3RI5,aEjYR>>7&HJMAT+K=7&q@sF90>/u1f%Y2xcFM0W+:kFC8_IpcgASFp3sGBRMcNpceqJ0SrqYA2*-E14]q<03RedpcgwiF)&L2uK=DmrkMx:NgFZ%0Qv;G8:X2E14#>;0s!L,4-!YL",
+    "2m;tB<d5zZB<Z2<nFs;*7&z4l1Uvz@$@KEc52l$21D_,04:qQm2oNh!2$:cQrkMx:B=WaRA0IZRnFs/ykt7I346XqaI3*Z403U$;HKv&e27_B&1c15=3LO(T0526eIF:yOuEa3]ofZ!:xtI+v#RM%j",
+    "lszOgIRGs(H2<6!.>rV7HVv7X2n4+0Ml&<xG9nx::pK!Tf(H)DJrg(p5-y/PF*5)wH8B7$0x:e_HyAMh44Au86EO3HCJlz<2Lrvy1@i_.nFtNu0S=VqJs*MuHiWka0gU1#0,psR2[Xw(3E_V2t<#B5",
+    "zL=97@_(k+1:p.<!N3YWFgP_h3:@B71Kax]8#v(%5ikG*-*:<kHsB@[H201IPB%6-Gvo[c!!H2[0T3lJFysszIRGC5H2<hj02;&@1CFCC4zcJ51GMe]4,A<74axxz2F(l)f&[L&2L-XGD;bS=Gd0Z&",
+    "88!eKGyoGf[t>RG1vSkKG%z.Y04>8)02(#@5-Fh^;3oBMHa9oU3.KcW77m09A_G;_3<$b^00O)@0SE#R1/7AXEH*dJ3;BkG02em=3GS3M27tUM9ys0T2LZO.cn/Pdng]Zc0S=Vv3;G67H@liZ2Co02",
+    "0S=hx3:i599]AW3FN*_,F#sepGXO3yIRGC3IRG9xl$r.xoW21gHaD3W95;>YGB;W%9y0&^),eGH0T2_4-/dCM(7Q1Sp[XSZ76@Qg4EDuQ6gkhxdJLWV3j*t04.xyo2o2u:4+Y:1AA$rpoW21BkhP,$",
+    "2*8XC4%Y/4G5[Me@6UGS5)X+5-0z,.IsLZ:6*-z[A>(9G4EH4fG7h;$2nOtqM,epM3/5yCCIN!v4FcW>E-Tp+0=L3V2mufzG%;,@EI2a&9]AN088ZMHGyntAwigZ6=;L*DoLmni,.k*v,_kT;qi@RB",
+    "1UUc%[qCXxF9]U<,wYWw03QM_056IKGcy1qH8ub)Gco@l0W]-)-F.=&HqWdUA_i7I3<kM;024U;9y0&^]5E<61K$h/)sqSwG2aXy0yh8]HUJqn00q>01[=rmG6dVgY9AXg$qWw#qdzZ#1T,)JA_,lj",
+    "F9]p;$qX4d03QN2h$bJ31v8-P5-;ZV5CM-qHV(,Q88@p_<)r$-n+Os)ss-m_%m=zuIr]C]G<CyzG&legGyoGc03]gw#S9FaKOX^#g9izVEenmWH3Xup1]Bnn>YV[]sGw928paGS1_fGQ4^t@oKQTBo",
+    "G([f;H0MhI;+OUf1rGwo3;GUGG<3s%I5#/Q3;4PcSSvFz+LZwV-GP*SGcu42GBq$PBLm$&6*m8w3LG%qJ@V%)jyC[R2qXv97zU>@HVcsI2L#vXH4i4tn+Ocw0S=VG3;G67G4nnYIPkd.4+y>Y0h:4o",
+    ".=:M]v;U*k1vT;NGdMIdr3<^HH_.c);/k]lm=KWvB;5>9GB@ChAsjRP3IpEJ2M*f]0-hEV2m[*-6gdDaF*N@m0yY2[H2<km03$UrqFD,$G6c%KM,L>Kn+Ofx0S=V,3;G67GVeYG(uPPM2[zme88,kQ",
+    "12q5,iUsdJ6gZsK5I#3IIou2zHvj]GF%0Eo0=JG$mgX1&p5>/EHvS3)@l5Uc,wXxMl<0+20T2_8ocR+hGBe)[9]Ac588@qMIRFFug%b[*:IV^xkHrBG8_d&S9]bl5FM.R#GXMpP[Hy=F3AalcH1,A@",
+    "0yxPfABqJw*gi8iHZ-f#Ei=CyEi=EXG6USjA[#Qv3.I&20ueGx0Q:(K4F3uP*gh=YIRFzj01@F-2bz:p95dKH4+8d]Hv#BN2qX!UG6U00E-Tr)@3;k+lqVk:HOdSR2H8Fjg9NUx3I=4Yya5jh$>xsa",
+    "uNWT#G0F<NiUrv]GdD6e$>y;rG5[Sj00gV&dke^85,]WGHZlMlHj=0y>MLVQ0P,aRgV.352m.;n8U<M:9610V0yO[@Gyn.seFci7ya5c2g;t0]!&;s^+;)su,_kT;<-(oP1k2$G1&R7K9].wv3:h[6",
+    "9]AP,B>E0fH^XCaHr(q20/]6;,wYf!<g)NEnimb/WD+!iSOfKUJU1[fzHt*ciGD6IIRFzl024R:6gdDaG&BGfGyn(]3HU4toXRr:xY:-X47Z$91jqbF4.&(^2n=u;4+gD24^%2uun7d_s/NU&2[AI<",
+    "3:i599]AW3ABqJytv<q1G&$f5E-2O$9]1W4Eip0SWCQzGGB7hV-0!D;H_.qj03QG^024L.0.k]dG%z#(95nzR0yUm_390/C45[%n1dO-39X6f%4g_o786O)s$qWw$nm,SN1fH/82CVX!0S=et3<J4,",
+    "!UZ1!Fo,4^iUl_DKNL2BqyZH*fTRHk,_]ncCIjiaAr6261F-54H!wFdLkiKa8v=IG8v(KF3J%2Y2QxG@GR8SC1_Dvwi4*@H4BXHH1kZwR4l)2x4&[NH0Sv_<1ql1ZEe[Ep(i-yInDIUbmgE^)&iYRS",
+    "=SdYwfbVw%76kLhNgn])t>2;$Hi3#54$P()46pV)EORUDjsXMofG[[MG&1D[0<k<T4+Qtv0vI&JqemYEFwnCH2*-rX0,FQ;FaX^S8y=KX(*HaSv(z92WdJn_17-a8t]SY9<C[BkGBGyf$^SHAuJkn(",
+    "F<eAZ0/W7+3ETn!jobqQCj@xz6bt:(0sue[0pigc1g(!4KNC4KHk6nS1g!!A#,L9D+rxAP$q)-Qo)iM$0TMB=1]J16+20rs1B1V11=w0q9XZXy8wK(K6gRp74,CuJVIwjyf&vc#)Pn_HL:w^$>y-_V",
+    "GdKV*1v53<gLwyx>y+=@mtFw_4yp(NgP[ZiCkV#>1nQz)2+)9C46:pE1j9%L[D_k5sRsZD8a3^B1epF19]k$d(nt:ug8:D%3l6EJH30]<10V%_*)k6rn_De%Gj0yp<DKs$:jnyx3jy^$8521k9]AU&",
+    "3j;0pIshOFxef(34*]9KF9b6WNSO,@&zS@e3iJGv0S=%,IWQ]Y+KwOw@:S0J&7uefg8N.qy>5$F*7i3DtcH6NGXN1X01aFdG#;DD0s^r5HL0Qq37@Z9(t:*gq2oFa7=MUc1F[/9IXem<9]St,::Cdb",
+    "%g9Cxj]B)_2:9+i3az=y4+VvxD/!2xEc*!#o4!l[O$GVB9SA8NI$HvN9]SU63$2F&0=1WG0yuC6&Z]BMKo16T9]SW14$tHT1mT2w4s!.Jgn9<-4+e7]1T+8_Hvk3WgnABh2I7Qz2tf^9a_^jX03QN5",
+    "T;XWYdI&2I23-QmHUJ5*:-($z/0y&29yQMa9]t$51Rn%9avn3n0v@o8wF3s]gn9<-4+e7]1ULX5H2<z4IJE,;:V$d,K<SFV9]So79]AXB2JD1,2rCZ-T@vPMFkT6%w+[-Z/0y&39[<Sf0S=bL1P/wY",
+    "5)T2]xFa70Iky7@<Pv8<LJtRZ9]ST09y0(h1u,zX0]<ejdI&<h2X@L;GXNg_HDCwygn9<p4+mc#1T+8$#0U+N/S2:79]1Gg0S=eZ1P/tr2oD13g9aZ3F_b80>/I[0L/Ojd1mXw]+!79V9]bbR0]<$r",
+    "dI&<cfw:d@vOW(Egql4nH#UQ/JqXVh30<pCpc)Sb#EX*w1+dU_00]EpycrQU<>,HivjGnYycq+4$pZig4,(jw2qiZ*/iNpNf*T].Hq#bA0yQi&kJK0yFv]e^,Q@0J,Wvtdomvf*qzDDMwXFdUB(jn>",
+    "3zwt>08Im(6b^TOqzDDG8X7hDpdk+T8WcH72t<:-8YVI^M;VTOFgV]w2p.G8ubD6fyr4$@)zk+G@xOQJts<Qay$AvR0]L1P4S/Gk0W&o.F[LCTHY>V205$oNrU3.pA>dF/6EiLWAPSx,1W=z)Z4TNQ",
+    "134cBG@pGz3-f6w4+)LE6dwjL[TUwsF^W89tF[h3F*i4x8V:_JgnSPLtr@wv1ez8D%NP#<!W-yu%o7M83*WaO3cJTf2Zzm,0Rh1W4-rwO2QL9MFlh#p1@5yz0qo[p4+O_y95]gQ1KZdL4+VuC0-)m^",
+    "0J<]I0tO4t93L>;00qba2Jib]3b45c4+GNDZUWN.4+oM31k5oC/o.jrV,DjS0fYz((V^]^q6r:2(S]qzG7lp2mo>UiGpeWv2Zft=2j7Nw1sfDKq8/XuGEWNNl[*B:u=A5>[GK2Ojms.qo5yz!<*D!Y",
+    "hh7H@4+4OnAP3<xI10G^0p$8517s63!2uaKPz;8%X#yn=EIbbd:9Hmc295*[qTC$/(G3zet[4cH*).D=2M9(F2Ark[3A-83tdp4mF9.9+w5A9S-@bo^HXbzN5(MQ812,Q5GyoGbqY<4@6EgrAGtU7o",
+    "G&,R*ATT,6sRs@QhQe$B9^fq/rU(v$C.D#HHy&+[kr<KUfC&!)yr&<s*3:)#s1Oa.B;y5A2esEA3fut#xqSw-E+aTIgg+kwHG&NTygwK/gvLAwlL!;#;xkH10i+BDDhKe5NDl;>vqldaiwqA4&FUxu",
+    "Zw%cNF9tC,g$5oujtm3%4/)2aHIWPxG_o_*2soX]8x/Uc@Ys0f2oF4&3:h&12+[!$2AK:W1vdaM0x:ZF88e0a9tpz/3x_6.0S//T149Y6.1Y!C[5cUh84a<w1-OPT4l)jf[2m3)3LG-u0vitjh5Q^_",
+    "-fXj4f[u6!=#UIOZ^>e<9]t,93jk_g)B+C$[tE:8j5H1Z3nMTyWdpMq3C:Inp_@-*f)oUR3;Cde04=_!00No12n7EN2Ic>=[RRj[4-KFm1-:a64,Nkd9[;^>FAXv]051VDIX52,IR6V7GUE-f<zEIx",
+    "MFFoi3#K$9F*1e,471Wn2Z03-EguWK3L@Wz00Zm-4!Fi)2G.1wA@IB62Mmp-ssRl13/aeB3J0[[Kn$G.9]km[1P,efBQiGF0UrZ6oeC5,mjWLMIGqYBH821#J2f%<F9b3+03Qc2wiX@,IK&SR1GW]]",
+    "G&TSP#-JP.]E+r-2r@@tD:XC#FA6m>04+5z051tOF#rSU#as+D9]]*>3Nkh<EGHilH/POy&FV)F2%8oeG5[Y2G5@g;(Q=yOA]p9DWD>%[0U0$/37ZxNuh(G&oeCcuHvlgLGBW<aH2<Vi01N#F2M!Mu",
+    "oE8V2j5ZGqoE95000K524m6z#9]1G_9^Y7B3BVKy#F9S(+2APzmFyS_3cn^[kfRX<kQE7D2Jy,W3+&Z71m@9X2%qX30fr]F*$F8zFq=k[4&I#u2dC+r0S>F36&p0&#s&kkMFdO=<X81W#Q[G6F*h/S",
+    "mPrMq=DG]#Hkud@F>9(<9/;>w2ZZUI0S=5m6D[1@9^fwZyC5$bFg1:m900OL4,2T490RaD1qcYbMh=-z0S>OXmK*<-*98sX5(N4Z9yFqs90QaB2Ji$Q1URFX912Sh1bYn50RzVz23,#w*#a6l01l51",
+    "1DOF20/C8:2hO*I0S=m-mmCx<ksB@sH8$A+4+8fI38<tb$,7;$jt3PnjDsEz5s-T04tWm)=VT2_HB^!1HR9]D1id5>H]<=]4+X@5J@WlEmK+6r4+#F290GC(/dE841&hrv4zpDrG=AD!1dW#*1o;q@",
+    "3,.v7as.*24+P>/G6T:V43C!>0<%bk1Um/9-TZ=[j9(Tu)d3FgO$6,(4UpJ;0TegC#lrysj4clXueC,Cvd-;u.LMI#+yoyCGL+&O2+=)u1ZNJQ/0=>OTnmrl84lirdk&IP2d$h>4,3.m96v5NI4^Sr",
+    "Gc5W79]Jjz-u#3!:Y)K5H7pPh3DcJx3bF+PI0HWuHUJL<(U%+w9R.t6HVMU/tpN<1O9Re_3lAiU-u#Ky;7IOkD:*RE<*58.wBi[CxsX@[fczN@E41Pn0;w@_4.WPS83:Z5B;uN7Gq;r]:gH/N1_oIB",
+    "J0:;V=%5UHGuf9M0r1iq6EXk_1F/CXI5DFg6fo*m3ywTL4K=;^@.EOB=Q9aRG5@+(BNQ>L9]SY9RR9+Q*Hr)t4+*#Q9_3mc1>^NG9^YIc.QW5tD:E/MEZG4Kzy.<WhA06D05J,bV*<>@2mq(@4G#pd",
+    "T:yd$4w(iA/cq=x$O#!U03A741<D+A4p#<swUGf23!e%LxtUG>%exT_aGt*r4+QNA1lWc+1e=#CtO*3Z/AZ!&2I,d=9]APX5ebu_0ST;XZUmqM4eys60.r,Eod*C43_3uO/N]+10S:-lHvrZ.3Xc6X",
+    "4,32G83.$;I@d&8I5MvU4+,>=6aXIzgb<Wb4+^FdW;=LZmmCP,))WZm0t)d70sM9ep1dCq0*.x/1dXyM016D)3Jb/(MFjAGTm>o-EDMhX3HqL@0S=r4.QWKN4!Q#qHLM382[=g_4cx^30R/T53NbS-",
+    "YGGvlmmCPO0^JM-KOYA(k4YCY03QV_oEZlBBnr$72&owxI-0:U2QrsK4+xi,91i_h2c4rU9]JLwp#_1=++7PF1cVz6#fnK4FqD@aFC8&B06sD,G:t;LK#rIk9x(EPJp!e&1>h9q91Y321@6Yr91j+&",
+    "m:eGrF#rqtHV,%Sh8zL,4hn(6Jr606m:dqJ1Ov)N1KkuGG_<=amNWyqKnR*j3D1^u4.eA591jQ4APKo=3apqM4.V4491jR,2a>8Mte6^RAdr]G4+x;n4+pH691kaum:dph3d+H03#=zN4.wM791dy.",
+    "tS$wr90shI91kdvm:dpj3!3<[02KzTm:dr[keD0_4#x[GUo.q,tc;LOWMORp0SgZ&:9^AHOb-*VxL=)c4<QTmFAo,i0T0yyfv7JJE2aVulLq=zFAoyT1@iE<[7VlgNe;WJ3lC(3[7VlSi3txJ.EJkV",
+    "7+Mdk3EihJ4,(^G4+(]*OAjPP2J[RMI87fTF_JQFc8mN/4-c3h4:8,ZU/CIfG25]V4ptBP1lzG,3!DWH@v.M3FAo#62oDLJ%pngZMh@5I5)To9%pnggP9G#P01tPMr!NmBvjGn=-1Ulp+p%B[Ru3^U",
+    "v0x5Y53mIHrY[c</:!k:2l1vaKLcT8VbPi^104p*nlLXEGdYZfMJ+ir01lR@N,qF7Fv+Aj4%rYsGBY&dyhaF@0S=b9$)=Dgx)1[Jx.(5.0QaO04*-:IFBvod2Iv+q95*berY[4Xat[KYlVJtpxqK8g",
+    "jE*1/4%e5A0S=SmnnMMM0Ten%4-0gYV,E3R2lCNI0Gt9J4KVtqF9pp39^P9ls4pKPHKhU.FrxwmN)HIA(;$;8po9>+75-%D1W>L%H/6+zF#rm*8w]:TFdqgtnu.e0H8v]V&dhcNHxCJx[4pN_GqaCr",
+    "4+fabu:l@CFxmkQ-ITpv2iyS:H-d-H3yq[.4+idm9S-iK0S=ZB)=,mo,2n[m.1G&SoG_8.Gv5IaH_.(n01KY&at[j3sf+-xn0633Lk[hA4*^(;3;BqAyaffXO9glWlhJn.EvN$wp3)iw+Q$O[ED1je",
+    "w1KGs4,dSli_$49pf3*u:4=jf$HqSo2899.F_H-z1%(0*sQ(!Zhs;VH1c%KA94)S70,Ztt2LcWblQaXlECMG4&PNXY0tKPDc;[hY4#(#^9yg$bFaxl[1@h$M0xtzMETNzp3Ad-^4))a.88fT@3#wxW",
+    "=UoL$0PS^K]N3.g1.buZ0_!vm0R)NrbpWaY4(D43.e)wYv/j*Rt5+K@%er3$Ap;O2AT%o;4+V+D2;hK5VjlxB@.E_qIrp[!CNVcJ1].c=e+GgB2DZ:Y4dX!r=YAbNlFLRKH<s&JlC5eeH#Z-$fe[3W",
+    "4FH#p6%IlM.n&%RD:FEkfCmo_vkxx/Gc>:.!lXYA8V;D=j]UC%3Iw;d9_mr(w*d_Eg:(g*m<fw*3$eBV6f*B=0S5x@2n)Y(4;W7lrvV8w2DYfG0R*d_I4Lzd!V4c7Ir@[&JuNsi<LdP1o/ODMV,C,X",
+    "0W:u+EGiDTVhH+,vH/eTkOU6a4hFNC2LaRTQ4a]2/5@7Csz;rwUj#,0u)lX73OGg]4mkiYG%zdp3J(cJFAp:=03b3eqw53<2^TLI+&v731P,M6DgwuN4+5vqE(qz-NdwCb3;CRYu44,BSqAFxL-_vs",
+    "2:HZU4,ToJR]7vE8(lIV8!]8,0xRr16)<PfSpe^24+pSw4*]c18U=>J2msp=3*Y/10hiM^4+G,OX#:*a4g[3oCl3Vw;<R/k+I.Ix,VXrD&PxkQ5-Xu3Gb#p11]b(SJ[vf(0tagc%&Y;jbppAy9^fDO",
+    "2MODz0_-[O+5,Zg4,W*D<G/e5&.X=[&KU#r@_wZkmIwoz90G9%-]dDU=9TaPiEa,Brt$]53/-#Oz7Gn-0S>xo3grO.riN]:,>TPYHTU/d1CN0W1K-QZ3zhH>1;ZIn1NZ>AUJ=1p5-I&KF#rgutpqMK",
+    "I3EMBlmh@q4#B+z5-c1t1_dR8D:;g%1]Bf;0U0+S0<3>T3Ly,(,T<4js[.Z0*PjOu0Ez(y./g@UiP#$rz9.9eSPuo:8V:^#sR%y/GdM7p1r[-<88iSbIXX!N.I<8zH8Z,]8xc7f1d+WAE-BgT0R!y<",
+    "5-p)EF#r)Y00G%34fgd/E-2Ig0]Usu0^;W.1RXN%1@5=z2TLCVI,dd(H%SiH2Lqa#6a:G3Yz/7/IoAXq12X=uJQFsq1@b=b!KMZd9]Mzz2m-at4tx;e03Qc6(**.l/mZN_0X7-qAP&.79^GAEEHX9#",
+    "F9R],01@6*5-Fh_0*Vzc12QzY1uQu--sXx21pxD42T2bCxCH_U2<c2P8v_Kw83dr710FcN0Ry,N5-*@0+:HYRw2TA_0/ESZ0nG#wFx3GPH2<to(gO.B0S8MD0/ES+G%zrZ2OThKA_HE40+d(]ftm-(",
+    "3=0xg0hzZK4+WG43F+Mg4z_pa)5sPAw*;OXldlK<d:-okw*:;KkpeC.Hn#-DIUo+V1s<DK04y=(051bHF#rULg((jSw*<Z)IXjsH95&(u4z_pvG5@+);+OE_,WeS=w*;>LIRFzkjG+S#w*:::*areZ",
+    "2:kE>0agzOwgoOTGSCAOFw>AOH_.dUkO&IY0S8MD1GWVsF*5)iGXN4X00Em01f>EcsRIuR<d*Mv9]ba#1>y/q1P!qQ1/WNp1I7_@H1n(:1G=C)1UCQz#SH<Vo&*m7)x@!0AOf^p3Ly=+wgoITG5[]F",
+    "H8cPcF#sP3F#s.EGc*7!F*)J@4z:juG2#Ob;Ft92rvonqGCRAt9t6;fQ4^<n(m<CY6<51k1n1aT9[<Ep384lBi5Lg%io5]24OJ[THdaeBH#2;LA0-;A01kvL8Z+wgG7N*b1SB-vmSF:/BMz[fIt1+#",
+    "3x/!#FBvj4*dq;N/TQaqw/f1E3)UkhFgfuZ4%Z>97Y]I:BL-!@bQ3j,0U9&cBOe+u00rWkd.tX)T;O2)N)Gt00X8!;EGiDyBLsj19_U=+BL#!<Nd;p+4*DYoo#+7%540m64:15A4:ABR4:B/E4YVT-",
+    "Mh=+JBP^p8051qIGXNzpFoFaQvm*eF5eC,14,XCMwN4K2#5(]a2ZY5!4-!E(FJd@3(IXQz03RPT051tSF#sP2IRFwk024UOArA!6BQFm(FaQ!a03QZ503Q/I03QT503I=[1e3cO6EOZD3$(KY5isN&",
+    "4+FxpGY+<c3.L1K0]SnNXdeeR-_WBwnqvk=3(q4Ti2*qP7dNgWJ_cNtg#r:V03QlC&m$iRGyoDcTn>ym2,wtOE-%>L7dOu%Ej2Iz4,Ul@0qY.F#E(<D#uyAC4#yY]Hqj##Ik^qz4+>yE4+WmAK=,;x",
+    "2:Kx(2[)J;3ElQl3c;%(&ISYX(gF;Ku;P^183fhm5,vD7*8v0U1>PS^4880E0qh1J0yX0pE,*0d0]V9p5-On_nH_z(0S8MD1kfV@@lkdB0BQq+A0G/b&;6rSH2<PhuLccW7dX/eE-u.K7&p)(9ytIH",
+    "4&xXTG0pD/4+6Q_1@Ht%.roh((jziBG%V2p4+rHKEif>w2:l<+2[)S>3ahGD4aXb.u>gk29W/WI0-e1Vn&2reH#xom3HE:l8#czw0v@u9ogOYQHPizG)&UYX01llV3f2J!OAiFoBLkwt10FMK1BV]U",
+    "1vJwm4+<eB0z4lDF>#7xH<XEbH#r[]H@5_<1vmg71vmf#:W2gZnh>4V1sgFT4!Q*&Gcna82ip7t4+**j4)h8Lfg&FXH/iCEH[/5k1oa9cGBmv,4Y_ysGrb@Kydw=^1q8jU1Ov=g0t:O90v@uCx&.Eq",
+    "G4lfh=&b*2lmrfg#0U!30S8MD1lJ/HHAx-eY7#I29^73vBOeJj03QW3mj)R&v,AfJ9_d[+BOe7f03QZ900EvG0@n#gx&-g&4!Q*&G&0#E2Kd2f4+y#iF9R>$04y:w.O2<61sOKv0^b:F1kWM;NgoC.",
+    "+9M+[F#s.[HZ%YeIK2^Cy*m#HRRYoq4%#Cx12%o.t>TF6i)jOw77qg<1ml>n0tOEUo*oo1q(lm!X9:Q;kpUbrq8.y<K<Se(wKXd%F[LFWIWVLl4,KRx9WnqRGdKK53#26ki2b7h0R]f>&w;!xHvkbf",
+    "AOnph88rY7*<+ek=oLj*HkAJX1nAQpF9I;(j3qBjGBp4P=oBqLiUAoij3qA]GdBP)05UNE0$l-K9Rno>j3ol>0s.,yj3o&7f^a5&9yE+4F9$I.02MjB(WC(n4vHl&4lpnPEHE(u4n@jjG5[PiiX[$4",
+    "9]tswB<FZOEDrtervVPYpCS&TBM$,mW*#^,gdzyK1Q.6Q2K9+z1MOiB%:fBq4z/1!1p7>@9^gRnB@!EOmVE)v+(!/tM-^Qy*(DP&O&/aO*(EQX0XZ.KNd^<50XG8ZK<Q%42m-Ox00#gL4Y2.U0q1TH",
+    "0)/7;krD*)kO:nuncD*o2iOw/&*/dMN(#9p1N,AA4^.^=B=NfGCq6bZHiZHgG]fmYF*3O&4,d9O1gPKx9y444Ap>9Z0^lWn27:tmEi*NG9^YFNLlQFhJOHK^4z)uHArBz7LoG2dxFrt+j!QB$I4sWr",
+    "4+yv/4+a0bZw]QO1Ov@08#k2&4v7=gGBlM14*[kg1l-Er0<k1]4+4&_Bm_3D5e%<U5COFT2#C/r4Ykw+4u/8*g+_H%43g[v0#P3UGV_e>.BbLcfyN6HINJmt2sE1q0D;URN)H6)B<#7A9yw>jGuKHk",
+    "A_7<OB>9Pe+y)4t,wiG>G9LoL0Rl!Z9yKxMB;h1E7B2ucIOZh=ArB$uB=<*X4+OL#1g(Y.9]kb-8V-lf1g7r-4B@V0/miO+#$=uF9s/kA0.ak!GO8dGIg[uE5-98*&7A/gGv<=#5HaHg2%f/Y0(1+9",
+    "=8+6TG_)#ej_<X/5-K7U1HJ;w2sh&e0Ea-aN)3Sm2Zc#KHZwA52,77m1u,->CLakm-z.)Yzy/Oo7BJ%lEi*9yA_HGS4g-Jq4v!@e57i(8+PD,hH8$e_3n336)gUc1IFBYD05AXt+M9kK2RY*f9]Sdy",
+    "CLA=50^kT>88XbPQV#/,CIrHj6Aj^9BRDnlBLYhTk7f(w1s;^C$>pJf00f].5(B]144K6q4+!T49yo#o7c!G5KL]E6Fy[pT!Vm=Z4+WD,0!SV-X&5n+N*<I=03QxH01m>k1=t8t0<V-6FdrB/ye1z6",
+    "IRGyRHZcGbIJxr!4*,,(8#Eyf/LH@#G@uDUhKG-/9]kz*1uq3TFqBFR-sXxn1pwg/21pMBx+W4gkO:b4h)E(cH;Ji:MK&/vxh4^gybcpMr9KZ1xh5Vo03QZ802ed:A1XKi0KGR40kfe[1MwjN1]J19",
+    "n.gGM00>[s3Iwzw4,K3q4+Fl<Ssw&6:Z(@.APCGQ2CeH(EHpCAB;Fdf4<^G<2I!$W1.ts23*x>69_;8xB@*LoH_-^%2dcjw4x@2v0H>HDDh]vg6FC4M7dZeFH@JQ^9^P0CZZ8cuGvXvGI5h1g4n!Xg",
+    "H2<nn:m;3E9^YJF960GE4x9!L2k0doHvk>rH_.nj01n*S0Ua_wB;r6FA[[izO9r_oKLnQr4,J$70W%&pyd;pI,AD))1OL,C3&@eH2kFLo1*#AZG!!%d3m6hJG!F%&CLcyL00yb!Wgi]gqb4s2I5q$u",
+    "2Q:f=GyoDb03QW403Q!F024Eq5Dx_UCLakg00I004E7WUpTi:(IQt(SG1!g,9]J9^ZyGg>5CKI4i6[c586O8XzY>wUr4t593#29ls-&eNg8@,[1BE68>kb%NHHQKdHOD3o3Z=C:2r&R6HaJ@zG5@qq",
+    ")Dtc+G#:##9^76%OCJa@q#y:,(N+$fC.@GDrY0XYHUKg;IV[fs4+*9w4+W3UW*,DIrY0OUmjw:/6bX_8S@Pue9s]gWA@R.=DhTk9B;C(uG]9_ZA0IZQCL/jFl:q[H8aFi(Ipa+q0XN(l3xOU1Mgx@w",
+    "1KR@+z9k2S0v9#>9]Sh0CK5A99yn.iG[+>[A_7<EZxb<y1@b=ZrYtTwGanZ*rY0[SG&$UF1K*$p0KXv)s4NU24yY=,Hl@*rI5-fP0S=Y-8b1UzI6J0K4B@V0/mh]$9]lMd1Ly<4Hn^AX/mi9)fl(qf",
+    "F,r=a-vO#:FgT]sBRDpa0RnXkhVc*]2r^gb9yY<y6F8%U1OvbX9]$((1ptf/21*YEs3rrk=#l(9X%jQaCJzg!CLakk03QW5!UhO^)ebH/G9Lq!eh&t:Ob,u:EHX7XES4S*0E-XPAr6Zy4:qVK6F2Fg",
+    "3/ap3EH4B$GpHsUGvWgd.pmfw-sXx<%;kmDGY.pP/>C>0,y-G@8#41TA0IfWCL/dBmH@6eFAJ[O5g!RP/:,c,2i;)W0RzMY9]$;/1puX721*YEswNUK/:-A%X%[lfCNCl^HRencFvbQBT;dgY9yb6l",
+    "EjBskOaq)WJ_l8l/:,cR4<c%q2eGOn9]t+.1rE*&1K&:!-sXxp1pud921pMAswM/T.g5V/t9ukO#l-O1IjcSo2FoS]!6gqg%O(#8txN:bp9T*YuuKmh)JqA[-Vusixg[Jl&ZGe]EipCua02da4ukdz",
+    "0U8e)+mI=,@+++hHK@*8fF/mZh%z4nF<Pp7Og1q928=IG1(t;jA1gS3CNBUrHvj.<0+78M10<dt]DFN<DGvW73DJRi4.5<)9]tzdOCvTjBOeVj,6ajUsbCIg8#Ub^4n!XgHUJwp,6al09]btwB<Y9U",
+    ">.avE,6bA2wzw>@vjh(Y#KCzF1O6iogTXx#F,-OU2M,&zOD>&KGqnRQHaY&Y0S5o0Ko1-mEizr:zXb%v.pB/j%n$=po^U2/tEU12z8nt-k-6.KHcJyRNe(drd/4/WJ$ep-Cj]Xa4-Q6P2kuM[oB=gy",
+    "4a#yOH!@[x6Ed]D4)NLn9]Ab+CJxL#1coI8+w;3C37M7w0fEc]21*L,CIh=gR^YH-n3e$[Ff6;S9yEml5-Gwm3Nq:<9].x55-.HA[S*YDCj&zb9]D#Y6E_1e4.DD70WmW)HbE^[Ffzb&3Ly>5nU(.#",
+    "in19D;.fR=MH4ryC/UqfCLaYjkoj5-&SC;y6AuKG1r[-<2#HG[0W.y[1(xz]4Z^ecH>Go.5--m9GSvYHh%GMwGc]])9tE!Q4GPf#4&nqSG&Hs*E-ll-c;#1321*YFwk85d9ye(pFf+C$4+W;O2HZ:l",
+    ">X,Xl1MzwT+)NK3wk8uZf$u6G0Xg1M3Ly>6wk91i03QQ1&jka>ZVw3DOfLm9Hnt@V-sXw_1q^VzSPn/8hNO8NIM5&ilO+:5N**%10Ry!K1MLC^#]j;;FokU%Gn</3Gc:PGE-lmxcM8)121*YEh9&_g",
+    "2QD)(X%[o[OD@fZG;1176E%>s4qXSe1uio(9]OSw1HcInAdr:-1MiFk0D:nD%Y6zV4.VA40UR[]E-Ba(0cHd6tqBhYwFLx=GY-2v4B@V0wFLkj1xODB:IwtiBONie1q0;U1iI!49x^WE1GWVN:kbRE",
+    "g#[l5Gqwc@yGa7=$sY!wMlLrp=mhu:0R_DB1oL+iIkp8JGiety=d&DLF*T5u0V6OtlLii52et(rG5@ePkpvSqp)n61kd=<jrT&/#F90;+yekSJ4.NiN9W($QH2;ynTLb9s2<eRi1uq0PJJWRx-sXx0",
+    "1sE[=9]JbiB<-Qx.OB^^[3HOjNdleII1fg)auPPc1@[yFJ@WE4OCB%)7Bm0^h$aa8OC2-L4ud8S4%8hRHvk>lIr:Wm#/ap4znK9G&ieun2%E(_4+5so2nw_jPcAq%>DLu+EGZuiG].Zd4$iXyGBPqZ",
+    "fE<,T2l+M+3FjOi2QmN;F@z:O-_NhJ/NumoGXMj(4j%.L/Nu;CH_.N>txN^+-2[n7fglC:,x&cQ3bURr3DKlW0w)BUSOt$w16K*P,vSNpvn&q:)BU6Y4+Ap_1;#^70S=YPk6[<&01pbsh$AF5G5Np&",
+    "4+hoYP9Fv@oF*PCs[3C7$]esA[GK!q2(IzE0S:T=VGgmv0R[HzArvryDGmFA0t3h24i5yJ#RDHaHO[3y4.eK7r_wZk*r-z0Lfqd04;<7VFb;dGVFKI/1+KaR4,VmXF9.a<=aLF:03Ql800D#49S,tM",
+    "25tq8xdIOh:nsGb:PQa;j<v=I2*c0-9].&l5-pXm0S;av1gkO+Q>KY)QZ^olNDqI=1rDR5I^Dc,0.shW2Ok70]A%e:zXT5j+zSr&/mP>W4g$VK9]$&xLkjZuQXVvxkpTym9vd[IJOMu!G/Ui(8##z4",
+    "2f@[nG&VR^2:yf!E,*762$FRlA2Z6D0R*An1P/kpngI(S4*eVtGU@qT$j._12#.9S27u224*z5qF=;,R2sAdFLjdAT2S=VCmK>4OKn-K:F*G$aU;DX!N)HLSuSgy,rZ*1v2=^-53bo<14+Q(:WFt9U",
+    ".tPsc@3WBnH^(o24LATV0WmRv0S4LoAP%YA0Rnsv1/kV^1NOK+1-Pz44L2_g5,$ulF]q-/2*Uh+1Lp(:jR6k@(2gT71_)W=5)v>vkpd4;x(pv7H/xKg9XJ3FO1+am4-Rb_4:#]VX99[C2jmwD&4;NW",
+    "!uKEw.;8]s&bDO>36$pnEOTgx/raKHLJtth5CyZ,Py(>U4+ZJP7!L>E2,=WK135as86N=N#gZHk7v.Da4*dlcH:c;#9^YK)2M,Os2tNTUG&83e1)I-G0Uk1>84iNoR^SC@1,axv1gSy_J<5t(P<cmy",
+    "0@3D3mjU._9]ASk#$E,@J]7M+/;yOqI5DjR7cc+<;+yjSp)(H&.QFdvI5X/FFAX:^fdMWvHvkkXe-*1q01,Ch7!N**1s>v5kjh05oB=_L2C$DY1C;YC1hN.p1)2&E0OwQ(qhl@!G&asbC=.Eq2<eJ5",
+    "IubCi7!7DAIWwv[FCa2AuNW<@H#v$K2jRjGEjcnB2):5>FCQ_Gtr!zBxd9&lF]8O2AP%h.4:Xlw0PAuA%mEJ]tQa2!HTOCjHu3@wtQZ+M<&gY8>c[>Wh*^HxItQ>vqyYk_8xI1S!CwXHuOlB1H=T^a",
+    "4miRI4!YkP0c9T$GOide4mmIYFAg_]fdL,=FaR$LGC8go9]kza5eLXF2Z#X$nbJld4Kt(:9^YS83oipQH;si>t[5)^H8/ntL=+KSA5%HygESwM0W$p-2:hln0lUau4WaZ34,]#kQV$Bdr))0[IXKt=",
+    "9^YPH9]1D>6&5t_=N0Zt0>fFK4*2a;4+w!4FGD#u01qLW@f;9C=[ZtMe^EPr0yeE06*lFoGan5xz6(DMGB7d#F99(*fffaphY.(qno.sg2;K+M0S=Sj3kdaK4,SR>9yS05$uAENgaIEyH-Wc8Au/$O",
+    "1s_1.HjEYp<!bUh1>r;8I^4Bs4!]rIGx$s&2[ekz0RWb32T2bErArbtNDatJ7&z[5FCa5F=A#<yIWx@[2jI_L4&7<QH>n#.FCQ[B=A!U;9[<M.6$&2;<f8m.p:YM6ylw$,4+Pi)4+Y4V0Rw=/4+zgt",
+    "0MG&lNDkKn0WJ:%!=a&2h@]H@NgoL<(JMa:GB7xr3Lg$R039,.69F9p#SRY,,4#C$GBGil3Lg$JpbH,YIfVfNmkR:m6%PZY10M,DnE<L#:JSc;0S=wc3m*bDm-n]w014[<F9.g^jsXut(GV[oGBE%z",
+    "$N<Jt!!0E,IK;d/0x.2!0^FtI0]6Zi,poM[1nskA3Fj3bNI09PA0GiT01+_x0tJQdjsbrSWjJOzV:n^p]0544P!7w:0uL!z4@^n^G7mR@0uKC-0S>Ty53&j9$4(C!<(B+K<8:cPD<+EQ4G%w5A1X2M",
+    "4G(zc/Q0m7-sPFBT=^DU[S6Np-O8.AA6*aQ1gFSO4-rHd4^^P<$W8=V2oDLXxdIF4vorwz77r7;$W9$H03I/[[4gFiw&+71H]G!=3OUI0MHn)v0S=kr$WACWEGrKL!]gK<Hu**m1mHgp0YU)6aSt1Z",
+    ";K2+.G5@@b00>G;2cIw!TO.z;+>;e[co-a2n<1l9I:bRBGAq@W4i6QmxdJ&cG%)^UcpoA(<BtSv;*Ro$4+ypaI5R6VoyklO6ROQmA0jrJ0TeL+3cm-rqK!Zf*bWAWqyhr<kQ<a!4+=Nc0zVWnIWhnQ",
+    "P#,)w*#QgS[HXyB+5raPx<8hG)zAY5I1dP:xdIOg+W[Ii00mJWD:B:x2&TCL3Dw*J24N2e,vJOY002P,IS(MFxdKf#G&EhB/m7<1wgL]lwcY[/wiXB6)Wrb[oBIL*:0SrB0]_-q0]/k4d-+yP3LGC7",
+    "H<mq41FKsP2D@Ze2kpU24+*/u0zU=bG&leb)r_bD0yn$40uJA+d/Ba%5,n8%Cm#niySV^dhp2oH0)+z($eRNOr1/2>B<Cs@Is%-x3Xa.[1)%_7jMg#=)AR!vG=zp(xw!%b@R@_C0E_b!1iy+o4$ZMa",
+    "Br7/2%:w^(3)36@Q4a:2.wysuyg::c2ENN6IWjmg(GCS61CR#*vdnl72+q<B1DgR41BwV6IrF3g6),IZBM%4Slo9_!ST6^MHQU7k4Xhpy8KtbK0RisUMGqmX2=cMh3kFLM2:cBoG%MBgIu9J93<.J+",
+    "Go%a#OAiR00bd6,D/jlM.qHeu0uK$%5HB;[HO:$Wn8UOI4+oNtXb%F/noR^4umc0)8V/T=0R.)t<9Jm]A,M2%4+6ar4+5KwF$M6!W&pBg4ClNF1GNVMv3(Bo>EZ!%[!^.DGdAkL0uAz<KL8&O0L3N,",
+    "&*VM.!HN]HA>&BTH3mc!GJu3M1:zMC2K.o%0J2sE%k@@Q4+Qy.0vtK@kpckw-R6ar5jOw_>K=Yw9_Lz@DKR#Xf&m7i#cB!X2;*5xGXmlY2#taP46*Y.95k1*2;I4B2sMg/0W32$g$WM^x!Z9G;A2,x",
+    "zWzuL12G7,H4T]H4loYmxC0L7$*BPk4D9$b298(@%ETfNG@v9[3N*-Bc=;Nj@+XfVu&!GNx[h^b3g,D#2-*r5!ZZbmg8:a44Dgj.6mk_=q[IRb2CZxbw+[_7wF3>jzk&.])Ra*L&.>sM:ox.Iy+-KM",
+    "4!jHp$EO;v;*a+$2M3iC0P^wjKB&@UA5t[6%0<3pD/=zC4/eE9G!F:ctcd[x.:dtr4AlcZGC4ZFqXz/91P/w*+6E7B/&D2yCE$=14^Zi19^6.hQwGRq3dx,Y2EVIk38DuN0gxjH=Y4%W0QyZFGNT6p",
+    "+]()sr3WuPI5;ySA0RXUAGQH903A4=2M(bF1jGs.G%M@k8xIM<3NJl0G<k.:AT.CVwE,_zFApm*o&ysw05CNxE#n*y3gQhfJvTN04.Yk&AGQH7p93B=lm0Xh0/vHg0)tr$[ooz_w.8Y*n#M6N1U5Fx",
+    "6&=L8UIOoP1IO+G9^F;ozXAnG4#,*usC6#[GB(q[0t3T;4/yn@AQ3bG045Isoxf)#G%SE%4xOd^0XiQBGg.%]1.3A24uf6:mf8g#GQD63xrPc0,ChREnF0Xaat[W:tqKz[vcm/rl#_hzAOqoE2>X*+",
+    "[)>._H2<z0Hvk5PySM/#9W:K)F9kAR:aG>fFf>6R4+,zO0t),kP7X)_hNA@z(sTis0tx<&Zw,at2<Btu6dwjT$-Vs+.OKu/4oV5:qb&pTp&A9y.=/*U3in>S0$&8F=a:9Q!iNC^+S5)1k8cw:fF2JC",
+    "z/r@Z1T-3HGYsb&6E^u64+YyM2FCeB41)497%.jv4+DUi1OfG)1Pg_72F/1h4+Ga02i7(Z1+JK24Y7>!1u,8QH2fY8/%*hH)V)U=0W.9_1g8,n4LRB#FAg:=j&cmA9tgcX9x]sM0.!fY0y+V_hg1(-",
+    "tsVi51OV*;4+gCs4DiWE9]$y)yFnjfHm)8YAT.CVwgEB#4+=N:i2(zL!aWZS)B@V]0Wv!K9RSJ%53T]I9SW7$5C!,XConjk10M,B<&*qF[T(kyGByAoAT.CVxB)T%9^YPH1,@OA4@KZsA0RaVAK3vi",
+    "00rjvA@fEy9UmYy03WvjG5[]KIWPbNmKq0z7%u<ZFo%f,4+pf(C/Ue4GY.FW0t4R]1iy(84+V-j0tJH=21*Xi83OIt0s/<LHE9Ci9Rs,H1@Z$q$$1B$i3S^qf*uhz03Qf903QT3Tm!++0R![,1r327",
+    "0(b,dkpUhunE;jojsgz:)&DC5sLTfs2ZA00q/yd+l:Pw$83@W(fF24U4:h:D0x_c*EX)B9AAlY$H821O;i&vW+l_SQ:%nUVNDZ;D1,u[*/J=2zsP;x314.77wjB(+z8eF@=Z=1K46N7&4+k*:VjeXy",
+    "7Bepey(0tq$pQ+TgiQylt_;hvtc;K*$pQ]>8xS/B4+6gEeh&qmvycH9G5@+N3k9ykZ66Lc$[QaVH/u]C2F&me1)+!mF9S6(&l<s0EL%ShUCJ8,@1:9o2[6hV2#y_Q1kdJS1H%FzVL8ehFCR8A!G15(",
+    "0W_qo8!j.801ngxAEE&/vH3GUtpPDJGs+t)I5x/^6f<VJ0S2f84*_ro1)azx4+h8=FGn#q03RVXs,8m+w*kl,FAX>102M2O-bI;PF_^P)AT_0e10UA@GsqhyD:b[ic<JU88y>JyoWpM)w*fTB8y=EV",
+    "00$riilhb)0oaZL0N=tZ0.07bsv8BH[[jQ%[s9jNx_%_hHt@A%1gIM#G&2AVX9T*F1@h(v)B*$0!yX6Rz6K4FI0Muf9]Sa_8v<xE4+UHRRRx6dH4Ug60(l..HQ=i.IHwyPIi;#SI5rs[2Q[V^9]kwJ",
+    "(*h]lFdzb>8ww#045%9[HZlM%HZ%YQwVDPQIEa@53hXrx1dSUn1T@>21Q[_kn*jz#4wnQ1>x/hFijM*Yjn<VOM,Kvt8yGhL2J+0n0R,XF0u9.44l=P+IRG9o01k_C1-;ER0*xCCy5d3wiLFQv8j>@t",
+    "0WT&iGLDl03*D7S9]Jb7.W3Fr:5:620y8q$,$E/iGym5l4*^u4GX.)#G!Fxe/OqFl3UEF&G%S%=2mkm.5i+Zs4jo-ZWCQ.*LJtA:&>)jAat=N59S6@[0S6BP>0UEy1_WDQFA6g<01jmXi8&6WiUA6(",
+    ":Msv3>wFSDh$jl,;H2/-@2,5x1qi.e4weB4r2@Khp@Mcg7%+qZ1#k_n[GS_!0x:gz0S[RHpB*0pHh^:TNTH@4F9j>#au+fH2HCo-0S5kODJ;Ys4uI8i1NqPd4+X!bM-@(,/aC%^HT]Cf2ZifS1g*&-",
+    "4+Mv&9S.Yu,D;Bk<J.gA#lS@jgS8M3W_G3T0WShKG5@ku/1mU>j0F$J1Bs=[G&VIXlaC7wkOl=x2Oc@9E&]Eu7!L=KvjY+]03J5R4g]QVL:(_SscQf/1-c0$1F3Kc[n,Q!@v([[01JlDBOd^Vz>lG8",
+    "Uo!w712&ru4-I+5G7q)@y0sk+lg(/ln&prI9[<MM/=Gm@wABI%F&>dln+=u_%WDQH4;:y>FB3O301LZ;8!u!zH.^JF0yQ,N2IRCd599,y4i69C%4,Fs]4t3pp,&G4lc+QSqUQtwSqDN3jn=0t0iz8c",
+    "J_oyH9^YH@1]I@7qzwhmutg8m1EdWFh]E>4bOWR,3hxCB;5RTr%jO:kuCzo7G9L&qr40bw1O>P&LZuBa6F4#e4DOE.4@kx<X%7&u!H)qC.O8M+2CmXH4+y3WDL6BLr#J,[9]Sd_4G^m17&C>l4:XUP",
+    "G6bP2KLvARVe[-O0ShD#AJm/!FAy:_.m=NpIRG6q051tQG]@:@8Z<W<4+@)8GA[r$EY$%I2&0*74+Fzk3PcIlo&gUv!@meXu!2Gb(MbxuscQlx4.p!_0UI#WpF#/eogfS6lSd4pu0azq03L0I.[beV",
+    "4,4w4Bn!FDBM94(0R*6w0S-ONSspk52ga=J3akSPSp$YW4%bWp+LQqg9N<1VFAFs;01itF,XaW$lv<u2#/is(@!ET#kOBtJdj>op36G8j1c_N043!QK6]S9Z4wQL63<bA,[G;j]y<<Cc&Ad(/Hq^oF",
+    "wgUnO42[wR0e21Y0_IspG8-RrZvjRM@P<tg91jQ8.pUfx$KXK)&be+5]CllYp:F^#z+eo+H6IHwoox/vj7l71po0w$2Gj,-HUJ+4Gs*8W1IPpq0=8FB4ugz.0S=cDyj2Le.TgJEF*i2wi8T,>AO+>M",
+    "4-9SzK<%@B4vhI>0S69>w*(V3AS*E^/GY+sq&WzaodFLB,J%[Z0yH!3$pHd4B@Y(vm=B9I91je(3LgY5:Y70X;58#l50_XO2F;3g4+O5;Q4a-]bPoZ&bP4dC0S.,ILK8FN0uJ^O0SB$XM+r3tk,/*L",
+    "2M+;gt8xXs&xipJ5[alg1lqq)2+aBw3!E(v29N1&4vYc/!37TpqKZx*05[-LI]tG9Z!ZHhGJ*jg12>N/2:6cz4V]Yu3zGIk4+Cfq1lQ]I8Fl)04+omyQ4XjE1EMbu]FvBhIKYtt9^YLY1Payb3IX&Y",
+    "4,VAp3JDtri2oxeHZiY,N)HQ,j!r)UHY+XVsXGVY;KBNN2aS$S4+>kyI^Zpt4.R%S*#rjU([BMg4+H0X0f+TY4)H;]6YSeU4,n*uLkj1N77[blWDj7N9v/cT00z.JMGxcym:vuLxsU,51DHq-1JR&!",
+    "4/%HfP9F$1051kLG5@+L91kt>qk#bq=$QO5f,<f<HpwOhSP7if0Rq].0LdK:1ns:91D4]l4,;.*G7gaf4<SzbCJ$woLoWg[GynyF#]sbV1G$]Z1Ne0UzX/Z..&91s133T/(x6NP;,:sO((<Pvf$MA!",
+    "3,P9V1jrf:2kH>5x)B[<w2TNMG%WMJ2OkA8@63S[.H05$1_90M0UR[,,vJ7c%aZ[<HbzE803QJ:t$@c[<P.bZ1Dx3%19uCJ:qHFM[]XNSiQpX!q:l=:Dh0t:1lolN4+-91BM$)lhXW4_fx])z:BdtA",
+    "n*t95ivj]+u;Y>pi2<%NG5@hT0U0n[19A<#=zuRoy$u#L)&ma40SDCr2,F522r>@I0WS;RUG7N>2ABl>at<9o4&H)E9[<Gt*8vX%(v1iQho%J!:-nnW0Uus5[m;f9vky=pVRU74z3(#svHcn=5Mnm[",
+    "&=He(RSxsS1P;1+4<dpbHxC]*0T0#z[m;fLGp>-.tOotiHxC2V1@iGW&=He-QV%t]3lC)d&=HevtqBhu[m;fLAY%[33H[JF4+HKA4+-IyHxDgN2B8fPK_=6uG4_A*c:T_f4:jll9$jA>AuZ+(4-lT;",
+    "HxD3R5BvoE&=HeQr3DX=2:sAE4+Fgj4+[OzHxDmQ4:Z=k4,)-*HxD*fA1pEe4]x61HxDkn0S@T_6Au_v&=HetUk<7n&=HetU/PUz[m;fL1M&n9@3L:bHwB=y4+Q6K2>z38/WZ/CH2<qr04+H&03I->",
+    "4XLecF90>zodFLXjsL[_3PcYKhK&Lr2QvU4BsBT[#Q=^ZVFDx%Bd%<.iOE]J1hfCe0S>UDjRG$WGc&Em1Ro+a;*SJu;g0f#4+6CT4.Ln&0t8VXA_u</6fpn],Wv$O>GAwUg=dClFaRGmGynupA3HhO",
+    "0Swu(MGpts0U9xdjRGGxGynxrA1gB40S.+Y0u95iMGptx0T40(7Bm14CWVax4,_7$1P/w(+jtA>kOcyi5*jtB#snTUvzJ2z,[3C<JpiL]4-!b(1TO]NGXMtvph6ER;2G_%G3<=f9]1Y+i_.Jy@9cva",
+    "3/ayV#sn>_GB<aq0tSLZ4(I]6rH5P&$an-TSq^A79]k$dcnG;oLJs:J9^PI<i_.6*0S=H5wFLrm2eJbStX:YyzC#9ww;h#)91jM=0WSeEH<A5QrhzsO1BP/C1cQwN2ZyCX4,12h0tDHVFAoHg+=PW!",
+    "n[5:^Ee0bC[0IV72a1:i4,u&Rt=p42odpB#i2;/3Z42ZaE-c)M2G+B64,5N=0t3jUJP!)8uq6kVcnN<c4/S[d0t(05G!2y5Bnto8G!E1Y2dw)+4,MUq0uKen!FC<AGQ8*l1HJtt1^qN&fdK;94+)fy",
+    "0s[EPdJitD0v@o500p;Wbp.O9wGju=[6QZJHLC#+2DY(e4+pCP1i9%f1^qN&fB=,p&3z9FqL2bFFf%r*0v@xC05_%%H_.c:2M6WGi2)xAH:&[-1)]1v4*_gd2B@!Is^T$Qt[o2)w&ErSvRenv/@-<j",
+    "seA>^9]SU/7Y;cl1*f,$0S=MzkOCt!IPhW)xF,jT#]sZ6)Q]!dG0UqI4+Yea0xt(PGt,a)9]JM_1H=6xx#kQH1.axZ4,3.f0tV&Q3lTIZ4*_Cy0twTQ0t/RS6ghy90v@e_&wL&.sK7%BpvPVx04;d>",
+    "8y=xksqq0H2Q/_1Yz&wR1u,8OHmUIe4,:%ORu2cC4KEHfF<ul,4,bXk0v@l5JqL@tJqyPL7&$)/2.Y(vF9]U-01sE.<c[=!6%PoO)&UIL-8q>9HpG@U9^G5;)&U.uHvk>YGuxdv4<-!a0S>RlMh>_k",
+    "%3co$nAQOTu5J$v)dMeXG&-A$Hy.B003S-,m>!dynAQOdl,MN$.aG(Ekz5Z0-pAcj;wJA)2A9;W1p1>G4;)]H0uLhk+BFY*<&*q)yskG6q5_8#@4A5bnAQOwKsNv%A_fXRJ@a4M0^o5$<c[+,uo<2x",
+    "nbrXxK[o&&AvEZsKM%P9vJDRkn$@gZul<@I)9L[a0fo5(4+YlE0S=WC)iWM2!QBG^V-/^L/d%L]zn=pu1D_b<1C7uJ95iDH$lwePsqF&-%DER1IUWq#tqTSF.s^aYtJVP>Gc]S&*#RarEW;om4IKhI",
+    "1LWHT3;2jEehb,:1PiSh4+G@$0RuDx;_(xx&jSb=4y=71A2u+[j[*aR*$59GoP+^(1T=2K1R67,1P-2=0SecoUJjrH1j>IM4%oQ=1dy_K0Y(o2[E!9([rkWH0/FIxwjct^MFXsmJO^FJMgr@C0S/y(",
+    "Tn:ZGQ3dy+Bnyt(L-*$yp&JH54+rBj6fyQ14c@I^6o_Xz4+,I%Lk]Iqsb&f7M,ILM1*Y341ik>f24N2ml8=%lqZ0(W2oDReb@02Y1IE<G4cBo7K;;cCI[;=t4bDCY>B[=-,k%H(jJO62it_ILGmLc&",
+    "+j9:BbrCZF4824Q[@OWZH9CkD1,#yo0S@g<8xJ9po&yhD!Mr68AleQOEvNrw4*[>l6*ShfO#!hO4+rY.1rG(#=#cz8[3Zia5jEl%4-$bk4*,eh1P99w4xer!D:zOMJHG<EA+p[x4=i!<b029qzXT5g",
+    ";4AP#!GTUM3M(!3r_w^aGmrWM4wiTYl@JnEG&H[i95Vn2z61[iswNL>hS,Y%A5k:;(QqGXIlcrR0W$yv>N+7s$@KB^1P/w$,Dn:MHogQO9XGlJ9]AT21f2H:4=z4XA0RgX4=o!CbPs8@4GWx)mjMqD",
+    "jk@ky.$4aRg#@]wH3qve7CUkeDudKZ4%neM4++P<PYfjm,B2$SHZ-(@ZyqrHyFLwybq:l.FA6j[k+L,lmH@h9vcCZi!_qWr)0IgMy+#iNLk+F4Tn@b$%tH$Q#[v%x/)M6D3zX)n0S=r1y(SFP0S,YQ",
+    "2[p9WY7YS9zBUf90t%290=.P]Ih4as1[w&$Mhb;i1>Bxkv]t72hX<U@7y=pJPYQVfMGDQ_8V2^/ZVv;BmH@h0os]YJ4l>B6w*d*Gyao:gT:$M54,(zBLju7$2Dt4*3;3LZ01W%Z4iqzj0Rwms7oWpV",
+    "88yV(Y7VBjMh=-tngI&J.p:9:g:wb/2;wA71lfTB4yXzb8iIkZ0Rb5gL*KeoF9$X-/)+GQImiP8>R-]#1vaSplmQL3j6;;D=g$Ff:RArt0]uSeObDZ*CmuKBaR%v.O#+C,PY)Tu10pRkGzZ252sH%I",
+    "ohT0ix8WKCb==h_PY)V(12hi.bp+dy4G#!&4-yU[CTAZYE7.@H*Z_K#Tm,Eq4+EL+1rG^4#ZL_sg,[hR$50OmmbwNX7dHRjL:D&z4+>HHau[uu/>U=ai3$,l03QN3ejfre!3GZsiV6^n01KAL5fV3L",
+    "4.GCa1K!vn4!Y^02HuZx2C63nZ4VT/2;x#U1rJT12<e+D0t2qZDGveA[Ur#d.t7gV[k[PY8H&wM7B&D61;tL34LuKcip<>IGuSW/[k[PYEs6&p4:-@u4CT#10f0UY:c%w:1HgbNFHAEt01q#QqDK$K",
+    "1FqOe3c^M*4,lNx0RgNS0-IG/4>Cgw0R=J!L:_w-*q)IAE-KR#4*^sE4/umH0T(s=4,xdtPaj7$01o5.4=H:YPakA9051YEGXMpKwG9sq(#Qc1#sl<NGzx*]YY!aMo[.3$2$R174!9T$%j$I!Esl+C",
+    "0JpXaHa9[.pg#>o0uKH^1&v/VHZYsL3/uVK1(_h[4&>([*NA)%3*;Ah9^PMDxdARMGF^!f-P+^T3M(]nl0*ghYzn/03DCR&4-Ym5Ne/_&aR-aDLkZ3V35^E!4V!xcI0A(&3C#%)2Jrz84u#su0S=YM",
+    "3l8AG0Ryd>w*ekA%7.+MmLCh*z5xT,w*e0ifC3510^18.8fLYuL/Rtw(jo,<3-<N3JuzuvY;LoBFl9B4u0-.Fp0NQBEL9Gnu:lV+T<PoZu:lV^i_.ghWe+B053:n[s[-/n>X!UOvataVFi[4z4G%.F",
+    "A22bF4i9&@u:lV><d6%QVjm;fn+=[c!Lb1kBw@Qb1gNV64.4um4^^P/s[-tK2oD6EO$-Xkm@e[E<r9BB4*,D;4#9$K4*.shH7=^9G[=rn8#k[33%E<V]Cl!oFb/v+2/]i#FBmjCkCp)s16&UVhK7-:",
+    "E,f>x4+ie[eJV0v#i].v-7bbJyG#uBkPiazOAMrz0RhcS4-,bI0R!;Y4-^xL0R>^O0L$A19]]&%qXQZ<03QK300qUgdjJOl4i5[.+yyTQI5z+.12[PV3g;tb46nCE1-;8M3BeN!lErNc@#lDMjsXCx",
+    "j0+D6yomt-yHF1K;F$W$hXDumpG6,AGLXI]4+Y%$w*d&X$_F$47AQD3wgU:ZmjMW*nE;y5mjMEc1P/;emjMBzg(D2Lqyq%M%;1M.4$A/pRxLO,x0eA3$4:;BL.+.Q0g(9.3f[LB1]bq#.>8cfA@b.(",
+    "mjMKct[<J@CJyJOY$Z4^ECnJD3%H_M9].(HmjMqBv%:<+F)=Z@1P/#/V-nKwr2#JsH#3)>0^lrA:IDb6[ZS7HmZAe0F=aJR4+X1V7c>v/1@d.%1r3n:Q3T)v6F8=<4+XT60Tnsk1P:Lpw+]jNpO$M2",
+    "mYPQ@IXaDU1Fa;w/M<hDuDntUtnyI[;6q.q3=k+uQ66oRfi(q)3l7vAJT=Bh-mHCCm!nM%qK*Uy,sJ<e9R]*WOa,O#Qy&9ugxE9-x:gA60S=t^/0pjmtRDjIHUtF,qP<NW29y474(iVW0K=UrldcH]",
+    "z0d=$j5Y%#4CQ$PhSLQSHy.4^Ln$*i01oSU0-^W*0zV!!03Q)F03tClKpryy9Wek7y8,_QCl3R-0ueB[0xt.RH_/j(FaR4ewgC-MW);ZL0xmK+KOYw[v-r+MH_/pgF*pD&GB,dUD:bwN0[c!639]wo",
+    "G3f&<7ce,p0xmH#KOYx0vjQ$LGCv-^GP43KF)-uyFF84_0xt+RHUKR,ICCEsGOz+2IpYH>7C1Ss0xdZ.Js%e_tO6^LH9j9JGphm*2&DoYIM<R(7B<Df0xdW(Js%b@r2-KDFg+g=Fr<+/H,ZQ+EH*dL",
+    "1Rn@8%:*qrHgF#nFsK3<Hqrwh7d7GwEjBbg4-bJJEjBYg4/vsc4,BaZ9yRCfbPpHW3oSG@Jr5Vy3mr7=2Ok(S)(b5(H$ERNHL3zH2[JH,4jnVv10NSM(F,jzGd&L%&kHRxGCdC%%;lngy=IL_GZ!=J",
+    "4uD$+[O3:(fLjfdDHAmHDh[O[4+YurQ5H7.47urX9_:_o/TIFp00yM0Jpcy;(El]EhNwjcC/11_0S=wrn[F64@WObeu4oc4O$+l/2.-UNp=s$*-goy:gfjrNN(hPOP!u+ussa)%s=J(6o2mjI1u/%a",
+    "0_t5abqdQF3De[Z1.aCm4+e+kPyzHZ3Yt(K1UUR83ZvB_2C]4x1;(XODGsh8F9j.y[f!L/&gV/YZ#&<kH4h.(s*M33O).(d4/d2<G#;f*@/9]WH8%DN3EvF<t-YlnqbCEQ)OQaAgyjYg1jxgC1(x1E",
+    "A8$L<j5!Z1x0=f.fAj+[7d1El9Www6l<SWIECb000iwGS4+ioB95Mh0qLTp+JG8Gi4>3R^P%nr9GCA<CFBdB@<B.w%051tNH_-]EZ3CL,cMk=e0^lh^EfhJD2M/$T@Zy0Dp20vLvjH&h11:Z,pcDb+",
+    "2M,3]2Np51R1TuK0tV5]R1Xo5z)%g0+5,--@[ZOF1vm5%9ys*@F9S0,%Mb_/$=#E;ne#Xwya6^M5HA,iGxY/;12q5xroIXSBp(Mku)6[u12KyP3YZB4+cgH$<kI[P.xnm,FaQrnwe3(JAUFUYA2]RI",
+    "ivjNxFBdd8rUV^ZGXNJi01pG@GXmw%HxCe]1O(=m3m*VEt@P)@oed8G<77fhM(XWQA0ah=i8T)@&Zj&Nf2IT.7d8MN1Tg:w-vom<yCw>hgGvU,0^m0e:QD<^6$dyE1B3km4,5Gr1naaq4eFvE4ZpZ:",
+    "9_v[0A>JZL9uA^m4+Yn%QXDY/2!g3H1phY,i=5D2HUJLL@92Q@hTUWU6$jYpMF.<T+>rB3wJ8r2hmZj&H#yBX9]],83igdO4Bh#E2F*AVIN:u6>GAsDp,^.7PXp491rFx(BM$>o%bNio0XQ%Ngqt<C",
+    "F$T!R2M+/:5-FaB1T+g66EZXluC<XaH.v[Z2GRyDGBoih45&H@n%*4*ko6A>2v#jKIRFj2Iu7Gt9].y29yS0U2[Zr;52OJeGXNheF#sMgy(/FoIHUnCGB-8mDmA15E-2L#A1g8d9WekJF>JeA7x;xC",
+    "3A2d,548c42M,&e11:Q*&jKGRHlYJ9F*N@mDl=3dE,=AvA1W^U0Uj[12p/mj04=[#QXeZcqyZi;03Rzc01oX!A1XPq2tF^6H&P!fHH@,k-sJ*TJ_25o$pRlMGMfV(F#s.pI61!r0LoJiQV$xd2o6#n",
+    "H2<zgGo%3;G5[YcFaRDm.47MGH:(H=QXVz[A1gGZ0Uk2]A1pDH4iDx5lMXI1H:V08D:eWwHaAia8rTvJQXVt>A1gAX0S:STA1gHgE-Tq(4/b.-E-Th$A1gDY0Uj_[4/b.-4(Znk1n])b22u]dmYo3/",
+    "HqoL14e<CY3YS6_HvkHf$x-o_>gw]y$rTNX9]WqA5Dx&d(J_JUiXRUI:hxU)>pD0^iXR#/mF7nYyF&;zA0HVq051bKHUJYdw5kCPjGYAnwS5ic.rM_z)FuxA%jX9V2!oCv4-+V@1s*pr52XTj4f09;",
+    "z9$2rlLZc;Obdus6f2-hb>pZ[nYj)EL:<N)3y/v7s]W+0r2zs!9yS0U5,]W0H2<Cl8ZQz#IY1IN03I[]9^+hJ1N%%KGe92>H2<Mg03I:@4,:!w5-*@KF+dE!0uLmNAP(yU4+ND6AFBg5ln4>uxVQxZ",
+    "&-%YZiBk=^&-^wjG0svRIY1v0Hvkec03J919^+bH5-FiEHvk>JGXN4a03J2_9^+PD5-Xu0kO;0XH=2fCHUJ(pKo1kZ0una:9y356D:aY=4-P9EFRKGIH2<Seu%7>^s+k22$=-J+$>4^2S[=Y#4,(1,",
+    "1dXi@4vGmc5-i$N1DabNIY1v0Hvkec03J919^+bH5-FiEHvk>JGXN4a03J2_4,:!w5-Z=@HI@l.EIFDG4-z=fAFKm4tr!ICg(;Ei1RgX14,;M<5-p)IGe8d$&ju1W03I;x4,;M<6FJEl4nPkQ&ju4V",
+    "i5ea,w:uvaIY0uB2@(<:Kpzq^01@3)9ykCW5-Xu4GXM>&ictc=0R^)16qO;Y=:hyemLo47EinKWG5@zauz3#^=[r7ZG%=4I<*N*6Fp-+b9^Y9pzyT[VGyn[w>5u&(1Jb]&2IbX_0S=.:zySxFn4]#<",
+    "2g#iw4+Ni^Zv)]q1P:MTtx*j5:jwmf/>&@6fCCPm@BWbVHj.hj39L-IFWSHX2:puz4,vMnDK8f>IorSi1z8Ur+rR,1/K&8liLOxy;EDA/:jDpB,oODb0x:xN2F/XO0T1T@,oOC=/92=,EZ)EY289V9",
+    "13CZ;1;@GT4*[O8WCYrA4)mS>2g_nE5jnld8V;EH:kR/#4*_J!2L;hP2sx+0RSeqxBLY;f=pyb*CdQ(Z0Urc0wx.Xm1Tvoj9X0;0fm8-z@eP3Xp^aK;-sFBA5fL.V9]AC.fGGs;umlk=p4kx(2-l+^",
+    "Gyn=z.=dKpU/F]n0.]]E6gIsA4)4uH2k8V3o5y1Zp!<]t6EitE&z3>0*6tn-1*Wkn1g@%w9]AV_*#QXm/K&uKH[Zhn4D$sJy8[jE9uEq-13v*VI5z+jHvk>EHvk>7IGhG0IWj_q1v5Fe%_cNr#nM#+",
+    "n9dLnCEWuE<(&+8IEwHA0@0314+GqcObsRg+z$=LyyZ-^*rEX)HPyfZ9W($R3NpN^0_]J%0S=j[<BtqLEW@m12l_%O4lWNAtgDg%4+W2]0^iJI9]bXh2p.eF01h;*Q4a_in-[C*Uk0^v4+eybGYZ)S",
+    "1f#i60cZ]394)%2C/A7+N&p55.(Eni5QnF20.[4T5Q<f46f3:C1rG;,;H_X/3Z-up4ylr81g!xN4*uXL4zidh1,AkU,Wdm<L.oos4,/<CArBMhj!g@!iUJP0tx+EXGXNh;F#sO]FaQR*sZkHy1NR:e",
+    ">nAr#aStMizHJX1#=3/j88S45paUNVGo#Nb4+P(^DGr.s4/uZ@Q6C#L00XJC3;DQ!$lw7l6f!jD0S@yY,_k>HIqV,F0x.vv#hXeG.=$[:5-U8a0S>O<,_lfKG%=4KbPUiG2JaCL!0sat4AGNDFDWb_",
+    "=0)-F=au^MfSCgUu/gMWw5S6B*LRN(VP-^9W,u[ifSCgiEL9GGnF9]jT<OZpnF9]WivbVS0f3nU4:Yd/532<%nF9]5)dmj;-=zSmF-WjUy9*Cv+_)xgBdrM!9Dtbv4.Ta<#0h]z0^ll52<eR)/K&8b",
+    "P6nY34;$KREiv_E4]m1q0S@6k0v/soA0jR04i6Z//K&8PUl02PfSCgi1f:NJlL&yB0^lkf2oDK:nF9]mPY*TN5)To8nF9]tS061h01tP7nF9]lya5kBu<es%fSCgiAzu#^fSCgiAz%-41b_;X4+QcA",
+    "5BLXwnF9x+2oD08SPLWufSCh76E@$804>5))@m9<$+O4,9x]2fBrY[Fyru-lF>h[$EIBNp0S;Cc0SC_AP7U)A0/V^[4+BIG1k&*V1:/xr9x#9&9]kf=PZ_2fGdA6yZ3&Q/X%3[f0sy#$5dtM1UB_AF",
+    "6*Rn&0Sd*TT<M@8k=:+uG@ImQG%&XRMIRJ0+MfjkcnN;z2lCXL0Sx9m0El,OFqfGF2R8<Bjimtsp$,ZhFB_-2*q-Rt2mIm,2Cnrt4+!+GWC7h=4+<jn2MYB89]Snqp9KTD0RRUA4i5]1p9L/oHZlM$",
+    "HZuSP%mNPtp_V3gE83L.49]-d2,d[[3)0.32F2QNATTV/-s*_1%KQNU9^CL,0Rzeb4$Axi0<@Q,qm&p9v=oY-E-Km+FAOU&Q4aDA3%iv$1,bkI2(zID4,SI>4(i$m5itNBFaQItp9BZP$N_+;,2o9e",
+    "91GWm0_Ip0[[ar!@_eRFv7rS8-[=kU/rkHRjq*nZArV>51CiM@4w^IM19$]AZ4TH34AhE97B;&fA]5))0]&SHa1R*%@T+o31=k!/29cv*4WE%e0mA]d-J*k0uGl962OTZ<Is_UV9]$#v+6OH#I5q@^",
+    "[]o_+4,<<q4+P/JSQ]OO>XQ5:[s9&/tKI]vumcYftKI],;hOXKkVOEm[]yYrjW,V$n&trlX%7LQ:jnh34H7Y=91j5M6b^WUn:h%nk=_PO)a3:b547e63#F+c4-o>+8tt)>0Sof$0S>EC4-!Mgl:rN^",
+    "q*D(YHUyrFRu3UIDmgN!svQKs:lz3Z0o</Dqr;viit!2zj:;Gv3B&LU0i<yt0V4:/v-qs-=a2]*;eqc]E!p<B8##gV1q[OG3l9c*9x@]XfeH*!4&Fi<GGrVvpSA)7,/hTyU.XzQ<skt-sqLl#0,w7E",
+    "0S*q.=aT#p0Uri203I->3[ei%0Ur<H051qQHvkIm.O_9a#UT#<#L5pDGSCAK%Ekx)W&pmo6AC8.>X7bU4Cw3y3iAXbG&lK+0S=VF0xu3UIRFlWW,k&gF[A.:Gyn%y3-6:PG5@^Y02;v<9]ASb1rBo.",
+    "GtLDLbq:zF5C)W<4+_ub#P$jtI3FW4FxlS=5-7qkHUJVi01@9+9W;*_<nQq,wFVyyHimN!.D+p0#]#e!jmQThGdYZdIRvNj1O;9T1s-8;MIQh)+6NB/mI4Fv@3ery0R,-w4,zpU9y0(DHGdK-yn+V_",
+    "9_3r)VFHqxR^Tu7z9j^RB[D3W0UCXi3j=l(9S.P&1@#s/9]$o38#4eKIOq!#H=T%E2AK&SIRFe(4.+:m9xwn0Rtoh70+*@_6gTgW4GZoH8#i$R-R6o>!weq)HUJD!4.y43E-ly,2UZKjmlO[r;g]k%",
+    "03Qf902;-]FEBSW@2!474.z[mE-lp)2UZLD0^(O+6EXlBG5[YvHvk>cHvk>AF#rz%wA&C4z5*W:Hr<#Z/BF;Xo(Tk[.9q_!kqZtX7Bt/oE-BJ70XY&iA0G!W,U$P<[8a:V3Cqh48hz3Q4++Qt5,]WC",
+    "HUJVh01@AI9y9-_uM7jFpadN@AQv:d4IcqB;1/[mkr*N<dvp&8$pHksm.^HfGq494F#rt7(x(9&Ey;7m0SUi]8VA>psR0iLt@r[tHvkM%4.wuiE-cv,2UZ(8m.cK=G3fyzHaGwu1U8uo4#/ck1gXgj",
+    "4BrJ02KxaXG5@!w4,:)%4q@4gHT(ewR]:ofF9kO+01pF^0Us4M.O44jEjHx;9_3qK4(b6OGXMuy4(0.72hJM]*!OZD6FJWVKNT%DFwg<ZCOH5eF#rcw4;L3#6FAwx2M)0mA_iQ51gE(V4j_pelM602",
+    "H6Io=lM62dH8cPQxUp6edvp&blnWv>GpGR$y9<+]tP:J8As#jW7c,O#E-TbC7BrL#9]1Pq3..g,A^o7#4+<nF1e_Q_4-6>ADmgL$6gc$(4x.GVHNUe195bT<4pa[%i3ct.IRFP&4/0HS1oqks45S4P",
+    ".=cq*h6f%r.=c:+4.(5QE-Tm*2Ui+8&-uVDGT90*7dbf410NMM03Rke03Qi801NfaA]C^epuht!6),Wp10FO04+ByUCD0iT!wL<v(U^MbZVx/%3KKb.uL^,>6cach5-*@KG5[7b+zKu;IUfNU5-Y$W",
+    "1(nhU2DG+T5><zHCfo@WIsMKH9x#ak5-h;N<YV+&I3X7]+zKu;Hy[/@+zKxWI5f%u0lF6gbqvY<3x+Zbfyh@5=sNE^<XMtE0iUrU4+irxF90zzsxuTc:ue7isxvPPIWe,+0^lf4:lX!)=Gpv8sWTr2",
+    "FaQS7(NPSkGXdQ=4-,j76)=w_$IJx)mmm)1&^jpYGY,SXG#<B8s51[I$:0G8+TR5M%G4GQA[q^7rZf)fzX1xH@UC:73.ZkCGYTFrH#9f=4.ev74+B#l12u6UFf.+yA*^%g.-YeK15>UaF:)U>FdhoI",
+    "H3Ou=7Ym=.1E,A-4XL-q0,UZP0wM:g4G2:NllvPEi9,(sq^W*)G5@+*@[5M:2P,%.;i_Tij[=/.7&WWh0^jXvBsnpSg9i<:#]j;+HUJYi03RAM051bFIHjZr1]Saz(YymM4K*=y3NHsWGXMqf%25vh",
+    "#]keSH#7h(H8cPQis4HG$;yjs0yf7A9WnqPC=G-K[:T9Y>3kkaxBdnnoC7eA(E$%Sj;DoMWe:drjRX#a5D)ePjRXPY5)a1%jsy.ylm!m:Ed,-12M,PREe=hl5eu8)Uk/o^9w#+3h%GEKFoZKFH8++O",
+    "251QB6$t9P9R,c<Dh^^$0[l@A<)ix&;*T6gFf*qX1OFusz[0cv3+gBY=XCjN5-HKeB>9Pc,7yWCf;ovnwK5L>$IDy.[Kz5:k!BAQs*i07y%@cW039__0rrsy0wWI!%mM/Q7y=YFEI2sK0v0d-3#kDc",
+    "Im@kgHY_ee4,;D+4x_d4>W/l_Rtv4>g#i-e01pMjy8-cDuMZ]HC4lD#4dTNI0q)rX2Pi2sJJ2c%@LIn2!X*yH=#ugY83fE34y*M;4+h,rX$AGi4+oH149wvK35&N02hPS$9XOm.0Urj<u_r2c12G7]",
+    "p#ceoTmi.iWeS4/4+Xf[WeKSP2fW-I0Z9nU>5%+(.l6%eBB/044.Wgrj[zS>HJx)0D%GI=954U_jh6uwErkCc9]Snf%]rqu3(i&mm1PeJ-Z@d#HkYFZ2:d(-k%b5zH1G!>HZ,GY4+NG/4+z5S1tl_$",
+    "&:s%<EfO&R4[wEpbuUpXGv(ir0Sc.qumKM%fqf4p.F0Q5#Vi2Y1P;v7vq^$9#-8ayh5-/x)CV0ghV::0ghm9DY$Y)=x@Hzdq(Tdi2NN^,1@Lk^0l#blA@b(P2M+;q=aBOlk75rBj]T$oG!HzF2M-0p",
+    "vVI:<H-)G&Yd8P^r=g)usPzO7Z-l5ax&b!-8#Mq8yjBaJ2NE*;4+Xbc0wfE.6brKl6E;-M4zmXYzT*c9vFREHNe:CL2OkPK00F@n4;dgscn=dDvj-zPGB7Xz5H[u(4[x&vAG!fJ03QoB!448I02D9)",
+    "48Vp23yud9H/za(0FDO]F#rnN9tKGoI;hEGG/]n24+p3RFA6m.00M]Z4;Kn010RL_FsKI_Vln==7=/Gk4xY&Z1;2.^2fCdE3GMk.9]bd<$pQ^s;(k-@<RxE2!_9MMRSyHZ-^H*U[vHpy0q6)H3OD=8",
+    "5-p)J2[!-8HvlCyIP4^IHTBwE3z,QMIFbknnF$0%0U@:(Dh5dmnF$[VHvk2;.!dhrH8Gh90:<YnJedg(A%TfIA5u7(2>I@T01lkl0^hkP0^alm1QaoksYnk8*$57oFbCO02E;%(2gWZC3Arp8H/Nsk",
+    "4XN8b9]kj<E.Xh-IWnFu4-0=,S>@2r5-g!I0X6>4H!LF$2%#.m,vtA@a_wI6XBIKF2Mw&xUkvm76dxHmqAngWv1ShX0Sw!axd9El0Url900N8z2TKnY!Z9N&Il(ax3Z7[Urn]fW4xZ0p3fbia2hR2f",
+    "4zeKys[-zMAqPqi0EzGn1<Qg[3cF>m@n6gOvSJ0t<d5xd4)OL90@xizG6J@U1>Ck+9RbDF8wP:G0xLN,QXVn<1hG_mGc4]_2M+>G&.8a)GAv*p2rJvm5C@hsmjMn-1e[X[yel6BFia9L01@O:4+Vpf",
+    "1qIIgMh<uAO$E]a4zqg]bpQjn#ZV3DJr1<<4vUIZ6f*poD,O8@4,<N:S>s,U2f_2^4*]Id1pMU[4+=-m6gbO!0sR9UH<OHFH2<nm01MkT1hKjg9^>sa2p.kL01mUXUk$tg88ZM63b>aix4Q^_HaVaJ",
+    "15>=sFfpJ54-0GszyS,O0^;d/9]1K05-6b<t>TkV.N*[gfSd-mp#v5(02;![0S)Yz6Av1p10M!6019IVhyo6w0_-_D0S/,A2TTtYq5_fZH2<qn01cXyS>qHt4+xls2oC]G0^;O*36V4p1myt*)S5U9",
+    "q5_E&02;s;4Y/D94-rEa9^zJC7&ibNGyp3%IlTc6q5^s=4-7*V9].@C9610D-gnh%Iidp+GXNh4Gm1kQGS+Di1;2$^G5[Mnq5^n^,E-sP3xu<.8!<5,9_3hH16dCSq5^$J2Z#a/q5_T<y#WrQ0]rbA",
+    "@)C81fe#JA5C>z73fIIF1)rBG3=E7G>XaC8G%>AFp%4YDs%ru/8#MqPHUI>6s%ru/9]ktl5CZuS1f!!I4+x162dtnB9^6)i5-FiF3o,x>Gyop^GnWts@&9&ny9W-rn,C7,]2+f8+bItMm*8O!6sVV4",
+    "2e$;Xzpa/79]1JC1>R^j3/ay_2;K.%5d+;AEHN[-1[OB^8#e$9<&g]lIJX8L4mSV^kKlX>y#X6D01meX2TTsx2<awI0oH=D4+)]J9]1Q27&ZVKHvked01pD$2>iHsBMzbi4&;z7HUJ8O5(BTheFUQe",
+    "8#Mq6zY[MEH8B7SoShpF2fz_wWCw^<4x]Gg2r.6>1K#BW2TczYr2[VoGBE%T2Hk=N88842yR-Pp/K/$g-s>19HV&HI0S(/QS[X3.0]kZQ7as=R@U4*dG5[Y6F>Qr&Ff[rD8#IFg8#DR;9_(3P9y9.4",
+    "Tn@YX0]N6M4+*6M95w(AorPKs:LUc($p[08iUuDKHKhX%jig<,r2@T+03QJ[01@3)9].u4FA6m]lL03%GNl6:G5[Ml03RDS03I:@2V4r^f([Q2q!1f6i_%nVHaMgZD:gVX9^PLA5F0j+2@:#dFr*MK",
+    "3=y.U1kmnn4,2Fa1:x8r4+]y]GXNh8G5@@Z01c!N3b_L04-Q2m9X9]2yO/f^H<F552H_V%88@q9xCR2+dIJYP5,_D4xCSURF#sAk00Y3m6dwXK,3bHC:H,f6,3c!WG&Pd^ConL$1@LA&8!=ZP9_&_b",
+    "1]Bc_2V4&V,3c8x051tNFr<.x<p29Sidqe)8w8x=Fa,aS3;CCSr2@l:RU0y-0^;a.9x(tSIXI*P9]]!59].#(0TwyRgG(DZ<hl9E7%v$&HKGF>06Fn22U@ymp#v@oGdTbaopcS-j9MNzp#u=z01@0(",
+    "9^>nK7&!nNHUI;wt>TkRp#u=&03Ql401pb10VX*%p#vK:01S%<9_wBJ10FU22U@ynp#vWXH_/pWH8Qcc2M)v&0=@#N0]x@A2oDPVrW6h1[#gsd6CyY-03JC26FI=Y9].@CFAOs]kpT]>@_eHS6BIbN",
+    "7Y[wpi2(.44-roz4W*A0FAX=]t@I9ZGBO>xGp,OTIWsaJ4K%J0FAO-^024U&[]pZct@H(KGA17jF#r,X03Qo701@9+4*[+a2(xYv1FsMd4XlX)8#24E7z2O;9[<701s*Y!YYpCN9^6,77B!VX4du*W",
+    "3iBNkIfnrblt3LdhXD!B#sm(I1@gx%MGn)DIu8z(Z36f>4,ta@5,]V,@Qr!,g8_*Z02(p;8a4ng1_f4M9x;z9-Q.#m03I@lZW/JB0S=WEArC3JrdtZn0Uri3*8(myIRFm<umJ.=ZVm557BBz]u(bpW",
+    "*8(2_GXNhBFaQkb#AprI0xL8*rvVPv0tQMS3>9[WAv8Gv6*S7WCmT5FvIGm,0Urc301pA,0uKr6vIGN+LIRou4*/^L2pBjZ9[<M20]+1.IRFCL1q7t#3/SX&fB>aU!wLzU3I*<%7YejI48RHpla*_B",
+    "3Nj<Fj2RyaGbIu,01pVq>68C#03QN1u[.9PGXNh3F_bWE[[[@87!0JVTME.(0,Z1pq!a]:kOmJ2q!b6k0t3qt4dN:nGyobj02;&a2>rQ$hyf0x1s*qt0S<5,7d8M6)CnpxIi_:+3H/5R)Cmt0ld4+=",
+    "&jB9;HP,;jGyo3,umK^CIjKYp*8&zb02;**uLKL%0v@r803QxD01TD4ZVuN18#t![4%Y$(N)G]o0u6_51MjQ]1]SR90uKnT1s*a04+XFR0tXH5EfzG3J@BgzVhsPc0Uri9*8(30GXM!s2JZn5*8&;i",
+    "rvVPv0tQMB*8&d>ti50h*8(30IRG9o01pMQ0RyCa968ql7BK(^*@)[z)_=8[1_AtG9^zJC7dQYOH2<kmrvVQM*8&Zo9]YIY7Xv*lG&:*]GXNeo02nm<9ykCOHvj-ZOAiC8=alhh0hsF/4+fJB2&.qC",
+    "4+.p&g)I*XB<-8xFb=cTIS!x&4z$1r4725_0SfyV1F@%E4#]Q61%t>=0S=kuf&mjU>Xh%i1P$vk7Bjv,8Z!VJHpmhKiSGyskXZvn4Tk[=-[gf4@F0Ng(3v3>H:Uv)2JA%,DVVHa3eN!>2Qk+I9yS0E",
+    "1+W1Fp,Bw.4+grgbO6013aJ4bHrN6m0WygJ14a)K*#Zat4,WyCt]1&YsR0hAI0j1(0<;x%=F#_Ji+&Bx0]To2GX&e$D,RRSGz#yCXA7+ZA1gBe9]]=)0Vgvytpf[&[(T!TtpgtgGyo3+i2(&j4uTL5",
+    "1)rH)7cl<22hRfo)khB!swx1OV+LOf+5#U3H2<zFGyoq8HID%&Gc;))3%bZ-8#LMi9]tx79].%74+EXn2L!5w4Gzc^C=tDE4$KW1I6xjYAQ&;M9].>D4HP(*-sy<^-tU7n,fSNUI3)y]s39K-IVBP;",
+    "n+>i%Fu=tt0igvRHvkHY@eY6J2Lg^-0+SpM5RWzt)rMOL,%tj_u>+FqR]L%[9]1L/R]lD34+<U_Co;ji1q,-yWDJ]Q0Urc5i2)x2D*y&a4*_fH4uPQx3$THHF9k6/%K,zI5f2Z:LIZ+@TLxbX+5#U3",
+    "Hvk>HFaRG4HID%&Gcei$3-Y2L#l8U>2RPaS9]$l29yo=(4+WNpTNyI]4+YBs0,zob5S^--oQPW+Gui;l1__vP5HdIb9]]-&0TVKuI08/!@_eHv5HA5aFo=*JMh=+v0uF^]4+YtqU:P;64+P5rA_rby",
+    "9^qRRGzzB4Vj4Qo0Url3*#aLBHUJtkjsXu6votF;Fw>DTG5@*qG%p)9HlH*f13B:D1QRykNd:7i27eeeARaOR7&ibOGyoVm03QW5y$u5=0@jZ<4+,,OA^^[49]]<A5-y/K3O4@)ZyzN%&<%;eGY.lT",
+    "s2:K=o&+BOIE1t&1-EBm0PJfC:T;n^i@)$l2#2f>4-i>q&jAGL>*oANf^%$Y+5Z(E4mpjU1Qj%u@d9_M4@0rXRwQR+03Q%%>@d/VAxaMIzXA=+QV&PszXA=vfB>HI0oT6*4/AJp50nPXzXA=s$>5V&",
+    "!M>3zCPxn]gbNRQ*qK%ip#cvapuYkS6.80g36-MB4,w,D4.pl/Rt@fB]GokbHcKBNF]@d3cImzX4-JkV4/:Z1Rt[7TF4LJ,4pa_11jxPu4,lFK5Bvwcz5)*rvIq]fvc3WjBt#D:fD#W9oW24ND<,3D",
+    "G5@-FhQ0z1Be4MwGR>hY8SuRV4-54o8s)tL4-57pu:[(=0uK/91P^QK&%FXK19NAX#5n=T2EV,mKNB%BH_/3IIh4dX9x(QW1syd29XODiPA4<imH@g5g#[5c008>[4+4*z2nsv>j*:DDH;Y.P5-Xu1",
+    "0l_a06*c*;Di0-F)&(yNHZ%YfGypFcGBw>u3LgzJu+[]+BJTkR;g0f#4+ymZ5i[TE7Y@k.)&&nDn*kIt01qXw)&(IlIDwQM4+F5)1qIc62G!CC3*gl]1cdG%4-.CN0zfx7D:Lzt2oD*.zyb@-/u@vE",
+    "hg1!!l1nK!GU2oV3BkYu1J9!j9x%Va0xugiIKIFF1d)vd4,Dw/Dh_-^yaFE#HIBoU0Sl4f5f22uzybid0S42rbPo!.zyco$HIBoU0WStMHo3q84uJa#1c%yT35eqX4)mM=1)Rt@47!^C0R-WZX#m87",
+    "4.89Mz[Ujt9^fZFmI;<+qyrBNATBmIg!:2&2C3l(4+@bh1vxD;HoOA][zC+qyAuWJ;I8^iv-!hHEG7.(-Ri1WGB=MT)4:D^28z<L4)eH]0R,:j0RnFhza0jwrYZnE4,BZ@2Ok7BrKSlAhzKP%IV^bw",
+    "4+rqP1QayIfLsnD7B#5m0Ur!C$DYsu9]JA&qX,AO:qi]e;$1LX8!@3X2nFGSX9Uv+4vwM(2PYo@Gwuxy#2yCzt=)wn3Lg;U$PNz72nLr64+e+$BMXRxEe67jL-(g3m-ne:FB32<*wPajGmOnc4,$R:",
+    ",#P<;p-,#,%:oV2#0Cc(9]JVCnh>5O;A!+r2J<9;2%ZlL$EqqGFtLOL2mI#-4yHXHST&#32QN^GHG$--4;v.H4/U)G1Ro4FnY#rhHZ02F0^llMsR]Da*u;^ZGc%.m0v8V5$T]t5s[-/QyORYE4d:^$",
+    "4!F4vA67TE&j/4AxQb3MtpPJJ#[:<u=@3nW+twBZwDfHZo[fAC*zpJk/y<G0tLF&>tL+E]glYzsj]2;Dqa+=:Hl;vS4z9Wd1gBjJtB52I3#N<s1JJY]4+3Nk<u&qKSTv2[2p:*3.kSZbf1Cv@4/ppy",
+    "q67uNyE+ZRKo1S4hD[9T!vzPpn=z8!!x99V$@%402eSna1:b/Y3)%z(x&Ces0<;&005y)q1qJKe0^lbKp9u!Zp#llY*#QlzOar7(4=zGhA0aTJ1rJe!)d2=9]0fR:wFM6>[Q6k_;*j&,2<e6z3KKa1",
+    "8aV(T1UQid9^P6l3MVo+01pJGs]f.+at*rw2moRP#G6+H[*<CA+T[fg3![%KF90+(>u&N(2DFiG4(8ZU4)^%z35^Kk9]JI+5Fb,5052gmG5@,zkg=C5Ro;[-is%Ib.&9Mdu%BK6)R77es2Bs=I0T;o",
+    "3y]9a4+E_)2OkMHtQj8+Hn=Nh4$>r^0RR=d4_eyM4z)!Bn9W%a5&aJYvAN0t9^zge-0O*e4vvRQ4*+)$2*:3J4nz;+MF>N:0S@UIu0[>a@Wg/)z<3T#FMKsJ@x+k$F#rUozZC+Aa^C)AA_G>)0uKel",
+    "<C6RkEd[lpR^;nhBM%IaqX8d0HRuBmA))9yAI1SWn-IE2ukmdK77qls4+E[24.86Lg&G(!*QEgtg&F^y4*,Q44-8c21uq#lHia4>I5hwcWFJQ[))<_+o5VXWd=IxH86OQW00zIZ2M,;C867qN7B&Db",
+    "GB*GLs09nx84m@SoudI9GS;X$H2;)f4(@GU2ea)1F9$d=*BJ;^lL,$!vJDSY=8>y+G%_0eA8#@N4+qEoZ4U&<10M^E+X)Gn+X)W;jN/Fd#*q#V,s%YyEa$!j0-(Dg+WTi81vvS,1qbEK2ngP$0S]GO",
+    "4i6yy5f708lo$t$fd(HyFzt_74=zF%2M:IK5g!XP[OSb(-THv<<CFYCjNAndph5)3)Cw-QIbFD>0UvKLu;7#v0mc+4H8B7M77qot4g:4.4,W]I3JZ+Y2<YHc%,jkL(TOY%1fvum0yqE^G5@u:A8t0I",
+    "6c4Wfq7*L-GByAP.H8aT9,.T,Hvktm03QQ002;y=FBLU5039&=1w.bMIO*_Q5-xD=2p.SBq7(;F2<gEh4,X*m1P<Z66fbcxIRFIwnL!Mr(RU97$=#z>G>;r-pCSfE4+qrY2p%z_p9%mS1j3FI3GT#0",
+    "1yBv#>6P*@4FaDd2YL=1.@<sb0htsBr:X/GAG+QM3$6W74+5(u374;^4<Kp>PhekZZggdGg5CvDVPj)-a/w.A0Xc7X3XW]L1ttaWY!4AF2e*p:9]AkZTdxCjWpH0=b!^p0a+b0N3;&a8uJHpNG^;Y1",
+    "Gn0cp1]$KWa_x#EvTP3qgtl/3Rszl81q,PGibXbJWoB/3Wr]!oF*7VE4*@:029o-/3(Tno9]bV<sVyG^G5[Y5E5*!(0S=iLgDnBC1rH6)[00r>.pU21jRFL+2M&[N1fg:e283J:2lvti4uGfz156JH",
+    "n9<,X15O>YE!&m[1.t@F4vYc;-CU7=ZVw8kUJk>p4vyjj2+-Bg4.F+K9]$$>0^l(,g/qu8H4g[EISbXk1rG-k3T6)1y#)=@-PgBX60xYx0Uro5*05C%2,v%X0Ua]=1iQ9Q4.gL]EDr_XjmrTBsO:fn",
+    "2*/.%1jhmZnh66NF9BpLxQGZ33i*gF1lS1$k6-1ipE;TD0uKPts1y$h/:!g#0RyG[1OlcP1#.ut0gZzU03r#t)(,<^0s.yyFk_^EMlb-b-avks0Q;3I03,rE8Z*+M0SeNfItA[.8V:240SM_fHVD#H",
+    "1f9o04+Z_^Ssw-DYYzm^*IEdf.aG^Vr@Smk4%C1O0=XTM4,3a+4+rSqNe!Tqm-ndG=Ggp7.gf<Bd$.k&(i8=W4H0>_0q2GRA_b#L0]1k;PX_;#4+OK#2MwL!1q.9_4*dcT0@]NJ1ifbtmIVWZ3l9=%",
+    "0U-]gy#W9(9(]L/1Obbe5)d^Xlnn^y+#&[s&0,G%@J([/.mxa9h!6pq9SerE2nfxNJOEP,-%g&0EF^PmiZBo^v6deIqK6Ow/fxL3I50SvS>Q)H1P(3&z>]ehq6ZK%01qm^z5*L&03Q!#m(<laW&j*!",
+    "*Q5du3$q_)1n;9O3ygRM<&OF$SPucbdj!h4N)H*[z)v3(Gv<:*F*E1[39H);4au4T4+_KN.pcp022cea0TBr7-64eu4,Xxy5f2rkfG,H!1R=at02Vg*VFdRJ5-Oo2Hq-9kMF0+z*$M^w/0pkL%M1kg",
+    "n^h)lq/hI0+iDL0huR.mw_q<9w%!p3+6NA_Y5@3P*4ZQmrN3DQu#N<=@T@>5EW_0C]M3D2>MI-Y*Z_nSmZt&-&@u4%fHMW6dH_P<00ahs4+(:yR15C[5-PzW37G6H2&D#UFl0tXMmU<U1^>1NYzBN0",
+    "HvkeiX%7=w3;eZ$xCI[qH;p^S2bBX2<),_[00.%py#WHgn*.L9oU2I(t.nMsh7lkwGUE=$HvkNl0t3SW9]Jf53fc+,[[-=OZ_*TX4,Rl23OR2N4xR@XF#swpIOYNbuk3OQxs(PDuNoUPi31KIFAgy@",
+    "%iszR4dCTc4fn)J1(XXFX3@A,fddYP6bqRL7dNi_1A+(+:KGp$c!CHH%)KNlGcke)4+MZ52KufJ3qb+w/qLcZt@!7<kX8uD2nO*46;:731P/]#2rmjVI*]kbV-C<!1T8W(@33,N2$KX1@UV8n[[sw>",
+    "1P.F14+x[J9SrIS2(1SWj@uANjsp()q$df,;<9]R2:j%K1uYJw1P-Xk0oxM^+64#whD8pDBLmlkuK=G<px7iI0yf67bPoWsrvVQR!KwiY:8t<7GNS]*F^9@x9]]+&4+Ezy2-&w6A@6KM0GJOOFaZtX",
+    "3JxO/1+EecI^XDK4*]6t5,p>)1)sSW1;vm_uLKE!,3$X96D$7/1Tza!9]1Ho0%k7.G&]y,2M(#wPY#>T5-Bi14(itg4-StC2L!$e4,B^r3/amG9S-V+p,B%Wk^MBOkt@0$mjMmgoCFS(%m)psD=4*p",
+    "I6mSR0hXsd4,BvY9$hyt4J$D/FBCCd-ukbCHhrcA9^az#3k]_-4x>-V4y_C@1LV8]4+WpkPXU1,3*-LBybd@uGc=DY6[,=wef]y)E6)K2ht5h1tR4f6AUHKFE%L1p3&e)K0TnjT9tDx_5(8BPo7V-v",
+    "E!GPcGvEpYnEMh3;hXsV3J<_G3I>O@vjHCjeUHQe06@!#F[RHH4+F8$1rH976AhaJ4,_H)2Qdz_m-nL*k^&^4<)!:K8x$:o841V&1_:@W,60Fm7ZNh;5&#GeuL^We2lyBsIV27A+[*zAjSB+I#R3Ht",
+    "5HkP./b8/$7z6MY2nG)cBqA#;1@Q+=GC_1t1NSZkArdw30RiVI8$tjG%;1Oh+zAek0Sn6k2P7LSjt2)D2/*EU,xd1+MMN,0HAFHrF+oH#LN!6Y4gn(VLNG/(Mn*S8GDAT]MKXf[2(SVHZVdDi5i:=Z",
+    "Ml(V(FhMspG&ndxGe!UdKnJt^7Bof%jTZo)za*_-LqtV1MnOeGL=VbN.pLi8Hb(CXGeb8qLpL%tI6*ZxI6;psHvk>2H_:L5GBh_<UkWlpIWaIs6FHhK4*=FdI5@0;3q(eZ0TVII8v:^z0S8D1mL3C>",
+    "5C%UOHh^_Ihz1Qf4s-ke=#lXG0Rr(v4Eh8TGIbs;g$4*c1JN!hLNx&jjRGG4HzEtF6AuxJ1@[%H0S5xGJ@Icp4$Tw_1t]Xj0zyMHHbFE)LNG8wIYl/<01,B83#.VMy#yZtHZ_VCtp=Ub0xmK+umb;]",
+    "a],+c3[wb^2>FtKu=#]s2cR1,G%+!x3/N]U0+9m.qzn%P.pmKll:!2SXav]W4&wt8HKGCwoB]&TH2<Sh*8&184+JIy>XQI$vLX)zCK)xY0Urc6!vh3=1q!DD7&fK:4m1)q00OrJ4+SL;HiZZRfB>E+",
+    "OCJX]hz0=76*Ra74$^n:3b+Lh8zM9^QVUZOG#wH+03Qf9ivbS-RRrb%4jU6Qf&w2tG2Q>Uv;D1iGNr&Q3Z9t(7d9IX@L7Q!GB+^v>W^&,A>nRrF9tGw-_pw8eZT./.qi(a4BrPuHZnytGDby4K[Gi-",
+    ".qif68aAH/9]]_[5(z&FngJIxAsach0Rt8f2FVVPLpMP^Lpen/Lcz)+4*[DH2kt8Z$OjAZ0_j-y3JdZB2s[r7<&gYQ@UwJS0N*JN-/BO>-yVtyt]tKe[]Nx$rV.YV/ZPr+h]VQEI5sr0;gk0+Cl3&T",
+    "D.29ppEDUapfe4%2=cZ%1@DSU4YUak&ISX/0uKhV3Ibye%LgJYInM+nIWQd#<C5;:1Otgu3++DxKMeLG0sR_qGtV#&0+/K)H!(Hh[v2*HLO3!-Mfn5*c<j5j1iK3l4wM^dIEVuV#vKiM8bh1@1:-i:",
+    "73l[bA3=[fF<gdSFiH-,[RSp9Ea(Og0=S$j0y#1@K^Iu1LqRezGeyQ2Ks7,@MaaewZzV%TGD1W_#u#8jH!(y,Me_mk0LYyV4.yDI[[SULMnNz!IXO2&I5]Z=H!%QkGC;pgK@/4&<)tiPMm9CZ7+=Iv",
+    "Loqf(qLMC8Cqg$tM#dNuF#!,V[h$*M6_,72NEJc,7EcQ:GC;s&5-Fh_0-wApL&p_%3=7Opp9l/)0uHb[4,B3f6E_;D4u%O0&lxT)Ig]kk::eXBFencf:LLS04.5)C3(X7!r/d6v.U.6H)dB$]15pLJ",
+    "4-6bHKN_VIea[U!F*7pG-syl7=,v1U@4bEE*Z_RQdIPZJ4qpN@GBYwll/cM/1dK^@4ls,x6fv;h0i,,12[*V)0/bJU4p9L:2(0D:4#lZ10:1%Y0yi@@FfafLngt&XHQx*$4lMu&kOdPm$uI+*84nQf",
+    "1Q]2fHVXDB2J+%N95eHk3-@Ge;;ev*m8^5=#o><E2k1y5GBuYs2A2T:g$EXU94@Pieb^cA4*,Vi0Uri5W)8$E2B$3:FtQd6+7Sk-0]%rL2/(6<9_wHOOCJI;v>KCE%[:gXKo1]VD,Q(ESPvYxn,vN6",
+    "1P8S#1NjFNF]Q&Br-imFI/e_=[h:(%p#cwF*]!7&$YKJI!v+B1Vs8-+Vm2[kW8;dR0S@4*1=zS,D>svqg3CP*9*Y4F)&YgfJr6Rk0uPo3/lg-I4-s^54,JdUJr6Nb4:h]B4@h+cJr5$S2<f5V%RLVt",
+    "V,K$h;E8WN4-t.X4+)yfJr6BT2B8fPK_=6uG4_A*c%#cb4:jll9$jA>AuZ+(4-iV-Jr5sW59S2(@+<,v8Knge[s-8;f&mX2y$BBqvdcXWFHa9N*b)yCxXV2cHdh^kG5@-FzRNuiF1!H@J+TuH8N]yy",
+    "4.KI-8pq2$4.BF-vjqM7f&mX1<&ph12mbql0R=H64+O&CNed(f,LeJ@6t&Gt4#JX39610UIRG3vkjY*j04#;A4$Zz:1+*Cs>YV&PKn:r#V,FDDn/S-a!v>x]s.[UXx2Mkm1[($y5jSE5*hv6U2HM=U",
+    "03#0tp^KMl.=c_7*8Xz[i[hC94-Q$qJPn;)2;VPw9]$y%j]CqKF^s_[4+gBD0Tnd:4/L@O2oDR0=(7An!kq=n2Q,hwJs33r4,KHWN(-UL9]JP2oCpcgO%0Dv4)B<;27vbh5ji9c#G4EcJJzxT4<.4J",
+    "2M.yD5f3@3lRX6RUJmtt4[@0clK_%5GsDdT2e8K^4.L-L4;NDb0^heh0]g/.1ueMwIR<s,sR0idfsFwS%+g*8*/Pd96AuH0q6H5H)z$]O1c9&$4+Qb^B>As/]Ed87&)-$m:BIyN5YNUt2#GKs3=CfI",
+    "2nLg<2M.5xrU(e_2<YHiy*&#5)=!gS+N1_(HBAHgt@7!54+e#m3J(_-=DGY$/Z,rMHr^HJ1GbWw0S=eo%LEH03+xjP#8D3roU#E9+7lfyj-^5bb@IMU1N[*X1ojaR1VRmi0^l=QF9t0%01pJ3%7Ot8",
+    "2QV)UF*d:<9_v_z0S;s!4p9#62L-FB2M-5Lj[*,F<T5u(bsjUMCIzJi1FQcw4(+8*4,55:2OKiETm_!*/H=Qe4&.!;4)Tox1=2Bk0J9bk2d%RK88h3X1p$]73e;$64)y=ASO_Yn1>y^)1&zD]4.xvv",
+    "0S:VO1p1qF4,JsXFb<I00_R&aFc)p-/5z(e76qLd3&Q_q1oD:z33(2w0S2We11Jsl-8YI>.=u>d0uIdq1ktwv4-l2-I]J$(4+g!>3KBQ^5f2QE1qzQQ4;&EbvjIS1Vr*sc]4jjP4zTXb0pMeGWMOi2",
+    "UuiOLaA[v/udzOHAUz-=HZ;4.wJRYvET,v$0Rg;s5D>ey%M:9wEWCml5Hg;H2oWr.qh.iql3*b:EYi0Y0Po,%0K!@Uzu>4nI4qu<SP(OaOCdQdj;P:UDYM,SLUM0#WdH#S4,bG_4.k$t>g<b@R39fX",
+    "01sWPu5Av20T2BFtgdYirUDP!1+e(h0S=+B1@oRirufkT4,<kS4,DaE4/70wEu0b$XU^F2C8GfkC9JM(4q6Yb3H0_T0S=/92<eRgW)B/i4y$GlFij6Fi60MjnPv]d>Y4mhkY*1URu345W)Bxu599:2",
+    "q>Y7J5^XAO[0FY2vjGniv.MFg:^3xoMh@5I5)TpDWe+V*A0#pW4]mb8Uk<d,0S@6c5)T,*We*ru4-igx4-NPt@_/GO(E$$.v-@0E2f+5x0Skmu0+$F61N:0_9SPL+cOMckvcNkJ60Eh&0UsVRvc=h2",
+    "GdMW=5e^2MP#rXa5&+ZvBMs/-0UkA[w+Js7HZYjhhXDcQ%mW3Z0uG=51iQf^28X$C2N;va#!3$Z$6=*Y[>toBVGWemg8:S[4,W,S9]kc<9].zIf.+F4Xb%Ma(*gzSnokb@,[/Mn@tu.WEinc-4#)fj",
+    "0.pRk4*[.M9]kbQr3nM[fHwmF.z=26@;)Rxcn.^[/;4zu0uIdq6EfiR3/Fhh2V)Na+0hdPyQymn(DDHT-sXE&0S+GpIP=dd1GWPX1++5(@P&N!pS/VIxZ4v6%@p!HtH^!w0GOBs9].$zx&jXc[Jc8^",
+    ">w<^3,oS+c9^qU-x-p;S4+3r*G[W9#1f2IF4+n>ZYzXeP0uHyfYzOhzvH/co1Nz)x4&VU-xTFaO-sFSvk_uFBGCAS>045IuatfQaYzC3MD+8H[Yze8ySO+#3GsIsGfdvvd01pPbyE[HNH#zA66gHNd",
+    "79R:Q*a93ha08whA2Bx7+H4&*)Y<zgzM4G*>0k$I12-GA(hUOI<M-4o4u!,72Gp,Q9]tm.(RU95wg:>]J_Jya@ldVrxB:;8mjwm$-Q]f%0x38!qPYPB&g_u#EW+PR0!9%lw_lNN6RL-;4Zy;30SL<S",
+    "4p#sk2/rV8*6^qRbnuKSCNVJPhY.l(D:yWO1R*&!PXycDMH<GZ$sz%97d5d08aK,V5-.4=<lgVA4L.,l1MJ-H0*^2F3>%hx00X7j77O.cBr,MjkZ/oy0s[2^8aaX0Cl)!OJ@TnK0hdYuz5))Tz7!HL",
+    "R05hT4Z#5iI2kqo0a6k(JRbryHw5y+7Y!W^H#P$$95Azs0tM01BNRA@;*..PGts-P48R2fQ5,eG1wREhIX1)v2ebTE9]kta1qn42IsL=!6F1ZY9yPiL6gReqJ]6@*xTp#*0yj0>Fb<&Y;#/,QjR6Oa",
+    "z9s=>0^G=I4,35K1P/w<-XneQ0Urc3m5_Grhn8:;Fs-%I6*)Bz0iFROIW-F7HND#n5G=>d,98&Io(2:*g5XI3DH/Gp;E((969nwpWB_k/1@i5]lx>(-1EviIunHdsFggzxlY0*lz>MQk(qaO@0uJ=S",
+    "0fD6z4+Fr41rGt+3IoE%GY-Mg3283;Gckp.1rjxFBQ@8W4zN)Kmsk$O=#KWnjEeyd[#*]N#9RQMkP,se0]Sun4G#qW-[p!09]1iN1LegI2/oCD15ga+iv]gty(Sqq:Ei+n$+-B.sF%M14,MbTWG*r_",
+    "oC5-FgE.bH0^leuqD:9%=9/*N2;-F[GWh^oteZpyvDqgN5008w1342l03J4z3KliARSY&KGb_O5K;i9E+.*uMp8CE4EHgLp1PSouPY#N]Mgs3R9x_Wo0L6$y15*Jf3*LSY0)UX30Rc821v28o2oCE9",
+    "4+i<;4,)LkWD33]6F83*0+>=W4m/2g=8*gq%xney-U*6TwG^/zHaEBx0k0PV+wM3I46hd)GSsO#6*sQ]9^F^AF9$L(:j4/tlmZU^h;@La;u$,5F*qySw::g8G&AJ_7Br4a4#SKT1m:]WEIBfr.>!,J",
+    "i0KUkeLXcRG2,zl1AGXmOb&YzGyoq8GXM><>[a+mxpf4V0RxSeEe:@PFq[D&6*qPW-TQzox:gSf>J[_BH#YC2R^9:oIv)W!Km]b@1URFBcojK94,Ja/N)BEH+2.w:m-wS@6gZy;4-z:QBRDLJ1q+x0",
+    "2%DD-6fk<cGnya]0IwwzIGPX,2eS]iiHHsc;g0p&i_.LOxCI55B<Uz>Dl#/K0!Im+]9B4qo01L!l.XV/gRD6Z2.x9q1(N__3CaG00UrZ2iUJ/SGKm5Mn%ZavwW<0m35)=,nYK3!t++i4FC-iN#RLW-",
+    "42^W.#IGd-tl0t&1n]@s19cAz:H!RW9]t#vv-rzJIV^<2*8vCe5Dx-J#YO::lu@p-4+Qg^JprYUQUgv81f&HI1h4<UIE4Wp132pX0uKW(7&OY>0uKVR0R+bh0k8oMt@r8fWIj1GGI]dZxwUc+0<ffF",
+    "IGpTC1K0rpogxnmkOc.aTrM*#k/cd-1E%8=1-LUC4w9a:0RpZP4wnBS1;Tf81KDja1vxnB5eB,cL/OX_l:!2r.2nm:Bse!$9]bI;4HPS^:O:97j]c:-wK<at2M+]%qInMkpuGnVAJfZZ1O6%vzJd$@",
+    "i=4Go!t%ud4+hSH1qqj64;L2vMhmRTWCW8E2Hyq&n-is/xda2CgANOsp#lb)pkW7z1@UF91k^C,26!I/I.+wls]=/7j7^ahfX00TS@PrQ0^mC)$Yc(%0^P.=MFi!ia1RE&n6Uv5RMhZk4#&u32B^[G",
+    "<R^zA=aT$G[:6g.0UQpd3lApY$YdNc&)zu*&znXTH;so[@2ho+2M+]S0uK%O0WLT([VfHM!)*<$lO+!fhc6!nG07MSvIQP9gDwP(2>FPB$.M]C38kt/4umcVq^DqPw*fy0H8nPdE&<Iu1U7_)KLt54",
+    "GXMmd$r1nu0S*rVt1ST>9[<D89^d%u3Ja]*0D2Q8jO0lTpZhK<I5w--2lCHW1KJxWIXNE&gx*CHHp[7U4z%.q1df3.0v@+GD,$)@qYfc7ENdSEFsCg9*0:<)H8M0l0(:6[Hl,_N)C4LyGOj2SHkASc",
+    "91X$&Co(cS3hI6)H!O]/9]AJ%ECll0FAp6z1E]:*4zl]uIW-ypumK!2r!58H)hiV/yUVo!4+Ezy3Cf8o2A0z<BQ@ki0v.Q62Ng8U=g9N^2<94G9]bXtgklcs-35skxP1!FqACDP4-RHO4b+QgF9.a[",
+    "oqQQEt(6Q2LkhJ71pV+8B[MNM4x.4I!Pch%8*Plg4hWed8aTrR08j;enga:Ys67ga<oEIX2L.iRFCQ8)%q#,a2oF5WEDr[iwS6B1IRFC40uKStEEG22uM,Mi2(XP8487i84*v,WXfFjZGtMkBHZ;3m",
+    "4-joX2e[Z)9^>joEHX7QFaQ7v2g)o9-sFl.g8K#nJ@WVjEDli)%q#)**AoQdjS:ed3(YJBqNoTD0;&nK391Jl0y*v(0PH=xJk2Zzz28J17&*%.2bQf;9]]]gEDJOVp0[@bKOX@!$1Db]x.oH9F*(O9",
+    "1XB]-00>q[2Z93+1IR2KHJr5u1_MNSIms*z$)sci>T*p(A>(Cs2-G5g0)X*s4yhFg!T^28,CY$i:92>a9yFE_BrP(ks]*hVmf],L6^IJM4Ai+g4+>J:iUAJku]=K@8!rwpHJTO.!y5:),ee2W830cY",
+    "2+G6=31k=Ev))]>[g<60#<vztBQ@UY91gR_QUDqTrs9$TF9SC,mdOG)I5#sO2hr+xF9bI.(3&FxcoQ<LEHgWp0S2xD4B#OWFlqwF-sp)IK;kn=EGsn50Rw-t4.yS09].)8BR4Pr4*.=!1%a**3-BEv",
+    "%K-A2LIu3-9^fcUDF_QHDmFQ<oCFNR2:>+]G6]l&Q3-d+038Cy0S:ta3i=R.29N:-&(Q(@w-2h[oDL5!fJX+Ow=tiAxIqNyyfrTfH95FJFAO.100N$]Y!4N:oCFv)014az07(xS=b@QvKn7P23c5iF",
+    ",p33FK;/G,5-*@RFgG-_p8*2Gr8NR43g0:b8WuN^1[=uMK;C@>E&<Xch5[,%I*L-Si=ex4H#P1xDl.2cHUJ$3B<Y6klmP@O9^F[tLN5n1IfOzVJvIOj53Rgk4Tzd14Vv&N0.r^T*poyI$-Su=/z*aD",
+    "4,JGuKLa:8IRFBkhF$>i4-q9*367mc4,]w#GB@Lk000RO1,cb405vta6#>jE61f!)Pz&h>3*iI=+MEOpw,pA,skQ+R4U*Mz9]SOjLN7lsH2=a(H8/lG4-O;&1eZ>)IS&hjLJT$ughB#A4unDk/LiG1",
+    ">75L0HN6!CQxiD/2)z[sh64@,ghC$$Fu^<B9_dyZ6%P<fvw[H&nLrdd/nfwOF^M[8xRPog2QWMz3=V[Q1_oVU2$4Y#1K>l52Jo6n5i@)L7Y>YCBr@bf;*tzuIPX9*GdMQ<4qO7C7Y[nkKm:FEqgW3D",
+    "bQ3c22OkwUcM8%i9^P9mKsGZmF#rkv-yMo$&Oj40t%Yt5LLVtK&OiiR9X6Q)16_t1/;M/Rm-wOdJ>d]I4$eRVm.$v$d:-fjsyh!H#6B+#Gc;UWF9$X,051YIGXNVo>VfY[tOgY=pORD$1<3qUzmzx#",
+    "u(l<,pyMYWH95=d6gkp90d)<qi_.Dl7Y>oC0vk0iEIBjHKn_5XNCMyGHv=+T4+ZY/Km&CT8qGj22RSqVF9J3.005CC1]tmADFdjFHxpZ44+PCX5HR==15OVb%]IhLHH85m0yVM$9XT%q%]Het4+63Q",
+    "9^P3jKq4(O01p9&jv5aV/Dc4I1kFGiFaR$xIW+(Sl*SkZioXya7BS60H!wFa051qOHUK[eFf%g%7%^vRN(HnY1Xm9S%]H^0,Rd(eHZ+n97&y&9FB&*D03QuElC6RP9yOgk4,3xBg8;HrIf(%uV:rz_",
+    "C=t5Ws00kSBoQ.K0<NG-v->&E1O;9FSsXIWKtBaAH!%PPcn/iKKqxpf052LjG5@+36AO/:Z65.Lumc<800HbQ2kEdU4@QLQY7G3,WEwZkKqECb*&81RHO)W]0[P]=4-Is@Uk-ArIvq6t1HC:Dqrrp$",
+    "4$VL:5-imd4*3BZG5[ktIPC@;0Wz:G0[H.C1Dx(T4,wh1f&mKo0TVX:9xwnEF^;%:5Dy2&LN5]GGXM=v2Ok1BtSm1XIWYhyI5Yq!I57YQteZCj/-9L(2COUuo]qFpIW[riDguWo1Rw]CDghV]1*(-J",
+    "0(TQJ01U)w9]$w5ECOjC2Q[iJKL]NFG=s2PCCLFF2[Ql!.unbcEC3Mz837--t1J%,%mETH03Qo5sw<-UfUOq@(Xw9,f<u:q03kCut@H4[ZvxvS0]zexGBMOF0@u+<1IsQC1A/QG5i,]u3Cs5)4x]AE",
+    "o$@1Np&A6[qy,NI-,$3#39iD,0WS]RH;pi34y=$Ji_.aeW*,AEYz5nj2<eDPv/.19$4xH-D:3rC%mD.1t$Yb<9]AC*0vR/s0S/j^0_R:H0t&L:4hDsYMlCio]8Oq]HZ%YO%$F7m:(L>sP6Ma[2,B;u",
+    "4+8VL9Rr5L!T]^JCKEZqng#/VE-cjTa^zLO0)>z#fG#pNGcxQn5-flj4+6X,4eCS-,@,:ntl3Q=IXL1l32@SlHHmNq[<M%#93425FbwO+WDbQz6EXk,!TvA_:<ftDfe#M;+5rfkMF#6PKL$89GEfpZ",
+    "t!D>m2;H>$Ko1Arb==i!3$jH3WCg(i3i9^8D:yo>3jw176*s=z95-=[1iLK-q#zEi+Z+RrHxe;-HxBS,1c!%04YudJ0TVXI0sz7f11Juuz5=sPEUX;HFxmqJmhxB+1L<*$4+E]20uG$tBOe7ew(d:_",
+    "@Oh5=GHwI2wFD0h.%%#4(pm$Q2MU5@2$fa<2nng9ei^LFF#<rNIu4V60>p>@umLwXH8vay=PeviIK&SfGxo#*2c=:=4,KCAcn4n(0kq)/1*OF(4+7Qd2oD2]sXGrAqxpCU@N1eJ0x_->-sOi%EhIHE",
+    "jsXG/4+=^a2rD//#H.zyu[[Facn*YN3+B&c4,d^HsR0iHyWuValiMQ;7Tn[u0R@3r1;09m3Yanuv4#N,:l,OIIQgOm292+91eDtZ9yxIc/*lhuJq_dM=fC&B0]WE:8wmKk1P+kKd.CNd9]tkF$qf$J",
+    "8Uvcoo&gU7G9L:zv*raK1v&kX2;v]=It]O@10y*%83ycs1sfj*G>eB(.pKoMEDr.IiVh3o*s/i*<Bsmb2MhB*5-:y.95_=;0t2v-7XSwV4j%$I-]C0&1O_*8aSsHBqXiEHi]+vxHno=lF9S3%ISiH$",
+    "4UvFt2IPu937Q53i<6mK2cO*z3GK*Y28-m+#)dl]4LI!r4+Q0gX$P&t7Zo!3j4llD0^l3sJPo.tX%6oR6*GbuFAg-^iv$9JAPD=Y0t4lNGz!1^Tm.xqGzyA27c/Dx4(IO!4++mS1o-XZIE!Bd;c6RE",
+    "HS+<x1b>nupyXT!*Z_g%;ua@9sxtzs+ieY*2m<vvIm]2%2g#kt0S=a@txXEWo=THJ=8*qzwFVy*F=&rcI_6pw%8vmL3,-h^38W)EHZwPswE+W$83IfUh36auv*@f[=.4$Ms7eH<u=A5t>M6NB9]Je.",
+    ";41D#[DV6U&KU/h/0+Vih;ocg<-L[(8V:,m0TMa+@_p/nGDbN#w&(-2qt+D<IG4Z&7&(&20ScMyS@PBg3n4-A,GN&l1VI1:e,.)30c8+0Jux#uGULe/4m^3Q<mdc7%&,xRK[rD(Gc,drIUzGKF$0=Y",
+    "1raqp3h0s*1L4&T4+6yO0R!oq3NSZAMa20V4+N=B1rG/2gaZ:d01i112E(=s8Z@h3/K%;ejVBJ:sRbr5ETiW*8Z*DfFbToO1PZ(X2YUf,2DV8QG1,&>3ymHUIq<6]$fimK.Dgg!uJ0oP>:oEjIzIs]",
+    "F*3=S4jea()ei$O2/$x+1BL+zQvlr2P7BR84)6U]E-caP$ZQUR3Lg+QoXAuJ*S@u4gTqb%irE]to$LV*2d9e%391PtZezO;1)rQQ0+XZ)39E>%2BJ-[xAtfW*PyTg2d5MsGx<X50TMGB1gw4lj_x#D",
+    "<FyZRT>y]3AQLd8eh#S(1;tgN4+ZBq4+PfZWfeAl35^yo0J%*B!q)/@tug]Iu^TQv9th06i_$3Z0tYYx=N3g-HjWkq:-w,1s2T+4/oSwGs2UB8i8^(l0R<I02Hm9.4jmRT*wF>I>x/SGHjc1X9]JR.",
+    "F%JcU&Swd#xH])d0uKVJ:>h_aBo4m=1o5X28#v(jRT45B1LqzKfq*Xn5dt*;jUo/J4+7!:9]beT0wXjm@9Kb+0x35)hsFUOa*u5Y*N+Vait#5CFslIywgm--0t%=@6a%2H1rGVQ4/)5bGwKKgq[dbO",
+    "oU[)aGmtz0)xk*u8WJ]yf(,=37B$@z4vJU_pjZM%7BkuIcmzlZiy%2^WoG_n1k*JN;WGk4qyiQ/kc$Bau;Gr>KMRSI0]KK24+qBC0S59X4+N:CBL%GJ0S<4k0]Jr=4*diH[-d^XFBmO/u^2RG-@:An",
+    "7ywfRle7-GuM@$6=7>RA1N+wk1LzY2C.U].1r,Ig,2#9<MmaJuMnW_!&K=EQF*(MK0]bWC8V7)yC/KAS9S+)>775m=3J3V/Faos>38>#Hg^TZC0VM*S,UkSk69R>h3-<_=eL+GtFgHa+uoHhDGdDv*",
+    "K];VAm0K>_L=A2E6(0gZIRx#H1@h++oLdn>0S=T=49Cz.4dIgl4+J;61IN%$4,crDTNE+70s@Zd1@c.ALohfvHAOV*6),t8M8o174+2*St&0K-y#f+Kr;3;d3D)g(5i]e_2:rPc1NG.(3!/ml0:%aj",
+    "=F0<0000[b/:!4aBLu091qjLq3334i10D&%3IcEn*^Y8(a1HDQ0=]V-;F9zJ8VJKU31kh^h]vK8[(BD/p=94[5i$S>)CLnR<Z$##sUs[iHp&Yx2QxRQGz09gL/OY/x)mNc>]>H!/Bh*/06BOaERXR4",
+    "2j94h0UbBbxC#e^4jVY%-]UJm&j/hisun*9bYWt.[tgP+90/sY8W^elBQ!7o1GCtF3b4OF3Fhe!1hupi3g+n#1I5x,4,2(_4,W]VIsl+E2ZTEcxnV9cH[zfP4u&,=4LCHgwXXpV!/,Kmfx/k/)SVR%",
+    "46;fg8Z+gEUIXH#aRs<7Bo7C$%w+;j+a(C<(=d><B<Bo2VIKuC&%as+uFzf%<^LC[zyS&So&=h*w*::@bq<jPlv)p86AulIp#::1HM+fX1NRdYH=W8>*$EE/pM)0/73bMx4O9egA15/,yafrK6(Th@",
+    "QV#:Y&uR].v&d%*.IZ0Ww$zaU0lr^mKbo[kA00TQ!d;Q1Zx4w9vEcy./H(C)F!E-%,sl()c(M4C0Y7*+HaX7%F9]I%00Pb/41xQT0Ro6;4]mW4AD00)01@F-4;g&>N.SbtI5oKfABh1r0158]A_rR,",
+    "0v]s!k>s-%I5WBeAD00&=8=w!039,t3Lked03VkDGXMkAbR95_3NLpzIRGD*0Wkm*FuM[DK9UMAAU8MwABh1l01pk-77nuE9Rsw00S=z5);f=V(USoN7at8W,>QjdGMe;E0RrR/4+zM)Mjki,49Bpt",
+    "0SxijVgXYR3IF=/9].<B2V<Te.pB,cW)0uuUoJH]z$y-^mxo[,H_.Z@%LNYt<z@PmR1Xoy0UrQ101p$&tjYlktOFA/iy99ItOFkoGKI;p9]1S410M,903Q)E03QN5051+RG409)9]19^10Mu103QJ@",
+    "PZ%,)9]kb210N1B01pGP#90p&h3_^y3WE]7IHL(42RN()9]bm[fer==3akSIkr<vNtOE^Tt&uqgWDf)70S%rX48qS^46T])1DF*KtOEkR77qlA#RUgk4+X3P4,;qYUmiFB4-19-WDBeV6ExCX4+yLS",
+    "4+XQs1qWge0jvWb2[iy85H$cEH2mu:0<;%*1.ptYp<cmP7!Lxx1@5<NbPSS%Dgv!)4]^C03h4m[$pHzaB>uU5&QK1eB;6r-4+Oi3l:rYJr0&T94yGj!1XK;n+^30U,]k8-12i;JB<Y9V*.:3z01l/l",
+    "FF!Rm052akHvlh]0W:xMA_ZF+0v$HVq!Ax:HN+S%mH[+0024IWV-wY.8!vY;GtdGbmjN-W6EU/44;dI]FCaBCxdI/S0Wqc^BQ!9[4i7+*3LhXa03VhCF!KZxGsa&HxGx@fGypG@0W&zy0t5SD4!AEL",
+    "cQgPmmjN;2&-k,Q01rR7FCQQ<03V70GyW>O4c8VA2kgsd4,KXz4:F;bWD2wp4+YqfS===sRSylK:tqAD5)TNX8xIe^+(QpJqU&S:zzz/s&K;frKo1h4:tq8]4,Llw4:F;bWD1/OF9$O<tOE]OtPKwh",
+    "qU&S:q7DxUtOE^Y,y-t<qU&S.@,<8t1FQoM$s!LDqU&S/R1XfBDi1QE:tqV53NHvVHLL:-/=PH1wrviq11]>OHUJ+HGv6Z*0kVun4-IbUUk.DT9]SW14+Z40Z3kQr2CM<Q2$;DeOb,Lc0S$u&4ZhZ2",
+    "2#[L[iH%DS2&<AS4yPgv=SxpN*If;<tOFkhG5@l-4W/ao>D&B4rX:#nn!=DEq+AE=)F/qfv-hjsssRk,P#*-_.4=[^>*<RsbPod7ZW1[FFCj5G=,m78i$DVV%;$:phXD%iyIlvfxDf(&9]AapQ3I=k",
+    "0S=i5x)2V04(Gmj6ES)Y$E*Pkb>BwA4s,=:!_>o&bPhoS@e6;dK>3V,01py=0S=k/ol6f9K>3V.03Q)H03Qf903Q%H01pSh(.m7%npYz&GxCuNA_P]gUJnF,=#Kd0a[.-/1dsR)DKI(zstO2[ofJAV",
+    "Gd4K>I0MRX9x&u=6)<Lv1Pl)XK<u<^8aEsfHyt84IRG6smH>^>1k0fd4pkyJH_.]smH[O&HUI.+9]1Q(5-g!DGaM2)9RsWa95Da@rveWKmH@qo03I:@27@123;BeEK;U*i1>_SzIUN%:t6v@jH.ke(",
+    "1vda9H#j&7>Fe+TUImr@1Plv$0b2yf@wa;R0(b&[0E/)B1C[[,Ru2GG1jo<K4%h<1Gynh$0c#HdK<vB48aI[!1051I01pJ%1Rn,DmH@qpI1bnZ7Bc>;3;BkAK<u>m8Z(vw5-6b,tO5;$1PAy54pjyI",
+    "!w4QSmH@LY1O)h]91KAQ/-M9^!^2@;s,>4C.B_8B1C[]F1_C8.G&l_I;L8JU*aQO%8#2bL5(B)ccNj6XWd<P[WGgZ.7ZNl88#VwDH_/a$FaQI-y+s/]ToN;=D:X6_5-OoCHUI)#4!sx+vd::BG&+o6",
+    "C=aza11dB)00W)h2n55T4i5+H0^lbYrxF4h7dY>:95X<%[)z>.)#rW=Fkccj039@$0Rdwl1_Tmf5-Zs-HkSbxHUJYakK>dp0ha+2HR^rsmjMG@1LFuE12UHZ9]ki31E&ZcGnWAb=2Z1RNC9jQ0ha*-",
+    "l;w@&0TVLjXb0U14wnHFGyo3t4Ic+L,3bVn0U.FgY!3iJEj2fa3-,(.GhYOz2<eC80Uri601@7e4!*<21hC8t1d9v,Y!3mK0TMF+8a4nDGyoGY[0R:OmjMq4w+-i^2>7=67&MmwAvG*)4*)>FG<A]z",
+    "vjGB$0tSMi84m,O0Uri8024K;3l5h77%:1LGAwKjLI8wj0wNkPmjMzs02ea%3J#Y69]kx89]tk>3I_;_1E%=53(s%=(XJE:qs&htIW!j/HUJVg02(/*3KB5N3M()&7ZNi78#MqDHUJwq01@QZ3:q-2",
+    "A_7,,3A-fKjp2C%r5=[1.>,tZeFo*%M-9_Qoofp9cMk-aXB[_J1Gn2:2O.uwumKMRkmfrCf<%ilivbS>m)Q*zE8L$V0]gH=x6oh^IRFFW++PUjcmtXp9]ke.XAcJZ>+JjqW)1q:Uk;P>,4>o8R1X!Z",
+    "=TYuT>x/S0-Qj*,1,Fl14T.W+0S^%5*Wg.^d<D0D,L(P+!vqh+0m#Z/0sNa-4^^5s0u7*&Uk[!E+yXC#0WdfKAI1SU(FHGt0WdcJ4<JY9E&(;N-+8xZHs>:m3-O%g0SSb#mjMqD%MK3r%Pj.oj[yja",
+    "4F@h>4zDl]6O@1k0S>S5/35QQ/U)#I*5+FWI^Zb=0UrT202nm<A0svZ7&ibP8Z@hP12+I40XYB]H_/3aIRF697Y9)f8LI&w06G1^Ne:Cs@8xpRA>Kh;7&QP79Mki29y#b(1Gmo]4+fgSi2)AJyA^lc",
+    "-xP:J785rB6E=;>[LUX2HUJL:=ZRZYGyo3*+ZGLlrAPs&Aqt$T0Ur!E+ZG/]G^-yn$NX*/Ij30$*^04X4!@jM1/WRQ4+FgM0S>sQ@eYvjD=w2<jrwE[1-ExV9]t(v77l=:WDlMJ+7/&uGKmoe!vr72",
+    "0W*maKZXG^IWzSF497]jp8;zgABF)j03XKzFwq4cg#j/CFHJZ&+7/Tq03Qc902ep>4,m<=9]Skr7A@e701qph<njDlgcJ=n<njDcgcJ]R0=a9e4+Gj39XS92nqUdsu^BXm+7:G=F]FPKBQ,a#[Q&^v",
+    "@UVWymH@6DNdX/JSq^rqzz+@r(uX$=GB>UsEYFZe6*i6OYacx]p8o*_%TNo@l>do6&uakbG6S9e0S=Pr7!BJ64axCjDl]Hv)&U6c-Q/Z(HO1fo01*z=vjGjp.zF8LGThDq4+FX3I^.W(4+E!^1q,y0",
+    "P600gfQB:!PXy)!3Qq&+.Rd*fF*3K90tn[IM.>8j$*lni.:EU7nTIq7hye%4&H)9NtpNhuynhAxv-qu>[[a9V1tt#$jQ-<%+2tt<1i>R7F9S3%i_j)vvQiH@i_j)+2CVB^88!e4m6Hb#0+fqb1./P:",
+    "8Zuum12QtHQ9lefHa3m>0Y3ycGBE%E::L6=4-zdB0RVIXI3E),iT;os!,pvWG8r+A!2%270UrP[%m<KK4.nAj0v$5,%m<qM1SdNRD,MkR0RgcH2%YFf3XKB;.O3fAI+>C;Ju[HO0tchOSsxfSivIxz",
+    "jp-@p6f^tc0Rx&S2TKIlxd9G>[[aY<$q=4XiopUiH#0F)0VfRTzXJ,^z5)ifmTmwD2Ziz%3GM]S1vkaj0SnKLVg^65asUVfmY@1!o7n-Y2o*SM4+f975DTFJ1-OZu0S(dt4+oW<MgYn>4YvLP0!-+f",
+    "1s=3ew*CPG)Vu,;TrWd6H<5x(2dDA30S.HoqYNJxG.OK4=o-/<4KlX/0Y3pWGd2J(4m2^>zXAn80.Z!OLJu&6zXC2aGyno11l-F94-q&OBQ@Mr8#w;6!SoOmFnR#N@T,9Y>lGer4LCBJ[sAL0IFSb*",
+    "132:r7d9[ov6M0gBo6@4#03S%.9H7UwSWr%nNI@!0S=b^lwvOiG&F>#0S>eXz5)Z(Lk]m(0uVU:4)vC295]2y1=BlG1]$s5;g0W)9]SS(:OvzqF^7SE1TmQS5Cf0>3i$&M3%dRR1c&%a4+P(#2Ok44",
+    "n)w14GsXcA0+Y/U1*4!14ypkLf_P(]2[$n;u:%hT,3twg(iRgjvtJ9B0UrS^00i#70uKx8z5+i3HZnDP4ZRQzk/]b)1T:,k0S4aUYXjs14/]zr0Rx)CSp&Sm5HA%qFrWSb1JsBq1Cb9O13AeL1J_RE",
+    "4+xz80WCB%p]&LxHB%1.nf;J2G@>7795VH!4F!SEE(7;,0UsDMnf;I^6s@Dy0S<Fd4+xf@JPG*JJP%/.[s9fZ,(LsTq5/bt6$b6C0RgiG4(h%F5jV;*2nwbd9]bg.[s9Mf4,/gJ0R*W6Br!Iu%K-A:",
+    "o&EtHGTe3zq_Kp412eP(9yb6SIJnFK4@ZPI0SM:Iya5f]<^dC&l:,2q4i5$LO&.d[gsd$O6SLpD0S=TIraT%o01my<JRbuyk&b5qrUwrMtpX1Y@T-33H2<+sG4/,=1vR1m0UrZ5!1Of>6r%ir0S/<7",
+    "0S=fGs5^X,$Ake71=NLm6Eijd4yXqo12n:vdIg5mat[)v[sAU4H2<2p<qqyYrvxtrGBxtj0U0#LsRIL#iZKSg;rsaQBm;sH5Crf30UrZ103.Oou!RpF1T<_mB:),)A>_vv1V0TjH8Gx)dJc*G0Rl@f",
+    "2Q<R+[s9v/sIngq2iE/p0rcug4+gIR6geUf7>R[Wtma1#3EKVv10W9=(E$Vg2OkMC+x@Isf@mN+r)3AVD+.x=4,zc1pA,p(s[#nk0]n%*IUfTu<+cnzGk_BD0[yl-4+P5#9X9]B!suTN=U)U[iUBmM",
+    "!2u_UH=&PZHvl3tHq8ki1_kVD4+FHFG!H59/wBZMD=w2=<#tR&oDd:6F-Wi$kC.Wtyo*Z;Q3:+]4X31a0+TNfKgIP+FB_*700F,9EDx0dg@5EsH@tgR4e#3#A7;l6pj!=l0uPV<$+Q6q-SvkNqgw*Y",
+    "F%Ndo0xy-UF*yJO:fZ$qJgv@R0/=j!Ah@k@lL0t]oB-yGhDZYNAP+y13NIitHM#-HmjO5P1QIp;95j*&FLyID!UrFh0W]-.G=-WWk>sPpF#sQz0W$y,GP<EFKavU@ATR(Qi2*VI4,D283eTQN2k68+",
+    "FA6p/[<MW.E#AC70G<ph4wN4c2Dyzy9^YIJ@*aU1->+Vz=9BR.)ff*2hryEp0wWAn4fF9]4+4zAG#;2$03QuG01qmh<;Q.Uy8#CLf[p.W,vJKaTn;x5Uk/9s15=(U#[my3xbj_MtOFA;>8JcetOFi2",
+    "01k@rWDcwY9].)89^P7C4/tncWDcwY9]ST04f7^to$zE21*@)P51Oza4/aW6WDBeV5,.QC2rvK*fdmeV<MH]E0^n6c$21Qtqwr)7tOG9tF*pDYmFf^:o$zE21*@)P51z1F4/aW6WCN<N3g8nD1:Tiq",
+    "0wWI%ks^O@z(xX74+)UYG#:_t00(3a<SFhxpDG=(GM&T/1f9A93:XcV0t&OTZVt$_DG!PPmBIlTGmlsb$bT]7Ff*7c9]k#.!T]sr4+Fd.4#]HEsq$nG1.8L82UHHpe+s9tZVjEvDKa)VHc^opkR][h",
+    "4,bRwWDd)&X#%_e5f4B98xI>tlw1R[Ef10bkR^4>0t2Ep4E@H0buc#oKa_MCIW>.zHaV-85gj)E8!vY,HP8YdmjN=Y6Em(h4;g^IFCZ[9xdI/R0W**$Gd4Lg$PN!ck>sOnG5[Z!0W$Lh5,]WBF>H/&",
+    "cQ61SmH[vTA_,p+0Sclp0/PR5cF+PZmjO6901@I.4;3bS1NIURAh@k$iUH=;4,MBAA167L!T^Ehn7Bs]28Hy20U0s;2fP&sw^x5]1ECuNBM$*p7&HJLGNBtE2[wz3WgiJP00(3b1LXl90X6=#vLFtL",
+    "t7#7!<@8:51L=u;2V4&Y&;pZHg7>#0Ob,Lc0UrT500<*I3E#Cv4.+(_jsXnN.$(bX-I%_$De[7j0S06b1F]3hJPwcn2+bM^sDx(=8uEgU0RzGFWCvUi1*@)P3GL;^2TTtG#[nM!H2;-K1@GPKM,L>P",
+    "f[p.Uwc:#R4zPr04/M73jsXW@4&;z47U1830S:GK9]Sc39yI=_g;0yA4+g9Q9^zVG9ytIC;Tcjx6$d#PGrXuN2)B$[4+yLS9]SX^A>rm*0jvWb2[Zs72Q&Z&WDcbz0b4HxH#wyx9]Je+a2GbWx<,c6",
+    "xgQT+mBIlsG&VE50UtIomBIlp2[JPP1oO%;0(K7ss@3i_ko>tTj]7#%0TVKUsSpF>*#]EJG&lYR9]1O%!T^-PFf.x9l.f,$(Dof2IKIFE29wiA4vw]_1ih0d10NAAYYzcI5-p)EGaM2(9TGJF8!;sv",
+    "1Cap&Ru2JH5-OoFGL@@qG5@b&9ydV*hVvZ=*0/!<I2[r&03QQ4mH[6HHvk0WwipiozyTIB00ayl0XRVtHvk$n91/Ml5-XuH12dKZ9]kx81is1#4weBGGynt)9]1W*1FQlM0hPi51;12j9]Jj,0Urf9",
+    "0245*0v.2@7cc,4Ff9)OK<vB43zfnF104sg*#[1m0WStQFaQ!XI1cUw7BT.:3;BkAK<u>m43)wG0v!Xa0v@i0mH[3y00I*tIXO5UGL@@c;gay79]1B!1nZaw3YGx@mW2oc9UlWXmH[6IG5@@ZI1cUw",
+    "7cl<I0x=^s0Ryn29SpPkw*ewBHy0T:00ioqJ1a3W7ZNo98#hG*p=*m)MKLrvF&8U2GXN4b018C^-Eg*E1IiN=HvkLlsKx-(Ffr/@Dl.3$1nlA:1G&Nh4+rc6E-Bip1>HpR0tfI43%&=n@vogBG;c-t",
+    "0$vj_-Rp.u0Ry$Z0S=Z30]WdB9yXQ%7d8MN1_Zew0R+kK4+:opG+qV%/;<PBmH[6IGyoGZk>rx%0T(j:Auud!4+oeA3%.pC1iR^y7dYAp4weBQ1vLOK3ph902;AFG(3l4g0.H%i0W*dS1nTTN1fmHK",
+    "1C[]F1_vc$my@z%#0VERmH@9pxDpQmK;9iu3bFwN=oto2F!u/$1C[]F1vdZ>H@)mvGyoSgmH[C#ENc$]mH@wsr2@I+!T^U9!kq=n12C2W9]kx8163X]mH@$q02MN(*%J.y0R*TF2=.9RfEgDu<Cpu/",
+    "0UriA03Qo6<Cp++=9:D+!T]/j-0Fw<rZOTpF&7&%01@9+8#VwR12<;U5,.Q8G5@@Y02;&@5-hkf1__8v2j_h91d2Zo1I;*14+4kXZ3C8uWd]Y,:vS&zI4r8B5eby7i2)w_JL,cC4ui7-12z*i01peB",
+    "/MMq1s74P!t*ZeHxanjXFpsvQ0R+_aARh%Y&S)P4Hp-vi4-10<WDf(h0^lvP4WK6j-PPY#A@cRW!T^CN37sMzw*onb!T_;U0X8,/0569DHa7JF49P>gp8;zgAB6!h058S;H964*FNFa$IRFm-)2:Vn",
+    ".HAn=xC9QJ4+gQcD,Mt9E(sq6y]rlv;E;/Oh=zq*3#o%=1cNaT4^^j7>w[1_ZYDA>#SI8B35PTW7Y),f4X=)X4,($zY7RsgHUJM1,sfruI^ZY<0S/:B4UPX_A0s%c0SWOC9_w8S0S=PQGaWJj4B7r.",
+    "A0RTlt=p3t,)#:Ws[s!N)0<u$E-BNY1>@OilmQO]s^&wG012s-J@W6/tN[+Im1qd80S(Am0G%HS>QC,U=nVTC0UrT1>QC,Kfu0%!sN<g<,[3>nIWtlXfddTk[$w8lG]]^s4Yi4D1ecLL37Yhj0S=nx",
+    "7cWCCGRPMhG[6K2hgt-p%MvdIG&c3Z0UrZ4@He6S6QzJ.4+Mr.4+m5Z#eW0Zq,6&p4-l5s0S8(Mmj)lV0yp),0YAn8HZ(Q&5if/TG&S@CAFTm1$QLh$0W:q*0w2c#GSLMeh5.4FA4<Rx!T^UAfzmx6",
+    "2Ql<+0Vg-$01pt$4j%+Lju$TiF)#oR1-m$j4*_Ef3XS3e4.OIk0S:&@Z4Vi=6b^K;+bIte,[gS,4.oAq7&ibP8Z@hOHvkV5nA2;!BC7!a.rN1^4-iZg9]APb*#Qmn:S+X>q&*43@$,QS=^+!NcM9*^",
+    "0]VT(8X@3>#ED,H=TGiK/+Xlp1T)0sdoLO[H^k:)1jx2B0QfHtL,WD@1J9Xi9XbD.E)+HI;2Z8s2lK)K4+iJqfdLvc00&n9g*pf3paCj3Fw<^]01*!J!T^D))qw#I3iHAN6gE<=auYah9]JhV0Soru",
+    "0_0Z**byW,F-D^U0t!$RHSp3D7ctMf0R/+@.pC2j@IQ6.g90KeFh&WQ%:x/Y>QC,pIWYhwFf#x/GB7y+6)+]b3,,bRF9]R)00Hbo4+pu]10Osy01p(1folr6*8;8@IRF(c!2MYYUoQkTG@ZIUFAX*>",
+    "03QQ400QoF0z(fRxz>=[HaIU7H8[D_0_9v=9]$)9F9bC+03Q<L01i.L>QC,R,_/Z,3M&lu!T](/feHuJGzyIa2jl]^1i9A(A3!(&A_!L^0v[VPxz>>DHaY(S4-Z/E11vT,051hLHUJYimjMqrxz>>C",
+    "I5SfZ1G(1&3e^l#2%E%j9]JV<!T]wO4+YiN0^79@2nOJXKL7]kF)^b66FC4M5jpn40Slo41(J=s4blN02sZY<0WC2!00K/DGt_tjCN^oM0R,8mL/IdZMlklm0WSnFHvl6rHk^6#8kD_S1hTJiFAg&_",
+    "@hf%yHR-VV3]#/3Ob,.H!T^RC#/.^jLLVtJ>QC,KT=%).0s_$G@vwmfjl^=7.;lTY2Kj*mG&MCgdLJ4$>QC,>4KXk]>rd@aFaR$DF*WoC4ClZB2CJ112P6)Z1[N*O=gb=LIXCyh0R[5(Js$<((eMKg",
+    "ET6*z4wk>K5-1iT3y/aI0ydSV1RXZu!2t#2fdmI64+HnY0T;&[4#w_hKM5,^Irzc:FB:s702wy@3&sH,4:I>]0U9&U>a+4J3m*qL>@(4+H8;l@9_U.O25/lS>@(4fH_.GH4*[0^1d63W4,1yT0^lfJ",
+    "kS,4ukm+O(1CjLu8#VaC0Ut0p03.aykof@v,NYFW6Zpab0++OA1tA[:ILi+O>[cjRGOYpv%<Pjy!T]$Q4+r;d0R*:zS>*)R3kH#xZ3W+$AP*Vdfdmf^*NJNk.^(6#3*Fui2)p(<6fuke4@KMi0Sv$D",
+    "WC)1J!T]%36$Yc91Oc,J4wb.J0rHzB49EEc4+Z$b0S9*v6Zpab1gQceF*c]I4-kWt1P:ODgli780_.7zls*ODxjhMj>B[>>>@(4U*Xv[lp^zwH/<$Zw7as*M.4zv_HItAU4-Q3@YaM9mpFb<yG5@U!",
+    "8V;2Mh)N2J<g<%itpX1Y@T-36Hvl3zGxi4@1vmJ<0UrZ3,h%@W6u$Cg4+8kY0WCQ.00fE[1(t]:9]bu20WTFeH_.aj<njCwomB$4=Ck^y>@(4O<sk7yR1A[9ejf,h>@(4hHkaN51EJ6[2dsr!8aEyS",
+    "93KoY>@(4rG&8LJ0^lns!2tjo0wN8@!2v%cG&ME&!T_/AG&MH:KM6H3HUI,b4+Qw>0[]KXA@cj=0Rgg-9S-il!T]#y4--]^5,_du4E=l@6*1GxjR6Uz3JR8h1Oun47Y;+m5)Rje0^k*84+N6(XBsu0",
+    "[]=hS,_$D<x=Do.:L3pe.n-qD201sP>5%W+9]t!Mu=0xg$@S*csBa6k@wk-HH0%WgmMH.pV,CVhBRDdR1@j0b9st_74*,Ut1Ot5s;I[j:A_!hzA3!yYA0sh0pxy%xb@mw50Us4Pb>%Hq9^YK+A1;wl",
+    "IRGyeH821J%/2#!LLV;Pj2]sEGynr$5-dsF0S>9N0tNCB9]kmx9_C#(0S=U@odf@S4-zJ[1TPCTFsB_=+7^DC,_$JT2M+:@stO5.*liyIG<9!N0gmNM0$:jW/D.S(Ne;ua,_#^U3J0jSKMw@!0RnX&",
+    "12pUb8#L)1Br,Il1P3G!2,flpF9]X::H!^MGyn[I4+yTE2N5)$CJvFm3IL:a2P6)+%:x0h.vjvl4+M.QQ_]rO#sLFO4-Po.0];UcNgo3;vH/^9Fa(%;2P6*w[_j+5Ha3[x0]5mO1jnVq0S=Y[hHDu)",
+    "01pI#A1O9403b3p01pY00uI876ApnN1KO/R1G=Uw1;j2+4*]3J1OVd<4w)YoHoFlo2sJgX,_$7>FAd,i10x(WnI9rGIa417G;=a+%mDy*4aZank:+y@J:C0cA0aV-#]$4JG4Oy1A44;YqX7:p;^G-l",
+    ":Rk=Fn3ii5G_oDc1;_]8uq6bp@9%wki!%/f.Kh7ZUk;xK9]aT%m5>!34;TtiA0amYA0apZAA2(Z4xgI/1:*w-jJpH@oArkQ9x-NR0]TxI5jQ9sHiakv(LWL^8U=Kt1@eW^1R6E=)DsMZsZk1A6m.X(",
+    "1i$oq11^XZu:lFTB;#fyNDl/3;EwNn8#&1VBR4PrF9]m/03Q!D02;=_FA6s;024O/9yx$L1kl]k2+--EGCKV>6*8)c5Dt]A0388n4+HED9yF_!2C4Z76E;oo0tj*hkgzuZ,yIJIrkw-Y4L3Ca9]SY$",
+    "Dh]QfM,JoKWD3]u0ZbnkC9-SF0gMO,S@P^Qodh2QGrFGy3%N!DtEB@0/6D4+4x.49[giD2Ckm#c1OXZbu08,x3H^5CPz00#0<@=8i2)A*xf35JGp3ycFFP>d01p)5f</ruMFPkI4+7(e0v$L21NZ!D",
+    "4-YM=1PN#>12-JBMFqR<QXd=Mrkw-LGC4R86sDa7GBh>e000RG;L@aX0S=J_MFKt#6zxS0Q4Z^z1%S8_38f+(GVMhK(!Wp+r1BOG:6(E74*_5(0:mW@KkY:#GdPD)4-,eQ1R=swHxC)6odg[,03QQ0",
+    "00qH^Xg<GCI5h1/1XB]<01pA^MIQt,<[MT<r:j_9G9MT;:xTpn6OxdD0S$yF6FC3=hDHuP7&!nR2RHy94:SND1_vc!fG7ty4*@HE6*jB.F&i]1C.m#MGZr!bCocdvF#sYqGt_zlCNlpgF9bF*02(yn",
+    "lmZTW1JDQ@K@[R(9]SdwM+C[M6%QGKiUJ79tv(MA]0gd3H#Gn+6*o2j1JIjX4niL/IR7Uv1UN7N1dg3E4-PmL2b/kQ9]to3CnPd4dLINbt0XTSI5YnzFAX&]051qPHUKXIGcf/dGxG)tox^tMc;9^I",
+    "4+X)ax&Z<84:kWM6FBBE9]tu5Ck2J&Zx00Q0UI,-B=5KI1P3G!Apa)/bq=Z.Coc#yG5[]EGc=DJ%tZ$z4*.p#0IZ^3178mW]0e*pD+5gr8viF0GlT&T1hN4gH!uzVCmb[Q6#^1O4+[S$1*ca5$;ho+",
+    "1A7jt6$0piC.h@B1%N0SGXO6!Gcy1uGBWvEA22b2C;+yD03Qi5nnxcAF<Y#A1T-7RF9.O;024T=9S-QiBNI6E2<gGiC;6p*03RVT055$vG5@+@fG8O:o(l>%rvwD+5CFRr0uT$_WDf<ahy([.4-O(b",
+    "39q(34;TtiA0amYA0apZADRI%fhYjuBn9Y$Xb%Q_C.mhYvH/@1h)<tPmgoip91jVFC;5(i01I6ebpQ>shbRU4hiC>fC.Qkk4l-,+19BWW&jAxMiYNdI4++l!9^qME9610l3NkSO0hIv>jVJ&S0(1;K",
+    "C<%msF^n[WGdZ0U8aDET1P-tc9]SbOMI.sX.JmVK1TmoKKprvpCk6E.4x.hN:;[hSHWD$7g#,;u2nD;7d/A.H6gc072O2i1g#,.d=bZ87p:Q7$IFq3e4+XFR6ExE]22U.BFxg<Rg4.sQM,KqupAZiR",
+    "rMepxHzW<Y[q^qXgWv/Y0rCR]MGpnu&R>-P3y9fXJUBNjg<yzV1F8WOGXNh8Gtm5e9].v.,mw7z+5!&:+yfFfjQo5FixL2j6#]wO3yJar1IEi82(3yAk.lj(uLA+x7Y;r42M5,&Gy&&DEjBQn/@JHT",
+    "EFKG(!7_&qnxqv8@wa:0y;hfbou3*7m@p7&G>th.7A(*KJ2=Em>bvkK2;1#Vrkn&0jaCHMI^Zf6BL^i]2Nf7JvH/X*E+-fM:rEOk:Q;[^F99qtQy4b<4,4Qf6f_Vd266*!4+Eh-3$k<HIW-iU0tHVD",
+    "!2t)g0u1Q*1Om8T2ly=4IWqtU;1lsinwf6_uXPBQDke2Bmn1I<IXUiz1P,AV0d5Zi!Xgh0$;C^g5ixrW(zlWU0<C.22%FU:4x-W01-6k.0r>$Z)&&zbjsp(=uNp5DH8O_Y1TO]OF#MWt4zp]noN5D^",
+    "UJH$!F9Ob22&a^42+<-)0R>]%4+hGH1Q]5g1>6n!9]jx:qvrzxuz;[DH>C.t5j5/u4gTj01E20t4DW]v4)+5OBFcsYBs4M8J]7V/%7z33)2uTF>x),Q2Fiv60w*5@GRlSo03Hm/h6D$*0]:wa1/oiQ",
+    "4,)-ao&gBgus[ggTn4xU9^F]Bh6FDKIW+()IW>.lG2GX20.HreDl<Ex1PkT<1B=Wg+6WH8p:GC:1P/tn1@h;+m/gi2@y3AhGY.le)>fQ/hye>nVg!Xt9WkD$M*znw3b,i@1H7hR6*Q0X1rGv(#bg-a",
+    "lLQXG@BekRFAoWnnQ[of2Ly!$8Zf=H2Dy#U0R+X:A0HAhtcC-xrpkB=1KbV]0,om=2i[Zw%Rde]4-TB2fdLGywhk9I<d66D;idGk2)UAW4,W7G3EpD[,Ix&$hU[(*sG5TT95T+&SP9ir0K*s$5AOpW",
+    "IN#1r17!mL1[=uLs]*u0+5r;d,vSQ:g8__jsdNtipl/5Lh:HOO<(d3Hp!f:[j,NmbsVoeo@5Oji4vyvn0.Ft31H<h*4K#rw4%7k&wXcf,0P6;@Y#TaF2*+4I0yQ)>>k-um]L0#H5-OON1QRs80R*+G",
+    "E(qZDG7QBE4+PB(6E=5uKOHtOHur/C1cZjm0S=M0$N:Q%9^P73gajlsG^np)4;y:X1S&8#053Q&H_.W[kqH2z9uEZfgaj@sFgE^[Av8BI01p+Zmv0H<0Sv-%Lks(l2;LeR5d,y)10M^D>k-uu$&>yl",
+    "wx/!wgoXneF_Z#i6gi5K1qX;.P6wM94EKZt1e^ot13C@(gaiUj8#4EV1OzY+jr-/$Qx5lp1THZ%)v>)R0JD*C4&n(953Ac)2)3hi1+Nzc8y>z;>k-vL5-QY200HO%1jnES4)/rvJuxyj01CffKLIu[",
+    "IroGF5-On[>Z1g2q^LiB0As4^G7lE>gaild0u6owm5e77UCs-]GqhF]Gx=Ox2G9f&IQbtGH_.XI83c,N4#yP>0=]%LGBxl79]SXn3k1,yDhk/nR]MW@A0aXHgakh#GdDQ=8Z>P-1IUuX0S=W50Ry%M",
+    "4E@SyGRYGgGqU6b0vr/Jij<HyIEVxR>df-l%oh&F0tCwk9]bhU0uwg;9yS0!A2_HO=n;Te)ENWI0t_AG5-*>>fE5S50uJ.q1U)%6Gyn$FRs(7qGxUT61Lhn6.s1q0gaiSSTMr)egaiPi7z%.;0l0b(",
+    "E%by01*8H2xI>.,0rZ3fIy5md00Q%W51#;>gaj@wF)-uEmPrPqz7,6#O&B+%$-kl-fbS6sk@n-vNDqtx=n;Tky8,^/IS,ow=n;UHF*G&+KLs/_FaQ7:3F!m=<sbh@EA)f^0q)Lb4+QE3FEcPX=n;Tf",
+    ",>B.Tdjp@$Vh:dGgai)-xEnuFGdVV;g9JYeGc!2/GBY$V01KyC4,m7O2OBZ$.r<c&GYIhr4*][4U:=,R=nwHgxzh:;t+7A[<7PW&IX1DebqevHivb,t90P$l4!WEH2$[Ap8##d%2#Wka0Jj+!GT8wg",
+    "Gycs50E1BjqpM2[mkS8tt^Yof&zJ^d[EboyhYK$THZ1At2M+.qi!%ko:st:s[q+F/&l;K-=#KZo1p]o&2A7%/2A:EA91H*N0TMRl2<eI_AQClD4yBo2EG#9><kashCI=xN4-O.*2#:#84;UimP9GpL",
+    "$)yhuA:,9$A0ILR7c,wm4-Pe14/b&tP7AO<4+M@Q9]Sk3Fdi>x0]_[VWDh-O10NqS01s2%pqv38ST;!;2bTj1mG^Y#m7FFLGp)dH4+E4(03HGe4+Qe$2OkA9wUPlJ05]4l1d[hW0n&;c4*-ib6f;Z_",
+    "69lJj4s-I&o273WIRFcbNCx6<0F5LKo+J*NCJw8jZx0HTKPxsl03$arZ3uxP2wV!3KNB[$6B9X41kW7@Pa@xkxO5G_v-hgIwgDS9o4y4APz9>33dL*.[LTaktdUJm8Za-@G:UE%G=$%4IWUZF4u-7Y",
+    "1GTwt2O.iLZZ82bIRG9xi*5q%pKlKX<oFy(F*A#9F9I+z00QPy0z(fQi*5jP0.-zn6N>##GdVZ>KL-_8H_/pII5+;TJ@WU&ZVpini*6D##03BdCp!u&3yW;AxF80@2MUY:2jT,C1Ui@m4;XSn0tbfH",
+    "W*,.cif#w#*/8RTF=X-k:LUV63F#vaif#kg8UpDV4:yW#BQY=k2#Rh8f&&hUZUdMj4U^O8g>/tr139ID1s<YJyR!iZyr>/:893f#21=eCgJuStfm.yxGxls0Glcjd2Ku!HEi*Hj5dyHO2LUf1CN/hK",
+    "F90zx00Vsw3ifOS&Dm%VLHo4<1)RcH4t5eXoB.yiH[WU>Gcf/U4uP^*JvKBl00N,xJr51@Yz09An7sxLLLVtL>G]/Q4vudEUIWrF4-z*O1i7&Y9yXQ&1f(GpHF*yN[qh1o12Z!<=lCp1GBGjSYy+u3",
+    "KLa-3Hi8EX<<fW=;.<u+4)SUUqwsGZ1T)/_0RwjrG_TlT0narC)%8FR3+w;O0yo^lEIBpo0R>>L2;rz(2d]J09].$)0UsJSz>S4>3N$#F3I&QH3-qc;Gb^T$0SvEe0-w;$#Ipehsxbtx0UsJT+,wB;",
+    "3NHgSFt7m]IRFI1*.cH:0SD%52BH!l3ozC80tAy69]JSq7!9Nl1Lxar2O.vy+iWQ_H2=O#G&ukhGpObP0/5euEHv6]46)#!0Urb_$PWU;0uKn.Y#lk,YynXp2sqHS1p_8]HUM/FlOF)zO9R&l4;WUo",
+    "A0ac;Y#$&q06%:*HZ--@9^6;sYz=((ZVH[%1p;%aJO.9;IRLZ.4,;pw0S8]X8rN(Bj0*sPNDn/Q1Ro(c03RVZ01ul1*pvYiH.^Y43=CVi6EXHZ4fv:G5iz#xDgzuJ2Q!FkKM6BAF#ro)6;Fg_2sDUm",
+    "0jx+4*K7gH-w^#k*K7lF9W_DZ6*d4L2sQvO5I8sh9W;+S3O4[B3O3hl1Rx0D1[yPpWC2Gn2Q<k8lmP%80,OOK12O*%9]Jh0TmYIT4VN(nnobWHl@#UUOb,Ko9]1P/H4i.LF&@8+02;-]7cv]cG;Os_",
+    ">&Og8Fq1J3(_b,RHvu032LpxJ2;vk<4-a4+2j.hA0S@UbEgv8,054HFIg&9ibTT*q4#<<&7LqXsliF7gH_kR.R^Ub#0^oQGqY4jTjxi@TFt:gN%+[g,5jDM,4,W-e3KTe+4G#nGzXTr]G:kDNH#5tO",
+    "3m*Y6j4/a=/mif4i!l!cvF2>7+F%DF3yU!*GC7^c954VLFaQJ0-%*0E4+<JhD:yU&BRDl^2.8k3TnURY0ML8>fesTiPz20R3Q!X:R_RtS.pBjl3AX0^4304a&r]]N3EBZ40W.R*A0-r3F)u$hG5@+&",
+    "-.QK%@nzrnrr*2)9]AbOonj9IiKhiG12Qm.F)s^:HUK[XGd4B/0*fvILJu5@F#vM@>XZCUjWGi,6EJE8jWG@I1RgoZA>Hy<6=$>tQ4WnU0jwwkx$AKUD+,M.1:qhB-WP<00](#(9]Jm.11_%[GK;>:",
+    "r-v*Q9_n1[F$da!i2)B7j4:/THUKXIGd2JLU/lO[A22eEF$7Z+HUJ2WF$aPJ4vaAZ:H!<$#3co<Yzc^g21>3nGK;>/zl/c[HH-],OAi5zF$Aii11:o+i!l=7ix:urF)lVZ024XA1]KCbiZL$$I5:$h",
+    "1A7k%i7>KMH[T8qK!@CCIOM]t4s,*61s<kObO<fEK>3n=hA^S!H!%P&6*n:fAvZGs4niL/G/;!R1UEJS1COP94-PjK2$$h+9]baoF*GwZHF+NdIEFDV1UE1MFAXy=00r5UP9Fm=[00p7!vO^W-R**N",
+    "4*@ZT1,z*UF9R>(o,YG-4:g7[1Gp_(qI3<n:-Vq_.HZ3THS4JZ29&Q32P6+3hA[(k4-qFsFAFs>k>sF+),M+^hA[=x4*,)BF9.g[hA]a4/!SC,8[x$P1=5aN1kSvD4X^3;H,.3:Ck^/&Ix[vk01o1v",
+    "0Ry!V4*+@)6s4PP4+MuXDLFX+FEKSX00F831mM9=A22kCF&8%FW,kOaHN+1AdJhPQF)b<L00L1T2s4N/A_!i$9yN&[3A)5T4;Ke[4.ek4Mjs(Gy<,1seKdnD9^FvqF%7PuZVSv#1&+o;BQ,hV77rER",
+    "odE^64-zUw6F2^LJvW8_A0aaUA0adVADIC%i7=Dn!Xh6IG:I@2Hvk.t02Md<9].<B9^qME9XJ3V3OE2C1v3C26*mAKH_.wm03QiB03Q%D03A309]]^C9^F@99Wwww12Z%>/M5AvvzJp0>aqcK!%q(c",
+    "(pw3U2pKi_=,m3yxoQK.CkC43Tn@3]$UzITwn0A(GBz@h)ddX4/K%%1[]X,pHEAg]H)k&cH#y3w1rJ%7!B>x@G8JUife-@!V(6k39^Q!b-0+HbQ4WFH1@jG(4@>]x4G%bk0uH>v4.TU:v.Zda4G$Uf",
+    "2<eT<-0+HfO$MP24;tBPD:3#B4]w(84G%Qs0v/snA0RD*4i6da,wh8RUJvC2:E8>x8Keadh6v<_4FRqQ4+oQr5eg##j]vYMzLRS]5HmD4$HoRcHZ(W<E-Tpo5HAcgG0;qt39A7IhUrWUi,$rGGyo3P",
+    "0SWLk2$J]&4zM@<jRg+<LkffLGzk1a4+fNr5i2q>:m;r#H2&-j2$&fNv,eXE2jjbb1FoRb0Su8x3x->B>dgE-&c@qZjj4;R0dooXLj!9Ds:6u=88fj%0Pg]:*#Qp%;Ar]i8v.kv(^XnwR2(hh<nsY=",
+    "tQ,#<pxTfD4Kf190uKkWx1a$Gf.prDvJ;lRkrWRW>:vSNH8aft9]SU@kOU64j1&(L;7$2/G&n5A(i$Q(Ire4@2A0A;4+xzC4)p[G!17%S,Yy:kERWC#1=Aj(4+ih%rvV3@[8^FfHKRfg2(9[E2,)Cb",
+    "4,urBEe[6e:vIFvJr5;,,VF_B&68=[2[bVNp$QJGrcf6+<)s@wF*C2p2nX5!G%p7$Io[p<4+ggPL.2t:Ilx2/vfu#&-7AMI/5+^DyHpPp*Z)KZl.$oJ1eZn*fdv8ROAf3A2lTcF4++b&2pnPDjZ>de",
+    "9t<DW1Rn%5,;dc+iPDe(2#b+l43mQv6FI6$4+E<(TLiIU4Eg_QIRFE)Z4SP71nmL.C/H$KQ2,YQ:Kh5hy#WOOrd.fI-xi8Ct>LPKEM)>yH4Cl,46^wE3-qHF($EYJ8v(]zTMq)T6%Pu&u<nLs4xyDP",
+    "3A7ampp/LK1cv;@4CtFv3C!(c4/%-y4Hz:34&.901ITd;7t5**9]bS_3E1*t3aJJMtJ*UJ;!=/j1gEA329D/m1<G]z4:@r&Y7K-q4GrY)6a/,iSOBpB4+N&Z0Rp)W4-tRqdjrn^34v%Y5-rpZ)mR:F",
+    "%!v=W@2!Dd:WwlFAk=wbFG(=rm:;fMH-am62gvqR4!=PuF9j>zt==MW<w5=S[]qkyGAzXe2l!JD8Ryvy4;W;7F%Mbh;G6urmjoXMEdU.>Hvj>8&2J4G1kE825]-!A%7a<DmjnfpDhu.%7Y[hw2p:f@",
+    "01s,L@3;>%+6WH=,[heIF9t0$!vr4<Gyn(F*ijD!pA7.P4-k7BA8]3ss4=eW0W-eO9]kd=r8EY;Fb*3Z5jB]v28pg_9[<C&1PAyk4<KMvA8]35rZOMU0W[qR4+hrmlK^wR#Rv^u#RMM[HUI;m#y:9v",
+    "EH%ai1K(T=8s7*Xa5VrQ(E&989yI>1&jS<L[ZtO09uE]n1OPA(1E_K^1FJg%YY#<;2oG>979Y>8HsA-jfffY&11].GH=u^X6gU7AGRP(#H=u^9$R,aOfb.L:aW&1hG9SkQH[b[j=&$z[w0sAEhXe<9",
+    "$r29&-A#&8gvx&p65Fq#0Slfb1&gY6286<[3ArT+sp57I1)e1<1_W4N4,D%h9[<7D]4asv!*&k>@j/)YGdN@sHfIK34)d/+9x]][1@6orUkcdo5)T!pp/bp10S=Eu4:^VM3%LXqH2;*Q,i!eYmYik:",
+    "$wm(XfzCY,6ODm.4+60=4+2mRANuEC1C/,r1ksLV4*tU_4EyI>4UxeG0/hB^K.k5F4.YUArvVR.0qaKx)i;#5hAs@ZtzQp#%8q3pNi<]04;;YhWdrGj0uH[dUk@Z2j%6R70XEhG5-p)3KgO+J4.f*h",
+    "We,We0uMsGj%5@%zXC6BH8sEjADsa:[[#fyZyhzN3LkYg056:ZG%x<J:T<19stO,/IMxCmo&hod1Jw=7KRK!j4.Pf0YY%S!Sr0F/8xE)S0]eD^4,Ke@k=v7W<BCj6FZ+OB4,fDBUk<$$fL[+b<BCi@",
+    ",2opGG1&nR6z^]B4,n$WWDhg%[9g#lv.wdjpaTq)0uK,G[9gdgL/Op]0^op7[9hjgGpoS@4)E#%4-AnHUk;w>nmi9P<BCi]kkVog2&KUV4#a_#3HGBA4)6S50#OeMuj)x32sQu)Vh!H@4,%)up#ch<",
+    "0]nKZ0S=^00T(y@4*^nW1OrkJ5WxWs,h_7Y1:F2!7&!n7paT*%03Qf803QQ3pdtoe4*[S99]./A9^hPG9]AR[%_^vKSPtY-0p.h.i]2L=1nt)e8YR,)3kQq%0SJuKLLNBxPXkvJGrlGa!&w9w3-j.G",
+    "r&kNmpbZDB.=mrBIfCsIAvQAqQV$:KPags>016^<8Z+om95w(8gZy6_1UBhU4+6%K4G$5:y@cdO/^!]k030[_0;-W5$hnRI4+G081)7*+0Sg_MIOtCoHvk>9HR(;u1__vP9x*fOPZKc*3WRYVI5>K1",
+    "4;UVXA0RmZ4.Lz@L<%EKHZ.)]4.PPOFBLH^;<up3F*Wc[A8]FAoT&jH&-c-FJ]7<8</q<nF*EZ]FKaP2=iMBvH95xwAJ73YxIP_sHTF+06)@jSPcJ>)H_3E.ayIq3sR0kr0pbWBAU60.FBLH^@A-uv",
+    "F*y29FK[+9#[;hH0W-zVA0RgRPcIfRGy6[-KREy]a5goY1Rv1:G_x&kAp1@*6)@jXPcLgSFaRHMHj5S;(E&B$2oE6qPcIcQGyP95KQb@<KX5THGMoe,)&VyDPYd]lUl/$4PY3vevH/eTflv.vi^OAY",
+    "5w>u:0SAIm3D0-3n(sgf(j=ZL!Q)&4mw=Ef2Dl[-422_eH,b.Da]Ej<4+VozDlsqs3H>N-4+4Ww4wKyr1Eh/*1]bh8g,]bAFgO4Xzyu10Pz1c!J@V.l,eeC0;$A095vGP.4+Mx%4+l[n0672@H_.QX",
+    "Pz15>Auj>rHi^R#H#PtmIF_CA0*X)[KsMk,A0IXVKb,+GF*J)%BQi0/ISt^PA9gkXFP-H1F^F.w(w8wFHsnPwcQ!cK0w13NH_.nk01rRrMK2&WIl%%SodG$KP!uwf%LxIzS@Tl+0w10MGQLd&,:Wkn",
+    "H<-dQb_gY&p8+y5GS:nUGXM>2S^%7uGuQ$jp8+%g5-Xu1Kf+osAU8C<0v_NP01q(D8xERK1e>WV51CLNH_.e5rI/s^lLi9C5Dx[:<p%Fx4**jaGXM*jPy$gO2simm4,u,&UmpQDnNSY#lM4*2nP3Z.",
+    "Pz2op9_Lp$0T(s=4+fb_4+(:lO9o000:J;f0dyBP01KH/1HXy]4+XTLWdb7)08.w=03QK2paUNXIRGCJIRFm/nNS/#01K[]U:=ZFnNTkSGB*GX:ue0:<u2]=2ANPF5HjHe9yys%4,t_>p#ck,P$Dul",
+    "aSsH!QvxFo08.w/01p9_P!9x$/Su<p9^qU*0S=J0P!5f)3/I2&U.-X01l.827BSfY7dQYP1_#Ar4,v;OU/IM9P!9$8<^U74IRFcy0^;X-9]$u59]SYDA>id(0iy#S2[Zr;2-5c%V,EwJP#!qY%8daB",
+    ":wyyngMgL+4+ou4D:OC$BQZ7r6E=fJ9]AF*Pzmp_GYOqg2DX>I9^6[]PypW81PkX+6f=(;=0j-o</*W;4(LxhHZm+F9_w95PY(pehF^*n01pP$p8+2RGK-/n4+5+N2iczi44HsU2i%Yo3YYRh28&Y-",
+    "(#b*&zE23G;_DO2J_%M(PYmbeUmpfA=G=:6q<!mq9x=iXPcKX]G5[].F)+%.3LhXiurVLf0XOtdFCZ_6=,nJqGBN,!KQc4@KX5THH/hI>(E&NFjsYJaF!xU[6*4jaFKaS206#<BFgeKt4[WoW5)Xgo",
+    "2oE6nPcIcRG5[]<GB)v>0UvNNodh4z0WszX4.YlP0WTFYGW$.2Yce+gKX5TIGsy%W(E&2%2oE9mp8+owGBW*7FF!Ik06%asF*Th857PnIr_wZk]4%O#GBN,kYdHWva4]7A$pjzL0W[>a4.Lb1FBLK^",
+    "053o<FaR%bH8Pz9AK3vlflw$lGT$T$*otriuq6)!w!BXPA@d9*o;r)sPzl]52kDkV3g#sar0zlvg,]aBHZ#m64,T0n4+M#z0R+UT2M2Tu<2+MVGKWwoIbBr@1Bg%=H2<6zvb>NhB95Q]1o-6ETZvE(",
+    "$OH.CPy<^>A0G!bi<0YRH2;,z4yZE;-f!Dp1dUJ+2vi:dIRF;q01J:%1md0y4+NT=0S/lq46ln]4+ET>0Utm&03RSX-6*Q.0W_+0P!l!runZ00MIU!K056=aH8^tiHj>LK-6)#IH_/r60X8uJ1lpqq",
+    "4;o_VA0RjYFP-H5GLldP+^.4l#99w.!U7+k0W*UI5-OoEHL;mHcQ)DwAD-m/01@F-9yhWIA9pwaAD-m;00ZF.A3r&/3LhXj01s^3T<Nwd8xIE5l;5LTIFnEermJQK7asvK[1q56IS7]f1<O,g4+j64",
+    "VFDuzRSlb.U.-X00#gqOvY,JE35NFs2V<Te.pCc7H2<ei01ll[0>lQ74-SA77&ZV82A<z539]YG2TTtG#[nM!H_.(o02;=00]c;;1rG;U0^le60vI=^9]1S410M,A03Q)F03JC24-1vEq5%$xO)ms8",
+    "II!$y9XJ3DzMx.a1*/dG3hvLQ0S8PE1IGam0(clR00=&82kEY^0S=ea:^C$aR^HzLU:,974++/tWgiMH00(3b1LXl90XF_@HUJK>Py)PxaSs:Y0T;&[4*]DO15=(Y#[mxmxKJH600X!BUk4%!tOF7,",
+    "03Qf203QS^.[^4T4*[$L9].u49^qDB4+Phs0UkM<%%%YdzqT;HH_/39H<Z+OH8^tyFgM]L1c!wK4#heIR^(pB3asiu2ZfVU4,2]bF9.U-01k;o79/+=)/mz)PyyS50^3V]8!=049]1N17&QPN1_vdM",
+    "1UESV9]1Q22dtn01eug(4-hY[Lkilo(*X]!me2.V<hUGtH8Q.W7&ibP2sHp71_&jN9y2ijFHJKs01tA&lM5fy0XDr*A0RaVFBLN^053o<GXO7eH8,CGAJG9g<jeeBw4ebm6*DmaFKjb3y,+W3H95%y",
+    "AJG9h<jeeBwx9to6*DmaFF,Rjy,+W2HZh$9FVO)sFy-skA,JFcFBLN^055DaHoZ>Ua5gi=1Rv1:G3E#lA,bReFBLN^053o<H<#3Va5goa1Rv4;GUf-mAiYp86*DmaFKjb7055PhH=_Ga(g8E(2oE5/",
+    "P%joUF#sPwIRHO!GB7fo1RvM]G@&zLGB5xaHvkCco<NgQy,*CPo*o8D9]1ClBp5Ml2fa@R[df,v-l4u,z]^Giy,+U(H#p2C4,T0n4aA<U1Jfx4q0$Er1,(!U+/pH@H#1#T4*]VU3a+9C1^qpg$<2jZ",
+    "C%sTFTQxEO4#)%vy,*V^<bn,r201ysP%i_JImiSb0XF_@HUJL.y,*JbR38C302nv@4Ex##5i(K>1gouU5HbJ>Q5iV7D,Qy>P#,@!i$)(GIRHPN0W&Z#+VBArFoQV>i$))IIRHPM0W&Z%03$On**=^8",
+    "MlW]cIM<Oop8+%g1BE[iKZ@_$AUQd_0w0>KHN8*-;zjyCpRH:TaKZu_p8+.51rj&J4Gq>cXCHSk056[bFgVu&5-*@4)QM*wcQ61io&hm1*a9LkF#r!g(TQgtATR(QZZWW34:8=w4+6bV0)jvf5WY]!",
+    "12>N/0.uR3)Sv+ly^M/u%xDh.ldWq4BM$*p7&8D1zEA:F4+)3PrU4HLrG+a8WDf)70UrT102nj;3%*bU-[hKRG2a0gHUJL+zEA=H4,v,!9]JZ34+3^;HvkI0Pz1mJkpT][pNVS%BMwyoqE@oE4*[$L",
+    "9].@C9^zhK4+6eW2+L_+6$m*G0@9zL4zZ921G[n$0#6t+01pPfP!9:QkOv1$4+F-m9]1G_7&8C_zEA_/;+gzGv5*G:BM$*p7&QP70lrW#2sAJN4+*i52M1&i1LXl90XF_@HUJC0Pz2)v9_Uv,0T;&[",
+    "4-lEIY7WN%4+Hj_0UrS^00Gz(2O.ls0^;j;9]$)99^PF:A@JMT0RmGG38-rl4+*lJB;e:+zs3Usm2nRUzRdy(@h=@6Glq,^3&H&k9]Sk)(r*m/x/Rk$:k.IIcnL89o)8A$%WMj>ml6kt(*p@i1QjYa",
+    "I872TMgy]J4,QQdGEy5bO%gKz8#MqDHvj.#9]ko]44MHFGyoYg00Flg2Egta4+c#eG5@WLD:XSy5-Fh+9v/odO&c/+5-g!EHUI-G0]Swr84m>d8#DkCHvkzk00i[31p&DP4+@DBlK_qogPSl0jnD,T",
+    "1,H=,47T7I1jol34,WO*5&-koI<jS44+4bZI0%Nx1rHH_-y52XG5@n7$ps1B.wOqX,Z%rb!vYN6kQWECoHic<G>[3L4+1#[r[y*e4x[EP4%Gt:1faPT1Cr;v2P+vmxdj8Hm<5Ot)C:#xj_xTK2<9YI",
+    "0_Z9S-V2IQp9vc=G7:QW1*pjt4xkAi0XP5yVhV,@1eS=(1NFxR4+rc98#Vv^H!C(dP7*f&5j6l02k!]QHvl3vFaR4iP5;&*mZupH2k-3SI8G8V02;y=1L=@1Gfoc&<d+C>P6OBr9x$a02IQw14+ioH",
+    "D:X1q6EnK%0^leG3.UL!2L_Mpkg&@F0#XFEq7DhR1r4mBFa(Fe8y@I_iwPeOFpLQg1,-og0iGKIArE7W2>i5ze*_Zg4*mxV]CYW11g;/34+zW5LkN%gG7kv*jZ=^o90z9!x(Ecc/M(]X1PYs]C.mea",
+    "85%P55ibKcF#rhSl^rx;=brfW2O/[uF&>mn=bsyKGynt<D:pWx2<*L;9]]z=5i2z=O%gQ#8#4eVH!Sf89]ko]8#4eBHUJwi00LwKhmKMY22C3<01@KY2pu/O3kLTP4+nw:8#Mq1i[TXx)(ZvFuNe-p",
+    "P8&7/1BeS9G1dzLtrHFO5eT^dgaH8u1(_ua3$8*9z:yCE[+taDJ.kXq4m1E9G1.pB38T&h0wE7z&j.+bse^O!1lth/,XRK=$x-Qr/nW4Axe*57=E3^s<(_-[)v=Tv%UBNyr-(2V4uiVS0S<J*0^a!K",
+    "3JJKG4*]6z2Z8]#j]wL/HvkQw,$4Q01pw0^3N#fn/o/2o5&]+CGXMnX8xID@5,v6[00b2)I55Ks2.jUj2QtD38#qn;901a43r+_<8y=QU#R;laP7=Yp9t%zc::CdY$@UI!FisOQp&koP2.-m$1_NBJ",
+    "47dUlG<:30P6+NBF9tF:P8%@+9]1L=9tO3.Jr2qe2mj=40RaaEkMRf$j]Lhv#fk$3*PjOuJp2hS4:B>V4+hS_H_@8;0wE7$[0SmAGk+fmH2euJGB*GNn%y<K1j7j/IWzhQ4=[jL7&HJ0;edNR4g3iM",
+    "iyaQ)<=^vX2<TOv1se]sn4=9L[^BhB0S=DMG7_e+hz$.>p6_(##RCkr@vd<i$VCptr2>.^iee84(!v<8siXoA0[bBg!u0]!F)-uS7<OWl2ISpD4+FE_HxCJgBQFIwGB6JWla*Tz[4D_Y.pu[L3XZ)4",
+    "0,=W_4+5u=O%Db5sC<#H:/z2Y=a2I<x&#jnx@9p;a_C,;EH&%@9_mv@0t%KG0G^ZS)t4F<GMpL[GtChU9RlnP4,Fjvh8hn7R^(d(6AuD95,]WD0yh8:HUJ+2GXMnk[]yfUIu.wK6%INQGXNg_IRFwk",
+    "039=]2c6*s9]ABs5-*@4g#ri2,vtD^0uJ9F0GCP+0y,8p[=.n;hUP:Jgt@L[0-7da4u$-!4.Da^P7e[rh+Pb=AtW&<[EK4.8V9TFTMilnjTr+P4ywiy1dT5b2Ze<C0j_lK>QVAVO95mJV+8EeU.;/r",
+    "$*T>x8VUEZMjkDd0S<zoG#NFR0S<VgP7Sb>R05U]4)OvB<Wvev3GU+vF9R]+<3vk5L.hUoi_$b/(FzX%)15E@=r]5rCNzx+3FR0C+UsZy.hM@*@[#HC)z/6Oijxxr>m&C]5!%dn1[<Ev0jSV.4(S6A",
+    "3a8L[6fMZh4,UrV2nWd#43oXS0R)@F6$@KVLk[,N1rH0I,dqmI7aTXp1>+SPc=NhsA6Ga44+yg,2BbO)odyLB4ARsqF9.O/tjq^.IPb=/2Y[-x2DSNQ4+YY_j[ybI[^B%ZpqgC<$,-03,0Lh2[Lw^e",
+    "Gx7r-1UUN#4t)oQhlBwS1G(=13Co_cE-lkE36SiJ0WS.OHUKXbGBo;53.R-xObWY:0TMF+9]beagjNY%42]np1Vt1yf<Kd0,NjW81H.@83Gu9$0WLH!Aqet-qX7pV27M0/u)0>nG3D(D4+@z26#_x+",
+    "3,bXV130O:ehT_y42S6s14-s[91kPu5D+au14s+)5Du<&4,X8BrV]cR0jmiGpQH:39^D%!0^A,RS@Pz@$pa0kj712*nPVt7Hl),73#+4n0R*%P1H%di+wvF,#T*YQ(5>l6Gcc3Lbplfaatoda2JN]J",
+    "1)Alh0Sv0g2p2TY69]aAVFz:wqT2!v,O6;a:81$[>oN*Kw,FCZu%J^_OAZ(VFbBy24zHk91lO$v1)T_D#;BBEH<ylIIp[M9hPf92,bV/DA1*dAfCC:3G+,4r=B<jj2Cnl36gcAo4PXO>H3TUi1ULQ*",
+    "2E8i=&_@5kGdb7L5DmYlRtV4@4b1pbBQ,K>38#e-2E>pj;)nl3n*jl^Nggwg1>e+L6>553Br@GV1rGzw;hgu[/tT&d>0s>l5t#/s1_N382OBj21/qL,0yz%:oCE@$2NN<,b>_VvLL)IYLj&;IF99])",
+    "p9dH/01pI=<mL0hs]=ks4<-<HT]W_uGd7;H49Lj>4U_*XE,=R40tfNWB<YkGlE;uZG#;c,01f%ALjs239SQg@4+i)2M/CQg!$l6Hw,6r&IlKiA8nP)LJTv=vM,Ne)>6,53m;[s30myj@$fgVrBaN:e",
+    "3(Wfy7%j364vm.X0VFpp,_.lD3I*,7Lk]SA%y]c<x/jif4+gvn2Awep.gfw&%rg%Kpb84s5g9py4h>fc7cVX^IMxvyH2Cdy6FICQ1al7g2L.TW2;U%747&-wH_.qc03I->0h9=[g#ix$k.bJaHM$5N",
+    "207TV2<gxX3NIBhIRFat@gI4,<:m0*0uGxL3fjRP4%nqM2fW>[4+=fN$N:WJ7!17%8ZiJb1vfJQ9^G7DFB&s8qzW%;G&BG&ATu/pAALCh1<j3H3!(^RpeiLXESiE40IwMbnga^p3L@Wu*&z/Di3%;_",
+    "GBW<hG5@^Z03Q,E03.dw.@4pD2!8=q;g.Ysi3%Gx02wsK2>FD4#1sUso.Rh^6b#psLlrW#ECY!O4+7(,5D3:D4(Z2M1)rz_KLs*1Hi,%kO_w/,7BGnl8#n+GGXMj]6b*.M4d[Z<0S)![HYqqUi3%M#",
+    "oID7L3Jb-*C=9(!4+=4)m-oOQG:Hli2k*Ht3xOIJG=a2Qq6!Z>&*H%WA4<p$mH@c)e,D4Fk=v7Kq6#H4IRFNUy.H5R6bbes3B-[a3CRc$GL$6@1i2pwK@b&l)e[1pD+HAW4U@<aF3brkH8cPNrv;uR",
+    "hX)!nl:r.x%LxOH3Igmf4)kyW-Nu1dfdLNy$O#0*3m*kDttAgkj_*WtGRFxF:%4OVq9g*j0^ji9jR6ks9UVBGt[<pWtR5UT00SQaXB-<k2;Wp+1/<,U4+W6r1Ro4D#]bYQH8Ri:FK#tA052dlF]G+8",
+    "wgEW+7dHSHHlhU%<XJ#Ig]@U.xQ,YN>.&:-GVk+44DJXYFF61lIfayU6D+s]19J]q1>YdnMHDsC1@O[A1Va/u!VeDe2nwaM0^hy#UIf42LjdPV4+ZiFA4<dx2p.+Xpe>uz/:!6r0tT(9R]]kA4x^6%",
+    "ImPt]7d0Oa%Pb0rr*.1N=9Un2H2<PcUJnJ>nG+ukHs!2c9_(C3CLeG%;&DGqA:,x[54QoK5*9T83HELe1BdMd8#wU<2I81E1,OAX47DXME-lv+D:gLp2n6=J6E$,Vt>B3ojzt9F5e&5<1%R;f1hg0)",
+    "HS!1n.t+z/0S=H32op5@9yb63[uU2Q<(3:$I5hwpH2;$5ssse(5el=:4viZPtF]-bGcYoQ5(=&%.*)]/XAI:LBR4q!1Em!Y2cZ239^PM32p/0b01t4;+fpAOH^VJ%w*lo57c&3^q6HrmH^VJr=&SMg",
+    "1P$gmFE2PV<(3I@u%C1Uu=]L/4z30R;ui5h.Pi*:BqTF1sRjh!7Y>0W0lN>gg#ixo2oy3#9yIa<1M&$EOY#UG7B[CZ7&qh*2//oR1<-_e!_z*O<(3I=02w&]95(.MIRG3p024C+1YQpX;e7pD4L7GQ",
+    "9_(CSA8$A05icJ%H2<#C0Wts/F#s4aq6I55I+,5<n(7G-2KmTZ2/bUj4+NkZ355m/we_-+g5VktV#]gQ4+XM(1&W0^59I=z)j0:GoD:fS;5@68]NJ)(1A-0LIWi9x+piD--qeI$ywwu^@h=eyk7<<j",
+    "4;4fq69!lh43WPv2Pp^^2Lpt54@RXx9]kl45-Fh_.=%1m6AI0M(*X:a1>!AJ4+OSN9]kx5mjn+3#9a#MWCQ&s4z]R31DUrF2:!K14+o841OMC>2W1PO4-V77K>3A!!4nAG9^9qA2hCUy4f9]Q[O$+/",
+    "qLKju>x(%>=3(;fv(^FR3mE>x9x<pS)UPH9*.m-]F)WHT3a<^51Hq:b3&@kC4/I6$P6eL$Vgugg1PhdU0V52iYzDj/0K]3.zl[zL3)#]D45zJn2kQYEJB)N63o,y4bFhFdE,W:*Zv_:$Vh/U8Zvc1:",
+    "u&5Rer5Xa,8Uo9n77sb@ws-yhrv5Ap$<dBoGVKHdt:OU,z4bE&;%h@p7L9EbG1QoB3(LM37%.Yg3.-P07X+WZjR6gkvkC=Hz8C=o2lVtX2K^WM1KqF$4yEb;1f]kT3F9OQpN0Vezc3F7w(&Ry+vYP0",
+    "gdPQ(&^#%H2#6j5!X*W-sTU6v[-]CQ2.WoV0RadM>8tPw#t8;B(z5[t>$CK-2a=FAGj]2]0Rbor@TqnD2BeA+0PC;22CfSTg&qJ13F_SJ)t&;k-Gxk00>lSv4!hhF6F8j%4+h/8Wdi+24(O0+2$Td4",
+    "ixUOayuASnyv0^yu/IQj[+I+G1v&112mh,D3a;!U[s9W@elH;9Ht&7]8VB<:zyTivGq[Cs2l@SE2lc;a0TeUrbPof@[WuEibPpTwI_F+LfB=)9QV%up0S=hVatE3JIS!//2kqEI48mLqn<9z;+7kyK",
+    "4+gJt4,v,BF#*a12b%&9Q.dCY4yhtCV>]c$,dt^GIWjjkWMuHS6Avp;4xfh$4<X/dEHMBNMz4np4.3pE57hy-hYJrft=yC,1)aB>0S>6Q1@oUjo420.4-lLg4,JXG6Av&=4:Z&g4@heG6AvQm4,XsX",
+    "hYJrNVh=qfk++@#4-k$V4+(>76Avs+2AmBKI8>fc/=qbvfxi.EAfF8nInk[I4qgv9(X9jyUJvC2[/O3r8Keadh6sVTp8*A_2oD2>s8$Ih2ezJE9_3sy+6yi<HS5$34*H[N4%r;r05_x2nrANwH#Ptn",
+    "Gphj!*6I)rz1da[*8vX[+xJ[A2[kys*-XF_Hvj;VLk^9<vwbfCHaGwXvWfv81UCNhdJWtG49KTR2g7.BFhc[SoB.C7MK20DHub0n4)!q*295y-:,)U[4,fjU1TPCSU&G5(4+5/<6BRJHrvxW4GL<+T",
+    "1]JNSsR0=w.J,Ui1%;9,.;mGlhI]g(n,m4AsRRPM$1x7^hXM^:.N*%Q0]_[d(E$$)fX0vk2:hx63!GaAi>b+4$O0BQ01pTAqh18B$wmd!WC)1@1Em!Up]A^P5bcNo1jj)S1CRn7HTkIo2C/I$3_Uc9",
+    "t!=4K#q]mY;Y%@DHh:NYk>83110Fg606G#]LmD*I:6rlz&EW+Bq-&;;=a:2N7YW_E4+7rma]O((77qZJhS&iZHkN+_/$RA=fDjK0+VNWt53P[g0S=ZL@U(!4-0zB9oy-Kx>P2ro4,n#=1O&o%KL[)>",
+    "Hr)XkIQpzf3U369qf[RlIE/ai95e0y5(SBf3k4t#0+tB[n5AG32mhyD2Zy,=4*:lu6),:oy>@o61C@qY4!h(.0>y..,P3vsvK$AA#i0QY0Na_H0y+fx1@dk_4vf)Z1(LZH1fzNn0=kP:pb@q,mpBgv",
+    "sorA<>kw*3qn[TJG6Kol2<e-!y8-Z-mpC0Tx4Qxg@m#wrGBq/_1P.23lmP@<4x^9o%B)/t>X9RJIXKS.FAFg/jQuPR0s6B62*s*N4+Z*!3JjV83yGRT38aZ(0X77v.p&G/=8>CQH[-n91*P:B4+M>5",
+    "*#RavH]q!v@y&a$(Jc/P!RQbJ-UXS1Lk6bV4GxurSOVg30pvLk1IykP4BJWyiBArOsuT]NtQiX5oo<!xtws)u0^;U,1oQ&]@L!Vr6qT$Y4*^xb4G7,bRu2Y^uy>L<4,1mu3k]u>I1cK%0Ur!FxPuJ;",
+    ".a@d*5(1Xp4I4DU4Hr1>dMqnAH34xNIJB1%2%XKT0UR,eiWdu.Sq@<*JUBNjkW&TAj]3kFH,ri,I5D_b1%$r;1U;SoR]FyfLj[*p4#)%uSqzw*qyaAgH#qVS2i)I83LXK8bq1/WI1Zu(DK$9pb2:3L",
+    "ImLn!1G<zUj:9Di&/wA<l;n,w)gc1jbPP,c>TCB$mDvR=1_)Y1%pNN>ED-0P(k3f4ITsN)00,QyHxCf7m1GO$$qfhog%1t!>yQU=gTn$2=:qr5,d7Ez(r*se%nchi!2uFB00g](4Gy5$R1TCT0pgJ[",
+    "3XnnryZ2%M&i4ckl3M_E4d[w<6)o3>0Rw-#3ZNb%H8rwZ4+EE+3kbKy1PAK6PXo0I49$WW4/%tLD/[_cl3fGS76fk&<eT)*1PhCZVg%$m4+y)ZRu31G!Px,;k!/Qf27nj^s_Q6b4UdWo1B;L!k0A$2",
+    "4cX_:1CuZW)2smxKg6s@4.WLU6%Qfl[sbRMF=nz@D)+Ai4ak=B4+DV*4+YldnE<XdF!U@C1gF5N0U0p:15XR9oLK=+:U#:65d+g94U__M1cDk0rn*,S&k+Egs3Z/HVFvt#U/ISp0UkN44i5u_uwD#+",
+    "0S<%>5+4OKhPzM.)0&.E9]th#D/!Q/H$4vj:L3E1iV+V3%iJIj5zL=T0SZtC:hn$;0x(Ytn!gkTr:--8!nj2Q>yP#>xLyd,0uJfKPY(gLy-2H.w:A$2mk9&I8wKs-P73@a1,0@M2=kLw/adBp:DyKc",
+    "@glJLGdV1X]1lFV&&LN31ghx@0bL(AGmHN*FI+7(01fyt1.cj_9yFb^5FZ6N+DZ<p0.=(749x[E3pOm^hYSj*1tT#sf&T#rgu<RH3&#lyfXQ(J-Z>d<#lKz%t<dXQ*ai-/h[s0+r;M*>3=a@aCN(-@",
+    "2nFVaM+(2Q(E$eUEd^gp4CR]R2KvcG1nCh6WDN7Y1>;+n2r<LS==gHC1_oILFE0Z!HKRQbIl]gc3BY&*lIsi$/:!U+s8j:D1q&ntp]1^XLnah5&c+4;lLHRKm:&$o=&1#7rEm-<gcSwK<DT#AlmZTp",
+    "ib(=)cMk%&qc[%])Xu5>2/WI6myQV=F)+;w0U8g&1nP>-4,4ME91^GF4*3NaGyo0ag/iBui5wU*fgugj>XY-r#t#Ri<Bt4++P(@f9x=b(noJKHnVvQeQHDwmw@dP9>1dNZ3&P.988P>@EHg9je+kgc",
+    "To=IJvO5l^Dg;*.I1drWsb&b-x(f*MfD8+$CKE8vBnSQk2Jnp+3dai[12+H.1&i!I4+Zia3$z:qpaKKBG76^<83C@G1@i+ZE&%lc1l$4,0qX@AH_.d/mg[E(=C/uMjsYJjGyE;P1Jws3G&uSy2:T5W",
+    "46pKV4vmy%1mEsN0S6AVrp=Hbz_n7CG%PKS4Fk66PzS8]3/c%2m%#xFvjh(T@VR/b[x^P_m>@#g!yyIIy8#a4Dg:suCj,.14WcUq@aBghf&vTa;+*u*8wkZL0/#buw2KY_!,6:mgMelY[L/yhx9bE6",
+    "p2T4TMGedc6E[U1H2;+AIs<@Q0:&y26Pf4)0;eiY1C,,L4wwT8hX<rdfnyG:0[^k>[!SD$..kfs1T&n_R0D]F&H)XdWB;2Zqxew@q:oG+G/k+0BQ!Ug0S/oy7Bv6@+[IB0ya5TG0R*y$7#[:R/GVai",
+    "1KchhG]eytpdAj,2<e6G$94wr(o+kb0wOgrVglIM69z*G-$[-orUC/7=,:Mm=$!EuF&>jl#R36B2VD)Gh;M_Y%LE%Rx&-gJfHMhzzpDWbjCKUL*#[pJHkLyLgfb5TzO)e!0nb7Xu_!V0xHt,%!w3[M",
+    ";xiRX2jlkx8!,R[Ngg;B2j@]a4+g<WWCY*NOb+/#KMgW5F_vX[F<e$x36t-*4,5GL4!pbz1,7F^4+gK29^g0_j&%p/$=j1x-Ykk#[GMbErt6:q7BJ[Z1=Aw13-XR.9yn;X;%z^i=FRTh84otZ*8&2I",
+    "L/QFp*8&T-,c%>yGNA.pi.VLk1=w3o4+Xf:umKK=pJWUEgjEj(j,O,;15pninxdWo1&6Yd0SoiR2;+Dw6%J1cs[B+B0[r!3A3!kxA006O0OJ%7kpbyq2F<J<%/8rv:yd09cQF7zNij1x*8&ei*Sll[",
+    "nA8Xk.cbm:b_V<nFP-H3FaQMZtXLmEHl&qgA0Rft0w0k9F#rkw1SK:w!2&OEH8sKlAD-m,g9Q:Z03A273Lkek+6Nz:0W.&,H2<CEl<c#=Gcec!AD-m:00X421]L5$%z$JMA-AJ4kpVXV4+)GH4uIAR",
+    "1)KR+4:0KFbpzV3bq<-j;F$b9-,F*$hk+Uo4aNBb4:X-)o&g2koo5dPo!.!pBMnmz3Yxf[0RmAE34o:p4,mDsssRr)n7Ez+1:YJE6WIX]5SF,^0RvJG4Z#5qE]s[R0Sea>4+V>U0s.orQwPDgHV*[i",
+    "pkyBjHUJ+7HUI@.4+7r,9ykC1%=n6I4xj<8m,ht=7TEz8IRGC9H/qL>5H]oH0XYCJH!%PJm@Vm93!noMIRGCBIRG9x0072Y244:WpaUNXH_/3GH_.d--,F*;6z%t+0S/%8KNdMGG1&nZH2<z5GoS+:",
+    "4mki10pg%!4,.y5o&gG[76Ne^2sEOnWFHGOv;C1SpkxD44+)_DWG<gjFy8;V/a=s*1&8A]8ZZD3>$UIqA@b,kC/)Qz+c*w40klyGuPF;:<k.Vj0T(m;2$6yV1<D]f4+Gb:2LWae1M9[i4,%^.p#cvD",
+    ">5lwB;kWt>o:30J0S=b9pJW-[Nhdg6G!FyXhnxWpvGWfL<SC0i4ws)_4;eRgFE^+b015gy891;l0]eyNB<Y3@xCaFGZZ8BkH]PTly$1<;/Qj<qub*TO15pnjiJhJS1ow&)9]SeEDI7Hb42hkd0S=O%",
+    "<&pe+(itBhG;N!Eo&h&FwJ8%fzVZeQwJ9HWGyor-0XW;z1c$y04z(#CcQgPmp8+=B*a8wW01rR4DIXv,056=aI5PkxI5fcmFK[(A!U7+k0W=aJ6E*)L4YCR!cQ=nap8+,i5-p)2wJ9HWH2<!.0XV,l",
+    "1*4b,4;mIe1P:v:0w0k9IRFm_ju#&WIMeF[4,B*<4:XIio&g5OthNCU2(&01H2<C@h>apm0#OeMv;w19H2<DehO(Xk0.@[P4,(k[4,tg2o&f;.4,K:=4:W>ao&g8<r<sLY2%rNW05.:=IRGC4Hvk>A",
+    "HUJ+GHUJ(u01C]9ssRTT1_;9ZpkxH#0Ur^F+yMj5)Kmvt4+f.J4+yy=2TTtG#[nM!GyoVg03R;kg8gF+<vWW#4wZoe4/95DV+Ujo.pB:NzrCsf6f)xh9_Uv,0T;&[9]kt80^l;xC/WN8sHy/4o9AgC",
+    "2sX(m9^G6iA@O9[WCK$V3Ck!S5H.iG0Wpq[0Rpo383W$kG6;&V4h)+70uKtNkO2/1!iG5y7tpL#0rUh8oB[^)1]I<7qnZH_FtEQ;4,Ctx,2o2;+@f.j1VaI;v3U!NUj&.wcN-Y8a00sm4+p1t2IS8I",
+    "4S.3+2c;r313L+^cMlWkqi>z91QRp,WiJ$AZl-<65-=%,4-SalPzIUX5FRpv$1Vx.)Eo_h!*MSpIWxp<6f(kb4+>e&9R#eX1]m2t<1+n7#.LU-3!Ki70S>RS&QJ_5mlQ2AGqC_/.Kzk,1T4:p5)Vd_",
+    "0wyvz01A;_8U)e@4+*sl4-c9b4.Psi6ETHw4BXo;4,Cix1/#Ec4>e3q7c:AKH2;wc)]:$k2K;g#4+5>O4.;S&Pz-a)2Hv+x4>cA^7cc,X1u-9Gmje$/!vqpCW)8#jPaQJF1P/w7g$NH;j]V0(HUKY9",
+    "HaDgTEHX3zFAp*@00i-39uHcX0v9p:9y8zu9].zbodX]GH:e2;!GSOz4LQmJ1+b(N4>cT97clY*9[<D_0;kYh1kfNKOEIbm2C/Gq4>cA^7c:AL1_r4Z1P<8Y1P0#1!vPGc2@:vXGyn&s,vJL/kp^@D",
+    "1LLzdA5Ju;2@n/.03Q%Dh!6w+!3iH&Ihg>[IX0LA9[<1l1@i6@<=24NsR.43z%VZiG%;8n2f&C94>V0q7BT/XHZ^k+2Q)LN2@<@DGXMpfi*yfJ=9Cn4IFSM$1Tv/yFH1Bu024IKss[]G2@n</01pSj",
+    "[t6FSv-r1105488IHn0KG&les4m5<k2DiOR4>TN37cc,GG_EUt2sNjLGA_dyF[TL(q2wnY5H,IZ1Kz804>TE5CpR]90v@Y[03Qc6rU<<gH8lVR*W/j%4>T1[2e%6g)!7IS4ZV38HS8)KGt!__1mD(c",
+    "4+WIMIWGz>G=VBj4loY>oGS=b(K!m=-xPdB3j:>70S:645(M;4&H)Cr=g0go%mfLxxB:yK1P$590S(rReFD872AJa*33:!08Z+$h0uJ7%0RcN71vZAR0S=YQ=cDx![5cBP-YtOW@8f[.u$8O.4+)a#",
+    "7Y;6[4+o6>34#M32Q,l74;hetFfxEF6f*!0*[1-y6<dXC0x>8Weg*#CR]wmvRS36N4,]pLvH/d.Q6C5_/cfS-p=:)%1/YGz5iqMQ4yXYKzsXJy1Cs:>f_PJD#[&%A$f=Mk0r:i44gA5L0S:*z0SNr2",
+    "2QLFOHiiKQu-l==+kjXIfB=y^0NPs*2!q8E4,Mt#Iv)oul/e=n:o*Szo7Wm7H8;[K<!]p%H$(vZB<Z_Ns51k454i!KsR0F>p.WBw,V*]XIuF+ap[W59H2<bh01pn43;Be902MUh&levHH:tD_4+xl!",
+    "cn.[AirfJR$qf%1/BWV=F#sP9G2#pwIpq)mz+nZY=%xG$3KcMi:lYsbIL,.uH#q.et*jaW90c:^dkEPA4+z<(762=]47-prE,N]c2L-iks[tRf0Whqp0Ua[[6EXk;*#i#tJ>i2F2MmDcrvVF$0s<)[",
+    "25/7!fsj@VlD]X(=8=n7)V]IE4c+eo3#Bsz2PZoUTOR=CavuOWgrx%uRS5E_LMSmgR1X8]M,8B/D**i;4EeAt2U9mVI]<7x15+OWGXNSk02eU-3aiOf4+B#l05t#%n7jiAQy4Y;9]JW29[<K18ZrPC",
+    "GXMvg84n7gy-KfU8ZZDCGyoVh01pG710Mi102;:^6*T]:z(WT,4+B#kGXM.1x26FG@2h#7Mh=;cyi=WT88,k3@2iR)Qy&9003QK202ws=2:AgRFaRF]Hvk>2IRFdZp%w-HC<;ty4+EbAF99>%Qwxol",
+    "0]iqD$Vv]h)uyTe4pR%_:/qX]QW!S;9]JQ04*]Uf3Y@NNIZ>xl03QQ201pAY1[*b>vjPWG7&QPd0XI6WJqD,4Aq*ZCIUNqukq[O!9UU]P7Bc@HG5@^b>cQ<14IURa039&=7C8VOF=9.*7cm]kHvkth",
+    "039[^7cc,FICvL0mH[0w02ekM3,AF8lB@G#9TqYG4U7T=o&y_.02Vj=3y]A64aQ9fytBmt9yFB=1;.*Y9x(V43F*PV0S=S2,OB+9gwp_JulyAUq=SWNG4b361N.EnHX#oMlAr.wueurl%McG4+q;!D",
+    "GtH+o2Nejo2<L.t9s$b(3WBy21JM^]>yH3R:AV3RHtM>q3cX1WfBd[74+HYF9uLj^<U$Kd;zA2+N-5g>ya5jS10M!7n8E/s7&J1j1rC,$AvP;23yuK_BAx[-G&TSNyPXve9<L/%2Z<[x4_YTPp#mH.",
+    "js+i4H2=L)F>xzu4.e2Q95KhC0u0dz4aET-5HZD^0t(wY1F4h:4+iWCFDEuPz6A!;%@y)$z6CD.H!%P&AU84q1;Tx>AO8U@z6B29uOBZ%I5)lp9XJ3lBR4s^1s;@E[R$r[IRFE+vnU<iH<=iB1D=dJ",
+    "A0s*a3KKV[)C&*)0lx(.F)=yLF&[)R[]YQIGROe[@>(NEBf]wB2r/&!A1X0_3k2qdPA<SqGsgufF*1h:2LBTeB8UqH+0t1bfC4hh1uZi+053![Hvk+q008WcA0H$&%mpt7G%)^#Dl[;x1e)7YA2K/2",
+    "1up>LHUJMIk@<NSju$V00x_$v1s*n+3lBw:7A!I>$N:-H[kIq&Bs0wg9]ty:3m+:s03$Uv@h5:F%:=F/H./3$BcT/t:8,#44^b#A1s*t/3lBx579RjI.Qot,.IX1=Br(qg9]t*[3lAx+76-qNWFImy",
+    "&jlX;Ih+d*Be50++J(RY5AFf,8xDyD0,yp928jg$X$rmz2Ks6r1v22+Hwp6HI1R%EdN;-ZFf/$Z;-8$Y9yF=31YRF1HPt2r,O#524:9<*4/RuP)&UNy1qQ#-w*e1-0[RL)GBY%Z1urWzHTnt-:nk4%",
+    "GXOp=GdGw81UnxpIG6.k:uL@(,xV(dGBl1cFC#QFm.0pl#1#*L0=b!bGBv*BEia4#H8^MvKL#:3GROrlCpI$x2cD#84:RBjE-cs+0>y7o4.orT5-dIx4^k*U3N1J;056RJI5Yn%F9$L:kqaLuH_.Ko",
+    ".=&%yG06oV138fkA0#-dA_,Rf0S]xz#xXuKFgJ&%Egz2oIEO4R1_V__3oj<$F#res%$5NUGR@p[1T%oYEgv5,lnVr^0]N1@1P>1$%LOenG5[^,0W&j)EFT9ms1>e9GXNAb%6/a*Gt31q0yHuJ4.x7,",
+    "0,XZ<yygQBfC9>_9yON:FOdN;IEO4R2QxOA3m+:s00V/IP#,5X=&1IJ4+EJC4.W4.1K7p_0-K_FfC9^09ypl@FOvZ[GlwiM2QxUF3m+:u024U$y$2sMHO_bKvla&5PY)!V3nDl*odF,Y0yKv#KLs/^",
+    "H_:EzG%z=-4+Hja2-9H^4XMm$1&FIg8#Akj0tJe/2nd=u)Bz6,v4[c/f@bDO1lI,[G:stx*enDa4+>1;2;eFUNDmDC@_e:TF>4Zh2A!675Hi%:3J*QzvpFA7G4jt&FN==zFzAp155<t+@eq,D0WtXk",
+    "4^7G+2<k#j!IlCK#[t0UY7dM7@2r8E0mrXvAB+Ju,_tcF0oSK;4_zl%0uQYL$<Oa/jR84^5g*0<FpLoojsb/g4,<96b>a#]M+)cI8wZH3Hv<$k4zb,G1-3gw4yDWq1nTt*4+S3pIS(J-nSTzC#]acS",
+    "l=G1N!T]>_84IJ+OD,^p#=(YL7=c%p6g0Yz2<ej,;x+C[jh6uh[MvaB1kIWi10<d[rm.HmF*kzZ4,WvN;h==[$(R8eGwJ=b0>DR94%KxKH53m/uFew/Fvgh]55)uYi!_1&nw(>>[jOvW0.z8%10o*,",
+    "F>V4]3(LL(4loLc20sQjGce1O1OdVd4vf$O6fK$00uKPC!_qWo!:.(&1,P6&3C#%)Fy)+O2kHS25Zb)N0R#1z1@iU8zyk(a9]btOumcYg.pB:ju9BDm8!>6uGB0H^F!]0CF9J6:jS2.roMjK;1Fe/9",
+    "4+!m;We3Lv3%9Tr4-B5JJqyVY41lr(4.o4(1[wqL1]JGJ%8,^/1(2Ts4/1IPm-nRZ[csNy)&U.YF#rUVoKg/8)d3PW00Vjh/<J5_0S=]^v@GfS0S@&^f:.8>H2=0vG<t;o)#hRWp!=Si5M;zrV@XAE",
+    "p@C&O4:n&8v$6vZQfD7GF#r!n$+80vDU]=a)dAG90^nm90uRLnz<CBu4Xc=_4/bhy54#4[:O2o6h6fJ^=]AvGJ6sPyp%V[di;ag[Eus()8.w*J4/imDtO/pB0^m$n2<eRYvjYz]SO(J#4;]!NK.yw8",
+    "cg;c[4;l(j9$jf4EG<qd4-bUK0^m/@599:3rh)+vC9ee!=asPHf&mTrvjYzUxd-ylgtP+/E)O1$v-#j7G%+&a-Rii6GByA%IWzz,2[](WF9k9*w*e0eg6pCI4,Y=O3c2Y;KLs!@EI1DVqB#ls-aLiX",
+    "JqM9R4#N:Y4KgfSX91*=A@4R*GqB+Y2v7hZ1DJITt.e;+;eIwh=m>@w!2t//.Z/$ZMguty0<*wd62^1xg@o)qh3*-&:%LSE1B2iM9]AYT*8_I50UkE4<&OMsj=;!i2Bykd1fc-9$Q^XM]2qx!D,Rg#",
+    "r)3Ud4&U4X4,eb]4,Slz77q/RhYt;])dL;7HUJM2b@G!J0S=yZ3YVl@3RDjT$<&5f9^asT5HZaH4g0bK2/L8(0tgQyrUMNA(ozQDmJbN5wWa]NBwRT+GF@#V0SJ(^Wdx;cBM#O93Wf&@sLKlv6a54a",
+    "3%i_O4)qBi5jX%J1_QkI96ua2EH[X;11^9NGKaMT4#)%m2p.4A/(Gb0Bo7(J,VYB0(Y&Dn3ED&t1M/.#4+r;ARSyb^q5^)W:J$av;M4p:/b5Gf3F6bH0S=qcvjYRowo(r_;Cu2%%!jW54+iP(1uq3L",
+    "HUJ+TE2X_%4*:D<Faq$(84oqI)CDhZGhg6]J0Bo2.n9F<R5-rm4;2yW1O<W_4.7CA1uqsWGM.kI1*szs3C@*T0Zk7Tn+OkYj)yxBF!H1Z4^YKp9]kP]9]tw3:IEMLGN1$:2[Ql/=M5Z2GCQT^1qr2F",
+    "A2%^Y2p;@Y01ryP@34Vv:.AwRH@eL^9]kkb1RoJJ00#WUPcI5HJJjk04-kzTA8t7SAKL*p03QcAt;C6I1_i^q9^zVG2C:-tFA6j^tLg.0MeGP4Z!xc-J0IHtIPC_82Qe]-:IDx4<u&]E6t^+y28p3h",
+    "FA6m_,0B4n8SV%lZ!!H9AKL*r;+7mkF*CR71s;@Bq68lqH-MHJ0Gg9H4+=#F1rJ8:2oG;#ojV@g0Wk3h9yI>1g#.4KEjP_u9_n5o=#:mYIfU-85-.xQ8p]3VZ!n>,AJPFa<(2#a@2q,qZU;mT3I*iv",
+    "0uKoO@&ADFsQXn95ys)60So6P6fgh@%R&zph4HTe0knq$4+iKZ4,K=;4E2C-3gase1.8*GDKt3%7%@Z31(5D@4,SBu11K=x01qa]j]VSUG&cYayaXpQGXNwlG]7!49]kyrmjf:aH8@2YISy$jGBf^W",
+    "1jL:q4+K#U9@T2+0V6RtPagy^&Fumo05(qu!z&*GG]lY,A3!t!A0IRTFIP1/[Y4Kzr;zJU.)#T8HKyYNA9gkXFIP4(-sOsqytZcpuLT^A.Lv;-cR1q$AF2T^01@9+A3r(n;E)VlIm@kdoB/cd4W,cs",
+    "4]lHW2S2I,F*Y<s1wVW;EG4><2M*!>AF2U206%:/EG5Y52M*%@4>KoR4<0lPXAgGO:IXlZ0Wmi)%mNP!.QE;WHus;o9^P7C4/K%=t=p3l.>8Z3t)y%MBM%Ru(*q9K/K:!IHvk>EHvkVc&7H0R1+=Lv",
+    "6WIX]6V08j0Ur/8n&]/$F3p[-0SclQ9]$&@kOvN;-0q56&7H0R1GpIv37@WHTFsrV0WSkHH_/ptGdKVr4:Q%!Lk_2_ovr_gGdMJH4+yE/cN[nX3!w9%0S=PYw=APoH2<z6H2;,-4+7r,9[<D_7c:A1",
+    ".n#gr,2opKG1&nZHUJ+6G<t>;5HtWCHUJM2$d)>[paTQL0Uro5paUNRGKwPxUk;GG10M,903Qc400v;o3Oby/0uK)FgAor4h>eD6GUJS@0SN8t91h2@TLZwy8xIWB@UnI+2zv%y1bZI.H<k,f1nE*A",
+    "2ROe^1V0^MIG_NK0R*P$2<eTD9XX3s2e-#39]SOpR2n$]9]tn0fM6dUGw)Lbu/X1d3e-0COfoRlQv@)89]AJfQwk&:8Zp&VFAFv]vcv,)88+5a4,xm,p#cllQv%E>4+)y=8wjwZeGd<UQ!hX.H_.$n",
+    "03Qf7*Ha%%Hvlg-GB^JmAEE&<*HbU40W&!OADsa-*i#SR0<+g!$N^0<AKn5r+fyH$0X5uHAKn5r,BTaP0X5!JAKn5s03VzIHUJ-q0yY32$N<G0AKwBt03VzIHUKZ-0x:Y(Qx5Q,0_a:nQwZ:+0^lq=",
+    "Qx5[rjYba=#Eh-14*.2)8wmNeR1S.L0uT/e$+cA.1_Bp=4,CI09]ShwQy&X704g#t02ea/9yb6F5sdqx0S>nOQ!iODH_.d41Q]EsQ!>I*IpIAI2H[f/0[qi84,(;_p#cvCuE7HjF_a(x0S52511]$M",
+    "IN;(c;9KxY@OjDm-ZrX=H8ub*AT:7fKp&]AG2v4qH!>Yt4TDJ!cm7ZxssT3uC=t0FJ@TG,4]J1&Xb,9Z-[p:liC7Om$m0hOA.P0FsR1>OQzbVy%mOcPH8srw52=wGPy_yh6CE--;gt,tGy4Y*ssa8@",
+    "BRDYCS@OX[4]t,;10SjZG2-RfG5[YxHr<&!O*Zb%0^p<UQx6c.@k;>26XH@3Gt_N>0SBmu8V;A.P!0ba4,nM)p#d)mF*d;b9^PAD4:r[Lp#cT98V;rP0T(n)4+i2:4,WXS2oE#V@k;=>gP#Q,2r[4p",
+    "45CdB4AlCe0Ry/i4+x+G4,VIxH4i$^@k;>Y1T!;:-0FzlQ4bZ-@k;>20--fh4;xDq0]:y>JP!k)0]Fxt8=*[30#OeM+_5ZvSTx4S0]SZ8QV#:!0S>R;$O8jX4=qa+0]/bZJP!z.0^lm=BL,j(0igpQ",
+    "2[Hg54Ke<=1Fwue1=Cxy4,DmqTOSQMroaOoGn<NV1&<e43ai*63xbvd4E*0>4&>q/Lk]jz@b!/$.5MIvGFAj-4+y-h9].$$Qxr2o4+-774jnY*QwD.YeF)/I3*G;)#/@[.INnn)5H:adFCQ_D03Q@J",
+    "0148SV,Et^Qwk&:6*S&c4Yim93XRSK2O.vPQxi1+4-bg20_j_^3glA*,Yy4>kUk8piU]pWj!O:<.WoODG&nf@0i0R_qyi4+Qw0B!2>FVI/2IUTGyn+No&pa:/2I>kF))g<wE+(x>>RwOs[t]ei_%1Y",
+    "Fz8bs8#DkP1_mX59yI>DKZolFABF,qi9!eS0uKlJN*<I:qy!He:Qf&EHUJ+/HUJMlxa$WWjRH4]LJtX%j6EL*Htka%6Epw>#)<1Y1vv3j2(ja44-%dmA89!N1ixkv,2wjy9ytI6.P,wqP7em<mIn>H",
+    "%(OQMlILq50yF.p3M3yLFo>8t1_LE*w^J!<aNGnR,2pe@rvV/VF>)GY1=35x4+GcUg8:PpuXY$Y.[S/<8y=QYp#:iVH2<0VtO*GH>GJ$44g,xD1ecTz4Zy+#G&3>Y8VdaP0SF)ivbzKi4z1uu4+Y^]",
+    "4+GEz4;eYmqyY_hrOpU1+yOH%t>m(OGXMpVcOM5gjRhYRHm(W/p2d3)0/,oUBp*jKtqLD-HQfX+,2pT+uL:UlH2<;sFaQaavk4B23LgYGfw^>+@KGJ=4erYm7&x#f43>Z<3cd1V4e,2I0Xzf4v$>Ef",
+    "2Id>P2A9M)4&DU.W(A_@OCK6IkP0t8H821Vm-%yP39>mI2(zjI2*-Zj4+Ya!43mvV3537[4QvbiuLBI$RtEpAd-o6>gXshdo1Z)n49d9[4&*2g4zVa6G1yiG=7I4@2)_I]DLFA@8a4EqJr4odRtcc,",
+    "Z3=>p0]z1xC-I6JA6hv84#xx.GTl^M)$b1v1:IH-1j*h+4,.lfq5%&C-8qU=R38C102np=3!V7@1pmGY9]SbLnFk*MG*Jo9E)N3bRxdv^G5[YSIroETFQx%7H]16azOrZz=6Q%c4]n-BZ7,(*GBAfs",
+    "4Z6;P0S:F22M/>zuxJmd0pkJ$k>aC=H[O[CA0Ri(0w1UWGUZkToAV0,x!)fTaLocAssS=Z1rjs:9XQ;!A9p$X2Op[dH2;$d+5#Rh]Ct9LcQNAvAF2U201@L/A3rjRng.=sGRy)WoB/oh4,M@Y4/LtW",
+    "9]JMTssRY3:;I29%mW7=3zV7%1h(M.4+xZ+2M+;=uRR+v01oJu2OkMF01pO:QV$cA%:xdQ0T;nl3,DG2$r/wA,vJmjPY&@[1+E$o5yt<<Gyo42w3t[AFu.J$4Z<gMA3rs_od*vs:Wf$orsoGA126y%",
+    "$XpHei&zf<[#FkVulPg[Du#;$27*<!u.@[D1grxBBMns!myB2r/#_c$3ChMY4,nPgZ4WBIj93pV&fRVes-oT=BGBD#2TTsf0S=.5jjjO;FVx*@4$uo9IyBbZZU.x!3AgG44+@ME7Z)++HXCA-C.D01",
+    "M,GWO1/*-13d[ci3i#gx3i[fS0S:E-0TeW34+&x(GmlpzG&EKOW)BF+,aju1G&PS@1*N5Y9x>4)$j2BCk5;^gG&cY)GdTb+Br!0MS3eLkF)#oxOEfqDBsDqr0uKU=R]+H>8#a(v9]1N17&QPN05$+0",
+    "2[Zr^Hvk7[3D^;o4Ah^Y0Z]Uw:-;s.%;1hBt(pN35Rg]dK[hY]7&ibOH2;+RzYHIl0XUFXAE5y;06(e$G&nH-ADsa-03Y81H2<#U0W].0,_u%OA4fF+2ltdD4+<Q.0UsMQ=#_7fh*uBY0rm(V2RV;U",
+    "0Uri5r34/pHHe!D6gK,o4+Mo*2$Ay%4<dU(0UvNSg-y@y0X8%M4+F092L,kr3BPm*pp!j62RAG/)k>_5H2;>Xi##71G^TKlZ#FZq1Rvc2If<A%1_%hW8#u9<y8#Hsf/fRKH7qu-1RokU00>aR93Mt9",
+    ".W(PTHrf=dlSmKU0gMR@1:6.@%.wP[wYUKvH#pr;1)A^O0S>632]sT#Ffafg-[h>)R46hq02np=28sQ^0Urf9*HjM#+q*[(6SDeO3D-Bvl,oTI2%7Io37<mu0S=S%R6hnXG&HLw4,WVx4X:*K1iB[/",
+    "3)fT#,<pt6@u/7IVGh;+3#!jo1^q8Axjhdj*HkZBHZTAV#[:tos[sP*Hv-@I9]knnR4)WKGyo2<s[sxD;=h25*HjM(R38C102np=3)fT/IKcrQ12WfC4)_A(4Uq3w4+FD[uK=E0qvCBJA2t9#rU5cH",
+    "HP/)IpsWT9-OsjA#.:U&c9usUssT3u5-p)IHnZYwFLyRH-[p$/0lHTrI56V=4;nx&Z4Vray-uYEK<X>@*Hk4qG0Xxla5Xi^0uQPI<L2<6@)(aJ,U/UfHvliH0XQ;>0unR-9ys0#A9p$90w1aYH2;#[",
+    "yapdXFwL!QA0RNy0w0>KHUJL];iUX#*Hj+=Hvk;u00=.q4h*j0u:lVy<Y1gV4ad8o0S;zx4/;i4uK=DOqQedkA:@w+0TnXI8V;uW0T;t,4%bu#t[M*!#[mxj*HjN5<5!+N2-G&s0S=eQ0^ldK7&ib9",
+    "0)Vk<4+w)-4,lo9Qx81Jw6Osn1^m)hq5%&30^m3(w6OsKR1XgG1P;aJw6OsP#O(tQ2,UM@9XJ3F5XrQ$0Urx1ruU)&4,ewK2oF2Sw6OsL=pR2z6W-+36v;!)0S=,Lkx_yh$+WQn1c2!T4+XL3XaXY,",
+    "4Zb4]/Boh<Dd:./24oAvttJ#X$$/pYljH:,A_t^zHVo[yHV+8vw:APV8ZZDa3NkqWD:63#9^6^B8#DkP3o@&4F#sP5FaRnsH_/pTF*g7kH2<Jb013:a1Pd^JIV[)m6$-Vk4hbO,3EsC[4;w5H10N>e",
+    "x#dz1f7mY%ShK>f4+Q4^5-XuGGXNPmAs-+6#sd#h+Wb,vX2t=#OU2f#0S=Sr0^;R+9WekYG%+C@J2J^yA5k:4w*w!S0W!,2A1F1E2L[#RI37910_j+QFFZ9c#sd#h-p9=fmjT8D9_(E32M*m38#Ig&",
+    "2IKz_F99n#FdH!d9^6(A5F0oE9^71x8#MqQ3p4-5G5[Mf01T@U3*HbP3pg(uHUJ+BH2<nk03QxAyb%M>))Wr>[P@RiF(Ds2IK&1YYBrI]0^p<11]KUqn,K%q+7u4_lJz4AAs-+8#sd#giV7c;0Xg9m",
+    "A1=VS5h5<,s[.Z0%mW!UAs-+6%mWWn;z&VDnE]dCA1gDS5d+QP6dp0i0_t3V4:-r$0$vYM$O9jk0W$y^Ej6GK8!@YN3o!sIGC7kF9^76b5F0iC9^6@v8#4eO3o,y3Fq04rx+4sb5DPCK3pM_7Gyoq9",
+    "GXNVg00+7g4+@^j9y#O^Cpa^BFFZ9c.QE<oIQ+y=4^Zo6A1gPa5fU,T10FX388-yxJUGY$4=oZ>AD96*03R;pqY)A^tOFi3%:x,ZAs-+8%:xfoiY6bI0XWSAFDo)JqY(p$&J7Oh6e&3]ArCz36dzJK",
+    "hbAAG0Wrt^4-s@d4,%j/2cr/W+5w;64lf%r01peHBN[LO6f(P*CISZ!0MqdV2KvWREiy3xDKI!84:-//0$vYM$Oa#n0Wts&D$y(hj^,!yq%[ns!4;Q1A2:4Y6arokQOE,ym-p5aA1=nh5d=uMD->t=",
+    "0^3GzIPw$%UJp=t10R;HHUJMP+$jcytw9d_/EfEYArCn16arokQOE,ym-pKXIu9G&DGv9;11mW&veX]2zn41-.bogqFAc7/-Q.J:@o[qZwBQ5^28WhB2FRr*7AxD9A>!&>Fdz%&%^)k=$(jKUR2Db<",
+    "9]1W47Bc@CGXM[h0q:_Z0Vy*uzFh[Q%m<z(gWzT#0Wq1z7X,S$C/URzglP[7!lVNaodNl%,T<ah.=&%CGL6nJ2ImADHXso.K=8Xv88rX^z<JD3Asjhj0YMckga-4X0r[xj0S:=T1q!IdngIs!r34QZ",
+    "&5F4J29.]Q1.KcF4+6ZIC.VrXhyf1+-g+lc5-#L24Ktg_0xt;RHP=:b4+qZ31>XZ^1vj3Ub@v,u9[<P2qyY.xhg/T@%gbXBHo5_0&c,tWHUNZU4OjqI1hc4S4wL^[R1XD>,#8O6*/q,H2jKVz6f^;n",
+    "4*_qh9]I[5AL>CK2fNx92TupekpT+L1Otzy1Rnt@yRV4:1exwE4W!r_1M/qy8#YS-+y(##8aMWXCkX46I1Z@I0^lx9q*V>IvkC[ld/Cq$:SYf(u&Lew2(zOB4ZHtc3fIJD4VA(R5-PtHJRbov@s7Xz",
+    "4yK>y6f*9r8xE(a0SL0+XAOwx2LnC>@/o0R0fpTY9_oiV>E!Sak#GWP4,vE72=lxL0uJ$#0V*:rC/VNx#RU%j+71Nbpgjj74+Wn7A0G@g01Dg&244:b(9k:&4Z,jS4-iU]1Rn!3>=478G^gca2Phso",
+    "=a2Cm/LQb_<d>0,hW8K-3Z/oW0WSwJH1rDuK=@[fh5]Y=I4tO;0S=bU(*h40,;Li[w1xr#XB0V%0TDNi3l7Zz2bBQ=!k:E#TL.Y04+qA8AOp]/2FQRQ2SEyi0]W2[0+4kN0)zt-HUJ+AIRGCHH_.3Y",
+    "+6D@k3IM,L4DFx.3ihl46f*b,4+Zz(0S>FW11m8w00Zs@1f_HW2[N7o5-*>@iq#7YTMmZ^0P$xJ1D=v9.k>qN4EpDN2h<gW4C:HW1RxbR,U1&9G<k/64:B>V9yPZS2h@sO3B9BR28s*>>lIZ;2K%l7",
+    "4-@Wd9]AJ_6gL153BU$3H!v(N4+EkD4B<[84+NowAOq0:2BU/>2SN*;0]T5B0rK8E4+5eC1(&l+9]^350^l>u1]I/4051SDG1;FX[eTDvqpt@L2K_HD4-@Na4+HnSeg&oh9].y>0]EyIn*YWD3]kKa",
+    "i311J#F>yIEDVVQ1+Vl6F9Iwz>K=Ywq5%&Is]FtrGXNh1GXMgP77Xc(ZUgF%ObM9H2M,0S1]J.Z03QN5i_]%k01pbQ1]u:oE)N2X0];01ArA/ri68=e0S5kwAO^GUp#uT=0]SPgC/UXm0_9s<9]^1D",
+    "4,cva9]1J<z5<u$tV-:-83ebx5eI_dOb,Y4m[1QKp#vWSGSv.gIjI2-3athNwgd!:5DZ%m%n2U>H]@7@H:KmO0S);*4+Hsi0<B(L4+6vy6*/Jo4+>Hu9^hGD9]JT129&FO4VIf409*swy%7%zmHY/E",
+    "9XO%@9]ASD3kANAe,8/61>uA6IS&J(0^mA1jvxck0Sw%ZAO+<ywgC:/[s#e([4Ngyq5_8*03QlD01pqu1]I/6;hGz9F=v!e[tXGj1Rn)B!3G_4IRGC5IG+Orz26WI3Bd*hl:r2e5DZ%n1Bn9-gy=gR",
+    "46u$52J8P20Ky=.0E7z&#/mwC3abVm4:bTE1T>E#*61G$i_]JNh7lAn&Ib-R0]Is*959UoFA6g-*$y8HHLL_@HkJVo1N#pMfT-)%47HOW5HixYKn.$_3!sNs1MM*b>uNY#0x+Wk6gB@K3ON7]53B]s",
+    "1UB#t1Dq5L>MvG6+lLVd:au7L2IJNeA008I10Mo302DQ/0S=kX1@[@y0S=O[5Dn)h2j,O=4y6MKh0_e/2SW=]0]Uqg5-4oTC/R9r6*1)k4+>Z!9^hMF9]Sf41+9Yz3h;X(2+xHP1ligT4+hExA009P",
+    "9]AW36gjH>4+>c#6F2]>m/FwG45kAQ1ecf_1JeNrnV293MG2<N2hib50iu[L4+5wI6gB@K3ON7]56%W31UCQ@HvkFj83:QelmQbmr_;lM&IS)1t[<vU00ieY1gilL3eE,uxsMSK1+o4,4+D>[2/CXL",
+    "0S7G%kOKp>1>O._C/QSV6*A8P4+=*j9^hPG9yb62I]aA_2aXT_o)HS&2M,3g1]J.XkOLnAGXNAf01pYc1_WJ;EG@cNkOK&uAP)/qoFD>Y/QtiSxCRQk%mxSNoht$Cfk>Vnr_;Jw/1(6AIj92.54Z*&",
+    "1ULW[H_.>p005!]2kz^l4+!bw5)U1y10M/Dl<c!rI5MaM0tW>[vaSIQTMpm^9x-av1iLH.te+qUMGU9]BQ@AMA@8kk1:GM7ya5ji&-^n5H_/0v00KJ&&-]-;AOf,U2nd+c4.80H&-^13!5]+4HJTC:",
+    "HLC#+3eW^.GL@@Zt@H4d4yXejGKdWXo,7F6p&$oE3doZT5-XuFF!7$p0R[C50-+<p48Z_ekqHF$5)T2H)(8hFF9j>!qPPJRH[[>#8#S;)0^l+-ISP[F1q7(vR1Ce$ngIpJBmpH3mii$8<EHpB)&v5/",
+    "7z4M#R0@EO2.@6-3V#n%)j1O]<f#mBIo3HOGc(dD2X74JtPu@]zkCLzrCkGqBnlq]HUl3G<r4Hi(If+xGYi,@2!S-Yzr6;mHxED9IUf,,jg.!u*a,xm*#[2***OX+9_(H;IUG3v4TSqV9]k$uIWG+]",
+    "Guk,[-syp>4+z:h4+5PP1)t_v9]$tN3luel1P/)Gv;mVM3j]sL.U$Vx>rL)ZHK#TY8/eactO=9eI1Su77&QP0&aVgz+=.=&z90pqn<bM_+&V2ZFaQqu0Rr4Q4&_Pd2%70jA2c!CIv6zo4xyR;9]]zA",
+    "4I;)!E)N5+4G$CCIs;!F4cs_m,j<gmx9:]EHQYJ]!XpH;0UruEgaaQAH_.;lttSCE9]SSnIs%vh2:0hpA2c<HIvh3t0%sI7rU4HM>7f5_00oE84GUWj6x/!k(E$eBItM^wp92y%02;-kIt7:<1:OQ5",
+    "2[fMrFAp&<01omK0y><=+&T!PpG*bYr3eo++&UaK00aFv1gQZJ3cv-vIRFm;+KN377_DE1Gc*6cAO/DY1L_rc0Ri0+9]AO<0]t;_dk+et0^l>u1]I/303QM^+&T!]i,G]Jnh>r_HrzTKHUI)/1gr^W",
+    "3Y]eSIWR0P4+EbA4XXwNy8#Q>Iu4@vJP69Ot=o>&It7a$1->#q3abVm4:ABAG5@WQ4+7je2&$OJ0TVT/6CX4&+&UaK00L(O=8=nHhe0zrF)S>*1B;R;6Wlrj&-bVAItM@up#ue!sAU4&Iu4,&1,Aho",
+    "3OS(z4,cvaF9S0$p#vWTGu%1;usaBs/1U(mHrzTN0yotT2G9Bd4+=aYBQh*54+EXb0^mA3Is;%G4cs_ol#K@l>mL4BINUk_[vQS50uKtq1]JVI03I=[0y><=+&T%.l7ayQv/k3C+&UaL00L(eG=qg(",
+    "3d05jjTa9CkPr>Qw#gs=(E$zIItSh8ZU&PU1EK:9+&TuJBLuhs9]^350^l>x1]I/5;hGFUG_7A:ls*Z.1TQo,HrzTKHvj[iJOriz4+>Bs6Epw:jSvi54+Dt.7B.[E2P>PU0]d>Z4G#p]Iu$v[0uKtS",
+    "1]JVJ03I[]0y><=+&Tl&nh=/kyAK_VG2A*I3pl464+<Au1Mn=eufMJV3tJBp+&Tl%0S(+b48ey82g%]n9]bwwIwUzZxB(vuIimv)53B]s1U2vs9]JYqIs;Pg4++$t4.9u)+&V7@I5fu>9]];G1]v2s",
+    "E)N5w0^mA3Is;)H2i!UbLky+=A_!7G91jHCIwdqP.pK[1$p#+^H2<wp00KJ;1:8CW*FFZBl^sNsG2A*HH_-_OmJtN20S=kw1]v5tE)N5y0^mS9Iw&>W00u/2s2_OQ-(!4I+&T@Z0]nv)9]^3B0^l>*",
+    "1]I^A03QQ3+&T!b#SarRr_<B0HrzTKIRFA=1fCEN3aUW>gS^b:u$LMPTMq+_0_a:jItMKbkOKp>1[=WmIt92N1.wKx3b+Oz4:kZEHUI)U4+Gpf2,%wv1ke-8H8I:e96103u]EW:0S=ke1[68pKMw.t",
+    "0^mS9Iw&]X00u/2pCBVRGN/O#+&Tu^A>Tkv9]^3B0^l>l1]I^B03QK2+&ToS9tgHUKQ%KrHrzTN0yzK$p5]5$2b4hrvi$@EFAoE$0^mSAIw&]c00%@3sRIO>sSOO:ItAVz1;U0_3eg514:tfFHvj<V",
+    "4+Gsg2&$bC6E)NkA15*0It,OK4+<JP4+=b80KYZ=FAoE>uLlnr,a05bF#rce9]1bN69viy9]$-]hZ,C,)1rI<RvIzo>y[61HvkRJx);75H!@B=1TRfCG=6YU1&+HP4*]xR2>iQvArIyQrtAbGF)-C[",
+    "0S=]a:-x1u(4[XA1Cr/z10o*,G06uX8aJry1R67w>9g(X2LoUa2j99F038n,k%R#cE$F%!0J^#AvH/ed<aqHt#[mx&<aqHyS]0[B<aqH*8^R@TFtEr<2bBQ^(D<.[W#>C24+ELZIR$_S91rLN-Q2uV",
+    "g@=P.@]AV.#[_^qw$Ky+.US7u>zw:Vm/iAxI5p:(H30oh4/b;i1O.>&Y7Zfv0UrxD00V(s3a]q)G%z@K4.GyL1TQo*F_jL-1kVW%3B@mQ3;&Apwgev&G5[Sn%#]AsytrH+064&oU;;_=00O=y4*@q-",
+    "4-97XWFI3o:gfj@9ykCTHvkOW:KPvcHh][@9[<M!LjvXgSPumE0S=U%kO:;%G7kxus9y(/-A[dt4*^8@1iR/54+7Jcx&aRi,:(7!,7F6R*JKX[r_wZJs[4N*2s1Jt0WkVc2#=E_-++BuARh@fx/jv;",
+    ">ht,]s_@!u:1z/*J>>IH2NF2]1IlR+AK&N)F9a(z00Yyq6B[.P&.6-B0^l(o;;Vp<!q06FEZ=D=1lbP-cpnEk)3pQ(p5.r;l(.t50nDs92GaLm4+iA66%Pmf+ffeymI4ai:ShkD@9BBm+L,]l1LWHb",
+    "2(84c0UI=kO$V--0uM/<ja&w]lyWOGEc<_e0fIFT1.QbD4w#uj0YwGMxm=zd%CJE%PBSsj0SNZjWC<A$8w0hf2M,:nuABh;cM4nrkM[^:4#wz34+8j>c<F^,%LES-z@GL-h*bxT3kvz(7zo(j2M+=o",
+    "4+Qq_3IGTiIJW[0iwgz(vaJCR3XYN.0=lYO5Pb#q;P&p_BMO@a0:%LkFs#UC29cZ]0PwI=4,Db_1<=HC0=/tHkGTmC48-K/HY_ae4aEU3G&VQ<2:Z]n3&jBq.zN7S3.lw=Zx00a</po7[yzz[5g!*g",
+    "vgc$A&g;,4oq,7jiUa>SED41[2gbVx3-y6_38Vi495nMf49)7v0SbT&05/Ai.UbCuz-6lO/V._E4++^72n(VS2zU.(x]bgVq+bcYfzbg7%a^nPGV,1Q2A/8%4v;t_0hp*_4f&%C2)Dxo2=]CRC.chM",
+    "UkdyBIRK(y2<nFeBMROR4$#6A1.tl+4+Or.IROO.kGLlTpPLmAAI9Ax59a_ssaFn.paB7m84lp-1Oe$74*KCd48.f4,_k5DzaS42zqkSp#P(hR]0oXvu&@ba2D@-y9ykCG50[^[94n95aRvGg88U%@",
+    "Ob,Uq,y8z[-!6vb4i5#r(hUNg5F0W84+!23FA6v=#_%f^>#F/l:I;>@z(6kqH8,XC5dhOC3yYRd4%Z0,wN;U*R1Uc9Gy.]Z1<,b04*-7M2#&Z[4zR2q28fg#9]J3b#wi4eO#^4,3y[,s4feit4!f)!",
+    "4x]tcw&ex[woL)5T<IGeTneP-Odc^H*$W7r1_WJ<EYtXI4,5DA9tp.Cc;I5P4.F]K*Z_dnwO.9suM@E;)fx/a!wm+^>9h%GpuY>a:BJQeLAlhS0US1f,xUts/M)bG!5R*sy(T3#EY@*q0X7cI*b=<Y",
+    "G&arH69e(U2;vJ)49cVe4)NJS0NDx-1G3m54-Q(bodFL4[.8)NoE-Agy2%Fx@Ii>Aq6Ho>n_X[rHN0yE*#ZiWZx0EaoR]R*2K_(w3b;/-4&gckh8+s%5(oLliU9/wP!AV+FfBMWdm1eO4(:4r-/XJS",
+    "p:6]<5(_oZ5DzoT2m]e71+b<n49XV<*[uT]IMB8R1MLb8<Vg8sIWmU@0oc(94+i201k;i;G=7L%CE*Ak1_mW[H2<bl00r:083G0$2[>:hA3!qzFC#TL007w)4&n$9Gyns!,y[zN-s>rGGynoV5-6b^",
+    "7UBp4f#L^dOyURu)aVHh5%mU5IW#LY<&=wMx!P;DsKOi%1h)qarYjEsq^_Yx[0[^1&N;4HH<F7]<yT8U-TsIN2N*d3EHpI$6gQI]95T2E9610V4K)B2F>PL22DS(fB)SJ51_UK>HUJqhoDd0_tQ#*1",
+    "D:0oAA3,s=2OlLg01@L/4*im21lXM-4+Omj9]tl37c!Ht1@ijY5CiDY2<g/d2OkhIzXt-Du=%5SIKT%V4LAT2GXNek!p[N)%e!3<GQbBPKsEp-F*uba4z0vz3a@5b9W^PM0_Iv9BMsU#EHF002OkeM",
+    "030[_A0#-d9]kc17dHSKH_.kb00N6Y4+-JbFF@Xo03ReU03QK1-1:e1=$,J#zz+@u!UrD)FaQES1I!5z6<U)_)bJ+[P[Icv6fyt+:XQNwE5io=K=@sLFbj[ToB.C8(9#MVHtjSH*DWqLGV3%0fG@hA",
+    "f$lj2rCkEr*gOusJqE-:LN5R@H_.zUh[qcOr,yF]t_Cj(tUv:_jsXt^urDJvHPJf+<&N^L4:a/u2e,LEKMOf5G>NlMn/t@I4+M[%AqUTx0^G#:ArBm<FAoCxV+6RG4giu_9]1OjBnZpFZVw0fB:_Mi",
+    "4,3wu6%QHL*aij5.>!,A,ikUIG5[Pj01pSmCoc&&Gqj!r3gSTwmY=pO4wIlK4,tl[%:fFA3LgM9>^B&ut-rh;2cm&G3ip_^44V^L;i_#1G6nPgAPwd+4*[TqCmM4A4!rADF9.g]pautzmS7J9-0Ohw",
+    "m.S9S18)jb0Zj.njb09=GXixSGMzF49t7XZObdoZ6FD[lBpNmy3Hs#*4XlaJ0SLj;bOA01&Snjs-TIk</Q9EQVGFJS3CjT,Hvkea00Jco-Ok5u0X63[7&ZVZFgoK31cb]Z2gDKxh3=RmYYwvN2nzWD",
+    "4+#7R4+*]B88QGNH8^teGpLs-0ooJ_*97CVJq*V-0a*&=!6X(e,me7&a^LOz2<eU#Hy-);024C+4zo80>lguB3>0aD1DFvHAm/v,&lUvggH.0YFos72zZ<SAIE6.I!<YS0JP!^YI2AF@s(lXxyoe75",
+    "._]DZ0tUhUUj<vl1PtmO1L>.C9^T48UlcO8Ob)KX2=%xmPY%ig4wP#WH]Kr[p#^x.hHwuHub;3f;4Cmco:m>UF]D8:03HoB9^G3Cpdk+eztuzu*_lC#G&H2QUI:n&Apk!IHxFN,<)_4gVQ>F]WRaj;",
+    "5MPe:S#J.9IW^Z6Hm1&,0S>,&4&lTF4/,R3My/iy4.e2M57hy%,V>fuvH^m42C_kZ0S>M71@iC8y#)>6RS!AJ3lC$1y#)=<xd[&(zupuNBW4e,3Bk=r0S>MW2<eSFyaf+1Q3kLL4<6lXFfoY=4@125",
+    "1s;/4*5wlqIPn4/U1AR/@wkBp%e(_,ID,QWon#K=ECQ)/2GAu98w80h4+FB;Ar6.lUIQ!wQxE6;q@U.Wr_#e41rH*D1rLM*mb;WIxdD&71spQ_95mj14_zkbyaf+EfxHC(HxC_Ay9EzB=ScEPQtZ10",
+    "03Ht@nh*_Op!gFHGExsXpArudxcCzfIa(huG5@,(nBEi)@VtDIo(B&xzX1.H@w]Zr//c*4Bw@O6=!O7GIp+fpY_K;Cxh)UI0)*Za4=6TY4;Bn66c6bEfZh^jtpSVp6AtLl1qz2u0g$F)4_YST>!AEz",
+    "[Pz.tI%YHV>Y)64;)MWf4]Ox/>Y)6D,97=!1FM)^AyP_Hq5%vvYinV0XLESJjbaZ]bO!tr4@+NIVKD#;2jM0T)HE*,GdR/^F9SC]nwS9(Tgn0t1j6G54>ng$A8/iY0tlVa1qOm%5Hr_CAqVsv5jX$>",
+    "*5!u*42N3+&-kYA6$CCnZ8$Jph2jYxOD&700^m__Di1fq=.oOe&usuX1Q!M7svImgHjAbK1;Q%E4+WcS4,S*rkpT[]vNI0^<W%oNiBcVPjbAV@Mlr>E6&=un4,e$7a]!n^2gleH3(Kts5jW(aVr;^x",
+    "Gebc]!eLM]LpU%,&*:,+9[bD/e-@FLI5jymF#vB7K]w(]MMMA&+AR+d@=*jmAPS_y2FIia4z__r$gpz:*a8taSOM!^F9]a=+sWYp2c*Uy3jG5Eo;-GxaRnI-jM)>m+W@&y0v@)QiUI<*2JCqW-$smp",
+    "(CHKa($=C>Lqasrd/CN4V,EqtISmsXEyU=_4(_e,]2PYllNkc0R0*1[76y(328,Yq4dBua9^hQ%n,&P32nUtA4FO&bEd#e!4.N;P.pBt11;.8YE-L/,a14V93yT2<t.DY(zi0%,%][Op/qMivGt-%.",
+    "0SL1T4+W#f4GSj=5U0is4<2hA-sG8t(MK6I(nk*ksJ&q;3OF:hrW+040S=PcjXn/4!;oc7KL#<_EX4u:LkW^-4+Q;2Z7&HeG/a=D0Tng;1x6G!rhx(n.gGal=zmf=uP>e*nTKyHHDA7oa1RHCwNg7R",
+    "H#C3&2.nvy8#LCja0i3,1q/A.Ukt9*UI<X&0uKSN:IV+x!(asU.]qI!1jhjms@3Z][2mC[%:f3]a]NEDngJU#zLp6TGnLx@5,cbSrMChPEUcdjEHz);+KT^QxBmeP,@oTY;ZjaZ0I1J;4+Y(/0R#F0",
+    "4.E6*n*jxP89L.z7c/d,1PtW=2f>gWm1+q%1(lit3$U;T1K>v]3y-tW2BInfQ_[Y(4wx4Lz115WG_lxx1HWPp]7!;<<)[1$Wdy<34))h)2f!l>0..:>.&FUc&a<p8IW+:@S@P%uumKM9We2K-9uEQK",
+    "b>OO4v8yB:3oxU=0UR_Esu/@[r3wb>11mQ/m)!vsEZPGG;3hs&b;O2Df(j3D:irrY05dckG5@V/1T+sBlPnKYvmFl[uD^BvFu5!Ww#xwqhQ9]3!l(fYkgre*!rcK4qoD#0m$V%Wtf^Dv4+N2#5Dyai",
+    "nNTlaF)*5^9R,$&CJyoR2;T;e7!M80-_NjO1H[oC2mZ;e17RLO<SS50nwT3AHd>VP4+.]20*BrT5-HOmhR*:Globyz[MthU>Mig>&!l4y9Mi5)4,Lu-3Eb-G1;K(+9]t+!s_sN_IRFln0uM5)+d_Gs",
+    "0S]KFs_sN&IRFtk03YQ8IRFKKyigAZ=8E/MHKpXr0WT0aF#MGPIxR6Y!v>_RP!9mev#kLKrJV=HGWioPK[Pf1A0aiO;Rp-[H_AAUtN^AM@V$WLh0XyEhb9Kf[_ZN3Kb!+FEHIJuV+W@x1&+PL0Uk2>",
+    "EC@i]2=cf<9tXXfW)0Q+HU-yD0S=eWtYa5A>B98Ri4@9@H1-(gA2s(iAG,lD03QxEkMPg]6D.6X0]G4p69:Nw48+tE7%]^+9]Si54+7liX9kiC2VWXF)%gkz$[P#Kh7^J^t<.4Yk;:3hh%W@M0uK(W",
+    "v7,SGxC6wsPzST#78x-%&H)9LEDr#!@W*mW2%W2m0SYkyb@JJ^Uk>Qx8znX_00zwAAP+Q_%1[MZ3jFH>1CP8E9]kzc8!vV<H_/qlGBf^$1U4[+2>ZE(01eYR57Yz9ry2&imsAf3$QujbohJb+F9kF;",
+    "jR6Pfh*$vy9]JU#1qA&077daE4,1*=WDgVm-X5x0G&O].9]kpq0^m_79]br7A4M]&F9k6%b00r8;+q=rHZcGT]A2TGG>1)11enkP4BN3]4et#ErTkeB1n&(W05][,TJ8,eG&TSqLpT5&Go>6I0#Ppm",
+    "GBofF0V5xFH1Q2Dax*XhF9I](00#B*WDn#6<eKy1s%[Sm<eMdLF*;XU7dW&-3A9BH*WdyV1G7a6<Ru]N@=O&yiM]5]c@pGoI;Fx^700ns4v=Gp02c+aoM[TnB<ZCQ.WU36pJNK:DlIlL01srs-uaqu",
+    "GT^ZStpPOXDjyRw02;x:y9FQ70yF3-A4M]&0$Kuo0o(@-p!x:[-:%YF/>&/w*&h!G#(@M^g>9Hv>XiH:Dla^VF#s:=0WvWF4y58!4+O$kF9k3)mskerfe#I,,Q<u)FgLW%0uGoD3K#=[g$N7hx;;W<",
+    "HahA^6gTt10S<)7a1T7$<f-5%p1Y9&4=PRCKMR..V,GI-dk,4nkBk8Zms^qQG3Qk%H#zq%9]br70,-e41JDr[Gl:KX.+e^[3i=<<4*-Zx0tn;x36;Yl#@6yhhl5^YuJ8g5;%Ep,sia_bUO0r_X93s)",
+    "Fk<kG0B-d9HeoepG]P$P0S><z1*CEhC]M6ivataV8-1c8)d8!q0S>*#0uQYQ%ZcOx4$%e/4bSmj4/qj)F[cX-WWDiT4.DTg4-+ZG0S>Br55<@0iR1wd:In^D%ZcOx4/G9pjSUYyQXeTX,wh9UzU:AN",
+    "Cb$6)Da@w44qFd4%ZcOx4qFfX1j_u!0S%!A50wbZiR1wexd-ym=MhXxD<zYBxDpQ%-e%ffGE*NZG5@-EkB/4)D!2g-I*k(#80oM94-<.%8RD/34-x$$$==<a.N*!t1P]y3%ZcOx4ceOl0,gvD1oq,+",
+    "1]S0Y2<fg$#,9NmHpej!0jU0*0S;/woB.1j0S=:[xo-0lk:h9%!j2XWx)D1yEL*$*4+>%Wg8:58Y!3$Kzk:k^3B^Q04,vqi3J(p3qQC(U5%SPe4C9Oz4ymmQ4+z9f3B2TI3#S;a*q[mz6SPGJ)vXZ<",
+    "rveS]-bH/%0^kDv3I>J2YZ<%tECYqzDG0).0S@mnfCdjrqy7yKN4gLXIi^SF38Yd5[l07m[rw9D8V<O/t=pqkHOi]22+>!o0Sdv%Yz(u)7Z2e9qOJiA+0Y0GwX@Y=45>IV3fTe!&[q!#rLF,6D,V]e",
+    "rmg@W2Q&a54:$lH1vUU5FgXA!H8ubbJJ*hF4>4[iR3A]]%LxxX[qs^;=4.sv-a;vRG/s4L4+PU(4[(G24G&WE<(%_8R^UP^0^nIFmlh8dt(O)L1e2f00S=p.rWFjy@9lN4XbOc91K_slHXm-]gb=Rn",
+    "0Wkmu!n7$4gb=PnGXM>+--j@5=5atu:Vyy.05paXAMF7&00*MG8V;185g0M<tP_2=0s>kc4,thCAD00$03I=[1zisig%KVx@EvtU4:E/k8!@Y1gO;NtoS+#Wa5d$Oh5-WTGTX2p4.6$UFLpIH.P9GM",
+    "G5@+,j3Er5;qm-MiK@m_oo586tW$pwGGt_mW-JG;-(8A(RSwN#4/h_]M$uyrABzDG)dAIG4:PX.55)zz-d&1j*.%ku!3z%z,D3]iQV%w^3lC%EV,F*(2<f3UV,F!;55).v=A,-S;g.YF<na7qP7d[B",
+    "4;$KREiv_E4]V,x4.V!t4-X/D4.TO.7/:gHAYTvV1l!tr4-rNf5B&$(+IkNgy$BBpkz<^qPY*TN5)ToXWDho1A1yKf4]kzt4/%g@4;eLI4-ZOr4.TO.8LeawAz%-51hDfK4+HW95BvwUWCNlI4+6Pl",
+    "3nT<,WDdQhQx6ihvvMsmFpCim*ya^:3pnqQ7!K=R9]<!Z4,5U[2QL6MEYSfE2dCAr0SbjW4+,hSW&(/@4bu;.p5$i/bPd8^4+M$KivbS;.E!BT4Q2;v;HC=vGyC8e1jy494,n120]V_F1Rn<Bue1XX",
+    "6[<di4,5X[7!LvShzkWe4*.E5Dg(IF5e>y4!oCa$a0]bO3k[5B4X+->Esbajip7Wl491KC4u!o01Fn(-4+hY^3-_1>498Co46)vl0Sxq>9RfuPi;kRI0HuH/27]o^4;Les4=znV79UD7k@fOp!dwqY",
+    "-Db_TR=0Z90S[H*0uMWy:QxKLqaOeT3e2e!3,[;!9]JM_1.!_J4e]-O.!A^/HV.Wh%K-@bHUJE*VF4cx.O6@q0S48JWenp$2g*nf2By4q3BODPulsus1&e@l4+r)BV,3sJ1P/%G$B6+S1vLN,*b<&f",
+    "/$BFm,kcB*3ER[GFD5fG&X,aPgG_gZ[w=N]EZpZK9_Cj!)Bz5V0uMUptWqCxFaR$CF*g7P+vXh).O9>S2Fl>L4b[[E365b7-r#&)$hye=1kITQ2RRL>/6<F_*OLMdJ-s1m4=qluFO_r[G0qbYp#h6:",
+    "AC:>),U1I1gUtZ^69T<tAqmNK95gTvlcfR/aK,Pq0UuE<iH&=,[H/un4.OP54:0Rz7&OEg9x;zKHu#7E9yS09l-R!;*^*sto9j=y*T88C.@4+g8V;238V;E68VR(w6c1.mXcJ^te/uQYVKrnjFaQo!",
+    "4:.a04qXps@e+V]0S^1+@e+WX0uPi1o9&JP4-.A74,EQf4:3[;HoFTCWBO.hBdrM!J=E,4V,Kwfg6)n04-/0Z4/MU+4o(jQ@e+Y9Rv#<f>YDtq@e+X!qzw,@@e+Vc4:]g14qp%D1iz+s4-rNf5B&$d",
+    "rgje,y$BBp@e+X;PY*TN5)TpjXb(15A1yKf4]n/#4/%g@4;eLI4;6m24qp#C@e+Vd53vNT;2Z8s8^bAX@3I/%jsXRt2oDhYXcuMxFA>K_)]yi.4:dN85k4]9HP7e*4*@Ua9v:Al]7afzW&l3@G%+mJ",
+    "0S=Y:(P[[aIu8oyt!D$(&JPa,=v!4pbPpK+XdeVQjmi,Z0A:WI>XH0Fx1UuAgNAVr6R2np1fbiT0S>GRXfF&lGyo2lC/UX-Xa$LC1z7.e4uc=My#WroXb%m!<@eEjnpX$%[tN[Eqy,0r<Er/iST8Fy",
+    "F=^m29W($JIRFmN[sjtzuVw>-HV+k^.YylzIl!Zy0S=PgoCXZfhN^Su&5]4f2M*k:oB-*7/K:E1-I$hqH9Pyu1>)XV,PIWm.pL=gZ.eoB2%Dn_2CVXN162!cA_@IG2LrL1D,Fy81UC$55-++U1ms<>",
+    "EC_3a1rGkhEe[3bT<LVp1O/1/1J/3*3e<yN29WCl4b7.y4/u3-41;H#0SK;n0^j[N1@EXA8xH<V3l9pi1rI9Bqn,f[/HOBU(xwgqbsRa2$OH+qmIN&]J3a&68UsWR1F-(h*s_1@sI3hJ)bmgQ2M+@6",
+    "rw$T1eFlWN3k_>b8xJD6@BVns:0/A)&/m-U,pBzD9QR<m29lB.4+PNj5e)LC2>FqIhNV:rr(p%wsBaxOmjeWh[R[(,gA5xuXAcL:>5vj_IcN=5)C&%h0te:2W(b2@3,<yX.2whs;*b2S;6N<*Ah+aw",
+    "A4xfo9S.wnymJe&(*h3[vdpdl1fK-02M++Q$qNP2svi#to8w_&$U,GFGn/mhLpCu(H2&)s3)kTS1-(Z_0=imR4wC2t0VN*;HvZ3x0SxW4)By#%q#O#7m/Oe]kuMTCY75u^57GjJ,2xv@FrBgj39(/n",
+    "GyjbQ4*$#n7CAKn[[#-Mj[>JurUDgh00uoCH24B9B[4Ml0v9&K0v.Rb1/@wp0U,^0.lh1xCpF&!4#ol^GdQoX0t2;;1rG>/>W_aUGynpV3._Jl3.aUU8V.7#4+O%nb[RLtUkdCE9]tplj&dF_)D8v3",
+    "yl)-k)D8pSEFS>h)D9mAH_/33Gyoq3GXNh0G5[Jj00sN,Tms.&4;UcY4,Zr3iw!S>0Wmez4lflmF#sDk;7j*F@;)LuMjr$),3:1XGcy1RjixLEkp:Rk4FI.f2lDd=AK(Hx,3/eX12zB[FyX<r9^hI$",
+    "4Ic$C01>]&9W]MX0^liGt@Q8mk]YVq4G$x.j2#Y<dJf/z4_qr#g##,zU-NVwE-u&r$q5FC.LCho1B#$i0wE6s.+mFOULH7ym-(l%/6eqVtg-[:Gb]$y54;y0A1,D93ibDv0U0[F0UsVTy[/UTfbKjG",
+    "B:RQ_4X;6Q4*/!uTLp^eZw__JhXVm24.,MI0S@RTpi:[M1u_6;0]%.[83<>UMFBexIlR)00T15,:lhzVH0l<&7zg+IAP*Le5DwPWi_%1CHUJ+$IRGCCHvlh1H8OG=1vmg7LNx#n3YPE!A3!(&9].!6",
+    "3(xU,1DMEn1au9u>#hfIrqE[(A;d.ZF9]X*01E!]5CNh,4+fHtArA%rr5ynx4=h>:2%ex635<Rz4/j]zRSzeRv[N4sIM)*djIIR>1J<G)ArExd6CZFm01pu2&x@:N.O9_60S3sFR^Tr,6CF7K0>6^E",
+    "Iq5nE!A1+TMGptK=imA;5)GFK3#zIU9]bXninIX*A@86NIS&WR/L8/HH/9ETi>laB*(DCFsU8fqE,W^X00olND,Qs)/n)QC0<F.o1/Nir4#:S#9&Wyt4G#;Bxd9BaNe1WPTm+[:4yFPK)6pFV.P,]B",
+    "ty2TNU/Eb#1q1O+4+EONRU0.xSrj:_1Ol1;4;NK[4.V;;Uk<SH&/Mbp0XEV!FBLU6(KHU$@)dZmf&vPSo)@><-_5VWr$YwN:pKmpLkHLd0E!V02Fi_M4%G$/$MO;4H8d:1.Q)pONFUMyGo3XrUNSYb",
+    "92qo(kPZpvq.Aj<I6Bh:A44>n2p:_401qC=twaigqOSoDAAt!EEx@YC1<r.B2:$3*7&8DGIl2cQ1_r&N95Vn5&(t3cf&5z=95/%bF9bO<#0_;hZyyIU#10!Y00i(83I2/]4+X:y5-6cDHvkUt]Azqt",
+    "g=_pWr=f:iaIKc40WTmpFvJcYh5.ML9]])72EW&M0,OE.3FPt-3c1)I9^Y72y-BF./n(@[6Dy*=Aq#;]0uR#y%;%%3IRGazF#rg%lywgRxU6Xgxa<KdaFoEL0UseZw2NvFAee+,A8t9#4Hz:39WnqI",
+    "GQ]rnIW_k04!(8>u&oyl0-bL,9^70kZ5eHyy9o_+t=NWRGyo3-x:5tXeGd%Nu:mh#G&TSO<2e$YUuAM_Z*t-]3U3WCW<RuqHQSpQ4/GX(lBNL.D>Rd];VA@6Ifeob,ER*gVh=(k/D@sU8uSSd35^c:",
+    "4/qjxrVS54Rv#/e[0$FysGJxNHRu8!U0)v]Er][f8M:Sp4.TO..OJ/(5f2,s1rLP;;!gfSuLutW-[F[ABmt5N4-s4SVIL1T$iE-xH8;od&-cI+IF=nC4,3YU0Sc)B1Ma_Q6Eohw3ku1xZw^J]4#0:Q",
+    "0[8>C/U=WRFrt@i0@vtB1d_k-xAS8N:E8kY91jJLs09wL0S=4EbPT%IVhgEC4-iuC91gYl1qazQ1Mff[Gl4>=H3h%WMGVf&3l87ZK;d#20S=P:+,(Xa2G7I,2fxk%4+xLUMhW2:3x@7t@o-ne2*b,p",
+    "4+HwP0S=NI=cMs2;;ecM,xm)I-DKol90,TWQx6K/lmQLHsURdaH/YA4F*Tl#SOoI-3/6zZ5i=UEaUTgYvx=u3#9ap91Q.5^3S]-B8wyPsG5@u30o,_6tfw6g#i(Hg.FQgIEHN1ci1-fmEHRSt3.&s*",
+    "0UrxHpS^wT;c=Q@@bjSdH#M/UTm>*I3-VDK3!0Mw2(tdM0S;BMS>G%2Q4a/y5+4aT>e&20ioS0j7&Y[%bT^.BIjjdC2s7IF785d[0],D2,iDt63tSR701@0(4+E&+5Dcal3h/xU9[<F[mq8RT/mHMQ",
+    "6b^WB:2Mh[01e[,2#f*>l)8oi2&wOO4!Vv736jMT4+X,QQx1<k4F_Q/4l)9+[^Bi;4,3ZM2MeL.a0.xG6a:PN4FkIEcnZfy4+iAGM**Q>4zm*vKdHPC4.VGv91kGm%m*(<I5N_44/UJ_A@b]vyb%un",
+    "0uKSg$sh:oosR(yhra-[mP8K+xw[(*u#f^_1g*rT0S:F$It9CtY7Wg71I5/y1t$*!+4&I$#I8[jX1#6;ACv>wF)>=&1eTHk4;XP1Vh.vR#iRib(gCgoF9R>#%Ht0Y2e1V=GBYc,+ae6o@9^h%!Xyt5",
+    "nFR#LIvO=89yI>8uggXTDh_#o1s=Um02;-]1,z03A8.0A1s_G=Gyoq0Hvk>2IRFXz#sdZ@4xI%8h4mUA4:z6#1-EB#4D#y=4+x(H0e%K54+ftFA1yQh4g2RL0FV__maJ6]aGwPq(g8I9E-2LV10y*$",
+    "-sXx=lbmV_2)hLX@s+RhECpT-.v$3(%@Ou-qUK2vESzs25jpn;6);2sNeZ6.9yb6Bllg51D,Q*p0Us>k+XW5t#YGb/yBr=IG^[Fq(*ZUB9[<Q36EgrG0W].G2s1GN1MwjSEDr[_1Pj[*0.Q%kF)Xj_",
+    "7Y@8I1py@zKrafP0Uro6+XV^r0Urf303R(j+XWpn+t3aZESe)9a5dWnAJPFg051SDH2<PZ03QN203Qf901@L!)F1[d4+gyi3fl!4IMdi99^+X$1rsv:8a4nQ2sr/;o&g=PIRGCmH@<gsH14br1L6fA",
+    "a5mcoAJPFh04>8!03$dz03QN3wgV3a/=F-j#%l&F4+gyi3)/+(m$EtowhJE-H2;&ap+Xulp8*dEiyRA[0S=YR5+5!&+XW4dqYe@+m/PavH@<gt(*ZdE9yb6ZH#7hb1GWPX38x$qIq_H#1^p=dj]B=v",
+    "=KdLTJ9aoSFgMo(1z8T)WeiFVjsXt:ucBTDGY5b!36@801FhQ/4xQr%1kKGq4+X,QaUTFR02ed:KMOTF3jEO<3i)aar1N4A28XOuF9bI+$u1uZIFv3fH8ha[2iZyw42!^b9^zNy/y;$:qs&zXeGdSU",
+    ")(-Mv=.4]LgmDVp.]zQGLk_FI)C:aGFb=kA4%h<2H2<kojMfhkHUJL;()JJ!1c3GsE-cX#B[ew!4+h/o$=j1oP!AT!g:eo0)E5r_*3/9y05CI72-DRe#L93Fb;:%[0WV52G=+_>L%XIBFNy&yCG<t6",
+    "0WV52Hq,(SL(%64FN*-zCHc0B0WY2bGC0)&0NQa6bpE!A0WV52Ilcl9L,o^U1ik>.Z8bH&0xz2ZGcf%G1,I4-4XWmP4]vJl4.DZaGSmVQGXM>&!jm5#b^,fgAD-m.01@Fb5+6S;*v4<WAix42k=waU",
+    "4+@@aF9bF*)W#7X4K_5l3/cK8nsEi3/6;;e!PE:KFaQq@x0,P-2rx7NFI6x!00i9u9^+Ry0S=(knsEbC4,CNp4:Y%$aR,2sW)BFU0_]L14!4;d4xj<c2[r&93=o7[Ik%c]0[78z4,(k[4,_hWaUTyY",
+    "hSYTrG@E=<1g5!700$2TpaTyLlavu30XCom9].<B9^qYI9]1T3F90]&00@##5Dxg]76S0(aSsyN0RyK05C&Nf2A_5E5u5uE4v.L;1),X87%_6[paTyf!q9OJrV9<Mv#J#jFv8Gr7C6IY3cTYV4&tK=",
+    "1muVZ2.%i35Z9nT4+83#T;MCzA@cIoDGrqZ4rCuAIg]kga0/]=Is:DuDh_yU-2i*hRu2Y+>Z.bofg/pk-7/b1GN1h70S/AWRtcc,9V09yt*#s#aP+eS1<Oh:0Y3&fGcneq9^b4a83X42O9!FKTL@,a",
+    "0h2cm3(.y.0Rr6#0*WXSGM6M9HDm#!s!9T64uahU1([.H3tS:JIRFl$mKFoOfe[Xg%;__<GB&jX1cZ+j4!ye:4N<9&ozE/+Qy&B]udD+QI9CL+xhD;9.]qXI0tds&A1*XEA>]b:C;5kfL=U!uFhv]P",
+    "&dLuT05+Me4*(SdF#=rI5C,J]3!uGC1BA9D9]bw/1uqXZIft)195&I&L/1.+84Jw%RSyP=VGjhK1Rn!3cppqTb@8IH1:MfW0S&997!x:)4FlI@4yAbm,J_J]8xI%q:^m][stg9skO37n,s2hzi_$3:",
+    "*AfG^E&[SN4,1aZMh/h%4+B#YHvkQT$s86j=9c*oTL$BH3fF55h=YYp=EwUm2>FD3052snIRFI8@zR4L004[!2B!fZ7dnUnA^uxE4jwe^2;WOdC.*k=4G$t(4*.c.4,A6&K;I(d3/X-n1efmxE,=Xs",
+    "2<6vX1o8.UFaQR>s[s^><(CXUHvkqm03QQ502Va:4+ho3(E$eX2@e<.03QJ^02ea/7cu^EHvkhe<4ycq1vl_u3%:&n%m)LGlMN2c2Lf3iAvn$l9].@CA^utT1Rp9h%m)rp4*A9$7BT/DHmd[.y%8S,",
+    "HOU7oFgO4&0WvcHA0-vX0M$ANi0Tgt+:8+qA%y^C$p,>g2no9p4.cF&yp9>KjgAoxoazrgGBGld1p_[&93C:r2MbdV1iKM005CHE1-mY47C6ZV9]Jf57C8VP133T]HUJ+3H_.G[7&5HT4*;t/H=_PC",
+    "lcPccJqh)r0t:tm1h%jr9]bka2Q4!,01mGQAJYLdyb%ZJ=v(eavIP;[7as[Ryb%EK(hLtbyb&)1G&TSyF)<b<A1pTR2<X*U;g/F>HvlU$H>,+U7@YKFFfjloF*X1P-1Lfc<Cg$#y6OQ2%f/H2r_w^!",
+    "I*0,e<d+X>HDd]-4G$n%4+6Ro4b/N06Enl83;BwHyAduhH2<A&4)X_B<nH$@2<BiC0Twy)2<eF(2=KIS9]JG]7B^+/9]So77cu^FG5[X]F#s1a02nX-3%wBpx#CnG1vB#rFAp*=y%7M]%TW%=2Lf3i",
+    "AT,YhF9tO*00)f<A1*b]2M$pm1a0k[9UL,&1rHX!5j,(DGyo.rIRFRc5f3HK2L#HKAq3I)0SN8@FCaNOhXM:=1*+pt3ZUN[4.K3(0:2R(F#rU.m=dCdlLZ8cryUN/2MkjW1I!060ysGU1L%QV2C4<i",
+    "1U3K@G0X/a12F&.H_/pLH821sG&TS#G&TS(G&KMK6#>8:*S8f1.=c/L2Ls!$9^foSC<&8&F_1Qn)&Vg&01+](4VKy>6Ef<-4+*_!0FUVt4:!LNF9kI:02ea/A1gQj4p9vEA[a1(n-i;$1@ig$5disP",
+    "4e.#d0Wts]B[2X1PY03PDHu1C1^@8qI*0,cV*.#D2Mz7<4G$n%4+Fmu8!,SAGWxm.9]bYL5k4>FF#rry4+QfG9]JM_1HP_y2J-CI1kni/GV/)=12O-:IRGC7F#s1Z01NFb9]1D^7c&4TGdSP>3BM5q",
+    "=x7RC1v&04KMXQCIlmDDmZ/[P1da+HAu!JeF9tR,00)f<4/l(k4p9u5[u_rE&IcSh-HhyB7rhZ2IJh)6F*!8/2jmeCBg>W<wN;eLm;I6Dld^O2AcO)9%LfF:&@b%t5f30)4+6Up8!@YCGNr:64+Xms",
+    "E-uv*3sVmSyAdw_H#GnQv5Xf6$OjJurUw/;$Oj!W00#dN9]$./2PZN!!zvpy030&>0VM_+DhZhtD:5;32Lq.p93KTY$OkVDI5)cyKh=-.IW+(hGyn*-GzPDn5Dy8qGy-I8Lk_B*5ibQcH_.zk052:u",
+    "FaQow3hW6aH#q.+I62P,4-Z,,EH=Xl2>@r/00,a=4.YRd1KNgB2e.ul7&njx4,&W$Br7t/hE5L#*a8$S>VFnX7ux_/)++*56EN%v4)YQYga-24S@je,1;v>M1iA+uIPg0TxCH:+z$*>Gyaq1:H#5El",
+    "1DujV1d5s]1n(6L*9#jr!JjPyftw@@o(Tl/kpeFcH#gV]4+NkSF9S9:00Z9C90u469]SY&KL*$f9]JT17BK)0L-^h]2huJZG5[Ph00AWj(k/]lkP!^^@veaQw4Y<k7%ixVb^K7001BXh2;<Hj0uKV^",
+    "eGAU^5DMv<0v#_3$EX1T>yhyf(hLt>gqi_%1v32m1O.oZGY[qiu(^<x$DZ2(4u$_)qy!%pFxQd,4+Vh*0-viPgr6!0$d4W$B[^*30T1&6r;poG-iB6C9WZwVzC#Zbc=;Kc$OHqg[VEN^1P/@InGg:Z",
+    "cn/E51Rp*!01pqoqssvgKynWW$OI2*nDoX02+K4F%>R.ZFBLK[$OIlU00U$Ls)#cU$OH$b*BuWi$OIn:GXNhxGXM>[!J*3m4;uDc3&-c;J_RLi55b]!0Sm]k1lf^i9]bmd9_C*s1Rn,801,F.42HEr",
+    "1oRsLA@d9Y1Rn<A01q-*.3J8>2*;BuavwlB01peu1TR1^F:;.K$OH)2u<DHDQy&vFWCAJy/FJcUatOX01+_Zv1S^5(Q2=yj3bz3R)ut_DPzr#mT;]eIhItE21Em%YOdlRO00jNHDh=FA9yT!m1eK5#",
+    "3[3[&-Uq5#H#SffGKd2cGXNh1H_.kgAOkE92Z#e3GXN7d-TaB4A09UE0R!0l7!LqUA0Ie_10MxB052amFijXZhyxDLEdZS<4-6;56EXlF1UCRCH!^bq2QmN_G5[hsFaQovA0IV[0^;p=4on[(Hvk>7",
+    "IEVuuA304LH-4lc-XE%DIWmX;6EOfE1U3K:I7$R84p9Vn42S_*qg)P9A09OC0R!<e84mzVA0IXV1cIFc4ox2)H_/38Hi!cQVlNdiFo**aFaRF^H2<Jgasw.62Z#e3FaRPrH_.b%A09LB0R+.0ZVpTz",
+    "A2k3IHi!cbO&/dO03Qc6hyxNZ01@L/2Iz4F%KR1%pt^PETOS2C>;ILKt]tNdE)NU2;N.([>6rj-zXTmLso<3:2F/p^4.V$V0t3-y5Dy@ixj+vJ9xn;qG9MT/01l_,2n67#2p.JDArLeG4+lUW3OFAx",
+    "3o]kR6gB>@(E](3[W_88ILo^Y0S=]3vJV;EpR7a*;6zG8%ElTG5[^ma0BR2ci:40(uDf3k2D1bL%H[$Nu9Ghx2s1Pf0kXGs2a(Ws95>$>77q$f9]1G_A_G,lA09aX9ykC8!>(LS4-<c00yi/M5-6cE",
+    "9x(tNHUJ0t(SHvD@0qsz2_RHtG%$zPRtmM%KnK<!4+:8o2Q&a50x]#^3N!#82RHy90y6*_3N<;+9]kf[48,I(A_iM>1kkJ$4-,fh4+Q>VbpzwV84n*#A2_DtA2:JwFF7$X03Q)H00-EI0^lyK9]kzu",
+    "1s<+cOdmKj03SCv053N/G5@+(q=Vv3@Ed=*$=#!cH2wuIIW#m)4:]q;FF7;bO%EFW1rH2O9]ki11r1CAg*OiiO&:Wl03SFw053T+G5@,bf(9QsH_/p:I5bTUIf4c+IXN-,4:=JcA2_JvFF7>eO%FMO",
+    "1^@^@GEEOSf(9/rGBN,TO&:Wl03SFw053T+G5@,af(9/rGB5xRO&:Wl03SFw053T)G5@,bf(9QsHUKX.HZ)BSIf4c+IX5y*4:=JcA2_DtFF7.cO%FMO1^@^=GEEOSf(9QsGlm@;IWqtsIWqu1IWsXb",
+    "O%FMO1]K-%053T:G))gVf(9QsIRFm]iXINKk=%(D>7efjCJzdZ#sLop,uM9kl8@;R[w<y;vx*/Iuhkk3[4O5=G9Dc@01Esr4+]e2HUJL%E*LQ&4*M.,2R]J+9^4:^4+]d:HUJ3wE)O)bh*/7)1P/;p",
+    ">8]<@4.6Wu0uH72.pB/,p&A^A-OQF/0g$@10Y3*ZI6j,gST6xGFs^hpMKg1CZQth$4.0)aHL]m15nJf7bq+os1vCH-4%YV^0O),W2,=Y/1Ga$%4y/I)3#P*m3fzhh4+&rlfQ=a)0)qb^4+E-p0tLIu",
+    "5e&k)90uLE6AsYL8wsTH8wn&1ob;6=i2(w00_HFTnF0qD2Itom3wjQf%o>nz6lMSmr>&n@1B$2z8#mK52B7m,4(tL1hlLqEHZm*6upa.948<QK1jDpr1;[3J3B/.D3C+@H4)wcn4T8/M3)_7H9BA&k",
+    "c;(]-2+gaJ0S=ezxeyE30u1=C4v)nf4AIUT2IkHi8Zs3TGXM+t0]vF(iUAJ.i:qx8sRl0qF*Mb.2MC-&b>.OI1/E<b2aT.53y%W:Ivh4rA3Zga0]^w$b>/!S3l9s2mq@x+[ooh>gsK$^3Z)MZ2AIAI",
+    "9yXBfLoYHiIK:A6.qZ!Ufczl>qTxp$04/PT90bDcivbQg2et1M9]AGAk[k_ZI3FW6051>TFaQSnK;b_sa4t1nh4%pmk.$bmIX;k51U)/7D:OeDGXNh7Hvk;p@H3zWGCv-*H2;sx(l87>88HAK3NrvM",
+    "F)O=mBN-V73)ATvCpR.I$Qvs+GaVQ,02;&@7&ZVKHvkwo03JE%0]:JL8!geZBL]0+0S(cuR]AX#4)cm41sVZ;5eqf^8xKUAmvt@(GBp4X4e,he3hc<h1lY;01IY*p>y>_l2oDMR2opE^0)V1+88D[=",
+    "4+ww*AvY@gl<$*G!/M^/5j3U-FBUX6nFtO$A0[:cA00TK2oyE]5jH:yoB9g[)UyW((e(,kNd_za1*r%DM/dor01Vun3m*zIM,nms9Wnp@,vkJi-cX8JM*<@sD:OJq0hU]]rOpZu2u30_I7J*Z04g=u",
+    "-sgNN5)IJf8zMG1vC]t19T+kIDmO6z7Bm13[s.X19S-KXg&hgF0UkD(ydwvm,r<lcJ[B=g4L./eGBSV$9]kx82s.AZGk=vTJ0B)C03RDPfCdyf%d8]4Htzu(FysR$H7wb;0^lzN1Q9esEHO3!9_LtJ",
+    "5-6cBG5[YIF#rOD0vs=!1uqpiIYJ=hH_.>p02ns>4Cw>A2$Ss>2OAqT.pl:D4C4g[8xI2WjRy&:0Uk2p1q9/qYYsdJ@.>/1BHINYA_:4@A0RX_4-jh<3ZUZ80UR*C0^m6%1q6.#6bwEe7Bc@nGAlCt",
+    "1RoYL03I-+$YLKBH<XE7H_xWA3>cHm0k#DJ:#PqCBeDfQBQP:GwFLl_3J(:z1r9nNA_XOGAB>tWHvk]vHa!mjrHc#$ofHoSj06Sa0uePq9]APygk/PageVUQKoB$l1eZ7q,6907[Y4K6KoBzk0*W[e",
+    "xsL;[+ouK(2]y7t03QN2tAb;$.6sV%1rjyh;-8:>(FF;_7B&D5Iu$qo4%G!CH833y1/j<$v-hsUHUQio1A*uu3Z$h53dN8j4*-vs7Y@EL%Oeiy+9nSR,OD2d!R#FmU-l:z4+Fu]K;R!H4G,o6z0*Mk",
+    "=1g<x4sj1Wf_+78%cczv2CSk44,T2EAP7ed=kxR+Dh_wD(vblU<G%cF.%^X995Da=1qhWb4-@b,BLv@tIu8f5q68lmG5@+-mI4pH0jbO*F9I.*00yYYBM--Qj0y>g<<x+W&a5B_lraOheGd586b^p3",
+    "I^WQK0@a5/4(SLJHv5)A0O$K10.[tj9]h,v5dtF&K;vB19uEj22LAAM9cGjAC>fE3G%V=o4++x&3d-Wo1/9f(G1r0$9]AQXF)/nZ)&T<29]SZ25j5HX1STH<GXN1Y,T;$A9]ST00:j[L1SSfB2<=HU",
+    "lR=&AyaodEo(Br61P+7<3(-<<1rGzmI^ZZ/H3ZO(0uGD]3zVI;0SMRw1I;5i5;jC,9$g-/@xgcFTMoyF91jJP1q99n9]JO12bcv93wZ$^4.3F4I1dVg0SEa74,A6/FCa89fdT.I4,AF=2igV;3xfdx",
+    "BM%=h0SC1Q44^vl88<8,7c:9]**OA7EjL[r2hsOP4AC4MGnYyZ+y;,e0^I5%2o9=*1[N<%1P&w.FeU.p2n:Vw2oDN=0Ryrx2)+m^3NSK:0Twf*1P+M,1dXd=0VE9E9^f>T0STcAFA6X.i2(!90^dnz",
+    ",qQ-aF(nP&<COeNivbchIt0Nm4+<I@5-/;t4+10wjj]gNG$jm+0Ur,F04Omq:k1zUF_SxF;57X])3Rm,yRC5!ir*9g>7Wc!G^a0q2Qk$O2,);Z0S=Yb2M6K5Ck@J1Jr5hy2LpKzBH0QKdjTX5A%Fo7",
+    "HromSOaLSgA%y@CHr)yUOb-U73IjO_,wFenISZ%+4*^x[2j$:#4+P2vA0--A3IM8i19_1e00*K47C5W_4u2mjIpzu]F*yJ)2[JGMF9.R*052-tG5[ztG5[]MGBb$*9]$z&3NI^(H2=3wH2=OPGB%3/",
+    "9XI9*2%.;3E#;X+GB=MVysk.Ku9hhT=>x*26*B*Y0RzRa2M+/,0lEHY4,lSF1++sB(pw0W=e71B:-n$hk>itCyRUx&Vh-(L>5%+Ew+9am<)-amRRgX81dRp[0<DKz4>5)u1@h*V6*8Z*K>4VCT:+#9",
+    "4+C8lGupx#A0#tf0rmwAT;O#H1p,]kBs2g4$OR7rT:znw2mxIW2E=(d3FU<Y4y6na3#^gj,2<K/fyo:X0LW1YwKNY5mFpZ2B8_w8p9BvHlK_F^i(wBabOE*m4.K]OC=!HC%:)l1bRsb>bq</,VhPNI",
+    "2nL#A",
 };
 
 
@@ -29909,7 +30261,7 @@ static te_result te__arg_refuse(te_ctx *te, const char *op, const te__arg *p, in
         return te__fail(te, TE_ERR_DTYPE, "%s: %s is %s; %s is needed", op, name, te_dtype_name(x->dtype), te__formats_text(p->flags, text));
     if (!(p->flags & TE__STRIDED) && !te__is_contiguous(x))
         return te__fail(te, TE_ERR_SHAPE, "%s: %s %s is strided; te_tensor_contiguous makes a copy that is not", op, name, te__shape_text(x, text));
-    return te__fail(te, TE_ERR_STATE, "%s: %s %s was made by te_tensor_describe and has no memory: such tensors are for te_explain alone", op, name,
+    return te__fail(te, TE_ERR_STATE, "%s: %s %s was made by te_tensor_describe and has no memory: such tensors are for te_explain, and for modules that answer with a shape", op, name,
                     te__shape_text(x, text));
 }
 
@@ -35432,6 +35784,7 @@ typedef struct te__norm_fwd_kargs {
     int x_dt, gamma_dt, beta_dt, y_dt;
     int layernorm;     /* 0: RMSNorm */
     int zero_centered; /* gamma' = gamma + 1 */
+    int rounded;       /* RMSNorm: x * rstd is rounded to x's format first */
     /* norm_fwd_queue: */
     int unit;          /* neighbouring rows that a block takes from the counter at once */
     int own;           /* units that a block has by its number */
@@ -35491,6 +35844,7 @@ static te_result te__check_norm_fwd(te_ctx *te, te_norm_fwd_args *a, bool layern
     if (a->eps == 0.0f) a->eps = 1e-5f;
     if (!(a->eps > 0.0f)) return te__fail(te, TE_ERR_INVALID, "%s: eps is %g; it must be positive", op, (double)a->eps);
     if (!layernorm && (a->beta || a->mean)) return te__fail(te, TE_ERR_INVALID, "%s: RMSNorm has no %s", op, a->beta ? "beta" : "mean");
+    if (layernorm && a->rounded) return te__fail(te, TE_ERR_INVALID, "%s: rounded is an option of rmsnorm_fwd; leave it false", op);
     if (a->y_amax && te__is_fp8(a->y->dtype))
         return te__fail(te, TE_ERR_INVALID, "%s: y_amax belongs to a float y, and y is %s; it has amax", op, te_dtype_name(a->y->dtype));
     if (a->y_amax && a->amax) return te__fail(te, TE_ERR_INVALID, "%s: amax and y_amax; one of them is possible", op);
@@ -35604,6 +35958,13 @@ typedef struct te__norm_fwd_job {
     float scale, *amax; /* of each row, of the f32 result or, for a float y, of y as it is stored; or NULL */
 } te__norm_fwd_job;
 
+/* At most TE__NORM_RUN elements, as `dtype` stores them. */
+static void te__norm_round(te_dtype dtype, int64_t n, float *run) {
+    float stored[TE__NORM_RUN];
+    te__store_row(stored, dtype, 0, n, run);
+    te__load_row(stored, dtype, 0, n, run);
+}
+
 static void te__norm_fwd_row(const te__norm_fwd_job *job, int64_t row) {
     const te_norm_fwd_args *a = job->a;
     const void *x = te__data(a->x);
@@ -35632,7 +35993,12 @@ static void te__norm_fwd_row(const te__norm_fwd_job *job, int64_t row) {
         const float *gamma = job->gamma + i, *beta = job->beta + i;
         count = te__min(TE__NORM_RUN, n - i);
         te__load_row(x, a->x->dtype, row * n + i, count, run);
-        for (k = 0; k < count; k++) run[k] = (run[k] - mean) * rstd * gamma[k] + beta[k];
+        if (a->rounded) {
+            for (k = 0; k < count; k++) run[k] *= rstd;
+            te__norm_round(a->x->dtype, count, run);
+            for (k = 0; k < count; k++) run[k] *= gamma[k];
+        } else
+            for (k = 0; k < count; k++) run[k] = (run[k] - mean) * rstd * gamma[k] + beta[k];
         if (a->scale) {
             for (k = 0; k < count; k++) amax = fabsf(run[k]) > amax ? fabsf(run[k]) : amax;
             for (k = 0; k < count; k++) run[k] *= job->scale;
@@ -35880,6 +36246,7 @@ static te_result te__cuda_plan_norm_fwd(te__plan *p, const te_norm_fwd_args *a, 
         k->y_dt = a->y->dtype;
         k->layernorm = layernorm;
         k->zero_centered = a->zero_centered_gamma;
+        k->rounded = a->rounded;
         if (queued) {
             te__norm_plan_queue(p, l, k, t);
         } else if (in_registers) {
@@ -35903,6 +36270,7 @@ static te_result te__cuda_plan_norm_fwd(te__plan *p, const te_norm_fwd_args *a, 
             te__launch_option(l, "X_DT", a->x->dtype);
             te__launch_option(l, "W_DT", a->gamma->dtype);
             te__launch_option(l, "Y_DT", a->y->dtype);
+            if (a->rounded && a->x->dtype != TE_F32) te__launch_option(l, "ROUNDED", 1);
         }
     }
     if (a->y_amax) {
@@ -44279,6 +44647,7 @@ static te_result te__backward_all(te_ctx *te, te__segment *s, te_tensor *const *
     te->tape.no_grad--;
     if (result == TE_OK && te->tape.plays == 0 && te->after_backward) te->after_backward(te);
     if (result == TE_OK) result = te->error_code;
+    if (te->tape.plays == 0 && te->units) result = te->exchange_gradients(te, result);
     if (result != TE_OK) {
         te__step_fails(te);
         te__rng_back(te, before);
@@ -48858,8 +49227,8 @@ static te_result te__norm_backward(te_ctx *te, const void *state, te_tensor *con
 }
 
 /* The normalised rows; under `spec` (delayed or current scaling) as a quantized tensor, as TransformerEngine makes it: delayed from the
- * unrounded f32 result, current from one of x's format. */
-static te_tensor *te__norm(te_tensor *x, te_tensor *gamma, te_tensor *beta, float eps, bool rms, bool zero_centered, const te__quant_spec *spec) {
+ * unrounded f32 result, current from one of x's format. rounded: as te_op_rmsnorm_fwd has it. */
+static te_tensor *te__norm(te_tensor *x, te_tensor *gamma, te_tensor *beta, float eps, bool rms, bool zero_centered, bool rounded, const te__quant_spec *spec) {
     const char *name = rms ? "te_rmsnorm" : "te_layernorm";
     te_norm_fwd_args args = TE_ZERO;
     te__norm_state state;
@@ -48883,6 +49252,7 @@ static te_tensor *te__norm(te_tensor *x, te_tensor *gamma, te_tensor *beta, floa
     args.rstd = te__empty_1d(te, TE_F32, te__rows(x));
     args.eps = eps;
     args.zero_centered_gamma = zero_centered;
+    args.rounded = rounded;
     if (spec && !out.plain) args.y_col = y->quantized->col.data;
     args.scale = out.scale;
     args.scale_inv = out.scale_inv;
@@ -48902,10 +49272,10 @@ static te_tensor *te__norm(te_tensor *x, te_tensor *gamma, te_tensor *beta, floa
     return te__frame_return(te, result == TE_OK ? y : NULL);
 }
 TE_API te_tensor *te_layernorm(te_tensor *x, te_tensor *weight, te_tensor *bias, float eps, bool zero_centered_gamma) {
-    return te__norm(x, weight, bias, eps, false, zero_centered_gamma, NULL);
+    return te__norm(x, weight, bias, eps, false, zero_centered_gamma, false, NULL);
 }
 TE_API te_tensor *te_rmsnorm(te_tensor *x, te_tensor *weight, float eps, bool zero_centered_gamma) {
-    return te__norm(x, weight, NULL, eps, true, zero_centered_gamma, NULL);
+    return te__norm(x, weight, NULL, eps, true, zero_centered_gamma, false, NULL);
 }
 
 static te_result te__l2_normalization_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
@@ -52047,16 +52417,17 @@ TE_API te_tensor *te_forward_with(te_module *m, te_forward_args *args) {
     te_ctx *te;
     te_result result;
     te_tensor *first = args ? args->input : NULL;
-    bool entered;
+    bool entered, shape;
     if (m && m->takes_packed && args && !first) first = args->attention.qkv_layer;
     if (!m || !first) return NULL;
     te = m->te;
     random = te__rng_now(te);
     if (!te__same_ctx(first, te, m->name) || te__device_enter(te, &entered) != TE_OK) return NULL;
-    if (te__runs_graphs(m))
+    shape = te__is_unallocated(first);
+    if (te__runs_graphs(m) && !shape)
         result = m->run_graphs(m, args);
     else
-        result = m->checkpoint && te_grad_enabled(te) ? te__module_run_checkpointed(m, args) : te__module_run(m, args);
+        result = m->checkpoint && te_grad_enabled(te) && !shape ? te__module_run_checkpointed(m, args) : te__module_run(m, args);
     te__device_leave(te, entered);
     if (result == TE_OK) return args->outputs.out;
     memset(&args->outputs, 0, sizeof(args->outputs));
@@ -52099,6 +52470,7 @@ TE_API te_result te_backward_dw(te_module *m) {
     if (result == TE_OK) result = te->error_code;
     result = te__leaves_own(te, fresh, result);
     te->tape.no_grad--;
+    if (te->units) result = te->exchange_gradients(te, result);
     te__device_leave(te, entered);
     return result;
 }
@@ -53061,6 +53433,25 @@ static te_tensor *te__bias_of(te_module *m, const char *name, bool no_bias) { re
 /* Is this the second run of m's own checkpoint? Then nobody reads what it makes. */
 static bool te__runs_again(const te_module *m) { return m->te->replaying && m->te->replaying->module == m && !m->te->recording && !m->own_forward; }
 
+/* ---- shapes without memory ---- */
+
+/* An output of x's format and `cols` columns that has as little memory as x: described, or empty. */
+static te_tensor *te__shape_only(const te_tensor *x, int64_t rows, int64_t cols) {
+    int64_t shape[TE_MAX_DIMS];
+    memcpy(shape, x->shape, sizeof(shape));
+    shape[x->ndim - 1] = cols;
+    if (x->ndim > 1) shape[0] = rows;
+    return x->buffer ? te_tensor_empty(x->te, x->dtype, x->ndim, shape) : te_tensor_describe(x->te, x->dtype, x->ndim, shape);
+}
+/* The forward of a module with `in` columns on such an input. */
+static te_result te__shape_forward(te_module *m, te_forward_args *args, int64_t in, int64_t rows, int64_t out) {
+    const te_tensor *x = args->input;
+    char text[TE__SHAPE_TEXT];
+    if (x->ndim < 1 || te__cols(x) != in)
+        return te__fail(m->te, TE_ERR_SHAPE, "%s: the input is %s, a shape without memory; [.., %lld] is needed", m->cls->name, te__shape_text(x, text), (long long)in);
+    return te__output(m, args, te__shape_only(x, rows, out));
+}
+
 /* ---- Linear ---- */
 
 typedef struct te__linear_module {
@@ -53076,6 +53467,7 @@ static te_result te__linear_begin(te_module *m, te_forward_args *args, te__quant
     te__linear_module *s = (te__linear_module *)m->state;
     te_result result = te__scaling_prepare(m, s->scaling, quant);
     *call = te__linear_call_of(m, quant, 0, s->desc.parallel.parallel_mode, &s->cache, args, &s->desc.gemm, s->scaling);
+    if (call->microbatch == TE_MICROBATCH_NONE) call->microbatch = m->te->automodel.is_first_microbatch;
     if (result == TE_OK) call->weight = te__product_weight(m, &s->params);
     call->save_original_input = s->desc.save_original_input;
     return result;
@@ -53086,11 +53478,26 @@ static te_result te__linear_end(te_module *m, te_forward_args *args, te__linear_
     if (s->desc.gemm.return_bias) args->outputs.bias = bias;
     return result;
 }
+/* The same of a shape without memory. Ranks that share the first dimension change it as the exchange would. */
+static te_result te__linear_shape(te_module *m, te_forward_args *args) {
+    const te_linear_desc *d = &((const te__linear_module *)m->state)->desc;
+    const te_parallel_mode mode = m->parallel.size > 1 ? d->parallel.parallel_mode : TE_PARALLEL_NONE;
+    int64_t in = mode == TE_PARALLEL_ROW ? te__per_rank(m, d->in_features) : d->in_features, rows = args->input->ndim > 1 ? args->input->shape[0] : 1;
+    int64_t out = mode == TE_PARALLEL_COLUMN ? te__per_rank(m, d->out_features) : d->out_features;
+    te_dtype dtype = d->gemm.params_dtype ? d->gemm.params_dtype : TE_BF16;
+    if (m->parallel.sequence && mode == TE_PARALLEL_COLUMN) rows *= m->parallel.size;
+    if (m->parallel.sequence && mode == TE_PARALLEL_ROW) rows /= m->parallel.size;
+    if (d->gemm.return_bias && !d->gemm.no_bias) args->outputs.bias = te_tensor_describe(m->te, dtype, 1, &out);
+    return te__shape_forward(m, args, in, rows, out);
+}
 static te_result te__linear_forward(te_module *m, te_forward_args *args) {
-    te_tensor *bias = te__product_bias(m, &((te__linear_module *)m->state)->params);
+    te_tensor *bias;
     te__quant_call quant;
     te__linear_call call;
-    te_result result = te__linear_begin(m, args, &quant, &call);
+    te_result result;
+    if (te__is_unallocated(args->input)) return te__linear_shape(m, args);
+    bias = te__product_bias(m, &((te__linear_module *)m->state)->params);
+    result = te__linear_begin(m, args, &quant, &call);
     call.x = args->input;
     return result == TE_OK ? te__linear_end(m, args, &call, bias) : result;
 }
@@ -53136,6 +53543,7 @@ TE_API te_module *te_linear_create(te_ctx *te, const te_linear_desc *desc) { ret
 typedef struct te__norm_params {
     const char *weight, *bias; /* their names */
     bool rms, zero_centered;
+    bool rounded; /* RMSNorm: the normalised row is rounded before the weight multiplies it */
     float eps;
 } te__norm_params;
 
@@ -53159,7 +53567,7 @@ static te_result te__norm_reset(te_module *m, const te__norm_params *n) {
     return result;
 }
 static te_tensor *te__norm_run(te_module *m, const te__norm_params *n, te_tensor *x, const te__quant_spec *spec) {
-    return te__norm(x, te_module_parameter(m, n->weight), n->rms ? NULL : te_module_parameter(m, n->bias), n->eps, n->rms, n->zero_centered, spec);
+    return te__norm(x, te_module_parameter(m, n->weight), n->rms ? NULL : te_module_parameter(m, n->bias), n->eps, n->rms, n->zero_centered, n->rounded, spec);
 }
 
 /* Also inspects the result for the product that it goes to: fused, only a second run in high precision shows what was quantized. */
@@ -53193,6 +53601,8 @@ static te_tensor *te__norm_returned(te__linear_call *c, bool gathered) {
 }
 
 static te_result te__norm_forward(te_module *m, te_forward_args *args) {
+    int64_t columns = te__numel(te_module_parameter(m, "weight"));
+    if (te__is_unallocated(args->input)) return te__shape_forward(m, args, columns, args->input->ndim > 1 ? args->input->shape[0] : 1, columns);
     return te__output(m, args, te__norm_run(m, (const te__norm_params *)m->state, args->input, NULL));
 }
 static te_result te__norm_module_reset(te_module *m) { return te__norm_reset(m, (const te__norm_params *)m->state); }
@@ -53606,7 +54016,7 @@ static bool te__leaves_bias(const te_module *m, const te_module *act, const te_f
 /* Runs children from number *at on as one, if they are a chain, and moves *at to the last of them. */
 static te_result te__sequential_child(te_module *m, int *at, te_forward_args *call, te__chain *chain) {
     te_module *c = m->children[*at], *next = *at + 1 < m->num_children ? m->children[*at + 1] : NULL;
-    const bool chains = te__chains(c);
+    const bool chains = te__chains(c) && !te__is_unallocated(call->input);
     te_result result;
     chain->front = NULL;
     if (chains && next && te__leaves_quantized(c) && te__is_linear(next) && te__chains(next) && !call->fp8_output && !call->fp8_grad) {
@@ -53614,7 +54024,7 @@ static te_result te__sequential_child(te_module *m, int *at, te_forward_args *ca
         c = next;
         next = ++*at + 1 < m->num_children ? m->children[*at + 1] : NULL;
     }
-    chain->leaves_bias = te__is_linear(c) && te__chains(c) && next && te__leaves_bias(c, next, call);
+    chain->leaves_bias = te__is_linear(c) && chains && next && te__leaves_bias(c, next, call);
     if (chain->front || chain->leaves_bias) return te__module_run_as(c, call, te__chain_linear, chain);
     if (chains && te__is_activation(c) && chain->made) return te__module_run_as(c, call, te__chain_activation, chain);
     result = te_forward_with(c, call) ? TE_OK : te_error_code(m->te) != TE_OK ? te_error_code(m->te) : TE_ERR_STATE;
@@ -54326,7 +54736,7 @@ static te_result te__grouped_run(te__grouped_call *c, te_forward_args *args) {
     if (result == TE_OK) result = te__scaling_prepare(c->m, c->s->scaling, &c->quant);
     if (result != TE_OK) return result;
     c->splits = args->m_splits;
-    c->microbatch = args->is_first_microbatch;
+    c->microbatch = args->is_first_microbatch != TE_MICROBATCH_NONE ? args->is_first_microbatch : te->automodel.is_first_microbatch;
     one_by_one = c->splits && (c->quant.enabled || c->quant.calibrating);
     if (d->gemm.return_bias && c->biases) {
         te_tensor *all = te__stack(te, c->biases, d->num_gemms);
@@ -61380,6 +61790,7 @@ static te_result te__onnx_rmsnorm(te__onnx *g, const te__any_args *x, const te__
     if (result == TE_OK) result = TE__ONNX_UNKNOWN(amax);
     if (result == TE_OK) result = TE__ONNX_UNKNOWN(y_amax);
     if (a->zero_centered_gamma) gamma = te__onnx_2(g, "Add", gamma, te__onnx_f32(g, 1.0f));
+    if (a->rounded) v = te__onnx_cast(g, te__onnx_cast(g, v, te__onnx_type(a->x->dtype)), TE__ONNX_FLOAT);
     v = te__onnx_2(g, "Mul", v, gamma);
     return result == TE_OK ? te__onnx_store_result(g, v, &from, a->y, b->y, a->scale, b->scale) : result;
 }
@@ -63090,6 +63501,1006 @@ TE_API te_result te_model_metadata(te_ctx *te, const char *path, const char *key
     return result;
 }
 
+
+/* model: the layer of NeMo Automodel */
+/* ==== model/backend_text.c ====================================================================================== */
+
+/* model/backend_text.c: the backends of a model as text: names of values, the fields of a te_backend_config, reading and writing. Knows names; must not know what a backend is
+ * or which of them go together. */
+
+/* ---- names ---- */
+
+/* The names of an enumerator's values, from 0 on; NULL: 0 is "not given", and no text says it. */
+typedef struct te__names {
+    const char *const *name;
+    int count;
+} te__names;
+static const char *const te__attn_names[] = {NULL, "te", "sdpa", "flex", "eager", "tilelang", "cudnn", "magi"};
+static const char *const te__linear_names[] = {NULL, "torch", "te", "quack"};
+static const char *const te__rms_norm_names[] = {NULL, "torch", "torch_fp32", "te", "quack"};
+static const char *const te__rope_names[] = {"torch", "quack"};
+static const char *const te__experts_names[] = {NULL, "torch", "torch_mm", "torch_mm_mxfp8", "gmm", "te"};
+static const char *const te__dispatcher_names[] = {NULL, "torch", "deepep", "uccl_ep", "hybridep", "mok"};
+static const char *const te__switch_names[] = {NULL, "true", "false"};
+static const char *const te__bool_names[] = {"false", "true"};
+static const char *const te__fp8_names[] = {"current", "block", "mxfp8"};
+static const char *const te__graph_names[] = {"attn", "te_dpa", "moe_router", "moe_preprocess"};
+
+/* PyTorch's names of the formats that te.h has. */
+static const struct {
+    const char *name;
+    te_dtype dtype;
+} te__dtype_words[] = {{"float32", TE_F32}, {"float", TE_F32}, {"float16", TE_F16}, {"half", TE_F16}, {"bfloat16", TE_BF16}, {"bf16", TE_BF16},
+                       {"uint8", TE_U8},    {"int32", TE_I32}, {"int", TE_I32},     {"int64", TE_I64}, {"long", TE_I64}};
+/* The formats that PyTorch has beside these. */
+static const char *const te__foreign_dtypes[] = {"float64", "double", "int8", "int16", "short", "bool", "complex64", "cfloat"};
+
+/* ---- the fields ---- */
+
+typedef enum te__field_kind {
+    TE__FIELD_ENUM,    /* an int-sized enumerator, by `names` */
+    TE__FIELD_BOOL,
+    TE__FIELD_NOT,     /* a bool whose field says the opposite of its name */
+    TE__FIELD_INT,
+    TE__FIELD_NUMBER,  /* a double */
+    TE__FIELD_DTYPE,
+    TE__FIELD_FP8,     /* has_te_fp8 and te_fp8 */
+    TE__FIELD_MODULES  /* bits, joined by + */
+} te__field_kind;
+typedef struct te__config_field {
+    const char *name;
+    te__field_kind kind;
+    size_t offset;
+    te__names names; /* what is possible, where that is a list */
+} te__config_field;
+
+#define TE__NAMES(list) {list, TE__COUNT(list)}
+#define TE__ROW(field, kind, list) {#field, kind, offsetof(te_backend_config, field), TE__NAMES(list)}
+#define TE__NO_NAMES {NULL, 0}
+#define TE__PLAIN(field, kind) {#field, kind, offsetof(te_backend_config, field), TE__NO_NAMES}
+#define TE__MOK(field, kind) {"mok." #field, kind, offsetof(te_backend_config, mok) + offsetof(te_mok_backend_config, field), TE__NO_NAMES}
+enum { TE__BACKEND_FIELDS = 6 }; /* the first ones choose backends */
+static const te__config_field te__config_fields[] = {
+    TE__ROW(attn, TE__FIELD_ENUM, te__attn_names),
+    TE__ROW(linear, TE__FIELD_ENUM, te__linear_names),
+    TE__ROW(rms_norm, TE__FIELD_ENUM, te__rms_norm_names),
+    TE__ROW(rope, TE__FIELD_ENUM, te__rope_names),
+    TE__ROW(experts, TE__FIELD_ENUM, te__experts_names),
+    TE__ROW(dispatcher, TE__FIELD_ENUM, te__dispatcher_names),
+    TE__ROW(rope_fusion, TE__FIELD_ENUM, te__switch_names),
+    TE__ROW(keep_rope_fusion, TE__FIELD_BOOL, te__bool_names),
+    TE__PLAIN(dispatcher_num_sms, TE__FIELD_INT),
+    {"dispatcher_share_token_dispatcher", TE__FIELD_NOT, offsetof(te_backend_config, no_dispatcher_share_token_dispatcher), TE__NAMES(te__bool_names)},
+    TE__ROW(dispatcher_async_dispatch, TE__FIELD_BOOL, te__bool_names),
+    TE__MOK(fwd_num_comm_sms, TE__FIELD_INT),
+    TE__MOK(bwd_num_comm_sms, TE__FIELD_INT),
+    TE__MOK(minibatch_size, TE__FIELD_INT),
+    TE__MOK(macrobatch_size, TE__FIELD_INT),
+    TE__MOK(schedule_capacity_multiplier, TE__FIELD_NUMBER),
+    TE__MOK(all_gather_top_experts_chunk_bytes, TE__FIELD_INT),
+    TE__ROW(enable_deepep, TE__FIELD_ENUM, te__switch_names),
+    TE__ROW(fake_balanced_gate, TE__FIELD_BOOL, te__bool_names),
+    TE__PLAIN(fake_gate_noise, TE__FIELD_NUMBER),
+    {"enable_hf_state_dict_adapter", TE__FIELD_NOT, offsetof(te_backend_config, no_enable_hf_state_dict_adapter), TE__NAMES(te__bool_names)},
+    TE__ROW(enable_fsdp_optimizations, TE__FIELD_BOOL, te__bool_names),
+    TE__ROW(te_fp8, TE__FIELD_FP8, te__fp8_names),
+    TE__PLAIN(gate_precision, TE__FIELD_DTYPE),
+    TE__ROW(compile_attn, TE__FIELD_BOOL, te__bool_names),
+    TE__ROW(cuda_graph, TE__FIELD_MODULES, te__graph_names),
+    {"te_fp8.recipe", TE__FIELD_FP8, offsetof(te_backend_config, te_fp8), TE__NAMES(te__fp8_names)}, /* other names of the two, which are read and not written */
+    {"cuda_graph.modules", TE__FIELD_MODULES, offsetof(te_backend_config, cuda_graph), TE__NAMES(te__graph_names)}};
+#undef TE__ROW
+#undef TE__PLAIN
+#undef TE__MOK
+enum { TE__CONFIG_WRITTEN = TE__COUNT(te__config_fields) - 2 };
+
+/* ---- the nearest name ---- */
+
+enum { TE__MAX_WORD = 64 }; /* longer words are nobody's */
+
+/* Characters to insert, delete or replace until a is b, of which one row of the table is kept (Levenshtein 1966). */
+static int te__edits(const char *a, size_t n, const char *b) {
+    int row[TE__MAX_WORD + 1];
+    size_t m = strlen(b), i, k;
+    if (n > TE__MAX_WORD || m > TE__MAX_WORD) return INT_MAX;
+    for (k = 0; k <= m; k++) row[k] = (int)k;
+    for (i = 1; i <= n; i++) {
+        int corner = row[0];
+        row[0] = (int)i;
+        for (k = 1; k <= m; k++) {
+            int replaced = corner + (a[i - 1] != b[k - 1]);
+            corner = row[k];
+            row[k] = (int)te__min(replaced, te__min(row[k], row[k - 1]) + 1);
+        }
+    }
+    return row[m];
+}
+/* Keeps `name` in *best if it is nearer to the word than what is there, *edits away. */
+static void te__nearer(const char *word, size_t n, const char *name, const char **best, int *edits) {
+    int d = te__edits(word, n, name);
+    if (d >= *edits) return;
+    *edits = d;
+    *best = name;
+}
+/* "; is \"te\" meant?", if a name is so near that it may be. */
+static void te__text_nearest(te__text *t, const char *best, int edits) {
+    if (best && edits <= 2 + (int)strlen(best) / 4 && edits < (int)strlen(best)) te__text_printf(t, "; is \"%s\" meant?", best);
+}
+/* TE_ERR_INVALID for a word that is none of `names`. `who` names the call, `field` the field. */
+static te_result te__unknown_name(te_ctx *te, const char *who, const char *field, const char *word, size_t n, const te__names *names) {
+    te__text t = TE_ZERO;
+    const char *best = NULL;
+    int i, edits = INT_MAX;
+    te_result result;
+    for (i = 0; i < names->count; i++) {
+        if (!names->name[i]) continue;
+        te__text_printf(&t, "%s%s", t.n ? ", " : "", names->name[i]);
+        te__nearer(word, n, names->name[i], &best, &edits);
+    }
+    te__text_put(&t, names->count ? " are possible" : "");
+    te__text_nearest(&t, best, edits);
+    result = te__fail(te, TE_ERR_INVALID, "%s: %s is \"%.*s\"; %s", who, field, (int)te__min((int64_t)n, TE__MAX_WORD), word, te__text_str(&t));
+    te__text_free(&t);
+    return result;
+}
+/* The place of the word in the list, or -1. */
+static int te__name_index(const te__names *names, const char *word, size_t n) {
+    int i;
+    for (i = 0; i < names->count; i++)
+        if (names->name[i] && strlen(names->name[i]) == n && memcmp(names->name[i], word, n) == 0) return i;
+    return -1;
+}
+
+static const char *te__name_of(const te__names *names, int value) {
+    if (value < 0 || value >= names->count) return "?";
+    return names->name[value] ? names->name[value] : "default";
+}
+
+/* ---- reading ---- */
+
+/* A piece of the caller's text. */
+typedef struct te__word {
+    const char *at;
+    size_t n;
+} te__word;
+static te__word te__word_trimmed(const char *at, size_t n) {
+    te__word w;
+    while (n && (*at == ' ' || *at == '\t' || *at == '\n' || *at == '\r')) at++, n--;
+    while (n && (at[n - 1] == ' ' || at[n - 1] == '\t' || at[n - 1] == '\n' || at[n - 1] == '\r')) n--;
+    w.at = at;
+    w.n = n;
+    return w;
+}
+
+/* A format by PyTorch's name, whatever the case of its letters, with or without "torch." in front. */
+static te_result te__dtype_parse(te_ctx *te, const char *who, const te__config_field *f, te__word w, te_dtype *dtype) {
+    const char *known[TE__COUNT(te__dtype_words)];
+    char lower[TE__MAX_WORD + 1];
+    te__names names;
+    size_t n = w.n < TE__MAX_WORD ? w.n : TE__MAX_WORD, i;
+    int k;
+    for (i = 0; i < n; i++) lower[i] = (char)(w.at[i] >= 'A' && w.at[i] <= 'Z' ? w.at[i] - 'A' + 'a' : w.at[i]);
+    lower[n] = 0;
+    if (te__starts_with(lower, "torch.")) memmove(lower, lower + 6, (n -= 6) + 1);
+    for (k = 0; k < TE__COUNT(te__dtype_words); k++) {
+        known[k] = te__dtype_words[k].name;
+        if (strcmp(lower, known[k]) != 0) continue;
+        *dtype = te__dtype_words[k].dtype;
+        return TE_OK;
+    }
+    for (k = 0; k < TE__COUNT(te__foreign_dtypes); k++)
+        if (strcmp(lower, te__foreign_dtypes[k]) == 0)
+            return te__fail(te, TE_ERR_UNSUPPORTED, "%s: %s is \"%s\", a format that te.h does not have; float32 is its widest", who, f->name, lower);
+    names.name = known;
+    names.count = TE__COUNT(known);
+    return te__unknown_name(te, who, f->name, lower, n, &names);
+}
+
+/* Names joined by +, none of them twice, as bits. */
+static te_result te__modules_parse(te_ctx *te, const char *who, const te__config_field *f, te__word w, int *modules) {
+    size_t at = 0;
+    *modules = 0;
+    while (at <= w.n) {
+        const char *plus = (const char *)memchr(w.at + at, '+', w.n - at);
+        size_t n = plus ? (size_t)(plus - w.at) - at : w.n - at;
+        te__word one = te__word_trimmed(w.at + at, n);
+        int i = te__name_index(&f->names, one.at, one.n);
+        if (i < 0) return te__unknown_name(te, who, f->name, one.at, one.n, &f->names);
+        if (*modules & 1 << i) return te__fail(te, TE_ERR_INVALID, "%s: %s has \"%s\" twice; once is enough", who, f->name, f->names.name[i]);
+        *modules |= 1 << i;
+        at += n + 1;
+    }
+    return TE_OK;
+}
+
+static te_result te__number_parse(te_ctx *te, const char *who, const te__config_field *f, te__word w, double *value) {
+    bool whole = f->kind == TE__FIELD_INT;
+    if (w.n && te__read_number(w.at, w.n, value) == w.n && *value - *value == 0 && (!whole || (*value == floor(*value) && fabs(*value) <= INT_MAX))) return TE_OK;
+    return te__fail(te, TE_ERR_INVALID, "%s: %s is \"%.*s\"; %s is needed", who, f->name, (int)te__min((int64_t)w.n, TE__MAX_WORD), w.at, whole ? "a whole number" : "a number");
+}
+
+/* The value of one field. */
+static te_result te__field_parse(te_ctx *te, const char *who, const te__config_field *f, te__word w, te_backend_config *config) {
+    char *at = (char *)config + f->offset;
+    double number = 0;
+    te_result result;
+    int i;
+    switch (f->kind) {
+    case TE__FIELD_DTYPE: return te__dtype_parse(te, who, f, w, &config->gate_precision);
+    case TE__FIELD_MODULES: return te__modules_parse(te, who, f, w, &config->cuda_graph.modules);
+    case TE__FIELD_INT:
+    case TE__FIELD_NUMBER:
+        result = te__number_parse(te, who, f, w, &number);
+        if (result == TE_OK && f->kind == TE__FIELD_INT) *(int *)(void *)at = (int)number;
+        if (result == TE_OK && f->kind == TE__FIELD_NUMBER) *(double *)(void *)at = number;
+        return result;
+    default: break;
+    }
+    i = te__name_index(&f->names, w.at, w.n);
+    if (i < 0) return te__unknown_name(te, who, f->name, w.at, w.n, &f->names);
+    if (f->kind == TE__FIELD_ENUM) *(int *)(void *)at = i;
+    else if (f->kind == TE__FIELD_BOOL) *(bool *)(void *)at = i == 1;
+    else if (f->kind == TE__FIELD_NOT) *(bool *)(void *)at = i == 0;
+    else {
+        config->has_te_fp8 = true;
+        config->te_fp8.recipe = (te_fp8_recipe)i;
+        config->te_fp8.object = NULL;
+    }
+    return TE_OK;
+}
+
+static const te__config_field *te__field_find(const char *name, size_t n) {
+    int i;
+    for (i = 0; i < TE__COUNT(te__config_fields); i++)
+        if (strlen(te__config_fields[i].name) == n && memcmp(te__config_fields[i].name, name, n) == 0) return &te__config_fields[i];
+    return NULL;
+}
+static te_result te__unknown_field(te_ctx *te, const char *who, te__word w) {
+    te__text t = TE_ZERO;
+    const char *best = NULL;
+    int i, edits = INT_MAX;
+    te_result result;
+    for (i = 0; i < TE__COUNT(te__config_fields); i++) te__nearer(w.at, w.n, te__config_fields[i].name, &best, &edits);
+    te__text_nearest(&t, best, edits);
+    result = te__fail(te, TE_ERR_INVALID, "%s: \"%.*s\" is no field of a te_backend_config%s", who, (int)te__min((int64_t)w.n, TE__MAX_WORD), w.at, te__text_str(&t));
+    te__text_free(&t);
+    return result;
+}
+
+TE_API te_result te_backend_config_parse(te_ctx *te, const char *text, te_backend_config *config) {
+    static const char who[] = "te_backend_config_parse";
+    te_backend_config read;
+    uint64_t given = 0;
+    if (!te) return TE_ERR_STATE;
+    if (!text || !config) return te__fail(te, TE_ERR_INVALID, "%s: %s is NULL", who, text ? "config" : "text");
+    read = *config;
+    while (*text) {
+        size_t n = strcspn(text, ",");
+        const char *sign = (const char *)memchr(text, '=', n);
+        te__word pair = te__word_trimmed(text, n), name, value;
+        const te__config_field *f;
+        te_result result;
+        if (!sign) {
+            if (pair.n == 0 && !text[n]) break; /* spaces, or a comma at the end */
+            return te__fail(te, TE_ERR_INVALID, "%s: \"%.*s\" has no '='; pairs such as attn=te, with commas between them, are needed", who, (int)te__min((int64_t)pair.n, TE__MAX_WORD), pair.at);
+        }
+        name = te__word_trimmed(text, (size_t)(sign - text));
+        value = te__word_trimmed(sign + 1, n - (size_t)(sign + 1 - text));
+        f = te__field_find(name.at, name.n);
+        if (!f) return te__unknown_field(te, who, name);
+        if (given & (uint64_t)1 << (f - te__config_fields)) return te__fail(te, TE_ERR_INVALID, "%s: %s is given twice; leave one out", who, f->name);
+        given |= (uint64_t)1 << (f - te__config_fields);
+        result = te__field_parse(te, who, f, value, &read);
+        if (result != TE_OK) return result;
+        text += n + (text[n] == ',');
+    }
+    *config = read;
+    return TE_OK;
+}
+
+TE_API te_result te_fp8_config_parse(te_ctx *te, const char *name, bool unknown_is_current, te_fp8_config *config) {
+    const te__names names = TE__NAMES(te__fp8_names);
+    int i;
+    if (!te) return TE_ERR_STATE;
+    if (!name || !config) return te__fail(te, TE_ERR_INVALID, "te_fp8_config_parse: %s is NULL", name ? "config" : "name");
+    i = te__name_index(&names, name, strlen(name));
+    if (i < 0 && !unknown_is_current) return te__unknown_name(te, "te_fp8_config_parse", "recipe", name, strlen(name), &names);
+    config->recipe = i < 0 ? TE_FP8_CURRENT : (te_fp8_recipe)i;
+    config->object = NULL;
+    return TE_OK;
+}
+
+static const te__config_field *te__backend_field(const char *field) {
+    const te__config_field *f = field ? te__field_find(field, strlen(field)) : NULL;
+    return f && f - te__config_fields < TE__BACKEND_FIELDS ? f : NULL;
+}
+TE_API te_result te_backend_parse(te_ctx *te, const char *field, const char *name, int *value) {
+    const te__config_field *f = te__backend_field(field);
+    int i;
+    if (!te) return TE_ERR_STATE;
+    if (!f || !name || !value)
+        return te__fail(te, TE_ERR_INVALID, "te_backend_parse: field \"%s\", %s; attn, linear, rms_norm, rope, experts and dispatcher are possible, with a name and a place for its value",
+                        field ? field : "NULL", !name ? "name NULL" : value ? name : "value NULL");
+    i = te__name_index(&f->names, name, strlen(name));
+    if (i < 0) return te__unknown_name(te, "te_backend_parse", field, name, strlen(name), &f->names);
+    *value = i;
+    return TE_OK;
+}
+TE_API const char *te_backend_name(const char *field, int value) {
+    const te__config_field *f = te__backend_field(field);
+    return f ? te__name_of(&f->names, value) : "?";
+}
+
+/* ---- writing ---- */
+
+static void te__text_modules(te__text *t, const te__names *names, int modules) {
+    const char *between = "";
+    int i;
+    for (i = 0; i < names->count; i++)
+        if (modules & 1 << i) {
+            te__text_printf(t, "%s%s", between, names->name[i]);
+            between = "+";
+        }
+}
+static const char *te__dtype_word(te_dtype dtype) {
+    int i;
+    for (i = 0; i < TE__COUNT(te__dtype_words); i++)
+        if (te__dtype_words[i].dtype == dtype) return te__dtype_words[i].name;
+    return te_dtype_name(dtype);
+}
+static void te__text_field(te__text *t, const te__config_field *f, const te_backend_config *config) {
+    const char *at = (const char *)config + f->offset;
+    const int number = f->kind == TE__FIELD_ENUM || f->kind == TE__FIELD_INT ? *(const int *)(const void *)at : 0;
+    bool set = number != 0;
+    if (f->kind == TE__FIELD_BOOL || f->kind == TE__FIELD_NOT) set = *(const bool *)(const void *)at;
+    if (f->kind == TE__FIELD_NUMBER) set = *(const double *)(const void *)at != 0;
+    if (f->kind == TE__FIELD_DTYPE) set = config->gate_precision != TE_DTYPE_NONE;
+    if (f->kind == TE__FIELD_FP8) set = config->has_te_fp8;
+    if (f->kind == TE__FIELD_MODULES) set = config->cuda_graph.modules != 0;
+    if (!set) return;
+    te__text_printf(t, "%s%s=", t->n ? "," : "", f->name);
+    switch (f->kind) {
+    case TE__FIELD_ENUM: te__text_put(t, te__name_of(&f->names, number)); break;
+    case TE__FIELD_BOOL: te__text_put(t, "true"); break;
+    case TE__FIELD_NOT: te__text_put(t, "false"); break;
+    case TE__FIELD_INT: te__text_printf(t, "%d", number); break;
+    case TE__FIELD_NUMBER: te__text_number(t, *(const double *)(const void *)at); break;
+    case TE__FIELD_DTYPE: te__text_put(t, te__dtype_word(config->gate_precision)); break;
+    case TE__FIELD_FP8: te__text_put(t, config->te_fp8.recipe == TE_FP8_OBJECT ? "object" : te__name_of(&f->names, (int)config->te_fp8.recipe)); break;
+    case TE__FIELD_MODULES: te__text_modules(t, &f->names, config->cuda_graph.modules); break;
+    }
+}
+TE_API size_t te_backend_config_print(const te_backend_config *config, char *buffer, size_t size) {
+    te__text t = TE_ZERO;
+    size_t n;
+    int i;
+    if (buffer && size) buffer[0] = 0;
+    if (!config) return 0;
+    for (i = 0; i < TE__CONFIG_WRITTEN; i++) te__text_field(&t, &te__config_fields[i], config);
+    n = t.n;
+    if (buffer && size) snprintf(buffer, size, "%s", te__text_str(&t));
+    te__text_free(&t);
+    return n;
+}
+
+/* ==== model/backend.c =========================================================================================== */
+
+/* model/backend.c: how a model is put together: what there is, the defaults that follow from it, the rules of a te_backend_config, FP8 of a whole model. Knows the names of backends;
+ * must not know what any of them computes. */
+
+/* ---- what there is ---- */
+
+TE_API te_backend_capabilities te_backend_get_capabilities(const te_ctx *te) {
+    te_backend_capabilities c = TE_ZERO;
+    if (!te || te->automodel.has_capabilities) return te ? te->automodel.capabilities : c;
+    c.have_te = c.have_deep_ep = c.have_gmm = c.have_uccl_ep = true;
+    c.cuda = te_ctx_is_cuda(te);
+    return c;
+}
+TE_API void te_backend_set_capabilities(te_ctx *te, const te_backend_capabilities *capabilities) {
+    if (!te) return;
+    te->automodel.has_capabilities = capabilities != NULL;
+    if (capabilities) te->automodel.capabilities = *capabilities;
+}
+
+static te_linear_backend te__linear_backend_of(te_linear_backend given, const te_backend_capabilities *c) {
+    if (given != TE_LINEAR_DEFAULT) return given;
+    return c->have_te && c->cuda ? TE_LINEAR_TE : TE_LINEAR_TORCH;
+}
+static te_rms_norm_backend te__rms_norm_backend_of(te_rms_norm_backend given) { return given != TE_RMS_NORM_DEFAULT ? given : TE_RMS_NORM_TORCH_FP32; }
+static void te__default_int(int *field, int value) {
+    if (*field == 0) *field = value;
+}
+/* Zeros become defaults. */
+static void te__config_resolve(te_backend_config *c, const te_backend_capabilities *has) {
+    const bool te_on_cuda = has->have_te && has->cuda;
+    if (c->attn == TE_ATTN_DEFAULT) c->attn = te_on_cuda ? TE_ATTN_TE : TE_ATTN_SDPA;
+    c->linear = te__linear_backend_of(c->linear, has);
+    c->rms_norm = te__rms_norm_backend_of(c->rms_norm);
+    if (c->rope_fusion == TE_DEFAULT) c->rope_fusion = c->keep_rope_fusion && te_on_cuda ? TE_ON : TE_OFF;
+    if (c->experts == TE_EXPERTS_DEFAULT) c->experts = has->cuda ? TE_EXPERTS_TORCH_MM : TE_EXPERTS_TORCH;
+    if (c->dispatcher == TE_DISPATCHER_DEFAULT)
+        c->dispatcher = has->cuda && has->have_deep_ep ? TE_DISPATCHER_DEEPEP : has->cuda && has->have_uccl_ep ? TE_DISPATCHER_UCCL_EP : TE_DISPATCHER_TORCH;
+    te__default_int(&c->dispatcher_num_sms, 20);
+    te__default_int(&c->mok.fwd_num_comm_sms, 40);
+    te__default_int(&c->mok.bwd_num_comm_sms, 28);
+    te__default_int(&c->mok.minibatch_size, 4096);
+    te__default_int(&c->mok.macrobatch_size, 131072);
+    te__default_int(&c->mok.all_gather_top_experts_chunk_bytes, 2048);
+    if (c->mok.schedule_capacity_multiplier == 0) c->mok.schedule_capacity_multiplier = 0.5;
+}
+TE_API te_backend_config te_backend_config_defaults(const te_backend_capabilities *capabilities) {
+    const te_backend_capabilities none = TE_ZERO;
+    te_backend_config c = TE_ZERO;
+    te__config_resolve(&c, capabilities ? capabilities : &none);
+    return c;
+}
+
+/* ---- the rules ---- */
+
+#define TE__VALIDATE "te_backend_config_validate"
+
+/* Every enumerator is one of its list. */
+static te_result te__config_ranges(te_ctx *te, const te_backend_config *c) {
+    char number[16];
+    int i;
+    for (i = 0; i < TE__COUNT(te__config_fields); i++) {
+        const te__config_field *f = &te__config_fields[i];
+        int value;
+        if (f->kind != TE__FIELD_ENUM) continue;
+        value = *(const int *)(const void *)((const char *)c + f->offset);
+        if (value >= 0 && value < f->names.count) continue;
+        snprintf(number, sizeof(number), "%d", value);
+        return te__unknown_name(te, TE__VALIDATE, f->name, number, strlen(number), &f->names);
+    }
+    return TE_OK;
+}
+static te_result te__fp8_check(te_ctx *te, const char *who, const te_fp8_config *c) {
+    if ((int)c->recipe < 0 || c->recipe > TE_FP8_OBJECT)
+        return te__fail(te, TE_ERR_INVALID, "%s: te_fp8.recipe is %d; TE_FP8_CURRENT to TE_FP8_OBJECT (0 to %d) are possible", who, (int)c->recipe, (int)TE_FP8_OBJECT);
+    if (c->recipe == TE_FP8_OBJECT && !c->object) return te__fail(te, TE_ERR_INVALID, "%s: te_fp8.recipe is TE_FP8_OBJECT and te_fp8.object NULL; give the recipe", who);
+    if (c->recipe != TE_FP8_OBJECT && c->object)
+        return te__fail(te, TE_ERR_INVALID, "%s: te_fp8.recipe is \"%s\" and te_fp8.object a recipe; TE_FP8_OBJECT reads it", who, te__fp8_names[c->recipe]);
+    return TE_OK;
+}
+static te_result te__cuda_graph_check(te_ctx *te, int modules) {
+    const int all = TE_CUDA_GRAPH_ATTN | TE_CUDA_GRAPH_TE_DPA | TE_CUDA_GRAPH_MOE_ROUTER | TE_CUDA_GRAPH_MOE_PREPROCESS, both = TE_CUDA_GRAPH_ATTN | TE_CUDA_GRAPH_TE_DPA;
+    if (modules & ~all) return te__fail(te, TE_ERR_INVALID, TE__VALIDATE ": cuda_graph.modules is %d; bits of te_cuda_graph_module (%d together) are possible", modules, all);
+    if ((modules & both) == both) return te__fail(te, TE_ERR_INVALID, TE__VALIDATE ": cuda_graph.modules has attn and te_dpa, which is a part of it; leave one out");
+    if (modules & TE_CUDA_GRAPH_MOE_PREPROCESS && !(modules & TE_CUDA_GRAPH_MOE_ROUTER))
+        return te__fail(te, TE_ERR_INVALID, TE__VALIDATE ": cuda_graph.modules has moe_preprocess without moe_router; add moe_router");
+    return TE_OK;
+}
+static te_result te__mok_check(te_ctx *te, const te_mok_backend_config *c) {
+    const struct {
+        const char *name;
+        int value, multiple;
+    } rows[] = {{"fwd_num_comm_sms", c->fwd_num_comm_sms, 2}, {"bwd_num_comm_sms", c->bwd_num_comm_sms, 2}, {"minibatch_size", c->minibatch_size, 256},
+                {"macrobatch_size", c->macrobatch_size, c->minibatch_size}, {"all_gather_top_experts_chunk_bytes", c->all_gather_top_experts_chunk_bytes, 16}};
+    const double m = c->schedule_capacity_multiplier;
+    int i;
+    for (i = 0; i < TE__COUNT(rows); i++)
+        if (rows[i].value <= 0 || rows[i].value % rows[i].multiple)
+            return te__fail(te, TE_ERR_INVALID, TE__VALIDATE ": mok.%s is %d; a positive multiple of %d is needed", rows[i].name, rows[i].value, rows[i].multiple);
+    if (m > 0 && m - m == 0) return TE_OK;
+    return te__fail(te, TE_ERR_INVALID, TE__VALIDATE ": mok.schedule_capacity_multiplier is %g; a positive finite number is needed", m);
+}
+/* Rule 9. */
+static te_result te__config_graph_rules(te_ctx *te, const te_backend_config *c) {
+    const int modules = c->cuda_graph.modules;
+    const char *what = modules & TE_CUDA_GRAPH_ATTN ? "attn" : "te_dpa";
+    if (modules & (TE_CUDA_GRAPH_ATTN | TE_CUDA_GRAPH_TE_DPA)) {
+        if (c->attn != TE_ATTN_TE)
+            return te__fail(te, TE_ERR_INVALID, TE__VALIDATE ": cuda_graph.modules has %s and attn is \"%s\"; attn=te is needed", what, te_backend_name("attn", (int)c->attn));
+        if (modules & TE_CUDA_GRAPH_ATTN && (c->linear != TE_LINEAR_TORCH || c->rms_norm != TE_RMS_NORM_TORCH || c->rope_fusion == TE_ON))
+            return te__fail(te, TE_ERR_INVALID, TE__VALIDATE ": cuda_graph.modules has attn, linear is \"%s\", rms_norm \"%s\" and rope_fusion %s; linear=torch, rms_norm=torch and "
+                            "rope_fusion=false are needed", te_backend_name("linear", (int)c->linear), te_backend_name("rms_norm", (int)c->rms_norm), c->rope_fusion == TE_ON ? "true" : "false");
+        if (c->has_te_fp8 && c->te_fp8.recipe == TE_FP8_OBJECT && c->te_fp8.object->fp8_dpa)
+            return te__fail(te, TE_ERR_INVALID, TE__VALIDATE ": cuda_graph.modules has %s and the recipe of te_fp8 has fp8_dpa; leave one out", what);
+    }
+    if (modules & TE_CUDA_GRAPH_MOE_ROUTER && c->fake_balanced_gate)
+        return te__fail(te, TE_ERR_INVALID, TE__VALIDATE ": cuda_graph.modules has moe_router and fake_balanced_gate is true, in which no router runs; leave one out");
+    if (modules & TE_CUDA_GRAPH_MOE_PREPROCESS && c->dispatcher != TE_DISPATCHER_HYBRIDEP)
+        return te__fail(te, TE_ERR_INVALID, TE__VALIDATE ": cuda_graph.modules has moe_preprocess and dispatcher is \"%s\"; dispatcher=hybridep is needed",
+                        te_backend_name("dispatcher", (int)c->dispatcher));
+    return TE_OK;
+}
+/* Rules 1 to 10 of the documentation, in its order. */
+static te_result te__config_rules(te_ctx *te, te_backend_config *c, bool speaks) {
+    const bool all_to_all = c->dispatcher == TE_DISPATCHER_DEEPEP || c->dispatcher == TE_DISPATCHER_HYBRIDEP || c->dispatcher == TE_DISPATCHER_UCCL_EP || c->dispatcher == TE_DISPATCHER_MOK;
+    te_result result = TE_OK;
+    if (c->rope == TE_ROPE_QUACK && c->rope_fusion == TE_ON) {
+        te__warn(te, "rope=quack rotates by its own kernel: rope_fusion is turned off");
+        c->rope_fusion = TE_OFF;
+    }
+    if (c->rope_fusion == TE_ON && !c->keep_rope_fusion) {
+        te__warn(te, "rope_fusion is turned off, as NeMo Automodel does: its f32 tables give other log-probabilities than transformers and vLLM; keep_rope_fusion keeps it");
+        c->rope_fusion = TE_OFF;
+    }
+    if (c->has_te_fp8) result = te__fp8_check(te, TE__VALIDATE, &c->te_fp8);
+    if (result == TE_OK) result = te__cuda_graph_check(te, c->cuda_graph.modules);
+    if (result == TE_OK) result = te__mok_check(te, &c->mok);
+    if (result == TE_OK && ((int)c->gate_precision < 0 || c->gate_precision >= TE_DTYPE_COUNT))
+        result = te__fail(te, TE_ERR_INVALID, TE__VALIDATE ": gate_precision is %d; a te_dtype is needed", (int)c->gate_precision);
+    if (result != TE_OK) return result;
+    if (c->enable_deepep != TE_DEFAULT) {
+        if (speaks) te__warn(te, "enable_deepep is gone and changes nothing: dispatcher=deepep and experts=gmm, or torch for both, say what it said");
+        c->enable_deepep = TE_DEFAULT;
+    }
+    if ((c->experts == TE_EXPERTS_TE || c->experts == TE_EXPERTS_GMM) && !all_to_all) {
+        if (speaks)
+            te__log(te, TE_LOG_INFO, "experts=%s needs the dispatcher deepep, hybridep, uccl_ep or mok, and it is %s: experts=torch_mm and dispatcher=torch are used",
+                    te_backend_name("experts", (int)c->experts), te_backend_name("dispatcher", (int)c->dispatcher));
+        c->dispatcher = TE_DISPATCHER_TORCH;
+        c->experts = TE_EXPERTS_TORCH_MM;
+    }
+    result = te__config_graph_rules(te, c);
+    if (result != TE_OK || !c->has_te_fp8 || c->linear == TE_LINEAR_TE || c->experts == TE_EXPERTS_TE) return result;
+    return te__fail(te, TE_ERR_INVALID, TE__VALIDATE ": te_fp8 requires at least one TE backend, and linear is \"%s\" and experts \"%s\"; set linear=te or experts=te, or leave te_fp8 out",
+                    te_backend_name("linear", (int)c->linear), te_backend_name("experts", (int)c->experts));
+}
+TE_API te_result te_backend_config_validate(te_ctx *te, te_backend_config *config, const te_group *group) {
+    te_backend_capabilities has;
+    te_backend_config c;
+    te_result result;
+    if (!te) return TE_ERR_STATE;
+    if (!config) return te__fail(te, TE_ERR_INVALID, TE__VALIDATE ": config is NULL; zero one, and fill in what is not the default");
+    has = te_backend_get_capabilities(te);
+    c = *config;
+    result = te__config_ranges(te, &c);
+    if (result != TE_OK) return result;
+    te__config_resolve(&c, &has);
+    result = te__config_rules(te, &c, te_group_rank(group) == 0);
+    if (result == TE_OK) *config = c;
+    return result;
+}
+
+/* ---- FP8 of a whole model ---- */
+
+TE_API const te_recipe *te_fp8_config_build_recipe(te_ctx *te, const te_fp8_config *config, te_recipe *storage) {
+    if (!te || !te_backend_get_capabilities(te).have_te) return NULL;
+    if (!config || !storage) {
+        te__fail(te, TE_ERR_INVALID, "te_fp8_config_build_recipe: %s is NULL", config ? "storage" : "config");
+        return NULL;
+    }
+    if (te__fp8_check(te, "te_fp8_config_build_recipe", config) != TE_OK) return NULL;
+    if (config->recipe == TE_FP8_OBJECT) return config->object;
+    if (config->recipe == TE_FP8_MXFP8) te__warn(te, "te_fp8 mxfp8 on %s: MXFP8 codes are multiplied as bf16, exactly and no faster than bf16", te->device_name);
+    *storage = config->recipe == TE_FP8_BLOCK ? te_recipe_block_scaling() : config->recipe == TE_FP8_MXFP8 ? te_recipe_mxfp8() : te_recipe_current_scaling();
+    return storage;
+}
+TE_API te_result te_fp8_maybe_autocast_begin(te_ctx *te, const te_fp8_config *config) {
+    const te__autocast *outer;
+    te_autocast_desc desc = TE_ZERO;
+    te_recipe storage;
+    if (!te) return TE_ERR_STATE;
+    if (config) desc.recipe = te_fp8_config_build_recipe(te, config, &storage);
+    if (config && !desc.recipe && te->error_code != TE_OK) return te->error_code;
+    outer = te__autocast_now(te);
+    if (!desc.recipe) { /* a region that says what is said already, so that each begin has its end */
+        desc.not_enabled = !outer || !outer->enabled;
+        if (outer) {
+            storage = outer->recipe;
+            desc.recipe = &storage;
+            desc.calibrating = outer->calibrating;
+            desc.amax_group = outer->amax_group;
+        }
+    }
+    return te_autocast_begin(te, &desc);
+}
+TE_API te_result te_fp8_maybe_autocast_end(te_ctx *te) { return te_autocast_end(te); }
+
+/* ==== model/backend_modules.c =================================================================================== */
+
+/* model/backend_modules.c: modules by backend, a model's place in a training step. Knows the classes; must not know files. */
+
+/* ---- shapes without memory ---- */
+
+TE_API bool te_is_tensor_unallocated(const te_tensor *x) { return te__is_unallocated(x); }
+TE_API void te_set_empty_is_unallocated(te_ctx *te, bool on) {
+    if (te) te->automodel.empty_is_unallocated = on;
+}
+/* The forward of a module with parameter `weight` of `in` columns on a shape without memory. */
+static te_result te__module_shape(te_module *m, te_forward_args *args, int64_t in, int64_t out) {
+    return te__shape_forward(m, args, in, args->input->ndim > 1 ? args->input->shape[0] : 1, out);
+}
+
+/* ---- Linear ---- */
+
+static te_result te__torch_linear_forward(te_module *m, te_forward_args *args) {
+    te_tensor *weight = te_module_parameter(m, "weight");
+    if (te__is_unallocated(args->input)) return te__module_shape(m, args, weight->shape[1], weight->shape[0]);
+    return te__output(m, args, te_linear(args->input, weight, te_module_parameter(m, "bias")));
+}
+/* torch.nn.Linear: kaiming_uniform_ with a = sqrt(5), whose bound is 1 / sqrt(in), and the bias by the same bound. */
+static te_result te__torch_linear_reset(te_module *m) {
+    te_result result = TE_OK;
+    int i;
+    for (i = 0; i < m->num_entries && result == TE_OK; i++) {
+        te_op_random_args args = TE_ZERO;
+        te__draw draw = te__rng_draw(m->te, 1);
+        args.dst = m->entries[i].tensor;
+        args.b = (float)(1.0 / sqrt((double)m->entries[0].tensor->shape[1]));
+        args.a = -args.b;
+        args.seed = draw.seed;
+        args.offset = draw.offset;
+        args.rng = draw.rng;
+        result = te_op_random(m->te, &args);
+    }
+    return result;
+}
+static const te_module_class te__torch_linear_class = {"TorchLinear", 0, te__torch_linear_forward, NULL, te__torch_linear_reset};
+
+static te_module *te__torch_linear_create(te_ctx *te, const te_linear_module_desc *desc) {
+    te_module *m = te_module_create(te, &te__torch_linear_class, desc->name ? desc->name : "linear");
+    if (!m) return NULL;
+    te__params_on(m, desc->device);
+    te__add_weight(m, "weight", desc->dtype, desc->out_features, desc->in_features);
+    if (desc->bias) te__add_weight(m, "bias", desc->dtype, desc->out_features, 0);
+    return te__module_built(m);
+}
+/* The error of a backend that no module stands behind. */
+static te_module *te__no_backend(te_ctx *te, const char *who, const char *field, int value, const char *possible) {
+    if (strcmp(te_backend_name(field, value), "quack") == 0)
+        te__fail(te, TE_ERR_UNSUPPORTED, "%s: %s='quack' is a package of kernels outside of te.h, whose modules do not stand in for each other either; %s are possible", who, field, possible);
+    else te__fail(te, TE_ERR_INVALID, "%s: %s is %d, no backend; %s are possible", who, field, value, possible);
+    return NULL;
+}
+TE_API te_module *te_initialize_linear_module(te_ctx *te, const te_linear_module_desc *desc) {
+    static const char who[] = "te_initialize_linear_module";
+    te_backend_capabilities has = te_backend_get_capabilities(te);
+    te_linear_desc d = TE_ZERO;
+    te_linear_backend impl;
+    if (!te || !te__has_desc(te, desc, who) || !te__layer_desc_ok(te, who, desc->in_features, desc->out_features, desc->dtype)) return NULL;
+    impl = te__linear_backend_of(desc->linear_impl, &has);
+    if (impl == TE_LINEAR_TORCH) return te__torch_linear_create(te, desc);
+    if (impl != TE_LINEAR_TE) return te__no_backend(te, who, "linear", (int)impl, "te and torch");
+    d.in_features = desc->in_features;
+    d.out_features = desc->out_features;
+    d.gemm.no_bias = !desc->bias;
+    d.gemm.device = desc->device;
+    d.gemm.params_dtype = desc->dtype;
+    d.name = desc->name;
+    return te_linear_create(te, &d);
+}
+
+/* ---- RMSNorm ---- */
+
+TE_API te_tensor *te_float32_rms_norm(te_tensor *x, te_tensor *weight, float eps) { return te_rmsnorm(x, weight, eps, false); }
+
+static const te_module_class te__float32_rms_norm_class = {"Float32RMSNorm", sizeof(te__norm_params), te__norm_forward, NULL, te__norm_module_reset};
+static const te_module_class te__torch_rms_norm_class = {"TorchRMSNorm", sizeof(te__norm_params), te__norm_forward, NULL, te__norm_module_reset};
+
+static te_module *te__rms_norm_create(te_ctx *te, const te_module_class *cls, const te_rms_norm_module_desc *desc) {
+    te_module *m = te_module_create(te, cls, desc->name ? desc->name : "rmsnorm");
+    te__norm_params *n;
+    if (!m) return NULL;
+    n = (te__norm_params *)m->state;
+    te__params_on(m, desc->device);
+    te__norm_open(m, n, "weight", NULL, true, false, desc->eps, desc->dtype, desc->dim);
+    n->rounded = cls == &te__torch_rms_norm_class;
+    return te__module_built(m);
+}
+static bool te__rms_norm_desc_ok(te_ctx *te, const char *who, const te_rms_norm_module_desc *desc) {
+    return te && te__has_desc(te, desc, who) && te__layer_desc_ok(te, who, desc->dim, desc->dim, desc->dtype);
+}
+TE_API te_module *te_float32_rms_norm_create(te_ctx *te, const te_rms_norm_module_desc *desc) {
+    return te__rms_norm_desc_ok(te, "te_float32_rms_norm_create", desc) ? te__rms_norm_create(te, &te__float32_rms_norm_class, desc) : NULL;
+}
+TE_API te_module *te_initialize_rms_norm_module(te_ctx *te, const te_rms_norm_module_desc *desc) {
+    static const char who[] = "te_initialize_rms_norm_module";
+    te_norm_desc d = TE_ZERO;
+    te_rms_norm_backend impl;
+    if (!te__rms_norm_desc_ok(te, who, desc)) return NULL;
+    impl = te__rms_norm_backend_of(desc->rms_norm_impl);
+    if (impl == TE_RMS_NORM_TORCH_FP32) return te__rms_norm_create(te, &te__float32_rms_norm_class, desc);
+    if (impl == TE_RMS_NORM_TORCH) return te__rms_norm_create(te, &te__torch_rms_norm_class, desc);
+    if (impl != TE_RMS_NORM_TE) return te__no_backend(te, who, "rms_norm", (int)impl, "te, torch and torch_fp32");
+    d.hidden_size = desc->dim;
+    d.norm.eps = desc->eps;
+    d.params_dtype = desc->dtype;
+    d.device = desc->device;
+    d.name = desc->name;
+    return te_rmsnorm_create(te, &d);
+}
+
+/* ---- the place in a step ---- */
+
+TE_API void te_set_is_first_microbatch(te_ctx *te, te_microbatch value) {
+    if (!te) return;
+    if ((int)value < 0 || value > TE_MICROBATCH_LATER)
+        te__fail(te, TE_ERR_INVALID, "te_set_is_first_microbatch: %d; TE_MICROBATCH_NONE to TE_MICROBATCH_LATER (0 to %d) are possible", (int)value, (int)TE_MICROBATCH_LATER);
+    else te->automodel.is_first_microbatch = value;
+}
+TE_API te_microbatch te_get_is_first_microbatch(const te_ctx *te) { return te ? te->automodel.is_first_microbatch : TE_MICROBATCH_NONE; }
+TE_API void te_set_is_optim_step(te_ctx *te, bool value) {
+    if (te) te->automodel.is_optim_step = value;
+}
+TE_API bool te_get_is_optim_step(const te_ctx *te) { return te && te->automodel.is_optim_step; }
+
+#define TE__STEP_HOOKS "te_step_hooks" /* the attribute */
+TE_API te_result te_module_set_step_hooks(te_module *m, const te_step_hooks *hooks) {
+    if (hooks) return te_module_set_attribute(m, TE__STEP_HOOKS, (void *)(uintptr_t)hooks, NULL);
+    te_module_remove_attribute(m, TE__STEP_HOOKS);
+    return m ? TE_OK : TE_ERR_STATE;
+}
+static te_result te__step_hooks_run(te_ctx *te, te_module *const *parts, int num_parts, bool final, const char *who) {
+    te_result result = TE_OK;
+    int i;
+    if (num_parts < 0 || (num_parts && !parts)) return te__fail(te, TE_ERR_INVALID, "%s: %d parts, and parts is %s", who, num_parts, parts ? "given" : "NULL");
+    for (i = 0; i < num_parts && result == TE_OK; i++) {
+        void *value;
+        const te_step_hooks *hooks;
+        te_result (*hook)(te_module *part, void *user);
+        if (!parts[i] || !te_module_attribute(parts[i], TE__STEP_HOOKS, &value)) continue;
+        hooks = (const te_step_hooks *)value;
+        hook = final ? hooks->prepare_for_final_backward : hooks->prepare_for_grad_accumulation;
+        if (!hook) continue;
+        result = hook(parts[i], hooks->user);
+        /* the first error stays: this one shows if the hook recorded none */
+        if (result != TE_OK) te__fail(te, result, "%s: the hook of \"%s\" returned %s", who, te_module_name(parts[i]), te_result_name(result));
+    }
+    return result;
+}
+TE_API te_result te_prepare_for_grad_accumulation(te_ctx *te, te_module *const *parts, int num_parts, bool pp_enabled) {
+    if (!te) return TE_ERR_STATE;
+    te_set_is_optim_step(te, false);
+    te_set_is_first_microbatch(te, TE_MICROBATCH_FIRST);
+    return pp_enabled ? TE_OK : te__step_hooks_run(te, parts, num_parts, false, "te_prepare_for_grad_accumulation");
+}
+TE_API te_result te_prepare_for_final_backward(te_ctx *te, te_module *const *parts, int num_parts, bool pp_enabled) {
+    if (!te) return TE_ERR_STATE;
+    te_set_is_optim_step(te, true);
+    return pp_enabled ? TE_OK : te__step_hooks_run(te, parts, num_parts, true, "te_prepare_for_final_backward");
+}
+TE_API void te_prepare_after_first_microbatch(te_ctx *te) { te_set_is_first_microbatch(te, TE_MICROBATCH_LATER); }
+
+/* ==== model/rope_config.c ======================================================================================= */
+
+/* model/rope_config.c: the rotary embedding that a config.json names, as the models of NeMo Automodel read it. Knows the keys; must not know how anything is rotated.
+ *
+ * The keys of te__hf_rope_keys (io/hf_config.c) are read into a te__hf_rope, whose missing numbers are NAN and -1; the public struct has 0 for them. */
+
+typedef struct te__rope_text {
+    te__hf_rope parameters, scaling;
+    te_rope_config config[2]; /* the lists and the place of both objects; the first one's is what the caller gets */
+    double theta, partial;    /* the config's own; NAN: missing */
+    int64_t max_position, original;
+    bool is_null;             /* rope_parameters */
+} te__rope_text;
+
+static bool te__rope_list(te__json *j, const char *name, float *list, int *n) {
+    bool more;
+    if (te__json_word(j) == 2) return true;
+    if (*n) return te__json_fail(j, "\"%s\" is given twice", name);
+    for (more = te__json_open(j, '[', ']'); more; more = te__json_more(j, ']')) {
+        if (*n == TE_MAX_ROPE_FACTORS) return te__json_fail(j, "\"%s\" has more than %d numbers", name, (int)TE_MAX_ROPE_FACTORS);
+        list[(*n)++] = (float)te__json_number(j);
+    }
+    return !j->failed;
+}
+/* The object of rope_parameters or rope_scaling; `text` is the caller's, of which j's is a copy. */
+static bool te__rope_object(te__json *j, const char *text, te__hf_rope *rope, te_rope_config *to) {
+    bool more, known;
+    if (te__json_word(j) == 2) return true;
+    te__json_space(j);
+    if (rope->given) return te__json_fail(j, "the parameters of the rotary embedding are given twice");
+    rope->given = true;
+    to->rope_parameters = text + (j->at - j->begin);
+    for (more = te__json_open(j, '{', '}'); more; more = te__json_more(j, '}')) {
+        const char *name = te__json_string(j);
+        if (!te__json_expect(j, ':')) return false;
+        if (strcmp(name, "short_factor") == 0) te__rope_list(j, name, to->short_factor, &to->num_short_factors);
+        else if (strcmp(name, "long_factor") == 0) te__rope_list(j, name, to->long_factor, &to->num_long_factors);
+        else if (!te__hf_take(j, rope, te__hf_rope_keys, TE__COUNT(te__hf_rope_keys), name, &known)) return false;
+        else if (!known) te__json_skip(j, 0);
+    }
+    to->rope_parameters_size = (size_t)(text + (j->at - j->begin) - to->rope_parameters);
+    return !j->failed;
+}
+static bool te__rope_parse(te__json *j, const char *text, te__rope_text *t) {
+    const te__hf_key keys[] = {{"rope_theta", TE__HF_NUMBER, offsetof(te__rope_text, theta)}, {"partial_rotary_factor", TE__HF_NUMBER, offsetof(te__rope_text, partial)},
+                               {"max_position_embeddings", TE__HF_COUNT, offsetof(te__rope_text, max_position)},
+                               {"original_max_position_embeddings", TE__HF_COUNT, offsetof(te__rope_text, original)}};
+    bool more, known;
+    te__hf_clear(t, keys, TE__COUNT(keys));
+    te__hf_clear(&t->parameters, te__hf_rope_keys, TE__COUNT(te__hf_rope_keys));
+    te__hf_clear(&t->scaling, te__hf_rope_keys, TE__COUNT(te__hf_rope_keys));
+    for (more = te__json_open(j, '{', '}'); more; more = te__json_more(j, '}')) {
+        const char *name = te__json_string(j);
+        if (!te__json_expect(j, ':')) return false;
+        if (strcmp(name, "rope_parameters") == 0) {
+            te__rope_object(j, text, &t->parameters, &t->config[0]);
+            t->is_null = !t->parameters.given;
+        } else if (strcmp(name, "rope_scaling") == 0) te__rope_object(j, text, &t->scaling, &t->config[1]);
+        else if (!te__hf_take(j, t, keys, TE__COUNT(keys), name, &known)) return false;
+        else if (!known) te__json_skip(j, 0);
+        if (j->failed) return false;
+    }
+    if (j->failed) return false;
+    te__json_space(j);
+    return j->at == j->end ? true : te__json_fail(j, "something follows the end");
+}
+
+static double te__or_zero(double given) { return isnan(given) ? 0 : given; }
+static int64_t te__count_or_zero(int64_t given) { return given < 0 ? 0 : given; }
+/* The numbers of `r` into the public struct, where its lists are already. */
+static void te__rope_fill(te_rope_config *to, const te__hf_rope *r, const te__rope_text *t, double theta, double partial) {
+    const char *type = r->type ? r->type : r->older_type ? r->older_type : "";
+    snprintf(to->rope_type, sizeof(to->rope_type), "%s", type);
+    to->rope_theta = theta;
+    to->partial_rotary_factor = isnan(partial) ? 1 : partial;
+    to->factor = te__or_zero(r->factor);
+    to->beta_fast = te__or_zero(r->beta_fast);
+    to->beta_slow = te__or_zero(r->beta_slow);
+    to->mscale = te__or_zero(r->mscale);
+    to->mscale_all_dim = te__or_zero(r->mscale_all_dim);
+    to->attention_factor = te__or_zero(r->attention_factor);
+    to->low_freq_factor = te__or_zero(r->low_freq_factor);
+    to->high_freq_factor = te__or_zero(r->high_freq_factor);
+    to->no_truncate = r->truncate == 0;
+    to->original_max_position_embeddings = te__count_or_zero(r->original >= 0 ? r->original : t->original);
+    to->max_position_embeddings = te__count_or_zero(t->max_position);
+}
+
+static te_result te__rope_read(te_ctx *te, const char *who, const char *config, te__rope_text *t) {
+    te__json j = TE_ZERO;
+    size_t n = strlen(config);
+    char *copy = (char *)te__alloc(te, n + 1); /* strings are unescaped in place */
+    te_result result;
+    if (!copy) return TE_ERR_OUT_OF_MEMORY;
+    memcpy(copy, config, n + 1);
+    j.te = te;
+    j.path = who;
+    j.part = "the text";
+    j.begin = j.at = copy;
+    j.end = copy + n;
+    result = te__rope_parse(&j, config, t) ? TE_OK : te_error_code(te);
+    if (result == TE_OK) { /* the types point into the copy */
+        te_rope_config *first = &t->config[t->parameters.given ? 0 : 1];
+        const te__hf_rope *r = t->parameters.given ? &t->parameters : &t->scaling;
+        te__rope_fill(first, r, t, r->theta, isnan(r->partial_rotary_factor) ? (double)NAN : r->partial_rotary_factor);
+    }
+    te__free(te, copy, n + 1);
+    return result;
+}
+static te_result te__rope_positive(te_ctx *te, const char *who, const char *name, double value) {
+    if (value > 0 && value <= FLT_MAX) return TE_OK;
+    return te__fail(te, TE_ERR_FORMAT, "%s: %s is %g; a positive number is needed", who, name, value);
+}
+static te_result te__rope_config_get(te_ctx *te, const char *who, const char *config, bool llama, te_rope_config *rope) {
+    te__rope_text *t;
+    te_rope_config *from;
+    te_result result;
+    if (!te) return TE_ERR_STATE;
+    if (!config || !rope) return te__fail(te, TE_ERR_INVALID, "%s: %s is NULL", who, config ? "rope" : "config");
+    t = (te__rope_text *)te__alloc_zero(te, sizeof(te__rope_text));
+    if (!t) return TE_ERR_OUT_OF_MEMORY;
+    result = te__rope_read(te, who, config, t);
+    from = &t->config[t->parameters.given ? 0 : 1];
+    if (result == TE_OK && !llama && !t->parameters.given)
+        result = te__fail(te, TE_ERR_FORMAT, "%s: the config %s; an object with rope_theta is needed (te_get_llama_rope_config reads older keys)", who,
+                          t->is_null ? "has rope_parameters that are null" : "has no rope_parameters");
+    if (result == TE_OK && llama) {
+        if (isnan(from->rope_theta)) from->rope_theta = isnan(t->theta) ? 10000 : t->theta;
+        if (!isnan(t->partial) && isnan(t->parameters.partial_rotary_factor) && isnan(t->scaling.partial_rotary_factor)) from->partial_rotary_factor = t->partial;
+    }
+    if (result == TE_OK && isnan(from->rope_theta)) result = te__fail(te, TE_ERR_FORMAT, "%s: rope_parameters has no rope_theta, the base of the rotary embedding", who);
+    if (result == TE_OK) result = te__rope_positive(te, who, "rope_theta", from->rope_theta);
+    if (result == TE_OK) result = te__rope_positive(te, who, "partial_rotary_factor", from->partial_rotary_factor);
+    if (result == TE_OK) *rope = *from;
+    te__free(te, t, sizeof(te__rope_text));
+    return result;
+}
+TE_API te_result te_get_rope_config(te_ctx *te, const char *config, te_rope_config *rope) { return te__rope_config_get(te, "te_get_rope_config", config, false, rope); }
+TE_API te_result te_get_llama_rope_config(te_ctx *te, const char *config, te_rope_config *rope) {
+    return te__rope_config_get(te, "te_get_llama_rope_config", config, true, rope);
+}
+
+/* ---- what models make of it ---- */
+
+/* Base and share of channels; *dim: how many channels of a head are rotated. */
+static te_result te__rope_begin(te_ctx *te, const char *who, const te_rope_config *rope, int head_dim, te_rotary_desc *rotary, int *dim) {
+    if (!te) return TE_ERR_STATE;
+    if (!rope || !rotary) return te__fail(te, TE_ERR_INVALID, "%s: %s is NULL", who, rope ? "rotary" : "rope");
+    *dim = rope->partial_rotary_factor > 0 && rope->partial_rotary_factor <= 1 && head_dim > 0 ? (int)((double)head_dim * rope->partial_rotary_factor) : 0;
+    if (*dim < 2 || *dim % 2)
+        return te__fail(te, TE_ERR_INVALID, "%s: head_dim %d times partial_rotary_factor %g rotates %d channels; a positive even number is needed", who, head_dim, rope->partial_rotary_factor,
+                        *dim);
+    memset(rotary, 0, sizeof(*rotary));
+    rotary->base = (float)rope->rope_theta;
+    rotary->rotary_percent = ((float)*dim + 0.5f) / (float)head_dim < 1.0f ? ((float)*dim + 0.5f) / (float)head_dim : 1.0f; /* whose floor is dim, however it is rounded */
+    return TE_OK;
+}
+TE_API te_result te_rope_config_moe_rotary(te_ctx *te, const te_rope_config *rope, int head_dim, te_rotary_desc *rotary) {
+    static const char who[] = "te_rope_config_moe_rotary";
+    double original, fast, slow, low, high;
+    te_rotary_desc desc;
+    te_result result;
+    int dim;
+    result = te__rope_begin(te, who, rope, head_dim, &desc, &dim);
+    if (result != TE_OK) return result;
+    if (rope->factor > 1) {
+        original = rope->original_max_position_embeddings ? (double)rope->original_max_position_embeddings : 4096;
+        fast = rope->beta_fast != 0 ? rope->beta_fast : 32;
+        slow = rope->beta_slow != 0 ? rope->beta_slow : 1;
+        low = te__rope_pair(fast, rope->rope_theta, dim, original);
+        high = te__rope_pair(slow, rope->rope_theta, dim, original);
+        if (!(0 < low && low < high && high < dim / 2 - 1))
+            return te__fail(te, TE_ERR_INVALID, "%s: beta_fast %g, beta_slow %g, original_max_position_embeddings %g and rope_theta %g interpolate between pairs %g and %g of %d; "
+                            "0 < low < high < %d is needed", who, fast, slow, original, rope->rope_theta, low, high, dim / 2, dim / 2 - 1);
+        desc.scaling.type = TE_ROPE_YARN;
+        desc.scaling.factor = (float)rope->factor;
+        desc.scaling.original_max_position_embeddings = (int64_t)original;
+        desc.scaling.beta_fast = (float)fast;
+        desc.scaling.beta_slow = (float)slow;
+        desc.scaling.no_truncate = true;
+    }
+    *rotary = desc;
+    return TE_OK;
+}
+
+/* As te__hf_rotary has it: a number that is missing is NAN. */
+static double te__or_nan(double given) { return given != 0 ? given : (double)NAN; }
+static te_result te__rope_longrope(te_ctx *te, const char *who, const te_rope_config *rope, int dim, te_rope_scaling *s) {
+    double max = (double)rope->max_position_embeddings, original = (double)rope->original_max_position_embeddings, factor = rope->factor;
+    te_result result;
+    if (rope->num_short_factors != dim / 2 || rope->num_long_factors != dim / 2)
+        return te__fail(te, TE_ERR_FORMAT, "%s: rope_type is \"longrope\", short_factor has %d numbers and long_factor %d; %d are needed, one for each pair of channels", who,
+                        rope->num_short_factors, rope->num_long_factors, dim / 2);
+    if (original != 0 && max != 0) factor = max / original; /* transformers: counts before the key */
+    if (original == 0) original = max;
+    result = te__rope_positive(te, who, "original_max_position_embeddings", original);
+    if (result == TE_OK && rope->attention_factor == 0) result = te__rope_positive(te, who, "factor", factor);
+    s->factor = (float)factor;
+    s->original_max_position_embeddings = (int64_t)original;
+    s->attention_factor = (float)rope->attention_factor;
+    s->short_factor = rope->short_factor;
+    s->long_factor = rope->long_factor;
+    return result;
+}
+TE_API te_result te_rope_config_llama_rotary(te_ctx *te, const te_rope_config *rope, int head_dim, te_rotary_desc *rotary) {
+    static const char who[] = "te_rope_config_llama_rotary";
+    static const char *const types[] = {"default", "linear", "dynamic", "llama3", "yarn", "longrope"};
+    const te__names names = {types, TE__COUNT(types)};
+    te_rotary_desc desc;
+    te_result result;
+    int dim, type;
+    result = te__rope_begin(te, who, rope, head_dim, &desc, &dim);
+    if (result != TE_OK) return result;
+    type = rope->rope_type[0] ? te__name_index(&names, rope->rope_type, strlen(rope->rope_type)) : 0;
+    if (type < 0) return te__unknown_name(te, who, "rope_type", rope->rope_type, strlen(rope->rope_type), &names);
+    if (strcmp(types[type], "longrope") == 0) {
+        desc.scaling.type = TE_ROPE_LONGROPE;
+        result = te__rope_longrope(te, who, rope, dim, &desc.scaling);
+    } else {
+        te__hf_config c = TE_ZERO;
+        te__hf_rope r = TE_ZERO;
+        te_lm_rotary lm = TE_ZERO;
+        c.j.te = te;
+        c.j.path = who;
+        c.original_max_position_embeddings = -1;
+        c.max_position_embeddings = rope->max_position_embeddings ? rope->max_position_embeddings : -1;
+        r.type = (char *)(uintptr_t)types[type];
+        r.theta = rope->rope_theta;
+        r.factor = te__or_nan(rope->factor);
+        r.low_freq_factor = te__or_nan(rope->low_freq_factor);
+        r.high_freq_factor = te__or_nan(rope->high_freq_factor);
+        r.partial_rotary_factor = (double)NAN;
+        r.beta_fast = te__or_nan(rope->beta_fast);
+        r.beta_slow = te__or_nan(rope->beta_slow);
+        r.mscale = te__or_nan(rope->mscale);
+        r.mscale_all_dim = te__or_nan(rope->mscale_all_dim);
+        r.attention_factor = te__or_nan(rope->attention_factor);
+        r.truncate = rope->no_truncate ? 0 : -1;
+        r.original = rope->original_max_position_embeddings ? rope->original_max_position_embeddings : -1;
+        if (!te__hf_rotary(&c, &r, rope->rope_theta, &lm)) return te_error_code(te);
+        desc.scaling = lm.scaling;
+    }
+    if (result == TE_OK) *rotary = desc;
+    return result;
+}
+
 /* ==== model/lora.c ============================================================================================== */
 
 /* model/lora.c: LoRA on Linears: choosing them, their adapters, the forward that adds these, merging and removing. Knows Linear and the module tree; must not know files. */
@@ -63846,6 +65257,488 @@ TE_API te_result te_lora_load(te_module *model, const char *folder) {
     te__text_free(&config);
     te__text_free(&path);
     te__text_free(&why);
+    return result;
+}
+
+/* ==== model/sharding.c ========================================================================================== */
+
+/* model/sharding.c: units whose gradients ranks exchange, their flags, and when a pipeline's stage exchanges. Knows the module tree, groups and gradients; must not know what a module
+ * computes. */
+
+#define TE__UNIT "te.unit" /* the attribute */
+/* A parameter of a unit, and its gradient as the last exchange has left it. */
+typedef struct te__unit_seen {
+    const te_tensor *param;
+    const te__buffer *buffer;
+    uint64_t version;
+} te__unit_seen;
+typedef struct te__dp_unit {
+    struct te__dp_unit *next; /* te->units, in the order in which they were made */
+    te_module *module;
+    te_data_parallel_desc desc;
+    bool whole; /* te_data_parallel */
+    bool reached; /* the last backward pass has written a gradient */
+    bool chosen;  /* by te__units_choose */
+    te_fsdp_state state;
+    te__unit_seen *seen;
+    int num_seen, cap_seen;
+} te__dp_unit;
+
+static te__dp_unit *te__unit_of(const te_module *m) {
+    void *value = NULL;
+    return te_module_attribute(m, TE__UNIT, &value) ? (te__dp_unit *)value : NULL;
+}
+static void te__unit_free(void *value) {
+    te__dp_unit *u = (te__dp_unit *)value, **at;
+    te_ctx *te = u->module->te;
+    for (at = &te->units; *at; at = &(*at)->next)
+        if (*at == u) {
+            *at = u->next;
+            break;
+        }
+    te__free(te, u->seen, (size_t)u->cap_seen * sizeof(te__unit_seen));
+    te__free(te, u, sizeof(*u));
+}
+
+/* ---- the exchange ---- */
+
+/* The parameters of a unit that are trained, each once. */
+typedef struct te__unit_params {
+    te_module *unit;
+    te_tensor **list;
+    int n, cap;
+    int64_t numel;
+} te__unit_params;
+
+static bool te__unit_list(te__unit_params *p, te_module *m) {
+    int i, k;
+    if (m != p->unit && te__unit_of(m)) return true;
+    for (i = 0; i < m->num_entries; i++) {
+        te_tensor *x = m->entries[i].tensor;
+        if (m->entries[i].kind != TE_ENTRY_PARAMETER || !x->requires_grad) continue;
+        for (k = 0; k < p->n && p->list[k] != x; k++) {}
+        if (k < p->n) continue;
+        if (!te__grow(m->te, (void **)&p->list, &p->cap, p->n, sizeof(te_tensor *))) return false;
+        p->list[p->n++] = x;
+        p->numel += te__numel(x);
+    }
+    for (i = 0; i < m->num_children; i++)
+        if (!te__unit_list(p, m->children[i])) return false;
+    return true;
+}
+static void te__unit_params_free(te_ctx *te, te__unit_params *p) { te__free(te, p->list, (size_t)p->cap * sizeof(te_tensor *)); }
+
+static const te_tensor *te__unit_grad(const te_tensor *param) {
+    const te_tensor *grad = te_tensor_grad(param);
+    return grad ? grad : te_tensor_main_grad(param);
+}
+/* Has a gradient of u been written since u exchanged? */
+static bool te__unit_is_reached(const te__dp_unit *u, const te__unit_params *p) {
+    int i;
+    for (i = 0; i < p->n; i++) {
+        const te_tensor *grad = te__unit_grad(p->list[i]);
+        const te__unit_seen *seen = i < u->num_seen && u->seen[i].param == p->list[i] ? &u->seen[i] : NULL;
+        if (!grad || !grad->buffer) continue;
+        if (seen ? grad->buffer != seen->buffer || te__buffer_version(grad->buffer) != seen->version : grad != te_tensor_main_grad(p->list[i]) || te__buffer_version(grad->buffer) > 0) return true;
+    }
+    return false;
+}
+static te_result te__unit_remember(te__dp_unit *u, const te__unit_params *p) {
+    te_ctx *te = u->module->te;
+    for (u->num_seen = 0; u->num_seen < p->n; u->num_seen++) {
+        const te_tensor *grad = te__unit_grad(p->list[u->num_seen]);
+        te__unit_seen *seen;
+        if (!te__grow(te, (void **)&u->seen, &u->cap_seen, u->num_seen, sizeof(te__unit_seen))) return TE_ERR_OUT_OF_MEMORY;
+        seen = &u->seen[u->num_seen];
+        seen->param = p->list[u->num_seen];
+        seen->buffer = grad ? grad->buffer : NULL;
+        seen->version = seen->buffer ? te__buffer_version(seen->buffer) : 0;
+    }
+    return TE_OK;
+}
+
+/* out = factor * x, of one number of elements, as vectors. */
+static te_result te__unit_move(te_tensor *x, te_tensor *out, float factor) {
+    te_op_axpby_args a = TE_ZERO;
+    if (te__numel(x) == 0) return TE_OK;
+    a.x = te__alias_1d(x, 0, x->dtype, te__numel(x));
+    a.out = te__alias_1d(out, 0, out->dtype, te__numel(out));
+    a.alpha = factor;
+    return a.x && a.out ? te_op_axpby(x->te, &a) : te_error_code(x->te);
+}
+/* The gradients one behind the other in f32, zeros where there is none, then for each parameter how many ranks have one. */
+static te_tensor *te__unit_flat(te_ctx *te, const te__unit_params *p, te_tensor **grads, bool *lacks) {
+    te_tensor *flat = te__empty_1d(te, TE_F32, p->numel + p->n), *there;
+    float *count = (float *)te__alloc(te, ((size_t)p->n + 1) * sizeof(float));
+    int64_t at = 0, n = p->n;
+    te_result result = flat && count ? TE_OK : te_error_code(te);
+    int i;
+    *lacks = false;
+    for (i = 0; i < p->n && result == TE_OK; i++) {
+        te_tensor *to = te_tensor_narrow(flat, 0, at, te__numel(p->list[i]));
+        result = te__main_or_grad(p->list[i], &grads[i]);
+        if (result == TE_OK && !to) result = te_error_code(te);
+        if (result == TE_OK) result = grads[i] ? te__unit_move(grads[i], to, 1.0f) : te_tensor_fill(to, 0.0);
+        count[i] = grads[i] ? 1.0f : 0.0f;
+        *lacks = *lacks || !grads[i];
+        at += te__numel(p->list[i]);
+    }
+    there = result == TE_OK ? te_tensor_from_f32(te, TE_F32, 1, &n, count) : NULL;
+    if (result == TE_OK) result = there ? te_tensor_copy(te_tensor_narrow(flat, 0, at, n), there) : te_error_code(te);
+    te__free(te, count, ((size_t)p->n + 1) * sizeof(float));
+    return result == TE_OK ? flat : NULL;
+}
+/* The sums become the gradients. A parameter without one gets one if another rank has it. */
+static te_result te__unit_spread(te__dp_unit *u, const te__unit_params *p, te_tensor *flat, te_tensor **grads, bool lacks, float factor) {
+    te_ctx *te = u->module->te;
+    const int fresh = te->tape.num_fresh;
+    float *count = lacks ? (float *)te__alloc(te, ((size_t)p->n + 1) * sizeof(float)) : NULL;
+    int64_t at = 0;
+    te_result result = lacks && !count ? TE_ERR_OUT_OF_MEMORY : TE_OK;
+    int i;
+    if (count) result = te_tensor_to_f32(te_tensor_narrow(flat, 0, p->numel, p->n), count);
+    for (i = 0; i < p->n && result == TE_OK; i++) {
+        te_tensor *param = p->list[i], *from = te_tensor_narrow(flat, 0, at, te__numel(param)), *to = grads[i];
+        at += te__numel(param);
+        if (!to && count[i] == 0.0f) continue;
+        if (!to) to = te_tensor_empty(te, param->dtype, param->ndim, param->shape);
+        result = from && to ? te__unit_move(from, to, factor) : te_error_code(te);
+        if (result == TE_OK && !grads[i]) result = te__var_add_grad(te, param->var, to);
+    }
+    result = te__leaves_own(te, fresh, result);
+    te__free(te, count, count ? ((size_t)p->n + 1) * sizeof(float) : 0);
+    return result;
+}
+static te_result te__unit_reduce(te__dp_unit *u, const te__unit_params *p) {
+    te_ctx *te = u->module->te;
+    const int size = te_group_size(u->desc.group);
+    const float divide = u->desc.gradient_divide_factor > 0.0f ? u->desc.gradient_divide_factor : (float)size;
+    te_tensor **grads, *flat;
+    bool lacks = false;
+    te_result result;
+    if (p->n == 0 || (size == 1 && divide == 1.0f)) return TE_OK;
+    grads = (te_tensor **)te__alloc_zero(te, (size_t)p->n * sizeof(te_tensor *));
+    te__frame_begin(te);
+    te->tape.no_grad++;
+    flat = grads ? te__unit_flat(te, p, grads, &lacks) : NULL;
+    result = flat ? te_all_reduce(u->desc.group, flat, TE_REDUCE_SUM) : te__refuse(u->desc.group, TE__ALL_REDUCE, te_error_code(te));
+    if (result == TE_OK) result = te__unit_spread(u, p, flat, grads, lacks, 1.0f / divide);
+    te->tape.no_grad--;
+    te__frame_end(te, NULL, 0);
+    te__free(te, grads, (size_t)p->n * sizeof(te_tensor *));
+    return result;
+}
+/* Exchanges now, if the flag says so. */
+static te_result te__unit_exchange(te__dp_unit *u) {
+    te__unit_params p = TE_ZERO;
+    te_ctx *te = u->module->te;
+    te_result result = TE_OK;
+    p.unit = u->module;
+    if (!u->state.requires_gradient_sync) return TE_OK;
+    if (!te__unit_list(&p, u->module))
+        result = te__refuse(u->desc.group, TE__ALL_REDUCE, te_error_code(te));
+    else if (u->desc.post_backward) {
+        result = u->desc.post_backward(u->desc.user, u->module);
+        if (result != TE_OK) te__fail(te, result, "the post_backward of \"%s\" returned %s", u->module->name, te_result_name(result)); /* shows if it recorded no error of its own */
+    } else
+        result = te__unit_reduce(u, &p);
+    if (result == TE_OK) result = te__unit_remember(u, &p);
+    te__unit_params_free(te, &p);
+    return result;
+}
+
+static const te_module *te__root_of(const te_module *m) {
+    while (m->parent) m = m->parent;
+    return m;
+}
+/* The end of a backward pass. Ranks may reach other units of a model, but all reach the model: so all of its units exchange, or none does. After a failure the ranks that wait are told. */
+static te_result te__units_exchange(te_ctx *te, te_result result) {
+    te__dp_unit *u, *other;
+    if (te->warming) return result;
+    if (te->deferred && result == TE_OK) return result; /* te_backward_dw ends with the rest of the gradients */
+    for (u = te->units; u && result == TE_OK; u = u->next) {
+        te__unit_params p = TE_ZERO;
+        p.unit = u->module;
+        if (!te__unit_list(&p, u->module)) result = te_error_code(te);
+        u->reached = result == TE_OK && te__unit_is_reached(u, &p);
+        te__unit_params_free(te, &p);
+    }
+    for (u = te->units; u; u = u->next) {
+        bool reached = result != TE_OK;
+        if (!u->state.requires_gradient_sync) continue;
+        for (other = te->units; other && !reached; other = other->next) reached = other->reached && te__root_of(other->module) == te__root_of(u->module);
+        if (result != TE_OK) return te__refuse(u->desc.group, TE__ALL_REDUCE, result);
+        if (reached) result = te__unit_exchange(u);
+        if (result != TE_OK) return result;
+    }
+    return result;
+}
+
+/* ---- units ---- */
+
+static te_result te__unit_share(te_group *group, te_module *m) {
+    te_result result = TE_OK;
+    int i;
+    for (i = 0; i < m->num_entries && result == TE_OK; i++) {
+        te_tensor *x = m->entries[i].tensor;
+        if (x->quantized)
+            return te__refuse(group, TE__BROADCAST, te__fail(m->te, TE_ERR_UNSUPPORTED, "te_data_parallel: \"%s\" of \"%s\" is stored quantized, and is not copied from rank 0; seed all ranks "
+                                                             "alike and set no_init_sync", m->entries[i].name, m->name));
+        result = te__need_memory(x, "te_data_parallel");
+        result = result == TE_OK ? te_broadcast(group, x, 0) : te__refuse(group, TE__BROADCAST, result);
+    }
+    for (i = 0; i < m->num_children && result == TE_OK; i++) result = te__unit_share(group, m->children[i]);
+    return result;
+}
+static te_result te__unit_make(te_module *m, const te_data_parallel_desc *desc, bool whole, const char *who) {
+    te__dp_unit *u = te__unit_of(m), **end;
+    te_result result = TE_OK;
+    if (!m) return TE_ERR_STATE;
+    if (m->te->error_code != TE_OK) return m->te->error_code;
+    if (m->te->capture) return te__refuse_capture(m->te, who, "make units before te_graph_begin");
+    if (u && u->whole != whole)
+        return te__fail(m->te, TE_ERR_INVALID, "%s: \"%s\" is a unit by %s; take that back first (desc NULL)", who, m->name, whole ? "te_fsdp_unit" : "te_data_parallel");
+    if (!desc) {
+        te_module_remove_attribute(m, TE__UNIT);
+        return TE_OK;
+    }
+    if (desc->group && desc->group->te != m->te)
+        return te__fail(m->te, TE_ERR_INVALID, "%s: the group is of another context (%s) than the module (%s); each rank takes the group that it joined", who, desc->group->te->device_name,
+                        m->te->device_name);
+    if (!(desc->gradient_divide_factor >= 0.0f && desc->gradient_divide_factor <= FLT_MAX))
+        return te__fail(m->te, TE_ERR_INVALID, "%s: gradient_divide_factor is %g; a positive number, or 0 for the number of ranks, is needed", who, (double)desc->gradient_divide_factor);
+    if (whole && !desc->no_init_sync) result = te__unit_share(desc->group, m);
+    if (result != TE_OK) return result;
+    if (!u) {
+        u = (te__dp_unit *)te__alloc_zero(m->te, sizeof(te__dp_unit));
+        if (!u) return TE_ERR_OUT_OF_MEMORY;
+        u->module = m;
+        u->whole = whole;
+        u->state.is_last_backward = u->state.reshard_after_backward = u->state.requires_gradient_sync = true;
+        if (te_module_set_attribute(m, TE__UNIT, u, te__unit_free) != TE_OK) {
+            te__unit_free(u);
+            return te_error_code(m->te);
+        }
+        for (end = &m->te->units; *end; end = &(*end)->next) {}
+        *end = u;
+    }
+    u->desc = *desc;
+    m->te->exchange_gradients = te__units_exchange;
+    return TE_OK;
+}
+TE_API te_result te_data_parallel(te_module *m, const te_data_parallel_desc *desc) { return te__unit_make(m, desc, true, "te_data_parallel"); }
+TE_API te_result te_fsdp_unit(te_module *m, const te_data_parallel_desc *desc) { return te__unit_make(m, desc, false, "te_fsdp_unit"); }
+
+TE_API bool te_fsdp_get_state(const te_module *m, te_fsdp_state *state) {
+    const te__dp_unit *u = te__unit_of(m);
+    if (u && state) *state = u->state;
+    return u != NULL;
+}
+static bool te__unit_set(void *user, te_module *m) {
+    te__dp_unit *u = te__unit_of(m);
+    if (u) u->state = *(const te_fsdp_state *)user;
+    return true;
+}
+TE_API te_result te_fsdp_set_state(te_module *m, te_fsdp_state state) {
+    if (!m) return TE_ERR_STATE;
+    if (!te__unit_of(m)) return te__fail(m->te, TE_ERR_INVALID, "te_fsdp_set_state: \"%s\" is no unit; te_fsdp_unit or te_data_parallel makes one", m->name);
+    te_module_visit(m, te__unit_set, &state);
+    return TE_OK;
+}
+static void te__unit_set_all(te_module *m, bool on) {
+    te_fsdp_state state;
+    state.is_last_backward = state.reshard_after_backward = state.requires_gradient_sync = on;
+    te_module_visit(m, te__unit_set, &state);
+}
+
+/* ---- the units of a model ---- */
+
+typedef struct te__unit_walk {
+    te_module_visit_fn visit;
+    void *user;
+    bool stopped;
+} te__unit_walk;
+
+static void te__unit_yield(te__unit_walk *w, te_module *m) {
+    if (te__unit_of(m) && !w->stopped) w->stopped = !w->visit(w->user, m);
+}
+static bool te__unit_yield_tree(void *user, te_module *m) {
+    te__unit_yield((te__unit_walk *)user, m);
+    return true;
+}
+static bool te__is_multimodal(const char *name) {
+    static const char *const names[] = {"visual", "vision_tower", "vision_model", "vit_model", "image_encoder", "vision_encoder", "audio_tower", "audio_encoder", "audio_model", "embed_vision",
+                                        "embed_audio", "mm_projector", "multi_modal_projector", "multimodal_projector", "vision_projector", "vit_large_projector", "audio_projector"};
+    int i;
+    for (i = 0; i < TE__COUNT(names); i++)
+        if (strcmp(name, names[i]) == 0) return true;
+    return false;
+}
+/* The topmost towers and projectors below m, with all that is below them. */
+static void te__units_multimodal(te__unit_walk *w, te_module *m) {
+    int i;
+    for (i = 0; i < m->num_children; i++) {
+        te_module *child = m->children[i];
+        if (te__is_multimodal(child->name))
+            te_module_visit(child, te__unit_yield_tree, w);
+        else
+            te__units_multimodal(w, child);
+    }
+}
+static void te__units_layers(te__unit_walk *w, te_module *layers, bool blocks) {
+    static const char *const experts[] = {"mlp.experts", "moe.experts", "block_sparse_moe.experts"};
+    int i, k;
+    for (i = 0; i < te_module_num_children(layers); i++) {
+        te_module *block = te_module_child(layers, i);
+        if (blocks) te__unit_yield(w, block);
+        for (k = 0; k < TE__COUNT(experts); k++) te__unit_yield(w, te_module_find(block, experts[k]));
+    }
+}
+TE_API bool te_fsdp_units_visit(te_module *model, te_module_visit_fn visit, void *user) {
+    te__unit_walk w = TE_ZERO;
+    te_module *inner;
+    if (!model) return true;
+    if (!te__has_visitor(model, visit != NULL, "te_fsdp_units_visit")) return false;
+    w.visit = visit;
+    w.user = user;
+    inner = te_module_find(model, "model");
+    te__unit_yield(&w, model);
+    te__unit_yield(&w, inner);
+    if (!inner) inner = model;
+    te__unit_yield(&w, te_module_find(inner, "embed_tokens"));
+    te__unit_yield(&w, te_module_find(model, "lm_head"));
+    te__units_multimodal(&w, model);
+    te__units_layers(&w, te_module_find(inner, "layers"), false);
+    te__units_layers(&w, te_module_find(model, "mtp.layers"), true);
+    return !w.stopped;
+}
+
+static bool te__unit_set_visited(void *user, te_module *m) {
+    te__unit_set_all(m, *(const bool *)user);
+    return true;
+}
+TE_API te_result te_model_set_requires_grad_sync(te_module *model, bool on) {
+    te_fsdp_units_visit(model, te__unit_set_visited, &on);
+    return model ? TE_OK : TE_ERR_STATE;
+}
+
+static te_result te__units_defer(te_module *part, void *user) {
+    (void)user;
+    return te_model_set_requires_grad_sync(part, false);
+}
+static te_result te__units_enable(te_module *part, void *user) {
+    (void)user;
+    return te_model_set_requires_grad_sync(part, true);
+}
+static const te_step_hooks te__units_hooks = {te__units_defer, te__units_enable, NULL};
+static bool te__units_are_hooked(const te_module *m) {
+    void *value;
+    return te_module_attribute(m, TE__STEP_HOOKS, &value) && value == (const void *)&te__units_hooks;
+}
+TE_API te_result te_model_set_fsdp_optimizations(te_module *model, bool on) {
+    if (!on && !te__units_are_hooked(model)) return model ? TE_OK : TE_ERR_STATE;
+    return te_module_set_step_hooks(model, on ? &te__units_hooks : NULL);
+}
+
+/* ---- behind a backward pass ---- */
+
+static te_result te__unit_root_callback(te__dp_unit *u) {
+    te_result result = u->desc.root_post_backward ? u->desc.root_post_backward(u->desc.user, u->module) : TE_OK;
+    if (result != TE_OK) te__fail(u->module->te, result, "the root_post_backward of \"%s\" returned %s", u->module->name, te_result_name(result)); /* shows if it recorded no error of its own */
+    return result;
+}
+TE_API te_result te_fsdp_post_backward(te_module *unit) {
+    te__dp_unit *u = te__unit_of(unit);
+    te_result result;
+    if (!unit) return TE_ERR_STATE;
+    if (unit->te->error_code != TE_OK) return unit->te->error_code;
+    if (!u) return te__fail(unit->te, TE_ERR_INVALID, "te_fsdp_post_backward: \"%s\" is no unit; te_fsdp_unit or te_data_parallel makes one", unit->name);
+    result = te__unit_exchange(u);
+    return result == TE_OK ? te__unit_root_callback(u) : result;
+}
+
+/* Chooses the units of a tree, */
+static bool te__unit_choose(void *user, te_module *m) {
+    te__dp_unit *u = te__unit_of(m);
+    (void)user;
+    if (u) u->chosen = true;
+    return true;
+}
+static bool te__units_choose(void *user, te_module *m) {
+    te_module_visit(m, te__unit_choose, user);
+    return true;
+}
+/* which exchange here, each once. */
+static te_result te__units_exchange_chosen(te_ctx *te) {
+    te_result result = TE_OK;
+    te__dp_unit *u;
+    for (u = te->units; u; u = u->next) {
+        if (u->chosen && result == TE_OK) result = te__unit_exchange(u);
+        u->chosen = false;
+    }
+    return result;
+}
+static bool te__unit_call_root(void *user, te_module *m) {
+    *(te_result *)user = te__unit_root_callback(te__unit_of(m));
+    return *(te_result *)user == TE_OK;
+}
+
+static te_result te__stage_run(te_module *stage, const te_stage_backward_desc *d) {
+    te_result result = TE_OK;
+    int i;
+    if (d->type == TE_BACKWARD_WEIGHT) return te_backward_dw(stage);
+    for (i = 0; i < d->num_outputs && result == TE_OK; i++)
+        result = d->output_grads && d->output_grads[i] ? te_backward_from(d->stage_outputs[i], d->output_grads[i]) : te_backward(d->stage_outputs[i]);
+    if (result == TE_OK && d->type == TE_BACKWARD_FULL && stage->te->deferred) result = te_backward_dw(stage);
+    return result;
+}
+static te_result te__stage_check(te_module *stage, const te_stage_backward_desc *d) {
+    int i = 0;
+    if ((int)d->type < 0 || d->type > TE_BACKWARD_WEIGHT)
+        return te__fail(stage->te, TE_ERR_INVALID, "te_stage_backward: type %d; TE_BACKWARD_FULL, TE_BACKWARD_INPUT and TE_BACKWARD_WEIGHT (0 to 2) are possible", (int)d->type);
+    if (d->type == TE_BACKWARD_WEIGHT) return TE_OK;
+    while (d->stage_outputs && i < d->num_outputs && d->stage_outputs[i]) i++;
+    if (i > 0 && i == d->num_outputs) return TE_OK;
+    return te__fail(stage->te, TE_ERR_INVALID, "te_stage_backward: %d outputs, and stage_outputs %s; the tensors that the forward has made are needed", d->num_outputs,
+                    d->stage_outputs ? "has a NULL" : "is NULL");
+}
+/* A stage that is one unit: its outputs reach the parameters one by one, and gradients travel once, behind the last. */
+static te_result te__stage_run_whole(te_module *stage, te__dp_unit *u, const te_stage_backward_desc *d) {
+    const te_fsdp_state before = u->state;
+    te_result result;
+    u->state.requires_gradient_sync = false;
+    result = te__stage_run(stage, d);
+    u->state.requires_gradient_sync = true;
+    if (result == TE_OK && d->last_backward) result = te_fsdp_post_backward(stage);
+    u->state = before;
+    return result;
+}
+TE_API te_result te_stage_backward(te_module *stage, const te_stage_backward_desc *desc) {
+    te__dp_unit *u = te__unit_of(stage);
+    te_result result;
+    if (!stage) return TE_ERR_STATE;
+    if (stage->te->error_code != TE_OK) return stage->te->error_code;
+    if (!te__has_desc(stage->te, desc, "te_stage_backward")) return te_error_code(stage->te);
+    result = te__stage_check(stage, desc);
+    if (result != TE_OK) return result;
+    if (u && u->whole) return te__stage_run_whole(stage, u, desc);
+    if (u) {
+        te__unit_set_all(stage, desc->reduce_grad_per_microbatch);
+        result = te__stage_run(stage, desc);
+        if (result != TE_OK || !desc->last_backward) return result;
+        te__unit_set_all(stage, true);
+        te__units_choose(NULL, stage);
+        result = te__units_exchange_chosen(stage->te);
+        return result == TE_OK ? te__unit_root_callback(u) : result;
+    }
+    if (!te__units_are_hooked(stage)) return te__stage_run(stage, desc);
+    te_model_set_requires_grad_sync(stage, false);
+    result = te__stage_run(stage, desc);
+    if (result != TE_OK || !desc->last_backward || !te_get_is_optim_step(stage->te)) return result;
+    te_model_set_requires_grad_sync(stage, true);
+    te_fsdp_units_visit(stage, te__units_choose, NULL);
+    result = te__units_exchange_chosen(stage->te);
+    if (result == TE_OK) te_fsdp_units_visit(stage, te__unit_call_root, &result);
     return result;
 }
 

@@ -34,6 +34,7 @@
 #include "api/onnx.h"
 #include "api/backend.h"
 #include "api/lora.h"
+#include "api/sharding.h"
 #include "api/report.h"
 
 #endif /* TE_H_INCLUDED */
@@ -245,8 +246,15 @@
 #include "io/onnx_moe.c"
 #include "io/onnx.c"
 #include "train/checkpoint.c"
+
+/* model: the layer of NeMo Automodel */
+#include "model/backend_text.c"
+#include "model/backend.c"
+#include "model/backend_modules.c"
+#include "model/rope_config.c"
 #include "model/lora.c"
 #include "model/lora_files.c"
+#include "model/sharding.c"
 #include "report.c"
 
 #endif /* TE_IMPLEMENTATION */

@@ -31,9 +31,9 @@ typedef enum te_lora_init {
  * "q_proj" is "model.layers.0.self_attn.q_proj" too. */
 typedef struct te_lora_desc {
     const char *const *target_modules;  /* [num_target_modules]; NULL => "*_proj" */
-    int num_target_modules;
+    int num_target_modules;             /* how many */
     const char *const *exclude_modules; /* [num_exclude_modules] all Linears but these, in place of target_modules */
-    int num_exclude_modules;
+    int num_exclude_modules;            /* how many */
     bool match_all_linear;              /* all Linears, in place of both */
     int dim;                            /* rank; 0 => 8 */
     float alpha;                        /* 0 => 32 */

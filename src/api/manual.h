@@ -159,5 +159,6 @@
  *     onnx        modules as ONNX files
  *     backend     which implementation each part of a model uses (NeMo Automodel)
  *     lora        adapters beside frozen weights (NeMo Automodel)
+ *     sharding    ranks with other data, and when they exchange gradients (NeMo Automodel)
  *     report      warm-up, explanations of calls, the report on machine and context
  */

@@ -178,7 +178,7 @@ struct te_tensor {
     te_dtype dtype;
     int ndim;
     int64_t shape[TE_MAX_DIMS], stride[TE_MAX_DIMS]; /* in elements */
-    te__buffer *buffer; /* NULL: quantized; or of te_tensor_describe, a shape without memory, for te_explain alone */
+    te__buffer *buffer; /* NULL: quantized; or of te_tensor_describe, a shape without memory */
     int64_t offset;     /* bytes */
     bool requires_grad;
     bool is_weight;   /* a copy of a parameter: hooks on saved tensors are not offered it */
@@ -430,6 +430,15 @@ typedef struct te__amax_word {
     bool taken;
 } te__amax_word;
 
+/* What the layer of NeMo Automodel keeps for a rank (model/). */
+typedef struct te__automodel {
+    te_backend_capabilities capabilities; /* te_backend_set_capabilities, if has_capabilities */
+    bool has_capabilities;
+    te_microbatch is_first_microbatch; /* of calls that do not give theirs */
+    bool is_optim_step;
+    bool empty_is_unallocated;
+} te__automodel;
+
 enum { TE__MAX_THREADS = 64 };
 
 struct te_ctx {
@@ -471,6 +480,8 @@ struct te_ctx {
     struct te__snapshot *recording, *replaying; /* quant/snapshot.c: of the innermost checkpoint that runs for the first time, or again */
     void (*note_leaf)(te_ctx *te, te_tensor *x);  /* quant/: with `recording` */
     void (*after_backward)(te_ctx *te); /* quant/: the update of the backward slots */
+    struct te__dp_unit *units; /* model/sharding.c: modules whose gradients ranks exchange, a list */
+    te_result (*exchange_gradients)(te_ctx *te, te_result result); /* with `units`: at the end of a backward pass; result: how that went */
     /* A step of training, from an outermost te_autocast_begin to a te_optimizer_step: quant/ keeps the scales as they were (keep_scales), and
      * te_clear_error gives them back if the step has failed. */
     bool in_step, step_failed;
@@ -501,4 +512,5 @@ struct te_ctx {
     uint64_t captures; /* so far */
     te__amax_word amax_words[TE__AMAX_WORDS];
     TE__ALIGNED(8) uint64_t amax_memory[TE__AMAX_WORDS]; /* the memory of amax_words on the CPU */
+    te__automodel automodel;
 };

@@ -33,6 +33,7 @@
 #include "api/models.h"
 #include "api/onnx.h"
 #include "api/backend.h"
+#include "api/inject.h"
 #include "api/report.h"
 
 #endif /* TE_H_INCLUDED */
@@ -244,6 +245,8 @@
 #include "io/onnx_moe.c"
 #include "io/onnx.c"
 #include "train/checkpoint.c"
+#include "model/sdpa.c"
+#include "model/inject.c"
 #include "report.c"
 
 #endif /* TE_IMPLEMENTATION */

@@ -995,6 +995,10 @@ static inline bool call_build(call *c, te_ctx *te, int index, te_dtype dtype) {
         c->args.copy_to_kv_cache.start_positions = te_tensor_from_host(te, TE_I32, 1, (const int64_t[]){2}, (const int32_t[]){13, 40});
         c->args.copy_to_kv_cache.page_table = te_tensor_from_host(te, TE_I32, 2, (const int64_t[]){2, 4}, (const int32_t[]){6, 1, 4, 0, 7, 2, 3, 5});
         break;
+        CALL(115, DETECT_CAUSAL_MASK, "is a mask causal")
+        c->args.detect_causal_mask.mask = te_tensor_zeros(te, dtype, 4, (const int64_t[]){2, 1, 77, 77});
+        c->args.detect_causal_mask.causal = call_out(c, te, TE_I32, 1, one);
+        break;
     default: return false;
     }
 #undef CALL

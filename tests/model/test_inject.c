@@ -1,20 +1,6 @@
-/* test_inject.c: DotProductAttention in the place of a model's attention: masks that are causal and masks that only look so, the order of decisions, counters, a user's block and whole language models
- * with and without injection, ranks, graphs, and everything given back. */
-#include "../dist/ranks.h"
-#include "../faults/purse.h"
-
-static te_window window_of(int64_t left, int64_t right) { return (te_window){.on = true, .left = left, .right = right}; }
-static void check_stats(te_attention_stats s, int hits, int mask, int scale, int other) {
-    CHECK_EQ_INT(s.te_hits, hits);
-    CHECK_EQ_INT(s.fallback_mask, mask);
-    CHECK_EQ_INT(s.fallback_scale_mismatch, scale);
-    CHECK_EQ_INT(s.fallback_other, other);
-}
-static int log_lines(const char *needle) {
-    int n = 0;
-    for (const char *at = test_log_text(); (at = strstr(at, needle)) != NULL; at++) n++;
-    return n;
-}
+/* test_inject.c: DotProductAttention in the place of a model's attention: masks that are causal and masks that only look so, the order of decisions, counters, and a user's block
+ * with and without injection. test_inject_models.c has whole models. */
+#include "inject.h"
 
 /* ---- masks ---- */
 
@@ -414,4 +400,282 @@ TE_TEST_DEVICES(inject_scaled_dot_product_attention) {
     CHECK_ERROR(te, TE_ERR_STATE, "te_sdpa_end without te_sdpa_begin");
     te_sdpa_begin(te, NULL, NULL);
     CHECK_ERROR(te, TE_ERR_INVALID, "te_sdpa_begin: fn is NULL");
+}
+
+/* ---- what a module says about itself ---- */
+
+static te_result no_forward(te_module *self, te_forward_args *args) {
+    args->outputs.out = args->input;
+    return te_error_code(te_module_ctx(self));
+}
+static const te_module_class plain_class = {"Plain", 0, no_forward, NULL, NULL};
+static te_module *linear_of(te_ctx *te, int64_t in, int64_t out, te_params_device device) {
+    return te_linear_create(te, &(te_linear_desc){.in_features = in, .out_features = out, .gemm.params_dtype = TE_F32, .gemm.no_bias = true, .gemm.device = device, .gemm.init.std = 0.3f});
+}
+/* A module with those projections, without memory; 0: none. */
+static te_module *attention_of(te_ctx *te, int64_t q, int64_t k, int64_t v, const te_attn_attributes *a) {
+    te_module *m = te_module_create(te, &plain_class, "self_attn");
+    if (q) te_module_add_child(m, "q_proj", linear_of(te, 8, q, TE_PARAMS_META));
+    if (k) te_module_add_child(m, "k_proj", linear_of(te, 8, k, TE_PARAMS_META));
+    if (v) te_module_add_child(m, "v_proj", linear_of(te, 8, v, TE_PARAMS_META));
+    if (a) te_module_set_attn_attributes(m, a);
+    return m;
+}
+
+TE_TEST(inject_params_are_inferred) {
+    te_ctx *te = test_context("cpu");
+    static const struct {
+        const char *name;
+        int64_t q, k, v;
+        te_attn_attributes a;
+        bool fits;
+        int heads, groups;
+        int64_t left;
+        float scale;
+        te_inject_reason reason;
+    } cases[] = {
+        {"16 and 8", 2048, 1024, 1024, {.num_heads = 16, .num_key_value_heads = 8, .head_dim = 128}, true, 16, 8, -1, 0.08838834764f, TE_INJECT_OK},
+        {"as many", 1024, 1024, 1024, {.num_heads = 8, .head_dim = 128}, true, 8, 8, -1, 0.08838834764f, TE_INJECT_OK},
+        {"no q_proj", 0, 64, 64, {.num_heads = 2, .head_dim = 32}, false, 0, 0, 0, 0, TE_INJECT_PROJECTIONS},
+        {"no head_dim", 64, 64, 64, {.num_heads = 2}, false, 0, 0, 0, 0, TE_INJECT_HEAD_DIM},
+        {"head_dim -4", 64, 64, 64, {.num_heads = 2, .head_dim = -4}, false, 0, 0, 0, 0, TE_INJECT_HEAD_DIM},
+        {"from the projections", 512, 256, 256, {.head_dim = 64}, true, 8, 4, -1, 0.125f, TE_INJECT_OK},
+        {"num_attention_heads", 512, 256, 256, {.num_attention_heads = 8, .head_dim = 64}, true, 8, 4, -1, 0.125f, TE_INJECT_OK},
+        {"a window of 512", 512, 512, 512, {.head_dim = 64, .sliding_window = 512}, true, 8, 8, 511, 0.125f, TE_INJECT_OK},
+        {"a window of -1", 512, 512, 512, {.head_dim = 64, .sliding_window = -1}, true, 8, 8, -1, 0.125f, TE_INJECT_OK},
+        {"scaling 1", 512, 512, 512, {.head_dim = 64, .scaling = 1}, true, 8, 8, -1, 1, TE_INJECT_OK},
+        {"gated queries", 1024, 512, 512, {.num_heads = 8, .head_dim = 64}, true, 8, 8, -1, 0.125f, TE_INJECT_OK},
+        {"heads that do not divide", 512, 192, 192, {.head_dim = 64}, true, 8, 3, -1, 0.125f, TE_INJECT_HEADS},
+        {"heads that the projections lack", 512, 512, 512, {.num_heads = 16, .num_key_value_heads = 8, .head_dim = 64}, true, 16, 8, -1, 0.125f, TE_INJECT_HEADS},
+        {"projections below one head", 32, 32, 32, {.head_dim = 64}, true, 0, 0, -1, 0.125f, TE_INJECT_HEADS},
+    };
+    for (int i = 0; i < COUNT(cases); i++) {
+        te_attn_params p;
+        te_module *m = attention_of(te, cases[i].q, cases[i].k, cases[i].v, &cases[i].a);
+        test_case("%s", cases[i].name);
+        const bool fits = te_infer_attn_params(m, &p);
+        CHECK_EQ_INT(fits, cases[i].fits);
+        if (fits && cases[i].fits) {
+            CHECK_EQ_INT(p.num_heads, cases[i].heads);
+            CHECK_EQ_INT(p.num_kv_heads, cases[i].groups);
+            CHECK_EQ_INT(p.head_dim, cases[i].a.head_dim);
+            CHECK_EQ_INT(p.window_size.on ? p.window_size.left : -1, cases[i].left);
+            CHECK(p.softmax_scale == cases[i].scale);
+        }
+        CHECK_EQ_INT(te_inject_check(m, NULL), cases[i].reason);
+        CHECK(te_inject_reason_text(cases[i].reason)[0] != 0);
+        CHECK_EQ_INT(te_inject_te_attention_into_module(m, NULL), cases[i].reason == TE_INJECT_OK);
+        CHECK_EQ_INT(te_injected_sdpa(m) != NULL, cases[i].reason == TE_INJECT_OK);
+        CHECK_OK(te);
+        te_module_destroy(m);
+    }
+    test_case("%s", "");
+    /* projections */
+    CHECK_EQ_INT(te_proj_out_features(NULL), 0);
+    te_module *wrapper = te_module_create(te, &plain_class, "wrapper"), *bare = te_module_create(te, &plain_class, "bare"), *meta = linear_of(te, 16, 32, TE_PARAMS_META);
+    CHECK_EQ_INT(te_proj_out_features(meta), 32);
+    CHECK_EQ_INT(te_proj_out_features(bare), 0);
+    te_module_add_child(wrapper, "linear", linear_of(te, 16, 48, TE_PARAMS_DEFAULT));
+    CHECK_EQ_INT(te_proj_out_features(wrapper), 48);
+    te_module_add_parameter(bare, "weight", te_tensor_zeros(te, TE_F32, SHAPE(64, 32)));
+    CHECK_EQ_INT(te_proj_out_features(bare), 64);
+    int64_t told = 40;
+    te_module_set_attribute(bare, "out_features", &told, NULL);
+    CHECK_EQ_INT(te_proj_out_features(bare), 40);
+    te_module_destroy(wrapper);
+    te_module_destroy(bare);
+    te_module_destroy(meta);
+    /* makers without their numbers */
+    CHECK(!te_make_te_sdpa(te, NULL) && !te_make_te_sdpa(NULL, NULL));
+    CHECK_ERROR(te, TE_ERR_INVALID, "te_make_te_sdpa: desc is NULL");
+    CHECK(!te_make_te_sdpa(te, &(te_make_te_sdpa_desc){.num_heads = 4, .num_kv_heads = 3}));
+    CHECK_ERROR(te, TE_ERR_INVALID, "te_make_te_sdpa: te_module is NULL, num_heads 4, num_kv_heads 3");
+    CHECK(!te_create_te_dot_product_attention(te, NULL) && !te_create_te_dot_product_attention(NULL, NULL));
+    CHECK_ERROR(te, TE_ERR_INVALID, "te_create_te_dot_product_attention: desc is NULL");
+    te_module *dpa = te_create_te_dot_product_attention(te, &(te_attn_params){.num_heads = 4, .num_kv_heads = 2, .head_dim = 8});
+    CHECK_STR(te_module_get_class(dpa)->name, "DotProductAttention");
+    te_tensor *q = heads_of(te, 2, 5, 4, 8, 1), *kv = heads_of(te, 2, 5, 2, 8, 2); /* [b, s, heads, d] */
+    te_forward_args call = {.input = q, .key = kv, .value = kv};
+    te_tensor *y = te_forward_with(dpa, &call), *want = te_attention(q, kv, kv, &(te_attention_desc){.format = TE_BSHD, .mask = TE_MASK_CAUSAL});
+    REQUIRE_OK(te);
+    CHECK_BYTES("causal, bshd, 1 / sqrt(d)", test_read(y), test_read(want), 2 * 5 * 4 * 8 * 4);
+    te_module_destroy(dpa);
+}
+
+/* ---- a user's attention ---- */
+
+typedef struct block_state {
+    int heads, groups;
+    int64_t d;
+    bool repeats;   /* keys and values, as transformers' repeat_kv does; else enable_gqa */
+    bool by_itself; /* it does not call te_scaled_dot_product_attention */
+    bool fails;
+} block_state;
+static te_tensor *block_project(te_module *m, const char *name, te_tensor *x, int heads, int64_t d) {
+    te_tensor *y = te_forward(te_module_find(m, name), x);
+    return y ? te_tensor_transpose(te_tensor_view(y, SHAPE(te_tensor_shape(x)[0], te_tensor_shape(x)[1], heads, d)), 1, 2) : NULL;
+}
+static te_tensor *block_repeat(te_tensor *x, int times) {
+    te_tensor *list[16];
+    int n = 0;
+    for (int64_t h = 0; x && h < te_tensor_shape(x)[1]; h++)
+        for (int i = 0; i < times; i++) list[n++] = te_tensor_contiguous(te_tensor_narrow(x, 1, h, 1));
+    return x ? te_concat(list, n, 1) : NULL;
+}
+static te_result block_forward(te_module *m, te_forward_args *args) {
+    const block_state *s = (const block_state *)te_module_state(m);
+    te_sdpa_args a = {0};
+    if (args->user) a = *(const te_sdpa_args *)args->user;
+    if (s->fails) return TE_ERR_UNSUPPORTED;
+    te_tensor *q = block_project(m, "q_proj", args->input, s->heads, s->d), *k = block_project(m, "k_proj", args->input, s->groups, s->d);
+    te_tensor *v = block_project(m, "v_proj", args->input, s->groups, s->d);
+    if (s->repeats) {
+        k = block_repeat(k, s->heads / s->groups);
+        v = block_repeat(v, s->heads / s->groups);
+    }
+    a.enable_gqa = !s->repeats;
+    te_tensor *y = s->by_itself ? q : te_scaled_dot_product_attention(q, k, v, &a);
+    y = te_tensor_contiguous(te_tensor_transpose(y, 1, 2));
+    if (y) args->outputs.out = te_forward(te_module_find(m, "o_proj"), te_tensor_view(y, SHAPE(te_tensor_shape(args->input)[0], te_tensor_shape(args->input)[1], -1)));
+    return te_error_code(te_module_ctx(m));
+}
+static const te_module_class block_class = {"Block", sizeof(block_state), block_forward, NULL, NULL};
+
+enum { BLOCK_H = 4, BLOCK_G = 2, BLOCK_D = 16, BLOCK_S = 33, BLOCK_B = 2, BLOCK_HIDDEN = 24 };
+static te_module *block_create(te_ctx *te, te_dtype dtype, int64_t window, bool repeats) {
+    te_module *m = te_module_create(te, &block_class, "self_attn");
+    const int64_t out[] = {BLOCK_H * BLOCK_D, BLOCK_G * BLOCK_D, BLOCK_G * BLOCK_D, BLOCK_HIDDEN};
+    static const char *const names[] = {"q_proj", "k_proj", "v_proj", "o_proj"};
+    for (int i = 0; i < 4; i++)
+        te_module_add_child(m, names[i], te_linear_create(te, &(te_linear_desc){.in_features = i == 3 ? BLOCK_H * BLOCK_D : BLOCK_HIDDEN, .out_features = out[i], .gemm.params_dtype = dtype,
+                                                                              .gemm.no_bias = true, .gemm.init.std = 0.3f}));
+    *(block_state *)te_module_state(m) = (block_state){.heads = BLOCK_H, .groups = BLOCK_G, .d = BLOCK_D, .repeats = repeats};
+    te_module_set_attn_attributes(m, &(te_attn_attributes){.num_heads = BLOCK_H, .num_key_value_heads = BLOCK_G, .head_dim = BLOCK_D, .sliding_window = window});
+    return m;
+}
+
+/* A5 */
+TE_TEST_DEVICES(inject_block_computes_the_same) {
+    static const te_dtype dtypes[] = {TE_F32, TE_BF16};
+    for (int n = 0; n < 4; n++) {
+        const te_dtype dtype = dtypes[n % 2];
+        const bool repeats = n >= 2;
+        /* f32: the specification's; bf16: 8 bits of mantissa, several roundings behind each other. */
+        const double limit = dtype == TE_F32 ? 5e-4 : 2e-2;
+        te_tensor *x = test_tensor(te, dtype, SHAPE(BLOCK_B, BLOCK_S, BLOCK_HIDDEN), test_normal(BLOCK_B * BLOCK_S * BLOCK_HIDDEN, 7));
+        const struct {
+            const char *name;
+            te_sdpa_args args;
+            int64_t window;
+            bool hit;
+        } cases[] = {
+            {"the canonical mask", {.attn_mask = mask_of(te, TE_F32, BLOCK_B, 1, BLOCK_S, sees_causal, -INFINITY)}, 0, true},
+            {"is_causal", {.is_causal = true}, 0, true},
+            {"a padded mask", {.attn_mask = mask_of(te, TE_F32, BLOCK_B, 1, BLOCK_S, sees_right_padded, -INFINITY)}, 0, false},
+            {"a window of 8", {.attn_mask = mask_of(te, TE_F32, BLOCK_B, 1, BLOCK_S, sees_eight, -INFINITY)}, 8, true},
+            {"all keys", {.scale = 0.25f}, 8, true},
+        };
+        for (int i = 0; i < COUNT(cases); i++) {
+            te_module *m = block_create(te, dtype, cases[i].window, repeats);
+            te_sdpa_args args = cases[i].args;
+            test_case("%s, %s%s", cases[i].name, te_dtype_name(dtype), repeats ? ", repeated" : "");
+            results before = run_once(m, x, &args);
+            REQUIRE_OK(te);
+            te_reset_te_attention_stats(te);
+            CHECK(te_inject_te_attention_into_module(m, NULL));
+            results with = run_once(m, x, &args);
+            REQUIRE_OK(te);
+            CHECK(with.n == before.n);
+            CHECK_ERROR_BELOW("with injection", with.x, before.x, before.n, limit);
+            check_stats(te_get_te_attention_stats(te), cases[i].hit, !cases[i].hit, 0, 0);
+            check_stats(te_te_sdpa_stats(te_injected_sdpa(m)), cases[i].hit, !cases[i].hit, 0, 0);
+            CHECK_EQ_INT(te_restore_attention(m), 1);
+            results after = run_once(m, x, &args);
+            CHECK_BYTES("restored", after.x, before.x, (size_t)before.n * sizeof(float));
+            check_stats(te_get_te_attention_stats(te), cases[i].hit, !cases[i].hit, 0, 0);
+            te_module_destroy(m);
+        }
+    }
+}
+
+/* dropout_p reaches DotProductAttention, but for rules_of_automodel; a module that runs again in the backward pass draws the same bits. */
+TE_TEST_DEVICES(inject_dropout_is_drawn) {
+    te_tensor *x = test_tensor(te, TE_F32, SHAPE(BLOCK_B, BLOCK_S, BLOCK_HIDDEN), test_normal(BLOCK_B * BLOCK_S * BLOCK_HIDDEN, 7));
+    te_module *m = block_create(te, TE_F32, 0, false);
+    te_sdpa_args args = {.is_causal = true};
+    te_inject_te_attention_into_module(m, NULL);
+    results plain = run_once(m, x, &args);
+    args.dropout_p = 0.5f;
+    te_seed(te, 5);
+    results dropped = run_once(m, x, &args);
+    CHECK(memcmp(plain.x, dropped.x, (size_t)plain.n * sizeof(float)) != 0);
+    te_module_set_checkpoint(m, true);
+    te_seed(te, 5);
+    results again = run_once(m, x, &args);
+    CHECK_BYTES("run again", again.x, dropped.x, (size_t)dropped.n * sizeof(float));
+    te_module_set_checkpoint(m, false);
+    te_restore_attention(m);
+    te_seed(te, 5);
+    results native = run_once(m, x, &args);
+    CHECK_ERROR_BELOW("te_attention's", dropped.x, native.x, native.n, 1e-6); /* the same bits are drawn, and the same kernels run */
+    te_inject_te_attention_into_module(m, &(te_inject_desc){.rules_of_automodel = true});
+    results ignored = run_once(m, x, &args);
+    CHECK_BYTES("ignored", ignored.x, plain.x, (size_t)plain.n * sizeof(float));
+    CHECK_OK(te);
+    te_module_destroy(m);
+}
+
+/* Forwards and regions around an injected module: restored after a failure, kept where the program had one. */
+static int own_calls;
+static te_result own_forward(te_module *m, te_forward_args *args) {
+    own_calls++;
+    return block_forward(m, args);
+}
+TE_TEST(inject_forwards_and_regions) {
+    te_ctx *te = test_context("cpu");
+    te_tensor *x = test_tensor(te, TE_F32, SHAPE(1, 5, BLOCK_HIDDEN), test_normal(5 * BLOCK_HIDDEN, 7));
+    te_module *m = block_create(te, TE_F32, 0, false);
+    block_state *s = (block_state *)te_module_state(m);
+    te_sdpa_args args = {.is_causal = true};
+    te_forward_args call = {.input = x, .user = &args};
+    te_inject_te_attention_into_module(m, NULL);
+    te_module_forward_fn injected = te_module_set_forward(m, NULL);
+    CHECK(injected != NULL);
+    te_module_set_forward(m, injected);
+    s->fails = true;
+    CHECK(!te_forward_with(m, &call));
+    CHECK_ERROR(te, TE_ERR_UNSUPPORTED, "Block");
+    s->fails = false;
+    CHECK_EQ_INT(te_sdpa_end(te), TE_ERR_STATE); /* none is left open */
+    te_clear_error(te);
+    /* again: in the place of the first, not around it */
+    CHECK(te_inject_te_attention_into_module(m, NULL));
+    te_forward_with(m, &call);
+    check_stats(te_get_te_attention_stats(te), 1, 0, 0, 0);
+    te_restore_attention(m);
+    CHECK(te_module_set_forward(m, own_forward) == NULL);
+    /* a forward of the program's own goes on inside, and stays behind */
+    own_calls = 0;
+    te_inject_te_attention_into_module(m, NULL);
+    te_forward_with(m, &call);
+    CHECK_EQ_INT(own_calls, 1);
+    check_stats(te_get_te_attention_stats(te), 2, 0, 0, 0);
+    te_restore_attention(m);
+    CHECK(te_module_set_forward(m, NULL) == own_forward);
+    /* the function in force at the time of injection takes what falls back */
+    heard h;
+    memset(&h, 0, sizeof h);
+    te_sdpa_begin(te, mock_original, &h);
+    te_inject_te_attention_into_module(m, NULL);
+    te_sdpa_end(te);
+    args = (te_sdpa_args){.attn_mask = mask_of(te, TE_F32, 1, 1, 5, sees_prefix, -INFINITY)};
+    te_forward_with(m, &call);
+    CHECK_EQ_INT(h.calls, 1);
+    CHECK_OK(te);
+    /* one that computes attention by itself is found out */
+    s->by_itself = true;
+    for (int i = 0; i < 3; i++) te_forward_with(m, &call);
+    CHECK_EQ_INT(log_lines("self_attn has run without a call of te_scaled_dot_product_attention"), 1);
+    CHECK_OK(te);
+    te_module_destroy(m);
 }

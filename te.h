@@ -9480,18 +9480,6 @@ static const char *const te__source_6[] = { /* device/hopper.cuh */
     "// other blocks: release at the scope of a cluster costs a fence of the whole device.",
     "TE_DEV void te_mbar_arrive_there(te_u32 bar) { asm volatile(\"mbarrier.arrive.shared::cluster.b64 _, [%0];\" ::\"r\"(bar) : \"memory\"); }",
     "",
-    "// Four floats that lie at `at` in block `rank` of the cluster.",
-    "TE_DEV float4 te_cluster_load4(te_u32 at, te_u32 rank) {",
-    "    float4 v;",
-    "    asm volatile(\"{ .reg .b32 there;\\n\"",
-    "                 \"mapa.shared::cluster.u32 there, %4, %5;\\n\"",
-    "                 \"ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [there]; }\"",
-    "                 : \"=f\"(v.x), \"=f\"(v.y), \"=f\"(v.z), \"=f\"(v.w)",
-    "                 : \"r\"(at), \"r\"(rank)",
-    "                 : \"memory\");",
-    "    return v;",
-    "}",
-    "",
     "// A word to the same address in block `rank` of the cluster: four bytes that count towards the barrier there. (PTX 8.1)",
     "TE_DEV void te_store_at(te_u32 at, te_u32 value, te_u32 bar, te_u32 rank) {",
     "    asm volatile(\"{ .reg .b32 to, there;\\n\"",
@@ -14343,9 +14331,6 @@ static const char *const te__source_55[] = { /* ops/gemm/gemm_hopper.cu */
     "// PINGPONG: each consumer has tiles of 128 x 128 of its own, in turns: slabs of one consumer's tile follow those of the other's, and one multiplies",
     "// during the epilogue of the other.",
     "//",
-    "// SPLIT (split-K within a cluster): the blocks of a cluster (2, 4 or 8) share one tile and have a part of k each. At the end each leaves its sums in its",
-    "// shared memory, and reduces its own rows over all blocks in order.",
-    "//",
     "// STORE: the epilogue stores D by TMA as well: chunks of 128 bytes of 64 rows pass through two or four buffers of each warpgroup, and are clipped at D's",
     "// edges. The L2 cache adds f32 to D. A 16-bit chunk that needs aux or the old D has it loaded into its buffer as many chunks ahead, the",
     "// first chunks of a tile while it is multiplied. Other D (rows that start or end within 16 bytes: TMA writes",
@@ -14368,12 +14353,12 @@ static const char *const te__source_55[] = { /* ops/gemm/gemm_hopper.cu */
     "// Options: A_DT, B_DT  bf16 or f16 alike, or fp8 but e5m2 x e5m2",
     "//          A_T, B_T    A lies k x m, B lies n x k",
     "//          BN, WAVES   128, 192 (WAVES = 1; not GROUPED) or 256; 0, 1 or 2: BM = 128 WAVES, or 64; BM + BN <= 384",
-    "//          CLUSTER     1 or 2; with SPLIT also 4 or 8",
+    "//          CLUSTER     1 or 2",
     "//          PROMOTE     fp8: partial sums of 128 k are added up in f32; BN = 128, or 192",
     "//          STORE       bits of te__gemm_store; with it D_DT. 128, with 2 or without: rows of D start or end anywhere",
-    "//          and, 0 where left out: PINGPONG (WAVES = 1, BN = 128), SPLIT (without STORE), BLOCK (te__gemm_block_kind, with PROMOTE and BN = 128),",
-    "//          GROUPED (without PINGPONG and SPLIT; along rows clusters share A always).",
-    "// Launch: grid (blocks, 1, 1), any number of whole clusters, with SPLIT one for each tile; block 384; shared TE__GEMM_HOPPER_SHARED. A, B",
+    "//          and, 0 where left out: PINGPONG (WAVES = 1, BN = 128), BLOCK (te__gemm_block_kind, with PROMOTE and BN = 128), GROUPED (without PINGPONG;",
+    "//          along rows clusters share A always).",
+    "// Launch: grid (blocks, 1, 1), any number of whole clusters; block 384; shared TE__GEMM_HOPPER_SHARED. A, B",
     "//         and their rows at multiples of 16 bytes, with STORE those of D and aux too, and their ends, but for 128. Split s of a tile does k",
     "//         from s * k_split on, to D + s * d_split (STORE: z = s of d_map). BLOCK: block_b at a multiple of 16 bytes, k_split of 128.",
     "//",
@@ -14397,20 +14382,16 @@ static const char *const te__source_55[] = { /* ops/gemm/gemm_hopper.cu */
     "// te:row A_DT=3 B_DT=3 A_T=1 B_T=0 BN=128 WAVES=0 CLUSTER=1 PROMOTE=0 STORE=0",
     "// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=192 WAVES=1 CLUSTER=1 PROMOTE=0 STORE=15|130 D_DT=3",
     "// te:row A_DT=3 B_DT=3 A_T=0 B_T=0 BN=192 WAVES=1 CLUSTER=1 PROMOTE=0 STORE=81 D_DT=3",
-    "// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=192|256 WAVES=1 CLUSTER=2 SPLIT=1 PROMOTE=0 STORE=0",
     "// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BN=128|192 WAVES=1 CLUSTER=1 PROMOTE=0 STORE=1 D_DT=3",
     "// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BN=192 WAVES=1 CLUSTER=1 PROMOTE=1 STORE=3|81|130 D_DT=3",
     "// te:row A_DT=5 B_DT=4 A_T=0 B_T=1 BN=192 WAVES=1 CLUSTER=2 PROMOTE=1 STORE=15 D_DT=3",
     "// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BN=192 WAVES=1 CLUSTER=1 PROMOTE=1 STORE=33 D_DT=1",
     "// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=128 WAVES=0 CLUSTER=2 PROMOTE=0 STORE=1 D_DT=3",
     "// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BN=128 WAVES=0 CLUSTER=2 PROMOTE=0 STORE=15 D_DT=3",
-    "// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=128 WAVES=0 CLUSTER=4 SPLIT=1 PROMOTE=0 STORE=0",
-    "// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BLOCK=1 BN=128 WAVES=1 CLUSTER=8 SPLIT=1 PROMOTE=1 STORE=0",
     "// te:row A_DT=2 B_DT=2 A_T=1 B_T=1 BN=128 WAVES=2 CLUSTER=1 PROMOTE=0 STORE=1 D_DT=2",
     "// te:row A_DT=5 B_DT=4 A_T=0 B_T=1 BN=128 WAVES=2 CLUSTER=2 PROMOTE=1 STORE=33 D_DT=1",
     "// te:row A_DT=4 B_DT=5 A_T=0 B_T=1 BN=128 WAVES=1 CLUSTER=1 PROMOTE=1 STORE=1 D_DT=3",
     "// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BLOCK=1 BN=128 WAVES=1 CLUSTER=1 PROMOTE=1 STORE=0",
-    "// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BLOCK=1 BN=128 WAVES=0 CLUSTER=4 SPLIT=1 PROMOTE=1 STORE=0",
     "// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BN=128 WAVES=0 CLUSTER=1 PROMOTE=1 STORE=1 D_DT=3",
     "// te:row A_DT=5 B_DT=4 A_T=0 B_T=1 BLOCK=2 BN=128 WAVES=1 CLUSTER=1 PROMOTE=1 STORE=1 D_DT=3",
     "// te:row A_DT=4 B_DT=5 A_T=0 B_T=1 BLOCK=3 BN=128 WAVES=2 CLUSTER=2 PROMOTE=1 STORE=1 D_DT=3",
@@ -14436,9 +14417,6 @@ static const char *const te__source_55[] = { /* ops/gemm/gemm_hopper.cu */
     "#ifndef D_DT",
     "#define D_DT 1",
     "#endif",
-    "#ifndef SPLIT",
-    "#define SPLIT 0",
-    "#endif",
     "#ifndef PINGPONG",
     "#define PINGPONG 0",
     "#endif",
@@ -14453,9 +14431,9 @@ static const char *const te__source_55[] = { /* ops/gemm/gemm_hopper.cu */
     "#define SLAB 128                     // bytes of k",
     "#define BK (FP8 ? 128 : 64)          // elements of k",
     "#define SLOT ((BM + BN) * SLAB)",
-    "#define SHARE_A (CLUSTER == 2 && !SPLIT && (BM > BN || GROUPED == 1))",
-    "#define SHARE_B (CLUSTER == 2 && !SPLIT && !SHARE_A)",
-    "#define SHARE (SHARE_A || SHARE_B)",
+    "#define SHARE_A (CLUSTER == 2 && (BM > BN || GROUPED == 1))",
+    "#define SHARE_B (CLUSTER == 2 && !SHARE_A)",
+    "#define SHARE (CLUSTER == 2)",
     "#define B_1D (BLOCK == 1 || BLOCK == 3) // of te__gemm_block_kind",
     "#define A_2D (BLOCK == 3)",
     "#define SCALES (B_1D ? BN * 4 : 0) // bytes of a slab",
@@ -14476,17 +14454,15 @@ static const char *const te__source_55[] = { /* ops/gemm/gemm_hopper.cu */
     "#define HALVES (GROUPED == 1 && WAVES == 2) // A comes in halves, the second one only if the group has rows there",
     "#define INSIDE (GROUPED == 2 && (!A_T || B_T)) // groups start within rows of memory",
     "#define ENTRIES 16 // for GROUPED: see te_entry",
-    "#define SUM_ROW (BN + 8) // floats of a row of sums: a store of a warp touches every bank once",
     "#define TMA_OUT (STORE && !ROWS_OUT)",
     "#define LOADS (STORE & 16 || (STORE & 32 && D_DT != 1))",
     "static_assert(!FP8 || (!A_T && B_T), \"fp8 operands are k-major\");",
-    "static_assert(!SPLIT || (!STORE && SUM_ROW * BM * 4 <= STAGES * SLOT), \"the sums take the slots' place\");",
     "static_assert(!BLOCK || (PROMOTE && FP8 && BN == 128), \"blocks of fp8\");",
     "static_assert(BN != 192 || (WAVES == 1 && !GROUPED), \"not of groups\");",
-    "static_assert(!PINGPONG || (WAVES == 1 && BN == 128 && !PROMOTE && !SPLIT), \"two waves of one warpgroup are a tile\");",
+    "static_assert(!PINGPONG || (WAVES == 1 && BN == 128 && !PROMOTE), \"two waves of one warpgroup are a tile\");",
     "static_assert(!GROUPED || STAGES + 2 <= ENTRIES, \"mail\");",
     "static_assert(GROUPED != 1 || !A_T, \"groups along rows are rows of A\");",
-    "static_assert(!GROUPED || (!PINGPONG && !SPLIT && (!BLOCK || (GROUPED == 1 && BLOCK == 2))), \"what groups cannot have\");",
+    "static_assert(!GROUPED || (!PINGPONG && (!BLOCK || (GROUPED == 1 && BLOCK == 2))), \"what groups cannot have\");",
     "static_assert(4 * BUFFER == 8 * TE_GEMM_STAGE_BYTES, \"both ways out use the same memory\");",
     "",
     "#if A_DT == 2",
@@ -14597,8 +14573,8 @@ static const char *const te__source_55[] = { /* ops/gemm/gemm_hopper.cu */
     "    TE_DEV bool tall(te_i64) const { return true; }",
     "    TE_DEV te_work(const te__gemm_hopper_kargs &all, te_u32 work, te_u32 rank, te_u32 &) {",
     "        const te__gemm_kargs &a = all.g;",
-    "        te_u32 tile = SPLIT ? work : work / a.splits, tm, tn;",
-    "        split = SPLIT ? (int)rank : (int)(work - tile * a.splits);",
+    "        te_u32 tile = work / a.splits, tm, tn;",
+    "        split = (int)(work - tile * a.splits);",
     "        te_gemm_raster(tile, te_tiles_m(a), te_tiles_n(a), tm, tn);",
     "        if (SHARE_B) tm = 2 * tm + rank;",
     "        if (SHARE_A) tn = 2 * tn + rank;",
@@ -14702,7 +14678,7 @@ static const char *const te__source_55[] = { /* ops/gemm/gemm_hopper.cu */
     "    te_u32 works = a.rows[a.g.groups.count - 1].tiles_end;",
     "    int group_before = -1;",
     "#else",
-    "    te_u32 works = te_tiles_m(a.g) * te_tiles_n(a.g) * (SPLIT ? 1 : a.g.splits);",
+    "    te_u32 works = te_tiles_m(a.g) * te_tiles_n(a.g) * a.g.splits;",
     "#endif",
     "    te_u32 first = blockIdx.x / CLUSTER, step = gridDim.x / CLUSTER, at_group = 0;",
     "    const void *a_map = a.a_map, *b_map = a.b_map;",
@@ -14956,30 +14932,6 @@ static const char *const te__source_55[] = { /* ops/gemm/gemm_hopper.cu */
     "#endif",
     "#if TMA_OUT",
     "        out.finish(acc, (int)row, (int)col, w.split);",
-    "#elif SPLIT",
-    "        te_u32 own = slots + ((rows + warp % 4 * 16 + lane / 4) * SUM_ROW + columns + lane % 4 * 2) * 4;",
-    "        te_meet<256>(1); // the other warpgroup reads its last slab no more",
-    "#pragma unroll",
-    "        for (int v = 0; v < SUMS; v++)",
-    "#pragma unroll",
-    "            for (int i = 0; i < WN / 4; i++) // two neighbours in row g, two in row g + 8",
-    "                te_sts8(own + ((64 * v + i % 2 * 8) * SUM_ROW + i / 2 * 8) * 4, acc[v][2 * i], acc[v][2 * i + 1]);",
-    "        te_cluster_sync();",
-    "        float scale = te_gemm_scale(a.g);",
-    "        const int across = BN / 8, mine = BM / CLUSTER; // pieces of a row; rows",
-    "#pragma unroll 1",
-    "        for (int piece = threadIdx.x - 128; piece < mine * across; piece += 256) {",
-    "            int r = (int)rank * mine + piece / across, c = piece % across * 8;",
-    "            float sum[8] = {0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f}, bias[8];",
-    "            if (w.row + r >= a.g.m || w.col + c >= a.g.n) continue;",
-    "#pragma unroll",
-    "            for (int from = 0; from < CLUSTER; from++) {",
-    "                float4 u = te_cluster_load4(slots + (r * SUM_ROW + c) * 4, from), x = te_cluster_load4(slots + (r * SUM_ROW + c + 4) * 4, from);",
-    "                sum[0] += u.x, sum[1] += u.y, sum[2] += u.z, sum[3] += u.w, sum[4] += x.x, sum[5] += x.y, sum[6] += x.z, sum[7] += x.w;",
-    "            }",
-    "            te_gemm_bias8(a.g, w.col + c, bias);",
-    "            te_gemm_finish8(a.g, scale, bias, w.row + r, w.col + c, sum);",
-    "        }",
     "#else",
     "        te__gemm_kargs e = a.g;",
     "#if GROUPED",
@@ -22351,7 +22303,7 @@ static const te__source te__sources[] = {
     {"base/scaling.h", te__source_3, 85},
     {"base/sequences.h", te__source_4, 17},
     {"device/base.cuh", te__source_5, 206},
-    {"device/hopper.cuh", te__source_6, 200},
+    {"device/hopper.cuh", te__source_6, 188},
     {"device/mma.cuh", te__source_7, 116},
     {"device/transpose.cuh", te__source_8, 98},
     {"device/vector.cuh", te__source_9, 187},
@@ -22400,7 +22352,7 @@ static const te__source te__sources[] = {
     {"ops/gemm/gemm_align.cu", te__source_52, 28},
     {"ops/gemm/gemm_decode.cu", te__source_53, 59},
     {"ops/gemm/gemm_groups.cu", te__source_54, 32},
-    {"ops/gemm/gemm_hopper.cu", te__source_55, 690},
+    {"ops/gemm/gemm_hopper.cu", te__source_55, 654},
     {"ops/gemm/gemm_mma.cu", te__source_56, 386},
     {"ops/gemm/gemm_naive.cu", te__source_57, 76},
     {"ops/gemm/gemm_reduce.cu", te__source_58, 29},
@@ -34588,8 +34540,8 @@ typedef struct te__gemm_tile_kind {
 /* Blocks that have a tile's part of A in common, and of B. */
 static int te__gemm_share_a(const te__gemm_tile_kind *t) { return t->bm > t->bn ? t->cluster : 1; }
 static int te__gemm_share_b(const te__gemm_tile_kind *t) { return t->bm > t->bn ? 1 : t->cluster; }
-/* Clusters at a time: those of four and more blocks do not go into every group of multiprocessors. */
-static int64_t te__gemm_clusters(const te__plan *p, int64_t size) { return te__max((size > 2 ? p->num_sms * 7 / 8 : p->num_sms) / size, 1); }
+/* Clusters at a time. */
+static int64_t te__gemm_clusters(const te__plan *p, const te__gemm_tile_kind *t) { return te__max(p->num_sms / t->cluster, 1); }
 
 enum { TE__GEMM_PINGPONG = 3 };
 
@@ -34597,7 +34549,6 @@ typedef struct te__gemm_choice {
     const te__gemm_tile_kind *tile;
     int64_t tiles, splits;
     int64_t k_split; /* k of one split */
-    bool together;   /* the splits of a tile are a cluster, and add up themselves */
 } te__gemm_choice;
 
 /* How many tiles, clusters counting as one. */
@@ -34639,26 +34590,20 @@ static double te__gemm_tma_cost(const te__gemm_tile_kind *t, const te__gemm_prob
 /* Times are in slabs of a 128 x 256 tile (0.55 us on an H200), fitted to measurements of 41 shapes by `te_bench --tune`; of these and others, 64, the
  * picks are 1 % slower than the best alternatives on average, 11 % at most. 128 x 192 tiles in clusters were fitted later, by hand, to eight more.
  * A tile costs its slabs and the part of writing D that is not hidden, and device memory bounds all of them: 2.2 MB a slab, 80 KB for one
- * block. A cluster costs its start. Split-K costs a second launch and a pass of its partial sums through the L2 cache; within a cluster, an exchange of the
- * tiles' sums, and idle multiprocessors: clusters of 4 and 8 do not fit into every group of them. work: of the epilogue, on 128 x 256 values. */
-static double te__gemm_cost(const te__plan *p, const te__gemm_tile_kind *t, const te__gemm_problem *q, int64_t slabs, int64_t splits, bool together,
-                            bool tma, double work) {
+ * block. A cluster costs its start. Split-K costs a second launch and a pass of its partial sums through the L2 cache. work: of the epilogue, on 128 x 256
+ * values. */
+static double te__gemm_cost(const te__plan *p, const te__gemm_tile_kind *t, const te__gemm_problem *q, int64_t slabs, int64_t splits, bool tma,
+                            double work) {
     const te_op_gemm_args *a = q->args;
     double size = (double)t->bm * t->bn / (128.0 * 256.0), bytes = (double)(a->m + a->n) * (double)a->k * (double)te__dtype_size(q->a.dtype);
-    int64_t at_once = te__gemm_clusters(p, together ? splits : t->cluster);
-    int64_t items = te__gemm_cluster_tiles(t, a->m, a->n) * (together ? 1 : splits), rounds = te__div_up(items, at_once);
-    int64_t blocks = te__min(items, at_once) * (together ? splits : t->cluster);
+    int64_t at_once = te__gemm_clusters(p, t), items = te__gemm_cluster_tiles(t, a->m, a->n) * splits, rounds = te__div_up(items, at_once);
+    int64_t blocks = te__min(items, at_once) * t->cluster;
     double slab = fmax(size / t->speed, tma ? te__gemm_tma_cost(t, q) : 0.0), tail = (1.6 + work) * size;
     double floor = bytes / fmin(2.2e6, 80e3 * (double)te__max(blocks, 1));
     double cost = (double)rounds * ((double)te__div_up(slabs, splits) * slab + 0.8) + (t->option == TE__GEMM_PINGPONG ? 1.0 : (double)rounds) * tail;
     cost = fmax(cost, floor) + 0.1 * fmin(cost, floor);
     if (t->cluster > 1) cost += 1.4;
-    if (together) { /* these blocks are not persistent */
-        double sums = (double)(te__min(a->m, t->bm) * te__min(a->n, t->bn)) / (128.0 * 128.0);
-        cost += (splits == 8 ? 4.5 : 2.0) + 8.0 * sums + 9.5 * (double)(rounds - 1);
-    } else if (splits > 1) {
-        cost += 3.2 + (double)a->m * (double)a->n * 4.0 * (double)(splits + 1) / 1.9e6;
-    }
+    if (splits > 1) cost += 3.2 + (double)a->m * (double)a->n * 4.0 * (double)(splits + 1) / 1.9e6;
     return cost;
 }
 
@@ -34695,7 +34640,7 @@ static double te__gemm_work(const te__plan *p, const te__gemm_problem *q) {
     return !p->hopper || te__gemm_tma_may_store(te__data(a->d), te__gemm_ld(a->d), a->n, te__dtype_size(a->d->dtype)) ? 0.0 : 0.5;
 }
 
-/* bk: elements of k in a slab. hopper: for gemm_hopper, which reads by TMA and may add up splits within a cluster. */
+/* bk: elements of k in a slab. hopper: for gemm_hopper, which reads by TMA. */
 static te__gemm_choice te__gemm_search(const te__plan *p, const te__gemm_tile_kind *kinds, int count, const te__gemm_problem *q, int64_t bk, bool hopper) {
     const te_op_gemm_args *a = q->args;
     static const int64_t splits[] = {1, 2, 3, 4, 6, 8, 12, 16};
@@ -34705,22 +34650,16 @@ static te__gemm_choice te__gemm_search(const te__plan *p, const te__gemm_tile_ki
     double work = te__gemm_work(p, q);
     te__gemm_choice best = TE_ZERO;
     double best_cost = 0.0;
-    int i, s, together;
+    int i, s;
     for (i = 0; i < count; i++)
-        for (s = 0; s < TE__COUNT(splits); s++)
-            for (together = 0; together <= (hopper && kinds[i].cluster == 1); together++) {
-                int64_t each = te__div_up(slabs, splits[s]);
-                double cost = te__gemm_cost(p, &kinds[i], q, slabs, splits[s], together, hopper, work);
-                if (s > 0 && slabs < SHORTEST * splits[s]) continue;
-                if (together ? (splits[s] != 2 && splits[s] != 4 && splits[s] != 8) || te__div_up(slabs, each) != splits[s]
-                             : s > 0 && (double)a->m * (double)a->n * 4.0 * (double)splits[s] > (double)most_workspace)
-                    continue;
-                if (TE__GEMM_SKIPS(cost) || (best.tile && cost >= best_cost)) continue;
-                best.tile = &kinds[i];
-                best.splits = splits[s];
-                best.together = together != 0;
-                best_cost = cost;
-            }
+        for (s = 0; s < TE__COUNT(splits); s++) {
+            double cost = te__gemm_cost(p, &kinds[i], q, slabs, splits[s], hopper, work);
+            if (s > 0 && (slabs < SHORTEST * splits[s] || (double)a->m * (double)a->n * 4.0 * (double)splits[s] > (double)most_workspace)) continue;
+            if (TE__GEMM_SKIPS(cost) || (best.tile && cost >= best_cost)) continue;
+            best.tile = &kinds[i];
+            best.splits = splits[s];
+            best_cost = cost;
+        }
     best.tiles = te__gemm_cluster_tiles(best.tile, a->m, a->n);
     best.k_split = te__round_up(te__div_up(slabs, best.splits) * bk, q->block ? 128 : bk); /* whole blocks */
     best.splits = te__div_up(a->k, best.k_split); /* the last ones may have become empty */
@@ -34864,7 +34803,6 @@ static bool te__gemm_split(te__plan *p, te__gemm_kargs *k, const te__gemm_choice
     if (c->splits == 1) return true;
     k->k_split = c->k_split;
     k->splits = (int)c->splits;
-    if (c->together) return true;
     k->ldd = te__round_up(k->n, 4); /* rows at multiples of 16 bytes */
     k->d_split = k->m * k->ldd;
     k->d = te__plan_workspace(p, c->splits * k->d_split * 4);
@@ -35149,7 +35087,7 @@ static te_result te__gemm_plan_hopper(te__plan *p, const te__gemm_problem *q) {
     int store;
     te__gemm_fill(&k->g, q);
     if (!te__gemm_split(p, &k->g, &c)) return p->result;
-    store = c.together ? 0 : te__gemm_store_of(&k->g);
+    store = te__gemm_store_of(&k->g);
     by_tma = (store & TE__GEMM_STORE) != 0;
     if (a->bias_gradient && by_tma && c.splits == 1) { /* of 64 rows each */
         sum_rows = te__div_up(a->m, 64);
@@ -35157,18 +35095,17 @@ static te_result te__gemm_plan_hopper(te__plan *p, const te__gemm_problem *q) {
         if (!sums_of_d) return p->result;
         store |= TE__GEMM_STORE_SUMS;
     }
-    l->cluster = (unsigned)(c.together ? c.splits : c.tile->cluster);
+    l->cluster = (unsigned)c.tile->cluster;
     te__gemm_options(l, q);
     te__launch_option(l, "BN", c.tile->bn);
     te__launch_option(l, "WAVES", c.tile->option == TE__GEMM_PINGPONG ? 1 : c.tile->option);
     if (c.tile->option == TE__GEMM_PINGPONG) te__launch_option(l, "PINGPONG", 1);
-    te__launch_option(l, "CLUSTER", (int)l->cluster);
-    if (c.together) te__launch_option(l, "SPLIT", 1);
+    te__launch_option(l, "CLUSTER", c.tile->cluster);
     te__launch_option(l, "PROMOTE", promote);
     te__launch_option(l, "STORE", store);
     if (store) te__launch_option(l, "D_DT", k->g.d_dt);
     if (q->groups) te__launch_option(l, "GROUPED", along_k ? 2 : 1);
-    blocks = c.together ? c.tiles * c.splits : c.tile->cluster * te__min(c.tiles * c.splits, te__gemm_clusters(p, c.tile->cluster));
+    blocks = c.tile->cluster * te__min(c.tiles * c.splits, te__gemm_clusters(p, c.tile));
     te__launch_size(l, blocks, 1, 1, c.tile->threads, TE__GEMM_HOPPER_SHARED);
     if (te__gemm_operand_map(p, k->a_map, &q->a, a->m, a->k, box_a, 0) != TE_OK ||
         te__gemm_operand_map(p, k->b_map, &q->b, a->n, a->k, c.tile->bn / te__gemm_share_b(c.tile), along_rows ? q->groups->groups : 0) != TE_OK ||
@@ -35176,7 +35113,7 @@ static te_result te__gemm_plan_hopper(te__plan *p, const te__gemm_problem *q) {
         (k->g.aux && by_tma && te__gemm_out_map(p, k->aux_map, &k->g, k->g.aux, k->g.ldaux) != TE_OK))
         return p->result;
     if (q->groups) te__gemm_plan_groups(p, prepare, q, k, c.tile, by_tma);
-    if (c.splits > 1 && !c.together) te__gemm_plan_reduce(p, q, &c, k->g.d);
+    if (c.splits > 1) te__gemm_plan_reduce(p, q, &c, k->g.d);
     if (a->bias_gradient && !te__gemm_plan_bias_gradient(p, a, sums_of_d, sum_rows)) return p->result;
     p->native = a->scaling_a < TE_SCALING_MXFP8;
     te__plan_why(p, promote ? "TMA and wgmma, partial sums of 128 k promoted to f32" : TE__GEMM_WHY(q, "TMA and wgmma"));
@@ -35277,12 +35214,11 @@ static te_result te__gemm_plan_gemv_mn(te__plan *p, const te__gemm_problem *q) {
 
 /* ---- the choice ------------------------------------------------------------------------------------------------------ */
 
-/* Over before a second kernel would have begun: gemm_mma reads unaligned operands as they are, and adds fp8's products up with all their bits. With 16
- * bits that holds for few tiles and a short k alone, since its loads cost more than gemm_align beyond: tests/bench/notes.md. */
+/* Over before a second kernel would have begun: gemm_mma reads unaligned fp8 operands as they are, and adds their products up with all their bits. Its loads
+ * of 16 bits cost more than gemm_align at every size: "odd bf16" in tests/bench/h200.csv. */
 static bool te__gemm_is_small(const te__gemm_problem *q) {
     const te_op_gemm_args *a = q->args;
-    if (te__is_fp8(q->a.dtype)) return (double)a->m * (double)a->n * (double)a->k <= 8e6;
-    return a->k <= 96 && te__gemm_num_tiles(q, 64, 64) <= 8;
+    return te__is_fp8(q->a.dtype) && (double)a->m * (double)a->n * (double)a->k <= 8e6;
 }
 
 /* A single line whose elements are neighbours lies along k, whichever way it was said to lie. */

@@ -178,7 +178,7 @@ struct te_tensor {
     te_dtype dtype;
     int ndim;
     int64_t shape[TE_MAX_DIMS], stride[TE_MAX_DIMS]; /* in elements */
-    te__buffer *buffer; /* NULL: quantized; or of te_tensor_describe, a shape without memory, for te_explain alone */
+    te__buffer *buffer; /* NULL: quantized; or of te_tensor_describe, a shape without memory */
     int64_t offset;     /* bytes */
     bool requires_grad;
     bool is_weight;   /* a copy of a parameter: hooks on saved tensors are not offered it */
@@ -451,6 +451,14 @@ typedef struct te__sdpa_state {
     te__mask_verdict verdict[TE__MASK_VERDICTS];
     int next_verdict;  /* the place that is written next */
 } te__sdpa_state;
+/* What the layer of NeMo Automodel keeps for a rank (model/). */
+typedef struct te__automodel {
+    te_backend_capabilities capabilities; /* te_backend_set_capabilities, if has_capabilities */
+    bool has_capabilities;
+    te_microbatch is_first_microbatch; /* of calls that do not give theirs */
+    bool is_optim_step;
+    bool empty_is_unallocated;
+} te__automodel;
 
 enum { TE__MAX_THREADS = 64 };
 
@@ -524,4 +532,5 @@ struct te_ctx {
     uint64_t captures; /* so far */
     te__amax_word amax_words[TE__AMAX_WORDS];
     TE__ALIGNED(8) uint64_t amax_memory[TE__AMAX_WORDS]; /* the memory of amax_words on the CPU */
+    te__automodel automodel;
 };

@@ -161,5 +161,7 @@
  *     onnx        modules as ONNX files
  *     backend     which implementation each part of a model uses (NeMo Automodel)
  *     inject      DotProductAttention in models that exist (NeMo Automodel)
+ *     patches     changes to the library's functions while a program runs (NeMo Automodel)
+ *     formats     number formats of whole models: casts, what stays in f32, logits (NeMo Automodel)
  *     report      warm-up, explanations of calls, the report on machine and context
  */

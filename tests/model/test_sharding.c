@@ -118,6 +118,9 @@ TE_TEST(sharding_step_hooks) {
     te_fsdp_set_state(te_module_find(root, "model.layers.0"), (te_fsdp_state){.reshard_after_backward = true});
     te_fsdp_state s;
     CHECK(te_fsdp_get_state(te_module_find(root, "model.layers.0.mlp.experts"), &s) && s.reshard_after_backward && !s.is_last_backward && !s.requires_gradient_sync);
+    s.is_last_backward = s.requires_gradient_sync = true;
+    te_fsdp_set_state(root, s);
+    CHECK(all_units(root, true));
     CHECK_OK(te);
     te_module_destroy(root);
 }

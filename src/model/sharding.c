@@ -104,24 +104,23 @@ static te_result te__unit_move(te_tensor *x, te_tensor *out, float factor) {
 }
 /* The gradients one behind the other in f32, zeros where there is none, then for each parameter how many ranks have one. */
 static te_tensor *te__unit_flat(te_ctx *te, const te__unit_params *p, te_tensor **grads, bool *lacks) {
-    te_tensor *flat = te__empty_1d(te, TE_F32, p->numel + p->n), *there;
-    float *count = (float *)te__alloc(te, ((size_t)p->n + 1) * sizeof(float));
-    int64_t at = 0, n = p->n;
-    te_result result = flat && count ? TE_OK : te_error_code(te);
+    te_tensor *flat = te__empty_1d(te, TE_F32, p->numel + p->n);
+    int64_t at = 0;
+    te_result result = flat ? te_tensor_fill(te_tensor_narrow(flat, 0, p->numel, p->n), 1.0) : te_error_code(te);
     int i;
-    *lacks = false;
     for (i = 0; i < p->n && result == TE_OK; i++) {
         te_tensor *to = te_tensor_narrow(flat, 0, at, te__numel(p->list[i]));
-        result = te__main_or_grad(p->list[i], &grads[i]);
-        if (result == TE_OK && !to) result = te_error_code(te);
-        if (result == TE_OK) result = grads[i] ? te__unit_move(grads[i], to, 1.0f) : te_tensor_fill(to, 0.0);
-        count[i] = grads[i] ? 1.0f : 0.0f;
-        *lacks = *lacks || !grads[i];
         at += te__numel(p->list[i]);
+        result = to ? te__main_or_grad(p->list[i], &grads[i]) : te_error_code(te);
+        if (result != TE_OK) break;
+        if (grads[i]) {
+            result = te__unit_move(grads[i], to, 1.0f);
+            continue;
+        }
+        *lacks = true;
+        result = te_tensor_fill(to, 0.0);
+        if (result == TE_OK) result = te_tensor_fill(te_tensor_narrow(flat, 0, p->numel + i, 1), 0.0);
     }
-    there = result == TE_OK ? te_tensor_from_f32(te, TE_F32, 1, &n, count) : NULL;
-    if (result == TE_OK) result = there ? te_tensor_copy(te_tensor_narrow(flat, 0, at, n), there) : te_error_code(te);
-    te__free(te, count, ((size_t)p->n + 1) * sizeof(float));
     return result == TE_OK ? flat : NULL;
 }
 /* The sums become the gradients. A parameter without one gets one if another rank has it. */

@@ -453,7 +453,7 @@ TE_API int te_inject_te_attention(te_module *model, const te_inject_desc *desc) 
     return w.injected;
 }
 
-static bool te__restore_visit(void *user, te_module *m) {
+static bool te__eject_visit(void *user, te_module *m) {
     if (te_injected_sdpa(m)) ++*(int *)user;
     te__eject(m);
     te_module_remove_attribute(m, TE__ATTN_INJECTED);
@@ -461,7 +461,7 @@ static bool te__restore_visit(void *user, te_module *m) {
 }
 TE_API int te_restore_attention(te_module *model) {
     int n = 0;
-    if (model) te__visit_modules(model, te__restore_visit, &n);
+    if (model) te__visit_modules(model, te__eject_visit, &n);
     return n;
 }
 

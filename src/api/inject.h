@@ -96,7 +96,7 @@ TE_API te_module *te_create_te_dot_product_attention(te_ctx *te, const te_attn_p
 typedef struct te_te_sdpa te_te_sdpa; /* a function of te_scaled_dot_product_attention's kind, with what it knows */
 /* Options of te_make_te_sdpa; zero-initialised. */
 typedef struct te_make_te_sdpa_desc {
-    te_module *te_module;        /* gets input, key and value [b, s, heads, d], attn_mask_type and window (borrowed) */
+    te_module *attn_module;      /* gets input, key and value [b, s, heads, d], attn_mask_type and window (borrowed) */
     int num_heads, num_kv_heads; /* that it takes, of queries, and of keys and values, which divide the first */
     te_sdpa_fn original;         /* takes what the module does not; NULL => te_attention */
     void *original_user;         /* handed to it (borrowed) */
@@ -112,7 +112,7 @@ typedef struct te_make_te_sdpa_desc {
  *     is_causal                                             causal, with window_size
  *     neither                                               all keys, without a window
  * and gives k and v of as many heads as q, if they should have fewer and enable_gqa is off, back the heads that they were repeated from: 0, n, 2n ... of H = n num_kv_heads. What is then not
- * of the module's heads goes to original. Owned by the caller: te_te_sdpa_destroy. TE_ERR_INVALID without te_module, and for junk in AUTOMODEL_TE_STATS_EVERY. Source: _make_te_sdpa. */
+ * of the module's heads goes to original. Owned by the caller: te_te_sdpa_destroy. TE_ERR_INVALID without attn_module, and for junk in AUTOMODEL_TE_STATS_EVERY. Source: _make_te_sdpa. */
 TE_API te_te_sdpa *te_make_te_sdpa(te_ctx *te, const te_make_te_sdpa_desc *desc);
 /* Releases it, not its module. NULL is fine. */
 TE_API void te_te_sdpa_destroy(te_te_sdpa *f);

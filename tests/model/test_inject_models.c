@@ -259,7 +259,7 @@ TE_TEST(inject_goes_with_its_context) {
     te_causal_lm_desc d = lm_desc(TE_F32, 2);
     te_module *m = te_causal_lm_create(te, &d), *dpa = te_create_te_dot_product_attention(te, &(te_attn_params){.num_heads = 1, .num_kv_heads = 1, .head_dim = 4});
     CHECK_EQ_INT(te_inject_te_attention(m, NULL), 2);
-    CHECK(te_make_te_sdpa(te, &(te_make_te_sdpa_desc){.te_module = dpa, .num_heads = 1, .num_kv_heads = 1}) != NULL);
+    CHECK(te_make_te_sdpa(te, &(te_make_te_sdpa_desc){.attn_module = dpa, .num_heads = 1, .num_kv_heads = 1}) != NULL);
     te_forward(m, ids_of(te, 1, 3));
     CHECK_OK(te);
     te_ctx_destroy(te);
@@ -303,7 +303,7 @@ TE_TEST(inject_memory_runs_out) {
 static void swap_or_not(rank_state *s) {
     const int calls = *(const int *)s->arg;
     te_module *dpa = te_create_te_dot_product_attention(s->te, &(te_attn_params){.num_heads = 2, .num_kv_heads = 1, .head_dim = 4});
-    te_te_sdpa *f = te_make_te_sdpa(s->te, &(te_make_te_sdpa_desc){.te_module = dpa, .num_heads = 2, .num_kv_heads = 1});
+    te_te_sdpa *f = te_make_te_sdpa(s->te, &(te_make_te_sdpa_desc){.attn_module = dpa, .num_heads = 2, .num_kv_heads = 1});
     te_tensor *x = te_tensor_full(s->te, TE_F32, SHAPE(1, 2, 3, 4), 1);
     te_no_grad_begin(s->te);
     if (s->rank == 0) te_sdpa_begin(s->te, te_te_sdpa_call, f);

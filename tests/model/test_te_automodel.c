@@ -1,15 +1,10 @@
 /* test_te_automodel.c: the command, on a folder that is written here: its tree, counters, dry run, backends that it cannot give, and options that cannot be. */
+#define _POSIX_C_SOURCE 200809L
 #include "../te_test.h"
 #define TE_AUTOMODEL_IN_A_TEST
 #include "../../tools/te_automodel.c"
 
 #include <sys/stat.h>
-
-#ifdef _WIN32
-#define make_folder(path) mkdir(path)
-#else
-#define make_folder(path) mkdir(path, 0777)
-#endif
 
 /* All tensors of a model, for a file. */
 typedef struct items {
@@ -43,7 +38,7 @@ static const char *write_folder(const char *name, bool gemma) {
     items *all = (items *)test_alloc(sizeof *all);
     char path[700], *folder = (char *)test_alloc(600);
     snprintf(folder, 600, "%s", test_path(name));
-    make_folder(folder);
+    CHECK(mkdir(folder, 0700) == 0);
     CHECK(te_module_visit_tensors(m, add_item, all));
     snprintf(path, sizeof path, "%s/model.safetensors", folder);
     te_safetensors_write(te, path, all->list, all->n, NULL, 0);

@@ -118,6 +118,9 @@ TE_API te_te_sdpa *te_make_te_sdpa(te_ctx *te, const te_make_te_sdpa_desc *desc)
 TE_API void te_te_sdpa_destroy(te_te_sdpa *f);
 /* Calls it: a te_sdpa_fn whose `user` is a te_te_sdpa. Allocates as DotProductAttention; with a mask it syncs, unless te_mask_check.cache keeps the verdict. */
 TE_API te_tensor *te_te_sdpa_call(void *user, te_tensor *q, te_tensor *k, te_tensor *v, const te_sdpa_args *args);
+/* While m's forward runs, te_scaled_dot_product_attention is te_te_sdpa_call with f (borrowed until te_restore_attention, or m's end), in the place of one from before. What m has for a forward
+ * of its own runs inside (Automodel drops it). A failed forward leaves no region open. Source: _patch_module_forward. */
+TE_API te_result te_patch_module_forward(te_module *m, te_te_sdpa *f);
 /* Its own counters; zeros for NULL. */
 TE_API te_attention_stats te_te_sdpa_stats(const te_te_sdpa *f);
 

@@ -12,7 +12,8 @@ struct te_te_sdpa {
     te_make_te_sdpa_desc desc;
     te_attention_stats stats;
     te_module_forward_fn before; /* of the module that it was injected into: its own forward, or NULL */
-    bool had_null;               /* that module had an attn_module that was NULL */
+    bool injected;               /* that module's attn_module came with it: */
+    bool had_null;               /* in the place of one that was NULL */
     bool missed;                 /* the warning that it is not called has been given */
     te__closable closable;       /* while no module owns it */
 };
@@ -102,6 +103,7 @@ static te_tensor *te__run_dpa(te_te_sdpa *f, te_forward_args *call, float dropou
     te_module *m = f->desc.attn_module;
     if (m->cls == &te__dpa_class) ((te__dpa_module *)m->state)->options.attention_dropout = f->desc.ignore_dropout ? 0.0f : dropout_p;
     if (!te_forward_with(m, call)) return NULL;
+    te__log(f->te, TE_LOG_DEBUG, "te_attention: the call is %s's, with attn_mask_type %d", m->name, (int)call->attention.attn_mask_type);
     te__sdpa_count(f, TE__COUNTER(te_hits));
     return call->outputs.out;
 }
@@ -338,14 +340,31 @@ static te_result te__injected_forward(te_module *m, te_forward_args *args) {
 static void te__eject(te_module *m) {
     te_te_sdpa *f = te_injected_sdpa(m);
     te_module *core = te__core_of(m);
-    bool had_null;
+    bool injected, had_null;
     if (!f) return;
+    injected = f->injected;
     had_null = f->had_null;
     if (core && core->own_forward == te__injected_core_forward) core->own_forward = NULL;
     if (m->own_forward == te__injected_forward) m->own_forward = f->before;
     te_module_remove_attribute(m, TE__ATTN_SDPA);
+    if (!injected) return;
     if (had_null) te_module_set_attribute(m, TE__ATTN_MODULE, NULL, NULL);
     else te_module_remove_attribute(m, TE__ATTN_MODULE);
+}
+
+/* te_te_sdpa_call is in force while m's forward runs, around the own one that it has. */
+static void te__patch_forward(te_module *m, te_te_sdpa *f) {
+    f->before = m->own_forward;
+    m->own_forward = te__injected_forward;
+}
+TE_API te_result te_patch_module_forward(te_module *m, te_te_sdpa *f) {
+    te_result result;
+    if (!m) return TE_ERR_STATE;
+    if (!f || f->te != m->te) return te__fail(m->te, TE_ERR_INVALID, "te_patch_module_forward: the te_te_sdpa for %s is %s; one of te_make_te_sdpa is needed", m->name, f ? "of another context" : "NULL");
+    te__eject(m);
+    result = te_module_set_attribute(m, TE__ATTN_SDPA, f, NULL);
+    if (result == TE_OK) te__patch_forward(m, f);
+    return result;
 }
 
 static void te__attn_module_free(void *value) { te_module_destroy((te_module *)value); }
@@ -385,13 +404,12 @@ static bool te__inject(te_module *m, const te_inject_desc *desc, const te_attn_p
         return false;
     }
     te__closable_remove(&dpa->closable);
+    f->injected = true;
     f->had_null = had;
     if (core && !core->own_forward)
         core->own_forward = te__injected_core_forward;
-    else {
-        f->before = desc->rules_of_automodel ? NULL : m->own_forward;
-        m->own_forward = te__injected_forward;
-    }
+    else
+        te__patch_forward(m, f);
     return true;
 }
 

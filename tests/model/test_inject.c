@@ -672,6 +672,23 @@ TE_TEST(inject_forwards_and_regions) {
     te_forward_with(m, &call);
     CHECK_EQ_INT(h.calls, 1);
     CHECK_OK(te);
+    /* a function of the program's own making: borrowed, and no attn_module comes or goes with it */
+    te_restore_attention(m);
+    te_module *dpa = te_create_te_dot_product_attention(te, &(te_attn_params){.num_heads = BLOCK_H, .num_kv_heads = BLOCK_G, .head_dim = BLOCK_D});
+    te_te_sdpa *f = te_make_te_sdpa(te, &(te_make_te_sdpa_desc){.attn_module = dpa, .num_heads = BLOCK_H, .num_kv_heads = BLOCK_G, .mask.strict = true});
+    CHECK_EQ_INT(te_patch_module_forward(m, f), TE_OK);
+    te_module_set_attribute(m, "attn_module", &h, NULL);
+    args = (te_sdpa_args){.is_causal = true};
+    te_forward_with(m, &call);
+    check_stats(te_te_sdpa_stats(f), 1, 0, 0, 0);
+    CHECK_EQ_INT(te_restore_attention(m), 1);
+    CHECK(te_module_attribute(m, "attn_module", NULL) && te_module_set_forward(m, NULL) == NULL);
+    te_module_remove_attribute(m, "attn_module");
+    CHECK_EQ_INT(te_patch_module_forward(m, NULL), TE_ERR_INVALID);
+    CHECK_ERROR(te, TE_ERR_INVALID, "te_patch_module_forward: the te_te_sdpa for self_attn is NULL");
+    te_te_sdpa_destroy(f);
+    te_module_destroy(dpa);
+    te_inject_te_attention_into_module(m, NULL);
     /* one that computes attention by itself is found out */
     s->by_itself = true;
     for (int i = 0; i < 3; i++) te_forward_with(m, &call);

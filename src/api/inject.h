@@ -65,20 +65,20 @@ TE_API bool te_detect_causal_mask(te_tensor *mask, te_window window, const te_ma
 /* Numbers of a user's attention module, under the names that transformers gives them; 0 => not there. */
 typedef struct te_attn_attributes {
     int num_heads, num_attention_heads; /* the first that is there counts */
-    int num_key_value_heads;
-    int64_t head_dim;
-    int64_t sliding_window; /* keys that a query sees, its own included; negative => none */
-    float scaling;          /* factor of the scores */
+    int num_key_value_heads;            /* heads of keys and values */
+    int64_t head_dim;                   /* channels of a head */
+    int64_t sliding_window;             /* keys that a query sees, its own included; negative => none */
+    float scaling;                      /* factor of the scores */
 } te_attn_attributes;
 /* Keeps a copy with the module, as its attribute "attn_attributes". */
 TE_API te_result te_module_set_attn_attributes(te_module *m, const te_attn_attributes *attributes);
 
 /* What DotProductAttention needs to know. */
 typedef struct te_attn_params {
-    int num_heads, num_kv_heads;
-    int64_t head_dim;
-    te_window window_size; /* (left, 0); not on => none */
-    float softmax_scale;
+    int num_heads, num_kv_heads; /* of queries, and of keys and values */
+    int64_t head_dim;            /* channels of a head */
+    te_window window_size;       /* (left, 0); not on => none */
+    float softmax_scale;         /* factor of the scores */
 } te_attn_params;
 /* The rows of a projection's weight: its attribute "out_features" (an int64_t *), else those of its parameter `weight`, with or without memory, else those of its child `linear`. 0 => not known.
  * Source: _proj_out_features. */
@@ -96,14 +96,14 @@ TE_API te_module *te_create_te_dot_product_attention(te_ctx *te, const te_attn_p
 typedef struct te_te_sdpa te_te_sdpa; /* a function of te_scaled_dot_product_attention's kind, with what it knows */
 /* Options of te_make_te_sdpa; zero-initialised. */
 typedef struct te_make_te_sdpa_desc {
-    te_module *te_module; /* gets input, key and value [b, s, heads, d], attn_mask_type and window (borrowed) */
-    int num_heads, num_kv_heads;
-    te_sdpa_fn original;  /* takes what the module does not (borrowed, with original_user); NULL => te_attention */
-    void *original_user;
-    te_window window_size;
-    float softmax_scale;  /* 0 => not known: no call's scale is a mismatch */
-    te_mask_check mask;
-    bool ignore_dropout;  /* Automodel's: dropout_p is not looked at. Off: DotProductAttention draws by it */
+    te_module *attn_module;      /* gets input, key and value [b, s, heads, d], attn_mask_type and window (borrowed) */
+    int num_heads, num_kv_heads; /* that it takes, of queries, and of keys and values, which divide the first */
+    te_sdpa_fn original;         /* takes what the module does not; NULL => te_attention */
+    void *original_user;         /* handed to it (borrowed) */
+    te_window window_size;       /* (left, 0) of calls that see no later key; not on => none */
+    float softmax_scale;         /* the module's; 0 => not known: no call's scale is a mismatch */
+    te_mask_check mask;          /* how masks are looked at */
+    bool ignore_dropout;         /* Automodel's: dropout_p is not looked at. Off: DotProductAttention draws by it */
 } te_make_te_sdpa_desc;
 /* Makes it. te_te_sdpa_call with it decides in this order:
  *     a scale that is more than 1e-6 from softmax_scale     original; a warning, once a context
@@ -112,12 +112,15 @@ typedef struct te_make_te_sdpa_desc {
  *     is_causal                                             causal, with window_size
  *     neither                                               all keys, without a window
  * and gives k and v of as many heads as q, if they should have fewer and enable_gqa is off, back the heads that they were repeated from: 0, n, 2n ... of H = n num_kv_heads. What is then not
- * of the module's heads goes to original. Owned by the caller: te_te_sdpa_destroy. TE_ERR_INVALID without te_module, and for junk in AUTOMODEL_TE_STATS_EVERY. Source: _make_te_sdpa. */
+ * of the module's heads goes to original. Owned by the caller: te_te_sdpa_destroy. TE_ERR_INVALID without attn_module, and for junk in AUTOMODEL_TE_STATS_EVERY. Source: _make_te_sdpa. */
 TE_API te_te_sdpa *te_make_te_sdpa(te_ctx *te, const te_make_te_sdpa_desc *desc);
 /* Releases it, not its module. NULL is fine. */
 TE_API void te_te_sdpa_destroy(te_te_sdpa *f);
 /* Calls it: a te_sdpa_fn whose `user` is a te_te_sdpa. Allocates as DotProductAttention; with a mask it syncs, unless te_mask_check.cache keeps the verdict. */
 TE_API te_tensor *te_te_sdpa_call(void *user, te_tensor *q, te_tensor *k, te_tensor *v, const te_sdpa_args *args);
+/* While m's forward runs, te_scaled_dot_product_attention is te_te_sdpa_call with f (borrowed until te_restore_attention, or m's end), in the place of one from before. What m has for a forward
+ * of its own runs inside (Automodel drops it). A failed forward leaves no region open. Source: _patch_module_forward. */
+TE_API te_result te_patch_module_forward(te_module *m, te_te_sdpa *f);
 /* Its own counters; zeros for NULL. */
 TE_API te_attention_stats te_te_sdpa_stats(const te_te_sdpa *f);
 

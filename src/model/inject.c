@@ -12,7 +12,8 @@ struct te_te_sdpa {
     te_make_te_sdpa_desc desc;
     te_attention_stats stats;
     te_module_forward_fn before; /* of the module that it was injected into: its own forward, or NULL */
-    bool had_null;               /* that module had an attn_module that was NULL */
+    bool injected;               /* that module's attn_module came with it: */
+    bool had_null;               /* in the place of one that was NULL */
     bool missed;                 /* the warning that it is not called has been given */
     te__closable closable;       /* while no module owns it */
 };
@@ -56,9 +57,9 @@ TE_API void te_te_sdpa_destroy(te_te_sdpa *f) {
 TE_API te_te_sdpa *te_make_te_sdpa(te_ctx *te, const te_make_te_sdpa_desc *desc) {
     te_te_sdpa *f;
     if (!te || !te__has_desc(te, desc, "te_make_te_sdpa") || !te__stats_every_ok(te, "te_make_te_sdpa")) return NULL;
-    if (!desc->te_module || desc->te_module->te != te || desc->num_heads < 1 || desc->num_kv_heads < 1 || desc->num_heads % desc->num_kv_heads) {
-        te__fail(te, TE_ERR_INVALID, "te_make_te_sdpa: te_module is %s, num_heads %d, num_kv_heads %d; a module of this context is needed, and heads of which the second number divides the first",
-                 !desc->te_module ? "NULL" : desc->te_module->te != te ? "of another context" : "given", desc->num_heads, desc->num_kv_heads);
+    if (!desc->attn_module || desc->attn_module->te != te || desc->num_heads < 1 || desc->num_kv_heads < 1 || desc->num_heads % desc->num_kv_heads) {
+        te__fail(te, TE_ERR_INVALID, "te_make_te_sdpa: attn_module is %s, num_heads %d, num_kv_heads %d; a module of this context is needed, and heads of which the second number divides the first",
+                 !desc->attn_module ? "NULL" : desc->attn_module->te != te ? "of another context" : "given", desc->num_heads, desc->num_kv_heads);
         return NULL;
     }
     f = (te_te_sdpa *)te__alloc_zero(te, sizeof(*f));
@@ -99,9 +100,10 @@ static te_tensor *te__heads_unrepeated(te_tensor *x, int kept) {
 
 /* Runs the module by te_forward_with; dropout_p is that of this call. */
 static te_tensor *te__run_dpa(te_te_sdpa *f, te_forward_args *call, float dropout_p) {
-    te_module *m = f->desc.te_module;
+    te_module *m = f->desc.attn_module;
     if (m->cls == &te__dpa_class) ((te__dpa_module *)m->state)->options.attention_dropout = f->desc.ignore_dropout ? 0.0f : dropout_p;
     if (!te_forward_with(m, call)) return NULL;
+    te__log(f->te, TE_LOG_DEBUG, "te_attention: the call is %s's, with attn_mask_type %d", m->name, (int)call->attention.attn_mask_type);
     te__sdpa_count(f, TE__COUNTER(te_hits));
     return call->outputs.out;
 }
@@ -132,8 +134,8 @@ static te_tensor *te__te_sdpa_run(te_te_sdpa *f, te_tensor *q, te_tensor *k, te_
     if (q->ndim != 4 || k->ndim != 4 || v->ndim != 4 || q->shape[1] != d->num_heads || k->shape[1] != v->shape[1])
         return te__sdpa_falls_back(f, TE__COUNTER(fallback_other), "heads or sizes", q, k, v, args);
     if (!args->enable_gqa && d->num_kv_heads < d->num_heads && k->shape[1] > d->num_kv_heads) step = k->shape[1] / d->num_kv_heads;
-    if (k->shape[1] != step * d->num_kv_heads || (d->te_module->cls == &te__dpa_class && q->shape[3] != ((te__dpa_module *)d->te_module->state)->options.kv_channels) ||
-        (args->dropout_p > 0.0f && !d->ignore_dropout && d->te_module->cls != &te__dpa_class))
+    if (k->shape[1] != step * d->num_kv_heads || (d->attn_module->cls == &te__dpa_class && q->shape[3] != ((te__dpa_module *)d->attn_module->state)->options.kv_channels) ||
+        (args->dropout_p > 0.0f && !d->ignore_dropout && d->attn_module->cls != &te__dpa_class))
         return te__sdpa_falls_back(f, TE__COUNTER(fallback_other), "heads, sizes or dropout", q, k, v, args);
     call.input = te_tensor_transpose(q, 1, 2);
     call.key = te__heads_unrepeated(k, d->num_kv_heads);
@@ -338,14 +340,31 @@ static te_result te__injected_forward(te_module *m, te_forward_args *args) {
 static void te__eject(te_module *m) {
     te_te_sdpa *f = te_injected_sdpa(m);
     te_module *core = te__core_of(m);
-    bool had_null;
+    bool injected, had_null;
     if (!f) return;
+    injected = f->injected;
     had_null = f->had_null;
     if (core && core->own_forward == te__injected_core_forward) core->own_forward = NULL;
     if (m->own_forward == te__injected_forward) m->own_forward = f->before;
     te_module_remove_attribute(m, TE__ATTN_SDPA);
+    if (!injected) return;
     if (had_null) te_module_set_attribute(m, TE__ATTN_MODULE, NULL, NULL);
     else te_module_remove_attribute(m, TE__ATTN_MODULE);
+}
+
+/* te_te_sdpa_call is in force while m's forward runs, around the own one that it has. */
+static void te__patch_forward(te_module *m, te_te_sdpa *f) {
+    f->before = m->own_forward;
+    m->own_forward = te__injected_forward;
+}
+TE_API te_result te_patch_module_forward(te_module *m, te_te_sdpa *f) {
+    te_result result;
+    if (!m) return TE_ERR_STATE;
+    if (!f || f->te != m->te) return te__fail(m->te, TE_ERR_INVALID, "te_patch_module_forward: the te_te_sdpa for %s is %s; one of te_make_te_sdpa is needed", m->name, f ? "of another context" : "NULL");
+    te__eject(m);
+    result = te_module_set_attribute(m, TE__ATTN_SDPA, f, NULL);
+    if (result == TE_OK) te__patch_forward(m, f);
+    return result;
 }
 
 static void te__attn_module_free(void *value) { te_module_destroy((te_module *)value); }
@@ -361,7 +380,7 @@ static bool te__inject(te_module *m, const te_inject_desc *desc, const te_attn_p
     te_module *dpa = te__make_attn_module(te, p, &desc->parallel, s ? s->format : TE_BSHD, s ? s->sinks : NULL);
     const bool had = te_module_attribute(m, TE__ATTN_MODULE, NULL);
     if (!dpa) return false;
-    d.te_module = dpa;
+    d.attn_module = dpa;
     d.num_heads = (int)te__per_rank(dpa, p->num_heads);
     d.num_kv_heads = (int)te__per_rank(dpa, p->num_kv_heads);
     d.original = te->sdpa.depth ? te->sdpa.fn[te->sdpa.depth - 1] : NULL;
@@ -385,13 +404,12 @@ static bool te__inject(te_module *m, const te_inject_desc *desc, const te_attn_p
         return false;
     }
     te__closable_remove(&dpa->closable);
+    f->injected = true;
     f->had_null = had;
     if (core && !core->own_forward)
         core->own_forward = te__injected_core_forward;
-    else {
-        f->before = desc->rules_of_automodel ? NULL : m->own_forward;
-        m->own_forward = te__injected_forward;
-    }
+    else
+        te__patch_forward(m, f);
     return true;
 }
 

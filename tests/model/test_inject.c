@@ -198,7 +198,7 @@ static void mocks_open(mocks *m, te_ctx *te, int heads, int kv_heads, te_window 
     memset(m, 0, sizeof *m);
     m->module = te_module_create(te, &mock_class, "mock");
     *(heard **)te_module_state(m->module) = &m->te;
-    m->f = te_make_te_sdpa(te, &(te_make_te_sdpa_desc){.te_module = m->module, .num_heads = heads, .num_kv_heads = kv_heads, .original = mock_original, .original_user = &m->original,
+    m->f = te_make_te_sdpa(te, &(te_make_te_sdpa_desc){.attn_module = m->module, .num_heads = heads, .num_kv_heads = kv_heads, .original = mock_original, .original_user = &m->original,
                                                        .window_size = window, .softmax_scale = scale});
 }
 static void mocks_close(mocks *m) {
@@ -246,7 +246,7 @@ TE_TEST(inject_sdpa_decides_in_order) {
     mocks_open(&m, te, 8, 4, (te_window){0}, 0);
     te_te_sdpa_call(m.f, q, k, v, &(te_sdpa_args){.scale = 0.5f, .enable_gqa = true});
     CHECK_EQ_INT(m.te.calls, 1);
-    /* what no te_module was made for */
+    /* what no attn_module was made for */
     te_reset_te_attention_stats(te);
     te_te_sdpa_call(m.f, heads_of(te, 1, 6, 4, 64, 1), k, v, NULL);
     te_te_sdpa_call(m.f, q, q, q, &(te_sdpa_args){.enable_gqa = true}); /* nothing is stripped where heads may differ */
@@ -324,7 +324,7 @@ TE_TEST(inject_stats_every) {
     CHECK_OK(te);
     CHECK_EQ_INT(te_inject_te_attention(m, NULL), -1);
     CHECK_ERROR(te, TE_ERR_INVALID, "AUTOMODEL_TE_STATS_EVERY was \"many\"");
-    CHECK(!te_make_te_sdpa(te, &(te_make_te_sdpa_desc){.te_module = m, .num_heads = 1, .num_kv_heads = 1}));
+    CHECK(!te_make_te_sdpa(te, &(te_make_te_sdpa_desc){.attn_module = m, .num_heads = 1, .num_kv_heads = 1}));
     CHECK_ERROR(te, TE_ERR_INVALID, "AUTOMODEL_TE_STATS_EVERY was \"many\"");
     te_module_destroy(m);
     test_setenv("AUTOMODEL_TE_STATS_EVERY", NULL);
@@ -489,7 +489,7 @@ TE_TEST(inject_params_are_inferred) {
     CHECK(!te_make_te_sdpa(te, NULL) && !te_make_te_sdpa(NULL, NULL));
     CHECK_ERROR(te, TE_ERR_INVALID, "te_make_te_sdpa: desc is NULL");
     CHECK(!te_make_te_sdpa(te, &(te_make_te_sdpa_desc){.num_heads = 4, .num_kv_heads = 3}));
-    CHECK_ERROR(te, TE_ERR_INVALID, "te_make_te_sdpa: te_module is NULL, num_heads 4, num_kv_heads 3");
+    CHECK_ERROR(te, TE_ERR_INVALID, "te_make_te_sdpa: attn_module is NULL, num_heads 4, num_kv_heads 3");
     CHECK(!te_create_te_dot_product_attention(te, NULL) && !te_create_te_dot_product_attention(NULL, NULL));
     CHECK_ERROR(te, TE_ERR_INVALID, "te_create_te_dot_product_attention: desc is NULL");
     te_module *dpa = te_create_te_dot_product_attention(te, &(te_attn_params){.num_heads = 4, .num_kv_heads = 2, .head_dim = 8});
@@ -672,6 +672,23 @@ TE_TEST(inject_forwards_and_regions) {
     te_forward_with(m, &call);
     CHECK_EQ_INT(h.calls, 1);
     CHECK_OK(te);
+    /* a function of the program's own making: borrowed, and no attn_module comes or goes with it */
+    te_restore_attention(m);
+    te_module *dpa = te_create_te_dot_product_attention(te, &(te_attn_params){.num_heads = BLOCK_H, .num_kv_heads = BLOCK_G, .head_dim = BLOCK_D});
+    te_te_sdpa *f = te_make_te_sdpa(te, &(te_make_te_sdpa_desc){.attn_module = dpa, .num_heads = BLOCK_H, .num_kv_heads = BLOCK_G, .mask.strict = true});
+    CHECK_EQ_INT(te_patch_module_forward(m, f), TE_OK);
+    te_module_set_attribute(m, "attn_module", &h, NULL);
+    args = (te_sdpa_args){.is_causal = true};
+    te_forward_with(m, &call);
+    check_stats(te_te_sdpa_stats(f), 1, 0, 0, 0);
+    CHECK_EQ_INT(te_restore_attention(m), 1);
+    CHECK(te_module_attribute(m, "attn_module", NULL) && te_module_set_forward(m, NULL) == NULL);
+    te_module_remove_attribute(m, "attn_module");
+    CHECK_EQ_INT(te_patch_module_forward(m, NULL), TE_ERR_INVALID);
+    CHECK_ERROR(te, TE_ERR_INVALID, "te_patch_module_forward: the te_te_sdpa for self_attn is NULL");
+    te_te_sdpa_destroy(f);
+    te_module_destroy(dpa);
+    te_inject_te_attention_into_module(m, NULL);
     /* one that computes attention by itself is found out */
     s->by_itself = true;
     for (int i = 0; i < 3; i++) te_forward_with(m, &call);

@@ -159,6 +159,63 @@ TE_TEST_DEVICES(inject_sinks) {
     }
 }
 
+/* A program's attention module with a child `sdpa`, in [s, b, H, d] and with a window of its own. */
+static te_result core_forward(te_module *self, te_forward_args *args) {
+    te_forward_args call = {.input = args->input, .key = args->key, .value = args->value};
+    args->outputs.out = te_forward_with(te_module_find(self, "sdpa"), &call);
+    return te_error_code(te_module_ctx(self));
+}
+static const te_module_class core_class = {"Cored", 0, core_forward, NULL, NULL};
+TE_TEST_DEVICES(inject_cores_of_other_layouts) {
+    te_tensor *q = test_tensor(te, TE_F32, SHAPE(9, 2, 4, 8), test_normal(9 * 2 * 4 * 8, 1)), *kv = test_tensor(te, TE_F32, SHAPE(9, 2, 2, 8), test_normal(9 * 2 * 2 * 8, 2));
+    const te_attn_mask masks[] = {TE_MASK_DEFAULT, TE_MASK_NONE, TE_MASK_CAUSAL_BOTTOM_RIGHT, TE_MASK_NONE};
+    const te_window windows[] = {{.on = true, .left = 3}, {.on = false}, {.on = true, .left = -1, .right = 5}, {.on = true, .left = 2, .right = -1}};
+    for (int i = 0; i < COUNT(masks); i++) {
+        te_module *m = te_module_create(te, &core_class, "self_attn");
+        te_module_add_child(m, "sdpa", te_sdpa_create(te, &(te_sdpa_desc){.mask = masks[i], .window = windows[i], .softmax_scale = 0.3f}));
+        static const char *const names[] = {"q_proj", "k_proj", "v_proj"};
+        for (int k = 0; k < 3; k++)
+            te_module_add_child(m, names[k], te_linear_create(te, &(te_linear_desc){.in_features = 8, .out_features = k ? 16 : 32, .gemm.device = TE_PARAMS_META}));
+        te_module_set_attn_attributes(m, &(te_attn_attributes){.num_heads = 4, .num_key_value_heads = 2, .head_dim = 8});
+        test_case("mask %d, window %lld, %lld", (int)masks[i], (long long)windows[i].left, (long long)windows[i].right);
+        te_forward_args call = {.input = q, .key = kv, .value = kv};
+        te_tensor *want = te_forward_with(m, &call);
+        CHECK(te_inject_te_attention_into_module(m, NULL));
+        te_tensor *got = te_forward_with(m, &call);
+        REQUIRE_OK(te);
+        CHECK(te_tensor_ndim(got) == 4);
+        CHECK_ERROR_BELOW("out", test_read(got), test_read(want), 9 * 2 * 4 * 8, 5e-4);
+        check_stats(te_te_sdpa_stats(te_injected_sdpa(m)), i < 3, 0, 0, i == 3); /* DotProductAttention has no window with one bound without a causal mask */
+        te_module_destroy(m);
+    }
+}
+
+/* Under a recipe with fp8_dpa attention is in FP8 where it was injected, and only there. */
+TE_TEST_DEVICES(inject_makes_attention_fp8) {
+    te_causal_lm_desc d = lm_desc(TE_BF16, 1);
+    te_recipe recipe = te_recipe_current_scaling();
+    recipe.fp8_dpa = true;
+    d.num_key_value_heads = 4;
+    d.head_dim = 16;
+    te_module *m = te_causal_lm_create(te, &d);
+    te_module_set_recipe(te_module_find(m, "model.layers.0.mlp"), NULL, true);
+    static const char *const names[] = {"q_proj", "k_proj", "v_proj", "o_proj"};
+    for (int i = 0; i < 4; i++) te_module_set_recipe(te_module_find(attention_at(m, 0), names[i]), NULL, true);
+    te_tensor *y[3];
+    for (int i = 0; i < 3; i++) { /* plain, the recipe, injected under the recipe */
+        if (i == 2) CHECK_EQ_INT(te_inject_te_attention(m, NULL), 1);
+        te_autocast_begin(te, &(te_autocast_desc){.recipe = &recipe, .not_enabled = i == 0});
+        y[i] = te_forward(m, ids_of(te, 2, 16));
+        te_autocast_end(te);
+    }
+    REQUIRE_OK(te);
+    CHECK_BYTES("not injected", test_read(y[1]), test_read(y[0]), 2 * 16 * LM_V * sizeof(float));
+    CHECK(memcmp(test_read(y[2]), test_read(y[0]), 2 * 16 * LM_V * sizeof(float)) != 0);
+    CHECK_ERROR_BELOW("in FP8", test_read(y[2]), test_read(y[0]), 2 * 16 * LM_V, 0.1); /* codes of 3 bits of mantissa */
+    check_stats(te_get_te_attention_stats(te), 1, 0, 0, 0);
+    te_module_destroy(m);
+}
+
 /* One capture, two launches: those of the injected model give what its calls give. */
 TE_TEST_DEVICES(inject_graphs) {
     te_causal_lm_desc d = gemma_desc(TE_F32);
@@ -221,6 +278,10 @@ TE_TEST(inject_finds_modules_by_name) {
     te_module_set_attribute(null_valued, "attn_module", NULL, NULL);
     CHECK_EQ_INT(te_inject_te_attention(root, &(te_inject_desc){.left_alone = &left}), 3);
     CHECK_EQ_INT(left, 2);
+    CHECK_EQ_INT(te_inject_check(present, NULL), TE_INJECT_PRESENT);
+    CHECK_EQ_INT(te_inject_check(fused, NULL), TE_INJECT_PROJECTIONS);
+    te_module_add_child(other, "sdpa", te_sdpa_create(te, &(te_sdpa_desc){.format = TE_THD}));
+    CHECK_EQ_INT(te_inject_check(other, NULL), TE_INJECT_FORMAT);
     CHECK(te_injected_sdpa(first) && te_injected_sdpa(cross) && te_injected_sdpa(null_valued) && !te_injected_sdpa(other) && !te_injected_sdpa(present) && !te_injected_sdpa(fused));
     CHECK(te_module_attribute(present, "attn_module", &value) && value == &theirs);
     CHECK_EQ_INT(te_restore_attention(root), 3);
@@ -259,7 +320,7 @@ TE_TEST(inject_goes_with_its_context) {
     te_causal_lm_desc d = lm_desc(TE_F32, 2);
     te_module *m = te_causal_lm_create(te, &d), *dpa = te_create_te_dot_product_attention(te, &(te_attn_params){.num_heads = 1, .num_kv_heads = 1, .head_dim = 4});
     CHECK_EQ_INT(te_inject_te_attention(m, NULL), 2);
-    CHECK(te_make_te_sdpa(te, &(te_make_te_sdpa_desc){.te_module = dpa, .num_heads = 1, .num_kv_heads = 1}) != NULL);
+    CHECK(te_make_te_sdpa(te, &(te_make_te_sdpa_desc){.attn_module = dpa, .num_heads = 1, .num_kv_heads = 1}) != NULL);
     te_forward(m, ids_of(te, 1, 3));
     CHECK_OK(te);
     te_ctx_destroy(te);
@@ -303,7 +364,7 @@ TE_TEST(inject_memory_runs_out) {
 static void swap_or_not(rank_state *s) {
     const int calls = *(const int *)s->arg;
     te_module *dpa = te_create_te_dot_product_attention(s->te, &(te_attn_params){.num_heads = 2, .num_kv_heads = 1, .head_dim = 4});
-    te_te_sdpa *f = te_make_te_sdpa(s->te, &(te_make_te_sdpa_desc){.te_module = dpa, .num_heads = 2, .num_kv_heads = 1});
+    te_te_sdpa *f = te_make_te_sdpa(s->te, &(te_make_te_sdpa_desc){.attn_module = dpa, .num_heads = 2, .num_kv_heads = 1});
     te_tensor *x = te_tensor_full(s->te, TE_F32, SHAPE(1, 2, 3, 4), 1);
     te_no_grad_begin(s->te);
     if (s->rank == 0) te_sdpa_begin(s->te, te_te_sdpa_call, f);

@@ -2,12 +2,6 @@
  * computes. */
 
 #define TE__UNIT "te.unit" /* the attribute */
-/* A parameter of a unit, and its gradient as the last exchange has left it. */
-typedef struct te__unit_seen {
-    const te_tensor *param;
-    const te__buffer *buffer;
-    uint64_t version;
-} te__unit_seen;
 typedef struct te__dp_unit {
     struct te__dp_unit *next; /* te->units, in the order in which they were made */
     te_module *module;
@@ -16,8 +10,7 @@ typedef struct te__dp_unit {
     bool reached; /* the last backward pass has written a gradient */
     bool chosen;  /* by te__units_choose */
     te_fsdp_state state;
-    te__unit_seen *seen;
-    int num_seen, cap_seen;
+    uint64_t exchanged_at; /* te->writes behind the last exchange */
 } te__dp_unit;
 
 static te__dp_unit *te__unit_of(const te_module *m) {
@@ -32,7 +25,6 @@ static void te__unit_free(void *value) {
             *at = u->next;
             break;
         }
-    te__free(te, u->seen, (size_t)u->cap_seen * sizeof(te__unit_seen));
     te__free(te, u, sizeof(*u));
 }
 
@@ -64,33 +56,15 @@ static bool te__unit_list(te__unit_params *p, te_module *m) {
 }
 static void te__unit_params_free(te_ctx *te, te__unit_params *p) { te__free(te, p->list, (size_t)p->cap * sizeof(te_tensor *)); }
 
-static const te_tensor *te__unit_grad(const te_tensor *param) {
-    const te_tensor *grad = te_tensor_grad(param);
-    return grad ? grad : te_tensor_main_grad(param);
-}
 /* Has a gradient of u been written since u exchanged? */
 static bool te__unit_is_reached(const te__dp_unit *u, const te__unit_params *p) {
-    int i;
-    for (i = 0; i < p->n; i++) {
-        const te_tensor *grad = te__unit_grad(p->list[i]);
-        const te__unit_seen *seen = i < u->num_seen && u->seen[i].param == p->list[i] ? &u->seen[i] : NULL;
-        if (!grad || !grad->buffer) continue;
-        if (seen ? grad->buffer != seen->buffer || te__buffer_version(grad->buffer) != seen->version : grad != te_tensor_main_grad(p->list[i]) || te__buffer_version(grad->buffer) > 0) return true;
-    }
+    int i, k;
+    for (i = 0; i < p->n; i++)
+        for (k = 0; k < 2; k++) {
+            const te_tensor *grad = k ? te_tensor_main_grad(p->list[i]) : te_tensor_grad(p->list[i]);
+            if (grad && grad->buffer && grad->buffer->written_at > u->exchanged_at) return true;
+        }
     return false;
-}
-static te_result te__unit_remember(te__dp_unit *u, const te__unit_params *p) {
-    te_ctx *te = u->module->te;
-    for (u->num_seen = 0; u->num_seen < p->n; u->num_seen++) {
-        const te_tensor *grad = te__unit_grad(p->list[u->num_seen]);
-        te__unit_seen *seen;
-        if (!te__grow(te, (void **)&u->seen, &u->cap_seen, u->num_seen, sizeof(te__unit_seen))) return TE_ERR_OUT_OF_MEMORY;
-        seen = &u->seen[u->num_seen];
-        seen->param = p->list[u->num_seen];
-        seen->buffer = grad ? grad->buffer : NULL;
-        seen->version = seen->buffer ? te__buffer_version(seen->buffer) : 0;
-    }
-    return TE_OK;
 }
 
 /* out = factor * x, of one number of elements, as vectors. */
@@ -177,7 +151,7 @@ static te_result te__unit_exchange(te__dp_unit *u) {
         if (result != TE_OK) te__fail(te, result, "the post_backward of \"%s\" returned %s", u->module->name, te_result_name(result)); /* shows if it recorded no error of its own */
     } else
         result = te__unit_reduce(u, &p);
-    if (result == TE_OK) result = te__unit_remember(u, &p);
+    u->exchanged_at = te->writes;
     te__unit_params_free(te, &p);
     return result;
 }

@@ -196,7 +196,7 @@ static void shard_rank(rank_state *s) {
     } else
         EXPECT(s, te_data_parallel(m, &d) == TE_OK);
     te_optimizer *adam[2] = {te_fused_adam_create(s->te, m, &(te_fused_adam_desc){.lr = 1e-3f}), te_fused_adam_create(s->te, whole, &(te_fused_adam_desc){.lr = 1e-3f})};
-    for (int step = 0; step < 3; step++) {
+    for (int step = 0; step < 4; step++) {
         for (int i = 0; i < mine; i++) {
             te_model_set_requires_grad_sync(m, i == mine - 1);
             shard_backward(m, c, step * 10 + s->rank * mine + i, c->uneven && s->rank == 0, 1.0f / (float)mine);
@@ -242,6 +242,10 @@ static void shard_flags_rank(rank_state *s) {
     EXPECT(s, !close_to(alone, sum, 0.1));
     te_model_set_requires_grad_sync(m, true);
     EXPECT(s, te_fsdp_post_backward(m) == TE_OK && close_to(te_tensor_grad(w), sum, 1e-6));
+    /* a backward pass of something else exchanges nothing: this rank alone makes it */
+    te_tensor *other = te_tensor_set_requires_grad(te_tensor_full(s->te, TE_F32, SHAPE(4), 1), true);
+    if (s->rank == 0) EXPECT(s, te_backward(te_mean_all(te_scale(other, 2))) == TE_OK);
+    EXPECT(s, close_to(te_tensor_grad(w), sum, 1e-6));
     /* rank 1 cannot play its tape: an activation's weight was written */
     te_tensor *x = te_tensor_full(s->te, TE_F32, SHAPE(SH_ROWS, SH_N), 1), *y = te_forward(m, te_tensor_set_requires_grad(x, true));
     if (s->rank == 1) te_tensor_fill(te_module_parameter(te_module_child(m, 3), "weight"), 0);

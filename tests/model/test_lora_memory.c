@@ -1,4 +1,5 @@
-/* test_lora_memory.c: LoRA and units of data parallelism while memory runs out, request by request; LoRA where modules have graphs, and in an ONNX file. */
+/* test_lora_memory.c: LoRA and units of data parallelism while memory runs out, request by request; LoRA where modules have graphs, in an ONNX file, in casts
+ * of frozen parts, and with shapes that have no memory. */
 #include "../faults/purse.h"
 
 enum { LM_N = 16 };
@@ -90,6 +91,25 @@ TE_TEST(lora_and_graphs_of_modules) {
     te_clear_error(te);
     CHECK_EQ_INT(te_lora_apply(m, &all, NULL), TE_OK);
     CHECK_EQ_INT(te_onnx_export(m, &sample, test_path("m.onnx")), TE_OK);
+    CHECK_OK(te);
+    te_module_destroy(m);
+}
+
+/* A Linear with adapters owns frozen matrices, and its adapters are cast with them; the other trained parameters stay. Shapes pass through. */
+TE_TEST(lora_casts_and_shapes) {
+    te_ctx *te = test_context("cpu");
+    te_module *list[2];
+    for (int i = 0; i < 2; i++) list[i] = te_linear_create(te, &(te_linear_desc){.in_features = LM_N, .out_features = LM_N, .gemm.params_dtype = TE_F32, .name = i ? "second" : "first"});
+    te_module *m = te_sequential_create(te, list, 2), *first = te_module_child(m, 0);
+    const char *name = te_module_name(first);
+    te_lora_apply(m, &(te_lora_desc){.target_modules = &name, .num_target_modules = 1, .skip_freeze = true}, NULL);
+    CHECK_EQ_INT(te_cast_frozen_modules_to_compute_dtype(m, &(te_cast_frozen_desc){.compute_dtype = TE_BF16}), TE_OK);
+    te_tensor *a = te_module_parameter(te_module_find(first, "lora_A"), "weight");
+    CHECK(te_tensor_dtype(te_module_parameter(first, "weight")) == TE_BF16 && te_tensor_dtype(a) == TE_BF16 && te_tensor_requires_grad(a));
+    CHECK(te_tensor_dtype(te_module_parameter(te_module_child(m, 1), "weight")) == TE_F32);
+    te_tensor *y = te_forward(first, te_tensor_full(te, TE_BF16, SHAPE(2, LM_N), 1)), *shape = te_forward(first, te_tensor_describe(te, TE_BF16, SHAPE(7, 3, LM_N)));
+    CHECK(y && te_tensor_dtype(y) == TE_BF16);
+    CHECK(shape && te_is_tensor_unallocated(shape) && te_tensor_ndim(shape) == 3 && te_tensor_shape(shape)[0] == 7 && te_tensor_shape(shape)[2] == LM_N);
     CHECK_OK(te);
     te_module_destroy(m);
 }

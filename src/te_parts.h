@@ -35,6 +35,9 @@
 #include "api/backend.h"
 #include "api/patches.h"
 #include "api/formats.h"
+#include "api/inject.h"
+#include "api/lora.h"
+#include "api/sharding.h"
 #include "api/report.h"
 
 #endif /* TE_H_INCLUDED */
@@ -259,6 +262,11 @@
 #include "model/backend.c"
 #include "model/backend_modules.c"
 #include "model/rope_config.c"
+#include "model/sdpa.c"
+#include "model/inject.c"
+#include "model/lora.c"
+#include "model/lora_files.c"
+#include "model/sharding.c"
 #include "report.c"
 
 #endif /* TE_IMPLEMENTATION */

@@ -106,6 +106,14 @@ static inline te_tensor *call_ids(te_ctx *te, int64_t n, int range) {
     return x;
 }
 
+/* u8 [1, 1, n, n]: row i sees keys 0 .. i. n up to 80. */
+static inline te_tensor *call_causal_mask(te_ctx *te, int64_t n) {
+    unsigned char host[80 * 80];
+    const int64_t shape[4] = {1, 1, n, n};
+    int64_t i;
+    for (i = 0; i < n * n; i++) host[i] = i % n <= i / n;
+    return te_tensor_from_host(te, TE_U8, 4, shape, host);
+}
 /* A routing mask of two experts for each token. */
 static inline te_tensor *call_mask(te_ctx *te, int64_t tokens, int64_t experts) {
     const int64_t shape[2] = {tokens, experts};
@@ -994,6 +1002,10 @@ static inline bool call_build(call *c, te_ctx *te, int index, te_dtype dtype) {
         c->args.copy_to_kv_cache.cu_seqlens = te_tensor_from_host(te, TE_I32, 1, (const int64_t[]){3}, (const int32_t[]){0, 5, 8});
         c->args.copy_to_kv_cache.start_positions = te_tensor_from_host(te, TE_I32, 1, (const int64_t[]){2}, (const int32_t[]){13, 40});
         c->args.copy_to_kv_cache.page_table = te_tensor_from_host(te, TE_I32, 2, (const int64_t[]){2, 4}, (const int32_t[]){6, 1, 4, 0, 7, 2, 3, 5});
+        break;
+        CALL(115, DETECT_CAUSAL_MASK, "is a mask causal")
+        c->args.detect_causal_mask.mask = call_causal_mask(te, 77);
+        c->args.detect_causal_mask.causal = call_out(c, te, TE_I32, 1, one);
         break;
     default: return false;
     }

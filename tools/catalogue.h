@@ -106,6 +106,14 @@ static inline te_tensor *call_ids(te_ctx *te, int64_t n, int range) {
     return x;
 }
 
+/* u8 [1, 1, n, n]: row i sees keys 0 .. i. n up to 80. */
+static inline te_tensor *call_causal_mask(te_ctx *te, int64_t n) {
+    unsigned char host[80 * 80];
+    const int64_t shape[4] = {1, 1, n, n};
+    int64_t i;
+    for (i = 0; i < n * n; i++) host[i] = i % n <= i / n;
+    return te_tensor_from_host(te, TE_U8, 4, shape, host);
+}
 /* A routing mask of two experts for each token. */
 static inline te_tensor *call_mask(te_ctx *te, int64_t tokens, int64_t experts) {
     const int64_t shape[2] = {tokens, experts};
@@ -1041,6 +1049,10 @@ static inline bool call_numbered(call *c, te_ctx *te, int index, te_dtype dtype,
         c->args.attn_bwd.mask = TE_MASK_NONE;
         c->args.attn_bwd.extras.block_mask = te_tensor_from_host(te, TE_U8, 4, (const int64_t[]){1, 1, 3, 3}, (const unsigned char[]){1, 0, 2, 0, 1, 0, 2, 0, 0});
         if (dtype != TE_F32) c->tolerance *= 2;
+        break;
+        CALL(115, DETECT_CAUSAL_MASK, "is a mask causal")
+        c->args.detect_causal_mask.mask = call_causal_mask(te, 77);
+        c->args.detect_causal_mask.causal = call_out(c, te, TE_I32, 1, one);
         break;
     default: return false;
     }

@@ -392,6 +392,19 @@ typedef struct te_op_copy_to_kv_cache_args {
     const te_tensor *page_table;
 } te_op_copy_to_kv_cache_args;
 
+/* causal i32 [1] = 1 if mask [b, H, s, s], of any strides, is that of causal attention with a window, else 0. A key is visible where an f32, f16 or bf16 mask, which is added to scores, is above
+ * -10000, or a u8 mask is not 0.
+ *   window   (left, 0): row i sees keys i - left .. i; not on, or left below 0: keys 0 .. i
+ *   strict   every element is looked at: visible ones are 0 (u8: not 0), masked ones below -10000 (u8: 0). Else, by NeMo Automodel's rules, the first and the last row of head 0 of each
+ *            sequence: the first sees one key, the last as many as it should; and of sequence 0 the first key, which the first row sees, and the last one, which is below -10000 there.
+ *            A mask [1, 1, 1, 1] never passes these. Source: nemo_automodel._transformers.te_attention, _detect_causal_mask */
+typedef struct te_op_detect_causal_mask_args {
+    const te_tensor *mask;
+    te_tensor *causal;
+    te_window window;
+    bool strict;
+} te_op_detect_causal_mask_args;
+
 /* ---- softmax ------------------------------------------------------------------------------------------------- */
 
 /* y = softmax(scale * x) over the last dimension of x [.., s_q, s_k].

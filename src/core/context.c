@@ -76,6 +76,19 @@ static int te__env_number(te_ctx *te, const char *name, int low, int high, int o
     return otherwise;
 }
 
+static void te__stats_every_open(te_ctx *te) {
+    const char *text = te__env("AUTOMODEL_TE_STATS_EVERY");
+    char *end;
+    long long n;
+    te->sdpa.stats_every = 500;
+    if (!text) return;
+    n = strtoll(text, &end, 10);
+    if (end == text || *end || n < INT_MIN || n > INT_MAX)
+        snprintf(te->sdpa.bad_every, sizeof(te->sdpa.bad_every), "%.39s", text);
+    else
+        te->sdpa.stats_every = (int)n;
+}
+
 static bool te__allocator_ok(const te_allocator *a) { return !a->alloc == !a->release; }
 
 TE_API te_ctx *te_ctx_create(const te_ctx_desc *desc) {
@@ -107,6 +120,7 @@ TE_API te_ctx *te_ctx_create(const te_ctx_desc *desc) {
     te->exact_f32 = desc->exact_f32;
     te->seed = desc->seed ? desc->seed : 1234;
     te->writes = 1;
+    te__stats_every_open(te);
     te->tape.segment = &te->tape.root;
     if (!halves) {
         te__open_device(te, desc);

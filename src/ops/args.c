@@ -175,6 +175,7 @@ enum {
     T(k, TE__IN | TE__AS_FLOAT | TE__STRIDED) T(v, TE__IN | TE__AS_FLOAT | TE__STRIDED) T(cu_seqlens, TE__IN | TE__AS_I32)                     \
         T(start_positions, TE__IN | TE__AS_I32) T(page_table, TE__IN | TE__AS_I32 | TE__OPT) T(k_cache, TE__INOUT | TE__AS_FLOAT | TE__STRIDED) \
         T(v_cache, TE__INOUT | TE__AS_FLOAT | TE__STRIDED)
+#define TE__ARGS_detect_causal_mask(T, L) T(mask, TE__IN | TE__AS_FLOAT | 1 << TE_U8 | TE__STRIDED) T(causal, TE__OUT | TE__AS_I32)
 #define TE__ARGS_l2normalize_fwd(T, L)                                                                                                         \
     T(x, TE__IN | TE__AS_FLOAT | TE__SAME) T(y, TE__OUT | TE__AS_FLOAT | TE__SAME) T(rnorm, TE__OUT | TE__AS_F32 | TE__OPT)
 #define TE__ARGS_l2normalize_bwd(T, L)                                                                                                         \

@@ -121,9 +121,9 @@ typedef struct te_backend_config {
     te_linear_backend linear;         /* 0 => te with CUDA, else torch */
     te_rms_norm_backend rms_norm;     /* 0 => torch_fp32 */
     te_rope_backend rope;             /* 0 => torch */
-    te_switch rope_fusion;            /* cosine and sine stay f32 in the operation that rotates; 0 => off. On is turned off with a warning, as Automodel does, unless: */
-    bool keep_rope_fusion;            /* rope_fusion stays what it is, and 0 => on with CUDA. Without it, log-probabilities agree with those of transformers and vLLM, whose
-                                       * tables are rounded to the model's format */
+    te_switch rope_fusion;            /* for models that make tables: te_rope_freqs in place of te_rope_cos_sin; 0 => off. On is turned off with a warning, as Automodel does, unless: */
+    bool keep_rope_fusion;            /* rope_fusion stays what it is, and 0 => on with CUDA. Automodel turns it off so that log-probabilities agree with those of transformers and vLLM, whose
+                                       * tables are rounded to the model's format; te.h's own modules rotate by f32 cosines and sines either way */
     te_experts_backend experts;       /* 0 => torch_mm with CUDA, else torch */
     te_dispatcher_backend dispatcher; /* 0 => with CUDA deepep, or uccl_ep without deepep; else torch */
     int dispatcher_num_sms;           /* multiprocessors that communicate; 0 => 20 */
@@ -231,9 +231,9 @@ TE_API bool te_get_is_optim_step(const te_ctx *te); /* false for NULL */
 
 /* Called for a part of a model by the functions below; `user` is the struct's. Each may be NULL. Returns TE_OK, or an error's code. */
 typedef struct te_step_hooks {
-    te_result (*prepare_for_grad_accumulation)(te_module *part, void *user);
-    te_result (*prepare_for_final_backward)(te_module *part, void *user);
-    void *user; /* borrowed */
+    te_result (*prepare_for_grad_accumulation)(te_module *part, void *user); /* before the first microbatch of a step */
+    te_result (*prepare_for_final_backward)(te_module *part, void *user);    /* before the last one */
+    void *user; /* handed to both; borrowed */
 } te_step_hooks;
 /* Gives a module its hooks (borrowed for its lifetime; NULL takes them away). */
 TE_API te_result te_module_set_step_hooks(te_module *m, const te_step_hooks *hooks);
@@ -273,3 +273,13 @@ TE_API te_result te_rope_config_moe_rotary(te_ctx *te, const te_rope_config *rop
 /* Fills *rotary by rope_type, as transformers does: default, linear, dynamic, llama3, yarn, longrope (its lists are read from *rope, which must live as long as the desc is used).
  * TE_ERR_INVALID for another name, with the nearest, TE_ERR_FORMAT for a number that the type needs and that is missing or out of range. */
 TE_API te_result te_rope_config_llama_rotary(te_ctx *te, const te_rope_config *rope, int head_dim, te_rotary_desc *rotary);
+
+/* Tables of rotary embeddings, for models that rotate by themselves; te_apply_rotary_pos_emb and modules need none. Of *rotary (NULL => defaults) they read base, rotary_percent, scaling and
+ * max_seqlen (0 => the largest position + 1); dim = floor(head_dim * rotary_percent), even. Frequencies are made anew each time, so no rounded copy of a model changes them. Each computes on
+ * the host and allocates; NULL with TE_ERR_INVALID for sizes that are not possible, or a negative position.
+ *
+ * f32 [n, dim]: the cosines of all pairs and behind them the sines, times the attention factor, of positions[0 .. n - 1] (borrowed for the call; NULL => 0 .. n - 1). */
+TE_API te_tensor *te_rope_cos_sin(te_ctx *te, const te_rotary_desc *rotary, int head_dim, const int64_t *positions, int64_t n);
+/* f32 [n, 1, 1, dim]: the angles of all pairs, twice, of positions 0 .. n - 1, for a fused rotation (rotary_pos_emb of TransformerEngine); *attention_factor (may be NULL) is for the caller to
+ * multiply queries and keys by after the rotation. */
+TE_API te_tensor *te_rope_freqs(te_ctx *te, const te_rotary_desc *rotary, int head_dim, int64_t n, float *attention_factor);

@@ -48,7 +48,7 @@ static te_module *te__torch_linear_create(te_ctx *te, const te_linear_module_des
 /* The error of a backend that no module stands behind. */
 static te_module *te__no_backend(te_ctx *te, const char *who, const char *field, int value, const char *possible) {
     if (strcmp(te_backend_name(field, value), "quack") == 0)
-        te__fail(te, TE_ERR_UNSUPPORTED, "%s: %s='quack' is a package of kernels outside of te.h, whose modules do not stand in for each other either; %s are possible", who, field, possible);
+        te__fail(te, TE_ERR_UNSUPPORTED, "%s: %s='quack' names a package of kernels outside of te.h; %s are possible, and existing modules are not swapped for it", who, field, possible);
     else te__fail(te, TE_ERR_INVALID, "%s: %s is %d, no backend; %s are possible", who, field, value, possible);
     return NULL;
 }

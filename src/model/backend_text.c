@@ -170,7 +170,7 @@ static te_result te__dtype_parse(te_ctx *te, const char *who, const te__config_f
     const char *known[TE__COUNT(te__dtype_words)];
     char lower[TE__MAX_WORD + 1];
     te__names names;
-    size_t n = w.n < TE__MAX_WORD ? w.n : TE__MAX_WORD, i;
+    size_t n = w.n < (size_t)TE__MAX_WORD ? w.n : (size_t)TE__MAX_WORD, i;
     int k;
     for (i = 0; i < n; i++) lower[i] = (char)(w.at[i] >= 'A' && w.at[i] <= 'Z' ? w.at[i] - 'A' + 'a' : w.at[i]);
     lower[n] = 0;

@@ -158,7 +158,7 @@ TE_API te_result te_rope_config_moe_rotary(te_ctx *te, const te_rope_config *rop
     double original, fast, slow, low, high;
     te_rotary_desc desc;
     te_result result;
-    int dim;
+    int dim = 0;
     result = te__rope_begin(te, who, rope, head_dim, &desc, &dim);
     if (result != TE_OK) return result;
     if (rope->factor > 1) {
@@ -206,7 +206,7 @@ TE_API te_result te_rope_config_llama_rotary(te_ctx *te, const te_rope_config *r
     const te__names names = {types, TE__COUNT(types)};
     te_rotary_desc desc;
     te_result result;
-    int dim, type;
+    int dim = 0, type;
     result = te__rope_begin(te, who, rope, head_dim, &desc, &dim);
     if (result != TE_OK) return result;
     type = rope->rope_type[0] ? te__name_index(&names, rope->rope_type, strlen(rope->rope_type)) : 0;
@@ -240,4 +240,74 @@ TE_API te_result te_rope_config_llama_rotary(te_ctx *te, const te_rope_config *r
     }
     if (result == TE_OK) *rotary = desc;
     return result;
+}
+
+/* ---- tables ---- */
+
+/* The frequencies of sequences of `length` tokens; returns how many channels they rotate, or 0 with the error recorded. */
+static int te__rope_table_begin(te_ctx *te, const char *who, const te_rotary_desc *d, int head_dim, int64_t n, int64_t length, float inv_freq[TE__ROPE_MAX_HALF], float *attention_factor) {
+    float percent = d && d->rotary_percent > 0.0f && d->rotary_percent < 1.0f ? d->rotary_percent : 1.0f;
+    int dim = head_dim > 0 && head_dim <= 1 << 24 ? (int)((float)head_dim * percent) : 0;
+    if (dim < 2 || dim % 2 || dim > 2 * TE__ROPE_MAX_HALF || n < 0) {
+        te__fail(te, TE_ERR_INVALID, "%s: %d channels of %d are rotated, at %lld positions; a positive even number of channels, at most %d, and no negative number of positions are possible",
+                 who, dim, head_dim, (long long)n, 2 * (int)TE__ROPE_MAX_HALF);
+        return 0;
+    }
+    if (d && d->max_seqlen > 0) length = d->max_seqlen;
+    return te_rope_frequencies(te, d ? &d->scaling : NULL, d ? d->base : 0.0f, dim, length, inv_freq, attention_factor) == TE_OK ? dim : 0;
+}
+/* y with the content of `table`, which is freed. */
+static te_tensor *te__rope_table_end(te_tensor *y, float *table) {
+    te_result result = te_tensor_copy_from_host(y, table);
+    te__free(y->te, table, te_tensor_bytes(y));
+    return te__checked(y, result);
+}
+TE_API te_tensor *te_rope_cos_sin(te_ctx *te, const te_rotary_desc *rotary, int head_dim, const int64_t *positions, int64_t n) {
+    float inv_freq[TE__ROPE_MAX_HALF], factor = 1.0f, *table;
+    te_tensor *y = NULL;
+    te__floats floats;
+    int64_t longest = positions ? 0 : n, shape[2], i;
+    int dim, k;
+    if (!te) return NULL;
+    for (i = 0; positions && i < n; i++) {
+        if (positions[i] < 0 || positions[i] > INT_MAX) {
+            te__fail(te, TE_ERR_INVALID, "te_rope_cos_sin: positions[%lld] is %lld; 0 to %d are possible", (long long)i, (long long)positions[i], INT_MAX);
+            return NULL;
+        }
+        longest = te__max(longest, positions[i] + 1);
+    }
+    dim = te__rope_table_begin(te, "te_rope_cos_sin", rotary, head_dim, n, longest, inv_freq, &factor);
+    shape[0] = n;
+    shape[1] = dim;
+    y = dim ? te_tensor_empty(te, TE_F32, 2, shape) : NULL; /* first: it knows which sizes there can be */
+    table = y ? (float *)te__alloc(te, te_tensor_bytes(y)) : NULL;
+    if (!table) return NULL;
+    floats = te__floats_begin();
+    for (i = 0; i < n; i++)
+        for (k = 0; k < dim / 2; k++) {
+            float angle = (float)(positions ? positions[i] : i) * inv_freq[k];
+            table[i * dim + k] = (float)cos((double)angle) * factor;
+            table[i * dim + dim / 2 + k] = (float)sin((double)angle) * factor;
+        }
+    te__floats_end(&floats);
+    return te__rope_table_end(y, table);
+}
+TE_API te_tensor *te_rope_freqs(te_ctx *te, const te_rotary_desc *rotary, int head_dim, int64_t n, float *attention_factor) {
+    float inv_freq[TE__ROPE_MAX_HALF], factor = 1.0f, *table;
+    te_tensor *y;
+    int64_t shape[4], i;
+    int dim, k;
+    if (!te) return NULL;
+    dim = te__rope_table_begin(te, "te_rope_freqs", rotary, head_dim, n, n, inv_freq, &factor);
+    shape[0] = n;
+    shape[1] = shape[2] = 1;
+    shape[3] = dim;
+    y = dim ? te_tensor_empty(te, TE_F32, 4, shape) : NULL;
+    table = y ? (float *)te__alloc(te, te_tensor_bytes(y)) : NULL;
+    if (!table) return NULL;
+    for (i = 0; i < n; i++)
+        for (k = 0; k < dim; k++) table[i * dim + k] = (float)i * inv_freq[k % (dim / 2)];
+    y = te__rope_table_end(y, table);
+    if (y && attention_factor) *attention_factor = factor;
+    return y;
 }

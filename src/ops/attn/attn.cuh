@@ -36,6 +36,13 @@ template <class S> TE_DEV int te_attn_rows_end(const S &a, int last) { return mi
 
 template <class S> TE_DEV bool te_attn_sees(const S &a, int i, int j) { return i < a.s_q && j < a.s_kv && j >= i + a.lo && j <= i + a.hi; }
 
+// A tile that begins with row i and key j, and lies in one block of the block mask, has nothing to see.
+TE_DEV bool te_attn_is_empty(const te__attn_kargs &a, int b, int h, int i, int j) {
+    return a.x.blocks.p && te__attn_block_at(&a.x, b, h, i, j) == TE_ATTN_BLOCK_EMPTY;
+}
+// The first row or key of tiles of n, moved back to where a tile lies in one block.
+TE_DEV int te_attn_tile_begin(const te__attn_kargs &a, int begin, int n) { return a.x.blocks.p ? begin / n * n : begin; }
+
 TE_DEV char *te_attn_head(const te__attn_view &x, int b, int h, int element_bytes) {
     return (char *)x.p + (b * x.b + h * x.h) * element_bytes;
 }
@@ -172,7 +179,8 @@ template <> struct te_attn_of<1> {
         if (mask.p && ((const te_u8 *)mask.p)[b * mask.b + h * mask.h + i * mask.i + j * mask.j]) return -TE_INF;
         if (MOD) {
             const te_attn_mod mod(a.x);
-            return mod.mask(b, h, i, j) ? mod.score(score(a, s, b, h, i, j, product, slope2), b, h, i, j) * TE_LOG2E : -TE_INF;
+            const bool full = te__attn_block_at(&a.x, b, h, i, j) == TE_ATTN_BLOCK_FULL;
+            return full || mod.mask(b, h, i, j) ? mod.score(score(a, s, b, h, i, j, product, slope2), b, h, i, j) * TE_LOG2E : -TE_INF;
         }
         float x = product * a.scale2;
         if (bias.p) x += a.x.bias_scale * TE_LOG2E * te_load(bias.p, b * bias.b + h * bias.h + i * bias.i + j * bias.j, bias.dt);

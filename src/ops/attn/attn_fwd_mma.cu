@@ -105,13 +105,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, WARPS <= 4 ? 2 : 1) te_att
         const te_u32 k = kv + turn * (2 * SLOT), v = k + SLOT;
         te_cp_async_wait<0>();
         __syncthreads(); // every warp sees the tile, and none reads the other slot any more
-        if (j0 + BN < end) {
+        if (EXTRA && j0 + BN < end && te_attn_is_empty(a, at.b, at.h, block_first, j0 + BN)) {
+            k_copier.skip(a.k.s);
+            v_copier.skip(a.v.s);
+        } else if (j0 + BN < end) {
             te_u32 next = kv + (turn ^ 1) * (2 * SLOT);
             k_copier.copy(next, a.k.s, seq.s_kv);
             v_copier.copy(next + SLOT, a.v.s, seq.s_kv);
             te_cp_async_commit();
         }
-        if (j0 > last + seq.hi || j0 + BN - 1 < first + seq.lo) continue;
+        if (j0 > last + seq.hi || j0 + BN - 1 < first + seq.lo || (EXTRA && te_attn_is_empty(a, at.b, at.h, block_first, j0))) continue;
 
         float s[M][N][4];
         te_clear(s);

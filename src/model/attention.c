@@ -260,6 +260,16 @@ static te_result te__attn_sdpa_preprocess(te_module *m, const te_attn_inputs *in
 static te_tensor *te__attn_sdpa_call(te_module *m, const te_attn_args *a) {
     const te_attn_module_desc *d = te__attn_desc(m);
     te_attention_desc o = TE_ZERO;
+    if (m->te->sdpa.depth) { /* another function is in force: looked up at the call */
+        te_sdpa_args args = TE_ZERO;
+        args.attn_mask = a->masked ? te__mask_turned(a->masked) : a->added;
+        if (a->masked && !args.attn_mask) return NULL;
+        args.is_causal = !args.attn_mask && a->is_causal;
+        args.scale = d->softmax_scale;
+        args.dropout_p = te_module_is_training(m) ? d->dropout_p : 0.0f;
+        args.enable_gqa = a->q->shape[1] != a->k->shape[1];
+        return te_scaled_dot_product_attention(a->q, a->k, a->v, &args);
+    }
     o.format = TE_BSHD;
     o.mask = a->masked ? TE_MASK_ARBITRARY : a->is_causal ? TE_MASK_CAUSAL : TE_MASK_NONE;
     o.softmax_scale = d->softmax_scale;

@@ -451,7 +451,7 @@ typedef struct te__sdpa_state {
     te__mask_verdict verdict[TE__MASK_VERDICTS];
     int next_verdict;  /* the place that is written next */
 } te__sdpa_state;
-/* What the layer of NeMo Automodel keeps for a rank (model/). */
+/* A rank's state in the layer of NeMo Automodel (model/). */
 typedef struct te__automodel {
     te_backend_capabilities capabilities; /* te_backend_set_capabilities, if has_capabilities */
     bool has_capabilities;

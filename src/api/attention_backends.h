@@ -54,9 +54,9 @@ TE_API te_attn_backend te_attn_backend_of(const te_module *m);
 typedef struct te_attn_inputs {
     te_tensor *q, *k, *v;
     te_tensor *attention_mask;
-    te_tensor *cu_seqlens, *cu_seqlens_padded;
+    te_tensor *cu_seqlens, *cu_seqlens_padded;                   /* the second: where sequences lie in memory */
     te_tensor *cu_seqlens_q, *cu_seqlens_kv;
-    te_tensor *cu_seqlens_q_padded, *cu_seqlens_kv_padded;
+    te_tensor *cu_seqlens_q_padded, *cu_seqlens_kv_padded;       /* likewise */
     int64_t max_seqlen, max_seqlen_q, max_seqlen_kv;
     te_window window;
     te_tensor *sink_weights;

@@ -36,13 +36,6 @@ template <class S> TE_DEV int te_attn_rows_end(const S &a, int last) { return mi
 
 template <class S> TE_DEV bool te_attn_sees(const S &a, int i, int j) { return i < a.s_q && j < a.s_kv && j >= i + a.lo && j <= i + a.hi; }
 
-// A tile that begins with row i and key j, and lies in one block of the block mask, has nothing to see.
-TE_DEV bool te_attn_is_empty(const te__attn_kargs &a, int b, int h, int i, int j) {
-    return a.x.blocks.p && te__attn_block_at(&a.x, b, h, i, j) == TE_ATTN_BLOCK_EMPTY;
-}
-// The first row or key of tiles of n, moved back to where a tile lies in one block.
-TE_DEV int te_attn_tile_begin(const te__attn_kargs &a, int begin, int n) { return a.x.blocks.p ? begin / n * n : begin; }
-
 TE_DEV char *te_attn_head(const te__attn_view &x, int b, int h, int element_bytes) {
     return (char *)x.p + (b * x.b + h * x.h) * element_bytes;
 }
@@ -54,6 +47,22 @@ TE_DEV te_i64 te_attn_at(const te__attn_view &x, int b, int h, int i) { return b
 #define X_EXTRA 1
 #endif
 enum { EXTRA = X_EXTRA };
+
+// A tile that begins with row i and key j, and lies in one block of the block mask, has nothing to see.
+TE_DEV bool te_attn_is_empty(const te__attn_kargs &a, int b, int h, int i, int j) {
+    return a.x.blocks.p && te__attn_block_at(&a.x, b, h, i, j) == TE_ATTN_BLOCK_EMPTY;
+}
+// The same for tiles of keys beside the rows of one block of queries, from row i on.
+struct te_attn_blocks {
+    const te_u8 *row; // NULL: no block mask
+    TE_DEV te_attn_blocks(const te__attn_kargs &a, int b, int h, int i) : row(0) {
+        const te__attn_table &t = a.x.blocks;
+        if (EXTRA && t.p) row = (const te_u8 *)t.p + b * t.b + h * t.h + i / TE_ATTN_BLOCK_SIZE * t.i;
+    }
+    TE_DEV bool empty(int j) const { return EXTRA && row && row[j / TE_ATTN_BLOCK_SIZE] == TE_ATTN_BLOCK_EMPTY; } // a row is contiguous
+};
+// The first row or key of tiles of n, moved back to where a tile lies in one block.
+TE_DEV int te_attn_tile_begin(const te__attn_kargs &a, int begin, int n) { return a.x.blocks.p ? begin / n * n : begin; }
 
 // The user's rule for scores and masks. 0: none; else the number of its text.
 #ifndef X_MOD

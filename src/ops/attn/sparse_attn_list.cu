@@ -15,12 +15,15 @@ extern "C" __global__ void __launch_bounds__(256, 4) te_sparse_attn_list(const _
     int *cursor = a.cursor + ((te_i64)b * a.chunks + chunk) * a.s_kv;
     if (a.step == 1) {
         int before = 0;
+#pragma unroll 1
         for (int j0 = 0; j0 < a.s_kv; j0 += 256) {
             const int j = j0 + threadIdx.x;
             int mine = 0;
+#pragma unroll 1
             for (int c = 0; j < a.s_kv && c < a.chunks; c++) mine += cursor[(te_i64)c * a.s_kv + j];
             sums[threadIdx.x] = mine;
             __syncthreads();
+#pragma unroll 1
             for (int away = 1; away < 256; away *= 2) {
                 const int add = threadIdx.x >= away ? sums[threadIdx.x - away] : 0;
                 __syncthreads();
@@ -30,6 +33,7 @@ extern "C" __global__ void __launch_bounds__(256, 4) te_sparse_attn_list(const _
             int at = before + sums[threadIdx.x] - mine;
             before += sums[255];
             if (j < a.s_kv) a.start[(te_i64)b * (a.s_kv + 1) + j] = at;
+#pragma unroll 1
             for (int c = 0; j < a.s_kv && c < a.chunks; c++) {
                 const int n = cursor[(te_i64)c * a.s_kv + j];
                 cursor[(te_i64)c * a.s_kv + j] = at;
@@ -41,10 +45,13 @@ extern "C" __global__ void __launch_bounds__(256, 4) te_sparse_attn_list(const _
         return;
     }
     const int rows = (a.s_q + a.chunks - 1) / a.chunks, begin = min(a.s_q, chunk * rows), end = min(a.s_q, begin + rows);
+#pragma unroll 1
     for (int j = threadIdx.x; a.step == 0 && j < a.s_kv; j += 256) cursor[j] = 0;
     __syncthreads();
+#pragma unroll 1
     for (int i = begin; i < end; i++) {
         const int *list = a.indices + ((te_i64)b * a.s_q + i) * a.n;
+#pragma unroll 1
         for (int k = threadIdx.x; k < a.n; k += 256) {
             const int key = te_sparse_key(a, list, k);
             if (key < 0) continue;

@@ -6,10 +6,11 @@
  *
  * Floating tensors are those in f32, f16 and bf16, and tensors that are stored quantized, whose codes stay while their nominal format changes. Tensors keep their identity: the
  * handle of a parameter or buffer is the same before and after, so optimizers, tied modules and the program's own pointers see the new format. Its memory is new, all of it taken
- * before the first tensor changes: for the time of the call the device holds both models, and on any failure the model is what it was. A gradient is cast with its parameter;
- * main gradients and decoupled ones stay, as they belong to the program. What a backward pass still needs of a parameter that was cast is gone: that te_backward gives
- * TE_ERR_STATE. Graphs that use one cannot be launched any more. The scaling state of delayed recipes ("fp8_scale_...", "fp8_amax_history_...") is f32 by nature: no cast
- * touches it. Nothing here syncs, but for weights that keep a preserved value on the host (te_quantized_init_value). TE_ERR_STATE inside a graph's capture or a warm-up. */
+ * before the first tensor changes: for the time of the call the device holds both models, and on any failure the model is what it was. Tensors that lay one behind the other, or in each
+ * other's memory, do so again; views that the program made of one keep the memory from before, and memory of the program's (te_tensor_wrap) is given back to it. A gradient is cast
+ * with its parameter; main gradients and decoupled ones stay, as they belong to the program. What a backward pass still needs of a parameter that was cast is gone: that te_backward
+ * gives TE_ERR_STATE. Graphs that use one cannot be launched any more. The scaling state of delayed recipes ("fp8_scale_...", "fp8_amax_history_...") is f32 by nature: no cast
+ * touches it. Nothing here syncs. TE_ERR_STATE inside a graph's capture or a warm-up; a context that has an error keeps it, and nothing happens. */
 
 /* ---- what stays in f32 ---- */
 

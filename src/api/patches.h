@@ -25,7 +25,7 @@ typedef enum te_state_capability {
 } te_state_capability;
 /* The functions that te_fused_adam_create and its optimizers call. */
 typedef struct te_fused_adam_methods {
-    te_initialize_state_fn initialize_state;
+    te_initialize_state_fn initialize_state; /* makes every state of a new optimizer, and masters that a cast makes necessary */
     int capabilities; /* of that function: te_state_capability, or-ed */
 } te_fused_adam_methods;
 /* The methods in force: te_initialize_state with all capabilities, unless others were set. */
@@ -67,7 +67,7 @@ typedef enum te_patch_state {
 /* One patch of a context. */
 typedef struct te_patch_info {
     const char *name;    /* borrowed from the context */
-    te_patch_state state;
+    te_patch_state state; /* as the last te_apply_patches or te_unapply_patches left it */
     char why[160];       /* a sentence: why it was skipped, or that it was applied */
 } te_patch_info;
 /* Adds a patch behind those that are there (copied); the next te_apply_patches looks at it. TE_ERR_INVALID without a name, apply or undo, for a name that is taken, and for a

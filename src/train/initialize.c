@@ -1,10 +1,10 @@
 /* train/initialize.c: the first states of an optimizer's parameters, and those of a parameter whose format has changed since. Knows train/states.c; must not know what
  * a step does. */
 
-/* A parameter may sit in the tree twice (tied weights); it is stepped once. */
+/* A parameter may sit in the tree twice (tied weights); it is stepped once. The last ones first: a new parameter is looked for once for each state. */
 static te__opt_param *te__opt_find(const te_optimizer *opt, const te_tensor *param) {
     int i;
-    for (i = 0; i < opt->num_params; i++)
+    for (i = opt->num_params - 1; i >= 0; i--)
         if (opt->params[i].param == param) return &opt->params[i];
     return NULL;
 }

@@ -284,7 +284,72 @@ TE_TEST_DEVICES(cast_ends_graphs) { /* one that uses a tensor which was cast can
     te_warmup_end(te);
 }
 
+static void note_release(void *user) { ++*(int *)user; }
+TE_TEST(cast_gives_foreign_memory_back) { /* and views that the program made keep it for as long as they live */
+    te_ctx *te = test_context("cpu");
+    float memory[4] = {1, 2, 3, 4.001f};
+    int released = 0;
+    te_module *m = linear_of(te, TE_F32);
+    te_scope_begin(te);
+    te_tensor *x = te_module_add_buffer(m, "mine", te_tensor_wrap(te, TE_F32, SHAPE(4), memory, note_release, &released)), *view = te_tensor_view(x, SHAPE(2, 2));
+    CHECK(te_cast_model_to_dtype(m, NULL) == TE_OK && te_tensor_data(x) != (void *)memory && released == 0);
+    CHECK(te_tensor_dtype(view) == TE_F32 && te_tensor_data(view) == (void *)memory && test_read(x)[2] == 3 && test_read(x)[3] == 4);
+    te_scope_end(te);
+    CHECK(released == 1 && te_module_parameter(m, "mine") == x && test_read(x)[0] == 1);
+    CHECK_OK(te);
+}
+
 /* ---- failure ---- */
+
+TE_TEST_DEVICES(cast_waits_for_errors_to_be_cleared) {
+    te_module *m = linear_of(te, TE_F32);
+    te_tensor_view(weight_of(m), SHAPE(3));
+    CHECK(te_cast_model_to_dtype(m, NULL) == TE_ERR_SHAPE && !te_yield_fp32_model_begin(m, NULL) && te_apply_patches(te) == TE_ERR_SHAPE && te_tensor_dtype(weight_of(m)) == TE_F32);
+    CHECK(te_cast_frozen_modules_to_compute_dtype(m, &(te_cast_frozen_desc){.compute_dtype = TE_BF16}) == TE_ERR_SHAPE && !te_snapshot_fp32_tensors(m, NULL, 0, NULL, 0));
+    CHECK(te_restore_fp32_modules(m, NULL, 0) == TE_ERR_SHAPE && te_restore_fp32_tensor_snapshots(m, NULL, NULL) == TE_ERR_SHAPE);
+    CHECK_ERROR(te, TE_ERR_SHAPE, "te_tensor_view");
+    CHECK(te_cast_model_to_dtype(m, NULL) == TE_OK);
+}
+/* What a program forgets to end goes with the context. */
+TE_TEST(cast_regions_left_open) {
+    te_ctx *te = te_ctx_create(&(te_ctx_desc){.device = "cpu", .cpu_threads = 1, .log = test__log});
+    te_scope_begin(te);
+    te_module *m = te_linear_create(te, &(te_linear_desc){.in_features = 4, .out_features = 4});
+    CHECK(te_yield_fp32_model_begin(m, NULL) && te_snapshot_fp32_tensors(m, (const char *[]){""}, 1, NULL, 0));
+    te_scope_end(te);
+    te_ctx_destroy(te);
+}
+
+/* Ranks are threads: each has patches, slots, words and casts of its own. */
+typedef struct rank_of {
+    pthread_t thread;
+    int number, failures;
+} rank_of;
+static void *cast_as_rank(void *user) {
+    rank_of *r = (rank_of *)user;
+    te_fused_adam_methods legacy = {te_initialize_state_legacy, 0};
+    for (int i = 0; i < 20; i++) {
+        te_ctx *te = te_ctx_create(&(te_ctx_desc){.device = "cpu", .cpu_threads = 1});
+        te_module *m = te_linear_create(te, &(te_linear_desc){.in_features = 8, .out_features = 8, .gemm.params_dtype = TE_F32});
+        if (r->number) te_set_library_version(te, "2.11"), te_fused_adam_set_methods(te, &legacy);
+        te_apply_patches(te);
+        r->failures += te_patch_at(te, 0).state != (r->number ? TE_PATCH_APPLIED : TE_PATCH_SKIPPED);
+        if (r->number) te_module_set_keep_in_fp32(m, (const char *[]){"weight"}, 1, false);
+        te_cast_model_to_dtype(m, NULL);
+        r->failures += te_tensor_dtype(weight_of(m)) != (r->number ? TE_F32 : TE_BF16) || !te_ok(te);
+        te_module_destroy(m);
+        te_ctx_destroy(te);
+    }
+    return NULL;
+}
+TE_TEST(cast_on_ranks) {
+    rank_of rank[2] = {{.number = 0}, {.number = 1}};
+    for (int i = 0; i < 2; i++) REQUIRE(pthread_create(&rank[i].thread, NULL, cast_as_rank, &rank[i]) == 0);
+    for (int i = 0; i < 2; i++) {
+        pthread_join(rank[i].thread, NULL);
+        CHECK_EQ_INT(rank[i].failures, 0);
+    }
+}
 
 typedef struct kept_value {
     te_tensor *x;

@@ -1387,6 +1387,38 @@ static void bench_attention(bench *b, int64_t batch, int64_t heads, int64_t grou
     te_scope_end(b->te);
 }
 
+/* Attention by lists of keys: a window of 128 and 512 compressed keys, as of DeepSeek-V4. Rates count the products with the keys of each list: forward 4 b h s n d, backward 2.5 times that. */
+static void bench_sparse_attention(bench *b, int64_t heads, int64_t s, int64_t d) {
+    any_call c;
+    char shape[64];
+    te_sparse_window_desc w;
+    int64_t q[4], kv[3], l[3];
+    double flops, seconds;
+    te_tensor *tq, *tkv, *list, *o, *lse;
+    if (!wanted(b, "sparse attention")) return;
+    te_scope_begin(b->te);
+    memset(&w, 0, sizeof w);
+    w.batch = 1, w.seq_len = s, w.window = 127, w.num_compressed = s / 8 < 512 ? s / 8 : 512, w.ratio = 4;
+    q[0] = kv[0] = l[0] = 1, q[1] = l[2] = s, q[2] = l[1] = heads, q[3] = kv[2] = d, kv[1] = s + w.num_compressed;
+    tq = te_tensor_normal(b->te, TE_BF16, 4, q, 0, 1), tkv = te_tensor_normal(b->te, TE_BF16, 3, kv, 0, 1), list = te_sparse_window_indices(b->te, &w);
+    o = te_tensor_empty(b->te, TE_BF16, 4, q), lse = te_tensor_empty(b->te, TE_F32, 3, l);
+    flops = 4.0 * (double)heads * (double)s * (double)list->shape[2] * (double)d;
+    snprintf(shape, sizeof shape, "h%d s%d n%d d%d", (int)heads, (int)s, (int)list->shape[2], (int)d);
+    memset(&c, 0, sizeof c);
+    c.op = TE_OP_SPARSE_ATTN_FWD;
+    c.args.sparse_attn_fwd.q = tq, c.args.sparse_attn_fwd.kv = tkv, c.args.sparse_attn_fwd.indices = list, c.args.sparse_attn_fwd.o = o, c.args.sparse_attn_fwd.lse = lse;
+    seconds = measure(b, run_call, &c);
+    report(b, "sparse attention forward", shape, seconds, flops / seconds * 1e-12, "TFLOP/s");
+    memset(&c, 0, sizeof c);
+    c.op = TE_OP_SPARSE_ATTN_BWD;
+    c.args.sparse_attn_bwd.q = tq, c.args.sparse_attn_bwd.kv = tkv, c.args.sparse_attn_bwd.indices = list, c.args.sparse_attn_bwd.o = o, c.args.sparse_attn_bwd.lse = lse;
+    c.args.sparse_attn_bwd.d_o = te_tensor_normal(b->te, TE_BF16, 4, q, 0, 1);
+    c.args.sparse_attn_bwd.dq = te_tensor_empty(b->te, TE_BF16, 4, q), c.args.sparse_attn_bwd.dkv = te_tensor_empty(b->te, TE_BF16, 3, kv);
+    seconds = measure(b, run_call, &c);
+    report(b, "sparse attention backward", shape, seconds, 2.5 * flops / seconds * 1e-12, "TFLOP/s");
+    te_scope_end(b->te);
+}
+
 /* ---- a layer ---- */
 
 /* In place of attention, whose speed is no matter here: it gives its query on, and random gradients of key and value back. */
@@ -1893,6 +1925,7 @@ static void measure_all(bench *b) {
     bench_attention(b, 4, 32, 32, 4096, 128, true);
     bench_attention(b, 4, 32, 32, 4096, 64, true);
     bench_attention(b, 2, 32, 8, 8192, 128, false);
+    bench_sparse_attention(b, 64, 4096, 512);
     bench_grouped(b);
 }
 

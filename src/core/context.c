@@ -151,6 +151,18 @@ static void te__close_all(te_ctx *te) {
     while (te->closables) te->closables->close(te->closables->owner);
 }
 
+static void te__kept_mask_drop(te_ctx *te, te__kept_mask *m) {
+    te__free(te, m->content, m->bytes);
+    te_tensor_release(m->mask);
+    memset(m, 0, sizeof(*m));
+}
+
+static void te__masks_drop(te_ctx *te) {
+    int i;
+    for (i = 0; i < TE__BLOCK_MASKS; i++) te__kept_mask_drop(te, &te->block_masks[i]);
+    for (i = 0; i < TE__ELEMENT_MASKS; i++) te__kept_mask_drop(te, &te->element_masks[i]);
+}
+
 TE_API void te_ctx_destroy(te_ctx *te) {
     te_allocator allocator;
     if (!te) return;
@@ -159,6 +171,7 @@ TE_API void te_ctx_destroy(te_ctx *te) {
     te__segment_cut(te, &te->tape.root, 0);
     te__deferred_forget(te, NULL);
     te__close_all(te);
+    te__masks_drop(te);
     while (te->num_live > 0) te_tensor_release(te->live[--te->num_live]);
     if (te->live_buffers > 0)
         te__warn(te, "te_ctx_destroy: %lld tensors are still retained; the context releases them, and they must be neither used nor released any more",

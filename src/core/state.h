@@ -462,6 +462,16 @@ typedef struct te__automodel {
 
 enum { TE__MAX_THREADS = 64 };
 
+/* A mask that attention modules share, and what it was made from. */
+enum { TE__BLOCK_MASKS = 64, TE__ELEMENT_MASKS = 4 };
+typedef struct te__kept_mask {
+    int64_t key[5];
+    uint8_t *content; /* NULL: the key is all */
+    size_t bytes;     /* of content */
+    uint64_t age;     /* the smallest is the oldest */
+    te_tensor *mask;  /* retained; NULL: the place is free */
+} te__kept_mask;
+
 struct te_ctx {
     te_result error_code;
     char *error;
@@ -534,6 +544,10 @@ struct te_ctx {
     te_graph *capture; /* between te_graph_begin and te_graph_end */
     te_graph *graphs;  /* all that exist */
     uint64_t captures; /* so far */
+    te__kept_mask block_masks[TE__BLOCK_MASKS];     /* model/block_mask.c: of flex */
+    te__kept_mask element_masks[TE__ELEMENT_MASKS]; /* of windows and padding */
+    uint64_t mask_age;                              /* masks kept so far */
+    int mask_users;                                 /* modules that share them; the last one to go drops them */
     te__amax_word amax_words[TE__AMAX_WORDS];
     TE__ALIGNED(8) uint64_t amax_memory[TE__AMAX_WORDS]; /* the memory of amax_words on the CPU */
     te__automodel automodel;

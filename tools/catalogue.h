@@ -995,6 +995,27 @@ static inline bool call_build(call *c, te_ctx *te, int index, te_dtype dtype) {
         c->args.copy_to_kv_cache.start_positions = te_tensor_from_host(te, TE_I32, 1, (const int64_t[]){2}, (const int32_t[]){13, 40});
         c->args.copy_to_kv_cache.page_table = te_tensor_from_host(te, TE_I32, 2, (const int64_t[]){2, 4}, (const int32_t[]){6, 1, 4, 0, 7, 2, 3, 5});
         break;
+        CALL(100, CONTEXT_ROWS, "rows of packed sequences that ranks share")
+        c->args.context_rows.cu_seqlens = te_tensor_from_host(te, TE_I32, 1, (const int64_t[]){4}, (const int32_t[]){0, 48, 56, 144});
+        c->args.context_rows.map = call_out(c, te, TE_I32, 1, (const int64_t[]){160});
+        c->args.context_rows.ranks = 4;
+        break;
+        CALL(101, CONTEXT_LENGTHS, "lengths of the chunks of a rank")
+        c->args.context_lengths.cu_seqlens = te_tensor_from_host(te, TE_I32, 1, (const int64_t[]){4}, (const int32_t[]){0, 41, 49, 130});
+        c->args.context_lengths.cu_seqlens_padded = te_tensor_from_host(te, TE_I32, 1, (const int64_t[]){4}, (const int32_t[]){0, 48, 56, 144});
+        c->args.context_lengths.lengths = call_out(c, te, TE_I32, 1, (const int64_t[]){4});
+        c->args.context_lengths.starts = call_out(c, te, TE_I32, 1, (const int64_t[]){4});
+        c->args.context_lengths.ranks = 4;
+        c->args.context_lengths.rank = 1;
+        break;
+        CALL(102, CONTEXT_MERGE, "attention to more keys joins")
+        c->args.context_merge.x = call_normal(te, dtype, 4, q, 1);
+        c->args.context_merge.x_lse = call_normal(te, TE_F32, 3, lse, 2);
+        c->args.context_merge.x_max_logit = call_normal(te, TE_F32, 1, eight, 3);
+        c->args.context_merge.o = call_out(c, te, TE_F32, 4, q);
+        c->args.context_merge.lse = call_out(c, te, TE_F32, 3, lse);
+        c->args.context_merge.max_logit = call_out(c, te, TE_F32, 1, eight);
+        break;
     default: return false;
     }
 #undef CALL

@@ -149,12 +149,12 @@
  *     functions   differentiable functions
  *     module      the module tree
  *     nn          Linear ... TransformerLayer, Sequential
- *     inference   keys and values of earlier calls (KV cache)
+ *     inference   caches of keys and values of earlier calls: decoding, plain and paged
+ *     context_parallel  batches for ranks that share sequences
  *     moe         mixtures of experts
  *     train       optimizers, checkpoints
  *     graph       a step captured once and launched again and again
  *     io          safetensors
- *     inference   caches of keys and values: decoding, plain and paged
  *     models      language models that exist, and their folders
  *     onnx        modules as ONNX files
  *     backend     which implementation each part of a model uses (NeMo Automodel)

@@ -243,3 +243,150 @@ static void run_kind(te_ctx *te, const kind_of_ranks *kind, void (*fn)(rank_stat
 TE_TEST_DEVICES(context_parallel_equals_one_rank) {
     for (int k = 0; k < COUNT(kinds); k++) run_kind(te, &kinds[k], all_cases);
 }
+
+/* ---- modules around it ---- */
+
+/* Three steps of a layer with rotated heads, whose ranks add up the gradients of its parameters, against those of one rank. */
+enum { HIDDEN = 32, STEPS = 3 };
+static te_module *layer(te_ctx *te, const shared_case *c, bool thd) {
+    te_transformer_layer_desc d = {.hidden_size = HIDDEN, .ffn_hidden_size = HIDDEN, .gemm.params_dtype = TE_F32, .attention.num_attention_heads = 4, .attention.num_gqa_groups = 2,
+                                   .attention.qkv_format = c->format, .attention.qk_norm_type = TE_QK_NORM_RMSNORM, .norm.normalization = TE_RMSNORM, .activation = TE_SWIGLU};
+    if (thd) d.attention.attn_mask_type = TE_MASK_PADDING_CAUSAL;
+    te_seed(te, 5);
+    return te_transformer_layer_create(te, &d);
+}
+static te_tensor *twin(te_module *m, const char *path) {
+    char copy[256], *dot;
+    snprintf(copy, sizeof copy, "%s", path);
+    dot = strrchr(copy, '.');
+    *dot = 0;
+    return te_module_parameter(te_module_find(m, copy), dot + 1);
+}
+typedef struct visit {
+    rank_state *s;
+    const shared_case *c;
+    te_module *whole;
+    bool gradients;
+} visit;
+static bool compare_one(void *user, te_module *m, const char *path, te_tensor *x, te_entry_kind kind) {
+    visit *v = (visit *)user;
+    te_tensor *want = kind == TE_ENTRY_PARAMETER ? twin(v->whole, path) : NULL;
+    (void)m;
+    if (!want) return true;
+    te_no_grad_begin(v->s->te);
+    if (v->gradients) {
+        te_all_reduce(v->s->group, te_tensor_grad(x), TE_REDUCE_SUM);
+        same(v->s, v->c, path, te_tensor_grad(x), te_tensor_grad(want));
+    } else
+        same(v->s, v->c, path, x, want);
+    te_no_grad_end(v->s->te);
+    return true;
+}
+static void train(rank_state *s, const shared_case *c, te_group *const groups[2], int rank) {
+    te_ctx *te = s->te;
+    const bool thd = c->format == TE_THD;
+    const int seq = c->format == TE_BSHD ? 1 : 0;
+    const int64_t tokens = thd ? TOTAL : LENGTH, whole_length[1] = {LENGTH};
+    int64_t row[TOTAL];
+    const int64_t count = thd ? rows_of(rank, c->is.ranks, SEQUENCES, padded_q, 0, row) : rows_of(rank, c->is.ranks, 1, whole_length, 0, row);
+    te_fused_adam_desc adam = {.lr = 0.2f, .eps = 100.0f}; /* the step is nearly proportional to the gradient, so that noise is not blown up */
+    te_rotary_desc rotary = {.seq_len_interpolation_factor = 2, .pretrained_max_position_embeddings = 8}; /* which looks at the length of whole sequences */
+    te_scope_begin(te);
+    te_module *m[2] = {layer(te, c, thd), layer(te, c, thd)};
+    EXPECT(s, te_ok(te) && te_set_context_parallel_group(m[1], groups[0], groups[1], c->is.comm) == TE_OK);
+    te_optimizer *opt[2] = {te_fused_adam_create(te, m[0], &adam), te_fused_adam_create(te, m[1], &adam)};
+    for (int step = 0; step < STEPS && te_ok(te) && !s->wrong; step++) {
+        te_scope_begin(te);
+        int64_t shape[3] = {tokens, BATCH, HIDDEN};
+        if (seq) shape[0] = BATCH, shape[1] = tokens;
+        if (thd) shape[1] = HIDDEN;
+        te_tensor *x = leaf(numbers(te, TE_F32, thd ? 2 : 3, shape, 50 + (uint64_t)step)), *dy = numbers(te, TE_F32, thd ? 2 : 3, shape, 60), *mine = leaf(some_rows(x, seq, row, count));
+        for (int i = 0; i < 2; i++) {
+            te_forward_args call = {.input = i ? mine : x, .rotary = &rotary};
+            if (thd) call.attention.cu_seqlens_q = starts(te, padded_q), call.attention.max_seqlen_q = 32;
+            te_tensor *y = te_forward_with(m[i], &call);
+            EXPECT(s, y && te_backward_from(y, i ? some_rows(dy, seq, row, count) : dy) == TE_OK);
+        }
+        if (!te_ok(te)) break;
+        te_no_grad_begin(te);
+        same(s, c, "the input's gradient", te_tensor_grad(mine), some_rows(te_tensor_grad(x), seq, row, count));
+        te_no_grad_end(te);
+        visit v = {s, c, m[0], true};
+        te_module_visit_tensors(m[1], compare_one, &v);
+        te_optimizer_step(opt[0]);
+        te_optimizer_step(opt[1]);
+        v.gradients = false;
+        te_module_visit_tensors(m[1], compare_one, &v);
+        te_scope_end(te);
+    }
+    for (int i = 0; i < 2; i++) te_optimizer_destroy(opt[i]), te_module_destroy(m[i]);
+    te_scope_end(te);
+}
+static void train_formats(rank_state *s) {
+    shared_case c = *(const shared_case *)s->arg;
+    te_group *groups[2];
+    int rank;
+    join(s, &c, groups, &rank);
+    c.causal = true;
+    c.tolerance = te_ctx_is_cuda(s->te) ? 1e-2 : 1e-5; /* as above, through seven products and two norms */
+    for (int format = TE_SBHD; format <= TE_THD; format++) {
+        c.format = (te_qkv_format)format;
+        train(s, &c, groups, rank);
+    }
+    if (c.is.comm == TE_CP_A2A_P2P)
+        for (int i = 0; i < 2; i++) te_group_destroy(groups[i]);
+}
+TE_TEST_DEVICES(context_parallel_trains_a_layer) {
+    for (int k = 0; k < 3; k++) run_kind(te, &kinds[k], train_formats);
+    run_kind(te, &kinds[7], train_formats);
+}
+
+/* ---- dropout ---- */
+
+/* The bits are others than those of one rank, and those of the forward pass in the backward pass: with v = 1, and dO = 1, both sides add up the same kept probabilities. Ranks that are seeded
+ * alike drop different elements. */
+static void drops(rank_state *s) {
+    const shared_case *c = (const shared_case *)s->arg;
+    te_ctx *te = s->te;
+    te_group *groups[2];
+    int rank;
+    join(s, c, groups, &rank);
+    te_dot_product_attention_desc d = {.attention.num_attention_heads = HEADS, .attention.kv_channels = D, .attention.attn_mask_type = TE_MASK_NONE, .attention.attention_dropout = 0.5f,
+                                       .parallel.cp_group = groups[0], .parallel.cp_p2p_group = groups[1], .parallel.cp_comm_type = c->is.comm};
+    te_module *m = te_dot_product_attention_create(te, &d);
+    te_tensor *q = te_tensor_zeros(te, TE_F32, SHAPE(LENGTH, 1, HEADS, D)), *one = te_tensor_full(te, TE_F32, SHAPE(LENGTH, 1, HEADS, D), 1), *v = leaf(one);
+    float *y = (float *)malloc(LENGTH * HEADS * D * sizeof(float)), *dv = (float *)malloc(LENGTH * HEADS * D * sizeof(float));
+    te_seed(te, 7);
+    te_tensor *out = te_forward_with(m, &(te_forward_args){.input = q, .key = q, .value = v});
+    EXPECT(s, out && te_backward_from(out, te_tensor_view(one, SHAPE(LENGTH, 1, HEADS * D))) == TE_OK);
+    te_tensor *sums = te_tensor_zeros(te, TE_F32, SHAPE(2));
+    double kept = 0, given = 0;
+    te_tensor_to_f32(out, y);
+    te_tensor_to_f32(te_tensor_grad(v), dv);
+    for (int i = 0; i < LENGTH * HEADS * D; i++) kept += y[i], given += dv[i];
+    const float both[2] = {(float)kept, (float)given};
+    te_tensor_copy_from_host(sums, both);
+    te_no_grad_begin(te);
+    te_all_reduce(s->group, sums, TE_REDUCE_SUM);
+    te_no_grad_end(te);
+    float all[2];
+    te_tensor_to_f32(sums, all);
+    EXPECT(s, fabs(all[0] - all[1]) < 1e-4 * fabs(all[0])); /* the same terms in another order */
+    /* means of LENGTH * ranks * HEADS rows of elements that are 2 or 0: within five standard deviations, and not without any */
+    const double rows = (double)LENGTH * c->is.ranks * HEADS, mean = all[0] / (rows * D), spread = 1 / sqrt(rows * LENGTH * c->is.ranks);
+    EXPECT(s, fabs(mean - 1) < 5 * spread && mean != 1);
+    s->left[s->num_left] = y, s->bytes[s->num_left++] = LENGTH * HEADS * D * sizeof(float);
+    free(dv);
+    te_module_destroy(m);
+    if (c->is.comm == TE_CP_A2A_P2P)
+        for (int i = 0; i < 2; i++) te_group_destroy(groups[i]);
+}
+TE_TEST(context_parallel_drops_the_same_elements_back) {
+    for (int k = 0; k < COUNT(kinds); k++) {
+        shared_case c = {.is = kinds[k]};
+        if (c.is.comm == TE_CP_A2A_P2P) continue;
+        test_case("%s, %d ranks", c.is.name, c.is.ranks);
+        rank_state *all = run_ranks(c.is.ranks, drops, &c);
+        CHECK(memcmp(all[0].left[0], all[1].left[0], all[0].bytes[0]) != 0);
+    }
+}

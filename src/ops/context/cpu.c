@@ -1,14 +1,20 @@
 /* ops/context/cpu.c: what ranks that share sequences do beside attention itself, on the CPU. Knows number formats only through cpu/rows.c. */
 
+/* Here the numbers can be read: starts are multiples of `step`, do not descend, and stay within `rows`. */
+static te_result te__context_check_starts(te_ctx *te, const char *op, const char *name, const int *cu, long long n, long long step, long long rows) {
+    long long b;
+    for (b = 0; b <= n; b++)
+        if (cu[b] % step || cu[b] > rows || (b ? cu[b] < cu[b - 1] : cu[b] != 0))
+            return te__fail(te, TE_ERR_INVALID, "%s: %s[%lld] is %d, behind %d; starts begin at 0, are multiples of %lld, do not descend and are at most %lld, for each rank has two chunks of "
+                            "each sequence: pad the sequences (te_pad_thd_sequences_for_cp)", op, name, b, cu[b], b ? cu[b - 1] : 0, step, rows);
+    return TE_OK;
+}
+
 static te_result te__cpu_context_rows(te_ctx *te, const te_op_context_rows_args *args) {
     const te__context_rows_kargs a = te__context_rows_problem(args);
-    const long long step = 2LL * a.ranks * a.share;
-    long long w, b, rank, local;
-    for (b = 0; a.cu && b <= a.sequences; b++)
-        if (a.cu[b] < 0 || a.cu[b] % step || a.cu[b] > a.rows * a.share || (b > 0 && a.cu[b] < a.cu[b - 1]))
-            return te__fail(te, TE_ERR_INVALID, "context_rows: cu_seqlens[%lld] is %d, of %lld rows; %d ranks have two chunks of each sequence, so starts are multiples of %lld, which do not descend: "
-                            "pad the sequences (te_pad_thd_sequences_for_cp)", b, a.cu[b], a.rows * a.share, a.ranks * (int)a.share, step);
-    if (a.cu && a.cu[0]) return te__fail(te, TE_ERR_INVALID, "context_rows: cu_seqlens[0] is %d; the first sequence begins at row 0", a.cu[0]);
+    long long w, rank, local;
+    te_result r = a.cu ? te__context_check_starts(te, "context_rows", "cu_seqlens", a.cu, a.sequences, 2LL * a.ranks * a.share, a.rows * a.share) : TE_OK;
+    if (r != TE_OK) return r;
     for (w = 0; w < a.rows; w++) {
         long long at = w;
         if (te__context_place(&a, w, &rank, &local)) at = rank * (a.rows / a.ranks) + local;
@@ -19,9 +25,10 @@ static te_result te__cpu_context_rows(te_ctx *te, const te_op_context_rows_args 
 
 static te_result te__cpu_context_lengths(te_ctx *te, const te_op_context_lengths_args *args) {
     const te__context_lengths_kargs a = te__context_lengths_problem(args);
+    te_result r = te__context_check_starts(te, "context_lengths", "cu_seqlens_padded", a.padded, a.sequences, 2LL * a.ranks, INT32_MAX);
     int sum = 0, start;
     long long b;
-    (void)te;
+    if (r != TE_OK) return r;
     for (b = 0; b < a.sequences; b++) {
         a.out[b] = sum;
         sum += te__context_length(&a, b, &start);

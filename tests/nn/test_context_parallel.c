@@ -25,7 +25,7 @@ typedef struct shared_case {
     te_window window;
     int64_t bias[2]; /* of its sizes, batch and queries: 0 => none, 1, or more: all */
     te_softmax_type softmax;
-    bool checkpoint;
+    bool checkpoint, late; /* late: the groups come after the module was made */
     double tolerance;
 } shared_case;
 
@@ -110,9 +110,10 @@ static te_module *core(rank_state *s, const shared_case *c, te_group *const grou
                                        .attention.window = c->window, .attention.softmax_type = c->softmax, .attention.return_max_logit = true,
                                        .attention.checkpoint_core_attention = c->checkpoint, .attention.bottom_right_diagonal = TE_OFF};
     d.attention.attn_mask_type = c->format == TE_THD ? c->causal ? TE_MASK_PADDING_CAUSAL : TE_MASK_PADDING : c->causal ? TE_MASK_CAUSAL : TE_MASK_NONE;
-    if (groups) d.parallel.cp_group = groups[0], d.parallel.cp_p2p_group = groups[1], d.parallel.cp_comm_type = c->is.comm;
+    if (groups && !c->late) d.parallel.cp_group = groups[0], d.parallel.cp_p2p_group = groups[1], d.parallel.cp_comm_type = c->is.comm;
     if (c->cross) d.attention.attention_type = TE_ATTENTION_CROSS;
     te_module *m = te_dot_product_attention_create(s->te, &d);
+    if (groups && c->late) EXPECT(s, te_set_context_parallel_group(m, groups[0], groups[1], c->is.comm) == TE_OK);
     if (c->softmax == TE_SOFTMAX_LEARNABLE) te_tensor_copy(te_module_parameter(m, "softmax_offset"), numbers(s->te, TE_F32, SHAPE(HEADS), 9));
     return m;
 }
@@ -199,12 +200,13 @@ static void all_cases(rank_state *s) {
                 shared_case c = *base;
                 c.format = (te_qkv_format)format;
                 c.causal = causal != 0;
-                n++;
+                if (n++ % test_every_sanitized(3)) continue;
                 c.groups = n % 2 ? HEADS : HEADS / 2;
                 c.d_v = n % 3 == 0 ? 2 * D : D;
                 c.dtype = n % 4 == 3 ? TE_BF16 : TE_F32;
                 c.tolerance = tolerance(s->te, c.dtype);
                 if (format == TE_THD) c.padded = n % 2 == 0, c.tail = n % 3 == 1;
+                c.late = n % 5 < 2;
                 if (option == 1) c.checkpoint = true;
                 if (option == 2) {
                     if (causal) continue;
@@ -246,13 +248,15 @@ TE_TEST_DEVICES(context_parallel_equals_one_rank) {
 
 /* ---- modules around it ---- */
 
-/* Three steps of a layer with rotated heads, whose ranks add up the gradients of its parameters, against those of one rank. */
+/* Three steps of a layer, or of its attention alone, with rotated heads, whose ranks add up the gradients of the parameters, against those of one rank. */
 enum { HIDDEN = 32, STEPS = 3 };
 static te_module *layer(te_ctx *te, const shared_case *c, bool thd) {
     te_transformer_layer_desc d = {.hidden_size = HIDDEN, .ffn_hidden_size = HIDDEN, .gemm.params_dtype = TE_F32, .attention.num_attention_heads = 4, .attention.num_gqa_groups = 2,
                                    .attention.qkv_format = c->format, .attention.qk_norm_type = TE_QK_NORM_RMSNORM, .norm.normalization = TE_RMSNORM, .activation = TE_SWIGLU};
-    if (thd) d.attention.attn_mask_type = TE_MASK_PADDING_CAUSAL;
+    te_multihead_attention_desc a = {.hidden_size = HIDDEN, .gemm = d.gemm, .norm = d.norm, .attention = d.attention, .input_layernorm = true};
     te_seed(te, 5);
+    if (c->format == TE_BSHD) return te_multihead_attention_create(te, &a);
+    if (thd) d.attention.attn_mask_type = TE_MASK_PADDING_CAUSAL;
     return te_transformer_layer_create(te, &d);
 }
 static te_tensor *twin(te_module *m, const char *path) {
@@ -343,8 +347,7 @@ TE_TEST_DEVICES(context_parallel_trains_a_layer) {
 
 /* ---- dropout ---- */
 
-/* The bits are others than those of one rank, and those of the forward pass in the backward pass: with v = 1, and dO = 1, both sides add up the same kept probabilities. Ranks that are seeded
- * alike drop different elements. */
+/* The backward pass has the bits of the forward pass: with v = 1, and dO = 1, both sides add up the same kept probabilities. Ranks that are seeded alike drop different elements. */
 static void drops(rank_state *s) {
     const shared_case *c = (const shared_case *)s->arg;
     te_ctx *te = s->te;
@@ -388,5 +391,282 @@ TE_TEST(context_parallel_drops_the_same_elements_back) {
         test_case("%s, %d ranks", c.is.name, c.is.ranks);
         rank_state *all = run_ranks(c.is.ranks, drops, &c);
         CHECK(memcmp(all[0].left[0], all[1].left[0], all[0].bytes[0]) != 0);
+    }
+}
+
+/* ---- batches ---- */
+
+/* Test vectors of TransformerEngine's test_cp_utils.py: sequences that are shorter than the factor, and longer ones. */
+TE_TEST_DEVICES(context_parallel_pads_sequences) {
+    static const int64_t ids[] = {1, 1, 1, 2, 2, 3, 3, 3, 3}, labels[] = {-100, -100, -100, -100, -100, -100, -100, 13, -100}, cu[] = {0, 3, 5, 9};
+    static const float want_ids[] = {1, 1, 1, 777, 777, 777, 777, 777, 2, 2, 777, 777, 777, 777, 777, 777, 3, 3, 3, 3, 777, 777, 777, 777};
+    static const float want_labels[] = {-100, -100, -100, -200, -200, -200, -200, -200, -100, -100, -200, -200, -200, -200, -200, -200, -100, -100, 13, -100, -200, -200, -200, -200};
+    static const float want_cu[] = {0, 8, 16, 24}, want_positions[] = {0, 1, 2, 3, 4, 5, 6, 7, 0, 1, 2, 3, 4, 5, 6, 7, 0, 1, 2, 3, 4, 5, 6, 7};
+    te_padded_sequences out;
+    te_tensor *starts = test_i32(te, SHAPE(4), cu);
+    for (int flat = 0; flat < 2; flat++) {
+        te_tensor *x = te_tensor_from_host(te, TE_I64, SHAPE(1, 9), ids), *y = te_tensor_from_host(te, TE_I64, SHAPE(1, 9), labels);
+        if (flat) x = test_i32(te, SHAPE(9), ids);
+        CHECK(te_pad_thd_sequences_for_cp(x, y, starts, 8, 777, -200, &out) == TE_OK);
+        REQUIRE_OK(te);
+        CHECK(te_tensor_dtype(out.input_ids) == (flat ? TE_I32 : TE_I64) && te_tensor_ndim(out.labels) == 1 && te_tensor_numel(out.labels) == 24);
+        CHECK_TENSOR(out.input_ids, want_ids, 0, 0);
+        CHECK_TENSOR(out.labels, want_labels, 0, 0);
+        CHECK_TENSOR(out.cu_seqlens_padded, want_cu, 0, 0);
+        te_tensor *positions = te_generate_positional_ids_for_cp(starts, 8, flat ? TE_I32 : TE_DTYPE_NONE);
+        CHECK(positions && te_tensor_dtype(positions) == (flat ? TE_I32 : TE_I64));
+        CHECK_TENSOR(positions, want_positions, 0, 0);
+    }
+    static const int64_t mixed[] = {0, 2, 9, 13, 23};
+    static const float want_mixed[] = {0, 6, 18, 24, 36};
+    CHECK(te_pad_thd_sequences_for_cp(te_tensor_zeros(te, TE_I64, SHAPE(23)), NULL, test_i32(te, SHAPE(5), mixed), 6, 999, -300, &out) == TE_OK);
+    CHECK(!out.labels && te_tensor_numel(out.input_ids) == 36);
+    CHECK_TENSOR(out.cu_seqlens_padded, want_mixed, 0, 0);
+    CHECK(te_pad_thd_sequences_for_cp(te_tensor_zeros(te, TE_I32, SHAPE(0)), NULL, test_i32(te, SHAPE(1), cu), 4, 0, -100, &out) == TE_OK && te_tensor_numel(out.input_ids) == 0);
+    /* what cannot be */
+    CHECK(te_pad_thd_sequences_for_cp(te_tensor_zeros(te, TE_I64, SHAPE(8)), NULL, starts, 8, 0, -100, &out) == TE_ERR_INVALID && !out.input_ids);
+    CHECK_ERROR(te, TE_ERR_INVALID, "cu_seqlens[3] is 9, behind 5 and of 8 tokens");
+    CHECK(te_pad_thd_sequences_for_cp(te_tensor_zeros(te, TE_I64, SHAPE(9)), te_tensor_zeros(te, TE_I64, SHAPE(8)), starts, 8, 0, -100, &out) == TE_ERR_SHAPE);
+    CHECK_ERROR(te, TE_ERR_SHAPE, "labels is i64 [8]; i32 or i64 [9] or [1, 9] is needed");
+    CHECK(te_pad_thd_sequences_for_cp(te_tensor_zeros(te, TE_F32, SHAPE(9)), NULL, starts, 8, 0, -100, &out) == TE_ERR_DTYPE);
+    CHECK_ERROR(te, TE_ERR_DTYPE, "input_ids is f32 [9]");
+    CHECK(te_pad_thd_sequences_for_cp(te_tensor_zeros(te, TE_I64, SHAPE(9)), NULL, starts, 0, 0, -100, &out) == TE_ERR_INVALID);
+    CHECK_ERROR(te, TE_ERR_INVALID, "divisibility_factor is 0");
+    CHECK(!te_generate_positional_ids_for_cp(starts, 8, TE_F32));
+    CHECK_ERROR(te, TE_ERR_DTYPE, "dtype is f32; i32 and i64 are possible");
+    CHECK(!te_generate_positional_ids_for_cp(te_tensor_zeros(te, TE_I64, SHAPE(3)), 8, TE_I64));
+    CHECK_ERROR(te, TE_ERR_SHAPE, "cu_seqlens is i64 [3]; i32 [b + 1] is needed");
+}
+
+/* Batches of every format and order of dimensions, there and back. */
+static void divide(rank_state *s) {
+    const shared_case *c = (const shared_case *)s->arg;
+    te_ctx *te = s->te;
+    static const te_dtype formats[] = {TE_I64, TE_BF16, TE_U8};
+    const int64_t sizes[][4] = {{LENGTH, BATCH, 3, 1}, {BATCH, LENGTH, 3, 2}, {TOTAL + TAIL, 3, 1, 1}, {1, TOTAL + TAIL, 1, 1}, {BATCH, LENGTH, 1, 1}, {LENGTH, 1, 1, 1}};
+    const te_qkv_format lies[] = {TE_SBHD, TE_BSHD, TE_THD, TE_THD, TE_BSHD, TE_SBHD};
+    const int ndim[] = {4, 4, 2, 2, 2, 1}, dim[] = {0, 1, 0, 1, 1, 0};
+    te_group *groups[2];
+    int rank;
+    join(s, c, groups, &rank);
+    for (int i = 0; i < COUNT(sizes); i++)
+        for (int k = 0; k < COUNT(formats); k++) {
+            const int64_t whole_length[1] = {LENGTH};
+            const bool packed = lies[i] == TE_THD;
+            int64_t row[TOTAL + TAIL], n = 1, count = packed ? rows_of(rank, c->is.ranks, SEQUENCES, padded_q, TAIL, row) : rows_of(rank, c->is.ranks, 1, whole_length, 0, row);
+            for (int d = 0; d < ndim[i]; d++) n *= sizes[i][d];
+            float *values = (float *)malloc((size_t)n * sizeof(float));
+            for (int64_t j = 0; j < n; j++) values[j] = (float)(j * 7 % 251);
+            te_tensor *all = te_tensor_from_f32(te, TE_F32, ndim[i], sizes[i], values), *x = te_tensor_empty(te, formats[k], ndim[i], sizes[i]);
+            te_tensor_copy(x, all);
+            free(values);
+            te_cp_batch batch = {.cp_group = groups[0], .cp_p2p_group = groups[1], .format = lies[i], .cu_seqlens_padded = packed ? starts(te, padded_q) : NULL};
+            te_tensor *mine = te_get_batch_on_this_cp_rank(x, &batch), *back = mine ? te_gather_batch_of_cp_ranks(mine, &batch) : NULL;
+            EXPECT(s, mine && te_tensor_dtype(mine) == formats[k] && distance(mine, some_rows(x, dim[i], row, count)) == 0);
+            EXPECT(s, back && te_tensor_ndim(back) == ndim[i] && distance(back, x) == 0);
+            if (packed && k == 0 && mine && te_ok(te)) {
+                te_tensor *indices = te_thd_get_partitioned_indices(batch.cu_seqlens_padded, TOTAL + TAIL, c->is.ranks, rank);
+                float got[TOTAL + TAIL];
+                EXPECT(s, indices && te_tensor_numel(indices) == count && te_tensor_to_f32(indices, got) == TE_OK);
+                for (int64_t j = 0; j < count && te_ok(te); j++) EXPECT(s, got[j] == (float)row[j]);
+            }
+        }
+    if (c->is.comm == TE_CP_A2A_P2P)
+        for (int i = 0; i < 2; i++) te_group_destroy(groups[i]);
+}
+TE_TEST_DEVICES(context_parallel_divides_batches) {
+    run_kind(te, &kinds[0], divide);
+    run_kind(te, &kinds[6], divide);
+    te_tensor *x = te_tensor_zeros(te, TE_I64, SHAPE(6)), *alone;
+    alone = te_get_batch_on_this_cp_rank(x, &(te_cp_batch){.format = TE_SBHD});
+    CHECK(alone && alone != x && te_tensor_numel(alone) == 6);
+    CHECK(!te_get_batch_on_this_cp_rank(x, &(te_cp_batch){.format = TE_THD}));
+    CHECK_ERROR(te, TE_ERR_INVALID, "cu_seqlens_padded is NULL with TE_THD");
+    CHECK(!te_get_batch_on_this_cp_rank(x, &(te_cp_batch){.format = TE_BSHD}));
+    CHECK_ERROR(te, TE_ERR_SHAPE, "the batch is [6], with format 1");
+    CHECK(!te_get_batch_on_this_cp_rank(x, &(te_cp_batch){.format = (te_qkv_format)7}));
+    CHECK_ERROR(te, TE_ERR_INVALID, "format is 7");
+    CHECK(!te_get_batch_on_this_cp_rank(x, NULL));
+    CHECK_ERROR(te, TE_ERR_INVALID, "desc is NULL");
+    CHECK(!te_thd_get_partitioned_indices(test_i32(te, SHAPE(2), (const int64_t[]){0, 6}), 6, 2, 0));
+    CHECK_ERROR(te, TE_ERR_INVALID, "rank 0 of 2, and 6 tokens");
+}
+
+/* ---- refusals ---- */
+
+static void refused(rank_state *s, te_result code, const char *words) {
+    char text[1024];
+    if (te_error_code(s->te) != code || !strstr(te_error(s->te), words)) {
+        snprintf(text, sizeof text, "%s: %.400s: not \"%s\"", te_result_name(te_error_code(s->te)), te_error(s->te), words);
+        wrong(s, text);
+    }
+    te_clear_error(s->te);
+}
+static void refuse_call(rank_state *s, const te_dot_product_attention_desc *d, te_forward_args *call, te_result code, const char *words) {
+    te_module *m = te_dot_product_attention_create(s->te, d);
+    EXPECT(s, m && !te_forward_with(m, call));
+    refused(s, code, words);
+    te_module_destroy(m);
+}
+static void refusals(rank_state *s) {
+    te_ctx *te = s->te, *other = te_ctx_create(&(te_ctx_desc){.log = no_log});
+    te_dot_product_attention_desc good = {.attention.num_attention_heads = 4, .attention.kv_channels = 8, .parallel.cp_group = s->group}, d = good;
+    te_tensor *x = te_tensor_zeros(te, TE_F32, SHAPE(4, 2, 4, 8)), *odd = te_tensor_zeros(te, TE_F32, SHAPE(3, 2, 4, 8)), *longer = te_tensor_zeros(te, TE_F32, SHAPE(8, 2, 4, 8));
+    te_forward_args call = {.input = x, .key = x, .value = x};
+    /* groups */
+    d.parallel.cp_comm_type = (te_cp_comm)4;
+    EXPECT(s, !te_dot_product_attention_create(te, &d));
+    refused(s, TE_ERR_INVALID, "cp_comm_type 4; TE_CP_P2P (0) to TE_CP_A2A_P2P (3) are possible");
+    d.parallel.cp_comm_type = TE_CP_A2A_P2P;
+    EXPECT(s, !te_dot_product_attention_create(te, &d));
+    refused(s, TE_ERR_INVALID, "cp_comm_type TE_CP_A2A_P2P, cp_group given and cp_p2p_group NULL");
+    d.parallel.cp_comm_type = TE_CP_A2A, d.parallel.cp_p2p_group = s->group;
+    EXPECT(s, !te_dot_product_attention_create(te, &d));
+    refused(s, TE_ERR_INVALID, "cp_comm_type TE_CP_A2A, cp_group given and cp_p2p_group given");
+    te_module *m = te_dot_product_attention_create(other, &(te_dot_product_attention_desc){.attention.num_attention_heads = 4, .attention.kv_channels = 8});
+    EXPECT(s, te_set_context_parallel_group(m, s->group, NULL, TE_CP_P2P) == TE_ERR_INVALID && strstr(te_error(other), "cp_group is of another context"));
+    te_ctx_destroy(other);
+    EXPECT(s, te_set_context_parallel_group(NULL, s->group, NULL, TE_CP_P2P) == TE_ERR_STATE);
+    /* masks, windows, biases, offsets, sizes: what each kind takes */
+    d = good, d.attention.attn_mask_type = TE_MASK_CAUSAL_BOTTOM_RIGHT;
+    refuse_call(s, &d, &call, TE_ERR_UNSUPPORTED, "attn_mask_type 3 with qkv_format 0, and cp_group with 2 ranks");
+    d = good, d.attention.window.on = true, d.attention.window.left = 2;
+    refuse_call(s, &d, &call, TE_ERR_UNSUPPORTED, "window (2, 0) with cp_comm_type TE_CP_P2P over 2 ranks");
+    d = good, d.attention.softmax_type = TE_SOFTMAX_OFF_BY_ONE;
+    refuse_call(s, &d, &call, TE_ERR_UNSUPPORTED, "softmax_type 1 with cp_comm_type TE_CP_P2P over 2 ranks");
+    call.attention.core_attention_bias_type = TE_ATTN_BIAS_ALIBI;
+    refuse_call(s, &good, &call, TE_ERR_UNSUPPORTED, "core_attention_bias_type 3 with qkv_format 0 and cp_comm_type TE_CP_P2P");
+    call.attention.core_attention_bias_type = TE_ATTN_BIAS_POST_SCALE, call.attention.core_attention_bias = te_tensor_zeros(te, TE_F32, SHAPE(1, 4, 4, 4));
+    refuse_call(s, &good, &call, TE_ERR_SHAPE, "core_attention_bias is [1, 4, 4, 4]; of 4 queries of this rank and 8 keys of all 2");
+    d = good, d.parallel.cp_comm_type = TE_CP_ALL_GATHER;
+    refuse_call(s, &d, &call, TE_ERR_UNSUPPORTED, "core_attention_bias_type 2 with qkv_format 0 and cp_comm_type TE_CP_ALL_GATHER");
+    memset(&call.attention, 0, sizeof call.attention);
+    call.attention.score_mod = &(te_score_mod){.additive = true};
+    refuse_call(s, &good, &call, TE_ERR_UNSUPPORTED, "score_mod, and cp_group with 2 ranks");
+    call.attention.score_mod = NULL;
+    call.input = call.key = call.value = odd;
+    refuse_call(s, &good, &call, TE_ERR_SHAPE, "3 queries and 3 keys of each sequence, and cp_group 2 ranks");
+    call.input = x, call.key = call.value = longer;
+    refuse_call(s, &good, &call, TE_ERR_UNSUPPORTED, "4 queries and 8 keys, with attn_mask_type 2");
+    call.key = x, call.value = longer;
+    refuse_call(s, &good, &call, TE_ERR_SHAPE, "value is [8, 2, 4, 8], and key has 4 tokens of 4 heads");
+    call.value = x;
+    d = good, d.parallel.cp_comm_type = TE_CP_A2A, d.attention.num_gqa_groups = 1;
+    call.key = call.value = te_tensor_zeros(te, TE_F32, SHAPE(4, 2, 1, 8));
+    refuse_call(s, &d, &call, TE_ERR_SHAPE, "4 heads in 1 groups with cp_comm_type TE_CP_A2A over 2 ranks");
+    call.key = call.value = x;
+    te_recipe r = te_recipe_current_scaling();
+    r.fp8_dpa = true;
+    te_autocast_begin(te, &(te_autocast_desc){.recipe = &r});
+    refuse_call(s, &good, &call, TE_ERR_UNSUPPORTED, "fp8_dpa or fp8_mha of the recipe, and cp_group with 2 ranks");
+    te_autocast_end(te);
+    te_no_grad_begin(te);
+    te_inference_params *cache = te_inference_params_create(te, &(te_inference_params_desc){.max_batch_size = 2, .max_sequence_length = 8, .num_heads_kv = 4, .head_dim_k = 8, .dtype = TE_F32});
+    call.attention.inference_params = cache;
+    m = te_dot_product_attention_create(te, &good);
+    EXPECT(s, !te_forward_with(m, &call));
+    te_clear_error(te); /* the cache says first that it has not begun a step */
+    te_module_destroy(m);
+    te_inference_params_destroy(cache);
+    te_no_grad_end(te);
+    call.attention.inference_params = NULL;
+    /* packed */
+    d = good, d.attention.qkv_format = TE_THD, d.attention.attn_mask_type = TE_MASK_PADDING_CAUSAL;
+    te_tensor *packed = te_tensor_zeros(te, TE_F32, SHAPE(8, 4, 8));
+    te_forward_args thd = {.input = packed, .key = packed, .value = packed, .attention.cu_seqlens_q = test_i32(te, SHAPE(3), (const int64_t[]){0, 6, 16})};
+    refuse_call(s, &d, &thd, TE_ERR_INVALID, "cu_seqlens_padded[1] is 6");
+    d.parallel.cp_comm_type = TE_CP_ALL_GATHER;
+    refuse_call(s, &d, &thd, TE_ERR_INVALID, "cu_seqlens[1] is 6");
+    d.attention.attn_mask_type = TE_MASK_PADDING, d.attention.window.on = true, d.attention.window.left = d.attention.window.right = 2;
+    refuse_call(s, &d, &thd, TE_ERR_UNSUPPORTED, "window (2, 2) with attn_mask_type 4, qkv_format TE_THD and TE_CP_ALL_GATHER");
+    d.attention.attn_mask_type = TE_MASK_PADDING_CAUSAL_BOTTOM_RIGHT, d.attention.window.right = 0;
+    refuse_call(s, &d, &thd, TE_ERR_UNSUPPORTED, "attn_mask_type 6 with qkv_format 2, and cp_group with 2 ranks");
+    /* a rotation that says otherwise */
+    te_multihead_attention_desc a = {.hidden_size = 32, .attention.num_attention_heads = 4, .parallel.cp_group = s->group};
+    m = te_multihead_attention_create(te, &a);
+    EXPECT(s, !te_forward_with(m, &(te_forward_args){.input = te_tensor_zeros(te, TE_BF16, SHAPE(4, 2, 32)), .rotary = &(te_rotary_desc){.cp_size = 4}}));
+    refused(s, TE_ERR_INVALID, "rotary->cp_rank is 0 of cp_size 4, and its core is rank");
+    te_module_destroy(m);
+}
+TE_TEST(context_parallel_refusals) { run_ranks(2, refusals, NULL); }
+
+/* One rank alone refuses: all hear of it, in every kind, and the next call of all goes well. */
+static void one_refuses(rank_state *s) {
+    const shared_case *c = (const shared_case *)s->arg;
+    te_ctx *te = s->te;
+    te_group *groups[2];
+    int rank;
+    join(s, c, groups, &rank);
+    te_dot_product_attention_desc d = {.attention.num_attention_heads = HEADS, .attention.kv_channels = D, .attention.return_max_logit = true, .parallel.cp_group = groups[0],
+                                       .parallel.cp_p2p_group = groups[1], .parallel.cp_comm_type = c->is.comm};
+    te_module *m = te_dot_product_attention_create(te, &d);
+    te_tensor *x = te_tensor_full(te, TE_F32, SHAPE(4, 1, HEADS, D), 1), *odd = te_tensor_zeros(te, TE_F32, SHAPE(3, 1, HEADS, D));
+    for (int round = 0; round < 4; round++) {
+        te_tensor *own = round % 2 == 0 && rank == c->is.ranks - 1 ? odd : x, *y = te_forward_with(m, &(te_forward_args){.input = own, .key = own, .value = own});
+        EXPECT(s, round % 2 ? y && te_ok(te) : !y && strstr(te_error(te), "3 queries and 3 keys"));
+        te_clear_error(te);
+    }
+    te_module_destroy(m);
+    if (c->is.comm == TE_CP_A2A_P2P)
+        for (int i = 0; i < 2; i++) te_group_destroy(groups[i]);
+}
+TE_TEST(context_parallel_refusal_of_one_rank_is_heard) {
+    te_ctx *te = test_context("cpu");
+    for (int k = 0; k < COUNT(kinds) - 2; k++) run_kind(te, &kinds[k], one_refuses);
+}
+
+/* ---- want of memory ---- */
+
+/* One rank runs out of memory on its way through a step: nobody waits for it for ever, and where both ranks have heard of it the next step goes well. */
+typedef struct starving {
+    te_cp_comm comm;
+    te_qkv_format format;
+    int request;
+} starving;
+static te_result starve_once(rank_state *s, te_module *m, const starving *arg, float *first) {
+    te_ctx *te = s->te;
+    te_scope_begin(te);
+    te_tensor *x = leaf(arg->format == TE_THD ? te_tensor_full(te, TE_BF16, SHAPE(8, 4, 8), 1) : te_tensor_full(te, TE_BF16, SHAPE(4, 2, 4, 8), 1));
+    te_forward_args call = {.input = x, .key = x, .value = x};
+    if (arg->format == TE_THD) call.attention.cu_seqlens_q = test_i32(te, SHAPE(3), (const int64_t[]){0, 4, 16});
+    te_tensor *y = te_forward_with(m, &call);
+    te_result r = y ? te_backward(te_sum_all(y)) : te_error_code(te);
+    if (y && r == TE_OK && first) r = te_tensor_to_f32(te_tensor_narrow(te_tensor_view(te_tensor_grad(x), SHAPE(te_tensor_numel(x))), 0, 0, 1), first);
+    te_scope_end(te);
+    return r;
+}
+static void starve_step(rank_state *s) {
+    const starving *arg = (const starving *)s->arg;
+    te_ctx *te = s->te;
+    te_dot_product_attention_desc d = {.attention.num_attention_heads = 4, .attention.kv_channels = 8, .attention.qkv_format = arg->format, .parallel.cp_group = s->group,
+                                       .parallel.cp_comm_type = arg->comm};
+    float first = 0, again = 0;
+    if (arg->format == TE_THD) d.attention.attn_mask_type = TE_MASK_PADDING_CAUSAL;
+    te_module *m = te_dot_product_attention_create(te, &d);
+    EXPECT(s, m && starve_once(s, m, arg, &first) == TE_OK);
+    EXPECT(s, te_ok(te) && te_barrier(s->group) == TE_OK);
+    te_memory_trim(te);
+    if (s->rank == 1) s->fail_at = s->requests + arg->request;
+    s->failed = starve_once(s, m, arg, NULL) != TE_OK;
+    s->fail_at = 0;
+    if (strstr(te_error(te), "rank 1 failed")) s->left[s->num_left++] = NULL; /* told by the rank itself, and not by its end */
+    te_clear_error(te);
+    if (te_barrier(s->group) == TE_OK) EXPECT(s, starve_once(s, m, arg, &again) == TE_OK && again == first);
+    te_clear_error(te);
+    te_module_destroy(m);
+}
+TE_TEST(context_parallel_with_a_rank_that_starves) {
+    for (int k = 0; k < 6; k++) {
+        const int step = 3 * test_every(7);
+        int failures = 0, told = 0;
+        for (int n = 1 + k % 3; n < 400; n += step) {
+            starving arg = {(te_cp_comm)(k % 3), k < 3 ? TE_BSHD : TE_THD, n};
+            rank_state *all = run_ranks(2, starve_step, &arg);
+            test_case("kind %d, format %d, request %d", (int)arg.comm, (int)arg.format, n);
+            failures += all[1].failed;
+            told += all[0].num_left;
+            if (!all[1].failed && n > 250) break;
+        }
+        CHECK_MSG(failures > 60 / step && told * 2 > failures, "%d failures, of which the rank itself told %d", failures, told);
     }
 }

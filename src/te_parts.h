@@ -209,6 +209,7 @@
 #include "nn/softmax.c"
 #include "nn/attention.c"
 #include "nn/parallel.c"
+#include "nn/context_exchange.c"
 #include "nn/context_parallel.c"
 #include "nn/context_batch.c"
 #include "nn/moe.c"

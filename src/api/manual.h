@@ -100,8 +100,7 @@
  *     te_switch NAME     where the default depends on something else: TE_DEFAULT (0: the comment says what that is), TE_ON or TE_OFF
  *
  * Options that several modules have stand in groups, structs that each desc embeds: .gemm, .norm, .attention, .parallel. Options of one kind of recipe
- * or quantizer stand in the group of that kind, and one that is set while the kind is another is an error, not a word without effect. A field whose comment
- * says "not yet" is refused by name when it is set.
+ * or quantizer stand in the group of that kind, and one that is set while the kind is another is an error, not a word without effect.
  *
  *
  * Environment

@@ -1,5 +1,5 @@
 /* api/options.h: groups of options that several modules have. A desc embeds them, and a module hands them to its children whole. Names are TransformerEngine's;
- * zero is the default. A field that says "not yet" is refused, by name, with TE_ERR_UNSUPPORTED when it is set.
+ * zero is the default.
  *
  * These options of TransformerEngine have no field:
  *   get_rng_state_tracker    a context has its random states itself (te_rng_tracker_add); rng_tracker_name names one

@@ -1,4 +1,5 @@
-/* nn/context_batch.c: batches for ranks that share sequences: padded, divided, put together again. Knows the order of their tokens (nn/context_parallel.c); must not know attention. */
+/* nn/context_batch.c: batches for ranks that share sequences: padded, divided, put together again. Knows the order of their tokens (nn/context_exchange.c); must not know
+ * attention. */
 
 /* ---- this rank's tokens, and all ---- */
 
@@ -22,17 +23,12 @@ static int te__batch_dim(const te_tensor *x, const te_cp_batch *b, const char *w
     }
     return dim;
 }
-/* The order of the rows of a whole batch, x or what the ranks' x make up. */
-static te_tensor *te__batch_map(const te_tensor *x, const te_cp_batch *b, int dim, int ranks, int part, bool inverse) {
-    te_op_context_rows_args a = TE_ZERO;
-    if (b->format == TE_THD) a.cu_seqlens = b->cu_seqlens_padded;
-    else if (dim == 1) a.sequences = x->shape[0];
-    a.map = te__empty_1d(x->te, TE_I32, x->shape[dim] * (dim == 1 ? x->shape[0] : 1) * part);
-    a.ranks = ranks;
-    a.inverse = inverse;
-    return a.map ? te__checked(a.map, te_op_context_rows(x->te, &a)) : NULL;
+/* The order of the rows of a whole batch, of which x has 1 / `part`. */
+static te_tensor *te__batch_map(const te_tensor *x, const te_cp_batch *b, int dim, int ranks, int part) {
+    te__context_order order = te__context_order_of(ranks, 1, part == 1);
+    const int64_t sequences = dim == 1 ? x->shape[0] : 1;
+    return te__context_map(x->te, &order, sequences * x->shape[dim] * part, sequences, b->format == TE_THD ? b->cu_seqlens_padded : NULL);
 }
-
 /* A copy of x, so that no more than it stays. */
 static te_tensor *te__batch_copy(te_tensor *x) {
     te_tensor *y = x ? te__empty_like(x, x->dtype) : NULL;
@@ -56,7 +52,7 @@ TE_API te_tensor *te_get_batch_on_this_cp_rank(te_tensor *x, const te_cp_batch *
     te__frame_begin(x->te);
     all = te_tensor_contiguous(te_tensor_detach(x));
     if (all && split[0] > 1) {
-        all = te__context_moved(all, te__batch_map(x, batch, dim, (int)split[0], 1, true), 2, split);
+        all = te__context_moved(all, te__batch_map(x, batch, dim, (int)split[0], 1), 2, split);
         all = te_tensor_view(te_tensor_narrow(all, 0, te__context_rank(&c), 1), x->ndim, shape);
     }
     return te__frame_return(x->te, te__batch_copy(all));
@@ -82,7 +78,7 @@ TE_API te_tensor *te_gather_batch_of_cp_ranks(te_tensor *x, const te_cp_batch *b
     if (all && ranks > 1) {
         memcpy(shape, x->shape, sizeof(shape));
         shape[dim] *= ranks;
-        map = te__batch_map(x, batch, dim, ranks, ranks, false);
+        map = te__batch_map(x, batch, dim, ranks, ranks);
         all = te__context_moved(all, map, x->ndim, shape);
     } else
         all = te__batch_copy(all);
@@ -91,8 +87,8 @@ TE_API te_tensor *te_gather_batch_of_cp_ranks(te_tensor *x, const te_cp_batch *b
 
 TE_API te_tensor *te_thd_get_partitioned_indices(te_tensor *cu_seqlens, int64_t total_tokens, int cp_size, int cp_rank) {
     const char *const who = "te_thd_get_partitioned_indices";
-    te_op_context_rows_args a = TE_ZERO;
-    te_tensor *mine = NULL;
+    te__context_order order = te__context_order_of(cp_size, 1, false);
+    te_tensor *map;
     te_ctx *te;
     if (!cu_seqlens) return NULL;
     te = cu_seqlens->te;
@@ -101,11 +97,8 @@ TE_API te_tensor *te_thd_get_partitioned_indices(te_tensor *cu_seqlens, int64_t 
         return NULL;
     }
     te__frame_begin(te);
-    a.cu_seqlens = cu_seqlens;
-    a.map = te__empty_1d(te, TE_I32, total_tokens);
-    a.ranks = cp_size;
-    if (a.map && te_op_context_rows(te, &a) == TE_OK) mine = te__batch_copy(te_tensor_narrow(a.map, 0, total_tokens / cp_size * cp_rank, total_tokens / cp_size));
-    return te__frame_return(te, mine);
+    map = te__context_map(te, &order, total_tokens, 1, cu_seqlens);
+    return te__frame_return(te, te__batch_copy(te_tensor_narrow(map, 0, total_tokens / cp_size * cp_rank, total_tokens / cp_size)));
 }
 
 /* ---- padding ---- */

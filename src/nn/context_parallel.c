@@ -1,179 +1,7 @@
-/* nn/context_parallel.c: attention over sequences that ranks share (TransformerEngine: context parallelism). Knows the operations of attention and groups; must not know modules.
- *
- * A sequence is 2 n chunks, and rank r of n has numbers r and 2 n - 1 - r, one behind the other: under a causal mask all ranks have the same work.
- *
- *   heads    ranks exchange heads for tokens: each attends with its share of the heads to all that the group has (a2a)
- *   ring     keys and values go round, and each rank attends to those of one rank at a time (p2p); memory stays that of its own tokens. Or they are gathered at once (all_gather)
- *
- * With both, the exchange comes first: the chunks that the ranks of `heads` have together are the two of a rank of `ring`, for the ranks of `heads` follow each other.
+/* nn/context_parallel.c: attention over sequences that ranks share. Knows the operations of attention, and exchanges (nn/context_exchange.c); must not know modules.
  *
  * Attention is a list of pieces, queries of this rank with some keys each. Their outputs are merged by te_op_context_merge in f32. The backward pass needs no parts: the gradients of a
- * piece follow from the whole output and its lse.
- *
- * A rank that fails goes on to take part in every exchange, without a tensor, so that no other rank waits; at the end all ranks of a ring know whether all have come through. */
-
-typedef struct te__context {
-    te_group *heads, *ring; /* borrowed; NULL or of one rank: there is no such exchange */
-    bool gathers;           /* the ring's keys and values are gathered */
-} te__context;
-
-static te__context te__context_of(te_group *cp, te_group *p2p, te_cp_comm comm) {
-    te__context c = TE_ZERO;
-    if (comm == TE_CP_A2A || comm == TE_CP_A2A_P2P) c.heads = cp;
-    else c.ring = cp;
-    if (comm == TE_CP_A2A_P2P) c.ring = p2p;
-    c.gathers = comm == TE_CP_ALL_GATHER;
-    return c;
-}
-static int te__context_size(const te__context *c) { return te_group_size(c->heads) * te_group_size(c->ring); }
-static int te__context_rank(const te__context *c) { return te_group_size(c->heads) * te_group_rank(c->ring) + te_group_rank(c->heads); }
-
-/* ---- tokens in the order of sequences ---- */
-
-/* Which ranks have which rows of tensors, rank behind rank. */
-typedef struct te__context_order {
-    te_qkv_format format;
-    int ranks, share; /* share: the ranks beside these that share the sequences of cu */
-    bool inverse;     /* from the sequences' order, not to it */
-    te_tensor *map;   /* of the tensor before: that of keys is that of values, too */
-    const te_tensor *cu;
-} te__context_order;
-
-/* The map for x, which has 1 / `part` of all rows. */
-static te_tensor *te__context_map(te__context_order *order, const te_tensor *x, int part, te_tensor *cu) {
-    const bool batch_first = order->format == TE_BSHD;
-    const int64_t rows = (batch_first ? x->shape[0] * x->shape[1] : x->shape[0]) * part;
-    te_op_context_rows_args a = TE_ZERO;
-    if (order->map && order->cu == cu && te__numel(order->map) == rows) return order->map;
-    if (order->format == TE_THD) a.cu_seqlens = cu;
-    if (batch_first) a.sequences = x->shape[0];
-    a.map = te__empty_1d(x->te, TE_I32, rows);
-    a.ranks = order->ranks;
-    a.share = order->share;
-    a.inverse = order->inverse;
-    order->cu = cu;
-    return order->map = a.map ? te__checked(a.map, te_op_context_rows(x->te, &a)) : NULL;
-}
-static te__context_order te__context_order_of(const te_group *group, const te_group *beside, te_qkv_format format, bool inverse) {
-    te__context_order order = TE_ZERO;
-    order.format = format;
-    order.ranks = te_group_size(group);
-    order.share = te_group_size(beside);
-    order.inverse = inverse;
-    return order;
-}
-/* Row i of x as row map[i] of a tensor of this shape. */
-static te_tensor *te__context_moved(te_tensor *x, te_tensor *map, int ndim, const int64_t *shape) {
-    te_op_moe_permute_args a = TE_ZERO;
-    int64_t rows[2];
-    te_tensor *y;
-    if (!x || !map) return NULL;
-    y = te_tensor_empty(x->te, x->dtype, ndim, shape);
-    rows[0] = te__numel(map);
-    rows[1] = rows[0] ? te__numel(x) / rows[0] : 0;
-    if (!y || te__numel(x) == 0) return y;
-    a.x = te__alias_as(x, 0, x->dtype, 2, rows);
-    a.y = te__alias_as(y, 0, y->dtype, 2, rows);
-    a.row_id_map = map;
-    a.topk = 1;
-    return te__checked(y, a.x && a.y ? te_op_moe_permute(x->te, &a) : te_error_code(x->te));
-}
-
-/* ---- heads for tokens ---- */
-
-/* in[i] goes to all, out[i] comes from all. `result`: what has come about so far. */
-static te_result te__context_exchange(te_group *group, te_tensor *const *in, te_tensor *const *out, int n, te_result result) {
-    int i;
-    for (i = 0; i < n && result == TE_OK; i++)
-        if (!in[i] || !out[i]) result = te_error_code(group->te);
-    if (result != TE_OK) return te__refuse(group, TE__ALL_TO_ALL, result);
-    for (i = 0; i < n && result == TE_OK; i++) result = te_all_to_all(group, in[i], NULL, out[i], NULL);
-    return result;
-}
-/* x [R, ..] as blocks of heads [ranks, R, ..], or back. */
-static te_tensor *te__context_turned(te_tensor *x, int64_t a, int64_t b, int64_t numel) {
-    int64_t shape[3];
-    shape[0] = a;
-    shape[1] = b;
-    shape[2] = numel / te__max(1, a * b);
-    return te_tensor_contiguous(te_tensor_transpose(te_tensor_view(x, 3, shape), 0, 1));
-}
-/* x[i] [tokens of this rank, H, d] becomes [tokens of the group, H / ranks, d], in any format; cu[i]: the starts of its sequences, in memory. */
-static te_result te__context_to_heads(const te__context *c, te_tensor **x, te_tensor *const *cu, int n, te_qkv_format format, te_result result) {
-    const int ranks = te_group_size(c->heads), seq = format == TE_BSHD ? 1 : 0;
-    te__context_order order = te__context_order_of(c->heads, c->ring, format, false);
-    te_tensor *packed[3] = {NULL, NULL, NULL}, *got[3] = {NULL, NULL, NULL};
-    int64_t shape[TE_MAX_DIMS];
-    int i;
-    if (ranks < 2) return result;
-    for (i = 0; i < n && result == TE_OK; i++) {
-        packed[i] = te__context_turned(x[i], te__numel(x[i]) / te__max(1, x[i]->shape[x[i]->ndim - 2] * x[i]->shape[x[i]->ndim - 1]), ranks, te__numel(x[i]));
-        got[i] = packed[i] ? te__empty_like(packed[i], packed[i]->dtype) : NULL;
-    }
-    result = te__context_exchange(c->heads, packed, got, n, result);
-    for (i = 0; i < n && result == TE_OK; i++) {
-        te_tensor *map = te__context_map(&order, x[i], ranks, cu[i]);
-        memcpy(shape, x[i]->shape, sizeof(shape));
-        shape[seq] *= ranks;
-        shape[x[i]->ndim - 2] /= ranks;
-        x[i] = te__context_moved(got[i], map, x[i]->ndim, shape);
-        if (!x[i]) result = te_error_code(c->heads->te);
-    }
-    return result;
-}
-/* And back. */
-static te_result te__context_to_tokens(const te__context *c, te_tensor **x, te_tensor *const *cu, int n, te_qkv_format format, te_result result) {
-    const int ranks = te_group_size(c->heads), seq = format == TE_BSHD ? 1 : 0;
-    te__context_order order = te__context_order_of(c->heads, c->ring, format, true);
-    te_tensor *packed[3] = {NULL, NULL, NULL}, *got[3] = {NULL, NULL, NULL};
-    int64_t shape[TE_MAX_DIMS], heads, d;
-    int i;
-    if (ranks < 2) return result;
-    for (i = 0; i < n && result == TE_OK; i++) {
-        te_tensor *map = te__context_map(&order, x[i], 1, cu[i]);
-        shape[0] = ranks;
-        shape[1] = te__numel(x[i]) / ranks;
-        packed[i] = te__context_moved(x[i], map, 2, shape);
-        got[i] = packed[i] ? te__empty_like(packed[i], packed[i]->dtype) : NULL;
-    }
-    result = te__context_exchange(c->heads, packed, got, n, result);
-    for (i = 0; i < n && result == TE_OK; i++) {
-        heads = x[i]->shape[x[i]->ndim - 2];
-        d = x[i]->shape[x[i]->ndim - 1];
-        memcpy(shape, x[i]->shape, sizeof(shape));
-        shape[seq] /= ranks;
-        shape[x[i]->ndim - 2] *= ranks;
-        x[i] = te_tensor_view(te__context_turned(got[i], ranks, te__numel(got[i]) / te__max(1, ranks * heads * d), te__numel(got[i])), x[i]->ndim, shape);
-        if (!x[i]) result = te_error_code(c->heads->te);
-    }
-    return result;
-}
-
-/* ---- the ring ---- */
-
-/* out[i] goes to the next rank, in[i] comes from the one before; where groups wait for the receiver, even ranks send first. */
-static te_result te__context_pass(te_group *group, te_tensor *const *out, te_tensor *const *in, int n, te_result result) {
-    const int size = te_group_size(group), rank = te_group_rank(group), next = (rank + 1) % size, last = (rank + size - 1) % size;
-    int turn, i;
-    for (i = 0; i < n && result == TE_OK; i++)
-        if (!out[i] || !in[i]) result = te_error_code(group->te);
-    for (turn = 0; turn < 2; turn++)
-        for (i = 0; i < n; i++) {
-            if (turn == rank % 2) {
-                if (result == TE_OK) result = te_send(group, out[i], next);
-                else te__refuse_peer(group, TE__SEND, next, result);
-            } else if (result == TE_OK)
-                result = te_recv(group, in[i], last);
-            else
-                te__refuse_peer(group, TE__RECV, last, result);
-        }
-    return result;
-}
-/* Have all ranks come through? Groups whose ranks could not tell each other do not ask. */
-static te_result te__context_agree(te_group *group, te_result result) {
-    if (te__is_alone(group) || !group->refuse) return result;
-    return result == TE_OK ? te_barrier(group) : te__refuse(group, TE__BARRIER, result);
-}
+ * piece follow from the whole output and its lse. */
 
 /* ---- pieces ---- */
 
@@ -402,7 +230,7 @@ static te_result te__context_differentiate(const te__context_attention *s, int i
 /* Keys and values of all ranks of the ring, in the order of their sequences. */
 static te_result te__context_gather(const te__context_attention *s, te_tensor *const own[2], te_tensor *whole[2], te_result result) {
     te_group *ring = s->context.ring;
-    te__context_order order = te__context_order_of(ring, NULL, s->args.format, false);
+    te__context_order order = te__context_order_of(te_group_size(ring), 1, false);
     te_tensor *got[2] = {NULL, NULL};
     te_tensor *cu = s->args.extras.cu_seqlens_kv_padded ? s->args.extras.cu_seqlens_kv_padded : s->args.extras.cu_seqlens_kv;
     int64_t shape[TE_MAX_DIMS];
@@ -417,7 +245,7 @@ static te_result te__context_gather(const te__context_attention *s, te_tensor *c
     for (i = 0; i < 2 && result == TE_OK; i++) {
         memcpy(shape, own[i]->shape, sizeof(shape));
         shape[s->seq] *= te_group_size(ring);
-        whole[i] = te__context_moved(got[i], te__context_map(&order, own[i], order.ranks, cu), own[i]->ndim, shape);
+        whole[i] = te__context_moved(got[i], te__context_map_of(&order, own[i], s->args.format, order.ranks, cu), own[i]->ndim, shape);
         if (!whole[i]) result = te_error_code(own[i]->te);
     }
     return result;
@@ -425,13 +253,13 @@ static te_result te__context_gather(const te__context_attention *s, te_tensor *c
 /* The gradients of whole keys and values, added up over the ranks: dx[i] becomes this rank's, in the format of own[i]. */
 static te_result te__context_scatter(const te__context_attention *s, te_tensor *const own[2], te_tensor *const whole[2], te_tensor *dx[2], te_result result) {
     te_group *ring = s->context.ring;
-    te__context_order order = te__context_order_of(ring, NULL, s->args.format, true);
+    te__context_order order = te__context_order_of(te_group_size(ring), 1, true);
     te_tensor *cu = s->args.extras.cu_seqlens_kv_padded ? s->args.extras.cu_seqlens_kv_padded : s->args.extras.cu_seqlens_kv, *parts[2] = {NULL, NULL};
     int64_t shape[TE_MAX_DIMS];
     int i;
     for (i = 0; i < 2 && result == TE_OK; i++) {
         te__whole_shape(ring, own[i], shape);
-        parts[i] = te__context_moved(te_tensor_cast(whole[i], own[i]->dtype), te__context_map(&order, own[i], order.ranks, cu), own[i]->ndim, shape);
+        parts[i] = te__context_moved(te_tensor_cast(whole[i], own[i]->dtype), te__context_map_of(&order, own[i], s->args.format, order.ranks, cu), own[i]->ndim, shape);
         dx[i] = te__empty_like(own[i], own[i]->dtype);
         if (!parts[i] || !dx[i]) result = te_error_code(ring->te);
     }

@@ -25,6 +25,7 @@ typedef struct shared_case {
     te_window window;
     int64_t bias[2]; /* of its sizes, batch and queries: 0 => none, 1, or more: all */
     te_softmax_type softmax;
+    int64_t length; /* of sequences that are not packed */
     bool checkpoint, late; /* late: the groups come after the module was made */
     double tolerance;
 } shared_case;
@@ -122,8 +123,8 @@ static void compare(rank_state *s, const shared_case *c, te_group *const groups[
     te_ctx *te = s->te;
     const bool packed = c->format == TE_THD, cross_packed = packed && c->cross;
     const int ranks = c->is.ranks, seq = c->format == TE_BSHD ? 1 : 0, last = packed ? 2 : 3;
-    const int64_t tail = c->tail ? TAIL : 0, t_q = packed ? TOTAL + tail : LENGTH, t_kv = packed ? TOTAL + tail : c->cross ? 2 * LENGTH : LENGTH;
-    int64_t row[2][2 * LENGTH + TOTAL + TAIL], count[2], whole_q[1] = {LENGTH}, whole_kv[1] = {t_kv};
+    const int64_t tail = c->tail ? TAIL : 0, t_q = packed ? TOTAL + tail : c->length, t_kv = packed ? TOTAL + tail : c->cross ? 2 * c->length : c->length;
+    int64_t row[2][2 * LENGTH + TOTAL + TAIL], count[2], whole_q[1] = {t_q}, whole_kv[1] = {t_kv};
     te_tensor *x[4], *mine[4], *bias = NULL, *mine_bias = NULL;
     te_scope_begin(te);
     count[0] = packed ? rows_of(rank, ranks, SEQUENCES, padded_q, tail, row[0]) : rows_of(rank, ranks, 1, whole_q, 0, row[0]);
@@ -200,6 +201,7 @@ static void all_cases(rank_state *s) {
                 shared_case c = *base;
                 c.format = (te_qkv_format)format;
                 c.causal = causal != 0;
+                c.length = LENGTH;
                 if (n++ % test_every_sanitized(3)) continue;
                 c.groups = n % 2 ? HEADS : HEADS / 2;
                 c.d_v = n % 3 == 0 ? 2 * D : D;
@@ -244,6 +246,25 @@ static void run_kind(te_ctx *te, const kind_of_ranks *kind, void (*fn)(rank_stat
 
 TE_TEST_DEVICES(context_parallel_equals_one_rank) {
     for (int k = 0; k < COUNT(kinds); k++) run_kind(te, &kinds[k], all_cases);
+}
+
+/* A ring of an odd number of ranks, and sequences without a token: every kind. */
+static void three_ranks(rank_state *s) {
+    shared_case c = *(const shared_case *)s->arg;
+    te_group *const groups[2] = {s->group, NULL};
+    c.groups = HEADS, c.d_v = D, c.dtype = TE_F32;
+    c.tolerance = tolerance(s->te, c.dtype);
+    for (c.length = 0; c.length <= 24; c.length += 12)
+        for (int format = TE_SBHD; format <= TE_BSHD; format++)
+            for (int causal = 0; causal < 2; causal++) {
+                c.format = (te_qkv_format)format;
+                c.causal = causal != 0;
+                if (c.is.comm != TE_CP_A2A || c.length == 0) compare(s, &c, groups, s->rank);
+            }
+}
+TE_TEST_DEVICES(context_parallel_of_three_ranks_and_of_nothing) {
+    static const kind_of_ranks three[] = {{"p2p", TE_CP_P2P, 3, 0}, {"all_gather", TE_CP_ALL_GATHER, 3, 0}, {"a2a", TE_CP_A2A, 2, 0}};
+    for (int k = 0; k < COUNT(three); k++) run_kind(te, &three[k], three_ranks);
 }
 
 /* ---- modules around it ---- */

@@ -122,8 +122,9 @@ typedef enum te_cp_comm {
  *     TE_CP_A2A         heads for tokens; the ranks divide heads, groups  windows, softmax types beside vanilla
  *     TE_CP_A2A_P2P     heads in cp_group, a ring over cp_p2p_group
  *
- * All take TE_MASK_NONE and TE_MASK_CAUSAL (as many keys as queries), with TE_THD TE_MASK_PADDING and TE_MASK_PADDING_CAUSAL, dropout, and return_max_logit. Other masks and biases,
- * fp8_dpa and fp8_mha, caches and score_mod give TE_ERR_UNSUPPORTED. Outputs of parts are merged in f32; f32 gradients of keys and values travel in the ring. */
+ * All take TE_MASK_NONE and TE_MASK_CAUSAL (as many keys as queries), with TE_THD TE_MASK_PADDING and TE_MASK_PADDING_CAUSAL, dropout (ranks that are seeded alike drop different elements),
+ * and return_max_logit. Other masks and biases, fp8_dpa and fp8_mha, caches and score_mod give TE_ERR_UNSUPPORTED. Outputs of parts are merged in f32; f32 gradients of keys and values travel in
+ * the ring. */
 typedef struct te_parallel_options {
     te_group *tp_group;              /* the ranks that share each layer (borrowed for the module's lifetime); NULL => none, or te_set_tensor_parallel_group */
     int tp_size;                     /* how many they are, where the group comes later; 0 => 1 */

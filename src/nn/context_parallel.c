@@ -48,15 +48,15 @@ static te__context_piece te__context_piece_of(const te__context_attention *s, in
     p.q = i ? TE_CHUNKS_SECOND : TE_CHUNKS_FIRST;
     p.up_to = 1 + (i ? 2 * ranks - 1 - rank : rank);
     p.window = s->args.window;
-    if (s->packed || (s->causal && (!p.window.on || p.window.left < 0))) {
+    if (s->packed || !p.window.on) {
         p.mask = s->packed ? TE_MASK_PADDING_CAUSAL_BOTTOM_RIGHT : TE_MASK_CAUSAL_BOTTOM_RIGHT;
         p.num_keys = length / (2 * ranks) * p.up_to;
-    } else { /* of keys that are cut on both sides: counted from the first one */
-        const int64_t chunk = length / (2 * ranks), at = chunk * (p.up_to - 1), left = p.window.left, right = p.window.right;
-        p.first_key = left < 0 ? 0 : te__max(0, at - left);
-        p.num_keys = (right < 0 ? length : te__min(length, at + chunk + right)) - p.first_key;
-        p.window.left = left < 0 ? -1 : p.first_key + left - at;
-        p.window.right = right < 0 ? -1 : at + right - p.first_key;
+    } else { /* keys are cut on both sides: the window counts from the first one that is left */
+        const int64_t chunk = length / (2 * ranks), at = chunk * (p.up_to - 1);
+        p.first_key = te__max(0, at - p.window.left);
+        p.num_keys = te__min(length, at + chunk + p.window.right) - p.first_key;
+        p.window.left += p.first_key - at;
+        p.window.right += at - p.first_key;
         p.top_left = true;
     }
     return p;
@@ -373,13 +373,10 @@ static te_result te__context_backward(te_ctx *te, const void *state, te_tensor *
         if (result == TE_OK && !d[0]) result = te_error_code(te);
     } else if (result == TE_OK) {
         te_op_attn_fwd_args f = s.args;
-        bool wanted[TE__CONTEXT_INPUTS];
         te_tensor *all[TE__CONTEXT_INPUTS] = {NULL, NULL, NULL, NULL, NULL};
-        te_op_attn_bwd_args a;
-        memcpy(wanted, needs, sizeof(wanted));
-        a = te__attention_gradients(&f, saved, all, wanted);
+        te_op_attn_bwd_args a = te__attention_gradients(&f, saved, all, needs);
         a.d_o = d_o;
-        result = te__attention_made(all, wanted) ? te_op_attn_bwd(te, &a) : te_error_code(te);
+        result = te__attention_made(all, needs) ? te_op_attn_bwd(te, &a) : te_error_code(te);
         memcpy(d, all, sizeof(d));
         if (needs[4] && result == TE_OK) { /* this rank's heads; the others' are theirs */
             dx[4] = te__empty_1d(te, TE_F32, heads * te_group_size(c->heads));
@@ -457,10 +454,14 @@ static te_tensor *te__context_attention_run(te_tensor *const q_k_v[3], const te_
     a->format = desc->format;
     a->mask = desc->mask;
     a->window = desc->window;
-    if (a->window.on && a->window.left < 0 && (s.causal || a->window.right < 0)) a->window.on = false; /* no bound beside the mask's */
+    if (a->window.left < 0) a->window.on = false; /* no bound beside the mask's: (-1, 0) under a causal one, else (-1, -1) */
     a->softmax_scale = desc->softmax_scale;
     a->dropout_p = desc->dropout_p;
     a->extras = desc->extras;
+    if (result == TE_OK && a->extras.core_attention_bias) {
+        a->extras.core_attention_bias = te_tensor_detach(a->extras.core_attention_bias);
+        if (!a->extras.core_attention_bias) result = te_error_code(te);
+    }
     for (i = 0; i < 3 && result == TE_OK; i++) {
         parts[i] = te_tensor_contiguous(te_tensor_detach(q_k_v[i]));
         if (!parts[i]) result = te_error_code(te);

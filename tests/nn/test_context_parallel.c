@@ -659,8 +659,8 @@ static te_result starve_once(rank_state *s, te_module *m, const starving *arg, f
 static void starve_step(rank_state *s) {
     const starving *arg = (const starving *)s->arg;
     te_ctx *te = s->te;
-    te_dot_product_attention_desc d = {.attention.num_attention_heads = 4, .attention.kv_channels = 8, .attention.qkv_format = arg->format, .parallel.cp_group = s->group,
-                                       .parallel.cp_comm_type = arg->comm};
+    te_dot_product_attention_desc d = {.attention.num_attention_heads = 4, .attention.kv_channels = 8, .attention.qkv_format = arg->format, .attention.return_max_logit = true,
+                                       .parallel.cp_group = s->group, .parallel.cp_comm_type = arg->comm};
     float first = 0, again = 0;
     if (arg->format == TE_THD) d.attention.attn_mask_type = TE_MASK_PADDING_CAUSAL;
     te_module *m = te_dot_product_attention_create(te, &d);

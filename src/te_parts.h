@@ -252,6 +252,12 @@
 #include "io/onnx_moe.c"
 #include "io/onnx.c"
 #include "train/checkpoint.c"
+
+/* model: the layer of NeMo Automodel */
+#include "model/backend_text.c"
+#include "model/backend.c"
+#include "model/backend_modules.c"
+#include "model/rope_config.c"
 #include "report.c"
 
 #endif /* TE_IMPLEMENTATION */

@@ -240,11 +240,12 @@ TE_TEST(p13_every_creator_refuses_a_null_desc) {
     static const char *const names[] = {"te_linear_create", "te_layernorm_create", "te_rmsnorm_create", "te_layernorm_linear_create", "te_layernorm_mlp_create",
                                         "te_dot_product_attention_create", "te_multihead_attention_create", "te_transformer_layer_create", "te_embedding_create",
                                         "te_quantizer_create", "te_group_create", "te_activation_create", "te_bias_create", "te_constant_scale_create", "te_dropout_create",
-                                        "te_l2normalization_create", "te_inference_params_create", "te_module_create", "te_thread_group_create"};
+                                        "te_l2normalization_create", "te_inference_params_create", "te_module_create", "te_thread_group_create",
+                                        "te_float32_rms_norm_create"};
     /* Those to which NULL is a default, or that have no desc. */
     static const char *const others[] = {"te_ctx_create", "te_fused_adam_create", "te_fused_sgd_create", "te_thread_hub_create", "te_sequential_create", "te_identity_create",
                                          "te_grad_scaler_create"};
-    static const char *const chapters[] = {"context", "tensor", "autograd", "ops", "dist", "quant", "functions", "module", "nn", "inference", "train", "graph", "io", "report"};
+    static const char *const chapters[] = {"context", "tensor", "autograd", "ops", "dist", "quant", "functions", "module", "nn", "inference", "train", "graph", "io", "backend", "report"};
 #define NULL_TWICE(i, name)                                                  \
     CHECK(!name(NULL, NULL));                                                \
     CHECK(!name(te, NULL));                                                  \
@@ -267,6 +268,11 @@ TE_TEST(p13_every_creator_refuses_a_null_desc) {
     NULL_TWICE(14, te_dropout_create);
     NULL_TWICE(15, te_l2normalization_create);
     NULL_TWICE(16, te_inference_params_create);
+    NULL_TWICE(19, te_float32_rms_norm_create);
+    CHECK(!te_initialize_linear_module(NULL, NULL) && !te_initialize_linear_module(te, NULL));
+    CHECK_ERROR(te, TE_ERR_INVALID, "te_initialize_linear_module: desc is NULL");
+    CHECK(!te_initialize_rms_norm_module(NULL, NULL) && !te_initialize_rms_norm_module(te, NULL));
+    CHECK_ERROR(te, TE_ERR_INVALID, "te_initialize_rms_norm_module: desc is NULL");
     CHECK(!te_module_create(NULL, NULL, NULL) && !te_module_create(te, NULL, NULL));
     CHECK_ERROR(te, TE_ERR_INVALID, "te_module_create: cls is NULL");
     CHECK(!te_thread_group_create(NULL, NULL, 0) && !te_thread_group_create(te, NULL, 0));

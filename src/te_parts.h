@@ -37,6 +37,8 @@
 #include "api/patches.h"
 #include "api/formats.h"
 #include "api/inject.h"
+#include "api/lora.h"
+#include "api/sharding.h"
 #include "api/report.h"
 
 #endif /* TE_H_INCLUDED */
@@ -270,6 +272,9 @@
 #include "model/eager.c"
 #include "model/attention.c"
 #include "model/inject.c"
+#include "model/lora.c"
+#include "model/lora_files.c"
+#include "model/sharding.c"
 #include "report.c"
 
 #endif /* TE_IMPLEMENTATION */

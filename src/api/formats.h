@@ -102,7 +102,7 @@ TE_API te_dtype te_module_param_dtype(const te_module *m);
 typedef struct te_lm_head_options {
     int64_t logits_to_keep;          /* n > 0: the last n positions (all if there are fewer); 0 => all. Negative: TE_ERR_INVALID; or: */
     bool negative_skips;             /* Automodel's (Python's) meaning of a negative one: all positions but the first -n */
-    te_tensor *positions;            /* in place of logits_to_keep: i64 or i32 [n] of positions to keep, on the device; NULL => not given */
+    te_tensor *positions;            /* in place of logits_to_keep: i64 or i32 [n] of positions to keep, on the device; one that is not there gives the logits of zeros. NULL => not given */
     bool is_thd;                     /* results [t, ...] of packed sequences become [1, t, ...] */
     bool fp32_lm_head;               /* the product is computed in f32, by a head that has f32 weights, and its result cast to the format of hidden */
     bool output_hidden_states;       /* hidden, whole, comes back beside the logits */

@@ -163,6 +163,8 @@
  *     inject      DotProductAttention in models that exist (NeMo Automodel)
  *     patches     changes to the library's functions while a program runs (NeMo Automodel)
  *     formats     number formats of whole models: casts, what stays in f32, logits (NeMo Automodel)
+ *     lora        adapters beside frozen weights (NeMo Automodel)
+ *     sharding    ranks with other data, and when they exchange gradients (NeMo Automodel)
  *     attention_backends   attention behind that choice, block masks, attention by lists of keys
  *     report      warm-up, explanations of calls, the report on machine and context
  */

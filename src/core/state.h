@@ -511,6 +511,8 @@ struct te_ctx {
     struct te__snapshot *recording, *replaying; /* quant/snapshot.c: of the innermost checkpoint that runs for the first time, or again */
     void (*note_leaf)(te_ctx *te, te_tensor *x);  /* quant/: with `recording` */
     void (*after_backward)(te_ctx *te); /* quant/: the update of the backward slots */
+    struct te__dp_unit *units; /* model/sharding.c: modules whose gradients ranks exchange, a list */
+    te_result (*exchange_gradients)(te_ctx *te, te_result result); /* with `units`: at the end of a backward pass; result: how that went */
     /* A step of training, from an outermost te_autocast_begin to a te_optimizer_step: quant/ keeps the scales as they were (keep_scales), and
      * te_clear_error gives them back if the step has failed. */
     bool in_step, step_failed;

@@ -24,7 +24,7 @@ static te_tensor *te__take_positions(te_tensor *x, te_tensor *positions) {
     te_tensor *rows;
     shape[0] = s;
     shape[1] = b * h;
-    rows = b == 1 ? x : te_tensor_contiguous(te_tensor_transpose(x, 0, 1));
+    rows = te_tensor_contiguous(b == 1 ? x : te_tensor_transpose(x, 0, 1));
     rows = te_embedding_lookup(te_tensor_view(rows, 2, shape), positions); /* [n, b * h] */
     if (b == 1) {
         shape[0] = 1;
@@ -40,7 +40,7 @@ static te_tensor *te__take_positions(te_tensor *x, te_tensor *positions) {
 static te_tensor *te__keep_positions(te_tensor *x, const te_lm_head_options *o) {
     const int axis = x->ndim == 2 ? 0 : 1;
     const int64_t size = x->shape[axis], n = o->logits_to_keep;
-    if (o->positions) return axis == 0 ? te_embedding_lookup(x, o->positions) : te__take_positions(x, o->positions);
+    if (o->positions) return axis == 0 ? te_embedding_lookup(te_tensor_contiguous(x), o->positions) : te__take_positions(x, o->positions);
     if (n == 0 || n >= size) return x; /* no view at all: one of a whole sharded tensor is more than its shard knows */
     if (n > 0) return te_tensor_narrow(x, axis, size - n, n);
     return te_tensor_narrow(x, axis, te__min(-n, size), size - te__min(-n, size));

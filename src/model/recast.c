@@ -81,9 +81,15 @@ static int te__recast_run_of(const te__recast *r, int first, int64_t *end) {
 /* New memory for `count` items from `first` on, with their values in it. */
 static te_result te__recast_fill(te__recast *r, int first, int count, int64_t end) {
     const int64_t begin = r->item[first].x->offset, size = te__dtype_size(r->item[first].x->dtype), fresh_size = te__dtype_size(r->item[first].dtype);
-    te__buffer *b = te__buffer_create(r->te, (size_t)((end - begin) / size * fresh_size));
-    te_result result = b ? TE_OK : te_error_code(r->te);
+    const int64_t bytes = (end - begin) / size * fresh_size;
+    te__buffer *b;
+    te_result result;
     int i;
+    if ((uint64_t)bytes > (uint64_t)PTRDIFF_MAX) /* only where addresses have 32 bits */
+        return te__fail(r->te, TE_ERR_OUT_OF_MEMORY, "a cast to %s: %lld bytes that lie together are more than addresses of %d bits reach", te_dtype_name(r->item[first].dtype), (long long)bytes,
+                        (int)(8 * sizeof(void *)));
+    b = te__buffer_create(r->te, (size_t)bytes);
+    result = b ? TE_OK : te_error_code(r->te);
     for (i = first; i < first + count && result == TE_OK; i++) {
         te__recast_item *e = &r->item[i];
         e->fresh = te__tensor_shell(r->te, e->dtype, e->x->ndim, e->x->shape);

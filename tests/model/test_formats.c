@@ -383,9 +383,20 @@ TE_TEST_DEVICES(formats_frozen) { /* U, and own: buffers of children without par
 /* ---- logits ---- */
 
 enum { H = 8, V = 16 };
-static te_module *head_of(te_ctx *te, te_dtype dtype) { return ends(te_linear_create(te, &(te_linear_desc){.in_features = H, .out_features = V, .gemm.no_bias = true, .gemm.params_dtype = dtype, .gemm.init.std = 0.5f})); }
+/* Quarters from -2 to 2: products of them are exact in every format that a kernel multiplies in, and sums of 8 in any order. */
+static const float *quarters(int64_t n, uint64_t seed) {
+    const int64_t *v = test_integers(n, seed, -8, 9);
+    float *x = test_floats(n);
+    for (int64_t i = 0; i < n; i++) x[i] = 0.25f * (float)v[i];
+    return x;
+}
+static te_module *head_of(te_ctx *te, te_dtype dtype) {
+    te_module *m = ends(te_linear_create(te, &(te_linear_desc){.in_features = H, .out_features = V, .gemm.no_bias = true, .gemm.params_dtype = dtype}));
+    te_tensor_copy(te_module_parameter(m, "weight"), test_tensor(te, dtype, SHAPE(V, H), quarters(V * H, 2)));
+    return m;
+}
 static te_tensor *hidden_of(te_ctx *te, te_dtype dtype, int64_t b, int64_t s) {
-    return b ? test_tensor(te, dtype, SHAPE(b, s, H), test_normal(b * s * H, 1)) : test_tensor(te, dtype, SHAPE(s, H), test_normal(s * H, 1));
+    return b ? test_tensor(te, dtype, SHAPE(b, s, H), quarters(b * s * H, 1)) : test_tensor(te, dtype, SHAPE(s, H), quarters(s * H, 1));
 }
 static bool sized(const te_tensor *x, int ndim, const int64_t *shape) { return x && te_tensor_ndim(x) == ndim && memcmp(te_tensor_shape(x), shape, (size_t)ndim * sizeof(int64_t)) == 0; }
 static bool same(te_tensor *x, te_tensor *y) {
@@ -407,11 +418,13 @@ TE_TEST_DEVICES(formats_logits) { /* U */
     CHECK(sized(y, SHAPE(2, 3, V)));
     for (int b = 0; b < 2; b++)
         for (int i = 0; i < 3; i++)
-            CHECK_CLOSE("position", test_read(y) + (b * 3 + i) * V, test_read(te_forward(head, x)) + (b * 5 + 2 * i) * V, V, 1e-6, 1e-6); /* rows of another product, maybe in another order */
+            CHECK_CLOSE("position", test_read(y) + (b * 3 + i) * V, test_read(te_forward(head, x)) + (b * 5 + 2 * i) * V, V, 0, 0);
     CHECK(sized(logits(head, hidden_of(te, TE_F32, 1, 6), (te_lm_head_options){.positions = odd}), SHAPE(1, 3, V)));
     y = logits(head, flat, (te_lm_head_options){.positions = odd});
     CHECK(sized(y, SHAPE(3, V)));
-    CHECK_CLOSE("position 5", test_read(y) + 2 * V, test_read(te_forward(head, flat)) + 5 * V, V, 1e-6, 1e-6); /* likewise */
+    te_tensor *inner = te_tensor_narrow(hidden_of(te, TE_F32, 2, 7), 1, 1, 5); /* strided */
+    CHECK(same(logits(head, inner, (te_lm_head_options){.positions = every_other}), logits(head, te_tensor_contiguous(inner), (te_lm_head_options){.positions = every_other})));
+    CHECK_CLOSE("position 5", test_read(y) + 2 * V, test_read(te_forward(head, flat)) + 5 * V, V, 0, 0);
     CHECK(sized(logits(head, flat, (te_lm_head_options){.is_thd = true}), SHAPE(1, 7, V)) && sized(logits(head, flat, (te_lm_head_options){.is_thd = true, .logits_to_keep = 2}), SHAPE(1, 2, V)));
     CHECK(sized(logits(head, x, (te_lm_head_options){.is_thd = true}), SHAPE(2, 5, V)) && sized(logits(NULL, flat, (te_lm_head_options){.is_thd = true}), SHAPE(1, 7, H)));
 

@@ -232,6 +232,30 @@ TE_TEST_DEVICES(cast_parameters_are_stepped) {
         te_module_destroy(m), te_module_destroy(reference);
     }
 }
+TE_TEST_DEVICES(cast_parameters_are_stepped_by_sgd) { /* likewise, where the momentum has the parameter's format */
+    for (int masters = 0; masters < 2; masters++) {
+        te_module *m = linear_of(te, TE_F32);
+        te_tensor *w = weight_of(m), *master;
+        te_optimizer *opt = te_fused_sgd_create(te, m, &(te_fused_sgd_desc){.lr = 0.1f, .momentum = 0.9f, .no_master_weights = !masters});
+        test_on_end(drop_optimizer, opt);
+        train(m, rows_of(te, TE_F32, 3));
+        CHECK(te_optimizer_step(opt) == TE_OK && te_cast_model_to_dtype(m, NULL) == TE_OK);
+        const float *before = test_read(w);
+        train(m, rows_of(te, TE_BF16, 3));
+        te_optimizer_keep_grad(opt, true);
+        CHECK(te_optimizer_step(opt) == TE_OK && !te_optimizer_state(opt, w, "master_param", NULL) == !masters);
+        const float *momentum = test_read(te_optimizer_get_unscaled_state(opt, w, "momentum_buffer"));
+        float *want = test_floats(N * N);
+        for (int i = 0; i < N * N; i++) want[i] = before[i] - 0.1f * momentum[i];
+        CHECK_TENSOR(w, test_rounded(TE_BF16, want, N * N), 0.008, 1e-6); /* one bf16 step: the product may be fused with the difference, which moves ties */
+        if (masters) {
+            master = te_optimizer_get_unscaled_state(opt, w, "master_param");
+            CHECK_TENSOR(w, test_rounded(TE_BF16, test_read(master), N * N), 0, 0);
+            CHECK_TENSOR(master, want, 1e-6, 1e-6); /* likewise, in f32 */
+        }
+    }
+    CHECK_OK(te);
+}
 TE_TEST_DEVICES(cast_models_in_files) { /* saved after a cast, loaded into a model that was cast, states and all */
     te_module *m = linear_of(te, TE_F32), *other = linear_of(te, TE_F32);
     te_optimizer *a = adam_for(m, (te_fused_adam_desc){0}), *b = adam_for(other, (te_fused_adam_desc){0});

@@ -250,6 +250,13 @@
 #include "train/sgd.c"
 #include "train/multi_tensor.c"
 #include "train/scaler.c"
+
+/* Nothing from here on computes on a CPU what a GPU would: gcc compiles it in half of the time, for the same speed. */
+#if defined(__GNUC__) && !defined(__clang__) && defined(__OPTIMIZE__) && !defined(__OPTIMIZE_SIZE__)
+#pragma GCC push_options
+#pragma GCC optimize("O1")
+#define TE__OPTIONS_PUSHED
+#endif
 #include "io/json.c"
 #include "io/safetensors.c"
 #include "io/hf_config.c"
@@ -284,5 +291,9 @@
 #include "model/lora_files.c"
 #include "model/sharding.c"
 #include "report.c"
+#ifdef TE__OPTIONS_PUSHED
+#pragma GCC pop_options
+#undef TE__OPTIONS_PUSHED
+#endif
 
 #endif /* TE_IMPLEMENTATION */

@@ -70,6 +70,7 @@ typedef struct te_norm_options {
 typedef struct te_activation_params {
     float limit; /* 0 => 7 */
     float alpha; /* 0 => 1.702 */
+    bool no_glu_linear_offset; /* clamped SwiGLU: nothing is added to the second half (TransformerEngine: glu_linear_offset = 0); false => 1 is */
     int64_t glu_interleave_size; /* columns of the halves alternate in blocks of this size, which divides a half (of a rank's share); in modules: rows of fc1; 0 => one half behind the other */
 } te_activation_params;
 

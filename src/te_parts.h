@@ -33,6 +33,7 @@
 #include "api/models.h"
 #include "api/onnx.h"
 #include "api/backend.h"
+#include "api/experts.h"
 #include "api/report.h"
 
 #endif /* TE_H_INCLUDED */
@@ -244,6 +245,12 @@
 #include "io/onnx_moe.c"
 #include "io/onnx.c"
 #include "train/checkpoint.c"
+#include "model/gate.c"
+#include "model/experts.c"
+#include "model/dispatch.c"
+#include "model/grouped_experts.c"
+#include "model/moe.c"
+#include "model/expert_files.c"
 #include "report.c"
 
 #endif /* TE_IMPLEMENTATION */

@@ -158,5 +158,6 @@
  *     models      language models that exist, and their folders
  *     onnx        modules as ONNX files
  *     backend     which implementation each part of a model uses (NeMo Automodel)
+ *     experts     its mixtures of experts
  *     report      warm-up, explanations of calls, the report on machine and context
  */

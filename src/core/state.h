@@ -499,6 +499,8 @@ struct te_ctx {
     te_graph *capture; /* between te_graph_begin and te_graph_end */
     te_graph *graphs;  /* all that exist */
     uint64_t captures; /* so far */
+    float moe_aux_loss_scale; /* te_set_moe_aux_loss_scale; 0: 1 */
+    bool told_mxfp8_plain, told_mxfp8; /* model/experts.c has said so */
     te__amax_word amax_words[TE__AMAX_WORDS];
     TE__ALIGNED(8) uint64_t amax_memory[TE__AMAX_WORDS]; /* the memory of amax_words on the CPU */
 };

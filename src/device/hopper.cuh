@@ -48,18 +48,6 @@ TE_DEV te_u32 te_cluster_at(te_u32 at, te_u32 rank) {
 // other blocks: release at the scope of a cluster costs a fence of the whole device.
 TE_DEV void te_mbar_arrive_there(te_u32 bar) { asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(bar) : "memory"); }
 
-// Four floats that lie at `at` in block `rank` of the cluster.
-TE_DEV float4 te_cluster_load4(te_u32 at, te_u32 rank) {
-    float4 v;
-    asm volatile("{ .reg .b32 there;\n"
-                 "mapa.shared::cluster.u32 there, %4, %5;\n"
-                 "ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [there]; }"
-                 : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
-                 : "r"(at), "r"(rank)
-                 : "memory");
-    return v;
-}
-
 // A word to the same address in block `rank` of the cluster: four bytes that count towards the barrier there. (PTX 8.1)
 TE_DEV void te_store_at(te_u32 at, te_u32 value, te_u32 bar, te_u32 rank) {
     asm volatile("{ .reg .b32 to, there;\n"

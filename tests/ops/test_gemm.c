@@ -824,10 +824,8 @@ TE_TEST(gemm_plans_of_unaligned) {
                                       {4097, 8, 4095, "gemm/gemv_k", "GEMV"},
                                       {16, 4096, 4096, "gemm/gemv_k", "GEMV"},
                                       {9, 4095, 4097, "gemm/gemm_align gemm/gemm_hopper", "copied; then"},
-                                      {17, 33, 65, "gemm/gemm_mma", "element by element"}, /* small */
-                                      {64, 512, 95, "gemm/gemm_mma", "element by element"},
-                                      {64, 513, 95, "gemm/gemm_align gemm/gemm_hopper", "copied; then"},
-                                      {64, 512, 97, "gemm/gemm_align gemm/gemm_hopper", "copied; then"},
+                                      {17, 33, 65, "gemm/gemm_align gemm/gemm_hopper", "copied; then"},
+                                      {64, 512, 95, "gemm/gemm_align gemm/gemm_hopper", "copied; then"},
                                       {63, 2111, 7167, "gemm/gemm_align gemm/gemm_hopper", "copied; then"},
                                       {127, 129, 255, "gemm/gemm_align gemm/gemm_hopper", "copied; then"},
                                       {300, 521, 1101, "gemm/gemm_align gemm/gemm_hopper", "copied; then"},

@@ -13,8 +13,8 @@ typedef struct te__gemm_tile_kind {
 /* Blocks that have a tile's part of A in common, and of B. */
 static int te__gemm_share_a(const te__gemm_tile_kind *t) { return t->bm > t->bn ? t->cluster : 1; }
 static int te__gemm_share_b(const te__gemm_tile_kind *t) { return t->bm > t->bn ? 1 : t->cluster; }
-/* Clusters at a time: those of four and more blocks do not go into every group of multiprocessors. */
-static int64_t te__gemm_clusters(const te__plan *p, int64_t size) { return te__max((size > 2 ? p->num_sms * 7 / 8 : p->num_sms) / size, 1); }
+/* Clusters at a time. */
+static int64_t te__gemm_clusters(const te__plan *p, const te__gemm_tile_kind *t) { return te__max(p->num_sms / t->cluster, 1); }
 
 enum { TE__GEMM_PINGPONG = 3 };
 
@@ -22,7 +22,6 @@ typedef struct te__gemm_choice {
     const te__gemm_tile_kind *tile;
     int64_t tiles, splits;
     int64_t k_split; /* k of one split */
-    bool together;   /* the splits of a tile are a cluster, and add up themselves */
 } te__gemm_choice;
 
 /* How many tiles, clusters counting as one. */
@@ -64,26 +63,20 @@ static double te__gemm_tma_cost(const te__gemm_tile_kind *t, const te__gemm_prob
 /* Times are in slabs of a 128 x 256 tile (0.55 us on an H200), fitted to measurements of 41 shapes by `te_bench --tune`; of these and others, 64, the
  * picks are 1 % slower than the best alternatives on average, 11 % at most. 128 x 192 tiles in clusters were fitted later, by hand, to eight more.
  * A tile costs its slabs and the part of writing D that is not hidden, and device memory bounds all of them: 2.2 MB a slab, 80 KB for one
- * block. A cluster costs its start. Split-K costs a second launch and a pass of its partial sums through the L2 cache; within a cluster, an exchange of the
- * tiles' sums, and idle multiprocessors: clusters of 4 and 8 do not fit into every group of them. work: of the epilogue, on 128 x 256 values. */
-static double te__gemm_cost(const te__plan *p, const te__gemm_tile_kind *t, const te__gemm_problem *q, int64_t slabs, int64_t splits, bool together,
-                            bool tma, double work) {
+ * block. A cluster costs its start. Split-K costs a second launch and a pass of its partial sums through the L2 cache. work: of the epilogue, on 128 x 256
+ * values. */
+static double te__gemm_cost(const te__plan *p, const te__gemm_tile_kind *t, const te__gemm_problem *q, int64_t slabs, int64_t splits, bool tma,
+                            double work) {
     const te_op_gemm_args *a = q->args;
     double size = (double)t->bm * t->bn / (128.0 * 256.0), bytes = (double)(a->m + a->n) * (double)a->k * (double)te__dtype_size(q->a.dtype);
-    int64_t at_once = te__gemm_clusters(p, together ? splits : t->cluster);
-    int64_t items = te__gemm_cluster_tiles(t, a->m, a->n) * (together ? 1 : splits), rounds = te__div_up(items, at_once);
-    int64_t blocks = te__min(items, at_once) * (together ? splits : t->cluster);
+    int64_t at_once = te__gemm_clusters(p, t), items = te__gemm_cluster_tiles(t, a->m, a->n) * splits, rounds = te__div_up(items, at_once);
+    int64_t blocks = te__min(items, at_once) * t->cluster;
     double slab = fmax(size / t->speed, tma ? te__gemm_tma_cost(t, q) : 0.0), tail = (1.6 + work) * size;
     double floor = bytes / fmin(2.2e6, 80e3 * (double)te__max(blocks, 1));
     double cost = (double)rounds * ((double)te__div_up(slabs, splits) * slab + 0.8) + (t->option == TE__GEMM_PINGPONG ? 1.0 : (double)rounds) * tail;
     cost = fmax(cost, floor) + 0.1 * fmin(cost, floor);
     if (t->cluster > 1) cost += 1.4;
-    if (together) { /* these blocks are not persistent */
-        double sums = (double)(te__min(a->m, t->bm) * te__min(a->n, t->bn)) / (128.0 * 128.0);
-        cost += (splits == 8 ? 4.5 : 2.0) + 8.0 * sums + 9.5 * (double)(rounds - 1);
-    } else if (splits > 1) {
-        cost += 3.2 + (double)a->m * (double)a->n * 4.0 * (double)(splits + 1) / 1.9e6;
-    }
+    if (splits > 1) cost += 3.2 + (double)a->m * (double)a->n * 4.0 * (double)(splits + 1) / 1.9e6;
     return cost;
 }
 
@@ -120,7 +113,7 @@ static double te__gemm_work(const te__plan *p, const te__gemm_problem *q) {
     return !p->hopper || te__gemm_tma_may_store(te__data(a->d), te__gemm_ld(a->d), a->n, te__dtype_size(a->d->dtype)) ? 0.0 : 0.5;
 }
 
-/* bk: elements of k in a slab. hopper: for gemm_hopper, which reads by TMA and may add up splits within a cluster. */
+/* bk: elements of k in a slab. hopper: for gemm_hopper, which reads by TMA. */
 static te__gemm_choice te__gemm_search(const te__plan *p, const te__gemm_tile_kind *kinds, int count, const te__gemm_problem *q, int64_t bk, bool hopper) {
     const te_op_gemm_args *a = q->args;
     static const int64_t splits[] = {1, 2, 3, 4, 6, 8, 12, 16};
@@ -130,22 +123,16 @@ static te__gemm_choice te__gemm_search(const te__plan *p, const te__gemm_tile_ki
     double work = te__gemm_work(p, q);
     te__gemm_choice best = TE_ZERO;
     double best_cost = 0.0;
-    int i, s, together;
+    int i, s;
     for (i = 0; i < count; i++)
-        for (s = 0; s < TE__COUNT(splits); s++)
-            for (together = 0; together <= (hopper && kinds[i].cluster == 1); together++) {
-                int64_t each = te__div_up(slabs, splits[s]);
-                double cost = te__gemm_cost(p, &kinds[i], q, slabs, splits[s], together, hopper, work);
-                if (s > 0 && slabs < SHORTEST * splits[s]) continue;
-                if (together ? (splits[s] != 2 && splits[s] != 4 && splits[s] != 8) || te__div_up(slabs, each) != splits[s]
-                             : s > 0 && (double)a->m * (double)a->n * 4.0 * (double)splits[s] > (double)most_workspace)
-                    continue;
-                if (TE__GEMM_SKIPS(cost) || (best.tile && cost >= best_cost)) continue;
-                best.tile = &kinds[i];
-                best.splits = splits[s];
-                best.together = together != 0;
-                best_cost = cost;
-            }
+        for (s = 0; s < TE__COUNT(splits); s++) {
+            double cost = te__gemm_cost(p, &kinds[i], q, slabs, splits[s], hopper, work);
+            if (s > 0 && (slabs < SHORTEST * splits[s] || (double)a->m * (double)a->n * 4.0 * (double)splits[s] > (double)most_workspace)) continue;
+            if (TE__GEMM_SKIPS(cost) || (best.tile && cost >= best_cost)) continue;
+            best.tile = &kinds[i];
+            best.splits = splits[s];
+            best_cost = cost;
+        }
     best.tiles = te__gemm_cluster_tiles(best.tile, a->m, a->n);
     best.k_split = te__round_up(te__div_up(slabs, best.splits) * bk, q->block ? 128 : bk); /* whole blocks */
     best.splits = te__div_up(a->k, best.k_split); /* the last ones may have become empty */

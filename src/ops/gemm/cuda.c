@@ -78,7 +78,6 @@ static bool te__gemm_split(te__plan *p, te__gemm_kargs *k, const te__gemm_choice
     if (c->splits == 1) return true;
     k->k_split = c->k_split;
     k->splits = (int)c->splits;
-    if (c->together) return true;
     k->ldd = te__round_up(k->n, 4); /* rows at multiples of 16 bytes */
     k->d_split = k->m * k->ldd;
     k->d = te__plan_workspace(p, c->splits * k->d_split * 4);
@@ -363,7 +362,7 @@ static te_result te__gemm_plan_hopper(te__plan *p, const te__gemm_problem *q) {
     int store;
     te__gemm_fill(&k->g, q);
     if (!te__gemm_split(p, &k->g, &c)) return p->result;
-    store = c.together ? 0 : te__gemm_store_of(&k->g);
+    store = te__gemm_store_of(&k->g);
     by_tma = (store & TE__GEMM_STORE) != 0;
     if (a->bias_gradient && by_tma && c.splits == 1) { /* of 64 rows each */
         sum_rows = te__div_up(a->m, 64);
@@ -371,18 +370,17 @@ static te_result te__gemm_plan_hopper(te__plan *p, const te__gemm_problem *q) {
         if (!sums_of_d) return p->result;
         store |= TE__GEMM_STORE_SUMS;
     }
-    l->cluster = (unsigned)(c.together ? c.splits : c.tile->cluster);
+    l->cluster = (unsigned)c.tile->cluster;
     te__gemm_options(l, q);
     te__launch_option(l, "BN", c.tile->bn);
     te__launch_option(l, "WAVES", c.tile->option == TE__GEMM_PINGPONG ? 1 : c.tile->option);
     if (c.tile->option == TE__GEMM_PINGPONG) te__launch_option(l, "PINGPONG", 1);
-    te__launch_option(l, "CLUSTER", (int)l->cluster);
-    if (c.together) te__launch_option(l, "SPLIT", 1);
+    te__launch_option(l, "CLUSTER", c.tile->cluster);
     te__launch_option(l, "PROMOTE", promote);
     te__launch_option(l, "STORE", store);
     if (store) te__launch_option(l, "D_DT", k->g.d_dt);
     if (q->groups) te__launch_option(l, "GROUPED", along_k ? 2 : 1);
-    blocks = c.together ? c.tiles * c.splits : c.tile->cluster * te__min(c.tiles * c.splits, te__gemm_clusters(p, c.tile->cluster));
+    blocks = c.tile->cluster * te__min(c.tiles * c.splits, te__gemm_clusters(p, c.tile));
     te__launch_size(l, blocks, 1, 1, c.tile->threads, TE__GEMM_HOPPER_SHARED);
     if (te__gemm_operand_map(p, k->a_map, &q->a, a->m, a->k, box_a, 0) != TE_OK ||
         te__gemm_operand_map(p, k->b_map, &q->b, a->n, a->k, c.tile->bn / te__gemm_share_b(c.tile), along_rows ? q->groups->groups : 0) != TE_OK ||
@@ -390,7 +388,7 @@ static te_result te__gemm_plan_hopper(te__plan *p, const te__gemm_problem *q) {
         (k->g.aux && by_tma && te__gemm_out_map(p, k->aux_map, &k->g, k->g.aux, k->g.ldaux) != TE_OK))
         return p->result;
     if (q->groups) te__gemm_plan_groups(p, prepare, q, k, c.tile, by_tma);
-    if (c.splits > 1 && !c.together) te__gemm_plan_reduce(p, q, &c, k->g.d);
+    if (c.splits > 1) te__gemm_plan_reduce(p, q, &c, k->g.d);
     if (a->bias_gradient && !te__gemm_plan_bias_gradient(p, a, sums_of_d, sum_rows)) return p->result;
     p->native = a->scaling_a < TE_SCALING_MXFP8;
     te__plan_why(p, promote ? "TMA and wgmma, partial sums of 128 k promoted to f32" : TE__GEMM_WHY(q, "TMA and wgmma"));
@@ -491,12 +489,11 @@ static te_result te__gemm_plan_gemv_mn(te__plan *p, const te__gemm_problem *q) {
 
 /* ---- the choice ------------------------------------------------------------------------------------------------------ */
 
-/* Over before a second kernel would have begun: gemm_mma reads unaligned operands as they are, and adds fp8's products up with all their bits. With 16
- * bits that holds for few tiles and a short k alone, since its loads cost more than gemm_align beyond: tests/bench/notes.md. */
+/* Over before a second kernel would have begun: gemm_mma reads unaligned fp8 operands as they are, and adds their products up with all their bits. Its loads
+ * of 16 bits cost more than gemm_align at every size: "odd bf16" in tests/bench/h200.csv. */
 static bool te__gemm_is_small(const te__gemm_problem *q) {
     const te_op_gemm_args *a = q->args;
-    if (te__is_fp8(q->a.dtype)) return (double)a->m * (double)a->n * (double)a->k <= 8e6;
-    return a->k <= 96 && te__gemm_num_tiles(q, 64, 64) <= 8;
+    return te__is_fp8(q->a.dtype) && (double)a->m * (double)a->n * (double)a->k <= 8e6;
 }
 
 /* A single line whose elements are neighbours lies along k, whichever way it was said to lie. */

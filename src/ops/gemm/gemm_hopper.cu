@@ -17,9 +17,6 @@
 // PINGPONG: each consumer has tiles of 128 x 128 of its own, in turns: slabs of one consumer's tile follow those of the other's, and one multiplies
 // during the epilogue of the other.
 //
-// SPLIT (split-K within a cluster): the blocks of a cluster (2, 4 or 8) share one tile and have a part of k each. At the end each leaves its sums in its
-// shared memory, and reduces its own rows over all blocks in order.
-//
 // STORE: the epilogue stores D by TMA as well: chunks of 128 bytes of 64 rows pass through two or four buffers of each warpgroup, and are clipped at D's
 // edges. The L2 cache adds f32 to D. A 16-bit chunk that needs aux or the old D has it loaded into its buffer as many chunks ahead, the
 // first chunks of a tile while it is multiplied. Other D (rows that start or end within 16 bytes: TMA writes
@@ -42,12 +39,12 @@
 // Options: A_DT, B_DT  bf16 or f16 alike, or fp8 but e5m2 x e5m2
 //          A_T, B_T    A lies k x m, B lies n x k
 //          BN, WAVES   128, 192 (WAVES = 1; not GROUPED) or 256; 0, 1 or 2: BM = 128 WAVES, or 64; BM + BN <= 384
-//          CLUSTER     1 or 2; with SPLIT also 4 or 8
+//          CLUSTER     1 or 2
 //          PROMOTE     fp8: partial sums of 128 k are added up in f32; BN = 128, or 192
 //          STORE       bits of te__gemm_store; with it D_DT. 128, with 2 or without: rows of D start or end anywhere
-//          and, 0 where left out: PINGPONG (WAVES = 1, BN = 128), SPLIT (without STORE), BLOCK (te__gemm_block_kind, with PROMOTE and BN = 128),
-//          GROUPED (without PINGPONG and SPLIT; along rows clusters share A always).
-// Launch: grid (blocks, 1, 1), any number of whole clusters, with SPLIT one for each tile; block 384; shared TE__GEMM_HOPPER_SHARED. A, B
+//          and, 0 where left out: PINGPONG (WAVES = 1, BN = 128), BLOCK (te__gemm_block_kind, with PROMOTE and BN = 128), GROUPED (without PINGPONG;
+//          along rows clusters share A always).
+// Launch: grid (blocks, 1, 1), any number of whole clusters; block 384; shared TE__GEMM_HOPPER_SHARED. A, B
 //         and their rows at multiples of 16 bytes, with STORE those of D and aux too, and their ends, but for 128. Split s of a tile does k
 //         from s * k_split on, to D + s * d_split (STORE: z = s of d_map). BLOCK: block_b at a multiple of 16 bytes, k_split of 128.
 //
@@ -71,20 +68,16 @@
 // te:row A_DT=3 B_DT=3 A_T=1 B_T=0 BN=128 WAVES=0 CLUSTER=1 PROMOTE=0 STORE=0
 // te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=192 WAVES=1 CLUSTER=1 PROMOTE=0 STORE=15|130 D_DT=3
 // te:row A_DT=3 B_DT=3 A_T=0 B_T=0 BN=192 WAVES=1 CLUSTER=1 PROMOTE=0 STORE=81 D_DT=3
-// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=192|256 WAVES=1 CLUSTER=2 SPLIT=1 PROMOTE=0 STORE=0
 // te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BN=128|192 WAVES=1 CLUSTER=1 PROMOTE=0 STORE=1 D_DT=3
 // te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BN=192 WAVES=1 CLUSTER=1 PROMOTE=1 STORE=3|81|130 D_DT=3
 // te:row A_DT=5 B_DT=4 A_T=0 B_T=1 BN=192 WAVES=1 CLUSTER=2 PROMOTE=1 STORE=15 D_DT=3
 // te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BN=192 WAVES=1 CLUSTER=1 PROMOTE=1 STORE=33 D_DT=1
 // te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=128 WAVES=0 CLUSTER=2 PROMOTE=0 STORE=1 D_DT=3
 // te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BN=128 WAVES=0 CLUSTER=2 PROMOTE=0 STORE=15 D_DT=3
-// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=128 WAVES=0 CLUSTER=4 SPLIT=1 PROMOTE=0 STORE=0
-// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BLOCK=1 BN=128 WAVES=1 CLUSTER=8 SPLIT=1 PROMOTE=1 STORE=0
 // te:row A_DT=2 B_DT=2 A_T=1 B_T=1 BN=128 WAVES=2 CLUSTER=1 PROMOTE=0 STORE=1 D_DT=2
 // te:row A_DT=5 B_DT=4 A_T=0 B_T=1 BN=128 WAVES=2 CLUSTER=2 PROMOTE=1 STORE=33 D_DT=1
 // te:row A_DT=4 B_DT=5 A_T=0 B_T=1 BN=128 WAVES=1 CLUSTER=1 PROMOTE=1 STORE=1 D_DT=3
 // te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BLOCK=1 BN=128 WAVES=1 CLUSTER=1 PROMOTE=1 STORE=0
-// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BLOCK=1 BN=128 WAVES=0 CLUSTER=4 SPLIT=1 PROMOTE=1 STORE=0
 // te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BN=128 WAVES=0 CLUSTER=1 PROMOTE=1 STORE=1 D_DT=3
 // te:row A_DT=5 B_DT=4 A_T=0 B_T=1 BLOCK=2 BN=128 WAVES=1 CLUSTER=1 PROMOTE=1 STORE=1 D_DT=3
 // te:row A_DT=4 B_DT=5 A_T=0 B_T=1 BLOCK=3 BN=128 WAVES=2 CLUSTER=2 PROMOTE=1 STORE=1 D_DT=3
@@ -110,9 +103,6 @@
 #ifndef D_DT
 #define D_DT 1
 #endif
-#ifndef SPLIT
-#define SPLIT 0
-#endif
 #ifndef PINGPONG
 #define PINGPONG 0
 #endif
@@ -127,9 +117,9 @@
 #define SLAB 128                     // bytes of k
 #define BK (FP8 ? 128 : 64)          // elements of k
 #define SLOT ((BM + BN) * SLAB)
-#define SHARE_A (CLUSTER == 2 && !SPLIT && (BM > BN || GROUPED == 1))
-#define SHARE_B (CLUSTER == 2 && !SPLIT && !SHARE_A)
-#define SHARE (SHARE_A || SHARE_B)
+#define SHARE_A (CLUSTER == 2 && (BM > BN || GROUPED == 1))
+#define SHARE_B (CLUSTER == 2 && !SHARE_A)
+#define SHARE (CLUSTER == 2)
 #define B_1D (BLOCK == 1 || BLOCK == 3) // of te__gemm_block_kind
 #define A_2D (BLOCK == 3)
 #define SCALES (B_1D ? BN * 4 : 0) // bytes of a slab
@@ -150,17 +140,15 @@
 #define HALVES (GROUPED == 1 && WAVES == 2) // A comes in halves, the second one only if the group has rows there
 #define INSIDE (GROUPED == 2 && (!A_T || B_T)) // groups start within rows of memory
 #define ENTRIES 16 // for GROUPED: see te_entry
-#define SUM_ROW (BN + 8) // floats of a row of sums: a store of a warp touches every bank once
 #define TMA_OUT (STORE && !ROWS_OUT)
 #define LOADS (STORE & 16 || (STORE & 32 && D_DT != 1))
 static_assert(!FP8 || (!A_T && B_T), "fp8 operands are k-major");
-static_assert(!SPLIT || (!STORE && SUM_ROW * BM * 4 <= STAGES * SLOT), "the sums take the slots' place");
 static_assert(!BLOCK || (PROMOTE && FP8 && BN == 128), "blocks of fp8");
 static_assert(BN != 192 || (WAVES == 1 && !GROUPED), "not of groups");
-static_assert(!PINGPONG || (WAVES == 1 && BN == 128 && !PROMOTE && !SPLIT), "two waves of one warpgroup are a tile");
+static_assert(!PINGPONG || (WAVES == 1 && BN == 128 && !PROMOTE), "two waves of one warpgroup are a tile");
 static_assert(!GROUPED || STAGES + 2 <= ENTRIES, "mail");
 static_assert(GROUPED != 1 || !A_T, "groups along rows are rows of A");
-static_assert(!GROUPED || (!PINGPONG && !SPLIT && (!BLOCK || (GROUPED == 1 && BLOCK == 2))), "what groups cannot have");
+static_assert(!GROUPED || (!PINGPONG && (!BLOCK || (GROUPED == 1 && BLOCK == 2))), "what groups cannot have");
 static_assert(4 * BUFFER == 8 * TE_GEMM_STAGE_BYTES, "both ways out use the same memory");
 
 #if A_DT == 2
@@ -271,8 +259,8 @@ struct te_work {
     TE_DEV bool tall(te_i64) const { return true; }
     TE_DEV te_work(const te__gemm_hopper_kargs &all, te_u32 work, te_u32 rank, te_u32 &) {
         const te__gemm_kargs &a = all.g;
-        te_u32 tile = SPLIT ? work : work / a.splits, tm, tn;
-        split = SPLIT ? (int)rank : (int)(work - tile * a.splits);
+        te_u32 tile = work / a.splits, tm, tn;
+        split = (int)(work - tile * a.splits);
         te_gemm_raster(tile, te_tiles_m(a), te_tiles_n(a), tm, tn);
         if (SHARE_B) tm = 2 * tm + rank;
         if (SHARE_A) tn = 2 * tn + rank;
@@ -376,7 +364,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid
     te_u32 works = a.rows[a.g.groups.count - 1].tiles_end;
     int group_before = -1;
 #else
-    te_u32 works = te_tiles_m(a.g) * te_tiles_n(a.g) * (SPLIT ? 1 : a.g.splits);
+    te_u32 works = te_tiles_m(a.g) * te_tiles_n(a.g) * a.g.splits;
 #endif
     te_u32 first = blockIdx.x / CLUSTER, step = gridDim.x / CLUSTER, at_group = 0;
     const void *a_map = a.a_map, *b_map = a.b_map;
@@ -630,30 +618,6 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid
 #endif
 #if TMA_OUT
         out.finish(acc, (int)row, (int)col, w.split);
-#elif SPLIT
-        te_u32 own = slots + ((rows + warp % 4 * 16 + lane / 4) * SUM_ROW + columns + lane % 4 * 2) * 4;
-        te_meet<256>(1); // the other warpgroup reads its last slab no more
-#pragma unroll
-        for (int v = 0; v < SUMS; v++)
-#pragma unroll
-            for (int i = 0; i < WN / 4; i++) // two neighbours in row g, two in row g + 8
-                te_sts8(own + ((64 * v + i % 2 * 8) * SUM_ROW + i / 2 * 8) * 4, acc[v][2 * i], acc[v][2 * i + 1]);
-        te_cluster_sync();
-        float scale = te_gemm_scale(a.g);
-        const int across = BN / 8, mine = BM / CLUSTER; // pieces of a row; rows
-#pragma unroll 1
-        for (int piece = threadIdx.x - 128; piece < mine * across; piece += 256) {
-            int r = (int)rank * mine + piece / across, c = piece % across * 8;
-            float sum[8] = {0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f}, bias[8];
-            if (w.row + r >= a.g.m || w.col + c >= a.g.n) continue;
-#pragma unroll
-            for (int from = 0; from < CLUSTER; from++) {
-                float4 u = te_cluster_load4(slots + (r * SUM_ROW + c) * 4, from), x = te_cluster_load4(slots + (r * SUM_ROW + c + 4) * 4, from);
-                sum[0] += u.x, sum[1] += u.y, sum[2] += u.z, sum[3] += u.w, sum[4] += x.x, sum[5] += x.y, sum[6] += x.z, sum[7] += x.w;
-            }
-            te_gemm_bias8(a.g, w.col + c, bias);
-            te_gemm_finish8(a.g, scale, bias, w.row + r, w.col + c, sum);
-        }
 #else
         te__gemm_kargs e = a.g;
 #if GROUPED

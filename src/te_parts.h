@@ -245,6 +245,12 @@
 #include "io/onnx_moe.c"
 #include "io/onnx.c"
 #include "train/checkpoint.c"
+
+/* model: the layer of NeMo Automodel */
+#include "model/backend_text.c"
+#include "model/backend.c"
+#include "model/backend_modules.c"
+#include "model/rope_config.c"
 #include "model/gate.c"
 #include "model/experts.c"
 #include "model/dispatch.c"

@@ -923,6 +923,14 @@ static void bench_memory(bench *b, int64_t m, int64_t n) {
         c.args.rmsnorm_fwd.x = x, c.args.rmsnorm_fwd.gamma = gamma, c.args.rmsnorm_fwd.y = dy, c.args.rmsnorm_fwd.rstd = rstd;
         bench_call(b, "rmsnorm forward", shape, &c, e * 4);
     }
+    BENCH(RMSNORM_FWD, "rmsnorm forward, f32 weight") {
+        c.args.rmsnorm_fwd.x = x, c.args.rmsnorm_fwd.gamma = te_tensor_cast(gamma, TE_F32), c.args.rmsnorm_fwd.y = dy, c.args.rmsnorm_fwd.rstd = rstd;
+        bench_call(b, "rmsnorm forward, f32 weight", shape, &c, e * 4);
+    }
+    BENCH(RMSNORM_FWD, "rmsnorm forward, rounded twice") {
+        c.args.rmsnorm_fwd.x = x, c.args.rmsnorm_fwd.gamma = gamma, c.args.rmsnorm_fwd.y = dy, c.args.rmsnorm_fwd.rstd = rstd, c.args.rmsnorm_fwd.rounded = true;
+        bench_call(b, "rmsnorm forward, rounded twice", shape, &c, e * 4);
+    }
     BENCH(LAYERNORM_FWD, "layernorm forward") {
         c.args.layernorm_fwd.x = x, c.args.layernorm_fwd.gamma = gamma, c.args.layernorm_fwd.beta = gamma, c.args.layernorm_fwd.y = dy;
         c.args.layernorm_fwd.mean = mean, c.args.layernorm_fwd.rstd = rstd;

@@ -86,6 +86,9 @@ typedef struct te_moe_backend {
     int world_size;                   /* all ranks of the program; 0 => those of ep_group */
 } te_moe_backend;
 
+/* What a config says about it; the groups are the caller's to add. All zero for NULL. */
+TE_API te_moe_backend te_moe_backend_of(const te_backend_config *config);
+
 /* A gate: weights and experts of each token. Logits are x W^T + bias in gate_precision; scores are computed in f32; weights are in x's format, or f32 with
  * router_weights_fp32. The bias of the choice shifts who is chosen and not the weights. Parameters: weight [E, dim], bias [E]; buffer: e_score_correction_bias f32 [E].
  * In training with aux_loss_coeff, L = sum over e of f_e P_e, with f_e = load_e E / (K max(N, 1)) and P_e the sum over tokens of their score of e, divided by max(N, 1); N tokens
@@ -126,10 +129,10 @@ TE_API te_module *te_grouped_experts_te_create(te_ctx *te, const te_moe_config *
 
 /* The stacked tensors of this rank's experts. */
 typedef enum te_experts_tensor {
-    TE_EXPERTS_GATE_AND_UP_PROJS = 0,
-    TE_EXPERTS_DOWN_PROJS = 1,
-    TE_EXPERTS_GATE_UP_PROJ_BIAS = 2,
-    TE_EXPERTS_DOWN_PROJ_BIAS = 3
+    TE_EXPERTS_GATE_AND_UP_PROJS = 0, /* [E, dim, 2 inter], or not gated [E, dim, inter] */
+    TE_EXPERTS_DOWN_PROJS = 1,        /* [E, inter, dim] */
+    TE_EXPERTS_GATE_UP_PROJ_BIAS = 2, /* [E, 2 inter], or [E, inter] */
+    TE_EXPERTS_DOWN_PROJ_BIAS = 3     /* [E, dim] */
 } te_experts_tensor;
 /* "gate_and_up_projs" ... Static string; "?" for a value outside. */
 TE_API const char *te_experts_tensor_name(te_experts_tensor which);

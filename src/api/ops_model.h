@@ -83,7 +83,8 @@ typedef struct te_op_grouped_gemm_args {
  *               te_op_fp8_quantize: the f32 result is quantized without an intermediate rounding
  *   amax        f32 [1], optional: max(amax, max |y|), of FP8 before scaling, of a float y as it is stored; NaN left out
  *   y_amax      f32 [1], for a float y and in place of amax, optional: becomes max |y|, as by te_op_amax
- *   y_col       for an FP8 y, of its format, [N, ldc] with ldc >= M, optional: the transpose of y; columns from M on are written as 0 */
+ *   y_col       for an FP8 y, of its format, [N, ldc] with ldc >= M, optional: the transpose of y; columns from M on are written as 0
+ *   rounded     RMSNorm: x * rstd is rounded to x's format before gamma' multiplies it (transformers' LlamaRMSNorm, torch.nn.RMSNorm) */
 typedef struct te_norm_fwd_args {
     const te_tensor *x, *gamma, *beta;
     te_tensor *y, *mean, *rstd;
@@ -92,6 +93,7 @@ typedef struct te_norm_fwd_args {
     const te_tensor *scale;
     te_tensor *scale_inv, *amax;
     te_tensor *y_amax, *y_col;
+    bool rounded;
 } te_norm_fwd_args;
 typedef te_norm_fwd_args te_op_layernorm_fwd_args; /* x [.., N], gamma [N], beta [N] (optional) */
 typedef te_norm_fwd_args te_op_rmsnorm_fwd_args;   /* x [.., N], gamma [N] */

@@ -24,7 +24,8 @@ typedef struct te_explanation {
 TE_API te_result te_explain(te_ctx *te, te_op op, const void *args, const char *device, te_explanation *out);
 /* Would `op` with these args run on the context's device? Adds no error to the context. */
 TE_API bool te_query_supported(te_ctx *te, te_op op, const void *args);
-/* A tensor with a shape and no memory, for te_explain alone: any call that would read or write it gives TE_ERR_STATE. */
+/* A tensor with a shape and no memory, for te_explain, and for modules that answer it with a shape (te_is_tensor_unallocated): any other call that would read or write it gives
+ * TE_ERR_STATE. */
 TE_API te_tensor *te_tensor_describe(te_ctx *te, te_dtype dtype, int ndim, const int64_t *shape);
 
 /* Writes devices, libraries and their paths, versions, cache, memory and kernels used so far as text into buffer (truncated to fit); returns the

@@ -178,7 +178,7 @@ struct te_tensor {
     te_dtype dtype;
     int ndim;
     int64_t shape[TE_MAX_DIMS], stride[TE_MAX_DIMS]; /* in elements */
-    te__buffer *buffer; /* NULL: quantized; or of te_tensor_describe, a shape without memory, for te_explain alone */
+    te__buffer *buffer; /* NULL: quantized; or of te_tensor_describe, a shape without memory */
     int64_t offset;     /* bytes */
     bool requires_grad;
     bool is_weight;   /* a copy of a parameter: hooks on saved tensors are not offered it */
@@ -430,6 +430,17 @@ typedef struct te__amax_word {
     bool taken;
 } te__amax_word;
 
+/* What the layer of NeMo Automodel keeps for a rank (model/). */
+typedef struct te__automodel {
+    te_backend_capabilities capabilities; /* te_backend_set_capabilities, if has_capabilities */
+    bool has_capabilities;
+    te_microbatch is_first_microbatch; /* of calls that do not give theirs */
+    bool is_optim_step;
+    bool empty_is_unallocated;
+    float moe_aux_loss_scale; /* te_set_moe_aux_loss_scale; 0: 1 */
+    bool told_mxfp8, told_mxfp8_plain; /* experts: that products are in MXFP8, or cannot be */
+} te__automodel;
+
 enum { TE__MAX_THREADS = 64 };
 
 struct te_ctx {
@@ -499,8 +510,7 @@ struct te_ctx {
     te_graph *capture; /* between te_graph_begin and te_graph_end */
     te_graph *graphs;  /* all that exist */
     uint64_t captures; /* so far */
-    float moe_aux_loss_scale; /* te_set_moe_aux_loss_scale; 0: 1 */
-    bool told_mxfp8_plain, told_mxfp8; /* model/experts.c has said so */
     te__amax_word amax_words[TE__AMAX_WORDS];
     TE__ALIGNED(8) uint64_t amax_memory[TE__AMAX_WORDS]; /* the memory of amax_words on the CPU */
+    te__automodel automodel;
 };

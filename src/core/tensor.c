@@ -149,9 +149,13 @@ static te_result te__no_plain_memory(const te_tensor *x, const char *who) {
     char text[TE__NAMED_TEXT];
     return te__fail(x->te, TE_ERR_STATE, "%s: the tensor %s %s", who, te__named_text(x, text),
                     x->quantized ? "is quantized: te_dequantize it first"
-                                 : "was made by te_tensor_describe and has no memory: such tensors are for te_explain alone");
+                                 : "was made by te_tensor_describe and has no memory: such tensors are for te_explain, and for modules that answer with a shape");
 }
 /* Fails for tensors of te_tensor_describe; quantized tensors pass. */
+/* Is x a shape alone, which a module answers with a shape? */
+static bool te__is_unallocated(const te_tensor *x) {
+    return !x || (!x->buffer && !x->quantized) || (x->te->automodel.empty_is_unallocated && te__numel(x) == 0);
+}
 static te_result te__need_memory(const te_tensor *x, const char *who) { return x->buffer || x->quantized ? TE_OK : te__no_plain_memory(x, who); }
 
 /* ---- references ---- */

@@ -93,6 +93,7 @@ static te_result te__onnx_rmsnorm(te__onnx *g, const te__any_args *x, const te__
     if (result == TE_OK) result = TE__ONNX_UNKNOWN(amax);
     if (result == TE_OK) result = TE__ONNX_UNKNOWN(y_amax);
     if (a->zero_centered_gamma) gamma = te__onnx_2(g, "Add", gamma, te__onnx_f32(g, 1.0f));
+    if (a->rounded) v = te__onnx_cast(g, te__onnx_cast(g, v, te__onnx_type(a->x->dtype)), TE__ONNX_FLOAT);
     v = te__onnx_2(g, "Mul", v, gamma);
     return result == TE_OK ? te__onnx_store_result(g, v, &from, a->y, b->y, a->scale, b->scale) : result;
 }

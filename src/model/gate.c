@@ -244,7 +244,7 @@ static te_result te__attach_backward(te_ctx *te, const void *state, te_tensor *c
     int64_t one = 1;
     (void)state, (void)saved;
     dx[0] = dy[0];
-    if (needs[1]) dx[1] = te_tensor_full(te, TE_F32, 1, &one, te->moe_aux_loss_scale != 0.0f ? (double)te->moe_aux_loss_scale : 1.0);
+    if (needs[1]) dx[1] = te_tensor_full(te, TE_F32, 1, &one, te->automodel.moe_aux_loss_scale != 0.0f ? (double)te->automodel.moe_aux_loss_scale : 1.0);
     return needs[1] && !dx[1] ? te_error_code(te) : TE_OK;
 }
 static te_tensor *te__attach_loss(te_tensor *weights, te_tensor *loss) {
@@ -256,7 +256,7 @@ static te_tensor *te__attach_loss(te_tensor *weights, te_tensor *loss) {
 TE_API te_result te_set_moe_aux_loss_scale(te_ctx *te, float scale) {
     if (!te) return TE_ERR_STATE;
     if (!(fabsf(scale) <= 3.4e38f)) return te__fail(te, TE_ERR_INVALID, "te_set_moe_aux_loss_scale: the scale is %g; a number is needed", (double)scale);
-    te->moe_aux_loss_scale = scale;
+    te->automodel.moe_aux_loss_scale = scale;
     return TE_OK;
 }
 

@@ -8,7 +8,6 @@ typedef struct te__experts_module {
     int ranks, local; /* ranks that share the experts, experts of each */
     bool exchanges;   /* rows travel, and not all tokens */
     bool gmm;         /* the class knows grouped products with sizes of the host */
-    te_module *gate_up, *down, *pad, *unpad; /* GroupedExpertsTE's children */
 } te__experts_module;
 
 static int64_t te__up_size(const te_moe_config *c) { return (te__expert_is_gated(c->expert_activation) ? 2 : 1) * c->moe_inter_dim; }
@@ -36,13 +35,18 @@ static te_result te__experts_begin(te_module *m, te_forward_args *args, te__disp
     *indices = te_tensor_contiguous(k);
     return d->weights && *indices ? TE_OK : te_error_code(m->te);
 }
+/* A call of experts m that does not come about: the other ranks would wait for it. m NULL: it has none. */
+static te_result te__experts_refuse(te_module *m, te_result result) {
+    const te__experts_module *s = m ? (const te__experts_module *)m->state : NULL;
+    return s && s->ranks > 1 ? te__refuse(s->group, s->exchanges ? TE__ALL_TO_ALL : TE__ALL_REDUCE, result) : result;
+}
 /* The rows of this rank's experts, and their results back: by the dispatcher of the class, or of one rank on the spot. */
 static te_result te__experts_rows(te_module *m, te_forward_args *args, te__dispatch *d, bool on_host, te__expert_rows *rows) {
     te__experts_module *s = (te__experts_module *)m->state;
     const bool ids = s->config.expert_bias && !s->config.apply_router_weight_after_down;
     te_tensor *x = NULL, *indices, *padding;
     te_result result = te__experts_begin(m, args, d, &x, &indices, &padding);
-    if (result != TE_OK) return s->ranks > 1 ? te__refuse(s->group, s->exchanges ? TE__ALL_TO_ALL : TE__ALL_REDUCE, result) : result; /* or the other ranks would wait */
+    if (result != TE_OK) return te__experts_refuse(m, result);
     d->dtype = x->dtype;
     return s->exchanges ? te__exchanged_rows(d, x, indices, padding, ids, rows) : te__gathered_rows(d, x, indices, padding, on_host, ids, rows);
 }
@@ -157,14 +161,14 @@ TE_API te_module *te_grouped_experts_deepep_create(te_ctx *te, const te_moe_conf
 /* ---- GroupedExpertsTE ---- */
 
 /* One product of all experts; *bias: [E, out], or NULL. */
-static te_tensor *te__te_product(te_module *child, te_tensor *x, const int64_t *splits, const te_forward_args *outer, te_tensor **bias) {
+static te_tensor *te__te_product(te_module *m, const char *child, te_tensor *x, const int64_t *splits, const te_forward_args *outer, te_tensor **bias) {
     te_forward_args args = TE_ZERO;
     te_tensor *y;
     if (!x) return NULL;
     args.input = x;
     args.m_splits = splits;
     args.is_first_microbatch = outer->is_first_microbatch;
-    y = te_forward_with(child, &args);
+    y = te__run_child(m, child, &args);
     if (bias) *bias = args.outputs.bias;
     return y;
 }
@@ -179,9 +183,9 @@ static te_result te__pad_rows(te_module *m, te__expert_rows *rows, int64_t *spli
     args.padded_m_splits = splits;
     shape[0] = te__rows(rows->x);
     shape[1] = 1;
-    rows->x = te_forward_with(s->pad, &args);
+    rows->x = te__run_child(m, "fp8_padding", &args);
     args.input = te_tensor_view(rows->probs, 2, shape);
-    p = rows->x && args.input ? te_forward_with(s->pad, &args) : NULL;
+    p = rows->x && args.input ? te__run_child(m, "fp8_padding", &args) : NULL;
     shape[0] = p ? te__rows(p) : 0;
     rows->probs = p ? te_tensor_view(p, 1, shape) : NULL;
     rows->sizes = rows->probs ? te__moe_splits(m->te, NULL, splits, s->local, 1, NULL) : NULL;
@@ -203,11 +207,11 @@ static te_result te__te_experts_forward(te_module *m, te_forward_args *args) {
         padded = pads ? (int64_t *)te__alloc(te, bytes) : NULL;
         if (!pads || (padded && te__pad_rows(m, &rows, padded, rows.ids != NULL) == TE_OK)) {
             const int64_t *splits = pads ? padded : rows.host;
-            y = te__te_product(s->gate_up, rows.x, splits, args, NULL);
+            y = te__te_product(m, "gate_up_linear", rows.x, splits, args, NULL);
             if (y) y = te__expert_between(&rows, y, &s->config);
-            y = te__te_product(s->down, y, splits, args, &bias);
+            y = te__te_product(m, "down_linear", y, splits, args, &bias);
             if (y && bias) y = te__weighted_bias(&rows, y, bias); /* the module would add it whatever the weight is */
-            if (pads) y = te__te_product(s->unpad, y, rows.host, args, NULL);
+            if (pads) y = te__te_product(m, "fp8_unpadding", y, rows.host, args, NULL);
         }
         result = te__experts_back(m, args, &d, y, &rows);
     }
@@ -217,7 +221,7 @@ static te_result te__te_experts_forward(te_module *m, te_forward_args *args) {
 }
 static const te_module_class te__te_experts_class = {"GroupedExpertsTE", sizeof(te__experts_module), te__te_experts_forward, NULL, NULL};
 
-static te_module *te__te_child(te_module *m, const char *name, int64_t in, int64_t out, bool return_bias) {
+static void te__te_child(te_module *m, const char *name, int64_t in, int64_t out, bool return_bias) {
     te__experts_module *s = (te__experts_module *)m->state;
     te_grouped_linear_desc d = TE_ZERO;
     d.num_gemms = s->local;
@@ -227,7 +231,7 @@ static te_module *te__te_child(te_module *m, const char *name, int64_t in, int64
     d.gemm.return_bias = return_bias && s->config.expert_bias;
     d.gemm.params_dtype = s->config.dtype;
     d.gemm.device = s->config.device;
-    return te_module_add_child(m, name, te_grouped_linear_create(m->te, &d));
+    te__adopt(m, name, te_grouped_linear_create(m->te, &d));
 }
 TE_API te_module *te_grouped_experts_te_create(te_ctx *te, const te_moe_config *config, const te_moe_backend *backend) {
     static const char who[] = "te_grouped_experts_te_create";
@@ -245,10 +249,10 @@ TE_API te_module *te_grouped_experts_te_create(te_ctx *te, const te_moe_config *
     outer = te->making;
     te->making = m;
     pad.num_gemms = s->local;
-    s->gate_up = te__te_child(m, "gate_up_linear", te__expert_dim(&s->config), te__up_size(&s->config), false);
-    s->down = te__te_child(m, "down_linear", s->config.moe_inter_dim, te__expert_dim(&s->config), true);
-    s->pad = te_module_add_child(m, "fp8_padding", te_fp8_padding_create(te, &pad));
-    s->unpad = te_module_add_child(m, "fp8_unpadding", te_fp8_unpadding_create(te, &pad));
+    te__te_child(m, "gate_up_linear", te__expert_dim(&s->config), te__up_size(&s->config), false);
+    te__te_child(m, "down_linear", s->config.moe_inter_dim, te__expert_dim(&s->config), true);
+    te__adopt(m, "fp8_padding", te_fp8_padding_create(te, &pad));
+    te__adopt(m, "fp8_unpadding", te_fp8_unpadding_create(te, &pad));
     te->making = outer;
     return te__module_built(m);
 }
@@ -263,10 +267,10 @@ static te_module *te__experts_of(te_module *m) {
 }
 /* Parameter `which` of expert i of a GroupedExpertsTE. */
 static te_tensor *te__te_parameter(const te_module *m, te_experts_tensor which, int i) {
-    const te__experts_module *s = (const te__experts_module *)m->state;
+    te_module *child = te_module_find((te_module *)(uintptr_t)m, which == TE_EXPERTS_GATE_AND_UP_PROJS || which == TE_EXPERTS_GATE_UP_PROJ_BIAS ? "gate_up_linear" : "down_linear");
     char name[32];
     snprintf(name, sizeof(name), "%s%d", te__stacked_names[which].bias ? "bias" : "weight", i);
-    return te_module_parameter(which == TE_EXPERTS_GATE_AND_UP_PROJS || which == TE_EXPERTS_GATE_UP_PROJ_BIAS ? s->gate_up : s->down, name);
+    return child ? te_module_parameter(child, name) : NULL;
 }
 /* Expert i of stack x, which has a first dimension of experts. */
 static te_tensor *te__of_expert(const te_tensor *x, int i) {

@@ -179,16 +179,17 @@ TE_API te_tensor *te_forward_with(te_module *m, te_forward_args *args) {
     te_ctx *te;
     te_result result;
     te_tensor *first = args ? args->input : NULL;
-    bool entered;
+    bool entered, shape;
     if (m && m->takes_packed && args && !first) first = args->attention.qkv_layer;
     if (!m || !first) return NULL;
     te = m->te;
     random = te__rng_now(te);
     if (!te__same_ctx(first, te, m->name) || te__device_enter(te, &entered) != TE_OK) return NULL;
-    if (te__runs_graphs(m))
+    shape = te__is_unallocated(first);
+    if (te__runs_graphs(m) && !shape)
         result = m->run_graphs(m, args);
     else
-        result = m->checkpoint && te_grad_enabled(te) ? te__module_run_checkpointed(m, args) : te__module_run(m, args);
+        result = m->checkpoint && te_grad_enabled(te) && !shape ? te__module_run_checkpointed(m, args) : te__module_run(m, args);
     te__device_leave(te, entered);
     if (result == TE_OK) return args->outputs.out;
     memset(&args->outputs, 0, sizeof(args->outputs));

@@ -249,8 +249,8 @@ static te_result te__norm_backward(te_ctx *te, const void *state, te_tensor *con
 }
 
 /* The normalised rows; under `spec` (delayed or current scaling) as a quantized tensor, as TransformerEngine makes it: delayed from the
- * unrounded f32 result, current from one of x's format. */
-static te_tensor *te__norm(te_tensor *x, te_tensor *gamma, te_tensor *beta, float eps, bool rms, bool zero_centered, const te__quant_spec *spec) {
+ * unrounded f32 result, current from one of x's format. rounded: as te_op_rmsnorm_fwd has it. */
+static te_tensor *te__norm(te_tensor *x, te_tensor *gamma, te_tensor *beta, float eps, bool rms, bool zero_centered, bool rounded, const te__quant_spec *spec) {
     const char *name = rms ? "te_rmsnorm" : "te_layernorm";
     te_norm_fwd_args args = TE_ZERO;
     te__norm_state state;
@@ -274,6 +274,7 @@ static te_tensor *te__norm(te_tensor *x, te_tensor *gamma, te_tensor *beta, floa
     args.rstd = te__empty_1d(te, TE_F32, te__rows(x));
     args.eps = eps;
     args.zero_centered_gamma = zero_centered;
+    args.rounded = rounded;
     if (spec && !out.plain) args.y_col = y->quantized->col.data;
     args.scale = out.scale;
     args.scale_inv = out.scale_inv;
@@ -293,10 +294,10 @@ static te_tensor *te__norm(te_tensor *x, te_tensor *gamma, te_tensor *beta, floa
     return te__frame_return(te, result == TE_OK ? y : NULL);
 }
 TE_API te_tensor *te_layernorm(te_tensor *x, te_tensor *weight, te_tensor *bias, float eps, bool zero_centered_gamma) {
-    return te__norm(x, weight, bias, eps, false, zero_centered_gamma, NULL);
+    return te__norm(x, weight, bias, eps, false, zero_centered_gamma, false, NULL);
 }
 TE_API te_tensor *te_rmsnorm(te_tensor *x, te_tensor *weight, float eps, bool zero_centered_gamma) {
-    return te__norm(x, weight, NULL, eps, true, zero_centered_gamma, NULL);
+    return te__norm(x, weight, NULL, eps, true, zero_centered_gamma, false, NULL);
 }
 
 static te_result te__l2_normalization_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {

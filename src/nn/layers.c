@@ -157,6 +157,25 @@ static te_tensor *te__bias_of(te_module *m, const char *name, bool no_bias) { re
 /* Is this the second run of m's own checkpoint? Then nobody reads what it makes. */
 static bool te__runs_again(const te_module *m) { return m->te->replaying && m->te->replaying->module == m && !m->te->recording && !m->own_forward; }
 
+/* ---- shapes without memory ---- */
+
+/* An output of x's format and `cols` columns that has as little memory as x: described, or empty. */
+static te_tensor *te__shape_only(const te_tensor *x, int64_t rows, int64_t cols) {
+    int64_t shape[TE_MAX_DIMS];
+    memcpy(shape, x->shape, sizeof(shape));
+    shape[x->ndim - 1] = cols;
+    if (x->ndim > 1) shape[0] = rows;
+    return x->buffer ? te_tensor_empty(x->te, x->dtype, x->ndim, shape) : te_tensor_describe(x->te, x->dtype, x->ndim, shape);
+}
+/* The forward of a module with `in` columns on such an input. */
+static te_result te__shape_forward(te_module *m, te_forward_args *args, int64_t in, int64_t rows, int64_t out) {
+    const te_tensor *x = args->input;
+    char text[TE__SHAPE_TEXT];
+    if (x->ndim < 1 || te__cols(x) != in)
+        return te__fail(m->te, TE_ERR_SHAPE, "%s: the input is %s, a shape without memory; [.., %lld] is needed", m->cls->name, te__shape_text(x, text), (long long)in);
+    return te__output(m, args, te__shape_only(x, rows, out));
+}
+
 /* ---- Linear ---- */
 
 typedef struct te__linear_module {
@@ -172,6 +191,7 @@ static te_result te__linear_begin(te_module *m, te_forward_args *args, te__quant
     te__linear_module *s = (te__linear_module *)m->state;
     te_result result = te__scaling_prepare(m, s->scaling, quant);
     *call = te__linear_call_of(m, quant, 0, s->desc.parallel.parallel_mode, &s->cache, args, &s->desc.gemm, s->scaling);
+    if (call->microbatch == TE_MICROBATCH_NONE) call->microbatch = m->te->automodel.is_first_microbatch;
     if (result == TE_OK) call->weight = te__product_weight(m, &s->params);
     call->save_original_input = s->desc.save_original_input;
     return result;
@@ -182,11 +202,26 @@ static te_result te__linear_end(te_module *m, te_forward_args *args, te__linear_
     if (s->desc.gemm.return_bias) args->outputs.bias = bias;
     return result;
 }
+/* The same of a shape without memory. Ranks that share the first dimension change it as the exchange would. */
+static te_result te__linear_shape(te_module *m, te_forward_args *args) {
+    const te_linear_desc *d = &((const te__linear_module *)m->state)->desc;
+    const te_parallel_mode mode = m->parallel.size > 1 ? d->parallel.parallel_mode : TE_PARALLEL_NONE;
+    int64_t in = mode == TE_PARALLEL_ROW ? te__per_rank(m, d->in_features) : d->in_features, rows = args->input->ndim > 1 ? args->input->shape[0] : 1;
+    int64_t out = mode == TE_PARALLEL_COLUMN ? te__per_rank(m, d->out_features) : d->out_features;
+    te_dtype dtype = d->gemm.params_dtype ? d->gemm.params_dtype : TE_BF16;
+    if (m->parallel.sequence && mode == TE_PARALLEL_COLUMN) rows *= m->parallel.size;
+    if (m->parallel.sequence && mode == TE_PARALLEL_ROW) rows /= m->parallel.size;
+    if (d->gemm.return_bias && !d->gemm.no_bias) args->outputs.bias = te_tensor_describe(m->te, dtype, 1, &out);
+    return te__shape_forward(m, args, in, rows, out);
+}
 static te_result te__linear_forward(te_module *m, te_forward_args *args) {
-    te_tensor *bias = te__product_bias(m, &((te__linear_module *)m->state)->params);
+    te_tensor *bias;
     te__quant_call quant;
     te__linear_call call;
-    te_result result = te__linear_begin(m, args, &quant, &call);
+    te_result result;
+    if (te__is_unallocated(args->input)) return te__linear_shape(m, args);
+    bias = te__product_bias(m, &((te__linear_module *)m->state)->params);
+    result = te__linear_begin(m, args, &quant, &call);
     call.x = args->input;
     return result == TE_OK ? te__linear_end(m, args, &call, bias) : result;
 }
@@ -232,6 +267,7 @@ TE_API te_module *te_linear_create(te_ctx *te, const te_linear_desc *desc) { ret
 typedef struct te__norm_params {
     const char *weight, *bias; /* their names */
     bool rms, zero_centered;
+    bool rounded; /* RMSNorm: the normalised row is rounded before the weight multiplies it */
     float eps;
 } te__norm_params;
 
@@ -255,7 +291,7 @@ static te_result te__norm_reset(te_module *m, const te__norm_params *n) {
     return result;
 }
 static te_tensor *te__norm_run(te_module *m, const te__norm_params *n, te_tensor *x, const te__quant_spec *spec) {
-    return te__norm(x, te_module_parameter(m, n->weight), n->rms ? NULL : te_module_parameter(m, n->bias), n->eps, n->rms, n->zero_centered, spec);
+    return te__norm(x, te_module_parameter(m, n->weight), n->rms ? NULL : te_module_parameter(m, n->bias), n->eps, n->rms, n->zero_centered, n->rounded, spec);
 }
 
 /* Also inspects the result for the product that it goes to: fused, only a second run in high precision shows what was quantized. */
@@ -289,6 +325,8 @@ static te_tensor *te__norm_returned(te__linear_call *c, bool gathered) {
 }
 
 static te_result te__norm_forward(te_module *m, te_forward_args *args) {
+    int64_t columns = te__numel(te_module_parameter(m, "weight"));
+    if (te__is_unallocated(args->input)) return te__shape_forward(m, args, columns, args->input->ndim > 1 ? args->input->shape[0] : 1, columns);
     return te__output(m, args, te__norm_run(m, (const te__norm_params *)m->state, args->input, NULL));
 }
 static te_result te__norm_module_reset(te_module *m) { return te__norm_reset(m, (const te__norm_params *)m->state); }

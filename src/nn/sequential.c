@@ -163,7 +163,7 @@ static bool te__leaves_bias(const te_module *m, const te_module *act, const te_f
 /* Runs children from number *at on as one, if they are a chain, and moves *at to the last of them. */
 static te_result te__sequential_child(te_module *m, int *at, te_forward_args *call, te__chain *chain) {
     te_module *c = m->children[*at], *next = *at + 1 < m->num_children ? m->children[*at + 1] : NULL;
-    const bool chains = te__chains(c);
+    const bool chains = te__chains(c) && !te__is_unallocated(call->input);
     te_result result;
     chain->front = NULL;
     if (chains && next && te__leaves_quantized(c) && te__is_linear(next) && te__chains(next) && !call->fp8_output && !call->fp8_grad) {
@@ -171,7 +171,7 @@ static te_result te__sequential_child(te_module *m, int *at, te_forward_args *ca
         c = next;
         next = ++*at + 1 < m->num_children ? m->children[*at + 1] : NULL;
     }
-    chain->leaves_bias = te__is_linear(c) && te__chains(c) && next && te__leaves_bias(c, next, call);
+    chain->leaves_bias = te__is_linear(c) && chains && next && te__leaves_bias(c, next, call);
     if (chain->front || chain->leaves_bias) return te__module_run_as(c, call, te__chain_linear, chain);
     if (chains && te__is_activation(c) && chain->made) return te__module_run_as(c, call, te__chain_activation, chain);
     result = te_forward_with(c, call) ? TE_OK : te_error_code(m->te) != TE_OK ? te_error_code(m->te) : TE_ERR_STATE;

@@ -430,7 +430,7 @@ static te_result te__arg_refuse(te_ctx *te, const char *op, const te__arg *p, in
         return te__fail(te, TE_ERR_DTYPE, "%s: %s is %s; %s is needed", op, name, te_dtype_name(x->dtype), te__formats_text(p->flags, text));
     if (!(p->flags & TE__STRIDED) && !te__is_contiguous(x))
         return te__fail(te, TE_ERR_SHAPE, "%s: %s %s is strided; te_tensor_contiguous makes a copy that is not", op, name, te__shape_text(x, text));
-    return te__fail(te, TE_ERR_STATE, "%s: %s %s was made by te_tensor_describe and has no memory: such tensors are for te_explain alone", op, name,
+    return te__fail(te, TE_ERR_STATE, "%s: %s %s was made by te_tensor_describe and has no memory: such tensors are for te_explain, and for modules that answer with a shape", op, name,
                     te__shape_text(x, text));
 }
 

@@ -558,7 +558,7 @@ TE_TEST(moe_chooses_its_class) {
     CHECK_ERROR(te, TE_ERR_INVALID, "shared_expert_activation 3");
     c.shared_expert_activation = TE_EXPERT_SWIGLU;
     CHECK(!te_moe_create(te, &c, &(te_moe_backend){.linear = TE_LINEAR_QUACK}));
-    CHECK_ERROR(te, TE_ERR_UNSUPPORTED, "linear backend 3");
+    CHECK_ERROR(te, TE_ERR_UNSUPPORTED, "quack");
     c.apply_router_weight_after_down = true;
     CHECK(!te_grouped_experts_te_create(te, &c, &(te_moe_backend){0}));
     CHECK_ERROR(te, TE_ERR_INVALID, "apply_router_weight_after_down");
@@ -816,4 +816,41 @@ TE_TEST(experts_say_what_is_wrong) {
     c.swiglu_limit = 0, c.score_func = (te_gate_score)7;
     CHECK(!te_moe_create(te, &c, &(te_moe_backend){0}));
     CHECK_ERROR(te, TE_ERR_INVALID, "score_func 7");
+}
+
+/* A step whose routing changes from launch to launch: gate, torch_mm and shared experts wait for nothing. */
+TE_TEST_DEVICES(moe_in_a_graph) {
+    te_moe_config c = config_of();
+    c.n_shared_experts = 1;
+    c.gate_bias_update_factor = 0.5f;
+    c.aux_loss_coeff = 0.25f;
+    c.expert_bias = true;
+    c.score_func = TE_GATE_SIGMOID_WITH_BIAS;
+    const int64_t n = EXPERTS * DIM;
+    float *grads[2][3];
+    for (int graph = 0; graph < 2; graph++) {
+        te_seed(te, 6);
+        te_module *m = te_moe_create(te, &c, &(te_moe_backend){.experts = TE_EXPERTS_TORCH_MM, .dispatcher = TE_DISPATCHER_TORCH});
+        te_tensor *x = te_tensor_zeros(te, TE_F32, SHAPE(9, DIM)), *weight = te_module_parameter(te_module_find(m, "gate"), "weight");
+        te_graph *g = NULL;
+        for (int step = 0; step < 3; step++) {
+            te_tensor_copy_from_host(x, test_normal(9 * DIM, 20 + (uint64_t)step));
+            te_scope_begin(te);
+            if (graph && !g) te_graph_begin(te);
+            if (!g) {
+                te_module_zero_grad(m);
+                te_backward(te_sum_all(te_forward(m, x)));
+            }
+            if (graph && !g) g = te_graph_end(te);
+            REQUIRE_OK(te);
+            if (graph) te_graph_launch(g);
+            grads[graph][step] = test_read(te_tensor_grad(weight));
+            CHECK(te_gate_expert_load(te_module_find(m, "gate")) && te_gate_update_bias(te_module_find(m, "gate"), NULL) == TE_OK);
+            te_scope_end(te);
+            REQUIRE_OK(te);
+        }
+        te_graph_destroy(g);
+        te_module_destroy(m);
+    }
+    for (int step = 0; step < 3; step++) CHECK_BYTES("the router's gradient", grads[1][step], grads[0][step], (size_t)n * sizeof(float));
 }

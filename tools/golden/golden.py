@@ -5,7 +5,7 @@
 
 An implementation apart from te.h: numpy and ml_dtypes, one IEEE operation at a time, written from TransformerEngine's
 arithmetic. It shares no code with te.h, and nothing that te.h does can change it. numerics.py has formats and scales,
-recipes.py the operations, this file what they are asked.
+recipes.py the operations, this file what they are asked; backends.py writes a table of its own.
 
 A file has metadata "cases" = how many there are and "case I" = the operation and its arguments, as words:
 
@@ -26,6 +26,7 @@ import sys
 import numpy as np
 import safetensors
 
+import backends
 import numerics
 from numerics import *
 from recipes import *
@@ -435,6 +436,7 @@ def main(folder):
     for name, x in INPUTS.items():
         inputs.tensor(name, x)
     total = sum(f.write(folder) for f in (inputs, fp8_cases(), delayed_cases(), block_cases(), mxfp8_cases(), nvfp4_cases()))
+    backends.write(os.path.join(folder, "backends.txt"))
     print(total, "bytes")
 
 

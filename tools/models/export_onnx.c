@@ -14,6 +14,7 @@ enum { H = 64, F = 96, HEADS = 4, D = 16, VOCAB = 40, MOST = 16 };
 typedef enum kind {
     LINEAR,
     NORM,
+    BACKEND, /* a norm and a Linear by their backends */
     LN_LINEAR,
     MLP,
     EMBEDDING,
@@ -55,6 +56,7 @@ typedef struct scene {
     bool alias;       /* exported with one tensor as two inputs: keys and values, the starts of queries and keys */
     bool key_turn;    /* keys are rotated by starts or positions of their own, with rotary */
     bool unused_rows; /* of GROUPED: behind the last group */
+    te_rms_norm_backend rms_norm; /* of BACKEND */
 } scene;
 
 static const scene scenes[] = {
@@ -63,6 +65,8 @@ static const scene scenes[] = {
     {.name = "linear_return_bias", .kind = LINEAR, .return_bias = true},
     {.name = "layernorm", .kind = NORM, .zero_centered = true},
     {.name = "rmsnorm", .kind = NORM, .norm = TE_RMSNORM},
+    {.name = "torch_backends", .kind = BACKEND, .rms_norm = TE_RMS_NORM_TORCH},
+    {.name = "torch_fp32_backends", .kind = BACKEND, .rms_norm = TE_RMS_NORM_TORCH_FP32},
     {.name = "layernorm_linear", .kind = LN_LINEAR, .return_ln = true},
     {.name = "rmsnorm_linear", .kind = LN_LINEAR, .norm = TE_RMSNORM, .zero_centered = true, .return_bias = true},
     {.name = "mlp_gelu", .kind = MLP},
@@ -260,6 +264,12 @@ static te_module *make(te_ctx *te, const scene *s, te_dtype dtype) {
         te_norm_desc d = {.hidden_size = H, .norm = {.zero_centered_gamma = s->zero_centered}, .params_dtype = dtype};
         return s->norm == TE_RMSNORM ? te_rmsnorm_create(te, &d) : te_layernorm_create(te, &d);
     }
+    case BACKEND: {
+        te_module *list[2];
+        list[0] = te_initialize_rms_norm_module(te, &(te_rms_norm_module_desc){.rms_norm_impl = s->rms_norm, .dim = H, .dtype = dtype});
+        list[1] = te_initialize_linear_module(te, &(te_linear_module_desc){.linear_impl = TE_LINEAR_TORCH, .in_features = H, .out_features = F, .bias = true, .dtype = dtype});
+        return te_sequential_create(te, list, 2);
+    }
     case LN_LINEAR:
         return te_layernorm_linear_create(te, &(te_layernorm_linear_desc){.in_features = H, .out_features = F, .norm = norm, .gemm = gemm, .return_layernorm_output = s->return_ln});
     case MLP:
@@ -435,7 +445,7 @@ static void write_call(te_ctx *te, const char *path, const call *c) {
 
 /* ---- a case ---- */
 
-static bool has_products(const scene *s) { return s->kind != NORM && s->kind != EMBEDDING && s->kind != CORE && s->kind != OWN_ATTENTION && s->kind != OWN_SOFTMAX; }
+static bool has_products(const scene *s) { return s->kind != NORM && s->kind != BACKEND && s->kind != EMBEDDING && s->kind != CORE && s->kind != OWN_ATTENTION && s->kind != OWN_SOFTMAX; }
 
 static void export_case(te_ctx *te, const char *folder, const char *name, const scene *s, const mode *m) {
     /* Recipes want rows in multiples of 32; without one sizes are odd. */

@@ -56,6 +56,13 @@ typedef struct te__norm_fwd_job {
     float scale, *amax; /* of each row, of the f32 result or, for a float y, of y as it is stored; or NULL */
 } te__norm_fwd_job;
 
+/* At most TE__NORM_RUN elements, as `dtype` stores them. */
+static void te__norm_round(te_dtype dtype, int64_t n, float *run) {
+    float stored[TE__NORM_RUN];
+    te__store_row(stored, dtype, 0, n, run);
+    te__load_row(stored, dtype, 0, n, run);
+}
+
 static void te__norm_fwd_row(const te__norm_fwd_job *job, int64_t row) {
     const te_norm_fwd_args *a = job->a;
     const void *x = te__data(a->x);
@@ -84,7 +91,12 @@ static void te__norm_fwd_row(const te__norm_fwd_job *job, int64_t row) {
         const float *gamma = job->gamma + i, *beta = job->beta + i;
         count = te__min(TE__NORM_RUN, n - i);
         te__load_row(x, a->x->dtype, row * n + i, count, run);
-        for (k = 0; k < count; k++) run[k] = (run[k] - mean) * rstd * gamma[k] + beta[k];
+        if (a->rounded) {
+            for (k = 0; k < count; k++) run[k] *= rstd;
+            te__norm_round(a->x->dtype, count, run);
+            for (k = 0; k < count; k++) run[k] *= gamma[k];
+        } else
+            for (k = 0; k < count; k++) run[k] = (run[k] - mean) * rstd * gamma[k] + beta[k];
         if (a->scale) {
             for (k = 0; k < count; k++) amax = fabsf(run[k]) > amax ? fabsf(run[k]) : amax;
             for (k = 0; k < count; k++) run[k] *= job->scale;

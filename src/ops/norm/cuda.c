@@ -83,6 +83,7 @@ static te_result te__cuda_plan_norm_fwd(te__plan *p, const te_norm_fwd_args *a, 
         k->y_dt = a->y->dtype;
         k->layernorm = layernorm;
         k->zero_centered = a->zero_centered_gamma;
+        k->rounded = a->rounded;
         if (queued) {
             te__norm_plan_queue(p, l, k, t);
         } else if (in_registers) {
@@ -106,6 +107,7 @@ static te_result te__cuda_plan_norm_fwd(te__plan *p, const te_norm_fwd_args *a, 
             te__launch_option(l, "X_DT", a->x->dtype);
             te__launch_option(l, "W_DT", a->gamma->dtype);
             te__launch_option(l, "Y_DT", a->y->dtype);
+            if (a->rounded && a->x->dtype != TE_F32) te__launch_option(l, "ROUNDED", 1);
         }
     }
     if (a->y_amax) {

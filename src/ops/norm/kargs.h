@@ -15,6 +15,7 @@ typedef struct te__norm_fwd_kargs {
     int x_dt, gamma_dt, beta_dt, y_dt;
     int layernorm;     /* 0: RMSNorm */
     int zero_centered; /* gamma' = gamma + 1 */
+    int rounded;       /* RMSNorm: x * rstd is rounded to x's format first */
     /* norm_fwd_queue: */
     int unit;          /* neighbouring rows that a block takes from the counter at once */
     int own;           /* units that a block has by its number */

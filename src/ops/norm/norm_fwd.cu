@@ -2,7 +2,7 @@
 //
 //   LayerNorm  mean = sum x / n,  rstd = 1 / sqrt(sum (x - mean)^2 / n + eps)
 //   RMSNorm    mean = 0,          rstd = 1 / sqrt(sum x^2 / n + eps)
-//   y = (x - mean) * rstd * gamma' + beta;   FP8: q = saturate(y * scale), amax = max |y|
+//   y = (x - mean) * rstd * gamma' + beta;   ROUNDED: (x - mean) * rstd is rounded to x's format first;   FP8: q = saturate(y * scale), amax = max |y|
 //
 // With CHUNKS, a row is read once and lives in registers: norm_row.cuh. A warp issues CHUNKS loads of 16 bytes a lane before it waits, and several rows
 // are in flight on a multiprocessor: RESIDENT blocks. PACKED: elements stay packed from pass to pass, and weights are loaded where they are
@@ -29,6 +29,7 @@
 // te:row CHUNKS=4 WARPS=5 FULL=0 RESIDENT=1 PACKED=0 AMAX=0 ZERO_CENTERED=0 LAYERNORM=1 X_DT=3 W_DT=3 Y_DT=3
 // te:row CHUNKS=4 WARPS=16 FULL=0 RESIDENT=1 PACKED=0 AMAX=1 ZERO_CENTERED=0 LAYERNORM=1 X_DT=2 W_DT=2 Y_DT=5
 // te:row CHUNKS=8 WARPS=16 FULL=0 RESIDENT=1 PACKED=0 AMAX=0 ZERO_CENTERED=0 LAYERNORM=1 X_DT=1 W_DT=1 Y_DT=1
+// te:row CHUNKS=4 WARPS=4 FULL=1 RESIDENT=6 PACKED=0 AMAX=0 ZERO_CENTERED=0 LAYERNORM=0 X_DT=3 W_DT=3 Y_DT=3 ROUNDED=1
 #include "ops/norm/norm_row.cuh"
 
 #ifdef CHUNKS
@@ -104,7 +105,9 @@ extern "C" __global__ void __launch_bounds__(512) te_norm_fwd(const __grid_const
             float y = 0.0f;
             if (i < a.n) {
                 float beta = a.beta ? te_load(a.beta, i, a.beta_dt) : 0.0f;
-                y = fmaf((te_load(a.x, row * a.n + i, a.x_dt) - mean) * rstd, te_load(a.gamma, i, a.gamma_dt) + centre, beta);
+                y = (te_load(a.x, row * a.n + i, a.x_dt) - mean) * rstd;
+                if (a.rounded) y = te_norm_rounded(y, a.x_dt);
+                y = fmaf(y, te_load(a.gamma, i, a.gamma_dt) + centre, beta);
                 largest = fmaxf(largest, fabsf(y));
             }
             te_store(a.y, row * a.ld + i, a.y_dt, a.scale ? y * scale : y);

@@ -10,18 +10,24 @@
 #include "device/vector.cuh"
 #include "ops/norm/kargs.h"
 
+// As `dt`, one of the float formats, stores it.
+TE_DEV float te_norm_rounded(float v, int dt) {
+    return dt == TE_BF16 ? te_bf16_to_f32(te_f32_to_bf16(v)) : dt == TE_F16 ? te_f16_to_f32(te_f32_to_f16(v)) : v;
+}
 TE_DEV void te_norm_scale_inv(const te__norm_fwd_kargs &a) {
     if (a.scale_inv && blockIdx.x == 0 && threadIdx.x == 0) *a.scale_inv = __frcp_rn(*a.scale);
 }
 // Most warps find no |y| above the value that is there already, and need no atomic.
 TE_DEV void te_norm_finish(const te__norm_fwd_kargs &a, float largest, int y_dt) {
     largest = te_warp_max(largest);
-    if (y_dt == TE_BF16) largest = te_bf16_to_f32(te_f32_to_bf16(largest)); // of the stored values
-    if (y_dt == TE_F16) largest = te_f16_to_f32(te_f32_to_f16(largest));
+    largest = te_norm_rounded(largest, y_dt); // of the stored values
     if (a.amax && (threadIdx.x & 31) == 0 && largest > *(volatile float *)a.amax) te_atomic_amax(a.amax, largest);
 }
 
 #ifdef CHUNKS
+#ifndef ROUNDED
+#define ROUNDED 0 /* 1: RMSNorm, x rstd is rounded to X_DT, of 16 bits, before gamma' multiplies it */
+#endif
 #define THREADS (WARPS * 32) /* of a row */
 constexpr bool te_quantized = Y_DT == TE_F8E4M3 || Y_DT == TE_F8E5M2;
 constexpr int te_y_size = te_quantized ? 1 : te_size<Y_DT>;
@@ -93,7 +99,9 @@ struct te_norm_row {
         for (int j = 0; j < 8; j++) {
             float g = te_raw_get(gamma, j), v = te_raw_get(x[c], j);
             if (centred) g += 1.0f;
-            y[j] = LAYERNORM ? fmaf((v - mean) * rstd, g, te_raw_get(beta, j)) : v * rstd * g; // 0 where x is the mean: not v rstd less mean rstd
+            float normed = (v - (LAYERNORM ? mean : 0.0f)) * rstd; // 0 where x is the mean: not v rstd less mean rstd
+            if (ROUNDED) normed = te_norm_rounded(normed, X_DT);
+            y[j] = LAYERNORM ? fmaf(normed, g, te_raw_get(beta, j)) : normed * g;
         }
     }
 };

@@ -7,6 +7,7 @@ static te_result te__check_norm_fwd(te_ctx *te, te_norm_fwd_args *a, bool layern
     if (a->eps == 0.0f) a->eps = 1e-5f;
     if (!(a->eps > 0.0f)) return te__fail(te, TE_ERR_INVALID, "%s: eps is %g; it must be positive", op, (double)a->eps);
     if (!layernorm && (a->beta || a->mean)) return te__fail(te, TE_ERR_INVALID, "%s: RMSNorm has no %s", op, a->beta ? "beta" : "mean");
+    if (layernorm && a->rounded) return te__fail(te, TE_ERR_INVALID, "%s: rounded is an option of rmsnorm_fwd; leave it false", op);
     if (a->y_amax && te__is_fp8(a->y->dtype))
         return te__fail(te, TE_ERR_INVALID, "%s: y_amax belongs to a float y, and y is %s; it has amax", op, te_dtype_name(a->y->dtype));
     if (a->y_amax && a->amax) return te__fail(te, TE_ERR_INVALID, "%s: amax and y_amax; one of them is possible", op);

@@ -1,0 +1,170 @@
+/* model/backend_modules.c: modules by backend, a model's place in a training step. Knows the classes; must not know files. */
+
+/* ---- shapes without memory ---- */
+
+TE_API bool te_is_tensor_unallocated(const te_tensor *x) { return te__is_unallocated(x); }
+TE_API void te_set_empty_is_unallocated(te_ctx *te, bool on) {
+    if (te) te->automodel.empty_is_unallocated = on;
+}
+/* The forward of a module with parameter `weight` of `in` columns on a shape without memory. */
+static te_result te__module_shape(te_module *m, te_forward_args *args, int64_t in, int64_t out) {
+    return te__shape_forward(m, args, in, args->input->ndim > 1 ? args->input->shape[0] : 1, out);
+}
+
+/* ---- Linear ---- */
+
+static te_result te__torch_linear_forward(te_module *m, te_forward_args *args) {
+    te_tensor *weight = te_module_parameter(m, "weight");
+    if (te__is_unallocated(args->input)) return te__module_shape(m, args, weight->shape[1], weight->shape[0]);
+    return te__output(m, args, te_linear(args->input, weight, te_module_parameter(m, "bias")));
+}
+/* torch.nn.Linear: kaiming_uniform_ with a = sqrt(5), whose bound is 1 / sqrt(in), and the bias by the same bound; or as the desc says. */
+static te_result te__torch_linear_reset(te_module *m) {
+    const te_init *init = (const te_init *)m->state;
+    te_tensor *bias = te_module_parameter(m, "bias");
+    te_result result = TE_OK;
+    int i;
+    if (init->std > 0.0f || init->no_init || init->init_method) {
+        result = te__init_weight(m, te_module_parameter(m, "weight"), init, TE_PARALLEL_NONE, NULL);
+        return result == TE_OK && bias ? te_tensor_fill(bias, 0.0) : result;
+    }
+    for (i = 0; i < m->num_entries && result == TE_OK; i++) {
+        te_op_random_args args = TE_ZERO;
+        te__draw draw = te__rng_draw(m->te, 1);
+        args.dst = m->entries[i].tensor;
+        args.b = (float)(1.0 / sqrt((double)m->entries[0].tensor->shape[1]));
+        args.a = -args.b;
+        args.seed = draw.seed;
+        args.offset = draw.offset;
+        args.rng = draw.rng;
+        result = te_op_random(m->te, &args);
+    }
+    return result;
+}
+static const te_module_class te__torch_linear_class = {"TorchLinear", sizeof(te_init), te__torch_linear_forward, NULL, te__torch_linear_reset};
+
+static te_module *te__torch_linear_create(te_ctx *te, const te_linear_module_desc *desc) {
+    te_module *m = te_module_create(te, &te__torch_linear_class, desc->name ? desc->name : "linear");
+    if (!m) return NULL;
+    *(te_init *)m->state = desc->init;
+    te__params_on(m, desc->device);
+    te__add_weight(m, "weight", desc->dtype, desc->out_features, desc->in_features);
+    if (desc->bias) te__add_weight(m, "bias", desc->dtype, desc->out_features, 0);
+    return te__module_built(m);
+}
+/* The error of a backend that no module stands behind. */
+static te_module *te__no_backend(te_ctx *te, const char *who, const char *field, int value, const char *possible) {
+    if (strcmp(te_backend_name(field, value), "quack") == 0)
+        te__fail(te, TE_ERR_UNSUPPORTED, "%s: %s='quack' names a package of kernels outside of te.h; %s are possible, and existing modules are not swapped for it", who, field, possible);
+    else te__fail(te, TE_ERR_INVALID, "%s: %s is %d, no backend; %s are possible", who, field, value, possible);
+    return NULL;
+}
+TE_API te_module *te_initialize_linear_module(te_ctx *te, const te_linear_module_desc *desc) {
+    static const char who[] = "te_initialize_linear_module";
+    te_backend_capabilities has = te_backend_get_capabilities(te);
+    te_linear_desc d = TE_ZERO;
+    te_linear_backend impl;
+    if (!te || !te__has_desc(te, desc, who) || !te__layer_desc_ok(te, who, desc->in_features, desc->out_features, desc->dtype)) return NULL;
+    impl = te__linear_backend_of(desc->linear_impl, &has);
+    if (impl == TE_LINEAR_TORCH) return te__torch_linear_create(te, desc);
+    if (impl != TE_LINEAR_TE) return te__no_backend(te, who, "linear", (int)impl, "te and torch");
+    d.in_features = desc->in_features;
+    d.out_features = desc->out_features;
+    d.gemm.no_bias = !desc->bias;
+    d.gemm.device = desc->device;
+    d.gemm.params_dtype = desc->dtype;
+    d.gemm.init = desc->init;
+    d.name = desc->name;
+    return te_linear_create(te, &d);
+}
+
+/* ---- RMSNorm ---- */
+
+TE_API te_tensor *te_float32_rms_norm(te_tensor *x, te_tensor *weight, float eps) { return te_rmsnorm(x, weight, eps, false); }
+
+static const te_module_class te__float32_rms_norm_class = {"Float32RMSNorm", sizeof(te__norm_params), te__norm_forward, NULL, te__norm_module_reset};
+static const te_module_class te__torch_rms_norm_class = {"TorchRMSNorm", sizeof(te__norm_params), te__norm_forward, NULL, te__norm_module_reset};
+
+static te_module *te__rms_norm_create(te_ctx *te, const te_module_class *cls, const te_rms_norm_module_desc *desc) {
+    te_module *m = te_module_create(te, cls, desc->name ? desc->name : "rmsnorm");
+    te__norm_params *n;
+    if (!m) return NULL;
+    n = (te__norm_params *)m->state;
+    te__params_on(m, desc->device);
+    te__norm_open(m, n, "weight", NULL, true, false, desc->eps, desc->dtype, desc->dim);
+    n->rounded = cls == &te__torch_rms_norm_class;
+    return te__module_built(m);
+}
+static bool te__rms_norm_desc_ok(te_ctx *te, const char *who, const te_rms_norm_module_desc *desc) {
+    return te && te__has_desc(te, desc, who) && te__layer_desc_ok(te, who, desc->dim, desc->dim, desc->dtype);
+}
+TE_API te_module *te_float32_rms_norm_create(te_ctx *te, const te_rms_norm_module_desc *desc) {
+    return te__rms_norm_desc_ok(te, "te_float32_rms_norm_create", desc) ? te__rms_norm_create(te, &te__float32_rms_norm_class, desc) : NULL;
+}
+TE_API te_module *te_initialize_rms_norm_module(te_ctx *te, const te_rms_norm_module_desc *desc) {
+    static const char who[] = "te_initialize_rms_norm_module";
+    te_norm_desc d = TE_ZERO;
+    te_rms_norm_backend impl;
+    if (!te__rms_norm_desc_ok(te, who, desc)) return NULL;
+    impl = te__rms_norm_backend_of(desc->rms_norm_impl);
+    if (impl == TE_RMS_NORM_TORCH_FP32) return te__rms_norm_create(te, &te__float32_rms_norm_class, desc);
+    if (impl == TE_RMS_NORM_TORCH) return te__rms_norm_create(te, &te__torch_rms_norm_class, desc);
+    if (impl != TE_RMS_NORM_TE) return te__no_backend(te, who, "rms_norm", (int)impl, "te, torch and torch_fp32");
+    d.hidden_size = desc->dim;
+    d.norm.eps = desc->eps;
+    d.params_dtype = desc->dtype;
+    d.device = desc->device;
+    d.name = desc->name;
+    return te_rmsnorm_create(te, &d);
+}
+
+/* ---- the place in a step ---- */
+
+TE_API void te_set_is_first_microbatch(te_ctx *te, te_microbatch value) {
+    if (!te) return;
+    if ((int)value < 0 || value > TE_MICROBATCH_LATER)
+        te__fail(te, TE_ERR_INVALID, "te_set_is_first_microbatch: %d; TE_MICROBATCH_NONE to TE_MICROBATCH_LATER (0 to %d) are possible", (int)value, (int)TE_MICROBATCH_LATER);
+    else te->automodel.is_first_microbatch = value;
+}
+TE_API te_microbatch te_get_is_first_microbatch(const te_ctx *te) { return te ? te->automodel.is_first_microbatch : TE_MICROBATCH_NONE; }
+TE_API void te_set_is_optim_step(te_ctx *te, bool value) {
+    if (te) te->automodel.is_optim_step = value;
+}
+TE_API bool te_get_is_optim_step(const te_ctx *te) { return te && te->automodel.is_optim_step; }
+
+#define TE__STEP_HOOKS "te_step_hooks" /* the attribute */
+TE_API te_result te_module_set_step_hooks(te_module *m, const te_step_hooks *hooks) {
+    if (hooks) return te_module_set_attribute(m, TE__STEP_HOOKS, (void *)(uintptr_t)hooks, NULL);
+    te_module_remove_attribute(m, TE__STEP_HOOKS);
+    return m ? TE_OK : TE_ERR_STATE;
+}
+static te_result te__step_hooks_run(te_ctx *te, te_module *const *parts, int num_parts, bool final, const char *who) {
+    te_result result = TE_OK;
+    int i;
+    if (num_parts < 0 || (num_parts && !parts)) return te__fail(te, TE_ERR_INVALID, "%s: %d parts, and parts is %s", who, num_parts, parts ? "given" : "NULL");
+    for (i = 0; i < num_parts && result == TE_OK; i++) {
+        void *value;
+        const te_step_hooks *hooks;
+        te_result (*hook)(te_module *part, void *user);
+        if (!parts[i] || !te_module_attribute(parts[i], TE__STEP_HOOKS, &value)) continue;
+        hooks = (const te_step_hooks *)value;
+        hook = final ? hooks->prepare_for_final_backward : hooks->prepare_for_grad_accumulation;
+        if (!hook) continue;
+        result = hook(parts[i], hooks->user);
+        /* the first error stays: this one shows if the hook recorded none */
+        if (result != TE_OK) te__fail(te, result, "%s: the hook of \"%s\" returned %s", who, te_module_name(parts[i]), te_result_name(result));
+    }
+    return result;
+}
+TE_API te_result te_prepare_for_grad_accumulation(te_ctx *te, te_module *const *parts, int num_parts, bool pp_enabled) {
+    if (!te) return TE_ERR_STATE;
+    te_set_is_optim_step(te, false);
+    te_set_is_first_microbatch(te, TE_MICROBATCH_FIRST);
+    return pp_enabled ? TE_OK : te__step_hooks_run(te, parts, num_parts, false, "te_prepare_for_grad_accumulation");
+}
+TE_API te_result te_prepare_for_final_backward(te_ctx *te, te_module *const *parts, int num_parts, bool pp_enabled) {
+    if (!te) return TE_ERR_STATE;
+    te_set_is_optim_step(te, true);
+    return pp_enabled ? TE_OK : te__step_hooks_run(te, parts, num_parts, true, "te_prepare_for_final_backward");
+}
+TE_API void te_prepare_after_first_microbatch(te_ctx *te) { te_set_is_first_microbatch(te, TE_MICROBATCH_LATER); }

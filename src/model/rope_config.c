@@ -1,0 +1,313 @@
+/* model/rope_config.c: the rotary embedding that a config.json names, as the models of NeMo Automodel read it. Knows the keys; must not know how anything is rotated.
+ *
+ * The keys of te__hf_rope_keys (io/hf_config.c) are read into a te__hf_rope, whose missing numbers are NAN and -1; the public struct has 0 for them. */
+
+typedef struct te__rope_text {
+    te__hf_rope parameters, scaling;
+    te_rope_config config[2]; /* the lists and the place of both objects; the first one's is what the caller gets */
+    double theta, partial;    /* the config's own; NAN: missing */
+    int64_t max_position, original;
+    bool is_null;             /* rope_parameters */
+} te__rope_text;
+
+static bool te__rope_list(te__json *j, const char *name, float *list, int *n) {
+    bool more;
+    if (te__json_word(j) == 2) return true;
+    if (*n) return te__json_fail(j, "\"%s\" is given twice", name);
+    for (more = te__json_open(j, '[', ']'); more; more = te__json_more(j, ']')) {
+        if (*n == TE_MAX_ROPE_FACTORS) return te__json_fail(j, "\"%s\" has more than %d numbers", name, (int)TE_MAX_ROPE_FACTORS);
+        list[(*n)++] = (float)te__json_number(j);
+    }
+    return !j->failed;
+}
+/* The object of rope_parameters or rope_scaling; `text` is the caller's, of which j's is a copy. */
+static bool te__rope_object(te__json *j, const char *text, te__hf_rope *rope, te_rope_config *to) {
+    bool more, known;
+    if (te__json_word(j) == 2) return true;
+    te__json_space(j);
+    if (rope->given) return te__json_fail(j, "the parameters of the rotary embedding are given twice");
+    rope->given = true;
+    to->rope_parameters = text + (j->at - j->begin);
+    for (more = te__json_open(j, '{', '}'); more; more = te__json_more(j, '}')) {
+        const char *name = te__json_string(j);
+        if (!te__json_expect(j, ':')) return false;
+        if (strcmp(name, "short_factor") == 0) te__rope_list(j, name, to->short_factor, &to->num_short_factors);
+        else if (strcmp(name, "long_factor") == 0) te__rope_list(j, name, to->long_factor, &to->num_long_factors);
+        else if (!te__hf_take(j, rope, te__hf_rope_keys, TE__COUNT(te__hf_rope_keys), name, &known)) return false;
+        else if (!known) te__json_skip(j, 0);
+    }
+    to->rope_parameters_size = (size_t)(text + (j->at - j->begin) - to->rope_parameters);
+    return !j->failed;
+}
+static bool te__rope_parse(te__json *j, const char *text, te__rope_text *t) {
+    const te__hf_key keys[] = {{"rope_theta", TE__HF_NUMBER, offsetof(te__rope_text, theta)}, {"partial_rotary_factor", TE__HF_NUMBER, offsetof(te__rope_text, partial)},
+                               {"max_position_embeddings", TE__HF_COUNT, offsetof(te__rope_text, max_position)},
+                               {"original_max_position_embeddings", TE__HF_COUNT, offsetof(te__rope_text, original)}};
+    bool more, known;
+    te__hf_clear(t, keys, TE__COUNT(keys));
+    te__hf_clear(&t->parameters, te__hf_rope_keys, TE__COUNT(te__hf_rope_keys));
+    te__hf_clear(&t->scaling, te__hf_rope_keys, TE__COUNT(te__hf_rope_keys));
+    for (more = te__json_open(j, '{', '}'); more; more = te__json_more(j, '}')) {
+        const char *name = te__json_string(j);
+        if (!te__json_expect(j, ':')) return false;
+        if (strcmp(name, "rope_parameters") == 0) {
+            te__rope_object(j, text, &t->parameters, &t->config[0]);
+            t->is_null = !t->parameters.given;
+        } else if (strcmp(name, "rope_scaling") == 0) te__rope_object(j, text, &t->scaling, &t->config[1]);
+        else if (!te__hf_take(j, t, keys, TE__COUNT(keys), name, &known)) return false;
+        else if (!known) te__json_skip(j, 0);
+        if (j->failed) return false;
+    }
+    if (j->failed) return false;
+    te__json_space(j);
+    return j->at == j->end ? true : te__json_fail(j, "something follows the end");
+}
+
+static double te__or_zero(double given) { return isnan(given) ? 0 : given; }
+static int64_t te__count_or_zero(int64_t given) { return given < 0 ? 0 : given; }
+/* The numbers of `r` into the public struct, where its lists are already. */
+static void te__rope_fill(te_rope_config *to, const te__hf_rope *r, const te__rope_text *t, double theta, double partial) {
+    const char *type = r->type ? r->type : r->older_type ? r->older_type : "";
+    snprintf(to->rope_type, sizeof(to->rope_type), "%s", type);
+    to->rope_theta = theta;
+    to->partial_rotary_factor = isnan(partial) ? 1 : partial;
+    to->factor = te__or_zero(r->factor);
+    to->beta_fast = te__or_zero(r->beta_fast);
+    to->beta_slow = te__or_zero(r->beta_slow);
+    to->mscale = te__or_zero(r->mscale);
+    to->mscale_all_dim = te__or_zero(r->mscale_all_dim);
+    to->attention_factor = te__or_zero(r->attention_factor);
+    to->low_freq_factor = te__or_zero(r->low_freq_factor);
+    to->high_freq_factor = te__or_zero(r->high_freq_factor);
+    to->no_truncate = r->truncate == 0;
+    to->original_max_position_embeddings = te__count_or_zero(r->original >= 0 ? r->original : t->original);
+    to->max_position_embeddings = te__count_or_zero(t->max_position);
+}
+
+static te_result te__rope_read(te_ctx *te, const char *who, const char *config, te__rope_text *t) {
+    te__json j = TE_ZERO;
+    size_t n = strlen(config);
+    char *copy = (char *)te__alloc(te, n + 1); /* strings are unescaped in place */
+    te_result result;
+    if (!copy) return TE_ERR_OUT_OF_MEMORY;
+    memcpy(copy, config, n + 1);
+    j.te = te;
+    j.path = who;
+    j.part = "the text";
+    j.begin = j.at = copy;
+    j.end = copy + n;
+    result = te__rope_parse(&j, config, t) ? TE_OK : te_error_code(te);
+    if (result == TE_OK) { /* the types point into the copy */
+        te_rope_config *first = &t->config[t->parameters.given ? 0 : 1];
+        const te__hf_rope *r = t->parameters.given ? &t->parameters : &t->scaling;
+        te__rope_fill(first, r, t, r->theta, isnan(r->partial_rotary_factor) ? (double)NAN : r->partial_rotary_factor);
+    }
+    te__free(te, copy, n + 1);
+    return result;
+}
+static te_result te__rope_positive(te_ctx *te, const char *who, const char *name, double value) {
+    if (value > 0 && value <= FLT_MAX) return TE_OK;
+    return te__fail(te, TE_ERR_FORMAT, "%s: %s is %g; a positive number is needed", who, name, value);
+}
+static te_result te__rope_config_get(te_ctx *te, const char *who, const char *config, bool llama, te_rope_config *rope) {
+    te__rope_text *t;
+    te_rope_config *from;
+    te_result result;
+    if (!te) return TE_ERR_STATE;
+    if (!config || !rope) return te__fail(te, TE_ERR_INVALID, "%s: %s is NULL", who, config ? "rope" : "config");
+    t = (te__rope_text *)te__alloc_zero(te, sizeof(te__rope_text));
+    if (!t) return TE_ERR_OUT_OF_MEMORY;
+    result = te__rope_read(te, who, config, t);
+    from = &t->config[t->parameters.given ? 0 : 1];
+    if (result == TE_OK && !llama && !t->parameters.given)
+        result = te__fail(te, TE_ERR_FORMAT, "%s: the config %s; an object with rope_theta is needed (te_get_llama_rope_config reads older keys)", who,
+                          t->is_null ? "has rope_parameters that are null" : "has no rope_parameters");
+    if (result == TE_OK && llama) {
+        if (isnan(from->rope_theta)) from->rope_theta = isnan(t->theta) ? 10000 : t->theta;
+        if (!isnan(t->partial) && isnan(t->parameters.partial_rotary_factor) && isnan(t->scaling.partial_rotary_factor)) from->partial_rotary_factor = t->partial;
+    }
+    if (result == TE_OK && isnan(from->rope_theta)) result = te__fail(te, TE_ERR_FORMAT, "%s: rope_parameters has no rope_theta, the base of the rotary embedding", who);
+    if (result == TE_OK) result = te__rope_positive(te, who, "rope_theta", from->rope_theta);
+    if (result == TE_OK) result = te__rope_positive(te, who, "partial_rotary_factor", from->partial_rotary_factor);
+    if (result == TE_OK) *rope = *from;
+    te__free(te, t, sizeof(te__rope_text));
+    return result;
+}
+TE_API te_result te_get_rope_config(te_ctx *te, const char *config, te_rope_config *rope) { return te__rope_config_get(te, "te_get_rope_config", config, false, rope); }
+TE_API te_result te_get_llama_rope_config(te_ctx *te, const char *config, te_rope_config *rope) {
+    return te__rope_config_get(te, "te_get_llama_rope_config", config, true, rope);
+}
+
+/* ---- what models make of it ---- */
+
+/* Base and share of channels; *dim: how many channels of a head are rotated. */
+static te_result te__rope_begin(te_ctx *te, const char *who, const te_rope_config *rope, int head_dim, te_rotary_desc *rotary, int *dim) {
+    if (!te) return TE_ERR_STATE;
+    if (!rope || !rotary) return te__fail(te, TE_ERR_INVALID, "%s: %s is NULL", who, rope ? "rotary" : "rope");
+    *dim = rope->partial_rotary_factor > 0 && rope->partial_rotary_factor <= 1 && head_dim > 0 ? (int)((double)head_dim * rope->partial_rotary_factor) : 0;
+    if (*dim < 2 || *dim % 2)
+        return te__fail(te, TE_ERR_INVALID, "%s: head_dim %d times partial_rotary_factor %g rotates %d channels; a positive even number is needed", who, head_dim, rope->partial_rotary_factor,
+                        *dim);
+    memset(rotary, 0, sizeof(*rotary));
+    rotary->base = (float)rope->rope_theta;
+    rotary->rotary_percent = ((float)*dim + 0.5f) / (float)head_dim < 1.0f ? ((float)*dim + 0.5f) / (float)head_dim : 1.0f; /* whose floor is dim, however it is rounded */
+    return TE_OK;
+}
+TE_API te_result te_rope_config_moe_rotary(te_ctx *te, const te_rope_config *rope, int head_dim, te_rotary_desc *rotary) {
+    static const char who[] = "te_rope_config_moe_rotary";
+    double original, fast, slow, low, high;
+    te_rotary_desc desc;
+    te_result result;
+    int dim = 0;
+    result = te__rope_begin(te, who, rope, head_dim, &desc, &dim);
+    if (result != TE_OK) return result;
+    if (rope->factor > 1) {
+        original = rope->original_max_position_embeddings ? (double)rope->original_max_position_embeddings : 4096;
+        fast = rope->beta_fast != 0 ? rope->beta_fast : 32;
+        slow = rope->beta_slow != 0 ? rope->beta_slow : 1;
+        low = te__rope_pair(fast, rope->rope_theta, dim, original);
+        high = te__rope_pair(slow, rope->rope_theta, dim, original);
+        if (!(0 < low && low < high && high < dim / 2 - 1))
+            return te__fail(te, TE_ERR_INVALID, "%s: beta_fast %g, beta_slow %g, original_max_position_embeddings %g and rope_theta %g interpolate between pairs %g and %g of %d; "
+                            "0 < low < high < %d is needed", who, fast, slow, original, rope->rope_theta, low, high, dim / 2, dim / 2 - 1);
+        desc.scaling.type = TE_ROPE_YARN;
+        desc.scaling.factor = (float)rope->factor;
+        desc.scaling.original_max_position_embeddings = (int64_t)original;
+        desc.scaling.beta_fast = (float)fast;
+        desc.scaling.beta_slow = (float)slow;
+        desc.scaling.no_truncate = true;
+    }
+    *rotary = desc;
+    return TE_OK;
+}
+
+/* As te__hf_rotary has it: a number that is missing is NAN. */
+static double te__or_nan(double given) { return given != 0 ? given : (double)NAN; }
+static te_result te__rope_longrope(te_ctx *te, const char *who, const te_rope_config *rope, int dim, te_rope_scaling *s) {
+    double max = (double)rope->max_position_embeddings, original = (double)rope->original_max_position_embeddings, factor = rope->factor;
+    te_result result;
+    if (rope->num_short_factors != dim / 2 || rope->num_long_factors != dim / 2)
+        return te__fail(te, TE_ERR_FORMAT, "%s: rope_type is \"longrope\", short_factor has %d numbers and long_factor %d; %d are needed, one for each pair of channels", who,
+                        rope->num_short_factors, rope->num_long_factors, dim / 2);
+    if (original != 0 && max != 0) factor = max / original; /* transformers: counts before the key */
+    if (original == 0) original = max;
+    result = te__rope_positive(te, who, "original_max_position_embeddings", original);
+    if (result == TE_OK && rope->attention_factor == 0) result = te__rope_positive(te, who, "factor", factor);
+    s->factor = (float)factor;
+    s->original_max_position_embeddings = (int64_t)original;
+    s->attention_factor = (float)rope->attention_factor;
+    s->short_factor = rope->short_factor;
+    s->long_factor = rope->long_factor;
+    return result;
+}
+TE_API te_result te_rope_config_llama_rotary(te_ctx *te, const te_rope_config *rope, int head_dim, te_rotary_desc *rotary) {
+    static const char who[] = "te_rope_config_llama_rotary";
+    static const char *const types[] = {"default", "linear", "dynamic", "llama3", "yarn", "longrope"};
+    const te__names names = {types, TE__COUNT(types)};
+    te_rotary_desc desc;
+    te_result result;
+    int dim = 0, type;
+    result = te__rope_begin(te, who, rope, head_dim, &desc, &dim);
+    if (result != TE_OK) return result;
+    type = rope->rope_type[0] ? te__name_index(&names, rope->rope_type, strlen(rope->rope_type)) : 0;
+    if (type < 0) return te__unknown_name(te, who, "rope_type", rope->rope_type, strlen(rope->rope_type), &names);
+    if (strcmp(types[type], "longrope") == 0) {
+        desc.scaling.type = TE_ROPE_LONGROPE;
+        result = te__rope_longrope(te, who, rope, dim, &desc.scaling);
+    } else {
+        te__hf_config c = TE_ZERO;
+        te__hf_rope r = TE_ZERO;
+        te_lm_rotary lm = TE_ZERO;
+        c.j.te = te;
+        c.j.path = who;
+        c.original_max_position_embeddings = -1;
+        c.max_position_embeddings = rope->max_position_embeddings ? rope->max_position_embeddings : -1;
+        r.type = (char *)(uintptr_t)types[type];
+        r.theta = rope->rope_theta;
+        r.factor = te__or_nan(rope->factor);
+        r.low_freq_factor = te__or_nan(rope->low_freq_factor);
+        r.high_freq_factor = te__or_nan(rope->high_freq_factor);
+        r.partial_rotary_factor = (double)NAN;
+        r.beta_fast = te__or_nan(rope->beta_fast);
+        r.beta_slow = te__or_nan(rope->beta_slow);
+        r.mscale = te__or_nan(rope->mscale);
+        r.mscale_all_dim = te__or_nan(rope->mscale_all_dim);
+        r.attention_factor = te__or_nan(rope->attention_factor);
+        r.truncate = rope->no_truncate ? 0 : -1;
+        r.original = rope->original_max_position_embeddings ? rope->original_max_position_embeddings : -1;
+        if (!te__hf_rotary(&c, &r, rope->rope_theta, &lm)) return te_error_code(te);
+        desc.scaling = lm.scaling;
+    }
+    if (result == TE_OK) *rotary = desc;
+    return result;
+}
+
+/* ---- tables ---- */
+
+/* The frequencies of sequences of `length` tokens; returns how many channels they rotate, or 0 with the error recorded. */
+static int te__rope_table_begin(te_ctx *te, const char *who, const te_rotary_desc *d, int head_dim, int64_t n, int64_t length, float inv_freq[TE__ROPE_MAX_HALF], float *attention_factor) {
+    float percent = d && d->rotary_percent > 0.0f && d->rotary_percent < 1.0f ? d->rotary_percent : 1.0f;
+    int dim = head_dim > 0 && head_dim <= 1 << 24 ? (int)((float)head_dim * percent) : 0;
+    if (dim < 2 || dim % 2 || dim > 2 * TE__ROPE_MAX_HALF || n < 0) {
+        te__fail(te, TE_ERR_INVALID, "%s: %d channels of %d are rotated, at %lld positions; a positive even number of channels, at most %d, and no negative number of positions are possible",
+                 who, dim, head_dim, (long long)n, 2 * (int)TE__ROPE_MAX_HALF);
+        return 0;
+    }
+    if (d && d->max_seqlen > 0) length = d->max_seqlen;
+    return te_rope_frequencies(te, d ? &d->scaling : NULL, d ? d->base : 0.0f, dim, length, inv_freq, attention_factor) == TE_OK ? dim : 0;
+}
+/* y with the content of `table`, which is freed. */
+static te_tensor *te__rope_table_end(te_tensor *y, float *table) {
+    te_result result = te_tensor_copy_from_host(y, table);
+    te__free(y->te, table, te_tensor_bytes(y));
+    return te__checked(y, result);
+}
+TE_API te_tensor *te_rope_cos_sin(te_ctx *te, const te_rotary_desc *rotary, int head_dim, const int64_t *positions, int64_t n) {
+    float inv_freq[TE__ROPE_MAX_HALF], factor = 1.0f, *table;
+    te_tensor *y = NULL;
+    te__floats floats;
+    int64_t longest = positions ? 0 : n, shape[2], i;
+    int dim, k;
+    if (!te) return NULL;
+    for (i = 0; positions && i < n; i++) {
+        if (positions[i] < 0 || positions[i] > INT_MAX) {
+            te__fail(te, TE_ERR_INVALID, "te_rope_cos_sin: positions[%lld] is %lld; 0 to %d are possible", (long long)i, (long long)positions[i], INT_MAX);
+            return NULL;
+        }
+        longest = te__max(longest, positions[i] + 1);
+    }
+    dim = te__rope_table_begin(te, "te_rope_cos_sin", rotary, head_dim, n, longest, inv_freq, &factor);
+    shape[0] = n;
+    shape[1] = dim;
+    y = dim ? te_tensor_empty(te, TE_F32, 2, shape) : NULL; /* first: it knows which sizes there can be */
+    table = y ? (float *)te__alloc(te, te_tensor_bytes(y)) : NULL;
+    if (!table) return NULL;
+    floats = te__floats_begin();
+    for (i = 0; i < n; i++)
+        for (k = 0; k < dim / 2; k++) {
+            float angle = (float)(positions ? positions[i] : i) * inv_freq[k];
+            table[i * dim + k] = (float)cos((double)angle) * factor;
+            table[i * dim + dim / 2 + k] = (float)sin((double)angle) * factor;
+        }
+    te__floats_end(&floats);
+    return te__rope_table_end(y, table);
+}
+TE_API te_tensor *te_rope_freqs(te_ctx *te, const te_rotary_desc *rotary, int head_dim, int64_t n, float *attention_factor) {
+    float inv_freq[TE__ROPE_MAX_HALF], factor = 1.0f, *table;
+    te_tensor *y;
+    int64_t shape[4], i;
+    int dim, k;
+    if (!te) return NULL;
+    dim = te__rope_table_begin(te, "te_rope_freqs", rotary, head_dim, n, n, inv_freq, &factor);
+    shape[0] = n;
+    shape[1] = shape[2] = 1;
+    shape[3] = dim;
+    y = dim ? te_tensor_empty(te, TE_F32, 4, shape) : NULL;
+    table = y ? (float *)te__alloc(te, te_tensor_bytes(y)) : NULL;
+    if (!table) return NULL;
+    for (i = 0; i < n; i++)
+        for (k = 0; k < dim; k++) table[i * dim + k] = (float)i * inv_freq[k % (dim / 2)];
+    y = te__rope_table_end(y, table);
+    if (y && attention_factor) *attention_factor = factor;
+    return y;
+}

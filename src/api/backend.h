@@ -213,8 +213,9 @@ TE_API te_tensor *te_float32_rms_norm(te_tensor *x, te_tensor *weight, float eps
 
 /* ---- shapes without memory ---- */
 
-/* Has x no memory: NULL, or of te_tensor_describe (a META tensor)? The forward functions of Linear, LayerNorm, RMSNorm and of the modules above give for such an input an output that is
- * described as well, of x's format and launch nothing, so a model says its shapes. A tensor with a size of 0 is real, and goes the usual way, gradients included.
+/* Has x no memory: NULL, or of te_tensor_describe (a META tensor)? Linear, LayerNorm, RMSNorm and the modules above answer such an input with a described output of its format and launch
+ * nothing, so a model can be asked for its shapes; TE_ERR_SHAPE for another number of columns. Other modules refuse it (TE_ERR_STATE). A tensor with a size of 0 is real: it goes the usual
+ * way, gradients included.
  * Source: is_tensor_unallocated, and the lazy patcher of TransformerEngine's classes. */
 TE_API bool te_is_tensor_unallocated(const te_tensor *x);
 /* on: tensors without elements count as unallocated too, as in Automodel: Linear and RMSNorm then give a new empty tensor without history. Off by default. */
@@ -226,7 +227,7 @@ TE_API void te_set_empty_is_unallocated(te_ctx *te, bool on);
  * optimizer's step quantizes them anew (Automodel multiplies by the old ones). Source: IS_FIRST_MICROBATCH. */
 TE_API void te_set_is_first_microbatch(te_ctx *te, te_microbatch value);
 TE_API te_microbatch te_get_is_first_microbatch(const te_ctx *te); /* NONE for NULL */
-/* Does the backward pass that comes end the step? False by default. Source: IS_OPTIM_STEP. */
+/* Is the next backward pass the last one of its step? False by default. Source: IS_OPTIM_STEP. */
 TE_API void te_set_is_optim_step(te_ctx *te, bool value);
 TE_API bool te_get_is_optim_step(const te_ctx *te); /* false for NULL */
 

@@ -35,7 +35,7 @@ typedef struct te_forward_args {
     bool fp8_output, fp8_grad;         /* Linear, LayerNormLinear: in an enabled autocast region `out`, and the gradient of the product's input, are quantized as the recipe has it:
                                         * modules take such inputs, other functions after te_dequantize; a leaf gets its gradient decoded. DotProductAttention under a recipe with
                                         * fp8_dpa: fp8_output alone */
-    te_microbatch is_first_microbatch; /* 0 => not given */
+    te_microbatch is_first_microbatch; /* 0 => not given: Linear and GroupedLinear take te_get_is_first_microbatch */
     te_kv_cache *kv_cache;             /* CausalLM: keys and values of earlier calls, to which this one adds its own; NULL => none */
     void *user;                        /* for classes of the user's; the built-in ones hand it to their children */
     te_outputs outputs;                /* written */

@@ -430,7 +430,7 @@ typedef struct te__amax_word {
     bool taken;
 } te__amax_word;
 
-/* What the layer of NeMo Automodel keeps for a rank (model/). */
+/* A rank's state in the layer of NeMo Automodel (model/). */
 typedef struct te__automodel {
     te_backend_capabilities capabilities; /* te_backend_set_capabilities, if has_capabilities */
     bool has_capabilities;

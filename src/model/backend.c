@@ -187,8 +187,10 @@ TE_API te_result te_fp8_maybe_autocast_begin(te_ctx *te, const te_fp8_config *co
     te_autocast_desc desc = TE_ZERO;
     te_recipe storage;
     if (!te) return TE_ERR_STATE;
-    if (config) desc.recipe = te_fp8_config_build_recipe(te, config, &storage);
-    if (config && !desc.recipe && te->error_code != TE_OK) return te->error_code;
+    if (config && te_backend_get_capabilities(te).have_te) {
+        desc.recipe = te_fp8_config_build_recipe(te, config, &storage);
+        if (!desc.recipe) return te_error_code(te);
+    }
     outer = te__autocast_now(te);
     if (!desc.recipe) { /* a region that says what is said already, so that each begin has its end */
         desc.not_enabled = !outer || !outer->enabled;

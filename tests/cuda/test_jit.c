@@ -194,7 +194,7 @@ static te__launch launch_with(te_ctx *te, const char *code) {
     te__plan p;
     te__launch l;
     te__plan_begin(&p, te);
-    l = *te__plan_launch(&p, "attn", "attn_fwd");
+    l = *te__plan_launch(&p, "attn", "attn_bwd_bias");
     CHECK_EQ_INT(te__launch_code(&p, &l, "ops/attn/score_mod.cuh", code), TE_OK);
     te__plan_end(&p);
     return l;

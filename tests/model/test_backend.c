@@ -170,6 +170,26 @@ TE_TEST(backend_rules_rewrite_with_a_message) {
     REFUSED("keep_rope_fusion=true,rope_fusion=true,cuda_graph=attn,attn=te,linear=torch,rms_norm=torch", TE_ERR_INVALID, "rope_fusion true");
 }
 
+static te_result no_reduce(void *user, te_ctx *te, te_tensor *x, te_reduce_op op) { return (void)user, (void)te, (void)x, (void)op, TE_OK; }
+static te_result no_gather(void *user, te_ctx *te, const te_tensor *x, te_tensor *out) { return (void)user, (void)te, (void)x, (void)out, TE_OK; }
+static te_result no_broadcast(void *user, te_ctx *te, te_tensor *x, int root) { return (void)user, (void)te, (void)x, (void)root, TE_OK; }
+static te_result no_barrier(void *user) { return (void)user, TE_OK; }
+TE_TEST(backend_messages_come_from_the_first_rank) {
+    te_ctx_desc desc = {.device = "cpu", .log = test__log, .log_level = TE_LOG_INFO};
+    te_ctx *te = test_context_with(&desc);
+    for (int rank = 1; rank >= 0; rank--) {
+        te_group *group = te_group_create(te, &(te_group_desc){.rank = rank, .size = 2, .all_reduce = no_reduce, .all_gather = no_gather, .reduce_scatter = no_gather,
+                                                               .broadcast = no_broadcast, .barrier = no_barrier});
+        te_backend_config c = {.enable_deepep = TE_ON, .rope_fusion = TE_ON, .experts = TE_EXPERTS_GMM};
+        REQUIRE_OK(te);
+        CHECK(te_backend_config_validate(te, &c, group) == TE_OK && c.experts == TE_EXPERTS_TORCH_MM && c.enable_deepep == TE_DEFAULT);
+        CHECK_EQ_INT(logged("enable_deepep is gone"), rank == 0);
+        CHECK_EQ_INT(logged("are used"), rank == 0);
+        CHECK_EQ_INT(logged("rope_fusion is turned off"), 2 - rank); /* that one from every rank */
+        te_group_destroy(group);
+    }
+}
+
 TE_TEST(backend_te_fp8_needs_a_backend) {
     te_ctx *te = test_context("cpu");
     ACCEPTED("", !c.has_te_fp8);

@@ -136,6 +136,15 @@ TE_TEST_DEVICES(rms_norm_backends_of_long_rows) {
         CHECK_MSG(differ > M * N / 10, "%d elements differ by the second rounding", differ);
     }
     CHECK_OK(te);
+    if (te_ctx_is_cuda(te)) { /* so many rows go to another kernel, with the same bits */
+        te_tensor *x = te_tensor_normal(te, TE_BF16, SHAPE(8192, N), 0, 1), *w = te_tensor_uniform(te, TE_BF16, SHAPE(N), 0.5f, 1.5f);
+        te_op_rmsnorm_fwd_args many = {.x = x, .gamma = w, .y = te_tensor_empty(te, TE_BF16, SHAPE(8192, N)), .rounded = true}, few = many;
+        few.x = te_tensor_narrow(x, 0, 777, M);
+        few.y = te_tensor_empty(te, TE_BF16, SHAPE(M, N));
+        CHECK(te_op_rmsnorm_fwd(te, &many) == TE_OK && te_op_rmsnorm_fwd(te, &few) == TE_OK);
+        CHECK(same(te_tensor_contiguous(te_tensor_narrow(many.y, 0, 777, M)), few.y));
+        CHECK_OK(te);
+    }
     te_op_layernorm_fwd_args layer = {.rounded = true};
     layer.x = te_tensor_zeros(te, TE_F32, SHAPE(2, 4));
     layer.gamma = te_tensor_zeros(te, TE_F32, SHAPE(4));

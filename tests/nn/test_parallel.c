@@ -343,7 +343,7 @@ TE_TEST(parallel_products) {
                 c.dtype = TE_BF16;
                 c.exact = true; /* the parts of a bf16 sum are rounded, but what is not a sum of parts is the same */
                 run(c, size);
-                for (int i = (k + sequence) % test_every_sanitized(3); i < COUNT(recipes); i += test_every_sanitized(3)) {
+                for (int i = (k + sequence) % test_every_sanitized(6); i < COUNT(recipes); i += test_every_sanitized(6)) {
                     c.recipe = recipes[i]();
                     /* 64 columns are no square of 128, and the norm's output has one amax a rank */
                     c.exact = !(c.recipe.kind == TE_RECIPE_BLOCK && size == 4);
@@ -365,7 +365,7 @@ TE_TEST(parallel_mlp_attention_layer) {
                 run(c, size);
                 if ((c.kind == ATTENTION && !c.not_interleaved) || c.decoder) continue; /* the products are those of the others */
                 c.dtype = TE_BF16;
-                for (int i = (int)k % test_every_sanitized(3); i < COUNT(recipes) && size == 2 + 2 * (int)(k % 2) && (sequence || c.kind == MLP); i += test_every_sanitized(3)) {
+                for (int i = (int)k % test_every_sanitized(6); i < COUNT(recipes) && size == 2 + 2 * (int)(k % 2) && (sequence || c.kind == MLP); i += test_every_sanitized(6)) {
                     c.recipe = recipes[i]();
                     run(c, size);
                 }
@@ -393,7 +393,7 @@ TE_TEST(parallel_grouped_products) {
             shared c = {.name = k % 2 ? "groups by row" : "groups by column", .kind = k % 2 ? GROUPED_ROW : GROUPED_COLUMN, .on_device = k / 2, .late = k == 3, .dtype = TE_F32};
             run(c, size);
             c.dtype = TE_BF16;
-            for (int i = (k + size / 2) % test_every_sanitized(3); i < COUNT(recipes); i += test_every_sanitized(3)) {
+            for (int i = (k + size / 2) % test_every_sanitized(6); i < COUNT(recipes); i += test_every_sanitized(6)) {
                 c.recipe = recipes[i]();
                 run(c, size);
             }

@@ -113,6 +113,7 @@ TE_API te_module *te_fake_balanced_gate_create(te_ctx *te, const te_moe_config *
 /* Experts. y of token t = sum over its experts e, with weight p:  act(x Wg_e + bg_e) p Wd_e + p bd_e. Copies are sorted by expert; sums over a token's experts are in f32. Parameters
  * of this rank's experts: gate_and_up_projs [E, dim, 2 inter] (not gated: [E, dim, inter]), down_projs [E, inter, dim], gate_up_proj_bias [E, 2 inter], down_proj_bias [E, dim]; of
  * another format than x they are cast in each call. With moe_latent_size dim is that. Experts outside 0 .. E-1 are passed over.
+ * TE_ERR_INVALID for an input that is a shard.
  *
  *   te_grouped_experts_create         dispatcher torch. experts: torch_mm, torch_mm_mxfp8: grouped products, sizes on the device; all others: a product for each expert, for
  *                                     whose sizes the host waits

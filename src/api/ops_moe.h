@@ -69,7 +69,7 @@ typedef struct te_op_moe_permute_args {
 /* y [T, H] = the sums of each token's copies among the rows of x [R, H], in f32; a token without copies is 0. x and y float, of any formats.
  *   merging_probs   optional, float [T, E] or [T, topk]: factors of the copies
  *   permuted_probs  optional, float [R], with probs float [T, E] or [T, topk]: moved back; 0 where there is no copy
- * row_id_map, pad_offsets and topk are those of te_op_moe_permute. */
+ * row_id_map, pad_offsets and topk are those of te_op_moe_permute; several copies may name one row, so an index map reads a table as well. */
 typedef struct te_op_moe_unpermute_args {
     const te_tensor *x, *row_id_map, *pad_offsets, *merging_probs, *permuted_probs;
     te_tensor *y, *probs;
@@ -78,7 +78,7 @@ typedef struct te_op_moe_unpermute_args {
 
 /* The gradient of te_op_moe_unpermute with merging_probs: dx [R, H] = dy times the probability of each copy, 0 in rows that no copy comes from; dprobs, of
  * the shape of merging_probs and any float format, = the products of rows of dy and x, 0 where there is no copy. dx, dprobs: optional;
- * x: needed for dprobs. row_id_map, pad_offsets, topk and merging_probs are the forward's. */
+ * x: needed for dprobs, whose map may name a row several times. row_id_map, pad_offsets, topk and merging_probs are the forward's. */
 typedef struct te_op_moe_unpermute_bwd_args {
     const te_tensor *dy, *x, *row_id_map, *pad_offsets, *merging_probs;
     te_tensor *dx, *dprobs;

@@ -19,6 +19,8 @@ static te_result te__experts_begin(te_module *m, te_forward_args *args, te__disp
     char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
     *x = te__moe_matrix(m, args->input, te__expert_dim(&s->config));
     if (!*x) return te_error_code(m->te);
+    if (te_tensor_is_sharded(args->input))
+        return te__fail(m->te, TE_ERR_INVALID, "%s: the input is a shard (te_tensor_set_sharded); experts take a rank's own tokens, whole", m->cls->name);
     if (!w || !k) return te__fail(m->te, TE_ERR_STATE, "%s: topk_weights and topk_indices are %s; a gate gives both", m->cls->name, !w && !k ? "NULL" : w ? "given and NULL" : "NULL and given");
     if (!te__same_ctx(w, m->te, m->cls->name) || !te__same_ctx(k, m->te, m->cls->name) || !te__need_float(w, m->cls->name)) return te_error_code(m->te);
     if (w->ndim != 2 || !te__same_shape(w, k) || w->shape[0] != te__rows(*x) || w->shape[1] < 1 || !te__is_index(k->dtype))

@@ -434,6 +434,7 @@ static void whole_moe(rank_state *s) {
             const char *const names[] = {"gate", "shared_experts.gate_proj", "shared_experts.up_proj", "shared_experts.down_proj", "shared_expert_gate"};
             te_tensor_copy(te_module_parameter(te_module_find(mine, names[k]), "weight"), te_module_parameter(te_module_find(all, names[k]), "weight"));
         }
+        te_module_set_checkpoint(mine, i % 2); /* its exchanges run again, on all ranks */
         te_tensor *x = te_tensor_normal(te, TE_F32, SHAPE(14, DIM), 0, 1);
         uint8_t padding[14] = {0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 0};
         te_tensor *marks = te_tensor_from_host(te, TE_U8, SHAPE(14), padding);
@@ -806,6 +807,10 @@ TE_TEST(experts_say_what_is_wrong) {
     args.topk_weights = te_tensor_zeros(te, TE_F32, SHAPE(3, 2)), args.topk_indices = te_tensor_zeros(te, TE_I32, SHAPE(2, 2));
     CHECK(!te_forward_with(m, &args));
     CHECK_ERROR(te, TE_ERR_SHAPE, "topk_weights are [3, 2] and topk_indices i32 [2, 2]; both must be [3, K]");
+    te_tensor_set_sharded(args.input, true);
+    CHECK(!te_forward_with(m, &args));
+    CHECK_ERROR(te, TE_ERR_INVALID, "the input is a shard");
+    te_tensor_set_sharded(args.input, false);
     args.topk_indices = te_tensor_zeros(te, TE_I32, SHAPE(3, 2)), args.attention.attention_mask = te_tensor_zeros(te, TE_U8, SHAPE(4));
     CHECK(!te_forward_with(m, &args));
     CHECK_ERROR(te, TE_ERR_SHAPE, "attention_mask is u8 [4]; the padding of 3 tokens");
@@ -854,3 +859,56 @@ TE_TEST_DEVICES(moe_in_a_graph) {
     }
     for (int step = 0; step < 3; step++) CHECK_BYTES("the router's gradient", grads[1][step], grads[0][step], (size_t)n * sizeof(float));
 }
+
+/* ---- upstream's vectors ---- */
+
+/* g = 50, u = 0.5 and L = 1: silu(1) / 2. Of one expert with identities for weights, whose second product sums one number. */
+TE_TEST_DEVICES(experts_clamp_swiglu) {
+    te_moe_config c = {.n_routed_experts = 1, .n_activated_experts = 1, .dim = 2, .moe_inter_dim = 1, .dtype = TE_F32, .swiglu_limit = 1};
+    te_module *m = te_grouped_experts_create(te, &c, &(te_moe_backend){.experts = TE_EXPERTS_TORCH_MM});
+    te_experts_set(m, TE_EXPERTS_GATE_AND_UP_PROJS, te_tensor_from_f32(te, TE_F32, SHAPE(1, 2, 2), (const float[]){1, 0, 0, 1}));
+    te_experts_set(m, TE_EXPERTS_DOWN_PROJS, te_tensor_full(te, TE_F32, SHAPE(1, 1, 2), 1));
+    te_forward_args args = {.input = te_tensor_from_f32(te, TE_F32, SHAPE(1, 2), (const float[]){50, 0.5f}), .topk_weights = te_tensor_full(te, TE_F32, SHAPE(1, 1), 1), .topk_indices = te_tensor_zeros(te, TE_I32, SHAPE(1, 1))};
+    CHECK_TENSOR(te_forward_with(m, &args), ((const float[]){0.36553f, 0.36553f}), 1e-5, 0); /* the vector has five digits */
+    te_module_destroy(m);
+}
+
+/* A bias of numbers that cancel is summed in double on the CPU: its gradient is exact. */
+TE_TEST(experts_sum_bias_gradients) {
+    te_ctx *te = test_context("cpu");
+    te_moe_config c = {.n_routed_experts = 2, .n_activated_experts = 1, .dim = 1, .moe_inter_dim = 1, .dtype = TE_F32, .expert_bias = true};
+    for (int k = 0; k < KINDS; k++) {
+        te_module *m = kinds[k].make(te, &c, &(te_moe_backend){.experts = kinds[k].way});
+        te_forward_args args = {.input = te_tensor_zeros(te, TE_F32, SHAPE(4, 1)), .topk_weights = te_tensor_full(te, TE_F32, SHAPE(4, 1), 1),
+                                .topk_indices = te_tensor_from_host(te, TE_I32, SHAPE(4, 1), (const int32_t[]){1, 1, 0, 1})};
+        te_backward_from(te_forward_with(m, &args), te_tensor_from_f32(te, TE_F32, SHAPE(4, 1), (const float[]){1e8f, 1.25f, 3, -1e8f}));
+        te_tensor *g = k == TE_KIND ? te_tensor_grad(te_module_parameter(te_module_find(m, "down_linear"), "bias1")) : te_tensor_grad(te_module_parameter(m, "down_proj_bias"));
+        CHECK_OK(te);
+        CHECK(g && test_read(g)[k == TE_KIND ? 0 : 1] == 1.25f);
+        te_module_destroy(m);
+    }
+}
+
+/* [[0, 3], [1, 5]], a single choice, nobody at all, nobody in part, a single token: between two ranks, by the dispatcher's own functions of what comes where. */
+static void few_tokens(rank_state *s) {
+    static const int32_t id[5][4] = {{0, 3, 1, 5}, {2, -1, 7, -1}, {-1, -1, -1, -1}, {-1, 4, 0, -1}, {6, 1, -1, -1}};
+    te_ctx *te = s->te;
+    te_moe_config c = config_of();
+    te_module *m = te_grouped_experts_deepep_create(te, &c, &(te_moe_backend){.experts = TE_EXPERTS_GMM, .ep_group = s->group});
+    te_module *loop = te_grouped_experts_create(te, &c, &(te_moe_backend){.experts = TE_EXPERTS_TORCH, .ep_group = s->group});
+    for (int i = 0; i < 2; i++) te_experts_set(loop, (te_experts_tensor)i, te_experts_get(m, (te_experts_tensor)i));
+    for (int i = 0; i < 5; i++) {
+        const int64_t n = i == 4 ? 1 : 2;
+        te_forward_args args = {.input = te_tensor_normal(te, TE_F32, SHAPE(n, DIM), 0, 1), .topk_weights = te_tensor_uniform(te, TE_F32, SHAPE(n, 2), 0, 1), .topk_indices = te_tensor_from_host(te, TE_I32, SHAPE(n, 2), id[i])};
+        te_tensor *y = te_forward_with(m, &args);
+        if (!y) return;
+        float *got = rank_values(y), sum = 0;
+        near_enough(s, "by the other dispatcher", te_forward_with(loop, &args), got, n * DIM, 1e-5);
+        for (int j = 0; j < n * DIM; j++) sum += fabsf(got[j]);
+        EXPECT(s, (sum == 0) == (i == 2));
+        free(got);
+    }
+    te_module_destroy(m);
+    te_module_destroy(loop);
+}
+TE_TEST(experts_of_few_tokens) { run_ranks(2, few_tokens, NULL); }

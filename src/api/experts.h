@@ -15,7 +15,7 @@
  *                               for the counts
  * A group's calls are made in one order on all ranks, backward passes included: nothing on a rank may depend on its number of tokens.
  *
- * Other than Automodel, which is wrong there: experts "torch" with an all-to-all dispatcher are loops and not GroupedLinears (te_experts_for_torch gives those); dispatchers share no
+ * te.h differs from Automodel in four places, where Automodel has defects: experts "torch" with an all-to-all dispatcher are loops and not GroupedLinears (te_experts_for_torch gives those); dispatchers share no
  * state, so each layer has its own number of experts; groups of experts that are not chosen are out of the choice for every score; the load of a checkpointed gate counts once. */
 
 /* How logits become scores, and which groups and biases count. Group and bias are read by those that name them. */
@@ -26,7 +26,7 @@ typedef enum te_gate_score {
     TE_GATE_SOFTMAX_WITH_BIAS = 3, /* softmax of all; groups by the sum of their two best */
     TE_GATE_SQRTSOFTPLUS = 4       /* sqrt(log(1 + exp(x))); bias, no groups */
 } te_gate_score;
-/* What stands between an expert's products. g and u are the halves of the first one's output. */
+/* The function between an expert's two products. g and u are the halves of the first one's output. */
 typedef enum te_expert_activation {
     TE_EXPERT_SWIGLU = 0,      /* silu(g) u; with swiglu_limit L: silu(min(g, L)) clamp(u, -L, L) */
     TE_EXPERT_SWIGLUOAI = 1,   /* c sigmoid(alpha c) (clamp(u, -limit, limit) + 1), c = min(g, limit) */
@@ -69,7 +69,7 @@ typedef struct te_moe_config {
     const char *name;          /* copied; NULL => "moe", "gate", "experts" */
 } te_moe_config;
 
-/* Who computes the experts, and who moves their tokens: what a te_backend_config says about it, and the ranks. */
+/* The implementations of experts and of the dispatcher, as a te_backend_config names them, and the ranks. */
 typedef struct te_moe_backend {
     te_experts_backend experts;       /* 0 => torch_mm on CUDA, else torch */
     te_dispatcher_backend dispatcher; /* 0 => deepep on CUDA, else torch */
@@ -86,7 +86,7 @@ typedef struct te_moe_backend {
     int world_size;                   /* all ranks of the program; 0 => those of ep_group */
 } te_moe_backend;
 
-/* What a config says about it; the groups are the caller's to add. All zero for NULL. */
+/* The fields that a config has; the groups and world_size are the caller's to add. All zero for NULL. */
 TE_API te_moe_backend te_moe_backend_of(const te_backend_config *config);
 
 /* A gate: weights and experts of each token. Logits are x W^T + bias in gate_precision; scores are computed in f32; weights are in x's format, or f32 with
@@ -110,10 +110,10 @@ TE_API te_result te_set_moe_aux_loss_scale(te_ctx *te, float scale);
  * 0 <= skip_first_n_experts < E. Weights are in x's format. No parameters; padding is not looked at. Source: nemo_automodel.components.moe.layers.FakeBalancedGate. */
 TE_API te_module *te_fake_balanced_gate_create(te_ctx *te, const te_moe_config *config, int skip_first_n_experts, float noise);
 
-/* Experts. y of token t = sum over its experts e, with weight p:  act(x Wg_e + bg_e) p Wd_e + p bd_e. Copies are sorted by expert; sums over a token's experts are in f32. Parameters
+/* Experts. y of token t = sum over its experts e, with weight p: act(x Wg_e + bg_e) p Wd_e + p bd_e. Copies are sorted by expert; sums over a token's experts are in f32. Parameters
  * of this rank's experts: gate_and_up_projs [E, dim, 2 inter] (not gated: [E, dim, inter]), down_projs [E, inter, dim], gate_up_proj_bias [E, 2 inter], down_proj_bias [E, dim]; of
  * another format than x they are cast in each call. With moe_latent_size dim is that. Experts outside 0 .. E-1 are passed over.
- * TE_ERR_INVALID for an input that is a shard.
+ * The input's gradient and the weights' have their formats. TE_ERR_INVALID for an input that is a shard.
  *
  *   te_grouped_experts_create         dispatcher torch. experts: torch_mm, torch_mm_mxfp8: grouped products, sizes on the device; all others: a product for each expert, for
  *                                     whose sizes the host waits
@@ -162,5 +162,5 @@ TE_API te_result te_expert_range(te_ctx *te, int n_experts, int rank, int size, 
  * "weight_scale_inv", are passed over. TE_ERR_FORMAT with up to five names of tensors that no file has, before anything is written; TE_ERR_SHAPE, TE_ERR_DTYPE for codes. prefix NULL
  * => "". */
 TE_API te_result te_experts_load_hf(te_module *m, te_safetensors *const *files, int num_files, const char *prefix);
-/* Writes them to a file with these names: this rank's experts. Syncs. */
+/* Writes this rank's experts to a file with these names, in the parameters' format, as te_safetensors_write does. Syncs. TE_ERR_UNSUPPORTED for weights that are stored quantized. */
 TE_API te_result te_experts_save_hf(te_module *m, const char *path, const char *prefix);

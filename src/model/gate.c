@@ -4,7 +4,7 @@
 static const char *te__moe_name(const te_moe_config *c, const char *otherwise) { return c->name ? c->name : otherwise; }
 static int64_t te__expert_dim(const te_moe_config *c) { return c->moe_latent_size ? c->moe_latent_size : c->dim; }
 
-/* What every maker of this chapter asks of a config. Fills the defaults in that the others read. */
+/* Every maker of this chapter asks this of its config first: *c is `given` with the defaults that the others read. */
 static bool te__moe_config_ok(te_ctx *te, const char *who, const te_moe_config *given, te_moe_config *c) {
     if (!te || !te__has_desc(te, given, who)) return false;
     *c = *given;

@@ -10,7 +10,6 @@ typedef struct formula {
     int64_t tokens, dim, inter, experts, topk;
     te_expert_activation activation;
     double limit, alpha, swiglu_limit;
-    bool after;
     const double *x, *w, *up, *down, *up_bias, *down_bias;
     const int32_t *id; /* -1: nobody */
 } formula;
@@ -104,7 +103,7 @@ TE_TEST_DEVICES(experts_compute_what_the_formula_says) {
             test_case("activation %d of %s, case %d", (int)c.expert_activation, kinds[k].name, a);
             int64_t up = c.expert_activation == TE_EXPERT_RELU2 ? INTER : 2 * INTER;
             formula f = {.tokens = T, .dim = DIM, .inter = INTER, .experts = EXPERTS, .topk = TOPK, .activation = c.expert_activation, .limit = a == 6 ? 0.5 : 7, .alpha = a == 6 ? 1.1f : 1.702,
-                         .swiglu_limit = c.swiglu_limit, .after = c.apply_router_weight_after_down, .x = wide(test_normal(T * DIM, 1), T * DIM), .w = wide(test_uniform(T * TOPK, 2, 0, 1), T * TOPK),
+                         .swiglu_limit = c.swiglu_limit, .x = wide(test_normal(T * DIM, 1), T * DIM), .w = wide(test_uniform(T * TOPK, 2, 0, 1), T * TOPK),
                          .up = wide(test_normal(EXPERTS * DIM * up, 3), EXPERTS * DIM * up), .down = wide(test_normal(EXPERTS * INTER * DIM, 4), EXPERTS * INTER * DIM), .id = ids(T * TOPK, 5, a == 4 ? -1 : 0, a == 4 ? EXPERTS + 3 : EXPERTS)};
             if (c.expert_bias) f.up_bias = wide(test_normal(EXPERTS * up, 6), EXPERTS * up), f.down_bias = wide(test_normal(EXPERTS * DIM, 7), EXPERTS * DIM);
             te_module *m = kinds[k].make(te, &c, &(te_moe_backend){.experts = kinds[k].way});
@@ -144,7 +143,7 @@ TE_TEST_DEVICES(experts_compute_what_the_formula_says) {
         }
 }
 
-/* Some hundred tokens' copies: masks, ids of nobody, formats, an empty call. */
+/* Padding, ids of nobody, parameters of another format, and a call in which every token is nobody's. */
 TE_TEST_DEVICES(experts_pass_over_padding_and_strangers) {
     const uint8_t padding[4] = {0, 1, 0, 0};
     for (int k = 0; k < KINDS; k++) {
@@ -165,8 +164,7 @@ TE_TEST_DEVICES(experts_pass_over_padding_and_strangers) {
         CHECK(sum[0] == 0 && sum[1] == 0 && sum[2] > 0 && sum[3] > 0);
         CHECK(te_tensor_dtype(args.outputs.out) == te_tensor_dtype(args.input) && te_tensor_ndim(args.outputs.out) == 3);
         /* nobody at all: zeros, and gradients of zeros for every parameter */
-        te_tensor *leaf_w = te_tensor_set_requires_grad(w, true);
-        (void)leaf_w;
+        te_tensor_set_requires_grad(w, true);
         args.topk_indices = te_tensor_full(te, TE_I32, SHAPE(4, TOPK), -1);
         te_backward(te_sum_all(te_forward_with(m, &args)));
         REQUIRE_OK(te);
@@ -760,8 +758,6 @@ TE_TEST_DEVICES(experts_in_files) {
 /* Two ranks' files, read by one; what is missing, does not fit or is of codes. */
 static void save_part(rank_state *s) {
     te_moe_config c = config_of();
-    char name[32];
-    snprintf(name, sizeof name, "part%d.safetensors", s->rank);
     te_module *m = te_moe_create(s->te, &c, &(te_moe_backend){.experts = TE_EXPERTS_TE, .dispatcher = TE_DISPATCHER_DEEPEP, .ep_group = s->group});
     te_tensor *all = te_tensor_full(s->te, TE_F32, SHAPE(EXPERTS / 2, INTER, DIM), s->rank + 1);
     EXPECT(s, te_experts_set(m, TE_EXPERTS_DOWN_PROJS, all) == TE_OK && te_experts_save_hf(m, ((const char *const *)s->arg)[s->rank], NULL) == TE_OK);

@@ -194,6 +194,7 @@ static void te__report_compiler(te__report_text *t) {
 
 TE_API size_t te_report(te_ctx *te, char *buffer, size_t size) {
     te__report_text t;
+    int i;
     t.buffer = buffer;
     t.size = buffer ? size : 0;
     t.used = 0;
@@ -212,6 +213,10 @@ TE_API size_t te_report(te_ctx *te, char *buffer, size_t size) {
                 (unsigned long long)m.device_allocs);
         te__say(&t, "kernels: %d loaded: %d compiled in %.2f s, %d from the cache, %d from PTX; %llu launches\n", j->loaded, j->compiled, j->compile_seconds, j->from_cache,
                 j->from_ptx, (unsigned long long)j->launches);
+        for (i = 0; te->patches && i < te_num_patches(te); i++) {
+            const te_patch_info p = te_patch_at(te, i);
+            te__say(&t, "patch %s: %s%s\n", p.name, p.state == TE_PATCH_APPLIED ? "" : p.state == TE_PATCH_SKIPPED ? "skipped: " : "waiting: ", p.why);
+        }
         if (j->cache_damaged) te__say(&t, "cache: %d damaged entries were replaced\n", j->cache_damaged);
         if (te->error_code != TE_OK) te__say(&t, "error: %s\n", te_error(te));
     }

@@ -33,6 +33,8 @@
 #include "api/models.h"
 #include "api/onnx.h"
 #include "api/backend.h"
+#include "api/patches.h"
+#include "api/formats.h"
 #include "api/experts.h"
 #include "api/report.h"
 
@@ -227,6 +229,7 @@
 #include "nn/causal_lm.c"
 #include "train/states.c"
 #include "train/groups.c"
+#include "train/initialize.c"
 #include "train/optimizer.c"
 #include "train/adam.c"
 #include "train/sgd.c"
@@ -247,6 +250,12 @@
 #include "train/checkpoint.c"
 
 /* model: the layer of NeMo Automodel */
+#include "model/patches.c"
+#include "model/recast.c"
+#include "model/formats.c"
+#include "model/snapshots.c"
+#include "model/frozen.c"
+#include "model/lm_head.c"
 #include "model/backend_text.c"
 #include "model/backend.c"
 #include "model/backend_modules.c"

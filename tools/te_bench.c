@@ -1208,6 +1208,36 @@ static void bench_other_memory(bench *b, int64_t m, int64_t n, int64_t vocabular
     te_scope_end(te);
 }
 
+/* A language model of a billion parameters to bf16 and back: each number is read and written twice, as 4 bytes and as 2. */
+static void run_casts(bench *b, void *arg) {
+    te_cast_model_desc wide = TE_ZERO;
+    (void)b;
+    wide.dtype = TE_F32;
+    te_cast_model_to_dtype((te_module *)arg, NULL);
+    te_cast_model_to_dtype((te_module *)arg, &wide);
+}
+static void bench_casts(bench *b) {
+    static const char what[] = "cast_model_to_dtype";
+    te_causal_lm_desc d = TE_ZERO;
+    te_module *m;
+    char shape[64];
+    double elements;
+    if (!wanted(b, what)) return;
+    d.vocab_size = 128256;
+    d.hidden_size = 2048;
+    d.intermediate_size = 8192;
+    d.num_hidden_layers = 16;
+    d.num_attention_heads = 32;
+    d.num_key_value_heads = 8;
+    d.tie_word_embeddings = true;
+    d.params_dtype = TE_F32;
+    m = te_causal_lm_create(b->te, &d);
+    elements = (double)te_module_num_parameters(m);
+    snprintf(shape, sizeof shape, "%.2fe9 f32 bf16 f32", elements * 1e-9);
+    report_bytes(b, what, shape, measure(b, run_casts, m), 12.0 * elements);
+    te_module_destroy(m);
+}
+
 static void bench_adam(bench *b, int tensors, int64_t elements) {
     te_adam_tensor *list;
     any_call c;
@@ -1797,6 +1827,7 @@ static void measure_all(bench *b) {
     bench_memory(b, 8192, 8192);
     bench_other_memory(b, 16384, 4096, 128256);
     bench_adam(b, 500, 1 << 20);
+    bench_casts(b);
     bench_cross_entropy(b, 8192, 128256);
     bench_layer(b, 8192);
     bench_model(b, 12, 8192);

@@ -158,6 +158,8 @@
  *     models      language models that exist, and their folders
  *     onnx        modules as ONNX files
  *     backend     which implementation each part of a model uses (NeMo Automodel)
+ *     patches     changes to the library's functions while a program runs (NeMo Automodel)
+ *     formats     number formats of whole models: casts, what stays in f32, logits (NeMo Automodel)
  *     experts     its mixtures of experts
  *     report      warm-up, explanations of calls, the report on machine and context
  */

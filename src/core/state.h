@@ -486,6 +486,8 @@ struct te_ctx {
      * te_clear_error gives them back if the step has failed. */
     bool in_step, step_failed;
     int num_optimizers; /* 0: no call tells when a step has ended */
+    te_fused_adam_methods fused_adam; /* te_fused_adam_set_methods; no function: te.h's own */
+    struct te__patches *patches;      /* model/patches.c; NULL before the first call of that chapter */
     te_result (*keep_scales)(te_ctx *te);
     te_result (*give_back_scales)(te_ctx *te);
     bool warming;           /* between te_warmup_begin and te_warmup_end */

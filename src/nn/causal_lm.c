@@ -71,7 +71,7 @@ static te_result te__sdpa_forward(te_module *m, te_forward_args *args) {
     a.softmax_scale = s->softmax_scale;
     a.dropout_p = te_module_is_training(m) ? s->dropout_p : 0.0f;
     if (s->sinks) a.extras.softmax_type = TE_SOFTMAX_LEARNABLE;
-    a.extras.softmax_offset = s->sinks;
+    a.extras.softmax_offset = te_tensor_cast(s->sinks, TE_F32);
     if (!args->key || !args->value) return te__fail(m->te, TE_ERR_INVALID, "SDPA: key and value are needed beside the input (the query)");
     if (s->softcap != 0.0f) return te__output(m, args, te__capped_attention(args->input, args->key, args->value, s->softcap, &a));
     return te__output(m, args, te_attention(args->input, args->key, args->value, &a));
@@ -285,13 +285,18 @@ typedef struct te__causal_lm {
     char *config;           /* the text of config.json, where it came from a folder; or NULL */
 } te__causal_lm;
 
+/* A factor as a tensor of that format holds it. */
+static float te__rounded_to(float x, te_dtype dtype) {
+    return dtype == TE_BF16 ? te__bf16_to_f32(te__f32_to_bf16(x)) : dtype == TE_F16 ? te__f16_to_f32(te__f32_to_f16(x)) : x;
+}
+
 /* ids [b, s] -> normalised hidden states [b, s, hidden]. */
 static te_result te__decoder_model_forward(te_module *m, te_forward_args *args) {
     const float *scale = (const float *)m->state;
     te_module *layers = te_module_find(m, "layers");
     te_tensor *x = te__run_on(m, "embed_tokens", args->input, args);
     int i;
-    if (x && *scale != 0.0f) x = te_scale(x, *scale);
+    if (x && *scale != 0.0f) x = te_scale(x, te__rounded_to(*scale, x->dtype));
     for (i = 0; i < te_module_num_children(layers) && x; i++) {
         te_forward_args in = TE_ZERO;
         te__hand_on(&in, args);
@@ -341,6 +346,7 @@ static const te_module_class te__causal_lm_class = {"CausalLM", sizeof(te__causa
 
 TE_API te_kv_cache *te_kv_cache_create(te_module *model, int64_t batch, int64_t max_length) {
     const te_causal_lm_desc *d;
+    const te_tensor *table;
     te_kv_cache *c;
     te_ctx *te;
     int64_t shape[4];
@@ -353,6 +359,7 @@ TE_API te_kv_cache *te_kv_cache_create(te_module *model, int64_t batch, int64_t 
                  (long long)max_length);
         return NULL;
     }
+    table = te_module_parameter(te_module_find(model, "model.embed_tokens"), "weight"); /* keys have its format, which a cast may have changed */
     c = (te_kv_cache *)te__alloc_zero(te, sizeof(*c));
     if (!c) return NULL;
     c->te = te;
@@ -367,8 +374,8 @@ TE_API te_kv_cache *te_kv_cache_create(te_module *model, int64_t batch, int64_t 
     shape[3] = d->head_dim;
     te__frame_begin(te);
     for (i = 0; i < c->num_layers; i++) {
-        c->layers[i].k = te_tensor_retain(te_tensor_empty(te, d->params_dtype, 4, shape));
-        c->layers[i].v = te_tensor_retain(te_tensor_empty(te, d->params_dtype, 4, shape));
+        c->layers[i].k = te_tensor_retain(te_tensor_empty(te, table ? table->dtype : d->params_dtype, 4, shape));
+        c->layers[i].v = te_tensor_retain(te_tensor_empty(te, table ? table->dtype : d->params_dtype, 4, shape));
         if (!c->layers[i].k || !c->layers[i].v) break;
     }
     te__frame_end(te, NULL, 0);
@@ -527,17 +534,12 @@ static te_module *te__decoder_layer_create(te_ctx *te, const te_causal_lm_desc *
     return te__close_part(m, outer);
 }
 
-/* A factor as a tensor of that format holds it. */
-static float te__rounded_to(float x, te_dtype dtype) {
-    return dtype == TE_BF16 ? te__bf16_to_f32(te__f32_to_bf16(x)) : dtype == TE_F16 ? te__f16_to_f32(te__f32_to_f16(x)) : x;
-}
-
 static te_module *te__decoder_model_create(te_ctx *te, const te_causal_lm_desc *d) {
     te_embedding_desc table = TE_ZERO;
     te_module *outer, *m = te__open_part(te, &te__decoder_model_class, "model", &outer), *list;
     int i;
     if (!m) return NULL;
-    *(float *)m->state = te__rounded_to(d->embedding_scale, d->params_dtype);
+    *(float *)m->state = d->embedding_scale;
     table.num_embeddings = d->vocab_size;
     table.embedding_dim = d->hidden_size;
     table.params_dtype = d->params_dtype;

@@ -200,7 +200,7 @@ static te_result te__dpa_call(te_module *m, const te_attention_call *c, te_tenso
         if (!x->alibi_slopes) return te_error_code(m->te);
     }
     x->softmax_type = o->softmax_type;
-    if (o->softmax_type == TE_SOFTMAX_LEARNABLE) x->softmax_offset = te_module_parameter(m, "softmax_offset");
+    if (o->softmax_type == TE_SOFTMAX_LEARNABLE) x->softmax_offset = te_tensor_cast(te_module_parameter(m, "softmax_offset"), TE_F32);
     if (c->score_mod) x->score_mod = *c->score_mod;
     a->softmax_scale = o->softmax_scale;
     a->dropout_p = te_module_is_training(m) ? o->attention_dropout : 0.0f;

@@ -41,7 +41,7 @@ static te_result te__adam_run(te_optimizer *opt, const te__opt_step *step) {
     args.bias_correction = step->numbers;
     return te_op_adam(opt->te, &args);
 }
-static const te__opt_class te__adam_class = {"te_fused_adam_create", {"exp_avg", "exp_avg_sq", "master_param"}, te__adam_run, true, NULL};
+static const te__opt_class te__adam_class = {"te_fused_adam_create", {"exp_avg", "exp_avg_sq", "master_param"}, te__adam_run, true, NULL, true};
 
 /* The format of a state: zero is f32. */
 static bool te__adam_format_ok(te_ctx *te, const char *name, te_dtype dtype, bool moment) {

@@ -3,21 +3,10 @@
 
 /* ---- making one ---- */
 
-/* A parameter may sit in the tree twice (tied weights); it is stepped once. */
-static te__opt_param *te__opt_find(const te_optimizer *opt, const te_tensor *param) {
-    int i;
-    for (i = 0; i < opt->num_params; i++)
-        if (opt->params[i].param == param) return &opt->params[i];
-    return NULL;
-}
-
 static bool te__opt_add(void *user, te_module *m, const char *path, te_tensor *x, te_entry_kind kind) {
     te_optimizer *opt = (te_optimizer *)user;
-    const te__opt_options *o = &opt->options;
     te_ctx *te = opt->te;
     te__opt_param *p;
-    bool master;
-    int k;
     (void)m;
     if (kind != TE_ENTRY_PARAMETER || !x->requires_grad || te__opt_find(opt, x)) return true;
     if (x->quantized ? !x->quantized->quantizer : !x->buffer || !te__is_contiguous(x)) {
@@ -25,7 +14,7 @@ static bool te__opt_add(void *user, te_module *m, const char *path, te_tensor *x
                  x->quantized ? "quantized and has none" : x->buffer ? "strided" : "without memory");
         return false;
     }
-    if (x->quantized && o->no_master_weights) {
+    if (x->quantized && opt->options.no_master_weights) {
         te__fail(te, TE_ERR_INVALID, "%s: parameter %s is stored quantized, and no_master_weights is set; quantized weights need masters", opt->cls->create, path);
         return false;
     }
@@ -35,15 +24,7 @@ static bool te__opt_add(void *user, te_module *m, const char *path, te_tensor *x
     p->path = te__copy_string(te, path);
     p->param = te_tensor_retain(x);
     if (!p->path) return false;
-    master = (x->dtype != TE_F32 || x->quantized) && !o->no_master_weights;
-    for (k = 0; k < TE__OPT_STATES; k++) {
-        te_dtype dtype = o->dtype[k] ? o->dtype[k] : master ? TE_F32 : x->dtype;
-        bool scaled = o->dtype[k] && te__opt_is_scaled(dtype);
-        if (!opt->cls->state[k] || (k == TE__OPT_MASTER && !master)) continue;
-        if (k == TE__OPT_MASTER && o->store_param_remainders && dtype == TE_F32 && x->dtype == TE_BF16 && !x->quantized) dtype = TE_U8;
-        if (!te__opt_state_make(&p->state[k], dtype, scaled, x)) return false;
-    }
-    return !master || te__opt_take_master(p) == TE_OK;
+    return te__opt_make_all(opt, p) == TE_OK;
 }
 
 TE_API void te_optimizer_destroy(te_optimizer *opt) {
@@ -57,10 +38,7 @@ TE_API void te_optimizer_destroy(te_optimizer *opt) {
         te__opt_param *p = &opt->params[i];
         te__free_string(te, p->path);
         te_tensor_release(p->param);
-        for (k = 0; k < TE__OPT_STATES; k++) {
-            te_tensor_release(p->state[k].x);
-            te_tensor_release(p->state[k].scale);
-        }
+        for (k = 0; k < TE__OPT_STATES; k++) te__opt_state_close(&p->state[k]);
     }
     te_tensor_release(opt->norm);
     te_tensor_release(opt->clip);
@@ -410,6 +388,8 @@ static te_result te__opt_step_once(te_optimizer *opt, const te__opt_scaling *sca
     te_result result;
     bool split, skipped = false;
     int i, n = 0, decayed;
+    result = te__opt_follow(opt);
+    if (result != TE_OK) return result;
     split = opt->options.decay_matrices_only && te__opt_decays(opt);
     for (i = 0; i < opt->num_params; i++) {
         opt->params[i].listed = false;
@@ -508,11 +488,12 @@ static te__opt_state *te__opt_named_state(te_optimizer *opt, const te_tensor *pa
         te__fail(te, TE_ERR_INVALID, "%s: %s", function, !param ? "the parameter is NULL" : !name ? "the state's name is NULL" : "the tensor is no parameter of this optimizer");
         return NULL;
     }
-    for (k = 0; k < TE__OPT_STATES; k++)
-        if (opt->cls->state[k] && strcmp(opt->cls->state[k], name) == 0 && p->state[k].x) {
-            if (k == TE__OPT_MASTER && (p->behind || p->version != te__param_version(p->param)) && te__opt_take_master(p) != TE_OK) return NULL;
-            return &p->state[k];
-        }
+    if (te__opt_follow(opt) != TE_OK) return NULL;
+    k = te__opt_state_place(opt, name);
+    if (k < TE__OPT_STATES && p->state[k].x) {
+        if (k == TE__OPT_MASTER && (p->behind || p->version != te__param_version(p->param)) && te__opt_take_master(p) != TE_OK) return NULL;
+        return &p->state[k];
+    }
     te__fail(te, TE_ERR_INVALID, "%s: parameter %s has no state \"%.40s\"; this optimizer's are %s%s%s%s%s", function, p->path, name,
              opt->cls->state[0], opt->cls->state[1] ? ", " : "", opt->cls->state[1] ? opt->cls->state[1] : "", " and, of parameters that have masters, ",
              opt->cls->state[TE__OPT_MASTER]);
@@ -531,7 +512,7 @@ TE_API te_tensor *te_optimizer_get_unscaled_state(te_optimizer *opt, const te_te
     if (te__opt_is_remainders(s)) {
         size_t bytes = (size_t)te__numel(out) * sizeof(float);
         float *master = (float *)te__alloc(opt->te, bytes);
-        result = master ? te__opt_remainders(p, master, false) : TE_ERR_OUT_OF_MEMORY;
+        result = master ? te__opt_remainders(p->param, s, master, false) : TE_ERR_OUT_OF_MEMORY;
         if (result == TE_OK) result = te_tensor_copy_from_host(out, master);
         te__free(opt->te, master, bytes);
     } else
@@ -558,7 +539,7 @@ TE_API te_result te_optimizer_set_scaled_state(te_optimizer *opt, te_tensor *par
         size_t bytes = (size_t)te__numel(param) * sizeof(float);
         float *master = (float *)te__alloc(opt->te, bytes);
         result = master ? te_tensor_to_host(unscaled_state, master) : TE_ERR_OUT_OF_MEMORY;
-        if (result == TE_OK) result = te__opt_remainders(p, master, true);
+        if (result == TE_OK) result = te__opt_remainders(p->param, s, master, true);
         te__free(opt->te, master, bytes);
         p->version = te__param_version(p->param);
     } else
@@ -573,6 +554,7 @@ typedef bool (*te__state_visit_fn)(void *user, const char *name, te_tensor *tens
 static bool te__optimizer_visit(te_optimizer *opt, te__state_visit_fn visit, void *user) {
     char name[640];
     int i, k;
+    if (opt && te__opt_follow(opt) != TE_OK) return false;
     for (i = 0; opt && i < opt->num_params; i++)
         for (k = 0; k < TE__OPT_STATES; k++) {
             const te__opt_state *s = &opt->params[i].state[k];

@@ -38,8 +38,8 @@ static te_result te__sgd_may_capture(te_optimizer *opt, const te__opt_param *p) 
     if (p->started || !te__sgd_first_counts(&opt->desc.sgd)) return TE_OK;
     return te__refuse_capture(opt->te, "the first te_optimizer_step of an optimizer with dampening, which differs from all later ones", "make it before te_graph_begin");
 }
-static const te__opt_class te__sgd_class = {"te_fused_sgd_create", {"momentum_buffer", NULL, "master_param"}, te__sgd_run, false, te__sgd_may_capture};
-static const te__opt_class te__sgd_plain_class = {"te_fused_sgd_create", {NULL, NULL, "master_param"}, te__sgd_run, false, te__sgd_may_capture}; /* no momentum */
+static const te__opt_class te__sgd_class = {"te_fused_sgd_create", {"momentum_buffer", NULL, "master_param"}, te__sgd_run, false, te__sgd_may_capture, false};
+static const te__opt_class te__sgd_plain_class = {"te_fused_sgd_create", {NULL, NULL, "master_param"}, te__sgd_run, false, te__sgd_may_capture, false}; /* no momentum */
 
 static bool te__sgd_desc_ok(te_ctx *te, const te_fused_sgd_desc *d) {
     const char *create = te__sgd_class.create;

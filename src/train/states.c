@@ -4,12 +4,14 @@
 /* A state of a parameter: f32 or bf16; or f16 or e4m3, which stand for their elements times `scale`, f32 [1]; or a master's remainders, u8 [elements, 2]. */
 typedef struct te__opt_state {
     te_tensor *x, *scale; /* retained; NULL: there is none */
+    te_tensor *unit;      /* f32 [1], 1: the scale of a state of 16 bits that stands for itself (te_optimizer_state); no arithmetic reads it */
 } te__opt_state;
 enum { TE__OPT_FIRST, TE__OPT_SECOND, TE__OPT_MASTER, TE__OPT_STATES };
 
 typedef struct te__opt_param {
     char *path;       /* from the module that the optimizer was made for */
     te_tensor *param; /* retained */
+    te_dtype dtype;   /* of the parameter when its states were made */
     te__opt_state state[TE__OPT_STATES];
     uint64_t version; /* te__param_version of the value that the master stands for */
     bool behind;      /* but the master lacks that value: a capture could not copy it, the next launch does */
@@ -42,6 +44,7 @@ typedef struct te__opt_class {
     te_result (*run)(te_optimizer *opt, const te__opt_step *step);
     bool has_betas; /* 1 / (1 - beta^step) changes from step to step, beside the learning rate */
     te_result (*may_capture)(te_optimizer *opt, const te__opt_param *p);  /* may a capture take this parameter's step? NULL: yes */
+    bool has_methods; /* the context's te_fused_adam_methods make its states */
 } te__opt_class;
 
 /* Options that all optimizers have. */
@@ -96,13 +99,21 @@ struct te_optimizer {
 
 static bool te__opt_is_scaled(te_dtype dtype) { return dtype == TE_F16 || dtype == TE_F8E4M3; }
 
-/* A state of zeros, of as many elements as `like`. */
-static bool te__opt_state_make(te__opt_state *s, te_dtype dtype, bool scaled, const te_tensor *like) {
+/* A state of as many elements as `like`, zeros or uninitialised. */
+static bool te__opt_state_make(te__opt_state *s, te_dtype dtype, bool scaled, bool zeros, const te_tensor *like) {
     const int64_t one[1] = {1}, pairs[2] = {te__numel(like), 2};
+    const int ndim = dtype == TE_U8 ? 2 : like->ndim;
+    const int64_t *shape = dtype == TE_U8 ? pairs : like->shape;
     te_ctx *te = like->te;
-    s->x = te_tensor_retain(dtype == TE_U8 ? te_tensor_zeros(te, dtype, 2, pairs) : te_tensor_zeros(te, dtype, like->ndim, like->shape));
+    s->x = te_tensor_retain(zeros ? te_tensor_zeros(te, dtype, ndim, shape) : te_tensor_empty(te, dtype, ndim, shape));
     if (scaled) s->scale = te_tensor_retain(te_tensor_full(te, TE_F32, 1, one, 1.0));
     return s->x && (!scaled || s->scale);
+}
+static void te__opt_state_close(te__opt_state *s) {
+    te_tensor_release(s->x);
+    te_tensor_release(s->scale);
+    te_tensor_release(s->unit);
+    memset(s, 0, sizeof(*s));
 }
 static bool te__opt_is_remainders(const te__opt_state *s) { return s->x && s->x->dtype == TE_U8; }
 
@@ -138,20 +149,19 @@ static te_result te__opt_unscale(const te__opt_state *s, te_tensor *out) {
     return te_op_axpby(out->te, &scale);
 }
 
-/* Parameter and remainders on the host: joined into `master`, or taken apart from it. */
-static te_result te__opt_remainders(te__opt_param *p, float *master, bool split) {
-    te_ctx *te = p->param->te;
-    size_t n = (size_t)te__numel(p->param), i;
+/* A bf16 parameter `upper` and its remainders on the host: joined into `master`, or taken apart from it. */
+static te_result te__opt_remainders(te_tensor *upper, te__opt_state *s, float *master, bool split) {
+    te_ctx *te = upper->te;
+    size_t n = (size_t)te__numel(upper), i;
     uint16_t *param = (uint16_t *)te__alloc(te, (2 * n + 1) * sizeof(uint16_t)), *remainder = param + n;
-    te__opt_state *s = &p->state[TE__OPT_MASTER];
     te_result result = param ? TE_OK : TE_ERR_OUT_OF_MEMORY;
-    if (result == TE_OK && !split) result = te_tensor_to_host(p->param, param);
+    if (result == TE_OK && !split) result = te_tensor_to_host(upper, param);
     if (result == TE_OK && !split) result = te_tensor_to_host(s->x, remainder);
     for (i = 0; i < n && result == TE_OK; i++) {
         if (split) te__split_master(master[i], &param[i], &remainder[i]);
         else master[i] = te__join_master(param[i], remainder[i]);
     }
-    if (result == TE_OK && split) result = te_tensor_copy_from_host(p->param, param);
+    if (result == TE_OK && split) result = te_tensor_copy_from_host(upper, param);
     if (result == TE_OK && split) result = te_tensor_copy_from_host(s->x, remainder);
     te__free(te, param, (2 * n + 1) * sizeof(uint16_t));
     return result;

@@ -1,0 +1,317 @@
+/* model/formats.c: which tensors of a model are cast, and to what: by words, by what is frozen, for a while; and the logits of a language model. Knows modules and their
+ * paths; must not know how a tensor is given another format. */
+
+/* ---- words ---- */
+
+static const char te__fp32_key[] = "_keep_in_fp32_modules", te__strict_fp32_key[] = "_keep_in_fp32_modules_strict";
+
+typedef struct te__words {
+    te_ctx *te;
+    char **word;
+    int count;
+} te__words;
+
+static void te__words_destroy(void *value) {
+    te__words *w = (te__words *)value;
+    int i;
+    for (i = 0; i < w->count; i++) te__free_string(w->te, w->word[i]);
+    te__free(w->te, w->word, ((size_t)w->count + 1) * sizeof(char *));
+    te__free(w->te, w, sizeof(*w));
+}
+/* The words that m has under a key; NULL if it has none, or a value of somebody else. */
+static const te__words *te__words_of(const te_module *m, const char *key) {
+    const te__attribute *a = te__module_attribute(m, key);
+    return a && a->destroy == te__words_destroy ? (const te__words *)a->value : NULL;
+}
+static bool te__words_ok(te_module *m, const char *const *keywords, int count, const char *who) {
+    int i;
+    for (i = 0; i < count && keywords && keywords[i]; i++) {}
+    if (count >= 0 && i == count) return true;
+    te__fail(m->te, TE_ERR_INVALID, "%s: %d words for %s, and %s; give as many texts", who, count, m->name, count < 0 ? "no number of words is below 0" : keywords ? "one of them is NULL" : "the list is NULL");
+    return false;
+}
+static bool te__word_matches(const char *const *keywords, int count, const char *path) {
+    int i;
+    for (i = 0; i < count; i++)
+        if (strstr(path, keywords[i])) return true;
+    return false;
+}
+static bool te__words_match(const te__words *w, const char *path) { return w && te__word_matches((const char *const *)w->word, w->count, path); }
+
+TE_API te_result te_module_set_keep_in_fp32(te_module *m, const char *const *keywords, int count, bool strict) {
+    const char *const key = strict ? te__strict_fp32_key : te__fp32_key;
+    te__words *w;
+    te_result result;
+    if (!m) return TE_ERR_STATE;
+    if (!te__words_ok(m, keywords, count, "te_module_set_keep_in_fp32")) return te_error_code(m->te);
+    if (count == 0) {
+        te_module_remove_attribute(m, key);
+        return TE_OK;
+    }
+    w = (te__words *)te__alloc_zero(m->te, sizeof(*w));
+    if (!w) return te_error_code(m->te);
+    w->te = m->te;
+    w->count = count;
+    w->word = (char **)te__alloc_zero(m->te, ((size_t)count + 1) * sizeof(char *));
+    result = w->word ? TE_OK : te_error_code(m->te);
+    if (!w->word) w->count = 0;
+    for (count = 0; count < w->count && result == TE_OK; count++) {
+        w->word[count] = te__copy_string(m->te, keywords[count]);
+        if (!w->word[count]) result = te_error_code(m->te);
+    }
+    if (result == TE_OK) result = te_module_set_attribute(m, key, w, te__words_destroy);
+    if (result != TE_OK) te__words_destroy(w);
+    return result;
+}
+
+/* Adds the words of w that are not there yet; *n counts those beyond max, too. `outer`: words that stand before them. */
+static void te__words_list(const te__words *w, const te__words *outer, const char **keywords, int max, int *n) {
+    int i, k;
+    for (i = 0; w && i < w->count; i++) {
+        for (k = 0; k < i && strcmp(w->word[k], w->word[i]) != 0; k++) {}
+        if (k < i) continue;
+        for (k = 0; outer && k < outer->count && strcmp(outer->word[k], w->word[i]) != 0; k++) {}
+        if (outer && k < outer->count) continue;
+        if (*n < max && keywords) keywords[*n] = w->word[i];
+        ++*n;
+    }
+}
+TE_API int te_get_strict_fp32_module_keywords(const te_module *m, const char **keywords, int max) {
+    int n = 0;
+    te__words_list(te__words_of(m, te__strict_fp32_key), NULL, keywords, max, &n);
+    return n;
+}
+TE_API int te_get_fp32_module_keywords(const te_module *m, const char **keywords, int max) {
+    const te__words *strict = te__words_of(m, te__strict_fp32_key);
+    int n = 0;
+    te__words_list(strict, NULL, keywords, max, &n);
+    te__words_list(te__words_of(m, te__fp32_key), strict, keywords, max, &n);
+    return n;
+}
+
+static bool te__find_sharded(void *user, te_module *m, const char *path, te_tensor *x, te_entry_kind kind) {
+    (void)user, (void)m, (void)path;
+    return !(kind == TE_ENTRY_PARAMETER && x->sharded);
+}
+TE_API bool te_has_dtensor_params(te_module *m) { return m && !te_module_visit_tensors(m, te__find_sharded, NULL); }
+
+/* ---- casts ---- */
+
+typedef struct te__cast {
+    te__recast list;
+    te_module *root;
+    te_dtype dtype;
+    const te__words *words, *strict; /* of the root */
+    bool sharded;
+    const char *const *keywords; /* te_restore_fp32_modules: in place of them */
+    int count;
+    bool buffers_alone;
+    const te_cast_model_desc *desc; /* or NULL */
+    const te_fp32_scope *scope;     /* every tensor goes back to its own format; or NULL */
+} te__cast;
+
+static te__cast te__cast_of(te_module *m, te_dtype dtype) {
+    te__cast c = TE_ZERO;
+    c.list.te = m->te;
+    c.root = m;
+    c.dtype = dtype;
+    c.words = te__words_of(m, te__fp32_key);
+    c.strict = te__words_of(m, te__strict_fp32_key);
+    c.sharded = te_has_dtensor_params(m);
+    return c;
+}
+static bool te__is_scaling_path(const char *path, te_entry_kind kind) {
+    const char *dot = strrchr(path, '.');
+    return kind == TE_ENTRY_BUFFER && te__is_scaling_name(dot ? dot + 1 : path);
+}
+/* Do the root's words keep the tensor in f32? */
+static bool te__cast_keeps(const te__cast *c, const char *path, te_entry_kind kind) {
+    return te__words_match(c->strict, path) || ((!c->sharded || kind == TE_ENTRY_BUFFER) && te__words_match(c->words, path));
+}
+/* Is m, or a module between it and the root, a child of a name that is skipped? */
+static bool te__cast_skips(const te__cast *c, const te_module *m) {
+    int i;
+    for (; c->desc && m && m != c->root; m = m->parent)
+        for (i = 0; i < c->desc->num_skip_modules; i++)
+            if (strcmp(c->desc->skip_modules[i], m->name) == 0) return true;
+    return false;
+}
+static bool te__cast_visit(void *user, te_module *m, const char *path, te_tensor *x, te_entry_kind kind) {
+    te__cast *c = (te__cast *)user;
+    if (te__is_scaling_path(path, kind)) return true;
+    if (te__cast_keeps(c, path, kind)) return te__recast_add(&c->list, x, TE_F32, kind, 2);
+    if (te__cast_skips(c, m)) return te__recast_add(&c->list, x, x->dtype, kind, 1);
+    return te__recast_add(&c->list, x, c->dtype, kind, 0);
+}
+static te_result te__cast_run(te__cast *c, te_tensor_visit_fn visit) {
+    const bool ok = te_module_visit_tensors(c->root, visit, c);
+    return te__recast_run(&c->list, ok);
+}
+/* Words of the root that keep no parameter of a sharded model. */
+static void te__cast_warn(const te__cast *c, const char *who) {
+    const char *first = NULL;
+    int n = 0;
+    te__words_list(c->words, c->strict, &first, 1, &n);
+    if (c->sharded && n > 0)
+        te__warn(c->root->te, "%s: %s has sharded parameters, which ranks cast alike: \"%.60s\"%s (te_module_set_keep_in_fp32) keep%s buffers alone in f32; make %s strict for parameters",
+                 who, c->root->name, first, n > 1 ? " and other words" : "", n > 1 ? "" : "s", n > 1 ? "them" : "it");
+}
+static te_result te__cast_to(te_module *m, te_dtype dtype, const te_cast_model_desc *desc, const char *who) {
+    te__cast c = te__cast_of(m, dtype);
+    te_result result;
+    c.desc = desc;
+    result = te__cast_run(&c, te__cast_visit);
+    if (result == TE_OK) te__cast_warn(&c, who);
+    return result;
+}
+
+static te_result te__want_floating(te_ctx *te, te_dtype dtype, const char *who, const char *field) {
+    if (te__is_float(dtype)) return TE_OK;
+    return te__fail(te, TE_ERR_DTYPE, "%s: %s is %s; f32, f16 and bf16 are possible", who, field, te_dtype_name(dtype));
+}
+TE_API te_result te_cast_model_to_dtype(te_module *m, const te_cast_model_desc *desc) {
+    static const char who[] = "te_cast_model_to_dtype";
+    const te_dtype dtype = desc && desc->dtype ? desc->dtype : TE_BF16;
+    te_result result;
+    if (!m) return TE_ERR_STATE;
+    result = te__recast_may(m, who);
+    if (result == TE_OK) result = te__want_floating(m->te, dtype, who, "dtype");
+    if (result == TE_OK && desc && !te__words_ok(m, desc->skip_modules, desc->num_skip_modules, who)) result = te_error_code(m->te);
+    return result == TE_OK ? te__cast_to(m, dtype, desc, who) : result;
+}
+
+static bool te__restore_visit(void *user, te_module *m, const char *path, te_tensor *x, te_entry_kind kind) {
+    te__cast *c = (te__cast *)user;
+    (void)m;
+    if (te__is_scaling_path(path, kind) || (c->buffers_alone && kind == TE_ENTRY_PARAMETER) || !te__word_matches(c->keywords, c->count, path)) return true;
+    return te__recast_add(&c->list, x, TE_F32, TE_ENTRY_BUFFER, 2); /* any path counts */
+}
+static te_result te__restore_words(te_module *m, const char *const *keywords, int count, bool buffers_alone, const char *who) {
+    te__cast c;
+    te_result result;
+    if (!m) return TE_ERR_STATE;
+    result = te__recast_may(m, who);
+    if (result == TE_OK && !te__words_ok(m, keywords, count, who)) result = te_error_code(m->te);
+    if (result != TE_OK) return result;
+    c = te__cast_of(m, TE_F32);
+    c.keywords = keywords;
+    c.count = count;
+    c.buffers_alone = buffers_alone;
+    return te__cast_run(&c, te__restore_visit);
+}
+TE_API te_result te_restore_fp32_modules(te_module *m, const char *const *keywords, int count) { return te__restore_words(m, keywords, count, false, "te_restore_fp32_modules"); }
+TE_API te_result te_restore_fp32_buffers(te_module *m, const char *const *keywords, int count) { return te__restore_words(m, keywords, count, true, "te_restore_fp32_buffers"); }
+
+/* ---- sampling in f32 ---- */
+
+typedef struct te__scope_entry {
+    te_tensor *x; /* retained */
+    te_dtype dtype;
+} te__scope_entry;
+struct te_fp32_scope {
+    te_ctx *te;
+    te_module *m;
+    te_dtype dtype; /* of the whole model; TE_DTYPE_NONE: of each tensor its own */
+    te_dtype usual; /* of a tensor that comes during the region */
+    te__scope_entry *entry; /* by address */
+    int num, cap;
+    te__closable closable;
+};
+
+static void te__scope_free(te_fp32_scope *s) {
+    te_ctx *te = s->te;
+    int i;
+    te__closable_remove(&s->closable);
+    for (i = 0; i < s->num; i++) te_tensor_release(s->entry[i].x);
+    te__free(te, s->entry, (size_t)s->cap * sizeof(te__scope_entry));
+    te__free(te, s, sizeof(*s));
+}
+static void te__scope_close(void *owner) { te__scope_free((te_fp32_scope *)owner); }
+static bool te__scope_visit(void *user, te_module *m, const char *path, te_tensor *x, te_entry_kind kind) {
+    te_fp32_scope *s = (te_fp32_scope *)user;
+    (void)m, (void)path, (void)kind;
+    if (!te__is_floating(x)) return true;
+    if (!te__grow(s->te, (void **)&s->entry, &s->cap, s->num, sizeof(te__scope_entry))) return false;
+    s->entry[s->num].x = te_tensor_retain(x);
+    s->entry[s->num++].dtype = x->dtype;
+    return true;
+}
+static int te__scope_by_tensor(const void *a, const void *b) { return te__by_address(((const te__scope_entry *)a)->x, ((const te__scope_entry *)b)->x); }
+
+/* The format of the first floating parameter, of those that the words do not keep in f32 if `c` has any. */
+static bool te__first_visit(void *user, te_module *m, const char *path, te_tensor *x, te_entry_kind kind) {
+    te__cast *c = (te__cast *)user;
+    (void)m;
+    if (kind != TE_ENTRY_PARAMETER || !te__is_floating(x) || te__cast_keeps(c, path, kind)) return true;
+    c->dtype = x->dtype;
+    return false;
+}
+static te_dtype te__first_dtype(te_module *m, bool any) {
+    te__cast c = te__cast_of(m, TE_F32);
+    if (any) c.words = c.strict = NULL;
+    te_module_visit_tensors(m, te__first_visit, &c);
+    return c.dtype;
+}
+
+TE_API te_fp32_scope *te_yield_fp32_model_begin(te_module *m, const te_yield_fp32_model_desc *desc) {
+    static const char who[] = "te_yield_fp32_model_begin";
+    te_fp32_scope *s;
+    te__cast c;
+    te_result result;
+    if (!m) return NULL;
+    if (te__recast_may(m, who) != TE_OK || (desc && desc->restore_dtype && te__want_floating(m->te, desc->restore_dtype, who, "restore_dtype") != TE_OK)) return NULL;
+    s = (te_fp32_scope *)te__alloc_zero(m->te, sizeof(*s));
+    if (!s) return NULL;
+    s->te = m->te;
+    s->m = m;
+    te__closable_add(m->te, &s->closable, "region of te_yield_fp32_model_begin", te__scope_close, s);
+    s->usual = te__first_dtype(m, false);
+    if (desc) s->dtype = desc->restore_dtype ? desc->restore_dtype : desc->restore_first_parameter ? te__first_dtype(m, true) : TE_DTYPE_NONE;
+    result = te_module_visit_tensors(m, te__scope_visit, s) ? TE_OK : te_error_code(m->te);
+    if (result == TE_OK) {
+        if (s->num) qsort(s->entry, (size_t)s->num, sizeof(te__scope_entry), te__scope_by_tensor);
+        c = te__cast_of(m, TE_F32);
+        result = te__cast_run(&c, te__cast_visit);
+    }
+    if (result == TE_OK) return s;
+    te__scope_free(s);
+    return NULL;
+}
+
+static bool te__scope_back(void *user, te_module *m, const char *path, te_tensor *x, te_entry_kind kind) {
+    te__cast *c = (te__cast *)user;
+    te__scope_entry key, *e = NULL;
+    (void)m;
+    key.x = x;
+    if (te__is_scaling_path(path, kind)) return true;
+    if (te__cast_keeps(c, path, kind)) return te__recast_add(&c->list, x, TE_F32, kind, 2);
+    if (c->scope->num) e = (te__scope_entry *)bsearch(&key, c->scope->entry, (size_t)c->scope->num, sizeof(key), te__scope_by_tensor);
+    return te__recast_add(&c->list, x, e ? e->dtype : c->dtype, kind, 0);
+}
+TE_API te_result te_yield_fp32_model_end(te_fp32_scope *scope) {
+    static const char who[] = "te_yield_fp32_model_end";
+    te_result before, result;
+    te_ctx *te;
+    char *error;
+    if (!scope) return TE_OK;
+    te = scope->te;
+    before = te->error_code;
+    error = te->error;
+    te->error_code = TE_OK; /* the body's error, if it has one, is put back below */
+    te->error = NULL;
+    result = te__recast_may(scope->m, who);
+    if (result == TE_OK && scope->dtype) {
+        result = te__cast_to(scope->m, scope->dtype, NULL, who);
+    } else if (result == TE_OK) {
+        te__cast c = te__cast_of(scope->m, scope->usual);
+        c.scope = scope;
+        result = te__cast_run(&c, te__scope_back);
+        if (result == TE_OK) te__cast_warn(&c, who);
+    }
+    if (result == TE_OK) te__scope_free(scope);
+    if (before == TE_OK) return result;
+    free(te->error); /* te__fail has logged it */
+    te->error = error;
+    te->error_code = before;
+    return result;
+}

@@ -1,0 +1,214 @@
+/* model/recast.c: other formats for the tensors of a model, all or none, in place: handles stay, memory is new. Knows tensors, and who else looks at their memory; must not know
+ * which tensors are cast, or why. */
+
+typedef struct te__recast_item {
+    te_tensor *x;
+    te_dtype dtype;
+    te_entry_kind kind;
+    int hold;           /* of a buffer with several paths the highest counts: 0 cast, 1 stay, 2 kept in f32 */
+    int64_t order;      /* of a parameter with several paths the first counts */
+    te_tensor *fresh, *grad; /* what x and its gradient will be (of the frame); NULL: what they are */
+    void *init; /* likewise its preserved value */
+} te__recast_item;
+typedef struct te__recast {
+    te_ctx *te;
+    te__recast_item *item;
+    int num, cap;
+} te__recast;
+
+static bool te__is_floating(const te_tensor *x) { return te__is_float(x->dtype); } /* a quantized tensor has its nominal format there */
+
+static bool te__recast_add(te__recast *r, te_tensor *x, te_dtype dtype, te_entry_kind kind, int hold) {
+    te__recast_item *e;
+    if (!te__is_floating(x)) return true;
+    if (!te__grow(r->te, (void **)&r->item, &r->cap, r->num, sizeof(te__recast_item))) return false;
+    e = &r->item[r->num];
+    memset(e, 0, sizeof(*e));
+    e->x = x;
+    e->dtype = dtype;
+    e->kind = kind;
+    e->hold = hold;
+    e->order = r->num++;
+    return true;
+}
+
+static int te__by_address(const void *a, const void *b) {
+    const uintptr_t x = (uintptr_t)a, y = (uintptr_t)b;
+    return x < y ? -1 : x > y;
+}
+static int te__recast_by_tensor(const void *a, const void *b) {
+    const te__recast_item *x = (const te__recast_item *)a, *y = (const te__recast_item *)b;
+    const int order = te__by_address(x->x, y->x);
+    return order ? order : x->order < y->order ? -1 : x->order > y->order;
+}
+static int te__recast_by_memory(const void *a, const void *b) {
+    const te__recast_item *x = (const te__recast_item *)a, *y = (const te__recast_item *)b;
+    const int order = te__by_address(x->x->buffer, y->x->buffer);
+    if (order) return order;
+    if (x->x->dtype != y->x->dtype) return x->x->dtype < y->x->dtype ? -1 : 1;
+    if (x->dtype != y->dtype) return x->dtype < y->dtype ? -1 : 1;
+    return x->x->offset < y->x->offset ? -1 : x->x->offset > y->x->offset;
+}
+/* Each tensor once, and those alone whose format changes. */
+static void te__recast_resolve(te__recast *r) {
+    int i, n = 0;
+    if (r->num) qsort(r->item, (size_t)r->num, sizeof(te__recast_item), te__recast_by_tensor);
+    for (i = 0; i < r->num; i++) {
+        if (n && r->item[n - 1].x == r->item[i].x) {
+            if (r->item[i].kind == TE_ENTRY_BUFFER && r->item[i].hold > r->item[n - 1].hold) r->item[n - 1] = r->item[i];
+        } else
+            r->item[n++] = r->item[i];
+    }
+    for (i = 0, r->num = 0; i < n; i++)
+        if (r->item[i].dtype != r->item[i].x->dtype) r->item[r->num++] = r->item[i];
+    if (r->num) qsort(r->item, (size_t)r->num, sizeof(te__recast_item), te__recast_by_memory);
+}
+
+/* How many items from `first` on lie one behind the other, or over each other, in one buffer: they will again, as modules read neighbours as one tensor and tied views have one
+ * value. *end: of their bytes. */
+static int te__recast_run_of(const te__recast *r, int first, int64_t *end) {
+    const te__recast_item *e = &r->item[first];
+    const int64_t size = te__dtype_size(e->x->dtype);
+    int i;
+    *end = te__end(e->x);
+    for (i = first + 1; i < r->num; i++) {
+        const te__recast_item *next = &r->item[i];
+        if (next->x->buffer != e->x->buffer || next->x->dtype != e->x->dtype || next->dtype != e->dtype || next->x->offset > *end || (next->x->offset - e->x->offset) % size) break;
+        *end = te__max(*end, te__end(next->x));
+    }
+    return i - first;
+}
+/* New memory for `count` items from `first` on, with their values in it. */
+static te_result te__recast_fill(te__recast *r, int first, int count, int64_t end) {
+    const int64_t begin = r->item[first].x->offset, size = te__dtype_size(r->item[first].x->dtype), fresh_size = te__dtype_size(r->item[first].dtype);
+    const int64_t bytes = (end - begin) / size * fresh_size;
+    te__buffer *b;
+    te_result result;
+    int i;
+    if ((uint64_t)bytes > (uint64_t)PTRDIFF_MAX) /* only where addresses have 32 bits */
+        return te__fail(r->te, TE_ERR_OUT_OF_MEMORY, "a cast to %s: %lld bytes that lie together are more than addresses of %d bits reach", te_dtype_name(r->item[first].dtype), (long long)bytes,
+                        (int)(8 * sizeof(void *)));
+    b = te__buffer_create(r->te, (size_t)bytes);
+    result = b ? TE_OK : te_error_code(r->te);
+    for (i = first; i < first + count && result == TE_OK; i++) {
+        te__recast_item *e = &r->item[i];
+        e->fresh = te__tensor_shell(r->te, e->dtype, e->x->ndim, e->x->shape);
+        if (!e->fresh) result = te_error_code(r->te);
+        if (!e->fresh) break;
+        memcpy(e->fresh->stride, e->x->stride, sizeof(e->x->stride));
+        e->fresh->offset = (e->x->offset - begin) / size * fresh_size;
+        e->fresh->buffer = b;
+        b->refs++;
+        result = te_tensor_copy(e->fresh, e->x);
+    }
+    /* A cast is no new value: optimizers go on with the masters that they have. Cached quantized copies look at the buffer as well. */
+    if (b) b->version = te__buffer_version(r->item[first].x->buffer);
+    te__buffer_release(b);
+    return result;
+}
+/* The preserved value of a quantized weight, in its new nominal format. */
+static te_result te__recast_init_value(te__recast_item *e) {
+    const te__quantized *q = e->x->quantized;
+    te_ctx *te = e->x->te;
+    const int64_t n = te__numel(e->x);
+    float some[256];
+    int64_t at, more;
+    e->init = te__alloc(te, te__shape_bytes(e->dtype, e->x->ndim, e->x->shape));
+    if (!e->init) return TE_ERR_OUT_OF_MEMORY;
+    for (at = 0; at < n; at += more) {
+        more = te__min(n - at, 256);
+        te__load_row(q->init_value, e->x->dtype, at, more, some);
+        te__store_row(e->init, e->dtype, at, more, some);
+    }
+    return TE_OK;
+}
+/* The parts of an item beside its memory. */
+static te_result te__recast_prepare(te__recast_item *e) {
+    const te_tensor *grad = te_tensor_grad(e->x);
+    te_result result = TE_OK;
+    if (grad && grad->buffer && te__is_floating(grad) && grad->dtype != e->dtype) {
+        e->grad = te__empty_like(grad, e->dtype);
+        result = e->grad ? te_tensor_copy(e->grad, grad) : te_error_code(e->x->te);
+    }
+    return result == TE_OK && e->x->quantized && e->x->quantized->init_value ? te__recast_init_value(e) : result;
+}
+
+/* No launch of a graph may use this memory any more: the tensors that the program has are elsewhere now. */
+static void te__recast_break_graphs(const te__buffer *b) {
+    te_graph *g;
+    int i;
+    for (g = b->te->graphs; g; g = g->next) {
+        for (i = 0; i < g->num_held && g->held[i] != b; i++) {}
+        if (i < g->num_held || (b->arena && b->arena == g->arena)) g->broken = "a tensor that it uses was cast to another format since: capture it again";
+    }
+}
+/* Cannot fail. */
+static void te__recast_commit(te__recast_item *e) {
+    te_tensor *x = e->x;
+    te__quantized *q = x->quantized;
+    if (e->grad) {
+        te_tensor_release(x->var->grad);
+        x->var->grad = te_tensor_retain(e->grad);
+        e->grad->is_gradient = true;
+    }
+    if (e->init) {
+        te__free(x->te, q->init_value, q->init_bytes);
+        q->init_value = e->init;
+        q->init_bytes = te__shape_bytes(e->dtype, x->ndim, x->shape);
+        e->init = NULL;
+    }
+    x->dtype = e->dtype;
+    if (!e->fresh) return;
+    if (x->buffer->held) te__recast_break_graphs(x->buffer);
+    te__buffer_release(x->buffer);
+    x->buffer = e->fresh->buffer;
+    x->buffer->refs++;
+    x->offset = e->fresh->offset;
+}
+
+static te_result te__recast_all(te__recast *r) {
+    te_result result = TE_OK;
+    int64_t end;
+    int i, n;
+    for (i = 0; i < r->num && result == TE_OK; i += n) {
+        n = 1;
+        if (!r->item[i].x->buffer) continue; /* quantized, or without memory yet */
+        n = te__recast_run_of(r, i, &end);
+        result = te__recast_fill(r, i, n, end);
+    }
+    for (i = 0; i < r->num && result == TE_OK; i++) result = te__recast_prepare(&r->item[i]);
+    if (result == TE_OK) result = r->te->error_code;
+    for (i = 0; i < r->num && result == TE_OK; i++) te__recast_commit(&r->item[i]);
+    return result;
+}
+/* Casts the items and forgets them. ok: all of them are there. */
+static te_result te__recast_run(te__recast *r, bool ok) {
+    te_result result = ok ? TE_OK : te_error_code(r->te);
+    bool entered;
+    int i;
+    if (ok) {
+        te__recast_resolve(r);
+        result = te__device_enter(r->te, &entered);
+    }
+    if (result == TE_OK) {
+        te__frame_begin(r->te);
+        result = te__recast_all(r);
+        te__frame_end(r->te, NULL, 0);
+        te__device_leave(r->te, entered);
+    }
+    for (i = 0; i < r->num; i++) /* of a cast that failed */
+        if (r->item[i].init) te__free(r->te, r->item[i].init, te__shape_bytes(r->item[i].dtype, r->item[i].x->ndim, r->item[i].x->shape));
+    te__free(r->te, r->item, (size_t)r->cap * sizeof(te__recast_item));
+    memset(r, 0, sizeof(*r));
+    return result;
+}
+
+/* May formats change now? */
+static te_result te__recast_may(te_module *m, const char *who) {
+    te_ctx *te = m->te;
+    if (te->error_code != TE_OK) return te->error_code;
+    if (te->capture) return te__refuse_capture(te, who, "cast the model before te_graph_begin");
+    if (te__refuse_hook(te, who) != TE_OK) return TE_ERR_STATE;
+    if (te->warming) return te__fail(te, TE_ERR_STATE, "%s: between te_warmup_begin and te_warmup_end, where nothing runs: cast the model before", who);
+    return TE_OK;
+}

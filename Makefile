@@ -28,7 +28,7 @@ TESTS         := $(filter-out tests/build/% $(SKIPPED_TESTS),$(wildcard tests/*/
 PRIVATE_TESTS := $(if $(TESTS),$(shell grep -l '^\#define TE_IMPLEMENTATION' $(TESTS)))
 PUBLIC_TESTS  := $(filter-out $(PRIVATE_TESTS),$(TESTS)) tests/te_test.c
 PUBLIC_OBJECTS := $(PUBLIC_TESTS:tests/%.c=$(BUILD)/tests/%.o)
-TOOLS         := te_info te_explain te_warm te_bench
+TOOLS         := te_info te_explain te_warm te_bench te_automodel
 # Tests that the second run, on the packed te.h, repeats.
 PACKED_WORDS  ?= core/ quant/ nn/
 
@@ -44,7 +44,7 @@ help:
 	@echo 'make test        runs every test that this machine can run           (ARGS="norm gelu" for some; JOBS=1: in one process)'
 	@echo 'make pack        writes te.h and te_kernels.cu.inc from src/'
 	@echo 'make check-pack  fails if they are stale'
-	@echo 'make tools       te_info, te_explain, te_warm, te_bench, in build/'
+	@echo 'make tools       te_info, te_explain, te_warm, te_bench, te_automodel, in build/'
 	@echo 'make bench       measures against cuBLASLt and the copy bandwidth     (ARGS="gemm norm" for some)'
 	@echo 'make bench-table  the table and plot of tests/bench and the README'"'"'s rows, of a CSV that was measured elsewhere'
 	@echo 'make kcheck      compiles every kernel for every architecture with NVRTC; needs no GPU'

@@ -106,6 +106,14 @@ static inline te_tensor *call_ids(te_ctx *te, int64_t n, int range) {
     return x;
 }
 
+/* u8 [1, 1, n, n]: row i sees keys 0 .. i. n up to 80. */
+static inline te_tensor *call_causal_mask(te_ctx *te, int64_t n) {
+    unsigned char host[80 * 80];
+    const int64_t shape[4] = {1, 1, n, n};
+    int64_t i;
+    for (i = 0; i < n * n; i++) host[i] = i % n <= i / n;
+    return te_tensor_from_host(te, TE_U8, 4, shape, host);
+}
 /* A routing mask of two experts for each token. */
 static inline te_tensor *call_mask(te_ctx *te, int64_t tokens, int64_t experts) {
     const int64_t shape[2] = {tokens, experts};
@@ -141,8 +149,10 @@ static inline te_tensor *call_bytes(te_ctx *te, te_dtype dtype, int64_t rows, in
     return x;
 }
 
-/* Builds call number `index` for `dtype`; false when there are no more. Sizes are off-tile on purpose. */
-static inline bool call_build(call *c, te_ctx *te, int index, te_dtype dtype) {
+enum { CALL_END = 200 }; /* above all numbers of calls, which need not follow each other */
+
+/* Builds the call of a number for `dtype`, or with `probe` its op and label alone; false: it has none. Sizes are off-tile on purpose. */
+static inline bool call_numbered(call *c, te_ctx *te, int index, te_dtype dtype, bool probe) {
     const int64_t M = 130, N = 264, K = 136, one[1] = {1}, vm[1] = {M}, vn[1] = {N}, mn[2] = {M, N}, mk[2] = {M, K}, nk[2] = {N, K}, nm[2] = {N, 144};
     const int64_t m2n[2] = {M, 2 * N}, row[2] = {M, 272}, scales[1] = {6}, history[2] = {4, 6};
     const int64_t packed_q[3] = {150, 8, 64}, packed_kv[3] = {170, 2, 64}, eight[1] = {8};
@@ -157,7 +167,8 @@ static inline bool call_build(call *c, te_ctx *te, int index, te_dtype dtype) {
 #define CALL(number, OP, text)  \
     case number:                \
         c->op = TE_OP_##OP;     \
-        c->label = text;
+        c->label = text;        \
+        if (probe) return true;
     switch (index) {
         CALL(0, COPY, "copy to f32")
         c->args.copy.src = call_normal(te, dtype, 2, mn, 1);
@@ -1034,10 +1045,65 @@ static inline bool call_build(call *c, te_ctx *te, int index, te_dtype dtype) {
         c->args.copy_to_kv_cache.start_positions = te_tensor_from_host(te, TE_I32, 1, (const int64_t[]){2}, (const int32_t[]){13, 40});
         c->args.copy_to_kv_cache.page_table = te_tensor_from_host(te, TE_I32, 2, (const int64_t[]){2, 4}, (const int32_t[]){6, 1, 4, 0, 7, 2, 3, 5});
         break;
+        CALL(105, SPARSE_ATTN_FWD, "attention by lists of keys, with sinks")
+        c->args.sparse_attn_fwd.q = call_normal(te, dtype, 4, (const int64_t[]){2, 39, 10, 72}, 1);
+        c->args.sparse_attn_fwd.kv = call_normal(te, dtype, 3, (const int64_t[]){2, 50, 72}, 2);
+        c->args.sparse_attn_fwd.indices = te_tensor_view(call_ids(te, 2 * 39 * 37, 57), 3, (const int64_t[]){2, 39, 37}); /* 50 to 56: empty slots */
+        c->args.sparse_attn_fwd.sinks = call_normal(te, TE_F32, 1, (const int64_t[]){10}, 3);
+        c->args.sparse_attn_fwd.o = call_out(c, te, dtype, 4, (const int64_t[]){2, 39, 10, 72});
+        c->args.sparse_attn_fwd.lse = call_out(c, te, TE_F32, 3, (const int64_t[]){2, 10, 39});
+        break;
+        CALL(106, SPARSE_ATTN_BWD, "attention by lists of keys, backward")
+        c->args.sparse_attn_bwd.q = call_normal(te, dtype, 4, (const int64_t[]){2, 39, 10, 72}, 1);
+        c->args.sparse_attn_bwd.kv = call_normal(te, dtype, 3, (const int64_t[]){2, 50, 72}, 2);
+        c->args.sparse_attn_bwd.indices = te_tensor_view(call_ids(te, 2 * 39 * 37, 57), 3, (const int64_t[]){2, 39, 37});
+        c->args.sparse_attn_bwd.sinks = call_normal(te, TE_F32, 1, (const int64_t[]){10}, 3);
+        c->args.sparse_attn_bwd.o = call_normal(te, dtype, 4, (const int64_t[]){2, 39, 10, 72}, 4);
+        c->args.sparse_attn_bwd.d_o = call_normal(te, dtype, 4, (const int64_t[]){2, 39, 10, 72}, 5);
+        c->args.sparse_attn_bwd.lse = te_tensor_full(te, TE_F32, 3, (const int64_t[]){2, 10, 39}, 4);
+        c->args.sparse_attn_bwd.dq = call_out(c, te, dtype, 4, (const int64_t[]){2, 39, 10, 72});
+        c->args.sparse_attn_bwd.dkv = call_out(c, te, dtype, 3, (const int64_t[]){2, 50, 72});
+        c->args.sparse_attn_bwd.dsinks = call_out(c, te, TE_F32, 1, (const int64_t[]){10});
+        break;
+        CALL(107, ATTN_FWD, "attention, block mask")
+        c->args.attn_fwd.q = call_normal(te, dtype, 4, (const int64_t[]){300, 1, 4, 64}, 1);
+        c->args.attn_fwd.k = call_normal(te, dtype, 4, (const int64_t[]){300, 1, 2, 64}, 2);
+        c->args.attn_fwd.v = call_normal(te, dtype, 4, (const int64_t[]){300, 1, 2, 64}, 3);
+        c->args.attn_fwd.o = call_out(c, te, dtype, 4, (const int64_t[]){300, 1, 4, 64});
+        c->args.attn_fwd.lse = call_out(c, te, TE_F32, 3, (const int64_t[]){1, 4, 300});
+        c->args.attn_fwd.mask = TE_MASK_NONE;
+        c->args.attn_fwd.extras.block_mask = te_tensor_from_host(te, TE_U8, 4, (const int64_t[]){1, 1, 3, 3}, (const unsigned char[]){1, 0, 2, 0, 1, 0, 2, 0, 0});
+        if (dtype != TE_F32) c->tolerance *= 2;
+        break;
+        CALL(108, ATTN_BWD, "attention backward, block mask")
+        c->args.attn_bwd.q = call_normal(te, dtype, 4, (const int64_t[]){300, 1, 4, 64}, 1);
+        c->args.attn_bwd.k = call_normal(te, dtype, 4, (const int64_t[]){300, 1, 2, 64}, 2);
+        c->args.attn_bwd.v = call_normal(te, dtype, 4, (const int64_t[]){300, 1, 2, 64}, 3);
+        c->args.attn_bwd.o = call_normal(te, dtype, 4, (const int64_t[]){300, 1, 4, 64}, 4);
+        c->args.attn_bwd.d_o = call_normal(te, dtype, 4, (const int64_t[]){300, 1, 4, 64}, 5);
+        c->args.attn_bwd.lse = te_tensor_full(te, TE_F32, 3, (const int64_t[]){1, 4, 300}, 4);
+        c->args.attn_bwd.dq = call_out(c, te, dtype, 4, (const int64_t[]){300, 1, 4, 64});
+        c->args.attn_bwd.dk = call_out(c, te, dtype, 4, (const int64_t[]){300, 1, 2, 64});
+        c->args.attn_bwd.dv = call_out(c, te, dtype, 4, (const int64_t[]){300, 1, 2, 64});
+        c->args.attn_bwd.mask = TE_MASK_NONE;
+        c->args.attn_bwd.extras.block_mask = te_tensor_from_host(te, TE_U8, 4, (const int64_t[]){1, 1, 3, 3}, (const unsigned char[]){1, 0, 2, 0, 1, 0, 2, 0, 0});
+        if (dtype != TE_F32) c->tolerance *= 2;
+        break;
+        CALL(115, DETECT_CAUSAL_MASK, "is a mask causal")
+        c->args.detect_causal_mask.mask = call_causal_mask(te, 77);
+        c->args.detect_causal_mask.causal = call_out(c, te, TE_I32, 1, one);
+        break;
     default: return false;
     }
 #undef CALL
     return true;
+}
+/* Builds the call at place `index`, by number, for `dtype`; false when there are no more. */
+static inline bool call_build(call *c, te_ctx *te, int index, te_dtype dtype) {
+    int number;
+    for (number = 0; number < CALL_END; number++)
+        if (call_numbered(c, te, number, dtype, true) && index-- == 0) return call_numbered(c, te, number, dtype, false);
+    return false;
 }
 
 /* sqrt(sum (got - want)^2 / sum want^2) over all outputs, the worst of them; 0 when all bytes are equal. Infinity where one is NaN and the

@@ -1,8 +1,8 @@
-"""check_table.py: docs/transformer_engine.md, the table of TransformerEngine's names and te.h's, against the public headers and the tests. Needs Python alone.
+"""check_table.py: docs/transformer_engine.md and docs/automodel.md, the tables of others' names and te.h's, against the public headers and the tests. Needs Python alone.
 
     python3 tools/check_table.py                     fails on a row that is wrong; prints how many are exercised
     python3 tools/check_table.py --update            writes a test into each row that lacks one, or whose test does not exercise it (any more)
-    python3 tools/check_table.py --checkout FOLDER   lists what a checkout of TransformerEngine has and the table lacks
+    python3 tools/check_table.py --checkout FOLDER   lists what a checkout of TransformerEngine has and its page lacks
 
 A row is | theirs | ours | exercised by | what differs |. Ours is a list of names, or - where te.h leaves something out, which needs a reason:
 
@@ -22,7 +22,7 @@ import sys
 import header
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-TABLE = ROOT / "docs/transformer_engine.md"
+PAGES = (ROOT / "docs/transformer_engine.md", ROOT / "docs/automodel.md")
 NOT_YET = "is not there yet"
 ZERO = {"0", "0.0f", "0.f", "0u", "false", "NULL", "", "TE_ZERO"}
 
@@ -30,8 +30,8 @@ ZERO = {"0", "0.0f", "0.f", "0u", "false", "NULL", "", "TE_ZERO"}
 # ---- the table ----
 
 class Row:
-    def __init__(self, line, section, cells):
-        self.line, self.section = line, section
+    def __init__(self, page, line, section, cells):
+        self.page, self.line, self.section = page, line, section
         self.theirs, ours, self.test, self.note = cells
         self.ours = [] if ours == "-" else [name.strip() for name in ours.split(",") if name.strip()]
         self.module = ""
@@ -39,24 +39,25 @@ class Row:
         self.later = self.test[len("later:"):].strip() if self.test.startswith("later:") else ""
 
 
-def read_table(text):
-    """The parts of the page in order: ("heading", title), ("text", a paragraph), ("rows", [Row])."""
+def read_table(page):
+    """The parts of the page, a path, in order: ("heading", title), ("text", a paragraph), ("rows", [Row])."""
     parts, section = [], ""
-    for number, line in enumerate(text.split("\n"), 1):
+    lines = page.read_text(encoding="utf-8").split("\n")
+    for number, line in enumerate(lines, 1):
         if line.startswith("#"):
             section = line.lstrip("#").strip()
             parts.append(("heading", section))
         elif line.startswith("|"):
             cells = [cell.strip().strip("`") for cell in line.strip().strip("|").split("|")]
-            if re.fullmatch(r"[-: ]+", cells[0]) or cells[0] == "TransformerEngine":
-                continue
+            if re.fullmatch(r"[-: ]+", cells[0]) or re.match(r"\|[-: ]+\|", "".join(lines[number:number + 1])):
+                continue  # the line below the head of a table, and the head
             if len(cells) != 4:
-                raise SystemExit("%s:%d: %d cells in place of 4: theirs, ours, exercised by, what differs" % (TABLE, number, len(cells)))
+                raise SystemExit("%s:%d: %d cells in place of 4: theirs, ours, exercised by, what differs" % (page, number, len(cells)))
             if not parts or parts[-1][0] != "rows":
                 parts.append(("rows", []))
-            parts[-1][1].append(Row(number, section, cells))
+            parts[-1][1].append(Row(page, number, section, cells))
         elif line.strip():
-            if parts and parts[-1][0] == "text" and text.split("\n")[number - 2].strip():
+            if parts and parts[-1][0] == "text" and lines[number - 2].strip():
                 parts[-1] = ("text", parts[-1][1] + "\n" + line)
             else:
                 parts.append(("text", line))
@@ -381,16 +382,16 @@ def check(parts, evidence):
             wrong += unknown + [fault] * bool(fault)
             later += bool(row.later)
             exercised += not unknown and not fault and not row.later
-        errors += ["%s:%d: %s: %s" % (TABLE.relative_to(ROOT), row.line, row.theirs or "(no name)", text) for text in wrong]
+        errors += ["%s:%d: %s: %s" % (row.page.relative_to(ROOT), row.line, row.theirs or "(no name)", text) for text in wrong]
     return errors, exercised, later
 
 
-def update(parts, evidence):
-    """Writes a test into each row whose third column is wrong, or `later`; and into those of enumerators that are later no more, which no comment tells. Returns what it wrote."""
+def update(page, evidence):
+    """Writes a test into each row of a page whose third column is wrong, or `later`; and into those of enumerators that are later no more, which no comment tells. Returns what it wrote."""
     written = []
     names, suite = evidence.names, evidence.suite
-    lines = TABLE.read_text(encoding="utf-8").split("\n")
-    for row in rows_of(parts):
+    lines = page.read_text(encoding="utf-8").split("\n")
+    for row in rows_of(read_table(page)):
         if row.left_out or not row.ours or any(map(names.resolve, row.ours)):
             continue
         if evidence.fault(row) or (row.later and "." not in row.ours[0]):
@@ -398,14 +399,13 @@ def update(parts, evidence):
             if found and found != row.test:
                 written.append("%s: %s" % (row.theirs, found))
                 lines[row.line - 1] = "| %s | %s | %s | %s |" % (row.theirs, ", ".join(row.ours), found, row.note)
-    TABLE.write_text("\n".join(lines), encoding="utf-8")
+    page.write_text("\n".join(lines), encoding="utf-8")
     return written
 
 
 def main(args):
-    parts = read_table(TABLE.read_text(encoding="utf-8"))
     if args[:1] == ["--checkout"]:
-        have = {row.theirs: row for row in rows_of(parts)}
+        have = {row.theirs: row for row in rows_of(read_table(PAGES[0]))}
         # Of what is left out as a whole, arguments, methods and values need no row of their own.
         out = {name for name, row in have.items() if row.left_out}
         lacking = [name for name in their_names(pathlib.Path(args[1])) if name not in have and not {name.split("(")[0], name.split("(")[0].rpartition(".")[0]} & out]
@@ -417,17 +417,20 @@ def main(args):
 
     names = Names([header.read(path) for path in sorted((ROOT / "src/api").glob("*.h"))])
     evidence = Evidence(names, Suite(ROOT / "tests"), texts("src/**/*.c"), texts("Makefile"), texts("tools/**/*.c", "examples/*.c"))
-    if args == ["--update"]:
-        for line in update(parts, evidence):
-            print(line)
-        parts = read_table(TABLE.read_text(encoding="utf-8"))
-    errors, exercised, later = check(parts, evidence)
-    for error in errors:
-        print(error)
-    rows = rows_of(parts)
-    out = sum(row.left_out for row in rows)
-    print("options: %d of %d are exercised by tests, %d later; %d that te.h leaves out" % (exercised, len(rows) - out, later, out))
-    return 1 if errors else 0
+    failed = False
+    for page in PAGES:
+        if args == ["--update"]:
+            for line in update(page, evidence):
+                print(line)
+        parts = read_table(page)
+        errors, exercised, later = check(parts, evidence)
+        for error in errors:
+            print(error)
+        rows = rows_of(parts)
+        out = sum(row.left_out for row in rows)
+        failed = failed or bool(errors)
+        print("%s: %d of %d rows are exercised by tests, %d later; %d that te.h leaves out" % (page.name, exercised, len(rows) - out, later, out))
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":

@@ -707,6 +707,8 @@ typedef struct host_calls {
     te_recipe recipe;
     bool quantized;
     te_graph *graph;
+    te_module *core; /* an attention's child `sdpa` */
+    te_tensor *heads; /* [b, s, H, d] */
 } host_calls;
 typedef void (*host_fn)(host_calls *h);
 
@@ -718,6 +720,13 @@ static void host_act_bwd(host_calls *h) { te_op_act_bwd(h->te, &h->act_bwd); }
 static void host_upload(host_calls *h) {
     float numbers[64] = TE_ZERO;
     te_tensor_copy_from_host(h->x, numbers);
+}
+static void host_core(host_calls *h) {
+    te_forward_args args = TE_ZERO;
+    args.input = args.key = args.value = h->heads;
+    te_scope_begin(h->te);
+    te_forward_with(h->core, &args);
+    te_scope_end(h->te);
 }
 static void host_graph(host_calls *h) { te_graph_launch(h->graph); }
 static void host_layer(host_calls *h) {
@@ -763,6 +772,27 @@ static int host_launches(host_calls *h, host_fn call) {
     return (int)(te_jit_get_stats(h->te).launches - before);
 }
 
+/* The core of a language model's layer, and the same with DotProductAttention injected. */
+static void bench_injected_call(bench *b, const char *what, host_calls *h) {
+    const int64_t shape[4] = {1, 64, 8, 64};
+    te_causal_lm_desc d = TE_ZERO;
+    te_module *m;
+    int injected;
+    d.vocab_size = d.hidden_size = d.intermediate_size = 512;
+    d.num_hidden_layers = 1;
+    d.num_attention_heads = 8;
+    m = te_causal_lm_create(b->te, &d);
+    h->core = te_module_find(m, "model.layers.0.self_attn.sdpa");
+    h->heads = te_tensor_normal(b->te, TE_BF16, 4, shape, 0, 1);
+    for (injected = 0; injected < 2; injected++) {
+        double seconds;
+        if (injected) te_inject_te_attention(m, NULL);
+        seconds = host_time(h, host_core, 100, false);
+        report(b, what, injected ? "attention core, injected (1)" : "attention core (1)", seconds, seconds * 1e6, "us");
+    }
+    te_module_destroy(m);
+}
+
 static void bench_host_calls(bench *b) {
     static const char what[] = "host time of a call";
     static const struct {
@@ -796,6 +826,7 @@ static void bench_host_calls(bench *b) {
         snprintf(text, sizeof text, "%s (%d)", raw[i].name, launches);
         report(b, what, text, seconds, seconds * 1e6, "us");
     }
+    bench_injected_call(b, what, &h);
     te_scope_end(b->te);
 }
 
@@ -1208,6 +1239,33 @@ static void bench_other_memory(bench *b, int64_t m, int64_t n, int64_t vocabular
     te_scope_end(te);
 }
 
+/* A causal mask of s x s: two of its rows, or all of it. */
+static void bench_masks(bench *b, int64_t s) {
+    static const char *const names[] = {"causal mask, two rows", "causal mask, strict"};
+    const int64_t shape[4] = {1, 1, s, s};
+    uint16_t *host;
+    char text[64];
+    any_call c;
+    int64_t i;
+    int strict;
+    if (!wanted(b, names[0]) && !wanted(b, names[1])) return;
+    host = (uint16_t *)malloc((size_t)(s * s) * sizeof *host);
+    if (!host) return;
+    for (i = 0; i < s * s; i++) host[i] = i % s <= i / s ? 0 : 0xFF80; /* -inf in bf16 */
+    te_scope_begin(b->te);
+    memset(&c, 0, sizeof c);
+    c.op = TE_OP_DETECT_CAUSAL_MASK;
+    c.args.detect_causal_mask.mask = te_tensor_from_host(b->te, TE_BF16, 4, shape, host);
+    c.args.detect_causal_mask.causal = te__empty_1d(b->te, TE_I32, 1);
+    free(host);
+    snprintf(text, sizeof text, "%lldx%lld bf16", (long long)s, (long long)s);
+    for (strict = 0; strict < 2; strict++) {
+        c.args.detect_causal_mask.strict = strict != 0;
+        if (wanted(b, names[strict])) bench_reads(b, names[strict], text, &c, 2.0 * (double)s * (double)(strict ? s : 2));
+    }
+    te_scope_end(b->te);
+}
+
 /* A language model of a billion parameters to bf16 and back: each number is read and written twice, as 4 bytes and as 2. */
 static void run_casts(bench *b, void *arg) {
     te_cast_model_desc wide = TE_ZERO;
@@ -1326,6 +1384,38 @@ static void bench_attention(bench *b, int64_t batch, int64_t heads, int64_t grou
     c.args.attn_bwd.mask = causal ? TE_MASK_CAUSAL : TE_MASK_NONE;
     seconds = measure(b, run_call, &c);
     report(b, "attention backward", shape, seconds, 2.5 * flops / seconds * 1e-12, "TFLOP/s");
+    te_scope_end(b->te);
+}
+
+/* Attention by lists of keys: a window of 128 and 512 compressed keys, as of DeepSeek-V4. Rates count the products with the keys of each list: forward 4 b h s n d, backward 2.5 times that. */
+static void bench_sparse_attention(bench *b, int64_t heads, int64_t s, int64_t d) {
+    any_call c;
+    char shape[64];
+    te_sparse_window_desc w;
+    int64_t q[4], kv[3], l[3];
+    double flops, seconds;
+    te_tensor *tq, *tkv, *list, *o, *lse;
+    if (!wanted(b, "sparse attention")) return;
+    te_scope_begin(b->te);
+    memset(&w, 0, sizeof w);
+    w.batch = 1, w.seq_len = s, w.window = 127, w.num_compressed = s / 8 < 512 ? s / 8 : 512, w.ratio = 4;
+    q[0] = kv[0] = l[0] = 1, q[1] = l[2] = s, q[2] = l[1] = heads, q[3] = kv[2] = d, kv[1] = s + w.num_compressed;
+    tq = te_tensor_normal(b->te, TE_BF16, 4, q, 0, 1), tkv = te_tensor_normal(b->te, TE_BF16, 3, kv, 0, 1), list = te_sparse_window_indices(b->te, &w);
+    o = te_tensor_empty(b->te, TE_BF16, 4, q), lse = te_tensor_empty(b->te, TE_F32, 3, l);
+    flops = 4.0 * (double)heads * (double)s * (double)list->shape[2] * (double)d;
+    snprintf(shape, sizeof shape, "h%d s%d n%d d%d", (int)heads, (int)s, (int)list->shape[2], (int)d);
+    memset(&c, 0, sizeof c);
+    c.op = TE_OP_SPARSE_ATTN_FWD;
+    c.args.sparse_attn_fwd.q = tq, c.args.sparse_attn_fwd.kv = tkv, c.args.sparse_attn_fwd.indices = list, c.args.sparse_attn_fwd.o = o, c.args.sparse_attn_fwd.lse = lse;
+    seconds = measure(b, run_call, &c);
+    report(b, "sparse attention forward", shape, seconds, flops / seconds * 1e-12, "TFLOP/s");
+    memset(&c, 0, sizeof c);
+    c.op = TE_OP_SPARSE_ATTN_BWD;
+    c.args.sparse_attn_bwd.q = tq, c.args.sparse_attn_bwd.kv = tkv, c.args.sparse_attn_bwd.indices = list, c.args.sparse_attn_bwd.o = o, c.args.sparse_attn_bwd.lse = lse;
+    c.args.sparse_attn_bwd.d_o = te_tensor_normal(b->te, TE_BF16, 4, q, 0, 1);
+    c.args.sparse_attn_bwd.dq = te_tensor_empty(b->te, TE_BF16, 4, q), c.args.sparse_attn_bwd.dkv = te_tensor_empty(b->te, TE_BF16, 3, kv);
+    seconds = measure(b, run_call, &c);
+    report(b, "sparse attention backward", shape, seconds, 2.5 * flops / seconds * 1e-12, "TFLOP/s");
     te_scope_end(b->te);
 }
 
@@ -1826,6 +1916,7 @@ static void measure_all(bench *b) {
     bench_memory(b, 16384, 4096);
     bench_memory(b, 8192, 8192);
     bench_other_memory(b, 16384, 4096, 128256);
+    bench_masks(b, 8192);
     bench_adam(b, 500, 1 << 20);
     bench_casts(b);
     bench_cross_entropy(b, 8192, 128256);
@@ -1834,6 +1925,7 @@ static void measure_all(bench *b) {
     bench_attention(b, 4, 32, 32, 4096, 128, true);
     bench_attention(b, 4, 32, 32, 4096, 64, true);
     bench_attention(b, 2, 32, 8, 8192, 128, false);
+    bench_sparse_attention(b, 64, 4096, 512);
     bench_grouped(b);
 }
 

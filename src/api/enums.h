@@ -97,6 +97,14 @@ typedef enum te_softmax_type {
     TE_SOFTMAX_LEARNABLE = 2   /* plus exp of a parameter `softmax_offset`, one for each head */
 } te_softmax_type;
 
+/* What a block of queries sees of a block of keys, TE_ATTN_BLOCK_SIZE of each: an element of te_attn_extras.block_mask. */
+typedef enum te_attn_block {
+    TE_ATTN_BLOCK_EMPTY = 0,   /* nothing, whatever the masks say: neither read nor multiplied */
+    TE_ATTN_BLOCK_PARTIAL = 1, /* what the masks say */
+    TE_ATTN_BLOCK_FULL = 2     /* the same, and mask_mod hides nothing of it: it is not asked */
+} te_attn_block;
+#define TE_ATTN_BLOCK_SIZE 128
+
 /* A term that is added to the scores. */
 typedef enum te_attn_bias {
     TE_ATTN_BIAS_NONE = 0,       /* nothing */

@@ -117,6 +117,8 @@
  *     TE_LIBCUDA_PATH    the same for the driver's libcuda
  *     TE_KERNELS_FILE    read the kernels from this file (te_kernels.cu.inc) in place of the embedded ones
  *     TE_DEBUG_SYNC      1: wait after every kernel, so that an error names the one that failed
+ *     AUTOMODEL_TE_STATS_EVERY  calls of injected attention between two lines of the log about them; default 500, 0 or less: no lines. Anything but a whole number
+ *                        is an error of the first te_inject_te_attention or te_make_te_sdpa
  *
  * A number out of its range is ignored, with a warning.
  *
@@ -158,8 +160,12 @@
  *     models      language models that exist, and their folders
  *     onnx        modules as ONNX files
  *     backend     which implementation each part of a model uses (NeMo Automodel)
+ *     inject      DotProductAttention in models that exist (NeMo Automodel)
  *     patches     changes to the library's functions while a program runs (NeMo Automodel)
  *     formats     number formats of whole models: casts, what stays in f32, logits (NeMo Automodel)
+ *     lora        adapters beside frozen weights (NeMo Automodel)
+ *     sharding    ranks with other data, and when they exchange gradients (NeMo Automodel)
+ *     attention_backends   attention behind that choice, block masks, attention by lists of keys
  *     experts     its mixtures of experts
  *     report      warm-up, explanations of calls, the report on machine and context
  */

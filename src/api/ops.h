@@ -62,8 +62,11 @@
     X(qkv_rope_bwd, QKV_ROPE_BWD, rope)                \
     X(attn_fwd, ATTN_FWD, attn)                        \
     X(attn_bwd, ATTN_BWD, attn)                        \
+    X(sparse_attn_fwd, SPARSE_ATTN_FWD, attn)          \
+    X(sparse_attn_bwd, SPARSE_ATTN_BWD, attn)          \
     X(cu_seqlens, CU_SEQLENS, kv)                      \
     X(copy_to_kv_cache, COPY_TO_KV_CACHE, kv)          \
+    X(detect_causal_mask, DETECT_CAUSAL_MASK, kv)      \
     X(softmax_fwd, SOFTMAX_FWD, softmax)               \
     X(softmax_bwd, SOFTMAX_BWD, softmax)               \
     X(dropout_add_fwd, DROPOUT_ADD_FWD, dropout)       \

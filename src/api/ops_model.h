@@ -276,6 +276,8 @@ typedef struct te_score_mod {
  *   softmax_offset   f32 [H], TE_SOFTMAX_LEARNABLE. A row that sees no key has o 0 and lse -inf under every type
  *   page_table       i32 [b, n]: k and v are [pages, page_size, G, d]; key j of sequence b is row j % page_size of page page_table[b, j / page_size]. Padding
  *                    masks, forward alone
+ *   block_mask       u8 [b or 1, H or 1, ceil(s_q / 128), ceil(s_kv / 128)], contiguous: a te_attn_block for each 128 queries and 128 keys (s_q, s_kv: the longest sequences).
+ *                    Empty blocks are skipped, forward and backward; te_create_block_mask makes one
  *   score_mod        the user's own rule for scores and masks */
 typedef struct te_attn_extras {
     te_switch bottom_right_diagonal;
@@ -290,6 +292,7 @@ typedef struct te_attn_extras {
     te_softmax_type softmax_type; /* 0 => vanilla */
     te_tensor *softmax_offset;
     te_tensor *page_table;
+    te_tensor *block_mask;
     te_score_mod score_mod; /* zero => none */
 } te_attn_extras;
 
@@ -344,6 +347,30 @@ typedef struct te_op_attn_bwd_args {
     te_tensor *dbias, *dsoftmax_offset;
 } te_op_attn_bwd_args;
 
+/* Attention in which each query reads the keys of a list of its own, and all heads share one head of keys, which are the values, too (DeepSeek-V4):
+ *   o = sum over slots k of p_k kv[idx_k],  p_k = e^(s_k - m) / (sum e^(s_k - m) + e^(sink - m)),  s_k = scale q kv[idx_k],  m = max(s, -1e30), all in f32
+ *   q        [b, s_q, H, d], any strides, channels adjacent; d up to 576
+ *   kv       [b, s_kv, d], likewise. A value is the first d_v channels of its key
+ *   indices  i32 [b, s_q, n]: the rows of kv that a query reads, in any order. -1, and any other number outside of 0 .. s_kv - 1, is an empty slot; a row that is named twice counts twice. Packed
+ *            sequences: b = 1 and rows of all of kv. b s_q n and b s_kv are below 2^31
+ *   sinks    f32 [H], optional: e^(sink - m) is in the denominator
+ *   o        [b, s_q, H, d_v], any float format, usually q's; d_v up to d. 0 where every slot is empty
+ *   lse      f32 [b, H, s_q], optional: the logarithm of the denominator, m added; of a query without keys sink, or -inf without sinks
+ * Source: nemo_automodel.components.models.deepseek_v4 (sparse attention). */
+typedef struct te_op_sparse_attn_fwd_args {
+    const te_tensor *q, *kv, *indices, *sinks;
+    te_tensor *o, *lse;
+    float softmax_scale; /* 0 => 1 / sqrt(d) */
+} te_op_sparse_attn_fwd_args;
+/* dq and dkv (shapes of q and kv; the gradients of keys and values are added up), and dsinks f32 [H] (optional; sinks are needed) from d_o (shape of o) and the forward's q, kv, indices, sinks,
+ * o, lse and softmax_scale. Each sum has one order: the gradient of a key is summed over the queries that read it, ascending. CUDA: a workspace of 4 bytes for each slot of indices,
+ * 8 for each query and head, and up to 260 for each key. */
+typedef struct te_op_sparse_attn_bwd_args {
+    const te_tensor *q, *kv, *indices, *sinks, *o, *lse, *d_o;
+    te_tensor *dq, *dkv, *dsinks;
+    float softmax_scale;
+} te_op_sparse_attn_bwd_args;
+
 /* ---- kv ------------------------------------------------------------------------------------------------------ */
 
 /* cu_seqlens i32 [b + 1] from a padding mask, u8 [b, .., s] (1 => padding, behind a sequence's tokens): 0, and behind each sequence the number of tokens so far. */
@@ -366,6 +393,19 @@ typedef struct te_op_copy_to_kv_cache_args {
     const te_tensor *cu_seqlens, *start_positions;
     const te_tensor *page_table;
 } te_op_copy_to_kv_cache_args;
+
+/* causal i32 [1] = 1 if mask [b, H, s, s], of any strides, is that of causal attention with a window, else 0. A key is visible where an f32, f16 or bf16 mask, which is added to scores, is above
+ * -10000, or a u8 mask is not 0.
+ *   window   (left, 0): row i sees keys i - left .. i; not on, or left below 0: keys 0 .. i
+ *   strict   every element is looked at: visible ones are 0 (u8: not 0), masked ones below -10000 (u8: 0). Else, by NeMo Automodel's rules, the first and the last row of head 0 of each
+ *            sequence: the first sees one key, the last as many as it should; and of sequence 0 the first key, which the first row sees, and the last one, which is below -10000 there.
+ *            A mask [1, 1, 1, 1] never passes these. Source: nemo_automodel._transformers.te_attention, _detect_causal_mask */
+typedef struct te_op_detect_causal_mask_args {
+    const te_tensor *mask;
+    te_tensor *causal;
+    te_window window;
+    bool strict;
+} te_op_detect_causal_mask_args;
 
 /* ---- softmax ------------------------------------------------------------------------------------------------- */
 

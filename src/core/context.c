@@ -76,6 +76,19 @@ static int te__env_number(te_ctx *te, const char *name, int low, int high, int o
     return otherwise;
 }
 
+static void te__stats_every_open(te_ctx *te) {
+    const char *text = te__env("AUTOMODEL_TE_STATS_EVERY");
+    char *end;
+    long long n;
+    te->sdpa.stats_every = 500;
+    if (!text) return;
+    n = strtoll(text, &end, 10);
+    if (end == text || *end || n < INT_MIN || n > INT_MAX)
+        snprintf(te->sdpa.bad_every, sizeof(te->sdpa.bad_every), "%.39s", text);
+    else
+        te->sdpa.stats_every = (int)n;
+}
+
 static bool te__allocator_ok(const te_allocator *a) { return !a->alloc == !a->release; }
 
 TE_API te_ctx *te_ctx_create(const te_ctx_desc *desc) {
@@ -107,6 +120,7 @@ TE_API te_ctx *te_ctx_create(const te_ctx_desc *desc) {
     te->exact_f32 = desc->exact_f32;
     te->seed = desc->seed ? desc->seed : 1234;
     te->writes = 1;
+    te__stats_every_open(te);
     te->tape.segment = &te->tape.root;
     if (!halves) {
         te__open_device(te, desc);
@@ -137,6 +151,18 @@ static void te__close_all(te_ctx *te) {
     while (te->closables) te->closables->close(te->closables->owner);
 }
 
+static void te__kept_mask_drop(te_ctx *te, te__kept_mask *m) {
+    te__free(te, m->content, m->bytes);
+    te_tensor_release(m->mask);
+    memset(m, 0, sizeof(*m));
+}
+
+static void te__masks_drop(te_ctx *te) {
+    int i;
+    for (i = 0; i < TE__BLOCK_MASKS; i++) te__kept_mask_drop(te, &te->block_masks[i]);
+    for (i = 0; i < TE__ELEMENT_MASKS; i++) te__kept_mask_drop(te, &te->element_masks[i]);
+}
+
 TE_API void te_ctx_destroy(te_ctx *te) {
     te_allocator allocator;
     if (!te) return;
@@ -145,6 +171,7 @@ TE_API void te_ctx_destroy(te_ctx *te) {
     te__segment_cut(te, &te->tape.root, 0);
     te__deferred_forget(te, NULL);
     te__close_all(te);
+    te__masks_drop(te);
     while (te->num_live > 0) te_tensor_release(te->live[--te->num_live]);
     if (te->live_buffers > 0)
         te__warn(te, "te_ctx_destroy: %lld tensors are still retained; the context releases them, and they must be neither used nor released any more",

@@ -430,6 +430,27 @@ typedef struct te__amax_word {
     bool taken;
 } te__amax_word;
 
+/* What te_detect_causal_mask has found out about a mask. */
+typedef struct te__mask_verdict {
+    uint64_t version, written_at; /* the second: a time that no other buffer has been written at; 0 in a place that is free */
+    int64_t offset, shape[4], stride[4], left;
+    const te__buffer *buffer; /* compared, never followed */
+    te_dtype dtype;
+    bool strict, causal;
+} te__mask_verdict;
+/* model/sdpa.c, model/inject.c: the function that te_scaled_dot_product_attention is, and what was counted about the one of te.h. */
+enum { TE__MAX_SDPA = 16, TE__MASK_VERDICTS = 8 };
+typedef struct te__sdpa_state {
+    te_sdpa_fn fn[TE__MAX_SDPA];
+    void *user[TE__MAX_SDPA];
+    int depth;
+    te_attention_stats stats;
+    int stats_every;   /* $AUTOMODEL_TE_STATS_EVERY */
+    char bad_every[40]; /* its text, if that is no number */
+    bool scale_warned;
+    te__mask_verdict verdict[TE__MASK_VERDICTS];
+    int next_verdict;  /* the place that is written next */
+} te__sdpa_state;
 /* A rank's state in the layer of NeMo Automodel (model/). */
 typedef struct te__automodel {
     te_backend_capabilities capabilities; /* te_backend_set_capabilities, if has_capabilities */
@@ -442,6 +463,16 @@ typedef struct te__automodel {
 } te__automodel;
 
 enum { TE__MAX_THREADS = 64 };
+
+/* A mask that attention modules share, and what it was made from. */
+enum { TE__BLOCK_MASKS = 64, TE__ELEMENT_MASKS = 4 };
+typedef struct te__kept_mask {
+    int64_t key[5];
+    uint8_t *content; /* NULL: the key is all */
+    size_t bytes;     /* of content */
+    uint64_t age;     /* the smallest is the oldest */
+    te_tensor *mask;  /* retained; NULL: the place is free */
+} te__kept_mask;
 
 struct te_ctx {
     te_result error_code;
@@ -482,6 +513,8 @@ struct te_ctx {
     struct te__snapshot *recording, *replaying; /* quant/snapshot.c: of the innermost checkpoint that runs for the first time, or again */
     void (*note_leaf)(te_ctx *te, te_tensor *x);  /* quant/: with `recording` */
     void (*after_backward)(te_ctx *te); /* quant/: the update of the backward slots */
+    struct te__dp_unit *units; /* model/sharding.c: modules whose gradients ranks exchange, a list */
+    te_result (*exchange_gradients)(te_ctx *te, te_result result); /* with `units`: at the end of a backward pass; result: how that went */
     /* A step of training, from an outermost te_autocast_begin to a te_optimizer_step: quant/ keeps the scales as they were (keep_scales), and
      * te_clear_error gives them back if the step has failed. */
     bool in_step, step_failed;
@@ -490,6 +523,7 @@ struct te_ctx {
     struct te__patches *patches;      /* model/patches.c; NULL before the first call of that chapter */
     te_result (*keep_scales)(te_ctx *te);
     te_result (*give_back_scales)(te_ctx *te);
+    te__sdpa_state sdpa;
     bool warming;           /* between te_warmup_begin and te_warmup_end */
     te__warm_list *warm_list;
     te__rng_state warm_rng; /* to go back to */
@@ -512,6 +546,10 @@ struct te_ctx {
     te_graph *capture; /* between te_graph_begin and te_graph_end */
     te_graph *graphs;  /* all that exist */
     uint64_t captures; /* so far */
+    te__kept_mask block_masks[TE__BLOCK_MASKS];     /* model/block_mask.c: of flex */
+    te__kept_mask element_masks[TE__ELEMENT_MASKS]; /* of windows and padding */
+    uint64_t mask_age;                              /* masks kept so far */
+    int mask_users;                                 /* modules that share them; the last one to go drops them */
     te__amax_word amax_words[TE__AMAX_WORDS];
     TE__ALIGNED(8) uint64_t amax_memory[TE__AMAX_WORDS]; /* the memory of amax_words on the CPU */
     te__automodel automodel;

@@ -592,6 +592,7 @@ static te_result te__backward_all(te_ctx *te, te__segment *s, te_tensor *const *
     te->tape.no_grad--;
     if (result == TE_OK && te->tape.plays == 0 && te->after_backward) te->after_backward(te);
     if (result == TE_OK) result = te->error_code;
+    if (te->tape.plays == 0 && te->units) result = te->exchange_gradients(te, result);
     if (result != TE_OK) {
         te__step_fails(te);
         te__rng_back(te, before);

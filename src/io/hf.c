@@ -401,6 +401,16 @@ static bool te__hf_list_add(void *user, te_module *m, const char *path, te_tenso
     l->items[l->n++].tensor = x->quantized ? te_dequantize(x, TE_DTYPE_NONE) : x;
     return l->items[l->n - 1].tensor != NULL;
 }
+static void te__hf_list_free(te__hf_list *l) {
+    int i;
+    for (i = 0; i < l->n; i++) te__free_string(l->te, (char *)l->items[i].name);
+    te__free(l->te, l->items, (size_t)l->cap * sizeof(te_safetensors_item));
+}
+/* te_hf_open would not find a place for adapters. */
+static bool te__hf_has_no_adapters(void *user, te_module *m) {
+    (void)user;
+    return !te_module_attribute(m, TE__LORA, NULL);
+}
 
 TE_API te_result te_hf_save(te_module *model, const char *folder) {
     static const te_metadata format[1] = {{"format", "pt"}}; /* transformers asks for it */
@@ -409,13 +419,14 @@ TE_API te_result te_hf_save(te_module *model, const char *folder) {
     te__text path = TE_ZERO, why = TE_ZERO;
     te_result result;
     te_ctx *te;
-    int i;
     if (!model) return TE_ERR_STATE;
     te = model->te;
     if (te->error_code != TE_OK) return te->error_code;
     s = (const te__causal_lm *)model->state;
     if (model->cls != &te__causal_lm_class || !s->config || !folder)
         return te__fail(te, TE_ERR_INVALID, "te_hf_save: %s", folder ? "the model was not made by te_hf_open, and has no config.json" : "folder is NULL");
+    if (!te_module_visit(model, te__hf_has_no_adapters, NULL))
+        return te__fail(te, TE_ERR_INVALID, "te_hf_save: the model has adapters, which this layout has no names for; te_lora_merge them first, or te_lora_save them alone");
     l.te = te;
     te__frame_begin(te);
     te_no_grad_begin(te);
@@ -427,8 +438,7 @@ TE_API te_result te_hf_save(te_module *model, const char *folder) {
     if (result == TE_OK) result = te->error_code;
     te_no_grad_end(te);
     te__frame_end(te, NULL, 0);
-    for (i = 0; i < l.n; i++) te__free_string(te, (char *)l.items[i].name);
-    te__free(te, l.items, (size_t)l.cap * sizeof(te_safetensors_item));
+    te__hf_list_free(&l);
     te__text_free(&path);
     te__text_free(&why);
     return result;

@@ -203,6 +203,7 @@ static int te__onnx_lengths(te__onnx *g, const te_tensor *cu, const te_tensor *c
 static te_result te__onnx_attn_refuse(te__onnx *g, const te_op_attn_fwd_args *a) {
     const te_score_mod *m = &a->extras.score_mod;
     if (a->format == TE_THD) te__onnx_fail(g, TE_ERR_UNSUPPORTED, "%s", te__onnx_no_thd);
+    else if (a->extras.block_mask) te__onnx_fail(g, TE_ERR_UNSUPPORTED, "a block mask, of which a graph has none; export the module with another attention backend, which has masks of elements");
     else if (a->extras.page_table) te__onnx_fail(g, TE_ERR_UNSUPPORTED, "a paged cache of keys and values: memory that calls share, which a graph has not");
     else if (m->score_mod || m->mask_mod || m->score_fn || m->mask_fn)
         te__onnx_fail(g, TE_ERR_UNSUPPORTED, "a score_mod of the user's: an expression that kernels are made of, and a graph is not; give a core_attention_bias or an attention_mask");

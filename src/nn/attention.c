@@ -229,7 +229,7 @@ static bool te__split_qkv(te_tensor *qkv, int heads, int groups, int64_t head_di
 /* ---- attention ---- */
 
 /* The tensors of extras, for a node to save: forth, and back. */
-enum { TE__ATTENTION_EXTRAS = 9 + TE_SCORE_MOD_AUX };
+enum { TE__ATTENTION_EXTRAS = 10 + TE_SCORE_MOD_AUX };
 static void te__attention_extras(te_attn_extras *x, te_tensor **list, bool back) {
     te_tensor **field[TE__ATTENTION_EXTRAS];
     int i;
@@ -242,7 +242,8 @@ static void te__attention_extras(te_attn_extras *x, te_tensor **list, bool back)
     field[6] = &x->alibi_slopes;
     field[7] = &x->softmax_offset;
     field[8] = &x->page_table;
-    for (i = 0; i < TE_SCORE_MOD_AUX; i++) field[9 + i] = &x->score_mod.aux[i];
+    field[9] = &x->block_mask;
+    for (i = 0; i < TE_SCORE_MOD_AUX; i++) field[10 + i] = &x->score_mod.aux[i];
     for (i = 0; i < TE__ATTENTION_EXTRAS; i++) {
         if (back)
             *field[i] = list[i];

@@ -147,6 +147,7 @@ enum {
         T(extras.cu_seqlens_kv, TE__IN | TE__AS_I32 | TE__OPT) T(extras.cu_seqlens_q_padded, TE__IN | TE__AS_I32 | TE__OPT)                    \
         T(extras.cu_seqlens_kv_padded, TE__IN | TE__AS_I32 | TE__OPT) T(extras.core_attention_bias, TE__IN | TE__AS_FLOAT | TE__OPT)           \
         T(extras.alibi_slopes, TE__IN | TE__AS_F32 | TE__OPT) T(extras.softmax_offset, TE__IN | TE__AS_F32 | TE__OPT)                    \
+        T(extras.block_mask, TE__IN | 1 << TE_U8 | TE__OPT)                                                                                    \
         T(extras.score_mod.aux[0], TE__IN | TE__AS_AUX | TE__OPT) T(extras.score_mod.aux[1], TE__IN | TE__AS_AUX | TE__OPT)                    \
         T(extras.score_mod.aux[2], TE__IN | TE__AS_AUX | TE__OPT) T(extras.score_mod.aux[3], TE__IN | TE__AS_AUX | TE__OPT)
 #define TE__ARGS_attn_fwd(T, L)                                                                                                                \
@@ -162,11 +163,19 @@ enum {
         T(dsoftmax_offset, TE__OUT | TE__AS_F32 | TE__OPT) TE__ARGS_ATTN_EXTRAS(T)                                                              \
         T(fp8.s_scale, TE__IN | TE__AS_F32 | TE__NEED(a->fp8.s_dtype)) T(fp8.dp_scale, TE__IN | TE__AS_F32 | TE__NEED(a->fp8.dp_dtype))        \
         T(fp8.dp_amax, TE__INOUT | TE__AS_F32 | TE__OPT)
+#define TE__ARGS_SPARSE_ATTN(T)                                                                                                                \
+    T(q, TE__IN | TE__AS_FLOAT | TE__STRIDED) T(kv, TE__IN | TE__AS_FLOAT | TE__STRIDED) T(indices, TE__IN | TE__AS_I32) T(sinks, TE__IN | TE__AS_F32 | TE__OPT)
+#define TE__ARGS_sparse_attn_fwd(T, L)                                                                                                         \
+    TE__ARGS_SPARSE_ATTN(T) T(o, TE__OUT | TE__AS_FLOAT | TE__STRIDED) T(lse, TE__OUT | TE__AS_F32 | TE__OPT)
+#define TE__ARGS_sparse_attn_bwd(T, L)                                                                                                         \
+    TE__ARGS_SPARSE_ATTN(T) T(o, TE__IN | TE__AS_FLOAT | TE__STRIDED) T(lse, TE__IN | TE__AS_F32) T(d_o, TE__IN | TE__AS_FLOAT | TE__STRIDED) \
+        T(dq, TE__OUT | TE__AS_FLOAT | TE__STRIDED) T(dkv, TE__OUT | TE__AS_FLOAT | TE__STRIDED) T(dsinks, TE__OUT | TE__AS_F32 | TE__OPT)
 #define TE__ARGS_cu_seqlens(T, L) T(mask, TE__IN | 1 << TE_U8) T(cu_seqlens, TE__OUT | TE__AS_I32)
 #define TE__ARGS_copy_to_kv_cache(T, L)                                                                                                        \
     T(k, TE__IN | TE__AS_FLOAT | TE__STRIDED) T(v, TE__IN | TE__AS_FLOAT | TE__STRIDED) T(cu_seqlens, TE__IN | TE__AS_I32)                     \
         T(start_positions, TE__IN | TE__AS_I32) T(page_table, TE__IN | TE__AS_I32 | TE__OPT) T(k_cache, TE__INOUT | TE__AS_FLOAT | TE__STRIDED) \
         T(v_cache, TE__INOUT | TE__AS_FLOAT | TE__STRIDED)
+#define TE__ARGS_detect_causal_mask(T, L) T(mask, TE__IN | TE__AS_FLOAT | 1 << TE_U8 | TE__STRIDED) T(causal, TE__OUT | TE__AS_I32)
 #define TE__ARGS_l2normalize_fwd(T, L)                                                                                                         \
     T(x, TE__IN | TE__AS_FLOAT | TE__SAME) T(y, TE__OUT | TE__AS_FLOAT | TE__SAME) T(rnorm, TE__OUT | TE__AS_F32 | TE__OPT)
 #define TE__ARGS_l2normalize_bwd(T, L)                                                                                                         \

@@ -1,4 +1,4 @@
-"""docs.py: the manual of te.h, from the comments of the public headers and docs/transformer_engine.md, as one HTML page that needs nothing else.
+"""docs.py: the manual of te.h, from the comments of the public headers and the tables of names in docs/, as one HTML page that needs nothing else.
 
     python docs.py OUT.html            with the packages of requirements.txt: make docs
 
@@ -233,7 +233,10 @@ class Page:
                 contents.append({"kind": "name", "id": block["names"][0]["id"], "title": value.name})
         return {"id": own, "title": TITLES.get(name, name), "intro": made, "contents": contents, "blocks": blocks}
 
-    def render_table(self, parts):
+    def render_table(self, path):
+        """The chapter of a page of check_table.PAGES, whose title is its first heading."""
+        parts = check_table.read_table(path)
+        own, title = slug(parts[0][1]), parts[0][1]
         names = check_table.Names([chapter for _, chapter in self.chapters])
 
         def ours(name):
@@ -244,8 +247,8 @@ class Page:
 
         contents, blocks, number = [], [], 0
         for kind, value in parts:
-            if kind == "heading" and value != parts[0][1]:
-                anchor = "from-" + slug(value)
+            if kind == "heading" and value != title:
+                anchor = own + "-" + slug(value)
                 contents.append({"kind": "section", "id": anchor, "title": value})
                 blocks.append({"kind": "section", "id": anchor, "title": value})
             elif kind == "text":
@@ -255,10 +258,10 @@ class Page:
                 for row in value:
                     number += 1
                     note = ["not there yet: te.h refuses it"] if row.later else []
-                    rows.append({"id": "row-%d" % number, "name": row.theirs, "theirs": row.theirs, "ours": Markup(", ").join(ours(name) for name in row.ours) or "left out",
+                    rows.append({"id": "%s-row-%d" % (own, number), "name": row.theirs, "theirs": row.theirs, "ours": Markup(", ").join(ours(name) for name in row.ours) or "left out",
                                  "note": Markup("; ").join(note + ([inline(row.note)] if row.note else []))})
                 blocks.append({"kind": "table", "rows": rows})
-        return {"id": "from-transformer-engine", "title": "From TransformerEngine", "intro": "", "contents": contents, "blocks": blocks}
+        return {"id": own, "title": title, "intro": "", "contents": contents, "blocks": blocks}
 
 
 def problems(page):
@@ -296,7 +299,7 @@ def main(out):
     page = Page(chapters)
     taken = set()
     rendered = [page.render_chapter(name, chapter, taken) for name, chapter in chapters]
-    rendered.insert(1, page.render_table(check_table.read_table(check_table.TABLE.read_text(encoding="utf-8"))))
+    rendered[1:1] = [page.render_table(path) for path in check_table.PAGES]
     css = (HERE / "page.css").read_text(encoding="utf-8")
     css += colours("default") + "@media (prefers-color-scheme: dark) {\n" + colours("github-dark") + "}\n"
     template = Environment(loader=FileSystemLoader(HERE), autoescape=True, keep_trailing_newline=True).get_template("page.html")

@@ -48,6 +48,22 @@ TE_DEV te_i64 te_attn_at(const te__attn_view &x, int b, int h, int i) { return b
 #endif
 enum { EXTRA = X_EXTRA };
 
+// A tile that begins with row i and key j, and lies in one block of the block mask, has nothing to see.
+TE_DEV bool te_attn_is_empty(const te__attn_kargs &a, int b, int h, int i, int j) {
+    return a.x.blocks.p && te__attn_block_at(&a.x, b, h, i, j) == TE_ATTN_BLOCK_EMPTY;
+}
+// The same for tiles of keys beside the rows of one block of queries, from row i on.
+struct te_attn_blocks {
+    const te_u8 *row; // NULL: no block mask
+    TE_DEV te_attn_blocks(const te__attn_kargs &a, int b, int h, int i) : row(0) {
+        const te__attn_table &t = a.x.blocks;
+        if (EXTRA && t.p) row = (const te_u8 *)t.p + b * t.b + h * t.h + i / TE_ATTN_BLOCK_SIZE * t.i;
+    }
+    TE_DEV bool empty(int j) const { return EXTRA && row && row[j / TE_ATTN_BLOCK_SIZE] == TE_ATTN_BLOCK_EMPTY; } // a row is contiguous
+};
+// The first row or key of tiles of n, moved back to where a tile lies in one block.
+TE_DEV int te_attn_tile_begin(const te__attn_kargs &a, int begin, int n) { return a.x.blocks.p ? begin / n * n : begin; }
+
 // The user's rule for scores and masks. 0: none; else the number of its text.
 #ifndef X_MOD
 #define X_MOD 0
@@ -172,7 +188,8 @@ template <> struct te_attn_of<1> {
         if (mask.p && ((const te_u8 *)mask.p)[b * mask.b + h * mask.h + i * mask.i + j * mask.j]) return -TE_INF;
         if (MOD) {
             const te_attn_mod mod(a.x);
-            return mod.mask(b, h, i, j) ? mod.score(score(a, s, b, h, i, j, product, slope2), b, h, i, j) * TE_LOG2E : -TE_INF;
+            const bool full = te__attn_block_at(&a.x, b, h, i, j) == TE_ATTN_BLOCK_FULL;
+            return full || mod.mask(b, h, i, j) ? mod.score(score(a, s, b, h, i, j, product, slope2), b, h, i, j) * TE_LOG2E : -TE_INF;
         }
         float x = product * a.scale2;
         if (bias.p) x += a.x.bias_scale * TE_LOG2E * te_load(bias.p, b * bias.b + h * bias.h + i * bias.i + j * bias.j, bias.dt);

@@ -38,6 +38,7 @@ extern "C" __global__ void __launch_bounds__(128, 3) te_attn_bwd_bias(const __gr
             const float slope2 = te_of::slope2(a, b, h);
             for (int i0 = row_first; i0 < (all_i ? seq.s_q : min(seq.s_q, row_first + 1)); i0 += TE__ATTN_ROWS) {
                 const int first = i0 + warp * TE_MINE;
+                if (te_attn_is_empty(a, b, h, i0, j0)) continue;
                 float s[TE_MINE], dp[TE_MINE];
                 __syncthreads();
                 te_attn_stage(q, ld_q, q_view, b, h, i0, TE__ATTN_ROWS, seq.s_q, a.d);

@@ -34,12 +34,13 @@ extern "C" __global__ void __launch_bounds__(128, 3) te_attn_bwd_dkv(const __gri
     te_attn_stage(v, ld_v, te_of::keys(a.v, seq), at.b, at.h, block_first, TE__ATTN_ROWS, seq.s_kv, a.d_v);
 
     te_attn_rounding<EXTRA> rounded_s(a.x.s_dt, a.x.s_scale), rounded_dp(a.x.dp_dt, a.x.dp_scale);
-    const int begin = te_attn_rows_begin(seq, block_first);
+    const int begin = EXTRA ? te_attn_tile_begin(a, te_attn_rows_begin(seq, block_first), TE__ATTN_LANES) : te_attn_rows_begin(seq, block_first);
     const int end = EXTRA && block_first >= seq.s_kv ? 0 : te_attn_rows_end(seq, min(block_first + TE__ATTN_ROWS, seq.s_kv) - 1);
     for (int h = at.h * per_group; h < (at.h + 1) * per_group; h++) {
         const float slope2 = te_of::slope2(a, at.b, h);
         for (int i0 = begin; i0 < end; i0 += TE__ATTN_LANES) {
             const int i = i0 + lane;
+            if (EXTRA && te_attn_is_empty(a, at.b, h, i0, block_first)) continue;
             float s[TE_MINE], dp[TE_MINE], lse2 = TE_INF, delta = 0.0f;
             __syncthreads();
             te_attn_stage(q, ld_q, q_view, at.b, h, i0, TE__ATTN_LANES, seq.s_q, a.d);

@@ -70,11 +70,17 @@ struct te_walk {
     te_copier<D, BM, THREADS> q, g;
     TE_DEV te_walk(const te__attn_kargs &a, const te_of::sequence &seq, int b, int head, int first)
         : begin(first), h(head), i0(first), q(te_of::queries(a.q, seq), b, head, first, a.d), g(te_of::queries(a.d_o, seq), b, head, first, a.d_v) {}
-    TE_DEV void copy(te_u32 slot, const te__attn_kargs &a, const te_of::sequence &seq, int b, int end) {
+    TE_DEV void copy(te_u32 slot, const te__attn_kargs &a, const te_of::sequence &seq, int b, int key, int end) { // key: the block's first
         te_i64 row = te_of::work_at(seq, b, h) + i0;
-        q.copy(slot, a.q.s, seq.s_q);
-        g.copy(slot + TILE, a.d_o.s, seq.s_q);
-        if (threadIdx.x < BM / 2) { // four rows of lse2, or of delta, a thread
+        const bool empty = EXTRA && te_attn_is_empty(a, b, h, i0, key);
+        if (empty) {
+            q.skip(a.q.s);
+            g.skip(a.d_o.s);
+        } else {
+            q.copy(slot, a.q.s, seq.s_q);
+            g.copy(slot + TILE, a.d_o.s, seq.s_q);
+        }
+        if (!empty && threadIdx.x < BM / 2) { // four rows of lse2, or of delta, a thread
             bool second = threadIdx.x >= BM / 4;
             te_cp_async16(slot + 2 * TILE + 16 * threadIdx.x, (second ? a.delta : a.lse2) + row + 4 * (threadIdx.x % (BM / 4)), 16);
         }
@@ -109,7 +115,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, WARPS <= 4 ? 2 : 1) te_att
     if (left) {
         te_copier<D, BN, THREADS>(k_view, at.b, at.h, block_first, a.d).copy(shared, a.k.s, seq.s_kv);
         te_copier<D, BN, THREADS>(v_view, at.b, at.h, block_first, a.d_v).copy(shared + BN * te_tile<D>::ROW, a.v.s, seq.s_kv);
-        walk.copy(slots, a, seq, at.b, end);
+        walk.copy(slots, a, seq, at.b, block_first, end);
     }
     int i0 = begin, h = at.h * per_group;
     float slope2 = te_of::slope2(a, at.b, h);
@@ -119,10 +125,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, WARPS <= 4 ? 2 : 1) te_att
         const int i = i0 + 2 * (lane & 3); // this lane's first row
         te_cp_async_wait<0>();
         __syncthreads(); // every warp sees the tile, and none reads the other slot any more
-        if (left > 1) walk.copy(slots + (turn ^ 1) * SLOT, a, seq, at.b, end);
+        if (left > 1) walk.copy(slots + (turn ^ 1) * SLOT, a, seq, at.b, block_first, end);
 
         // Rows i0 .. i0 + BM - 1 see keys i0 + lo .. i0 + BM - 1 + hi at most.
-        if (first <= i0 + BM - 1 + seq.hi && last >= i0 + seq.lo) {
+        if (first <= i0 + BM - 1 + seq.hi && last >= i0 + seq.lo && !(EXTRA && te_attn_is_empty(a, at.b, h, i0, block_first))) {
             float s[M][N][4], dp[M][N][4];
             te_u32 keep[M][N];
             te_clear(s);

@@ -39,7 +39,8 @@ extern "C" __global__ void __launch_bounds__(128, 3) te_attn_bwd_dq(const __grid
     te_attn_stage(q, ld_q, te_of::queries(a.q, seq), at.b, at.h, block_first, TE__ATTN_ROWS, seq.s_q, a.d);
     te_attn_stage(g, ld_g, te_of::queries(a.d_o, seq), at.b, at.h, block_first, TE__ATTN_ROWS, seq.s_q, a.d_v);
 
-    const int begin = te_attn_keys_begin(seq, block_first);
+    const te_attn_blocks blocks(a, at.b, at.h, block_first);
+    const int begin = EXTRA ? te_attn_tile_begin(a, te_attn_keys_begin(seq, block_first), TE__ATTN_LANES) : te_attn_keys_begin(seq, block_first);
     const int end = EXTRA && block_first >= seq.s_q ? 0 : te_attn_keys_end(seq, min(block_first + TE__ATTN_ROWS, seq.s_q) - 1);
     // P, the dropped dP and the factor of the user's rule, of the warp's rows and this lane's key.
     auto weigh = [&](int j0, float p[TE_MINE], float dp[TE_MINE], float factor[TE_MINE]) {
@@ -61,6 +62,7 @@ extern "C" __global__ void __launch_bounds__(128, 3) te_attn_bwd_dq(const __grid
     if (te_of::in_fp8(a)) {
         for (int j0 = begin; j0 < end; j0 += TE__ATTN_LANES) {
             float p[TE_MINE], dp[TE_MINE], factor[TE_MINE];
+            if (blocks.empty(j0)) continue;
             weigh(j0, p, dp, factor);
 #pragma unroll
             for (int r = 0; r < TE_MINE; r++) delta[r] += p[r] * dp[r];
@@ -74,6 +76,7 @@ extern "C" __global__ void __launch_bounds__(128, 3) te_attn_bwd_dq(const __grid
     te_attn_rounding<EXTRA> rounded(a.x.dp_dt, a.x.dp_scale);
     for (int j0 = begin; j0 < end; j0 += TE__ATTN_LANES) {
         float p[TE_MINE], dp[TE_MINE], factor[TE_MINE];
+        if (blocks.empty(j0)) continue;
         weigh(j0, p, dp, factor);
 #pragma unroll
         for (int r = 0; r < TE_MINE; r++) p[r] = rounded(p[r] * (dp[r] - delta[r]) * factor[r]);

@@ -68,6 +68,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, WARPS <= 4 ? 2 : 1) te_att
     const te_of::view k_view = te_of::keys(a.k, seq), v_view = te_of::keys(a.v, seq);
     const int group = at.h / (a.heads / a.groups);
     const int block_first = at.tile * BM, first = block_first + warp * 16 * M, last = min(first + 16 * M, seq.s_q) - 1;
+    const te_attn_blocks blocks(a, at.b, at.h, block_first);
     const int begin = te_attn_keys_begin(seq, block_first) / BN * BN;
     const int end = EXTRA && block_first >= seq.s_q ? 0 : te_attn_keys_end(seq, min(block_first + BM, seq.s_q) - 1);
     const float slope2 = te_of::slope2(a, at.b, at.h);
@@ -101,13 +102,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, WARPS <= 4 ? 2 : 1) te_att
         const te_u32 k = kv + turn * (2 * SLOT), v = k + SLOT;
         te_cp_async_wait<0>();
         __syncthreads(); // every warp sees the tile, and none reads the other slot any more
-        if (j0 + BN < end) {
+        if (EXTRA && j0 + BN < end && blocks.empty(j0 + BN)) {
+            k_copier.skip(a.k.s);
+            v_copier.skip(a.v.s);
+        } else if (j0 + BN < end) {
             te_u32 next = kv + (turn ^ 1) * (2 * SLOT);
             k_copier.copy(next, a.k.s, seq.s_kv);
             v_copier.copy(next + SLOT, a.v.s, seq.s_kv);
             te_cp_async_commit();
         }
-        if (j0 > last + seq.hi || j0 + BN - 1 < first + seq.lo) continue;
+        if (j0 > last + seq.hi || j0 + BN - 1 < first + seq.lo || blocks.empty(j0)) continue;
 
         float s[M][N][4], dp[M][N][4];
         te_clear(s);

@@ -34,7 +34,8 @@ extern "C" __global__ void __launch_bounds__(128, 3) te_attn_fwd(const __grid_co
     if (EXTRA && block_first >= q_end) return;
     te_attn_stage(q, ld_q, te_of::queries(a.q, seq), at.b, at.h, block_first, TE__ATTN_ROWS, seq.s_q, a.d);
 
-    const int begin = te_attn_keys_begin(seq, block_first);
+    const te_attn_blocks blocks(a, at.b, at.h, block_first);
+    const int begin = EXTRA ? te_attn_tile_begin(a, te_attn_keys_begin(seq, block_first), TE__ATTN_LANES) : te_attn_keys_begin(seq, block_first);
     const int end = EXTRA && block_first >= seq.s_q ? 0 : te_attn_keys_end(seq, min(block_first + TE__ATTN_ROWS, seq.s_q) - 1);
     te_attn_rounding<EXTRA> rounded(a.x.s_dt, a.x.s_scale);
     const float sink2 = EXTRA ? te_attn_sink2(a, at.h) : -TE_INF;
@@ -59,6 +60,7 @@ extern "C" __global__ void __launch_bounds__(128, 3) te_attn_fwd(const __grid_co
     if (rounded.on()) {
         for (int j0 = begin; j0 < end; j0 += TE__ATTN_LANES) {
             float s[TE_MINE];
+            if (blocks.empty(j0)) continue;
             score(j0, s);
 #pragma unroll
             for (int r = 0; r < TE_MINE; r++) take(r, &s[r]);
@@ -72,6 +74,7 @@ extern "C" __global__ void __launch_bounds__(128, 3) te_attn_fwd(const __grid_co
     }
     for (int j0 = begin; j0 < end; j0 += TE__ATTN_LANES) {
         float p[TE_MINE];
+        if (blocks.empty(j0)) continue;
         score(j0, p);
 #pragma unroll
         for (int r = 0; r < TE_MINE; r++) {

@@ -174,12 +174,14 @@ static void te__attn_store(const te__attn_view *x, int64_t b, int64_t h, int64_t
 
 /* Query rows of one head, 32 or those that are left: `n` that attend, and `rows` that are written. And the keys begin .. end - 1 that any of them sees. */
 typedef struct te__attn_block {
+    const te__attn_extra *extra;
     const te__attn_seq *seq;
     int64_t b, h, first, n, rows, begin, end;
 } te__attn_block;
 
-static te__attn_block te__attn_block_of(const te__attn_seq *seq, int64_t b, int64_t h, int64_t first) {
+static te__attn_block te__attn_block_of(const te__attn_kargs *a, const te__attn_seq *seq, int64_t b, int64_t h, int64_t first) {
     te__attn_block block;
+    block.extra = &a->x;
     block.seq = seq;
     block.b = b;
     block.h = h;
@@ -191,34 +193,53 @@ static te__attn_block te__attn_block_of(const te__attn_seq *seq, int64_t b, int6
     return block;
 }
 
-/* out[j][r] = scale * (row j of x) . (column r of tile). */
-static void te__attn_scores(const te__attn_block *block, float *out, const float *x, int64_t padded, const float *tile, int64_t d, double scale) {
-    int64_t j, r, c, half;
-    for (j = block->begin; j < block->end; j += TE__ATTN_QUAD)
-        for (half = 0; half < TE__ATTN_BLOCK; half += TE__ATTN_WIDE) {
-            double sum[TE__ATTN_QUAD * TE__ATTN_WIDE] = TE_ZERO;
-            te__attn_madd(sum, TE__ATTN_WIDE, x + j * padded, padded, 1, tile + half, TE__ATTN_BLOCK, d);
-            for (r = 0; r < TE__ATTN_QUAD; r++)
-                for (c = 0; c < TE__ATTN_WIDE; c++) out[(j + r) * TE__ATTN_BLOCK + half + c] = (float)(sum[r * TE__ATTN_WIDE + c] * scale);
-        }
+/* Keys *from .. *to - 1: the next of the block's that no empty block of a block mask holds, from *to on; false: there are none. Rows of a block lie in one of the mask's. */
+static bool te__attn_next_run(const te__attn_block *block, int64_t *from, int64_t *to) {
+    const te__attn_extra *x = block->extra;
+    int64_t j = *to;
+    if (!x->blocks.p) {
+        *from = block->begin;
+        *to = block->end;
+        return j < block->end;
+    }
+    while (j < block->end && te__attn_block_at(x, (int)block->b, (int)block->h, (int)block->first, (int)j) == (int)TE_ATTN_BLOCK_EMPTY) j = (j / TE_ATTN_BLOCK_SIZE + 1) * TE_ATTN_BLOCK_SIZE;
+    *from = j;
+    while (j < block->end && te__attn_block_at(x, (int)block->b, (int)block->h, (int)block->first, (int)j) != (int)TE_ATTN_BLOCK_EMPTY) j = (j / TE_ATTN_BLOCK_SIZE + 1) * TE_ATTN_BLOCK_SIZE;
+    *to = te__min(j, block->end);
+    return *from < *to;
+}
+
+/* out[j][r] = scale * (row j of x) . (column r of tile); `none` for keys of empty blocks. */
+static void te__attn_scores(const te__attn_block *block, float *out, const float *x, int64_t padded, const float *tile, int64_t d, double scale, float none) {
+    int64_t from, to = block->begin, j, r, c, half;
+    for (j = block->begin; block->extra->blocks.p && j < te__round_up(block->end, TE__ATTN_QUAD); j++)
+        for (r = 0; r < TE__ATTN_BLOCK; r++) out[j * TE__ATTN_BLOCK + r] = none;
+    while (te__attn_next_run(block, &from, &to))
+        for (j = from; j < to; j += TE__ATTN_QUAD)
+            for (half = 0; half < TE__ATTN_BLOCK; half += TE__ATTN_WIDE) {
+                double sum[TE__ATTN_QUAD * TE__ATTN_WIDE] = TE_ZERO;
+                te__attn_madd(sum, TE__ATTN_WIDE, x + j * padded, padded, 1, tile + half, TE__ATTN_BLOCK, d);
+                for (r = 0; r < TE__ATTN_QUAD; r++)
+                    for (c = 0; c < TE__ATTN_WIDE; c++) out[(j + r) * TE__ATTN_BLOCK + half + c] = (float)(sum[r * TE__ATTN_WIDE + c] * scale);
+            }
 }
 
 /* out[r][c] += sum over the block's keys j of weight[j][r] * (row j of x)[c]; out: [BLOCK, TE__ATTN_MAX_D]. */
 static void te__attn_weighted(const te__attn_block *block, double *out, const float *weight, const float *x, int64_t padded) {
-    int64_t r, c;
-    if (block->begin >= block->end) return;
-    for (r = 0; r < block->n; r += TE__ATTN_QUAD)
-        for (c = 0; c < padded; c += TE__ATTN_WIDE)
-            te__attn_madd(out + r * TE__ATTN_MAX_D + c, TE__ATTN_MAX_D, weight + block->begin * TE__ATTN_BLOCK + r, 1, TE__ATTN_BLOCK,
-                          x + block->begin * padded + c, padded, block->end - block->begin);
+    int64_t from, to = block->begin, r, c;
+    while (te__attn_next_run(block, &from, &to))
+        for (r = 0; r < block->n; r += TE__ATTN_QUAD)
+            for (c = 0; c < padded; c += TE__ATTN_WIDE)
+                te__attn_madd(out + r * TE__ATTN_MAX_D + c, TE__ATTN_MAX_D, weight + from * TE__ATTN_BLOCK + r, 1, TE__ATTN_BLOCK, x + from * padded + c, padded, to - from);
 }
 
 /* out[j][c] += sum over the block's rows r of weight[j][r] * (row r of x)[c], for its keys j. */
 static void te__attn_scatter(const te__attn_block *block, double *out, const float *weight, const float *x, int64_t padded) {
-    int64_t j, c;
-    for (j = block->begin; j < block->end; j += TE__ATTN_QUAD)
-        for (c = 0; c < padded; c += TE__ATTN_WIDE)
-            te__attn_madd(out + j * padded + c, padded, weight + j * TE__ATTN_BLOCK, TE__ATTN_BLOCK, 1, x + c, padded, block->n);
+    int64_t from, to = block->begin, j, c;
+    while (te__attn_next_run(block, &from, &to))
+        for (j = from; j < to; j += TE__ATTN_QUAD)
+            for (c = 0; c < padded; c += TE__ATTN_WIDE)
+                te__attn_madd(out + j * padded + c, padded, weight + j * TE__ATTN_BLOCK, TE__ATTN_BLOCK, 1, x + c, padded, block->n);
 }
 
 /* Of the block's rows, those from *from to *to - 1 see key j. */
@@ -248,6 +269,11 @@ static void te__attn_adjust(const te__attn_kargs *a, const te__attn_block *block
     }
 }
 
+/* The block mask says that the block's rows see key j, so mask_mod is not asked. */
+static bool te__attn_is_full(const te__attn_block *block, int64_t j) {
+    return block->extra->blocks.p && te__attn_block_at(block->extra, (int)block->b, (int)block->h, (int)block->first, (int)j) == (int)TE_ATTN_BLOCK_FULL;
+}
+
 /* The user's rule, on the same where a row sees the key; in the backward pass its derivative goes to `factor`, which is 0 elsewhere. */
 static void te__attn_modify(const te_score_mod *m, const te__attn_block *block, float *s, float *factor) {
     int64_t j, r, from, to;
@@ -258,7 +284,7 @@ static void te__attn_modify(const te_score_mod *m, const te__attn_block *block, 
         for (r = from; r < to; r++) {
             const int64_t i = block->first + r, at = j * TE__ATTN_BLOCK + r;
             if (s[at] == -HUGE_VALF) continue; /* masked */
-            if (m->mask_fn && !m->mask_fn(m->user, block->b, block->h, i, j)) {
+            if (m->mask_fn && !te__attn_is_full(block, j) && !m->mask_fn(m->user, block->b, block->h, i, j)) {
                 s[at] = -HUGE_VALF;
                 continue;
             }
@@ -332,7 +358,7 @@ static void te__attn_fwd_block(const te__attn_work *w, const te__attn_scratch *s
     int64_t j, r, from, to;
     const bool rounds = a->x.s_dt != 0;
     te__attn_load_block(&a->q, block->b, block->h, seq->q_at + block->first, block->n, a->d, w->d, s->q, s->q_tile);
-    te__attn_scores(block, s->s, s->k, w->d, s->q_tile, a->d, a->scale);
+    te__attn_scores(block, s->s, s->k, w->d, s->q_tile, a->d, a->scale, -HUGE_VALF);
     te__attn_adjust(a, block, s->s);
     te__attn_modify(w->mod, block, s->s, NULL);
     for (r = 0; r < TE__ATTN_BLOCK; r++) top[r] = -FLT_MAX;
@@ -384,11 +410,11 @@ static void te__attn_bwd_scores(const te__attn_work *w, const te__attn_scratch *
         te__load_row(a->o.p, (te_dtype)a->o.dt, te__attn_row_at(&a->o, block->b, block->h, seq->q_at + block->first + r), a->d_v, o);
         for (c = 0; c < a->d_v; c++) sums[r] += (double)o[c] * (double)s->g[r * w->d_v + c];
     }
-    te__attn_scores(block, s->s, s->k, w->d, s->q_tile, a->d, a->scale);
+    te__attn_scores(block, s->s, s->k, w->d, s->q_tile, a->d, a->scale, -HUGE_VALF);
     te__attn_adjust(a, block, s->s);
     te__attn_modify(w->mod, block, s->s, s->factor);
     te__attn_exp_block(block, s->s, lse);
-    te__attn_scores(block, s->dp, s->v, w->d_v, s->g_tile, a->d_v, 1.0);
+    te__attn_scores(block, s->dp, s->v, w->d_v, s->g_tile, a->d_v, 1.0, 0.0f);
     te__attn_drop(a, block, s->dp);
     for (j = block->begin; rounds && j < block->end; j++)
         for (r = 0; r < block->n; r++) sums[r] += (double)s->s[j * TE__ATTN_BLOCK + r] * (double)s->dp[j * TE__ATTN_BLOCK + r];
@@ -442,7 +468,7 @@ static void te__attn_table_task(const te__attn_work *w, const te__attn_scratch *
                 loaded = g;
             }
             for (first = tile * TE__ATTN_BLOCK; first < (x->dbias_i == 1 ? seq.s_q : te__min(seq.s_q, tile * TE__ATTN_BLOCK + 1)); first += TE__ATTN_BLOCK) {
-                const te__attn_block block = te__attn_block_of(&seq, b, h, first);
+                const te__attn_block block = te__attn_block_of(a, &seq, b, h, first);
                 te__attn_bwd_scores(w, s, &block);
                 for (j = block.begin; j < block.end; j++)
                     for (r = 0; r < block.n; r++) s->db[(x->dbias_i == 1 ? 0 : r) * w->keys + j] += (double)s->dp[j * TE__ATTN_BLOCK + r];
@@ -472,7 +498,7 @@ static void te__attn_task(const te__attn_work *w, const te__attn_scratch *s, int
     /* A share is every splits-th block: under a causal mask all shares have about as much to do. */
     for (h = g * per_group; h < (g + 1) * per_group; h++)
         for (first = split * TE__ATTN_BLOCK; first < seq.q_end; first += step) {
-            const te__attn_block block = te__attn_block_of(&seq, b, h, first);
+            const te__attn_block block = te__attn_block_of(a, &seq, b, h, first);
             if (w->backward)
                 te__attn_bwd_block(w, s, &block);
             else

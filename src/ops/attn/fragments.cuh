@@ -54,6 +54,11 @@ template <int D, int ROWS, int THREADS, int PAGED = 0> struct te_copier : te_pag
         to = te_tile<D>::piece(r, column);
         channels = d - 8 * column;
     }
+    // Passes over the next ROWS rows.
+    TE_DEV void skip(te_i64 row_elements) {
+        at += 2 * ROWS * row_elements;
+        row += ROWS;
+    }
     // The next ROWS rows; rows from `end` on and channels from d on become 0, unread.
     TE_DEV void copy(te_u32 tile, te_i64 row_elements, int end) {
 #pragma unroll
@@ -65,8 +70,7 @@ template <int D, int ROWS, int THREADS, int PAGED = 0> struct te_copier : te_pag
                 te_cp_async16(tile + to + i * STEP * te_tile<D>::ROW + j * GROUP * 16, at + 2 * i * STEP * row_elements + j * GROUP * 16 + away, there ? 16 : 0);
             }
         }
-        at += 2 * ROWS * row_elements;
-        row += ROWS;
+        skip(row_elements);
     }
 };
 

@@ -29,6 +29,7 @@ typedef struct te__attn_extra {
     const int *pages;          /* [batch, pages_of_each]; NULL: keys are not paged */
     int page_size, num_pages, pages_of_each;
     te__attn_table bias, mask; /* mask: u8 */
+    te__attn_table blocks;     /* u8: te_attn_block of the keys and rows of TE_ATTN_BLOCK_SIZE */
     float bias_scale;          /* of B in the scores, and of dS in dB */
     int alibi;
     const float *slopes; /* NULL: te__attn_slope */
@@ -69,6 +70,23 @@ typedef struct te__attn_kargs {
 #define TE__ATTN_ROWS 16
 #define TE__ATTN_LANES 32
 #define TE__ATTN_MAX_D 256
+
+/* The arguments of the kernels of sparse attention, a query of which reads the keys of its list. They have `heads` query heads, and one of keys, which are the values, too. */
+typedef struct te__sparse_attn_kargs {
+    te__attn_view q, kv, o, d_o, dq, dkv; /* kv, dkv: [batch, s_kv, d]; a value is the first d_v channels of its key */
+    const int *indices;  /* [batch, s_q, n]; outside of 0 .. s_kv - 1: none */
+    const float *sinks;  /* [heads], or NULL */
+    float *lse;          /* [batch, heads, s_q], natural logarithm; may be NULL in the forward */
+    float *lse2, *delta; /* backward, [batch, heads, s_q]: as in attn_delta.cu */
+    int *cursor;         /* backward, [batch, chunks, s_kv]: the queries of a chunk that read the key, then where in `list` they go */
+    int *start, *list;   /* backward, [batch, s_kv + 1], [batch, s_q n]: the queries that read key j are list[start[j]] to list[start[j + 1] - 1], ascending */
+    int batch, heads, s_q, s_kv, n, d, d_v;
+    int tile;            /* keys in shared memory at a time, 16 or 32 */
+    int chunks, step;    /* of sparse_attn_list.cu */
+    float scale, scale2; /* of the scores; times log2(e) */
+} te__sparse_attn_kargs;
+#define TE__SPARSE_ROWS 8 /* heads of a block */
+#define TE__SPARSE_MAX_D 576
 
 /* Floats in a row of their shared memory: read four at a time at one offset of eight neighbouring rows, or along one row. */
 #define TE__ATTN_ROW(d) (((d) + 3) / 4 * 4)

@@ -91,6 +91,15 @@ static te_result te__attn_want_table(te_ctx *te, const char *op, const char *nam
                     (long long)full[0], (long long)full[1], (long long)full[2], (long long)full[3], whole ? "" : " or 1");
 }
 
+/* A block mask has a te_attn_block for each block of the longest sequences. */
+static te_result te__attn_want_blocks(te_ctx *te, const char *op, const te_tensor *x, const te__attn_sizes *s) {
+    const int64_t rows = te__div_up(s->s_q, TE_ATTN_BLOCK_SIZE), columns = te__div_up(s->s_kv, TE_ATTN_BLOCK_SIZE);
+    char text[TE__SHAPE_TEXT];
+    if (x->ndim == 4 && (x->shape[0] == s->b || x->shape[0] == 1) && (x->shape[1] == s->heads || x->shape[1] == 1) && x->shape[2] == rows && x->shape[3] == columns) return TE_OK;
+    return te__fail(te, TE_ERR_SHAPE, "%s: extras.block_mask is %s; [%lld or 1, %lld or 1, %lld, %lld] is needed, a byte for each %d queries and keys", op, te__shape_text(x, text),
+                    (long long)s->b, (long long)s->heads, (long long)rows, (long long)columns, TE_ATTN_BLOCK_SIZE);
+}
+
 /* Before sizes are known: options that say which tensors there are. Fills defaults. */
 static te_result te__attn_check_options(te_ctx *te, const char *op, te_op_attn_fwd_args *a) {
     static const char padding[] = "a padding mask";
@@ -154,6 +163,7 @@ static te_result te__attn_check_extras(te_ctx *te, const char *op, const te_op_a
     if (r == TE_OK) r = te__want_numel(te, op, "extras.cu_seqlens_kv_padded", x->cu_seqlens_kv_padded, s->b + 1);
     if (r == TE_OK && x->attention_mask) r = te__attn_want_table(te, op, "attention_mask", x->attention_mask, s, false);
     if (r == TE_OK && x->core_attention_bias) r = te__attn_want_table(te, op, "core_attention_bias", x->core_attention_bias, s, true);
+    if (r == TE_OK && x->block_mask) r = te__attn_want_blocks(te, op, x->block_mask, s);
     if (r == TE_OK) r = te__want_numel(te, op, "extras.softmax_offset", x->softmax_offset, s->heads);
     if (r == TE_OK) r = te__want_numel(te, op, "max_logit", a->max_logit, s->heads);
     if (r != TE_OK) return r;
@@ -345,6 +355,7 @@ static te__attn_extra te__attn_extra_of(const te_op_attn_fwd_args *a, const te__
     }
     x.bias = te__attn_table_of(in->core_attention_bias);
     x.mask = te__attn_table_of(in->attention_mask);
+    x.blocks = te__attn_table_of(in->block_mask);
     x.bias_scale = in->core_attention_bias_type == TE_ATTN_BIAS_PRE_SCALE ? a->softmax_scale : 1.0f;
     x.alibi = in->core_attention_bias_type == TE_ATTN_BIAS_ALIBI;
     x.slopes = (const float *)te__data(in->alibi_slopes);
@@ -362,7 +373,7 @@ static te__attn_extra te__attn_extra_of(const te_op_attn_fwd_args *a, const te__
     x.dp_scale = (const float *)te__data(a->fp8.dp_scale);
     x.s_amax = (float *)te__data(a->fp8.s_amax);
     x.dp_amax = (float *)te__data(a->fp8.dp_amax);
-    x.on = te__has_score_mod(&in->score_mod) || x.s_dt || x.dp_dt || te__attn_pads(a->mask) || in->attention_mask || in->core_attention_bias_type != TE_ATTN_BIAS_NONE || in->softmax_type != TE_SOFTMAX_VANILLA ||
+    x.on = te__has_score_mod(&in->score_mod) || x.s_dt || x.dp_dt || te__attn_pads(a->mask) || in->attention_mask || in->block_mask || in->core_attention_bias_type != TE_ATTN_BIAS_NONE || in->softmax_type != TE_SOFTMAX_VANILLA ||
            a->max_logit;
     return x;
 }

@@ -64,6 +64,13 @@ TE__BOTH long long te__attn_page(const te__attn_extra *x, int b, int j, int *row
     return page < 0 ? 0 : page >= x->num_pages ? x->num_pages - 1 : page;
 }
 
+/* The te_attn_block of row i and key j of sequence b and head h; without a block mask all are partial. */
+TE__BOTH int te__attn_block_at(const te__attn_extra *x, int b, int h, int i, int j) {
+    const te__attn_table *t = &x->blocks;
+    if (!t->p) return (int)TE_ATTN_BLOCK_PARTIAL;
+    return ((const unsigned char *)t->p)[b * t->b + h * t->h + i / TE_ATTN_BLOCK_SIZE * t->i + j / TE_ATTN_BLOCK_SIZE * t->j];
+}
+
 /* The slope of head h of `heads` (Press, Smith and Lewis, 2022): see te_attn_extras. */
 TE__BOTH float te__attn_slope(int heads, int h) {
     int n = 1;

@@ -64,3 +64,27 @@ static te_result te__cpu_copy_to_kv_cache(te_ctx *te, const te_op_copy_to_kv_cac
     if (result == TE_OK) te__parallel_for(te, a.tokens, 16, te__kv_copy_rows, &a);
     return result;
 }
+
+/* An element of a mask as an additive one has it. */
+static float te__mask_value(const te__causal_mask_kargs *a, long long at) {
+    if (a->dt == (int)TE_U8) return ((const uint8_t *)a->mask)[at] ? 0.0f : -HUGE_VALF;
+    return te__load_element(a->mask, (te_dtype)a->dt, at);
+}
+static te_result te__cpu_detect_causal_mask(te_ctx *te, const te_op_detect_causal_mask_args *args) {
+    const te__causal_mask_kargs a = te__causal_mask_problem(args);
+    bool fits = true;
+    long long at, j;
+    (void)te;
+    for (at = 0; at < a.rows && fits; at++) {
+        long long i, seen = 0;
+        const long long row = te__mask_row(&a, at, &i);
+        for (j = 0; j < a.s && fits; j++) {
+            const float v = te__mask_value(&a, row + j * a.stride_j);
+            seen += v > -10000.0f;
+            fits = te__mask_key_fits(&a, at == 0, i, j, v);
+        }
+        fits = fits && seen == te__mask_row_keys(&a, i);
+    }
+    *a.causal = fits;
+    return TE_OK;
+}

@@ -18,3 +18,14 @@ static te_result te__cuda_plan_copy_to_kv_cache(te__plan *p, const te_op_copy_to
     te__plan_why(p, "general: a block for each token");
     return TE_OK;
 }
+
+static te_result te__cuda_plan_detect_causal_mask(te__plan *p, const te_op_detect_causal_mask_args *args) {
+    te__launch *l = te__plan_launch(p, "kv", "detect_causal_mask");
+    te__causal_mask_kargs *k = TE__KARGS(p, l, te__causal_mask_kargs);
+    *k = te__causal_mask_problem(args);
+    k->failed = te__plan_largest(p);
+    k->counter = te__plan_counter(p);
+    te__launch_size(l, te__min(k->rows, p->num_sms * 8), 1, 1, TE__MASK_THREADS, 0);
+    te__plan_why(p, "general: a block for each row");
+    return TE_OK;
+}

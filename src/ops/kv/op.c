@@ -53,6 +53,15 @@ static te_result te__check_copy_to_kv_cache(te_ctx *te, te_op_copy_to_kv_cache_a
     return r;
 }
 
+static te_result te__check_detect_causal_mask(te_ctx *te, te_op_detect_causal_mask_args *a) {
+    char text[TE__SHAPE_TEXT];
+    if (a->mask->ndim != 4 || a->mask->shape[2] != a->mask->shape[3] || te__numel(a->mask) == 0)
+        return te__fail(te, TE_ERR_SHAPE, "detect_causal_mask: mask is %s; [b, H, s, s] with no size of 0 is needed", te__shape_text(a->mask, text));
+    if (a->window.on && a->window.right > 0)
+        return te__fail(te, TE_ERR_INVALID, "detect_causal_mask: window is %lld, %lld; a causal one ends at the row's own key: (left, 0)", (long long)a->window.left, (long long)a->window.right);
+    return te__want_numel(te, "detect_causal_mask", "causal", a->causal, 1);
+}
+
 /* ---- the description ---- */
 
 static te__cu_seqlens_kargs te__cu_seqlens_problem(const te_op_cu_seqlens_args *args) {
@@ -98,5 +107,23 @@ static te__kv_copy_kargs te__kv_copy_problem(const te_op_copy_to_kv_cache_args *
     k.page_size = (int)a->k_cache->shape[1];
     k.pages_of_each = a->page_table ? (int)a->page_table->shape[1] : 1;
     if (k.page_size == 0) k.tokens = 0;
+    return k;
+}
+
+static te__causal_mask_kargs te__causal_mask_problem(const te_op_detect_causal_mask_args *args) {
+    const te_tensor *x = args->mask;
+    te__causal_mask_kargs k = TE_ZERO;
+    k.mask = te__data(x);
+    k.causal = (int *)te__data(args->causal);
+    k.s = x->shape[3];
+    k.heads = x->stride[1] ? x->shape[1] : 1; /* a mask that is expanded repeats its heads */
+    k.stride_b = x->stride[0];
+    k.stride_h = x->stride[1];
+    k.stride_i = x->stride[2];
+    k.stride_j = x->stride[3];
+    k.left = args->window.on && args->window.left >= 0 && args->window.left < k.s ? args->window.left : k.s - 1;
+    k.dt = (int)x->dtype;
+    k.strict = args->strict;
+    k.rows = (k.stride_b ? x->shape[0] : 1) * (args->strict ? k.heads * k.s : 2);
     return k;
 }

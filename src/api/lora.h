@@ -1,0 +1,71 @@
+/* api/lora.h: LoRA: models whose weights stay as they are, and learn by small matrices beside them (Hu et al. 2021), on te.h's Linear.
+ *
+ * A Linear with adapters computes y = x W^T + b + B(A(x) * alpha / dim): W and b are frozen, and its children lora_A [dim, in] and lora_B [out, dim] are
+ * trained, both Linears without a bias. The first product is the class's own forward: recipes, weights that are stored quantized and is_first_microbatch apply to it as to the
+ * adapters. The second factor of each pair begins at zero, so a model's outputs are at first what they were.
+ *
+ *     te_module *model = te_hf_open(te, "llama", NULL);
+ *     te_lora_apply(model, &(te_lora_desc){ .dim = 16 }, NULL);          // all modules called *_proj
+ *     te_optimizer *adam = te_fused_adam_create(te, model, NULL);        // of the adapters alone
+ *     ...
+ *     te_lora_save(model, "adapter");                                    // for the peft library
+ *     te_lora_merge(model);                                              // or as one model:
+ *     te_hf_save(model, "merged");
+ *
+ * Of PeftConfig these have no field: use_triton and use_memory_efficient_lora are choices of speed, and moe_rank_scaling is of experts, which Automodel's LoRA refuses where they are
+ * TransformerEngine's (GroupedLinear), as te.h does. Source: nemo_automodel.components._peft. */
+
+/* Where dropout stands. */
+typedef enum te_dropout_position {
+    TE_DROPOUT_POST = 0, /* behind lora_B */
+    TE_DROPOUT_PRE = 1   /* in front of lora_A */
+} te_dropout_position;
+/* The first values of lora_A. */
+typedef enum te_lora_init {
+    TE_LORA_XAVIER = 0, /* N(0, 2 / (in + dim)) */
+    TE_LORA_KAIMING = 1 /* uniform within +- 1 / sqrt(in) */
+} te_lora_init;
+/* Which Linears get adapters, and of what kind (Automodel: PeftConfig). Zero-initialised; lists are read during the call.
+ *
+ * A name is a path below the model, in which * (or .*) stands for any characters and ? for one; one without either also names all modules whose path ends in it behind a dot:
+ * "q_proj" is "model.layers.0.self_attn.q_proj" too. */
+typedef struct te_lora_desc {
+    const char *const *target_modules;  /* [num_target_modules]; NULL => "*_proj" */
+    int num_target_modules;             /* how many */
+    const char *const *exclude_modules; /* [num_exclude_modules] all Linears but these, in place of target_modules */
+    int num_exclude_modules;            /* how many */
+    bool match_all_linear;              /* all Linears, in place of both */
+    int dim;                            /* rank; 0 => 8 */
+    float alpha;                        /* 0 => 32 */
+    bool use_dora;                      /* refused, as by Automodel for TransformerEngine's Linear */
+    float dropout;                      /* probability, in training; 0 => none */
+    te_dropout_position dropout_position; /* 0 => behind lora_B */
+    te_lora_init lora_A_init;           /* 0 => xavier */
+    te_dtype lora_dtype;                /* of the adapters: f32, f16 or bf16; 0 => the weight's. Inputs are cast where they differ */
+    bool skip_freeze;                   /* parameters of modules without adapters go on as they are; false => all but adapters are frozen */
+} te_lora_desc;
+
+/* Gives adapters to the Linears of a tree that desc names (NULL: the default one), and freezes everything else. Writes their number into *num_modules, which may be NULL. Draws from
+ * the random state: ranks that share a weight take their parts of one draw, and adapters of a Linear divided by column or by row are divided with it. On TE_PARAMS_META adapters
+ * have no memory either. Allocates; optimizers are made afterwards.
+ *
+ * Nothing has changed after an error. TE_ERR_INVALID: numbers out of their range, no Linear of these names, a Linear that has adapters or a forward of its own. TE_ERR_UNSUPPORTED:
+ * use_dora; a target that multiplies and is no Linear (LayerNormLinear, LayerNormMLP, GroupedLinear); experts of a CausalLM, whose products are a GroupedLinear's. TE_ERR_STATE: in a
+ * graph's capture, and for modules of te_make_graphed_callables. Source: apply_lora_to_linear_modules. */
+TE_API te_result te_lora_apply(te_module *model, const te_lora_desc *desc, int *num_modules);
+/* Adds alpha / dim B A to each weight, summed in f32 and rounded once, or quantized anew by the weight's own quantizer, and takes the adapters away. Parameters stay frozen
+ * (te_module_set_requires_grad). An optimizer of the adapters has nothing to step any more: destroy it. TE_ERR_INVALID without adapters; TE_ERR_UNSUPPORTED for a weight that another
+ * module has as well; TE_ERR_STATE for one without memory, in a graph's capture, and for modules of te_make_graphed_callables. After TE_ERR_OUT_OF_MEMORY some modules are merged and the
+ * others have their adapters: outputs are the same, and the call may be repeated. */
+TE_API te_result te_lora_merge(te_module *model);
+/* Takes the adapters away and forgets them. Parameters stay frozen. The same errors, but for those of weights. */
+TE_API te_result te_lora_remove(te_module *model);
+/* Writes the adapters alone in the layout of the peft library, into a folder that is made if it is missing: adapter_model.safetensors with "base_model.model.PATH.lora_A.weight" and
+ * "... lora_B.weight", and adapter_config.json, where dropout is in front of lora_A, as peft has it. TE_ERR_INVALID without adapters; TE_ERR_UNSUPPORTED where ranks share one
+ * (te_model_save writes this rank's); else as te_safetensors_write. Syncs. */
+TE_API te_result te_lora_save(te_module *model, const char *folder);
+/* Reads such a folder, of peft or of te_lora_save: modules that the file names get adapters, with dropout in front of lora_A, unless they have some of the same rank; alpha is the
+ * file's; values are rounded to the adapters' format, which is the weight's where they are new. All but adapters are frozen. Nothing in the folder is trusted: TE_ERR_IO for what cannot
+ * be read, TE_ERR_FORMAT for damage, for tensors that are no adapter's of this model and for adapters that lack one, TE_ERR_SHAPE for shapes that are not the Linear's, TE_ERR_UNSUPPORTED
+ * for what the config asks for beyond LoRA (DoRA, biases, modules_to_save ...), and those of te_lora_apply. After any error but TE_ERR_IO all is as it was. Syncs. */
+TE_API te_result te_lora_load(te_module *model, const char *folder);

@@ -1,0 +1,116 @@
+/* model/eager.c: attention as a product, a softmax and a product, with the scores in memory: the eager backend. Knows raw operations; must not know modules.
+ *
+ * q [b, H, s_q, d], k [b, G, s_kv, d], v [b, G, s_kv, d_v], contiguous: the heads of a group follow each other, so that each product is one of b G groups of H / G s_q rows. */
+
+typedef struct te__eager_state {
+    float scale;
+} te__eager_state;
+
+/* D = A B of each group; along_k: the groups lie along k. Sizes by the tensors: a [.., lda], b [groups, .., ldb]. */
+static te_result te__eager_product(te_tensor *sizes, te_tensor *a, te_tensor *b, bool b_transposed, te_tensor *d, bool along_k, bool accumulate) {
+    te_op_grouped_gemm_args g = TE_ZERO;
+    g.a = a;
+    g.b = b;
+    g.d = d;
+    g.sizes = sizes;
+    g.groups = te__numel(sizes);
+    g.along_k = along_k;
+    g.a_transposed = along_k;
+    g.b_transposed = b_transposed;
+    g.accumulate = accumulate;
+    g.m = along_k ? te__cols(a) : te__rows(a);
+    g.n = te__cols(d);
+    g.k = along_k ? te__rows(a) : te__cols(a);
+    return te_op_grouped_gemm(d->te, &g);
+}
+/* i32 [b G], H / G s_q each. */
+static te_tensor *te__eager_sizes(const te_tensor *q, const te_tensor *k) {
+    const int64_t groups = k->shape[0] * k->shape[1];
+    return te_tensor_full(q->te, TE_I32, 1, &groups, groups ? (double)(q->shape[0] * q->shape[1] * q->shape[2] / groups) : 0.0);
+}
+static te_tensor *te__eager_scores(const te_tensor *q, const te_tensor *k, te_dtype dtype) {
+    const int64_t shape[4] = {q->shape[0], q->shape[1], q->shape[2], k->shape[2]};
+    return te_tensor_empty(q->te, dtype, 4, shape);
+}
+
+static te_result te__eager_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
+    te_tensor *q = saved[0], *k = saved[1], *v = saved[2], *p = saved[3], *d_o = te_tensor_contiguous(dy[0]), *sizes = te__eager_sizes(q, k);
+    te_tensor *dp = te__eager_scores(q, k, TE_F32), *ds = te__eager_scores(q, k, q->dtype);
+    te_op_softmax_bwd_args back = TE_ZERO;
+    te_result r;
+    (void)needs;
+    dx[0] = te__empty_like(q, q->dtype);
+    dx[1] = te__empty_like(k, k->dtype);
+    dx[2] = te__empty_like(v, v->dtype);
+    if (!d_o || !sizes || !dp || !ds || !dx[0] || !dx[1] || !dx[2]) return te_error_code(te);
+    r = te__eager_product(sizes, d_o, v, true, dp, false, false);
+    back.y = p;
+    back.dy = dp;
+    back.dx = ds;
+    back.scale = ((const te__eager_state *)state)->scale;
+    if (r == TE_OK) r = te_op_softmax_bwd(te, &back);
+    if (r == TE_OK) r = te__eager_product(sizes, ds, k, false, dx[0], false, false);
+    if (r == TE_OK) r = te__eager_product(sizes, ds, q, false, dx[1], true, false);
+    return r == TE_OK ? te__eager_product(sizes, p, d_o, false, dx[2], true, false) : r;
+}
+
+/* x, whose sizes are those of `like` or 1, repeated to y's, in y's format. */
+static te_result te__eager_repeat(te_tensor *x, te_tensor *y) {
+    te_tensor *all = te_tensor_detach(x);
+    te_op_copy_args copy = TE_ZERO;
+    int i;
+    if (!all) return te_error_code(y->te);
+    for (i = 0; i < y->ndim; i++)
+        if (all->shape[i] != y->shape[i]) {
+            all->shape[i] = y->shape[i];
+            all->stride[i] = 0;
+        }
+    copy.src = all;
+    copy.dst = y;
+    return te_op_copy(y->te, &copy);
+}
+/* `masked` with rows for each query, as the softmax reads it. */
+static te_tensor *te__eager_mask(te_tensor *masked, int64_t s_q) {
+    int64_t shape[4];
+    te_tensor *y;
+    if (!masked || masked->shape[2] == s_q) return masked;
+    memcpy(shape, masked->shape, sizeof(shape));
+    shape[2] = s_q;
+    y = te_tensor_empty(masked->te, TE_U8, 4, shape);
+    return y && te__eager_repeat(masked, y) == TE_OK ? y : NULL;
+}
+
+/* masked u8 [b or 1, 1, s_q or 1, s_kv], 1 => masked; added: a float tensor over the scores; both optional. */
+static te_tensor *te__eager_attention(te_tensor *q, te_tensor *k, te_tensor *v, te_tensor *masked, te_tensor *added, bool causal, float scale) {
+    const int64_t shape[4] = {q->shape[0], q->shape[1], q->shape[2], v->shape[3]};
+    te_op_softmax_fwd_args a = TE_ZERO;
+    te__eager_state state = TE_ZERO;
+    te_tensor *scores, *p, *o = NULL, *sizes, *in[3], *saved[4];
+    te_ctx *te = q->te;
+    te_result r;
+    te__frame_begin(te);
+    in[0] = saved[0] = te_tensor_contiguous(q);
+    in[1] = saved[1] = te_tensor_contiguous(k);
+    in[2] = saved[2] = te_tensor_contiguous(v);
+    sizes = te__eager_sizes(q, k);
+    scores = te__eager_scores(q, k, TE_F32);
+    saved[3] = p = te__eager_scores(q, k, q->dtype);
+    o = te_tensor_empty(te, q->dtype, 4, shape);
+    a.x = scores;
+    a.y = p;
+    a.mask = te__eager_mask(masked, q->shape[2]);
+    a.scale = state.scale = scale;
+    a.causal = causal;
+    r = in[0] && in[1] && in[2] && sizes && scores && p && o && (a.mask || !masked) ? TE_OK : te_error_code(te);
+    if (r == TE_OK && added) { /* the softmax multiplies what is added by the scale, too */
+        te_op_axpby_args divide = TE_ZERO;
+        r = te__eager_repeat(added, scores);
+        divide.x = divide.out = scores;
+        divide.alpha = te__floats_divide(1.0, (double)scale);
+        if (r == TE_OK) r = te_op_axpby(te, &divide);
+    }
+    if (r == TE_OK) r = te__eager_product(sizes, in[0], in[1], true, scores, false, added != NULL);
+    if (r == TE_OK) r = te_op_softmax_fwd(te, &a);
+    if (r == TE_OK) r = te__eager_product(sizes, p, in[2], false, o, false, false);
+    return te__frame_return(te, r == TE_OK ? te__record("eager_attention", o, te__eager_backward, &state, sizeof(state), in, 3, saved, 4) : NULL);
+}

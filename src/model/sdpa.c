@@ -1,0 +1,176 @@
+/* model/sdpa.c: te_scaled_dot_product_attention: the function that attention modules call, the regions in which it is another one, and whether a mask is that of causal attention. Knows functions
+ * and operations; must not know modules. */
+
+/* ---- masks of any kind, for te_attention ---- */
+
+/* `mask` as four dimensions, those that are expanded cut to one element. */
+static te_tensor *te__mask_of_four(te_tensor *mask) {
+    int64_t shape[4] = {1, 1, 1, 1};
+    char text[TE__SHAPE_TEXT];
+    int i;
+    if (mask->ndim > 4) {
+        te__fail(mask->te, TE_ERR_SHAPE, "te_scaled_dot_product_attention: attn_mask is %s; [b, H, s_q, s_kv], or what broadcasts to it, is needed", te__shape_text(mask, text));
+        return NULL;
+    }
+    for (i = 0; i < mask->ndim && mask; i++)
+        if (mask->stride[i] == 0 && mask->shape[i] > 1 && i < mask->ndim - 1) mask = te_tensor_narrow(mask, i, 0, 1);
+    if (!mask || mask->ndim == 4) return mask;
+    memcpy(shape + 4 - mask->ndim, mask->shape, (size_t)mask->ndim * sizeof(int64_t));
+    return te_tensor_view(te_tensor_contiguous(mask), 4, shape);
+}
+
+/* u8, 0 => the key is masked, to te_attention's u8, 1 => the key is masked: 1 - x, below 0 cut to it. */
+static te_tensor *te__mask_turned(te_tensor *mask) {
+    te_ctx *te = mask->te;
+    te_op_axpby_args sum = TE_ZERO;
+    te_tensor *x = te__empty_like(mask, TE_F32), *one = te_tensor_full(te, TE_F32, mask->ndim, mask->shape, 1.0), *y = te__empty_like(mask, TE_U8);
+    if (!x || !one || !y) return NULL;
+    sum.x = x;
+    sum.y = one;
+    sum.out = x;
+    sum.alpha = -1.0f;
+    sum.beta = 1.0f;
+    if (te_tensor_copy(x, mask) != TE_OK || te_op_axpby(te, &sum) != TE_OK || te_tensor_copy(y, x) != TE_OK) return NULL;
+    return y;
+}
+
+/* ---- te_attention as that function ---- */
+
+static te_tensor *te__plain_sdpa(te_tensor *q, te_tensor *k, te_tensor *v, const te_sdpa_args *args) {
+    te_ctx *te = q->te;
+    te_attention_desc a = TE_ZERO;
+    te_tensor *mask = args->attn_mask;
+    char s[TE__SHAPE_TEXT], t[TE__SHAPE_TEXT], u[TE__SHAPE_TEXT];
+    if (!te__operand(q, k, false, "te_scaled_dot_product_attention") || !te__operand(q, v, false, "te_scaled_dot_product_attention") ||
+        !te__operand(q, mask, true, "te_scaled_dot_product_attention"))
+        return NULL;
+    if (q->ndim != 4 || k->ndim != 4 || v->ndim != 4 || (!args->enable_gqa && (q->shape[1] != k->shape[1] || q->shape[1] != v->shape[1]))) {
+        te__fail(te, TE_ERR_SHAPE, "te_scaled_dot_product_attention: q is %s, k %s, v %s; [b, heads, s, d] each, of as many heads unless enable_gqa is set", te__shape_text(q, s),
+                 te__shape_text(k, t), te__shape_text(v, u));
+        return NULL;
+    }
+    if (mask && args->is_causal) {
+        te__fail(te, TE_ERR_INVALID, "te_scaled_dot_product_attention: attn_mask %s and is_causal are both given; leave one of them out", te__shape_text(mask, s));
+        return NULL;
+    }
+    if (mask && mask->dtype != TE_U8 && !te__is_float(mask->dtype)) {
+        te__fail(te, TE_ERR_DTYPE, "te_scaled_dot_product_attention: attn_mask is %s; u8 (0 => the key is masked), f32, f16 or bf16 (added to the scores) is needed", te_dtype_name(mask->dtype));
+        return NULL;
+    }
+    a.format = TE_BSHD;
+    a.mask = args->is_causal ? TE_MASK_CAUSAL : TE_MASK_NONE;
+    a.softmax_scale = args->scale;
+    a.dropout_p = args->dropout_p;
+    if (mask) {
+        mask = te__mask_of_four(mask);
+        if (!mask) return NULL;
+        if (mask->dtype == TE_U8) {
+            a.mask = TE_MASK_ARBITRARY;
+            mask = a.extras.attention_mask = te__mask_turned(mask);
+        } else {
+            a.extras.core_attention_bias_type = TE_ATTN_BIAS_POST_SCALE;
+            mask = a.extras.core_attention_bias = te_tensor_contiguous(mask);
+        }
+        if (!mask) return NULL;
+    }
+    return te_tensor_transpose(te_attention(te_tensor_transpose(q, 1, 2), te_tensor_transpose(k, 1, 2), te_tensor_transpose(v, 1, 2), &a), 1, 2);
+}
+static te_tensor *te__plain_sdpa_call(void *user, te_tensor *q, te_tensor *k, te_tensor *v, const te_sdpa_args *args) {
+    (void)user;
+    te__frame_begin(q->te);
+    return te__frame_return(q->te, te__plain_sdpa(q, k, v, args));
+}
+
+/* ---- regions ---- */
+
+TE_API te_tensor *te_scaled_dot_product_attention(te_tensor *q, te_tensor *k, te_tensor *v, const te_sdpa_args *args) {
+    te_sdpa_args zero = TE_ZERO;
+    te__sdpa_state *s;
+    if (!q || !k || !v) return NULL;
+    s = &q->te->sdpa;
+    if (!args) args = &zero;
+    if (s->depth == 0) return te__plain_sdpa_call(NULL, q, k, v, args);
+    return s->fn[s->depth - 1](s->user[s->depth - 1], q, k, v, args);
+}
+TE_API te_result te_sdpa_begin(te_ctx *te, te_sdpa_fn fn, void *user) {
+    if (!te) return TE_ERR_STATE;
+    if (!fn) return te__fail(te, TE_ERR_INVALID, "te_sdpa_begin: fn is NULL; the function that takes the place of te_scaled_dot_product_attention is needed");
+    if (te->sdpa.depth == TE__MAX_SDPA) return te__fail(te, TE_ERR_STATE, "te_sdpa_begin: %d regions are open, as many as there may be; te_sdpa_end ends one", TE__MAX_SDPA);
+    te->sdpa.fn[te->sdpa.depth] = fn;
+    te->sdpa.user[te->sdpa.depth++] = user;
+    return TE_OK;
+}
+TE_API te_result te_sdpa_end(te_ctx *te) {
+    if (!te) return TE_ERR_STATE;
+    if (te->sdpa.depth == 0) return te__fail(te, TE_ERR_STATE, "te_sdpa_end without te_sdpa_begin");
+    te->sdpa.depth--;
+    return TE_OK;
+}
+
+/* ---- is a mask causal? ---- */
+
+static te__mask_verdict te__verdict_about(const te_tensor *mask, int64_t left, bool strict) {
+    te__mask_verdict v = TE_ZERO;
+    v.buffer = mask->buffer;
+    v.version = te__buffer_version(mask->buffer);
+    v.written_at = mask->buffer->written_at;
+    v.offset = mask->offset;
+    memcpy(v.shape, mask->shape, sizeof(v.shape));
+    memcpy(v.stride, mask->stride, sizeof(v.stride));
+    v.left = left;
+    v.dtype = mask->dtype;
+    v.strict = strict;
+    return v;
+}
+/* A kept verdict about the same, or NULL. */
+static const te__mask_verdict *te__verdict_kept(const te_ctx *te, const te__mask_verdict *v) {
+    int i;
+    for (i = 0; v->written_at && i < TE__MASK_VERDICTS; i++) {
+        const te__mask_verdict *kept = &te->sdpa.verdict[i];
+        if (memcmp(kept, v, offsetof(te__mask_verdict, buffer)) == 0 && kept->buffer == v->buffer && kept->dtype == v->dtype && kept->strict == v->strict) return kept;
+    }
+    return NULL;
+}
+/* Asks the device. */
+static bool te__mask_is_causal(te_tensor *mask, te_window window, bool strict) {
+    te_ctx *te = mask->te;
+    te_op_detect_causal_mask_args a = TE_ZERO;
+    int32_t causal = 0;
+    te__frame_begin(te);
+    a.mask = mask;
+    a.causal = te__empty_1d(te, TE_I32, 1);
+    a.window = window;
+    a.strict = strict;
+    if (a.causal && te_op_detect_causal_mask(te, &a) == TE_OK) {
+        if (te->warming) causal = 1; /* nothing has run */
+        else if (te_tensor_to_host(a.causal, &causal) != TE_OK) causal = 0;
+    }
+    te__frame_end(te, NULL, 0);
+    return causal != 0;
+}
+
+TE_API bool te_detect_causal_mask(te_tensor *mask, te_window window, const te_mask_check *check, te_window *found) {
+    const te_mask_check plain = TE_ZERO;
+    const te__mask_verdict *kept;
+    te__mask_verdict v;
+    bool causal;
+    te_ctx *te;
+    if (!check) check = &plain;
+    if (!mask) return false;
+    te = mask->te;
+    if (!window.on || window.left < 0) window.left = -1;
+    window.on = true;
+    window.right = 0;
+    if (found) *found = window;
+    if (mask->ndim != 4 || mask->shape[2] != mask->shape[3] || te__numel(mask) == 0 || !(mask->dtype == TE_U8 || te__is_float(mask->dtype)) || !mask->buffer) return false;
+    v = te__verdict_about(mask, window.left, check->strict);
+    kept = check->cache ? te__verdict_kept(te, &v) : NULL;
+    if (kept || te->capture) return kept && kept->causal;
+    causal = te__mask_is_causal(mask, window, check->strict);
+    if (check->cache && v.written_at && !te->warming && te_error_code(te) == TE_OK) {
+        v.causal = causal;
+        te->sdpa.verdict[te->sdpa.next_verdict] = v;
+        te->sdpa.next_verdict = (te->sdpa.next_verdict + 1) % TE__MASK_VERDICTS;
+    }
+    return causal;
+}

@@ -1,0 +1,452 @@
+/* model/sharding.c: units whose gradients ranks exchange, their flags, and when a pipeline's stage exchanges. Knows the module tree, groups and gradients; must not know what a module
+ * computes. */
+
+#define TE__UNIT "te.unit" /* the attribute */
+typedef struct te__dp_unit {
+    struct te__dp_unit *next; /* te->units, in the order in which they were made */
+    te_module *module;
+    te_data_parallel_desc desc;
+    bool whole; /* te_data_parallel */
+    bool reached; /* the last backward pass has written a gradient */
+    bool chosen;  /* by te__units_choose */
+    te_fsdp_state state;
+    uint64_t exchanged_at; /* te->writes behind the last exchange */
+} te__dp_unit;
+
+static te__dp_unit *te__unit_of(const te_module *m) {
+    void *value = NULL;
+    return te_module_attribute(m, TE__UNIT, &value) ? (te__dp_unit *)value : NULL;
+}
+static void te__unit_free(void *value) {
+    te__dp_unit *u = (te__dp_unit *)value, **at;
+    te_ctx *te = u->module->te;
+    for (at = &te->units; *at; at = &(*at)->next)
+        if (*at == u) {
+            *at = u->next;
+            break;
+        }
+    te__free(te, u, sizeof(*u));
+}
+
+/* ---- the exchange ---- */
+
+/* The parameters of a unit that are trained, each once. */
+typedef struct te__unit_params {
+    te_module *unit;
+    te_tensor **list;
+    int n, cap;
+    int64_t numel;
+} te__unit_params;
+
+static bool te__unit_list(te__unit_params *p, te_module *m) {
+    int i, k;
+    if (m != p->unit && te__unit_of(m)) return true;
+    for (i = 0; i < m->num_entries; i++) {
+        te_tensor *x = m->entries[i].tensor;
+        if (m->entries[i].kind != TE_ENTRY_PARAMETER || !x->requires_grad) continue;
+        for (k = 0; k < p->n && p->list[k] != x; k++) {}
+        if (k < p->n) continue;
+        if (!te__grow(m->te, (void **)&p->list, &p->cap, p->n, sizeof(te_tensor *))) return false;
+        p->list[p->n++] = x;
+        p->numel += te__numel(x);
+    }
+    for (i = 0; i < m->num_children; i++)
+        if (!te__unit_list(p, m->children[i])) return false;
+    return true;
+}
+static void te__unit_params_free(te_ctx *te, te__unit_params *p) { te__free(te, p->list, (size_t)p->cap * sizeof(te_tensor *)); }
+
+/* Has a gradient of u been written since u exchanged? */
+static bool te__unit_is_reached(const te__dp_unit *u, const te__unit_params *p) {
+    int i, k;
+    for (i = 0; i < p->n; i++)
+        for (k = 0; k < 2; k++) {
+            const te_tensor *grad = k ? te_tensor_main_grad(p->list[i]) : te_tensor_grad(p->list[i]);
+            if (grad && grad->buffer && grad->buffer->written_at > u->exchanged_at) return true;
+        }
+    return false;
+}
+
+/* out = factor * x, of one number of elements, as vectors. */
+static te_result te__unit_move(te_tensor *x, te_tensor *out, float factor) {
+    te_op_axpby_args a = TE_ZERO;
+    if (te__numel(x) == 0) return TE_OK;
+    a.x = te__alias_1d(x, 0, x->dtype, te__numel(x));
+    a.out = te__alias_1d(out, 0, out->dtype, te__numel(out));
+    a.alpha = factor;
+    return a.x && a.out ? te_op_axpby(x->te, &a) : te_error_code(x->te);
+}
+/* The gradients one behind the other in f32, zeros where there is none, then for each parameter how many ranks have one. */
+static te_tensor *te__unit_flat(te_ctx *te, const te__unit_params *p, te_tensor **grads, bool *lacks) {
+    te_tensor *flat = te__empty_1d(te, TE_F32, p->numel + p->n);
+    int64_t at = 0;
+    te_result result = flat ? te_tensor_fill(te_tensor_narrow(flat, 0, p->numel, p->n), 1.0) : te_error_code(te);
+    int i;
+    for (i = 0; i < p->n && result == TE_OK; i++) {
+        te_tensor *to = te_tensor_narrow(flat, 0, at, te__numel(p->list[i]));
+        at += te__numel(p->list[i]);
+        result = to ? te__main_or_grad(p->list[i], &grads[i]) : te_error_code(te);
+        if (result != TE_OK) break;
+        if (grads[i]) {
+            result = te__unit_move(grads[i], to, 1.0f);
+            continue;
+        }
+        *lacks = true;
+        result = te_tensor_fill(to, 0.0);
+        if (result == TE_OK) result = te_tensor_fill(te_tensor_narrow(flat, 0, p->numel + i, 1), 0.0);
+    }
+    return result == TE_OK ? flat : NULL;
+}
+/* The sums become the gradients. A parameter without one gets one if another rank has it. */
+static te_result te__unit_spread(te__dp_unit *u, const te__unit_params *p, te_tensor *flat, te_tensor **grads, bool lacks, float factor) {
+    te_ctx *te = u->module->te;
+    const int fresh = te->tape.num_fresh;
+    float *count = lacks ? (float *)te__alloc(te, ((size_t)p->n + 1) * sizeof(float)) : NULL;
+    int64_t at = 0;
+    te_result result = lacks && !count ? TE_ERR_OUT_OF_MEMORY : TE_OK;
+    int i;
+    if (count) result = te_tensor_to_f32(te_tensor_narrow(flat, 0, p->numel, p->n), count);
+    for (i = 0; i < p->n && result == TE_OK; i++) {
+        te_tensor *param = p->list[i], *from = te_tensor_narrow(flat, 0, at, te__numel(param)), *to = grads[i];
+        at += te__numel(param);
+        if (!to && count[i] == 0.0f) continue;
+        if (!to) to = te_tensor_empty(te, param->dtype, param->ndim, param->shape);
+        result = from && to ? te__unit_move(from, to, factor) : te_error_code(te);
+        if (result == TE_OK && !grads[i]) result = te__var_add_grad(te, param->var, to);
+    }
+    result = te__leaves_own(te, fresh, result);
+    te__free(te, count, count ? ((size_t)p->n + 1) * sizeof(float) : 0);
+    return result;
+}
+static te_result te__unit_reduce(te__dp_unit *u, const te__unit_params *p) {
+    te_ctx *te = u->module->te;
+    const int size = te_group_size(u->desc.group);
+    const float divide = u->desc.gradient_divide_factor > 0.0f ? u->desc.gradient_divide_factor : (float)size;
+    te_tensor **grads, *flat;
+    bool lacks = false;
+    te_result result;
+    if (p->n == 0 || (size == 1 && divide == 1.0f)) return TE_OK;
+    grads = (te_tensor **)te__alloc_zero(te, (size_t)p->n * sizeof(te_tensor *));
+    te__frame_begin(te);
+    te->tape.no_grad++;
+    flat = grads ? te__unit_flat(te, p, grads, &lacks) : NULL;
+    result = flat ? te_all_reduce(u->desc.group, flat, TE_REDUCE_SUM) : te__refuse(u->desc.group, TE__ALL_REDUCE, te_error_code(te));
+    if (result == TE_OK) result = te__unit_spread(u, p, flat, grads, lacks, 1.0f / divide);
+    te->tape.no_grad--;
+    te__frame_end(te, NULL, 0);
+    te__free(te, grads, (size_t)p->n * sizeof(te_tensor *));
+    return result;
+}
+/* Exchanges now, if the flag says so. */
+static te_result te__unit_exchange(te__dp_unit *u) {
+    te__unit_params p = TE_ZERO;
+    te_ctx *te = u->module->te;
+    te_result result = TE_OK;
+    p.unit = u->module;
+    if (!u->state.requires_gradient_sync) return TE_OK;
+    if (!te__unit_list(&p, u->module))
+        result = te__refuse(u->desc.group, TE__ALL_REDUCE, te_error_code(te));
+    else if (u->desc.post_backward) {
+        result = u->desc.post_backward(u->desc.user, u->module);
+        if (result != TE_OK) te__fail(te, result, "the post_backward of \"%s\" returned %s", u->module->name, te_result_name(result)); /* shows if it recorded no error of its own */
+    } else
+        result = te__unit_reduce(u, &p);
+    u->exchanged_at = te->writes;
+    te__unit_params_free(te, &p);
+    return result;
+}
+
+static const te_module *te__root_of(const te_module *m) {
+    while (m->parent) m = m->parent;
+    return m;
+}
+/* The end of a backward pass. Ranks may reach other units of a model, but all reach the model: so all of its units exchange, or none does. After a failure the ranks that wait are told. */
+static te_result te__units_exchange(te_ctx *te, te_result result) {
+    te__dp_unit *u, *other;
+    if (te->warming) return result;
+    if (te->deferred && result == TE_OK) return result; /* te_backward_dw ends with the rest of the gradients */
+    for (u = te->units; u && result == TE_OK; u = u->next) {
+        te__unit_params p = TE_ZERO;
+        p.unit = u->module;
+        if (!te__unit_list(&p, u->module)) result = te_error_code(te);
+        u->reached = result == TE_OK && te__unit_is_reached(u, &p);
+        te__unit_params_free(te, &p);
+    }
+    for (u = te->units; u; u = u->next) {
+        bool reached = result != TE_OK;
+        if (!u->state.requires_gradient_sync) continue;
+        for (other = te->units; other && !reached; other = other->next) reached = other->reached && te__root_of(other->module) == te__root_of(u->module);
+        if (result != TE_OK) return te__refuse(u->desc.group, TE__ALL_REDUCE, result);
+        if (reached) result = te__unit_exchange(u);
+        if (result != TE_OK) return result;
+    }
+    return result;
+}
+
+/* ---- units ---- */
+
+static te_result te__unit_share(te_group *group, te_module *m) {
+    te_result result = TE_OK;
+    int i;
+    for (i = 0; i < m->num_entries && result == TE_OK; i++) {
+        te_tensor *x = m->entries[i].tensor;
+        if (x->quantized)
+            return te__refuse(group, TE__BROADCAST, te__fail(m->te, TE_ERR_UNSUPPORTED, "te_data_parallel: \"%s\" of \"%s\" is stored quantized, and is not copied from rank 0; seed all ranks "
+                                                             "alike and set no_init_sync", m->entries[i].name, m->name));
+        result = te__need_memory(x, "te_data_parallel");
+        result = result == TE_OK ? te_broadcast(group, x, 0) : te__refuse(group, TE__BROADCAST, result);
+    }
+    for (i = 0; i < m->num_children && result == TE_OK; i++) result = te__unit_share(group, m->children[i]);
+    return result;
+}
+static te_result te__unit_make(te_module *m, const te_data_parallel_desc *desc, bool whole, const char *who) {
+    te__dp_unit *u = te__unit_of(m), **end;
+    te_result result = TE_OK;
+    if (!m) return TE_ERR_STATE;
+    if (m->te->error_code != TE_OK) return m->te->error_code;
+    if (m->te->capture) return te__refuse_capture(m->te, who, "make units before te_graph_begin");
+    if (u && u->whole != whole)
+        return te__fail(m->te, TE_ERR_INVALID, "%s: \"%s\" is a unit by %s; take that back first (desc NULL)", who, m->name, whole ? "te_fsdp_unit" : "te_data_parallel");
+    if (!desc) {
+        te_module_remove_attribute(m, TE__UNIT);
+        return TE_OK;
+    }
+    if (desc->group && desc->group->te != m->te)
+        return te__fail(m->te, TE_ERR_INVALID, "%s: the group is of another context (%s) than the module (%s); each rank takes the group that it joined", who, desc->group->te->device_name,
+                        m->te->device_name);
+    if (!(desc->gradient_divide_factor >= 0.0f && desc->gradient_divide_factor <= FLT_MAX))
+        return te__fail(m->te, TE_ERR_INVALID, "%s: gradient_divide_factor is %g; a positive number, or 0 for the number of ranks, is needed", who, (double)desc->gradient_divide_factor);
+    if (whole && !desc->no_init_sync) result = te__unit_share(desc->group, m);
+    if (result != TE_OK) return result;
+    if (!u) {
+        u = (te__dp_unit *)te__alloc_zero(m->te, sizeof(te__dp_unit));
+        if (!u) return TE_ERR_OUT_OF_MEMORY;
+        u->module = m;
+        u->whole = whole;
+        u->state.is_last_backward = u->state.reshard_after_backward = u->state.requires_gradient_sync = true;
+        if (te_module_set_attribute(m, TE__UNIT, u, te__unit_free) != TE_OK) {
+            te__unit_free(u);
+            return te_error_code(m->te);
+        }
+        for (end = &m->te->units; *end; end = &(*end)->next) {}
+        *end = u;
+    }
+    u->desc = *desc;
+    m->te->exchange_gradients = te__units_exchange;
+    return TE_OK;
+}
+TE_API te_result te_data_parallel(te_module *m, const te_data_parallel_desc *desc) { return te__unit_make(m, desc, true, "te_data_parallel"); }
+TE_API te_result te_fsdp_unit(te_module *m, const te_data_parallel_desc *desc) { return te__unit_make(m, desc, false, "te_fsdp_unit"); }
+
+TE_API bool te_fsdp_get_state(const te_module *m, te_fsdp_state *state) {
+    const te__dp_unit *u = te__unit_of(m);
+    if (u && state) *state = u->state;
+    return u != NULL;
+}
+static bool te__unit_set(void *user, te_module *m) {
+    te__dp_unit *u = te__unit_of(m);
+    if (u) u->state = *(const te_fsdp_state *)user;
+    return true;
+}
+TE_API te_result te_fsdp_set_state(te_module *m, te_fsdp_state state) {
+    if (!m) return TE_ERR_STATE;
+    if (!te__unit_of(m)) return te__fail(m->te, TE_ERR_INVALID, "te_fsdp_set_state: \"%s\" is no unit; te_fsdp_unit or te_data_parallel makes one", m->name);
+    te_module_visit(m, te__unit_set, &state);
+    return TE_OK;
+}
+static void te__unit_set_all(te_module *m, bool on) {
+    te_fsdp_state state;
+    state.is_last_backward = state.reshard_after_backward = state.requires_gradient_sync = on;
+    te_module_visit(m, te__unit_set, &state);
+}
+
+/* ---- the units of a model ---- */
+
+typedef struct te__unit_walk {
+    te_module_visit_fn visit;
+    void *user;
+    bool stopped;
+} te__unit_walk;
+
+static void te__unit_yield(te__unit_walk *w, te_module *m) {
+    if (te__unit_of(m) && !w->stopped) w->stopped = !w->visit(w->user, m);
+}
+static bool te__unit_yield_tree(void *user, te_module *m) {
+    te__unit_yield((te__unit_walk *)user, m);
+    return true;
+}
+static bool te__is_multimodal(const char *name) {
+    static const char *const names[] = {"visual", "vision_tower", "vision_model", "vit_model", "image_encoder", "vision_encoder", "audio_tower", "audio_encoder", "audio_model", "embed_vision",
+                                        "embed_audio", "mm_projector", "multi_modal_projector", "multimodal_projector", "vision_projector", "vit_large_projector", "audio_projector"};
+    int i;
+    for (i = 0; i < TE__COUNT(names); i++)
+        if (strcmp(name, names[i]) == 0) return true;
+    return false;
+}
+/* The topmost towers and projectors below m, with all that is below them. */
+static void te__units_multimodal(te__unit_walk *w, te_module *m) {
+    int i;
+    for (i = 0; i < m->num_children; i++) {
+        te_module *child = m->children[i];
+        if (te__is_multimodal(child->name))
+            te_module_visit(child, te__unit_yield_tree, w);
+        else
+            te__units_multimodal(w, child);
+    }
+}
+static void te__units_layers(te__unit_walk *w, te_module *layers, bool blocks) {
+    static const char *const experts[] = {"mlp.experts", "moe.experts", "block_sparse_moe.experts"};
+    int i, k;
+    for (i = 0; i < te_module_num_children(layers); i++) {
+        te_module *block = te_module_child(layers, i);
+        if (blocks) te__unit_yield(w, block);
+        for (k = 0; k < TE__COUNT(experts); k++) te__unit_yield(w, te_module_find(block, experts[k]));
+    }
+}
+TE_API bool te_fsdp_units_visit(te_module *model, te_module_visit_fn visit, void *user) {
+    te__unit_walk w = TE_ZERO;
+    te_module *inner;
+    if (!model) return true;
+    if (!te__has_visitor(model, visit != NULL, "te_fsdp_units_visit")) return false;
+    w.visit = visit;
+    w.user = user;
+    inner = te_module_find(model, "model");
+    te__unit_yield(&w, model);
+    te__unit_yield(&w, inner);
+    if (!inner) inner = model;
+    te__unit_yield(&w, te_module_find(inner, "embed_tokens"));
+    te__unit_yield(&w, te_module_find(model, "lm_head"));
+    te__units_multimodal(&w, model);
+    te__units_layers(&w, te_module_find(inner, "layers"), false);
+    te__units_layers(&w, te_module_find(model, "mtp.layers"), true);
+    return !w.stopped;
+}
+
+static bool te__unit_set_visited(void *user, te_module *m) {
+    te__unit_set_all(m, *(const bool *)user);
+    return true;
+}
+TE_API te_result te_model_set_requires_grad_sync(te_module *model, bool on) {
+    te_fsdp_units_visit(model, te__unit_set_visited, &on);
+    return model ? TE_OK : TE_ERR_STATE;
+}
+
+static te_result te__units_defer(te_module *part, void *user) {
+    (void)user;
+    return te_model_set_requires_grad_sync(part, false);
+}
+static te_result te__units_enable(te_module *part, void *user) {
+    (void)user;
+    return te_model_set_requires_grad_sync(part, true);
+}
+static const te_step_hooks te__units_hooks = {te__units_defer, te__units_enable, NULL};
+static bool te__units_are_hooked(const te_module *m) {
+    void *value;
+    return te_module_attribute(m, TE__STEP_HOOKS, &value) && value == (const void *)&te__units_hooks;
+}
+TE_API te_result te_model_set_fsdp_optimizations(te_module *model, bool on) {
+    if (!on && !te__units_are_hooked(model)) return model ? TE_OK : TE_ERR_STATE;
+    return te_module_set_step_hooks(model, on ? &te__units_hooks : NULL);
+}
+
+/* ---- behind a backward pass ---- */
+
+static te_result te__unit_root_callback(te__dp_unit *u) {
+    te_result result = u->desc.root_post_backward ? u->desc.root_post_backward(u->desc.user, u->module) : TE_OK;
+    if (result != TE_OK) te__fail(u->module->te, result, "the root_post_backward of \"%s\" returned %s", u->module->name, te_result_name(result)); /* shows if it recorded no error of its own */
+    return result;
+}
+TE_API te_result te_fsdp_post_backward(te_module *unit) {
+    te__dp_unit *u = te__unit_of(unit);
+    te_result result;
+    if (!unit) return TE_ERR_STATE;
+    if (unit->te->error_code != TE_OK) return unit->te->error_code;
+    if (!u) return te__fail(unit->te, TE_ERR_INVALID, "te_fsdp_post_backward: \"%s\" is no unit; te_fsdp_unit or te_data_parallel makes one", unit->name);
+    result = te__unit_exchange(u);
+    return result == TE_OK ? te__unit_root_callback(u) : result;
+}
+
+/* Chooses the units of a tree, */
+static bool te__unit_choose(void *user, te_module *m) {
+    te__dp_unit *u = te__unit_of(m);
+    (void)user;
+    if (u) u->chosen = true;
+    return true;
+}
+static bool te__units_choose(void *user, te_module *m) {
+    te_module_visit(m, te__unit_choose, user);
+    return true;
+}
+/* which exchange here, each once. */
+static te_result te__units_exchange_chosen(te_ctx *te) {
+    te_result result = TE_OK;
+    te__dp_unit *u;
+    for (u = te->units; u; u = u->next) {
+        if (u->chosen && result == TE_OK) result = te__unit_exchange(u);
+        u->chosen = false;
+    }
+    return result;
+}
+static bool te__unit_call_root(void *user, te_module *m) {
+    *(te_result *)user = te__unit_root_callback(te__unit_of(m));
+    return *(te_result *)user == TE_OK;
+}
+
+static te_result te__stage_run(te_module *stage, const te_stage_backward_desc *d) {
+    te_result result = TE_OK;
+    int i;
+    if (d->type == TE_BACKWARD_WEIGHT) return te_backward_dw(stage);
+    for (i = 0; i < d->num_outputs && result == TE_OK; i++)
+        result = d->output_grads && d->output_grads[i] ? te_backward_from(d->stage_outputs[i], d->output_grads[i]) : te_backward(d->stage_outputs[i]);
+    if (result == TE_OK && d->type == TE_BACKWARD_FULL && stage->te->deferred) result = te_backward_dw(stage);
+    return result;
+}
+static te_result te__stage_check(te_module *stage, const te_stage_backward_desc *d) {
+    int i = 0;
+    if ((int)d->type < 0 || d->type > TE_BACKWARD_WEIGHT)
+        return te__fail(stage->te, TE_ERR_INVALID, "te_stage_backward: type %d; TE_BACKWARD_FULL, TE_BACKWARD_INPUT and TE_BACKWARD_WEIGHT (0 to 2) are possible", (int)d->type);
+    if (d->type == TE_BACKWARD_WEIGHT) return TE_OK;
+    while (d->stage_outputs && i < d->num_outputs && d->stage_outputs[i]) i++;
+    if (i > 0 && i == d->num_outputs) return TE_OK;
+    return te__fail(stage->te, TE_ERR_INVALID, "te_stage_backward: %d outputs, and stage_outputs %s; the tensors that the forward has made are needed", d->num_outputs,
+                    d->stage_outputs ? "has a NULL" : "is NULL");
+}
+/* A stage that is one unit: its outputs reach the parameters one by one, and gradients travel once, behind the last. */
+static te_result te__stage_run_whole(te_module *stage, te__dp_unit *u, const te_stage_backward_desc *d) {
+    const te_fsdp_state before = u->state;
+    te_result result;
+    u->state.requires_gradient_sync = false;
+    result = te__stage_run(stage, d);
+    u->state.requires_gradient_sync = true;
+    if (result == TE_OK && d->last_backward) result = te_fsdp_post_backward(stage);
+    u->state = before;
+    return result;
+}
+TE_API te_result te_stage_backward(te_module *stage, const te_stage_backward_desc *desc) {
+    te__dp_unit *u = te__unit_of(stage);
+    te_result result;
+    if (!stage) return TE_ERR_STATE;
+    if (stage->te->error_code != TE_OK) return stage->te->error_code;
+    if (!te__has_desc(stage->te, desc, "te_stage_backward")) return te_error_code(stage->te);
+    result = te__stage_check(stage, desc);
+    if (result != TE_OK) return result;
+    if (u && u->whole) return te__stage_run_whole(stage, u, desc);
+    if (u) {
+        te__unit_set_all(stage, desc->reduce_grad_per_microbatch);
+        result = te__stage_run(stage, desc);
+        if (result != TE_OK || !desc->last_backward) return result;
+        te__unit_set_all(stage, true);
+        te__units_choose(NULL, stage);
+        result = te__units_exchange_chosen(stage->te);
+        return result == TE_OK ? te__unit_root_callback(u) : result;
+    }
+    if (!te__units_are_hooked(stage)) return te__stage_run(stage, desc);
+    te_model_set_requires_grad_sync(stage, false);
+    result = te__stage_run(stage, desc);
+    if (result != TE_OK || !desc->last_backward || !te_get_is_optim_step(stage->te)) return result;
+    te_model_set_requires_grad_sync(stage, true);
+    te_fsdp_units_visit(stage, te__units_choose, NULL);
+    result = te__units_exchange_chosen(stage->te);
+    if (result == TE_OK) te_fsdp_units_visit(stage, te__unit_call_root, &result);
+    return result;
+}

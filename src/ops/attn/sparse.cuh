@@ -1,0 +1,127 @@
+// ops/attn/sparse.cuh: the tiles of sparse attention: a block of four warps owns eight heads of one query, two a warp, and walks over the keys of the
+// query's list, a tile at a time, in f32. Scores: each lane has one of the tile's keys. Sums over the keys, in shared memory: each lane has channels lane + 32 t.
+//
+// Options: X_DT: te_dtype of q, kv, o and their gradients, if they all have one.
+#pragma once
+#include "ops/attn/attn.cuh"
+
+#ifdef X_DT
+#define TE_SPARSE_DT(x) X_DT
+#define TE_SPARSE_UNROLL 4
+#else
+#define TE_SPARSE_DT(x) (x).dt
+#define TE_SPARSE_UNROLL 1
+#endif
+#define TE_SPARSE_MINE 2 // heads of a warp
+#ifdef TE_SMALL
+#define TE_SPARSE_WIDE 1 // channels of a lane that te_sparse_gather sums at a time
+#else
+#define TE_SPARSE_WIDE 4
+#endif
+
+// te_load and te_store for the formats that there are. Embedded PTX has each once, and no format beyond these.
+#ifdef TE_SMALL
+static __device__ __noinline__ float te_sparse_load(const void *p, te_i64 i, int dt) {
+    if (dt == TE_F32) return ((const float *)p)[i];
+    const te_u16 h = ((const te_u16 *)p)[i];
+    return dt == TE_BF16 ? te_bf16_to_f32(h) : te_f16_to_f32(h);
+}
+static __device__ __noinline__ void te_sparse_store(void *p, te_i64 i, int dt, float f) {
+    if (dt == TE_F32) ((float *)p)[i] = f;
+    else ((te_u16 *)p)[i] = dt == TE_BF16 ? te_f32_to_bf16(f) : te_f32_to_f16(f);
+}
+#else
+TE_DEV float te_sparse_load(const void *p, te_i64 i, int dt) { return te_load(p, i, dt); }
+TE_DEV void te_sparse_store(void *p, te_i64 i, int dt, float f) { te_store(p, i, dt, f); }
+#endif
+
+struct te_sparse_place {
+    int b, i, first; // first: the block's first head
+    TE_DEV te_sparse_place(const te__sparse_attn_kargs &a) {
+        const te_u32 tiles = (te_u32)(a.heads + TE__SPARSE_ROWS - 1) / TE__SPARSE_ROWS, row = blockIdx.x / tiles; // blocks of one query read the same keys
+        first = (int)(blockIdx.x - row * tiles) * TE__SPARSE_ROWS;
+        b = (int)(row / (te_u32)a.s_q);
+        i = (int)(row - (te_u32)b * (te_u32)a.s_q);
+    }
+    TE_DEV te_i64 row(const te__sparse_attn_kargs &a, int h) const { return ((te_i64)b * a.heads + h) * a.s_q + i; } // of lse, lse2 and delta
+};
+
+// The key that slot k of a query's list names, -1 for none.
+TE_DEV int te_sparse_key(const te__sparse_attn_kargs &a, const int *list, int k) {
+    const int key = k < a.n ? list[k] : -1;
+    return key >= 0 && key < a.s_kv ? key : -1;
+}
+
+// Eight heads of a query; channels from d on are 0, and so are heads that are not there.
+TE_DEV void te_sparse_heads(float *dst, int ld, const te__attn_view &x, const te_sparse_place &at, int heads, int d) {
+#pragma unroll 1
+    for (int c = threadIdx.x; c < TE__SPARSE_ROWS * ld; c += 128) {
+        const int r = c / ld, channel = c - r * ld, h = at.first + r;
+        dst[c] = h < heads && channel < d ? te_sparse_load(x.p, te_attn_at(x, at.b, h, at.i) + channel, TE_SPARSE_DT(x)) : 0.0f;
+    }
+}
+
+// The keys of slots k0 .. k0 + tile - 1 into shared memory; those of no key become 0. Returns this lane's key. Between two barriers, but where no slot has a key.
+TE_DEV int te_sparse_keys(float *dst, int ld, const te__sparse_attn_kargs &a, const int *list, int b, int k0) {
+    const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, mine = lane < a.tile ? te_sparse_key(a, list, k0 + lane) : -1;
+    if (!__any_sync(0xffffffffu, mine >= 0)) return -1; // alike in all warps
+    __syncthreads();
+#pragma unroll 1
+    for (int r = warp; r < a.tile; r += 4) {
+        const int key = __shfl_sync(0xffffffffu, mine, r);
+        const te_i64 from = te_attn_at(a.kv, b, 0, key);
+#pragma unroll 1
+        for (int c = lane; c < ld; c += 32) dst[r * ld + c] = key >= 0 && c < a.d ? te_sparse_load(a.kv.p, from + c, TE_SPARSE_DT(a.kv)) : 0.0f;
+    }
+    __syncthreads();
+    return mine;
+}
+
+// out[r] = the product of row r of `mine` (same for all lanes) and this lane's key; d channels, `mine` padded with zeros to four.
+TE_DEV void te_sparse_products(float out[TE_SPARSE_MINE], const float *mine, int ld, const float *key, int d) {
+    out[0] = out[1] = 0.0f;
+#pragma unroll 1
+    for (int c = 0; c < d; c += 4) {
+        const float4 y = *(const float4 *)(key + c);
+#pragma unroll
+        for (int r = 0; r < TE_SPARSE_MINE; r++) {
+            const float4 x = *(const float4 *)(mine + r * ld + c);
+            out[r] += x.x * y.x;
+            out[r] += x.y * y.y;
+            out[r] += x.z * y.z;
+            out[r] += x.w * y.w;
+        }
+    }
+}
+
+// acc[r][c] = acc[r][c] * shrink[r] + sum over the tile's keys j of weight[j][r] * keys[j][c], c < d: each lane has its own words of acc, rows of ld_acc.
+TE_DEV void te_sparse_gather(float *acc, int ld_acc, const float shrink[TE_SPARSE_MINE], const float *weight, const float *keys, int ld, int tile, int d) {
+#pragma unroll 1
+    for (int first = threadIdx.x & 31; first < d; first += 32 * TE_SPARSE_WIDE) {
+        float sum[TE_SPARSE_MINE][TE_SPARSE_WIDE] = {};
+#pragma unroll 1
+        for (int j = 0; j < tile; j++) {
+            const float2 w = *(const float2 *)(weight + j * TE_SPARSE_MINE);
+#pragma unroll
+            for (int t = 0; t < TE_SPARSE_WIDE; t++) {
+                const float x = first + 32 * t < d ? keys[j * ld + first + 32 * t] : 0.0f;
+                sum[0][t] += w.x * x;
+                sum[1][t] += w.y * x;
+            }
+        }
+#pragma unroll
+        for (int t = 0; t < TE_SPARSE_WIDE; t++)
+#pragma unroll
+            for (int r = 0; r < TE_SPARSE_MINE; r++)
+                if (first + 32 * t < d) acc[r * ld_acc + first + 32 * t] = acc[r * ld_acc + first + 32 * t] * shrink[r] + sum[r][t];
+    }
+}
+
+// A warp's heads from the lanes' sums.
+TE_DEV void te_sparse_put(const te__attn_view &x, const te_sparse_place &at, int first, int heads, int d, const float *acc, int ld_acc, const float scale[TE_SPARSE_MINE]) {
+#pragma unroll 1
+    for (int c = threadIdx.x & 31; c < d; c += 32)
+#pragma unroll
+        for (int r = 0; r < TE_SPARSE_MINE; r++)
+            if (first + r < heads) te_sparse_store(x.p, te_attn_at(x, at.b, first + r, at.i) + c, TE_SPARSE_DT(x), acc[r * ld_acc + c] * scale[r]);
+}

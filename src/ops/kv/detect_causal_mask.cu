@@ -1,0 +1,44 @@
+// ops/kv/detect_causal_mask.cu: is a mask that of causal attention with a window?
+//
+//   strict   every row of every matrix whose elements differ:  v == 0 for the keys i - left .. i of row i, v < -10000 for all others
+//   else     rows 0 and s - 1 of head 0 of each sequence:      the number of keys with v > -10000 is the row's; keys 0 and s - 1 of the first row are looked at
+//
+// A block takes a row after the other, its threads every 256th key. Thread 0 of a block in which a row does not fit says so in one word of all; the block that ends last writes the verdict and
+// leaves that word 0.
+//
+// Launch: blocks of 256 threads, up to one for each row.
+//
+// te:baseline
+#include "device/base.cuh"
+#include "base/sequences.h"
+#include "ops/kv/kargs.h"
+
+extern "C" __global__ void __launch_bounds__(TE__MASK_THREADS) te_detect_causal_mask(const __grid_constant__ te__causal_mask_kargs a) {
+    te_follow();
+    bool fits = true;
+#pragma unroll 1
+    for (te_i64 at = blockIdx.x; at < a.rows && fits; at += gridDim.x) {
+        te_i64 i;
+        const te_i64 row = te__mask_row(&a, at, &i);
+        const te_i64 most = te__mask_row_keys(&a, i);
+        int seen = 0;
+#pragma unroll 4
+        for (te_i64 j = threadIdx.x; j < a.s; j += TE__MASK_THREADS) {
+            const te_i64 k = row + j * a.stride_j;
+            const float v = a.dt == TE_U8 ? ((const unsigned char *)a.mask)[k] ? 0.0f : -TE_INF : te_load(a.mask, k, a.dt);
+            seen += v > -10000.0f;
+            fits = fits && te__mask_key_fits(&a, at == 0, i, j, v);
+        }
+        __shared__ int sum;
+        if (threadIdx.x == 0) sum = 0;
+        __syncthreads();
+        seen = __reduce_add_sync(0xffffffffu, seen);
+        if (threadIdx.x % TE_WARP == 0) atomicAdd(&sum, seen);
+        fits = __syncthreads_and(fits) && sum == most;
+        __syncthreads();
+    }
+    if (threadIdx.x == 0 && !fits) *(volatile float *)a.failed = 1.0f;
+    if (!te_last_block(a.counter) || threadIdx.x != 0) return;
+    *a.causal = *(volatile float *)a.failed == 0.0f;
+    *a.failed = 0.0f;
+}

@@ -1045,7 +1045,7 @@ static inline bool call_numbered(call *c, te_ctx *te, int index, te_dtype dtype,
         c->args.copy_to_kv_cache.start_positions = te_tensor_from_host(te, TE_I32, 1, (const int64_t[]){2}, (const int32_t[]){13, 40});
         c->args.copy_to_kv_cache.page_table = te_tensor_from_host(te, TE_I32, 2, (const int64_t[]){2, 4}, (const int32_t[]){6, 1, 4, 0, 7, 2, 3, 5});
         break;
-        CALL(105, SPARSE_ATTN_FWD, "attention by lists of keys, with sinks")
+        CALL(103, SPARSE_ATTN_FWD, "attention by lists of keys, with sinks")
         c->args.sparse_attn_fwd.q = call_normal(te, dtype, 4, (const int64_t[]){2, 39, 10, 72}, 1);
         c->args.sparse_attn_fwd.kv = call_normal(te, dtype, 3, (const int64_t[]){2, 50, 72}, 2);
         c->args.sparse_attn_fwd.indices = te_tensor_view(call_ids(te, 2 * 39 * 37, 57), 3, (const int64_t[]){2, 39, 37}); /* 50 to 56: empty slots */
@@ -1053,7 +1053,7 @@ static inline bool call_numbered(call *c, te_ctx *te, int index, te_dtype dtype,
         c->args.sparse_attn_fwd.o = call_out(c, te, dtype, 4, (const int64_t[]){2, 39, 10, 72});
         c->args.sparse_attn_fwd.lse = call_out(c, te, TE_F32, 3, (const int64_t[]){2, 10, 39});
         break;
-        CALL(106, SPARSE_ATTN_BWD, "attention by lists of keys, backward")
+        CALL(104, SPARSE_ATTN_BWD, "attention by lists of keys, backward")
         c->args.sparse_attn_bwd.q = call_normal(te, dtype, 4, (const int64_t[]){2, 39, 10, 72}, 1);
         c->args.sparse_attn_bwd.kv = call_normal(te, dtype, 3, (const int64_t[]){2, 50, 72}, 2);
         c->args.sparse_attn_bwd.indices = te_tensor_view(call_ids(te, 2 * 39 * 37, 57), 3, (const int64_t[]){2, 39, 37});
@@ -1065,7 +1065,7 @@ static inline bool call_numbered(call *c, te_ctx *te, int index, te_dtype dtype,
         c->args.sparse_attn_bwd.dkv = call_out(c, te, dtype, 3, (const int64_t[]){2, 50, 72});
         c->args.sparse_attn_bwd.dsinks = call_out(c, te, TE_F32, 1, (const int64_t[]){10});
         break;
-        CALL(107, ATTN_FWD, "attention, block mask")
+        CALL(105, ATTN_FWD, "attention, block mask")
         c->args.attn_fwd.q = call_normal(te, dtype, 4, (const int64_t[]){300, 1, 4, 64}, 1);
         c->args.attn_fwd.k = call_normal(te, dtype, 4, (const int64_t[]){300, 1, 2, 64}, 2);
         c->args.attn_fwd.v = call_normal(te, dtype, 4, (const int64_t[]){300, 1, 2, 64}, 3);
@@ -1075,7 +1075,7 @@ static inline bool call_numbered(call *c, te_ctx *te, int index, te_dtype dtype,
         c->args.attn_fwd.extras.block_mask = te_tensor_from_host(te, TE_U8, 4, (const int64_t[]){1, 1, 3, 3}, (const unsigned char[]){1, 0, 2, 0, 1, 0, 2, 0, 0});
         if (dtype != TE_F32) c->tolerance *= 2;
         break;
-        CALL(108, ATTN_BWD, "attention backward, block mask")
+        CALL(106, ATTN_BWD, "attention backward, block mask")
         c->args.attn_bwd.q = call_normal(te, dtype, 4, (const int64_t[]){300, 1, 4, 64}, 1);
         c->args.attn_bwd.k = call_normal(te, dtype, 4, (const int64_t[]){300, 1, 2, 64}, 2);
         c->args.attn_bwd.v = call_normal(te, dtype, 4, (const int64_t[]){300, 1, 2, 64}, 3);
@@ -1089,9 +1089,30 @@ static inline bool call_numbered(call *c, te_ctx *te, int index, te_dtype dtype,
         c->args.attn_bwd.extras.block_mask = te_tensor_from_host(te, TE_U8, 4, (const int64_t[]){1, 1, 3, 3}, (const unsigned char[]){1, 0, 2, 0, 1, 0, 2, 0, 0});
         if (dtype != TE_F32) c->tolerance *= 2;
         break;
-        CALL(115, DETECT_CAUSAL_MASK, "is a mask causal")
+        CALL(107, DETECT_CAUSAL_MASK, "is a mask causal")
         c->args.detect_causal_mask.mask = call_causal_mask(te, 77);
         c->args.detect_causal_mask.causal = call_out(c, te, TE_I32, 1, one);
+        break;
+        CALL(100, CONTEXT_ROWS, "rows of packed sequences that ranks share")
+        c->args.context_rows.cu_seqlens = te_tensor_from_host(te, TE_I32, 1, (const int64_t[]){4}, (const int32_t[]){0, 48, 56, 144});
+        c->args.context_rows.map = call_out(c, te, TE_I32, 1, (const int64_t[]){160});
+        c->args.context_rows.ranks = 4;
+        break;
+        CALL(101, CONTEXT_LENGTHS, "lengths of the chunks of a rank")
+        c->args.context_lengths.cu_seqlens = te_tensor_from_host(te, TE_I32, 1, (const int64_t[]){4}, (const int32_t[]){0, 41, 49, 130});
+        c->args.context_lengths.cu_seqlens_padded = te_tensor_from_host(te, TE_I32, 1, (const int64_t[]){4}, (const int32_t[]){0, 48, 56, 144});
+        c->args.context_lengths.lengths = call_out(c, te, TE_I32, 1, (const int64_t[]){4});
+        c->args.context_lengths.starts = call_out(c, te, TE_I32, 1, (const int64_t[]){4});
+        c->args.context_lengths.ranks = 4;
+        c->args.context_lengths.rank = 1;
+        break;
+        CALL(102, CONTEXT_MERGE, "attention to more keys joins")
+        c->args.context_merge.x = call_normal(te, dtype, 4, q, 1);
+        c->args.context_merge.x_lse = call_normal(te, TE_F32, 3, lse, 2);
+        c->args.context_merge.x_max_logit = call_normal(te, TE_F32, 1, eight, 3);
+        c->args.context_merge.o = call_out(c, te, TE_F32, 4, q);
+        c->args.context_merge.lse = call_out(c, te, TE_F32, 3, lse);
+        c->args.context_merge.max_logit = call_out(c, te, TE_F32, 1, eight);
         break;
     default: return false;
     }

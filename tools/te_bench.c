@@ -1202,6 +1202,14 @@ static void bench_other_memory(bench *b, int64_t m, int64_t n, int64_t vocabular
         c.args.rope.x = te_tensor_view(x, 4, heads), c.args.rope.y = te_tensor_view(y, 4, heads);
         bench_call(b, "rotary embedding", shape, &c, e * 4);
     }
+    BENCH(CONTEXT_MERGE, "attention joins attention") {
+        te_op_context_merge_args *a = &c.args.context_merge;
+        heads[0] = m, heads[1] = 1, heads[2] = n / 128, heads[3] = 128;
+        a->x = te_tensor_view(x, 4, heads), a->o = te_tensor_zeros(te, TE_F32, 4, heads);
+        heads[0] = 1, heads[1] = n / 128, heads[2] = m;
+        a->x_lse = te_tensor_zeros(te, TE_F32, 3, heads), a->lse = te_tensor_zeros(te, TE_F32, 3, heads);
+        bench_call(b, "attention joins attention", shape, &c, e * 10);
+    }
     BENCH(MSE_FWD, "mean squared error forward") {
         c.args.mse_fwd.x = x, c.args.mse_fwd.target = y, c.args.mse_fwd.loss = te__empty_1d(te, TE_F32, 1);
         bench_reads(b, "mean squared error forward", shape, &c, e * 4);

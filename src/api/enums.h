@@ -24,6 +24,14 @@ typedef enum te_random_kind {
     TE_RANDOM_NORMAL = 1   /* mean a, standard deviation b */
 } te_random_kind;
 
+/* Which chunks of a sequence: 2 n ranks' chunks of equal length make it up, and rank r of n has numbers r and 2 n - 1 - r. */
+typedef enum te_context_chunks {
+    TE_CHUNKS_BOTH = 0,   /* the two of a rank */
+    TE_CHUNKS_FIRST = 1,  /* the earlier one */
+    TE_CHUNKS_SECOND = 2, /* the later one */
+    TE_CHUNKS_UP_TO = 3   /* so many from the beginning, of whole sequences */
+} te_context_chunks;
+
 /* Which amax of its history delayed scaling takes (TransformerEngine: amax_compute_algo). */
 typedef enum te_amax_algo {
     TE_AMAX_MAX = 0,        /* the largest ("max") */

@@ -77,7 +77,7 @@ typedef struct te_rotary_desc {
     te_tensor *positions;                       /* i32 or i64, [s], [b, s] or [tokens]: a token's position (borrowed for the call); NULL => its place in its sequence */
     int cp_size, cp_rank;                       /* context parallel: the input is chunks cp_rank and 2 cp_size - 1 - cp_rank of 2 cp_size of each sequence; 0 => whole sequences */
     te_tensor *cu_seqlens;                      /* i32 [b + 1], TE_THD: the row that each sequence begins at (borrowed for the call); modules put their call's there */
-    int64_t max_seqlen;                         /* the longest sequence, which interpolation, TE_ROPE_DYNAMIC and TE_ROPE_LONGROPE look at; 0 => position_offset and the size of x there, modules: the call's max_seqlen */
+    int64_t max_seqlen;                         /* the longest sequence, which interpolation, TE_ROPE_DYNAMIC and TE_ROPE_LONGROPE look at; 0 => position_offset and the size of x there (cp_size times it), modules: the call's max_seqlen */
 } te_rotary_desc;
 /* Rotates x [s, b, H, d] or [b, s, H, d], as `format` says, or with TE_THD [tokens, H, d] -> the same shape. desc may be NULL. */
 TE_API te_tensor *te_apply_rotary_pos_emb(te_tensor *x, const te_rotary_desc *desc, te_qkv_format format);

@@ -100,8 +100,7 @@
  *     te_switch NAME     where the default depends on something else: TE_DEFAULT (0: the comment says what that is), TE_ON or TE_OFF
  *
  * Options that several modules have stand in groups, structs that each desc embeds: .gemm, .norm, .attention, .parallel. Options of one kind of recipe
- * or quantizer stand in the group of that kind, and one that is set while the kind is another is an error, not a word without effect. A field whose comment
- * says "not yet" is refused by name when it is set.
+ * or quantizer stand in the group of that kind, and one that is set while the kind is another is an error, not a word without effect.
  *
  *
  * Environment
@@ -151,12 +150,12 @@
  *     functions   differentiable functions
  *     module      the module tree
  *     nn          Linear ... TransformerLayer, Sequential
- *     inference   keys and values of earlier calls (KV cache)
+ *     inference   caches of keys and values of earlier calls: decoding, plain and paged
+ *     context_parallel  batches for ranks that share sequences
  *     moe         mixtures of experts
  *     train       optimizers, checkpoints
  *     graph       a step captured once and launched again and again
  *     io          safetensors
- *     inference   caches of keys and values: decoding, plain and paged
  *     models      language models that exist, and their folders
  *     onnx        modules as ONNX files
  *     backend     which implementation each part of a model uses (NeMo Automodel)

@@ -67,6 +67,9 @@
     X(cu_seqlens, CU_SEQLENS, kv)                      \
     X(copy_to_kv_cache, COPY_TO_KV_CACHE, kv)          \
     X(detect_causal_mask, DETECT_CAUSAL_MASK, kv)      \
+    X(context_rows, CONTEXT_ROWS, context)             \
+    X(context_lengths, CONTEXT_LENGTHS, context)       \
+    X(context_merge, CONTEXT_MERGE, context)           \
     X(softmax_fwd, SOFTMAX_FWD, softmax)               \
     X(softmax_bwd, SOFTMAX_BWD, softmax)               \
     X(dropout_add_fwd, DROPOUT_ADD_FWD, dropout)       \

@@ -407,6 +407,46 @@ typedef struct te_op_detect_causal_mask_args {
     bool strict;
 } te_op_detect_causal_mask_args;
 
+/* ---- context ------------------------------------------------------------------------------------------------- */
+
+/* Where ranks have the tokens of sequences that they share (te_parallel_options.cp_group): a map i32 of all rows.
+ *   map         map[r * rows / ranks + i] = the row that local row i of rank r is of the sequences in their order; inverse: the other way round. As row_id_map of
+ *               te_op_moe_permute with topk 1 it puts rows of all ranks, rank behind rank, in the order of the sequences, and the inverse puts them back
+ *   cu_seqlens  optional i32 [b + 1]: the row that each sequence begins at, all multiples of 2 * ranks; NULL => `sequences` of equal length. Rows behind the last sequence are
+ *               shared evenly
+ *   share       cu_seqlens counts this many times the rows that there are: those ranks share each sequence, beside the `ranks` of the map; 0 => 1
+ * Lengths that cannot be shared are refused on the CPU; on a GPU their rows stay where they are. */
+typedef struct te_op_context_rows_args {
+    const te_tensor *cu_seqlens;
+    te_tensor *map;
+    int64_t sequences; /* 0 => 1; without cu_seqlens */
+    int ranks, share;
+    bool inverse;
+} te_op_context_rows_args;
+
+/* The part of packed sequences that lies in some chunks of each, as te_attn_extras has it: lengths, and the rows that they begin at.
+ *   cu_seqlens         i32 [b + 1]: the tokens of whole sequences, added up
+ *   cu_seqlens_padded  optional i32 [b + 1]: where the sequences begin with their padding, at multiples of 2 * ranks; NULL => cu_seqlens
+ *   lengths            i32 [b + 1], written: 0, and the tokens in these chunks, added up
+ *   starts             i32 [b + 1], written: the first row of these chunks; of rank `rank`'s rows or, with TE_CHUNKS_UP_TO, of all. The last one is the end
+ *   rank               with TE_CHUNKS_UP_TO: how many chunks, up to 2 * ranks */
+typedef struct te_op_context_lengths_args {
+    const te_tensor *cu_seqlens, *cu_seqlens_padded;
+    te_tensor *lengths, *starts;
+    int ranks, rank;
+    te_context_chunks chunks;
+} te_op_context_lengths_args;
+
+/* Attention to some keys joins attention to others: with L = log(exp(lse) + exp(x_lse)), o = o exp(lse - L) + x exp(x_lse - L), then lse = L, in f32. Without lse and x_lse: o += x.
+ *   x, o          [s, b, H, d] (format TE_BSHD: b first; TE_THD: [tokens, H, d]), any strides, the last dimension contiguous
+ *   x_lse, lse    f32 [b, H, s], or [1, H, tokens]; lse with any strides
+ *   x_max_logit, max_logit   optional, both or neither, f32 [H]: max_logit becomes the larger one */
+typedef struct te_op_context_merge_args {
+    const te_tensor *x, *x_lse, *x_max_logit;
+    te_tensor *o, *lse, *max_logit;
+    te_qkv_format format;
+} te_op_context_merge_args;
+
 /* ---- softmax ------------------------------------------------------------------------------------------------- */
 
 /* y = softmax(scale * x) over the last dimension of x [.., s_q, s_k].

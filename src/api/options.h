@@ -1,5 +1,5 @@
 /* api/options.h: groups of options that several modules have. A desc embeds them, and a module hands them to its children whole. Names are TransformerEngine's;
- * zero is the default. A field that says "not yet" is refused, by name, with TE_ERR_UNSUPPORTED when it is set.
+ * zero is the default.
  *
  * These options of TransformerEngine have no field:
  *   get_rng_state_tracker    a context has its random states itself (te_rng_tracker_add); rng_tracker_name names one
@@ -107,7 +107,24 @@ typedef enum te_cp_comm {
  * Gathering and scattering go along the first dimension. Under a recipe codes are gathered, of one scale a tensor (the amax is the group's; delayed scaling reduces it over
  * amax_group, which must hold all these ranks, or over tp_group without one) or of blocks where the rows and columns of each rank fill them (128 x 128; MXFP8 32, NVFP4 16);
  * else plain numbers are, and quantized where they arrive. A bias by row is added after the sum. Gradients of parameters that say te_tensor_sequence_parallel are this
- * rank's part: te_all_reduce them before the optimizer. */
+ * rank's part: te_all_reduce them before the optimizer.
+ *
+ * Context parallelism: n ranks share each sequence, which is 2 n chunks of one length; rank r has numbers r and 2 n - 1 - r, one behind the other, so that all have as much work under a causal
+ * mask (te_get_batch_on_this_cp_rank brings a batch into this layout). So each sequence is padded to a multiple of 2 n. Every tensor of a call is this rank's, but cu_seqlens and
+ * max_seqlen, which are those of whole sequences, and the columns of a bias, which are all keys in their order. Gradients of parameters, softmax_offset's too, are this rank's part: te_all_reduce
+ * them over all these ranks. max_logit is that of all. With TE_CP_A2A_P2P there are size(cp_group) * size(cp_p2p_group) ranks, and the rank is
+ * size(cp_group) * rank in cp_p2p_group + rank in cp_group.
+ *
+ *     kind              exchanges                                         takes also
+ *     TE_CP_P2P         keys and values in a ring; memory stays that of   TE_ATTN_BIAS_POST_SCALE, not with TE_THD
+ *                       this rank's tokens
+ *     TE_CP_ALL_GATHER  keys and values at once                           windows, with as many keys as queries; with TE_THD under the causal mask alone
+ *     TE_CP_A2A         heads for tokens; the ranks divide heads, groups  windows, softmax types beside vanilla
+ *     TE_CP_A2A_P2P     heads in cp_group, a ring over cp_p2p_group
+ *
+ * All take TE_MASK_NONE and TE_MASK_CAUSAL (as many keys as queries), with TE_THD TE_MASK_PADDING and TE_MASK_PADDING_CAUSAL, dropout (ranks that are seeded alike drop different elements),
+ * and return_max_logit. Other masks and biases, fp8_dpa and fp8_mha, caches and score_mod give TE_ERR_UNSUPPORTED. Outputs of parts are merged in f32; f32 gradients of keys and values travel in
+ * the ring. */
 typedef struct te_parallel_options {
     te_group *tp_group;              /* the ranks that share each layer (borrowed for the module's lifetime); NULL => none, or te_set_tensor_parallel_group */
     int tp_size;                     /* how many they are, where the group comes later; 0 => 1 */
@@ -115,9 +132,9 @@ typedef struct te_parallel_options {
     bool set_parallel_mode;          /* LayerNormMLP, MultiheadAttention, TransformerLayer: first products by column, second ones by row; off: no work is shared */
     bool sequence_parallel;          /* between these the ranks share the first dimension; norms: a mark on their parameters */
     te_symmetric_ar symmetric_ar_type; /* the all-reduce behind a product divided by row; te_all_reduce makes each */
-    te_group *cp_group;              /* not yet: attention: the ranks that share each sequence (borrowed); NULL => none */
-    te_group *cp_p2p_group;          /* not yet: with TE_CP_A2A_P2P */
-    te_cp_comm cp_comm_type;         /* not yet: how these exchange keys and values */
+    te_group *cp_group;              /* attention: the ranks that share each sequence (borrowed for the module's lifetime); NULL => none, or te_set_context_parallel_group */
+    te_group *cp_p2p_group;          /* with TE_CP_A2A_P2P: the ranks of the ring, which have the same number in their cp_group; likewise */
+    te_cp_comm cp_comm_type;         /* how these exchange keys and values; 0 => TE_CP_P2P */
 } te_parallel_options;
 
 /* Where keys and values come from. */

@@ -303,7 +303,7 @@ static te_result te__injected_core_forward(te_module *m, te_forward_args *args) 
     te_tensor *y;
     int64_t shape[4];
     if (!f) return m->cls->forward(m, args); /* it has gone to another parent */
-    if (!te__options_ok(m->te, "SDPA", TE__DESC_SDPA_CALL, args)) return TE_ERR_UNSUPPORTED;
+    if (!te__options_ok(m->te, "SDPA", &te__sdpa_call_group, &args->attention)) return TE_ERR_UNSUPPORTED;
     if (!call.attention.attn_mask_type) call.attention.attn_mask_type = s->mask;
     if (!w->on) *w = s->window;
     if (call.attention.attn_mask_type != TE_MASK_NONE) w->right = 0;

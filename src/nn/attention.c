@@ -77,6 +77,7 @@ typedef struct te__rope_state {
 static te_result te__rope_angles_of(te_ctx *te, const te_rotary_desc *d, int64_t head_dim, int64_t length, te_rope_angles *a, float *inv_freq) {
     float percent = d->rotary_percent > 0.0f && d->rotary_percent < 1.0f ? d->rotary_percent : 1.0f;
     if (d->max_seqlen > 0) length = d->max_seqlen;
+    else if (d->cp_size > 1) length *= d->cp_size;
     a->base = d->base;
     a->rotary_dim = (int)((float)te__min(head_dim, 1 << 24) * percent); /* exact in a float; te_op_rope refuses sizes far below 2^24 */
     a->interleaved = d->interleaved;

@@ -64,7 +64,7 @@ static te_tensor *te__run_plain(te_module *m, const char *name, te_forward_args 
 static te_result te__sdpa_forward(te_module *m, te_forward_args *args) {
     const te_sdpa_desc *s = (const te_sdpa_desc *)m->state;
     te_attention_desc a = TE_ZERO;
-    if (!te__options_ok(m->te, "SDPA", TE__DESC_SDPA_CALL, args)) return TE_ERR_UNSUPPORTED;
+    if (!te__options_ok(m->te, "SDPA", &te__sdpa_call_group, &args->attention)) return TE_ERR_UNSUPPORTED;
     a.format = s->format;
     a.mask = args->attention.attn_mask_type ? args->attention.attn_mask_type : s->mask;
     a.window = args->attention.window.on ? args->attention.window : s->window;

@@ -5,6 +5,8 @@ typedef struct te__dpa_module {
     te_attention_options options; /* with defaults */
     te_tensor *slopes;            /* ALiBi's of this rank's heads (retained), where ranks share them; NULL until a call needs them */
     te__scaling *scaling;         /* of attention in FP8 */
+    te__context context;          /* the ranks that share sequences */
+    te_cp_comm cp_comm_type;
 } te__dpa_module;
 
 /* Ranks share the heads of attention, whole groups of them. */
@@ -207,8 +209,87 @@ static te_result te__dpa_call(te_module *m, const te_attention_call *c, te_tenso
     return TE_OK;
 }
 
+/* ---- ranks that share sequences ---- */
+
+static const char *te__cp_name(te_cp_comm comm) {
+    static const char *const names[] = {"TE_CP_P2P", "TE_CP_ALL_GATHER", "TE_CP_A2A", "TE_CP_A2A_P2P"};
+    return names[comm];
+}
+
+/* The groups of *m become these; `who` speaks. */
+static te_result te__dpa_share(te_module *m, const char *who, te_group *cp, te_group *p2p, te_cp_comm comm) {
+    te__dpa_module *s = (te__dpa_module *)m->state;
+    if ((int)comm < 0 || comm > TE_CP_A2A_P2P) return te__fail(m->te, TE_ERR_INVALID, "%s: cp_comm_type %d; TE_CP_P2P (0) to TE_CP_A2A_P2P (3) are possible", who, (int)comm);
+    if ((cp && cp->te != m->te) || (p2p && p2p->te != m->te))
+        return te__fail(m->te, TE_ERR_INVALID, "%s: %s is of another context (%s) than the module (%s); each rank takes the group that it joined", who, cp && cp->te != m->te ? "cp_group" : "cp_p2p_group",
+                        (cp && cp->te != m->te ? cp : p2p)->te->device_name, m->te->device_name);
+    if (comm == TE_CP_A2A_P2P ? !cp != !p2p : p2p != NULL)
+        return te__fail(m->te, TE_ERR_INVALID, "%s: cp_comm_type %s, cp_group %s and cp_p2p_group %s; TE_CP_A2A_P2P takes both groups, all others cp_group alone", who, te__cp_name(comm),
+                        cp ? "given" : "NULL", p2p ? "given" : "NULL");
+    s->context = te__context_of(cp, p2p, comm);
+    s->cp_comm_type = comm;
+    return TE_OK;
+}
+
+/* Refuses what TransformerEngine refuses of ranks that share sequences: which backend could compute it here does not matter. */
+static te_result te__dpa_context_choices(te_module *m, const te_attention_call *c, const te_attention_desc *a) {
+    const te__dpa_module *s = (const te__dpa_module *)m->state;
+    const te_cp_comm comm = s->cp_comm_type;
+    const te_attn_bias bias = a->extras.core_attention_bias_type;
+    const bool packed = a->format == TE_THD, ring = te_group_size(s->context.ring) > 1 && !s->context.gathers;
+    const int ranks = te__context_size(&s->context);
+    te__autocast cast;
+    if (c->inference_params) return te__fail(m->te, TE_ERR_UNSUPPORTED, "DotProductAttention: inference_params, and cp_group with %d ranks; a cache has whole sequences: leave one of them NULL", ranks);
+    if (c->score_mod) return te__fail(m->te, TE_ERR_UNSUPPORTED, "DotProductAttention: score_mod, and cp_group with %d ranks, whose rows have other positions; leave one of them NULL", ranks);
+    if (te__runs_fp8_attention(m, &cast))
+        return te__fail(m->te, TE_ERR_UNSUPPORTED, "DotProductAttention: fp8_dpa or fp8_mha of the recipe, and cp_group with %d ranks; te_module_set_recipe(core, NULL, true) keeps this core in high precision",
+                        ranks);
+    if (packed ? a->mask != TE_MASK_PADDING && a->mask != TE_MASK_PADDING_CAUSAL : a->mask != TE_MASK_NONE && a->mask != TE_MASK_CAUSAL)
+        return te__fail(m->te, TE_ERR_UNSUPPORTED, "DotProductAttention: attn_mask_type %d with qkv_format %d, and cp_group with %d ranks; %s are possible", (int)a->mask, (int)a->format, ranks,
+                        packed ? "TE_MASK_PADDING (4) and TE_MASK_PADDING_CAUSAL (5)" : "TE_MASK_NONE (1) and TE_MASK_CAUSAL (2)");
+    if (bias == TE_ATTN_BIAS_ALIBI || bias == TE_ATTN_BIAS_PRE_SCALE || (bias != TE_ATTN_BIAS_NONE && (packed || comm != TE_CP_P2P)))
+        return te__fail(m->te, TE_ERR_UNSUPPORTED, "DotProductAttention: core_attention_bias_type %d with qkv_format %d and cp_comm_type %s over %d ranks; TE_ATTN_BIAS_POST_SCALE (%d) is possible with "
+                        "TE_CP_P2P, not with TE_THD", (int)bias, (int)a->format, te__cp_name(comm), ranks, (int)TE_ATTN_BIAS_POST_SCALE);
+    if (a->extras.softmax_type != TE_SOFTMAX_VANILLA && comm != TE_CP_A2A)
+        return te__fail(m->te, TE_ERR_UNSUPPORTED, "DotProductAttention: softmax_type %d with cp_comm_type %s over %d ranks; types beside TE_SOFTMAX_VANILLA (0) are possible with TE_CP_A2A",
+                        (int)a->extras.softmax_type, te__cp_name(comm), ranks);
+    if (a->window.on && (a->window.left >= 0 || (!te__attn_is_causal(a->mask) && a->window.right >= 0))) {
+        if (ring)
+            return te__fail(m->te, TE_ERR_UNSUPPORTED, "DotProductAttention: window (%lld, %lld) with cp_comm_type %s over %d ranks; windows are possible with TE_CP_ALL_GATHER and TE_CP_A2A",
+                            (long long)a->window.left, (long long)a->window.right, te__cp_name(comm), ranks);
+        if (s->context.gathers && packed && a->mask == TE_MASK_PADDING)
+            return te__fail(m->te, TE_ERR_UNSUPPORTED, "DotProductAttention: window (%lld, %lld) with attn_mask_type %d, qkv_format TE_THD and TE_CP_ALL_GATHER; a window of both sides of packed "
+                            "sequences is possible with TE_CP_A2A", (long long)a->window.left, (long long)a->window.right, (int)a->mask);
+    }
+    return TE_OK;
+}
+static te_result te__dpa_context_sizes(te_module *m, te_tensor *const part[3], const te_attention_desc *a) {
+    const te__dpa_module *s = (const te__dpa_module *)m->state;
+    const int exchange = te_group_size(s->context.heads), ring = te_group_size(s->context.ring), seq = te__attn_seq_dim(a->format);
+    const int64_t s_q = part[0]->shape[seq], s_kv = part[1]->shape[seq], heads = part[0]->shape[part[0]->ndim - 2], groups = part[1]->shape[part[1]->ndim - 2];
+    const te_tensor *bias = a->extras.core_attention_bias;
+    char text[TE__SHAPE_TEXT];
+    if (part[2]->ndim != part[1]->ndim || part[2]->shape[seq] != s_kv || part[2]->shape[part[2]->ndim - 2] != groups)
+        return te__fail(m->te, TE_ERR_SHAPE, "DotProductAttention: value is %s, and key has %lld tokens of %lld heads; they must be equal", te__shape_text(part[2], text), (long long)s_kv, (long long)groups);
+    if (s_q % 2 || s_kv % 2)
+        return te__fail(m->te, TE_ERR_SHAPE, "DotProductAttention: this rank has %lld queries and %lld keys of each sequence, and cp_group %d ranks; a rank has two chunks of one length of each: pad sequences to a "
+                        "multiple of %d", (long long)s_q, (long long)s_kv, exchange * ring, 2 * exchange * ring);
+    if (s_q != s_kv && (te__attn_is_causal(a->mask) || (s->context.gathers && a->window.on && a->window.left >= 0)))
+        return te__fail(m->te, TE_ERR_UNSUPPORTED, "DotProductAttention: this rank has %lld queries and %lld keys, with attn_mask_type %d, a window %s and cp_comm_type %s; causal masks, and windows with "
+                        "TE_CP_ALL_GATHER, need as many of both", (long long)s_q, (long long)s_kv, (int)a->mask, a->window.on ? "on" : "off", te__cp_name(s->cp_comm_type));
+    if (heads % exchange || groups % exchange)
+        return te__fail(m->te, TE_ERR_SHAPE, "DotProductAttention: %lld heads in %lld groups with cp_comm_type %s over %d ranks, which exchange heads; the ranks must divide both", (long long)heads,
+                        (long long)groups, te__cp_name(s->cp_comm_type), exchange);
+    if (bias && (bias->ndim != 4 || bias->shape[3] != s_kv * ring || (bias->shape[2] != 1 && bias->shape[2] != s_q)))
+        return te__fail(m->te, TE_ERR_SHAPE, "DotProductAttention: core_attention_bias is %s; of %lld queries of this rank and %lld keys of all %d, [.., .., %lld or 1, %lld] is needed", te__shape_text(bias, text),
+                        (long long)s_q, (long long)(s_kv * ring), ring, (long long)s_q, (long long)(s_kv * ring));
+    return TE_OK;
+}
+
 static te_result te__dpa_forward(te_module *m, te_forward_args *args) {
     const te_attention_options *o = &((const te__dpa_module *)m->state)->options;
+    const te__context *context = &((const te__dpa_module *)m->state)->context;
+    const bool shares = te__context_size(context) > 1;
     te_attention_desc a = TE_ZERO;
     te_tensor *part[3], *y;
     te_result result;
@@ -222,14 +303,19 @@ static te_result te__dpa_forward(te_module *m, te_forward_args *args) {
     result = te__dpa_parts(m, args, part);
     if (result == TE_OK) result = te__dpa_shapes(m, part);
     if (result == TE_OK) result = te__dpa_call(m, &args->attention, part, &a);
-    if (result != TE_OK) return result;
-    if (o->return_max_logit) {
-        const int64_t heads = te__per_rank(m, o->num_attention_heads);
-        args->outputs.max_logit = a.max_logit = te_tensor_empty(m->te, TE_F32, 1, &heads);
-        if (!a.max_logit) return te_error_code(m->te);
+    if (result == TE_OK && shares) result = te__dpa_context_choices(m, &args->attention, &a);
+    if (result == TE_OK && shares) result = te__dpa_context_sizes(m, part, &a);
+    if (result == TE_OK && o->return_max_logit) {
+        args->outputs.max_logit = a.max_logit = te__empty_1d(m->te, TE_F32, te__per_rank(m, o->num_attention_heads));
+        if (!a.max_logit) result = te_error_code(m->te);
     }
-    if (te__fork_begin(m) != TE_OK) return te_error_code(m->te);
-    y = te__core_attention(m, ((const te__dpa_module *)m->state)->scaling, part[0], part[1], part[2], &a, args->fp8_output);
+    if (result == TE_OK) result = te__fork_begin(m);
+    if (result != TE_OK) {
+        if (shares) te__context_attention_run(part, &a, context, result); /* the other ranks are told */
+        return result;
+    }
+    y = shares ? te__heads_joined(te__context_attention_run(part, &a, context, TE_OK))
+               : te__core_attention(m, ((const te__dpa_module *)m->state)->scaling, part[0], part[1], part[2], &a, args->fp8_output);
     te__fork_end(m);
     return te__output(m, args, y);
 }
@@ -242,6 +328,20 @@ static te_result te__dpa_reset(te_module *m) {
     return offset ? te_tensor_fill(offset, 0.0) : TE_OK;
 }
 static const te_module_class te__dpa_class = {"DotProductAttention", sizeof(te__dpa_module), te__dpa_forward, te__dpa_destroy, te__dpa_reset};
+
+/* The ranks that share the sequences of m's core; NULL if it is not this class's. */
+static const te__context *te__context_of_core(const te_module *core) {
+    return core && core->cls == &te__dpa_class && !core->own_forward ? &((const te__dpa_module *)core->state)->context : NULL;
+}
+static te_result te__context_set(te_module *m, te_group *cp, te_group *p2p, te_cp_comm comm) {
+    te_result result = m->cls == &te__dpa_class ? te__dpa_share(m, "te_set_context_parallel_group", cp, p2p, comm) : TE_OK;
+    int i;
+    for (i = 0; i < m->num_children && result == TE_OK; i++) result = te__context_set(m->children[i], cp, p2p, comm);
+    return result;
+}
+TE_API te_result te_set_context_parallel_group(te_module *m, te_group *cp_group, te_group *cp_p2p_group, te_cp_comm cp_comm_type) {
+    return m ? te__context_set(m, cp_group, cp_p2p_group, cp_comm_type) : TE_ERR_STATE;
+}
 
 /* Choices of the attention core; false with the error recorded. */
 static bool te__dpa_choices_ok(te_ctx *te, const te_attention_options *o) {
@@ -271,7 +371,7 @@ static bool te__dpa_choices_ok(te_ctx *te, const te_attention_options *o) {
 TE_API te_module *te_dot_product_attention_create(te_ctx *te, const te_dot_product_attention_desc *desc) {
     te_module *m;
     te_attention_options o;
-    if (!te || !te__has_desc(te, desc, "te_dot_product_attention_create") || !te__options_ok(te, "te_dot_product_attention_create", TE__DESC_DPA, desc)) return NULL;
+    if (!te || !te__has_desc(te, desc, "te_dot_product_attention_create")) return NULL;
     o = desc->attention;
     if (!o.num_gqa_groups) o.num_gqa_groups = o.num_attention_heads;
     if (!te__dpa_choices_ok(te, &o)) return NULL;
@@ -283,7 +383,8 @@ TE_API te_module *te_dot_product_attention_create(te_ctx *te, const te_dot_produ
     ((te__dpa_module *)m->state)->scaling = te__scaling_create(te, m, TE__ATTENTION_GEMMS);
     m->has_fp8_output = true;
     m->checkpoint = o.checkpoint_core_attention;
-    if (te__heads_shared(m, &desc->parallel, TE_PARALLEL_COLUMN, &o) && o.softmax_type == TE_SOFTMAX_LEARNABLE)
+    if (te__dpa_share(m, "te_dot_product_attention_create", desc->parallel.cp_group, desc->parallel.cp_p2p_group, desc->parallel.cp_comm_type) == TE_OK &&
+        te__heads_shared(m, &desc->parallel, TE_PARALLEL_COLUMN, &o) && o.softmax_type == TE_SOFTMAX_LEARNABLE)
         te__add_weight(m, "softmax_offset", TE_F32, te__per_rank(m, o.num_attention_heads), 0);
     te__rng_open(m, o.rng_tracker_name);
     return te__module_built(m);

@@ -241,8 +241,7 @@ static te_module *te__linear_create(te_ctx *te, const te_linear_desc *desc, cons
     te_module *m;
     te__linear_module *s;
     if (!te || !te__has_desc(te, desc, "te_linear_create") ||
-        !te__layer_desc_ok(te, "te_linear_create", desc->in_features, desc->out_features, desc->gemm.params_dtype) ||
-        !te__options_ok(te, "te_linear_create", TE__DESC_LINEAR, desc))
+        !te__layer_desc_ok(te, "te_linear_create", desc->in_features, desc->out_features, desc->gemm.params_dtype))
         return NULL;
     m = te_module_create(te, &te__linear_class, desc->name ? desc->name : "linear");
     if (!m) return NULL;
@@ -336,8 +335,7 @@ static const te_module_class te__rmsnorm_class = {"RMSNorm", sizeof(te__norm_par
 static te_module *te__norm_create(te_ctx *te, const te_norm_desc *desc, bool rms) {
     const char *who = rms ? "te_rmsnorm_create" : "te_layernorm_create";
     te_module *m;
-    if (!te || !te__has_desc(te, desc, who) || !te__layer_desc_ok(te, who, desc->hidden_size, desc->hidden_size, desc->params_dtype) ||
-        !te__options_ok(te, who, TE__DESC_NORM, desc))
+    if (!te || !te__has_desc(te, desc, who) || !te__layer_desc_ok(te, who, desc->hidden_size, desc->hidden_size, desc->params_dtype))
         return NULL;
     m = te_module_create(te, rms ? &te__rmsnorm_class : &te__layernorm_class, desc->name ? desc->name : rms ? "rmsnorm" : "layernorm");
     if (!m) return NULL;
@@ -394,8 +392,7 @@ static te_module *te__layernorm_linear_create(te_ctx *te, const te_layernorm_lin
     te_module *m;
     te__layernorm_linear_module *s;
     if (!te || !te__has_desc(te, desc, "te_layernorm_linear_create") ||
-        !te__layer_desc_ok(te, "te_layernorm_linear_create", desc->in_features, desc->out_features, desc->gemm.params_dtype) ||
-        !te__options_ok(te, "te_layernorm_linear_create", TE__DESC_LAYERNORM_LINEAR, desc))
+        !te__layer_desc_ok(te, "te_layernorm_linear_create", desc->in_features, desc->out_features, desc->gemm.params_dtype))
         return NULL;
     if (desc->parallel.parallel_mode == TE_PARALLEL_ROW) {
         te__fail(te, TE_ERR_INVALID, "te_layernorm_linear_create: parallel_mode %d (TE_PARALLEL_ROW); a norm needs whole rows: use TE_PARALLEL_COLUMN (%d)", (int)TE_PARALLEL_ROW,

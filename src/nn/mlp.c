@@ -83,8 +83,7 @@ TE_API te_module *te_layernorm_mlp_create(te_ctx *te, const te_layernorm_mlp_des
     te_module *m;
     te__layernorm_mlp_module *s;
     if (!te || !te__has_desc(te, desc, "te_layernorm_mlp_create") ||
-        !te__layer_desc_ok(te, "te_layernorm_mlp_create", desc->hidden_size, desc->ffn_hidden_size, desc->gemm.params_dtype) ||
-        !te__options_ok(te, "te_layernorm_mlp_create", TE__DESC_LAYERNORM_MLP, desc))
+        !te__layer_desc_ok(te, "te_layernorm_mlp_create", desc->hidden_size, desc->ffn_hidden_size, desc->gemm.params_dtype))
         return NULL;
     if ((int)desc->activation < 0 || desc->activation > TE_CLAMPED_SWIGLU) {
         te__fail(te, TE_ERR_INVALID, "te_layernorm_mlp_create: activation %d is not in te_activation", (int)desc->activation);

@@ -90,6 +90,20 @@ static bool te__rotary_goes_on(te_rotary_desc *r, te_inference_params *cache) {
     return r->positions || r->start_positions;
 }
 
+/* Where ranks share the sequences of m, its tokens are those of chunks of them, unless the caller says where they are. False with the error recorded. */
+static bool te__rotary_is_shared(te_module *m, te_rotary_desc *r) {
+    const te__context *c = te__context_of_core(te_module_find(m, "core_attention"));
+    const int size = c ? te__context_size(c) : 1, rank = c ? te__context_rank(c) : 0;
+    if (size < 2 || r->positions) return true;
+    if (r->cp_size && (r->cp_size != size || r->cp_rank != rank)) {
+        te__fail(m->te, TE_ERR_INVALID, "MultiheadAttention: rotary->cp_rank is %d of cp_size %d, and its core is rank %d of %d (cp_group); leave both 0", r->cp_rank, r->cp_size, rank, size);
+        return false;
+    }
+    r->cp_size = size;
+    r->cp_rank = rank;
+    return true;
+}
+
 /* The rotation of a call's queries (which 0) or keys (1), where its sequences stand: *own, or NULL. Under a cache it goes on behind the tokens that are there. */
 static te_result te__mha_rotary(te_module *m, const te_forward_args *args, int which, te_rotary_desc *own, const te_rotary_desc **rotary) {
     const te_attention_options *o = &((const te_multihead_attention_desc *)m->state)->attention;
@@ -100,6 +114,7 @@ static te_result te__mha_rotary(te_module *m, const te_forward_args *args, int w
     if (!given) return TE_OK;
     *own = *given;
     *rotary = own;
+    if (!te__rotary_is_shared(m, own)) return TE_ERR_INVALID;
     if (c->inference_params) {
         if (given->start_positions)
             return te__fail(m->te, TE_ERR_INVALID, "MultiheadAttention: rotary->start_positions with inference_params, which knows where each sequence stands; leave one of them NULL");
@@ -283,7 +298,7 @@ TE_API te_module *te_multihead_attention_create(te_ctx *te, const te_multihead_a
     te_linear_desc proj = TE_ZERO;
     te_module *m, *outer;
     int64_t blocks[3];
-    if (!te || !te__has_desc(te, desc, "te_multihead_attention_create") || !te__options_ok(te, "te_multihead_attention_create", TE__DESC_MHA, desc)) return NULL;
+    if (!te || !te__has_desc(te, desc, "te_multihead_attention_create")) return NULL;
     d = *desc;
     if (!te__mha_choices_ok(te, &d.attention) || !te__heads_ok(te, "te_multihead_attention_create", d.hidden_size, &d.attention)) return NULL;
     m = te_module_create(te, &te__mha_class, d.name ? d.name : "self_attention");
@@ -424,7 +439,7 @@ TE_API te_module *te_transformer_layer_create(te_ctx *te, const te_transformer_l
     te_multihead_attention_desc a = TE_ZERO;
     te_layernorm_mlp_desc p = TE_ZERO;
     te_module *m, *outer;
-    if (!te || !te__has_desc(te, desc, "te_transformer_layer_create") || !te__options_ok(te, "te_transformer_layer_create", TE__DESC_LAYER, desc)) return NULL;
+    if (!te || !te__has_desc(te, desc, "te_transformer_layer_create")) return NULL;
     d = *desc;
     if (!te__layer_choices_ok(te, &d) || !te__heads_ok(te, "te_transformer_layer_create", d.hidden_size, &d.attention)) return NULL;
     m = te_module_create(te, &te__layer_class, d.name ? d.name : "layer");

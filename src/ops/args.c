@@ -171,6 +171,13 @@ enum {
     TE__ARGS_SPARSE_ATTN(T) T(o, TE__IN | TE__AS_FLOAT | TE__STRIDED) T(lse, TE__IN | TE__AS_F32) T(d_o, TE__IN | TE__AS_FLOAT | TE__STRIDED) \
         T(dq, TE__OUT | TE__AS_FLOAT | TE__STRIDED) T(dkv, TE__OUT | TE__AS_FLOAT | TE__STRIDED) T(dsinks, TE__OUT | TE__AS_F32 | TE__OPT)
 #define TE__ARGS_cu_seqlens(T, L) T(mask, TE__IN | 1 << TE_U8) T(cu_seqlens, TE__OUT | TE__AS_I32)
+#define TE__ARGS_context_rows(T, L) T(cu_seqlens, TE__IN | TE__AS_I32 | TE__OPT) T(map, TE__OUT | TE__AS_I32)
+#define TE__ARGS_context_lengths(T, L)                                                                                                         \
+    T(cu_seqlens, TE__IN | TE__AS_I32) T(cu_seqlens_padded, TE__IN | TE__AS_I32 | TE__OPT) T(lengths, TE__OUT | TE__AS_I32) T(starts, TE__OUT | TE__AS_I32)
+#define TE__ARGS_context_merge(T, L)                                                                                                           \
+    T(x, TE__IN | TE__AS_FLOAT | TE__STRIDED) T(o, TE__INOUT | TE__AS_FLOAT | TE__STRIDED) T(x_lse, TE__IN | TE__AS_F32 | TE__NEED(a->lse))         \
+        T(lse, TE__INOUT | TE__AS_F32 | TE__STRIDED | TE__NEED(a->x_lse)) T(x_max_logit, TE__IN | TE__AS_F32 | TE__NEED(a->max_logit))           \
+        T(max_logit, TE__INOUT | TE__AS_F32 | TE__NEED(a->x_max_logit))
 #define TE__ARGS_copy_to_kv_cache(T, L)                                                                                                        \
     T(k, TE__IN | TE__AS_FLOAT | TE__STRIDED) T(v, TE__IN | TE__AS_FLOAT | TE__STRIDED) T(cu_seqlens, TE__IN | TE__AS_I32)                     \
         T(start_positions, TE__IN | TE__AS_I32) T(page_table, TE__IN | TE__AS_I32 | TE__OPT) T(k_cache, TE__INOUT | TE__AS_FLOAT | TE__STRIDED) \

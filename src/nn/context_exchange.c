@@ -1,0 +1,175 @@
+/* nn/context_exchange.c: ranks that share sequences (TransformerEngine: context parallelism): who has which tokens, and how heads, keys and values come to where they are needed. Knows groups and
+ * operations; must not know attention.
+ *
+ * A sequence is 2 n chunks, and rank r of n has numbers r and 2 n - 1 - r, one behind the other: under a causal mask all ranks have the same work.
+ *
+ *   heads    ranks exchange heads for tokens: each attends with its share of the heads to all that the group has (a2a)
+ *   ring     keys and values go round, and each rank attends to those of one rank at a time (p2p); memory stays that of its own tokens. Or they are gathered at once (all_gather)
+ *
+ * With both, the exchange comes first: the chunks that the ranks of `heads` have together are the two of a rank of `ring`, for the ranks of `heads` follow each other.
+ *
+ * A rank that fails goes on to take part in every exchange, without a tensor, so that no other rank waits; at the end all ranks of a ring know whether all have come through. */
+
+typedef struct te__context {
+    te_group *heads, *ring; /* borrowed; NULL or of one rank: there is no such exchange */
+    bool gathers;           /* the ring's keys and values are gathered */
+} te__context;
+
+static te__context te__context_of(te_group *cp, te_group *p2p, te_cp_comm comm) {
+    te__context c = TE_ZERO;
+    if (comm == TE_CP_A2A || comm == TE_CP_A2A_P2P) c.heads = cp;
+    else c.ring = cp;
+    if (comm == TE_CP_A2A_P2P) c.ring = p2p;
+    c.gathers = comm == TE_CP_ALL_GATHER;
+    return c;
+}
+static int te__context_size(const te__context *c) { return te_group_size(c->heads) * te_group_size(c->ring); }
+static int te__context_rank(const te__context *c) { return te_group_size(c->heads) * te_group_rank(c->ring) + te_group_rank(c->heads); }
+
+/* ---- tokens in the order of sequences ---- */
+
+/* Between the rows of ranks, rank behind rank, and the order of sequences. */
+typedef struct te__context_order {
+    int ranks, share; /* share: the ranks beside these that share the sequences of cu */
+    bool inverse;     /* from the sequences' order, not to it */
+    te_tensor *map;   /* the one before: that of keys is that of values, too */
+    const te_tensor *cu;
+} te__context_order;
+
+static te__context_order te__context_order_of(int ranks, int share, bool inverse) {
+    te__context_order order = TE_ZERO;
+    order.ranks = ranks;
+    order.share = share;
+    order.inverse = inverse;
+    return order;
+}
+/* The map of `rows` rows of all ranks: of sequences that begin at cu or, where it is NULL, of as many of one length. */
+static te_tensor *te__context_map(te_ctx *te, te__context_order *order, int64_t rows, int64_t sequences, te_tensor *cu) {
+    te_op_context_rows_args a = TE_ZERO;
+    if (order->map && order->cu == cu && te__numel(order->map) == rows) return order->map;
+    a.cu_seqlens = cu;
+    a.sequences = sequences;
+    a.map = te__empty_1d(te, TE_I32, rows);
+    a.ranks = order->ranks;
+    a.share = order->share;
+    a.inverse = order->inverse;
+    order->cu = cu;
+    return order->map = a.map ? te__checked(a.map, te_op_context_rows(te, &a)) : NULL;
+}
+/* The same for heads x, which are 1 / `part` of all rows. */
+static te_tensor *te__context_map_of(te__context_order *order, const te_tensor *x, te_qkv_format format, int part, te_tensor *cu) {
+    const int64_t sequences = format == TE_BSHD ? x->shape[0] : 1, rows = sequences * x->shape[format == TE_BSHD ? 1 : 0];
+    return te__context_map(x->te, order, rows * part, sequences, cu);
+}
+/* Row i of x as row map[i] of a tensor of this shape. */
+static te_tensor *te__context_moved(te_tensor *x, te_tensor *map, int ndim, const int64_t *shape) {
+    te_op_moe_permute_args a = TE_ZERO;
+    int64_t rows[2];
+    te_tensor *y;
+    if (!x || !map) return NULL;
+    y = te_tensor_empty(x->te, x->dtype, ndim, shape);
+    rows[0] = te__numel(map);
+    rows[1] = rows[0] ? te__numel(x) / rows[0] : 0;
+    if (!y || te__numel(x) == 0) return y;
+    a.x = te__alias_as(x, 0, x->dtype, 2, rows);
+    a.y = te__alias_as(y, 0, y->dtype, 2, rows);
+    a.row_id_map = map;
+    a.topk = 1;
+    return te__checked(y, a.x && a.y ? te_op_moe_permute(x->te, &a) : te_error_code(x->te));
+}
+
+/* ---- heads for tokens ---- */
+
+/* in[i] goes to all, out[i] comes from all. `result`: what has come about so far. */
+static te_result te__context_exchange(te_group *group, te_tensor *const *in, te_tensor *const *out, int n, te_result result) {
+    int i;
+    for (i = 0; i < n && result == TE_OK; i++)
+        if (!in[i] || !out[i]) result = te_error_code(group->te);
+    if (result != TE_OK) return te__refuse(group, TE__ALL_TO_ALL, result);
+    for (i = 0; i < n && result == TE_OK; i++) result = te_all_to_all(group, in[i], NULL, out[i], NULL);
+    return result;
+}
+/* x [R, ..] as blocks of heads [ranks, R, ..], or back. */
+static te_tensor *te__context_turned(te_tensor *x, int64_t a, int64_t b, int64_t numel) {
+    int64_t shape[3];
+    shape[0] = a;
+    shape[1] = b;
+    shape[2] = numel / te__max(1, a * b);
+    return te_tensor_contiguous(te_tensor_transpose(te_tensor_view(x, 3, shape), 0, 1));
+}
+/* x[i] [tokens of this rank, H, d] becomes [tokens of the group, H / ranks, d], in any format; cu[i]: the starts of its sequences, in memory. */
+static te_result te__context_to_heads(const te__context *c, te_tensor **x, te_tensor *const *cu, int n, te_qkv_format format, te_result result) {
+    const int ranks = te_group_size(c->heads), seq = format == TE_BSHD ? 1 : 0;
+    te__context_order order = te__context_order_of(te_group_size(c->heads), te_group_size(c->ring), false);
+    te_tensor *packed[3] = {NULL, NULL, NULL}, *got[3] = {NULL, NULL, NULL};
+    int64_t shape[TE_MAX_DIMS];
+    int i;
+    if (ranks < 2) return result;
+    for (i = 0; i < n && result == TE_OK; i++) {
+        packed[i] = te__context_turned(x[i], te__numel(x[i]) / te__max(1, x[i]->shape[x[i]->ndim - 2] * x[i]->shape[x[i]->ndim - 1]), ranks, te__numel(x[i]));
+        got[i] = packed[i] ? te__empty_like(packed[i], packed[i]->dtype) : NULL;
+    }
+    result = te__context_exchange(c->heads, packed, got, n, result);
+    for (i = 0; i < n && result == TE_OK; i++) {
+        te_tensor *map = te__context_map_of(&order, x[i], format, ranks, cu[i]);
+        memcpy(shape, x[i]->shape, sizeof(shape));
+        shape[seq] *= ranks;
+        shape[x[i]->ndim - 2] /= ranks;
+        x[i] = te__context_moved(got[i], map, x[i]->ndim, shape);
+        if (!x[i]) result = te_error_code(c->heads->te);
+    }
+    return result;
+}
+/* And back. */
+static te_result te__context_to_tokens(const te__context *c, te_tensor **x, te_tensor *const *cu, int n, te_qkv_format format, te_result result) {
+    const int ranks = te_group_size(c->heads), seq = format == TE_BSHD ? 1 : 0;
+    te__context_order order = te__context_order_of(te_group_size(c->heads), te_group_size(c->ring), true);
+    te_tensor *packed[3] = {NULL, NULL, NULL}, *got[3] = {NULL, NULL, NULL};
+    int64_t shape[TE_MAX_DIMS], heads, d;
+    int i;
+    if (ranks < 2) return result;
+    for (i = 0; i < n && result == TE_OK; i++) {
+        te_tensor *map = te__context_map_of(&order, x[i], format, 1, cu[i]);
+        shape[0] = ranks;
+        shape[1] = te__numel(x[i]) / ranks;
+        packed[i] = te__context_moved(x[i], map, 2, shape);
+        got[i] = packed[i] ? te__empty_like(packed[i], packed[i]->dtype) : NULL;
+    }
+    result = te__context_exchange(c->heads, packed, got, n, result);
+    for (i = 0; i < n && result == TE_OK; i++) {
+        heads = x[i]->shape[x[i]->ndim - 2];
+        d = x[i]->shape[x[i]->ndim - 1];
+        memcpy(shape, x[i]->shape, sizeof(shape));
+        shape[seq] /= ranks;
+        shape[x[i]->ndim - 2] *= ranks;
+        x[i] = te_tensor_view(te__context_turned(got[i], ranks, te__numel(got[i]) / te__max(1, ranks * heads * d), te__numel(got[i])), x[i]->ndim, shape);
+        if (!x[i]) result = te_error_code(c->heads->te);
+    }
+    return result;
+}
+
+/* ---- the ring ---- */
+
+/* out[i] goes to the next rank, in[i] comes from the one before; where groups wait for the receiver, even ranks send first. */
+static te_result te__context_pass(te_group *group, te_tensor *const *out, te_tensor *const *in, int n, te_result result) {
+    const int size = te_group_size(group), rank = te_group_rank(group), next = (rank + 1) % size, last = (rank + size - 1) % size;
+    int turn, i;
+    for (i = 0; i < n && result == TE_OK; i++)
+        if (!out[i] || !in[i]) result = te_error_code(group->te);
+    for (turn = 0; turn < 2; turn++)
+        for (i = 0; i < n; i++) {
+            if (turn == rank % 2) {
+                if (result == TE_OK) result = te_send(group, out[i], next);
+                else te__refuse_peer(group, TE__SEND, next, result);
+            } else if (result == TE_OK)
+                result = te_recv(group, in[i], last);
+            else
+                te__refuse_peer(group, TE__RECV, last, result);
+        }
+    return result;
+}
+/* Have all ranks come through? Groups whose ranks could not tell each other do not ask. */
+static te_result te__context_agree(te_group *group, te_result result) {
+    if (te__is_alone(group) || !group->refuse) return result;
+    return result == TE_OK ? te_barrier(group) : te__refuse(group, TE__BARRIER, result);
+}

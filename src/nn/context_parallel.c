@@ -1,0 +1,494 @@
+/* nn/context_parallel.c: attention over sequences that ranks share. Knows the operations of attention, and exchanges (nn/context_exchange.c); must not know modules.
+ *
+ * Attention is a list of pieces, queries of this rank with some keys each. Their outputs are merged by te_op_context_merge in f32. The backward pass needs no parts: the gradients of a
+ * piece follow from the whole output and its lse. */
+
+/* ---- pieces ---- */
+
+/* The state of the node. */
+typedef struct te__context_attention {
+    te_op_attn_fwd_args args; /* its tensors are those that the node saved */
+    te__context context;
+    bool causal, packed;
+    int seq; /* the dimension of tokens */
+} te__context_attention;
+
+/* Queries of this rank, and keys of the ring's rank `owner`, or of all. */
+typedef struct te__context_piece {
+    te_context_chunks q, kv;
+    int owner, up_to;           /* up_to: chunks from the beginning that TE_CHUNKS_UP_TO takes; 0: all */
+    int64_t first_key, num_keys; /* of keys that were gathered, unless packed */
+    te_attn_mask mask;
+    te_window window;
+    bool top_left; /* the window counts from the top left corner */
+} te__context_piece;
+
+static int te__context_pieces(const te__context_attention *s) {
+    const int ranks = te_group_size(s->context.ring);
+    if (!s->context.gathers) return ranks;
+    return s->causal || s->args.window.on ? 2 : 1;
+}
+
+/* Piece `i`. `length`: of a whole sequence of keys that were gathered, unless packed. */
+static te__context_piece te__context_piece_of(const te__context_attention *s, int i, int64_t length) {
+    const int ranks = te_group_size(s->context.ring), rank = te_group_rank(s->context.ring);
+    const te_attn_mask none = s->packed ? TE_MASK_PADDING : TE_MASK_NONE;
+    te__context_piece p = TE_ZERO;
+    p.mask = none;
+    if (!s->context.gathers) {
+        p.owner = (rank + ranks - i) % ranks;
+        if (s->causal && p.owner == rank) p.mask = s->args.mask;
+        if (s->causal && p.owner < rank) p.kv = TE_CHUNKS_FIRST;
+        if (s->causal && p.owner > rank) p.q = TE_CHUNKS_SECOND;
+        return p;
+    }
+    p.kv = TE_CHUNKS_UP_TO;
+    p.num_keys = length;
+    if (te__context_pieces(s) == 1) return p;
+    p.q = i ? TE_CHUNKS_SECOND : TE_CHUNKS_FIRST;
+    p.up_to = 1 + (i ? 2 * ranks - 1 - rank : rank);
+    p.window = s->args.window;
+    if (s->packed || !p.window.on) {
+        p.mask = s->packed ? TE_MASK_PADDING_CAUSAL_BOTTOM_RIGHT : TE_MASK_CAUSAL_BOTTOM_RIGHT;
+        p.num_keys = length / (2 * ranks) * p.up_to;
+    } else { /* keys are cut on both sides: the window counts from the first one that is left */
+        const int64_t chunk = length / (2 * ranks), at = chunk * (p.up_to - 1);
+        p.first_key = te__max(0, at - p.window.left);
+        p.num_keys = te__min(length, at + chunk + p.window.right) - p.first_key;
+        p.window.left += p.first_key - at;
+        p.window.right += at - p.first_key;
+        p.top_left = true;
+    }
+    return p;
+}
+
+/* Those chunks of a rank's two that a piece takes. NULL passes through. */
+static te_tensor *te__context_part(te_tensor *x, int dim, te_context_chunks chunks) {
+    const int64_t half = x ? x->shape[dim] / 2 : 0;
+    return !x || (chunks != TE_CHUNKS_FIRST && chunks != TE_CHUNKS_SECOND) ? x : te_tensor_narrow(x, dim, chunks == TE_CHUNKS_SECOND ? half : 0, half);
+}
+static te_tensor *te__context_queries(const te__context_attention *s, const te__context_piece *p, te_tensor *x) { return s->packed ? x : te__context_part(x, s->seq, p->q); }
+static te_tensor *te__context_keys(const te__context_attention *s, const te__context_piece *p, te_tensor *x) {
+    if (s->packed || !x) return x;
+    return s->context.gathers ? te_tensor_narrow(x, s->seq, p->first_key, p->num_keys) : te__context_part(x, s->seq, p->kv);
+}
+/* lse [b, H, s] of a piece's queries. */
+static te_tensor *te__context_sums(const te__context_attention *s, const te__context_piece *p, te_tensor *lse) { return s->packed ? lse : te__context_part(lse, 2, p->q); }
+
+/* Lengths and starts of packed queries or keys in a piece. */
+static te_result te__context_lengths(const te__context_attention *s, int rank, te_context_chunks chunks, te_tensor **cu, te_tensor **padded) {
+    te_op_context_lengths_args a = TE_ZERO;
+    te_ctx *te = (*cu)->te;
+    a.cu_seqlens = *cu;
+    a.cu_seqlens_padded = *padded;
+    a.lengths = te__empty_like(*cu, TE_I32);
+    a.starts = te__empty_like(*cu, TE_I32);
+    a.ranks = te_group_size(s->context.ring);
+    a.rank = rank;
+    a.chunks = chunks;
+    *cu = a.lengths;
+    *padded = a.starts;
+    return a.lengths && a.starts ? te_op_context_lengths(te, &a) : te_error_code(te);
+}
+/* The longest of them, if that of whole sequences without padding between them is known. */
+static int64_t te__context_longest(const te__context_attention *s, te_context_chunks chunks, int64_t longest, const te_tensor *padded) {
+    const int64_t chunk = te__div_up(longest, 2 * te_group_size(s->context.ring));
+    return padded || chunks == TE_CHUNKS_UP_TO ? longest : chunks == TE_CHUNKS_BOTH ? 2 * chunk : chunk;
+}
+
+/* The columns of a bias of whole sequences that belong to a piece's keys, a part for each of their chunks. */
+static te_tensor *te__context_columns(const te__context_attention *s, const te__context_piece *p, te_tensor *bias, int i) {
+    const int ranks = te_group_size(s->context.ring);
+    const int64_t chunk = bias->shape[3] / (2 * ranks);
+    if (bias->shape[2] > 1) bias = te__context_part(bias, 2, p->q);
+    return te_tensor_narrow(bias, 3, (i ? 2 * ranks - 1 - p->owner : p->owner) * chunk, chunk);
+}
+/* Copies between a bias and what a piece has of it. */
+static te_result te__context_bias(const te__context_attention *s, const te__context_piece *p, te_tensor *bias, te_tensor *part, bool back) {
+    const int n = p->kv == TE_CHUNKS_FIRST ? 1 : 2;
+    te_result result = TE_OK;
+    int i;
+    for (i = 0; i < n && result == TE_OK; i++) {
+        te_tensor *of_whole = te__context_columns(s, p, bias, i), *of_part = te_tensor_narrow(part, 3, i * (part->shape[3] / n), part->shape[3] / n);
+        if (!of_whole || !of_part) return te_error_code(bias->te);
+        result = back ? te_tensor_copy(of_whole, of_part) : te_tensor_copy(of_part, of_whole);
+    }
+    return result;
+}
+static te_tensor *te__context_bias_part(const te__context_attention *s, const te__context_piece *p, te_tensor *bias) {
+    te_tensor *like = te__context_columns(s, p, bias, 0), *part;
+    int64_t shape[4];
+    if (!like) return NULL;
+    memcpy(shape, like->shape, sizeof(shape));
+    if (p->kv != TE_CHUNKS_FIRST) shape[3] *= 2;
+    part = te_tensor_empty(bias->te, bias->dtype, 4, shape);
+    return part ? te__checked(part, te__context_bias(s, p, bias, part, false)) : NULL;
+}
+
+/* The forward pass of piece `i` without its outputs. k, v: those of its owner, or of all. */
+static te_result te__context_open(const te__context_attention *s, const te__context_piece *p, int i, te_tensor *q, te_tensor *k, te_tensor *v, te_op_attn_fwd_args *a) {
+    te_attn_extras *x = &a->extras;
+    te_result result = TE_OK;
+    te_tensor *padded_q, *padded_kv;
+    *a = s->args;
+    a->q = te__context_queries(s, p, q);
+    a->k = te__context_keys(s, p, k);
+    a->v = te__context_keys(s, p, v);
+    a->mask = p->mask;
+    a->window = p->window;
+    a->offset += (uint64_t)i;
+    if (p->top_left) x->bottom_right_diagonal = TE_OFF;
+    padded_q = x->cu_seqlens_q_padded;
+    padded_kv = x->cu_seqlens_kv_padded;
+    if (s->packed) {
+        x->max_seqlen_q = te__context_longest(s, p->q, x->max_seqlen_q, padded_q);
+        x->max_seqlen_kv = te__context_longest(s, p->kv, x->max_seqlen_kv, padded_kv);
+        result = te__context_lengths(s, te_group_rank(s->context.ring), p->q, &x->cu_seqlens_q, &x->cu_seqlens_q_padded);
+        if (result == TE_OK && (p->kv != TE_CHUNKS_UP_TO || p->up_to))
+            result = te__context_lengths(s, p->kv == TE_CHUNKS_UP_TO ? p->up_to : p->owner, p->kv, &x->cu_seqlens_kv, &x->cu_seqlens_kv_padded);
+    }
+    if (result == TE_OK && x->core_attention_bias) {
+        x->core_attention_bias = te__context_bias_part(s, p, x->core_attention_bias);
+        if (!x->core_attention_bias) result = te_error_code(q->te);
+    }
+    return result == TE_OK && a->q && a->k && a->v ? TE_OK : te_error_code(q->te);
+}
+
+static te_result te__context_join(te_qkv_format format, te_tensor *x, te_tensor *x_lse, te_tensor *x_max, te_tensor *o, te_tensor *lse, te_tensor *max_logit) {
+    te_op_context_merge_args a = TE_ZERO;
+    if (!x || !o) return te_error_code(x ? x->te : o->te);
+    a.format = format;
+    a.x = x;
+    a.x_lse = x_lse;
+    a.x_max_logit = x_max;
+    a.o = o;
+    a.lse = lse;
+    a.max_logit = max_logit;
+    return te_op_context_merge(x->te, &a);
+}
+
+/* Piece `i` joins o f32, lse and, if it is not NULL, max_logit. */
+static te_result te__context_attend(const te__context_attention *s, int i, te_tensor *q, te_tensor *k, te_tensor *v, te_tensor *o, te_tensor *lse, te_tensor *max_logit) {
+    te__context_piece p = te__context_piece_of(s, i, k->shape[s->seq]);
+    te_op_attn_fwd_args a;
+    te_tensor *sums = te__context_sums(s, &p, lse), *out = te__context_queries(s, &p, o);
+    te_result result = te__context_open(s, &p, i, q, k, v, &a);
+    if (result != TE_OK || !sums || !out) return te_error_code(q->te);
+    a.o = te__empty_like(out, q->dtype);
+    a.lse = te__empty_like(sums, TE_F32);
+    a.max_logit = max_logit ? te__empty_like(max_logit, TE_F32) : NULL;
+    if (!a.o || !a.lse || (max_logit && !a.max_logit)) return te_error_code(q->te);
+    result = te_op_attn_fwd(q->te, &a);
+    return result == TE_OK ? te__context_join(s->args.format, a.o, a.lse, a.max_logit, out, sums, max_logit) : result;
+}
+
+/* What the backward pass of all pieces reads and adds up: of this rank's queries. */
+typedef struct te__context_grads {
+    te_tensor *q, *o, *lse, *d_o, *dq, *dbias; /* dq f32; dbias NULL: not wanted */
+} te__context_grads;
+
+/* The gradients of piece `i`: added to dq, dk and dv, all f32. */
+static te_result te__context_differentiate(const te__context_attention *s, int i, const te__context_grads *g, te_tensor *k, te_tensor *v, te_tensor *dk, te_tensor *dv) {
+    te__context_piece p = te__context_piece_of(s, i, k->shape[s->seq]);
+    te_op_attn_fwd_args f;
+    te_op_attn_bwd_args a = TE_ZERO;
+    te_tensor *part[6];
+    te_result result = te__context_open(s, &p, i, g->q, k, v, &f);
+    te_ctx *te = g->q->te;
+    if (result != TE_OK) return result;
+    a.q = f.q;
+    a.k = f.k;
+    a.v = f.v;
+    a.o = te__context_queries(s, &p, g->o);
+    a.d_o = te__context_queries(s, &p, g->d_o);
+    a.lse = te_tensor_contiguous(te__context_sums(s, &p, g->lse));
+    a.dq = part[0] = te__empty_like(f.q, g->q->dtype);
+    a.dk = part[1] = te__empty_like(f.k, k->dtype);
+    a.dv = part[2] = te__empty_like(f.v, v->dtype);
+    part[3] = te__context_queries(s, &p, g->dq);
+    part[4] = te__context_keys(s, &p, dk);
+    part[5] = te__context_keys(s, &p, dv);
+    a.format = f.format;
+    a.mask = f.mask;
+    a.window = f.window;
+    a.softmax_scale = f.softmax_scale;
+    a.dropout_p = f.dropout_p;
+    a.seed = f.seed;
+    a.offset = f.offset;
+    a.rng = f.rng;
+    a.extras = f.extras;
+    if (g->dbias) a.dbias = te__empty_like(f.extras.core_attention_bias, g->dbias->dtype);
+    if (!a.o || !a.d_o || !a.lse || !a.dq || !a.dk || !a.dv || (g->dbias && !a.dbias)) return te_error_code(te);
+    result = te_op_attn_bwd(te, &a);
+    for (i = 0; i < 3 && result == TE_OK; i++) result = te__context_join(s->args.format, part[i], NULL, NULL, part[3 + i], NULL, NULL);
+    if (result == TE_OK && g->dbias) result = te__context_bias(s, &p, g->dbias, a.dbias, true);
+    return result;
+}
+
+/* ---- all pieces ---- */
+
+/* Keys and values of all ranks of the ring, in the order of their sequences. */
+static te_result te__context_gather(const te__context_attention *s, te_tensor *const own[2], te_tensor *whole[2], te_result result) {
+    te_group *ring = s->context.ring;
+    te__context_order order = te__context_order_of(te_group_size(ring), 1, false);
+    te_tensor *got[2] = {NULL, NULL};
+    te_tensor *cu = s->args.extras.cu_seqlens_kv_padded ? s->args.extras.cu_seqlens_kv_padded : s->args.extras.cu_seqlens_kv;
+    int64_t shape[TE_MAX_DIMS];
+    int i;
+    for (i = 0; i < 2 && result == TE_OK; i++) {
+        te__whole_shape(ring, own[i], shape);
+        got[i] = te_tensor_empty(own[i]->te, own[i]->dtype, own[i]->ndim, shape);
+        if (!got[i]) result = te_error_code(own[i]->te);
+    }
+    if (result != TE_OK) return te__refuse(ring, TE__ALL_GATHER, result);
+    for (i = 0; i < 2 && result == TE_OK; i++) result = te_all_gather(ring, own[i], got[i]);
+    for (i = 0; i < 2 && result == TE_OK; i++) {
+        memcpy(shape, own[i]->shape, sizeof(shape));
+        shape[s->seq] *= te_group_size(ring);
+        whole[i] = te__context_moved(got[i], te__context_map_of(&order, own[i], s->args.format, order.ranks, cu), own[i]->ndim, shape);
+        if (!whole[i]) result = te_error_code(own[i]->te);
+    }
+    return result;
+}
+/* The gradients of whole keys and values, added up over the ranks: dx[i] becomes this rank's, in the format of own[i]. */
+static te_result te__context_scatter(const te__context_attention *s, te_tensor *const own[2], te_tensor *const whole[2], te_tensor *dx[2], te_result result) {
+    te_group *ring = s->context.ring;
+    te__context_order order = te__context_order_of(te_group_size(ring), 1, true);
+    te_tensor *cu = s->args.extras.cu_seqlens_kv_padded ? s->args.extras.cu_seqlens_kv_padded : s->args.extras.cu_seqlens_kv, *parts[2] = {NULL, NULL};
+    int64_t shape[TE_MAX_DIMS];
+    int i;
+    for (i = 0; i < 2 && result == TE_OK; i++) {
+        te__whole_shape(ring, own[i], shape);
+        parts[i] = te__context_moved(te_tensor_cast(whole[i], own[i]->dtype), te__context_map_of(&order, own[i], s->args.format, order.ranks, cu), own[i]->ndim, shape);
+        dx[i] = te__empty_like(own[i], own[i]->dtype);
+        if (!parts[i] || !dx[i]) result = te_error_code(ring->te);
+    }
+    if (result != TE_OK) return te__refuse(ring, TE__REDUCE_SCATTER, result);
+    for (i = 0; i < 2 && result == TE_OK; i++) result = te_reduce_scatter(ring, parts[i], dx[i]);
+    return result;
+}
+
+/* Two tensors like like[0], like[1], of a format (0: theirs) and, if `zero`, filled with 0. NULL where there is no memory. */
+static void te__context_pair(te_tensor *const like[2], te_dtype dtype, bool zero, te_tensor *pair[2]) {
+    int i;
+    for (i = 0; i < 2; i++)
+        pair[i] = !like[i] ? NULL : zero ? te_tensor_zeros(like[i]->te, dtype, like[i]->ndim, like[i]->shape) : te__empty_like(like[i], dtype ? dtype : like[i]->dtype);
+}
+
+/* Attention of q to the keys of all ranks of the ring. o f32 and zero, lse -inf; max_logit -inf, or NULL. */
+static te_result te__context_ring_forward(const te__context_attention *s, te_tensor *q, te_tensor *const kv[2], te_tensor *o, te_tensor *lse, te_tensor *max_logit, te_result result) {
+    te_group *ring = s->context.ring;
+    const int ranks = te_group_size(ring), n = te__context_pieces(s);
+    te_tensor *whole[2] = {NULL, NULL}, *spare[2][2] = {{NULL, NULL}, {NULL, NULL}}, *const *now = kv;
+    int i;
+    if (s->context.gathers) {
+        result = te__context_gather(s, kv, whole, result);
+        now = whole;
+    }
+    for (i = 0; !s->context.gathers && i < te__min(2, ranks - 1) && result == TE_OK; i++) {
+        te__context_pair(kv, (te_dtype)0, false, spare[i]);
+        if (!spare[i][0] || !spare[i][1]) result = te_error_code(ring->te);
+    }
+    for (i = 0; i < (s->context.gathers ? n : ranks); i++) {
+        const bool passes = !s->context.gathers && i + 1 < ranks;
+        if (passes) result = te__context_pass(ring, now, spare[i % 2], 2, result);
+        te__frame_begin(ring->te);
+        if (result == TE_OK) result = te__context_attend(s, i, q, now[0], now[1], o, lse, max_logit);
+        te__frame_end(ring->te, NULL, 0);
+        if (passes) now = spare[i % 2];
+    }
+    return te__context_agree(ring, result);
+}
+
+/* The gradients of all pieces. Those of keys and values go round with them, and end where they belong: dx. */
+static te_result te__context_ring_backward(const te__context_attention *s, const te__context_grads *g, te_tensor *const kv[2], te_tensor *dx[2], te_result result) {
+    te_group *ring = s->context.ring;
+    const int ranks = te_group_size(ring), n = te__context_pieces(s);
+    te_tensor *whole[2] = {NULL, NULL}, *spare[2][2] = {{NULL, NULL}, {NULL, NULL}}, *sum[2][2] = {{NULL, NULL}, {NULL, NULL}}, *const *now = kv;
+    int i;
+    if (s->context.gathers) {
+        result = te__context_gather(s, kv, whole, result);
+        te__context_pair(whole, TE_F32, true, sum[0]);
+        for (i = 0; i < n && result == TE_OK; i++) {
+            te__frame_begin(ring->te);
+            result = sum[0][0] && sum[0][1] ? te__context_differentiate(s, i, g, whole[0], whole[1], sum[0][0], sum[0][1]) : te_error_code(ring->te);
+            te__frame_end(ring->te, NULL, 0);
+        }
+        return te__context_scatter(s, kv, sum[0], dx, result);
+    }
+    for (i = 0; i < 2 && result == TE_OK; i++) {
+        if (i + 1 < ranks) te__context_pair(kv, (te_dtype)0, false, spare[i]);
+        te__context_pair(kv, TE_F32, i == 0, sum[i]);
+        if ((i + 1 < ranks && (!spare[i][0] || !spare[i][1])) || !sum[i][0] || !sum[i][1]) result = te_error_code(ring->te);
+    }
+    for (i = 0; i < ranks; i++) {
+        if (i + 1 < ranks) result = te__context_pass(ring, now, spare[i % 2], 2, result);
+        te__frame_begin(ring->te);
+        if (result == TE_OK) result = te__context_differentiate(s, i, g, now[0], now[1], sum[i % 2][0], sum[i % 2][1]);
+        te__frame_end(ring->te, NULL, 0);
+        result = te__context_pass(ring, sum[i % 2], sum[(i + 1) % 2], 2, result);
+        now = spare[i % 2];
+    }
+    for (i = 0; i < 2 && result == TE_OK; i++) {
+        dx[i] = te_tensor_cast(sum[ranks % 2][i], kv[i]->dtype);
+        if (!dx[i]) result = te_error_code(ring->te);
+    }
+    return te__context_agree(ring, result);
+}
+
+/* ---- the function ---- */
+
+enum { TE__CONTEXT_INPUTS = TE__ATTENTION_INPUTS, TE__CONTEXT_SAVED = TE__ATTENTION_SAVED };
+
+/* Where the sequences of queries (0), keys (1) and values (2) begin in memory, if packed. */
+static void te__context_starts(const te_attn_extras *x, te_tensor *cu[3]) {
+    cu[0] = x->cu_seqlens_q_padded ? x->cu_seqlens_q_padded : x->cu_seqlens_q;
+    cu[1] = cu[2] = x->cu_seqlens_kv_padded ? x->cu_seqlens_kv_padded : x->cu_seqlens_kv;
+}
+
+static te_result te__context_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
+    te__context_attention s = *(const te__context_attention *)state;
+    const te__context *c = &s.context;
+    te__context_grads g = TE_ZERO;
+    te_tensor *cu[3], *d[3], *d_o = te_tensor_contiguous(dy[0]);
+    te_result result = d_o ? TE_OK : te_error_code(te);
+    const int64_t heads = saved[0]->shape[saved[0]->ndim - 2];
+    te__attention_extras(&s.args.extras, (te_tensor **)saved + 6, true);
+    s.args.rng = saved[5];
+    te__context_starts(&s.args.extras, cu);
+    result = te__context_to_heads(c, &d_o, cu, 1, s.args.format, result);
+    if (te_group_size(c->ring) > 1) {
+        g.q = saved[0];
+        g.o = saved[3];
+        g.lse = saved[4];
+        g.d_o = d_o;
+        g.dq = te_tensor_zeros(te, TE_F32, saved[0]->ndim, saved[0]->shape);
+        if (needs[3]) {
+            const te_tensor *bias = s.args.extras.core_attention_bias;
+            g.dbias = dx[3] = te_tensor_zeros(te, bias->dtype, 4, bias->shape);
+        }
+        if (result == TE_OK && (!g.dq || (needs[3] && !g.dbias))) result = te_error_code(te);
+        result = te__context_ring_backward(&s, &g, saved + 1, d + 1, result);
+        d[0] = result == TE_OK ? te_tensor_cast(g.dq, saved[0]->dtype) : NULL;
+        if (result == TE_OK && !d[0]) result = te_error_code(te);
+    } else if (result == TE_OK) {
+        te_op_attn_fwd_args f = s.args;
+        te_tensor *all[TE__CONTEXT_INPUTS] = {NULL, NULL, NULL, NULL, NULL};
+        te_op_attn_bwd_args a = te__attention_gradients(&f, saved, all, needs);
+        a.d_o = d_o;
+        result = te__attention_made(all, needs) ? te_op_attn_bwd(te, &a) : te_error_code(te);
+        memcpy(d, all, sizeof(d));
+        if (needs[4] && result == TE_OK) { /* this rank's heads; the others' are theirs */
+            dx[4] = te__empty_1d(te, TE_F32, heads * te_group_size(c->heads));
+            result = dx[4] ? te_tensor_fill(dx[4], 0.0) : te_error_code(te);
+            if (result == TE_OK) result = te_tensor_copy(te_tensor_narrow(dx[4], 0, heads * te_group_rank(c->heads), heads), all[4]);
+        }
+    }
+    result = te__context_to_tokens(c, d, cu, 3, s.args.format, result);
+    memcpy(dx, d, sizeof(d));
+    return result;
+}
+
+/* The forward pass: parts q, k, v of this rank's tokens become those that its attention reads, which the backward pass needs; *o: the output of its tokens. Where `result` is a failure,
+ * it goes to the other ranks, and no tensor is looked at. */
+static te_result te__context_forward(te__context_attention *s, te_tensor *parts[3], te_tensor *max_logit, te_tensor **o, te_result result) {
+    const te__context *c = &s->context;
+    te_op_attn_fwd_args *a = &s->args;
+    te_ctx *te = c->heads ? c->heads->te : c->ring->te;
+    const bool ring = te_group_size(c->ring) > 1;
+    te_tensor *cu[3], *own_max = max_logit, *sum = NULL;
+    int64_t shape[TE_MAX_DIMS], lse[3];
+    te__context_starts(&a->extras, cu);
+    result = te__context_to_heads(c, parts, cu, 3, a->format, result);
+    if (result == TE_OK) {
+        const te_tensor *q = parts[0];
+        const int64_t heads = q->shape[q->ndim - 2];
+        memcpy(shape, q->shape, sizeof(shape));
+        shape[q->ndim - 1] = parts[2]->shape[parts[2]->ndim - 1];
+        lse[0] = s->packed ? 1 : q->shape[1 - s->seq];
+        lse[1] = heads;
+        lse[2] = q->shape[s->seq];
+        a->o = te_tensor_empty(te, q->dtype, q->ndim, shape);
+        a->lse = te_tensor_empty(te, TE_F32, 3, lse);
+        if (max_logit && te_group_size(c->heads) > 1) own_max = te__empty_1d(te, TE_F32, heads);
+        if (a->extras.softmax_offset) a->extras.softmax_offset = te_tensor_narrow(te_tensor_detach(a->extras.softmax_offset), 0, heads * te_group_rank(c->heads), heads);
+        if (ring) sum = te_tensor_zeros(te, TE_F32, q->ndim, shape);
+        if (!a->o || !a->lse || (max_logit && !own_max) || (ring && !sum)) result = te_error_code(te);
+    }
+    if (ring) {
+        if (result == TE_OK) result = te_tensor_fill(a->lse, -INFINITY);
+        if (result == TE_OK && own_max) result = te_tensor_fill(own_max, -INFINITY);
+        result = te__context_ring_forward(s, parts[0], parts + 1, sum, a->lse, own_max, result);
+        if (result == TE_OK && own_max) result = te_all_reduce(c->ring, own_max, TE_REDUCE_MAX);
+        if (result == TE_OK) result = te_tensor_copy(a->o, sum);
+    } else if (result == TE_OK) {
+        a->q = parts[0];
+        a->k = parts[1];
+        a->v = parts[2];
+        a->max_logit = own_max;
+        result = te_op_attn_fwd(te, a);
+    }
+    *o = a->o;
+    if (result == TE_OK && own_max != max_logit) {
+        result = te_all_gather(c->heads, own_max, max_logit);
+        if (result != TE_OK) return result; /* on all ranks of the exchange */
+    }
+    return te__context_to_tokens(c, o, cu, 1, a->format, result);
+}
+
+/* te_attention of q, k, v, the tokens that this rank has, with the keys that the ranks of *c have together; all call it. cu_seqlens and max_seqlen are those of whole sequences; the rows of a bias
+ * are this rank's, its columns all keys in their order; max_logit is that of all ranks. `result`: a failure before the call, which the other ranks are told. The gradient of softmax_offset is that
+ * of this rank's heads. */
+static te_tensor *te__context_attention_run(te_tensor *const q_k_v[3], const te_attention_desc *desc, const te__context *c, te_result result) {
+    te_ctx *te = c->heads ? c->heads->te : c->ring->te;
+    const te__rng_state before = te__rng_now(te);
+    te__context_attention s = TE_ZERO;
+    te_op_attn_fwd_args *a = &s.args;
+    te_tensor *parts[3] = {NULL, NULL, NULL}, *in[TE__CONTEXT_INPUTS], *saved[TE__CONTEXT_SAVED], *o = NULL;
+    int i;
+    te__frame_begin(te);
+    s.context = *c;
+    s.causal = te__attn_is_causal(desc->mask);
+    s.packed = desc->format == TE_THD;
+    s.seq = te__attn_seq_dim(desc->format);
+    a->format = desc->format;
+    a->mask = desc->mask;
+    a->window = desc->window;
+    if (a->window.left < 0) a->window.on = false; /* no bound beside the mask's: (-1, 0) under a causal one, else (-1, -1) */
+    a->softmax_scale = desc->softmax_scale;
+    a->dropout_p = desc->dropout_p;
+    a->extras = desc->extras;
+    if (result == TE_OK && a->extras.core_attention_bias) {
+        a->extras.core_attention_bias = te_tensor_detach(a->extras.core_attention_bias);
+        if (!a->extras.core_attention_bias) result = te_error_code(te);
+    }
+    for (i = 0; i < 3 && result == TE_OK; i++) {
+        parts[i] = te_tensor_contiguous(te_tensor_detach(q_k_v[i]));
+        if (!parts[i]) result = te_error_code(te);
+    }
+    if (result == TE_OK && a->dropout_p > 0.0f) { /* ranks that are seeded alike drop different elements */
+        const uint64_t pieces = (uint64_t)te__context_pieces(&s);
+        te__draw draw = te__rng_draw(te, pieces * (uint64_t)te__context_size(c));
+        a->seed = draw.seed;
+        a->offset = draw.offset + pieces * (uint64_t)te__context_rank(c);
+        a->rng = draw.rng;
+    }
+    result = te__context_forward(&s, parts, desc->max_logit, &o, result);
+    if (result == TE_OK) {
+        for (i = 0; i < 3; i++) {
+            in[i] = q_k_v[i];
+            saved[i] = parts[i];
+        }
+        in[3] = desc->extras.core_attention_bias;
+        in[4] = desc->extras.softmax_offset;
+        saved[3] = a->o;
+        saved[4] = a->lse;
+        saved[5] = (te_tensor *)a->rng;
+        a->max_logit = NULL;
+        te__attention_extras(&a->extras, saved + 6, false);
+        o = te__record("context_attention", o, te__context_backward, &s, sizeof(s), in, TE__CONTEXT_INPUTS, saved, TE__CONTEXT_SAVED);
+    } else
+        o = NULL;
+    if (!o) te__rng_back(te, before);
+    return te__frame_return(te, o);
+}

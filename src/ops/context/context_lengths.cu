@@ -1,0 +1,33 @@
+// ops/context/context_lengths.cu: the tokens of each sequence in some of its chunks (te__context_length), added up, and where these chunks begin.
+//
+// The lengths are added up 1024 at a time, by each thread for its own one; batches are that small.
+//
+// Launch: one block of 1024 threads.
+//
+// te:baseline
+#include "device/base.cuh"
+#include "base/sequences.h"
+#include "ops/context/kargs.h"
+
+extern "C" __global__ void __launch_bounds__(TE__CONTEXT_THREADS) te_context_lengths(const __grid_constant__ te__context_lengths_kargs a) {
+    te_follow();
+    __shared__ int lengths[TE__CONTEXT_THREADS];
+    const int t = threadIdx.x;
+    int before = 0; // tokens of the sequences before this round's
+    if (t == 0) {
+        a.out[0] = 0;
+        a.starts[a.sequences] = a.padded[a.sequences] / (a.chunks == TE_CHUNKS_UP_TO ? 1 : a.ranks);
+    }
+    for (te_i64 first = 0; first < a.sequences; first += TE__CONTEXT_THREADS) {
+        const int n = (int)(a.sequences - first < TE__CONTEXT_THREADS ? a.sequences - first : TE__CONTEXT_THREADS);
+        if (t < n) lengths[t] = te__context_length(&a, first + t, a.starts + first + t);
+        __syncthreads();
+        int sum = before;
+        for (int b = 0; b < n; b++) {
+            sum += lengths[b];
+            if (b == t) a.out[first + b + 1] = sum;
+        }
+        before = sum;
+        __syncthreads();
+    }
+}

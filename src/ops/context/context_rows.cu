@@ -1,0 +1,17 @@
+// ops/context/context_rows.cu: which rank has which row of sequences that ranks share (te__context_place), as a map for moe_permute, or its inverse.
+//
+// Launch: a thread for each row, or fewer, which step on. Blocks of 256 threads.
+//
+// te:baseline
+#include "device/base.cuh"
+#include "base/sequences.h"
+#include "ops/context/kargs.h"
+
+extern "C" __global__ void __launch_bounds__(256) te_context_rows(const __grid_constant__ te__context_rows_kargs a) {
+    te_follow();
+    for (te_i64 w = (te_i64)blockIdx.x * 256 + threadIdx.x; w < a.rows; w += (te_i64)gridDim.x * 256) {
+        te_i64 rank, local, at = w;
+        if (te__context_place(&a, w, &rank, &local)) at = rank * (a.rows / a.ranks) + local;
+        a.map[a.inverse ? w : at] = (int)(a.inverse ? at : w);
+    }
+}

@@ -54,8 +54,8 @@ static te_result te__cuda_plan_moe_local_ids(te__plan *p, const te_op_moe_local_
     te__moe_local_kargs k = TE_ZERO;
     te__moe_map_kargs scan = TE_ZERO;
     te__launch *l;
-    k.items = te__numel(a->experts);
-    k.topk = te__max(1, te__cols(a->experts));
+    k.items = (unsigned)te__numel(a->experts);
+    k.topk = (unsigned)te__max(1, te__cols(a->experts));
     k.experts = te__data(a->experts);
     k.experts_dt = a->experts->dtype;
     k.dropped = (const unsigned char *)te__data(a->dropped);
@@ -63,7 +63,7 @@ static te_result te__cuda_plan_moe_local_ids(te__plan *p, const te_op_moe_local_
     k.first = a->first;
     k.count = (int)a->count;
     scan.experts = a->count;
-    scan.chunks = te__div_up(k.items, TE__MOE_SORT_CHUNK);
+    scan.chunks = te__div_up((int64_t)k.items, TE__MOE_SORT_CHUNK);
     scan.counts = k.counts = (int *)te__plan_workspace(p, te__max(1, scan.experts * scan.chunks) * 4);
     scan.counts_out = te__data(a->tokens_per_expert);
     scan.counts_dt = a->tokens_per_expert->dtype;

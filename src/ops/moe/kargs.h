@@ -29,7 +29,8 @@ typedef struct te__moe_local_kargs {
     const unsigned char *dropped; /* [items / topk], or NULL */
     int *local;                   /* [items] */
     int *counts;                  /* [count, chunks] */
-    long long items, topk, first;
+    long long first;
+    unsigned items, topk;
     int count, experts_dt;
 } te__moe_local_kargs;
 

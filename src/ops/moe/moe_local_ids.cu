@@ -9,12 +9,12 @@
 extern "C" __global__ void __launch_bounds__(256) te_moe_local_ids(const __grid_constant__ te__moe_local_kargs a) {
     te_follow();
     extern __shared__ int found[];
-    te_i64 begin = (te_i64)blockIdx.x * TE__MOE_SORT_CHUNK, end = begin + TE__MOE_SORT_CHUNK < a.items ? begin + TE__MOE_SORT_CHUNK : a.items;
+    te_u32 begin = blockIdx.x * TE__MOE_SORT_CHUNK; // at most 2^31 - 1 items
     TE_LOOP
     for (int e = threadIdx.x; e < a.count; e += 256) found[e] = 0;
     __syncthreads();
     TE_LOOP
-    for (te_i64 i = begin + threadIdx.x; i < end; i += 256) {
+    for (te_u32 i = begin + threadIdx.x; i < begin + TE__MOE_SORT_CHUNK && i < a.items; i += 256) {
         te_i64 e = te_load_index(a.experts, i, a.experts_dt) - a.first;
         if (e < 0 || e >= a.count || (a.dropped && a.dropped[i / a.topk])) e = -1;
         a.local[i] = (int)e;

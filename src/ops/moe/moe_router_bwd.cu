@@ -29,8 +29,8 @@ extern "C" __global__ void te_moe_router_bwd(const __grid_constant__ te__moe_rou
     __syncwarp();
     TE_LOOP
     for (int i = lane; a.indices && i < a.topk; i += 32) {
-        te_i64 e = te_load_index(a.indices, t * a.topk + i, a.indices_dt);
-        if (e < 0 || e >= n) continue;
+        te_u32 e = (te_u32)te_load_index(a.indices, t * a.topk + i, a.indices_dt);
+        if (e >= (te_u32)n) continue;
         chosen[e] = 1;
         grad[e] = te_get(a.dprobs, t * a.topk + i, a.dprobs_dt);
     }

@@ -73,7 +73,7 @@ typedef struct te_attn_attributes {
 /* Keeps a copy with the module, as its attribute "attn_attributes". */
 TE_API te_result te_module_set_attn_attributes(te_module *m, const te_attn_attributes *attributes);
 
-/* What DotProductAttention needs to know. */
+/* The numbers that DotProductAttention is made from. */
 typedef struct te_attn_params {
     int num_heads, num_kv_heads; /* of queries, and of keys and values */
     int64_t head_dim;            /* channels of a head */
@@ -111,15 +111,15 @@ typedef struct te_make_te_sdpa_desc {
  *     a mask that it knows, whatever is_causal              causal, with the window that it found
  *     is_causal                                             causal, with window_size
  *     neither                                               all keys, without a window
- * and gives k and v of as many heads as q, if they should have fewer and enable_gqa is off, back the heads that they were repeated from: 0, n, 2n ... of H = n num_kv_heads. What is then not
- * of the module's heads goes to original. Owned by the caller: te_te_sdpa_destroy. TE_ERR_INVALID without attn_module, and for junk in AUTOMODEL_TE_STATS_EVERY. Source: _make_te_sdpa. */
+ * Repeated keys and values, which are of more than num_kv_heads heads without enable_gqa, go to the module as the heads that they were repeated from: 0, n, 2n ... of n num_kv_heads. Tensors that
+ * are then not of the module's heads go to original. Owned by the caller: te_te_sdpa_destroy. TE_ERR_INVALID without attn_module, and for junk in AUTOMODEL_TE_STATS_EVERY. Source: _make_te_sdpa. */
 TE_API te_te_sdpa *te_make_te_sdpa(te_ctx *te, const te_make_te_sdpa_desc *desc);
 /* Releases it, not its module. NULL is fine. */
 TE_API void te_te_sdpa_destroy(te_te_sdpa *f);
 /* Calls it: a te_sdpa_fn whose `user` is a te_te_sdpa. Allocates as DotProductAttention; with a mask it syncs, unless te_mask_check.cache keeps the verdict. */
 TE_API te_tensor *te_te_sdpa_call(void *user, te_tensor *q, te_tensor *k, te_tensor *v, const te_sdpa_args *args);
-/* While m's forward runs, te_scaled_dot_product_attention is te_te_sdpa_call with f (borrowed until te_restore_attention, or m's end), in the place of one from before. What m has for a forward
- * of its own runs inside (Automodel drops it). A failed forward leaves no region open. Source: _patch_module_forward. */
+/* While m's forward runs, te_scaled_dot_product_attention is te_te_sdpa_call with f (borrowed until te_restore_attention, or m's end), in the place of one from before. A forward
+ * of m's own (te_module_set_forward) runs inside; Automodel drops it. A failed forward leaves no region open. Source: _patch_module_forward. */
 TE_API te_result te_patch_module_forward(te_module *m, te_te_sdpa *f);
 /* Its own counters; zeros for NULL. */
 TE_API te_attention_stats te_te_sdpa_stats(const te_te_sdpa *f);

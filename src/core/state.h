@@ -430,7 +430,7 @@ typedef struct te__amax_word {
     bool taken;
 } te__amax_word;
 
-/* What te_detect_causal_mask has found out about a mask. */
+/* A verdict of te_detect_causal_mask, and the mask that it is about. */
 typedef struct te__mask_verdict {
     uint64_t version, written_at; /* the second: a time that no other buffer has been written at; 0 in a place that is free */
     int64_t offset, shape[4], stride[4], left;

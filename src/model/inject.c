@@ -317,7 +317,7 @@ static te_result te__injected_core_forward(te_module *m, te_forward_args *args) 
     return te__output(m, args, te_tensor_view(te_tensor_contiguous(y), 4, shape));
 }
 
-/* The forward of a module without such a child. Whatever its own does, the regions that are open afterwards are those from before. */
+/* The forward of a module without such a child. Regions that its own leaves open are closed here. */
 static te_result te__injected_forward(te_module *m, te_forward_args *args) {
     te_te_sdpa *f = te_injected_sdpa(m);
     const int depth = m->te->sdpa.depth;

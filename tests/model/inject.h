@@ -1,4 +1,4 @@
-/* tests/model/inject.h: counters of injected attention, lines of the log, and all numbers of a forward and its backward. */
+/* tests/model/inject.h: counters of injected attention, lines of the log, masks, and all numbers of a forward and its backward. */
 #ifndef TESTS_MODEL_INJECT_H
 #define TESTS_MODEL_INJECT_H
 
@@ -15,6 +15,39 @@ static TE_MAYBE_UNUSED int log_lines(const char *needle) {
     int n = 0;
     for (const char *at = test_log_text(); (at = strstr(at, needle)) != NULL; at++) n++;
     return n;
+}
+
+/* ---- masks ---- */
+
+/* Which keys row i of sequence b sees. */
+typedef bool (*sees_fn)(int b, int h, int64_t i, int64_t j, int64_t s);
+static TE_MAYBE_UNUSED bool sees_causal(int b, int h, int64_t i, int64_t j, int64_t s) { return (void)b, (void)h, (void)s, j <= i; }
+static TE_MAYBE_UNUSED bool sees_four(int b, int h, int64_t i, int64_t j, int64_t s) { return (void)b, (void)h, (void)s, j <= i && i - j < 4; }
+static TE_MAYBE_UNUSED bool sees_eight(int b, int h, int64_t i, int64_t j, int64_t s) { return (void)b, (void)h, (void)s, j <= i && i - j < 8; }
+static TE_MAYBE_UNUSED bool sees_itself(int b, int h, int64_t i, int64_t j, int64_t s) { return (void)b, (void)h, (void)s, i == j; }
+static TE_MAYBE_UNUSED bool sees_all(int b, int h, int64_t i, int64_t j, int64_t s) { return (void)b, (void)h, (void)i, (void)j, (void)s, true; }
+static TE_MAYBE_UNUSED bool sees_none(int b, int h, int64_t i, int64_t j, int64_t s) { return (void)b, (void)h, (void)i, (void)j, (void)s, false; }
+static TE_MAYBE_UNUSED bool sees_right_padded(int b, int h, int64_t i, int64_t j, int64_t s) { return (void)h, j <= i && (b || j < s - 4); }
+static TE_MAYBE_UNUSED bool sees_left_padded(int b, int h, int64_t i, int64_t j, int64_t s) { return (void)h, (void)s, j <= i && (b == 0 || j >= 2); }
+static TE_MAYBE_UNUSED bool sees_not_the_first(int b, int h, int64_t i, int64_t j, int64_t s) { return (void)b, (void)h, (void)s, j <= i && (i || j); }
+static TE_MAYBE_UNUSED bool sees_two_at_first(int b, int h, int64_t i, int64_t j, int64_t s) { return (void)b, (void)h, (void)s, j <= i || (i == 0 && j == 1); }
+static TE_MAYBE_UNUSED bool sees_no_third_key(int b, int h, int64_t i, int64_t j, int64_t s) { return (void)b, (void)h, (void)s, j <= i && j != 2; }
+static TE_MAYBE_UNUSED bool sees_packed(int b, int h, int64_t i, int64_t j, int64_t s) { return (void)b, (void)h, j <= i && i / (s / 2) == j / (s / 2); }
+static TE_MAYBE_UNUSED bool sees_prefix(int b, int h, int64_t i, int64_t j, int64_t s) { return (void)b, (void)h, (void)s, j <= i || j < 3; }
+static TE_MAYBE_UNUSED bool sees_image(int b, int h, int64_t i, int64_t j, int64_t s) { return (void)b, (void)h, (void)s, j <= i || (i >= 2 && i <= 4 && j >= 2 && j <= 4); }
+static TE_MAYBE_UNUSED bool sees_a_hole(int b, int h, int64_t i, int64_t j, int64_t s) { return (void)b, (void)h, (void)s, j <= i && !(i == 4 && j == 2); }
+static TE_MAYBE_UNUSED bool sees_all_in_head_1(int b, int h, int64_t i, int64_t j, int64_t s) { return (void)b, (void)s, j <= i || h == 1; }
+
+/* u8: 1 where a row sees a key; else 0 there and `fill` elsewhere. */
+static TE_MAYBE_UNUSED te_tensor *mask_of(te_ctx *te, te_dtype dtype, int b, int h, int64_t s, sees_fn sees, float fill) {
+    float *x = test_floats(b * h * s * s);
+    uint8_t *bytes = (uint8_t *)test_alloc((size_t)(b * h * s * s) + 1);
+    for (int64_t at = 0; at < b * h * s * s; at++) {
+        const bool seen = sees((int)(at / (s * s) / h), (int)(at / (s * s) % h), at / s % s, at % s, s);
+        x[at] = seen ? 0 : fill;
+        bytes[at] = seen;
+    }
+    return dtype == TE_U8 ? te_tensor_from_host(te, TE_U8, SHAPE(b, h, s, s), bytes) : test_tensor(te, dtype, SHAPE(b, h, s, s), x);
 }
 
 /* Numbers of a forward and a backward: the output, and the gradients of all parameters behind it. */

@@ -98,7 +98,7 @@ TE_TEST(automodel_applies_and_counts) {
     CHECK_STR(said(0, folder, ""), "one forward pass of 16 tokens: f32 [1, 16, 19]");
 }
 
-/* What would change; the folder stays as it is whatever the options. */
+/* The changes to come, one by one; the folder stays as it is under all options. */
 TE_TEST(automodel_dry_run) {
     const char *folder = write_folder("llama", false), *text = said(0, folder, "--dry-run --inject --cast bf16 --backend linear=torch");
     char weights[700];

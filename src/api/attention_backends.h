@@ -13,7 +13,7 @@
 
 /* ---- modules ---- */
 
-/* What a module of attention is made from. */
+/* Options of te_initialize_attn_module. */
 typedef struct te_attn_module_desc {
     const char *name;                   /* NULL => "attn_module" */
     int num_attention_heads;            /* query heads */
@@ -21,7 +21,7 @@ typedef struct te_attn_module_desc {
     int64_t num_qk_channels;            /* size of a head of q and k */
     int64_t num_v_channels;             /* of v and of the result; 0 => num_qk_channels */
     float softmax_scale;                /* 0 => 1 / sqrt(num_qk_channels) */
-    te_attn_mask attn_mask_type;        /* 0 => causal; sdpa, flex and eager: TE_MASK_NONE and TE_MASK_CAUSAL. What a call without masks and lengths has */
+    te_attn_mask attn_mask_type;        /* 0 => causal; of a call without masks and lengths. sdpa, flex and eager: TE_MASK_NONE and TE_MASK_CAUSAL */
     te_qkv_format qkv_format;           /* TE_BSHD, and 0, => [b, s, H, d]; TE_THD: packed, te alone */
     te_softmax_type softmax_type;       /* te: TE_SOFTMAX_LEARNABLE gives it the parameter softmax_offset. flex takes sinks with the call */
     float dropout_p;                    /* te and sdpa: probability of zeroing an element of the softmax, in training */
@@ -63,7 +63,7 @@ typedef struct te_attn_inputs {
     te_switch is_causal;
 } te_attn_inputs;
 
-/* What the backend is called with; filled by te_preprocess_args_for_attn. */
+/* The arguments as the backend takes them; filled by te_preprocess_args_for_attn. */
 typedef struct te_attn_args {
     te_tensor *q, *k, *v;         /* te: as given; the others: [b, H, s, d], views of those */
     te_tensor *masked;            /* u8, 1 => masked: [b or 1, 1, s_q, s_kv] where windows, padding or a boolean mask ask for one; te: padding [b, 1, 1, s]; NULL => none */
@@ -89,7 +89,7 @@ TE_API te_tensor *te_attn_forward(te_module *m, const te_attn_inputs *in);
 
 /* ---- block masks ---- */
 
-/* What a block mask is made from: the keys that are seen by the mask, the window and, if it is given, mask_fn. */
+/* Options of te_create_block_mask: a query sees the keys that mask, window and, if it is given, mask_fn leave. */
 typedef struct te_block_mask_desc {
     int64_t batch, heads;   /* 0 => 1: alike for all */
     int64_t s_q, s_kv;      /* queries, keys */
@@ -104,7 +104,7 @@ TE_API te_tensor *te_create_block_mask(te_ctx *te, const te_block_mask_desc *des
 
 /* The block mask of flex for causal attention with a window of `window_keys` keys, the query's own among them (-1 => no window), b sequences and H heads: u8 [1, 1, ceil(s_q / 128),
  * ceil(s_kv / 128)]. Made once and kept in the context by all five numbers, at most 64 of them: the oldest goes, and all with the last module of sdpa, flex and eager. Borrowed until then; NULL on
- * failure. */
+ * failure. Making one copies from host memory, which a graph's capture refuses: a call before it makes the mask. */
 TE_API te_tensor *te_flex_block_mask(te_ctx *te, int64_t window_keys, int64_t b, int64_t heads, int64_t s_q, int64_t s_kv);
 /* How many of them the context keeps. */
 TE_API int te_flex_block_mask_count(const te_ctx *te);

@@ -17,22 +17,10 @@ typedef struct te__attn_module {
 
 /* ---- masks ---- */
 
-/* 1 - x, of u8. */
-static te_tensor *te__mask_inverse(te_tensor *x) {
-    te_tensor *one = te_tensor_full(x->te, TE_F32, x->ndim, x->shape, 1.0), *as_float = te__empty_like(x, TE_F32), *y = te__empty_like(x, TE_U8);
-    te_op_copy_args copy = TE_ZERO;
-    if (!one || !as_float || !y) return NULL;
-    copy.src = x;
-    copy.dst = as_float;
-    if (te_op_copy(x->te, &copy) != TE_OK) return NULL;
-    copy.src = te__axpby(as_float, one, -1.0f, 1.0f);
-    copy.dst = y;
-    return copy.src && te_op_copy(x->te, &copy) == TE_OK ? y : NULL;
-}
 /* Padding u8 [b, s], 1 for a token, as [b, 1, 1, s], 1 => masked. */
 static te_tensor *te__mask_of_padding(te_tensor *x) {
     const int64_t shape[4] = {x->shape[0], 1, 1, x->shape[1]};
-    return te_tensor_view(te__mask_inverse(x), 4, shape);
+    return te_tensor_view(te__mask_turned(x), 4, shape);
 }
 
 /* attention_mask of a call has two or four dimensions, a format that goes with them, and the sizes of q and k. */
@@ -63,7 +51,7 @@ static te_result te__attn_whole_mask(te_module *m, const char *backend, const te
     if (in->window.on && in->window.left >= 0)
         return te__fail(m->te, TE_ERR_INVALID, "%s attention: window (%lld, %lld) beside an attention_mask of four dimensions, which is the whole mask; leave one of them out", backend,
                         (long long)in->window.left, (long long)in->window.right);
-    if (in->attention_mask->dtype == TE_U8) out->masked = te__mask_inverse(in->attention_mask);
+    if (in->attention_mask->dtype == TE_U8) out->masked = te__mask_turned(in->attention_mask);
     else out->added = te_tensor_contiguous(in->attention_mask);
     out->is_causal = false;
     return out->masked || out->added ? TE_OK : te_error_code(m->te);
@@ -355,7 +343,7 @@ static te_result te__attn_inputs_of(te_module *m, const te_forward_args *args, t
     in->cu_seqlens_kv = c->cu_seqlens_kv;
     if (mask) in->is_causal = te__attn_is_causal(mask) ? TE_ON : TE_OFF;
     if (!c->attention_mask) return TE_OK;
-    keep = te__mask_inverse(c->attention_mask);
+    keep = te__mask_turned(c->attention_mask);
     if (keep && mask != TE_MASK_ARBITRARY) {
         int64_t shape[2];
         shape[0] = keep->shape[0];

@@ -290,6 +290,12 @@ TE_TEST(p13_every_creator_refuses_a_null_desc) {
     CHECK_ERROR(te, TE_ERR_INVALID, "te_fake_balanced_gate_create: desc is NULL");
     CHECK(!te_module_create(NULL, NULL, NULL) && !te_module_create(te, NULL, NULL));
     CHECK_ERROR(te, TE_ERR_INVALID, "te_module_create: cls is NULL");
+    CHECK(!te_initialize_attn_module(NULL, TE_ATTN_TE, NULL) && !te_initialize_attn_module(te, TE_ATTN_TE, NULL));
+    CHECK_ERROR(te, TE_ERR_INVALID, "te_initialize_attn_module: desc is NULL");
+    CHECK(!te_create_block_mask(NULL, NULL) && !te_create_block_mask(te, NULL));
+    CHECK_ERROR(te, TE_ERR_INVALID, "te_create_block_mask: desc is NULL");
+    CHECK(!te_sparse_window_indices(NULL, NULL) && !te_sparse_window_indices(te, NULL));
+    CHECK_ERROR(te, TE_ERR_INVALID, "te_sparse_window_indices: desc is NULL");
     CHECK(!te_thread_group_create(NULL, NULL, 0) && !te_thread_group_create(te, NULL, 0));
     CHECK_ERROR(te, TE_ERR_INVALID, "te_thread_group_create: hub is NULL");
     CHECK(!te_fused_adam_create(NULL, NULL, NULL) && !te_fused_adam_create(te, NULL, NULL));

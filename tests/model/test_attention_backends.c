@@ -43,7 +43,7 @@ static float *formula(const shape *s, float scale, const float *q, const float *
             }
     return o;
 }
-/* What a causal query, i + offset, sees: `keys` keys with its own (-1: all before it), of the first `lengths` ones. */
+/* 1 where a causal query, i + offset, sees a key: `keys` keys with its own (-1: all before it), of the first `lengths` ones. */
 static uint8_t *kept(const shape *s, int64_t keys, int64_t offset, const int64_t *lengths) {
     uint8_t *keep = test_alloc((size_t)(s->b * s->s_q * s->s_kv) + 1);
     for (int64_t b = 0; b < s->b; b++)
@@ -432,6 +432,29 @@ TE_TEST_DEVICES(backends_run_their_own_operations) {
         te_set_trace(te, NULL, NULL);
         test_case("backend %d", (int)backends[n]);
         CHECK_BYTES("operations", &got, &want[n], sizeof(got));
+        te_module_destroy(m);
+    }
+    CHECK_OK(te);
+}
+
+/* A call makes the masks, which a graph then finds. */
+TE_TEST_DEVICES(backends_in_a_graph) {
+    static const shape s = {1, 6, 6, 2, 2, 8, 8};
+    te_attn_inputs in = inputs_of(te, TE_F32, &s);
+    in.window = (te_window){true, 2, 0};
+    for (int n = 0; n < COUNT(backends); n++) {
+        te_module *m = make(te, backends[n], &s, 0);
+        const float *want = test_copy(test_read(te_attn_forward(m, &in)), 96);
+        te_graph *graph;
+        te_tensor *y;
+        test_case("backend %d", (int)backends[n]);
+        te_graph_begin(te);
+        y = te_attn_forward(m, &in);
+        graph = te_graph_end(te);
+        REQUIRE_OK(te);
+        te_graph_launch(graph);
+        CHECK_BYTES("o", test_read(y), want, 96 * sizeof(float));
+        te_graph_destroy(graph);
         te_module_destroy(m);
     }
     CHECK_OK(te);

@@ -39,24 +39,24 @@ extern "C" __global__ void te_moe_router_bwd(const __grid_constant__ te__moe_rou
     TE_LOOP
     for (int e = lane; e < n; e += 32) {
         float s = score[e] + (a.biased ? te_get(a.bias, e, a.bias_dt) : 0.0f);
-        grad[e] = chosen[e] ? grad[e] * a.scaling : 0.0f;
-        sum += chosen[e] ? s : 0.0f;
+        if (!chosen[e]) continue;
+        grad[e] *= a.scaling;
+        sum += s;
         dot = fmaf(grad[e], s, dot);
     }
     sum = te_warp_sum(sum) + 1e-20f;
     dot = te_warp_sum(dot) / (sum * sum);
+    if (!a.normalise) sum = 1.0f, dot = 0.0f;
     float along = 0.0f;
     TE_LOOP
     for (int e = lane; e < n; e += 32) {
-        if (a.normalise && chosen[e]) grad[e] = grad[e] / sum - dot;
+        grad[e] = chosen[e] ? grad[e] / sum - dot : 0.0f;
         along = fmaf(grad[e], score[e], along);
     }
     along = te_warp_sum(along);
     TE_LOOP
     for (int e = lane; e < n; e += 32) {
-        float g = grad[e];
-        if (softmax) g = score[e] * (g - along);
-        else if (chosen[e]) g = g * te_expert_slope(a.score, te_get(a.logits, t * n + e, a.logits_dt), score[e]);
+        float g = softmax ? score[e] * (grad[e] - along) : grad[e] * te_expert_slope(a.score, te_get(a.logits, t * n + e, a.logits_dt), score[e]);
         te_put(a.probs, t * n + e, a.probs_dt, g);
     }
 }

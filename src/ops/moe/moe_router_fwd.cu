@@ -61,8 +61,9 @@ TE_DEV_CALL void te_expert_finish(const te__moe_router_kargs &a, float *score, c
         sum += v;
     }
     sum = te_warp_sum(sum) + 1e-20f;
+    if (!a.normalise) sum = 1.0f;
     TE_LOOP
-    for (int e = lane; e < n; e += 32) score[e] = (a.normalise ? score[e] / sum : score[e]) * a.scaling;
+    for (int e = lane; e < n; e += 32) score[e] = score[e] / sum * a.scaling;
 }
 
 extern "C" __global__ void te_moe_router_fwd(const __grid_constant__ te__moe_router_kargs a) {

@@ -40,6 +40,7 @@
 #include "api/inject.h"
 #include "api/lora.h"
 #include "api/sharding.h"
+#include "api/experts.h"
 #include "api/report.h"
 
 #endif /* TE_H_INCLUDED */
@@ -290,6 +291,12 @@
 #include "model/lora.c"
 #include "model/lora_files.c"
 #include "model/sharding.c"
+#include "model/gate.c"
+#include "model/experts.c"
+#include "model/dispatch.c"
+#include "model/grouped_experts.c"
+#include "model/moe.c"
+#include "model/expert_files.c"
 #include "report.c"
 #ifdef TE__OPTIONS_PUSHED
 #pragma GCC pop_options

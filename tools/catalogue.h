@@ -882,6 +882,45 @@ static inline bool call_numbered(call *c, te_ctx *te, int index, te_dtype dtype,
         c->args.moe_index_map.num_out_tokens = 200;
         c->tolerance = 0;
         break;
+        CALL(125, MOE_LOCAL_IDS, "places of experts on a rank")
+        c->args.moe_local_ids.experts = te_tensor_view(call_ids(te, 2 * M, 100), 2, (const int64_t[]){M, 2});
+        c->args.moe_local_ids.dropped = te_tensor_view(call_mask(te, 26, 5), 1, vm);
+        c->args.moe_local_ids.local = call_out(c, te, TE_I32, 2, (const int64_t[]){M, 2});
+        c->args.moe_local_ids.tokens_per_expert = call_out(c, te, TE_I64, 1, (const int64_t[]){40});
+        c->args.moe_local_ids.first = 30;
+        c->args.moe_local_ids.count = 40;
+        c->tolerance = 0;
+        break;
+        CALL(126, MOE_ROUTER_FWD, "router of a Gate: eight of 264 experts, by biased softmax, in three of eight groups")
+        c->args.moe_router_fwd.logits = call_normal(te, TE_F32, 2, mn, 1);
+        c->args.moe_router_fwd.expert_bias = call_normal(te, TE_F32, 1, vn, 2);
+        c->args.moe_router_fwd.topk_probs = call_out(c, te, dtype, 2, (const int64_t[]){M, 8});
+        c->args.moe_router_fwd.topk_indices = call_out(c, te, TE_I32, 2, (const int64_t[]){M, 8});
+        c->args.moe_router_fwd.topk = 8;
+        c->args.moe_router_fwd.use_pre_softmax = true;
+        c->args.moe_router_fwd.norm_topk_prob = TE_ON;
+        c->args.moe_router_fwd.num_groups = 8;
+        c->args.moe_router_fwd.group_topk = 3;
+        c->args.moe_router_fwd.group_best = 2;
+        break;
+        CALL(127, MOE_ROUTER_BWD, "router of a Gate backward: biased probabilities of seven experts")
+        c->args.moe_router_bwd.logits = call_normal(te, dtype, 2, mn, 1);
+        c->args.moe_router_bwd.topk_indices = te_tensor_view(call_ids(te, 7 * M, 264), 2, (const int64_t[]){M, 7});
+        c->args.moe_router_bwd.dtopk_probs = call_normal(te, TE_F32, 2, (const int64_t[]){M, 7}, 2);
+        c->args.moe_router_bwd.expert_bias = te_tensor_full(te, TE_F32, 1, vn, 0.25);
+        c->args.moe_router_bwd.dlogits = call_out(c, te, dtype, 2, mn);
+        c->args.moe_router_bwd.topk = 7;
+        c->args.moe_router_bwd.score_function = TE_SCORE_SQRTSOFTPLUS;
+        c->args.moe_router_bwd.bias_in_probs = true;
+        break;
+        CALL(128, ACT_FWD, "clamped swiglu without offset")
+        c->args.act_fwd.x = call_normal(te, dtype, 2, m2n, 1);
+        c->args.act_fwd.y = call_out(c, te, dtype, 2, mn);
+        c->args.act_fwd.activation = TE_CLAMPED_SWIGLU;
+        c->args.act_fwd.limit = 1;
+        c->args.act_fwd.alpha = 1;
+        c->args.act_fwd.no_glu_linear_offset = true;
+        break;
         CALL(83, MOE_CHUNK_MAP, "map of sorted chunks")
         c->args.moe_chunk_map.sizes = te_tensor_from_host(te, TE_I32, 1, (const int64_t[]){4}, (const int32_t[]){50, 0, 13, 60});
         c->args.moe_chunk_map.sorted_index = te_tensor_from_host(te, TE_I32, 1, (const int64_t[]){4}, (const int32_t[]){2, 3, 1, 0});

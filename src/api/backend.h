@@ -182,6 +182,7 @@ typedef struct te_linear_module_desc {
     bool bias;                         /* with a bias */
     te_params_device device;           /* of parameters; 0 => the context's */
     te_dtype dtype;                    /* of parameters: f32, f16 or bf16; 0 => bf16 */
+    te_init init;                      /* of the weight, and a bias of zeros; zero => the class's own first values */
     const char *name;                  /* copied; NULL => "linear" */
 } te_linear_module_desc;
 /* y = x W^T + b: te: Linear. torch: in high precision whatever recipe is in force, never stored quantized, weight and bias beginning uniform on

@@ -165,5 +165,6 @@
  *     lora        adapters beside frozen weights (NeMo Automodel)
  *     sharding    ranks with other data, and when they exchange gradients (NeMo Automodel)
  *     attention_backends   attention behind that choice, block masks, attention by lists of keys
+ *     experts     its mixtures of experts
  *     report      warm-up, explanations of calls, the report on machine and context
  */

@@ -10,6 +10,7 @@ typedef struct te_outputs {
     te_tensor *ln_out;    /* with return_layernorm_output */
     te_tensor *max_logit; /* with return_max_logit */
     te_tensor *m_splits;  /* Fp8Padding's, i64 [num_gemms]: the padded sizes */
+    te_tensor *topk_indices, *aux_loss; /* Gate's, MoE's: api/experts.h */
 } te_outputs;
 /* The place of a forward call among the microbatches of a step (TransformerEngine: is_first_microbatch). */
 typedef enum te_microbatch {
@@ -29,6 +30,7 @@ typedef struct te_forward_args {
     te_cross_attention_call cross;     /* for a decoder's cross attention */
     const int64_t *m_splits;           /* GroupedLinear, Fp8Padding, Fp8Unpadding: the rows of each group, [num_gemms]; under te_module_set_checkpoint they live until te_backward; or: */
     te_tensor *m_splits_tensor;        /* the same, i32 or i64, on the device */
+    te_tensor *topk_weights, *topk_indices; /* experts: what a Gate has chosen (api/experts.h) */
     int64_t *padded_m_splits;          /* written by Fp8Padding with m_splits, [num_gemms]; NULL => not asked for */
     bool fp8_output, fp8_grad;         /* Linear, LayerNormLinear: in an enabled autocast region `out`, and the gradient of the product's input, are quantized as the recipe has it:
                                         * modules take such inputs, other functions after te_dequantize; a leaf gets its gradient decoded. DotProductAttention under a recipe with

@@ -89,6 +89,7 @@
     X(moe_splits, MOE_SPLITS, moe)                     \
     X(moe_mask_map, MOE_MASK_MAP, moe)                 \
     X(moe_index_map, MOE_INDEX_MAP, moe)               \
+    X(moe_local_ids, MOE_LOCAL_IDS, moe)               \
     X(moe_chunk_map, MOE_CHUNK_MAP, moe)               \
     X(moe_permute, MOE_PERMUTE, moe)                   \
     X(moe_unpermute, MOE_UNPERMUTE, moe)               \

@@ -140,6 +140,7 @@ typedef struct te_op_act_fwd_args {
     te_activation activation; /* needed */
     float limit; /* clamped SwiGLU; 0 => 7 */
     float alpha; /* clamped SwiGLU; 0 => 1.702 */
+    bool no_glu_linear_offset; /* clamped SwiGLU: the second half is not raised by 1 */
     const te_tensor *scale;
     te_tensor *scale_inv, *amax;
     te_tensor *col;
@@ -156,6 +157,7 @@ typedef struct te_op_act_bwd_args {
     te_tensor *dx;
     te_activation activation; /* needed */
     float limit, alpha;       /* as in the forward */
+    bool no_glu_linear_offset; /* as in the forward */
     const te_tensor *scale;
     te_tensor *scale_inv, *amax;
     te_tensor *col, *dbias;

@@ -38,6 +38,14 @@ typedef struct te_op_moe_index_map_args {
     int64_t num_out_tokens; /* 0 => all */
 } te_op_moe_index_map_args;
 
+/* local i32 [T, topk] = the place of each of the experts [T, topk], i32 or i64, among the `count` that begin at number `first`: what a rank that has these sorts by.
+ * -1 for all others, and for the tokens that `dropped` marks (optional, u8 [T], not 0: padding). tokens_per_expert, i32 or i64 [count]: how many copies each gets. */
+typedef struct te_op_moe_local_ids_args {
+    const te_tensor *experts, *dropped;
+    te_tensor *local, *tokens_per_expert;
+    int64_t first, count; /* count: at least 1 */
+} te_op_moe_local_ids_args;
+
 /* row_id_map (index, topk 1) that moves whole chunks of T rows. sizes: i32 or i64 [n], rows of each chunk, in the order of the input.
  *   sorted_index  optional, i32 or i64 [n]: the chunk that comes first, second ...: a permutation of 0 .. n-1; NULL: the order stays
  *   offsets       optional, i32 or i64 [n]: added to the rows of each chunk of the input: padding in front of it. Not with sorted_index
@@ -61,7 +69,7 @@ typedef struct te_op_moe_permute_args {
 /* y [T, H] = the sums of each token's copies among the rows of x [R, H], in f32; a token without copies is 0. x and y float, of any formats.
  *   merging_probs   optional, float [T, E] or [T, topk]: factors of the copies
  *   permuted_probs  optional, float [R], with probs float [T, E] or [T, topk]: moved back; 0 where there is no copy
- * row_id_map, pad_offsets and topk are those of te_op_moe_permute. */
+ * row_id_map, pad_offsets and topk are those of te_op_moe_permute; several copies may name one row, so an index map reads a table as well. */
 typedef struct te_op_moe_unpermute_args {
     const te_tensor *x, *row_id_map, *pad_offsets, *merging_probs, *permuted_probs;
     te_tensor *y, *probs;
@@ -70,7 +78,7 @@ typedef struct te_op_moe_unpermute_args {
 
 /* The gradient of te_op_moe_unpermute with merging_probs: dx [R, H] = dy times the probability of each copy, 0 in rows that no copy comes from; dprobs, of
  * the shape of merging_probs and any float format, = the products of rows of dy and x, 0 where there is no copy. dx, dprobs: optional;
- * x: needed for dprobs. row_id_map, pad_offsets, topk and merging_probs are the forward's. */
+ * x: needed for dprobs, whose map may name a row several times. row_id_map, pad_offsets, topk and merging_probs are the forward's. */
 typedef struct te_op_moe_unpermute_bwd_args {
     const te_tensor *dy, *x, *row_id_map, *pad_offsets, *merging_probs;
     te_tensor *dx, *dprobs;
@@ -80,37 +88,46 @@ typedef struct te_op_moe_unpermute_bwd_args {
 /* Scores of logits [T, E], the topk experts of each token, and their probabilities, in f32.
  *   score_function   TE_SCORE_SOFTMAX, TE_SCORE_SIGMOID, or TE_SCORE_SQRTSOFTPLUS: sqrt(log(1 + exp(x)))
  *   use_pre_softmax  softmax over all experts, in place of one over the chosen ones
- *   expert_bias      optional, float [E], not with softmax: added to the scores for the choice alone
+ *   expert_bias      optional, float [E], not with a softmax over the chosen ones: added to the scores for the choice alone
  *   num_groups, group_topk   the experts stand in num_groups groups of equal size; those of group_topk groups may be chosen, and a group counts by the
- *                    sum of its topk / group_topk best; 0: no groups
- * Of equal scores the expert with the lower number is chosen. A chosen expert's probability is scaling_factor times its score, which, if it is not a softmax
- * and topk > 1, is divided by the sum of the chosen ones + 1e-20.
+ *                    sum of its group_best best; 0: no groups
+ *   group_best       0 => topk / group_topk
+ *   norm_topk_prob   probabilities are divided by their sum + 1e-20 if topk > 1 (all_scores: whatever topk is); 0 => unless they are a softmax
+ *   bias_in_probs    probabilities are of the biased scores as well
+ * Of equal scores the expert with the lower number is chosen. A chosen expert's probability is scaling_factor times its score, normalised.
  *   all_scores       probs are the scores of all experts, normalised, for an auxiliary loss: softmax over all, or divided by the sum of all + 1e-20;
- *                    the choice is by them. Without bias, groups and scaling_factor
- *   probs            float [T, E], 0 for what is not chosen
+ *                    the choice is by them. Without groups and scaling_factor, and without bias unless bias_in_probs
+ *   probs            float [T, E], 0 for what is not chosen; NULL where topk_probs is given
  *   routing_map      optional, u8 [T, E]: 1 for each chosen expert
  *   routing_bits     optional, u8 [T, ceil(E / 8)]: the same, expert e at bit e % 8 of byte e / 8
- *   topk_indices     optional, i32 or i64 [T, topk]: the chosen experts, the best one first */
+ *   topk_indices     optional, i32 or i64 [T, topk]: the chosen experts, the best one first
+ *   topk_probs       optional, float [T, topk], with topk_indices and without all_scores: their probabilities */
 typedef struct te_op_moe_router_fwd_args {
     const te_tensor *logits, *expert_bias;
-    te_tensor *probs, *routing_map, *routing_bits, *topk_indices;
+    te_tensor *probs, *routing_map, *routing_bits, *topk_indices, *topk_probs;
     int topk;
     te_score_function score_function;
     bool use_pre_softmax;
-    int num_groups, group_topk;
+    int num_groups, group_topk, group_best;
     float scaling_factor; /* 0 => 1 */
     bool all_scores;
+    te_switch norm_topk_prob;
+    bool bias_in_probs;
 } te_op_moe_router_fwd_args;
-/* dlogits [T, E], float, from dprobs [T, E], the forward's logits and its routing_map (not needed with all_scores). topk, score_function, use_pre_softmax,
- * scaling_factor and all_scores are the forward's. */
+/* dlogits [T, E], float, from dprobs [T, E], the forward's logits and its routing_map (not needed with all_scores); or, where probs were not asked for, from
+ * dtopk_probs and topk_indices [T, topk] in the place of both. expert_bias is needed with bias_in_probs alone. topk, score_function, use_pre_softmax, scaling_factor,
+ * all_scores, norm_topk_prob and bias_in_probs are the forward's. */
 typedef struct te_op_moe_router_bwd_args {
     const te_tensor *logits, *routing_map, *dprobs;
+    const te_tensor *topk_indices, *dtopk_probs, *expert_bias;
     te_tensor *dlogits;
     int topk;
     te_score_function score_function;
     bool use_pre_softmax;
     float scaling_factor;
     bool all_scores;
+    te_switch norm_topk_prob;
+    bool bias_in_probs;
 } te_op_moe_router_bwd_args;
 
 /* loss [1], float = coeff * num_experts / (topk * total^2) * the sum over columns e of tokens_per_expert[e] * (the sum of column e of probs [T, C]), in f32.

@@ -13,8 +13,7 @@
  *   fast_zero_fill, num_splits    choices of speed with the same results, which the kernels make themselves
  *   kv_channels as a pair    DotProductAttention takes the size of a head of values from `value`
  *   hidden_size as a tuple   te_tensor_view joins the sizes
- *   attention_softmax_in_fp32, apply_query_key_layer_scaling, skip_weight_param_allocation, and forward's weight and bias  gone from TransformerEngine
- *   glu_linear_offset        of the clamped SwiGLU: it is 1 */
+ *   attention_softmax_in_fp32, apply_query_key_layer_scaling, skip_weight_param_allocation, and forward's weight and bias  gone from TransformerEngine */
 
 /* The first values of weights. Biases begin at 0, norms at the identity. */
 typedef struct te_init {
@@ -70,6 +69,7 @@ typedef struct te_norm_options {
 typedef struct te_activation_params {
     float limit; /* 0 => 7 */
     float alpha; /* 0 => 1.702 */
+    bool no_glu_linear_offset; /* clamped SwiGLU: nothing is added to the second half (TransformerEngine: glu_linear_offset = 0); false => 1 is */
     int64_t glu_interleave_size; /* columns of the halves alternate in blocks of this size, which divides a half (of a rank's share); in modules: rows of fc1; 0 => one half behind the other */
 } te_activation_params;
 

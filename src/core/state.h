@@ -458,6 +458,8 @@ typedef struct te__automodel {
     te_microbatch is_first_microbatch; /* of calls that do not give theirs */
     bool is_optim_step;
     bool empty_is_unallocated;
+    float moe_aux_loss_scale; /* te_set_moe_aux_loss_scale; 0: 1 */
+    bool told_mxfp8, told_mxfp8_plain; /* experts: that products are in MXFP8, or cannot be */
 } te__automodel;
 
 enum { TE__MAX_THREADS = 64 };

@@ -158,7 +158,8 @@ static te_result te__onnx_act(te__onnx *g, const te__any_args *x, const te__any_
         if (a->activation == TE_CLAMPED_SWIGLU) {
             int c = te__onnx_2(g, "Min", half[0], te__onnx_f32(g, a->limit));
             v = te__onnx_2(g, "Mul", c, te__onnx_sigmoid_of(g, c, a->alpha));
-            half[1] = te__onnx_2(g, "Add", te__onnx_clip(g, half[1], a->limit), te__onnx_f32(g, 1.0f));
+            half[1] = te__onnx_clip(g, half[1], a->limit);
+            if (!a->no_glu_linear_offset) half[1] = te__onnx_2(g, "Add", half[1], te__onnx_f32(g, 1.0f));
         } else
             v = te__onnx_act_one(g, a->activation, half[0]);
         v = te__onnx_2(g, "Mul", v, half[1]);

@@ -18,10 +18,16 @@ static te_result te__torch_linear_forward(te_module *m, te_forward_args *args) {
     if (te__is_unallocated(args->input)) return te__module_shape(m, args, weight->shape[1], weight->shape[0]);
     return te__output(m, args, te_linear(args->input, weight, te_module_parameter(m, "bias")));
 }
-/* torch.nn.Linear: kaiming_uniform_ with a = sqrt(5), whose bound is 1 / sqrt(in), and the bias by the same bound. */
+/* torch.nn.Linear: kaiming_uniform_ with a = sqrt(5), whose bound is 1 / sqrt(in), and the bias by the same bound; or as the desc says. */
 static te_result te__torch_linear_reset(te_module *m) {
+    const te_init *init = (const te_init *)m->state;
+    te_tensor *bias = te_module_parameter(m, "bias");
     te_result result = TE_OK;
     int i;
+    if (init->std > 0.0f || init->no_init || init->init_method) {
+        result = te__init_weight(m, te_module_parameter(m, "weight"), init, TE_PARALLEL_NONE, NULL);
+        return result == TE_OK && bias ? te_tensor_fill(bias, 0.0) : result;
+    }
     for (i = 0; i < m->num_entries && result == TE_OK; i++) {
         te_op_random_args args = TE_ZERO;
         te__draw draw = te__rng_draw(m->te, 1);
@@ -35,11 +41,12 @@ static te_result te__torch_linear_reset(te_module *m) {
     }
     return result;
 }
-static const te_module_class te__torch_linear_class = {"TorchLinear", 0, te__torch_linear_forward, NULL, te__torch_linear_reset};
+static const te_module_class te__torch_linear_class = {"TorchLinear", sizeof(te_init), te__torch_linear_forward, NULL, te__torch_linear_reset};
 
 static te_module *te__torch_linear_create(te_ctx *te, const te_linear_module_desc *desc) {
     te_module *m = te_module_create(te, &te__torch_linear_class, desc->name ? desc->name : "linear");
     if (!m) return NULL;
+    *(te_init *)m->state = desc->init;
     te__params_on(m, desc->device);
     te__add_weight(m, "weight", desc->dtype, desc->out_features, desc->in_features);
     if (desc->bias) te__add_weight(m, "bias", desc->dtype, desc->out_features, 0);
@@ -66,6 +73,7 @@ TE_API te_module *te_initialize_linear_module(te_ctx *te, const te_linear_module
     d.gemm.no_bias = !desc->bias;
     d.gemm.device = desc->device;
     d.gemm.params_dtype = desc->dtype;
+    d.gemm.init = desc->init;
     d.name = desc->name;
     return te_linear_create(te, &d);
 }

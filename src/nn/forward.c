@@ -8,13 +8,15 @@ TE_API te_module_forward_fn te_module_set_forward(te_module *m, te_module_forwar
 }
 
 /* The outputs as a list, for code that treats all of them alike. */
-enum { TE__OUTPUTS = 5 };
+enum { TE__OUTPUTS = 7 };
 static void te__outputs_list(const te_outputs *y, te_tensor *list[TE__OUTPUTS]) {
     list[0] = y->out;
     list[1] = y->bias;
     list[2] = y->ln_out;
     list[3] = y->max_logit;
     list[4] = y->m_splits;
+    list[5] = y->topk_indices;
+    list[6] = y->aux_loss;
 }
 static te_outputs te__outputs_of(te_tensor *const list[TE__OUTPUTS]) {
     te_outputs y;
@@ -23,6 +25,8 @@ static te_outputs te__outputs_of(te_tensor *const list[TE__OUTPUTS]) {
     y.ln_out = list[2];
     y.max_logit = list[3];
     y.m_splits = list[4];
+    y.topk_indices = list[5];
+    y.aux_loss = list[6];
     return y;
 }
 
@@ -68,7 +72,7 @@ static te_result te__module_run(te_module *m, te_forward_args *args) { return te
 /* ---- checkpoints ---- */
 
 /* A module's call as a checkpointed function. Its inputs are the tensors that the call gives, in the order of te__call_tensor. */
-enum { TE__FORWARD_TENSORS = 23 + TE_SCORE_MOD_AUX };
+enum { TE__FORWARD_TENSORS = 25 + TE_SCORE_MOD_AUX };
 typedef struct te__module_call {
     te_module *m;
     te_forward_args args;
@@ -104,11 +108,13 @@ static te_tensor **te__call_tensor(te__module_call *c, int i) {
     list[20] = &c->rotary_key.cu_seqlens;
     list[21] = &c->rotary.positions;
     list[22] = &c->rotary_key.positions;
+    list[23] = &c->args.topk_weights;
+    list[24] = &c->args.topk_indices;
     return list[i];
 }
 
 static te_result te__module_call_run(te_ctx *te, void *user, te_tensor *const *inputs, int num_inputs, te_tensor **outputs, int num_outputs) {
-    static const char *const names[TE__OUTPUTS] = {"out", "bias", "ln_out", "max_logit", "m_splits"};
+    static const char *const names[TE__OUTPUTS] = {"out", "bias", "ln_out", "max_logit", "m_splits", "topk_indices", "aux_loss"};
     te__module_call *c = (te__module_call *)user, call = *c;
     te_tensor *made[TE__OUTPUTS];
     te_result result;

@@ -360,6 +360,7 @@ static te_result te__act_backward(te_ctx *te, const void *state, te_tensor *cons
     args.activation = s->activation;
     args.limit = s->params.limit;
     args.alpha = s->params.alpha;
+    args.no_glu_linear_offset = s->params.no_glu_linear_offset;
     args.glu_interleave_size = s->params.glu_interleave_size;
     /* TransformerEngine quantizes, and sums up, the unrounded gradient of a plain activation under delayed scaling and MXFP8 (there, only sums). */
     args.rounded = s->params.glu_interleave_size == 0 && (gated || !s->quant.scaling || (s->quant.recipe.kind != TE_RECIPE_DELAYED && s->quant.recipe.kind != TE_RECIPE_MXFP8));
@@ -387,6 +388,7 @@ static te_result te__act_backward(te_ctx *te, const void *state, te_tensor *cons
         again.activation = s->activation;
         again.limit = s->params.limit;
         again.alpha = s->params.alpha;
+        again.no_glu_linear_offset = s->params.no_glu_linear_offset;
         again.glu_interleave_size = s->params.glu_interleave_size;
         again.dx = out.plain = te__empty_like(x, x->dtype);
         result = out.plain ? te_op_act_bwd(te, &again) : te_error_code(te);
@@ -426,6 +428,7 @@ static te_tensor *te__activate(te_tensor *x, te_activation activation, const te_
         state.params = *params;
         args.limit = params->limit;
         args.alpha = params->alpha;
+        args.no_glu_linear_offset = params->no_glu_linear_offset;
         args.glu_interleave_size = params->glu_interleave_size;
     }
     if (spec && !out.plain) args.col = y->quantized->col.data;

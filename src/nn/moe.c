@@ -437,6 +437,10 @@ static te_tensor *te__route(const char *name, te_tensor *logits, const te_fused_
         te__fail(te, TE_ERR_INVALID, "%s: routing_map_format %d; TE_ROUTING_BYTEMAP (0) and TE_ROUTING_BITMAP_U8 (1) are possible", name, (int)d->routing_map_format);
         return NULL;
     }
+    if (d->expert_bias && d->score_function == TE_SCORE_SOFTMAX) {
+        te__fail(te, TE_ERR_INVALID, "%s: expert_bias with softmax; it goes with sigmoid and sqrtsoftplus scores", name);
+        return NULL;
+    }
     logits = te_tensor_contiguous(logits);
     if (!logits) return NULL;
     te__frame_begin(te);

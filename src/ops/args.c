@@ -238,6 +238,8 @@ enum {
 #define TE__ARGS_moe_mask_map(T, L) \
     T(routing_map, TE__IN | TE__AS_MASK) T(row_id_map, TE__OUT | TE__AS_I32) T(tokens_per_expert, TE__OUT | TE__AS_INDEX | TE__OPT)
 #define TE__ARGS_moe_index_map(T, L) T(experts, TE__IN | TE__AS_INDEX) T(row_id_map, TE__OUT | TE__AS_I32)
+#define TE__ARGS_moe_local_ids(T, L)                                                                                                  \
+    T(experts, TE__IN | TE__AS_INDEX) T(dropped, TE__IN | TE__AS_U8 | TE__OPT) T(local, TE__OUT | TE__AS_I32) T(tokens_per_expert, TE__OUT | TE__AS_INDEX)
 #define TE__ARGS_moe_chunk_map(T, L)                                                                                                  \
     T(sizes, TE__IN | TE__AS_INDEX) T(sorted_index, TE__IN | TE__AS_INDEX | TE__OPT) T(offsets, TE__IN | TE__AS_INDEX | TE__OPT)       \
         T(row_id_map, TE__OUT | TE__AS_I32)
@@ -252,10 +254,13 @@ enum {
     T(dy, TE__IN | TE__AS_FLOAT) T(x, TE__IN | TE__AS_FLOAT | TE__NEED(a->dprobs)) TE__ARGS_MOE_MAP(T) T(merging_probs, TE__IN | TE__AS_FLOAT)  \
         T(dx, TE__OUT | TE__AS_FLOAT | TE__OPT) T(dprobs, TE__OUT | TE__AS_FLOAT | TE__OPT)
 #define TE__ARGS_moe_router_fwd(T, L)                                                                                                          \
-    T(logits, TE__IN | TE__AS_FLOAT) T(expert_bias, TE__IN | TE__AS_FLOAT | TE__OPT) T(probs, TE__OUT | TE__AS_FLOAT)                          \
-        T(routing_map, TE__OUT | TE__AS_U8 | TE__OPT) T(routing_bits, TE__OUT | TE__AS_U8 | TE__OPT) T(topk_indices, TE__OUT | TE__AS_INDEX | TE__OPT)
+    T(logits, TE__IN | TE__AS_FLOAT) T(expert_bias, TE__IN | TE__AS_FLOAT | TE__OPT)                                                           \
+        T(probs, TE__OUT | TE__AS_FLOAT | TE__NEED(!a->topk_probs)) T(topk_probs, TE__OUT | TE__AS_FLOAT | TE__OPT)                            \
+        T(routing_map, TE__OUT | TE__AS_U8 | TE__OPT) T(routing_bits, TE__OUT | TE__AS_U8 | TE__OPT) T(topk_indices, TE__OUT | TE__AS_INDEX | TE__NEED(a->topk_probs))
 #define TE__ARGS_moe_router_bwd(T, L)                                                                                                          \
-    T(logits, TE__IN | TE__AS_FLOAT) T(routing_map, TE__IN | TE__AS_U8 | TE__NEED(!a->all_scores)) T(dprobs, TE__IN | TE__AS_FLOAT)            \
+    T(logits, TE__IN | TE__AS_FLOAT) T(routing_map, TE__IN | TE__AS_U8 | TE__NEED(!a->all_scores && !a->dtopk_probs))                          \
+        T(dprobs, TE__IN | TE__AS_FLOAT | TE__NEED(!a->dtopk_probs)) T(topk_indices, TE__IN | TE__AS_INDEX | TE__NEED(a->dtopk_probs))           \
+        T(dtopk_probs, TE__IN | TE__AS_FLOAT | TE__OPT) T(expert_bias, TE__IN | TE__AS_FLOAT | TE__NEED(a->bias_in_probs))                      \
         T(dlogits, TE__OUT | TE__AS_FLOAT)
 #define TE__ARGS_MOE_COUNTS(T) T(tokens_per_expert, TE__IN | TE__AS_INDEX | TE__AS_FLOAT) T(total_device, TE__IN | TE__AS_I64 | TE__OPT)
 #define TE__ARGS_moe_aux_loss_fwd(T, L) T(probs, TE__IN | TE__AS_FLOAT) TE__ARGS_MOE_COUNTS(T) T(loss, TE__OUT | TE__AS_FLOAT)

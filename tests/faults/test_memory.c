@@ -264,6 +264,17 @@ static void call_experts(te_ctx *te) {
     te_backward_dw(m[1]);
     for (int i = 0; i < 4; i++) te_module_destroy(m[i]);
 }
+/* Mixtures of NeMo Automodel: a gate with its loss and bias and shared experts, and GroupedLinears. */
+static void call_mixture(te_ctx *te, bool linears) {
+    te_moe_config c = {.n_routed_experts = 2, .n_activated_experts = 1, .n_shared_experts = !linears, .dim = 4, .moe_inter_dim = 2, .dtype = TE_F32, .score_func = TE_GATE_SIGMOID_WITH_BIAS,
+                       .expert_bias = true, .gate_bias_update_factor = linears ? 0 : 0.5f, .aux_loss_coeff = linears ? 0 : 0.5f};
+    te_module *m = te_moe_create(te, &c, &(te_moe_backend){.experts = linears ? TE_EXPERTS_TE : TE_EXPERTS_TORCH_MM, .dispatcher = linears ? TE_DISPATCHER_DEEPEP : TE_DISPATCHER_TORCH, .world_size = 2});
+    te_tensor *y = te_forward(m, te_tensor_normal(te, TE_F32, SHAPE(3, 4), 0, 1));
+    te_backward(te_sum_all(y));
+    if (!linears) te_gate_update_bias(te_module_find(m, "gate"), NULL);
+    if (linears) te_experts_set(m, TE_EXPERTS_DOWN_PROJS, te_experts_get(m, TE_EXPERTS_DOWN_PROJS));
+    te_module_destroy(m);
+}
 static void call_experts_again(te_ctx *te, void *arg) {
     (void)arg;
     for (bool again = true; again;) {
@@ -276,6 +287,22 @@ static void call_experts_again(te_ctx *te, void *arg) {
     }
 }
 TE_TEST(starved_experts) { starve(call_experts_again, NULL, 1, false); }
+static void call_mixture_again(te_ctx *te, void *arg) {
+    for (bool again = true; again;) {
+        te_scope_begin(te);
+        call_mixture(te, *(const bool *)arg);
+        te_scope_end(te);
+        CHECK(te_grad_enabled(te));
+        CHECK_EQ_INT(te_memory_get_stats(te).allocated, 0);
+        again = failed(te);
+    }
+}
+TE_TEST(starved_mixtures) {
+    for (int i = 0; i < 2; i++) {
+        bool linears = i;
+        starve(call_mixture_again, &linears, 1, false);
+    }
+}
 
 /* Attention with lengths from a mask, a packed tensor and a learnable offset, recorded; and two steps of decoding with a cache in pages, in the second of
  * which one sequence has ended. */

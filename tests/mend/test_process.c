@@ -241,11 +241,12 @@ TE_TEST(p13_every_creator_refuses_a_null_desc) {
                                         "te_dot_product_attention_create", "te_multihead_attention_create", "te_transformer_layer_create", "te_embedding_create",
                                         "te_quantizer_create", "te_group_create", "te_activation_create", "te_bias_create", "te_constant_scale_create", "te_dropout_create",
                                         "te_l2normalization_create", "te_inference_params_create", "te_module_create", "te_thread_group_create",
-                                        "te_float32_rms_norm_create"};
+                                        "te_float32_rms_norm_create", "te_gate_create", "te_fake_balanced_gate_create", "te_grouped_experts_create",
+                                        "te_grouped_experts_deepep_create", "te_grouped_experts_te_create", "te_moe_create"};
     /* Those to which NULL is a default, or that have no desc. */
     static const char *const others[] = {"te_ctx_create", "te_fused_adam_create", "te_fused_sgd_create", "te_thread_hub_create", "te_sequential_create", "te_identity_create",
                                          "te_grad_scaler_create"};
-    static const char *const chapters[] = {"context", "tensor", "autograd", "ops", "dist", "quant", "functions", "module", "nn", "inference", "train", "graph", "io", "backend", "report"};
+    static const char *const chapters[] = {"context", "tensor", "autograd", "ops", "dist", "quant", "functions", "module", "nn", "inference", "train", "graph", "io", "backend", "experts", "report"};
 #define NULL_TWICE(i, name)                                                  \
     CHECK(!name(NULL, NULL));                                                \
     CHECK(!name(te, NULL));                                                  \
@@ -273,6 +274,20 @@ TE_TEST(p13_every_creator_refuses_a_null_desc) {
     CHECK_ERROR(te, TE_ERR_INVALID, "te_initialize_linear_module: desc is NULL");
     CHECK(!te_initialize_rms_norm_module(NULL, NULL) && !te_initialize_rms_norm_module(te, NULL));
     CHECK_ERROR(te, TE_ERR_INVALID, "te_initialize_rms_norm_module: desc is NULL");
+    const te_moe_config one = {.n_routed_experts = 1, .n_activated_experts = 1, .dim = 1, .moe_inter_dim = 1};
+#define NULL_CONFIG(name)                                                    \
+    CHECK(!name(NULL, NULL, NULL) && !name(te, NULL, &(te_moe_backend){0})); \
+    CHECK_ERROR(te, TE_ERR_INVALID, #name ": desc is NULL");                 \
+    CHECK(!name(te, &one, NULL));                                            \
+    CHECK_ERROR(te, TE_ERR_INVALID, #name ": desc is NULL")
+    NULL_CONFIG(te_grouped_experts_create);
+    NULL_CONFIG(te_grouped_experts_deepep_create);
+    NULL_CONFIG(te_grouped_experts_te_create);
+    NULL_CONFIG(te_moe_create);
+    CHECK(!te_gate_create(NULL, NULL, TE_F32, NULL) && !te_gate_create(te, NULL, TE_F32, NULL));
+    CHECK_ERROR(te, TE_ERR_INVALID, "te_gate_create: desc is NULL");
+    CHECK(!te_fake_balanced_gate_create(NULL, NULL, 0, 0) && !te_fake_balanced_gate_create(te, NULL, 0, 0));
+    CHECK_ERROR(te, TE_ERR_INVALID, "te_fake_balanced_gate_create: desc is NULL");
     CHECK(!te_module_create(NULL, NULL, NULL) && !te_module_create(te, NULL, NULL));
     CHECK_ERROR(te, TE_ERR_INVALID, "te_module_create: cls is NULL");
     CHECK(!te_initialize_attn_module(NULL, TE_ATTN_TE, NULL) && !te_initialize_attn_module(te, TE_ATTN_TE, NULL));

@@ -614,21 +614,26 @@ TE_TEST_DEVICES(act_interleaved_halves) {
 TE_TEST_DEVICES(activate_takes_parameters) {
     enum { M = 5, N = 12 };
     const float *x = test_normal(M * 2 * N, 5), *dy = test_normal(M * N, 6);
-    const te_activation_params params = {.limit = 0.75f, .alpha = 1.25f, .glu_interleave_size = 4};
-    te_tensor *in = te_tensor_set_requires_grad(test_tensor(te, TE_F32, SHAPE(M, 2 * N), x), true);
-    te_tensor *y = te_activate(in, TE_CLAMPED_SWIGLU, &params);
-    te_backward_from(y, test_tensor(te, TE_F32, SHAPE(M, N), dy));
-    REQUIRE_OK(te);
-    float *want = test_floats(M * N), *dx = test_floats(M * 2 * N);
-    for (int i = 0; i < M * N; i++) {
-        int64_t a = i / N * 2 * N + interleaved(N, 4, 0, i % N), b = i / N * 2 * N + interleaved(N, 4, 1, i % N);
-        double u = fmin((double)x[a], 0.75), v = fmin(fmax((double)x[b], -0.75), 0.75) + 1, s = 1 / (1 + exp(-1.25 * u));
-        want[i] = (float)(u * s * v);
-        dx[a] = x[a] <= 0.75f ? (float)((double)dy[i] * (s + 1.25 * u * s * (1 - s)) * v) : 0;
-        dx[b] = fabsf(x[b]) <= 0.75f ? (float)((double)dy[i] * u * s) : 0;
+    for (int offset = 0; offset < 2; offset++) {
+        const te_activation_params params = {.limit = 0.75f, .alpha = 1.25f, .no_glu_linear_offset = !offset, .glu_interleave_size = 4};
+        te_tensor *in = te_tensor_set_requires_grad(test_tensor(te, TE_F32, SHAPE(M, 2 * N), x), true);
+        te_tensor *y = te_activate(in, TE_CLAMPED_SWIGLU, &params);
+        te_backward_from(y, test_tensor(te, TE_F32, SHAPE(M, N), dy));
+        REQUIRE_OK(te);
+        float *want = test_floats(M * N), *dx = test_floats(M * 2 * N);
+        for (int i = 0; i < M * N; i++) {
+            int64_t a = i / N * 2 * N + interleaved(N, 4, 0, i % N), b = i / N * 2 * N + interleaved(N, 4, 1, i % N);
+            double u = fmin((double)x[a], 0.75), v = fmin(fmax((double)x[b], -0.75), 0.75) + offset, s = 1 / (1 + exp(-1.25 * u));
+            want[i] = (float)(u * s * v);
+            dx[a] = x[a] <= 0.75f ? (float)((double)dy[i] * (s + 1.25 * u * s * (1 - s)) * v) : 0;
+            dx[b] = fabsf(x[b]) <= 0.75f ? (float)((double)dy[i] * u * s) : 0;
+        }
+        CHECK_TENSOR(y, want, 1e-5, 1e-6); /* the GPU's sigmoid is off by a few units in the last place */
+        CHECK_TENSOR(te_tensor_grad(in), dx, 1e-5, 1e-6);
     }
-    CHECK_TENSOR(y, want, 1e-5, 1e-6); /* the GPU's sigmoid is off by a few units in the last place */
-    CHECK_TENSOR(te_tensor_grad(in), dx, 1e-5, 1e-6);
+    te_tensor *zeros = te_tensor_zeros(te, TE_F32, SHAPE(M, 2 * N));
+    CHECK(!te_activate(zeros, TE_SWIGLU, &(te_activation_params){.no_glu_linear_offset = true}));
+    CHECK_ERROR(te, TE_ERR_INVALID, "no_glu_linear_offset with activation 8");
 }
 
 TE_TEST(act_interleaving_refused) {

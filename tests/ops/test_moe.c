@@ -103,6 +103,40 @@ static te_tensor *index_tensor_of(te_ctx *te, te_dtype dtype, int64_t n, const i
     return te_tensor_from_host(te, dtype, SHAPE(n), dtype == TE_I64 ? (const void *)values : (const void *)narrow);
 }
 
+/* Places of experts on a rank, and their counts; Automodel's vectors among them: from 4 of 8 on each gets one; padding counts for nobody; nobody at all. */
+TE_TEST_DEVICES(moe_local_ids) {
+    const int64_t sizes[][4] = {{4, 2, 4, 4}, {0, 2, 0, 3}, {5, 1, 7, 1}, {1000, 3, 2, 5}, {700, 8, 0, 256}}; /* tokens, topk, first, count */
+    for (int i = 0; i < COUNT(sizes) * 2; i++) {
+        int64_t tokens = sizes[i / 2][0], topk = sizes[i / 2][1], first = sizes[i / 2][2], count = sizes[i / 2][3], n = tokens * topk, bad = 0;
+        test_case("T=%lld topk=%lld first=%lld count=%lld", (long long)tokens, (long long)topk, (long long)first, (long long)count);
+        int64_t *id = test_integers(n + 1, 3, -2, first + count + 3), want[256] = {0};
+        uint8_t *dropped = (uint8_t *)test_alloc((size_t)tokens + 1);
+        for (int64_t t = 0; t < tokens; t++) dropped[t] = t % 3 == 1;
+        if (i < 2) memcpy(id, (const int64_t[]){0, 4, 1, 5, 2, 6, 3, 7}, 64);
+        te_tensor *local = test_guarded(te, TE_I32, SHAPE(tokens, topk)), *counts = test_guarded(te, i % 2 ? TE_I32 : TE_I64, SHAPE(count));
+        te_op_moe_local_ids_args a = {.experts = te_tensor_view(index_tensor_of(te, i % 2 ? TE_I64 : TE_I32, n, id), SHAPE(tokens, topk)), .local = local, .tokens_per_expert = counts, .first = first, .count = count};
+        if (i % 2) a.dropped = te_tensor_from_host(te, TE_U8, SHAPE(tokens), dropped);
+        te_op_moe_local_ids(te, &a);
+        REQUIRE_OK(te);
+        float *got = test_read(local), *sum = test_read(counts);
+        for (int64_t k = 0; k < n; k++) {
+            int64_t e = id[k] - first;
+            if (e < 0 || e >= count || (i % 2 && dropped[k / topk])) e = -1;
+            else want[e]++;
+            bad += got[k] != e;
+        }
+        for (int64_t e = 0; e < count; e++) bad += sum[e] != want[e];
+        CHECK_EQ_INT(bad, 0);
+        if (i == 0) CHECK(want[0] == 1 && want[1] == 1 && want[2] == 1 && want[3] == 1);
+    }
+    te_op_moe_local_ids_args a = {.experts = te_tensor_zeros(te, TE_I32, SHAPE(2, 2)), .local = te_tensor_zeros(te, TE_I32, SHAPE(2, 2)), .tokens_per_expert = te_tensor_zeros(te, TE_I32, SHAPE(3)), .count = 4};
+    te_op_moe_local_ids(te, &a);
+    CHECK_ERROR(te, TE_ERR_SHAPE, "tokens_per_expert is [3]; 4 elements");
+    a.count = 0;
+    te_op_moe_local_ids(te, &a);
+    CHECK_ERROR(te, TE_ERR_INVALID, "0 experts from number 0 on");
+}
+
 TE_TEST_DEVICES(moe_splits_and_chunks) {
     const int64_t sizes[] = {3, 0, 5, -2, 1, 16, 0}, order[] = {4, 2, 0, 6, 5, 1, 3};
     enum { N = COUNT(sizes), T = 30 /* five rows are in no chunk */ };

@@ -58,20 +58,20 @@ TE_ACT_CALL float te_act(int act, float x, float *slope) {
 }
 
 // f(a) b.
-TE_ACT_CALL float te_act_gate(int act, float a, float b, float limit, float alpha) {
+TE_ACT_CALL float te_act_gate(int act, float a, float b, float limit, float alpha, float offset) {
     float slope;
     if (act != TE_CLAMPED_SWIGLU) return te_act(act, a, &slope) * b;
     a = fminf(a, limit);
-    return a * te_act_sigmoid2(-TE_LOG2E * alpha * a) * (fminf(fmaxf(b, -limit), limit) + 1.0f);
+    return a * te_act_sigmoid2(-TE_LOG2E * alpha * a) * (fminf(fmaxf(b, -limit), limit) + offset);
 }
-TE_ACT_CALL void te_act_gate_grad(int act, float a, float b, float dy, float limit, float alpha, float *da, float *db) {
+TE_ACT_CALL void te_act_gate_grad(int act, float a, float b, float dy, float limit, float alpha, float offset, float *da, float *db) {
     if (act != TE_CLAMPED_SWIGLU) {
         float slope, f = te_act(act, a, &slope);
         *da = dy * slope * b;
         *db = dy * f;
         return;
     }
-    float c = fminf(a, limit), d = fminf(fmaxf(b, -limit), limit) + 1.0f, s = te_act_sigmoid2(-TE_LOG2E * alpha * c);
+    float c = fminf(a, limit), d = fminf(fmaxf(b, -limit), limit) + offset, s = te_act_sigmoid2(-TE_LOG2E * alpha * c);
     *da = a <= limit ? dy * (s + alpha * c * s * (1.0f - s)) * d : 0.0f;
     *db = b >= -limit && b <= limit ? dy * c * s : 0.0f;
 }

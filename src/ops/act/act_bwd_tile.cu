@@ -73,7 +73,7 @@ extern "C" __global__ void __launch_bounds__(256, BLOCKS) te_act_bwd_tile(const 
         for (int k = 0; k < 8; k++) {
             float g = te_raw_get(dy[r], k), u = te_raw_get(x[r], k);
             if (gated) {
-                te_act_gate_grad(ACT, u, te_raw_get(gate[r], k), g, a.limit, a.alpha, &dx[0][k], &dx[halves - 1][k]);
+                te_act_gate_grad(ACT, u, te_raw_get(gate[r], k), g, a.limit, a.alpha, a.offset, &dx[0][k], &dx[halves - 1][k]);
             } else {
                 te_act(ACT, u, &dx[0][k]);
                 dx[0][k] *= g;

@@ -60,7 +60,7 @@ extern "C" __global__ void __launch_bounds__(256) te_act_fwd(const __grid_consta
 #pragma unroll
             for (int j = 0; j < 8; j++) {
                 float u = te_raw_get(x[k], j);
-                y[j] = te_act_gated(ACT) ? te_act_gate(ACT, u, te_raw_get(x[1], j), a.limit, a.alpha) : te_act(ACT, u, &slope);
+                y[j] = te_act_gated(ACT) ? te_act_gate(ACT, u, te_raw_get(x[1], j), a.limit, a.alpha, a.offset) : te_act(ACT, u, &slope);
             }
             if (a.amax) {
 #pragma unroll
@@ -84,7 +84,7 @@ extern "C" __global__ void __launch_bounds__(256) te_act_fwd(const __grid_consta
             if (te_act_gated(a.act)) {
                 te_i64 at = te_act_at(row, column, a.n, a.block);
                 float u = te_load(a.x, at, a.x_dt), g = te_load(a.x, at + a.block, a.x_dt);
-                y = te_act_gate(a.act, u, g, a.limit, a.alpha);
+                y = te_act_gate(a.act, u, g, a.limit, a.alpha, a.offset);
             } else {
                 y = te_act(a.act, te_load(a.x, row * a.n + column, a.x_dt), &slope);
             }

@@ -45,7 +45,7 @@ extern "C" __global__ void __launch_bounds__(256) te_act_fwd_tile(const __grid_c
 #pragma unroll te_act_unroll
         for (int k = 0; k < 8; k++) {
             float u = te_raw_get(x[r], k);
-            y[k] = te_act_gated(ACT) ? te_act_gate(ACT, u, te_raw_get(gate[r], k), a.limit, a.alpha) : te_act(ACT, u, &slope);
+            y[k] = te_act_gated(ACT) ? te_act_gate(ACT, u, te_raw_get(gate[r], k), a.limit, a.alpha, a.offset) : te_act(ACT, u, &slope);
             largest = fmaxf(largest, fabsf(y[k]));
             y[k] *= scale;
             if (r >= rows || k >= cols) y[k] = 0.0f; // also when the scale is NaN

@@ -46,7 +46,7 @@ typedef struct te__act_job {
     const te_op_act_fwd_args *fwd; /* the one or the other */
     const te_op_act_bwd_args *bwd;
     te_activation act;
-    float limit, alpha, scale;
+    float limit, alpha, offset, scale;
     bool gated, quantized;
     const te_tensor *x;
     te_tensor *out, *col, *dbias;
@@ -64,7 +64,7 @@ static void te__act_values(const te__act_job *j, const float *gate, int64_t coun
     if (j->act == TE_CLAMPED_SWIGLU)
         for (k = 0; k < count; k++) {
             float c = fminf(u[k], j->limit);
-            u[k] = c * te__act_sigmoid(j->alpha * c) * (te__act_clamp(gate[k], j->limit) + 1.0f);
+            u[k] = c * te__act_sigmoid(j->alpha * c) * (te__act_clamp(gate[k], j->limit) + j->offset);
         }
     else if (j->gated)
         for (k = 0; k < count; k++) u[k] = te__act_one(j->act, u[k], &slope) * gate[k];
@@ -77,7 +77,7 @@ static void te__act_slopes(const te__act_job *j, const float *dy, int64_t count,
     int64_t k;
     if (j->act == TE_CLAMPED_SWIGLU)
         for (k = 0; k < count; k++) {
-            float c = fminf(u[k], j->limit), d = te__act_clamp(gate[k], j->limit) + 1.0f, s = te__act_sigmoid(j->alpha * c);
+            float c = fminf(u[k], j->limit), d = te__act_clamp(gate[k], j->limit) + j->offset, s = te__act_sigmoid(j->alpha * c);
             bool inside = gate[k] >= -j->limit && gate[k] <= j->limit;
             u[k] = u[k] <= j->limit ? dy[k] * (s + j->alpha * c * s * (1.0f - s)) * d : 0.0f;
             gate[k] = inside ? dy[k] * c * s : 0.0f;
@@ -229,6 +229,7 @@ static te_result te__cpu_act_fwd(te_ctx *te, const te_op_act_fwd_args *a) {
     job.act = a->activation;
     job.limit = a->limit;
     job.alpha = a->alpha;
+    job.offset = a->no_glu_linear_offset ? 0.0f : 1.0f;
     job.gated = te_activation_is_gated(a->activation);
     job.x = a->x;
     job.out = a->y;
@@ -245,6 +246,7 @@ static te_result te__cpu_act_bwd(te_ctx *te, const te_op_act_bwd_args *a) {
     job.act = a->activation;
     job.limit = a->limit;
     job.alpha = a->alpha;
+    job.offset = a->no_glu_linear_offset ? 0.0f : 1.0f;
     job.gated = te_activation_is_gated(a->activation);
     job.x = a->x;
     job.out = a->dx;

@@ -54,6 +54,7 @@ static te_result te__cuda_plan_act_fwd(te__plan *p, const te_op_act_fwd_args *a)
     k->block = block;
     k->limit = a->limit;
     k->alpha = a->alpha;
+    k->offset = a->no_glu_linear_offset ? 0.0f : 1.0f;
     k->x_dt = a->x->dtype;
     k->y_dt = y->dtype;
     k->act = a->activation;
@@ -114,6 +115,7 @@ static te_result te__cuda_plan_act_bwd(te__plan *p, const te_op_act_bwd_args *a)
         k->block = block;
         k->limit = a->limit;
         k->alpha = a->alpha;
+        k->offset = a->no_glu_linear_offset ? 0.0f : 1.0f;
         k->dy_dt = a->dy->dtype;
         k->x_dt = a->x->dtype;
         k->dx_dt = dx->dtype;

@@ -17,7 +17,7 @@ typedef struct te__act_fwd_kargs {
     long long block;         /* gated: columns of x that come from one half before those of the other; n: one half behind the other */
     unsigned tiles_n;        /* of act_fwd_tile: tiles along n */
     te__act_divisor divisor; /* of act_fwd with options: by ld */
-    float limit, alpha;
+    float limit, alpha, offset;
     int x_dt, y_dt, act;
     int vector_x;   /* all rows of x, and of its halves, start at multiples of 16 bytes */
     int vector_y;   /* rows of y start at multiples of 16 bytes, of 8 if it is FP8 */
@@ -36,7 +36,7 @@ typedef struct te__act_bwd_kargs {
     long long block;         /* as forward */
     unsigned tiles_n;        /* of act_bwd_tile: tiles along n */
     te__act_divisor divisor; /* of act_bwd with options: by n */
-    float limit, alpha;
+    float limit, alpha, offset;
     int dy_dt, x_dt, dx_dt, act;
     int rounded;    /* of act_bwd_tile: dx is rounded to x's format first */
     int vector_x;   /* all rows of dy and x, and of its halves, start at multiples of 16 bytes */

@@ -2,9 +2,11 @@
 
 TE_API bool te_activation_is_gated(te_activation activation) { return activation >= TE_GEGLU && activation <= TE_CLAMPED_SWIGLU; }
 
-static te_result te__check_activation(te_ctx *te, const char *op, te_activation act, float *limit, float *alpha) {
+static te_result te__check_activation(te_ctx *te, const char *op, te_activation act, float *limit, float *alpha, bool no_offset) {
     if ((int)act < (int)TE_GELU || (int)act > (int)TE_CLAMPED_SWIGLU)
         return te__fail(te, TE_ERR_INVALID, "%s: activation is %d; TE_GELU (1) to TE_CLAMPED_SWIGLU (12) are possible", op, (int)act);
+    if (no_offset && act != TE_CLAMPED_SWIGLU)
+        return te__fail(te, TE_ERR_INVALID, "%s: no_glu_linear_offset with activation %d; TE_CLAMPED_SWIGLU (%d) alone has an offset: leave it false", op, (int)act, (int)TE_CLAMPED_SWIGLU);
     if (*limit == 0.0f) *limit = 7.0f;
     if (*alpha == 0.0f) *alpha = 1.702f;
     if (!(*limit > 0.0f)) return te__fail(te, TE_ERR_INVALID, "%s: limit is %g; it must be positive", op, (double)*limit);
@@ -26,7 +28,7 @@ static te_result te__check_interleave(te_ctx *te, const char *op, te_activation 
 static te_result te__check_act_fwd(te_ctx *te, te_op_act_fwd_args *a) {
     char text[TE__SHAPE_TEXT];
     int64_t n = te__cols(a->x);
-    te_result r = te__check_activation(te, "act_fwd", a->activation, &a->limit, &a->alpha);
+    te_result r = te__check_activation(te, "act_fwd", a->activation, &a->limit, &a->alpha, a->no_glu_linear_offset);
     if (r != TE_OK) return r;
     if (te_activation_is_gated(a->activation)) {
         if (n % 2)
@@ -40,7 +42,7 @@ static te_result te__check_act_fwd(te_ctx *te, te_op_act_fwd_args *a) {
 
 static te_result te__check_act_bwd(te_ctx *te, te_op_act_bwd_args *a) {
     int64_t n = te__cols(a->dy);
-    te_result r = te__check_activation(te, "act_bwd", a->activation, &a->limit, &a->alpha);
+    te_result r = te__check_activation(te, "act_bwd", a->activation, &a->limit, &a->alpha, a->no_glu_linear_offset);
     if (r == TE_OK) r = te__want_matrix(te, "act_bwd", "x", a->x, te__rows(a->dy), te_activation_is_gated(a->activation) ? 2 * n : n, "dy", a->dy);
     if (r == TE_OK)
         r = te__check_interleave(te, "act_bwd", a->activation, n, &a->glu_interleave_size,

@@ -73,6 +73,19 @@ static te_result te__cpu_moe_index_map(te_ctx *te, const te_op_moe_index_map_arg
     return TE_OK;
 }
 
+static te_result te__cpu_moe_local_ids(te_ctx *te, const te_op_moe_local_ids_args *a) {
+    int64_t n = te__numel(a->experts), topk = te__max(1, te__cols(a->experts)), i, e;
+    const uint8_t *dropped = (const uint8_t *)te__data(a->dropped);
+    (void)te;
+    for (e = 0; e < a->count; e++) te__store_index(a->tokens_per_expert, e, 0);
+    for (i = 0; i < n; i++) {
+        e = te__load_index(te__data(a->experts), a->experts->dtype, i) - a->first;
+        if (e < 0 || e >= a->count || (dropped && dropped[i / topk])) e = -1;
+        ((int32_t *)te__data(a->local))[i] = (int32_t)e;
+        if (e >= 0) te__store_index(a->tokens_per_expert, e, te__load_index(te__data(a->tokens_per_expert), a->tokens_per_expert->dtype, e) + 1);
+    }
+    return TE_OK;
+}
 static te_result te__cpu_moe_chunk_map(te_ctx *te, const te_op_moe_chunk_map_args *a) {
     int64_t n = te__numel(a->sizes), tokens = te__numel(a->row_id_map), i, k, t = 0;
     const void *sizes = te__data(a->sizes);

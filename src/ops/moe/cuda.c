@@ -50,6 +50,34 @@ static te_result te__cuda_plan_moe_mask_map(te__plan *p, const te_op_moe_mask_ma
     return TE_OK;
 }
 
+static te_result te__cuda_plan_moe_local_ids(te__plan *p, const te_op_moe_local_ids_args *a) {
+    te__moe_local_kargs k = TE_ZERO;
+    te__moe_map_kargs scan = TE_ZERO;
+    te__launch *l;
+    k.items = (unsigned)te__numel(a->experts);
+    k.topk = (unsigned)te__max(1, te__cols(a->experts));
+    k.experts = te__data(a->experts);
+    k.experts_dt = a->experts->dtype;
+    k.dropped = (const unsigned char *)te__data(a->dropped);
+    k.local = (int *)te__data(a->local);
+    k.first = a->first;
+    k.count = (int)a->count;
+    scan.experts = a->count;
+    scan.chunks = te__div_up((int64_t)k.items, TE__MOE_SORT_CHUNK);
+    scan.counts = k.counts = (int *)te__plan_workspace(p, te__max(1, scan.experts * scan.chunks) * 4);
+    scan.counts_out = te__data(a->tokens_per_expert);
+    scan.counts_dt = a->tokens_per_expert->dtype;
+    if (k.items) {
+        l = te__plan_launch(p, "moe", "moe_local_ids");
+        te__launch_size(l, scan.chunks, 1, 1, 256, (int)(4 * a->count));
+        *TE__KARGS(p, l, te__moe_local_kargs) = k;
+    }
+    l = te__plan_launch(p, "moe", "moe_scan");
+    te__launch_size(l, 1, 1, 1, 1024, 0);
+    *TE__KARGS(p, l, te__moe_map_kargs) = scan;
+    te__plan_why(p, "copies are counted by chunks, then added up");
+    return TE_OK;
+}
 static te_result te__cuda_plan_moe_index_map(te__plan *p, const te_op_moe_index_map_args *a) {
     te__moe_sort_kargs k = TE_ZERO;
     te__moe_map_kargs scan = TE_ZERO;
@@ -251,17 +279,22 @@ static te_result te__cuda_plan_moe_router_fwd(te__plan *p, const te_op_moe_route
     k.map = (unsigned char *)te__data(a->routing_map);
     k.bits = (unsigned char *)te__data(a->routing_bits);
     k.indices = te__data(a->topk_indices);
+    k.topk_probs = te__data(a->topk_probs);
     k.scaling = a->scaling_factor;
     k.experts = (int)te__cols(a->logits);
     k.topk = a->topk;
     k.groups = a->num_groups;
     k.group_topk = a->group_topk;
+    k.group_best = a->group_best;
     k.score = a->score_function;
     k.pre_softmax = a->use_pre_softmax;
     k.all_scores = a->all_scores;
     k.logits_dt = a->logits->dtype;
     k.bias_dt = a->expert_bias ? a->expert_bias->dtype : TE_DTYPE_NONE;
-    k.probs_dt = a->probs->dtype;
+    k.normalise = a->norm_topk_prob == TE_ON;
+    k.biased = a->bias_in_probs;
+    k.probs_dt = a->probs ? a->probs->dtype : TE_DTYPE_NONE;
+    k.topk_probs_dt = a->topk_probs ? a->topk_probs->dtype : TE_DTYPE_NONE;
     k.indices_dt = a->topk_indices ? a->topk_indices->dtype : TE_DTYPE_NONE;
     te__plan_moe_router(p, "moe_router_fwd", &k, 9 * (int64_t)k.experts + 5 * (int64_t)k.groups);
     return TE_OK;
@@ -272,7 +305,9 @@ static te_result te__cuda_plan_moe_router_bwd(te__plan *p, const te_op_moe_route
     if (k.tokens == 0) return TE_OK;
     k.logits = te__data(a->logits);
     k.probs = te__data(a->dlogits);
-    k.dprobs = te__data(a->dprobs);
+    k.dprobs = te__data(a->dtopk_probs ? a->dtopk_probs : a->dprobs);
+    k.indices = a->dtopk_probs ? te__data(a->topk_indices) : NULL;
+    k.bias = te__data(a->expert_bias);
     k.map = (unsigned char *)te__data(a->routing_map);
     k.scaling = a->scaling_factor;
     k.experts = (int)te__cols(a->logits);
@@ -282,8 +317,12 @@ static te_result te__cuda_plan_moe_router_bwd(te__plan *p, const te_op_moe_route
     k.all_scores = a->all_scores;
     k.logits_dt = a->logits->dtype;
     k.probs_dt = a->dlogits->dtype;
-    k.dprobs_dt = a->dprobs->dtype;
-    te__plan_moe_router(p, "moe_router_bwd", &k, 4 * (int64_t)k.experts);
+    k.normalise = a->norm_topk_prob == TE_ON;
+    k.biased = a->bias_in_probs;
+    k.bias_dt = a->expert_bias ? a->expert_bias->dtype : TE_DTYPE_NONE;
+    k.indices_dt = a->dtopk_probs ? a->topk_indices->dtype : TE_DTYPE_NONE;
+    k.dprobs_dt = a->dtopk_probs ? a->dtopk_probs->dtype : a->dprobs->dtype;
+    te__plan_moe_router(p, "moe_router_bwd", &k, 9 * (int64_t)k.experts);
     return TE_OK;
 }
 

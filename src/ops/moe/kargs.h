@@ -24,6 +24,16 @@ typedef struct te__moe_map_kargs {
     int routing_dt, counts_dt;
 } te__moe_map_kargs;
 
+typedef struct te__moe_local_kargs {
+    const void *experts;          /* [items] */
+    const unsigned char *dropped; /* [items / topk], or NULL */
+    int *local;                   /* [items] */
+    int *counts;                  /* [count, chunks] */
+    long long first;
+    unsigned items, topk;
+    int count, experts_dt;
+} te__moe_local_kargs;
+
 /* A pass orders items by eight bits of their key, and keeps the order of equal ones. */
 typedef struct te__moe_sort_kargs {
     const void *experts;             /* [items]: the keys, where `from` is NULL */
@@ -76,16 +86,17 @@ typedef struct te__moe_sum_kargs {
 
 typedef struct te__moe_router_kargs {
     const void *logits, *bias; /* [tokens, experts], [experts] or NULL */
-    void *probs;               /* [tokens, experts]; of the backward pass: dlogits */
-    const void *dprobs;        /* [tokens, experts] */
+    void *probs;               /* [tokens, experts], or NULL; of the backward pass: dlogits */
+    void *topk_probs;          /* [tokens, topk], or NULL */
+    const void *dprobs;        /* [tokens, experts], or with indices [tokens, topk] */
     unsigned char *map, *bits; /* [tokens, experts], [tokens, experts / 8 up]; may be NULL; of the backward pass: read */
-    void *indices;             /* [tokens, topk], or NULL */
+    void *indices;             /* [tokens, topk], or NULL; of the backward pass: read */
     long long tokens;
     float scaling;
-    int experts, topk, groups, group_topk;
+    int experts, topk, groups, group_topk, group_best;
     int score;                 /* te_score_function */
-    int pre_softmax, all_scores;
-    int logits_dt, bias_dt, probs_dt, dprobs_dt, indices_dt;
+    int pre_softmax, all_scores, normalise, biased; /* biased: the bias is a part of the probabilities */
+    int logits_dt, bias_dt, probs_dt, topk_probs_dt, dprobs_dt, indices_dt;
 } te__moe_router_kargs;
 
 typedef struct te__moe_loss_kargs {

@@ -50,6 +50,22 @@ TE_DEV_CALL float te_expert_choose(const float *key, te_u8 *taken, int n, int co
     return sum;
 }
 
+// Scores become probabilities: of the experts that `taken` marks, 0 elsewhere; or of all.
+TE_DEV_CALL void te_expert_finish(const te__moe_router_kargs &a, float *score, const te_u8 *taken, int n) {
+    int lane = threadIdx.x & 31;
+    float sum = 0.0f;
+    TE_LOOP
+    for (int e = lane; e < n; e += 32) {
+        float v = taken && !taken[e] ? 0.0f : score[e] + (a.biased ? te_get(a.bias, e, a.bias_dt) : 0.0f);
+        score[e] = v;
+        sum += v;
+    }
+    sum = te_warp_sum(sum) + 1e-20f;
+    if (!a.normalise) sum = 1.0f;
+    TE_LOOP
+    for (int e = lane; e < n; e += 32) score[e] = score[e] / sum * a.scaling;
+}
+
 extern "C" __global__ void te_moe_router_fwd(const __grid_constant__ te__moe_router_kargs a) {
     te_follow();
     extern __shared__ __align__(16) float shared[];
@@ -58,29 +74,23 @@ extern "C" __global__ void te_moe_router_fwd(const __grid_constant__ te__moe_rou
     te_u8 *taken = (te_u8 *)(shared + warps * (2 * n + a.groups)) + warp * (n + a.groups), *open = taken + n;
     te_i64 t = (te_i64)blockIdx.x * warps + warp;
     bool softmax = a.score == TE_SCORE_SOFTMAX, over_all = a.pre_softmax || a.all_scores;
-    float sum = 0.0f;
     if (t >= a.tokens) return;
 
     TE_LOOP
     for (int e = lane; e < n; e += 32) {
         float x = te_get(a.logits, t * n + e, a.logits_dt);
         score[e] = softmax ? x : te_expert_score(a.score, x);
-        sum += score[e];
     }
     if (softmax && over_all) te_expert_softmax(score, nullptr, n, score);
-    if (!softmax && a.all_scores) {
-        sum = te_warp_sum(sum) + 1e-20f;
-        TE_LOOP
-        for (int e = lane; e < n; e += 32) score[e] = score[e] / sum;
-    }
+    if (a.all_scores) te_expert_finish(a, score, nullptr, n);
     TE_LOOP
     for (int e = lane; e < n; e += 32) {
-        float k = score[e] + (a.bias ? te_get(a.bias, e, a.bias_dt) : 0.0f);
+        float k = score[e] + (a.bias && !a.all_scores ? te_get(a.bias, e, a.bias_dt) : 0.0f);
         key[e] = k == k ? k : -TE_INF;
     }
     __syncwarp();
     if (a.group_topk) {
-        int size = n / a.groups, best = a.topk / a.group_topk < size ? a.topk / a.group_topk : size;
+        int size = n / a.groups, best = a.group_best < size ? a.group_best : size;
         TE_LOOP
         for (int g = 0; g < a.groups; g++) {
             float w = te_expert_choose(key + g * size, taken, size, best, nullptr, 0, 0);
@@ -95,20 +105,15 @@ extern "C" __global__ void te_moe_router_fwd(const __grid_constant__ te__moe_rou
     }
     te_expert_choose(key, taken, n, a.topk, a.indices, a.indices_dt, t * a.topk);
     if (softmax && !over_all) te_expert_softmax(score, taken, n, score);
-    sum = 0.0f;
-    TE_LOOP
-    for (int e = lane; e < n; e += 32) sum += taken[e] ? score[e] : 0.0f;
-    sum = te_warp_sum(sum) + 1e-20f;
+    if (!a.all_scores) te_expert_finish(a, score, taken, n);
     TE_LOOP
     for (int e = lane; e < n; e += 32) {
-        float v = score[e];
-        if (!a.all_scores) {
-            if (!softmax && a.topk > 1) v = v / sum;
-            v = taken[e] ? v * a.scaling : 0.0f;
-        }
-        te_put(a.probs, t * n + e, a.probs_dt, v);
+        if (a.probs) te_put(a.probs, t * n + e, a.probs_dt, score[e]);
         if (a.map) a.map[t * n + e] = taken[e];
     }
+    __syncwarp(); // one lane has written the indices, and the lanes the scores
+    TE_LOOP
+    for (int i = lane; a.topk_probs && i < a.topk; i += 32) te_put(a.topk_probs, t * a.topk + i, a.topk_probs_dt, score[te_load_index(a.indices, t * a.topk + i, a.indices_dt)]);
     TE_LOOP
     for (int byte = lane; a.bits && byte < (n + 7) / 8; byte += 32) {
         int bits = 0;

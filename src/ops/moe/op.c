@@ -34,6 +34,15 @@ static te_result te__check_moe_index_map(te_ctx *te, te_op_moe_index_map_args *a
     if (a->num_out_tokens == 0) a->num_out_tokens = te__numel(a->experts);
     return r;
 }
+static te_result te__check_moe_local_ids(te_ctx *te, te_op_moe_local_ids_args *a) {
+    te_result r = te__moe_want_countable(te, "moe_local_ids", "experts", a->experts);
+    if (r == TE_OK && (a->count < 1 || a->count > TE_MOE_MAX_EXPERTS || a->first < 0))
+        r = te__fail(te, TE_ERR_INVALID, "moe_local_ids: %lld experts from number %lld on; 1 to %d of them, from 0 or a later one on, are possible", (long long)a->count,
+                     (long long)a->first, TE_MOE_MAX_EXPERTS);
+    if (r == TE_OK) r = te__want_like(te, "moe_local_ids", "local", a->local, "experts", a->experts);
+    if (r == TE_OK) r = te__want_numel(te, "moe_local_ids", "dropped", a->dropped, te__rows(a->experts));
+    return r == TE_OK ? te__want_numel(te, "moe_local_ids", "tokens_per_expert", a->tokens_per_expert, a->count) : r;
+}
 static te_result te__check_moe_chunk_map(te_ctx *te, te_op_moe_chunk_map_args *a) {
     int64_t n = te__numel(a->sizes);
     te_result r = te__moe_want_countable(te, "moe_chunk_map", "row_id_map", a->row_id_map);
@@ -125,12 +134,17 @@ static te_result te__moe_check_choice(te_ctx *te, const char *op, const te_tenso
         return te__fail(te, TE_ERR_INVALID, "%s: %d is not a te_score_function", op, (int)f);
     return TE_OK;
 }
+/* Are probabilities divided by their sum? */
+static bool te__moe_normalises(te_switch given, te_score_function f, int topk, bool all_scores) {
+    return te__switch(given, f != TE_SCORE_SOFTMAX) && (all_scores || topk > 1);
+}
 static te_result te__moe_check_groups(te_ctx *te, const te_op_moe_router_fwd_args *a) {
     int64_t experts = te__cols(a->logits), size, allowed;
     if (a->num_groups == 0 && a->group_topk == 0) return TE_OK;
-    if (a->num_groups < 1 || a->group_topk < 1 || a->group_topk > a->num_groups || experts % a->num_groups || a->topk % a->group_topk)
+    if (a->num_groups < 1 || a->group_topk < 1 || a->group_topk > a->num_groups || experts % a->num_groups || a->group_best < 0 ||
+        (!a->group_best && a->topk % a->group_topk))
         return te__fail(te, TE_ERR_INVALID, "moe_router_fwd: num_groups %d and group_topk %d, of %lld experts and topk %d; groups of equal size, at most as many as there are, "
-                        "and a topk that is a multiple of group_topk are needed", a->num_groups, a->group_topk, (long long)experts, a->topk);
+                        "and a topk that is a multiple of group_topk, or a group_best, are needed", a->num_groups, a->group_topk, (long long)experts, a->topk);
     size = experts / a->num_groups;
     allowed = size * a->group_topk;
     if (a->topk > allowed)
@@ -143,20 +157,31 @@ static te_result te__check_moe_router_fwd(te_ctx *te, te_op_moe_router_fwd_args 
     te_result r = te__moe_check_choice(te, "moe_router_fwd", a->logits, a->topk, a->score_function);
     if (r == TE_OK) r = te__moe_check_groups(te, a);
     if (r != TE_OK) return r;
-    if (a->expert_bias && a->score_function == TE_SCORE_SOFTMAX)
-        return te__fail(te, TE_ERR_INVALID, "moe_router_fwd: expert_bias with softmax; it goes with sigmoid and sqrtsoftplus scores");
-    if (a->all_scores && (a->expert_bias || a->num_groups || (a->scaling_factor != 0.0f && a->scaling_factor != 1.0f)))
+    if (a->expert_bias && a->score_function == TE_SCORE_SOFTMAX && !a->use_pre_softmax && !a->all_scores)
+        return te__fail(te, TE_ERR_INVALID, "moe_router_fwd: expert_bias with softmax over the chosen experts; it goes with use_pre_softmax, sigmoid and sqrtsoftplus scores");
+    if (a->bias_in_probs && !a->expert_bias) return te__fail(te, TE_ERR_INVALID, "moe_router_fwd: bias_in_probs without expert_bias; give the bias, or leave it false");
+    if (a->all_scores && a->topk_probs) return te__fail(te, TE_ERR_INVALID, "moe_router_fwd: all_scores with topk_probs; the scores of all experts are written to probs");
+    if (a->all_scores && ((a->expert_bias && !a->bias_in_probs) || a->num_groups || (a->scaling_factor != 0.0f && a->scaling_factor != 1.0f)))
         return te__fail(te, TE_ERR_INVALID, "moe_router_fwd: all_scores with expert_bias, groups or a scaling_factor; the scores of all experts have none");
     if (a->scaling_factor == 0.0f) a->scaling_factor = 1.0f;
+    a->norm_topk_prob = te__moe_normalises(a->norm_topk_prob, a->score_function, a->topk, a->all_scores) ? TE_ON : TE_OFF;
+    if (a->group_topk && !a->group_best) a->group_best = a->topk / a->group_topk;
     r = te__want_numel(te, "moe_router_fwd", "expert_bias", a->expert_bias, experts);
     if (r == TE_OK) r = te__want_like(te, "moe_router_fwd", "probs", a->probs, "logits", a->logits);
     if (r == TE_OK) r = te__want_like(te, "moe_router_fwd", "routing_map", a->routing_map, "logits", a->logits);
     if (r == TE_OK) r = te__moe_want_rows(te, "moe_router_fwd", "routing_bits", a->routing_bits, tokens, te__div_up(experts, 8));
+    if (r == TE_OK) r = te__moe_want_rows(te, "moe_router_fwd", "topk_probs", a->topk_probs, tokens, a->topk);
     return r == TE_OK ? te__moe_want_rows(te, "moe_router_fwd", "topk_indices", a->topk_indices, tokens, a->topk) : r;
 }
 static te_result te__check_moe_router_bwd(te_ctx *te, te_op_moe_router_bwd_args *a) {
     te_result r = te__moe_check_choice(te, "moe_router_bwd", a->logits, a->topk, a->score_function);
     if (a->scaling_factor == 0.0f) a->scaling_factor = 1.0f;
+    a->norm_topk_prob = te__moe_normalises(a->norm_topk_prob, a->score_function, a->topk, a->all_scores) ? TE_ON : TE_OFF;
+    if (r == TE_OK && a->dtopk_probs && (a->dprobs || a->all_scores))
+        return te__fail(te, TE_ERR_INVALID, "moe_router_bwd: dtopk_probs with %s; the gradient is of one of the forward's outputs", a->dprobs ? "dprobs" : "all_scores");
+    if (r == TE_OK) r = te__moe_want_rows(te, "moe_router_bwd", "topk_indices", a->topk_indices, te__rows(a->logits), a->topk);
+    if (r == TE_OK) r = te__moe_want_rows(te, "moe_router_bwd", "dtopk_probs", a->dtopk_probs, te__rows(a->logits), a->topk);
+    if (r == TE_OK) r = te__want_numel(te, "moe_router_bwd", "expert_bias", a->expert_bias, te__cols(a->logits));
     if (r == TE_OK) r = te__want_like(te, "moe_router_bwd", "routing_map", a->routing_map, "logits", a->logits);
     if (r == TE_OK) r = te__want_like(te, "moe_router_bwd", "dprobs", a->dprobs, "logits", a->logits);
     return r == TE_OK ? te__want_like(te, "moe_router_bwd", "dlogits", a->dlogits, "logits", a->logits) : r;

@@ -47,7 +47,7 @@ typedef struct te__router_room {
 /* Only the experts of the best groups stay: the others' keys become the smallest. */
 static void te__keep_groups(const te_op_moe_router_fwd_args *a, te__router_room *m, int64_t experts) {
     int64_t size = experts / a->num_groups, e;
-    int best = a->topk / a->group_topk, g, i;
+    int best = a->group_best, g, i;
     for (g = 0; g < a->num_groups; g++) {
         m->group[g] = 0.0f;
         te__choose(m->key + g * size, size, (int)te__min(best, size), m->taken, m->which);
@@ -58,10 +58,23 @@ static void te__keep_groups(const te_op_moe_router_fwd_args *a, te__router_room 
         if (!m->taken[e / size]) m->key[e] = -INFINITY;
 }
 
+/* Scores become probabilities: of the experts that the map marks, 0 elsewhere; or of all. */
+static void te__finish_scores(const te_op_moe_router_fwd_args *a, te__router_room *m, int64_t experts) {
+    double sum = 1e-20;
+    int64_t e;
+    for (e = 0; e < experts; e++) {
+        if (a->bias_in_probs) m->score[e] += te__load_element(te__data(a->expert_bias), a->expert_bias->dtype, e);
+        if (!a->all_scores && !m->map[e]) m->score[e] = 0.0f;
+        sum += (double)m->score[e];
+    }
+    for (e = 0; e < experts; e++) {
+        if (a->norm_topk_prob == TE_ON) m->score[e] = (float)((double)m->score[e] / sum);
+        m->score[e] *= a->scaling_factor;
+    }
+}
 static void te__route_token(const te_op_moe_router_fwd_args *a, te__router_room *m, int64_t t) {
     int64_t experts = te__cols(a->logits), e;
     bool softmax = a->score_function == TE_SCORE_SOFTMAX, over_all = a->use_pre_softmax || a->all_scores;
-    double sum = 0.0;
     int i;
     te__load_row(te__data(a->logits), a->logits->dtype, t * experts, experts, m->x);
     if (softmax && over_all) te__softmax_of(m->x, NULL, experts, m->score);
@@ -70,31 +83,28 @@ static void te__route_token(const te_op_moe_router_fwd_args *a, te__router_room 
             m->score[e] = te__score_of(a->score_function, m->x[e]);
         else if (!over_all)
             m->score[e] = m->x[e];
-        sum += (double)m->score[e];
     }
+    if (a->all_scores) te__finish_scores(a, m, experts);
     for (e = 0; e < experts; e++) {
-        if (a->all_scores && !softmax) m->score[e] = (float)((double)m->score[e] / (sum + 1e-20));
         m->key[e] = m->score[e];
-        if (a->expert_bias) m->key[e] += te__load_element(te__data(a->expert_bias), a->expert_bias->dtype, e);
+        if (a->expert_bias && !a->all_scores) m->key[e] += te__load_element(te__data(a->expert_bias), a->expert_bias->dtype, e);
         if (te__is_nan_bits(m->key[e])) m->key[e] = -INFINITY;
     }
     if (a->group_topk) te__keep_groups(a, m, experts);
     te__choose(m->key, experts, a->topk, m->map, m->which);
     if (softmax && !over_all) te__softmax_of(m->x, m->map, experts, m->score);
-    for (e = 0, sum = 0.0; e < experts; e++) sum += m->map[e] ? (double)m->score[e] : 0.0;
-    for (e = 0; e < experts && !a->all_scores; e++) {
-        if (!m->map[e]) m->score[e] = 0.0f;
-        if (!softmax && a->topk > 1 && m->map[e]) m->score[e] = (float)((double)m->score[e] / (sum + 1e-20));
-        m->score[e] *= a->scaling_factor;
-    }
-    te__store_row(te__data(a->probs), a->probs->dtype, t * experts, experts, m->score);
+    if (!a->all_scores) te__finish_scores(a, m, experts);
+    if (a->probs) te__store_row(te__data(a->probs), a->probs->dtype, t * experts, experts, m->score);
     if (a->routing_map) memcpy((uint8_t *)te__data(a->routing_map) + t * experts, m->map, (size_t)experts);
     if (a->routing_bits) {
         uint8_t *bits = (uint8_t *)te__data(a->routing_bits) + t * te__div_up(experts, 8);
         memset(bits, 0, (size_t)te__div_up(experts, 8));
         for (e = 0; e < experts; e++) bits[e / 8] = (uint8_t)(bits[e / 8] | m->map[e] << e % 8);
     }
-    for (i = 0; i < a->topk && a->topk_indices; i++) te__store_index(a->topk_indices, t * a->topk + i, m->which[i]);
+    for (i = 0; i < a->topk && a->topk_indices; i++) {
+        te__store_index(a->topk_indices, t * a->topk + i, m->which[i]);
+        if (a->topk_probs) te__store_row(te__data(a->topk_probs), a->topk_probs->dtype, t * a->topk + i, 1, &m->score[m->which[i]]);
+    }
 }
 
 static void te__router_fwd_tokens(void *user, int64_t begin, int64_t end) {
@@ -110,26 +120,44 @@ static te_result te__cpu_moe_router_fwd(te_ctx *te, const te_op_moe_router_fwd_a
 
 static void te__route_token_bwd(const te_op_moe_router_bwd_args *a, te__router_room *m, int64_t t) {
     int64_t experts = te__cols(a->logits), e;
-    const uint8_t *map = a->all_scores ? NULL : (const uint8_t *)te__data(a->routing_map) + t * experts;
     bool softmax = a->score_function == TE_SCORE_SOFTMAX, over_all = a->use_pre_softmax || a->all_scores;
-    bool normalised = !softmax && (a->all_scores || a->topk > 1);
-    double sum = 1e-20, dot = 0.0;
+    double sum = 1e-20, dot = 0.0, along = 0.0;
+    int i;
     te__load_row(te__data(a->logits), a->logits->dtype, t * experts, experts, m->x);
-    te__load_row(te__data(a->dprobs), a->dprobs->dtype, t * experts, experts, m->group);
-    if (softmax) te__softmax_of(m->x, over_all ? NULL : map, experts, m->score);
+    if (a->dtopk_probs) {
+        memset(m->map, 0, (size_t)experts);
+        memset(m->group, 0, (size_t)experts * sizeof(float));
+        for (i = 0; i < a->topk; i++) {
+            e = te__load_index(te__data(a->topk_indices), a->topk_indices->dtype, t * a->topk + i);
+            if (e < 0 || e >= experts) continue;
+            m->map[e] = 1;
+            m->group[e] = te__load_element(te__data(a->dtopk_probs), a->dtopk_probs->dtype, t * a->topk + i);
+        }
+    } else {
+        if (a->all_scores)
+            memset(m->map, 1, (size_t)experts);
+        else
+            memcpy(m->map, (const uint8_t *)te__data(a->routing_map) + t * experts, (size_t)experts);
+        te__load_row(te__data(a->dprobs), a->dprobs->dtype, t * experts, experts, m->group);
+    }
+    if (softmax) te__softmax_of(m->x, over_all ? NULL : m->map, experts, m->score);
     for (e = 0; e < experts; e++) {
-        m->group[e] = map && !map[e] ? 0.0f : m->group[e] * a->scaling_factor;
+        float biased = a->bias_in_probs ? te__load_element(te__data(a->expert_bias), a->expert_bias->dtype, e) : 0.0f;
+        m->group[e] = m->map[e] ? m->group[e] * a->scaling_factor : 0.0f;
         if (!softmax) m->score[e] = te__score_of(a->score_function, m->x[e]);
-        if (!map || map[e]) sum += (double)m->score[e];
-        if (!map || map[e]) dot += (double)m->group[e] * (double)m->score[e];
+        biased += m->score[e];
+        if (m->map[e]) sum += (double)biased;
+        dot += (double)m->group[e] * (double)biased;
     }
     for (e = 0; e < experts; e++) {
-        bool chosen = !map || map[e];
-        double g = (double)m->group[e];
+        if (a->norm_topk_prob == TE_ON && m->map[e]) m->group[e] = (float)((double)m->group[e] / sum - dot / (sum * sum));
+        along += (double)m->group[e] * (double)m->score[e];
+    }
+    for (e = 0; e < experts; e++) {
         if (softmax)
-            m->key[e] = (float)((double)m->score[e] * (g - dot));
+            m->key[e] = (float)((double)m->score[e] * ((double)m->group[e] - along));
         else
-            m->key[e] = !chosen ? 0.0f : (float)(normalised ? g / sum - dot / (sum * sum) : g) * te__score_slope(a->score_function, m->x[e], m->score[e]);
+            m->key[e] = m->map[e] ? m->group[e] * te__score_slope(a->score_function, m->x[e], m->score[e]) : 0.0f;
     }
     te__store_row(te__data(a->dlogits), a->dlogits->dtype, t * experts, experts, m->key);
 }

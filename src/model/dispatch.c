@@ -1,0 +1,343 @@
+/* model/dispatch.c: tokens on their way to the ranks of their experts and back: gathered by all ranks, or exchanged between them. Knows groups and maps of rows; must not know what
+ * experts compute. */
+
+/* Where a rank's tokens go. Of both dispatchers: the copies of tokens are sorted by expert, and `map` says where each stands. */
+typedef struct te__dispatch {
+    te_group *group;
+    int ranks, local;    /* ranks that share the experts, experts of each */
+    te_tensor *map;      /* index map of the tokens that this rank sorts */
+    int64_t topk, tokens; /* of a token; this rank's */
+    te_dtype dtype;      /* of the tokens */
+    te_tensor *weights;  /* f32 [tokens that this rank sorts, topk] */
+    int64_t longest;     /* gathered: the most tokens of a rank; each rank's places among the gathered ones are so many */
+    int64_t *send, *recv; /* exchanged: rows to and from each rank */
+    int64_t *chunks;     /* [ranks, local]: rows of each local expert, from each rank */
+    te_tensor *chunk_sizes, *back_sizes, *back_order; /* on the device: chunks as they arrive; as the experts have them, and the order in which they go back */
+    int64_t *host;       /* the memory of the lists above, and of rows.host */
+    size_t bytes;
+} te__dispatch;
+
+static void te__dispatch_close(te_ctx *te, te__dispatch *d) {
+    if (d->host) te__free(te, d->host, d->bytes);
+    d->host = NULL;
+}
+
+static int64_t te__count_all(const int64_t *x, int n) {
+    int64_t sum = 0;
+    int i;
+    for (i = 0; i < n; i++) sum += x[i];
+    return sum;
+}
+
+/* ---- ranks gather all tokens ---- */
+
+typedef struct te__gather_state {
+    te_group *group;
+    int64_t tokens, longest;
+} te__gather_state;
+
+/* x [tokens, N] with zeros behind it, [longest, N]; without history. */
+static te_tensor *te__padded_tokens(te_tensor *x, int64_t longest, double fill) {
+    int64_t shape[2];
+    te_tensor *y;
+    if (!x) return NULL;
+    shape[0] = longest;
+    shape[1] = te__cols(x);
+    y = te_tensor_full(x->te, x->dtype, 2, shape, fill);
+    return y && te_tensor_copy(te__rows_of(y, 0, te__rows(x)), x) == TE_OK ? y : NULL;
+}
+static te_result te__gather_tokens_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
+    const te__gather_state *s = (const te__gather_state *)state;
+    te_tensor *all = te_tensor_contiguous(dy[0]), *sum = all ? te__empty_like(all, all->dtype) : NULL;
+    te_result result;
+    (void)saved, (void)needs;
+    if (sum && te_tensor_copy(sum, all) != TE_OK) sum = NULL;
+    result = te_all_reduce(s->group, sum, TE_REDUCE_SUM);
+    if (result != TE_OK) return result;
+    dx[0] = te__rows_of(sum, te_group_rank(s->group) * s->longest, s->tokens);
+    return dx[0] ? TE_OK : te_error_code(te);
+}
+/* The tokens x [T, N] of all ranks, each in a place of its rank, [ranks * longest, N]. Its backward pass adds the ranks' gradients up. NULL with an error on all ranks. */
+static te_tensor *te__gather_tokens(const te__dispatch *d, te_tensor *x, double fill) {
+    te__gather_state s = TE_ZERO;
+    te_tensor *y = te__gather(d->group, te__padded_tokens(x, d->longest, fill));
+    s.group = d->group;
+    s.tokens = d->tokens;
+    s.longest = d->longest;
+    return y ? te__record("gather_tokens", y, te__gather_tokens_backward, &s, sizeof(s), &x, 1, NULL, 0) : NULL;
+}
+static te_result te__sum_tokens_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
+    const te__gather_state *s = (const te__gather_state *)state;
+    (void)saved, (void)needs;
+    dx[0] = te__gather(s->group, te__padded_tokens(te_tensor_contiguous(dy[0]), s->longest, 0.0));
+    return dx[0] ? TE_OK : te_error_code(te);
+}
+/* This rank's tokens of the sum over the ranks of y [ranks * longest, N]; y NULL: this rank could not make its own. */
+static te_tensor *te__sum_tokens(const te__dispatch *d, te_tensor *y) {
+    te__gather_state s = TE_ZERO;
+    te_tensor *sum = y ? te__empty_like(y, y->dtype) : NULL, *own;
+    if (sum && te_tensor_copy(sum, y) != TE_OK) sum = NULL;
+    if (te_all_reduce(d->group, sum, TE_REDUCE_SUM) != TE_OK) return NULL;
+    own = te__rows_of(sum, te_group_rank(d->group) * d->longest, d->tokens);
+    s.group = d->group;
+    s.tokens = d->tokens;
+    s.longest = d->longest;
+    return own ? te__record("sum_tokens", own, te__sum_tokens_backward, &s, sizeof(s), &y, 1, NULL, 0) : NULL;
+}
+/* The longest of the ranks. */
+static te_result te__longest_tokens(te__dispatch *d, te_ctx *te) {
+    int64_t one = 1;
+    te_tensor *x = te_tensor_from_host(te, TE_I64, 1, &one, &d->tokens);
+    te_result result = te_all_reduce(d->group, x, TE_REDUCE_MAX);
+    return result == TE_OK ? te_tensor_to_host(x, &d->longest) : result;
+}
+
+/* ---- sorting by expert ---- */
+
+/* The place of each of `indices` among `count` experts from `first` on, i32, and how many copies each of these gets, i64 [count]. */
+static te_tensor *te__local_ids(te_tensor *indices, te_tensor *padding, int64_t first, int64_t count, te_tensor **sizes) {
+    te_op_moe_local_ids_args args = TE_ZERO;
+    args.experts = indices;
+    args.dropped = padding;
+    args.first = first;
+    args.count = count;
+    args.local = te__empty_like(indices, TE_I32);
+    args.tokens_per_expert = *sizes = te__empty_1d(indices->te, TE_I64, count);
+    return args.local && *sizes && te_op_moe_local_ids(indices->te, &args) == TE_OK ? args.local : NULL;
+}
+/* The first `rows` copies of x's tokens in the order of their ids, with their weights. */
+static te_tensor *te__sort_copies(te__dispatch *d, te_tensor *x, te_tensor *ids, int64_t rows, te_tensor **probs) {
+    te_op_moe_index_map_args args = TE_ZERO;
+    args.experts = ids;
+    args.row_id_map = d->map = te__empty_1d(x->te, TE_I32, te__numel(ids));
+    args.num_out_tokens = rows;
+    if (!d->map || te_op_moe_index_map(x->te, &args) != TE_OK) return NULL;
+    return te__permute("dispatch", x, d->map, d->topk, NULL, d->weights, probs, rows);
+}
+/* The ids [T, K] in the order of the rows, i32 [rows]. */
+static te_tensor *te__sorted_ids(const te__dispatch *d, te_tensor *ids, int64_t rows) {
+    te_ctx *te = ids->te;
+    te_op_moe_permute_args args = TE_ZERO;
+    te_tensor *floats = te__empty_like(ids, TE_F32), *sorted = te__empty_1d(te, TE_F32, rows), *y = te__empty_1d(te, TE_I32, rows); /* ids are exact in f32 */
+    args.x = te__empty_2d(te, TE_F32, te__rows(ids), 0);
+    args.y = te__empty_2d(te, TE_F32, rows, 0);
+    args.row_id_map = d->map;
+    args.topk = d->topk;
+    args.probs = floats;
+    args.permuted_probs = sorted;
+    if (!floats || !sorted || !y || !args.x || !args.y || te_tensor_copy(floats, ids) != TE_OK || te_op_moe_permute(te, &args) != TE_OK) return NULL;
+    return te_tensor_copy(y, sorted) == TE_OK ? y : NULL;
+}
+/* The sums of each token's copies, in f32, rounded once; times the weights of the choice, if `weighted`. */
+static te_tensor *te__sum_copies(const te__dispatch *d, te_tensor *rows, bool weighted) {
+    te_moe_unpermute_desc desc = TE_ZERO;
+    te__unpermute_state state = TE_ZERO;
+    te_op_moe_unpermute_args args = TE_ZERO;
+    te_tensor *saved[4];
+    if (!rows) return NULL;
+    desc.merging_probs = d->weights;
+    desc.map_type = TE_MAP_INDEX;
+    if (weighted) return te_moe_unpermute(rows, d->map, &desc);
+    memset(saved, 0, sizeof(saved));
+    state.topk = args.topk = d->topk;
+    state.rows = te__rows(rows);
+    state.dtype = rows->dtype;
+    args.x = rows;
+    args.row_id_map = saved[0] = d->map;
+    args.y = te__empty_2d(rows->te, rows->dtype, te__numel(d->map) / d->topk, te__cols(rows));
+    if (!args.y) return NULL;
+    return te__record("combine", te__checked(args.y, te_op_moe_unpermute(rows->te, &args)), te__unpermute_backward, &state, sizeof(state), &rows, 1, saved, 4);
+}
+
+/* The memory of a dispatch's lists: rows.host, and of an exchange the counts. */
+static te_result te__dispatch_lists(te_ctx *te, te__dispatch *d, te__expert_rows *r) {
+    int64_t all = (int64_t)d->ranks * d->local;
+    d->bytes = (size_t)(d->local + 2 * d->ranks + all) * sizeof(int64_t);
+    d->host = (int64_t *)te__alloc_zero(te, d->bytes);
+    if (!d->host) return TE_ERR_OUT_OF_MEMORY;
+    r->host = d->host;
+    d->send = d->host + d->local;
+    d->recv = d->send + d->ranks;
+    d->chunks = d->recv + d->ranks;
+    return TE_OK;
+}
+
+/* The expert of each of the rows that host sizes count. */
+static te_tensor *te__ids_of_sizes(te_ctx *te, const int64_t *sizes, int n) {
+    int64_t rows = te__count_all(sizes, n), at = 0, i;
+    size_t bytes = (size_t)(rows + 1) * sizeof(int32_t);
+    int32_t *host = (int32_t *)te__alloc(te, bytes);
+    te_tensor *y;
+    int e;
+    if (!host) return NULL;
+    for (e = 0; e < n; e++)
+        for (i = 0; i < sizes[e]; i++) host[at++] = e;
+    y = te_tensor_from_host(te, TE_I32, 1, &rows, host);
+    te__free(te, host, bytes);
+    return y;
+}
+
+/* torch: the rows of this rank's experts, of the tokens of all ranks. on_host: their numbers are wanted on the host as well, and no other rows; ids: and the expert of each row. */
+static te_result te__gathered_rows(te__dispatch *d, te_tensor *x, te_tensor *indices, te_tensor *padding, bool on_host, bool ids, te__expert_rows *r) {
+    te_ctx *te = x->te;
+    te_tensor *local, *sizes;
+    int64_t rows;
+    te_result result = te__dispatch_lists(te, d, r);
+    local = result == TE_OK ? te__local_ids(indices, padding, 0, (int64_t)d->ranks * d->local, &sizes) : NULL; /* what is padding is -1 from here on */
+    if (d->ranks > 1) {
+        if (!local) return te__refuse(d->group, TE__ALL_REDUCE, te_error_code(te));
+        result = te__longest_tokens(d, te);
+        if (result != TE_OK) return result;
+        x = te__gather_tokens(d, x, 0.0);
+        d->weights = x ? te__gather_tokens(d, d->weights, 0.0) : NULL;
+        local = d->weights ? te__gather(d->group, te__padded_tokens(local, d->longest, -1.0)) : NULL;
+        if (local) local = te__local_ids(local, NULL, (int64_t)te_group_rank(d->group) * d->local, d->local, &sizes);
+    }
+    if (!local) return te_error_code(te);
+    r->sizes = sizes;
+    if (!on_host)
+        r->host = NULL;
+    else if (te_tensor_to_host(sizes, r->host) != TE_OK)
+        return te_error_code(te);
+    rows = on_host ? te__count_all(r->host, d->local) : te__numel(local);
+    r->x = te__sort_copies(d, x, local, rows, &r->probs);
+    if (r->x && ids) r->ids = on_host ? te__ids_of_sizes(te, r->host, d->local) : te__sorted_ids(d, local, rows);
+    return r->x && (!ids || r->ids) ? TE_OK : te_error_code(te);
+}
+/* Back: [T, dim] of this rank, in x's format. y NULL: this rank could not make its own. */
+static te_tensor *te__gathered_back(const te__dispatch *d, te_tensor *y, bool weighted) {
+    te_dtype dtype = y ? y->dtype : TE_F32;
+    if (d->ranks == 1) return te__sum_copies(d, y, weighted);
+    y = te__sum_tokens(d, te__sum_copies(d, y ? te_tensor_cast(y, TE_F32) : NULL, weighted));
+    return y ? te_tensor_cast(y, dtype) : NULL;
+}
+
+/* ---- ranks exchange rows ---- */
+
+typedef struct te__exchange_state {
+    te_group *group;
+    int ranks;
+    int64_t cols;
+    te_dtype dtype;
+    bool probs;
+} te__exchange_state; /* rows sent to each rank and received from each follow it */
+static int64_t *te__exchange_counts(const te__exchange_state *s) { return (int64_t *)(void *)((char *)(uintptr_t)s + sizeof(te__exchange_state)); }
+
+/* Rows x to the ranks that `send` counts; what comes from them. x NULL: this rank has none to send, and all get an error. */
+static te_tensor *te__exchange_plain(te_group *group, te_tensor *x, te_dtype dtype, int64_t cols, const int64_t *send, const int64_t *recv) {
+    te_ctx *te = group->te;
+    int64_t shape[2];
+    te_tensor *y;
+    shape[0] = te__count_all(recv, te_group_size(group));
+    shape[1] = cols;
+    y = x ? te_tensor_empty(te, dtype, 2, shape) : NULL;
+    if (!y) {
+        te__refuse(group, TE__ALL_TO_ALL, te_error_code(te));
+        return NULL;
+    }
+    return te__checked(y, te_all_to_all(group, x, send, y, recv));
+}
+/* The gradient as it came, or zeros: every rank takes part in every exchange. */
+static te_tensor *te__given_or_zeros(te_ctx *te, te_tensor *g, te_dtype dtype, int64_t rows, int64_t cols) {
+    int64_t shape[2];
+    shape[0] = rows;
+    shape[1] = cols;
+    g = g ? te_tensor_contiguous(g) : te_tensor_zeros(te, dtype, 2, shape);
+    return g ? te__alias_2d(g, 0, dtype, rows, cols) : NULL;
+}
+static te_result te__exchange_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
+    const te__exchange_state *s = (const te__exchange_state *)state;
+    const int64_t *send = te__exchange_counts(s), *recv = send + s->ranks;
+    int64_t received = te__count_all(recv, s->ranks);
+    (void)saved, (void)needs;
+    dx[0] = te__exchange_plain(s->group, te__given_or_zeros(te, dy[0], s->dtype, received, s->cols), s->dtype, s->cols, recv, send);
+    if (!dx[0] || !s->probs) return dx[0] ? TE_OK : te_error_code(te);
+    dx[1] = te__exchange_plain(s->group, te__given_or_zeros(te, dy[1], TE_F32, received, 1), TE_F32, 1, recv, send);
+    if (dx[1]) dx[1] = te__alias_1d(dx[1], 0, TE_F32, te__numel(dx[1]));
+    return dx[1] ? TE_OK : te_error_code(te);
+}
+/* Rows x [S, N], and their weights probs f32 [S] if given, with their history. */
+static te_tensor *te__exchange(const te__dispatch *d, te_tensor *x, te_dtype dtype, int64_t cols, te_tensor *probs, const int64_t *send, const int64_t *recv, te_tensor **got) {
+    te_ctx *te = d->group->te;
+    const size_t bytes = sizeof(te__exchange_state) + 2 * (size_t)d->ranks * sizeof(int64_t);
+    te__exchange_state *s = x ? (te__exchange_state *)te__alloc_zero(te, bytes) : NULL;
+    te_tensor *in[2], *y = te__exchange_plain(d->group, s ? x : NULL, dtype, cols, send, recv), *p = NULL;
+    bool recorded = false;
+    if (y && probs) p = te__exchange_plain(d->group, te__alias_2d(probs, 0, TE_F32, te__numel(probs), 1), TE_F32, 1, send, recv);
+    if (p) p = te__alias_1d(p, 0, TE_F32, te__numel(p));
+    if (s && y && (p || !probs)) {
+        s->group = d->group;
+        s->ranks = d->ranks;
+        s->cols = cols;
+        s->dtype = dtype;
+        s->probs = probs != NULL;
+        memcpy(te__exchange_counts(s), send, (size_t)d->ranks * sizeof(int64_t));
+        memcpy(te__exchange_counts(s) + d->ranks, recv, (size_t)d->ranks * sizeof(int64_t));
+        in[0] = x;
+        in[1] = probs;
+        recorded = te__record_two("exchange", y, p, te__exchange_backward, s, bytes, in, probs ? 2 : 1, NULL, 0);
+    }
+    if (s) te__free(te, s, bytes);
+    if (got) *got = recorded ? p : NULL;
+    return recorded ? y : NULL;
+}
+
+/* Fills the counts in: of copies that go to each rank, from `counts` i64 [E] of this rank's copies, and of those that come. */
+static te_result te__exchange_sizes(te__dispatch *d, te_tensor *counts) {
+    te_ctx *te = d->group->te;
+    const int experts = d->ranks * d->local;
+    te_tensor *recv = counts ? te__empty_like(counts, TE_I64) : NULL;
+    te_result result = recv ? te_tensor_to_host(counts, d->chunks) : te_error_code(te);
+    int r, e;
+    if (result != TE_OK) return te__refuse(d->group, TE__ALL_TO_ALL, result);
+    for (e = 0; e < experts; e++) d->send[e / d->local] += d->chunks[e];
+    result = te_all_to_all(d->group, counts, NULL, recv, NULL);
+    if (result == TE_OK) result = te_tensor_to_host(recv, d->chunks);
+    for (r = 0; r < d->ranks && result == TE_OK; r++) d->recv[r] = te__count_all(d->chunks + r * d->local, d->local);
+    d->chunk_sizes = recv;
+    return result;
+}
+/* The orders in which chunks stand by expert, and go back by rank: as they arrive chunk r * local + e is that of rank r for expert e. */
+static te_tensor *te__exchange_order(te__dispatch *d, te__expert_rows *r) {
+    te_ctx *te = d->group->te;
+    const int experts = d->ranks * d->local;
+    int64_t shape = experts, *sizes = (int64_t *)te__alloc(te, 3 * (size_t)experts * sizeof(int64_t)), *there, *back;
+    te_tensor *order = NULL;
+    int k, e;
+    if (!sizes) return NULL;
+    there = sizes + experts;
+    back = there + experts;
+    for (e = 0; e < d->local; e++)
+        for (k = 0; k < d->ranks; k++) {
+            there[e * d->ranks + k] = k * d->local + e;
+            back[k * d->local + e] = e * d->ranks + k;
+            sizes[e * d->ranks + k] = d->chunks[k * d->local + e];
+            r->host[e] += d->chunks[k * d->local + e];
+        }
+    d->back_sizes = te_tensor_from_host(te, TE_I64, 1, &shape, sizes);
+    d->back_order = te_tensor_from_host(te, TE_I64, 1, &shape, back);
+    order = te_tensor_from_host(te, TE_I64, 1, &shape, there);
+    te__free(te, sizes, 3 * (size_t)experts * sizeof(int64_t));
+    return d->back_sizes && d->back_order ? order : NULL;
+}
+/* deepep, uccl_ep, hybridep: the rows of this rank's experts, from all ranks. */
+static te_result te__exchanged_rows(te__dispatch *d, te_tensor *x, te_tensor *indices, te_tensor *padding, bool ids, te__expert_rows *r) {
+    te_ctx *te = x->te;
+    te_tensor *sizes = NULL, *local, *sent, *probs = NULL, *order;
+    te_result result = te__dispatch_lists(te, d, r);
+    local = result == TE_OK ? te__local_ids(indices, padding, 0, (int64_t)d->ranks * d->local, &sizes) : NULL;
+    result = te__exchange_sizes(d, local ? sizes : NULL);
+    if (result != TE_OK) return result;
+    sent = te__sort_copies(d, x, local, te__count_all(d->send, d->ranks), &probs);
+    sent = te__exchange(d, sent, x->dtype, te__cols(x), probs, d->send, d->recv, &probs);
+    order = sent ? te__exchange_order(d, r) : NULL;
+    if (order) r->x = te_moe_sort_chunks_by_index_with_probs(sent, probs, d->chunk_sizes, order, &r->probs);
+    r->sizes = r->x ? te__moe_splits(te, NULL, r->host, d->local, 1, NULL) : NULL;
+    if (r->sizes && ids) r->ids = te__ids_of_sizes(te, r->host, d->local);
+    return r->sizes && (!ids || r->ids) ? TE_OK : te_error_code(te);
+}
+/* Back: [T, cols] of this rank, in `dtype`. y NULL: this rank could not make its own. */
+static te_tensor *te__exchanged_back(const te__dispatch *d, te_tensor *y, te_dtype dtype, int64_t cols) {
+    y = y ? te_moe_sort_chunks_by_index(y, d->back_sizes, d->back_order) : NULL;
+    return te__sum_copies(d, te__exchange(d, y, dtype, cols, NULL, d->recv, d->send, NULL), false);
+}

@@ -1,0 +1,161 @@
+/* model/expert_files.c: the weights of experts between files with Hugging Face's names and the parameters of this rank's experts. Knows both layouts; must not know how either is used. */
+
+TE_API te_result te_expert_range(te_ctx *te, int n_experts, int rank, int size, int *first, int *count) {
+    if (!te || !first || !count) return te ? te__fail(te, TE_ERR_INVALID, "te_expert_range: %s is NULL; both results have a place", first ? "count" : "first") : TE_ERR_STATE;
+    if (n_experts < 0 || size < 1 || rank < 0 || rank >= size)
+        return te__fail(te, TE_ERR_INVALID, "te_expert_range: %d experts, and rank %d of %d; ranks count from 0 to size - 1", n_experts, rank, size);
+    *first = rank * (n_experts / size) + te__min(rank, n_experts % size);
+    *count = n_experts / size + (rank < n_experts % size);
+    return TE_OK;
+}
+
+enum { TE__GATE_PROJ, TE__UP_PROJ, TE__DOWN_PROJ, TE__PROJS, TE__MISSING_SHOWN = 5 };
+static const char *const te__proj_names[TE__PROJS] = {"gate_proj", "up_proj", "down_proj"};
+
+/* The memory of one projection of local expert i, seen as a file has it: [out, in], or of a bias [out]. */
+static te_tensor *te__proj_view(te_module *m, int proj, bool bias, int i) {
+    const te__experts_module *s = (const te__experts_module *)m->state;
+    const te_experts_tensor which = bias ? (proj == TE__DOWN_PROJ ? TE_EXPERTS_DOWN_PROJ_BIAS : TE_EXPERTS_GATE_UP_PROJ_BIAS)
+                                         : (proj == TE__DOWN_PROJ ? TE_EXPERTS_DOWN_PROJS : TE_EXPERTS_GATE_AND_UP_PROJS);
+    const bool linears = m->cls == &te__te_experts_class, half = te__expert_is_gated(s->config.expert_activation) && proj != TE__DOWN_PROJ;
+    te_tensor *x = linears ? te__te_parameter(m, which, i) : te_module_parameter(m, te_experts_tensor_name(which)), *y;
+    int64_t step;
+    if (!x || te__need_memory(x, te_experts_tensor_name(which)) != TE_OK) return NULL;
+    if (x->quantized) {
+        te__fail(m->te, TE_ERR_UNSUPPORTED, "\"%s\": its weights are stored quantized, which files with Hugging Face's names do not have; te_model_save and te_model_load know them", m->name);
+        return NULL;
+    }
+    x = linears ? x : te__of_expert(x, i);
+    y = x ? te__alias(x) : NULL;
+    if (!y) return NULL;
+    if (!bias && !linears) { /* [in, out] */
+        y->shape[0] = x->shape[1];
+        y->shape[1] = x->shape[0];
+        y->stride[0] = x->stride[1];
+        y->stride[1] = x->stride[0];
+    }
+    step = y->stride[0];
+    if (half) {
+        const bool alternate = s->config.expert_activation == TE_EXPERT_QUICK_GEGLU;
+        y->shape[0] /= 2;
+        if (alternate) y->stride[0] *= 2;
+        if (proj == TE__UP_PROJ) y->offset += step * (alternate ? 1 : y->shape[0]) * te__dtype_size(y->dtype);
+    }
+    return y;
+}
+
+/* All projections of m's experts in a file's order: visit(name, view) for each. */
+typedef te_result (*te__proj_fn)(void *user, te_module *m, const char *name, int proj, bool bias, int expert);
+static te_result te__each_proj(te_module *m, const char *prefix, te__proj_fn fn, void *user) {
+    const te__experts_module *s = (const te__experts_module *)m->state;
+    const int first = te_group_rank(s->group) * s->local;
+    char name[512];
+    te_result result = TE_OK;
+    int i, proj, bias;
+    for (i = 0; i < s->local && result == TE_OK; i++)
+        for (proj = te__expert_is_gated(s->config.expert_activation) ? TE__GATE_PROJ : TE__UP_PROJ; proj < TE__PROJS && result == TE_OK; proj++)
+            for (bias = 0; bias <= (s->config.expert_bias ? 1 : 0) && result == TE_OK; bias++) {
+                int length = snprintf(name, sizeof(name), "%sexperts.%d.%s.%s", prefix ? prefix : "", first + i, te__proj_names[proj], bias ? "bias" : "weight");
+                if (length >= (int)sizeof(name)) return te__fail(m->te, TE_ERR_INVALID, "the prefix has %d characters; names of at most %d are possible", (int)strlen(prefix), (int)sizeof(name) - 1);
+                result = fn(user, m, name, proj, bias != 0, i);
+            }
+    return result;
+}
+
+/* ---- reading ---- */
+
+typedef struct te__experts_load {
+    te_safetensors *const *files;
+    int num_files, missing;
+    char names[TE__MISSING_SHOWN * 160];
+    size_t used;
+} te__experts_load;
+static te_safetensors *te__file_with(const te__experts_load *l, const char *name) {
+    int i;
+    for (i = 0; i < l->num_files; i++)
+        if (te_safetensors_find(l->files[i], name)) return l->files[i];
+    return NULL;
+}
+/* Is everything there, and does it fit? */
+static te_result te__proj_check(void *user, te_module *m, const char *name, int proj, bool bias, int expert) {
+    te__experts_load *l = (te__experts_load *)user;
+    te_safetensors *f = te__file_with(l, name);
+    const te_safetensors_entry *e = f ? te_safetensors_find(f, name) : NULL;
+    te_tensor *view = te__proj_view(m, proj, bias, expert);
+    char text[TE__SHAPE_TEXT];
+    if (!view) return te_error_code(m->te) != TE_OK ? te_error_code(m->te) : TE_ERR_STATE;
+    if (!e) {
+        if (l->missing++ < TE__MISSING_SHOWN && l->used < sizeof(l->names))
+            l->used += (size_t)snprintf(l->names + l->used, sizeof(l->names) - l->used, "%s%s", l->used ? ", " : "", name);
+        return TE_OK;
+    }
+    if (!te__is_float(e->dtype)) return te__fail(m->te, TE_ERR_DTYPE, "te_experts_load_hf: %s is %s; f32, f16 and bf16 are possible: decode codes before", name, te_dtype_name(e->dtype));
+    if (e->ndim != view->ndim || memcmp(e->shape, view->shape, (size_t)e->ndim * sizeof(int64_t)))
+        return te__fail(m->te, TE_ERR_SHAPE, "te_experts_load_hf: %s does not fit: the experts have %s there", name, te__shape_text(view, text));
+    return TE_OK;
+}
+static te_result te__proj_read(void *user, te_module *m, const char *name, int proj, bool bias, int expert) {
+    te_tensor *x, *view;
+    te_result result;
+    te__frame_begin(m->te);
+    x = te_safetensors_read(te__file_with((te__experts_load *)user, name), name);
+    view = te__proj_view(m, proj, bias, expert);
+    result = x && view ? te_tensor_copy(view, x) : te_error_code(m->te);
+    te__frame_end(m->te, NULL, 0);
+    return result;
+}
+TE_API te_result te_experts_load_hf(te_module *m, te_safetensors *const *files, int num_files, const char *prefix) {
+    te_module *experts = te__experts_of(m);
+    te__experts_load l = TE_ZERO;
+    te_result result;
+    int i;
+    if (!te__stack_known(m, experts, TE_EXPERTS_DOWN_PROJS, "te_experts_load_hf")) return m ? TE_ERR_INVALID : TE_ERR_STATE;
+    if (m->te->error_code != TE_OK) return m->te->error_code;
+    for (i = 0; i < num_files; i++)
+        if (!files || !files[i]) return te__fail(m->te, TE_ERR_INVALID, "te_experts_load_hf: files[%d] is NULL; te_safetensors_open gives one", i);
+    l.files = files;
+    l.num_files = num_files;
+    te__frame_begin(m->te);
+    result = te__each_proj(experts, prefix, te__proj_check, &l);
+    if (result == TE_OK && l.missing)
+        result = te__fail(m->te, TE_ERR_FORMAT, "te_experts_load_hf: %d tensors of this rank's experts are in none of the %d files: %s%s; is the prefix \"%s\" the right one?", l.missing, num_files,
+                          l.names, l.missing > TE__MISSING_SHOWN ? " ..." : "", prefix ? prefix : "");
+    te__frame_end(m->te, NULL, 0);
+    return result == TE_OK ? te__each_proj(experts, prefix, te__proj_read, &l) : result;
+}
+
+/* ---- writing ---- */
+
+typedef struct te__experts_save {
+    te_safetensors_item *items;
+    int num_items, cap_items;
+} te__experts_save;
+static te_result te__proj_collect(void *user, te_module *m, const char *name, int proj, bool bias, int expert) {
+    te__experts_save *s = (te__experts_save *)user;
+    te_tensor *view = te__proj_view(m, proj, bias, expert), *x = view ? te__empty_like(view, view->dtype) : NULL;
+    if (!x || te_tensor_copy(x, view) != TE_OK) return te_error_code(m->te) != TE_OK ? te_error_code(m->te) : TE_ERR_STATE;
+    s->items[s->num_items].name = te__copy_string(m->te, name);
+    s->items[s->num_items].tensor = x;
+    return s->items[s->num_items++].name ? TE_OK : TE_ERR_OUT_OF_MEMORY;
+}
+TE_API te_result te_experts_save_hf(te_module *m, const char *path, const char *prefix) {
+    te_module *experts = te__experts_of(m);
+    const te__experts_module *e;
+    te__experts_save s = TE_ZERO;
+    te_result result;
+    size_t bytes;
+    int i;
+    if (!te__stack_known(m, experts, TE_EXPERTS_DOWN_PROJS, "te_experts_save_hf")) return m ? TE_ERR_INVALID : TE_ERR_STATE;
+    e = (const te__experts_module *)experts->state;
+    s.cap_items = 2 * TE__PROJS * e->local;
+    bytes = (size_t)s.cap_items * sizeof(te_safetensors_item);
+    s.items = (te_safetensors_item *)te__alloc_zero(m->te, bytes);
+    if (!s.items) return TE_ERR_OUT_OF_MEMORY;
+    te__frame_begin(m->te);
+    result = te__each_proj(experts, prefix, te__proj_collect, &s);
+    if (result == TE_OK) result = te_safetensors_write(m->te, path, s.items, s.num_items, NULL, 0);
+    te__frame_end(m->te, NULL, 0);
+    for (i = 0; i < s.num_items; i++) te__free_string(m->te, (char *)(uintptr_t)s.items[i].name);
+    te__free(m->te, s.items, bytes);
+    return result;
+}

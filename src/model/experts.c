@@ -1,0 +1,277 @@
+/* model/experts.c: what the experts of a rank compute: products with a weight for each group of rows, the activation between them, biases and the weights of the choice. Knows rows that
+ * are sorted by expert; must not know where they come from. */
+
+/* How the products of groups are made. */
+typedef enum te__expert_way {
+    TE__EXPERTS_LOOP,    /* one by one, with sizes of the host */
+    TE__EXPERTS_GROUPED, /* all at once, with sizes on the device */
+    TE__EXPERTS_MXFP8    /* the same of numbers that have been through MXFP8 */
+} te__expert_way;
+
+/* Rows of tokens, sorted by expert; those behind the last expert's are 0. */
+typedef struct te__expert_rows {
+    te_tensor *x;     /* [R, dim] */
+    te_tensor *probs; /* f32 [R]: the weights of the choice */
+    te_tensor *sizes; /* i64 [E]: rows of each expert, on the device */
+    int64_t *host;    /* [E] the same in host memory, or NULL: not known */
+    te_tensor *ids;   /* i32 [R]: the expert of each row, -1 behind the last; NULL without biases */
+} te__expert_rows;
+
+/* ---- products ---- */
+
+typedef struct te__expert_mm {
+    te__expert_way way;
+    int n;
+    int64_t rows, in, out;
+    te_dtype bias_dtype;
+} te__expert_mm; /* with TE__EXPERTS_LOOP n sizes follow it */
+static int64_t *te__mm_sizes(const te__expert_mm *s) { return (int64_t *)(void *)((char *)(uintptr_t)s + sizeof(te__expert_mm)); }
+
+/* x with the values of its MXFP8 copy that has scales along `which`. */
+static te_tensor *te__through_mxfp8(te_tensor *x, int which) {
+    te_quantizer_desc d = TE_ZERO;
+    te_quantizer *q;
+    te_tensor *y;
+    d.kind = TE_QUANT_MXFP8;
+    d.usage = which;
+    q = te_quantizer_create(x->te, &d);
+    y = q ? te_quantize(q, x) : NULL;
+    y = y ? te__copy_dequantize(y, which, x->dtype) : NULL;
+    te_quantizer_destroy(q);
+    return y;
+}
+
+/* Rows of d = rows of a times the matrix of their group, [k, n] or, transposed, [n, k]. d holds zeros behind the last group. */
+static te_result te__mm_rows(te_ctx *te, const te__expert_mm *s, te_tensor *a, te_tensor *w, bool transposed, te_tensor *bias, te_tensor *sizes, te_tensor *d) {
+    int64_t size = te__cols(a) * te__cols(d) * te__dtype_size(w->dtype), at = 0;
+    te_result result = TE_OK;
+    int i;
+    if (s->way != TE__EXPERTS_LOOP) {
+        te_op_grouped_gemm_args g = te__grouped_gemm_of(sizes, s->n, d, s->rows, te__cols(d), te__cols(a), false);
+        g.a = a;
+        g.b = w;
+        g.b_transposed = transposed;
+        g.bias = bias;
+        return te_op_grouped_gemm(te, &g);
+    }
+    for (i = 0; i < s->n && result == TE_OK; i++) {
+        te_op_gemm_args g = TE_ZERO;
+        int64_t rows = te__mm_sizes(s)[i];
+        if (!rows) continue;
+        te__frame_begin(te);
+        g.a = te__rows_of(a, at, rows);
+        g.b = te__alias_2d(w, i * size, w->dtype, transposed ? te__cols(d) : te__cols(a), transposed ? te__cols(a) : te__cols(d));
+        g.d = te__rows_of(d, at, rows);
+        g.bias = bias ? te__alias_1d(bias, i * te__cols(d) * te__dtype_size(bias->dtype), bias->dtype, te__cols(d)) : NULL;
+        g.b_transposed = transposed;
+        g.m = rows;
+        g.n = te__cols(d);
+        g.k = te__cols(a);
+        result = g.a && g.b && g.d ? te_op_gemm(te, &g) : te_error_code(te);
+        te__frame_end(te, NULL, 0);
+        at += rows;
+    }
+    return result;
+}
+/* d [n * in, out]: x^T dy of each group's rows; 0 of one without. */
+static te_result te__mm_weights(te_ctx *te, const te__expert_mm *s, te_tensor *x, te_tensor *dy, te_tensor *sizes, te_tensor *d) {
+    int64_t at = 0;
+    te_result result;
+    int i;
+    if (s->way != TE__EXPERTS_LOOP) {
+        te_op_grouped_gemm_args g = te__grouped_gemm_of(sizes, s->n, d, s->in, s->out, s->rows, false);
+        return te__grouped_k_product(te, x, dy, &g);
+    }
+    result = te_tensor_fill(d, 0.0);
+    for (i = 0; i < s->n && result == TE_OK; i++) {
+        te_op_gemm_args g = TE_ZERO;
+        int64_t rows = te__mm_sizes(s)[i];
+        if (!rows) continue;
+        te__frame_begin(te);
+        g.a = te__rows_of(x, at, rows);
+        g.b = te__rows_of(dy, at, rows);
+        g.d = te__rows_of(d, i * s->in, s->in);
+        g.a_transposed = true;
+        g.m = s->in;
+        g.n = s->out;
+        g.k = rows;
+        result = g.a && g.b && g.d ? te_op_gemm(te, &g) : te_error_code(te);
+        te__frame_end(te, NULL, 0);
+        at += rows;
+    }
+    return result;
+}
+
+/* saved: x, w [n * in, out], sizes; inputs: x, w, bias. */
+static te_result te__expert_mm_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
+    const te__expert_mm *s = (const te__expert_mm *)state;
+    te_tensor *g = te_tensor_contiguous(dy[0]);
+    te_result result = g ? TE_OK : te_error_code(te);
+    int64_t shape[3];
+    if (result == TE_OK && needs[0]) {
+        bool mxfp8 = s->way == TE__EXPERTS_MXFP8;
+        te_tensor *a = mxfp8 ? te__through_mxfp8(g, TE_ROWWISE) : g, *w = mxfp8 ? te__through_mxfp8(saved[1], TE_ROWWISE) : saved[1];
+        shape[0] = s->rows;
+        shape[1] = s->in;
+        dx[0] = te_tensor_zeros(te, g->dtype, 2, shape);
+        result = a && w && dx[0] ? te__mm_rows(te, s, a, w, true, NULL, saved[2], dx[0]) : te_error_code(te);
+    }
+    if (result == TE_OK && needs[1]) {
+        shape[0] = s->n;
+        shape[1] = s->in;
+        shape[2] = s->out;
+        dx[1] = te_tensor_empty(te, g->dtype, 3, shape);
+        result = dx[1] ? te__mm_weights(te, s, saved[0], g, saved[2], te__alias_2d(dx[1], 0, g->dtype, s->n * s->in, s->out)) : te_error_code(te);
+    }
+    if (result == TE_OK && needs[2]) {
+        te_op_grouped_column_sum_args sum = TE_ZERO;
+        dx[2] = te__empty_2d(te, s->bias_dtype, s->n, s->out);
+        sum.x = g;
+        sum.sizes = saved[2];
+        sum.out = dx[2];
+        result = dx[2] ? te_op_grouped_column_sum(te, &sum) : te_error_code(te);
+    }
+    return result;
+}
+/* x [R, in] times w [n, in, out] of each row's group, + bias [n, out] or NULL -> [R, out]. */
+static te_tensor *te__expert_product(const te__expert_rows *r, te__expert_way way, te_tensor *x, te_tensor *w, te_tensor *bias) {
+    te_ctx *te = x->te;
+    const int n = (int)w->shape[0];
+    const size_t bytes = sizeof(te__expert_mm) + (size_t)n * sizeof(int64_t);
+    te__expert_mm *s = (te__expert_mm *)te__alloc_zero(te, bytes);
+    te_tensor *in[3], *saved[3], *flat, *y, *a, *b;
+    int64_t shape[2];
+    if (!s) return NULL;
+    s->way = way;
+    s->n = n;
+    s->rows = te__rows(x);
+    s->in = w->shape[1];
+    s->out = w->shape[2];
+    s->bias_dtype = bias ? bias->dtype : TE_DTYPE_NONE;
+    if (way == TE__EXPERTS_LOOP) memcpy(te__mm_sizes(s), r->host, (size_t)n * sizeof(int64_t));
+    in[0] = x;
+    in[1] = w = te_tensor_cast(w, x->dtype);
+    in[2] = bias = bias ? te_tensor_cast(bias, x->dtype) : NULL;
+    if (bias) s->bias_dtype = x->dtype;
+    shape[0] = s->rows;
+    shape[1] = s->out;
+    flat = w ? te__alias_2d(w, 0, w->dtype, n * s->in, s->out) : NULL;
+    y = te_tensor_zeros(te, x->dtype, 2, shape);
+    a = way == TE__EXPERTS_MXFP8 ? te__through_mxfp8(x, TE_ROWWISE) : x;
+    b = way == TE__EXPERTS_MXFP8 && flat ? te__through_mxfp8(flat, TE_COLUMNWISE) : flat;
+    saved[0] = x;
+    saved[1] = flat;
+    saved[2] = r->sizes;
+    if (y && a && b && te__mm_rows(te, s, a, b, false, bias, r->sizes, y) == TE_OK)
+        y = te__record("experts", y, te__expert_mm_backward, s, bytes, in, 3, saved, 3);
+    else
+        y = NULL;
+    te__free(te, s, bytes);
+    return y;
+}
+
+/* ---- biases that the choice weights ---- */
+
+/* saved: bias, ids, probs, sizes; inputs: y, bias, probs. */
+static te_result te__weighted_bias_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
+    te_tensor *g = te_tensor_contiguous(dy[0]), *factors = te__alias_2d(saved[2], 0, TE_F32, te__numel(saved[2]), 1);
+    te_result result = g && factors ? TE_OK : te_error_code(te);
+    (void)state;
+    dx[0] = dy[0];
+    if (result == TE_OK && needs[1]) { /* sums of p dy over each expert's rows */
+        te_op_moe_unpermute_args scale = TE_ZERO;
+        te_op_grouped_column_sum_args sum = TE_ZERO;
+        scale.x = g;
+        scale.row_id_map = te__identity_map(te, te__rows(g));
+        scale.merging_probs = factors;
+        scale.topk = 1;
+        sum.x = scale.y = te__empty_like(g, TE_F32);
+        sum.sizes = saved[3];
+        sum.out = dx[1] = te__empty_like(saved[0], saved[0]->dtype);
+        if (!scale.row_id_map || !scale.y || !dx[1]) return te_error_code(te);
+        result = te_op_moe_unpermute(te, &scale);
+        if (result == TE_OK) result = te_op_grouped_column_sum(te, &sum);
+    }
+    if (result == TE_OK && needs[2]) {
+        te_op_moe_unpermute_bwd_args dot = TE_ZERO;
+        dot.dy = g;
+        dot.x = saved[0];
+        dot.row_id_map = saved[1];
+        dot.merging_probs = factors;
+        dot.topk = 1;
+        dx[2] = te__empty_like(saved[2], TE_F32);
+        dot.dprobs = dx[2] ? te__alias_2d(dx[2], 0, TE_F32, te__numel(dx[2]), 1) : NULL;
+        result = dot.dprobs ? te_op_moe_unpermute_bwd(te, &dot) : te_error_code(te);
+    }
+    return result;
+}
+/* Row i of y, plus probs[i] times the bias of its expert: a table of biases is read by a map as rows are. */
+static te_tensor *te__weighted_bias(const te__expert_rows *r, te_tensor *y, te_tensor *bias) {
+    te_ctx *te = y->te;
+    te_op_moe_unpermute_args rows = TE_ZERO;
+    te_tensor *in[3], *saved[4], *z;
+    bias = te_tensor_cast(bias, y->dtype);
+    rows.x = bias;
+    rows.row_id_map = r->ids;
+    rows.merging_probs = te__alias_2d(r->probs, 0, TE_F32, te__numel(r->probs), 1);
+    rows.topk = 1;
+    rows.y = te__empty_like(y, TE_F32);
+    if (!bias || !rows.merging_probs || !rows.y || te_op_moe_unpermute(te, &rows) != TE_OK) return NULL;
+    z = te__axpby(y, rows.y, 1.0f, 1.0f);
+    in[0] = y;
+    in[1] = saved[0] = bias;
+    in[2] = saved[2] = r->probs;
+    saved[1] = r->ids;
+    saved[3] = r->sizes;
+    return te__record("expert_bias", z, te__weighted_bias_backward, NULL, 0, in, 3, saved, 4);
+}
+
+/* ---- the activation ---- */
+
+static bool te__expert_is_gated(te_expert_activation a) { return a != TE_EXPERT_RELU2; }
+static te_tensor *te__expert_activate(te_tensor *h, te_expert_activation activation, const te_moe_config *c) {
+    te_activation_params params = TE_ZERO;
+    te_activation a = activation == TE_EXPERT_RELU2 ? TE_SRELU : activation == TE_EXPERT_GEGLU ? TE_GEGLU : TE_CLAMPED_SWIGLU;
+    if (activation == TE_EXPERT_SWIGLU && c->swiglu_limit > 0.0f) {
+        params.limit = c->swiglu_limit;
+        params.alpha = 1.0f;
+        params.no_glu_linear_offset = true;
+    } else if (activation == TE_EXPERT_SWIGLU) {
+        a = TE_SWIGLU;
+    } else if (a == TE_CLAMPED_SWIGLU) {
+        params.limit = c->activation_limit;
+        params.alpha = c->activation_alpha;
+        if (activation == TE_EXPERT_QUICK_GEGLU) params.glu_interleave_size = 1;
+    }
+    return h ? te_activate(h, a, &params) : NULL;
+}
+/* The same times the weights of the choice, or of all rows 1. */
+static te_tensor *te__expert_between(const te__expert_rows *r, te_tensor *h, const te_moe_config *c) {
+    te_tensor *a = te__expert_activate(h, c->expert_activation, c);
+    return c->apply_router_weight_after_down ? a : te__scale_rows(a, r->probs);
+}
+
+/* ---- an expert ---- */
+
+/* MXFP8 where its blocks stay within an expert's weight; what a context says about it, it says once. */
+static te__expert_way te__mxfp8_way(te_ctx *te, const te_moe_config *c) {
+    if (te__expert_dim(c) % 32 == 0 && c->moe_inter_dim % 32 == 0) {
+        if (!te->automodel.told_mxfp8) te__log(te, TE_LOG_INFO, "experts torch_mm_mxfp8: products of experts are made of MXFP8 values");
+        te->automodel.told_mxfp8 = true;
+        return TE__EXPERTS_MXFP8;
+    }
+    if (!te->automodel.told_mxfp8_plain)
+        te__warn(te, "experts torch_mm_mxfp8: sizes %lld and %lld are no multiples of 32, so products of experts stay in high precision", (long long)te__expert_dim(c), (long long)c->moe_inter_dim);
+    te->automodel.told_mxfp8_plain = true;
+    return TE__EXPERTS_GROUPED;
+}
+
+/* Both products of the experts whose stacks are m's parameters: [R, dim]. With apply_router_weight_after_down the weights of the choice are the caller's. */
+static te_tensor *te__expert_compute(te_module *m, const te_moe_config *c, te__expert_way way, const te__expert_rows *r) {
+    te_tensor *up = te_module_parameter(m, "gate_and_up_projs"), *down = te_module_parameter(m, "down_projs"), *down_bias = te_module_parameter(m, "down_proj_bias"), *y;
+    if (te__need_memory(up, m->cls->name) != TE_OK || te__need_memory(down, m->cls->name) != TE_OK) return NULL;
+    y = te__expert_product(r, way, r->x, up, te_module_parameter(m, "gate_up_proj_bias"));
+    y = y ? te__expert_between(r, y, c) : NULL;
+    y = y ? te__expert_product(r, way, y, down, c->apply_router_weight_after_down ? down_bias : NULL) : NULL;
+    return y && down_bias && !c->apply_router_weight_after_down ? te__weighted_bias(r, y, down_bias) : y;
+}

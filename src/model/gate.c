@@ -1,0 +1,541 @@
+/* model/gate.c: the gates of a mixture of experts: Gate, with its auxiliary loss and the bias that balances it, and FakeBalancedGate. Knows the router's operations; must not know
+ * experts. */
+
+static const char *te__moe_name(const te_moe_config *c, const char *otherwise) { return c->name ? c->name : otherwise; }
+static int64_t te__expert_dim(const te_moe_config *c) { return c->moe_latent_size ? c->moe_latent_size : c->dim; }
+
+/* Every maker of this chapter asks this of its config first: *c is `given` with the defaults that the others read. */
+static bool te__moe_config_ok(te_ctx *te, const char *who, const te_moe_config *given, te_moe_config *c) {
+    if (!te || !te__has_desc(te, given, who)) return false;
+    *c = *given;
+    if (!c->n_expert_groups) c->n_expert_groups = 1;
+    if (!c->n_limited_groups) c->n_limited_groups = 1;
+    if (c->route_scale == 0.0f) c->route_scale = 1.0f;
+    if (c->init_std == 0.0f) c->init_std = 0.02f;
+    if (!c->dtype) c->dtype = TE_BF16;
+    if (c->n_routed_experts < 1 || c->n_routed_experts > TE_MOE_MAX_EXPERTS || c->n_activated_experts < 1 || c->n_activated_experts > c->n_routed_experts)
+        te__fail(te, TE_ERR_INVALID, "%s: n_activated_experts is %d of n_routed_experts %d; 1 to %d experts, and at least 1 and at most all of them for a token, are possible", who,
+                 c->n_activated_experts, c->n_routed_experts, TE_MOE_MAX_EXPERTS);
+    else if ((int)c->score_func < 0 || c->score_func > TE_GATE_SQRTSOFTPLUS || (int)c->expert_activation < 0 || c->expert_activation > TE_EXPERT_RELU2)
+        te__fail(te, TE_ERR_INVALID, "%s: score_func %d and expert_activation %d; 0 to %d and 0 to %d are possible", who, (int)c->score_func, (int)c->expert_activation, (int)TE_GATE_SQRTSOFTPLUS,
+                 (int)TE_EXPERT_RELU2);
+    else if (c->enable_routing_replay)
+        te__fail(te, TE_ERR_UNSUPPORTED, "%s: enable_routing_replay is not implemented yet; leave it false", who);
+    else if (!(c->swiglu_limit >= 0.0f) || !(c->activation_limit >= 0.0f))
+        te__fail(te, TE_ERR_INVALID, "%s: swiglu_limit is %g and activation_limit %g; positive numbers are needed, or 0: none, and 7", who, (double)c->swiglu_limit, (double)c->activation_limit);
+    else if (c->moe_latent_size < 0 || c->n_shared_experts < 0 || c->shared_expert_inter_dim < 0)
+        te__fail(te, TE_ERR_INVALID, "%s: moe_latent_size is %lld, n_shared_experts %d and shared_expert_inter_dim %lld; none can be negative", who, (long long)c->moe_latent_size,
+                 c->n_shared_experts, (long long)c->shared_expert_inter_dim);
+    else
+        return te__layer_desc_ok(te, who, c->dim, c->moe_inter_dim, c->dtype);
+    return false;
+}
+
+/* x [.., size] as a matrix, with its history; NULL with an error. */
+static te_tensor *te__moe_matrix(te_module *m, te_tensor *x, int64_t size) {
+    char text[TE__SHAPE_TEXT];
+    int64_t shape[2];
+    if (!te__need_float(x, m->cls->name)) return NULL;
+    if (x->ndim < 1 || te__cols(x) != size) {
+        te__fail(m->te, TE_ERR_SHAPE, "%s: the input is %s; [.., %lld] is needed", m->cls->name, te__shape_text(x, text), (long long)size);
+        return NULL;
+    }
+    x = te_tensor_contiguous(x);
+    shape[0] = x ? te__rows(x) : 0;
+    shape[1] = size;
+    return x && x->ndim != 2 ? te_tensor_view(x, 2, shape) : x;
+}
+/* The call's padding, u8 [T], in *padding, or NULL; false with an error. */
+static bool te__moe_padding(te_module *m, const te_forward_args *args, int64_t tokens, te_tensor **padding) {
+    te_tensor *x = args->attention.attention_mask;
+    char text[TE__SHAPE_TEXT];
+    *padding = NULL;
+    if (!x) return true;
+    if (!te__same_ctx(x, m->te, m->cls->name)) return false;
+    if (x->dtype != TE_U8 || te__numel(x) != tokens) {
+        te__fail(m->te, TE_ERR_SHAPE, "%s: attention_mask is %s %s; the padding of %lld tokens is needed, u8, one number for each", m->cls->name, te_dtype_name(x->dtype),
+                 te__shape_text(x, text), (long long)tokens);
+        return false;
+    }
+    *padding = te_tensor_contiguous(x);
+    return *padding != NULL;
+}
+/* The index map that leaves n rows where they are. */
+static te_tensor *te__identity_map(te_ctx *te, int64_t n) {
+    int64_t none = 0;
+    te_tensor *sizes = te__moe_splits(te, NULL, &none, 1, 1, NULL);
+    return sizes ? te__chunk_map(te, sizes, NULL, NULL, n) : NULL;
+}
+/* Row i of x [R, N] times factors[i], f32 [R], rounded once. Differentiable in both. */
+static te_tensor *te__scale_rows(te_tensor *x, te_tensor *factors) {
+    te_moe_unpermute_desc desc = TE_ZERO;
+    te_tensor *map = x && factors ? te__identity_map(x->te, te__rows(x)) : NULL;
+    int64_t shape[2];
+    if (!map) return NULL;
+    shape[0] = te__rows(x);
+    shape[1] = 1;
+    desc.merging_probs = te_tensor_view(factors, 2, shape);
+    desc.map_type = TE_MAP_INDEX;
+    return desc.merging_probs ? te_moe_unpermute(x, map, &desc) : NULL;
+}
+
+/* ---- the choice ---- */
+
+typedef struct te__gate_module {
+    te_moe_config config;
+    te_dtype precision;
+    te_group *cp_group;
+    te_tensor *load;       /* f32 [E] */
+    uint64_t load_cleared; /* its version while nothing has been counted */
+    float *master;         /* the bias in f32, where the buffer is of another format: [E], once it has been updated */
+} te__gate_module;
+
+/* One choice; also what its backward pass reads. */
+typedef struct te__gate_choice {
+    te_score_function score;
+    bool over_all, all_scores, bias_in_probs, biased;
+    te_switch normalise;
+    float scale;
+    int topk, groups, group_topk, group_best;
+} te__gate_choice;
+
+/* saved: logits, topk_indices or NULL, the bias or NULL. */
+static te_result te__gate_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
+    const te__gate_choice *c = (const te__gate_choice *)state;
+    te_op_moe_router_bwd_args args = TE_ZERO;
+    te_tensor *g = te_tensor_contiguous(dy[0]);
+    (void)needs;
+    args.logits = saved[0];
+    if (c->all_scores)
+        args.dprobs = g;
+    else
+        args.dtopk_probs = g;
+    args.topk_indices = saved[1];
+    args.expert_bias = saved[2];
+    args.dlogits = dx[0] = te__empty_like(saved[0], saved[0]->dtype);
+    args.topk = c->topk;
+    args.score_function = c->score;
+    args.use_pre_softmax = c->over_all;
+    args.scaling_factor = c->scale;
+    args.all_scores = c->all_scores;
+    args.norm_topk_prob = c->normalise;
+    args.bias_in_probs = c->bias_in_probs;
+    return g && dx[0] ? te_op_moe_router_bwd(te, &args) : te_error_code(te);
+}
+/* Weights [T, K] in `dtype`, and *indices; or, with all_scores, the scores of all experts. */
+static te_tensor *te__gate_choose(te_tensor *logits, const te__gate_choice *c, te_tensor *bias, te_dtype dtype, te_tensor **indices) {
+    te_ctx *te = logits->te;
+    te_op_moe_router_fwd_args args = TE_ZERO;
+    te_tensor *saved[3], *y = te__empty_2d(te, dtype, te__rows(logits), c->all_scores ? te__cols(logits) : c->topk);
+    if (!c->all_scores) *indices = te__empty_2d(te, TE_I32, te__rows(logits), c->topk);
+    if (!y || (!c->all_scores && !*indices)) return NULL;
+    args.logits = logits;
+    args.expert_bias = c->biased ? bias : NULL;
+    if (c->all_scores) {
+        args.probs = y;
+    } else {
+        args.topk_probs = y;
+        args.topk_indices = *indices;
+    }
+    args.topk = c->topk;
+    args.score_function = c->score;
+    args.use_pre_softmax = c->over_all;
+    args.num_groups = c->groups;
+    args.group_topk = c->group_topk;
+    args.group_best = c->group_best;
+    args.scaling_factor = c->scale;
+    args.all_scores = c->all_scores;
+    args.norm_topk_prob = c->normalise;
+    args.bias_in_probs = c->bias_in_probs;
+    saved[0] = logits;
+    saved[1] = c->all_scores ? NULL : *indices;
+    saved[2] = c->bias_in_probs ? bias : NULL;
+    return te__record("gate", te__checked(y, te_op_moe_router_fwd(te, &args)), te__gate_backward, c, sizeof(*c), &logits, 1, saved, 3);
+}
+static te__gate_choice te__gate_choice_of(const te_moe_config *c, bool has_bias) {
+    te__gate_choice y = TE_ZERO;
+    bool sigmoid = c->score_func == TE_GATE_SIGMOID || c->score_func == TE_GATE_SIGMOID_WITH_BIAS;
+    y.score = sigmoid ? TE_SCORE_SIGMOID : c->score_func == TE_GATE_SQRTSOFTPLUS ? TE_SCORE_SQRTSOFTPLUS : TE_SCORE_SOFTMAX;
+    y.over_all = c->score_func == TE_GATE_SOFTMAX_WITH_BIAS || (c->score_func == TE_GATE_SOFTMAX && c->softmax_before_topk);
+    y.biased = has_bias && c->score_func != TE_GATE_SOFTMAX;
+    y.bias_in_probs = y.biased && c->score_func == TE_GATE_SIGMOID && c->router_weight_uses_score_correction_bias;
+    y.normalise = c->norm_topk_prob ? TE_ON : TE_OFF;
+    y.scale = c->route_scale;
+    y.topk = c->n_activated_experts;
+    if (c->n_expert_groups > 1 && c->score_func != TE_GATE_SOFTMAX && c->score_func != TE_GATE_SQRTSOFTPLUS) {
+        y.groups = c->n_expert_groups;
+        y.group_topk = c->n_limited_groups;
+        y.group_best = c->score_func == TE_GATE_SIGMOID && !has_bias ? 1 : 2;
+    }
+    return y;
+}
+
+/* ---- load and auxiliary loss ---- */
+
+/* How many tokens each expert gets, f32 [E]. */
+static te_tensor *te__gate_count(te_tensor *indices, te_tensor *padding, int64_t experts) {
+    te_ctx *te = indices->te;
+    te_op_moe_local_ids_args args = TE_ZERO;
+    te_tensor *counts = te__empty_1d(te, TE_I32, experts), *load = te__empty_1d(te, TE_F32, experts);
+    args.experts = indices;
+    args.dropped = padding;
+    args.local = te__empty_like(indices, TE_I32);
+    args.tokens_per_expert = counts;
+    args.count = experts;
+    if (!counts || !load || !args.local || te_op_moe_local_ids(te, &args) != TE_OK) return NULL;
+    return te__checked(load, te_tensor_copy(load, counts));
+}
+
+/* The sum over the ranks of a number of which this rank has a summand: the gradient of the summand is that of the sum. */
+static te_tensor *te__sum_of_ranks(te_group *group, te_tensor *x) {
+    te_tensor *y = x ? te__empty_like(x, x->dtype) : NULL;
+    if (y && te_tensor_copy(y, x) != TE_OK) y = NULL;
+    if (te_all_reduce(group, y, TE_REDUCE_SUM) != TE_OK) y = NULL;
+    return y ? te__record_same("sum_of_ranks", x, y) : NULL;
+}
+
+/* L of api/experts.h. The loads are divided by the square of the number of tokens, so that the operation's own division is by 1. */
+static te_tensor *te__gate_aux_loss(const te__gate_module *s, te_tensor *logits, const te__gate_choice *choice, te_tensor *bias, te_tensor *load, te_tensor *padding) {
+    te_ctx *te = logits->te;
+    const te_moe_config *c = &s->config;
+    te__gate_choice all = *choice;
+    te_fused_moe_aux_loss_desc d = TE_ZERO;
+    te_op_axpby_args divide = TE_ZERO;
+    te_op_sum_args sum = TE_ZERO;
+    te_tensor *scores, *keep, *tokens, *ones;
+    bool cp = te_group_size(s->cp_group) > 1;
+    int i;
+    all.all_scores = true;
+    all.biased = all.bias_in_probs;
+    all.groups = all.group_topk = all.group_best = 0;
+    all.scale = 1.0f;
+    if (c->n_activated_experts == 1) all.normalise = TE_OFF;
+    scores = te__gate_choose(logits, &all, bias, TE_F32, NULL);
+    ones = te__empty_1d(te, TE_F32, te__rows(logits));
+    tokens = te__empty_1d(te, TE_F32, 1);
+    if (!scores || !ones || !tokens || te_tensor_fill(ones, 1.0) != TE_OK) return NULL;
+    keep = ones;
+    if (padding) {
+        te_tensor *marks = te__empty_like(ones, TE_F32);
+        if (!marks || te_tensor_copy(marks, te__alias_1d(padding, 0, TE_U8, te__numel(padding))) != TE_OK) return NULL;
+        keep = te__axpby(ones, marks, 1.0f, -1.0f);
+        scores = te__scale_rows(scores, keep);
+    }
+    sum.x = keep;
+    sum.out = tokens;
+    if (!scores || !keep || te_op_sum(te, &sum) != TE_OK) return NULL;
+    load = te__axpby(load, NULL, 1.0f, 0.0f); /* the gate keeps its own */
+    if (cp && (te_all_reduce(s->cp_group, tokens, TE_REDUCE_SUM) != TE_OK || te_all_reduce(s->cp_group, load, TE_REDUCE_SUM) != TE_OK)) return NULL;
+    divide.x = divide.out = load;
+    divide.alpha = 1.0f;
+    divide.divide_device = tokens;
+    for (i = 0; i < 2; i++)
+        if (!load || te_op_axpby(te, &divide) != TE_OK) return NULL;
+    d.total_num_tokens = 1;
+    d.num_experts = c->n_routed_experts;
+    d.topk = c->n_activated_experts;
+    d.coeff = 1.0f;
+    scores = te_fused_moe_aux_loss(scores, load, &d);
+    return cp ? te__sum_of_ranks(s->cp_group, scores) : scores;
+}
+
+/* The weights as they are; their backward pass begins that of the loss. */
+static te_result te__attach_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
+    int64_t one = 1;
+    (void)state, (void)saved;
+    dx[0] = dy[0];
+    if (needs[1]) dx[1] = te_tensor_full(te, TE_F32, 1, &one, te->automodel.moe_aux_loss_scale != 0.0f ? (double)te->automodel.moe_aux_loss_scale : 1.0);
+    return needs[1] && !dx[1] ? te_error_code(te) : TE_OK;
+}
+static te_tensor *te__attach_loss(te_tensor *weights, te_tensor *loss) {
+    te_tensor *in[2], *y = te__alias_2d(weights, 0, weights->dtype, te__rows(weights), te__cols(weights));
+    in[0] = weights;
+    in[1] = loss;
+    return loss ? te__record("aux_loss", y, te__attach_backward, NULL, 0, in, 2, NULL, 0) : NULL;
+}
+TE_API te_result te_set_moe_aux_loss_scale(te_ctx *te, float scale) {
+    if (!te) return TE_ERR_STATE;
+    if (!(fabsf(scale) <= 3.4e38f)) return te__fail(te, TE_ERR_INVALID, "te_set_moe_aux_loss_scale: the scale is %g; a number is needed", (double)scale);
+    te->automodel.moe_aux_loss_scale = scale;
+    return TE_OK;
+}
+
+/* ---- Gate ---- */
+
+static te_result te__gate_forward(te_module *m, te_forward_args *args) {
+    te__gate_module *s = (te__gate_module *)m->state;
+    te_ctx *te = m->te;
+    const te_moe_config *c = &s->config;
+    te_tensor *x = te__moe_matrix(m, args->input, c->dim), *weight = te_module_parameter(m, "weight"), *row = te_module_parameter(m, "bias");
+    te_tensor *bias = te_module_parameter(m, "e_score_correction_bias"), *logits, *weights, *indices = NULL, *padding, *load = NULL;
+    te__gate_choice choice = te__gate_choice_of(c, bias != NULL);
+    bool counts = c->gate_bias_update_factor > 0.0f && te_module_is_training(m), aux = c->aux_loss_coeff > 0.0f && te_module_is_training(m);
+    te_dtype precision;
+    if (!x || te__need_memory(weight, "Gate") != TE_OK || !te__moe_padding(m, args, te__rows(x), &padding)) return te_error_code(te);
+    precision = s->precision ? s->precision : x->dtype;
+    logits = te_linear(te_tensor_cast(x, precision), te_tensor_cast(weight, precision), row ? te_tensor_cast(row, precision) : NULL);
+    if (!logits) return te_error_code(te);
+    weights = te__gate_choose(logits, &choice, bias, c->router_weights_fp32 ? TE_F32 : x->dtype, &indices);
+    if (!weights) return te_error_code(te);
+    if (counts || aux) load = te__gate_count(indices, padding, c->n_routed_experts);
+    if ((counts || aux) && !load) return te_error_code(te);
+    if (counts && !te->replaying && !te->warming) { /* a checkpoint's second run has been counted */
+        te_op_axpby_args add = TE_ZERO;
+        add.x = load;
+        add.y = add.out = s->load;
+        add.alpha = add.beta = 1.0f;
+        if (te_op_axpby(te, &add) != TE_OK) return te_error_code(te);
+    }
+    if (aux) {
+        args->outputs.aux_loss = te__gate_aux_loss(s, logits, &choice, bias, load, padding);
+        if (!args->outputs.aux_loss) return te_error_code(te);
+        weights = te__attach_loss(weights, te_scale(args->outputs.aux_loss, c->aux_loss_coeff));
+    }
+    args->outputs.topk_indices = indices;
+    return te__output(m, args, weights);
+}
+static te_result te__gate_reset(te_module *m) {
+    te__gate_module *s = (te__gate_module *)m->state;
+    te_tensor *row = te_module_parameter(m, "bias"), *bias = te_module_parameter(m, "e_score_correction_bias");
+    te_init init = TE_ZERO;
+    te_result result;
+    init.std = s->config.init_std;
+    result = te__init_weight(m, te_module_parameter(m, "weight"), &init, TE_PARALLEL_NONE, NULL);
+    if (result == TE_OK && row) result = te_tensor_fill(row, 0.0);
+    if (result == TE_OK && bias) result = te_tensor_fill(bias, 0.0);
+    if (s->master) te__free(m->te, s->master, (size_t)s->config.n_routed_experts * sizeof(float));
+    s->master = NULL;
+    return result;
+}
+static void te__gate_destroy(te_module *m) {
+    te__gate_module *s = (te__gate_module *)m->state;
+    te_tensor_release(s->load);
+    if (s->master) te__free(m->te, s->master, (size_t)s->config.n_routed_experts * sizeof(float));
+}
+static const te_module_class te__gate_class = {"Gate", sizeof(te__gate_module), te__gate_forward, te__gate_destroy, te__gate_reset};
+
+TE_API te_module *te_gate_create(te_ctx *te, const te_moe_config *config, te_dtype gate_precision, te_group *cp_group) {
+    te_moe_config c;
+    te_module *m;
+    te__gate_module *s;
+    int64_t experts;
+    if (!te__moe_config_ok(te, "te_gate_create", config, &c)) return NULL;
+    if (gate_precision && !te__is_float(gate_precision)) {
+        te__fail(te, TE_ERR_DTYPE, "te_gate_create: gate_precision is %s; f32, f16 and bf16 are possible, or 0: the tokens' format", te_dtype_name(gate_precision));
+        return NULL;
+    }
+    if (c.gate_bias_update_factor > 0.0f && c.no_train_gate) {
+        te__fail(te, TE_ERR_INVALID, "te_gate_create: gate_bias_update_factor is %g and no_train_gate is set; only the bias of a gate that is trained is updated: leave one of them 0",
+                 (double)c.gate_bias_update_factor);
+        return NULL;
+    }
+    m = te_module_create(te, &te__gate_class, te__moe_name(&c, "gate"));
+    if (!m) return NULL;
+    s = (te__gate_module *)m->state;
+    s->config = c;
+    s->config.name = NULL;
+    s->precision = gate_precision;
+    s->cp_group = cp_group;
+    te__params_on(m, c.device);
+    te__add_weight(m, "weight", c.dtype, c.n_routed_experts, c.dim);
+    if (c.router_bias) te__add_weight(m, "bias", c.dtype, c.n_routed_experts, 0);
+    te_module_set_requires_grad(m, !c.no_train_gate);
+    experts = c.n_routed_experts;
+    te__frame_begin(te);
+    if (c.gate_bias_update_factor > 0.0f || c.force_e_score_correction_bias) te_module_add_buffer(m, "e_score_correction_bias", te_tensor_zeros(te, TE_F32, 1, &experts));
+    if (c.gate_bias_update_factor > 0.0f) {
+        s->load = te_tensor_retain(te_tensor_zeros(te, TE_F32, 1, &experts));
+        s->load_cleared = te_tensor_version(s->load);
+    }
+    te__frame_end(te, NULL, 0);
+    return te__module_built(m);
+}
+
+TE_API te_tensor *te_gate_expert_load(te_module *m) {
+    te__gate_module *s = m && m->cls == &te__gate_class ? (te__gate_module *)m->state : NULL;
+    return s && s->load && te_tensor_version(s->load) != s->load_cleared ? s->load : NULL;
+}
+
+/* The bias from `host`, which begins as the load and ends as the bias. */
+static te_result te__gate_balance(te_module *m, te_tensor *bias, float *host, float *load) {
+    te__gate_module *s = (te__gate_module *)m->state;
+    const int n = s->config.n_routed_experts;
+    te_tensor *made;
+    int64_t shape = n;
+    double mean = 0.0;
+    te_result result;
+    int e;
+    if (bias->dtype != TE_F32 && !s->master) {
+        s->master = (float *)te__alloc(m->te, (size_t)n * sizeof(float));
+        if (!s->master) return TE_ERR_OUT_OF_MEMORY;
+        result = te_tensor_to_f32(bias, s->master);
+        if (result != TE_OK) return result;
+    }
+    result = bias->dtype == TE_F32 ? te_tensor_to_f32(bias, host) : TE_OK;
+    if (bias->dtype != TE_F32) memcpy(host, s->master, (size_t)n * sizeof(float));
+    for (e = 0; e < n; e++) mean += (double)load[e];
+    mean /= n;
+    for (e = 0; e < n; e++) host[e] += s->config.gate_bias_update_factor * ((double)load[e] < mean ? 1.0f : (double)load[e] > mean ? -1.0f : 0.0f);
+    if (s->master) memcpy(s->master, host, (size_t)n * sizeof(float));
+    made = result == TE_OK ? te_tensor_from_f32(m->te, TE_F32, 1, &shape, host) : NULL;
+    return made ? te_tensor_copy(bias, made) : te_error_code(m->te);
+}
+TE_API te_result te_gate_update_bias(te_module *m, te_group *group) {
+    te__gate_module *s = m && m->cls == &te__gate_class ? (te__gate_module *)m->state : NULL;
+    te_tensor *bias, *load;
+    te_ctx *te;
+    float *host;
+    size_t bytes;
+    te_result result;
+    if (!m) return TE_ERR_STATE;
+    te = m->te;
+    if (!s) return m->cls && strcmp(m->cls->name, "FakeBalancedGate") == 0 ? TE_OK : te__fail(te, TE_ERR_INVALID, "te_gate_update_bias: \"%s\" is no Gate", m->name);
+    bias = te_module_parameter(m, "e_score_correction_bias");
+    if (!s->load || !bias) return te__fail(te, TE_ERR_INVALID, "te_gate_update_bias: gate_bias_update_factor is 0, so nothing updates the bias; a gate with a positive one is needed");
+    if (!te_module_is_training(m)) return te__fail(te, TE_ERR_STATE, "te_gate_update_bias: the gate is in evaluation; te_module_train(m, true) before it");
+    if (!te_gate_expert_load(m)) return te__fail(te, TE_ERR_STATE, "te_gate_update_bias: no tokens have been counted since the last update; a forward pass in training comes before it");
+    bytes = 2 * (size_t)s->config.n_routed_experts * sizeof(float);
+    host = (float *)te__alloc(te, bytes);
+    if (!host) return TE_ERR_OUT_OF_MEMORY;
+    te__frame_begin(te);
+    load = te__axpby(s->load, NULL, 1.0f, 0.0f);
+    result = te_all_reduce(group, load, TE_REDUCE_SUM);
+    if (result == TE_OK) result = te_tensor_to_f32(load, host + s->config.n_routed_experts);
+    if (result == TE_OK) result = te__gate_balance(m, bias, host, host + s->config.n_routed_experts);
+    if (result == TE_OK) result = te_tensor_fill(s->load, 0.0);
+    if (result == TE_OK) s->load_cleared = te_tensor_version(s->load);
+    te__frame_end(te, NULL, 0);
+    te__free(te, host, bytes);
+    return result;
+}
+
+/* ---- FakeBalancedGate ---- */
+
+typedef struct te__fake_gate {
+    te_moe_config config;
+    int skip;
+    float noise;
+    te_tensor *indices, *weights; /* of the last call without noise: others of its size take them */
+} te__fake_gate;
+
+/* Random numbers, one after the other. */
+typedef struct te__draws {
+    uint64_t seed, count;
+    uint32_t word[4];
+} te__draws;
+static uint32_t te__draw_word(te__draws *d) {
+    if (d->count % 4 == 0) te__philox(d->seed, 0, d->count / 4, d->word);
+    return d->word[d->count++ % 4];
+}
+
+/* Room of one token's choice. */
+static te_result te__fake_choice(const te__fake_gate *s, uint64_t seed, int64_t tokens, float *weights, int32_t *indices) {
+    const int topk = s->config.n_activated_experts, experts = s->config.n_routed_experts - s->skip;
+    float key[TE_MOE_MAX_EXPERTS], bias[TE_MOE_MAX_EXPERTS], pair[2];
+    uint8_t taken[TE_MOE_MAX_EXPERTS];
+    te__draws d = TE_ZERO;
+    int64_t i, t;
+    int e, k;
+    if (s->noise <= 0.0f) {
+        for (i = 0; i < tokens * topk; i++) {
+            weights[i] = 1.0f / (float)topk;
+            indices[i] = (int32_t)(i % experts) + s->skip;
+        }
+        return TE_OK;
+    }
+    d.seed = seed;
+    for (t = 0; t < tokens; t++) {
+        float sum = 0.0f, *w = weights + t * topk;
+        for (k = 0; k < topk; k++) {
+            w[k] = te__uniform01(te__draw_word(&d));
+            sum += w[k];
+        }
+        for (k = 0; k < topk; k++) w[k] = (1.0f - s->noise) / (float)topk + s->noise * (sum > 0.0f ? w[k] / sum : 1.0f / (float)topk);
+    }
+    for (e = 0; e < experts; e++) {
+        uint32_t first = te__draw_word(&d), second = te__draw_word(&d);
+        te__normal2(first, second, pair);
+        bias[e] = pair[0] * 0.1f * s->noise;
+    }
+    for (t = 0; t < tokens; t++) {
+        for (e = 0; e < experts; e++) key[e] = te__uniform01(te__draw_word(&d)) + bias[e];
+        te__choose(key, experts, topk, taken, indices + t * topk);
+        for (k = 0; k < topk; k++) indices[t * topk + k] += s->skip;
+    }
+    return TE_OK;
+}
+/* The seed that the first four elements of x give. */
+static te_result te__fake_seed(te_tensor *x, uint64_t *seed) {
+    float host[4] = {0.0f, 0.0f, 0.0f, 0.0f}, sum;
+    int64_t n = te__min(4, te__numel(x));
+    te_result result = n ? te_tensor_to_f32(te__alias_1d(x, 0, x->dtype, n), host) : TE_OK;
+    sum = (host[0] + host[1] + host[2] + host[3]) * 1e6f;
+    *seed = fabsf(sum) < 9e18f ? (uint64_t)(int64_t)sum & 0x7fffffff : 0; /* NaN as well */
+    return result;
+}
+static te_result te__fake_gate_forward(te_module *m, te_forward_args *args) {
+    te__fake_gate *s = (te__fake_gate *)m->state;
+    te_ctx *te = m->te;
+    te_tensor *x = te__moe_matrix(m, args->input, s->config.dim);
+    int64_t tokens = x ? te__rows(x) : 0, shape[2];
+    size_t bytes = (size_t)(tokens * s->config.n_activated_experts + 1) * 4;
+    uint64_t seed = 0;
+    te_result result = x ? TE_OK : te_error_code(te);
+    if (result == TE_OK && s->noise > 0.0f) result = te__fake_seed(x, &seed);
+    if (result != TE_OK) return result;
+    if (!s->indices || s->noise > 0.0f || te__rows(s->indices) != tokens || s->weights->dtype != x->dtype) {
+        float *weights = (float *)te__alloc(te, bytes);
+        int32_t *indices = (int32_t *)te__alloc(te, bytes);
+        te_tensor *made[2] = {NULL, NULL};
+        shape[0] = tokens;
+        shape[1] = s->config.n_activated_experts;
+        if (weights && indices && te__fake_choice(s, seed, tokens, weights, indices) == TE_OK) {
+            made[0] = te_tensor_from_f32(te, x->dtype, 2, shape, weights);
+            made[1] = te_tensor_from_host(te, TE_I32, 2, shape, indices);
+        }
+        if (weights) te__free(te, weights, bytes);
+        if (indices) te__free(te, indices, bytes);
+        if (!made[0] || !made[1]) return te_error_code(te);
+        args->outputs.topk_indices = made[1];
+        if (s->noise <= 0.0f && !te->capture) { /* a graph's memory is its own */
+            te_tensor_release(s->weights);
+            te_tensor_release(s->indices);
+            s->weights = te_tensor_retain(made[0]);
+            s->indices = te_tensor_retain(made[1]);
+        }
+        return te__output(m, args, made[0]);
+    }
+    args->outputs.topk_indices = te__alias_2d(s->indices, 0, TE_I32, tokens, te__cols(s->indices));
+    return te__output(m, args, args->outputs.topk_indices ? te__alias_2d(s->weights, 0, x->dtype, tokens, te__cols(s->weights)) : NULL);
+}
+static void te__fake_gate_destroy(te_module *m) {
+    te__fake_gate *s = (te__fake_gate *)m->state;
+    te_tensor_release(s->weights);
+    te_tensor_release(s->indices);
+}
+static const te_module_class te__fake_gate_class = {"FakeBalancedGate", sizeof(te__fake_gate), te__fake_gate_forward, te__fake_gate_destroy, NULL};
+
+TE_API te_module *te_fake_balanced_gate_create(te_ctx *te, const te_moe_config *config, int skip_first_n_experts, float noise) {
+    te_moe_config c;
+    te_module *m;
+    te__fake_gate *s;
+    if (!te__moe_config_ok(te, "te_fake_balanced_gate_create", config, &c)) return NULL;
+    if (skip_first_n_experts < 0 || skip_first_n_experts >= c.n_routed_experts || !(noise >= 0.0f)) {
+        te__fail(te, TE_ERR_INVALID, "te_fake_balanced_gate_create: skip_first_n_experts is %d of %d, and noise %g; 0 to %d, and a noise that is not negative, are needed", skip_first_n_experts,
+                 c.n_routed_experts, (double)noise, c.n_routed_experts - 1);
+        return NULL;
+    }
+    if (noise > 0.0f && c.n_activated_experts > c.n_routed_experts - skip_first_n_experts) {
+        te__fail(te, TE_ERR_INVALID, "te_fake_balanced_gate_create: with noise, %d different experts of %d are chosen for a token; a smaller skip_first_n_experts is needed", c.n_activated_experts,
+                 c.n_routed_experts - skip_first_n_experts);
+        return NULL;
+    }
+    m = te_module_create(te, &te__fake_gate_class, te__moe_name(&c, "gate"));
+    if (!m) return NULL;
+    s = (te__fake_gate *)m->state;
+    s->config = c;
+    s->config.name = NULL;
+    s->skip = skip_first_n_experts;
+    s->noise = noise;
+    return te__module_built(m);
+}

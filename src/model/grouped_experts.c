@@ -1,0 +1,342 @@
+/* model/grouped_experts.c: GroupedExperts, GroupedExpertsDeepEP and GroupedExpertsTE: the parameters of a rank's experts, and their calls. Knows dispatchers and what experts compute; must
+ * not know gates. */
+
+typedef struct te__experts_module {
+    te_moe_config config;
+    te_experts_backend way;
+    te_group *group;
+    int ranks, local; /* ranks that share the experts, experts of each */
+    bool exchanges;   /* rows travel, and not all tokens */
+    bool gmm;         /* the class knows grouped products with sizes of the host */
+} te__experts_module;
+
+static int64_t te__up_size(const te_moe_config *c) { return (te__expert_is_gated(c->expert_activation) ? 2 : 1) * c->moe_inter_dim; }
+
+/* The call's x [T, dim], and what a gate has chosen for it. */
+static te_result te__experts_begin(te_module *m, te_forward_args *args, te__dispatch *d, te_tensor **x, te_tensor **indices, te_tensor **padding) {
+    te__experts_module *s = (te__experts_module *)m->state;
+    te_tensor *w = args->topk_weights, *k = args->topk_indices;
+    char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
+    *x = te__moe_matrix(m, args->input, te__expert_dim(&s->config));
+    if (!*x) return te_error_code(m->te);
+    if (te_tensor_is_sharded(args->input))
+        return te__fail(m->te, TE_ERR_INVALID, "%s: the input is a shard (te_tensor_set_sharded); experts take a rank's own tokens, whole", m->cls->name);
+    if (!w || !k) return te__fail(m->te, TE_ERR_STATE, "%s: topk_weights and topk_indices are %s; a gate gives both", m->cls->name, !w && !k ? "NULL" : w ? "given and NULL" : "NULL and given");
+    if (!te__same_ctx(w, m->te, m->cls->name) || !te__same_ctx(k, m->te, m->cls->name) || !te__need_float(w, m->cls->name)) return te_error_code(m->te);
+    if (w->ndim != 2 || !te__same_shape(w, k) || w->shape[0] != te__rows(*x) || w->shape[1] < 1 || !te__is_index(k->dtype))
+        return te__fail(m->te, TE_ERR_SHAPE, "%s: topk_weights are %s and topk_indices %s %s; both must be [%lld, K], and indices i32 or i64", m->cls->name, te__shape_text(w, a),
+                        te_dtype_name(k->dtype), te__shape_text(k, b), (long long)te__rows(*x));
+    if (!te__moe_padding(m, args, te__rows(*x), padding)) return te_error_code(m->te);
+    d->group = s->group;
+    d->ranks = s->ranks;
+    d->local = s->local;
+    d->tokens = te__rows(*x);
+    d->topk = w->shape[1];
+    w = te_tensor_contiguous(w);
+    d->weights = w ? te_tensor_cast(w, TE_F32) : NULL;
+    *indices = te_tensor_contiguous(k);
+    return d->weights && *indices ? TE_OK : te_error_code(m->te);
+}
+/* A call of experts m that does not come about: the other ranks would wait for it. m NULL: it has none. */
+static te_result te__experts_refuse(te_module *m, te_result result) {
+    const te__experts_module *s = m ? (const te__experts_module *)m->state : NULL;
+    return s && s->ranks > 1 ? te__refuse(s->group, s->exchanges ? TE__ALL_TO_ALL : TE__ALL_REDUCE, result) : result;
+}
+/* The rows of this rank's experts, and their results back: by the dispatcher of the class, or of one rank on the spot. */
+static te_result te__experts_rows(te_module *m, te_forward_args *args, te__dispatch *d, bool on_host, te__expert_rows *rows) {
+    te__experts_module *s = (te__experts_module *)m->state;
+    const bool ids = s->config.expert_bias && !s->config.apply_router_weight_after_down;
+    te_tensor *x = NULL, *indices, *padding;
+    te_result result = te__experts_begin(m, args, d, &x, &indices, &padding);
+    if (result != TE_OK) return te__experts_refuse(m, result);
+    d->dtype = x->dtype;
+    return s->exchanges ? te__exchanged_rows(d, x, indices, padding, ids, rows) : te__gathered_rows(d, x, indices, padding, on_host, ids, rows);
+}
+/* y, NULL after an error, back to [T, dim] in the shape of the call's input. */
+static te_result te__experts_back(te_module *m, te_forward_args *args, const te__dispatch *d, te_tensor *y, const te__expert_rows *rows) {
+    te__experts_module *s = (te__experts_module *)m->state;
+    const bool after = s->config.apply_router_weight_after_down;
+    if (s->exchanges)
+        y = te__exchanged_back(d, after ? te__scale_rows(y, rows->probs) : y, d->dtype, te__expert_dim(&s->config));
+    else
+        y = te__gathered_back(d, y, after);
+    return te__output(m, args, y && args->input->ndim != 2 ? te_tensor_view(y, args->input->ndim, args->input->shape) : y);
+}
+
+/* ---- GroupedExperts, GroupedExpertsDeepEP ---- */
+
+static te__expert_way te__experts_way(te_module *m) {
+    const te__experts_module *s = (const te__experts_module *)m->state;
+    if (s->way == TE_EXPERTS_TORCH_MM_MXFP8) return te__mxfp8_way(m->te, &s->config);
+    return s->way == TE_EXPERTS_TORCH_MM || (s->way == TE_EXPERTS_GMM && s->gmm) ? TE__EXPERTS_GROUPED : TE__EXPERTS_LOOP;
+}
+static te_result te__grouped_experts_forward(te_module *m, te_forward_args *args) {
+    te__experts_module *s = (te__experts_module *)m->state;
+    te__expert_way way = te__experts_way(m);
+    te__dispatch d = TE_ZERO;
+    te__expert_rows rows = TE_ZERO;
+    te_result result = te__experts_rows(m, args, &d, way == TE__EXPERTS_LOOP, &rows);
+    if (result == TE_OK) result = te__experts_back(m, args, &d, te__expert_compute(m, &s->config, way, &rows), &rows);
+    te__dispatch_close(m->te, &d);
+    return result;
+}
+
+static const struct te__stacked_name {
+    const char *name;
+    bool bias;
+} te__stacked_names[4] = {{"gate_and_up_projs", false}, {"down_projs", false}, {"gate_up_proj_bias", true}, {"down_proj_bias", true}};
+TE_API const char *te_experts_tensor_name(te_experts_tensor which) { return (unsigned)which < 4 ? te__stacked_names[which].name : "?"; }
+
+static te_result te__stacked_reset(te_module *m) {
+    te__experts_module *s = (te__experts_module *)m->state;
+    te_init init = TE_ZERO;
+    te_result result = TE_OK;
+    int i;
+    init.std = s->config.init_std;
+    for (i = 0; i < m->num_entries && result == TE_OK; i++) {
+        te_tensor *x = m->entries[i].tensor;
+        result = x->ndim == 3 ? te__init_fill(x, &init) : te_tensor_fill(x, 0.0);
+    }
+    return result;
+}
+static const te_module_class te__grouped_experts_class = {"GroupedExperts", sizeof(te__experts_module), te__grouped_experts_forward, NULL, te__stacked_reset};
+static const te_module_class te__deepep_class = {"GroupedExpertsDeepEP", sizeof(te__experts_module), te__grouped_experts_forward, NULL, te__stacked_reset};
+
+/* A stack [n, rows, cols], or without rows [n, cols]. */
+static void te__add_experts(te_module *m, const char *name, te_dtype dtype, int64_t n, int64_t rows, int64_t cols) {
+    int64_t shape[3];
+    shape[0] = n;
+    shape[1] = rows ? rows : cols;
+    shape[2] = cols;
+    te__frame_begin(m->te);
+    te_module_add_parameter(m, name, m->meta ? te_tensor_describe(m->te, dtype, rows ? 3 : 2, shape) : te_tensor_empty(m->te, dtype, rows ? 3 : 2, shape));
+    te__frame_end(m->te, NULL, 0);
+}
+static te_module *te__experts_create(te_ctx *te, const char *who, const te_module_class *cls, const te_moe_config *config, const te_moe_backend *backend) {
+    te_moe_config c;
+    te_module *m;
+    te__experts_module *s;
+    int ranks;
+    if (!te__moe_config_ok(te, who, config, &c) || !te__has_desc(te, backend, who)) return NULL;
+    ranks = te_group_size(backend->ep_group);
+    if (backend->ep_group && backend->ep_group->te != te) {
+        te__fail(te, TE_ERR_INVALID, "%s: ep_group belongs to another context", who);
+        return NULL;
+    }
+    if (c.n_routed_experts % ranks) {
+        te__fail(te, TE_ERR_INVALID, "%s: n_routed_experts is %d, and ep_group has %d ranks; they must divide it", who, c.n_routed_experts, ranks);
+        return NULL;
+    }
+    m = te_module_create(te, cls, te__moe_name(&c, "experts"));
+    if (!m) return NULL;
+    s = (te__experts_module *)m->state;
+    s->config = c;
+    s->config.name = NULL;
+    s->way = backend->experts ? backend->experts : te->cuda ? TE_EXPERTS_TORCH_MM : TE_EXPERTS_TORCH;
+    s->group = backend->ep_group;
+    s->ranks = ranks;
+    s->local = c.n_routed_experts / ranks;
+    s->gmm = cls != &te__grouped_experts_class;
+    s->exchanges = s->gmm && ranks > 1;
+    te__params_on(m, c.device);
+    return m;
+}
+static te_module *te__stacked_experts_create(te_ctx *te, const char *who, const te_module_class *cls, const te_moe_config *config, const te_moe_backend *backend) {
+    te_module *m = te__experts_create(te, who, cls, config, backend);
+    const te__experts_module *s = m ? (const te__experts_module *)m->state : NULL;
+    if (!m) return NULL;
+    te__add_experts(m, "gate_and_up_projs", s->config.dtype, s->local, te__expert_dim(&s->config), te__up_size(&s->config));
+    te__add_experts(m, "down_projs", s->config.dtype, s->local, s->config.moe_inter_dim, te__expert_dim(&s->config));
+    if (s->config.expert_bias) {
+        te__add_experts(m, "gate_up_proj_bias", s->config.dtype, s->local, 0, te__up_size(&s->config));
+        te__add_experts(m, "down_proj_bias", s->config.dtype, s->local, 0, te__expert_dim(&s->config));
+    }
+    return te__module_built(m);
+}
+TE_API te_module *te_grouped_experts_create(te_ctx *te, const te_moe_config *config, const te_moe_backend *backend) {
+    return te__stacked_experts_create(te, "te_grouped_experts_create", &te__grouped_experts_class, config, backend);
+}
+TE_API te_module *te_grouped_experts_deepep_create(te_ctx *te, const te_moe_config *config, const te_moe_backend *backend) {
+    return te__stacked_experts_create(te, "te_grouped_experts_deepep_create", &te__deepep_class, config, backend);
+}
+
+/* ---- GroupedExpertsTE ---- */
+
+/* One product of all experts; *bias: [E, out], or NULL. */
+static te_tensor *te__te_product(te_module *m, const char *child, te_tensor *x, const int64_t *splits, const te_forward_args *outer, te_tensor **bias) {
+    te_forward_args args = TE_ZERO;
+    te_tensor *y;
+    if (!x) return NULL;
+    args.input = x;
+    args.m_splits = splits;
+    args.is_first_microbatch = outer->is_first_microbatch;
+    y = te__run_child(m, child, &args);
+    if (bias) *bias = args.outputs.bias;
+    return y;
+}
+/* Rows and weights with each expert's padded to the blocks of the recipe. `splits` receives the padded sizes. */
+static te_result te__pad_rows(te_module *m, te__expert_rows *rows, int64_t *splits, bool ids) {
+    te__experts_module *s = (te__experts_module *)m->state;
+    te_forward_args args = TE_ZERO;
+    int64_t shape[2];
+    te_tensor *p;
+    args.input = rows->x;
+    args.m_splits = rows->host;
+    args.padded_m_splits = splits;
+    shape[0] = te__rows(rows->x);
+    shape[1] = 1;
+    rows->x = te__run_child(m, "fp8_padding", &args);
+    args.input = te_tensor_view(rows->probs, 2, shape);
+    p = rows->x && args.input ? te__run_child(m, "fp8_padding", &args) : NULL;
+    shape[0] = p ? te__rows(p) : 0;
+    rows->probs = p ? te_tensor_view(p, 1, shape) : NULL;
+    rows->sizes = rows->probs ? te__moe_splits(m->te, NULL, splits, s->local, 1, NULL) : NULL;
+    if (rows->sizes && ids) rows->ids = te__ids_of_sizes(m->te, splits, s->local);
+    return rows->sizes && (!ids || rows->ids) ? TE_OK : te_error_code(m->te);
+}
+static te_result te__te_experts_forward(te_module *m, te_forward_args *args) {
+    te__experts_module *s = (te__experts_module *)m->state;
+    te_ctx *te = m->te;
+    te__autocast cast;
+    te__dispatch d = TE_ZERO;
+    te__expert_rows rows = TE_ZERO;
+    te_tensor *y = NULL, *bias = NULL;
+    te_result result = te__experts_rows(m, args, &d, true, &rows);
+    const size_t bytes = (size_t)s->local * sizeof(int64_t);
+    int64_t *padded = NULL;
+    if (result == TE_OK) {
+        bool pads = te__autocast_of(m, &cast) && cast.enabled;
+        padded = pads ? (int64_t *)te__alloc(te, bytes) : NULL;
+        if (!pads || (padded && te__pad_rows(m, &rows, padded, rows.ids != NULL) == TE_OK)) {
+            const int64_t *splits = pads ? padded : rows.host;
+            y = te__te_product(m, "gate_up_linear", rows.x, splits, args, NULL);
+            if (y) y = te__expert_between(&rows, y, &s->config);
+            y = te__te_product(m, "down_linear", y, splits, args, &bias);
+            if (y && bias) y = te__weighted_bias(&rows, y, bias); /* the module would add it whatever the weight is */
+            if (pads) y = te__te_product(m, "fp8_unpadding", y, rows.host, args, NULL);
+        }
+        result = te__experts_back(m, args, &d, y, &rows);
+    }
+    if (padded) te__free(te, padded, bytes);
+    te__dispatch_close(te, &d);
+    return result;
+}
+static const te_module_class te__te_experts_class = {"GroupedExpertsTE", sizeof(te__experts_module), te__te_experts_forward, NULL, NULL};
+
+static void te__te_child(te_module *m, const char *name, int64_t in, int64_t out, bool return_bias) {
+    te__experts_module *s = (te__experts_module *)m->state;
+    te_grouped_linear_desc d = TE_ZERO;
+    d.num_gemms = s->local;
+    d.in_features = in;
+    d.out_features = out;
+    d.gemm.no_bias = !s->config.expert_bias;
+    d.gemm.return_bias = return_bias && s->config.expert_bias;
+    d.gemm.params_dtype = s->config.dtype;
+    d.gemm.device = s->config.device;
+    te__adopt(m, name, te_grouped_linear_create(m->te, &d));
+}
+TE_API te_module *te_grouped_experts_te_create(te_ctx *te, const te_moe_config *config, const te_moe_backend *backend) {
+    static const char who[] = "te_grouped_experts_te_create";
+    te_module *m, *outer;
+    te__experts_module *s;
+    te_fp8_padding_desc pad = TE_ZERO;
+    if (te && config && config->apply_router_weight_after_down) {
+        te__fail(te, TE_ERR_INVALID, "%s: apply_router_weight_after_down; GroupedLinears take the weights before: use other experts (torch_mm, gmm), or leave it false", who);
+        return NULL;
+    }
+    m = te__experts_create(te, who, &te__te_experts_class, config, backend);
+    if (!m) return NULL;
+    s = (te__experts_module *)m->state;
+    m->meta = false; /* its own parameters: there are none */
+    outer = te->making;
+    te->making = m;
+    pad.num_gemms = s->local;
+    te__te_child(m, "gate_up_linear", te__expert_dim(&s->config), te__up_size(&s->config), false);
+    te__te_child(m, "down_linear", s->config.moe_inter_dim, te__expert_dim(&s->config), true);
+    te__adopt(m, "fp8_padding", te_fp8_padding_create(te, &pad));
+    te__adopt(m, "fp8_unpadding", te_fp8_unpadding_create(te, &pad));
+    te->making = outer;
+    return te__module_built(m);
+}
+
+/* ---- stacks ---- */
+
+/* m's experts, m itself or the child of an MoE; NULL: it has none. */
+static te_module *te__experts_of(te_module *m) {
+    te_module *child = m ? te_module_find(m, "experts") : NULL;
+    if (child) m = child;
+    return m && (m->cls == &te__grouped_experts_class || m->cls == &te__deepep_class || m->cls == &te__te_experts_class) ? m : NULL;
+}
+/* Parameter `which` of expert i of a GroupedExpertsTE. */
+static te_tensor *te__te_parameter(const te_module *m, te_experts_tensor which, int i) {
+    te_module *child = te_module_find((te_module *)(uintptr_t)m, which == TE_EXPERTS_GATE_AND_UP_PROJS || which == TE_EXPERTS_GATE_UP_PROJ_BIAS ? "gate_up_linear" : "down_linear");
+    char name[32];
+    snprintf(name, sizeof(name), "%s%d", te__stacked_names[which].bias ? "bias" : "weight", i);
+    return child ? te_module_parameter(child, name) : NULL;
+}
+/* Expert i of stack x, which has a first dimension of experts. */
+static te_tensor *te__of_expert(const te_tensor *x, int i) {
+    int64_t bytes = te__numel(x) / te__max(1, x->shape[0]) * te__dtype_size(x->dtype);
+    return te__alias_as(x, i * bytes, x->dtype, x->ndim - 1, x->shape + 1);
+}
+/* A stack of a GroupedExpertsTE from its parameters, or into them. */
+static te_result te__te_stack(te_module *m, te_experts_tensor which, te_tensor *stack, bool into) {
+    const te__experts_module *s = (const te__experts_module *)m->state;
+    te_result result = TE_OK;
+    int i;
+    m->te->tape.no_grad++;
+    te__frame_begin(m->te);
+    for (i = 0; i < s->local && result == TE_OK; i++) {
+        te_tensor *x = te__te_parameter(m, which, i), *y = te__of_expert(stack, i);
+        result = te__need_memory(x, te_experts_tensor_name(which));
+        if (result == TE_OK && x->quantized)
+            result = into ? te__fail(m->te, TE_ERR_UNSUPPORTED, "te_experts_set: weight%d is stored quantized; set it before it is, outside of te_quantized_model_init_begin", i) : TE_OK;
+        if (result == TE_OK && x->quantized) x = te__quant_value(x, x->dtype);
+        if (x && y && !te__stacked_names[which].bias) x = te_tensor_transpose(x, 0, 1);
+        if (result == TE_OK) result = x && y ? te_tensor_copy(into ? x : y, into ? y : x) : te_error_code(m->te);
+    }
+    te__frame_end(m->te, NULL, 0);
+    m->te->tape.no_grad--;
+    return result;
+}
+static bool te__stack_known(te_module *m, te_module *experts, te_experts_tensor which, const char *who) {
+    if (experts && (unsigned)which < 4) return true;
+    if (m) te__fail(m->te, TE_ERR_INVALID, "%s: %s; experts, or an MoE, and one of te_experts_tensor are needed", who, experts ? "no such tensor" : m->name);
+    return false;
+}
+TE_API te_tensor *te_experts_get(te_module *m, te_experts_tensor which) {
+    te_module *experts = te__experts_of(m);
+    const te__experts_module *s;
+    te_tensor *first, *y;
+    int64_t shape[3];
+    if (!te__stack_known(m, experts, which, "te_experts_get")) return NULL;
+    if (experts->cls != &te__te_experts_class) return te_module_parameter(experts, te_experts_tensor_name(which));
+    s = (const te__experts_module *)experts->state;
+    first = te__te_parameter(experts, which, 0);
+    if (!first) return NULL;
+    shape[0] = s->local;
+    shape[1] = first->ndim == 2 ? first->shape[1] : first->shape[0];
+    shape[2] = first->shape[0];
+    y = te_tensor_empty(m->te, first->dtype, first->ndim + 1, shape);
+    return y && te__te_stack(experts, which, y, false) == TE_OK ? y : NULL;
+}
+TE_API te_result te_experts_set(te_module *m, te_experts_tensor which, te_tensor *value) {
+    te_module *experts = te__experts_of(m);
+    te_tensor *like;
+    te_result result;
+    char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
+    if (!te__stack_known(m, experts, which, "te_experts_set")) return m ? TE_ERR_INVALID : TE_ERR_STATE;
+    if (!value) return TE_OK;
+    if (!te__same_ctx(value, m->te, "te_experts_set") || !te__need_float(value, "te_experts_set")) return te_error_code(m->te);
+    te__frame_begin(m->te);
+    like = te_experts_get(m, which);
+    value = te_tensor_contiguous(value);
+    if (!like)
+        result = te__fail(m->te, TE_ERR_INVALID, "te_experts_set: the experts have no %s; create them with expert_bias, or leave it out", te_experts_tensor_name(which));
+    else if (!te__same_shape(like, value))
+        result = te__fail(m->te, TE_ERR_SHAPE, "te_experts_set: %s is %s and the value %s; they must be equal", te_experts_tensor_name(which), te__shape_text(like, a), te__shape_text(value, b));
+    else
+        result = experts->cls == &te__te_experts_class ? te__te_stack(experts, which, value, true) : te_tensor_copy(like, value);
+    te__frame_end(m->te, NULL, 0);
+    return result;
+}

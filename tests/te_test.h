@@ -272,6 +272,13 @@ static TE_MAYBE_UNUSED te_ctx *test_context_threads(const char *device, int cpu_
     return test_context_with(&d);
 }
 static TE_MAYBE_UNUSED te_ctx *test_context(const char *device) { return test_context_threads(device, 0); }
+/* A context on te's device that multiplies f32 exactly: by TF32 differences would be noise, and sums good for three digits. */
+static TE_MAYBE_UNUSED te_ctx *test_exact(te_ctx *te) {
+    te_ctx_desc d = {0};
+    d.device = te_ctx_device(te);
+    d.exact_f32 = true;
+    return test_context_with(&d);
+}
 /* A context of the CPU to compare a GPU's numbers with; NULL if `te` is of the CPU itself. */
 static TE_MAYBE_UNUSED te_ctx *test_cpu_beside(te_ctx *te) { return te_ctx_is_cuda(te) ? test_context("cpu") : NULL; }
 /* This test leaves tensors alive on purpose. */

@@ -29,16 +29,12 @@ static int64_t *te__mm_sizes(const te__expert_mm *s) { return (int64_t *)(void *
 
 /* x with the values of its MXFP8 copy that has scales along `which`. */
 static te_tensor *te__through_mxfp8(te_tensor *x, int which) {
-    te_quantizer_desc d = TE_ZERO;
-    te_quantizer *q;
+    const te_recipe recipe = te_recipe_mxfp8();
+    te__quant_spec spec = te__recipe_spec(&recipe, false, TE__SLOT_INPUT, NULL);
     te_tensor *y;
-    d.kind = TE_QUANT_MXFP8;
-    d.usage = which;
-    q = te_quantizer_create(x->te, &d);
-    y = q ? te_quantize(q, x) : NULL;
-    y = y ? te__copy_dequantize(y, which, x->dtype) : NULL;
-    te_quantizer_destroy(q);
-    return y;
+    spec.usage = which;
+    y = te__quantize(x, &spec);
+    return y ? te__copy_dequantize(y, which, x->dtype) : NULL;
 }
 
 /* Rows of d = rows of a times the matrix of their group, [k, n] or, transposed, [n, k]. d holds zeros behind the last group. */

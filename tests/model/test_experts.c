@@ -90,6 +90,7 @@ static te_tensor *leaf(te_ctx *te, int ndim, const int64_t *shape, const double 
 
 TE_TEST_DEVICES(experts_compute_what_the_formula_says) {
     enum { T = 11 };
+    te = test_exact(te);
     for (int a = 0; a < 12; a++)
         for (int k = 0; k < KINDS; k++) {
             te_moe_config c = config_of();
@@ -573,6 +574,7 @@ static void product(const float *x, const float *w, const float *b, int64_t in, 
 /* Shared experts, their gate, projections to a latent size: y is the sum of the parts, each computed by hand from the children's parameters. */
 TE_TEST_DEVICES(moe_adds_its_parts) {
     enum { T = 7, LATENT = 4 };
+    te = test_exact(te);
     for (int i = 0; i < 8; i++) {
         test_case("case %d", i);
         te_moe_config c = config_of();
@@ -860,6 +862,7 @@ TE_TEST_DEVICES(moe_in_a_graph) {
 
 /* g = 50, u = 0.5 and L = 1: silu(1) / 2. Of one expert with identities for weights, whose second product sums one number. */
 TE_TEST_DEVICES(experts_clamp_swiglu) {
+    te = test_exact(te);
     te_moe_config c = {.n_routed_experts = 1, .n_activated_experts = 1, .dim = 2, .moe_inter_dim = 1, .dtype = TE_F32, .swiglu_limit = 1};
     te_module *m = te_grouped_experts_create(te, &c, &(te_moe_backend){.experts = TE_EXPERTS_TORCH_MM});
     te_experts_set(m, TE_EXPERTS_GATE_AND_UP_PROJS, te_tensor_from_f32(te, TE_F32, SHAPE(1, 2, 2), (const float[]){1, 0, 0, 1}));

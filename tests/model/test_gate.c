@@ -102,6 +102,7 @@ static double *logits_of(const float *x, const float *w, const float *row) {
 static void set(te_module *m, const char *name, const float *x) { te_tensor_copy(te_module_parameter(m, name), te_tensor_from_f32(te_module_ctx(m), TE_F32, te_tensor_ndim(te_module_parameter(m, name)), te_tensor_shape(te_module_parameter(m, name)), x)); }
 
 TE_TEST_DEVICES(gate_chooses_and_weighs) {
+    te = test_exact(te);
     for (int i = 0; i < COUNT(cases); i++) {
         test_case("case %d", i);
         const float *x = test_normal(T * DIM, 1), *w = test_normal(E * DIM, 2), *row = test_normal(E, 3), *bias = test_uniform(E, 4, -0.5f, 0.5f);
@@ -206,6 +207,7 @@ static double aux_of(const choice *c, const uint8_t *padding, double *tokens) {
 }
 
 TE_TEST_DEVICES(gate_auxiliary_loss) {
+    te = test_exact(te);
     uint8_t padding[T] = {0, 1, 0, 0, 1}, none[T];
     memset(none, 1, sizeof none);
     for (int i = 0; i < COUNT(cases); i++)

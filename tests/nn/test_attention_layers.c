@@ -156,8 +156,7 @@ static te_tensor *of_mha(te_ctx *te, te_tensor *const *in, void *user) {
 }
 TE_TEST_DEVICES(attention_options_finite_differences_of_multihead_attention) {
     static const int which[] = {1, 2, 4};
-    te_ctx_desc exact = {.device = te_ctx_device(te), .exact_f32 = true}; /* differences of products in TF32 would be good for nothing */
-    te = test_context_with(&exact);
+    te = test_exact(te);
     for (int i = 0; i < COUNT(which); i++) {
         mha_user u = {NULL, &mha_cases[which[i]]};
         const int64_t tokens = q_lengths[0] + q_lengths[1] + (u.c->padded ? 4 : 0);

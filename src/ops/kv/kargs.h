@@ -30,7 +30,7 @@ typedef struct te__kv_copy_kargs {
     int page_size, pages, pages_of_each;
 } te__kv_copy_kargs;
 
-#define TE__MASK_THREADS 256
+#define TE__MASK_THREADS 1024
 
 typedef struct te__causal_mask_kargs {
     const void *mask;

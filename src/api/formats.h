@@ -19,11 +19,11 @@
  * the ranks cast parameters alike. An attribute of m ("_keep_in_fp32_modules", "_keep_in_fp32_modules_strict"). TE_ERR_INVALID for a word that is NULL.
  * Source: these attributes of transformers.PreTrainedModel. */
 TE_API te_result te_module_set_keep_in_fp32(te_module *m, const char *const *keywords, int count, bool strict);
-/* Writes the words of m, strict ones first and each once, into keywords[0 .. max) (borrowed until the next te_module_set_keep_in_fp32 of m) and returns how many there are. Words of
+/* Writes the words of m, strict ones first and each once, into keywords[0 .. room) (borrowed until the next te_module_set_keep_in_fp32 of m) and returns how many there are. Words of
  * modules below m do not count. */
-TE_API int te_get_fp32_module_keywords(const te_module *m, const char **keywords, int max);
+TE_API int te_get_fp32_module_keywords(const te_module *m, const char **keywords, int room);
 /* The same for the strict ones alone. */
-TE_API int te_get_strict_fp32_module_keywords(const te_module *m, const char **keywords, int max);
+TE_API int te_get_strict_fp32_module_keywords(const te_module *m, const char **keywords, int room);
 /* Has the tree a parameter that is sharded (te_tensor_is_sharded)? */
 TE_API bool te_has_dtensor_params(te_module *m);
 

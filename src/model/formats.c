@@ -64,28 +64,28 @@ TE_API te_result te_module_set_keep_in_fp32(te_module *m, const char *const *key
     return result;
 }
 
-/* Adds the words of w that are not there yet; *n counts those beyond max, too. `outer`: words that stand before them. */
-static void te__words_list(const te__words *w, const te__words *outer, const char **keywords, int max, int *n) {
+/* Adds the words of w that are not there yet; *n counts those beyond room, too. `outer`: words that stand before them. */
+static void te__words_list(const te__words *w, const te__words *outer, const char **keywords, int room, int *n) {
     int i, k;
     for (i = 0; w && i < w->count; i++) {
         for (k = 0; k < i && strcmp(w->word[k], w->word[i]) != 0; k++) {}
         if (k < i) continue;
         for (k = 0; outer && k < outer->count && strcmp(outer->word[k], w->word[i]) != 0; k++) {}
         if (outer && k < outer->count) continue;
-        if (*n < max && keywords) keywords[*n] = w->word[i];
+        if (*n < room && keywords) keywords[*n] = w->word[i];
         ++*n;
     }
 }
-TE_API int te_get_strict_fp32_module_keywords(const te_module *m, const char **keywords, int max) {
+TE_API int te_get_strict_fp32_module_keywords(const te_module *m, const char **keywords, int room) {
     int n = 0;
-    te__words_list(te__words_of(m, te__strict_fp32_key), NULL, keywords, max, &n);
+    te__words_list(te__words_of(m, te__strict_fp32_key), NULL, keywords, room, &n);
     return n;
 }
-TE_API int te_get_fp32_module_keywords(const te_module *m, const char **keywords, int max) {
+TE_API int te_get_fp32_module_keywords(const te_module *m, const char **keywords, int room) {
     const te__words *strict = te__words_of(m, te__strict_fp32_key);
     int n = 0;
-    te__words_list(strict, NULL, keywords, max, &n);
-    te__words_list(te__words_of(m, te__fp32_key), strict, keywords, max, &n);
+    te__words_list(strict, NULL, keywords, room, &n);
+    te__words_list(te__words_of(m, te__fp32_key), strict, keywords, room, &n);
     return n;
 }
 

@@ -184,13 +184,13 @@ TE_API te_result te_rope_config_moe_rotary(te_ctx *te, const te_rope_config *rop
 /* As te__hf_rotary has it: a number that is missing is NAN. */
 static double te__or_nan(double given) { return given != 0 ? given : (double)NAN; }
 static te_result te__rope_longrope(te_ctx *te, const char *who, const te_rope_config *rope, int dim, te_rope_scaling *s) {
-    double max = (double)rope->max_position_embeddings, original = (double)rope->original_max_position_embeddings, factor = rope->factor;
+    double longest = (double)rope->max_position_embeddings, original = (double)rope->original_max_position_embeddings, factor = rope->factor;
     te_result result;
     if (rope->num_short_factors != dim / 2 || rope->num_long_factors != dim / 2)
         return te__fail(te, TE_ERR_FORMAT, "%s: rope_type is \"longrope\", short_factor has %d numbers and long_factor %d; %d are needed, one for each pair of channels", who,
                         rope->num_short_factors, rope->num_long_factors, dim / 2);
-    if (original != 0 && max != 0) factor = max / original; /* transformers: counts before the key */
-    if (original == 0) original = max;
+    if (original != 0 && longest != 0) factor = longest / original; /* transformers: counts before the key */
+    if (original == 0) original = longest;
     result = te__rope_positive(te, who, "original_max_position_embeddings", original);
     if (result == TE_OK && rope->attention_factor == 0) result = te__rope_positive(te, who, "factor", factor);
     s->factor = (float)factor;

@@ -55,7 +55,7 @@ TE_API te_tensor *te_sparse_attention(te_tensor *q, te_tensor *kv, te_tensor *in
 
 TE_API te_tensor *te_sparse_window_indices(te_ctx *te, const te_sparse_window_desc *d) {
     te_tensor *out = NULL;
-    int64_t shape[3], first, near, row, i, k;
+    int64_t shape[3], first, in_window, row, i, k;
     int32_t *list;
     size_t bytes;
     if (!te || !te__has_desc(te, d, "te_sparse_window_indices")) return NULL;
@@ -66,10 +66,10 @@ TE_API te_tensor *te_sparse_window_indices(te_ctx *te, const te_sparse_window_de
                  "compressed keys need a ratio from 1 on", (long long)d->batch, (long long)d->seq_len, (long long)d->window, (long long)d->num_compressed, (long long)first, (long long)d->ratio);
         return NULL;
     }
-    near = te__min(d->window, te__max(d->seq_len, 1) - 1) + 1;
+    in_window = te__min(d->window, te__max(d->seq_len, 1) - 1) + 1;
     shape[0] = d->batch;
     shape[1] = d->seq_len;
-    shape[2] = near + d->num_compressed;
+    shape[2] = in_window + d->num_compressed;
     if (d->batch && d->seq_len && shape[2] > INT_MAX / d->batch / d->seq_len) {
         te__fail(te, TE_ERR_UNSUPPORTED, "te_sparse_window_indices: a list of %lld keys for each of %lld queries in %lld sequences; at most 2^31 - 1 slots are possible", (long long)shape[2],
                  (long long)d->seq_len, (long long)d->batch);
@@ -81,8 +81,8 @@ TE_API te_tensor *te_sparse_window_indices(te_ctx *te, const te_sparse_window_de
     for (row = 0; row < shape[0] * shape[1]; row++) {
         int32_t *at = list + row * shape[2];
         i = row % shape[1];
-        for (k = 0; k < near; k++) at[k] = (int32_t)te__max(-1, i - near + 1 + k);
-        for (k = 0; k < d->num_compressed; k++) at[near + k] = k < (i + 1) / d->ratio ? (int32_t)(first + k) : -1;
+        for (k = 0; k < in_window; k++) at[k] = (int32_t)te__max(-1, i - in_window + 1 + k);
+        for (k = 0; k < d->num_compressed; k++) at[in_window + k] = k < (i + 1) / d->ratio ? (int32_t)(first + k) : -1;
     }
     out = te_tensor_from_host(te, TE_I32, 3, shape, list);
     te__free(te, list, bytes);

@@ -13,9 +13,9 @@ extern "C" __global__ void __launch_bounds__(128) te_context_merge(const __grid_
     te_follow();
     const int lane = threadIdx.x % TE_WARP;
     const te_i64 rows = a.size[0] * a.size[1] * a.size[2];
-    if (blockIdx.x == 0 && a.max)
+    if (blockIdx.x == 0 && a.largest)
         for (te_i64 h = threadIdx.x; h < a.size[2]; h += 128)
-            if (a.x_max[h] > a.max[h]) a.max[h] = a.x_max[h];
+            if (a.x_max[h] > a.largest[h]) a.largest[h] = a.x_max[h];
     for (te_i64 row = (te_i64)blockIdx.x * 4 + threadIdx.x / TE_WARP; row < rows; row += (te_i64)gridDim.x * 4) {
         const te_i64 h = row % a.size[2], s = row / a.size[2] % a.size[1], b = row / a.size[2] / a.size[1];
         const te_i64 from = b * a.x_stride[0] + s * a.x_stride[1] + h * a.x_stride[2], to = b * a.o_stride[0] + s * a.o_stride[1] + h * a.o_stride[2];

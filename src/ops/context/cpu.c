@@ -66,8 +66,8 @@ static void te__context_merge_rows(void *user, int64_t begin, int64_t end) {
 static te_result te__cpu_context_merge(te_ctx *te, const te_op_context_merge_args *args) {
     te__context_merge_kargs a = te__context_merge_problem(args);
     int64_t h;
-    for (h = 0; a.max && h < a.size[2]; h++)
-        if (a.x_max[h] > a.max[h]) a.max[h] = a.x_max[h];
+    for (h = 0; a.largest && h < a.size[2]; h++)
+        if (a.x_max[h] > a.largest[h]) a.largest[h] = a.x_max[h];
     te__parallel_for(te, a.size[0] * a.size[1] * a.size[2], 64, te__context_merge_rows, &a);
     return TE_OK;
 }

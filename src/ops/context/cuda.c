@@ -23,7 +23,7 @@ static te_result te__cuda_plan_context_merge(te__plan *p, const te_op_context_me
     const te__context_merge_kargs a = te__context_merge_problem(args);
     const long long rows = a.size[0] * a.size[1] * a.size[2];
     te__launch *l;
-    if (rows == 0 && !a.max) return TE_OK;
+    if (rows == 0 && !a.largest) return TE_OK;
     l = te__plan_launch(p, "context", "context_merge");
     *TE__KARGS(p, l, te__context_merge_kargs) = a;
     te__launch_size(l, te__max(1, te__min(te__div_up(rows, 4), 1 << 20)), 1, 1, 128, 0);

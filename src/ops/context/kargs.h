@@ -24,7 +24,7 @@ typedef struct te__context_merge_kargs {
     const void *x;
     void *o;
     const float *x_lse, *x_max; /* NULL: x is added as it is; no maxima */
-    float *lse, *max;
+    float *lse, *largest;
     long long size[3], x_stride[3], o_stride[3], lse_stride[3]; /* of sequence, place, head */
     int d, x_dt, o_dt;
 } te__context_merge_kargs;

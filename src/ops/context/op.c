@@ -117,7 +117,7 @@ static te__context_merge_kargs te__context_merge_problem(const te_op_context_mer
     k.x_lse = (const float *)te__data(a->x_lse);
     k.lse = (float *)te__data(a->lse);
     k.x_max = (const float *)te__data(a->x_max_logit);
-    k.max = (float *)te__data(a->max_logit);
+    k.largest = (float *)te__data(a->max_logit);
     k.d = (int)a->o->shape[head + 1];
     k.x_dt = (int)a->x->dtype;
     k.o_dt = (int)a->o->dtype;

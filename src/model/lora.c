@@ -173,7 +173,7 @@ static bool te__lora_name_matches(const char *name, const char *path) {
         if (!(name[0] == '.' && name[1] == '*')) pattern[n++] = *name;
     pattern[n] = 0;
     if (te__matches(pattern, path)) return true;
-    return !strpbrk(pattern, "*?") && length > n && path[length - n - 1] == '.' && strcmp(path + length - n, pattern) == 0;
+    return !strchr(pattern, '*') && !strchr(pattern, '?') && length > n && path[length - n - 1] == '.' && strcmp(path + length - n, pattern) == 0;
 }
 static bool te__lora_any_matches(const char *const *names, int n, const char *path) {
     int i;

@@ -2,7 +2,7 @@
  *
  *     te_kcheck [--arch N | --in-turns] [WORD ...]      only for sm_N; only what has one of the words in its "family/kernel options"
  *
- * --in-turns: each option row for one architecture, every second for sm_90, the rest for the others in turns: a quarter of the time.
+ * --in-turns: a third of the time. Each option row for one architecture, every second for sm_90, the rest for the others in turns; general rows for sm_80, sm_90 and one of the others.
  *
  * Prints registers per thread for each architecture ("!": it spills), and the processor time that the slowest one took to compile.
  * Fails when a kernel does not compile, and, for kernels of exactly one architecture (te:arch 90a), which are written against its
@@ -42,10 +42,12 @@ TE__ALIGNED(8) static int64_t next_task;
 static int only_arch;
 static bool in_turns;
 
-/* Is it the turn of archs[a] with this option row? */
-static bool has_turn(int64_t number, int a) {
+/* Is it the turn of archs[a] with this row? */
+static bool has_turn(int64_t number, bool general, int a) {
     static const int others[] = {80, 86, 89, 100, 103, 120};
-    return archs[a] == (number % 2 == 0 ? TIMED_ARCH : others[number / 2 % (int64_t)(sizeof others / sizeof *others)]);
+    const int other = others[number / 2 % (int64_t)(sizeof others / sizeof *others)];
+    if (general) return archs[a] == 80 || archs[a] == TIMED_ARCH || archs[a] == other;
+    return archs[a] == (number % 2 == 0 ? TIMED_ARCH : other);
 }
 
 static row *add_row(const te__kernels *kernels, const char *family, const char *kernel, const char *options, const te__kernel_marks *marks) {
@@ -67,7 +69,7 @@ static row *add_row(const te__kernels *kernels, const char *family, const char *
         bool known = false;
         for (int i = 0; i < nvrtc->num_archs; i++) known |= nvrtc->archs[i] == archs[a];
         r->results[a].wanted = known && (!only_arch || archs[a] == only_arch) && (marks->exact ? archs[a] == marks->arch : archs[a] >= marks->arch) &&
-                               (!in_turns || marks->exact || !options[0] || has_turn(num_rows, a));
+                               (!in_turns || marks->exact || has_turn(num_rows, !options[0], a));
     }
     return r;
 }

@@ -147,7 +147,7 @@ static te_module *shard_model(te_ctx *te, const shard_case *c) {
     }
     te_module *m = te_module_create(te, &shell, "model");
     for (int i = 0; i < 4; i++) {
-        char name[4];
+        char name[16];
         snprintf(name, sizeof name, "%d", i);
         te_module_add_child(m, name, list[i]);
     }

@@ -64,7 +64,10 @@ static te_tensor *te__gather_tokens(const te__dispatch *d, te_tensor *x, double 
     s.group = d->group;
     s.tokens = d->tokens;
     s.longest = d->longest;
-    return y ? te__record("gather_tokens", y, te__gather_tokens_backward, &s, sizeof(s), &x, 1, NULL, 0) : NULL;
+    if (!y) return NULL;
+    y = te__record("gather_tokens", y, te__gather_tokens_backward, &s, sizeof(s), &x, 1, NULL, 0);
+    if (!y) te__refuse(d->group, TE__ALL_GATHER, te_error_code(d->group->te)); /* others are at the next one */
+    return y;
 }
 static te_result te__sum_tokens_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
     const te__gather_state *s = (const te__gather_state *)state;
@@ -89,7 +92,9 @@ static te_result te__longest_tokens(te__dispatch *d, te_ctx *te) {
     int64_t one = 1;
     te_tensor *x = te_tensor_from_host(te, TE_I64, 1, &one, &d->tokens);
     te_result result = te_all_reduce(d->group, x, TE_REDUCE_MAX);
-    return result == TE_OK ? te_tensor_to_host(x, &d->longest) : result;
+    if (result != TE_OK) return result;
+    result = te_tensor_to_host(x, &d->longest);
+    return result == TE_OK ? result : te__refuse(d->group, TE__ALL_GATHER, result);
 }
 
 /* ---- sorting by expert ---- */
@@ -191,18 +196,18 @@ static te_result te__gathered_rows(te__dispatch *d, te_tensor *x, te_tensor *ind
         x = te__gather_tokens(d, x, 0.0);
         d->weights = x ? te__gather_tokens(d, d->weights, 0.0) : NULL;
         local = d->weights ? te__gather(d->group, te__padded_tokens(local, d->longest, -1.0)) : NULL;
-        if (local) local = te__local_ids(local, NULL, (int64_t)te_group_rank(d->group) * d->local, d->local, &sizes);
+        if (!local) return te_error_code(te);
+        local = te__local_ids(local, NULL, (int64_t)te_group_rank(d->group) * d->local, d->local, &sizes);
     }
-    if (!local) return te_error_code(te);
-    r->sizes = sizes;
-    if (!on_host)
-        r->host = NULL;
-    else if (te_tensor_to_host(sizes, r->host) != TE_OK)
-        return te_error_code(te);
-    rows = on_host ? te__count_all(r->host, d->local) : te__numel(local);
-    r->x = te__sort_copies(d, x, local, rows, &r->probs);
-    if (r->x && ids) r->ids = on_host ? te__ids_of_sizes(te, r->host, d->local) : te__sorted_ids(d, local, rows);
-    return r->x && (!ids || r->ids) ? TE_OK : te_error_code(te);
+    if (!on_host) r->host = NULL;
+    if (local && (!on_host || te_tensor_to_host(sizes, r->host) == TE_OK)) {
+        r->sizes = sizes;
+        rows = on_host ? te__count_all(r->host, d->local) : te__numel(local);
+        r->x = te__sort_copies(d, x, local, rows, &r->probs);
+        if (r->x && ids) r->ids = on_host ? te__ids_of_sizes(te, r->host, d->local) : te__sorted_ids(d, local, rows);
+    }
+    if (r->x && (!ids || r->ids)) return TE_OK;
+    return te__refuse(d->group, TE__ALL_REDUCE, te_error_code(te)); /* others are on their way back */
 }
 /* Back: [T, dim] of this rank, in x's format. y NULL: this rank could not make its own. */
 static te_tensor *te__gathered_back(const te__dispatch *d, te_tensor *y, bool weighted) {
@@ -262,8 +267,9 @@ static te_tensor *te__exchange(const te__dispatch *d, te_tensor *x, te_dtype dty
     const size_t bytes = sizeof(te__exchange_state) + 2 * (size_t)d->ranks * sizeof(int64_t);
     te__exchange_state *s = x ? (te__exchange_state *)te__alloc_zero(te, bytes) : NULL;
     te_tensor *in[2], *y = te__exchange_plain(d->group, s ? x : NULL, dtype, cols, send, recv), *p = NULL;
-    bool recorded = false;
+    bool recorded = false, met;
     if (y && probs) p = te__exchange_plain(d->group, te__alias_2d(probs, 0, TE_F32, te__numel(probs), 1), TE_F32, 1, send, recv);
+    met = p != NULL;
     if (p) p = te__alias_1d(p, 0, TE_F32, te__numel(p));
     if (s && y && (p || !probs)) {
         s->group = d->group;
@@ -277,6 +283,7 @@ static te_tensor *te__exchange(const te__dispatch *d, te_tensor *x, te_dtype dty
         in[1] = probs;
         recorded = te__record_two("exchange", y, p, te__exchange_backward, s, bytes, in, probs ? 2 : 1, NULL, 0);
     }
+    if (met && !recorded) te__refuse(d->group, TE__ALL_TO_ALL, te_error_code(te)); /* the exchanges went well, and others are on their way back */
     if (s) te__free(te, s, bytes);
     if (got) *got = recorded ? p : NULL;
     return recorded ? y : NULL;
@@ -292,10 +299,12 @@ static te_result te__exchange_sizes(te__dispatch *d, te_tensor *counts) {
     if (result != TE_OK) return te__refuse(d->group, TE__ALL_TO_ALL, result);
     for (e = 0; e < experts; e++) d->send[e / d->local] += d->chunks[e];
     result = te_all_to_all(d->group, counts, NULL, recv, NULL);
-    if (result == TE_OK) result = te_tensor_to_host(recv, d->chunks);
-    for (r = 0; r < d->ranks && result == TE_OK; r++) d->recv[r] = te__count_all(d->chunks + r * d->local, d->local);
+    if (result != TE_OK) return result;
+    result = te_tensor_to_host(recv, d->chunks);
+    if (result != TE_OK) return te__refuse(d->group, TE__ALL_TO_ALL, result);
+    for (r = 0; r < d->ranks; r++) d->recv[r] = te__count_all(d->chunks + r * d->local, d->local);
     d->chunk_sizes = recv;
-    return result;
+    return TE_OK;
 }
 /* The orders in which chunks stand by expert, and go back by rank: as they arrive chunk r * local + e is that of rank r for expert e. */
 static te_tensor *te__exchange_order(te__dispatch *d, te__expert_rows *r) {
@@ -330,11 +339,12 @@ static te_result te__exchanged_rows(te__dispatch *d, te_tensor *x, te_tensor *in
     if (result != TE_OK) return result;
     sent = te__sort_copies(d, x, local, te__count_all(d->send, d->ranks), &probs);
     sent = te__exchange(d, sent, x->dtype, te__cols(x), probs, d->send, d->recv, &probs);
-    order = sent ? te__exchange_order(d, r) : NULL;
+    if (!sent) return te_error_code(te);
+    order = te__exchange_order(d, r);
     if (order) r->x = te_moe_sort_chunks_by_index_with_probs(sent, probs, d->chunk_sizes, order, &r->probs);
     r->sizes = r->x ? te__moe_splits(te, NULL, r->host, d->local, 1, NULL) : NULL;
     if (r->sizes && ids) r->ids = te__ids_of_sizes(te, r->host, d->local);
-    return r->sizes && (!ids || r->ids) ? TE_OK : te_error_code(te);
+    return r->sizes && (!ids || r->ids) ? TE_OK : te__refuse(d->group, TE__ALL_TO_ALL, te_error_code(te));
 }
 /* Back: [T, cols] of this rank, in `dtype`. y NULL: this rank could not make its own. */
 static te_tensor *te__exchanged_back(const te__dispatch *d, te_tensor *y, te_dtype dtype, int64_t cols) {

@@ -88,6 +88,7 @@ typedef struct te__gate_module {
     te_tensor *load;       /* f32 [E] */
     uint64_t load_cleared; /* its version while nothing has been counted */
     float *master;         /* the bias in f32, where the buffer is of another format: [E], once it has been updated */
+    uint64_t master_of;    /* the version of the buffer that holds it, rounded */
 } te__gate_module;
 
 /* One choice; also what its backward pass reads. */
@@ -194,8 +195,8 @@ static te_tensor *te__sum_of_ranks(te_group *group, te_tensor *x) {
     return y ? te__record_same("sum_of_ranks", x, y) : NULL;
 }
 
-/* L of api/experts.h. The loads are divided by the square of the number of tokens, so that the operation's own division is by 1. */
-static te_tensor *te__gate_aux_loss(const te__gate_module *s, te_tensor *logits, const te__gate_choice *choice, te_tensor *bias, te_tensor *load, te_tensor *padding) {
+/* L of api/experts.h. The loads are divided by the square of the number of tokens, so that the operation's own division is by 1. *met: the exchanges between ranks have begun. */
+static te_tensor *te__gate_aux_loss(const te__gate_module *s, te_tensor *logits, const te__gate_choice *choice, te_tensor *bias, te_tensor *load, te_tensor *padding, bool *met) {
     te_ctx *te = logits->te;
     const te_moe_config *c = &s->config;
     te__gate_choice all = *choice;
@@ -225,17 +226,18 @@ static te_tensor *te__gate_aux_loss(const te__gate_module *s, te_tensor *logits,
     sum.out = tokens;
     if (!scores || !keep || te_op_sum(te, &sum) != TE_OK) return NULL;
     load = te__axpby(load, NULL, 1.0f, 0.0f); /* the gate keeps its own */
+    *met = cp;
     if (cp && (te_all_reduce(s->cp_group, tokens, TE_REDUCE_SUM) != TE_OK || te_all_reduce(s->cp_group, load, TE_REDUCE_SUM) != TE_OK)) return NULL;
     divide.x = divide.out = load;
     divide.alpha = 1.0f;
     divide.divide_device = tokens;
     for (i = 0; i < 2; i++)
-        if (!load || te_op_axpby(te, &divide) != TE_OK) return NULL;
+        if (!load || te_op_axpby(te, &divide) != TE_OK) scores = NULL;
     d.total_num_tokens = 1;
     d.num_experts = c->n_routed_experts;
     d.topk = c->n_activated_experts;
     d.coeff = 1.0f;
-    scores = te_fused_moe_aux_loss(scores, load, &d);
+    scores = scores ? te_fused_moe_aux_loss(scores, load, &d) : NULL;
     return cp ? te__sum_of_ranks(s->cp_group, scores) : scores;
 }
 
@@ -262,14 +264,19 @@ TE_API te_result te_set_moe_aux_loss_scale(te_ctx *te, float scale) {
 
 /* ---- Gate ---- */
 
-static te_result te__gate_forward(te_module *m, te_forward_args *args) {
+static bool te__gate_has_loss(const te_module *m) { return ((const te__gate_module *)m->state)->config.aux_loss_coeff > 0.0f && te_module_is_training(m); }
+/* A call of gate m that ends before its exchanges: the ranks that share its sequences would wait for it. */
+static te_result te__gate_misses(te_module *m, te_result result) {
+    return te__gate_has_loss(m) ? te__refuse(((const te__gate_module *)m->state)->cp_group, TE__ALL_REDUCE, result) : result;
+}
+static te_result te__gate_route(te_module *m, te_forward_args *args, bool *met) {
     te__gate_module *s = (te__gate_module *)m->state;
     te_ctx *te = m->te;
     const te_moe_config *c = &s->config;
     te_tensor *x = te__moe_matrix(m, args->input, c->dim), *weight = te_module_parameter(m, "weight"), *row = te_module_parameter(m, "bias");
     te_tensor *bias = te_module_parameter(m, "e_score_correction_bias"), *logits, *weights, *indices = NULL, *padding, *load = NULL;
     te__gate_choice choice = te__gate_choice_of(c, bias != NULL);
-    bool counts = c->gate_bias_update_factor > 0.0f && te_module_is_training(m), aux = c->aux_loss_coeff > 0.0f && te_module_is_training(m);
+    bool counts = c->gate_bias_update_factor > 0.0f && te_module_is_training(m), aux = te__gate_has_loss(m);
     te_dtype precision;
     if (!x || te__need_memory(weight, "Gate") != TE_OK || !te__moe_padding(m, args, te__rows(x), &padding)) return te_error_code(te);
     precision = s->precision ? s->precision : x->dtype;
@@ -287,12 +294,17 @@ static te_result te__gate_forward(te_module *m, te_forward_args *args) {
         if (te_op_axpby(te, &add) != TE_OK) return te_error_code(te);
     }
     if (aux) {
-        args->outputs.aux_loss = te__gate_aux_loss(s, logits, &choice, bias, load, padding);
+        args->outputs.aux_loss = te__gate_aux_loss(s, logits, &choice, bias, load, padding, met);
         if (!args->outputs.aux_loss) return te_error_code(te);
         weights = te__attach_loss(weights, te_scale(args->outputs.aux_loss, c->aux_loss_coeff));
     }
     args->outputs.topk_indices = indices;
     return te__output(m, args, weights);
+}
+static te_result te__gate_forward(te_module *m, te_forward_args *args) {
+    bool met = false;
+    te_result result = te__gate_route(m, args, &met);
+    return result == TE_OK || met ? result : te__gate_misses(m, result);
 }
 static te_result te__gate_reset(te_module *m) {
     te__gate_module *s = (te__gate_module *)m->state;
@@ -363,22 +375,26 @@ static te_result te__gate_balance(te_module *m, te_tensor *bias, float *host, fl
     te_tensor *made;
     int64_t shape = n;
     double mean = 0.0;
-    te_result result;
+    te_result result = TE_OK;
     int e;
-    if (bias->dtype != TE_F32 && !s->master) {
-        s->master = (float *)te__alloc(m->te, (size_t)n * sizeof(float));
+    if (bias->dtype != TE_F32 && s->master && s->master_of == te_tensor_version(bias))
+        memcpy(host, s->master, (size_t)n * sizeof(float));
+    else
+        result = te_tensor_to_f32(bias, host); /* an f32 buffer, the first update, or a value that was written since: from a checkpoint, say */
+    if (result == TE_OK && bias->dtype != TE_F32 && !s->master) {
+        s->master = (float *)te__alloc_zero(m->te, (size_t)n * sizeof(float));
         if (!s->master) return TE_ERR_OUT_OF_MEMORY;
-        result = te_tensor_to_f32(bias, s->master);
-        if (result != TE_OK) return result;
     }
-    result = bias->dtype == TE_F32 ? te_tensor_to_f32(bias, host) : TE_OK;
-    if (bias->dtype != TE_F32) memcpy(host, s->master, (size_t)n * sizeof(float));
+    if (result != TE_OK) return result;
     for (e = 0; e < n; e++) mean += (double)load[e];
     mean /= n;
     for (e = 0; e < n; e++) host[e] += s->config.gate_bias_update_factor * ((double)load[e] < mean ? 1.0f : (double)load[e] > mean ? -1.0f : 0.0f);
-    if (s->master) memcpy(s->master, host, (size_t)n * sizeof(float));
-    made = result == TE_OK ? te_tensor_from_f32(m->te, TE_F32, 1, &shape, host) : NULL;
-    return made ? te_tensor_copy(bias, made) : te_error_code(m->te);
+    made = te_tensor_from_f32(m->te, TE_F32, 1, &shape, host);
+    result = made ? te_tensor_copy(bias, made) : te_error_code(m->te);
+    if (result != TE_OK || !s->master) return result;
+    memcpy(s->master, host, (size_t)n * sizeof(float));
+    s->master_of = te_tensor_version(bias);
+    return TE_OK;
 }
 TE_API te_result te_gate_update_bias(te_module *m, te_group *group) {
     te__gate_module *s = m && m->cls == &te__gate_class ? (te__gate_module *)m->state : NULL;
@@ -391,12 +407,16 @@ TE_API te_result te_gate_update_bias(te_module *m, te_group *group) {
     te = m->te;
     if (!s) return m->cls && strcmp(m->cls->name, "FakeBalancedGate") == 0 ? TE_OK : te__fail(te, TE_ERR_INVALID, "te_gate_update_bias: \"%s\" is no Gate", m->name);
     bias = te_module_parameter(m, "e_score_correction_bias");
-    if (!s->load || !bias) return te__fail(te, TE_ERR_INVALID, "te_gate_update_bias: gate_bias_update_factor is 0, so nothing updates the bias; a gate with a positive one is needed");
-    if (!te_module_is_training(m)) return te__fail(te, TE_ERR_STATE, "te_gate_update_bias: the gate is in evaluation; te_module_train(m, true) before it");
-    if (!te_gate_expert_load(m)) return te__fail(te, TE_ERR_STATE, "te_gate_update_bias: no tokens have been counted since the last update; a forward pass in training comes before it");
+    result = TE_OK;
+    if (!s->load || !bias)
+        result = te__fail(te, TE_ERR_INVALID, "te_gate_update_bias: gate_bias_update_factor is 0, so nothing updates the bias; a gate with a positive one is needed");
+    else if (!te_module_is_training(m))
+        result = te__fail(te, TE_ERR_STATE, "te_gate_update_bias: the gate is in evaluation; te_module_train(m, true) before it");
+    else if (!te_gate_expert_load(m))
+        result = te__fail(te, TE_ERR_STATE, "te_gate_update_bias: no tokens have been counted since the last update; a forward pass in training comes before it");
     bytes = 2 * (size_t)s->config.n_routed_experts * sizeof(float);
-    host = (float *)te__alloc(te, bytes);
-    if (!host) return TE_ERR_OUT_OF_MEMORY;
+    host = result == TE_OK ? (float *)te__alloc(te, bytes) : NULL;
+    if (!host) return te__refuse(group, TE__ALL_REDUCE, te_error_code(te));
     te__frame_begin(te);
     load = te__axpby(s->load, NULL, 1.0f, 0.0f);
     result = te_all_reduce(group, load, TE_REDUCE_SUM);
@@ -520,8 +540,8 @@ TE_API te_module *te_fake_balanced_gate_create(te_ctx *te, const te_moe_config *
     te_module *m;
     te__fake_gate *s;
     if (!te__moe_config_ok(te, "te_fake_balanced_gate_create", config, &c)) return NULL;
-    if (skip_first_n_experts < 0 || skip_first_n_experts >= c.n_routed_experts || !(noise >= 0.0f)) {
-        te__fail(te, TE_ERR_INVALID, "te_fake_balanced_gate_create: skip_first_n_experts is %d of %d, and noise %g; 0 to %d, and a noise that is not negative, are needed", skip_first_n_experts,
+    if (skip_first_n_experts < 0 || skip_first_n_experts >= c.n_routed_experts || !(noise >= 0.0f && noise <= FLT_MAX)) {
+        te__fail(te, TE_ERR_INVALID, "te_fake_balanced_gate_create: skip_first_n_experts is %d of %d, and noise %g; 0 to %d, and a noise that is finite and not negative, are needed", skip_first_n_experts,
                  c.n_routed_experts, (double)noise, c.n_routed_experts - 1);
         return NULL;
     }

@@ -355,27 +355,27 @@ static te_result te__lora_mergeable(te_module *m) {
     return TE_OK;
 }
 
-/* weight + factor * delta, summed in f32. */
-static te_result te__lora_merge_into(te_tensor *weight, te_tensor *delta, float factor) {
+/* weight + factor * delta, summed in f32, as a new tensor. */
+static te_tensor *te__lora_merged(te_tensor *weight, te_tensor *delta, float factor) {
     te_op_axpby_args sum = TE_ZERO;
-    te_result result;
-    sum.out = weight->quantized ? te_dequantize(weight, TE_F32) : weight;
-    sum.x = sum.out;
+    sum.x = weight->quantized ? te_dequantize(weight, TE_F32) : weight;
+    sum.out = sum.x ? te__empty_like(sum.x, sum.x->dtype) : NULL;
     sum.y = delta;
     sum.alpha = 1.0f;
     sum.beta = factor;
-    result = sum.out && delta ? te_op_axpby(weight->te, &sum) : te_error_code(weight->te);
-    return result == TE_OK && weight->quantized ? te__primary_start(weight, sum.out) : result;
+    return sum.out && delta && te_op_axpby(weight->te, &sum) == TE_OK ? sum.out : NULL;
 }
 static te_result te__lora_merge(te_module *m) {
     const te__linear_module *s = (const te__linear_module *)m->state;
     const te__lora *l = te__lora_of(m);
     te_ctx *te = m->te;
-    te_tensor *a, *b;
+    const size_t bytes = (size_t)s->params.count * sizeof(te_tensor *);
+    te_tensor *a, *b, **sums = (te_tensor **)te__alloc_zero(te, bytes);
     te_op_gemm_args gemm = TE_ZERO;
     te_result result;
     int64_t at = 0;
     int i;
+    if (!sums) return TE_ERR_OUT_OF_MEMORY;
     te__frame_begin(te);
     te_no_grad_begin(te);
     a = te_tensor_cast(te__lora_weight(m, "lora_A"), TE_F32);
@@ -384,11 +384,17 @@ static te_result te__lora_merge(te_module *m) {
     result = gemm.d ? te__product(te, b, false, a, false, &gemm) : te_error_code(te);
     for (i = 0; i < s->params.count && result == TE_OK; i++) {
         te_tensor *weight = m->entries[s->params.weights + i].tensor;
-        result = te__lora_merge_into(weight, te_tensor_narrow(gemm.d, 0, at, te__rows(weight)), l->alpha / (float)l->dim);
+        sums[i] = te__lora_merged(weight, te_tensor_narrow(gemm.d, 0, at, te__rows(weight)), l->alpha / (float)l->dim);
+        if (!sums[i]) result = te_error_code(te);
         at += te__rows(weight);
+    }
+    for (i = 0; i < s->params.count && result == TE_OK; i++) { /* all of a module's weights change, or none */
+        te_tensor *weight = m->entries[s->params.weights + i].tensor;
+        result = weight->quantized ? te__primary_start(weight, sums[i]) : te_tensor_copy(weight, sums[i]);
     }
     te_no_grad_end(te);
     te__frame_end(te, NULL, 0);
+    te__free(te, sums, bytes);
     return result;
 }
 

@@ -121,7 +121,13 @@ static bool te__peft_parse_alphas(te__peft *p) {
         const char *path = te__json_string(&p->j);
         if (!path || !te__json_expect(&p->j, ':') || !te__grow(p->j.te, (void **)&p->alphas, &p->cap_alphas, p->num_alphas, sizeof(te__peft_alpha))) return false;
         p->alphas[p->num_alphas].path = path;
-        p->alphas[p->num_alphas++].alpha = (float)te__json_number(&p->j);
+        p->alphas[p->num_alphas].alpha = (float)te__json_number(&p->j);
+        if (!(fabsf(p->alphas[p->num_alphas].alpha) <= FLT_MAX)) {
+            te__fail(p->j.te, TE_ERR_FORMAT, "%s: the alpha_pattern of \"%.200s\" is %g; a finite number is needed", p->j.path, path, (double)p->alphas[p->num_alphas].alpha);
+            p->j.failed = true;
+            return false;
+        }
+        p->num_alphas++;
     }
     return !p->j.failed;
 }

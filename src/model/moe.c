@@ -39,13 +39,19 @@ static te_result te__moe_mlp_forward(te_module *m, te_forward_args *args) {
 static const te_module_class te__moe_mlp_class = {"MLP", sizeof(te__moe_mlp), te__moe_mlp_forward, NULL, NULL};
 
 static te_module *te__moe_mlp_create(te_ctx *te, const te_moe_config *c, te_linear_backend linear) {
-    const int64_t inter = c->n_shared_experts * (c->shared_expert_inter_dim ? c->shared_expert_inter_dim : c->moe_inter_dim);
+    const int64_t each = c->shared_expert_inter_dim ? c->shared_expert_inter_dim : c->moe_inter_dim;
     te_module *m, *outer = te->making;
+    int64_t inter;
     if (c->shared_expert_activation != TE_EXPERT_SWIGLU && c->shared_expert_activation != TE_EXPERT_RELU2) {
         te__fail(te, TE_ERR_INVALID, "te_moe_create: shared_expert_activation %d; swiglu (%d) and relu2 (%d) are possible", (int)c->shared_expert_activation, (int)TE_EXPERT_SWIGLU,
                  (int)TE_EXPERT_RELU2);
         return NULL;
     }
+    if (each > TE__MAX_LAYER_SIZE / c->n_shared_experts) {
+        te__fail(te, TE_ERR_INVALID, "te_moe_create: n_shared_experts is %d, each of size %lld; their product must be less than 2^62", c->n_shared_experts, (long long)each);
+        return NULL;
+    }
+    inter = c->n_shared_experts * each;
     m = te_module_create(te, &te__moe_mlp_class, "shared_experts");
     if (!m) return NULL;
     ((te__moe_mlp *)m->state)->config = *c;
@@ -61,6 +67,7 @@ static te_module *te__moe_mlp_create(te_ctx *te, const te_moe_config *c, te_line
 
 typedef struct te__moe_module {
     te_moe_config config;
+    bool fake_gate;
 } te__moe_module;
 
 /* The shared experts' output, times sigmoid of the gate's. */
@@ -96,6 +103,7 @@ static te_result te__moe_forward(te_module *m, te_forward_args *args) {
         back.input = x;
         latent = te__run_child(m, "fc1_latent_proj", &back);
     }
+    if (!x && !s->fake_gate) te__gate_misses(te_module_find(m, "gate"), te_error_code(m->te));
     if (!call.topk_weights || !latent) return te__experts_refuse(te__experts_of(m), te_error_code(m->te));
     call.input = latent;
     y = te__run_child(m, "experts", &call);
@@ -119,6 +127,10 @@ static te_module *te__moe_experts_create(te_ctx *te, const te_moe_config *c, con
     const int world = b.world_size ? b.world_size : te_group_size(b.ep_group);
     const te_backend_capabilities has = te_backend_get_capabilities(te);
     const te_backend_config defaults = te_backend_config_defaults(&has);
+    if (world < 1) {
+        te__fail(te, TE_ERR_INVALID, "te_moe_create: world_size is %d; the number of all ranks is needed, or 0: those of ep_group", world);
+        return NULL;
+    }
     if (!b.dispatcher) b.dispatcher = defaults.dispatcher;
     if (!b.experts) b.experts = defaults.experts;
     if (b.dispatcher == TE_DISPATCHER_MOK) {
@@ -163,6 +175,7 @@ TE_API te_module *te_moe_create(te_ctx *te, const te_moe_config *config, const t
     if (!m) return NULL;
     c.name = NULL;
     ((te__moe_module *)m->state)->config = c;
+    ((te__moe_module *)m->state)->fake_gate = backend->fake_balanced_gate;
     outer = te->making;
     te->making = m;
     if (te__moe_child(m, "gate", backend->fake_balanced_gate ? te_fake_balanced_gate_create(te, &c, 0, backend->fake_gate_noise)

@@ -387,6 +387,15 @@ static te_result te__units_exchange_chosen(te_ctx *te) {
     }
     return result;
 }
+/* A backward pass that failed in front of these exchanges: the ranks that wait at the first one are told. */
+static te_result te__units_refuse_chosen(te_ctx *te, te_result result) {
+    te__dp_unit *u, *first = NULL;
+    for (u = te->units; u; u = u->next) {
+        if (u->chosen && !first) first = u;
+        u->chosen = false;
+    }
+    return first ? te__refuse(first->desc.group, TE__ALL_REDUCE, result) : result;
+}
 static bool te__unit_call_root(void *user, te_module *m) {
     *(te_result *)user = te__unit_root_callback(te__unit_of(m));
     return *(te_result *)user == TE_OK;
@@ -418,7 +427,7 @@ static te_result te__stage_run_whole(te_module *stage, te__dp_unit *u, const te_
     u->state.requires_gradient_sync = false;
     result = te__stage_run(stage, d);
     u->state.requires_gradient_sync = true;
-    if (result == TE_OK && d->last_backward) result = te_fsdp_post_backward(stage);
+    if (d->last_backward) result = result == TE_OK ? te_fsdp_post_backward(stage) : te__refuse(u->desc.group, TE__ALL_REDUCE, result);
     u->state = before;
     return result;
 }
@@ -434,18 +443,20 @@ TE_API te_result te_stage_backward(te_module *stage, const te_stage_backward_des
     if (u) {
         te__unit_set_all(stage, desc->reduce_grad_per_microbatch);
         result = te__stage_run(stage, desc);
-        if (result != TE_OK || !desc->last_backward) return result;
-        te__unit_set_all(stage, true);
+        if (!desc->last_backward) return result;
         te__units_choose(NULL, stage);
+        if (result != TE_OK) return te__units_refuse_chosen(stage->te, result);
+        te__unit_set_all(stage, true);
         result = te__units_exchange_chosen(stage->te);
         return result == TE_OK ? te__unit_root_callback(u) : result;
     }
     if (!te__units_are_hooked(stage)) return te__stage_run(stage, desc);
     te_model_set_requires_grad_sync(stage, false);
     result = te__stage_run(stage, desc);
-    if (result != TE_OK || !desc->last_backward || !te_get_is_optim_step(stage->te)) return result;
-    te_model_set_requires_grad_sync(stage, true);
+    if (!desc->last_backward || !te_get_is_optim_step(stage->te)) return result;
     te_fsdp_units_visit(stage, te__units_choose, NULL);
+    if (result != TE_OK) return te__units_refuse_chosen(stage->te, result);
+    te_model_set_requires_grad_sync(stage, true);
     result = te__units_exchange_chosen(stage->te);
     if (result == TE_OK) te_fsdp_units_visit(stage, te__unit_call_root, &result);
     return result;

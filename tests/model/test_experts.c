@@ -492,6 +492,46 @@ TE_TEST(experts_of_ranks_fail_together) {
     CHECK_STR(all[0].error, "rank 1");
 }
 
+/* One rank runs out of memory on its way through a call: the others hear of it from the rank, and not by its end. */
+typedef struct starved_call {
+    int kind, request;
+} starved_call;
+static void starve_call(rank_state *s) {
+    static const int32_t chosen[4 * TOPK] = {0, 5, 7, 2, 3, 4, 6, 1};
+    const starved_call *arg = (const starved_call *)s->arg;
+    te_moe_config c = config_of();
+    c.expert_bias = true;
+    te_module *m = kinds[arg->kind].make(s->te, &c, &(te_moe_backend){.experts = kinds[arg->kind].way, .ep_group = s->group});
+    te_forward_args args = {.input = te_tensor_set_requires_grad(te_tensor_full(s->te, TE_F32, SHAPE(4, DIM), 1), true)};
+    args.topk_weights = te_tensor_full(s->te, TE_F32, SHAPE(4, TOPK), 0.5);
+    args.topk_indices = te_tensor_from_host(s->te, TE_I32, SHAPE(4, TOPK), chosen);
+    EXPECT(s, te_ok(s->te) && te_barrier(s->group) == TE_OK);
+    te_memory_trim(s->te);
+    if (s->rank == 1) s->fail_at = s->requests + arg->request;
+    te_forward_with(m, &args);
+    s->fail_at = 0;
+    s->failed = !te_ok(s->te);
+    if (strstr(te_error(s->te), "rank 1 failed")) s->left[s->num_left++] = NULL;
+    EXPECT(s, s->rank || !s->failed || s->num_left);
+    te_clear_error(s->te);
+    te_module_destroy(m);
+}
+TE_TEST(experts_of_a_rank_that_starves) {
+    static const int of[] = {0, 1, 3, TE_KIND};
+    for (int k = 0; k < COUNT(of); k++) {
+        int refusals = 0, told = 0;
+        for (int n = 1; n < 600; n += test_every(3)) {
+            starved_call arg = {of[k], n};
+            rank_state *all = run_ranks(2, starve_call, &arg);
+            test_case("%s, request %d", kinds[of[k]].name, n);
+            refusals += all[1].failed;
+            told += all[0].num_left;
+            if (!all[1].failed && n > 300) break;
+        }
+        CHECK_MSG(refusals > 10 / test_every(3) && told > 0, "%d refusals, of which the rank itself told %d", refusals, told);
+    }
+}
+
 /* ---- what a context says ---- */
 
 TE_TEST(experts_announce_mxfp8_once) {
@@ -819,6 +859,14 @@ TE_TEST(experts_say_what_is_wrong) {
     c.swiglu_limit = 0, c.score_func = (te_gate_score)7;
     CHECK(!te_moe_create(te, &c, &(te_moe_backend){0}));
     CHECK_ERROR(te, TE_ERR_INVALID, "score_func 7");
+    c.score_func = TE_GATE_SOFTMAX, c.n_shared_experts = 3, c.shared_expert_inter_dim = INT64_MAX / 2;
+    CHECK(!te_moe_create(te, &c, &(te_moe_backend){0}));
+    CHECK_ERROR(te, TE_ERR_INVALID, "n_shared_experts is 3, each of size 4611686018427387903");
+    c.n_shared_experts = 0, c.shared_expert_inter_dim = 0;
+    CHECK(!te_moe_create(te, &c, &(te_moe_backend){.world_size = -2}));
+    CHECK_ERROR(te, TE_ERR_INVALID, "world_size is -2");
+    CHECK(!te_fake_balanced_gate_create(te, &c, 0, INFINITY));
+    CHECK_ERROR(te, TE_ERR_INVALID, "noise inf");
 }
 
 /* A step whose routing changes from launch to launch: gate, torch_mm and shared experts wait for nothing. */

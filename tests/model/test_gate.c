@@ -1,5 +1,5 @@
 /* tests/model/test_gate.c: the gates of a mixture of experts (api/experts.h) against the formulas written down again. */
-#include "../te_test.h"
+#include "../dist/ranks.h"
 
 /* ---- an oracle ---- */
 
@@ -303,6 +303,11 @@ TE_TEST_DEVICES(gate_bias_follows_the_load) {
         CHECK(te_gate_update_bias(m, NULL) == TE_OK);
     }
     CHECK_TENSOR(te_module_parameter(m, "e_score_correction_bias"), ((const float[]){63.5f, 64.0f, 64.5f}), 0, 0);
+    /* a value that was written since, as by a checkpoint, is the one that goes on */
+    te_tensor_fill(te_module_parameter(m, "e_score_correction_bias"), 2);
+    te_forward_with(m, &args);
+    CHECK(te_gate_update_bias(m, NULL) == TE_OK);
+    CHECK_TENSOR(te_module_parameter(m, "e_score_correction_bias"), ((const float[]){1.875f, 2.0f, 2.125f}), 0, 0);
     te_module_train(m, false);
     te_forward_with(m, &args);
     CHECK(!te_gate_expert_load(m) && te_gate_update_bias(m, NULL) == TE_ERR_STATE);
@@ -314,6 +319,33 @@ TE_TEST_DEVICES(gate_bias_follows_the_load) {
     CHECK_ERROR(te, TE_ERR_INVALID, "gate_bias_update_factor is 0");
     te_module_destroy(m);
 }
+
+/* One rank's input, or its gate, is not as it should be: the ranks that share its sequences hear of it from the rank, and not by its end. */
+static void gate_fails_on_one_rank(rank_state *s) {
+    te_moe_config c = {.n_routed_experts = 4, .n_activated_experts = 2, .dim = 4, .moe_inter_dim = 4, .dtype = TE_F32, .aux_loss_coeff = 1, .score_func = TE_GATE_SIGMOID, .gate_bias_update_factor = 1};
+    te_module *gate = te_gate_create(s->te, &c, TE_DTYPE_NONE, s->group);
+    te_module *moe = te_moe_create(s->te, &c, &(te_moe_backend){.experts = TE_EXPERTS_TORCH_MM, .dispatcher = TE_DISPATCHER_TORCH, .cp_group = s->group});
+    for (int way = 0; way < 2; way++)
+        for (int bad = 1; bad >= 0; bad--) {
+            te_forward_args args = {.input = te_tensor_full(s->te, TE_F32, SHAPE(3, 4 + (bad && s->rank == 1)), 1)};
+            EXPECT(s, (te_forward_with(way ? moe : gate, &args) == NULL) == (bad != 0));
+            if (bad) EXPECT(s, strstr(te_error(s->te), s->rank ? "is needed" : "rank 1 failed"));
+            te_clear_error(s->te);
+        }
+    te_module_destroy(gate);
+    te_module_destroy(moe);
+}
+TE_TEST(gate_of_ranks_fails_together) { run_ranks(2, gate_fails_on_one_rank, NULL); }
+static void balance_fails_on_one_rank(rank_state *s) {
+    te_moe_config c = {.n_routed_experts = 4, .n_activated_experts = 2, .dim = 4, .moe_inter_dim = 4, .dtype = TE_F32, .score_func = TE_GATE_SIGMOID, .gate_bias_update_factor = 1};
+    te_module *m = te_gate_create(s->te, &c, TE_DTYPE_NONE, NULL);
+    if (s->rank == 0) te_forward(m, te_tensor_full(s->te, TE_F32, SHAPE(3, 4), 1));
+    EXPECT(s, te_gate_update_bias(m, s->group) == TE_ERR_STATE);
+    EXPECT(s, strstr(te_error(s->te), s->rank ? "no tokens have been counted" : "rank 1 failed"));
+    te_clear_error(s->te);
+    te_module_destroy(m);
+}
+TE_TEST(gate_balance_of_ranks_fails_together) { run_ranks(2, balance_fails_on_one_rank, NULL); }
 
 /* Run again in the backward pass, a gate counts once, and gives the gradients that it gives without a checkpoint. */
 TE_TEST_DEVICES(gate_counts_once_under_a_checkpoint) {

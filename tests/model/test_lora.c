@@ -464,6 +464,7 @@ TE_TEST(lora_files_refused) {
                    {"{\"bias\": \"all\"}", TE_ERR_UNSUPPORTED, "\"bias\" is all"},
                    {"{\"lora_dropout\": 1.5}", TE_ERR_FORMAT, "lora_dropout 1.5"},
                    {"{\"lora_alpha\": 1e39}", TE_ERR_FORMAT, "lora_alpha is inf"},
+                   {"{\"alpha_pattern\": {\"q_proj\": -1e39}}", TE_ERR_FORMAT, "the alpha_pattern of \"q_proj\" is -inf"},
                    {"{\"lora_alpha\": \"x\"}", TE_ERR_FORMAT, "adapter_config.json: byte"},
                    {"[]", TE_ERR_FORMAT, "adapter_config.json: byte"},
                    {"{\"r\": 2", TE_ERR_FORMAT, "adapter_config.json: byte"},

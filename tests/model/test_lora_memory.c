@@ -73,6 +73,44 @@ TE_TEST(lora_memory_runs_out) {
         }
 }
 
+/* A Linear whose weight is several parameters: all of them take their sums, or none, so outputs stay what they are wherever a merge stops. */
+TE_TEST(lora_merges_parts_while_memory_runs_out) {
+    static const char *const names[] = {"query", "key_value"};
+    static const int64_t sizes[] = {8, 16};
+    purse *host = new_purse(), *device = new_purse();
+    te_ctx_desc desc = purse_desc(host, device);
+    te_ctx *te = test_context_with(&desc);
+    bool whole = false;
+    int refusals = 0;
+    for (int64_t n = 1; !whole; n++) {
+        test_case("request %lld", (long long)n);
+        te_scope_begin(te);
+        te_module *m = te_linear_create(te, &(te_linear_desc){.in_features = 8, .out_features = 24, .gemm.params_dtype = TE_F32, .parameters_split = {names, sizes, 2}});
+        te_tensor *x = te_tensor_normal(te, TE_F32, SHAPE(5, 8), 0, 1);
+        te_lora_apply(m, &(te_lora_desc){.match_all_linear = true}, NULL);
+        te_tensor_fill(te_module_parameter(te_module_find(m, "lora_B"), "weight"), 0.5);
+        const float *want = test_copy(test_read(te_forward(m, x)), 5 * 24);
+        REQUIRE_OK(te);
+        te_memory_trim(te);
+        host->calls = host->refused = 0;
+        host->fail_at = n;
+        te_result r = te_lora_merge(m);
+        host->fail_at = 0;
+        whole = host->refused == 0;
+        refusals += r != TE_OK;
+        te_clear_error(te);
+        CHECK_EQ_INT(lm_adapters(m), r != TE_OK);
+        CHECK_ERROR_BELOW("stopped", test_read(te_forward(m, x)), want, 5 * 24, 1e-5);
+        if (r != TE_OK) CHECK_EQ_INT(te_lora_merge(m), TE_OK);
+        CHECK_ERROR_BELOW("merged", test_read(te_forward(m, x)), want, 5 * 24, 1e-5);
+        CHECK_OK(te);
+        te_module_destroy(m);
+        te_scope_end(te);
+        REQUIRE(n < 2000);
+    }
+    CHECK_MSG(refusals > 5, "only %d refusals", refusals);
+}
+
 TE_TEST(lora_and_graphs_of_modules) {
     te_ctx *te = test_context("cpu");
     te_module *m = lm_pair(te);

@@ -336,6 +336,31 @@ TE_TEST(sharding_stage_backward) {
     te_module_destroy(stage);
 }
 
+/* The backward pass of one rank's stage fails while no flag is set: the other, which is about to exchange, hears of it. */
+static void stage_fails_on_one_rank(rank_state *s) {
+    const shard_case c = {WHOLE, TE_F32, false};
+    const te_data_parallel_desc d = {.group = s->group};
+    te_set_is_optim_step(s->te, true);
+    for (int way = 0; way < 3; way++) {
+        te_module *m = shard_model(s->te, &c), *root = m;
+        if (way == 0) te_data_parallel(m, &d);
+        if (way == 1) te_fsdp_unit(m, &d);
+        if (way == 2) {
+            root = te_module_create(s->te, &shell, "outer");
+            te_module_add_child(root, "lm_head", m);
+            te_fsdp_unit(m, &d);
+            te_model_set_fsdp_optimizations(root, true);
+        }
+        te_tensor *y = te_forward(root, te_tensor_full(s->te, TE_F32, SHAPE(2, SH_N), 1)), *dy = te_tensor_full(s->te, TE_F32, SHAPE(2, SH_N + s->rank), 1);
+        EXPECT(s, te_ok(s->te));
+        te_result r = te_stage_backward(root, &(te_stage_backward_desc){.stage_outputs = &y, .output_grads = &dy, .num_outputs = 1, .last_backward = true});
+        EXPECT(s, r != TE_OK && (s->rank || strstr(te_error(s->te), "rank 1 failed")));
+        te_clear_error(s->te);
+        te_module_destroy(root);
+    }
+}
+TE_TEST(sharding_stages_fail_together) { run_ranks(2, stage_fails_on_one_rank, NULL); }
+
 /* ---- what is refused ---- */
 
 static te_result refuse_unit(void *user, te_module *unit) { return (void)user, (void)unit, TE_ERR_UNSUPPORTED; }

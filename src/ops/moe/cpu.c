@@ -79,8 +79,8 @@ static te_result te__cpu_moe_local_ids(te_ctx *te, const te_op_moe_local_ids_arg
     (void)te;
     for (e = 0; e < a->count; e++) te__store_index(a->tokens_per_expert, e, 0);
     for (i = 0; i < n; i++) {
-        e = te__load_index(te__data(a->experts), a->experts->dtype, i) - a->first;
-        if (e < 0 || e >= a->count || (dropped && dropped[i / topk])) e = -1;
+        e = te__load_index(te__data(a->experts), a->experts->dtype, i);
+        e = e < a->first || e - a->first >= a->count || (dropped && dropped[i / topk]) ? -1 : e - a->first;
         ((int32_t *)te__data(a->local))[i] = (int32_t)e;
         if (e >= 0) te__store_index(a->tokens_per_expert, e, te__load_index(te__data(a->tokens_per_expert), a->tokens_per_expert->dtype, e) + 1);
     }

@@ -53,6 +53,8 @@ static te__context_piece te__context_piece_of(const te__context_attention *s, in
         p.num_keys = length / (2 * ranks) * p.up_to;
     } else { /* keys are cut on both sides: the window counts from the first one that is left */
         const int64_t chunk = length / (2 * ranks), at = chunk * (p.up_to - 1);
+        p.window.left = te__min(p.window.left, length); /* of any size, and added to below */
+        p.window.right = te__min(p.window.right, length);
         p.first_key = te__max(0, at - p.window.left);
         p.num_keys = te__min(length, at + chunk + p.window.right) - p.first_key;
         p.window.left += p.first_key - at;

@@ -260,6 +260,10 @@ static void three_ranks(rank_state *s) {
                 c.format = (te_qkv_format)format;
                 c.causal = causal != 0;
                 if (c.is.comm != TE_CP_A2A || c.length == 0) compare(s, &c, groups, s->rank);
+                if (c.is.comm != TE_CP_ALL_GATHER) continue;
+                shared_case wide = c; /* windows whose ends no sum with a position holds */
+                wide.window.on = true, wide.window.left = causal ? INT64_MAX : 5, wide.window.right = causal ? 0 : INT64_MAX;
+                compare(s, &wide, groups, s->rank);
             }
 }
 TE_TEST_DEVICES(context_parallel_of_three_ranks_and_of_nothing) {

@@ -165,7 +165,7 @@ static te__word te__word_trimmed(const char *at, size_t n) {
     return w;
 }
 
-/* A format by PyTorch's name, whatever the case of its letters, with or without "torch." in front. */
+/* A format by PyTorch's name, in small or capital letters, with or without "torch." in front. */
 static te_result te__dtype_parse(te_ctx *te, const char *who, const te__config_field *f, te__word w, te_dtype *dtype) {
     const char *known[TE__COUNT(te__dtype_words)];
     char lower[TE__MAX_WORD + 1];

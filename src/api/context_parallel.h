@@ -16,7 +16,8 @@ typedef struct te_cp_batch {
 /* This rank's tokens of x, a batch that every rank has whole: [.., s / n, ..]. NULL with TE_ERR_SHAPE where 2 n ranks' chunks do not divide the tokens. On the CPU wrong starts are refused;
  * a GPU leaves what cannot be divided where it is. Source: transformer_engine.pytorch, get_batch_on_this_cp_rank (there for TE_THD alone). */
 TE_API te_tensor *te_get_batch_on_this_cp_rank(te_tensor *x, const te_cp_batch *batch);
-/* The other way round: the ranks' x [.., s / n, ..] as a whole in the order of the sequences, on every rank. All ranks call it. */
+/* The other way round: the ranks' x [.., s / n, ..] as a whole in the order of the sequences, on every rank. All ranks call it: one without
+ * an x tells the others, and all get NULL. */
 TE_API te_tensor *te_gather_batch_of_cp_ranks(te_tensor *x, const te_cp_batch *batch);
 /* The numbers of this rank's tokens among all of `total_tokens`, i32 [total_tokens / cp_size], by cu_seqlens i32 [b + 1] of packed sequences with their padding: for
  * te_embedding_lookup. Source: transformer_engine_torch, thd_get_partitioned_indices. */

@@ -8,8 +8,8 @@
  * handle of a parameter or buffer is the same before and after, so optimizers, tied modules and the program's own pointers see the new format. Its memory is new, all of it taken
  * before the first tensor changes: for the time of the call the device holds both models, and on any failure the model is what it was. Tensors that lay one behind the other, or in each
  * other's memory, do so again; views that the program made of one keep the memory from before, and memory of the program's (te_tensor_wrap) is given back to it. A gradient is cast
- * with its parameter; main gradients and decoupled ones stay, as they belong to the program. What a backward pass still needs of a parameter that was cast is gone: that te_backward
- * gives TE_ERR_STATE. Graphs that use one cannot be launched any more. The scaling state of delayed recipes ("fp8_scale_...", "fp8_amax_history_...") is f32 by nature: no cast
+ * with its parameter; main gradients and decoupled ones stay, as they belong to the program. A backward pass that needs the values of a parameter from before its cast cannot run:
+ * that te_backward gives TE_ERR_STATE. Graphs that use one cannot be launched any more. The scaling state of delayed recipes ("fp8_scale_...", "fp8_amax_history_...") is f32 by nature: no cast
  * touches it. Nothing here syncs. TE_ERR_STATE inside a graph's capture or a warm-up; a context that has an error keeps it, and nothing happens. */
 
 /* ---- what stays in f32 ---- */
@@ -107,7 +107,7 @@ typedef struct te_lm_head_options {
     bool fp32_lm_head;               /* the product is computed in f32, by a head that has f32 weights, and its result cast to the format of hidden */
     bool output_hidden_states;       /* hidden, whole, comes back beside the logits */
 } te_lm_head_options;
-/* What it makes; borrowed from the innermost scope. */
+/* The results of te_compute_lm_head_logits; borrowed from the innermost scope. */
 typedef struct te_lm_head_result {
     te_tensor *logits;        /* [.., positions, vocabulary]; NULL with an error */
     te_tensor *hidden_states; /* with output_hidden_states, else NULL */

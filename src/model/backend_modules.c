@@ -21,18 +21,18 @@ static te_result te__torch_linear_forward(te_module *m, te_forward_args *args) {
 /* torch.nn.Linear: kaiming_uniform_ with a = sqrt(5), whose bound is 1 / sqrt(in), and the bias by the same bound; or as the desc says. */
 static te_result te__torch_linear_reset(te_module *m) {
     const te_init *init = (const te_init *)m->state;
-    te_tensor *bias = te_module_parameter(m, "bias");
+    te_tensor *const parameter[2] = {te_module_parameter(m, "weight"), te_module_parameter(m, "bias")};
     te_result result = TE_OK;
     int i;
     if (init->std > 0.0f || init->no_init || init->init_method) {
-        result = te__init_weight(m, te_module_parameter(m, "weight"), init, TE_PARALLEL_NONE, NULL);
-        return result == TE_OK && bias ? te_tensor_fill(bias, 0.0) : result;
+        result = te__init_weight(m, parameter[0], init, TE_PARALLEL_NONE, NULL);
+        return result == TE_OK && parameter[1] ? te_tensor_fill(parameter[1], 0.0) : result;
     }
-    for (i = 0; i < m->num_entries && result == TE_OK; i++) {
+    for (i = 0; i < 2 && parameter[i] && result == TE_OK; i++) { /* what the program has added stays as it is */
         te_op_random_args args = TE_ZERO;
         te__draw draw = te__rng_draw(m->te, 1);
-        args.dst = m->entries[i].tensor;
-        args.b = (float)(1.0 / sqrt((double)m->entries[0].tensor->shape[1]));
+        args.dst = parameter[i];
+        args.b = (float)(1.0 / sqrt((double)parameter[0]->shape[1]));
         args.a = -args.b;
         args.seed = draw.seed;
         args.offset = draw.offset;

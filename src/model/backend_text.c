@@ -165,7 +165,7 @@ static te__word te__word_trimmed(const char *at, size_t n) {
     return w;
 }
 
-/* A format by PyTorch's name, whatever the case of its letters, with or without "torch." in front. */
+/* A format by PyTorch's name, in small or capital letters, with or without "torch." in front. */
 static te_result te__dtype_parse(te_ctx *te, const char *who, const te__config_field *f, te__word w, te_dtype *dtype) {
     const char *known[TE__COUNT(te__dtype_words)];
     char lower[TE__MAX_WORD + 1];
@@ -248,6 +248,12 @@ static const te__config_field *te__field_find(const char *name, size_t n) {
         if (strlen(te__config_fields[i].name) == n && memcmp(te__config_fields[i].name, name, n) == 0) return &te__config_fields[i];
     return NULL;
 }
+/* The bit of a field among those that are given; its other name has the same one. */
+static uint64_t te__field_bit(const te__config_field *f) {
+    int i;
+    for (i = 0; te__config_fields[i].offset != f->offset || te__config_fields[i].kind != f->kind; i++) {}
+    return (uint64_t)1 << i;
+}
 static te_result te__unknown_field(te_ctx *te, const char *who, te__word w) {
     te__text t = TE_ZERO;
     const char *best = NULL;
@@ -281,8 +287,8 @@ TE_API te_result te_backend_config_parse(te_ctx *te, const char *text, te_backen
         value = te__word_trimmed(sign + 1, n - (size_t)(sign + 1 - text));
         f = te__field_find(name.at, name.n);
         if (!f) return te__unknown_field(te, who, name);
-        if (given & (uint64_t)1 << (f - te__config_fields)) return te__fail(te, TE_ERR_INVALID, "%s: %s is given twice; leave one out", who, f->name);
-        given |= (uint64_t)1 << (f - te__config_fields);
+        if (given & te__field_bit(f)) return te__fail(te, TE_ERR_INVALID, "%s: %s is given twice; leave one out", who, f->name);
+        given |= te__field_bit(f);
         result = te__field_parse(te, who, f, value, &read);
         if (result != TE_OK) return result;
         text += n + (text[n] == ',');

@@ -43,7 +43,7 @@ static te_tensor *te__keep_positions(te_tensor *x, const te_lm_head_options *o) 
     if (o->positions) return axis == 0 ? te_embedding_lookup(te_tensor_contiguous(x), o->positions) : te__take_positions(x, o->positions);
     if (n == 0 || n >= size) return x; /* no view at all: one of a whole sharded tensor is more than its shard knows */
     if (n > 0) return te_tensor_narrow(x, axis, size - n, n);
-    return te_tensor_narrow(x, axis, te__min(-n, size), size - te__min(-n, size));
+    return n <= -size ? te_tensor_narrow(x, axis, size, 0) : te_tensor_narrow(x, axis, -n, size + n);
 }
 static te_result te__lm_head_ok(te_module *head, const te_tensor *hidden, const te_lm_head_options *o) {
     static const char who[] = "te_compute_lm_head_logits";
@@ -56,8 +56,8 @@ static te_result te__lm_head_ok(te_module *head, const te_tensor *hidden, const 
         return te__fail(te, hidden->ndim < 2 || hidden->ndim > 3 ? TE_ERR_SHAPE : TE_ERR_DTYPE, "%s: hidden is %s %s; [batch, positions, size] or [tokens, size] in f32, f16 or bf16 is needed", who,
                         te_dtype_name(hidden->dtype), te__shape_text(hidden, text));
     if (o->logits_to_keep < 0 && !o->negative_skips)
-        return te__fail(te, TE_ERR_INVALID, "%s: logits_to_keep is %lld; a number of last positions, or 0 for all, is needed (negative_skips: all but the first %lld)", who,
-                        (long long)o->logits_to_keep, (long long)-o->logits_to_keep);
+        return te__fail(te, TE_ERR_INVALID, "%s: logits_to_keep is %lld; a number of last positions, or 0 for all, is needed (negative_skips: all but the first %llu)", who,
+                        (long long)o->logits_to_keep, 0ULL - (unsigned long long)o->logits_to_keep);
     if (o->positions && (o->logits_to_keep || o->positions->ndim != 1 || !te__is_index(o->positions->dtype)))
         return te__fail(te, TE_ERR_INVALID, "%s: positions are %s %s beside logits_to_keep %lld; i32 or i64 of one dimension, and logits_to_keep 0, are needed", who,
                         te_dtype_name(o->positions->dtype), te__shape_text(o->positions, text), (long long)o->logits_to_keep);

@@ -97,6 +97,7 @@ static te_result te__patches_add(te_ctx *te, struct te__patches *all, const te_p
     p->patch.fixed_in = patch->fixed_in ? te__copy_string(te, patch->fixed_in) : NULL;
     if (!p->patch.name || (patch->fixed_in && !p->patch.fixed_in)) {
         te__free_string(te, (char *)p->patch.name);
+        te__free_string(te, (char *)p->patch.fixed_in);
         return te_error_code(te);
     }
     snprintf(p->why, sizeof(p->why), "te_apply_patches has not looked at it");
@@ -117,6 +118,7 @@ static struct te__patches *te__patches_of(te_ctx *te) {
     own.apply = te__adam_patch_apply;
     own.undo = te__adam_patch_undo;
     if (te__patches_add(te, all, &own) != TE_OK) {
+        te__free(te, all->list, (size_t)all->cap * sizeof(te__patch));
         te__free(te, all, sizeof(*all));
         return NULL;
     }
@@ -155,14 +157,16 @@ TE_API te_result te_set_library_version(te_ctx *te, const char *version) {
     return TE_OK;
 }
 
-/* Why a patch is not needed, in p->why; false: it is. */
-static bool te__patch_skipped(te_ctx *te, te__patch *p) {
+/* Why patch `i` is not needed, in its `why`; false: it is. Its functions may register others, which moves the list. */
+static bool te__patch_skipped(te_ctx *te, int i) {
+    const te_patch patch = te->patches->list[i].patch;
     const char *now = te__patched_version(te->patches);
+    const size_t room = sizeof(te->patches->list[i].why);
     te__version have, fixed;
-    const bool gated = p->patch.fixed_in && te__version_read(now, &have) && te__version_read(p->patch.fixed_in, &fixed) && !te__version_before(&have, &fixed);
-    if (gated) snprintf(p->why, sizeof(p->why), "version %s is not older than %.40s, which has it", now, p->patch.fixed_in);
-    else if (p->patch.found && !p->patch.found(te, p->patch.user)) snprintf(p->why, sizeof(p->why), "there is nothing to patch");
-    else if (p->patch.needed && !p->patch.needed(te, p->patch.user)) snprintf(p->why, sizeof(p->why), "the function that it would replace has all that it brings");
+    const bool gated = patch.fixed_in && te__version_read(now, &have) && te__version_read(patch.fixed_in, &fixed) && !te__version_before(&have, &fixed);
+    if (gated) snprintf(te->patches->list[i].why, room, "version %s is not older than %.40s, which has it", now, patch.fixed_in);
+    else if (patch.found && !patch.found(te, patch.user)) snprintf(te->patches->list[i].why, room, "there is nothing to patch");
+    else if (patch.needed && !patch.needed(te, patch.user)) snprintf(te->patches->list[i].why, room, "the function that it would replace has all that it brings");
     else return false;
     return true;
 }
@@ -175,10 +179,13 @@ TE_API te_result te_apply_patches(te_ctx *te) {
     if (te->capture) return te__refuse_capture(te, "te_apply_patches", "apply them before te_graph_begin");
     all = te__patches_of(te);
     if (!all) return te_error_code(te);
-    for (i = 0; i < all->num; i++) { /* a patch may register others, which moves the list */
-        te__patch *p = &all->list[i];
-        if (p->state != TE_PATCH_WAITING) continue;
-        if (te__patch_skipped(te, p)) {
+    for (i = 0; i < all->num; i++) {
+        bool skipped;
+        te__patch *p;
+        if (all->list[i].state != TE_PATCH_WAITING) continue;
+        skipped = te__patch_skipped(te, i);
+        p = &all->list[i];
+        if (skipped) {
             p->state = TE_PATCH_SKIPPED;
             te__log(te, TE_LOG_DEBUG, "patch \"%s\" is skipped: %s", p->patch.name, p->why);
             continue;

@@ -7,8 +7,8 @@ typedef struct te__recast_item {
     te_entry_kind kind;
     int hold;           /* of a buffer with several paths the highest counts: 0 cast, 1 stay, 2 kept in f32 */
     int64_t order;      /* of a parameter with several paths the first counts */
-    te_tensor *fresh, *grad; /* what x and its gradient will be (of the frame); NULL: what they are */
-    void *init; /* likewise its preserved value */
+    te_tensor *fresh, *grad; /* new memory of x and its gradient (of the frame); NULL: they stay */
+    void *init; /* the new preserved value; NULL: it stays */
 } te__recast_item;
 typedef struct te__recast {
     te_ctx *te;

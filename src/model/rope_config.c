@@ -295,6 +295,7 @@ TE_API te_tensor *te_rope_cos_sin(te_ctx *te, const te_rotary_desc *rotary, int 
 TE_API te_tensor *te_rope_freqs(te_ctx *te, const te_rotary_desc *rotary, int head_dim, int64_t n, float *attention_factor) {
     float inv_freq[TE__ROPE_MAX_HALF], factor = 1.0f, *table;
     te_tensor *y;
+    te__floats floats;
     int64_t shape[4], i;
     int dim, k;
     if (!te) return NULL;
@@ -305,8 +306,10 @@ TE_API te_tensor *te_rope_freqs(te_ctx *te, const te_rotary_desc *rotary, int he
     y = dim ? te_tensor_empty(te, TE_F32, 4, shape) : NULL;
     table = y ? (float *)te__alloc(te, te_tensor_bytes(y)) : NULL;
     if (!table) return NULL;
+    floats = te__floats_begin();
     for (i = 0; i < n; i++)
         for (k = 0; k < dim; k++) table[i * dim + k] = (float)i * inv_freq[k % (dim / 2)];
+    te__floats_end(&floats);
     y = te__rope_table_end(y, table);
     if (y && attention_factor) *attention_factor = factor;
     return y;

@@ -63,15 +63,17 @@ static te_tensor *te__batch_gathered(te_group *group, te_tensor *x) { return te_
 
 TE_API te_tensor *te_gather_batch_of_cp_ranks(te_tensor *x, const te_cp_batch *batch) {
     const char *const who = "te_gather_batch_of_cp_ranks";
+    te_ctx *te = x ? x->te : batch && batch->cp_group ? batch->cp_group->te : batch && batch->cp_p2p_group ? batch->cp_p2p_group->te : NULL;
     te_tensor *all, *map;
     te__context c;
     int64_t shape[TE_MAX_DIMS];
     int dim, ranks;
-    if (!x || !te__has_desc(x->te, batch, who)) return NULL;
+    if (!te || !te__has_desc(te, batch, who)) return NULL;
+    if (!x && te_error_code(te) == TE_OK) te__fail(te, TE_ERR_INVALID, "%s: x is NULL; give this rank's part of the batch", who);
     c = te__context_of(batch->cp_group, batch->cp_p2p_group, TE_CP_A2A_P2P);
     ranks = te__context_size(&c);
-    dim = te__batch_dim(x, batch, who);
-    te__frame_begin(x->te);
+    dim = x ? te__batch_dim(x, batch, who) : -1;
+    te__frame_begin(te);
     all = dim < 0 ? NULL : te_tensor_contiguous(te_tensor_detach(x));
     all = te__batch_gathered(c.heads, all);
     all = te__batch_gathered(c.ring, all);
@@ -82,7 +84,7 @@ TE_API te_tensor *te_gather_batch_of_cp_ranks(te_tensor *x, const te_cp_batch *b
         all = te__context_moved(all, map, x->ndim, shape);
     } else
         all = te__batch_copy(all);
-    return te__frame_return(x->te, all);
+    return te__frame_return(te, all);
 }
 
 TE_API te_tensor *te_thd_get_partitioned_indices(te_tensor *cu_seqlens, int64_t total_tokens, int cp_size, int cp_rank) {
@@ -116,8 +118,8 @@ static int32_t *te__batch_starts(te_tensor *cu, int64_t tokens, int64_t factor, 
         te__fail(te, TE_ERR_SHAPE, "%s: cu_seqlens is %s %s; i32 [b + 1] is needed", who, te_dtype_name(cu->dtype), te__shape_text(cu, text));
         return NULL;
     }
-    if (factor < 1) {
-        te__fail(te, TE_ERR_INVALID, "%s: divisibility_factor is %lld; 1 or more is possible: 2 * cp_size", who, (long long)factor);
+    if (factor < 1 || factor > INT32_MAX) {
+        te__fail(te, TE_ERR_INVALID, "%s: divisibility_factor is %lld; 1 to 2^31 - 1 are possible: 2 * cp_size", who, (long long)factor);
         return NULL;
     }
     bytes = (size_t)(*n + 1) * sizeof(int32_t);
@@ -143,11 +145,26 @@ static void te__batch_put(void *host, te_dtype dtype, int64_t i, int64_t value) 
     else ((int32_t *)host)[i] = (int32_t)value;
 }
 
+/* Memory for n numbers of a format; *bytes to free. NULL with the error recorded. */
+static void *te__batch_host(te_ctx *te, int64_t n, te_dtype dtype, size_t *bytes) {
+    const uint64_t wanted = (uint64_t)n * (uint64_t)te__dtype_size(dtype) + 1;
+    *bytes = (size_t)wanted;
+    if (wanted <= (uint64_t)PTRDIFF_MAX) return te__alloc(te, *bytes);
+    te__fail(te, TE_ERR_OUT_OF_MEMORY, "%lld numbers of %s are more than addresses of %d bits reach; give fewer sequences at a time", (long long)n, te_dtype_name(dtype), (int)(8 * sizeof(void *)));
+    return NULL;
+}
+/* All sequences with their padding must be counted by 32 bits, as starts are. */
+static te_result te__batch_fits(te_ctx *te, int64_t total, int64_t factor, const char *who) {
+    if (total <= INT32_MAX) return TE_OK;
+    return te__fail(te, TE_ERR_UNSUPPORTED, "%s: %lld tokens with their padding, by a divisibility_factor of %lld; at most 2^31 - 1 are possible", who, (long long)total, (long long)factor);
+}
+
 /* x with `pad` behind each sequence: [total]. */
 static te_tensor *te__batch_pad(te_tensor *x, const int32_t *starts, int64_t n, int64_t factor, int64_t total, int64_t pad) {
     te_ctx *te = x->te;
-    const size_t each = (size_t)te__dtype_size(x->dtype), from_bytes = te_tensor_bytes(x), to_bytes = (size_t)total * each;
-    char *from = (char *)te__alloc(te, from_bytes + 1), *to = (char *)te__alloc(te, to_bytes + 1);
+    const size_t each = (size_t)te__dtype_size(x->dtype);
+    size_t from_bytes, to_bytes;
+    char *from = (char *)te__batch_host(te, te__numel(x), x->dtype, &from_bytes), *to = (char *)te__batch_host(te, total, x->dtype, &to_bytes);
     te_tensor *y = NULL;
     int64_t b, i, at = 0;
     if (from && to && te_tensor_to_host(x, from) == TE_OK) {
@@ -159,8 +176,8 @@ static te_tensor *te__batch_pad(te_tensor *x, const int32_t *starts, int64_t n, 
         }
         y = te_tensor_from_host(te, x->dtype, 1, &total, to);
     }
-    te__free(te, from, from_bytes + 1);
-    te__free(te, to, to_bytes + 1);
+    te__free(te, from, from_bytes);
+    te__free(te, to, to_bytes);
     return y;
 }
 
@@ -197,10 +214,8 @@ TE_API te_result te_pad_thd_sequences_for_cp(te_tensor *input_ids, te_tensor *la
         if (b < n) total += te__batch_padded(starts, b, divisibility_factor);
         if (total > INT32_MAX) break;
     }
-    if (total > INT32_MAX) te__fail(te, TE_ERR_UNSUPPORTED, "%s: %lld tokens with their padding, by a divisibility_factor of %lld; at most 2^31 - 1 are possible", who, (long long)total,
-                                    (long long)divisibility_factor);
     te__frame_begin(te);
-    if (padded && total <= INT32_MAX) {
+    if (padded && te__batch_fits(te, total, divisibility_factor, who) == TE_OK) {
         made[0] = te_tensor_from_host(te, TE_I32, 1, cu_seqlens->shape, padded);
         made[1] = te__batch_pad(input_ids, starts, n, divisibility_factor, total, padding_token_id);
         if (labels) made[2] = te__batch_pad(labels, starts, n, divisibility_factor, total, padding_label_id);
@@ -223,7 +238,7 @@ TE_API te_tensor *te_generate_positional_ids_for_cp(te_tensor *cu_seqlens, int64
     void *host;
     te_tensor *y = NULL;
     te_ctx *te;
-    size_t bytes;
+    size_t bytes = 0;
     if (!cu_seqlens) return NULL;
     te = cu_seqlens->te;
     if (!dtype) dtype = TE_I64;
@@ -234,8 +249,7 @@ TE_API te_tensor *te_generate_positional_ids_for_cp(te_tensor *cu_seqlens, int64
     starts = te__batch_starts(cu_seqlens, INT32_MAX, divisibility_factor, who, &n);
     if (!starts) return NULL;
     for (b = 0; b < n; b++) total += te__batch_padded(starts, b, divisibility_factor);
-    bytes = (size_t)total * (size_t)te__dtype_size(dtype) + 1;
-    host = te__alloc(te, bytes);
+    host = te__batch_fits(te, total, divisibility_factor, who) == TE_OK ? te__batch_host(te, total, dtype, &bytes) : NULL;
     for (b = 0; host && b < n; b++)
         for (i = te__batch_padded(starts, b, divisibility_factor); i > 0; i--, at++) te__batch_put(host, dtype, at, te__batch_padded(starts, b, divisibility_factor) - i);
     if (host) y = te_tensor_from_host(te, dtype, 1, &total, host);

@@ -53,6 +53,8 @@ static te__context_piece te__context_piece_of(const te__context_attention *s, in
         p.num_keys = length / (2 * ranks) * p.up_to;
     } else { /* keys are cut on both sides: the window counts from the first one that is left */
         const int64_t chunk = length / (2 * ranks), at = chunk * (p.up_to - 1);
+        p.window.left = te__min(p.window.left, length); /* of any size, and added to below */
+        p.window.right = te__min(p.window.right, length);
         p.first_key = te__max(0, at - p.window.left);
         p.num_keys = te__min(length, at + chunk + p.window.right) - p.first_key;
         p.window.left += p.first_key - at;
@@ -182,7 +184,7 @@ static te_result te__context_attend(const te__context_attention *s, int i, te_te
     return result == TE_OK ? te__context_join(s->args.format, a.o, a.lse, a.max_logit, out, sums, max_logit) : result;
 }
 
-/* What the backward pass of all pieces reads and adds up: of this rank's queries. */
+/* The tensors of this rank's queries that the backward pass of all pieces reads, and the gradients that it adds up. */
 typedef struct te__context_grads {
     te_tensor *q, *o, *lse, *d_o, *dq, *dbias; /* dq f32; dbias NULL: not wanted */
 } te__context_grads;
@@ -350,7 +352,7 @@ static te_result te__context_backward(te_ctx *te, const void *state, te_tensor *
     te__context_attention s = *(const te__context_attention *)state;
     const te__context *c = &s.context;
     te__context_grads g = TE_ZERO;
-    te_tensor *cu[3], *d[3], *d_o = te_tensor_contiguous(dy[0]);
+    te_tensor *cu[3], *d[3] = {NULL, NULL, NULL}, *d_o = te_tensor_contiguous(dy[0]);
     te_result result = d_o ? TE_OK : te_error_code(te);
     const int64_t heads = saved[0]->shape[saved[0]->ndim - 2];
     te__attention_extras(&s.args.extras, (te_tensor **)saved + 6, true);

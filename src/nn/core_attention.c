@@ -231,7 +231,7 @@ static te_result te__dpa_share(te_module *m, const char *who, te_group *cp, te_g
     return TE_OK;
 }
 
-/* Refuses what TransformerEngine refuses of ranks that share sequences: which backend could compute it here does not matter. */
+/* Refuses the options that TransformerEngine refuses where ranks share sequences, those that te.h's kernels could compute among them. */
 static te_result te__dpa_context_choices(te_module *m, const te_attention_call *c, const te_attention_desc *a) {
     const te__dpa_module *s = (const te__dpa_module *)m->state;
     const te_cp_comm comm = s->cp_comm_type;

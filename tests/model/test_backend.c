@@ -96,6 +96,8 @@ TE_TEST(backend_config_fields_are_read_and_kept) {
     REFUSED("attn:te", TE_ERR_INVALID, "\"attn:te\" has no '='");
     REFUSED("attn=te,,linear=te", TE_ERR_INVALID, "has no '='");
     REFUSED("attn=te,attn=sdpa", TE_ERR_INVALID, "attn is given twice");
+    REFUSED("te_fp8=block,te_fp8.recipe=mxfp8", TE_ERR_INVALID, "te_fp8.recipe is given twice");
+    REFUSED("cuda_graph.modules=attn,cuda_graph=te_dpa", TE_ERR_INVALID, "cuda_graph is given twice");
     REFUSED("attn=", TE_ERR_INVALID, "attn is \"\"");
     REFUSED("dispatcher_num_sms=2.5", TE_ERR_INVALID, "dispatcher_num_sms is \"2.5\"; a whole number is needed");
     REFUSED("dispatcher_num_sms=99999999999", TE_ERR_INVALID, "a whole number");

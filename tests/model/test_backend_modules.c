@@ -212,6 +212,12 @@ TE_TEST_DEVICES(linear_backends) {
     for (int i = 0; i < OUT; i++) bias = fmax(bias, fabs(b[i]));
     CHECK_MSG(largest <= 0.125 && largest > 0.12 && bias <= 0.125 && bias > 0.05, "largest weight %g, bias %g", largest, bias);
     CHECK_MSG(fabs(sum / (IN * OUT) * 192 - 1) < 4 * sqrt(0.8 / (IN * OUT)), "variance %g", sum / (IN * OUT));
+    /* A tensor that the program has added is none of its first values. */
+    te_module *more = linear_of(te, TE_LINEAR_TORCH, IN, OUT, 0, false);
+    te_module_add_buffer(more, "table", te_tensor_full(te, TE_F32, SHAPE(3), 7));
+    CHECK_EQ_INT(te_module_reset_parameters(more), TE_OK);
+    CHECK(test_read(te_module_parameter(more, "table"))[1] == 7);
+    te_module_destroy(more);
     sum = 0;
     w = test_read(te_module_parameter(own, "weight"));
     for (int i = 0; i < IN * OUT; i++) sum += (double)w[i] * w[i];

@@ -439,6 +439,9 @@ TE_TEST_DEVICES(formats_logits) { /* U */
     /* Negative numbers: an error, or Python's meaning. */
     CHECK(!logits(head, x, (te_lm_head_options){.logits_to_keep = -2}));
     CHECK_ERROR(te, TE_ERR_INVALID, "logits_to_keep is -2; a number of last positions, or 0 for all, is needed (negative_skips: all but the first 2)");
+    CHECK(!logits(head, x, (te_lm_head_options){.logits_to_keep = INT64_MIN}));
+    CHECK_ERROR(te, TE_ERR_INVALID, "all but the first 9223372036854775808");
+    CHECK(sized(logits(head, x, (te_lm_head_options){.logits_to_keep = INT64_MIN, .negative_skips = true}), SHAPE(2, 0, V)));
     CHECK(sized(y = logits(head, x, (te_lm_head_options){.logits_to_keep = -2, .negative_skips = true}), SHAPE(2, 3, V)) && same(y, te_forward(head, te_tensor_contiguous(te_tensor_narrow(x, 1, 2, 3)))));
     CHECK(sized(logits(head, flat, (te_lm_head_options){.logits_to_keep = -70, .negative_skips = true}), SHAPE(0, V)));
     CHECK_OK(te);

@@ -187,7 +187,7 @@ TE_TEST_DEVICES(cast_gradients_go_along) {
     CHECK(te_tensor_dtype(te_tensor_grad(w)) == TE_BF16);
     CHECK_ERROR_BELOW("sum", test_read(te_tensor_grad(w)), test_read(te_scale(te_tensor_from_f32(te, TE_F32, SHAPE(N, N), g), 2)), N * N, 0.01); /* two roundings to 8 bits */
     CHECK_OK(te);
-    /* What a backward pass needs of the weight is gone. */
+    /* The values of the weight that a backward pass needs are gone. */
     te_tensor *x = te_tensor_set_requires_grad(rows_of(te, TE_BF16, 3), true), *y = te_forward(m, x);
     CHECK(to(m, TE_F32) == TE_OK);
     te_backward_from(y, te_tensor_full(te, TE_BF16, SHAPE(N, 1, N), 1));
@@ -334,7 +334,7 @@ TE_TEST_DEVICES(cast_waits_for_errors_to_be_cleared) {
     CHECK_ERROR(te, TE_ERR_SHAPE, "te_tensor_view");
     CHECK(te_cast_model_to_dtype(m, NULL) == TE_OK);
 }
-/* What a program forgets to end goes with the context. */
+/* Regions that the program forgets to end go with the context. */
 TE_TEST(cast_regions_left_open) {
     te_ctx *te = te_ctx_create(&(te_ctx_desc){.device = "cpu", .cpu_threads = 1, .log = test__log});
     te_scope_begin(te);

@@ -70,6 +70,10 @@ static te_result counted_undo(te_ctx *te, void *user) {
     if (c->order) *c->order = 10 * *c->order + c->number;
     return TE_OK;
 }
+static te_result patch_nothing(te_ctx *te, void *user) {
+    (void)te, (void)user;
+    return TE_OK;
+}
 static te_patch counted_patch(const char *name, const char *fixed_in, counted *user) {
     return (te_patch){.name = name, .fixed_in = fixed_in, .found = counted_found, .needed = counted_needed, .apply = counted_apply, .undo = counted_undo, .user = user};
 }
@@ -204,6 +208,41 @@ TE_TEST_DEVICES(patches_that_fail) { /* O2; and what is refused */
     CHECK(te_num_patches(te) == 3 && !te_patch_at(te, 3).name && !te_patch_at(te, -1).name);
     CHECK(te_apply_patches(NULL) == TE_ERR_STATE && te_unapply_patches(NULL) == TE_ERR_STATE && te_register_patch(NULL, &patch) == TE_ERR_STATE && !te_patches_applied(NULL) &&
           te_num_patches(NULL) == 0 && !te_patch_at(NULL, 0).name && te_set_library_version(NULL, "1") == TE_ERR_STATE && te_fused_adam_set_methods(NULL, NULL) == TE_ERR_STATE);
+}
+
+/* A patch whose `found` or `needed` registers so many others that the list moves. */
+static bool registers_others(te_ctx *te, void *user) {
+    static counted others;
+    const char letter = *(const char *)user;
+    for (int i = 0; i < 40; i++) {
+        const char name[] = {letter, (char)('0' + i / 10), (char)('0' + i % 10), 0};
+        te_patch patch = counted_patch(name, NULL, &others);
+        te_register_patch(te, &patch);
+    }
+    return letter == 'a';
+}
+TE_TEST(patches_that_register_others) {
+    te_ctx *te = talking();
+    counted c = {0};
+    te_patch by_found = counted_patch("by found", NULL, &c), by_needed = counted_patch("by needed", NULL, &c), absent = counted_patch("absent", NULL, &c);
+    by_found.found = by_needed.needed = absent.found = registers_others;
+    by_found.needed = by_needed.found = NULL;
+    by_found.user = by_needed.user = (char[]){"a"};
+    absent.user = (char[]){"c"};
+    by_found.apply = by_found.undo = by_needed.apply = by_needed.undo = absent.apply = absent.undo = patch_nothing;
+    te_register_patch(te, &by_found);
+    te_register_patch(te, &absent);
+    CHECK(te_apply_patches(te) == TE_OK && te_num_patches(te) == 83);
+    CHECK_OK(te);
+    for (int i = 3; i < te_num_patches(te); i++) CHECK(te_patch_at(te, i).state == TE_PATCH_APPLIED); /* and looked at, by the same call */
+    CHECK(te_patch_at(te, 1).state == TE_PATCH_APPLIED && te_patch_at(te, 2).state == TE_PATCH_SKIPPED && strcmp(te_patch_at(te, 2).name, "absent") == 0);
+    CHECK_STR(te_patch_at(te, 2).why, "there is nothing to patch");
+    te_ctx_destroy(te);
+    te = talking();
+    te_register_patch(te, &by_needed);
+    CHECK(te_apply_patches(te) == TE_OK && te_num_patches(te) == 42 && te_patch_at(te, 1).state == TE_PATCH_APPLIED);
+    CHECK_STR(te_patch_at(te, 1).why, "applied to version");
+    te_ctx_destroy(te);
 }
 
 /* ---- states ---- */

@@ -1,4 +1,5 @@
 /* tests/model/test_rope_config.c: rotary embeddings as a config.json has them. Expectations: the formulas of transformers and of Automodel's models, written down in double. */
+#include <fenv.h>
 #include "../te_test.h"
 
 #define YARN "{\"rope_theta\": 1e6, \"rope_type\": \"yarn\", \"factor\": 4.0, \"beta_slow\": 1.0, \"beta_fast\": 32.0, \"original_max_position_embeddings\": 8192, \"partial_rotary_factor\": 0.5}"
@@ -192,6 +193,10 @@ TE_TEST_DEVICES(rope_tables) {
     CHECK(te_tensor_ndim(fused) == 4 && te_tensor_shape(fused)[0] == N && te_tensor_shape(fused)[1] == 1 && te_tensor_shape(fused)[2] == 1 && te_tensor_shape(fused)[3] == D);
     CHECK(got == factor && fabs(factor - (0.1 * log(4) + 1)) < 1e-6);
     for (int i = 0; i < N * D; i++) CHECK(test_read(fused)[i] == (float)(i / D) * inv[i % D % (D / 2)]);
+    fesetround(FE_UPWARD); /* as a library of the process may have set it */
+    te_tensor *upward = te_rope_freqs(te, &d, 2 * D, N, NULL);
+    fesetround(FE_TONEAREST);
+    CHECK_BYTES("rounding", test_read(upward), test_read(fused), N * D * sizeof(float));
     d.position_offset = 3; /* no table looks at it */
     CHECK_BYTES("offset", test_read(te_rope_freqs(te, &d, 2 * D, N, NULL)), test_read(fused), N * D * sizeof(float));
     CHECK(te_tensor_numel(te_rope_cos_sin(te, NULL, D, NULL, 0)) == 0);

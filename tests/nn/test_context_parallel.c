@@ -260,6 +260,10 @@ static void three_ranks(rank_state *s) {
                 c.format = (te_qkv_format)format;
                 c.causal = causal != 0;
                 if (c.is.comm != TE_CP_A2A || c.length == 0) compare(s, &c, groups, s->rank);
+                if (c.is.comm != TE_CP_ALL_GATHER) continue;
+                shared_case wide = c; /* windows whose ends no sum with a position holds */
+                wide.window.on = true, wide.window.left = causal ? INT64_MAX : 5, wide.window.right = causal ? 0 : INT64_MAX;
+                compare(s, &wide, groups, s->rank);
             }
 }
 TE_TEST_DEVICES(context_parallel_of_three_ranks_and_of_nothing) {
@@ -453,6 +457,17 @@ TE_TEST_DEVICES(context_parallel_pads_sequences) {
     CHECK_ERROR(te, TE_ERR_DTYPE, "input_ids is f32 [9]");
     CHECK(te_pad_thd_sequences_for_cp(te_tensor_zeros(te, TE_I64, SHAPE(9)), NULL, starts, 0, 0, -100, &out) == TE_ERR_INVALID);
     CHECK_ERROR(te, TE_ERR_INVALID, "divisibility_factor is 0");
+    for (int bits = 31; bits < 63; bits++) { /* factors whose multiples no size can hold */
+        const int64_t factor = bits == 62 ? INT64_MAX : (int64_t)1 << bits;
+        CHECK(te_pad_thd_sequences_for_cp(te_tensor_zeros(te, TE_I64, SHAPE(9)), NULL, starts, factor, 0, -100, &out) == TE_ERR_INVALID);
+        CHECK_ERROR(te, TE_ERR_INVALID, "1 to 2^31 - 1 are possible");
+        CHECK(!te_generate_positional_ids_for_cp(starts, factor, TE_I64));
+        CHECK_ERROR(te, TE_ERR_INVALID, "1 to 2^31 - 1 are possible");
+    }
+    CHECK(te_pad_thd_sequences_for_cp(te_tensor_zeros(te, TE_I64, SHAPE(9)), NULL, starts, INT32_MAX, 0, -100, &out) == TE_ERR_UNSUPPORTED);
+    CHECK_ERROR(te, TE_ERR_UNSUPPORTED, "4294967294 tokens with their padding");
+    CHECK(!te_generate_positional_ids_for_cp(starts, INT32_MAX, TE_I32));
+    CHECK_ERROR(te, TE_ERR_UNSUPPORTED, "6442450941 tokens with their padding");
     CHECK(!te_generate_positional_ids_for_cp(starts, 8, TE_F32));
     CHECK_ERROR(te, TE_ERR_DTYPE, "dtype is f32; i32 and i64 are possible");
     CHECK(!te_generate_positional_ids_for_cp(te_tensor_zeros(te, TE_I64, SHAPE(3)), 8, TE_I64));
@@ -634,6 +649,29 @@ static void one_refuses(rank_state *s) {
 TE_TEST(context_parallel_refusal_of_one_rank_is_heard) {
     te_ctx *te = test_context("cpu");
     for (int k = 0; k < COUNT(kinds) - 2; k++) run_kind(te, &kinds[k], one_refuses);
+}
+
+/* A rank whose part of a batch did not come about. */
+static void one_has_no_part(rank_state *s) {
+    const shared_case *c = (const shared_case *)s->arg;
+    te_group *groups[2];
+    int rank;
+    join(s, c, groups, &rank);
+    te_cp_batch batch = {.cp_group = groups[0], .cp_p2p_group = groups[1]};
+    te_tensor *x = te_tensor_zeros(s->te, TE_I32, SHAPE(4));
+    for (int round = 0; round < 4; round++) {
+        te_tensor *y = te_gather_batch_of_cp_ranks(round % 2 == 0 && rank == c->is.ranks - 1 ? NULL : x, &batch);
+        EXPECT(s, round % 2 ? y && te_ok(s->te) : !y && strstr(te_error(s->te), "x is NULL"));
+        te_clear_error(s->te);
+    }
+    if (c->is.comm == TE_CP_A2A_P2P)
+        for (int i = 0; i < 2; i++) te_group_destroy(groups[i]);
+}
+TE_TEST(context_parallel_part_of_a_batch_is_missing) {
+    te_ctx *te = test_context("cpu");
+    run_kind(te, &kinds[0], one_has_no_part);
+    run_kind(te, &kinds[6], one_has_no_part);
+    CHECK(!te_gather_batch_of_cp_ranks(NULL, NULL) && !te_gather_batch_of_cp_ranks(NULL, &(te_cp_batch){0}));
 }
 
 /* ---- want of memory ---- */

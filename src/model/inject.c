@@ -108,6 +108,12 @@ static te_tensor *te__run_dpa(te_te_sdpa *f, te_forward_args *call, float dropou
     return call->outputs.out;
 }
 
+/* Is `mask` of these queries and keys, each by each? A smaller one says the same of many, which a verdict about its own elements does not know, and the gradient of one that learns is the
+ * original's to give. */
+static bool te__mask_is_of_call(const te_make_te_sdpa_desc *d, const te_tensor *mask, const te_tensor *q, const te_tensor *k) {
+    if (d->mask.strict && te__wants_grad(mask)) return false;
+    return mask->ndim == 4 && q->ndim == 4 && k->ndim == 4 && mask->shape[2] == q->shape[2] && mask->shape[3] == k->shape[2];
+}
 static te_tensor *te__te_sdpa_run(te_te_sdpa *f, te_tensor *q, te_tensor *k, te_tensor *v, const te_sdpa_args *args) {
     const te_make_te_sdpa_desc *d = &f->desc;
     te_forward_args call = TE_ZERO;
@@ -123,6 +129,7 @@ static te_tensor *te__te_sdpa_run(te_te_sdpa *f, te_tensor *q, te_tensor *k, te_
     call.attention.attn_mask_type = args->attn_mask || args->is_causal ? TE_MASK_CAUSAL : TE_MASK_NONE;
     call.attention.window = d->window_size;
     if (args->attn_mask) {
+        if (!te__mask_is_of_call(d, args->attn_mask, q, k)) return te__sdpa_falls_back(f, TE__COUNTER(fallback_mask), "its mask learns, or is not [.., s_q, s_kv]", q, k, v, args);
         if (!te_detect_causal_mask(args->attn_mask, d->window_size, &d->mask, &call.attention.window)) {
             if (te_error_code(f->te) != TE_OK) return NULL;
             return te__sdpa_falls_back(f, TE__COUNTER(fallback_mask), f->te->capture ? "its mask is not known to be causal, and a capture cannot ask" : "its mask is not causal", q, k, v, args);
@@ -150,7 +157,7 @@ static te_tensor *te__te_sdpa_run(te_te_sdpa *f, te_tensor *q, te_tensor *k, te_
 TE_API te_tensor *te_te_sdpa_call(void *user, te_tensor *q, te_tensor *k, te_tensor *v, const te_sdpa_args *args) {
     te_te_sdpa *f = (te_te_sdpa *)user;
     te_sdpa_args zero = TE_ZERO;
-    if (!f || !q || !k || !v) return NULL;
+    if (!f || !q || !k || !v || !te__same_ctx(q, f->te, "te_te_sdpa_call") || !te__same_ctx(k, f->te, "te_te_sdpa_call") || !te__same_ctx(v, f->te, "te_te_sdpa_call")) return NULL;
     te__frame_begin(f->te);
     return te__frame_return(f->te, te__te_sdpa_run(f, q, k, v, args ? args : &zero));
 }
@@ -257,7 +264,7 @@ TE_API te_module *te_create_te_dot_product_attention(te_ctx *te, const te_attn_p
 /* ---- injection ---- */
 
 TE_API const char *te_inject_reason_text(te_inject_reason reason) {
-    static const char *const texts[] = {"injected", "it has an attn_module", "it has no q_proj, k_proj and v_proj", "the size of its heads is not known",
+    static const char *const texts[] = {"injected", "it has an attn_module", "it has no q_proj, k_proj and v_proj", "the size of its heads is not known, or above 256",
                                         "its numbers of heads are not known, do not divide each other, or do not fit its projections", "its sdpa caps scores", "its sdpa is of packed sequences"};
     return (unsigned)reason < TE__COUNT(texts) ? texts[reason] : "";
 }
@@ -275,6 +282,7 @@ static te_inject_reason te__inject_params(te_module *m, const te_inject_desc *de
     if (te_module_attribute(m, TE__ATTN_MODULE, &value) && (value || desc->rules_of_automodel)) return TE_INJECT_PRESENT;
     reason = te__attn_params_of(m, p);
     if (reason != TE_INJECT_OK) return reason;
+    if (p->head_dim > TE__ATTN_MAX_D) return TE_INJECT_HEAD_DIM;
     if (p->num_heads < 1 || p->num_kv_heads < 1 || p->num_heads % p->num_kv_heads) return TE_INJECT_HEADS;
     if (!desc->rules_of_automodel && ranks == 1 &&
         !(te__proj_fits(m, "q_proj", p->num_heads * p->head_dim, true) && te__proj_fits(m, "k_proj", p->num_kv_heads * p->head_dim, false)))

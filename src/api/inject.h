@@ -146,7 +146,8 @@ typedef struct te_inject_desc {
     bool rules_of_automodel; /* its behaviour where te.h departs from it: masks are looked at in two rows, not in all; dropout_p is ignored; an attribute attn_module that is NULL counts as
                               * one that is there; projections are not held against the heads; a second run warns that nothing was found */
     bool cache_masks;        /* te_mask_check.cache. A model that makes its mask once a step, for all layers, waits once a step */
-    te_parallel_options parallel; /* of each DotProductAttention. With cp_group, cp_comm_type is TE_CP_ALL_GATHER in layers with a window, TE_CP_P2P in others */
+    te_parallel_options parallel; /* of each DotProductAttention. With cp_group, cp_comm_type is TE_CP_ALL_GATHER in layers with a window, TE_CP_P2P in others,
+                              * and a call that would fall back fails on all ranks: the attention from before knows one rank's keys */
     int *left_alone;         /* written: modules that te_inject_te_attention has looked at and not injected; NULL => not asked for */
 } te_inject_desc;
 /* Injects into every module below `model` whose name ends in "self_attn". Returns how many there were; the reason of each that is left alone is logged (TE_LOG_DEBUG), and

@@ -107,6 +107,8 @@ typedef struct te_make_te_sdpa_desc {
 } te_make_te_sdpa_desc;
 /* Makes it. te_te_sdpa_call with it decides in this order:
  *     a scale that is more than 1e-6 from softmax_scale     original; a warning, once a context
+ *     a mask that is not [.., s_q, s_kv], or, if masks
+ *     are looked at strictly, one that learns               original
  *     a mask that te_detect_causal_mask does not know       original
  *     a mask that it knows, whatever is_causal              causal, with the window that it found
  *     is_causal                                             causal, with window_size
@@ -131,7 +133,7 @@ typedef enum te_inject_reason {
     TE_INJECT_OK = 0,         /* it is not */
     TE_INJECT_PRESENT = 1,    /* it has an attn_module */
     TE_INJECT_PROJECTIONS = 2, /* no q_proj, k_proj and v_proj */
-    TE_INJECT_HEAD_DIM = 3,   /* the size of a head is not known */
+    TE_INJECT_HEAD_DIM = 3,   /* the size of a head is not known, or above 256, which DotProductAttention does not have */
     TE_INJECT_HEADS = 4,      /* heads are not known, do not divide each other, or do not fit the projections */
     TE_INJECT_SOFTCAP = 5,    /* its `sdpa` caps scores, which DotProductAttention does not */
     TE_INJECT_FORMAT = 6      /* its `sdpa` is of packed sequences */
@@ -144,7 +146,8 @@ typedef struct te_inject_desc {
     bool rules_of_automodel; /* its behaviour where te.h departs from it: masks are looked at in two rows, not in all; dropout_p is ignored; an attribute attn_module that is NULL counts as
                               * one that is there; projections are not held against the heads; a second run warns that nothing was found */
     bool cache_masks;        /* te_mask_check.cache. A model that makes its mask once a step, for all layers, waits once a step */
-    te_parallel_options parallel; /* of each DotProductAttention. With cp_group, cp_comm_type is TE_CP_ALL_GATHER in layers with a window, TE_CP_P2P in others */
+    te_parallel_options parallel; /* of each DotProductAttention. With cp_group, cp_comm_type is TE_CP_ALL_GATHER in layers with a window, TE_CP_P2P in others,
+                              * and a call that would fall back fails on all ranks: the attention from before knows one rank's keys */
     int *left_alone;         /* written: modules that te_inject_te_attention has looked at and not injected; NULL => not asked for */
 } te_inject_desc;
 /* Injects into every module below `model` whose name ends in "self_attn". Returns how many there were; the reason of each that is left alone is logged (TE_LOG_DEBUG), and
@@ -155,7 +158,7 @@ TE_API int te_inject_te_attention(te_module *model, const te_inject_desc *desc);
 /* The same for one module, whatever its name; one that is injected is restored first. False where it is left alone, or with the error recorded.
  *
  * A module with a child `sdpa` of te_sdpa_create, without a forward of its own, has that child's forward replaced: its mask, window, scale, sinks and dropout are DotProductAttention's from then on. Any other
- * gets a forward of its own, around the one that it has: te_scaled_dot_product_attention is te_te_sdpa_call in there, with the function in force now as the original. A module whose forward does
+ * gets a forward of its own, around the one that it has: te_scaled_dot_product_attention is te_te_sdpa_call in there, with the function in force now as the original (its user is borrowed until te_restore_attention, or the module's end). A module whose forward does
  * not call it computes attention by itself, and is warned about once. te_module_set_forward by the program afterwards undoes that. Source: inject_te_attention_into_module. */
 TE_API bool te_inject_te_attention_into_module(te_module *self_attn, const te_inject_desc *desc);
 /* Would that call inject, and if not, why? Changes nothing. */

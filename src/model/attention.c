@@ -89,6 +89,11 @@ static te_result te__attn_te_packed(te_module *m, const te_attn_inputs *in, te_a
     c->max_seqlen_kv = in->cu_seqlens ? in->max_seqlen : in->max_seqlen_kv;
     return TE_OK;
 }
+/* A window belongs to causal masks. */
+static te_result te__attn_window_ok(te_module *m, const char *backend, te_window w, bool causal) {
+    if (causal || !w.on || w.left < 0) return TE_OK;
+    return te__fail(m->te, TE_ERR_INVALID, "%s attention: window (%lld, %lld) without a causal mask; windows go with causal masks", backend, (long long)w.left, (long long)w.right);
+}
 static te_result te__attn_te_preprocess(te_module *m, const te_attn_inputs *in, te_attn_args *out) {
     const te_attn_mask own = ((const te__dpa_module *)m->state)->options.attn_mask_type;
     const bool causal = in->is_causal ? in->is_causal == TE_ON : te__attn_is_causal(own);
@@ -102,6 +107,8 @@ static te_result te__attn_te_preprocess(te_module *m, const te_attn_inputs *in, 
     c->window.left = in->window.on ? in->window.left : -1;
     if (in->sink_weights)
         return te__fail(m->te, TE_ERR_UNSUPPORTED, "te attention: sink_weights are flex's; te has them as the parameter softmax_offset (softmax_type TE_SOFTMAX_LEARNABLE)");
+    if (!in->attention_mask || in->attention_mask->ndim != 4) r = te__attn_window_ok(m, "te", in->window, causal);
+    if (r != TE_OK) return r;
     if (in->attention_mask) {
         r = te__attn_mask_ok(m, "te", in);
         if (r == TE_OK && in->attention_mask->ndim == 4) {
@@ -178,8 +185,7 @@ static te_result te__attn_open(te_module *m, const char *backend, const te_attn_
                         (long long)d->num_v_channels);
     out->is_causal = in->is_causal ? in->is_causal == TE_ON : d->attn_mask_type == TE_MASK_CAUSAL;
     out->window_keys = te__attn_window_keys(d, ((const te__attn_module *)m->state)->backend, in->window);
-    if (out->window_keys >= 0 && !out->is_causal)
-        return te__fail(m->te, TE_ERR_INVALID, "%s attention: window (%lld, %lld) without a causal mask; windows go with causal masks", backend, (long long)in->window.left, (long long)in->window.right);
+    if (out->window_keys >= 0 && te__attn_window_ok(m, backend, in->window, out->is_causal) != TE_OK) return te_error_code(m->te);
     if (in->attention_mask && te__attn_mask_ok(m, backend, in) != TE_OK) return te_error_code(m->te);
     out->q = te__attn_turned(in->q);
     out->k = te__attn_turned(in->k);
@@ -344,7 +350,7 @@ static te_result te__attn_inputs_of(te_module *m, const te_forward_args *args, t
     if (mask) in->is_causal = te__attn_is_causal(mask) ? TE_ON : TE_OFF;
     if (!c->attention_mask) return TE_OK;
     keep = te__mask_turned(c->attention_mask);
-    if (keep && mask != TE_MASK_ARBITRARY) {
+    if (keep && keep->ndim > 1 && mask != TE_MASK_ARBITRARY) {
         int64_t shape[2];
         shape[0] = keep->shape[0];
         shape[1] = keep->shape[keep->ndim - 1];

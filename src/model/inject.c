@@ -75,7 +75,31 @@ TE_API te_attention_stats te_te_sdpa_stats(const te_te_sdpa *f) {
     return f ? f->stats : none;
 }
 
+/* The ranks that share sequences in f's module, or NULL. */
+static const te__context *te__sdpa_ranks(const te_te_sdpa *f) {
+    const te_module *m = f->desc.attn_module;
+    const te__context *c = m->cls == &te__dpa_class ? &((const te__dpa_module *)m->state)->context : NULL;
+    return c && te__context_size(c) > 1 ? c : NULL;
+}
+/* A call that does not get to its module: the ranks that wait for this one in there are told. Returns NULL. */
+static te_tensor *te__sdpa_fails(te_te_sdpa *f) {
+    const te__context *ranks = te__sdpa_ranks(f);
+    const te_attention_desc nothing = TE_ZERO;
+    te_tensor *const parts[3] = {NULL, NULL, NULL};
+    const te_result result = te_error_code(f->te);
+    return ranks ? te__context_attention_run(parts, &nothing, ranks, result == TE_OK ? TE_ERR_STATE : result) : NULL;
+}
+/* Another attention would see this rank's keys alone where ranks share sequences, and leave the others waiting. */
+static bool te__sdpa_may_fall_back(te_te_sdpa *f, const char *why) {
+    const te__context *ranks = te__sdpa_ranks(f);
+    if (!ranks) return true;
+    te__fail(f->te, TE_ERR_UNSUPPORTED, "te_attention: DotProductAttention cannot take the call (%s), and the attention from before knows this rank's keys alone, of cp_group with %d ranks; make calls with "
+             "is_causal in the place of a mask, or inject without cp_group", why, te__context_size(ranks));
+    te__sdpa_fails(f);
+    return false;
+}
 static te_tensor *te__sdpa_falls_back(te_te_sdpa *f, size_t counter, const char *why, te_tensor *q, te_tensor *k, te_tensor *v, const te_sdpa_args *args) {
+    if (!te__sdpa_may_fall_back(f, why)) return NULL;
     te__log(f->te, TE_LOG_DEBUG, "te_attention: %s: the call is the original's", why);
     te__sdpa_count(f, counter);
     return f->desc.original(f->desc.original_user, q, k, v, args);
@@ -108,6 +132,15 @@ static te_tensor *te__run_dpa(te_te_sdpa *f, te_forward_args *call, float dropou
     return call->outputs.out;
 }
 
+/* Is `mask` of these queries and keys, each by each, or of those of all ranks that share them? A smaller one says the same of many, which a verdict about its own elements does not know, and
+ * the gradient of one that learns is the original's to give. */
+static bool te__mask_is_of_call(const te_te_sdpa *f, const te_tensor *mask, const te_tensor *q, const te_tensor *k) {
+    const te__context *c = te__sdpa_ranks(f);
+    const int64_t ranks = c ? te__context_size(c) : 1;
+    if (f->desc.mask.strict && te__wants_grad(mask)) return false;
+    return mask->ndim == 4 && q->ndim == 4 && k->ndim == 4 &&
+           ((mask->shape[2] == q->shape[2] && mask->shape[3] == k->shape[2]) || (mask->shape[2] == ranks * q->shape[2] && mask->shape[3] == ranks * k->shape[2]));
+}
 static te_tensor *te__te_sdpa_run(te_te_sdpa *f, te_tensor *q, te_tensor *k, te_tensor *v, const te_sdpa_args *args) {
     const te_make_te_sdpa_desc *d = &f->desc;
     te_forward_args call = TE_ZERO;
@@ -123,8 +156,9 @@ static te_tensor *te__te_sdpa_run(te_te_sdpa *f, te_tensor *q, te_tensor *k, te_
     call.attention.attn_mask_type = args->attn_mask || args->is_causal ? TE_MASK_CAUSAL : TE_MASK_NONE;
     call.attention.window = d->window_size;
     if (args->attn_mask) {
+        if (!te__mask_is_of_call(f, args->attn_mask, q, k)) return te__sdpa_falls_back(f, TE__COUNTER(fallback_mask), "its mask learns, or is not [.., s_q, s_kv]", q, k, v, args);
         if (!te_detect_causal_mask(args->attn_mask, d->window_size, &d->mask, &call.attention.window)) {
-            if (te_error_code(f->te) != TE_OK) return NULL;
+            if (te_error_code(f->te) != TE_OK) return te__sdpa_fails(f);
             return te__sdpa_falls_back(f, TE__COUNTER(fallback_mask), f->te->capture ? "its mask is not known to be causal, and a capture cannot ask" : "its mask is not causal", q, k, v, args);
         }
     } else if (!args->is_causal) {
@@ -140,7 +174,7 @@ static te_tensor *te__te_sdpa_run(te_te_sdpa *f, te_tensor *q, te_tensor *k, te_
     call.input = te_tensor_transpose(q, 1, 2);
     call.key = te__heads_unrepeated(k, d->num_kv_heads);
     call.value = te__heads_unrepeated(v, d->num_kv_heads);
-    y = call.input && call.key && call.value ? te__run_dpa(f, &call, args->dropout_p) : NULL;
+    y = call.input && call.key && call.value ? te__run_dpa(f, &call, args->dropout_p) : te__sdpa_fails(f);
     shape[0] = q->shape[0];
     shape[1] = q->shape[2];
     shape[2] = q->shape[1];
@@ -150,7 +184,8 @@ static te_tensor *te__te_sdpa_run(te_te_sdpa *f, te_tensor *q, te_tensor *k, te_
 TE_API te_tensor *te_te_sdpa_call(void *user, te_tensor *q, te_tensor *k, te_tensor *v, const te_sdpa_args *args) {
     te_te_sdpa *f = (te_te_sdpa *)user;
     te_sdpa_args zero = TE_ZERO;
-    if (!f || !q || !k || !v) return NULL;
+    if (!f) return NULL;
+    if (!q || !k || !v || !te__same_ctx(q, f->te, "te_te_sdpa_call") || !te__same_ctx(k, f->te, "te_te_sdpa_call") || !te__same_ctx(v, f->te, "te_te_sdpa_call")) return te__sdpa_fails(f);
     te__frame_begin(f->te);
     return te__frame_return(f->te, te__te_sdpa_run(f, q, k, v, args ? args : &zero));
 }
@@ -257,7 +292,7 @@ TE_API te_module *te_create_te_dot_product_attention(te_ctx *te, const te_attn_p
 /* ---- injection ---- */
 
 TE_API const char *te_inject_reason_text(te_inject_reason reason) {
-    static const char *const texts[] = {"injected", "it has an attn_module", "it has no q_proj, k_proj and v_proj", "the size of its heads is not known",
+    static const char *const texts[] = {"injected", "it has an attn_module", "it has no q_proj, k_proj and v_proj", "the size of its heads is not known, or above 256",
                                         "its numbers of heads are not known, do not divide each other, or do not fit its projections", "its sdpa caps scores", "its sdpa is of packed sequences"};
     return (unsigned)reason < TE__COUNT(texts) ? texts[reason] : "";
 }
@@ -275,6 +310,7 @@ static te_inject_reason te__inject_params(te_module *m, const te_inject_desc *de
     if (te_module_attribute(m, TE__ATTN_MODULE, &value) && (value || desc->rules_of_automodel)) return TE_INJECT_PRESENT;
     reason = te__attn_params_of(m, p);
     if (reason != TE_INJECT_OK) return reason;
+    if (p->head_dim > TE__ATTN_MAX_D) return TE_INJECT_HEAD_DIM;
     if (p->num_heads < 1 || p->num_kv_heads < 1 || p->num_heads % p->num_kv_heads) return TE_INJECT_HEADS;
     if (!desc->rules_of_automodel && ranks == 1 &&
         !(te__proj_fits(m, "q_proj", p->num_heads * p->head_dim, true) && te__proj_fits(m, "k_proj", p->num_kv_heads * p->head_dim, false)))
@@ -303,11 +339,15 @@ static te_result te__injected_core_forward(te_module *m, te_forward_args *args) 
     te_tensor *y;
     int64_t shape[4];
     if (!f) return m->cls->forward(m, args); /* it has gone to another parent */
-    if (!te__options_ok(m->te, "SDPA", &te__sdpa_call_group, &args->attention)) return TE_ERR_UNSUPPORTED;
+    if (!te__options_ok(m->te, "SDPA", &te__sdpa_call_group, &args->attention)) {
+        te__sdpa_fails(f);
+        return TE_ERR_UNSUPPORTED;
+    }
     if (!call.attention.attn_mask_type) call.attention.attn_mask_type = s->mask;
     if (!w->on) *w = s->window;
     if (call.attention.attn_mask_type != TE_MASK_NONE) w->right = 0;
     if (args->input->ndim != 4 || !args->value || args->value->ndim != 4 || (w->on && call.attention.attn_mask_type == TE_MASK_NONE && (w->left < 0) != (w->right < 0))) {
+        if (!te__sdpa_may_fall_back(f, "sizes or a window")) return TE_ERR_UNSUPPORTED;
         te__sdpa_count(f, TE__COUNTER(fallback_other));
         return m->cls->forward(m, args);
     }

@@ -12,7 +12,7 @@ static te_tensor *te__mask_of_four(te_tensor *mask) {
         te__fail(mask->te, TE_ERR_SHAPE, "te_scaled_dot_product_attention: attn_mask is %s; [b, H, s_q, s_kv], or what broadcasts to it, is needed", te__shape_text(mask, text));
         return NULL;
     }
-    for (i = 0; i < mask->ndim && mask; i++)
+    for (i = 0; mask && i < mask->ndim; i++)
         if (mask->stride[i] == 0 && mask->shape[i] > 1 && i < mask->ndim - 1) mask = te_tensor_narrow(mask, i, 0, 1);
     if (!mask || mask->ndim == 4) return mask;
     memcpy(shape + 4 - mask->ndim, mask->shape, (size_t)mask->ndim * sizeof(int64_t));

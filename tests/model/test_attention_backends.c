@@ -546,6 +546,15 @@ TE_TEST(attention_backend_refusals) {
     in.q = NULL;
     CHECK(te_preprocess_args_for_attn(m, &in, &a) == TE_ERR_STATE);
     CHECK_ERROR(te, TE_ERR_STATE, "q is NULL");
+    in = inputs_of(te, TE_F32, &s);
+    te_forward_args call = {.input = in.q, .key = in.k, .value = in.v, .attention.attention_mask = te_tensor_zeros(te, TE_U8, SHAPE(4))};
+    CHECK(!te_forward_with(m, &call));
+    CHECK_ERROR(te, TE_ERR_SHAPE, "attention_mask is [4], q [1, 4, 2, 8]");
+    te_module_destroy(m);
+    m = te_initialize_attn_module(te, TE_ATTN_TE, &d);
+    in.window = (te_window){true, 2, 0}, in.is_causal = TE_OFF;
+    CHECK(!te_attn_forward(m, &in));
+    CHECK_ERROR(te, TE_ERR_INVALID, "te attention: window (2, 0) without a causal mask");
     te_module_destroy(m);
     m = te_linear_create(te, &(te_linear_desc){.in_features = 2, .out_features = 2});
     CHECK(te_attn_backend_of(m) == TE_ATTN_DEFAULT && te_attn_backend_of(NULL) == TE_ATTN_DEFAULT);

@@ -100,6 +100,34 @@ TE_TEST(inject_sdpa_decides_in_order) {
     CHECK_OK(te);
 }
 
+/* A mask that says something else about the call than its own elements do: the original's, whatever the verdict. */
+TE_TEST(inject_sdpa_holds_masks_against_the_call) {
+    te_ctx *te = test_context("cpu"), *other = test_context("cpu");
+    mocks m;
+    mocks_open(&m, te, 2, 2, (te_window){0}, 0);
+    te_te_sdpa_destroy(m.f);
+    m.f = te_make_te_sdpa(te, &(te_make_te_sdpa_desc){.attn_module = m.module, .num_heads = 2, .num_kv_heads = 2, .original = mock_original, .original_user = &m.original, .mask.strict = true});
+    te_tensor *q = heads_of(te, 2, 2, 10, 8, 1), *one = heads_of(te, 2, 2, 1, 8, 2), *learned = mask_of(te, TE_F32, 1, 1, 10, sees_causal, -INFINITY);
+    te_te_sdpa_call(m.f, q, q, q, &(te_sdpa_args){.attn_mask = te_tensor_zeros(te, TE_F32, SHAPE(1, 1, 1, 1))});   /* every query sees every key */
+    te_te_sdpa_call(m.f, one, q, q, &(te_sdpa_args){.attn_mask = te_tensor_zeros(te, TE_F32, SHAPE(1, 1, 1, 1))}); /* the last query, behind a cache */
+    te_te_sdpa_call(m.f, q, q, q, &(te_sdpa_args){.attn_mask = mask_of(te, TE_F32, 1, 1, 8, sees_causal, -INFINITY)}); /* an error, which the original words */
+    check_stats(te_get_te_attention_stats(te), 0, 3, 0, 0);
+    CHECK_EQ_INT(m.original.calls, 3);
+    te_te_sdpa_call(m.f, q, q, q, &(te_sdpa_args){.attn_mask = learned});
+    check_stats(te_get_te_attention_stats(te), 1, 3, 0, 0);
+    te_tensor_set_requires_grad(learned, true); /* its gradient is the original's to give */
+    te_te_sdpa_call(m.f, q, q, q, &(te_sdpa_args){.attn_mask = learned});
+    check_stats(te_get_te_attention_stats(te), 1, 4, 0, 0);
+    te_no_grad_begin(te);
+    te_te_sdpa_call(m.f, q, q, q, &(te_sdpa_args){.attn_mask = learned});
+    te_no_grad_end(te);
+    check_stats(te_get_te_attention_stats(te), 2, 4, 0, 0);
+    CHECK_OK(te);
+    CHECK(!te_te_sdpa_call(m.f, heads_of(other, 2, 2, 10, 8, 1), q, q, NULL) && m.original.calls == 4);
+    CHECK_ERROR(te, TE_ERR_INVALID, "te_te_sdpa_call");
+    mocks_close(&m);
+}
+
 TE_TEST(inject_sdpa_gives_repeated_heads_back) {
     te_ctx *te = test_context("cpu");
     mocks m;
@@ -324,6 +352,7 @@ TE_TEST(inject_params_are_inferred) {
         {"heads that do not divide", 512, 192, 192, {.head_dim = 64}, true, 8, 3, -1, 0.125f, TE_INJECT_HEADS},
         {"heads that the projections lack", 512, 512, 512, {.num_heads = 16, .num_key_value_heads = 8, .head_dim = 64}, true, 16, 8, -1, 0.125f, TE_INJECT_HEADS},
         {"projections below one head", 32, 32, 32, {.head_dim = 64}, true, 0, 0, -1, 0.125f, TE_INJECT_HEADS},
+        {"head_dim 512", 1024, 1024, 1024, {.head_dim = 512}, true, 2, 2, -1, 0.04419417382f, TE_INJECT_HEAD_DIM},
     };
     for (int i = 0; i < COUNT(cases); i++) {
         te_attn_params p;

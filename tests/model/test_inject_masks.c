@@ -75,7 +75,7 @@ TE_TEST_DEVICES(inject_masks_by_their_rules) {
     CHECK_OK(te);
 }
 
-/* Views: a matrix among others, transposed, and expanded over sequences and heads by strides of 0. */
+/* Views: a matrix among others, transposed, and part of one. test_expanded_masks.c has strides of 0. */
 TE_TEST_DEVICES(inject_masks_by_their_strides) {
     te_tensor *all = mask_of(te, TE_F32, 1, 3, 8, sees_all_in_head_1, -INFINITY);
     for (int strict = 0; strict < 2; strict++) {

@@ -407,3 +407,40 @@ static void shared_heads(rank_state *s) {
     te_module_destroy(root);
 }
 TE_TEST(inject_ranks_share_heads) { run_ranks(2, shared_heads, NULL); }
+
+/* Two ranks with half of the tokens each, chunks 0 and 3 and chunks 1 and 2 of four: as one rank with all. A call that would fall back on one rank fails on both, and none waits. */
+static void shared_tokens(rank_state *s) {
+    te_module *root = te_module_create(s->te, &part_class, "root"), *m = part(root, "self_attn");
+    static const char *const names[] = {"q_proj", "k_proj", "v_proj"};
+    for (int i = 0; i < 3; i++) te_module_add_child(m, names[i], te_linear_create(s->te, &(te_linear_desc){.in_features = 8, .out_features = 8}));
+    te_module_set_attn_attributes(m, &(te_attn_attributes){.num_heads = 2, .num_key_value_heads = 2, .head_dim = 4});
+    EXPECT(s, te_inject_te_attention(root, &(te_inject_desc){.parallel.cp_group = s->group}) == 1);
+    te_te_sdpa *f = te_injected_sdpa(m);
+    te_tensor *all = te_tensor_normal(s->te, TE_F32, SHAPE(1, 2, 8, 4), 0, 1), *half[2], *mine, *want, *got;
+    te_tensor *masks[2] = {mask_of(s->te, TE_F32, 1, 1, 4, sees_causal, -INFINITY), mask_of(s->te, TE_F32, 1, 1, 8, sees_causal, -INFINITY)}; /* of this rank's tokens, and of all */
+    float a[32] = {0}, b[32] = {1};
+    half[0] = te_tensor_narrow(all, 2, 2 * s->rank, 2);
+    half[1] = te_tensor_narrow(all, 2, 6 - 2 * s->rank, 2);
+    mine = te_concat(half, 2, 2);
+    want = te_scaled_dot_product_attention(all, all, all, &(te_sdpa_args){.is_causal = true});
+    half[0] = te_tensor_narrow(want, 2, 2 * s->rank, 2);
+    half[1] = te_tensor_narrow(want, 2, 6 - 2 * s->rank, 2);
+    te_tensor_to_host(te_tensor_contiguous(te_concat(half, 2, 2)), b);
+    for (int i = 0; i < 3; i++) {
+        got = te_te_sdpa_call(f, mine, mine, mine, &(te_sdpa_args){.is_causal = i == 0, .attn_mask = i ? masks[i - 1] : NULL});
+        te_tensor_to_host(te_tensor_contiguous(got), a);
+        for (int j = 0; j < 32; j++) EXPECT(s, fabsf(a[j] - b[j]) < 1e-5f);
+    }
+    EXPECT(s, te_ok(s->te) && te_te_sdpa_stats(f).te_hits == 3);
+    for (int i = 0; i < 4; i++) { /* rank 0 alone has another mask, another scale, other heads, no keys */
+        te_sdpa_args odd = {.is_causal = i > 0, .attn_mask = i ? NULL : te_tensor_zeros(s->te, TE_F32, SHAPE(1, 1, 4, 4)), .scale = i == 1 ? 3.0f : 0};
+        te_tensor *q = i == 2 ? te_tensor_narrow(mine, 1, 0, 1) : mine;
+        got = s->rank ? te_te_sdpa_call(f, mine, mine, mine, &(te_sdpa_args){.is_causal = true}) : te_te_sdpa_call(f, q, i == 3 ? NULL : mine, mine, &odd);
+        EXPECT(s, got == NULL);
+        if (s->rank == 0 && i < 3) EXPECT(s, strstr(te_error(s->te), "of cp_group with 2 ranks; make calls with is_causal"));
+        te_clear_error(s->te);
+    }
+    EXPECT(s, te_te_sdpa_stats(f).te_hits == 3 && te_te_sdpa_stats(f).fallback_mask == 0 && te_te_sdpa_stats(f).fallback_other == 0);
+    te_module_destroy(root);
+}
+TE_TEST(inject_ranks_share_tokens) { run_ranks(2, shared_tokens, NULL); }

@@ -143,6 +143,19 @@ TE_TEST_DEVICES(sparse_attn_extremes) {
     REQUIRE_OK(te);
     CHECK(test_read(y)[0] == 0);
     CHECK(test_read(z)[0] == 0); /* 2 e^(1 - 1000) is 0 in f32 */
+    /* a sink of -inf, which is none, beside a query without keys: every gradient is 0 */
+    static const int32_t no_keys[] = {-1, -1};
+    static const float none[] = {-INFINITY};
+    te_op_sparse_attn_fwd_args f = {.q = q, .kv = kv, .indices = te_tensor_from_host(te, TE_I32, SHAPE(1, 1, 2), no_keys), .sinks = test_tensor(te, TE_F32, SHAPE(1), none),
+                                    .o = te_tensor_zeros(te, TE_F32, SHAPE(1, 1, 1, 1)), .lse = te_tensor_zeros(te, TE_F32, SHAPE(1, 1, 1)), .softmax_scale = 1};
+    te_op_sparse_attn_bwd_args g = {.q = q, .kv = kv, .indices = f.indices, .sinks = f.sinks, .o = f.o, .lse = f.lse, .d_o = test_tensor(te, TE_F32, SHAPE(1, 1, 1, 1), one),
+                                    .dq = test_guarded(te, TE_F32, SHAPE(1, 1, 1, 1)), .dkv = test_guarded(te, TE_F32, SHAPE(1, 1, 1)), .dsinks = test_guarded(te, TE_F32, SHAPE(1)),
+                                    .softmax_scale = 1};
+    te_op_sparse_attn_fwd(te, &f);
+    te_op_sparse_attn_bwd(te, &g);
+    REQUIRE_OK(te);
+    CHECK(test_read(f.lse)[0] == -INFINITY);
+    CHECK(test_read(g.dq)[0] == 0 && test_read(g.dkv)[0] == 0 && test_read(g.dsinks)[0] == 0);
 }
 
 TE_TEST(sparse_window_lists) {

@@ -182,7 +182,7 @@ static te_result te__cpu_sparse_attn_bwd(te_ctx *te, const te_op_sparse_attn_bwd
         for (b = 0; b < a->batch; b++)
             for (i = 0; i < a->s_q; i++) {
                 const int64_t row = (b * a->heads + h) * a->s_q + i;
-                sum -= exp((double)a->sinks[h] - (double)a->lse[row]) * (double)a->delta[row];
+                if (a->lse[row] != -HUGE_VALF) sum -= exp((double)a->sinks[h] - (double)a->lse[row]) * (double)a->delta[row];
             }
         ((float *)te__data(args->dsinks))[h] = (float)sum;
     }

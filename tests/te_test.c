@@ -167,8 +167,8 @@ void *test_alloc(size_t bytes) {
         fprintf(stderr, "te_test: out of memory (%zu bytes)\n", bytes);
         exit(1);
     }
-    b->next = blocks;
-    blocks = b;
+    b->next = __atomic_load_n(&blocks, __ATOMIC_RELAXED); /* ranks are threads */
+    while (!__atomic_compare_exchange_n(&blocks, &b->next, b, false, __ATOMIC_RELEASE, __ATOMIC_RELAXED)) continue;
     return b + 1;
 }
 

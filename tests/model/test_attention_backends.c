@@ -345,7 +345,7 @@ static bool same_document(void *user, int64_t b, int64_t h, int64_t q_idx, int64
 
 /* Documents as a mask_mod on the CPU: blocks that hold nothing of them are not asked about, and nothing else changes; forward and backward, lse and the gradient of a bias, too. */
 TE_TEST(block_mask_skips) {
-    te_ctx *te = test_context("cpu");
+    te_ctx *te = test_context_threads("cpu", 1); /* the function counts its calls */
     int64_t calls = 0, before, with;
     te_block_mask_desc d = {.s_q = 450, .s_kv = 450, .mask_fn = same_document, .user = &calls};
     te_tensor *blocks = te_create_block_mask(te, &d), *bias = te_tensor_normal(te, TE_F32, SHAPE(1, 1, 450, 450), 0, 1);

@@ -243,6 +243,13 @@
 #include "nn/core_attention.c"
 #include "nn/transformer.c"
 #include "nn/causal_lm.c"
+
+/* Nothing from here on computes on a CPU what a GPU would: gcc compiles it in half of the time, for the same speed. */
+#if defined(__GNUC__) && !defined(__clang__) && defined(__OPTIMIZE__) && !defined(__OPTIMIZE_SIZE__)
+#pragma GCC push_options
+#pragma GCC optimize("O1")
+#define TE__OPTIONS_PUSHED
+#endif
 #include "train/states.c"
 #include "train/groups.c"
 #include "train/initialize.c"
@@ -251,13 +258,6 @@
 #include "train/sgd.c"
 #include "train/multi_tensor.c"
 #include "train/scaler.c"
-
-/* Nothing from here on computes on a CPU what a GPU would: gcc compiles it in half of the time, for the same speed. */
-#if defined(__GNUC__) && !defined(__clang__) && defined(__OPTIMIZE__) && !defined(__OPTIMIZE_SIZE__)
-#pragma GCC push_options
-#pragma GCC optimize("O1")
-#define TE__OPTIONS_PUSHED
-#endif
 #include "io/json.c"
 #include "io/safetensors.c"
 #include "io/hf_config.c"

@@ -260,8 +260,8 @@ typedef struct te_rope_config {
     double factor, beta_fast, beta_slow, mscale, mscale_all_dim, attention_factor, low_freq_factor, high_freq_factor; /* of the types, by these names */
     bool no_truncate;             /* "truncate": false */
     int64_t original_max_position_embeddings, max_position_embeddings; /* the second is the config's own */
-    int num_short_factors, num_long_factors;                                   /* of longrope: */
-    float short_factor[TE_MAX_ROPE_FACTORS], long_factor[TE_MAX_ROPE_FACTORS]; /* the lists */
+    int num_short_factors, num_long_factors;                                   /* lengths of the two lists below */
+    float short_factor[TE_MAX_ROPE_FACTORS], long_factor[TE_MAX_ROPE_FACTORS]; /* factors of each pair's frequency, for short and for long sequences (longrope) */
 } te_rope_config;
 /* Reads "rope_parameters" of `config`, the text of a config.json. No older key takes their place. TE_ERR_FORMAT if they are missing or null, if they have no rope_theta, or for a number that is
  * given as something else. Source: get_rope_config. */

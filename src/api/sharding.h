@@ -58,7 +58,7 @@ TE_API te_result te_model_set_fsdp_optimizations(te_module *model, bool on);
 /* Exchanges the gradients of one unit now if its flag says so (its post_backward, if it has one), then calls its root_post_backward. TE_ERR_INVALID for a module that is no unit. */
 TE_API te_result te_fsdp_post_backward(te_module *unit);
 
-/* What a pipeline's schedule asks of a stage. */
+/* The gradients that a call of te_stage_backward computes: a pipeline's schedule may split a backward pass in two. */
 typedef enum te_backward_type {
     TE_BACKWARD_FULL = 0,  /* gradients of inputs and weights ("full") */
     TE_BACKWARD_INPUT = 1, /* of inputs: te_backward, where modules with delay_wgrad_compute leave the weights' for later ("input") */

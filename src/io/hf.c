@@ -413,7 +413,7 @@ static bool te__hf_has_no_adapters(void *user, te_module *m) {
 }
 
 TE_API te_result te_hf_save(te_module *model, const char *folder) {
-    static const te_metadata format[1] = {{"format", "pt"}}; /* transformers asks for it */
+    static const te_metadata format[1] = {{"format", "pt"}}; /* transformers refuses a file without this entry */
     const te__causal_lm *s;
     te__hf_list l = TE_ZERO;
     te__text path = TE_ZERO, why = TE_ZERO;

@@ -3,9 +3,9 @@
 
 /* How the products of groups are made. */
 typedef enum te__expert_way {
-    TE__EXPERTS_LOOP,    /* one by one, with sizes of the host */
-    TE__EXPERTS_GROUPED, /* all at once, with sizes on the device */
-    TE__EXPERTS_MXFP8    /* the same of numbers that have been through MXFP8 */
+    TE__EXPERTS_LOOP,    /* a product for each expert; the host knows the sizes */
+    TE__EXPERTS_GROUPED, /* one launch for all experts; the sizes are on the device */
+    TE__EXPERTS_MXFP8    /* the same, of operands that were quantized to MXFP8 and decoded */
 } te__expert_way;
 
 /* Rows of tokens, sorted by expert; those behind the last expert's are 0. */

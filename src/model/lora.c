@@ -1,6 +1,6 @@
 /* model/lora.c: LoRA on Linears: choosing them, their adapters, the forward that adds these, merging and removing. Knows Linear and the module tree; must not know files. */
 
-/* What a Linear with adapters keeps, as its attribute TE__LORA. */
+/* The numbers of a Linear's adapters, which the Linear keeps as its attribute TE__LORA. */
 typedef struct te__lora {
     te_ctx *te;
     int64_t dim;

@@ -48,7 +48,7 @@ static void te__peft_put_config(te__text *t, const te__lora_list *l) {
 }
 
 static te_result te__lora_write(te__lora_list *l, te__hf_list *items, const char *folder, te__text *config, te__text *path, te__text *why) {
-    static const te_metadata format[1] = {{"format", "pt"}}; /* transformers asks for it */
+    static const te_metadata format[1] = {{"format", "pt"}}; /* transformers refuses a file without this entry */
     static const char *const adapters[] = {"lora_A", "lora_B"};
     char at[TE__TREE_PATH], name[TE__PEFT_NAME];
     te_result result;

@@ -453,7 +453,7 @@ TE_TEST(driver_queue_ends_with_its_process) {
 }
 #endif
 
-/* Whoever shares the stream finds every launch on it when the call returns; memory that launches in line write is not given back before them. */
+/* A program that shares the stream finds every launch on it when the call returns; memory that launches in line write is not given back before them. */
 TE_TEST(driver_queue_keeps_to_others) {
     bool entered;
     install_driver();

@@ -192,7 +192,7 @@ TE_TEST(large_files_with_small_headers) {
 
 /* ---- checkpoints ----------------------------------------------------------------------------------------------- */
 
-/* Whatever has happened to a checkpoint: it is loaded whole or not at all. */
+/* A damaged checkpoint is loaded whole or not at all. */
 TE_TEST(damaged_checkpoints_change_nothing) {
     te_ctx *te = test_context("cpu");
     model saved = model_create(te, TE_RECIPE_DELAYED, true), m = model_create(te, TE_RECIPE_DELAYED, true);

@@ -250,7 +250,7 @@ TE_TEST(safetensors_cut_short_anywhere) {
     }
 }
 
-/* Whatever three changed bytes do: a file opens and everything in it can be read, or there is an error; nothing else. */
+/* With three bytes changed, a file opens and everything in it can be read, or there is an error; nothing else. */
 TE_TEST(safetensors_survives_damage) {
     te_ctx *te = test_context("cpu");
     size_t n;

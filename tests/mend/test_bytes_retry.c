@@ -238,7 +238,7 @@ static void fail_forward(te_module *m) {
     CHECK_ERROR(te, TE_ERR_SHAPE, "[4, 31]");
 }
 
-/* Whatever the error is: all that the step has moved goes back, and only that. */
+/* After any error all that the step has moved goes back, and only that. */
 TE_TEST_DEVICES(p14_a_failed_step_is_taken_back) {
     te_module *m = small_linear(te);
     te_optimizer *adam = te_fused_adam_create(te, m, NULL);

@@ -132,7 +132,7 @@ typedef enum shard_way { WHOLE, UNITS, DELAYED, FUSED, WAYS } shard_way;
 typedef struct shard_case {
     shard_way way;
     te_dtype dtype;
-    bool uneven; /* a module that rank 0 alone uses, and one that nobody does */
+    bool uneven; /* the model also has a module that only rank 0 calls, and one that no rank calls */
 } shard_case;
 static te_module *shard_model(te_ctx *te, const shard_case *c) {
     te_module *list[4];

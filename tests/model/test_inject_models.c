@@ -3,6 +3,7 @@
 #include "../dist/ranks.h"
 #include "../faults/purse.h"
 #include "inject.h"
+#include <sys/stat.h>
 
 enum { LM_V = 31, LM_S = 9 };
 static te_causal_lm_desc lm_desc(te_dtype dtype, int layers) {
@@ -113,6 +114,55 @@ TE_TEST_DEVICES(inject_language_models) {
         CHECK_BYTES("restored", after.x, before.x, (size_t)before.n * sizeof(float));
         check_stats(te_get_te_attention_stats(te), 18, 0, 0, 0);
         CHECK_OK(te);
+        te_module_destroy(m);
+    }
+}
+
+/* Folders of transformers: what te_hf_open makes of them is injected, each layer's calls are counted, and neither logits nor gradients change. */
+static bool list_parameter(void *user, te_module *m, const char *path, te_tensor *x, te_entry_kind kind) {
+    te_safetensors_item **at = (te_safetensors_item **)user;
+    char *name = (char *)test_alloc(strlen(path) + 1);
+    (void)m, (void)kind;
+    strcpy(name, path);
+    *(*at)++ = (te_safetensors_item){name, x};
+    return true;
+}
+static const char *folder_of(te_ctx *te, bool gemma) {
+    static const char sizes[] = "\"vocab_size\": 31, \"hidden_size\": 32, \"intermediate_size\": 48, \"num_hidden_layers\": 3, \"num_attention_heads\": 4, \"num_key_value_heads\": 2, \"rope_theta\": 10000.0";
+    static const char *const kinds[2] = {
+        "\"model_type\": \"llama\", \"hidden_act\": \"silu\", \"rms_norm_eps\": 1e-05, \"tie_word_embeddings\": false",
+        "\"model_type\": \"gemma3_text\", \"hidden_activation\": \"gelu_pytorch_tanh\", \"rms_norm_eps\": 1e-06, \"tie_word_embeddings\": true, \"head_dim\": 16, \"query_pre_attn_scalar\": 25, "
+        "\"rope_local_base_freq\": 500.0, \"sliding_window\": 4, \"layer_types\": [\"sliding_attention\", \"full_attention\", \"sliding_attention\"]"};
+    te_causal_lm_desc d = gemma ? gemma_desc(TE_F32) : lm_desc(TE_F32, 3);
+    te_module *m = te_causal_lm_create(te, &d);
+    te_safetensors_item items[64], *end = items;
+    char *folder = (char *)test_alloc(600), path[700];
+    snprintf(folder, 600, "%s", test_path(gemma ? "gemma" : "llama"));
+    CHECK(mkdir(folder, 0700) == 0);
+    te_module_visit_tensors(m, list_parameter, &end);
+    snprintf(path, sizeof path, "%s/model.safetensors", folder);
+    te_safetensors_write(te, path, items, (int)(end - items), NULL, 0);
+    snprintf(path, sizeof path, "%s/config.json", folder);
+    FILE *f = fopen(path, "wb");
+    CHECK(f && fprintf(f, "{%s, %s}", kinds[gemma], sizes) > 0);
+    if (f) fclose(f);
+    te_module_destroy(m);
+    return folder;
+}
+TE_TEST_DEVICES(inject_folders) {
+    for (int gemma = 0; gemma < 2; gemma++) {
+        test_case("%s", gemma ? "gemma3_text" : "llama");
+        te_module *m = te_hf_open(te, folder_of(te, gemma), NULL);
+        REQUIRE_OK(te);
+        te_tensor *ids = ids_of(te, 2, LM_S);
+        results before = run_once(m, ids, NULL);
+        te_reset_te_attention_stats(te);
+        CHECK_EQ_INT(te_inject_te_attention(m, NULL), 3);
+        results with = run_once(m, ids, NULL);
+        REQUIRE_OK(te);
+        CHECK(with.n == before.n);
+        CHECK_ERROR_BELOW("logits and gradients", with.x, before.x, before.n, 5e-4); /* the specification's, in f32 */
+        for (int layer = 0; layer < 3; layer++) check_stats(te_te_sdpa_stats(te_injected_sdpa(attention_at(m, layer))), 1, 0, 0, 0);
         te_module_destroy(m);
     }
 }

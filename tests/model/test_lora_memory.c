@@ -152,7 +152,7 @@ TE_TEST(lora_casts_and_shapes) {
     te_module_destroy(m);
 }
 
-/* A group with an average of its own makes even a single rank exchange gradients. With each request for memory refused in turn, the gradients are right, or the step fails and is done again. */
+/* With a gradient_divide_factor even a single rank exchanges gradients. With each request for memory refused in turn, the gradients are right, or the step fails and is done again. */
 TE_TEST(sharding_memory_runs_out) {
     purse *host = new_purse();
     te_ctx_desc desc = purse_desc(host, NULL);

@@ -297,16 +297,16 @@ static te_result te__gemm_out_map(te__plan *p, void *map, const te__gemm_kargs *
     return te__gemm_map(p, map, data, (te_dtype)k->d_dt, ld, k->n, k->m, 64, depth, apart);
 }
 
-/* How D is written, te__gemm_store: by TMA if it may store D and aux, and at most one thing has to be read; row by row if there is nothing to do but
- * scale and bias. The workspace of splits has nothing beside its rows. */
+/* The epilogue, te__gemm_store, and whether D is stored by TMA: if it may store D and aux, and at most one thing of 16 bits has to be read. The workspace
+ * of splits has nothing beside its rows. */
 static int te__gemm_store_of(const te__gemm_kargs *k) {
     int64_t size = te__dtype_size((te_dtype)k->d_dt);
     bool aligned = k->splits > 1 || (te__gemm_tma_may_store(k->d, k->ldd, k->n, size) && te__gemm_tma_may_store(k->aux, k->ldaux, k->n, size));
-    bool reads_d = k->accumulate && k->d_dt != TE_F32, aux_out = k->epilogue == TE_EPILOGUE_GELU && k->aux;
-    if (!aligned && !k->rows_a && !k->columns_b && !k->accumulate && k->epilogue == TE_EPILOGUE_NONE) return TE__GEMM_STORE_ROWS | (k->bias ? TE__GEMM_STORE_BIAS : 0);
-    if (!aligned || k->rows_a || k->columns_b || (reads_d && (k->epilogue == TE_EPILOGUE_DGELU || aux_out))) return 0;
-    return TE__GEMM_STORE | (k->bias ? TE__GEMM_STORE_BIAS : 0) | (k->epilogue == TE_EPILOGUE_GELU ? TE__GEMM_STORE_GELU : 0) |
-           (aux_out ? TE__GEMM_STORE_AUX : 0) | (k->epilogue == TE_EPILOGUE_DGELU ? TE__GEMM_STORE_DGELU : 0) | (k->accumulate ? TE__GEMM_STORE_ADD : 0);
+    bool gelu = k->epilogue == TE_EPILOGUE_GELU, dgelu = k->epilogue == TE_EPILOGUE_DGELU, f32 = k->d_dt == TE_F32;
+    bool reads_both = k->accumulate && !f32 && k->aux;
+    int store = (k->bias ? TE__GEMM_STORE_BIAS : 0) | (gelu ? TE__GEMM_STORE_GELU : 0) | (gelu && k->aux ? TE__GEMM_STORE_AUX : 0) |
+                (dgelu ? TE__GEMM_STORE_DGELU : 0) | (k->accumulate ? TE__GEMM_STORE_ADD : 0);
+    return !aligned || k->rows_a || k->columns_b || (dgelu && f32) || reads_both ? store : store | TE__GEMM_STORE_TMA;
 }
 /* gemm_groups comes first, and gets the maps that gemm_hopper must not use as they are. */
 static void te__gemm_plan_groups(te__plan *p, te__launch *l, const te__gemm_problem *q, te__gemm_hopper_kargs *h, const te__gemm_tile_kind *t, bool by_tma) {
@@ -363,9 +363,9 @@ static te_result te__gemm_plan_hopper(te__plan *p, const te__gemm_problem *q) {
     te__gemm_fill(&k->g, q);
     if (!te__gemm_split(p, &k->g, &c)) return p->result;
     store = te__gemm_store_of(&k->g);
-    by_tma = (store & TE__GEMM_STORE) != 0;
-    if (a->bias_gradient && by_tma && c.splits == 1) { /* of 64 rows each */
-        sum_rows = te__div_up(a->m, 64);
+    by_tma = (store & TE__GEMM_STORE_TMA) != 0;
+    if (a->bias_gradient && by_tma && c.splits == 1) { /* of 16 rows each */
+        sum_rows = te__div_up(a->m, 16);
         k->g.row_sums = sums_of_d = (float *)te__plan_workspace(p, sum_rows * a->n * 4);
         if (!sums_of_d) return p->result;
         store |= TE__GEMM_STORE_SUMS;
@@ -378,7 +378,7 @@ static te_result te__gemm_plan_hopper(te__plan *p, const te__gemm_problem *q) {
     te__launch_option(l, "CLUSTER", c.tile->cluster);
     te__launch_option(l, "PROMOTE", promote);
     te__launch_option(l, "STORE", store);
-    if (store) te__launch_option(l, "D_DT", k->g.d_dt);
+    te__launch_option(l, "D_DT", k->g.d_dt);
     if (q->groups) te__launch_option(l, "GROUPED", along_k ? 2 : 1);
     blocks = c.tile->cluster * te__min(c.tiles * c.splits, te__gemm_clusters(p, c.tile));
     te__launch_size(l, blocks, 1, 1, c.tile->threads, TE__GEMM_HOPPER_SHARED);

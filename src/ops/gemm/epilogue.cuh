@@ -12,34 +12,24 @@
 #include "ops/gemm/kargs.h"
 
 // ---- D, aux and bias: f32, f16 or bf16, known at run time -------------------------------------------------------------
-// With a literal format the functions of base.cuh fold to one case; these choose among the three that can come.
+// With a literal format the functions of base.cuh and vector.cuh fold to one case; these choose among the three that can come. N: 1, or 8 at a multiple of
+// 16 bytes.
 
-TE_DEV float te_gemm_load(const void *p, te_i64 i, int dt) {
-    return dt == TE_F32 ? te_load(p, i, TE_F32) : dt == TE_BF16 ? te_load(p, i, TE_BF16) : te_load(p, i, TE_F16);
+template <int N> TE_DEV void te_gemm_load(const void *p, te_i64 i, int dt, float v[N]) {
+#pragma unroll
+    for (int format = TE_F32; format <= TE_BF16; format++) {
+        if (dt != format) continue;
+        if (N == 8) te_load8(p, i, format, v);
+        else v[0] = te_load(p, i, format);
+    }
 }
-TE_DEV void te_gemm_store(void *p, te_i64 i, int dt, float v) {
-    if (dt == TE_F32)
-        te_store(p, i, TE_F32, v);
-    else if (dt == TE_BF16)
-        te_store(p, i, TE_BF16, v);
-    else
-        te_store(p, i, TE_F16, v);
-}
-TE_DEV void te_gemm_load8(const void *p, te_i64 i, int dt, float v[8]) {
-    if (dt == TE_F32)
-        te_load8(p, i, TE_F32, v);
-    else if (dt == TE_BF16)
-        te_load8(p, i, TE_BF16, v);
-    else
-        te_load8(p, i, TE_F16, v);
-}
-TE_DEV void te_gemm_store8(void *p, te_i64 i, int dt, const float v[8]) {
-    if (dt == TE_F32)
-        te_store8(p, i, TE_F32, v);
-    else if (dt == TE_BF16)
-        te_store8(p, i, TE_BF16, v);
-    else
-        te_store8(p, i, TE_F16, v);
+template <int N> TE_DEV void te_gemm_store(void *p, te_i64 i, int dt, const float v[N]) {
+#pragma unroll
+    for (int format = TE_F32; format <= TE_BF16; format++) {
+        if (dt != format) continue;
+        if (N == 8) te_store8(p, i, format, v);
+        else te_store(p, i, format, v[0]);
+    }
 }
 
 // ---- one value -------------------------------------------------------------------------------------------------------
@@ -105,142 +95,94 @@ TE_DEV float te_gemm_block_product(float a, float b) {
     return s > TE_FLT_MAX ? TE_FLT_MAX : s;
 }
 
-// aux, old: the elements of aux (with DGELU) and of D (with accumulate).
-TE_DEV void te_gemm_finish(const te__gemm_kargs &a, float scale, te_i64 row, te_i64 col, float acc, float aux, float old) {
-    if (a.rows_a) acc *= a.scale_a[row] * a.factor_a;
-    if (a.columns_b) acc *= a.scale_b[col] * a.factor_b;
-    float v = fmaf(acc, scale, a.bias ? te_gemm_load(a.bias, col, a.bias_dt) : 0.0f);
+// ---- neighbours of a row -----------------------------------------------------------------------------------------------
+
+// bias[N] of the columns from `col` on; zeros without one and beyond the last.
+template <int N> TE_DEV void te_gemm_bias(const te__gemm_kargs &a, te_i64 col, float bias[N]) {
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        bias[i] = 0.0f;
+        if (a.bias && col + i < a.n) te_gemm_load<1>(a.bias, col + i, a.bias_dt, bias + i);
+    }
+}
+
+// v[N] holds the accumulators of row `row` from column `col` on; eight of them start at a multiple of 16 bytes in D and aux.
+template <int N> TE_DEV void te_gemm_finish(const te__gemm_kargs &a, float scale, const float bias[N], te_i64 row, te_i64 col, float v[N]) {
+    float other[N], of_row = a.rows_a ? a.scale_a[row] * a.factor_a : 1.0f;
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        if (a.rows_a) v[i] *= of_row;
+        if (a.columns_b) v[i] *= a.scale_b[col + i] * a.factor_b;
+        v[i] = fmaf(v[i], scale, bias[i]);
+    }
     if (a.epilogue == TE_EPILOGUE_GELU) {
-        if (a.aux) te_gemm_store(a.aux, row * a.ldaux + col, a.d_dt, v);
-        v = te_gemm_gelu(v);
+        if (a.aux) te_gemm_store<N>(a.aux, row * a.ldaux + col, a.d_dt, v);
+#pragma unroll
+        for (int i = 0; i < N; i++) v[i] = te_gemm_gelu(v[i]);
     } else if (a.epilogue == TE_EPILOGUE_DGELU) {
-        v *= te_gemm_dgelu(aux);
-    }
-    if (a.accumulate) v += old;
-    te_gemm_store(a.d, row * a.ldd + col, a.d_dt, v);
-}
-TE_DEV void te_gemm_finish(const te__gemm_kargs &a, float scale, te_i64 row, te_i64 col, float acc) {
-    float aux = a.epilogue == TE_EPILOGUE_DGELU ? te_gemm_load(a.aux, row * a.ldaux + col, a.d_dt) : 0.0f;
-    te_gemm_finish(a, scale, row, col, acc, aux, a.accumulate ? te_gemm_load(a.d, row * a.ldd + col, a.d_dt) : 0.0f);
-}
-
-// ---- eight neighbours of a row ---------------------------------------------------------------------------------------
-
-// bias[8] for the columns from `col` on; zeros without one and beyond the last.
-TE_DEV void te_gemm_bias8(const te__gemm_kargs &a, te_i64 col, float bias[8]) {
+        te_gemm_load<N>(a.aux, row * a.ldaux + col, a.d_dt, other);
 #pragma unroll
-    for (int i = 0; i < 8; i++) bias[i] = a.bias && col + i < a.n ? te_gemm_load(a.bias, col + i, a.bias_dt) : 0.0f;
-}
-
-// v[8] holds the accumulators of row `row`, columns `col` (a multiple of 8) to col + 7; row < m, col < n.
-TE_DEV void te_gemm_finish8(const te__gemm_kargs &a, float scale, const float bias[8], te_i64 row, te_i64 col, float v[8]) {
-    if (!a.vector || col + 8 > a.n) {
-        for (int i = 0; i < 8 && col + i < a.n; i++) te_gemm_finish(a, scale, row, col + i, v[i]);
-        return;
-    }
-    float old[8];
-    if (a.rows_a) {
-        float of_row = a.scale_a[row] * a.factor_a;
-#pragma unroll
-        for (int i = 0; i < 8; i++) v[i] *= of_row;
-    }
-    if (a.columns_b) {
-#pragma unroll
-        for (int i = 0; i < 8; i++) v[i] *= a.scale_b[col + i] * a.factor_b;
-    }
-#pragma unroll
-    for (int i = 0; i < 8; i++) v[i] = fmaf(v[i], scale, bias[i]);
-    if (a.epilogue == TE_EPILOGUE_GELU) {
-        if (a.aux) te_gemm_store8(a.aux, row * a.ldaux + col, a.d_dt, v);
-#pragma unroll
-        for (int i = 0; i < 8; i++) v[i] = te_gemm_gelu(v[i]);
-    } else if (a.epilogue == TE_EPILOGUE_DGELU) {
-        te_gemm_load8(a.aux, row * a.ldaux + col, a.d_dt, old);
-#pragma unroll
-        for (int i = 0; i < 8; i++) v[i] *= te_gemm_dgelu(old[i]);
+        for (int i = 0; i < N; i++) v[i] *= te_gemm_dgelu(other[i]);
     }
     if (a.accumulate) {
-        te_gemm_load8(a.d, row * a.ldd + col, a.d_dt, old);
+        te_gemm_load<N>(a.d, row * a.ldd + col, a.d_dt, other);
 #pragma unroll
-        for (int i = 0; i < 8; i++) v[i] += old[i];
+        for (int i = 0; i < N; i++) v[i] += other[i];
     }
-    te_gemm_store8(a.d, row * a.ldd + col, a.d_dt, v);
+    te_gemm_store<N>(a.d, row * a.ldd + col, a.d_dt, v);
+}
+TE_DEV void te_gemm_finish(const te__gemm_kargs &a, float scale, te_i64 row, te_i64 col, float acc) {
+    float bias[1];
+    te_gemm_bias<1>(a, col, bias);
+    te_gemm_finish<1>(a, scale, bias, row, col, &acc);
 }
 
 // ---- a warp's stage: 16 rows of 64 f32 -------------------------------------------------------------------------------
-// 16-byte pieces are permuted within their row so that fragment writes (float2 at column 2t of rows g) and row reads both touch every
-// bank once.
 
-#define TE_GEMM_STAGE_BYTES 4096
-
-TE_DEV te_u32 te_gemm_stage_at(int row, int col) {
-    int piece = col >> 2;
-    piece ^= ((row & 3) << 1) ^ (piece >> 3);
-    return (te_u32)(row * 256 + piece * 16 + (col & 3) * 4);
-}
+#define TE_GEMM_STAGE_PITCH 68 // floats from one row to the next: rows start in other banks
+#define TE_GEMM_STAGE_BYTES (16 * TE_GEMM_STAGE_PITCH * 4)
 
 // One m16n8 fragment at columns `col` .. col + 7 of the stage.
-TE_DEV void te_gemm_stage_put(char *stage, int col, const float d[4]) {
+TE_DEV void te_gemm_stage_put(float *stage, int col, const float d[4]) {
     int g = (threadIdx.x & 31) >> 2, t = threadIdx.x & 3;
-    *(float2 *)(stage + te_gemm_stage_at(g, col + 2 * t)) = make_float2(d[0], d[1]);
-    *(float2 *)(stage + te_gemm_stage_at(g + 8, col + 2 * t)) = make_float2(d[2], d[3]);
+    float *to = stage + g * TE_GEMM_STAGE_PITCH + col + 2 * t;
+    *(float2 *)to = make_float2(d[0], d[1]);
+    *(float2 *)(to + 8 * TE_GEMM_STAGE_PITCH) = make_float2(d[2], d[3]);
 }
 
-// Element by element, a lane beside the other; plain: with nothing but scale and bias to be done no row waits for the one before.
-template <int COLS, int D_FORMAT>
-TE_DEV void te_gemm_stage_scatter(const te__gemm_kargs &a, float scale, const char *stage, te_i64 row0, te_i64 col0, bool plain) {
-    int lane = threadIdx.x & 31;
-#pragma unroll 1
-    for (int c = lane; c < COLS; c += 32) {
-        te_i64 col = col0 + c;
-        if (col >= a.n) continue;
-        if (!plain) {
-#pragma unroll 1
-            for (int r = 0; r < 16; r += 4) { // four rows' values of D and aux are loaded at once
-                float aux[4], old[4];
-#pragma unroll
-                for (int i = 0; i < 4; i++) {
-                    bool there = row0 + r + i < a.m;
-                    aux[i] = there && a.epilogue == TE_EPILOGUE_DGELU ? te_gemm_load(a.aux, (row0 + r + i) * a.ldaux + col, a.d_dt) : 0.0f;
-                    old[i] = there && a.accumulate ? te_gemm_load(a.d, (row0 + r + i) * a.ldd + col, a.d_dt) : 0.0f;
-                }
-#pragma unroll
-                for (int i = 0; i < 4; i++)
-                    if (row0 + r + i < a.m) te_gemm_finish(a, scale, row0 + r + i, col, *(const float *)(stage + te_gemm_stage_at(r + i, c)), aux[i], old[i]);
-            }
-            continue;
-        }
-        float bias = a.bias ? te_gemm_load(a.bias, col, a.bias_dt) : 0.0f;
-#pragma unroll 8
-        for (int r = 0; r < 16; r++) {
-            te_i64 row = row0 + r;
-            if (row < a.m) te_store(a.d, row * a.ldd + col, D_FORMAT, fmaf(*(const float *)(stage + te_gemm_stage_at(r, c)), scale, bias));
-        }
-    }
+// Columns of row `row` from `col` on before the first that lies at a multiple of 16 bytes in D and aux; `all` if there is none for both.
+TE_DEV int te_gemm_before_piece(const te__gemm_kargs &a, te_i64 row, te_i64 col, int all) {
+    if (a.vector) return 0;
+    int size = a.d_dt == TE_F32 ? 4 : 2, off = (int)((te_u64)a.d + (row * a.ldd + col) * size) & 15, off_aux = (int)((te_u64)a.aux + (row * a.ldaux + col) * size) & 15;
+    return a.aux && off != off_aux ? all : (16 - off & 15) / size;
 }
 
 // The stage's first COLS (32 or 64) columns to rows row0 .. and columns col0 .. of D. The whole warp calls; the stage is free again when it
-// returns.
-template <int COLS> TE_DEV void te_gemm_stage_finish(const te__gemm_kargs &a, float scale, const char *stage, te_i64 row0, te_i64 col0) {
+// returns. A row may start anywhere: its lanes have eight neighbours each, from a multiple of 16 bytes on, and the elements before and behind these one by one.
+template <int COLS> TE_DEV void te_gemm_stage_finish(const te__gemm_kargs &a, float scale, const float *stage, te_i64 row0, te_i64 col0) {
     const int lanes = COLS / 8; // of one row
-    int lane = threadIdx.x & 31, c = lane % lanes * 8;
-    te_i64 col = col0 + c;
+    int lane = threadIdx.x & 31;
+    asm volatile("" : "+r"(lane)); // values derived from it are computed here, and hold no registers in the mainloop
+    int at = lane % lanes, cols = a.n - col0 < COLS ? (int)(a.n - col0) : COLS;
+    float bias[8];
     __syncwarp();
-    if (!a.vector) { // rows that start anywhere
-        bool plain = !a.rows_a && !a.columns_b && a.epilogue == TE_EPILOGUE_NONE && !a.accumulate;
-        if (a.d_dt == TE_F32) te_gemm_stage_scatter<COLS, TE_F32>(a, scale, stage, row0, col0, plain);
-        else if (a.d_dt == TE_BF16) te_gemm_stage_scatter<COLS, TE_BF16>(a, scale, stage, row0, col0, plain);
-        else te_gemm_stage_scatter<COLS, TE_F16>(a, scale, stage, row0, col0, plain);
-    } else if (col < a.n) {
-        float bias[8];
-        te_gemm_bias8(a, col, bias);
+    if (a.vector) te_gemm_bias<8>(a, col0 + 8 * at, bias);
 #pragma unroll 1
-        for (int r = lane / lanes; r < 16; r += 32 / lanes) {
-            te_i64 row = row0 + r;
-            if (row >= a.m) continue;
-            float4 u = *(const float4 *)(stage + te_gemm_stage_at(r, c)), w = *(const float4 *)(stage + te_gemm_stage_at(r, c + 4));
-            float v[8] = {u.x, u.y, u.z, u.w, w.x, w.y, w.z, w.w};
-            te_gemm_finish8(a, scale, bias, row, col, v);
+    for (int r = lane / lanes; r < 16 && row0 + r < a.m && cols > 0; r += 32 / lanes) {
+        te_i64 row = row0 + r;
+        const float *from = stage + r * TE_GEMM_STAGE_PITCH;
+        int before = min(te_gemm_before_piece(a, row, col0, cols), cols), c = before + 8 * at, others = before + (cols - before) % 8;
+        if (c + 8 <= cols) {
+            float v[8];
+#pragma unroll
+            for (int i = 0; i < 8; i++) v[i] = from[c + i];
+            if (!a.vector) te_gemm_bias<8>(a, col0 + c, bias);
+            te_gemm_finish<8>(a, scale, bias, row, col0 + c, v);
+        }
+#pragma unroll 1
+        for (int i = at; i < others; i += lanes) {
+            int other = i < before ? i : cols - others + i;
+            te_gemm_finish(a, scale, row, col0 + other, from[other]);
         }
     }
     __syncwarp();

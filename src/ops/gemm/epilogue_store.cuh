@@ -1,15 +1,11 @@
-// ops/gemm/epilogue_store.cuh: the store paths of gemm_hopper's epilogue: by TMA, or row by row. A part of gemm_hopper.cu, whose options and names it uses.
+// ops/gemm/epilogue_store.cuh: gemm_hopper's epilogue that stores by TMA. A part of gemm_hopper.cu, whose options and names it uses.
 //
 //   accumulators -> v = scale acc + bias -> [aux] -> GELU, dGELU, + D -> a chunk of shared memory, 64 rows of 128 bytes -> TMA -> D
 //
 // A warpgroup has BUFFERS chunks, and waits for the one that it writes next alone.
 #pragma once
 
-// Between -8 and 8, or NaN: one f32, or two values of a word.
-TE_DEV float te_gemm_clamp_8(float x) {
-    asm("min.NaN.xorsign.abs.f32 %0, %0, 0f41000000;" : "+f"(x));
-    return x;
-}
+// Two values of a word between -8 and 8, or NaN.
 TE_DEV te_u32 te_gemm_clamp_8(te_u32 w, int dt) {
     if (dt == TE_BF16) asm("min.NaN.xorsign.abs.bf16x2 %0, %0, %1;" : "+r"(w) : "r"(0x41004100u));
     else asm("min.NaN.xorsign.abs.f16x2 %0, %0, %1;" : "+r"(w) : "r"(0x48004800u));
@@ -21,15 +17,15 @@ struct te_tma_store_path {
     const te__gemm_hopper_kargs &a;
     const void *d_map, *aux_map, *bias_from;
     te_u32 buffers, loads; // chunks of shared memory; for each a barrier of the load into it
-    te_u32 biases, sums;    // WN floats; of a chunk's columns, a row for each warp
+    te_u32 biases; // WN floats
     int group, lane;
     te_u32 turn; // counts chunks, of all tiles: the next one's buffer and parity
     bool leader; // the thread that issues TMA operations
     float scale;
     te_u32 bias[(WN + 127) / 128]; // of column threadIdx.x % 128 .., in its own format
 
-    TE_DEV te_tma_store_path(const te__gemm_hopper_kargs &args, te_u32 buffers_, te_u32 loads_, te_u32 biases_, te_u32 sums_, int group_)
-        : a(args), d_map(args.d_map), aux_map(args.aux_map), bias_from(args.g.bias), buffers(buffers_), loads(loads_), biases(biases_), sums(sums_),
+    TE_DEV te_tma_store_path(const te__gemm_hopper_kargs &args, te_u32 buffers_, te_u32 loads_, te_u32 biases_, int group_)
+        : a(args), d_map(args.d_map), aux_map(args.aux_map), bias_from(args.g.bias), buffers(buffers_), loads(loads_), biases(biases_),
           group(group_), lane(threadIdx.x & 31), turn(0), leader(threadIdx.x % 128 == 0), scale(te_gemm_scale(args.g)) {}
 
 #if GROUPED
@@ -105,13 +101,6 @@ struct te_tma_store_path {
         return buffer + row * 128 + (((2 * j + (t >> 1)) ^ (row & 7)) << 4) + (t & 1) * 8;
     }
     TE_DEV void get(te_u32 buffer, int j, float v[8]) const { // aux not as it is, but within 8: beyond, its slope is 0 or 1
-        if (D_DT == 1) {
-#pragma unroll
-            for (int i = 0; i < 4; i++) te_lds8(pair(buffer, j + i / 2) + i % 2 * 8 * 128, v[2 * i], v[2 * i + 1]);
-#pragma unroll
-            for (int i = 0; i < 8 && STORE & 16; i++) v[i] = te_gemm_clamp_8(v[i]);
-            return;
-        }
         te_u32 r[4];
         te_ldmatrix4(r, word(buffer, j));
 #pragma unroll
@@ -146,49 +135,22 @@ struct te_tma_store_path {
         __syncwarp();
     }
 
-    // Adds up the chunk's columns over this warp's rows of it, as they are stored, into a row of `sums`. Lane 4 g + t holds rows g and g + 8 of columns
-    // 8 j + 2 t and the next: each exchange keeps half of the columns and sends the other half (f32, which has half as many: none in the first), and in the end lane
-    // 4 j + t has all rows of its own.
-    TE_DEV void sum_columns(const float (&v)[CHUNK / 2], int row) const {
-        const int warp = threadIdx.x % 128 / 32;
-        te_i64 first = (te_i64)row + warp * 16 + (lane >> 2);
-        bool lo = first < a.g.m, hi = first + 8 < a.g.m;
-        float s[CHUNK / 8][2];
+    // The columns of a chunk, as it is stored, added up over this warp's 16 rows of it: a lane has a word of each row, one column or two.
+    TE_DEV void sum_columns(te_u32 buffer, int row, int col) const {
+        const int first = threadIdx.x % 128 / 32 * 16, mine = D_DT == 1 ? lane : 2 * lane;
+        float sum[2] = {0.0f, 0.0f};
+        __syncwarp(); // the whole warp has written them
 #pragma unroll
-        for (int j = 0; j < CHUNK / 8; j++) {
-            float x[4] = {v[4 * j], v[4 * j + 1], v[4 * j + 2], v[4 * j + 3]};
-#pragma unroll
-            for (int e = 0; e < 4 && D_DT != 1; e += 2) te_gemm_unpack(te_gemm_pack(x[e], x[e + 1], D_DT), D_DT, x[e], x[e + 1]);
-            s[j][0] = (lo ? x[0] : 0.0f) + (hi ? x[2] : 0.0f), s[j][1] = (lo ? x[1] : 0.0f) + (hi ? x[3] : 0.0f);
+        for (int r = 0; r < 16; r++) {
+            te_u32 w = te_lds4(buffer + (first + r) * 128 + (((lane >> 2) ^ (r & 7)) << 4) + (lane & 3) * 4);
+            float x[2] = {__uint_as_float(w), 0.0f};
+            if (D_DT != 1) te_gemm_unpack(w, D_DT, x[0], x[1]);
+            if (row + first + r < a.g.m) sum[0] += x[0], sum[1] += x[1];
         }
-        exchange<16, CHUNK / 8>(s);
-        exchange<8, CHUNK / 8 == 8 ? 4 : CHUNK / 8>(s);
-        exchange<4, 2>(s);
-        if (lane >> 2 < CHUNK / 8) te_sts8(sums + (warp * CHUNK + 2 * lane) * 4, s[0][0], s[0][1]);
-    }
-    // LEFT pairs of columns, with the lane DISTANCE away: half of them if all lanes still have the same ones to give.
-    template <int DISTANCE, int LEFT> TE_DEV void exchange(float (&s)[CHUNK / 8][2]) const {
-        const bool halves = LEFT == DISTANCE / 2;
-        bool up = (lane & DISTANCE) != 0;
-#pragma unroll
-        for (int i = 0; i < (halves ? LEFT / 2 : LEFT); i++)
-#pragma unroll
-            for (int c = 0; c < 2; c++) {
-                const int other = halves ? i + LEFT / 2 : i;
-                float keep = up ? s[other][c] : s[i][c], give = up ? s[i][c] : s[other][c];
-                s[i][c] = keep + __shfl_xor_sync(0xffffffffu, give, DISTANCE);
-            }
-    }
-    // ... and one warp, after a meeting, those of the four.
-    TE_DEV void store_sums(int row, int col) const {
-        float *to = a.g.row_sums + (te_i64)(row / 64) * a.g.n;
-#pragma unroll
-        for (int c = lane; c < CHUNK; c += 32) {
-            float sum = 0.0f;
-#pragma unroll
-            for (int w = 0; w < 4; w++) sum += __uint_as_float(te_lds4(sums + (w * CHUNK + c) * 4));
-            if (row < a.g.m && col + c < a.g.n) to[col + c] = sum;
-        }
+        float *to = a.g.row_sums + (te_i64)((row + first) / 16) * a.g.n + col + mine;
+        if (row + first >= a.g.m || col + mine >= a.g.n) return;
+        to[0] = sum[0];
+        if (D_DT != 1) to[1] = sum[1];
     }
 
     // acc to rows `row` .. and columns `col` .. of D.
@@ -209,7 +171,6 @@ struct te_tma_store_path {
             int at_row = row + row_of(chunk), at_col = col + first;
             float v[CHUNK / 2];
             if (LOADS) {
-                if (STORE & 64) te_meet<128>(1 + group); // the sums of the chunk before have been read
                 te_mbar_wait(loads + 8 * (turn % BUFFERS), turn / BUFFERS & 1);
             } else {
                 if (leader) te_bulk_wait_read<BUFFERS - 1>();
@@ -246,7 +207,7 @@ struct te_tma_store_path {
                             float2 s = te_gemm_dgelu_within_8(old[i], old[i + 1]);
                             x[0] *= s.x, x[1] *= s.y;
                         }
-                        if (STORE & 32 && D_DT != 1) x[0] += old[i], x[1] += old[i + 1];
+                        if (STORE & 32) x[0] += old[i], x[1] += old[i + 1];
                     }
                 }
             }
@@ -254,126 +215,16 @@ struct te_tma_store_path {
                 if (leader) te_bulk_wait_read<BUFFERS - 1>();
                 te_meet<128>(1 + group);
             }
-            if (STORE & 64) sum_columns(v, at_row);
             if (LOADS) __syncwarp(); // all lanes have read the elements that they now overwrite
             put(buffer_of(turn), v);
+            if (STORE & 64) sum_columns(buffer_of(turn), at_row, at_col);
             send(d_map, STORE & 32 && D_DT == 1, buffer_of(turn), at_row, at_col, split);
-            if (STORE & 64 && threadIdx.x % 128 / 32 == chunk % 4) store_sums(at_row, at_col);
             if (LOADS && leader && chunk > 0 && chunk - 1 + BUFFERS < CHUNKS) {
                 te_bulk_wait_read<1>(); // the chunk before has left its buffer
                 ask(turn - 1 + BUFFERS, row + row_of(chunk - 1 + BUFFERS), col + col_of(chunk - 1 + BUFFERS), split);
             }
             __syncwarp();
             turn++;
-        }
-    }
-};
-
-// ---- D whose rows start or end anywhere, with scale and bias alone ------------------------------------------
-//
-//   accumulators -> v = scale acc + bias -> 16 lines of shared memory for each warp -> D
-//
-//   D's row       . . . . x x x x | x x x x x x x x | x x x . . . . .     pieces of 16 bytes: a lane stores whole ones, eight lanes the ends
-//   its line              x x x x   x x x x x x x x   x x x               at the same offset within 16 bytes as in D, or 2 bytes less: lines are written by words
-//
-// Bulk copies of rows are slower. The cost beyond a TMA store is in the shifts and the rows' ends: tests/bench/notes.md.
-
-struct te_row_store_path {
-    static const int SIZE = D_DT == 1 ? 4 : 2; // bytes of an element
-    static const int COLS = WN * SIZE < LINE ? WN : WN * SIZE % LINE ? LINE / SIZE / 2 : LINE / SIZE, TIMES = WN / COLS; // columns of a line: WN in equal parts
-    static const int PIECES = COLS * SIZE / 16, AT_ONCE = 32 / PIECES; // whole ones of a row; rows that a warp stores at once
-    const te__gemm_kargs &a;
-    float scale;
-    te_u32 lines;
-    int lane;
-    TE_DEV te_row_store_path(const te__gemm_kargs &args, float scale_, te_u32 lines_) : a(args), scale(scale_), lines(lines_), lane(threadIdx.x & 31) {
-        asm volatile("" : "+r"(lane)); // values derived from it are computed here, and hold no registers in the mainloop
-    }
-
-    // Pairs of neighbours to the lines of rows g and g + 8, which are aligned alike: eight rows are a multiple of 16 bytes.
-    TE_DEV void put(const float *acc, const char *d, te_i64 step, te_i64 col) const {
-        te_u32 by = (te_u32)((te_u64)d + (lane >> 2) * step) & 12, line = lines + (lane >> 2) * LINE_PITCH + by + 2 * (lane & 3) * SIZE;
-        float bias[COLS / 32];
-        asm volatile("" : "+r"(line)); // one register and offsets, not a sum for each store
-        if (STORE & 2) {
-#pragma unroll
-            for (int i = 0; i < COLS / 32; i++) bias[i] = col + lane + 32 * i < a.n ? te_gemm_load(a.bias, col + lane + 32 * i, a.bias_dt) : 0.0f;
-        }
-#pragma unroll
-        for (int j = 0; j < COLS / 8; j++) {
-            float b[2] = {0.0f, 0.0f};
-#pragma unroll
-            for (int e = 0; e < 2 && STORE & 2; e++) b[e] = __shfl_sync(0xffffffffu, bias[j / 4], 8 * (j % 4) + 2 * (lane & 3) + e);
-#pragma unroll
-            for (int half = 0; half < 2; half++) {
-                float x = fmaf(acc[4 * j + 2 * half], scale, b[0]), y = fmaf(acc[4 * j + 2 * half + 1], scale, b[1]);
-                te_u32 to = line + (half * 8 * LINE_PITCH + 8 * j * SIZE);
-                te_sts4(to, D_DT == 1 ? __float_as_uint(x) : te_gemm_pack(x, y, D_DT));
-                if (D_DT == 1) te_sts4(to + 4, __float_as_uint(y));
-            }
-        }
-    }
-    // acc to 16 rows of D.
-    TE_DEV void finish(const float *acc, te_i64 row, te_i64 first) const {
-        int rows = a.m - row < 16 ? (int)(a.m - row) : 16;
-        te_i64 step = a.ldd * SIZE;
-#pragma unroll
-        for (int i = 0; i < TIMES; i++) {
-            te_i64 col = first + i * COLS;
-            int bytes = (int)(a.n - col < COLS ? a.n - col : COLS) * SIZE;
-            if (bytes <= 0 || rows <= 0) break;
-            const int BATCH = B_1D ? 2 : 4; // several rows are read before the first is written; as many as there are registers for
-            char *d = (char *)a.d + row * step + col * SIZE;
-            __syncwarp(); // the lines are free again
-            put(acc + i * COLS / 2, d, step, col);
-            __syncwarp();
-            if (bytes < 16) { // less than a piece
-#pragma unroll 1
-                for (int k = 0; k < rows; k++, d += step)
-                    if (2 * lane < bytes) ((te_u16 *)d)[lane] = te_lds2(lines + k * LINE_PITCH + ((te_u32)(te_u64)d & (SIZE == 2 ? 12 : 15)) + 2 * lane);
-                break;
-            }
-            int r = lane / PIECES, at = lane % PIECES * 16; // a lane's row, and its piece
-            char *to = d + r * step;
-            te_u32 from = lines + r * LINE_PITCH + at, pick = (te_u64)to & 2 ? 0x5432 : 0x7654; // the halves of two words that are one of D: alike in all of its rows
-#pragma unroll 1
-            for (int k = 0; k < 16 / AT_ONCE; k += BATCH) {
-                uint4 v[BATCH];
-#pragma unroll
-                for (int j = 0; j < BATCH; j++) {
-                    uint4 w = te_lds16(from + j * AT_ONCE * LINE_PITCH);
-                    v[j] = w;
-                    if (SIZE == 4) continue;
-                    te_u32 before = __shfl_up_sync(0xffffffffu, w.w, 1);
-                    v[j] = make_uint4(__byte_perm(before, w.x, pick), __byte_perm(w.x, w.y, pick), __byte_perm(w.y, w.z, pick), __byte_perm(w.z, w.w, pick));
-                }
-#pragma unroll
-                for (int j = 0; j < BATCH; j++) {
-                    int by = (int)(te_u64)to & 15;
-                    if (r + (k + j) * AT_ONCE < rows && at >= by && at + 16 <= by + bytes) *(uint4 *)(to + (at - by)) = v[j];
-                    to += AT_ONCE * step;
-                }
-                from += BATCH * AT_ONCE * LINE_PITCH;
-            }
-            bool last = lane & 8; // two rows at a time, eight lanes for the first piece of each, eight for the last
-            r = lane >> 4, at = 2 * (lane & 7), to = d + r * step, from = lines + r * LINE_PITCH + at - (SIZE == 2 ? (te_u32)(te_u64)to & 2 : 0);
-#pragma unroll 1
-            for (int k = 0; k < 8; k += BATCH) {
-                int here[BATCH]; // bytes from the row's beginning, or -1
-                te_u16 v[BATCH];
-                char *next = to;
-#pragma unroll
-                for (int j = 0; j < BATCH; j++, next += 2 * step) {
-                    int by = (int)(te_u64)next & 15, piece = last ? by + bytes & ~15 : 0;
-                    bool mine = last ? piece + at < by + bytes : by && at >= by;
-                    here[j] = mine && r + 2 * (k + j) < rows ? piece + at - by : -1;
-                    v[j] = te_lds2(from + 2 * j * LINE_PITCH + piece);
-                }
-#pragma unroll
-                for (int j = 0; j < BATCH; j++, to += 2 * step)
-                    if (here[j] >= 0) *(te_u16 *)(to + here[j]) = v[j];
-                from += 2 * BATCH * LINE_PITCH;
-            }
         }
     }
 };

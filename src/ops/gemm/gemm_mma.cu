@@ -370,7 +370,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, TILE < 2 ? 2 : 1) te_gemm_
     te_cp_async_wait<0>();
     __syncthreads();
 
-    char *stage_of_warp = shared + warp * TE_GEMM_STAGE_BYTES;
+    float *stage_of_warp = (float *)(shared + warp * TE_GEMM_STAGE_BYTES);
     float scale = te_gemm_scale(a);
     if (a.splits > 1) a.d = (float *)a.d + blockIdx.y * a.d_split;
 #pragma unroll 1

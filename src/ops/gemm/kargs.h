@@ -23,7 +23,7 @@ typedef struct te__gemm_kargs {
     const float *block_a, *block_b; /* scales of blocks of 128 k: lines first for 2-D ones, else blocks first; see te_op_block_quantize. gemv_k: also the
                                        * bytes of MXFP8's and NVFP4's */
     const float *partial;           /* gemm_reduce: f32 [splits, m, n up to a multiple of 4] */
-    float *row_sums;                /* gemm_hopper: of D's columns, [m / 64 rounded up, n]: each of 64 rows */
+    float *row_sums;                /* gemm_hopper: of D's columns, [m / 16 rounded up, n]: each of 16 rows */
     long long m, n, k;        /* by groups: m, or along k: k, of all */
     long long lda, ldb, ldd, ldaux; /* in elements */
     long long d_split;        /* elements of D from one split to the next */
@@ -69,16 +69,15 @@ typedef struct te__gemm_align_kargs {
     te__gemm_align_side side[2]; /* A and B; block y of the grid does side y */
 } te__gemm_align_kargs;
 
-/* How gemm_hopper writes D: 0 by epilogue.cuh, 128 by te_row_store_path, else by TMA, with the epilogue of the bits. */
+/* gemm_hopper's epilogue, and whether it stores D by TMA, or by epilogue.cuh. */
 enum {
-    TE__GEMM_STORE = 1,
+    TE__GEMM_STORE_TMA = 1,
     TE__GEMM_STORE_BIAS = 2,
     TE__GEMM_STORE_GELU = 4,
     TE__GEMM_STORE_AUX = 8, /* and the input of GELU, to aux */
     TE__GEMM_STORE_DGELU = 16,
     TE__GEMM_STORE_ADD = 32, /* to D */
-    TE__GEMM_STORE_SUMS = 64, /* of D's columns, to row_sums */
-    TE__GEMM_STORE_ROWS = 128 /* alone or with BIAS: rows that start or end anywhere */
+    TE__GEMM_STORE_SUMS = 64 /* of D's columns, to row_sums */
 };
 
 /* gemm_hopper: slots, buffers of the epilogue, block scales, barriers: all that a block can have. */

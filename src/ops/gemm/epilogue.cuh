@@ -154,36 +154,48 @@ TE_DEV void te_gemm_stage_put(float *stage, int col, const float d[4]) {
 TE_DEV int te_gemm_before_piece(const te__gemm_kargs &a, te_i64 row, te_i64 col, int all) {
     if (a.vector) return 0;
     int size = a.d_dt == TE_F32 ? 4 : 2, off = (int)((te_u64)a.d + (row * a.ldd + col) * size) & 15, off_aux = (int)((te_u64)a.aux + (row * a.ldaux + col) * size) & 15;
-    return a.aux && off != off_aux ? all : (16 - off & 15) / size;
+    return a.aux && off != off_aux ? all : min((16 - off & 15) / size, all);
 }
 
 // The stage's first COLS (32 or 64) columns to rows row0 .. and columns col0 .. of D. The whole warp calls; the stage is free again when it
-// returns. A row may start anywhere: its lanes have eight neighbours each, from a multiple of 16 bytes on, and the elements before and behind these one by one.
+// returns. A row may start anywhere: its lanes have eight neighbours each, from a multiple of 16 bytes on, and one by one the elements before and behind
+// these. The stage is read before the first store: the compiler takes D for memory that it may share.
 template <int COLS> TE_DEV void te_gemm_stage_finish(const te__gemm_kargs &a, float scale, const float *stage, te_i64 row0, te_i64 col0) {
-    const int lanes = COLS / 8; // of one row
+    const int LANES = COLS / 8, ROWS = 32 / LANES, TURNS = 16 / ROWS; // lanes of a row; rows at a time
     int lane = threadIdx.x & 31;
     asm volatile("" : "+r"(lane)); // values derived from it are computed here, and hold no registers in the mainloop
-    int at = lane % lanes, cols = a.n - col0 < COLS ? (int)(a.n - col0) : COLS;
-    float bias[8];
+    const int at = lane % LANES, cols = a.n - col0 < COLS ? (int)(a.n - col0) : COLS;
+    row0 += lane / LANES, stage += lane / LANES * TE_GEMM_STAGE_PITCH;
+    float bias[8], v[TURNS][8], single[TURNS];
+    int before[TURNS], singles[TURNS];
+    // Column of the row's single element number i.
+    auto column = [&](int turn, int i) { return i < before[turn] ? i : cols - singles[turn] + i; };
+    if (cols <= 0) return;
     __syncwarp();
     if (a.vector) te_gemm_bias<8>(a, col0 + 8 * at, bias);
-#pragma unroll 1
-    for (int r = lane / lanes; r < 16 && row0 + r < a.m && cols > 0; r += 32 / lanes) {
-        te_i64 row = row0 + r;
-        const float *from = stage + r * TE_GEMM_STAGE_PITCH;
-        int before = min(te_gemm_before_piece(a, row, col0, cols), cols), c = before + 8 * at, others = before + (cols - before) % 8;
-        if (c + 8 <= cols) {
-            float v[8];
 #pragma unroll
-            for (int i = 0; i < 8; i++) v[i] = from[c + i];
+    for (int turn = 0; turn < TURNS; turn++) {
+        const float *from = stage + turn * ROWS * TE_GEMM_STAGE_PITCH;
+        before[turn] = te_gemm_before_piece(a, row0 + turn * ROWS, col0, cols);
+        singles[turn] = before[turn] + (cols - before[turn]) % 8;
+        int c = min(before[turn] + 8 * at, COLS - 8);
+#pragma unroll
+        for (int i = 0; i < 8; i++) v[turn][i] = from[c + i];
+        single[turn] = from[min(column(turn, at), COLS - 1)];
+    }
+#pragma unroll
+    for (int turn = 0; turn < TURNS; turn++) {
+        te_i64 row = row0 + turn * ROWS;
+        int c = before[turn] + 8 * at;
+        if (row >= a.m) break;
+        if (c + 8 <= cols) {
             if (!a.vector) te_gemm_bias<8>(a, col0 + c, bias);
-            te_gemm_finish<8>(a, scale, bias, row, col0 + c, v);
+            te_gemm_finish<8>(a, scale, bias, row, col0 + c, v[turn]);
         }
+        if (at < singles[turn]) te_gemm_finish(a, scale, row, col0 + column(turn, at), single[turn]);
 #pragma unroll 1
-        for (int i = at; i < others; i += lanes) {
-            int other = i < before ? i : cols - others + i;
-            te_gemm_finish(a, scale, row, col0 + other, from[other]);
-        }
+        for (int i = at + LANES; i < singles[turn]; i += LANES) // at D's edge, or where aux lies otherwise
+            te_gemm_finish(a, scale, row, col0 + column(turn, i), stage[turn * ROWS * TE_GEMM_STAGE_PITCH + column(turn, i)]);
     }
     __syncwarp();
 }

@@ -303,10 +303,10 @@ static int te__gemm_store_of(const te__gemm_kargs *k) {
     int64_t size = te__dtype_size((te_dtype)k->d_dt);
     bool aligned = k->splits > 1 || (te__gemm_tma_may_store(k->d, k->ldd, k->n, size) && te__gemm_tma_may_store(k->aux, k->ldaux, k->n, size));
     bool gelu = k->epilogue == TE_EPILOGUE_GELU, dgelu = k->epilogue == TE_EPILOGUE_DGELU, f32 = k->d_dt == TE_F32;
-    bool reads_both = k->accumulate && !f32 && k->aux;
+    bool reads_both = k->accumulate && !f32 && k->aux, lines = k->rows_a || k->columns_b;
     int store = (k->bias ? TE__GEMM_STORE_BIAS : 0) | (gelu ? TE__GEMM_STORE_GELU : 0) | (gelu && k->aux ? TE__GEMM_STORE_AUX : 0) |
-                (dgelu ? TE__GEMM_STORE_DGELU : 0) | (k->accumulate ? TE__GEMM_STORE_ADD : 0);
-    return !aligned || k->rows_a || k->columns_b || (dgelu && f32) || reads_both ? store : store | TE__GEMM_STORE_TMA;
+                (dgelu ? TE__GEMM_STORE_DGELU : 0) | (k->accumulate ? TE__GEMM_STORE_ADD : 0) | (lines ? TE__GEMM_STORE_LINES : 0);
+    return !aligned || lines || (dgelu && f32) || reads_both ? store : store | TE__GEMM_STORE_TMA;
 }
 /* gemm_groups comes first, and gets the maps that gemm_hopper must not use as they are. */
 static void te__gemm_plan_groups(te__plan *p, te__launch *l, const te__gemm_problem *q, te__gemm_hopper_kargs *h, const te__gemm_tile_kind *t, bool by_tma) {

@@ -23,12 +23,23 @@ template <int N> TE_DEV void te_gemm_load(const void *p, te_i64 i, int dt, float
         else v[0] = te_load(p, i, format);
     }
 }
+// In gemm_hopper the compiler would store a uint4 word by word.
+TE_DEV void te_gemm_store16(void *p, te_u32 x, te_u32 y, te_u32 z, te_u32 w) {
+    asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(p), "r"(x), "r"(y), "r"(z), "r"(w) : "memory");
+}
 template <int N> TE_DEV void te_gemm_store(void *p, te_i64 i, int dt, const float v[N]) {
+    if constexpr (N == 8) {
+        te_u32 w[8];
 #pragma unroll
-    for (int format = TE_F32; format <= TE_BF16; format++) {
-        if (dt != format) continue;
-        if (N == 8) te_store8(p, i, format, v);
-        else te_store(p, i, format, v[0]);
+        for (int k = 0; k < 8; k++) w[k] = dt == TE_F32 ? __float_as_uint(v[k]) : k < 4 ? te_f32x2_to_half(v[2 * k], v[2 * k + 1], dt) : 0;
+        te_gemm_store16((char *)p + i * (dt == TE_F32 ? 4 : 2), w[0], w[1], w[2], w[3]);
+        if (dt == TE_F32) te_gemm_store16((float *)p + i + 4, w[4], w[5], w[6], w[7]);
+    } else if (dt == TE_F32) {
+        te_store(p, i, TE_F32, v[0]);
+    } else if (dt == TE_BF16) {
+        te_store(p, i, TE_BF16, v[0]);
+    } else {
+        te_store(p, i, TE_F16, v[0]);
     }
 }
 
@@ -73,13 +84,7 @@ TE_DEV float te_gemm_scale(const te__gemm_kargs &a, int group = 0) {
            (a.scale_b && !a.columns_b ? a.scale_b[a.groups.each_b ? group : 0] * a.factor_b : 1.0f);
 }
 
-// Two neighbours as one word of f16 or bf16, and back.
-TE_DEV te_u32 te_gemm_pack(float lo, float hi, int dt) {
-    te_u32 r;
-    if (dt == TE_BF16) asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(hi), "f"(lo));
-    else asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(hi), "f"(lo));
-    return r;
-}
+// A word of f16 or bf16 as two neighbours.
 TE_DEV void te_gemm_unpack(te_u32 w, int dt, float &lo, float &hi) {
     lo = dt == TE_BF16 ? __uint_as_float(w << 16) : te_f16_to_f32((te_u16)w);
     hi = dt == TE_BF16 ? __uint_as_float(w & 0xffff0000u) : te_f16_to_f32((te_u16)(w >> 16));

@@ -120,7 +120,7 @@ struct te_tma_store_path {
         for (int j = 0; j < CHUNK / 8; j += 2) {
             te_u32 r[4];
 #pragma unroll
-            for (int i = 0; i < 4; i++) r[i] = te_gemm_pack(v[4 * j + 2 * i], v[4 * j + 2 * i + 1], D_DT);
+            for (int i = 0; i < 4; i++) r[i] = te_f32x2_to_half(v[4 * j + 2 * i], v[4 * j + 2 * i + 1], D_DT);
             te_stmatrix4(word(buffer, j), r);
         }
     }

@@ -615,7 +615,9 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid
         te__gemm_kargs e = a.g;
         e.d_dt = D_DT, e.epilogue = STORE & 4 ? TE_EPILOGUE_GELU : STORE & 16 ? TE_EPILOGUE_DGELU : TE_EPILOGUE_NONE; // known to the compiler from here on
         if (!(STORE & 2)) e.bias = NULL;
+        if (!(STORE & 24)) e.aux = NULL;
         if (!(STORE & 32)) e.accumulate = 0;
+        if (!(STORE & 128)) e.rows_a = e.columns_b = 0;
 #if GROUPED
         float scale = te_gemm_scale(a.g, w.group);
         e.m = w.rows_end;

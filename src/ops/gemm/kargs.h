@@ -77,7 +77,8 @@ enum {
     TE__GEMM_STORE_AUX = 8, /* and the input of GELU, to aux */
     TE__GEMM_STORE_DGELU = 16,
     TE__GEMM_STORE_ADD = 32, /* to D */
-    TE__GEMM_STORE_SUMS = 64 /* of D's columns, to row_sums */
+    TE__GEMM_STORE_SUMS = 64, /* of D's columns, to row_sums */
+    TE__GEMM_STORE_LINES = 128 /* scales of rows or columns; not by TMA */
 };
 
 /* gemm_hopper: slots, buffers of the epilogue, block scales, barriers: all that a block can have. */

@@ -25,7 +25,7 @@ template <int N> TE_DEV void te_gemm_load(const void *p, te_i64 i, int dt, float
 }
 // In gemm_hopper the compiler would store a uint4 word by word.
 TE_DEV void te_gemm_store16(void *p, te_u32 x, te_u32 y, te_u32 z, te_u32 w) {
-    asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(p), "r"(x), "r"(y), "r"(z), "r"(w) : "memory");
+    asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(p), "r"(x), "r"(y), "r"(z), "r"(w));
 }
 template <int N> TE_DEV void te_gemm_store(void *p, te_i64 i, int dt, const float v[N]) {
     if constexpr (N == 8) {
@@ -111,9 +111,21 @@ template <int N> TE_DEV void te_gemm_bias(const te__gemm_kargs &a, te_i64 col, f
     }
 }
 
-// v[N] holds the accumulators of row `row` from column `col` on; eight of them start at a multiple of 16 bytes in D and aux.
-template <int N> TE_DEV void te_gemm_finish(const te__gemm_kargs &a, float scale, const float bias[N], te_i64 row, te_i64 col, float v[N]) {
-    float other[N], of_row = a.rows_a ? a.scale_a[row] * a.factor_a : 1.0f;
+// A row of D, and where it starts in D and aux.
+struct te_gemm_row {
+    te_i64 number, d, aux;
+    TE_DEV te_gemm_row(const te__gemm_kargs &a, te_i64 row) : number(row), d(row * a.ldd), aux(row * a.ldaux) {}
+    // Columns from `col` on before the first that lies at a multiple of 16 bytes in D and aux; `all` if there is none for both.
+    TE_DEV int before_piece(const te__gemm_kargs &a, te_i64 col, int all) const {
+        if (a.vector) return 0;
+        int size = a.d_dt == TE_F32 ? 4 : 2, off = (int)((te_u64)a.d + (d + col) * size) & 15, off_aux = (int)((te_u64)a.aux + (aux + col) * size) & 15;
+        return a.aux && off != off_aux ? all : min((16 - off & 15) / size, all);
+    }
+};
+
+// v[N] holds the accumulators of a row from column `col` on; eight of them start at a multiple of 16 bytes in D and aux.
+template <int N> TE_DEV void te_gemm_finish(const te__gemm_kargs &a, float scale, const float bias[N], const te_gemm_row &row, te_i64 col, float v[N]) {
+    float other[N], of_row = a.rows_a ? a.scale_a[row.number] * a.factor_a : 1.0f;
 #pragma unroll
     for (int i = 0; i < N; i++) {
         if (a.rows_a) v[i] *= of_row;
@@ -121,26 +133,27 @@ template <int N> TE_DEV void te_gemm_finish(const te__gemm_kargs &a, float scale
         v[i] = fmaf(v[i], scale, bias[i]);
     }
     if (a.epilogue == TE_EPILOGUE_GELU) {
-        if (a.aux) te_gemm_store<N>(a.aux, row * a.ldaux + col, a.d_dt, v);
+        if (a.aux) te_gemm_store<N>(a.aux, row.aux + col, a.d_dt, v);
 #pragma unroll
         for (int i = 0; i < N; i++) v[i] = te_gemm_gelu(v[i]);
     } else if (a.epilogue == TE_EPILOGUE_DGELU) {
-        te_gemm_load<N>(a.aux, row * a.ldaux + col, a.d_dt, other);
+        te_gemm_load<N>(a.aux, row.aux + col, a.d_dt, other);
 #pragma unroll
         for (int i = 0; i < N; i++) v[i] *= te_gemm_dgelu(other[i]);
     }
     if (a.accumulate) {
-        te_gemm_load<N>(a.d, row * a.ldd + col, a.d_dt, other);
+        te_gemm_load<N>(a.d, row.d + col, a.d_dt, other);
 #pragma unroll
         for (int i = 0; i < N; i++) v[i] += other[i];
     }
-    te_gemm_store<N>(a.d, row * a.ldd + col, a.d_dt, v);
+    te_gemm_store<N>(a.d, row.d + col, a.d_dt, v);
 }
-TE_DEV void te_gemm_finish(const te__gemm_kargs &a, float scale, te_i64 row, te_i64 col, float acc) {
+TE_DEV void te_gemm_finish(const te__gemm_kargs &a, float scale, const te_gemm_row &row, te_i64 col, float acc) {
     float bias[1];
     te_gemm_bias<1>(a, col, bias);
     te_gemm_finish<1>(a, scale, bias, row, col, &acc);
 }
+TE_DEV void te_gemm_finish(const te__gemm_kargs &a, float scale, te_i64 row, te_i64 col, float acc) { te_gemm_finish(a, scale, te_gemm_row(a, row), col, acc); }
 
 // ---- a warp's stage: 16 rows of 64 f32 -------------------------------------------------------------------------------
 
@@ -155,52 +168,39 @@ TE_DEV void te_gemm_stage_put(float *stage, int col, const float d[4]) {
     *(float2 *)(to + 8 * TE_GEMM_STAGE_PITCH) = make_float2(d[2], d[3]);
 }
 
-// Columns of row `row` from `col` on before the first that lies at a multiple of 16 bytes in D and aux; `all` if there is none for both.
-TE_DEV int te_gemm_before_piece(const te__gemm_kargs &a, te_i64 row, te_i64 col, int all) {
-    if (a.vector) return 0;
-    int size = a.d_dt == TE_F32 ? 4 : 2, off = (int)((te_u64)a.d + (row * a.ldd + col) * size) & 15, off_aux = (int)((te_u64)a.aux + (row * a.ldaux + col) * size) & 15;
-    return a.aux && off != off_aux ? all : min((16 - off & 15) / size, all);
-}
-
 // The stage's first COLS (32 or 64) columns to rows row0 .. and columns col0 .. of D. The whole warp calls; the stage is free again when it
-// returns. A row may start anywhere: its lanes have eight neighbours each, from a multiple of 16 bytes on, and one by one the elements before and behind
-// these. The stage is read before the first store: the compiler takes D for memory that it may share.
+// returns. A row may start anywhere: a lane has two pieces of it, eight neighbours from a multiple of 16 bytes on, and the elements before and behind all
+// pieces come one by one.
 template <int COLS> TE_DEV void te_gemm_stage_finish(const te__gemm_kargs &a, float scale, const float *stage, te_i64 row0, te_i64 col0) {
-    const int LANES = COLS / 8, ROWS = 32 / LANES, TURNS = 16 / ROWS; // lanes of a row; rows at a time
+    const int LANES = COLS / 16; // of one row
     int lane = threadIdx.x & 31;
     asm volatile("" : "+r"(lane)); // values derived from it are computed here, and hold no registers in the mainloop
-    const int at = lane % LANES, cols = a.n - col0 < COLS ? (int)(a.n - col0) : COLS;
-    row0 += lane / LANES, stage += lane / LANES * TE_GEMM_STAGE_PITCH;
-    float bias[8], v[TURNS][8], single[TURNS];
-    int before[TURNS], singles[TURNS];
-    // Column of the row's single element number i.
-    auto column = [&](int turn, int i) { return i < before[turn] ? i : cols - singles[turn] + i; };
-    if (cols <= 0) return;
+    int at = lane % LANES, cols = a.n - col0 < COLS ? (int)(a.n - col0) : COLS;
+    float bias[2][8];
     __syncwarp();
-    if (a.vector) te_gemm_bias<8>(a, col0 + 8 * at, bias);
 #pragma unroll
-    for (int turn = 0; turn < TURNS; turn++) {
-        const float *from = stage + turn * ROWS * TE_GEMM_STAGE_PITCH;
-        before[turn] = te_gemm_before_piece(a, row0 + turn * ROWS, col0, cols);
-        singles[turn] = before[turn] + (cols - before[turn]) % 8;
-        int c = min(before[turn] + 8 * at, COLS - 8);
-#pragma unroll
-        for (int i = 0; i < 8; i++) v[turn][i] = from[c + i];
-        single[turn] = from[min(column(turn, at), COLS - 1)];
-    }
-#pragma unroll
-    for (int turn = 0; turn < TURNS; turn++) {
-        te_i64 row = row0 + turn * ROWS;
-        int c = before[turn] + 8 * at;
-        if (row >= a.m) break;
-        if (c + 8 <= cols) {
-            if (!a.vector) te_gemm_bias<8>(a, col0 + c, bias);
-            te_gemm_finish<8>(a, scale, bias, row, col0 + c, v[turn]);
-        }
-        if (at < singles[turn]) te_gemm_finish(a, scale, row, col0 + column(turn, at), single[turn]);
+    for (int i = 0; i < 2; i++)
+        if (a.vector) te_gemm_bias<8>(a, col0 + 8 * (at + i * LANES), bias[i]);
 #pragma unroll 1
-        for (int i = at + LANES; i < singles[turn]; i += LANES) // at D's edge, or where aux lies otherwise
-            te_gemm_finish(a, scale, row, col0 + column(turn, i), stage[turn * ROWS * TE_GEMM_STAGE_PITCH + column(turn, i)]);
+    for (int r = lane / LANES; r < 16 && row0 + r < a.m && cols > 0; r += 32 / LANES) {
+        const te_gemm_row row(a, row0 + r);
+        const float *from = stage + r * TE_GEMM_STAGE_PITCH;
+        int before = row.before_piece(a, col0, cols), singles = before + (cols - before) % 8;
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            int c = before + 8 * (at + i * LANES);
+            float v[8];
+            if (c + 8 > cols) break;
+#pragma unroll
+            for (int e = 0; e < 8; e++) v[e] = from[c + e];
+            if (!a.vector) te_gemm_bias<8>(a, col0 + c, bias[i]);
+            te_gemm_finish<8>(a, scale, bias[i], row, col0 + c, v);
+        }
+#pragma unroll 1
+        for (int i = at; i < singles; i += LANES) {
+            int c = i < before ? i : cols - singles + i;
+            te_gemm_finish(a, scale, row, col0 + c, from[c]);
+        }
     }
     __syncwarp();
 }

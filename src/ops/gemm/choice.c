@@ -6,7 +6,7 @@ typedef struct te__gemm_tile_kind {
     int bm, bn;
     int option;  /* gemm_mma: TILE; gemm_hopper: WAVES, or TE__GEMM_PINGPONG */
     int cluster; /* blocks that share the larger of their operands: tiles above each other, or, if bm > bn, beside */
-    double speed[6]; /* share of the best utilisation of the tensor cores, by the kind of product, which the kernel's table explains; 0: not for these */
+    double speed[6]; /* share of the best utilisation of the tensor cores, for each kind of product that the kernel's table names; 0: the tile is not for these */
 } te__gemm_tile_kind;
 
 /* Blocks that have a tile's part of A in common, and of B. */
@@ -128,7 +128,7 @@ static double te__gemm_work(const te__plan *p, const te__gemm_problem *q) {
     return !p->hopper || te__gemm_tma_may_store(te__data(a->d), te__gemm_ld(a->d), a->n, te__dtype_size(a->d->dtype)) ? 0.0 : 0.5;
 }
 
-/* use: the column of `speed`. bk: elements of k in a slab. hopper: for gemm_hopper, which reads by TMA. */
+/* use: the kind of product, an index of `speed`. bk: elements of k in a slab. hopper: for gemm_hopper, which reads by TMA. */
 static te__gemm_choice te__gemm_search(const te__plan *p, const te__gemm_tile_kind *kinds, int count, int use, const te__gemm_problem *q, int64_t bk, bool hopper) {
     const te_op_gemm_args *a = q->args;
     static const int64_t splits[] = {1, 2, 3, 4, 6, 8, 12, 16};

@@ -112,13 +112,13 @@ static void te__gemm_options(te__launch *l, const te__gemm_problem *q) {
     if (q->block) te__launch_option(l, "BLOCK", q->block);
 }
 
-/* Why: `text` with what comes first, where operands are decoded or copied. */
+/* Why: `text`, after the decoding or the copies of the operands. */
 #define TE__GEMM_WHY(q, text)                                                                                                \
     ((q)->args->scaling_a == TE_SCALING_MXFP8   ? "MXFP8 decoded exactly into bf16, then " text                               \
      : (q)->args->scaling_a == TE_SCALING_NVFP4 ? "NVFP4 decoded exactly into bf16, then " text                              \
      : (q)->aligned                             ? "A or B, whose rows are not 16-byte aligned, copied; then " text            \
                                                 : text)
-/* ... and with how sums are added up. */
+/* ... and before the additions of block or partial sums. */
 #define TE__GEMM_WHY_SUMS(q, promote, text)                                                                                  \
     ((q)->block ? TE__GEMM_WHY(q, text ", sums of 128 k scaled in f32")                                                      \
      : promote  ? TE__GEMM_WHY(q, text ", partial sums of 128 k promoted to f32")                                            \
@@ -326,7 +326,7 @@ static void te__gemm_plan_groups(te__plan *p, te__launch *l, const te__gemm_prob
 }
 
 static te_result te__gemm_plan_hopper(te__plan *p, const te__gemm_problem *q) {
-    /* speed: of one product, of groups along rows, of groups along k, each plain and promoting sums. Along rows clusters share A, since tiles of one row belong
+    /* speed: of one product, of groups along rows, of groups along k; each without and with promoted sums. Along rows clusters share A, since tiles of one row belong
      * to one group, and tiles of 256 rows compute only the rows of their group. */
     static const te__gemm_tile_kind kinds[] = {{128, 256, 1, 2, {1.0, 0.0, 0.0, 0.0, 1.0, 0.0}},
                                                {128, 256, 1, 1, {0.985, 0.0, 0.0, 0.0, 0.985, 0.0}},

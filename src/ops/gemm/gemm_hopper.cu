@@ -187,8 +187,8 @@ TE_DEV te_u32 te_entry(te_u32 entries, te_u32 i) { return entries + i % ENTRIES 
 TE_DEV te_u32 te_tiles_m(const te__gemm_kargs &a) { return (te_u32)te_div_up(a.m, SHARE_B ? 2 * BM : BM); }
 TE_DEV te_u32 te_tiles_n(const te__gemm_kargs &a) { return (te_u32)te_div_up(a.n, SHARE_A ? 2 * BN : BN); }
 
-// The tile and the k of work item `work` for block `rank` of the cluster. group_: the group of the item before; a block goes through its work upwards,
-// and so through the groups.
+// The tile and the k of work item `work` for block `rank` of the cluster. By groups, group_ is that of the item before: a block
+// goes through its work upwards, and so through the groups.
 struct te_work {
     int row, col, rows_end, slabs, k0;
     int split;  // the third coordinate of D, which are the groups if they lie along k

@@ -1,13 +1,12 @@
 /* ops/gemm/choice.c: the choice of a tile size and of a number of splits of k, by a small model of the time that each would take, never by trying: the
  * same shapes get the same kernel, and the same bits, in every run. Knows what tiles cost; must not know kernels' arguments. */
 
-/* A tile that a kernel can have, and its share of the best utilisation of the tensor cores. */
+/* A tile that a kernel can have. */
 typedef struct te__gemm_tile_kind {
     int bm, bn;
-    double speed;
-    int option; /* gemm_mma: TILE; gemm_hopper: WAVES, or TE__GEMM_PINGPONG */
-    int threads;
+    int option;  /* gemm_mma: TILE; gemm_hopper: WAVES, or TE__GEMM_PINGPONG */
     int cluster; /* blocks that share the larger of their operands: tiles above each other, or, if bm > bn, beside */
+    double speed[6]; /* share of the best utilisation of the tensor cores, for each kind of product that the kernel's table names; 0: the tile is not for these */
 } te__gemm_tile_kind;
 
 /* Blocks that have a tile's part of A in common, and of B. */
@@ -24,11 +23,6 @@ typedef struct te__gemm_choice {
     int64_t k_split; /* k of one split */
 } te__gemm_choice;
 
-/* How many tiles, clusters counting as one. */
-static int64_t te__gemm_cluster_tiles(const te__gemm_tile_kind *t, int64_t m, int64_t n) {
-    return te__div_up(m, t->bm * te__gemm_share_b(t)) * te__div_up(n, t->bn * te__gemm_share_a(t));
-}
-
 /* The operands that the kernels multiply: those of the call, or their decoded copies. */
 typedef struct te__gemm_side {
     const void *data;
@@ -43,6 +37,17 @@ typedef struct te__gemm_problem {
     int block;  /* te__gemm_block_kind, or 0 */
     bool aligned; /* by gemm_align */
 } te__gemm_problem;
+
+/* Tiles of bm x bn that there can be: along rows each group ends with one that is not full. */
+static int64_t te__gemm_num_tiles(const te__gemm_problem *q, int64_t bm, int64_t bn) {
+    const te_op_gemm_args *a = q->args;
+    int64_t down = !q->groups ? te__div_up(a->m, bm) : q->groups->along_k ? q->groups->groups * te__div_up(a->m, bm) : te__min(a->m / bm + q->groups->groups, a->m);
+    return down * te__div_up(a->n, bn);
+}
+/* ... clusters counting as one. */
+static int64_t te__gemm_cluster_tiles(const te__gemm_problem *q, const te__gemm_tile_kind *t) {
+    return te__gemm_num_tiles(q, t->bm * te__gemm_share_b(t), t->bn * te__gemm_share_a(t));
+}
 
 static bool te__gemm_side_is_aligned(const te__gemm_side *x) { return (uintptr_t)x->data % 16 == 0 && x->ld * te_dtype_bits(x->dtype) % 128 == 0; }
 /* A and B, and their rows, start at multiples of 16 bytes. */
@@ -65,19 +70,29 @@ static double te__gemm_tma_cost(const te__gemm_tile_kind *t, const te__gemm_prob
  * A tile costs its slabs and the part of writing D that is not hidden, and device memory bounds all of them: 2.2 MB a slab, 80 KB for one
  * block. A cluster costs its start. Split-K costs a second launch and a pass of its partial sums through the L2 cache. work: of the epilogue, on 128 x 256
  * values. */
-static double te__gemm_cost(const te__plan *p, const te__gemm_tile_kind *t, const te__gemm_problem *q, int64_t slabs, int64_t splits, bool tma,
+static double te__gemm_cost(const te__plan *p, const te__gemm_tile_kind *t, double speed, const te__gemm_problem *q, int64_t slabs, int64_t splits, bool tma,
                             double work) {
     const te_op_gemm_args *a = q->args;
     double size = (double)t->bm * t->bn / (128.0 * 256.0), bytes = (double)(a->m + a->n) * (double)a->k * (double)te__dtype_size(q->a.dtype);
-    int64_t at_once = te__gemm_clusters(p, t), items = te__gemm_cluster_tiles(t, a->m, a->n) * splits, rounds = te__div_up(items, at_once);
+    int64_t at_once = te__gemm_clusters(p, t), items = te__gemm_cluster_tiles(q, t) * splits, rounds = te__div_up(items, at_once);
     int64_t blocks = te__min(items, at_once) * t->cluster;
-    double slab = fmax(size / t->speed, tma ? te__gemm_tma_cost(t, q) : 0.0), tail = (1.6 + work) * size;
+    double slab = fmax(size / speed, tma ? te__gemm_tma_cost(t, q) : 0.0), tail = (1.6 + work) * size;
     double floor = bytes / fmin(2.2e6, 80e3 * (double)te__max(blocks, 1));
     double cost = (double)rounds * ((double)te__div_up(slabs, splits) * slab + 0.8) + (t->option == TE__GEMM_PINGPONG ? 1.0 : (double)rounds) * tail;
     cost = fmax(cost, floor) + 0.1 * fmin(cost, floor);
     if (t->cluster > 1) cost += 1.4;
     if (splits > 1) cost += 3.2 + (double)a->m * (double)a->n * 4.0 * (double)(splits + 1) / 1.9e6;
     return cost;
+}
+
+/* Times as te__gemm_cost's, with its earlier constants, which grouped products were measured with: as if the groups were alike. */
+static double te__grouped_cost(const te__plan *p, const te__gemm_tile_kind *t, double speed, const te_op_grouped_gemm_args *a, int64_t bk, bool hopper) {
+    int64_t granule = !hopper ? 128 : a->along_k ? 256 : 64; /* rows that cost something when one of them is there */
+    int64_t m = a->along_k ? a->m : te__div_up(a->m, a->groups), k = a->along_k ? te__div_up(a->k, a->groups) : a->k;
+    int64_t down = te__div_up(m, t->bm), across = te__div_up(a->n, t->bn);
+    double size = (double)te__round_up(m, te__min(granule, t->bm)) / (double)down * (double)t->bn / (128.0 * 256.0); /* of a tile, on average */
+    int64_t rounds = te__div_up(a->groups * down * te__round_up(across, a->along_k ? 1 : t->cluster), te__max(p->num_sms, 1));
+    return (double)rounds * ((double)te__div_up(k, bk) * size / speed + 0.3 + size);
 }
 
 /* For `te_bench --tune` and tests, which run each alternative: number `take`, -1 for the best. */
@@ -113,8 +128,8 @@ static double te__gemm_work(const te__plan *p, const te__gemm_problem *q) {
     return !p->hopper || te__gemm_tma_may_store(te__data(a->d), te__gemm_ld(a->d), a->n, te__dtype_size(a->d->dtype)) ? 0.0 : 0.5;
 }
 
-/* bk: elements of k in a slab. hopper: for gemm_hopper, which reads by TMA. */
-static te__gemm_choice te__gemm_search(const te__plan *p, const te__gemm_tile_kind *kinds, int count, const te__gemm_problem *q, int64_t bk, bool hopper) {
+/* use: the kind of product, an index of `speed`. bk: elements of k in a slab. hopper: for gemm_hopper, which reads by TMA. */
+static te__gemm_choice te__gemm_search(const te__plan *p, const te__gemm_tile_kind *kinds, int count, int use, const te__gemm_problem *q, int64_t bk, bool hopper) {
     const te_op_gemm_args *a = q->args;
     static const int64_t splits[] = {1, 2, 3, 4, 6, 8, 12, 16};
     enum { SHORTEST = 4 }; /* slabs of a split: fewer do not fill the pipeline */
@@ -126,51 +141,19 @@ static te__gemm_choice te__gemm_search(const te__plan *p, const te__gemm_tile_ki
     int i, s;
     for (i = 0; i < count; i++)
         for (s = 0; s < TE__COUNT(splits); s++) {
-            double cost = te__gemm_cost(p, &kinds[i], q, slabs, splits[s], hopper, work);
-            if (s > 0 && (slabs < SHORTEST * splits[s] || (double)a->m * (double)a->n * 4.0 * (double)splits[s] > (double)most_workspace)) continue;
+            const te__gemm_tile_kind *t = &kinds[i];
+            double cost;
+            if (t->speed[use] == 0.0 || (q->block && t->bn > 128)) continue;
+            if (s > 0 && (q->groups || slabs < SHORTEST * splits[s] || (double)a->m * (double)a->n * 4.0 * (double)splits[s] > (double)most_workspace)) continue;
+            cost = q->groups ? te__grouped_cost(p, t, t->speed[use], q->groups, bk, hopper) : te__gemm_cost(p, t, t->speed[use], q, slabs, splits[s], hopper, work);
             if (TE__GEMM_SKIPS(cost) || (best.tile && cost >= best_cost)) continue;
-            best.tile = &kinds[i];
+            best.tile = t;
             best.splits = splits[s];
             best_cost = cost;
         }
-    best.tiles = te__gemm_cluster_tiles(best.tile, a->m, a->n);
+    best.tiles = te__gemm_cluster_tiles(q, best.tile);
     best.k_split = te__round_up(te__div_up(slabs, best.splits) * bk, q->block ? 128 : bk); /* whole blocks */
     best.splits = te__div_up(a->k, best.k_split); /* the last ones may have become empty */
-    return best;
-}
-
-/* ---- groups ------------------------------------------------------------------------------------------------------------- */
-
-/* Tiles of bm x bn that there can be: along rows each group ends with one that is not full. */
-static int64_t te__gemm_num_tiles(const te__gemm_problem *q, int64_t bm, int64_t bn) {
-    const te_op_gemm_args *a = q->args;
-    int64_t down = !q->groups ? te__div_up(a->m, bm) : q->groups->along_k ? q->groups->groups * te__div_up(a->m, bm) : te__min(a->m / bm + q->groups->groups, a->m);
-    return down * te__div_up(a->n, bn);
-}
-
-/* Times as te__gemm_cost's, with its earlier constants, which grouped products were measured with: as if the groups were alike. granule: rows that cost
- * something when one of them is there. */
-static double te__grouped_cost(const te__plan *p, const te__gemm_tile_kind *t, const te_op_grouped_gemm_args *a, int64_t bk, int64_t granule) {
-    int64_t m = a->along_k ? a->m : te__div_up(a->m, a->groups), k = a->along_k ? te__div_up(a->k, a->groups) : a->k;
-    int64_t down = te__div_up(m, t->bm), across = te__div_up(a->n, t->bn);
-    double size = (double)te__round_up(m, te__min(granule, t->bm)) / (double)down * (double)t->bn / (128.0 * 256.0); /* of a tile, on average */
-    int64_t rounds = te__div_up(a->groups * down * te__round_up(across, a->along_k ? 1 : t->cluster), te__max(p->num_sms, 1));
-    return (double)rounds * ((double)te__div_up(k, bk) * size / t->speed + 0.3 + size);
-}
-
-static te__gemm_choice te__grouped_choose(const te__plan *p, const te__gemm_tile_kind *kinds, int count, const te__gemm_problem *q, int64_t bk, bool hopper) {
-    int64_t granule = !hopper ? 128 : q->groups->along_k ? 256 : 64;
-    te__gemm_choice best = TE_ZERO;
-    double best_cost = 0.0;
-    int i;
-    for (i = 0; i < count; i++) {
-        double cost = te__grouped_cost(p, &kinds[i], q->groups, bk, granule);
-        if (best.tile && cost >= best_cost) continue;
-        best.tile = &kinds[i];
-        best_cost = cost;
-    }
-    best.tiles = te__gemm_num_tiles(q, best.tile->bm * te__gemm_share_b(best.tile), best.tile->bn * te__gemm_share_a(best.tile));
-    best.splits = 1;
     return best;
 }
 
@@ -179,16 +162,16 @@ static te__gemm_choice te__grouped_choose(const te__plan *p, const te__gemm_tile
 typedef char te__gemm_memo_fits[sizeof(te__gemm_choice) <= TE__MEMO_VALUE ? 1 : -1];
 
 /* The same problem has the same choice: a search costs a quarter of a launch. */
-static te__gemm_choice te__gemm_choose(te__plan *p, const te__gemm_tile_kind *kinds, int count, const te__gemm_problem *q, int64_t bk, bool hopper) {
+static te__gemm_choice te__gemm_choose(te__plan *p, const te__gemm_tile_kind *kinds, int count, int use, const te__gemm_problem *q, int64_t bk, bool hopper) {
     const te_op_gemm_args *a = q->args;
-    int64_t key[TE__MEMO_KEY / 8] = {a->m, a->n, a->k, (int64_t)(uintptr_t)kinds, (int64_t)q->a.dtype, q->block, (int64_t)(2.0 * te__gemm_work(p, q)) << 3 | (hopper ? 1 : 0)};
+    int64_t key[TE__MEMO_KEY / 8] = {a->m, a->n, a->k, (int64_t)(uintptr_t)kinds, (int64_t)q->a.dtype, q->block << 3 | use, (int64_t)(2.0 * te__gemm_work(p, q)) << 2};
     te__gemm_choice c;
     bool known = false;
     void *memo;
-    if (q->groups) return te__grouped_choose(p, kinds, count, q, bk, hopper);
-    key[6] |= (te__gemm_side_is_off(&q->a) ? 2 : 0) | (te__gemm_side_is_off(&q->b) ? 4 : 0);
+    if (q->groups) return te__gemm_search(p, kinds, count, use, q, bk, hopper);
+    key[6] |= (te__gemm_side_is_off(&q->a) ? 1 : 0) | (te__gemm_side_is_off(&q->b) ? 2 : 0);
     memo = TE__GEMM_REMEMBERS ? te__cuda_memo(p, key, &known) : NULL;
-    if (!known) c = te__gemm_search(p, kinds, count, q, bk, hopper);
+    if (!known) c = te__gemm_search(p, kinds, count, use, q, bk, hopper);
     if (known) memcpy(&c, memo, sizeof(c));
     else if (memo) memcpy(memo, &c, sizeof(c));
     return c;

@@ -112,11 +112,17 @@ static void te__gemm_options(te__launch *l, const te__gemm_problem *q) {
     if (q->block) te__launch_option(l, "BLOCK", q->block);
 }
 
-/* Why, and the form of the sentence for decoded operands. */
+/* Why: `text`, after the decoding or the copies of the operands. */
 #define TE__GEMM_WHY(q, text)                                                                                                \
     ((q)->args->scaling_a == TE_SCALING_MXFP8   ? "MXFP8 decoded exactly into bf16, then " text                               \
      : (q)->args->scaling_a == TE_SCALING_NVFP4 ? "NVFP4 decoded exactly into bf16, then " text                              \
+     : (q)->aligned                             ? "A or B, whose rows are not 16-byte aligned, copied; then " text            \
                                                 : text)
+/* ... and before the additions of block or partial sums. */
+#define TE__GEMM_WHY_SUMS(q, promote, text)                                                                                  \
+    ((q)->block ? TE__GEMM_WHY(q, text ", sums of 128 k scaled in f32")                                                      \
+     : promote  ? TE__GEMM_WHY(q, text ", partial sums of 128 k promoted to f32")                                            \
+                : TE__GEMM_WHY(q, text))
 
 /* ---- gemm_decode ----------------------------------------------------------------------------------------------------- */
 
@@ -227,14 +233,13 @@ static te_result te__gemm_plan_naive(te__plan *p, const te__gemm_problem *q) {
 /* ---- gemm_mma -------------------------------------------------------------------------------------------------------- */
 
 static te_result te__gemm_plan_mma(te__plan *p, const te__gemm_problem *q) {
-    /* `heavy` is for products that need more registers a thread. Each slot of shared memory holds 64 bytes of k; there are four slots. */
-    static const te__gemm_tile_kind plain[] = {{128, 256, 1.0, 2, 256, 1}, {128, 128, 0.9, 1, 128, 1}, {64, 64, 0.6, 0, 128, 1}};
-    static const te__gemm_tile_kind heavy[] = {{128, 128, 0.8, 3, 256, 1}, {64, 64, 0.6, 0, 128, 1}};
+    /* speed: of products, and of those that need more registers a thread. Each slot of shared memory holds 64 bytes of k; there are four slots. */
+    static const te__gemm_tile_kind kinds[] = {{128, 256, 2, 1, {1.0}}, {128, 128, 1, 1, {0.9}}, {128, 128, 3, 1, {0.0, 0.8}}, {64, 64, 0, 1, {0.6, 0.6}}};
     bool fp8 = te__is_fp8(q->a.dtype), fp8_cores = p->sm == 89 || p->sm >= 120;
     bool within_rows = q->groups && q->groups->along_k && (q->a.k_major || q->b.k_major); /* groups start there, at any element */
     bool aligned = te__gemm_is_aligned(q) && !within_rows, promote = fp8 && fp8_cores && q->args->split_accumulator && !q->block;
     bool is_heavy = q->a.dtype == TE_F32 || !aligned || promote || q->block;
-    te__gemm_choice c = te__gemm_choose(p, is_heavy ? heavy : plain, is_heavy ? TE__COUNT(heavy) : TE__COUNT(plain), q, 64 / te__dtype_size(q->a.dtype), false);
+    te__gemm_choice c = te__gemm_choose(p, kinds, TE__COUNT(kinds), is_heavy, q, 64 / te__dtype_size(q->a.dtype), false);
     te__launch *l = te__plan_launch(p, "gemm", "gemm_mma");
     te__gemm_kargs *k = TE__KARGS(p, l, te__gemm_kargs);
     te__gemm_fill(k, q);
@@ -243,21 +248,15 @@ static te_result te__gemm_plan_mma(te__plan *p, const te__gemm_problem *q) {
     te__launch_option(l, "ALIGNED", aligned);
     te__launch_option(l, "PROMOTE", promote);
     if (q->groups) te__launch_option(l, "GROUPED", 1);
-    te__launch_size(l, c.tiles, c.splits, 1, c.tile->threads, (int64_t)(c.tile->bm + c.tile->bn) * 64 * 4);
+    te__launch_size(l, c.tiles, c.splits, 1, c.tile->option >= 2 ? 256 : 128, (int64_t)(c.tile->bm + c.tile->bn) * 64 * 4);
     if (!te__gemm_split(p, k, &c)) return p->result;
     if (c.splits > 1) te__gemm_plan_reduce(p, q, &c, k->d);
     if (q->args->bias_gradient && !te__gemm_plan_bias_gradient(p, q->args, NULL, 0)) return p->result;
     p->native = q->args->scaling_a < TE_SCALING_MXFP8 && (!fp8 || fp8_cores);
-    te__plan_why(p, TE__GEMM_WHY(q, "tensor cores (mma.sync)"));
-    if (q->a.dtype == TE_F32) te__plan_why(p, "tensor cores (mma.sync), f32 as TF32");
-    if (promote) te__plan_why(p, "fp8 tensor cores (mma.sync), partial sums of 128 k promoted to f32");
-    if (fp8 && !fp8_cores) te__plan_why(p, "fp8 decoded exactly into f16 on the way to the tensor cores (mma.sync)");
-    if (q->block)
-        te__plan_why(p, fp8_cores ? "fp8 tensor cores (mma.sync), sums of 128 k scaled in f32"
-                                  : "fp8 decoded exactly into f16 on the way to the tensor cores (mma.sync), sums of 128 k scaled in f32");
-    if (!aligned)
-        te__plan_why(p, q->block ? "tensor cores (mma.sync), sums of 128 k scaled in f32; read element by element: A, B or their rows are not 16-byte aligned"
-                                 : "tensor cores (mma.sync), read element by element: A, B, their rows or the groups are not 16-byte aligned");
+    te__plan_why(p, !aligned               ? TE__GEMM_WHY_SUMS(q, promote, "tensor cores (mma.sync), read element by element (A, B, their rows or the groups are not 16-byte aligned)")
+                    : q->a.dtype == TE_F32 ? "tensor cores (mma.sync), f32 as TF32"
+                    : fp8 && !fp8_cores    ? TE__GEMM_WHY_SUMS(q, promote, "fp8 decoded exactly into f16 on the way to the tensor cores (mma.sync)")
+                                           : TE__GEMM_WHY_SUMS(q, promote, "tensor cores (mma.sync)"));
     return TE_OK;
 }
 
@@ -309,7 +308,7 @@ static int te__gemm_store_of(const te__gemm_kargs *k) {
     return !aligned || lines || (dgelu && f32) || reads_both ? store : store | TE__GEMM_STORE_TMA;
 }
 /* gemm_groups comes first, and gets the maps that gemm_hopper must not use as they are. */
-static void te__gemm_plan_groups(te__plan *p, te__launch *l, const te__gemm_problem *q, te__gemm_hopper_kargs *h, const te__gemm_tile_kind *t, bool by_tma) {
+static void te__gemm_plan_groups(te__plan *p, te__launch *l, const te__gemm_problem *q, te__gemm_hopper_kargs *h, const te__gemm_choice *c, bool by_tma) {
     const te_op_grouped_gemm_args *a = q->groups;
     te__gemm_groups_kargs *k = TE__KARGS(p, l, te__gemm_groups_kargs);
     memcpy(k->map[0], a->along_k ? h->a_map : h->d_map, sizeof(k->map[0]));
@@ -318,8 +317,8 @@ static void te__gemm_plan_groups(te__plan *p, te__launch *l, const te__gemm_prob
     k->dim[1] = a->along_k ? !q->b.k_major : by_tma && a->aux ? 1 : -1;
     k->groups = h->g.groups;
     k->total = a->along_k ? a->k : a->m;
-    k->per_row = (unsigned)te__gemm_cluster_tiles(t, a->along_k ? a->m : 1, a->n);
-    k->bm = t->bm;
+    k->per_row = (unsigned)(a->along_k ? c->tiles / a->groups : te__div_up(a->n, c->tile->bn * te__gemm_share_a(c->tile)));
+    k->bm = c->tile->bm;
     k->skip_empty = a->accumulate;
     h->rows = k->rows = (te__gemm_group_row *)te__plan_workspace(p, (a->groups + 1) * (int64_t)sizeof(te__gemm_group_row));
     h->maps = k->maps = (unsigned long long *)te__plan_workspace(p, a->groups * 2 * 128);
@@ -327,33 +326,23 @@ static void te__gemm_plan_groups(te__plan *p, te__launch *l, const te__gemm_prob
 }
 
 static te_result te__gemm_plan_hopper(te__plan *p, const te__gemm_problem *q) {
-    static const te__gemm_tile_kind plain[] = {{128, 256, 1.0, 1, 384, 2},
-                                               {128, 256, 0.985, 1, 384, 1},
-                                               {256, 128, 0.995, 2, 384, 2},
-                                               {128, 128, 0.95, 1, 384, 2},
-                                               {128, 128, 0.95, 1, 384, 1},
-                                               {128, 128, 0.935, TE__GEMM_PINGPONG, 384, 2},
-                                               {64, 256, 0.81, 0, 384, 1},
-                                               {64, 128, 0.82, 0, 384, 1},
-                                               {64, 128, 0.78, 0, 384, 2},
-                                               {128, 192, 0.95, 1, 384, 1},
-                                               {128, 192, 0.95, 1, 384, 2}};
-    static const te__gemm_tile_kind promoting[] = {{256, 128, 0.96, 2, 384, 2},
-                                                   {256, 128, 0.95, 2, 384, 1},
-                                                   {128, 128, 0.92, 1, 384, 1},
-                                                   {64, 128, 0.755, 0, 384, 1},
-                                                   {128, 192, 0.95, 1, 384, 1},
-                                                   {128, 192, 0.975, 1, 384, 2}}; /* the last two not for blocks of 128 columns */
-    /* By groups: along rows clusters share A, since tiles of one row belong to one group, and tiles of 256 rows compute only the rows of their group. */
-    static const te__gemm_tile_kind rows[] = {{256, 128, 1.0, 2, 384, 2}, {256, 128, 0.97, 2, 384, 1}, {64, 256, 0.8, 0, 384, 1}, {64, 128, 0.74, 0, 384, 1}};
-    static const te__gemm_tile_kind sums[] = {{128, 256, 1.0, 1, 384, 2}, {128, 256, 0.985, 1, 384, 1}, {128, 128, 0.94, 1, 384, 1}, {64, 256, 0.8, 0, 384, 1}, {64, 128, 0.74, 0, 384, 1}};
-    static const te__gemm_tile_kind sums_promoting[] = {{256, 128, 0.96, 2, 384, 2}, {256, 128, 0.95, 2, 384, 1}, {128, 128, 0.88, 1, 384, 1}};
+    /* speed: of one product, of groups along rows, of groups along k; each without and with promoted sums. Along rows clusters share A, since tiles of one row belong
+     * to one group, and tiles of 256 rows compute only the rows of their group. */
+    static const te__gemm_tile_kind kinds[] = {{128, 256, 1, 2, {1.0, 0.0, 0.0, 0.0, 1.0, 0.0}},
+                                               {128, 256, 1, 1, {0.985, 0.0, 0.0, 0.0, 0.985, 0.0}},
+                                               {256, 128, 2, 2, {0.995, 0.96, 1.0, 1.0, 0.0, 0.96}},
+                                               {256, 128, 2, 1, {0.0, 0.95, 0.97, 0.97, 0.0, 0.95}},
+                                               {128, 128, 1, 2, {0.95, 0.0, 0.0, 0.0, 0.0, 0.0}},
+                                               {128, 128, 1, 1, {0.95, 0.92, 0.0, 0.0, 0.94, 0.88}},
+                                               {128, 128, TE__GEMM_PINGPONG, 2, {0.935, 0.0, 0.0, 0.0, 0.0, 0.0}},
+                                               {64, 256, 0, 1, {0.81, 0.0, 0.8, 0.0, 0.8, 0.0}},
+                                               {64, 128, 0, 1, {0.82, 0.755, 0.74, 0.0, 0.74, 0.0}},
+                                               {64, 128, 0, 2, {0.78, 0.0, 0.0, 0.0, 0.0, 0.0}},
+                                               {128, 192, 1, 1, {0.95, 0.95, 0.0, 0.0, 0.0, 0.0}},
+                                               {128, 192, 1, 2, {0.95, 0.975, 0.0, 0.0, 0.0, 0.0}}};
     const te_op_gemm_args *a = q->args;
     const bool promote = te__is_fp8(q->a.dtype) && (a->split_accumulator || q->block), along_k = q->groups && q->groups->along_k, along_rows = q->groups && !along_k;
-    const te__gemm_tile_kind *kinds = along_rows ? rows : along_k ? (promote ? sums_promoting : sums) : promote ? promoting : plain;
-    int count = along_rows ? (promote ? 2 : TE__COUNT(rows)) : along_k ? (promote ? TE__COUNT(sums_promoting) : TE__COUNT(sums))
-              : promote ? TE__COUNT(promoting) - (q->block ? 2 : 0) : TE__COUNT(plain);
-    te__gemm_choice c = te__gemm_choose(p, kinds, count, q, 128 / te__dtype_size(q->a.dtype), true);
+    te__gemm_choice c = te__gemm_choose(p, kinds, TE__COUNT(kinds), (along_k ? 4 : along_rows ? 2 : 0) + promote, q, 128 / te__dtype_size(q->a.dtype), true);
     te__launch *prepare = q->groups ? te__plan_launch(p, "gemm", "gemm_groups") : NULL, *l = te__plan_launch(p, "gemm", "gemm_hopper");
     te__gemm_hopper_kargs *k = TE__KARGS(p, l, te__gemm_hopper_kargs);
     int64_t blocks, sum_rows = 0, box_a = along_rows && c.tile->bm == 256 ? 128 : c.tile->bm / te__gemm_share_a(c.tile);
@@ -381,21 +370,17 @@ static te_result te__gemm_plan_hopper(te__plan *p, const te__gemm_problem *q) {
     te__launch_option(l, "D_DT", k->g.d_dt);
     if (q->groups) te__launch_option(l, "GROUPED", along_k ? 2 : 1);
     blocks = c.tile->cluster * te__min(c.tiles * c.splits, te__gemm_clusters(p, c.tile));
-    te__launch_size(l, blocks, 1, 1, c.tile->threads, TE__GEMM_HOPPER_SHARED);
+    te__launch_size(l, blocks, 1, 1, 384, TE__GEMM_HOPPER_SHARED);
     if (te__gemm_operand_map(p, k->a_map, &q->a, a->m, a->k, box_a, 0) != TE_OK ||
         te__gemm_operand_map(p, k->b_map, &q->b, a->n, a->k, c.tile->bn / te__gemm_share_b(c.tile), along_rows ? q->groups->groups : 0) != TE_OK ||
         (by_tma && te__gemm_out_map(p, k->d_map, &k->g, k->g.d, k->g.ldd) != TE_OK) ||
         (k->g.aux && by_tma && te__gemm_out_map(p, k->aux_map, &k->g, k->g.aux, k->g.ldaux) != TE_OK))
         return p->result;
-    if (q->groups) te__gemm_plan_groups(p, prepare, q, k, c.tile, by_tma);
+    if (q->groups) te__gemm_plan_groups(p, prepare, q, k, &c, by_tma);
     if (c.splits > 1) te__gemm_plan_reduce(p, q, &c, k->g.d);
     if (a->bias_gradient && !te__gemm_plan_bias_gradient(p, a, sums_of_d, sum_rows)) return p->result;
     p->native = a->scaling_a < TE_SCALING_MXFP8;
-    te__plan_why(p, promote ? "TMA and wgmma, partial sums of 128 k promoted to f32" : TE__GEMM_WHY(q, "TMA and wgmma"));
-    if (q->block) te__plan_why(p, "TMA and wgmma, sums of 128 k scaled in f32");
-    if (q->aligned)
-        te__plan_why(p, q->block ? "A or B, whose rows are not 16-byte aligned, copied; then TMA and wgmma, sums of 128 k scaled in f32"
-                                 : "A or B, whose rows are not 16-byte aligned, copied; then TMA and wgmma");
+    te__plan_why(p, TE__GEMM_WHY_SUMS(q, promote, "TMA and wgmma"));
     return p->result;
 }
 

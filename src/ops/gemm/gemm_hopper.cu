@@ -50,13 +50,10 @@
 //
 // Benchmark: "gemm ...", "grouped ...", "odd ..." in tests/bench/h200.csv.
 // te:arch 90a
-// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=256 WAVES=1 CLUSTER=2 PROMOTE=0 STORE=1|3|15 D_DT=3
-// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=128 WAVES=1 CLUSTER=2 PINGPONG=1 PROMOTE=0 STORE=15 D_DT=3
-// te:row A_DT=3 B_DT=3 A_T=0 B_T=0 BN=128 WAVES=1 CLUSTER=2 PINGPONG=1 PROMOTE=0 STORE=81 D_DT=3
-// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BN=128 WAVES=1 CLUSTER=1 PINGPONG=1 PROMOTE=0 STORE=15 D_DT=3
+// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=256 WAVES=1 CLUSTER=2 PROMOTE=0 STORE=1|3|15|17|33 D_DT=3
+// te:row A_DT=3 B_DT=3 A_T=0 B_T=0 BN=128 WAVES=1 CLUSTER=2 PINGPONG=1 PROMOTE=0 STORE=15|81 D_DT=3
 // te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BN=128 WAVES=1 CLUSTER=1 PINGPONG=0 PROMOTE=1 STORE=81 D_DT=3
-// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BN=128 WAVES=1 CLUSTER=2 PINGPONG=1 PROMOTE=0 STORE=17 D_DT=3
-// te:row A_DT=3 B_DT=3 A_T=0 B_T=0 BN=256 WAVES=1 CLUSTER=2 PROMOTE=0 STORE=17|33 D_DT=3
+// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BN=128 WAVES=1 CLUSTER=2 PINGPONG=1 PROMOTE=0 STORE=15|17 D_DT=3
 // te:row A_DT=3 B_DT=3 A_T=1 B_T=0 BN=192|256 WAVES=1 CLUSTER=2 PROMOTE=0 STORE=33 D_DT=1
 // te:row A_DT=3 B_DT=3 A_T=1 B_T=0 BN=128 WAVES=2 CLUSTER=2 PROMOTE=0 STORE=1 D_DT=1
 // te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=128|192 WAVES=1 CLUSTER=1 PROMOTE=0 STORE=0 D_DT=3
@@ -72,27 +69,20 @@
 // te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BN=192 WAVES=1 CLUSTER=1 PROMOTE=1 STORE=3|81|2 D_DT=3
 // te:row A_DT=5 B_DT=4 A_T=0 B_T=1 BN=192 WAVES=1 CLUSTER=2 PROMOTE=1 STORE=15 D_DT=3
 // te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BN=192 WAVES=1 CLUSTER=1 PROMOTE=1 STORE=33 D_DT=1
-// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=128 WAVES=0 CLUSTER=2 PROMOTE=0 STORE=1 D_DT=3
+// te:row A_DT=2 B_DT=2 A_T=0 B_T=1 BN=128 WAVES=0 CLUSTER=2 PROMOTE=0 STORE=1 D_DT=2
 // te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BN=128 WAVES=0 CLUSTER=2 PROMOTE=0 STORE=15 D_DT=3
-// te:row A_DT=2 B_DT=2 A_T=1 B_T=1 BN=128 WAVES=2 CLUSTER=1 PROMOTE=0 STORE=1 D_DT=2
-// te:row A_DT=5 B_DT=4 A_T=0 B_T=1 BN=128 WAVES=2 CLUSTER=2 PROMOTE=1 STORE=33 D_DT=1
-// te:row A_DT=4 B_DT=5 A_T=0 B_T=1 BN=128 WAVES=1 CLUSTER=1 PROMOTE=1 STORE=1 D_DT=3
+// te:row A_DT=5 B_DT=4 A_T=0 B_T=1 BN=128 WAVES=2 CLUSTER=2 PROMOTE=1 STORE=33 D_DT=1 GROUPED=0|2
+// te:row A_DT=4 B_DT=5 A_T=0 B_T=1 BN=128 WAVES=0|1 CLUSTER=1 PROMOTE=1 STORE=1 D_DT=3
 // te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BLOCK=1 BN=128 WAVES=1 CLUSTER=1 PROMOTE=1 STORE=0 D_DT=3
-// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BN=128 WAVES=0 CLUSTER=1 PROMOTE=1 STORE=1 D_DT=3
 // te:row A_DT=5 B_DT=4 A_T=0 B_T=1 BLOCK=2 BN=128 WAVES=1 CLUSTER=1 PROMOTE=1 STORE=1 D_DT=3
 // te:row A_DT=4 B_DT=5 A_T=0 B_T=1 BLOCK=3 BN=128 WAVES=2 CLUSTER=2 PROMOTE=1 STORE=1 D_DT=3
-// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=128 WAVES=2 CLUSTER=2 PROMOTE=0 STORE=1 D_DT=3 GROUPED=1
-// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=128 WAVES=2 CLUSTER=1 PROMOTE=0 STORE=15 D_DT=3 GROUPED=1
+// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=128 WAVES=2 CLUSTER=2 PROMOTE=0 STORE=1|15 D_DT=3 GROUPED=1
 // te:row A_DT=3 B_DT=3 A_T=0 B_T=0 BN=128 WAVES=2 CLUSTER=2 PROMOTE=0 STORE=17|33 D_DT=3 GROUPED=1
-// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=256 WAVES=1 CLUSTER=1 PROMOTE=0 STORE=1 D_DT=3 GROUPED=1
-// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=256 WAVES=0 CLUSTER=1 PROMOTE=0 STORE=0 D_DT=3 GROUPED=1
-// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=256 WAVES=0 CLUSTER=1 PROMOTE=0 STORE=16 D_DT=3 GROUPED=1
-// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BN=128 WAVES=2 CLUSTER=2 PROMOTE=0 STORE=1 D_DT=3 GROUPED=1
-// te:row A_DT=5 B_DT=4 A_T=0 B_T=1 BN=128 WAVES=2 CLUSTER=1 PROMOTE=1 STORE=1 D_DT=3 GROUPED=1
+// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=256 WAVES=0 CLUSTER=1 PROMOTE=0 STORE=0|16 D_DT=3 GROUPED=1
+// te:row A_DT=5 B_DT=4 A_T=0 B_T=1 BN=128 WAVES=2 CLUSTER=1 PROMOTE=0|1 STORE=1 D_DT=3 GROUPED=1
 // te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BLOCK=2 BN=128 WAVES=2 CLUSTER=2 PROMOTE=1 STORE=1 D_DT=3 GROUPED=1
 // te:row A_DT=3 B_DT=3 A_T=1 B_T=0 BN=256 WAVES=1 CLUSTER=2 PROMOTE=0 STORE=33 D_DT=1 GROUPED=2
 // te:row A_DT=3 B_DT=3 A_T=1 B_T=1 BN=128 WAVES=1 CLUSTER=1 PROMOTE=0 STORE=33 D_DT=3 GROUPED=2
-// te:row A_DT=4 B_DT=5 A_T=0 B_T=1 BN=128 WAVES=2 CLUSTER=2 PROMOTE=1 STORE=33 D_DT=1 GROUPED=2
 // te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BN=256 WAVES=1 CLUSTER=1 PROMOTE=0 STORE=0 D_DT=1 GROUPED=2
 #include "device/hopper.cuh"
 #include "ops/gemm/groups.cuh"
@@ -107,16 +97,21 @@
 #define GROUPED 0
 #endif
 
+#if WAVES
+#define WN BN
+#elif BN == 256
+#define WN 128
+#else
+#define WN 64
+#endif
 #define BM (WAVES ? 128 * WAVES : 64)
 #define SUMS (PINGPONG ? 2 : WAVES ? WAVES : 1) // accumulators of a warpgroup, each 64 x WN
-#define WN (WAVES ? BN : BN / 2)
 #define FP8 (A_DT == 4 || A_DT == 5) // in numbers: the preprocessor does not know te_dtype
 #define SLAB 128                     // bytes of k
 #define BK (FP8 ? 128 : 64)          // elements of k
 #define SLOT ((BM + BN) * SLAB)
 #define SHARE_A (CLUSTER == 2 && (BM > BN || GROUPED == 1))
 #define SHARE_B (CLUSTER == 2 && !SHARE_A)
-#define SHARE (CLUSTER == 2)
 #define B_1D (BLOCK == 1 || BLOCK == 3) // of te__gemm_block_kind
 #define A_2D (BLOCK == 3)
 #define SCALES (B_1D ? BN * 4 : 0) // bytes of a slab
@@ -144,38 +139,24 @@ static_assert(GROUPED != 1 || !A_T, "groups along rows are rows of A");
 static_assert(!GROUPED || (!PINGPONG && (!BLOCK || (GROUPED == 1 && BLOCK == 2))), "what groups cannot have");
 static_assert(!TMA_OUT || !(STORE & 16) || D_DT != 1, "aux is read two values a word");
 
-#if A_DT == 2
-#define TYPES "k16.f32.f16.f16"
-#elif A_DT == 3
-#define TYPES "k16.f32.bf16.bf16"
-#elif A_DT == 5
-#define TYPES "k32.f32.e5m2.e4m3"
-#elif B_DT == 5
-#define TYPES "k32.f32.e4m3.e5m2"
-#else
-#define TYPES "k32.f32.e4m3.e4m3"
-#endif
+#define JOIN_OF(a, b) a##b
+#define JOIN(a, b) JOIN_OF(a, b)
+#define TYPE_2 "f16"
+#define TYPE_3 "bf16"
+#define TYPE_4 "e4m3"
+#define TYPE_5 "e5m2"
+#define FLAG_A_0 ", 0"
+#define FLAG_A_1 ", 1"
+#define FLAG_B_0 ", 1"
+#define FLAG_B_1 ", 0"
 #if FP8
+#define TYPES "k32.f32." JOIN(TYPE_, A_DT) "." JOIN(TYPE_, B_DT)
 #define FLAGS ", 1, 1"
-#elif A_T
-#define FLAGS ", 1, 1, 1" FLAG_B
 #else
-#define FLAGS ", 1, 1, 0" FLAG_B
+#define TYPES "k16.f32." JOIN(TYPE_, A_DT) "." JOIN(TYPE_, B_DT)
+#define FLAGS ", 1, 1" JOIN(FLAG_A_, A_T) JOIN(FLAG_B_, B_T)
 #endif
-#define FLAG_B B_FLAG(B_T)
-#define B_FLAG(t) B_FLAG_OF(t)
-#define B_FLAG_OF(t) B_FLAG_##t
-#define B_FLAG_0 ", 1"
-#define B_FLAG_1 ", 0"
-#if BN == 256 && WAVES
-#define MULTIPLY TE_WGMMA_256
-#elif BN == 192
-#define MULTIPLY TE_WGMMA_192
-#elif BN == 128 && !WAVES
-#define MULTIPLY TE_WGMMA_64
-#else
-#define MULTIPLY TE_WGMMA_128
-#endif
+#define MULTIPLY JOIN(TE_WGMMA_, WN)
 
 // Slabs pass as (slot, parity of the slot's phase): the same sequence for producer and consumers.
 struct te_ring {
@@ -198,9 +179,8 @@ TE_DEV te_u32 te_entry(te_u32 entries, te_u32 i) { return entries + i % ENTRIES 
 TE_DEV te_u32 te_tiles_m(const te__gemm_kargs &a) { return (te_u32)te_div_up(a.m, SHARE_B ? 2 * BM : BM); }
 TE_DEV te_u32 te_tiles_n(const te__gemm_kargs &a) { return (te_u32)te_div_up(a.n, SHARE_A ? 2 * BN : BN); }
 
-#if GROUPED
-// The tile and the k of work item `work` for block `rank` of the cluster. group: the one of the item before; a block goes through its work
-// upwards, and so through the groups.
+// The tile and the k of work item `work` for block `rank` of the cluster. By groups, group_ is that of the item before: a block
+// goes through its work upwards, and so through the groups.
 struct te_work {
     int row, col, rows_end, slabs, k0;
     int split;  // the third coordinate of D, which are the groups if they lie along k
@@ -215,74 +195,57 @@ struct te_work {
         te_sts16(entry + 16, make_uint4((te_u32)row, (te_u32)col, (te_u32)rows_end, (te_u32)slabs));
         te_sts16(entry + 32, make_uint4((te_u32)k0, (te_u32)split, (te_u32)before, (te_u32)group));
     }
-    TE_DEV te_work(const te__gemm_hopper_kargs &all, te_u32 work, te_u32 rank, te_u32 &group_) : before(0) {
+    TE_DEV te_work(const te__gemm_hopper_kargs &all, te_u32 work, te_u32 rank, te_u32 &group_) : group(0) {
         const te__gemm_kargs &a = all.g;
-        const int4 *rows = (const int4 *)all.rows; // te__gemm_group_row
-        int4 at = rows[group_];
-        te_u32 tm, tn;
-        while (work >= (te_u32)at.w) at = rows[++group_];
-        group = (int)group_;
-        te_u32 tile = work - (te_u32)at.z, across = te_tiles_n(a), down = GROUPED == 1 ? (te_u32)(at.y - at.x) / BM : te_tiles_m(a);
-        if (GROUPED == 2 || tile < down * across) te_gemm_raster(tile, down, across, tm, tn);
+        te_u32 tile, across = te_tiles_n(a), down = te_tiles_m(a), tm, tn;
+        int begin, end; // of k, or of the group's rows
+        row = 0, rows_end = (int)a.m;
+        if (GROUPED) {
+            const int4 *rows = (const int4 *)all.rows; // te__gemm_group_row
+            int4 at = rows[group_];
+            while (work >= (te_u32)at.w) at = rows[++group_];
+            tile = work - (te_u32)at.z;
+            begin = at.x, end = at.y;
+            group = (int)group_, split = GROUPED == 2 ? group : 0;
+        } else {
+            tile = work / a.splits;
+            split = (int)(work - tile * a.splits);
+            begin = split * (int)a.k_split, end = a.k - begin < a.k_split ? (int)a.k : begin + (int)a.k_split;
+        }
+        if (GROUPED == 1) {
+            down = (te_u32)(end - begin) / BM;
+            row = begin, rows_end = end;
+            begin = 0, end = (int)a.k;
+        }
+        if (GROUPED != 1 || tile < down * across) te_gemm_raster(tile, down, across, tm, tn);
         else tm = down, tn = tile - down * across; // the rows that are left over come last, when B is in the L2 cache
         if (SHARE_B) tm = 2 * tm + rank;
         if (SHARE_A) tn = 2 * tn + rank;
-        row = (int)tm * BM, col = (int)tn * BN;
-        if (GROUPED == 1) {
-            row += at.x, rows_end = at.y, k0 = 0, split = 0;
-            slabs = (int)te_div_up(a.k, BK);
-        } else {
-            rows_end = (int)a.m, split = group;
-            if (INSIDE) before = at.x & (FP8 ? 15 : 7);
-            k0 = at.x - before;
-            slabs = (at.y - k0 + BK - 1) / BK;
-            if (at.x == at.y) slabs = 1, k0 = (int)te_div_up(a.k, BK) * BK, before = 0; // nothing: a slab of zeros, from beyond the end
-        }
+        row += (int)tm * BM, col = (int)tn * BN;
+        before = INSIDE ? begin & (FP8 ? 15 : 7) : 0;
+        k0 = begin - before;
+        slabs = (end - k0 + BK - 1) / BK;
+        if (GROUPED == 2 && begin == end) slabs = 1, k0 = (int)te_div_up(a.k, BK) * BK, before = 0; // nothing: a slab of zeros, from beyond the end
     }
     // There are rows for a second accumulator, or a second half of A, above the first ones, which start at `from`.
-    TE_DEV bool tall(int from) const { return from + 128 < rows_end; }
+    TE_DEV bool tall(int from) const { return !HALVES || from + 128 < rows_end; }
 };
-#define TE_GROUP(w) ((w).group)
-#else
-#define TE_GROUP(w) 0
-// The tile and the k of work item `work` for block `rank` of the cluster.
-struct te_work {
-    te_i64 row, col, k0;
-    int split, slabs;
-    TE_DEV bool tall(te_i64) const { return true; }
-    TE_DEV te_work(const te__gemm_hopper_kargs &all, te_u32 work, te_u32 rank, te_u32 &) {
-        const te__gemm_kargs &a = all.g;
-        te_u32 tile = work / a.splits, tm, tn;
-        split = (int)(work - tile * a.splits);
-        te_gemm_raster(tile, te_tiles_m(a), te_tiles_n(a), tm, tn);
-        if (SHARE_B) tm = 2 * tm + rank;
-        if (SHARE_A) tn = 2 * tn + rank;
-        row = (te_i64)tm * BM, col = (te_i64)tn * BN, k0 = split * a.k_split;
-        slabs = (int)te_div_up(a.k - k0 < a.k_split ? a.k - k0 : a.k_split, BK);
-    }
-};
-#endif
 
-// One slab of an operand of R rows; x, y: coordinates along k and along m or n. SHARED: this block's half of it, into both blocks. STACKED: of
-// matrix z of several, and not shared.
-template <int R, int K_MAJOR, int SHARED, int STACKED>
-TE_DEV void te_load_slab(te_u32 dst, const void *map, int k, int row, int z, te_u32 bar, te_u32 rank) {
-    const int mine = SHARED ? R / 2 : R;
-    int first = SHARED ? (int)rank * mine : 0;
-    if (K_MAJOR) {
-        if (SHARED) te_tma_load2_to(dst + first * SLAB, map, k, row + first, bar, 3);
-        else if (STACKED) te_tma_load3(dst, map, k, row, z, bar);
-        else te_tma_load2(dst, map, k, row, bar);
-    } else if (SHARED && mine % 64) { // three boxes: k is halved
+// One slab of an operand of R rows; x, y: coordinates along k and along m or n. SHARED: this block's half of it, into both blocks. HALVED: K-major, in
+// halves, the second one only if `both`. STACKED: of matrix z of several, and not shared.
+template <int R, int K_MAJOR, int SHARED, int HALVED, int STACKED>
+TE_DEV void te_load_slab(te_u32 dst, const void *map, int k, int row, int z, te_u32 bar, te_u32 rank, bool both) {
+    const bool half_k = SHARED && !K_MAJOR && R / 2 % 64; // three boxes: k is halved
+    const int mine = SHARED && !half_k ? R / 2 : R, box = !K_MAJOR ? 64 : HALVED ? R / 2 : mine;
+    int first = SHARED && !half_k ? (int)rank * mine : 0;
+    if (half_k) k += (int)rank * 32, dst += rank * (GROUP / 2);
 #pragma unroll
-        for (int i = 0; i < R; i += 64) te_tma_load2_to(dst + i * SLAB + rank * (GROUP / 2), map, row + i, k + (int)rank * 32, bar, 3);
-    } else {
-#pragma unroll
-        for (int i = 0; i < mine; i += 64) {
-            if (SHARED) te_tma_load2_to(dst + (first + i) * SLAB, map, row + first + i, k, bar, 3);
-            else if (STACKED) te_tma_load3(dst + i * SLAB, map, row + i, k, z, bar);
-            else te_tma_load2(dst + i * SLAB, map, row + i, k, bar);
-        }
+    for (int i = 0; i < mine; i += box) {
+        int at = first + i, x = K_MAJOR ? k : row + at, y = K_MAJOR ? row + at : k;
+        if (HALVED && at >= R / 2 && !both) break;
+        if (SHARED) te_tma_load2_to(dst + at * SLAB, map, x, y, bar, 3);
+        else if (STACKED) te_tma_load3(dst + at * SLAB, map, x, y, z, bar);
+        else te_tma_load2(dst + at * SLAB, map, x, y, bar);
     }
 }
 
@@ -353,12 +316,8 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid
     te_u32 loads = empty + 8 * STAGES, busy = loads + 2 * BUFFERS * 8, biases = busy + 16;
     te_u32 entries = (biases + 2 * BIASES + 15) & ~15u, rank = CLUSTER > 1 ? te_cluster_rank() : 0;
     int group = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
-#if GROUPED
-    te_u32 works = a.rows[a.g.groups.count - 1].tiles_end;
+    te_u32 works = GROUPED ? a.rows[a.g.groups.count - 1].tiles_end : te_tiles_m(a.g) * te_tiles_n(a.g) * a.g.splits;
     int group_before = -1;
-#else
-    te_u32 works = te_tiles_m(a.g) * te_tiles_n(a.g) * a.g.splits;
-#endif
     te_u32 first = blockIdx.x / CLUSTER, step = gridDim.x / CLUSTER, at_group = 0;
     const void *a_map = a.a_map, *b_map = a.b_map;
 
@@ -369,7 +328,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid
         if (TMA_OUT && STORE & 24 && !GROUPED) te_tma_prefetch_map(a.aux_map);
         for (int i = 0; i < STAGES; i++) {
             te_mbar_init(full + 8 * i, 1);
-            te_mbar_init(empty + 8 * i, (PINGPONG ? 4 : 8) * (SHARE ? 2 : 1)); // one lane of each warp that multiplies
+            te_mbar_init(empty + 8 * i, (PINGPONG ? 4 : 8) * CLUSTER); // one lane of each warp that multiplies
         }
         for (int i = 0; i < 2 * BUFFERS; i++) te_mbar_init(loads + 8 * i, 1);
         for (int i = 0; i < 2; i++) te_sts4(busy + 4 * i, 0);
@@ -383,64 +342,42 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid
     if (group == 0) {
         te_registers_down<GROUPED ? 56 : 24>();
         if (threadIdx.x == 0) {
-#if GROUPED
-            unsigned *counter = (unsigned *)&a.rows[a.g.groups.count], number = 0;
-            for (te_u32 work = first, next = 0; work < works; work = next, number++) {
-                if (rank == 0) next = step + atomicAdd(counter, 1u); // the latency of the atomic ends before the first slab is loaded
-#else
-            for (te_u32 work = first; work < works; work += step) {
-#endif
+            unsigned *counter = (unsigned *)&a.rows[a.g.groups.count];
+            for (te_u32 work = first, next = 0, number = 0; work < works; work = next, number++) {
+                if (!GROUPED) next = work + step;
+                else if (rank == 0) next = step + atomicAdd(counter, 1u); // the latency of the atomic ends before the first slab is loaded
                 te_work w(a, work, rank, at_group);
-#if GROUPED == 2
-                if (w.group != group_before) {
+                bool both = w.tall(w.row);
+                if (GROUPED == 2 && w.group != group_before) {
                     group_before = w.group;
                     a_map = a.maps + w.group * 32, b_map = a.maps + w.group * 32 + 16;
                     te_tma_map_acquire(a_map);
                     te_tma_map_acquire(b_map);
                 }
-#endif
                 for (int slab = 0; slab < w.slabs; slab++, ring.next()) {
                     te_u32 bar = full + 8 * ring.slot, slot = slots + ring.slot * SLOT;
-                    int k = (int)w.k0 + slab * BK;
+                    int k = w.k0 + slab * BK;
                     te_mbar_wait(empty + 8 * ring.slot, ring.parity ^ 1);
-#if GROUPED
-                    if (slab == 0) w.put(te_entry(entries, ring.slot));
-#endif
-#if B_1D
-                    te_i64 columns = (a.g.n + 3) / 4 * 4 - w.col; // that have scales
+                    if (GROUPED && slab == 0) w.put(te_entry(entries, ring.slot));
+                    te_i64 columns = B_1D ? (a.g.n + 3) / 4 * 4 - w.col : 0; // that have scales
                     int bytes = columns <= 0 ? 0 : columns < BN ? (int)columns * 4 : BN * 4;
-                    te_mbar_expect(bar, SLOT + bytes);
+                    te_mbar_expect(bar, (both ? SLOT : SLOT - BM / 2 * SLAB) + bytes);
                     if (bytes) te_bulk_load(scales + ring.slot * SCALES, a.g.block_b + (te_i64)(k / 128) * a.g.ld_block_b + w.col, bytes, bar);
-#else
-                    te_mbar_expect(bar, HALVES && !w.tall(w.row) ? SLOT - BM / 2 * SLAB : SLOT);
-#endif
-#if HALVES
-                    for (te_u32 half = CLUSTER > 1 ? rank : 0; half < (w.tall(w.row) ? 2 : 1); half += CLUSTER) {
-                        te_u32 dst = slot + half * (BM / 2 * SLAB);
-                        if (SHARE_A) te_tma_load2_to(dst, a_map, k, (int)w.row + 128 * half, bar, 3);
-                        else te_tma_load2(dst, a_map, k, (int)w.row + 128 * half, bar);
-                    }
-#else
-                    te_load_slab<BM, !A_T, SHARE_A, 0>(slot, a_map, k, (int)w.row, 0, bar, rank);
-#endif
-                    te_load_slab<BN, B_T, SHARE_B, GROUPED == 1>(slot + BM * SLAB, b_map, k, (int)w.col, TE_GROUP(w), bar, rank);
-#if GROUPED
-                    if (CLUSTER > 1 && rank == 0 && slab == 0) te_store_at(te_entry(entries, number), next, te_entry(entries, number) + 8, 1);
-#endif
+                    te_load_slab<BM, !A_T, SHARE_A, HALVES, 0>(slot, a_map, k, w.row, 0, bar, rank, both);
+                    te_load_slab<BN, B_T, SHARE_B, 0, GROUPED == 1>(slot + BM * SLAB, b_map, k, w.col, w.group, bar, rank, true);
+                    if (GROUPED && CLUSTER > 1 && rank == 0 && slab == 0) te_store_at(te_entry(entries, number), next, te_entry(entries, number) + 8, 1);
                 }
-#if GROUPED
-                if (CLUSTER > 1 && rank == 1) {
+                if (GROUPED && CLUSTER > 1 && rank == 1) {
                     te_mbar_expect(te_entry(entries, number) + 8, 4);
                     te_mbar_wait(te_entry(entries, number) + 8, number / ENTRIES & 1);
                     next = te_lds4(te_entry(entries, number));
                 }
-#endif
             }
-#if GROUPED
-            te_mbar_wait(empty + 8 * ring.slot, ring.parity ^ 1);
-            te_sts4(te_entry(entries, ring.slot) + 44, ~0u); // group: there is no more
-            te_mbar_arrive(full + 8 * ring.slot);
-#endif
+            if (GROUPED) {
+                te_mbar_wait(empty + 8 * ring.slot, ring.parity ^ 1);
+                te_sts4(te_entry(entries, ring.slot) + 44, ~0u); // group: there is no more
+                te_mbar_arrive(full + 8 * ring.slot);
+            }
         }
         return;
     }
@@ -454,38 +391,31 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid
 #if TMA_OUT
     te_tma_store_path out(a, staged + group * BUFFERS * BUFFER, loads + group * BUFFERS * 8, biases + group * BIASES, group);
 #endif
-    te_u32 empty_there = SHARE ? te_cluster_at(empty, rank ^ 1) : 0; // once: the mapping has the latency of a part of a product
+    te_u32 empty_there = CLUSTER > 1 ? te_cluster_at(empty, rank ^ 1) : 0; // once: the mapping has the latency of a part of a product
     auto release = [&](int slot) {
         if (lane == 0) te_mbar_arrive(empty + 8 * slot);
-        if (SHARE && lane == 1) te_mbar_arrive_there(empty_there + 8 * slot);
+        if (CLUSTER > 1 && lane == 1) te_mbar_arrive_there(empty_there + 8 * slot);
     };
 
     // Ping-pong: a warpgroup multiplies once the other has seen its last slab come: barrier 3 + group. Until then the phase it waits for is not
     // the next one of its slot, and a barrier knows only odd from even.
     if (PINGPONG && group == 1) te_meet_later<256>(3);
-#if PROMOTE
-    // One warpgroup shall add up while the other multiplies, and not both at once the same. So none begins to multiply before the other has done half
+    // PROMOTE: one warpgroup shall add up while the other multiplies, and not both at once the same. So none begins to multiply before the other has done half
     // of what it has begun. That is for speed alone: no warp waits for long.
     auto set_busy = [&](te_u32 is) {
         if (threadIdx.x % 128 == 0) te_sts4(busy + 4 * group, is);
     };
-#endif
     te_u32 number = 0;
     for (te_u32 work = first;; work += step, number++) {
-#if GROUPED
-        te_mbar_wait(full + 8 * ring.slot, ring.parity);
-        te_work w(te_entry(entries, ring.slot));
+        if (GROUPED) te_mbar_wait(full + 8 * ring.slot, ring.parity);
+        else if (work >= works) break;
+        te_work w = GROUPED ? te_work(te_entry(entries, ring.slot)) : te_work(a, work, rank, at_group);
         if (w.group < 0) break;
-#else
-        if (work >= works) break;
-        te_work w(a, work, rank, at_group);
-#endif
         if (PINGPONG && (number & 1) != group) {
             ring.skip(w.slabs);
             continue;
         }
-        auto row = w.row + rows, col = w.col + columns;
-#if GROUPED
+        int row = w.row + rows, col = w.col + columns;
         // Once a slab has come: nothing of it may be another group's.
         auto clear = [&](int slab) {
             if (!INSIDE || slab || !w.before) return;
@@ -495,7 +425,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid
             te_async_fence();
             te_meet<256>(3);
         };
-        if (row >= w.rows_end || col >= a.g.n) { // nothing to multiply
+        if (GROUPED && (row >= w.rows_end || col >= a.g.n)) { // nothing to multiply
             for (int slab = 0; slab < w.slabs; slab++, ring.next()) {
                 te_mbar_wait(full + 8 * ring.slot, ring.parity);
                 clear(slab);
@@ -503,13 +433,12 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid
             }
             continue;
         }
-#if TMA_OUT
+#if GROUPED && TMA_OUT
         if (w.group != group_before) {
             group_before = w.group;
             out.enter(w.group);
         }
         out.tall = w.tall(row);
-#endif
 #endif
         float acc[SUMS][WN / 2];
         int begin = w.slabs > 4 ? 4 : 0; // by then the last tile's chunks have left
@@ -519,11 +448,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid
         for (int i = 0; i < SUMS * WN / 2; i++) acc[i / (WN / 2)][i % (WN / 2)] = 0.0f;
 #endif
 #if BLOCK
-#if GROUPED
-        te_ahead ahead(a.g, a.g.block_b + w.group * a.g.groups.block_b, 0, row + warp % 4 * 16 + lane / 4, w.col);
-#else
-        te_ahead ahead(a.g, a.g.block_b, w.k0 / 128, row + warp % 4 * 16 + lane / 4, w.col);
-#endif
+        te_ahead ahead(a.g, a.g.block_b + w.group * a.g.groups.block_b, w.k0 / 128, row + warp % 4 * 16 + lane / 4, w.col);
 #endif
 #pragma unroll 1
         for (int slab = 0; slab < w.slabs; slab++, ring.next()) {
@@ -536,14 +461,12 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid
             te_u32 of_columns = scales + ring.slot * SCALES + (columns + threadIdx.x % 4 * 2) * 4;
 #endif
             te_mbar_wait(full + 8 * ring.slot, ring.parity);
-#if GROUPED
             clear(slab);
-#endif
 #if PROMOTE
 #pragma unroll
             for (int v = 0; v < SUMS; v++) {
                 float part[WN / 2];
-                if (HALVES && v && !w.tall(row)) break;
+                if (v && !w.tall(row)) break;
 #pragma unroll 1
                 for (int times = 0; times < 12 && te_lds4(busy + 4 * (group ^ 1)); times++) continue;
                 set_busy(1);
@@ -563,7 +486,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid
                 set_busy(0);
                 te_wgmma_wait<0>();
                 te_wgmma_keep(part);
-                if (!B_1D && (v == SUMS - 1 || (HALVES && !w.tall(row)))) release(ring.slot);
+                if (!B_1D && (v == SUMS - 1 || !w.tall(row))) release(ring.slot);
 #if BLOCK
                 if (!B_1D) {
 #pragma unroll
@@ -581,13 +504,10 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid
 #endif
 #else
             te_wgmma_fence();
-#if HALVES
             if (!w.tall(row)) {
 #pragma unroll
                 for (int s = 0; s < 4; s++) MULTIPLY(TYPES, FLAGS, acc[0], da + s * step_a, db + s * step_b, (slab | s) != 0);
-            } else
-#endif
-            {
+            } else {
 #pragma unroll
                 for (int s = 0; s < 4; s++)
 #pragma unroll
@@ -618,14 +538,10 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid
         if (!(STORE & 24)) e.aux = NULL;
         if (!(STORE & 32)) e.accumulate = 0;
         if (!(STORE & 128)) e.rows_a = e.columns_b = 0;
-#if GROUPED
         float scale = te_gemm_scale(a.g, w.group);
-        e.m = w.rows_end;
+        if (GROUPED) e.m = w.rows_end;
         if (GROUPED == 2) e.d = (void *)te_gemm_at(e.d, w.group * a.g.groups.b_elements, e.d_dt);
         if (GROUPED == 1 && e.bias) e.bias = te_gemm_at(e.bias, w.group * e.n, e.bias_dt);
-#else
-        float scale = te_gemm_scale(a.g);
-#endif
         float *stage = (float *)(base + STAGES * SLOT + warp * TE_GEMM_STAGE_BYTES);
 #pragma unroll 1
         for (int part = 0; part < SUMS * WN / 64; part++) { // a loop around the long half; the short half must name its registers

@@ -26,24 +26,18 @@
 //          2      128 x 256   64 x 64       256     96 KB
 //          3      128 x 128   64 x 32       256     64 KB    for products that need more registers than 1 and 2 have: f32, PROMOTE, BLOCK, ALIGNED=0
 // te:arch 80
-// te:row A_DT=3 B_DT=3 A_T=0 B_T=0|1 TILE=1 ALIGNED=1 PROMOTE=0
-// te:row A_DT=3 B_DT=3 A_T=1 B_T=0 TILE=2 ALIGNED=1 PROMOTE=0
+// te:row A_DT=3 B_DT=3 A_T=0 B_T=0|1 TILE=1 ALIGNED=1 PROMOTE=0 GROUPED=0|1
+// te:row A_DT=3 B_DT=3 A_T=1 B_T=0 TILE=2 ALIGNED=1 PROMOTE=0 GROUPED=0|1
 // te:row A_DT=2 B_DT=2 A_T=1 B_T=1 TILE=0 ALIGNED=1 PROMOTE=0
 // te:row A_DT=2 B_DT=2 A_T=0 B_T=1 TILE=3 ALIGNED=0 PROMOTE=0
-// te:row A_DT=1 B_DT=1 A_T=0 B_T=1 TILE=3 ALIGNED=1 PROMOTE=0
+// te:row A_DT=1 B_DT=1 A_T=0 B_T=1 TILE=3 ALIGNED=1 PROMOTE=0 GROUPED=0|1
 // te:row A_DT=1 B_DT=1 A_T=1 B_T=0 TILE=3 ALIGNED=0 PROMOTE=0
-// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 TILE=1|2 ALIGNED=1 PROMOTE=0
-// te:row A_DT=5 B_DT=4 A_T=0 B_T=1 TILE=3 ALIGNED=1 PROMOTE=1
+// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 TILE=1|2 ALIGNED=1 PROMOTE=0 GROUPED=0|1
+// te:row A_DT=5 B_DT=4 A_T=0 B_T=1 TILE=3 ALIGNED=0|1 PROMOTE=1 GROUPED=1
 // te:row A_DT=4 B_DT=5 A_T=0 B_T=1 TILE=0 ALIGNED=0 PROMOTE=1
-// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BLOCK=1|2 TILE=3 ALIGNED=1 PROMOTE=0
-// te:row A_DT=5 B_DT=4 A_T=0 B_T=1 BLOCK=3 TILE=3 ALIGNED=0 PROMOTE=0
+// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BLOCK=2 TILE=3 ALIGNED=1 PROMOTE=0 GROUPED=0|1
+// te:row A_DT=5 B_DT=4 A_T=0 B_T=1 BLOCK=1|3 TILE=3 ALIGNED=0|1 PROMOTE=0
 // te:row A_DT=4 B_DT=5 A_T=0 B_T=1 BLOCK=1 TILE=0 ALIGNED=0 PROMOTE=0
-// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 TILE=2 ALIGNED=1 PROMOTE=0 GROUPED=1
-// te:row A_DT=3 B_DT=3 A_T=0|1 B_T=0 TILE=1 ALIGNED=1 PROMOTE=0 GROUPED=1
-// te:row A_DT=1 B_DT=1 A_T=0 B_T=1 TILE=3 ALIGNED=1 PROMOTE=0 GROUPED=1
-// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 TILE=1 ALIGNED=1 PROMOTE=0 GROUPED=1
-// te:row A_DT=5 B_DT=4 A_T=0 B_T=1 TILE=3 ALIGNED=0 PROMOTE=1 GROUPED=1
-// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BLOCK=2 TILE=3 ALIGNED=1 PROMOTE=0 GROUPED=1
 #include "device/mma.cuh"
 #include "ops/gemm/groups.cuh"
 
@@ -321,12 +315,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, TILE < 2 ? 2 : 1) te_gemm_
     float acc[MI][NI][4] = {};
 #if PROMOTING
     float part[MI][NI][4] = {};
+#else
+    auto &part = acc;
 #endif
     int warp = threadIdx.x >> 5;
     te_i64 row = row0 + warp / (BN / WN) * WM, col = col0 + warp % (BN / WN) * WN;
-#if BLOCK
     te_block_scales scales;
-#endif
     te_fragments f[2];
     te_cp_async_wait<STAGES - 2>();
     __syncthreads();
@@ -334,38 +328,23 @@ extern "C" __global__ void __launch_bounds__(THREADS, TILE < 2 ? 2 : 1) te_gemm_
     int stage = 0;
 #pragma unroll 1
     for (int slab = 0; slab < slabs; slab++) {
-#if BLOCK
-        if (!(slab & 1)) scales.load(a, row, col, (k0 >> 7) + (slab >> 1));
-#endif
+        if (BLOCK && !(slab & 1)) scales.load(a, row, col, (k0 >> 7) + (slab >> 1));
         f[1].load(slots + stage * SLOT, 1);
         copy_next(stage == 0 ? STAGES - 1 : stage - 1); // whose readers have all passed the barrier below
-#if PROMOTING
         te_multiply(part, f[0]);
-#else
-        te_multiply(acc, f[0]);
-#endif
         te_cp_async_wait<STAGES - 2>();
         __syncthreads();
         stage = stage == STAGES - 1 ? 0 : stage + 1;
         f[0].load(slots + stage * SLOT, 0); // after the last slab: stale bytes, unused
-#if PROMOTING
         te_multiply(part, f[1]);
-        if (slab & 1 || slab == slabs - 1) {
+        if (PROMOTING && (slab & 1 || slab == slabs - 1)) {
 #pragma unroll
             for (int i = 0; i < MI * NI * 4; i++) {
-                float &sum = acc[i / (NI * 4)][i / 4 % NI][i % 4], more = part[i / (NI * 4)][i / 4 % NI][i % 4];
-#if BLOCK
-                sum = scales.add(sum, more, i / (NI * 4), i / 4 % NI, i % 4);
-#else
-                sum += more;
-#endif
+                float &sum = acc[i / (NI * 4)][i / 4 % NI][i % 4], &more = part[i / (NI * 4)][i / 4 % NI][i % 4];
+                sum = BLOCK ? scales.add(sum, more, i / (NI * 4), i / 4 % NI, i % 4) : sum + more;
+                more = 0.0f;
             }
-#pragma unroll
-            for (int i = 0; i < MI * NI * 4; i++) part[i / (NI * 4)][i / 4 % NI][i % 4] = 0.0f;
         }
-#else
-        te_multiply(acc, f[1]);
-#endif
     }
     te_cp_async_wait<0>();
     __syncthreads();

@@ -41,7 +41,7 @@ typedef struct te__gemm_problem {
     const te_op_grouped_gemm_args *groups; /* NULL: one product */
     te__gemm_side a, b;
     int block;  /* te__gemm_block_kind, or 0 */
-    bool aligned; /* by gemm_align */
+    bool aligned; /* by gemm_prepare */
 } te__gemm_problem;
 
 static bool te__gemm_side_is_aligned(const te__gemm_side *x) { return (uintptr_t)x->data % 16 == 0 && x->ld * te_dtype_bits(x->dtype) % 128 == 0; }

@@ -1,5 +1,6 @@
 /* base/scaling.h: from the largest magnitude of some elements to the scale they are quantized by: per tensor and per block,
- * MXFP8, NVFP4. Read by the host and by kernels, which get the same bits: knows numbers.h, and not how the elements lie.
+ * MXFP8, NVFP4; and where the scales of these two lie. Read by the host and by kernels, which get the same bits: knows numbers.h, and not
+ * how the elements lie.
  *
  * Each operation is one correctly rounded IEEE operation, in the order of TransformerEngine's kernels. te__mul_f32 and its
  * sisters keep compilers from fusing or approximating them. A caller that adds to a product must use te__fma. */
@@ -80,6 +81,13 @@ TE__BOTH float te__nvfp4_step(uint8_t block_code, float tensor_scale) {
 TE__BOTH float te__nvfp4_multiplier(uint8_t block_code, float tensor_scale) {
     float inverse = te__rcp_f32(te__nvfp4_step(block_code, tensor_scale));
     return inverse < TE__F32_MAX ? inverse : TE__F32_MAX;
+}
+
+/* The index of the scale of group `group` of line `line`; groups run along lines. ld: from one row of scales to the next; down: groups are rows.
+ * Swizzled: tiles of 128 lines by 4 groups, and ld is the number of groups, a multiple of 4, whether down or not. */
+TE__BOTH int64_t te__group_scale_at(int swizzled, int down, int64_t ld, int64_t line, int64_t group) {
+    if (swizzled) return ((line >> 7) * (ld >> 2) + (group >> 2)) * 512 + (line & 31) * 16 + (line & 127) / 32 * 4 + (group & 3);
+    return down ? group * ld + line : line * ld + group;
 }
 
 #endif

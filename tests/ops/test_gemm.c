@@ -775,13 +775,13 @@ TE_TEST(gemm_plans) {
             te_explanation e = plan_of(te, f, 2048, devices[d]), odd = plan_of(te, f, 2047, devices[d]);
             bool hopper = !strcmp(devices[d], "sm_90"), cores = hopper || !strcmp(devices[d], "sm_89") || !strcmp(devices[d], "sm_120");
             CHECK_STR(e.kernels, hopper ? "gemm/gemm_hopper" : "gemm/gemm_mma");
-            CHECK_STR(odd.kernels, !hopper ? "gemm/gemm_mma" : f < 3 ? "gemm/gemm_align gemm/gemm_hopper" : "gemm/gemm_hopper"); /* decoded rows are aligned again */
+            CHECK_STR(odd.kernels, !hopper ? "gemm/gemm_mma" : f < 3 ? "gemm/gemm_prepare.DECODED=0 gemm/gemm_hopper" : "gemm/gemm_hopper"); /* rows of decoded copies are aligned */
             CHECK(e.native == (f < 3 && cores));
             if (f < 3) {
                 CHECK_STR(e.why, "128 k");
-                CHECK(!strstr(e.kernels, "decode"));
+                CHECK(!strstr(e.kernels, "prepare"));
             } else {
-                CHECK_STR(e.kernels, "gemm/gemm_decode");
+                CHECK_STR(e.kernels, "gemm/gemm_prepare.DECODED=1");
                 CHECK_STR(e.why, f == 3 ? "MXFP8 decoded" : "NVFP4 decoded");
                 CHECK(e.workspace >= 2 * (512 + 1024) * 2048);
             }
@@ -823,13 +823,13 @@ TE_TEST(gemm_plans_of_unaligned) {
                                       {1, 4095, 4097, "gemm/gemv_k", "GEMV"},
                                       {4097, 8, 4095, "gemm/gemv_k", "GEMV"},
                                       {16, 4096, 4096, "gemm/gemv_k", "GEMV"},
-                                      {9, 4095, 4097, "gemm/gemm_align gemm/gemm_hopper", "copied; then"},
-                                      {17, 33, 65, "gemm/gemm_align gemm/gemm_hopper", "copied; then"},
-                                      {64, 512, 95, "gemm/gemm_align gemm/gemm_hopper", "copied; then"},
-                                      {63, 2111, 7167, "gemm/gemm_align gemm/gemm_hopper", "copied; then"},
-                                      {127, 129, 255, "gemm/gemm_align gemm/gemm_hopper", "copied; then"},
-                                      {300, 521, 1101, "gemm/gemm_align gemm/gemm_hopper", "copied; then"},
-                                      {4095, 4097, 4095, "gemm/gemm_align gemm/gemm_hopper", "copied; then"},
+                                      {9, 4095, 4097, "gemm/gemm_prepare.DECODED=0 gemm/gemm_hopper", "copied; then"},
+                                      {17, 33, 65, "gemm/gemm_prepare.DECODED=0 gemm/gemm_hopper", "copied; then"},
+                                      {64, 512, 95, "gemm/gemm_prepare.DECODED=0 gemm/gemm_hopper", "copied; then"},
+                                      {63, 2111, 7167, "gemm/gemm_prepare.DECODED=0 gemm/gemm_hopper", "copied; then"},
+                                      {127, 129, 255, "gemm/gemm_prepare.DECODED=0 gemm/gemm_hopper", "copied; then"},
+                                      {300, 521, 1101, "gemm/gemm_prepare.DECODED=0 gemm/gemm_hopper", "copied; then"},
+                                      {4095, 4097, 4095, "gemm/gemm_prepare.DECODED=0 gemm/gemm_hopper", "copied; then"},
                                       {8192, 6144, 4104, "gemm/gemm_hopper", "TMA and wgmma"}, /* rows start within a sector of 32 bytes */
                                       {64, 16384, 16392, "gemm/gemm_hopper", "TMA and wgmma"}};
     static const plan_case down[] = {{1, 4095, 4097, "gemm/gemv_mn", "GEMV"},
@@ -837,11 +837,11 @@ TE_TEST(gemm_plans_of_unaligned) {
                                      {8, 28672, 4096, "gemm/gemv_mn", "GEMV"},
                                      {1, 1000, 16000, "gemm/gemv_mn.DT=3,SHORT_A=1,PIECE=4,ALIGNED=1,WARPS=16 gemm/gemm_reduce", "GEMV"},
                                      {1, 64, 4096, "gemm/gemv_mn", "GEMV"},
-                                     {1, 63, 4096, "gemm/gemm_align gemm/gemm_hopper", "copied; then"},
+                                     {1, 63, 4096, "gemm/gemm_prepare.DECODED=0 gemm/gemm_hopper", "copied; then"},
                                      {1, 40000, 1024, "gemm/gemm_hopper", "TMA and wgmma"}, /* very many */
                                      {1, 40001, 1024, "gemm/gemv_mn", "GEMV"},
                                      {40000, 1, 1024, "gemm/gemv_mn", "GEMV"},
-                                     {9, 4095, 4097, "gemm/gemm_align gemm/gemm_hopper", "copied; then"}};
+                                     {9, 4095, 4097, "gemm/gemm_prepare.DECODED=0 gemm/gemm_hopper", "copied; then"}};
     te_ctx *te = test_context("cpu");
     if (!te) return;
     for (int i = 0; i < COUNT(along); i++) check_plan(te, &along[i], false);

@@ -35,7 +35,7 @@ typedef struct te__gemm_problem {
     const te_op_grouped_gemm_args *groups; /* NULL: one product */
     te__gemm_side a, b;
     int block;  /* te__gemm_block_kind, or 0 */
-    bool aligned; /* by gemm_align */
+    bool aligned; /* by gemm_prepare */
 } te__gemm_problem;
 
 /* Tiles of bm x bn that there can be: along rows each group ends with one that is not full. */

@@ -125,11 +125,9 @@ static void te__gemm_operand_init(te__gemm_operand *x, const te_tensor *t, bool 
 
 /* The scale of group `group` of line `line` (a row of op(A), a column of op(B)). */
 static float te__gemm_group_scale(const te__gemm_operand *x, int64_t line, int64_t group) {
-    const uint8_t *codes = (const uint8_t *)x->scale;
-    int64_t at = x->k_major ? line * x->scale_ld + group : group * x->scale_ld + line;
-    if (x->swizzled)
-        at = (line / 128 * te__div_up(te__gemm_groups(x->scaling, x->k), 4) + group / 4) * 512 + line % 32 * 16 + line % 128 / 32 * 4 + group % 4;
-    return x->scaling == TE_SCALING_MXFP8 ? te__e8m0_to_f32(codes[at]) : te__e4m3_to_f32(codes[at]);
+    int64_t ld = x->swizzled ? te__gemm_scale_ld(x->scaling, false, x->size, x->k) : x->scale_ld;
+    uint8_t code = ((const uint8_t *)x->scale)[te__group_scale_at(x->swizzled, !x->k_major, ld, line, group)];
+    return x->scaling == TE_SCALING_MXFP8 ? te__e8m0_to_f32(code) : te__e4m3_to_f32(code);
 }
 
 /* The block scales of `n` lines from `line` on, for block `block` of k. */

@@ -1,7 +1,7 @@
 /* ops/gemm/cuda.c: matrix products, one by one and by groups: the kernels and their launches. Knows plans; must not know the driver beyond tensor maps.
  *
  * Five kernels: gemm_hopper (wgmma, sm_90a), gemm_mma (mma.sync, sm_80 on), gemv_k (GEMV: up to sixteen lines by a K-major operand), gemv_mn (up to
- * eight by an MN-major operand), gemm_naive (anything, anywhere). MXFP8 and NVFP4 operands are decoded into the workspace first (gemm_decode), and
+ * eight by an MN-major operand), gemm_naive (anything, anywhere). MXFP8 and NVFP4 operands are decoded into the workspace first (gemm_prepare), and
  * are bf16 to all but gemv_k. Groups (args of te_op_grouped_gemm) are gemm_hopper's, gemm_mma's or gemm_naive's. How many tiles there are only the device
  * knows then: along rows a launch has as many blocks as there can be, and those without a tile end at once. */
 
@@ -124,80 +124,59 @@ static void te__gemm_options(te__launch *l, const te__gemm_problem *q) {
      : promote  ? TE__GEMM_WHY(q, text ", partial sums of 128 k promoted to f32")                                            \
                 : TE__GEMM_WHY(q, text))
 
-/* ---- gemm_decode ----------------------------------------------------------------------------------------------------- */
+/* ---- gemm_prepare ---------------------------------------------------------------------------------------------------- */
 
-static void te__gemm_decode_one(te__plan *p, te__gemm_decode_side *s, te__gemm_side *x, const te_tensor *scale, te_scaling scaling, int64_t size, int64_t k) {
-    s->codes = (const unsigned char *)x->data;
-    s->scale = (const unsigned char *)te__data(scale);
-    s->rows = x->k_major ? size : k;
-    s->columns = x->k_major ? k : size;
-    s->ld = x->ld;
-    s->ld_out = te__round_up(s->columns, 16);
-    s->ld_scale = te__gemm_scale_ld(scaling, !x->k_major, size, k);
-    s->dt = x->dtype;
-    s->down = !x->k_major;
-    s->out = (unsigned short *)te__plan_workspace(p, s->rows * s->ld_out * 2);
-    x->data = s->out;
-    x->dtype = TE_BF16;
-    x->ld = s->ld_out;
-}
-
-/* A and B of MXFP8 or NVFP4 become bf16 in the workspace. False: there was none. */
-static bool te__gemm_plan_decode(te__plan *p, te__gemm_problem *q) {
+/* A (i = 0) or B as gemm_prepare reads it, MXFP8's and NVFP4's codes or bytes, and the length of its copy's rows. */
+static te__gemm_prepare_side te__gemm_prepare_one(const te__gemm_problem *q, int i) {
     const te_op_gemm_args *a = q->args;
-    te__launch *l = te__plan_launch(p, "gemm", "gemm_decode");
-    te__gemm_decode_kargs *k = TE__KARGS(p, l, te__gemm_decode_kargs);
-    int64_t pieces;
-    te__gemm_decode_one(p, &k->side[0], &q->a, a->scale_a, a->scaling_a, a->m, a->k);
-    te__gemm_decode_one(p, &k->side[1], &q->b, a->scale_b, a->scaling_b, a->n, a->k);
-    if (a->swizzled_scales) { /* tiles are counted by groups, whichever way these run */
-        k->swizzled = 1;
-        k->side[0].ld_scale = k->side[1].ld_scale = te__round_up(te__gemm_groups(a->scaling_a, a->k), 4);
-    }
-    pieces = te__max(k->side[0].rows * k->side[0].ld_out, k->side[1].rows * k->side[1].ld_out) / 16;
-    te__launch_size(l, te__min(te__div_up(pieces, 256), 8 * (int64_t)te__max(p->num_sms, 1)), 2, 1, 256, 0);
-    return q->a.data != NULL && q->b.data != NULL;
+    const te__gemm_side *x = i ? &q->b : &q->a;
+    bool decoded = a->scaling_a >= TE_SCALING_MXFP8;
+    int64_t lines = i ? a->n : a->m, bytes = decoded ? 1 : te__dtype_size(x->dtype); /* of an element that moves */
+    te__gemm_prepare_side s = TE_ZERO;
+    s.from = (const unsigned char *)x->data;
+    s.rows = x->k_major ? lines : a->k;
+    s.columns = (x->k_major ? a->k : lines) * bytes;
+    s.ld = x->ld * bytes;
+    /* Bytes: a row of a slab is one line of the L2 cache then, not two, or at least whole sectors, unless that would be many times the row. */
+    s.ld_out = te__round_up(s.columns, decoded ? 16 : s.columns >= 512 ? 128 : s.columns > 16 ? 32 : 16);
+    if (!decoded) return s;
+    s.scale = (const unsigned char *)te__data(i ? a->scale_b : a->scale_a);
+    s.ld_scale = te__gemm_scale_ld(a->scaling_a, !x->k_major && !a->swizzled_scales, lines, a->k); /* swizzled: tiles are counted by groups */
+    s.dt = x->dtype;
+    s.down = !x->k_major;
+    return s;
 }
 
-/* ---- gemm_align ------------------------------------------------------------------------------------------------------ */
-
-/* Bytes of a copied row: a row of a slab is one line of the L2 cache then, not two, or at least whole sectors, unless that would be many times the row. */
-static int64_t te__gemm_align_ld(int64_t bytes) { return te__round_up(bytes, bytes >= 512 ? 128 : bytes > 16 ? 32 : 16); }
-/* gemm_align counts pieces of 16 bytes in 32 bits. */
-static bool te__gemm_fits_align(const te__gemm_problem *q) {
-    const te_op_gemm_args *a = q->args;
-    int64_t size = te__dtype_size(q->a.dtype), rows_a = q->a.k_major ? a->m : a->k, rows_b = q->b.k_major ? a->n : a->k;
-    return rows_a * (te__gemm_align_ld((q->a.k_major ? a->k : a->m) * size) / 16) +
-               rows_b * (te__gemm_align_ld((q->b.k_major ? a->k : a->n) * size) / 16) <= 0xf0000000; /* a step beyond the last is still counted */
+/* gemm_prepare counts pieces in 32 bits. */
+static bool te__gemm_fits_prepare(const te__gemm_problem *q) {
+    te__gemm_prepare_side a = te__gemm_prepare_one(q, 0), b = te__gemm_prepare_one(q, 1);
+    return a.rows * (a.ld_out / 16) + b.rows * (b.ld_out / 16) <= 0xf0000000; /* a step beyond the last is still counted */
 }
 
-/* Operands that are not aligned are copied into the workspace. False: there was none. */
-static bool te__gemm_plan_align(te__plan *p, te__gemm_problem *q) {
-    te__gemm_side *sides[2];
-    te__launch *l = te__plan_launch(p, "gemm", "gemm_align");
-    te__gemm_align_kargs *k = TE__KARGS(p, l, te__gemm_align_kargs);
+/* Operands that the other kernels do not read as they lie become copies in the workspace: bf16 of codes, aligned rows of all others. False: there was
+ * no workspace. */
+static bool te__gemm_plan_prepare(te__plan *p, te__gemm_problem *q) {
+    const bool decoded = q->args->scaling_a >= TE_SCALING_MXFP8;
+    te__launch *l = te__plan_launch(p, "gemm", "gemm_prepare");
+    te__gemm_prepare_kargs *k = TE__KARGS(p, l, te__gemm_prepare_kargs);
     int64_t pieces = 0;
     int i;
-    sides[0] = &q->a;
-    sides[1] = &q->b;
     for (i = 0; i < 2; i++) {
-        te__gemm_side *x = sides[i];
-        te__gemm_align_side *s = &k->side[i];
-        int64_t size = te__dtype_size(x->dtype), lines = i ? q->args->n : q->args->m;
-        if (te__gemm_side_is_aligned(x)) continue;
-        s->from = (const unsigned char *)x->data;
-        s->rows = x->k_major ? lines : q->args->k;
-        s->bytes = (x->k_major ? q->args->k : lines) * size;
-        s->ld = x->ld * size;
-        s->ld_out = te__gemm_align_ld(s->bytes);
-        s->out = (unsigned char *)te__plan_workspace(p, s->rows * s->ld_out);
+        te__gemm_side *x = i ? &q->b : &q->a;
+        te__gemm_prepare_side *s = &k->side[i];
+        if (!decoded && te__gemm_side_is_aligned(x)) continue;
+        *s = te__gemm_prepare_one(q, i);
+        s->out = (unsigned char *)te__plan_workspace(p, s->rows * s->ld_out * (decoded ? 2 : 1));
         if (!s->out) return false;
         x->data = s->out;
-        x->ld = s->ld_out / size;
+        x->ld = decoded ? s->ld_out : s->ld_out / te__dtype_size(x->dtype);
+        if (decoded) x->dtype = TE_BF16;
         pieces = te__max(pieces, s->rows * (s->ld_out / 16));
     }
+    k->swizzled = q->args->swizzled_scales;
+    q->aligned = !decoded;
+    te__launch_option(l, "DECODED", decoded);
     te__launch_size(l, te__min(te__div_up(pieces, 256), 8 * (int64_t)te__max(p->num_sms, 1)), 2, 1, 256, 0);
-    q->aligned = true;
     return true;
 }
 
@@ -475,7 +454,7 @@ static te_result te__gemm_plan_gemv_mn(te__plan *p, const te__gemm_problem *q) {
 /* ---- the choice ------------------------------------------------------------------------------------------------------ */
 
 /* Over before a second kernel would have begun: gemm_mma reads unaligned fp8 operands as they are, and adds their products up with all their bits. Its loads
- * of 16 bits cost more than gemm_align at every size: "odd bf16" in tests/bench/h200.csv. */
+ * of 16 bits cost more than gemm_prepare at every size: "odd bf16" in tests/bench/h200.csv. */
 static bool te__gemm_is_small(const te__gemm_problem *q) {
     const te_op_gemm_args *a = q->args;
     return te__is_fp8(q->a.dtype) && (double)a->m * (double)a->n * (double)a->k <= 8e6;
@@ -511,13 +490,13 @@ static te_result te__cuda_plan_gemm(te__plan *p, const te_op_gemm_args *a) {
         q.block = a->scaling_a == TE_SCALING_BLOCK_2D ? TE__GEMM_2D_1D : a->scaling_b == TE_SCALING_BLOCK_2D ? TE__GEMM_1D_2D : TE__GEMM_1D_1D;
     if (a->k == 0 || te__gemm_is_exact(p, &q)) return te__gemm_plan_naive(p, &q);
     if (!p->baseline && te__gemm_is_gemv_k(p, &q)) return te__gemm_plan_gemv_k(p, &q);
-    if ((a->scaling_a == TE_SCALING_MXFP8 || a->scaling_a == TE_SCALING_NVFP4) && !te__gemm_plan_decode(p, &q)) return p->result;
+    if (a->scaling_a >= TE_SCALING_MXFP8 && !te__gemm_plan_prepare(p, &q)) return p->result;
     if (p->baseline) return te__gemm_plan_naive(p, &q);
     if (te__gemm_is_gemv_mn(p, &q)) return te__gemm_plan_gemv_mn(p, &q);
     if (!te__gemm_fits_hopper(p, &q)) return te__gemm_plan_mma(p, &q);
     if (te__gemm_is_aligned(&q)) return te__gemm_plan_hopper(p, &q);
-    if (te__gemm_is_small(&q) || !te__gemm_fits_align(&q)) return te__gemm_plan_mma(p, &q);
-    return te__gemm_plan_align(p, &q) ? te__gemm_plan_hopper(p, &q) : p->result;
+    if (te__gemm_is_small(&q) || !te__gemm_fits_prepare(&q)) return te__gemm_plan_mma(p, &q);
+    return te__gemm_plan_prepare(p, &q) ? te__gemm_plan_hopper(p, &q) : p->result;
 }
 
 static te_result te__cuda_plan_grouped_gemm(te__plan *p, const te_op_grouped_gemm_args *a) {

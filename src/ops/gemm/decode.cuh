@@ -3,26 +3,17 @@
 #pragma once
 #include "device/mma.cuh"
 
-// The index of the scale of group `group` of line `line`; groups run along lines. ld: from one row of scales to the next; down: groups are rows.
-TE_DEV te_i64 te_decode_scale_at(int swizzled, int down, te_i64 ld, te_i64 line, te_i64 group) {
-    if (swizzled) return ((line >> 7) * (ld >> 2) + (group >> 2)) * 512 + (line & 31) * 16 + (line & 127) / 32 * 4 + (group & 3);
-    return down ? group * ld + line : line * ld + group;
-}
-
 // The lower (half = 0) or upper two of four fp8 codes times their scales e, E8M0 in the lower two bytes.
 TE_DEV te_u32 te_decode_fp8x2(te_u32 codes, int half, int dt, te_u32 e) {
-    te_u32 h = te_fp8x2_to_f16(codes, half, dt), r;
+    te_u32 h = te_fp8x2_to_f16(codes, half, dt);
     float low = te_f16_to_f32((te_u16)h) * te__e8m0_to_f32((te_u8)e), high = te_f16_to_f32((te_u16)(h >> 16)) * te__e8m0_to_f32((te_u8)(e >> 8));
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
-    return r;
+    return te_f32x2_to_half(low, high, TE_BF16);
 }
 
 // An E4M3 scale as two bf16.
 TE_DEV te_u32 te_decode_fp4_scale(te_u8 e4m3) {
     float scale = te_f16_to_f32((te_u16)te_fp8x2_to_f16(e4m3, 0, TE_F8E4M3));
-    te_u32 r;
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(scale), "f"(scale));
-    return r;
+    return te_f32x2_to_half(scale, scale, TE_BF16);
 }
 // Both halves times a factor, rounded: bf16 pairs.
 TE_DEV te_u32 te_decode_times(te_u32 pair, te_u32 factors) {

@@ -119,7 +119,7 @@ struct te_gemv_line {
         for (int i = 0; i < SCALES; i++) {
             te_i64 group = at / (SCALES == 1 ? 32 : 16) + i;
             if (SCALES == 1 ? at >= k : group * 16 >= k) continue;
-            te_u8 e = scale[te_decode_scale_at(SWIZZLED, 0, ld_scale, line, group)];
+            te_u8 e = scale[te__group_scale_at(SWIZZLED, 0, ld_scale, line, group)];
             r[i] = SCALES == 1 ? e * 0x0101u : te_decode_fp4_scale(e);
         }
         return make_uint2(r[0], r[1]);

@@ -43,31 +43,21 @@ typedef struct te__gemm_kargs {
 /* Shapes of the blocks of A and B. */
 typedef enum te__gemm_block_kind { TE__GEMM_1D_1D = 1, TE__GEMM_1D_2D = 2, TE__GEMM_2D_1D = 3 } te__gemm_block_kind;
 
-/* One operand of MXFP8 or NVFP4 codes to bf16, as it lies: gemm_decode. */
-typedef struct te__gemm_decode_side {
-    const unsigned char *codes, *scale;
-    unsigned short *out; /* [rows, ld_out], columns beyond the last become 0 */
+/* An operand to rows at multiples of 16 elements: gemm_prepare. Elements are bytes that move, or MXFP8's or NVFP4's codes, which become bf16. */
+typedef struct te__gemm_prepare_side {
+    const unsigned char *from;   /* NULL and no rows: nothing to do */
+    const unsigned char *scale;  /* of codes; else NULL */
+    unsigned char *out;          /* [rows, ld_out], columns beyond the last become 0 */
     long long rows, columns;
-    long long ld, ld_out; /* in elements; ld_out a multiple of 16 */
-    long long ld_scale;   /* swizzled: groups, a multiple of 4 */
-    int dt;               /* of the codes */
-    int down;             /* groups run down the columns, not along the rows */
-} te__gemm_decode_side;
-typedef struct te__gemm_decode_kargs {
-    te__gemm_decode_side side[2]; /* A and B; block y of the grid does side y */
+    long long ld, ld_out;
+    long long ld_scale;          /* swizzled: groups, a multiple of 4 */
+    int dt;                      /* of codes */
+    int down;                    /* groups run down the columns, not along the rows */
+} te__gemm_prepare_side;
+typedef struct te__gemm_prepare_kargs {
+    te__gemm_prepare_side side[2]; /* A and B; block y of the grid does side y */
     int swizzled;
-} te__gemm_decode_kargs;
-
-/* Operands to rows at multiples of 16 bytes: gemm_align. All in bytes. */
-typedef struct te__gemm_align_side {
-    const unsigned char *from; /* NULL and no rows: nothing to do */
-    unsigned char *out;        /* [rows, ld_out] */
-    long long rows, bytes;     /* of a row */
-    long long ld, ld_out;      /* ld_out a multiple of 16 */
-} te__gemm_align_side;
-typedef struct te__gemm_align_kargs {
-    te__gemm_align_side side[2]; /* A and B; block y of the grid does side y */
-} te__gemm_align_kargs;
+} te__gemm_prepare_kargs;
 
 /* gemm_hopper's epilogue, and whether it stores D by TMA, or by epilogue.cuh. */
 enum {

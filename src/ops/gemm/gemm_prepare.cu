@@ -1,0 +1,77 @@
+// ops/gemm/gemm_prepare.cu: operands that the kernels of products do not read as they lie, copied: rows of any alignment to rows at multiples of 16 bytes,
+// for TMA; MXFP8 and NVFP4 codes times their scales to bf16, for tensor cores that read neither (exact: see decode.cuh).
+//
+//   from  ... | x x x x | x x x x | x x . .      A thread takes 16 neighbours of a row at a time, bytes or codes. Two aligned words of 16 bytes hold bytes
+//   to        [ x x x x   x x x x   x x 0 0 ]    that begin anywhere; the word that the thread's neighbour reads as well is in the L1 cache.
+//
+// Codes: 16 bytes of fp8 or 8 of fp4 in, 32 bytes out. Along a row they share one scale (groups are of 32 or 16); down the columns (MXFP8's
+// column-wise copy) each has its own. The operand keeps its major dimension: the bf16 kernels read both. Elements beyond a row's last are 0.
+// The floor is the bytes: 2 for each that moves, 3 for each fp8 code, 2.5 for fp4.
+//
+// Benchmark: "odd ...", "gemm mxfp8", "gemm nvfp4" in tests/bench/h200.csv, and tests/bench/notes.md.
+//
+// Options: DECODED  the operands are codes with scales; else bytes
+// Launch: grid (blocks, 2, 1), any number of blocks, block y does side y; block 256. Rows of the output at multiples of 16 elements.
+// te:baseline
+// te:row DECODED=0|1
+#include "ops/gemm/decode.cuh"
+#include "ops/gemm/kargs.h"
+#include "ops/gemm/shift.cuh"
+
+#ifndef DECODED
+#define DECODED (s.scale != 0) /* general row: known at run time */
+#define AT_ONCE 1
+#else
+#define AT_ONCE (DECODED ? 1 : 2)
+#endif
+
+// Sixteen codes of `bits`, of which n exist; the others become 0.
+TE_DEV uint4 te_decode_load(const te_u8 *from, int bits, int n, const te_u8 *end) {
+    if (n < 16 || ((te_u64)from & (2 * bits - 1)) != 0) return te_load_part(from, n * bits, end);
+    if (bits == 8) return *(const uint4 *)from;
+    uint2 u = *(const uint2 *)from;
+    return make_uint4(u.x, u.y, 0, 0);
+}
+
+extern "C" __global__ void __launch_bounds__(256) te_gemm_prepare(const __grid_constant__ te__gemm_prepare_kargs a) {
+    te_follow();
+    const te__gemm_prepare_side &s = a.side[blockIdx.y];
+    const int bits = DECODED && s.dt == TE_F4E2M1 ? 4 : 8; // of a byte or code
+    const te_u8 *end = s.from + (((s.rows - 1) * s.ld + s.columns) * bits + 7) / 8;
+    te_u32 per_row = (te_u32)(s.ld_out / 16), all = (te_u32)s.rows * per_row; // 32 bits: te__gemm_fits_prepare, and 2^36 codes do not fit into a memory twice
+#pragma unroll AT_ONCE
+    for (te_u32 at = blockIdx.x * 256 + threadIdx.x; at < all; at += gridDim.x * 256) {
+        te_u32 row = at / per_row;
+        te_i64 col = (te_i64)(at - row * per_row) * 16;
+        int n = s.columns - col < 16 ? (int)(s.columns - col) : 16;
+        const te_u8 *from = s.from + (row * s.ld + col) * bits / 8;
+        if (!DECODED) {
+            *(uint4 *)(s.out + row * s.ld_out + col) = te_load_part(from, 8 * n, end);
+            continue;
+        }
+        te_u32 scales[4], out[8]; // scales: a byte of each code; loaded before the codes, behind whose load control flow joins and waits
+        if (s.down) { // there are scales for columns up to a multiple of 128
+#pragma unroll
+            for (int i = 0; i < 16; i++) {
+                if (i % 4 == 0) scales[i / 4] = 0;
+                scales[i / 4] |= (te_u32)s.scale[te__group_scale_at(a.swizzled, 1, s.ld_scale, col + i, row >> 5)] << (8 * (i % 4));
+            }
+        } else {
+            te_u32 e = s.scale[te__group_scale_at(a.swizzled, 0, s.ld_scale, row, bits == 4 ? col >> 4 : col >> 5)];
+            scales[0] = scales[1] = scales[2] = scales[3] = e * 0x01010101u;
+        }
+        uint4 u = te_decode_load(from, bits, n, end);
+        te_u32 w[4] = {u.x, u.y, u.z, u.w};
+        if (bits == 4) {
+            te_u32 scale = te_decode_fp4_scale((te_u8)scales[0]);
+#pragma unroll
+            for (int i = 0; i < 8; i++) out[i] = te_decode_fp4x2(w[i / 4], i % 4, scale);
+        } else {
+#pragma unroll
+            for (int i = 0; i < 8; i++) out[i] = te_decode_fp8x2(w[i / 2], i % 2, s.dt, scales[i / 2] >> (16 * (i % 2)));
+        }
+        uint4 *to = (uint4 *)(s.out + (row * s.ld_out + col) * 2);
+        to[0] = make_uint4(out[0], out[1], out[2], out[3]);
+        to[1] = make_uint4(out[4], out[5], out[6], out[7]);
+    }
+}

@@ -37,8 +37,7 @@
 // te:row A_DT=5 B_DT=4 SCALES=1 SWIZZLED=1 SHORT_A=0 EIGHTS=1 ALIGNED=0 WARPS=8
 // te:row A_DT=7 B_DT=7 SCALES=2 SWIZZLED=1 SHORT_A=0 EIGHTS=1 ALIGNED=0 WARPS=8
 #include "ops/gemm/decode.cuh"
-#include "ops/gemm/epilogue.cuh"
-#include "ops/gemm/shift.cuh"
+#include "ops/gemm/gemv.cuh"
 
 #ifndef BLOCK
 #define BLOCK 0
@@ -58,8 +57,6 @@
 #define TURN (8 * PIECE)    // of a turn: two steps of four lanes
 // Warps on a multiprocessor: as many as registers allow.
 #define RESIDENT ((SCALES == 2 && EIGHTS > 1) || (BLOCK && !ALIGNED) ? 8 : !ALIGNED || SCALES ? 16 : BLOCK || EIGHTS > 1 ? 24 : 32)
-#define A_2D (BLOCK == 3)   // of te__gemm_block_kind
-#define B_2D (BLOCK == 2)
 
 // Sixteen bytes that nothing writes while the kernel runs. The L2 cache fetches 256 with them, which is quicker but for aligned lines of 16 bits:
 // tests/bench/notes.md.
@@ -83,10 +80,10 @@ TE_DEV uint4 te_gemv_load_once(const te_u8 *p) {
 struct te_gemv_line {
     const te_u8 *from, *end, *scale; // the line's; the operand's; the operand's, with SCALES
     te_i64 line, ld_scale;
-    TE_DEV void open(const void *operand, te_i64 ld, te_i64 lines, te_i64 k, const void *scales, te_i64 ld_scales, te_i64 number) {
-        line = min(number, lines - 1), ld_scale = ld_scales, scale = (const te_u8 *)scales;
-        from = (const te_u8 *)operand + line * ld * BITS / 8;
-        end = (const te_u8 *)operand + (((lines - 1) * ld + k) * BITS + 7) / 8;
+    TE_DEV void open(const te_gemv_operand &of, te_i64 k, te_i64 number) {
+        line = min(number, of.lines - 1), ld_scale = of.ld_scales, scale = (const te_u8 *)of.scales;
+        from = (const te_u8 *)of.data + line * of.ld * BITS / 8;
+        end = (const te_u8 *)of.data + (((of.lines - 1) * of.ld + k) * BITS + 7) / 8;
     }
 
     // Sixteen bytes from element `at` on, a multiple of PIECE. Not aligned: up to 15 bytes on both sides are read with them.
@@ -131,45 +128,41 @@ struct te_gemv_piece {
     uint4 u;
     uint2 scales;
     TE_DEV te_u32 word(int i) const { return i == 0 ? u.x : i == 1 ? u.y : i == 2 ? u.z : u.w; }
-    template <int DT> TE_DEV te_u32 decoded(int i, int part) const { // of its two (fp8) or four (fp4) parts
-        if (SCALES == 2) return te_decode_fp4x2(word(i), part, i < 2 ? scales.x : scales.y);
-        if (SCALES == 1) return te_decode_fp8x2(word(i), part, DT, scales.x);
-        return te_fp8x2_to_f16(word(i), part, DT);
+    template <int DT> TE_DEV te_u32 pair(int i) const { // neighbours, decoded
+        if (BITS == 16) return word(i);
+        if (SCALES == 2) return te_decode_fp4x2(word(i / 4), i % 4, i < 8 ? scales.x : scales.y);
+        if (SCALES == 1) return te_decode_fp8x2(word(i / 2), i % 2, DT, scales.x);
+        return te_fp8x2_to_f16(word(i / 2), i % 2, DT);
     }
 };
 
 // sum += two lines of X times one of Y, 16 bytes of each.
 TE_DEV void te_gemv_multiply(float sum[4], const te_gemv_piece &x, const te_gemv_piece &x8, const te_gemv_piece &y) {
-    const int parts = BITS == 16 ? 2 : 16 / BITS; // of a word, each two values; words of 16 bits come in pairs
 #pragma unroll
-    for (int i = 0; i < 4; i += BITS == 16 ? 2 : 1) {
+    for (int i = 0; i < PIECE / 2; i += 2) {
+        te_u32 of_x[4], of_y[2];
 #pragma unroll
-        for (int part = 0; part < parts; part += 2) {
-            te_u32 of_x[4], of_y[2];
-#pragma unroll
-            for (int h = 0; h < 2; h++) {
-                of_x[2 * h] = BITS == 16 ? x.word(i + h) : x.decoded<X_DT>(i, part + h);
-                of_x[2 * h + 1] = BITS == 16 ? x8.word(i + h) : x8.decoded<X_DT>(i, part + h);
-                of_y[h] = BITS == 16 ? y.word(i + h) : y.decoded<Y_DT>(i, part + h);
-            }
-            if (A_DT == 3 || SCALES) te_mma_bf16(sum, of_x, of_y);
-            else te_mma_f16(sum, of_x, of_y);
+        for (int h = 0; h < 2; h++) {
+            of_x[2 * h] = x.pair<X_DT>(i + h);
+            of_x[2 * h + 1] = x8.pair<X_DT>(i + h);
+            of_y[h] = y.pair<Y_DT>(i + h);
         }
+        if (A_DT == 3 || SCALES) te_mma_bf16(sum, of_x, of_y);
+        else te_mma_f16(sum, of_x, of_y);
     }
 }
 
 extern "C" __global__ void __launch_bounds__(32 * WARPS, RESIDENT / WARPS) te_gemv_k(const __grid_constant__ te__gemm_kargs a) {
     te_follow();
     __shared__ float sums[WARPS][8 * EIGHTS][16];
-    const te_i64 lines = SHORT_A ? a.n : a.m, few = SHORT_A ? a.m : a.n, first = (te_i64)blockIdx.x * 16;
+    const te_gemv_operand xs = te_gemv_x(a), ys = te_gemv_y(a);
+    const te_i64 first = (te_i64)blockIdx.x * 16;
     int warp = threadIdx.x >> 5, g = (threadIdx.x & 31) >> 2, t = threadIdx.x & 3;
-    const void *scales_x = SHORT_A ? a.block_b : a.block_a, *scales_y = SHORT_A ? a.block_a : a.block_b;
-    const te_i64 ld_scales_x = SHORT_A ? a.ld_block_b : a.ld_block_a, ld_scales_y = SHORT_A ? a.ld_block_a : a.ld_block_b;
     te_gemv_line x[2], y[EIGHTS];
 #pragma unroll
-    for (int i = 0; i < 2; i++) x[i].open(SHORT_A ? a.b : a.a, SHORT_A ? a.ldb : a.lda, lines, a.k, scales_x, ld_scales_x, first + g + 8 * i);
+    for (int i = 0; i < 2; i++) x[i].open(xs, a.k, first + g + 8 * i);
 #pragma unroll
-    for (int i = 0; i < EIGHTS; i++) y[i].open(SHORT_A ? a.a : a.b, SHORT_A ? a.lda : a.ldb, few, a.k, scales_y, ld_scales_y, g + 8 * i);
+    for (int i = 0; i < EIGHTS; i++) y[i].open(ys, a.k, g + 8 * i);
     float sum[EIGHTS][4] = {}; // of each eight lines of Y: lines g, g, g + 8, g + 8 of X by lines 2 t, 2 t + 1 of them, twice
     auto take = [&](te_i64 k, bool end) {
         te_gemv_piece u[2][2], v[2][EIGHTS];
@@ -187,8 +180,8 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, RESIDENT / WARPS) te_ge
             float part[4] = {}, of_x[2], of_y[2];
 #pragma unroll
             for (int i = 0; i < 2; i++) {
-                of_x[i] = te_gemm_block_scale((const float *)scales_x, SHORT_A ? B_2D : A_2D, ld_scales_x, min(first + g + 8 * i, lines - 1), k >> 7);
-                of_y[i] = te_gemm_block_scale((const float *)scales_y, SHORT_A ? A_2D : B_2D, ld_scales_y, min((te_i64)(8 * l + 2 * t + i), few - 1), k >> 7);
+                of_x[i] = te_gemm_block_scale((const float *)xs.scales, BLOCK == (SHORT_A ? 2 : 3), xs.ld_scales, x[i].line, k >> 7);
+                of_y[i] = te_gemm_block_scale((const float *)ys.scales, BLOCK == (SHORT_A ? 3 : 2), ys.ld_scales, min((te_i64)(8 * l + 2 * t + i), ys.lines - 1), k >> 7);
             }
 #pragma unroll
             for (int i = 0; i < 2; i++) te_gemv_multiply(part, u[i][0], u[i][1], v[i][l]);
@@ -211,11 +204,5 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, RESIDENT / WARPS) te_ge
     for (int l = 0; l < EIGHTS; l++)
 #pragma unroll
         for (int e = 0; e < 4; e++) sums[warp][8 * l + 2 * t + e % 2][g + e / 2 * 8] = sum[l][e];
-    __syncthreads();
-    int line = threadIdx.x & 15, other = threadIdx.x >> 4;
-    if (other >= few || first + line >= lines) return;
-    float all = 0.0f;
-#pragma unroll
-    for (int w = 0; w < WARPS; w++) all += sums[w][other][line];
-    te_gemm_finish(a, te_gemm_scale(a), SHORT_A ? other : first + line, SHORT_A ? first + line : other, all);
+    te_gemv_finish<16>(a, sums, first);
 }

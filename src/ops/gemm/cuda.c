@@ -404,32 +404,21 @@ static te_result te__gemm_plan_hopper(te__plan *p, const te__gemm_problem *q) {
 /* The long operand. */
 static const te__gemm_side *te__gemv_x(const te__gemm_problem *q) { return q->args->m <= q->args->n ? &q->b : &q->a; }
 
-/* The ring of gemm_hopper has more bytes in flight than warps do, which is quicker for very many lines, of so many bytes of one k for each multiprocessor
- * (tests/bench/notes.md). With a short B most of the ring is B's, and empty. */
-static bool te__gemv_is_for_hopper(const te__plan *p, const te__gemm_problem *q, int64_t bytes) {
+/* GEMVs for gemv_mn, or for gemv_k: bound by the bytes of the long operand. gemv_k: more than eight lines of the short operand need registers that shifts,
+ * and scales of blocks, need as well; k is not split, so a small grid with long lines (k > 16384, fewer blocks than four a multiprocessor) is refused.
+ * gemv_mn: 64 lines or more, so that no piece beyond them is read in vain. And the ring of gemm_hopper has more bytes in flight than warps do, which is quicker
+ * for very many lines (tests/bench/notes.md): the bound is in bytes of one k for each multiprocessor. With a short B most of the ring is B's, and empty. */
+static bool te__gemm_is_gemv(const te__plan *p, const te__gemm_problem *q, bool mn) {
     const te_op_gemm_args *a = q->args;
-    return te__gemm_is_aligned(q) && a->m < a->n && te__gemm_fits_hopper(p, q) && a->n * te__dtype_size(q->a.dtype) > bytes * p->num_sms;
+    const bool aligned = te__gemm_is_aligned(q), plain = !q->block && a->scaling_a < TE_SCALING_MXFP8;
+    int64_t lines = te__max(a->m, a->n), size = te__dtype_size(q->a.dtype), sms = p->num_sms;
+    if (TE__GEMM_TUNES || te__min(a->m, a->n) > (!mn && aligned && !q->block ? 16 : 8)) return false;
+    if (mn && (te__gemv_x(q)->k_major || size != 2 || lines < 64)) return false;
+    if (!mn && (!q->a.k_major || !q->b.k_major || size > 2 || (a->k > 16384 && lines < 4 * sms))) return false;
+    return !(aligned && (mn || plain) && a->m < a->n && te__gemm_fits_hopper(p, q) && lines * size > (mn ? 512 : 192) * sms);
 }
 
-/* GEMVs of two K-major operands, bound by the bytes of the long one. More than eight lines of the short operand need registers that shifts, and scales of
- * blocks, need as well. k is not split, so a small grid with long lines (k > 16384, fewer blocks than four a multiprocessor) is refused. */
-static bool te__gemm_is_gemv_k(const te__plan *p, const te__gemm_problem *q) {
-    const te_op_gemm_args *a = q->args;
-    bool plain = !q->block && a->scaling_a < TE_SCALING_MXFP8;
-    if (TE__GEMM_TUNES || !q->a.k_major || !q->b.k_major || te__dtype_size(q->a.dtype) > 2) return false;
-    if (te__min(a->m, a->n) > (te__gemm_is_aligned(q) && !q->block ? 16 : 8) || (a->k > 16384 && te__max(a->m, a->n) < 4 * (int64_t)p->num_sms)) return false;
-    return !(plain && te__gemv_is_for_hopper(p, q, 192));
-}
-
-/* GEMVs with an MN-major long operand; of 64 lines or more, so that no piece beyond them is read in vain. */
-static bool te__gemm_is_gemv_mn(const te__plan *p, const te__gemm_problem *q) {
-    const te_op_gemm_args *a = q->args;
-    const te__gemm_side *x = te__gemv_x(q);
-    if (TE__GEMM_TUNES || x->k_major || te__dtype_size(x->dtype) != 2 || te__min(a->m, a->n) > 8 || te__max(a->m, a->n) < 64) return false;
-    return !te__gemv_is_for_hopper(p, q, 512);
-}
-
-/* gemv_mn: lanes have eight lines each if blocks with four a lane, sixteen warps, would not all be resident at once, two a multiprocessor:
+/* Lanes of gemv_mn have eight lines each if blocks with four a lane, sixteen warps, would not all be resident at once, two a multiprocessor:
  * tests/bench/notes.md. k is split if blocks are at most half as many as multiprocessors. */
 static te_result te__gemm_plan_gemv(te__plan *p, const te__gemm_problem *q) {
     const te_op_gemm_args *a = q->args;
@@ -446,9 +435,9 @@ static te_result te__gemm_plan_gemv(te__plan *p, const te__gemm_problem *q) {
         blocks = te__div_up(lines, 16);
         warps = blocks <= 4 * sms && aligned && !q->block && !scales && few <= 8 ? 16 : 8;
         te__launch_option(l, "EIGHTS", (int)te__div_up(few, 8));
-        if (scales) te__launch_option(l, "SCALES", scales);
-        if (scales && a->swizzled_scales) te__launch_option(l, "SWIZZLED", 1);
-        if (q->block) te__launch_option(l, "BLOCK", q->block);
+        te__launch_option(l, "SCALES", scales);
+        te__launch_option(l, "SWIZZLED", scales && a->swizzled_scales);
+        te__launch_option(l, "BLOCK", q->block);
     } else {
         int piece = lines > 64 * sms ? 8 : 4;
         aligned = (uintptr_t)x->data % (uintptr_t)(2 * piece) == 0 && x->ld % piece == 0;
@@ -514,10 +503,10 @@ static te_result te__cuda_plan_gemm(te__plan *p, const te_op_gemm_args *a) {
     if (te__gemm_is_block(a->scaling_a))
         q.block = a->scaling_a == TE_SCALING_BLOCK_2D ? TE__GEMM_2D_1D : a->scaling_b == TE_SCALING_BLOCK_2D ? TE__GEMM_1D_2D : TE__GEMM_1D_1D;
     if (a->k == 0 || te__gemm_is_exact(p, &q)) return te__gemm_plan_naive(p, &q);
-    if (!p->baseline && te__gemm_is_gemv_k(p, &q)) return te__gemm_plan_gemv(p, &q);
+    if (!p->baseline && te__gemm_is_gemv(p, &q, false)) return te__gemm_plan_gemv(p, &q);
     if ((a->scaling_a == TE_SCALING_MXFP8 || a->scaling_a == TE_SCALING_NVFP4) && !te__gemm_plan_decode(p, &q)) return p->result;
     if (p->baseline) return te__gemm_plan_naive(p, &q);
-    if (te__gemm_is_gemv_mn(p, &q)) return te__gemm_plan_gemv(p, &q);
+    if (te__gemm_is_gemv(p, &q, true)) return te__gemm_plan_gemv(p, &q);
     if (!te__gemm_fits_hopper(p, &q)) return te__gemm_plan_mma(p, &q);
     if (te__gemm_is_aligned(&q)) return te__gemm_plan_hopper(p, &q);
     if (te__gemm_is_small(&q) || !te__gemm_fits_align(&q)) return te__gemm_plan_mma(p, &q);

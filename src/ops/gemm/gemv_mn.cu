@@ -19,7 +19,7 @@
 //          Y_T         the short operand is MN-major too
 //          PIECE       lines of a lane: 4 or 8
 //          ALIGNED     all rows of X start at multiples of a piece
-//          WARPS       of a block: 8 or 16
+//          WARPS       of a block: 16, or 8 with PIECE=8, which need more registers: two blocks fit on a multiprocessor
 // Launch: grid (ceil(lines of X / STEP), splits, 1), block 32 WARPS. X has at least PIECE lines. Split s does k from s * k_split on, to D + s * d_split.
 //
 // te:arch 80
@@ -28,10 +28,10 @@
 // te:row A_DT=2 B_DT=2 SHORT_A=0 Y_T=0 PIECE=8 ALIGNED=0 WARPS=8
 #include "device/mma.cuh"
 #include "ops/gemm/gemv.cuh"
+#include "ops/gemm/shift.cuh"
 
 #define LINES (8 * PIECE) // that a warp reads
 #define STEP (ALIGNED ? LINES : LINES - PIECE)
-#define RESIDENT (PIECE == 8 ? 16 : 32) // warps on a multiprocessor: as many as registers allow
 
 // PIECE lines of one k.
 struct te_gemv_piece {
@@ -58,19 +58,19 @@ struct te_gemv_piece {
     }
 };
 
-extern "C" __global__ void __launch_bounds__(32 * WARPS, RESIDENT / WARPS) te_gemv_mn(const __grid_constant__ te__gemm_kargs a) {
+extern "C" __global__ void __launch_bounds__(32 * WARPS, 2) te_gemv_mn(const __grid_constant__ te__gemm_kargs a) {
     te_follow();
     __shared__ float sums[WARPS][8][LINES];
-    const te_gemv_operand xs = te_gemv_x(a), ys = te_gemv_y(a);
+    const te_i64 lines = SHORT_A ? a.n : a.m, few = SHORT_A ? a.m : a.n, ld = SHORT_A ? a.ldb : a.lda, ld_y = SHORT_A ? a.lda : a.ldb;
     const te_i64 k0 = blockIdx.y * a.k_split, end_k = min(a.k, k0 + a.k_split), first = (te_i64)blockIdx.x * STEP;
     int warp = __shfl_sync(0xffffffffu, threadIdx.x >> 5, 0), g = (threadIdx.x & 31) >> 2, t = threadIdx.x & 3; // from lane 0: loops of whole warps
 
     // The lane's first line of X, and its line of Y; beyond the end the last one, whose products are not stored.
     te_i64 k = k0 + 16 * warp;
-    const te_u16 *x = (const te_u16 *)xs.data + (k + 4 * t) * xs.ld + min(first + PIECE * g, ALIGNED ? (xs.lines - 1) / PIECE * PIECE : xs.lines - 1);
-    const te_u16 *x_end = (const te_u16 *)xs.data + (a.k - 1) * xs.ld + xs.lines;
-    const te_i64 y_k = Y_T ? ys.ld : 1, y_line = Y_T ? 1 : ys.ld;
-    const te_u16 *y = (const te_u16 *)ys.data + (k + 4 * t) * y_k + min((te_i64)g, ys.lines - 1) * y_line;
+    const te_u16 *x = (const te_u16 *)(SHORT_A ? a.b : a.a), *x_end = x + (a.k - 1) * ld + lines;
+    x += (k + 4 * t) * ld + min(first + PIECE * g, ALIGNED ? (lines - 1) / PIECE * PIECE : lines - 1);
+    const te_i64 y_k = Y_T ? ld_y : 1, y_line = Y_T ? 1 : ld_y;
+    const te_u16 *y = (const te_u16 *)(SHORT_A ? a.a : a.b) + (k + 4 * t) * y_k + min((te_i64)g, few - 1) * y_line;
 
     float sum[PIECE / 2][4] = {}; // lines 2 i, 2 i, 2 i + 1, 2 i + 1 of X by lines 2 t, 2 t + 1 of Y, twice
     auto take = [&](bool end) {
@@ -78,14 +78,14 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, RESIDENT / WARPS) te_ge
         te_u32 v[4];
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            const te_u16 *at = (const te_u16 *)((te_u64)(x + i * xs.ld) & ~(ALIGNED ? 0 : 2 * PIECE - 1ull));
+            const te_u16 *at = (const te_u16 *)((te_u64)(x + i * ld) & ~(ALIGNED ? 0 : 2 * PIECE - 1ull));
             bool there = !end || k + 4 * t + i < end_k;
             u[i].load(at, !end ? PIECE : there ? x_end - at : 0); // behind X nothing may be read
             v[i] = there ? __ldg(y + i * y_k) : 0;
         }
         te_u32 of_y[2] = {v[0] | v[1] << 16, v[2] | v[3] << 16};
 #pragma unroll
-        for (int i = 0; i < 4 && !ALIGNED; i++) u[i].shift((int)(te_u64)(x + i * xs.ld) & (2 * PIECE - 1));
+        for (int i = 0; i < 4 && !ALIGNED; i++) u[i].shift((int)(te_u64)(x + i * ld) & (2 * PIECE - 1));
 #pragma unroll
         for (int i = 0; i < PIECE / 2; i++) {
             te_u32 of_x[4];
@@ -97,7 +97,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, RESIDENT / WARPS) te_ge
             if (A_DT == 3) te_mma_bf16(sum[i], of_x, of_y);
             else te_mma_f16(sum[i], of_x, of_y);
         }
-        k += 16 * WARPS, x += 16 * WARPS * xs.ld, y += 16 * WARPS * y_k;
+        k += 16 * WARPS, x += 16 * WARPS * ld, y += 16 * WARPS * y_k;
     };
     const te_i64 whole = end_k - (end_k == a.k ? 16 : 15); // turns that begin before it end before the last row of X
 #pragma unroll 2 // as many as registers allow

@@ -144,7 +144,8 @@ TE_DEV void te_gemv_multiply(float sum[4], const te_gemv_piece &x, const te_gemv
 extern "C" __global__ void __launch_bounds__(32 * WARPS, RESIDENT / WARPS) te_gemv_k(const __grid_constant__ te__gemm_kargs a) {
     te_follow();
     __shared__ float sums[WARPS][8 * EIGHTS][16];
-    const te_i64 first = (te_i64)blockIdx.x * 16;
+    const te_i64 first = (te_i64)blockIdx.x * 16, few = SHORT_A ? a.m : a.n;
+    const bool x_2d = BLOCK == (SHORT_A ? TE__GEMM_1D_2D : TE__GEMM_2D_1D), y_2d = BLOCK == (SHORT_A ? TE__GEMM_2D_1D : TE__GEMM_1D_2D);
     int warp = threadIdx.x >> 5, g = (threadIdx.x & 31) >> 2, t = threadIdx.x & 3;
     te_gemv_line x[2], y[EIGHTS];
 #pragma unroll
@@ -170,8 +171,8 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, RESIDENT / WARPS) te_ge
             if (!BLOCK) continue;
 #pragma unroll
             for (int i = 0; i < 2; i++) {
-                of_x[i] = te_gemm_block_scale((const float *)x[i].scale, BLOCK == (SHORT_A ? 2 : 3), x[i].ld_scale, x[i].line, k >> 7);
-                of_y[i] = te_gemm_block_scale((const float *)y[l].scale, BLOCK == (SHORT_A ? 3 : 2), y[l].ld_scale, min((te_i64)(8 * l + 2 * t + i), (SHORT_A ? a.m : a.n) - 1), k >> 7);
+                of_x[i] = te_gemm_block_scale((const float *)x[i].scale, x_2d, x[i].ld_scale, x[i].line, k >> 7);
+                of_y[i] = te_gemm_block_scale((const float *)y[l].scale, y_2d, y[l].ld_scale, min((te_i64)(8 * l + 2 * t + i), few - 1), k >> 7);
             }
 #pragma unroll
             for (int e = 0; e < 4; e++) sum[l][e] = fmaf(part[e], te_gemm_block_product(of_x[e / 2], of_y[e % 2]), sum[l][e]);

@@ -19,7 +19,7 @@
 //          Y_T         the short operand is MN-major too
 //          PIECE       lines of a lane: 4 or 8
 //          ALIGNED     all rows of X start at multiples of a piece
-//          WARPS       of a block: 16, or 8 with PIECE=8, which need more registers: two blocks fit on a multiprocessor
+//          WARPS       of a block: 16, or 8 with PIECE=8, which needs more registers; two blocks are resident on a multiprocessor
 // Launch: grid (ceil(lines of X / STEP), splits, 1), block 32 WARPS. X has at least PIECE lines. Split s does k from s * k_split on, to D + s * d_split.
 //
 // te:arch 80
@@ -63,7 +63,8 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 2) te_gemv_mn(const __g
     __shared__ float sums[WARPS][8][LINES];
     const te_i64 lines = SHORT_A ? a.n : a.m, few = SHORT_A ? a.m : a.n, ld = SHORT_A ? a.ldb : a.lda, ld_y = SHORT_A ? a.lda : a.ldb;
     const te_i64 k0 = blockIdx.y * a.k_split, end_k = min(a.k, k0 + a.k_split), first = (te_i64)blockIdx.x * STEP;
-    int warp = __shfl_sync(0xffffffffu, threadIdx.x >> 5, 0), g = (threadIdx.x & 31) >> 2, t = threadIdx.x & 3; // from lane 0: loops of whole warps
+    int g = (threadIdx.x & 31) >> 2, t = threadIdx.x & 3;
+    int warp = __shfl_sync(0xffffffffu, threadIdx.x >> 5, 0); // of lane 0, so that the compiler knows that all lanes loop alike
 
     // The lane's first line of X, and its line of Y; beyond the end the last one, whose products are not stored.
     te_i64 k = k0 + 16 * warp;
@@ -99,7 +100,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 2) te_gemv_mn(const __g
         }
         k += 16 * WARPS, x += 16 * WARPS * ld, y += 16 * WARPS * y_k;
     };
-    const te_i64 whole = end_k - (end_k == a.k ? 16 : 15); // turns that begin before it end before the last row of X
+    const te_i64 whole = end_k - (end_k == a.k ? 16 : 15); // turns that begin before it are whole, and without the last row of X
 #pragma unroll 2 // as many as registers allow
     while (k < whole) take(false);
 #pragma unroll 1

@@ -835,7 +835,7 @@ TE_TEST(gemm_plans_of_unaligned) {
     static const plan_case down[] = {{1, 4095, 4097, "gemm/gemv_mn", "GEMV"},
                                      {4097, 1, 4095, "gemm/gemv_mn", "GEMV"},
                                      {8, 28672, 4096, "gemm/gemv_mn", "GEMV"},
-                                     {1, 1000, 16000, "gemm/gemv_mn.DT=3,SHORT_A=1,PIECE=4,ALIGNED=1,WARPS=16 gemm/gemm_reduce", "GEMV"},
+                                     {1, 1000, 16000, "gemm/gemv_mn.PIECE=4,Y_T=0,A_DT=3,B_DT=3,SHORT_A=1,ALIGNED=1,WARPS=16 gemm/gemm_reduce", "GEMV"},
                                      {1, 64, 4096, "gemm/gemv_mn", "GEMV"},
                                      {1, 63, 4096, "gemm/gemm_prepare.DECODED=0 gemm/gemm_hopper", "copied; then"},
                                      {1, 40000, 1024, "gemm/gemm_hopper", "TMA and wgmma"}, /* very many */

@@ -363,91 +363,69 @@ static te_result te__gemm_plan_hopper(te__plan *p, const te__gemm_problem *q) {
     return p->result;
 }
 
-/* ---- gemv_k ----------------------------------------------------------------------------------------------------- */
+/* ---- gemv_k and gemv_mn ------------------------------------------------------------------------------------------- */
 
-/* GEMVs of two K-major operands, bound by the bytes of the long one. More than eight lines of the short operand need registers that shifts, and scales of
- * blocks, need as well. k is not split, so a small grid with long lines (k > 16384, fewer blocks than four a multiprocessor) is refused. And the ring of
- * gemm_hopper has more bytes in flight than warps do, which is quicker for very many lines (tests/bench/notes.md). The bound
- * lies between: 192 bytes of a column of the long operand for each multiprocessor, on an H200 12672 lines of bf16. With a short B most of the ring is
- * B's, and empty. */
-static bool te__gemm_is_gemv_k(const te__plan *p, const te__gemm_problem *q) {
+/* The long operand. */
+static const te__gemm_side *te__gemv_x(const te__gemm_problem *q) { return q->args->m <= q->args->n ? &q->b : &q->a; }
+
+/* GEMVs for gemv_mn, or for gemv_k: bound by the bytes of the long operand. gemv_k: more than eight lines of the short operand need registers that shifts,
+ * and scales of blocks, need as well; k is not split, so a small grid with long lines (k > 16384, fewer blocks than four a multiprocessor) is refused.
+ * gemv_mn: 64 lines or more, so that no piece beyond them is read in vain. And the ring of gemm_hopper has more bytes in flight than warps do, which is quicker
+ * for very many lines (tests/bench/notes.md): the bound is in bytes of one k for each multiprocessor. With a short B most of the ring is B's, and empty. */
+static bool te__gemm_is_gemv(const te__plan *p, const te__gemm_problem *q, bool mn) {
     const te_op_gemm_args *a = q->args;
-    bool aligned = te__gemm_is_aligned(q), plain = !q->block && a->scaling_a < TE_SCALING_MXFP8;
-    int64_t lines = te__max(a->m, a->n), size = te__dtype_size(q->a.dtype);
-    if (TE__GEMM_TUNES || !q->a.k_major || !q->b.k_major || size > 2) return false;
-    if (te__min(a->m, a->n) > (aligned && !q->block ? 16 : 8) || (a->k > 16384 && lines < 4 * (int64_t)p->num_sms)) return false;
-    return !(aligned && plain && a->m < a->n && te__gemm_fits_hopper(p, q) && lines * size > 192 * (int64_t)p->num_sms);
+    const bool aligned = te__gemm_is_aligned(q), plain = !q->block && a->scaling_a < TE_SCALING_MXFP8;
+    int64_t lines = te__max(a->m, a->n), size = te__dtype_size(q->a.dtype), sms = p->num_sms;
+    if (TE__GEMM_TUNES || te__min(a->m, a->n) > (!mn && aligned && !q->block ? 16 : 8)) return false;
+    if (mn && (te__gemv_x(q)->k_major || size != 2 || lines < 64)) return false;
+    if (!mn && (!q->a.k_major || !q->b.k_major || size > 2 || (a->k > 16384 && lines < 4 * sms))) return false;
+    return !(aligned && (mn || plain) && a->m < a->n && te__gemm_fits_hopper(p, q) && lines * size > (mn ? 512 : 192) * sms);
 }
 
-static te_result te__gemm_plan_gemv_k(te__plan *p, const te__gemm_problem *q) {
-    const te_op_gemm_args *a = q->args;
-    int64_t few = te__min(a->m, a->n), blocks = te__div_up(te__max(a->m, a->n), 16);
-    int scales = a->scaling_a == TE_SCALING_MXFP8 ? 1 : a->scaling_a == TE_SCALING_NVFP4 ? 2 : 0;
-    int warps = blocks <= 4 * (int64_t)te__max(p->num_sms, 1) && te__gemm_is_aligned(q) && !q->block && !scales && few <= 8 ? 16 : 8;
-    te__launch *l = te__plan_launch(p, "gemm", "gemv_k");
-    te__gemm_kargs *k = TE__KARGS(p, l, te__gemm_kargs);
-    te__gemm_fill(k, q);
-    if (scales) {
-        te__launch_option(l, "SCALES", scales);
-        if (a->swizzled_scales) te__launch_option(l, "SWIZZLED", 1);
-    }
-    te__launch_option(l, "A_DT", q->a.dtype);
-    te__launch_option(l, "B_DT", q->b.dtype);
-    te__launch_option(l, "SHORT_A", a->m <= a->n);
-    te__launch_option(l, "EIGHTS", (int)te__div_up(few, 8));
-    te__launch_option(l, "ALIGNED", te__gemm_is_aligned(q));
-    te__launch_option(l, "WARPS", warps);
-    if (q->block) te__launch_option(l, "BLOCK", q->block);
-    te__launch_size(l, blocks, 1, 1, warps * 32, 0);
-    if (a->bias_gradient && !te__gemm_plan_bias_gradient(p, a, NULL, 0)) return p->result;
-    p->native = !scales && !te__is_fp8(q->a.dtype);
-    te__plan_why(p, TE__GEMM_WHY(q, "straight from memory to the tensor cores (mma.sync): GEMV"));
-    if (te__is_fp8(q->a.dtype) && !scales) te__plan_why(p, "GEMV: straight from memory, fp8 decoded exactly into f16, to the tensor cores (mma.sync)");
-    if (q->block) te__plan_why(p, "GEMV: straight from memory, fp8 decoded exactly into f16, to the tensor cores (mma.sync), sums of 128 k scaled in f32");
-    return TE_OK;
-}
-
-/* ---- gemv_mn ------------------------------------------------------------------------------------------------ */
-
-/* GEMVs with an MN-major long operand; of 64 lines or more, so that no piece beyond them is read in vain. Very many lines are left to gemm_hopper, as in
- * te__gemm_is_gemv_k: tests/bench/notes.md. */
-static bool te__gemm_is_gemv_mn(const te__plan *p, const te__gemm_problem *q) {
-    const te_op_gemm_args *a = q->args;
-    const te__gemm_side *x = a->m <= a->n ? &q->b : &q->a;
-    int64_t lines = te__max(a->m, a->n);
-    if (TE__GEMM_TUNES || x->k_major || te__dtype_size(x->dtype) != 2 || te__min(a->m, a->n) > 8 || lines < 64) return false;
-    return !(te__gemm_is_aligned(q) && a->m < a->n && te__gemm_fits_hopper(p, q) && lines > 256 * (int64_t)p->num_sms);
-}
-
-/* Lanes have eight lines each if blocks with four a lane, sixteen warps, would not all be resident at once, two a multiprocessor: tests/bench/notes.md.
- * k is split if blocks are at most half as many as multiprocessors. */
-static te_result te__gemm_plan_gemv_mn(te__plan *p, const te__gemm_problem *q) {
+/* Lanes of gemv_mn have eight lines each if blocks with four a lane, sixteen warps, would not all be resident at once, two a multiprocessor:
+ * tests/bench/notes.md. k is split if blocks are at most half as many as multiprocessors. */
+static te_result te__gemm_plan_gemv(te__plan *p, const te__gemm_problem *q) {
     const te_op_gemm_args *a = q->args;
     enum { SHORTEST = 1024 }; /* k of a split: four turns of each warp */
-    const bool few_a = a->m <= a->n;
-    const te__gemm_side *x = few_a ? &q->b : &q->a;
-    int64_t lines = te__max(a->m, a->n), sms = te__max(p->num_sms, 1), blocks;
-    int piece = lines > 64 * sms ? 8 : 4, warps = piece == 8 ? 8 : 16;
-    bool aligned = (uintptr_t)x->data % (uintptr_t)(2 * piece) == 0 && x->ld % piece == 0;
-    te__launch *l = te__plan_launch(p, "gemm", "gemv_mn");
+    const te__gemm_side *x = te__gemv_x(q), *y = x == &q->a ? &q->b : &q->a;
+    int scales = a->scaling_a == TE_SCALING_MXFP8 ? 1 : a->scaling_a == TE_SCALING_NVFP4 ? 2 : 0, warps;
+    int64_t few = te__min(a->m, a->n), lines = te__max(a->m, a->n), sms = te__max(p->num_sms, 1), blocks;
+    bool aligned = te__gemm_is_aligned(q);
+    te__launch *l = te__plan_launch(p, "gemm", x->k_major ? "gemv_k" : "gemv_mn");
     te__gemm_kargs *k = TE__KARGS(p, l, te__gemm_kargs);
     te__gemm_choice c = TE_ZERO;
-    blocks = te__div_up(lines, (aligned ? 8 : 7) * piece);
-    c.splits = te__max(te__min(sms / blocks, a->k / SHORTEST), 1);
-    c.k_split = te__round_up(te__div_up(a->k, c.splits), 128);
-    c.splits = te__div_up(a->k, c.k_split);
+    c.splits = 1;
+    if (x->k_major) {
+        blocks = te__div_up(lines, 16);
+        warps = blocks <= 4 * sms && aligned && !q->block && !scales && few <= 8 ? 16 : 8;
+        te__launch_option(l, "EIGHTS", (int)te__div_up(few, 8));
+        te__launch_option(l, "SCALES", scales);
+        te__launch_option(l, "SWIZZLED", scales && a->swizzled_scales);
+        te__launch_option(l, "BLOCK", q->block);
+    } else {
+        int piece = lines > 64 * sms ? 8 : 4;
+        aligned = (uintptr_t)x->data % (uintptr_t)(2 * piece) == 0 && x->ld % piece == 0;
+        blocks = te__div_up(lines, (aligned ? 8 : 7) * piece);
+        warps = piece == 8 ? 8 : 16;
+        c.k_split = te__round_up(te__div_up(a->k, te__max(te__min(sms / blocks, a->k / SHORTEST), 1)), 128);
+        c.splits = te__div_up(a->k, c.k_split);
+        te__launch_option(l, "PIECE", piece);
+        te__launch_option(l, "Y_T", !y->k_major);
+    }
     te__gemm_fill(k, q);
     if (!te__gemm_split(p, k, &c)) return p->result;
-    te__launch_option(l, "DT", x->dtype);
-    te__launch_option(l, "SHORT_A", few_a);
-    te__launch_option(l, "PIECE", piece);
+    te__launch_option(l, "A_DT", q->a.dtype);
+    te__launch_option(l, "B_DT", q->b.dtype);
+    te__launch_option(l, "SHORT_A", x == &q->b);
     te__launch_option(l, "ALIGNED", aligned);
     te__launch_option(l, "WARPS", warps);
     te__launch_size(l, blocks, c.splits, 1, warps * 32, 0);
     if (c.splits > 1) te__gemm_plan_reduce(p, q, &c, k->d);
     if (a->bias_gradient && !te__gemm_plan_bias_gradient(p, a, NULL, 0)) return p->result;
-    p->native = a->scaling_a < TE_SCALING_MXFP8;
+    p->native = a->scaling_a < TE_SCALING_MXFP8 && !te__is_fp8(q->a.dtype);
     te__plan_why(p, TE__GEMM_WHY(q, "straight from memory to the tensor cores (mma.sync): GEMV"));
+    if (te__is_fp8(q->a.dtype) && !scales) te__plan_why(p, "GEMV: straight from memory, fp8 decoded exactly into f16, to the tensor cores (mma.sync)");
+    if (q->block) te__plan_why(p, "GEMV: straight from memory, fp8 decoded exactly into f16, to the tensor cores (mma.sync), sums of 128 k scaled in f32");
     return TE_OK;
 }
 
@@ -489,10 +467,10 @@ static te_result te__cuda_plan_gemm(te__plan *p, const te_op_gemm_args *a) {
     if (te__gemm_is_block(a->scaling_a))
         q.block = a->scaling_a == TE_SCALING_BLOCK_2D ? TE__GEMM_2D_1D : a->scaling_b == TE_SCALING_BLOCK_2D ? TE__GEMM_1D_2D : TE__GEMM_1D_1D;
     if (a->k == 0 || te__gemm_is_exact(p, &q)) return te__gemm_plan_naive(p, &q);
-    if (!p->baseline && te__gemm_is_gemv_k(p, &q)) return te__gemm_plan_gemv_k(p, &q);
+    if (!p->baseline && te__gemm_is_gemv(p, &q, false)) return te__gemm_plan_gemv(p, &q);
     if (a->scaling_a >= TE_SCALING_MXFP8 && !te__gemm_plan_prepare(p, &q)) return p->result;
     if (p->baseline) return te__gemm_plan_naive(p, &q);
-    if (te__gemm_is_gemv_mn(p, &q)) return te__gemm_plan_gemv_mn(p, &q);
+    if (te__gemm_is_gemv(p, &q, true)) return te__gemm_plan_gemv(p, &q);
     if (!te__gemm_fits_hopper(p, &q)) return te__gemm_plan_mma(p, &q);
     if (te__gemm_is_aligned(&q)) return te__gemm_plan_hopper(p, &q);
     if (te__gemm_is_small(&q) || !te__gemm_fits_prepare(&q)) return te__gemm_plan_mma(p, &q);

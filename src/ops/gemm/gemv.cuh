@@ -1,0 +1,19 @@
+// ops/gemm/gemv.cuh: the end of a block of a GEMV.
+#pragma once
+#include "ops/gemm/epilogue.cuh"
+
+// Adds up the sums of all warps, in order, and finishes D: of OF_X lines of the long operand, from `first` on, by all of the short one. Split s writes to
+// D + s m rows.
+template <int OF_X, int FEW, int LINES> TE_DEV void te_gemv_finish(const te__gemm_kargs &a, const float (&sums)[WARPS][FEW][LINES], te_i64 first) {
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < FEW * OF_X; i += 32 * WARPS) {
+        int at = i + threadIdx.x;
+        int line = at % OF_X, other = at / OF_X;
+        if (other >= (SHORT_A ? a.m : a.n) || first + line >= (SHORT_A ? a.n : a.m)) continue;
+        float all = 0.0f;
+#pragma unroll
+        for (int w = 0; w < WARPS; w++) all += sums[w][other][line];
+        te_gemm_finish(a, te_gemm_scale(a), (SHORT_A ? other : first + line) + blockIdx.y * a.m, SHORT_A ? first + line : other, all);
+    }
+}

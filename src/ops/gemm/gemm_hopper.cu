@@ -503,11 +503,12 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid
             release(ring.slot);
 #endif
 #else
-            te_wgmma_fence();
             if (!w.tall(row)) {
+                te_wgmma_fence();
 #pragma unroll
                 for (int s = 0; s < 4; s++) MULTIPLY(TYPES, FLAGS, acc[0], da + s * step_a, db + s * step_b, (slab | s) != 0);
             } else {
+                te_wgmma_fence();
 #pragma unroll
                 for (int s = 0; s < 4; s++)
 #pragma unroll

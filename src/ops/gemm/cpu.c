@@ -21,8 +21,8 @@ enum {
 };
 
 /* ---- six rows by 32 columns -------------------------------------------------------------------------------------------
- * c[i][j] += sum_p a[p][i] b[p][j]. One source for every instruction set: compilers vectorise each loop over j. The six rows are written out,
- * since not all compilers keep the sums of a loop over rows in registers. */
+ * c[i][j] += sum_p a[p][i] b[p][j]. One source for every instruction set: compilers vectorise each loop over j. The six rows are written out:
+ * some compilers keep the sums of a loop over rows in memory. */
 
 #if defined(__GNUC__)
 #define TE__GEMM_INLINE static inline __attribute__((always_inline))
@@ -240,7 +240,7 @@ static void te__gemm_finish(const te__gemm_job *job, int64_t row, int64_t col, i
     te__store_row(te__data(g->d), g->d->dtype, row * job->ldd + col, n, v);
 }
 
-/* c += the sums over one block of k times its scales. */
+/* c += te__gemm_micro's sums over one block of k, times the scales of their rows and columns. */
 static void te__gemm_scaled(const te__gemm_job *job, int64_t k, const float *a, const float *b, const float *scale_a, const float *scale_b, float *c) {
     float part[TE__GEMM_MR][TE__GEMM_NC];
     int i, j;
@@ -264,7 +264,8 @@ static void te__gemm_tile(const te__gemm_job *job, int64_t row, int64_t col) {
         }
         for (j = 0; j < cols; j += TE__GEMM_NR)
             for (i = 0; i < rows; i += TE__GEMM_MR) {
-                const float *pa = a->packed + (row - a->begin + i) * k + p * TE__GEMM_MR, *pb = b->packed + (col - b->begin + j) * k + p * TE__GEMM_NR;
+                const float *pa = a->packed + (row - a->begin + i) * k + p * TE__GEMM_MR;
+                const float *pb = b->packed + (col - b->begin + j) * k + p * TE__GEMM_NR;
                 if (blocks)
                     te__gemm_scaled(job, n, pa, pb, &scale_a[i], &scale_b[j], &sums[i][j]);
                 else
@@ -283,11 +284,11 @@ static void te__gemm_tiles(void *user, int64_t begin, int64_t end) {
 }
 
 /* One operand's factor of the sums in the epilogue. NULL or the amaxes of its lines, times their factor: these instead. */
-static const float *te__gemm_job_scale(te__gemm_job *job, const te_tensor *scale, const te_tensor *amax, float *factor, bool e4m3_max_256, int64_t lines) {
+static const float *te__gemm_job_scale(te__gemm_job *job, const te_tensor *scale, const te_tensor *amax, float *factor, bool e4m3_max_256) {
     if (job->args->scaling_a == TE_SCALING_TENSOR && scale) job->scale *= *(const float *)te__data(scale);
     if (job->args->scaling_a != TE_SCALING_NVFP4) return NULL;
     *factor = te__gemm_nvfp4_factor(e4m3_max_256);
-    if (te__numel(amax) == lines && lines > 1) return (const float *)te__data(amax);
+    if (te__numel(amax) > 1) return (const float *)te__data(amax);
     job->scale *= *(const float *)te__data(amax) * *factor;
     return NULL;
 }
@@ -306,13 +307,13 @@ static te_result te__cpu_gemm(te_ctx *te, const te_op_gemm_args *g) {
     job.ldd = te__gemm_ld(g->d);
     job.ldaux = g->aux ? te__gemm_ld(g->aux) : 0;
     job.scale = 1.0f;
-    job.amax_a = te__gemm_job_scale(&job, g->scale_a, g->amax_a, &job.factor_a, g->e4m3_max_256_a, g->m);
-    job.amax_b = te__gemm_job_scale(&job, g->scale_b, g->amax_b, &job.factor_b, g->e4m3_max_256_b, g->n);
+    job.amax_a = te__gemm_job_scale(&job, g->scale_a, g->amax_a, &job.factor_a, g->e4m3_max_256_a);
+    job.amax_b = te__gemm_job_scale(&job, g->scale_b, g->amax_b, &job.factor_b, g->e4m3_max_256_b);
     job.micro = te__gemm_micro_best();
     te__gemm_operand_init(&job.a, g->a, !g->a_transposed, g->m, g->k, TE__GEMM_MR, g->scale_a, g->scaling_a, g->swizzled_scales);
     te__gemm_operand_init(&job.b, g->b, g->b_transposed, g->n, g->k, TE__GEMM_NR, g->scale_b, g->scaling_b, g->swizzled_scales);
     size = (job.a.block + job.b.block) * g->k;
-    bytes = (uint64_t)size <= SIZE_MAX / sizeof(float) ? (size_t)size * sizeof(float) : SIZE_MAX; /* 32 bits: more than there can be is refused */
+    bytes = (uint64_t)size <= SIZE_MAX / sizeof(float) ? (size_t)size * sizeof(float) : SIZE_MAX; /* on 32 bits a size that would wrap around is refused */
     job.a.packed = (float *)te__alloc(te, bytes);
     if (!job.a.packed) return TE_ERR_OUT_OF_MEMORY;
     job.b.packed = job.a.packed + job.a.block * g->k;

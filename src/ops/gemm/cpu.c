@@ -144,7 +144,7 @@ static void te__gemm_decode(const te__gemm_operand *x, int64_t row, int64_t at, 
         const uint8_t *codes = (const uint8_t *)x->data + row * x->ld + at;
         for (i = 0; i < n; i++) out[i] = x->fp8[codes[i]];
     } else {
-        te__load_row(x->data, x->dtype, row * x->ld + at, n, out);
+        te__load_row(x->data, x->dtype, row * x->ld + at, n, out); /* of 4 bits as well: ld is even then */
     }
     if (x->scaling != TE_SCALING_MXFP8 && x->scaling != TE_SCALING_NVFP4) return;
     for (i = 0; i < n; i++) {
@@ -156,22 +156,20 @@ static void te__gemm_decode(const te__gemm_operand *x, int64_t row, int64_t at, 
     }
 }
 
-/* Panels of rows that run along k: decoded chunk by chunk, then turned around. */
+/* One panel of rows that run along k: decoded chunk by chunk, then turned around. */
 static void te__gemm_pack_rows(const te__gemm_operand *x, int64_t row, int64_t rows, float *out) {
     float part[TE__GEMM_NR][TE__GEMM_CHUNK];
-    int64_t at, p, n, i, w = x->width, r;
-    for (at = 0; at < rows; at += w) {
-        memset(part, 0, sizeof(part));
-        for (p = 0; p < x->k; p += n, out += n * w) {
-            n = te__min(x->k - p, TE__GEMM_CHUNK);
-            for (r = 0; r < te__min(w, rows - at); r++) te__gemm_decode(x, row + at + r, p, n, part[r]);
-            for (i = 0; i < n; i++)
-                for (r = 0; r < w; r++) out[i * w + r] = part[r][i];
-        }
+    int64_t p, n, i, w = x->width, r;
+    memset(part, 0, sizeof(part));
+    for (p = 0; p < x->k; p += n, out += n * w) {
+        n = te__min(x->k - p, TE__GEMM_CHUNK);
+        for (r = 0; r < rows; r++) te__gemm_decode(x, row + r, p, n, part[r]);
+        for (i = 0; i < n; i++)
+            for (r = 0; r < w; r++) out[i * w + r] = part[r][i];
     }
 }
 
-/* Panels whose rows run along m or n: each k gives a piece to each panel. */
+/* Several panels whose rows run along m or n: each k gives a piece to each panel. */
 static void te__gemm_pack_columns(const te__gemm_operand *x, int64_t row, int64_t rows, float *out) {
     float line[TE__GEMM_NC];
     int64_t p, at, w = x->width;
@@ -186,11 +184,13 @@ static void te__gemm_pack_columns(const te__gemm_operand *x, int64_t row, int64_
 static void te__gemm_pack(void *user, int64_t begin, int64_t end) {
     const te__gemm_operand *x = (const te__gemm_operand *)user;
     for (; begin < end; begin++) {
-        int64_t at = begin * x->task, lines = te__min(x->task, x->end - x->begin - at);
-        if (x->k_major)
-            te__gemm_pack_rows(x, x->begin + at, lines, x->packed + at * x->k);
-        else
-            te__gemm_pack_columns(x, x->begin + at, lines, x->packed + at * x->k);
+        int64_t first = x->begin + begin * x->task, last = te__min(first + x->task, x->end);
+        if (!x->k_major) {
+            te__gemm_pack_columns(x, first, last - first, x->packed + (first - x->begin) * x->k);
+            continue;
+        }
+        for (; first < last; first += x->width)
+            te__gemm_pack_rows(x, first, te__min(last - first, x->width), x->packed + (first - x->begin) * x->k);
     }
 }
 
@@ -240,37 +240,32 @@ static void te__gemm_finish(const te__gemm_job *job, int64_t row, int64_t col, i
     te__store_row(te__data(g->d), g->d->dtype, row * job->ldd + col, n, v);
 }
 
-/* c += te__gemm_micro's sums over one block of k, times the scales of their rows and columns. */
-static void te__gemm_scaled(const te__gemm_job *job, int64_t k, const float *a, const float *b, const float *scale_a, const float *scale_b, float *c) {
-    float part[TE__GEMM_MR][TE__GEMM_NC];
-    int i, j;
-    for (i = 0; i < TE__GEMM_MR; i++)
-        for (j = 0; j < TE__GEMM_NR; j++) part[i][j] = 0.0f;
-    job->micro(k, a, b, part[0]);
-    for (i = 0; i < TE__GEMM_MR; i++)
-        for (j = 0; j < TE__GEMM_NR; j++) c[i * TE__GEMM_NC + j] += part[i][j] * scale_a[i] * scale_b[j];
+/* sums += A B over n values of k from p on, one block of k, times its scales, for a tile of rows x cols whose panels start at pa and pb. */
+static void te__gemm_scaled_slab(const te__gemm_job *job, const float *pa, const float *pb, int64_t row, int64_t rows, int64_t col, int64_t cols, int64_t p,
+                                 int64_t n, float sums[TE__GEMM_MC][TE__GEMM_NC]) {
+    float part[TE__GEMM_MR][TE__GEMM_NC], scale_a[TE__GEMM_MC], scale_b[TE__GEMM_NC];
+    int64_t i, j, r, c, k = job->a.k;
+    te__gemm_block_scales(&job->a, row, rows, p / TE__GEMM_KB, scale_a);
+    te__gemm_block_scales(&job->b, col, cols, p / TE__GEMM_KB, scale_b);
+    for (i = 0; i < rows; i += TE__GEMM_MR) {
+        memset(part, 0, sizeof(part));
+        for (j = 0; j < cols; j += TE__GEMM_NR) job->micro(n, pa + i * k + p * TE__GEMM_MR, pb + j * k + p * TE__GEMM_NR, &part[0][j]);
+        for (r = 0; r < te__min(TE__GEMM_MR, rows - i); r++)
+            for (c = 0; c < cols; c++) sums[i + r][c] += part[r][c] * scale_a[i + r] * scale_b[c];
+    }
 }
 
 static void te__gemm_tile(const te__gemm_job *job, int64_t row, int64_t col) {
     const te__gemm_operand *a = &job->a, *b = &job->b;
     bool blocks = te__gemm_is_block(a->scaling);
-    float sums[TE__GEMM_MC][TE__GEMM_NC] = TE_ZERO, bias[TE__GEMM_NC] = TE_ZERO, scale_a[TE__GEMM_MC] = TE_ZERO, scale_b[TE__GEMM_NC] = TE_ZERO;
+    float sums[TE__GEMM_MC][TE__GEMM_NC] = TE_ZERO, bias[TE__GEMM_NC] = TE_ZERO;
     int64_t rows = te__min(a->end - row, TE__GEMM_MC), cols = te__min(b->end - col, TE__GEMM_NC), k = a->k, p, n, i, j;
+    const float *pa = a->packed + (row - a->begin) * k, *pb = b->packed + (col - b->begin) * k;
     for (p = 0; p < k; p += n) {
         n = te__min(k - p, blocks ? TE__GEMM_KB : TE__GEMM_KC);
-        if (blocks) {
-            te__gemm_block_scales(a, row, rows, p / TE__GEMM_KB, scale_a);
-            te__gemm_block_scales(b, col, cols, p / TE__GEMM_KB, scale_b);
-        }
-        for (j = 0; j < cols; j += TE__GEMM_NR)
-            for (i = 0; i < rows; i += TE__GEMM_MR) {
-                const float *pa = a->packed + (row - a->begin + i) * k + p * TE__GEMM_MR;
-                const float *pb = b->packed + (col - b->begin + j) * k + p * TE__GEMM_NR;
-                if (blocks)
-                    te__gemm_scaled(job, n, pa, pb, &scale_a[i], &scale_b[j], &sums[i][j]);
-                else
-                    job->micro(n, pa, pb, &sums[i][j]);
-            }
+        if (blocks) te__gemm_scaled_slab(job, pa, pb, row, rows, col, cols, p, n, sums);
+        for (j = 0; j < cols && !blocks; j += TE__GEMM_NR)
+            for (i = 0; i < rows; i += TE__GEMM_MR) job->micro(n, pa + i * k + p * TE__GEMM_MR, pb + j * k + p * TE__GEMM_NR, &sums[i][j]);
     }
     if (job->args->bias) te__load_row(te__data(job->args->bias), job->args->bias->dtype, col, cols, bias);
     for (i = 0; i < rows; i++) te__gemm_finish(job, row + i, col, cols, sums[i], bias);

@@ -16,11 +16,13 @@ enum {
     TE__GEMM_NC = 128,
     TE__GEMM_KC = 256,      /* of k; a slab of one panel of B is 32 KB of L1 */
     TE__GEMM_KB = 128,      /* of k that share a block scale */
+    TE__GEMM_CHUNK = 64,    /* of k of a line that are decoded at a time */
     TE__GEMM_PACKED = 1 << 24 /* most elements of one operand that are decoded at a time: 64 MB */
 };
 
 /* ---- six rows by 32 columns -------------------------------------------------------------------------------------------
- * c[i][j] += sum_p a[p][i] b[p][j]. One source for every instruction set: compilers vectorise each loop over j. */
+ * c[i][j] += sum_p a[p][i] b[p][j]. One source for every instruction set: compilers vectorise each loop over j. The six rows are written out:
+ * some compilers keep the sums of a loop over rows in memory. */
 
 #if defined(__GNUC__)
 #define TE__GEMM_INLINE static inline __attribute__((always_inline))
@@ -33,30 +35,21 @@ enum {
 /* fma: the machine has the instruction; without it fmaf is a slow function. */
 TE__GEMM_INLINE float te__gemm_add(bool fma, float a, float b, float c) { return fma ? TE__GEMM_FMA(a, b, c) : c + a * b; }
 TE__GEMM_INLINE void te__gemm_micro(bool fma, int64_t k, const float *a, const float *b, float *c) {
-    enum { N = TE__GEMM_NR, LD = TE__GEMM_NC };
-    float c0[N], c1[N], c2[N], c3[N], c4[N], c5[N];
+    float sum[TE__GEMM_MR][TE__GEMM_NR];
     int64_t p;
-    int j;
-    for (j = 0; j < N; j++) c0[j] = c1[j] = c2[j] = c3[j] = c4[j] = c5[j] = 0.0f;
-    for (p = 0; p < k; p++, a += TE__GEMM_MR, b += N) {
-        float a0 = a[0], a1 = a[1], a2 = a[2], a3 = a[3], a4 = a[4], a5 = a[5];
-        for (j = 0; j < N; j++) {
-            c0[j] = te__gemm_add(fma, a0, b[j], c0[j]);
-            c1[j] = te__gemm_add(fma, a1, b[j], c1[j]);
-            c2[j] = te__gemm_add(fma, a2, b[j], c2[j]);
-            c3[j] = te__gemm_add(fma, a3, b[j], c3[j]);
-            c4[j] = te__gemm_add(fma, a4, b[j], c4[j]);
-            c5[j] = te__gemm_add(fma, a5, b[j], c5[j]);
+    int i, j;
+    memset(sum, 0, sizeof(sum));
+    for (p = 0; p < k; p++, a += TE__GEMM_MR, b += TE__GEMM_NR)
+        for (j = 0; j < TE__GEMM_NR; j++) {
+            sum[0][j] = te__gemm_add(fma, a[0], b[j], sum[0][j]);
+            sum[1][j] = te__gemm_add(fma, a[1], b[j], sum[1][j]);
+            sum[2][j] = te__gemm_add(fma, a[2], b[j], sum[2][j]);
+            sum[3][j] = te__gemm_add(fma, a[3], b[j], sum[3][j]);
+            sum[4][j] = te__gemm_add(fma, a[4], b[j], sum[4][j]);
+            sum[5][j] = te__gemm_add(fma, a[5], b[j], sum[5][j]);
         }
-    }
-    for (j = 0; j < N; j++) {
-        c[j] += c0[j];
-        c[LD + j] += c1[j];
-        c[2 * LD + j] += c2[j];
-        c[3 * LD + j] += c3[j];
-        c[4 * LD + j] += c4[j];
-        c[5 * LD + j] += c5[j];
-    }
+    for (i = 0; i < TE__GEMM_MR; i++)
+        for (j = 0; j < TE__GEMM_NR; j++) c[i * TE__GEMM_NC + j] += sum[i][j];
 }
 
 typedef void (*te__gemm_micro_fn)(int64_t k, const float *a, const float *b, float *c);
@@ -94,16 +87,16 @@ typedef struct te__gemm_operand {
     int64_t ld, size, k;
     bool k_major;      /* neighbours along k are neighbours in memory */
     int width;         /* of a panel */
+    int64_t task;      /* lines of one tile of D, decoded by one task */
+    int64_t block;     /* lines that are decoded at a time: whole tasks, and no more than the limit unless one task is */
     float fp8[256];    /* value of each code */
     te_scaling scaling;
     const void *scale; /* of MXFP8, NVFP4 or blocks; NULL for other operands */
     int64_t scale_ld;
     bool swizzled;
-    int64_t begin, end; /* the decoded lines; begin is a multiple of the task's size */
+    int64_t begin, end; /* the decoded lines; begin is a multiple of task */
     float *packed;     /* panels of [k][width], zeros beyond the end */
 } te__gemm_operand;
-
-enum { TE__GEMM_CHUNK = 64 };
 
 static void te__gemm_operand_init(te__gemm_operand *x, const te_tensor *t, bool k_major, int64_t size, int64_t k, int width, const te_tensor *scale, te_scaling scaling,
                                   bool swizzled) {
@@ -115,6 +108,8 @@ static void te__gemm_operand_init(te__gemm_operand *x, const te_tensor *t, bool 
     x->k = k;
     x->k_major = k_major;
     x->width = width;
+    x->task = width == TE__GEMM_MR ? TE__GEMM_MC : TE__GEMM_NC;
+    x->block = te__min(te__max(TE__GEMM_PACKED / te__max(k, 1) / x->task, 1) * x->task, te__round_up(size, x->task));
     if (te__is_fp8(t->dtype))
         for (c = 0; c < 256; c++) x->fp8[c] = t->dtype == TE_F8E4M3 ? te__e4m3_to_f32((uint8_t)c) : te__e5m2_to_f32((uint8_t)c);
     x->scaling = scaling;
@@ -143,13 +138,11 @@ static void te__gemm_decode(const te__gemm_operand *x, int64_t row, int64_t at, 
     int64_t i;
     int group = x->scaling == TE_SCALING_NVFP4 ? 4 : 5; /* log2 of its size */
     float scale = 1.0f;
-    if (x->dtype == TE_F4E2M1) {
-        te__load_row((const uint8_t *)x->data + row * (x->ld / 2), x->dtype, at, n, out);
-    } else if (te__is_fp8(x->dtype)) {
+    if (te__is_fp8(x->dtype)) {
         const uint8_t *codes = (const uint8_t *)x->data + row * x->ld + at;
         for (i = 0; i < n; i++) out[i] = x->fp8[codes[i]];
     } else {
-        te__load_row(x->data, x->dtype, row * x->ld + at, n, out);
+        te__load_row(x->data, x->dtype, row * x->ld + at, n, out); /* of 4 bits as well: ld is even then */
     }
     if (x->scaling != TE_SCALING_MXFP8 && x->scaling != TE_SCALING_NVFP4) return;
     for (i = 0; i < n; i++) {
@@ -161,7 +154,7 @@ static void te__gemm_decode(const te__gemm_operand *x, int64_t row, int64_t at, 
     }
 }
 
-/* One panel of rows that run along k: decoded 64 values at a time, then turned around. */
+/* One panel of rows that run along k: decoded chunk by chunk, then turned around. */
 static void te__gemm_pack_rows(const te__gemm_operand *x, int64_t row, int64_t rows, float *out) {
     float part[TE__GEMM_NR][TE__GEMM_CHUNK];
     int64_t p, n, i, w = x->width, r;
@@ -185,13 +178,11 @@ static void te__gemm_pack_columns(const te__gemm_operand *x, int64_t row, int64_
     }
 }
 
-/* Tasks begin .. end - 1 of packing: the rows of one tile of D, or its columns, are a task. */
+/* Tasks begin .. end - 1 of packing. */
 static void te__gemm_pack(void *user, int64_t begin, int64_t end) {
     const te__gemm_operand *x = (const te__gemm_operand *)user;
-    int64_t task = x->width == TE__GEMM_MR ? TE__GEMM_MC : TE__GEMM_NC, first, last;
     for (; begin < end; begin++) {
-        first = x->begin + begin * task;
-        last = te__min(first + task, x->end);
+        int64_t first = x->begin + begin * x->task, last = te__min(first + x->task, x->end);
         if (!x->k_major) {
             te__gemm_pack_columns(x, first, last - first, x->packed + (first - x->begin) * x->k);
             continue;
@@ -201,10 +192,10 @@ static void te__gemm_pack(void *user, int64_t begin, int64_t end) {
     }
 }
 
-/* Rows that are decoded at a time: whole tasks, and no more than the limit unless one task is. */
-static int64_t te__gemm_block(const te__gemm_operand *x) {
-    int64_t task = x->width == TE__GEMM_MR ? TE__GEMM_MC : TE__GEMM_NC, most = TE__GEMM_PACKED / te__max(x->k, 1) / task * task;
-    return te__min(te__max(most, task), te__round_up(x->size, task));
+static void te__gemm_pack_block(te_ctx *te, te__gemm_operand *x, int64_t begin) {
+    x->begin = begin;
+    x->end = te__min(begin + x->block, x->size);
+    te__parallel_for(te, te__div_up(x->end - x->begin, x->task), 1, te__gemm_pack, x);
 }
 
 /* ---- tiles of D -------------------------------------------------------------------------------------------------------- */
@@ -265,11 +256,9 @@ static void te__gemm_scaled_slab(const te__gemm_job *job, const float *pa, const
 static void te__gemm_tile(const te__gemm_job *job, int64_t row, int64_t col) {
     const te__gemm_operand *a = &job->a, *b = &job->b;
     bool blocks = te__gemm_is_block(a->scaling);
-    float sums[TE__GEMM_MC][TE__GEMM_NC], bias[TE__GEMM_NC];
+    float sums[TE__GEMM_MC][TE__GEMM_NC] = TE_ZERO, bias[TE__GEMM_NC] = TE_ZERO;
     int64_t rows = te__min(a->end - row, TE__GEMM_MC), cols = te__min(b->end - col, TE__GEMM_NC), k = a->k, p, n, i, j;
     const float *pa = a->packed + (row - a->begin) * k, *pb = b->packed + (col - b->begin) * k;
-    memset(sums, 0, sizeof(sums));
-    memset(bias, 0, sizeof(bias));
     for (p = 0; p < k; p += n) {
         n = te__min(k - p, blocks ? TE__GEMM_KB : TE__GEMM_KC);
         if (blocks) te__gemm_scaled_slab(job, pa, pb, row, rows, col, cols, p, n, sums);
@@ -287,19 +276,12 @@ static void te__gemm_tiles(void *user, int64_t begin, int64_t end) {
     for (; begin < end; begin++) te__gemm_tile(job, job->a.begin + begin % down * TE__GEMM_MC, job->b.begin + begin / down * TE__GEMM_NC);
 }
 
-static void te__gemm_pack_block(te_ctx *te, te__gemm_operand *x, int64_t begin, int64_t block) {
-    int64_t task = x->width == TE__GEMM_MR ? TE__GEMM_MC : TE__GEMM_NC;
-    x->begin = begin;
-    x->end = te__min(begin + block, x->size);
-    te__parallel_for(te, te__div_up(x->end - x->begin, task), 1, te__gemm_pack, x);
-}
-
 /* One operand's factor of the sums in the epilogue. NULL or the amaxes of its lines, times their factor: these instead. */
-static const float *te__gemm_job_scale(te__gemm_job *job, const te_tensor *scale, const te_tensor *amax, float *factor, bool e4m3_max_256, int64_t lines) {
+static const float *te__gemm_job_scale(te__gemm_job *job, const te_tensor *scale, const te_tensor *amax, float *factor, bool e4m3_max_256) {
     if (job->args->scaling_a == TE_SCALING_TENSOR && scale) job->scale *= *(const float *)te__data(scale);
     if (job->args->scaling_a != TE_SCALING_NVFP4) return NULL;
     *factor = te__gemm_nvfp4_factor(e4m3_max_256);
-    if (te__numel(amax) == lines && lines > 1) return (const float *)te__data(amax);
+    if (te__numel(amax) > 1) return (const float *)te__data(amax);
     job->scale *= *(const float *)te__data(amax) * *factor;
     return NULL;
 }
@@ -310,37 +292,31 @@ static te_result te__cpu_gemm_bias_gradient(te_ctx *te, const te_op_gemm_args *g
 }
 
 static te_result te__cpu_gemm(te_ctx *te, const te_op_gemm_args *g) {
-    te__gemm_job job;
-    int64_t block_a, block_b, i, j;
-    size_t bytes_a, bytes_b;
+    te__gemm_job job = TE_ZERO;
+    int64_t i, j, size;
+    size_t bytes;
     if (g->m == 0 || g->n == 0) return te__cpu_gemm_bias_gradient(te, g);
-    memset(&job, 0, sizeof(job));
     job.args = g;
     job.ldd = te__gemm_ld(g->d);
     job.ldaux = g->aux ? te__gemm_ld(g->aux) : 0;
     job.scale = 1.0f;
-    job.amax_a = te__gemm_job_scale(&job, g->scale_a, g->amax_a, &job.factor_a, g->e4m3_max_256_a, g->m);
-    job.amax_b = te__gemm_job_scale(&job, g->scale_b, g->amax_b, &job.factor_b, g->e4m3_max_256_b, g->n);
+    job.amax_a = te__gemm_job_scale(&job, g->scale_a, g->amax_a, &job.factor_a, g->e4m3_max_256_a);
+    job.amax_b = te__gemm_job_scale(&job, g->scale_b, g->amax_b, &job.factor_b, g->e4m3_max_256_b);
     job.micro = te__gemm_micro_best();
     te__gemm_operand_init(&job.a, g->a, !g->a_transposed, g->m, g->k, TE__GEMM_MR, g->scale_a, g->scaling_a, g->swizzled_scales);
     te__gemm_operand_init(&job.b, g->b, g->b_transposed, g->n, g->k, TE__GEMM_NR, g->scale_b, g->scaling_b, g->swizzled_scales);
-    block_a = te__gemm_block(&job.a);
-    block_b = te__gemm_block(&job.b);
-    bytes_a = (size_t)(block_a * g->k) * sizeof(float);
-    bytes_b = (size_t)(block_b * g->k) * sizeof(float);
-    job.a.packed = (float *)te__alloc(te, bytes_a);
-    job.b.packed = (float *)te__alloc(te, bytes_b);
-    if (job.a.packed && job.b.packed) {
-        for (j = 0; j < g->n; j += block_b) {
-            te__gemm_pack_block(te, &job.b, j, block_b);
-            for (i = 0; i < g->m; i += block_a) {
-                if (block_a < g->m || j == 0) te__gemm_pack_block(te, &job.a, i, block_a); /* all of A is decoded once if it fits */
-                te__parallel_for(te, te__div_up(job.a.end - job.a.begin, TE__GEMM_MC) * te__div_up(job.b.end - job.b.begin, TE__GEMM_NC), 1, te__gemm_tiles, &job);
-            }
+    size = (job.a.block + job.b.block) * g->k;
+    bytes = (uint64_t)size <= SIZE_MAX / sizeof(float) ? (size_t)size * sizeof(float) : SIZE_MAX; /* on 32 bits a size that would wrap around is refused */
+    job.a.packed = (float *)te__alloc(te, bytes);
+    if (!job.a.packed) return TE_ERR_OUT_OF_MEMORY;
+    job.b.packed = job.a.packed + job.a.block * g->k;
+    for (j = 0; j < g->n; j += job.b.block) {
+        te__gemm_pack_block(te, &job.b, j);
+        for (i = 0; i < g->m; i += job.a.block) {
+            if (job.a.block < g->m || j == 0) te__gemm_pack_block(te, &job.a, i); /* all of A is decoded once if it fits */
+            te__parallel_for(te, te__div_up(job.a.end - job.a.begin, TE__GEMM_MC) * te__div_up(job.b.end - job.b.begin, TE__GEMM_NC), 1, te__gemm_tiles, &job);
         }
     }
-    te__free(te, job.a.packed, bytes_a);
-    te__free(te, job.b.packed, bytes_b);
-    if (!job.a.packed || !job.b.packed) return TE_ERR_OUT_OF_MEMORY;
+    te__free(te, job.a.packed, bytes);
     return te__cpu_gemm_bias_gradient(te, g);
 }

@@ -24,12 +24,10 @@ static te_op_gemm_args te__grouped_one(const te_op_grouped_gemm_args *a) {
 }
 
 static te_result te__grouped_check_sizes(te_ctx *te, const te_op_grouped_gemm_args *a) {
-    const te_tensor *x = a->sizes ? a->sizes : a->offsets;
-    const char *name = a->sizes ? "sizes" : "offsets";
     if (!a->sizes == !a->offsets)
         return te__fail(te, TE_ERR_INVALID, "grouped_gemm: %s; one of them says how large the groups are",
                         a->sizes ? "sizes and offsets are both given" : "sizes and offsets are NULL");
-    return te__want_numel(te, "grouped_gemm", name, x, a->groups + (a->offsets != NULL));
+    return a->sizes ? te__want_numel(te, "grouped_gemm", "sizes", a->sizes, a->groups) : te__want_numel(te, "grouped_gemm", "offsets", a->offsets, a->groups + 1);
 }
 
 /* A stack of matrices, one for each group: exactly as many rows, since groups follow each other without a gap. */
@@ -63,16 +61,6 @@ static te_result te__grouped_check_scales(te_ctx *te, const te_op_grouped_gemm_a
     return r;
 }
 
-static te_result te__grouped_check_epilogue(te_ctx *te, const te_op_grouped_gemm_args *a, const te_op_gemm_args *one) {
-    te_op_gemm_args plain = *one;
-    te_result r;
-    if (a->along_k && (a->bias || a->epilogue != TE_EPILOGUE_NONE || a->aux))
-        return te__fail(te, TE_ERR_INVALID, "grouped_gemm: bias, aux and epilogues belong to groups along rows, and these lie along k");
-    plain.bias = NULL;
-    r = te__gemm_check_epilogue(te, &plain);
-    return r == TE_OK ? te__want_numel(te, "grouped_gemm", "bias", a->bias, a->groups * a->n) : r;
-}
-
 static te_result te__check_grouped_gemm(te_ctx *te, te_op_grouped_gemm_args *a) {
     te_op_gemm_args one = te__grouped_one(a);
     te_result r;
@@ -89,7 +77,11 @@ static te_result te__check_grouped_gemm(te_ctx *te, te_op_grouped_gemm_args *a) 
     if (r == TE_OK) r = te__grouped_check_sizes(te, a);
     if (r == TE_OK) r = te__gemm_check_pair(te, &one);
     if (r == TE_OK) r = te__gemm_check_formats(te, &one);
-    if (r == TE_OK) r = te__grouped_check_epilogue(te, a, &one);
+    if (r == TE_OK && a->along_k && (a->bias || a->epilogue != TE_EPILOGUE_NONE || a->aux))
+        r = te__fail(te, TE_ERR_INVALID, "grouped_gemm: bias, aux and epilogues belong to groups along rows, and these lie along k");
+    one.bias = NULL; /* a->bias has a row for each group */
+    if (r == TE_OK) r = te__gemm_check_epilogue(te, &one);
+    if (r == TE_OK) r = te__want_numel(te, "grouped_gemm", "bias", a->bias, a->groups * a->n);
     if (r == TE_OK) r = te__grouped_check_scales(te, a);
     return r;
 }

@@ -89,11 +89,9 @@ static te_result te__gemm_check_formats(te_ctx *te, const te_op_gemm_args *a) {
         return te__fail(te, TE_ERR_DTYPE, "gemm: A and B are e2m1, scaled by %s; pass their scales and amaxes, and NVFP4 as scaling_a and scaling_b", scaling);
     if (a->scaling_a != TE_SCALING_TENSOR && !narrow && !fp8)
         return te__fail(te, TE_ERR_DTYPE, "gemm: A is %s and B %s; %s scales belong to fp8 codes, of both", an, bn, scaling);
-    if ((fp8 || narrow) && a->scaling_a != TE_SCALING_MXFP8) {
-        if (a->a_transposed || !a->b_transposed)
-            return te__fail(te, TE_ERR_INVALID, "gemm: %s operands must be contiguous along k (A not transposed, B transposed); pass the transposed copy of %s",
-                            narrow ? "fp4" : "fp8", a->a_transposed ? "A" : "B");
-    }
+    if ((fp8 || narrow) && a->scaling_a != TE_SCALING_MXFP8 && (a->a_transposed || !a->b_transposed))
+        return te__fail(te, TE_ERR_INVALID, "gemm: %s operands must be contiguous along k (A not transposed, B transposed); pass the transposed copy of %s",
+                        narrow ? "fp4" : "fp8", a->a_transposed ? "A" : "B");
     if (fp8 || narrow) return TE_OK;
     if (!te__is_float(ad) || !te__is_float(bd))
         return te__fail(te, TE_ERR_DTYPE, "gemm: A is %s and B %s; both f32, both f16, both bf16, or both fp8 is needed", an, bn);
@@ -126,14 +124,13 @@ static te_result te__gemm_check_epilogue(te_ctx *te, const te_op_gemm_args *a) {
             r = te__fail(te, TE_ERR_DTYPE, "gemm: aux is %s and D %s; they must be alike", te_dtype_name(a->aux->dtype), te_dtype_name(a->d->dtype));
     }
     if (r == TE_OK) r = te__want_numel(te, "gemm", "bias", a->bias, a->n);
-    if (r == TE_OK && a->bias_gradient) {
-        r = te__want_numel(te, "gemm", "bias_gradient", a->bias_gradient, a->n);
-        if (r == TE_OK && a->accumulate)
-            r = te__fail(te, TE_ERR_INVALID, "gemm: bias_gradient and accumulate exclude each other; add the product to D by itself, or call te_op_column_sum");
-        if (r == TE_OK && (te__rows(a->d) != a->m || te__cols(a->d) != a->n || !te__is_contiguous(a->d)))
-            r = te__fail(te, TE_ERR_SHAPE, "gemm: with bias_gradient D must be a contiguous [%lld, %lld]", (long long)a->m, (long long)a->n);
-    }
-    return r;
+    if (r == TE_OK) r = te__want_numel(te, "gemm", "bias_gradient", a->bias_gradient, a->n);
+    if (r != TE_OK || !a->bias_gradient) return r;
+    if (a->accumulate)
+        return te__fail(te, TE_ERR_INVALID, "gemm: bias_gradient and accumulate exclude each other; add the product to D by itself, or call te_op_column_sum");
+    if (te__rows(a->d) != a->m || te__cols(a->d) != a->n || !te__is_contiguous(a->d))
+        return te__fail(te, TE_ERR_SHAPE, "gemm: with bias_gradient D must be a contiguous [%lld, %lld]", (long long)a->m, (long long)a->n);
+    return TE_OK;
 }
 
 /* The column sum that bias_gradient is, of a D that has been written. */

@@ -5,8 +5,8 @@
 // scale_a may be one number for each row of D, scale_b one for each column: they are multiplied in first. Scales of blocks of k are not the
 // epilogue's: they have been applied to partial sums.
 //
-// Tensor-core kernels pass their accumulators through a stage of shared memory, 16 rows of 64 columns for each warp, so that device
-// memory sees whole rows whatever the fragment looks like.
+// Tensor-core kernels pass their accumulators through a stage of shared memory, a few rows for each warp, so that device memory sees long pieces of rows
+// whatever the fragment looks like.
 #pragma once
 #include "device/vector.cuh"
 #include "ops/gemm/kargs.h"
@@ -155,55 +155,52 @@ TE_DEV void te_gemm_finish(const te__gemm_kargs &a, float scale, const te_gemm_r
 }
 TE_DEV void te_gemm_finish(const te__gemm_kargs &a, float scale, te_i64 row, te_i64 col, float acc) { te_gemm_finish(a, scale, te_gemm_row(a, row), col, acc); }
 
-// ---- a warp's stage: 16 rows of 64 f32 -------------------------------------------------------------------------------
+// ---- a warp's stage: 16 rows of 32 or 64 f32, or 8 of 128 -----------------------------------------------------------------
 
-#define TE_GEMM_STAGE_PITCH 68 // floats from one row to the next: rows start in other banks
-#define TE_GEMM_STAGE_BYTES (16 * TE_GEMM_STAGE_PITCH * 4)
+#define TE_GEMM_STAGE_BYTES (16 * 68 * 4)
 
-// One m16n8 fragment at columns `col` .. col + 7 of the stage.
-TE_DEV void te_gemm_stage_put(float *stage, int col, const float d[4]) {
-    int g = (threadIdx.x & 31) >> 2, t = threadIdx.x & 3;
-    float *to = stage + g * TE_GEMM_STAGE_PITCH + col + 2 * t;
-    *(float2 *)to = make_float2(d[0], d[1]);
-    *(float2 *)(to + 8 * TE_GEMM_STAGE_PITCH) = make_float2(d[2], d[3]);
-}
+template <int COLS> struct te_gemm_stage {
+    static const int ROWS = COLS == 128 ? 8 : 16, PITCH = COLS + 4; // floats from one row to the next: rows start in other banks
+    static const int LANES = COLS / 8;                               // of one row, when it is stored
+    float *at;
 
-// The stage's first COLS (32 or 64) columns to rows row0 .. and columns col0 .. of D. The whole warp calls; the stage is free again when it
-// returns. A row may start anywhere: a lane has two pieces of it, eight neighbours from a multiple of 16 bytes on, and the elements before and behind all
-// pieces come one by one.
-template <int COLS> TE_DEV void te_gemm_stage_finish(const te__gemm_kargs &a, float scale, const float *stage, te_i64 row0, te_i64 col0) {
-    const int LANES = COLS / 16; // of one row
-    int lane = threadIdx.x & 31;
-    asm volatile("" : "+r"(lane)); // values derived from it are computed here, and hold no registers in the mainloop
-    int at = lane % LANES, cols = a.n - col0 < COLS ? (int)(a.n - col0) : COLS;
-    float bias[2][8];
-    __syncwarp();
-#pragma unroll
-    for (int i = 0; i < 2; i++)
-        if (a.vector) te_gemm_bias<8>(a, col0 + 8 * (at + i * LANES), bias[i]);
-#pragma unroll 1
-    for (int r = lane / LANES; r < 16 && row0 + r < a.m && cols > 0; r += 32 / LANES) {
-        const te_gemm_row row(a, row0 + r);
-        const float *from = stage + r * TE_GEMM_STAGE_PITCH;
-        int before = row.before_piece(a, col0, cols), singles = before + (cols - before) % 8;
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            int c = before + 8 * (at + i * LANES);
-            float v[8];
-            if (c + 8 > cols) break;
-#pragma unroll
-            for (int e = 0; e < 8; e++) v[e] = from[c + e];
-            if (!a.vector) te_gemm_bias<8>(a, col0 + c, bias[i]);
-            te_gemm_finish<8>(a, scale, bias[i], row, col0 + c, v);
-        }
-#pragma unroll 1
-        for (int i = at; i < singles; i += LANES) {
-            int c = i < before ? i : cols - singles + i;
-            te_gemm_finish(a, scale, row, col0 + c, from[c]);
-        }
+    // Columns `col` .. col + 7 of an m16n8 fragment; of its upper (half = 0) or lower eight rows, if there is no room for both.
+    TE_DEV void put(int col, const float *d, int half = 0) const {
+        float *to = at + (threadIdx.x & 31) / 4 * PITCH + col + threadIdx.x % 4 * 2;
+        *(float2 *)to = make_float2(d[2 * half], d[2 * half + 1]);
+        if (ROWS == 16) *(float2 *)(to + 8 * PITCH) = make_float2(d[2], d[3]);
     }
-    __syncwarp();
-}
+
+    // To rows row0 .. and columns col0 .. of D. The whole warp calls; the stage is free again when it returns. A row may start anywhere: its lanes have eight
+    // neighbours each, from a multiple of 16 bytes on, and the elements before and behind these one by one.
+    TE_DEV void finish(const te__gemm_kargs &a, float scale, te_i64 row0, te_i64 col0) const {
+        int lane = threadIdx.x & 31;
+        asm volatile("" : "+r"(lane)); // values derived from it are computed here, and hold no registers in the mainloop
+        int first = lane % LANES, cols = a.n - col0 < COLS ? (int)(a.n - col0) : COLS;
+        float bias[8];
+        __syncwarp();
+        if (a.vector) te_gemm_bias<8>(a, col0 + 8 * first, bias);
+#pragma unroll 2
+        for (int r = lane / LANES; r < ROWS && row0 + r < a.m && cols > 0; r += 32 / LANES) {
+            const te_gemm_row row(a, row0 + r);
+            const float *from = at + r * PITCH;
+            int before = row.before_piece(a, col0, cols), c = before + 8 * first, singles = before + (cols - before) % 8;
+            if (c + 8 <= cols) {
+                float v[8];
+#pragma unroll
+                for (int i = 0; i < 8; i++) v[i] = from[c + i];
+                if (!a.vector) te_gemm_bias<8>(a, col0 + c, bias);
+                te_gemm_finish<8>(a, scale, bias, row, col0 + c, v);
+            }
+#pragma unroll 1
+            for (int i = first; i < singles; i += LANES) {
+                int single = i < before ? i : cols - singles + i;
+                te_gemm_finish(a, scale, row, col0 + single, from[single]);
+            }
+        }
+        __syncwarp();
+    }
+};
 
 // ---- order of tiles --------------------------------------------------------------------------------------------------
 

@@ -543,16 +543,18 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid
         if (GROUPED) e.m = w.rows_end;
         if (GROUPED == 2) e.d = (void *)te_gemm_at(e.d, w.group * a.g.groups.b_elements, e.d_dt);
         if (GROUPED == 1 && e.bias) e.bias = te_gemm_at(e.bias, w.group * e.n, e.bias_dt);
-        float *stage = (float *)(base + STAGES * SLOT + warp * TE_GEMM_STAGE_BYTES);
+        const int COLS = WN % 128 ? 64 : 128, ACROSS = WN / COLS, HALVES_OF = COLS == 128 ? 2 : 1; // of a stage; parts of 16 rows, across and down
+        te_gemm_stage<COLS> stage = {(float *)(base + STAGES * SLOT + warp * TE_GEMM_STAGE_BYTES)};
 #pragma unroll 1
-        for (int part = 0; part < SUMS * WN / 64; part++) { // a loop around the long half; the short half must name its registers
+        for (int part = 0; part < SUMS * ACROSS * HALVES_OF; part++) { // a loop around the long half; the short half must name its registers
 #pragma unroll
-            for (int p = 0; p < SUMS * WN / 64; p++)
+            for (int p = 0; p < SUMS * ACROSS * HALVES_OF; p++)
                 if (p == part) {
 #pragma unroll
-                    for (int j = 0; j < 8; j++) te_gemm_stage_put(stage, 8 * j, &acc[p / (WN / 64)][p % (WN / 64) * 32 + 4 * j]);
+                    for (int j = 0; j < COLS / 8; j++) stage.put(8 * j, &acc[p / HALVES_OF / ACROSS][p / HALVES_OF % ACROSS * (COLS / 2) + 4 * j], p % HALVES_OF);
                 }
-            te_gemm_stage_finish<64>(e, scale, stage, row + part / (WN / 64) * STEP + warp % 4 * 16, col + part % (WN / 64) * 64);
+            int rows_on = part / HALVES_OF / ACROSS * STEP + part % HALVES_OF * 8, columns_on = part / HALVES_OF % ACROSS * COLS;
+            stage.finish(e, scale, row + warp % 4 * 16 + rows_on, col + columns_on);
         }
 #endif
     }

@@ -349,7 +349,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, TILE < 2 ? 2 : 1) te_gemm_
     te_cp_async_wait<0>();
     __syncthreads();
 
-    float *stage_of_warp = (float *)(shared + warp * TE_GEMM_STAGE_BYTES);
+    te_gemm_stage<WN> stage_of_warp = {(float *)(shared + warp * TE_GEMM_STAGE_BYTES)};
     float scale = te_gemm_scale(a);
     if (a.splits > 1) a.d = (float *)a.d + blockIdx.y * a.d_split;
 #pragma unroll 1
@@ -358,8 +358,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, TILE < 2 ? 2 : 1) te_gemm_
         for (int i = 0; i < MI; i++)
             if (i == part) {
 #pragma unroll
-                for (int j = 0; j < NI; j++) te_gemm_stage_put(stage_of_warp, 8 * j, acc[i][j]);
+                for (int j = 0; j < NI; j++) stage_of_warp.put(8 * j, acc[i][j]);
             }
-        te_gemm_stage_finish<WN>(a, scale, stage_of_warp, row + 16 * part, col);
+        stage_of_warp.finish(a, scale, row + 16 * part, col);
     }
 }

@@ -23,11 +23,16 @@ extern "C" __global__ void __launch_bounds__(256) te_gemm_reduce(const __grid_co
             if (two) w = *(const float4 *)(p + 4);
             v[0] += u.x, v[1] += u.y, v[2] += u.z, v[3] += u.w, v[4] += w.x, v[5] += w.y, v[6] += w.z, v[7] += w.w;
         }
-        te_gemm_bias<8>(a, col, bias);
-        if (a.vector && col + 8 <= a.n) te_gemm_finish<8>(a, scale, bias, te_gemm_row(a, row), col, v);
-        else
+        if (!a.vector || col + 8 > a.n) {
+#pragma unroll 1
+            for (int i = 0; i < 8 && col + i < a.n; i++) { // with an index that the compiler does not know v would lie in memory
+                te_gemm_finish(a, scale, row, col + i, v[0]);
 #pragma unroll
-            for (int i = 0; i < 8; i++)
-                if (col + i < a.n) te_gemm_finish<1>(a, scale, bias + i, te_gemm_row(a, row), col + i, v + i);
+                for (int k = 0; k < 7; k++) v[k] = v[k + 1];
+            }
+            continue;
+        }
+        te_gemm_bias<8>(a, col, bias);
+        te_gemm_finish<8>(a, scale, bias, te_gemm_row(a, row), col, v);
     }
 }

@@ -8,9 +8,10 @@
 //        |    |    |        |    |                  lane 4 g + t loads PIECE neighbouring lines, from PIECE g on, of four values of k; two lines each
 //        +----+----+-- .. --+----+                  are rows g and g + 8 of a product, once words of two lines have become words of two k.
 //
-// Rows (of one k) may have any alignment, but pieces are loaded from aligned addresses: a lane shifts its lines out of the piece that holds the first of
-// them and of the next one, which the lane of the next lines has loaded. The last lanes of a warp have no such neighbour: their lines are the next
-// block's.
+// Rows (of one k) may have any alignment, but pieces are loaded from aligned addresses. So rows are dealt out to the warps by their alignment: PIECE
+// consecutive rows may each have another one within a piece, and the next row has that of the first. A warp has rows of one kind, whose pieces are all
+// aligned alike: its lines are off by up to PIECE - 1 from those of an aligned X, which the final sums correct. The last piece of each
+// block's lines is then read by its neighbour too.
 //
 // Benchmark: "gemv bf16 NN" in tests/bench/h200.csv, and tests/bench/notes.md.
 //
@@ -28,50 +29,52 @@
 // te:row A_DT=2 B_DT=2 SHORT_A=0 Y_T=0 PIECE=8 ALIGNED=0 WARPS=8
 #include "device/mma.cuh"
 #include "ops/gemm/gemv.cuh"
-#include "ops/gemm/shift.cuh"
 
 #define LINES (8 * PIECE) // that a warp reads
 #define STEP (ALIGNED ? LINES : LINES - PIECE)
+#define KINDS (ALIGNED ? 1 : PIECE) // of rows, by where they start
+#define TURN (16 * KINDS)           // rows from one turn of a warp to the next, if KINDS warps are adjacent
 
 // PIECE lines of one k.
 struct te_gemv_piece {
-    te_u32 word[4]; // four lines have two
-    // The first `count` at `at`, and zeros behind them. Nothing writes there while the kernel runs, and hardly any byte is read twice.
-    TE_DEV void load(const te_u16 *at, te_i64 count) {
-        word[0] = word[1] = word[2] = word[3] = 0;
-        if (count < PIECE) {
+    te_u32 word[PIECE / 2];
+    // Nothing writes there while the kernel runs, and hardly any byte is read twice. Four lines have no words 2 and 3, but the asm needs operands.
+    TE_DEV void load(te_u64 at) {
+        if (PIECE == 8) asm("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(word[0]), "=r"(word[1]), "=r"(word[PIECE / 2 - 2]), "=r"(word[PIECE / 2 - 1]) : "l"(at));
+        else asm("ld.global.nc.L1::no_allocate.v2.u32 {%0, %1}, [%2];" : "=r"(word[0]), "=r"(word[1]) : "l"(at));
+    }
+    // Only those from `first` to `last`; one of these in place of each of the others.
+    TE_DEV void load_some(te_u64 at, int first, int last) {
 #pragma unroll
-            for (int i = 0; i < PIECE; i++) word[i / 2] |= i < count ? (te_u32)__ldg(at + i) << i % 2 * 16 : 0;
-        } else if (PIECE == 8) {
-            asm("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(word[0]), "=r"(word[1]), "=r"(word[2]), "=r"(word[3]) : "l"(at));
-        } else {
-            asm("ld.global.nc.L1::no_allocate.v2.u32 {%0, %1}, [%2];" : "=r"(word[0]), "=r"(word[1]) : "l"(at));
+        for (int i = 0; i < PIECE; i++) {
+            te_u32 v = __ldg((const te_u16 *)at + max(first, min(i, last)));
+            word[i / 2] = i % 2 ? word[i / 2] | v << 16 : v;
         }
     }
-    // Its bytes from `by` on, and behind them the first ones of the next piece, which lane + 4 has.
-    TE_DEV void shift(int by) {
-        te_u32 w[8] = {};
+    TE_DEV void clear() {
 #pragma unroll
-        for (int i = 0; i < PIECE / 2; i++) w[i] = word[i], w[PIECE / 2 + i] = __shfl_down_sync(0xffffffffu, word[i], 4);
-        uint4 u = te_shift(make_uint4(w[0], w[1], w[2], w[3]), make_uint4(w[4], w[5], w[6], w[7]), by);
-        word[0] = u.x, word[1] = u.y, word[2] = u.z, word[3] = u.w;
+        for (int i = 0; i < PIECE / 2; i++) word[i] = 0;
     }
 };
 
 extern "C" __global__ void __launch_bounds__(32 * WARPS, 2) te_gemv_mn(const __grid_constant__ te__gemm_kargs a) {
     te_follow();
     __shared__ float sums[WARPS][8][LINES];
-    const te_i64 lines = SHORT_A ? a.n : a.m, few = SHORT_A ? a.m : a.n, ld = SHORT_A ? a.ldb : a.lda, ld_y = SHORT_A ? a.lda : a.ldb;
-    const te_i64 k0 = blockIdx.y * a.k_split, end_k = min(a.k, k0 + a.k_split), first = (te_i64)blockIdx.x * STEP;
-    int g = (threadIdx.x & 31) >> 2, t = threadIdx.x & 3;
-    int warp = __shfl_sync(0xffffffffu, threadIdx.x >> 5, 0); // of lane 0, so that the compiler knows that all lanes loop alike
+    const te_i64 k0 = blockIdx.y * a.k_split, end_k = min(a.k, k0 + a.k_split);
+    const te_i64 lines = SHORT_A ? a.n : a.m, first = (te_i64)blockIdx.x * STEP, ld = SHORT_A ? a.ldb : a.lda;
+    const int few = (int)(SHORT_A ? a.m : a.n);
+    int warp = threadIdx.x >> 5, g = (threadIdx.x & 31) >> 2, t = threadIdx.x & 3;
 
-    // The lane's first line of X, and its line of Y; beyond the end the last one, whose products are not stored.
-    te_i64 k = k0 + 16 * warp;
-    const te_u16 *x = (const te_u16 *)(SHORT_A ? a.b : a.a), *x_end = x + (a.k - 1) * ld + lines;
-    x += (k + 4 * t) * ld + min(first + PIECE * g, ALIGNED ? (lines - 1) / PIECE * PIECE : lines - 1);
-    const te_i64 y_k = Y_T ? ld_y : 1, y_line = Y_T ? 1 : ld_y;
-    const te_u16 *y = (const te_u16 *)(SHORT_A ? a.a : a.b) + (k + 4 * t) * y_k + min((te_i64)g, few - 1) * y_line;
+    // The lane's first row, and its lines: `line` on, off the block's by `by`.
+    te_i64 row = k0 + warp % KINDS + KINDS * 4 * t + TURN * (warp / KINDS);
+    te_u64 x = (te_u64)(SHORT_A ? a.b : a.a) + 2 * row * ld;
+    int by = ALIGNED ? 0 : (int)(x / 2 % PIECE);
+    te_i64 line = min(first + PIECE * g, (lines - 1 + by) / PIECE * PIECE) - by; // beyond the end the last lines
+    x += 2 * line;
+
+    // Line g of Y, or beyond the end the last one, whose products are not stored.
+    const te_i64 ld_y = SHORT_A ? a.lda : a.ldb, y_k = Y_T ? ld_y : 1, y_line = Y_T ? 1 : ld_y;
+    const te_u16 *y = (const te_u16 *)(SHORT_A ? a.a : a.b) + min(g, few - 1) * y_line + row * y_k;
 
     float sum[PIECE / 2][4] = {}; // lines 2 i, 2 i, 2 i + 1, 2 i + 1 of X by lines 2 t, 2 t + 1 of Y, twice
     auto take = [&](bool end) {
@@ -79,14 +82,14 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 2) te_gemv_mn(const __g
         te_u32 v[4];
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            const te_u16 *at = (const te_u16 *)((te_u64)(x + i * ld) & ~(ALIGNED ? 0 : 2 * PIECE - 1ull));
-            bool there = !end || k + 4 * t + i < end_k;
-            u[i].load(at, !end ? PIECE : there ? x_end - at : 0); // behind X nothing may be read
-            v[i] = there ? __ldg(y + i * y_k) : 0;
+            te_u64 at = x + 2 * i * KINDS * ld;
+            te_i64 left = end_k - row - i * KINDS;
+            if (!end || left > 1) u[i].load(at);
+            else if (left == 1) u[i].load_some(at, line < 0 ? (int)-line : 0, (int)min(lines - line, (te_i64)PIECE) - 1); // behind it nothing may be read
+            else u[i].clear();
+            v[i] = !end || left > 0 ? __ldg(y + i * KINDS * y_k) : 0;
         }
         te_u32 of_y[2] = {v[0] | v[1] << 16, v[2] | v[3] << 16};
-#pragma unroll
-        for (int i = 0; i < 4 && !ALIGNED; i++) u[i].shift((int)(te_u64)(x + i * ld) & (2 * PIECE - 1));
 #pragma unroll
         for (int i = 0; i < PIECE / 2; i++) {
             te_u32 of_x[4];
@@ -98,16 +101,19 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 2) te_gemv_mn(const __g
             if (A_DT == 3) te_mma_bf16(sum[i], of_x, of_y);
             else te_mma_f16(sum[i], of_x, of_y);
         }
-        k += 16 * WARPS, x += 16 * WARPS * ld, y += 16 * WARPS * y_k;
+        row += 16 * WARPS, x += 32 * WARPS * ld, y += 16 * WARPS * y_k;
     };
-    const te_i64 whole = end_k - (end_k == a.k ? 16 : 15); // turns that begin before it are whole, and without the last row of X
-#pragma unroll 2 // as many as registers allow
-    while (k < whole) take(false);
+    te_i64 turn = warp / KINDS, turns = te_div_up(end_k - k0, TURN), whole = (end_k - k0 - (end_k == a.k)) / TURN; // whole ones are without the last row
+#pragma unroll 2 // turns, as many as registers allow
+    for (; turn < whole; turn += WARPS / KINDS) take(false);
 #pragma unroll 1
-    while (k < end_k) take(true);
+    for (; turn < turns; turn += WARPS / KINDS) take(true);
 #pragma unroll
     for (int i = 0; i < PIECE; i++)
 #pragma unroll
-        for (int e = 0; e < 2; e++) sums[warp][2 * t + e][PIECE * g + i] = sum[i / 2][i % 2 * 2 + e];
+        for (int e = 0; e < 2; e++) {
+            int at = PIECE * g + i - by;
+            if (at >= 0) sums[warp][2 * t + e][at] = sum[i / 2][i % 2 * 2 + e];
+        }
     te_gemv_finish<STEP>(a, sums, first);
 }

@@ -161,7 +161,7 @@ TE_DEV void te_gemm_finish(const te__gemm_kargs &a, float scale, te_i64 row, te_
 
 template <int COLS> struct te_gemm_stage {
     static const int ROWS = COLS == 128 ? 8 : 16, PITCH = COLS + 4; // floats from one row to the next: rows start in other banks
-    static const int LANES = COLS / 8;                               // of one row, when it is stored
+    static const int PIECES = COLS == 128 ? 2 : 1, LANES = COLS / 8 / PIECES; // of a lane, and lanes of a row, when it is stored
     float *at;
 
     // Columns `col` .. col + 7 of an m16n8 fragment; of its upper (half = 0) or lower eight rows, if there is no room for both.
@@ -171,26 +171,30 @@ template <int COLS> struct te_gemm_stage {
         if (ROWS == 16) *(float2 *)(to + 8 * PITCH) = make_float2(d[2], d[3]);
     }
 
-    // To rows row0 .. and columns col0 .. of D. The whole warp calls; the stage is free again when it returns. A row may start anywhere: its lanes have eight
-    // neighbours each, from a multiple of 16 bytes on, and the elements before and behind these one by one.
+    // To rows row0 .. and columns col0 .. of D. The whole warp calls; the stage is free again when it returns. A row may start anywhere: its lanes have pieces
+    // of eight neighbours, from a multiple of 16 bytes on, and the elements before and behind these one by one.
     TE_DEV void finish(const te__gemm_kargs &a, float scale, te_i64 row0, te_i64 col0) const {
         int lane = threadIdx.x & 31;
         asm volatile("" : "+r"(lane)); // values derived from it are computed here, and hold no registers in the mainloop
         int first = lane % LANES, cols = a.n - col0 < COLS ? (int)(a.n - col0) : COLS;
-        float bias[8];
+        float bias[PIECES][8];
         __syncwarp();
-        if (a.vector) te_gemm_bias<8>(a, col0 + 8 * first, bias);
+#pragma unroll
+        for (int i = 0; i < PIECES && a.vector; i++) te_gemm_bias<8>(a, col0 + 8 * (first + i * LANES), bias[i]);
 #pragma unroll 2
         for (int r = lane / LANES; r < ROWS && row0 + r < a.m && cols > 0; r += 32 / LANES) {
             const te_gemm_row row(a, row0 + r);
             const float *from = at + r * PITCH;
-            int before = row.before_piece(a, col0, cols), c = before + 8 * first, singles = before + (cols - before) % 8;
-            if (c + 8 <= cols) {
-                float v[8];
+            int before = row.before_piece(a, col0, cols), singles = before + (cols - before) % 8;
 #pragma unroll
-                for (int i = 0; i < 8; i++) v[i] = from[c + i];
-                if (!a.vector) te_gemm_bias<8>(a, col0 + c, bias);
-                te_gemm_finish<8>(a, scale, bias, row, col0 + c, v);
+            for (int i = 0; i < PIECES; i++) {
+                int c = before + 8 * (first + i * LANES);
+                float v[8];
+                if (c + 8 > cols) break;
+#pragma unroll
+                for (int e = 0; e < 8; e++) v[e] = from[c + e];
+                if (!a.vector) te_gemm_bias<8>(a, col0 + c, bias[i]);
+                te_gemm_finish<8>(a, scale, bias[i], row, col0 + c, v);
             }
 #pragma unroll 1
             for (int i = first; i < singles; i += LANES) {

@@ -49,6 +49,8 @@
 #define TURN (8 * PIECE)    // of a turn: two steps of four lanes
 // Warps on a multiprocessor: as many as registers allow.
 #define RESIDENT ((SCALES == 2 && EIGHTS > 1) || (BLOCK && !ALIGNED) ? 8 : !ALIGNED || SCALES ? 16 : BLOCK || EIGHTS > 1 ? 24 : 32)
+#define A_2D (BLOCK == 3)   // of te__gemm_block_kind
+#define B_2D (BLOCK == 2)
 
 // Sixteen bytes that nothing writes while the kernel runs. The L2 cache fetches 256 with them, which is quicker but for aligned lines of 16 bits:
 // tests/bench/notes.md.
@@ -57,32 +59,33 @@
 #else
 #define FETCH ".L2::256B"
 #endif
-TE_DEV uint4 te_gemv_load(const te_u8 *p, bool kept) { // kept: in the L1 cache, since it is loaded again
+TE_DEV uint4 te_gemv_load(const te_u8 *p) {
     uint4 u;
-    if (kept) asm("ld.global.nc" FETCH ".v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(u.x), "=r"(u.y), "=r"(u.z), "=r"(u.w) : "l"(p));
-    else asm("ld.global.nc.L1::no_allocate" FETCH ".v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(u.x), "=r"(u.y), "=r"(u.z), "=r"(u.w) : "l"(p));
+    asm("ld.global.nc" FETCH ".v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(u.x), "=r"(u.y), "=r"(u.z), "=r"(u.w) : "l"(p));
+    return u;
+}
+TE_DEV uint4 te_gemv_load_once(const te_u8 *p) {
+    uint4 u;
+    asm("ld.global.nc.L1::no_allocate" FETCH ".v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(u.x), "=r"(u.y), "=r"(u.z), "=r"(u.w) : "l"(p));
     return u;
 }
 
 // A line of an operand; beyond the end the last one, whose products are not stored.
 struct te_gemv_line {
-    const te_u8 *from, *end, *scale; // the line's; the operand's; the operand's, with BLOCK or SCALES
+    const te_u8 *from, *end, *scale; // the line's; the operand's; the operand's, with SCALES
     te_i64 line, ld_scale;
-    TE_DEV void open(const te__gemm_kargs &a, bool is_a, te_i64 number) {
-        const te_u8 *operand = (const te_u8 *)(is_a ? a.a : a.b);
-        te_i64 lines = is_a ? a.m : a.n, ld = is_a ? a.lda : a.ldb;
-        line = min(number, lines - 1);
-        from = operand + line * ld * BITS / 8;
-        end = operand + (((lines - 1) * ld + a.k) * BITS + 7) / 8;
-        scale = (const te_u8 *)(is_a ? a.block_a : a.block_b), ld_scale = is_a ? a.ld_block_a : a.ld_block_b;
+    TE_DEV void open(const void *operand, te_i64 ld, te_i64 lines, te_i64 k, const void *scales, te_i64 ld_scales, te_i64 number) {
+        line = min(number, lines - 1), ld_scale = ld_scales, scale = (const te_u8 *)scales;
+        from = (const te_u8 *)operand + line * ld * BITS / 8;
+        end = (const te_u8 *)operand + (((lines - 1) * ld + k) * BITS + 7) / 8;
     }
 
     // Sixteen bytes from element `at` on, a multiple of PIECE. Not aligned: up to 15 bytes on both sides are read with them.
-    TE_DEV uint4 load(te_i64 at, bool kept) const {
+    TE_DEV uint4 load(te_i64 at, bool kept) const { // kept: in the L1 cache, since it is loaded again
         const te_u8 *p = from + at * BITS / 8;
         int by = ALIGNED ? 0 : (int)((te_u64)p & 15);
-        uint4 u = te_gemv_load(p - by, !ALIGNED || kept);
-        return ALIGNED ? u : te_shift(u, te_gemv_load(p - by + (by ? 16 : 0), true), by);
+        uint4 u = !ALIGNED || kept ? te_gemv_load(p - by) : te_gemv_load_once(p);
+        return ALIGNED ? u : te_shift(u, te_gemv_load(p - by + (by ? 16 : 0)), by);
     }
     // The same where the line may end, or the operand: zeros beyond.
     TE_DEV uint4 load_end(te_i64 at, te_i64 k) const {
@@ -91,10 +94,12 @@ struct te_gemv_line {
         te_u32 w[4] = {0, 0, 0, 0};
         if (left == PIECE && (ALIGNED || p - by + (by ? 32 : 16) <= end)) return load(at, true);
 #pragma unroll
-        for (int i = 0; i < 16; i++) {
-            te_u32 v = 8 * i / BITS < left ? p[i] : 0;
+        for (int i = 0; i < (BITS == 16 ? 8 : 16); i++) {
+            te_u32 v = 0;
+            if (BITS == 16 && i < left) v = ((const te_u16 *)p)[i];
+            if (BITS < 16 && i * 8 / BITS < left) v = p[i];
             if (BITS == 4 && 2 * i + 1 == left) v &= 15;
-            w[i / 4] |= v << i % 4 * 8;
+            w[i * (BITS == 16 ? 2 : 1) / 4] |= v << i * (BITS == 16 ? 16 : 8) % 32;
         }
         return make_uint4(w[0], w[1], w[2], w[3]);
     }
@@ -117,41 +122,45 @@ struct te_gemv_piece {
     uint4 u;
     uint2 scales;
     TE_DEV te_u32 word(int i) const { return i == 0 ? u.x : i == 1 ? u.y : i == 2 ? u.z : u.w; }
-    template <int DT> TE_DEV te_u32 pair(int i) const { // neighbours, decoded
-        if (BITS == 16) return word(i);
-        if (SCALES == 2) return te_decode_fp4x2(word(i / 4), i % 4, i < 8 ? scales.x : scales.y);
-        if (SCALES == 1) return te_decode_fp8x2(word(i / 2), i % 2, DT, scales.x);
-        return te_fp8x2_to_f16(word(i / 2), i % 2, DT);
+    template <int DT> TE_DEV te_u32 decoded(int i, int part) const { // of its two (fp8) or four (fp4) parts
+        if (SCALES == 2) return te_decode_fp4x2(word(i), part, i < 2 ? scales.x : scales.y);
+        if (SCALES == 1) return te_decode_fp8x2(word(i), part, DT, scales.x);
+        return te_fp8x2_to_f16(word(i), part, DT);
     }
 };
 
 // sum += two lines of X times one of Y, 16 bytes of each.
 TE_DEV void te_gemv_multiply(float sum[4], const te_gemv_piece &x, const te_gemv_piece &x8, const te_gemv_piece &y) {
+    const int parts = BITS == 16 ? 2 : 16 / BITS; // of a word, each two values; words of 16 bits come in pairs
 #pragma unroll
-    for (int i = 0; i < PIECE / 2; i += 2) {
-        te_u32 of_x[4], of_y[2];
+    for (int i = 0; i < 4; i += BITS == 16 ? 2 : 1) {
 #pragma unroll
-        for (int h = 0; h < 2; h++) {
-            of_x[2 * h] = x.pair<X_DT>(i + h);
-            of_x[2 * h + 1] = x8.pair<X_DT>(i + h);
-            of_y[h] = y.pair<Y_DT>(i + h);
+        for (int part = 0; part < parts; part += 2) {
+            te_u32 of_x[4], of_y[2];
+#pragma unroll
+            for (int h = 0; h < 2; h++) {
+                of_x[2 * h] = BITS == 16 ? x.word(i + h) : x.decoded<X_DT>(i, part + h);
+                of_x[2 * h + 1] = BITS == 16 ? x8.word(i + h) : x8.decoded<X_DT>(i, part + h);
+                of_y[h] = BITS == 16 ? y.word(i + h) : y.decoded<Y_DT>(i, part + h);
+            }
+            if (A_DT == 3 || SCALES) te_mma_bf16(sum, of_x, of_y);
+            else te_mma_f16(sum, of_x, of_y);
         }
-        if (A_DT == 3 || SCALES) te_mma_bf16(sum, of_x, of_y);
-        else te_mma_f16(sum, of_x, of_y);
     }
 }
 
 extern "C" __global__ void __launch_bounds__(32 * WARPS, RESIDENT / WARPS) te_gemv_k(const __grid_constant__ te__gemm_kargs a) {
     te_follow();
     __shared__ float sums[WARPS][8 * EIGHTS][16];
-    const te_i64 first = (te_i64)blockIdx.x * 16, few = SHORT_A ? a.m : a.n;
-    const bool x_2d = BLOCK == (SHORT_A ? TE__GEMM_1D_2D : TE__GEMM_2D_1D), y_2d = BLOCK == (SHORT_A ? TE__GEMM_2D_1D : TE__GEMM_1D_2D);
+    const te_i64 lines = SHORT_A ? a.n : a.m, few = SHORT_A ? a.m : a.n, first = (te_i64)blockIdx.x * 16;
     int warp = threadIdx.x >> 5, g = (threadIdx.x & 31) >> 2, t = threadIdx.x & 3;
+    const void *scales_x = SHORT_A ? a.block_b : a.block_a, *scales_y = SHORT_A ? a.block_a : a.block_b;
+    const te_i64 ld_scales_x = SHORT_A ? a.ld_block_b : a.ld_block_a, ld_scales_y = SHORT_A ? a.ld_block_a : a.ld_block_b;
     te_gemv_line x[2], y[EIGHTS];
 #pragma unroll
-    for (int i = 0; i < 2; i++) x[i].open(a, !SHORT_A, first + g + 8 * i);
+    for (int i = 0; i < 2; i++) x[i].open(SHORT_A ? a.b : a.a, SHORT_A ? a.ldb : a.lda, lines, a.k, scales_x, ld_scales_x, first + g + 8 * i);
 #pragma unroll
-    for (int i = 0; i < EIGHTS; i++) y[i].open(a, SHORT_A, g + 8 * i);
+    for (int i = 0; i < EIGHTS; i++) y[i].open(SHORT_A ? a.a : a.b, SHORT_A ? a.lda : a.ldb, few, a.k, scales_y, ld_scales_y, g + 8 * i);
     float sum[EIGHTS][4] = {}; // of each eight lines of Y: lines g, g, g + 8, g + 8 of X by lines 2 t, 2 t + 1 of them, twice
     auto take = [&](te_i64 k, bool end) {
         te_gemv_piece u[2][2], v[2][EIGHTS];
@@ -165,17 +174,21 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, RESIDENT / WARPS) te_ge
         }
 #pragma unroll
         for (int l = 0; l < EIGHTS; l++) {
+#if BLOCK
             float part[4] = {}, of_x[2], of_y[2];
 #pragma unroll
-            for (int i = 0; i < 2; i++) te_gemv_multiply(BLOCK ? part : sum[l], u[i][0], u[i][1], v[i][l]);
-            if (!BLOCK) continue;
-#pragma unroll
             for (int i = 0; i < 2; i++) {
-                of_x[i] = te_gemm_block_scale((const float *)x[i].scale, x_2d, x[i].ld_scale, x[i].line, k >> 7);
-                of_y[i] = te_gemm_block_scale((const float *)y[l].scale, y_2d, y[l].ld_scale, min((te_i64)(8 * l + 2 * t + i), few - 1), k >> 7);
+                of_x[i] = te_gemm_block_scale((const float *)scales_x, SHORT_A ? B_2D : A_2D, ld_scales_x, min(first + g + 8 * i, lines - 1), k >> 7);
+                of_y[i] = te_gemm_block_scale((const float *)scales_y, SHORT_A ? A_2D : B_2D, ld_scales_y, min((te_i64)(8 * l + 2 * t + i), few - 1), k >> 7);
             }
 #pragma unroll
+            for (int i = 0; i < 2; i++) te_gemv_multiply(part, u[i][0], u[i][1], v[i][l]);
+#pragma unroll
             for (int e = 0; e < 4; e++) sum[l][e] = fmaf(part[e], te_gemm_block_product(of_x[e / 2], of_y[e % 2]), sum[l][e]);
+#else
+#pragma unroll
+            for (int i = 0; i < 2; i++) te_gemv_multiply(sum[l], u[i][0], u[i][1], v[i][l]);
+#endif
         }
     };
     te_i64 turn = warp, turns = te_div_up(a.k, TURN);

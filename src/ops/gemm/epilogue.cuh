@@ -16,11 +16,12 @@
 // 16 bytes.
 
 template <int N> TE_DEV void te_gemm_load(const void *p, te_i64 i, int dt, float v[N]) {
-#pragma unroll
-    for (int format = TE_F32; format <= TE_BF16; format++) {
-        if (dt != format) continue;
-        if (N == 8) te_load8(p, i, format, v);
-        else v[0] = te_load(p, i, format);
+    if constexpr (N == 8) {
+        if (dt == TE_F32) te_load8(p, i, TE_F32, v);
+        else if (dt == TE_BF16) te_load8(p, i, TE_BF16, v);
+        else te_load8(p, i, TE_F16, v);
+    } else {
+        v[0] = dt == TE_F32 ? te_load(p, i, TE_F32) : dt == TE_BF16 ? te_load(p, i, TE_BF16) : te_load(p, i, TE_F16);
     }
 }
 // In gemm_hopper the compiler would store a uint4 word by word.
@@ -119,7 +120,7 @@ struct te_gemm_row {
     TE_DEV int before_piece(const te__gemm_kargs &a, te_i64 col, int all) const {
         if (a.vector) return 0;
         int size = a.d_dt == TE_F32 ? 4 : 2, off = (int)((te_u64)a.d + (d + col) * size) & 15, off_aux = (int)((te_u64)a.aux + (aux + col) * size) & 15;
-        return a.aux && off != off_aux ? all : min((16 - off & 15) / size, all);
+        return a.aux && off != off_aux ? all : min(((16 - off) & 15) / size, all);
     }
 };
 
@@ -181,7 +182,7 @@ template <int COLS> struct te_gemm_stage {
         __syncwarp();
 #pragma unroll
         for (int i = 0; i < PIECES && a.vector; i++) te_gemm_bias<8>(a, col0 + 8 * (first + i * LANES), bias[i]);
-#pragma unroll 2
+#pragma unroll 1
         for (int r = lane / LANES; r < ROWS && row0 + r < a.m && cols > 0; r += 32 / LANES) {
             const te_gemm_row row(a, row0 + r);
             const float *from = at + r * PITCH;

@@ -1,5 +1,5 @@
 /* base/scaling.h: from the largest magnitude of some elements to the scale they are quantized by: per tensor and per block,
- * MXFP8, NVFP4; and where the scales of these two lie. Read by the host and by kernels, which get the same bits: knows numbers.h, and not
+ * MXFP8, NVFP4; and where the scales of MXFP8 and NVFP4 lie. Read by the host and by kernels, which get the same bits: knows numbers.h, and not
  * how the elements lie.
  *
  * Each operation is one correctly rounded IEEE operation, in the order of TransformerEngine's kernels. te__mul_f32 and its

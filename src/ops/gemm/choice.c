@@ -121,7 +121,7 @@ static bool te__gemm_tma_may_store(const void *data, int64_t ld, int64_t n, int6
     return (uintptr_t)data % 16 == 0 && ld * size % 16 == 0 && n * size % 16 == 0;
 }
 
-/* The work of the epilogue, or of its shifted stores: see te__gemm_cost. */
+/* The work of the epilogue, or of stores to rows that start or end within 16 bytes: see te__gemm_cost. */
 static double te__gemm_work(const te__plan *p, const te__gemm_problem *q) {
     const te_op_gemm_args *a = q->args;
     if (a->epilogue != TE_EPILOGUE_NONE || a->bias_gradient) return 6.0;
@@ -146,7 +146,7 @@ static te__gemm_choice te__gemm_search(const te__plan *p, const te__gemm_tile_ki
             if (t->speed[use] == 0.0 || (q->block && t->bn > 128)) continue;
             if (s > 0 && (q->groups || slabs < SHORTEST * splits[s] || (double)a->m * (double)a->n * 4.0 * (double)splits[s] > (double)most_workspace)) continue;
             cost = q->groups ? te__grouped_cost(p, t, t->speed[use], q->groups, bk, hopper) : te__gemm_cost(p, t, t->speed[use], q, slabs, splits[s], hopper, work);
-            if (TE__GEMM_SKIPS(cost) || (best.tile && cost >= best_cost)) continue;
+            if ((!q->groups && TE__GEMM_SKIPS(cost)) || (best.tile && cost >= best_cost)) continue;
             best.tile = t;
             best.splits = splits[s];
             best_cost = cost;

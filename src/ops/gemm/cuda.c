@@ -112,13 +112,13 @@ static void te__gemm_options(te__launch *l, const te__gemm_problem *q) {
     if (q->block) te__launch_option(l, "BLOCK", q->block);
 }
 
-/* Why: `text`, after the decoding or the copies of the operands. */
+/* The reason that te_explain prints: how operands were prepared, and then `text`. */
 #define TE__GEMM_WHY(q, text)                                                                                                \
     ((q)->args->scaling_a == TE_SCALING_MXFP8   ? "MXFP8 decoded exactly into bf16, then " text                               \
      : (q)->args->scaling_a == TE_SCALING_NVFP4 ? "NVFP4 decoded exactly into bf16, then " text                              \
      : (q)->aligned                             ? "A or B, whose rows are not 16-byte aligned, copied; then " text            \
                                                 : text)
-/* ... and before the additions of block or partial sums. */
+/* The same, and at the end how sums of 128 k are added up. */
 #define TE__GEMM_WHY_SUMS(q, promote, text)                                                                                  \
     ((q)->block ? TE__GEMM_WHY(q, text ", sums of 128 k scaled in f32")                                                      \
      : promote  ? TE__GEMM_WHY(q, text ", partial sums of 128 k promoted to f32")                                            \
@@ -161,6 +161,11 @@ static bool te__gemm_plan_prepare(te__plan *p, te__gemm_problem *q) {
     te__gemm_prepare_kargs *k = TE__KARGS(p, l, te__gemm_prepare_kargs);
     int64_t pieces = 0;
     int i;
+    if (!te__gemm_fits_prepare(q)) {
+        p->result = te__fail(p->te, TE_ERR_UNSUPPORTED, "gemm: A and B of %lld x %lld x %lld have more than 2^36 codes to decode; multiply them in parts", (long long)q->args->m,
+                             (long long)q->args->n, (long long)q->args->k);
+        return false;
+    }
     for (i = 0; i < 2; i++) {
         te__gemm_side *x = i ? &q->b : &q->a;
         te__gemm_prepare_side *s = &k->side[i];
@@ -235,6 +240,7 @@ static te_result te__gemm_plan_mma(te__plan *p, const te__gemm_problem *q) {
     te__plan_why(p, !aligned               ? TE__GEMM_WHY_SUMS(q, promote, "tensor cores (mma.sync), read element by element (A, B, their rows or the groups are not 16-byte aligned)")
                     : q->a.dtype == TE_F32 ? "tensor cores (mma.sync), f32 as TF32"
                     : fp8 && !fp8_cores    ? TE__GEMM_WHY_SUMS(q, promote, "fp8 decoded exactly into f16 on the way to the tensor cores (mma.sync)")
+                    : fp8                  ? TE__GEMM_WHY_SUMS(q, promote, "fp8 tensor cores (mma.sync)")
                                            : TE__GEMM_WHY_SUMS(q, promote, "tensor cores (mma.sync)"));
     return TE_OK;
 }
@@ -275,16 +281,16 @@ static te_result te__gemm_out_map(te__plan *p, void *map, const te__gemm_kargs *
     return te__gemm_map(p, map, data, (te_dtype)k->d_dt, ld, k->n, k->m, 64, depth, apart);
 }
 
-/* The epilogue, te__gemm_store, and whether D is stored by TMA: if it may store D and aux, and at most one thing of 16 bits has to be read. The workspace
- * of splits has nothing beside its rows. */
+/* TE__GEMM_STORE_...: the epilogue, and whether TMA stores D: if it may store D and aux, lines have no scales, and D is neither f32 with dGELU nor 16 bits
+ * that are added to and have aux. The workspace of splits has nothing beside its rows. */
 static int te__gemm_store_of(const te__gemm_kargs *k) {
     int64_t size = te__dtype_size((te_dtype)k->d_dt);
     bool aligned = k->splits > 1 || (te__gemm_tma_may_store(k->d, k->ldd, k->n, size) && te__gemm_tma_may_store(k->aux, k->ldaux, k->n, size));
     bool gelu = k->epilogue == TE_EPILOGUE_GELU, dgelu = k->epilogue == TE_EPILOGUE_DGELU, f32 = k->d_dt == TE_F32;
-    bool reads_both = k->accumulate && !f32 && k->aux, lines = k->rows_a || k->columns_b;
+    bool aux_and_old = k->aux && k->accumulate && !f32, lines = k->rows_a || k->columns_b;
     int store = (k->bias ? TE__GEMM_STORE_BIAS : 0) | (gelu ? TE__GEMM_STORE_GELU : 0) | (gelu && k->aux ? TE__GEMM_STORE_AUX : 0) |
                 (dgelu ? TE__GEMM_STORE_DGELU : 0) | (k->accumulate ? TE__GEMM_STORE_ADD : 0) | (lines ? TE__GEMM_STORE_LINES : 0);
-    return !aligned || lines || (dgelu && f32) || reads_both ? store : store | TE__GEMM_STORE_TMA;
+    return !aligned || lines || (dgelu && f32) || aux_and_old ? store : store | TE__GEMM_STORE_TMA;
 }
 /* gemm_groups comes first, and gets the maps that gemm_hopper must not use as they are. */
 static void te__gemm_plan_groups(te__plan *p, te__launch *l, const te__gemm_problem *q, te__gemm_hopper_kargs *h, const te__gemm_choice *c, bool by_tma) {
@@ -383,7 +389,7 @@ static bool te__gemm_is_gemv(const te__plan *p, const te__gemm_problem *q, bool 
 }
 
 /* Lanes of gemv_mn have eight lines each if blocks with four a lane, sixteen warps, would not all be resident at once, two a multiprocessor:
- * tests/bench/notes.md. k is split if blocks are at most half as many as multiprocessors. */
+ * tests/bench/notes.md. gemv_mn splits k if blocks are at most half as many as multiprocessors. */
 static te_result te__gemm_plan_gemv(te__plan *p, const te__gemm_problem *q) {
     const te_op_gemm_args *a = q->args;
     enum { SHORTEST = 1024 }; /* k of a split: four turns of each warp */

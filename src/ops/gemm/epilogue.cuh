@@ -158,11 +158,10 @@ TE_DEV void te_gemm_finish(const te__gemm_kargs &a, float scale, te_i64 row, te_
 
 // ---- a warp's stage: 16 rows of 32 or 64 f32, or 8 of 128 -----------------------------------------------------------------
 
-#define TE_GEMM_STAGE_BYTES (16 * 68 * 4)
-
 template <int COLS> struct te_gemm_stage {
     static const int ROWS = COLS == 128 ? 8 : 16, PITCH = COLS + 4; // floats from one row to the next: rows start in other banks
-    static const int PIECES = COLS == 128 ? 2 : 1, LANES = COLS / 8 / PIECES; // of a lane, and lanes of a row, when it is stored
+    static const int BYTES = ((ROWS - 1) * PITCH + COLS) * 4;
+    static const int PIECES = COLS == 128 ? 2 : 1, LANES = COLS / 8 / PIECES; // a lane stores PIECES pieces of a row, LANES lanes the whole row
     float *at;
 
     // Columns `col` .. col + 7 of an m16n8 fragment; of its upper (half = 0) or lower eight rows, if there is no room for both.
@@ -172,8 +171,8 @@ template <int COLS> struct te_gemm_stage {
         if (ROWS == 16) *(float2 *)(to + 8 * PITCH) = make_float2(d[2], d[3]);
     }
 
-    // To rows row0 .. and columns col0 .. of D. The whole warp calls; the stage is free again when it returns. A row may start anywhere: its lanes have pieces
-    // of eight neighbours, from a multiple of 16 bytes on, and the elements before and behind these one by one.
+    // To rows row0 .. and columns col0 .. of D. The whole warp calls; the stage is free again when it returns. A row of D may start anywhere: lanes store
+    // pieces of eight neighbours from the first multiple of 16 bytes on, and one by one the elements before and behind these.
     TE_DEV void finish(const te__gemm_kargs &a, float scale, te_i64 row0, te_i64 col0) const {
         int lane = threadIdx.x & 31;
         asm volatile("" : "+r"(lane)); // values derived from it are computed here, and hold no registers in the mainloop

@@ -17,11 +17,11 @@
 // PINGPONG: each consumer has tiles of 128 x 128 of its own, in turns: slabs of one consumer's tile follow those of the other's, and one multiplies
 // during the epilogue of the other.
 //
-// STORE: the epilogue stores D by TMA as well: chunks of 128 bytes of 64 rows pass through two or four buffers of each warpgroup, and are clipped at D's
+// STORE & 1: the epilogue stores D by TMA as well: chunks of 128 bytes of 64 rows pass through two or four buffers of each warpgroup, and are clipped at D's
 // edges. The L2 cache adds f32 to D. A 16-bit chunk that needs aux or the old D has it loaded into its buffer as many chunks ahead, the
-// first chunks of a tile while it is multiplied. Other D (rows that start or end within 16 bytes: TMA writes
-// whole pieces), scales of rows or columns and f32 with dGELU are stored by epilogue.cuh. The bias gradient is left as sums over 16 rows of D, which
-// column_sum adds up.
+// first chunks of a tile while it is multiplied. epilogue.cuh stores D whose rows, or aux's,
+// start or end within 16 bytes (TMA writes whole pieces), D with scales of rows or columns, f32 with dGELU, and 16 bits that are added to D and have aux.
+// The bias gradient is left as sums over 16 rows of D, which column_sum adds up.
 //
 // Block scales: wgmma's sums of each slab are scaled and added up in f32. A's scales, and the one of a 128 x 128 block of B, are read by the
 // threads that need them while wgmma runs; the 128 of B's 1 x 128 blocks are loaded with the slab, into shared memory behind the slots.
@@ -41,12 +41,12 @@
 //          BN, WAVES   128, 192 (WAVES = 1; not GROUPED) or 256; 0, 1 or 2: BM = 128 WAVES, or 64; BM + BN <= 384
 //          CLUSTER     1 or 2
 //          PROMOTE     fp8: partial sums of 128 k are added up in f32; BN = 128, or 192
-//          STORE, D_DT bits of te__gemm_store; format of D
+//          STORE, D_DT bits of TE__GEMM_STORE_...; format of D
 //          and, 0 where left out: PINGPONG (WAVES = 1, BN = 128), BLOCK (te__gemm_block_kind, with PROMOTE and BN = 128), GROUPED (without PINGPONG;
 //          along rows clusters share A always).
 // Launch: grid (blocks, 1, 1), any number of whole clusters; block 384; shared TE__GEMM_HOPPER_SHARED. A, B
 //         and their rows at multiples of 16 bytes, by TMA those of D and aux too, and their ends. Split s of a tile does k
-//         from s * k_split on, to D + s * d_split (STORE: z = s of d_map). BLOCK: block_b at a multiple of 16 bytes, k_split of 128.
+//         from s * k_split on, to D + s * d_split (by TMA: z = s of d_map). BLOCK: block_b at a multiple of 16 bytes, k_split of 128.
 //
 // Benchmark: "gemm ...", "grouped ...", "odd ..." in tests/bench/h200.csv.
 // te:arch 90a
@@ -56,9 +56,10 @@
 // te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BN=128 WAVES=1 CLUSTER=2 PINGPONG=1 PROMOTE=0 STORE=15|17 D_DT=3
 // te:row A_DT=3 B_DT=3 A_T=1 B_T=0 BN=192|256 WAVES=1 CLUSTER=2 PROMOTE=0 STORE=33 D_DT=1
 // te:row A_DT=3 B_DT=3 A_T=1 B_T=0 BN=128 WAVES=2 CLUSTER=2 PROMOTE=0 STORE=1 D_DT=1
-// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=128|192 WAVES=1 CLUSTER=1 PROMOTE=0 STORE=0 D_DT=3
+// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=128|192 WAVES=1 CLUSTER=1 PROMOTE=0 STORE=0|46|128 D_DT=3
+// te:row A_DT=3 B_DT=3 A_T=0 B_T=0 BN=256 WAVES=1 CLUSTER=2 PROMOTE=0 STORE=16 D_DT=1
 // te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=128 WAVES=1 CLUSTER=1 PINGPONG=1 PROMOTE=0 STORE=0 D_DT=3
-// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BLOCK=2 BN=128 WAVES=2 CLUSTER=2 PROMOTE=1 STORE=0|1|15|81 D_DT=3
+// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BLOCK=2 BN=128 WAVES=2 CLUSTER=2 PROMOTE=1 STORE=0|1|15|48|81 D_DT=3
 // te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BN=256 WAVES=1 CLUSTER=2 PROMOTE=0 STORE=1|2 D_DT=3
 // te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BLOCK=1 BN=128 WAVES=2 CLUSTER=2 PROMOTE=1 STORE=33|0 D_DT=1
 // te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=256 WAVES=0 CLUSTER=1 PROMOTE=0 STORE=1 D_DT=1
@@ -121,7 +122,8 @@
 #define STAGES ((TE__GEMM_HOPPER_SHARED - OTHERS) / (SLOT + SCALES + 16))
 #define GROUP (64 * SLAB) // bytes of one box of an operand that is not k-major
 #define BUFFER (64 * 128) // bytes of a chunk of D
-#define WAY_OUT (TMA_OUT ? BUFFERS * BUFFER : 4 * TE_GEMM_STAGE_BYTES) // bytes of a warpgroup
+#define COLUMNS (WN % 128 ? 64 : 128) // of a stage
+#define WAY_OUT (TMA_OUT ? BUFFERS * BUFFER : 4 * te_gemm_stage<COLUMNS>::BYTES) // bytes of a warpgroup
 #define CHUNK (D_DT == 1 ? 32 : 64) // columns of it
 #define CHUNKS (SUMS * WN / CHUNK)  // of a warpgroup's part of a tile
 #define STEP (GROUPED == 1 ? 128 : 64) // rows from one accumulator of a warpgroup to the next
@@ -480,7 +482,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid
                 if (v == 0 && slab + 1 < w.slabs) ahead.next(a.g);
 #endif
 #if TMA_OUT
-                if (v == 0 && slab == begin) out.begin((int)row, (int)col, w.split);
+                if (v == 0 && slab == begin) out.begin(row, col, w.split);
 #endif
                 te_wgmma_wait<1>();
                 set_busy(0);
@@ -517,7 +519,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid
             }
             te_wgmma_commit();
 #if TMA_OUT
-            if (slab == begin) out.begin((int)row, (int)col, w.split);
+            if (slab == begin) out.begin(row, col, w.split);
 #endif
             te_wgmma_wait<1>(); // the product of the slab before has ended
             if (slab) release(ring.before());
@@ -531,7 +533,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid
         release(ring.before());
 #endif
 #if TMA_OUT
-        out.finish(acc, (int)row, (int)col, w.split);
+        out.finish(acc, row, col, w.split);
 #else
         te__gemm_kargs e = a.g;
         e.d_dt = D_DT, e.epilogue = STORE & 4 ? TE_EPILOGUE_GELU : STORE & 16 ? TE_EPILOGUE_DGELU : TE_EPILOGUE_NONE; // known to the compiler from here on
@@ -543,17 +545,17 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid
         if (GROUPED) e.m = w.rows_end;
         if (GROUPED == 2) e.d = (void *)te_gemm_at(e.d, w.group * a.g.groups.b_elements, e.d_dt);
         if (GROUPED == 1 && e.bias) e.bias = te_gemm_at(e.bias, w.group * e.n, e.bias_dt);
-        const int COLS = WN % 128 ? 64 : 128, ACROSS = WN / COLS, HALVES_OF = COLS == 128 ? 2 : 1; // of a stage; parts of 16 rows, across and down
-        te_gemm_stage<COLS> stage = {(float *)(base + STAGES * SLOT + warp * TE_GEMM_STAGE_BYTES)};
+        const int ACROSS = WN / COLUMNS, DOWN = COLUMNS == 128 ? 2 : 1; // stages for 16 rows of an accumulator, and parts of these rows
+        te_gemm_stage<COLUMNS> stage = {(float *)(base + STAGES * SLOT + warp * te_gemm_stage<COLUMNS>::BYTES)};
 #pragma unroll 1
-        for (int part = 0; part < SUMS * ACROSS * HALVES_OF; part++) { // a loop around the long half; the short half must name its registers
+        for (int part = 0; part < SUMS * ACROSS * DOWN; part++) { // the store is there once; the way to the stage must name its registers, and is unrolled
 #pragma unroll
-            for (int p = 0; p < SUMS * ACROSS * HALVES_OF; p++)
+            for (int p = 0; p < SUMS * ACROSS * DOWN; p++)
                 if (p == part) {
 #pragma unroll
-                    for (int j = 0; j < COLS / 8; j++) stage.put(8 * j, &acc[p / HALVES_OF / ACROSS][p / HALVES_OF % ACROSS * (COLS / 2) + 4 * j], p % HALVES_OF);
+                    for (int j = 0; j < COLUMNS / 8; j++) stage.put(8 * j, &acc[p / DOWN / ACROSS][p / DOWN % ACROSS * (COLUMNS / 2) + 4 * j], p % DOWN);
                 }
-            int rows_on = part / HALVES_OF / ACROSS * STEP + part % HALVES_OF * 8, columns_on = part / HALVES_OF % ACROSS * COLS;
+            int rows_on = part / DOWN / ACROSS * STEP + part % DOWN * 8, columns_on = part / DOWN % ACROSS * COLUMNS;
             stage.finish(e, scale, row + warp % 4 * 16 + rows_on, col + columns_on);
         }
 #endif

@@ -349,11 +349,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, TILE < 2 ? 2 : 1) te_gemm_
     te_cp_async_wait<0>();
     __syncthreads();
 
-    te_gemm_stage<WN> stage_of_warp = {(float *)(shared + warp * TE_GEMM_STAGE_BYTES)};
+    te_gemm_stage<WN> stage_of_warp = {(float *)(shared + warp * te_gemm_stage<WN>::BYTES)};
     float scale = te_gemm_scale(a);
     if (a.splits > 1) a.d = (float *)a.d + blockIdx.y * a.d_split;
 #pragma unroll 1
-    for (int part = 0; part < MI; part++) { // a loop around the long half; the short half must name its registers
+    for (int part = 0; part < MI; part++) { // the store is there once; the way to the stage must name its registers, and is unrolled
 #pragma unroll
         for (int i = 0; i < MI; i++)
             if (i == part) {

@@ -38,7 +38,7 @@ extern "C" __global__ void __launch_bounds__(256) te_gemm_prepare(const __grid_c
     const te__gemm_prepare_side &s = a.side[blockIdx.y];
     const int bits = DECODED && s.dt == TE_F4E2M1 ? 4 : 8; // of a byte or code
     const te_u8 *end = s.from + (((s.rows - 1) * s.ld + s.columns) * bits + 7) / 8;
-    te_u32 per_row = (te_u32)(s.ld_out / 16), all = (te_u32)s.rows * per_row; // 32 bits: te__gemm_fits_prepare, and 2^36 codes do not fit into a memory twice
+    te_u32 per_row = (te_u32)(s.ld_out / 16), all = (te_u32)s.rows * per_row; // 32 bits: te__gemm_fits_prepare
 #pragma unroll AT_ONCE
     for (te_u32 at = blockIdx.x * 256 + threadIdx.x; at < all; at += gridDim.x * 256) {
         te_u32 row = at / per_row;

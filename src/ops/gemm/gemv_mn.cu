@@ -104,7 +104,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 2) te_gemv_mn(const __g
         row += 16 * WARPS, x += 32 * WARPS * ld, y += 16 * WARPS * y_k;
     };
     te_i64 turn = warp / KINDS, turns = te_div_up(end_k - k0, TURN), whole = (end_k - k0 - (end_k == a.k)) / TURN; // whole ones are without the last row
-#pragma unroll 2 // turns, as many as registers allow
+#pragma unroll 2
     for (; turn < whole; turn += WARPS / KINDS) take(false);
 #pragma unroll 1
     for (; turn < turns; turn += WARPS / KINDS) take(true);

@@ -1,6 +1,6 @@
 /* ops/gemm/grouped_cpu.c: products by groups on the CPU: one te_op_gemm for each group. Knows tensors; must not know CUDA. */
 
-/* rows x cols elements of x as a matrix, from element (row, col) of its [M, N] view on: `part`, for the length of a call. NULL of NULL. */
+/* rows x cols elements of x as a matrix, from element (row, col) of its [M, N] view on: `part`, for the length of a call. NULL if x is. */
 static te_tensor *te__grouped_part(te_tensor *part, const te_tensor *x, int64_t row, int64_t col, int64_t rows, int64_t cols) {
     int64_t ld;
     if (!x) return NULL;

@@ -37,6 +37,5 @@ TE_DEV int te_mx_left(te_i64 size, te_i64 at, int most) {
 
 // The position of the scale of a line's group, as te__mx_scale_at of op.c has it for the host. lines: padded to 128; groups: padded to 4.
 TE_DEV te_i64 te_mx_scale_at(te_i64 line, te_i64 group, te_i64 lines, te_i64 groups, bool columnwise, bool swizzled) {
-    if (swizzled) return (line / 128 * (groups / 4) + group / 4) * 512 + line % 32 * 16 + line % 128 / 32 * 4 + group % 4;
-    return columnwise ? group * lines + line : line * groups + group;
+    return te__group_scale_at(swizzled, columnwise, columnwise && !swizzled ? lines : groups, line, group);
 }

@@ -22,8 +22,7 @@ static te__mx_layout te__mx_layout_of(int64_t m, int64_t n, bool columnwise, boo
 /* Where the scale of a line's group stands, in bytes. Swizzled: 128 x 4 scales are 512 bytes, as one instruction of Blackwell's tensor cores
  * reads them. */
 static int64_t te__mx_scale_at(const te__mx_layout *l, int64_t line, int64_t group) {
-    if (l->swizzled) return ((line / 128) * (l->groups / 4) + group / 4) * 512 + line % 32 * 16 + line % 128 / 32 * 4 + group % 4;
-    return l->columnwise ? group * l->lines + line : line * l->groups + group;
+    return te__group_scale_at(l->swizzled, l->columnwise, l->columnwise && !l->swizzled ? l->lines : l->groups, line, group);
 }
 
 /* One copy of codes: [m, ld] with ld >= n. */

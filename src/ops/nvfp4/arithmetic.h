@@ -140,8 +140,7 @@ TE__BOTH float te__nvfp4_decode_step(uint8_t block_code, float amax, float code_
 
 /* Where the scale of row i and group j of [rows, groups] lies; groups is a multiple of 4. Swizzled: tiles of 128 x 4. */
 TE__BOTH int64_t te__nvfp4_scale_at(int64_t i, int64_t j, int64_t groups, int swizzled) {
-    if (!swizzled) return i * groups + j;
-    return ((i >> 7) * (groups >> 2) + (j >> 2)) * 512 + (i & 31) * 16 + (i >> 5 & 3) * 4 + (j & 3);
+    return te__group_scale_at(swizzled, 0, groups, i, j);
 }
 
 #endif

@@ -347,6 +347,10 @@ static te_result te__attn_inputs_of(te_module *m, const te_forward_args *args, t
     in->window = c->window;
     in->cu_seqlens_q = c->cu_seqlens_q;
     in->cu_seqlens_kv = c->cu_seqlens_kv;
+    in->cu_seqlens_q_padded = c->cu_seqlens_q_padded;
+    in->cu_seqlens_kv_padded = c->cu_seqlens_kv_padded;
+    in->max_seqlen_q = c->max_seqlen_q;
+    in->max_seqlen_kv = c->max_seqlen_kv;
     if (mask) in->is_causal = te__attn_is_causal(mask) ? TE_ON : TE_OFF;
     if (!c->attention_mask) return TE_OK;
     keep = te__mask_turned(c->attention_mask);

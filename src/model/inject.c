@@ -146,7 +146,7 @@ static te_tensor *te__te_sdpa_run(te_te_sdpa *f, te_tensor *q, te_tensor *k, te_
     te_forward_args call = TE_ZERO;
     te_tensor *y;
     int64_t shape[4], step = 1;
-    if (args->scale != 0.0f && d->softmax_scale != 0.0f && fabsf(args->scale - d->softmax_scale) > 1e-6f) {
+    if (args->scale != 0.0f && d->softmax_scale != 0.0f && !(fabsf(args->scale - d->softmax_scale) <= 1e-6f)) {
         if (!f->te->sdpa.scale_warned)
             te__warn(f->te, "te_attention: a call's scale is %g, that of its DotProductAttention %g: such calls keep the attention from before; counted as fallback_scale_mismatch",
                      (double)args->scale, (double)d->softmax_scale);

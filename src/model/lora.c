@@ -172,6 +172,7 @@ static bool te__lora_name_matches(const char *name, const char *path) {
     for (; *name && n + 1 < sizeof(pattern); name++)
         if (!(name[0] == '.' && name[1] == '*')) pattern[n++] = *name;
     pattern[n] = 0;
+    if (*name) return false; /* longer than any path */
     if (te__matches(pattern, path)) return true;
     return !strchr(pattern, '*') && !strchr(pattern, '?') && length > n && path[length - n - 1] == '.' && strcmp(path + length - n, pattern) == 0;
 }

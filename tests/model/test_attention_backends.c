@@ -484,6 +484,9 @@ TE_TEST_DEVICES(backends_as_modules) {
             args.attention.alibi_slopes = in.q;
             CHECK(!te_forward_with(m, &args));
             CHECK_ERROR(te, TE_ERR_UNSUPPORTED, "an option of the call (attn_mask_type 5) is te's alone");
+            args.attention.alibi_slopes = NULL, args.attention.cu_seqlens_q_padded = in.q;
+            CHECK(!te_forward_with(m, &args));
+            CHECK_ERROR(te, TE_ERR_UNSUPPORTED, "packed sequences are te's alone");
         }
         te_module_destroy(m);
     }

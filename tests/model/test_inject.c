@@ -76,10 +76,10 @@ TE_TEST(inject_sdpa_decides_in_order) {
     check_stats(te_te_sdpa_stats(m.f), 2, 0, 0, 0);
     te_reset_te_attention_stats(te);
     /* scales */
-    static const float scales[] = {0.5f, 0.125f, 0.125f + 1e-9f, 0, 0.5f};
-    for (int i = 0; i < COUNT(scales); i++) te_te_sdpa_call(m.f, q, k, v, &(te_sdpa_args){.is_causal = true, .enable_gqa = true, .scale = scales[i], .dropout_p = i == 4 ? 0.25f : 0});
-    check_stats(te_get_te_attention_stats(te), 3, 0, 2, 0);
-    CHECK_EQ_INT(m.original.calls, 2);
+    static const float scales[] = {0.5f, 0.125f, 0.125f + 1e-9f, 0, NAN, 0.5f};
+    for (int i = 0; i < COUNT(scales); i++) te_te_sdpa_call(m.f, q, k, v, &(te_sdpa_args){.is_causal = true, .enable_gqa = true, .scale = scales[i], .dropout_p = i == 5 ? 0.25f : 0});
+    check_stats(te_get_te_attention_stats(te), 3, 0, 3, 0);
+    CHECK_EQ_INT(m.original.calls, 3);
     CHECK(m.original.args.scale == 0.5f && m.original.args.dropout_p == 0.25f && m.original.args.is_causal && m.original.args.enable_gqa && !m.original.args.attn_mask);
     te_reset_te_attention_stats(te);
     te_te_sdpa_call(m.f, q, k, v, &(te_sdpa_args){.scale = 0.5f, .attn_mask = te_tensor_zeros(te, TE_F32, SHAPE(1, 1, 10, 10))}); /* the scale is asked before the mask */

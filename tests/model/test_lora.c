@@ -257,6 +257,13 @@ TE_TEST(lora_chooses) {
     te_lora_apply(m, &(te_lora_desc){.target_modules = &v, .num_target_modules = 1}, NULL);
     CHECK(!te_tensor_requires_grad(te_module_parameter(te_module_find(m, "model.norm"), "weight")));
     CHECK(te_tensor_requires_grad(te_module_parameter(te_module_find(m, "model.layers.0.self_attn.q_proj.lora_A"), "weight")));
+    /* a name longer than any path is not cut to one that matches */
+    char long_name[2048];
+    const char *name = long_name;
+    memset(long_name, '*', sizeof long_name);
+    strcpy(long_name + sizeof long_name - 16, "nothing");
+    te_lora_apply(m, &(te_lora_desc){.target_modules = &name, .num_target_modules = 1}, NULL);
+    CHECK_ERROR(te, TE_ERR_INVALID, "te_lora_apply: no Linear below \"causal_lm\" is one of");
     /* away again */
     CHECK_EQ_INT(te_lora_remove(m), TE_OK);
     CHECK(!te_module_find(m, "model.layers.0.self_attn.q_proj.lora_A") && !te_module_set_forward(te_module_find(m, "model.layers.0.self_attn.q_proj"), NULL));

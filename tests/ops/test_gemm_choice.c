@@ -150,3 +150,23 @@ TE_TEST_DEVICES(gemm_every_choice_0) { every_choice(te, 0); }
 TE_TEST_DEVICES(gemm_every_choice_1) { every_choice(te, 1); }
 TE_TEST_DEVICES(gemm_every_choice_2) { every_choice(te, 2); }
 TE_TEST_DEVICES(gemm_every_choice_3) { every_choice(te, 3); }
+
+/* A count of pieces that 32 bits do not hold is refused, and one that they do is not: no memory is needed to ask. */
+TE_TEST(gemm_decodes_what_it_can_count) {
+    te_ctx *te = test_context("cpu");
+    te_op_gemm_args g = TE_ZERO;
+    te__gemm_problem q = TE_ZERO;
+    te__plan p;
+    g.m = g.k = (int64_t)1 << 18, g.n = 64;
+    g.scaling_a = g.scaling_b = TE_SCALING_NVFP4;
+    q.args = &g;
+    q.a.dtype = q.b.dtype = TE_F4E2M1;
+    q.a.k_major = q.b.k_major = true;
+    q.a.ld = q.b.ld = g.k;
+    te__plan_begin(&p, te);
+    CHECK(!te__gemm_plan_prepare(&p, &q));
+    te__plan_end(&p);
+    CHECK_ERROR(te, TE_ERR_UNSUPPORTED, "m, n, k = 262144, 64, 262144 have more than 64424509440 codes");
+    g.m /= 2;
+    CHECK(te__gemm_fits_prepare(&q));
+}

@@ -147,10 +147,10 @@ static te__gemm_prepare_side te__gemm_prepare_one(const te__gemm_problem *q, int
     return s;
 }
 
-/* gemm_prepare counts pieces in 32 bits. */
+/* gemm_prepare counts pieces of 16 elements in 32 bits, and its count passes the last one by up to a step of its loop: the limit leaves room for that. */
 static bool te__gemm_fits_prepare(const te__gemm_problem *q) {
     te__gemm_prepare_side a = te__gemm_prepare_one(q, 0), b = te__gemm_prepare_one(q, 1);
-    return a.rows * (a.ld_out / 16) + b.rows * (b.ld_out / 16) <= 0xf0000000; /* a step beyond the last is still counted */
+    return a.rows * (a.ld_out / 16) + b.rows * (b.ld_out / 16) <= 0xf0000000;
 }
 
 /* Operands that the other kernels do not read as they lie become copies in the workspace: bf16 of codes, aligned rows of all others. False: there was
@@ -162,7 +162,7 @@ static bool te__gemm_plan_prepare(te__plan *p, te__gemm_problem *q) {
     int64_t pieces = 0;
     int i;
     if (!te__gemm_fits_prepare(q)) {
-        p->result = te__fail(p->te, TE_ERR_UNSUPPORTED, "gemm: A and B of %lld x %lld x %lld have more than 2^36 codes to decode; multiply them in parts", (long long)q->args->m,
+        p->result = te__fail(p->te, TE_ERR_UNSUPPORTED, "gemm: A and B of m, n, k = %lld, %lld, %lld have more than 64424509440 codes to decode; multiply them in parts", (long long)q->args->m,
                              (long long)q->args->n, (long long)q->args->k);
         return false;
     }
@@ -374,10 +374,11 @@ static te_result te__gemm_plan_hopper(te__plan *p, const te__gemm_problem *q) {
 /* The long operand. */
 static const te__gemm_side *te__gemv_x(const te__gemm_problem *q) { return q->args->m <= q->args->n ? &q->b : &q->a; }
 
-/* GEMVs for gemv_mn, or for gemv_k: bound by the bytes of the long operand. gemv_k: more than eight lines of the short operand need registers that shifts,
- * and scales of blocks, need as well; k is not split, so a small grid with long lines (k > 16384, fewer blocks than four a multiprocessor) is refused.
- * gemv_mn: 64 lines or more, so that no piece beyond them is read in vain. And the ring of gemm_hopper has more bytes in flight than warps do, which is quicker
- * for very many lines (tests/bench/notes.md): the bound is in bytes of one k for each multiprocessor. With a short B most of the ring is B's, and empty. */
+/* Is this a GEMV for gemv_mn, or for gemv_k? Both are bound by the bytes of the long operand. gemv_k takes up to sixteen lines of the short one, and up to eight if
+ * lines are shifted or blocks have scales, which need the registers of the others. It does not split k, and leaves long lines in a small grid (k > 16384, fewer
+ * than four blocks a multiprocessor) to other kernels. gemv_mn takes 64 lines or more of the long operand, so that it reads no piece beyond them in vain. Very
+ * many lines are gemm_hopper's, whose ring has more bytes in flight than warps do (tests/bench/notes.md): the bound is in bytes of one k for each
+ * multiprocessor. With a short B most of that ring is B's and empty, and a GEMV is quicker for any number of lines. */
 static bool te__gemm_is_gemv(const te__plan *p, const te__gemm_problem *q, bool mn) {
     const te_op_gemm_args *a = q->args;
     const bool aligned = te__gemm_is_aligned(q), plain = !q->block && a->scaling_a < TE_SCALING_MXFP8;

@@ -15,6 +15,7 @@
 // With a literal format the functions of base.cuh and vector.cuh fold to one case; these choose among the three that can come. N: 1, or 8 at a multiple of
 // 16 bytes.
 
+// A loop over the formats in its place changes the order of gemv_k's loads: tests/bench/notes.md.
 template <int N> TE_DEV void te_gemm_load(const void *p, te_i64 i, int dt, float v[N]) {
     if constexpr (N == 8) {
         if (dt == TE_F32) te_load8(p, i, TE_F32, v);

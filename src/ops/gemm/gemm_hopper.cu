@@ -19,9 +19,9 @@
 //
 // STORE & 1: the epilogue stores D by TMA as well: chunks of 128 bytes of 64 rows pass through two or four buffers of each warpgroup, and are clipped at D's
 // edges. The L2 cache adds f32 to D. A 16-bit chunk that needs aux or the old D has it loaded into its buffer as many chunks ahead, the
-// first chunks of a tile while it is multiplied. epilogue.cuh stores D whose rows, or aux's,
-// start or end within 16 bytes (TMA writes whole pieces), D with scales of rows or columns, f32 with dGELU, and 16 bits that are added to D and have aux.
-// The bias gradient is left as sums over 16 rows of D, which column_sum adds up.
+// first chunks of a tile while it is multiplied. Without that bit epilogue.cuh stores D: where rows of D or aux start or end within 16 bytes (TMA writes whole
+// pieces), with scales of rows or columns, f32 D with dGELU, and 16-bit D that is added to and has aux. The bias gradient is left as sums over 16 rows of
+// D, which column_sum adds up.
 //
 // Block scales: wgmma's sums of each slab are scaled and added up in f32. A's scales, and the one of a 128 x 128 block of B, are read by the
 // threads that need them while wgmma runs; the 128 of B's 1 x 128 blocks are loaded with the slab, into shared memory behind the slots.
@@ -118,12 +118,12 @@
 #define SCALES (B_1D ? BN * 4 : 0) // bytes of a slab
 #define BUFFERS (TMA_OUT && (PINGPONG || (PROMOTE && STORE & 16)) ? 4 : 2) // of a warpgroup; with loads and promotion three slots remain for slabs
 #define BIASES (TMA_OUT && STORE & 2 ? WN * 4 : 0) // of a warpgroup
-#define OTHERS (32 + 2 * (WAY_OUT + BUFFERS * 8 + BIASES) + (GROUPED ? 16 + ENTRIES * 48 : 0)) // bytes beside the slots
+#define OTHERS (32 + 2 * (STAGED + BUFFERS * 8 + BIASES) + (GROUPED ? 16 + ENTRIES * 48 : 0)) // bytes beside the slots
 #define STAGES ((TE__GEMM_HOPPER_SHARED - OTHERS) / (SLOT + SCALES + 16))
 #define GROUP (64 * SLAB) // bytes of one box of an operand that is not k-major
 #define BUFFER (64 * 128) // bytes of a chunk of D
-#define COLUMNS (WN % 128 ? 64 : 128) // of a stage
-#define WAY_OUT (TMA_OUT ? BUFFERS * BUFFER : 4 * te_gemm_stage<COLUMNS>::BYTES) // bytes of a warpgroup
+#define COLUMNS (WN % 128 ? 64 : 128) // of te_gemm_stage
+#define STAGED (TMA_OUT ? BUFFERS * BUFFER : 4 * te_gemm_stage<COLUMNS>::BYTES) // bytes of shared memory through which a warpgroup stores D
 #define CHUNK (D_DT == 1 ? 32 : 64) // columns of it
 #define CHUNKS (SUMS * WN / CHUNK)  // of a warpgroup's part of a tile
 #define STEP (GROUPED == 1 ? 128 : 64) // rows from one accumulator of a warpgroup to the next
@@ -181,8 +181,8 @@ TE_DEV te_u32 te_entry(te_u32 entries, te_u32 i) { return entries + i % ENTRIES 
 TE_DEV te_u32 te_tiles_m(const te__gemm_kargs &a) { return (te_u32)te_div_up(a.m, SHARE_B ? 2 * BM : BM); }
 TE_DEV te_u32 te_tiles_n(const te__gemm_kargs &a) { return (te_u32)te_div_up(a.n, SHARE_A ? 2 * BN : BN); }
 
-// The tile and the k of work item `work` for block `rank` of the cluster. By groups, group_ is that of the item before: a block
-// goes through its work upwards, and so through the groups.
+// The tile and the k of work item `work` for block `rank` of the cluster. By groups, group_ is the group of the block's last item, and becomes this one's: a
+// block goes through its work upwards, and so through the groups.
 struct te_work {
     int row, col, rows_end, slabs, k0;
     int split;  // the third coordinate of D, which are the groups if they lie along k
@@ -314,7 +314,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid
     te_follow();
     extern __shared__ __align__(1024) char shared[];
     char *base = shared; // at a multiple of 1024: nothing lies before it but the KB of the system
-    te_u32 slots = te_smem(base), staged = slots + STAGES * SLOT, scales = staged + 2 * WAY_OUT, full = scales + STAGES * SCALES, empty = full + 8 * STAGES;
+    te_u32 slots = te_smem(base), staged = slots + STAGES * SLOT, scales = staged + 2 * STAGED, full = scales + STAGES * SCALES, empty = full + 8 * STAGES;
     te_u32 loads = empty + 8 * STAGES, busy = loads + 2 * BUFFERS * 8, biases = busy + 16;
     te_u32 entries = (biases + 2 * BIASES + 15) & ~15u, rank = CLUSTER > 1 ? te_cluster_rank() : 0;
     int group = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);

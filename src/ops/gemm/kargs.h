@@ -59,7 +59,7 @@ typedef struct te__gemm_prepare_kargs {
     int swizzled;
 } te__gemm_prepare_kargs;
 
-/* gemm_hopper's epilogue, and whether it stores D by TMA, or by epilogue.cuh. */
+/* Bits of gemm_hopper's option STORE: the parts of its epilogue, and the one that says whether TMA stores D, or epilogue.cuh does. */
 enum {
     TE__GEMM_STORE_TMA = 1,
     TE__GEMM_STORE_BIAS = 2,

@@ -1732,10 +1732,8 @@ static void tune_shape(bench *b, te_quant_kind kind, bool b_2d, layout l, te_dty
     if (product_open(b, &p, kind, b_2d, l, TE_BF16, out, m, n, k)) {
         p.args.split_accumulator |= split;
         alternative_text(b, &p, pick, sizeof pick);
-        if (!te__gemm_tune.count) { /* what would be weighed without gemv_k and gemv_mn */
-            te__gemm_tune.take = 0;
-            alternative_text(b, &p, list[0].text, sizeof list[0].text);
-        }
+        te__gemm_tune.take = 0; /* what is weighed without gemv_k and gemv_mn, and of D as a whole */
+        alternative_text(b, &p, list[0].text, sizeof list[0].text);
         count = (int)te__min(te__gemm_tune.count, MAX_ALTERNATIVES - 1);
         for (i = 0; i < count && te_ok(b->te); i++) {
             te__gemm_tune.take = list[i].index = i;

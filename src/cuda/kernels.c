@@ -154,20 +154,22 @@ static te__kernel_marks te__kernel_marks_of(const char *text) {
     return m;
 }
 
-/* Does the kernel begin by waiting for those before it (device/base.cuh)? Then its launch need not. */
+/* Does the kernel wait for those before it (device/base.cuh)? Then its launch need not. */
 static bool te__kernel_follows(const char *family, const char *kernel) {
-    static const char entry[] = "extern \"C\" __global__", first[] = "    te_follow();\n";
+    static const char entry[] = "extern \"C\" __global__";
     te__text why = TE_ZERO;
     const te__kernels *k = te__kernels_get(&why);
     const te__kernel_file *file;
+    const char *at, *next, *wait;
     char path[256];
     snprintf(path, sizeof(path), "ops/%s/%s.cu", family, kernel);
     file = k ? te__kernels_find(k, path) : NULL;
     te__text_free(&why);
     if (!file) return false;
-    for (const char *at = strstr(file->text, entry); at; at = strstr(at + 1, entry)) { /* a file may have one for each kind of options */
-        at = strstr(at, "{\n");
-        if (!at || strncmp(at + 2, first, sizeof(first) - 1) != 0) return false;
+    for (at = strstr(file->text, entry); at; at = next) { /* a file may have one for each kind of options */
+        next = strstr(at + 1, entry);
+        wait = strstr(at, "\n    te_follow();\n");
+        if (!wait || (next && wait > next)) return false;
     }
     return true;
 }

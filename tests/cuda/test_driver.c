@@ -194,7 +194,7 @@ TE_TEST(driver_launch_details) {
     l->cluster = 2;
     l->shared_bytes = 200000;
     CHECK(run_plan(te, &p) == TE_OK);
-    CHECK(fake.last_follows == 1); /* te_fill begins with te_follow */
+    CHECK(fake.last_follows == 1); /* te_fill has te_follow */
     CHECK(fake.last_cluster == 2 && fake.last.shared_bytes == 200000 && fake.last.block[0] == 128 && fake.attributes == 1 && fake.last_shared == 200000);
     l = begin_plan(te, &p);
     l->shared_bytes = 150000;

@@ -412,6 +412,25 @@ TE_TEST_DEVICES(gemm_many_tiles) {
     }
 }
 
+/* D whose rows start anywhere, of many rows: gemm_hopper's tiles have every second, fourth or eighth of them, or end within 16 bytes alone. */
+TE_TEST_DEVICES(gemm_phases) {
+    static const int64_t shapes[][4] = {{512, 641, 96, 0}, {1024, 65, 64, 0}, {1000, 323, 72, 1}, {510, 127, 128, 3}, {504, 200, 80, 2}, {257, 260, 64, 0}, {2048, 1301, 40, 0}, {300, 75, 200, 5}};
+    const int turns = te_ctx_is_cuda(te) ? 5 : 1;
+    for (int turn = 0; turn < turns * COUNT(shapes); turn++) {
+        gemm_case c = {0};
+        int s = turn % COUNT(shapes), f = 1 + turn % 5;
+        c.m = shapes[s][0], c.n = shapes[s][1], c.k = shapes[s][2], c.pad = shapes[s][3];
+        c.a = formats[f][0], c.b = formats[f][1], c.d = outputs[turn / 2 % 3];
+        c.b_transposed = true;
+        c.bias = turn / 3 % 2 ? outputs[turn % 3] : TE_DTYPE_NONE;
+        c.accumulate = turn % 4 == 1;
+        c.bias_gradient = turn % 7 == 3 && !c.pad && !c.accumulate;
+        c.split_accumulator = turn / 5 % 2;
+        c.scaled = turn % 3 == 0;
+        run_case(te, &c);
+    }
+}
+
 TE_TEST_DEVICES(gemm_empty) {
     static const int64_t shapes[][3] = {{0, 5, 3}, {5, 0, 3}, {5, 7, 0}, {0, 0, 0}};
     for (int s = 0; s < COUNT(shapes); s++)
@@ -836,7 +855,7 @@ static void check_plan(te_ctx *te, const plan_case *c, bool down) {
 /* Rows that start anywhere, copied first; and GEMVs. */
 TE_TEST(gemm_plans_of_unaligned) {
     static const plan_case along[] = {{512, 1024, 2048, "gemm/gemm_hopper", "TMA and wgmma"},
-                                      {8192, 50257, 768, "gemm/gemm_hopper", "TMA and wgmma"},
+                                      {8192, 50257, 768, "gemm/gemm_hopper", "TMA and wgmma, by rows of D"},
                                       {1, 4095, 4097, "gemm/gemv_k", "GEMV"},
                                       {4097, 8, 4095, "gemm/gemv_k", "GEMV"},
                                       {16, 4096, 4096, "gemm/gemv_k", "GEMV"},

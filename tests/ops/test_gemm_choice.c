@@ -52,6 +52,20 @@ static void run_choice(te_ctx *te, const choice_case *c, te_op_gemm_args g, int 
     out[2] = c->bias_gradient ? test_read(g.bias_gradient) : NULL;
 }
 
+/* sqrt(k) is the size of a sum of products of normal numbers. Two roundings to D may differ by one of its steps, 2^-7 of bf16's value. Each of the k / 32
+ * additions of fp8 products loses 2^-14 of the sum, on either side; f32 next to nothing; and what is between goes through GELU, whose slope is at most 1.2. A
+ * column's sum collects m such differences, of either sign. */
+static void check_outputs(const choice_case *c, float *const *got, float *const *want) {
+    for (int o = 0; o < 3 && want[o]; o++)
+        for (int64_t e = 0; e < (o == 2 ? c->n : c->m * c->n); e++) {
+            double size = sqrt((double)c->k) * (o == 2 ? sqrt((double)c->m) : 1), error = fabs((double)got[o][e] - (double)want[o][e]);
+            double step = te__is_fp8(c->a) ? fmax(1.2 * (double)c->k / 32 * 1.3e-4, 2e-3) : 2e-3;
+            if (error <= 8e-3 * fabs((double)want[o][e]) + step * size) continue;
+            CHECK_MSG(false, "output %d, element %lld (row %lld): %g, and %g by the choice", o, (long long)e, (long long)(e / c->n), (double)got[o][e], (double)want[o][e]);
+            break;
+        }
+}
+
 /* All alternatives against `want`; number: of the case. */
 static void check_alternatives(te_ctx *te, const choice_case *c, int number, te_op_gemm_args g, float *const *want) {
     float *got[3];
@@ -64,22 +78,9 @@ static void check_alternatives(te_ctx *te, const choice_case *c, int number, te_
     for (int take = 0; take < alternatives; take++) run_choice(te, c, g, take, NULL);
     te_warmup_end(te);
     for (int take = 0; take < alternatives; take++) {
-        int64_t bad = 0;
         test_case("case %d, alternative %d", number, take);
         run_choice(te, c, g, take, got);
-        for (int o = 0; o < 3 && want[o]; o++)
-            for (int64_t e = 0; e < (o == 2 ? c->n : c->m * c->n); e++) {
-                /* sqrt(k) is the size of a sum of products of normal numbers. Two roundings to D may differ by one of its steps, 2^-7 of bf16's
-                 * value. Each of the k / 32 additions of fp8 products loses 2^-14 of the sum, on either side; f32 next to nothing; and what is
-                 * between goes through GELU, whose slope is at most 1.2. A column's sum collects m such differences, of either sign. */
-                double size = sqrt((double)c->k) * (o == 2 ? sqrt((double)c->m) : 1), error = fabs((double)got[o][e] - (double)want[o][e]);
-                double step = te__is_fp8(c->a) ? fmax(1.2 * (double)c->k / 32 * 1.3e-4, 2e-3) : 2e-3;
-                if (!(error <= 8e-3 * fabs((double)want[o][e]) + step * size)) {
-                    CHECK_MSG(bad++, "output %d, element %lld (row %lld): %g, and %g by the choice", o, (long long)e, (long long)(e / c->n), (double)got[o][e],
-                              (double)want[o][e]);
-                    break;
-                }
-            }
+        check_outputs(c, got, want);
     }
 }
 
@@ -150,6 +151,36 @@ TE_TEST_DEVICES(gemm_every_choice_0) { every_choice(te, 0); }
 TE_TEST_DEVICES(gemm_every_choice_1) { every_choice(te, 1); }
 TE_TEST_DEVICES(gemm_every_choice_2) { every_choice(te, 2); }
 TE_TEST_DEVICES(gemm_every_choice_3) { every_choice(te, 3); }
+
+/* D whose rows start anywhere, multiplied by phases as large ones are, against D as a whole. The elements in front of D and behind it are guarded. */
+TE_TEST_DEVICES(gemm_by_phases) {
+    static const choice_case cases[] = {
+        {TE_BF16, TE_BF16, TE_BF16, false, true, false, false, true, false, false, TE_EPILOGUE_NONE, TE_QUANT_NONE, false, false, 1000, 321, 200},
+        {TE_BF16, TE_BF16, TE_BF16, false, true, false, false, false, false, true, TE_EPILOGUE_NONE, TE_QUANT_NONE, false, false, 517, 642, 77},
+        {TE_F16, TE_F16, TE_F32, false, true, false, false, true, false, false, TE_EPILOGUE_NONE, TE_QUANT_NONE, false, false, 259, 130, 128},
+        {TE_F16, TE_F16, TE_F16, false, true, false, false, true, false, false, TE_EPILOGUE_GELU, TE_QUANT_NONE, false, false, 300, 68, 2000},
+        {TE_F8E4M3, TE_F8E4M3, TE_BF16, false, true, false, false, false, false, false, TE_EPILOGUE_NONE, TE_QUANT_NONE, false, false, 2048, 1301, 768},
+        {TE_F8E5M2, TE_F8E4M3, TE_F32, false, true, true, false, true, false, true, TE_EPILOGUE_NONE, TE_QUANT_NONE, false, false, 64, 67, 1041},
+    };
+    const int64_t from = te__gemm_phased_from;
+    if (!te_ctx_is_cuda(te)) SKIP("for the GPU's choices; the CPU has none");
+    for (int i = 0; i < COUNT(cases); i++) {
+        const choice_case *c = &cases[i];
+        float *want[3], *got[3];
+
+        te_op_gemm_args g = TE_ZERO;
+        test_case("case %d", i);
+        g.a = random_tensor(te, c->a, c->m, c->k, 1), g.b = random_tensor(te, c->b, c->n, c->k, 2);
+        if (c->bias) g.bias = te_tensor_from_f32(te, TE_BF16, SHAPE(c->n), test_normal(c->n, 3));
+        g.m = c->m, g.n = c->n, g.k = c->k;
+        g.b_transposed = true, g.split_accumulator = c->split_accumulator, g.epilogue = c->epilogue;
+        run_choice(te, c, g, -1, want);
+        te__gemm_phased_from = 0;
+        run_choice(te, c, g, -1, got);
+        te__gemm_phased_from = from;
+        check_outputs(c, got, want);
+    }
+}
 
 /* A count of pieces that 32 bits do not hold is refused, and one that they do is not: no memory is needed to ask. */
 TE_TEST(gemm_decodes_what_it_can_count) {

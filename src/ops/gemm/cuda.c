@@ -78,7 +78,7 @@ static bool te__gemm_split(te__plan *p, te__gemm_kargs *k, const te__gemm_choice
     if (c->splits == 1) return true;
     k->k_split = c->k_split;
     k->splits = (int)c->splits;
-    k->ldd = te__round_up(k->n, 4); /* rows at multiples of 16 bytes */
+    k->ldd = te__round_up(k->n, 8); /* gemm_reduce reads eight at a time */
     k->d_split = k->m * k->ldd;
     k->d = te__plan_workspace(p, c->splits * k->d_split * 4);
     k->d_dt = TE_F32;
@@ -89,7 +89,7 @@ static bool te__gemm_split(te__plan *p, te__gemm_kargs *k, const te__gemm_choice
     k->ldaux = 0;
     k->epilogue = TE_EPILOGUE_NONE;
     k->accumulate = 0;
-    k->vector = k->n % 8 == 0; /* gemm_mma: pieces of eight */
+    k->vector = 1;
     return k->d != NULL;
 }
 
@@ -436,10 +436,49 @@ static te_result te__gemm_plan_gemv(te__plan *p, const te__gemm_problem *q) {
     return TE_OK;
 }
 
+/* ---- D by phases ----------------------------------------------------------------------------------------------------- */
+
+static int64_t te__gemm_phased_from = (int64_t)1 << 27; /* elements of D; fewer in tests */
+
+/* TMA stores no D whose rows start anywhere. But every second, fourth or eighth of them, by ldd, starts at the same place within 16 bytes: these rows of A by the
+ * rows of B from there on are a product whose D it does store. Worth its launches if D is large and k short: behind long products stores are hidden. */
+static bool te__gemm_has_phases(const te__gemm_problem *q) {
+    const te_op_gemm_args *a = q->args;
+    if (a->scaling_a != TE_SCALING_TENSOR || a->bias || a->aux || a->accumulate || a->bias_gradient || !q->a.k_major || !q->b.k_major || TE__GEMM_TUNES) return false;
+    return a->m * a->n >= te__gemm_phased_from && te__min(a->m, a->n) >= 64 && a->k * te__dtype_size(q->a.dtype) <= 5120 &&
+           !te__gemm_tma_may_store(te__data(a->d), te__gemm_ld(a->d), a->n, te__dtype_size(a->d->dtype));
+}
+/* Whole pieces of 16 bytes of each phase; then the columns at both ends, which may share such a piece with other rows. */
+static te_result te__gemm_plan_phases(te__plan *p, const te__gemm_problem *q) {
+    const te_op_gemm_args *a = q->args;
+    const int64_t size = te__dtype_size(a->d->dtype), of_a = te__dtype_size(q->a.dtype), piece = 16 / size, ld = te__gemm_ld(a->d);
+    int64_t phases = 1, i, row, col;
+    while (phases * ld * size % 16) phases *= 2;
+    for (i = 0; i < phases + 2; i++) {
+        const bool ends = i >= phases;
+        te__gemm_problem one = *q;
+        te_op_gemm_args args = *a;
+        te_tensor d = *a->d;
+        row = ends ? 0 : i;
+        col = i == phases ? 0 : ends ? a->n - piece : -(int64_t)((uintptr_t)te__data(a->d) / (uintptr_t)size + (uintptr_t)(row * ld)) & (piece - 1);
+        one.args = &args, args.d = &d;
+        one.a.data = (const void *)((uintptr_t)q->a.data + (uintptr_t)(row * q->a.ld * of_a)); /* not a sum of pointers: te_explain has none */
+        one.b.data = (const void *)((uintptr_t)q->b.data + (uintptr_t)(col * q->b.ld * of_a));
+        one.a.ld *= ends ? 1 : phases;
+        args.m = ends ? a->m : te__div_up(a->m - row, phases);
+        args.n = ends ? piece : (a->n - col) / piece * piece;
+        d.ndim = 2, d.shape[0] = args.m, d.shape[1] = args.n, d.stride[0] = ends ? ld : phases * ld, d.stride[1] = 1;
+        d.offset += (row * ld + col) * size;
+        if ((ends ? te__gemm_plan_gemv(p, &one) : te__gemm_plan_hopper(p, &one)) != TE_OK) break;
+    }
+    te__plan_why(p, TE__GEMM_WHY(q, "TMA and wgmma, by rows of D that start at one place within 16 bytes; a few columns at D's ends by a GEMV"));
+    return p->result;
+}
+
 /* ---- the choice ------------------------------------------------------------------------------------------------------ */
 
-/* Over before a second kernel would have begun: gemm_mma reads unaligned fp8 operands as they are, and adds their products up with all their bits. Its loads
- * of 16 bits cost more than gemm_prepare at every size: "odd bf16" in tests/bench/h200.csv. */
+/* Over before a second kernel would have begun: gemm_mma reads unaligned fp8 operands as they are, and adds their products up with all their bits. Of 16 bits a slab
+ * has half the k, and gemm_prepare costs less at every size: "odd bf16" in tests/bench/h200.csv. */
 static bool te__gemm_is_small(const te__gemm_problem *q) {
     const te_op_gemm_args *a = q->args;
     return te__is_fp8(q->a.dtype) && (double)a->m * (double)a->n * (double)a->k <= 8e6;
@@ -479,9 +518,11 @@ static te_result te__cuda_plan_gemm(te__plan *p, const te_op_gemm_args *a) {
     if (p->baseline) return te__gemm_plan_naive(p, &q);
     if (te__gemm_is_gemv(p, &q, true)) return te__gemm_plan_gemv(p, &q);
     if (!te__gemm_fits_hopper(p, &q)) return te__gemm_plan_mma(p, &q);
-    if (te__gemm_is_aligned(&q)) return te__gemm_plan_hopper(p, &q);
-    if (te__gemm_is_small(&q) || !te__gemm_fits_prepare(&q)) return te__gemm_plan_mma(p, &q);
-    return te__gemm_plan_prepare(p, &q) ? te__gemm_plan_hopper(p, &q) : p->result;
+    if (!te__gemm_is_aligned(&q)) {
+        if (te__gemm_is_small(&q) || !te__gemm_fits_prepare(&q)) return te__gemm_plan_mma(p, &q);
+        if (!te__gemm_plan_prepare(p, &q)) return p->result;
+    }
+    return te__gemm_has_phases(&q) ? te__gemm_plan_phases(p, &q) : te__gemm_plan_hopper(p, &q);
 }
 
 static te_result te__cuda_plan_grouped_gemm(te__plan *p, const te_op_grouped_gemm_args *a) {

@@ -18,30 +18,21 @@
 // A loop over the formats in its place changes the order of gemv_k's loads: tests/bench/notes.md.
 template <int N> TE_DEV void te_gemm_load(const void *p, te_i64 i, int dt, float v[N]) {
     if constexpr (N == 8) {
-        if (dt == TE_F32) te_load8(p, i, TE_F32, v);
-        else if (dt == TE_BF16) te_load8(p, i, TE_BF16, v);
-        else te_load8(p, i, TE_F16, v);
+        dt == TE_F32 ? te_load8(p, i, TE_F32, v) : dt == TE_BF16 ? te_load8(p, i, TE_BF16, v) : te_load8(p, i, TE_F16, v);
     } else {
         v[0] = dt == TE_F32 ? te_load(p, i, TE_F32) : dt == TE_BF16 ? te_load(p, i, TE_BF16) : te_load(p, i, TE_F16);
     }
-}
-// In gemm_hopper the compiler would store a uint4 word by word.
-TE_DEV void te_gemm_store16(void *p, te_u32 x, te_u32 y, te_u32 z, te_u32 w) {
-    asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(p), "r"(x), "r"(y), "r"(z), "r"(w));
 }
 template <int N> TE_DEV void te_gemm_store(void *p, te_i64 i, int dt, const float v[N]) {
     if constexpr (N == 8) {
         te_u32 w[8];
 #pragma unroll
         for (int k = 0; k < 8; k++) w[k] = dt == TE_F32 ? __float_as_uint(v[k]) : k < 4 ? te_f32x2_to_half(v[2 * k], v[2 * k + 1], dt) : 0;
-        te_gemm_store16((char *)p + i * (dt == TE_F32 ? 4 : 2), w[0], w[1], w[2], w[3]);
-        if (dt == TE_F32) te_gemm_store16((float *)p + i + 4, w[4], w[5], w[6], w[7]);
-    } else if (dt == TE_F32) {
-        te_store(p, i, TE_F32, v[0]);
-    } else if (dt == TE_BF16) {
-        te_store(p, i, TE_BF16, v[0]);
+#pragma unroll
+        for (int k = 0; k < (dt == TE_F32 ? 8 : 4); k += 4) // in gemm_hopper the compiler would store a uint4 word by word
+            asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"((char *)p + i * (dt == TE_F32 ? 4 : 2) + 4 * k), "r"(w[k]), "r"(w[k + 1]), "r"(w[k + 2]), "r"(w[k + 3]));
     } else {
-        te_store(p, i, TE_F16, v[0]);
+        dt == TE_F32 ? te_store(p, i, TE_F32, v[0]) : dt == TE_BF16 ? te_store(p, i, TE_BF16, v[0]) : te_store(p, i, TE_F16, v[0]);
     }
 }
 

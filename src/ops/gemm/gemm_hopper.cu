@@ -51,23 +51,18 @@
 // Benchmark: "gemm ...", "grouped ...", "odd ..." in tests/bench/h200.csv.
 // te:arch 90a
 // te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=256 WAVES=1 CLUSTER=2 PROMOTE=0 STORE=1|3|15|17|33 D_DT=3
-// te:row A_DT=3 B_DT=3 A_T=0 B_T=0 BN=128 WAVES=1 CLUSTER=2 PINGPONG=1 PROMOTE=0 STORE=15|81 D_DT=3
-// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BN=128 WAVES=1 CLUSTER=1 PINGPONG=0 PROMOTE=1 STORE=81 D_DT=3
+// te:row A_DT=3 B_DT=3 A_T=0 B_T=0|1 BN=128 WAVES=1 CLUSTER=2 PINGPONG=1 PROMOTE=0 STORE=0|15|81 D_DT=3
 // te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BN=128 WAVES=1 CLUSTER=2 PINGPONG=1 PROMOTE=0 STORE=15|17 D_DT=3
 // te:row A_DT=3 B_DT=3 A_T=1 B_T=0 BN=192|256 WAVES=1 CLUSTER=2 PROMOTE=0 STORE=33 D_DT=1
 // te:row A_DT=3 B_DT=3 A_T=1 B_T=0 BN=128 WAVES=2 CLUSTER=2 PROMOTE=0 STORE=1 D_DT=1
-// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=128|192 WAVES=1 CLUSTER=1 PROMOTE=0 STORE=0|46|128 D_DT=3
+// te:row A_DT=3 B_DT=3 A_T=0 B_T=0|1 BN=128|192 WAVES=1 CLUSTER=1 PROMOTE=0 STORE=0|2|15|46|81|128 D_DT=3
 // te:row A_DT=3 B_DT=3 A_T=0 B_T=0 BN=256 WAVES=1 CLUSTER=2 PROMOTE=0 STORE=16 D_DT=1
-// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=128 WAVES=1 CLUSTER=1 PINGPONG=1 PROMOTE=0 STORE=0 D_DT=3
 // te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BLOCK=2 BN=128 WAVES=2 CLUSTER=2 PROMOTE=1 STORE=0|1|15|48|81 D_DT=3
 // te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BN=256 WAVES=1 CLUSTER=2 PROMOTE=0 STORE=1|2 D_DT=3
 // te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BLOCK=1 BN=128 WAVES=2 CLUSTER=2 PROMOTE=1 STORE=33|0 D_DT=1
 // te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=256 WAVES=0 CLUSTER=1 PROMOTE=0 STORE=1 D_DT=1
 // te:row A_DT=3 B_DT=3 A_T=1 B_T=0 BN=128 WAVES=0 CLUSTER=1 PROMOTE=0 STORE=0 D_DT=3
-// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=192 WAVES=1 CLUSTER=1 PROMOTE=0 STORE=15|2 D_DT=3
-// te:row A_DT=3 B_DT=3 A_T=0 B_T=0 BN=192 WAVES=1 CLUSTER=1 PROMOTE=0 STORE=81 D_DT=3
-// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BN=128|192 WAVES=1 CLUSTER=1 PROMOTE=0 STORE=1 D_DT=3
-// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BN=192 WAVES=1 CLUSTER=1 PROMOTE=1 STORE=3|81|2 D_DT=3
+// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BN=128|192 WAVES=1 CLUSTER=1 PROMOTE=0|1 STORE=1|2|3|81 D_DT=3
 // te:row A_DT=5 B_DT=4 A_T=0 B_T=1 BN=192 WAVES=1 CLUSTER=2 PROMOTE=1 STORE=15 D_DT=3
 // te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BN=192 WAVES=1 CLUSTER=1 PROMOTE=1 STORE=33 D_DT=1
 // te:row A_DT=2 B_DT=2 A_T=0 B_T=1 BN=128 WAVES=0 CLUSTER=2 PROMOTE=0 STORE=1 D_DT=2
@@ -77,8 +72,7 @@
 // te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BLOCK=1 BN=128 WAVES=1 CLUSTER=1 PROMOTE=1 STORE=0 D_DT=3
 // te:row A_DT=5 B_DT=4 A_T=0 B_T=1 BLOCK=2 BN=128 WAVES=1 CLUSTER=1 PROMOTE=1 STORE=1 D_DT=3
 // te:row A_DT=4 B_DT=5 A_T=0 B_T=1 BLOCK=3 BN=128 WAVES=2 CLUSTER=2 PROMOTE=1 STORE=1 D_DT=3
-// te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=128 WAVES=2 CLUSTER=2 PROMOTE=0 STORE=1|15 D_DT=3 GROUPED=1
-// te:row A_DT=3 B_DT=3 A_T=0 B_T=0 BN=128 WAVES=2 CLUSTER=2 PROMOTE=0 STORE=17|33 D_DT=3 GROUPED=1
+// te:row A_DT=3 B_DT=3 A_T=0 B_T=0|1 BN=128 WAVES=2 CLUSTER=2 PROMOTE=0 STORE=1|15|17|33 D_DT=3 GROUPED=1
 // te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=256 WAVES=0 CLUSTER=1 PROMOTE=0 STORE=0|16 D_DT=3 GROUPED=1
 // te:row A_DT=5 B_DT=4 A_T=0 B_T=1 BN=128 WAVES=2 CLUSTER=1 PROMOTE=0|1 STORE=1 D_DT=3 GROUPED=1
 // te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BLOCK=2 BN=128 WAVES=2 CLUSTER=2 PROMOTE=1 STORE=1 D_DT=3 GROUPED=1
@@ -311,14 +305,12 @@ struct te_ahead {
 #include "ops/gemm/epilogue_store.cuh"
 
 extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid_constant__ te__gemm_hopper_kargs a) {
-    te_follow();
     extern __shared__ __align__(1024) char shared[];
     char *base = shared; // at a multiple of 1024: nothing lies before it but the KB of the system
     te_u32 slots = te_smem(base), staged = slots + STAGES * SLOT, scales = staged + 2 * STAGED, full = scales + STAGES * SCALES, empty = full + 8 * STAGES;
     te_u32 loads = empty + 8 * STAGES, busy = loads + 2 * BUFFERS * 8, biases = busy + 16;
     te_u32 entries = (biases + 2 * BIASES + 15) & ~15u, rank = CLUSTER > 1 ? te_cluster_rank() : 0;
     int group = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
-    te_u32 works = GROUPED ? a.rows[a.g.groups.count - 1].tiles_end : te_tiles_m(a.g) * te_tiles_n(a.g) * a.g.splits;
     int group_before = -1;
     te_u32 first = blockIdx.x / CLUSTER, step = gridDim.x / CLUSTER, at_group = 0;
     const void *a_map = a.a_map, *b_map = a.b_map;
@@ -339,7 +331,9 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid
     }
     if (CLUSTER > 1) te_cluster_sync();
     else __syncthreads();
+    te_follow();
 
+    te_u32 works = GROUPED ? a.rows[a.g.groups.count - 1].tiles_end : te_tiles_m(a.g) * te_tiles_n(a.g) * a.g.splits;
     te_ring ring = {0, 0};
     if (group == 0) {
         te_registers_down<GROUPED ? 56 : 24>();

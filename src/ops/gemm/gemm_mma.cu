@@ -34,12 +34,12 @@
 // te:row A_DT=1 B_DT=1 A_T=1 B_T=0 TILE=3 ALIGNED=0 PROMOTE=0
 // te:row A_DT=4 B_DT=4 A_T=0 B_T=1 TILE=1|2 ALIGNED=1 PROMOTE=0 GROUPED=0|1
 // te:row A_DT=5 B_DT=4 A_T=0 B_T=1 TILE=3 ALIGNED=0|1 PROMOTE=1 GROUPED=1
-// te:row A_DT=4 B_DT=5 A_T=0 B_T=1 TILE=0 ALIGNED=0 PROMOTE=1
 // te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BLOCK=2 TILE=3 ALIGNED=1 PROMOTE=0 GROUPED=0|1
 // te:row A_DT=5 B_DT=4 A_T=0 B_T=1 BLOCK=1|3 TILE=3 ALIGNED=0|1 PROMOTE=0
-// te:row A_DT=4 B_DT=5 A_T=0 B_T=1 BLOCK=1 TILE=0 ALIGNED=0 PROMOTE=0
+// te:row A_DT=4 B_DT=5 A_T=0 B_T=1 BLOCK=0|1 TILE=0 ALIGNED=0 PROMOTE=0|1
 #include "device/mma.cuh"
 #include "ops/gemm/groups.cuh"
+#include "ops/gemm/shift.cuh"
 
 #ifndef BLOCK
 #define BLOCK 0
@@ -91,15 +91,17 @@ template <int R, int K_MAJOR> struct te_copier {
         STEP = THREADS / PER_ROW,
         PIECES = R * SLAB / 16 / THREADS
     };
-    const char *base, *at; // the operand, and this thread's first piece of the next slab
+    const char *base, *at, *end; // the operand, this thread's first piece of the next slab, and where the operand ends
     te_i64 ld, k_left;     // bytes from row to row; k that is left, from this thread's first piece on (k-major: in bytes, else in rows)
     int valid;             // k-major: bit i: row i exists. Else: bytes of the piece that exist
     te_u32 to;
+    te_part part[PIECES];
 
     TE_DEV void begin(const void *operand, te_i64 ld_elements, te_i64 row0, te_i64 rows, te_i64 k0, te_i64 k1) {
         int piece = threadIdx.x % PER_ROW, row = threadIdx.x / PER_ROW;
         base = (const char *)operand;
         ld = ld_elements * SIZE;
+        end = base + (K_MAJOR ? (rows - 1) * ld + k1 * SIZE : (k1 - 1) * ld + rows * SIZE);
         to = te_piece<R, K_MAJOR>(row, piece);
         if (K_MAJOR) {
             at = base + (row0 + row) * ld + k0 * SIZE + piece * 16;
@@ -115,37 +117,24 @@ template <int R, int K_MAJOR> struct te_copier {
         }
     }
 
-    TE_DEV void copy(te_u32 slot) {
+    // A slab: by cp.async, or asked for here and put there once all of it is on its way.
+    TE_DEV void ask(te_u32 slot) {
 #pragma unroll
         for (int i = 0; i < PIECES; i++) {
             const char *from = at + i * STEP * ld;
-            int bytes;
-            if (K_MAJOR)
-                bytes = !(valid >> i & 1) || k_left <= 0 ? 0 : k_left < 16 ? (int)k_left : 16;
-            else
-                bytes = i * STEP < k_left ? valid : 0;
-            // STEP is a multiple of the period of the permutation, so that piece i lies STEP whole rows further on.
-            te_u32 dst = slot + to + (te_u32)(i * STEP * (K_MAJOR ? SLAB : R * SIZE));
-            if (ALIGNED)
-                te_cp_async16(dst, bytes ? from : base, bytes);
-            else
-                te_sts16(dst, gather(from, bytes));
+            int bytes = !K_MAJOR ? (i * STEP < k_left ? valid : 0) : !(valid >> i & 1) || k_left <= 0 ? 0 : k_left < 16 ? (int)k_left : 16;
+            if (ALIGNED) te_cp_async16(slot + to_of(i), bytes ? from : base, bytes);
+            else part[i].ask((const te_u8 *)from, 8 * bytes, (const te_u8 *)end);
         }
         at += K_MAJOR ? SLAB : BK * ld;
         k_left -= K_MAJOR ? SLAB : BK;
     }
-
-    // The same 16 bytes, element by element.
-    TE_DEV static uint4 gather(const char *from, int bytes) {
-        te_u32 w[4] = {0, 0, 0, 0};
+    TE_DEV void put(te_u32 slot) const {
 #pragma unroll
-        for (int e = 0; e < 16; e += SIZE)
-            if (e < bytes) {
-                te_u32 v = SIZE == 4 ? *(const te_u32 *)(from + e) : SIZE == 2 ? *(const te_u16 *)(from + e) : *(const te_u8 *)(from + e);
-                w[e / 4] |= v << (e % 4 * 8);
-            }
-        return make_uint4(w[0], w[1], w[2], w[3]);
+        for (int i = 0; i < PIECES && !ALIGNED; i++) te_sts16(slot + to_of(i), part[i].get());
     }
+    // STEP is a multiple of the period of the permutation, so that piece i lies STEP whole rows further on.
+    TE_DEV te_u32 to_of(int i) const { return to + (te_u32)(i * STEP * (K_MAJOR ? SLAB : R * SIZE)); }
 };
 
 // ---- shared memory to fragments --------------------------------------------------------------------------------------
@@ -305,8 +294,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, TILE < 2 ? 2 : 1) te_gemm_
     int slabs = (int)te_div_up(k1 - k0, BK), copied = 0;
     auto copy_next = [&](int stage) {
         if (copied++ < slabs) {
-            copy_a.copy(slots + stage * SLOT);
-            copy_b.copy(slots + stage * SLOT + BM * SLAB);
+            copy_a.ask(slots + stage * SLOT), copy_b.ask(slots + stage * SLOT + BM * SLAB);
+            copy_a.put(slots + stage * SLOT), copy_b.put(slots + stage * SLOT + BM * SLAB);
         }
         te_cp_async_commit(); // empty at the end, so that the count of groups under way means the same throughout
     };

@@ -1,5 +1,5 @@
 // ops/gemm/gemm_reduce.cu: D = epilogue(scale_a scale_b sum_s partial[s] + bias) + D: the second half of a product whose k was split over blocks.
-// partial f32 [splits, m, ld], ld the next multiple of 4; the sum runs over s upwards, so the bits do not depend on which block came first.
+// partial f32 [splits, m, ld], ld the next multiple of 8; the sum runs over s upwards, so the bits do not depend on which block came first.
 //
 // Launch: grid (blocks, 1, 1), block 256; a thread does eight columns at a time and strides over the rest. No alignment.
 //
@@ -10,17 +10,14 @@
 extern "C" __global__ void __launch_bounds__(256) te_gemm_reduce(const __grid_constant__ te__gemm_kargs a) {
     te_follow();
     te_u32 per_row = (te_u32)te_div_up(a.n, 8), all = (te_u32)a.m * per_row; // 32 bits: D is small where k is split
-    te_i64 ld = (a.n + 3) / 4 * 4;
     float scale = te_gemm_scale(a);
     for (te_u32 at = blockIdx.x * 256 + threadIdx.x; at < all; at += gridDim.x * 256) {
         te_i64 row = at / per_row, col = (te_i64)(at - (te_u32)row * per_row) * 8;
-        const float *p = a.partial + row * ld + col;
+        const float *p = a.partial + (te_i64)at * 8; // rows end with a piece of eight, whatever is in it
         float v[8] = {}, bias[8];
-        bool two = col + 4 < a.n;
 #pragma unroll 4
-        for (int s = 0; s < a.splits; s++, p += a.m * ld) { // rows end with a piece of four, whatever is in it
-            float4 u = *(const float4 *)p, w = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-            if (two) w = *(const float4 *)(p + 4);
+        for (int s = 0; s < a.splits; s++, p += (te_i64)all * 8) {
+            float4 u = *(const float4 *)p, w = *(const float4 *)(p + 4);
             v[0] += u.x, v[1] += u.y, v[2] += u.z, v[3] += u.w, v[4] += w.x, v[5] += w.y, v[6] += w.z, v[7] += w.w;
         }
         if (!a.vector || col + 8 > a.n) {

@@ -22,7 +22,7 @@ typedef struct te__gemm_kargs {
     const float *scale_a, *scale_b; /* [1], or NULL for 1; with rows_a or columns_b [m] or [n] */
     const float *block_a, *block_b; /* scales of blocks of 128 k: lines first for 2-D ones, else blocks first; see te_op_block_quantize. gemv_k: also the
                                        * bytes of MXFP8's and NVFP4's */
-    const float *partial;           /* gemm_reduce: f32 [splits, m, n up to a multiple of 4] */
+    const float *partial;           /* gemm_reduce: f32 [splits, m, n up to a multiple of 8] */
     float *row_sums;                /* gemm_hopper: of D's columns, [m / 16 rounded up, n]: each of 16 rows */
     long long m, n, k;        /* by groups: m, or along k: k, of all */
     long long lda, ldb, ldd, ldaux; /* in elements */

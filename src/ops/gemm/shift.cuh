@@ -18,24 +18,36 @@ TE_DEV uint4 te_shift(uint4 lo, uint4 hi, int by) {
     return make_uint4(out[0], out[1], out[2], out[3]);
 }
 
-// The first `bits` (1 .. 128) at `from`, and zeros behind them. Whole pieces are read where they end before `end`, else byte by byte.
+// The first `bits` (0 .. 128) at `from`, and zeros behind them. Whole pieces are read where they end before `end`, else byte by byte. Several are asked for
+// before the first is used, so that one does not wait for the other.
+struct te_part {
+    const te_u8 *from;
+    int bits;
+    bool whole;
+    uint4 lo, hi;
+
+    TE_DEV void ask(const te_u8 *at, int n, const te_u8 *end) {
+        int by = (int)((te_u64)at & 15);
+        bool two = by + (n + 7) / 8 > 16;
+        from = at, bits = n;
+        whole = !n || at - by + (two ? 32 : 16) <= end;
+        if (n && whole) lo = *(const uint4 *)(at - by);
+        if (two && whole) hi = *(const uint4 *)(at - by + 16);
+    }
+    TE_DEV uint4 get() const {
+        uint4 u = te_shift(lo, hi, (int)((te_u64)from & 15));
+        te_u32 w[4] = {u.x, u.y, u.z, u.w};
+        if (!whole) {
+#pragma unroll
+            for (int i = 0; i < 16; i++) w[i / 4] = (i % 4 ? w[i / 4] : 0) | (8 * i < bits ? (te_u32)from[i] << (8 * (i % 4)) : 0);
+        }
+#pragma unroll
+        for (int i = 0; i < 4; i++) w[i] &= __funnelshift_rc(0xffffffffu, 0, max(32 * (i + 1) - bits, 0)); // none behind the last
+        return make_uint4(w[0], w[1], w[2], w[3]);
+    }
+};
 TE_DEV uint4 te_load_part(const te_u8 *from, int bits, const te_u8 *end) {
-    int by = (int)((te_u64)from & 15), n = (bits + 7) / 8;
-    bool two = by + n > 16;
-    te_u32 w[4] = {0, 0, 0, 0};
-    if (from - by + (two ? 32 : 16) <= end) {
-        uint4 u = *(const uint4 *)(from - by);
-        if (by) u = te_shift(u, two ? *(const uint4 *)(from - by + 16) : u, by);
-        w[0] = u.x, w[1] = u.y, w[2] = u.z, w[3] = u.w;
-    } else {
-#pragma unroll
-        for (int i = 0; i < 16; i++)
-            if (i < n) w[i / 4] |= (te_u32)from[i] << (8 * (i % 4));
-    }
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        int left = bits - 32 * i;
-        w[i] = left >= 32 ? w[i] : left <= 0 ? 0 : w[i] & ((1u << left) - 1);
-    }
-    return make_uint4(w[0], w[1], w[2], w[3]);
+    te_part part;
+    part.ask(from, bits, end);
+    return part.get();
 }

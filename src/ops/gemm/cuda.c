@@ -471,6 +471,7 @@ static te_result te__gemm_plan_phases(te__plan *p, const te__gemm_problem *q) {
         d.offset += (row * ld + col) * size;
         if ((ends ? te__gemm_plan_gemv(p, &one) : te__gemm_plan_hopper(p, &one)) != TE_OK) break;
     }
+    p->native = true; /* but for the ends */
     te__plan_why(p, TE__GEMM_WHY(q, "TMA and wgmma, by rows of D that start at one place within 16 bytes; a few columns at D's ends by a GEMV"));
     return p->result;
 }

@@ -43,7 +43,8 @@ static te_result te__mm_rows(te_ctx *te, const te__expert_mm *s, te_tensor *a, t
     te_result result = TE_OK;
     int i;
     if (s->way != TE__EXPERTS_LOOP) {
-        te_op_grouped_gemm_args g = te__grouped_gemm_of(sizes, s->n, d, s->rows, te__cols(d), te__cols(a), false);
+        te_op_grouped_gemm_args g;
+        te__grouped_gemm_of(&g, sizes, s->n, d, s->rows, te__cols(d), te__cols(a), false);
         g.a = a;
         g.b = w;
         g.b_transposed = transposed;
@@ -75,7 +76,8 @@ static te_result te__mm_weights(te_ctx *te, const te__expert_mm *s, te_tensor *x
     te_result result;
     int i;
     if (s->way != TE__EXPERTS_LOOP) {
-        te_op_grouped_gemm_args g = te__grouped_gemm_of(sizes, s->n, d, s->in, s->out, s->rows, false);
+        te_op_grouped_gemm_args g;
+        te__grouped_gemm_of(&g, sizes, s->n, d, s->in, s->out, s->rows, false);
         return te__grouped_k_product(te, x, dy, &g);
     }
     result = te_tensor_fill(d, 0.0);

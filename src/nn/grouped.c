@@ -225,17 +225,16 @@ static te_result te__grouped_k_product(te_ctx *te, te_tensor *dy, te_tensor *x, 
     return result;
 }
 
-/* Sizes of a call as a product's fields. */
-static te_op_grouped_gemm_args te__grouped_gemm_of(const te_tensor *sizes, int n, te_tensor *d, int64_t rows, int64_t cols, int64_t inner, bool split) {
-    te_op_grouped_gemm_args g = TE_ZERO;
-    g.sizes = sizes;
-    g.groups = n;
-    g.d = d;
-    g.m = rows;
-    g.n = cols;
-    g.k = inner;
-    g.split_accumulator = split;
-    return g;
+/* Sizes of a call as a product's fields. Every byte is set, the padding between fields too, which a struct's copy may leave out: te_onnx_export compares bytes. */
+static void te__grouped_gemm_of(te_op_grouped_gemm_args *g, const te_tensor *sizes, int n, te_tensor *d, int64_t rows, int64_t cols, int64_t inner, bool split) {
+    memset(g, 0, sizeof(*g));
+    g->sizes = sizes;
+    g->groups = n;
+    g->d = d;
+    g->m = rows;
+    g->n = cols;
+    g->k = inner;
+    g->split_accumulator = split;
 }
 
 typedef struct te__all_state {
@@ -281,7 +280,7 @@ static te_result te__all_wgrad_product(te_ctx *te, const te__all_wgrad *g, te_te
         }
     all = te__empty_2d(te, fused == g->n ? dtype : g->dtype, g->n * g->out, g->in);
     if (!all) return te_error_code(te);
-    gemm = te__grouped_gemm_of(g->sizes, g->n, all, g->out, g->in, g->rows, g->split);
+    te__grouped_gemm_of(&gemm, g->sizes, g->n, all, g->out, g->in, g->rows, g->split);
     result = te__grouped_k_product(te, g->dy, g->x, &gemm);
     for (i = 0; i < g->n && result == TE_OK; i++) {
         te_tensor *part = te__rows_of(all, i * g->out, g->out), *main_grad = g->fused && vars[i] ? vars[i]->main_grad : NULL;
@@ -401,7 +400,8 @@ static te_result te__all_backward(te_ctx *te, const void *state, te_tensor *cons
         dx[0] = te_tensor_zeros(te, s->dtype, s->ndim, s->shape);
         d = dx[0] ? te__alias_2d(dx[0], 0, s->dtype, s->rows, s->in) : NULL;
         if (d) {
-            te_op_grouped_gemm_args gemm = te__grouped_gemm_of(saved[1], s->n, d, s->rows, s->in, s->out, s->split_dgrad);
+            te_op_grouped_gemm_args gemm;
+            te__grouped_gemm_of(&gemm, saved[1], s->n, d, s->rows, s->in, s->out, s->split_dgrad);
             result = te__grouped_rows_product(te, gq, saved + 2, s->n, false, &gemm);
         } else
             result = te_error_code(te);
@@ -474,7 +474,7 @@ static te_result te__grouped_all_with(const te__grouped_call *c, te_tensor *inpu
         w[i] = recipe ? te__grouped_weight(c, i, TE_ROWWISE | (wants_x ? keep : 0)) : x->quantized ? te__quant_value(x, x->dtype) : x;
         if (!w[i]) result = te_error_code(te);
     }
-    gemm = te__grouped_gemm_of(c->sizes, n, c->y, te__rows(c->x), d->out_features, d->in_features, recipe && (block || te__switch(recipe->split_fprop, false)));
+    te__grouped_gemm_of(&gemm, c->sizes, n, c->y, te__rows(c->x), d->out_features, d->in_features, recipe && (block || te__switch(recipe->split_fprop, false)));
     if (result == TE_OK && c->biases) {
         gemm.bias = te__stack(te, c->biases, n);
         if (!gemm.bias) result = te_error_code(te);

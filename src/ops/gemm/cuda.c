@@ -237,7 +237,7 @@ static te_result te__gemm_plan_mma(te__plan *p, const te__gemm_problem *q) {
     if (c.splits > 1) te__gemm_plan_reduce(p, q, &c, k->d);
     if (q->args->bias_gradient && !te__gemm_plan_bias_gradient(p, q->args, NULL, 0)) return p->result;
     p->native = q->args->scaling_a < TE_SCALING_MXFP8 && (!fp8 || fp8_cores);
-    te__plan_why(p, !aligned               ? TE__GEMM_WHY_SUMS(q, promote, "tensor cores (mma.sync), read element by element (A, B, their rows or the groups are not 16-byte aligned)")
+    te__plan_why(p, !aligned               ? TE__GEMM_WHY_SUMS(q, promote, "tensor cores (mma.sync), shifted out of aligned words of 16 bytes (A, B, their rows or the groups are not 16-byte aligned)")
                     : q->a.dtype == TE_F32 ? "tensor cores (mma.sync), f32 as TF32"
                     : fp8 && !fp8_cores    ? TE__GEMM_WHY_SUMS(q, promote, "fp8 decoded exactly into f16 on the way to the tensor cores (mma.sync)")
                     : fp8                  ? TE__GEMM_WHY_SUMS(q, promote, "fp8 tensor cores (mma.sync)")

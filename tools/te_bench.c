@@ -60,11 +60,12 @@ static float measure_once(bench *b, int index, work_fn work, void *arg) {
     return milliseconds * 1e-3f;
 }
 
-/* Median seconds of two things, run in turns: the same clocks and temperature for both. `other` may be NULL. */
+/* Median seconds of two things, run in turns: the same clocks and temperature for both. A turn is of five runs, since the first one alone may find the code of the
+ * other in the instruction caches. `other` may be NULL. */
 static void measure_both(bench *b, work_fn work, void *arg, work_fn other, void *other_arg, double seconds[2]) {
-    enum { RUNS = 15 };
-    float times[2][RUNS];
-    int i;
+    enum { TURN = 5, RUNS = 3 * TURN };
+    float times[2][RUNS] = {{0}};
+    int i, k;
     bool pushed;
     for (i = 0; i < 3; i++) { /* compiles, fills the pool, wakes the clocks */
         work(b, arg);
@@ -72,9 +73,9 @@ static void measure_both(bench *b, work_fn work, void *arg, work_fn other, void 
     }
     te_synchronize(b->te);
     if (te__cuda_enter(b->te, &pushed) != TE_OK) return;
-    for (i = 0; i < RUNS; i++) {
-        times[0][i] = measure_once(b, i, work, arg);
-        times[1][i] = other ? measure_once(b, i, other, other_arg) : 0;
+    for (i = 0; i < RUNS; i += TURN) {
+        for (k = i; k < i + TURN; k++) times[0][k] = measure_once(b, k, work, arg);
+        for (k = i; k < i + TURN && other; k++) times[1][k] = measure_once(b, k, other, other_arg);
     }
     te__cuda_leave(pushed);
     for (i = 0; i < 2; i++) {
@@ -448,24 +449,32 @@ static void family_report(const family *f) {
     printf("%-42s %d shapes: geometric mean %.3f, least %.3f (%s)\n", f->name, f->count, mean, f->least, f->least_shape);
 }
 
+/* A call of some 10 us takes up to 1 us more or less with the place of its operands in memory. Short products are measured at several places, all held at once, and
+ * the mean counts. */
+static int places_of(int64_t m, int64_t n, int64_t k) { return (double)m * (double)n * (double)k <= 2e9 ? 5 : 1; }
+
 /* Against cuBLASLt. */
 static void bench_product(bench *b, family *f, te_quant_kind kind, bool b_2d, layout l, te_dtype in, te_dtype out, bool split, bool accumulate, int64_t m, int64_t n, int64_t k) {
     product p;
     char shape[64];
-    double seconds[2] = {1, 0}, flops = 2.0 * (double)m * (double)n * (double)k, difference;
+    double seconds[2] = {0, 0}, flops = 2.0 * (double)m * (double)n * (double)k, difference;
+    int place, places = places_of(m, n, k);
     shape_text(shape, m, n, k);
     te_scope_begin(b->te);
-    if (product_open(b, &p, kind, b_2d, l, in, out, m, n, k)) {
+    for (place = 0; place < places && product_open(b, &p, kind, b_2d, l, in, out, m, n, k); place++) {
+        double at_place[2] = {0, 0};
         p.args.split_accumulator |= split;
         p.args.accumulate = accumulate;
         if (!lt_prepare(b, &p)) {
-            if (b->lt) printf("%-42s %-20s cuBLASLt has no such product (status %d)\n", f->name, shape, p.status);
-            seconds[0] = measure(b, run_ours, &p);
+            if (b->lt && !place) printf("%-42s %-20s cuBLASLt has no such product (status %d)\n", f->name, shape, p.status);
+            at_place[0] = measure(b, run_ours, &p);
         } else if ((difference = lt_difference(b, &p)) > 0.02 || p.status) {
-            printf("%-42s %-20s cuBLASLt's D is another: status %d, relative difference %.3g\n", f->name, shape, p.status, difference);
-            seconds[0] = measure(b, run_ours, &p);
+            if (!place) printf("%-42s %-20s cuBLASLt's D is another: status %d, relative difference %.3g\n", f->name, shape, p.status, difference);
+            at_place[0] = measure(b, run_ours, &p);
         } else
-            measure_both(b, run_ours, &p, run_theirs, &p, seconds);
+            measure_both(b, run_ours, &p, run_theirs, &p, at_place);
+        seconds[0] += at_place[0] / places;
+        seconds[1] += at_place[1] / places;
     }
     if (te_ok(b->te) && seconds[1] > 0) family_add(f, shape, seconds[1] / seconds[0]);
     report_against(b, f->name, shape, seconds[0], flops / seconds[0] * 1e-12, seconds[1] > 0 ? flops / seconds[1] * 1e-12 : 0, "TFLOP/s", "cuBLASLt");
@@ -608,17 +617,22 @@ static void bench_odd(bench *b) {
             const int64_t m = odd[i][0], n = odd[i][1], k = odd[i][2];
             product p, padded;
             char shape[64];
+            double seconds[2] = {0, 0};
+            int place, places = places_of(m, n, k);
             shape_text(shape, m, n, k);
             te_scope_begin(b->te);
-            if (product_open(b, &p, kinds[kind].kind, true, kinds[kind].l, TE_BF16, TE_BF16, m, n, k) &&
-                product_open(b, &padded, kinds[kind].kind, true, kinds[kind].l, TE_BF16, TE_BF16, te__round_up(m, 128), te__round_up(n, 128), te__round_up(k, 64))) {
-                double seconds[2] = {1, 1};
+            for (place = 0; place < places && product_open(b, &p, kinds[kind].kind, true, kinds[kind].l, TE_BF16, TE_BF16, m, n, k) &&
+                            product_open(b, &padded, kinds[kind].kind, true, kinds[kind].l, TE_BF16, TE_BF16, te__round_up(m, 128), te__round_up(n, 128), te__round_up(k, 64));
+                 place++) {
+                double at_place[2];
                 p.args.split_accumulator |= kinds[kind].split;
                 padded.args.split_accumulator |= kinds[kind].split;
-                measure_both(b, run_ours, &p, run_ours, &padded, seconds);
-                if (te_ok(b->te)) family_add(&f, shape, seconds[1] / seconds[0]);
-                report_against(b, f.name, shape, seconds[0], 1e-3 / seconds[0], 1e-3 / seconds[1], "per ms", "padded");
+                measure_both(b, run_ours, &p, run_ours, &padded, at_place);
+                seconds[0] += at_place[0] / places;
+                seconds[1] += at_place[1] / places;
             }
+            if (te_ok(b->te)) family_add(&f, shape, seconds[1] / seconds[0]);
+            report_against(b, f.name, shape, seconds[0], 1e-3 / seconds[0], 1e-3 / seconds[1], "per ms", "padded");
             te_scope_end(b->te);
         }
         family_report(&f);
@@ -1699,7 +1713,7 @@ static void alternative_text(bench *b, const product *p, char *text, size_t size
     if (te__cuda_enter(b->te, &pushed) == TE_OK) {
         te__gemm_tune.count = 0;
         te__cuda_plan(b->te, plan, TE_OP_GEMM, &p->args);
-        for (i = 0; i < plan->num_launches; i++) {
+        for (i = 0; i < plan->num_launches && used < size; i++) {
             const te__launch *l = &plan->launch[i];
             bool hopper = strcmp(l->kernel, "gemm_hopper") == 0;
             int splits;

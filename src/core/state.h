@@ -212,7 +212,7 @@ typedef struct te__launch {
     unsigned grid[3], threads, shared_bytes;
     unsigned cluster; /* blocks of a cluster along x; 0: none */
     bool cooperative; /* all blocks run at once, or the launch fails: for te_grid_wait */
-    bool follows;     /* cuda/jit.c: the kernel begins with te_follow, so it may start while the one before ends */
+    bool follows;     /* cuda/kernels.c: the kernel calls te_follow, so it may start while the one before ends */
     void *args; /* the kernel's argument struct */
     uint32_t args_bytes;
     bool args_on_heap;

@@ -412,8 +412,8 @@ TE_TEST_DEVICES(gemm_many_tiles) {
     }
 }
 
-/* D whose rows start anywhere, of many rows: gemm_hopper's tiles have every second, fourth or eighth of them, or end within 16 bytes alone. */
-TE_TEST_DEVICES(gemm_phases) {
+/* D whose rows start or end anywhere, with all that an epilogue does. */
+TE_TEST_DEVICES(gemm_unaligned_rows) {
     static const int64_t shapes[][4] = {{512, 641, 96, 0}, {1024, 65, 64, 0}, {1000, 323, 72, 1}, {510, 127, 128, 3}, {504, 200, 80, 2}, {257, 260, 64, 0}, {2048, 1301, 40, 0}, {300, 75, 200, 5}};
     const int turns = te_ctx_is_cuda(te) ? 5 : 1;
     for (int turn = 0; turn < turns * COUNT(shapes); turn++) {

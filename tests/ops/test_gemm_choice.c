@@ -84,6 +84,25 @@ static void check_alternatives(te_ctx *te, const choice_case *c, int number, te_
     }
 }
 
+/* The operands of a case, and its options. */
+static te_op_gemm_args args_of(te_ctx *te, const choice_case *c) {
+    te_op_gemm_args g = TE_ZERO;
+    if (c->kind == TE_QUANT_BLOCK) {
+        te_tensor *sa = NULL, *sb = NULL;
+        g.a = blocks_of(te, c->a, c->m, c->k, c->a_2d, 1, &sa), g.b = blocks_of(te, c->b, c->n, c->k, c->b_2d, 2, &sb);
+        g.scale_a = sa, g.scale_b = sb;
+        g.scaling_a = c->a_2d ? TE_SCALING_BLOCK_2D : TE_SCALING_BLOCK_1D, g.scaling_b = c->b_2d ? TE_SCALING_BLOCK_2D : TE_SCALING_BLOCK_1D;
+    } else {
+        g.a = c->a_t ? random_tensor(te, c->a, c->k, c->m, 1) : random_tensor(te, c->a, c->m, c->k, 1);
+        g.b = c->b_t ? random_tensor(te, c->b, c->n, c->k, 2) : random_tensor(te, c->b, c->k, c->n, 2);
+    }
+    if (c->bias) g.bias = te_tensor_from_f32(te, TE_BF16, SHAPE(c->n), test_normal(c->n, 3));
+    g.m = c->m, g.n = c->n, g.k = c->k;
+    g.a_transposed = c->a_t, g.b_transposed = c->b_t;
+    g.split_accumulator = c->split_accumulator, g.accumulate = c->accumulate, g.epilogue = c->epilogue;
+    return g;
+}
+
 /* Every fourth case from `first` on: four tests, which processes share. */
 static void every_choice(te_ctx *te, int first) {
     static const choice_case cases[] = {
@@ -127,20 +146,7 @@ static void every_choice(te_ctx *te, int first) {
     for (int i = first; i < COUNT(cases); i += 4) {
         const choice_case *c = &cases[i];
         float *want[3];
-        te_op_gemm_args g = TE_ZERO;
-        if (c->kind == TE_QUANT_BLOCK) {
-            te_tensor *sa = NULL, *sb = NULL;
-            g.a = blocks_of(te, c->a, c->m, c->k, c->a_2d, 1, &sa), g.b = blocks_of(te, c->b, c->n, c->k, c->b_2d, 2, &sb);
-            g.scale_a = sa, g.scale_b = sb;
-            g.scaling_a = c->a_2d ? TE_SCALING_BLOCK_2D : TE_SCALING_BLOCK_1D, g.scaling_b = c->b_2d ? TE_SCALING_BLOCK_2D : TE_SCALING_BLOCK_1D;
-        } else {
-            g.a = c->a_t ? random_tensor(te, c->a, c->k, c->m, 1) : random_tensor(te, c->a, c->m, c->k, 1);
-            g.b = c->b_t ? random_tensor(te, c->b, c->n, c->k, 2) : random_tensor(te, c->b, c->k, c->n, 2);
-        }
-        if (c->bias) g.bias = te_tensor_from_f32(te, TE_BF16, SHAPE(c->n), test_normal(c->n, 3));
-        g.m = c->m, g.n = c->n, g.k = c->k;
-        g.a_transposed = c->a_t, g.b_transposed = c->b_t;
-        g.split_accumulator = c->split_accumulator, g.accumulate = c->accumulate, g.epilogue = c->epilogue;
+        te_op_gemm_args g = args_of(te, c);
         REQUIRE_OK(te);
         test_case("case %d, the choice", i);
         run_choice(te, c, g, -1, want);
@@ -152,33 +158,78 @@ TE_TEST_DEVICES(gemm_every_choice_1) { every_choice(te, 1); }
 TE_TEST_DEVICES(gemm_every_choice_2) { every_choice(te, 2); }
 TE_TEST_DEVICES(gemm_every_choice_3) { every_choice(te, 3); }
 
-/* D whose rows start anywhere, multiplied by phases as large ones are, against D as a whole. The elements in front of D and behind it are guarded. */
+/* A product, D's memory, rows of `beside` elements beyond n of which the first `front` lie in front of D, and the kinds of rows that its phases have. */
+typedef struct phases_case {
+    choice_case c;
+    int64_t beside, front;
+    int phases;
+} phases_case;
+
+static int hopper_launches(te_ctx *te, const te_op_gemm_args *g) {
+    te__plan *plan = (te__plan *)malloc(sizeof *plan);
+    int count = 0;
+    bool pushed;
+    if (te__cuda_enter(te, &pushed) == TE_OK) {
+        te__cuda_plan(te, plan, TE_OP_GEMM, g);
+        for (int i = 0; i < plan->num_launches; i++) count += strcmp(plan->launch[i].kernel, "gemm_hopper") == 0;
+        te__plan_end(plan);
+        te__cuda_leave(pushed);
+    }
+    free(plan);
+    return count;
+}
+
+/* All of D's memory. It must be one product as a whole, and of so many with phases. */
+static float *run_phases(te_ctx *te, const phases_case *p, te_op_gemm_args g, bool by_phases) {
+    int64_t m = p->c.m, cols = p->c.n + p->beside, from = te__gemm_phased_from;
+    te_tensor *whole = test_guarded_with(te, p->c.d, SHAPE(m, cols), test_normal(m * cols, 4));
+    g.d = te_tensor_narrow(whole, 1, p->front, cols - p->front);
+    te__gemm_phased_from = by_phases ? 0 : from;
+    CHECK_EQ_INT(hopper_launches(te, &g), by_phases ? p->phases : 1);
+    te_op_gemm(te, &g);
+    te__gemm_phased_from = from;
+    return test_read(whole);
+}
+
+/* D whose rows start anywhere, multiplied by phases as large ones are, against D as a whole. Memory in front of D, behind it and between its rows is untouched. */
 TE_TEST_DEVICES(gemm_by_phases) {
-    static const choice_case cases[] = {
-        {TE_BF16, TE_BF16, TE_BF16, false, true, false, false, true, false, false, TE_EPILOGUE_NONE, TE_QUANT_NONE, false, false, 1000, 321, 200},
-        {TE_BF16, TE_BF16, TE_BF16, false, true, false, false, false, false, true, TE_EPILOGUE_NONE, TE_QUANT_NONE, false, false, 517, 642, 77},
-        {TE_F16, TE_F16, TE_F32, false, true, false, false, true, false, false, TE_EPILOGUE_NONE, TE_QUANT_NONE, false, false, 259, 130, 128},
-        {TE_F16, TE_F16, TE_F16, false, true, false, false, true, false, false, TE_EPILOGUE_GELU, TE_QUANT_NONE, false, false, 300, 68, 2000},
-        {TE_F8E4M3, TE_F8E4M3, TE_BF16, false, true, false, false, false, false, false, TE_EPILOGUE_NONE, TE_QUANT_NONE, false, false, 2048, 1301, 768},
-        {TE_F8E5M2, TE_F8E4M3, TE_F32, false, true, true, false, true, false, true, TE_EPILOGUE_NONE, TE_QUANT_NONE, false, false, 64, 67, 1041},
+    static const phases_case cases[] = {
+        {{TE_BF16, TE_BF16, TE_BF16, false, true, false, false, false, false, false, TE_EPILOGUE_NONE, TE_QUANT_NONE, false, false, 1000, 321, 200}, 0, 0, 8},
+        {{TE_BF16, TE_BF16, TE_BF16, false, true, false, false, false, false, false, TE_EPILOGUE_NONE, TE_QUANT_NONE, false, false, 517, 642, 77}, 0, 0, 4},
+        {{TE_BF16, TE_BF16, TE_BF16, false, true, false, false, false, false, false, TE_EPILOGUE_NONE, TE_QUANT_NONE, false, false, 200, 67, 136}, 5, 0, 1},
+        {{TE_BF16, TE_BF16, TE_BF16, false, true, false, false, false, false, false, TE_EPILOGUE_GELU, TE_QUANT_NONE, false, false, 300, 127, 136}, 9, 1, 1},
+        {{TE_F16, TE_F16, TE_F16, false, true, false, false, false, false, false, TE_EPILOGUE_GELU, TE_QUANT_NONE, false, false, 300, 68, 2000}, 0, 0, 2},
+        {{TE_F16, TE_F16, TE_F16, false, true, false, false, false, false, false, TE_EPILOGUE_NONE, TE_QUANT_NONE, false, false, 64, 64, 64}, 7, 3, 8},
+        {{TE_F16, TE_F16, TE_F32, false, true, false, false, false, false, false, TE_EPILOGUE_NONE, TE_QUANT_NONE, false, false, 259, 130, 128}, 0, 0, 2},
+        {{TE_BF16, TE_BF16, TE_F32, false, true, false, false, false, false, false, TE_EPILOGUE_NONE, TE_QUANT_NONE, false, false, 1027, 131, 128}, 2, 1, 4},
+        {{TE_F8E4M3, TE_F8E4M3, TE_BF16, false, true, false, false, false, false, false, TE_EPILOGUE_NONE, TE_QUANT_NONE, false, false, 2048, 1301, 768}, 0, 0, 8},
+        {{TE_F8E5M2, TE_F8E4M3, TE_F32, false, true, true, false, false, false, false, TE_EPILOGUE_NONE, TE_QUANT_NONE, false, false, 364, 367, 1041}, 0, 0, 4},
+        /* a tile has scales of two blocks of B; 1027: so have D's last columns */
+        {{TE_F8E4M3, TE_F8E4M3, TE_BF16, false, true, true, false, false, false, false, TE_EPILOGUE_NONE, TE_QUANT_BLOCK, false, true, 1111, 1027, 768}, 0, 0, 8},
+        {{TE_F8E4M3, TE_F8E4M3, TE_BF16, false, true, true, false, false, false, false, TE_EPILOGUE_NONE, TE_QUANT_BLOCK, false, true, 515, 383, 256}, 6, 5, 8},
+        {{TE_F8E5M2, TE_F8E4M3, TE_BF16, false, true, true, false, false, false, false, TE_EPILOGUE_GELU, TE_QUANT_BLOCK, false, true, 277, 636, 500}, 0, 0, 2},
+        {{TE_F8E4M3, TE_F8E5M2, TE_F32, false, true, true, false, false, false, false, TE_EPILOGUE_NONE, TE_QUANT_BLOCK, false, true, 4100, 259, 144}, 0, 0, 4},
     };
-    const int64_t from = te__gemm_phased_from;
     if (!te_ctx_is_cuda(te)) SKIP("for the GPU's choices; the CPU has none");
     for (int i = 0; i < COUNT(cases); i++) {
-        const choice_case *c = &cases[i];
-        float *want[3], *got[3];
-
-        te_op_gemm_args g = TE_ZERO;
+        const choice_case *c = &cases[i].c;
+        const int64_t cols = c->n + cases[i].beside, front = cases[i].front;
+        choice_case all = *c;
+        te_op_gemm_args g = args_of(te, c);
+        float *want[3] = {NULL}, *got[3] = {NULL};
         test_case("case %d", i);
-        g.a = random_tensor(te, c->a, c->m, c->k, 1), g.b = random_tensor(te, c->b, c->n, c->k, 2);
-        if (c->bias) g.bias = te_tensor_from_f32(te, TE_BF16, SHAPE(c->n), test_normal(c->n, 3));
-        g.m = c->m, g.n = c->n, g.k = c->k;
-        g.b_transposed = true, g.split_accumulator = c->split_accumulator, g.epilogue = c->epilogue;
-        run_choice(te, c, g, -1, want);
-        te__gemm_phased_from = 0;
-        run_choice(te, c, g, -1, got);
-        te__gemm_phased_from = from;
-        check_outputs(c, got, want);
+        REQUIRE_OK(te);
+        if (i == 0) {
+            g.d = test_guarded(te, c->d, SHAPE(c->m, cols));
+            if (!hopper_launches(te, &g)) SKIP("for gemm_hopper");
+        }
+        want[0] = run_phases(te, &cases[i], g, false);
+        got[0] = run_phases(te, &cases[i], g, true);
+        REQUIRE_OK(te);
+        all.n = cols;
+        check_outputs(&all, got, want);
+        for (int64_t e = 0; e < c->m * cols; e++)
+            if (e % cols < front || e % cols >= front + c->n) CHECK(got[0][e] == want[0][e]);
     }
 }
 

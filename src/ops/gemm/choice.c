@@ -35,6 +35,7 @@ typedef struct te__gemm_problem {
     const te_op_grouped_gemm_args *groups; /* NULL: one product */
     te__gemm_side a, b;
     int block;  /* te__gemm_block_kind, or 0 */
+    int phase, phases, first_b; /* where block scales begin: te__gemm_kargs */
     bool aligned; /* by gemm_prepare */
 } te__gemm_problem;
 

@@ -14,8 +14,9 @@ static void te__gemm_fill_scales(te__gemm_kargs *k, const te__gemm_problem *q) {
     if (a->scaling_a != TE_SCALING_TENSOR) { /* MXFP8's and NVFP4's for gemv_k alone: the others get bf16 */
         k->block_a = (const float *)te__data(a->scale_a);
         k->block_b = (const float *)te__data(a->scale_b);
-        k->ld_block_a = te__gemm_scale_ld(a->scaling_a, false, a->m, a->k);
+        k->ld_block_a = te__cols(a->scale_a); /* of all rows, where D is multiplied by phases */
         k->ld_block_b = te__gemm_scale_ld(a->scaling_b, false, a->n, a->k);
+        k->phase = q->phase, k->phases = q->phases, k->first_b = q->first_b;
     } else {
         k->scale_a = (const float *)te__data(a->scale_a);
         k->scale_b = (const float *)te__data(a->scale_b);
@@ -430,9 +431,8 @@ static te_result te__gemm_plan_gemv(te__plan *p, const te__gemm_problem *q) {
     if (c.splits > 1) te__gemm_plan_reduce(p, q, &c, k->d);
     if (a->bias_gradient && !te__gemm_plan_bias_gradient(p, a, NULL, 0)) return p->result;
     p->native = a->scaling_a < TE_SCALING_MXFP8 && !te__is_fp8(q->a.dtype);
-    te__plan_why(p, TE__GEMM_WHY(q, "straight from memory to the tensor cores (mma.sync): GEMV"));
-    if (te__is_fp8(q->a.dtype) && !scales) te__plan_why(p, "GEMV: straight from memory, fp8 decoded exactly into f16, to the tensor cores (mma.sync)");
-    if (q->block) te__plan_why(p, "GEMV: straight from memory, fp8 decoded exactly into f16, to the tensor cores (mma.sync), sums of 128 k scaled in f32");
+    te__plan_why(p, scales || !te__is_fp8(q->a.dtype) ? TE__GEMM_WHY(q, "straight from memory to the tensor cores (mma.sync): GEMV")
+                                                      : TE__GEMM_WHY_SUMS(q, false, "GEMV: straight from memory, fp8 decoded exactly into f16, to the tensor cores (mma.sync)"));
     return TE_OK;
 }
 
@@ -440,11 +440,11 @@ static te_result te__gemm_plan_gemv(te__plan *p, const te__gemm_problem *q) {
 
 static int64_t te__gemm_phased_from = (int64_t)1 << 27; /* elements of D; fewer in tests */
 
-/* TMA stores no D whose rows start anywhere. But every second, fourth or eighth of them, by ldd, starts at the same place within 16 bytes: these rows of A by the
- * rows of B from there on are a product whose D it does store. Worth its launches if D is large and k short: behind long products stores are hidden. */
+/* TMA stores no D whose rows start anywhere. But all, or every second, fourth or eighth of them, by ldd, start at the same place within 16 bytes: these rows
+ * of A by the rows of B from there on are a product whose D it does store. Worth its launches if D is large and k short: behind long products stores are hidden. */
 static bool te__gemm_has_phases(const te__gemm_problem *q) {
     const te_op_gemm_args *a = q->args;
-    if (a->scaling_a != TE_SCALING_TENSOR || a->bias || a->aux || a->accumulate || a->bias_gradient || !q->a.k_major || !q->b.k_major || TE__GEMM_TUNES) return false;
+    if ((a->scaling_a != TE_SCALING_TENSOR && q->block != TE__GEMM_1D_2D) || a->bias || a->aux || a->accumulate || a->bias_gradient || !q->a.k_major || !q->b.k_major || TE__GEMM_TUNES) return false;
     return a->m * a->n >= te__gemm_phased_from && te__min(a->m, a->n) >= 64 && a->k * te__dtype_size(q->a.dtype) <= 5120 &&
            !te__gemm_tma_may_store(te__data(a->d), te__gemm_ld(a->d), a->n, te__dtype_size(a->d->dtype));
 }
@@ -465,6 +465,8 @@ static te_result te__gemm_plan_phases(te__plan *p, const te__gemm_problem *q) {
         one.a.data = (const void *)((uintptr_t)q->a.data + (uintptr_t)(row * q->a.ld * of_a)); /* not a sum of pointers: te_explain has none */
         one.b.data = (const void *)((uintptr_t)q->b.data + (uintptr_t)(col * q->b.ld * of_a));
         one.a.ld *= ends ? 1 : phases;
+        one.phase = (int)i, one.phases = (int)phases, one.first_b = (int)col;
+        if (q->block && !ends) one.block = TE__GEMM_1D_2D_SHIFTED;
         args.m = ends ? a->m : te__div_up(a->m - row, phases);
         args.n = ends ? piece : (a->n - col) / piece * piece;
         d.ndim = 2, d.shape[0] = args.m, d.shape[1] = args.n, d.stride[0] = ends ? ld : phases * ld, d.stride[1] = 1;
@@ -472,17 +474,16 @@ static te_result te__gemm_plan_phases(te__plan *p, const te__gemm_problem *q) {
         if ((ends ? te__gemm_plan_gemv(p, &one) : te__gemm_plan_hopper(p, &one)) != TE_OK) break;
     }
     p->native = true; /* but for the ends */
-    te__plan_why(p, TE__GEMM_WHY(q, "TMA and wgmma, by rows of D that start at one place within 16 bytes; a few columns at D's ends by a GEMV"));
+    te__plan_why(p, TE__GEMM_WHY_SUMS(q, te__is_fp8(q->a.dtype) && a->split_accumulator, "TMA and wgmma, by rows of D that start at one place within 16 bytes; a few columns at D's ends by a GEMV"));
     return p->result;
 }
 
 /* ---- the choice ------------------------------------------------------------------------------------------------------ */
 
-/* Over before a second kernel would have begun: gemm_mma reads unaligned fp8 operands as they are, and adds their products up with all their bits. Of 16 bits a slab
- * has half the k, and gemm_prepare costs less at every size: "odd bf16" in tests/bench/h200.csv. */
+/* Over before a second kernel would have begun: gemm_mma reads unaligned operands as they are, but waits for each slab, of which 16 bits have twice as many. */
 static bool te__gemm_is_small(const te__gemm_problem *q) {
     const te_op_gemm_args *a = q->args;
-    return te__is_fp8(q->a.dtype) && (double)a->m * (double)a->n * (double)a->k <= 8e6;
+    return (te__is_fp8(q->a.dtype) || a->k <= 32) && (double)a->m * (double)a->n * (double)a->k <= 8e6;
 }
 
 /* A single line whose elements are neighbours lies along k, whichever way it was said to lie. */

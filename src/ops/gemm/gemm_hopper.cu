@@ -24,7 +24,8 @@
 // D, which column_sum adds up.
 //
 // Block scales: wgmma's sums of each slab are scaled and added up in f32. A's scales, and the one of a 128 x 128 block of B, are read by the
-// threads that need them while wgmma runs; the 128 of B's 1 x 128 blocks are loaded with the slab, into shared memory behind the slots.
+// threads that need them while wgmma runs; the 128 of B's 1 x 128 blocks are loaded with the slab, into shared memory behind the slots. BLOCK = 4: the first
+// column of B is not a block's, but less than eight after it, so that the last eight columns of 128 may be of two blocks.
 //
 // GROUPED: te_grouped_gemm, along rows (1) or along k (2). gemm_groups has computed the groups' offsets and tiles, and has made tensor maps
 // that end with a group: along rows of D and aux, so that the last tile of a group does not write the next one's rows; along k of A and B, so
@@ -70,7 +71,7 @@
 // te:row A_DT=5 B_DT=4 A_T=0 B_T=1 BN=128 WAVES=2 CLUSTER=2 PROMOTE=1 STORE=33 D_DT=1 GROUPED=0|2
 // te:row A_DT=4 B_DT=5 A_T=0 B_T=1 BN=128 WAVES=0|1 CLUSTER=1 PROMOTE=1 STORE=1 D_DT=3
 // te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BLOCK=1 BN=128 WAVES=1 CLUSTER=1 PROMOTE=1 STORE=0 D_DT=3
-// te:row A_DT=5 B_DT=4 A_T=0 B_T=1 BLOCK=2 BN=128 WAVES=1 CLUSTER=1 PROMOTE=1 STORE=1 D_DT=3
+// te:row A_DT=5 B_DT=4 A_T=0 B_T=1 BLOCK=2|4 BN=128 WAVES=1 CLUSTER=1 PROMOTE=1 STORE=1 D_DT=3
 // te:row A_DT=4 B_DT=5 A_T=0 B_T=1 BLOCK=3 BN=128 WAVES=2 CLUSTER=2 PROMOTE=1 STORE=1 D_DT=3
 // te:row A_DT=3 B_DT=3 A_T=0 B_T=0|1 BN=128 WAVES=2 CLUSTER=2 PROMOTE=0 STORE=1|15|17|33 D_DT=3 GROUPED=1
 // te:row A_DT=3 B_DT=3 A_T=0 B_T=1 BN=256 WAVES=0 CLUSTER=1 PROMOTE=0 STORE=0|16 D_DT=3 GROUPED=1
@@ -109,6 +110,7 @@
 #define SHARE_B (CLUSTER == 2 && !SHARE_A)
 #define B_1D (BLOCK == 1 || BLOCK == 3) // of te__gemm_block_kind
 #define A_2D (BLOCK == 3)
+#define PARTS (BLOCK == 4 ? 3 : 1) // scales of B that a thread has
 #define SCALES (B_1D ? BN * 4 : 0) // bytes of a slab
 #define BUFFERS (TMA_OUT && (PINGPONG || (PROMOTE && STORE & 16)) ? 4 : 2) // of a warpgroup; with loads and promotion three slots remain for slabs
 #define BIASES (TMA_OUT && STORE & 2 ? WN * 4 : 0) // of a warpgroup
@@ -259,46 +261,47 @@ template <int R, int K_MAJOR> TE_DEV void te_clear_start(char *slab, int n) {
     }
 }
 
-// acc += part times the block scales. of_rows: of rows g and g + 8; of_columns: shared memory, of the thread's columns if each has its own.
-TE_DEV void te_add_scaled(float (&acc)[WN / 2], const float (&part)[WN / 2], const float of_rows[2], te_u32 of_columns) {
-    if (!B_1D) {
-#pragma unroll
-        for (int i = 0; i < WN / 2; i++) acc[i] = fmaf(part[i], of_rows[i / 2 % 2], acc[i]);
-        return;
-    }
+// acc += part times the block scales. of_rows: of rows g and g + 8; of_tile: te_ahead's; of_columns: shared memory, of the thread's columns if each has its own.
+TE_DEV void te_add_scaled(float (&acc)[WN / 2], const float (&part)[WN / 2], const float of_rows[2], const float of_tile[PARTS], te_u32 of_columns) {
 #pragma unroll
     for (int j = 0; j < WN / 8; j++) {
         float2 c;
-        te_lds8(of_columns + 32 * j, c.x, c.y);
+        if (B_1D) te_lds8(of_columns + 32 * j, c.x, c.y);
 #pragma unroll
-        for (int e = 0; e < 4; e++) acc[4 * j + e] = fmaf(part[4 * j + e] * of_rows[e / 2], e % 2 ? c.y : c.x, acc[4 * j + e]);
+        for (int e = 0; e < 4; e++) {
+            float &sum = acc[4 * j + e], more = part[4 * j + e], of_row = of_rows[e / 2];
+            if (B_1D) sum = fmaf(more * of_row, e % 2 ? c.y : c.x, sum);
+            else sum = fmaf(more, te_gemm_block_product(of_row, of_tile[PARTS > 1 && j == WN / 8 - 1 ? 1 + e % 2 : 0]), sum);
+        }
     }
 }
 
-// Block scales of a slab: of the thread's rows, and of the tile if it has one for all its columns. Rows beyond the last have its scale.
+// Block scales of a slab: of the thread's rows, and of the tile if it has one for all its columns, or with BLOCK = 4 also of the thread's last two columns.
+// Rows beyond the last have its scale.
 struct te_ahead {
-    const float *rows, *tile;
+    const float *rows, *tile[PARTS];
     int at[2 * SUMS]; // of the rows' scales
-    float of_rows[2 * SUMS], of_tile;
-    TE_DEV te_ahead(const te__gemm_kargs &a, const float *block_b, te_i64 block, te_i64 line, te_i64 col) : of_tile(1.0f) {
+    float of_rows[2 * SUMS], of_tile[PARTS];
+    TE_DEV te_ahead(const te__gemm_kargs &a, const float *block_b, te_i64 block, te_i64 line, te_i64 col) : of_tile() {
         rows = a.block_a + block * (A_2D ? 1 : a.ld_block_a);
-        tile = block_b + (col < a.n ? col >> 7 : 0) * a.ld_block_b + block;
+#pragma unroll
+        for (int i = 0; i < PARTS; i++) {
+            te_i64 c = i ? col + WN - 9 + threadIdx.x % 4 * 2 + i : col;
+            tile[i] = block_b + (c < a.n ? (BLOCK == 4 ? a.first_b + c : c) >> 7 : 0) * a.ld_block_b + block;
+        }
 #pragma unroll
         for (int i = 0; i < 2 * SUMS; i++) {
-            te_i64 l = line + i / 2 * STEP + i % 2 * 8;
-            if (l >= a.m) l = a.m - 1;
-            at[i] = (int)(A_2D ? (l >> 7) * a.ld_block_a : l);
+            te_i64 own = line + i / 2 * STEP + i % 2 * 8, l = own < a.m ? own : a.m - 1;
+            at[i] = (int)(A_2D ? (l >> 7) * a.ld_block_a : BLOCK == 4 ? a.phase + l * a.phases : l);
         }
-        ask();
+        ask(a, 0);
     }
-    TE_DEV void ask() {
-        if (!B_1D) of_tile = *tile;
+    TE_DEV void ask(const te__gemm_kargs &a, int slabs) { // so many further on
+        rows += slabs * (A_2D ? 1 : a.ld_block_a);
+#pragma unroll
+        for (int i = 0; i < (B_1D ? 0 : PARTS); i++) of_tile[i] = *(tile[i] += slabs);
 #pragma unroll
         for (int i = 0; i < 2 * SUMS; i++) of_rows[i] = rows[at[i]];
-    }
-    TE_DEV void next(const te__gemm_kargs &a) {
-        rows += A_2D ? 1 : a.ld_block_a, tile++;
-        ask();
     }
 };
 
@@ -444,16 +447,14 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid
         for (int i = 0; i < SUMS * WN / 2; i++) acc[i / (WN / 2)][i % (WN / 2)] = 0.0f;
 #endif
 #if BLOCK
-        te_ahead ahead(a.g, a.g.block_b + w.group * a.g.groups.block_b, w.k0 / 128, row + warp % 4 * 16 + lane / 4, w.col);
+        te_ahead ahead(a.g, a.g.block_b + w.group * a.g.groups.block_b, w.k0 / 128, row + warp % 4 * 16 + lane / 4, col);
 #endif
 #pragma unroll 1
         for (int slab = 0; slab < w.slabs; slab++, ring.next()) {
             te_u32 slot = slots + ring.slot * SLOT;
             te_u64 da = te_wgmma_desc(slot + rows * SLAB, GROUP), db = te_wgmma_desc(slot + (BM + columns) * SLAB, GROUP);
 #if BLOCK
-            float of_rows[SUMS][2], of_tile = ahead.of_tile; // loaded a slab ago: the latency of the L2 cache is longer than the product of a slab
-#pragma unroll
-            for (int i = 0; i < 2 * SUMS; i++) of_rows[i / 2][i % 2] = ahead.of_rows[i];
+            te_ahead now = ahead; // loaded a slab ago: the latency of the L2 cache is longer than the product of a slab
             te_u32 of_columns = scales + ring.slot * SCALES + (columns + threadIdx.x % 4 * 2) * 4;
 #endif
             te_mbar_wait(full + 8 * ring.slot, ring.parity);
@@ -473,7 +474,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid
                     if (s % 2) te_wgmma_commit();
                 }
 #if BLOCK
-                if (v == 0 && slab + 1 < w.slabs) ahead.next(a.g);
+                if (v == 0 && slab + 1 < w.slabs) ahead.ask(a.g, 1);
 #endif
 #if TMA_OUT
                 if (v == 0 && slab == begin) out.begin(row, col, w.split);
@@ -484,11 +485,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid
                 te_wgmma_keep(part);
                 if (!B_1D && (v == SUMS - 1 || !w.tall(row))) release(ring.slot);
 #if BLOCK
-                if (!B_1D) {
-#pragma unroll
-                    for (int i = 0; i < 2; i++) of_rows[v][i] = te_gemm_block_product(of_rows[v][i], of_tile);
-                }
-                te_add_scaled(acc[v], part, of_rows[v], of_columns);
+                te_add_scaled(acc[v], part, now.of_rows + 2 * v, now.of_tile, of_columns);
 #else
 #pragma unroll
                 for (int i = 0; i < WN / 2; i++) acc[v][i] += part[i];

@@ -178,8 +178,8 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, RESIDENT / WARPS) te_ge
             float part[4] = {}, of_x[2], of_y[2];
 #pragma unroll
             for (int i = 0; i < 2; i++) {
-                of_x[i] = te_gemm_block_scale((const float *)scales_x, SHORT_A ? B_2D : A_2D, ld_scales_x, min(first + g + 8 * i, lines - 1), k >> 7);
-                of_y[i] = te_gemm_block_scale((const float *)scales_y, SHORT_A ? A_2D : B_2D, ld_scales_y, min((te_i64)(8 * l + 2 * t + i), few - 1), k >> 7);
+                of_x[i] = te_gemm_block_scale((const float *)scales_x, SHORT_A ? B_2D : A_2D, ld_scales_x, min(first + g + 8 * i, lines - 1) + (SHORT_A ? a.first_b : 0), k >> 7);
+                of_y[i] = te_gemm_block_scale((const float *)scales_y, SHORT_A ? A_2D : B_2D, ld_scales_y, min((te_i64)(8 * l + 2 * t + i), few - 1) + (SHORT_A ? 0 : a.first_b), k >> 7);
             }
 #pragma unroll
             for (int i = 0; i < 2; i++) te_gemv_multiply(part, u[i][0], u[i][1], v[i][l]);

@@ -37,11 +37,12 @@ typedef struct te__gemm_kargs {
     int vector; /* rows of D and aux start at multiples of 8 elements and 16 bytes */
     int rows_a, columns_b; /* scale_a has one for each row of D, scale_b one for each column */
     int block;             /* 0: no block scales; te__gemm_block_kind */
+    int phase, phases, first_b; /* row i of A has scale phase + i phases of block_a, column j of B that of first_b + j: gemm_hopper with BLOCK = 4; gemv_k */
     te__gemm_grouping groups;
 } te__gemm_kargs;
 
 /* Shapes of the blocks of A and B. */
-typedef enum te__gemm_block_kind { TE__GEMM_1D_1D = 1, TE__GEMM_1D_2D = 2, TE__GEMM_2D_1D = 3 } te__gemm_block_kind;
+typedef enum te__gemm_block_kind { TE__GEMM_1D_1D = 1, TE__GEMM_1D_2D = 2, TE__GEMM_2D_1D = 3, TE__GEMM_1D_2D_SHIFTED = 4 } te__gemm_block_kind;
 
 /* One operand of gemm_prepare, whose copy has rows at multiples of 16 elements: bytes that move, or MXFP8's or NVFP4's codes, which become bf16. */
 typedef struct te__gemm_prepare_side {

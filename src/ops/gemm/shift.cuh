@@ -18,8 +18,8 @@ TE_DEV uint4 te_shift(uint4 lo, uint4 hi, int by) {
     return make_uint4(out[0], out[1], out[2], out[3]);
 }
 
-// The first `bits` (0 .. 128) at `from`, and zeros behind them. Whole pieces are read where they end before `end`, else byte by byte. Several are asked for
-// before the first is used, so that one does not wait for the other.
+// The first `bits` (128 at most; 0 or less: none) at `from`, and zeros behind them. Whole pieces are read where they end before `end`, else byte by byte.
+// Several are asked for before the first is used, so that one does not wait for the other.
 struct te_part {
     const te_u8 *from;
     int bits;

@@ -449,9 +449,10 @@ static void family_report(const family *f) {
     printf("%-42s %d shapes: geometric mean %.3f, least %.3f (%s)\n", f->name, f->count, mean, f->least, f->least_shape);
 }
 
-/* A call of some 10 us takes up to 1 us more or less with the place of its operands in memory. Short products are measured at several places, all held at once, and
- * the mean counts. */
-static int places_of(int64_t m, int64_t n, int64_t k) { return (double)m * (double)n * (double)k <= 2e9 ? 5 : 1; }
+/* A call of some 10 us takes up to 1 us more or less with the place of its operands in memory, and places repeat with the sizes of what is allocated. Short
+ * products are measured at several places, all held at once, with gaps of different sizes between them, and the mean counts. */
+static int places_of(int64_t m, int64_t n, int64_t k) { return (double)m * (double)n * (double)k <= 2e9 ? 8 : 1; }
+static void leave_gap(bench *b, int place) { te__empty_1d(b->te, TE_U8, (int64_t)(2 * place + 1) << 18); }
 
 /* Against cuBLASLt. */
 static void bench_product(bench *b, family *f, te_quant_kind kind, bool b_2d, layout l, te_dtype in, te_dtype out, bool split, bool accumulate, int64_t m, int64_t n, int64_t k) {
@@ -463,6 +464,7 @@ static void bench_product(bench *b, family *f, te_quant_kind kind, bool b_2d, la
     te_scope_begin(b->te);
     for (place = 0; place < places && product_open(b, &p, kind, b_2d, l, in, out, m, n, k); place++) {
         double at_place[2] = {0, 0};
+        leave_gap(b, place);
         p.args.split_accumulator |= split;
         p.args.accumulate = accumulate;
         if (!lt_prepare(b, &p)) {
@@ -621,12 +623,18 @@ static void bench_odd(bench *b) {
             int place, places = places_of(m, n, k);
             shape_text(shape, m, n, k);
             te_scope_begin(b->te);
-            for (place = 0; place < places && product_open(b, &p, kinds[kind].kind, true, kinds[kind].l, TE_BF16, TE_BF16, m, n, k) &&
-                            product_open(b, &padded, kinds[kind].kind, true, kinds[kind].l, TE_BF16, TE_BF16, te__round_up(m, 128), te__round_up(n, 128), te__round_up(k, 64));
-                 place++) {
-                double at_place[2];
-                p.args.split_accumulator |= kinds[kind].split;
-                padded.args.split_accumulator |= kinds[kind].split;
+            for (place = 0; place < places; place++) {
+                double at_place[2] = {0, 0};
+                int turn;
+                bool both = true;
+                for (turn = 0; turn < 2 && both; turn++) { /* every second time the padded one lies in front */
+                    product *one = (turn + place) % 2 ? &padded : &p;
+                    int64_t of = one == &padded ? 128 : 1, of_k = one == &padded ? 64 : 1;
+                    both = product_open(b, one, kinds[kind].kind, true, kinds[kind].l, TE_BF16, TE_BF16, te__round_up(m, of), te__round_up(n, of), te__round_up(k, of_k));
+                    one->args.split_accumulator |= kinds[kind].split;
+                }
+                if (!both) break;
+                leave_gap(b, place);
                 measure_both(b, run_ours, &p, run_ours, &padded, at_place);
                 seconds[0] += at_place[0] / places;
                 seconds[1] += at_place[1] / places;

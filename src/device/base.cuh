@@ -31,13 +31,14 @@ typedef long long te_i64;
 #define TE_HAS_FP8_CVT 0
 #endif
 
-// A statement of its own at the top level of a kernel, the first unless there is work that needs no memory: waits until the kernels before it in the stream have ended and
-// their writes are there. A kernel that has it is launched so that its blocks may become resident while the kernel before it ends (programmatic dependent
-// launch), and must access no memory of the device but its arguments before this call. Small layers gain, large ones do not; an earlier launch
-// (griddepcontrol.launch_dependents) slows large ones: tests/bench/notes.md.
+// A statement of its own at the top level of a kernel, the first unless there is work that needs no memory: waits until the kernels before it in the stream have
+// ended and their writes are there. A kernel that has it is launched so that its blocks may become resident while the kernel before it ends (programmatic
+// dependent launch), and must access no memory of the device but its arguments before this call. If that kernel has few blocks, they become resident as soon
+// as these have begun; beside many they would be in the way: tests/bench/notes.md.
 TE_DEV void te_follow() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
+    if (gridDim.x * gridDim.y * gridDim.z <= 64) asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
 

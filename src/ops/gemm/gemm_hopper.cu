@@ -25,7 +25,7 @@
 //
 // Block scales: wgmma's sums of each slab are scaled and added up in f32. A's scales, and the one of a 128 x 128 block of B, are read by the
 // threads that need them while wgmma runs; the 128 of B's 1 x 128 blocks are loaded with the slab, into shared memory behind the slots. BLOCK = 4: the first
-// column of B is not a block's, but less than eight after it, so that the last eight columns of 128 may be of two blocks.
+// column of B is not a block's first, but less than eight after it, so that the last eight columns of 128 may be of two blocks.
 //
 // GROUPED: te_grouped_gemm, along rows (1) or along k (2). gemm_groups has computed the groups' offsets and tiles, and has made tensor maps
 // that end with a group: along rows of D and aux, so that the last tile of a group does not write the next one's rows; along k of A and B, so
@@ -313,8 +313,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid
     te_u32 slots = te_smem(base), staged = slots + STAGES * SLOT, scales = staged + 2 * STAGED, full = scales + STAGES * SCALES, empty = full + 8 * STAGES;
     te_u32 loads = empty + 8 * STAGES, busy = loads + 2 * BUFFERS * 8, biases = busy + 16;
     te_u32 entries = (biases + 2 * BIASES + 15) & ~15u, rank = CLUSTER > 1 ? te_cluster_rank() : 0;
-    int group = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
-    int group_before = -1;
+    int group = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0), group_before = -1;
     te_u32 first = blockIdx.x / CLUSTER, step = gridDim.x / CLUSTER, at_group = 0;
     const void *a_map = a.a_map, *b_map = a.b_map;
 

@@ -37,7 +37,7 @@ typedef struct te__gemm_kargs {
     int vector; /* rows of D and aux start at multiples of 8 elements and 16 bytes */
     int rows_a, columns_b; /* scale_a has one for each row of D, scale_b one for each column */
     int block;             /* 0: no block scales; te__gemm_block_kind */
-    int phase, phases, first_b; /* row i of A has scale phase + i phases of block_a, column j of B that of first_b + j: gemm_hopper with BLOCK = 4; gemv_k */
+    int phase, phases, first_b; /* scales of row i of A and column j of B: phase + i phases (gemm_hopper, BLOCK = 4), first_b + j (it, and gemv_k) */
     te__gemm_grouping groups;
 } te__gemm_kargs;
 
@@ -104,5 +104,6 @@ typedef struct TE__ALIGN_64 te__gemm_hopper_kargs {
     te__gemm_kargs g;
     const te__gemm_group_row *rows; /* by groups: from gemm_groups */
     const unsigned long long *maps; /* along rows: of D and aux; along k: of A and B */
-    unsigned long long pad[2];      /* to a multiple of 64, so that both compilers see one size */
+    unsigned long long pad[1];      /* to a multiple of 64, so that both compilers see one size */
 } te__gemm_hopper_kargs;
+typedef char te__gemm_hopper_kargs_fit[sizeof(te__gemm_hopper_kargs) % 64 == 0 ? 1 : -1];

@@ -106,4 +106,4 @@ typedef struct TE__ALIGN_64 te__gemm_hopper_kargs {
     const unsigned long long *maps; /* along rows: of D and aux; along k: of A and B */
     unsigned long long pad[1];      /* to a multiple of 64, so that both compilers see one size */
 } te__gemm_hopper_kargs;
-typedef char te__gemm_hopper_kargs_fit[sizeof(te__gemm_hopper_kargs) % 64 == 0 ? 1 : -1];
+typedef char te__gemm_hopper_kargs_fit[sizeof(void *) < 8 || sizeof(te__gemm_hopper_kargs) % 64 == 0 ? 1 : -1]; /* CUDA has 64 bits alone */

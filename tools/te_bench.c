@@ -60,12 +60,11 @@ static float measure_once(bench *b, int index, work_fn work, void *arg) {
     return milliseconds * 1e-3f;
 }
 
-/* Median seconds of two things, run in turns: the same clocks and temperature for both. A turn is of five runs, since the first one alone may find the code of the
- * other in the instruction caches. `other` may be NULL. */
+/* Median seconds of two things, run in turns: the same clocks and temperature for both. `other` may be NULL. */
 static void measure_both(bench *b, work_fn work, void *arg, work_fn other, void *other_arg, double seconds[2]) {
-    enum { TURN = 5, RUNS = 3 * TURN };
-    float times[2][RUNS] = {{0}};
-    int i, k;
+    enum { RUNS = 15 };
+    float times[2][RUNS];
+    int i;
     bool pushed;
     for (i = 0; i < 3; i++) { /* compiles, fills the pool, wakes the clocks */
         work(b, arg);
@@ -73,9 +72,9 @@ static void measure_both(bench *b, work_fn work, void *arg, work_fn other, void 
     }
     te_synchronize(b->te);
     if (te__cuda_enter(b->te, &pushed) != TE_OK) return;
-    for (i = 0; i < RUNS; i += TURN) {
-        for (k = i; k < i + TURN; k++) times[0][k] = measure_once(b, k, work, arg);
-        for (k = i; k < i + TURN && other; k++) times[1][k] = measure_once(b, k, other, other_arg);
+    for (i = 0; i < RUNS; i++) {
+        times[0][i] = measure_once(b, i, work, arg);
+        times[1][i] = other ? measure_once(b, i, other, other_arg) : 0;
     }
     te__cuda_leave(pushed);
     for (i = 0; i < 2; i++) {
@@ -632,8 +631,8 @@ static void bench_odd(bench *b) {
                 bool both = true;
                 for (turn = 0; turn < 2 && both; turn++) { /* every second time the padded one lies in front */
                     product *one = (turn + place) % 2 ? &padded : &p;
-                    int64_t of = one == &padded ? 128 : 1, of_k = one == &padded ? 64 : 1;
-                    both = product_open(b, one, kinds[kind].kind, true, kinds[kind].l, TE_BF16, TE_BF16, te__round_up(m, of), te__round_up(n, of), te__round_up(k, of_k));
+                    int64_t unit = one == &padded ? 128 : 1, unit_k = one == &padded ? 64 : 1;
+                    both = product_open(b, one, kinds[kind].kind, true, kinds[kind].l, TE_BF16, TE_BF16, te__round_up(m, unit), te__round_up(n, unit), te__round_up(k, unit_k));
                     one->args.split_accumulator |= kinds[kind].split;
                 }
                 if (!both) break;

@@ -33,8 +33,9 @@ typedef long long te_i64;
 
 // A statement of its own at the top level of a kernel, the first unless there is work that needs no memory: waits until the kernels before it in the stream have
 // ended and their writes are there. A kernel that has it is launched so that its blocks may become resident while the kernel before it ends (programmatic
-// dependent launch), and must access no memory of the device but its arguments before this call. If that kernel has few blocks, they become resident once
-// these have waited themselves (not before, or a kernel could end before one in front of it); beside many they would be in the way: tests/bench/notes.md.
+// dependent launch), and must access no memory of the device but its arguments before this call. A kernel of few blocks lets the next kernel become resident
+// at once, not only near its own end; blocks that wait beside many others slow those: tests/bench/notes.md. It does so after its own wait: so the next kernel,
+// which waits for this one alone, comes after all earlier ones too.
 TE_DEV void te_follow() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");

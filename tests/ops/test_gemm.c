@@ -412,7 +412,7 @@ TE_TEST_DEVICES(gemm_many_tiles) {
     }
 }
 
-/* D whose rows start or end anywhere, with all that an epilogue does. */
+/* Rows of D that start or end within 16 bytes, where TMA cannot store them, with every part of the epilogue. */
 TE_TEST_DEVICES(gemm_unaligned_rows) {
     static const int64_t shapes[][4] = {{512, 641, 96, 0}, {1024, 65, 64, 0}, {1000, 323, 72, 1}, {510, 127, 128, 3}, {504, 200, 80, 2}, {257, 260, 64, 0}, {2048, 1301, 40, 0}, {300, 75, 200, 5}};
     const int turns = te_ctx_is_cuda(te) ? 5 : 1;

@@ -167,13 +167,14 @@ typedef struct phases_case {
     int phases;
 } phases_case;
 
-static int hopper_launches(te_ctx *te, const te_op_gemm_args *g) {
+/* Launches of a kernel in the plan of a product. */
+static int launches_of(te_ctx *te, const te_op_gemm_args *g, const char *kernel) {
     te__plan *plan = (te__plan *)malloc(sizeof *plan);
     int count = 0;
     bool pushed;
     if (te__cuda_enter(te, &pushed) == TE_OK) {
         te__cuda_plan(te, plan, TE_OP_GEMM, g);
-        for (int i = 0; i < plan->num_launches; i++) count += strcmp(plan->launch[i].kernel, "gemm_hopper") == 0;
+        for (int i = 0; i < plan->num_launches; i++) count += strcmp(plan->launch[i].kernel, kernel) == 0;
         te__plan_end(plan);
         te__cuda_leave(pushed);
     }
@@ -181,13 +182,14 @@ static int hopper_launches(te_ctx *te, const te_op_gemm_args *g) {
     return count;
 }
 
-/* All of D's memory. It must be one product as a whole, and of so many with phases. */
+/* All of D's memory. As a whole D is one product; by phases it is one for each phase, and two GEMVs for the columns at its ends. */
 static float *run_phases(te_ctx *te, const phases_case *p, te_op_gemm_args g, bool by_phases) {
     int64_t m = p->c.m, cols = p->c.n + p->beside, from = te__gemm_phased_from;
     te_tensor *whole = test_guarded_with(te, p->c.d, SHAPE(m, cols), test_normal(m * cols, 4));
     g.d = te_tensor_narrow(whole, 1, p->front, cols - p->front);
     te__gemm_phased_from = by_phases ? 0 : from;
-    CHECK_EQ_INT(hopper_launches(te, &g), by_phases ? p->phases : 1);
+    CHECK_EQ_INT(launches_of(te, &g, "gemm_hopper"), by_phases ? p->phases : 1);
+    CHECK_EQ_INT(launches_of(te, &g, "gemv_k"), by_phases ? 2 : 0);
     te_op_gemm(te, &g);
     te__gemm_phased_from = from;
     return test_read(whole);
@@ -223,7 +225,7 @@ TE_TEST_DEVICES(gemm_by_phases) {
         REQUIRE_OK(te);
         if (i == 0) {
             g.d = test_guarded(te, c->d, SHAPE(c->m, cols));
-            if (!hopper_launches(te, &g)) SKIP("for gemm_hopper");
+            if (!launches_of(te, &g, "gemm_hopper")) SKIP("for gemm_hopper");
         }
         want[0] = run_phases(te, &cases[i], g, false);
         got[0] = run_phases(te, &cases[i], g, true);

@@ -14,7 +14,7 @@ static void te__gemm_fill_scales(te__gemm_kargs *k, const te__gemm_problem *q) {
     if (a->scaling_a != TE_SCALING_TENSOR) { /* MXFP8's and NVFP4's for gemv_k alone: the others get bf16 */
         k->block_a = (const float *)te__data(a->scale_a);
         k->block_b = (const float *)te__data(a->scale_b);
-        k->ld_block_a = te__cols(a->scale_a); /* of all rows, where D is multiplied by phases */
+        k->ld_block_a = te__cols(a->scale_a); /* scale_a has all rows of A; in a phase of D, a->m counts that phase's alone */
         k->ld_block_b = te__gemm_scale_ld(a->scaling_b, false, a->n, a->k);
         k->phase = q->phase, k->phases = q->phases, k->first_b = q->first_b;
     } else {
@@ -444,8 +444,8 @@ static int64_t te__gemm_phased_from = (int64_t)1 << 27; /* elements of D; fewer 
  * of A by the rows of B from there on are a product whose D it does store. Worth its launches if D is large and k short: behind long products stores are hidden. */
 static bool te__gemm_has_phases(const te__gemm_problem *q) {
     const te_op_gemm_args *a = q->args;
-    if ((a->scaling_a != TE_SCALING_TENSOR && q->block != TE__GEMM_1D_2D) || a->bias || a->aux || a->accumulate || a->bias_gradient || !q->a.k_major || !q->b.k_major || TE__GEMM_TUNES) return false;
-    return a->m * a->n >= te__gemm_phased_from && te__min(a->m, a->n) >= 64 && a->k * te__dtype_size(q->a.dtype) <= 5120 &&
+    if ((a->scaling_a != TE_SCALING_TENSOR && q->block != TE__GEMM_1D_2D) || a->bias || a->aux || a->accumulate || a->bias_gradient || TE__GEMM_TUNES) return false;
+    return q->a.k_major && q->b.k_major && a->m * a->n >= te__gemm_phased_from && te__min(a->m, a->n) >= 64 && a->k * te__dtype_size(q->a.dtype) <= 5120 &&
            !te__gemm_tma_may_store(te__data(a->d), te__gemm_ld(a->d), a->n, te__dtype_size(a->d->dtype));
 }
 /* Whole pieces of 16 bytes of each phase; then the columns at both ends, which may share such a piece with other rows. */
@@ -480,7 +480,7 @@ static te_result te__gemm_plan_phases(te__plan *p, const te__gemm_problem *q) {
 
 /* ---- the choice ------------------------------------------------------------------------------------------------------ */
 
-/* Over before a second kernel would have begun: gemm_mma reads unaligned operands as they are, but waits for each slab, of which 16 bits have twice as many. */
+/* Done before a second kernel would start: gemm_mma reads unaligned operands as they lie, but waits for each slab; 16-bit operands go there if k is one slab. */
 static bool te__gemm_is_small(const te__gemm_problem *q) {
     const te_op_gemm_args *a = q->args;
     return (te__is_fp8(q->a.dtype) || a->k <= 32) && (double)a->m * (double)a->n * (double)a->k <= 8e6;

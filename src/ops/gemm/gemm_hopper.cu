@@ -110,7 +110,7 @@
 #define SHARE_B (CLUSTER == 2 && !SHARE_A)
 #define B_1D (BLOCK == 1 || BLOCK == 3) // of te__gemm_block_kind
 #define A_2D (BLOCK == 3)
-#define PARTS (BLOCK == 4 ? 3 : 1) // scales of B that a thread has
+#define PARTS (BLOCK == 4 ? 3 : 1) // scales of B that a thread needs for a slab: the tile's; with BLOCK = 4 also of each of its last two columns
 #define SCALES (B_1D ? BN * 4 : 0) // bytes of a slab
 #define BUFFERS (TMA_OUT && (PINGPONG || (PROMOTE && STORE & 16)) ? 4 : 2) // of a warpgroup; with loads and promotion three slots remain for slabs
 #define BIASES (TMA_OUT && STORE & 2 ? WN * 4 : 0) // of a warpgroup
@@ -296,7 +296,7 @@ struct te_ahead {
         }
         ask(a, 0);
     }
-    TE_DEV void ask(const te__gemm_kargs &a, int slabs) { // so many further on
+    TE_DEV void ask(const te__gemm_kargs &a, int slabs) { // the scales of the slab that many after the last one
         rows += slabs * (A_2D ? 1 : a.ld_block_a);
 #pragma unroll
         for (int i = 0; i < (B_1D ? 0 : PARTS); i++) of_tile[i] = *(tile[i] += slabs);

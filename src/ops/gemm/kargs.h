@@ -37,7 +37,7 @@ typedef struct te__gemm_kargs {
     int vector; /* rows of D and aux start at multiples of 8 elements and 16 bytes */
     int rows_a, columns_b; /* scale_a has one for each row of D, scale_b one for each column */
     int block;             /* 0: no block scales; te__gemm_block_kind */
-    int phase, phases, first_b; /* scales of row i of A and column j of B: phase + i phases (gemm_hopper, BLOCK = 4), first_b + j (it, and gemv_k) */
+    int phase, phases, first_b; /* gemm_hopper with BLOCK = 4: row i of A has scale phase + i * phases. It and gemv_k: column j of B is column first_b + j of the scales */
     te__gemm_grouping groups;
 } te__gemm_kargs;
 

@@ -23,7 +23,9 @@ COMPILE      = $(call COMPILE_AS,$(CFLAGS) $(SANITIZE))
 COMPILE_TEST = $(call COMPILE_AS,$(TEST_CFLAGS) $(SANITIZE))
 LINK      = $(Q)$(CC) $(CFLAGS) $(SANITIZE)
 
-# Test files that include the implementation, to reach private functions, are compiled as one: so it is compiled once.
+# Test files that include the implementation, to reach private functions, are compiled as one, with a copy of their own. ONE=1, for the variant builds: all
+# tests use that copy, and the implementation is compiled once.
+ONE      ?=
 TESTS         := $(filter-out tests/build/% $(SKIPPED_TESTS),$(wildcard tests/*/test_*.c))
 PRIVATE_TESTS := $(if $(TESTS),$(shell grep -l '^\#define TE_IMPLEMENTATION' $(TESTS)))
 PUBLIC_TESTS  := $(filter-out $(PRIVATE_TESTS),$(TESTS)) tests/te_test.c
@@ -93,14 +95,14 @@ $(BUILD)/tests/%.o: tests/%.c | $(BUILD)/te_sources.inc
 
 # Written anew when the list has changed.
 HASH := \#
-PRIVATE_LINES = '$(HASH)define _GNU_SOURCE' '$(HASH)define TE__TUNE' $(PRIVATE_TESTS:%='$(HASH)include "%"')
+PRIVATE_LINES = '$(HASH)define _GNU_SOURCE' '$(HASH)define TE__TUNE' $(if $(ONE),'$(HASH)define TE_IMPLEMENTATION' '$(HASH)include "te_parts.h"') $(PRIVATE_TESTS:%='$(HASH)include "%"')
 $(BUILD)/tests/private.c: FORCE
 	@mkdir -p $(@D)
 	@printf '%s\n' $(PRIVATE_LINES) | cmp -s - $@ || printf '%s\n' $(PRIVATE_LINES) >$@
 $(BUILD)/tests/private.o: $(BUILD)/tests/private.c $(BUILD)/te_sources.inc
 	$(COMPILE_TEST) -c $< -o $@
 
-$(BUILD)/te_test: $(BUILD)/te.o $(BUILD)/tests/private.o $(PUBLIC_OBJECTS)
+$(BUILD)/te_test: $(if $(ONE),,$(BUILD)/te.o) $(BUILD)/tests/private.o $(PUBLIC_OBJECTS)
 	$(LINK) $^ -o $@ $(LDLIBS)
 
 # The packed te.h, compiled as most users would: the compiler's own dialect, which may fuse multiplications into additions.
@@ -234,7 +236,7 @@ matrix: $(BUILD)/te_pack
 
 # Each in a folder of its own; CPU tests only, since the sanitizers do not know the driver. +: make sees that it calls itself, and lends its jobs, only where
 # it reads so in the recipe.
-SANITIZED = CUDA_VISIBLE_DEVICES= $(MAKE) --no-print-directory CFLAGS='-O1 -g1 -fno-omit-frame-pointer'
+SANITIZED = CUDA_VISIBLE_DEVICES= $(MAKE) --no-print-directory ONE=1 CFLAGS='-O1 -g1 -fno-omit-frame-pointer'
 
 sanitize: sanitize-address sanitize-thread
 sanitize-address:
@@ -247,14 +249,14 @@ sanitize-thread:
 
 # The CPU tests on other machines: 32-bit x86, and Windows by MinGW and wine. -msse2 -mfpmath=sse: without, codes differ (api/manual.h).
 x86:
-	+@CUDA_VISIBLE_DEVICES= $(MAKE) --no-print-directory BUILD=build/x86 CFLAGS='-O1 -g0 -m32 -msse2 -mfpmath=sse -D_FILE_OFFSET_BITS=64' build/x86/te_test
+	+@CUDA_VISIBLE_DEVICES= $(MAKE) --no-print-directory ONE=1 BUILD=build/x86 CFLAGS='-O1 -g0 -m32 -msse2 -mfpmath=sse -D_FILE_OFFSET_BITS=64' build/x86/te_test
 	@CUDA_VISIBLE_DEVICES= tests/run.sh "build/x86/te_test $(ARGS)"
 
 # Its tests of what Windows has not, by file: processes that fork and are killed, libraries made by the machine's C compiler, links, pipes.
 NOT_ON_WINDOWS = tests/cuda/test_jit.c tests/faults/test_machine.c tests/faults/test_train_gpt.c tests/mend/test_process.c tests/mend/test_process_files.c
 WINE ?= $(or $(shell command -v wine64 || command -v wine || ls /usr/lib/wine/wine64 2>/dev/null),wine)
 windows:
-	+@$(MAKE) --no-print-directory BUILD=build/windows CC=x86_64-w64-mingw32-gcc HOST_CC='$(HOST_CC)' SKIPPED_TESTS='$(NOT_ON_WINDOWS)' CFLAGS='-O1 -g0' LDLIBS='-static -pthread' \
+	+@$(MAKE) --no-print-directory ONE=1 BUILD=build/windows CC=x86_64-w64-mingw32-gcc HOST_CC='$(HOST_CC)' SKIPPED_TESTS='$(NOT_ON_WINDOWS)' CFLAGS='-O1 -g0' LDLIBS='-static -pthread' \
 	    TEST_CFLAGS='-O1 -g0 -D__USE_MINGW_ANSI_STDIO=1 -include tests/build/windows.h' \
 	    WARN='-Wall -Wextra -Wno-format $(if $(CI),-Werror)' build/windows/te_test
 	@for f in $(NOT_ON_WINDOWS); do echo "skip  $$f: it forks, kills, makes libraries or links"; done

@@ -510,7 +510,7 @@ TE_TEST_DEVICES(nvfp4_amax_values) {
                     options o = {.rht = r % 2 != 0, .no_sign = r == 3, .per_row = r / 2 % 2 != 0, .misaligned = r == 5};
                     bool keep = r >= 6, with_row = r != 1, with_col = r != 2;
                     int64_t m = shapes[s][0], n = shapes[s][1];
-                    if (m * n > 2000 && (kind + r) % 3 != d) continue;
+                    if ((m * n > 2000 && (kind + r) % 3 != d) || (8 * kind + r) % test_every(5)) continue;
                     test_case("%s [%d, %d] kind %d keep %d%s", te_dtype_name(floats[d]), (int)m, (int)n, kind, keep, text(&o));
                     float *values = odd_values(m * n + 1, kind), *rows = test_floats(m), *cols = test_floats(n);
                     const float *x = test_rounded(floats[d], values, m * n), *t = turned(x, m, n, &o);

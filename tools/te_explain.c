@@ -3,8 +3,7 @@
  *     te_explain                        every operation on sm_90, bf16
  *     te_explain --device sm_80 gemm    those whose name holds "gemm", on sm_80
  *     te_explain --dtype f32 --all      on every architecture */
-#define TE_IMPLEMENTATION
-#include "te.h"
+#include "te_parts.h"
 #include "catalogue.h"
 
 static int usage(const char *wrong) {

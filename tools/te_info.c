@@ -1,7 +1,6 @@
 /* te_info: prints te_report: devices, libraries, caches. te_info --selftest also runs every operation on the GPU against the CPU reference; its
  * output belongs into a bug report. */
-#define TE_IMPLEMENTATION
-#include "te.h"
+#include "te_parts.h"
 #include "catalogue.h"
 
 static void print_report(te_ctx *te) {

@@ -80,7 +80,8 @@ every_way() {
     else
         for dialect in c99 c11 c17 gnu17; do header "$cc $dialect, header" "$cc" $dialect c; done
         program "$cc c11, implementation in one of two files" "$cc" c11 c "$one" "" -O0
-        program "$cc gnu17, optimised" "$cc" gnu17 c "" "$two" "-O2 -march=native"
+        # gcc's is what `make test` runs: te_test_packed.
+        [ "$cc" = gcc ] || program "$cc gnu17, optimised" "$cc" gnu17 c "" "$two" "-O2 -march=native"
         program "$cc c11, TE_STATIC in both files" "$cc" c11 c "-DTE_STATIC $one" "-DTE_STATIC $two" -O0
     fi
     if ! command -v "$cxx" >/dev/null; then

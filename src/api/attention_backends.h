@@ -7,7 +7,7 @@
  *     te     DotProductAttention: the module is one. The model's layout as it is; padding as lengths; packed sequences; softmax_offset
  *     sdpa   te_attention over [b, H, s, d]; windows and padding are made masks of elements first
  *     flex   te_attention with a block mask, which the context keeps from call to call; sinks
- *     eager  a product, a softmax, a product: memory for b H s_q s_kv scores in f32
+ *     eager  a product, a softmax, a product: memory for b H s_q s_kv scores in f32, and as much again for a mask that is added
  *
  * All four give the same results and gradients, to rounding. tilelang, cudnn and magi are names of other people's kernels: creating one fails. */
 

@@ -67,6 +67,7 @@ TE_API te_result te_lora_save(te_module *model, const char *folder);
 /* Reads such a folder, of peft or of te_lora_save: modules that the file names get adapters, with dropout in front of lora_A, unless they have some of the same rank; alpha is the
  * file's; values are rounded to the adapters' format, which is the weight's where they are new. All but adapters are frozen. Nothing in the folder is trusted: TE_ERR_IO for what cannot
  * be read, TE_ERR_FORMAT for damage, for tensors that are no adapter's of this model and for adapters that lack one, TE_ERR_SHAPE for shapes that are not the Linear's, TE_ERR_UNSUPPORTED
- * for what the config asks for beyond LoRA (DoRA, biases, modules_to_save ...), and those of te_lora_apply. After any error all is as it was, but for the values of
+ * for what the config asks for beyond LoRA (DoRA, biases, modules_to_save, init_lora_weights that change the weight too, other regular expressions
+ * in alpha_pattern than paths, their ends and .* ...), and those of te_lora_apply. After any error all is as it was, but for the values of
  * adapters that there were already after TE_ERR_IO and TE_ERR_OUT_OF_MEMORY. Syncs. */
 TE_API te_result te_lora_load(te_module *model, const char *folder);

@@ -6,7 +6,7 @@
 /* How a layer rotates queries and keys. */
 typedef struct te_lm_rotary {
     float base;                     /* 0 => 10000 */
-    te_rope_scaling scaling;        /* for longer contexts; 0 => none */
+    te_rope_scaling scaling;        /* for longer contexts; 0 => none. The lists of TE_ROPE_LONGROPE are copied */
 } te_lm_rotary;
 
 /* A language model: embedding, num_hidden_layers layers of attention and a gated MLP, each behind an RMSNorm, a norm, and a product with the vocabulary.

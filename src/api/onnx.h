@@ -12,7 +12,7 @@
  *                 stands for all; but the first of a padding mask [b, 1, 1, s] is the batch, of one sequence as well.
  *                 A size inside the module is fixed, or a product of those that vary. One that the module rounds up, or adds to, is neither, and may look like
  *                 either: give a batch and lengths that differ from each other, and from whatever the module adds or rounds to
- *     outputs     "out", and "output_bias", "ln_out", "max_logit", "m_splits" where the module makes them, in the formats that it makes them in
+ *     outputs     "out", and "output_bias", "ln_out", "max_logit", "m_splits", "topk_indices", "aux_loss" where the module makes them, in the formats that it makes them in
  *     weights     initializers under the parameters' paths (te_module_visit_tensors), in their formats, each once
  *     arithmetic  f32: inputs of an operation are cast to it, and its result is rounded to its own format by a cast
  *     autocast    inside te_autocast_begin .. _end, recipes with one scale a tensor become QuantizeLinear and DequantizeLinear with float8 codes: with the scale as it

@@ -12,7 +12,8 @@
  *     te_optimizer_step(adam);                                           // the same on all ranks
  *
  * The exchanges are part of te_backward: all ranks call it alike, and each of its calls reaches the parameters of the model or none of them does. A parameter that has no gradient on this
- * rank gets the others'; where no rank has one, none is made. te.h's parameters are whole on every rank: units say when gradients travel, and no memory is saved.
+ * rank gets the others'; where no rank has one, none is made. A pass that fails on one rank before the exchanges tells the ranks that wait in the first one. A rank that never gets so far
+ * (its context had an error already), or whose memory runs out between two units, tells nobody: it calls te_group_abort, which frees them. te.h's parameters are whole on every rank: units say when gradients travel, and no memory is saved.
  *
  * Source: torch.nn.parallel.DistributedDataParallel, torch.distributed.fsdp (FSDPModule), nemo_automodel.components.moe.fsdp_mixin. */
 

@@ -24,7 +24,8 @@ TE_API te_tensor *te_tensor_from_host(te_ctx *te, te_dtype dtype, int ndim, cons
 /* The same from f32 [numel], each element rounded to dtype: nearest even; FP8 saturates. Not e2m1. */
 TE_API te_tensor *te_tensor_from_f32(te_ctx *te, te_dtype dtype, int ndim, const int64_t *shape, const float *host);
 /* A tensor over the caller's memory, row-major: host memory on the CPU, device memory on CUDA. Borrowed, no copy, until the last reference
- * is gone: then `release` (may be NULL) is called with `user`. Kernels are fastest at addresses that are multiples of 16 bytes; the element's
+ * is gone: then `release` (may be NULL) is called with `user`; on CUDA kernels that use the memory may still run on the context's stream, so it
+ * frees in that stream's order (cuMemFreeAsync), or synchronizes with it first. Kernels are fastest at addresses that are multiples of 16 bytes; the element's
  * own alignment is needed (TE_ERR_INVALID). */
 TE_API te_tensor *te_tensor_wrap(te_ctx *te, te_dtype dtype, int ndim, const int64_t *shape, void *data,
                                  void (*release)(void *user), void *user);

@@ -159,7 +159,8 @@ TE_API te_result te_model_save(te_ctx *te, const char *path, te_module *m, te_op
                                     int num_metadata);
 /* Reads such a file into `m` and `opt` (each may be NULL). Every name, shape and format is checked, and all memory allocated, before the first byte
  * changes: after any error but TE_ERR_IO (a read failed) all is as it was. Entries that the model lacks are ignored with a warning; entries that the
- * file lacks are errors. For a weight that is stored quantized the file may have a plain one of any float format, which is quantized. Syncs. */
+ * file lacks are errors. For a weight that is stored quantized the file may have a plain one of any float format, which is quantized (by a custom quantizer, whose function may fail or
+ * want memory, after other tensors were read). Syncs. */
 TE_API te_result te_model_load(te_ctx *te, const char *path, te_module *m, te_optimizer *opt);
 /* Writes the value of one metadata entry of a file into buffer; TE_ERR_INVALID if there is no such entry or it does not fit. */
 TE_API te_result te_model_metadata(te_ctx *te, const char *path, const char *key, char *buffer, size_t size);

@@ -109,6 +109,7 @@ static void te__graphs_leave(te_ctx *te) {
 /* ---- the interface ---- */
 
 static te_result te__graph_may_begin(te_ctx *te) {
+    te_result result;
     if (te->error_code != TE_OK) return te->error_code;
     if (te__refuse_hook(te, "te_graph_begin") != TE_OK) return TE_ERR_STATE;
     if (te->capture) return te__fail(te, TE_ERR_STATE, "te_graph_begin: a capture is under way already; te_graph_end is missing");
@@ -116,7 +117,8 @@ static te_result te__graph_may_begin(te_ctx *te) {
     if (te->warming) return te__fail(te, TE_ERR_STATE, "te_graph_begin: between te_warmup_begin and te_warmup_end");
     if (te->num_autocast > 0)
         return te__fail(te, TE_ERR_STATE, "te_graph_begin: inside an autocast region, whose end updates scales: begin and end the region inside the capture");
-    return te->device->synchronize(te);
+    result = te->device->synchronize(te);
+    return result == TE_OK ? te__streams_synchronize(te) : result; /* so that te__stream_wait has nothing to wait for inside */
 }
 
 TE_API te_result te_graph_begin(te_ctx *te) {
@@ -184,8 +186,13 @@ TE_API te_graph *te_graph_end(te_ctx *te) {
     if (g->failed && te->error_code == TE_OK) te__fail(te, TE_ERR_STATE, "te_graph_end: a call since te_graph_begin has failed; its error was cleared, but there is no graph");
     for (i = 0; i < g->num_parts; i++)
         if (g->parts[i].owner) g->parts[i].captured(g, g->parts[i].owner, g->parts[i].data);
-    g->rng_used = te->rng_offset - g->rng_begin;
-    te->rng_offset = g->rng_begin;
+    if (te->rng.fork) { /* there will be no graph; the context's own state has been put away */
+        te->rng.own_offset = g->rng_begin;
+        te->rng_offset = g->tracker_begin[te->rng.fork - 1];
+    } else {
+        g->rng_used = te->rng_offset - g->rng_begin;
+        te->rng_offset = g->rng_begin;
+    }
     g->launches = te->jit_stats.launches - g->launches;
     te->jit_stats.launches -= g->launches;
     whole = te->error_code == TE_OK;

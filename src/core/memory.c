@@ -341,7 +341,10 @@ static void te__buffer_release(te__buffer *b) {
         te__event_release(b->used);
     }
     te__arena_drop(te, b->arena);
-    if (b->release) b->release(b->user);
+    if (b->release) {
+        te__settle(te); /* launches that wait for their kernels may use it */
+        b->release(b->user);
+    }
     te->live_buffers--;
     te__free(te, b->writes, (size_t)b->cap_writes * sizeof(te__write));
     te__free(te, b, sizeof(*b));

@@ -120,6 +120,8 @@ typedef struct te__var {
     bool leaf;       /* gradients stay here: a parameter or an input marked by the user */
     bool played;     /* the node that made it has been played backwards and is gone */
     bool fresh;      /* in te->tape.fresh */
+    bool passing;    /* made while a backward pass ran: what that one began in it is of no use to anybody else */
+    uint64_t pass;   /* the last backward pass, by te->tape.passes, that could reach it */
     te_tensor *grad; /* of a leaf: gathered so far; else: on its way, during te_backward */
     te_tensor *main_grad, *decoupled_grad;
 } te__var;
@@ -333,6 +335,7 @@ typedef struct te__tape {
     int no_grad, hidden_no_grad; /* hidden: those of te_checkpoint's first runs, in which a training step goes on */
     int outer_no_grad[TE__MAX_GRAD_REGIONS], num_grad_regions; /* te_enable_grad_begin: no_grad outside */
     int plays; /* calls of te_backward that are under way */
+    uint64_t passes; /* those that mark_reached has looked at */
     te_saved_tensors_hooks hooks[TE__MAX_HOOKS]; /* of regions that are open */
     int num_hooks;
     te__var **fresh; /* leaves whose gradient was begun by the te_backward under way (references) */
@@ -514,7 +517,9 @@ struct te_ctx {
     void (*note_leaf)(te_ctx *te, te_tensor *x);  /* quant/: with `recording` */
     void (*after_backward)(te_ctx *te); /* quant/: the update of the backward slots */
     struct te__dp_unit *units; /* model/sharding.c: modules whose gradients ranks exchange, a list */
-    te_result (*exchange_gradients)(te_ctx *te, te_result result); /* with `units`: at the end of a backward pass; result: how that went */
+    void (*mark_reached)(te_ctx *te, const te__segment *s, te_tensor *const *y, int count); /* with `units`: before a backward pass */
+    /* With `units`: at the end of a backward pass; result: how that went. m: of a te_backward_dw; NULL: it was a te_backward. */
+    te_result (*exchange_gradients)(te_ctx *te, const te_module *m, te_result result);
     /* A step of training, from an outermost te_autocast_begin to a te_optimizer_step: quant/ keeps the scales as they were (keep_scales), and
      * te_clear_error gives them back if the step has failed. */
     bool in_step, step_failed;

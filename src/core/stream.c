@@ -52,10 +52,10 @@ static te_result te__event_record(te__event *e, te__stream *s) {
     e->awaited = false;
     return TE_OK;
 }
-/* Work given to `s` from here on runs after the event; the host does not wait. */
+/* Work given to `s` from here on runs after the event; the host does not wait. No event is recorded in a capture, and te_graph_begin has waited for those from before. */
 static te_result te__stream_wait(te_ctx *te, te__stream *s, te__event *e) {
     te_result result;
-    if (!e || !e->pending || e->stream == s || (!s && e->awaited)) return TE_OK;
+    if (!e || !e->pending || e->stream == s || (!s && e->awaited) || te->capture) return TE_OK;
     result = te__refuse_stream(te);
     if (result == TE_OK) result = te->device->stream_wait(te, s, e->handle);
     if (result == TE_OK && !s) e->awaited = true;

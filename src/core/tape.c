@@ -8,6 +8,7 @@ static te__var *te__var_of(te_tensor *x) {
         if (x->var) {
             x->var->refs = 1;
             x->var->leaf = x->requires_grad;
+            x->var->passing = x->te->tape.plays > 0;
         }
     }
     return x->var;
@@ -354,23 +355,25 @@ static te_result te__leaf_own(te_ctx *te, te__var *v) {
     te__frame_end(te, NULL, 0);
     return result;
 }
-/* The end of a te_backward: what it began in leaves (those of te->tape.fresh from `first` on) becomes theirs; after a failure it is forgotten. */
+/* The end of a te_backward: what it began in leaves (those of te->tape.fresh from `first` on) becomes theirs; after a failure it is forgotten. Of an inner one the leaves from before stay
+ * listed, since the outer one may still fail. */
 static te_result te__leaves_own(te_ctx *te, int first, te_result result) {
-    int i;
+    int i, kept = first;
+    for (i = first; i < te->tape.num_fresh && result == TE_OK; i++) result = te__leaf_own(te, te->tape.fresh[i]);
     for (i = first; i < te->tape.num_fresh; i++) {
         te__var *v = te->tape.fresh[i];
-        if (result == TE_OK) result = te__leaf_own(te, v);
-        v->fresh = false;
-    }
-    for (i = first; i < te->tape.num_fresh; i++) {
-        te__var *v = te->tape.fresh[i];
+        if (result == TE_OK && te->tape.plays > 1 && !v->passing) {
+            te->tape.fresh[kept++] = v;
+            continue;
+        }
         if (result != TE_OK) {
             te_tensor_release(v->grad);
             v->grad = NULL;
         }
+        v->fresh = false;
         te__var_release(te, v);
     }
-    te->tape.num_fresh = first;
+    te->tape.num_fresh = kept;
     return result;
 }
 
@@ -551,15 +554,15 @@ static te_result te__segment_play(te_ctx *te, te__segment *s) {
     return result;
 }
 
-/* The segment that has made v: the innermost first; the outermost for all that none has. */
+/* The segment that has made v: the innermost first; the outermost for leaves, and for what was played. NULL: the nodes went with their scope. */
 static te__segment *te__segment_of(te_ctx *te, const te__var *v) {
     te__segment *s;
     int i, k;
-    for (s = te->tape.segment; s->outer; s = s->outer)
+    for (s = te->tape.segment; s; s = s->outer)
         for (i = s->num_nodes - 1; i >= 0; i--)
             for (k = 0; s->nodes[i] && k < s->nodes[i]->num_outputs; k++)
                 if (s->nodes[i]->outputs[k] == v) return s;
-    return s;
+    return v->leaf || v->played ? &te->tape.root : NULL;
 }
 
 /* Gradients of several tensors at once; NULL where there is none. All are of one segment. The last te_backward to end gives leaves what is theirs. */
@@ -574,6 +577,7 @@ static te_result te__backward_all(te_ctx *te, te__segment *s, te_tensor *const *
         stash = te__stash_grads(te, s, &stashed, &stash_bytes);
         if (!stash) return TE_ERR_OUT_OF_MEMORY;
     }
+    if (te->tape.plays == 0 && te->units) te->mark_reached(te, s, y, count);
     te->tape.no_grad++;
     te->tape.plays++;
     result = te__device_enter(te, &entered);
@@ -592,7 +596,7 @@ static te_result te__backward_all(te_ctx *te, te__segment *s, te_tensor *const *
     te->tape.no_grad--;
     if (result == TE_OK && te->tape.plays == 0 && te->after_backward) te->after_backward(te);
     if (result == TE_OK) result = te->error_code;
-    if (te->tape.plays == 0 && te->units) result = te->exchange_gradients(te, result);
+    if (te->tape.plays == 0 && te->units) result = te->exchange_gradients(te, NULL, result);
     if (result != TE_OK) {
         te__step_fails(te);
         te__rng_back(te, before);
@@ -602,6 +606,7 @@ static te_result te__backward_all(te_ctx *te, te__segment *s, te_tensor *const *
 
 static te_result te__backward(te_tensor *y, te_tensor *grad) {
     te_ctx *te = y->te;
+    te__segment *segment;
     char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
     if (te->error_code != TE_OK) {
         te__step_fails(te);
@@ -614,10 +619,11 @@ static te_result te__backward(te_tensor *y, te_tensor *grad) {
     if (y->dtype != grad->dtype || grad->quantized)
         return te__fail(te, TE_ERR_DTYPE, "te_backward_from: the tensor is %s, its gradient %s%s; they must be alike", te_dtype_name(y->dtype),
                         grad->quantized ? "quantized, nominally " : "", te_dtype_name(grad->dtype));
-    if (!y->requires_grad || !y->var)
+    segment = y->requires_grad && y->var ? te__segment_of(te, y->var) : NULL;
+    if (!segment)
         return te__fail(te, TE_ERR_STATE, "te_backward: the tensor does not depend on anything that requires a gradient (was it made inside "
                                           "te_no_grad_begin, or in a scope that has ended?)");
-    return te__backward_all(te, te__segment_of(te, y->var), &y, &grad, 1);
+    return te__backward_all(te, segment, &y, &grad, 1);
 }
 
 /* A program that never opens a scope keeps every tensor that it makes. Models and data are built in between few calls of te_backward, so it takes

@@ -43,6 +43,8 @@ typedef struct te__hf_rope {
     char *type, *older_type; /* "rope_type", "type"; they point into the text, NULL where they are not given */
     double theta, factor, low_freq_factor, high_freq_factor, partial_rotary_factor, beta_fast, beta_slow, mscale, mscale_all_dim, attention_factor;
     int64_t original, truncate;
+    float short_factor[TE_MAX_ROPE_FACTORS], long_factor[TE_MAX_ROPE_FACTORS]; /* of longrope */
+    int num_short_factors, num_long_factors;
 } te__hf_rope;
 
 /* The keys as they are in the file. Missing: NAN, -1, NULL. Where null does not mean the default, it has a number of its own, which no file can contain. */
@@ -142,6 +144,18 @@ static bool te__hf_take(te__json *j, void *s, const te__hf_key *keys, int num_ke
     return !j->failed;
 }
 
+/* The value of a key: a list of longrope. */
+static bool te__hf_factors(te__json *j, const char *name, float *list, int *n) {
+    bool more;
+    if (te__json_word(j) == 2) return true;
+    if (*n) return te__json_fail(j, "\"%s\" is given twice", name);
+    for (more = te__json_open(j, '[', ']'); more; more = te__json_more(j, ']')) {
+        if (*n == TE_MAX_ROPE_FACTORS) return te__json_fail(j, "\"%s\" has more than %d numbers", name, (int)TE_MAX_ROPE_FACTORS);
+        list[(*n)++] = (float)te__json_number(j);
+    }
+    return !j->failed;
+}
+
 /* An object of numbers, or with `by_kind` one such object for each kind of layer. */
 static bool te__hf_parse_rope(te__hf_config *c, te__hf_rope *rope, bool by_kind) {
     te__json *j = &c->j;
@@ -152,6 +166,8 @@ static bool te__hf_parse_rope(te__hf_config *c, te__hf_rope *rope, bool by_kind)
         if (!te__json_expect(j, ':')) return false;
         if (by_kind && strcmp(name, "full_attention") == 0) te__hf_parse_rope(c, &c->full, false);
         else if (by_kind && strcmp(name, "sliding_attention") == 0) te__hf_parse_rope(c, &c->sliding, false);
+        else if (strcmp(name, "short_factor") == 0) te__hf_factors(j, name, rope->short_factor, &rope->num_short_factors);
+        else if (strcmp(name, "long_factor") == 0) te__hf_factors(j, name, rope->long_factor, &rope->num_long_factors);
         else if (!te__hf_take(j, rope, te__hf_rope_keys, TE__COUNT(te__hf_rope_keys), name, &known)) return false;
         else if (!known) te__json_skip(j, 0);
         else rope->given = true;
@@ -259,11 +275,25 @@ static bool te__hf_yarn(te__hf_config *c, const te__hf_rope *r, te_rope_scaling 
     if ((s->beta_fast != 0.0f ? s->beta_fast : 32.0f) > (s->beta_slow != 0.0f ? s->beta_slow : 1.0f)) return true;
     return te__hf_refuse(c, TE_ERR_FORMAT, "rope_type is \"yarn\", beta_fast %g and beta_slow %g (0: missing, 32 and 1); the first must be the larger one", (double)s->beta_fast, (double)s->beta_slow);
 }
+/* LongRoPE's: its lists stay the config's. */
+static bool te__hf_longrope(te__hf_config *c, const te__hf_rope *r, te_rope_scaling *s) {
+    int i;
+    if (r->num_short_factors != c->head_dim / 2 || r->num_long_factors != c->head_dim / 2)
+        return te__hf_refuse(c, TE_ERR_FORMAT, "rope_type is \"longrope\", short_factor has %d numbers and long_factor %d; %lld are needed, one for each pair of channels", r->num_short_factors,
+                             r->num_long_factors, (long long)(c->head_dim / 2));
+    for (i = 0; i < r->num_short_factors; i++)
+        if (!(r->short_factor[i] > 0.0f && r->short_factor[i] <= FLT_MAX && r->long_factor[i] > 0.0f && r->long_factor[i] <= FLT_MAX))
+            return te__hf_refuse(c, TE_ERR_FORMAT, "short_factor[%d] is %g and long_factor[%d] %g; positive numbers are needed", i, (double)r->short_factor[i], i, (double)r->long_factor[i]);
+    s->short_factor = r->short_factor;
+    s->long_factor = r->long_factor;
+    return te__hf_positive(c, "attention_factor", r->attention_factor, 0, &s->attention_factor);
+}
 static bool te__hf_rotary(te__hf_config *c, const te__hf_rope *r, double theta, te_lm_rotary *to) {
     static const struct {
         const char *name;
         te_rope_type type;
-    } types[] = {{"default", TE_ROPE_DEFAULT}, {"linear", TE_ROPE_LINEAR}, {"dynamic", TE_ROPE_DYNAMIC}, {"llama3", TE_ROPE_LLAMA3}, {"yarn", TE_ROPE_YARN}};
+    } types[] = {{"default", TE_ROPE_DEFAULT}, {"linear", TE_ROPE_LINEAR}, {"dynamic", TE_ROPE_DYNAMIC}, {"llama3", TE_ROPE_LLAMA3}, {"yarn", TE_ROPE_YARN},
+                 {"longrope", TE_ROPE_LONGROPE}};
     const char *name = r->type ? r->type : r->older_type ? r->older_type : "default";
     te_rope_scaling *s = &to->scaling;
     double factor = r->factor;
@@ -273,17 +303,18 @@ static bool te__hf_rotary(te__hf_config *c, const te__hf_rope *r, double theta, 
     if (!isnan(r->partial_rotary_factor) && r->partial_rotary_factor != 1)
         return te__hf_refuse(c, TE_ERR_UNSUPPORTED, "partial_rotary_factor is %g; only 1, all channels, is there", r->partial_rotary_factor);
     while (i < TE__COUNT(types) && strcmp(types[i].name, name) != 0) i++;
-    if (i == TE__COUNT(types)) return te__hf_refuse(c, TE_ERR_UNSUPPORTED, "rope_type is \"%.60s\"; default, linear, dynamic, llama3 and yarn are possible", name);
+    if (i == TE__COUNT(types)) return te__hf_refuse(c, TE_ERR_UNSUPPORTED, "rope_type is \"%.60s\"; default, linear, dynamic, llama3, yarn and longrope are possible", name);
     s->type = types[i].type;
     if (s->type == TE_ROPE_DEFAULT) return true;
     if (original == -1) original = r->original;
-    if (s->type == TE_ROPE_DYNAMIC) original = c->max_position_embeddings;
+    if (s->type == TE_ROPE_DYNAMIC || (s->type == TE_ROPE_LONGROPE && original == -1)) original = c->max_position_embeddings;
     if (s->type != TE_ROPE_LINEAR && !te__hf_count(c, s->type == TE_ROPE_DYNAMIC ? "max_position_embeddings" : "original_max_position_embeddings", original, 1)) return false;
     if (s->type != TE_ROPE_LINEAR) s->original_max_position_embeddings = original;
-    if (isnan(factor) && s->type == TE_ROPE_YARN && c->max_position_embeddings > 0) factor = (double)c->max_position_embeddings / (double)original;
+    if (isnan(factor) && (s->type == TE_ROPE_YARN || s->type == TE_ROPE_LONGROPE) && c->max_position_embeddings > 0) factor = (double)c->max_position_embeddings / (double)original;
     if (isnan(factor)) return te__hf_refuse(c, TE_ERR_FORMAT, "rope_type is \"%s\", and factor is missing", name);
     if (!te__hf_positive(c, "factor", factor, 1, &s->factor)) return false;
     if (s->type == TE_ROPE_YARN) return te__hf_yarn(c, r, s);
+    if (s->type == TE_ROPE_LONGROPE) return te__hf_longrope(c, r, s);
     if (s->type != TE_ROPE_LLAMA3) return true;
     if (isnan(r->low_freq_factor) || isnan(r->high_freq_factor) || !(r->high_freq_factor > r->low_freq_factor))
         return te__hf_refuse(c, TE_ERR_FORMAT, "rope_type is \"llama3\", low_freq_factor %g and high_freq_factor %g; the second must be the larger one", r->low_freq_factor, r->high_freq_factor);

@@ -110,7 +110,7 @@ typedef enum te__onnx_axes {
     TE__ONNX_SCORES,    /* [b or 1, H or 1, s_q or 1, s_kv or 1] */
     TE__ONNX_SCORES_KV, /* the same of cross attention */
     TE__ONNX_PADDING_Q, /* [b, 1, 1, s_q] */
-    TE__ONNX_SEQUENCES, /* [b] */
+    TE__ONNX_SEQUENCES, /* [b], or [tokens, K] */
     TE__ONNX_POSITIONS, /* [s] or [b, s] */
     TE__ONNX_POSITIONS_KV, /* the same of keys */
     TE__ONNX_SLOPES,    /* [H] or [b, H] */
@@ -148,6 +148,8 @@ static void te__onnx_inputs_of(te__onnx_inputs *in, const te_forward_args *args)
     te__onnx_slot_add(in, "key", &in->args.key, TE__ONNX_HIDDEN_KV);
     te__onnx_slot_add(in, "value", &in->args.value, TE__ONNX_HIDDEN_KV);
     te__onnx_slot_add(in, "m_splits_tensor", &in->args.m_splits_tensor, TE__ONNX_NONE);
+    te__onnx_slot_add(in, "topk_weights", &in->args.topk_weights, TE__ONNX_SEQUENCES);
+    te__onnx_slot_add(in, "topk_indices", &in->args.topk_indices, TE__ONNX_SEQUENCES);
     te__onnx_slot_add(in, "attention_mask", &a->attention_mask, TE__ONNX_SCORES);
     te__onnx_slot_add(in, "attention_mask_q", &a->attention_mask_q, TE__ONNX_PADDING_Q);
     te__onnx_slot_add(in, "core_attention_bias", &a->core_attention_bias, TE__ONNX_SCORES);
@@ -472,6 +474,8 @@ static bool te__onnx_is_one_call(const te__onnx_call *first, const te__onnx_call
     }
     te__onnx_clear_sizes(first->op, &a);
     te__onnx_clear_sizes(second->op, &b);
+    te__args_clear_padding(first->op, &a);
+    te__args_clear_padding(second->op, &b);
     return memcmp(&a, &b, te__ops[first->op].args_size) == 0;
 }
 /* A call without a form in ONNX: whatever reads its results is refused, by its name. A list of results lived for the call alone, so nothing tells which tensors it
@@ -489,20 +493,41 @@ static te_result te__onnx_opaque(te__onnx *g, te__onnx_call *first, te__onnx_cal
     }
     return result;
 }
+/* A product of plain matrices and nothing else. */
+static bool te__onnx_is_plain(const te_op_gemm_args *a, bool b_transposed) {
+    return !a->a_transposed && a->b_transposed == b_transposed && !a->accumulate && a->epilogue == TE_EPILOGUE_NONE && !a->bias && !a->bias_gradient && te__is_float(a->a->dtype) &&
+           te__is_float(a->b->dtype);
+}
+/* Is y matrix `i` of those that lie behind each other, of which x is the first? */
+static bool te__onnx_is_behind(const te_tensor *x, const te_tensor *y, int64_t i) {
+    return x->ndim == 2 && te__is_contiguous(x) && te__is_contiguous(y) && te__same_shape(x, y) && x->dtype == y->dtype && x->buffer == y->buffer &&
+           y->offset == x->offset + i * (int64_t)te_tensor_bytes(x);
+}
+/* Are the three calls from c on those of head `i`, and `first` those of the first one? Of more than TE__CAPPED_ROWS queries te__onnx_capped_loop says what is wrong. */
+static bool te__onnx_is_head(const te__onnx_call *first, const te__onnx_call *c, int64_t i) {
+    const te_op_gemm_args *qk = &c->args.gemm, *pv = &c[2].args.gemm;
+    const te_op_capped_softmax_fwd_args *s = &c[1].args.capped_softmax_fwd, *f = &first[1].args.capped_softmax_fwd;
+    if (c->op != TE_OP_GEMM || c[1].op != TE_OP_CAPPED_SOFTMAX_FWD || c[2].op != TE_OP_GEMM || strcmp(c->module, first->module) != 0) return false;
+    if (s->x->shape[0] >= TE__CAPPED_ROWS) return true;
+    return s->scale == f->scale && s->cap == f->cap && s->mask == f->mask && s->window.on == f->window.on && s->window.left == f->window.left && s->window.right == f->window.right &&
+           te__onnx_is_plain(qk, true) && te__onnx_is_plain(pv, false) && te__onnx_is_behind(qk->d, s->x, 0) && te__onnx_is_behind(s->y, pv->a, 0) &&
+           te__onnx_is_behind(first->args.gemm.a, qk->a, i) && te__onnx_is_behind(first[2].args.gemm.d, pv->d, i);
+}
 /* How many calls from `at` on are those of attention with capped scores; *loop describes them. */
 static int te__onnx_loop_at(const te__onnx_run *r, int at, te__onnx_loop *loop) {
-    const te__onnx_call *c = &r->calls[at], *last;
-    int i;
-    for (i = at; i + 2 < r->num_calls && r->calls[i].op == TE_OP_GEMM && r->calls[i + 1].op == TE_OP_CAPPED_SOFTMAX_FWD && r->calls[i + 2].op == TE_OP_GEMM &&
-                 strcmp(r->calls[i].module, c->module) == 0; i += 3) {}
-    if (i == at) return 0;
-    last = &r->calls[i - 3];
+    const te__onnx_call *c = &r->calls[at];
+    int64_t i, of_each;
+    for (i = 0; at + 3 * i + 2 < r->num_calls && te__onnx_is_head(c, c + 3 * i, i); i++) {}
+    if (i == 0) return 0;
     loop->qk = &c->args.gemm;
     loop->softmax = &c[1].args.capped_softmax_fwd;
     loop->pv = &c[2].args.gemm;
-    loop->heads = (i - at) / 3;
-    loop->groups = 1 + (last->args.gemm.b->offset - c->args.gemm.b->offset) / (int64_t)te_tensor_bytes(c->args.gemm.b);
-    return i - at;
+    loop->heads = i;
+    for (of_each = 1; of_each < i && c[3 * of_each].args.gemm.b->offset == loop->qk->b->offset; of_each++) {}
+    loop->groups = loop->heads / of_each;
+    if (loop->softmax->x->shape[0] >= TE__CAPPED_ROWS) return (int)(3 * loop->heads);
+    for (i = 0; i < loop->heads && te__onnx_is_behind(loop->qk->b, c[3 * i].args.gemm.b, i / of_each) && te__onnx_is_behind(loop->pv->b, c[3 * i + 2].args.gemm.b, i / of_each); i++) {}
+    return i == loop->heads && loop->heads % of_each == 0 ? (int)(3 * loop->heads) : 0;
 }
 /* Memory that a call has written, and something else after it. */
 static te_result te__onnx_refuse_foreign(te__onnx *g, const te_tensor *x) {
@@ -545,6 +570,9 @@ static te_result te__onnx_add_output(te__onnx *g, const char *name, te_tensor *f
     if (first->quantized) return te__fail(g->te, TE_ERR_UNSUPPORTED, "te_onnx_export: the output \"%s\" is quantized; export the module without fp8_output", name);
     if (!te__onnx_type(first->dtype))
         return te__fail(g->te, TE_ERR_UNSUPPORTED, "te_onnx_export: the output \"%s\" is %s, a format that ONNX's opset %d lacks", name, te_dtype_name(first->dtype), (int)TE__ONNX_OPSET);
+    if (te__is_fp8(first->dtype)) /* in the graph a tensor of codes is what these stand for */
+        return te__fail(g->te, TE_ERR_UNSUPPORTED, "te_onnx_export: the output \"%s\" is codes, %s, without their scale; a graph gives what they stand for: te_op_fp8_dequantize them", name,
+                        te_dtype_name(first->dtype));
     pair = te__onnx_pair_of(first, second);
     v = te__onnx_read(g, first, second);
     if (v >= 0 && first->dtype != TE_F32 && first->dtype != TE_I64) v = te__onnx_cast(g, v, te__onnx_type(first->dtype));
@@ -576,7 +604,7 @@ static te_result te__onnx_forward(te_module *m, te__onnx_inputs *in, te__onnx_ru
 
 /* The runs and the graph; tensors that it makes belong to the caller's frame. */
 static te_result te__onnx_make(te__onnx *g, te_module *m, const te_forward_args *inputs, te__onnx_run *first, te__onnx_run *second) {
-    static const char *const names[TE__OUTPUTS] = {"out", "output_bias", "ln_out", "max_logit", "m_splits"};
+    static const char *const names[TE__OUTPUTS] = {"out", "output_bias", "ln_out", "max_logit", "m_splits", "topk_indices", "aux_loss"};
     te_ctx *te = g->te;
     te__onnx_inputs in = TE_ZERO, large = TE_ZERO;
     te_tensor *made[TE__OUTPUTS], *made2[TE__OUTPUTS];

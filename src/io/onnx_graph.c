@@ -299,7 +299,7 @@ static bool te__onnx_factor(te__onnx *g, te__onnx_size s, int64_t *factor, int p
     }
     for (i = 0; i < TE__ONNX_SYMBOLS && s.first > 0; i++) {
         const te__onnx_symbol *y = &g->symbol[i];
-        for (; y->first && up % y->times == 0; up /= y->times, power[i]++) {
+        for (; y->first && up && up % y->times == 0; up /= y->times, power[i]++) {
             if (*factor % y->first != 0) break;
             *factor /= y->first;
         }

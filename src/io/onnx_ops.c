@@ -12,7 +12,12 @@
 
 static te_result te__onnx_copy(te__onnx *g, const te__any_args *x, const te__any_args *y) {
     const te_op_copy_args *a = &x->copy, *b = &y->copy;
-    return TE__ONNX_STORE(dst, TE__ONNX_READ(src));
+    const te_dtype from = a->src->dtype, to = a->dst->dtype;
+    int v = TE__ONNX_READ(src);
+    if (te__is_integer(from) && te__is_float(to)) v = te__onnx_cast(g, v, TE__ONNX_FLOAT);
+    if (te__is_float(from) && to == TE_I64) v = te__onnx_cast(g, v, TE__ONNX_INT64);
+    if (from != to && !te__is_float(from) && !te__is_integer(from)) v = TE__ONNX_FAILED; /* codes as bytes: the graph has what they stand for */
+    return TE__ONNX_STORE(dst, v);
 }
 static te_result te__onnx_fill(te__onnx *g, const te__any_args *x, const te__any_args *y) {
     const te_op_fill_args *a = &x->fill, *b = &y->fill;
@@ -254,6 +259,7 @@ static te_result te__onnx_softmax(te__onnx *g, const te__any_args *x, const te__
 }
 static te_result te__onnx_softcap(te__onnx *g, const te__any_args *x, const te__any_args *y) {
     const te_op_softcap_args *a = &x->softcap, *b = &y->softcap;
+    if (a->dy) return te__onnx_fail(g, TE_ERR_UNSUPPORTED, "it is that of a backward pass"), te_error_code(g->te);
     return TE__ONNX_STORE(y, te__onnx_capped(g, TE__ONNX_READ(x), a->cap));
 }
 static te_result te__onnx_capped_softmax(te__onnx *g, const te__any_args *x, const te__any_args *y) {

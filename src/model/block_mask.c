@@ -56,7 +56,7 @@ TE_API te_tensor *te_create_block_mask(te_ctx *te, const te_block_mask_desc *des
     bytes = (size_t)(shape[0] * shape[1] * shape[2] * shape[3]) + 1;
     blocks = (uint8_t *)te__alloc(te, bytes);
     if (!blocks) return NULL;
-    for (b = 0; b < d.batch; b++)
+    for (b = 0; b < d.batch && bytes > 1; b++) /* without a block there is nothing to count through */
         for (h = 0; h < d.heads; h++)
             for (i = 0; i < d.s_q; i += size)
                 for (j = 0; j < d.s_kv; j += size)

@@ -102,14 +102,17 @@ static te_tensor *te__eager_attention(te_tensor *q, te_tensor *k, te_tensor *v, 
     a.scale = state.scale = scale;
     a.causal = causal;
     r = in[0] && in[1] && in[2] && sizes && scores && p && o && (a.mask || !masked) ? TE_OK : te_error_code(te);
-    if (r == TE_OK && added) { /* the softmax multiplies what is added by the scale, too */
-        te_op_axpby_args divide = TE_ZERO;
-        r = te__eager_repeat(added, scores);
-        divide.x = divide.out = scores;
-        divide.alpha = te__floats_divide(1.0, (double)scale);
-        if (r == TE_OK) r = te_op_axpby(te, &divide);
+    if (r == TE_OK) r = te__eager_product(sizes, in[0], in[1], true, scores, false, false);
+    if (r == TE_OK && added) { /* behind the scale: the smallest number of a format, by which models mask, must not become infinite on the way */
+        te_op_axpby_args sum = TE_ZERO;
+        te_tensor *all = te__eager_scores(q, k, TE_F32);
+        r = all ? te__eager_repeat(added, all) : te_error_code(te);
+        sum.x = sum.out = scores;
+        sum.y = all;
+        sum.alpha = scale;
+        sum.beta = a.scale = 1.0f;
+        if (r == TE_OK) r = te_op_axpby(te, &sum);
     }
-    if (r == TE_OK) r = te__eager_product(sizes, in[0], in[1], true, scores, false, added != NULL);
     if (r == TE_OK) r = te_op_softmax_fwd(te, &a);
     if (r == TE_OK) r = te__eager_product(sizes, p, in[2], false, o, false, false);
     return te__frame_return(te, r == TE_OK ? te__record("eager_attention", o, te__eager_backward, &state, sizeof(state), in, 3, saved, 4) : NULL);

@@ -113,6 +113,8 @@ TE_API te_result te_experts_load_hf(te_module *m, te_safetensors *const *files, 
     if (m->te->error_code != TE_OK) return m->te->error_code;
     for (i = 0; i < num_files; i++)
         if (!files || !files[i]) return te__fail(m->te, TE_ERR_INVALID, "te_experts_load_hf: files[%d] is NULL; te_safetensors_open gives one", i);
+    for (i = 0; i < num_files; i++)
+        if (files[i]->te != m->te) return te__fail(m->te, TE_ERR_INVALID, "te_experts_load_hf: files[%d] belongs to another context; its errors would be that one's", i);
     l.files = files;
     l.num_files = num_files;
     te__frame_begin(m->te);

@@ -93,9 +93,10 @@ TE_API te_result te_lora_save(te_module *model, const char *folder) {
 
 /* ---- reading ---- */
 
-/* An alpha of one module. */
+/* The alpha of the modules that `pattern` names: a path or its end behind a dot, in which * stands for any characters. */
 typedef struct te__peft_alpha {
-    const char *path; /* points into the text */
+    char *pattern; /* points into the text */
+    bool whole;    /* the path from its beginning */
     float alpha;
 } te__peft_alpha;
 typedef struct te__peft {
@@ -115,12 +116,42 @@ static bool te__peft_refuse(te__peft *p, const char *key, const char *what) {
     te__fail(p->j.te, TE_ERR_UNSUPPORTED, "%s: \"%s\" is %s; te.h reads plain LoRA alone", p->j.path, key, what);
     return false;
 }
+/* A key of alpha_pattern is a regular expression, of which ^, $, an escaped dot and .* are known. It becomes the pattern in place. The path of a module may have any characters. */
+static bool te__peft_pattern(te__peft *p, char *key, te__peft_alpha *to) {
+    const char *in;
+    char *out = key;
+    to->pattern = key;
+    to->whole = key[0] == '^';
+    if (te_module_find(p->model, key)) return true;
+    for (in = key + to->whole; *in && (*in != '$' || in[1]); in++) {
+        if ((in[0] == '\\' && in[1] == '.') || (in[0] == '.' && in[1] == '*')) in++;
+        else if (strchr("\\*?+|()[]{}^$", *in))
+            return te__fail(p->j.te, TE_ERR_UNSUPPORTED, "%s: the alpha_pattern has \"%.200s\", a regular expression; paths, their ends, and .* in them are possible", p->j.path, key) == TE_OK;
+    }
+    for (in = key + to->whole; *in && (*in != '$' || in[1]); in++) {
+        if ((in[0] == '\\' && in[1] == '.') || (in[0] == '.' && in[1] == '*')) in++;
+        *out++ = *in;
+    }
+    *out = 0;
+    return true;
+}
+/* Does the key name the module? By peft's rule: the whole path, or what stands behind one of its dots. */
+static bool te__peft_names(const te__peft_alpha *a, const char *path) {
+    while (path && !te__matches(a->pattern, path)) {
+        path = a->whole ? NULL : strchr(path, '.');
+        if (path) path++;
+    }
+    return path != NULL;
+}
 static bool te__peft_parse_alphas(te__peft *p) {
     bool more;
     for (more = te__json_open(&p->j, '{', '}'); more; more = te__json_more(&p->j, '}')) {
-        const char *path = te__json_string(&p->j);
+        char *path = (char *)(uintptr_t)te__json_string(&p->j);
         if (!path || !te__json_expect(&p->j, ':') || !te__grow(p->j.te, (void **)&p->alphas, &p->cap_alphas, p->num_alphas, sizeof(te__peft_alpha))) return false;
-        p->alphas[p->num_alphas].path = path;
+        if (!te__peft_pattern(p, path, &p->alphas[p->num_alphas])) {
+            p->j.failed = true;
+            return false;
+        }
         p->alphas[p->num_alphas].alpha = (float)te__json_number(&p->j);
         if (!(fabsf(p->alphas[p->num_alphas].alpha) <= FLT_MAX)) {
             te__fail(p->j.te, TE_ERR_FORMAT, "%s: the alpha_pattern of \"%.200s\" is %g; a finite number is needed", p->j.path, path, (double)p->alphas[p->num_alphas].alpha);
@@ -146,6 +177,7 @@ static bool te__peft_is_nothing(te__json *j) {
 static bool te__peft_take(te__peft *p, const char *key) {
     static const char *const beyond[] = {"use_dora", "fan_in_fan_out", "modules_to_save", "lora_bias", "target_parameters", "trainable_token_indices", "use_qalora", "megatron_config",
                                          "layer_replication", "alora_invocation_tokens"};
+    static const char *const harmless[] = {"gaussian", "orthogonal", "eva"};
     const char *text;
     int i;
     for (i = 0; i < TE__COUNT(beyond); i++)
@@ -157,6 +189,13 @@ static bool te__peft_take(te__peft *p, const char *key) {
     if (strcmp(key, "bias") == 0) {
         text = te__json_string(&p->j);
         return text && (strcmp(text, "none") == 0 || te__peft_refuse(p, key, text));
+    }
+    te__json_space(&p->j);
+    if (strcmp(key, "init_lora_weights") == 0 && *p->j.at == '"') { /* peft changes the weight itself where adapters begin as parts of it */
+        text = te__json_string(&p->j);
+        for (i = 0; text && i < TE__COUNT(harmless); i++)
+            if (strcmp(text, harmless[i]) == 0) return true;
+        return text && te__peft_refuse(p, key, text);
     }
     if (strcmp(key, "lora_alpha") == 0)
         p->alpha = (float)te__json_number(&p->j);
@@ -181,6 +220,8 @@ static bool te__peft_parse(te__peft *p, te__text *config) {
         if (!key || !te__json_expect(&p->j, ':') || !te__peft_take(p, key)) return false;
     }
     if (p->j.failed) return false;
+    te__json_space(&p->j);
+    if (p->j.at != p->j.end) return te__json_fail(&p->j, "something follows the end");
     if (fabsf(p->alpha) <= FLT_MAX && p->dropout >= 0.0f && p->dropout < 1.0f) return true;
     te__fail(p->j.te, TE_ERR_FORMAT, "%s: lora_alpha is %g and lora_dropout %g; a finite number, and one from 0 to below 1, are needed", p->j.path, (double)p->alpha, (double)p->dropout);
     return false;
@@ -272,8 +313,8 @@ static te_result te__peft_fill(te__peft *p, te_module *m) {
     if (result == TE_OK) result = te__peft_read(p, m, "lora_B", path);
     if (result != TE_OK) return result;
     l->alpha = p->alpha;
-    for (i = 0; i < p->num_alphas; i++)
-        if (te__lora_name_matches(p->alphas[i].path, path)) l->alpha = p->alphas[i].alpha;
+    for (i = 0; i < p->num_alphas && !te__peft_names(&p->alphas[i], path); i++) {}
+    if (i < p->num_alphas) l->alpha = p->alphas[i].alpha; /* the first key that fits, as in peft */
     if (p->rslora) l->alpha *= sqrtf((float)l->dim); /* its factor is alpha / sqrt(r) */
     return TE_OK;
 }

@@ -10,16 +10,6 @@ typedef struct te__rope_text {
     bool is_null;             /* rope_parameters */
 } te__rope_text;
 
-static bool te__rope_list(te__json *j, const char *name, float *list, int *n) {
-    bool more;
-    if (te__json_word(j) == 2) return true;
-    if (*n) return te__json_fail(j, "\"%s\" is given twice", name);
-    for (more = te__json_open(j, '[', ']'); more; more = te__json_more(j, ']')) {
-        if (*n == TE_MAX_ROPE_FACTORS) return te__json_fail(j, "\"%s\" has more than %d numbers", name, (int)TE_MAX_ROPE_FACTORS);
-        list[(*n)++] = (float)te__json_number(j);
-    }
-    return !j->failed;
-}
 /* The object of rope_parameters or rope_scaling; `text` is the caller's, of which j's is a copy. */
 static bool te__rope_object(te__json *j, const char *text, te__hf_rope *rope, te_rope_config *to) {
     bool more, known;
@@ -31,8 +21,8 @@ static bool te__rope_object(te__json *j, const char *text, te__hf_rope *rope, te
     for (more = te__json_open(j, '{', '}'); more; more = te__json_more(j, '}')) {
         const char *name = te__json_string(j);
         if (!te__json_expect(j, ':')) return false;
-        if (strcmp(name, "short_factor") == 0) te__rope_list(j, name, to->short_factor, &to->num_short_factors);
-        else if (strcmp(name, "long_factor") == 0) te__rope_list(j, name, to->long_factor, &to->num_long_factors);
+        if (strcmp(name, "short_factor") == 0) te__hf_factors(j, name, to->short_factor, &to->num_short_factors);
+        else if (strcmp(name, "long_factor") == 0) te__hf_factors(j, name, to->long_factor, &to->num_long_factors);
         else if (!te__hf_take(j, rope, te__hf_rope_keys, TE__COUNT(te__hf_rope_keys), name, &known)) return false;
         else if (!known) te__json_skip(j, 0);
     }
@@ -80,7 +70,7 @@ static void te__rope_fill(te_rope_config *to, const te__hf_rope *r, const te__ro
     to->low_freq_factor = te__or_zero(r->low_freq_factor);
     to->high_freq_factor = te__or_zero(r->high_freq_factor);
     to->no_truncate = r->truncate == 0;
-    to->original_max_position_embeddings = te__count_or_zero(r->original >= 0 ? r->original : t->original);
+    to->original_max_position_embeddings = te__count_or_zero(t->original >= 0 ? t->original : r->original); /* the config's own counts first, as in transformers */
     to->max_position_embeddings = te__count_or_zero(t->max_position);
 }
 
@@ -189,10 +179,10 @@ static te_result te__rope_longrope(te_ctx *te, const char *who, const te_rope_co
     if (rope->num_short_factors != dim / 2 || rope->num_long_factors != dim / 2)
         return te__fail(te, TE_ERR_FORMAT, "%s: rope_type is \"longrope\", short_factor has %d numbers and long_factor %d; %d are needed, one for each pair of channels", who,
                         rope->num_short_factors, rope->num_long_factors, dim / 2);
-    if (original != 0 && longest != 0) factor = longest / original; /* transformers: counts before the key */
     if (original == 0) original = longest;
+    if (factor == 0 && original != 0) factor = longest / original; /* transformers 5: the key counts first */
     result = te__rope_positive(te, who, "original_max_position_embeddings", original);
-    if (result == TE_OK && rope->attention_factor == 0) result = te__rope_positive(te, who, "factor", factor);
+    if (result == TE_OK) result = rope->attention_factor != 0 ? te__rope_positive(te, who, "attention_factor", rope->attention_factor) : te__rope_positive(te, who, "factor", factor);
     s->factor = (float)factor;
     s->original_max_position_embeddings = (int64_t)original;
     s->attention_factor = (float)rope->attention_factor;

@@ -160,23 +160,61 @@ static const te_module *te__root_of(const te_module *m) {
     while (m->parent) m = m->parent;
     return m;
 }
-/* The end of a backward pass. Ranks may reach other units of a model, but all reach the model: so all of its units exchange, or none does. After a failure the ranks that wait are told. */
-static te_result te__units_exchange(te_ctx *te, te_result result) {
+/* Before a backward pass from y: marks the leaves that it can reach. Once it has failed, the tape does not tell any more. */
+static void te__units_mark(te_ctx *te, const te__segment *s, te_tensor *const *y, int count) {
+    const uint64_t pass = ++te->tape.passes;
+    int i, k;
+    for (i = 0; i < count; i++)
+        if (y[i]->var) y[i]->var->pass = pass;
+    for (i = s->num_nodes - 1; i >= 0; i--) {
+        const te__node *node = s->nodes[i];
+        const te__snapshot *again;
+        for (k = 0; node && k < node->num_outputs && !(node->outputs[k] && node->outputs[k]->pass == pass); k++) {}
+        if (!node || k == node->num_outputs) continue;
+        for (k = 0; k < node->num_inputs; k++)
+            if (node->inputs[k]) node->inputs[k]->pass = pass;
+        again = te__checkpoint_snapshot(node);
+        for (k = 0; again && k < again->num_params; k++)
+            if (again->params[k]->var) again->params[k]->var->pass = pass;
+    }
+}
+/* Has it marked a parameter of this tree? */
+static bool te__units_are_marked(const te_module *m, uint64_t pass) {
+    bool marked = false;
+    int i;
+    for (i = 0; i < m->num_entries && !marked; i++) marked = m->entries[i].tensor->var && m->entries[i].tensor->var->pass == pass;
+    for (i = 0; i < m->num_children && !marked; i++) marked = te__units_are_marked(m->children[i], pass);
+    return marked;
+}
+/* Are there weight gradients of this tree that te_backward_dw will compute? */
+static bool te__units_are_deferred(const te_module *root) {
+    const te__deferred *d = root->te->deferred;
+    while (d && !te__scaling_below(d->owner, root)) d = d->next;
+    return d != NULL;
+}
+/* The end of a backward pass. Ranks may reach other units of a model, but all reach the model: so all of its units exchange, or none does. After a failure the ranks that wait in an
+ * exchange of that model are told: those of another one's group do not wait for this rank. */
+static te_result te__units_exchange(te_ctx *te, const te_module *m, te_result result) {
     te__dp_unit *u, *other;
     if (te->warming) return result;
-    if (te->deferred && result == TE_OK) return result; /* te_backward_dw ends with the rest of the gradients */
     for (u = te->units; u && result == TE_OK; u = u->next) {
         te__unit_params p = TE_ZERO;
         p.unit = u->module;
+        u->reached = false;
+        if (te__units_are_deferred(te__root_of(u->module))) continue; /* te_backward_dw ends with the rest of the gradients */
         if (!te__unit_list(&p, u->module)) result = te_error_code(te);
         u->reached = result == TE_OK && te__unit_is_reached(u, &p);
         te__unit_params_free(te, &p);
     }
     for (u = te->units; u; u = u->next) {
-        bool reached = result != TE_OK;
+        const te_module *root = te__root_of(u->module);
+        bool reached = false;
         if (!u->state.requires_gradient_sync) continue;
-        for (other = te->units; other && !reached; other = other->next) reached = other->reached && te__root_of(other->module) == te__root_of(u->module);
-        if (result != TE_OK) return te__refuse(u->desc.group, TE__ALL_REDUCE, result);
+        if (result != TE_OK) {
+            if (m ? root == te__root_of(m) : te__units_are_marked(root, te->tape.passes)) return te__refuse(u->desc.group, TE__ALL_REDUCE, result);
+            continue;
+        }
+        for (other = te->units; other && !reached; other = other->next) reached = other->reached && te__root_of(other->module) == root;
         if (reached) result = te__unit_exchange(u);
         if (result != TE_OK) return result;
     }
@@ -232,6 +270,7 @@ static te_result te__unit_make(te_module *m, const te_data_parallel_desc *desc, 
         *end = u;
     }
     u->desc = *desc;
+    m->te->mark_reached = te__units_mark;
     m->te->exchange_gradients = te__units_exchange;
     return TE_OK;
 }

@@ -108,6 +108,7 @@ typedef struct te__decoder_attention {
     int64_t head_dim;
     bool norm; /* of each head */
     te_rotary_desc rotary;
+    float *factors; /* [head_dim], both lists of its longrope; NULL: it has none */
 } te__decoder_attention;
 
 /* A projection of `x` as heads [b, s, n, d]; normalised and rotated if they are queries or keys. */
@@ -156,7 +157,24 @@ static te_result te__decoder_attention_forward(te_module *m, te_forward_args *ar
     out.input = te_tensor_view(te_tensor_contiguous(y), 3, shape);
     return te__output(m, args, te__run_child(m, "o_proj", &out));
 }
-static const te_module_class te__decoder_attention_class = {"DecoderAttention", sizeof(te__decoder_attention), te__decoder_attention_forward, NULL, NULL};
+static void te__decoder_attention_destroy(te_module *m) {
+    te__decoder_attention *s = (te__decoder_attention *)m->state;
+    if (s->factors) te__free(m->te, s->factors, (size_t)s->head_dim * sizeof(float));
+}
+static const te_module_class te__decoder_attention_class = {"DecoderAttention", sizeof(te__decoder_attention), te__decoder_attention_forward, te__decoder_attention_destroy, NULL};
+/* The lists of longrope become the module's own. */
+static void te__decoder_attention_factors(te_module *m) {
+    te__decoder_attention *s = (te__decoder_attention *)m->state;
+    te_rope_scaling *r = &s->rotary.scaling;
+    const int64_t half = s->head_dim / 2;
+    if (r->type != TE_ROPE_LONGROPE || !r->short_factor || !r->long_factor) return;
+    s->factors = (float *)te__alloc(m->te, (size_t)s->head_dim * sizeof(float));
+    if (!s->factors) return;
+    memcpy(s->factors, r->short_factor, (size_t)half * sizeof(float));
+    memcpy(s->factors + half, r->long_factor, (size_t)half * sizeof(float));
+    r->short_factor = s->factors;
+    r->long_factor = s->factors + half;
+}
 
 /* ---- DecoderMLP, and an expert, which is one with other names ---- */
 
@@ -446,6 +464,7 @@ static te_module *te__decoder_attention_create(te_ctx *te, const te_causal_lm_de
     s->norm = d->qk_norm;
     s->rotary.base = r->base;
     s->rotary.scaling = r->scaling;
+    te__decoder_attention_factors(m);
     te__add_linear(m, d, "q_proj", d->hidden_size, channels, d->qkv_bias);
     te__add_linear(m, d, "k_proj", d->hidden_size, kv_channels, d->qkv_bias);
     te__add_linear(m, d, "v_proj", d->hidden_size, kv_channels, d->qkv_bias);
@@ -597,6 +616,8 @@ TE_API te_module *te_causal_lm_create(te_ctx *te, const te_causal_lm_desc *desc)
     s = (te__causal_lm *)m->state;
     s->desc = d;
     s->desc.sliding_layers = NULL;
+    s->desc.rotary.scaling.short_factor = s->desc.rotary.scaling.long_factor = NULL;
+    s->desc.sliding_rotary.scaling.short_factor = s->desc.sliding_rotary.scaling.long_factor = NULL;
     s->desc.name = NULL;
     return te__close_part(m, outer);
 }

@@ -232,7 +232,7 @@ TE_API te_result te_backward_dw(te_module *m) {
     if (result == TE_OK) result = te->error_code;
     result = te__leaves_own(te, fresh, result);
     te->tape.no_grad--;
-    if (te->units) result = te->exchange_gradients(te, result);
+    if (te->units) result = te->exchange_gradients(te, m, result);
     te__device_leave(te, entered);
     return result;
 }

@@ -105,6 +105,12 @@ static te_result te__graphed_run(te_module *m, te_forward_args *args) {
     te__outputs_list(&g->made, made);
     for (i = 0; i < TE__OUTPUTS && result == TE_OK; i++) {
         bool own = made[i] && made[i]->var && made[i]->var->leaf; /* a parameter, returned as it is */
+        int k = 0;
+        while (made[i] && k < TE__FORWARD_TENSORS && g->leaf[k] != made[i]) k++;
+        if (made[i] && k < TE__FORWARD_TENSORS) { /* an input, returned as it is */
+            out[i] = in[k];
+            continue;
+        }
         if (!made[i] || own) {
             out[i] = made[i];
             continue;
@@ -113,7 +119,7 @@ static te_result te__graphed_run(te_module *m, te_forward_args *args) {
         if (!out[i] || te_tensor_copy(out[i], te_tensor_detach(made[i])) != TE_OK) result = te_error_code(te);
         if (result == TE_OK && g->dy[i]) made[node.num_outputs++] = out[i];
     }
-    if (result == TE_OK) {
+    if (result == TE_OK && node.num_outputs > 0) {
         state.graphed = g;
         state.launch = ++g->launches;
         g->refs++;
@@ -260,6 +266,8 @@ static te_result te__graphed_make(te_module *m, const te_forward_args *sample, c
     te__graphed_kept kept = TE_ZERO;
     te_tensor *before[TE__MAX_NODE_TENSORS] = {NULL};
     te__rng_state random = te__rng_now(te);
+    struct te__dp_unit *units = te->units;
+    const int first_node = te->tape.segment->num_nodes;
     te_outputs outputs;
     te_result result;
     int i, n = d->num_warmup_iters ? d->num_warmup_iters : 3;
@@ -275,6 +283,7 @@ static te_result te__graphed_make(te_module *m, const te_forward_args *sample, c
                           (int)TE__MAX_NODE_TENSORS - (int)TE__FORWARD_TENSORS, (int)TE__COUNT(kept.buffer));
     if (result == TE_OK) result = te_error_code(te);
     te__graphed_swap_grads(g, before);
+    te->units = NULL; /* ranks exchange the gradients of the program's backward passes, not those of these */
     for (i = 0; i < n && result == TE_OK; i++) {
         result = te__graphed_forward_pass(m, g, d->autocast, &outputs);
         if (result == TE_OK) result = te__graphed_backward_pass(g, &outputs);
@@ -287,6 +296,8 @@ static te_result te__graphed_make(te_module *m, const te_forward_args *sample, c
     for (i = 0; i < g->num_leaves; i++)
         if (g->leaf[i] && result != TE_OK) te_tensor_zero_grad(g->leaf[i]);
     te__graphed_swap_grads(g, before);
+    te->units = units;
+    te__segment_cut(te, te->tape.segment, first_node); /* a pass that failed leaves nodes that nobody will play */
     te__rng_back(te, random);
     te__frame_end(te, NULL, 0);
     if (result == TE_OK) {

@@ -220,6 +220,7 @@ TE_API te_module *te_module_find(te_module *m, const char *path) {
         for (i = 0; i < m->num_children && !next; i++)
             if (strlen(m->children[i]->name) == n && strncmp(m->children[i]->name, path, n) == 0) next = m->children[i];
         m = next;
+        if (path[n] && !path[n + 1]) return NULL; /* "a." is no other name of "a": names in files are compared with paths */
         path += path[n] ? n + 1 : n;
     }
     return m;

@@ -53,6 +53,7 @@ static te_result te__checkpoint_backward(te_ctx *te, const void *state, te_tenso
     const te__checkpoint_state *s = (const te__checkpoint_state *)state;
     te__var *const *vars = te->playing->inputs;
     te_tensor *in[TE_MAX_CHECKPOINT_INPUTS], *out[TE_MAX_CHECKPOINT_OUTPUTS], *grad[TE_MAX_CHECKPOINT_OUTPUTS];
+    bool moved[TE_MAX_CHECKPOINT_INPUTS] = {false};
     te__replay replay = TE_ZERO;
     te_result result = TE_OK;
     int i;
@@ -75,11 +76,21 @@ static te_result te__checkpoint_backward(te_ctx *te, const void *state, te_tenso
         if (needs[i] && vars[i]->grad && !vars[i]->played && vars[i]->grad->buffer && !(vars[i]->leaf && te__is_outside(vars[i]->grad->buffer))) {
             in[i]->var->grad = vars[i]->grad;
             vars[i]->grad = NULL;
+            moved[i] = true;
         }
     result = te__backward_all(te, te->tape.segment, out, grad, s->num_outputs);
-    for (i = 0; i < s->num_inputs && result == TE_OK; i++)
-        if (needs[i]) dx[i] = in[i]->var->grad;
+    for (i = 0; i < s->num_inputs; i++)
+        if (moved[i] && !vars[i]->grad) { /* not by dx: to te_backward it would be a gradient that this call has begun, and is forgotten if it fails */
+            vars[i]->grad = in[i]->var->grad;
+            in[i]->var->grad = NULL;
+        } else if (needs[i] && result == TE_OK)
+            dx[i] = in[i]->var->grad;
     return result;
+}
+
+/* What the node of a checkpoint has to find when it runs again; NULL: the node is another one. */
+static const te__snapshot *te__checkpoint_snapshot(const te__node *node) {
+    return node->backward == te__checkpoint_backward ? ((const te__checkpoint_state *)node->state)->snapshot : NULL;
 }
 
 /* This rank's part of x, in memory of its own: the rest of x goes. */
@@ -87,6 +98,16 @@ static te_tensor *te__checkpoint_part(te_tensor *x, te_group *group) {
     int64_t n = te__numel(x), own = n / te_group_size(group);
     te_tensor *flat = te_tensor_view(te_tensor_contiguous(te_tensor_detach(x)), 1, &n), *part = flat ? te__empty_1d(x->te, x->dtype, own) : NULL;
     return part ? te__checked(part, te_tensor_copy(part, te_tensor_narrow(flat, 0, te_group_rank(group) * own, own))) : NULL;
+}
+
+/* Has the function made output i in the frame, and given it once? */
+static bool te__checkpoint_made(const te_ctx *te, te_tensor *const *outputs, int i) {
+    const int first = te->scopes[te__min(te->num_scopes, TE__MAX_SCOPES) - 1].first_tensor;
+    int k;
+    for (k = 0; k < i; k++)
+        if (outputs[k] == outputs[i]) return false; /* its gradient would be taken for each of the two */
+    for (k = te->num_live - 1; k >= first && te->live[k] != outputs[i]; k--) {}
+    return k >= first;
 }
 
 /* Runs d->fn unrecorded, then records one node for it. `m`: the module whose forward d->fn runs, which sets *num_outputs; or NULL. */
@@ -108,7 +129,7 @@ static te_result te__checkpoint_run(te_ctx *te, const te_checkpoint_desc *d, te_
     if (m) s.num_outputs = *num_outputs;
     for (i = 0; i < s.num_outputs && result == TE_OK; i++) {
         te_tensor *y = d->outputs[i];
-        if (y->var) d->outputs[i] = y = te_tensor_detach(y); /* an input or a parameter: it keeps its place on the tape */
+        if (y->var || !te__checkpoint_made(te, d->outputs, i)) d->outputs[i] = y = te_tensor_detach(y); /* an input or a parameter: it keeps its place on the tape */
         if (!y) {
             result = te_error_code(te);
             break;

@@ -275,6 +275,40 @@ typedef union te__any_args {
 #undef TE__OP_MEMBER
 } te__any_args;
 
+/* ---- padding ---- */
+
+/* The bytes between fields, and behind the last one, are whatever the caller's memory held. Of the operations whose args are compared (io/onnx.c). */
+static void te__args_clear_padding(te_op op, te__any_args *args) {
+#define TE__HOLE(lower, UPPER, before, next) \
+    {TE_OP_##UPPER, offsetof(te_op_##lower##_args, before) + sizeof(((te_op_##lower##_args *)0)->before), offsetof(te_op_##lower##_args, next)}
+#define TE__TAIL(lower, UPPER, last) {TE_OP_##UPPER, offsetof(te_op_##lower##_args, last) + sizeof(((te_op_##lower##_args *)0)->last), sizeof(te_op_##lower##_args)}
+    static const struct {
+        te_op op;
+        size_t begin, end; /* alike, or in the wrong order, where the machine's pointers leave no hole */
+    } holes[] = {
+        TE__TAIL(sum, SUM, scale), TE__HOLE(dropout_add_fwd, DROPOUT_ADD_FWD, p, run), TE__HOLE(amax, AMAX, keep, noop), TE__TAIL(scale_from_amax, SCALE_FROM_AMAX, power_of_two),
+        TE__HOLE(fp8_quantize, FP8_QUANTIZE, current, epsilon), TE__HOLE(fp8_quantize, FP8_QUANTIZE, power_of_two, x_amax), TE__HOLE(block_quantize, BLOCK_QUANTIZE, fp32_scales, epsilon),
+        TE__HOLE(mxfp8_quantize, MXFP8_QUANTIZE, swizzled, noop), TE__HOLE(nvfp4_quantize, NVFP4_QUANTIZE, stochastic_rounding, seed), TE__HOLE(nvfp4_quantize, NVFP4_QUANTIZE, measure, noop),
+        TE__TAIL(block_dequantize, BLOCK_DEQUANTIZE, columnwise), TE__TAIL(mxfp8_dequantize, MXFP8_DEQUANTIZE, swizzled), TE__TAIL(nvfp4_dequantize, NVFP4_DEQUANTIZE, swizzled),
+        TE__HOLE(gemm, GEMM, split_accumulator, scale_a), TE__HOLE(gemm, GEMM, epilogue, aux), TE__TAIL(gemm, GEMM, e4m3_max_256_b),
+        TE__HOLE(grouped_gemm, GROUPED_GEMM, split_accumulator, scale_a), TE__HOLE(grouped_gemm, GROUPED_GEMM, epilogue, aux), TE__TAIL(grouped_gemm, GROUPED_GEMM, scaling_b),
+        TE__HOLE(layernorm_fwd, LAYERNORM_FWD, zero_centered_gamma, scale), TE__TAIL(layernorm_fwd, LAYERNORM_FWD, rounded), TE__HOLE(rmsnorm_fwd, RMSNORM_FWD, zero_centered_gamma, scale),
+        TE__TAIL(rmsnorm_fwd, RMSNORM_FWD, rounded), TE__TAIL(l2normalize_fwd, L2NORMALIZE_FWD, eps), TE__HOLE(act_fwd, ACT_FWD, no_glu_linear_offset, scale),
+        TE__HOLE(rope, ROPE, format, angles), TE__HOLE(rope, ROPE, angles.base, angles.inv_freq), TE__HOLE(rope, ROPE, angles.interleaved, angles.position_scale), TE__TAIL(rope, ROPE, backward),
+        TE__HOLE(qkv_rope, QKV_ROPE, no_rope, angles), TE__HOLE(qkv_rope, QKV_ROPE, angles.base, angles.inv_freq), TE__HOLE(qkv_rope, QKV_ROPE, angles.interleaved, angles.position_scale),
+        TE__HOLE(attn_fwd, ATTN_FWD, window.on, window.left), TE__HOLE(attn_fwd, ATTN_FWD, extras.kv_bshd, extras.attention_mask),
+        TE__HOLE(attn_fwd, ATTN_FWD, extras.core_attention_bias_type, extras.core_attention_bias), TE__HOLE(attn_fwd, ATTN_FWD, extras.softmax_type, extras.softmax_offset),
+        TE__HOLE(attn_fwd, ATTN_FWD, extras.score_mod.additive, extras.score_mod.aux), TE__TAIL(softmax_fwd, SOFTMAX_FWD, causal), TE__TAIL(softcap, SOFTCAP, cap),
+        TE__HOLE(capped_softmax_fwd, CAPPED_SOFTMAX_FWD, mask, window), TE__HOLE(capped_softmax_fwd, CAPPED_SOFTMAX_FWD, window.on, window.left),
+        TE__HOLE(moe_router_fwd, MOE_ROUTER_FWD, use_pre_softmax, num_groups), TE__HOLE(moe_router_fwd, MOE_ROUTER_FWD, all_scores, norm_topk_prob),
+        TE__TAIL(moe_router_fwd, MOE_ROUTER_FWD, bias_in_probs)};
+#undef TE__HOLE
+#undef TE__TAIL
+    int i;
+    for (i = 0; i < TE__COUNT(holes); i++)
+        if (holes[i].op == op && holes[i].begin < holes[i].end) memset((char *)(void *)args + holes[i].begin, 0, holes[i].end - holes[i].begin);
+}
+
 /* ---- the arguments of one call ---- */
 
 /* Where a tensor lies. begin == end: nowhere. */

@@ -109,7 +109,7 @@ TE_API te_result te_model_save(te_ctx *te, const char *path, te_module *m, te_op
     if (num_metadata < 0 || (num_metadata > 0 && !metadata)) return te__fail(te, TE_ERR_INVALID, "te_model_save: metadata is missing");
     for (i = 0; i <= (int)TE_MAX_PARAM_GROUPS; i++) memset(&lr[i], 0, sizeof(lr[i]));
     result = te__ckpt_ready(&c, te, "te_model_save", path, m, opt);
-    if (result == TE_OK) result = te__optimizer_note_started(opt);
+    if (result == TE_OK) result = te__optimizer_before_save(opt);
     if (result == TE_OK) result = te__ckpt_collect(&c, te, m, opt);
     for (i = 0; i < num_metadata && result == TE_OK; i++)
         if (metadata[i].key && te__starts_with(metadata[i].key, te__ckpt_prefix))

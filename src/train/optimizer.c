@@ -491,7 +491,12 @@ static te__opt_state *te__opt_named_state(te_optimizer *opt, const te_tensor *pa
     if (te__opt_follow(opt) != TE_OK) return NULL;
     k = te__opt_state_place(opt, name);
     if (k < TE__OPT_STATES && p->state[k].x) {
-        if (k == TE__OPT_MASTER && (p->behind || p->version != te__param_version(p->param)) && te__opt_take_master(p) != TE_OK) return NULL;
+        const bool stale = k == TE__OPT_MASTER && (p->behind || p->version != te__param_version(p->param));
+        if (stale && te->capture) { /* the copy would be noted, and not made */
+            te__refuse_capture(te, function, "look at the master of a parameter that was written since before te_graph_begin");
+            return NULL;
+        }
+        if (stale && !te->warming && te__opt_take_master(p) != TE_OK) return NULL;
         return &p->state[k];
     }
     te__fail(te, TE_ERR_INVALID, "%s: parameter %s has no state \"%.40s\"; this optimizer's are %s%s%s%s%s", function, p->path, name,
@@ -565,10 +570,20 @@ static bool te__optimizer_visit(te_optimizer *opt, te__state_visit_fn visit, voi
         }
     return !opt || !opt->started || visit(user, "optimizer/started", opt->started);
 }
-/* Called before the states are saved: the flags `started` as a tensor. */
-static te_result te__optimizer_note_started(te_optimizer *opt) {
+/* Called before the states are saved. A master of a parameter that was written since is taken anew: whoever loads both takes it for that parameter's value. The flags `started` become a
+ * tensor. */
+static te_result te__optimizer_before_save(te_optimizer *opt) {
+    te_result result = TE_OK;
+    bool copies;
     int i;
-    if (!opt || !opt->started) return TE_OK;
+    if (!opt) return TE_OK;
+    copies = !opt->te->capture && !opt->te->warming;
+    if (copies) result = te__opt_follow(opt);
+    for (i = 0; copies && i < opt->num_params && result == TE_OK; i++) {
+        te__opt_param *p = &opt->params[i];
+        if (p->state[TE__OPT_MASTER].x && p->version != te__param_version(p->param)) result = te__opt_take_master(p);
+    }
+    if (result != TE_OK || !opt->started) return result;
     for (i = 0; i < opt->num_params; i++) opt->flags[i] = opt->params[i].started;
     return te_tensor_copy_from_host(opt->started, opt->flags);
 }

@@ -75,6 +75,22 @@ TE_TEST(tape_misuse_is_refused) {
     CHECK_ERROR(te, TE_ERR_DTYPE, "i32");
 }
 
+/* Its nodes have gone with the scope: there is nothing to play, and the caller hears of it. */
+TE_TEST(tape_of_a_scope_that_has_ended) {
+    te_ctx *te = test_context("cpu");
+    te_tensor *x = te_tensor_set_requires_grad(te_tensor_full(te, TE_F32, SHAPE(3), 1), true);
+    te_scope_begin(te);
+    te_tensor *y = te_tensor_retain(te_sum_all(x));
+    te_scope_end(te);
+    CHECK_EQ_INT(te_backward(y), TE_ERR_STATE);
+    CHECK_ERROR(te, TE_ERR_STATE, "in a scope that has ended");
+    CHECK(!te_tensor_grad(y) && !te_tensor_grad(x));
+    te_tensor_release(y);
+    CHECK_EQ_INT(te_backward_from(x, te_tensor_full(te, TE_F32, SHAPE(3), 2)), TE_OK); /* a leaf has no node either */
+    CHECK(test_read(te_tensor_grad(x))[1] == 2);
+    CHECK_OK(te);
+}
+
 static te_result square_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
     (void)te, (void)needs;
     dx[0] = te_scale(dy[0], 2 * *(const float *)state * (float)te_tensor_item(saved[0]));

@@ -425,6 +425,30 @@ TE_TEST(driver_queue_ends_before_an_answer) {
     }
 }
 
+/* Wrapped memory goes back to its owner once the launches that wait for their kernels, and may use it, are on the stream. */
+static int launches_at_release;
+static void note_release(void *user) {
+    (void)user;
+    launches_at_release = fake.launches;
+}
+TE_TEST(driver_queue_ends_before_wrapped_memory) {
+    bool entered;
+    float memory[64];
+    install_driver();
+    install_compiler();
+    te_ctx *te = open_gpu(NULL, NULL);
+    te_tensor *x = te_tensor_wrap(te, TE_F32, SHAPE(64), memory, note_release, NULL);
+    REQUIRE(x != NULL);
+    CHECK(te__device_enter(te, &entered) == TE_OK);
+    for (int n = 1; n <= 3; n++) CHECK(run_numbered(te, n, false) == TE_OK);
+    launches_at_release = -1;
+    te__drop(x);
+    CHECK_EQ_INT(launches_at_release, 3);
+    te__device_leave(te, entered);
+    CHECK_OK(te);
+    te_ctx_destroy(te);
+}
+
 #ifndef _WIN32
 /* A child by fork has none of the threads that compile: it waits for no kernel. */
 TE_TEST(driver_queue_ends_with_its_process) {

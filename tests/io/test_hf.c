@@ -372,7 +372,13 @@ TE_TEST(hf_refuses_configs) {
         {"\"silu\"", "\"gelu\"", TE_ERR_UNSUPPORTED, "hidden_act is \"gelu\"; silu"},
         {"\"rms_norm_eps\": 1e-05", "\"rms_norm_eps\": -1", TE_ERR_FORMAT, "rms_norm_eps is -1"},
         {"\"rms_norm_eps\": 1e-05", "\"rms_norm_eps\": 1e999", TE_ERR_FORMAT, "a number that is too large"},
-        {"\"rope_scaling\": null", "\"rope_scaling\": {\"type\": \"longrope\", \"factor\": 4}", TE_ERR_UNSUPPORTED, "rope_type is \"longrope\"; default, linear, dynamic, llama3 and yarn"},
+        {"\"rope_scaling\": null", "\"rope_scaling\": {\"type\": \"su\", \"factor\": 4}", TE_ERR_UNSUPPORTED, "rope_type is \"su\"; default, linear, dynamic, llama3, yarn and longrope"},
+        {"\"rope_scaling\": null", "\"rope_scaling\": {\"type\": \"longrope\", \"factor\": 4}", TE_ERR_FORMAT, "original_max_position_embeddings is missing"},
+        {"\"rope_scaling\": null", "\"original_max_position_embeddings\": 4, \"rope_scaling\": {\"type\": \"longrope\", \"factor\": 4, \"short_factor\": [1], \"long_factor\": [1, 2]}", TE_ERR_FORMAT,
+         "short_factor has 1 numbers and long_factor 2; 2 are needed"},
+        {"\"rope_scaling\": null", "\"original_max_position_embeddings\": 4, \"rope_scaling\": {\"type\": \"longrope\", \"factor\": 4, \"short_factor\": [1, 2], \"long_factor\": [1, -2]}",
+         TE_ERR_FORMAT, "long_factor[1] -2"},
+        {"\"rope_scaling\": null", "\"rope_scaling\": {\"type\": \"longrope\", \"short_factor\": [1, \"2\"]}", TE_ERR_FORMAT, "a digit is missing"},
         {"\"rope_scaling\": null", "\"rope_scaling\": {\"type\": \"yarn\", \"factor\": 4}", TE_ERR_FORMAT, "original_max_position_embeddings is missing"},
         {"\"rope_scaling\": null", "\"rope_scaling\": {\"type\": \"yarn\", \"factor\": 4, \"original_max_position_embeddings\": 8, \"beta_fast\": 2, \"beta_slow\": 3}", TE_ERR_FORMAT,
          "beta_fast 2 and beta_slow 3"},
@@ -431,6 +437,40 @@ TE_TEST(hf_refuses_configs) {
     spit(in_folder("llama", "config.json"), "{}\0{}", 5);
     CHECK(te_hf_open(te, test_path("llama"), NULL) == NULL);
     CHECK_ERROR(te, TE_ERR_FORMAT, "byte 2 is 0");
+}
+
+/* LongRoPE by the formula of transformers: pair i turns by base^(-2i / d) / factor[i], of the short list up to the original context and of the long one beyond it, and cosine and sine are
+ * multiplied by sqrt(1 + ln(factor) / ln(original)), factor being the key or else the quotient of both contexts. Lists that are alike for all pairs are a linear scaling. */
+TE_TEST(hf_longrope) {
+    static const struct {
+        const char *longrope, *plain;
+        int n; /* tokens */
+    } cases[] = {{"\"original_max_position_embeddings\": 4, \"rope_scaling\": {\"type\": \"longrope\", \"factor\": 1, \"short_factor\": [2.5, 2.5], \"long_factor\": [4, 4]}",
+                  "\"rope_scaling\": {\"type\": \"linear\", \"factor\": 2.5}", 4},
+                 {"\"original_max_position_embeddings\": 4, \"rope_scaling\": {\"type\": \"longrope\", \"factor\": 1, \"short_factor\": [2.5, 2.5], \"long_factor\": [4, 4]}",
+                  "\"rope_scaling\": {\"type\": \"linear\", \"factor\": 4}", 5},
+                 /* base^(-2 / 4) = 1 / 100: divided by 2 it is that of a base four times as large, and the first pair's is 1 */
+                 {"\"max_position_embeddings\": 9, \"rope_parameters\": {\"rope_type\": \"longrope\", \"rope_theta\": 10000, \"short_factor\": [1, 2], \"long_factor\": [4, 4]}",
+                  "\"rope_parameters\": {\"rope_type\": \"default\", \"rope_theta\": 40000}", S},
+                 {"\"max_position_embeddings\": 32, \"rope_parameters\": {\"rope_type\": \"longrope\", \"original_max_position_embeddings\": 4, \"short_factor\": [4, 4], \"long_factor\": [1, 1]}",
+                  "\"rope_scaling\": {\"type\": \"yarn\", \"factor\": 1, \"original_max_position_embeddings\": 4, \"attention_factor\": 1.5811388300841898}", S}, /* sqrt(1 + ln 8 / ln 4) */
+                 {"\"max_position_embeddings\": 99, \"rope_parameters\": {\"rope_type\": \"longrope\", \"factor\": 8, \"original_max_position_embeddings\": 4, \"short_factor\": [4, 4], \"long_factor\": [1, 1]}",
+                  "\"rope_scaling\": {\"type\": \"yarn\", \"factor\": 1, \"original_max_position_embeddings\": 4, \"attention_factor\": 1.5811388300841898}", S}};
+    te_ctx *te = test_context("cpu");
+    make_folder(te, "llama");
+    for (int i = 0; i < COUNT(cases); i++) {
+        const float *got[2];
+        test_case("%s", cases[i].longrope);
+        for (int k = 0; k < 2; k++) {
+            edit_config("llama", "\"rope_scaling\": null", k ? cases[i].plain : cases[i].longrope);
+            te_module *m = te_hf_open(te, test_path("llama"), NULL);
+            REQUIRE_OK(te);
+            got[k] = test_copy(test_read(run(m, 0, cases[i].n, NULL)), cases[i].n * V);
+            te_module_destroy(m);
+        }
+        CHECK_CLOSE("logits", got[0], got[1], cases[i].n * V, 1e-5, 1e-5);
+    }
+    CHECK_OK(te);
 }
 
 /* A Mistral's file without sliding_window has windows of 4096, and one with null has none. Its weights are named as those of a Llama. */
@@ -499,6 +539,10 @@ TE_TEST(hf_refuses_weights) {
     write_shard(te, file, 0, num_weights, -1);
     CHECK(te_hf_open(te, test_path("llama"), NULL) == NULL);
     CHECK_ERROR(te, TE_ERR_FORMAT, "tensor \"model.layers.0.self_attn.q_proj.bias\" has no place in the llama of");
+    snprintf(weights[num_weights - 1].name, 80, "model.norm..weight"); /* no other name of model.norm.weight */
+    write_shard(te, file, 0, num_weights, -1);
+    CHECK(te_hf_open(te, test_path("llama"), NULL) == NULL);
+    CHECK_ERROR(te, TE_ERR_FORMAT, "tensor \"model.norm..weight\" has no place in the llama of");
     /* Buffers that old files have beside weights are ignored; a tied model has no use for lm_head. */
     snprintf(weights[num_weights - 1].name, 80, "model.layers.0.self_attn.rotary_emb.inv_freq");
     edit_config("llama", "\"tie_word_embeddings\": false", "\"tie_word_embeddings\": true");

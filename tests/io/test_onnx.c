@@ -486,6 +486,91 @@ TE_TEST_DEVICES(onnx_twice_is_the_same) {
     te_module_destroy(m);
 }
 
+/* ---- modules of the user's own ---- */
+
+static te_result ask_cast(te_module *m, te_forward_args *args) {
+    te_tensor *x = te_tensor_empty(te_module_ctx(m), TE_F32, 2, te_tensor_shape(args->input));
+    te_tensor_copy(x, args->input);
+    args->outputs.out = te_scale(x, 2);
+    return te_error_code(te_module_ctx(m));
+}
+static te_result ask_choice(te_module *m, te_forward_args *args) {
+    args->outputs.out = te_add(args->input, args->topk_weights);
+    args->outputs.topk_indices = te_tensor_empty(te_module_ctx(m), TE_I64, 2, te_tensor_shape(args->input));
+    te_tensor_copy(args->outputs.topk_indices, args->outputs.out);
+    args->outputs.aux_loss = te_sum_all(args->outputs.out);
+    return te_error_code(te_module_ctx(m));
+}
+/* Every field of the args has a value, and the bytes between them others in each run. */
+static te_result ask_padding(te_module *m, te_forward_args *args) {
+    static int byte;
+    te_ctx *te = te_module_ctx(m);
+    te_tensor *x = args->input;
+    te_op_l2normalize_fwd_args norm;
+    te_op_act_fwd_args act;
+    byte = byte % 200 + 1;
+    memset(&norm, byte, sizeof norm);
+    memset(&act, byte, sizeof act);
+    norm.x = x, norm.y = te_tensor_empty(te, TE_F32, 2, te_tensor_shape(x)), norm.rnorm = NULL, norm.eps = 0;
+    te_op_l2normalize_fwd(te, &norm);
+    act.x = norm.y, act.y = args->outputs.out = te_tensor_empty(te, TE_F32, 2, te_tensor_shape(x)), act.activation = TE_SILU, act.limit = act.alpha = 0, act.no_glu_linear_offset = false;
+    act.scale = NULL, act.scale_inv = act.amax = act.col = NULL, act.glu_interleave_size = 0;
+    te_op_act_fwd(te, &act);
+    return te_error_code(te);
+}
+static te_tensor *own_head(te_tensor *q, te_tensor *k, te_epilogue epilogue) {
+    te_ctx *te = te_tensor_ctx(q);
+    const int64_t t = te_tensor_shape(q)[0], d = te_tensor_shape(q)[1];
+    te_tensor *s = te_tensor_empty(te, TE_F32, SHAPE(t, t)), *p = te_tensor_empty(te, TE_F32, SHAPE(t, t)), *o = te_tensor_empty(te, TE_F32, SHAPE(t, d));
+    te_op_gemm(te, &(te_op_gemm_args){.a = q, .b = k, .b_transposed = true, .d = s, .m = t, .n = t, .k = d, .epilogue = epilogue});
+    te_op_capped_softmax_fwd(te, &(te_op_capped_softmax_fwd_args){.x = s, .y = p});
+    te_op_gemm(te, &(te_op_gemm_args){.a = p, .b = k, .d = o, .m = t, .n = d, .k = t});
+    return o;
+}
+/* Like the attention with capped scores of te.h, but for what stands beside a product. */
+static te_result ask_gelu_scores(te_module *m, te_forward_args *args) {
+    args->outputs.out = own_head(args->input, te_scale(args->input, 2), TE_EPILOGUE_GELU);
+    return te_error_code(te_module_ctx(m));
+}
+/* And for where matrices lie: the second one's keys are in front of the first one's. */
+static te_result ask_two_heads(te_module *m, te_forward_args *args) {
+    const int64_t t = te_tensor_shape(args->input)[0], d = te_tensor_shape(args->input)[1];
+    te_tensor *q[2] = {te_scale(args->input, 2), te_scale(args->input, 3)}, *k = te_tensor_empty(te_module_ctx(m), TE_F32, SHAPE(2 * t, d));
+    for (int i = 0; i < 2; i++) te_tensor_copy(te_tensor_narrow(k, 0, i * t, t), args->input);
+    te_tensor *o = own_head(q[0], te_tensor_narrow(k, 0, t, t), TE_EPILOGUE_NONE);
+    args->outputs.out = te_add(o, own_head(q[1], te_tensor_narrow(k, 0, 0, t), TE_EPILOGUE_NONE));
+    return te_error_code(te_module_ctx(m));
+}
+TE_TEST_DEVICES(onnx_of_own_modules) {
+    static const struct {
+        te_module_class cls;
+        const char *op; /* how often is it in the file? */
+        int count;
+    } own[] = {{{.name = "Cast", .forward = ask_cast}, "Cast", 2}, /* the graph's integers have 64 bits */
+               {{.name = "Choice", .forward = ask_choice}, "Add", 1},
+               {{.name = "Padding", .forward = ask_padding}, "Sigmoid", 1},
+               {{.name = "GeluScores", .forward = ask_gelu_scores}, "Sigmoid", 1},
+               {{.name = "TwoHeads", .forward = ask_two_heads}, "MatMul", 4}};
+    const char *path = test_path("own.onnx");
+    te_tensor *x = normal(te, TE_F32, SHAPE(4, 6)), *ids = te_tensor_zeros(te, TE_I32, SHAPE(4, 6));
+    for (int i = 0; i < COUNT(own); i++) {
+        te_module *m = te_module_create(te, &own[i].cls, NULL);
+        test_case("%s", own[i].cls.name);
+        CHECK_EQ_INT(te_onnx_export(m, &(te_forward_args){.input = i == 0 ? ids : x, .topk_weights = i == 1 ? x : NULL}, path), TE_OK);
+        REQUIRE_OK(te);
+        file *y = check_file(m, path);
+        CHECK_EQ_INT(count_of(y, own[i].op), own[i].count);
+        CHECK_EQ_INT(y->num_outputs, i == 1 ? 3 : 1);
+        if (i == 1) {
+            CHECK_STR(y->outputs[1].name, "topk_indices");
+            CHECK_STR(y->outputs[2].name, "aux_loss");
+            CHECK_STR(y->inputs[1].name, "topk_weights");
+            CHECK_STR(y->inputs[1].axis[0], "batch");
+        }
+        te_module_destroy(m);
+    }
+}
+
 /* ---- refusals ---- */
 
 static te_result ask_loss(te_module *m, te_forward_args *args) {
@@ -530,6 +615,18 @@ static te_result ask_list(te_module *m, te_forward_args *args) {
     args->outputs.out = te_scale(list[0], 5);
     return te_error_code(te_module_ctx(m));
 }
+/* Codes whose scale is not there. */
+static te_result ask_codes(te_module *m, te_forward_args *args) {
+    te_ctx *te = te_module_ctx(m);
+    args->outputs.out = te_tensor_empty(te, TE_F8E4M3, 2, te_tensor_shape(args->input));
+    return te_op_fp8_quantize(te, &(te_op_fp8_quantize_args){.x = args->input, .row = args->outputs.out, .scale = te_tensor_full(te, TE_F32, SHAPE(1), 3)});
+}
+/* The gradient of an operation whose forward pass has a form. */
+static te_result ask_gradient(te_module *m, te_forward_args *args) {
+    te_ctx *te = te_module_ctx(m);
+    args->outputs.out = te_tensor_empty(te, TE_F32, 2, te_tensor_shape(args->input));
+    return te_op_softcap(te, &(te_op_softcap_args){.x = args->input, .dy = args->input, .y = args->outputs.out, .cap = 2});
+}
 TE_TEST_DEVICES(onnx_refuses_what_a_graph_cannot) {
     static const struct {
         te_module_class cls;
@@ -538,6 +635,8 @@ TE_TEST_DEVICES(onnx_refuses_what_a_graph_cannot) {
                {{.name = "Host", .forward = ask_host}, "[4, 6], and [8, 6] at larger inputs"},
                {{.name = "Overwritten", .forward = ask_overwritten}, "a collective or the host"},
                {{.name = "List", .forward = ask_list}, "multi_scale of \"List\": it writes a list of tensors"},
+               {{.name = "Codes", .forward = ask_codes}, "the output \"out\" is codes, e4m3"},
+               {{.name = "Gradient", .forward = ask_gradient}, "softcap of \"Gradient\": it is that of a backward pass"},
                {{.name = "More", .forward = ask_more}, "call 2 of an operation is axpby"},
                {{.name = "Affine", .forward = ask_affine}, "of which copy has written a part"}};
     const char *path = test_path("refused.onnx");
@@ -550,6 +649,21 @@ TE_TEST_DEVICES(onnx_refuses_what_a_graph_cannot) {
         te_module_destroy(m);
     }
     CHECK_EQ_INT(files_in_folder(), 0);
+}
+
+/* A slice that begins where the sequence ends is at 2 for four tokens, and at 0 for twelve: no product of a batch of one sequence. */
+static te_result ask_shrinking(te_module *m, te_forward_args *args) {
+    const int64_t s = te_tensor_shape(args->input)[0];
+    args->outputs.out = te_scale(te_tensor_narrow(args->input, 0, s < 6 ? 6 - s : 0, 2), 2);
+    return te_error_code(te_module_ctx(m));
+}
+TE_TEST(onnx_refuses_what_shrinks) {
+    static const te_module_class cls = {.name = "Shrinking", .forward = ask_shrinking};
+    te_ctx *te = test_context("cpu");
+    te_module *m = te_module_create(te, &cls, NULL);
+    CHECK_EQ_INT(export_of(m, normal(te, TE_F32, SHAPE(4, 1, 6)), test_path("shrinking.onnx")), TE_ERR_UNSUPPORTED);
+    CHECK_ERROR(te, TE_ERR_UNSUPPORTED, "a size is 2 for the inputs that were given and 0 for larger ones");
+    te_module_destroy(m);
 }
 
 TE_TEST_DEVICES(onnx_refuses_calls) {

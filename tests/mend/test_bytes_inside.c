@@ -35,6 +35,33 @@ TE_TEST(p05_no_field_of_a_recipe_is_forgotten) {
     SKIP("the compiler cannot tell padding from fields");
 }
 
+/* The args of two calls are alike if their fields are: te__args_clear_padding clears what is no field's, and nothing else. */
+TE_TEST(p05_padding_of_args_is_cleared) {
+#if defined(__has_builtin)
+#if __has_builtin(__builtin_clear_padding)
+    te__any_args fields, args;
+    bool compared;
+    size_t padding = 0;
+#define OF_OP(lower, UPPER, family) \
+    memset(&fields, 0xFF, sizeof fields); \
+    memset(&args, 0xFF, sizeof args); \
+    __builtin_clear_padding(&fields.lower); /* what is left of the ones is fields */ \
+    te__args_clear_padding(TE_OP_##UPPER, &args); \
+    compared = te__onnx_emitter(TE_OP_##UPPER) && te__onnx_emitter(TE_OP_##UPPER) != te__onnx_nothing; /* which has lists */ \
+    for (size_t i = 0; i < sizeof fields.lower && compared; i++) { \
+        bool field = ((unsigned char *)&fields)[i] != 0; \
+        CHECK_MSG(field == (((unsigned char *)&args)[i] != 0), #lower ": byte %zu is %s", i, field ? "of a field, and cleared" : "padding, and stays"); \
+        padding += !field; \
+    }
+    TE_OP_LIST(OF_OP)
+#undef OF_OP
+    CHECK(padding > 0);
+    return;
+#endif
+#endif
+    SKIP("the compiler cannot tell padding from fields");
+}
+
 /* ---- 11: every write is counted --------------------------------------------------------------------------------- */
 
 /* The tensors of one call, with their uses; each list's members apart. */

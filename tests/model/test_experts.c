@@ -831,6 +831,10 @@ TE_TEST(experts_files_of_ranks_and_their_faults) {
     CHECK(te_experts_load_hf(m, NULL, 1, NULL) == TE_ERR_INVALID);
     CHECK_ERROR(te, TE_ERR_INVALID, "files[0] is NULL");
     te_safetensors_close(files[0]);
+    files[0] = te_safetensors_open(test_context("cpu"), paths[0]); /* of another context */
+    CHECK(te_experts_load_hf(m, files, 1, NULL) == TE_ERR_INVALID);
+    CHECK_ERROR(te, TE_ERR_INVALID, "files[0] belongs to another context");
+    te_safetensors_close(files[0]);
     te_safetensors_close(files[1]);
     te_module_destroy(m);
 }

@@ -457,6 +457,34 @@ static void lora_write_adapter(te_ctx *te, const char *name_a, int64_t rank_a, i
     te_safetensors_write(te, lora_path("bad", "adapter_model.safetensors"), items, n, NULL, 0);
     te_scope_end(te);
 }
+/* Keys of alpha_pattern are peft's: the first one that is the path, or its end behind a dot, counts; ^, an escaped dot and .* are those of a regular expression. */
+TE_TEST(lora_alpha_patterns) {
+    static const struct {
+        const char *pattern;
+        int alpha;
+    } cases[] = {{"{}", 4},
+                 {"{\"q_proj\": 9, \"self_attn.q_proj\": 7}", 9},
+                 {"{\"proj\": 9, \"^self_attn.q_proj$\": 9, \"^model.layers.0.self_attn.q_proj$\": 7}", 7},
+                 {"{\"layers\\\\.0\\\\..*\": 7}", 7},
+                 {"{\"layers.1.*\": 9, \".*q_proj\": 7}", 7}};
+    te_ctx *te = test_context("cpu");
+    lora_make_folder(te, TE_F32);
+    te_module *m = lora_open(te, TE_DTYPE_NONE, NULL);
+    mkdir(test_path("bad"), 0700);
+    lora_write_adapter(te, "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight", 2, LO_D, "base_model.model.model.layers.0.self_attn.q_proj.lora_B.weight", LO_D, 2);
+    for (int i = 0; i < COUNT(cases); i++) {
+        char text[256], want[32];
+        test_case("%s", cases[i].pattern);
+        snprintf(text, sizeof text, "{\"lora_alpha\": 4, \"init_lora_weights\": \"gaussian\", \"alpha_pattern\": %s}\n", cases[i].pattern);
+        snprintf(want, sizeof want, "\"lora_alpha\": %d,", cases[i].alpha);
+        lora_spit(lora_path("bad", "adapter_config.json"), text);
+        CHECK_EQ_INT(te_lora_load(m, test_path("bad")), TE_OK);
+        CHECK_EQ_INT(te_lora_save(m, test_path("again")), TE_OK);
+        CHECK_OK(te);
+        CHECK_STR((const char *)test_read_file(lora_path("again", "adapter_config.json"), NULL), want);
+    }
+    te_module_destroy(m);
+}
 TE_TEST(lora_files_refused) {
     static const char good[] = "{\"peft_type\": \"LORA\", \"r\": 2, \"lora_alpha\": 4}";
     static const char qa[] = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight", qb[] = "base_model.model.model.layers.0.self_attn.q_proj.lora_B.weight";
@@ -474,6 +502,9 @@ TE_TEST(lora_files_refused) {
                    {"{\"alpha_pattern\": {\"q_proj\": -1e39}}", TE_ERR_FORMAT, "the alpha_pattern of \"q_proj\" is -inf"},
                    {"{\"lora_alpha\": \"x\"}", TE_ERR_FORMAT, "adapter_config.json: byte"},
                    {"[]", TE_ERR_FORMAT, "adapter_config.json: byte"},
+                   {"{\"r\": 2} {", TE_ERR_FORMAT, "something follows the end"},
+                   {"{\"init_lora_weights\": \"pissa_niter_16\"}", TE_ERR_UNSUPPORTED, "\"init_lora_weights\" is pissa_niter_16"},
+                   {"{\"alpha_pattern\": {\"layers[.]0\": 4}}", TE_ERR_UNSUPPORTED, "the alpha_pattern has \"layers[.]0\", a regular expression"},
                    {"{\"r\": 2", TE_ERR_FORMAT, "adapter_config.json: byte"},
                    {"", TE_ERR_FORMAT, "adapter_config.json: byte"}};
     static const struct {
@@ -489,6 +520,8 @@ TE_TEST(lora_files_refused) {
                  {"base_model.model.model.norm.lora_A.weight", NULL, 2, LO_D, 0, 0, TE_ERR_FORMAT, "is no adapter of a Linear of this model"},
                  {"base_model.model.nowhere.lora_A.weight", NULL, 2, LO_D, 0, 0, TE_ERR_FORMAT, "is no adapter of a Linear of this model"},
                  {"base_model.model.lm_head.weight", NULL, LO_V, LO_D, 0, 0, TE_ERR_FORMAT, "is no adapter of a Linear of this model"},
+                 {"base_model.model.model.layers.0.self_attn.q_proj..lora_A.weight", "base_model.model.model.layers.0.self_attn.q_proj..lora_B.weight", 2, LO_D, LO_D, 2, TE_ERR_FORMAT,
+                  "is no adapter of a Linear of this model"},
                  {".lora_A.weight", NULL, 2, LO_D, 0, 0, TE_ERR_FORMAT, "is no adapter of a Linear of this model"},
                  {NULL, NULL, 0, 0, 0, 0, TE_ERR_FORMAT, "there are no adapters in it"}};
     te_ctx *te = test_context("cpu");

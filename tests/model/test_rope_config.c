@@ -125,6 +125,11 @@ TE_TEST(rope_types_of_the_llama_family) {
     CHECK(fabs(inv[7] - plain[7] / 1.5f) < 1e-9 && inv[0] == plain[0] && fabs(attention - sqrt(1 + log(4) / log(32))) < 1e-6);
     te_rope_frequencies(te, &d.scaling, d.base, 16, 33, inv, &attention);
     CHECK(fabs(inv[7] - plain[7] / 4) < 1e-9 && fabs(inv[0] - 0.5) < 1e-7);
+    /* its factor counts before the quotient, and the config's own original context before that of the object */
+    CHECK(llama(te, "{\"max_position_embeddings\": 128, \"original_max_position_embeddings\": 32, \"rope_scaling\": {\"type\": \"longrope\", \"factor\": 8, \"original_max_position_embeddings\": 64, "
+                    "\"short_factor\": [1, 1, 1, 1, 1, 1, 1, 1.5], \"long_factor\": [2, 2, 2, 2, 4, 4, 4, 4]}}", 16, &r, &d) == TE_OK);
+    te_rope_frequencies(te, &d.scaling, d.base, 16, 33, inv, &attention);
+    CHECK(fabs(inv[7] - plain[7] / 4) < 1e-9 && fabs(attention - sqrt(1 + log(8) / log(32))) < 1e-6);
     CHECK_OK(te);
 
     static const struct {

@@ -408,3 +408,74 @@ TE_TEST(sharding_refuses) {
     CHECK(te_data_parallel(q, &(te_data_parallel_desc){.no_init_sync = true}) == TE_OK);
     te_module_destroy(q);
 }
+
+/* ---- several models of one context ---- */
+
+/* Weight gradients that one model has left for later hold up its own exchange alone. */
+TE_TEST(sharding_beside_deferred_work) {
+    te_ctx *te = test_context("cpu");
+    const shard_case late_case = {DELAYED, TE_F32, false}, soon_case = {WHOLE, TE_F32, false};
+    const te_data_parallel_desc d = {.post_backward = count_unit, .no_init_sync = true};
+    te_module *late = shard_model(te, &late_case), *soon = shard_model(te, &soon_case);
+    te_data_parallel(late, &d);
+    te_data_parallel(soon, &d);
+    te_tensor *x = te_tensor_full(te, TE_F32, SHAPE(SH_ROWS, SH_N), 1);
+    unit_calls = 0;
+    CHECK_EQ_INT(te_backward(te_mean_all(te_forward(late, x))), TE_OK);
+    CHECK_EQ_INT(unit_calls, 0);
+    CHECK_EQ_INT(te_backward(te_mean_all(te_forward(soon, x))), TE_OK);
+    CHECK_EQ_INT(unit_calls, 1);
+    CHECK_EQ_INT(te_backward_dw(late), TE_OK);
+    CHECK_EQ_INT(unit_calls, 2);
+    CHECK_OK(te);
+    te_module_destroy(late);
+    te_module_destroy(soon);
+}
+
+/* Passes that make graphs are no backward passes of the program. */
+TE_TEST(sharding_of_graphed_modules) {
+    te_ctx *te = test_context("cpu");
+    te_module *m = linear_in(te_module_create(te, &shell, "outer"), "linear");
+    te_data_parallel(m, &(te_data_parallel_desc){.post_backward = count_unit, .no_init_sync = true});
+    te_tensor *x = te_tensor_full(te, TE_F32, SHAPE(SH_ROWS, SH_N), 1);
+    unit_calls = 0;
+    CHECK_EQ_INT(te_make_graphed_callables(te, &m, &(te_forward_args){.input = x}, 1, NULL), TE_OK);
+    CHECK_EQ_INT(unit_calls, 0);
+    CHECK_EQ_INT(te_backward(te_mean_all(te_forward(m, x))), TE_OK);
+    CHECK_EQ_INT(unit_calls, 1);
+    CHECK_OK(te);
+    te_module_destroy(te_module_parent(m));
+}
+
+/* A group that no call of this test may reach. */
+static te_result unused_reduce(void *user, te_ctx *te, te_tensor *x, te_reduce_op op) { return (void)user, (void)te, (void)x, (void)op, TE_ERR_LIBRARY; }
+static te_result unused_parts(void *user, te_ctx *te, const te_tensor *x, te_tensor *out) { return (void)user, (void)te, (void)x, (void)out, TE_ERR_LIBRARY; }
+static te_result unused_broadcast(void *user, te_ctx *te, te_tensor *x, int root) { return (void)user, (void)te, (void)x, (void)root, TE_ERR_LIBRARY; }
+static te_result unused_barrier(void *user) { return (void)user, TE_ERR_LIBRARY; }
+/* Rank 1 fails in the backward pass of the second model, or in its te_backward_dw: the ranks of that model's group hear of it, whatever groups other models have. */
+static void second_model_fails(rank_state *s) {
+    const te_group_desc unused = {.rank = s->rank, .size = s->size, .all_reduce = unused_reduce, .all_gather = unused_parts, .reduce_scatter = unused_parts, .broadcast = unused_broadcast,
+                                  .barrier = unused_barrier};
+    te_group *others = te_group_create(s->te, &unused);
+    for (int way = 0; way < 3; way++) { /* as usual; run again in the backward pass; its weights later */
+        const shard_case c = {way == 2 ? DELAYED : WHOLE, TE_F32, false};
+        te_module *first = shard_model(s->te, &c), *second = shard_model(s->te, &c);
+        EXPECT(s, te_fsdp_unit(first, &(te_data_parallel_desc){.group = others}) == TE_OK && te_fsdp_unit(second, &(te_data_parallel_desc){.group = s->group}) == TE_OK);
+        te_module_set_checkpoint(second, way == 1);
+        te_tensor *y = te_forward(second, te_tensor_full(s->te, TE_F32, SHAPE(SH_ROWS, SH_N), 1)), *loss = te_mean_all(y);
+        if (s->rank == 1 && way < 2) te_tensor_fill(te_module_parameter(te_module_child(second, 2), "weight"), 0);
+        te_result r = te_backward(loss);
+        if (way == 2) {
+            EXPECT(s, r == TE_OK);
+            s->fail_at = s->rank == 1 ? s->requests + 1 : 0;
+            r = te_backward_dw(second);
+            s->fail_at = 0;
+        }
+        EXPECT(s, r == (way == 2 ? TE_ERR_OUT_OF_MEMORY : TE_ERR_STATE) && (s->rank || strstr(te_error(s->te), "rank 1 failed")));
+        te_clear_error(s->te);
+        te_module_destroy(first);
+        te_module_destroy(second);
+    }
+    te_group_destroy(others);
+}
+TE_TEST(sharding_failures_reach_the_group_of_their_model) { run_ranks(2, second_model_fails, NULL); }

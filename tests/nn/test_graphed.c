@@ -1,5 +1,5 @@
 /* te_make_graphed_callables: modules whose two passes are graphs, against the same ones as usual, step by step and to the bit. */
-#include "../te_test.h"
+#include "../faults/purse.h"
 
 enum { SEQ = 6, BATCHES = 2, WIDTH = 32, N = SEQ * BATCHES * WIDTH, ENCODED = (SEQ + 1) * BATCHES * WIDTH, STEPS = 4 };
 
@@ -167,6 +167,44 @@ TE_TEST_DEVICES(graphed_modules_and_their_limits) {
     call = sample;
     call.input = test_tensor(te, TE_BF16, SHAPE(3, WIDTH), test_normal(3 * WIDTH, 1));
     CHECK(te_forward_with(m, &call));
+    CHECK_OK(te);
+    te_module_destroy(m);
+}
+
+/* Where memory runs out the call leaves nothing behind, and can be made again. */
+TE_TEST(graphed_modules_without_memory) {
+    for (int64_t fail = 1, more = 1; more; fail += test_every_sanitized(5)) {
+        purse p = {0};
+        te_ctx_desc desc = purse_desc(&p, NULL);
+        te_ctx *te = te_ctx_create(&desc);
+        te_module *m = te_linear_create(te, &(te_linear_desc){.in_features = 8, .out_features = 8});
+        const te_forward_args sample = {.input = te_tensor_set_requires_grad(te_tensor_full(te, TE_BF16, SHAPE(4, 8), 1), true)};
+        test_case("request %d", (int)fail);
+        REQUIRE_OK(te);
+        p.fail_at = p.calls + fail;
+        te_result result = te_make_graphed_callables(te, &m, &sample, 1, NULL);
+        more = p.refused;
+        p.fail_at = 0;
+        te_clear_error(te);
+        if (result != TE_OK) CHECK_EQ_INT(te_make_graphed_callables(te, &m, &sample, 1, NULL), TE_OK);
+        CHECK_OK(te);
+        te_module_destroy(m);
+        te_ctx_destroy(te);
+        CHECK_MSG(p.blocks == 0, "%d blocks are left", (int)p.blocks);
+    }
+}
+
+/* An input that a module returns is the call's own: its gradient arrives, and the next call leaves it alone. */
+TE_TEST_DEVICES(graphed_modules_that_return_their_input) {
+    te_module *m = te_identity_create(te, NULL);
+    const te_forward_args sample = {.input = te_tensor_set_requires_grad(te_tensor_full(te, TE_F32, SHAPE(4), 1), true)};
+    te_tensor *x = te_tensor_set_requires_grad(te_tensor_full(te, TE_F32, SHAPE(4), 5), true);
+    CHECK_EQ_INT(te_make_graphed_callables(te, &m, &sample, 1, NULL), TE_OK);
+    te_tensor *y = te_forward(m, x);
+    CHECK_EQ_INT(te_backward(te_sum_all(te_scale(y, 3))), TE_OK);
+    CHECK(te_tensor_grad(x) && test_read(te_tensor_grad(x))[1] == 3);
+    te_tensor *other = te_forward(m, te_tensor_full(te, TE_F32, SHAPE(4), 7));
+    CHECK(test_read(y)[2] == 5 && test_read(other)[2] == 7);
     CHECK_OK(te);
     te_module_destroy(m);
 }

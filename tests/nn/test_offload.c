@@ -225,6 +225,26 @@ TE_TEST_DEVICES(offload_out_of_order) {
     CHECK_OK(te);
 }
 
+/* A copy out that no backward pass has waited for does not keep a graph from writing the memory. */
+TE_TEST_DEVICES(offload_before_a_graph) {
+    const te_cpu_offload_desc all = {.min_bytes = 1};
+    te_tensor *h = te_scale(leaf(te), 1.5f);
+    te_scope_begin(te);
+    CHECK_EQ_INT(te_cpu_offload_begin(te, &all), TE_OK);
+    te_activate(h, TE_GELU, NULL);
+    CHECK(te_memory_get_stats(te).copied_out > 0);
+    CHECK_EQ_INT(te_cpu_offload_end(te), TE_OK);
+    te_scope_end(te);
+    CHECK_EQ_INT(te_graph_begin(te), TE_OK);
+    te_tensor_fill(h, 2);
+    te_graph *g = te_graph_end(te);
+    CHECK_MSG(g != NULL, "no graph: %s", te_error(te));
+    CHECK_EQ_INT(te_graph_launch(g), TE_OK);
+    CHECK(test_read(h)[7] == 2);
+    te_graph_destroy(g);
+    CHECK_OK(te);
+}
+
 /* ---- refusals ---- */
 
 static void *keep(void *user, te_tensor *x) {

@@ -58,6 +58,30 @@ TE_TEST_DEVICES(random_states_by_name) {
     CHECK_ERROR(te, TE_ERR_INVALID, "at most 16");
 }
 
+/* A capture that ends inside a region comes to nothing, and every state is where it was. */
+TE_TEST_DEVICES(random_states_after_a_capture_that_ends_in_a_region) {
+    uint64_t own, model;
+    te_seed(te, 3);
+    te_rng_tracker_add(te, "model", 10);
+    draw(te, 4);
+    te_rng_fork_begin(te, "model");
+    draw(te, 4);
+    draw(te, 4);
+    te_rng_fork_end(te);
+    CHECK_EQ_INT(te_graph_begin(te), TE_OK);
+    te_tensor_uniform(te, TE_F32, SHAPE(4), 0, 1);
+    te_rng_fork_begin(te, "model");
+    te_tensor_uniform(te, TE_F32, SHAPE(4), 0, 1);
+    CHECK(!te_graph_end(te));
+    CHECK_ERROR(te, TE_ERR_STATE, "te_rng_fork_end belongs to the capture");
+    te_rng_fork_end(te);
+    te_rng_get(te, NULL, &own);
+    te_rng_tracker_get(te, "model", NULL, &model);
+    CHECK_EQ_INT(own, 1);
+    CHECK_EQ_INT(model, 2);
+    CHECK_OK(te);
+}
+
 /* A layer whose attention drops from "model" and whose residuals drop from the context's state. */
 static te_module *layer(te_ctx *te) {
     te_transformer_layer_desc d = {.hidden_size = 32, .ffn_hidden_size = 48, .attention.num_attention_heads = 4, .attention.attention_dropout = 0.2f, .hidden_dropout = 0.1f,

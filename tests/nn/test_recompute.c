@@ -171,6 +171,87 @@ TE_TEST_DEVICES(checkpoints_that_change_their_mind) {
     CHECK_OK(te);
 }
 
+/* The gradient that an input has from before stays, wherever the backward pass fails: in the second run's record, or behind it. */
+static te_result never_plays(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
+    return (void)te, (void)state, (void)saved, (void)dy, (void)dx, (void)needs, TE_ERR_IO;
+}
+static te_tensor *unplayable(te_ctx *te, te_tensor *x) {
+    te_no_grad_begin(te);
+    te_tensor *y = te_scale(x, 1);
+    te_no_grad_end(te);
+    te_node_desc d = {.name = "unplayable", .inputs = &x, .num_inputs = 1, .outputs = &y, .num_outputs = 1, .backward = never_plays};
+    return te_record(te, &d) == TE_OK ? y : NULL;
+}
+static te_result twice(te_ctx *te, void *user, te_tensor *const *in, int n, te_tensor **out, int m) {
+    (void)n, (void)m;
+    out[0] = *(const int *)user ? te_add(te_scale(in[0], 2), unplayable(te, in[0])) : te_scale(in[0], 2);
+    return te_error_code(te);
+}
+TE_TEST_DEVICES(checkpoints_that_fail_keep_gradients_from_before) {
+    for (int inside = 0; inside < 2; inside++) {
+        te_tensor *x = te_tensor_set_requires_grad(te_tensor_full(te, TE_F32, SHAPE(4), 1), true), *y = NULL;
+        te_checkpoint_desc d = {.fn = twice, .user = &inside, .user_size = sizeof inside, .inputs = &x, .num_inputs = 1, .outputs = &y, .num_outputs = 1};
+        test_case("inside %d", inside);
+        CHECK_EQ_INT(te_backward(te_sum_all(te_scale(x, 5))), TE_OK);
+        te_tensor *bad = inside ? x : unplayable(te, x); /* recorded before the checkpoint, so played after it */
+        CHECK_EQ_INT(te_checkpoint(te, &d), TE_OK);
+        CHECK_EQ_INT(te_backward(te_sum_all(te_add(bad, y))), TE_ERR_IO);
+        te_clear_error(te);
+        CHECK(te_tensor_grad(x) != NULL);
+        if (te_tensor_grad(x)) CHECK(test_read(te_tensor_grad(x))[3] >= 5);
+    }
+    CHECK_OK(te);
+}
+
+/* A leaf that a second run has reached is forgotten as the others are, when the backward pass fails behind it. */
+static te_result times_leaf(te_ctx *te, void *user, te_tensor *const *in, int n, te_tensor **out, int m) {
+    (void)n, (void)m;
+    out[0] = te_linear(in[0], *(te_tensor **)user, NULL);
+    return te_error_code(te);
+}
+TE_TEST_DEVICES(checkpoints_before_a_failure_leave_no_gradients) {
+    te_tensor *w = te_tensor_set_requires_grad(te_tensor_full(te, TE_F32, SHAPE(4, 4), 1), true), *x = te_tensor_set_requires_grad(te_tensor_full(te, TE_F32, SHAPE(2, 4), 1), true), *y;
+    const te_checkpoint_desc d = {.fn = times_leaf, .user = &w, .inputs = &x, .num_inputs = 1, .outputs = &y, .num_outputs = 1};
+    for (int before = 0; before < 2; before++) { /* is there a gradient already? Then it stays, and may have been added to */
+        test_case("before %d", before);
+        if (before) CHECK_EQ_INT(te_backward(te_sum_all(te_scale(w, 5))), TE_OK);
+        te_tensor *bad = unplayable(te, x);
+        CHECK_EQ_INT(te_checkpoint(te, &d), TE_OK);
+        CHECK_EQ_INT(te_backward(te_sum_all(te_add(bad, y))), TE_ERR_IO);
+        te_clear_error(te);
+        CHECK(!te_tensor_grad(x) && (te_tensor_grad(w) != NULL) == before);
+        if (te_tensor_grad(w)) CHECK(test_read(te_tensor_grad(w))[3] >= 5);
+        CHECK_EQ_INT(te_checkpoint(te, &d), TE_OK);
+        te_tensor_zero_grad(w);
+        CHECK_EQ_INT(te_backward(te_sum_all(y)), TE_OK);
+        CHECK(test_read(te_tensor_grad(w))[3] == 2);
+        te_tensor_zero_grad(w);
+        te_tensor_zero_grad(x);
+    }
+    CHECK_OK(te);
+}
+
+/* An output may be an input, or another output: the input stays what it was, and gradients count once. */
+static te_result hand_on(te_ctx *te, void *user, te_tensor *const *in, int n, te_tensor **out, int m) {
+    (void)user, (void)n, (void)m;
+    out[0] = out[1] = te_scale(in[0], 2);
+    out[2] = in[1];
+    return te_error_code(te);
+}
+TE_TEST_DEVICES(checkpoints_that_hand_tensors_on) {
+    te_tensor *x = te_tensor_set_requires_grad(te_tensor_full(te, TE_F32, SHAPE(4), 1), true), *given = te_tensor_full(te, TE_F32, SHAPE(4), 3), *in[2] = {x, given}, *out[3];
+    for (int run = 0; run < 2; run++) {
+        const te_checkpoint_desc d = {.fn = hand_on, .inputs = in, .num_inputs = 2, .outputs = out, .num_outputs = 3};
+        test_case("run %d", run);
+        CHECK_EQ_INT(te_checkpoint(te, &d), TE_OK);
+        CHECK(!te_tensor_requires_grad(given));
+        CHECK_EQ_INT(te_backward(te_sum_all(te_add(te_add(out[0], te_scale(out[1], 3)), te_add(out[2], given)))), TE_OK);
+        REQUIRE_OK(te);
+        CHECK(test_read(te_tensor_grad(x))[2] == 2 * (1 + 3));
+        te_tensor_zero_grad(x);
+    }
+}
+
 /* A module that its owner has destroyed stays until the backward pass has run it again. */
 TE_TEST_DEVICES(checkpoints_hold_their_modules) {
     te_linear_desc d = {0};

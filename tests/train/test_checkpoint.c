@@ -114,6 +114,20 @@ TE_TEST(checkpoint_names) {
     CHECK_ERROR(te, TE_ERR_INVALID, "has 5 characters; the buffer has room for 4");
 }
 
+/* A parameter that the program has written since the last step is saved with a master of its new value. */
+TE_TEST_DEVICES(checkpoint_of_a_written_parameter) {
+    session *s = open_session(te, TE_RECIPE_NONE, 1), *t = open_session(te, TE_RECIPE_NONE, 2);
+    const char *path = test_path("written");
+    train(s, 0);
+    te_tensor_fill(te_module_parameter(te_module_find(s->model, "self_attention.proj"), "weight"), 0.25);
+    CHECK_EQ_INT(te_model_save(te, path, s->model, s->adam, NULL, 0), TE_OK);
+    train(s, 1);
+    CHECK_EQ_INT(te_model_load(te, path, t->model, t->adam), TE_OK);
+    train(t, 1);
+    CHECK_OK(te);
+    CHECK_SAME("model", test_content(t->model), test_content(s->model));
+}
+
 /* Weights alone, as other programs write them: the rest stays as it is. */
 TE_TEST_DEVICES(checkpoint_of_weights_alone) {
     session *s = open_session(te, TE_RECIPE_NONE, 1), *t = open_session(te, TE_RECIPE_NONE, 2);

@@ -178,6 +178,28 @@ TE_TEST_DEVICES(optimizer_states_by_name) {
     }
 }
 
+/* A capture would note the copy of a written parameter to its master, and the host believe that it was made. */
+TE_TEST_DEVICES(optimizer_states_in_a_capture) {
+    te_module *m = make_model(te, TE_BF16, false);
+    te_optimizer *opt = make_kind(te, m, 0);
+    te_tensor *weight = te_module_parameter(m, "weight");
+    CHECK_EQ_INT(te_graph_begin(te), TE_OK);
+    CHECK(te_optimizer_get_unscaled_state(opt, weight, "master_param") != NULL); /* as the parameter is */
+    te_graph_destroy(te_graph_end(te));
+    te_tensor_fill(weight, 2);
+    CHECK_EQ_INT(te_graph_begin(te), TE_OK);
+    CHECK(!te_optimizer_get_unscaled_state(opt, weight, "master_param"));
+    te_graph_destroy(te_graph_end(te));
+    CHECK_ERROR(te, TE_ERR_STATE, "before te_graph_begin");
+    CHECK(values(te_optimizer_get_unscaled_state(opt, weight, "master_param"))[5] == 2);
+    te_tensor_fill(weight, 3);
+    te_warmup_begin(te);
+    te_optimizer_get_unscaled_state(opt, weight, "master_param");
+    te_warmup_end(te);
+    CHECK(values(te_optimizer_get_unscaled_state(opt, weight, "master_param"))[5] == 3);
+    REQUIRE_OK(te);
+}
+
 /* ---- sgd ---- */
 
 /* A momentum that is set before the first step counts in it, though dampening leaves none that a first step would make; so it does after a file. */

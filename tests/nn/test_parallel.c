@@ -337,6 +337,7 @@ TE_TEST(parallel_products) {
         for (int sequence = 0; sequence < 2; sequence++)
             for (int size = 2; size <= 4; size += 2) {
                 shared c = list[k];
+                if ((k + sequence + size / 2) % test_every_sanitized(2)) continue;
                 c.sequence = sequence;
                 c.dtype = TE_F32;
                 run(c, size);
@@ -406,6 +407,7 @@ TE_TEST_DEVICES(parallel_on_devices) {
     static const shared_kind kinds[] = {COLUMN, ROW, MLP, LAYER};
     for (int k = 0; k < COUNT(kinds); k++)
         for (int i = -1; i < (int)(sizeof recipes / sizeof *recipes); i++) {
+            if ((k + i + 1) % test_every_sanitized(3)) continue;
             shared c = {.name = "on the device", .kind = kinds[k], .sequence = true, .dtype = i < 0 ? TE_F32 : TE_BF16, .batch = 16, .hidden = 256};
             if (i >= 0) c.recipe = recipes[i]();
             if (c.recipe.kind != TE_RECIPE_BLOCK) c.batch = 4, c.hidden = 128;

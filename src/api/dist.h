@@ -14,7 +14,7 @@
  * (te_group_desc.captures): then it becomes part of the graph, which holds the memory of its tensors, and all ranks have to launch their graphs alike.
  *
  * Errors. A call that fails on this rank's own arguments does not reach a custom implementation, so its other ranks may be left waiting; ranks of
- * threads are told. A NULL tensor gives TE_ERR_STATE. Between te_warmup_begin and te_warmup_end collectives are checked and not made. */
+ * threads are told if the rank failed on its way into that very call, and else wait until te_group_abort. A NULL tensor gives TE_ERR_STATE. Between te_warmup_begin and te_warmup_end collectives are checked and not made. */
 
 /* The operation of te_all_reduce. */
 typedef enum te_reduce_op {

@@ -1,7 +1,7 @@
 /* api/functions.h: differentiable functions: tensors in, new tensors out, recorded on the tape.
  *
  * Each takes tensors of one context and returns a new tensor that belongs to the innermost scope, or NULL with the error in te_error.
- * Formats: f32, f16, bf16, alike for all operands unless said otherwise; parameters (weight, bias, table) may be of another one. All
+ * Formats: f32, f16, bf16, alike for all operands unless said otherwise; a norm's parameters, a bias and a table may be of another one. All
  * allocate; none syncs. */
 
 /* x + y, of one shape and format. */

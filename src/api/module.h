@@ -15,7 +15,7 @@ typedef struct te_outputs {
 /* The place of a forward call among the microbatches of a step (TransformerEngine: is_first_microbatch). */
 typedef enum te_microbatch {
     TE_MICROBATCH_NONE = 0,  /* not given: every call quantizes its weights */
-    TE_MICROBATCH_FIRST = 1, /* quantizes the weights and keeps their copies */
+    TE_MICROBATCH_FIRST = 1, /* quantizes the weights and keeps their copies; with fuse_wgrad_accumulation its weight gradients replace what main gradients hold */
     TE_MICROBATCH_LATER = 2  /* uses the kept copies, unless a weight was written meanwhile */
 } te_microbatch;
 #define TE_MAX_MODULE_DEPTH 256 /* the most levels of a tree of modules */
@@ -117,7 +117,7 @@ TE_API int64_t te_module_num_parameters(te_module *m);
 TE_API te_result te_module_reset_parameters(te_module *m);
 /* Freezes (false) or trains (true) all parameters of the tree. */
 TE_API void te_module_set_requires_grad(te_module *m, bool on);
-/* Forgets the gradients of the whole tree. */
+/* Forgets the gradients of the whole tree, and those that wait for te_backward_dw. */
 TE_API void te_module_zero_grad(te_module *m);
 /* Sets the whole tree to training (the default) or to evaluation, where dropout is off. */
 TE_API void te_module_train(te_module *m, bool training);

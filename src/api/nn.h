@@ -122,7 +122,7 @@ typedef struct te_transformer_layer_desc {
     float drop_path_rate;      /* probability that an index of the input's first dimension skips self attention, or the MLP (te_drop_path); 0 => none */
     bool apply_residual_connection_post_layernorm; /* residuals begin at the norms' outputs */
     bool output_layernorm;     /* the norm stands at the end of the layer in place of the attention's front */
-    bool parallel_attention_mlp; /* both halves see the input, and their outputs are added */
+    bool parallel_attention_mlp; /* both halves see the input, and their outputs are added; in an encoder, without the two above */
     const char *name; /* copied; NULL => "layer" */
 } te_transformer_layer_desc;
 /* One layer of an encoder or of a decoder. */

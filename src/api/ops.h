@@ -134,8 +134,8 @@ typedef struct te_op_fill_args {
     double value;
 } te_op_fill_args;
 
-/* dst[i]: uniform on [a, b) or normal with mean a and standard deviation b; element i comes from Philox4x32-10 block
- * i / 4 of (seed, offset). Contiguous, f32/f16/bf16. */
+/* dst[i]: uniform on [a, b), b - a finite, or normal with mean a and standard deviation b; element i comes from Philox4x32-10 block
+ * i / 4 of (seed, offset). Computed in f32 and rounded to the format: in f16 and bf16 a uniform number may become b itself. Contiguous, f32/f16/bf16. */
 typedef struct te_op_random_args {
     te_tensor *dst;
     te_random_kind kind; /* 0 => uniform */

@@ -23,8 +23,8 @@
  * MXFP8 and NVFP4 operands are decoded into bf16 where tensor cores do not read them: exactly, but for digits below bf16's last bit, 2^-133. That takes
  * a workspace of up to 2 (m + n) k bytes, rows rounded up; for small m or n with both operands K-major, mostly none. sm_90: an operand whose rows do
  * not begin at multiples of 16 bytes may be copied into a workspace of its size first. te_explain gives the workspace of a call.
- * k == 0 => D = bias (or D stays when accumulating); m or n == 0 => nothing is written. m, n, k are given because the tensors may be padded or have
- * more dimensions. */
+ * k == 0 => D = bias (or D stays when accumulating); m or n == 0 => nothing is written but bias_gradient, which becomes 0. m, n, k are given because
+ * the tensors may be padded or have more dimensions. */
 typedef struct te_op_gemm_args {
     const te_tensor *a, *b;
     te_tensor *d;
@@ -179,7 +179,7 @@ typedef struct te_rope_angles {
     int64_t position_offset; /* added to every position, at most 2^53 in magnitude */
     const te_tensor *start_positions; /* i32 [b], added to each sequence's positions; NULL => 0 */
     const te_tensor *positions; /* i32 or i64, [s], [b, s] or [tokens] (TE_THD): a token's position; NULL => its place in its sequence */
-    int cp_size, cp_rank;  /* context parallel: of 2 cp_size equal chunks of each sequence, x has numbers cp_rank and 2 cp_size - 1 - cp_rank; 0 => whole sequences.
+    int cp_size, cp_rank;  /* context parallel (at most 2^20 ranks): of 2 cp_size equal chunks of each sequence, x has numbers cp_rank and 2 cp_size - 1 - cp_rank; 0 => whole sequences.
                             * Source: TransformerEngine, fused_rope */
 } te_rope_angles;
 
@@ -385,7 +385,7 @@ typedef struct te_op_cu_seqlens_args {
  *   cu_seqlens         i32 [b + 1]: sequence b has cu[b + 1] - cu[b] new tokens, its first rows of k; with TE_THD those from cu[b] on
  *   start_positions    i32 [b]: the place of the first of them in the cache
  *   page_table         optional i32 [b, n]: token i of sequence b is row i % page_size of page page_table[b, i / page_size]
- * Tokens beyond the cache are dropped (on the CPU, refused). */
+ * Tokens beyond the cache are dropped (on the CPU, refused). Pages that no new token goes to are not looked at. */
 typedef struct te_op_copy_to_kv_cache_args {
     const te_tensor *k, *v;
     te_tensor *k_cache, *v_cache;
@@ -554,12 +554,12 @@ typedef struct te_op_cross_entropy_bwd_args {
     int64_t vocab_size, vocab_start;
 } te_op_cross_entropy_bwd_args;
 
-/* loss f32 [1] = mean((x - target)^2); x and target of one shape and format. */
+/* loss f32 [1] = mean((x - target)^2); x and target of one shape, each of any float format. */
 typedef struct te_op_mse_fwd_args {
     const te_tensor *x, *target;
     te_tensor *loss;
 } te_op_mse_fwd_args;
-/* dx = dloss * 2 (x - target) / numel, the shape and format of x and target; dloss f32 [1]. */
+/* dx = dloss * 2 (x - target) / numel, of the shape of x and target and any float format; dloss f32 [1]. */
 typedef struct te_op_mse_bwd_args {
     const te_tensor *x, *target, *dloss;
     te_tensor *dx;

@@ -19,7 +19,7 @@
 typedef struct te_op_moe_splits_args {
     const te_tensor *sizes;
     te_tensor *padded, *offsets;
-    int64_t align; /* 0 => 1 */
+    int64_t align; /* 0 => 1; at most 2^31 - 1 */
     int64_t values[TE_MOE_HOST_SPLITS];
 } te_op_moe_splits_args;
 

@@ -200,7 +200,7 @@ typedef struct te_op_nvfp4_quantize_args {
     te_4over6_error four_over_six; /* 0 => off */
     bool e4m3_max_256; /* F = 256 */
     bool swizzled;
-    bool measure; /* amax_row and amax_col are written first, as te_op_nvfp4_amax does without keep */
+    bool measure; /* amax_row and amax_col are written first, as te_op_nvfp4_amax does without keep; they may be one [1] unless col is transformed */
     const te_tensor *noop; /* optional */
 } te_op_nvfp4_quantize_args;
 

@@ -36,7 +36,7 @@ typedef enum te_params_device {
 typedef struct te_parameters_split {
     const char *const *names; /* [count], read by the create function: the parameters are NAME_weight and NAME_bias ("query" and "query_" give query_weight) */
     const int64_t *sizes;     /* [count] rows of each, of all ranks; NULL => equal ones */
-    int count;                /* 0 => one parameter; at most 64 */
+    int count;                /* 0 => one parameter; at most 1040 */
 } te_parameters_split;
 
 /* Of every module with weights that multiply. */

@@ -282,7 +282,7 @@ typedef struct te_autocast_desc {
 
 /* Opens a region in which modules quantize the operands of their products; desc may be NULL. Nests. The outermost one copies the scales and
  * histories of delayed scaling, one launch for some thirty products, so that te_clear_error can undo a failed step. Errors: TE_ERR_INVALID for a
- * recipe whose options exclude each other. TransformerEngine: autocast. */
+ * recipe whose options exclude each other: then no region is open, and no te_autocast_end belongs to the call. TransformerEngine: autocast. */
 TE_API te_result te_autocast_begin(te_ctx *te, const te_autocast_desc *desc);
 /* Closes it. The outermost one updates the scales of the forward slots of delayed scaling (if gradients are enabled); the end of the backward pass
  * updates those of the backward slots. Asynchronous on CUDA. */

@@ -67,7 +67,7 @@ TE_API void te_optimizer_destroy(te_optimizer *opt);
 TE_API te_result te_optimizer_step(te_optimizer *opt);
 /* keep: gradients stay after a step, until te_optimizer_zero_grad. */
 TE_API void te_optimizer_keep_grad(te_optimizer *opt, bool keep);
-/* Forgets the gradients of the optimizer's parameters. */
+/* Forgets the gradients of the optimizer's parameters, and those that wait for te_backward_dw. */
 TE_API void te_optimizer_zero_grad(te_optimizer *opt);
 /* Sets the learning rate of the next steps, those of launched graphs included. Groups with one of their own keep it. TE_ERR_INVALID for one that is negative or not finite. */
 TE_API void te_optimizer_set_lr(te_optimizer *opt, float lr);

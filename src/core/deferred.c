@@ -69,6 +69,16 @@ static bool te__any_owner(const void *owner, const void *user) {
     return true;
 }
 static bool te__same_owner(const void *owner, const void *user) { return owner == user; }
+/* Drops what came behind the first `keep`: a backward pass that has failed leaves nothing. */
+static void te__deferred_cut(te_ctx *te, int keep) {
+    te__deferred **at = &te->deferred;
+    while (*at && keep-- > 0) at = &(*at)->next;
+    while (*at) {
+        te__deferred *d = *at;
+        *at = d->next;
+        te__deferred_free(te, d);
+    }
+}
 /* Drops the work of one owner, or of all (NULL). */
 static void te__deferred_forget(te_ctx *te, const void *owner) { te__deferred_take(te, owner ? te__same_owner : te__any_owner, owner, false); }
 
@@ -86,6 +96,12 @@ static void te__deferred_forget_capture(te_ctx *te, uint64_t capture) {
     }
 }
 
+static int te__deferred_length(const te_ctx *te) {
+    const te__deferred *d;
+    int n = 0;
+    for (d = te->deferred; d; d = d->next) n++;
+    return n;
+}
 /* Counts the work of the capture under way, or, outside of captures, all of it. */
 static int te__num_deferred(const te_ctx *te) {
     const te__deferred *d;

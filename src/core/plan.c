@@ -4,26 +4,47 @@
 static void te__plan_begin(te__plan *p, te_ctx *te) {
     memset(p, 0, offsetof(te__plan, workspace)); /* the rest is cleared where it is handed out, since every operation makes a plan */
     p->te = te;
+    p->launch = p->own_launch;
+    p->cap_launches = TE__OWN_LAUNCHES;
     p->native = p->deterministic = true;
     p->why = "";
 }
 
+static void te__plan_free_launches(te__plan *p) {
+    if (p->launch != p->own_launch) te__free(p->te, p->launch, (size_t)p->cap_launches * sizeof(te__launch));
+}
 static void te__plan_end(te__plan *p) {
     int i;
     for (i = 0; i < p->num_workspaces; i++) te__buffer_release(p->workspace[i]);
     for (i = 0; i < p->num_launches; i++)
         if (p->launch[i].args_on_heap) te__free(p->te, p->launch[i].args, p->launch[i].args_bytes);
+    te__plan_free_launches(p);
+    p->launch = p->own_launch;
+    p->cap_launches = TE__OWN_LAUNCHES;
     p->num_workspaces = p->num_launches = 0;
 }
 
 /* `why` must be static. */
 static void te__plan_why(te__plan *p, const char *why) { p->why = why; }
 
+/* The launches of a long list, elsewhere: with room for as many again. */
+static TE__NOINLINE bool te__plan_grow(te__plan *p) {
+    const int more = 2 * p->cap_launches;
+    te__launch *all = (te__launch *)te__alloc(p->te, (size_t)more * sizeof(te__launch));
+    if (!all) return false;
+    memcpy(all, p->launch, (size_t)p->num_launches * sizeof(te__launch));
+    te__plan_free_launches(p);
+    p->launch = all;
+    p->cap_launches = more;
+    return true;
+}
+
+/* The next launch. Beyond TE__OWN_LAUNCHES it may move those before it: whoever plans a list of any length writes to its latest one alone. */
 static te__launch *te__plan_launch(te__plan *p, const char *family, const char *kernel) {
     te__launch *l;
-    if (p->num_launches == TE__MAX_LAUNCHES) {
+    if (p->num_launches == p->cap_launches && (p->result != TE_OK || !te__plan_grow(p))) {
         /* The last one is overwritten, so that planning code needs no check of its own: the plan will not run. */
-        p->result = te__fail(p->te, TE_ERR_UNSUPPORTED, "%s/%s: more than %d launches in one plan", family, kernel, TE__MAX_LAUNCHES);
+        if (p->result == TE_OK) p->result = TE_ERR_OUT_OF_MEMORY;
         p->num_launches--;
         if (p->launch[p->num_launches].args_on_heap) te__free(p->te, p->launch[p->num_launches].args, p->launch[p->num_launches].args_bytes);
     }

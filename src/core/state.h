@@ -194,8 +194,8 @@ struct te_tensor {
 
 /* ---- plans ---- */
 
-/* A plan holds its first arguments itself; lists of thousands of tensors go to memory of the host. */
-enum { TE__MAX_OPTIONS = 12, TE__MAX_LAUNCHES = 128, TE__MAX_WORKSPACES = 16, TE__PLAN_ARG_BYTES = 12288 };
+/* A plan holds its first launches and arguments itself; those of lists of thousands of tensors go to memory of the host. */
+enum { TE__MAX_OPTIONS = 12, TE__OWN_LAUNCHES = 128, TE__MAX_WORKSPACES = 16, TE__PLAN_ARG_BYTES = 12288 };
 
 typedef struct te__option {
     const char *name; /* static */
@@ -215,6 +215,7 @@ typedef struct te__launch {
     unsigned cluster; /* blocks of a cluster along x; 0: none */
     bool cooperative; /* all blocks run at once, or the launch fails: for te_grid_wait */
     bool follows;     /* cuda/kernels.c: the kernel calls te_follow, so it may start while the one before ends */
+    void *function;   /* cuda/launch.c: the kernel, once it is loaded */
     void *args; /* the kernel's argument struct */
     uint32_t args_bytes;
     bool args_on_heap;
@@ -232,11 +233,12 @@ typedef struct te__plan {
     te_result result; /* TE_OK, or why planning stopped */
     const char *why;
     size_t workspace_bytes;
-    int num_workspaces, num_launches;
+    int num_workspaces, num_launches, cap_launches;
+    te__launch *launch; /* own_launch, or memory of the host when there are more */
     uint32_t args_used;
     /* te__plan_begin does not clear the fields from here on. */
     te__buffer *workspace[TE__MAX_WORKSPACES];
-    te__launch launch[TE__MAX_LAUNCHES];
+    te__launch own_launch[TE__OWN_LAUNCHES];
     union {
         unsigned char bytes[TE__PLAN_ARG_BYTES];
         uint64_t align[2];

@@ -572,7 +572,7 @@ static te_result te__backward_all(te_ctx *te, te__segment *s, te_tensor *const *
     te__rng_state before = te__rng_now(te);
     te_result result = TE_OK;
     bool entered;
-    int i, stashed = 0, fresh = te->tape.num_fresh;
+    int i, stashed = 0, fresh = te->tape.num_fresh, deferred = te__deferred_length(te);
     if (s->plays > 0) {
         stash = te__stash_grads(te, s, &stashed, &stash_bytes);
         if (!stash) return TE_ERR_OUT_OF_MEMORY;
@@ -598,6 +598,7 @@ static te_result te__backward_all(te_ctx *te, te__segment *s, te_tensor *const *
     if (result == TE_OK) result = te->error_code;
     if (te->tape.plays == 0 && te->units) result = te->exchange_gradients(te, NULL, result);
     if (result != TE_OK) {
+        te__deferred_cut(te, deferred);
         te__step_fails(te);
         te__rng_back(te, before);
     }

@@ -86,7 +86,6 @@ static void te__cuda_drop_options(te__plan *p) {
 
 /* Queues the plan's launches on te's stream, within te's CUcontext. Nothing is queued unless every kernel is loaded or being compiled. */
 static te_result te__cuda_execute(te_ctx *te, te__plan *p) {
-    te__cu_handle functions[TE__MAX_LAUNCHES];
     te_result result = TE_OK;
     te__cuda_drop_options(p);
     if (te__queue_waits(te)) {
@@ -94,11 +93,11 @@ static te_result te__cuda_execute(te_ctx *te, te__plan *p) {
         te__cuda_settle(te);
     }
     for (int i = 0; i < p->num_launches && result == TE_OK; i++) {
-        if (te__jit_get_loaded(te, &p->launch[i], p->baseline, &functions[i], &result)) continue;
+        if (te__jit_get_loaded(te, &p->launch[i], p->baseline, &p->launch[i].function, &result)) continue;
         if (te__queue_may_wait(te, p) && te__queue_add(te, p)) return TE_OK;
-        result = te__jit_get(te, &p->launch[i], p->baseline, &functions[i]);
+        result = te__jit_get(te, &p->launch[i], p->baseline, &p->launch[i].function);
     }
-    for (int i = 0; i < p->num_launches && result == TE_OK; i++) result = te__cuda_launch(te, &p->launch[i], functions[i]);
+    for (int i = 0; i < p->num_launches && result == TE_OK; i++) result = te__cuda_launch(te, &p->launch[i], p->launch[i].function);
     return result;
 }
 

@@ -51,9 +51,6 @@ static void te__onnx_tensors(te__onnx_call *c, void (*visit)(te_tensor *x)) {
     for (k = 0; k < l.n; k++)
         for (i = 0; !l.arg[k].list && i < te__arg_count(&l.arg[k]); i++) visit(te__arg_tensor(&l.arg[k], i));
 }
-static te_rope_angles *te__onnx_angles_of(te__onnx_call *c) {
-    return c->op == TE_OP_ROPE ? &c->args.rope.angles : c->op == TE_OP_QKV_ROPE && !c->args.qkv_rope.no_rope ? &c->args.qkv_rope.angles : NULL;
-}
 static void te__onnx_retain(te_tensor *x) { te_tensor_retain(x); }
 
 static void te__onnx_note(te_ctx *te, const te_trace *event, void *user) {
@@ -84,7 +81,7 @@ static void te__onnx_note(te_ctx *te, const te_trace *event, void *user) {
     memcpy(&c->args, event->args, te__ops[event->op].args_size);
     te__onnx_tensors(c, te__onnx_retain);
     r->num_calls++;
-    angles = te__onnx_angles_of(c);
+    angles = te__angles_of(c->op, &c->args);
     if (!angles || !angles->inv_freq) return;
     c->inv_freq_bytes = (size_t)(angles->rotary_dim / 2) * sizeof(float);
     c->inv_freq = (float *)te__alloc(te, c->inv_freq_bytes);

@@ -87,11 +87,13 @@ static const te_module_class te__torch_rms_norm_class = {"TorchRMSNorm", sizeof(
 
 static te_module *te__rms_norm_create(te_ctx *te, const te_module_class *cls, const te_rms_norm_module_desc *desc) {
     te_module *m = te_module_create(te, cls, desc->name ? desc->name : "rmsnorm");
+    te_norm_options o = TE_ZERO;
     te__norm_params *n;
     if (!m) return NULL;
     n = (te__norm_params *)m->state;
+    o.eps = desc->eps;
     te__params_on(m, desc->device);
-    te__norm_open(m, n, "weight", NULL, true, false, desc->eps, desc->dtype, desc->dim);
+    te__norm_open(m, n, "weight", NULL, true, &o, desc->dtype, desc->dim);
     n->rounded = cls == &te__torch_rms_norm_class;
     return te__module_built(m);
 }

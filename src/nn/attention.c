@@ -39,6 +39,8 @@ TE_API te_result te_rope_frequencies(te_ctx *te, const te_rope_scaling *scaling,
     double theta = base != 0.0f ? (double)base : 10000.0, attention = 1.0, factor, original, low = 0, high = 0;
     te__floats floats;
     int i;
+    if (!te) return TE_ERR_STATE;
+    if (!inv_freq) return te__fail(te, TE_ERR_INVALID, "te_rope_frequencies: inv_freq is NULL; room for %d numbers, half of dim, is needed", dim / 2);
     if (scaling) s = *scaling;
     factor = (double)s.factor, original = (double)s.original_max_position_embeddings;
     if (s.type != TE_ROPE_DEFAULT && te__rope_check_scaling(te, &s, dim) != TE_OK) return te_error_code(te);

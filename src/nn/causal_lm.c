@@ -35,6 +35,17 @@ TE_API te_result te_kv_cache_truncate(te_kv_cache *c, int64_t length) {
     return TE_OK;
 }
 
+/* Has the cache this layer, and room behind its keys for these? */
+static te_result te__kv_cache_takes(te_module *m, const te_kv_cache *c, int layer, const te_tensor *k) {
+    const te_tensor *kept = c->te == m->te && layer < c->num_layers ? c->layers[layer].k : NULL;
+    char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
+    if (!kept)
+        return te__fail(m->te, TE_ERR_INVALID, "%s: kv_cache has %d layers%s, and this is layer %d; te_kv_cache_create makes one for a model", m->cls->name, c->num_layers,
+                        c->te != m->te ? " in another context" : "", layer);
+    if (kept->shape[0] == k->shape[0] && kept->shape[2] == k->shape[2] && kept->shape[3] == k->shape[3] && kept->dtype == k->dtype && k->shape[1] <= c->max_length - c->length) return TE_OK;
+    return te__fail(m->te, TE_ERR_INVALID, "%s: the keys are %s %s, and kv_cache is %s %s, of which %lld positions are taken; te_kv_cache_create makes one for a model", m->cls->name,
+                    te_dtype_name(k->dtype), te__shape_text(k, a), te_dtype_name(kept->dtype), te__shape_text(kept, b), (long long)c->length);
+}
 /* Adds a layer's new keys and values, and gives all that there are then. */
 static te_result te__kv_cache_extend(te_kv_cache *c, int layer, te_tensor **k, te_tensor **v) {
     te__kv_layer *l = &c->layers[layer];
@@ -147,6 +158,8 @@ static te_result te__decoder_attention_forward(te_module *m, te_forward_args *ar
     core.key = te__project_heads(m, args, "k_proj", "k_norm", s->groups, &rotary);
     core.value = te__project_heads(m, args, "v_proj", NULL, s->groups, NULL);
     if (!core.input || !core.key || !core.value) return te_error_code(m->te);
+    if (cache && te_grad_enabled(m->te)) return te__fail(m->te, TE_ERR_STATE, "DecoderAttention: a call with kv_cache cannot be recorded; open te_no_grad_begin first");
+    if (cache && te__kv_cache_takes(m, cache, s->layer, core.key) != TE_OK) return te_error_code(m->te);
     if (cache && te__kv_cache_extend(cache, s->layer, &core.key, &core.value) != TE_OK) return te_error_code(m->te);
     core.attention.attn_mask_type = cache && cache->length > 0 ? TE_MASK_CAUSAL_BOTTOM_RIGHT : TE_MASK_CAUSAL;
     y = te__run_child(m, "sdpa", &core);

@@ -296,7 +296,7 @@ static te_result te__dpa_forward(te_module *m, te_forward_args *args) {
     if (args->attention.checkpoint_core_attention && !m->checkpoint && te_grad_enabled(m->te)) {
         te_forward_args call = *args;
         call.attention.checkpoint_core_attention = false;
-        result = te__module_run_checkpointed(m, &call);
+        result = te__module_run_checkpointed(m, &call, true);
         args->outputs = call.outputs;
         return result;
     }

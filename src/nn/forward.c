@@ -47,6 +47,9 @@ static te_result te__module_run_as(te_module *m, te_forward_args *args, te_resul
     te_result result;
     te__path *path;
     if (m->built_in && !m->own_forward && !te__codes_ok(m, args)) return TE_ERR_UNSUPPORTED;
+    if ((int)args->is_first_microbatch < 0 || args->is_first_microbatch > TE_MICROBATCH_LATER)
+        return te__fail(te, TE_ERR_INVALID, "%s: is_first_microbatch is %d; TE_MICROBATCH_NONE to TE_MICROBATCH_LATER (0 to %d) are possible", m->cls->name, (int)args->is_first_microbatch,
+                        (int)TE_MICROBATCH_LATER);
     memcpy(before, te->module_path, sizeof(before));
     te_module_path(m, te->module_path, sizeof(te->module_path));
     path = te->path;
@@ -78,7 +81,8 @@ typedef struct te__module_call {
     te_forward_args args;
     te_rotary_desc rotary, rotary_key; /* where those of args point, if the call has them */
     te_score_mod score_mod;            /* likewise */
-    int num_outputs;       /* of the last run */
+    bool of_class;          /* te_module_set_forward's function is running already: run the class's */
+    int num_outputs;        /* of the last run */
     bool made[TE__OUTPUTS]; /* the outputs that it made */
 } te__module_call;
 static te_tensor **te__call_tensor(te__module_call *c, int i) {
@@ -113,6 +117,10 @@ static te_tensor **te__call_tensor(te__module_call *c, int i) {
     return list[i];
 }
 
+static te_result te__class_forward(te_module *m, te_forward_args *args, void *user) {
+    (void)user;
+    return m->cls->forward(m, args);
+}
 static te_result te__module_call_run(te_ctx *te, void *user, te_tensor *const *inputs, int num_inputs, te_tensor **outputs, int num_outputs) {
     static const char *const names[TE__OUTPUTS] = {"out", "bias", "ln_out", "max_logit", "m_splits", "topk_indices", "aux_loss"};
     te__module_call *c = (te__module_call *)user, call = *c;
@@ -125,7 +133,8 @@ static te_result te__module_call_run(te_ctx *te, void *user, te_tensor *const *i
     if (c->args.rotary) call.args.rotary = &call.rotary;
     if (c->args.rotary_key) call.args.rotary_key = &call.rotary_key;
     if (c->args.attention.score_mod) call.args.attention.score_mod = &call.score_mod;
-    result = te__module_run(c->m, &call.args);
+    if (num_outputs) call.args.padded_m_splits = NULL; /* written in the forward pass; by the backward pass the caller's memory may be gone */
+    result = te__module_run_as(c->m, &call.args, c->of_class ? te__class_forward : NULL, NULL);
     if (result != TE_OK) return result;
     te__outputs_list(&call.args.outputs, made);
     for (i = 0, c->num_outputs = 0; i < TE__OUTPUTS; i++) {
@@ -138,13 +147,14 @@ static te_result te__module_call_run(te_ctx *te, void *user, te_tensor *const *i
     return TE_OK;
 }
 
-static te_result te__module_run_checkpointed(te_module *m, te_forward_args *args) {
+static te_result te__module_run_checkpointed(te_module *m, te_forward_args *args, bool of_class) {
     te__module_call call = TE_ZERO;
     te_checkpoint_desc d = TE_ZERO;
     te_tensor *in[TE__FORWARD_TENSORS], *out[TE__OUTPUTS], *list[TE__OUTPUTS];
     te_result result;
     int i, at = 0;
     call.m = m;
+    call.of_class = of_class;
     call.args = *args;
     if (args->rotary) call.rotary = *args->rotary;
     if (args->rotary_key) call.rotary_key = *args->rotary_key;
@@ -181,6 +191,7 @@ TE_API te_tensor *te_forward_with(te_module *m, te_forward_args *args) {
     te_tensor *first = args ? args->input : NULL;
     bool entered, shape;
     if (m && m->takes_packed && args && !first) first = args->attention.qkv_layer;
+    if (args) memset(&args->outputs, 0, sizeof(args->outputs)); /* not those of an earlier call */
     if (!m || !first) return NULL;
     te = m->te;
     random = te__rng_now(te);
@@ -189,7 +200,7 @@ TE_API te_tensor *te_forward_with(te_module *m, te_forward_args *args) {
     if (te__runs_graphs(m) && !shape)
         result = m->run_graphs(m, args);
     else
-        result = m->checkpoint && te_grad_enabled(te) && !shape ? te__module_run_checkpointed(m, args) : te__module_run(m, args);
+        result = m->checkpoint && te_grad_enabled(te) && !shape ? te__module_run_checkpointed(m, args, false) : te__module_run(m, args);
     te__device_leave(te, entered);
     if (result == TE_OK) return args->outputs.out;
     memset(&args->outputs, 0, sizeof(args->outputs));
@@ -211,11 +222,6 @@ static te_result te__output(te_module *m, te_forward_args *args, te_tensor *y) {
 
 /* ---- weight gradients that were left for later ---- */
 
-static bool te__scaling_below(const void *owner, const void *user) {
-    const te_module *m = ((const te__scaling *)owner)->module;
-    while (m && m != (const te_module *)user) m = m->parent;
-    return m != NULL;
-}
 TE_API te_result te_backward_dw(te_module *m) {
     te_ctx *te;
     te_result result;

@@ -12,6 +12,7 @@ struct te__graphed {
     te_tensor *dx[TE__MAX_NODE_TENSORS];      /* their gradients from the backward graph (retained), or NULL */
     int num_leaves;
     uint64_t launches; /* of the forward graph */
+    te_microbatch microbatch; /* te_set_is_first_microbatch's when they were captured */
 };
 
 static void te__graphed_release(te__graphed *g) {
@@ -80,6 +81,9 @@ static te_result te__graphed_run(te_module *m, te_forward_args *args) {
     if (!args->attention.score_mod != !g->call.args.attention.score_mod)
         return te__fail(te, TE_ERR_INVALID, "te_make_graphed_callables: score_mod is %s and was %s in the sample; a graph repeats what it was captured with, with other tensors aux",
                         args->attention.score_mod ? "given" : "NULL", args->attention.score_mod ? "NULL" : "given");
+    if (te->automodel.is_first_microbatch != g->microbatch && !args->is_first_microbatch)
+        return te__fail(te, TE_ERR_STATE, "te_make_graphed_callables: te_get_is_first_microbatch is %d and was %d when the module was graphed; a graph repeats what it was captured with",
+                        (int)te->automodel.is_first_microbatch, (int)g->microbatch);
     if (args->is_first_microbatch != g->call.args.is_first_microbatch)
         return te__fail(te, TE_ERR_INVALID, "te_make_graphed_callables: is_first_microbatch is %d and was %d in the sample; a graph repeats what it was captured with",
                         (int)args->is_first_microbatch, (int)g->call.args.is_first_microbatch);
@@ -237,6 +241,27 @@ static void te__graphed_swap_grads(te__graphed *g, te_tensor **to) {
     }
 }
 
+/* Main gradients, which a FIRST microbatch overwrites: other memory takes their place in warm-up passes, and they come back from `to`. */
+static te_result te__graphed_lend_main_grads(te__graphed *g, te_tensor **to) {
+    te_result result = TE_OK;
+    int i;
+    for (i = TE__FORWARD_TENSORS; i < g->num_leaves && result == TE_OK; i++) {
+        te_tensor *x = g->leaf[i] && g->leaf[i]->var ? g->leaf[i]->var->main_grad : NULL, *y = x ? te_tensor_retain(te_tensor_zeros(g->te, x->dtype, x->ndim, x->shape)) : NULL;
+        if (!x) continue;
+        if (y) to[i] = x, g->leaf[i]->var->main_grad = y;
+        else result = te_error_code(g->te);
+    }
+    return result;
+}
+static void te__graphed_return_main_grads(te__graphed *g, te_tensor **from) {
+    int i;
+    for (i = 0; i < g->num_leaves; i++) {
+        if (!from[i]) continue;
+        te_tensor_release(g->leaf[i]->var->main_grad);
+        g->leaf[i]->var->main_grad = from[i];
+    }
+}
+
 /* Both passes captured, one after the other. */
 static te_result te__graphed_capture(te_module *m, te__graphed *g, const te_autocast_desc *cast) {
     te_ctx *te = g->te;
@@ -264,16 +289,17 @@ static te_result te__graphed_make(te_module *m, const te_forward_args *sample, c
     te_ctx *te = m->te;
     te__graphed *g = (te__graphed *)te__alloc_zero(te, sizeof(te__graphed));
     te__graphed_kept kept = TE_ZERO;
-    te_tensor *before[TE__MAX_NODE_TENSORS] = {NULL};
+    te_tensor *before[TE__MAX_NODE_TENSORS] = {NULL}, *main_grads[TE__MAX_NODE_TENSORS] = {NULL};
     te__rng_state random = te__rng_now(te);
     struct te__dp_unit *units = te->units;
     const int first_node = te->tape.segment->num_nodes;
     te_outputs outputs;
     te_result result;
-    int i, n = d->num_warmup_iters ? d->num_warmup_iters : 3;
+    int i, n = d->num_warmup_iters ? d->num_warmup_iters : 3, deferred = te__deferred_length(te);
     if (!g) return TE_ERR_OUT_OF_MEMORY;
     g->te = te;
     g->refs = 1;
+    g->microbatch = te->automodel.is_first_microbatch;
     te__frame_begin(te);
     result = te__graphed_inputs(g, sample);
     kept.g = g;
@@ -284,11 +310,17 @@ static te_result te__graphed_make(te_module *m, const te_forward_args *sample, c
     if (result == TE_OK) result = te_error_code(te);
     te__graphed_swap_grads(g, before);
     te->units = NULL; /* ranks exchange the gradients of the program's backward passes, not those of these */
+    if (result == TE_OK) result = te__graphed_lend_main_grads(g, main_grads);
     for (i = 0; i < n && result == TE_OK; i++) {
         result = te__graphed_forward_pass(m, g, d->autocast, &outputs);
         if (result == TE_OK) result = te__graphed_backward_pass(g, &outputs);
     }
     for (i = 0; i < g->num_leaves; i++) te_tensor_zero_grad(g->leaf[i]);
+    te__graphed_return_main_grads(g, main_grads);
+    if (result == TE_OK && te__deferred_length(te) > deferred)
+        result = te__fail(te, TE_ERR_UNSUPPORTED, "te_make_graphed_callables: \"%s\" has delay_wgrad_compute, and its graphs have no place for te_backward_dw; graph it without, or graph the "
+                          "modules in it that do not delay", m->name);
+    te__deferred_cut(te, deferred);
     te__rng_back(te, random);
     kept.after = true;
     if (result == TE_OK) te_module_visit_tensors(m, te__graphed_tensor, &kept);
@@ -330,6 +362,12 @@ TE_API te_result te_make_graphed_callables(te_ctx *te, te_module *const *modules
         if (!modules[i] || modules[i]->te != te || modules[i]->graphed || modules[i]->evaluating || !sample_args[i].input)
             return te__fail(te, TE_ERR_INVALID, "te_make_graphed_callables: module %d %s", i, !modules[i] ? "is NULL" : modules[i]->te != te ? "is of another context" : modules[i]->graphed
                             ? "is graphed already; te_graphed_reset it first" : modules[i]->evaluating ? "is in evaluation; te_module_train it" : "has a sample without input");
+    for (i = 1; i < n; i++) {
+        int k = 0;
+        while (modules[k] != modules[i]) k++;
+        if (k < i)
+            return te__fail(te, TE_ERR_INVALID, "te_make_graphed_callables: modules %d and %d are one; its graphs keep the activations of one call: give it once", k, i);
+    }
     for (i = 0; i < n && result == TE_OK; i++) {
         result = te__graphed_make(modules[i], &sample_args[i], desc);
         while (result != TE_OK && i-- > 0) te_graphed_reset(modules[i]);

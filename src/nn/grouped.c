@@ -447,7 +447,7 @@ static te_result te__grouped_all_with(const te__grouped_call *c, te_tensor *inpu
     te_result result = TE_OK;
     bool wants_weight = false, wants_x = te__wants_grad(input), block = recipe && recipe->kind == TE_RECIPE_BLOCK;
     int keep = recipe && recipe->backward_override == TE_BACKWARD_DEQUANTIZED ? TE_ROWWISE : TE_COLUMNWISE, i, n = d->num_gemms;
-    if (c->quant.calibrating && !c->quant.enabled && c->quant.recipe.kind == TE_RECIPE_DELAYED) result = te__grouped_calibrate(c);
+    if (c->quant.calibrating && !c->quant.enabled && te__keeps_scales(c->quant.scaling, &c->quant.recipe)) result = te__grouped_calibrate(c);
     if (result != TE_OK) return result;
     in[0] = input;
     for (i = 0; i < n; i++) {

@@ -68,9 +68,9 @@ static te_result te__scaling_slots(te_module *m, te__scaling *s, const te_recipe
             result = te__refuse_capture(m->te, "making the scales of a delayed recipe", TE__RUN_FIRST);
             break;
         }
-        if (!scale || scale->ndim != 1 || scale->shape[0] != n) scale = te_module_add_buffer(m, names[i][0], te_tensor_full(m->te, TE_F32, 1, &n, 1.0));
-        if (!history || history->ndim != 2 || history->shape[1] != n || history->shape[0] != length) {
-            bool usable = history && history->ndim == 2 && history->shape[1] == n;
+        if (!scale || scale->dtype != TE_F32 || scale->ndim != 1 || scale->shape[0] != n) scale = te_module_add_buffer(m, names[i][0], te_tensor_full(m->te, TE_F32, 1, &n, 1.0));
+        if (!history || history->dtype != TE_F32 || history->ndim != 2 || history->shape[1] != n || history->shape[0] != length) {
+            bool usable = history && history->dtype == TE_F32 && history->ndim == 2 && history->shape[1] == n;
             history = te_module_add_buffer(m, names[i][1], te__history_resized(m->te, usable ? history : NULL, length, (int)n));
         }
         result = te__slots_set(slots, scale, history);
@@ -270,13 +270,15 @@ typedef struct te__norm_params {
     float eps;
 } te__norm_params;
 
-static void te__norm_open(te_module *m, te__norm_params *n, const char *weight, const char *bias, bool rms, bool zero_centered, float eps, te_dtype dtype,
-                          int64_t hidden) {
+static void te__norm_open(te_module *m, te__norm_params *n, const char *weight, const char *bias, bool rms, const te_norm_options *o, te_dtype dtype, int64_t hidden) {
+    if ((int)o->normalization < 0 || o->normalization > TE_RMSNORM || !(o->eps >= 0.0f && o->eps <= FLT_MAX))
+        te__fail(m->te, TE_ERR_INVALID, "%s: norm.normalization is %d and norm.eps %g; TE_NORM_DEFAULT to TE_RMSNORM (0 to %d), and a finite number of at least 0 (0: 1e-5), are possible",
+                 m->cls->name, (int)o->normalization, (double)o->eps, (int)TE_RMSNORM);
     n->weight = weight;
     n->bias = bias;
     n->rms = rms;
-    n->zero_centered = zero_centered;
-    n->eps = eps;
+    n->zero_centered = o->zero_centered_gamma;
+    n->eps = o->eps;
     te__add_weight(m, weight, dtype, hidden, 0);
     if (!rms) te__add_weight(m, bias, dtype, hidden, 0);
     if (m->parallel.sequence) { /* each rank has other rows */
@@ -341,7 +343,7 @@ static te_module *te__norm_create(te_ctx *te, const te_norm_desc *desc, bool rms
     if (!m) return NULL;
     te__params_on(m, desc->device);
     m->parallel.sequence = desc->parallel.sequence_parallel; /* a mark on the parameters, whoever shares the rows */
-    te__norm_open(m, (te__norm_params *)m->state, "weight", "bias", rms, desc->norm.zero_centered_gamma, desc->norm.eps, desc->params_dtype, desc->hidden_size);
+    te__norm_open(m, (te__norm_params *)m->state, "weight", "bias", rms, &desc->norm, desc->params_dtype, desc->hidden_size);
     return te__module_built(m);
 }
 TE_API te_module *te_layernorm_create(te_ctx *te, const te_norm_desc *desc) { return te__norm_create(te, desc, false); }
@@ -409,8 +411,8 @@ static te_module *te__layernorm_linear_create(te_ctx *te, const te_layernorm_lin
     if (te__parallel_open(m, &desc->parallel, desc->parallel.parallel_mode)) {
         te__params_on(m, desc->gemm.device);
         te__rng_open(m, desc->gemm.rng_tracker_name);
-        te__norm_open(m, &s->norm, "layer_norm_weight", "layer_norm_bias", desc->norm.normalization == TE_RMSNORM, desc->norm.zero_centered_gamma, desc->norm.eps,
-                      desc->gemm.params_dtype, desc->in_features);
+        te__norm_open(m, &s->norm, "layer_norm_weight", "layer_norm_bias", desc->norm.normalization == TE_RMSNORM, &desc->norm, desc->gemm.params_dtype,
+                      desc->in_features);
         te__product_open(m, &s->params, desc->parallel.parallel_mode, &desc->parameters_split, &desc->gemm, desc->out_features, desc->in_features);
     }
     return te__module_built(m);

@@ -6,6 +6,7 @@ typedef struct te__weight_cache {
     te_tensor *copy;    /* retained, or NULL */
     te__buffer *buffer; /* of the weight when the copy was made; retained, so that no other buffer gets its address */
     uint64_t version;   /* of that buffer */
+    int64_t offset;     /* where the weight began in it: it may be a view of many weights' memory */
     uint64_t capture;   /* id of the graph that made the copy; 0: made outside of a capture */
     te_recipe recipe;
 } te__weight_cache;
@@ -262,7 +263,7 @@ static te_tensor *te__quantized_weight(const te__linear_call *c, int usage) {
                  capture ? "inside" : "outside of", capture ? "outside" : "inside");
         return NULL;
     }
-    if (c->microbatch == TE_MICROBATCH_LATER && cache->copy && !weight->quantized && cache->buffer == weight->buffer &&
+    if (c->microbatch == TE_MICROBATCH_LATER && cache->copy && !weight->quantized && cache->buffer == weight->buffer && cache->offset == weight->offset &&
         cache->version == te__buffer_version(weight->buffer) && te__recipe_same(&cache->recipe, &c->quant->recipe) &&
         (cache->copy->quantized->col.data || !(usage & TE_COLUMNWISE)))
         return cache->copy;
@@ -276,6 +277,7 @@ static te_tensor *te__quantized_weight(const te__linear_call *c, int usage) {
         cache->buffer = weight->buffer;
         cache->buffer->refs++;
         cache->version = te__buffer_version(weight->buffer);
+        cache->offset = weight->offset;
         cache->capture = capture;
         cache->recipe = c->quant->recipe;
     }
@@ -406,7 +408,10 @@ static te_tensor *te__linear(const te__linear_call *c) {
     int keep = TE_COLUMNWISE;
     int64_t shape[TE_MAX_DIMS];
     te_result result;
-    if (!te__linear_fits(c)) return NULL;
+    if (!te__linear_fits(c)) {
+        te__linear_misses(p, TE_ERR_STATE);
+        return NULL;
+    }
     te = x->te;
     quantized = quant && quant->enabled;
     recipe = quantized ? &quant->recipe : NULL;
@@ -431,7 +436,7 @@ static te_tensor *te__linear(const te__linear_call *c) {
         state.split_wgrad = block || te__switch(recipe->split_wgrad, true);
         state.quantize_grad = recipe->backward_override == TE_BACKWARD_QUANTIZED;
     } else {
-        if (quant && quant->calibrating && quant->recipe.kind == TE_RECIPE_DELAYED && te__calibrate(c) != TE_OK) {
+        if (quant && quant->calibrating && te__keeps_scales(quant->scaling, &quant->recipe) && te__calibrate(c) != TE_OK) {
             te__linear_misses(p, te_error_code(te));
             return te__frame_return(te, NULL);
         }

@@ -401,7 +401,17 @@ static bool te__forget_grad(void *user, te_module *m, const char *path, te_tenso
     te_tensor_zero_grad(x);
     return true;
 }
-TE_API void te_module_zero_grad(te_module *m) { te_module_visit_tensors(m, te__forget_grad, NULL); }
+/* Is the owner of deferred work a module of the tree `user`? */
+static bool te__scaling_below(const void *owner, const void *user) {
+    const te_module *m = ((const te__scaling *)owner)->module;
+    while (m && m != (const te_module *)user) m = m->parent;
+    return m != NULL;
+}
+TE_API void te_module_zero_grad(te_module *m) {
+    if (!m) return;
+    te_module_visit_tensors(m, te__forget_grad, NULL);
+    te__deferred_take(m->te, te__scaling_below, m, false); /* gradients that te_backward_dw would have computed */
+}
 static bool te__set_evaluating(void *user, te_module *m) {
     m->evaluating = !*(const bool *)user;
     return true;

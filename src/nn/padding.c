@@ -36,7 +36,6 @@ static te_result te__padding_run(te_module *m, te_forward_args *args, bool unpad
     for (i = 0; args->m_splits && i < n; i++) {
         before += args->m_splits[i];
         after += te__round_up(args->m_splits[i], align);
-        if (!unpad && args->padded_m_splits) args->padded_m_splits[i] = te__round_up(args->m_splits[i], align);
     }
     if (args->m_splits && rows != (unpad ? after : before))
         return te__fail(te, TE_ERR_SHAPE, "%s: the input has %lld rows, and the groups%s %lld", m->cls->name, (long long)rows, unpad ? ", padded," : "", (long long)(unpad ? after : before));
@@ -50,6 +49,8 @@ static te_result te__padding_run(te_module *m, te_forward_args *args, bool unpad
     map = sizes ? te__chunk_map(te, sizes, NULL, offsets, before) : NULL;
     if (!map) return te_error_code(te);
     if (!unpad) args->outputs.m_splits = padded;
+    for (i = 0; !unpad && args->m_splits && args->padded_m_splits && i < n; i++) /* at the end: both may be one array */
+        args->padded_m_splits[i] = te__round_up(args->m_splits[i], align);
     return te__output(m, args, unpad ? te__unmove(x, map) : te__permute("fp8_padding", x, map, 1, NULL, NULL, NULL, after));
 }
 static te_result te__pad_forward(te_module *m, te_forward_args *args) { return te__padding_run(m, args, false); }

@@ -169,7 +169,7 @@ static te_result te__gather_backward(te_ctx *te, const void *state, te_tensor *c
 }
 /* The ranks' x, one behind the other; the gradients that the ranks have for this rank's are added up. */
 static te_tensor *te__gather_rows(const te__parallel *p, te_tensor *x) {
-    if (!x || !te__need_float(x, "sequence_parallel")) return NULL;
-    x = te_tensor_contiguous(x);
+    if (x && !te__need_float(x, "sequence_parallel")) x = NULL;
+    if (x) x = te_tensor_contiguous(x);
     return te__record("gather", te__gather(p->group, x), te__gather_backward, p, sizeof(*p), &x, 1, NULL, 0);
 }

@@ -431,6 +431,11 @@ static bool te__layer_choices_ok(te_ctx *te, const te_transformer_layer_desc *d)
                          : "enc_dec_attn_mask_type, enc_dec_window or enc_dec_bottom_right_diagonal; those are a decoder's: leave them zero, or take TE_LAYER_DECODER (1)");
         return false;
     }
+    if (d->parallel_attention_mlp && (d->apply_residual_connection_post_layernorm || d->output_layernorm)) {
+        te__fail(te, TE_ERR_INVALID, "te_transformer_layer_create: parallel_attention_mlp with %s; the halves of such a layer share one residual, which begins at its input, and each has its own "
+                 "norm in front: leave one of the two out", d->output_layernorm ? "output_layernorm" : "apply_residual_connection_post_layernorm");
+        return false;
+    }
     return true;
 }
 

@@ -36,7 +36,10 @@ enum {
 /* Uses and needs that hang on other fields of the args. */
 #define TE__NEED(condition) ((condition) ? 0 : TE__OPT)
 #define TE__SUM (a->accumulate ? TE__INOUT : TE__OUT)
-#define TE__KEPT (a->keep ? TE__INOUT : TE__OUT)
+#define TE__MADE (a->noop ? TE__INOUT : TE__OUT) /* the device may say that nothing is */
+#define TE__KEPT (a->keep ? TE__INOUT : TE__MADE)
+#define TE__MEASURED (a->measure ? TE__MADE : TE__IN)
+#define TE__PART(x, rows, cols) (a->x && (te__rows(a->x) > (rows) || te__cols(a->x) > (cols)) ? TE__IN : 0) /* what lies beside these keeps its values */
 #define TE__AUX (a->epilogue == TE_EPILOGUE_GELU ? TE__OUT : TE__IN) | TE__NEED(a->epilogue == TE_EPILOGUE_DGELU)
 
 /* ---- the list ---- */
@@ -59,20 +62,20 @@ enum {
     L(amax_history, , a->count, TE__INOUT | TE__AS_F32) L(scale, , a->count, TE__INOUT | TE__AS_F32) T(reduced, TE__IN | TE__AS_F32 | TE__OPT)
 #define TE__ARGS_delayed_gather(T, L) L(amax_history, , a->count, TE__IN | TE__AS_F32) T(amaxes, TE__OUT | TE__AS_F32)
 #define TE__ARGS_fp8_quantize(T, L)                                                                                                           \
-    T(x, TE__IN | TE__AS_FLOAT) T(row, TE__OUT | TE__AS_FP8 | TE__OPT) T(col, TE__OUT | TE__AS_FP8 | TE__OPT)                                  \
-        T(scale, TE__IN | TE__AS_F32 | TE__NEED(!a->current)) T(scale_inv, TE__OUT | TE__AS_F32 | TE__OPT)                                    \
-        T(amax, (a->current ? TE__OUT : TE__INOUT) | TE__AS_F32 | TE__OPT) T(noop, TE__IN | TE__AS_F32 | TE__OPT)                              \
+    T(x, TE__IN | TE__AS_FLOAT) T(row, TE__MADE | TE__AS_FP8 | TE__OPT) T(col, TE__MADE | TE__AS_FP8 | TE__OPT)                                \
+        T(scale, TE__IN | TE__AS_F32 | TE__NEED(!a->current)) T(scale_inv, TE__MADE | TE__AS_F32 | TE__OPT)                                   \
+        T(amax, (a->current ? TE__MADE : TE__INOUT) | TE__AS_F32 | TE__OPT) T(noop, TE__IN | TE__AS_F32 | TE__OPT)                              \
         T(x_amax, TE__INOUT | TE__AS_F32 | TE__OPT) T(dbias, TE__OUT | TE__AS_FLOAT | TE__OPT)
 #define TE__ARGS_fp8_dequantize(T, L) T(q, TE__IN | TE__AS_FP8) T(scale_inv, TE__IN | TE__AS_F32) T(y, TE__OUT | TE__AS_FLOAT)
 #define TE__ARGS_transpose(T, L)                                                                                                       \
     T(src, TE__IN | TE__AS_E2M1 | (TE__AS_BYTES & ~TE__AS_I64)) T(dst, TE__OUT | TE__AS_E2M1 | (TE__AS_BYTES & ~TE__AS_I64))
 #define TE__ARGS_block_quantize(T, L)                                                                                                         \
-    T(x, TE__IN | TE__AS_FLOAT) T(row, TE__OUT | TE__AS_FP8 | TE__OPT) T(row_scale_inv, TE__OUT | TE__AS_F32 | TE__NEED(a->row))               \
-        T(col, TE__OUT | TE__AS_FP8 | TE__OPT) T(col_scale_inv, TE__OUT | TE__AS_F32 | TE__NEED(a->col)) T(noop, TE__IN | TE__AS_F32 | TE__OPT)
+    T(x, TE__IN | TE__AS_FLOAT) T(row, TE__MADE | TE__AS_FP8 | TE__OPT) T(row_scale_inv, TE__MADE | TE__AS_F32 | TE__NEED(a->row))             \
+        T(col, TE__MADE | TE__AS_FP8 | TE__OPT) T(col_scale_inv, TE__MADE | TE__AS_F32 | TE__NEED(a->col)) T(noop, TE__IN | TE__AS_F32 | TE__OPT)
 #define TE__ARGS_block_dequantize(T, L) TE__ARGS_fp8_dequantize(T, L)
 #define TE__ARGS_mxfp8_quantize(T, L)                                                                                                         \
-    T(x, TE__IN | TE__AS_FLOAT) T(row, TE__OUT | TE__AS_FP8 | TE__OPT) T(row_scale, TE__OUT | TE__AS_E8M0 | TE__NEED(a->row))                  \
-        T(col, TE__OUT | TE__AS_FP8 | TE__OPT) T(col_scale, TE__OUT | TE__AS_E8M0 | TE__NEED(a->col)) T(noop, TE__IN | TE__AS_F32 | TE__OPT)
+    T(x, TE__IN | TE__AS_FLOAT) T(row, TE__MADE | TE__AS_FP8 | TE__OPT) T(row_scale, TE__MADE | TE__AS_E8M0 | TE__NEED(a->row))                \
+        T(col, TE__MADE | TE__AS_FP8 | TE__OPT) T(col_scale, TE__MADE | TE__AS_E8M0 | TE__NEED(a->col)) T(noop, TE__IN | TE__AS_F32 | TE__OPT)
 #define TE__ARGS_mxfp8_dequantize(T, L) T(q, TE__IN | TE__AS_FP8) T(scale, TE__IN | TE__AS_E8M0) T(y, TE__OUT | TE__AS_FLOAT)
 #define TE__ARGS_shard_amax(T, L) T(x, TE__IN | TE__AS_FLOAT) T(amax, TE__OUT | TE__AS_F32)
 #define TE__ARGS_shard_scales(T, L)                                                                                                            \
@@ -90,27 +93,32 @@ enum {
 #define TE__ARGS_nvfp4_amax(T, L)                                                                                                    \
     T(x, TE__IN | TE__AS_FLOAT) T(amax_row, TE__KEPT | TE__AS_F32 | TE__OPT) T(amax_col, TE__KEPT | TE__AS_F32 | TE__OPT)           \
         T(noop, TE__IN | TE__AS_F32 | TE__OPT)
+/* One amax of both copies, if it is the same number of both: of the same values, and all of them. */
+#define TE__ONE_AMAX ((a->rht && a->col) || (a->amax_row && te__numel(a->amax_row) != 1) ? 0 : TE__TWIN)
 #define TE__ARGS_nvfp4_quantize(T, L)                                                                                                          \
-    T(x, TE__IN | TE__AS_FLOAT) T(row, TE__OUT | TE__AS_E2M1 | TE__OPT) T(row_scale, TE__OUT | TE__AS_E4M3 | TE__NEED(a->row))                 \
-        T(col, TE__OUT | TE__AS_E2M1 | TE__OPT) T(col_scale, TE__OUT | TE__AS_E4M3 | TE__NEED(a->col))                                         \
-        T(amax_row, (a->measure ? TE__OUT : TE__IN) | TE__AS_F32 | TE__TWIN | TE__NEED(a->row || !a->amax_col))                                          \
-        T(amax_col, (a->measure ? TE__OUT : TE__IN) | TE__AS_F32 | TE__TWIN | TE__OPT) T(rng, TE__IN | TE__AS_I64 | TE__OPT)                              \
+    T(x, TE__IN | TE__AS_FLOAT) T(row, TE__MADE | TE__AS_E2M1 | TE__OPT) T(row_scale, TE__MADE | TE__AS_E4M3 | TE__NEED(a->row))               \
+        T(col, TE__MADE | TE__AS_E2M1 | TE__OPT) T(col_scale, TE__MADE | TE__AS_E4M3 | TE__NEED(a->col))                                       \
+        T(amax_row, TE__MEASURED | TE__AS_F32 | TE__ONE_AMAX | TE__NEED(a->row || !a->amax_col))                                              \
+        T(amax_col, TE__MEASURED | TE__AS_F32 | TE__ONE_AMAX | TE__OPT) T(rng, TE__IN | TE__AS_I64 | TE__OPT)                                 \
         T(noop, TE__IN | TE__AS_F32 | TE__OPT)
 #define TE__ARGS_nvfp4_dequantize(T, L) \
     T(q, TE__IN | TE__AS_E2M1) T(scale, TE__IN | TE__AS_E4M3) T(amax, TE__IN | TE__AS_F32) T(y, TE__OUT | TE__AS_FLOAT)
 #define TE__ARGS_gemm(T, L)                                                                                                                    \
-    T(a, TE__IN | TE__AS_OPERAND | TE__STRIDED) T(b, TE__IN | TE__AS_OPERAND | TE__STRIDED) T(d, TE__SUM | TE__AS_FLOAT | TE__STRIDED)         \
+    T(a, TE__IN | TE__AS_OPERAND | TE__STRIDED) T(b, TE__IN | TE__AS_OPERAND | TE__STRIDED)                                                          \
+        T(d, TE__SUM | TE__PART(d, a->m, a->n) | TE__AS_FLOAT | TE__STRIDED)                                                                   \
         T(scale_a, TE__IN | TE__AS_SCALE | TE__NEED(a->scaling_a != TE_SCALING_TENSOR))                                                        \
         T(scale_b, TE__IN | TE__AS_SCALE | TE__NEED(a->scaling_b != TE_SCALING_TENSOR)) T(bias, TE__IN | TE__AS_FLOAT | TE__OPT)               \
-        T(aux, TE__AUX | TE__AS_FLOAT | TE__STRIDED) T(bias_gradient, TE__OUT | TE__AS_FLOAT | TE__OPT)                                        \
+        T(aux, TE__AUX | TE__PART(aux, a->m, a->n) | TE__AS_FLOAT | TE__STRIDED) T(bias_gradient, TE__OUT | TE__AS_FLOAT | TE__OPT)            \
         T(amax_a, TE__IN | TE__AS_F32 | TE__NEED(a->scaling_a == TE_SCALING_NVFP4))                                                            \
         T(amax_b, TE__IN | TE__AS_F32 | TE__NEED(a->scaling_b == TE_SCALING_NVFP4))
+/* Along rows the device alone knows how many the groups have. */
 #define TE__ARGS_grouped_gemm(T, L)                                                                                                            \
-    T(a, TE__IN | TE__AS_OPERAND | TE__STRIDED) T(b, TE__IN | TE__AS_OPERAND | TE__STRIDED) T(d, TE__SUM | TE__AS_FLOAT | TE__STRIDED)         \
+    T(a, TE__IN | TE__AS_OPERAND | TE__STRIDED) T(b, TE__IN | TE__AS_OPERAND | TE__STRIDED)                                                          \
+        T(d, TE__SUM | TE__PART(d, a->along_k ? te__size_times(a->groups, a->m) : 0, a->n) | TE__AS_FLOAT | TE__STRIDED) \
         T(sizes, TE__IN | TE__AS_INDEX | TE__OPT) T(offsets, TE__IN | TE__AS_INDEX | TE__OPT)                                                  \
         T(scale_a, TE__IN | TE__AS_SCALE | TE__NEED(a->scaling_a != TE_SCALING_TENSOR))                                                        \
         T(scale_b, TE__IN | TE__AS_SCALE | TE__NEED(a->scaling_b != TE_SCALING_TENSOR)) T(bias, TE__IN | TE__AS_FLOAT | TE__OPT)               \
-        T(aux, TE__AUX | TE__AS_FLOAT | TE__STRIDED)
+        T(aux, TE__AUX | TE__PART(aux, 0, a->n) | TE__AS_FLOAT | TE__STRIDED)
 #define TE__ARGS_layernorm_fwd(T, L)                                                                                                           \
     T(x, TE__IN | TE__AS_FLOAT) T(gamma, TE__IN | TE__AS_FLOAT) T(beta, TE__IN | TE__AS_FLOAT | TE__OPT)                                       \
         T(y, TE__OUT | TE__AS_FLOAT | TE__AS_FP8) T(mean, TE__OUT | TE__AS_F32 | TE__OPT) T(rstd, TE__OUT | TE__AS_F32 | TE__OPT)              \

@@ -33,6 +33,9 @@ static te_result te__want_numel(te_ctx *te, const char *op, const char *name, co
     return te__fail(te, TE_ERR_SHAPE, "%s: %s is %s; %lld element%s needed", op, name, te__shape_text(x, text), (long long)n, n == 1 ? " is" : "s are");
 }
 
+/* a * b of sizes: 0 if one of them is below that; where 64 bits have no room for it, more than any tensor has. */
+static int64_t te__size_times(int64_t a, int64_t b) { return a <= 0 || b <= 0 ? 0 : b > INT64_MAX / a ? INT64_MAX : a * b; }
+
 /* Equal in all sizes. */
 static te_result te__want_same(te_ctx *te, const char *op, const char *x_name, const te_tensor *x, const char *y_name, const te_tensor *y) {
     char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];

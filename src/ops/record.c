@@ -1,7 +1,7 @@
 /* ops/record.c: a capture holds the memory of an operation's tensors, and on the CPU keeps the call. Knows te__args; must not know what
  * operations compute.
  *
- * A capture outlives the tensors that it was given: a kept call has copies of them, of its own, and of every list. */
+ * A capture outlives what it was given: a kept call has copies, of its own, of tensors, of every list and of a rotation's frequencies. */
 
 /* The memory that a call names stays as long as the graph under way. */
 static te_result te__capture_args(te_graph *g, const te__args *l) {
@@ -66,6 +66,22 @@ static void te__keep_lists(te_op op, void *args, unsigned char *memory, size_t *
         memcpy(p->list, &to, sizeof(to));
     }
 }
+/* The angles of a call that rotates; NULL for any other. Their frequencies are the one thing beside tensors and lists that args lead to and that lives for the
+ * call alone: functions and texts of the user's (te_score_mod) are borrowed for longer. */
+static te_rope_angles *te__angles_of(te_op op, void *args) {
+    te_op_qkv_rope_args *f = (te_op_qkv_rope_args *)args;
+    te_op_qkv_rope_bwd_args *b = (te_op_qkv_rope_bwd_args *)args;
+    if (op == TE_OP_ROPE) return &((te_op_rope_args *)args)->angles;
+    if (op == TE_OP_QKV_ROPE) return f->no_rope ? NULL : &f->angles;
+    return op == TE_OP_QKV_ROPE_BWD && !b->no_rope ? &b->angles : NULL;
+}
+/* These go into its memory, too. */
+static void te__keep_frequencies(te_op op, void *args, unsigned char *memory, size_t *used) {
+    te_rope_angles *x = te__angles_of(op, args);
+    size_t bytes = x && x->inv_freq ? (size_t)(x->rotary_dim / 2) * sizeof(float) : 0;
+    void *to = bytes ? te__call_room(memory, used, bytes) : NULL;
+    if (to) x->inv_freq = (const float *)memcpy(to, x->inv_freq, bytes);
+}
 /* Its tensors, as an operation sees them: shape and memory. */
 static void te__keep_tensors(te_op op, void *args, unsigned char *memory, size_t *used) {
     te__args l;
@@ -95,6 +111,7 @@ static te_result te__record_call(te_ctx *te, te_op op, const void *args, size_t 
     te__call_room(NULL, &used, args_size);
     te__keep_lists(op, &count, NULL, &used);
     te__keep_tensors(op, &count, NULL, &used);
+    te__keep_frequencies(op, &count, NULL, &used);
     r->args_bytes = used;
     r->args = te__alloc(te, r->args_bytes);
     if (!r->args) return TE_ERR_OUT_OF_MEMORY;
@@ -102,6 +119,7 @@ static te_result te__record_call(te_ctx *te, te_op op, const void *args, size_t 
     memcpy(te__call_room((unsigned char *)r->args, &used, args_size), args, args_size);
     te__keep_lists(op, r->args, (unsigned char *)r->args, &used);
     te__keep_tensors(op, r->args, (unsigned char *)r->args, &used);
+    te__keep_frequencies(op, r->args, (unsigned char *)r->args, &used);
     r->op = op;
     te->capture->num_records++;
     return TE_OK;

@@ -1,6 +1,19 @@
 /* quant/autocast.c: the autocast stack, and the scaling state that recipes keep for each module. Knows recipes and quantizers; must not
  * know what a module computes. */
 
+/* The update of a module's scales knows one scale for a slot, and none for the parts of one. */
+static te_result te__custom_hybrid_ok(te_ctx *te, const te_quantizer_desc *desc) {
+    const te__quant_class *cls = te__quant_class_of(desc->kind);
+    int i;
+    for (i = 0; i < 2 && cls && cls->form == TE__FORM_PARTS; i++) {
+        const te_quantizer_desc *d = i ? desc->hybrid.columnwise_quantizer : desc->hybrid.rowwise_quantizer;
+        const te__quant_class *half = d ? te__quant_class_of(d->kind) : NULL;
+        if (half && half->facts & TE__SCALE_GIVEN && !d->delayed.scale)
+            return te__fail(te, TE_ERR_INVALID, "recipe custom: the %s quantizer of a %s one is %s without a scale, and nothing would update one; give delayed.scale and delayed.amax, or take "
+                            "another kind", i ? "column-wise" : "row-wise", cls->name, half->name);
+    }
+    return TE_OK;
+}
 /* Asks a custom recipe's factory about every slot, once. */
 static te_result te__custom_prepare(te_ctx *te, te__scaling *s, const te_recipe *r, const char *module_type) {
     te__custom_slots *slots;
@@ -26,6 +39,8 @@ static te_result te__custom_prepare(te_ctx *te, te__scaling *s, const te_recipe 
         result = te__recipe_ask(te, r, &role, &desc);
         if (result != TE_OK) break;
         cls = te__quant_class_of(desc.kind);
+        result = te__custom_hybrid_ok(te, &desc);
+        if (result != TE_OK) break;
         if (cls && cls->facts & TE__SCALE_GIVEN && !desc.delayed.scale) {
             te_dtype dtype = te__recipe_dtype(r, slot >= (int)TE_TENSOR_GRAD_OUTPUT);
             if (desc.dtype != TE_DTYPE_NONE && desc.dtype != dtype)

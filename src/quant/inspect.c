@@ -104,8 +104,8 @@ TE_API te_result te_quant_stats_visit(te_ctx *te, te_quant_stats_fn visit, void 
     i = n;
     for (s = te->scaling; s; s = s->next) /* the list begins with the module made last */
         if (s->inspection) order[--i] = s;
-    for (i = 0; i < n && result == TE_OK; i++)
-        for (k = 0; k < order[i]->num_gemms * TE__INSPECTED_TYPES && result == TE_OK; k++) {
+    for (i = 0; i < n && result == TE_OK; i++) /* the visitor may begin another inspection, which ends these */
+        for (k = 0; order[i]->inspection && k < order[i]->num_gemms * TE__INSPECTED_TYPES && result == TE_OK; k++) {
             const te__measured *slot = &order[i]->inspection->slot[k];
             te_quantizer_role role = TE_ZERO;
             te_quant_stats stats = TE_ZERO;

@@ -11,6 +11,7 @@ typedef struct te__snapshot {
     struct te__snapshot *outer; /* the one that was being recorded, or played, before this one */
     const te_module *module; /* whose forward this is, or NULL */
     te__rng_state rng;
+    te_microbatch microbatch;
     te__autocast *autocast; /* a copy of the stack */
     int num_autocast;
     te__snapshot_scales *scales; /* in the order of the calls */
@@ -53,6 +54,7 @@ static te__snapshot *te__snapshot_begin(te_ctx *te, const te_module *module) {
     if (!s) return NULL;
     s->module = module;
     s->rng = te__rng_now(te);
+    s->microbatch = te->automodel.is_first_microbatch;
     s->num_autocast = te->num_autocast;
     s->autocast = (te__autocast *)te__alloc(te, (size_t)te->num_autocast * sizeof(te__autocast));
     if (!s->autocast) {
@@ -129,6 +131,7 @@ typedef struct te__replay {
     te__rng_state rng;
     te__autocast autocast[TE__MAX_AUTOCAST];
     int num_autocast, no_grad;
+    te_microbatch microbatch;
 } te__replay;
 
 /* The second run begins, recording. */
@@ -145,6 +148,8 @@ static te_result te__snapshot_replay(te_ctx *te, te__snapshot *s, te__replay *r)
     memcpy(r->autocast, te->autocast, sizeof(r->autocast));
     r->num_autocast = te->num_autocast;
     r->no_grad = te->tape.no_grad;
+    r->microbatch = te->automodel.is_first_microbatch;
+    te->automodel.is_first_microbatch = s->microbatch;
     te__rng_back(te, s->rng);
     memcpy(te->autocast, s->autocast, (size_t)s->num_autocast * sizeof(te__autocast));
     te->num_autocast = s->num_autocast;
@@ -156,6 +161,7 @@ static te_result te__snapshot_replay(te_ctx *te, te__snapshot *s, te__replay *r)
 /* The second run has ended; its nodes hold references to the tensors of the slots that they read. */
 static void te__snapshot_replayed(te_ctx *te, te__snapshot *s, const te__replay *r) {
     int i;
+    te->automodel.is_first_microbatch = r->microbatch;
     te->tape.no_grad = r->no_grad;
     te->replaying = r->outer;
     memcpy(te->autocast, r->autocast, sizeof(r->autocast));

@@ -181,7 +181,19 @@ static bool te__ckpt_number(te_safetensors *f, const char *key, bool *found, uin
     return true;
 }
 
-static bool te__is_scaling_name(const char *name) { return te__starts_with(name, "fp8_scale_") || te__starts_with(name, "fp8_amax_history_"); }
+/* The buffers that te__scaling_slots makes. */
+static bool te__is_scaling_name(const char *name) {
+    return strcmp(name, "fp8_scale_fwd") == 0 || strcmp(name, "fp8_scale_bwd") == 0 || strcmp(name, "fp8_amax_history_fwd") == 0 || strcmp(name, "fp8_amax_history_bwd") == 0;
+}
+/* Scaling state that m would make itself: f32 scales [n], or a history [L, n]. Anything else would become a buffer that the module never looks at, and that every file after this one
+ * would have to hold. */
+static bool te__is_scaling_state(const te_module *m, const char *name, const te_safetensors_entry *e) {
+    const te__scaling *s = m->te->scaling;
+    const bool history = te__starts_with(name, "fp8_amax_history_");
+    while (s && s->module != m) s = s->next;
+    if (!s || e->dtype != TE_F32 || e->ndim != (history ? 2 : 1) || (history && (e->shape[0] < 1 || e->shape[0] > INT32_MAX))) return false;
+    return e->shape[e->ndim - 1] == (strcmp(name + strlen(name) - 3, "fwd") == 0 ? s->forward.n : s->backward.n);
+}
 
 /* The module and the name of an entry that holds scaling state for a module that has none yet. */
 static bool te__ckpt_take_fresh(te__ckpt_plan *p, te_module *m, const te_safetensors_entry *e) {
@@ -192,11 +204,11 @@ static bool te__ckpt_take_fresh(te__ckpt_plan *p, te_module *m, const te_safeten
     memset(&x, 0, sizeof(x));
     x.entry = e->name;
     x.name = dot ? dot + 1 : e->name;
-    if (n >= sizeof(path) || !te__is_scaling_name(x.name) || e->dtype != TE_F32) return false;
+    if (n >= sizeof(path) || !te__is_scaling_name(x.name)) return false;
     memcpy(path, e->name, n);
     path[n] = 0;
     x.m = te_module_find(m, path);
-    if (!x.m || !te__grow(p->have.te, (void **)&p->fresh, &p->cap_fresh, p->num_fresh, sizeof(x))) return false;
+    if (!x.m || !te__is_scaling_state(x.m, x.name, e) || !te__grow(p->have.te, (void **)&p->fresh, &p->cap_fresh, p->num_fresh, sizeof(x))) return false;
     p->fresh[p->num_fresh++] = x;
     return true;
 }

@@ -146,11 +146,25 @@ static void te__opt_forget(const te_optimizer *opt, te_tensor *param) {
     if (!opt->options.use_decoupled_grad && te_tensor_main_grad(param)) te_tensor_fill(te_tensor_main_grad(param), 0.0);
 }
 
-TE_API void te_optimizer_zero_grad(te_optimizer *opt) {
+/* Is the owner of deferred work a module with a parameter of the optimizer? */
+static bool te__opt_steps_owner(const void *owner, const void *user) {
+    const te_module *m = ((const te__scaling *)owner)->module;
+    const te_optimizer *opt = (const te_optimizer *)user;
+    int i, k;
+    for (i = 0; m && i < m->num_entries; i++)
+        for (k = 0; k < opt->num_params; k++)
+            if (opt->params[k].param == m->entries[i].tensor) return true;
+    return false;
+}
+static void te__opt_forget_all(te_optimizer *opt) {
     int i;
-    if (!opt) return;
     for (i = 0; i < opt->num_params; i++) te__opt_forget(opt, opt->params[i].param);
     opt->skips.unscaled = false;
+}
+TE_API void te_optimizer_zero_grad(te_optimizer *opt) {
+    if (!opt) return;
+    te__deferred_take(opt->te, te__opt_steps_owner, opt, false); /* gradients that te_backward_dw would have computed */
+    te__opt_forget_all(opt);
 }
 
 /* Has the capture under way written the parameter? Then each launch writes it, and each captured step must copy it to the master. */
@@ -427,7 +441,7 @@ static te_result te__opt_step_once(te_optimizer *opt, const te__opt_scaling *sca
     opt->steps++;
     opt->clipped = opt->clip && n > 0;
     for (i = 0; i < opt->num_params && !skipped; i++) opt->params[i].started = opt->params[i].started || opt->params[i].listed;
-    if (!opt->keep_grad) te_optimizer_zero_grad(opt);
+    if (!opt->keep_grad) te__opt_forget_all(opt);
     return TE_OK;
 }
 static te_result te__opt_step_with(te_optimizer *opt, const te__opt_scaling *scaling) {

@@ -422,3 +422,29 @@ TE_TEST(starved_checkpoints) {
     starve(save, &c, 1, true);
     model_destroy(&m);
 }
+
+/* A plan of more launches than it has room for asks for memory: for them, and for their arguments. */
+TE_TEST(starved_plans) {
+    enum { NUM = 129 };
+    purse *host = new_purse();
+    te_ctx_desc desc = purse_desc(host, NULL);
+    te_ctx *te = test_context_with(&desc);
+    te_tensor *x = te_tensor_describe(te, TE_F32, SHAPE(16));
+    te_adam_tensor t[NUM];
+    te_op_adam_args a = {.tensors = t, .num_tensors = NUM, .step = 1};
+    te_explanation e;
+    memset(t, 0, sizeof t);
+    for (int i = 0; i < NUM; i++) t[i] = (te_adam_tensor){.grad = x, .param = x, .m = x, .v = x, .own_numbers = true, .numbers.lr = (float)i};
+    for (int n = 1;; n++) {
+        test_case("request %d", n);
+        host->refused = 0, host->fail_at = host->calls + n;
+        te_result result = te_explain(te, TE_OP_ADAM, &a, "sm_90", &e);
+        host->fail_at = 0;
+        if (!host->refused) {
+            CHECK(result == TE_OK && e.launches == NUM && n > 100);
+            break;
+        }
+        CHECK_EQ_INT(result, TE_ERR_OUT_OF_MEMORY);
+        CHECK_ERROR(te, TE_ERR_OUT_OF_MEMORY, "out of host memory");
+    }
+}

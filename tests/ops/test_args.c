@@ -338,3 +338,51 @@ TE_TEST_DEVICES(in_place_is_as_good) {
         CHECK_BYTES("in place", result[1], result[0], M * N * sizeof(float));
     }
 }
+
+/* ---- what may stay as it is ---- */
+
+static te_arg_use use_of(te_op op, const void *args, const char *name) {
+    te_arg list[32];
+    int64_t n = te_query_args(op, args, list, 32);
+    for (int64_t i = 0; i < n; i++)
+        if (!strcmp(list[i].name, name)) return list[i].use;
+    return (te_arg_use)0;
+}
+/* Whoever plays calls again must know that these values are not all written. */
+TE_TEST(args_that_may_stay_are_read_too) {
+    te_ctx *te = test_context("cpu");
+    te_tensor *x = te_tensor_zeros(te, TE_F32, SHAPE(4, 16)), *one = te_tensor_zeros(te, TE_F32, SHAPE(1)), *fp8 = te_tensor_zeros(te, TE_F8E4M3, SHAPE(4, 16));
+    te_tensor *scale = te_tensor_zeros(te, TE_F8E8M0, SHAPE(128, 4)), *fp4 = te_tensor_zeros(te, TE_F4E2M1, SHAPE(4, 16)), *e4m3 = te_tensor_zeros(te, TE_F8E4M3, SHAPE(128, 4));
+    for (int noop = 0; noop < 2; noop++) {
+        const te_tensor *flag = noop ? one : NULL;
+        const te_arg_use want = noop ? TE_ARG_INOUT : TE_ARG_OUT;
+        te_op_amax_args a = {.x = x, .amax = one, .noop = flag};
+        te_op_fp8_quantize_args f = {.x = x, .row = fp8, .col = fp8, .scale_inv = one, .amax = one, .noop = flag, .current = true};
+        te_op_block_quantize_args b = {.x = x, .row = fp8, .row_scale_inv = x, .col = fp8, .col_scale_inv = x, .noop = flag};
+        te_op_mxfp8_quantize_args m = {.x = x, .row = fp8, .row_scale = scale, .col = fp8, .col_scale = scale, .noop = flag};
+        te_op_nvfp4_amax_args n = {.x = x, .amax_row = one, .amax_col = one, .noop = flag};
+        te_op_nvfp4_quantize_args q = {.x = x, .row = fp4, .row_scale = e4m3, .col = fp4, .col_scale = e4m3, .amax_row = one, .amax_col = one, .measure = true, .noop = flag};
+        static const char *const copies[] = {"row", "col", "row_scale", "col_scale", "row_scale_inv", "col_scale_inv", "scale_inv", "amax", "amax_row", "amax_col"};
+        test_case("noop %d", noop);
+        CHECK_EQ_INT(use_of(TE_OP_AMAX, &a, "amax"), want);
+        for (int i = 0; i < COUNT(copies); i++) {
+            te_arg_use got[5];
+            got[0] = use_of(TE_OP_FP8_QUANTIZE, &f, copies[i]), got[1] = use_of(TE_OP_BLOCK_QUANTIZE, &b, copies[i]), got[2] = use_of(TE_OP_MXFP8_QUANTIZE, &m, copies[i]);
+            got[3] = use_of(TE_OP_NVFP4_AMAX, &n, copies[i]), got[4] = use_of(TE_OP_NVFP4_QUANTIZE, &q, copies[i]);
+            for (int k = 0; k < 5; k++) CHECK_MSG(!got[k] || got[k] == want, "%s of operation %d", copies[i], k);
+        }
+        q.measure = false;
+        CHECK_EQ_INT(use_of(TE_OP_NVFP4_QUANTIZE, &q, "amax_row"), TE_ARG_IN);
+    }
+    te_tensor *small = te_tensor_zeros(te, TE_F32, SHAPE(4, 3)), *wide = te_tensor_zeros(te, TE_F32, SHAPE(4, 5)), *high = te_tensor_zeros(te, TE_F32, SHAPE(6, 3));
+    te_op_gemm_args g = {.d = small, .aux = small, .m = 4, .n = 3, .k = 2, .epilogue = TE_EPILOGUE_GELU};
+    CHECK(use_of(TE_OP_GEMM, &g, "d") == TE_ARG_OUT && use_of(TE_OP_GEMM, &g, "aux") == TE_ARG_OUT);
+    g.d = wide, g.aux = high;
+    CHECK(use_of(TE_OP_GEMM, &g, "d") == TE_ARG_INOUT && use_of(TE_OP_GEMM, &g, "aux") == TE_ARG_INOUT);
+    te_op_grouped_gemm_args r = {.d = small, .aux = small, .m = 4, .n = 3, .k = 2, .groups = 2, .epilogue = TE_EPILOGUE_GELU};
+    CHECK(use_of(TE_OP_GROUPED_GEMM, &r, "d") == TE_ARG_INOUT && use_of(TE_OP_GROUPED_GEMM, &r, "aux") == TE_ARG_INOUT); /* rows behind the last group */
+    r.along_k = true, r.aux = NULL, r.d = high, r.m = 3;
+    CHECK_EQ_INT(use_of(TE_OP_GROUPED_GEMM, &r, "d"), TE_ARG_OUT);
+    r.d = te_tensor_zeros(te, TE_F32, SHAPE(6, 4));
+    CHECK_EQ_INT(use_of(TE_OP_GROUPED_GEMM, &r, "d"), TE_ARG_INOUT);
+}

@@ -906,3 +906,13 @@ TE_TEST(cast_errors) {
     te_op_transpose(te, &t);
     CHECK_ERROR(te, TE_ERR_SHAPE, "rows 6 and columns 4");
 }
+
+TE_TEST_DEVICES(delayed_update_margins) {
+    te_tensor *history = te_tensor_full(te, TE_F32, SHAPE(1, 1), 1), *scale = te_tensor_full(te, TE_F32, SHAPE(1), 1);
+    te_op_delayed_update_args d = {.amax_history = &history, .scale = &scale, .count = 1, .fp8_max = 448, .margin = 64};
+    CHECK_EQ_INT(te_op_delayed_update(te, &d), TE_OK);
+    REQUIRE_OK(te);
+    CHECK(test_read(scale)[0] == ldexpf(448, -64));
+    d.margin = 64.5f, te_op_delayed_update(te, &d);
+    CHECK_ERROR(te, TE_ERR_INVALID, "margin is 64.5; -64 to 64 are possible");
+}

@@ -186,6 +186,11 @@ TE_TEST(context_refusals) {
     CHECK_ERROR(te, TE_ERR_INVALID, "sequences is 1 and share -1");
     r.share = 0, r.cu_seqlens = NULL, r.sequences = 3, te_op_context_rows(te, &r);
     CHECK_ERROR(te, TE_ERR_SHAPE, "16 rows of 3 sequences, and 2 ranks");
+    r.sequences = (int64_t)1 << 62, te_op_context_rows(te, &r);
+    CHECK_ERROR(te, TE_ERR_SHAPE, "16 rows of 4611686018427387904 sequences, and 2 ranks");
+    r.map = te_tensor_zeros(te, TE_I32, SHAPE(0)), r.sequences = 3;
+    CHECK_EQ_INT(te_op_context_rows(te, &r), TE_OK); /* empty ones */
+    r.map = map;
     r.sequences = 0, r.cu_seqlens = te_tensor_zeros(te, TE_I32, SHAPE(1)), te_op_context_rows(te, &r);
     CHECK_ERROR(te, TE_ERR_SHAPE, "cu_seqlens has 1 elements");
     te_op_context_lengths_args l = {.cu_seqlens = cu, .lengths = te_tensor_zeros(te, TE_I32, SHAPE(3)), .starts = te_tensor_zeros(te, TE_I32, SHAPE(2)), .ranks = 2};
@@ -199,6 +204,10 @@ TE_TEST(context_refusals) {
     CHECK_ERROR(te, TE_ERR_INVALID, "chunks is 4");
     l.chunks = TE_CHUNKS_BOTH, l.cu_seqlens = test_i32(te, SHAPE(3), (const int64_t[]){0, 6, 16}), te_op_context_lengths(te, &l);
     CHECK_ERROR(te, TE_ERR_INVALID, "cu_seqlens_padded[1] is 6");
+    l.cu_seqlens_padded = cu, l.cu_seqlens = test_i32(te, SHAPE(3), (const int64_t[]){0, 9, 16}), te_op_context_lengths(te, &l);
+    CHECK_ERROR(te, TE_ERR_INVALID, "cu_seqlens[0] is 0 and [1] is 9: 9 tokens, and by cu_seqlens_padded the sequence has room for 8");
+    l.cu_seqlens = test_i32(te, SHAPE(3), (const int64_t[]){0, 5, 3}), te_op_context_lengths(te, &l);
+    CHECK_ERROR(te, TE_ERR_INVALID, "cu_seqlens[1] is 5 and [2] is 3: -2 tokens");
     te_tensor *x = te_tensor_zeros(te, TE_F32, SHAPE(4, 2, 3, 8)), *sum = te_tensor_zeros(te, TE_F32, SHAPE(2, 3, 4));
     te_op_context_merge_args m = {.x = x, .o = te_tensor_zeros(te, TE_F32, SHAPE(4, 2, 3, 8)), .x_lse = sum};
     te_op_context_merge(te, &m);

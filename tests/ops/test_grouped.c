@@ -427,7 +427,13 @@ TE_TEST_DEVICES(grouped_complaints) {
     COMPLAINS(TE_ERR_SHAPE, "offsets is [2]; 3 elements", g.sizes = NULL, g.offsets = sizes)
     COMPLAINS(TE_ERR_DTYPE, "sizes is f32; i32 or i64", g.sizes = te_tensor_zeros(te, TE_F32, SHAPE(2)))
     COMPLAINS(TE_ERR_SHAPE, "B is [3, 5, 6]; 2 groups of 5 rows", g.b = te_tensor_zeros(te, TE_BF16, SHAPE(3, 5, 6)))
-    COMPLAINS(TE_ERR_SHAPE, "A is [10, 6]; [m, k] makes it [11, 6]", g.m = 11)
+    COMPLAINS(TE_ERR_SHAPE, "grouped_gemm: A is [10, 6]; [m, k] makes it [11, 6]", g.m = 11)
+    COMPLAINS(TE_ERR_SHAPE, "grouped_gemm: D is [0, 5]; one matrix for each group makes it [9223372036854775807, 5] or more", g.along_k = true, g.a_transposed = true, g.groups = 512,
+              g.m = (int64_t)1 << 55, g.k = 0, g.a = te_tensor_zeros(te, TE_BF16, SHAPE(0, (int64_t)1 << 55)), g.b = te_tensor_zeros(te, TE_BF16, SHAPE(5, 0)),
+              g.d = te_tensor_zeros(te, TE_BF16, SHAPE(0, 5)))
+    COMPLAINS(TE_ERR_SHAPE, "grouped_gemm: bias is [0]; 9223372036854775807 elements are needed", g.b_transposed = false, g.groups = 512, g.m = g.k = 0, g.n = (int64_t)1 << 55,
+              g.a = te_tensor_zeros(te, TE_BF16, SHAPE(0, 0)), g.b = te_tensor_zeros(te, TE_BF16, SHAPE(0, (int64_t)1 << 55)),
+              g.d = te_tensor_zeros(te, TE_BF16, SHAPE(0, (int64_t)1 << 55)), g.bias = te_tensor_zeros(te, TE_BF16, SHAPE(0)), g.sizes = te_tensor_zeros(te, TE_I32, SHAPE(512)))
     COMPLAINS(TE_ERR_INVALID, "A is transposed", g.a_transposed = true)
     COMPLAINS(TE_ERR_INVALID, "cannot be negative", g.groups = -1)
     COMPLAINS(TE_ERR_DTYPE, "A is e4m3 and B bf16", g.a = e4m3)

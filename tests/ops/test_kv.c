@@ -126,3 +126,16 @@ TE_TEST(kv_refusals) {
     te_op_cu_seqlens(te, &c);
     CHECK_ERROR(te, TE_ERR_DTYPE, "mask");
 }
+
+/* Pages that were given back, before the place of the first new token, are nobody's. */
+TE_TEST_DEVICES(kv_pages_before_the_new_ones_are_not_looked_at) {
+    te_tensor *x = te_tensor_full(te, TE_F32, SHAPE(2, 1, 1, 4), 3), *k_cache = te_tensor_zeros(te, TE_F32, SHAPE(2, 2, 1, 4)), *v_cache = te_tensor_zeros(te, TE_F32, SHAPE(2, 2, 1, 4));
+    te_op_copy_to_kv_cache_args a = {.k = x, .v = x, .k_cache = k_cache, .v_cache = v_cache};
+    a.cu_seqlens = test_i32(te, SHAPE(2), (const int64_t[]){0, 2});
+    a.start_positions = test_i32(te, SHAPE(1), (const int64_t[]){3});
+    a.page_table = test_i32(te, SHAPE(1, 3), (const int64_t[]){-1, 1, 0});
+    CHECK_EQ_INT(te_op_copy_to_kv_cache(te, &a), TE_OK);
+    REQUIRE_OK(te);
+    float *got = test_read(k_cache);
+    CHECK(got[12] == 3 && got[0] == 3 && got[8] == 0 && got[4] == 0);
+}

@@ -450,6 +450,8 @@ TE_TEST(math_errors) {
     te_op_random_args r = {.dst = x, .a = 2, .b = 1};
     te_op_random(te, &r);
     CHECK_ERROR(te, TE_ERR_INVALID, "uniform from 2 to 1");
+    r.a = -3e38f, r.b = 3e38f, te_op_random(te, &r);
+    CHECK_ERROR(te, TE_ERR_INVALID, "uniform from -3e+38 to 3e+38: the difference must be a finite f32");
     /* Writing through te.h is seen by whoever caches a copy. */
     uint64_t version = te_tensor_version(x);
     te_tensor_fill(x, 1);

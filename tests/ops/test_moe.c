@@ -545,6 +545,9 @@ TE_TEST_DEVICES(moe_complaints) {
     te_op_moe_mask_map_args m = {.routing_map = mask, .row_id_map = even};
     te_op_moe_mask_map(te, &m);
     CHECK_ERROR(te, TE_ERR_SHAPE, "row_id_map must be [4, 7]");
+    te_op_moe_splits_args splits = {.padded = five, .align = INT64_MAX, .values = {2}};
+    te_op_moe_splits(te, &splits);
+    CHECK_ERROR(te, TE_ERR_INVALID, "moe_splits: align is 9223372036854775807; it cannot be negative, nor more than 2147483647");
     te_op_moe_permute_args p = {.x = x, .row_id_map = even, .y = y};
     te_op_moe_permute(te, &p);
     CHECK_ERROR(te, TE_ERR_SHAPE, "a mask map is [T, 2E + 1]");

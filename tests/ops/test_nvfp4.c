@@ -846,3 +846,23 @@ TE_TEST_DEVICES(nvfp4_measure_is_amax_and_cast) {
             te_scope_end(te);
         }
 }
+
+/* One amax for both copies is right where both quantize the same values. */
+TE_TEST(nvfp4_measure_of_one_amax) {
+    te_ctx *te = test_context("cpu");
+    te_tensor *amax = te_tensor_zeros(te, TE_F32, SHAPE(32));
+    te_op_nvfp4_quantize_args a = {.x = te_tensor_full(te, TE_F32, SHAPE(32, 32), 2), .row = te_tensor_zeros(te, TE_F4E2M1, SHAPE(32, 32)), .col = te_tensor_zeros(te, TE_F4E2M1, SHAPE(32, 32)),
+                                   .row_scale = te_tensor_zeros(te, TE_F8E4M3, SHAPE(128, 4)), .col_scale = te_tensor_zeros(te, TE_F8E4M3, SHAPE(128, 4)), .measure = true};
+    a.amax_row = te_tensor_narrow(amax, 0, 0, 1), a.amax_col = te_tensor_narrow(amax, 0, 0, 1);
+    CHECK_EQ_INT(te_op_nvfp4_quantize(te, &a), TE_OK);
+    CHECK(test_read(amax)[0] == 2);
+    a.rht = true;
+    te_op_nvfp4_quantize(te, &a);
+    CHECK_ERROR(te, TE_ERR_INVALID, "nvfp4_quantize: amax_row, which is written, and amax_col are the same memory");
+    a.measure = false; /* given: the caller knows that they are alike */
+    CHECK_EQ_INT(te_op_nvfp4_quantize(te, &a), TE_OK);
+    a.rht = false, a.measure = true, a.amax_row = a.amax_col = amax;
+    te_op_nvfp4_quantize(te, &a);
+    CHECK_ERROR(te, TE_ERR_INVALID, "nvfp4_quantize: amax_row, which is written, and amax_col are the same memory");
+    CHECK_OK(te);
+}

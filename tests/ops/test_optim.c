@@ -679,3 +679,73 @@ TE_TEST_DEVICES(optim_scales_of_losses) {
         CHECK_ERROR(te, TE_ERR_INVALID, "step is 0; the first one is 1");
     }
 }
+
+/* Corrections from the device take the place of the step, whatever it is. */
+TE_TEST_DEVICES(adam_corrections_replace_the_step) {
+    const float unbias[2] = {(float)(1 / (1 - 0.9 * 0.9 * 0.9)), (float)(1 / (1 - pow((double)0.999f, 3)))};
+    te_tensor *given[2];
+    given[0] = test_tensor(te, TE_F32, SHAPE(1, 2), unbias), given[1] = NULL;
+    float *want = NULL;
+    for (int64_t step = 0; step < 6; step += 5) {
+        te_tensor *param = te_tensor_full(te, TE_F32, SHAPE(4), 1), *grad = te_tensor_full(te, TE_F32, SHAPE(4), 0.5);
+        te_adam_tensor t = {.grad = grad, .param = param, .m = te_tensor_zeros(te, TE_F32, SHAPE(4)), .v = te_tensor_zeros(te, TE_F32, SHAPE(4))};
+        te_op_adam_args a = usual();
+        a.tensors = &t, a.num_tensors = 1, a.step = step, a.bias_correction = given[0];
+        CHECK_EQ_INT(te_op_adam(te, &a), TE_OK);
+        REQUIRE_OK(te);
+        if (want) CHECK_BYTES("param", test_read(param), want, 4 * sizeof(float));
+        want = test_read(param);
+        CHECK(want[0] < 1 && want[0] > 0.9f);
+    }
+}
+
+/* Lists that take more launches than a plan has room for by itself: 128. */
+TE_TEST(optim_lists_of_any_length) {
+    enum { MANY = 23000, OWN = 300 };
+    te_ctx *te = test_context("cpu");
+    te_tensor *f = te_tensor_describe(te, TE_F32, SHAPE(256)), *b = te_tensor_describe(te, TE_BF16, SHAPE(256)), *one = te_tensor_describe(te, TE_F32, SHAPE(1));
+    te_adam_tensor *adams = (te_adam_tensor *)test_alloc(MANY * sizeof *adams);
+    te_sgd_tensor *sgds = (te_sgd_tensor *)test_alloc(MANY * sizeof *sgds);
+    te_tensor **list = (te_tensor **)test_alloc(MANY * sizeof *list);
+    te_op_adam_args a = usual();
+    te_op_sgd_args s = {.tensors = sgds, .num_tensors = MANY};
+    te_op_l2norm_args n = {.tensors = (const te_tensor *const *)list, .num_tensors = MANY, .norm = one};
+    te_op_multi_scale_args m = {.in = (const te_tensor *const *)list, .out = list, .num_tensors = MANY, .scale = 1};
+    te_explanation e;
+    memset(adams, 0, MANY * sizeof *adams), memset(sgds, 0, MANY * sizeof *sgds);
+    for (int i = 0; i < MANY; i++) {
+        adams[i].param = sgds[i].param = b, adams[i].grad = sgds[i].grad = b;
+        adams[i].m = adams[i].v = list[i] = f;
+    }
+    a.tensors = adams, a.num_tensors = MANY, a.step = 1;
+    CHECK_EQ_INT(te_explain(te, TE_OP_ADAM, &a, "sm_90", &e), TE_OK);
+    CHECK_EQ_INT(e.launches, (MANY + 69) / 70);
+    for (int i = 0; i < OWN; i++) adams[i].own_numbers = true, adams[i].numbers = (te_adam_numbers){1e-3f * (float)i, 0.9f, 0.99f, 0, 0};
+    a.num_tensors = OWN;
+    CHECK_EQ_INT(te_explain(te, TE_OP_ADAM, &a, "sm_90", &e), TE_OK);
+    CHECK_EQ_INT(e.launches, OWN);
+    CHECK_EQ_INT(te_explain(te, TE_OP_SGD, &s, "sm_90", &e), TE_OK);
+    CHECK_EQ_INT(e.launches, (MANY + 63) / 64);
+    CHECK_EQ_INT(te_explain(te, TE_OP_L2NORM, &n, "sm_90", &e), TE_OK);
+    CHECK(e.launches > 128);
+    CHECK_EQ_INT(te_explain(te, TE_OP_MULTI_SCALE, &m, "sm_90", &e), TE_OK);
+    CHECK_EQ_INT(e.launches, (MANY + 119) / 120);
+    CHECK_OK(te);
+}
+
+/* The same on a device: each of 300 entries with a learning rate of its own gets that one. */
+TE_TEST_DEVICES(sgd_many_rates) {
+    enum { NUM = 300 };
+    te_sgd_tensor t[NUM];
+    te_op_sgd_args s = {.tensors = t, .num_tensors = NUM};
+    te_tensor *grad = te_tensor_full(te, TE_F32, SHAPE(2), 1), *all = te_tensor_zeros(te, TE_F32, SHAPE(NUM, 2));
+    memset(t, 0, sizeof t);
+    for (int i = 0; i < NUM; i++) {
+        t[i].grad = grad, t[i].param = te_tensor_narrow(all, 0, i, 1);
+        t[i].own_numbers = true, t[i].numbers.lr = (float)i;
+    }
+    CHECK_EQ_INT(te_op_sgd(te, &s), TE_OK);
+    REQUIRE_OK(te);
+    float *got = test_read(all);
+    for (int i = 0; i < NUM; i++) CHECK_MSG(got[2 * i] == (float)-i && got[2 * i + 1] == (float)-i, "entry %d: %g", i, (double)got[2 * i]);
+}

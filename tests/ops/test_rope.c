@@ -455,4 +455,50 @@ TE_TEST_DEVICES(rope_refuses) {
     q.qkv = te_tensor_zeros(te, TE_F32, SHAPE(4, 2, 63));
     te_op_qkv_rope(te, &q);
     CHECK_ERROR(te, TE_ERR_SHAPE, "qkv must be [8, 64]");
+    q.qkv = te_tensor_zeros(te, TE_F32, SHAPE(4, 2, 64)), q.no_rope = true, q.format = TE_THD; /* no rotation needs one, but the order of tokens does */
+    te_op_qkv_rope(te, &q);
+    CHECK_ERROR(te, TE_ERR_UNSUPPORTED, "qkv_rope: format is 2 (TE_THD)");
+    te_op_qkv_rope_bwd_args b = {.qkv = (te_tensor *)q.qkv, .q = q.q, .k = q.k, .v = q.v, .format = (te_qkv_format)7, .num_heads = 4, .num_groups = 2, .head_dim = 8, .no_rope = true};
+    te_op_qkv_rope_bwd(te, &b);
+    CHECK_ERROR(te, TE_ERR_INVALID, "qkv_rope_bwd: format is 7; TE_SBHD (0) and TE_BSHD (1)");
+    a = good, a.angles.cp_size = 1 << 30, te_op_rope(te, &a);
+    CHECK_ERROR(te, TE_ERR_UNSUPPORTED, "cp_size is 1073741824; at most 1048576");
+}
+
+/* A graph's calls come later than the memory that their frequencies were read from: of a program here, of the stack in te_apply_rotary_pos_emb. */
+static void wipe_stack(void) {
+    volatile float gone[8192];
+    for (int i = 0; i < COUNT(gone); i++) gone[i] = 77;
+}
+TE_TEST_DEVICES(rope_in_a_graph_keeps_its_frequencies) {
+    enum { S = 5, D = 8 };
+    const te_rotary_desc linear = {.scaling = {.type = TE_ROPE_LINEAR, .factor = 4}};
+    te_tensor *x = test_tensor(te, TE_F32, SHAPE(S, 1, 1, D), test_normal(S * D, 1)), *qkv = test_tensor(te, TE_F32, SHAPE(S, 1, 3 * D), test_normal(S * 3 * D, 2)), *scaled = NULL;
+    te_tensor *y[2][6];
+    for (int run = 0; run < 2; run++) {
+        float freq[D / 2] = {1, 0.5f, 0.25f, 0.125f};
+        te_graph *g = NULL;
+        for (int i = 0; i < 5; i++) y[run][i] = te_tensor_zeros(te, TE_F32, SHAPE(S, 1, i == 4 ? 3 : 1, D));
+        y[run][5] = te_tensor_zeros(te, TE_F32, SHAPE(S, 1, 1, D));
+        te_op_rope_args a = {.x = x, .y = y[run][0], .angles.inv_freq = freq};
+        te_op_qkv_rope_args q = {.qkv = qkv, .q = y[run][1], .k = y[run][2], .v = y[run][3], .num_heads = 1, .num_groups = 1, .head_dim = D, .angles.inv_freq = freq};
+        te_op_qkv_rope_bwd_args b = {.qkv = te_tensor_view(y[run][4], 3, (const int64_t[]){S, 1, 3 * D}), .q = x, .k = x, .v = x, .num_heads = 1, .num_groups = 1, .head_dim = D,
+                                     .angles.inv_freq = freq};
+        if (run) REQUIRE(te_graph_begin(te) == TE_OK);
+        te_op_rope(te, &a);
+        te_op_qkv_rope(te, &q);
+        te_op_qkv_rope_bwd(te, &b);
+        scaled = te_apply_rotary_pos_emb(x, &linear, TE_SBHD);
+        te_tensor_copy(y[run][5], scaled);
+        if (run) {
+            g = te_graph_end(te);
+            REQUIRE(g != NULL);
+            for (int i = 0; i < COUNT(freq); i++) freq[i] = 77;
+            wipe_stack();
+            CHECK_EQ_INT(te_graph_launch(g), TE_OK);
+        }
+        REQUIRE_OK(te);
+        for (int i = 0; run && i < 6; i++) CHECK_BYTES("by a graph", test_read(y[1][i]), test_read(y[0][i]), te_tensor_bytes(y[0][i]));
+        te_graph_destroy(g);
+    }
 }

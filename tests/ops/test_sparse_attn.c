@@ -202,7 +202,10 @@ TE_TEST(sparse_attn_refusals) {
     CHECK_ERROR(te, TE_ERR_INVALID, "dsinks is given and sinks is NULL");
     a.kv = te_tensor_zeros(te, TE_F32, SHAPE(1, 5, 3));
     te_op_sparse_attn_fwd(te, &a);
-    CHECK_ERROR(te, TE_ERR_SHAPE, "q is [1, 2, 3, 4], kv [1, 5, 3] and indices [1, 2, 2]");
+    CHECK_ERROR(te, TE_ERR_SHAPE, "q is [1, 2, 3, 4], kv [1, 5, 3], indices [1, 2, 2] and o [1, 2, 3, 4]");
+    a.kv = kv, a.o = te_tensor_zeros(te, TE_F32, SHAPE(1, 2, 12));
+    te_op_sparse_attn_fwd(te, &a);
+    CHECK_ERROR(te, TE_ERR_SHAPE, "o [1, 2, 12]; [b, s_q, H, d], [b, s_kv, d], [b, s_q, n] and [b, s_q, H, d_v] are needed");
     a.kv = kv, a.o = te_tensor_zeros(te, TE_F32, SHAPE(1, 2, 3, 5));
     te_op_sparse_attn_fwd(te, &a);
     CHECK_ERROR(te, TE_ERR_UNSUPPORTED, "keys have 4 channels and values 5; 1 to 576 are possible");

@@ -295,3 +295,42 @@ TE_TEST_DEVICES(checkpoint_renews_cached_weights) {
     te_module_destroy(m);
     te_module_destroy(n);
 }
+
+/* Scaling state comes from a file where a module would make it itself: by one of four names, of its sizes. Anything else by a like name is ignored, and the model's own files fit it
+ * afterwards. */
+TE_TEST(checkpoint_scaling_state_of_others_is_ignored) {
+    static const struct {
+        const char *name;
+        te_dtype dtype;
+        int ndim;
+        int64_t shape[2];
+        bool taken;
+    } cases[] = {{"fp8_scale_foo", TE_F32, 1, {1}, false}, {"fp8_scale_fwd", TE_F32, 0, {0}, false}, {"fp8_scale_fwd", TE_F32, 2, {3, 1}, false}, {"fp8_scale_fwd", TE_F32, 1, {4}, false},
+                 {"fp8_scale_fwd", TE_BF16, 1, {3}, false}, {"fp8_amax_history_fwd", TE_F32, 1, {3}, false}, {"fp8_amax_history_fwd", TE_F32, 2, {0, 3}, false},
+                 {"fp8_amax_history_fwd", TE_F32, 2, {2, 3}, true}, {"fp8_scale_bwd", TE_F32, 1, {2}, true}};
+    te_ctx *te = test_context("cpu");
+    for (int norm = 0; norm < 2; norm++) /* a norm has no scales: what is right elsewhere is nothing there */
+        for (int i = norm ? COUNT(cases) - 1 : 0; i < COUNT(cases); i++) {
+            te_linear_desc ld = {.in_features = 4, .out_features = 3};
+            te_module *m = norm ? te_rmsnorm_create(te, &(te_norm_desc){.hidden_size = 4}) : te_linear_create(te, &ld);
+            REQUIRE(m != NULL);
+            const bool taken = cases[i].taken && !norm;
+            te_safetensors_item items[3];
+            memset(items, 0, sizeof items);
+            items[0].name = "weight", items[0].tensor = te_module_parameter(m, "weight");
+            items[1].name = cases[i].name, items[1].tensor = te_tensor_zeros(te, cases[i].dtype, cases[i].ndim, cases[i].shape);
+            items[2].name = "bias", items[2].tensor = te_module_parameter(m, "bias");
+            test_case("%s, %s", norm ? "norm" : "linear", cases[i].name);
+            if (norm || i == 0) te_model_save(te, test_path("own"), m, NULL, NULL, 0);
+            te_safetensors_write(te, test_path("other"), items, items[2].tensor ? 3 : 2, NULL, 0);
+            REQUIRE_OK(te);
+            CHECK_EQ_INT(te_model_load(te, test_path("other"), m, NULL), TE_OK);
+            CHECK((te_module_parameter(m, cases[i].name) != NULL) == taken);
+            if (!taken) {
+                CHECK_STR(test_log_text(), "1 tensors that the model lacks are ignored, the first is \"fp8_");
+                CHECK_EQ_INT(te_model_load(te, test_path("own"), m, NULL), TE_OK);
+            }
+            CHECK_OK(te);
+            te_module_destroy(m);
+        }
+}

@@ -9,13 +9,13 @@ static te_result te__sparse_want(te_ctx *te, const char *op, const char *name, c
 }
 
 static te_result te__sparse_attn_check(te_ctx *te, const char *op, te_op_sparse_attn_fwd_args *a) {
-    char t[TE__SHAPE_TEXT], u[TE__SHAPE_TEXT], v[TE__SHAPE_TEXT];
+    char t[TE__SHAPE_TEXT], u[TE__SHAPE_TEXT], v[TE__SHAPE_TEXT], w[TE__SHAPE_TEXT];
     const te_tensor *q = a->q, *kv = a->kv, *x = a->indices;
     int64_t shape[4];
     te_result r;
     if (q->ndim != 4 || kv->ndim != 3 || a->o->ndim != 4 || x->ndim != 3 || kv->shape[0] != q->shape[0] || kv->shape[2] != q->shape[3] || x->shape[0] != q->shape[0] || x->shape[1] != q->shape[1])
-        return te__fail(te, TE_ERR_SHAPE, "%s: q is %s, kv %s and indices %s; [b, s_q, H, d], [b, s_kv, d] and [b, s_q, n] are needed", op, te__shape_text(q, t), te__shape_text(kv, u),
-                        te__shape_text(x, v));
+        return te__fail(te, TE_ERR_SHAPE, "%s: q is %s, kv %s, indices %s and o %s; [b, s_q, H, d], [b, s_kv, d], [b, s_q, n] and [b, s_q, H, d_v] are needed", op, te__shape_text(q, t), te__shape_text(kv, u),
+                        te__shape_text(x, v), te__shape_text(a->o, w));
     if (q->shape[3] < 1 || q->shape[3] > TE__SPARSE_MAX_D || a->o->shape[3] < 1 || a->o->shape[3] > q->shape[3])
         return te__fail(te, TE_ERR_UNSUPPORTED, "%s: keys have %lld channels and values %lld; 1 to %d are possible, and values have no more than keys", op, (long long)q->shape[3],
                         (long long)a->o->shape[3], TE__SPARSE_MAX_D);

@@ -49,7 +49,7 @@ static te_result te__check_delayed_update(te_ctx *te, te_op_delayed_update_args 
     if (result != TE_OK) return result;
     if (a->algo != TE_AMAX_MAX && a->algo != TE_AMAX_MOST_RECENT)
         return te__fail(te, TE_ERR_INVALID, "delayed_update: %d is not a te_amax_algo", (int)a->algo);
-    if (!(fabsf(a->margin) < 64.0f)) return te__fail(te, TE_ERR_INVALID, "delayed_update: margin is %g; -64 to 64 are possible", (double)a->margin);
+    if (!(fabsf(a->margin) <= 64.0f)) return te__fail(te, TE_ERR_INVALID, "delayed_update: margin is %g; -64 to 64 are possible", (double)a->margin);
     return TE_OK;
 }
 

@@ -10,6 +10,18 @@ static te_result te__context_check_starts(te_ctx *te, const char *op, const char
     return TE_OK;
 }
 
+/* ... and no sequence has more tokens than there is room for with its padding. */
+static te_result te__context_check_room(te_ctx *te, const te__context_lengths_kargs *a) {
+    long long b;
+    for (b = 0; b < a->sequences; b++) {
+        const long long n = (long long)a->cu[b + 1] - a->cu[b], room = (long long)a->padded[b + 1] - a->padded[b];
+        if (n < 0 || n > room)
+            return te__fail(te, TE_ERR_INVALID, "context_lengths: cu_seqlens[%lld] is %d and [%lld] is %d: %lld tokens, and by cu_seqlens_padded the sequence has room for %lld", b, a->cu[b], b + 1,
+                            a->cu[b + 1], n, room);
+    }
+    return TE_OK;
+}
+
 static te_result te__cpu_context_rows(te_ctx *te, const te_op_context_rows_args *args) {
     const te__context_rows_kargs a = te__context_rows_problem(args);
     long long w, rank, local;
@@ -28,6 +40,7 @@ static te_result te__cpu_context_lengths(te_ctx *te, const te_op_context_lengths
     te_result r = te__context_check_starts(te, "context_lengths", "cu_seqlens_padded", a.padded, a.sequences, 2LL * a.ranks, INT32_MAX);
     int sum = 0, start;
     long long b;
+    if (r == TE_OK) r = te__context_check_room(te, &a);
     if (r != TE_OK) return r;
     for (b = 0; b < a.sequences; b++) {
         a.out[b] = sum;

@@ -19,7 +19,7 @@ static te_result te__check_context_rows(te_ctx *te, te_op_context_rows_args *a) 
         return te__fail(te, TE_ERR_INVALID, "%s: sequences is %lld and share %d; numbers from 1 on are possible, or 0 for 1", op, (long long)a->sequences, a->share);
     r = te__context_want_ranks(te, op, a->ranks, rows);
     if (r != TE_OK) return r;
-    if (!a->cu_seqlens && rows % (a->sequences * 2 * a->ranks))
+    if (!a->cu_seqlens && rows > 0 && (a->sequences > rows || rows % (a->sequences * 2 * a->ranks)))
         return te__fail(te, TE_ERR_SHAPE, "%s: %lld rows of %lld sequences, and %d ranks, each with two chunks of a sequence; the length of a sequence must be a multiple of %d: pad it", op,
                         (long long)rows, (long long)a->sequences, a->ranks, 2 * a->ranks);
     if (a->cu_seqlens && te__numel(a->cu_seqlens) < 2) return te__fail(te, TE_ERR_SHAPE, "%s: cu_seqlens has %lld elements; b + 1 are needed, for one sequence or more", op, (long long)te__numel(a->cu_seqlens));

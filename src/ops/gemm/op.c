@@ -21,13 +21,13 @@ static int64_t te__gemm_ld(const te_tensor *x) {
 }
 
 /* A matrix of at least rows x cols. */
-static te_result te__gemm_want(te_ctx *te, const char *name, const te_tensor *x, int64_t rows, int64_t cols, const char *what) {
+static te_result te__gemm_want(te_ctx *te, const char *op, const char *name, const te_tensor *x, int64_t rows, int64_t cols, const char *what) {
     char text[TE__SHAPE_TEXT];
     if (te__gemm_ld(x) < 0)
-        return te__fail(te, TE_ERR_SHAPE, "gemm: %s %s is strided in a way that is no matrix with contiguous rows; te_tensor_contiguous makes a copy that is",
+        return te__fail(te, TE_ERR_SHAPE, "%s: %s %s is strided in a way that is no matrix with contiguous rows; te_tensor_contiguous makes a copy that is", op,
                         name, te__shape_text(x, text));
     if (te__rows(x) < rows || te__cols(x) < cols)
-        return te__fail(te, TE_ERR_SHAPE, "gemm: %s is %s; %s makes it [%lld, %lld] or more", name, te__shape_text(x, text), what, (long long)rows, (long long)cols);
+        return te__fail(te, TE_ERR_SHAPE, "%s: %s is %s; %s makes it [%lld, %lld] or more", op, name, te__shape_text(x, text), what, (long long)rows, (long long)cols);
     return TE_OK;
 }
 
@@ -119,7 +119,7 @@ static te_result te__gemm_check_epilogue(te_ctx *te, const te_op_gemm_args *a) {
         return te__fail(te, TE_ERR_INVALID, "gemm: epilogue is %d; te_epilogue has 0 to %d", (int)a->epilogue, (int)TE_EPILOGUE_DGELU);
     if (a->epilogue == TE_EPILOGUE_NONE && a->aux) return te__fail(te, TE_ERR_INVALID, "gemm: aux belongs to the GELU and DGELU epilogues, and there is none");
     if (a->aux) {
-        r = te__gemm_want(te, "aux", a->aux, a->m, a->n, "D [m, n]");
+        r = te__gemm_want(te, "gemm", "aux", a->aux, a->m, a->n, "D [m, n]");
         if (r == TE_OK && a->aux->dtype != a->d->dtype)
             r = te__fail(te, TE_ERR_DTYPE, "gemm: aux is %s and D %s; they must be alike", te_dtype_name(a->aux->dtype), te_dtype_name(a->d->dtype));
     }
@@ -145,9 +145,9 @@ static te_result te__check_gemm(te_ctx *te, te_op_gemm_args *a) {
     te_result r;
     if (a->m < 0 || a->n < 0 || a->k < 0)
         return te__fail(te, TE_ERR_INVALID, "gemm: m, n, k are %lld, %lld, %lld; sizes cannot be negative", (long long)a->m, (long long)a->n, (long long)a->k);
-    r = a->a_transposed ? te__gemm_want(te, "A", a->a, a->k, a->m, "[k, m], transposed,") : te__gemm_want(te, "A", a->a, a->m, a->k, "[m, k]");
-    if (r == TE_OK) r = a->b_transposed ? te__gemm_want(te, "B", a->b, a->n, a->k, "[n, k], transposed,") : te__gemm_want(te, "B", a->b, a->k, a->n, "[k, n]");
-    if (r == TE_OK) r = te__gemm_want(te, "D", a->d, a->m, a->n, "[m, n]");
+    r = a->a_transposed ? te__gemm_want(te, "gemm", "A", a->a, a->k, a->m, "[k, m], transposed,") : te__gemm_want(te, "gemm", "A", a->a, a->m, a->k, "[m, k]");
+    if (r == TE_OK) r = a->b_transposed ? te__gemm_want(te, "gemm", "B", a->b, a->n, a->k, "[n, k], transposed,") : te__gemm_want(te, "gemm", "B", a->b, a->k, a->n, "[k, n]");
+    if (r == TE_OK) r = te__gemm_want(te, "gemm", "D", a->d, a->m, a->n, "[m, n]");
     if (r == TE_OK) r = te__gemm_check_pair(te, a);
     if (r == TE_OK) r = te__gemm_check_formats(te, a);
     if (r == TE_OK) r = te__gemm_check_epilogue(te, a);

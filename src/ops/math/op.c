@@ -141,9 +141,11 @@ static te_result te__check_random(te_ctx *te, te_op_random_args *a) {
         return te__fail(te, TE_ERR_INVALID, a->kind == TE_RANDOM_UNIFORM ? "random: uniform from %g to %g: the range must be finite and upwards"
                                                                         : "random: normal with mean %g and standard deviation %g",
                         (double)a->a, (double)a->b);
+    if (a->kind == TE_RANDOM_UNIFORM && !(fabsf(a->b - a->a) <= FLT_MAX)) /* kernels multiply by it, in f32 */
+        return te__fail(te, TE_ERR_INVALID, "random: uniform from %g to %g: the difference must be a finite f32, too", (double)a->a, (double)a->b);
     return te__want_rng(te, "random", a->rng);
 }
-/* Rounding could carry a uniform number onto b itself; it stops here. */
+/* Rounding of the sum in f32 could carry a uniform number onto b itself; it stops here. */
 static float te__random_below(const te_op_random_args *a) { return a->b > a->a ? nextafterf(a->b, a->a) : a->b; }
 
 /* ---- axpby, sums ---- */

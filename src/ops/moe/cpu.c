@@ -14,7 +14,8 @@ static te_result te__cpu_moe_splits(te_ctx *te, const te_op_moe_splits_args *a) 
     int64_t n = te__numel(a->padded), i, offset = 0;
     (void)te;
     for (i = 0; i < n; i++) {
-        int64_t size = te__max(0, a->sizes ? te__load_index(te__data(a->sizes), a->sizes->dtype, i) : a->values[i]), padded = te__round_up(size, a->align);
+        int64_t given = a->sizes ? te__load_index(te__data(a->sizes), a->sizes->dtype, i) : a->values[i];
+        int64_t size = te__min(te__max(0, given), INT64_MAX - a->align), padded = te__round_up(size, a->align); /* whatever it is, the sum stays within 64 bits */
         te__store_index(a->padded, i, padded);
         if (a->offsets) te__store_index(a->offsets, i, offset);
         offset += padded - size;

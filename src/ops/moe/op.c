@@ -8,7 +8,8 @@ static te_result te__check_moe_splits(te_ctx *te, te_op_moe_splits_args *a) {
     if (r == TE_OK) r = te__want_numel(te, "moe_splits", "offsets", a->offsets, n);
     if (r != TE_OK) return r;
     if (a->align == 0) a->align = 1;
-    if (a->align < 0) return te__fail(te, TE_ERR_INVALID, "moe_splits: align is %lld; it cannot be negative", (long long)a->align);
+    if (a->align < 0 || a->align > INT32_MAX)
+        return te__fail(te, TE_ERR_INVALID, "moe_splits: align is %lld; it cannot be negative, nor more than %d, the rows that a map counts", (long long)a->align, INT32_MAX);
     if (!a->sizes && n > TE_MOE_HOST_SPLITS)
         return te__fail(te, TE_ERR_INVALID, "moe_splits: %lld numbers from the host; one call takes %d, or any number from a tensor", (long long)n, TE_MOE_HOST_SPLITS);
     return TE_OK;

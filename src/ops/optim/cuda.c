@@ -29,8 +29,8 @@ static void te__adam_fill_numbers(te__adam_numbers *k, const te_op_adam_args *a,
     k->eps = n.eps;
     k->weight_decay = i < a->num_tensors - a->num_undecayed ? n.weight_decay : 0.0f;
     k->unbias = unbias ? unbias + 2 * a->tensors[i].place : NULL;
-    k->unbias1 = te__adam_unbias(a->no_bias_correction, n.beta1, a->step);
-    k->unbias2 = te__adam_unbias(a->no_bias_correction, n.beta2, a->step);
+    k->unbias1 = te__adam_unbias(unbias || a->no_bias_correction, n.beta1, a->step);
+    k->unbias2 = te__adam_unbias(unbias || a->no_bias_correction, n.beta2, a->step);
     k->l2_mode = a->no_adam_w_mode;
 }
 

@@ -100,7 +100,7 @@ static te_result te__check_adam(te_ctx *te, te_op_adam_args *a) {
     if (result != TE_OK) return result;
     if (a->num_undecayed < 0 || a->num_undecayed > a->num_tensors)
         return te__fail(te, TE_ERR_INVALID, "adam: num_undecayed is %d of %d tensors", a->num_undecayed, a->num_tensors);
-    if (a->step < 1) return te__fail(te, TE_ERR_INVALID, "adam: step is %lld; the first one is 1", (long long)a->step);
+    if (a->step < 1 && !a->bias_correction) return te__fail(te, TE_ERR_INVALID, "adam: step is %lld; the first one is 1", (long long)a->step);
     return TE_OK;
 }
 /* Not all in f32, which has a kernel of its own. */

@@ -3,6 +3,8 @@
 
 /* With a token's place and its sequence's start, positions stay far from the end of 64 bits. */
 #define TE__ROPE_MAX_OFFSET ((int64_t)1 << 53)
+/* As the operations of the family `context` have it; twice as many chunks are counted in int. */
+#define TE__ROPE_MAX_RANKS (1 << 20)
 
 /* Angles of b sequences of s tokens, or, packed, of s tokens of b sequences, with heads of d channels. Fills defaults. */
 static te_result te__rope_check_angles(te_ctx *te, const char *op, te_rope_angles *a, bool packed, int64_t s, int64_t b, int64_t d) {
@@ -20,6 +22,8 @@ static te_result te__rope_check_angles(te_ctx *te, const char *op, te_rope_angle
         return te__fail(te, TE_ERR_UNSUPPORTED, "%s: %d channels are to be rotated; at most %d are possible", op, a->rotary_dim, 2 * TE__ROPE_MAX_HALF);
     if (a->position_offset > TE__ROPE_MAX_OFFSET || a->position_offset < -TE__ROPE_MAX_OFFSET)
         return te__fail(te, TE_ERR_INVALID, "%s: position_offset is %lld; 2^53 at most is possible, either way", op, (long long)a->position_offset);
+    if (a->cp_size > TE__ROPE_MAX_RANKS)
+        return te__fail(te, TE_ERR_UNSUPPORTED, "%s: cp_size is %d; at most %d ranks are possible", op, a->cp_size, TE__ROPE_MAX_RANKS);
     if (a->cp_size < 1 || a->cp_rank < 0 || a->cp_rank >= a->cp_size)
         return te__fail(te, TE_ERR_INVALID, "%s: cp_rank is %d and cp_size %d; ranks are 0 to cp_size - 1", op, a->cp_rank, a->cp_size);
     if (a->cp_size > 1 && a->positions)
@@ -98,9 +102,8 @@ static te_result te__qkv_rope_check(te_ctx *te, const char *op, te_op_qkv_rope_a
     }
     r = te__want_matrix(te, op, "qkv", a->qkv, shape[0] * shape[1], ((int64_t)a->num_heads + 2 * (int64_t)a->num_groups) * a->head_dim, "q", a->q);
     if (r != TE_OK) return r;
-    if (a->no_rope) return TE_OK;
     r = te__want_format(te, op, a->format);
-    return r == TE_OK ? te__rope_check_angles(te, op, &a->angles, false, shape[seq], shape[1 - seq], a->head_dim) : r;
+    return r == TE_OK && !a->no_rope ? te__rope_check_angles(te, op, &a->angles, false, shape[seq], shape[1 - seq], a->head_dim) : r;
 }
 
 static te_result te__check_qkv_rope(te_ctx *te, te_op_qkv_rope_args *a) {

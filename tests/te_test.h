@@ -43,7 +43,7 @@ const char *test_no_gpu(void);
 
 /* n under the thread sanitizer, else 1: of many cases that run alike it takes every n-th. It is ten times as slow, and races are the same in all. */
 int test_every(int n);
-/* The same under the address sanitizer, too: for ranks, which wait for each other on few cores. */
+/* The same under the address sanitizer, and on 32-bit machines, too: for ranks, which wait for each other on few cores, and for whole trainings. */
 int test_every_sanitized(int n);
 
 /* For allocators of tests: memory of their own, from any thread. */

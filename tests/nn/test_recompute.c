@@ -47,10 +47,10 @@ static void same_training(te_ctx *te, const setup *is, bool graph, bool delay) {
     }
 }
 TE_TEST_DEVICES(checkpoints_change_no_bit) {
-    for (int i = 0; i < COUNT(setups) && te_ok(te); i += test_every(3)) same_training(te, &setups[i], false, false);
+    for (int i = 0; i < COUNT(setups) && te_ok(te); i += test_every_sanitized(3)) same_training(te, &setups[i], false, false);
 }
 TE_TEST_DEVICES(checkpoints_change_no_bit_of_a_graph) {
-    for (int i = test_every(3) / 2; i < COUNT(setups) && te_ok(te); i += test_every(3)) same_training(te, &setups[i], true, true);
+    for (int i = test_every_sanitized(3) / 2; i < COUNT(setups) && te_ok(te); i += test_every_sanitized(3)) same_training(te, &setups[i], true, true);
 }
 
 /* ---- functions ---- */

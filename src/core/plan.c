@@ -27,7 +27,7 @@ static void te__plan_end(te__plan *p) {
 /* `why` must be static. */
 static void te__plan_why(te__plan *p, const char *why) { p->why = why; }
 
-/* The launches of a long list, elsewhere: with room for as many again. */
+/* Moves the launches to memory of the host that has room for twice as many. */
 static TE__NOINLINE bool te__plan_grow(te__plan *p) {
     const int more = 2 * p->cap_launches;
     te__launch *all = (te__launch *)te__alloc(p->te, (size_t)more * sizeof(te__launch));

@@ -567,7 +567,7 @@ static te_result te__onnx_add_output(te__onnx *g, const char *name, te_tensor *f
     if (first->quantized) return te__fail(g->te, TE_ERR_UNSUPPORTED, "te_onnx_export: the output \"%s\" is quantized; export the module without fp8_output", name);
     if (!te__onnx_type(first->dtype))
         return te__fail(g->te, TE_ERR_UNSUPPORTED, "te_onnx_export: the output \"%s\" is %s, a format that ONNX's opset %d lacks", name, te_dtype_name(first->dtype), (int)TE__ONNX_OPSET);
-    if (te__is_fp8(first->dtype)) /* in the graph a tensor of codes is what these stand for */
+    if (te__is_fp8(first->dtype)) /* a graph stores the decoded values of such a tensor, never its codes */
         return te__fail(g->te, TE_ERR_UNSUPPORTED, "te_onnx_export: the output \"%s\" is codes, %s, without their scale; a graph gives what they stand for: te_op_fp8_dequantize them", name,
                         te_dtype_name(first->dtype));
     pair = te__onnx_pair_of(first, second);

@@ -160,7 +160,7 @@ static const te_module *te__root_of(const te_module *m) {
     while (m->parent) m = m->parent;
     return m;
 }
-/* Before a backward pass from y: marks the leaves that it can reach. Once it has failed, the tape does not tell any more. */
+/* Before a backward pass from y: marks the leaves that it can reach. After the pass its nodes are gone, and a failed one still has to know whose ranks to tell. */
 static void te__units_mark(te_ctx *te, const te__segment *s, te_tensor *const *y, int count) {
     const uint64_t pass = ++te->tape.passes;
     int i, k;

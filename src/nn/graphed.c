@@ -241,15 +241,19 @@ static void te__graphed_swap_grads(te__graphed *g, te_tensor **to) {
     }
 }
 
-/* Main gradients, which a FIRST microbatch overwrites: other memory takes their place in warm-up passes, and they come back from `to`. */
+/* Warm-up passes write main gradients (a FIRST microbatch overwrites them): new tensors stand in for those, which wait in `to`. */
 static te_result te__graphed_lend_main_grads(te__graphed *g, te_tensor **to) {
     te_result result = TE_OK;
     int i;
     for (i = TE__FORWARD_TENSORS; i < g->num_leaves && result == TE_OK; i++) {
         te_tensor *x = g->leaf[i] && g->leaf[i]->var ? g->leaf[i]->var->main_grad : NULL, *y = x ? te_tensor_retain(te_tensor_zeros(g->te, x->dtype, x->ndim, x->shape)) : NULL;
         if (!x) continue;
-        if (y) to[i] = x, g->leaf[i]->var->main_grad = y;
-        else result = te_error_code(g->te);
+        if (!y) {
+            result = te_error_code(g->te);
+            break;
+        }
+        to[i] = x;
+        g->leaf[i]->var->main_grad = y;
     }
     return result;
 }

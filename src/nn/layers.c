@@ -42,9 +42,10 @@ static bool te__autocast_of(const te_module *m, te__autocast *cast) {
     return !(m && m->recipe_off);
 }
 
+/* Names of the buffers that hold scales and histories of the forward and of the backward slots. */
+static const char *const te__scaling_names[2][2] = {{"fp8_scale_fwd", "fp8_amax_history_fwd"}, {"fp8_scale_bwd", "fp8_amax_history_bwd"}};
 /* The scales and histories of m's slots, as `recipe`, a delayed or a custom one, keeps them: buffers of the module, unless a checkpoint has loaded them as such. */
 static te_result te__scaling_slots(te_module *m, te__scaling *s, const te_recipe *recipe, te__quant_call *call) {
-    static const char *const names[2][2] = {{"fp8_scale_fwd", "fp8_amax_history_fwd"}, {"fp8_scale_bwd", "fp8_amax_history_bwd"}};
     const int length = te__history_length(recipe);
     te_result result = TE_OK;
     bool warming;
@@ -61,17 +62,17 @@ static te_result te__scaling_slots(te_module *m, te__scaling *s, const te_recipe
     m->te->warming = false;
     for (i = 0; i < 2 && result == TE_OK; i++) {
         te__slots *slots = i ? &s->backward : &s->forward;
-        te_tensor *scale = te_module_parameter(m, names[i][0]), *history = te_module_parameter(m, names[i][1]);
+        te_tensor *scale = te_module_parameter(m, te__scaling_names[i][0]), *history = te_module_parameter(m, te__scaling_names[i][1]);
         int64_t n = slots->n;
         if (scale && history && slots->scale == scale && slots->history == history && history->shape[0] == length) continue;
         if (m->te->capture) { /* each launch would fill them again */
             result = te__refuse_capture(m->te, "making the scales of a delayed recipe", TE__RUN_FIRST);
             break;
         }
-        if (!scale || scale->dtype != TE_F32 || scale->ndim != 1 || scale->shape[0] != n) scale = te_module_add_buffer(m, names[i][0], te_tensor_full(m->te, TE_F32, 1, &n, 1.0));
+        if (!scale || scale->dtype != TE_F32 || scale->ndim != 1 || scale->shape[0] != n) scale = te_module_add_buffer(m, te__scaling_names[i][0], te_tensor_full(m->te, TE_F32, 1, &n, 1.0));
         if (!history || history->dtype != TE_F32 || history->ndim != 2 || history->shape[1] != n || history->shape[0] != length) {
             bool usable = history && history->dtype == TE_F32 && history->ndim == 2 && history->shape[1] == n;
-            history = te_module_add_buffer(m, names[i][1], te__history_resized(m->te, usable ? history : NULL, length, (int)n));
+            history = te_module_add_buffer(m, te__scaling_names[i][1], te__history_resized(m->te, usable ? history : NULL, length, (int)n));
         }
         result = te__slots_set(slots, scale, history);
         if (result == TE_OK) result = te__slots_keep(slots);

@@ -135,13 +135,12 @@ static te_result te__quantize_weights(te_module *m) {
         y = te__primary_create(m->entries[i].tensor, m->cls->name, path, gemm++);
         result = y ? TE_OK : te_error_code(m->te);
         if (y && y != m->entries[i].tensor) {
-            te_tensor *old = m->entries[i].tensor;
-            bool trained = old->requires_grad;
-            te_tensor *mg = te_tensor_retain(te_tensor_main_grad(old));
+            const bool trained = m->entries[i].tensor->requires_grad;
+            te_tensor *main_grad = te_tensor_retain(te_tensor_main_grad(m->entries[i].tensor));
             te_module_add_parameter(m, m->entries[i].name, y);
             te_tensor_set_requires_grad(y, trained);
-            if (mg) result = te_tensor_set_main_grad(y, mg);
-            te_tensor_release(mg);
+            if (main_grad) result = te_tensor_set_main_grad(y, main_grad);
+            te_tensor_release(main_grad);
         }
     }
     te__frame_end(m->te, NULL, 0);

@@ -88,7 +88,7 @@ static te_result te__checkpoint_backward(te_ctx *te, const void *state, te_tenso
     return result;
 }
 
-/* What the node of a checkpoint has to find when it runs again; NULL: the node is another one. */
+/* The snapshot that the second run of a checkpoint begins from; NULL for a node that is no checkpoint. */
 static const te__snapshot *te__checkpoint_snapshot(const te__node *node) {
     return node->backward == te__checkpoint_backward ? ((const te__checkpoint_state *)node->state)->snapshot : NULL;
 }

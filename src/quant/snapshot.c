@@ -11,7 +11,7 @@ typedef struct te__snapshot {
     struct te__snapshot *outer; /* the one that was being recorded, or played, before this one */
     const te_module *module; /* whose forward this is, or NULL */
     te__rng_state rng;
-    te_microbatch microbatch;
+    te_microbatch microbatch; /* te_set_is_first_microbatch's */
     te__autocast *autocast; /* a copy of the stack */
     int num_autocast;
     te__snapshot_scales *scales; /* in the order of the calls */

@@ -183,7 +183,10 @@ static bool te__ckpt_number(te_safetensors *f, const char *key, bool *found, uin
 
 /* The buffers that te__scaling_slots makes. */
 static bool te__is_scaling_name(const char *name) {
-    return strcmp(name, "fp8_scale_fwd") == 0 || strcmp(name, "fp8_scale_bwd") == 0 || strcmp(name, "fp8_amax_history_fwd") == 0 || strcmp(name, "fp8_amax_history_bwd") == 0;
+    int i;
+    for (i = 0; i < 4; i++)
+        if (strcmp(name, te__scaling_names[i / 2][i % 2]) == 0) return true;
+    return false;
 }
 /* Scaling state that m would make itself: f32 scales [n], or a history [L, n]. Anything else would become a buffer that the module never looks at, and that every file after this one
  * would have to hold. */

@@ -651,7 +651,7 @@ TE_TEST_DEVICES(onnx_refuses_what_a_graph_cannot) {
     CHECK_EQ_INT(files_in_folder(), 0);
 }
 
-/* A slice that begins where the sequence ends is at 2 for four tokens, and at 0 for twelve: no product of a batch of one sequence. */
+/* The start of this slice is 2 with four tokens and 0 with twelve. An export must refuse it: a size of 0 is no multiple of any input size. */
 static te_result ask_shrinking(te_module *m, te_forward_args *args) {
     const int64_t s = te_tensor_shape(args->input)[0];
     args->outputs.out = te_scale(te_tensor_narrow(args->input, 0, s < 6 ? 6 - s : 0, 2), 2);

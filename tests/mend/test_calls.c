@@ -27,7 +27,7 @@ static te_result fail_if(te_ctx *te, const void *state, te_tensor *const *saved,
     dx[0] = dy[0];
     return TE_OK;
 }
-/* What a failed backward pass has put off for te_backward_dw does not come to the step that is done again, nor what microbatches before it have. */
+/* A step that is done again has no weight gradients left over from the failed one: neither from the backward pass that failed nor from the microbatches before it. */
 TE_TEST_DEVICES(p16_deferred_work_of_a_failed_step_is_dropped) {
     for (int second = 0; second < 2; second++) {
         te_module *m = linear(te, (te_linear_desc){.gemm.delay_wgrad_compute = true});

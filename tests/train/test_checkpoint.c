@@ -296,8 +296,8 @@ TE_TEST_DEVICES(checkpoint_renews_cached_weights) {
     te_module_destroy(n);
 }
 
-/* Scaling state comes from a file where a module would make it itself: by one of four names, of its sizes. Anything else by a like name is ignored, and the model's own files fit it
- * afterwards. */
+/* A file gives a module scaling state only under the four names and in the sizes that the module would make itself. Entries with similar names are ignored, and the model can read its own
+ * files after them. */
 TE_TEST(checkpoint_scaling_state_of_others_is_ignored) {
     static const struct {
         const char *name;

@@ -93,7 +93,7 @@ def main(path):
     picture.write_text(plot(head, rows))
     if not whole.exists():
         whole.write_text(f"# Measurements: {path.stem}\n\n{BEGIN}{END}")
-    measured, plotted = f"{head}; medians, random normal data, L2 flushed, clocks as found.\n\n", "Speed of every kernel relative to cuBLASLt, to a copy, or to another of ours"
+    measured, plotted = f"{head}; random normal data, L2 flushed, clocks as found.\n\n", "Speed of every kernel relative to cuBLASLt, to a copy, or to another of ours"
     replace(whole, f"{measured}![{plotted}]({picture.name})\n\nThe first shape of each kind, and what all shapes of it give; every row is in [{path.name}]({path.name}).\n\n" + table(rows))
     replace(pathlib.Path("README.md"), f"{measured}![{plotted}]({picture})\n\n" + table({what: rows[what] for what in README_ROWS if what in rows}))
 

@@ -11,6 +11,8 @@ struct te__graphed {
     te_tensor *leaf[TE__MAX_NODE_TENSORS];    /* inputs, NULL where the call has none, and parameters (retained) */
     te_tensor *dx[TE__MAX_NODE_TENSORS];      /* their gradients from the backward graph (retained), or NULL */
     int num_leaves;
+    te_tensor *frozen[TE__MAX_NODE_TENSORS];  /* parameters without a gradient (retained) */
+    int num_frozen;
     uint64_t launches; /* of the forward graph */
     te_microbatch microbatch; /* te_set_is_first_microbatch's when they were captured */
 };
@@ -30,6 +32,7 @@ static void te__graphed_release(te__graphed *g) {
         te_tensor_release(g->leaf[i]);
         te_tensor_release(g->dx[i]);
     }
+    for (i = 0; i < g->num_frozen; i++) te_tensor_release(g->frozen[i]);
     te__free(g->te, g, sizeof(*g));
 }
 
@@ -87,6 +90,10 @@ static te_result te__graphed_run(te_module *m, te_forward_args *args) {
     if (args->is_first_microbatch != g->call.args.is_first_microbatch)
         return te__fail(te, TE_ERR_INVALID, "te_make_graphed_callables: is_first_microbatch is %d and was %d in the sample; a graph repeats what it was captured with",
                         (int)args->is_first_microbatch, (int)g->call.args.is_first_microbatch);
+    for (i = 0; i < g->num_frozen; i++)
+        if (g->frozen[i]->requires_grad)
+            return te__fail(te, TE_ERR_STATE, "te_make_graphed_callables: parameter \"%s\" of \"%s\" requires a gradient and did not when the module was graphed; the graphs make none: "
+                            "te_graphed_reset, and graph it again", g->frozen[i]->name ? g->frozen[i]->name : "", m->name);
     te__frame_begin(te);
     for (i = 0; i < g->num_leaves; i++) in[i] = g->leaf[i];
     for (i = 0; i < TE__FORWARD_TENSORS && result == TE_OK; i++) {
@@ -176,6 +183,9 @@ static bool te__graphed_tensor(void *user, te_module *m, const char *path, te_te
         for (i = TE__FORWARD_TENSORS; i < k->g->num_leaves && k->g->leaf[i] != x; i++) {}
         k->too_many = i == TE__MAX_NODE_TENSORS;
         if (i == k->g->num_leaves && !k->too_many) k->g->leaf[k->g->num_leaves++] = te_tensor_retain(x);
+    } else if (!k->after) {
+        k->too_many = k->g->num_frozen == TE__MAX_NODE_TENSORS;
+        if (!k->too_many) k->g->frozen[k->g->num_frozen++] = te_tensor_retain(x);
     }
     return !k->too_many && te_ok(m->te);
 }

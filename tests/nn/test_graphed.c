@@ -171,6 +171,33 @@ TE_TEST_DEVICES(graphed_modules_and_their_limits) {
     te_module_destroy(m);
 }
 
+/* The graphs make no gradient for a parameter that was frozen: to thaw it is an error, to freeze it again or another one is none. */
+TE_TEST_DEVICES(graphed_modules_whose_parameters_thaw) {
+    te_linear_desc d = {.in_features = WIDTH, .out_features = WIDTH};
+    te_module *m = te_linear_create(te, &d);
+    te_tensor *w = te_module_parameter(m, "weight"), *bias = te_module_parameter(m, "bias"), *y;
+    te_forward_args sample = {.input = test_tensor(te, TE_BF16, SHAPE(8, WIDTH), test_normal(8 * WIDTH, 1))};
+    te_tensor_set_requires_grad(w, false);
+    CHECK_EQ_INT(te_make_graphed_callables(te, &m, &sample, 1, NULL), TE_OK);
+    te_tensor_set_requires_grad(w, true);
+    CHECK(!te_forward(m, sample.input));
+    CHECK_ERROR(te, TE_ERR_STATE, "parameter \"weight\"");
+    te_tensor_set_requires_grad(w, false);
+    y = te_forward(m, sample.input);
+    CHECK_EQ_INT(te_backward_from(y, sample.input), TE_OK);
+    CHECK(te_tensor_grad(bias) && !te_tensor_grad(w));
+    te_tensor_zero_grad(bias);
+    te_graphed_reset(m);
+    te_tensor_set_requires_grad(w, true);
+    CHECK_EQ_INT(te_make_graphed_callables(te, &m, &sample, 1, NULL), TE_OK);
+    te_tensor_set_requires_grad(bias, false);
+    y = te_forward(m, sample.input);
+    CHECK_EQ_INT(te_backward_from(y, sample.input), TE_OK);
+    CHECK(te_tensor_grad(w) && !te_tensor_grad(bias));
+    CHECK_OK(te);
+    te_module_destroy(m);
+}
+
 /* Where memory runs out the call leaves nothing behind, and can be made again. */
 TE_TEST(graphed_modules_without_memory) {
     for (int64_t fail = 1, more = 1; more; fail += test_every_sanitized(5)) {

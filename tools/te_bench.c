@@ -41,8 +41,8 @@ static int by_value(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-/* Seconds of one run after a flush. A short call takes some 1 us more or less by how many launches came before it: of two things that are measured in turns
- * always the same one, as if it were slower (tests/bench/notes.md). Hence up to three launches more in front, and a low quantile. */
+/* Seconds of one run after a flush. A short call takes 1 us longer after some sequences of launches than after others; of two things that are measured in
+ * turns it is always the same one (tests/bench/notes.md). So the number of launches in front changes from run to run, and the caller takes a low quantile. */
 static float measure_once(bench *b, int index, work_fn work, void *arg) {
     float milliseconds = 0;
     int more;
@@ -451,8 +451,8 @@ static void family_report(const family *f) {
     printf("%-42s %d shapes: geometric mean %.3f, least %.3f (%s)\n", f->name, f->count, mean, f->least, f->least_shape);
 }
 
-/* A call of some 10 us takes up to 1 us more or less with the place of its operands in memory, and places repeat with the sizes of what is allocated. Short
- * products are measured at several places, all held at once, with gaps of different sizes between them, and the mean counts. */
+/* Short products are measured at several places in memory, all held at once, with gaps of different sizes between them, and the mean counts, so that no
+ * figure hangs on one place. */
 static int places_of(int64_t m, int64_t n, int64_t k) { return m * k + n * k + m * n <= 1 << 25 ? 8 : 1; }
 static void leave_gap(bench *b, int place) { te__empty_1d(b->te, TE_U8, (int64_t)(2 * place + 1) << 18); }
 

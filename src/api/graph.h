@@ -55,9 +55,9 @@ typedef struct te_graphed_desc {
  * formats and options of the sample, and are outside of autocast regions or in ones like desc's, which the graphs hold. Input gradients are made where the sample's
  * tensors require them. In evaluation, without gradients, inside te_checkpoint and other captures the module runs as usual. One call's activations are kept: its
  * te_backward comes before the next te_forward. On failure no module is graphed. TE_ERR_STATE while a forward pass waits for its te_backward; TE_ERR_UNSUPPORTED for a module of more
- * than 1,000 parameters, one that delays weight gradients (delay_wgrad_compute), or one that draws random numbers and runs again (te_module_set_checkpoint); TE_ERR_INVALID for one
+ * than 1,000 parameters with gradients, one that delays weight gradients (delay_wgrad_compute), or one that draws random numbers and runs again (te_module_set_checkpoint); TE_ERR_INVALID for one
  * that is given twice. The microbatch that te_set_is_first_microbatch had set stays that of the graphs: another one gives TE_ERR_STATE,
- * and so does a parameter that requires a gradient and did not. Syncs. Source: transformer_engine.pytorch.make_graphed_callables. */
+ * and so does a parameter that requires a gradient now and was frozen then. Syncs. Source: transformer_engine.pytorch.make_graphed_callables. */
 TE_API te_result te_make_graphed_callables(te_ctx *te, te_module *const *modules, const te_forward_args *sample_args, int n, const te_graphed_desc *desc);
 /* Takes the graphs away; the module runs as usual. te_module_destroy does it, too. NULL is fine. */
 TE_API void te_graphed_reset(te_module *m);

@@ -11,8 +11,8 @@ struct te__graphed {
     te_tensor *leaf[TE__MAX_NODE_TENSORS];    /* inputs, NULL where the call has none, and parameters (retained) */
     te_tensor *dx[TE__MAX_NODE_TENSORS];      /* their gradients from the backward graph (retained), or NULL */
     int num_leaves;
-    te_tensor *frozen[TE__MAX_NODE_TENSORS];  /* parameters without a gradient (retained) */
-    int num_frozen;
+    te_tensor **frozen;                       /* parameters without a gradient (retained), any number of them */
+    int num_frozen, cap_frozen;
     uint64_t launches; /* of the forward graph */
     te_microbatch microbatch; /* te_set_is_first_microbatch's when they were captured */
 };
@@ -33,6 +33,7 @@ static void te__graphed_release(te__graphed *g) {
         te_tensor_release(g->dx[i]);
     }
     for (i = 0; i < g->num_frozen; i++) te_tensor_release(g->frozen[i]);
+    te__free(g->te, g->frozen, (size_t)g->cap_frozen * sizeof(te_tensor *));
     te__free(g->te, g, sizeof(*g));
 }
 
@@ -183,10 +184,8 @@ static bool te__graphed_tensor(void *user, te_module *m, const char *path, te_te
         for (i = TE__FORWARD_TENSORS; i < k->g->num_leaves && k->g->leaf[i] != x; i++) {}
         k->too_many = i == TE__MAX_NODE_TENSORS;
         if (i == k->g->num_leaves && !k->too_many) k->g->leaf[k->g->num_leaves++] = te_tensor_retain(x);
-    } else if (!k->after) {
-        k->too_many = k->g->num_frozen == TE__MAX_NODE_TENSORS;
-        if (!k->too_many) k->g->frozen[k->g->num_frozen++] = te_tensor_retain(x);
-    }
+    } else if (!k->after && te__grow(m->te, (void **)&k->g->frozen, &k->g->cap_frozen, k->g->num_frozen, sizeof(te_tensor *)))
+        k->g->frozen[k->g->num_frozen++] = te_tensor_retain(x);
     return !k->too_many && te_ok(m->te);
 }
 
@@ -319,7 +318,7 @@ static te_result te__graphed_make(te_module *m, const te_forward_args *sample, c
     kept.g = g;
     if (result == TE_OK) te_module_visit_tensors(m, te__graphed_tensor, &kept);
     if (kept.too_many)
-        result = te__fail(te, TE_ERR_UNSUPPORTED, "te_make_graphed_callables: \"%s\" has more than %d parameters or %d buffers; graph its children one by one", m->name,
+        result = te__fail(te, TE_ERR_UNSUPPORTED, "te_make_graphed_callables: \"%s\" has more than %d parameters with gradients or %d buffers; graph its children one by one", m->name,
                           (int)TE__MAX_NODE_TENSORS - (int)TE__FORWARD_TENSORS, (int)TE__COUNT(kept.buffer));
     if (result == TE_OK) result = te_error_code(te);
     te__graphed_swap_grads(g, before);

@@ -59,7 +59,7 @@ TE_TEST_DEVICES(p16_deferred_work_of_a_failed_step_is_dropped) {
 
 /* ---- microbatches ------------------------------------------------------------------------------------------------ */
 
-/* Two forward passes before the first backward pass, as in a pipeline: the second run of a checkpoint is the microbatch that the first one was. */
+/* Two forward passes before the first backward pass, as in a pipeline: a checkpoint that runs again uses the microbatch flag of its first run. */
 TE_TEST_DEVICES(p16_a_checkpoint_remembers_the_microbatch) {
     for (int checkpoint = 0; checkpoint < 2; checkpoint++) {
         te_module *m = linear(te, (te_linear_desc){.gemm.fuse_wgrad_accumulation = true});
@@ -126,7 +126,7 @@ TE_TEST(p16_microbatches_are_checked) {
 
 /* ---- weights ----------------------------------------------------------------------------------------------------- */
 
-/* Another view of the memory that the kept copy was made from is another weight. */
+/* A kept quantized weight belongs to one view: a parameter that becomes another view of the same memory is quantized anew. */
 TE_TEST_DEVICES(p16_a_kept_weight_is_of_one_view) {
     te_linear_desc d = {.in_features = 16, .out_features = 16, .gemm.no_bias = true, .gemm.params_dtype = TE_F32};
     te_module *m = te_linear_create(te, &d);

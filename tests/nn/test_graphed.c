@@ -171,29 +171,48 @@ TE_TEST_DEVICES(graphed_modules_and_their_limits) {
     te_module_destroy(m);
 }
 
-/* The graphs make no gradient for a parameter that was frozen: to thaw it is an error, to freeze it again or another one is none. */
+/* The graphs make no gradient for a parameter that was frozen when they were made: to thaw it is an error. To freeze one later is none. */
 TE_TEST_DEVICES(graphed_modules_whose_parameters_thaw) {
-    te_linear_desc d = {.in_features = WIDTH, .out_features = WIDTH};
-    te_module *m = te_linear_create(te, &d);
-    te_tensor *w = te_module_parameter(m, "weight"), *bias = te_module_parameter(m, "bias"), *y;
-    te_forward_args sample = {.input = test_tensor(te, TE_BF16, SHAPE(8, WIDTH), test_normal(8 * WIDTH, 1))};
-    te_tensor_set_requires_grad(w, false);
+    static const char *const names[2] = {"weight", "bias"};
+    for (int k = 0; k < 4; k++) {
+        const bool before = k & 2;
+        te_module *m = te_linear_create(te, &(te_linear_desc){.in_features = WIDTH, .out_features = WIDTH});
+        te_tensor *frozen = te_module_parameter(m, names[k & 1]), *other = te_module_parameter(m, names[~k & 1]);
+        te_forward_args sample = {.input = test_tensor(te, TE_BF16, SHAPE(8, WIDTH), test_normal(8 * WIDTH, 1))};
+        test_case("%s is frozen %s", names[k & 1], before ? "before" : "after");
+        te_tensor_set_requires_grad(frozen, !before);
+        CHECK_EQ_INT(te_make_graphed_callables(te, &m, &sample, 1, NULL), TE_OK);
+        te_tensor_set_requires_grad(frozen, true);
+        if (before) {
+            CHECK(!te_forward(m, sample.input));
+            CHECK_ERROR(te, TE_ERR_STATE, k & 1 ? "parameter \"bias\"" : "parameter \"weight\"");
+        }
+        te_tensor_set_requires_grad(frozen, false);
+        CHECK_EQ_INT(te_backward_from(te_forward(m, sample.input), sample.input), TE_OK);
+        CHECK(te_tensor_grad(other) && !te_tensor_grad(frozen));
+        te_module_destroy(m);
+    }
+    CHECK_OK(te);
+}
+
+/* Adapters on a large model: any number of frozen parameters. */
+TE_TEST(graphed_modules_with_many_frozen_parameters) {
+    enum { LAYERS = 600 };
+    te_ctx *te = test_context("cpu");
+    te_module *m = te_sequential_create(te, NULL, 0), *last = NULL;
+    te_forward_args sample = {.input = te_tensor_full(te, TE_F32, SHAPE(2, 4), 1)};
+    for (int i = 0; i < LAYERS; i++) {
+        last = te_linear_create(te, &(te_linear_desc){.in_features = 4, .out_features = 4, .gemm.params_dtype = TE_F32});
+        char name[16];
+        snprintf(name, sizeof name, "%d", i);
+        te_module_add_child(m, name, last);
+    }
+    te_module_set_requires_grad(m, false);
+    te_module_set_requires_grad(last, true);
     CHECK_EQ_INT(te_make_graphed_callables(te, &m, &sample, 1, NULL), TE_OK);
-    te_tensor_set_requires_grad(w, true);
-    CHECK(!te_forward(m, sample.input));
-    CHECK_ERROR(te, TE_ERR_STATE, "parameter \"weight\"");
-    te_tensor_set_requires_grad(w, false);
-    y = te_forward(m, sample.input);
-    CHECK_EQ_INT(te_backward_from(y, sample.input), TE_OK);
-    CHECK(te_tensor_grad(bias) && !te_tensor_grad(w));
-    te_tensor_zero_grad(bias);
-    te_graphed_reset(m);
-    te_tensor_set_requires_grad(w, true);
-    CHECK_EQ_INT(te_make_graphed_callables(te, &m, &sample, 1, NULL), TE_OK);
-    te_tensor_set_requires_grad(bias, false);
-    y = te_forward(m, sample.input);
-    CHECK_EQ_INT(te_backward_from(y, sample.input), TE_OK);
-    CHECK(te_tensor_grad(w) && !te_tensor_grad(bias));
+    te_tensor *y = te_forward(m, sample.input);
+    CHECK_EQ_INT(te_backward_from(y, y), TE_OK);
+    CHECK(te_tensor_grad(te_module_parameter(last, "weight")) != NULL);
     CHECK_OK(te);
     te_module_destroy(m);
 }
@@ -207,6 +226,7 @@ TE_TEST(graphed_modules_without_memory) {
         te_module *m = te_linear_create(te, &(te_linear_desc){.in_features = 8, .out_features = 8});
         const te_forward_args sample = {.input = te_tensor_set_requires_grad(te_tensor_full(te, TE_BF16, SHAPE(4, 8), 1), true)};
         test_case("request %d", (int)fail);
+        te_tensor_set_requires_grad(te_module_parameter(m, "bias"), false);
         REQUIRE_OK(te);
         p.fail_at = p.calls + fail;
         te_result result = te_make_graphed_callables(te, &m, &sample, 1, NULL);

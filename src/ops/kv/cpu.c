@@ -49,7 +49,7 @@ static te_result te__kv_check_places(te_ctx *te, const te__kv_copy_kargs *a) {
             return te__fail(te, TE_ERR_INVALID, "copy_to_kv_cache: by cu_seqlens sequence %d has %lld tokens, and k has %lld for each", b, n, a->rows_of_each);
         if (n > 0 && (a->start[b] < 0 || a->start[b] + n > room))
             return te__fail(te, TE_ERR_INVALID, "copy_to_kv_cache: sequence %d adds %lld tokens to %d, and the cache has room for %lld", b, n, a->start[b], room);
-        /* pages before that of the first new token may be nobody's by now */
+        /* earlier pages are not written, and may have been given back: their entries are not checked */
         for (i = n > 0 ? a->start[b] / a->page_size : 0; n > 0 && a->table && i <= (a->start[b] + n - 1) / a->page_size; i++) {
             page = a->table[(long long)b * a->pages_of_each + i];
             if (page < 0 || page >= a->pages)

@@ -145,7 +145,7 @@ static te_result te__check_random(te_ctx *te, te_op_random_args *a) {
         return te__fail(te, TE_ERR_INVALID, "random: uniform from %g to %g: the difference must be a finite f32, too", (double)a->a, (double)a->b);
     return te__want_rng(te, "random", a->rng);
 }
-/* Rounding of the sum in f32 could carry a uniform number onto b itself; it stops here. */
+/* The largest uniform number: a + u (b - a) in f32 may round to b, and is lowered to the number below. */
 static float te__random_below(const te_op_random_args *a) { return a->b > a->a ? nextafterf(a->b, a->a) : a->b; }
 
 /* ---- axpby, sums ---- */

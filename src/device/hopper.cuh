@@ -32,9 +32,10 @@ TE_DEV te_u32 te_cluster_rank() {
     asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(r));
     return r;
 }
-// Barrier of all threads of all blocks of the cluster; their earlier writes are visible afterwards.
-TE_DEV void te_cluster_sync() {
-    asm volatile("barrier.cluster.arrive.release.aligned;\n"
+// Barrier of all threads of all blocks of the cluster, after te_mbar_init_done(). It orders nothing else: with release, as by default, it costs a fence of
+// the whole device.
+TE_DEV void te_cluster_meet() {
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;\n"
                  "barrier.cluster.wait.acquire.aligned;" ::
                      : "memory");
 }

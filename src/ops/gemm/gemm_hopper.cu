@@ -331,8 +331,8 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid
         for (int i = 0; i < (GROUPED && CLUSTER > 1 ? ENTRIES : 0); i++) te_mbar_init(te_entry(entries, i) + 8, 1);
         te_mbar_init_done();
     }
-    if (CLUSTER > 1) te_cluster_sync();
-    else __syncthreads();
+    __syncthreads();
+    if (CLUSTER > 1) te_cluster_meet();
     te_follow();
 
     te_u32 works = GROUPED ? a.rows[a.g.groups.count - 1].tiles_end : te_tiles_m(a.g) * te_tiles_n(a.g) * a.g.splits;
@@ -371,6 +371,8 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid
                     next = te_lds4(te_entry(entries, number));
                 }
             }
+            te_ring last = ring; // The other block's signals come here until each slot is empty; shared memory ends with the block.
+            for (int i = 0; i < (CLUSTER > 1 ? STAGES : 0); i++, last.next()) te_mbar_wait(empty + 8 * last.slot, last.parity ^ 1);
             if (GROUPED) {
                 te_mbar_wait(empty + 8 * ring.slot, ring.parity ^ 1);
                 te_sts4(te_entry(entries, ring.slot) + 44, ~0u); // group: there is no more
@@ -553,5 +555,4 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid
 #if TMA_OUT
     if (out.leader) te_bulk_wait_read<0>(); // shared memory ends with the block
 #endif
-    if (CLUSTER > 1) te_cluster_sync(); // the other block's slabs and signals come here until then
 }

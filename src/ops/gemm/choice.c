@@ -81,7 +81,7 @@ static double te__gemm_cost(const te__plan *p, const te__gemm_tile_kind *t, doub
     double floor = bytes / fmin(2.2e6, 80e3 * (double)te__max(blocks, 1));
     double cost = (double)rounds * ((double)te__div_up(slabs, splits) * slab + 0.8) + (t->option == TE__GEMM_PINGPONG ? 1.0 : (double)rounds) * tail;
     cost = fmax(cost, floor) + 0.1 * fmin(cost, floor);
-    if (t->cluster > 1) cost += 1.4;
+    if (t->cluster > 1) cost += 0.3;
     if (splits > 1) cost += 3.2 + (double)a->m * (double)a->n * 4.0 * (double)(splits + 1) / 1.9e6;
     return cost;
 }

@@ -258,16 +258,8 @@ static bool te__gemm_fits_hopper(const te__plan *p, const te__gemm_problem *q) {
 /* A map of `depth` matrices of rows x columns, `apart` elements from one to the next, in boxes of 128 bytes by `box` rows. depth 0: of one, in two dimensions. */
 static te_result te__gemm_map(te__plan *p, void *map, const void *data, te_dtype dtype, int64_t ld, int64_t columns, int64_t rows, int64_t box, int64_t depth, int64_t apart) {
     int64_t size = te__dtype_size(dtype);
-    uint64_t dims[3], strides[2];
-    uint32_t boxes[3];
-    dims[0] = (uint64_t)columns;
-    dims[1] = (uint64_t)rows;
-    dims[2] = (uint64_t)depth;
-    strides[0] = (uint64_t)(ld * size);
-    strides[1] = (uint64_t)(apart * size);
-    boxes[0] = (uint32_t)(128 / size);
-    boxes[1] = (uint32_t)box;
-    boxes[2] = 1;
+    uint64_t dims[3] = {(uint64_t)columns, (uint64_t)rows, (uint64_t)depth}, strides[2] = {(uint64_t)(ld * size), (uint64_t)(apart * size)};
+    uint32_t boxes[3] = {(uint32_t)(128 / size), (uint32_t)box, 1};
     return te__cuda_tensor_map(p, map, data, dtype, depth ? 3 : 2, dims, strides, boxes, 128);
 }
 /* Of an operand of `size` rows or columns and length k, read in boxes of `box` of them by one slab of k; operands that are not k-major in boxes of 64 by one

@@ -371,8 +371,6 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid
                     next = te_lds4(te_entry(entries, number));
                 }
             }
-            te_ring last = ring; // The other block's signals come here until each slot is empty; shared memory ends with the block.
-            for (int i = 0; i < (CLUSTER > 1 ? STAGES : 0); i++, last.next()) te_mbar_wait(empty + 8 * last.slot, last.parity ^ 1);
             if (GROUPED) {
                 te_mbar_wait(empty + 8 * ring.slot, ring.parity ^ 1);
                 te_sts4(te_entry(entries, ring.slot) + 44, ~0u); // group: there is no more
@@ -555,4 +553,6 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid
 #if TMA_OUT
     if (out.leader) te_bulk_wait_read<0>(); // shared memory ends with the block
 #endif
+    // Signals of the other block come here until every slot is empty, and shared memory ends with the block.
+    for (int i = 0; i < (CLUSTER > 1 ? STAGES : 0); i++, ring.next()) te_mbar_wait(empty + 8 * ring.slot, ring.parity ^ 1);
 }

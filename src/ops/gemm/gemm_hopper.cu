@@ -12,7 +12,8 @@
 //
 // CLUSTER = 2: two blocks compute adjacent tiles and share the larger operand of a tile: B of two tiles in a column, or, if BM > BN, A of two tiles in a
 // row. Each loads its half (of 192 MN-major columns: half of k), and TMA multicasts it to both: a third less to read from the L2 cache. A slot is
-// empty when the consumers of both blocks have released it.
+// empty when the consumers of both blocks have released it. A block ends once all its slots are empty, since its shared memory ends with it: its producer
+// waits for that while D is stored, or with 1 x 128 blocks of B its consumers do, whose loop ptxas then schedules better (tests/bench/notes.md).
 //
 // PINGPONG: each consumer has tiles of 128 x 128 of its own, in turns: slabs of one consumer's tile follow those of the other's, and one multiplies
 // during the epilogue of the other.
@@ -371,6 +372,8 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid
                     next = te_lds4(te_entry(entries, number));
                 }
             }
+            te_ring last = ring;
+            for (int i = 0; i < (CLUSTER > 1 && !B_1D ? STAGES : 0); i++, last.next()) te_mbar_wait(empty + 8 * last.slot, last.parity ^ 1);
             if (GROUPED) {
                 te_mbar_wait(empty + 8 * ring.slot, ring.parity ^ 1);
                 te_sts4(te_entry(entries, ring.slot) + 44, ~0u); // group: there is no more
@@ -553,6 +556,5 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid
 #if TMA_OUT
     if (out.leader) te_bulk_wait_read<0>(); // shared memory ends with the block
 #endif
-    // Signals of the other block come here until every slot is empty, and shared memory ends with the block.
-    for (int i = 0; i < (CLUSTER > 1 ? STAGES : 0); i++, ring.next()) te_mbar_wait(empty + 8 * ring.slot, ring.parity ^ 1);
+    for (int i = 0; i < (CLUSTER > 1 && B_1D ? STAGES : 0); i++, ring.next()) te_mbar_wait(empty + 8 * ring.slot, ring.parity ^ 1);
 }

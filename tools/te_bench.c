@@ -9,7 +9,8 @@
  *
  * Every figure of the GPU is the third shortest of 16 runs between CUDA events, on random normal data, with the L2 cache flushed before each:
  * by writing, which leaves it as full of lines to be written back as a call that writes leaves it; before calls that only read, by writing
- * and then reading, since such a call leaves none either. Clocks are left as they are.
+ * and then reading, since such a call leaves none either. Clocks are left as they are. Host times and steps of a layer are medians by the host's
+ * clock, without a flush.
  *
  * The first line names GPU, driver, libraries, date, and the commit in the environment variable TE_BENCH_COMMIT, which `make bench` sets. */
 #define TE_STATIC
@@ -41,8 +42,8 @@ static int by_value(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-/* Seconds of one run after a flush. A short call takes 1 us longer after some sequences of launches than after others; of two things that are measured in
- * turns it is always the same one (tests/bench/notes.md). So the number of launches in front changes from run to run, and the caller takes a low quantile. */
+/* Seconds of one run after a flush. After some sequences of launches a short call takes 1 us longer, and where two things run in turns, the same one of
+ * them does so every time (tests/bench/notes.md). So the number of launches in front changes from run to run, and measure_both takes a low quantile. */
 static float measure_once(bench *b, int index, work_fn work, void *arg) {
     float milliseconds = 0;
     int more;
@@ -63,9 +64,9 @@ static float measure_once(bench *b, int index, work_fn work, void *arg) {
     return milliseconds * 1e-3f;
 }
 
-/* Seconds of two things, run in turns: the same clocks and temperature for both. `other` may be NULL. */
+/* The third shortest of 16 times, in seconds, of each of two things that run in turns: the same clocks and temperature for both. `other` may be NULL. */
 static void measure_both(bench *b, work_fn work, void *arg, work_fn other, void *other_arg, double seconds[2]) {
-    enum { RUNS = 16 };
+    enum { RUNS = 16, THIRD = 2 };
     float times[2][RUNS];
     int i;
     bool pushed;
@@ -82,7 +83,7 @@ static void measure_both(bench *b, work_fn work, void *arg, work_fn other, void 
     te__cuda_leave(pushed);
     for (i = 0; i < 2; i++) {
         qsort(times[i], RUNS, sizeof(float), by_value);
-        seconds[i] = (double)times[i][RUNS / 8];
+        seconds[i] = (double)times[i][THIRD];
     }
 }
 
@@ -1843,7 +1844,7 @@ static void bench_head(bench *b) {
     time_t now = time(NULL);
     if (commit && commit[0]) snprintf(of, sizeof of, " (%s)", commit);
     strftime(date, sizeof date, "%Y-%m-%d", gmtime(&now));
-    snprintf(text, sizeof text, "%s, driver %d.%d, NVRTC %d.%d, %s, te.h %d.%d.%d%s, copy %.0f GB/s (read and written), %s; third shortest of 16 runs, host times medians", b->te->cuda->name, te__cu.version / 1000,
+    snprintf(text, sizeof text, "%s, driver %d.%d, NVRTC %d.%d, %s, te.h %d.%d.%d%s, copy %.0f GB/s (read and written), %s; third shortest of 16 runs, host times and steps of a layer medians", b->te->cuda->name, te__cu.version / 1000,
              te__cu.version / 10 % 100, nvrtc ? nvrtc->major : 0, nvrtc ? nvrtc->minor : 0, b->lt ? b->lt->version : "no cuBLASLt", TE_VERSION_MAJOR, TE_VERSION_MINOR,
              TE_VERSION_PATCH, of, b->copy_rate * 1e-9, date);
     printf("%s\n", text);

@@ -14,8 +14,8 @@ TE_API te_tensor *te_tensor_empty(te_ctx *te, te_dtype dtype, int ndim, const in
 TE_API te_tensor *te_tensor_zeros(te_ctx *te, te_dtype dtype, int ndim, const int64_t *shape);
 /* A new tensor whose elements are `value`, rounded to nearest even (integers: truncated, saturated). Not e2m1. Allocates. */
 TE_API te_tensor *te_tensor_full(te_ctx *te, te_dtype dtype, int ndim, const int64_t *shape, double value);
-/* A new tensor, f32, f16 or bf16, uniform on [low, high): computed in f32 from the context's random state and rounded to dtype; in f16 and bf16 a
- * number may round up to `high` itself. The same bits on CPU and GPU. Advances the random state by one offset. Allocates. */
+/* A new tensor, f32, f16 or bf16, uniform on [low, high): computed in f32 from the context's random state and rounded to dtype. In f16 and bf16
+ * the rounding may give `high` itself. The same bits on CPU and GPU. Advances the random state by one offset. Allocates. */
 TE_API te_tensor *te_tensor_uniform(te_ctx *te, te_dtype dtype, int ndim, const int64_t *shape, float low, float high);
 /* The same from the normal distribution with `mean` and standard deviation `std`. */
 TE_API te_tensor *te_tensor_normal(te_ctx *te, te_dtype dtype, int ndim, const int64_t *shape, float mean, float std);

@@ -32,8 +32,8 @@ TE_DEV te_u32 te_cluster_rank() {
     asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(r));
     return r;
 }
-// Barrier of all threads of all blocks of the cluster, after te_mbar_init_done(). It orders nothing else: with release, as by default, it costs a fence of
-// the whole device.
+// Barrier of all threads of all blocks of the cluster. The other blocks see mbarriers afterwards, by te_mbar_init_done(), but perhaps not other writes: an
+// arrival that releases all writes, as it does by default, costs a fence of the whole device.
 TE_DEV void te_cluster_meet() {
     asm volatile("barrier.cluster.arrive.relaxed.aligned;\n"
                  "barrier.cluster.wait.acquire.aligned;" ::

@@ -11,7 +11,7 @@ struct te__graphed {
     te_tensor *leaf[TE__MAX_NODE_TENSORS];    /* inputs, NULL where the call has none, and parameters (retained) */
     te_tensor *dx[TE__MAX_NODE_TENSORS];      /* their gradients from the backward graph (retained), or NULL */
     int num_leaves;
-    te_tensor **frozen;                       /* parameters without a gradient (retained), any number of them */
+    te_tensor **frozen;                       /* parameters that required no gradient when the module was graphed (retained) */
     int num_frozen, cap_frozen;
     uint64_t launches; /* of the forward graph */
     te_microbatch microbatch; /* te_set_is_first_microbatch's when they were captured */

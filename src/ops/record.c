@@ -66,8 +66,7 @@ static void te__keep_lists(te_op op, void *args, unsigned char *memory, size_t *
         memcpy(p->list, &to, sizeof(to));
     }
 }
-/* The angles in the args of an operation that rotates, or NULL. The caller may free their frequencies when the call returns; of all that args point to only
- * tensors and lists are like that. Functions and texts (te_score_mod) have to outlive the call anyway. */
+/* The angles in the args of an operation that rotates, or NULL. */
 static te_rope_angles *te__angles_of(te_op op, void *args) {
     te_op_qkv_rope_args *f = (te_op_qkv_rope_args *)args;
     te_op_qkv_rope_bwd_args *b = (te_op_qkv_rope_bwd_args *)args;
@@ -75,7 +74,8 @@ static te_rope_angles *te__angles_of(te_op op, void *args) {
     if (op == TE_OP_QKV_ROPE) return f->no_rope ? NULL : &f->angles;
     return op == TE_OP_QKV_ROPE_BWD && !b->no_rope ? &b->angles : NULL;
 }
-/* The frequencies of its angles. */
+/* The frequencies of its angles: like lists and tensors, the caller may free them when the call returns. Functions and texts (te_score_mod) have to outlive
+ * the call anyway, and are not copied. */
 static void te__keep_frequencies(te_op op, void *args, unsigned char *memory, size_t *used) {
     te_rope_angles *x = te__angles_of(op, args);
     size_t bytes = x && x->inv_freq ? (size_t)(x->rotary_dim / 2) * sizeof(float) : 0;

@@ -67,8 +67,8 @@ static double te__gemm_tma_cost(const te__gemm_tile_kind *t, const te__gemm_prob
 }
 
 /* Times are in slabs of a 128 x 256 tile (0.55 us on an H200), fitted to measurements of 41 shapes by `te_bench --tune`; of these and others, 64, the
- * picks are 1 % slower than the best alternatives on average, 11 % at most. 128 x 192 tiles in clusters were fitted later, by hand, to eight more, the
- * start of a cluster to 35.
+ * picks were 1 % slower than the best alternatives on average, 11 % at most. Fitted since, by hand: 128 x 192 tiles in clusters, to eight shapes more, and
+ * the start of a cluster, to 35.
  * A tile costs its slabs and the part of writing D that is not hidden, and device memory bounds all of them: 2.2 MB a slab, 80 KB for one
  * block. A cluster costs its start. Split-K costs a second launch and a pass of its partial sums through the L2 cache. work: of the epilogue, on 128 x 256
  * values. */

@@ -12,8 +12,9 @@
 //
 // CLUSTER = 2: two blocks compute adjacent tiles and share the larger operand of a tile: B of two tiles in a column, or, if BM > BN, A of two tiles in a
 // row. Each loads its half (of 192 MN-major columns: half of k), and TMA multicasts it to both: a third less to read from the L2 cache. A slot is
-// empty when the consumers of both blocks have released it. A block ends once all its slots are empty, since its shared memory ends with it: its producer
-// waits for that while D is stored, or with 1 x 128 blocks of B its consumers do, whose loop ptxas then schedules better (tests/bench/notes.md).
+// empty when the consumers of both blocks have released it. Shared memory ends with its block, so each block waits at its end until all its slots are
+// empty and the other one has no more to send. The producer waits, while D is stored. With 1 x 128 blocks of B the consumers wait instead, after the
+// store: the producer's wait makes ptxas schedule their loop worse (tests/bench/notes.md).
 //
 // PINGPONG: each consumer has tiles of 128 x 128 of its own, in turns: slabs of one consumer's tile follow those of the other's, and one multiplies
 // during the epilogue of the other.
@@ -372,7 +373,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid
                     next = te_lds4(te_entry(entries, number));
                 }
             }
-            te_ring last = ring;
+            te_ring last = ring; // CLUSTER = 2: the wait at the end
             for (int i = 0; i < (CLUSTER > 1 && !B_1D ? STAGES : 0); i++, last.next()) te_mbar_wait(empty + 8 * last.slot, last.parity ^ 1);
             if (GROUPED) {
                 te_mbar_wait(empty + 8 * ring.slot, ring.parity ^ 1);

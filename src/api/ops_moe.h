@@ -94,7 +94,7 @@ typedef struct te_op_moe_unpermute_bwd_args {
  *   group_best       0 => topk / group_topk
  *   norm_topk_prob   probabilities are divided by their sum + 1e-20 if topk > 1 (all_scores: whatever topk is); 0 => unless they are a softmax
  *   bias_in_probs    probabilities are of the biased scores as well
- * Of equal scores the expert with the lower number is chosen. A chosen expert's probability is scaling_factor times its score, normalised.
+ * Of equal scores the expert with the lower number is chosen (te_fused_topk_with_score_function says where TransformerEngine differs). A chosen expert's probability is scaling_factor times its score, normalised.
  *   all_scores       probs are the scores of all experts, normalised, for an auxiliary loss: softmax over all, or divided by the sum of all + 1e-20;
  *                    the choice is by them. Without groups and scaling_factor, and without bias unless bias_in_probs
  *   probs            float [T, E], 0 for what is not chosen; NULL where topk_probs is given

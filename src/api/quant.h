@@ -10,6 +10,10 @@
  *   - NVFP4's transform: a NaN makes the scales of its blocks NaN in both copies, for any shape. TransformerEngine's kernel for M % 64 == 0 and
  *     N % 128 == 0 does so; its other kernels leave the NaN out of the scale, and a gradient loses it. That kernel also scales a tensor whose
  *     amax is infinite by 0, the others by 1, as te.h always does; the tensor decodes to infinities and NaN either way;
+ *   - te_quantize_master_weights, 128 x 128 blocks with fp32_scales: where fp8_max / amax is infinite in f32 (E4M3: an amax below 1.3166e-36) the scale is the
+ *     largest number of the weight's nominal dtype, as when the weight is quantized whole. TransformerEngine takes FLT_MAX there (compute_scale.cu), and the
+ *     nominal dtype's when it quantizes the whole: of bf16 and f16 weights its two ways give two scale_inv;
+ *   - e4m3_max_256 without four_over_six counts; NVFP4Quantizer then goes on with 448;
  *   - NVTE_USE_FAST_MATH and NVTE_NVFP4_4OVER6_ERR_USE_FAST_MATH, which loosen NVFP4 there, do nothing here.
  * Without the transform NVFP4 encodes no NaN: a NaN becomes 6 times its block's scale, there and here. A decoded NaN is 0x7fffffff in f32, 0x7fff in
  * bf16 and f16. Allowed here and refused by TransformerEngine: the transform of f32 and f16; row_scaled or four_over_six with the transform, with
@@ -180,6 +184,15 @@ typedef enum te_nvfp4_4over6 {
     TE_NVFP4_4OVER6_ALL = 3          /* both */
 } te_nvfp4_4over6;
 
+/* Of the operands that the NVFP4 recipe quantizes with 4-over-6, those whose block scales reach 256; the others' reach 448. */
+typedef enum te_nvfp4_e4m3_256 {
+    TE_NVFP4_E4M3_256_DEFAULT = 0,     /* all */
+    TE_NVFP4_E4M3_256_ALL = 1,         /* all */
+    TE_NVFP4_E4M3_256_WEIGHTS = 2,     /* weights */
+    TE_NVFP4_E4M3_256_ACTIVATIONS = 3, /* inputs */
+    TE_NVFP4_E4M3_256_NONE = 4         /* none */
+} te_nvfp4_e4m3_256;
+
 /* The slots of a product: y = x W^T, and its gradients. */
 typedef enum te_tensor_type {
     TE_TENSOR_INPUT = 0,       /* x */
@@ -230,7 +243,7 @@ typedef struct te_nvfp4_recipe {
     bool row_scaled_activation;    /* inputs: an amax for each row, and for each column in the column-wise copy */
     te_nvfp4_4over6 four_over_six; /* which operands are quantized with 4-over-6; 0 => none */
     bool four_over_six_mse;        /* error by squares; false => by magnitudes */
-    bool four_over_six_e4m3_256;   /* block scales of those tensors reach 256 */
+    te_nvfp4_e4m3_256 four_over_six_e4m3_256; /* which of those operands have block scales up to 256; 0 => all of them */
 } te_nvfp4_recipe;
 /* Of a custom recipe. */
 typedef struct te_custom_recipe {

@@ -93,6 +93,12 @@ static te_dtype te__recipe_dtype(const te_recipe *r, bool backward) {
 
 static int te__block_dim(int given, int by_default) { return given ? given : by_default; }
 
+/* Do the block scales of an operand with 4-over-6 reach 256, and not 448? */
+static bool te__recipe_e4m3_256(te_nvfp4_e4m3_256 scope, bool weight) {
+    if (scope == TE_NVFP4_E4M3_256_NONE) return false;
+    return scope != (weight ? TE_NVFP4_E4M3_256_ACTIVATIONS : TE_NVFP4_E4M3_256_WEIGHTS);
+}
+
 /* How slot `slot` is quantized; delayed: without its scale. Not for custom recipes. */
 static te__quant_spec te__recipe_spec(const te_recipe *r, bool backward, int slot, te_group *group) {
     te__quant_spec s;
@@ -125,7 +131,7 @@ static te__quant_spec te__recipe_spec(const te_recipe *r, bool backward, int slo
         s.row_scaled = !weight && !backward && r->nvfp4.row_scaled_activation;
         if (!backward && r->nvfp4.four_over_six & (weight ? TE_NVFP4_4OVER6_WEIGHTS : TE_NVFP4_4OVER6_ACTIVATIONS)) {
             s.four_over_six = r->nvfp4.four_over_six_mse ? TE_4OVER6_MSE : TE_4OVER6_MAE;
-            s.e4m3_max_256 = r->nvfp4.four_over_six_e4m3_256;
+            s.e4m3_max_256 = te__recipe_e4m3_256(r->nvfp4.four_over_six_e4m3_256, weight);
         }
         s.group = s.row_scaled ? NULL : group;
         break;
@@ -178,6 +184,8 @@ static te_result te__recipe_check(te_ctx *te, const te_recipe *r) {
         return te__fail(te, TE_ERR_INVALID, "recipe delayed: backward_override; the scales of gradients would never be updated: use another recipe, or none of it");
     if ((int)r->nvfp4.four_over_six < 0 || r->nvfp4.four_over_six > TE_NVFP4_4OVER6_ALL)
         return te__fail(te, TE_ERR_INVALID, "recipe nvfp4: four_over_six %d is not in te_nvfp4_4over6", (int)r->nvfp4.four_over_six);
+    if ((int)r->nvfp4.four_over_six_e4m3_256 < 0 || r->nvfp4.four_over_six_e4m3_256 > TE_NVFP4_E4M3_256_NONE)
+        return te__fail(te, TE_ERR_INVALID, "recipe nvfp4: four_over_six_e4m3_256 %d is not in te_nvfp4_e4m3_256", (int)r->nvfp4.four_over_six_e4m3_256);
     if (r->kind == TE_RECIPE_CUSTOM && !r->custom.factory) return te__fail(te, TE_ERR_INVALID, "recipe custom: the factory is NULL (te_recipe_custom)");
     return TE_OK;
 }

@@ -31,7 +31,7 @@ static void recipe_over(te_recipe *r, int fill) {
     memset(&r->nvfp4.row_scaled_activation, 0, 1);
     r->nvfp4.four_over_six = TE_NVFP4_4OVER6_NONE;
     memset(&r->nvfp4.four_over_six_mse, 0, 1);
-    memset(&r->nvfp4.four_over_six_e4m3_256, 0, 1);
+    r->nvfp4.four_over_six_e4m3_256 = TE_NVFP4_E4M3_256_DEFAULT;
     r->custom.factory = NULL;
     r->custom.user = NULL;
 }

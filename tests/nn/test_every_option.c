@@ -690,7 +690,8 @@ TE_TEST_DEVICES(every_option_4over6_of_operands) {
     te_module *m = te_linear_create(te, &l);
     te_tensor *x = test_tensor(te, TE_BF16, SHAPE(64, 64), test_normal(4096, 17));
     te_recipe r = te_recipe_nvfp4();
-    errors e[6];
+    errors e[6], by_scope[5];
+    r.nvfp4.four_over_six_e4m3_256 = TE_NVFP4_E4M3_256_NONE;
     for (int i = 0; i < 4; i++) {
         r.nvfp4.four_over_six = all[i];
         e[i] = errors_of(te, m, &r.nvfp4, x);
@@ -701,9 +702,24 @@ TE_TEST_DEVICES(every_option_4over6_of_operands) {
     r.nvfp4.four_over_six_mse = true;
     e[4] = errors_of(te, m, &r.nvfp4, x);
     CHECK(e[4].weight > e[3].weight && e[4].input > e[3].input); /* the ratio is of squares, and now these are compared */
-    r.nvfp4.four_over_six_e4m3_256 = true;
+    r.nvfp4.four_over_six_e4m3_256 = TE_NVFP4_E4M3_256_ALL;
     e[5] = errors_of(te, m, &r.nvfp4, x);
     CHECK(e[5].weight != e[4].weight && e[5].input != e[4].input && e[5].weight > 0 && e[5].input > 0);
+    static const te_nvfp4_e4m3_256 scopes[] = {TE_NVFP4_E4M3_256_DEFAULT, TE_NVFP4_E4M3_256_ALL, TE_NVFP4_E4M3_256_WEIGHTS, TE_NVFP4_E4M3_256_ACTIVATIONS, TE_NVFP4_E4M3_256_NONE};
+    for (int i = 0; i < 5; i++) {
+        r.nvfp4.four_over_six_e4m3_256 = scopes[i];
+        by_scope[i] = errors_of(te, m, &r.nvfp4, x);
+        CHECK(by_scope[i].weight == e[i == 3 || i == 4 ? 4 : 5].weight);
+        CHECK(by_scope[i].input == e[i == 2 || i == 4 ? 4 : 5].input);
+    }
+    r.nvfp4.four_over_six = TE_NVFP4_4OVER6_WEIGHTS; /* 256 is of 4-over-6 alone: the inputs keep 448 */
+    r.nvfp4.four_over_six_e4m3_256 = TE_NVFP4_E4M3_256_DEFAULT;
+    errors weights = errors_of(te, m, &r.nvfp4, x);
+    CHECK(weights.weight == e[5].weight && weights.input == e[0].input);
+    te_autocast_desc a = {.recipe = &r};
+    r.nvfp4.four_over_six_e4m3_256 = (te_nvfp4_e4m3_256)5;
+    CHECK(te_autocast_begin(te, &a) == TE_ERR_INVALID);
+    CHECK_ERROR(te, TE_ERR_INVALID, "four_over_six_e4m3_256 5");
     te_module_destroy(m);
 }
 

@@ -416,6 +416,34 @@ static uint8_t *batch_bytes(batch *b, size_t *size) {
     return all;
 }
 
+/* 448 / amax is infinite below amax 1.3166e-36: the scale is then the largest number of the weight's own format, sliced or whole (api/quant.h, the exceptions). */
+TE_TEST_DEVICES(masters_with_tiny_amaxes_have_the_scales_of_the_whole) {
+    static const te_dtype formats[] = {TE_BF16, TE_F32};
+    static const float amaxes[] = {0x1.c2p-120f, 0x1.cp-120f}; /* bf16's two numbers around 1.3166e-36 */
+    for (int i = 0; i < 4; i++) {
+        te_dtype dtype = formats[i / 2];
+        float amax = amaxes[i % 2], got[4], whole[4]; /* scales [1, 4] */
+        te_quantizer_desc d = kind_desc(TE_QUANT_BLOCK);
+        test_case("%s, amax %a", te_dtype_name(dtype), (double)amax);
+        d.block.fp32_scales = true;
+        te_quantizer *q = te_quantizer_create(te, &d);
+        te_tensor *plain = te_tensor_full(te, dtype, SHAPE(2, 40), (double)amax), *weight = te_quantize(q, te_tensor_full(te, dtype, SHAPE(2, 40), 1.0)), *data, *scale;
+        te_tensor *want = te_quantize(q, plain), *master = te_tensor_full(te, TE_F32, SHAPE(80), (double)amax);
+        int64_t start = 0;
+        te_master_weights call = {.model_weights = &weight, .master_weights = &master, .start_offsets = &start, .count = 1};
+        te_quantize_master_weights(te, &call);
+        te_quantized_view(weight, TE_ROWWISE, &data, &scale);
+        REQUIRE(te_tensor_numel(scale) == 4);
+        te_tensor_to_host(scale, got);
+        te_quantized_view(want, TE_ROWWISE, &data, &scale);
+        te_tensor_to_host(scale, whole);
+        REQUIRE_OK(te);
+        CHECK(got[0] == whole[0]);
+        CHECK(got[0] == 1.0f / (i % 2 == 0 ? 448.0f / amax : dtype == TE_BF16 ? 0x1.fep127f : 0x1.fffffep127f));
+        te_quantizer_destroy(q);
+    }
+}
+
 TE_TEST_DEVICES(masters_are_refused_before_the_first_byte) {
     static const te_custom_quantizer own = {"own", NULL, copy_whole, value_of, NULL};
     te_ctx *other = test_context("cpu");

@@ -195,7 +195,7 @@ TE_TEST(recipes_refuse_the_fields_of_others) {
         {{.nvfp4.row_scaled_activation = true}, OF(NVFP4), "nvfp4.row_scaled_activation"},
         {{.nvfp4.four_over_six = TE_NVFP4_4OVER6_ALL}, OF(NVFP4), "nvfp4.four_over_six"},
         {{.nvfp4.four_over_six_mse = true}, OF(NVFP4), "nvfp4.four_over_six_mse"},
-        {{.nvfp4.four_over_six_e4m3_256 = true}, OF(NVFP4), "nvfp4.four_over_six_e4m3_256"},
+        {{.nvfp4.four_over_six_e4m3_256 = TE_NVFP4_E4M3_256_NONE}, OF(NVFP4), "nvfp4.four_over_six_e4m3_256"},
         {{.custom.user = &anything}, OF(CUSTOM), "custom.user"},
 #undef OF
     };

@@ -54,6 +54,7 @@
 #include "base/philox.h"
 #include "base/scaling.h"
 #include "base/sequences.h"
+#include "base/outside.h"
 #include "base/hash.c"
 #include "base/lz.c"
 #include "base/text.c"
@@ -73,6 +74,7 @@
 #include "core/tensor.c"
 #include "core/transfer.c"
 #include "core/plan.c"
+#include "core/outside.c"
 
 /* backends */
 #include "cpu/parallel.c"

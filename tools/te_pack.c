@@ -151,6 +151,7 @@ static void list_kernel_files(list *files) {
     list_add(files, "base/philox.h");
     list_add(files, "base/scaling.h");
     list_add(files, "base/sequences.h");
+    list_add(files, "base/outside.h");
     list_folder(&device, "device");
     for (int i = 0; i < device.count; i++) {
         if (ends(device.name[i], ".cuh")) list_add(files, device.name[i]);

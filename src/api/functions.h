@@ -28,8 +28,12 @@ TE_API te_tensor *te_dropout(te_tensor *x, float p);
 TE_API te_tensor *te_bias_dropout_add(te_tensor *x, te_tensor *bias, te_tensor *residual, float p);
 /* residual + x / (1 - p), or with probability p residual alone: one draw for each index of x's first dimension (stochastic depth). residual may be NULL. */
 TE_API te_tensor *te_drop_path(te_tensor *x, te_tensor *residual, float p);
-/* The rows of table [V, H] at ids (i32 or i64, [..]) -> [.., H]. An id outside 0 .. V-1 gives zeros. */
+/* The rows of table [V, H] at ids (i32 or i64, [..]) -> [.., H]. Ids outside 0 .. V-1 are an error (TE_ERR_INVALID): of the call on the CPU, of the next call that waits on
+ * a GPU (te_synchronize). */
 TE_API te_tensor *te_embedding_lookup(te_tensor *table, te_tensor *ids);
+/* The same where ranks share the vocabulary: the table is rows vocab_start .. vocab_start + V - 1 of vocab_size. An id of another rank's gives zeros, so that te_all_reduce of the
+ * ranks' results is the whole; ids outside 0 .. vocab_size - 1 are the error. Source: megatron.core VocabParallelEmbedding. */
+TE_API te_tensor *te_vocab_parallel_embedding_lookup(te_tensor *table, te_tensor *ids, int64_t vocab_size, int64_t vocab_start);
 
 /* cap * tanh(x / cap), of any shape: what Gemma 2 does to its logits. cap positive. */
 TE_API te_tensor *te_softcap(te_tensor *x, float cap);
@@ -118,7 +122,8 @@ typedef struct te_cross_entropy_desc {
     bool inplace_backward; /* the gradient is written over the logits, which te_backward takes from the caller */
 } te_cross_entropy_desc;
 /* The cross-entropy of logits [.., V] and target (i32 or i64, [..], M ids) -> f32 [1] or [M]. desc may be NULL. With a group all ranks call it with the same
- * targets, and get the same losses.
+ * targets, and get the same losses. Targets that are neither ignore_index nor in the vocabulary are an error (TE_ERR_INVALID): of the call on the CPU, of the next call that
+ * waits on a GPU (te_synchronize).
  * Source: transformer_engine.pytorch.parallel_cross_entropy. */
 TE_API te_tensor *te_cross_entropy(te_tensor *logits, te_tensor *target, const te_cross_entropy_desc *desc);
 /* mean((x - target)^2), f32 [1]; x and target of one shape and format. */

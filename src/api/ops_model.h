@@ -523,7 +523,8 @@ typedef struct te_op_dropout_add_bwd_args {
 /* ---- loss ---------------------------------------------------------------------------------------------------- */
 
 /* Per row of logits [M, V]: loss f32 [M] = (1-e)(lse - x_y) + e*lse - (e/V) sum x, lse f32 [M] saved.
- * target i32 or i64 [M]; a target == ignore_index (or outside 0 .. V-1) gives loss 0 and gradient 0. label_smoothing: e, 0 to 1.
+ * target i32 or i64 [M]; a target == ignore_index gives loss 0 and gradient 0. Any other one outside 0 .. vocab_size - 1 is an error (TE_ERR_INVALID): of the call on the CPU,
+ * of the next call that waits on a GPU (te_synchronize), where it counts as ignored. label_smoothing: e, 0 to 1.
  * count: optional f32 [1], the number of targets that are not ignored.
  *   vocab_size, vocab_start   logits are columns vocab_start .. vocab_start + V - 1 of a vocabulary of vocab_size, which ranks share; 0 => V: all of it
  *   parts   f32 [M, 3], in place of loss and lse: lse, x_y (-inf where it is another rank's) and, if e > 0, sum x of these columns */

@@ -47,7 +47,8 @@ typedef struct te_op_moe_local_ids_args {
 } te_op_moe_local_ids_args;
 
 /* row_id_map (index, topk 1) that moves whole chunks of T rows. sizes: i32 or i64 [n], rows of each chunk, in the order of the input.
- *   sorted_index  optional, i32 or i64 [n]: the chunk that comes first, second ...: a permutation of 0 .. n-1; NULL: the order stays
+ *   sorted_index  optional, i32 or i64 [n]: the chunk that comes first, second ...: a permutation of 0 .. n-1; NULL: the order stays. Others are an error (TE_ERR_INVALID): of
+ *                 the call on the CPU, of the next call that waits on a GPU
  *   offsets       optional, i32 or i64 [n]: added to the rows of each chunk of the input: padding in front of it. Not with sorted_index
  * Rows behind the last chunk stay where they are, and are dropped with offsets. */
 typedef struct te_op_moe_chunk_map_args {
@@ -115,7 +116,8 @@ typedef struct te_op_moe_router_fwd_args {
     bool bias_in_probs;
 } te_op_moe_router_fwd_args;
 /* dlogits [T, E], float, from dprobs [T, E], the forward's logits and its routing_map (not needed with all_scores); or, where probs were not asked for, from
- * dtopk_probs and topk_indices [T, topk] in the place of both. expert_bias is needed with bias_in_probs alone. topk, score_function, use_pre_softmax, scaling_factor,
+ * dtopk_probs and topk_indices [T, topk] in the place of both. Indices outside 0 .. E-1 are an error (TE_ERR_INVALID): of the call on the CPU, of the next call that waits on a
+ * GPU. expert_bias is needed with bias_in_probs alone. topk, score_function, use_pre_softmax, scaling_factor,
  * all_scores, norm_topk_prob and bias_in_probs are the forward's. */
 typedef struct te_op_moe_router_bwd_args {
     const te_tensor *logits, *routing_map, *dprobs;

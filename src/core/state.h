@@ -230,6 +230,7 @@ typedef struct te__plan {
     bool explain;  /* nothing will run: addresses mean nothing */
     bool native, deterministic;
     void *counter; /* te__plan_counter */
+    void *outside; /* te__plan_outside */
     te_result result; /* TE_OK, or why planning stopped */
     const char *why;
     size_t workspace_bytes;

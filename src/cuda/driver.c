@@ -40,6 +40,7 @@ enum {
     TE__CU_LAUNCH_CLUSTER = 4,
     TE__CU_LAUNCH_PROGRAMMATIC = 6, /* ..._PROGRAMMATIC_STREAM_SERIALIZATION */
     TE__CU_EVENT_NO_TIMING = 2,
+    TE__CU_HOST_MAPPED = 2,
     TE__CU_STREAM_NON_BLOCKING = 1,
     TE__CU_CAPTURE_RELAXED = 2 /* of CUstreamCaptureMode: memory may be allocated and kernels loaded during the capture */
 };
@@ -226,6 +227,7 @@ struct te__cuda {
     te__cu_handle staged[TE__STAGES]; /* events behind the last copy from each piece */
     uint64_t uploads;
     void *counter; /* te__plan_counter */
+    te__outside *outside; /* core/outside.c, in pinned memory */
     te__map_set *maps;
     te__memo_slot *memo;
     unsigned memo_turn;
@@ -281,6 +283,7 @@ static void te__cuda_device_close(te_ctx *te) {
             if (c->staged[i]) te__cu.EventDestroy(c->staged[i]);
         if (c->stage) te__cu.MemFreeHost(c->stage);
         if (c->counter) te__cu.MemFree((te__cu_address)(uintptr_t)c->counter);
+        if (c->outside) te__cu.MemFreeHost(c->outside);
         if (c->own_stream) te__cu.StreamDestroy(c->stream);
         te__cuda_leave(pushed);
     }
@@ -355,6 +358,19 @@ static te_result te__cuda_take_counter(te_ctx *te) {
     if (!code) code = te__cu.MemsetD8Async(address, 0, 256, te->cuda->stream);
     return code ? te__cu_fail(te, "te_ctx_create: 256 bytes of device memory", code) : TE_OK;
 }
+/* Addresses are unified: kernels write to pinned memory by the address that the host reads. */
+static te_result te__cuda_take_outside(te_ctx *te) {
+    void *host = NULL;
+    te__cu_result code = te__cu.MemHostAlloc(&host, TE__OUTSIDE_COUNT * sizeof(te__outside), TE__CU_HOST_MAPPED);
+    if (code) return te__cu_fail(te, "te_ctx_create: pinned memory for a few counts", code);
+    te->cuda->outside = (te__outside *)memset(host, 0, TE__OUTSIDE_COUNT * sizeof(te__outside));
+    return TE_OK;
+}
+/* Behind a wait for the stream: the error of ids that kernels before it have found. */
+static te_result te__cuda_waited(te_ctx *te, te_result result, te__cu_result code, const char *call) {
+    if (code) return te__cu_fail(te, call, code);
+    return result == TE_OK ? te__outside_tell(te, te->cuda->outside) : result;
+}
 
 /* The memory of te->amax_words, at the end of the counter's. */
 static void *te__cuda_amax_word(const te_ctx *te, int i) { return (char *)te->cuda->counter + 256 - 8 * (i + 1); }
@@ -386,6 +402,7 @@ static te_result te__cuda_device_open(te_ctx *te, int ordinal, void *cu_context,
     if (result == TE_OK) {
         result = te__cuda_take_stream(te, cu_stream);
         if (result == TE_OK) result = te__cuda_take_counter(te);
+        if (result == TE_OK) result = te__cuda_take_outside(te);
         te__cuda_leave(pushed);
     }
     if (result != TE_OK) te__cuda_device_close(te);
@@ -446,7 +463,7 @@ static te_result te__cuda_synchronize(te_ctx *te) {
     result = te__cuda_settle(te);
     code = te__cu.StreamSynchronize(te->cuda->stream);
     te__cuda_leave(pushed);
-    return code ? te__cu_fail(te, "cuStreamSynchronize", code) : result;
+    return te__cuda_waited(te, result, code, "cuStreamSynchronize");
 }
 
 static te_result te__cuda_stage_open(te_ctx *te) {
@@ -513,7 +530,7 @@ static te_result te__cuda_download(te_ctx *te, void *host, const void *src, size
     code = te__cu.MemcpyDtoHAsync(host, (te__cu_address)(uintptr_t)src, bytes, te->cuda->stream);
     if (!code) code = te__cu.StreamSynchronize(te->cuda->stream);
     te__cuda_leave(pushed);
-    return code ? te__cu_fail(te, "copy from the device: cuMemcpyDtoHAsync", code) : result;
+    return te__cuda_waited(te, result, code, "copy from the device: cuMemcpyDtoHAsync");
 }
 
 static te_result te__cuda_clear(te_ctx *te, void *dst, size_t bytes) {
@@ -569,6 +586,7 @@ static te_result te__cuda_graph_launch(te_ctx *te, te_graph *g) {
     code = te__cu.GraphLaunch(g->exec, te->cuda->stream);
     if (!code && te->debug_sync) code = te__cu.StreamSynchronize(te->cuda->stream);
     te__cuda_leave(pushed);
+    if (!code && te->debug_sync) return te__outside_tell(te, te->cuda->outside);
     return code ? te__cu_fail(te, "te_graph_launch: cuGraphLaunch", code) : TE_OK;
 }
 static void te__cuda_graph_close(te_ctx *te, te_graph *g) {

@@ -64,6 +64,7 @@ static void te__cuda_plan_facts(te_ctx *te, te__plan *p) {
     nvrtc = p->hopper ? te__nvrtc_open(te__driver_major(), NULL) : NULL;
     p->edits_maps = p->hopper && (!nvrtc || nvrtc->major > 12 || nvrtc->minor >= 3);
     p->counter = te->cuda->counter;
+    p->outside = te->cuda->outside;
     p->baseline = false;
 }
 

@@ -50,7 +50,7 @@ static te_result te__cuda_launch(te_ctx *te, const te__launch *l, te__cu_handle 
         function_name = "while it ran";
     }
     te->jit_stats.launches++;
-    if (!code) return TE_OK;
+    if (!code) return te->debug_sync && !te->capture ? te__outside_tell(te, te->cuda->outside) : TE_OK;
     snprintf(call, sizeof(call), "kernel %s, grid %u x %u x %u, block %u, cluster %u, %u bytes of shared memory: %s", te__launch_text(l, name),
              l->grid[0], l->grid[1], l->grid[2], l->threads, l->cluster, l->shared_bytes, function_name);
     return te__cu_fail(te, call, code);

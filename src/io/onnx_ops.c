@@ -45,12 +45,14 @@ static te_result te__onnx_sum(te__onnx *g, const te__any_args *x, const te__any_
     int v = te__onnx_2(g, "Mul", te__onnx_reduce_all(g, "ReduceSum", TE__ONNX_READ(x)), te__onnx_f32(g, a->scale));
     return TE__ONNX_STORE(out, te__onnx_2(g, "Reshape", v, te__onnx_i64s(g, 1, &one)));
 }
-/* Gather refuses an id outside of the table, and counts a negative one from its end; here either gives zeros. */
+/* Gather counts a negative id from the table's end, and ids of another rank's rows are legal here: ids outside of the table give zeros. te.h refuses those outside of the
+ * vocabulary, which a graph of ONNX cannot. */
 static te_result te__onnx_embedding(te__onnx *g, const te__any_args *x, const te__any_args *y) {
     const te_op_embedding_fwd_args *a = &x->embedding_fwd, *b = &y->embedding_fwd;
-    int ids = TE__ONNX_READ(ids), zero = te__onnx_i64(g, 0);
-    int inside = te__onnx_2(g, "And", te__onnx_2(g, "GreaterOrEqual", ids, zero), te__onnx_2(g, "Less", ids, te__onnx_i64(g, a->table->shape[0])));
-    int rows = te__onnx_2(g, "Gather", TE__ONNX_READ(table), te__onnx_3(g, "Where", inside, ids, zero));
+    int ids = TE__ONNX_READ(ids), zero = te__onnx_i64(g, 0), inside, rows;
+    if (a->vocab_start) ids = te__onnx_2(g, "Sub", ids, te__onnx_i64(g, a->vocab_start));
+    inside = te__onnx_2(g, "And", te__onnx_2(g, "GreaterOrEqual", ids, zero), te__onnx_2(g, "Less", ids, te__onnx_i64(g, a->table->shape[0])));
+    rows = te__onnx_2(g, "Gather", TE__ONNX_READ(table), te__onnx_3(g, "Where", inside, ids, zero));
     return TE__ONNX_STORE(y, te__onnx_3(g, "Where", te__onnx_unsqueeze(g, inside, -1), rows, te__onnx_f32(g, 0.0f)));
 }
 static te_result te__onnx_dropout_add(te__onnx *g, const te__any_args *x, const te__any_args *y) {

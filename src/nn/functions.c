@@ -530,23 +530,31 @@ TE_API te_tensor *te_drop_path(te_tensor *x, te_tensor *residual, float p) {
 
 /* ---- embedding ---- */
 
+typedef struct te__embedding_state {
+    int64_t rows, vocab_size, vocab_start;
+} te__embedding_state;
+
 static te_result te__embedding_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
+    const te__embedding_state *s = (const te__embedding_state *)state;
     te_op_embedding_bwd_args args = TE_ZERO;
     (void)needs;
     args.ids = saved[0];
     args.dy = te_tensor_contiguous(dy[0]);
-    args.dtable = dx[0] = te__empty_2d(te, dy[0]->dtype, *(const int64_t *)state, te__cols(dy[0]));
+    args.dtable = dx[0] = te__empty_2d(te, dy[0]->dtype, s->rows, te__cols(dy[0]));
+    args.vocab_size = s->vocab_size;
+    args.vocab_start = s->vocab_start;
     return args.dy && dx[0] ? te_op_embedding_bwd(te, &args) : te_error_code(te);
 }
-TE_API te_tensor *te_embedding_lookup(te_tensor *table, te_tensor *ids) {
+static te_tensor *te__embedding(te_tensor *table, te_tensor *ids, int64_t vocab_size, int64_t vocab_start, const char *who) {
     te_op_embedding_fwd_args args = TE_ZERO;
+    te__embedding_state state;
     te_tensor *y;
     int64_t shape[TE_MAX_DIMS];
     char text[TE__SHAPE_TEXT], more[TE__SHAPE_TEXT];
-    if (!table || !te__operand(table, ids, false, "te_embedding_lookup")) return NULL;
+    if (!table || !te__operand(table, ids, false, who)) return NULL;
     if (table->ndim != 2 || ids->ndim + 1 > TE_MAX_DIMS) {
-        te__fail(table->te, TE_ERR_SHAPE, "te_embedding_lookup: the table is %s and the ids %s; [vocabulary, width] and at most %d dimensions are needed",
-                 te__shape_text(table, text), te__shape_text(ids, more), TE_MAX_DIMS - 1);
+        te__fail(table->te, TE_ERR_SHAPE, "%s: the table is %s and the ids %s; [vocabulary, width] and at most %d dimensions are needed", who, te__shape_text(table, text),
+                 te__shape_text(ids, more), TE_MAX_DIMS - 1);
         return NULL;
     }
     ids = te_tensor_contiguous(ids);
@@ -558,8 +566,15 @@ TE_API te_tensor *te_embedding_lookup(te_tensor *table, te_tensor *ids) {
     args.ids = ids;
     args.table = table;
     args.y = y;
+    args.vocab_size = state.vocab_size = vocab_size;
+    args.vocab_start = state.vocab_start = vocab_start;
+    state.rows = table->shape[0];
     y = te__checked(y, te_op_embedding_fwd(table->te, &args));
-    return te__record("embedding", y, te__embedding_backward, &table->shape[0], sizeof(table->shape[0]), &table, 1, &ids, 1);
+    return te__record("embedding", y, te__embedding_backward, &state, sizeof(state), &table, 1, &ids, 1);
+}
+TE_API te_tensor *te_embedding_lookup(te_tensor *table, te_tensor *ids) { return te__embedding(table, ids, 0, 0, "te_embedding_lookup"); }
+TE_API te_tensor *te_vocab_parallel_embedding_lookup(te_tensor *table, te_tensor *ids, int64_t vocab_size, int64_t vocab_start) {
+    return te__embedding(table, ids, vocab_size, vocab_start, "te_vocab_parallel_embedding_lookup");
 }
 
 /* ---- losses ---- */

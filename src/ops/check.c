@@ -89,6 +89,29 @@ static te_result te__want_output(te_ctx *te, const char *op, const char *name, c
     return r == TE_OK ? te__want_numel(te, op, "scale_inv", scale_inv, 1) : r;
 }
 
+/* A rank has `part` lines of a vocabulary of *size (0 => part: all of it), from number `start` on. has: "the logits have", "columns". */
+static te_result te__want_vocabulary(te_ctx *te, const char *op, const char *has, int64_t part, const char *lines, int64_t *size, int64_t start) {
+    if (*size == 0) *size = part;
+    if (start >= 0 && start <= *size - part) return TE_OK;
+    return te__fail(te, TE_ERR_INVALID, "%s: vocab_start is %lld, %s %lld %s and vocab_size is %lld; all %s must lie in the vocabulary", op, (long long)start, has, (long long)part,
+                    lines, (long long)*size, lines);
+}
+/* All ids are in 0 .. bound - 1, or *but (NULL: no other one); which: of TE__OUTSIDE_LIST. For the CPU, where a check of each costs little. */
+static te_result te__want_inside(te_ctx *te, int which, const te_tensor *ids, int64_t bound, const int64_t *but) {
+    int64_t n = te__numel(ids), i;
+    for (i = 0; i < n; i++) {
+        const int64_t id = te__load_index(te__data(ids), ids->dtype, i);
+        te__outside first;
+        if ((id >= 0 && id < bound) || (but && id == *but)) continue;
+        first.count = 1;
+        first.id = id;
+        first.place = i;
+        first.bound = bound;
+        return te__outside_fail(te, which, &first, false);
+    }
+    return TE_OK;
+}
+
 /* Channels, the last dimension, are adjacent. */
 static te_result te__want_channels(te_ctx *te, const char *op, const char *name, const te_tensor *x) {
     char text[TE__SHAPE_TEXT];

@@ -24,7 +24,7 @@ typedef struct ce_data {
     int64_t *target;
     int64_t counted;
 } ce_data;
-static bool counts(const ce_case *c, int64_t target) { return target != c->ignore && target >= 0 && target < c->v; }
+static bool counts(const ce_case *c, int64_t target) { return target != c->ignore && c->v > 0; }
 
 static ce_data make_data(const ce_case *c) {
     ce_data d;
@@ -37,7 +37,7 @@ static ce_data make_data(const ce_case *c) {
     d.counted = 0;
     for (int64_t row = 0; row < c->m; row++) {
         if (row % 5 == 1) d.target[row] = c->ignore;
-        if (row % 7 == 2) d.target[row] = c->v; /* outside: does not count either */
+        if (c->v == 0) d.target[row] = c->ignore; /* there is no other one */
         d.counted += counts(c, d.target[row]);
     }
     return d;

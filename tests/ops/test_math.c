@@ -365,7 +365,7 @@ TE_TEST_DEVICES(column_sum_shapes) {
 
 /* ---- embedding ---- */
 
-/* Ids of a text: a few very frequent, many rare, some that do not exist. */
+/* Ids of a text, as rows of a rank's part of the vocabulary: a few very frequent, many rare, some of the row before the part and of the one behind it. */
 static int64_t *text_ids(int64_t n, int64_t vocab) {
     int64_t *id = test_integers(n, 8, 0, vocab), *pick = test_integers(n, 9, 0, 10);
     for (int64_t i = 0; i < n; i++) {
@@ -389,11 +389,13 @@ TE_TEST_DEVICES(embedding_shapes) {
             const int64_t *id = text_ids(tokens, vocab);
             if (c == 5 && d > 1) continue;
             test_case("tokens %d vocab %d h %d %s, %s", (int)tokens, (int)vocab, (int)h, te_dtype_name(table_dtype), te_dtype_name(y_dtype));
-            te_tensor *ids = wide ? te_tensor_from_host(te, TE_I64, SHAPE(tokens), id) : test_i32(te, SHAPE(tokens), id);
+            int64_t *given = (int64_t *)test_alloc(sizeof *given * (size_t)(tokens + 1)); /* the part begins behind one row, and one is behind it */
+            for (int64_t i = 0; i < tokens; i++) given[i] = id[i] + 1;
+            te_tensor *ids = wide ? te_tensor_from_host(te, TE_I64, SHAPE(tokens), given) : test_i32(te, SHAPE(tokens), given);
             const float *table = test_rounded(table_dtype, test_normal(vocab * h, 10), vocab * h);
             float *y = test_floats(tokens * h);
             for (int64_t i = 0; i < tokens * h; i++) y[i] = id[i / h] >= 0 && id[i / h] < vocab ? table[id[i / h] * h + i % h] : 0;
-            te_op_embedding_fwd_args f = {.ids = ids};
+            te_op_embedding_fwd_args f = {.ids = ids, .vocab_size = vocab + 2, .vocab_start = 1};
             f.table = test_tensor(te, table_dtype, SHAPE(vocab, h), table);
             f.y = test_guarded(te, y_dtype, SHAPE(tokens, h));
             te_op_embedding_fwd(te, &f);
@@ -411,6 +413,8 @@ TE_TEST_DEVICES(embedding_shapes) {
             b.dy = test_input(te, y_dtype, tokens, h, dy, d % 4 == 3);
             b.dtable = accumulate ? test_guarded_with(te, table_dtype, SHAPE(vocab, h), table) : test_guarded(te, table_dtype, SHAPE(vocab, h));
             b.accumulate = accumulate;
+            b.vocab_size = vocab + 2;
+            b.vocab_start = 1;
             te_op_embedding_bwd(te, &b);
             REQUIRE_OK(te);
             if (vocab && h) CHECK_TENSOR(b.dtable, test_rounded(table_dtype, sum, vocab * h), 0, 0);
@@ -447,6 +451,9 @@ TE_TEST(math_errors) {
     e.ids = te_tensor_zeros(te, TE_I32, SHAPE(5));
     te_op_embedding_fwd(te, &e);
     CHECK_ERROR(te, TE_ERR_SHAPE, "ids [5], table [4, 6], y [6, 4]");
+    e.ids = te_tensor_zeros(te, TE_I32, SHAPE(4)), e.y = te_tensor_zeros(te, TE_F32, SHAPE(4, 6)), e.vocab_size = 9, e.vocab_start = 6;
+    te_op_embedding_fwd(te, &e);
+    CHECK_ERROR(te, TE_ERR_INVALID, "embedding_fwd: vocab_start is 6, the table has 4 rows and vocab_size is 9");
     te_op_random_args r = {.dst = x, .a = 2, .b = 1};
     te_op_random(te, &r);
     CHECK_ERROR(te, TE_ERR_INVALID, "uniform from 2 to 1");

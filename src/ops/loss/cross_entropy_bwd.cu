@@ -54,5 +54,6 @@ extern "C" __global__ void __launch_bounds__(256) te_cross_entropy_bwd(const __g
             for (te_i64 i = segment + threadIdx.x; i < segment + step && i < a.v; i += blockDim.x)
                 te_store(a.dlogits, first + i, a.dlogits_dt, gradient(te_load(a.logits, first + i, a.logits_dt), i));
 #endif
+        if (t < 0 && threadIdx.x == 0 && blockIdx.y == 0) te_loss_tell(a.outside, a.target, row, a.target_dt, a.ignore_index, a.vocab);
     }
 }

@@ -71,6 +71,7 @@ extern "C" __global__ void __launch_bounds__(512) te_cross_entropy_fwd(const __g
         float sum = a.smoothing > 0.0f ? te_block_sum(r.sum, scratch) : 0.0f;
         if (threadIdx.x == 0) {
             te_i64 t = te_loss_target(a.target, row, a.target_dt, a.ignore_index, a.vocab), column = t - a.start;
+            if (t < 0) te_loss_tell(a.outside, a.target, row, a.target_dt, a.ignore_index, a.vocab);
             float lse = m + logf(s), x_target = t >= 0 && column >= 0 && column < a.v ? te_load(a.logits, first + column, a.logits_dt) : -TE_INF;
             if (a.parts) {
                 a.parts[3 * row] = lse, a.parts[3 * row + 1] = x_target, a.parts[3 * row + 2] = sum;

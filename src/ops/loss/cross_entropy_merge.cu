@@ -21,6 +21,8 @@ extern "C" __global__ void __launch_bounds__(256) te_cross_entropy_merge(const _
         sum += part[2];
     }
     float lse = m + logf(s);
+    te_i64 t = te_loss_target(a.target, row, a.target_dt, a.ignore_index, a.vocab);
+    if (t < 0) te_loss_tell(a.outside, a.target, row, a.target_dt, a.ignore_index, a.vocab);
     a.lse[row] = lse;
-    a.loss[row] = te_loss_target(a.target, row, a.target_dt, a.ignore_index, a.vocab) >= 0 ? te_loss_of(lse, x_target, sum, a.smoothing, a.vocab) : 0.0f;
+    a.loss[row] = t >= 0 ? te_loss_of(lse, x_target, sum, a.smoothing, a.vocab) : 0.0f;
 }

@@ -10,6 +10,7 @@ static te_result te__cuda_plan_cross_entropy_fwd(te__plan *p, const te_op_cross_
     if (m > 0) {
         te__launch *l = te__plan_launch(p, "loss", "cross_entropy_fwd");
         te__cross_entropy_fwd_kargs *k = TE__KARGS(p, l, te__cross_entropy_fwd_kargs);
+        k->outside = te__plan_outside(p, TE__OUTSIDE_cross_entropy_fwd);
         k->logits = te__data(a->logits);
         k->target = te__data(a->target);
         k->loss = (float *)te__data(a->loss);
@@ -48,6 +49,7 @@ static te_result te__cuda_plan_cross_entropy_merge(te__plan *p, const te_op_cros
     if (m == 0) return TE_OK;
     l = te__plan_launch(p, "loss", "cross_entropy_merge");
     k = TE__KARGS(p, l, te__cross_entropy_merge_kargs);
+    k->outside = te__plan_outside(p, TE__OUTSIDE_cross_entropy_merge);
     k->parts = (const float *)te__data(a->parts);
     k->target = te__data(a->target);
     k->loss = (float *)te__data(a->loss);
@@ -74,6 +76,7 @@ static te_result te__cuda_plan_cross_entropy_bwd(te__plan *p, const te_op_cross_
     threads = te__loss_threads(v, 8, 256);
     l = te__plan_launch(p, "loss", "cross_entropy_bwd");
     k = TE__KARGS(p, l, te__cross_entropy_bwd_kargs);
+    k->outside = te__plan_outside(p, TE__OUTSIDE_cross_entropy_bwd);
     k->logits = te__data(a->logits);
     k->target = te__data(a->target);
     k->lse = (const float *)te__data(a->lse);

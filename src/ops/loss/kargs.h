@@ -2,6 +2,7 @@
 
 /* loss[m] and lse[m], or parts, from logits [m, v]: columns from `start` on of a vocabulary. */
 typedef struct te__cross_entropy_fwd_kargs {
+    struct te__outside *outside;
     const void *logits;
     const void *target; /* [m] */
     float *loss, *lse;  /* [m] */
@@ -13,6 +14,7 @@ typedef struct te__cross_entropy_fwd_kargs {
 
 /* loss[m] and lse[m] from the parts of `ranks` ranks. */
 typedef struct te__cross_entropy_merge_kargs {
+    struct te__outside *outside;
     const float *parts; /* [ranks][m][3] */
     const void *target; /* [m] */
     float *loss, *lse;  /* [m] */
@@ -31,6 +33,7 @@ typedef struct te__cross_entropy_count_kargs {
 
 /* dlogits = (softmax - target distribution) * dloss * scale / max(count, 1). */
 typedef struct te__cross_entropy_bwd_kargs {
+    struct te__outside *outside;
     const void *logits, *target;
     const float *lse, *dloss; /* [m]; dloss [m] or [1] */
     const float *count;       /* [1], or NULL */

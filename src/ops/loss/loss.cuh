@@ -1,6 +1,6 @@
 // ops/loss/loss.cuh: a row of logits: its aligned middle, whether its target counts. And the loss of a row from its sums.
 #pragma once
-#include "device/base.cuh"
+#include "device/outside.cuh"
 
 // e^d, to about 2 units in the last place; e^-inf is 0 and NaN stays NaN.
 TE_DEV float te_loss_exp(float d) {
@@ -13,6 +13,12 @@ TE_DEV float te_loss_exp(float d) {
 TE_DEV te_i64 te_loss_target(const void *target, te_i64 row, int dt, te_i64 ignore_index, te_i64 v) {
     te_i64 t = te_load_index(target, row, dt);
     return t == ignore_index || t < 0 || t >= v ? -1 : t;
+}
+
+// Of a row whose target does not count: tells of it unless it is ignore_index.
+TE_DEV void te_loss_tell(te__outside *to, const void *target, te_i64 row, int dt, te_i64 ignore_index, te_i64 v) {
+    te_i64 t = te_load_index(target, row, dt);
+    if (t != ignore_index) te_tell_outside(to, t, row, v);
 }
 
 TE_DEV float te_loss_of(float lse, float x_target, float sum, float smoothing, te_i64 vocab) {

@@ -9,18 +9,10 @@ static te_result te__check_cross_entropy_target(te_ctx *te, const char *op, cons
     return r == TE_OK ? te__want_numel(te, op, "count", count, 1) : r;
 }
 
-/* The columns that there are lie in the vocabulary. */
-static te_result te__check_cross_entropy_vocab(te_ctx *te, const char *op, int64_t v, int64_t *size, int64_t start) {
-    if (*size == 0) *size = v;
-    if (start >= 0 && start <= *size - v) return TE_OK;
-    return te__fail(te, TE_ERR_INVALID, "%s: vocab_start is %lld, the logits have %lld columns and vocab_size is %lld; all columns must lie in the vocabulary", op,
-                    (long long)start, (long long)v, (long long)*size);
-}
-
 static te_result te__check_cross_entropy_fwd(te_ctx *te, te_op_cross_entropy_fwd_args *a) {
     const char *op = "cross_entropy_fwd";
     te_result r = te__check_cross_entropy_target(te, op, a->logits, a->target, a->lse, a->count, a->label_smoothing);
-    if (r == TE_OK) r = te__check_cross_entropy_vocab(te, op, te__cols(a->logits), &a->vocab_size, a->vocab_start);
+    if (r == TE_OK) r = te__want_vocabulary(te, op, "the logits have", te__cols(a->logits), "columns", &a->vocab_size, a->vocab_start);
     if (r == TE_OK) r = te__want_numel(te, op, "parts", a->parts, 3 * te__rows(a->logits));
     if (r == TE_OK && a->parts && (a->loss || a->lse))
         r = te__fail(te, TE_ERR_INVALID, "%s: parts and %s are given; parts stand in place of loss and lse", op, a->loss ? "loss" : "lse");
@@ -49,7 +41,7 @@ static te_result te__check_cross_entropy_bwd(te_ctx *te, te_op_cross_entropy_bwd
     int64_t m = te__rows(a->logits);
     te_result r = te__check_cross_entropy_target(te, op, a->logits, a->target, a->lse, a->count, a->label_smoothing);
     if (a->scale == 0.0f) a->scale = 1.0f;
-    if (r == TE_OK) r = te__check_cross_entropy_vocab(te, op, te__cols(a->logits), &a->vocab_size, a->vocab_start);
+    if (r == TE_OK) r = te__want_vocabulary(te, op, "the logits have", te__cols(a->logits), "columns", &a->vocab_size, a->vocab_start);
     if (r == TE_OK && te__numel(a->dloss) != 1 && te__numel(a->dloss) != m)
         r = te__fail(te, TE_ERR_SHAPE, "%s: dloss is %s; %lld elements are needed, or one for all rows", op, te__shape_text(a->dloss, text), (long long)m);
     return r == TE_OK ? te__want_like(te, op, "dlogits", a->dlogits, "logits", a->logits) : r;

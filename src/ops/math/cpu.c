@@ -275,7 +275,7 @@ static void te__embedding_fwd_rows(void *user, int64_t begin, int64_t end) {
     const te_op_embedding_fwd_args *a = (const te_op_embedding_fwd_args *)user;
     int64_t vocab = a->table->shape[0], h = a->table->shape[1], size = te__dtype_size(a->y->dtype), token;
     for (token = begin; token < end; token++) {
-        int64_t id = te__load_index(te__data(a->ids), a->ids->dtype, token);
+        int64_t id = te__load_index(te__data(a->ids), a->ids->dtype, token) - a->vocab_start;
         if (id >= 0 && id < vocab)
             te__copy_row(a->table, id * h, a->y, token * h, h);
         else
@@ -285,6 +285,7 @@ static void te__embedding_fwd_rows(void *user, int64_t begin, int64_t end) {
 static te_result te__cpu_embedding_fwd(te_ctx *te, const te_op_embedding_fwd_args *a) {
     te_op_embedding_fwd_args args = *a;
     if (te__numel(a->y) == 0) return TE_OK;
+    if (te__want_inside(te, TE__OUTSIDE_embedding_fwd, a->ids, a->vocab_size, NULL) != TE_OK) return TE_ERR_INVALID;
     te__parallel_for(te, te__numel(a->ids), 64, te__embedding_fwd_rows, &args);
     return TE_OK;
 }
@@ -321,6 +322,8 @@ static te_result te__cpu_embedding_bwd(te_ctx *te, const te_op_embedding_bwd_arg
     te__embedding_job j;
     int64_t tokens = te__numel(a->ids), vocab = a->dtable->shape[0], i, id;
     size_t start_bytes = (size_t)(vocab + 2) * sizeof(int64_t), order_bytes = (size_t)tokens * sizeof(int64_t);
+    if (te__numel(a->dtable) == 0) return TE_OK;
+    if (te__want_inside(te, TE__OUTSIDE_embedding_bwd, a->ids, a->vocab_size, NULL) != TE_OK) return TE_ERR_INVALID;
     j.a = a;
     j.start = (int64_t *)te__alloc_zero(te, start_bytes);
     if (!j.start) return TE_ERR_OUT_OF_MEMORY;
@@ -332,12 +335,12 @@ static te_result te__cpu_embedding_bwd(te_ctx *te, const te_op_embedding_bwd_arg
     /* A counting sort. Counts stand two places on, so that after the sums start[id + 1] is where id begins, and after the second pass
      * where it ends, which is where the next one begins. */
     for (i = 0; i < tokens; i++) {
-        id = te__load_index(te__data(a->ids), a->ids->dtype, i);
+        id = te__load_index(te__data(a->ids), a->ids->dtype, i) - a->vocab_start;
         if (id >= 0 && id < vocab) j.start[id + 2]++;
     }
     for (i = 2; i < vocab + 2; i++) j.start[i] += j.start[i - 1];
     for (i = 0; i < tokens; i++) {
-        id = te__load_index(te__data(a->ids), a->ids->dtype, i);
+        id = te__load_index(te__data(a->ids), a->ids->dtype, i) - a->vocab_start;
         if (id >= 0 && id < vocab) j.order[j.start[id + 1]++] = i;
     }
     te__parallel_for(te, vocab, 64, te__embedding_bwd_rows, &j);

@@ -309,6 +309,9 @@ static te_result te__cuda_plan_embedding_fwd(te__plan *p, const te_op_embedding_
     k->tokens = te__numel(a->ids);
     k->vocab = a->table->shape[0];
     k->h = a->table->shape[1];
+    k->outside = te__plan_outside(p, TE__OUTSIDE_embedding_fwd);
+    k->all = a->vocab_size;
+    k->first = a->vocab_start;
     k->ids_dt = a->ids->dtype;
     k->table_dt = a->table->dtype;
     k->y_dt = a->y->dtype;
@@ -327,6 +330,9 @@ static te_result te__cuda_plan_embedding_bwd(te__plan *p, const te_op_embedding_
     args.vocab = a->dtable->shape[0];
     args.h = a->dtable->shape[1];
     if (args.vocab == 0 || args.h == 0) return TE_OK;
+    args.outside = te__plan_outside(p, TE__OUTSIDE_embedding_bwd);
+    args.all = a->vocab_size;
+    args.first = a->vocab_start;
     args.ids = te__data(a->ids);
     args.dy = te__data(a->dy);
     args.dtable = te__data(a->dtable);

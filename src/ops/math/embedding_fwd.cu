@@ -1,4 +1,4 @@
-// ops/math/embedding_fwd.cu: y [tokens, h] = the rows of table [vocab, h] at ids; zeros where an id is outside 0 .. vocab-1.
+// ops/math/embedding_fwd.cu: y [tokens, h] = the rows of table [vocab, h] at ids; zeros where an id is of another part of the vocabulary, or outside of it, which is told.
 //
 // Benchmark: "embedding forward" in tests/bench/h200.csv.
 //
@@ -7,6 +7,7 @@
 // te:baseline
 // te:row TABLE_DT=3 Y_DT=3
 // te:row TABLE_DT=1 Y_DT=1
+#include "device/outside.cuh"
 #include "device/vector.cuh"
 #include "ops/math/kargs.h"
 #ifndef TABLE_DT
@@ -20,6 +21,8 @@ extern "C" __global__ void __launch_bounds__(256) te_embedding_fwd(const __grid_
     int lane = threadIdx.x & 31;
     if (token >= a.tokens) return;
     te_i64 id = te_load_index(a.ids, token, a.ids_dt);
+    if (lane == 0 && (te_u64)id >= (te_u64)a.all) te_tell_outside(a.outside, id, token, a.all);
+    id -= a.first;
     bool known = id >= 0 && id < a.vocab;
     te_i64 whole = a.vector ? a.h / 8 * 8 : 0;
 #pragma unroll 4

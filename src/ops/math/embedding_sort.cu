@@ -11,16 +11,21 @@
 // Launch: block 1024, grid: vocab / bucket up. Shared: static.
 //
 // te:baseline
-#include "device/base.cuh"
+#include "device/outside.cuh"
 #include "ops/math/kargs.h"
 
-// The id of token t, or one that no token has.
+// The id of token t, as a row of the table, or one that no row has.
 TE_DEV te_i64 te_token_id(const te__embedding_bwd_kargs &a, te_i64 t, te_i64 end) {
-    return t < end ? te_load_index(a.ids, t, a.ids_dt) : -1;
+    return t < end ? te_load_index(a.ids, t, a.ids_dt) - a.first : -1;
 }
 
 extern "C" __global__ void __launch_bounds__(1024, 2) te_embedding_sort(const __grid_constant__ te__embedding_bwd_kargs a) {
     te_follow();
+    // Each block looks at a part of the ids, for those that are out of range.
+    for (te_i64 t = (te_i64)blockIdx.x * 1024 + threadIdx.x; t < a.tokens; t += (te_i64)gridDim.x * 1024) {
+        te_i64 id = te_load_index(a.ids, t, a.ids_dt);
+        if ((te_u64)id >= (te_u64)a.all) te_tell_outside(a.outside, id, t, a.all);
+    }
     __shared__ te_u32 place[32][TE__EMBEDDING_BUCKET];
     __shared__ te_u32 below[32];
     int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;

@@ -94,7 +94,9 @@ typedef struct te__column_sum_short_kargs {
 typedef struct te__embedding_fwd_kargs {
     const void *ids, *table; /* [tokens], [vocab, h] */
     void *y;                 /* [tokens, h] */
+    struct te__outside *outside;
     long long tokens, vocab, h;
+    long long all, first; /* the table is rows first .. first + vocab - 1 of a vocabulary of `all` */
     int ids_dt, table_dt, y_dt;
     int vector; /* rows start at multiples of 16 bytes on both sides */
 } te__embedding_fwd_kargs;
@@ -105,7 +107,9 @@ typedef struct te__embedding_bwd_kargs {
     void *dtable;         /* [vocab, h] */
     unsigned *start;      /* [vocab + 1]: tokens of id v are order[start[v] .. start[v + 1] - 1] */
     unsigned *order;      /* [tokens] */
+    struct te__outside *outside;
     long long tokens, vocab, h;
+    long long all, first; /* as in the forward */
     int splits; /* warps of embedding_bwd that share an id's columns */
     int bucket; /* ids that a block of embedding_sort owns, at most TE__EMBEDDING_BUCKET */
     int ids_dt, dy_dt, dtable_dt;

@@ -171,17 +171,17 @@ static te_result te__check_column_sum(te_ctx *te, te_op_column_sum_args *a) {
 
 /* table [V, H], rows [.., H] with one row an id. */
 static te_result te__embedding_check(te_ctx *te, const char *op, const te_tensor *ids, const char *table_name, const te_tensor *table,
-                                     const char *rows_name, const te_tensor *rows) {
+                                     const char *rows_name, const te_tensor *rows, int64_t *vocab_size, int64_t vocab_start) {
     char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT], c[TE__SHAPE_TEXT];
     if (table->ndim != 2 || rows->ndim < 1 || te__cols(rows) != table->shape[1] || te__rows(rows) != te__numel(ids))
         return te__fail(te, TE_ERR_SHAPE, "%s: ids %s, %s %s, %s %s; [..], [V, H] and [.., H] are needed", op, te__shape_text(ids, a), table_name,
                         te__shape_text(table, b), rows_name, te__shape_text(rows, c));
     if (te__numel(ids) > UINT32_MAX) return te__fail(te, TE_ERR_INVALID, "%s: %lld ids; at most 2^32 - 1 go in one call", op, (long long)te__numel(ids));
-    return TE_OK;
+    return te__want_vocabulary(te, op, "the table has", table->shape[0], "rows", vocab_size, vocab_start);
 }
 static te_result te__check_embedding_fwd(te_ctx *te, te_op_embedding_fwd_args *a) {
-    return te__embedding_check(te, "embedding_fwd", a->ids, "table", a->table, "y", a->y);
+    return te__embedding_check(te, "embedding_fwd", a->ids, "table", a->table, "y", a->y, &a->vocab_size, a->vocab_start);
 }
 static te_result te__check_embedding_bwd(te_ctx *te, te_op_embedding_bwd_args *a) {
-    return te__embedding_check(te, "embedding_bwd", a->ids, "dtable", a->dtable, "dy", a->dy);
+    return te__embedding_check(te, "embedding_bwd", a->ids, "dtable", a->dtable, "dy", a->dy, &a->vocab_size, a->vocab_start);
 }

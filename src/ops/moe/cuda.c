@@ -124,6 +124,7 @@ static te_result te__cuda_plan_moe_chunk_map(te__plan *p, const te_op_moe_chunk_
     k = TE__KARGS(p, l, te__moe_chunk_map_kargs);
     k->sizes = te__data(a->sizes);
     k->sorted_index = te__data(a->sorted_index);
+    k->outside = te__plan_outside(p, TE__OUTSIDE_moe_chunk_map);
     k->offsets = te__data(a->offsets);
     k->map = (int *)te__data(a->row_id_map);
     k->n = te__numel(a->sizes);
@@ -304,6 +305,7 @@ static te_result te__cuda_plan_moe_router_bwd(te__plan *p, const te_op_moe_route
     k.tokens = te__rows(a->logits);
     if (k.tokens == 0) return TE_OK;
     k.logits = te__data(a->logits);
+    k.outside = te__plan_outside(p, TE__OUTSIDE_moe_router_bwd);
     k.probs = te__data(a->dlogits);
     k.dprobs = te__data(a->dtopk_probs ? a->dtopk_probs : a->dprobs);
     k.indices = a->dtopk_probs ? te__data(a->topk_indices) : NULL;

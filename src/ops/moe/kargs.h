@@ -46,6 +46,7 @@ typedef struct te__moe_sort_kargs {
 } te__moe_sort_kargs;
 
 typedef struct te__moe_chunk_map_kargs {
+    struct te__outside *outside;
     const void *sizes, *sorted_index, *offsets; /* [n]; the last two may be NULL */
     int *map;                                   /* [tokens] */
     long long n, tokens;
@@ -85,6 +86,7 @@ typedef struct te__moe_sum_kargs {
 } te__moe_sum_kargs;
 
 typedef struct te__moe_router_kargs {
+    struct te__outside *outside;      /* of the backward pass */
     const void *logits, *bias; /* [tokens, experts], [experts] or NULL */
     void *probs;               /* [tokens, experts], or NULL; of the backward pass: dlogits */
     void *topk_probs;          /* [tokens, topk], or NULL */

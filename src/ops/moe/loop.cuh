@@ -3,7 +3,7 @@
 // Embedded PTX (te_ptx defines TE_SMALL) is a part of te.h: there a loop's body stands once, rows are read element by element, and no kernel knows formats that
 // it never meets.
 #pragma once
-#include "device/base.cuh"
+#include "device/outside.cuh"
 #include "ops/moe/kargs.h"
 #ifdef TE_SMALL
 #define TE_LOOP _Pragma("unroll 1")

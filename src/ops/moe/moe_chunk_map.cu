@@ -13,6 +13,11 @@ TE_DEV te_i64 te_chunk_size(const te__moe_chunk_map_kargs &a, te_i64 i) {
 extern "C" __global__ void __launch_bounds__(256) te_moe_chunk_map(const __grid_constant__ te__moe_chunk_map_kargs a) {
     te_follow();
     te_i64 t = (te_i64)blockIdx.x * 256 + threadIdx.x, before = 0, chunk = 0, to;
+    TE_LOOP
+    for (te_i64 k = t; a.sorted_index && k < a.n; k += (te_i64)gridDim.x * 256) { // each once
+        te_i64 chunk_id = te_load_index(a.sorted_index, k, a.sorted_dt);
+        if ((te_u64)chunk_id >= (te_u64)a.n) te_tell_outside(a.outside, chunk_id, k, a.n);
+    }
     if (t >= a.tokens) return;
     TE_LOOP
     for (; chunk < a.n; chunk++) {

@@ -129,7 +129,6 @@ static void te__route_token_bwd(const te_op_moe_router_bwd_args *a, te__router_r
         memset(m->group, 0, (size_t)experts * sizeof(float));
         for (i = 0; i < a->topk; i++) {
             e = te__load_index(te__data(a->topk_indices), a->topk_indices->dtype, t * a->topk + i);
-            if (e < 0 || e >= experts) continue;
             m->map[e] = 1;
             m->group[e] = te__load_element(te__data(a->dtopk_probs), a->dtopk_probs->dtype, t * a->topk + i);
         }
@@ -168,6 +167,7 @@ static void te__router_bwd_tokens(void *user, int64_t begin, int64_t end) {
 }
 static te_result te__cpu_moe_router_bwd(te_ctx *te, const te_op_moe_router_bwd_args *a) {
     te_op_moe_router_bwd_args args = *a;
+    if (a->dtopk_probs && te__want_inside(te, TE__OUTSIDE_moe_router_bwd, a->topk_indices, te__cols(a->logits), NULL) != TE_OK) return TE_ERR_INVALID;
     te__parallel_for(te, te__rows(a->logits), 16, te__router_bwd_tokens, &args);
     return TE_OK;
 }

@@ -1,0 +1,52 @@
+/* core/outside.c: ids outside of their range: the error of a call on the CPU, the count of a GPU's kernels, and the error of the call that waits for them. Knows which
+ * arguments are ids; must not know what an operation does with them.
+ *
+ * The counts lie in pinned memory of the host, a te__outside for each line of the list: kernels write there in the rare case alone, and the host reads them wherever it has
+ * waited for the context's stream, so neither costs anything. */
+
+#define TE__OUTSIDE_LIST(X)                                                             \
+    X(embedding_fwd, "ids", "the rows of the table")                                    \
+    X(embedding_bwd, "ids", "the rows of the table")                                    \
+    X(cross_entropy_fwd, "target", "the vocabulary, and ignore_index")                  \
+    X(cross_entropy_merge, "target", "the vocabulary, and ignore_index")                \
+    X(cross_entropy_bwd, "target", "the vocabulary, and ignore_index")                  \
+    X(moe_router_bwd, "topk_indices", "the experts")                                    \
+    X(moe_chunk_map, "sorted_index", "the chunks")
+
+enum {
+#define TE__OUTSIDE_ENUM(op, ids, range) TE__OUTSIDE_##op,
+    TE__OUTSIDE_LIST(TE__OUTSIDE_ENUM)
+#undef TE__OUTSIDE_ENUM
+    TE__OUTSIDE_COUNT
+};
+
+/* seen: by the kernels of earlier calls, so `first` is one of seen->count. */
+static te_result te__outside_fail(te_ctx *te, int which, const te__outside *first, bool seen) {
+    static const char *const names[TE__OUTSIDE_COUNT][3] = {
+#define TE__OUTSIDE_NAMES(op, ids, range) {#op, ids, range},
+        TE__OUTSIDE_LIST(TE__OUTSIDE_NAMES)
+#undef TE__OUTSIDE_NAMES
+    };
+    const char *op = names[which][0], *ids = names[which][1], *range = names[which][2];
+    if (!seen)
+        return te__fail(te, TE_ERR_INVALID, "%s: %s[%lld] is %lld; 0 to %lld are possible: %s", op, ids, (long long)first->place, (long long)first->id, (long long)first->bound - 1, range);
+    return te__fail(te, TE_ERR_INVALID, "%s: %llu of the %s of earlier calls were out of range, and counted as zeros; one of them: %s[%lld] is %lld; 0 to %lld are possible: %s "
+                    "(TE_DEBUG_SYNC=1 tells in the call itself, with the module)", op, first->count, ids, ids, (long long)first->place, (long long)first->id,
+                    (long long)first->bound - 1, range);
+}
+
+/* The first error that kernels have left in `all`, which is cleared. The context's stream has run out. */
+static te_result te__outside_tell(te_ctx *te, te__outside *all) {
+    te__outside first;
+    int i;
+    for (i = 0; i < TE__OUTSIDE_COUNT; i++) {
+        if (!((volatile te__outside *)all)[i].count) continue;
+        first = all[i];
+        memset(all, 0, TE__OUTSIDE_COUNT * sizeof(*all));
+        return te__outside_fail(te, i, &first, true);
+    }
+    return TE_OK;
+}
+
+/* Where the kernels of a plan count. */
+static te__outside *te__plan_outside(const te__plan *p, int which) { return p->explain || !p->outside ? (te__outside *)(uintptr_t)256 : (te__outside *)p->outside + which; }

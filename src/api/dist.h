@@ -13,6 +13,10 @@
  * Captures. Between te_graph_begin and te_graph_end a collective over more than one rank gives TE_ERR_STATE, unless its group says that it only queues work
  * (te_group_desc.captures): then it becomes part of the graph, which holds the memory of its tensors, and all ranks have to launch their graphs alike.
  *
+ * Comparing. Before the first product that ranks of tensor parallelism share in a module, and before the first attention of a module whose ranks share sequences, the ranks exchange a text
+ * of what they are about to do: module, sizes, formats, mask, window, recipe. Where these differ the call gives TE_ERR_STATE on all ranks, with the texts of two of them. With TE_DEBUG_SYNC=1,
+ * on all ranks, they do so before every call. It takes an all_gather of 512 bytes that the host waits for; none in a capture.
+ *
  * Errors. A call that fails on this rank's own arguments does not reach a custom implementation, so its other ranks may be left waiting; ranks of
  * threads are told if the rank failed on its way into that very call, and else wait until te_group_abort. A NULL tensor gives TE_ERR_STATE. Between te_warmup_begin and te_warmup_end collectives are checked and not made. */
 

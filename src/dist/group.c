@@ -348,6 +348,58 @@ TE_API te_result te_recv(te_group *group, te_tensor *x, int from) {
     return te__report_collective(group, TE__RECV, r);
 }
 
+/* ---- comparing ---- */
+
+/* Ranks that are about to do different things end in wrong numbers, or wait for one another. So they compare a text of what is about to happen where they first meet: in a module's first
+ * call, and in debug mode (TE_DEBUG_SYNC=1, for all ranks alike) in each. A message has room for the first TE__COMPARED_TEXT bytes; the checksum is of all. */
+enum { TE__COMPARED_TEXT = 504, TE__COMPARED_BYTES = TE__COMPARED_TEXT + 8 };
+
+/* Do the ranks compare in this call? `met`: they have in an earlier one. Not in a capture, which runs nothing. */
+static bool te__group_compares(const te_group *group, bool met) { return !te__is_alone(group) && !group->te->capture && (!met || group->te->debug_sync); }
+
+/* The texts of all ranks, behind their checksums, to host memory. */
+static te_result te__group_texts(te_group *group, const unsigned char own[TE__COMPARED_BYTES], unsigned char *all) {
+    te_ctx *te = group->te;
+    int64_t bytes = TE__COMPARED_BYTES;
+    te_tensor *x, *out;
+    te_result result;
+    te__frame_begin(te);
+    result = te->device->synchronize(te); /* what earlier kernels have to tell is told to all: behind the exchange no rank fails alone */
+    x = result == TE_OK ? te_tensor_from_host(te, TE_U8, 1, &bytes, own) : NULL;
+    bytes *= group->is.size;
+    out = x ? te_tensor_empty(te, TE_U8, 1, &bytes) : NULL;
+    result = out ? te_all_gather(group, x, out) : te__refuse(group, TE__ALL_GATHER, te_error_code(te));
+    if (result == TE_OK) result = te_tensor_to_host(out, all);
+    te__frame_end(te, NULL, 0);
+    return result;
+}
+
+/* TE_OK if all ranks are about to do `what`; else TE_ERR_STATE on all of them, with both texts. `result`: a failure on the way here, which the others are told in place of a text. A failure
+ * is one of all ranks, so none goes on to its next collective. */
+static te_result te__group_compare(te_group *group, const char *what, te_result result) {
+    te_ctx *te = group->te;
+    unsigned char own[TE__COMPARED_BYTES], *all;
+    const size_t bytes = (size_t)group->is.size * TE__COMPARED_BYTES;
+    const uint64_t sum = te__hash64(what ? what : "", what ? strlen(what) : 0, 0);
+    int r;
+    if (result != TE_OK) return te__refuse(group, TE__ALL_GATHER, result);
+    all = (unsigned char *)te__alloc(te, bytes);
+    if (!all) return te__refuse(group, TE__ALL_GATHER, TE_ERR_OUT_OF_MEMORY);
+    memset(own, 0, sizeof(own));
+    memcpy(own, &sum, 8);
+    snprintf((char *)own + 8, TE__COMPARED_TEXT, "%s%s%s", te->module_path, te->module_path[0] ? ": " : "", what);
+    result = te__group_texts(group, own, all);
+    for (r = 1; r < group->is.size && result == TE_OK; r++) {
+        unsigned char *other = all + (size_t)r * TE__COMPARED_BYTES;
+        if (!memcmp(all, other, 8)) continue;
+        all[TE__COMPARED_BYTES - 1] = other[TE__COMPARED_BYTES - 1] = 0; /* they come from outside */
+        result = te__fail(te, TE_ERR_STATE, "group \"%.40s\": its ranks are about to do different things. Rank 0: %s. Rank %d: %s. Give all ranks the same modules, options and shapes, in the same order",
+                          group->name, (const char *)all + 8, r, (const char *)other + 8);
+    }
+    te__free(te, all, bytes);
+    return result;
+}
+
 /* ---- aborting ---- */
 
 /* Another thread may be inside a collective of this group, so the context is not written to unless the function is missing. */

@@ -76,14 +76,14 @@ TE_API te_attention_stats te_te_sdpa_stats(const te_te_sdpa *f) {
 }
 
 /* The ranks that share sequences in f's module, or NULL. */
-static const te__context *te__sdpa_ranks(const te_te_sdpa *f) {
+static te__context *te__sdpa_ranks(const te_te_sdpa *f) {
     const te_module *m = f->desc.attn_module;
-    const te__context *c = m->cls == &te__dpa_class ? &((const te__dpa_module *)m->state)->context : NULL;
+    te__context *c = m->cls == &te__dpa_class ? &((te__dpa_module *)m->state)->context : NULL;
     return c && te__context_size(c) > 1 ? c : NULL;
 }
 /* A call that does not get to its module: the ranks that wait for this one in there are told. Returns NULL. */
 static te_tensor *te__sdpa_fails(te_te_sdpa *f) {
-    const te__context *ranks = te__sdpa_ranks(f);
+    te__context *ranks = te__sdpa_ranks(f);
     const te_attention_desc nothing = TE_ZERO;
     te_tensor *const parts[3] = {NULL, NULL, NULL};
     const te_result result = te_error_code(f->te);
@@ -91,7 +91,7 @@ static te_tensor *te__sdpa_fails(te_te_sdpa *f) {
 }
 /* Another attention would see this rank's keys alone where ranks share sequences, and leave the others waiting. */
 static bool te__sdpa_may_fall_back(te_te_sdpa *f, const char *why) {
-    const te__context *ranks = te__sdpa_ranks(f);
+    te__context *ranks = te__sdpa_ranks(f);
     if (!ranks) return true;
     te__fail(f->te, TE_ERR_UNSUPPORTED, "te_attention: DotProductAttention cannot take the call (%s), and the attention from before knows this rank's keys alone, of cp_group with %d ranks; make calls with "
              "is_causal in the place of a mask, or inject without cp_group", why, te__context_size(ranks));
@@ -135,7 +135,7 @@ static te_tensor *te__run_dpa(te_te_sdpa *f, te_forward_args *call, float dropou
 /* Is `mask` of these queries and keys, each by each, or of those of all ranks that share them? A smaller mask stands for
  * many elements, and the verdict looks at its own alone. A mask that requires a gradient goes to the original function, which computes one; DotProductAttention does not. */
 static bool te__mask_is_of_call(const te_te_sdpa *f, const te_tensor *mask, const te_tensor *q, const te_tensor *k) {
-    const te__context *c = te__sdpa_ranks(f);
+    te__context *c = te__sdpa_ranks(f);
     const int64_t ranks = c ? te__context_size(c) : 1;
     if (f->desc.mask.strict && te__wants_grad(mask)) return false;
     return mask->ndim == 4 && q->ndim == 4 && k->ndim == 4 &&

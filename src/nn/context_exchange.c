@@ -13,6 +13,7 @@
 typedef struct te__context {
     te_group *heads, *ring; /* borrowed; NULL or of one rank: there is no such exchange */
     bool gathers;           /* the ring's keys and values are gathered */
+    bool met;               /* the ranks have compared what they do */
 } te__context;
 
 static te__context te__context_of(te_group *cp, te_group *p2p, te_cp_comm comm) {

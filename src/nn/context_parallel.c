@@ -438,16 +438,39 @@ static te_result te__context_forward(te__context_attention *s, te_tensor *parts[
     return te__context_to_tokens(c, o, cu, 1, a->format, result);
 }
 
+/* The ranks compare their calls before the first one. `result`: a failure on the way there; one of any rank becomes one of all, and none goes on. */
+static te_result te__context_meets(te__context *c, te_tensor *const q_k_v[3], const te_attention_desc *d, te_result result, bool *compared) {
+    te_group *const groups[2] = {c->heads, c->ring};
+    char what[384] = "", q[TE__SHAPE_TEXT], k[TE__SHAPE_TEXT], v[TE__SHAPE_TEXT];
+    int i;
+    *compared = false;
+    if (result == TE_OK)
+        snprintf(what, sizeof(what), "attention of q %s, k %s, v %s %s, format %d, attn_mask_type %d, window_size %lld, %lld, softmax_scale %g, dropout %g, %s%s%s", te__shape_text(q_k_v[0], q),
+                 te__shape_text(q_k_v[1], k), te__shape_text(q_k_v[2], v), te_dtype_name(q_k_v[0]->dtype), (int)d->format, (int)d->mask, (long long)(d->window.on ? d->window.left : -1),
+                 (long long)(d->window.on ? d->window.right : -1), (double)d->softmax_scale, (double)d->dropout_p, d->extras.cu_seqlens_q ? "cu_seqlens, " : "",
+                 d->extras.core_attention_bias ? "a bias, " : "", c->gathers ? "keys gathered" : "keys exchanged");
+    for (i = 0; i < 2; i++) { /* a failure of the first goes on to the ranks of the second */
+        if (!te__group_compares(groups[i], c->met)) continue;
+        result = te__group_compare(groups[i], what, result);
+        *compared = true;
+    }
+    if (*compared && result == TE_OK) c->met = true;
+    return result;
+}
+
 /* te_attention of q, k, v, the tokens that this rank has, with the keys that the ranks of *c have together; all call it. cu_seqlens and max_seqlen are those of whole sequences; the rows of a bias
  * are this rank's, its columns all keys in their order; max_logit is that of all ranks. `result`: a failure before the call, which the other ranks are told. The gradient of softmax_offset is that
  * of this rank's heads. */
-static te_tensor *te__context_attention_run(te_tensor *const q_k_v[3], const te_attention_desc *desc, const te__context *c, te_result result) {
+static te_tensor *te__context_attention_run(te_tensor *const q_k_v[3], const te_attention_desc *desc, te__context *c, te_result result) {
     te_ctx *te = c->heads ? c->heads->te : c->ring->te;
     const te__rng_state before = te__rng_now(te);
     te__context_attention s = TE_ZERO;
     te_op_attn_fwd_args *a = &s.args;
     te_tensor *parts[3] = {NULL, NULL, NULL}, *in[TE__CONTEXT_INPUTS], *saved[TE__CONTEXT_SAVED], *o = NULL;
+    bool compared;
     int i;
+    result = te__context_meets(c, q_k_v, desc, result, &compared);
+    if (result != TE_OK && compared) return NULL;
     te__frame_begin(te);
     s.context = *c;
     s.causal = te__attn_is_causal(desc->mask);

@@ -288,7 +288,7 @@ static te_result te__dpa_context_sizes(te_module *m, te_tensor *const part[3], c
 
 static te_result te__dpa_forward(te_module *m, te_forward_args *args) {
     const te_attention_options *o = &((const te__dpa_module *)m->state)->options;
-    const te__context *context = &((const te__dpa_module *)m->state)->context;
+    te__context *context = &((te__dpa_module *)m->state)->context;
     const bool shares = te__context_size(context) > 1;
     te_attention_desc a = TE_ZERO;
     te_tensor *part[3], *y;
@@ -330,8 +330,8 @@ static te_result te__dpa_reset(te_module *m) {
 static const te_module_class te__dpa_class = {"DotProductAttention", sizeof(te__dpa_module), te__dpa_forward, te__dpa_destroy, te__dpa_reset};
 
 /* The ranks that share the sequences of m's core; NULL if it is not this class's. */
-static const te__context *te__context_of_core(const te_module *core) {
-    return core && core->cls == &te__dpa_class && !core->own_forward ? &((const te__dpa_module *)core->state)->context : NULL;
+static te__context *te__context_of_core(const te_module *core) {
+    return core && core->cls == &te__dpa_class && !core->own_forward ? &((te__dpa_module *)core->state)->context : NULL;
 }
 static te_result te__context_set(te_module *m, te_group *cp, te_group *p2p, te_cp_comm comm) {
     te_result result = m->cls == &te__dpa_class ? te__dpa_share(m, "te_set_context_parallel_group", cp, p2p, comm) : TE_OK;

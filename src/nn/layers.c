@@ -120,6 +120,7 @@ static te__linear_call te__linear_call_of(te_module *m, const te__quant_call *q,
     c.quant = q;
     c.gemm = gemm;
     c.parallel = te__parallel_as(m, mode);
+    c.met = &m->met;
     c.cache = cache;
     c.microbatch = args->is_first_microbatch;
     c.fuse_wgrad = o->fuse_wgrad_accumulation;

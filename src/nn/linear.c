@@ -24,6 +24,7 @@ typedef struct te__linear_call {
     const te__quant_call *quant;  /* NULL: high precision whatever the autocast */
     int gemm;                     /* of quant->scaling */
     te__parallel parallel;        /* the ranks that share the product; by row: without a bias */
+    unsigned *met;                /* its module's; NULL: the ranks compare nothing */
     te__weight_cache *cache;      /* with quant */
     te_microbatch microbatch;
     bool fuse_wgrad;
@@ -377,6 +378,23 @@ static void te__linear_misses(const te__parallel *p, te_result result) {
     else if (te__shares(p, TE_PARALLEL_ROW)) te__refuse(p->group, p->sequence ? TE__REDUCE_SCATTER : TE__ALL_REDUCE, result);
 }
 
+/* Before the first product of these ranks they compare it, and in debug mode before each. `result`: a failure on the way there; one of any rank becomes one of all. */
+static te_result te__linear_meets(const te__linear_call *c, te_result result) {
+    const te__parallel *p = &c->parallel;
+    char what[384] = "", x[TE__SHAPE_TEXT], w[TE__SHAPE_TEXT];
+    if (p->size <= 1 || !c->met || !te__group_compares(p->group, *c->met >> c->gemm & 1)) {
+        if (result != TE_OK) te__linear_misses(p, result);
+        return result;
+    }
+    if (result == TE_OK)
+        snprintf(what, sizeof(what), "product %d by %s%s of input %s %s and weight %s %s, recipe %s", c->gemm, p->mode == TE_PARALLEL_ROW ? "row" : p->mode == TE_PARALLEL_COLUMN ? "column" : "none",
+                 p->sequence ? ", sequence parallel," : "", te__shape_text(c->x, x), te_dtype_name(c->x->dtype), te__shape_text(c->weight, w), te_dtype_name(c->weight->dtype),
+                 c->quant && c->quant->enabled ? te_recipe_name(c->quant->recipe.kind) : "none");
+    result = te__group_compare(p->group, what, result);
+    if (result == TE_OK) *c->met |= 1u << c->gemm;
+    return result;
+}
+
 /* A product's node: the gradient of y may be quantized, by the activation behind or by fp8_grad. */
 static te_tensor *te__linear_record(te_tensor *y, te__linear_state *state, te_tensor *const *in, te_tensor *const *saved) {
     te_node_desc node = TE_ZERO;
@@ -407,11 +425,8 @@ static te_tensor *te__linear(const te__linear_call *c) {
     bool quantized, block;
     int keep = TE_COLUMNWISE;
     int64_t shape[TE_MAX_DIMS];
-    te_result result;
-    if (!te__linear_fits(c)) {
-        te__linear_misses(p, TE_ERR_STATE);
-        return NULL;
-    }
+    te_result result = te__linear_meets(c, te__linear_fits(c) ? TE_OK : TE_ERR_STATE);
+    if (result != TE_OK) return NULL;
     te = x->te;
     quantized = quant && quant->enabled;
     recipe = quantized ? &quant->recipe : NULL;

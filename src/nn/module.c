@@ -35,6 +35,7 @@ struct te_module {
     bool meta;       /* its parameters have no memory yet: */
     bool awaits_group; /* until te_set_tensor_parallel_group, which tells this rank */
     te__parallel parallel; /* the ranks that share its work */
+    unsigned met;          /* a bit for each product before which they have compared what they do */
     struct te__graphed *graphed; /* nn/graphed.c, or NULL */
     te_recipe *recipe;  /* te_module_set_recipe; NULL: that of the region */
     bool recipe_off;

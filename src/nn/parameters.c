@@ -254,7 +254,10 @@ static te_result te__group_set(te_module *m, te_group *group, bool check) {
     if (m->parallel.size > 1 && check && m->parallel.size != te_group_size(group))
         return te__fail(m->te, TE_ERR_INVALID, "te_set_tensor_parallel_group: \"%s\" was created with tp_size %d and the group has %d ranks; they must be equal",
                         te_module_path(m, path, sizeof(path)), m->parallel.size, te_group_size(group));
-    if (m->parallel.size > 1 && !check) m->parallel.group = group;
+    if (m->parallel.size > 1 && !check) {
+        m->parallel.group = group;
+        m->met = 0;
+    }
     for (i = 0; i < m->num_children && result == TE_OK; i++) result = te__group_set(m->children[i], group, check);
     return result;
 }

@@ -1,0 +1,118 @@
+/* test_compare.c: ranks that are about to do different things hear so where they first meet, with what each was about to do; over the group of threads and over a user's. */
+#define _GNU_SOURCE
+#include "ranks.h"
+
+/* A group of the user's collectives, which pass each call on to the group of threads and count the gathers. */
+typedef struct own_group {
+    te_group *inner;
+    int gathers;
+} own_group;
+static te_result own_reduce(void *user, te_ctx *te, te_tensor *x, te_reduce_op op) {
+    (void)te;
+    return te_all_reduce(((own_group *)user)->inner, x, op);
+}
+static te_result own_gather(void *user, te_ctx *te, const te_tensor *x, te_tensor *out) {
+    (void)te;
+    ((own_group *)user)->gathers++;
+    return te_all_gather(((own_group *)user)->inner, x, out);
+}
+static te_result own_scatter(void *user, te_ctx *te, const te_tensor *x, te_tensor *out) {
+    (void)te;
+    return te_reduce_scatter(((own_group *)user)->inner, x, out);
+}
+static te_result own_broadcast(void *user, te_ctx *te, te_tensor *x, int root) {
+    (void)te;
+    return te_broadcast(((own_group *)user)->inner, x, root);
+}
+static te_result own_barrier(void *user) { return te_barrier(((own_group *)user)->inner); }
+static te_group *group_of(rank_state *s, own_group *own) {
+    te_group_desc d = {.name = "mine", .rank = s->rank, .size = s->size, .user = own, .all_reduce = own_reduce, .all_gather = own_gather, .reduce_scatter = own_scatter,
+                       .broadcast = own_broadcast, .barrier = own_barrier};
+    own->inner = s->group;
+    return te_group_create(s->te, &d);
+}
+static bool says(rank_state *s, const char *a, const char *b, const char *c) {
+    const char *text = te_error(s->te);
+    return te_error_code(s->te) == TE_ERR_STATE && strstr(text, "its ranks are about to do different things") && strstr(text, a) && strstr(text, b) && strstr(text, c);
+}
+
+/* ---- attention ---- */
+
+static void different_masks(rank_state *s) {
+    te_ctx *te = s->te;
+    for (int comm = 0; comm < 3; comm++) {
+        static const te_cp_comm kinds[] = {TE_CP_P2P, TE_CP_ALL_GATHER, TE_CP_A2A};
+        te_tensor *x = te_tensor_full(te, TE_F32, SHAPE(8, 1, 2, 8), 1);
+        for (int way = 0; way < 2; way++) {
+            te_dot_product_attention_desc d = {.attention.num_attention_heads = 2, .attention.kv_channels = 8, .parallel.cp_group = s->group, .parallel.cp_comm_type = kinds[comm]};
+            d.attention.attn_mask_type = way == 0 && s->rank == 1 ? TE_MASK_NONE : TE_MASK_CAUSAL;
+            d.attention.window.on = way == 1, d.attention.window.left = 3 + s->rank;
+            if (comm != 1 && way == 1 && kinds[comm] == TE_CP_P2P) continue; /* no windows there */
+            te_module *m = te_dot_product_attention_create(te, &d);
+            te_forward_args f = {.input = x, .key = x, .value = x};
+            EXPECT(s, !te_forward_with(m, &f));
+            EXPECT(s, way == 0 ? says(s, "Rank 0: core_attention: attention of q [8, 1, 2, 8]", "attn_mask_type 2", "attn_mask_type 1")
+                               : says(s, "Rank 1: core_attention: attention of q", "window_size 3, ", "window_size 4, "));
+            te_clear_error(te);
+            te_module_destroy(m);
+        }
+        /* alike, they go on */
+        te_dot_product_attention_desc d = {.attention.num_attention_heads = 2, .attention.kv_channels = 8, .parallel.cp_group = s->group, .parallel.cp_comm_type = kinds[comm]};
+        te_module *m = te_dot_product_attention_create(te, &d);
+        te_forward_args f = {.input = x, .key = x, .value = x};
+        EXPECT(s, te_forward_with(m, &f) && te_ok(te));
+        EXPECT(s, te_forward_with(m, &f) && te_ok(te));
+        te_module_destroy(m);
+    }
+}
+TE_TEST(compare_masks_of_context_parallel_ranks) { run_ranks(2, different_masks, NULL); }
+
+/* ---- products ---- */
+
+static te_module *column(rank_state *s, te_group *group, int64_t out, bool sequence) {
+    te_linear_desc d = {.in_features = 16, .out_features = out, .name = "fc"};
+    d.parallel.parallel_mode = TE_PARALLEL_COLUMN;
+    d.parallel.tp_group = group;
+    d.parallel.tp_size = s->size;
+    d.parallel.sequence_parallel = sequence;
+    return te_linear_create(s->te, &d);
+}
+static void different_sizes(rank_state *s) {
+    own_group own = {0};
+    te_group *groups[2] = {s->group, group_of(s, &own)};
+    te_tensor *x = te_tensor_full(s->te, TE_BF16, SHAPE(4, 16), 1);
+    for (int i = 0; i < 4; i++) {
+        te_module *m = column(s, groups[i % 2], s->rank == 2 ? 36 : 24, i / 2);
+        EXPECT(s, !te_forward(m, x));
+        EXPECT(s, says(s, "Rank 0: fc: product 0 by column", "weight [8, 16] bf16", "Rank 2: fc: product 0 by column") && strstr(te_error(s->te), "weight [12, 16] bf16"));
+        EXPECT(s, strstr(te_error(s->te), i % 2 ? "group \"mine\"" : "group \"threads\"") != NULL);
+        te_clear_error(s->te);
+        te_module_destroy(m);
+    }
+    te_group_destroy(groups[1]);
+}
+TE_TEST(compare_sizes_of_column_parallel_ranks) { run_ranks(3, different_sizes, NULL); }
+
+/* Once a module, unless TE_DEBUG_SYNC asks for more; a rank that fails on its way is heard, and the next call compares. */
+static void how_often(rank_state *s) {
+    const bool debug = s->arg != NULL;
+    own_group own = {0};
+    te_group *group = group_of(s, &own);
+    te_tensor *x = te_tensor_full(s->te, TE_BF16, SHAPE(4, 16), 1);
+    te_module *m = column(s, group, 24, false), *told = column(s, s->group, 24, false);
+    for (int i = 0; i < 3; i++) EXPECT(s, te_forward(m, x) && own.gathers == (debug ? i + 1 : 1));
+    EXPECT(s, !te_forward(told, s->rank == 1 ? te_tensor_full(s->te, TE_BF16, SHAPE(4, 15), 1) : x));
+    EXPECT(s, strstr(te_error(s->te), s->rank == 1 ? "[4, 15]" : "rank 1 failed") != NULL);
+    te_clear_error(s->te);
+    EXPECT(s, te_forward(told, x) && te_ok(s->te));
+    te_module_destroy(m);
+    te_module_destroy(told);
+    te_group_destroy(group);
+}
+TE_TEST(compare_once_a_module) { run_ranks(2, how_often, NULL); }
+TE_TEST(compare_always_in_debug_mode) {
+    static const int yes = 1;
+    setenv("TE_DEBUG_SYNC", "1", 1);
+    run_ranks(2, how_often, &yes);
+    unsetenv("TE_DEBUG_SYNC");
+}

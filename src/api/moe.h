@@ -8,7 +8,9 @@
  *   qb_histogram, qb_bin_bounds, qb_histogram_mode   quantile balancing is not implemented yet
  *   use_grouped_tensor   m_splits or m_splits_tensor says which way a GroupedLinear goes
  *   single_grouped_weight, single_grouped_bias   parameters are made as parts of one tensor, each with its name
- * Quantized inputs are not implemented yet: te_dequantize them first, or move their codes and scales by te_op_moe_permute. */
+ * Functions that only move rows (te_moe_permute.., te_moe_sort_chunks_by_index..) take quantized inputs, and give quantized results: of FP8 with one scale a tensor, of 1 x 128 blocks and
+ * of MXFP8 with plain scales the row-wise codes move, each row with its scales, and the column-wise copy stays behind; gradients are plain. Other kinds, and functions that add up rows, refuse
+ * them: te_dequantize them first. */
 
 /* The two forms of a routing map. */
 typedef enum te_map_type {

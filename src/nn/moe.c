@@ -53,6 +53,70 @@ static te_result te__permute_backward(te_ctx *te, const void *state, te_tensor *
     return te_op_moe_unpermute(te, &args);
 }
 
+/* ---- rows of codes ---- */
+
+/* Can the rows of inp travel as codes, each with its scales? Records the error if not. */
+static bool te__moe_codes_ok(const te_tensor *inp, const char *name) {
+    const te__quant_copy *row = &inp->quantized->row;
+    const char *why = NULL;
+    te_scaling scaling;
+    if (!row->data) {
+        te__fail(inp->te, TE_ERR_STATE, "%s: the input has a column-wise copy alone, whose rows are not tokens; te_dequantize it first, or quantize it with TE_ROWWISE", name);
+        return false;
+    }
+    if (row->cls->form != TE__FORM_CODES) why = "are no codes of te.h's own";
+    else {
+        scaling = te__scaling_kind(row);
+        if (scaling == TE_SCALING_BLOCK_2D) why = "share scales with other rows (128 x 128 blocks)";
+        if (scaling == TE_SCALING_NVFP4) why = "are codes of 4 bits";
+        if (scaling == TE_SCALING_MXFP8 && row->two_dimensional) why = "share scales with other rows (with_2d_quantization)";
+        if (scaling == TE_SCALING_MXFP8 && row->swizzled) why = "have swizzled scales (optimize_for_gemm)";
+    }
+    if (!why) return true;
+    te__fail(inp->te, TE_ERR_UNSUPPORTED, "%s: the rows of an input of kind %s %s; FP8 with one scale a tensor, with 1 x 128 blocks and MXFP8 can be moved: te_dequantize it first", name,
+             inp->quantized->cls->name, why);
+    return false;
+}
+
+/* Scales by rows, [R, n], from those of the tokens, [T, n], both possibly strided, where the map sends them. 0 in rows that nothing comes to. */
+static te_result te__permute_scales(const te_op_moe_permute_args *codes, te_tensor *from, te_tensor *to) {
+    te_op_moe_permute_args args = *codes;
+    args.probs = NULL;
+    args.permuted_probs = NULL;
+    args.x = te_tensor_contiguous(from);
+    args.y = to ? te__empty_2d(to->te, to->dtype, to->shape[0], to->shape[1]) : NULL;
+    if (!args.x || !args.y || te_op_moe_permute(to->te, &args) != TE_OK) return TE_ERR_STATE;
+    return te_tensor_copy(to, args.y);
+}
+
+/* The tensor that holds inp's row-wise codes where the map sends them; its scales have moved along. args: all but x and y. */
+static te_tensor *te__permute_codes(const char *name, te_tensor *inp, te_op_moe_permute_args *args, int64_t rows) {
+    te__quant_copy *from = &inp->quantized->row, *to;
+    te__quant_spec spec;
+    te_scaling scaling;
+    te_tensor *y;
+    te_result result;
+    int64_t shape[2];
+    if (!te__moe_codes_ok(inp, name)) return NULL;
+    spec = te__copy_spec(from);
+    scaling = te__scaling_kind(from);
+    shape[0] = rows;
+    shape[1] = te__cols(inp);
+    y = te__quant_empty(inp->te, inp->dtype, 2, shape, &spec, TE_ROWWISE, scaling != TE_SCALING_TENSOR);
+    if (!y) return NULL;
+    to = &y->quantized->row;
+    args->x = from->data;
+    args->y = to->data;
+    result = te_op_moe_permute(inp->te, args);
+    if (result == TE_OK && scaling == TE_SCALING_TENSOR)
+        result = te_tensor_copy(to->scale, from->scale);
+    else if (result == TE_OK && scaling == TE_SCALING_BLOCK_1D) /* [blocks, tokens], tokens rounded up */
+        result = te__permute_scales(args, te_tensor_transpose(te_tensor_narrow(from->scale, 1, 0, te__rows(inp)), 0, 1), te_tensor_transpose(te_tensor_narrow(to->scale, 1, 0, rows), 0, 1));
+    else if (result == TE_OK) /* [tokens rounded up, blocks] */
+        result = te__permute_scales(args, te_tensor_narrow(from->scale, 0, 0, te__rows(inp)), te_tensor_narrow(to->scale, 0, 0, rows));
+    return te__checked(y, result);
+}
+
 /* inp's rows where the map sends them. probs [tokens, copies] and permuted_probs: NULL, or both given. */
 static te_tensor *te__permute(const char *name, te_tensor *inp, te_tensor *map, int64_t topk, te_tensor *pad_offsets, te_tensor *probs, te_tensor **permuted_probs, int64_t rows) {
     te_op_moe_permute_args args = TE_ZERO;
@@ -65,9 +129,9 @@ static te_tensor *te__permute(const char *name, te_tensor *inp, te_tensor *map, 
     state.h = te__cols(inp);
     state.rows = rows;
     state.dtype = inp->dtype;
-    y = te__empty_2d(te, inp->dtype, rows, state.h);
+    y = inp->quantized ? NULL : te__empty_2d(te, inp->dtype, rows, state.h);
     if (probs) moved = te__empty_1d(te, probs->dtype, rows);
-    if (!y || (probs && !moved)) return NULL;
+    if ((!y && !inp->quantized) || (probs && !moved)) return NULL;
     args.x = inp;
     args.row_id_map = map;
     args.pad_offsets = pad_offsets;
@@ -75,7 +139,10 @@ static te_tensor *te__permute(const char *name, te_tensor *inp, te_tensor *map, 
     args.y = y;
     args.permuted_probs = moved;
     args.topk = topk;
-    if ((probs && !args.probs) || te_op_moe_permute(te, &args) != TE_OK) return NULL;
+    if (probs && !args.probs) return NULL;
+    if (inp->quantized) y = te__permute_codes(name, inp, &args, rows);
+    else if (te_op_moe_permute(te, &args) != TE_OK) return NULL;
+    if (!y) return NULL;
     if (probs) {
         state.probs_dtype = probs->dtype;
         state.probs_ndim = probs->ndim;
@@ -85,19 +152,20 @@ static te_tensor *te__permute(const char *name, te_tensor *inp, te_tensor *map, 
     in[1] = probs;
     saved[0] = map;
     saved[1] = pad_offsets;
-    return te__record_two(name, y, moved, te__permute_backward, &state, sizeof(state), in, 2, saved, 2) ? y : NULL;
+    return te__record_two(name, y, moved, te__permute_backward, &state, sizeof(state), in, 2, saved, 2) ? y : NULL; /* codes and plain rows alike: the gradient is plain */
 }
 
-/* A float matrix of tokens, contiguous, or NULL. */
-static te_tensor *te__moe_tokens(te_tensor *inp, const char *name) {
+/* A float matrix of tokens, contiguous, or NULL. Where rows are only moved (moved), also a quantized one. */
+static te_tensor *te__token_matrix(te_tensor *inp, const char *name, bool moved) {
     char text[TE__SHAPE_TEXT];
-    if (!te__need_float(inp, name)) return NULL;
+    if (!(moved && inp->quantized) && !te__need_float(inp, name)) return NULL;
     if (inp->ndim != 2) {
         te__fail(inp->te, TE_ERR_SHAPE, "%s: the input is %s; [tokens, hidden size] is needed (te_tensor_view joins sizes)", name, te__shape_text(inp, text));
         return NULL;
     }
-    return te_tensor_contiguous(inp);
+    return inp->quantized ? inp : te_tensor_contiguous(inp);
 }
+static te_tensor *te__moe_tokens(te_tensor *inp, const char *name) { return te__token_matrix(inp, name, false); }
 /* A routing map with one row for each token, contiguous, or NULL. */
 static te_tensor *te__moe_routing(const te_tensor *inp, te_tensor *routing, const char *name) {
     char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
@@ -133,7 +201,7 @@ TE_API te_tensor *te_moe_permute(te_tensor *inp, te_tensor *routing_map, int64_t
                  index ? "0 means all copies" : "a mask map does not say how many copies there are: tokens * topk is a bound");
         return NULL;
     }
-    inp = te__moe_tokens(inp, "te_moe_permute");
+    inp = te__token_matrix(inp, "te_moe_permute", true);
     routing_map = inp ? te__moe_routing(inp, routing_map, "te_moe_permute") : NULL;
     if (!routing_map) return NULL;
     te__frame_begin(te);
@@ -162,7 +230,7 @@ static te_tensor *te__permute_probs(const char *name, te_tensor *inp, te_tensor 
     te_tensor *made[3] = {NULL, NULL, NULL}, *map;
     te_ctx *te = inp->te;
     char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
-    inp = te__moe_tokens(inp, name);
+    inp = te__token_matrix(inp, name, true);
     routing_map = inp ? te__moe_routing(inp, routing_map, name) : NULL;
     if (!routing_map || !te__operand(inp, probs, false, name) || !te__need_float(probs, name)) return NULL;
     if (!te__same_shape(probs, routing_map)) {
@@ -371,7 +439,7 @@ static te_tensor *te__sort_chunks(const char *name, te_tensor *inp, te_tensor *p
     te_tensor *made[2] = {NULL, NULL}, *map;
     te_ctx *te = inp->te;
     char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
-    inp = te__moe_tokens(inp, name);
+    inp = te__token_matrix(inp, name, true);
     if (!inp || !te__operand(inp, sizes, false, name) || !te__operand(inp, order, false, name)) return NULL;
     if (permuted_probs && (!te__operand(inp, probs, false, name) || !te__need_float(probs, name))) return NULL;
     if (probs && (probs->ndim != 1 || probs->shape[0] != inp->shape[0])) {

@@ -609,3 +609,73 @@ TE_TEST_DEVICES(moe_layer_trains_in_a_graph) {
         te_scope_end(te);
     }
 }
+
+/* ---- rows of codes ---- */
+
+static te_quantizer *codes_of(te_ctx *te, int kind) {
+    te_quantizer_desc d = {.kind = kind <= 1 ? TE_QUANT_CURRENT : kind <= 3 ? TE_QUANT_BLOCK : TE_QUANT_MXFP8, .usage = kind % 2 ? TE_ROWWISE : 0};
+    if (kind == 1) d.dtype = TE_F8E5M2;
+    if (d.kind == TE_QUANT_BLOCK) d.block.block_scaling_dim = 1, d.block.fp32_scales = kind == 3;
+    return te_quantizer_create(te, &d);
+}
+
+/* Moving codes and then decoding them gives the bits of decoding and then moving: each row has its scales with it. */
+TE_TEST_DEVICES(moe_permute_moves_codes_with_their_scales) {
+    enum { T = 9, E = 4, K = 2, R = 24 };
+    static const int64_t widths[] = {300, 33, 128};
+    for (int kind = 0; kind < 5; kind++)
+        for (int w = 0; w < COUNT(widths); w++)
+            for (int way = 0; way < 4; way++) { /* mask, index, probabilities, chunks */
+                static const char *const names[] = {"mask", "index", "probabilities", "chunks"};
+                int64_t h = widths[w], mask[T * E] = {0}, experts[T * K];
+                float *x = test_normal(T * h, 3), *p = test_uniform(T * E, 4, 0.1f, 1);
+                test_case("kind %d, [%d, %d], %s", kind, T, (int)h, names[way]);
+                for (int64_t i = 0; i < T * h; i++) x[i] *= (float)(1 << (i / h)); /* rows of different size: another row's scale would show */
+                for (int t = 0; t < T; t++) experts[t * K] = t % E, experts[t * K + 1] = (t * 3 + 1) % E == t % E ? (t + 1) % E : (t * 3 + 1) % E;
+                for (int i = 0; i < T * K; i++) mask[i / K * E + experts[i]] = 1;
+                te_quantizer *q = codes_of(te, kind);
+                te_tensor *plain = test_tensor(te, TE_BF16, SHAPE(T, h), x), *out[2], *moved[2] = {NULL, NULL}, *leaf[2], *map;
+                te_tensor *routing = test_i32(te, SHAPE(T, way == 1 ? K : E), way == 1 ? experts : mask);
+                te_tensor *probs = test_tensor(te, TE_F32, SHAPE(T, E), p), *sizes = test_i32(te, SHAPE(3), (const int64_t[]){4, 3, 2}), *order = test_i32(te, SHAPE(3), (const int64_t[]){1, 2, 0});
+                REQUIRE_OK(te);
+                for (int codes = 0; codes < 2; codes++) {
+                    leaf[codes] = te_tensor_cast(plain, TE_BF16);
+                    te_tensor_set_requires_grad(leaf[codes], true);
+                    te_tensor *in = te_quantize(q, leaf[codes]);
+                    if (!codes) in = te_dequantize(in, TE_BF16);
+                    out[codes] = way == 2   ? te_moe_permute_with_probs(in, probs, routing, R, &moved[codes], &map)
+                                 : way == 3 ? te_moe_sort_chunks_by_index(in, sizes, order)
+                                            : te_moe_permute(in, routing, R, way == 1 ? TE_MAP_INDEX : TE_MAP_MASK, &map);
+                    REQUIRE_OK(te);
+                    CHECK_EQ_INT(te_quantized_usage(out[codes]), codes ? TE_ROWWISE : 0);
+                    te_backward_from(out[codes], test_tensor(te, TE_BF16, SHAPE(way == 3 ? T : R, h), test_normal(R * h, 6)));
+                }
+                REQUIRE_OK(te);
+                CHECK_EQ_INT(te_quantized_kind(out[1]), kind <= 1 ? TE_QUANT_CURRENT : kind <= 3 ? TE_QUANT_BLOCK : TE_QUANT_MXFP8);
+                CHECK_TENSOR(te_dequantize(out[1], TE_BF16), test_read(out[0]), 0, 0);
+                if (way == 2) CHECK_TENSOR(moved[1], test_read(moved[0]), 0, 0);
+                CHECK_TENSOR(te_tensor_grad(leaf[1]), test_read(te_tensor_grad(leaf[0])), 0, 0);
+                te_quantizer_destroy(q);
+            }
+}
+
+TE_TEST_DEVICES(moe_permute_refuses_codes_that_cannot_move) {
+    const te_quantizer_desc descs[] = {{.kind = TE_QUANT_BLOCK, .block.block_scaling_dim = 2}, {.kind = TE_QUANT_NVFP4}, {.kind = TE_QUANT_MXFP8, .optimize_for_gemm = true},
+                                       {.kind = TE_QUANT_MXFP8, .with_2d_quantization = true}, {.kind = TE_QUANT_IDENTITY}, {.kind = TE_QUANT_CURRENT, .usage = TE_COLUMNWISE}};
+    static const char *const words[] = {"128 x 128 blocks", "codes of 4 bits", "optimize_for_gemm", "with_2d_quantization", "no codes of te.h's own", "column-wise copy alone"};
+    te_tensor *x = test_tensor(te, TE_BF16, SHAPE(32, 64), test_normal(2048, 3)), *routing = te_tensor_full(te, TE_I32, SHAPE(32, 2), 1);
+    for (int i = 0; i < COUNT(descs); i++) {
+        te_quantizer *q = te_quantizer_create(te, &descs[i]);
+        test_case("%s", words[i]);
+        CHECK(!te_moe_permute(te_quantize(q, x), routing, 64, TE_MAP_MASK, NULL));
+        CHECK_ERROR(te, i == 5 ? TE_ERR_STATE : TE_ERR_UNSUPPORTED, words[i]);
+        te_quantizer_destroy(q);
+    }
+    te_quantizer *q = codes_of(te, 0);
+    te_tensor *map = NULL, *y = te_moe_permute(te_quantize(q, x), routing, 64, TE_MAP_MASK, &map);
+    REQUIRE_OK(te);
+    CHECK(!te_moe_unpermute(y, map, NULL)); /* sums are of numbers, not codes */
+    CHECK(te_error_code(te) != TE_OK);
+    te_clear_error(te);
+    te_quantizer_destroy(q);
+}

@@ -15,7 +15,8 @@ typedef enum te_dtype {
     TE_U8 = 8,         /* raw bytes */
     TE_I32 = 9,        /* ids, offsets */
     TE_I64 = 10,       /* ids, offsets, counts */
-    TE_DTYPE_COUNT = 11
+    TE_I16 = 11,       /* experts that a router has chosen (topk_indices): moved and read back, converted by the host alone */
+    TE_DTYPE_COUNT = 12
 } te_dtype;
 
 /* The distribution of te_op_random. */

@@ -70,7 +70,7 @@ typedef struct te_fused_topk_desc {
     te_score_function score_function; /* 0 => softmax */
     te_tensor *expert_bias;       /* [E], added to sigmoid and sqrtsoftplus scores for the choice alone; NULL => none */
     te_routing_map_format routing_map_format; /* of *routing_map; 0 => bytes */
-    te_tensor *topk_indices;      /* i32 or i64 [T, topk], written: the chosen experts, the best one first; NULL => not asked for */
+    te_tensor *topk_indices;      /* i16, i32 or i64 [T, topk], written: the chosen experts, the best one first; NULL => not asked for */
 } te_fused_topk_desc;
 /* Probabilities of logits [.., E], in their format, 0 for experts that are not chosen, and the choice: *routing_map (NULL: not wanted). te_op_moe_router_fwd
  * has the formulas. At most TE_MOE_MAX_EXPERTS experts. Of equal scores the expert with the lower number is chosen. TransformerEngine does so for topk of 16 and more

@@ -101,7 +101,7 @@ typedef struct te_op_moe_unpermute_bwd_args {
  *   probs            float [T, E], 0 for what is not chosen; NULL where topk_probs is given
  *   routing_map      optional, u8 [T, E]: 1 for each chosen expert
  *   routing_bits     optional, u8 [T, ceil(E / 8)]: the same, expert e at bit e % 8 of byte e / 8
- *   topk_indices     optional, i32 or i64 [T, topk]: the chosen experts, the best one first
+ *   topk_indices     optional, i16, i32 or i64 [T, topk]: the chosen experts, the best one first
  *   topk_probs       optional, float [T, topk], with topk_indices and without all_scores: their probabilities */
 typedef struct te_op_moe_router_fwd_args {
     const te_tensor *logits, *expert_bias;

@@ -151,7 +151,7 @@ TE_API double te_tensor_item(const te_tensor *x) {
         return (double)NAN;
     }
     if (te_tensor_to_host(x, raw) != TE_OK) return (double)NAN;
-    if (te__is_index(x->dtype)) return (double)te__load_index(raw, x->dtype, 0);
+    if (te__is_index(x->dtype) || x->dtype == TE_I16) return (double)te__load_index(raw, x->dtype, 0);
     return (double)te__load_element(raw, x->dtype, 0);
 }
 

@@ -1,11 +1,11 @@
 /* core/tensor.c: tensors as values: shapes, references, scopes. Knows no operation: whatever needs one is in core/access.c. */
 
 TE_API TE__NOINLINE const char *te_dtype_name(te_dtype dtype) {
-    static const char *const names[TE_DTYPE_COUNT] = {"none", "f32", "f16", "bf16", "e4m3", "e5m2", "e8m0", "e2m1", "u8", "i32", "i64"};
+    static const char *const names[TE_DTYPE_COUNT] = {"none", "f32", "f16", "bf16", "e4m3", "e5m2", "e8m0", "e2m1", "u8", "i32", "i64", "i16"};
     return (int)dtype >= 0 && dtype < TE_DTYPE_COUNT ? names[dtype] : "?";
 }
 TE_API int te_dtype_bits(te_dtype dtype) {
-    static const int bits[TE_DTYPE_COUNT] = {0, 32, 16, 16, 8, 8, 8, 4, 8, 32, 64};
+    static const int bits[TE_DTYPE_COUNT] = {0, 32, 16, 16, 8, 8, 8, 4, 8, 32, 64, 16};
     return (int)dtype >= 0 && dtype < TE_DTYPE_COUNT ? bits[dtype] : 0;
 }
 TE_API float te_dtype_max(te_dtype dtype) {

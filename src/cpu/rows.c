@@ -42,6 +42,11 @@ static void te__load_row(const void *data, te_dtype dtype, int64_t index, int64_
         for (i = 0; i < n; i++) out[i] = (float)p[i];
         break;
     }
+    case TE_I16: {
+        const int16_t *p = (const int16_t *)data + index;
+        for (i = 0; i < n; i++) out[i] = (float)p[i];
+        break;
+    }
     case TE_I32: {
         const int32_t *p = (const int32_t *)data + index;
         for (i = 0; i < n; i++) out[i] = (float)p[i];
@@ -60,6 +65,7 @@ static void te__load_row(const void *data, te_dtype dtype, int64_t index, int64_
 static int64_t te__truncate(float f, te_dtype dtype) {
     if (f != f) return 0;
     if (dtype == TE_U8) return f <= 0.0f ? 0 : f >= 255.0f ? 255 : (int64_t)f;
+    if (dtype == TE_I16) return f <= -32768.0f ? INT16_MIN : f >= 32767.0f ? INT16_MAX : (int64_t)f;
     if (dtype == TE_I32) return f <= -2147483648.0f ? INT32_MIN : f >= 2147483648.0f ? INT32_MAX : (int64_t)f;
     return f <= -9223372036854775808.0f ? INT64_MIN : f >= 9223372036854775808.0f ? INT64_MAX : (int64_t)f;
 }
@@ -98,6 +104,11 @@ static void te__store_row(void *data, te_dtype dtype, int64_t index, int64_t n, 
         for (i = 0; i < n; i++) p[i] = (uint8_t)te__truncate(in[i], dtype);
         break;
     }
+    case TE_I16: {
+        int16_t *p = (int16_t *)data + index;
+        for (i = 0; i < n; i++) p[i] = (int16_t)te__truncate(in[i], dtype);
+        break;
+    }
     case TE_I32: {
         int32_t *p = (int32_t *)data + index;
         for (i = 0; i < n; i++) p[i] = (int32_t)te__truncate(in[i], dtype);
@@ -127,5 +138,6 @@ static float te__load_element(const void *data, te_dtype dtype, int64_t index) {
     return f;
 }
 static int64_t te__load_index(const void *data, te_dtype dtype, int64_t index) {
+    if (dtype == TE_I16) return ((const int16_t *)data)[index];
     return dtype == TE_I64 ? ((const int64_t *)data)[index] : (int64_t)((const int32_t *)data)[index];
 }

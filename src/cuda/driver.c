@@ -600,7 +600,7 @@ static void te__cuda_graph_close(te_ctx *te, te_graph *g) {
 /* ---- tensor maps --------------------------------------------------------------------------------------------- */
 
 static te_result te__cuda_encode_map(te_ctx *te, const te__map_key *k, unsigned char map[TE__MAP_BYTES]) {
-    static const int types[TE_DTYPE_COUNT] = {-1, 7, 6, 9, 0, 0, 0, 0, 0, 3, 5}; /* CUtensorMapDataType; formats of 8 bits and less are copied as bytes */
+    static const int types[TE_DTYPE_COUNT] = {-1, 7, 6, 9, 0, 0, 0, 0, 0, 3, 5, 1}; /* CUtensorMapDataType; formats of 8 bits and less are copied as bytes */
     static const uint32_t steps[5] = {1, 1, 1, 1, 1};
     union {
         unsigned char bytes[TE__MAP_BYTES + 64];

@@ -151,6 +151,7 @@ static int te__onnx_wide(te__onnx *g, const te__onnx_write *w) {
     case TE_F16:
     case TE_BF16: return te__onnx_cast(g, w->value, TE__ONNX_FLOAT);
     case TE_U8:
+    case TE_I16:
     case TE_I32: return te__onnx_cast(g, w->value, TE__ONNX_INT64);
     case TE_F8E4M3:
     case TE_F8E5M2:

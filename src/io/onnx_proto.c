@@ -10,6 +10,7 @@ enum { TE__ONNX_OPSET = 19, TE__ONNX_IR = 9 }; /* 19: the first with FP8 in Quan
 enum {
     TE__ONNX_FLOAT = 1,
     TE__ONNX_UINT8 = 2,
+    TE__ONNX_INT16 = 5,
     TE__ONNX_INT32 = 6,
     TE__ONNX_INT64 = 7,
     TE__ONNX_BOOL = 9,
@@ -27,6 +28,7 @@ static int te__onnx_type(te_dtype dtype) {
     case TE_F8E4M3: return TE__ONNX_E4M3;
     case TE_F8E5M2: return TE__ONNX_E5M2;
     case TE_U8: return TE__ONNX_UINT8;
+    case TE_I16: return TE__ONNX_INT16;
     case TE_I32: return TE__ONNX_INT32;
     case TE_I64: return TE__ONNX_INT64;
     default: return 0;

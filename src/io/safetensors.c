@@ -16,7 +16,7 @@ typedef struct te__st_dtype {
 static const te__st_dtype te__st_dtypes[] = {
     {"F32", 32, TE_F32},          {"F16", 16, TE_F16},          {"BF16", 16, TE_BF16},        {"F8_E4M3", 8, TE_F8E4M3},    {"F8_E5M2", 8, TE_F8E5M2},
     {"F8_E8M0", 8, TE_F8E8M0},    {"F4", 4, TE_F4E2M1},         {"U8", 8, TE_U8},             {"I32", 32, TE_I32},          {"I64", 64, TE_I64},
-    {"BOOL", 8, TE_DTYPE_NONE},   {"I8", 8, TE_DTYPE_NONE},     {"I16", 16, TE_DTYPE_NONE},   {"U16", 16, TE_DTYPE_NONE},   {"U32", 32, TE_DTYPE_NONE},
+    {"BOOL", 8, TE_DTYPE_NONE},   {"I8", 8, TE_DTYPE_NONE},     {"I16", 16, TE_I16},   {"U16", 16, TE_DTYPE_NONE},   {"U32", 32, TE_DTYPE_NONE},
     {"U64", 64, TE_DTYPE_NONE},   {"F64", 64, TE_DTYPE_NONE},   {"C64", 64, TE_DTYPE_NONE},   {"F6_E2M3", 6, TE_DTYPE_NONE}, {"F6_E3M2", 6, TE_DTYPE_NONE}};
 
 typedef struct te__st_entry {

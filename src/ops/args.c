@@ -15,13 +15,14 @@ enum {
     TE__AS_I32 = 1 << TE_I32,
     TE__AS_I64 = 1 << TE_I64,
     TE__AS_INDEX = TE__AS_I32 | TE__AS_I64,
+    TE__AS_I16 = 1 << TE_I16,
     TE__AS_U8 = 1 << TE_U8,
     TE__AS_MASK = TE__AS_U8 | TE__AS_INDEX,
     TE__AS_FLOAT = TE__AS_F32 | 1 << TE_F16 | 1 << TE_BF16,
     TE__AS_AUX = TE__AS_FLOAT | TE__AS_MASK, /* what the user's expressions read */
     TE__AS_FP8 = TE__AS_E4M3 | 1 << TE_F8E5M2,
     TE__AS_SCALE = TE__AS_F32 | TE__AS_E8M0 | TE__AS_E4M3, /* by blocks: the operation says which one goes with which codes */
-    TE__AS_BYTES = TE__AS_FLOAT | TE__AS_FP8 | TE__AS_E8M0 | 1 << TE_U8 | TE__AS_INDEX, /* elements of whole bytes */
+    TE__AS_BYTES = TE__AS_FLOAT | TE__AS_FP8 | TE__AS_E8M0 | 1 << TE_U8 | TE__AS_INDEX | TE__AS_I16, /* elements of whole bytes */
     TE__AS_OPERAND = TE__AS_FLOAT | TE__AS_FP8 | TE__AS_E2M1,
     /* The use, and the liberties. */
     TE__IN = TE_ARG_IN << 16,
@@ -264,10 +265,10 @@ enum {
 #define TE__ARGS_moe_router_fwd(T, L)                                                                                                          \
     T(logits, TE__IN | TE__AS_FLOAT) T(expert_bias, TE__IN | TE__AS_FLOAT | TE__OPT)                                                           \
         T(probs, TE__OUT | TE__AS_FLOAT | TE__NEED(!a->topk_probs)) T(topk_probs, TE__OUT | TE__AS_FLOAT | TE__OPT)                            \
-        T(routing_map, TE__OUT | TE__AS_U8 | TE__OPT) T(routing_bits, TE__OUT | TE__AS_U8 | TE__OPT) T(topk_indices, TE__OUT | TE__AS_INDEX | TE__NEED(a->topk_probs))
+        T(routing_map, TE__OUT | TE__AS_U8 | TE__OPT) T(routing_bits, TE__OUT | TE__AS_U8 | TE__OPT) T(topk_indices, TE__OUT | TE__AS_INDEX | TE__AS_I16 | TE__NEED(a->topk_probs))
 #define TE__ARGS_moe_router_bwd(T, L)                                                                                                          \
     T(logits, TE__IN | TE__AS_FLOAT) T(routing_map, TE__IN | TE__AS_U8 | TE__NEED(!a->all_scores && !a->dtopk_probs))                          \
-        T(dprobs, TE__IN | TE__AS_FLOAT | TE__NEED(!a->dtopk_probs)) T(topk_indices, TE__IN | TE__AS_INDEX | TE__NEED(a->dtopk_probs))           \
+        T(dprobs, TE__IN | TE__AS_FLOAT | TE__NEED(!a->dtopk_probs)) T(topk_indices, TE__IN | TE__AS_INDEX | TE__AS_I16 | TE__NEED(a->dtopk_probs))           \
         T(dtopk_probs, TE__IN | TE__AS_FLOAT | TE__OPT) T(expert_bias, TE__IN | TE__AS_FLOAT | TE__NEED(a->bias_in_probs))                      \
         T(dlogits, TE__OUT | TE__AS_FLOAT)
 #define TE__ARGS_MOE_COUNTS(T) T(tokens_per_expert, TE__IN | TE__AS_INDEX | TE__AS_FLOAT) T(total_device, TE__IN | TE__AS_I64 | TE__OPT)

@@ -402,6 +402,7 @@ static const router_case router_cases[] = {
     {4, 300, 300, 0, 0, TE_SCORE_SIGMOID, false, false, false, 1},  {0, 8, 2, 0, 0, TE_SCORE_SOFTMAX, false, false, false, 1}};
 
 TE_TEST_DEVICES(moe_router) {
+    static const te_dtype ids_formats[] = {TE_I16, TE_I32, TE_I64};
     for (int i = 0; i < COUNT(router_cases) * 3; i++) {
         const router_case *c = &router_cases[i / 3];
         te_dtype dtype = floats[i % 3];
@@ -410,7 +411,7 @@ TE_TEST_DEVICES(moe_router) {
         test_case("T=%lld E=%lld topk=%d groups=%d f=%d pre=%d all=%d %s", (long long)tokens, (long long)n, c->topk, c->groups, (int)c->f, c->pre, c->all, te_dtype_name(dtype));
         float *x = test_rounded(dtype, distinct_logits(tokens, n, 5), tokens * n), *bias = test_rounded(TE_BF16, test_uniform(n + 1, 6, -0.5f, 0.5f), n);
         te_tensor *probs = test_guarded(te, c->all ? TE_F32 : dtype, SHAPE(tokens, n)), *map = test_guarded(te, TE_U8, SHAPE(tokens, n)), *bits = test_guarded(te, TE_U8, SHAPE(tokens, bytes));
-        te_tensor *indices = test_guarded(te, i % 2 ? TE_I32 : TE_I64, SHAPE(tokens, c->topk));
+        te_tensor *indices = test_guarded(te, ids_formats[(i + i / 3) % 3], SHAPE(tokens, c->topk));
         te_op_moe_router_fwd_args a = {.logits = test_tensor(te, dtype, SHAPE(tokens, n), x), .expert_bias = c->bias ? test_tensor(te, TE_BF16, SHAPE(n), bias) : NULL, .probs = probs,
                                        .routing_map = map, .routing_bits = bits, .topk_indices = indices, .topk = c->topk, .score_function = c->f, .use_pre_softmax = c->pre,
                                        .num_groups = c->groups, .group_topk = c->group_topk, .scaling_factor = c->scaling, .all_scores = c->all};
@@ -439,6 +440,34 @@ TE_TEST_DEVICES(moe_router) {
         /* f32 functions of a few units in the last place, and one rounding. */
         CHECK_TENSOR(probs, want, c->all || dtype == TE_F32 ? 1e-5 : dtype == TE_F16 ? 1e-3 : 8e-3, 1e-6);
     }
+}
+
+/* Experts in 16 bits: the same ones, and the same gradient; nothing else takes them as ids. */
+TE_TEST_DEVICES(moe_router_indices_of_16_bits) {
+    enum { T = 37, E = 300, K = 5 };
+    te_tensor *logits = test_tensor(te, TE_F32, SHAPE(T, E), distinct_logits(T, E, 5)), *dprobs = test_tensor(te, TE_F32, SHAPE(T, K), test_normal(T * K, 6));
+    float *ids[2], *probs[2], *gradient[2];
+    for (int narrow = 0; narrow < 2; narrow++) {
+        te_tensor *indices = test_guarded(te, narrow ? TE_I16 : TE_I32, SHAPE(T, K)), *p = test_guarded(te, TE_F32, SHAPE(T, K)), *d = test_guarded(te, TE_F32, SHAPE(T, E));
+        te_op_moe_router_fwd_args f = {.logits = logits, .topk_indices = indices, .topk_probs = p, .topk = K};
+        te_op_moe_router_fwd(te, &f);
+        te_op_moe_router_bwd_args b = {.logits = logits, .topk_indices = indices, .dtopk_probs = dprobs, .dlogits = d, .topk = K};
+        te_op_moe_router_bwd(te, &b);
+        REQUIRE_OK(te);
+        ids[narrow] = test_read(indices), probs[narrow] = test_read(p), gradient[narrow] = test_read(d);
+    }
+    CHECK_CLOSE("ids", ids[1], ids[0], T * K, 0, 0);
+    CHECK_CLOSE("probs", probs[1], probs[0], T * K, 0, 0);
+    CHECK_CLOSE("gradient", gradient[1], gradient[0], T * E, 0, 0);
+    te_tensor *x = te_tensor_full(te, TE_I16, SHAPE(3), -40000), *copy = te_tensor_empty(te, TE_I16, SHAPE(3));
+    te_tensor_copy(copy, x);
+    CHECK(te_tensor_item(te_tensor_narrow(copy, 0, 2, 1)) == -32768 && te_tensor_bytes(x) == 6);
+    CHECK_OK(te);
+    te_op_moe_index_map_args m = {.experts = te_tensor_zeros(te, TE_I16, SHAPE(3, 1)), .row_id_map = te_tensor_empty(te, TE_I32, SHAPE(3))};
+    te_op_moe_index_map(te, &m);
+    CHECK_ERROR(te, TE_ERR_DTYPE, "experts is i16; i32 or i64 is needed");
+    te_tensor_copy(te_tensor_empty(te, TE_F32, SHAPE(3)), x);
+    CHECK_ERROR(te, TE_ERR_DTYPE, "i16 to f32");
 }
 
 /* Equal scores: the lower numbers; NaN last; the same whatever the order of lanes. */

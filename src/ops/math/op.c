@@ -13,7 +13,7 @@ static te_result te__check_copy(te_ctx *te, te_op_copy_args *a) {
     if (result != TE_OK) return result;
     if (!te__copy_is_raw(a->src->dtype, a->dst->dtype) && !((te__is_float(a->src->dtype) || te__is_integer(a->src->dtype)) &&
                                                             (te__is_float(a->dst->dtype) || te__is_integer(a->dst->dtype))))
-        return te__fail(te, TE_ERR_DTYPE, "copy: %s to %s; 8-bit floats copy to their own format or u8 (te_quantize and te_dequantize convert)",
+        return te__fail(te, TE_ERR_DTYPE, "copy: %s to %s; 8-bit floats and i16 copy to their own format, 8-bit floats also to u8 (te_quantize and te_dequantize convert)",
                         te_dtype_name(a->src->dtype), te_dtype_name(a->dst->dtype));
     return TE_OK;
 }
@@ -110,9 +110,9 @@ static uint64_t te__fill_bits(te_dtype dtype, double value) {
     float f = (float)value;
     uint32_t u = te__f32_bits(f);
     if (dtype == TE_F32) return u;
-    if (te__is_integer(dtype)) {
-        double low = dtype == TE_U8 ? 0 : dtype == TE_I32 ? -2147483648.0 : -9223372036854775808.0;
-        double high = dtype == TE_U8 ? 255 : dtype == TE_I32 ? 2147483647.0 : 9223372036854775807.0;
+    if (te__is_integer(dtype) || dtype == TE_I16) {
+        double low = dtype == TE_U8 ? 0 : dtype == TE_I16 ? -32768.0 : dtype == TE_I32 ? -2147483648.0 : -9223372036854775808.0;
+        double high = dtype == TE_U8 ? 255 : dtype == TE_I16 ? 32767.0 : dtype == TE_I32 ? 2147483647.0 : 9223372036854775807.0;
         if (value != value) return 0;
         if (value <= low) return dtype == TE_I64 ? (uint64_t)INT64_MIN : (uint64_t)(int64_t)low;
         return value >= high ? (dtype == TE_I64 ? (uint64_t)INT64_MAX : (uint64_t)(int64_t)high) : (uint64_t)(int64_t)value;

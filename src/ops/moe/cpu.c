@@ -6,6 +6,8 @@
 static void te__store_index(const te_tensor *x, int64_t i, int64_t v) {
     if (x->dtype == TE_I64)
         ((int64_t *)te__data(x))[i] = v;
+    else if (x->dtype == TE_I16)
+        ((int16_t *)te__data(x))[i] = (int16_t)v; /* at most TE_MOE_MAX_EXPERTS */
     else
         ((int32_t *)te__data(x))[i] = (int32_t)v;
 }

@@ -29,7 +29,7 @@ extern "C" __global__ void te_moe_router_bwd(const __grid_constant__ te__moe_rou
     __syncwarp();
     TE_LOOP
     for (int i = lane; a.indices && i < a.topk; i += 32) {
-        te_i64 e = te_load_index(a.indices, t * a.topk + i, a.indices_dt);
+        te_i64 e = te_expert_index(a.indices, t * a.topk + i, a.indices_dt);
         if ((te_u64)e >= (te_u64)n) {
             te_tell_outside(a.outside, e, t * a.topk + i, n);
             continue;

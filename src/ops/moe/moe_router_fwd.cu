@@ -43,6 +43,7 @@ TE_DEV_CALL float te_expert_choose(const float *key, te_u8 *taken, int n, int co
         if (lane == 0) taken[best] = 1;
         if (lane == 0 && indices) {
             if (dt == TE_I64) ((te_i64 *)indices)[at + i] = best;
+            else if (dt == TE_I16) ((short *)indices)[at + i] = (short)best;
             else ((int *)indices)[at + i] = best;
         }
         __syncwarp();
@@ -113,7 +114,7 @@ extern "C" __global__ void te_moe_router_fwd(const __grid_constant__ te__moe_rou
     }
     __syncwarp(); // one lane has written the indices, and the lanes the scores
     TE_LOOP
-    for (int i = lane; a.topk_probs && i < a.topk; i += 32) te_put(a.topk_probs, t * a.topk + i, a.topk_probs_dt, score[te_load_index(a.indices, t * a.topk + i, a.indices_dt)]);
+    for (int i = lane; a.topk_probs && i < a.topk; i += 32) te_put(a.topk_probs, t * a.topk + i, a.topk_probs_dt, score[te_expert_index(a.indices, t * a.topk + i, a.indices_dt)]);
     TE_LOOP
     for (int byte = lane; a.bits && byte < (n + 7) / 8; byte += 32) {
         int bits = 0;

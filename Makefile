@@ -58,7 +58,7 @@ help:
 	@echo 'make sanitize    the tests under address, undefined and thread sanitizers; sanitize-address, sanitize-thread: one of the two'
 	@echo 'make x86         the CPU tests on 32-bit x86 (gcc-multilib)'
 	@echo 'make windows     the CPU tests on Windows (gcc-mingw-w64-x86-64, wine64)'
-	@echo 'make short       a short `make run` and `make moe` whose losses are checked'
+	@echo 'make short       a short `make run` and `make moe`, and the README'"'"'s program: their losses are checked'
 	@echo 'make test-models  examples/llama.c against transformers (pip: 0.6 GB)   (ARGS="llama mixtral" for some)'
 	@echo 'make test-onnx   modules as ONNX files, against onnxruntime (pip)     (ARGS="layer .f32" for some)'
 	@echo 'make golden      writes tests/golden with numpy and ml_dtypes; only for a change of contract'
@@ -139,8 +139,8 @@ run: $(BUILD)/train_gpt
 moe: $(BUILD)/moe
 	$(BUILD)/moe $(ARGS)
 
-short: $(BUILD)/train_gpt $(BUILD)/moe
-	@tests/run_short.sh $(BUILD)/train_gpt $(BUILD)/moe
+short: $(BUILD)/train_gpt $(BUILD)/moe $(BUILD)/minimal
+	@tests/run_short.sh $(BUILD)/train_gpt $(BUILD)/moe $(BUILD)/minimal
 
 # ---- tools: a tool without an implementation of its own gets the development build's -----------------------------------
 

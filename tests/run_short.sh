@@ -1,8 +1,10 @@
 #!/bin/sh
-# A short training run whose losses are checked, the same run interrupted and resumed, and a mixture of experts: run_short.sh build/train_gpt build/moe
+# A short training run whose losses are checked, the same run interrupted and resumed, a mixture of experts, and the README's program:
+# run_short.sh build/train_gpt build/moe build/minimal, from the repository's root.
 # The last line is `N passed, M failed, K skipped`.
 train=$1
 moe=$2
+minimal=$3
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 passed=0 failed=0
@@ -69,6 +71,17 @@ result "to the same losses" $? "$(cat "$folder/cmp.log")"
 result "a mixture of experts runs to its end" $? "$(tail -3 "$folder/moe.log")"
 last=$(tail -1 "$folder/moe.log")
 message=$(echo "$last" | awk '!($1 == "step" && $2 == 99 && $4 < 0.5) { print "the loss of step 99 is not below 0.5"; exit 1 }')
+result "and learns" $? "$message: $last"
+echo "      $last"
+
+# The README's first program is examples/minimal.c without its first line; it learns: from 0.25 to 0.0095 where this was written.
+awk '/^```c$/ { on = 1; next } /^```$/ && on { exit } on' README.md | diff - examples/minimal.c >"$folder/minimal.diff"
+[ "$(grep '^[<>]' "$folder/minimal.diff")" = "> $(head -1 examples/minimal.c)" ]
+result "the README shows examples/minimal.c" $? "$(cat "$folder/minimal.diff")"
+"$minimal" </dev/null >"$folder/minimal.log" 2>&1
+result "it runs to its end" $? "$(tail -3 "$folder/minimal.log")"
+last=$(tail -1 "$folder/minimal.log")
+message=$(awk 'NR == 1 { first = $4 } END { if (!($1 == "step" && $2 == 19 && first > 0.2 && $4 < first / 10)) { print "step 19 has not a tenth of the loss of step 0"; exit 1 } }' "$folder/minimal.log")
 result "and learns" $? "$message: $last"
 echo "      $last"
 

@@ -10,7 +10,7 @@ typedef struct curve {
     int step;                   /* steps done */
 } curve;
 
-static void curves_write_csv(FILE *f, const curve *curves, int n) {
+static inline void curves_write_csv(FILE *f, const curve *curves, int n) {
     fprintf(f, "step");
     for (const curve *r = curves; r < curves + n; r++) fprintf(f, ",%s train,%s validation", r->name, r->name);
     for (int i = 0; i <= curves->step; i++) {
@@ -22,7 +22,7 @@ static void curves_write_csv(FILE *f, const curve *curves, int n) {
     }
     fprintf(f, "\n");
 }
-static void curves_write_svg(FILE *f, const curve *curves, int n, int steps, const char *title) {
+static inline void curves_write_svg(FILE *f, const curve *curves, int n, int steps, const char *title) {
     enum { W = 860, H = 500, L = 70, R = 30, T = 60, B = 60 };
 #define X(k) (L + (W - L - R) * (double)(k) / steps)
 #define Y(loss) (H - B - (H - T - B) * (double)(loss) / 6) /* a random guess has log(256) = 5.5 */

@@ -23,17 +23,17 @@ typedef struct inspection {
 } inspection;
 
 /* Is `step` of 1 .. steps looked at? The first, the last, and 24 between them. */
-static bool inspect_is_due(int step, int steps) {
+static inline bool inspect_is_due(int step, int steps) {
     return step == 1 || (int64_t)step * 25 / steps != (int64_t)(step - 1) * 25 / steps;
 }
 
-static void *inspect_grow(void *items, int count, size_t size) { /* room for one more, where capacities are powers of two */
+static inline void *inspect_grow(void *items, int count, size_t size) { /* room for one more, where capacities are powers of two */
     if (count & (count - 1)) return items;
     items = realloc(items, (size_t)(count ? 2 * count : 1) * size);
     if (!items) fprintf(stderr, "inspect: out of memory\n"), exit(1);
     return items;
 }
-static void inspect_add(inspection *in, const char *module, int gemm, const char *operand, const te_quant_stats *stats) {
+static inline void inspect_add(inspection *in, const char *module, int gemm, const char *operand, const te_quant_stats *stats) {
     const inspect_point *before = in->num_points ? &in->points[in->num_points - 1] : NULL;
     int last = before ? before->slot : -1, slot = in->num_slots, column = before ? before->column + (before->step != in->step) : 0;
     for (int i = 0; i < in->num_slots && slot == in->num_slots; i++) { /* most often it follows the one before */
@@ -52,13 +52,13 @@ static void inspect_add(inspection *in, const char *module, int gemm, const char
 }
 
 /* Around a step that is due. */
-static void inspect_begin(te_ctx *te) { te_quant_inspect(te, true); }
-static bool inspect_visit(void *user, const te_quantizer_role *role, const te_quant_stats *stats) {
+static inline void inspect_begin(te_ctx *te) { te_quant_inspect(te, true); }
+static inline bool inspect_visit(void *user, const te_quantizer_role *role, const te_quant_stats *stats) {
     static const char *const operands[] = {"input", "weight", "output", "dy", "dx"}; /* by te_tensor_type */
     inspect_add(user, role->name, role->gemm, operands[role->tensor_type], stats);
     return true;
 }
-static void inspect_end(te_ctx *te, inspection *in, int step) {
+static inline void inspect_end(te_ctx *te, inspection *in, int step) {
     in->step = step;
     te_quant_stats_visit(te, inspect_visit, in);
     te_quant_inspect(te, false);
@@ -67,7 +67,7 @@ static void inspect_end(te_ctx *te, inspection *in, int step) {
 /* ---- the table ---- */
 
 #define INSPECT_COLUMNS "step,module,gemm,operand,amax,scale,underflow,saturated,nan,inf,cosine,snr_db"
-static void inspect_write_csv(const inspection *in, FILE *f) {
+static inline void inspect_write_csv(const inspection *in, FILE *f) {
     fprintf(f, INSPECT_COLUMNS "\n");
     for (const inspect_point *p = in->points; p < in->points + in->num_points; p++) {
         const inspect_slot *slot = &in->slots[p->slot];
@@ -78,7 +78,7 @@ static void inspect_write_csv(const inspection *in, FILE *f) {
     }
 }
 /* The measurements of a run that is resumed after `last` steps; later ones will be made anew. */
-static void inspect_read_csv(inspection *in, FILE *f, int last) {
+static inline void inspect_read_csv(inspection *in, FILE *f, int last) {
     char line[600], module[200], operand[8];
     int gemm;
     long long nans, infs;
@@ -97,21 +97,21 @@ enum { INSPECT_LEFT = 200, INSPECT_TOP = 98, INSPECT_PANEL = 280, INSPECT_GAP = 
 enum { INSPECT_LEVELS = 32, INSPECT_NONE = INSPECT_LEVELS, INSPECT_NAN }; /* colors of a panel: of its scale, and two apart */
 
 /* Row i is the first of: 2 a layer, 1 a product, 0 neither. */
-static int inspect_begins(const inspection *in, int i) {
+static inline int inspect_begins(const inspection *in, int i) {
     const inspect_slot *s = &in->slots[i];
     size_t n = strcspn(s->module, "."); /* the layer is what a path begins with */
     if (i == 0 || strcspn(s[-1].module, ".") != n || strncmp(s->module, s[-1].module, n)) return 2;
     return s->gemm != s[-1].gemm || strcmp(s->module, s[-1].module);
 }
 /* Decibels between low and high; shares by their logarithm, from a millionth to all. */
-static int inspect_level(const te_quant_stats *s, int panel, double low, double high) {
+static inline int inspect_level(const te_quant_stats *s, int panel, double low, double high) {
     double x = (double)(panel == 0 ? s->snr_db : panel == 1 ? s->underflow : s->saturated);
     if (isnan(x)) return INSPECT_NAN;
     if (panel && x <= 0) return INSPECT_NONE;
     return (int)(INSPECT_LEVELS * fmin(fmax(panel ? 1 + log10(x) / 6 : (x - low) / (high - low), 0), 0.999));
 }
 /* Dark to bright, where more is better; pale to dark red, where more is worse. */
-static const char *inspect_color(int level, int panel) {
+static inline const char *inspect_color(int level, int panel) {
     static const uint8_t stops[2][5][3] = {{{68, 1, 84}, {59, 82, 139}, {33, 145, 140}, {94, 201, 98}, {253, 231, 37}},
                                            {{254, 232, 200}, {253, 187, 132}, {239, 101, 72}, {204, 32, 20}, {103, 0, 13}}};
     static char color[8];
@@ -123,10 +123,10 @@ static const char *inspect_color(int level, int panel) {
     return color;
 }
 
-static void inspect_text(FILE *f, double x, double y, int size, const char *anchor, const char *text) {
+static inline void inspect_text(FILE *f, double x, double y, int size, const char *anchor, const char *text) {
     fprintf(f, "<text x='%.1f' y='%.1f' font-size='%d' text-anchor='%s'>%s</text>\n", x, y, size, anchor, text);
 }
-static void inspect_write_legend(FILE *f, int panel, double x, double low, double high, double unit) {
+static inline void inspect_write_legend(FILE *f, int panel, double x, double low, double high, double unit) {
     static const char *const heads[] = {"Signal-to-noise ratio, dB", "Underflow: % that became 0", "Saturated: % beyond the scale"};
     double bar = x + INSPECT_PANEL - INSPECT_BAR - 16, width = (double)INSPECT_BAR / INSPECT_LEVELS;
     int ticks = panel ? 3 : (int)((high - low) / unit + 0.5);
@@ -141,7 +141,7 @@ static void inspect_write_legend(FILE *f, int panel, double x, double low, doubl
         inspect_text(f, bar + (double)INSPECT_BAR * i / ticks, 93, 11, "middle", text);
     }
 }
-static void inspect_write_svg(const inspection *in, FILE *f, const char *title) {
+static inline void inspect_write_svg(const inspection *in, FILE *f, const char *title) {
     const inspect_point *points = in->points, *end = points + in->num_points;
     int columns = in->num_points ? end[-1].column + 1 : 1, every = columns / 5 + 1, height = in->num_slots > 64 ? 9 : 11;
     double y = INSPECT_TOP, low = INFINITY, high = -INFINITY, width = (double)INSPECT_PANEL / columns;
@@ -192,13 +192,13 @@ static void inspect_write_svg(const inspection *in, FILE *f, const char *title) 
 
 /* ---- inspect.csv and inspect.svg in a folder ---- */
 
-static void inspect_load(inspection *in, const char *folder, int last) {
+static inline void inspect_load(inspection *in, const char *folder, int last) {
     char path[4096];
     snprintf(path, sizeof path, "%s/inspect.csv", folder);
     FILE *f = fopen(path, "r"); /* NULL: the run so far was not inspected */
     if (f) inspect_read_csv(in, f, last), fclose(f);
 }
-static void inspect_save(const inspection *in, const char *folder, const char *recipe, const char *model) {
+static inline void inspect_save(const inspection *in, const char *folder, const char *recipe, const char *model) {
     for (int i = 0; i < 2; i++) { /* whole or not at all: a resumed run reads the table */
         char path[4096], temporary[4096 + 4], title[512];
         snprintf(path, sizeof path, "%s/inspect.%s", folder, i ? "svg" : "csv");
@@ -207,7 +207,11 @@ static void inspect_save(const inspection *in, const char *folder, const char *r
         FILE *f = fopen(temporary, "w");
         if (f && i) inspect_write_svg(in, f, title);
         if (f && !i) inspect_write_csv(in, f);
-        if (!f || fclose(f) || rename(temporary, path)) fprintf(stderr, "\ncannot write %s\n", path), exit(1);
+        bool written = f && !fclose(f);
+#ifdef _WIN32
+        if (written) remove(path); /* rename replaces nothing there */
+#endif
+        if (!written || rename(temporary, path)) fprintf(stderr, "\ncannot write %s\n", path), exit(1);
     }
 }
 #endif

@@ -13,7 +13,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 static te_ctx *te;
 #define die(...) (fprintf(stderr, "llama: " __VA_ARGS__), fputc('\n', stderr), exit(1))
@@ -99,13 +98,26 @@ typedef struct sequences {
     double targets; /* ids that have one before them */
 } sequences;
 
+/* The next line, of any length, in memory that the next call uses again; NULL at the end. */
+static char *read_line(FILE *f, char **line, size_t *room) {
+    size_t n = 0;
+    int c = getc(f);
+    if (c == EOF) return NULL;
+    for (; c != EOF && c != '\n'; c = getc(f)) {
+        if (n + 1 >= *room) *line = realloc(*line, *room = 2 * *room + 256);
+        (*line)[n++] = (char)c;
+    }
+    if (n + 1 >= *room) *line = realloc(*line, *room = 2 * *room + 256);
+    (*line)[n] = 0;
+    return *line;
+}
 static sequences read_sequences(const char *path, int64_t vocabulary) {
     sequences s = {0};
     char *line = NULL, *end;
     size_t room = 0;
     FILE *f = fopen(path, "r");
     if (!f) die("cannot read %s: %s", path, strerror(errno));
-    for (int number = 1; getline(&line, &room, f) >= 0; number++) {
+    for (int number = 1; read_line(f, &line, &room); number++) {
         sequence q = {.ids = malloc((strlen(line) / 2 + 2 + (size_t)opt.generate) * sizeof *q.ids)};
         for (char *p = line; *(p += strspn(p, " \t\r\n,")); p = end) {
             long id = strtol(p, &end, 10);

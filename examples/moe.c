@@ -4,6 +4,8 @@
  *     ./moe [STEPS]      on the first GPU if there is one, else on the CPU */
 #define TE_IMPLEMENTATION
 #include "te.h"
+#include <stdio.h>
+#include <stdlib.h>
 
 enum { TOKENS = 256, WIDTH = 128, EXPERTS = 8, TOPK = 2, KINDS = 4 /* of tokens, each with a map of its own to learn */ };
 

@@ -118,6 +118,8 @@ contents() {
         { gcc -E -P -I. -x c te.h | tr '\n' ' ' | tr ';' '\n' | sed -n 's/^ *extern .*[ *]\(te_[a-z0-9_]*\)(.*/\1/p'; } | sort -u >'$out/declared'
         nm -g --defined-only '$out/implementation.o' | awk '{print \$NF}' | sort -u >'$out/defined'
         test -s '$out/declared' && diff '$out/declared' '$out/defined'"
+    printf '#include "te.h"\n#include "examples/inspect.h"\n#include "examples/curves.h"\n' >"$out/unused.c"
+    check "examples' headers, of which nothing is used" gcc -std=c11 $warn -I. -c "$out/unused.c" -o "$out/unused.o"
     check "no CUDA header is included" prints_nothing "gcc -M -I. '$out/implementation.c' | tr ' ' '\n' | grep -i 'cuda\|nccl\|nvrtc'"
     check "TE_STATIC exports nothing" sh -c "
         gcc -std=c11 -DTE_STATIC $warn -I. -c '$out/implementation.c' -o '$out/static.o' && ! nm -g --defined-only '$out/static.o' | grep ."

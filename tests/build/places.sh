@@ -29,6 +29,13 @@ mingw() { # COMPILER DIALECT LANGUAGE FLAGS
     check "$1 $2, behind all of windows.h" "$1" -std="$2" -Wall -Wextra -Werror -I. -fsyntax-only "$out/behind.$3"
 }
 
+# Whole programs, with the te.o of the C compiler.
+examples() { # COMPILER
+    for name in minimal moe train_gpt llama; do
+        check "$1, examples/$name.c" "$1" -std=c11 -O0 $warn -I. -DTE_IMPLEMENTATION_DONE examples/$name.c "$out/te.o" -o "$out/$name.exe" -static -pthread
+    done
+}
+
 # Microsoft's rules by clang: its target, its dialect, headers that hold what Microsoft's declare. -U__clang__: te.h then takes what it has for MSVC.
 msvc="-fms-compatibility -fms-extensions -fms-compatibility-version=19.30 -U__clang__ -nostdlibinc -isystem tests/build/msvc -ffreestanding"
 msvc() { # TARGET DIALECT LANGUAGE MORE
@@ -45,6 +52,7 @@ windows() {
     for arch in x86_64 i686; do
         if command -v $arch-w64-mingw32-g++ >/dev/null; then
             mingw $arch-w64-mingw32-gcc c11 c "-O0"
+            [ $arch = x86_64 ] && examples $arch-w64-mingw32-gcc
             mingw $arch-w64-mingw32-g++ c++17 c++ "-O0"
         else
             skip "$arch-w64-mingw32-gcc, -g++" "not on this machine"

@@ -5,7 +5,7 @@
  *
  * OUT gets loss.csv, loss.svg and the checkpoints model.safetensors (low precision) and bf16.safetensors, each with optimizer and
  * scaling state; with --inspect also inspect.csv and inspect.svg, what quantization did to every operand of every product.
- * After Ctrl-C or a crash, --resume with the same options goes on to the same losses, bit for bit. */
+ * After Ctrl-C or a crash, --resume with the same options goes on to the same losses, bit for bit; with more --steps it goes on after the end. */
 #define _POSIX_C_SOURCE 200809L
 #define TE_IMPLEMENTATION
 #include "te.h"
@@ -18,6 +18,10 @@
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
+#ifdef _WIN32
+#include <direct.h>
+#define mkdir(path, mode) _mkdir(path)
+#endif
 
 enum { MAX_TEXT = 16 << 20, READ_EVERY = 10, NUM_EVALS = 10, EVAL_BATCHES = 8 };
 static te_ctx *te;
@@ -78,24 +82,29 @@ static struct text {
     uint8_t bytes[MAX_TEXT];
 } train, valid;
 
-static void read_text(const char *path) { /* a file, or the sources in a folder, in alphabetical order */
+static int by_name(const void *a, const void *b) { return strcmp(*(char *const *)a, *(char *const *)b); }
+static void read_text(const char *path) { /* a file, or the sources in a folder, in the order of their names' bytes */
     static int blocks; /* of 4 KiB; every tenth is held out */
-    struct dirent **names;
-    int n = scandir(path, &names, NULL, alphasort);
-    FILE *f = n < 0 ? fopen(path, "rb") : NULL;
-    if (n < 0 && !f) die("cannot read %s: %s", path, strerror(errno));
+    char **names = NULL;
+    int n = 0;
+    DIR *folder = opendir(path);
+    FILE *f = folder ? NULL : fopen(path, "rb");
+    if (!folder && !f) die("cannot read %s: %s", path, strerror(errno));
+    for (struct dirent *e = NULL; folder && (e = readdir(folder)) != NULL; names[n++] = strdup(e->d_name))
+        if (n % 64 == 0) names = realloc(names, (size_t)(n + 64) * sizeof *names);
+    if (folder) closedir(folder), qsort(names, (size_t)n, sizeof *names, by_name);
     for (size_t got = 1; f && got > 0;) {
         struct text *t = ++blocks % 10 ? &train : &valid;
         t->size += got = fread(t->bytes + t->size, 1, t->size + 4096 < MAX_TEXT ? 4096 : 0, f);
     }
     if (f) fclose(f);
     for (int i = 0; i < n; free(names[i++])) {
-        const char *name = names[i]->d_name, *dot = strrchr(name, '.');
+        const char *name = names[i], *dot = strrchr(name, '.');
         char inside[4096];
         snprintf(inside, sizeof inside, "%s/%s", path, name);
         if (name[0] != '.' && (!dot || strstr(".c.h.cu.cuh.md", dot))) read_text(inside);
     }
-    if (n >= 0) free(names);
+    free(names);
 }
 /* Where row `row` of batch `index` begins. It depends on nothing else, so a resumed run sees the same batches. */
 static size_t window_start(const struct text *t, int index, int row) {
@@ -149,8 +158,8 @@ typedef struct run {
     te_tensor *ids, *targets; /* where the batch of a training step is put */
     te_graph *graph;      /* --graph: the step, captured */
     te_tensor *loss;      /* where it leaves its loss */
-    te_tensor *curves;    /* f32 [2 * (steps + 1)], a buffer of the model: it stays on the device and is saved with it */
-    float *train, *valid; /* its two halves on the host: losses by steps done, NaN where there is none */
+    te_tensor *curves;    /* f32 [2, steps + 1], a buffer of the model: it stays on the device and is saved with it */
+    float *train, *valid; /* its two rows on the host: losses by steps done, NaN where there is none */
     int step;             /* steps done */
 } run;
 static run runs[2] = {{.name = "BF16", .file = "bf16.safetensors", .color = "#2e6fe4"},
@@ -177,18 +186,32 @@ static const char *in_out(const char *name) {
     snprintf(path, sizeof path, "%s/%s", opt.out, name);
     return path;
 }
+static te_tensor *curve_of(te_tensor *curves, int row, int begin, int count) { /* [2, any] -> [1, count] */
+    return te_tensor_narrow(te_tensor_narrow(curves, 0, row, 1), 1, begin, count);
+}
+static void resume(run *r, const char *path) {
+    te_module_set_buffer_persistent(r->model, "curves", false); /* the file's are as long as its own --steps */
+    te_model_load(te, path, r->model, r->adam);
+    te_module_set_buffer_persistent(r->model, "curves", true);
+    te_safetensors *file = te_safetensors_open(te, path);
+    te_tensor *curves = te_tensor_view(te_safetensors_read(file, "curves"), 2, (int64_t[]){2, -1});
+    r->step = (int)te_optimizer_steps(r->adam);
+    check();
+    if (r->step > opt.steps) die("--steps %d: %s has come to step %d already", opt.steps, path, r->step);
+    for (int row = 0; row < 2; row++) te_tensor_copy(curve_of(r->curves, row, 0, r->step + 1), curve_of(curves, row, 0, r->step + 1));
+    te_safetensors_close(file);
+}
 static void open_run(run *r) {
     te_seed(te, (uint64_t)opt.seed);
     r->model = gpt_create();
-    r->curves = te_tensor_full(te, TE_F32, 1, (int64_t[]){2 * (opt.steps + 1)}, NAN);
+    r->curves = te_tensor_full(te, TE_F32, 2, (int64_t[]){2, opt.steps + 1}, NAN);
     te_module_add_buffer(r->model, "curves", r->curves);
     r->ids = te_tensor_zeros(te, TE_I32, 2, (int64_t[]){opt.seq, opt.batch});
     r->targets = te_tensor_zeros(te, TE_I32, 2, (int64_t[]){opt.seq, opt.batch});
     r->adam = te_fused_adam_create(te, r->model, &(te_fused_adam_desc){
         .beta2 = 0.95f, .weight_decay = 0.1f, .decay_matrices_only = true, .max_grad_norm = 1});
-    if (opt.resume && !access(in_out(r->file), F_OK)) te_model_load(te, in_out(r->file), r->model, r->adam);
+    if (opt.resume && !access(in_out(r->file), F_OK)) resume(r, in_out(r->file));
     check();
-    r->step = (int)te_optimizer_steps(r->adam);
     r->train = malloc(te_tensor_bytes(r->curves));
     r->valid = r->train + opt.steps + 1;
     te_tensor_to_host(r->curves, r->train);
@@ -237,13 +260,13 @@ static void train_step(run *r) { /* learning rate: up over a twentieth of the st
     if (r->graph && !inspect) te_graph_launch(r->graph);
     else loss = learn(r);
     if (inspect) inspect_end(te, &inspected, r->step + 1);
-    te_tensor_copy(te_tensor_narrow(r->curves, 0, r->step + 1, 1), loss);
+    te_tensor_copy(te_tensor_view(curve_of(r->curves, 0, r->step + 1, 1), 1, (int64_t[]){1}), loss);
 }
 static void evaluate(run *r, int step) {
     te_no_grad_begin(te);
     te_tensor *sum = loss_of(r, &valid, 0);
     for (int i = 1; i < EVAL_BATCHES; i++) sum = te_add(sum, loss_of(r, &valid, i));
-    te_tensor_copy(te_tensor_narrow(r->curves, 0, opt.steps + 1 + step, 1), te_scale(sum, 1.0f / EVAL_BATCHES));
+    te_tensor_copy(te_tensor_view(curve_of(r->curves, 1, step, 1), 1, (int64_t[]){1}), te_scale(sum, 1.0f / EVAL_BATCHES));
     te_no_grad_end(te);
 }
 
@@ -304,7 +327,7 @@ int main(int argc, char **argv) {
     opt.recipe = word(argv, "recipe", "current", names);
     opt.out = word(argv, "out", "out", "folder of the results");
     NUMBERS(READ)
-    if (opt.help) return printf("  --resume    go on from what is in the folder\n  --inspect   measure what quantization does\n"
+    if (opt.help) return printf("  --resume    go on from what is in the folder; more --steps stretch the learning rate's curve\n  --inspect   measure what quantization does\n"
                                  "  --graph     capture a training step once and launch it: the same losses, less work for the host\n"
                                  "  --recompute make each layer's activations again in the backward pass: the same losses, less memory\n"), 0;
     check();
@@ -333,10 +356,17 @@ int main(int argc, char **argv) {
 
     te_warmup_begin(te); /* a step that only notes which kernels it needs: they are then compiled in parallel */
     te_scope_begin(te);
-    for (run *r = runs; r < end; r++) train_step(r), evaluate(r, 0);
+    for (run *r = runs; r < end; r++)
+        if (r->step < opt.steps) train_step(r), evaluate(r, 0);
     te_scope_end(te);
     te_warmup_end(te);
-    for (run *r = runs; r < end && opt.graph; r++) capture(r);
+    for (run *r = runs; r < end && opt.graph; r++)
+        if (r->step < opt.steps) capture(r);
+    for (run *r = runs; r < end; r++) { /* stopped at the very step that is the last one now */
+        if (r->step < opt.steps || !isnan(r->valid[opt.steps])) continue;
+        te_scope_begin(te), evaluate(r, opt.steps), te_scope_end(te);
+        te_tensor_to_host(r->curves, r->train), save();
+    }
     int first = runs->step < end[-1].step ? runs->step : end[-1].step, read_every = te_ctx_is_cuda(te) ? READ_EVERY : 1;
     double begin = now(), next_save = begin;
     signal(SIGINT, on_interrupt);

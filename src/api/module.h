@@ -81,7 +81,7 @@ TE_API te_module *te_module_find(te_module *m, const char *path);
 TE_API te_tensor *te_module_add_parameter(te_module *m, const char *name, te_tensor *tensor);
 /* The same for a buffer: saved with the model, not trained. */
 TE_API te_tensor *te_module_add_buffer(te_module *m, const char *name, te_tensor *tensor);
-/* persistent = false: te_model_save and te_model_load pass over the module's own buffer of that name (PyTorch: register_buffer(persistent=False)). TE_ERR_INVALID if there is none. */
+/* persistent = false: te_model_save and te_model_load pass over the module's own buffer of that name, and over an entry of that name in a file (PyTorch: register_buffer(persistent=False)). TE_ERR_INVALID if there is none. */
 TE_API te_result te_module_set_buffer_persistent(te_module *m, const char *name, bool persistent);
 /* The module's own parameter or buffer of that name (borrowed); NULL if there is none. */
 TE_API te_tensor *te_module_parameter(const te_module *m, const char *name);

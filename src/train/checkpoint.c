@@ -198,20 +198,32 @@ static bool te__is_scaling_state(const te_module *m, const char *name, const te_
     return e->shape[e->ndim - 1] == (strcmp(name + strlen(name) - 3, "fwd") == 0 ? s->forward.n : s->backward.n);
 }
 
+/* The module of an entry of the file, NULL if the tree has none; *name is what stands behind its last dot. */
+static te_module *te__ckpt_module(te_module *m, const char *entry, const char **name) {
+    const char *dot = strrchr(entry, '.');
+    char path[512];
+    size_t n = dot ? (size_t)(dot - entry) : 0;
+    *name = dot ? dot + 1 : entry;
+    if (n >= sizeof(path)) return NULL;
+    memcpy(path, entry, n);
+    path[n] = 0;
+    return te_module_find(m, path);
+}
+/* A buffer that the model has and files need not have. */
+static bool te__ckpt_passes_over(te_module *m, const char *entry) {
+    const char *name;
+    const te_module *owner = te__ckpt_module(m, entry, &name);
+    const te__entry *e = owner ? te__module_entry(owner, name) : NULL;
+    return e && e->transient;
+}
+
 /* The module and the name of an entry that holds scaling state for a module that has none yet. */
 static bool te__ckpt_take_fresh(te__ckpt_plan *p, te_module *m, const te_safetensors_entry *e) {
-    const char *dot = strrchr(e->name, '.');
     te__ckpt_new x;
-    char path[512];
-    size_t n = dot ? (size_t)(dot - e->name) : 0;
     memset(&x, 0, sizeof(x));
     x.entry = e->name;
-    x.name = dot ? dot + 1 : e->name;
-    if (n >= sizeof(path) || !te__is_scaling_name(x.name)) return false;
-    memcpy(path, e->name, n);
-    path[n] = 0;
-    x.m = te_module_find(m, path);
-    if (!x.m || !te__is_scaling_state(x.m, x.name, e) || !te__grow(p->have.te, (void **)&p->fresh, &p->cap_fresh, p->num_fresh, sizeof(x))) return false;
+    x.m = te__ckpt_module(m, e->name, &x.name);
+    if (!x.m || !te__is_scaling_name(x.name) || !te__is_scaling_state(x.m, x.name, e) || !te__grow(p->have.te, (void **)&p->fresh, &p->cap_fresh, p->num_fresh, sizeof(x))) return false;
     p->fresh[p->num_fresh++] = x;
     return true;
 }
@@ -256,7 +268,7 @@ static te_result te__ckpt_check(te__ckpt_plan *p, te_safetensors *f, te_module *
         for (k = 0; k < p->have.num_values && strcmp(p->have.values[k].name, e->name) != 0; k++) {}
         if (k < p->have.num_values) continue;
         if (p->have.num_items && bsearch(&key, p->have.items, (size_t)p->have.num_items, sizeof(key), te__ckpt_by_name)) continue;
-        if (!state && te__ckpt_take_fresh(p, m, e)) continue;
+        if (!state && (te__ckpt_passes_over(m, e->name) || te__ckpt_take_fresh(p, m, e))) continue;
         if (unused++ == 0) first = e->name;
     }
     if (!te__ckpt_number(f, "te.seed", &p->has_rng, &p->seed, NULL)) return TE_ERR_FORMAT;

@@ -332,3 +332,61 @@ TE_TEST(inspection_goes_on_after_a_resumption) {
     CHECK_STR(contents(in("out", "loss.csv"), NULL), contents(in("whole", "loss.csv"), NULL));
     CHECK_EQ_INT(temporary_files(), 0);
 }
+
+/* A row of loss.csv, "" where there is none; and whether it has all of its five numbers. */
+static const char *loss_row(const char *table, int step, bool *full) {
+    static char row[300];
+    int at = -1;
+    for (row[0] = 0, *full = false; table && *table; table = strchr(table, '\n') ? strchr(table, '\n') + 1 : NULL, at++) {
+        if (at != step) continue;
+        snprintf(row, sizeof row, "%.*s", (int)strcspn(table, "\n"), table);
+        *full = !strstr(row, ",,") && row[strlen(row) - 1] != ',';
+    }
+    return row;
+}
+
+/* A run that has come to its end goes on with more steps; one that was stopped ends at once where its step is the last one now; fewer steps than it has are refused. */
+TE_TEST(more_steps_go_on_after_the_end) {
+    if (!train_gpt()) SKIP(not_built);
+    te_ctx *te = test_context("cpu");
+    const char *text = write_text(), *out = test_path("out");
+    char first[300] = "", last[300] = "";
+    bool full;
+    const char *more[] = {text, "--out", out, "--steps", "6", NULL, NULL, NULL};
+    CHECK_EQ_INT(wait_for(spawn(more), 30), 0);
+    char *six = (char *)test_alloc(strlen(contents(in("out", "loss.csv"), NULL)) + 1);
+    strcpy(six, contents(in("out", "loss.csv"), NULL));
+    more[4] = "14", more[5] = "--resume";
+    CHECK_EQ_INT(wait_for(spawn(more), 30), 0);
+    CHECK_MSG(!strstr(contents(test_path("log"), NULL), "ignored"), "it says: %s", contents(test_path("log"), NULL));
+    char *fourteen = (char *)test_alloc(strlen(contents(in("out", "loss.csv"), NULL)) + 1);
+    strcpy(fourteen, contents(in("out", "loss.csv"), NULL));
+    CHECK_EQ_INT(lines(fourteen, first, last, sizeof last), 16);
+    CHECK_MSG(!strncmp(six, fourteen, strlen(six)), "the first six steps are others: %s\n%s", six, fourteen);
+    CHECK_MSG(loss_row(fourteen, 14, &full)[0] == '1' && full, "the last row is %s", last);
+    CHECK(whole(te, "model.safetensors") == 14 && whole(te, "bf16.safetensors") == 14);
+
+    test_case("once more, as a graph");
+    more[4] = "20", more[6] = "--graph";
+    CHECK_EQ_INT(wait_for(spawn(more), 30), 0);
+    CHECK_EQ_INT(lines(contents(in("out", "loss.csv"), NULL), first, last, sizeof last), 22);
+    test_case("no step is left, as a graph");
+    CHECK_EQ_INT(wait_for(spawn(more), 30), 0);
+    test_case("fewer steps than there are");
+    more[4] = "7";
+    CHECK_EQ_INT(wait_for(spawn(more), 30), 1);
+    const char *said = contents(test_path("log"), NULL);
+    CHECK_MSG(strstr(said, "--steps 7") && strstr(said, "step 20"), "it says: %s", said);
+    CHECK(whole(te, "model.safetensors") == 20);
+
+    test_case("stopped at what is the last step now");
+    pid_t *child = start(text, false);
+    REQUIRE(*child > 0);
+    nap(0.05);
+    REQUIRE(kill(*child, SIGINT) == 0);
+    CHECK_EQ_INT(wait_for(child, 20), 130);
+    snprintf(first, sizeof first, "%ld", last_step());
+    more[4] = first, more[6] = NULL;
+    CHECK_EQ_INT(wait_for(spawn(more), 30), 0);
+    CHECK_MSG(loss_row(contents(in("out", "loss.csv"), NULL), atoi(first), &full)[0] && full, "its last row is %s", loss_row(contents(in("out", "loss.csv"), NULL), atoi(first), &full));
+}

@@ -206,8 +206,8 @@ typedef struct te_l2normalization_desc {
 TE_API te_module *te_l2normalization_create(te_ctx *te, const te_l2normalization_desc *desc);
 
 /* A module that runs `n` modules in order, each on the first output of the one before; the last one's outputs are its own. n 0: the input comes back.
- * The rest of the call (mask, rotary, is_first_microbatch ...) goes to every child. Children are named "0", "1", ... in this order, so paths read
- * "0.weight", "1.self_attention.proj.bias"; te_module_add_child appends more.
+ * The rest of the call (mask, rotary, is_first_microbatch ...) goes to every child. A child that was made with a name keeps it, if it has no dot and no other child has it, too:
+ * "embedding.weight". All others are named "0", "1", ... by their place, whatever stands before them: "1.self_attention.proj.bias". te_module_add_child appends more.
  *
  * Neighbours run as one where TransformerEngine fuses them: a norm or an Activation in front of a Linear leaves quantized what that multiplies (delayed and current
  * scaling), and an Activation behind a Linear makes the gradient of its bias and quantizes that of its output, as LayerNormLinear and LayerNormMLP do, bit for bit. A child with a

@@ -44,7 +44,7 @@ static te_result te__torch_linear_reset(te_module *m) {
 static const te_module_class te__torch_linear_class = {"TorchLinear", sizeof(te_init), te__torch_linear_forward, NULL, te__torch_linear_reset};
 
 static te_module *te__torch_linear_create(te_ctx *te, const te_linear_module_desc *desc) {
-    te_module *m = te_module_create(te, &te__torch_linear_class, desc->name ? desc->name : "linear");
+    te_module *m = te__module_named(te, &te__torch_linear_class, desc->name, "linear");
     if (!m) return NULL;
     *(te_init *)m->state = desc->init;
     te__params_on(m, desc->device);
@@ -86,7 +86,7 @@ static const te_module_class te__float32_rms_norm_class = {"Float32RMSNorm", siz
 static const te_module_class te__torch_rms_norm_class = {"TorchRMSNorm", sizeof(te__norm_params), te__norm_forward, NULL, te__norm_module_reset};
 
 static te_module *te__rms_norm_create(te_ctx *te, const te_module_class *cls, const te_rms_norm_module_desc *desc) {
-    te_module *m = te_module_create(te, cls, desc->name ? desc->name : "rmsnorm");
+    te_module *m = te__module_named(te, cls, desc->name, "rmsnorm");
     te_norm_options o = TE_ZERO;
     te__norm_params *n;
     if (!m) return NULL;

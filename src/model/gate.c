@@ -1,7 +1,6 @@
 /* model/gate.c: the gates of a mixture of experts: Gate, with its auxiliary loss and the bias that balances it, and FakeBalancedGate. Knows the router's operations; must not know
  * experts. */
 
-static const char *te__moe_name(const te_moe_config *c, const char *otherwise) { return c->name ? c->name : otherwise; }
 static int64_t te__expert_dim(const te_moe_config *c) { return c->moe_latent_size ? c->moe_latent_size : c->dim; }
 
 /* Every maker of this chapter asks this of its config first: *c is `given` with the defaults that the others read. */
@@ -341,7 +340,7 @@ TE_API te_module *te_gate_create(te_ctx *te, const te_moe_config *config, te_dty
                  (double)c.gate_bias_update_factor);
         return NULL;
     }
-    m = te_module_create(te, &te__gate_class, te__moe_name(&c, "gate"));
+    m = te__module_named(te, &te__gate_class, c.name, "gate");
     if (!m) return NULL;
     s = (te__gate_module *)m->state;
     s->config = c;
@@ -550,7 +549,7 @@ TE_API te_module *te_fake_balanced_gate_create(te_ctx *te, const te_moe_config *
                  c.n_routed_experts - skip_first_n_experts);
         return NULL;
     }
-    m = te_module_create(te, &te__fake_gate_class, te__moe_name(&c, "gate"));
+    m = te__module_named(te, &te__fake_gate_class, c.name, "gate");
     if (!m) return NULL;
     s = (te__fake_gate *)m->state;
     s->config = c;

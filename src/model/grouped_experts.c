@@ -127,7 +127,7 @@ static te_module *te__experts_create(te_ctx *te, const char *who, const te_modul
         te__fail(te, TE_ERR_INVALID, "%s: n_routed_experts is %d, and ep_group has %d ranks; they must divide it", who, c.n_routed_experts, ranks);
         return NULL;
     }
-    m = te_module_create(te, cls, te__moe_name(&c, "experts"));
+    m = te__module_named(te, cls, c.name, "experts");
     if (!m) return NULL;
     s = (te__experts_module *)m->state;
     s->config = c;

@@ -171,7 +171,7 @@ TE_API te_module *te_moe_create(te_ctx *te, const te_moe_config *config, const t
     te_moe_config c;
     te_module *m, *outer;
     if (!te__moe_config_ok(te, "te_moe_create", config, &c) || !te__has_desc(te, backend, "te_moe_create")) return NULL;
-    m = te_module_create(te, &te__moe_class, te__moe_name(&c, "moe"));
+    m = te__module_named(te, &te__moe_class, c.name, "moe");
     if (!m) return NULL;
     c.name = NULL;
     ((te__moe_module *)m->state)->config = c;

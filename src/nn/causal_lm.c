@@ -105,7 +105,7 @@ TE_API te_module *te_sdpa_create(te_ctx *te, const te_sdpa_desc *desc) {
                  "possible", (int)desc->format, (double)desc->softcap);
         return NULL;
     }
-    m = te_module_create(te, &te__sdpa_class, desc->name ? desc->name : "sdpa");
+    m = te__module_named(te, &te__sdpa_class, desc->name, "sdpa");
     if (!m) return NULL;
     *(te_sdpa_desc *)m->state = *desc;
     ((te_sdpa_desc *)m->state)->name = NULL; /* the module has a copy */
@@ -624,6 +624,7 @@ TE_API te_module *te_causal_lm_create(te_ctx *te, const te_causal_lm_desc *desc)
     if (!te__causal_lm_ok(te, &d)) return NULL;
     m = te__open_part(te, &te__causal_lm_class, d.name ? d.name : "causal_lm", &outer);
     if (!m) return NULL;
+    m->named = d.name != NULL;
     te__adopt(m, "model", te__decoder_model_create(te, &d));
     if (!d.tie_word_embeddings) te__add_plain_linear(m, &d, "lm_head", d.hidden_size, d.vocab_size);
     s = (te__causal_lm *)m->state;

@@ -375,7 +375,7 @@ TE_API te_module *te_dot_product_attention_create(te_ctx *te, const te_dot_produ
     o = desc->attention;
     if (!o.num_gqa_groups) o.num_gqa_groups = o.num_attention_heads;
     if (!te__dpa_choices_ok(te, &o)) return NULL;
-    m = te_module_create(te, &te__dpa_class, desc->name ? desc->name : "core_attention");
+    m = te__module_named(te, &te__dpa_class, desc->name, "core_attention");
     if (!m) return NULL;
     m->takes_packed = true;
     if (!o.attn_mask_type) o.attn_mask_type = TE_MASK_CAUSAL;

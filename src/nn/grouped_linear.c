@@ -184,7 +184,7 @@ static te_module *te__grouped_create(te_ctx *te, const te_grouped_linear_desc *d
     if (!te || !te__has_desc(te, desc, "te_grouped_linear_create") || !te__num_gemms_ok(te, "te_grouped_linear_create", desc->num_gemms) ||
         !te__layer_desc_ok(te, "te_grouped_linear_create", desc->in_features, desc->out_features, desc->gemm.params_dtype))
         return NULL;
-    m = te_module_create(te, &te__grouped_class, desc->name ? desc->name : "grouped_linear");
+    m = te__module_named(te, &te__grouped_class, desc->name, "grouped_linear");
     if (!m) return NULL;
     s = (te__grouped_module *)m->state;
     s->desc = *desc;

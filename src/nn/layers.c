@@ -245,7 +245,7 @@ static te_module *te__linear_create(te_ctx *te, const te_linear_desc *desc, cons
     if (!te || !te__has_desc(te, desc, "te_linear_create") ||
         !te__layer_desc_ok(te, "te_linear_create", desc->in_features, desc->out_features, desc->gemm.params_dtype))
         return NULL;
-    m = te_module_create(te, &te__linear_class, desc->name ? desc->name : "linear");
+    m = te__module_named(te, &te__linear_class, desc->name, "linear");
     if (!m) return NULL;
     s = (te__linear_module *)m->state;
     m->has_fp8_output = m->has_fp8_grad = true;
@@ -341,7 +341,7 @@ static te_module *te__norm_create(te_ctx *te, const te_norm_desc *desc, bool rms
     te_module *m;
     if (!te || !te__has_desc(te, desc, who) || !te__layer_desc_ok(te, who, desc->hidden_size, desc->hidden_size, desc->params_dtype))
         return NULL;
-    m = te_module_create(te, rms ? &te__rmsnorm_class : &te__layernorm_class, desc->name ? desc->name : rms ? "rmsnorm" : "layernorm");
+    m = te__module_named(te, rms ? &te__rmsnorm_class : &te__layernorm_class, desc->name, rms ? "rmsnorm" : "layernorm");
     if (!m) return NULL;
     te__params_on(m, desc->device);
     m->parallel.sequence = desc->parallel.sequence_parallel; /* a mark on the parameters, whoever shares the rows */
@@ -403,7 +403,7 @@ static te_module *te__layernorm_linear_create(te_ctx *te, const te_layernorm_lin
                  (int)TE_PARALLEL_COLUMN);
         return NULL;
     }
-    m = te_module_create(te, &te__layernorm_linear_class, desc->name ? desc->name : "layernorm_linear");
+    m = te__module_named(te, &te__layernorm_linear_class, desc->name, "layernorm_linear");
     if (!m) return NULL;
     s = (te__layernorm_linear_module *)m->state;
     m->has_fp8_output = m->has_fp8_grad = true;
@@ -436,7 +436,7 @@ TE_API te_module *te_embedding_create(te_ctx *te, const te_embedding_desc *desc)
     if (!te || !te__has_desc(te, desc, "te_embedding_create") ||
         !te__layer_desc_ok(te, "te_embedding_create", desc->num_embeddings, desc->embedding_dim, desc->params_dtype))
         return NULL;
-    m = te_module_create(te, &te__embedding_class, desc->name ? desc->name : "embedding");
+    m = te__module_named(te, &te__embedding_class, desc->name, "embedding");
     if (!m) return NULL;
     te__params_on(m, desc->device);
     *(te_embedding_desc *)m->state = *desc;

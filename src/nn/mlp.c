@@ -95,7 +95,7 @@ TE_API te_module *te_layernorm_mlp_create(te_ctx *te, const te_layernorm_mlp_des
         return NULL;
     }
     if (!te__interleave_ok(te, desc)) return NULL;
-    m = te_module_create(te, &te__layernorm_mlp_class, desc->name ? desc->name : "layernorm_mlp");
+    m = te__module_named(te, &te__layernorm_mlp_class, desc->name, "layernorm_mlp");
     if (!m) return NULL;
     s = (te__layernorm_mlp_module *)m->state;
     s->desc = *desc;

@@ -22,6 +22,8 @@ struct te_module {
     te_result (*run_graphs)(te_module *m, te_forward_args *args);
     const te_module_class *cls;
     char *name;
+    bool named;      /* by its maker, in place of the name that all of its class have */
+    bool numbered;   /* by its Sequential, in place of its name */
     te_module *parent;
     te_module *maker; /* while it is created: the module whose create function makes it and becomes its parent; else NULL */
     te_module **children;
@@ -76,6 +78,7 @@ TE_API te_module *te_module_create(te_ctx *te, const te_module_class *cls, const
     m->maker = te->making;
     m->rng = te__rng_now(te);
     m->name = te__copy_string(te, name ? name : cls->name);
+    m->named = name != NULL;
     m->state = te__alloc_zero(te, cls->state_size);
     if (!m->name || !m->state) {
         te__free_string(te, m->name);
@@ -84,6 +87,13 @@ TE_API te_module *te_module_create(te_ctx *te, const te_module_class *cls, const
         return NULL;
     }
     te__closable_add(te, &m->closable, "module", te__module_close, m);
+    return m;
+}
+
+/* The same with a desc's name, or with that of its class's modules where it has none. */
+static te_module *te__module_named(te_ctx *te, const te_module_class *cls, const char *given, const char *otherwise) {
+    te_module *m = te_module_create(te, cls, given ? given : otherwise);
+    if (m) m->named = given != NULL;
     return m;
 }
 

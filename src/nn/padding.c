@@ -65,7 +65,7 @@ static te_module *te__padding_create(te_ctx *te, const te_fp8_padding_desc *desc
         te__fail(te, TE_ERR_INVALID, "%s: align_size is %lld; 0 takes the recipe's, and at most 2^31 - 1 is possible", who, (long long)desc->align_size);
         return NULL;
     }
-    m = te_module_create(te, cls, desc->name ? desc->name : name);
+    m = te__module_named(te, cls, desc->name, name);
     if (!m) return NULL;
     ((te__padding_module *)m->state)->desc = *desc;
     return te__module_built(m);

@@ -14,7 +14,7 @@ TE_API te_module *te_activation_create(te_ctx *te, const te_activation_desc *des
         te__fail(te, TE_ERR_INVALID, "te_activation_create: activation %d is not in te_activation", (int)desc->activation);
         return NULL;
     }
-    m = te_module_create(te, &te__activation_class, desc->name ? desc->name : "activation");
+    m = te__module_named(te, &te__activation_class, desc->name, "activation");
     if (!m) return NULL;
     *(te_activation_desc *)m->state = *desc;
     if (desc->activation == TE_ACTIVATION_DEFAULT) ((te_activation_desc *)m->state)->activation = TE_GELU;
@@ -29,7 +29,7 @@ static const te_module_class te__bias_class = {"Bias", sizeof(te_bias_desc), te_
 TE_API te_module *te_bias_create(te_ctx *te, const te_bias_desc *desc) {
     te_module *m;
     if (!te || !te__has_desc(te, desc, "te_bias_create") || !te__layer_desc_ok(te, "te_bias_create", desc->size, desc->size, desc->params_dtype)) return NULL;
-    m = te_module_create(te, &te__bias_class, desc->name ? desc->name : "bias");
+    m = te__module_named(te, &te__bias_class, desc->name, "bias");
     if (!m) return NULL;
     te__params_on(m, desc->device);
     te__add_weight(m, "bias", desc->params_dtype, desc->size, 0);
@@ -41,7 +41,7 @@ static const te_module_class te__scale_class = {"ConstantScale", sizeof(te_const
 TE_API te_module *te_constant_scale_create(te_ctx *te, const te_constant_scale_desc *desc) {
     te_module *m;
     if (!te || !te__has_desc(te, desc, "te_constant_scale_create")) return NULL;
-    m = te_module_create(te, &te__scale_class, desc->name ? desc->name : "constant_scale");
+    m = te__module_named(te, &te__scale_class, desc->name, "constant_scale");
     if (!m) return NULL;
     *(te_constant_scale_desc *)m->state = *desc;
     return te__module_built(m);
@@ -59,7 +59,7 @@ TE_API te_module *te_dropout_create(te_ctx *te, const te_dropout_desc *desc) {
         te__fail(te, TE_ERR_INVALID, "te_dropout_create: p is %g; a probability from 0 up to, and without, 1 is needed", (double)desc->p);
         return NULL;
     }
-    m = te_module_create(te, &te__dropout_class, desc->name ? desc->name : "dropout");
+    m = te__module_named(te, &te__dropout_class, desc->name, "dropout");
     if (!m) return NULL;
     *(te_dropout_desc *)m->state = *desc;
     return te__module_built(m);
@@ -67,7 +67,7 @@ TE_API te_module *te_dropout_create(te_ctx *te, const te_dropout_desc *desc) {
 
 static te_result te__identity_forward(te_module *m, te_forward_args *args) { return te__output(m, args, args->input); }
 static const te_module_class te__identity_class = {"Identity", 0, te__identity_forward, NULL, NULL};
-TE_API te_module *te_identity_create(te_ctx *te, const char *name) { return te ? te__module_built(te_module_create(te, &te__identity_class, name ? name : "identity")) : NULL; }
+TE_API te_module *te_identity_create(te_ctx *te, const char *name) { return te ? te__module_built(te__module_named(te, &te__identity_class, name, "identity")) : NULL; }
 
 static te_result te__l2_module_forward(te_module *m, te_forward_args *args) {
     return te__output(m, args, te_l2_normalization(args->input, ((const te_l2normalization_desc *)m->state)->eps));
@@ -76,7 +76,7 @@ static const te_module_class te__l2_class = {"L2Normalization", sizeof(te_l2norm
 TE_API te_module *te_l2normalization_create(te_ctx *te, const te_l2normalization_desc *desc) {
     te_module *m;
     if (!te || !te__has_desc(te, desc, "te_l2normalization_create")) return NULL;
-    m = te_module_create(te, &te__l2_class, desc->name ? desc->name : "l2normalization");
+    m = te__module_named(te, &te__l2_class, desc->name, "l2normalization");
     if (!m) return NULL;
     *(te_l2normalization_desc *)m->state = *desc;
     return te__module_built(m);
@@ -257,15 +257,24 @@ static void te__destroy_orphans(te_module *const *children, int n) {
     }
 }
 
+/* Does child i go by the name that it was given? */
+static bool te__sequential_keeps_name(te_module *const *children, int n, int i) {
+    int k;
+    for (k = 0; k < n; k++)
+        if (k != i && children[k]->named && strcmp(children[k]->name, children[i]->name) == 0) return false;
+    return children[i]->named && children[i]->name[0] && !strchr(children[i]->name, '.');
+}
+
 TE_API te_module *te_sequential_create(te_ctx *te, te_module *const *children, int n) {
     te_module *m = NULL;
     char name[16];
     int i;
-    if (te && te__sequential_children_ok(te, children, n)) m = te_module_create(te, &te__sequential_class, "sequential");
+    if (te && te__sequential_children_ok(te, children, n)) m = te__module_named(te, &te__sequential_class, NULL, "sequential");
     if (m) m->has_fp8_output = m->has_fp8_grad = true; /* its children say what they have */
+    for (i = 0; m && i < n; i++) children[i]->numbered = !te__sequential_keeps_name(children, n, i);
     for (i = 0; m && i < n; i++) {
         snprintf(name, sizeof(name), "%d", i);
-        if (!te_module_add_child(m, name, children[i])) break;
+        if (!te_module_add_child(m, children[i]->numbered ? name : NULL, children[i])) break;
     }
     if (m && i == n) {
         m = te__module_built(m);

@@ -301,7 +301,7 @@ TE_API te_module *te_multihead_attention_create(te_ctx *te, const te_multihead_a
     if (!te || !te__has_desc(te, desc, "te_multihead_attention_create")) return NULL;
     d = *desc;
     if (!te__mha_choices_ok(te, &d.attention) || !te__heads_ok(te, "te_multihead_attention_create", d.hidden_size, &d.attention)) return NULL;
-    m = te_module_create(te, &te__mha_class, d.name ? d.name : "self_attention");
+    m = te__module_named(te, &te__mha_class, d.name, "self_attention");
     if (!m) return NULL;
     *(te_multihead_attention_desc *)m->state = d;
     outer = te->making;
@@ -447,7 +447,7 @@ TE_API te_module *te_transformer_layer_create(te_ctx *te, const te_transformer_l
     if (!te || !te__has_desc(te, desc, "te_transformer_layer_create")) return NULL;
     d = *desc;
     if (!te__layer_choices_ok(te, &d) || !te__heads_ok(te, "te_transformer_layer_create", d.hidden_size, &d.attention)) return NULL;
-    m = te_module_create(te, &te__layer_class, d.name ? d.name : "layer");
+    m = te__module_named(te, &te__layer_class, d.name, "layer");
     if (!m) return NULL;
     d.gemm.return_bias = !d.parallel_attention_mlp; /* te_bias_dropout_add adds the biases */
     *(te_transformer_layer_desc *)m->state = d;

@@ -145,6 +145,52 @@ TE_TEST_DEVICES(p21_sequential_is_found_frozen_printed_and_replaced) {
     CHECK_OK(te);
 }
 
+static bool note_role(void *user, const te_quantizer_role *role, const te_quant_stats *stats) {
+    char *text = (char *)user;
+    (void)stats;
+    snprintf(text + strlen(text), 200, "%s ", role->name);
+    return true;
+}
+/* Paths, files, errors and inspections have the names that children were made with; a number stands for none, for one with a dot, and for one that two have. */
+TE_TEST_DEVICES(sequential_keeps_the_names_of_its_children) {
+    static const char *const names[] = {"up", NULL, "a.b", "twice", "twice", "down"};
+    te_module *list[8], *m;
+    te_recipe r = te_recipe_current_scaling();
+    char text[4096] = "", path[64];
+    for (int i = 0; i < COUNT(names); i++) {
+        te_linear_desc d = {0};
+        d.in_features = d.out_features = WIDTH;
+        d.gemm.params_dtype = TE_BF16;
+        d.name = names[i];
+        list[i] = te_linear_create(te, &d);
+    }
+    list[6] = te_identity_create(te, "last");
+    list[7] = te_sequential_create(te, NULL, 0);
+    m = te_sequential_create(te, list, 8);
+    REQUIRE_OK(te);
+    CHECK_STR(te_module_path(list[0], path, sizeof path), "up");
+    CHECK_STR(te_module_path(list[1], path, sizeof path), "1");
+    CHECK_STR(te_module_path(list[2], path, sizeof path), "2");
+    CHECK_STR(te_module_path(list[3], path, sizeof path), "3");
+    CHECK_STR(te_module_path(list[4], path, sizeof path), "4");
+    CHECK(te_module_find(m, "down") == list[5] && te_module_find(m, "last") == list[6] && te_module_find(m, "7") == list[7] && !te_module_find(m, "0"));
+    te_quant_inspect(te, true);
+    te_no_grad_begin(te);
+    CHECK(test_forward(m, &r, te_tensor_full(te, TE_BF16, SHAPE(16, WIDTH), 1)) != NULL);
+    te_no_grad_end(te);
+    te_quant_stats_visit(te, note_role, text);
+    te_quant_inspect(te, false);
+    CHECK_STR(text, "up up 1 1 2 2 3 3 4 4 down down ");
+    CHECK_EQ_INT(te_model_save(te, test_path("named.safetensors"), m, NULL, NULL, 0), TE_OK);
+    te_safetensors *f = te_safetensors_open(te, test_path("named.safetensors"));
+    CHECK(te_safetensors_find(f, "up.weight") && te_safetensors_find(f, "down.bias") && te_safetensors_find(f, "1.weight"));
+    te_safetensors_close(f);
+    CHECK(te_forward(m, te_tensor_full(te, TE_BF16, SHAPE(16, WIDTH / 2), 1)) == NULL);
+    CHECK_ERROR(te, TE_ERR_SHAPE, "up");
+    te_module_destroy(m);
+    CHECK_OK(te);
+}
+
 TE_TEST_DEVICES(p21_sequential_goes_into_checkpoints_and_graphs) {
     te_module *m = model(te), *other;
     te_fused_adam_desc d = {0};

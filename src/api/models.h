@@ -92,9 +92,10 @@ typedef struct te_hf_desc {
  *
  * Nothing in the folder is trusted. NULL, and the message names the file, the key or tensor, and both values: TE_ERR_IO for what cannot be read, TE_ERR_FORMAT for damage and for files that
  * contradict each other (a tensor that is missing, or too many, or not where the index says), TE_ERR_SHAPE for shapes that are not those of config.json, TE_ERR_UNSUPPORTED for a model that
- * te.h would compute wrongly. */
+ * te.h would compute wrongly, and for weights in pytorch_model.bin alone. The files that te_hf_save takes along are read as well, and kept as long as the model; each has 256 MiB at most (TE_ERR_IO). */
 TE_API te_module *te_hf_open(te_ctx *te, const char *folder, const te_hf_desc *desc);
-/* Writes such a folder, which is made if it is missing: config.json as te_hf_open read it, and all parameters of `model` into model.safetensors, quantized ones decoded. TE_ERR_INVALID for a
- * model that te_hf_open has not made; else as te_safetensors_write. Syncs. Each file is replaced whole, the weights first: if config.json then cannot be written, the folder has new weights beside its old one. Shards that were
- * there stay, and are not read any more. */
+/* Writes such a folder, which is made if it is missing: config.json as te_hf_open read it, and all parameters of `model` into model.safetensors, quantized ones decoded. With them, byte for byte, go
+ * those files that the folder had when te_hf_open read it: generation_config.json, tokenizer.json, tokenizer_config.json, special_tokens_map.json, added_tokens.json, vocab.json, merges.txt, tokenizer.model,
+ * tokenizer.model.v3, tekken.json, chat_template.jinja, chat_template.json. It may be the same folder. TE_ERR_INVALID for a model that te_hf_open has not made; else as te_safetensors_write. Syncs. Each file is
+ * replaced whole, the weights first, then config.json: if that cannot be written, the folder has new weights beside its old one. Shards and other files that were there stay; the shards are not read any more. */
 TE_API te_result te_hf_save(te_module *model, const char *folder);

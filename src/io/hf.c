@@ -3,7 +3,7 @@
  *
  * A model is made without memory first, and its names and shapes are compared with those of the files: memory is taken for what the files have. */
 
-enum { TE__HF_MAX_SHARDS = 10000 };
+enum { TE__HF_MAX_SHARDS = 10000, TE__HF_MAX_CARRIED = 256 << 20 };
 
 typedef struct te__hf_shard {
     char *name; /* of the file, in the folder */
@@ -20,6 +20,7 @@ typedef struct te__hf_folder {
     const char *path;
     te__text config, config_path, index, index_path; /* config: parsed in place */
     char *config_text;                               /* config.json as it was */
+    te__carried_file *carried;
     te__hf_config c;
     te__hf_shard *shards;
     int num_shards, cap_shards;
@@ -45,6 +46,7 @@ static void te__hf_folder_close(te__hf_folder *f) {
     te__free(f->te, f->shards, (size_t)f->cap_shards * sizeof(te__hf_shard));
     te__free(f->te, f->places, (size_t)f->cap_places * sizeof(te__hf_place));
     te__free_string(f->te, f->config_text);
+    te__carried_free(f->te, f->carried);
     te__text_free(&f->config);
     te__text_free(&f->config_path);
     te__text_free(&f->index);
@@ -174,14 +176,73 @@ static const te_safetensors_entry *te__hf_find(te__hf_folder *f, const char *nam
     return e;
 }
 
+/* Weights as PyTorch pickles them; false with an error if the folder has them, or memory is out. */
+static bool te__hf_has_no_pickle(te__hf_folder *f) {
+    static const char *const names[2] = {"pytorch_model.bin", "pytorch_model.bin.index.json"};
+    te__text path = TE_ZERO;
+    bool fine = true;
+    int i;
+    for (i = 0; i < 2 && fine; i++) {
+        fine = te__hf_join(&path, f->te, f->path, names[i]);
+        if (!fine || !te__file_exists(path.s)) continue;
+        te__fail(f->te, TE_ERR_UNSUPPORTED, "%s: the weights are pickled, and te.h reads safetensors. This line of Python writes them beside it, with transformers: "
+                 "AutoModelForCausalLM.from_pretrained(\"%s\", dtype=\"auto\").save_pretrained(\"%s\")", path.s, f->path, f->path);
+        fine = false;
+    }
+    te__text_free(&path);
+    return fine;
+}
+
 static bool te__hf_open_weights(te__hf_folder *f) {
     te__text single = TE_ZERO;
     const bool fine = te__hf_join(&single, f->te, f->path, "model.safetensors") && te__hf_join(&f->index_path, f->te, f->path, "model.safetensors.index.json");
     const bool there = fine && te__file_exists(single.s);
     te__text_free(&single);
     if (!fine) return false;
+    if (!there && !te__file_exists(f->index_path.s) && !te__hf_has_no_pickle(f)) return false;
     if (there || !te__file_exists(f->index_path.s)) return te__hf_open_shard(f, "model.safetensors") >= 0; /* as transformers chooses */
     return te__hf_read_text(f, "model.safetensors.index.json", TE__ST_MAX_HEADER, &f->index_path, &f->index) && te__hf_parse_index(f) && te__hf_open_shards(f);
+}
+
+/* ---- files that te_hf_save takes along ---- */
+
+/* They are read when the folder is opened: at the time of saving it may have gone, or be the one that is written. */
+static bool te__hf_carry(te__hf_folder *f) {
+    static const char *const names[] = {"generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt",
+                                        "tokenizer.model", "tokenizer.model.v3", "tekken.json", "chat_template.jinja", "chat_template.json"};
+    te__text path = TE_ZERO, why = TE_ZERO;
+    bool fine = true;
+    int i;
+    for (i = TE__COUNT(names) - 1; i >= 0 && fine; i--) {
+        te__carried_file *file;
+        fine = te__hf_join(&path, f->te, f->path, names[i]);
+        if (!fine || !te__file_exists(path.s)) continue;
+        file = (te__carried_file *)te__alloc_zero(f->te, sizeof(te__carried_file));
+        fine = file != NULL;
+        if (!fine) break;
+        file->name = names[i];
+        file->next = f->carried;
+        f->carried = file;
+        file->bytes.memory = &f->te->host_allocator;
+        fine = te__file_read(path.s, TE__HF_MAX_CARRIED, &file->bytes, &why);
+        if (!fine) te__fail(f->te, file->bytes.oom ? TE_ERR_OUT_OF_MEMORY : TE_ERR_IO, "%s", te__text_str(&why));
+    }
+    te__text_free(&path);
+    te__text_free(&why);
+    return fine;
+}
+static bool te__hf_write_carried(te_ctx *te, const te__carried_file *file, const char *folder) {
+    te__text path = TE_ZERO, why = TE_ZERO;
+    bool fine = true;
+    for (; file && fine; file = file->next) {
+        fine = te__hf_join(&path, te, folder, file->name);
+        if (!fine || te__file_write_atomic(path.s, te__text_str(&file->bytes), file->bytes.n, &why)) continue;
+        te__fail(te, TE_ERR_IO, "%s", te__text_str(&why));
+        fine = false;
+    }
+    te__text_free(&path);
+    te__text_free(&why);
+    return fine;
 }
 
 /* ---- names and shapes ---- */
@@ -356,9 +417,11 @@ static te_module *te__hf_build(te__hf_folder *f, const te_hf_desc *desc) {
     d.init.no_init = true;
     m = te__hf_create(f, &d);
     if (!m) return NULL;
-    if (te__hf_check(f, m, &d) && te_module_reset_parameters(m) == TE_OK && te_module_visit_tensors(m, te__hf_load, f)) {
+    if (te__hf_check(f, m, &d) && te__hf_carry(f) && te_module_reset_parameters(m) == TE_OK && te_module_visit_tensors(m, te__hf_load, f)) {
         ((te__causal_lm *)m->state)->config = f->config_text;
+        ((te__causal_lm *)m->state)->carried = f->carried;
         f->config_text = NULL;
+        f->carried = NULL;
         return m;
     }
     te_module_destroy(m);
@@ -436,6 +499,7 @@ TE_API te_result te_hf_save(te_module *model, const char *folder) {
     if (result == TE_OK && te__hf_join(&path, te, folder, "config.json") && !te__file_write_atomic(path.s, s->config, strlen(s->config), &why))
         result = te__fail(te, TE_ERR_IO, "%s", te__text_str(&why));
     if (result == TE_OK) result = te->error_code;
+    if (result == TE_OK && !te__hf_write_carried(te, s->carried, folder)) result = te_error_code(te);
     te_no_grad_end(te);
     te__frame_end(te, NULL, 0);
     te__hf_list_free(&l);

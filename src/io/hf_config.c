@@ -37,6 +37,13 @@ static const te__hf_family te__hf_families[] = {
     {"gemma3_text", 1e-6, 1000000, 256, 4096,
      TE__HF_GEMMA | TE__HF_ATTENTION_BIAS | TE__HF_QK_NORM | TE__HF_FEEDFORWARD_NORMS | TE__HF_SOFTCAPS | TE__HF_LAYER_TYPES | TE__HF_HIDDEN_ACTIVATION}};
 
+/* Relatives of these that te.h does not compute: model_type, the trait, a way to a model that opens. */
+static const char *const te__hf_others[][3] = {
+    {"gemma3", ", Gemma 3 with vision", ". Its text alone opens, as a folder that this line of Python writes, with transformers: m = Gemma3ForConditionalGeneration.from_pretrained(FOLDER, dtype=\"auto\"); "
+     "t = Gemma3ForCausalLM(m.config.text_config); t.model = m.model.language_model; t.tie_weights(); t.save_pretrained(NEW)"},
+    {"llama4", ", Llama 4 with vision, chunked attention and experts of its own", ". Of Llama, 1 to 3 open (llama)"},
+    {"llama4_text", ", Llama 4 with chunked attention and experts of its own", ". Of Llama, 1 to 3 open (llama)"}};
+
 /* The scaling of rotary frequencies, and with it their base: "rope_parameters", or the older "rope_scaling". */
 typedef struct te__hf_rope {
     bool given;
@@ -61,6 +68,7 @@ typedef struct te__hf_config {
     te__hf_rope scaling, parameters, full, sliding; /* rope_scaling; rope_parameters, of all layers or by the kind of layer */
     bool *slides; /* [num_slides]: "layer_types" */
     int num_slides, cap_slides;
+    const char *other_layer; /* the first of "layer_types" that is no type of a family here, number num_slides; NULL => none */
     bool quantized, per_layer; /* "quantization_config", "per_layer_config" */
 } te__hf_config;
 
@@ -183,10 +191,8 @@ static bool te__hf_parse_layer_types(te__hf_config *c) {
     for (more = te__json_open(j, '[', ']'); more; more = te__json_more(j, ']')) {
         const char *type = te__json_string(j);
         if (j->failed) return false;
-        if (strcmp(type, "full_attention") != 0 && strcmp(type, "sliding_attention") != 0) {
-            te__fail(j->te, TE_ERR_UNSUPPORTED, "%s: layer_types[%d] is \"%.60s\"; full_attention and sliding_attention are possible", j->path, c->num_slides, type);
-            return false;
-        }
+        if (!c->other_layer && strcmp(type, "full_attention") != 0 && strcmp(type, "sliding_attention") != 0) c->other_layer = type;
+        if (c->other_layer) continue;
         if (c->num_slides == TE__HF_MAX_LAYERS) return te__json_fail(j, "\"layer_types\" has more than %d entries", (int)TE__HF_MAX_LAYERS);
         if (!te__grow(j->te, (void **)&c->slides, &c->cap_slides, c->num_slides, sizeof(bool))) return false;
         c->slides[c->num_slides++] = type[0] == 's';
@@ -423,11 +429,17 @@ static bool te__hf_config_desc(te__hf_config *c, te_causal_lm_desc *d) {
     const te__hf_family *f = te__hf_families, *end = f + TE__COUNT(te__hf_families);
     const char *type = c->model_type;
     bool computed; /* head_dim, from the others */
+    int i;
     memset(d, 0, sizeof(*d));
     if (!type) return te__hf_refuse(c, TE_ERR_FORMAT, "model_type is missing");
     while (f < end && strcmp(f->model_type, type) != 0) f++;
-    if (f == end)
-        return te__hf_refuse(c, TE_ERR_UNSUPPORTED, "model_type is \"%.60s\"; llama, mistral, mixtral, qwen2, qwen3, gemma, gemma2 and gemma3_text are there", type);
+    if (f == end) {
+        for (i = 0; i < TE__COUNT(te__hf_others) && strcmp(te__hf_others[i][0], type) != 0; i++) {}
+        return te__hf_refuse(c, TE_ERR_UNSUPPORTED, "model_type is \"%.60s\"%s; llama, mistral, mixtral, qwen2, qwen3, gemma, gemma2 and gemma3_text are there%s", type,
+                             i < TE__COUNT(te__hf_others) ? te__hf_others[i][1] : "", i < TE__COUNT(te__hf_others) ? te__hf_others[i][2] : "");
+    }
+    if (c->other_layer)
+        return te__hf_refuse(c, TE_ERR_UNSUPPORTED, "layer_types[%d] is \"%.60s\"; full_attention and sliding_attention are possible", c->num_slides, c->other_layer);
     if (c->quantized) return te__hf_refuse(c, TE_ERR_UNSUPPORTED, "it has a quantization_config; dequantize the model in transformers and save it again");
     if (c->per_layer) return te__hf_refuse(c, TE_ERR_UNSUPPORTED, "it has a per_layer_config; only models whose layers have one configuration are there");
     if (c->use_bidirectional_attention == 1 || c->is_causal == 0)

@@ -311,10 +311,26 @@ static const te_module_class te__experts_class = {"ModuleList", 0, te__list_forw
 
 /* ---- DecoderModel, CausalLM ---- */
 
+/* A file of the folder that a model came from, for the folders that it is written to. */
+typedef struct te__carried_file {
+    const char *name; /* a literal */
+    te__text bytes;
+    struct te__carried_file *next;
+} te__carried_file;
+
 typedef struct te__causal_lm {
     te_causal_lm_desc desc; /* defaults filled in; without its pointers */
     char *config;           /* the text of config.json, where it came from a folder; or NULL */
+    te__carried_file *carried; /* the tokenizer's files, and how to generate */
 } te__causal_lm;
+static void te__carried_free(te_ctx *te, te__carried_file *f) {
+    while (f) {
+        te__carried_file *next = f->next;
+        te__text_free(&f->bytes);
+        te__free(te, f, sizeof(*f));
+        f = next;
+    }
+}
 
 /* A factor as a tensor of that format holds it. */
 static float te__rounded_to(float x, te_dtype dtype) {
@@ -372,7 +388,10 @@ static te_result te__causal_lm_forward(te_module *m, te_forward_args *args) {
     if (x && args->kv_cache) args->kv_cache->length += args->input->shape[1];
     return te__output(m, args, x);
 }
-static void te__causal_lm_destroy(te_module *m) { te__free_string(m->te, ((te__causal_lm *)m->state)->config); }
+static void te__causal_lm_destroy(te_module *m) {
+    te__free_string(m->te, ((te__causal_lm *)m->state)->config);
+    te__carried_free(m->te, ((te__causal_lm *)m->state)->carried);
+}
 static const te_module_class te__causal_lm_class = {"CausalLM", sizeof(te__causal_lm), te__causal_lm_forward, te__causal_lm_destroy, NULL};
 
 TE_API te_kv_cache *te_kv_cache_create(te_module *model, int64_t batch, int64_t max_length) {

@@ -4,6 +4,7 @@
 #include "../faults/purse.h"
 
 #include <sys/stat.h>
+#include <unistd.h>
 
 enum { V = 11, D = 8, F = 12, LAYERS = 2, HEADS = 4, GROUPS = 2, HEAD = 4, S = 7 };
 
@@ -289,6 +290,60 @@ TE_TEST(hf_save) {
     te_module_destroy(m);
 }
 
+/* The tokenizer's files and generation_config.json go along, byte for byte, whatever becomes of the folder that they came from; others do not. */
+TE_TEST(hf_save_takes_files_along) {
+    static const char *const names[] = {"generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt",
+                                        "tokenizer.model", "tokenizer.model.v3", "tekken.json", "chat_template.jinja", "chat_template.json"};
+    te_ctx *te = test_context("cpu");
+    uint8_t bytes[COUNT(names)][300];
+    size_t n;
+    make_folder(te, "from");
+    for (int i = 0; i < COUNT(names); i++) {
+        const int64_t *pick = test_integers(300, (uint64_t)i, 0, 256); /* any bytes, 0 among them; and one file is empty */
+        for (int k = 0; k < 300; k++) bytes[i][k] = (uint8_t)pick[k];
+        if (i != 4) spit(in_folder("from", names[i]), bytes[i], i == 6 ? 0 : 300);
+    }
+    spit_text(in_folder("from", "README.md"), "no file of these");
+    spit_text(in_folder("from", "optimizer.bin"), "nor this");
+    REQUIRE(mkdir(in_folder("from", "added_tokens.json"), 0700) == 0); /* no file of that name */
+    te_module *m = te_hf_open(te, test_path("from"), NULL);
+    REQUIRE_OK(te);
+    spit_text(in_folder("from", "tokenizer.json"), "written anew");
+    remove(in_folder("from", "vocab.json"));
+    const char *const to[] = {"to", "from"}; /* another folder, and the same one */
+    for (int t = 0; t < 2; t++) {
+        CHECK_EQ_INT(te_hf_save(m, test_path(to[t])), TE_OK);
+        CHECK_OK(te);
+        for (int i = 0; i < COUNT(names); i++) {
+            test_case("%s/%s", to[t], names[i]);
+            if (i == 4) {
+                CHECK(t == 1 || access(in_folder(to[t], names[i]), F_OK) != 0);
+                continue;
+            }
+            uint8_t *read = test_read_file(in_folder(to[t], names[i]), &n);
+            CHECK(read && n == (i == 6 ? 0u : 300u) && !memcmp(read, bytes[i], n));
+        }
+    }
+    test_case("files that stay");
+    CHECK(access(in_folder("to", "README.md"), F_OK) != 0 && access(in_folder("to", "optimizer.bin"), F_OK) != 0 && access(in_folder("from", "README.md"), F_OK) == 0);
+    /* What cannot be replaced is named, and the files before it are there. */
+    remove(in_folder("to", "tokenizer.json"));
+    REQUIRE(mkdir(in_folder("to", "tokenizer.json"), 0700) == 0);
+    CHECK_EQ_INT(te_hf_save(m, test_path("to")), TE_ERR_IO);
+    CHECK_ERROR(te, TE_ERR_IO, "to/tokenizer.json");
+    te_module_destroy(m);
+    m = te_hf_open(te, test_path("to"), NULL);
+    CHECK(m != NULL);
+    te_module_destroy(m);
+    /* More than 256 MiB are no tokenizer. */
+    FILE *f = fopen(in_folder("from", "merges.txt"), "r+b");
+    REQUIRE(f && fseek(f, 256 << 20, SEEK_SET) == 0 && fputc('x', f) == 'x' && fclose(f) == 0);
+    CHECK(te_hf_open(te, test_path("from"), NULL) == NULL);
+    CHECK_ERROR(te, TE_ERR_IO, "from/merges.txt: 268435457 bytes, at most 268435456");
+    remove(in_folder("from", "merges.txt"));
+    CHECK_OK(te);
+}
+
 static void write_index(const char *folder, const char *map) {
     char *text = (char *)test_alloc(8192);
     snprintf(text, 8192, "{\"metadata\": {\"total_size\": 1}, \"weight_map\": {%s}}", map);
@@ -569,6 +624,41 @@ TE_TEST(hf_refuses_weights) {
     remove(file);
     CHECK(te_hf_open(te, test_path("llama"), NULL) == NULL);
     CHECK_ERROR(te, TE_ERR_IO, "model.safetensors");
+    /* Pickled weights alone: the line that converts them. */
+    static const char *const pickles[] = {"pytorch_model.bin.index.json", "pytorch_model.bin"};
+    for (int i = 0; i < COUNT(pickles); i++) {
+        char line[1200];
+        spit_text(in_folder("llama", pickles[i]), "PK");
+        snprintf(line, sizeof line, "AutoModelForCausalLM.from_pretrained(\"%s\", dtype=\"auto\").save_pretrained(\"%s\")", test_path("llama"), test_path("llama"));
+        CHECK(te_hf_open(te, test_path("llama"), NULL) == NULL);
+        CHECK_MSG(strstr(te_error(te), pickles[i]) && strstr(te_error(te), line), "it says: %s", te_error(te));
+        CHECK_ERROR(te, TE_ERR_UNSUPPORTED, pickles[i]);
+    }
+    write_shard(te, file, 0, num_weights, -1);
+    m = te_hf_open(te, test_path("llama"), NULL); /* safetensors beside them are read, as transformers chooses */
+    CHECK_OK(te);
+    te_module_destroy(m);
+}
+
+/* Relatives of the families that are there, by their model_type whatever else their config.json has, and what opens in their place. */
+TE_TEST(hf_refuses_relatives) {
+    static const struct {
+        const char *text, *says[3];
+    } cases[] = {
+        {"{\"model_type\": \"gemma3\", \"text_config\": {\"model_type\": \"gemma3_text\", \"hidden_size\": 8}, \"vision_config\": {}}",
+         {"model_type is \"gemma3\", Gemma 3 with vision", "gemma3_text are there", "t = Gemma3ForCausalLM(m.config.text_config); t.model = m.model.language_model; t.tie_weights(); t.save_pretrained(NEW)"}},
+        {"{\"model_type\": \"llama4\", \"text_config\": {\"model_type\": \"llama4_text\", \"layer_types\": [\"chunked_attention\"]}}",
+         {"model_type is \"llama4\", Llama 4 with vision", "llama, mistral,", "1 to 3 open (llama)"}},
+        {"{\"layer_types\": [\"chunked_attention\", \"full_attention\"], \"model_type\": \"llama4_text\"}", {"model_type is \"llama4_text\", Llama 4 with chunked", "llama, mistral,", "1 to 3 open"}},
+        {"{\"layer_types\": [\"full_attention\", \"chunked_attention\", \"x\"], \"model_type\": \"qwen3\"}", {"layer_types[1] is \"chunked_attention\"; full_attention and", "possible", ""}}};
+    te_ctx *te = test_context("cpu");
+    make_folder(te, "llama");
+    for (int i = 0; i < COUNT(cases); i++) {
+        spit_text(in_folder("llama", "config.json"), cases[i].text);
+        CHECK(te_hf_open(te, test_path("llama"), NULL) == NULL);
+        for (int k = 0; k < 3; k++) CHECK_MSG(strstr(te_error(te), cases[i].says[k]), "it says: %s", te_error(te));
+        CHECK_ERROR(te, TE_ERR_UNSUPPORTED, "config.json");
+    }
 }
 
 /* Three changed bytes of config.json: the model opens, or there is an error; nothing else. */
@@ -600,6 +690,8 @@ TE_TEST(hf_memory_runs_out) {
     purse *host = new_purse();
     te_ctx_desc desc = purse_desc(host, NULL);
     make_folder(test_context("cpu"), "llama");
+    spit_text(in_folder("llama", "tokenizer.json"), "{}");
+    spit_text(in_folder("llama", "merges.txt"), "a b");
     te_ctx *te = test_context_with(&desc);
     bool whole = false;
     for (int64_t n = 1; !whole; n += test_every(7)) {

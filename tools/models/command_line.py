@@ -5,9 +5,10 @@ import shutil
 import subprocess
 
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 
-from checks import check
+from checks import check, loss_of, run
 from configs import make
 
 
@@ -92,6 +93,39 @@ TEXTS = [
 ]
 
 
+def relatives(llama, refused, root, ids):
+    """Folders that do not open; then the line of Python that the message ends with is carried out, and what it writes opens."""
+    def convert(folder, *says):
+        line = refused([folder, *ids], *says).partition("with transformers: ")[2]
+        exec(line, dict(AutoModelForCausalLM=transformers.AutoModelForCausalLM, Gemma3ForCausalLM=transformers.Gemma3ForCausalLM,
+                        Gemma3ForConditionalGeneration=transformers.Gemma3ForConditionalGeneration, FOLDER=folder, NEW=folder + ".new"))
+
+    def compare(name, model, folder):
+        sequences = [[int(i) for i in line.split()] for line in open(ids[1])]
+        with torch.no_grad():
+            want = sum(loss_of(model.eval(), s)[1].item() for s in sequences) / sum(len(s) - 1 for s in sequences)
+        got = float(run(llama, folder, *ids, "--dtype", "f32").split()[1])
+        # Sums in other orders, as models.py has it.
+        check(name, abs(got - want) <= 1e-4 * want, f"opens when converted: loss {got:.7g}, in transformers {want:.7g}")
+
+    folder = root + "/refused.pickled"
+    make(folder, "Llama", {})
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    torch.save(load_file(folder + "/model.safetensors"), folder + "/pytorch_model.bin")
+    os.remove(folder + "/model.safetensors")
+    convert(folder, "refused.pickled/pytorch_model.bin")
+    compare("refused pickled", model, folder)
+
+    folder = root + "/refused.vision"
+    text = dict(vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, head_dim=16, sliding_window=8)
+    vision = dict(hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, image_size=28, patch_size=14)
+    torch.manual_seed(5)
+    model = transformers.Gemma3ForConditionalGeneration(transformers.Gemma3Config(text_config=text, vision_config=vision, mm_tokens_per_image=1))
+    model.save_pretrained(folder)
+    convert(folder, "refused.vision/config.json", 'model_type is "gemma3", Gemma 3 with vision')
+    compare("refused vision", model, folder + ".new")
+
+
 def refusals(llama, root):
     print("refusals")
     base, out = root + "/refused.base", root + "/refused.out"
@@ -105,6 +139,7 @@ def refusals(llama, root):
         r = subprocess.run([llama, *args], capture_output=True, text=True, timeout=60)
         fine = r.returncode == 1 and not r.stdout and r.stderr.count("\n") == 1 and all(any(word in r.stderr for word in s.split("|")) for s in says)
         check("refused " + " ".join(a.replace(root + "/", "") for a in args), fine, r.stderr.strip() or f"status {r.returncode}, {r.stdout!r}")
+        return r.stderr.strip()
 
     ids, train = ["--ids", out + ".ids"], ["--train", out + ".ids", "--out", root + "/refused.new"]
     refused([], "a FOLDER and either --ids or --train")
@@ -139,6 +174,7 @@ def refusals(llama, root):
     for name, says in dict(empty="has no sequence", word='line 1: "three"', large='"64"', negative='"-2"', huge='"99999999999999999999"').items():
         refused([base, "--ids", f"{out}.{name}"], f"{out}.{name}", says)
     refused([root + "/nowhere", *ids], "nowhere/config.json")
+    relatives(llama, refused, root, ids)
     for change, says in FOLDERS:
         folder = root + "/refused.folder"
         shutil.rmtree(folder, ignore_errors=True)

@@ -16,6 +16,7 @@ import shutil
 import sys
 
 os.environ["HF_HUB_OFFLINE"] = "1"
+import tokenizers
 import torch
 import transformers
 from safetensors.torch import load_file
@@ -82,6 +83,12 @@ def make(family, extra, folder, shard):
         if family == "Mixtral":
             decide(model, config.num_local_experts)
     model.save_pretrained(folder, **(dict(max_shard_size=shard) if shard else {}))
+    words = {chr(ord("a") + i % 26) * (1 + i // 26): i for i in range(SIZES["vocab_size"])}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="a"))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="a", eos_token="c")
+    tokenizer.chat_template = "{% for m in messages %}{{ m.content }} é {% endfor %}"
+    tokenizer.save_pretrained(folder)
 
 
 def load(folder, dtype):
@@ -196,6 +203,12 @@ def train(llama, folder, out, name):
     whole, parts = load_file(out + ".whole/model.safetensors"), load_file(out + ".parts/model.safetensors")
     check(f"{name} resume", all(torch.equal(whole[k], parts[k]) for k in whole), "the same weights")
     check(f"{name} config", json.load(open(out + ".whole/config.json")) == json.load(open(folder + "/config.json")), "the same")
+    along = [n for n in sorted(os.listdir(folder)) if n.startswith(("tokenizer", "chat_template", "generation_config"))]
+    same = all(os.path.exists(f"{out}.{o}/{n}") and open(f"{out}.{o}/{n}", "rb").read() == open(f"{folder}/{n}", "rb").read() for n in along for o in ("whole", "parts"))
+    check(f"{name} tokenizer", len(along) >= 3 and same, "the same bytes of " + ", ".join(along))
+    text = "c bb a zzz f"
+    there, here = (transformers.AutoTokenizer.from_pretrained(f)(text)["input_ids"] for f in (folder, out + ".whole"))
+    check(f"{name} tokenizer", there == here and len(set(here)) == 5, "transformers opens it beside the model")
     trained, info = transformers.AutoModelForCausalLM.from_pretrained(out + ".whole", dtype=torch.float32, attn_implementation="eager", output_loading_info=True)
     check(f"{name} opens", not any(info[k] for k in ("missing_keys", "unexpected_keys", "mismatched_keys")), "transformers opens what was written")
     trained.eval()

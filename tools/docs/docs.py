@@ -2,8 +2,9 @@
 
     python docs.py OUT.html            with the packages of requirements.txt: make docs
 
-Every name has an anchor (te_linear_create, te_linear_desc.in_features, TE_RMSNORM), and every mention of one elsewhere is a link. The page is checked as it is written: valid HTML, no
-anchor twice, no link without an end, nothing from outside.
+Every name has an anchor (te_linear_create, te_linear_desc.in_features, TE_RMSNORM), and every mention of one elsewhere is a link. The search looks through the elements that have data-name:
+declarations, rows, and prose by its headings. The page is checked as it is written: valid HTML, no anchor twice, no link without an end, nothing from outside, a title of its own for each
+chapter, and no text that the search would not find.
 """
 import html
 import pathlib
@@ -28,7 +29,10 @@ TITLES = {
     "manual": "te.h", "enums": "Choices", "base": "Version, formats, results", "context": "Context", "tensor": "Tensors", "autograd": "Tape, checkpoints, offload",
     "ops": "Raw operations", "ops_quant": "Raw operations that quantize", "ops_moe": "Raw operations of experts", "ops_model": "Raw operations of models", "trace": "Trace",
     "dist": "Groups of ranks", "quant": "Quantizers, recipes, autocast", "options": "Options", "functions": "Functions", "module": "Module tree", "nn": "Modules",
-    "moe": "Mixtures of experts", "train": "Optimizers, checkpoint files", "graph": "Graphs", "io": "Safetensors", "models": "Models", "report": "Warm-up, report"}
+    "inference": "Inference: keys and values of earlier calls", "context_parallel": "Context parallelism", "moe": "Mixtures of experts", "train": "Optimizers, checkpoint files",
+    "graph": "Graphs", "io": "Safetensors", "models": "Models that exist", "onnx": "ONNX files", "backend": "Backends of a model's parts",
+    "attention_backends": "Attention backends, block masks", "patches": "Patches", "formats": "Number formats of models", "inject": "Attention in models that exist", "lora": "LoRA",
+    "sharding": "Ranks with other data", "experts": "Experts of NeMo Automodel", "report": "Warm-up, explanations, report"}
 
 # Comments are plain text: lists, indented code and words between backticks, but no emphasis, since * and _ stand for themselves.
 markdown = MarkdownIt("zero").enable(["list", "code", "lheading", "heading", "backticks"])
@@ -147,6 +151,11 @@ def slug(text):
     return re.sub(r"\W+", "-", text.lower()).strip("-")
 
 
+def prose(own, title, number, text):
+    """A piece of text that the search finds, under the title of the heading above it."""
+    return {"kind": "text", "id": "%s-text-%d" % (own, number), "name": title, "text": text}
+
+
 class Page:
     def __init__(self, chapters):
         self.chapters = chapters
@@ -194,28 +203,31 @@ class Page:
         return made
 
     def render_chapter(self, name, chapter, taken):
-        own = "chapter-" + name
+        own, chapter_title = "chapter-" + name, TITLES.get(name, "")
         intro = header.prose(chapter.intro)
         if name == "manual":
             intro = re.sub(r"\A[^\n]*\n\s*=+\n", "", intro)
         intro = re.sub(r"\Aapi/\w+\.h: ", "", intro)
         intro = intro[:1].upper() + intro[1:]
-        contents, blocks = [], []
-        made = render(intro)
+        contents, blocks, title = [], [], chapter_title
 
-        def heading(found):
-            anchor = "%s-%s" % (name, slug(re.sub("<.*?>", "", found.group(1))))
-            contents.append({"kind": "section", "id": anchor, "title": Markup(found.group(1))})
-            return '<h2 id="%s">%s</h2>' % (anchor, found.group(1))
+        def section(text):
+            nonlocal title
+            plain = html.unescape(re.sub("<.*?>", "", text))
+            title = "%s: %s" % (chapter_title, plain)
+            contents.append({"kind": "section", "id": "%s-%s" % (name, slug(plain)), "title": Markup(text)})
+            blocks.append(dict(contents[-1]))
 
-        made = Markup(re.sub(r"<h2>(.*?)</h2>", heading, made))
+        for i, part in enumerate(re.split(r"<h2>(.*?)</h2>", str(render(intro)))):
+            if i % 2:
+                section(part)
+            elif part.strip():
+                blocks.append(prose(own, title, len(blocks), Markup(part)))
         for kind, value in chapter.blocks():
             if kind == "section":
-                anchor = "%s-%s" % (name, slug(value))
-                contents.append({"kind": "section", "id": anchor, "title": value})
-                blocks.append({"kind": "section", "id": anchor, "title": value})
+                section(html.escape(value, False))
             elif kind == "text":
-                blocks.append({"kind": "text", "text": render(value)})
+                blocks.append(prose(own, title, len(blocks), render(value)))
             elif not value.name.startswith("te_") and not value.name.startswith("TE_"):
                 blocks.append({"kind": value.kind, "names": [], "text": render(value.comment), "rows": [], "code": code(value.code)})
                 for row in value.rows:
@@ -231,7 +243,7 @@ class Page:
                 else:
                     blocks.append(block)
                 contents.append({"kind": "name", "id": block["names"][0]["id"], "title": value.name})
-        return {"id": own, "title": TITLES.get(name, name), "intro": made, "contents": contents, "blocks": blocks}
+        return {"id": own, "title": chapter_title, "contents": contents, "blocks": blocks}
 
     def render_table(self, path):
         """The chapter of a page of check_table.PAGES, whose title is its first heading."""
@@ -252,7 +264,7 @@ class Page:
                 contents.append({"kind": "section", "id": anchor, "title": value})
                 blocks.append({"kind": "section", "id": anchor, "title": value})
             elif kind == "text":
-                blocks.append({"kind": "text", "text": render(value)})
+                blocks.append(prose(own, title, len(blocks), render(value)))
             elif kind == "rows":
                 rows = []
                 for row in value:
@@ -261,11 +273,34 @@ class Page:
                     rows.append({"id": "%s-row-%d" % (own, number), "name": row.theirs, "theirs": row.theirs, "ours": Markup(", ").join(ours(name) for name in row.ours) or "left out",
                                  "note": Markup("; ").join(note + ([inline(row.note)] if row.note else []))})
                 blocks.append({"kind": "table", "rows": rows})
-        return {"id": own, "title": title, "intro": "", "contents": contents, "blocks": blocks}
+        return {"id": own, "title": title, "contents": contents, "blocks": blocks}
+
+
+HTML = "{http://www.w3.org/1999/xhtml}"
+
+
+def entries(tree):
+    """What the search looks through, as page.js does: (name, text, anchor, whole element)."""
+    parents = {child: element for element in tree.iter() for child in element}
+    for at in tree.iter():
+        if "data-name" in at.attrib:
+            whole = parents[at] if at.tag == HTML + "h3" else at
+            anchor = at.get("id") or next((e.get("id") for e in at.iter() if e.get("id")), "")
+            yield at.get("data-name"), " ".join("".join(whole.itertext()).split()), anchor, whole
+
+
+def unfound(tree):
+    """Text of the page's main part that is in no entry of the search; headings and heads of tables aside."""
+    found = {e for _, _, _, whole in entries(tree) for e in whole.iter()}
+    for main in tree.iter(HTML + "main"):
+        for at in main.iter():
+            if at not in found and at.tag not in (HTML + "h1", HTML + "h2", HTML + "th") and (at.text or "").strip():
+                yield " ".join(at.text.split())[:80]
+            yield from (" ".join(child.tail.split())[:80] for child in at if at not in found and (child.tail or "").strip())
 
 
 def problems(page):
-    """The faults of the page: not HTML, an anchor twice, a link without an end, something from outside."""
+    """The faults of the page: not HTML, an anchor twice, a link without an end, something from outside, a chapter without a title, text that the search does not find."""
     found = []
     parser = html5lib.HTMLParser(strict=False)
     tree = parser.parse(page)
@@ -282,6 +317,10 @@ def problems(page):
     found += ["anchor %s stands %d times" % each for each in ids.items() if each[1] > 1]
     found += ["a link to #%s, which is not there" % end for end in sorted(set(ends) - set(ids))]
     found += ["%s has no anchor" % name for name, anchor in links.anchors.items() if anchor not in ids]
+    found += ["%s: the search finds it, and its anchor is not there" % name for name, _, anchor, _ in entries(tree) if anchor not in ids]
+    found += ["the search does not find: %s" % text for text in unfound(tree)]
+    titles = [" ".join("".join(e.itertext()).split()) for e in tree.iter(HTML + "h1")]
+    found += ["a chapter has %s: TITLES of docs.py gives each one of its own" % ("the title of another, %s" % t if t else "no title") for i, t in enumerate(titles) if not t or t in titles[:i]]
     return found
 
 

@@ -16,7 +16,7 @@
  * A group's calls are made in one order on all ranks, backward passes included: nothing on a rank may depend on its number of tokens.
  *
  * te.h differs from Automodel in four places, where Automodel has defects: experts "torch" with an all-to-all dispatcher are loops and not GroupedLinears (te_experts_for_torch gives those); dispatchers share no
- * state, so each layer has its own number of experts; groups of experts that are not chosen are out of the choice for every score; the load of a checkpointed gate counts once. */
+ * state, so each layer has its own number of experts; groups of experts that are not chosen are out of the choice for every score (te_moe_config.rules_of_automodel: as there); the load of a checkpointed gate counts once. */
 
 /* How logits become scores, and which groups and biases count. Group and bias are read by those that name them. */
 typedef enum te_gate_score {
@@ -64,6 +64,8 @@ typedef struct te_moe_config {
     bool force_e_score_correction_bias; /* the bias of the choice exists although nothing updates it */
     int64_t moe_latent_size;   /* routed experts work on projections of the tokens to this size; 0 => on the tokens. The gate reads the tokens */
     bool enable_routing_replay; /* not yet: TE_ERR_UNSUPPORTED */
+    bool rules_of_automodel;   /* its choice where te.h departs from it: with TE_GATE_SIGMOID and TE_GATE_SOFTMAX_WITH_BIAS the biased scores of groups that are not chosen become 0, above
+                                * negative ones, so that their experts may be chosen, and K may be above the number of experts in the chosen groups. For checkpoints trained there */
     te_params_device device;   /* of parameters; 0 => the context's */
     float init_std;            /* of weights' first values, N(0, init_std^2), but those of GroupedLinears; 0 => 0.02. Biases begin at 0 */
     const char *name;          /* copied; NULL => "moe", "gate", "experts" */

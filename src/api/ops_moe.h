@@ -93,6 +93,7 @@ typedef struct te_op_moe_unpermute_bwd_args {
  *   num_groups, group_topk   the experts stand in num_groups groups of equal size; those of group_topk groups may be chosen, and a group counts by the
  *                    sum of its group_best best; 0: no groups
  *   group_best       0 => topk / group_topk
+ *   zero_other_groups   the biased scores of groups that are not chosen are multiplied by 0, in place of being left out: they still go before negative ones. NaN stays last
  *   norm_topk_prob   probabilities are divided by their sum + 1e-20 if topk > 1 (all_scores: whatever topk is); 0 => unless they are a softmax
  *   bias_in_probs    probabilities are of the biased scores as well
  * Of equal scores the expert with the lower number is chosen (te_fused_topk_with_score_function says where TransformerEngine differs). A chosen expert's probability is scaling_factor times its score, normalised.
@@ -114,6 +115,7 @@ typedef struct te_op_moe_router_fwd_args {
     bool all_scores;
     te_switch norm_topk_prob;
     bool bias_in_probs;
+    bool zero_other_groups;
 } te_op_moe_router_fwd_args;
 /* dlogits [T, E], float, from dprobs [T, E], the forward's logits and its routing_map (not needed with all_scores); or, where probs were not asked for, from
  * dtopk_probs and topk_indices [T, topk] in the place of both. Indices outside 0 .. E-1 are an error (TE_ERR_INVALID): of the call on the CPU, of the next call that waits on a

@@ -57,9 +57,9 @@ static te_result te__onnx_router(te__onnx *g, const te__any_args *x, const te__a
     int v, score, keys, which, map;
     te_result result = te__onnx_store(g, a->routing_bits, b->routing_bits, TE__ONNX_FAILED);
     if (result != TE_OK) return result;
-    if (a->topk_probs || a->bias_in_probs || (a->group_topk && a->group_best != a->topk / a->group_topk) ||
+    if (a->topk_probs || a->bias_in_probs || a->zero_other_groups || (a->group_topk && a->group_best != a->topk / a->group_topk) ||
         (a->norm_topk_prob == TE_ON) != (!softmax && (a->all_scores || a->topk > 1)))
-        return te__onnx_fail(g, TE_ERR_UNSUPPORTED, "it is the choice of a Gate (topk_probs, norm_topk_prob, bias_in_probs or group_best); a graph has te_fused_topk_with_score_function's"),
+        return te__onnx_fail(g, TE_ERR_UNSUPPORTED, "it is the choice of a Gate (topk_probs, norm_topk_prob, bias_in_probs, group_best or zero_other_groups); a graph has te_fused_topk_with_score_function's"),
                te_error_code(g->te);
     shape[0].first = te__rows(a->logits), shape[0].second = te__rows(b->logits);
     shape[1] = te__onnx_fixed(experts);

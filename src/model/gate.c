@@ -93,7 +93,7 @@ typedef struct te__gate_module {
 /* One choice; also what its backward pass reads. */
 typedef struct te__gate_choice {
     te_score_function score;
-    bool over_all, all_scores, bias_in_probs, biased;
+    bool over_all, all_scores, bias_in_probs, biased, zero_other_groups;
     te_switch normalise;
     float scale;
     int topk, groups, group_topk, group_best;
@@ -143,6 +143,7 @@ static te_tensor *te__gate_choose(te_tensor *logits, const te__gate_choice *c, t
     args.num_groups = c->groups;
     args.group_topk = c->group_topk;
     args.group_best = c->group_best;
+    args.zero_other_groups = c->zero_other_groups;
     args.scaling_factor = c->scale;
     args.all_scores = c->all_scores;
     args.norm_topk_prob = c->normalise;
@@ -166,6 +167,7 @@ static te__gate_choice te__gate_choice_of(const te_moe_config *c, bool has_bias)
         y.groups = c->n_expert_groups;
         y.group_topk = c->n_limited_groups;
         y.group_best = c->score_func == TE_GATE_SIGMOID && !has_bias ? 1 : 2;
+        y.zero_other_groups = c->rules_of_automodel && c->score_func != TE_GATE_SIGMOID_WITH_BIAS;
     }
     return y;
 }
@@ -208,6 +210,7 @@ static te_tensor *te__gate_aux_loss(const te__gate_module *s, te_tensor *logits,
     all.all_scores = true;
     all.biased = all.bias_in_probs;
     all.groups = all.group_topk = all.group_best = 0;
+    all.zero_other_groups = false;
     all.scale = 1.0f;
     if (c->n_activated_experts == 1) all.normalise = TE_OFF;
     scores = te__gate_choose(logits, &all, bias, TE_F32, NULL);

@@ -310,7 +310,7 @@ static void te__args_clear_padding(te_op op, te__any_args *args) {
         TE__HOLE(attn_fwd, ATTN_FWD, extras.score_mod.additive, extras.score_mod.aux), TE__TAIL(softmax_fwd, SOFTMAX_FWD, causal), TE__TAIL(softcap, SOFTCAP, cap),
         TE__HOLE(capped_softmax_fwd, CAPPED_SOFTMAX_FWD, mask, window), TE__HOLE(capped_softmax_fwd, CAPPED_SOFTMAX_FWD, window.on, window.left),
         TE__HOLE(moe_router_fwd, MOE_ROUTER_FWD, use_pre_softmax, num_groups), TE__HOLE(moe_router_fwd, MOE_ROUTER_FWD, all_scores, norm_topk_prob),
-        TE__TAIL(moe_router_fwd, MOE_ROUTER_FWD, bias_in_probs)};
+        TE__TAIL(moe_router_fwd, MOE_ROUTER_FWD, zero_other_groups)};
 #undef TE__HOLE
 #undef TE__TAIL
     int i;

@@ -11,6 +11,7 @@ typedef struct choice {
     double scale;
     const double *logits; /* [tokens, experts] */
     const float *bias;    /* [experts], or NULL */
+    bool rules;           /* Automodel's choice among groups */
 } choice;
 
 static double score_of(te_gate_score f, double x) {
@@ -60,7 +61,7 @@ static void choose(const choice *c, double *weights, int32_t *id, double *scores
                 for (int64_t e = 0; e < size; e++) open[g * size + e] = true;
             }
             for (int64_t e = 0; e < n; e++)
-                if (!open[e]) key[e] = -INFINITY;
+                if (!open[e]) key[e] = c->rules && c->score != TE_GATE_SIGMOID_WITH_BIAS ? 0 : -INFINITY;
         }
         for (int64_t k = 0; k < c->topk; k++) taken[id[t * c->topk + k] = (int32_t)best_of(key, taken, n)] = true;
         if (c->score == TE_GATE_SOFTMAX && !c->before) softmax(s, taken, n);
@@ -75,7 +76,7 @@ enum { T = 13, DIM = 6, E = 12 };
 static te_moe_config gate_config(const choice *c) {
     return (te_moe_config){.n_routed_experts = (int)c->experts, .n_activated_experts = (int)c->topk, .n_expert_groups = c->groups, .n_limited_groups = c->limited, .score_func = c->score,
                            .route_scale = (float)c->scale, .dim = DIM, .moe_inter_dim = 4, .norm_topk_prob = c->norm, .softmax_before_topk = c->before,
-                           .router_weight_uses_score_correction_bias = c->biased_weights, .force_e_score_correction_bias = c->bias != NULL, .dtype = TE_F32};
+                           .router_weight_uses_score_correction_bias = c->biased_weights, .force_e_score_correction_bias = c->bias != NULL, .rules_of_automodel = c->rules, .dtype = TE_F32};
 }
 static const struct {
     te_gate_score score;
@@ -107,7 +108,7 @@ TE_TEST_DEVICES(gate_chooses_and_weighs) {
         test_case("case %d", i);
         const float *x = test_normal(T * DIM, 1), *w = test_normal(E * DIM, 2), *row = test_normal(E, 3), *bias = test_uniform(E, 4, -0.5f, 0.5f);
         choice c = {T, E, cases[i].topk, cases[i].score, cases[i].before, cases[i].norm, cases[i].biased_weights, cases[i].groups, cases[i].limited, cases[i].scale, logits_of(x, w, row),
-                    cases[i].bias ? bias : NULL};
+                    cases[i].bias ? bias : NULL, false};
         te_moe_config config = gate_config(&c);
         config.router_bias = true;
         te_module *m = te_gate_create(te, &config, TE_DTYPE_NONE, NULL);
@@ -146,6 +147,50 @@ TE_TEST_DEVICES(gate_chooses_and_weighs) {
         CHECK(te_tensor_grad(in) && te_tensor_grad(te_module_parameter(m, "weight")));
         te_module_destroy(m);
     }
+}
+
+/* Zeros of other groups compete with negative scores, in two of the three functions that have groups; where the scores are positive, the choice is the same. */
+TE_TEST_DEVICES(gate_rules_of_automodel) {
+    static const te_gate_score scores[] = {TE_GATE_SIGMOID, TE_GATE_SOFTMAX_WITH_BIAS, TE_GATE_SIGMOID_WITH_BIAS, TE_GATE_SQRTSOFTPLUS, TE_GATE_SOFTMAX};
+    te = test_exact(te);
+    for (int i = 0; i < COUNT(scores) * 4; i++) {
+        const te_gate_score score = scores[i / 4];
+        const bool biased = i % 4 < 3, zeroes = score == TE_GATE_SIGMOID || score == TE_GATE_SOFTMAX_WITH_BIAS;
+        const float *x = test_normal(T * DIM, 20 + i), *w = test_normal(E * DIM, 21 + i), *bias = test_uniform(E, 22 + i, -1.5f, 0.2f);
+        /* of 4 groups of 3 experts 2, all of whose experts are chosen if the others are left out, or 1; 5 experts are more than one group has, which only zeros make possible */
+        choice c = {T, E, i % 4 == 0 ? 6 : zeroes && i % 4 == 1 ? 5 : 3, score, false, false, false, 4, i % 4 ? 1 : 2, 1, logits_of(x, w, NULL), biased ? bias : NULL, true}, left_out = c;
+        test_case("score %d, way %d", (int)score, i % 4);
+        te_moe_config config = gate_config(&c);
+        te_module *m = te_gate_create(te, &config, TE_DTYPE_NONE, NULL);
+        REQUIRE_OK(te);
+        set(m, "weight", w);
+        if (biased) set(m, "e_score_correction_bias", bias);
+        te_tensor *in = te_tensor_set_requires_grad(te_tensor_from_f32(te, TE_F32, SHAPE(T, DIM), x), true);
+        te_forward_args args = {.input = in};
+        te_tensor *got = te_forward_with(m, &args);
+        REQUIRE_OK(te);
+        double *want = test_doubles(T * c.topk), *other = test_doubles(T * c.topk);
+        float near_want[T * 6];
+        int32_t id[T * 6], got_id[T * 6], other_id[T * 6];
+        choose(&c, want, id, NULL);
+        for (int k = 0; k < T * c.topk; k++) near_want[k] = (float)want[k];
+        te_tensor_to_host(args.outputs.topk_indices, got_id);
+        CHECK(memcmp(id, got_id, (size_t)(T * c.topk) * sizeof(int32_t)) == 0);
+        CHECK_TENSOR(got, near_want, 1e-5, 1e-6); /* f32 sums of six products through an exponential */
+        if (c.topk != 5) { /* what te.h does without the switch */
+            left_out.rules = false;
+            choose(&left_out, other, other_id, NULL);
+            CHECK((memcmp(id, other_id, (size_t)(T * c.topk) * sizeof(int32_t)) != 0) == (zeroes && biased));
+        }
+        CHECK(te_backward_from(got, te_tensor_full(te, TE_F32, SHAPE(T, c.topk), 1)) == TE_OK && te_tensor_grad(in));
+        te_module_destroy(m);
+    }
+    choice c = {T, E, 5, TE_GATE_SIGMOID, false, false, false, 4, 1, 1, NULL, NULL, false};
+    te_moe_config config = gate_config(&c);
+    te_module *m = te_gate_create(te, &config, TE_DTYPE_NONE, NULL);
+    CHECK(!te_forward(m, te_tensor_zeros(te, TE_F32, SHAPE(1, DIM))));
+    CHECK_ERROR(te, TE_ERR_INVALID, "topk 5, and 1 groups of 3 experts have 3; a smaller topk, a larger group_topk or zero_other_groups is needed");
+    te_module_destroy(m);
 }
 
 /* Upstream's vectors: sums, ranges, formats, [10, 0] biased to 10.5. */
@@ -215,7 +260,7 @@ TE_TEST_DEVICES(gate_auxiliary_loss) {
             test_case("case %d, padding %d", i, p);
             const float *x = test_normal(T * DIM, 1), *w = test_normal(E * DIM, 2), *bias = test_uniform(E, 4, -0.5f, 0.5f);
             choice c = {T, E, cases[i].topk, cases[i].score, cases[i].before, cases[i].norm, cases[i].biased_weights, cases[i].groups, cases[i].limited, cases[i].scale, logits_of(x, w, NULL),
-                        cases[i].bias ? bias : NULL};
+                        cases[i].bias ? bias : NULL, false};
             const uint8_t *marks = p == 2 ? none : p ? padding : NULL;
             te_moe_config config = gate_config(&c);
             double tokens, want;

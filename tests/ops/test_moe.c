@@ -333,6 +333,7 @@ typedef struct router_case {
     te_score_function f;
     bool pre, bias, all;
     float scaling;
+    bool zero; /* other groups' keys are 0 */
 } router_case;
 
 static double score(te_score_function f, double x) { return f == TE_SCORE_SIGMOID ? 1 / (1 + exp(-x)) : sqrt(log1p(exp(x))); }
@@ -364,7 +365,7 @@ static void route(const router_case *c, const double *x, const float *bias, doub
         for (int g = 0; g < c->groups; g++) {
             int better = 0;
             for (int o = 0; o < c->groups; o++) better += worth[o] > worth[g] || (worth[o] == worth[g] && o < g);
-            for (int64_t e = g * size; better >= c->group_topk && e < (g + 1) * size; e++) key[e] = -INFINITY;
+            for (int64_t e = g * size; better >= c->group_topk && e < (g + 1) * size; e++) key[e] = c->zero ? 0 : -INFINITY;
         }
     }
     sum = 0;
@@ -395,11 +396,12 @@ static float *distinct_logits(int64_t tokens, int64_t experts, uint64_t seed) {
 }
 
 static const router_case router_cases[] = {
-    {5, 8, 2, 0, 0, TE_SCORE_SOFTMAX, false, false, false, 1},      {40, 8, 2, 0, 0, TE_SCORE_SOFTMAX, true, false, false, 2.5f},  {33, 64, 6, 8, 3, TE_SCORE_SIGMOID, false, true, false, 2.5f},
-    {17, 60, 4, 0, 0, TE_SCORE_SQRTSOFTPLUS, false, true, false, 1}, {9, 16, 1, 0, 0, TE_SCORE_SIGMOID, false, false, false, 1},    {7, 16, 1, 0, 0, TE_SCORE_SQRTSOFTPLUS, false, false, false, 0.5f},
-    {12, 32, 4, 4, 2, TE_SCORE_SOFTMAX, true, false, false, 1},     {12, 32, 4, 4, 2, TE_SCORE_SOFTMAX, false, false, false, 1},   {6, 100, 3, 0, 0, TE_SCORE_SOFTMAX, false, false, true, 1},
-    {6, 40, 3, 0, 0, TE_SCORE_SIGMOID, false, false, true, 1},      {6, 40, 1, 0, 0, TE_SCORE_SQRTSOFTPLUS, false, false, true, 1}, {3, 1, 1, 0, 0, TE_SCORE_SOFTMAX, false, false, false, 1},
-    {4, 300, 300, 0, 0, TE_SCORE_SIGMOID, false, false, false, 1},  {0, 8, 2, 0, 0, TE_SCORE_SOFTMAX, false, false, false, 1}};
+    {5, 8, 2, 0, 0, TE_SCORE_SOFTMAX, false, false, false, 1, false},      {40, 8, 2, 0, 0, TE_SCORE_SOFTMAX, true, false, false, 2.5f, false},  {33, 64, 6, 8, 3, TE_SCORE_SIGMOID, false, true, false, 2.5f, false},
+    {17, 60, 4, 0, 0, TE_SCORE_SQRTSOFTPLUS, false, true, false, 1, false}, {9, 16, 1, 0, 0, TE_SCORE_SIGMOID, false, false, false, 1, false},    {7, 16, 1, 0, 0, TE_SCORE_SQRTSOFTPLUS, false, false, false, 0.5f, false},
+    {12, 32, 4, 4, 2, TE_SCORE_SOFTMAX, true, false, false, 1, false},     {12, 32, 4, 4, 2, TE_SCORE_SOFTMAX, false, false, false, 1, false},   {6, 100, 3, 0, 0, TE_SCORE_SOFTMAX, false, false, true, 1, false},
+    {6, 40, 3, 0, 0, TE_SCORE_SIGMOID, false, false, true, 1, false},      {6, 40, 1, 0, 0, TE_SCORE_SQRTSOFTPLUS, false, false, true, 1, false}, {3, 1, 1, 0, 0, TE_SCORE_SOFTMAX, false, false, false, 1, false},
+    {4, 300, 300, 0, 0, TE_SCORE_SIGMOID, false, false, false, 1, false},  {0, 8, 2, 0, 0, TE_SCORE_SOFTMAX, false, false, false, 1, false},     {40, 64, 6, 8, 2, TE_SCORE_SOFTMAX, true, true, false, 1, true},
+    {12, 32, 16, 4, 1, TE_SCORE_SOFTMAX, true, true, false, 1, true}, {12, 32, 4, 4, 2, TE_SCORE_SOFTMAX, false, false, false, 1, true}};
 
 TE_TEST_DEVICES(moe_router) {
     static const te_dtype ids_formats[] = {TE_I16, TE_I32, TE_I64};
@@ -408,13 +410,14 @@ TE_TEST_DEVICES(moe_router) {
         te_dtype dtype = floats[i % 3];
         int64_t tokens = c->tokens, n = c->experts, bytes = (n + 7) / 8;
         if (dtype != TE_F32 && n > 64) continue; /* steps between logits would be lost */
-        test_case("T=%lld E=%lld topk=%d groups=%d f=%d pre=%d all=%d %s", (long long)tokens, (long long)n, c->topk, c->groups, (int)c->f, c->pre, c->all, te_dtype_name(dtype));
+        test_case("T=%lld E=%lld topk=%d groups=%d zero=%d f=%d pre=%d all=%d %s", (long long)tokens, (long long)n, c->topk, c->groups, c->zero, (int)c->f, c->pre, c->all, te_dtype_name(dtype));
         float *x = test_rounded(dtype, distinct_logits(tokens, n, 5), tokens * n), *bias = test_rounded(TE_BF16, test_uniform(n + 1, 6, -0.5f, 0.5f), n);
         te_tensor *probs = test_guarded(te, c->all ? TE_F32 : dtype, SHAPE(tokens, n)), *map = test_guarded(te, TE_U8, SHAPE(tokens, n)), *bits = test_guarded(te, TE_U8, SHAPE(tokens, bytes));
         te_tensor *indices = test_guarded(te, ids_formats[(i + i / 3) % 3], SHAPE(tokens, c->topk));
         te_op_moe_router_fwd_args a = {.logits = test_tensor(te, dtype, SHAPE(tokens, n), x), .expert_bias = c->bias ? test_tensor(te, TE_BF16, SHAPE(n), bias) : NULL, .probs = probs,
                                        .routing_map = map, .routing_bits = bits, .topk_indices = indices, .topk = c->topk, .score_function = c->f, .use_pre_softmax = c->pre,
-                                       .num_groups = c->groups, .group_topk = c->group_topk, .scaling_factor = c->scaling, .all_scores = c->all};
+                                       .num_groups = c->groups, .group_topk = c->group_topk, .scaling_factor = c->scaling, .all_scores = c->all,
+                                       .zero_other_groups = c->zero};
         te_op_moe_router_fwd(te, &a);
         REQUIRE_OK(te);
         float *want = test_floats(tokens * n), *ids = test_read(indices), *got_bits = test_read(bits);
@@ -478,12 +481,23 @@ TE_TEST_DEVICES(moe_router_ties) {
         x[e] = e % 3 == 1 ? 2.0f : 1.0f;
         x[E + e] = e == 5 || e == 40 ? 0.0f : NAN;
     }
+    float below[E]; /* after the score's 0.5: negative but for the NaN */
+    for (int e = 0; e < E; e++) below[e] = -1.0f - 0.01f * (float)e;
     te_tensor *indices = test_guarded(te, TE_I32, SHAPE(2, 3)), *probs = te_tensor_empty(te, TE_F32, SHAPE(2, E));
     te_op_moe_router_fwd_args a = {.logits = test_tensor(te, TE_F32, SHAPE(2, E), x), .probs = probs, .topk_indices = indices, .topk = 3, .score_function = TE_SCORE_SIGMOID};
     te_op_moe_router_fwd(te, &a);
     REQUIRE_OK(te);
     const float want[] = {1, 4, 7, 5, 40, 0};
     CHECK_TENSOR(indices, want, 0, 0);
+    /* zeros of groups that are not chosen tie, too, above the negative scores of the one that is; NaN stays last */
+    for (int e = 0; e < E; e++) x[e] = x[E + e] = e == 36 ? NAN : 0.0f;
+    a.logits = test_tensor(te, TE_F32, SHAPE(2, E), x);
+    a.expert_bias = test_tensor(te, TE_F32, SHAPE(E), below);
+    a.num_groups = 2, a.group_topk = 1, a.group_best = 2, a.zero_other_groups = true;
+    te_op_moe_router_fwd(te, &a);
+    REQUIRE_OK(te);
+    const float zeros[] = {35, 37, 38, 35, 37, 38};
+    CHECK_TENSOR(indices, zeros, 0, 0);
 }
 
 /* The gradient against differences of the float64 formulas, with the choice held. */
@@ -601,7 +615,10 @@ TE_TEST_DEVICES(moe_complaints) {
     r.num_groups = 4, r.group_topk = 1;
     te_op_moe_router_fwd(te, &r);
     CHECK_ERROR(te, TE_ERR_INVALID, "1 groups of 2 experts have 2");
-    r.num_groups = r.group_topk = 0, r.expert_bias = te_tensor_zeros(te, TE_F32, SHAPE(8));
+    r.num_groups = r.group_topk = 0, r.zero_other_groups = true;
+    te_op_moe_router_fwd(te, &r);
+    CHECK_ERROR(te, TE_ERR_INVALID, "zero_other_groups without groups");
+    r.zero_other_groups = false, r.expert_bias = te_tensor_zeros(te, TE_F32, SHAPE(8));
     te_op_moe_router_fwd(te, &r);
     CHECK_ERROR(te, TE_ERR_INVALID, "expert_bias with softmax");
     te_op_moe_splits_args s = {.padded = te_tensor_zeros(te, TE_I32, SHAPE(65))};

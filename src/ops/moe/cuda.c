@@ -287,6 +287,7 @@ static te_result te__cuda_plan_moe_router_fwd(te__plan *p, const te_op_moe_route
     k.groups = a->num_groups;
     k.group_topk = a->group_topk;
     k.group_best = a->group_best;
+    k.zero_groups = a->zero_other_groups;
     k.score = a->score_function;
     k.pre_softmax = a->use_pre_softmax;
     k.all_scores = a->all_scores;

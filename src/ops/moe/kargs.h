@@ -98,6 +98,7 @@ typedef struct te__moe_router_kargs {
     int experts, topk, groups, group_topk, group_best;
     int score;                 /* te_score_function */
     int pre_softmax, all_scores, normalise, biased; /* biased: the bias is a part of the probabilities */
+    int zero_groups;           /* experts of groups that are not chosen have the key 0 */
     int logits_dt, bias_dt, probs_dt, topk_probs_dt, dprobs_dt, indices_dt;
 } te__moe_router_kargs;
 

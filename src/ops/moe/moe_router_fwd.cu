@@ -101,7 +101,7 @@ extern "C" __global__ void te_moe_router_fwd(const __grid_constant__ te__moe_rou
         te_expert_choose(worth, open, a.groups, a.group_topk, nullptr, 0, 0);
         TE_LOOP
         for (int e = lane; e < n; e += 32)
-            if (!open[e / size]) key[e] = -TE_INF;
+            if (!open[e / size]) key[e] = a.zero_groups && key[e] > -TE_INF ? 0.0f : -TE_INF;
         __syncwarp();
     }
     te_expert_choose(key, taken, n, a.topk, a.indices, a.indices_dt, t * a.topk);

@@ -141,15 +141,16 @@ static bool te__moe_normalises(te_switch given, te_score_function f, int topk, b
 }
 static te_result te__moe_check_groups(te_ctx *te, const te_op_moe_router_fwd_args *a) {
     int64_t experts = te__cols(a->logits), size, allowed;
-    if (a->num_groups == 0 && a->group_topk == 0) return TE_OK;
+    if (a->num_groups == 0 && a->group_topk == 0)
+        return a->zero_other_groups ? te__fail(te, TE_ERR_INVALID, "moe_router_fwd: zero_other_groups without groups; give num_groups and group_topk, or leave it false") : TE_OK;
     if (a->num_groups < 1 || a->group_topk < 1 || a->group_topk > a->num_groups || experts % a->num_groups || a->group_best < 0 ||
         (!a->group_best && a->topk % a->group_topk))
         return te__fail(te, TE_ERR_INVALID, "moe_router_fwd: num_groups %d and group_topk %d, of %lld experts and topk %d; groups of equal size, at most as many as there are, "
                         "and a topk that is a multiple of group_topk, or a group_best, are needed", a->num_groups, a->group_topk, (long long)experts, a->topk);
     size = experts / a->num_groups;
     allowed = size * a->group_topk;
-    if (a->topk > allowed)
-        return te__fail(te, TE_ERR_INVALID, "moe_router_fwd: topk %d, and %d groups of %lld experts have %lld; a smaller topk or a larger group_topk is needed", a->topk, a->group_topk,
+    if (a->topk > allowed && !a->zero_other_groups)
+        return te__fail(te, TE_ERR_INVALID, "moe_router_fwd: topk %d, and %d groups of %lld experts have %lld; a smaller topk, a larger group_topk or zero_other_groups is needed", a->topk, a->group_topk,
                         (long long)size, (long long)allowed);
     return TE_OK;
 }

@@ -44,7 +44,7 @@ typedef struct te__router_room {
     int32_t which[TE_MOE_MAX_EXPERTS];
 } te__router_room;
 
-/* Only the experts of the best groups stay: the others' keys become the smallest. */
+/* Only the experts of the best groups stay: the others' keys become the smallest, or 0, which is above negative ones. */
 static void te__keep_groups(const te_op_moe_router_fwd_args *a, te__router_room *m, int64_t experts) {
     int64_t size = experts / a->num_groups, e;
     int best = a->group_best, g, i;
@@ -55,7 +55,7 @@ static void te__keep_groups(const te_op_moe_router_fwd_args *a, te__router_room 
     }
     te__choose(m->group, a->num_groups, a->group_topk, m->taken, m->which);
     for (e = 0; e < experts; e++)
-        if (!m->taken[e / size]) m->key[e] = -INFINITY;
+        if (!m->taken[e / size]) m->key[e] = a->zero_other_groups && m->key[e] > -INFINITY ? 0.0f : -INFINITY;
 }
 
 /* Scores become probabilities: of the experts that the map marks, 0 elsewhere; or of all. */

@@ -10,7 +10,12 @@
  * other's memory, do so again; views that the program made of one keep the memory from before, and memory of the program's (te_tensor_wrap) is given back to it. A gradient is cast
  * with its parameter; main gradients and decoupled ones stay, as they belong to the program. A backward pass that needs the values of a parameter from before its cast cannot run:
  * that te_backward gives TE_ERR_STATE. Graphs that use one cannot be launched any more. The scaling state of delayed recipes ("fp8_scale_...", "fp8_amax_history_...") is f32 by nature: no cast
- * touches it. Nothing here syncs. TE_ERR_STATE inside a graph's capture or a warm-up; a context that has an error keeps it, and nothing happens. */
+ * touches it. Nothing here syncs. TE_ERR_STATE inside a graph's capture or a warm-up; a context that has an error keeps it, and nothing happens.
+ *
+ * A parameter that several modules have goes by one of its paths, the first in the order of te_module_visit_tensors (PyTorch: named_parameters): a word is looked for in that one, the
+ * parameter is a frozen or a trained one of that module alone, and snapshots are taken and put back by it. Two functions leave out or take whole modules, as there: skip_modules are out
+ * of the tree for the time of a cast, so that a parameter with a path outside of them is cast; and te_restore_fp32_modules casts all tensors of a module whose path has a word, whatever their
+ * own first paths are. A buffer that several modules have is kept in f32, or left as it is, if that holds for one of its paths. */
 
 /* ---- what stays in f32 ---- */
 
@@ -34,19 +39,20 @@ typedef struct te_cast_model_desc {
     int num_skip_modules;            /* 0 => none */
 } te_cast_model_desc;
 /* Casts every floating parameter and buffer of the tree, those that files pass over included. Tensors that m's words name become f32, or stay it, with every bit; in a
- * model with sharded parameters a word that is not strict keeps buffers alone, and is told of in one warning. A parameter that several modules share goes by the first of its
- * paths, a buffer is kept if any of its paths is named. An optimizer's masters and moments stay; a parameter that needs a master now gets one with the next step. desc may be NULL.
+ * model with sharded parameters a word that is not strict keeps buffers alone, and is told of in one warning. An optimizer's
+ * masters and moments stay; a parameter that needs a master now gets one with the next step. desc may be NULL.
  * Asynchronous on CUDA: one launch a tensor. TE_ERR_DTYPE for another format. */
 TE_API te_result te_cast_model_to_dtype(te_module *m, const te_cast_model_desc *desc);
 
 /* Copies of tensors in f32, by path. */
 typedef struct te_fp32_snapshots te_fp32_snapshots;
-/* f32 copies of the floating parameters whose path contains one of parameter_keywords, and of the floating buffers whose path contains one of buffer_keywords: parameters once, buffers
- * under each path. Owned by the caller: te_fp32_snapshots_destroy, before the context. NULL with an error. Allocates. */
+/* f32 copies of the floating parameters whose path contains one of parameter_keywords, and of the floating buffers whose path contains one of buffer_keywords: parameters
+ * under the first of their paths, buffers under each. Owned by the caller: te_fp32_snapshots_destroy, before the context. NULL with an error. Allocates. */
 TE_API te_fp32_snapshots *te_snapshot_fp32_tensors(te_module *m, const char *const *parameter_keywords, int num_parameter_keywords, const char *const *buffer_keywords,
                                                    int num_buffer_keywords);
-/* Puts the values of `parameters` and `buffers` (one and the same, or NULL for none) back by path: such a tensor becomes f32. A path that leads nowhere is tried without the steps
- * "_checkpoint_wrapped_module", and passed over if that leads nowhere, either; nothing is added to a module. */
+/* Puts the values of `parameters` and `buffers` (one and the same, or NULL for none) back by path: such a tensor becomes f32. The path of a parameter is passed
+ * over where it leads nowhere, or is not the first one of the parameter there; one of a buffer that leads nowhere is tried without the steps "_checkpoint_wrapped_module" before that.
+ * Nothing is added to a module. */
 TE_API te_result te_restore_fp32_tensor_snapshots(te_module *m, const te_fp32_snapshots *parameters, const te_fp32_snapshots *buffers);
 /* How many tensors it holds. */
 TE_API int te_fp32_snapshots_count(const te_fp32_snapshots *s);
@@ -54,7 +60,7 @@ TE_API int te_fp32_snapshots_count(const te_fp32_snapshots *s);
 TE_API te_tensor *te_fp32_snapshots_at(const te_fp32_snapshots *s, int index, const char **path, te_entry_kind *kind);
 /* Releases the copies. NULL is fine. */
 TE_API void te_fp32_snapshots_destroy(te_fp32_snapshots *s);
-/* Casts the floating tensors whose path contains one of the words to f32. Their values are what the format before has left of them. */
+/* Casts the floating tensors of modules whose path contains one of the words, and those whose own path does, to f32. Their values are what the format before has left of them. */
 TE_API te_result te_restore_fp32_modules(te_module *m, const char *const *keywords, int count);
 /* The same for buffers alone. */
 TE_API te_result te_restore_fp32_buffers(te_module *m, const char *const *keywords, int count);

@@ -95,11 +95,77 @@ static bool te__find_sharded(void *user, te_module *m, const char *path, te_tens
 }
 TE_API bool te_has_dtensor_params(te_module *m) { return m && !te_module_visit_tensors(m, te__find_sharded, NULL); }
 
+/* ---- first paths ---- */
+
+/* Where a parameter stands first in the tree, in the order of te_module_visit_tensors. */
+typedef struct te__first {
+    const te_tensor *x;
+    const te__entry *entry;
+    int64_t order;
+} te__first;
+typedef struct te__firsts {
+    te_ctx *te;
+    te__first *item; /* by tensor */
+    int num, cap;
+} te__firsts;
+
+static int te__first_by_tensor(const void *a, const void *b) {
+    const te__first *x = (const te__first *)a, *y = (const te__first *)b;
+    const int order = te__by_address(x->x, y->x);
+    return order ? order : x->order < y->order ? -1 : x->order > y->order;
+}
+static int te__first_with_tensor(const void *a, const void *b) { return te__by_address(((const te__first *)a)->x, ((const te__first *)b)->x); }
+static bool te__firsts_add(te__firsts *f, const te_module *m) {
+    int i;
+    for (i = 0; i < m->num_entries; i++) {
+        if (m->entries[i].kind != TE_ENTRY_PARAMETER) continue;
+        if (!te__grow(f->te, (void **)&f->item, &f->cap, f->num, sizeof(te__first))) return false;
+        f->item[f->num].x = m->entries[i].tensor;
+        f->item[f->num].entry = &m->entries[i];
+        f->item[f->num].order = f->num;
+        f->num++;
+    }
+    for (i = 0; i < m->num_children; i++)
+        if (!te__firsts_add(f, m->children[i])) return false;
+    return true;
+}
+static void te__firsts_close(te__firsts *f) {
+    te__free(f->te, f->item, (size_t)f->cap * sizeof(te__first));
+    memset(f, 0, sizeof(*f));
+}
+/* Of the parameters below m, whose modules must not change until te__firsts_close; false with an error, and nothing to close. */
+static bool te__firsts_open(te__firsts *f, const te_module *m) {
+    int i, n = 0;
+    memset(f, 0, sizeof(*f));
+    f->te = m->te;
+    if (!te__firsts_add(f, m)) {
+        te__firsts_close(f);
+        return false;
+    }
+    if (f->num) qsort(f->item, (size_t)f->num, sizeof(te__first), te__first_by_tensor);
+    for (i = 0; i < f->num; i++)
+        if (n == 0 || f->item[i].x != f->item[n - 1].x) f->item[n++] = f->item[i];
+    f->num = n;
+    return true;
+}
+/* Is this entry of a module the place that its tensor goes by? Of a buffer each one is. */
+static bool te__is_first(const te__firsts *f, const te__entry *e) {
+    te__first key, *at = NULL;
+    memset(&key, 0, sizeof(key));
+    key.x = e->tensor;
+    if (e->kind != TE_ENTRY_PARAMETER) return true;
+    if (f->num) at = (te__first *)bsearch(&key, f->item, (size_t)f->num, sizeof(key), te__first_with_tensor);
+    return at && at->entry == e;
+}
+
 /* ---- casts ---- */
 
 typedef struct te__cast {
     te__recast list;
     te_module *root;
+    te__firsts firsts;        /* while the tree is walked */
+    char path[TE__TREE_PATH]; /* of the tensor that is visited ... */
+    size_t module_path;       /* ... so many characters of which are its module's */
     te_dtype dtype;
     const te__words *words, *strict; /* of the root */
     bool sharded;
@@ -124,9 +190,10 @@ static bool te__is_scaling_path(const char *path, te_entry_kind kind) {
     const char *dot = strrchr(path, '.');
     return kind == TE_ENTRY_BUFFER && te__is_scaling_name(dot ? dot + 1 : path);
 }
-/* Do the root's words keep the tensor in f32? */
-static bool te__cast_keeps(const te__cast *c, const char *path, te_entry_kind kind) {
-    return te__words_match(c->strict, path) || ((!c->sharded || kind == TE_ENTRY_BUFFER) && te__words_match(c->words, path));
+/* Do the root's words keep the tensor of c->path in f32? */
+static bool te__cast_keeps(const te__cast *c, const te__entry *e) {
+    if (!te__is_first(&c->firsts, e)) return false;
+    return te__words_match(c->strict, c->path) || ((!c->sharded || e->kind == TE_ENTRY_BUFFER) && te__words_match(c->words, c->path));
 }
 /* Is m, or a module between it and the root, a child of a name that is skipped? */
 static bool te__cast_skips(const te__cast *c, const te_module *m) {
@@ -136,15 +203,41 @@ static bool te__cast_skips(const te__cast *c, const te_module *m) {
             if (strcmp(c->desc->skip_modules[i], m->name) == 0) return true;
     return false;
 }
-static bool te__cast_visit(void *user, te_module *m, const char *path, te_tensor *x, te_entry_kind kind) {
-    te__cast *c = (te__cast *)user;
-    if (te__is_scaling_path(path, kind)) return true;
-    if (te__cast_keeps(c, path, kind)) return te__recast_add(&c->list, x, TE_F32, kind, 2);
-    if (te__cast_skips(c, m)) return te__recast_add(&c->list, x, x->dtype, kind, 1);
-    return te__recast_add(&c->list, x, c->dtype, kind, 0);
+
+/* Calls visit with each tensor of the tree, under each of its paths, until it says false. */
+typedef bool (*te__cast_fn)(te__cast *c, const te_module *m, const te__entry *e);
+static bool te__cast_walk_module(te__cast *c, const te_module *m, te__cast_fn visit) {
+    const size_t used = strlen(c->path);
+    bool more = true;
+    int i;
+    for (i = 0; i < m->num_entries && more; i++) {
+        te__path_append(c->path, used, m->entries[i].name);
+        c->module_path = used;
+        more = te__is_scaling_path(c->path, m->entries[i].kind) || visit(c, m, &m->entries[i]);
+    }
+    for (i = 0; i < m->num_children && more; i++) {
+        te__path_append(c->path, used, m->children[i]->name);
+        more = te__cast_walk_module(c, m->children[i], visit);
+    }
+    c->path[used] = 0;
+    return more;
 }
-static te_result te__cast_run(te__cast *c, te_tensor_visit_fn visit) {
-    const bool ok = te_module_visit_tensors(c->root, visit, c);
+static bool te__cast_walk(te__cast *c, te__cast_fn visit) {
+    bool more;
+    if (!te__firsts_open(&c->firsts, c->root)) return false;
+    c->path[0] = 0;
+    more = te__cast_walk_module(c, c->root, visit);
+    te__firsts_close(&c->firsts);
+    return more;
+}
+/* A parameter that a skipped module shares with another is cast, a buffer is not. */
+static bool te__cast_visit(te__cast *c, const te_module *m, const te__entry *e) {
+    const bool skips = te__cast_skips(c, m);
+    if (te__cast_keeps(c, e)) return te__recast_add(&c->list, e->tensor, TE_F32, 2);
+    return te__recast_add(&c->list, e->tensor, skips ? e->tensor->dtype : c->dtype, skips == (e->kind == TE_ENTRY_BUFFER));
+}
+static te_result te__cast_run(te__cast *c, te__cast_fn visit) {
+    const bool ok = te__cast_walk(c, visit);
     return te__recast_run(&c->list, ok);
 }
 /* Words of the root that keep no parameter of a sharded model. */
@@ -180,11 +273,17 @@ TE_API te_result te_cast_model_to_dtype(te_module *m, const te_cast_model_desc *
     return result == TE_OK ? te__cast_to(m, dtype, desc, who) : result;
 }
 
-static bool te__restore_visit(void *user, te_module *m, const char *path, te_tensor *x, te_entry_kind kind) {
-    te__cast *c = (te__cast *)user;
+/* A module whose path has a word is cast as a whole, whatever the other paths of its parameters are. */
+static bool te__restore_visit(te__cast *c, const te_module *m, const te__entry *e) {
+    char *end = c->path + c->module_path;
+    const char after = *end;
+    bool casts = te__is_first(&c->firsts, e) && te__word_matches(c->keywords, c->count, c->path);
     (void)m;
-    if (te__is_scaling_path(path, kind) || (c->buffers_alone && kind == TE_ENTRY_PARAMETER) || !te__word_matches(c->keywords, c->count, path)) return true;
-    return te__recast_add(&c->list, x, TE_F32, TE_ENTRY_BUFFER, 2); /* any path counts */
+    if (c->buffers_alone && e->kind == TE_ENTRY_PARAMETER) return true;
+    *end = 0;
+    casts = casts || te__word_matches(c->keywords, c->count, c->path);
+    *end = after;
+    return !casts || te__recast_add(&c->list, e->tensor, TE_F32, 2);
 }
 static te_result te__restore_words(te_module *m, const char *const *keywords, int count, bool buffers_alone, const char *who) {
     te__cast c;
@@ -239,17 +338,16 @@ static bool te__scope_visit(void *user, te_module *m, const char *path, te_tenso
 static int te__scope_by_tensor(const void *a, const void *b) { return te__by_address(((const te__scope_entry *)a)->x, ((const te__scope_entry *)b)->x); }
 
 /* The format of the first floating parameter, of those that the words do not keep in f32 if `c` has any. */
-static bool te__first_visit(void *user, te_module *m, const char *path, te_tensor *x, te_entry_kind kind) {
-    te__cast *c = (te__cast *)user;
+static bool te__first_visit(te__cast *c, const te_module *m, const te__entry *e) {
     (void)m;
-    if (kind != TE_ENTRY_PARAMETER || !te__is_floating(x) || te__cast_keeps(c, path, kind)) return true;
-    c->dtype = x->dtype;
+    if (e->kind != TE_ENTRY_PARAMETER || !te__is_first(&c->firsts, e) || !te__is_floating(e->tensor) || te__cast_keeps(c, e)) return true;
+    c->dtype = e->tensor->dtype;
     return false;
 }
 static te_dtype te__first_dtype(te_module *m, bool any) {
     te__cast c = te__cast_of(m, TE_F32);
     if (any) c.words = c.strict = NULL;
-    te_module_visit_tensors(m, te__first_visit, &c);
+    te__cast_walk(&c, te__first_visit);
     return c.dtype;
 }
 
@@ -267,7 +365,8 @@ TE_API te_fp32_scope *te_yield_fp32_model_begin(te_module *m, const te_yield_fp3
     te__closable_add(m->te, &s->closable, "region of te_yield_fp32_model_begin", te__scope_close, s);
     s->usual = te__first_dtype(m, false);
     if (desc) s->dtype = desc->restore_dtype ? desc->restore_dtype : desc->restore_first_parameter ? te__first_dtype(m, true) : TE_DTYPE_NONE;
-    result = te_module_visit_tensors(m, te__scope_visit, s) ? TE_OK : te_error_code(m->te);
+    te_module_visit_tensors(m, te__scope_visit, s);
+    result = te_error_code(m->te);
     if (result == TE_OK) {
         if (s->num) qsort(s->entry, (size_t)s->num, sizeof(te__scope_entry), te__scope_by_tensor);
         c = te__cast_of(m, TE_F32);
@@ -278,15 +377,13 @@ TE_API te_fp32_scope *te_yield_fp32_model_begin(te_module *m, const te_yield_fp3
     return NULL;
 }
 
-static bool te__scope_back(void *user, te_module *m, const char *path, te_tensor *x, te_entry_kind kind) {
-    te__cast *c = (te__cast *)user;
-    te__scope_entry key, *e = NULL;
+static bool te__scope_back(te__cast *c, const te_module *m, const te__entry *e) {
+    te__scope_entry key, *before = NULL;
     (void)m;
-    key.x = x;
-    if (te__is_scaling_path(path, kind)) return true;
-    if (te__cast_keeps(c, path, kind)) return te__recast_add(&c->list, x, TE_F32, kind, 2);
-    if (c->scope->num) e = (te__scope_entry *)bsearch(&key, c->scope->entry, (size_t)c->scope->num, sizeof(key), te__scope_by_tensor);
-    return te__recast_add(&c->list, x, e ? e->dtype : c->dtype, kind, 0);
+    key.x = e->tensor;
+    if (te__cast_keeps(c, e)) return te__recast_add(&c->list, e->tensor, TE_F32, 1);
+    if (c->scope->num) before = (te__scope_entry *)bsearch(&key, c->scope->entry, (size_t)c->scope->num, sizeof(key), te__scope_by_tensor);
+    return te__recast_add(&c->list, e->tensor, before ? before->dtype : c->dtype, 0);
 }
 TE_API te_result te_yield_fp32_model_end(te_fp32_scope *scope) {
     static const char who[] = "te_yield_fp32_model_end";

@@ -7,7 +7,6 @@ typedef struct te__frozen {
     unsigned char *mark; /* of each module, parents first */
     int num, at;
     bool any_base;
-    char path[TE__TREE_PATH];
 } te__frozen;
 
 static bool te__count_module(void *user, te_module *m) {
@@ -17,30 +16,31 @@ static bool te__count_module(void *user, te_module *m) {
 }
 /* A frozen parameter that is cast for its own sake. */
 static bool te__frozen_casts(const te__frozen *f, const te__entry *e) {
-    return e->kind == TE_ENTRY_PARAMETER && !e->tensor->requires_grad && te__is_floating(e->tensor) && !e->tensor->sharded && !te__cast_keeps(&f->cast, f->path, e->kind);
+    return !e->tensor->requires_grad && te__is_floating(e->tensor) && !e->tensor->sharded && !te__cast_keeps(&f->cast, e);
 }
-/* Marks m and what is below it; f->path is m's. */
+/* Marks m and what is below it; f->cast.path is m's. A parameter belongs to the first module that has it. */
 static unsigned char te__frozen_mark(te__frozen *f, te_module *m) {
-    const size_t used = strlen(f->path);
+    const size_t used = strlen(f->cast.path);
     const int own = f->at++;
     unsigned char mark = 0;
     int i;
     for (i = 0; i < m->num_entries; i++) {
         const te__entry *e = &m->entries[i];
-        te__path_append(f->path, used, e->name);
-        if (e->kind == TE_ENTRY_PARAMETER) mark |= TE__HAS_PARAMS | (e->tensor->requires_grad ? TE__HAS_TRAINABLE : 0);
+        te__path_append(f->cast.path, used, e->name);
+        if (e->kind == TE_ENTRY_BUFFER || !te__is_first(&f->cast.firsts, e)) continue;
+        mark |= TE__HAS_PARAMS | (e->tensor->requires_grad ? TE__HAS_TRAINABLE : 0);
         if (te__frozen_casts(f, e) && (f->any_base || e->tensor->ndim >= 2)) mark |= TE__OWNS_BASE;
     }
     for (i = 0; i < m->num_children; i++) {
-        te__path_append(f->path, used, m->children[i]->name);
+        te__path_append(f->cast.path, used, m->children[i]->name);
         mark |= te__frozen_mark(f, m->children[i]) & (TE__HAS_PARAMS | TE__HAS_TRAINABLE);
     }
-    f->path[used] = 0;
+    f->cast.path[used] = 0;
     return f->mark[own] = mark;
 }
 /* Lists what is cast in m and below. mixed: m is one with adapters, or below one; frozen: likewise one with parameters and none to train. */
 static bool te__frozen_list(te__frozen *f, te_module *m, bool mixed, bool frozen) {
-    const size_t used = strlen(f->path);
+    const size_t used = strlen(f->cast.path);
     const unsigned char mark = f->mark[f->at++];
     bool more = true;
     int i;
@@ -50,16 +50,17 @@ static bool te__frozen_list(te__frozen *f, te_module *m, bool mixed, bool frozen
         const te__entry *e = &m->entries[i];
         const bool buffer = e->kind == TE_ENTRY_BUFFER;
         bool casts;
-        te__path_append(f->path, used, e->name);
+        if (!te__is_first(&f->cast.firsts, e)) continue;
+        te__path_append(f->cast.path, used, e->name);
         casts = buffer ? frozen || mixed : (!e->tensor->requires_grad || mixed) && !e->tensor->sharded;
-        casts = casts && !te__cast_keeps(&f->cast, f->path, e->kind) && !te__is_scaling_path(f->path, e->kind);
-        more = te__recast_add(&f->cast.list, e->tensor, casts ? f->cast.dtype : e->tensor->dtype, e->kind, !casts);
+        casts = casts && !te__cast_keeps(&f->cast, e) && !te__is_scaling_path(f->cast.path, e->kind);
+        more = te__recast_add(&f->cast.list, e->tensor, casts ? f->cast.dtype : e->tensor->dtype, !casts);
     }
     for (i = 0; i < m->num_children && more; i++) {
-        te__path_append(f->path, used, m->children[i]->name);
+        te__path_append(f->cast.path, used, m->children[i]->name);
         more = te__frozen_list(f, m->children[i], mixed, frozen);
     }
-    f->path[used] = 0;
+    f->cast.path[used] = 0;
     return more;
 }
 
@@ -79,9 +80,13 @@ TE_API te_result te_cast_frozen_modules_to_compute_dtype(te_module *m, const te_
     te_module_visit(m, te__count_module, &f.num);
     f.mark = (unsigned char *)te__alloc_zero(m->te, (size_t)f.num);
     if (!f.mark) return te_error_code(m->te);
-    te__frozen_mark(&f, m);
-    f.at = 0;
-    ok = te__frozen_list(&f, m, false, false);
+    ok = te__firsts_open(&f.cast.firsts, m);
+    if (ok) {
+        te__frozen_mark(&f, m);
+        f.at = 0;
+        ok = te__frozen_list(&f, m, false, false);
+        te__firsts_close(&f.cast.firsts);
+    }
     te__free(m->te, f.mark, (size_t)f.num);
     return te__recast_run(&f.cast.list, ok);
 }

@@ -4,9 +4,7 @@
 typedef struct te__recast_item {
     te_tensor *x;
     te_dtype dtype;
-    te_entry_kind kind;
-    int hold;           /* of a buffer with several paths the highest counts: 0 cast, 1 stay, 2 kept in f32 */
-    int64_t order;      /* of a parameter with several paths the first counts */
+    int hold; /* of a tensor that is listed several times the highest counts */
     te_tensor *fresh, *grad; /* new memory of x and its gradient (of the frame); NULL: they stay */
     void *init; /* the new preserved value; NULL: it stays */
 } te__recast_item;
@@ -18,17 +16,15 @@ typedef struct te__recast {
 
 static bool te__is_floating(const te_tensor *x) { return te__is_float(x->dtype); } /* a quantized tensor has its nominal format there */
 
-static bool te__recast_add(te__recast *r, te_tensor *x, te_dtype dtype, te_entry_kind kind, int hold) {
+static bool te__recast_add(te__recast *r, te_tensor *x, te_dtype dtype, int hold) {
     te__recast_item *e;
     if (!te__is_floating(x)) return true;
     if (!te__grow(r->te, (void **)&r->item, &r->cap, r->num, sizeof(te__recast_item))) return false;
-    e = &r->item[r->num];
+    e = &r->item[r->num++];
     memset(e, 0, sizeof(*e));
     e->x = x;
     e->dtype = dtype;
-    e->kind = kind;
     e->hold = hold;
-    e->order = r->num++;
     return true;
 }
 
@@ -39,7 +35,7 @@ static int te__by_address(const void *a, const void *b) {
 static int te__recast_by_tensor(const void *a, const void *b) {
     const te__recast_item *x = (const te__recast_item *)a, *y = (const te__recast_item *)b;
     const int order = te__by_address(x->x, y->x);
-    return order ? order : x->order < y->order ? -1 : x->order > y->order;
+    return order ? order : y->hold - x->hold;
 }
 static int te__recast_by_memory(const void *a, const void *b) {
     const te__recast_item *x = (const te__recast_item *)a, *y = (const te__recast_item *)b;
@@ -53,12 +49,8 @@ static int te__recast_by_memory(const void *a, const void *b) {
 static void te__recast_resolve(te__recast *r) {
     int i, n = 0;
     if (r->num) qsort(r->item, (size_t)r->num, sizeof(te__recast_item), te__recast_by_tensor);
-    for (i = 0; i < r->num; i++) {
-        if (n && r->item[n - 1].x == r->item[i].x) {
-            if (r->item[i].kind == TE_ENTRY_BUFFER && r->item[i].hold > r->item[n - 1].hold) r->item[n - 1] = r->item[i];
-        } else
-            r->item[n++] = r->item[i];
-    }
+    for (i = 0; i < r->num; i++)
+        if (n == 0 || r->item[i].x != r->item[n - 1].x) r->item[n++] = r->item[i];
     for (i = 0, r->num = 0; i < n; i++)
         if (r->item[i].dtype != r->item[i].x->dtype) r->item[r->num++] = r->item[i];
     if (r->num) qsort(r->item, (size_t)r->num, sizeof(te__recast_item), te__recast_by_memory);

@@ -2,7 +2,6 @@
 
 typedef struct te__fp32_copy {
     char *path;
-    te_tensor *x;     /* the original (retained): a parameter is copied once */
     te_tensor *value; /* retained; without memory if x has none */
     te_entry_kind kind;
 } te__fp32_copy;
@@ -10,8 +9,6 @@ struct te_fp32_snapshots {
     te_ctx *te;
     te__fp32_copy *copy;
     int num, cap;
-    const char *const *keywords[2]; /* by te_entry_kind, while it is made */
-    int count[2];
     te__closable closable;
 };
 
@@ -23,7 +20,6 @@ TE_API void te_fp32_snapshots_destroy(te_fp32_snapshots *s) {
     te__closable_remove(&s->closable);
     for (i = 0; i < s->num; i++) {
         te__free_string(te, s->copy[i].path);
-        te_tensor_release(s->copy[i].x);
         te_tensor_release(s->copy[i].value);
     }
     te__free(te, s->copy, (size_t)s->cap * sizeof(te__fp32_copy));
@@ -38,39 +34,45 @@ static te_tensor *te__fp32_copy_of(te_tensor *x) {
     y = te__empty_like(x, TE_F32);
     return y ? te__checked(y, te_tensor_copy(y, x)) : NULL;
 }
-static bool te__snapshot_visit(void *user, te_module *m, const char *path, te_tensor *x, te_entry_kind kind) {
-    te_fp32_snapshots *s = (te_fp32_snapshots *)user;
+typedef struct te__snapshotting {
+    te__cast walk; /* the first field: te__cast_walk knows this one alone */
+    te_fp32_snapshots *s;
+    const char *const *keywords[2]; /* by te_entry_kind */
+    int count[2];
+} te__snapshotting;
+static bool te__snapshot_visit(te__cast *walk, const te_module *m, const te__entry *e) {
+    const te__snapshotting *made = (const te__snapshotting *)walk;
+    te_fp32_snapshots *s = made->s;
     te__fp32_copy *c;
-    int i;
     (void)m;
-    if (!te__is_floating(x) || te__is_scaling_path(path, kind) || !te__word_matches(s->keywords[kind], s->count[kind], path)) return true;
-    for (i = 0; i < s->num && kind == TE_ENTRY_PARAMETER; i++)
-        if (s->copy[i].x == x) return true;
+    if (!te__is_floating(e->tensor) || !te__is_first(&walk->firsts, e) || !te__word_matches(made->keywords[e->kind], made->count[e->kind], walk->path)) return true;
     if (!te__grow(s->te, (void **)&s->copy, &s->cap, s->num, sizeof(te__fp32_copy))) return false;
     c = &s->copy[s->num++];
     memset(c, 0, sizeof(*c));
-    c->kind = kind;
-    c->x = te_tensor_retain(x);
-    c->path = te__copy_string(s->te, path);
+    c->kind = e->kind;
+    c->path = te__copy_string(s->te, walk->path);
     te__frame_begin(s->te);
-    c->value = te_tensor_retain(te__fp32_copy_of(x));
+    c->value = te_tensor_retain(te__fp32_copy_of(e->tensor));
     te__frame_end(s->te, NULL, 0);
     return c->path && c->value;
 }
 TE_API te_fp32_snapshots *te_snapshot_fp32_tensors(te_module *m, const char *const *parameter_keywords, int num_parameter_keywords, const char *const *buffer_keywords,
                                                    int num_buffer_keywords) {
     static const char who[] = "te_snapshot_fp32_tensors";
+    te__snapshotting made = TE_ZERO;
     te_fp32_snapshots *s;
     if (!m || te__recast_may(m, who) != TE_OK || !te__words_ok(m, parameter_keywords, num_parameter_keywords, who) || !te__words_ok(m, buffer_keywords, num_buffer_keywords, who)) return NULL;
     s = (te_fp32_snapshots *)te__alloc_zero(m->te, sizeof(*s));
     if (!s) return NULL;
     s->te = m->te;
     te__closable_add(m->te, &s->closable, "snapshot of te_snapshot_fp32_tensors", te__snapshots_close, s);
-    s->keywords[TE_ENTRY_PARAMETER] = parameter_keywords;
-    s->keywords[TE_ENTRY_BUFFER] = buffer_keywords;
-    s->count[TE_ENTRY_PARAMETER] = num_parameter_keywords;
-    s->count[TE_ENTRY_BUFFER] = num_buffer_keywords;
-    if (te_module_visit_tensors(m, te__snapshot_visit, s)) return s;
+    made.walk = te__cast_of(m, TE_F32);
+    made.s = s;
+    made.keywords[TE_ENTRY_PARAMETER] = parameter_keywords;
+    made.keywords[TE_ENTRY_BUFFER] = buffer_keywords;
+    made.count[TE_ENTRY_PARAMETER] = num_parameter_keywords;
+    made.count[TE_ENTRY_BUFFER] = num_buffer_keywords;
+    if (te__cast_walk(&made.walk, te__snapshot_visit)) return s;
     te_fp32_snapshots_destroy(s);
     return NULL;
 }
@@ -82,8 +84,13 @@ TE_API te_tensor *te_fp32_snapshots_at(const te_fp32_snapshots *s, int index, co
     return s->copy[index].value;
 }
 
-/* The tensor of that path below m, of that kind; NULL if there is none. Names of tensors may have dots themselves. */
-static te_tensor *te__tensor_at(te_module *m, const char *path, te_entry_kind kind) {
+typedef struct te__putting {
+    te_module *m;
+    te__firsts firsts;
+    te__recast list;
+} te__putting;
+/* The tensor that goes by that path below the root, of that kind; NULL if there is none. Names of tensors may have dots themselves. */
+static te_tensor *te__tensor_at(const te__putting *p, const char *path, te_entry_kind kind) {
     char owner[TE__TREE_PATH];
     size_t n = te__min(strlen(path), sizeof(owner) - 1);
     for (;;) { /* n: where the module's path ends */
@@ -91,8 +98,8 @@ static te_tensor *te__tensor_at(te_module *m, const char *path, te_entry_kind ki
         while (n > 0 && path[n] != '.') n--;
         memcpy(owner, path, n);
         owner[n] = 0;
-        e = te__module_entry(te_module_find(m, owner), n ? path + n + 1 : path);
-        if (e && e->kind == kind) return e->tensor;
+        e = te__module_entry(te_module_find(p->m, owner), n ? path + n + 1 : path);
+        if (e && e->kind == kind && te__is_first(&p->firsts, e)) return e->tensor;
         if (n-- == 0) return NULL;
     }
 }
@@ -111,38 +118,33 @@ static void te__path_unwrapped(const char *path, char *out, size_t size) {
     }
     out[used] = 0;
 }
-static te_tensor *te__snapshot_target(te_module *m, const te__fp32_copy *c) {
+static te_tensor *te__snapshot_target(const te__putting *p, const te__fp32_copy *c) {
     char path[TE__TREE_PATH];
-    te_tensor *x = te__tensor_at(m, c->path, c->kind);
+    te_tensor *x = te__tensor_at(p, c->path, c->kind);
     if (x || c->kind == TE_ENTRY_PARAMETER) return x;
     te__path_unwrapped(c->path, path, sizeof(path));
-    return te__tensor_at(m, path, c->kind);
+    return te__tensor_at(p, path, c->kind);
 }
-
-typedef struct te__putting {
-    te_module *m;
-    te__recast list;
-} te__putting;
 static te_result te__snapshots_add(te__putting *p, const te_fp32_snapshots *s, te_entry_kind kind) {
     char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
     int i;
     for (i = 0; s && i < s->num; i++) {
         const te__fp32_copy *c = &s->copy[i];
-        te_tensor *x = c->kind == kind ? te__snapshot_target(p->m, c) : NULL;
+        te_tensor *x = c->kind == kind ? te__snapshot_target(p, c) : NULL;
         if (!x || !te__is_floating(x)) continue;
         if (!te__same_shape(x, c->value))
             return te__fail(p->m->te, TE_ERR_SHAPE, "te_restore_fp32_tensor_snapshots: \"%s\" is %s in the model and was %s: give the snapshots of this model", c->path, te__shape_text(x, a),
                             te__shape_text(c->value, b));
-        if (!te__recast_add(&p->list, x, TE_F32, kind, 2)) return te_error_code(p->m->te);
+        if (!te__recast_add(&p->list, x, TE_F32, 0)) return te_error_code(p->m->te);
     }
     return TE_OK;
 }
 /* The values, once all are in f32. */
-static te_result te__snapshots_copy(te_module *m, const te_fp32_snapshots *s, te_entry_kind kind) {
+static te_result te__snapshots_copy(const te__putting *p, const te_fp32_snapshots *s, te_entry_kind kind) {
     te_result result = TE_OK;
     int i;
     for (i = 0; s && i < s->num && result == TE_OK; i++) {
-        te_tensor *x = s->copy[i].kind == kind ? te__snapshot_target(m, &s->copy[i]) : NULL;
+        te_tensor *x = s->copy[i].kind == kind ? te__snapshot_target(p, &s->copy[i]) : NULL;
         if (x && x->buffer && te__is_floating(x) && s->copy[i].value->buffer) result = te_tensor_copy(x, s->copy[i].value);
     }
     return result;
@@ -157,9 +159,12 @@ TE_API te_result te_restore_fp32_tensor_snapshots(te_module *m, const te_fp32_sn
         return te__fail(m->te, TE_ERR_INVALID, "te_restore_fp32_tensor_snapshots: the snapshots are of another context than %s; give those of this rank's model", m->name);
     p.m = m;
     p.list.te = m->te;
+    if (!te__firsts_open(&p.firsts, m)) return te_error_code(m->te);
     result = te__snapshots_add(&p, parameters, TE_ENTRY_PARAMETER);
     if (result == TE_OK) result = te__snapshots_add(&p, buffers, TE_ENTRY_BUFFER);
-    if (te__recast_run(&p.list, result == TE_OK) != TE_OK) return te_error_code(m->te);
-    result = te__snapshots_copy(m, parameters, TE_ENTRY_PARAMETER);
-    return result == TE_OK ? te__snapshots_copy(m, buffers, TE_ENTRY_BUFFER) : result;
+    result = te__recast_run(&p.list, result == TE_OK);
+    if (result == TE_OK) result = te__snapshots_copy(&p, parameters, TE_ENTRY_PARAMETER);
+    if (result == TE_OK) result = te__snapshots_copy(&p, buffers, TE_ENTRY_BUFFER);
+    te__firsts_close(&p.firsts);
+    return result;
 }

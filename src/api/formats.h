@@ -99,7 +99,9 @@ TE_API te_result te_cast_frozen_modules_to_compute_dtype(te_module *m, const te_
 /* ---- logits ---- */
 
 /* Says in which format `m` computes where that is not the format of its weight (FSDP: MixedPrecisionPolicy.param_dtype of a unit of its own); 0 => of its weight.
- * te_compute_lm_head_logits reads it. An attribute of m ("fsdp_param_dtype"). TE_ERR_DTYPE for a format that is not floating. */
+ * te_compute_lm_head_logits reads it: it runs m with its input and its floating parameters cast, those of modules below m as well, and the parameters' gradients come back in their own
+ * formats. Other calls of m compute in the format of its weight; so do graphs of te_make_graphed_callables. An attribute of m ("fsdp_param_dtype"). TE_ERR_DTYPE for a format that is not
+ * floating. */
 TE_API te_result te_module_set_param_dtype(te_module *m, te_dtype dtype);
 /* That format; TE_DTYPE_NONE if none was set. */
 TE_API te_dtype te_module_param_dtype(const te_module *m);
@@ -108,9 +110,10 @@ TE_API te_dtype te_module_param_dtype(const te_module *m);
 typedef struct te_lm_head_options {
     int64_t logits_to_keep;          /* n > 0: the last n positions (all if there are fewer); 0 => all. Negative: TE_ERR_INVALID; or: */
     bool negative_skips;             /* Automodel's (Python's) meaning of a negative one: all positions but the first -n */
-    te_tensor *positions;            /* in place of logits_to_keep: i64 or i32 [n] of positions to keep, on the device; one that is not there gives the logits of zeros. NULL => not given */
+    te_tensor *positions;            /* in place of logits_to_keep: i64 or i32 [n] of positions to keep, on the device; -1 is the last one, -2 the one before it. One that is not there is
+                                      * TE_ERR_INVALID: of this call on the CPU, of the next call that waits on a GPU (te_synchronize), where it gives the logits of zeros. NULL => not given */
     bool is_thd;                     /* results [t, ...] of packed sequences become [1, t, ...] */
-    bool fp32_lm_head;               /* the product is computed in f32, by a head that has f32 weights, and its result cast to the format of hidden */
+    bool fp32_lm_head;               /* the product is computed in f32, by a head that has f32 weights, whatever te_module_param_dtype is, and its result cast to the format of hidden */
     bool output_hidden_states;       /* hidden, whole, comes back beside the logits */
 } te_lm_head_options;
 /* The results of te_compute_lm_head_logits; borrowed from the innermost scope. */

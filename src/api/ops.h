@@ -171,17 +171,20 @@ typedef struct te_op_column_sum_args {
 /* y [.., H] = table [V, H] at ids (i32 or i64, any shape [..]).
  *   vocab_size, vocab_start   the table is rows vocab_start .. vocab_start + V - 1 of a vocabulary of vocab_size, which ranks share: an id of another rank's gives a row of
  *                             zeros, so that the sum over the ranks is the whole; 0 => V: all of it
- * Ids outside 0 .. vocab_size - 1 are an error (TE_ERR_INVALID): of the call on the CPU, of the next call that waits on a GPU (te_synchronize), where they give rows of zeros. */
+ *   from_end   ids -vocab_size .. -1 count from the end of the vocabulary
+ * Other ids outside 0 .. vocab_size - 1 are an error (TE_ERR_INVALID): of the call on the CPU, of the next call that waits on a GPU (te_synchronize), where they give rows of zeros. */
 typedef struct te_op_embedding_fwd_args {
     const te_tensor *ids, *table;
     te_tensor *y;
     int64_t vocab_size, vocab_start;
+    bool from_end;
 } te_op_embedding_fwd_args;
-/* dtable [V, H] = (accumulate ? dtable : 0) + the rows of dy [.., H] at ids, summed in f32 in the order of the ids. vocab_size, vocab_start and ids out of range: as in the
- * forward. */
+/* dtable [V, H] = (accumulate ? dtable : 0) + the rows of dy [.., H] at ids, summed in f32 in the order of the ids. vocab_size, vocab_start, from_end and ids out of
+ * range: as in the forward. */
 typedef struct te_op_embedding_bwd_args {
     const te_tensor *ids, *dy;
     te_tensor *dtable;
     bool accumulate;
     int64_t vocab_size, vocab_start;
+    bool from_end;
 } te_op_embedding_bwd_args;

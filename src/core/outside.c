@@ -4,13 +4,14 @@
  * The counts lie in pinned memory of the host, a te__outside for each line of the list: kernels write there in the rare case alone, and the host reads them wherever it has
  * waited for the context's stream, so neither costs anything. */
 
-#define TE__OUTSIDE_LIST(X)                                                             \
-    X(embedding_fwd, "ids", "the rows of the table")                                    \
-    X(embedding_bwd, "ids", "the rows of the table")                                    \
-    X(cross_entropy_fwd, "target", "the vocabulary, and ignore_index")                  \
-    X(cross_entropy_merge, "target", "the vocabulary, and ignore_index")                \
-    X(cross_entropy_bwd, "target", "the vocabulary, and ignore_index")                  \
-    X(moe_router_bwd, "topk_indices", "the experts")                                    \
+#define TE__OUTSIDE_LIST(X)                                                                        \
+    X(embedding_fwd, "ids", "the rows of the table")                                               \
+    X(embedding_bwd, "ids", "the rows of the table")                                               \
+    X(embedding_from_end, "ids", "the rows of the table; as many negative ids count from its end") \
+    X(cross_entropy_fwd, "target", "the vocabulary, and ignore_index")                             \
+    X(cross_entropy_merge, "target", "the vocabulary, and ignore_index")                           \
+    X(cross_entropy_bwd, "target", "the vocabulary, and ignore_index")                             \
+    X(moe_router_bwd, "topk_indices", "the experts")                                               \
     X(moe_chunk_map, "sorted_index", "the chunks")
 
 enum {

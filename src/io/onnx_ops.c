@@ -50,6 +50,7 @@ static te_result te__onnx_sum(te__onnx *g, const te__any_args *x, const te__any_
 static te_result te__onnx_embedding(te__onnx *g, const te__any_args *x, const te__any_args *y) {
     const te_op_embedding_fwd_args *a = &x->embedding_fwd, *b = &y->embedding_fwd;
     int ids = TE__ONNX_READ(ids), zero = te__onnx_i64(g, 0), inside, rows;
+    if (a->from_end) ids = te__onnx_3(g, "Where", te__onnx_2(g, "Less", ids, zero), te__onnx_2(g, "Add", ids, te__onnx_i64(g, a->vocab_size)), ids);
     if (a->vocab_start) ids = te__onnx_2(g, "Sub", ids, te__onnx_i64(g, a->vocab_start));
     inside = te__onnx_2(g, "And", te__onnx_2(g, "GreaterOrEqual", ids, zero), te__onnx_2(g, "Less", ids, te__onnx_i64(g, a->table->shape[0])));
     rows = te__onnx_2(g, "Gather", TE__ONNX_READ(table), te__onnx_3(g, "Where", inside, ids, zero));

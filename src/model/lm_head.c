@@ -1,4 +1,7 @@
-/* model/lm_head.c: the logits of a language model, of all positions or some. Knows tensors and one module, which computes them. */
+/* model/lm_head.c: the logits of a language model, of all positions or some, and modules that compute in another format than that of their parameters. Knows tensors and one
+ * module, which computes them. */
+
+/* ---- the format of a module's computation ---- */
 
 static const char te__param_dtype_key[] = "fsdp_param_dtype";
 
@@ -17,6 +20,115 @@ TE_API te_dtype te_module_param_dtype(const te_module *m) {
     return (uintptr_t)value < (uintptr_t)TE_DTYPE_COUNT ? (te_dtype)(uintptr_t)value : TE_DTYPE_NONE;
 }
 
+/* A parameter and, for the time of one forward pass, the value that its module has in its place. */
+typedef struct te__stand_in {
+    te_tensor *x; /* retained */
+    te_tensor *cast; /* retained */
+} te__stand_in;
+typedef struct te__param_cast {
+    te_module *m;
+    te_dtype dtype;
+    te__stand_in *item;
+    int num, cap;
+} te__param_cast;
+
+/* x in another nominal format, recorded: a copy, or codes that stay. */
+static te_tensor *te__cast_param(te_tensor *x, te_dtype dtype) {
+    te_tensor *y;
+    te__view_state from = TE_ZERO;
+    if (!x->quantized) return te_tensor_cast(x, dtype);
+    y = te__alias_quantized(x);
+    if (!y) return NULL;
+    y->dtype = dtype;
+    from.dim = (int)x->dtype;
+    return te__record_unary("cast", x, y, &from, te__cast_backward);
+}
+/* Puts casts in the place of the parameters of m and below. */
+static te_result te__param_cast_begin(te__param_cast *c, te_module *m) {
+    te_ctx *te = m->te;
+    int i, k;
+    for (i = 0; i < m->num_entries; i++) {
+        te_tensor *x = m->entries[i].tensor;
+        if (m->entries[i].kind != TE_ENTRY_PARAMETER || !te__is_floating(x) || x->dtype == c->dtype || (!x->buffer && !x->quantized)) continue;
+        for (k = 0; k < c->num && c->item[k].x != x; k++) {}
+        if (k == c->num) {
+            te_tensor *y = te__cast_param(x, c->dtype);
+            if (!y || !te__grow(te, (void **)&c->item, &c->cap, c->num, sizeof(te__stand_in))) return te_error_code(te);
+            c->item[c->num].x = te_tensor_retain(x);
+            c->item[c->num++].cast = te_tensor_retain(y);
+        }
+        m->entries[i].tensor = te_tensor_retain(c->item[k].cast);
+        te_tensor_release(x);
+    }
+    for (i = 0; i < m->num_children; i++)
+        if (te__param_cast_begin(c, m->children[i]) != TE_OK) return te_error_code(te);
+    return TE_OK;
+}
+static void te__param_cast_back(te__param_cast *c, te_module *m) {
+    int i, k;
+    for (i = 0; i < m->num_entries; i++) {
+        for (k = 0; k < c->num && c->item[k].cast != m->entries[i].tensor; k++) {}
+        if (k == c->num) continue;
+        m->entries[i].tensor = te_tensor_retain(c->item[k].x);
+        te_tensor_release(c->item[k].cast);
+    }
+    for (i = 0; i < m->num_children; i++) te__param_cast_back(c, m->children[i]);
+}
+static te_tensor *te__forward_cast(te_module *m, te_tensor *x, te_dtype dtype) {
+    te__param_cast c = TE_ZERO;
+    const bool checkpoint = m->checkpoint;
+    te_tensor *y = NULL;
+    int i;
+    c.m = m;
+    c.dtype = dtype;
+    te__frame_begin(m->te);
+    if (te__param_cast_begin(&c, m) == TE_OK) {
+        m->checkpoint = false; /* the caller's, who casts again in the second run */
+        y = te_forward(m, x);
+        m->checkpoint = checkpoint;
+    }
+    te__param_cast_back(&c, m);
+    for (i = 0; i < c.num; i++) {
+        te_tensor_release(c.item[i].x);
+        te_tensor_release(c.item[i].cast);
+    }
+    te__free(m->te, c.item, (size_t)c.cap * sizeof(te__stand_in));
+    return te__frame_return(m->te, y);
+}
+
+typedef struct te__forward_cast_call {
+    te_module *m;
+    te_dtype dtype;
+} te__forward_cast_call;
+static te_result te__forward_cast_again(te_ctx *te, void *user, te_tensor *const *inputs, int num_inputs, te_tensor **outputs, int num_outputs) {
+    const te__forward_cast_call *c = (const te__forward_cast_call *)user;
+    (void)num_inputs, (void)num_outputs;
+    outputs[0] = te__forward_cast(c->m, inputs[0], c->dtype);
+    return te_error_code(te);
+}
+/* m(x), with floating parameters cast to `dtype` for the call, as FSDP's mixed precision has them: their gradients come back in the parameters' own formats. */
+static te_tensor *te__forward_in(te_module *m, te_tensor *x, te_dtype dtype) {
+    te__forward_cast_call call = TE_ZERO;
+    te_checkpoint_desc d = TE_ZERO;
+    te_tensor *y = NULL;
+    const int one = 1;
+    if (!x || te__runs_graphs(m)) return te_forward(m, x); /* graphs have the parameters that they were captured with */
+    if (!m->checkpoint || !te_grad_enabled(m->te)) return te__forward_cast(m, x, dtype);
+    call.m = m;
+    call.dtype = dtype;
+    d.fn = te__forward_cast_again;
+    d.user = &call;
+    d.user_size = sizeof(call);
+    d.inputs = &x;
+    d.outputs = &y;
+    d.num_inputs = d.num_outputs = 1;
+    return te__checkpoint_run(m->te, &d, m, &one) == TE_OK ? y : NULL;
+}
+
+/* ---- logits ---- */
+
+/* The rows of x [n, size] at these positions of n. */
+static te_tensor *te__take_rows(te_tensor *x, te_tensor *positions) { return te__embedding(x, positions, 0, 0, true, "te_compute_lm_head_logits"); }
 /* The rows of x [b, s, h] at these positions of s. */
 static te_tensor *te__take_positions(te_tensor *x, te_tensor *positions) {
     const int64_t b = x->shape[0], s = x->shape[1], h = x->shape[2], n = te__numel(positions);
@@ -25,7 +137,7 @@ static te_tensor *te__take_positions(te_tensor *x, te_tensor *positions) {
     shape[0] = s;
     shape[1] = b * h;
     rows = te_tensor_contiguous(b == 1 ? x : te_tensor_transpose(x, 0, 1));
-    rows = te_embedding_lookup(te_tensor_view(rows, 2, shape), positions); /* [n, b * h] */
+    rows = te__take_rows(te_tensor_view(rows, 2, shape), positions); /* [n, b * h] */
     if (b == 1) {
         shape[0] = 1;
         shape[1] = n;
@@ -40,10 +152,28 @@ static te_tensor *te__take_positions(te_tensor *x, te_tensor *positions) {
 static te_tensor *te__keep_positions(te_tensor *x, const te_lm_head_options *o) {
     const int axis = x->ndim == 2 ? 0 : 1;
     const int64_t size = x->shape[axis], n = o->logits_to_keep;
-    if (o->positions) return axis == 0 ? te_embedding_lookup(te_tensor_contiguous(x), o->positions) : te__take_positions(x, o->positions);
+    if (o->positions) return axis == 0 ? te__take_rows(te_tensor_contiguous(x), o->positions) : te__take_positions(x, o->positions);
     if (n == 0 || n >= size) return x; /* no view at all: one of a whole sharded tensor is more than its shard knows */
     if (n > 0) return te_tensor_narrow(x, axis, size - n, n);
     return n <= -size ? te_tensor_narrow(x, axis, size, 0) : te_tensor_narrow(x, axis, -n, size + n);
+}
+/* Where the host can look at them. Kernels tell of others: core/outside.c. */
+static te_result te__positions_ok(te_tensor *positions, int64_t size) {
+    te_ctx *te = positions->te;
+    int64_t i, n = te__numel(positions);
+    te_result result = TE_OK;
+    if (te_ctx_is_cuda(te) || !positions->buffer) return TE_OK;
+    te__frame_begin(te);
+    positions = te_tensor_contiguous(positions);
+    if (!positions) result = te_error_code(te);
+    for (i = 0; i < n && result == TE_OK; i++) {
+        const int64_t at = te__load_index(te__data(positions), positions->dtype, i);
+        if (at < -size || at >= size)
+            result = te__fail(te, TE_ERR_INVALID, "te_compute_lm_head_logits: positions[%lld] is %lld, and hidden has %lld: 0 to %lld are possible, or %lld to -1, from the end", (long long)i, (long long)at,
+                              (long long)size, (long long)size - 1, -(long long)size);
+    }
+    te__frame_end(te, NULL, 0);
+    return result;
 }
 static te_result te__lm_head_ok(te_module *head, const te_tensor *hidden, const te_lm_head_options *o) {
     static const char who[] = "te_compute_lm_head_logits";
@@ -61,7 +191,7 @@ static te_result te__lm_head_ok(te_module *head, const te_tensor *hidden, const 
     if (o->positions && (o->logits_to_keep || o->positions->ndim != 1 || !te__is_index(o->positions->dtype)))
         return te__fail(te, TE_ERR_INVALID, "%s: positions are %s %s beside logits_to_keep %lld; i32 or i64 of one dimension, and logits_to_keep 0, are needed", who,
                         te_dtype_name(o->positions->dtype), te__shape_text(o->positions, text), (long long)o->logits_to_keep);
-    return TE_OK;
+    return o->positions ? te__positions_ok(o->positions, hidden->shape[hidden->ndim - 2]) : TE_OK;
 }
 static te_tensor *te__as_batch(te_tensor *x) {
     int64_t shape[3];
@@ -87,9 +217,10 @@ TE_API te_lm_head_result te_compute_lm_head_logits(te_module *lm_head, te_tensor
     x = hidden;
     if (lm_head) {
         const te_tensor *weight = te_module_parameter(lm_head, "weight");
-        dtype = o.fp32_lm_head ? TE_F32 : te_module_param_dtype(lm_head) ? te_module_param_dtype(lm_head) : weight && te__is_floating(weight) ? weight->dtype : hidden->dtype;
-        x = te__keep_positions(x, &o);
-        x = te_forward(lm_head, te_tensor_cast(x, dtype));
+        const te_dtype computes = o.fp32_lm_head ? TE_DTYPE_NONE : te_module_param_dtype(lm_head);
+        dtype = o.fp32_lm_head ? TE_F32 : computes ? computes : weight && te__is_floating(weight) ? weight->dtype : hidden->dtype;
+        x = te_tensor_cast(te__keep_positions(x, &o), dtype);
+        x = computes ? te__forward_in(lm_head, x, computes) : te_forward(lm_head, x);
         if (o.fp32_lm_head) x = te_tensor_cast(x, hidden->dtype);
     }
     keep[0] = o.is_thd ? te__as_batch(x) : x;

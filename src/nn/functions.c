@@ -532,6 +532,7 @@ TE_API te_tensor *te_drop_path(te_tensor *x, te_tensor *residual, float p) {
 
 typedef struct te__embedding_state {
     int64_t rows, vocab_size, vocab_start;
+    bool from_end;
 } te__embedding_state;
 
 static te_result te__embedding_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
@@ -543,11 +544,12 @@ static te_result te__embedding_backward(te_ctx *te, const void *state, te_tensor
     args.dtable = dx[0] = te__empty_2d(te, dy[0]->dtype, s->rows, te__cols(dy[0]));
     args.vocab_size = s->vocab_size;
     args.vocab_start = s->vocab_start;
+    args.from_end = s->from_end;
     return args.dy && dx[0] ? te_op_embedding_bwd(te, &args) : te_error_code(te);
 }
-static te_tensor *te__embedding(te_tensor *table, te_tensor *ids, int64_t vocab_size, int64_t vocab_start, const char *who) {
+static te_tensor *te__embedding(te_tensor *table, te_tensor *ids, int64_t vocab_size, int64_t vocab_start, bool from_end, const char *who) {
     te_op_embedding_fwd_args args = TE_ZERO;
-    te__embedding_state state;
+    te__embedding_state state = TE_ZERO;
     te_tensor *y;
     int64_t shape[TE_MAX_DIMS];
     char text[TE__SHAPE_TEXT], more[TE__SHAPE_TEXT];
@@ -568,13 +570,14 @@ static te_tensor *te__embedding(te_tensor *table, te_tensor *ids, int64_t vocab_
     args.y = y;
     args.vocab_size = state.vocab_size = vocab_size;
     args.vocab_start = state.vocab_start = vocab_start;
+    args.from_end = state.from_end = from_end;
     state.rows = table->shape[0];
     y = te__checked(y, te_op_embedding_fwd(table->te, &args));
     return te__record("embedding", y, te__embedding_backward, &state, sizeof(state), &table, 1, &ids, 1);
 }
-TE_API te_tensor *te_embedding_lookup(te_tensor *table, te_tensor *ids) { return te__embedding(table, ids, 0, 0, "te_embedding_lookup"); }
+TE_API te_tensor *te_embedding_lookup(te_tensor *table, te_tensor *ids) { return te__embedding(table, ids, 0, 0, false, "te_embedding_lookup"); }
 TE_API te_tensor *te_vocab_parallel_embedding_lookup(te_tensor *table, te_tensor *ids, int64_t vocab_size, int64_t vocab_start) {
-    return te__embedding(table, ids, vocab_size, vocab_start, "te_vocab_parallel_embedding_lookup");
+    return te__embedding(table, ids, vocab_size, vocab_start, false, "te_vocab_parallel_embedding_lookup");
 }
 
 /* ---- losses ---- */

@@ -295,7 +295,7 @@ static void te__args_clear_padding(te_op op, te__any_args *args) {
         te_op op;
         size_t begin, end; /* alike, or in the wrong order, where the machine's pointers leave no hole */
     } holes[] = {
-        TE__HOLE(embedding_fwd, EMBEDDING_FWD, y, vocab_size), TE__TAIL(sum, SUM, scale), TE__HOLE(dropout_add_fwd, DROPOUT_ADD_FWD, p, run), TE__HOLE(amax, AMAX, keep, noop), TE__TAIL(scale_from_amax, SCALE_FROM_AMAX, power_of_two),
+        TE__TAIL(embedding_fwd, EMBEDDING_FWD, from_end), TE__TAIL(sum, SUM, scale), TE__HOLE(dropout_add_fwd, DROPOUT_ADD_FWD, p, run), TE__HOLE(amax, AMAX, keep, noop), TE__TAIL(scale_from_amax, SCALE_FROM_AMAX, power_of_two),
         TE__HOLE(fp8_quantize, FP8_QUANTIZE, current, epsilon), TE__HOLE(fp8_quantize, FP8_QUANTIZE, power_of_two, x_amax), TE__HOLE(block_quantize, BLOCK_QUANTIZE, fp32_scales, epsilon),
         TE__HOLE(mxfp8_quantize, MXFP8_QUANTIZE, swizzled, noop), TE__HOLE(nvfp4_quantize, NVFP4_QUANTIZE, stochastic_rounding, seed), TE__HOLE(nvfp4_quantize, NVFP4_QUANTIZE, measure, noop),
         TE__TAIL(block_dequantize, BLOCK_DEQUANTIZE, columnwise), TE__TAIL(mxfp8_dequantize, MXFP8_DEQUANTIZE, swizzled), TE__TAIL(nvfp4_dequantize, NVFP4_DEQUANTIZE, swizzled),

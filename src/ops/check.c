@@ -96,13 +96,13 @@ static te_result te__want_vocabulary(te_ctx *te, const char *op, const char *has
     return te__fail(te, TE_ERR_INVALID, "%s: vocab_start is %lld, %s %lld %s and vocab_size is %lld; all %s must lie in the vocabulary", op, (long long)start, has, (long long)part,
                     lines, (long long)*size, lines);
 }
-/* All ids are in 0 .. bound - 1, or *but (NULL: no other one); which: of TE__OUTSIDE_LIST. For the CPU, where a check of each costs little. */
-static te_result te__want_inside(te_ctx *te, int which, const te_tensor *ids, int64_t bound, const int64_t *but) {
+/* All ids are in lowest .. bound - 1, or *but (NULL: no other one); which: of TE__OUTSIDE_LIST. For the CPU, where a check of each costs little. */
+static te_result te__want_inside(te_ctx *te, int which, const te_tensor *ids, int64_t lowest, int64_t bound, const int64_t *but) {
     int64_t n = te__numel(ids), i;
     for (i = 0; i < n; i++) {
         const int64_t id = te__load_index(te__data(ids), ids->dtype, i);
         te__outside first;
-        if ((id >= 0 && id < bound) || (but && id == *but)) continue;
+        if ((id >= lowest && id < bound) || (but && id == *but)) continue;
         first.count = 1;
         first.id = id;
         first.place = i;

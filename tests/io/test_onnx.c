@@ -541,6 +541,13 @@ static te_result ask_two_heads(te_module *m, te_forward_args *args) {
     args->outputs.out = te_add(o, own_head(q[1], te_tensor_narrow(k, 0, 0, t), TE_EPILOGUE_NONE));
     return te_error_code(te_module_ctx(m));
 }
+/* Ids that count from the end of a parameter's rows. */
+static te_result ask_from_end(te_module *m, te_forward_args *args) {
+    te_op_embedding_fwd_args a = {.ids = args->input, .table = te_module_parameter(m, "table"), .from_end = true};
+    a.y = args->outputs.out = te_tensor_empty(te_module_ctx(m), TE_F32, SHAPE(te_tensor_shape(args->input)[0], te_tensor_shape(args->input)[1], 3));
+    te_op_embedding_fwd(te_module_ctx(m), &a);
+    return te_error_code(te_module_ctx(m));
+}
 TE_TEST_DEVICES(onnx_of_own_modules) {
     static const struct {
         te_module_class cls;
@@ -550,13 +557,15 @@ TE_TEST_DEVICES(onnx_of_own_modules) {
                {{.name = "Choice", .forward = ask_choice}, "Add", 1},
                {{.name = "Padding", .forward = ask_padding}, "Sigmoid", 1},
                {{.name = "GeluScores", .forward = ask_gelu_scores}, "Sigmoid", 1},
-               {{.name = "TwoHeads", .forward = ask_two_heads}, "MatMul", 4}};
+               {{.name = "TwoHeads", .forward = ask_two_heads}, "MatMul", 4},
+               {{.name = "FromEnd", .forward = ask_from_end}, "Less", 2}}; /* than 0, and than the number of rows */
     const char *path = test_path("own.onnx");
     te_tensor *x = normal(te, TE_F32, SHAPE(4, 6)), *ids = te_tensor_zeros(te, TE_I32, SHAPE(4, 6));
     for (int i = 0; i < COUNT(own); i++) {
         te_module *m = te_module_create(te, &own[i].cls, NULL);
         test_case("%s", own[i].cls.name);
-        CHECK_EQ_INT(te_onnx_export(m, &(te_forward_args){.input = i == 0 ? ids : x, .topk_weights = i == 1 ? x : NULL}, path), TE_OK);
+        if (i == 5) te_module_add_parameter(m, "table", normal(te, TE_F32, SHAPE(5, 3)));
+        CHECK_EQ_INT(te_onnx_export(m, &(te_forward_args){.input = i == 0 || i == 5 ? ids : x, .topk_weights = i == 1 ? x : NULL}, path), TE_OK);
         REQUIRE_OK(te);
         file *y = check_file(m, path);
         CHECK_EQ_INT(count_of(y, own[i].op), own[i].count);

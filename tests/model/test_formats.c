@@ -425,6 +425,19 @@ TE_TEST_DEVICES(formats_logits) { /* U */
     te_tensor *inner = te_tensor_narrow(hidden_of(te, TE_F32, 2, 7), 1, 1, 5); /* strided */
     CHECK(same(logits(head, inner, (te_lm_head_options){.positions = every_other}), logits(head, te_tensor_contiguous(inner), (te_lm_head_options){.positions = every_other})));
     CHECK_CLOSE("position 5", test_read(y) + 2 * V, test_read(te_forward(head, flat)) + 5 * V, V, 0, 0);
+    /* Negative positions count from the end; positions may be empty, repeated, or out of order. */
+    static const struct {
+        int64_t n, at[5], from_begin[5];
+    } picks[] = {{3, {-1, -5, 2}, {4, 0, 2}}, {5, {-2, 3, -2, 4, 0}, {3, 3, 3, 4, 0}}, {1, {-5}, {0}}, {0, {0}, {0}}};
+    for (int i = 0; i < COUNT(picks); i++)
+        for (int wide = 0; wide < 2; wide++) {
+            te_tensor *from_end = wide ? te_tensor_from_host(te, TE_I64, SHAPE(picks[i].n), picks[i].at) : test_i32(te, SHAPE(picks[i].n), picks[i].at);
+            te_tensor *begin = wide ? te_tensor_from_host(te, TE_I64, SHAPE(picks[i].n), picks[i].from_begin) : test_i32(te, SHAPE(picks[i].n), picks[i].from_begin), *five = te_tensor_narrow(flat, 0, 1, 5);
+            CHECK(same(y = logits(head, x, (te_lm_head_options){.positions = from_end}), logits(head, x, (te_lm_head_options){.positions = begin})) && sized(y, SHAPE(2, picks[i].n, V)));
+            for (int b = 0; b < 2; b++)
+                for (int k = 0; k < picks[i].n; k++) CHECK_CLOSE("position", test_read(y) + (b * picks[i].n + k) * V, test_read(te_forward(head, x)) + (b * 5 + picks[i].from_begin[k]) * V, V, 0, 0);
+            CHECK(same(y = logits(head, five, (te_lm_head_options){.positions = from_end}), logits(head, five, (te_lm_head_options){.positions = begin})) && sized(y, SHAPE(picks[i].n, V)));
+        }
     CHECK(sized(logits(head, flat, (te_lm_head_options){.is_thd = true}), SHAPE(1, 7, V)) && sized(logits(head, flat, (te_lm_head_options){.is_thd = true, .logits_to_keep = 2}), SHAPE(1, 2, V)));
     CHECK(sized(logits(head, x, (te_lm_head_options){.is_thd = true}), SHAPE(2, 5, V)) && sized(logits(NULL, flat, (te_lm_head_options){.is_thd = true}), SHAPE(1, 7, H)));
 
@@ -452,6 +465,29 @@ TE_TEST_DEVICES(formats_logits) { /* U */
     CHECK(!logits(head, NULL, (te_lm_head_options){0}));
     CHECK_ERROR(te, TE_ERR_INVALID, "hidden is NULL");
     CHECK(!te_compute_lm_head_logits(NULL, NULL, NULL).logits);
+}
+/* Positions that are not there: the call's error on the CPU, on a GPU that of the next call that waits. */
+TE_TEST_DEVICES(formats_logits_of_positions_outside) {
+    static const int64_t wrong[] = {5, -6, INT32_MAX, INT32_MIN};
+    te_module *head = head_of(te, TE_F32);
+    for (int i = 0; i < COUNT(wrong); i++)
+        for (int b = 0; b < 3; b++) {
+            const int64_t at[] = {4, -5, wrong[i], 0};
+            te_tensor *x = hidden_of(te, TE_F32, b, 5), *positions = b ? te_tensor_from_host(te, TE_I64, SHAPE(4), at) : test_i32(te, SHAPE(4), at), *y;
+            char text[120];
+            y = logits(head, x, (te_lm_head_options){.positions = positions});
+            if (te_ctx_is_cuda(te)) {
+                CHECK(y && te_synchronize(te) == TE_ERR_INVALID);
+                snprintf(text, sizeof text, "ids[2] is %lld; 0 to 4 are possible: the rows of the table; as many negative ids count from its end", (long long)wrong[i]);
+            } else {
+                CHECK(!y);
+                snprintf(text, sizeof text, "te_compute_lm_head_logits: positions[2] is %lld, and hidden has 5: 0 to 4 are possible, or -5 to -1, from the end", (long long)wrong[i]);
+            }
+            CHECK_ERROR(te, TE_ERR_INVALID, text);
+        }
+    te_tensor *none = hidden_of(te, TE_F32, 2, 0);
+    CHECK(sized(logits(head, none, (te_lm_head_options){.positions = test_i32(te, SHAPE(0), NULL)}), SHAPE(2, 0, V)));
+    CHECK_OK(te);
 }
 static te_dtype seen_dtype;
 static te_result note_input(te_module *self, te_forward_args *args) {
@@ -486,10 +522,81 @@ TE_TEST_DEVICES(formats_logits_and_formats) { /* U: an f32 head under bf16 state
     CHECK_ERROR(te, TE_ERR_DTYPE, "te_module_set_param_dtype: dtype is i32");
     /* The gradient reaches the states through casts and choices of positions. */
     te_tensor_set_requires_grad(f32, true);
-    te_tensor *picked = test_tensor(te, TE_I64, SHAPE(2), (float[]){4, 1});
+    te_tensor *picked = test_tensor(te, TE_I64, SHAPE(2), (float[]){-1, 1});
     y = logits(narrow, f32, (te_lm_head_options){.positions = picked});
     CHECK(te_backward_from(y, te_tensor_full(te, TE_BF16, SHAPE(2, 2, V), 1)) == TE_OK);
     const float *g = test_read(te_tensor_grad(f32));
     for (int s = 0; s < 5; s++) CHECK((g[s * H] != 0) == (s == 1 || s == 4));
+    CHECK_OK(te);
+}
+
+/* Two heads of the same values in f32 and bf16: weight [V, H], bias [V] or none. */
+static te_module *wide_head(te_ctx *te, bool bias, te_dtype dtype, bool delay) {
+    te_module *m = ends(te_linear_create(te, &(te_linear_desc){.in_features = 2 * H, .out_features = V, .gemm = {.no_bias = !bias, .params_dtype = dtype, .delay_wgrad_compute = delay}}));
+    te_tensor_copy(te_module_parameter(m, "weight"), test_tensor(te, TE_F32, SHAPE(V, 2 * H), test_normal(V * 2 * H, 2)));
+    if (bias) te_tensor_copy(te_module_parameter(m, "bias"), test_tensor(te, TE_F32, SHAPE(V), test_normal(V, 3)));
+    return m;
+}
+static te_module *seen_module;
+static te_result note_weight(te_module *self, te_forward_args *args) {
+    seen_dtype = te_tensor_dtype(te_module_parameter(self, "weight"));
+    if (seen_module) te_module_add_parameter(self, "bias", te_tensor_full(self ? te_module_ctx(self) : NULL, TE_F32, SHAPE(V), 2)); /* a forward that changes its module */
+    args->outputs.out = te_linear(args->input, te_module_parameter(self, "weight"), NULL);
+    return te_error_code(te_module_ctx(self));
+}
+/* A head in f32 that computes in bf16 is one in bf16, but for the format of its gradients. */
+TE_TEST_DEVICES(formats_logits_in_mixed_precision) {
+    const te_recipe current = te_recipe_current_scaling();
+    const te_autocast_desc quantizes = {.recipe = &current};
+    for (int way = 0; way < 16; way++) {
+        const bool bias = way & 1, checkpoint = way & 2, fp8 = way & 4, delay = way & 8;
+        te_module *master = wide_head(te, bias, TE_F32, delay), *low = wide_head(te, bias, TE_BF16, false);
+        te_tensor *weight = te_module_parameter(master, "weight"), *dy = test_tensor(te, TE_BF16, SHAPE(16, V), test_normal(16 * V, 5)), *x[2], *y[2];
+        test_case("bias %d, checkpoint %d, fp8 %d, delayed %d", bias, checkpoint, fp8, delay);
+        CHECK(te_module_set_param_dtype(master, TE_BF16) == TE_OK);
+        te_module_set_checkpoint(master, checkpoint);
+        for (int i = 0; i < 2; i++) {
+            x[i] = te_tensor_set_requires_grad(test_tensor(te, TE_F32, SHAPE(16, 2 * H), test_normal(16 * 2 * H, 4)), true);
+            if (fp8) te_autocast_begin(te, &quantizes);
+            y[i] = logits(i ? low : master, x[i], (te_lm_head_options){0});
+            if (fp8) te_autocast_end(te);
+            REQUIRE_OK(te);
+            CHECK(te_backward_from(y[i], dy) == TE_OK);
+        }
+        CHECK(same(y[0], y[1]) && te_tensor_dtype(y[0]) == TE_BF16 && same(te_tensor_grad(x[0]), te_tensor_grad(x[1])));
+        CHECK(te_module_parameter(master, "weight") == weight && te_tensor_dtype(weight) == TE_F32);
+        for (int i = 0; i <= bias; i++) {
+            te_tensor *g = te_tensor_grad(te_module_parameter(master, i ? "bias" : "weight")), *of_low = te_tensor_grad(te_module_parameter(low, i ? "bias" : "weight"));
+            REQUIRE(g && of_low);
+            CHECK(te_tensor_dtype(g) == TE_F32);
+            CHECK_BYTES("gradient", test_read(g), test_read(of_low), (size_t)te_tensor_numel(g) * sizeof(float));
+        }
+        CHECK(same(logits(master, x[0], (te_lm_head_options){.fp32_lm_head = true}), te_forward(master, x[0]))); /* in f32 */
+    }
+    te_module *m = wide_head(te, true, TE_F32, false), *embedding = root_of(te);
+    te_tensor *x = hidden_of(te, TE_BF16, 0, 32), *weight = te_module_parameter(m, "weight"), *bias = te_module_parameter(m, "bias");
+    x = te_tensor_view(x, SHAPE(16, 2 * H));
+    te_module_add_parameter(embedding, "weight", weight);
+    te_module_set_param_dtype(m, TE_BF16);
+    te_module_set_forward(m, note_weight);
+    seen_dtype = TE_DTYPE_NONE;
+    CHECK(logits(m, x, (te_lm_head_options){0}) && seen_dtype == TE_BF16);
+    CHECK(te_module_parameter(m, "weight") == weight && te_module_parameter(embedding, "weight") == weight && te_module_parameter(m, "bias") == bias && te_tensor_dtype(weight) == TE_F32);
+    seen_module = m;
+    CHECK(logits(m, x, (te_lm_head_options){0}) && te_module_parameter(m, "weight") == weight && te_module_parameter(m, "bias") != bias && test_read(te_module_parameter(m, "bias"))[0] == 2);
+    seen_module = NULL;
+    te_module_set_forward(m, NULL);
+    CHECK(!logits(m, hidden_of(te, TE_BF16, 2, 5), (te_lm_head_options){0})); /* it fails: the parameters are there again */
+    CHECK_ERROR(te, TE_ERR_SHAPE, "the input's last size");
+    CHECK(te_module_parameter(m, "weight") == weight && te_tensor_dtype(weight) == TE_F32);
+    /* modules below the head, one parameter of two of them; a head that is stored quantized */
+    te_module *inner = te_linear_create(te, &(te_linear_desc){.in_features = 2 * H, .out_features = 2 * H, .gemm = {.no_bias = true, .params_dtype = TE_F32}});
+    te_module *last = te_linear_create(te, &(te_linear_desc){.in_features = 2 * H, .out_features = 2 * H, .gemm = {.no_bias = true, .params_dtype = TE_F32}});
+    te_module_add_parameter(last, "weight", te_module_parameter(inner, "weight"));
+    te_module *outer = ends(te_sequential_create(te, (te_module *[]){inner, last}, 2));
+    te_module_set_param_dtype(outer, TE_BF16);
+    te_tensor *shared = te_module_parameter(inner, "weight"), *low = te_tensor_cast(te_tensor_detach(shared), TE_BF16);
+    te_tensor *y = logits(outer, x, (te_lm_head_options){0});
+    CHECK(same(y, te_linear(te_linear(x, low, NULL), low, NULL)) && te_module_parameter(last, "weight") == shared && te_module_parameter(inner, "weight") == shared);
     CHECK_OK(te);
 }

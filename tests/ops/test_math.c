@@ -421,6 +421,29 @@ TE_TEST_DEVICES(embedding_shapes) {
         }
 }
 
+/* Negative ids from the end are the ids that they mean, of a part of a vocabulary as well; accumulated in the order of the ids. */
+TE_TEST_DEVICES(embedding_from_end) {
+    enum { TOKENS = 400, H = 24 };
+    for (int c = 0; c < 12; c++) {
+        const int64_t vocab = c < 6 ? 3 : 70, start = c % 3 == 2 ? vocab / 2 : 0, part = c % 3 == 2 ? vocab - start - 1 : vocab, *from = test_integers(TOKENS, 20 + c, -vocab, vocab);
+        const te_dtype dtype = floats[c % 3];
+        test_case("vocab %d, part %d from %d, %s", (int)vocab, (int)part, (int)start, te_dtype_name(dtype));
+        int64_t *begin = (int64_t *)test_alloc(TOKENS * sizeof *begin);
+        for (int i = 0; i < TOKENS; i++) begin[i] = from[i] < 0 ? from[i] + vocab : from[i];
+        te_tensor *ids[2] = {c % 2 ? te_tensor_from_host(te, TE_I64, SHAPE(TOKENS), from) : test_i32(te, SHAPE(TOKENS), from), test_i32(te, SHAPE(TOKENS), begin)};
+        te_tensor *table = test_tensor(te, dtype, SHAPE(part, H), test_normal(part * H, 1)), *dy = test_tensor(te, dtype, SHAPE(TOKENS, H), test_normal(TOKENS * H, 2)), *y[2], *dtable[2];
+        for (int i = 0; i < 2; i++) {
+            y[i] = test_guarded(te, dtype, SHAPE(TOKENS, H)), dtable[i] = test_guarded(te, TE_F32, SHAPE(part, H));
+            te_op_embedding_fwd(te, &(te_op_embedding_fwd_args){.ids = ids[i], .table = table, .y = y[i], .vocab_size = vocab, .vocab_start = start, .from_end = !i});
+            te_op_embedding_bwd(te, &(te_op_embedding_bwd_args){.ids = ids[i], .dy = dy, .dtable = dtable[i], .vocab_size = vocab, .vocab_start = start, .from_end = !i});
+        }
+        REQUIRE_OK(te);
+        CHECK_TENSOR(y[0], test_read(y[1]), 0, 0);
+        CHECK_TENSOR(dtable[0], test_read(dtable[1]), 0, 0);
+        CHECK_EQ_INT(te_synchronize(te), TE_OK);
+    }
+}
+
 /* ---- misuse ---- */
 
 TE_TEST(math_errors) {

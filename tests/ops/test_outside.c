@@ -60,6 +60,18 @@ TE_TEST_DEVICES(outside_of_an_embedding) {
     check_told(te, te_op_embedding_fwd(te, &f), "embedding_fwd", "ids", 1, (const int64_t[]){5}, large[5], VOCAB);
 }
 
+TE_TEST_DEVICES(outside_of_an_embedding_from_its_end) {
+    static const int64_t wrong[] = {VOCAB, -VOCAB - 1, INT32_MAX, INT32_MIN};
+    te_tensor *table = test_tensor(te, TE_BF16, SHAPE(VOCAB, H), test_normal(VOCAB * H, 1)), *y = te_tensor_empty(te, TE_BF16, SHAPE(TOKENS, H));
+    for (int i = 0; i < COUNT(wrong); i++) {
+        test_case("id %d", (int)wrong[i]);
+        te_op_embedding_fwd_args f = {.ids = ids_with(te, i % 2 ? TE_I64 : TE_I32, wrong[i]), .table = table, .y = y, .from_end = true};
+        check_told(te, te_op_embedding_fwd(te, &f), "embedding_from_end", "ids", 2, wrong_at, wrong[i], VOCAB);
+        te_op_embedding_bwd_args b = {.ids = f.ids, .dy = y, .dtable = te_tensor_zeros(te, TE_F32, SHAPE(VOCAB, H)), .from_end = true};
+        check_told(te, te_op_embedding_bwd(te, &b), "embedding_from_end", "ids", 2, wrong_at, wrong[i], VOCAB);
+    }
+}
+
 TE_TEST_DEVICES(outside_of_the_targets_of_a_loss) {
     static const int64_t wrong[] = {VOCAB, -1, -101};
     te_tensor *logits = test_tensor(te, TE_F32, SHAPE(TOKENS, VOCAB), test_normal(TOKENS * VOCAB, 1)), *rows = te_tensor_zeros(te, TE_F32, SHAPE(TOKENS));

@@ -58,7 +58,7 @@ static void te__cross_entropy_fwd_rows(void *user, int64_t begin, int64_t end) {
 static te_result te__cpu_cross_entropy_fwd(te_ctx *te, const te_op_cross_entropy_fwd_args *a) {
     te_op_cross_entropy_fwd_args args = *a;
     int64_t m = te__rows(a->logits), v = te__cols(a->logits), row, counted = 0;
-    if (te__want_inside(te, TE__OUTSIDE_cross_entropy_fwd, a->target, a->vocab_size, &a->ignore_index) != TE_OK) return TE_ERR_INVALID;
+    if (te__want_inside(te, TE__OUTSIDE_cross_entropy_fwd, a->target, 0, a->vocab_size, &a->ignore_index) != TE_OK) return TE_ERR_INVALID;
     te__parallel_for(te, m, te__max(1, 4096 / te__max(1, v)), te__cross_entropy_fwd_rows, &args);
     if (!a->count) return TE_OK;
     for (row = 0; row < m; row++) counted += te__loss_target(a->target, row, a->ignore_index, a->vocab_size) >= 0;
@@ -68,7 +68,7 @@ static te_result te__cpu_cross_entropy_fwd(te_ctx *te, const te_op_cross_entropy
 
 static te_result te__cpu_cross_entropy_merge(te_ctx *te, const te_op_cross_entropy_merge_args *a) {
     int64_t m = te__numel(a->target), ranks = m ? te__numel(a->parts) / (3 * m) : 0, row, r;
-    if (te__want_inside(te, TE__OUTSIDE_cross_entropy_merge, a->target, a->vocab_size, &a->ignore_index) != TE_OK) return TE_ERR_INVALID;
+    if (te__want_inside(te, TE__OUTSIDE_cross_entropy_merge, a->target, 0, a->vocab_size, &a->ignore_index) != TE_OK) return TE_ERR_INVALID;
     for (row = 0; row < m; row++) {
         const float *parts = (const float *)te__data(a->parts) + 3 * row;
         float most = -INFINITY, x_target = -INFINITY, lse;
@@ -113,7 +113,7 @@ static te_result te__cpu_cross_entropy_bwd(te_ctx *te, const te_op_cross_entropy
     te_op_cross_entropy_bwd_args args = *a;
     int64_t v = te__cols(a->logits);
     if (v == 0) return TE_OK;
-    if (te__want_inside(te, TE__OUTSIDE_cross_entropy_bwd, a->target, a->vocab_size, &a->ignore_index) != TE_OK) return TE_ERR_INVALID;
+    if (te__want_inside(te, TE__OUTSIDE_cross_entropy_bwd, a->target, 0, a->vocab_size, &a->ignore_index) != TE_OK) return TE_ERR_INVALID;
     te__parallel_for(te, te__rows(a->logits), te__max(1, 4096 / v), te__cross_entropy_bwd_rows, &args);
     return TE_OK;
 }

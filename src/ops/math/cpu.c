@@ -271,11 +271,19 @@ static void te__copy_row(const te_tensor *src, int64_t from, const te_tensor *ds
         te__store_row(te__data(dst), dst->dtype, to + at, size, v);
     }
 }
+/* The row of the table that id i means, inside of it or not. */
+static int64_t te__embedding_row(const te_tensor *ids, int64_t i, bool from_end, int64_t size, int64_t start) {
+    const int64_t id = te__load_index(te__data(ids), ids->dtype, i);
+    return (from_end && id < 0 ? id + size : id) - start;
+}
+static te_result te__embedding_ids(te_ctx *te, int which, const te_tensor *ids, bool from_end, int64_t size) {
+    return te__want_inside(te, from_end ? (int)TE__OUTSIDE_embedding_from_end : which, ids, from_end ? -size : 0, size, NULL);
+}
 static void te__embedding_fwd_rows(void *user, int64_t begin, int64_t end) {
     const te_op_embedding_fwd_args *a = (const te_op_embedding_fwd_args *)user;
     int64_t vocab = a->table->shape[0], h = a->table->shape[1], size = te__dtype_size(a->y->dtype), token;
     for (token = begin; token < end; token++) {
-        int64_t id = te__load_index(te__data(a->ids), a->ids->dtype, token) - a->vocab_start;
+        int64_t id = te__embedding_row(a->ids, token, a->from_end, a->vocab_size, a->vocab_start);
         if (id >= 0 && id < vocab)
             te__copy_row(a->table, id * h, a->y, token * h, h);
         else
@@ -285,7 +293,7 @@ static void te__embedding_fwd_rows(void *user, int64_t begin, int64_t end) {
 static te_result te__cpu_embedding_fwd(te_ctx *te, const te_op_embedding_fwd_args *a) {
     te_op_embedding_fwd_args args = *a;
     if (te__numel(a->y) == 0) return TE_OK;
-    if (te__want_inside(te, TE__OUTSIDE_embedding_fwd, a->ids, a->vocab_size, NULL) != TE_OK) return TE_ERR_INVALID;
+    if (te__embedding_ids(te, TE__OUTSIDE_embedding_fwd, a->ids, a->from_end, a->vocab_size) != TE_OK) return TE_ERR_INVALID;
     te__parallel_for(te, te__numel(a->ids), 64, te__embedding_fwd_rows, &args);
     return TE_OK;
 }
@@ -323,7 +331,7 @@ static te_result te__cpu_embedding_bwd(te_ctx *te, const te_op_embedding_bwd_arg
     int64_t tokens = te__numel(a->ids), vocab = a->dtable->shape[0], i, id;
     size_t start_bytes = (size_t)(vocab + 2) * sizeof(int64_t), order_bytes = (size_t)tokens * sizeof(int64_t);
     if (te__numel(a->dtable) == 0) return TE_OK;
-    if (te__want_inside(te, TE__OUTSIDE_embedding_bwd, a->ids, a->vocab_size, NULL) != TE_OK) return TE_ERR_INVALID;
+    if (te__embedding_ids(te, TE__OUTSIDE_embedding_bwd, a->ids, a->from_end, a->vocab_size) != TE_OK) return TE_ERR_INVALID;
     j.a = a;
     j.start = (int64_t *)te__alloc_zero(te, start_bytes);
     if (!j.start) return TE_ERR_OUT_OF_MEMORY;
@@ -335,12 +343,12 @@ static te_result te__cpu_embedding_bwd(te_ctx *te, const te_op_embedding_bwd_arg
     /* A counting sort. Counts stand two places on, so that after the sums start[id + 1] is where id begins, and after the second pass
      * where it ends, which is where the next one begins. */
     for (i = 0; i < tokens; i++) {
-        id = te__load_index(te__data(a->ids), a->ids->dtype, i) - a->vocab_start;
+        id = te__embedding_row(a->ids, i, a->from_end, a->vocab_size, a->vocab_start);
         if (id >= 0 && id < vocab) j.start[id + 2]++;
     }
     for (i = 2; i < vocab + 2; i++) j.start[i] += j.start[i - 1];
     for (i = 0; i < tokens; i++) {
-        id = te__load_index(te__data(a->ids), a->ids->dtype, i) - a->vocab_start;
+        id = te__embedding_row(a->ids, i, a->from_end, a->vocab_size, a->vocab_start);
         if (id >= 0 && id < vocab) j.order[j.start[id + 1]++] = i;
     }
     te__parallel_for(te, vocab, 64, te__embedding_bwd_rows, &j);

@@ -309,7 +309,8 @@ static te_result te__cuda_plan_embedding_fwd(te__plan *p, const te_op_embedding_
     k->tokens = te__numel(a->ids);
     k->vocab = a->table->shape[0];
     k->h = a->table->shape[1];
-    k->outside = te__plan_outside(p, TE__OUTSIDE_embedding_fwd);
+    k->outside = te__plan_outside(p, a->from_end ? TE__OUTSIDE_embedding_from_end : TE__OUTSIDE_embedding_fwd);
+    k->from_end = a->from_end;
     k->all = a->vocab_size;
     k->first = a->vocab_start;
     k->ids_dt = a->ids->dtype;
@@ -330,7 +331,8 @@ static te_result te__cuda_plan_embedding_bwd(te__plan *p, const te_op_embedding_
     args.vocab = a->dtable->shape[0];
     args.h = a->dtable->shape[1];
     if (args.vocab == 0 || args.h == 0) return TE_OK;
-    args.outside = te__plan_outside(p, TE__OUTSIDE_embedding_bwd);
+    args.outside = te__plan_outside(p, a->from_end ? TE__OUTSIDE_embedding_from_end : TE__OUTSIDE_embedding_bwd);
+    args.from_end = a->from_end;
     args.all = a->vocab_size;
     args.first = a->vocab_start;
     args.ids = te__data(a->ids);

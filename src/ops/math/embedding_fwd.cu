@@ -20,8 +20,8 @@ extern "C" __global__ void __launch_bounds__(256) te_embedding_fwd(const __grid_
     te_i64 token = (te_i64)blockIdx.x * 8 + (threadIdx.x >> 5);
     int lane = threadIdx.x & 31;
     if (token >= a.tokens) return;
-    te_i64 id = te_load_index(a.ids, token, a.ids_dt);
-    if (lane == 0 && (te_u64)id >= (te_u64)a.all) te_tell_outside(a.outside, id, token, a.all);
+    te_i64 given = te_load_index(a.ids, token, a.ids_dt), id = te_from_begin(given, a.all, a.from_end);
+    if (lane == 0 && (te_u64)id >= (te_u64)a.all) te_tell_outside(a.outside, given, token, a.all);
     id -= a.first;
     bool known = id >= 0 && id < a.vocab;
     te_i64 whole = a.vector ? a.h / 8 * 8 : 0;

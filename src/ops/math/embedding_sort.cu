@@ -16,7 +16,7 @@
 
 // The id of token t, as a row of the table, or one that no row has.
 TE_DEV te_i64 te_token_id(const te__embedding_bwd_kargs &a, te_i64 t, te_i64 end) {
-    return t < end ? te_load_index(a.ids, t, a.ids_dt) - a.first : -1;
+    return t < end ? te_from_begin(te_load_index(a.ids, t, a.ids_dt), a.all, a.from_end) - a.first : -1;
 }
 
 extern "C" __global__ void __launch_bounds__(1024, 2) te_embedding_sort(const __grid_constant__ te__embedding_bwd_kargs a) {
@@ -24,7 +24,7 @@ extern "C" __global__ void __launch_bounds__(1024, 2) te_embedding_sort(const __
     // Each block looks at a part of the ids, for those that are out of range.
     for (te_i64 t = (te_i64)blockIdx.x * 1024 + threadIdx.x; t < a.tokens; t += (te_i64)gridDim.x * 1024) {
         te_i64 id = te_load_index(a.ids, t, a.ids_dt);
-        if ((te_u64)id >= (te_u64)a.all) te_tell_outside(a.outside, id, t, a.all);
+        if ((te_u64)te_from_begin(id, a.all, a.from_end) >= (te_u64)a.all) te_tell_outside(a.outside, id, t, a.all);
     }
     __shared__ te_u32 place[32][TE__EMBEDDING_BUCKET];
     __shared__ te_u32 below[32];

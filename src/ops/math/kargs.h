@@ -98,7 +98,8 @@ typedef struct te__embedding_fwd_kargs {
     long long tokens, vocab, h;
     long long all, first; /* the table is rows first .. first + vocab - 1 of a vocabulary of `all` */
     int ids_dt, table_dt, y_dt;
-    int vector; /* rows start at multiples of 16 bytes on both sides */
+    int from_end; /* negative ids count from the end of the vocabulary */
+    int vector;   /* rows start at multiples of 16 bytes on both sides */
 } te__embedding_fwd_kargs;
 
 /* embedding_sort orders the tokens by id, keeping their order within an id; embedding_bwd adds up each id's rows. */
@@ -113,7 +114,7 @@ typedef struct te__embedding_bwd_kargs {
     int splits; /* warps of embedding_bwd that share an id's columns */
     int bucket; /* ids that a block of embedding_sort owns, at most TE__EMBEDDING_BUCKET */
     int ids_dt, dy_dt, dtable_dt;
-    int accumulate;
+    int accumulate, from_end;
     int vector; /* rows start at multiples of 16 bytes on both sides, and have whole eights of columns */
 } te__embedding_bwd_kargs;
 #define TE__EMBEDDING_BUCKET 256

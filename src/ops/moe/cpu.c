@@ -93,7 +93,7 @@ static te_result te__cpu_moe_chunk_map(te_ctx *te, const te_op_moe_chunk_map_arg
     int64_t n = te__numel(a->sizes), tokens = te__numel(a->row_id_map), i, k, t = 0;
     const void *sizes = te__data(a->sizes);
     int32_t *map = (int32_t *)te__data(a->row_id_map);
-    if (a->sorted_index && te__want_inside(te, TE__OUTSIDE_moe_chunk_map, a->sorted_index, n, NULL) != TE_OK) return TE_ERR_INVALID;
+    if (a->sorted_index && te__want_inside(te, TE__OUTSIDE_moe_chunk_map, a->sorted_index, 0, n, NULL) != TE_OK) return TE_ERR_INVALID;
     for (i = 0; i < n; i++) {
         int64_t size = te__max(0, te__load_index(sizes, a->sizes->dtype, i)), to = a->offsets ? te__load_index(te__data(a->offsets), a->offsets->dtype, i) + t : t, end;
         if (a->sorted_index) {

@@ -167,7 +167,7 @@ static void te__router_bwd_tokens(void *user, int64_t begin, int64_t end) {
 }
 static te_result te__cpu_moe_router_bwd(te_ctx *te, const te_op_moe_router_bwd_args *a) {
     te_op_moe_router_bwd_args args = *a;
-    if (a->dtopk_probs && te__want_inside(te, TE__OUTSIDE_moe_router_bwd, a->topk_indices, te__cols(a->logits), NULL) != TE_OK) return TE_ERR_INVALID;
+    if (a->dtopk_probs && te__want_inside(te, TE__OUTSIDE_moe_router_bwd, a->topk_indices, 0, te__cols(a->logits), NULL) != TE_OK) return TE_ERR_INVALID;
     te__parallel_for(te, te__rows(a->logits), 16, te__router_bwd_tokens, &args);
     return TE_OK;
 }

@@ -206,6 +206,7 @@
 #define TE__OPTIONS_PUSHED
 #endif
 #include "quant/kinds.h"
+#include "quant/groups.c"
 #include "quant/kind_tensor.c"
 #include "quant/kind_block.c"
 #include "quant/kind_mxfp8.c"

@@ -56,7 +56,8 @@ typedef struct te_op_gemm_args {
  *   formats     A and B f32, f16, bf16 (alike), or e4m3/e5m2 in any mix but e5m2 x e5m2, contiguous along k. FP8 along_k takes plain
  *               transposed copies, [m, lda] and [n, ldb]: groups start at any column.  D f32, f16, bf16
  *   scaling     TENSOR: scale_a, scale_b f32 [1] or [groups], optional.  Along rows also A BLOCK_1D with B BLOCK_2D: scale_a as
- *               te_op_block_quantize writes it for all of A, scale_b [groups, ceil(n / 128), round_up(ceil(k / 128), 4)]
+ *               te_op_block_quantize writes it for all of A, scale_b [groups, ceil(n / 128), round_up(ceil(k / 128), 4)].  along_k also BLOCK_1D with
+ *               BLOCK_1D, each as te_op_block_quantize writes it: groups begin at multiples of 128 values of k then, since a block has one scale
  * a, b, d, a_transposed, b_transposed, accumulate, split_accumulator and epilogue are those of te_op_gemm. */
 typedef struct te_op_grouped_gemm_args {
     const te_tensor *a, *b;

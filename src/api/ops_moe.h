@@ -50,10 +50,12 @@ typedef struct te_op_moe_local_ids_args {
  *   sorted_index  optional, i32 or i64 [n]: the chunk that comes first, second ...: a permutation of 0 .. n-1; NULL: the order stays. Others are an error (TE_ERR_INVALID): of
  *                 the call on the CPU, of the next call that waits on a GPU
  *   offsets       optional, i32 or i64 [n]: added to the rows of each chunk of the input: padding in front of it. Not with sorted_index
- * Rows behind the last chunk stay where they are, and are dropped with offsets. */
+ *   chunk_numbers row_id_map holds the number of each row's chunk in place of a row: `groups` of te_op_amax and of the casts. With neither of the two above
+ * Rows behind the last chunk stay where they are, and are -1 with offsets or chunk_numbers. */
 typedef struct te_op_moe_chunk_map_args {
     const te_tensor *sizes, *sorted_index, *offsets;
     te_tensor *row_id_map;
+    bool chunk_numbers;
 } te_op_moe_chunk_map_args;
 
 /* y [R, H] = the rows of x [T, H] where the map sends them, and 0 in rows that nothing comes to. x and y: one format of whole bytes.

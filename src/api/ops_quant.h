@@ -3,12 +3,14 @@
 /* ---- cast ---------------------------------------------------------------------------------------------------- */
 
 /* amax f32 [1] = max |x|, NaN ignored, infinity kept (as nvte_compute_amax). keep: amax becomes the maximum of that and its present value.
- * noop: optional. */
+ * noop: optional.
+ * groups: optional i32 [M], x viewed as [M, N]: the group of each row (te_op_moe_chunk_map with chunk_numbers makes them of sizes). amax is f32 [n] then, of any
+ * stride: max |x| of each group's rows, 0 of a group without any. Rows of other numbers than 0 .. n-1 belong to no group. Not with noop. */
 typedef struct te_op_amax_args {
     const te_tensor *x;
     te_tensor *amax;
     bool keep;
-    const te_tensor *noop;
+    const te_tensor *noop, *groups;
 } te_op_amax_args;
 
 /* scale [n], scale_inv [n] from amax [n], all f32 (as nvte_compute_scale_from_amax):
@@ -54,7 +56,9 @@ typedef struct te_op_delayed_gather_args {
  *   x_amax     f32 [2], optional, with `current` and without `noop`, at a multiple of 8 bytes: max |x|, as `amax` of te_op_act_fwd and others has left
  *              it, and 0. x is then read once. Both become 0
  *   dbias      [N] of any float format, optional: the sums of x's columns in f32: the gradient of a bias, if x is a gradient; not with `noop`
- *   noop       optional f32 [1]: 1.0 => nothing is written */
+ *   noop       optional f32 [1]: 1.0 => nothing is written
+ *   groups     optional i32 [M]: the group of each row, as te_op_amax has it. scale, scale_inv and amax are [n], one for each group, scale and amax of any
+ *              stride; the codes of rows of no group are 0. Not with `current` (te_op_amax and te_op_scale_from_amax make such scales), `dbias` or `noop` */
 typedef struct te_op_fp8_quantize_args {
     const te_tensor *x;
     te_tensor *row, *col;
@@ -65,12 +69,15 @@ typedef struct te_op_fp8_quantize_args {
     float epsilon;
     bool power_of_two;
     te_tensor *x_amax, *dbias;
+    const te_tensor *groups;
 } te_op_fp8_quantize_args;
 
-/* y = f32(q) * scale_inv, rounded once to y's format. q [M, ld] with ld >= N, y [M, N]. */
+/* y = f32(q) * scale_inv, rounded once to y's format. q [M, ld] with ld >= N, y [M, N]. groups: optional i32 [M], as te_op_fp8_quantize's: scale_inv is f32 [n],
+ * and rows of no group become 0. */
 typedef struct te_op_fp8_dequantize_args {
     const te_tensor *q, *scale_inv;
     te_tensor *y;
+    const te_tensor *groups;
 } te_op_fp8_dequantize_args;
 
 /* dst [N, ldd] = transpose of src [M, lds] restricted to its first N columns: dst(n, m) = src(m, n), pad columns M .. ldd-1
@@ -150,14 +157,16 @@ typedef struct te_op_mxfp8_dequantize_args {
 
 /* amax_row f32 [1] = max |x|, or [M] (one for each row of x); amax_col f32 [1] = the same of what the column-wise copy will
  * quantize (after the transform with `rht`), or [N] (one for each column of x). NaN ignored, infinity kept. Either may be NULL. keep: the maximum
- * with their present values is taken; false => they are overwritten. noop: optional. */
+ * with their present values is taken; false => they are overwritten. noop: optional.
+ * groups: optional i32 [M]: the group of each row, as te_op_amax has it; amax_row and amax_col are f32 [n] then. Groups begin at multiples of 16 rows: the first
+ * of 16 rows says which group all of them belong to. Not with noop. */
 typedef struct te_op_nvfp4_amax_args {
     const te_tensor *x;
     te_tensor *amax_row, *amax_col;
     bool rht;
     bool no_random_sign_mask; /* s is all + */
     bool keep;
-    const te_tensor *noop;
+    const te_tensor *noop, *groups;
 } te_op_nvfp4_amax_args;
 
 /* x [.., N] viewed as [M, N]; blocks of 16 along a row (row), along a column (col), or 16 x 16 (two_dimensional: one scale for
@@ -171,6 +180,9 @@ typedef struct te_op_nvfp4_amax_args {
  *              then. amax_row may be NULL if only col is asked for. two_dimensional: amax_row's for both copies (amax_col's if that is
  *              NULL), [1]; and no rht with col
  *   swizzled   scales in the layout of te_op_mxfp8_quantize
+ *   groups     optional i32 [M]: the group of each row, as te_op_amax has it: amax_row and amax_col are f32 [n]. The column-wise copy needs groups that begin at
+ *              multiples of 16 rows, and takes the number of the first of 16. Rows of no group are quantized by the first group's amax. Not with
+ *              two_dimensional, `measure` or `noop`
  *   rht        of the column-wise copy: each 16 rows of a column, times their signs (unless no_random_sign_mask), times the Hadamard matrix / 4, rounded to
  *              bf16; amax, scales and codes are those of the rounded values. Sums are taken as a tensor core takes them: each product is truncated
  *              25 bits below the leading bit of the largest, they are added exactly, and the sum is truncated to f32. A NaN makes the scales of
@@ -202,10 +214,12 @@ typedef struct te_op_nvfp4_quantize_args {
     bool swizzled;
     bool measure; /* amax_row and amax_col are written first, as te_op_nvfp4_amax does without keep; they may be one [1] unless col is transformed */
     const te_tensor *noop; /* optional */
+    const te_tensor *groups;
 } te_op_nvfp4_quantize_args;
 
 /* y [M, N] = RN(q * RN(RN(d * amax) * RN(1 / (6 F)))), rounded to y's format; d: `scale`, e4m3; an amax of 0 counts as 6 F (S = 1). columnwise: the
- * column-wise copy; with rht its inverse (the transpose) is applied, in f32. amax f32 [1] or [M], columnwise [N]. */
+ * column-wise copy; with rht its inverse (the transpose) is applied, in f32. amax f32 [1] or [M], columnwise [N]; with groups, optional i32 [M], f32 [n]: as
+ * te_op_nvfp4_quantize has them. */
 typedef struct te_op_nvfp4_dequantize_args {
     const te_tensor *q, *scale, *amax;
     te_tensor *y;
@@ -213,6 +227,7 @@ typedef struct te_op_nvfp4_dequantize_args {
     bool rht, no_random_sign_mask; /* as the copy was quantized; so are the next two */
     bool e4m3_max_256;      /* F = 256 */
     bool swizzled;          /* the layout of the scales */
+    const te_tensor *groups;
 } te_op_nvfp4_dequantize_args;
 
 /* ---- shard ---------------------------------------------------------------------------------------------------

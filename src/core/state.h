@@ -152,7 +152,8 @@ typedef struct te__quant_spec {
     te_4over6_error four_over_six;
     float epsilon;
     te_group *group;                        /* reduces amaxes; borrowed */
-    te_tensor *scale, *amax;                /* delayed: f32 [1] each */
+    te_tensor *scale, *amax;                /* delayed: f32 [1] each; with sizes [n], of any stride */
+    te_tensor *sizes;                       /* i32 or i64 [n]: rows of groups, each quantized by itself (borrowed); NULL: one group */
     const struct te__quant_spec *row, *col; /* hybrid */
     te_custom_quantizer custom;
 } te__quant_spec;
@@ -168,6 +169,7 @@ typedef struct te__quantized {
     const te__quant_class *cls; /* of the quantizer that made it */
     te_quantizer *quantizer; /* that quantizer (a reference), if the user holds it too, else NULL */
     te__quant_copy row, col;
+    te_tensor *sizes; /* of groups of rows, each with scales and amaxes of its own, [n] (quant/groups.c); NULL: one group */
     uint64_t version_shift; /* added to the version of the memory that counts its values: they may move to other memory */
     void *init_value; /* of a weight: its value before it was first quantized, in its nominal dtype, in host memory; or NULL */
     size_t init_bytes;

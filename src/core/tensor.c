@@ -186,6 +186,7 @@ static void te__tensor_free(te_tensor *x) {
     if (x->quantized) {
         te__copy_release(&x->quantized->row);
         te__copy_release(&x->quantized->col);
+        te_tensor_release(x->quantized->sizes);
         te_quantizer_destroy(x->quantized->quantizer);
         te__free(te, x->quantized->init_value, x->quantized->init_bytes);
         te__free(te, x->quantized, sizeof(*x->quantized));
@@ -349,6 +350,7 @@ static te_tensor *te__alias_quantized(const te_tensor *x) {
     *y->quantized = *x->quantized;
     te__copy_retain(&y->quantized->row);
     te__copy_retain(&y->quantized->col);
+    te_tensor_retain(y->quantized->sizes);
     if (y->quantized->quantizer) y->quantized->quantizer->refs++;
     y->quantized->init_value = NULL; /* the weight's own */
     y->quantized->init_bytes = 0;

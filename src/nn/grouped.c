@@ -169,34 +169,84 @@ static te_tensor *te__stack(te_ctx *te, te_tensor *const *x, int n) {
     return all;
 }
 
-/* Do kernels read a's copy together with that of every weight? With one scale a tensor they do. */
-static bool te__groups_meet(const te_tensor *a, int a_which, te_tensor *const *w, int n, int w_which) {
+/* How te_op_grouped_gemm takes copies that meet: the codes themselves; codes times the scales of their blocks, exactly, as bf16, which is how te_op_gemm multiplies them;
+ * or, with rounding, their values. */
+typedef enum te__grouped_way { TE__GROUPED_CODES, TE__GROUPED_EXACT, TE__GROUPED_VALUES } te__grouped_way;
+
+/* The way of a's copy and those of all n others. Of blocks it multiplies 1 x 128 by 128 x 128 along rows, and 1 x 128 by 1 x 128 along k. */
+static te__grouped_way te__grouped_way_of(const te_tensor *a, int a_which, te_tensor *const *w, int n, int w_which, bool along_k) {
+    te__grouped_way way = TE__GROUPED_CODES;
     int i;
-    for (i = 0; i < n; i++)
-        if (!a->quantized || !w[i]->quantized || !(te__copy_of(a, a_which)->cls->facts & TE__TENSOR_SCALED) || !te__copies_meet(te__copy_of(a, a_which), te__copy_of(w[i], w_which)))
-            return false;
-    return true;
+    for (i = 0; i < n; i++) {
+        const te__quant_copy *ca = a->quantized ? te__copy_of(a, a_which) : NULL, *cw = w[i]->quantized ? te__copy_of(w[i], w_which) : NULL;
+        if (!te__copies_meet(ca, cw)) return TE__GROUPED_VALUES;
+        if (ca->cls->facts & TE__EXACT_CODES)
+            way = TE__GROUPED_EXACT;
+        else if (!(ca->cls->facts & TE__TENSOR_SCALED) && (te__scaling_kind(ca) != TE_SCALING_BLOCK_1D || te__scaling_kind(cw) != (along_k ? TE_SCALING_BLOCK_1D : TE_SCALING_BLOCK_2D)))
+            return TE__GROUPED_VALUES;
+    }
+    return way;
 }
-/* D rows of g = A rows of g times w[g], or its transpose: the copies as they are, or decoded. */
+/* Codes times the scales of their blocks, without the amaxes and as a transform has left them: bf16 [M, N], groups apart where the copy has them so. */
+static te_tensor *te__exact_codes(const te_tensor *x, int which) {
+    const te__quant_copy *c = te__copy_of(x, which);
+    te_tensor *y = x->quantized->sizes && te__copy_is_padded(c, which) ? te__padded_shell(x, c) : te__alias_quantized(x);
+    te__quant_copy *own;
+    int64_t one = 1;
+    if (!y) return NULL;
+    te_tensor_release(y->quantized->sizes);
+    y->quantized->sizes = NULL;
+    own = te__copy_of(y, which);
+    own->rht = false;
+    if (own->amax) {
+        te_tensor_release(own->amax);
+        own->amax = te_tensor_retain(te_tensor_zeros(x->te, TE_F32, 1, &one)); /* a factor of 1, but for less than bf16 can tell */
+        if (!own->amax) return NULL;
+    }
+    return own->cls->decode(y, own, which, TE_BF16);
+}
+/* What te_op_gemm multiplies the products of a copy's exact codes with: of each group, or of all. NULL: nothing, or an error. */
+static te_tensor *te__exact_scale(te_tensor *amax, const te__quant_copy *c) {
+    te_op_axpby_args args = TE_ZERO;
+    if (!amax) return NULL;
+    args.x = amax;
+    args.out = te__empty_like(amax, TE_F32);
+    args.alpha = te__gemm_nvfp4_factor(c->e4m3_max_256);
+    return args.out && te_op_axpby(amax->te, &args) == TE_OK ? args.out : NULL;
+}
+/* One operand of all groups, and its scales. */
+static te_tensor *te__grouped_operand(te_tensor *x, int which, te__grouped_way way, te_dtype dtype, const te_tensor **scale, te_scaling *scaling) {
+    const te__quant_copy *c = way == TE__GROUPED_VALUES ? NULL : te__copy_of(x, which);
+    if (!c) return te__plain_factor(x, which, dtype);
+    if (way == TE__GROUPED_EXACT) {
+        *scale = te__exact_scale(c->amax, c);
+        return c->amax && !*scale ? NULL : te__exact_codes(x, which);
+    }
+    *scale = c->scale;
+    *scaling = te__scaling_kind(c);
+    return c->data;
+}
+
+/* D rows of g = A rows of g times w[g], or its transpose. */
 static te_result te__grouped_rows_product(te_ctx *te, te_tensor *a, te_tensor *const *w, int n, bool w_transposed, te_op_grouped_gemm_args *g) {
     int which = w_transposed ? TE_ROWWISE : TE_COLUMNWISE, i;
     size_t bytes = 2 * (size_t)n * sizeof(te_tensor *);
     te_tensor **list = (te_tensor **)te__alloc_zero(te, bytes), **scale = list ? list + n : NULL;
-    bool native = te__groups_meet(a, TE_ROWWISE, w, n, which);
+    te__grouped_way way = te__grouped_way_of(a, TE_ROWWISE, w, n, which, false);
     te_result result = list ? TE_OK : TE_ERR_OUT_OF_MEMORY;
     te__frame_begin(te);
     for (i = 0; i < n && result == TE_OK; i++) {
-        list[i] = native ? te__copy_of(w[i], which)->data : te__plain_factor(w[i], which, g->d->dtype);
-        if (native) scale[i] = te__copy_of(w[i], which)->scale;
+        const te_tensor *own = NULL;
+        list[i] = te__grouped_operand(w[i], which, way, g->d->dtype, &own, &g->scaling_b);
+        scale[i] = (te_tensor *)own;
         if (!list[i]) result = te_error_code(te);
     }
     if (result == TE_OK) {
-        g->a = native ? te__copy_of(a, TE_ROWWISE)->data : te__plain_factor(a, TE_ROWWISE, g->d->dtype);
+        g->a = te__grouped_operand(a, TE_ROWWISE, way, g->d->dtype, &g->scale_a, &g->scaling_a);
         g->b = te__stack(te, list, n);
-        if (native) g->scale_a = te__copy_of(a, TE_ROWWISE)->scale;
-        if (native) g->scale_b = te__stack(te, scale, n);
-        g->b_transposed = w_transposed || native; /* column-wise codes lie transposed */
-        result = g->a && g->b && (!native || g->scale_b) ? te_op_grouped_gemm(te, g) : te_error_code(te);
+        if (scale[0]) g->scale_b = te__stack(te, scale, n);
+        g->b_transposed = w_transposed || way == TE__GROUPED_CODES; /* column-wise codes lie transposed */
+        result = g->a && g->b && (!scale[0] || g->scale_b) ? te_op_grouped_gemm(te, g) : te_error_code(te);
     }
     te__frame_end(te, NULL, 0);
     te__free(te, list, bytes);
@@ -204,24 +254,67 @@ static te_result te__grouped_rows_product(te_ctx *te, te_tensor *a, te_tensor *c
 }
 /* D[g] = dy^T x over the rows of g. */
 static te_result te__grouped_k_product(te_ctx *te, te_tensor *dy, te_tensor *x, te_op_grouped_gemm_args *g) {
-    bool native = te__groups_meet(dy, TE_COLUMNWISE, &x, 1, TE_COLUMNWISE);
+    te__grouped_way way = te__grouped_way_of(dy, TE_COLUMNWISE, &x, 1, TE_COLUMNWISE, true);
+    const te__quant_copy *c = way == TE__GROUPED_VALUES ? NULL : te__copy_of(x, TE_COLUMNWISE);
     te_result result;
     te__frame_begin(te);
-    if (native) {
-        g->a = te__copy_of(dy, TE_COLUMNWISE)->data;
-        g->b = te__copy_of(x, TE_COLUMNWISE)->data;
-        g->scale_a = te__copy_of(dy, TE_COLUMNWISE)->scale;
-        g->scale_b = te__copy_of(x, TE_COLUMNWISE)->scale;
-    } else {
-        te_dtype dtype = dy->dtype;
-        g->a = te__plain_factor(dy, TE_COLUMNWISE, dtype);
-        g->b = te__plain_factor(x, TE_COLUMNWISE, dtype);
-    }
+    g->a = te__grouped_operand(dy, TE_COLUMNWISE, way, dy->dtype, &g->scale_a, &g->scaling_a);
+    g->b = te__grouped_operand(x, TE_COLUMNWISE, way, dy->dtype, &g->scale_b, &g->scaling_b);
     g->along_k = true;
-    g->a_transposed = !native;
-    g->b_transposed = native;
-    result = g->a && g->b ? te_op_grouped_gemm(te, g) : te_error_code(te);
+    g->a_transposed = way != TE__GROUPED_CODES;
+    g->b_transposed = way == TE__GROUPED_CODES;
+    result = g->a && g->b ? TE_OK : te_error_code(te);
+    if (result == TE_OK && c && x->quantized->sizes && te__copy_is_padded(c, TE_COLUMNWISE)) {
+        g->k = te__padded_rows(g->k, te__numel(g->sizes), c->cls->group_rows);
+        g->sizes = te__padded_sizes(te, g->sizes, c->cls->group_rows, 0, NULL);
+        if (!g->sizes) result = te_error_code(te);
+    }
+    if (result == TE_OK) result = te_op_grouped_gemm(te, g);
     te__frame_end(te, NULL, 0);
+    return result;
+}
+
+/* How a slot of all products is quantized, each group by itself. */
+typedef struct te__grouped_spec {
+    te__quant_spec spec, child[2]; /* spec.row and spec.col */
+} te__grouped_spec;
+
+/* Numbers `first`, first + step ... of an f32 tensor, n of them, as a vector. */
+static te_tensor *te__every(const te_tensor *x, int first, int step, int n) {
+    te_tensor *y = te__alias_1d(x, first * (int64_t)sizeof(float), TE_F32, n);
+    if (y) y->stride[0] = step;
+    return y;
+}
+/* Codes of a scale that the program gives have that one in all groups; so have what functions of the program make. */
+static te_result te__spec_by_group(const te__quant_call *q, bool backward, int slot, te_tensor *sizes, te__quant_spec *spec) {
+    const te__slots *slots = backward ? &q->scaling->backward : q->forward;
+    int step = backward ? TE__SLOTS_BACKWARD : TE__SLOTS_FORWARD, n = q->scaling->num_gemms;
+    te_ctx *te = q->scaling->te;
+    if (spec->cls->form != TE__FORM_CODES) return TE_OK;
+    if (spec->row_scaled)
+        return te__fail(te, TE_ERR_UNSUPPORTED, "GroupedLinear: NVFP4 with an amax for each row, and m_splits_tensor, whose products take one for each group; give the sizes in m_splits, or "
+                        "leave row_scaled_activation off");
+    if (spec->cls->facts & TE__SCALE_GIVEN) {
+        if (spec->scale != slots->slot_scale[slot]) return TE_OK;
+        spec->scale = te__every(slots->scale, slot, step, n);
+        spec->amax = te__every(slots->history, slot, step, n);
+        if (!spec->scale || !spec->amax) return te_error_code(te);
+    }
+    spec->sizes = sizes;
+    return TE_OK;
+}
+/* *s stays where it is: the spec points into it. */
+static te_result te__grouped_spec_of(const te__quant_call *q, bool backward, int slot, int usage, te_tensor *sizes, te__grouped_spec *s) {
+    te_result result = TE_OK;
+    int i;
+    s->spec = te__slot_spec(q, backward, 0, slot, usage);
+    if (s->spec.cls->form != TE__FORM_PARTS) return te__spec_by_group(q, backward, slot, sizes, &s->spec);
+    for (i = 0; i < 2 && result == TE_OK; i++) {
+        s->child[i] = *te__spec_of(&s->spec, i ? TE_COLUMNWISE : TE_ROWWISE);
+        result = te__spec_by_group(q, backward, slot, sizes, &s->child[i]);
+    }
+    s->spec.row = &s->child[0];
+    s->spec.col = &s->child[1];
     return result;
 }
 
@@ -378,8 +471,9 @@ static te_result te__all_backward(te_ctx *te, const void *state, te_tensor *cons
     }
     gq = g;
     if (s->quantize_grad && (needs[0] || weights)) {
-        te__quant_spec spec = te__slot_spec(&s->quant, true, 0, TE__SLOT_GRAD_OUTPUT, (needs[0] ? TE_ROWWISE : 0) | (weights ? TE_COLUMNWISE : 0));
-        gq = te__quantize_operand(g, &spec);
+        te__grouped_spec how;
+        result = te__grouped_spec_of(&s->quant, true, TE__SLOT_GRAD_OUTPUT, (needs[0] ? TE_ROWWISE : 0) | (weights ? TE_COLUMNWISE : 0), saved[1], &how);
+        gq = result == TE_OK ? te__quantize_operand(g, &how.spec) : NULL;
         if (!gq) return te_error_code(te);
         te__inspect(s->quant.scaling, 0, TE_TENSOR_GRAD_OUTPUT, g, gq);
     }
@@ -407,8 +501,9 @@ static te_result te__all_backward(te_ctx *te, const void *state, te_tensor *cons
             result = te_error_code(te);
     }
     if (weights && result == TE_OK && s->quantize_x) {
-        te__quant_spec spec = te__slot_spec(&s->quant, false, 0, TE__SLOT_INPUT, s->quantize_x);
-        x = te__quantize_operand(x, &spec);
+        te__grouped_spec how;
+        result = te__grouped_spec_of(&s->quant, false, TE__SLOT_INPUT, s->quantize_x, saved[1], &how);
+        x = result == TE_OK ? te__quantize_operand(x, &how.spec) : NULL;
         if (!x) return te_error_code(te);
     }
     return weights && result == TE_OK ? te__all_weight_grads(te, s, gq, x, saved[1], dx) : result;
@@ -425,14 +520,23 @@ static te_tensor *te__grouped_weight(const te__grouped_call *c, int i, int usage
     return te__quantized_weight(&call, usage);
 }
 
-/* Calibration of delayed scaling: the input is measured as one, as it would be quantized. */
+/* Calibration of delayed scaling: the input's groups are measured as they would be quantized. */
 static te_result te__grouped_calibrate(const te__grouped_call *c) {
-    te_result result = TE_OK;
+    te__grouped_spec how;
+    te_op_amax_args amax = TE_ZERO;
+    te_result result = te__grouped_spec_of(&c->quant, false, TE__SLOT_INPUT, TE_ROWWISE, c->sizes, &how);
     int i;
-    for (i = -1; i < c->s->desc.num_gemms && result == TE_OK; i++) {
-        const te_tensor *x = i < 0 ? c->x : c->weights[i];
-        te__quant_spec spec = te__slot_spec(&c->quant, false, i < 0 ? 0 : i, i < 0 ? TE__SLOT_INPUT : TE__SLOT_WEIGHT, TE_ROWWISE);
-        if (x->buffer && spec.amax) result = te__amax_into(x, spec.amax);
+    amax.x = c->x;
+    amax.amax = how.spec.amax;
+    amax.keep = true;
+    if (result == TE_OK && how.spec.sizes && amax.amax) {
+        amax.groups = te__row_groups(c->m->te, c->sizes, te__rows(c->x));
+        result = amax.groups ? te_op_amax(c->m->te, &amax) : te_error_code(c->m->te);
+    } else if (result == TE_OK && amax.amax)
+        result = te_op_amax(c->m->te, &amax);
+    for (i = 0; i < c->s->desc.num_gemms && result == TE_OK; i++) {
+        te__quant_spec spec = te__slot_spec(&c->quant, false, i, TE__SLOT_WEIGHT, TE_ROWWISE);
+        if (c->weights[i]->buffer && spec.amax) result = te__amax_into(c->weights[i], spec.amax);
     }
     return result;
 }
@@ -457,12 +561,14 @@ static te_result te__grouped_all_with(const te__grouped_call *c, te_tensor *inpu
     }
     if (recipe) {
         bool again = d->save_original_input && recipe->backward_override != TE_BACKWARD_HIGH_PRECISION;
-        te__quant_spec spec = te__slot_spec(&c->quant, false, 0, TE__SLOT_INPUT, TE_ROWWISE | (wants_weight && !again ? keep : 0));
-        if (d->save_original_input && (spec.cls->facts & TE__SCALE_GIVEN || spec.stochastic))
+        te__grouped_spec how;
+        result = te__grouped_spec_of(&c->quant, false, TE__SLOT_INPUT, TE_ROWWISE | (wants_weight && !again ? keep : 0), c->sizes, &how);
+        if (result != TE_OK) return result;
+        if (d->save_original_input && (how.spec.cls->facts & TE__SCALE_GIVEN || how.spec.stochastic))
             return te__fail(te, TE_ERR_INVALID, "GroupedLinear: save_original_input, and the input's quantizer is %s: quantized again, the input would not be the same; leave the "
-                            "option off, or use another recipe", spec.stochastic ? "stochastic" : spec.cls->name);
-        if (again && wants_weight && spec.cls->form != TE__FORM_PLAIN) state->quantize_x = keep;
-        xq = te__quantize_operand(c->x, &spec);
+                            "option off, or use another recipe", how.spec.stochastic ? "stochastic" : how.spec.cls->name);
+        if (again && wants_weight && how.spec.cls->form != TE__FORM_PLAIN) state->quantize_x = keep;
+        xq = te__quantize_operand(c->x, &how.spec);
         if (!xq) return te_error_code(te);
         if (xq != c->x) te__inspect(c->quant.scaling, 0, TE_TENSOR_INPUT, c->x, xq);
         state->split_dgrad = block || te__switch(recipe->split_dgrad, true);

@@ -57,23 +57,25 @@ enum {
 #define TE__ARGS_column_sum(T, L) T(x, TE__IN | TE__AS_FLOAT) T(out, TE__SUM | TE__AS_FLOAT)
 #define TE__ARGS_embedding_fwd(T, L) T(ids, TE__IN | TE__AS_INDEX) T(table, TE__IN | TE__AS_FLOAT) T(y, TE__OUT | TE__AS_FLOAT)
 #define TE__ARGS_embedding_bwd(T, L) T(ids, TE__IN | TE__AS_INDEX) T(dy, TE__IN | TE__AS_FLOAT) T(dtable, TE__SUM | TE__AS_FLOAT)
-#define TE__ARGS_amax(T, L) T(x, TE__IN | TE__AS_FLOAT) T(amax, TE__KEPT | TE__AS_F32) T(noop, TE__IN | TE__AS_F32 | TE__OPT)
+#define TE__GROUPS(T) T(groups, TE__IN | TE__AS_I32 | TE__OPT) /* the group of each row */
+#define TE__ARGS_amax(T, L) T(x, TE__IN | TE__AS_FLOAT) T(amax, TE__KEPT | TE__AS_F32 | TE__STRIDED) T(noop, TE__IN | TE__AS_F32 | TE__OPT) TE__GROUPS(T)
 #define TE__ARGS_scale_from_amax(T, L) T(amax, TE__IN | TE__AS_F32) T(scale, TE__OUT | TE__AS_F32) T(scale_inv, TE__OUT | TE__AS_F32 | TE__OPT)
 #define TE__ARGS_delayed_update(T, L)                                                                                     \
     L(amax_history, , a->count, TE__INOUT | TE__AS_F32) L(scale, , a->count, TE__INOUT | TE__AS_F32) T(reduced, TE__IN | TE__AS_F32 | TE__OPT)
 #define TE__ARGS_delayed_gather(T, L) L(amax_history, , a->count, TE__IN | TE__AS_F32) T(amaxes, TE__OUT | TE__AS_F32)
 #define TE__ARGS_fp8_quantize(T, L)                                                                                                           \
     T(x, TE__IN | TE__AS_FLOAT) T(row, TE__MADE | TE__AS_FP8 | TE__OPT) T(col, TE__MADE | TE__AS_FP8 | TE__OPT)                                \
-        T(scale, TE__IN | TE__AS_F32 | TE__NEED(!a->current)) T(scale_inv, TE__MADE | TE__AS_F32 | TE__OPT)                                   \
-        T(amax, (a->current ? TE__MADE : TE__INOUT) | TE__AS_F32 | TE__OPT) T(noop, TE__IN | TE__AS_F32 | TE__OPT)                              \
-        T(x_amax, TE__INOUT | TE__AS_F32 | TE__OPT) T(dbias, TE__OUT | TE__AS_FLOAT | TE__OPT)
-#define TE__ARGS_fp8_dequantize(T, L) T(q, TE__IN | TE__AS_FP8) T(scale_inv, TE__IN | TE__AS_F32) T(y, TE__OUT | TE__AS_FLOAT)
+        T(scale, TE__IN | TE__AS_F32 | TE__STRIDED | TE__NEED(!a->current)) T(scale_inv, TE__MADE | TE__AS_F32 | TE__OPT)                     \
+        T(amax, (a->current ? TE__MADE : TE__INOUT) | TE__AS_F32 | TE__STRIDED | TE__OPT) T(noop, TE__IN | TE__AS_F32 | TE__OPT)                \
+        T(x_amax, TE__INOUT | TE__AS_F32 | TE__OPT) T(dbias, TE__OUT | TE__AS_FLOAT | TE__OPT) TE__GROUPS(T)
+#define TE__ARGS_FP8_DECODE(T) T(q, TE__IN | TE__AS_FP8) T(scale_inv, TE__IN | TE__AS_F32) T(y, TE__OUT | TE__AS_FLOAT)
+#define TE__ARGS_fp8_dequantize(T, L) TE__ARGS_FP8_DECODE(T) TE__GROUPS(T)
 #define TE__ARGS_transpose(T, L)                                                                                                       \
     T(src, TE__IN | TE__AS_E2M1 | (TE__AS_BYTES & ~TE__AS_I64)) T(dst, TE__OUT | TE__AS_E2M1 | (TE__AS_BYTES & ~TE__AS_I64))
 #define TE__ARGS_block_quantize(T, L)                                                                                                         \
     T(x, TE__IN | TE__AS_FLOAT) T(row, TE__MADE | TE__AS_FP8 | TE__OPT) T(row_scale_inv, TE__MADE | TE__AS_F32 | TE__NEED(a->row))             \
         T(col, TE__MADE | TE__AS_FP8 | TE__OPT) T(col_scale_inv, TE__MADE | TE__AS_F32 | TE__NEED(a->col)) T(noop, TE__IN | TE__AS_F32 | TE__OPT)
-#define TE__ARGS_block_dequantize(T, L) TE__ARGS_fp8_dequantize(T, L)
+#define TE__ARGS_block_dequantize(T, L) TE__ARGS_FP8_DECODE(T)
 #define TE__ARGS_mxfp8_quantize(T, L)                                                                                                         \
     T(x, TE__IN | TE__AS_FLOAT) T(row, TE__MADE | TE__AS_FP8 | TE__OPT) T(row_scale, TE__MADE | TE__AS_E8M0 | TE__NEED(a->row))                \
         T(col, TE__MADE | TE__AS_FP8 | TE__OPT) T(col_scale, TE__MADE | TE__AS_E8M0 | TE__NEED(a->col)) T(noop, TE__IN | TE__AS_F32 | TE__OPT)
@@ -93,7 +95,7 @@ enum {
         T(sums, TE__OUT | TE__AS_F32)
 #define TE__ARGS_nvfp4_amax(T, L)                                                                                                    \
     T(x, TE__IN | TE__AS_FLOAT) T(amax_row, TE__KEPT | TE__AS_F32 | TE__OPT) T(amax_col, TE__KEPT | TE__AS_F32 | TE__OPT)           \
-        T(noop, TE__IN | TE__AS_F32 | TE__OPT)
+        T(noop, TE__IN | TE__AS_F32 | TE__OPT) TE__GROUPS(T)
 /* One amax of both copies, if it is the same number of both: of the same values, and all of them. */
 #define TE__ONE_AMAX ((a->rht && a->col) || (a->amax_row && te__numel(a->amax_row) != 1) ? 0 : TE__TWIN)
 #define TE__ARGS_nvfp4_quantize(T, L)                                                                                                          \
@@ -101,9 +103,9 @@ enum {
         T(col, TE__MADE | TE__AS_E2M1 | TE__OPT) T(col_scale, TE__MADE | TE__AS_E4M3 | TE__NEED(a->col))                                       \
         T(amax_row, TE__MEASURED | TE__AS_F32 | TE__ONE_AMAX | TE__NEED(a->row || !a->amax_col))                                              \
         T(amax_col, TE__MEASURED | TE__AS_F32 | TE__ONE_AMAX | TE__OPT) T(rng, TE__IN | TE__AS_I64 | TE__OPT)                                 \
-        T(noop, TE__IN | TE__AS_F32 | TE__OPT)
+        T(noop, TE__IN | TE__AS_F32 | TE__OPT) TE__GROUPS(T)
 #define TE__ARGS_nvfp4_dequantize(T, L) \
-    T(q, TE__IN | TE__AS_E2M1) T(scale, TE__IN | TE__AS_E4M3) T(amax, TE__IN | TE__AS_F32) T(y, TE__OUT | TE__AS_FLOAT)
+    T(q, TE__IN | TE__AS_E2M1) T(scale, TE__IN | TE__AS_E4M3) T(amax, TE__IN | TE__AS_F32) T(y, TE__OUT | TE__AS_FLOAT) TE__GROUPS(T)
 #define TE__ARGS_gemm(T, L)                                                                                                                    \
     T(a, TE__IN | TE__AS_OPERAND | TE__STRIDED) T(b, TE__IN | TE__AS_OPERAND | TE__STRIDED)                                                          \
         T(d, TE__SUM | TE__PART(d, a->m, a->n) | TE__AS_FLOAT | TE__STRIDED)                                                                   \

@@ -33,6 +33,15 @@ static te_result te__want_numel(te_ctx *te, const char *op, const char *name, co
     return te__fail(te, TE_ERR_SHAPE, "%s: %s is %s; %lld element%s needed", op, name, te__shape_text(x, text), (long long)n, n == 1 ? " is" : "s are");
 }
 
+/* The group of each row of x, for one of `numbers` [n] each; NULL is fine. */
+static te_result te__want_groups(te_ctx *te, const char *op, const te_tensor *groups, int64_t rows, const char *name, const te_tensor *numbers) {
+    char text[TE__SHAPE_TEXT];
+    if (!groups) return TE_OK;
+    if (numbers && (numbers->ndim != 1 || te__numel(numbers) < 1 || te__numel(numbers) > INT32_MAX))
+        return te__fail(te, TE_ERR_SHAPE, "%s: %s is %s; with groups a vector is needed, of one number for each group", op, name, te__shape_text(numbers, text));
+    return te__want_numel(te, op, "groups", groups, rows);
+}
+
 /* a * b of sizes: 0 if one of them is below that; where 64 bits have no room for it, more than any tensor has. */
 static int64_t te__size_times(int64_t a, int64_t b) { return a <= 0 || b <= 0 ? 0 : b > INT64_MAX / a ? INT64_MAX : a * b; }
 

@@ -3,8 +3,10 @@
 
 /* ---- memory ---- */
 
-/* The number of amaxes of a copy of an [m, n] matrix; row-scaled: one for each row, in the column-wise copy one for each column. */
-static int64_t te__num_amaxes(const te__quant_spec *spec, int which, int64_t m, int64_t n) { return !spec->row_scaled ? 1 : which == TE_ROWWISE ? m : n; }
+/* The number of amaxes of a copy of an [m, n] matrix: one for each group of rows; row-scaled: one for each row, in the column-wise copy one for each column. */
+static int64_t te__num_amaxes(const te__quant_spec *spec, int which, int64_t m, int64_t n) {
+    return spec->sizes ? te__numel(spec->sizes) : !spec->row_scaled ? 1 : which == TE_ROWWISE ? m : n;
+}
 
 /* One copy of an [m, n] matrix by `spec`, uninitialised or cleared. The tensors belong to the copy. */
 static te_result te__copy_open(te_ctx *te, te__quant_copy *c, const te__quant_spec *spec, int which, te_dtype nominal, int64_t m, int64_t n, bool clear) {
@@ -20,12 +22,13 @@ static te_result te__copy_open(te_ctx *te, te__quant_copy *c, const te__quant_sp
     c->swizzled = spec->swizzled;
     c->custom = spec->custom;
     if (te__is_opaque(cls)) return TE_OK; /* the user's function allocates */
+    if (spec->sizes && te__copy_is_padded(c, which)) m = te__padded_rows(m, te__numel(spec->sizes), cls->group_rows);
     shape[0] = turned ? n : m;
     shape[1] = turned ? m : n;
     if (codes) shape[1] = te__quant_ld(spec->dtype, shape[1]);
     c->data = te_tensor_retain(make(te, codes ? spec->dtype : nominal, 2, shape));
     if (!codes || !c->data) return c->data ? TE_OK : te_error_code(te);
-    shape[0] = 1;
+    shape[0] = spec->sizes ? te__numel(spec->sizes) : 1;
     if (cls->scale_shape) cls->scale_shape(c, columnwise, columnwise ? n : m, columnwise ? m : n, shape);
     c->scale = te_tensor_retain(make(te, cls->scale_dtype, cls->scale_shape ? 2 : 1, shape));
     if (cls->facts & TE__TENSOR_AMAX) c->amax = te_tensor_retain(make(te, TE_F32, 1, &amaxes));
@@ -46,6 +49,11 @@ static void te__copies_share(te__quantized *q) {
     }
 }
 
+/* The groups of what `spec` quantizes, of either copy. */
+static te_tensor *te__sizes_of(const te__quant_spec *spec) {
+    te_tensor *of_row = te__spec_of(spec, TE_ROWWISE)->sizes;
+    return of_row ? of_row : te__spec_of(spec, TE_COLUMNWISE)->sizes;
+}
 /* A quantized tensor with memory for the copies of `usage`. Belongs to the innermost scope. */
 static te_tensor *te__quant_empty(te_ctx *te, te_dtype nominal, int ndim, const int64_t *shape, const te__quant_spec *spec, int usage, bool clear) {
     te_tensor *y = te__tensor_shell(te, nominal, ndim, shape);
@@ -58,6 +66,7 @@ static te_tensor *te__quant_empty(te_ctx *te, te_dtype nominal, int ndim, const 
         return NULL;
     }
     y->quantized->cls = spec->cls;
+    y->quantized->sizes = te_tensor_retain(te__sizes_of(spec));
     te__frame_begin(te);
     for (which = TE_ROWWISE; which <= TE_COLUMNWISE && result == TE_OK; which++)
         if (usage & which) result = te__copy_open(te, te__copy_of(y, which), te__spec_of(spec, which), which, nominal, te__rows(y), te__cols(y), clear);
@@ -120,7 +129,7 @@ static te_result te__quant_fill(te_tensor *y, te_tensor *x, const te__quant_spec
     te_result result;
     te__frame_begin(x->te);
     flat = te_tensor_contiguous(x);
-    result = !flat ? te_error_code(x->te) : row || col ? spec->cls->fill(flat, spec, row, col, noop) : TE_OK;
+    result = !flat ? te_error_code(x->te) : row || col ? te__fill_copies(flat, spec, row, col, noop) : TE_OK;
     if (result == TE_OK && !x->te->warming && te__is_custom(y)) te__quant_set_version(y, before + 1); /* the new tensors have counts of their own */
     te__frame_end(x->te, NULL, 0);
     return result;
@@ -184,8 +193,13 @@ static te_result te__quant_out_close(te__quant_out *out, const te__quant_spec *s
 /* The value of one copy as a plain tensor of x's shape, without history. */
 static te_tensor *te__copy_dequantize(const te_tensor *x, int which, te_dtype dtype) {
     const te__quant_copy *c = te__copy_of(x, which);
+    te_tensor *y, *apart;
     te__frame_begin(x->te);
-    return te__frame_return(x->te, c->cls->decode(x, c, which, dtype));
+    if (!x->quantized->sizes || !te__copy_is_padded(c, which)) return te__frame_return(x->te, c->cls->decode(x, c, which, dtype));
+    apart = te__padded_shell(x, c);
+    y = te__empty_like(x, dtype);
+    apart = apart && y ? c->cls->decode(apart, c, which, dtype) : NULL;
+    return te__frame_return(x->te, apart && te__unpad_groups(apart, x->quantized->sizes, c->cls->group_rows, y) == TE_OK ? y : NULL);
 }
 
 /* The value of the row-wise copy, or of the column-wise one if there is no other. */

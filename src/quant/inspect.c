@@ -39,7 +39,7 @@ static void te__inspect(te__scaling *s, int gemm, te_tensor_type type, te_tensor
     fresh.counts = te_tensor_retain(te__empty_1d(te, TE_I64, 6));
     fresh.sums = te_tensor_retain(te__empty_1d(te, TE_F32, 5));
     fresh.amax = te_tensor_retain(te__empty_1d(te, TE_F32, 1));
-    fresh.scale = te_tensor_retain(!copy->cls->tensor_factor ? NULL : !copy->amax ? copy->scale : te__numel(copy->amax) == 1 ? copy->amax : NULL);
+    fresh.scale = te_tensor_retain(!copy->cls->tensor_factor || te__numel(copy->amax ? copy->amax : copy->scale) != 1 ? NULL : copy->amax ? copy->amax : copy->scale);
     error.x = te_tensor_contiguous(x);
     error.y = te__copy_dequantize(xq, fresh.which, TE_F32);
     error.limit = te__quant_limit(xq, fresh.which);

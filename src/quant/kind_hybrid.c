@@ -13,7 +13,7 @@ static te_result te__hybrid_fill(te_tensor *x, const te__quant_spec *spec, te__q
             if (!c || te__is_opaque(part->cls) != (turn == 0)) continue;
             *f = *c;
             te__copy_retain(f);
-            result = part->cls->fill(x, part, which == TE_ROWWISE ? f : NULL, which == TE_ROWWISE ? NULL : f, noop);
+            result = te__fill_copies(x, part, which == TE_ROWWISE ? f : NULL, which == TE_ROWWISE ? NULL : f, noop);
         }
     for (which = TE_ROWWISE; which <= TE_COLUMNWISE; which++) {
         te__quant_copy *c = which == TE_ROWWISE ? row : col, *f = &fresh[which - 1];
@@ -29,5 +29,5 @@ static te_result te__hybrid_fill(te_tensor *x, const te__quant_spec *spec, te__q
 static const te__quant_class te__quant_hybrid = {
     TE_QUANT_HYBRID, "hybrid", TE__FORM_PARTS, 0,
     TE_DTYPE_NONE, TE_DTYPE_NONE, {TE_SCALING_TENSOR, TE_SCALING_TENSOR}, {0, 0},
-    NULL /* slices_need */, NULL /* resolve */, NULL /* scale_shape */, te__hybrid_fill, NULL /* decode */, NULL /* turn_scales */, NULL /* tensor_factor */, 0, {0, 0}
+    NULL /* slices_need */, NULL /* resolve */, NULL /* scale_shape */, te__hybrid_fill, NULL /* decode */, NULL /* turn_scales */, NULL /* tensor_factor */, 0, {0, 0}, 0
 };

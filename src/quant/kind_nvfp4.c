@@ -26,6 +26,7 @@ static te_result te__nvfp4_fill(te_tensor *x, const te__quant_spec *spec, te__qu
     te_ctx *te = x->te;
     te_op_nvfp4_amax_args amax = TE_ZERO;
     te_op_nvfp4_quantize_args cast = TE_ZERO;
+    te_op_amax_args by_rows = TE_ZERO;
     te_tensor *whole[2] = {NULL, NULL}; /* the copies' amaxes, while a group reduces temporaries: a collective that fails leaves the copies as they are */
     te_result result = TE_OK;
     int i;
@@ -35,17 +36,27 @@ static te_result te__nvfp4_fill(te_tensor *x, const te__quant_spec *spec, te__qu
     amax.rht = spec->rht;
     amax.no_random_sign_mask = spec->no_random_sign_mask;
     amax.noop = noop;
+    if (spec->sizes) {
+        cast.groups = amax.groups = te__row_groups(te, spec->sizes, te__rows(x));
+        if (!amax.groups) return te__refuse(spec->group, TE__ALL_REDUCE, te_error_code(te));
+    }
     for (i = 0; i < 2 && te_group_size(spec->group) > 1; i++) {
         te_tensor **slot = i ? &amax.amax_col : &amax.amax_row, *own = *slot;
         if (!own) continue;
-        *slot = te__empty_1d(te, TE_F32, 1);
+        *slot = te__empty_1d(te, TE_F32, te__numel(own));
         if (!*slot) return te__refuse(spec->group, TE__ALL_REDUCE, te_error_code(te));
         if (noop) result = te_tensor_copy(*slot, own);
         if (result != TE_OK) return te__refuse(spec->group, TE__ALL_REDUCE, result);
         whole[i] = own;
     }
-    cast.measure = !whole[0] && !whole[1]; /* without a group the cast measures its amaxes itself */
-    if (!cast.measure) result = te_op_nvfp4_amax(te, &amax);
+    cast.measure = !whole[0] && !whole[1] && !spec->sizes; /* else the cast measures its amaxes itself */
+    if (spec->sizes && row) { /* groups begin at any row, and the column-wise copy is another call's (te__fill_copies) */
+        by_rows.x = x;
+        by_rows.amax = amax.amax_row;
+        by_rows.groups = amax.groups;
+        result = te_op_amax(te, &by_rows);
+    } else if (!cast.measure)
+        result = te_op_nvfp4_amax(te, &amax);
     if (result != TE_OK && (whole[0] || whole[1])) return te__refuse(spec->group, TE__ALL_REDUCE, result);
     for (i = 0; i < 2 && result == TE_OK; i++)
         if (whole[i]) result = te_all_reduce(spec->group, i ? amax.amax_col : amax.amax_row, TE_REDUCE_MAX);
@@ -79,6 +90,10 @@ static te_tensor *te__nvfp4_decode(const te_tensor *x, const te__quant_copy *c, 
     args.scale = c->scale;
     args.amax = c->amax;
     args.y = te__empty_like(x, dtype);
+    if (args.y && x->quantized->sizes) {
+        args.groups = te__row_groups(x->te, x->quantized->sizes, te__rows(x));
+        if (!args.groups) return NULL;
+    }
     args.columnwise = which == TE_COLUMNWISE;
     args.rht = c->rht;
     args.no_random_sign_mask = c->no_random_sign_mask;
@@ -114,8 +129,8 @@ static te_result te__nvfp4_turn_scales(te_ctx *te, const te__quant_copy *row, te
 static float te__nvfp4_tensor_factor(float amax, bool e4m3_max_256) { return te__nvfp4_tensor_scale(amax, e4m3_max_256 ? 256.0f : 448.0f); }
 
 static const te__quant_class te__quant_nvfp4 = {
-    TE_QUANT_NVFP4, "NVFP4", TE__FORM_CODES, TE__TENSOR_AMAX | TE__TRANSPOSED | TE__IN_PRODUCTS | TE__COLUMNS_FOLLOW,
+    TE_QUANT_NVFP4, "NVFP4", TE__FORM_CODES, TE__TENSOR_AMAX | TE__TRANSPOSED | TE__IN_PRODUCTS | TE__COLUMNS_FOLLOW | TE__EXACT_CODES,
     TE_F4E2M1, TE_F8E4M3, {TE_SCALING_NVFP4, TE_SCALING_NVFP4}, {16, 16},
     "NVFP4 with 1 x 16 blocks, a transform, stochastic rounding, row scales, 4-over-6 or swizzled scales; slices need plain 16 x 16 blocks",
-    te__nvfp4_resolve, te__nvfp4_scale_shape, te__nvfp4_fill, te__nvfp4_decode, te__nvfp4_turn_scales, te__nvfp4_tensor_factor, 16, {0, 1}
+    te__nvfp4_resolve, te__nvfp4_scale_shape, te__nvfp4_fill, te__nvfp4_decode, te__nvfp4_turn_scales, te__nvfp4_tensor_factor, 16, {0, 1}, 16
 };

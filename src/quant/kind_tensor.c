@@ -1,11 +1,13 @@
 /* quant/kind_tensor.c: FP8 by one scale a tensor: delayed (the scale is given) and current (it comes from the tensor). */
 
-/* The scale is given, or made from the amax of x, which a group reduces first. */
+/* The scale is given, or made from the amax of x, which a group of ranks reduces first. Groups of rows have a scale each. */
 static te_result te__tensor_fill(te_tensor *x, const te__quant_spec *spec, te__quant_copy *row, te__quant_copy *col, const te_tensor *noop) {
     te_ctx *te = x->te;
     te_op_fp8_quantize_args cast = TE_ZERO;
     te_result result = TE_OK;
     cast.x = x;
+    cast.groups = spec->sizes ? te__row_groups(te, spec->sizes, te__rows(x)) : NULL;
+    if (spec->sizes && !cast.groups) return te__refuse(spec->group, TE__ALL_REDUCE, te_error_code(te));
     cast.noop = noop;
     cast.dbias = spec->bias_grad;
     cast.row = row ? row->data : NULL;
@@ -14,18 +16,21 @@ static te_result te__tensor_fill(te_tensor *x, const te__quant_spec *spec, te__q
     if (spec->cls->facts & TE__SCALE_GIVEN) {
         cast.scale = spec->scale;
         cast.amax = spec->amax;
-    } else if (te_group_size(spec->group) > 1) {
+    } else if (te_group_size(spec->group) > 1 || spec->sizes) {
         te_op_amax_args amax = TE_ZERO;
         te_op_scale_from_amax_args scale = TE_ZERO;
+        int64_t n = spec->sizes ? te__numel(spec->sizes) : 1;
         amax.x = x;
-        amax.amax = te__empty_1d(te, TE_F32, 1);
+        amax.amax = te__empty_1d(te, TE_F32, n);
+        amax.groups = cast.groups;
         scale.amax = amax.amax;
-        scale.scale = te__empty_1d(te, TE_F32, 1);
+        scale.scale = te__empty_1d(te, TE_F32, n);
         scale.fp8_max = te_dtype_max(spec->dtype);
         scale.epsilon = spec->epsilon;
         scale.power_of_two = spec->power_of_two;
         result = scale.scale ? te_op_amax(te, &amax) : te_error_code(te);
-        result = result == TE_OK ? te_all_reduce(spec->group, amax.amax, TE_REDUCE_MAX) : te__refuse(spec->group, TE__ALL_REDUCE, result);
+        if (te_group_size(spec->group) > 1)
+            result = result == TE_OK ? te_all_reduce(spec->group, amax.amax, TE_REDUCE_MAX) : te__refuse(spec->group, TE__ALL_REDUCE, result);
         if (result == TE_OK) result = te_op_scale_from_amax(te, &scale);
         if (result != TE_OK) return result;
         cast.scale = scale.scale;
@@ -44,6 +49,10 @@ static te_tensor *te__tensor_decode(const te_tensor *x, const te__quant_copy *c,
     args.q = c->data;
     args.scale_inv = c->scale;
     args.y = te__empty_like(x, dtype);
+    if (args.y && x->quantized->sizes && te__numel(c->scale) == te__numel(x->quantized->sizes)) {
+        args.groups = te__row_groups(te, x->quantized->sizes, te__rows(x));
+        if (!args.groups) return NULL;
+    }
     if (!args.y) return NULL;
     if (which == TE_COLUMNWISE) { /* the codes are the same in both copies */
         te_op_transpose_args turn = TE_ZERO;
@@ -67,7 +76,7 @@ static float te__tensor_factor(float scale_inv, bool e4m3_max_256) {
         kind, name, TE__FORM_CODES, TE__TENSOR_SCALED | TE__TRANSPOSED | TE__IN_PRODUCTS | TE__COLUMNS_FOLLOW | facts,              \
         TE_DTYPE_NONE, TE_F32, {TE_SCALING_TENSOR, TE_SCALING_TENSOR}, {0, 0},                                                      \
         NULL /* slices_need */, NULL /* resolve */, NULL /* scale_shape */, te__tensor_fill, te__tensor_decode, NULL /* turn_scales */,  \
-        te__tensor_factor, 1, {0, 0} /* both copies have one scale */                                                               \
+        te__tensor_factor, 1, {0, 0} /* both copies have one scale */, 1                                                             \
     }
 static const te__quant_class te__quant_delayed = TE__TENSOR_SCALED_ROW(TE_QUANT_DELAYED, "delayed", TE__SCALE_GIVEN);
 static const te__quant_class te__quant_current = TE__TENSOR_SCALED_ROW(TE_QUANT_CURRENT, "current", 0);

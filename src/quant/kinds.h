@@ -16,6 +16,7 @@ enum {
     TE__TRANSPOSED = 8,       /* a column-wise copy lies transposed */
     TE__IN_PRODUCTS = 16,     /* te_op_gemm reads the copies; products decode those of other kinds */
     TE__COLUMNS_FOLLOW = 32,  /* the column-wise copy is the row-wise one transposed, where a scale is that of a square of elements, or of all */
+    TE__EXACT_CODES = 128,    /* codes times the scales of their blocks are bf16 without rounding */
     TE__BOTH_FROM_SLICES = 64 /* slices are cast into both copies, for neither gives the other; tiles are turned in the column-wise one */
 };
 
@@ -45,6 +46,7 @@ struct te__quant_class {
     /* Shards of a tensor's first dimension travel between ranks as codes and scales where their rows and columns are multiples of this; 0: never. */
     int64_t shard_tile;
     int shard_scales[2]; /* the dimension of the scales that grows with the rows: of the row-wise copy, of the column-wise one */
+    int64_t group_rows;  /* rows that blocks of the column-wise copy have in common: groups of rows begin at multiples of these there; 0: not codes */
 };
 
 static bool te__is_opaque(const te__quant_class *cls) { return cls && cls->form == TE__FORM_OPAQUE; }

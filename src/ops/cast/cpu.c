@@ -44,8 +44,33 @@ static float te__amax_whole(te_ctx *te, const te_tensor *x, float largest) {
     te__parallel_for(te, TE__AMAX_PARTS, te__max(1, TE__AMAX_PARTS * 32768 / te__max(1, te__numel(x))), te__amax_parts, &j);
     return te__amax_of(j.part, TE__AMAX_PARTS, largest);
 }
+/* Element i of a vector of any stride, of one number for each group; NULL for numbers of no group, and of no vector. */
+static float *te__of_group(const te_tensor *x, int64_t i) { return x && i >= 0 && i < te__numel(x) ? (float *)te__data(x) + i * (x->ndim ? x->stride[0] : 0) : NULL; }
+
+/* Groups begin .. end - 1: a maximum with the number that stands there. */
+static void te__amax_groups(void *user, int64_t begin, int64_t end) {
+    const te_op_amax_args *a = (const te_op_amax_args *)user;
+    const int32_t *group = (const int32_t *)te__data(a->groups);
+    float v[TE__AMAX_PIECE];
+    int64_t m = te__rows(a->x), n = te__cols(a->x), row, at;
+    for (; begin < end; begin++) {
+        float *amax = te__of_group(a->amax, begin), largest = a->keep ? *amax : 0.0f;
+        for (row = 0; row < m; row++)
+            for (at = 0; group[row] == begin && at < n; at += TE__AMAX_PIECE) {
+                int64_t size = te__min(TE__AMAX_PIECE, n - at);
+                te__load_row(te__data(a->x), a->x->dtype, row * n + at, size, v);
+                largest = te__amax_of(v, size, largest);
+            }
+        *amax = largest;
+    }
+}
 static te_result te__cpu_amax(te_ctx *te, const te_op_amax_args *a) {
     float *amax = (float *)te__data(a->amax);
+    if (a->groups) {
+        te_op_amax_args args = *a;
+        te__parallel_for(te, te__numel(a->amax), 1, te__amax_groups, &args);
+        return TE_OK;
+    }
     if (te__noop_is_up(a->noop)) return TE_OK;
     *amax = te__amax_whole(te, a->x, a->keep ? *amax : 0.0f);
     return TE_OK;
@@ -127,6 +152,7 @@ typedef struct te__quantize_job {
     int64_t m, n, ld, ldc, tiles_m, tiles_n;
     te_dtype format;
     float scale;
+    const int32_t *group; /* of each row, each with a scale of its own; or NULL */
     bool amax; /* is wanted */
     int parts;
     float part[64]; /* amax of each part */
@@ -142,6 +168,11 @@ static float te__quantize_tile(const te__quantize_job *j, int64_t first_row, int
     if (rows < TE__CAST_TILE || cols < TE__CAST_TILE) memset(code, 0, sizeof(code));
     for (r = 0; r < rows && cols > 0; r++) {
         te__load_row(te__data(x), x->dtype, (first_row + r) * j->n + first_col, cols, v);
+        if (j->group) {
+            const float *of_group = te__of_group(j->a->scale, j->group[first_row + r]);
+            if (!of_group) memset(v, 0, sizeof(v));
+            scale = of_group ? *of_group : 1.0f;
+        }
         if (j->amax) largest = te__amax_of(v, cols, largest);
         for (i = 0; i < cols; i++) v[i] *= scale;
         te__store_row(code, j->format, r * TE__CAST_TILE, cols, v);
@@ -190,10 +221,21 @@ static te_result te__cpu_fp8_quantize(te_ctx *te, const te_op_fp8_quantize_args 
     } else {
         j.scale = *(const float *)te__data(a->scale);
     }
-    j.amax = amax && !a->current;
+    j.group = a->groups ? (const int32_t *)te__data(a->groups) : NULL;
+    j.amax = amax && !a->current && !a->groups;
     j.parts = (int)te__min(TE__COUNT(j.part), j.tiles_m * j.tiles_n);
     te__parallel_for(te, j.parts, j.parts < TE__COUNT(j.part) ? 4 : 1, te__quantize_parts, &j);
     if (j.amax) *amax = te__amax_of(j.part, j.parts, *amax);
+    if (a->groups) {
+        te_op_amax_args measure = TE_ZERO;
+        int64_t i;
+        for (i = 0; scale_inv && i < te__numel(a->scale); i++) scale_inv[i] = te__rcp_f32(*te__of_group(a->scale, i));
+        measure.x = a->x;
+        measure.amax = a->amax;
+        measure.groups = a->groups;
+        measure.keep = true;
+        return amax ? te__cpu_amax(te, &measure) : TE_OK;
+    }
     if (scale_inv) *scale_inv = te__rcp_f32(j.scale);
     return a->dbias ? te__cpu_column_sum(te, &sum) : TE_OK;
 }
@@ -202,16 +244,20 @@ static te_result te__cpu_fp8_quantize(te_ctx *te, const te_op_fp8_quantize_args 
 
 static void te__dequantize_rows(void *user, int64_t begin, int64_t end) {
     const te_op_fp8_dequantize_args *a = (const te_op_fp8_dequantize_args *)user;
-    float v[TE__AMAX_PIECE], scale_inv = *(const float *)te__data(a->scale_inv);
+    const int32_t *group = a->groups ? (const int32_t *)te__data(a->groups) : NULL;
+    float v[TE__AMAX_PIECE];
     int64_t n = te__cols(a->y), ld = te__cols(a->q), row, at, i;
-    for (row = begin; row < end; row++)
+    for (row = begin; row < end; row++) {
+        const float *of_row = group ? te__of_group(a->scale_inv, group[row]) : (const float *)te__data(a->scale_inv);
+        float scale_inv = of_row ? *of_row : 0.0f;
         for (at = 0; at < n; at += TE__AMAX_PIECE) {
             int64_t size = te__min(TE__AMAX_PIECE, n - at);
             te__load_row(te__data(a->q), a->q->dtype, row * ld + at, size, v);
-            for (i = 0; i < size; i++) v[i] *= scale_inv;
+            for (i = 0; i < size; i++) v[i] = of_row ? v[i] * scale_inv : 0.0f;
             te__one_nan(v, size);
             te__store_row(te__data(a->y), a->y->dtype, row * n + at, size, v);
         }
+    }
 }
 static te_result te__cpu_fp8_dequantize(te_ctx *te, const te_op_fp8_dequantize_args *a) {
     te_op_fp8_dequantize_args args = *a;

@@ -7,11 +7,41 @@ static bool te__cast_aligned(const te_tensor *x, int64_t ld, int64_t bytes) {
 
 typedef char te__cast_kargs_fit[sizeof(te__delayed_kargs) <= 4000 ? 1 : -1];
 
+/* A warp a row; what stands there already is raised. */
+static te_result te__plan_amax_groups(te__plan *p, const te_op_amax_args *a) {
+    te__amax_groups_kargs args = TE_ZERO;
+    te__launch *l;
+    args.x = te__data(a->x);
+    args.groups = (const int *)te__data(a->groups);
+    args.amax = (float *)te__data(a->amax);
+    args.m = te__rows(a->x);
+    args.n = te__cols(a->x);
+    args.stride = a->amax->stride[0];
+    args.count = (int)te__numel(a->amax);
+    args.x_dt = a->x->dtype;
+    args.vector = te__cast_aligned(a->x, args.n, 16);
+    if (!a->keep) {
+        l = te__plan_launch(p, "cast", "amax_groups_zero");
+        te__launch_size(l, te__div_up(args.count, 256), 1, 1, 256, 0);
+        *TE__KARGS(p, l, te__amax_groups_kargs) = args;
+    }
+    if (te__numel(a->x) == 0) return TE_OK;
+    l = te__plan_launch(p, "cast", "amax_groups");
+    te__launch_option(l, "X_DT", args.x_dt);
+    te__launch_size(l, te__min(te__div_up(args.m, 8), 8 * (int64_t)te__max(p->num_sms, 1)), 1, 1, 256, 0);
+    *TE__KARGS(p, l, te__amax_groups_kargs) = args;
+    te__plan_why(p, "one pass, a warp a row; the groups' maxima by atomics");
+    return TE_OK;
+}
+
 /* As many blocks of 512 as run at once: each goes on until nothing is left, and finishes once. */
 static te_result te__cuda_plan_amax(te__plan *p, const te_op_amax_args *a) {
-    te__launch *l = te__plan_launch(p, "cast", "amax");
-    te__amax_kargs *k = TE__KARGS(p, l, te__amax_kargs);
+    te__launch *l;
+    te__amax_kargs *k;
     int64_t size = te__dtype_size(a->x->dtype), blocks;
+    if (a->groups) return te__plan_amax_groups(p, a);
+    l = te__plan_launch(p, "cast", "amax");
+    k = TE__KARGS(p, l, te__amax_kargs);
     k->x = te__data(a->x);
     k->noop = (const float *)te__data(a->noop);
     k->n = te__numel(a->x);
@@ -133,6 +163,13 @@ static te_result te__cuda_plan_fp8_quantize(te__plan *p, const te_op_fp8_quantiz
     k->vector_x = te__cast_aligned(a->x, k->n, 16);
     k->vector_row = a->row && te__cast_aligned(a->row, k->ld, 8);
     k->vector_col = a->col && te__cast_aligned(a->col, k->ldc, 16);
+    if (a->groups) {
+        k->groups = (const int *)te__data(a->groups);
+        k->scale_stride = a->scale->stride[0];
+        k->amax_stride = a->amax ? a->amax->stride[0] : 0;
+        k->count = (int)te__numel(a->scale);
+        te__launch_option(l, "GROUPS", 1);
+    }
     k->tiles_n = (unsigned)tiles_n;
     te__launch_option(l, "X_DT", k->x_dt);
     te__launch_option(l, "Y_DT", k->y_dt);
@@ -157,6 +194,8 @@ static te_result te__cuda_plan_fp8_dequantize(te__plan *p, const te_op_fp8_dequa
     k = TE__KARGS(p, l, te__fp8_dequantize_kargs);
     k->q = te__data(a->q);
     k->scale_inv = (const float *)te__data(a->scale_inv);
+    k->groups = (const int *)te__data(a->groups);
+    k->count = (int)te__numel(a->scale_inv);
     k->y = te__data(a->y);
     k->m = te__rows(a->y);
     k->n = te__cols(a->y);
@@ -166,6 +205,7 @@ static te_result te__cuda_plan_fp8_dequantize(te__plan *p, const te_op_fp8_dequa
     k->vector = te__cast_aligned(a->q, k->ld, 8) && te__cast_aligned(a->y, k->n, 16);
     te__launch_option(l, "Q_DT", k->q_dt);
     te__launch_option(l, "Y_DT", k->y_dt);
+    if (k->groups) te__launch_option(l, "GROUPS", 1);
     te__launch_size(l, te__div_up(k->m * te__div_up(k->n, 8), 1024), 1, 1, 256, 0);
     p->native = p->sm >= 89;
     te__plan_why(p, p->native ? "one pass; cvt instructions" : "one pass; FP8 decoded in integer arithmetic, exactly");

@@ -8,12 +8,25 @@
 // te:row Q_DT=4 Y_DT=3
 // te:row Q_DT=5 Y_DT=3
 // te:row Q_DT=4 Y_DT=1
+// te:row Q_DT=4 Y_DT=3 GROUPS=1
 #include "device/vector.cuh"
 #include "ops/cast/kargs.h"
 #ifndef Q_DT
 #define Q_DT a.q_dt
 #define Y_DT a.y_dt
+#define GROUPS (a.groups != nullptr)
+#elif !defined(GROUPS)
+#define GROUPS 0
 #endif
+
+// GROUPS: each row has the scale of its group; false: it has none, and becomes 0.
+TE_DEV bool te_dequantize_scale(const te__fp8_dequantize_kargs &a, te_i64 row, float &scale_inv) {
+    if (!GROUPS) return true;
+    int group = a.groups[row];
+    bool known = group >= 0 && group < a.count;
+    scale_inv = known ? a.scale_inv[group] : 0.0f;
+    return known;
+}
 
 TE_DEV void te_dequantize8(uint2 code, int dt, float scale_inv, float v[8]) {
     te_fp8x2_to_f32(code.x, dt, v + 0, v + 1);
@@ -27,7 +40,7 @@ TE_DEV void te_dequantize8(uint2 code, int dt, float scale_inv, float v[8]) {
 extern "C" __global__ void __launch_bounds__(256) te_fp8_dequantize(const __grid_constant__ te__fp8_dequantize_kargs a) {
     te_follow();
     te_i64 per_row = te_div_up(a.n, 8), groups = a.m * per_row, first = (te_i64)blockIdx.x * 1024 + threadIdx.x;
-    float scale_inv = *a.scale_inv, v[8];
+    float scale_inv = GROUPS ? 0.0f : *a.scale_inv, v[8];
     te_i64 row[4], col[4];
     bool whole = a.vector;
 #pragma unroll
@@ -44,6 +57,7 @@ extern "C" __global__ void __launch_bounds__(256) te_fp8_dequantize(const __grid
         for (int r = 0; r < 4; r++) code[r] = *(const uint2 *)(q + row[r] * a.ld + col[r]);
 #pragma unroll
         for (int r = 0; r < 4; r++) {
+            if (!te_dequantize_scale(a, row[r], scale_inv)) code[r] = make_uint2(0, 0);
             te_dequantize8(code[r], Q_DT, scale_inv, v);
             te_store8(a.y, row[r] * a.n + col[r], Y_DT, v);
         }
@@ -51,10 +65,11 @@ extern "C" __global__ void __launch_bounds__(256) te_fp8_dequantize(const __grid
 #pragma unroll
         for (int r = 0; r < 4; r++) {
             if (row[r] >= a.m) break;
+            bool known = te_dequantize_scale(a, row[r], scale_inv);
 #pragma unroll
             for (int k = 0; k < 8; k++) {
                 if (col[r] + k >= a.n) break;
-                te_fp8x2_to_f32(q[row[r] * a.ld + col[r] + k], Q_DT, v, v + 1);
+                te_fp8x2_to_f32(known ? q[row[r] * a.ld + col[r] + k] : 0, Q_DT, v, v + 1);
                 te_store(a.y, row[r] * a.n + col[r] + k, Y_DT, __fmul_rn(v[0], scale_inv));
             }
         }

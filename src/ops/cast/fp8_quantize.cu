@@ -16,6 +16,8 @@
 // x_amax: the kernel that wrote x left its maximum. It lies in one word with a count of the blocks, so that one atomic gives a block both; the last
 // block leaves 0.
 //
+// GROUPS: each row has the scale of its group, and raises the group's amax; rows of no group become 0.
+//
 // BIAS: sums [tile along m][column] = sum of x over the tile's rows, which math/column_sum adds up.
 //
 // Benchmark: "quantize e4m3 ...", "quantize e5m2 ..." in tests/bench/h200.csv.
@@ -34,6 +36,9 @@
 // te:row X_DT=3 Y_DT=5 CURRENT=1 BIAS=0
 // te:row X_DT=3 Y_DT=5 CURRENT=1 BIAS=1
 // te:row X_DT=1 Y_DT=4 CURRENT=1 BIAS=0
+// te:row X_DT=3 Y_DT=4 CURRENT=0 BIAS=0 GROUPS=1
+// te:row X_DT=3 Y_DT=5 CURRENT=0 BIAS=0 GROUPS=1
+// te:row X_DT=1 Y_DT=4 CURRENT=0 BIAS=0 GROUPS=1
 #include "device/vector.cuh"
 #include "device/transpose.cuh"
 #include "ops/cast/kargs.h"
@@ -44,7 +49,11 @@
 #define HELD TE_F32 // the format of elements in registers: numbers
 #define BIAS 0 /* the plan sums up x itself: this row takes long enough to compile */
 #define RESIDENT TE__CAST_RESIDENT
+#define GROUPS (a.groups != nullptr)
 #else
+#ifndef GROUPS
+#define GROUPS 0
+#endif
 #define HELD X_DT
 #define RESIDENT (CURRENT ? (PACKED ? TE__CAST_RESIDENT_HALVES : TE__CAST_RESIDENT) : 1)
 #endif
@@ -97,6 +106,27 @@ TE_DEV float te_cast_found(te_u64 *word, float *scratch) {
     return *scratch;
 }
 
+// The group of a row; -1: none.
+TE_DEV int te_cast_group(const te__fp8_quantize_kargs &a, te_i64 row) {
+    int group = row < a.m ? a.groups[row] : -1;
+    return group < a.count ? group : -1;
+}
+// Raises the amaxes of the groups of a thread's rows. The whole warp calls.
+TE_DEV void te_cast_group_amaxes(const te__fp8_quantize_kargs &a, const te_cast_place &p, const te_raw<HELD> w[4]) {
+#pragma unroll
+    for (int r = 0; r < 4; r++) {
+        float largest = 0.0f;
+#pragma unroll
+        for (int k = 0; k < 8; k++) largest = fmaxf(largest, fabsf(te_raw_get(w[r], k)));
+#pragma unroll
+        for (int d = 4; d; d >>= 1) largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, d)); // the eight threads of a row
+        int group = te_cast_group(a, p.row + r);
+        if ((threadIdx.x & 7) || group < 0) continue;
+        float *to = a.amax + group * a.amax_stride;
+        if (largest > *(volatile float *)to) te_atomic_amax(to, largest);
+    }
+}
+
 // The codes of v to both copies.
 TE_DEV void te_cast_tile(const te__fp8_quantize_kargs &a, const te_cast_place &p, const te_raw<HELD> w[4], float scale, te_u32 *tile) {
     float v[4][8];
@@ -110,6 +140,14 @@ TE_DEV void te_cast_tile(const te__fp8_quantize_kargs &a, const te_cast_place &p
     }
 #pragma unroll
     for (int r = 0; r < 4; r++) {
+        if (GROUPS) {
+            int group = te_cast_group(a, p.row + r);
+            scale = group < 0 ? 0.0f : a.scale[group * a.scale_stride];
+            if (group < 0) { // 0 also where x is no number
+#pragma unroll
+                for (int k = 0; k < 8; k++) v[r][k] = 0.0f;
+            }
+        }
 #pragma unroll
         for (int k = 0; k < 8; k++) v[r][k] = __fmul_rn(v[r][k], scale);
         if (!p.inside) { // elements outside x are 0 also when the scale is NaN
@@ -186,11 +224,17 @@ extern "C" __global__ void __launch_bounds__(256, RESIDENT) te_fp8_quantize(cons
         if (!CURRENT) largest = te_cast_found(a.x_amax, scratch);
         scale = te__block_scale(largest, a.fp8_max, a.epsilon, TE_FLT_MAX, a.power_of_two);
         if (a.amax && blockIdx.x == 0 && threadIdx.x == 0) *a.amax = largest;
+    } else if (GROUPS) {
+        scale = 0.0f;
+        if (a.amax) te_cast_group_amaxes(a, p, w);
     } else {
         scale = *a.scale;
         if (a.amax) largest = te_cast_largest(w, largest, X_DT);
     }
-    if (a.scale_inv && blockIdx.x == 0 && threadIdx.x == 0) *a.scale_inv = __frcp_rn(scale);
+    if (GROUPS) {
+        for (int i = threadIdx.x; a.scale_inv && blockIdx.x == 0 && i < a.count; i += 256) a.scale_inv[i] = __frcp_rn(a.scale[i * a.scale_stride]);
+    } else if (a.scale_inv && blockIdx.x == 0 && threadIdx.x == 0)
+        *a.scale_inv = __frcp_rn(scale);
 
 #pragma unroll 1
     for (;;) {
@@ -201,7 +245,7 @@ extern "C" __global__ void __launch_bounds__(256, RESIDENT) te_fp8_quantize(cons
         p.ask(a, w);
         __syncthreads(); // the tile before is written
     }
-    if (!CURRENT && a.amax && !a.x_amax) {
+    if (!CURRENT && a.amax && !a.x_amax && !GROUPS) {
         largest = te_block_max(largest, scratch);
         // Most blocks read a larger value, and need no atomic.
         if (threadIdx.x == 0 && largest > *(volatile float *)a.amax) te_atomic_amax(a.amax, largest);

@@ -14,6 +14,18 @@ typedef struct te__amax_kargs {
     int keep; /* the maximum with the value in amax */
 } te__amax_kargs;
 
+/* amax_groups, and before it amax_groups_zero. */
+typedef struct te__amax_groups_kargs {
+    const void *x;     /* [m, n] */
+    const int *groups; /* [m] */
+    float *amax;       /* [count], `stride` apart */
+    long long m, n, stride;
+    int count;
+    int x_dt;
+    int vector; /* rows of x start at multiples of 16 bytes */
+    int pad;
+} te__amax_groups_kargs;
+
 typedef struct te__scale_from_amax_kargs {
     const float *amax;        /* [n] */
     float *scale, *scale_inv; /* [n]; scale_inv may be NULL */
@@ -51,22 +63,28 @@ typedef struct te__fp8_quantize_kargs {
     unsigned *counter; /* of te_grid_wait, if `current` */
     float *sums;       /* [tiles along m, n]: of each tile's columns, or NULL */
     unsigned long long *x_amax; /* [1], or NULL: the lower half is the amax of x, the upper one counts the blocks that know it */
+    const int *groups; /* [m]: scale, scale_inv and amax have a number for each group; or NULL */
+    long long scale_stride, amax_stride; /* from one group to the next */
     long long m, n, ld, ldc;
     unsigned tiles, tiles_n; /* in all, along n */
     float fp8_max, epsilon;  /* of the scale made here */
     int current;             /* the scale is made here, of x, which is read twice */
+    int count;               /* groups */
     int power_of_two;
     int x_dt, y_dt;
     int vector_x;   /* rows of x start at multiples of 16 bytes */
     int vector_row; /* rows of `row` start at multiples of 8 bytes */
     int vector_col; /* rows of `col` start at multiples of 16 bytes */
+    int pad;
 } te__fp8_quantize_kargs;
 
 typedef struct te__fp8_dequantize_kargs {
     const void *q; /* [m, ld] */
-    const float *scale_inv;
+    const float *scale_inv; /* [1], or [count] */
+    const int *groups;      /* [m]: of each row, which of the scales is its own; or NULL */
     void *y; /* [m, n] */
     long long m, n, ld;
+    int count;
     int q_dt, y_dt;
     int vector; /* rows of q start at multiples of 8 bytes, rows of y of 16 */
 } te__fp8_dequantize_kargs;

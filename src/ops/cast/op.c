@@ -9,7 +9,8 @@ static te_result te__cast_check_fp8_max(te_ctx *te, const char *op, float fp8_ma
 /* ---- amax, scales ---- */
 
 static te_result te__check_amax(te_ctx *te, te_op_amax_args *a) {
-    te_result result = te__want_numel(te, "amax", "amax", a->amax, 1);
+    te_result result = a->groups ? te__want_groups(te, "amax", a->groups, te__rows(a->x), "amax", a->amax) : te__want_numel(te, "amax", "amax", a->amax, 1);
+    if (result == TE_OK && a->groups && a->noop) result = te__fail(te, TE_ERR_INVALID, "amax: groups with noop; leave one of them out");
     return result == TE_OK ? te__want_numel(te, "amax", "noop", a->noop, 1) : result;
 }
 
@@ -70,6 +71,19 @@ static te_result te__cast_check_x_amax(te_ctx *te, const te_op_fp8_quantize_args
     if ((uintptr_t)te__data(a->x_amax) % 8) return te__fail(te, TE_ERR_INVALID, "fp8_quantize: x_amax is not at a multiple of 8 bytes");
     return te__want_numel(te, "fp8_quantize", "x_amax", a->x_amax, 2);
 }
+/* A scale for each group of rows. */
+static te_result te__cast_check_groups(te_ctx *te, const te_op_fp8_quantize_args *a) {
+    const char *op = "fp8_quantize";
+    te_result result;
+    if (a->current || a->noop || a->dbias)
+        return te__fail(te, TE_ERR_INVALID, "fp8_quantize: groups with %s", a->current ? "`current`: te_op_amax and te_op_scale_from_amax make the groups' scales"
+                                                                            : a->noop  ? "noop; leave one of them out"
+                                                                                       : "dbias; te_op_grouped_column_sum sums the columns of each group");
+    result = te__want_groups(te, op, a->groups, te__rows(a->x), "scale", a->scale);
+    if (result == TE_OK) result = te__want_groups(te, op, a->groups, te__rows(a->x), "amax", a->amax);
+    if (result == TE_OK) result = te__want_numel(te, op, "scale_inv", a->scale_inv, te__numel(a->scale));
+    return result == TE_OK ? te__want_numel(te, op, "amax", a->amax, te__numel(a->scale)) : result;
+}
 static te_result te__check_fp8_quantize(te_ctx *te, te_op_fp8_quantize_args *a) {
     const char *op = "fp8_quantize";
     te_result result = TE_OK;
@@ -80,6 +94,7 @@ static te_result te__check_fp8_quantize(te_ctx *te, te_op_fp8_quantize_args *a) 
     if (result == TE_OK && a->current && a->scale)
         result = te__fail(te, TE_ERR_INVALID, "fp8_quantize: scale is given, and with `current` the scale comes from x; leave it NULL");
     if (result == TE_OK && a->x_amax) result = te__cast_check_x_amax(te, a);
+    if (result == TE_OK && a->groups) return te__cast_check_groups(te, a);
     if (result == TE_OK) result = te__want_numel(te, op, "scale", a->scale, 1);
     if (result == TE_OK) result = te__want_numel(te, op, "scale_inv", a->scale_inv, 1);
     if (result == TE_OK) result = te__want_numel(te, op, "amax", a->amax, 1);
@@ -91,7 +106,8 @@ static te_result te__check_fp8_quantize(te_ctx *te, te_op_fp8_quantize_args *a) 
 
 static te_result te__check_fp8_dequantize(te_ctx *te, te_op_fp8_dequantize_args *a) {
     te_result result = te__want_codes(te, "fp8_dequantize", "q", a->q, te__rows(a->y), te__cols(a->y));
-    return result == TE_OK ? te__want_numel(te, "fp8_dequantize", "scale_inv", a->scale_inv, 1) : result;
+    if (result != TE_OK) return result;
+    return a->groups ? te__want_groups(te, "fp8_dequantize", a->groups, te__rows(a->y), "scale_inv", a->scale_inv) : te__want_numel(te, "fp8_dequantize", "scale_inv", a->scale_inv, 1);
 }
 
 static te_result te__check_transpose(te_ctx *te, te_op_transpose_args *a) {

@@ -145,7 +145,7 @@ static te__gemm_choice te__gemm_search(const te__plan *p, const te__gemm_tile_ki
         for (s = 0; s < TE__COUNT(splits); s++) {
             const te__gemm_tile_kind *t = &kinds[i];
             double cost;
-            if (t->speed[use] == 0.0 || (q->block && t->bn > 128)) continue;
+            if (t->speed[use] == 0.0 || (q->block && (t->bn > 128 || (t->cluster > 1 && q->groups && q->groups->along_k)))) continue;
             if (s > 0 && (q->groups || slabs < SHORTEST * splits[s] || (double)a->m * (double)a->n * 4.0 * (double)splits[s] > (double)most_workspace)) continue;
             cost = q->groups ? te__grouped_cost(p, t, t->speed[use], q->groups, bk, hopper) : te__gemm_cost(p, t, t->speed[use], q, slabs, splits[s], hopper, work);
             if ((!q->groups && TE__GEMM_SKIPS(cost)) || (best.tile && cost >= best_cost)) continue;

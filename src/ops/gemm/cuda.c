@@ -40,7 +40,7 @@ static void te__gemm_fill_groups(te__gemm_kargs *k, const te__gemm_problem *q) {
     s->count = (int)a->groups;
     s->along_k = a->along_k;
     s->b_elements = a->along_k ? a->m * k->ldd : (a->b_transposed ? a->n : a->k) * k->ldb;
-    if (q->block) s->block_b = te__gemm_scale_rows(a->scaling_b, false, a->n, a->k) * k->ld_block_b;
+    if (q->block && !a->along_k) s->block_b = te__gemm_scale_rows(a->scaling_b, false, a->n, a->k) * k->ld_block_b;
     s->each_a = !q->block && a->scale_a && te__numel(a->scale_a) > 1;
     s->each_b = !q->block && a->scale_b && te__numel(a->scale_b) > 1;
 }
@@ -527,7 +527,7 @@ static te_result te__cuda_plan_grouped_gemm(te__plan *p, const te_op_grouped_gem
     q.groups = a;
     q.a = te__gemm_side_of(a->a, !a->a_transposed);
     q.b = te__gemm_side_of(a->b, a->b_transposed);
-    if (te__gemm_is_block(a->scaling_a)) q.block = TE__GEMM_1D_2D;
+    if (te__gemm_is_block(a->scaling_a)) q.block = a->along_k ? TE__GEMM_1D_1D : TE__GEMM_1D_2D;
     if (a->k == 0 || p->baseline || te__gemm_is_exact(p, &q)) return te__gemm_plan_naive(p, &q);
     return p->edits_maps && te__gemm_fits_hopper(p, &q) && te__gemm_is_aligned(&q) ? te__gemm_plan_hopper(p, &q) : te__gemm_plan_mma(p, &q);
 }

@@ -36,6 +36,8 @@
 // The cost of a tile depends on its rows, or k, so tiles are scheduled dynamically: a block (the first of a cluster) draws a number when it starts a tile, and
 // computes the tile of that number next. The consumers get the number with the first slab, the other block of a cluster through its shared memory.
 //
+// Blocks of k have scales of their own (BLOCK = 1 along k): groups begin with a block. The slab of zeros of an empty group takes the last block's scales.
+//
 // TMA loads start at multiples of 16 bytes: a group along k whose rows of memory start within such a piece is loaded from there, and the elements of other
 // groups are zeroed before the first slab is multiplied.
 //
@@ -82,6 +84,8 @@
 // te:row A_DT=3 B_DT=3 A_T=1 B_T=0 BN=256 WAVES=1 CLUSTER=2 PROMOTE=0 STORE=33 D_DT=1 GROUPED=2
 // te:row A_DT=3 B_DT=3 A_T=1 B_T=1 BN=128 WAVES=1 CLUSTER=1 PROMOTE=0 STORE=33 D_DT=3 GROUPED=2
 // te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BN=256 WAVES=1 CLUSTER=1 PROMOTE=0 STORE=0 D_DT=1 GROUPED=2
+// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BLOCK=1 BN=128 WAVES=1|2 CLUSTER=1 PROMOTE=1 STORE=1 D_DT=3 GROUPED=2
+// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BLOCK=1 BN=128 WAVES=2 CLUSTER=1 PROMOTE=1 STORE=0|1 D_DT=1 GROUPED=2
 #include "device/hopper.cuh"
 #include "ops/gemm/groups.cuh"
 
@@ -136,7 +140,7 @@ static_assert(BN != 192 || (WAVES == 1 && !GROUPED), "not of groups");
 static_assert(!PINGPONG || (WAVES == 1 && BN == 128 && !PROMOTE), "two waves of one warpgroup are a tile");
 static_assert(!GROUPED || STAGES + 2 <= ENTRIES, "mail");
 static_assert(GROUPED != 1 || !A_T, "groups along rows are rows of A");
-static_assert(!GROUPED || (!PINGPONG && (!BLOCK || (GROUPED == 1 && BLOCK == 2))), "what groups cannot have");
+static_assert(!GROUPED || (!PINGPONG && (!BLOCK || (GROUPED == 1 ? BLOCK == 2 : BLOCK == 1 && CLUSTER == 1))), "what groups cannot have");
 static_assert(!TMA_OUT || !(STORE & 16) || D_DT != 1, "aux is read two values a word");
 
 #define JOIN_OF(a, b) a##b
@@ -247,6 +251,12 @@ TE_DEV void te_load_slab(te_u32 dst, const void *map, int k, int row, int z, te_
         else if (STACKED) te_tma_load3(dst + at * SLAB, map, x, y, z, bar);
         else te_tma_load2(dst + at * SLAB, map, x, y, bar);
     }
+}
+
+// The block of k whose scales a slab takes.
+TE_DEV te_i64 te_block_of(const te__gemm_kargs &a, int k) {
+    int block = k / 128;
+    return GROUPED == 2 && k >= a.k ? (int)((a.k - 1) / 128) : block;
 }
 
 // The first `n` values of k of a slab of R rows become 0; n is less than 16 bytes. By 256 threads.
@@ -362,7 +372,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid
                     te_i64 columns = B_1D ? (a.g.n + 3) / 4 * 4 - w.col : 0; // that have scales
                     int bytes = columns <= 0 ? 0 : columns < BN ? (int)columns * 4 : BN * 4;
                     te_mbar_expect(bar, (both ? SLOT : SLOT - BM / 2 * SLAB) + bytes);
-                    if (bytes) te_bulk_load(scales + ring.slot * SCALES, a.g.block_b + (te_i64)(k / 128) * a.g.ld_block_b + w.col, bytes, bar);
+                    if (bytes) te_bulk_load(scales + ring.slot * SCALES, a.g.block_b + te_block_of(a.g, k) * a.g.ld_block_b + w.col, bytes, bar);
                     te_load_slab<BM, !A_T, SHARE_A, HALVES, 0>(slot, a_map, k, w.row, 0, bar, rank, both);
                     te_load_slab<BN, B_T, SHARE_B, 0, GROUPED == 1>(slot + BM * SLAB, b_map, k, w.col, w.group, bar, rank, true);
                     if (GROUPED && CLUSTER > 1 && rank == 0 && slab == 0) te_store_at(te_entry(entries, number), next, te_entry(entries, number) + 8, 1);
@@ -450,7 +460,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid
         for (int i = 0; i < SUMS * WN / 2; i++) acc[i / (WN / 2)][i % (WN / 2)] = 0.0f;
 #endif
 #if BLOCK
-        te_ahead ahead(a.g, a.g.block_b + w.group * a.g.groups.block_b, w.k0 / 128, row + warp % 4 * 16 + lane / 4, col);
+        te_ahead ahead(a.g, a.g.block_b + w.group * a.g.groups.block_b, te_block_of(a.g, w.k0), row + warp % 4 * 16 + lane / 4, col);
 #endif
 #pragma unroll 1
         for (int slab = 0; slab < w.slabs; slab++, ring.next()) {

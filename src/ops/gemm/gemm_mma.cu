@@ -36,6 +36,7 @@
 // te:row A_DT=5 B_DT=4 A_T=0 B_T=1 TILE=3 ALIGNED=0|1 PROMOTE=1 GROUPED=1
 // te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BLOCK=2 TILE=3 ALIGNED=1 PROMOTE=0 GROUPED=0|1
 // te:row A_DT=5 B_DT=4 A_T=0 B_T=1 BLOCK=1|3 TILE=3 ALIGNED=0|1 PROMOTE=0
+// te:row A_DT=4 B_DT=4 A_T=0 B_T=1 BLOCK=1 TILE=3 ALIGNED=0 PROMOTE=0 GROUPED=1
 // te:row A_DT=4 B_DT=5 A_T=0 B_T=1 BLOCK=0|1 TILE=0 ALIGNED=0 PROMOTE=0|1
 #include "device/mma.cuh"
 #include "ops/gemm/groups.cuh"

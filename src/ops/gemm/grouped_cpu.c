@@ -47,6 +47,9 @@ static te_result te__grouped_product(te_ctx *te, const te_op_grouped_gemm_args *
     if (a->scaling_a == TE_SCALING_TENSOR) {
         g.scale_a = te__grouped_scale(&psa, a->scale_a, group);
         g.scale_b = te__grouped_scale(&psb, a->scale_b, group);
+    } else if (a->along_k) { /* groups begin with a block */
+        g.scale_a = te__grouped_part(&psa, a->scale_a, begin / 128, 0, te__div_up(g.k, 128), te__cols(a->scale_a));
+        g.scale_b = te__grouped_part(&psb, a->scale_b, begin / 128, 0, te__div_up(g.k, 128), te__cols(a->scale_b));
     } else {
         int64_t lines = te__gemm_scale_rows(a->scaling_b, false, a->n, a->k), ld = te__gemm_scale_ld(a->scaling_b, false, a->n, a->k);
         g.scale_a = te__grouped_part(&psa, a->scale_a, 0, begin, te__rows(a->scale_a), te__cols(a->scale_a));

@@ -50,10 +50,11 @@ static te_result te__grouped_check_scales(te_ctx *te, const te_op_grouped_gemm_a
         r = te__grouped_check_scale(te, "scale_a", a->scale_a, a->groups);
         return r == TE_OK ? te__grouped_check_scale(te, "scale_b", a->scale_b, a->groups) : r;
     }
-    if (a->along_k || a->scaling_a != TE_SCALING_BLOCK_1D || a->scaling_b != TE_SCALING_BLOCK_2D)
-        return te__fail(te, TE_ERR_UNSUPPORTED, "grouped_gemm: A is scaled by %s and B by %s%s; groups take TENSOR, or along rows BLOCK_1D for A and BLOCK_2D for B",
+    if (a->scaling_a != TE_SCALING_BLOCK_1D || a->scaling_b != (a->along_k ? TE_SCALING_BLOCK_1D : TE_SCALING_BLOCK_2D))
+        return te__fail(te, TE_ERR_UNSUPPORTED, "grouped_gemm: A is scaled by %s and B by %s%s; groups take TENSOR, or BLOCK_1D for A, and for B along rows BLOCK_2D, along k BLOCK_1D",
                         te__gemm_scaling_name(a->scaling_a), te__gemm_scaling_name(a->scaling_b), a->along_k ? ", along k" : "");
     r = te__gemm_check_scale(te, "scale_a", a->scale_a, a->scaling_a, false, a->m, a->k);
+    if (r == TE_OK && a->along_k) return te__gemm_check_scale(te, "scale_b", a->scale_b, a->scaling_b, false, a->n, a->k);
     if (r == TE_OK) r = te__want_dtype(te, "grouped_gemm", "scale_b", a->scale_b, TE_F32);
     if (r == TE_OK)
         r = te__want_numel(te, "grouped_gemm", "scale_b", a->scale_b,

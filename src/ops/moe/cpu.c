@@ -104,9 +104,9 @@ static te_result te__cpu_moe_chunk_map(te_ctx *te, const te_op_moe_chunk_map_arg
                 if (chunk >= 0 && chunk < n) to += te__max(0, te__load_index(sizes, a->sizes->dtype, chunk));
             }
         }
-        for (end = te__min(tokens - t, size); end > 0; end--) map[t++] = (int32_t)to++;
+        for (end = te__min(tokens - t, size); end > 0; end--, to++) map[t++] = (int32_t)(a->chunk_numbers ? i : to);
     }
-    for (; t < tokens; t++) map[t] = a->offsets ? -1 : (int32_t)t;
+    for (; t < tokens; t++) map[t] = a->offsets || a->chunk_numbers ? -1 : (int32_t)t;
     return TE_OK;
 }
 

@@ -132,6 +132,7 @@ static te_result te__cuda_plan_moe_chunk_map(te__plan *p, const te_op_moe_chunk_
     k->sizes_dt = a->sizes->dtype;
     k->sorted_dt = a->sorted_index ? a->sorted_index->dtype : TE_DTYPE_NONE;
     k->offsets_dt = a->offsets ? a->offsets->dtype : TE_DTYPE_NONE;
+    k->numbers = a->chunk_numbers;
     te__launch_size(l, te__div_up(k->tokens, 256), 1, 1, 256, 0);
     te__plan_why(p, "one thread a row");
     return TE_OK;

@@ -51,6 +51,7 @@ typedef struct te__moe_chunk_map_kargs {
     int *map;                                   /* [tokens] */
     long long n, tokens;
     int sizes_dt, sorted_dt, offsets_dt;
+    int numbers; /* of chunks, in place of rows */
 } te__moe_chunk_map_kargs;
 
 /* moe_invert: for each row the copy that comes to it, t * copies + place, or -1 (written before). moe_gather: rows by that. */

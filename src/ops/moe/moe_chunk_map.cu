@@ -1,4 +1,4 @@
-// ops/moe/moe_chunk_map.cu: the row of each of the tokens once whole chunks have been sorted, or padding has been put between them.
+// ops/moe/moe_chunk_map.cu: the row of each of the tokens once whole chunks have been sorted, or padding has been put between them; or its chunk's number.
 //
 // Launch: block 256, a thread a token; grid: tokens / 256 up.
 //
@@ -26,7 +26,11 @@ extern "C" __global__ void __launch_bounds__(256) te_moe_chunk_map(const __grid_
         before += size;
     }
     if (chunk == a.n) {
-        a.map[t] = a.offsets ? -1 : (int)t;
+        a.map[t] = a.offsets || a.numbers ? -1 : (int)t;
+        return;
+    }
+    if (a.numbers) {
+        a.map[t] = (int)chunk;
         return;
     }
     to = t;

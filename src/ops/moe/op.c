@@ -51,6 +51,8 @@ static te_result te__check_moe_chunk_map(te_ctx *te, te_op_moe_chunk_map_args *a
     if (r == TE_OK) r = te__want_numel(te, "moe_chunk_map", "offsets", a->offsets, n);
     if (r == TE_OK && a->sorted_index && a->offsets)
         r = te__fail(te, TE_ERR_INVALID, "moe_chunk_map: sorted_index and offsets are both given; one of them moves the chunks");
+    if (r == TE_OK && a->chunk_numbers && (a->sorted_index || a->offsets))
+        r = te__fail(te, TE_ERR_INVALID, "moe_chunk_map: chunk_numbers with %s, which moves rows; ask for the numbers alone", a->offsets ? "offsets" : "sorted_index");
     return r;
 }
 

@@ -15,6 +15,21 @@ static float te__nvfp4_largest(const float *x, int n, float largest) {
 
 typedef float te__nvfp4_tile[16][16];
 
+/* The groups of rows, each with an amax of its own. */
+typedef struct te__nvfp4_row_groups {
+    const int32_t *of_row; /* [rows]; NULL: there are none */
+    int64_t rows, count;
+} te__nvfp4_row_groups;
+static te__nvfp4_row_groups te__nvfp4_groups_of(const te_tensor *groups, const te_tensor *amax) {
+    te__nvfp4_row_groups g;
+    g.of_row = groups ? (const int32_t *)te__data(groups) : NULL;
+    g.rows = groups ? te__numel(groups) : 0;
+    g.count = amax ? te__numel(amax) : 0;
+    return g;
+}
+/* -1: none. */
+static int64_t te__nvfp4_group(const te__nvfp4_row_groups *g, int64_t row) { return row < g->rows && g->of_row[row] < g->count ? g->of_row[row] : -1; }
+
 /* The 16 x 16 elements at (16 strip, 16 group) of x, zeros where x has none. */
 static void te__nvfp4_load(const te_tensor *x, int64_t strip, int64_t group, te__nvfp4_tile v) {
     int64_t m = te__rows(x), n = te__cols(x), r, size = te__max(0, te__min(16, n - 16 * group));
@@ -85,11 +100,36 @@ static void te__nvfp4_amax_columns(void *user, int64_t begin, int64_t end) {
             cols[16 * group + c] = te__nvfp4_largest(each + c, 1, a->keep ? cols[16 * group + c] : 0.0f);
     }
 }
+/* Groups begin .. end - 1, of which each strip of 16 rows belongs to one. */
+static void te__nvfp4_amax_by_group(void *user, int64_t begin, int64_t end) {
+    const te_op_nvfp4_amax_args *a = (const te_op_nvfp4_amax_args *)user;
+    const te__nvfp4_row_groups g = te__nvfp4_groups_of(a->groups, a->amax_row ? a->amax_row : a->amax_col);
+    int64_t strips = te__div_up(te__rows(a->x), 16), blocks = te__div_up(te__cols(a->x), 16), strip, block;
+    int transform = te__nvfp4_transform(a->rht, a->no_random_sign_mask);
+    float *rows = (float *)te__data(a->amax_row), *cols = (float *)te__data(a->amax_col);
+    te__nvfp4_tile v, turned;
+    for (; begin < end; begin++) {
+        float row = rows && a->keep ? rows[begin] : 0.0f, col = cols && a->keep ? cols[begin] : 0.0f;
+        for (strip = 0; strip < strips; strip++)
+            for (block = 0; te__nvfp4_group(&g, 16 * strip) == begin && block < blocks; block++) {
+                te__nvfp4_load(a->x, strip, block, v);
+                row = te__nvfp4_largest(v[0], 256, row);
+                te__nvfp4_turn(v, transform, turned);
+                col = te__nvfp4_largest(turned[0], 256, col);
+            }
+        if (rows) rows[begin] = row;
+        if (cols) cols[begin] = col;
+    }
+}
 static te_result te__cpu_nvfp4_amax(te_ctx *te, const te_op_nvfp4_amax_args *a) {
     te__nvfp4_amax_job j;
     te_op_nvfp4_amax_args rest = *a;
     float *row, *col;
     if (te__nvfp4_noop(a->noop)) return TE_OK;
+    if (a->groups) {
+        te__parallel_for(te, te__numel(a->amax_row ? a->amax_row : a->amax_col), 1, te__nvfp4_amax_by_group, &rest);
+        return TE_OK;
+    }
     if (te__nvfp4_is_vector(a->amax_col)) {
         te__parallel_for(te, te__div_up(te__cols(a->x), 16), te__max(1, 1024 / te__max(1, te__rows(a->x))), te__nvfp4_amax_columns, &rest);
         if (!a->amax_row) return TE_OK;
@@ -206,14 +246,15 @@ static void te__nvfp4_put(const te__nvfp4_copy *c, int64_t i, int64_t j, const f
     if (i < c->scale_rows && j < c->groups) /* a tile's scale is not repeated beyond the edge */
         c->scale[te__nvfp4_scale_at(i, j, c->groups, c->swizzled)] = i < c->rows ? d : 0;
 }
-/* The 16 runs of tile (strip, group) of a copy, as they lie in it. amax: of all, or one for each row of the copy. */
-static void te__nvfp4_put_tile(const te__nvfp4_copy *c, int64_t strip, int64_t group, te__nvfp4_tile v, const float *amax, bool per_row, bool two) {
+/* The 16 runs of tile (strip, group) of a copy, as they lie in it. amax: of all, or one for each row of the copy; by_group: one for each group of rows of x. */
+static void te__nvfp4_put_tile(const te__nvfp4_copy *c, int64_t strip, int64_t group, te__nvfp4_tile v, const float *amax, bool per_row, const te__nvfp4_row_groups *by_group,
+                               bool turned, bool two) {
     uint8_t d = 0;
     int r;
     if (two) d = te__nvfp4_choose(&c->how, v, 16, *amax, (uint64_t)(16 * strip * c->blocks + group), (uint64_t)c->blocks);
     for (r = 0; r < 16; r++) {
         int64_t i = 16 * strip + r;
-        float of_row = per_row && i < c->rows ? amax[i] : *amax;
+        float of_row = by_group->of_row ? amax[te__max(0, te__nvfp4_group(by_group, turned ? 16 * group : i))] : per_row && i < c->rows ? amax[i] : *amax;
         if (!two) d = te__nvfp4_choose(&c->how, v + r, 1, of_row, (uint64_t)(i * c->blocks + group), 0);
         te__nvfp4_put(c, i, group, v[r], d, of_row);
     }
@@ -225,6 +266,7 @@ typedef struct te__nvfp4_job {
     int64_t groups; /* of 16 columns, as many as either copy or its scales reach */
     const float *amax_row, *amax_col;
     bool per_row, per_col;
+    te__nvfp4_row_groups by_group;
 } te__nvfp4_job;
 
 static void te__nvfp4_strips(void *user, int64_t begin, int64_t end) {
@@ -236,10 +278,10 @@ static void te__nvfp4_strips(void *user, int64_t begin, int64_t end) {
     for (strip = begin; strip < end; strip++)
         for (group = 0; group < j->groups; group++) {
             te__nvfp4_load(a->x, strip, group, v);
-            if (j->row.rows > 0) te__nvfp4_put_tile(&j->row, strip, group, v, j->amax_row, j->per_row, a->two_dimensional);
+            if (j->row.rows > 0) te__nvfp4_put_tile(&j->row, strip, group, v, j->amax_row, j->per_row, &j->by_group, false, a->two_dimensional);
             if (j->col.rows == 0) continue;
             te__nvfp4_turn(v, transform, turned);
-            te__nvfp4_put_tile(&j->col, group, strip, turned, j->amax_col, j->per_col, a->two_dimensional);
+            te__nvfp4_put_tile(&j->col, group, strip, turned, j->amax_col, j->per_col, &j->by_group, true, a->two_dimensional);
         }
 }
 static te_result te__cpu_nvfp4_quantize(te_ctx *te, const te_op_nvfp4_quantize_args *a) {
@@ -257,6 +299,7 @@ static te_result te__cpu_nvfp4_quantize(te_ctx *te, const te_op_nvfp4_quantize_a
     j.col.how.offset++;
     j.amax_row = (const float *)te__data(te__nvfp4_row_amax(a));
     j.amax_col = (const float *)te__data(te__nvfp4_col_amax(a));
+    j.by_group = te__nvfp4_groups_of(a->groups, te__nvfp4_row_amax(a));
     j.per_row = te__nvfp4_is_vector(te__nvfp4_row_amax(a));
     j.per_col = te__nvfp4_is_vector(te__nvfp4_col_amax(a));
     strips = te__div_up(te__round_up(te__max(m, a->col ? te__cols(a->col) : 0), 128), 16);
@@ -272,13 +315,15 @@ typedef struct te__nvfp4_dequantize_job {
     int64_t m, n, bytes, groups;
     const float *amax;
     bool per_row;
+    te__nvfp4_row_groups by_group;
     float code_max;
 } te__nvfp4_dequantize_job;
 
 /* The 16 values of block (i, j) of the codes. */
 static void te__nvfp4_block_values(const te__nvfp4_dequantize_job *job, int64_t i, int64_t j, float v[16]) {
     const uint8_t *q = (const uint8_t *)te__data(job->a->q) + i * job->bytes, *scale = (const uint8_t *)te__data(job->a->scale);
-    float step = te__nvfp4_decode_step(scale[te__nvfp4_scale_at(i, j, job->groups, job->a->swizzled)], job->amax[job->per_row ? i : 0], job->code_max);
+    int64_t amax = job->by_group.of_row ? te__max(0, te__nvfp4_group(&job->by_group, job->a->columnwise ? 16 * j : i)) : job->per_row ? i : 0;
+    float step = te__nvfp4_decode_step(scale[te__nvfp4_scale_at(i, j, job->groups, job->a->swizzled)], job->amax[amax], job->code_max);
     int k;
     for (k = 0; k < 16; k++) {
         int64_t at = 8 * j + k / 2;
@@ -320,6 +365,7 @@ static te_result te__cpu_nvfp4_dequantize(te_ctx *te, const te_op_nvfp4_dequanti
     j.groups = te__cols(a->scale);
     j.amax = (const float *)te__data(a->amax);
     j.per_row = te__nvfp4_is_vector(a->amax);
+    j.by_group = te__nvfp4_groups_of(a->groups, a->amax);
     j.code_max = a->e4m3_max_256 ? 256.0f : 448.0f;
     te__parallel_for(te, te__div_up(j.m, 16), te__max(1, 1024 / te__max(1, j.n)), te__nvfp4_dequantize_strips, &j);
     return TE_OK;

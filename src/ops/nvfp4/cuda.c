@@ -15,14 +15,16 @@ static te_result te__cuda_plan_nvfp4_amax(te__plan *p, const te_op_nvfp4_amax_ar
     args.across = (unsigned)te__div_up(args.n, 128);
     args.pieces = te__div_up(args.m, 16) * args.across;
     args.x_dt = a->x->dtype;
-    args.per_row = te__nvfp4_is_vector(a->amax_row);
-    args.per_col = te__nvfp4_is_vector(a->amax_col);
+    args.groups = (const int *)te__data(a->groups);
+    args.count = !a->groups ? 0 : (int)te__numel(a->amax_row ? a->amax_row : a->amax_col);
+    args.per_row = !a->groups && te__nvfp4_is_vector(a->amax_row);
+    args.per_col = !a->groups && te__nvfp4_is_vector(a->amax_col);
     args.rht = te__nvfp4_transform(a->rht && a->amax_col, a->no_random_sign_mask);
     args.vector = te__nvfp4_aligned(a->x, args.n * te__dtype_size(a->x->dtype), 4 * te__dtype_size(a->x->dtype));
     args.keep = a->keep;
-    if (!a->keep && (args.per_row || args.per_col || args.pieces == 0)) {
+    if (!a->keep && (args.per_row || args.per_col || args.groups || args.pieces == 0)) {
         l = te__plan_launch(p, "nvfp4", "nvfp4_amax_zero");
-        te__launch_size(l, te__max(1, te__div_up(te__max(args.per_row ? args.m : 1, args.per_col ? args.n : 1), 256)), 1, 1, 256, 0);
+        te__launch_size(l, te__max(1, te__div_up(te__max(args.count, te__max(args.per_row ? args.m : 1, args.per_col ? args.n : 1)), 256)), 1, 1, 256, 0);
         *TE__KARGS(p, l, te__nvfp4_amax_kargs) = args;
     }
     if (args.pieces > 0) {
@@ -35,6 +37,7 @@ static te_result te__cuda_plan_nvfp4_amax(te__plan *p, const te_op_nvfp4_amax_ar
         te__launch_option(l, "RHT", args.rht);
         te__launch_option(l, "PER_ROW", args.per_row);
         te__launch_option(l, "PER_COL", args.per_col);
+        if (args.groups) te__launch_option(l, "GROUPS", 1);
         te__launch_size(l, blocks, 1, 1, 256, 0);
         *TE__KARGS(p, l, te__nvfp4_amax_kargs) = args;
     }
@@ -92,8 +95,10 @@ static te_result te__cuda_plan_nvfp4_quantize(te__plan *p, const te_op_nvfp4_qua
         k->counter = te__plan_counter(p);
         l->cooperative = true;
     }
-    k->per_row = te__nvfp4_is_vector(te__nvfp4_row_amax(a));
-    k->per_col = te__nvfp4_is_vector(te__nvfp4_col_amax(a));
+    k->groups = (const int *)te__data(a->groups);
+    k->count = a->groups ? (int)te__numel(amax_row) : 0;
+    k->per_row = a->groups || te__nvfp4_is_vector(te__nvfp4_row_amax(a));
+    k->per_col = a->groups || te__nvfp4_is_vector(te__nvfp4_col_amax(a));
     k->noop = (const float *)te__data(a->noop);
     k->seed = a->seed;
     k->offset = a->offset;
@@ -137,7 +142,9 @@ static te_result te__cuda_plan_nvfp4_dequantize(te__plan *p, const te_op_nvfp4_d
     k->tiles_n = (unsigned)te__div_up(k->n, a->columnwise ? 64 : 256);
     k->code_max = a->e4m3_max_256 ? 256.0f : 448.0f;
     k->y_dt = a->y->dtype;
-    k->per_row = te__nvfp4_is_vector(a->amax);
+    k->group_of = (const int *)te__data(a->groups);
+    k->count = a->groups ? (int)te__numel(a->amax) : 0;
+    k->per_row = !a->groups && te__nvfp4_is_vector(a->amax);
     k->columnwise = a->columnwise;
     k->rht = te__nvfp4_transform(a->rht, a->no_random_sign_mask);
     k->swizzled = a->swizzled;

@@ -6,6 +6,7 @@ typedef struct te__nvfp4_amax_kargs {
     float *row_part, *col_part; /* [blocks]: of which the last block makes row [1] and col [1] */
     unsigned *counter;   /* of te_last_block */
     const float *noop;
+    const int *groups;   /* [m]: row and col are [count], of each group, and 16 rows are of one; or NULL */
     long long m, n;
     unsigned across;     /* pieces of 128 columns */
     long long pieces;    /* all pieces of 16 rows and 128 columns */
@@ -15,6 +16,7 @@ typedef struct te__nvfp4_amax_kargs {
     int rht;             /* the input of col: 0 x itself, 1 transformed, 2 transformed without signs */
     int vector;          /* rows of x start at multiples of four elements */
     int keep;            /* the maximum with the values in row and col */
+    int count;           /* groups */
 } te__nvfp4_amax_kargs;
 
 /* A tile has 128 rows and 256 bytes of each. */
@@ -29,6 +31,7 @@ typedef struct te__nvfp4_quantize_kargs {
     float *part;                /* [2, blocks]: the amaxes are made here (MEASURE) */
     unsigned *counter;          /* of te_grid_wait, with part */
     const float *noop;
+    const int *groups;          /* [m]: amax_row and amax_col are [count], of each group, and per_row and per_col are set; or NULL */
     long long m, n, ld, ldc, row_groups, col_groups;
     unsigned long long seed, offset;
     const void *rng; /* te__rng_read */
@@ -45,12 +48,15 @@ typedef struct te__nvfp4_quantize_kargs {
     int vector_x;     /* rows of x start at multiples of 16 bytes */
     int vector_row;   /* rows of codes start at multiples of 16 bytes, and rows of `row_scale` at even addresses */
     int vector_col;   /* rows of codes start at multiples of 16 bytes, and those of `col_scale` at multiples of four */
+    int count;        /* groups */
+    int pad;
 } te__nvfp4_quantize_kargs;
 
 typedef struct te__nvfp4_dequantize_kargs {
     const unsigned char *q;     /* [m, ld], or column-wise [n, ld] */
     const unsigned char *scale; /* [.., groups] */
     const float *amax;
+    const int *group_of;        /* [m]: amax is [count], of each group of rows; or NULL */
     void *y;                    /* [m, n] */
     long long m, n, ld, groups;
     unsigned tiles_n;
@@ -62,4 +68,5 @@ typedef struct te__nvfp4_dequantize_kargs {
     int swizzled;
     int vector_q; /* rows of q start at multiples of 8 bytes */
     int vector_y; /* rows of y start at multiples of 16 bytes */
+    int count;    /* groups */
 } te__nvfp4_dequantize_kargs;

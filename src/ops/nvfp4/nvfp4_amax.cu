@@ -11,6 +11,8 @@
 //
 // Benchmark: "nvfp4 amaxes plain and transformed" in tests/bench/h200.csv.
 //
+// GROUPS: a piece is of one group of rows, whose maxima meet like those of rows.
+//
 // Launch: block 256, grid: at most as many blocks as run at once; each loops over groups of eight neighbouring pieces. Any size,
 // any alignment.
 //
@@ -23,6 +25,7 @@
 // te:row X_DT=3 RHT=1 PER_ROW=1 PER_COL=1
 // te:row X_DT=1 RHT=0 PER_ROW=0 PER_COL=0
 // te:row X_DT=1 RHT=1 PER_ROW=0 PER_COL=0
+// te:row X_DT=3 RHT=0|1 PER_ROW=0 PER_COL=0 GROUPS=1
 #include "device/vector.cuh"
 #include "ops/nvfp4/nvfp4.cuh"
 #ifndef X_DT
@@ -30,6 +33,9 @@
 #define RHT a.rht
 #define PER_ROW a.per_row
 #define PER_COL a.per_col
+#define GROUPS (a.groups != nullptr)
+#elif !defined(GROUPS)
+#define GROUPS 0
 #endif
 
 TE_DEV void te_nvfp4_raise(float *amax, float v) {
@@ -79,8 +85,18 @@ extern "C" __global__ void __launch_bounds__(256, 3) te_nvfp4_amax(const __grid_
                 if (PER_COL && col + k < a.n && piece < a.pieces) te_nvfp4_raise(a.col + col + k, largest);
             }
         }
+        if (GROUPS) {
+            float most_row = __uint_as_float(__reduce_max_sync(0xffffffffu, __float_as_uint(of_row)));
+            float most_col = RHT ? __uint_as_float(__reduce_max_sync(0xffffffffu, __float_as_uint(of_col))) : most_row;
+            int group = piece < a.pieces ? a.groups[row] : -1;
+            if ((threadIdx.x & 31) == 0 && group >= 0 && group < a.count) {
+                if (a.row) te_nvfp4_raise(a.row + group, most_row);
+                if (a.col) te_nvfp4_raise(a.col + group, most_col);
+            }
+            of_row = of_col = 0.0f;
+        }
     }
-    bool one_row = a.row && !PER_ROW, one_col = a.col && !PER_COL;
+    bool one_row = a.row && !PER_ROW && !GROUPS, one_col = a.col && !PER_COL && !GROUPS;
     if (!RHT) of_col = of_row;
     if (one_row) {
         of_row = te_block_max(of_row, scratch);

@@ -1,4 +1,4 @@
-// ops/nvfp4/nvfp4_amax_zero.cu: the amaxes of single rows and columns, or of an x without elements, = 0, unless the noop flag is set.
+// ops/nvfp4/nvfp4_amax_zero.cu: the amaxes of single rows and columns, of groups, or of an x without elements, = 0, unless the noop flag is set.
 //
 // Launch: block 256, grid: as many threads as the longer of amax_row and amax_col has elements; at least one block.
 //
@@ -10,6 +10,6 @@ extern "C" __global__ void te_nvfp4_amax_zero(const __grid_constant__ te__nvfp4_
     te_follow();
     te_i64 i = (te_i64)blockIdx.x * 256 + threadIdx.x;
     if (a.noop && *a.noop == 1.0f) return;
-    if (a.row && i < (a.per_row ? a.m : 1)) a.row[i] = 0.0f;
-    if (a.col && i < (a.per_col ? a.n : 1)) a.col[i] = 0.0f;
+    if (a.row && i < (a.groups ? a.count : a.per_row ? a.m : 1)) a.row[i] = 0.0f;
+    if (a.col && i < (a.groups ? a.count : a.per_col ? a.n : 1)) a.col[i] = 0.0f;
 }

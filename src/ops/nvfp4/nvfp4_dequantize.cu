@@ -26,6 +26,12 @@
 #define RHT a.rht
 #endif
 
+// Which of the amaxes is that of row `row` of y: `line`'s, or its group's; rows of no group take the first.
+TE_DEV te_i64 te_nvfp4_amax_of(const te__nvfp4_dequantize_kargs &a, te_i64 row, te_i64 line) {
+    int group = a.group_of && row < a.m ? a.group_of[row] : 0;
+    return a.group_of ? (group > 0 && group < a.count ? group : 0) : a.per_row ? line : 0;
+}
+
 #define TE_COLUMNS 65 // floats of a row of the tile
 #define TE_Y_SIZE (Y_DT == TE_F32 ? 4 : 2)
 
@@ -76,7 +82,7 @@ extern "C" __global__ void __launch_bounds__(256) te_nvfp4_dequantize(const __gr
             if (r >= rows) continue;
             te_nvfp4_codes<1>(q + 8 * r * bytes, left, a.vector_q, w + r);
             scale[r] = a.scale[te__nvfp4_scale_at(row + 8 * r, col >> 4, a.groups, a.swizzled)];
-            if (a.per_row) amax[r] = a.amax[row + 8 * r];
+            if (a.per_row || a.group_of) amax[r] = a.amax[te_nvfp4_amax_of(a, row + 8 * r, row + 8 * r)];
         }
         te_u8 *y = (te_u8 *)a.y + (row * a.n + col) * TE_Y_SIZE;
         bool whole = a.vector_y && col + 8 <= a.n;
@@ -100,7 +106,7 @@ extern "C" __global__ void __launch_bounds__(256) te_nvfp4_dequantize(const __gr
     if (i < a.n && left > 0 && j < a.groups) {
         te_u32 w[2];
         te_nvfp4_codes<2>(a.q + i * bytes + 8 * j, left, a.vector_q, w);
-        float step = te__nvfp4_decode_step(a.scale[te__nvfp4_scale_at(i, j, a.groups, a.swizzled)], a.amax[a.per_row ? i : 0], a.code_max);
+        float step = te__nvfp4_decode_step(a.scale[te__nvfp4_scale_at(i, j, a.groups, a.swizzled)], a.amax[te_nvfp4_amax_of(a, 16 * j, i)], a.code_max);
         te_nvfp4_decode8(w[0], step, v);
         te_nvfp4_decode8(w[1], step, v + 8);
     } else {

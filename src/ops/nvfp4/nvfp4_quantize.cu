@@ -12,6 +12,7 @@
 // holds zeros, whose codes and scales are 0; tiles reach over all padding, which is how it is written.
 // Blocks of 16 x 16: a pass over the tile before, for the 64 scales; 4-over-6: two, for each copy chooses its own. MEASURE, a cooperative launch:
 // blocks walk over their tiles for the amaxes, wait for each other, and cast in reverse order, since the last tile is still in shared memory.
+// PER_LINE: amaxes of single rows and columns, or of groups of rows: 16 rows of a column are of one.
 //
 // Benchmark: "quantize nvfp4 ..." in tests/bench/h200.csv.
 //
@@ -68,6 +69,12 @@ TE_DEV void te_nvfp4_bytes(te_u8 *to, const te_u32 *w, te_i64 n, int most) {
 #pragma unroll
     for (int b = 0; b < most; b++)
         if (b < n) to[b] = (te_u8)(w[b >> 2] >> (8 * (b & 3)));
+}
+
+// The amax of group `row`'s, of those of groups; rows of no group take the first.
+TE_DEV te_i64 te_nvfp4_group(const te__nvfp4_quantize_kargs &a, te_i64 row) {
+    int group = row < a.m ? a.groups[row] : 0;
+    return group > 0 && group < a.count ? group : 0;
 }
 
 // A tile of x, and its shared memory.
@@ -187,7 +194,7 @@ TE_DEV void te_nvfp4_tile::cast(const te__nvfp4_quantize_kargs &a) const {
             te_i64 row = first_row + r, col = first_col + 32 * chunk;
             te_u32 code[4];
             te_u8 scale[2];
-            if (PER_LINE && a.per_row && row < a.m) of_row = te_nvfp4_tensor_of(a.amax_row[row], a.code_max);
+            if (PER_LINE && a.per_row && row < a.m) of_row = te_nvfp4_tensor_of(a.amax_row[a.groups ? te_nvfp4_group(a, row) : row], a.code_max);
 #pragma unroll
             for (int h = 0; h < 2; h++) {
                 float v[16];
@@ -242,7 +249,7 @@ TE_DEV void te_nvfp4_tile::cast(const te__nvfp4_quantize_kargs &a) const {
 #pragma unroll
             for (int r = 0; r < 16; r++) v[r] = te_nvfp4_of_word(RHT ? *(const te_u32 *)(from + r * TE_STRIDE) : w[r], half, X_DT);
             te_nvfp4_transform(v, RHT, X_DT);
-            if (PER_LINE && a.per_col) of_col = te_nvfp4_tensor_of(a.amax_col[first_col + c < a.n ? first_col + c : 0], a.code_max);
+            if (PER_LINE && a.per_col) of_col = te_nvfp4_tensor_of(a.amax_col[a.groups ? te_nvfp4_group(a, first_row + 16 * g) : first_col + c < a.n ? first_col + c : 0], a.code_max);
             float amax = X_DT == TE_F32 || RHT ? te_nvfp4_amax(v) : fabsf(te_nvfp4_of_word(most, half, X_DT));
             uint2 u = te_nvfp4_block(by_col, v, amax, of_col, PER_LINE && a.per_col ? NULL : multipliers[1],
                                      TWO, tile_code[(FOUR ? 64 : 0) + g * (TE_COLUMNS / 16) + (c >> 4)],

@@ -1,0 +1,41 @@
+// ops/cast/amax_groups.cu: amax[g] = max(amax[g], max |x|) over the rows of group g of x [m, n], NaN ignored, infinity kept.
+//
+// A warp has a row at a time, and raises the amax of the row's group by an atomic, which gives the same bits always; most warps read a larger value there,
+// and need none. Rows of numbers outside 0 .. count - 1 are passed over.
+//
+// Launch: block 256, grid: any number of blocks; each warp goes on until no row is left. Any size, any alignment of at least an element.
+//
+// te:baseline
+// te:row X_DT=3
+// te:row X_DT=1
+#include "device/vector.cuh"
+#include "ops/cast/kargs.h"
+#ifndef X_DT
+#define X_DT a.x_dt
+#endif
+
+extern "C" __global__ void __launch_bounds__(256) te_amax_groups(const __grid_constant__ te__amax_groups_kargs a) {
+    te_follow();
+    int lane = threadIdx.x & 31;
+#pragma unroll 1
+    for (te_i64 row = (te_i64)blockIdx.x * 8 + (threadIdx.x >> 5); row < a.m; row += (te_i64)gridDim.x * 8) {
+        int group = a.groups[row];
+        if (group < 0 || group >= a.count) continue;
+        float largest = 0.0f;
+#pragma unroll 1
+        for (te_i64 col = lane * 8; col < a.n; col += 256) {
+            if (a.vector && col + 8 <= a.n) {
+                float v[8];
+                te_load8(a.x, row * a.n + col, X_DT, v);
+#pragma unroll
+                for (int k = 0; k < 8; k++) largest = fmaxf(largest, fabsf(v[k]));
+            } else {
+#pragma unroll 1
+                for (te_i64 c = col; c < a.n && c < col + 8; c++) largest = fmaxf(largest, fabsf(te_load(a.x, row * a.n + c, X_DT)));
+            }
+        }
+        te_u32 all = __reduce_max_sync(0xffffffffu, __float_as_uint(largest)); // non-negative floats order like their bits
+        float *to = a.amax + group * a.stride;
+        if (lane == 0 && __uint_as_float(all) > *(volatile float *)to) te_atomic_amax(to, __uint_as_float(all));
+    }
+}

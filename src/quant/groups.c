@@ -1,0 +1,86 @@
+/* quant/groups.c: groups of rows whose sizes lie on the device, each quantized by itself: the group of each row, and rows moved apart so that no block of a
+ * column-wise copy is of two groups. Knows the rows of kinds and the maps of chunks; must not know what the groups are.
+ *
+ * The row-wise copy of such a tensor has the rows where they are. So has the column-wise copy of a kind with one scale a tensor; in those of other kinds each group
+ * begins at a multiple of group_rows rows, between rows of zeros. */
+
+/* Rows enough for n groups of `rows` rows in all, each rounded up to a multiple of `align`. */
+static int64_t te__padded_rows(int64_t rows, int64_t n, int64_t align) { return (rows + n * (align - 1)) / align * align; }
+
+/* The group of each row, i32 [rows]. */
+static te_tensor *te__row_groups(te_ctx *te, const te_tensor *sizes, int64_t rows) {
+    te_op_moe_chunk_map_args args = TE_ZERO;
+    args.sizes = sizes;
+    args.row_id_map = te__empty_1d(te, TE_I32, rows);
+    args.chunk_numbers = true;
+    return args.row_id_map && te_op_moe_chunk_map(te, &args) == TE_OK ? args.row_id_map : NULL;
+}
+
+/* The sizes, each rounded up to a multiple of `align`; with `map`, i32 [rows], the row where each row goes. */
+static te_tensor *te__padded_sizes(te_ctx *te, const te_tensor *sizes, int64_t align, int64_t rows, te_tensor **map) {
+    te_op_moe_splits_args splits = TE_ZERO;
+    te_op_moe_chunk_map_args args = TE_ZERO;
+    splits.sizes = sizes;
+    splits.padded = te__empty_1d(te, TE_I64, te__numel(sizes));
+    splits.offsets = map ? te__empty_1d(te, TE_I64, te__numel(sizes)) : NULL;
+    splits.align = align;
+    if (!splits.padded || (map && !splits.offsets) || te_op_moe_splits(te, &splits) != TE_OK) return NULL;
+    if (!map) return splits.padded;
+    args.sizes = sizes;
+    args.offsets = splits.offsets;
+    args.row_id_map = *map = te__empty_1d(te, TE_I32, rows);
+    return *map && te_op_moe_chunk_map(te, &args) == TE_OK ? splits.padded : NULL;
+}
+
+/* x [M, N] with its groups at multiples of `align` rows, zeros between them, and their sizes then. */
+static te_tensor *te__pad_groups(const te_tensor *x, const te_tensor *sizes, int64_t align, te_tensor **padded) {
+    te_ctx *te = x->te;
+    te_op_moe_permute_args args = TE_ZERO;
+    te_tensor *map;
+    *padded = te__padded_sizes(te, sizes, align, te__rows(x), &map);
+    if (!*padded) return NULL;
+    args.x = te__as_matrix(x);
+    args.row_id_map = map;
+    args.topk = 1;
+    args.y = te__empty_2d(te, x->dtype, te__padded_rows(te__rows(x), te__numel(sizes), align), te__cols(x));
+    return args.x && args.y && te_op_moe_permute(te, &args) == TE_OK ? args.y : NULL;
+}
+/* The way back, into y; rows of no group are 0. */
+static te_result te__unpad_groups(const te_tensor *x, const te_tensor *sizes, int64_t align, te_tensor *y) {
+    te_ctx *te = x->te;
+    te_op_moe_unpermute_args args = TE_ZERO;
+    te_tensor *map;
+    if (!te__padded_sizes(te, sizes, align, te__rows(y), &map)) return te_error_code(te);
+    args.x = x;
+    args.row_id_map = map;
+    args.topk = 1;
+    args.y = te__as_matrix(y);
+    return args.y ? te_op_moe_unpermute(te, &args) : te_error_code(te);
+}
+
+/* Are the groups moved apart in this copy of a tensor that has some? */
+static bool te__copy_is_padded(const te__quant_copy *c, int which) { return which == TE_COLUMNWISE && c->cls->group_rows > 1; }
+
+/* x as its padded copy has it: [rows, N], with the sizes of the padded groups. */
+static te_tensor *te__padded_shell(const te_tensor *x, const te__quant_copy *c) {
+    te_tensor *y = te__alias_quantized(x), *sizes = y ? te__padded_sizes(x->te, x->quantized->sizes, c->cls->group_rows, 0, NULL) : NULL;
+    if (!sizes) return NULL;
+    y->ndim = 2;
+    y->shape[0] = te__padded_rows(te__rows(x), te__numel(sizes), c->cls->group_rows);
+    y->shape[1] = te__cols(x);
+    te_tensor_release(y->quantized->sizes);
+    y->quantized->sizes = te_tensor_retain(sizes);
+    return y;
+}
+
+/* spec->cls->fill, by groups if the spec has some. */
+static te_result te__fill_copies(te_tensor *x, const te__quant_spec *spec, te__quant_copy *row, te__quant_copy *col, const te_tensor *noop) {
+    te__quant_spec apart = *spec;
+    te_ctx *te = x->te;
+    te_result result;
+    if (!spec->sizes || !col || spec->cls->group_rows <= 1) return spec->cls->fill(x, spec, row, col, noop);
+    result = row ? spec->cls->fill(x, spec, row, NULL, noop) : TE_OK;
+    if (result != TE_OK) return result;
+    x = te__pad_groups(x, spec->sizes, spec->cls->group_rows, &apart.sizes);
+    return x ? spec->cls->fill(x, &apart, NULL, col, noop) : te__refuse(spec->group, TE__ALL_REDUCE, te_error_code(te));
+}

@@ -95,9 +95,12 @@ typedef struct te_fused_moe_aux_loss_desc {
 TE_API te_tensor *te_fused_moe_aux_loss(te_tensor *probs, te_tensor *tokens_per_expert, const te_fused_moe_aux_loss_desc *desc);
 
 /* Products of the rows of num_gemms groups, each with a weight of its own: y_i = x_i W_i^T + b_i. Parameters: weight0 [out, in], weight1 ..., bias0 [out] ...
- * The call says in m_splits or m_splits_tensor how many rows each group has; rows behind the last group give rows of zeros. With m_splits each group has quantizers of its
- * own, as a Linear. With m_splits_tensor the device alone knows the sizes: one launch multiplies all groups; quantized inputs and gradients are quantized as one
- * tensor, weights each on its own. return_bias: the output `bias` is [num_gemms, out].
+ * The call says in m_splits or m_splits_tensor how many rows each group has; rows behind the last group give rows of zeros. Either way each group has quantizers of its
+ * own, as a Linear: scales and amaxes of its rows alone, no block of two groups, and under delayed scaling histories of its own, which both ways share. With m_splits_tensor
+ * the device alone knows the sizes: one launch multiplies all groups, and nothing waits for the host. On the CPU the results have the same bytes as with m_splits, but for
+ * stochastic rounding, which draws other numbers; a GPU's codes do, and its products add in another order. With m_splits_tensor a custom recipe's quantizers of product 0
+ * serve the inputs and gradients of all; operands of blocks that are neither 1 x 128 nor, of weights, 128 x 128 are multiplied by their values; and an NVFP4 recipe with
+ * row_scaled_activation is refused. return_bias: the output `bias` is [num_gemms, out].
  * Ranks share the products by parallel_mode, and the module exchanges nothing, as TransformerEngine's: whoever moves the rows between ranks does. By column each rank has its
  * columns of the output, and its summand of the input's gradient; by row its summand of the output, whose bias the caller adds behind the sum (no_bias, or return_bias).
  * Source: transformer_engine.pytorch.GroupedLinear. */

@@ -4,8 +4,8 @@
 
 /* amax f32 [1] = max |x|, NaN ignored, infinity kept (as nvte_compute_amax). keep: amax becomes the maximum of that and its present value.
  * noop: optional.
- * groups: optional i32 [M], x viewed as [M, N]: the group of each row (te_op_moe_chunk_map with chunk_numbers makes them of sizes). amax is f32 [n] then, of any
- * stride: max |x| of each group's rows, 0 of a group without any. Rows of other numbers than 0 .. n-1 belong to no group. Not with noop. */
+ * groups: optional i32 [M], x viewed as [M, N]: the group of each row (te_op_moe_chunk_map with chunk_numbers makes them of sizes). amax is f32 [n] then, or a
+ * column [n, 1] of a matrix: max |x| of each group's rows, 0 of a group without any. Rows of other numbers than 0 .. n-1 belong to no group. Not with noop. */
 typedef struct te_op_amax_args {
     const te_tensor *x;
     te_tensor *amax;
@@ -57,8 +57,8 @@ typedef struct te_op_delayed_gather_args {
  *              it, and 0. x is then read once. Both become 0
  *   dbias      [N] of any float format, optional: the sums of x's columns in f32: the gradient of a bias, if x is a gradient; not with `noop`
  *   noop       optional f32 [1]: 1.0 => nothing is written
- *   groups     optional i32 [M]: the group of each row, as te_op_amax has it. scale, scale_inv and amax are [n], one for each group, scale and amax of any
- *              stride; the codes of rows of no group are 0. Not with `current` (te_op_amax and te_op_scale_from_amax make such scales), `dbias` or `noop` */
+ *   groups     optional i32 [M]: the group of each row, as te_op_amax has it. scale, scale_inv and amax are [n], one for each group, scale and amax also
+ *              columns [n, 1] of matrices; the codes of rows of no group are 0. Not with `current` (te_op_amax and te_op_scale_from_amax make such scales), `dbias` or `noop` */
 typedef struct te_op_fp8_quantize_args {
     const te_tensor *x;
     te_tensor *row, *col;

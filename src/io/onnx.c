@@ -420,6 +420,7 @@ static te__onnx_emit_fn te__onnx_emitter(te_op op) {
                 {TE_OP_SOFTCAP, te__onnx_softcap},
                 {TE_OP_CAPPED_SOFTMAX_FWD, te__onnx_capped_softmax},
                 {TE_OP_MOE_ROUTER_FWD, te__onnx_router},
+                {TE_OP_MOE_CHUNK_MAP, te__onnx_chunk_map},
                 {TE_OP_MOE_MASK_MAP, te__onnx_mask_map},
                 {TE_OP_MOE_INDEX_MAP, te__onnx_index_map},
                 {TE_OP_MOE_PERMUTE, te__onnx_permute},

@@ -73,9 +73,57 @@ static te_result te__onnx_store_result(te__onnx *g, int value, const te__onnx_pa
     return te__onnx_store(g, y, y2, te__onnx_rows(g, value, from, y, y2));
 }
 
+/* ---- groups of rows ---- */
+
+/* The number of each row's group, -1 of rows behind the last: how many groups end before the row. Other maps of chunks move rows of what is trained alone. */
+static te_result te__onnx_chunk_map(te__onnx *g, const te__any_args *x, const te__any_args *y) {
+    const te_op_moe_chunk_map_args *a = &x->moe_chunk_map, *b = &y->moe_chunk_map;
+    te__onnx_pair map = te__onnx_pair_of(a->row_id_map, b->row_id_map);
+    int64_t last = -1;
+    int rows, v, n = te__onnx_i64(g, te__numel(a->sizes));
+    if (!a->chunk_numbers) return te__onnx_store(g, a->row_id_map, b->row_id_map, TE__ONNX_FAILED);
+    rows = te__onnx_unsqueeze(g, te__onnx_range(g, te__onnx_dim(&map, 0)), -1);
+    v = te__onnx_2(g, "CumSum", te__onnx_read(g, a->sizes, b->sizes), te__onnx_i64(g, 0));
+    v = te__onnx_cast(g, te__onnx_2(g, "GreaterOrEqual", rows, v), TE__ONNX_INT64);
+    v = te__onnx_2(g, "Squeeze", te__onnx_reduce(g, "ReduceSum", v, -1), te__onnx_i64s(g, 1, &last));
+    return te__onnx_store(g, a->row_id_map, b->row_id_map, te__onnx_3(g, "Where", te__onnx_2(g, "Equal", v, n), te__onnx_i64(g, -1), v));
+}
+/* Of `n` numbers, one for each group, that of each row, as a column; 1 for rows of no group. */
+static int te__onnx_of_rows(te__onnx *g, int numbers, int groups, int64_t n) {
+    int none = te__onnx_2(g, "Less", groups, te__onnx_i64(g, 0));
+    numbers = te__onnx_concat2(g, 0, numbers, te__onnx_vector(g, te__onnx_f32(g, 1.0f)));
+    return te__onnx_unsqueeze(g, te__onnx_2(g, "Gather", numbers, te__onnx_3(g, "Where", none, te__onnx_i64(g, n), groups)), -1);
+}
+/* The largest magnitude of each group's rows, of a matrix: [n]. */
+static int te__onnx_amax_of_groups(te__onnx *g, int x, int groups, int64_t n) {
+    int64_t first = 0;
+    int of_rows = te__onnx_reduce(g, "ReduceMax", te__onnx_1(g, "Abs", x), -1);
+    int mine = te__onnx_2(g, "Equal", te__onnx_unsqueeze(g, groups, -1), te__onnx_range(g, te__onnx_fixed(n)));
+    of_rows = te__onnx_3(g, "Where", mine, of_rows, te__onnx_f32(g, 0.0f));
+    return te__onnx_2(g, "Squeeze", te__onnx_reduce(g, "ReduceMax", of_rows, 0), te__onnx_i64s(g, 1, &first));
+}
+/* x, whose rows have the scales of their groups, rounded to codes and back. */
+static int te__onnx_through_codes_of_groups(te__onnx *g, int v, const te_op_fp8_quantize_args *a, const te_op_fp8_quantize_args *b, te_dtype codes) {
+    int64_t n = te__numel(a->scale);
+    int scale;
+    if (te__onnx_constant_of(g, a->scale, b->scale)) {
+        float *known = (float *)te__alloc(g->te, (size_t)n * sizeof(float));
+        te_tensor *flat = te_tensor_contiguous((te_tensor *)a->scale);
+        if (!known || !flat || te__onnx_host(g, flat, known, (int)n) != TE_OK) return te__free(g->te, known, (size_t)n * sizeof(float)), TE__ONNX_FAILED;
+        scale = te__onnx_numbers(g, TE__ONNX_FLOAT, 1, &n, known, (size_t)n * sizeof(float));
+        te__free(g->te, known, (size_t)n * sizeof(float));
+    } else
+        scale = te__onnx_read(g, a->scale, b->scale);
+    scale = te__onnx_of_rows(g, scale, te__onnx_read(g, a->groups, b->groups), n);
+    v = te__onnx_through_codes(g, te__onnx_2(g, "Mul", v, scale), te__onnx_f32(g, 1.0f), codes);
+    return te__onnx_2(g, "Mul", v, te__onnx_2(g, "Div", te__onnx_f32(g, 1.0f), scale));
+}
+
 static te_result te__onnx_amax(te__onnx *g, const te__any_args *x, const te__any_args *y) {
     const te_op_amax_args *a = &x->amax, *b = &y->amax;
     if (a->keep || a->noop) return te__onnx_store(g, a->amax, b->amax, TE__ONNX_FAILED);
+    if (a->groups)
+        return te__onnx_store(g, a->amax, b->amax, te__onnx_amax_of_groups(g, te__onnx_read(g, a->x, b->x), te__onnx_read(g, a->groups, b->groups), te__numel(a->amax)));
     return te__onnx_store(g, a->amax, b->amax, te__onnx_vector(g, te__onnx_amax_of(g, te__onnx_read(g, a->x, b->x))));
 }
 static te_result te__onnx_scale_from_amax(te__onnx *g, const te__any_args *x, const te__any_args *y) {
@@ -101,6 +149,11 @@ static te_result te__onnx_fp8_quantize(te__onnx *g, const te__any_args *x, const
     if (result == TE_OK) result = te__onnx_store(g, a->x_amax, b->x_amax, TE__ONNX_FAILED);
     if (result == TE_OK) result = te__onnx_store(g, a->dbias, b->dbias, TE__ONNX_FAILED);
     if (result != TE_OK) return result;
+    if (a->groups) {
+        v = te__onnx_through_codes_of_groups(g, v, a, b, codes);
+        if (a->row) result = te__onnx_store(g, a->row, b->row, te__onnx_rows(g, v, &from, a->row, b->row));
+        return result == TE_OK ? te__onnx_store(g, a->scale_inv, b->scale_inv, TE__ONNX_FAILED) : result;
+    }
     if (!a->current)
         scale_inv = te__onnx_inverse(g, a->scale, b->scale);
     else if (a->scale_inv && te__onnx_constant_of(g, a->x, b->x))

@@ -37,8 +37,8 @@ static te_result te__want_numel(te_ctx *te, const char *op, const char *name, co
 static te_result te__want_groups(te_ctx *te, const char *op, const te_tensor *groups, int64_t rows, const char *name, const te_tensor *numbers) {
     char text[TE__SHAPE_TEXT];
     if (!groups) return TE_OK;
-    if (numbers && (numbers->ndim != 1 || te__numel(numbers) < 1 || te__numel(numbers) > INT32_MAX))
-        return te__fail(te, TE_ERR_SHAPE, "%s: %s is %s; with groups a vector is needed, of one number for each group", op, name, te__shape_text(numbers, text));
+    if (numbers && (numbers->ndim < 1 || te__numel(numbers) != numbers->shape[0] || te__numel(numbers) < 1 || te__numel(numbers) > INT32_MAX))
+        return te__fail(te, TE_ERR_SHAPE, "%s: %s is %s; with groups [n] or [n, 1] is needed, one number for each group", op, name, te__shape_text(numbers, text));
     return te__want_numel(te, op, "groups", groups, rows);
 }
 

@@ -106,6 +106,14 @@ static inline te_tensor *call_ids(te_ctx *te, int64_t n, int range) {
     return x;
 }
 
+/* The group of each of `rows` rows: 0, then 2, then 1, and of the last ones none. */
+static inline te_tensor *call_groups(te_ctx *te, int64_t rows) {
+    int32_t host[256];
+    int64_t i;
+    for (i = 0; i < rows; i++) host[i] = i < 48 ? 0 : i < 112 ? 2 : i < 128 ? 1 : -1;
+    return te_tensor_from_host(te, TE_I32, 1, &rows, host);
+}
+
 /* u8 [1, 1, n, n]: row i sees keys 0 .. i. n up to 80. */
 static inline te_tensor *call_causal_mask(te_ctx *te, int64_t n) {
     unsigned char host[80 * 80];
@@ -153,7 +161,7 @@ enum { CALL_END = 200 }; /* above all numbers of calls, which need not follow ea
 
 /* Builds the call of a number for `dtype`, or with `probe` its op and label alone; false: it has none. Sizes are off-tile on purpose. */
 static inline bool call_numbered(call *c, te_ctx *te, int index, te_dtype dtype, bool probe) {
-    const int64_t M = 130, N = 264, K = 136, one[1] = {1}, vm[1] = {M}, vn[1] = {N}, mn[2] = {M, N}, mk[2] = {M, K}, nk[2] = {N, K}, nm[2] = {N, 144};
+    const int64_t M = 130, N = 264, K = 136, one[1] = {1}, three[1] = {3}, vm[1] = {M}, vn[1] = {N}, mn[2] = {M, N}, mk[2] = {M, K}, nk[2] = {N, K}, nm[2] = {N, 144};
     const int64_t m2n[2] = {M, 2 * N}, row[2] = {M, 272}, scales[1] = {6}, history[2] = {4, 6};
     const int64_t packed_q[3] = {150, 8, 64}, packed_kv[3] = {170, 2, 64}, eight[1] = {8};
     const int64_t q[4] = {77, 2, 8, 64}, kv[4] = {77, 2, 2, 64}, lse[3] = {2, 8, 77}, packed[3] = {77, 2, 12 * 64}, table[2] = {100, N}, slice[1] = {20001};
@@ -1113,6 +1121,58 @@ static inline bool call_numbered(call *c, te_ctx *te, int index, te_dtype dtype,
         c->args.context_merge.o = call_out(c, te, TE_F32, 4, q);
         c->args.context_merge.lse = call_out(c, te, TE_F32, 3, lse);
         c->args.context_merge.max_logit = call_out(c, te, TE_F32, 1, eight);
+        break;
+        CALL(150, AMAX, "amaxes of groups of rows")
+        c->args.amax.x = call_normal(te, dtype, 2, mn, 1);
+        c->args.amax.amax = call_out(c, te, TE_F32, 1, three);
+        c->args.amax.groups = call_groups(te, M);
+        c->tolerance = 0;
+        break;
+        CALL(151, FP8_QUANTIZE, "quantize e5m2 by groups of rows, both copies")
+        c->args.fp8_quantize.x = call_normal(te, dtype, 2, mn, 1);
+        c->args.fp8_quantize.row = call_out(c, te, TE_F8E5M2, 2, row);
+        c->args.fp8_quantize.col = call_out(c, te, TE_F8E5M2, 2, nm);
+        c->args.fp8_quantize.scale = te_tensor_from_host(te, TE_F32, 1, three, (const float[]){3, 100, 0.7f});
+        c->args.fp8_quantize.scale_inv = call_out(c, te, TE_F32, 1, three);
+        c->args.fp8_quantize.amax = call_out(c, te, TE_F32, 1, three);
+        c->args.fp8_quantize.groups = call_groups(te, M);
+        c->tolerance = 0;
+        break;
+        CALL(152, FP8_DEQUANTIZE, "dequantize by groups of rows")
+        c->args.fp8_dequantize.q = call_normal(te, TE_F8E4M3, 2, row, 1);
+        c->args.fp8_dequantize.scale_inv = te_tensor_from_host(te, TE_F32, 1, three, (const float[]){0.3f, 0.01f, 2});
+        c->args.fp8_dequantize.y = call_out(c, te, dtype, 2, mn);
+        c->args.fp8_dequantize.groups = call_groups(te, M);
+        c->tolerance = 0;
+        break;
+        CALL(153, NVFP4_AMAX, "nvfp4 amaxes of groups of rows")
+        c->args.nvfp4_amax.x = call_normal(te, dtype, 2, mn, 1);
+        c->args.nvfp4_amax.amax_row = call_out(c, te, TE_F32, 1, three);
+        c->args.nvfp4_amax.amax_col = call_out(c, te, TE_F32, 1, three);
+        c->args.nvfp4_amax.rht = true;
+        c->args.nvfp4_amax.groups = call_groups(te, M);
+        c->tolerance = 0;
+        break;
+        CALL(154, NVFP4_QUANTIZE, "nvfp4 by groups of rows, both copies")
+        c->args.nvfp4_quantize.x = call_normal(te, dtype, 2, mn, 1);
+        c->args.nvfp4_quantize.row = call_out(c, te, TE_F4E2M1, 2, (const int64_t[]){M, 288});
+        c->args.nvfp4_quantize.row_scale = call_out(c, te, TE_F8E4M3, 2, (const int64_t[]){256, 20});
+        c->args.nvfp4_quantize.col = call_out(c, te, TE_F4E2M1, 2, (const int64_t[]){N, 160});
+        c->args.nvfp4_quantize.col_scale = call_out(c, te, TE_F8E4M3, 2, (const int64_t[]){384, 12});
+        c->args.nvfp4_quantize.amax_row = te_tensor_from_host(te, TE_F32, 1, three, (const float[]){3.5f, 30, 2});
+        c->args.nvfp4_quantize.amax_col = te_tensor_from_host(te, TE_F32, 1, three, (const float[]){4.5f, 40, 5});
+        c->args.nvfp4_quantize.rht = true;
+        c->args.nvfp4_quantize.groups = call_groups(te, M);
+        c->tolerance = 0;
+        break;
+        CALL(155, NVFP4_DEQUANTIZE, "nvfp4 dequantize by groups of rows, column-wise")
+        c->args.nvfp4_dequantize.q = call_fp4(te, N, 160);
+        c->args.nvfp4_dequantize.scale = call_normal(te, TE_F8E4M3, 2, (const int64_t[]){384, 12}, 2);
+        c->args.nvfp4_dequantize.amax = te_tensor_from_host(te, TE_F32, 1, three, (const float[]){3.5f, 30, 2});
+        c->args.nvfp4_dequantize.y = call_out(c, te, dtype, 2, mn);
+        c->args.nvfp4_dequantize.columnwise = c->args.nvfp4_dequantize.rht = true;
+        c->args.nvfp4_dequantize.groups = call_groups(te, M);
+        c->tolerance = 0;
         break;
     default: return false;
     }

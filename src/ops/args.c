@@ -300,7 +300,7 @@ static void te__args_clear_padding(te_op op, te__any_args *args) {
         TE__TAIL(embedding_fwd, EMBEDDING_FWD, from_end), TE__TAIL(sum, SUM, scale), TE__HOLE(dropout_add_fwd, DROPOUT_ADD_FWD, p, run), TE__HOLE(amax, AMAX, keep, noop), TE__TAIL(scale_from_amax, SCALE_FROM_AMAX, power_of_two),
         TE__HOLE(fp8_quantize, FP8_QUANTIZE, current, epsilon), TE__HOLE(fp8_quantize, FP8_QUANTIZE, power_of_two, x_amax), TE__HOLE(block_quantize, BLOCK_QUANTIZE, fp32_scales, epsilon),
         TE__HOLE(mxfp8_quantize, MXFP8_QUANTIZE, swizzled, noop), TE__HOLE(nvfp4_quantize, NVFP4_QUANTIZE, stochastic_rounding, seed), TE__HOLE(nvfp4_quantize, NVFP4_QUANTIZE, measure, noop),
-        TE__TAIL(block_dequantize, BLOCK_DEQUANTIZE, columnwise), TE__TAIL(mxfp8_dequantize, MXFP8_DEQUANTIZE, swizzled), TE__TAIL(nvfp4_dequantize, NVFP4_DEQUANTIZE, swizzled),
+        TE__TAIL(block_dequantize, BLOCK_DEQUANTIZE, columnwise), TE__TAIL(mxfp8_dequantize, MXFP8_DEQUANTIZE, swizzled), TE__HOLE(nvfp4_dequantize, NVFP4_DEQUANTIZE, swizzled, groups), TE__TAIL(moe_chunk_map, MOE_CHUNK_MAP, chunk_numbers),
         TE__HOLE(gemm, GEMM, split_accumulator, scale_a), TE__HOLE(gemm, GEMM, epilogue, aux), TE__TAIL(gemm, GEMM, e4m3_max_256_b),
         TE__HOLE(grouped_gemm, GROUPED_GEMM, split_accumulator, scale_a), TE__HOLE(grouped_gemm, GROUPED_GEMM, epilogue, aux), TE__TAIL(grouped_gemm, GROUPED_GEMM, scaling_b),
         TE__HOLE(layernorm_fwd, LAYERNORM_FWD, zero_centered_gamma, scale), TE__TAIL(layernorm_fwd, LAYERNORM_FWD, rounded), TE__HOLE(rmsnorm_fwd, RMSNORM_FWD, zero_centered_gamma, scale),

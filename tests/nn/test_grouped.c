@@ -297,3 +297,70 @@ TE_TEST_DEVICES(groups_in_a_graph_have_the_same_bytes) {
         te_scope_end(te);
     }
 }
+
+/* A custom recipe's quantizers: of two kinds, one for each direction of the product; delayed with the module's scales; NVFP4 with an amax for each row, which is refused. */
+static te_result sg_factory(void *user, const te_quantizer_role *role, te_quantizer_desc *desc) {
+    static const te_quantizer_desc current = {.kind = TE_QUANT_CURRENT, .dtype = TE_F8E4M3}, mxfp8 = {.kind = TE_QUANT_MXFP8, .dtype = TE_F8E4M3};
+    int way = *(const int *)user;
+    desc->kind = way == 1 ? TE_QUANT_DELAYED : way == 0 && role->tensor_type != TE_TENSOR_WEIGHT ? TE_QUANT_HYBRID : TE_QUANT_CURRENT;
+    desc->dtype = way == 1 ? TE_DTYPE_NONE : TE_F8E4M3;
+    if (desc->kind == TE_QUANT_HYBRID) {
+        desc->dtype = TE_DTYPE_NONE;
+        desc->hybrid.rowwise_quantizer = &current;
+        desc->hybrid.columnwise_quantizer = &mxfp8;
+    }
+    return TE_OK;
+}
+TE_TEST_DEVICES(groups_of_custom_recipes_have_the_same_bytes) {
+    for (int way = 0; way < 2; way++) {
+        te_recipe recipe = te_recipe_custom(sg_factory, &way);
+        te_scope_begin(te);
+        te_module *host = sg_module(te, (te_grouped_linear_desc){0}), *device = sg_module(te, (te_grouped_linear_desc){0});
+        for (int step = 0; step < 3; step++) {
+            test_case("way %d, step %d", way, step);
+            sg_result want = sg_step(host, &recipe, TE_BF16, sg_splits[step], false, step), got = sg_step(device, &recipe, TE_BF16, sg_splits[step], true, step);
+            REQUIRE_OK(te);
+            sg_check(te, &got, &want, sg_splits[step]);
+        }
+        te_module_destroy(host);
+        te_module_destroy(device);
+        te_scope_end(te);
+    }
+    te_recipe rows = te_recipe_nvfp4();
+    rows.nvfp4.row_scaled_activation = true;
+    te_module *m = sg_module(te, (te_grouped_linear_desc){0});
+    CHECK(!sg_forward(m, &rows, sg_values(te, TE_BF16, sg_splits[0], SG_IN, 1, 1), sg_splits[0], true, TE_I32));
+    CHECK_ERROR(te, TE_ERR_UNSUPPORTED, "NVFP4 with an amax for each row, and m_splits_tensor");
+    te_module_destroy(m);
+}
+
+/* Inspection decodes each group by its own scales: the error is that of the codes, with whatever copies a call makes. */
+static bool sg_visit(void *user, const te_quantizer_role *role, const te_quant_stats *stats) {
+    if (role->tensor_type == TE_TENSOR_WEIGHT) return true;
+    CHECK_MSG(stats->snr_db > 17.0f, "%s: %g dB", role->tensor_type == TE_TENSOR_INPUT ? "input" : "gradient", (double)stats->snr_db); /* e2m1: some 20 dB */
+    (*(int *)user)++;
+    return true;
+}
+TE_TEST_DEVICES(groups_are_inspected_by_their_scales) {
+    sg_recipe r[12];
+    int n = sg_recipes(r, false);
+    for (int i = 1; i < n; i++) /* delayed: the first step's scales are 1 */
+        for (int input = 0; input < 2; input++) { /* without its gradient the gradient of y has the column-wise copy alone */
+            const int64_t *splits = sg_splits[0], rows = sg_rows(splits);
+            int seen = 0;
+            te_scope_begin(te);
+            test_case("%s, %s", r[i].name, input ? "both copies" : "one copy");
+            te_module *m = sg_module(te, (te_grouped_linear_desc){.gemm.no_bias = true});
+            te_tensor *x = te_tensor_contiguous(te_tensor_narrow(sg_values(te, TE_BF16, splits, SG_IN, 1, 1), 0, 0, rows)), *dy = te_tensor_contiguous(te_tensor_narrow(sg_values(te, TE_BF16, splits, SG_OUT, 2, 1), 0, 0, rows));
+            te_quant_inspect(te, true);
+            te_tensor *y = sg_forward(m, &r[i].recipe, te_tensor_set_requires_grad(x, input != 0), splits, true, TE_I64);
+            REQUIRE(y != NULL);
+            te_backward_from(y, dy);
+            CHECK_EQ_INT(te_quant_stats_visit(te, sg_visit, &seen), TE_OK);
+            te_quant_inspect(te, false);
+            CHECK_EQ_INT(seen, 2);
+            REQUIRE_OK(te);
+            te_module_destroy(m);
+            te_scope_end(te);
+        }
+}

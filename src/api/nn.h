@@ -210,7 +210,9 @@ TE_API te_module *te_l2normalization_create(te_ctx *te, const te_l2normalization
  * "embedding.weight". All others are named "0", "1", ... by their place, whatever stands before them: "1.self_attention.proj.bias". te_module_add_child appends more.
  *
  * Neighbours run as one where TransformerEngine fuses them: a norm or an Activation in front of a Linear leaves quantized what that multiplies (delayed and current
- * scaling), and an Activation behind a Linear makes the gradient of its bias and quantizes that of its output, as LayerNormLinear and LayerNormMLP do, bit for bit. A child with a
+ * scaling, NVFP4 without the transform), and an Activation behind a Linear makes the gradient of its bias and quantizes that of its output, as LayerNormLinear and LayerNormMLP
+ * do, bit for bit; but without a bias, and behind GELU and ReLU with one, te.ops' kernels round that gradient later: its amax, and under delayed scaling its codes, are those of the
+ * f32 numbers, and of other activations behind a bias those of rounded ones. A child with a
  * forward of its own, a checkpoint or captured graphs (te_module_set_forward, te_module_set_checkpoint, te_make_graphed_callables) stays by itself.
  *
  * The call takes the children: the container owns them, and they are destroyed if it cannot be made, so they may be created in the list itself.

@@ -131,8 +131,8 @@ TE_API bool te_activation_is_gated(te_activation activation);
 
 /* y [M, N] = act(x), x [M, N] or gated [M, 2N]. y may be e4m3/e5m2 [M, ld], with scale, scale_inv and amax as in te_norm_fwd_args; or x, of what is not gated.
  *   col   optional, e4m3/e5m2 [N, ldc]: the same codes transposed, columns M .. ldc-1 written as 0; y may be NULL then
- *   amax  f32 [1], optional: max(amax, max |y|), of FP8 before scaling, of f16 and bf16 as they are written: current scaling of y needs no
- *         pass of its own to find it
+ *   amax  f32 [1], optional: max(amax, max |y|) of the f32 numbers, before they are scaled or rounded, as TransformerEngine has it (vectorized_pointwise.h):
+ *         current scaling of y needs no pass of its own to find it
  *   glu_interleave_size  gated: columns of x are a block of the first half, the same block of the second, the next block of the first ...; the columns of a
  *         block, which divide N; 0 => N: one half behind the other. Not with col, and in the backward not with dbias, rounded or a padded dx */
 typedef struct te_op_act_fwd_args {
@@ -150,7 +150,8 @@ typedef struct te_op_act_fwd_args {
 
 /* dx = dy * act'(x), the shape of x, and may be x, or dy of what is not gated; or e4m3/e5m2 [M, ld], with scale, scale_inv, amax and col [N or 2N, ldc] as in the forward.
  *   dbias       optional [N or 2N]: the sums of dx's columns, before it is rounded: the gradient of a bias that was added to x
- *   rounded     dx is rounded to x's format first: codes, amax and dbias are those of a dx in that format
+ *   rounded     dx is rounded to x's format first: codes, amax and dbias are those of a dx in that format; otherwise of the f32 numbers
+ *   unrounded_amax  the amax is that of the f32 numbers, also with `rounded`
  *   accumulate  dbias is added to
  *   glu_interleave_size  as in the forward */
 typedef struct te_op_act_bwd_args {
@@ -163,7 +164,7 @@ typedef struct te_op_act_bwd_args {
     te_tensor *scale_inv, *amax;
     te_tensor *col, *dbias;
     bool accumulate;
-    bool rounded;
+    bool rounded, unrounded_amax;
     int64_t glu_interleave_size;
 } te_op_act_bwd_args;
 

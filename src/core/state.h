@@ -152,7 +152,8 @@ typedef struct te__quant_spec {
     te_4over6_error four_over_six;
     float epsilon;
     te_group *group;                        /* reduces amaxes; borrowed */
-    te_tensor *scale, *amax;                /* delayed: f32 [1] each; with sizes [n], of any stride */
+    te_tensor *scale, *amax;                /* delayed: f32 [1] each; with sizes [n], of any stride. Others: scale NULL, amax that of what is quantized, if its
+                                             * maker left it (te__quant_out_open) */
     te_tensor *sizes;                       /* i32 or i64 [n]: rows of groups, each quantized by itself (borrowed); NULL: one group */
     const struct te__quant_spec *row, *col; /* hybrid */
     te_custom_quantizer custom;

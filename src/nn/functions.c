@@ -248,8 +248,8 @@ static te_result te__norm_backward(te_ctx *te, const void *state, te_tensor *con
     return result;
 }
 
-/* The normalised rows; under `spec` (delayed or current scaling) as a quantized tensor, as TransformerEngine makes it: delayed from the
- * unrounded f32 result, current from one of x's format. rounded: as te_op_rmsnorm_fwd has it. */
+/* The normalised rows; under `spec`, if there is one, as a quantized tensor, as TransformerEngine makes it: delayed from the unrounded f32 result, others (and
+ * their amax) from one of x's format. rounded: as te_op_rmsnorm_fwd has it. */
 static te_tensor *te__norm(te_tensor *x, te_tensor *gamma, te_tensor *beta, float eps, bool rms, bool zero_centered, bool rounded, const te__quant_spec *spec) {
     const char *name = rms ? "te_rmsnorm" : "te_layernorm";
     te_norm_fwd_args args = TE_ZERO;
@@ -327,10 +327,18 @@ TE_API te_tensor *te_l2_normalization(te_tensor *x, float eps) {
 
 /* ---- activations ---- */
 
+/* What the results below are made of: the gradient as it would be stored, or in f32. */
+typedef enum te__act_rounding {
+    TE__ACT_ROUNDED,       /* codes, their amax and the sums are those of rounded numbers */
+    TE__ACT_UNROUNDED_AMAX, /* but for the amax */
+    TE__ACT_UNROUNDED      /* none is */
+} te__act_rounding;
+
 /* Two results that an activation's backward pass makes of its gradient for the product that made x: the bias gradient (sums of columns) and codes. */
 typedef struct te__act_grad {
     te_tensor *bias; /* of that product, or NULL: x is its sum with it */
     const te__quant_call *quant; /* NULL: the gradient stays plain */
+    te__act_rounding rounding;
     int gemm, usage;
 } te__act_grad;
 
@@ -339,6 +347,7 @@ typedef struct te__act_state {
     te_activation_params params;
     te_dtype bias_dtype;
     te__quant_call quant;
+    te__act_rounding rounding;
     int gemm, usage;
 } te__act_state;
 
@@ -354,7 +363,6 @@ static te_result te__act_backward(te_ctx *te, const void *state, te_tensor *cons
     te__quant_out out = TE_ZERO;
     te__quant_spec spec;
     te_result result;
-    bool gated = te_activation_is_gated(s->activation);
     args.dy = te_tensor_contiguous(dy[0]);
     args.x = x;
     args.activation = s->activation;
@@ -362,8 +370,8 @@ static te_result te__act_backward(te_ctx *te, const void *state, te_tensor *cons
     args.alpha = s->params.alpha;
     args.no_glu_linear_offset = s->params.no_glu_linear_offset;
     args.glu_interleave_size = s->params.glu_interleave_size;
-    /* TransformerEngine quantizes, and sums up, the unrounded gradient of a plain activation under delayed scaling and MXFP8 (there, only sums). */
-    args.rounded = s->params.glu_interleave_size == 0 && (gated || !s->quant.scaling || (s->quant.recipe.kind != TE_RECIPE_DELAYED && s->quant.recipe.kind != TE_RECIPE_MXFP8));
+    args.rounded = s->params.glu_interleave_size == 0 && s->rounding != TE__ACT_UNROUNDED;
+    args.unrounded_amax = s->rounding == TE__ACT_UNROUNDED_AMAX;
     if (needs[1]) args.dbias = dx[1] = te__empty_1d(te, s->bias_dtype, te__cols(x));
     if (!args.dy || (needs[1] && !dx[1])) return te_error_code(te);
     if (!s->quant.scaling) {
@@ -397,7 +405,8 @@ static te_result te__act_backward(te_ctx *te, const void *state, te_tensor *cons
     return result;
 }
 
-/* As te__norm, for activations. `params` and `grad` may be NULL. */
+/* As te__norm, for activations, but that under current scaling and NVFP4 the amax is that of the unrounded f32 result, as TransformerEngine's kernels take it.
+ * `params` and `grad` may be NULL. */
 static te_tensor *te__activate(te_tensor *x, te_activation activation, const te_activation_params *params, const te__quant_spec *spec, const te__act_grad *grad) {
     te_op_act_fwd_args args = TE_ZERO;
     te__act_state state = TE_ZERO;
@@ -440,6 +449,7 @@ static te_tensor *te__activate(te_tensor *x, te_activation activation, const te_
     state.activation = activation;
     if (grad) {
         state.bias_dtype = grad->bias ? grad->bias->dtype : TE_DTYPE_NONE;
+        state.rounding = grad->rounding;
         state.gemm = grad->gemm;
         state.usage = grad->usage;
     }

@@ -100,17 +100,26 @@ static te_result te__scaling_prepare(te_module *m, te__scaling *s, te__quant_cal
     return result == TE_OK && te__keeps_scales(s, &call->recipe) ? te__scaling_slots(m, s, &call->recipe, call) : result;
 }
 
-/* Can a norm or an activation quantize its output? Delayed scaling knows the scale beforehand; under current scaling the kernel leaves the amax for the
- * cast. A backward pass that reads the output in high precision rules it out. */
-static bool te__fuses(const te__quant_call *q) {
-    return q->enabled && !q->recipe.backward_override && (q->recipe.kind == TE_RECIPE_DELAYED || q->recipe.kind == TE_RECIPE_CURRENT);
+/* Can an operation quantize what it makes for slot `slot`? Delayed scaling knows the scale beforehand; to a cast that takes an amax the operation leaves it.
+ * A backward pass that reads operands in high precision rules it out, and so does a factory of quantizers: TransformerEngine makes plain numbers for both. */
+static bool te__fuses(const te__quant_call *q, bool backward, int slot) {
+    te__quant_spec spec;
+    if (!q->enabled || q->recipe.backward_override || q->recipe.kind == TE_RECIPE_CUSTOM) return false;
+    spec = te__recipe_spec(&q->recipe, backward, slot, q->group);
+    return spec.cls->facts & TE__SCALE_GIVEN || te__takes_amax(&spec);
 }
 /* The spec of such an output, the input of a product; NULL where the product quantizes its input itself. Codes that are gathered are transposed where they arrive. */
 static const te__quant_spec *te__fused_spec(const te__linear_call *c, te__quant_spec *spec) {
     bool gathered = te__gathers(&c->parallel, TE_PARALLEL_COLUMN);
-    if (!te__fuses(c->quant)) return NULL;
+    if (!te__fuses(c->quant, false, TE__SLOT_INPUT)) return NULL;
     *spec = te__product_spec(c->quant, &c->parallel, false, c->gemm, TE__SLOT_INPUT, TE_ROWWISE | (te__wants_grad(c->weight) && !gathered ? TE_COLUMNWISE : 0));
     return spec;
+}
+
+/* The same of an activation's output. The transposed codes of halves that alternate are no kernel's result. */
+static const te__quant_spec *te__fused_act_spec(const te__linear_call *c, const te_activation_params *params, te__quant_spec *spec) {
+    const te__quant_spec *fused = te__fused_spec(c, spec);
+    return fused && params->glu_interleave_size && fused->cls->facts & TE__SCALE_GIVEN ? NULL : fused;
 }
 
 /* The call of a module's product `gemm`: the module's options and state, and the args of its forward. */
@@ -316,6 +325,24 @@ static te_tensor *te__activate_for(te_tensor *x, te_activation activation, const
     if (plain) te__inspect(q->scaling, gemm, TE_TENSOR_INPUT, plain, y);
     y->te->tape.no_grad--;
     return y;
+}
+
+/* What the activation behind product `c` does with its gradient for it. LayerNormMLP and te.ops round at different places, as in TransformerEngine (module/layernorm_mlp.py,
+ * ops/basic/activation.py and ops/fused/backward_activation_bias.py):
+ *   LayerNormMLP  plain activations under delayed scaling and MXFP8: dbias and codes in one kernel, from f32 (MXFP8's codes from rounded numbers); all others: rounded
+ *   te.ops        without a bias, and GELU and ReLU with one: activation.cpp and bias.cpp, which take the amax from f32, and under delayed scaling the codes; the others'
+ *                 bias rounds first */
+static te__act_grad te__act_grad_of(const te__linear_call *c, te_activation activation, bool ops) {
+    const te_recipe *r = &c->quant->recipe;
+    bool whole = r->kind == TE_RECIPE_DELAYED || r->kind == TE_RECIPE_MXFP8; /* one kernel does it all */
+    bool fused = ops ? !c->bias || activation == TE_GELU || activation == TE_RELU : whole && !te_activation_is_gated(activation);
+    te__act_grad grad = TE_ZERO;
+    grad.bias = c->bias;
+    grad.gemm = c->gemm;
+    grad.usage = (te__wants_grad(c->x) ? TE_ROWWISE : 0) | (te__wants_grad(c->weight) ? TE_COLUMNWISE : 0);
+    if (grad.usage && te__fuses(c->quant, true, TE__SLOT_GRAD_OUTPUT)) grad.quant = c->quant;
+    if (fused && c->quant->enabled && !r->backward_override) grad.rounding = whole ? TE__ACT_UNROUNDED : TE__ACT_UNROUNDED_AMAX;
+    return grad;
 }
 
 /* The output `ln_out`, from the norm's output, which is the input of `c`: this rank's rows, or those of all ranks. They are gathered once, for the caller and the product. */

@@ -37,15 +37,10 @@ static te_result te__layernorm_mlp_forward(te_module *m, te_forward_args *args) 
         m->te->tape.no_grad++;
         fc2.x = te__activate(z, TE_GELU, NULL, NULL, NULL);
         m->te->tape.no_grad--;
-    } else if (alternate) {
-        fc2.x = te__activate(z, s->desc.activation, &s->desc.activation_params, NULL, NULL);
     } else { /* the activation's backward pass gives fc1's bias gradient, and quantizes its own if it can */
-        te__act_grad grad = TE_ZERO;
-        grad.bias = fc1.bias;
-        grad.gemm = TE__FC1;
-        grad.usage = (te__wants_grad(fc1.x) ? TE_ROWWISE : 0) | (te__wants_grad(fc1.weight) ? TE_COLUMNWISE : 0);
-        if (grad.usage && te__fuses(&quant)) grad.quant = &quant;
-        fc2.x = te__activate_for(z, s->desc.activation, &s->desc.activation_params, te__fused_spec(&fc2, &spec), &grad, &quant, TE__FC2);
+        te__act_grad grad = te__act_grad_of(&fc1, s->desc.activation, false);
+        fc2.x = te__activate_for(z, s->desc.activation, &s->desc.activation_params, te__fused_act_spec(&fc2, &s->desc.activation_params, &spec), alternate ? NULL : &grad, &quant,
+                                 TE__FC2);
     }
     result = te__output(m, args, te__linear_biased(&fc2, fc2_bias, s->desc.gemm.return_bias));
     if (s->desc.gemm.return_bias) args->outputs.bias = fc2_bias;

@@ -94,6 +94,7 @@ static bool te__is_linear(const te_module *m) { return m->cls == &te__linear_cla
 typedef struct te__chain {
     te_module *front;      /* a norm or an activation that runs in the forward of the Linear behind it, whose input it quantizes; NULL: none */
     bool leaves_bias;      /* the activation behind this Linear makes the gradient of its bias */
+    te_activation activation; /* that one */
     bool made;             /* the child before was a Linear that left its bias gradient to the activation that comes next: its three numbers are below */
     te__quant_call quant;
     te__act_grad grad;
@@ -116,12 +117,13 @@ static te_result te__chain_linear(te_module *m, te_forward_args *args, void *use
     te__linear_call call;
     te_result result = te__linear_begin(m, args, &quant, &call);
     const te__quant_spec *fused = NULL;
+    const te_activation_desc *act = front && te__is_activation(front) ? (const te_activation_desc *)front->state : NULL;
     chain->made = false;
     if (result != TE_OK) return result;
-    if (!call.save_original_input) fused = te__fused_spec(&call, &spec);
+    if (!call.save_original_input) fused = act ? te__fused_act_spec(&call, &act->activation_params, &spec) : te__fused_spec(&call, &spec);
     if (front && te__is_norm(front)) {
         call.x = te__norm_run_for((te_module *)front, (const te__norm_params *)front->state, x, fused, &quant, 0);
-    } else if (front && before.made && before.z == x && ((const te_activation_desc *)front->state)->activation == TE_GELU && !quant.enabled && !before.quant.enabled) {
+    } else if (act && before.made && before.z == x && act->activation == TE_GELU && !quant.enabled && !before.quant.enabled) {
         call.gelu_of = x; /* this product's node computes GELU's gradient as well */
         call.gelu_bias = before.grad.bias;
         m->te->tape.no_grad++;
@@ -132,11 +134,9 @@ static te_result te__chain_linear(te_module *m, te_forward_args *args, void *use
     call.bias_grad_elsewhere = chain->leaves_bias;
     result = te__linear_end(m, args, &call, bias);
     if (result != TE_OK || !chain->leaves_bias) return result;
-    memset(&chain->grad, 0, sizeof(chain->grad));
-    chain->grad.bias = call.bias;
-    chain->grad.usage = (te__wants_grad(call.x) ? TE_ROWWISE : 0) | (te__wants_grad(call.weight) ? TE_COLUMNWISE : 0);
+    chain->grad = te__act_grad_of(&call, chain->activation, true);
     chain->quant = quant;
-    if (chain->grad.usage && te__fuses(&quant)) chain->grad.quant = &chain->quant;
+    if (chain->grad.quant) chain->grad.quant = &chain->quant;
     chain->z = args->outputs.out;
     chain->made = true;
     return result;
@@ -149,10 +149,8 @@ static te_result te__chain_activation(te_module *m, te_forward_args *args, void 
     return te__output(m, args, y);
 }
 
-/* Does the Linear behind m get what m makes quantized? The transposed codes of halves that alternate are no kernel's result. */
-static bool te__leaves_quantized(const te_module *m) {
-    return te__is_norm(m) || (te__is_activation(m) && ((const te_activation_desc *)m->state)->activation_params.glu_interleave_size == 0);
-}
+/* May the Linear behind m get what m makes quantized? */
+static bool te__leaves_quantized(const te_module *m) { return te__is_norm(m) || te__is_activation(m); }
 /* Does the activation `act` take over the gradient of this Linear's bias? Halves that alternate, and sums over ranks before the bias, keep it where it is. */
 static bool te__leaves_bias(const te_module *m, const te_module *act, const te_forward_args *args) {
     const te_linear_desc *d = &((const te__linear_module *)m->state)->desc;
@@ -172,6 +170,7 @@ static te_result te__sequential_child(te_module *m, int *at, te_forward_args *ca
         next = ++*at + 1 < m->num_children ? m->children[*at + 1] : NULL;
     }
     chain->leaves_bias = te__is_linear(c) && chains && next && te__leaves_bias(c, next, call);
+    if (chain->leaves_bias) chain->activation = ((const te_activation_desc *)next->state)->activation;
     if (chain->front || chain->leaves_bias) return te__module_run_as(c, call, te__chain_linear, chain);
     if (chains && te__is_activation(c) && chain->made) return te__module_run_as(c, call, te__chain_activation, chain);
     result = te_forward_with(c, call) ? TE_OK : te_error_code(m->te) != TE_OK ? te_error_code(m->te) : TE_ERR_STATE;

@@ -102,7 +102,7 @@ static te_result te__amax_into(const te_tensor *x, te_tensor *amax) {
     return te_op_amax(x->te, &args);
 }
 
-/* Takes a word of the context, which is 0, for the amax that a kernel will write. NULL if all are taken: the cast then measures. */
+/* Takes a word of the context, which is 0, for the amax that a kernel will write. NULL if all are taken. */
 static te_tensor *te__amax_take(te_ctx *te) {
     int i;
     for (i = 0; i < TE__AMAX_WORDS; i++) {
@@ -150,14 +150,25 @@ typedef struct te__quant_out {
     te_tensor *y, *plain; /* plain NULL: the codes are written at once */
     const te_tensor *scale;
     te_tensor *scale_inv, *amax;
-    te_tensor *x_amax; /* current: a taken word, whose first number is `amax`; or NULL */
+    te_tensor *x_amax; /* a taken word, whose first number is `amax`; or NULL */
 } te__quant_out;
 
-/* `spec` is delayed or current. y is NULL on failure. */
+/* Where the operation leaves the amax of what it makes, for the cast: in a word, which a cast by one scale clears; in the copies' own amax; else, and where a group
+ * reduces it, in a tensor of its own. */
+static te_result te__quant_out_amax(te__quant_out *out, const te__quant_spec *spec) {
+    te_ctx *te = out->y->te;
+    const te__quant_copy *c = out->y->quantized->row.data ? &out->y->quantized->row : &out->y->quantized->col;
+    bool grouped = te_group_size(spec->group) > 1;
+    if (spec->cls->facts & TE__TENSOR_SCALED && !grouped) out->x_amax = te__amax_take(te);
+    out->amax = out->x_amax ? &te__amax_word_of(out->x_amax)->amax : c->amax && !grouped ? c->amax : te__empty_1d(te, TE_F32, 1);
+    return !out->amax ? te_error_code(te) : out->x_amax ? TE_OK : te_tensor_fill(out->amax, 0.0);
+}
+
+/* `spec` has a given scale, or takes an amax. y is NULL on failure. */
 static te__quant_out te__quant_out_open(te_ctx *te, te_dtype nominal, int ndim, const int64_t *shape, const te__quant_spec *spec) {
     te__quant_out out = TE_ZERO;
     te__quant_copy *c;
-    bool measured = !(spec->cls->facts & TE__SCALE_GIVEN) && te_group_size(spec->group) > 1, empty = false;
+    bool grouped = !(spec->cls->facts & TE__SCALE_GIVEN) && te_group_size(spec->group) > 1, empty = false;
     int i;
     for (i = 0; i < ndim; i++) empty = empty || shape[i] == 0;
     out.y = te__quant_empty(te, nominal, ndim, shape, spec, spec->usage, false);
@@ -168,11 +179,9 @@ static te__quant_out te__quant_out_open(te_ctx *te, te_dtype nominal, int ndim, 
         out.amax = spec->amax;
     } else if (out.y) {
         out.plain = te_tensor_empty(te, nominal, ndim, shape);
-        if (!out.plain) out.y = NULL;
-        if (out.plain && !empty && !measured) out.x_amax = te__amax_take(te);
-        if (out.x_amax) out.amax = &te__amax_word_of(out.x_amax)->amax;
+        if (!out.plain || (!empty && te__takes_amax(spec) && te__quant_out_amax(&out, spec) != TE_OK)) out.y = NULL;
     }
-    if (!out.y && measured) te__refuse(spec->group, TE__ALL_REDUCE, te_error_code(te));
+    if (!out.y && grouped) te__refuse(spec->group, TE__ALL_REDUCE, te_error_code(te));
     return out;
 }
 /* `result`: of the operation that wrote the value or the codes. */
@@ -180,6 +189,7 @@ static te_result te__quant_out_close(te__quant_out *out, const te__quant_spec *s
     te__quant_spec known = *spec;
     if (!out->plain) return result;
     known.x_amax = out->x_amax;
+    if (out->amax) known.amax = out->amax;
     if (result == TE_OK)
         result = te__quant_fill(out->y, out->plain, &known, spec->usage, NULL);
     else if (!(spec->cls->facts & TE__SCALE_GIVEN))

@@ -22,6 +22,7 @@ static void te__nvfp4_scale_shape(const te__quant_copy *c, bool columnwise, int6
     shape[1] = te__round_up(te__div_up(inner, 16), 4);
 }
 
+/* spec->amax: the amax of x, which its maker left there: without a group the copies' own. Both copies have one then. */
 static te_result te__nvfp4_fill(te_tensor *x, const te__quant_spec *spec, te__quant_copy *row, te__quant_copy *col, const te_tensor *noop) {
     te_ctx *te = x->te;
     te_op_nvfp4_amax_args amax = TE_ZERO;
@@ -43,19 +44,19 @@ static te_result te__nvfp4_fill(te_tensor *x, const te__quant_spec *spec, te__qu
     for (i = 0; i < 2 && te_group_size(spec->group) > 1; i++) {
         te_tensor **slot = i ? &amax.amax_col : &amax.amax_row, *own = *slot;
         if (!own) continue;
-        *slot = te__empty_1d(te, TE_F32, te__numel(own));
+        *slot = spec->amax ? spec->amax : te__empty_1d(te, TE_F32, te__numel(own));
         if (!*slot) return te__refuse(spec->group, TE__ALL_REDUCE, te_error_code(te));
         if (noop) result = te_tensor_copy(*slot, own);
         if (result != TE_OK) return te__refuse(spec->group, TE__ALL_REDUCE, result);
         whole[i] = own;
     }
-    cast.measure = !whole[0] && !whole[1] && !spec->sizes; /* else the cast measures its amaxes itself */
+    cast.measure = !whole[0] && !whole[1] && !spec->sizes && !spec->amax; /* else the cast measures its amaxes itself */
     if (spec->sizes && row) { /* groups begin at any row, and the column-wise copy is another call's (te__fill_copies) */
         by_rows.x = x;
         by_rows.amax = amax.amax_row;
         by_rows.groups = amax.groups;
         result = te_op_amax(te, &by_rows);
-    } else if (!cast.measure)
+    } else if (!cast.measure && !spec->amax)
         result = te_op_nvfp4_amax(te, &amax);
     if (result != TE_OK && (whole[0] || whole[1])) return te__refuse(spec->group, TE__ALL_REDUCE, result);
     for (i = 0; i < 2 && result == TE_OK; i++)
@@ -129,7 +130,8 @@ static te_result te__nvfp4_turn_scales(te_ctx *te, const te__quant_copy *row, te
 static float te__nvfp4_tensor_factor(float amax, bool e4m3_max_256) { return te__nvfp4_tensor_scale(amax, e4m3_max_256 ? 256.0f : 448.0f); }
 
 static const te__quant_class te__quant_nvfp4 = {
-    TE_QUANT_NVFP4, "NVFP4", TE__FORM_CODES, TE__TENSOR_AMAX | TE__TRANSPOSED | TE__IN_PRODUCTS | TE__COLUMNS_FOLLOW | TE__EXACT_CODES,
+    TE_QUANT_NVFP4, "NVFP4", TE__FORM_CODES,
+    TE__TENSOR_AMAX | TE__TRANSPOSED | TE__IN_PRODUCTS | TE__COLUMNS_FOLLOW | TE__EXACT_CODES | TE__TAKES_AMAX,
     TE_F4E2M1, TE_F8E4M3, {TE_SCALING_NVFP4, TE_SCALING_NVFP4}, {16, 16},
     "NVFP4 with 1 x 16 blocks, a transform, stochastic rounding, row scales, 4-over-6 or swizzled scales; slices need plain 16 x 16 blocks",
     te__nvfp4_resolve, te__nvfp4_scale_shape, te__nvfp4_fill, te__nvfp4_decode, te__nvfp4_turn_scales, te__nvfp4_tensor_factor, 16, {0, 1}, 16

@@ -1,6 +1,7 @@
 /* quant/kind_tensor.c: FP8 by one scale a tensor: delayed (the scale is given) and current (it comes from the tensor). */
 
-/* The scale is given, or made from the amax of x, which a group of ranks reduces first. Groups of rows have a scale each. */
+/* The scale is given, or made from the amax of x, which a group of ranks reduces first. Groups of rows have a scale each. The operation that made x may have
+ * left the amax: in a word that the cast clears (x_amax), or in a tensor. */
 static te_result te__tensor_fill(te_tensor *x, const te__quant_spec *spec, te__quant_copy *row, te__quant_copy *col, const te_tensor *noop) {
     te_ctx *te = x->te;
     te_op_fp8_quantize_args cast = TE_ZERO;
@@ -16,19 +17,19 @@ static te_result te__tensor_fill(te_tensor *x, const te__quant_spec *spec, te__q
     if (spec->cls->facts & TE__SCALE_GIVEN) {
         cast.scale = spec->scale;
         cast.amax = spec->amax;
-    } else if (te_group_size(spec->group) > 1 || spec->sizes) {
+    } else if (te_group_size(spec->group) > 1 || spec->sizes || (spec->amax && !spec->x_amax)) {
         te_op_amax_args amax = TE_ZERO;
         te_op_scale_from_amax_args scale = TE_ZERO;
         int64_t n = spec->sizes ? te__numel(spec->sizes) : 1;
         amax.x = x;
-        amax.amax = te__empty_1d(te, TE_F32, n);
+        amax.amax = spec->amax ? spec->amax : te__empty_1d(te, TE_F32, n);
         amax.groups = cast.groups;
         scale.amax = amax.amax;
         scale.scale = te__empty_1d(te, TE_F32, n);
         scale.fp8_max = te_dtype_max(spec->dtype);
         scale.epsilon = spec->epsilon;
         scale.power_of_two = spec->power_of_two;
-        result = scale.scale ? te_op_amax(te, &amax) : te_error_code(te);
+        result = !amax.amax || !scale.scale ? te_error_code(te) : spec->amax ? TE_OK : te_op_amax(te, &amax);
         if (te_group_size(spec->group) > 1)
             result = result == TE_OK ? te_all_reduce(spec->group, amax.amax, TE_REDUCE_MAX) : te__refuse(spec->group, TE__ALL_REDUCE, result);
         if (result == TE_OK) result = te_op_scale_from_amax(te, &scale);
@@ -79,5 +80,5 @@ static float te__tensor_factor(float scale_inv, bool e4m3_max_256) {
         te__tensor_factor, 1, {0, 0} /* both copies have one scale */, 1                                                             \
     }
 static const te__quant_class te__quant_delayed = TE__TENSOR_SCALED_ROW(TE_QUANT_DELAYED, "delayed", TE__SCALE_GIVEN);
-static const te__quant_class te__quant_current = TE__TENSOR_SCALED_ROW(TE_QUANT_CURRENT, "current", 0);
+static const te__quant_class te__quant_current = TE__TENSOR_SCALED_ROW(TE_QUANT_CURRENT, "current", TE__TAKES_AMAX);
 #undef TE__TENSOR_SCALED_ROW

@@ -16,8 +16,9 @@ enum {
     TE__TRANSPOSED = 8,       /* a column-wise copy lies transposed */
     TE__IN_PRODUCTS = 16,     /* te_op_gemm reads the copies; products decode those of other kinds */
     TE__COLUMNS_FOLLOW = 32,  /* the column-wise copy is the row-wise one transposed, where a scale is that of a square of elements, or of all */
+    TE__BOTH_FROM_SLICES = 64, /* slices are cast into both copies, for neither gives the other; tiles are turned in the column-wise one */
     TE__EXACT_CODES = 128,    /* codes times the scales of their blocks are bf16 without rounding */
-    TE__BOTH_FROM_SLICES = 64 /* slices are cast into both copies, for neither gives the other; tiles are turned in the column-wise one */
+    TE__TAKES_AMAX = 256      /* the cast takes the amax of the whole tensor from the operation that made it: spec->amax or spec->x_amax */
 };
 
 /* Functions may be NULL where their comment says so, and wherever `form` leaves them nothing to do. */
@@ -48,6 +49,11 @@ struct te__quant_class {
     int shard_scales[2]; /* the dimension of the scales that grows with the rows: of the row-wise copy, of the column-wise one */
     int64_t group_rows;  /* rows that blocks of the column-wise copy have in common: groups of rows begin at multiples of these there; 0: not codes */
 };
+
+/* Does a cast by `spec` take an amax? Not where the numbers are transformed first, or where each line or each group of rows has an amax of its own. */
+static bool te__takes_amax(const te__quant_spec *spec) {
+    return spec->cls->facts & TE__TAKES_AMAX && !spec->rht && !spec->row_scaled && !spec->sizes;
+}
 
 static bool te__is_opaque(const te__quant_class *cls) { return cls && cls->form == TE__FORM_OPAQUE; }
 

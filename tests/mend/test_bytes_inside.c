@@ -413,6 +413,14 @@ static te_result norm_into(te_tensor *x, te__quant_out *out) {
     args.amax = out->amax;
     return te_op_rmsnorm_fwd(x->te, &args);
 }
+static te_result act_into(te_tensor *x, te__quant_out *out) {
+    te_op_act_fwd_args args = TE_ZERO;
+    args.x = x;
+    args.y = out->plain;
+    args.activation = TE_GELU;
+    args.amax = out->amax;
+    return te_op_act_fwd(x->te, &args);
+}
 static int words_taken(te_ctx *te) {
     int n = 0;
     for (int i = 0; i < TE__AMAX_WORDS; i++) {
@@ -424,7 +432,8 @@ static int words_taken(te_ctx *te) {
     return n;
 }
 
-/* Each quantizer reads the amax that it was handed, whatever is quantized in between; without a word it measures, with the same codes. */
+/* Each quantizer reads the amax that it was handed, whatever is quantized in between, in a word, or without one in a tensor: the same codes, also where the amax is
+ * that of numbers before they were rounded. */
 TE_TEST_DEVICES(amaxes_are_handed_over) {
     enum { ROWS = 5, COLS = 64 };
     te__quant_spec spec = current_spec();
@@ -435,15 +444,15 @@ TE_TEST_DEVICES(amaxes_are_handed_over) {
         REQUIRE(out[i].y && out[i].x_amax && out[i].amax);
     }
     CHECK(out[0].x_amax != out[1].x_amax && words_taken(te) == 2);
-    for (int i = 0; i < 2; i++) CHECK_EQ_INT(norm_into(x[i], &out[i]), TE_OK); /* both are on their way at once */
+    for (int i = 0; i < 2; i++) CHECK_EQ_INT((i ? act_into : norm_into)(x[i], &out[i]), TE_OK); /* both are on their way at once */
     for (int i = 0; i < 2; i++) CHECK_EQ_INT(te__quant_out_close(&out[i], &spec, TE_OK), TE_OK);
     CHECK_EQ_INT(words_taken(te), 0);
     for (int i = 0; i < TE__AMAX_WORDS; i++) CHECK((words[i] = te__amax_take(te)) != NULL);
     CHECK(!te__amax_take(te));
     for (int i = 0; i < 2; i++) {
         te__quant_out measured = te__quant_out_open(te, TE_BF16, SHAPE(ROWS, COLS), &spec);
-        REQUIRE(measured.y && !measured.x_amax && !measured.amax);
-        CHECK_EQ_INT(norm_into(x[i], &measured), TE_OK);
+        REQUIRE(measured.y && !measured.x_amax && measured.amax);
+        CHECK_EQ_INT((i ? act_into : norm_into)(x[i], &measured), TE_OK);
         CHECK_EQ_INT(te__quant_out_close(&measured, &spec, TE_OK), TE_OK);
         CHECK_BYTES("codes", test_read_bytes(out[i].y->quantized->row.data), test_read_bytes(measured.y->quantized->row.data), ROWS * COLS);
         CHECK_BYTES("scale", test_read_bytes(out[i].y->quantized->row.scale), test_read_bytes(measured.y->quantized->row.scale), 4);

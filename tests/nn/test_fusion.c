@@ -8,6 +8,28 @@ typedef struct chain {
     int n;
     te_activation act;
 } chain;
+
+/* act(z), stored in z's format and quantized by the amax that it had in f32: current scaling as TransformerEngine's activations have it. */
+static te_tensor *activate_and_quantize(te_ctx *te, te_tensor *z, te_activation act) {
+    te_op_act_fwd_args f = {0};
+    te_op_scale_from_amax_args s = {0};
+    te_quantizer_desc d = {.kind = TE_QUANT_DELAYED, .dtype = TE_F8E4M3};
+    float amax = 0, *y;
+    f.x = z;
+    f.y = te_tensor_empty(te, TE_F32, SHAPE(te_tensor_shape(z)[0], te_tensor_shape(z)[1] / (te_activation_is_gated(act) ? 2 : 1)));
+    f.activation = act;
+    te_op_act_fwd(te, &f);
+    y = test_read(f.y);
+    for (int64_t i = 0; i < te_tensor_numel(f.y); i++) amax = fmaxf(amax, fabsf(y[i]));
+    s.amax = test_tensor(te, TE_F32, SHAPE(1), &amax);
+    s.scale = d.delayed.scale = te_tensor_empty(te, TE_F32, SHAPE(1));
+    s.fp8_max = 448;
+    te_op_scale_from_amax(te, &s);
+    te_quantizer *q = te_quantizer_create(te, &d);
+    te_tensor *quantized = te_quantize(q, te_activate(z, act, NULL));
+    te_quantizer_destroy(q);
+    return quantized;
+}
 typedef struct result {
     float *y, *dx;
     int launches; /* of the second step */
@@ -27,7 +49,8 @@ static result run_chain(te_ctx *te, const chain *c, const te_recipe *r, te_group
         te_tensor_zero_grad(x);
         for (int i = 0; i < c->n; i++) te_module_zero_grad(c->stage[i]);
         te_autocast_begin(te, &cast);
-        for (int i = 0; i < c->n; i++) y = c->stage[i] ? te_forward(c->stage[i], y) : te_activate(y, c->act, NULL);
+        for (int i = 0; i < c->n; i++)
+            y = c->stage[i] ? te_forward(c->stage[i], y) : r && r->kind == TE_RECIPE_CURRENT && !group && i + 1 < c->n ? activate_and_quantize(te, y, c->act) : te_activate(y, c->act, NULL);
         te_autocast_end(te);
         if (y) te_backward_from(y, dy);
         out.launches = (int)(te_jit_get_stats(te).launches - before);
@@ -112,8 +135,8 @@ static void check_gradient(te_module *a, const char *a_name, te_module *b, const
 #define SUM_ORDER 5e-3 /* f32 sums of a column in another order, rounded to bf16 in the end */
 
 /* In high precision and under each recipe but the delayed one every number is that of a norm, two Linears and an activation between them:
- * current scaling has its amaxes from the norm and from the activation, which is where the two would differ. But GELU's gradient in high
- * precision, which the product before it makes: it is rounded once, not twice. */
+ * current scaling has its amaxes from the norm and from the activation, which is where the two would differ: the norm's is of rounded numbers, the activation's
+ * of f32. But GELU's gradient in high precision, which the product before it makes: it is rounded once, not twice. */
 TE_TEST_DEVICES(mlp_equals_its_parts) {
     static te_recipe (*const recipes[])(void) = {NULL, te_recipe_current_scaling, te_recipe_block_scaling, te_recipe_mxfp8, te_recipe_nvfp4};
     for (int i = 0; i < COUNT(cases); i++)
@@ -195,7 +218,9 @@ static te_result own_forward(te_module *m, te_forward_args *args) {
     args->outputs.out = te_activate(args->input, TE_GELU, NULL); /* that of case 1 */
     return args->outputs.out ? TE_OK : TE_ERR_STATE;
 }
-/* A Sequential of a norm, a Linear, an activation and a Linear does what LayerNormMLP does, to the byte and to the launch. */
+/* A Sequential of a norm, a Linear, an activation and a Linear does what LayerNormMLP does, to the byte and to the launch; but for the gradient of the activation where
+ * TransformerEngine's te.ops round it less than its LayerNormMLP: current scaling has its amax, and delayed scaling the codes of a gated one, from f32, without a bias or
+ * behind GELU. */
 TE_TEST_DEVICES(sequential_runs_chains_as_one) {
     static te_recipe (*const recipes[])(void) = {NULL, te_recipe_current_scaling, te_recipe_delayed_scaling, te_recipe_block_scaling, te_recipe_mxfp8, te_recipe_nvfp4};
     for (int i = 0; i < COUNT(cases); i++)
@@ -211,11 +236,15 @@ TE_TEST_DEVICES(sequential_runs_chains_as_one) {
             te_module *mlp = make_mlp(te, k), *part[4] = {make_norm(te, k, mlp), make_linear(te, k, mlp, 1), make_activation(te, k->act), make_linear(te, k, mlp, 2)};
             chain whole = {{mlp}, 1, k->act}, all = {{te_sequential_create(te, part, 4)}, 1, k->act};
             result want = run_chain(te, &whole, recipes[j] ? &r : NULL, NULL, x, dy), got = run_chain(te, &all, recipes[j] ? &r : NULL, NULL, x, dy);
+            bool fused = k->dtype != TE_F32 && (k->no_bias || k->act == TE_GELU);
+            bool less = recipes[j] && fused && (r.kind == TE_RECIPE_CURRENT || (r.kind == TE_RECIPE_DELAYED && te_activation_is_gated(k->act)));
+            double limit = less ? 0.05 : 0; /* as in delayed_mlp_saves_launches */
             REQUIRE_OK(te);
             CHECK_BYTES("y", got.y, want.y, (size_t)n * sizeof(float));
-            CHECK_BYTES("dx", got.dx, want.dx, (size_t)n * sizeof(float));
-            check_gradient(part[0], "weight", mlp, "layer_norm_weight", 0);
-            check_gradient(part[1], "weight", mlp, "fc1_weight", 0);
+            if (limit == 0) CHECK_BYTES("dx", got.dx, want.dx, (size_t)n * sizeof(float));
+            else CHECK_ERROR_BELOW("dx", got.dx, want.dx, n, limit);
+            check_gradient(part[0], "weight", mlp, "layer_norm_weight", limit);
+            check_gradient(part[1], "weight", mlp, "fc1_weight", limit);
             check_gradient(part[1], "bias", mlp, "fc1_bias", 0);
             check_gradient(part[3], "weight", mlp, "fc2_weight", 0);
             check_gradient(part[3], "bias", mlp, "fc2_bias", 0);
@@ -251,8 +280,10 @@ TE_TEST_DEVICES(sequential_leaves_others_alone) {
         result want = run_chain(te, &parts, &r, NULL, x, dy), got = run_chain(te, &whole, &r, NULL, x, dy);
         REQUIRE_OK(te);
         CHECK_BYTES("y", got.y, want.y, (size_t)wide * sizeof(float));
-        CHECK_BYTES("dx", got.dx, want.dx, (size_t)n * sizeof(float));
-        check_gradient(first, "weight", parts.stage[0], "weight", 0);
+        double limit = way == 0 ? 0.05 : 0; /* GELU behind a bias: its amax is of f32 (sequential_runs_chains_as_one) */
+        if (limit == 0) CHECK_BYTES("dx", got.dx, want.dx, (size_t)n * sizeof(float));
+        else CHECK_ERROR_BELOW("dx", got.dx, want.dx, n, limit);
+        check_gradient(first, "weight", parts.stage[0], "weight", limit);
         check_gradient(first, "bias", parts.stage[0], "bias", SUM_ORDER);
         if (way == 0) CHECK_MSG(got.launches <= want.launches, "%d launches; one by one %d", got.launches, want.launches);
         te_module_destroy(mlp);

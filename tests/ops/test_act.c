@@ -408,40 +408,72 @@ TE_TEST_DEVICES(rounded_gradient) {
             }
 }
 
-/* The amax of a float output is that of the numbers that were written. */
+/* The amax of a float output is that of the f32 numbers, before they are rounded; that of a gradient that is rounded on its way is the rounded one's, unless
+ * it is asked for otherwise. */
 TE_TEST_DEVICES(amax_of_floats) {
     static const te_dtype formats[] = {TE_F32, TE_BF16, TE_F16};
     static const int64_t shapes[][2] = {{1, 1}, {3, 7}, {17, 1000}, {64, 264}};
     for (int i = 0; i < COUNT(shapes); i++)
         for (int j = 0; j < COUNT(formats); j++)
-            for (int bias = 0; bias < 2; bias++) {
+            for (int way = 0; way < 8; way++) {
+                const bool bias = way & 1, rounded = way & 2, unrounded_amax = way & 4;
                 act_case c = {0};
                 te_op_act_fwd_args f = {0};
                 te_op_act_bwd_args b = {0};
-                float zero = 0, large = 1e4f;
+                float zero = 0, large = 1e4f, *stored;
                 c.m = shapes[i][0];
                 c.n = shapes[i][1];
                 c.act = bias ? TE_SILU : TE_GEGLU;
                 c.x = c.y = formats[j];
                 name_case(&c);
                 act_data d = make_data(&c);
-                f.x = b.x = test_tensor(te, c.x, SHAPE(c.m, width_of(&c)), d.x);
+                int64_t width = width_of(&c);
+                f.x = b.x = test_tensor(te, c.x, SHAPE(c.m, width), d.x);
                 b.dy = test_tensor(te, c.x, SHAPE(c.m, c.n), d.dy);
-                f.y = test_guarded(te, c.y, SHAPE(c.m, c.n));
-                b.dx = test_guarded(te, c.y, SHAPE(c.m, width_of(&c)));
-                if (bias) b.dbias = test_guarded(te, TE_F32, SHAPE(c.n));
                 f.activation = b.activation = c.act;
+                f.y = test_guarded(te, TE_F32, SHAPE(c.m, c.n));
+                b.dx = test_guarded(te, TE_F32, SHAPE(c.m, width));
+                te_op_act_fwd(te, &f);
+                te_op_act_bwd(te, &b);
+                const float *y = test_read(f.y), *dx = test_read(b.dx);
+                stored = test_rounded(c.x, dx, c.m * width);
+                f.y = test_guarded(te, c.y, SHAPE(c.m, c.n));
+                b.dx = test_guarded(te, c.y, SHAPE(c.m, width));
+                if (bias) b.dbias = test_guarded(te, TE_F32, SHAPE(c.n));
+                b.rounded = rounded;
+                b.unrounded_amax = unrounded_amax;
                 f.amax = test_guarded_with(te, TE_F32, SHAPE(1), &zero);
                 b.amax = test_guarded_with(te, TE_F32, SHAPE(1), &zero);
                 te_op_act_fwd(te, &f);
                 te_op_act_bwd(te, &b);
                 CHECK_OK(te);
-                CHECK(test_read(f.amax)[0] == amax_of(test_read(f.y), c.m * c.n, 0));
-                CHECK(test_read(b.amax)[0] == amax_of(test_read(b.dx), c.m * width_of(&c), 0));
+                CHECK_BYTES("dx", test_read(b.dx), stored, (size_t)(c.m * width) * 4);
+                CHECK(test_read(f.amax)[0] == amax_of(y, c.m * c.n, 0));
+                CHECK(test_read(b.amax)[0] == amax_of(rounded && !unrounded_amax ? stored : dx, c.m * width, 0));
+                for (int64_t k = 0; k < (bias ? c.n : 0); k++) {
+                    double want = 0;
+                    for (int64_t r = 0; r < c.m; r++) want += (rounded ? stored : dx)[r * width + k];
+                    CHECK_MSG(fabs(test_read(b.dbias)[k] - want) <= 1e-5 * (1 + fabs(want)), "dbias %d", (int)k); /* f32 sums in another order */
+                    if (k == 8) break;
+                }
                 f.amax = test_guarded_with(te, TE_F32, SHAPE(1), &large);
                 te_op_act_fwd(te, &f);
                 CHECK(test_read(f.amax)[0] == large);
             }
+}
+
+/* GELU of bf16 1.0: TransformerEngine's kernel has 0.841192 in f32, and stores 0.83984375. */
+TE_TEST_DEVICES(amax_of_gelu_of_one) {
+    te_op_act_fwd_args f = {0};
+    float one = 1, zero = 0;
+    f.x = test_tensor(te, TE_BF16, SHAPE(1), &one);
+    f.y = test_guarded(te, TE_BF16, SHAPE(1));
+    f.activation = TE_GELU;
+    f.amax = test_guarded_with(te, TE_F32, SHAPE(1), &zero);
+    te_op_act_fwd(te, &f);
+    CHECK_OK(te);
+    CHECK(test_read(f.y)[0] == 0.83984375f);
+    CHECK(fabsf(test_read(f.amax)[0] - 0.841192f) < 1e-6f); /* the digits that are given */
 }
 
 /* ---- odd values ---- */

@@ -1,6 +1,6 @@
 // ops/act/act_bwd.cu: activations, backward. Formulas: act.cuh.
 //
-//   dx = dy f'(x);   gated: [da | db] = [dy f'(a) b | dy f(a)];   FP8: q = saturate(dx * scale);   amax = max |dx|
+//   dx = dy f'(x);   gated: [da | db] = [dy f'(a) b | dy f(a)];   FP8: q = saturate(dx * scale);   amax = max |dx|, rounded to the format amax_dt
 //
 // Elements of dy are distributed over threads as elements of y in act_fwd.cu.
 //
@@ -98,5 +98,5 @@ extern "C" __global__ void __launch_bounds__(256, 6) te_act_bwd(const __grid_con
     }
 #endif
     if (a.scale_inv && blockIdx.x == 0 && threadIdx.x == 0) *a.scale_inv = __frcp_rn(scale);
-    if (a.amax) te_act_amax(a.amax, seen, largest, a.dx_dt);
+    if (a.amax) te_act_amax(a.amax, seen, largest, a.amax_dt);
 }

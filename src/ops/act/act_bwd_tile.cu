@@ -2,7 +2,7 @@
 // (the gradient of a bias). Formulas: act.cuh; tiles: act_tile.cuh.
 //
 //   dx = dy f'(x);   gated: [da | db] = [dy f'(a) b | dy f(a)]
-//   FP8: q = saturate(dx * scale), row-wise [m, ld] and transposed [n or 2n, ldc], padded with 0;   amax = max |dx|
+//   FP8: q = saturate(dx * scale), row-wise [m, ld] and transposed [n or 2n, ldc], padded with 0;   amax = max |dx|, rounded to the format amax_dt
 //   partial [tile along m][column] = sum of dx over the tile's rows, before it is rounded
 //   ROUNDED: dx is rounded to x's format first, as if it had been stored there and read again
 //
@@ -46,10 +46,6 @@
 #define ROUNDED a.rounded
 #endif
 
-TE_DEV float te_act_rounded(float v, int dt) {
-    return dt == TE_BF16 ? te_bf16_to_f32(te_f32_to_bf16(v)) : dt == TE_F16 ? te_f16_to_f32(te_f32_to_f16(v)) : v;
-}
-
 extern "C" __global__ void __launch_bounds__(256, BLOCKS) te_act_bwd_tile(const __grid_constant__ te__act_bwd_kargs a) {
     te_follow();
     constexpr int halves = GATED ? 2 : 1;
@@ -81,8 +77,8 @@ extern "C" __global__ void __launch_bounds__(256, BLOCKS) te_act_bwd_tile(const 
 #pragma unroll
             for (int h = 0; h < halves; h++) {
                 if (h == 1 && !gated) break;
-                if (ROUNDED) dx[h][k] = te_act_rounded(dx[h][k], X_DT);
                 largest = fmaxf(largest, fabsf(dx[h][k]));
+                if (ROUNDED) dx[h][k] = te_act_rounded(dx[h][k], X_DT);
                 if (BIAS) sum[h][k] += dx[h][k];
                 if (!fp8) continue;
                 dx[h][k] *= scale;
@@ -122,5 +118,5 @@ extern "C" __global__ void __launch_bounds__(256, BLOCKS) te_act_bwd_tile(const 
             te_tile_column_sums(sum[h], (float *)tile, a.partial + p.tile_m * width + h * a.n + p.first_col, a.n - p.first_col);
         }
     }
-    if (a.amax) te_act_amax(a.amax, seen, largest, DX_DT);
+    if (a.amax) te_act_amax(a.amax, seen, largest, a.amax_dt);
 }

@@ -1,6 +1,6 @@
 // ops/act/act_fwd.cu: activations, forward, into a float format or FP8. Formulas: act.cuh.
 //
-//   y = f(x) or f(a) b;   FP8: q = saturate(y * scale), columns n .. ld-1 are 0;   amax = max |y|
+//   y = f(x) or f(a) b;   FP8: q = saturate(y * scale), columns n .. ld-1 are 0;   amax = max |y| before y is scaled or rounded
 //
 // With options, a thread computes eight neighbours of y, or, if it is not gated, twice eight, 2048 apart: its loads are issued first.
 //
@@ -94,5 +94,5 @@ extern "C" __global__ void __launch_bounds__(256) te_act_fwd(const __grid_consta
     }
 #endif
     if (a.scale_inv && blockIdx.x == 0 && threadIdx.x == 0) *a.scale_inv = __frcp_rn(scale);
-    if (a.amax) te_act_amax(a.amax, seen, largest, a.y_dt);
+    if (a.amax) te_act_amax(a.amax, seen, largest, TE_F32);
 }

@@ -59,5 +59,5 @@ extern "C" __global__ void __launch_bounds__(256) te_act_fwd_tile(const __grid_c
         __syncthreads();
         te_tile_store(tile, a.col, a.ldc, p.first_row, p.first_col, a.n, 1, a.vector_col);
     }
-    if (a.amax) te_act_amax(a.amax, seen, largest, Y_DT);
+    if (a.amax) te_act_amax(a.amax, seen, largest, TE_F32);
 }

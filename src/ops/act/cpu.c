@@ -131,11 +131,13 @@ static void te__act_run(const te__act_job *j, int64_t row, int64_t first, int64_
     } else {
         te__load_row(te__data(j->bwd->dy), j->bwd->dy->dtype, row * j->n + first, count, dy);
         te__act_slopes(j, dy, count, v[0], v[1]);
-        for (h = 0; j->bwd->rounded && h <= (j->gated ? 1 : 0); h++) {
-            te__store_row(dy, j->x->dtype, 0, count, v[h]); /* its room suffices for every float format */
-            te__load_row(dy, j->x->dtype, 0, count, v[h]);
-        }
     }
+}
+/* v as a tensor of that format would hold it. */
+static void te__act_round(te_dtype format, int64_t count, float *v) {
+    float room[TE__ACT_RUN]; /* suffices for every float format */
+    te__store_row(room, format, 0, count, v);
+    te__load_row(room, format, 0, count, v);
 }
 
 /* The codes of a band to columns first .. first + count - 1 of a half of the transpose, rows from `row` on. */
@@ -164,6 +166,7 @@ static void te__act_unit(const te__act_job *j, int64_t unit) {
                 for (k = there ? count : 0; k < j->wide; k++) v[h][k] = 0.0f;
                 if (j->amax)
                     for (k = 0; k < count; k++) amax = fabsf(v[h][k]) > amax ? fabsf(v[h][k]) : amax;
+                if (j->bwd && j->bwd->rounded) te__act_round(j->x->dtype, count, v[h]);
                 if (j->dbias)
                     for (k = 0; k < count; k++) sum[h][k] += v[h][k];
                 if (j->quantized && there)
@@ -215,8 +218,7 @@ static te_result te__act_all(te_ctx *te, te__act_job *j, const te_tensor *scale,
         for (i = 0; i < j->units; i++)
             if (j->amax[i] > largest) largest = j->amax[i];
         te__free(te, j->amax, (size_t)j->units * sizeof(float));
-        if (j->format == TE_BF16) largest = te__bf16_to_f32(te__f32_to_bf16(largest)); /* of the stored values */
-        if (j->format == TE_F16) largest = te__f16_to_f32(te__f32_to_f16(largest));
+        if (j->bwd) te__act_round(te__act_amax_dtype(j->bwd), 1, &largest); /* the largest rounded number is the largest number, rounded */
         if (largest > *to) *to = largest;
     }
     if (scale_inv) *(float *)te__data(scale_inv) = 1.0f / j->scale;

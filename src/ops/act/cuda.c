@@ -131,6 +131,7 @@ static te_result te__cuda_plan_act_bwd(te__plan *p, const te_op_act_bwd_args *a)
             if (block != n) te__launch_option(l, "INTERLEAVED", 1);
         }
         k->divisor = te__act_divisor_of(n, m * n);
+        k->amax_dt = te__act_amax_dtype(a);
         k->rounded = a->rounded && a->x->dtype != TE_F32 && (partial || dx->dtype != a->x->dtype);
         if (tiled) te__launch_option(l, "BIAS", partial != NULL);
         if (tiled) te__launch_option(l, "ROUNDED", k->rounded);

@@ -39,6 +39,7 @@ typedef struct te__act_bwd_kargs {
     float limit, alpha, offset;
     int dy_dt, x_dt, dx_dt, act;
     int rounded;    /* of act_bwd_tile: dx is rounded to x's format first */
+    int amax_dt;    /* the format of the numbers that amax is of */
     int vector_x;   /* all rows of dy and x, and of its halves, start at multiples of 16 bytes */
     int vector_dx;  /* rows of dx, and of its halves, start at multiples of 16 bytes, of 8 if it is FP8 */
     int vector_col; /* rows of col start at multiples of 16 bytes */

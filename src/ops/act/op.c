@@ -25,6 +25,9 @@ static te_result te__check_interleave(te_ctx *te, const char *op, te_activation 
     return TE_OK;
 }
 
+/* The format of the numbers that the backward's amax is of. */
+static te_dtype te__act_amax_dtype(const te_op_act_bwd_args *a) { return a->rounded && !a->unrounded_amax ? a->x->dtype : TE_F32; }
+
 static te_result te__check_act_fwd(te_ctx *te, te_op_act_fwd_args *a) {
     char text[TE__SHAPE_TEXT];
     int64_t n = te__cols(a->x);

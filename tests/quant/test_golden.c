@@ -61,7 +61,7 @@ static te_tensor *input(const golden_case *c, const char *name) {
 }
 static te_tensor *matrix(const golden_case *c) {
     const char *name = field(c, "x");
-    if (strcmp(name, "every_bf16") != 0) return te_safetensors_read(c->inputs, name);
+    if (strcmp(name, "every_bf16") != 0) return te_safetensors_read(te_safetensors_find(c->file, name) ? c->file : c->inputs, name);
     uint16_t *bits = (uint16_t *)test_alloc(65536 * sizeof(uint16_t));
     for (int i = 0; i < 65536; i++) bits[i] = (uint16_t)i;
     return te_tensor_from_host(c->te, TE_BF16, SHAPE(512, 128), bits);
@@ -115,6 +115,8 @@ static te_result make_call(golden_case *c) {
         te_op_nvfp4_amax_args nvfp4_amax;
         te_op_nvfp4_quantize_args nvfp4;
         te_op_nvfp4_dequantize_args nvfp4_back;
+        te_op_act_fwd_args act;
+        te_op_act_bwd_args act_back;
     } a;
     te_tensor *history, *scale;
     size_t length = strcspn(c->text, " ");
@@ -151,6 +153,7 @@ static te_result make_call(golden_case *c) {
         }
         a.fp8.scale_inv = output(c, "scale_inv");
         a.fp8.amax = output(c, "amax");
+        a.fp8.x_amax = output(c, "x_amax");
         a.fp8.epsilon = number(c, "epsilon");
         a.fp8.power_of_two = flag(c, "power_of_two");
     } else if (IS("fp8_dequantize")) {
@@ -220,6 +223,17 @@ static te_result make_call(golden_case *c) {
         a.nvfp4_back.no_random_sign_mask = flag(c, "no_sign_mask");
         a.nvfp4_back.e4m3_max_256 = flag(c, "e4m3_max_256");
         a.nvfp4_back.swizzled = flag(c, "swizzled");
+    } else if (IS("act_fwd")) {
+        a.act.x = matrix(c);
+        a.act.y = output(c, "y");
+        a.act.amax = output(c, "amax");
+        a.act.activation = (te_activation)integer(c, "activation");
+    } else if (IS("act_bwd")) {
+        a.act_back.x = matrix(c);
+        a.act_back.dy = input(c, "dy");
+        a.act_back.dx = output(c, "dx");
+        a.act_back.amax = output(c, "amax");
+        a.act_back.activation = (te_activation)integer(c, "activation");
     }
 #undef IS
     for (int i = 0; i < COUNT(operations); i++)
@@ -259,7 +273,10 @@ static void check_file(te_ctx *te, const char *name) {
         CHECK_MSG(c.num_outputs > 0, "nothing to compare");
         for (int k = 0; k < c.num_outputs && result == TE_OK; k++) {
             const te_tensor *want = te_safetensors_read(file, c.output[k].name);
-            CHECK_BYTES(c.output[k].field, bytes_of(c.output[k].got), bytes_of(want), te_tensor_bytes(want));
+            if (flag(&c, "near")) /* one unit in the last place of 16 bits, for what lies on the edge of two of them; 1e-5: where products of up to 20 cancel */
+                CHECK_CLOSE(c.output[k].field, test_read(c.output[k].got), test_read(want), te_tensor_numel(want),
+                            te_tensor_dtype(want) == TE_F32 ? number(&c, "near") : te_tensor_dtype(want) == TE_BF16 ? 0x1p-7 : 0x1p-10, te_tensor_dtype(want) == TE_F32 ? 0 : 1e-5);
+            else CHECK_BYTES(c.output[k].field, bytes_of(c.output[k].got), bytes_of(want), te_tensor_bytes(want));
         }
         te_clear_error(te);
         te_scope_end(te);
@@ -273,3 +290,4 @@ TE_TEST_DEVICES(golden_delayed) { check_file(te, "delayed"); }
 TE_TEST_DEVICES(golden_block) { check_file(te, "block"); }
 TE_TEST_DEVICES(golden_mxfp8) { check_file(te, "mxfp8"); }
 TE_TEST_DEVICES(golden_nvfp4) { check_file(te, "nvfp4"); }
+TE_TEST_DEVICES(golden_act) { check_file(te, "act"); }

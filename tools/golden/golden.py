@@ -5,15 +5,16 @@
 
 An implementation apart from te.h: numpy and ml_dtypes, one IEEE operation at a time, written from TransformerEngine's
 arithmetic. It shares no code with te.h, and nothing that te.h does can change it. numerics.py has formats and scales,
-recipes.py the operations, this file what they are asked; backends.py writes a table of its own.
+recipes.py the operations, activations.py those of its name, this file what they are asked; backends.py writes a table of its own.
 
 A file has metadata "cases" = how many there are and "case I" = the operation and its arguments, as words:
 
     case 7: block_quantize x=odd_33x65 two_dimensional=1 epsilon=0x1p-10 row=007.row row_scale_inv=007.row_scale_inv
 
-x names a tensor of inputs.safetensors, or is every_bf16: the 65536 bit patterns of bf16 in order, as [512, 128]. Other
+x names a tensor of inputs.safetensors or of the same file, or is every_bf16: the 65536 bit patterns of bf16 in order, as [512, 128]. Other
 names are tensors of the same file: what is written, or, where the operation reads, what it reads. FIELD.before is what an
-output holds before the call. Numbers are decimal or hexadecimal. E2M1 tensors have an even number of columns.
+output holds before the call. Numbers are decimal or hexadecimal. E2M1 tensors have an even number of columns. near: a relative error that amaxes may
+have (and one unit in the last place what is rounded), since exponentials differ; without it bytes are equal.
 
 Running it twice gives equal files. It is not part of CI: the files are committed, and change when the contract does.
 """
@@ -26,6 +27,7 @@ import sys
 import numpy as np
 import safetensors
 
+import activations
 import backends
 import numerics
 from numerics import *
@@ -430,12 +432,49 @@ def nvfp4_cases():
     return f
 
 
+def act_cases():
+    """Activations whose amax is taken from f32, what they store, and codes of that by that amax: quantize_with_amax."""
+    f = File("act")
+
+    def cast(name, y, a, i):
+        (m, n), (fmt, power) = y.shape, ((E4M3, False), (E5M2, True))[i % 2]
+        r = fp8_quantize(y.astype(F32), fmt, scale_from_amax(a, LARGEST[fmt], 0.0, power), round_up(n, 16), round_up(m, 16))
+        outputs = [("row", r["row"], fmt), ("col", r["col"], fmt), ("scale_inv", r["scale_inv"].reshape(1), None), ("x_amax", np.zeros(2, F32), None)]
+        f.case("fp8_quantize", outputs, [("x_amax.before", np.array([a, 0], F32), None)], x=name, current=True, power_of_two=power)
+        if y.dtype == BF16 and i % 3 == 0:
+            r = nvfp4_quantize(y.astype(F32), a.reshape(1), a.reshape(1), round_up(n, 32), round_up(m, 32))
+            outputs = [(k + e, r[k + e], fmt) for k in ("row", "col") for e, fmt in (("", E2M1), ("_scale", E4M3))]
+            f.case("nvfp4_quantize", outputs, [("amax_row", a.reshape(1), None)], x=name)
+
+    def calls(act, x, dy, i):
+        near = None if act in activations.PRODUCTS else 2.0**-18  # f32 sums that cancel, and te.h's sigmoid; a rounding to 16 bits changes a number by up to 2^-9, f16 2^-12
+        y, dx = activations.forward(act, x.astype(F32)), activations.backward(act, dy.astype(F32), x.astype(F32))
+        source = f.tensor(f"{len(f.cases):03}.x", x)
+        for op, name, v, inputs in (("act_fwd", "y", y, []), ("act_bwd", "dx", dx, [("dy", dy, None)])):
+            a, stored, at = amax(v), v.astype(x.dtype), len(f.cases)
+            f.case(op, [(name, stored, None), ("amax", a.reshape(1), None)], inputs, x=source, activation=act, near=near, **{"amax.before": F32(0)})
+            if amax(stored.astype(F32)) != a:
+                cast(f"{at:03}.{name}", stored, a, i)
+
+    calls(activations.GELU, np.ones((1, 1), BF16), np.ones((1, 1), BF16), 0)
+    apart = 0
+    for act in activations.NUMBERS:
+        for i, (m, n, dtype) in enumerate(((19, 16, BF16), (9, 16, np.float16))):
+            r = Random(500 + 2 * act + i)
+            x = (r.normal(m, 2 * n if activations.is_gated(act) else n) * 3).astype(dtype)
+            before = len(f.cases)
+            calls(act, x, r.normal(m, n).astype(dtype), act + i)
+            apart += len(f.cases) - before > 2
+    assert apart > 12  # few amaxes are numbers of 16 bits
+    return f
+
+
 def main(folder):
     numerics.check()
     inputs = File("inputs")
     for name, x in INPUTS.items():
         inputs.tensor(name, x)
-    total = sum(f.write(folder) for f in (inputs, fp8_cases(), delayed_cases(), block_cases(), mxfp8_cases(), nvfp4_cases()))
+    total = sum(f.write(folder) for f in (inputs, fp8_cases(), delayed_cases(), block_cases(), mxfp8_cases(), nvfp4_cases(), act_cases()))
     backends.write(os.path.join(folder, "backends.txt"))
     print(total, "bytes")
 

@@ -226,6 +226,7 @@
 #include "quant/primary.c"
 #include "quant/master.c"
 #include "nn/functions.c"
+#include "nn/activations.c"
 #include "nn/softmax.c"
 #include "nn/attention.c"
 #include "nn/sparse_attention.c"

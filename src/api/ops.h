@@ -25,8 +25,10 @@
     X(fill, FILL, math)                                \
     X(random, RANDOM, math)                            \
     X(axpby, AXPBY, math)                              \
+    X(mul, MUL, math)                                  \
     X(sum, SUM, math)                                  \
     X(column_sum, COLUMN_SUM, math)                    \
+    X(row_dot, ROW_DOT, math)                          \
     X(embedding_fwd, EMBEDDING_FWD, math)              \
     X(embedding_bwd, EMBEDDING_BWD, math)              \
     X(amax, AMAX, cast)                                \
@@ -57,6 +59,8 @@
     X(l2normalize_bwd, L2NORMALIZE_BWD, norm)          \
     X(act_fwd, ACT_FWD, act)                           \
     X(act_bwd, ACT_BWD, act)                           \
+    X(scaled_act_fwd, SCALED_ACT_FWD, act)             \
+    X(scaled_act_bwd, SCALED_ACT_BWD, act)             \
     X(rope, ROPE, rope)                                \
     X(qkv_rope, QKV_ROPE, rope)                        \
     X(qkv_rope_bwd, QKV_ROPE_BWD, rope)                \
@@ -154,6 +158,12 @@ typedef struct te_op_axpby_args {
     const te_tensor *divide_device;
 } te_op_axpby_args;
 
+/* out = x * y, in f32. out of x's shape [.., N]; y of x's shape, or [M]: one number for each of its M rows. Formats may differ; out may be x, or y of x's shape. */
+typedef struct te_op_mul_args {
+    const te_tensor *x, *y;
+    te_tensor *out;
+} te_op_mul_args;
+
 /* out f32 [1] = scale * sum of all elements of x, in a fixed order. */
 typedef struct te_op_sum_args {
     const te_tensor *x;
@@ -167,6 +177,12 @@ typedef struct te_op_column_sum_args {
     te_tensor *out;
     bool accumulate;
 } te_op_column_sum_args;
+
+/* out [M] of any float format = the products of the M rows of x and of y [.., N], each summed up in f32: the gradient of factors of rows. */
+typedef struct te_op_row_dot_args {
+    const te_tensor *x, *y;
+    te_tensor *out;
+} te_op_row_dot_args;
 
 /* y [.., H] = table [V, H] at ids (i32 or i64, any shape [..]).
  *   vocab_size, vocab_start   the table is rows vocab_start .. vocab_start + V - 1 of a vocabulary of vocab_size, which ranks share: an id of another rank's gives a row of

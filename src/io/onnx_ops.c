@@ -39,6 +39,19 @@ static te_result te__onnx_axpby(te__onnx *g, const te__any_args *x, const te__an
     }
     return TE__ONNX_STORE(out, v);
 }
+/* One number for each row of a value of that shape, with a last dimension of 1. */
+static int te__onnx_per_row(te__onnx *g, int numbers, const te__onnx_pair *of) {
+    te__onnx_size shape[TE_MAX_DIMS];
+    te__onnx_dims(of, shape);
+    shape[of->first.ndim - 1] = te__onnx_fixed(1);
+    return te__onnx_reshape(g, numbers, of->first.ndim, shape);
+}
+static te_result te__onnx_mul(te__onnx *g, const te__any_args *x, const te__any_args *y) {
+    const te_op_mul_args *a = &x->mul, *b = &y->mul;
+    te__onnx_pair from = te__onnx_pair_of(a->x, b->x);
+    int v = TE__ONNX_READ(x), w = TE__ONNX_READ(y);
+    return TE__ONNX_STORE(out, te__onnx_2(g, "Mul", v, te__mul_by_rows(a) || te__mul_by_rows(b) ? te__onnx_per_row(g, w, &from) : w));
+}
 static te_result te__onnx_sum(te__onnx *g, const te__any_args *x, const te__any_args *y) {
     const te_op_sum_args *a = &x->sum, *b = &y->sum;
     int64_t one = 1;
@@ -153,30 +166,40 @@ static void te__onnx_halves(te__onnx *g, int x, int64_t n, int64_t block, int ha
     blocks = te__onnx_2(g, "Reshape", x, te__onnx_i64s(g, 4, shape));
     for (h = 0; h < 2; h++) half[h] = te__onnx_2(g, "Reshape", te__onnx_cut(g, blocks, 2, h, h + 1, 1), te__onnx_i64s(g, 2, joined));
 }
+/* The value of an activation; *from, the shape of x, becomes that of the result. */
+static int te__onnx_activated(te__onnx *g, int v, te__onnx_pair *from, te_activation act, float limit, float alpha, bool no_offset, int64_t block) {
+    const int last = from->first.ndim - 1;
+    te__onnx_size shape[TE_MAX_DIMS];
+    int half[2];
+    int64_t n;
+    if (!te_activation_is_gated(act)) return te__onnx_act_one(g, act, v);
+    n = from->first.shape[last] / 2;
+    te__onnx_halves(g, v, n, block, half);
+    if (act == TE_CLAMPED_SWIGLU) {
+        int c = te__onnx_2(g, "Min", half[0], te__onnx_f32(g, limit));
+        v = te__onnx_2(g, "Mul", c, te__onnx_sigmoid_of(g, c, alpha));
+        half[1] = te__onnx_clip(g, half[1], limit);
+        if (!no_offset) half[1] = te__onnx_2(g, "Add", half[1], te__onnx_f32(g, 1.0f));
+    } else
+        v = te__onnx_act_one(g, act, half[0]);
+    v = te__onnx_2(g, "Mul", v, half[1]);
+    from->first.shape[last] = from->second.shape[last] = n;
+    te__onnx_dims(from, shape);
+    return block && block != n ? te__onnx_reshape(g, v, from->first.ndim, shape) : v;
+}
 static te_result te__onnx_act(te__onnx *g, const te__any_args *x, const te__any_args *y) {
     const te_op_act_fwd_args *a = &x->act_fwd, *b = &y->act_fwd;
-    int v = TE__ONNX_READ(x), half[2];
-    int64_t n = te__cols(a->x) / 2;
     te__onnx_pair from = te__onnx_pair_of(a->x, b->x);
-    te__onnx_size shape[TE_MAX_DIMS];
-    te_result result = TE__ONNX_UNKNOWN(amax);
+    int v = te__onnx_activated(g, TE__ONNX_READ(x), &from, a->activation, a->limit, a->alpha, a->no_glu_linear_offset, a->glu_interleave_size);
+    te_result result = TE__ONNX_STORE(amax, a->scale ? TE__ONNX_FAILED : te__onnx_vector(g, te__onnx_amax_of(g, v))); /* of f32, for the cast behind */
     if (result == TE_OK) result = TE__ONNX_UNKNOWN(col);
-    if (te_activation_is_gated(a->activation)) {
-        te__onnx_halves(g, v, n, a->glu_interleave_size, half);
-        if (a->activation == TE_CLAMPED_SWIGLU) {
-            int c = te__onnx_2(g, "Min", half[0], te__onnx_f32(g, a->limit));
-            v = te__onnx_2(g, "Mul", c, te__onnx_sigmoid_of(g, c, a->alpha));
-            half[1] = te__onnx_clip(g, half[1], a->limit);
-            if (!a->no_glu_linear_offset) half[1] = te__onnx_2(g, "Add", half[1], te__onnx_f32(g, 1.0f));
-        } else
-            v = te__onnx_act_one(g, a->activation, half[0]);
-        v = te__onnx_2(g, "Mul", v, half[1]);
-        from.first.shape[a->x->ndim - 1] = from.second.shape[a->x->ndim - 1] = n;
-        te__onnx_dims(&from, shape);
-        if (a->glu_interleave_size && a->glu_interleave_size != n) v = te__onnx_reshape(g, v, a->x->ndim, shape);
-    } else
-        v = te__onnx_act_one(g, a->activation, v);
     return result == TE_OK ? te__onnx_store_result(g, v, &from, a->y, b->y, a->scale, b->scale) : result;
+}
+static te_result te__onnx_scaled_act(te__onnx *g, const te__any_args *x, const te__any_args *y) {
+    const te_op_scaled_act_fwd_args *a = &x->scaled_act_fwd, *b = &y->scaled_act_fwd;
+    te__onnx_pair from = te__onnx_pair_of(a->x, b->x);
+    int v = te__onnx_activated(g, TE__ONNX_READ(x), &from, a->activation, a->limit, a->alpha, a->no_glu_linear_offset, a->glu_interleave_size);
+    return TE__ONNX_STORE(y, te__onnx_2(g, "Mul", v, te__onnx_per_row(g, TE__ONNX_READ(act_scales), &from)));
 }
 
 /* ---- softmax ---- */

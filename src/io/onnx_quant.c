@@ -138,11 +138,25 @@ static te_result te__onnx_nothing(te__onnx *g, const te__any_args *x, const te__
     return TE_OK;
 }
 
+/* The amax, without dimensions, of a cast under current scaling: what the operation that made x has left in x_amax, if that is known, else x's own. */
+static int te__onnx_cast_amax(te__onnx *g, const te_op_fp8_quantize_args *a, const te_op_fp8_quantize_args *b, int x) {
+    te_tensor left, left2;
+    te__onnx_pair amax;
+    int i;
+    if (!a->x_amax) return te__onnx_amax_of(g, x);
+    left = *a->x_amax;
+    left2 = *b->x_amax;
+    left.shape[0] = left2.shape[0] = 1; /* behind it stands the cast's counter */
+    amax = te__onnx_pair_of(&left, &left2);
+    i = te__onnx_last(g, &amax, g->num_writes);
+    if (i < 0 || g->writes[i].value < 0) return te__onnx_amax_of(g, x);
+    return te__onnx_2(g, "Reshape", te__onnx_read_as(g, &amax, &left, &left2), te__onnx_i64s(g, 0, NULL));
+}
 static te_result te__onnx_fp8_quantize(te__onnx *g, const te__any_args *x, const te__any_args *y) {
     const te_op_fp8_quantize_args *a = &x->fp8_quantize, *b = &y->fp8_quantize;
     te_dtype codes = a->row ? a->row->dtype : a->col->dtype;
     te__onnx_pair from = te__onnx_pair_of(a->x, b->x);
-    int v = te__onnx_read(g, a->x, b->x), scale_inv;
+    int v = te__onnx_read(g, a->x, b->x), amax = a->current ? te__onnx_cast_amax(g, a, b, v) : TE__ONNX_FAILED, scale_inv;
     float known;
     te_result result = te__onnx_store(g, a->col, b->col, TE__ONNX_FAILED);
     if (result == TE_OK) result = te__onnx_store(g, a->amax, b->amax, TE__ONNX_FAILED);
@@ -159,7 +173,7 @@ static te_result te__onnx_fp8_quantize(te__onnx *g, const te__any_args *x, const
     else if (a->scale_inv && te__onnx_constant_of(g, a->x, b->x))
         scale_inv = te__onnx_host(g, a->scale_inv, &known, 1) == TE_OK ? te__onnx_f32(g, known) : TE__ONNX_FAILED;
     else
-        scale_inv = te__onnx_2(g, "Div", te__onnx_f32(g, 1.0f), te__onnx_scale_of(g, te__onnx_amax_of(g, v), te_dtype_max(codes), a->epsilon, a->power_of_two));
+        scale_inv = te__onnx_2(g, "Div", te__onnx_f32(g, 1.0f), te__onnx_scale_of(g, amax, te_dtype_max(codes), a->epsilon, a->power_of_two));
     v = te__onnx_through_codes(g, v, scale_inv, codes);
     if (a->row) result = te__onnx_store(g, a->row, b->row, te__onnx_rows(g, v, &from, a->row, b->row));
     return result == TE_OK ? te__onnx_store(g, a->scale_inv, b->scale_inv, te__onnx_vector(g, scale_inv)) : result;

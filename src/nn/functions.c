@@ -51,7 +51,7 @@ static te_tensor *te__bias_grad(te_tensor *dy, te_dtype dtype) {
     return te_op_column_sum(dy->te, &args) == TE_OK ? db : NULL;
 }
 
-/* ---- add, scale, sums ---- */
+/* ---- add, scale ---- */
 
 static te_tensor *te__axpby(te_tensor *x, te_tensor *y, float alpha, float beta) {
     te_op_axpby_args args = TE_ZERO;
@@ -96,6 +96,56 @@ TE_API te_tensor *te_scale(te_tensor *x, float factor) {
     x = te_tensor_contiguous(x);
     return x ? te__record("scale", te__axpby(x, NULL, factor, 0.0f), te__scale_backward, &factor, sizeof(factor), &x, 1, NULL, 0) : NULL;
 }
+
+/* ---- products ---- */
+
+/* x * y, in x's format. y of x's shape, or one number for each row of x. */
+static te_tensor *te__mul_into(te_tensor *out, te_tensor *x, te_tensor *y) {
+    te_op_mul_args args = TE_ZERO;
+    args.x = x;
+    args.y = y;
+    args.out = out;
+    return out ? te__checked(out, te_op_mul(x->te, &args)) : NULL;
+}
+static te_result te__mul_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
+    te_tensor *x = saved[0], *y = saved[1], *g = te_tensor_contiguous(dy[0]);
+    (void)state;
+    if (!g) return te_error_code(te);
+    if (needs[0]) dx[0] = te__mul_into(te__empty_like(x, x->dtype), g, y);
+    if (needs[1] && te__numel(x) == te__numel(y)) {
+        dx[1] = te__mul_into(te__empty_like(y, y->dtype), g, x);
+    } else if (needs[1]) {
+        te_op_row_dot_args args = TE_ZERO;
+        args.x = g;
+        args.y = x;
+        args.out = te__empty_like(y, y->dtype);
+        if (args.out && te_op_row_dot(te, &args) == TE_OK) dx[1] = args.out;
+    }
+    return (needs[0] && !dx[0]) || (needs[1] && !dx[1]) ? te_error_code(te) : TE_OK;
+}
+/* Has y one number for each row of x: x's leading sizes, with or without a last one of 1? */
+static bool te__is_per_row(const te_tensor *x, const te_tensor *y) {
+    int i, leading = x->ndim - 1;
+    if (leading < 0 || (y->ndim != leading && !(y->ndim == x->ndim && y->shape[leading] == 1))) return false;
+    for (i = 0; i < leading && x->shape[i] == y->shape[i]; i++) {}
+    return i == leading;
+}
+TE_API te_tensor *te_mul(te_tensor *x, te_tensor *y) {
+    te_tensor *in[2];
+    char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
+    if (!x || !te__operand(x, y, false, "te_mul") || !te__need_float(x, "te_mul") || !te__need_float(y, "te_mul")) return NULL;
+    if (!te__same_shape(x, y) && !te__is_per_row(x, y)) {
+        te__fail(x->te, TE_ERR_SHAPE, "te_mul: %s and %s; the second has the first one's shape, or one number for each of its rows: its leading sizes, with or without a last one of 1",
+                 te__shape_text(x, a), te__shape_text(y, b));
+        return NULL;
+    }
+    in[0] = te_tensor_contiguous(x);
+    in[1] = te_tensor_contiguous(y);
+    if (!in[0] || !in[1]) return NULL;
+    return te__record("mul", te__mul_into(te__empty_like(in[0], x->dtype), in[0], in[1]), te__mul_backward, NULL, 0, in, 2, in, 2);
+}
+
+/* ---- sums ---- */
 
 typedef struct te__sum_state {
     te_dtype dtype;
@@ -324,142 +374,6 @@ TE_API te_tensor *te_l2_normalization(te_tensor *x, float eps) {
     y = args.rnorm ? te__checked(y, te_op_l2normalize_fwd(x->te, &args)) : NULL;
     return te__frame_return(x->te, te__record("l2_normalization", y, te__l2_normalization_backward, NULL, 0, &x, 1, saved, 2));
 }
-
-/* ---- activations ---- */
-
-/* What the results below are made of: the gradient as it would be stored, or in f32. */
-typedef enum te__act_rounding {
-    TE__ACT_ROUNDED,       /* codes, their amax and the sums are those of rounded numbers */
-    TE__ACT_UNROUNDED_AMAX, /* but for the amax */
-    TE__ACT_UNROUNDED      /* none is */
-} te__act_rounding;
-
-/* Two results that an activation's backward pass makes of its gradient for the product that made x: the bias gradient (sums of columns) and codes. */
-typedef struct te__act_grad {
-    te_tensor *bias; /* of that product, or NULL: x is its sum with it */
-    const te__quant_call *quant; /* NULL: the gradient stays plain */
-    te__act_rounding rounding;
-    int gemm, usage;
-} te__act_grad;
-
-typedef struct te__act_state {
-    te_activation activation;
-    te_activation_params params;
-    te_dtype bias_dtype;
-    te__quant_call quant;
-    te__act_rounding rounding;
-    int gemm, usage;
-} te__act_state;
-
-static void te__act_release(te_ctx *te, void *state) {
-    (void)te;
-    te__quant_call_drop(&((te__act_state *)state)->quant);
-}
-
-static te_result te__act_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
-    const te__act_state *s = (const te__act_state *)state;
-    te_tensor *x = saved[0];
-    te_op_act_bwd_args args = TE_ZERO;
-    te__quant_out out = TE_ZERO;
-    te__quant_spec spec;
-    te_result result;
-    args.dy = te_tensor_contiguous(dy[0]);
-    args.x = x;
-    args.activation = s->activation;
-    args.limit = s->params.limit;
-    args.alpha = s->params.alpha;
-    args.no_glu_linear_offset = s->params.no_glu_linear_offset;
-    args.glu_interleave_size = s->params.glu_interleave_size;
-    args.rounded = s->params.glu_interleave_size == 0 && s->rounding != TE__ACT_UNROUNDED;
-    args.unrounded_amax = s->rounding == TE__ACT_UNROUNDED_AMAX;
-    if (needs[1]) args.dbias = dx[1] = te__empty_1d(te, s->bias_dtype, te__cols(x));
-    if (!args.dy || (needs[1] && !dx[1])) return te_error_code(te);
-    if (!s->quant.scaling) {
-        args.dx = dx[0] = te__empty_like(x, x->dtype);
-        return dx[0] ? te_op_act_bwd(te, &args) : te_error_code(te);
-    }
-    spec = te__slot_spec(&s->quant, true, s->gemm, TE__SLOT_GRAD_OUTPUT, s->usage);
-    out = te__quant_out_open(te, x->dtype, x->ndim, x->shape, &spec);
-    if (!out.y) return te_error_code(te);
-    dx[0] = out.y;
-    args.dx = out.plain ? out.plain : out.y->quantized->row.data;
-    if (!out.plain) args.col = out.y->quantized->col.data;
-    args.scale = out.scale;
-    args.scale_inv = out.scale_inv;
-    args.amax = out.amax;
-    result = te__quant_out_close(&out, &spec, te_op_act_bwd(te, &args));
-    if (result != TE_OK || !te->inspecting) return result;
-    if (!out.plain) { /* the kernel wrote codes alone: a second run gives the numbers that it quantized */
-        te_op_act_bwd_args again = TE_ZERO;
-        again.dy = args.dy;
-        again.x = x;
-        again.activation = s->activation;
-        again.limit = s->params.limit;
-        again.alpha = s->params.alpha;
-        again.no_glu_linear_offset = s->params.no_glu_linear_offset;
-        again.glu_interleave_size = s->params.glu_interleave_size;
-        again.dx = out.plain = te__empty_like(x, x->dtype);
-        result = out.plain ? te_op_act_bwd(te, &again) : te_error_code(te);
-    }
-    if (result == TE_OK) te__inspect(s->quant.scaling, s->gemm, TE_TENSOR_GRAD_OUTPUT, out.plain, out.y);
-    return result;
-}
-
-/* As te__norm, for activations, but that under current scaling and NVFP4 the amax is that of the unrounded f32 result, as TransformerEngine's kernels take it.
- * `params` and `grad` may be NULL. */
-static te_tensor *te__activate(te_tensor *x, te_activation activation, const te_activation_params *params, const te__quant_spec *spec, const te__act_grad *grad) {
-    te_op_act_fwd_args args = TE_ZERO;
-    te__act_state state = TE_ZERO;
-    te__quant_out out = TE_ZERO;
-    te_tensor *y, *in[2];
-    te_ctx *te;
-    te_result result;
-    int64_t shape[TE_MAX_DIMS];
-    char text[TE__SHAPE_TEXT];
-    if (!x || !te__need_float(x, "te_activate")) return NULL;
-    te = x->te;
-    if (x->ndim < 1 || (te_activation_is_gated(activation) && te__cols(x) % 2)) {
-        te__fail(te, TE_ERR_SHAPE, "te_activate: the input is %s; a gated activation needs an even last size", te__shape_text(x, text));
-        return NULL;
-    }
-    x = te_tensor_contiguous(x);
-    if (!x) return NULL;
-    memcpy(shape, x->shape, sizeof(shape));
-    if (te_activation_is_gated(activation)) shape[x->ndim - 1] /= 2;
-    te__frame_begin(te);
-    if (spec) out = te__quant_out_open(te, x->dtype, x->ndim, shape, spec);
-    y = spec ? out.y : te_tensor_empty(te, x->dtype, x->ndim, shape);
-    if (!y) return te__frame_return(te, NULL);
-    args.x = x;
-    args.y = !spec ? y : out.plain ? out.plain : y->quantized->row.data;
-    args.activation = activation;
-    if (params) {
-        state.params = *params;
-        args.limit = params->limit;
-        args.alpha = params->alpha;
-        args.no_glu_linear_offset = params->no_glu_linear_offset;
-        args.glu_interleave_size = params->glu_interleave_size;
-    }
-    if (spec && !out.plain) args.col = y->quantized->col.data;
-    args.scale = out.scale;
-    args.scale_inv = out.scale_inv;
-    args.amax = out.amax;
-    result = te_op_act_fwd(te, &args);
-    if (spec) result = te__quant_out_close(&out, spec, result);
-    state.activation = activation;
-    if (grad) {
-        state.bias_dtype = grad->bias ? grad->bias->dtype : TE_DTYPE_NONE;
-        state.rounding = grad->rounding;
-        state.gemm = grad->gemm;
-        state.usage = grad->usage;
-    }
-    in[0] = x;
-    in[1] = grad ? grad->bias : NULL;
-    if (result != TE_OK) return te__frame_return(te, NULL);
-    if (grad && grad->quant) state.quant = te__quant_call_keep(grad->quant);
-    return te__frame_return(te, te__record_owning("activate", y, te__act_backward, &state, sizeof(state), te__act_release, in, 2, &x, 1));
-}
-TE_API te_tensor *te_activate(te_tensor *x, te_activation activation, const te_activation_params *params) { return te__activate(x, activation, params, NULL, NULL); }
 
 /* ---- dropout ---- */
 

@@ -53,6 +53,8 @@ enum {
 #define TE__ARGS_axpby(T, L)                                                                                                              \
     T(x, TE__IN | TE__AS_FLOAT | TE__SAME) T(y, TE__IN | TE__AS_FLOAT | TE__SAME | TE__OPT) T(out, TE__OUT | TE__AS_FLOAT | TE__SAME)    \
         T(alpha_device, TE__IN | TE__AS_F32 | TE__OPT) T(divide_device, TE__IN | TE__AS_F32 | TE__OPT)
+#define TE__ARGS_mul(T, L) T(x, TE__IN | TE__AS_FLOAT | TE__SAME) T(y, TE__IN | TE__AS_FLOAT | TE__SAME) T(out, TE__OUT | TE__AS_FLOAT | TE__SAME)
+#define TE__ARGS_row_dot(T, L) T(x, TE__IN | TE__AS_FLOAT) T(y, TE__IN | TE__AS_FLOAT) T(out, TE__OUT | TE__AS_FLOAT)
 #define TE__ARGS_sum(T, L) T(x, TE__IN | TE__AS_FLOAT) T(out, TE__OUT | TE__AS_F32)
 #define TE__ARGS_column_sum(T, L) T(x, TE__IN | TE__AS_FLOAT) T(out, TE__SUM | TE__AS_FLOAT)
 #define TE__ARGS_embedding_fwd(T, L) T(ids, TE__IN | TE__AS_INDEX) T(table, TE__IN | TE__AS_FLOAT) T(y, TE__OUT | TE__AS_FLOAT)
@@ -143,6 +145,10 @@ enum {
         T(dx, TE__OUT | TE__AS_FLOAT | TE__AS_FP8 | TE__SAME | TE__NEED(!a->col)) T(scale, TE__IN | TE__AS_F32 | TE__OPT)                  \
         T(scale_inv, TE__OUT | TE__AS_F32 | TE__OPT) T(amax, TE__INOUT | TE__AS_F32 | TE__OPT) T(col, TE__OUT | TE__AS_FP8 | TE__OPT)          \
         T(dbias, TE__SUM | TE__AS_FLOAT | TE__OPT)
+#define TE__ARGS_scaled_act_fwd(T, L) T(x, TE__IN | TE__AS_FLOAT | TE__SAME) T(act_scales, TE__IN | TE__AS_FLOAT) T(y, TE__OUT | TE__AS_FLOAT | TE__SAME)
+#define TE__ARGS_scaled_act_bwd(T, L)                                                                                                          \
+    T(dy, TE__IN | TE__AS_FLOAT | TE__SAME) T(x, TE__IN | TE__AS_FLOAT | TE__SAME) T(act_scales, TE__IN | TE__AS_FLOAT)                        \
+        T(dx, TE__OUT | TE__AS_FLOAT | TE__SAME) T(dact_scales, TE__OUT | TE__AS_FLOAT | TE__OPT)
 #define TE__ARGS_ROPE_ANGLES(T)                                                                                                                \
     T(angles.start_positions, TE__IN | TE__AS_I32 | TE__OPT) T(angles.positions, TE__IN | TE__AS_INDEX | TE__OPT)
 #define TE__ARGS_rope(T, L)                                                                                                                    \
@@ -305,6 +311,7 @@ static void te__args_clear_padding(te_op op, te__any_args *args) {
         TE__HOLE(grouped_gemm, GROUPED_GEMM, split_accumulator, scale_a), TE__HOLE(grouped_gemm, GROUPED_GEMM, epilogue, aux), TE__TAIL(grouped_gemm, GROUPED_GEMM, scaling_b),
         TE__HOLE(layernorm_fwd, LAYERNORM_FWD, zero_centered_gamma, scale), TE__TAIL(layernorm_fwd, LAYERNORM_FWD, rounded), TE__HOLE(rmsnorm_fwd, RMSNORM_FWD, zero_centered_gamma, scale),
         TE__TAIL(rmsnorm_fwd, RMSNORM_FWD, rounded), TE__TAIL(l2normalize_fwd, L2NORMALIZE_FWD, eps), TE__HOLE(act_fwd, ACT_FWD, no_glu_linear_offset, scale),
+        TE__HOLE(scaled_act_fwd, SCALED_ACT_FWD, no_glu_linear_offset, glu_interleave_size),
         TE__HOLE(rope, ROPE, format, angles), TE__HOLE(rope, ROPE, angles.base, angles.inv_freq), TE__HOLE(rope, ROPE, angles.interleaved, angles.position_scale), TE__TAIL(rope, ROPE, backward),
         TE__HOLE(qkv_rope, QKV_ROPE, no_rope, angles), TE__HOLE(qkv_rope, QKV_ROPE, angles.base, angles.inv_freq), TE__HOLE(qkv_rope, QKV_ROPE, angles.interleaved, angles.position_scale),
         TE__HOLE(attn_fwd, ATTN_FWD, window.on, window.left), TE__HOLE(attn_fwd, ATTN_FWD, extras.kv_bshd, extras.attention_mask),

@@ -259,3 +259,90 @@ static te_result te__cpu_act_bwd(te_ctx *te, const te_op_act_bwd_args *a) {
     job.n = te__cols(a->dy);
     return te__act_all(te, &job, a->scale, a->scale_inv, a->amax);
 }
+
+/* ---- times a number for each row ---- */
+
+typedef struct te__scaled_act_job {
+    te__act_job act;
+    te_op_act_bwd_args as_bwd; /* act.bwd, backward: te__act_store looks for one */
+    const te_tensor *dy, *scales;
+    te_tensor *dscales;
+} te__scaled_act_job;
+
+/* act(x) of the columns in v, times `scale`. */
+static void te__scaled_act_forward(const te__act_job *j, float scale, int64_t count, float v[2][TE__ACT_RUN]) {
+    int64_t k;
+    te__act_values(j, v[1], count, v[0]);
+    for (k = 0; k < count; k++) v[0][k] *= scale;
+}
+/* dx in place of the columns in v; returns the sum of dy * act(x). */
+static double te__scaled_act_backward_run(const te__act_job *j, float scale, const float *dy, int64_t count, float v[2][TE__ACT_RUN]) {
+    float y[TE__ACT_RUN], ones[TE__ACT_RUN];
+    double sum = 0;
+    int64_t k;
+    int h;
+    memcpy(y, v[0], (size_t)count * sizeof(float));
+    te__act_values(j, v[1], count, y);
+    for (k = 0; k < count; k++) {
+        sum += (double)dy[k] * y[k];
+        ones[k] = 1.0f;
+    }
+    te__act_slopes(j, ones, count, v[0], v[1]);
+    for (h = 0; h <= (j->gated ? 1 : 0); h++)
+        for (k = 0; k < count; k++) v[h][k] *= dy[k] * scale;
+    return sum;
+}
+static void te__scaled_act_rows(void *user, int64_t begin, int64_t end) {
+    const te__scaled_act_job *s = (const te__scaled_act_job *)user;
+    const te__act_job *j = &s->act;
+    const int halves = j->gated ? 2 : 1;
+    float v[2][TE__ACT_RUN], dy[TE__ACT_RUN], scale, total;
+    int64_t row, first;
+    int h;
+    for (row = begin; row < end; row++) {
+        double sum = 0;
+        te__load_row(te__data(s->scales), s->scales->dtype, row, 1, &scale);
+        for (first = 0; first < j->n; first += TE__ACT_RUN) {
+            const int64_t count = te__min(TE__ACT_RUN, j->n - first);
+            for (h = 0; h < halves; h++) te__act_load(j, row, h, first, count, v[h]);
+            if (s->dy) {
+                te__load_row(te__data(s->dy), s->dy->dtype, row * j->n + first, count, dy);
+                sum += te__scaled_act_backward_run(j, scale, dy, count, v);
+            } else
+                te__scaled_act_forward(j, scale, count, v);
+            for (h = 0; h < (s->dy ? halves : 1); h++) te__act_store(j, row, h, first, count, v[h]);
+        }
+        total = (float)sum;
+        if (s->dscales) te__store_row(te__data(s->dscales), s->dscales->dtype, row, 1, &total);
+    }
+}
+static te__scaled_act_job te__scaled_act_job_of(const te_tensor *x, te_tensor *out, const te_tensor *scales, te_activation act, float limit, float alpha, bool no_offset, int64_t block) {
+    te__scaled_act_job s = TE_ZERO;
+    s.act.act = act;
+    s.act.limit = limit;
+    s.act.alpha = alpha;
+    s.act.offset = no_offset ? 0.0f : 1.0f;
+    s.act.gated = te_activation_is_gated(act);
+    s.act.x = x;
+    s.act.out = out;
+    s.act.format = out->dtype;
+    s.act.block = block;
+    s.act.m = te__rows(x);
+    s.act.n = s.act.gated ? te__cols(x) / 2 : te__cols(x);
+    s.act.ld = te__cols(out);
+    s.scales = scales;
+    return s;
+}
+static te_result te__cpu_scaled_act_fwd(te_ctx *te, const te_op_scaled_act_fwd_args *a) {
+    te__scaled_act_job s = te__scaled_act_job_of(a->x, a->y, a->act_scales, a->activation, a->limit, a->alpha, a->no_glu_linear_offset, a->glu_interleave_size);
+    te__parallel_for(te, s.act.m, 4, te__scaled_act_rows, &s);
+    return TE_OK;
+}
+static te_result te__cpu_scaled_act_bwd(te_ctx *te, const te_op_scaled_act_bwd_args *a) {
+    te__scaled_act_job s = te__scaled_act_job_of(a->x, a->dx, a->act_scales, a->activation, a->limit, a->alpha, a->no_glu_linear_offset, a->glu_interleave_size);
+    s.act.bwd = &s.as_bwd;
+    s.dy = a->dy;
+    s.dscales = a->dact_scales;
+    te__parallel_for(te, s.act.m, 4, te__scaled_act_rows, &s);
+    return TE_OK;
+}

@@ -143,3 +143,64 @@ static te_result te__cuda_plan_act_bwd(te__plan *p, const te_op_act_bwd_args *a)
                  vector ? "eight elements a thread" : "general: one element at a time");
     return TE_OK;
 }
+
+/* Fills what both directions have; n: columns of y or dy. Returns whether eight elements may be moved at a time. */
+static bool te__scaled_act_kargs_of(te__scaled_act_kargs *k, const te__plan *p, const te_tensor *x, const te_tensor *scales, const te_tensor *out, te_activation act, float limit,
+                                    float alpha, bool no_offset, int64_t block) {
+    k->x = te__data(x);
+    k->scales = te__data(scales);
+    k->out = te__data(out);
+    k->m = te__rows(x);
+    k->n = te_activation_is_gated(act) ? te__cols(x) / 2 : te__cols(x);
+    k->block = te_activation_is_gated(act) ? block : k->n;
+    k->divisor = te__act_divisor_of(k->n, k->m * k->n);
+    k->limit = limit;
+    k->alpha = alpha;
+    k->offset = no_offset ? 0.0f : 1.0f;
+    k->x_dt = x->dtype;
+    k->scales_dt = scales->dtype;
+    k->out_dt = out->dtype;
+    k->act = act;
+    return !p->baseline && k->n % 8 == 0 && k->block % 8 == 0 && te__is_aligned(x, 16) && te__is_aligned(out, 16);
+}
+static te_result te__cuda_plan_scaled_act_fwd(te__plan *p, const te_op_scaled_act_fwd_args *a) {
+    te__launch *l;
+    te__scaled_act_kargs *k;
+    bool vector;
+    if (te__numel(a->y) == 0) return TE_OK;
+    l = te__plan_launch(p, "act", "scaled_act_fwd");
+    k = TE__KARGS(p, l, te__scaled_act_kargs);
+    vector = te__scaled_act_kargs_of(k, p, a->x, a->act_scales, a->y, a->activation, a->limit, a->alpha, a->no_glu_linear_offset, a->glu_interleave_size);
+    if (vector) {
+        te__launch_option(l, "ACT", k->act);
+        te__launch_option(l, "X_DT", k->x_dt);
+        te__launch_option(l, "Y_DT", k->out_dt);
+        if (k->block != k->n) te__launch_option(l, "INTERLEAVED", 1);
+    }
+    te__launch_size(l, te__div_up(k->m * k->n, 2048), 1, 1, 256, 0);
+    te__plan_why(p, vector ? "eight elements a thread" : "general: one element at a time");
+    return TE_OK;
+}
+static te_result te__cuda_plan_scaled_act_bwd(te__plan *p, const te_op_scaled_act_bwd_args *a) {
+    te__launch *l;
+    te__scaled_act_kargs *k;
+    bool vector;
+    if (te__rows(a->x) == 0) return TE_OK;
+    l = te__plan_launch(p, "act", "scaled_act_bwd");
+    k = TE__KARGS(p, l, te__scaled_act_kargs);
+    vector = te__scaled_act_kargs_of(k, p, a->x, a->act_scales, a->dx, a->activation, a->limit, a->alpha, a->no_glu_linear_offset, a->glu_interleave_size) && te__is_aligned(a->dy, 16);
+    k->dy = te__data(a->dy);
+    k->dy_dt = a->dy->dtype;
+    k->dscales = te__data(a->dact_scales);
+    k->dscales_dt = a->dact_scales ? a->dact_scales->dtype : TE_F32;
+    if (vector) {
+        te__launch_option(l, "ACT", k->act);
+        te__launch_option(l, "DY_DT", k->dy_dt);
+        te__launch_option(l, "X_DT", k->x_dt);
+        te__launch_option(l, "DX_DT", k->out_dt);
+        if (k->block != k->n) te__launch_option(l, "INTERLEAVED", 1);
+    }
+    te__launch_size(l, te__div_up(k->m, 8), 1, 1, 256, 0);
+    te__plan_why(p, vector ? "a warp a row, eight elements a lane" : "general: a warp a row, one element at a time");
+    return TE_OK;
+}

@@ -24,6 +24,18 @@ typedef struct te__act_fwd_kargs {
     int vector_col; /* rows of col start at multiples of 16 bytes */
 } te__act_fwd_kargs;
 
+/* y [m, n] = f(x) scales[row]; backward dx = (dy scales[row]) f'(x), dscales[row] = sum of dy f(x). x and dx [m, n] or, gated, [m, 2n]. */
+typedef struct te__scaled_act_kargs {
+    const void *dy, *x, *scales; /* dy: of the backward; scales [m] */
+    void *out;                   /* y or dx */
+    void *dscales;               /* [m], or NULL */
+    long long m, n;
+    long long block;         /* as te__act_fwd_kargs has it */
+    te__act_divisor divisor; /* of scaled_act_fwd with options: by n */
+    float limit, alpha, offset;
+    int dy_dt, x_dt, scales_dt, out_dt, dscales_dt, act;
+} te__scaled_act_kargs;
+
 /* dx = dy f'(x): dy [m, n]; x [m, n] or, gated, [m, 2n]; dx [m, ld], ld at least as wide as x and wider only as FP8. */
 typedef struct te__act_bwd_kargs {
     const void *dy, *x;

@@ -55,3 +55,29 @@ static te_result te__check_act_bwd(te_ctx *te, te_op_act_bwd_args *a) {
         r = te__want_output(te, "act_bwd", "dx", a->dx, a->col, "col", a->scale, a->scale_inv, a->amax, te__rows(a->x), te__cols(a->x), a->x);
     return r;
 }
+
+/* The args that both directions have; n: columns of y or dy. */
+static te_result te__check_scaled_act(te_ctx *te, const char *op, const te_tensor *x, const te_tensor *act_scales, te_activation act, float *limit, float *alpha, bool no_offset,
+                                      int64_t *interleave, int64_t n) {
+    te_result r = te__check_activation(te, op, act, limit, alpha, no_offset);
+    if (r == TE_OK) r = te__check_interleave(te, op, act, n, interleave, NULL);
+    return r == TE_OK ? te__want_numel(te, op, "act_scales", act_scales, te__rows(x)) : r;
+}
+static te_result te__check_scaled_act_fwd(te_ctx *te, te_op_scaled_act_fwd_args *a) {
+    const bool gated = te_activation_is_gated(a->activation);
+    char text[TE__SHAPE_TEXT];
+    int64_t n = te__cols(a->x);
+    te_result r;
+    if (gated && n % 2)
+        return te__fail(te, TE_ERR_SHAPE, "scaled_act_fwd: x is %s; a gated activation needs an even last size: two halves", te__shape_text(a->x, text));
+    n = gated ? n / 2 : n;
+    r = te__check_scaled_act(te, "scaled_act_fwd", a->x, a->act_scales, a->activation, &a->limit, &a->alpha, a->no_glu_linear_offset, &a->glu_interleave_size, n);
+    return r == TE_OK ? te__want_matrix(te, "scaled_act_fwd", "y", a->y, te__rows(a->x), n, "x", a->x) : r;
+}
+static te_result te__check_scaled_act_bwd(te_ctx *te, te_op_scaled_act_bwd_args *a) {
+    int64_t n = te__cols(a->dy);
+    te_result r = te__check_scaled_act(te, "scaled_act_bwd", a->x, a->act_scales, a->activation, &a->limit, &a->alpha, a->no_glu_linear_offset, &a->glu_interleave_size, n);
+    if (r == TE_OK) r = te__want_matrix(te, "scaled_act_bwd", "x", a->x, te__rows(a->dy), te_activation_is_gated(a->activation) ? 2 * n : n, "dy", a->dy);
+    if (r == TE_OK) r = te__want_like(te, "scaled_act_bwd", "dx", a->dx, "x", a->x);
+    return r == TE_OK ? te__want_numel(te, "scaled_act_bwd", "dact_scales", a->dact_scales, te__rows(a->x)) : r;
+}

@@ -186,7 +186,51 @@ static te_result te__cpu_axpby(te_ctx *te, const te_op_axpby_args *a) {
     return TE_OK;
 }
 
+static void te__mul_pieces(void *user, int64_t begin, int64_t end) {
+    const te_op_mul_args *a = (const te_op_mul_args *)user;
+    float x[TE__MATH_PIECE], y[TE__MATH_PIECE];
+    const bool by_rows = te__mul_by_rows(a);
+    int64_t n = te__numel(a->x), columns = te__cols(a->x), piece, i;
+    for (piece = begin; piece < end; piece++) {
+        int64_t at = piece * TE__MATH_PIECE, size = te__math_piece_size(piece, n);
+        te__load_row(te__data(a->x), a->x->dtype, at, size, x);
+        if (!by_rows) te__load_row(te__data(a->y), a->y->dtype, at, size, y);
+        for (i = 0; i < size; i++) {
+            if (by_rows && (i == 0 || (at + i) % columns == 0)) te__load_row(te__data(a->y), a->y->dtype, (at + i) / columns, 1, y);
+            x[i] *= y[by_rows ? 0 : i];
+        }
+        te__store_row(te__data(a->out), a->out->dtype, at, size, x);
+    }
+}
+static te_result te__cpu_mul(te_ctx *te, const te_op_mul_args *a) {
+    te_op_mul_args args = *a;
+    te__parallel_for(te, te__math_pieces(te__numel(a->x)), 8, te__mul_pieces, &args);
+    return TE_OK;
+}
+
 /* ---- sums ---- */
+
+static void te__row_dot_rows(void *user, int64_t begin, int64_t end) {
+    const te_op_row_dot_args *a = (const te_op_row_dot_args *)user;
+    float x[TE__MATH_PIECE], y[TE__MATH_PIECE];
+    int64_t n = te__cols(a->x), row, piece, i;
+    for (row = begin; row < end; row++) {
+        double sum = 0;
+        for (piece = 0; piece < te__math_pieces(n); piece++) {
+            int64_t at = row * n + piece * TE__MATH_PIECE, size = te__math_piece_size(piece, n);
+            te__load_row(te__data(a->x), a->x->dtype, at, size, x);
+            te__load_row(te__data(a->y), a->y->dtype, at, size, y);
+            for (i = 0; i < size; i++) sum += (double)x[i] * y[i];
+        }
+        x[0] = (float)sum;
+        te__store_row(te__data(a->out), a->out->dtype, row, 1, x);
+    }
+}
+static te_result te__cpu_row_dot(te_ctx *te, const te_op_row_dot_args *a) {
+    te_op_row_dot_args args = *a;
+    te__parallel_for(te, te__rows(a->x), 8, te__row_dot_rows, &args);
+    return TE_OK;
+}
 
 /* The array is cut in as many parts as there may be threads, whatever their number is. */
 enum { TE__SUM_PARTS = 64 };

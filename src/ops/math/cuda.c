@@ -226,7 +226,50 @@ static te_result te__cuda_plan_axpby(te__plan *p, const te_op_axpby_args *a) {
     return TE_OK;
 }
 
+static void te__mul_kargs_of(te__mul_kargs *k, const te_tensor *x, const te_tensor *y, const te_tensor *out) {
+    k->x = te__data(x);
+    k->y = te__data(y);
+    k->out = te__data(out);
+    k->m = te__rows(x);
+    k->n = te__cols(x);
+    k->x_dt = x->dtype;
+    k->y_dt = y->dtype;
+    k->out_dt = out->dtype;
+}
+static te_result te__cuda_plan_mul(te__plan *p, const te_op_mul_args *a) {
+    te__launch *l;
+    te__mul_kargs *k;
+    if (te__numel(a->x) == 0) return TE_OK;
+    l = te__plan_launch(p, "math", "mul");
+    k = TE__KARGS(p, l, te__mul_kargs);
+    te__mul_kargs_of(k, a->x, a->y, a->out);
+    k->by_rows = te__mul_by_rows(a);
+    k->vector = te__math_aligned(a->x) && te__math_aligned(a->out) && (k->by_rows ? k->n % 8 == 0 : te__math_aligned(a->y));
+    te__launch_option(l, "X_DT", k->x_dt);
+    te__launch_option(l, "Y_DT", k->y_dt);
+    te__launch_option(l, "OUT_DT", k->out_dt);
+    te__launch_option(l, "BY_ROWS", k->by_rows);
+    te__launch_size(l, te__div_up(te__numel(a->x), 2048), 1, 1, 256, 0);
+    te__plan_why(p, k->vector ? "16 bytes at a time" : "element by element: rows are not aligned to 16 bytes");
+    return TE_OK;
+}
+
 /* ---- sums ---- */
+
+static te_result te__cuda_plan_row_dot(te__plan *p, const te_op_row_dot_args *a) {
+    te__launch *l;
+    te__mul_kargs *k;
+    if (te__rows(a->x) == 0) return TE_OK;
+    l = te__plan_launch(p, "math", "row_dot");
+    k = TE__KARGS(p, l, te__mul_kargs);
+    te__mul_kargs_of(k, a->x, a->y, a->out);
+    k->vector = te__math_aligned(a->x) && te__math_aligned(a->y) && k->n % 8 == 0;
+    te__launch_option(l, "X_DT", k->x_dt);
+    te__launch_option(l, "Y_DT", k->y_dt);
+    te__launch_size(l, te__div_up(k->m, 8), 1, 1, 256, 0);
+    te__plan_why(p, "a warp a row");
+    return TE_OK;
+}
 
 static te_result te__cuda_plan_sum(te__plan *p, const te_op_sum_args *a) {
     te__sum_kargs args = TE_ZERO;

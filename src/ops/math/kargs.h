@@ -57,6 +57,16 @@ typedef struct te__axpby_kargs {
     int vector; /* all three are aligned to 16 bytes */
 } te__axpby_kargs;
 
+/* mul, row_dot. */
+typedef struct te__mul_kargs {
+    const void *x, *y; /* [m, n]; y of mul: by_rows [m] */
+    void *out;         /* mul: [m, n]; row_dot: [m] */
+    long long m, n;
+    int by_rows;
+    int x_dt, y_dt, out_dt;
+    int vector; /* rows start at multiples of 16 bytes; mul without by_rows: the arrays do */
+} te__mul_kargs;
+
 /* sum: block b adds elements b * TE__SUM_CHUNK .. into partial[b], or, being the only one, into out. */
 #define TE__SUM_CHUNK 16384
 typedef struct te__sum_kargs {

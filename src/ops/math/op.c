@@ -156,6 +156,19 @@ static te_result te__check_axpby(te_ctx *te, te_op_axpby_args *a) {
     if (result == TE_OK) result = te__want_numel(te, "axpby", "alpha_device", a->alpha_device, 1);
     return result == TE_OK ? te__want_numel(te, "axpby", "divide_device", a->divide_device, 1) : result;
 }
+/* One factor for each row of x, rather than for each element? */
+static bool te__mul_by_rows(const te_op_mul_args *a) { return te__numel(a->y) != te__numel(a->x); }
+static te_result te__check_mul(te_ctx *te, te_op_mul_args *a) {
+    char x[TE__SHAPE_TEXT], y[TE__SHAPE_TEXT];
+    if (!te__same_shape(a->x, a->y) && te__numel(a->y) != te__rows(a->x))
+        return te__fail(te, TE_ERR_SHAPE, "mul: x is %s and y is %s; they must be equal, or y one number for each of x's %lld rows", te__shape_text(a->x, x),
+                        te__shape_text(a->y, y), (long long)te__rows(a->x));
+    return te__want_same(te, "mul", "x", a->x, "out", a->out);
+}
+static te_result te__check_row_dot(te_ctx *te, te_op_row_dot_args *a) {
+    te_result result = te__want_same(te, "row_dot", "x", a->x, "y", a->y);
+    return result == TE_OK ? te__want_numel(te, "row_dot", "out", a->out, te__rows(a->x)) : result;
+}
 static te_result te__check_sum(te_ctx *te, te_op_sum_args *a) {
     if (a->scale == 0.0f) a->scale = 1.0f;
     return te__want_numel(te, "sum", "out", a->out, 1);

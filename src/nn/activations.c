@@ -1,0 +1,197 @@
+/* nn/activations.c: activations as differentiable functions: plain, quantized for the product behind, times a factor for each row. Knows raw operations and the codes that
+ * products take; must not know modules. */
+
+/* What the results below are made of: the gradient as it would be stored, or in f32. */
+typedef enum te__act_rounding {
+    TE__ACT_ROUNDED,       /* codes, their amax and the sums are those of rounded numbers */
+    TE__ACT_UNROUNDED_AMAX, /* but for the amax */
+    TE__ACT_UNROUNDED      /* none is */
+} te__act_rounding;
+
+/* Two results that an activation's backward pass makes of its gradient for the product that made x: the bias gradient (sums of columns) and codes. */
+typedef struct te__act_grad {
+    te_tensor *bias; /* of that product, or NULL: x is its sum with it */
+    const te__quant_call *quant; /* NULL: the gradient stays plain */
+    te__act_rounding rounding;
+    int gemm, usage;
+} te__act_grad;
+
+typedef struct te__act_state {
+    te_activation activation;
+    te_activation_params params;
+    te_dtype bias_dtype;
+    te__quant_call quant;
+    te__act_rounding rounding;
+    int gemm, usage;
+} te__act_state;
+
+static void te__act_release(te_ctx *te, void *state) {
+    (void)te;
+    te__quant_call_drop(&((te__act_state *)state)->quant);
+}
+
+static te_result te__act_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
+    const te__act_state *s = (const te__act_state *)state;
+    te_tensor *x = saved[0];
+    te_op_act_bwd_args args = TE_ZERO;
+    te__quant_out out = TE_ZERO;
+    te__quant_spec spec;
+    te_result result;
+    args.dy = te_tensor_contiguous(dy[0]);
+    args.x = x;
+    args.activation = s->activation;
+    args.limit = s->params.limit;
+    args.alpha = s->params.alpha;
+    args.no_glu_linear_offset = s->params.no_glu_linear_offset;
+    args.glu_interleave_size = s->params.glu_interleave_size;
+    args.rounded = s->params.glu_interleave_size == 0 && s->rounding != TE__ACT_UNROUNDED;
+    args.unrounded_amax = s->rounding == TE__ACT_UNROUNDED_AMAX;
+    if (needs[1]) args.dbias = dx[1] = te__empty_1d(te, s->bias_dtype, te__cols(x));
+    if (!args.dy || (needs[1] && !dx[1])) return te_error_code(te);
+    if (!s->quant.scaling) {
+        args.dx = dx[0] = te__empty_like(x, x->dtype);
+        return dx[0] ? te_op_act_bwd(te, &args) : te_error_code(te);
+    }
+    spec = te__slot_spec(&s->quant, true, s->gemm, TE__SLOT_GRAD_OUTPUT, s->usage);
+    out = te__quant_out_open(te, x->dtype, x->ndim, x->shape, &spec);
+    if (!out.y) return te_error_code(te);
+    dx[0] = out.y;
+    args.dx = out.plain ? out.plain : out.y->quantized->row.data;
+    if (!out.plain) args.col = out.y->quantized->col.data;
+    args.scale = out.scale;
+    args.scale_inv = out.scale_inv;
+    args.amax = out.amax;
+    result = te__quant_out_close(&out, &spec, te_op_act_bwd(te, &args));
+    if (result != TE_OK || !te->inspecting) return result;
+    if (!out.plain) { /* the kernel wrote codes alone: a second run gives the numbers that it quantized */
+        te_op_act_bwd_args again = TE_ZERO;
+        again.dy = args.dy;
+        again.x = x;
+        again.activation = s->activation;
+        again.limit = s->params.limit;
+        again.alpha = s->params.alpha;
+        again.no_glu_linear_offset = s->params.no_glu_linear_offset;
+        again.glu_interleave_size = s->params.glu_interleave_size;
+        again.dx = out.plain = te__empty_like(x, x->dtype);
+        result = out.plain ? te_op_act_bwd(te, &again) : te_error_code(te);
+    }
+    if (result == TE_OK) te__inspect(s->quant.scaling, s->gemm, TE_TENSOR_GRAD_OUTPUT, out.plain, out.y);
+    return result;
+}
+
+/* Can `activation` be put on the rows of x? Says why not. */
+static bool te__activation_fits(const te_tensor *x, te_activation activation, const char *function) {
+    char text[TE__SHAPE_TEXT];
+    if (x->ndim >= 1 && !(te_activation_is_gated(activation) && te__cols(x) % 2)) return true;
+    te__fail(x->te, TE_ERR_SHAPE, "%s: the input is %s; a gated activation needs an even last size", function, te__shape_text(x, text));
+    return false;
+}
+
+/* As te__norm, for activations, but that under current scaling and NVFP4 the amax is that of the unrounded f32 result, as TransformerEngine's kernels take it.
+ * `params` and `grad` may be NULL. */
+static te_tensor *te__activate(te_tensor *x, te_activation activation, const te_activation_params *params, const te__quant_spec *spec, const te__act_grad *grad) {
+    te_op_act_fwd_args args = TE_ZERO;
+    te__act_state state = TE_ZERO;
+    te__quant_out out = TE_ZERO;
+    te_tensor *y, *in[2];
+    te_ctx *te;
+    te_result result;
+    int64_t shape[TE_MAX_DIMS];
+    if (!x || !te__need_float(x, "te_activate") || !te__activation_fits(x, activation, "te_activate")) return NULL;
+    te = x->te;
+    x = te_tensor_contiguous(x);
+    if (!x) return NULL;
+    memcpy(shape, x->shape, sizeof(shape));
+    if (te_activation_is_gated(activation)) shape[x->ndim - 1] /= 2;
+    te__frame_begin(te);
+    if (spec) out = te__quant_out_open(te, x->dtype, x->ndim, shape, spec);
+    y = spec ? out.y : te_tensor_empty(te, x->dtype, x->ndim, shape);
+    if (!y) return te__frame_return(te, NULL);
+    args.x = x;
+    args.y = !spec ? y : out.plain ? out.plain : y->quantized->row.data;
+    args.activation = activation;
+    if (params) {
+        state.params = *params;
+        args.limit = params->limit;
+        args.alpha = params->alpha;
+        args.no_glu_linear_offset = params->no_glu_linear_offset;
+        args.glu_interleave_size = params->glu_interleave_size;
+    }
+    if (spec && !out.plain) args.col = y->quantized->col.data;
+    args.scale = out.scale;
+    args.scale_inv = out.scale_inv;
+    args.amax = out.amax;
+    result = te_op_act_fwd(te, &args);
+    if (spec) result = te__quant_out_close(&out, spec, result);
+    state.activation = activation;
+    if (grad) {
+        state.bias_dtype = grad->bias ? grad->bias->dtype : TE_DTYPE_NONE;
+        state.rounding = grad->rounding;
+        state.gemm = grad->gemm;
+        state.usage = grad->usage;
+    }
+    in[0] = x;
+    in[1] = grad ? grad->bias : NULL;
+    if (result != TE_OK) return te__frame_return(te, NULL);
+    if (grad && grad->quant) state.quant = te__quant_call_keep(grad->quant);
+    return te__frame_return(te, te__record_owning("activate", y, te__act_backward, &state, sizeof(state), te__act_release, in, 2, &x, 1));
+}
+TE_API te_tensor *te_activate(te_tensor *x, te_activation activation, const te_activation_params *params) { return te__activate(x, activation, params, NULL, NULL); }
+
+/* ---- times a factor for each row ---- */
+
+typedef struct te__scaled_act_state {
+    te_activation activation;
+    te_activation_params params;
+} te__scaled_act_state;
+
+static te_result te__scaled_act_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
+    const te__scaled_act_state *s = (const te__scaled_act_state *)state;
+    te_op_scaled_act_bwd_args args = TE_ZERO;
+    args.dy = te_tensor_contiguous(dy[0]);
+    args.x = saved[0];
+    args.act_scales = saved[1];
+    args.dx = dx[0] = te__empty_like(saved[0], saved[0]->dtype);
+    if (needs[1]) args.dact_scales = dx[1] = te__empty_like(saved[1], saved[1]->dtype);
+    args.activation = s->activation;
+    args.limit = s->params.limit;
+    args.alpha = s->params.alpha;
+    args.no_glu_linear_offset = s->params.no_glu_linear_offset;
+    args.glu_interleave_size = s->params.glu_interleave_size;
+    return args.dy && dx[0] && (!needs[1] || dx[1]) ? te_op_scaled_act_bwd(te, &args) : te_error_code(te);
+}
+
+TE_API te_tensor *te_scaled_activate(te_tensor *x, te_tensor *permuted_probs, te_activation activation, const te_activation_params *params) {
+    te_op_scaled_act_fwd_args args = TE_ZERO;
+    te__scaled_act_state state = TE_ZERO;
+    te_tensor *in[2], *y;
+    int64_t shape[TE_MAX_DIMS];
+    char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
+    if (!x || !te__operand(x, permuted_probs, false, "te_scaled_activate") || !te__need_float(x, "te_scaled_activate") || !te__need_float(permuted_probs, "te_scaled_activate")) return NULL;
+    if (!te__activation_fits(x, activation, "te_scaled_activate")) return NULL;
+    if (te__numel(permuted_probs) != te__rows(x)) {
+        te__fail(x->te, TE_ERR_SHAPE, "te_scaled_activate: the input is %s and the probabilities are %s; one for each of its %lld rows is needed", te__shape_text(x, a),
+                 te__shape_text(permuted_probs, b), (long long)te__rows(x));
+        return NULL;
+    }
+    te__frame_begin(x->te);
+    in[0] = te_tensor_contiguous(x);
+    in[1] = te_tensor_contiguous(te_tensor_cast(permuted_probs, x->dtype));
+    memcpy(shape, x->shape, sizeof(shape));
+    if (te_activation_is_gated(activation)) shape[x->ndim - 1] /= 2;
+    y = in[0] && in[1] ? te_tensor_empty(x->te, x->dtype, x->ndim, shape) : NULL;
+    if (!y) return te__frame_return(x->te, NULL);
+    state.activation = args.activation = activation;
+    if (params) {
+        state.params = *params;
+        args.limit = params->limit;
+        args.alpha = params->alpha;
+        args.no_glu_linear_offset = params->no_glu_linear_offset;
+        args.glu_interleave_size = params->glu_interleave_size;
+    }
+    args.x = in[0];
+    args.act_scales = in[1];
+    args.y = y;
+    y = te__checked(y, te_op_scaled_act_fwd(x->te, &args));
+    return te__frame_return(x->te, te__record("scaled_activate", y, te__scaled_act_backward, &state, sizeof(state), in, 2, in, 2));
+}

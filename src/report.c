@@ -123,9 +123,11 @@ TE_API te_result te_explain(te_ctx *te, te_op op, const void *args, const char *
 
 TE_API bool te_query_supported(te_ctx *te, te_op op, const void *args) {
     te_explanation e;
-    bool pending = !te_ok(te), failed = te && te->capture && te->capture->failed, supported = te_explain(te, op, args, NULL, &e) == TE_OK;
-    if (!supported && !pending) te_clear_error(te); /* the answer "no" is no error of the context */
-    if (te && te->capture) te->capture->failed = failed;
+    bool pending = !te_ok(te), failed = te && te->capture && te->capture->failed, step_failed = te && te->step_failed, supported = te_explain(te, op, args, NULL, &e) == TE_OK;
+    if (!te) return false;
+    if (!supported && !pending) te__forget_error(te); /* the answer "no" is no error of the context, nor of a step under way */
+    te->step_failed = step_failed;
+    if (te->capture) te->capture->failed = failed;
     return supported;
 }
 

@@ -165,7 +165,7 @@ static void te__masks_drop(te_ctx *te) {
 
 TE_API void te_ctx_destroy(te_ctx *te) {
     te_allocator allocator;
-    if (!te) return;
+    if (!te || te__refuse_hook(te, "te_ctx_destroy") != TE_OK) return;
     te__graphs_leave(te);
     if (te->device) te->device->synchronize(te);
     te__segment_cut(te, &te->tape.root, 0);

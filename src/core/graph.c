@@ -263,6 +263,7 @@ TE_API void te_graph_destroy(te_graph *g) {
         te__refuse_capture(te, "te_graph_destroy", "destroy it after te_graph_end");
         return;
     }
+    if (te && te__refuse_hook(te, "te_graph_destroy") != TE_OK) return;
     if (te) {
         te->device->synchronize(te);
         for (at = &te->graphs; *at != g;) at = &(*at)->next;

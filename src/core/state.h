@@ -488,6 +488,7 @@ struct te_ctx {
     char *error;
     char module_path[256]; /* of the module whose forward runs: for messages */
     te_module *making;     /* whose create function is making children */
+    int num_gone;          /* marks of children that are gone, in all trees */
     te_log_fn log;
     void *log_user;
     te_log_level log_level;

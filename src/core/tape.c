@@ -27,7 +27,7 @@ TE_API te_tensor *te_tensor_set_requires_grad(te_tensor *x, bool on) {
 TE_API bool te_tensor_requires_grad(const te_tensor *x) { return x && x->requires_grad; }
 TE_API te_tensor *te_tensor_grad(const te_tensor *x) { return x && x->var ? x->var->grad : NULL; }
 TE_API void te_tensor_zero_grad(te_tensor *x) {
-    if (!x || !x->var) return;
+    if (!x || !x->var || te__refuse_hook(x->te, "te_tensor_zero_grad") != TE_OK) return;
     te_tensor_release(x->var->grad);
     x->var->grad = NULL;
 }
@@ -63,6 +63,7 @@ static te_tensor *te__kept_gradient(te_tensor *grad) {
 TE_API te_result te_tensor_set_main_grad(te_tensor *x, te_tensor *main_grad) {
     char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
     if (!x) return TE_ERR_STATE;
+    if (te__refuse_hook(x->te, "te_tensor_set_main_grad") != TE_OK) return TE_ERR_STATE;
     if (main_grad && !te__same_shape(x, main_grad))
         return te__fail(x->te, TE_ERR_SHAPE, "te_tensor_set_main_grad: main_grad is %s, the tensor is %s", te__shape_text(main_grad, a),
                         te__shape_text(x, b));
@@ -91,6 +92,7 @@ TE_API te_result te_tensor_set_decoupled_grad(te_tensor *x, te_tensor *grad) {
     static const char function[] = "te_tensor_set_decoupled_grad";
     char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
     if (!x) return TE_ERR_STATE;
+    if (te__refuse_hook(x->te, function) != TE_OK) return TE_ERR_STATE;
     if (grad) {
         if (grad->te != x->te) return te__fail(x->te, TE_ERR_INVALID, "%s: the gradient belongs to another context (%s)", function, grad->te->device_name);
         if (!te__same_shape(x, grad))

@@ -436,10 +436,10 @@ static te_tensor *te__frame_return(te_ctx *te, te_tensor *x) {
 }
 
 TE_API void te_scope_begin(te_ctx *te) {
-    if (te) te__frame_begin(te);
+    if (te && te__refuse_hook(te, "te_scope_begin") == TE_OK) te__frame_begin(te);
 }
 TE_API void te_scope_end(te_ctx *te) {
-    if (!te) return;
+    if (!te || te__refuse_hook(te, "te_scope_end") != TE_OK) return;
     if (te->num_scopes == 0) {
         te__fail(te, TE_ERR_STATE, "te_scope_end without te_scope_begin");
         return;

@@ -355,7 +355,7 @@ static te_result te__graphed_make(te_module *m, const te_forward_args *sample, c
 }
 
 TE_API void te_graphed_reset(te_module *m) {
-    if (!m) return;
+    if (!m || te__refuse_hook(m->te, "te_graphed_reset") != TE_OK) return;
     te__graphed_release(m->graphed);
     m->graphed = NULL;
 }

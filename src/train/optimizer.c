@@ -30,7 +30,7 @@ static bool te__opt_add(void *user, te_module *m, const char *path, te_tensor *x
 TE_API void te_optimizer_destroy(te_optimizer *opt) {
     te_ctx *te;
     int i, k;
-    if (!opt) return;
+    if (!opt || te__refuse_hook(opt->te, "te_optimizer_destroy") != TE_OK) return;
     te = opt->te;
     te->num_optimizers--;
     te__graphs_forget(te, opt, "its optimizer was destroyed");

@@ -94,12 +94,25 @@ static bool shares(const seen *s, int i) { /* its memory is also that of somethi
     return false;
 }
 
+/* Defaults that a check has filled in pass it again, and nothing changes: hooks ask about the args of a call that is being made. */
+static void check_again(te_ctx *te, te_op op, const void *args) {
+    te__any_args once, twice;
+    te__args l;
+    memset(&once, 0, sizeof once);
+    memcpy(&once, args, te__ops[op].args_size);
+    CHECK_EQ_INT(te__check_args(te, &l, op, &once, true), TE_OK);
+    twice = once;
+    CHECK_EQ_INT(te__check_args(te, &l, op, &twice, true), TE_OK);
+    CHECK_OK(te);
+    CHECK_BYTES("args", &twice, &once, te__ops[op].args_size);
+}
 /* By the list, by what really happens to each tensor's bytes, and by `out`, which says it once more. */
 static void check_call(te_ctx *te, te_op op, void *args, te_tensor *const *out, int num_out, const char *label) {
     seen s = TE_ZERO;
     CHECK(te_query_supported(te, op, args));
     see(&s, op, args);
     test_case("%s: %s", te_query_name(op), label);
+    check_again(te, op, args);
     for (int i = 0; i < s.n; i++) {
         s.version[i] = te_tensor_version(s.x[i]);
         s.bytes[i] = test_read_bytes(s.x[i]);
@@ -374,6 +387,21 @@ TE_TEST_DEVICES(p11_every_write_is_counted) {
         CHECK_MSG(covered[op] == all, "%s: no call names the tensors %llx of %s", te_query_name((te_op)op), (unsigned long long)(all & ~covered[op]),
                   names);
     }
+}
+
+/* Defaults that come of sizes, where these are 0. */
+TE_TEST(defaults_of_empty_tensors_pass_again) {
+    te_ctx *te = test_context("cpu");
+    te_tensor *none = te_tensor_zeros(te, TE_BF16, SHAPE(3, 0)), *one = te_tensor_zeros(te, TE_F32, SHAPE(1));
+    for (int gated = 0; gated < 2; gated++) {
+        test_case("gated %d", gated);
+        te_op_act_fwd_args f = {.x = none, .activation = gated ? TE_SWIGLU : TE_GELU, .y = te_tensor_zeros(te, TE_F8E4M3, SHAPE(3, 0)), .col = te_tensor_zeros(te, TE_F8E4M3, SHAPE(0, 3)), .scale = one};
+        check_again(te, TE_OP_ACT_FWD, &f);
+        te_op_act_bwd_args b = {.x = none, .dy = none, .activation = f.activation, .dx = f.y, .col = f.col, .scale = one};
+        check_again(te, TE_OP_ACT_BWD, &b);
+    }
+    te_op_moe_index_map_args map = {.experts = te_tensor_zeros(te, TE_I32, SHAPE(0, 2)), .row_id_map = te_tensor_zeros(te, TE_I32, SHAPE(0))};
+    check_again(te, TE_OP_MOE_INDEX_MAP, &map);
 }
 
 /* Asking changes nothing, nor does a warm-up. */

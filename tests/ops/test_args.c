@@ -105,6 +105,33 @@ TE_TEST_DEVICES(trace_sees_every_operation) {
     CHECK_OK(te);
 }
 
+/* Completed args are args: inside a hook they are asked about again. te_query_supported adds no error, whatever it answers. */
+static void ask_again(te_ctx *te, const te_trace *event, void *user) {
+    te_explanation e;
+    (void)user;
+    CHECK_EQ_INT(te_explain(te, event->op, event->args, NULL, &e), TE_OK);
+    CHECK(te_query_supported(te, event->op, event->args));
+    CHECK(!te_query_supported(te, TE_OP_NONE, event->args) && te_ok(te));
+}
+TE_TEST_DEVICES(a_hook_asks_about_every_operation) {
+    call c;
+    te_set_trace(te, ask_again, NULL);
+    for (int i = 0; te_scope_begin(te), call_build(&c, te, i, TE_BF16); i++) {
+        test_case("%s", c.label);
+        CHECK_EQ_INT(run_call(te, &c), TE_OK);
+        CHECK_OK(te);
+        te_scope_end(te);
+    }
+    te_scope_end(te);
+    test_case("a layer");
+    te_module *layer = te_transformer_layer_create(te, &(te_transformer_layer_desc){.hidden_size = 32, .ffn_hidden_size = 48, .attention.num_attention_heads = 2});
+    te_tensor *x = te_tensor_full(te, TE_BF16, SHAPE(4, 1, 32), 1);
+    te_backward(te_sum_all(te_forward(layer, x)));
+    te_set_trace(te, NULL, NULL);
+    te_module_destroy(layer);
+    CHECK_OK(te);
+}
+
 /* ---- a small profiler: calls by operation and shape of what they write ---- */
 
 typedef struct profile_row {
@@ -191,8 +218,12 @@ typedef struct rules {
     te_result result;
     float read;
     uint64_t version[2];
+    te_module *m;
+    te_optimizer *opt;
+    te_graph *graph;
 } rules;
-enum { NOTHING, AN_OPERATION, A_FUNCTION, A_GRAPH, A_WARMUP, READ_BACK, TURN_OFF, EXPLAIN };
+enum { NOTHING, AN_OPERATION, A_FUNCTION, A_GRAPH, A_WARMUP, A_SCOPE, A_SCOPES_END, A_MODULE, A_CHILD, A_PARAMETER, AN_OPTIMIZER, OWN_GRAPH, A_CONTEXT, A_GRADIENT, A_MAIN_GRADIENT, READ_BACK, TURN_OFF,
+       EXPLAIN };
 static void ruled(te_ctx *te, const te_trace *event, void *user) {
     rules *r = (rules *)user;
     te_op_fill_args fill = {0};
@@ -207,6 +238,17 @@ static void ruled(te_ctx *te, const te_trace *event, void *user) {
     if (r->what == A_FUNCTION) r->result = te_add(r->x, r->x) ? TE_OK : te_error_code(te);
     if (r->what == A_GRAPH) r->result = te_graph_begin(te);
     if (r->what == A_WARMUP) r->result = te_warmup_begin(te);
+    if (r->what == A_SCOPE) te_scope_begin(te);
+    if (r->what == A_SCOPES_END) te_scope_end(te);
+    if (r->what == A_MODULE) te_module_destroy(r->m);
+    if (r->what == A_CHILD) te_module_remove_child(r->m, "0");
+    if (r->what == A_PARAMETER) te_module_add_parameter(te_module_find(r->m, "0"), "weight", r->x);
+    if (r->what == AN_OPTIMIZER) te_optimizer_destroy(r->opt);
+    if (r->what == OWN_GRAPH) te_graph_destroy(r->graph);
+    if (r->what == A_CONTEXT) te_ctx_destroy(te);
+    if (r->what == A_GRADIENT) te_tensor_zero_grad(te_module_parameter(te_module_find(r->m, "0"), "weight"));
+    if (r->what == A_MAIN_GRADIENT) te_tensor_set_main_grad(r->x, NULL);
+    if (r->what >= A_SCOPE && r->what <= A_MAIN_GRADIENT) r->result = te_error_code(te);
     if (r->what == READ_BACK) r->result = te_tensor_to_f32(r->x, &r->read);
     if (r->what == TURN_OFF) r->result = te_set_trace(te, NULL, NULL);
     if (r->what == EXPLAIN) r->result = te_explain(te, event->op, event->args, NULL, &why);
@@ -222,10 +264,20 @@ static void ruled_fill(te_ctx *te, rules *r, int what, te_trace_phase phase, flo
 }
 TE_TEST_DEVICES(a_hook_looks_on) {
     static const char *const refused[] = {"", "te_op_fill from inside a trace hook", "from inside a trace hook", "te_graph_begin from inside a trace hook",
-                                          "te_warmup_begin from inside a trace hook"};
+                                          "te_warmup_begin from inside a trace hook", "te_scope_begin from inside a trace hook", "te_scope_end from inside a trace hook",
+                                          "te_module_destroy from inside a trace hook", "te_module_remove_child from inside a trace hook",
+                                          "te_module_add_parameter from inside a trace hook", "te_optimizer_destroy from inside a trace hook", "te_graph_destroy from inside a trace hook",
+                                          "te_ctx_destroy from inside a trace hook", "te_tensor_zero_grad from inside a trace hook", "te_tensor_set_main_grad from inside a trace hook"};
     rules r = {0};
     r.x = te_tensor_full(te, TE_F32, SHAPE(1), 3);
-    for (int what = AN_OPERATION; what <= A_WARMUP; what++)
+    r.m = te_sequential_create(te, (te_module *[]){te_linear_create(te, &(te_linear_desc){.in_features = 4, .out_features = 4})}, 1);
+    r.opt = te_fused_adam_create(te, r.m, NULL);
+    te_backward(te_sum_all(te_forward(r.m, te_tensor_full(te, TE_BF16, SHAPE(1, 4), 1))));
+    REQUIRE(te_graph_begin(te) == TE_OK);
+    te_tensor_fill(r.x, 3);
+    r.graph = te_graph_end(te);
+    REQUIRE(r.graph != NULL);
+    for (int what = AN_OPERATION; what <= A_MAIN_GRADIENT; what++)
         for (int phase = 0; phase < 2; phase++) {
             test_case("%d in phase %d", what, phase);
             ruled_fill(te, &r, what, (te_trace_phase)phase, 5 + (float)what);
@@ -234,6 +286,10 @@ TE_TEST_DEVICES(a_hook_looks_on) {
             CHECK_EQ_INT(r.calls[TE_TRACE_RUN], 2); /* what was refused is not traced */
             CHECK(test_read(r.x)[0] == 5 + (float)what); /* the traced call is itself */
         }
+    CHECK(te_tensor_grad(te_module_parameter(te_module_child(r.m, 0), "weight")) != NULL);
+    te_graph_destroy(r.graph);
+    te_optimizer_destroy(r.opt);
+    te_module_destroy(r.m);
     test_case("reading");
     ruled_fill(te, &r, READ_BACK, TE_TRACE_AFTER, 7);
     CHECK(r.result == TE_OK && r.read == 7);

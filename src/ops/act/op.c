@@ -13,15 +13,15 @@ static te_result te__check_activation(te_ctx *te, const char *op, te_activation 
     return TE_OK;
 }
 
-/* N columns of y or dy; fills the default in: one block. */
+/* N columns of y or dy; fills the default in: one block, which has to pass here again. */
 static te_result te__check_interleave(te_ctx *te, const char *op, te_activation act, int64_t n, int64_t *size, const char *with) {
-    const int64_t given = *size;
-    if (given == 0) *size = te__max(n, 1);
-    if (given == 0) return TE_OK;
+    const int64_t given = *size, whole = te__max(n, 1);
+    if (given == 0) *size = whole;
+    if (given == 0 || given == whole) return TE_OK;
     if (!te_activation_is_gated(act)) return te__fail(te, TE_ERR_INVALID, "%s: glu_interleave_size is %lld; it belongs to gated activations", op, (long long)given);
     if (given < 0 || n % given)
         return te__fail(te, TE_ERR_SHAPE, "%s: glu_interleave_size is %lld and a half has %lld columns; it must divide them", op, (long long)given, (long long)n);
-    if (with && given != n) return te__fail(te, TE_ERR_UNSUPPORTED, "%s: glu_interleave_size is %lld and %s is given; one of them is possible", op, (long long)given, with);
+    if (with) return te__fail(te, TE_ERR_UNSUPPORTED, "%s: glu_interleave_size is %lld and %s is given; one of them is possible", op, (long long)given, with);
     return TE_OK;
 }
 

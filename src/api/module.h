@@ -56,7 +56,11 @@ typedef struct te_module_class {
  * parent: te_module_destroy. TE_ERR_STATE inside a graph's capture. */
 TE_API te_module *te_module_create(te_ctx *te, const te_module_class *cls, const char *name);
 /* Releases a module and the tree below it, and removes it from its parent. Records on the tape stay valid: te_backward may still play them. NULL is
- * fine. */
+ * fine. TE_ERR_STATE, and nothing happens, inside a trace hook.
+ *
+ * A parent whose class runs the child remembers its name: any module but a Sequential, which runs those that are left, and a module of te.h to which the program gave the child beside
+ * its own. Until te_module_add_child gives it another of that name, whatever runs, saves or merges a tree that the parent is in, resets its parameters, or gives it adapters, is refused
+ * with TE_ERR_STATE: "its child .. is gone". te_module_print shows it. */
 TE_API void te_module_destroy(te_module *m);
 TE_API void *te_module_state(te_module *m);                            /* state_size bytes of the class's own (borrowed) */
 TE_API te_ctx *te_module_ctx(const te_module *m);                      /* the context that it was made in (borrowed) */
@@ -67,10 +71,13 @@ TE_API te_module *te_module_parent(const te_module *m);                /* borrow
  * buffer. */
 TE_API const char *te_module_path(const te_module *m, char *buffer, size_t size);
 
-/* Gives `child` to `parent`, which owns it from here on, under `name` (copied; NULL => the name it has; without a dot). Returns child. A NULL child
- * passes through. TE_ERR_INVALID, and the child stays the caller's, if it has a parent, is above `parent`, is of another context, has a sibling of
+/* Gives `child` to `parent`, which owns it from here on, under `name` (copied; NULL => the name it has; without a dot), behind the other children, or where one of that name stood
+ * that is gone (te_module_destroy). Returns child. A NULL child passes through. TE_ERR_INVALID, and the child stays the caller's, if it has a parent, is above `parent`, is of another context, has a sibling of
  * that name, or lies below level TE_MAX_MODULE_DEPTH. */
 TE_API te_module *te_module_add_child(te_module *parent, const char *name, te_module *child);
+/* Takes parent's child of that name out of the tree: the caller owns it from here on, and parent does without it. Returns it; NULL with TE_ERR_INVALID if there is none, or a class of
+ * te.h runs it. */
+TE_API te_module *te_module_remove_child(te_module *parent, const char *name);
 TE_API int te_module_num_children(const te_module *m);            /* direct ones */
 TE_API te_module *te_module_child(const te_module *m, int index); /* in the order in which they were added (borrowed); NULL outside */
 /* The module below m at a dotted path (borrowed); NULL if there is none; m for "". */
@@ -135,7 +142,7 @@ TE_API te_module_forward_fn te_module_set_forward(te_module *m, te_module_forwar
  * must then live until te_backward. Off by default. */
 TE_API void te_module_set_checkpoint(te_module *m, bool on);
 
-/* Runs a module on one input; returns its first output, in the innermost scope, or NULL. Asynchronous on CUDA. The first call with new formats
+/* Runs a module on one input; returns its first output, in the innermost scope, or NULL: TE_ERR_STATE if the module or the input is NULL. Asynchronous on CUDA. The first call with new formats
  * compiles kernels, in parallel on other threads; the results wait for them, the call does not. */
 TE_API te_tensor *te_forward(te_module *m, te_tensor *x);
 /* The same with every option of the call; all outputs are in args->outputs. */

@@ -488,6 +488,7 @@ TE_API te_result te_hf_save(te_module *model, const char *folder) {
     s = (const te__causal_lm *)model->state;
     if (model->cls != &te__causal_lm_class || !s->config || !folder)
         return te__fail(te, TE_ERR_INVALID, "te_hf_save: %s", folder ? "the model was not made by te_hf_open, and has no config.json" : "folder is NULL");
+    if (te__tree_whole(model) != TE_OK) return TE_ERR_STATE;
     if (!te_module_visit(model, te__hf_has_no_adapters, NULL))
         return te__fail(te, TE_ERR_INVALID, "te_hf_save: the model has adapters, which this layout has no names for; te_lora_merge them first, or te_lora_save them alone");
     l.te = te;

@@ -109,7 +109,7 @@ TE_API te_result te_experts_load_hf(te_module *m, te_safetensors *const *files, 
     te__experts_load l = TE_ZERO;
     te_result result;
     int i;
-    if (!te__stack_known(m, experts, TE_EXPERTS_DOWN_PROJS, "te_experts_load_hf")) return m ? TE_ERR_INVALID : TE_ERR_STATE;
+    if (!te__stack_known(m, experts, TE_EXPERTS_DOWN_PROJS, "te_experts_load_hf")) return m ? te_error_code(m->te) : TE_ERR_STATE;
     if (m->te->error_code != TE_OK) return m->te->error_code;
     for (i = 0; i < num_files; i++)
         if (!files || !files[i]) return te__fail(m->te, TE_ERR_INVALID, "te_experts_load_hf: files[%d] is NULL; te_safetensors_open gives one", i);
@@ -147,7 +147,7 @@ TE_API te_result te_experts_save_hf(te_module *m, const char *path, const char *
     te_result result;
     size_t bytes;
     int i;
-    if (!te__stack_known(m, experts, TE_EXPERTS_DOWN_PROJS, "te_experts_save_hf")) return m ? TE_ERR_INVALID : TE_ERR_STATE;
+    if (!te__stack_known(m, experts, TE_EXPERTS_DOWN_PROJS, "te_experts_save_hf")) return m ? te_error_code(m->te) : TE_ERR_STATE;
     e = (const te__experts_module *)experts->state;
     s.cap_items = 2 * TE__PROJS * e->local;
     bytes = (size_t)s.cap_items * sizeof(te_safetensors_item);

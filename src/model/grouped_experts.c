@@ -300,6 +300,7 @@ static te_result te__te_stack(te_module *m, te_experts_tensor which, te_tensor *
     return result;
 }
 static bool te__stack_known(te_module *m, te_module *experts, te_experts_tensor which, const char *who) {
+    if (m && te__tree_whole(m) != TE_OK) return false;
     if (experts && (unsigned)which < 4) return true;
     if (m) te__fail(m->te, TE_ERR_INVALID, "%s: %s; experts, or an MoE, and one of te_experts_tensor are needed", who, experts ? "no such tensor" : m->name);
     return false;
@@ -325,7 +326,7 @@ TE_API te_result te_experts_set(te_module *m, te_experts_tensor which, te_tensor
     te_tensor *like;
     te_result result;
     char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
-    if (!te__stack_known(m, experts, which, "te_experts_set")) return m ? TE_ERR_INVALID : TE_ERR_STATE;
+    if (!te__stack_known(m, experts, which, "te_experts_set")) return m ? te_error_code(m->te) : TE_ERR_STATE;
     if (!value) return TE_OK;
     if (!te__same_ctx(value, m->te, "te_experts_set") || !te__need_float(value, "te_experts_set")) return te_error_code(m->te);
     te__frame_begin(m->te);

@@ -74,8 +74,8 @@ static te_result te__lora_fill_zero(void *user, te_tensor *weight) {
 
 static void te__lora_take_away(te_module *m) {
     te_module_set_forward(m, NULL);
-    te_module_destroy(te_module_find(m, "lora_A"));
-    te_module_destroy(te_module_find(m, "lora_B"));
+    te__module_drop(m, "lora_A");
+    te__module_drop(m, "lora_B");
     te_module_remove_attribute(m, TE__LORA);
 }
 
@@ -100,7 +100,7 @@ static bool te__lora_add_child(te_module *m, const char *name, int64_t in, int64
     }
     child = te_linear_create(m->te, &d);
     if (!child) return false;
-    if (!te_module_add_child(m, NULL, child)) {
+    if (!te_module_add_child(m, NULL, child) || !te__module_need(child)) {
         te_module_destroy(child);
         return false;
     }
@@ -259,6 +259,7 @@ static te_result te__lora_open(te_module *model, const char *who) {
     if (!model) return TE_ERR_STATE;
     if (model->te->error_code != TE_OK) return model->te->error_code;
     if (model->te->capture) return te__refuse_capture(model->te, who, "change modules before te_graph_begin");
+    if (te__refuse_hook(model->te, who) != TE_OK) return TE_ERR_STATE;
     graphed = !te_module_visit(model, te__has_no_graphs, NULL);
     for (up = model->parent; up && !graphed; up = up->parent) graphed = up->graphed != NULL;
     if (!graphed) return TE_OK;
@@ -296,6 +297,7 @@ TE_API te_result te_lora_apply(te_module *model, const te_lora_desc *desc, int *
     te__lora_list l = TE_ZERO;
     te_result result = te__lora_open(model, "te_lora_apply");
     if (num_modules) *num_modules = 0;
+    if (result == TE_OK) result = te__tree_whole(model);
     if (result != TE_OK) return result;
     if (!te__lora_desc_ok(model->te, desc, &d)) return te_error_code(model->te);
     l.te = model->te;
@@ -404,6 +406,7 @@ TE_API te_result te_lora_merge(te_module *model) {
     te_result result = te__lora_open(model, "te_lora_merge");
     bool entered;
     int i;
+    if (result == TE_OK) result = te__tree_whole(model);
     if (result != TE_OK) return result;
     result = te__lora_all(&l, model, "te_lora_merge");
     for (i = 0; i < l.n && result == TE_OK; i++) result = te__lora_mergeable(l.list[i]);

@@ -77,6 +77,7 @@ TE_API te_result te_lora_save(te_module *model, const char *folder) {
     if (!model) return TE_ERR_STATE;
     if (model->te->error_code != TE_OK) return model->te->error_code;
     if (!folder) return te__fail(model->te, TE_ERR_INVALID, "te_lora_save: folder is NULL");
+    if (te__tree_whole(model) != TE_OK) return TE_ERR_STATE;
     config.memory = &model->te->host_allocator;
     items.te = model->te;
     te__frame_begin(model->te);
@@ -360,6 +361,7 @@ TE_API te_result te_lora_load(te_module *model, const char *folder) {
     te__peft p = TE_ZERO;
     te__text config = TE_ZERO, path = TE_ZERO, why = TE_ZERO;
     te_result result = te__lora_open(model, "te_lora_load");
+    if (result == TE_OK) result = te__tree_whole(model);
     if (result != TE_OK) return result;
     if (!folder) return te__fail(model->te, TE_ERR_INVALID, "te_lora_load: folder is NULL");
     p.model = model;

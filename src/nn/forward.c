@@ -46,6 +46,7 @@ static te_result te__module_run_as(te_module *m, te_forward_args *args, te_resul
     te_tensor *made[TE__OUTPUTS];
     te_result result;
     te__path *path;
+    if (te__tree_whole(m) != TE_OK) return TE_ERR_STATE;
     if (m->built_in && !m->own_forward && !te__codes_ok(m, args)) return TE_ERR_UNSUPPORTED;
     if ((int)args->is_first_microbatch < 0 || args->is_first_microbatch > TE_MICROBATCH_LATER)
         return te__fail(te, TE_ERR_INVALID, "%s: is_first_microbatch is %d; TE_MICROBATCH_NONE to TE_MICROBATCH_LATER (0 to %d) are possible", m->cls->name, (int)args->is_first_microbatch,
@@ -192,13 +193,16 @@ TE_API te_tensor *te_forward_with(te_module *m, te_forward_args *args) {
     bool entered, shape;
     if (m && m->takes_packed && args && !first) first = args->attention.qkv_layer;
     if (args) memset(&args->outputs, 0, sizeof(args->outputs)); /* not those of an earlier call */
-    if (!m || !first) return NULL;
-    te = m->te;
+    te = m ? m->te : first ? first->te : NULL;
+    if (!m || !first) { /* after an error, a consequence */
+        te__fail(te, TE_ERR_STATE, "te_forward_with: %s is NULL", !m ? "the module" : args ? "the input" : "args");
+        return NULL;
+    }
     random = te__rng_now(te);
     if (!te__same_ctx(first, te, m->name) || te__device_enter(te, &entered) != TE_OK) return NULL;
     shape = te__is_unallocated(first);
     if (te__runs_graphs(m) && !shape)
-        result = m->run_graphs(m, args);
+        result = te__tree_whole(m) == TE_OK ? m->run_graphs(m, args) : TE_ERR_STATE;
     else
         result = m->checkpoint && te_grad_enabled(te) && !shape ? te__module_run_checkpointed(m, args, false) : te__module_run(m, args);
     te__device_leave(te, entered);

@@ -15,6 +15,13 @@ typedef struct te__attribute {
     void (*destroy)(void *value);
 } te__attribute;
 
+/* The mark that a child leaves which its parent's class runs, and which the program has destroyed. It is made with the child, so that it needs no memory then. */
+typedef struct te__gone {
+    struct te__gone *next;
+    int64_t place; /* the child's */
+    char name[1];  /* and more behind it */
+} te__gone;
+
 typedef struct te__graphed te__graphed;
 struct te_module {
     te_ctx *te;
@@ -26,8 +33,12 @@ struct te_module {
     bool numbered;   /* by its Sequential, in place of its name */
     te_module *parent;
     te_module *maker; /* while it is created: the module whose create function makes it and becomes its parent; else NULL */
-    te_module **children;
+    te_module **children; /* by place */
     int num_children, cap_children;
+    int64_t place, places; /* its own among its parent's children; those of its children so far */
+    te__gone *mark; /* that it would leave; NULL: its parent does without it */
+    te__gone *gone; /* those that children have left */
+    bool takes_any; /* its children are a list of the program's, none of which it needs */
     te__entry *entries;
     int num_entries, cap_entries;
     te__attribute *attributes;
@@ -97,6 +108,61 @@ static te_module *te__module_named(te_ctx *te, const te_module_class *cls, const
     return m;
 }
 
+/* ---- children that are gone ---- */
+
+/* The memory of a mark, and its bytes. */
+static size_t te__gone_bytes(const char *name) { return sizeof(te__gone) + strlen(name); }
+static te__gone *te__gone_create(te_ctx *te, const char *name) {
+    te__gone *x = (te__gone *)te__alloc_zero(te, te__gone_bytes(name));
+    if (x) memcpy(x->name, name, strlen(name));
+    return x;
+}
+static void te__gone_free(te_ctx *te, te__gone *x) {
+    if (x) te__free(te, x, te__gone_bytes(x->name));
+}
+/* Takes the mark of that name out of m's list; NULL: there is none. */
+static te__gone *te__gone_take(te_module *m, const char *name) {
+    te__gone **at = &m->gone, *x;
+    while (*at && strcmp((*at)->name, name) != 0) at = &(*at)->next;
+    x = *at;
+    if (!x) return NULL;
+    *at = x->next;
+    m->te->num_gone--;
+    return x;
+}
+/* m leaves its parent, and a mark if that one's class runs it. */
+static void te__module_leave(te_module *m) {
+    te_module *parent = m->parent;
+    int i = 0;
+    if (!parent) return;
+    while (parent->children[i] != m) i++;
+    memmove(parent->children + i, parent->children + i + 1, (size_t)(parent->num_children - i - 1) * sizeof(te_module *));
+    parent->num_children--;
+    m->parent = NULL;
+    if (!m->mark) return;
+    m->mark->place = m->place;
+    m->mark->next = parent->gone;
+    parent->gone = m->mark;
+    m->mark = NULL;
+    m->te->num_gone++;
+}
+static bool te__module_is_whole(void *user, te_module *m) {
+    te_ctx *te = m->te;
+    char before[sizeof(te->module_path)];
+    (void)user;
+    if (!m->gone) return true;
+    memcpy(before, te->module_path, sizeof(before));
+    te_module_path(m, te->module_path, sizeof(te->module_path));
+    te__fail(te, TE_ERR_STATE, "%s: its child \"%s\" is gone: the program has destroyed it (te_module_destroy). te_module_add_child gives the module another of that name", m->cls->name,
+             m->gone->name);
+    memcpy(te->module_path, before, sizeof(before));
+    return false;
+}
+/* Has every module from m down the children that its class runs? Whatever runs, saves or changes a tree as a whole asks this first, so that classes need not. */
+static te_result te__tree_whole(te_module *m) { return m->te->num_gone == 0 || te_module_visit(m, te__module_is_whole, NULL) ? TE_OK : TE_ERR_STATE; }
+
+/* ---- destroying ---- */
+
 /* A module is destroyed no earlier than the last te__module_unhold. NULL is fine. */
 static te_module *te__module_hold(te_module *m) {
     if (m) m->holds++;
@@ -105,18 +171,11 @@ static te_module *te__module_hold(te_module *m) {
 TE_API void te_module_destroy(te_module *m) {
     te_ctx *te;
     int i;
-    if (!m) return;
+    if (!m || te__refuse_hook(m->te, "te_module_destroy") != TE_OK) return;
     te = m->te;
     if (!m->destroyed) te__closable_remove(&m->closable);
     m->destroyed = true;
-    if (m->parent) /* the tree above it stays */
-        for (i = 0; i < m->parent->num_children; i++)
-            if (m->parent->children[i] == m) {
-                memmove(m->parent->children + i, m->parent->children + i + 1, (size_t)(m->parent->num_children - i - 1) * sizeof(te_module *));
-                m->parent->num_children--;
-                break;
-            }
-    m->parent = NULL;
+    te__module_leave(m); /* the tree above it stays */
     if (m->holds > 0) return; /* te__module_unhold destroys it */
     if (m->graphed) m->ungraph(m);
     while (m->num_attributes > 0) te_module_remove_attribute(m, m->attributes[m->num_attributes - 1].key);
@@ -129,6 +188,8 @@ TE_API void te_module_destroy(te_module *m) {
         te_tensor_release(m->entries[i].tensor);
         te__free_string(te, m->entries[i].name);
     }
+    while (m->gone) te__gone_free(te, te__gone_take(m, m->gone->name));
+    te__gone_free(te, m->mark);
     te__free(te, m->children, (size_t)m->cap_children * sizeof(te_module *));
     te__free(te, m->entries, (size_t)m->cap_entries * sizeof(te__entry));
     te__free(te, m->attributes, (size_t)m->cap_attributes * sizeof(te__attribute));
@@ -186,6 +247,8 @@ static int te__module_height(const te_module *m) {
 
 TE_API te_module *te_module_add_child(te_module *parent, const char *name, te_module *child) {
     const te_module *up;
+    te__gone *mark;
+    int64_t place;
     char *copy;
     int i, depth = 0, height;
     if (!parent || !child) return NULL;
@@ -211,14 +274,50 @@ TE_API te_module *te_module_add_child(te_module *parent, const char *name, te_mo
             return NULL;
         }
     if (!te__grow(parent->te, (void **)&parent->children, &parent->cap_children, parent->num_children, sizeof(te_module *))) return NULL;
-    if (name) {
-        copy = te__copy_string(parent->te, name);
-        if (!copy) return NULL;
-        te__free_string(parent->te, child->name);
-        child->name = copy;
+    copy = te__copy_string(parent->te, name ? name : child->name);
+    if (!copy) return NULL;
+    mark = te__gone_take(parent, copy); /* the child stands where one that is gone stood */
+    place = mark ? mark->place : parent->places;
+    if (!mark && !parent->built_in && !parent->takes_any && !(mark = te__gone_create(parent->te, copy))) {
+        te__free_string(parent->te, copy);
+        return NULL;
     }
+    parent->places += place == parent->places;
+    te__free_string(parent->te, child->name);
+    child->name = copy;
+    child->mark = mark;
+    child->place = place;
     child->parent = parent;
-    parent->children[parent->num_children++] = child;
+    for (i = parent->num_children++; i > 0 && parent->children[i - 1]->place > place; i--) parent->children[i] = parent->children[i - 1];
+    parent->children[i] = child;
+    return child;
+}
+/* The class of its parent runs the child, although the class has not made it. */
+static bool te__module_need(te_module *child) {
+    if (!child->mark) child->mark = te__gone_create(child->te, child->name);
+    return child->mark != NULL;
+}
+/* Destroys m's child of that name, which may be gone already: the class does without it from here on. */
+static void te__module_drop(te_module *m, const char *name) {
+    te_module *child = te_module_find(m, name);
+    te__gone_free(m->te, te__gone_take(m, name));
+    if (!child) return;
+    te__gone_free(m->te, child->mark);
+    child->mark = NULL;
+    te_module_destroy(child);
+}
+TE_API te_module *te_module_remove_child(te_module *parent, const char *name) {
+    te_module *child = name && name[0] && !strchr(name, '.') ? te_module_find(parent, name) : NULL;
+    if (!parent) return NULL;
+    if (te__refuse_hook(parent->te, "te_module_remove_child") != TE_OK) return NULL;
+    if (!child || (parent->built_in && child->mark)) {
+        te__fail(parent->te, TE_ERR_INVALID, "te_module_remove_child: %s %s \"%s\"%s", parent->name, child ? "runs its child" : "has no child", name ? name : "(NULL)",
+                 child ? "; te_module_destroy and te_module_add_child put another in its place" : "");
+        return NULL;
+    }
+    te__gone_free(parent->te, child->mark);
+    child->mark = NULL;
+    te__module_leave(child);
     return child;
 }
 TE_API int te_module_num_children(const te_module *m) { return m ? m->num_children : 0; }
@@ -241,7 +340,7 @@ static te_tensor *te__module_add(te_module *m, const char *name, te_tensor *tens
     te__entry *e;
     int i;
     if (!m || !tensor) return NULL;
-    if (!te__same_ctx(tensor, m->te, "te_module_add_parameter")) return NULL;
+    if (te__refuse_hook(m->te, "te_module_add_parameter") != TE_OK || !te__same_ctx(tensor, m->te, "te_module_add_parameter")) return NULL;
     if (!name || !name[0]) {
         te__fail(m->te, TE_ERR_INVALID, "%s: a parameter or buffer needs a name", m->name);
         return NULL;
@@ -432,6 +531,7 @@ TE_API bool te_module_is_training(const te_module *m) { return m && !m->evaluati
 
 static void te__print_module(te_module *m, int depth, char *buffer, size_t size, size_t *used) {
     char text[TE__SHAPE_TEXT];
+    const te__gone *gone;
     int i;
 #define TE__PRINT(...)                                                                                                                \
     do {                                                                                                                              \
@@ -442,6 +542,7 @@ static void te__print_module(te_module *m, int depth, char *buffer, size_t size,
     for (i = 0; i < m->num_entries; i++)
         TE__PRINT("%*s%s %s %s%s\n", 2 * depth + 2, "", m->entries[i].name, te_dtype_name(m->entries[i].tensor->dtype),
                   te__shape_text(m->entries[i].tensor, text), m->entries[i].kind == TE_ENTRY_BUFFER ? " (buffer)" : "");
+    for (gone = m->gone; gone; gone = gone->next) TE__PRINT("%*s%s: gone\n", 2 * depth + 2, "", gone->name);
 #undef TE__PRINT
     for (i = 0; i < m->num_children; i++) te__print_module(m->children[i], depth + 1, buffer, size, used);
 }

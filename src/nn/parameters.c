@@ -224,7 +224,8 @@ static te_result te__reset_by(te_module *m, te_result (*reset)(te_module *m), co
     bool entered;
     if (te->error_code != TE_OK) return te->error_code;
     if (te->capture) return te__refuse_capture(te, who, "give parameters their values before te_graph_begin");
-    result = te__device_enter(te, &entered);
+    result = te__tree_whole(m);
+    if (result == TE_OK) result = te__device_enter(te, &entered);
     if (result != TE_OK) return result;
     random = te__rng_now(te);
     result = reset(m);

@@ -269,7 +269,7 @@ TE_API te_module *te_sequential_create(te_ctx *te, te_module *const *children, i
     char name[16];
     int i;
     if (te && te__sequential_children_ok(te, children, n)) m = te__module_named(te, &te__sequential_class, NULL, "sequential");
-    if (m) m->has_fp8_output = m->has_fp8_grad = true; /* its children say what they have */
+    if (m) m->has_fp8_output = m->has_fp8_grad = m->takes_any = true; /* its children say what they have, and it runs those that there are */
     for (i = 0; m && i < n; i++) children[i]->numbered = !te__sequential_keeps_name(children, n, i);
     for (i = 0; m && i < n; i++) {
         snprintf(name, sizeof(name), "%d", i);

@@ -167,7 +167,7 @@ static te_tensor *te__attn_turned(te_tensor *x) { return te_tensor_transpose(x, 
 /* Keys that a query sees with its own, -1 for all before it: the one place where conventions meet. */
 static int64_t te__attn_window_keys(const te_attn_module_desc *d, te_attn_backend backend, te_window w) {
     if (!w.on || w.left < 0 || (d->upstream_windows && backend == TE_ATTN_FLEX && w.left == 0)) return -1;
-    return d->upstream_windows ? w.left : w.left + 1;
+    return d->upstream_windows || w.left == INT64_MAX ? w.left : w.left + 1; /* more keys than there are, either way */
 }
 
 /* Shapes, and what none of the three has; turns q, k and v. */

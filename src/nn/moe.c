@@ -287,13 +287,21 @@ static te_tensor *te__moe_splits(te_ctx *te, const te_tensor *sizes, const int64
     return te_op_moe_splits(te, &args) == TE_OK ? padded : NULL;
 }
 
-/* The sum of i64 numbers, on the host; negative with an error. Waits for the device. */
-static int64_t te__moe_sum(const te_tensor *x) {
+/* The sum of padded sizes, i64, on the host; negative with an error. Waits for the device. */
+static int64_t te__moe_sum(const te_tensor *x, const char *who) {
     int64_t n = te__numel(x), sum = 0, i;
     size_t bytes = (size_t)n * sizeof(int64_t);
     int64_t *host = (int64_t *)te__alloc(x->te, bytes);
     if (!host || te_tensor_to_host(x, host) != TE_OK) sum = -1;
-    for (i = 0; i < n && sum >= 0; i++) sum += host[i];
+    for (i = 0; i < n && sum >= 0; i++) {
+        if (host[i] >= 0 && host[i] <= INT32_MAX - sum) { /* rows stand in maps as i32 */
+            sum += host[i];
+            continue;
+        }
+        te__fail(x->te, TE_ERR_INVALID, "%s: tokens_per_expert[%lld], padded, is %lld, after %lld rows of the experts before it; at most 2^31 - 1 rows in all are possible", who, (long long)i,
+                 (long long)host[i], (long long)sum);
+        sum = -1;
+    }
     te__free(x->te, host, bytes);
     return sum;
 }
@@ -320,7 +328,7 @@ TE_API te_tensor *te_moe_permute_and_pad_with_probs(te_tensor *inp, te_tensor *p
     tokens_per_expert = te_tensor_contiguous(tokens_per_expert);
     if (!tokens_per_expert) return NULL;
     padded = te__moe_splits(te, tokens_per_expert, NULL, te__numel(tokens_per_expert), align_size, &offsets);
-    if (padded && !num_out_tokens) num_out_tokens = te__moe_sum(padded);
+    if (padded && !num_out_tokens) num_out_tokens = te__moe_sum(padded, name);
     if (!padded || num_out_tokens < 0) return NULL;
     y = te__permute_probs(name, inp, probs, routing_map, offsets, num_out_tokens, &made->permuted_probs, &made->row_id_map);
     made->target_tokens_per_expert = y ? padded : NULL;

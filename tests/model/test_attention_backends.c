@@ -317,6 +317,27 @@ TE_TEST_DEVICES(flex_sinks_and_masks) {
 }
 
 /* Upstream's quirk: with sinks the scale is 1 / sqrt(d). */
+/* A window of more keys than any sequence has, whatever its number is. */
+TE_TEST_DEVICES(windows_of_all_keys) {
+    static const shape s = {1, 5, 9, 2, 2, 8, 8};
+    static const te_attn_backend backends[] = {TE_ATTN_FLEX, TE_ATTN_SDPA, TE_ATTN_EAGER};
+    for (int k = 0; k < COUNT(backends); k++) {
+        te_module *m = make(te, backends[k], &s, 0.3f);
+        te_attn_inputs in = inputs_of(te, TE_F32, &s);
+        in.window = (te_window){true, 100, 0};
+        float *want = test_copy(test_read(te_attn_forward(m, &in)), s.b * s.s_q * s.heads * s.d_v);
+        for (int64_t left = INT64_MAX - 1; left > 0; left = left == INT64_MAX ? 0 : INT64_MAX) {
+            test_case("backend %d, window %lld", (int)backends[k], (long long)left);
+            in.window = (te_window){true, left, 0};
+            te_tensor *y = te_attn_forward(m, &in);
+            REQUIRE_OK(te);
+            CHECK_TENSOR(y, want, 0, 0);
+        }
+        te_module_destroy(m);
+    }
+    CHECK_OK(te);
+}
+
 TE_TEST_DEVICES(flex_upstream_sink_scale) {
     static const shape s = {1, 9, 9, 2, 2, 16, 16};
     te_attn_module_desc d = {.num_attention_heads = 2, .num_qk_channels = 16, .softmax_scale = 0.7f, .upstream_sink_scale = true};

@@ -679,3 +679,26 @@ TE_TEST_DEVICES(moe_permute_refuses_codes_that_cannot_move) {
     te_clear_error(te);
     te_quantizer_destroy(q);
 }
+
+/* Counts that no tensor has the rows for, whose sum no 64 bits have: the first one too many is named. */
+TE_TEST_DEVICES(moe_counts_beyond_all_rows) {
+    static const int64_t huge[][E] = {{INT64_MAX, INT64_MAX, INT64_MAX, INT64_MAX}, {3, INT64_MAX - 5, 1, 9}, {1, INT32_MAX, 0, 0}, {INT64_MAX / 2, INT64_MAX / 2, INT64_MAX / 2, 7}};
+    int64_t counts[E];
+    te_tensor *mask = routing(te, T, E, 2, counts), *x = te_tensor_full(te, TE_F32, SHAPE(T, H), 1), *probs = te_tensor_full(te, TE_F32, SHAPE(T, E), 1);
+    for (int i = 0; i < COUNT(huge); i++)
+        for (int align = 1; align <= 16; align += 15) {
+            test_case("counts %lld, %lld .., align %d", (long long)huge[i][0], (long long)huge[i][1], align);
+            te_moe_padded made;
+            CHECK(te_moe_permute_and_pad_with_probs(x, probs, mask, te_tensor_from_host(te, TE_I64, SHAPE(E), huge[i]), align, 0, &made) == NULL);
+            CHECK(made.permuted_probs == NULL);
+            CHECK_ERROR(te, TE_ERR_INVALID, i % 3 == 0 ? "te_moe_permute_and_pad_with_probs: tokens_per_expert[0], padded, is " : "te_moe_permute_and_pad_with_probs: tokens_per_expert[1], padded, is ");
+            CHECK(te_moe_permute_and_pad_with_probs(x, probs, mask, te_tensor_from_host(te, TE_I64, SHAPE(E), huge[i]), align, 2 * T + E * 15, &made) != NULL); /* reads no sum */
+        }
+    te_op_moe_chunk_map_args map = {.sizes = te_tensor_from_host(te, TE_I64, SHAPE(E), huge[0]), .sorted_index = te_tensor_from_host(te, TE_I64, SHAPE(E), ((int64_t[]){4, 3, 2, 1, 0})),
+                                    .row_id_map = te_tensor_zeros(te, TE_I32, SHAPE(T))};
+    CHECK_EQ_INT(te_op_moe_chunk_map(te, &map), TE_OK);
+    map.offsets = map.sizes;
+    map.sorted_index = NULL;
+    CHECK_EQ_INT(te_op_moe_chunk_map(te, &map), TE_OK);
+    CHECK_OK(te);
+}

@@ -89,19 +89,21 @@ static te_result te__cpu_moe_local_ids(te_ctx *te, const te_op_moe_local_ids_arg
     }
     return TE_OK;
 }
+/* A count or an offset of rows, which stand in maps as i32: numbers far outside stay outside, and sums of them within 64 bits. */
+static int64_t te__moe_bounded(int64_t x) { return te__max(-(int64_t)INT32_MAX, te__min(x, INT32_MAX)); }
 static te_result te__cpu_moe_chunk_map(te_ctx *te, const te_op_moe_chunk_map_args *a) {
     int64_t n = te__numel(a->sizes), tokens = te__numel(a->row_id_map), i, k, t = 0;
     const void *sizes = te__data(a->sizes);
     int32_t *map = (int32_t *)te__data(a->row_id_map);
     if (a->sorted_index && te__want_inside(te, TE__OUTSIDE_moe_chunk_map, a->sorted_index, 0, n, NULL) != TE_OK) return TE_ERR_INVALID;
     for (i = 0; i < n; i++) {
-        int64_t size = te__max(0, te__load_index(sizes, a->sizes->dtype, i)), to = a->offsets ? te__load_index(te__data(a->offsets), a->offsets->dtype, i) + t : t, end;
+        int64_t size = te__max(0, te__load_index(sizes, a->sizes->dtype, i)), to = a->offsets ? te__moe_bounded(te__load_index(te__data(a->offsets), a->offsets->dtype, i)) + t : t, end;
         if (a->sorted_index) {
             to = 0;
             for (k = 0; k < n; k++) {
                 int64_t chunk = te__load_index(te__data(a->sorted_index), a->sorted_index->dtype, k);
                 if (chunk == i) break;
-                if (chunk >= 0 && chunk < n) to += te__max(0, te__load_index(sizes, a->sizes->dtype, chunk));
+                if (chunk >= 0 && chunk < n) to += te__max(0, te__moe_bounded(te__load_index(sizes, a->sizes->dtype, chunk)));
             }
         }
         for (end = te__min(tokens - t, size); end > 0; end--, to++) map[t++] = (int32_t)(a->chunk_numbers ? i : to);
@@ -142,7 +144,7 @@ static int64_t te__moe_row(const te__moe_route *r, int64_t t, int64_t i, int64_t
         *place = r->map[t * (2 * experts + 1) + experts + i];
         row = r->map[t * (2 * experts + 1) + i];
         if (*place < 0 || *place >= experts) return -1;
-        if (row >= 0 && r->pad_offsets) row += te__load_index(te__data(r->pad_offsets), r->pad_offsets->dtype, *place);
+        if (row >= 0 && r->pad_offsets) row += te__moe_bounded(te__load_index(te__data(r->pad_offsets), r->pad_offsets->dtype, *place));
     }
     return row >= 0 && row < r->rows ? row : -1;
 }

@@ -277,11 +277,11 @@ TE_API te_result te_rope_config_moe_rotary(te_ctx *te, const te_rope_config *rop
 TE_API te_result te_rope_config_llama_rotary(te_ctx *te, const te_rope_config *rope, int head_dim, te_rotary_desc *rotary);
 
 /* Tables of rotary embeddings, for models that rotate by themselves; te_apply_rotary_pos_emb and modules need none. Of *rotary (NULL => defaults) they read base, rotary_percent, scaling and
- * max_seqlen (0 => the largest position + 1); dim = floor(head_dim * rotary_percent), even. Frequencies are made anew each time, so no rounded copy of a model changes them. Each computes on
+ * max_seqlen (0 => the largest position + 1); dim = floor(head_dim * rotary_percent), even, or 0 for a table without columns. Frequencies are made anew each time, so no rounded copy of a model changes them. Each computes on
  * the host and allocates; NULL with TE_ERR_INVALID for sizes that are not possible, or a negative position.
  *
  * f32 [n, dim]: the cosines of all pairs and behind them the sines, times the attention factor, of positions[0 .. n - 1] (borrowed for the call; NULL => 0 .. n - 1). */
 TE_API te_tensor *te_rope_cos_sin(te_ctx *te, const te_rotary_desc *rotary, int head_dim, const int64_t *positions, int64_t n);
-/* f32 [n, 1, 1, dim]: the angles of all pairs, twice, of positions 0 .. n - 1, for a fused rotation (rotary_pos_emb of TransformerEngine); *attention_factor (may be NULL) is for the caller to
+/* f32 [n, 1, 1, dim]: the angles of all pairs, each twice as rotary->interleaved has its channels, of positions 0 .. n - 1, for a fused rotation (te_rotary_desc.freqs; rotary_pos_emb of TransformerEngine); *attention_factor (may be NULL) is for the caller to
  * multiply queries and keys by after the rotation. */
 TE_API te_tensor *te_rope_freqs(te_ctx *te, const te_rotary_desc *rotary, int head_dim, int64_t n, float *attention_factor);

@@ -79,7 +79,7 @@ TE_API te_result te_rope_frequencies(te_ctx *te, const te_rope_scaling *scaling,
 /* A rotary embedding. Source: transformer_engine.pytorch.attention.RotaryPositionEmbedding. */
 typedef struct te_rotary_desc {
     float base;                                 /* angle of channel pair i: position * base^(-2i / dim); 0 => 10000 */
-    float rotary_percent;                       /* share of the head's channels that are rotated, dim = floor(d * percent); 0 => 1 */
+    float rotary_percent;                       /* share of the head's channels that are rotated, dim = floor(d * percent), which may be none; 0 => 1 */
     bool interleaved;                           /* channels 2i and 2i + 1 form a pair; false => i and i + dim / 2 */
     float seq_len_interpolation_factor;         /* with pretrained_max_position_embeddings: positions are divided by it; 0 => not */
     int64_t pretrained_max_position_embeddings; /* sequences beyond it times the factor are scaled to it; 0 => positions stay as they are */
@@ -87,6 +87,10 @@ typedef struct te_rotary_desc {
     int64_t position_offset;                    /* added to every position */
     te_tensor *start_positions;                 /* i32 [b], added to the positions of each sequence (borrowed for the call); NULL => 0 */
     te_tensor *positions;                       /* i32 or i64, [s], [b, s] or [tokens]: a token's position (borrowed for the call); NULL => its place in its sequence */
+    te_tensor *freqs;                           /* the caller's own table [positions, 1 or b, 1, dim], f32, f16 or bf16: the angle of each channel of a token at position t is row t, of its sequence where
+                                                 * the second size is b (borrowed for the call; no gradient). base, rotary_percent, seq_len_interpolation_factor and scaling stay 0; NULL => angles by these.
+                                                 * mRoPE, whose tokens have several positions each: a row for each token, with positions NULL, and its channels' angles by the position of their section */
+    float attention_factor;                     /* of cosine and sine, with freqs (te_rope_freqs gives it); 0 => 1 */
     int cp_size, cp_rank;                       /* context parallel: the input is chunks cp_rank and 2 cp_size - 1 - cp_rank of 2 cp_size of each sequence; 0 => whole sequences */
     te_tensor *cu_seqlens;                      /* i32 [b + 1], TE_THD: the row that each sequence begins at (borrowed for the call); modules put their call's there */
     int64_t max_seqlen;                         /* the longest sequence, which interpolation, TE_ROPE_DYNAMIC and TE_ROPE_LONGROPE look at; 0 => position_offset and the size of x there (cp_size times it), modules: the call's max_seqlen */

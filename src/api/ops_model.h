@@ -194,29 +194,33 @@ typedef struct te_op_scaled_act_bwd_args {
 typedef struct te_rope_angles {
     float base;            /* inv_freq[i] is base^(-2i / rotary_dim); 0 => 10000 */
     const float *inv_freq; /* [rotary_dim / 2] in host memory, read during the call: frequencies in place of those (te_rope_frequencies makes them); NULL => by base */
-    int rotary_dim;        /* the first rotary_dim channels are rotated, the rest pass through; even, at most 1024; 0 => d */
+    int rotary_dim;        /* the first rotary_dim channels are rotated, the rest pass through; even, at most 1024; 0 => d, or the size of freqs */
     bool interleaved;      /* channels 2i and 2i + 1 are a pair; false => i and i + rotary_dim / 2 */
     float position_scale;  /* 0 => 1 */
     float attention_factor; /* multiplies cosine and sine; 0 => 1 */
     int64_t position_offset; /* added to every position, at most 2^53 in magnitude */
     const te_tensor *start_positions; /* i32 [b], added to each sequence's positions; NULL => 0 */
     const te_tensor *positions; /* i32 or i64, [s], [b, s] or [tokens] (TE_THD): a token's position; NULL => its place in its sequence */
+    const te_tensor *freqs; /* f32 [positions, 1 or b, 1, rotary_dim]: the angle of each channel of a token, row t for a token at position t, in place of base, inv_freq and position_scale,
+                             * which stay 0; the second size is b where sequences have angles of their own (mRoPE). A position without a row is an error on the CPU, and NaN on a GPU.
+                             * NULL => angles by frequencies. Source: TransformerEngine, apply_rotary_pos_emb(freqs) */
     int cp_size, cp_rank;  /* context parallel (at most 2^20 ranks): of 2 cp_size equal chunks of each sequence, x has numbers cp_rank and 2 cp_size - 1 - cp_rank; 0 => whole sequences.
                             * Source: TransformerEngine, fused_rope */
 } te_rope_angles;
 
-/* Rotary embedding: (x, y) -> (x cos - y sin, y cos + x sin) of each pair of channels.
+/* Rotary embedding: (x, y) -> (x cos - y sin, y cos + x sin) of each pair of channels; with freqs each of the two has cosine and sine of its own angle.
  *   x, y        [s, b, h, d], by `format` [b, s, h, d] or [tokens, h, d]; the channels of a head adjacent, other strides free; y may be x
  *   angles      how far each pair turns
  *   cu_seqlens  i32 [b + 1], with TE_THD: the row that each sequence begins at, and at which its positions begin anew; with cp_size those of the whole sequences
- *   backward    the transposed rotation */
+ *   backward    the transposed rotation
+ *   no_rope     no channel is rotated: y is a copy of x, and angles and cu_seqlens are not read */
 typedef struct te_op_rope_args {
     const te_tensor *x;
     te_tensor *y;
     te_qkv_format format;
     te_rope_angles angles;
     const te_tensor *cu_seqlens;
-    bool backward;
+    bool backward, no_rope;
 } te_op_rope_args;
 
 /* Splits a packed projection into q [s, b, H, d], k and v [s, b, G, d], rotating q and k unless no_rope.

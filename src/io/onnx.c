@@ -110,11 +110,13 @@ typedef enum te__onnx_axes {
     TE__ONNX_SEQUENCES, /* [b], or [tokens, K] */
     TE__ONNX_POSITIONS, /* [s] or [b, s] */
     TE__ONNX_POSITIONS_KV, /* the same of keys */
+    TE__ONNX_FREQS,     /* [s or more positions, b or 1, 1, channels] */
+    TE__ONNX_FREQS_KV,  /* the same of keys */
     TE__ONNX_SLOPES,    /* [H] or [b, H] */
     TE__ONNX_NONE       /* all fixed */
 } te__onnx_axes;
 
-enum { TE__ONNX_INPUTS = 24 };
+enum { TE__ONNX_INPUTS = 26 };
 
 typedef struct te__onnx_slot {
     const char *name;
@@ -160,12 +162,14 @@ static void te__onnx_inputs_of(te__onnx_inputs *in, const te_forward_args *args)
         in->args.rotary = &in->rotary;
         te__onnx_slot_add(in, "start_positions", &in->rotary.start_positions, TE__ONNX_SEQUENCES);
         te__onnx_slot_add(in, "positions", &in->rotary.positions, TE__ONNX_POSITIONS);
+        te__onnx_slot_add(in, "freqs", &in->rotary.freqs, TE__ONNX_FREQS);
     }
     if (args->rotary_key) {
         in->rotary_key = *args->rotary_key;
         in->args.rotary_key = &in->rotary_key;
         te__onnx_slot_add(in, "start_positions_key", &in->rotary_key.start_positions, TE__ONNX_SEQUENCES);
         te__onnx_slot_add(in, "positions_key", &in->rotary_key.positions, TE__ONNX_POSITIONS_KV);
+        te__onnx_slot_add(in, "freqs_key", &in->rotary_key.freqs, TE__ONNX_FREQS_KV);
     }
 }
 static bool te__onnx_is_whole(void *user, te_module *m) {
@@ -222,6 +226,12 @@ static int te__onnx_axis(const te__onnx *g, const te__onnx_slot *s, int axis, bo
     case TE__ONNX_PADDING_Q: return axis == 0 ? TE__ONNX_BATCH : axis == x->ndim - 1 ? TE__ONNX_SEQUENCE : -1;
     case TE__ONNX_POSITIONS: return axis == x->ndim - 1 ? TE__ONNX_SEQUENCE : axis == 0 && x->ndim == 2 ? TE__ONNX_BATCH : -1;
     case TE__ONNX_POSITIONS_KV: return axis == x->ndim - 1 ? te__onnx_keys(g, x->shape[axis], cross) : axis == 0 && x->ndim == 2 ? TE__ONNX_BATCH : -1;
+    case TE__ONNX_FREQS:
+    case TE__ONNX_FREQS_KV: {
+        const int keys = s->axes == TE__ONNX_FREQS_KV ? te__onnx_keys(g, x->shape[0], cross) : TE__ONNX_SEQUENCE;
+        if (axis == 1 && x->ndim == 4 && x->shape[1] > 1) return TE__ONNX_BATCH;
+        return axis == 0 && x->shape[0] == g->symbol[keys].first ? keys : -1; /* of more positions than tokens: a table of all */
+    }
     case TE__ONNX_SEQUENCES: return axis == 0 ? TE__ONNX_BATCH : -1;
     case TE__ONNX_SLOPES: return axis == 0 && x->ndim == 2 ? TE__ONNX_BATCH : -1;
     default: return -1;

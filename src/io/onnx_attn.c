@@ -24,13 +24,11 @@ static bool te__onnx_angles_fit(te__onnx *g, const te__onnx_rotation *r) {
                       "TE_ROPE_LONGROPE); a graph has one set: give max_seqlen in the rotary desc");
     return false;
 }
-/* Angles f32 [s or 1, b or 1, 1, half], the first two exchanged with batch_first: te__rope_tokens. */
-static int te__onnx_angles(te__onnx *g, const te__onnx_rotation *r) {
+/* Positions [s or 1, b or 1, 1, 1], the first two exchanged with batch_first: te__rope_position. */
+static int te__onnx_positions(te__onnx *g, const te__onnx_rotation *r) {
     const te_rope_angles *a = r->a;
-    float inv_freq[TE__ROPE_MAX_HALF];
-    int64_t column[4] = {1, 1, 1, 1}, half = a->rotary_dim / 2;
-    int i, v, order[2] = {1, 0};
-    for (i = 0; i < half; i++) inv_freq[i] = a->inv_freq ? a->inv_freq[i] : (float)pow((double)a->base, -2.0 * i / a->rotary_dim);
+    int64_t column[4] = {1, 1, 1, 1};
+    int v, order[2] = {1, 0};
     column[r->batch_first ? 1 : 0] = -1;
     if (a->positions && te__numel(r->b->positions) > r->s.second) { /* [b, s]: b is more than 1 in the larger run */
         te__onnx_pair p = te__onnx_pair_of(a->positions, r->b->positions);
@@ -50,23 +48,56 @@ static int te__onnx_angles(te__onnx *g, const te__onnx_rotation *r) {
         column[r->batch_first ? 0 : 1] = -1;
         v = te__onnx_2(g, "Add", v, te__onnx_2(g, "Reshape", te__onnx_read(g, a->start_positions, r->b->start_positions), te__onnx_i64s(g, 4, column)));
     }
-    v = te__onnx_scaled(g, te__onnx_cast(g, v, TE__ONNX_FLOAT), a->position_scale);
+    return v;
+}
+/* Rows of the caller's table, [s or 1, b or 1, 1, rotary_dim] or b first. */
+static int te__onnx_rows_of_freqs(te__onnx *g, const te__onnx_rotation *r) {
+    const te_rope_angles *a = r->a;
+    const te_tensor *f = a->freqs, *f2 = r->b->freqs;
+    int64_t last = 3, table[2];
+    int v;
+    if (f2->shape[1] > 1) { /* the larger run has more than one sequence */
+        if (a->positions || a->start_positions)
+            return te__onnx_fail(g, TE_ERR_UNSUPPORTED, "freqs has angles of its own for each sequence, and %s chooses their rows; give a row for each token, and %s NULL", a->positions ? "positions" : "start_positions",
+                                 a->positions ? "positions" : "start_positions");
+        v = te__onnx_range(g, r->s);
+        if (a->position_offset) v = te__onnx_2(g, "Add", v, te__onnx_i64(g, a->position_offset));
+        v = te__onnx_2(g, "Gather", te__onnx_read(g, f, f2), v);
+        return r->batch_first ? te__onnx_swap4(g, v, 1, 0, 2, 3) : v;
+    }
+    table[0] = -1;
+    table[1] = a->rotary_dim;
+    v = te__onnx_2(g, "Squeeze", te__onnx_positions(g, r), te__onnx_i64s(g, 1, &last));
+    return te__onnx_2(g, "Gather", te__onnx_2(g, "Reshape", te__onnx_read(g, f, f2), te__onnx_i64s(g, 2, table)), v);
+}
+/* Angles f32 [s or 1, b or 1, 1, half], the first two exchanged with batch_first: of the first channel of each pair (mate 0), or of the second. */
+static int te__onnx_angles(te__onnx *g, const te__onnx_rotation *r, int mate) {
+    const te_rope_angles *a = r->a;
+    float inv_freq[TE__ROPE_MAX_HALF];
+    int64_t half = a->rotary_dim / 2;
+    int i, v;
+    if (a->freqs && a->interleaved) return te__onnx_cut(g, te__onnx_rows_of_freqs(g, r), -1, mate, a->rotary_dim, 2);
+    if (a->freqs) return te__onnx_cut(g, te__onnx_rows_of_freqs(g, r), -1, mate * half, (mate + 1) * half, 1);
+    for (i = 0; i < half; i++) inv_freq[i] = a->inv_freq ? a->inv_freq[i] : (float)pow((double)a->base, -2.0 * i / a->rotary_dim);
+    v = te__onnx_scaled(g, te__onnx_cast(g, te__onnx_positions(g, r), TE__ONNX_FLOAT), a->position_scale);
     return te__onnx_2(g, "Mul", v, te__onnx_numbers(g, TE__ONNX_FLOAT, 1, &half, inv_freq, (size_t)half * sizeof(float)));
 }
 /* x f32 [s, b, h, d], or b first, with the first rotary_dim of its d channels rotated. */
 static int te__onnx_rotated(te__onnx *g, int x, int64_t d, const te__onnx_rotation *r) {
     const te_rope_angles *a = r->a;
     const int64_t n = a->rotary_dim, step = a->interleaved ? 2 : 1, mate = a->interleaved ? 1 : n / 2;
-    int angle, cosine, sine, u, v, part[3], parts = 2;
+    int cosine[2], sine[2], u, v, part[3], parts = 2, i; /* of the pairs' first channels, and of the second */
     if (n == 0) return x;
-    angle = te__onnx_angles(g, r);
-    cosine = te__onnx_scaled(g, te__onnx_1(g, "Cos", angle), a->attention_factor);
-    sine = te__onnx_scaled(g, te__onnx_1(g, "Sin", angle), a->attention_factor);
-    if (r->backward) sine = te__onnx_1(g, "Neg", sine);
+    for (i = 0; i < 2; i++) {
+        const int angle = te__onnx_angles(g, r, i), from = r->backward ? 1 - i : i;
+        cosine[i] = te__onnx_scaled(g, te__onnx_1(g, "Cos", angle), a->attention_factor);
+        sine[from] = te__onnx_scaled(g, te__onnx_1(g, "Sin", angle), a->attention_factor);
+        if (r->backward) sine[from] = te__onnx_1(g, "Neg", sine[from]);
+    }
     u = te__onnx_cut(g, x, -1, 0, a->interleaved ? n : n / 2, step);
     v = te__onnx_cut(g, x, -1, mate, n, step);
-    part[0] = te__onnx_2(g, "Sub", te__onnx_2(g, "Mul", u, cosine), te__onnx_2(g, "Mul", v, sine));
-    part[1] = te__onnx_2(g, "Add", te__onnx_2(g, "Mul", v, cosine), te__onnx_2(g, "Mul", u, sine));
+    part[0] = te__onnx_2(g, "Sub", te__onnx_2(g, "Mul", u, cosine[0]), te__onnx_2(g, "Mul", v, sine[0]));
+    part[1] = te__onnx_2(g, "Add", te__onnx_2(g, "Mul", v, cosine[1]), te__onnx_2(g, "Mul", u, sine[1]));
     if (a->interleaved) {
         int64_t joined[4];
         joined[0] = joined[1] = joined[2] = 0; /* as they are */
@@ -89,6 +120,7 @@ static te_result te__onnx_rope(te__onnx *g, const te__any_args *x, const te__any
     r.batch_first = a->format == TE_BSHD;
     r.backward = a->backward;
     r.s = te__onnx_dim(&in, r.batch_first ? 1 : 0);
+    if (a->no_rope) return te__onnx_store(g, a->y, b->y, te__onnx_read(g, a->x, b->x));
     if (!te__onnx_angles_fit(g, &r)) return te_error_code(g->te);
     return te__onnx_store(g, a->y, b->y, te__onnx_rotated(g, te__onnx_read(g, a->x, b->x), a->x->shape[3], &r));
 }

@@ -134,10 +134,10 @@ TE_API te_result te_get_llama_rope_config(te_ctx *te, const char *config, te_rop
 static te_result te__rope_begin(te_ctx *te, const char *who, const te_rope_config *rope, int head_dim, te_rotary_desc *rotary, int *dim) {
     if (!te) return TE_ERR_STATE;
     if (!rope || !rotary) return te__fail(te, TE_ERR_INVALID, "%s: %s is NULL", who, rope ? "rotary" : "rope");
-    *dim = rope->partial_rotary_factor > 0 && rope->partial_rotary_factor <= 1 && head_dim > 0 ? (int)((double)head_dim * rope->partial_rotary_factor) : 0;
-    if (*dim < 2 || *dim % 2)
-        return te__fail(te, TE_ERR_INVALID, "%s: head_dim %d times partial_rotary_factor %g rotates %d channels; a positive even number is needed", who, head_dim, rope->partial_rotary_factor,
-                        *dim);
+    *dim = rope->partial_rotary_factor > 0 && rope->partial_rotary_factor <= 1 && head_dim > 0 ? (int)((double)head_dim * rope->partial_rotary_factor) : -1;
+    if (*dim < 0 || *dim % 2)
+        return te__fail(te, TE_ERR_INVALID, "%s: head_dim %d times partial_rotary_factor %g rotates %d channels; an even number is needed", who, head_dim, rope->partial_rotary_factor,
+                        *dim < 0 ? 0 : *dim);
     memset(rotary, 0, sizeof(*rotary));
     rotary->base = (float)rope->rope_theta;
     rotary->rotary_percent = ((float)*dim + 0.5f) / (float)head_dim < 1.0f ? ((float)*dim + 0.5f) / (float)head_dim : 1.0f; /* whose floor is dim, however it is rounded */
@@ -234,17 +234,22 @@ TE_API te_result te_rope_config_llama_rotary(te_ctx *te, const te_rope_config *r
 
 /* ---- tables ---- */
 
-/* The frequencies of sequences of `length` tokens; returns how many channels they rotate, or 0 with the error recorded. */
+/* The frequencies of sequences of `length` tokens; returns how many channels they rotate, or -1 with the error recorded. */
 static int te__rope_table_begin(te_ctx *te, const char *who, const te_rotary_desc *d, int head_dim, int64_t n, int64_t length, float inv_freq[TE__ROPE_MAX_HALF], float *attention_factor) {
     float percent = d && d->rotary_percent > 0.0f && d->rotary_percent < 1.0f ? d->rotary_percent : 1.0f;
-    int dim = head_dim > 0 && head_dim <= 1 << 24 ? (int)((float)head_dim * percent) : 0;
-    if (dim < 2 || dim % 2 || dim > 2 * TE__ROPE_MAX_HALF || n < 0) {
-        te__fail(te, TE_ERR_INVALID, "%s: %d channels of %d are rotated, at %lld positions; a positive even number of channels, at most %d, and no negative number of positions are possible",
-                 who, dim, head_dim, (long long)n, 2 * (int)TE__ROPE_MAX_HALF);
-        return 0;
+    int dim = head_dim > 0 && head_dim <= 1 << 24 ? (int)((float)head_dim * percent) : -1;
+    if (dim < 0 || dim % 2 || dim > 2 * TE__ROPE_MAX_HALF || n < 0) {
+        te__fail(te, TE_ERR_INVALID, "%s: %d channels of %d are rotated, at %lld positions; an even number of channels, at most %d, and no negative number of positions are possible",
+                 who, dim < 0 ? 0 : dim, head_dim, (long long)n, 2 * (int)TE__ROPE_MAX_HALF);
+        return -1;
     }
+    if (d && d->freqs) {
+        te__fail(te, TE_ERR_INVALID, "%s: rotary->freqs is given; it is such a table: leave it NULL", who);
+        return -1;
+    }
+    if (dim == 0) return 0;
     if (d && d->max_seqlen > 0) length = d->max_seqlen;
-    return te_rope_frequencies(te, d ? &d->scaling : NULL, d ? d->base : 0.0f, dim, length, inv_freq, attention_factor) == TE_OK ? dim : 0;
+    return te_rope_frequencies(te, d ? &d->scaling : NULL, d ? d->base : 0.0f, dim, length, inv_freq, attention_factor) == TE_OK ? dim : -1;
 }
 /* y with the content of `table`, which is freed. */
 static te_tensor *te__rope_table_end(te_tensor *y, float *table) {
@@ -269,7 +274,8 @@ TE_API te_tensor *te_rope_cos_sin(te_ctx *te, const te_rotary_desc *rotary, int 
     dim = te__rope_table_begin(te, "te_rope_cos_sin", rotary, head_dim, n, longest, inv_freq, &factor);
     shape[0] = n;
     shape[1] = dim;
-    y = dim ? te_tensor_empty(te, TE_F32, 2, shape) : NULL; /* first: it knows which sizes there can be */
+    y = dim >= 0 ? te_tensor_empty(te, TE_F32, 2, shape) : NULL; /* first: it knows which sizes there can be */
+    if (y && te__numel(y) == 0) return y;
     table = y ? (float *)te__alloc(te, te_tensor_bytes(y)) : NULL;
     if (!table) return NULL;
     floats = te__floats_begin();
@@ -293,12 +299,16 @@ TE_API te_tensor *te_rope_freqs(te_ctx *te, const te_rotary_desc *rotary, int he
     shape[0] = n;
     shape[1] = shape[2] = 1;
     shape[3] = dim;
-    y = dim ? te_tensor_empty(te, TE_F32, 4, shape) : NULL;
+    y = dim >= 0 ? te_tensor_empty(te, TE_F32, 4, shape) : NULL;
+    if (y && te__numel(y) == 0) {
+        if (attention_factor) *attention_factor = factor;
+        return y;
+    }
     table = y ? (float *)te__alloc(te, te_tensor_bytes(y)) : NULL;
     if (!table) return NULL;
     floats = te__floats_begin();
     for (i = 0; i < n; i++)
-        for (k = 0; k < dim; k++) table[i * dim + k] = (float)i * inv_freq[k % (dim / 2)];
+        for (k = 0; k < dim; k++) table[i * dim + k] = (float)i * inv_freq[rotary && rotary->interleaved ? k / 2 : k % (dim / 2)];
     te__floats_end(&floats);
     y = te__rope_table_end(y, table);
     if (y && attention_factor) *attention_factor = factor;

@@ -75,19 +75,32 @@ typedef struct te__rope_state {
     float inv_freq[TE__ROPE_MAX_HALF];
 } te__rope_state;
 
-/* Angles of heads of head_dim channels in sequences of `length` tokens. inv_freq: where scaled frequencies go; angles point there. */
+/* The caller's own table in place of all that would make one. */
+static te_result te__rope_freqs_of(te_ctx *te, const te_rotary_desc *d, te_rope_angles *a) {
+    if (d->base != 0.0f || d->rotary_percent != 0.0f || d->seq_len_interpolation_factor != 0.0f || d->scaling.type != TE_ROPE_DEFAULT)
+        return te__fail(te, TE_ERR_INVALID, "rope: freqs are given, with base %g, rotary_percent %g, seq_len_interpolation_factor %g and scaling.type %d, which make angles in their place; leave them 0",
+                        (double)d->base, (double)d->rotary_percent, (double)d->seq_len_interpolation_factor, (int)d->scaling.type);
+    a->attention_factor = d->attention_factor;
+    a->freqs = te_tensor_contiguous(te_tensor_cast(te_tensor_detach(d->freqs), TE_F32));
+    return a->freqs ? TE_OK : te_error_code(te);
+}
+/* Angles of heads of head_dim channels in sequences of `length` tokens. inv_freq: where scaled frequencies go; angles point there. A rotary_dim of 0 without freqs rotates no channel. */
 static te_result te__rope_angles_of(te_ctx *te, const te_rotary_desc *d, int64_t head_dim, int64_t length, te_rope_angles *a, float *inv_freq) {
     float percent = d->rotary_percent > 0.0f && d->rotary_percent < 1.0f ? d->rotary_percent : 1.0f;
     if (d->max_seqlen > 0) length = d->max_seqlen;
     else if (d->cp_size > 1) length *= d->cp_size;
-    a->base = d->base;
-    a->rotary_dim = (int)((float)te__min(head_dim, 1 << 24) * percent); /* exact in a float; te_op_rope refuses sizes far below 2^24 */
     a->interleaved = d->interleaved;
     a->position_offset = d->position_offset;
     a->start_positions = d->start_positions;
     a->positions = d->positions;
     a->cp_size = d->cp_size;
     a->cp_rank = d->cp_rank;
+    if (d->freqs) return te__rope_freqs_of(te, d, a);
+    if (d->attention_factor != 0.0f)
+        return te__fail(te, TE_ERR_INVALID, "rope: attention_factor is %g, and freqs is NULL; it goes with a table, and scaling.attention_factor with frequencies: leave it 0", (double)d->attention_factor);
+    a->base = d->base;
+    a->rotary_dim = (int)((float)te__min(head_dim, 1 << 24) * percent); /* exact in a float; te_op_rope refuses sizes far below 2^24 */
+    if (a->rotary_dim == 0) return TE_OK;
     /* Positions are interpolated when both fields are set: sequences beyond the stretched range are squeezed into it, others are divided
      * by the factor (TransformerEngine, RotaryPositionEmbedding). */
     if (d->seq_len_interpolation_factor > 0.0f && d->pretrained_max_position_embeddings > 0) {
@@ -99,6 +112,7 @@ static te_result te__rope_angles_of(te_ctx *te, const te_rotary_desc *d, int64_t
     a->inv_freq = inv_freq;
     return te_rope_frequencies(te, &d->scaling, d->base, a->rotary_dim, d->max_seqlen > 0 ? length : length + te__min(d->position_offset, TE__ROPE_MAX_OFFSET), inv_freq, &a->attention_factor);
 }
+static bool te__rope_is_none(const te_rope_angles *a) { return a->rotary_dim == 0 && !a->freqs; }
 /* Bytes of a state that ends with frequencies of these angles. */
 static size_t te__rope_state_size(const te_rope_angles *a, size_t before) { return before + (a->inv_freq ? (size_t)(a->rotary_dim / 2) * sizeof(float) : 0); }
 
@@ -115,7 +129,8 @@ static te_result te__rope_backward(te_ctx *te, const void *state, te_tensor *con
     if (args.angles.inv_freq) args.angles.inv_freq = s->inv_freq;
     args.angles.start_positions = saved[0];
     args.angles.positions = saved[1];
-    args.cu_seqlens = saved[2];
+    args.angles.freqs = saved[2];
+    args.cu_seqlens = saved[3];
     args.backward = true;
     dx[0] = g ? te__rope_apply(g, args) : NULL;
     return dx[0] ? TE_OK : te_error_code(te);
@@ -123,7 +138,7 @@ static te_result te__rope_backward(te_ctx *te, const void *state, te_tensor *con
 TE_API te_tensor *te_apply_rotary_pos_emb(te_tensor *x, const te_rotary_desc *desc, te_qkv_format format) {
     te_rotary_desc zero = TE_ZERO;
     te__rope_state s = TE_ZERO;
-    te_tensor *saved[3];
+    te_tensor *saved[4];
     char text[TE__SHAPE_TEXT];
     if (!x || !te__need_float(x, "te_apply_rotary_pos_emb")) return NULL;
     if (!desc) desc = &zero;
@@ -135,10 +150,12 @@ TE_API te_tensor *te_apply_rotary_pos_emb(te_tensor *x, const te_rotary_desc *de
     x = te_tensor_contiguous(x);
     if (!x || te__rope_angles_of(x->te, desc, x->shape[x->ndim - 1], x->shape[format == TE_BSHD ? 1 : 0], &s.args.angles, s.inv_freq) != TE_OK) return NULL;
     s.args.format = format;
+    s.args.no_rope = te__rope_is_none(&s.args.angles);
     saved[0] = desc->start_positions;
     saved[1] = desc->positions;
-    s.args.cu_seqlens = saved[2] = desc->cu_seqlens;
-    return te__record("rope", te__rope_apply(x, s.args), te__rope_backward, &s, te__rope_state_size(&s.args.angles, offsetof(te__rope_state, inv_freq)), &x, 1, saved, 3);
+    saved[2] = (te_tensor *)s.args.angles.freqs;
+    s.args.cu_seqlens = saved[3] = desc->cu_seqlens;
+    return te__record("rope", te__rope_apply(x, s.args), te__rope_backward, &s, te__rope_state_size(&s.args.angles, offsetof(te__rope_state, inv_freq)), &x, 1, saved, 4);
 }
 
 /* ---- a packed projection to q, k and v, rotated ---- */
@@ -179,6 +196,7 @@ static te_result te__qkv_backward(te_ctx *te, const void *state, te_tensor *cons
     if (args.angles.inv_freq) args.angles.inv_freq = s->inv_freq;
     args.angles.start_positions = saved[0];
     args.angles.positions = saved[1];
+    args.angles.freqs = saved[2];
     return te_op_qkv_rope_bwd(te, &args);
 }
 
@@ -188,7 +206,7 @@ static bool te__split_qkv(te_tensor *qkv, int heads, int groups, int64_t head_di
     te__qkv_state state = TE_ZERO;
     te_op_qkv_rope_args args = TE_ZERO;
     te_node_desc node = TE_ZERO;
-    te_tensor *saved[2];
+    te_tensor *saved[3];
     int64_t shape[4];
     int i;
     qkv = te_tensor_contiguous(qkv);
@@ -210,11 +228,12 @@ static bool te__split_qkv(te_tensor *qkv, int heads, int groups, int64_t head_di
     args.num_groups = groups;
     args.head_dim = (int)head_dim;
     args.interleaved_groups = interleaved;
-    args.no_rope = !rotary;
     if (rotary && te__rope_angles_of(qkv->te, rotary, head_dim, qkv->shape[format == TE_BSHD ? 1 : 0], &args.angles, state.inv_freq) != TE_OK) return false;
+    args.no_rope = !rotary || te__rope_is_none(&args.angles);
     if (te_op_qkv_rope(qkv->te, &args) != TE_OK) return false;
     saved[0] = rotary ? rotary->start_positions : NULL;
     saved[1] = rotary ? rotary->positions : NULL;
+    saved[2] = (te_tensor *)args.angles.freqs;
     state.args = args;
     node.name = "split_qkv";
     node.inputs = &qkv;
@@ -222,7 +241,7 @@ static bool te__split_qkv(te_tensor *qkv, int heads, int groups, int64_t head_di
     node.outputs = out;
     node.num_outputs = 3;
     node.saved = saved;
-    node.num_saved = 2;
+    node.num_saved = 3;
     node.state = &state;
     node.state_size = te__rope_state_size(&args.angles, offsetof(te__qkv_state, inv_freq));
     node.backward = te__qkv_backward;

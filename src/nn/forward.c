@@ -76,7 +76,7 @@ static te_result te__module_run(te_module *m, te_forward_args *args) { return te
 /* ---- checkpoints ---- */
 
 /* A module's call as a checkpointed function. Its inputs are the tensors that the call gives, in the order of te__call_tensor. */
-enum { TE__FORWARD_TENSORS = 25 + TE_SCORE_MOD_AUX };
+enum { TE__FORWARD_TENSORS = 27 + TE_SCORE_MOD_AUX };
 typedef struct te__module_call {
     te_module *m;
     te_forward_args args;
@@ -115,6 +115,8 @@ static te_tensor **te__call_tensor(te__module_call *c, int i) {
     list[22] = &c->rotary_key.positions;
     list[23] = &c->args.topk_weights;
     list[24] = &c->args.topk_indices;
+    list[25] = &c->rotary.freqs;
+    list[26] = &c->rotary_key.freqs;
     return list[i];
 }
 

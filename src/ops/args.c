@@ -150,7 +150,8 @@ enum {
     T(dy, TE__IN | TE__AS_FLOAT | TE__SAME) T(x, TE__IN | TE__AS_FLOAT | TE__SAME) T(act_scales, TE__IN | TE__AS_FLOAT)                        \
         T(dx, TE__OUT | TE__AS_FLOAT | TE__SAME) T(dact_scales, TE__OUT | TE__AS_FLOAT | TE__OPT)
 #define TE__ARGS_ROPE_ANGLES(T)                                                                                                                \
-    T(angles.start_positions, TE__IN | TE__AS_I32 | TE__OPT) T(angles.positions, TE__IN | TE__AS_INDEX | TE__OPT)
+    T(angles.start_positions, TE__IN | TE__AS_I32 | TE__OPT) T(angles.positions, TE__IN | TE__AS_INDEX | TE__OPT)     \
+        T(angles.freqs, TE__IN | TE__AS_F32 | TE__OPT)
 #define TE__ARGS_rope(T, L)                                                                                                                    \
     T(x, TE__IN | TE__AS_FLOAT | TE__STRIDED | TE__SAME) T(y, TE__OUT | TE__AS_FLOAT | TE__STRIDED | TE__SAME)                                 \
         TE__ARGS_ROPE_ANGLES(T) T(cu_seqlens, TE__IN | TE__AS_I32 | TE__OPT)
@@ -312,7 +313,7 @@ static void te__args_clear_padding(te_op op, te__any_args *args) {
         TE__HOLE(layernorm_fwd, LAYERNORM_FWD, zero_centered_gamma, scale), TE__TAIL(layernorm_fwd, LAYERNORM_FWD, rounded), TE__HOLE(rmsnorm_fwd, RMSNORM_FWD, zero_centered_gamma, scale),
         TE__TAIL(rmsnorm_fwd, RMSNORM_FWD, rounded), TE__TAIL(l2normalize_fwd, L2NORMALIZE_FWD, eps), TE__HOLE(act_fwd, ACT_FWD, no_glu_linear_offset, scale),
         TE__HOLE(scaled_act_fwd, SCALED_ACT_FWD, no_glu_linear_offset, glu_interleave_size),
-        TE__HOLE(rope, ROPE, format, angles), TE__HOLE(rope, ROPE, angles.base, angles.inv_freq), TE__HOLE(rope, ROPE, angles.interleaved, angles.position_scale), TE__TAIL(rope, ROPE, backward),
+        TE__HOLE(rope, ROPE, format, angles), TE__HOLE(rope, ROPE, angles.base, angles.inv_freq), TE__HOLE(rope, ROPE, angles.interleaved, angles.position_scale), TE__TAIL(rope, ROPE, no_rope),
         TE__HOLE(qkv_rope, QKV_ROPE, no_rope, angles), TE__HOLE(qkv_rope, QKV_ROPE, angles.base, angles.inv_freq), TE__HOLE(qkv_rope, QKV_ROPE, angles.interleaved, angles.position_scale),
         TE__HOLE(attn_fwd, ATTN_FWD, window.on, window.left), TE__HOLE(attn_fwd, ATTN_FWD, extras.kv_bshd, extras.attention_mask),
         TE__HOLE(attn_fwd, ATTN_FWD, extras.core_attention_bias_type, extras.core_attention_bias), TE__HOLE(attn_fwd, ATTN_FWD, extras.softmax_type, extras.softmax_offset),

@@ -461,6 +461,32 @@ TE_TEST_DEVICES(onnx_of_one_sequence) {
     te_module_destroy(m);
 }
 
+/* A table of angles is an input, whose sizes are the batch and the sequence where it has a row for each token; a table of more positions is fixed. A rotation of no channel leaves no node. */
+TE_TEST_DEVICES(onnx_of_a_rotary_table) {
+    const char *path = test_path("table.onnx");
+    te_module *m = te_multihead_attention_create(te, &(te_multihead_attention_desc){.hidden_size = 32, .attention = {.num_attention_heads = 4}, .gemm.params_dtype = TE_F32});
+    te_rotary_desc rotary = {.freqs = normal(te, TE_F32, SHAPE(5, 2, 1, 6))}, key = {.freqs = normal(te, TE_F32, SHAPE(40, 1, 1, 8))};
+    te_forward_args args = {.input = normal(te, TE_F32, SHAPE(5, 2, 32)), .rotary = &rotary, .rotary_key = &key};
+    CHECK_EQ_INT(te_onnx_export(m, &args, path), TE_OK);
+    REQUIRE_OK(te);
+    file *x = check_file(m, path);
+    CHECK_EQ_INT(x->num_inputs, 3);
+    CHECK_STR(x->inputs[1].name, "freqs");
+    CHECK_STR(x->inputs[1].axis[0], "sequence");
+    CHECK_STR(x->inputs[1].axis[1], "batch");
+    CHECK_STR(x->inputs[2].name, "freqs_key");
+    CHECK(!x->inputs[2].axis[0] && !x->inputs[2].axis[1]);
+    CHECK_EQ_INT(count_of(x, "Cos"), 4); /* both channels of a pair, of queries and of keys */
+    rotary.positions = te_tensor_zeros(te, TE_I32, SHAPE(5));
+    CHECK(te_onnx_export(m, &args, path) != TE_OK);
+    CHECK_ERROR(te, TE_ERR_UNSUPPORTED, "freqs has angles of its own for each sequence, and positions chooses their rows");
+    args.rotary = &(te_rotary_desc){.rotary_percent = 0.01f}, args.rotary_key = NULL;
+    CHECK_EQ_INT(te_onnx_export(m, &args, path), TE_OK);
+    REQUIRE_OK(te);
+    CHECK_EQ_INT(count_of(check_file(m, path), "Cos"), 0);
+    te_module_destroy(m);
+}
+
 /* Equal calls give equal bytes, and a hook of the program's is back in its place. */
 static void count_calls(te_ctx *te, const te_trace *event, void *user) {
     (void)te, (void)event;

@@ -10,15 +10,16 @@ typedef struct rope_case {
     int positions;                  /* 1: i32 [s], 2: i64 [b, s] */
     int cp_size, cp_rank;
     bool given;                     /* frequencies, and a factor of cosine and sine */
+    int freqs;                      /* a table of angles, 1: of all sequences, 2: of each */
     float base, position_scale;
     int64_t offset, pad; /* pad: channels between the heads of x and y, or of q, k and v */
 } rope_case;
 
 static void name_case(const rope_case *c) {
-    test_case("%s %s s=%lld b=%lld heads=%lld/%lld d=%lld rotary=%d%s%s%s%s%s positions=%d cp=%d/%d scale=%g offset=%lld pad=%lld", te_dtype_name(c->dtype),
+    test_case("%s %s s=%lld b=%lld heads=%lld/%lld d=%lld rotary=%d%s%s%s%s%s positions=%d freqs=%d cp=%d/%d scale=%g offset=%lld pad=%lld", te_dtype_name(c->dtype),
               c->format == TE_BSHD ? "bshd" : "sbhd", (long long)c->s, (long long)c->b, (long long)c->heads, (long long)c->groups, (long long)c->d,
               c->rotary_dim, c->interleaved ? " interleaved" : "", c->interleaved_groups ? " interleaved_groups" : "", c->no_rope ? " no_rope" : "",
-              c->backward ? " backward" : "", c->given ? " given" : "", c->positions, c->cp_rank, c->cp_size, (double)c->position_scale, (long long)c->offset, (long long)c->pad);
+              c->backward ? " backward" : "", c->given ? " given" : "", c->positions, c->freqs, c->cp_rank, c->cp_size, (double)c->position_scale, (long long)c->offset, (long long)c->pad);
 }
 
 static int64_t starts[] = {7, 0, 1000, 3};
@@ -37,6 +38,9 @@ static int64_t position_of(const rope_case *c, int64_t t, int64_t b) {
     return at + c->offset + (c->has_start ? starts[b] : 0);
 }
 
+/* Angles of a table: no two channels of a pair have one. */
+static float table_angle(const rope_case *c, int64_t position, int64_t b, int channel) { return (float)((position * 37 + (c->freqs == 2 ? b * 11 : 0) + channel * 5) % 97) * 0.13f; }
+
 /* One head at position t of sequence b. The angle is what the documentation says: a product of f32 numbers; all else is exact. */
 static void reference_head(const rope_case *c, const float *x, int64_t t, int64_t b, float *y) {
     int dim = c->rotary_dim ? c->rotary_dim : (int)c->d, half = dim / 2;
@@ -46,10 +50,16 @@ static void reference_head(const rope_case *c, const float *x, int64_t t, int64_
     for (int i = 0; i < half; i++) {
         float frequency = c->given ? given_frequency(i) : (float)pow(c->base != 0 ? c->base : 10000, -2.0 * i / dim), angle = position * frequency;
         double cosine = cos((double)angle), sine = c->backward ? -sin((double)angle) : sin((double)angle);
-        if (c->given) cosine *= given_attention_factor, sine *= given_attention_factor;
         int u = c->interleaved ? 2 * i : i, v = c->interleaved ? 2 * i + 1 : i + half;
-        y[u] = (float)(x[u] * cosine - x[v] * sine);
-        y[v] = (float)(x[v] * cosine + x[u] * sine);
+        double cosine_v = cosine, sine_u = sine, sine_v = sine; /* sine_u: of what u takes from v */
+        if (c->freqs) {
+            double of_u = (double)table_angle(c, position_of(c, t, b), b, u), of_v = (double)table_angle(c, position_of(c, t, b), b, v);
+            cosine = cos(of_u), cosine_v = cos(of_v);
+            sine_u = c->backward ? -sin(of_v) : sin(of_u), sine_v = c->backward ? -sin(of_u) : sin(of_v);
+        }
+        if (c->given) cosine *= given_attention_factor, cosine_v *= given_attention_factor, sine_u *= given_attention_factor, sine_v *= given_attention_factor;
+        y[u] = (float)(x[u] * cosine - x[v] * sine_u);
+        y[v] = (float)(x[v] * cosine_v + x[u] * sine_v);
     }
 }
 
@@ -92,6 +102,17 @@ static float *heads_read(const rope_case *c, int64_t heads, te_tensor *whole) {
 }
 static te_tensor *start_tensor(te_ctx *te, const rope_case *c) { return c->has_start ? test_i32(te, SHAPE(c->b), starts) : NULL; }
 
+/* With a row for each position. */
+static te_tensor *table_of(te_ctx *te, const rope_case *c) {
+    int64_t rows = c->offset + c->s * (c->cp_size ? c->cp_size : 1), dim = c->rotary_dim ? c->rotary_dim : c->d, of = c->freqs == 2 ? c->b : 1, shape[4];
+    for (int64_t t = 0; t < c->s; t++)
+        for (int64_t b = 0; b < c->b; b++) rows = position_of(c, t, b) >= rows ? position_of(c, t, b) + 1 : rows;
+    float *values = test_floats(rows * of * dim);
+    for (int64_t i = 0; i < rows * of * dim; i++) values[i] = table_angle(c, i / dim / of, i / dim % of, (int)(i % dim));
+    shape[0] = rows, shape[1] = of, shape[2] = 1, shape[3] = dim;
+    return test_tensor(te, TE_F32, 4, shape, values);
+}
+
 static te_rope_angles angles_of(te_ctx *te, const rope_case *c) {
     te_rope_angles a = {0};
     a.base = c->base;
@@ -102,7 +123,9 @@ static te_rope_angles angles_of(te_ctx *te, const rope_case *c) {
     a.start_positions = start_tensor(te, c);
     a.cp_size = c->cp_size;
     a.cp_rank = c->cp_rank;
-    if (c->given) {
+    if (c->given && c->freqs) a.attention_factor = given_attention_factor;
+    if (c->freqs) a.freqs = table_of(te, c);
+    if (c->given && !c->freqs) {
         int half = (c->rotary_dim ? c->rotary_dim : (int)c->d) / 2;
         float *frequencies = test_floats(half);
         for (int i = 0; i < half; i++) frequencies[i] = given_frequency(i);
@@ -173,6 +196,9 @@ TE_TEST_DEVICES(rope) {
                 if (i % 4 == 2 && k & 1) c.s *= 2, c.cp_size = 2 + k / 2, c.cp_rank = k / 2; /* an even number of tokens */
                 c.pad = i % 3 == 0 ? 8 : i % 3 == 1 ? 3 : 0;
                 c.base = k == 3 ? 500000.0f : 0;
+                check_rope(te, c);
+                c.base = 0;
+                c.freqs = 1 + (i + k) % 2;
                 check_rope(te, c);
             }
 }
@@ -365,6 +391,8 @@ TE_TEST_DEVICES(qkv_rope) {
                 if (k % 4 == 2) c.s *= 2, c.cp_size = 4, c.cp_rank = i % 4;
                 c.pad = k % 3 == 2 ? 8 : 0;
                 c.offset = k;
+                check_qkv(te, c);
+                c.freqs = 1 + (i + k) % 2;
                 check_qkv(te, c);
             }
 }

@@ -49,6 +49,7 @@ typedef struct scene {
     te_fused_topk_desc router; /* of OWN_EXPERTS */
     bool index_map;
     bool positions; /* of each token, with rotary */
+    int freqs; /* a table of angles, with rotary; 1: a row for each token of each sequence, 2: of 50 positions */
     bool padding, enc_dec_padding; /* masks of the padding behind each sequence, of the encoder's output */
     bool max_logit, packed;        /* of CORE */
     bool interleaved; /* of SMALL: halves by blocks */
@@ -92,6 +93,9 @@ static const scene scenes[] = {
     {.name = "attention_starts", .kind = ATTENTION, .rotary = true, .starts = true, .format = TE_BSHD, .turn = {.seq_len_interpolation_factor = 2}},
     {.name = "attention_yarn", .kind = ATTENTION, .rotary = true, .positions = true, .turn.scaling = {.type = TE_ROPE_YARN, .factor = 4, .original_max_position_embeddings = 32}},
     {.name = "attention_positions_one", .kind = ATTENTION, .rotary = true, .positions = true, .key_turn = true, .one = true},
+    {.name = "attention_mrope", .kind = ATTENTION, .rotary = true, .freqs = 1, .groups = 2, .turn = {.interleaved = true, .attention_factor = 1.25f}},
+    {.name = "attention_mrope_bshd", .kind = ATTENTION, .rotary = true, .freqs = 1, .key_turn = true, .format = TE_BSHD},
+    {.name = "attention_table", .kind = ATTENTION, .rotary = true, .positions = true, .freqs = 2},
     {.name = "attention_starts_alias", .kind = ATTENTION, .rotary = true, .starts = true, .key_turn = true, .alias = true},
     {.name = "attention_qk_norm", .kind = ATTENTION, .rotary = true, .qk_norm = TE_QK_NORM_RMSNORM, .no_bias = true},
     {.name = "attention_cross", .kind = ATTENTION, .cross = true, .mask = TE_MASK_NONE, .groups = 2},
@@ -359,6 +363,10 @@ static te_tensor *ids(te_ctx *te, int ndim, const int64_t *shape, int64_t limit)
     for (int64_t i = 0; i < n; i++) values[i] = (int32_t)((i * 7 + 3 * (i / 5)) % limit);
     return te_tensor_from_host(te, TE_I32, ndim, shape, values);
 }
+/* A table of angles, of half a head's channels. */
+static te_tensor *table(te_ctx *te, const scene *s, int64_t b, int64_t length) {
+    return te_tensor_uniform(te, TE_F32, 4, (int64_t[]){s->freqs == 2 ? 50 : length, s->freqs == 2 ? 1 : b, 1, D / 2}, -3, 3);
+}
 /* Every third key, another one for each query, and all keys of the second query. */
 static te_tensor *mask(te_ctx *te, int64_t b, int64_t s_q, int64_t s_kv) {
     static uint8_t values[65536];
@@ -415,8 +423,10 @@ static void prepare(call *c, te_ctx *te, const scene *s, te_dtype dtype, int64_t
         c->rotary = s->turn;
         if (s->starts) c->rotary.start_positions = with(c, "start_positions", ids(te, 1, (int64_t[]){b}, 9));
         if (s->positions) c->rotary.positions = with(c, "positions", ids(te, 2, (int64_t[]){b, length}, 50));
+        if (s->freqs) c->rotary.freqs = with(c, "freqs", table(te, s, b, length));
         c->args.rotary = &c->rotary;
         c->rotary_key = s->turn;
+        if (s->key_turn && s->freqs) c->rotary_key.freqs = with(c, "freqs_key", table(te, s, b, length));
         if (s->key_turn && s->starts) c->rotary_key.start_positions = with(c, "start_positions_key", ids(te, 1, (int64_t[]){b}, 6));
         if (s->key_turn && s->positions) c->rotary_key.positions = with(c, "positions_key", ids(te, 2, (int64_t[]){b, length}, 37));
         if (s->key_turn) c->args.rotary_key = &c->rotary_key;

@@ -14,30 +14,50 @@ static int te__rope_part(const te__rope_kargs *a, int packed_head, int *h) {
     return packed_head < a->heads ? 0 : 1 + (packed_head - a->heads) / a->groups;
 }
 
-static void te__rope_rotate(const te__rope_kargs *a, const float *cosine, const float *sine, float *x) {
+/* The turn of a token's pairs: (x, y) -> (x c[0] - y s[0], y c[1] + x s[1]). x and y have one angle, or each its own in a table: then the transposed turn exchanges their sines. */
+typedef struct te__rope_turn {
+    float c[2][TE__ROPE_MAX_HALF], s[2][TE__ROPE_MAX_HALF];
+} te__rope_turn;
+
+static void te__rope_place_of(const te__rope_kargs *a, int64_t token, int *t, int *b) {
+    *t = (int)(a->batch_first ? token % a->seq : token / a->batch);
+    *b = (int)(a->batch_first ? token / a->seq : token % a->batch);
+}
+static void te__rope_turn_of(const te__rope_kargs *a, int t, int b, te__rope_turn *turn) {
+    const int step = a->interleaved ? 2 : 1, mate = a->interleaved ? 1 : a->half;
+    const int64_t position = te__rope_position(a, t, &b);
+    const float at = (float)position * a->position_scale, *row = a->has_freqs ? te__rope_row(a, position, b) : NULL;
+    int i;
+    for (i = 0; i < a->half; i++) {
+        float angle = row ? row[i * step] : at * a->inv_freq[i];
+        turn->c[0][i] = turn->c[1][i] = cosf(angle) * a->attention_factor;
+        turn->s[0][i] = turn->s[1][i] = sinf(angle) * a->attention_factor * a->direction;
+        if (!row) continue;
+        angle = row[i * step + mate];
+        turn->c[1][i] = cosf(angle) * a->attention_factor;
+        turn->s[a->direction < 0.0f ? 0 : 1][i] = sinf(angle) * a->attention_factor * a->direction;
+    }
+}
+static void te__rope_rotate(const te__rope_kargs *a, const te__rope_turn *turn, float *x) {
     const int step = a->interleaved ? 2 : 1, mate = a->interleaved ? 1 : a->half;
     int i;
     for (i = 0; i < a->half; i++) {
         const float u = x[i * step], v = x[i * step + mate];
-        x[i * step] = u * cosine[i] - v * sine[i];
-        x[i * step + mate] = v * cosine[i] + u * sine[i];
+        x[i * step] = u * turn->c[0][i] - v * turn->s[0][i];
+        x[i * step + mate] = v * turn->c[1][i] + u * turn->s[1][i];
     }
 }
 
 static void te__rope_tokens(void *user, int64_t begin, int64_t end) {
     const te__rope_kargs *a = (const te__rope_kargs *)user;
     const te__rope_view *const views[3] = {&a->q, &a->k, &a->v};
-    float cosine[TE__ROPE_MAX_HALF], sine[TE__ROPE_MAX_HALF], x[2 * TE__ROPE_MAX_HALF];
+    te__rope_turn turn;
+    float x[2 * TE__ROPE_MAX_HALF];
     int64_t token, c;
-    int i, head;
+    int t, b, head;
     for (token = begin; token < end; token++) {
-        const int64_t b = a->batch_first ? token / a->seq : token % a->batch, t = a->batch_first ? token % a->seq : token / a->batch;
-        const float position = (float)te__rope_position(a, (int)t, (int)b) * a->position_scale;
-        for (i = 0; i < a->half; i++) {
-            const float angle = position * a->inv_freq[i];
-            cosine[i] = cosf(angle) * a->attention_factor;
-            sine[i] = sinf(angle) * a->attention_factor * a->direction;
-        }
+        te__rope_place_of(a, token, &t, &b);
+        te__rope_turn_of(a, t, b, &turn);
         for (head = 0; head < a->heads + 2 * a->groups; head++) {
             int h, part = te__rope_part(a, head, &h);
             const te__rope_view *one = views[part], *src = a->gather ? one : &a->packed, *dst = a->gather ? &a->packed : one;
@@ -47,7 +67,7 @@ static void te__rope_tokens(void *user, int64_t begin, int64_t end) {
             for (c = 0; c < a->d;) {
                 const int64_t n = c == 0 && a->half ? 2 * a->half : te__min(a->d - c, TE__COUNT(x));
                 te__load_row(src->p, (te_dtype)src->dt, from + c, n, x);
-                if (c == 0 && part < 2) te__rope_rotate(a, cosine, sine, x);
+                if (c == 0 && part < 2) te__rope_rotate(a, &turn, x);
                 te__store_row(dst->p, (te_dtype)dst->dt, to + c, n, x);
                 c += n;
             }
@@ -55,8 +75,23 @@ static void te__rope_tokens(void *user, int64_t begin, int64_t end) {
     }
 }
 
+/* Every token's position has a row. */
+static te_result te__rope_check_rows(te_ctx *te, const te__rope_kargs *a) {
+    int64_t token;
+    int t, b;
+    for (token = 0; token < (int64_t)a->batch * a->seq; token++) {
+        int64_t position;
+        te__rope_place_of(a, token, &t, &b);
+        position = te__rope_position(a, t, &b);
+        if (!te__rope_row(a, position, b))
+            return te__fail(te, TE_ERR_INVALID, "rope: token %d of sequence %d has position %lld, and freqs has %lld rows; 0 to %lld are possible", t, b, (long long)position, a->freqs_rows,
+                            a->freqs_rows - 1);
+    }
+    return TE_OK;
+}
 static te_result te__rope_cpu(te_ctx *te, te__rope_kargs *a) {
     if (a->d == 0 || a->heads + 2 * a->groups == 0) return TE_OK; /* then cu_seqlens may be empty, too */
+    if (a->has_freqs && te__rope_check_rows(te, a) != TE_OK) return te_error_code(te);
     te__parallel_for(te, (int64_t)a->batch * a->seq, 16, te__rope_tokens, a);
     return TE_OK;
 }

@@ -20,6 +20,9 @@ typedef struct te__rope_kargs {
     const void *positions;   /* i32 or i64, of each token; NULL: a token's place */
     int positions_dt;        /* te_dtype */
     int positions_step;      /* from one sequence to the next; 0: they have the same ones */
+    const float *freqs;      /* has_freqs: [rows, 1 or sequences, 2 half], the angles; else inv_freq has frequencies */
+    long long freqs_rows, freqs_row, freqs_step; /* elements from one row, and sequence, to the next; step 0: they have the same ones */
+    int has_freqs;
     long long offset;        /* added to every position */
     float position_scale, attention_factor; /* of cosine and sine */
     int cp_size, cp_rank;    /* cp_size 1: whole sequences */
@@ -42,17 +45,22 @@ TE__BOTH long long te__rope_place(const te__rope_kargs *a, long long t, long lon
     if (a->cp_size == 1) return t;
     return t < half ? t + a->cp_rank * half : (2 * a->cp_size - 1 - a->cp_rank) * half + t - half;
 }
-/* The position of token t of sequence b. */
-TE__BOTH long long te__rope_position(const te__rope_kargs *a, int t, int b) {
-    const long long at = a->positions_step * (long long)b + t;
+/* The position of token t of batch entry *b, which becomes its sequence. */
+TE__BOTH long long te__rope_position(const te__rope_kargs *a, int t, int *b) {
+    const long long at = a->positions_step * (long long)*b + t;
     long long place = t, length = a->seq;
     if (a->cu) {
-        b = te__sequence_of(a->cu, a->sequences, (long long)t * a->cp_size);
-        place -= a->cu[b] / a->cp_size;
-        length = (a->cu[b + 1] - a->cu[b]) / a->cp_size;
+        *b = te__sequence_of(a->cu, a->sequences, (long long)t * a->cp_size);
+        place -= a->cu[*b] / a->cp_size;
+        length = (a->cu[*b + 1] - a->cu[*b]) / a->cp_size;
+        if (a->has_freqs && (place < 0 || place >= length)) place = 0; /* a row of no sequence needs none of the table */
     }
     place = !a->positions ? te__rope_place(a, place, length) : a->positions_dt == TE_I64 ? ((const long long *)a->positions)[at] : ((const int *)a->positions)[at];
-    return place + a->offset + (a->start ? a->start[b] : 0);
+    return place + a->offset + (a->start ? a->start[*b] : 0);
+}
+/* The angles of a token of sequence b: 2 half of them, or NULL for a position that freqs have no row for. */
+TE__BOTH const float *te__rope_row(const te__rope_kargs *a, long long position, int b) {
+    return position < 0 || position >= a->freqs_rows ? 0 : a->freqs + position * a->freqs_row + (long long)b * a->freqs_step;
 }
 
 #endif

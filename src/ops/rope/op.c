@@ -6,15 +6,30 @@
 /* As the operations of the family `context` have it; twice as many chunks are counted in int. */
 #define TE__ROPE_MAX_RANKS (1 << 20)
 
+/* A table of angles of b sequences says how many channels are rotated. */
+static te_result te__rope_check_freqs(te_ctx *te, const char *op, te_rope_angles *a, int64_t b) {
+    const te_tensor *f = a->freqs;
+    char text[TE__SHAPE_TEXT];
+    if (f->ndim != 4 || (f->shape[1] != 1 && f->shape[1] != b) || f->shape[2] != 1 || (a->rotary_dim && a->rotary_dim != f->shape[3]))
+        return te__fail(te, TE_ERR_SHAPE, a->rotary_dim ? "%s: freqs is %s; [positions, 1 or %lld, 1, %d] is needed" : "%s: freqs is %s; [positions, 1 or %lld, 1, rotary_dim] is needed", op,
+                        te__shape_text(f, text), (long long)b, a->rotary_dim);
+    if (a->base != 0.0f || a->inv_freq || (a->position_scale != 0.0f && a->position_scale != 1.0f))
+        return te__fail(te, TE_ERR_INVALID, "%s: freqs is given, with base %g, inv_freq %s and position_scale %g, which make angles in its place; leave them 0", op, (double)a->base,
+                        a->inv_freq ? "given" : "NULL", (double)a->position_scale);
+    a->rotary_dim = (int)te__min(f->shape[3], INT_MAX);
+    return TE_OK;
+}
 /* Angles of b sequences of s tokens, or, packed, of s tokens of b sequences, with heads of d channels. Fills defaults. */
 static te_result te__rope_check_angles(te_ctx *te, const char *op, te_rope_angles *a, bool packed, int64_t s, int64_t b, int64_t d) {
     const int64_t positions = a->positions ? te__numel(a->positions) : 0;
-    if (a->base == 0.0f) a->base = 10000.0f;
+    te_result r = a->freqs ? te__rope_check_freqs(te, op, a, b) : TE_OK;
+    if (r != TE_OK) return r;
+    if (a->base == 0.0f && !a->freqs) a->base = 10000.0f;
     if (a->position_scale == 0.0f) a->position_scale = 1.0f;
     if (a->attention_factor == 0.0f) a->attention_factor = 1.0f;
-    if (a->rotary_dim == 0) a->rotary_dim = (int)te__min(d, INT_MAX);
+    if (a->rotary_dim == 0 && !a->freqs) a->rotary_dim = (int)te__min(d, INT_MAX);
     if (a->cp_size == 0) a->cp_size = 1;
-    if (!(a->base > 0.0f)) return te__fail(te, TE_ERR_INVALID, "%s: base is %g; it must be positive", op, (double)a->base);
+    if (!a->freqs && !(a->base > 0.0f)) return te__fail(te, TE_ERR_INVALID, "%s: base is %g; it must be positive", op, (double)a->base);
     if (a->rotary_dim < 0 || a->rotary_dim > d || a->rotary_dim % 2 != 0)
         return te__fail(te, TE_ERR_SHAPE, "%s: %d of %lld channels are to be rotated; an even number of those that there are is possible", op, a->rotary_dim,
                         (long long)d);
@@ -34,6 +49,10 @@ static te_result te__rope_check_angles(te_ctx *te, const char *op, te_rope_angle
     if (a->positions && positions != s && (packed || positions != s * b))
         return te__fail(te, TE_ERR_SHAPE, packed ? "%s: positions has %lld elements; one for each of %lld tokens is needed" : "%s: positions has %lld elements; [%lld], or as many for each of %lld sequences, is needed",
                         op, (long long)positions, (long long)s, (long long)b);
+    if (a->freqs && !packed && !a->positions && !a->start_positions && a->freqs->shape[3] > 0 && s * b > 0 &&
+        (a->position_offset < 0 || a->position_offset + s * a->cp_size > a->freqs->shape[0]))
+        return te__fail(te, TE_ERR_SHAPE, "%s: freqs has %lld rows, and the positions are %lld to %lld; a row for each is needed", op, (long long)a->freqs->shape[0],
+                        (long long)a->position_offset, (long long)(a->position_offset + s * a->cp_size - 1));
     return te__want_numel(te, op, "start_positions", a->start_positions, b);
 }
 
@@ -48,6 +67,7 @@ static te_result te__check_rope(te_ctx *te, te_op_rope_args *a) {
     te_result r = te__rope_want_heads(te, "x", a->x, packed);
     if (r == TE_OK) r = te__rope_want_heads(te, "y", a->y, packed);
     if (r == TE_OK) r = te__want_same(te, "rope", "x", a->x, "y", a->y);
+    if (r == TE_OK && a->no_rope) return packed ? TE_OK : te__want_format(te, "rope", a->format);
     if (r == TE_OK && packed != (a->cu_seqlens != NULL))
         r = te__fail(te, TE_ERR_INVALID, "rope: format is %d and cu_seqlens %s; sequences in one tensor (TE_THD, 2) have their starts there, and other formats none", (int)a->format,
                      a->cu_seqlens ? "given" : "NULL");
@@ -148,16 +168,23 @@ static void te__rope_describe(te__rope_kargs *k, const te_tensor *x, te_qkv_form
     k->start = (const int *)te__data(a->start_positions);
     k->positions = te__data(a->positions);
     if (a->positions) k->positions_dt = (int)a->positions->dtype;
+    if (a->freqs && k->half) {
+        k->freqs = (const float *)te__data(a->freqs);
+        k->freqs_rows = a->freqs->shape[0];
+        k->freqs_step = a->freqs->shape[1] > 1 ? 2 * k->half : 0;
+        k->freqs_row = a->freqs->shape[1] * 2 * k->half;
+        k->has_freqs = 1;
+    }
     k->positions_step = a->positions && te__numel(a->positions) > k->seq ? k->seq : 0;
     k->cp_size = a->cp_size;
     k->cp_rank = a->cp_rank;
-    for (i = 0; i < k->half; i++) k->inv_freq[i] = a->inv_freq ? a->inv_freq[i] : (float)pow((double)a->base, -2.0 * i / a->rotary_dim);
+    for (i = 0; i < k->half && !a->freqs; i++) k->inv_freq[i] = a->inv_freq ? a->inv_freq[i] : (float)pow((double)a->base, -2.0 * i / a->rotary_dim);
 }
 
 static void te__rope_problem(te__rope_kargs *k, const te_op_rope_args *a) {
     memset(k, 0, sizeof(*k));
-    te__rope_describe(k, a->x, a->format, &a->angles);
-    if (a->cu_seqlens) {
+    te__rope_describe(k, a->x, a->format, a->no_rope ? NULL : &a->angles);
+    if (a->cu_seqlens && !a->no_rope) {
         k->cu = (const int *)te__data(a->cu_seqlens);
         k->sequences = (int)te__numel(a->cu_seqlens) - 1;
     }

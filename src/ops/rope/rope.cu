@@ -7,25 +7,29 @@
 // work is W pairs (x at channel i, y at channel half + i; or, interleaved, 2 W neighbours) or W channels that are not rotated; W is 8, in
 // vectors, or 1.
 //
-// Options: X_DT (te_dtype of everything; else each has its own), X_VECTOR (else a.vector).
+// With a table of angles (freqs) x and y have an angle each, and the transposed rotation exchanges their sines; a position without a row gives NaN.
+//
+// Options: X_DT (te_dtype of everything; else each has its own), X_VECTOR (else a.vector), X_FREQS (else a.has_freqs).
 // Benchmark: "rotary embedding" in tests/bench/h200.csv.
 //
-// Launch: grid ceil(batch * seq / tokens), block 256, shared memory 8 * tokens * half bytes. vector: addresses are multiples of 16 bytes, and all
-//         strides, d and half of 8 elements.
+// Launch: grid ceil(batch * seq / tokens), block 256, shared memory 8 * tokens * half bytes, twice that with freqs. vector: addresses are
+//         multiples of 16 bytes, and all strides, d and half of 8 elements.
 // te:baseline
-// te:row X_DT=1 X_VECTOR=1
-// te:row X_DT=2 X_VECTOR=1
-// te:row X_DT=3 X_VECTOR=1
+// te:row X_DT=1|2|3 X_VECTOR=1 X_FREQS=0|1
 #include "device/vector.cuh"
 #include "base/sequences.h"
 #include "ops/rope/kargs.h"
 
+#define NO_ROW __int_as_float(0x7fffffff) // NaN
+
 #ifdef X_DT
 #define DT_OF(view) X_DT
 #define VECTOR X_VECTOR
+#define FREQS X_FREQS
 #else
 #define DT_OF(view) ((view).dt)
 #define VECTOR a.vector
+#define FREQS a.has_freqs
 #endif
 
 // The block's tokens: `first` lies at (outer, inner) of the two dimensions of tokens, the inner one of `size`.
@@ -123,27 +127,30 @@ template <int W> struct te_rope_unit {
         x = te_rope_ask<W>(src, from + cx, src_dt);
         walk.next();
     }
-    TE_DEV void finish(const te__rope_kargs &a, const float2 *table) const {
+    TE_DEV void finish(const te__rope_kargs &a, const float2 *table, const float2 *mates) const {
         float u[W], v[W];
         te_rope_values<W>(x, src_dt, u);
         if (cy >= 0) te_rope_values<W>(y, src_dt, v);
         if (turn >= 0) {
-            float2 by[W];
+            float2 by[W], mate[W]; // of x, of y
 #pragma unroll
-            for (int i = 0; i < W; i++) by[i] = table[turn + i * (a.half / W)];
+            for (int i = 0; i < W; i++) {
+                by[i] = table[turn + i * (a.half / W)];
+                mate[i] = FREQS ? mates[turn + i * (a.half / W)] : by[i];
+            }
             if (a.interleaved && W > 1) {
 #pragma unroll
                 for (int i = 0; i < W; i++) {
                     float *lo = i < W / 2 ? u + 2 * i : v + 2 * i - W, p = lo[0], q = lo[1];
                     lo[0] = p * by[i].x - q * by[i].y;
-                    lo[1] = q * by[i].x + p * by[i].y;
+                    lo[1] = q * mate[i].x + p * mate[i].y;
                 }
             } else {
 #pragma unroll
                 for (int i = 0; i < W; i++) {
                     float p = u[i], q = v[i];
                     u[i] = p * by[i].x - q * by[i].y;
-                    v[i] = q * by[i].x + p * by[i].y;
+                    v[i] = q * mate[i].x + p * mate[i].y;
                 }
             }
         }
@@ -152,8 +159,16 @@ template <int W> struct te_rope_unit {
     }
 };
 
+// Cosine and sine of an angle.
+TE_DEV float2 te_rope_turn(const te__rope_kargs &a, float angle) {
+    float s, c;
+    sincosf(angle, &s, &c);
+    return make_float2(c * a.attention_factor, s * a.attention_factor * a.direction);
+}
+
 template <int W> TE_DEV void te_rope_units(const te__rope_kargs &a, float2 *table) {
     const te_rope_tokens tokens(a);
+    float2 *const mates = table + tokens.count * a.half;
     te_rope_walk walk((a.d - a.half) / W, a.heads + 2 * a.groups, threadIdx.x);
     const int all = tokens.count * walk.heads * walk.units;
     int at = threadIdx.x;
@@ -162,25 +177,33 @@ template <int W> TE_DEV void te_rope_units(const te__rope_kargs &a, float2 *tabl
     if (at + TE__ROPE_THREADS < all) other.ask(a, tokens, walk);
     for (int i = threadIdx.x; i < tokens.count * a.half; i += TE__ROPE_THREADS) {
         const int token = i / a.half, pair = i - token * a.half;
+        const int to = token * a.half + pair % W * (a.half / W) + pair / W; // neighbouring lanes read adjacent words
         int t, b;
         tokens.locate(token, t, b);
-        const float position = (float)te__rope_position(&a, t, b) * a.position_scale;
-        float s, c;
-        sincosf(__fmul_rn(position, a.inv_freq[pair]), &s, &c);
-        table[token * a.half + pair % W * (a.half / W) + pair / W] = make_float2(c * a.attention_factor, s * a.attention_factor * a.direction); // neighbouring lanes read adjacent words
+        const te_i64 position = te__rope_position(&a, t, &b);
+        if (FREQS) {
+            const float *row = te__rope_row(&a, position, b);
+            const int x = a.interleaved ? 2 * pair : pair, y = a.interleaved ? 2 * pair + 1 : pair + a.half;
+            const float2 of_x = te_rope_turn(a, row ? row[x] : NO_ROW), of_y = te_rope_turn(a, row ? row[y] : NO_ROW);
+            const bool back = a.direction < 0.0f;
+            table[to] = make_float2(of_x.x, back ? of_y.y : of_x.y);
+            mates[to] = make_float2(of_y.x, back ? of_x.y : of_y.y);
+        } else {
+            table[to] = te_rope_turn(a, __fmul_rn((float)position * a.position_scale, a.inv_freq[pair]));
+        }
     }
     __syncthreads();
     for (; at < all; at += 2 * TE__ROPE_THREADS) { // one is rotated while the other, and the next one, are in flight
-        one.finish(a, table);
+        one.finish(a, table, mates);
         if (at + 2 * TE__ROPE_THREADS < all) one.ask(a, tokens, walk);
-        if (at + TE__ROPE_THREADS < all) other.finish(a, table);
+        if (at + TE__ROPE_THREADS < all) other.finish(a, table, mates);
         if (at + 3 * TE__ROPE_THREADS < all) other.ask(a, tokens, walk);
     }
 }
 
 extern "C" __global__ void __launch_bounds__(TE__ROPE_THREADS, 3) te_rope(const __grid_constant__ te__rope_kargs a) {
     te_follow();
-    extern __shared__ float2 table[]; // (cos, sin) of each token's angles
+    extern __shared__ float2 table[]; // (cos, sin) of each token's angles; with freqs of x's, and behind them of y's
     if (VECTOR) te_rope_units<8>(a, table);
     else te_rope_units<1>(a, table);
 }

@@ -101,13 +101,18 @@ static te_result te__primary_assign(te_tensor *weight, te_tensor *value, const t
     return te_quantize_into(weight->quantized->quantizer, value, weight, weight->quantized->cls->form == TE__FORM_CODES ? noop : NULL);
 }
 
-/* The same from an initialisation or a file: training starts from this value, so it replaces the preserved one. */
+/* The same from an initialisation, a file or a sum: training starts from this value, so it replaces the preserved one, in the format of that. */
 static te_result te__primary_start(te_tensor *weight, te_tensor *value) {
     te__quantized *q = weight->quantized;
-    te_result result = te__primary_assign(weight, value, NULL);
-    if (result != TE_OK || !q->init_value || weight->te->warming) return result;
-    result = te_tensor_to_host(value, q->init_value);
-    if (result == TE_OK) q->init_version = te__quant_version(weight);
+    const bool preserves = q->init_value && !weight->te->warming;
+    te_tensor *first;
+    te_result result;
+    te__frame_begin(weight->te);
+    first = preserves ? te_tensor_cast(value, weight->dtype) : value; /* what can fail for want of memory comes before the codes change */
+    result = first ? te__primary_assign(weight, value, NULL) : te_error_code(weight->te);
+    if (result == TE_OK && preserves) result = te_tensor_to_host(first, q->init_value);
+    if (result == TE_OK && preserves) q->init_version = te__quant_version(weight);
+    te__frame_end(weight->te, NULL, 0);
     return result;
 }
 /* The memory whose writes count as writes of a parameter. */

@@ -25,6 +25,12 @@ typedef enum te_lora_init {
     TE_LORA_XAVIER = 0, /* N(0, 2 / (in + dim)) */
     TE_LORA_KAIMING = 1 /* uniform within +- 1 / sqrt(in) */
 } te_lora_init;
+/* Which biases are trained beside adapters (peft: LoraConfig.bias): parameters called bias, and those of names that end in _bias. */
+typedef enum te_lora_bias {
+    TE_LORA_BIAS_NONE = 0,
+    TE_LORA_BIAS_ALL = 1,      /* of all modules */
+    TE_LORA_BIAS_LORA_ONLY = 2 /* of the modules with adapters */
+} te_lora_bias;
 /* Which Linears get adapters, and of what kind (Automodel: PeftConfig). Zero-initialised; lists are read during the call.
  *
  * A name is a path below the model, in which * (or .*) stands for any characters and ? for one; one without either also names all modules whose path ends in it behind a dot:
@@ -43,6 +49,10 @@ typedef struct te_lora_desc {
     te_lora_init lora_A_init;           /* 0 => xavier */
     te_dtype lora_dtype;                /* of the adapters: f32, f16 or bf16; 0 => the weight's. Inputs are cast where they differ */
     bool skip_freeze;                   /* parameters of modules without adapters go on as they are; false => all but adapters are frozen */
+    const char *const *modules_to_save; /* [num_modules_to_save] modules of which all parameters are trained, in place of adapters: copies, which te_lora_remove drops (peft) */
+    int num_modules_to_save;            /* how many */
+    te_lora_bias bias;                  /* 0 => none is trained */
+    const char *base_model_name_or_path; /* what te_lora_save writes, copied; NULL => the folder that te_hf_open was given, or null */
 } te_lora_desc;
 
 /* Gives adapters to the Linears of a tree that desc names (NULL: the default one), and freezes everything else. Writes their number into *num_modules, which may be NULL. Draws from

@@ -417,7 +417,9 @@ static te_module *te__hf_build(te__hf_folder *f, const te_hf_desc *desc) {
     d.init.no_init = true;
     m = te__hf_create(f, &d);
     if (!m) return NULL;
-    if (te__hf_check(f, m, &d) && te__hf_carry(f) && te_module_reset_parameters(m) == TE_OK && te_module_visit_tensors(m, te__hf_load, f)) {
+    ((te__causal_lm *)m->state)->folder = te__copy_string(f->te, f->path);
+    if (((te__causal_lm *)m->state)->folder && te__hf_check(f, m, &d) && te__hf_carry(f) && te_module_reset_parameters(m) == TE_OK &&
+        te_module_visit_tensors(m, te__hf_load, f)) {
         ((te__causal_lm *)m->state)->config = f->config_text;
         ((te__causal_lm *)m->state)->carried = f->carried;
         f->config_text = NULL;

@@ -59,24 +59,6 @@ static bool te__moe_padding(te_module *m, const te_forward_args *args, int64_t t
     *padding = te_tensor_contiguous(x);
     return *padding != NULL;
 }
-/* The index map that leaves n rows where they are. */
-static te_tensor *te__identity_map(te_ctx *te, int64_t n) {
-    int64_t none = 0;
-    te_tensor *sizes = te__moe_splits(te, NULL, &none, 1, 1, NULL);
-    return sizes ? te__chunk_map(te, sizes, NULL, NULL, n) : NULL;
-}
-/* Row i of x [R, N] times factors[i], f32 [R], rounded once. Differentiable in both. */
-static te_tensor *te__scale_rows(te_tensor *x, te_tensor *factors) {
-    te_moe_unpermute_desc desc = TE_ZERO;
-    te_tensor *map = x && factors ? te__identity_map(x->te, te__rows(x)) : NULL;
-    int64_t shape[2];
-    if (!map) return NULL;
-    shape[0] = te__rows(x);
-    shape[1] = 1;
-    desc.merging_probs = te_tensor_view(factors, 2, shape);
-    desc.map_type = TE_MAP_INDEX;
-    return desc.merging_probs ? te_moe_unpermute(x, map, &desc) : NULL;
-}
 
 /* ---- the choice ---- */
 

@@ -156,10 +156,6 @@ static te_result te__unit_exchange(te__dp_unit *u) {
     return result;
 }
 
-static const te_module *te__root_of(const te_module *m) {
-    while (m->parent) m = m->parent;
-    return m;
-}
 /* Before a backward pass from y: marks the leaves that it can reach. After the pass its nodes are gone, and a failed one still has to know whose ranks to tell. */
 static void te__units_mark(te_ctx *te, const te__segment *s, te_tensor *const *y, int count) {
     const uint64_t pass = ++te->tape.passes;

@@ -322,6 +322,7 @@ typedef struct te__causal_lm {
     te_causal_lm_desc desc; /* defaults filled in; without its pointers */
     char *config;           /* the text of config.json, where it came from a folder; or NULL */
     te__carried_file *carried; /* the tokenizer's files, and how to generate */
+    char *folder;           /* that folder, as te_hf_open was given it; or NULL */
 } te__causal_lm;
 static void te__carried_free(te_ctx *te, te__carried_file *f) {
     while (f) {
@@ -389,8 +390,10 @@ static te_result te__causal_lm_forward(te_module *m, te_forward_args *args) {
     return te__output(m, args, x);
 }
 static void te__causal_lm_destroy(te_module *m) {
-    te__free_string(m->te, ((te__causal_lm *)m->state)->config);
-    te__carried_free(m->te, ((te__causal_lm *)m->state)->carried);
+    te__causal_lm *s = (te__causal_lm *)m->state;
+    te__free_string(m->te, s->config);
+    te__free_string(m->te, s->folder);
+    te__carried_free(m->te, s->carried);
 }
 static const te_module_class te__causal_lm_class = {"CausalLM", sizeof(te__causal_lm), te__causal_lm_forward, te__causal_lm_destroy, NULL};
 

@@ -389,7 +389,8 @@ typedef struct te__layernorm_linear_module {
     te__weight_cache cache;
 } te__layernorm_linear_module;
 
-static te_result te__layernorm_linear_forward(te_module *m, te_forward_args *args) {
+/* normed: where the norm's output goes, in high precision, this rank's rows; NULL: nobody else reads it. */
+static te_result te__layernorm_linear_run(te_module *m, te_forward_args *args, te_tensor **normed) {
     te__layernorm_linear_module *s = (te__layernorm_linear_module *)m->state;
     te_tensor *bias = te__product_bias(m, &s->params), *ln_out;
     te__quant_call quant;
@@ -398,13 +399,15 @@ static te_result te__layernorm_linear_forward(te_module *m, te_forward_args *arg
     te__linear_call call = te__linear_call_of(m, &quant, 0, s->desc.parallel.parallel_mode, &s->cache, args, &s->desc.gemm, s->scaling);
     if (result != TE_OK) return result;
     call.weight = te__product_weight(m, &s->params);
-    call.x = te__norm_run_for(m, &s->norm, args->input, s->desc.return_layernorm_output ? NULL : te__fused_spec(&call, &spec), &quant, 0);
+    call.x = te__norm_run_for(m, &s->norm, args->input, s->desc.return_layernorm_output || normed ? NULL : te__fused_spec(&call, &spec), &quant, 0);
+    if (normed) *normed = call.x;
     ln_out = te__norm_returned(&call, s->desc.return_layernorm_output && s->desc.return_layernorm_output_gathered);
     result = te__output(m, args, te__linear_biased(&call, bias, s->desc.gemm.return_bias));
     if (s->desc.gemm.return_bias) args->outputs.bias = bias;
     if (s->desc.return_layernorm_output) args->outputs.ln_out = ln_out;
     return result;
 }
+static te_result te__layernorm_linear_forward(te_module *m, te_forward_args *args) { return te__layernorm_linear_run(m, args, NULL); }
 static void te__layernorm_linear_destroy(te_module *m) {
     te__layernorm_linear_module *s = (te__layernorm_linear_module *)m->state;
     te__weight_cache_close(&s->cache);

@@ -13,13 +13,18 @@ static te_parallel_mode te__mlp_mode(const te__layernorm_mlp_module *s, int gemm
     return !s->desc.parallel.set_parallel_mode ? TE_PARALLEL_NONE : gemm == TE__FC1 ? TE_PARALLEL_COLUMN : TE_PARALLEL_ROW;
 }
 
-static te_result te__layernorm_mlp_forward(te_module *m, te_forward_args *args) {
+/* What a layer above adds to the output y of product `gemm`, from its input x, in high precision; y itself where it adds nothing. */
+typedef te_tensor *(*te__mlp_add)(te_module *m, const te_forward_args *args, int gemm, te_tensor *x, te_tensor *y);
+
+/* add: NULL, or called behind each product. */
+static te_result te__layernorm_mlp_run(te_module *m, te_forward_args *args, te__mlp_add add) {
     te__layernorm_mlp_module *s = (te__layernorm_mlp_module *)m->state;
     te_tensor *fc2_bias = te__bias_of(m, "fc2_bias", s->desc.gemm.no_bias), *z, *ln_out;
     te__quant_call quant;
     te__quant_spec spec;
     te_result result = te__scaling_prepare(m, s->scaling, &quant);
-    bool alternate = s->desc.activation_params.glu_interleave_size != 0; /* then the activation's kernels leave codes and sums of columns to the products */
+    bool alternate = add || s->desc.activation_params.glu_interleave_size != 0; /* then the activation's kernels leave codes and sums of columns to the products */
+    te_tensor *normed, *y;
     te__linear_call fc1 = te__linear_call_of(m, &quant, TE__FC1, te__mlp_mode(s, TE__FC1), &s->fc1, args, &s->desc.gemm, s->scaling);
     te__linear_call fc2 = te__linear_call_of(m, &quant, TE__FC2, te__mlp_mode(s, TE__FC2), &s->fc2, args, &s->desc.gemm, s->scaling);
     if (result != TE_OK) return result;
@@ -28,10 +33,12 @@ static te_result te__layernorm_mlp_forward(te_module *m, te_forward_args *args) 
     fc1.bias = te__bias_of(m, "fc1_bias", s->desc.gemm.no_bias);
     fc1.bias_grad_elsewhere = !alternate;
     fc2.record_alone = te__runs_again(m);
-    fc1.x = te__norm_run_for(m, &s->norm, args->input, s->desc.return_layernorm_output ? NULL : te__fused_spec(&fc1, &spec), &quant, TE__FC1);
+    fc1.x = te__norm_run_for(m, &s->norm, args->input, s->desc.return_layernorm_output || add ? NULL : te__fused_spec(&fc1, &spec), &quant, TE__FC1);
+    normed = fc1.x;
     ln_out = te__norm_returned(&fc1, s->desc.return_layernorm_output && s->desc.return_layernorm_output_gathered);
     z = te__linear(&fc1);
-    if (s->desc.activation == TE_GELU && !quant.enabled) { /* fc2's node computes GELU's gradient as well */
+    if (z && add) z = add(m, args, TE__FC1, normed, z);
+    if (s->desc.activation == TE_GELU && !quant.enabled && !add) { /* fc2's node computes GELU's gradient as well */
         fc2.gelu_of = z;
         fc2.gelu_bias = fc1.bias;
         m->te->tape.no_grad++;
@@ -42,11 +49,13 @@ static te_result te__layernorm_mlp_forward(te_module *m, te_forward_args *args) 
         fc2.x = te__activate_for(z, s->desc.activation, &s->desc.activation_params, te__fused_act_spec(&fc2, &s->desc.activation_params, &spec), alternate ? NULL : &grad, &quant,
                                  TE__FC2);
     }
-    result = te__output(m, args, te__linear_biased(&fc2, fc2_bias, s->desc.gemm.return_bias));
+    y = te__linear_biased(&fc2, fc2_bias, s->desc.gemm.return_bias);
+    result = te__output(m, args, y && add ? add(m, args, TE__FC2, fc2.x, y) : y);
     if (s->desc.gemm.return_bias) args->outputs.bias = fc2_bias;
     if (s->desc.return_layernorm_output) args->outputs.ln_out = ln_out;
     return result;
 }
+static te_result te__layernorm_mlp_forward(te_module *m, te_forward_args *args) { return te__layernorm_mlp_run(m, args, NULL); }
 static void te__layernorm_mlp_destroy(te_module *m) {
     te__layernorm_mlp_module *s = (te__layernorm_mlp_module *)m->state;
     te__weight_cache_close(&s->fc1);

@@ -615,3 +615,24 @@ TE_API te_tensor *te_fused_moe_aux_loss(te_tensor *probs, te_tensor *tokens_per_
     args.coeff = desc->coeff;
     return te__record(name, te__checked(loss, te_op_moe_aux_loss_fwd(te, &args)), te__aux_loss_backward, &state, sizeof(state), &probs, 1, saved, 2);
 }
+
+/* ---- factors of rows ---- */
+
+/* The index map that leaves n rows where they are. */
+static te_tensor *te__identity_map(te_ctx *te, int64_t n) {
+    int64_t none = 0;
+    te_tensor *sizes = te__moe_splits(te, NULL, &none, 1, 1, NULL);
+    return sizes ? te__chunk_map(te, sizes, NULL, NULL, n) : NULL;
+}
+/* Row i of x [R, N] times factors[i], f32 [R], rounded once. Differentiable in both. */
+static te_tensor *te__scale_rows(te_tensor *x, te_tensor *factors) {
+    te_moe_unpermute_desc desc = TE_ZERO;
+    te_tensor *map = x && factors ? te__identity_map(x->te, te__rows(x)) : NULL;
+    int64_t shape[2];
+    if (!map) return NULL;
+    shape[0] = te__rows(x);
+    shape[1] = 1;
+    desc.merging_probs = te_tensor_view(factors, 2, shape);
+    desc.map_type = TE_MAP_INDEX;
+    return desc.merging_probs ? te_moe_unpermute(x, map, &desc) : NULL;
+}

@@ -228,7 +228,7 @@ TE_TEST(lora_chooses) {
                  {{.num_target_modules = 1}, {"*.layers.0.*.q_proj"}, 1, "model.layers.0.self_attn.q_proj", "model.layers.1.self_attn.q_proj"},
                  {{.num_target_modules = 1}, {".*gate.*"}, 2, "model.layers.0.mlp.gate_proj", "model.layers.0.mlp.up_proj"},
                  {{.num_target_modules = 1}, {"*"}, 15, "lm_head", "model.norm"},
-                 {{.num_target_modules = 1}, {"model.layers.1.mlp.u?_proj"}, 1, "model.layers.1.mlp.up_proj", "model.layers.0.mlp.up_proj"},
+                 {{.num_target_modules = 1}, {"model.layers.1.mlp.u._proj"}, 1, "model.layers.1.mlp.up_proj", "model.layers.0.mlp.up_proj"},
                  {{.num_exclude_modules = 2}, {"*.lm_head", "lm_head"}, 14, "model.layers.1.self_attn.o_proj", "lm_head"},
                  {{.match_all_linear = true}, {NULL}, 15, "lm_head", "model.embed_tokens"}};
     te_ctx *te = test_context("cpu");
@@ -263,7 +263,7 @@ TE_TEST(lora_chooses) {
     memset(long_name, '*', sizeof long_name);
     strcpy(long_name + sizeof long_name - 16, "nothing");
     te_lora_apply(m, &(te_lora_desc){.target_modules = &name, .num_target_modules = 1}, NULL);
-    CHECK_ERROR(te, TE_ERR_INVALID, "te_lora_apply: no Linear below \"causal_lm\" is one of");
+    CHECK_ERROR(te, TE_ERR_INVALID, "has 2039 bytes; at most 512 are possible");
     /* away again */
     CHECK_EQ_INT(te_lora_remove(m), TE_OK);
     CHECK(!te_module_find(m, "model.layers.0.self_attn.q_proj.lora_A") && !te_module_set_forward(te_module_find(m, "model.layers.0.self_attn.q_proj"), NULL));
@@ -493,10 +493,12 @@ TE_TEST(lora_files_refused) {
         te_result code;
         const char *says;
     } configs[] = {{"{\"peft_type\": \"LOHA\"}", TE_ERR_UNSUPPORTED, "\"peft_type\" is LOHA"},
-                   {"{\"use_dora\": true}", TE_ERR_UNSUPPORTED, "\"use_dora\" is set"},
-                   {"{\"modules_to_save\": [\"lm_head\"]}", TE_ERR_UNSUPPORTED, "\"modules_to_save\" is set"},
+                   {"{\"use_dora\": true}", TE_ERR_FORMAT, "use_dora is true, and \"model.layers.0.self_attn.q_proj\" has no lora_magnitude_vector"},
+                   {"{\"modules_to_save\": [\"lm_head\"]}", TE_ERR_FORMAT, "there is no tensor \"base_model.model.lm_head.weight\", which modules_to_save names"},
+                   {"{\"modules_to_save\": \"lm_head\"}", TE_ERR_FORMAT, "adapter_config.json: byte"},
+                   {"{\"modules_to_save\": [1]}", TE_ERR_FORMAT, "adapter_config.json: byte"},
                    {"{\"fan_in_fan_out\": true}", TE_ERR_UNSUPPORTED, "\"fan_in_fan_out\" is set"},
-                   {"{\"bias\": \"all\"}", TE_ERR_UNSUPPORTED, "\"bias\" is all"},
+                   {"{\"bias\": \"some\"}", TE_ERR_UNSUPPORTED, "\"bias\" is some"},
                    {"{\"lora_dropout\": 1.5}", TE_ERR_FORMAT, "lora_dropout 1.5"},
                    {"{\"lora_alpha\": 1e39}", TE_ERR_FORMAT, "lora_alpha is inf"},
                    {"{\"alpha_pattern\": {\"q_proj\": -1e39}}", TE_ERR_FORMAT, "the alpha_pattern of \"q_proj\" is -inf"},
@@ -504,7 +506,7 @@ TE_TEST(lora_files_refused) {
                    {"[]", TE_ERR_FORMAT, "adapter_config.json: byte"},
                    {"{\"r\": 2} {", TE_ERR_FORMAT, "something follows the end"},
                    {"{\"init_lora_weights\": \"pissa_niter_16\"}", TE_ERR_UNSUPPORTED, "\"init_lora_weights\" is pissa_niter_16"},
-                   {"{\"alpha_pattern\": {\"layers[.]0\": 4}}", TE_ERR_UNSUPPORTED, "the alpha_pattern has \"layers[.]0\", a regular expression"},
+                   {"{\"alpha_pattern\": {\"layers.{2}\": 4}}", TE_ERR_UNSUPPORTED, "alpha_pattern: the pattern \"layers.{2}\" has a count (\"{\")"},
                    {"{\"r\": 2", TE_ERR_FORMAT, "adapter_config.json: byte"},
                    {"", TE_ERR_FORMAT, "adapter_config.json: byte"}};
     static const struct {
@@ -514,15 +516,15 @@ TE_TEST(lora_files_refused) {
         const char *says;
     } files[] = {{NULL, qb, 2, LO_D, LO_D, 2, TE_ERR_FORMAT, "is there without"},
                  {qa, NULL, 2, LO_D, LO_D, 2, TE_ERR_FORMAT, "is there without"},
-                 {qa, qb, 2, LO_D - 1, LO_D, 2, TE_ERR_SHAPE, "64 input features"},
-                 {qa, qb, 2, LO_D, LO_D + 1, 2, TE_ERR_SHAPE, "64 output features"},
-                 {qa, qb, 2, LO_D, LO_D, 3, TE_ERR_SHAPE, "both adapters one rank"},
-                 {"base_model.model.model.norm.lora_A.weight", NULL, 2, LO_D, 0, 0, TE_ERR_FORMAT, "is no adapter of a Linear of this model"},
-                 {"base_model.model.nowhere.lora_A.weight", NULL, 2, LO_D, 0, 0, TE_ERR_FORMAT, "is no adapter of a Linear of this model"},
-                 {"base_model.model.lm_head.weight", NULL, LO_V, LO_D, 0, 0, TE_ERR_FORMAT, "is no adapter of a Linear of this model"},
+                 {qa, qb, 2, LO_D - 1, LO_D, 2, TE_ERR_SHAPE, "[2, 64] is needed for the features"},
+                 {qa, qb, 2, LO_D, LO_D + 1, 2, TE_ERR_SHAPE, "[64, 2] is needed for the features"},
+                 {qa, qb, 2, LO_D, LO_D, 3, TE_ERR_SHAPE, "all its adapters have one rank"},
+                 {"base_model.model.model.norm.lora_A.weight", NULL, 2, LO_D, 0, 0, TE_ERR_FORMAT, "is no adapter of a product of this model"},
+                 {"base_model.model.nowhere.lora_A.weight", NULL, 2, LO_D, 0, 0, TE_ERR_FORMAT, "is no adapter of a product of this model"},
+                 {"base_model.model.lm_head.weight", NULL, LO_V, LO_D, 0, 0, TE_ERR_FORMAT, "differs from the model's in or behind row 0"},
                  {"base_model.model.model.layers.0.self_attn.q_proj..lora_A.weight", "base_model.model.model.layers.0.self_attn.q_proj..lora_B.weight", 2, LO_D, LO_D, 2, TE_ERR_FORMAT,
-                  "is no adapter of a Linear of this model"},
-                 {".lora_A.weight", NULL, 2, LO_D, 0, 0, TE_ERR_FORMAT, "is no adapter of a Linear of this model"},
+                  "is no adapter of a product of this model"},
+                 {".lora_A.weight", NULL, 2, LO_D, 0, 0, TE_ERR_FORMAT, "is no adapter of a product of this model"},
                  {NULL, NULL, 0, 0, 0, 0, TE_ERR_FORMAT, "there are no adapters in it"}};
     te_ctx *te = test_context("cpu");
     lora_make_folder(te, TE_F32);
@@ -666,7 +668,7 @@ TE_TEST(lora_merges_parts) {
     a = te_module_name(first);
     te_lora_apply(m, &(te_lora_desc){.target_modules = &a, .num_target_modules = 1}, NULL);
     CHECK(te_lora_merge(m) == TE_ERR_UNSUPPORTED);
-    CHECK_ERROR(te, TE_ERR_UNSUPPORTED, "is that of 2 modules");
+    CHECK_ERROR(te, TE_ERR_UNSUPPORTED, "\" is also \"weight\" of \"");
     te_module_destroy(m);
 }
 
@@ -679,7 +681,10 @@ TE_TEST(lora_refuses) {
         te_lora_desc d;
         te_result code;
         const char *says;
-    } descs[] = {{{.use_dora = true}, TE_ERR_UNSUPPORTED, "use_dora: DoRA"},
+    } descs[] = {{{.bias = (te_lora_bias)3}, TE_ERR_INVALID, "bias 3"},
+                 {{.match_all_linear = true, .modules_to_save = some, .num_modules_to_save = 1}, TE_ERR_INVALID, "modules_to_save: no module below \"linear\" is named \"q_proj\""},
+                 {{.num_modules_to_save = 1}, TE_ERR_INVALID, "1 modules_to_save (NULL)"},
+                 {{.base_model_name_or_path = "\xff"}, TE_ERR_INVALID, "base_model_name_or_path is no UTF-8"},
                  {{.dim = -1}, TE_ERR_INVALID, "dim -1"},
                  {{.alpha = INFINITY}, TE_ERR_INVALID, "alpha inf"},
                  {{.dropout = 1}, TE_ERR_INVALID, "dropout 1"},
@@ -725,8 +730,10 @@ TE_TEST(lora_refuses) {
     CHECK_ERROR(te, TE_ERR_UNSUPPORTED, "LoRA: fp8_output");
     te_module_destroy(linear);
     te_module *layer = te_transformer_layer_create(te, &(te_transformer_layer_desc){.hidden_size = 16, .ffn_hidden_size = 32, .attention.num_attention_heads = 2});
-    CHECK(te_lora_apply(layer, &star, NULL) == TE_ERR_UNSUPPORTED);
-    CHECK_ERROR(te, TE_ERR_UNSUPPORTED, "is a LayerNormLinear; adapters stand beside a Linear");
+    te_lora_desc dora = star;
+    dora.use_dora = true;
+    CHECK(te_lora_apply(layer, &dora, NULL) == TE_ERR_UNSUPPORTED);
+    CHECK_ERROR(te, TE_ERR_UNSUPPORTED, "is a LayerNormLinear; use_dora is for Linears that one rank has");
     CHECK(te_lora_apply(layer, &all, NULL) == TE_OK);
     te_module_destroy(layer);
     te_causal_lm_desc d = {.vocab_size = 8, .hidden_size = 16, .intermediate_size = 16, .num_hidden_layers = 1, .num_attention_heads = 2, .num_local_experts = 2, .num_experts_per_tok = 1};

@@ -1,0 +1,138 @@
+/* model/dora.c: DoRA on Linears: a trained length for each row of W + alpha / dim B A (Liu et al. 2024). Knows Linear, its adapters and the factors of rows; must not know how adapters are
+ * chosen, or files.
+ *
+ * y = x V^T * m / |V| + b, V = W + alpha / dim B A, with the lengths |V| of V's rows taken as constants in the backward pass, as in section 4.3 of the paper and in peft. */
+
+#define TE__MAGNITUDE "lora_magnitude_vector"
+#define TE__DORA_EPS 1e-30f /* what lengths' squares are raised by: a row of zeros has the length 1e-15, and the others have theirs */
+
+/* Columns of u [.., N] times g, f32 [N]. Differentiable in both. */
+static te_tensor *te__scale_columns(te_tensor *u, te_tensor *g) {
+    int64_t shape[2];
+    te_tensor *y;
+    if (te__numel(u) == 0) return u;
+    shape[0] = te__rows(u);
+    shape[1] = te__cols(u);
+    y = te_tensor_view(te_tensor_contiguous(u), 2, shape);
+    y = y ? te_tensor_contiguous(te_tensor_transpose(y, 0, 1)) : NULL;
+    y = y ? te__scale_rows(y, g) : NULL;
+    y = y ? te_tensor_contiguous(te_tensor_transpose(y, 0, 1)) : NULL;
+    return y ? te_tensor_view(y, u->ndim, u->shape) : NULL;
+}
+
+/* V, f32 [out, in], without history. */
+static te_tensor *te__dora_weight(te_module *m) {
+    const te__linear_module *s = (const te__linear_module *)m->state;
+    const te__lora_site site = te__lora_site_of(m);
+    te_tensor *v;
+    m->te->tape.no_grad++;
+    v = te__lora_sum(te__product_weight(m, &s->params), te__lora_delta(&site, 0), te__lora_factor(te__lora_of(m)));
+    m->te->tape.no_grad--;
+    return v;
+}
+/* Makes every row of v, f32, one of length 1, and gives the factors, f32 [rows], that did so. */
+static te_tensor *te__dora_normalize(te_tensor *v) {
+    te_op_l2normalize_fwd_args args = TE_ZERO;
+    args.x = args.y = v;
+    args.rnorm = v ? te__empty_1d(v->te, TE_F32, te__rows(v)) : NULL;
+    args.eps = TE__DORA_EPS;
+    return args.rnorm && te_op_l2normalize_fwd(v->te, &args) == TE_OK ? args.rnorm : NULL;
+}
+
+/* ---- the magnitude ---- */
+
+static te_result te__magnitude_forward(te_module *m, te_forward_args *args) {
+    (void)args;
+    return te__fail(m->te, TE_ERR_STATE, "%s: it is a vector beside its Linear's adapters; run the Linear", m->cls->name);
+}
+/* The lengths of V's rows, so that the Linear computes what it did. Waits for the device. */
+static te_result te__magnitude_reset(te_module *m) {
+    te_tensor *weight = te_module_parameter(m, "weight"), *rnorm, *value;
+    const size_t bytes = te_tensor_bytes(weight) / (size_t)te__dtype_size(weight->dtype) * sizeof(float);
+    float *host = (float *)te__alloc(m->te, bytes);
+    te_result result;
+    int64_t i;
+    if (!host) return TE_ERR_OUT_OF_MEMORY;
+    te__frame_begin(m->te);
+    rnorm = te__dora_normalize(te__dora_weight(m->parent));
+    result = rnorm ? te_tensor_to_host(rnorm, host) : te_error_code(m->te);
+    for (i = 0; i < te__numel(weight) && result == TE_OK; i++) host[i] = host[i] < 1e14f ? te__floats_divide(1.0, (double)host[i]) : 0.0f;
+    value = result == TE_OK ? te__empty_like(weight, TE_F32) : NULL;
+    if (result == TE_OK) result = value ? te_tensor_copy_from_host(value, host) : te_error_code(m->te);
+    if (result == TE_OK) result = te_tensor_copy(weight, value);
+    te__frame_end(m->te, NULL, 0);
+    te__free(m->te, host, bytes);
+    return result;
+}
+static const te_module_class te__magnitude_class = {"Magnitude", 0, te__magnitude_forward, NULL, te__magnitude_reset};
+
+/* Gives Linear m, which has lora_A and lora_B, its magnitude. */
+static bool te__magnitude_add(te_module *m, te_dtype dtype) {
+    const te__linear_module *s = (const te__linear_module *)m->state;
+    te_module *child = te_module_create(m->te, &te__magnitude_class, TE__MAGNITUDE);
+    if (!child) return false;
+    te__params_on(child, m->meta ? TE_PARAMS_META : TE_PARAMS_DEFAULT);
+    te__add_weight(child, "weight", dtype, s->desc.out_features, 0);
+    child->evaluating = m->evaluating;
+    if (!te_module_add_child(m, NULL, child) || !te__module_need(child)) {
+        te_module_destroy(child);
+        return false;
+    }
+    child->maker = NULL;
+    child->built_in = true;
+    return m->te->error_code == TE_OK && (m->meta || te__magnitude_reset(child) == TE_OK);
+}
+
+/* ---- forward, and merging ---- */
+
+/* m / |V|, f32 [out]. */
+static te_tensor *te__dora_factors(te_module *m) {
+    te_tensor *weight = te_module_parameter(te_module_find(m, TE__MAGNITUDE), "weight"), *factors;
+    int64_t shape[2];
+    if (!weight) {
+        te__fail(m->te, TE_ERR_STATE, "%s: its child \"" TE__MAGNITUDE "\" is gone", m->cls->name);
+        return NULL;
+    }
+    factors = te__dora_normalize(te__dora_weight(m));
+    shape[0] = te__numel(weight);
+    shape[1] = 1;
+    weight = factors ? te_tensor_view(te_tensor_cast(weight, TE_F32), 2, shape) : NULL;
+    weight = weight ? te__scale_rows(weight, factors) : NULL;
+    return weight ? te_tensor_view(weight, 1, shape) : NULL;
+}
+/* The Linear's own product of x, without its bias. */
+static te_tensor *te__dora_base(te_module *m, te_forward_args *args, te_tensor *x) {
+    te__quant_call quant;
+    te__linear_call call;
+    if (te__linear_begin(m, args, &quant, &call) != TE_OK) return NULL;
+    call.x = x;
+    return te__linear_biased(&call, NULL, false);
+}
+/* With dropout in front of lora_A it reaches W's part in what the magnitudes change, too, and not the Linear's own output: y = x W^T + b + (x' V^T * m / |V| - x' W^T), as in peft. */
+static te_result te__dora_forward(te_module *m, te_forward_args *args) {
+    const te__linear_module *s = (const te__linear_module *)m->state;
+    const te__lora *l = te__lora_of(m);
+    const bool drops = te_module_is_training(m) && l->dropout > 0.0f && l->position == TE_DROPOUT_PRE;
+    te_tensor *x = args->input, *base, *u, *y, *bias;
+    te_result result = te__lora_call_ok(m, args);
+    if (result != TE_OK || te__is_unallocated(x)) return result == TE_OK ? m->cls->forward(m, args) : result;
+    if (drops && x->quantized) x = te_dequantize(x, x->dtype);
+    if (drops && x) x = te_dropout(x, l->dropout);
+    base = x ? te__dora_base(m, args, x) : NULL;
+    u = base ? te__lora_cast(te__lora_product(m, args, x, true), base->dtype) : NULL;
+    u = u ? te_add(base, u) : NULL;
+    y = te__dora_factors(m);
+    y = u && y ? te__scale_columns(u, y) : NULL;
+    if (y && drops) y = te_add(te_add(y, te_scale(base, -1.0f)), te__dora_base(m, args, args->input));
+    bias = te__product_bias(m, &s->params);
+    if (y && bias && !s->desc.gemm.return_bias) y = te_bias_dropout_add(y, bias, NULL, 0.0f);
+    if (s->desc.gemm.return_bias) args->outputs.bias = bias;
+    return te__output(m, args, y);
+}
+/* Rows first .. of the merged weight from the same of V, f32, which change: of length 1, times the magnitude. */
+static te_tensor *te__dora_merged(te_module *m, te_tensor *v, int64_t first) {
+    te_tensor *weight = te_module_parameter(te_module_find(m, TE__MAGNITUDE), "weight");
+    if (!v || !weight || !te__dora_normalize(v)) return NULL;
+    weight = te_tensor_narrow(weight, 0, first, te__rows(v));
+    return weight ? te__scale_rows(v, te_tensor_cast(te_tensor_contiguous(weight), TE_F32)) : NULL;
+}

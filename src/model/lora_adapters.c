@@ -1,0 +1,172 @@
+/* model/lora_adapters.c: giving adapters to a site, and taking them away. Knows the forward passes with adapters; must not know how sites are chosen, or files. */
+
+static te_result te__lora_fill_uniform(void *user, te_tensor *weight) {
+    te_op_random_args args = TE_ZERO;
+    te__draw draw = te__rng_draw(weight->te, 1);
+    (void)user;
+    args.dst = weight;
+    args.kind = TE_RANDOM_UNIFORM;
+    args.b = 1.0f / sqrtf((float)te__cols(weight));
+    args.a = -args.b;
+    args.seed = draw.seed;
+    args.offset = draw.offset;
+    args.rng = draw.rng;
+    return te_op_random(weight->te, &args);
+}
+static te_result te__lora_fill_zero(void *user, te_tensor *weight) {
+    (void)user;
+    return te_tensor_fill(weight, 0.0);
+}
+
+static void te__lora_take_away(const te__lora_site *s) {
+    te_module *m = te__lora_holder(s);
+    if (m == s->owner) {
+        te_module_set_forward(m, NULL);
+        te__module_drop(m, "lora_A");
+        te__module_drop(m, "lora_B");
+        te__module_drop(m, TE__MAGNITUDE);
+        te_module_remove_attribute(m, TE__LORA);
+        return;
+    }
+    te__module_drop(s->owner, te__lora_mlp_names[s->gemm]);
+    if (!te_module_find(s->owner, te__lora_mlp_names[TE__FC1]) && !te_module_find(s->owner, te__lora_mlp_names[TE__FC2])) te_module_set_forward(s->owner, NULL);
+}
+
+/* One of a site's two adapters. */
+typedef struct te__lora_adapter {
+    const char *name;
+    int64_t in, out;
+    te_parallel_mode mode; /* by which the owner's ranks share it, if they share the site so */
+    te_init init;
+    te_dtype dtype;
+} te__lora_adapter;
+
+static te_module *te__lora_create_linear(const te__lora_site *site, const te__lora_adapter *a, te_params_device device) {
+    te_module *m = site->owner;
+    const te__lora_shape shape = te__lora_shape_of(site);
+    const bool divided = m->parallel.size > 1 && shape.mode == a->mode;
+    te_linear_desc d = TE_ZERO;
+    d.in_features = a->in;
+    d.out_features = a->out;
+    d.name = a->name;
+    d.gemm.no_bias = true;
+    d.gemm.params_dtype = a->dtype;
+    d.gemm.init = a->init;
+    d.gemm.device = device;
+    if (divided) {
+        d.parallel.parallel_mode = a->mode;
+        d.parallel.sequence_parallel = m->parallel.sequence;
+        d.parallel.tp_group = m->parallel.group;
+        d.parallel.tp_size = m->parallel.size;
+    }
+    return te__linear_create(m->te, &d, divided && a->mode == TE_PARALLEL_COLUMN ? shape.rows : NULL);
+}
+static te_module *te__lora_create_grouped(const te__lora_site *site, const te__lora_adapter *a, te_params_device device) {
+    te_grouped_linear_desc d = TE_ZERO;
+    d.num_gemms = te__lora_shape_of(site).products;
+    d.in_features = a->in;
+    d.out_features = a->out;
+    d.name = a->name;
+    d.gemm.no_bias = true;
+    d.gemm.params_dtype = a->dtype;
+    d.gemm.init = a->init;
+    d.gemm.device = device;
+    return te_grouped_linear_create(site->owner->te, &d);
+}
+/* An Embedding's lora_A: rows of lora_embedding_A's transpose. */
+static te_module *te__lora_create_table(const te__lora_site *site, const te__lora_adapter *a, te_params_device device) {
+    te_embedding_desc d = TE_ZERO;
+    d.num_embeddings = a->in;
+    d.embedding_dim = a->out;
+    d.name = a->name;
+    d.params_dtype = a->dtype;
+    d.init = a->init;
+    d.device = device;
+    return te_embedding_create(site->owner->te, &d);
+}
+/* Adds it to the holder. Under sequence parallelism ranks have different rows, so the gradient of an adapter that is not divided is this rank's part. */
+static bool te__lora_add(const te__lora_site *site, te_module *holder, const te__lora_adapter *a) {
+    te_module *m = site->owner, *child;
+    const te_params_device device = m->meta && !m->awaits_group ? TE_PARAMS_META : TE_PARAMS_DEFAULT;
+    if (m->cls == &te__grouped_class) child = te__lora_create_grouped(site, a, device);
+    else if (m->cls == &te__embedding_class && a->mode == TE_PARALLEL_ROW) child = te__lora_create_table(site, a, device);
+    else child = te__lora_create_linear(site, a, device);
+    if (!child) return false;
+    if (!te_module_add_child(holder, NULL, child) || !te__module_need(child)) {
+        te_module_destroy(child);
+        return false;
+    }
+    child->evaluating = m->evaluating;
+    if (m->parallel.sequence && child->parallel.size < 2) te_tensor_set_sequence_parallel(te_module_parameter(child, "weight"), true);
+    return true;
+}
+/* lora_A and lora_B: of an Embedding the second one begins with numbers, and the first with zeros, as in peft. */
+static bool te__lora_add_both(const te__lora_site *site, te_module *holder, const te_lora_desc *d, te_dtype dtype) {
+    const te__lora_shape shape = te__lora_shape_of(site);
+    const bool table = site->owner->cls == &te__embedding_class;
+    te_init zero = TE_ZERO, numbers = TE_ZERO;
+    te__lora_adapter a = TE_ZERO;
+    zero.init_method = te__lora_fill_zero;
+    if (table) numbers.std = 1.0f;
+    else if (d->lora_A_init == TE_LORA_XAVIER) numbers.std = sqrtf(2.0f / (float)(shape.in + d->dim));
+    else numbers.init_method = te__lora_fill_uniform;
+    a.name = "lora_A";
+    a.in = shape.in;
+    a.out = d->dim;
+    a.mode = TE_PARALLEL_ROW;
+    a.init = table ? zero : numbers;
+    a.dtype = dtype;
+    if (!te__lora_add(site, holder, &a)) return false;
+    a.name = "lora_B";
+    a.in = d->dim;
+    a.out = shape.out;
+    a.mode = TE_PARALLEL_COLUMN;
+    a.init = table ? numbers : zero;
+    return te__lora_add(site, holder, &a);
+}
+
+/* The module that holds the adapters: the owner, or a new child of it; NULL with the error. */
+static te_module *te__lora_open_holder(const te__lora_site *site) {
+    te_module *holder;
+    if (site->owner->cls != &te__layernorm_mlp_class) return site->owner;
+    holder = te_module_create(site->owner->te, &te__lora_part_class, te__lora_mlp_names[site->gemm]);
+    if (holder && !(te_module_add_child(site->owner, NULL, holder) && te__module_need(holder))) {
+        te_module_destroy(holder);
+        return NULL;
+    }
+    if (holder) holder->evaluating = site->owner->evaluating;
+    return holder;
+}
+/* Gives a site its adapters; after a failure it has none. */
+static te_result te__lora_give(const te__lora_site *site, const te_lora_desc *d) {
+    te_module *m = site->owner, *holder;
+    te_quantized_model_init_desc off = TE_ZERO;
+    const te_dtype dtype = d->lora_dtype ? d->lora_dtype : te__lora_base(site, 0)->dtype;
+    te__lora *l = (te__lora *)te__alloc_zero(m->te, sizeof(te__lora));
+    bool fine;
+    if (!l) return TE_ERR_OUT_OF_MEMORY;
+    l->te = m->te;
+    l->dim = d->dim;
+    l->alpha = d->alpha;
+    l->dropout = d->dropout;
+    l->position = d->dropout_position;
+    l->dora = d->use_dora;
+    holder = te__lora_open_holder(site);
+    if (!holder || te_module_set_attribute(holder, TE__LORA, l, te__lora_free) != TE_OK) {
+        te__lora_free(l);
+        if (holder && holder != m) te__module_drop(m, holder->name);
+        return te_error_code(m->te);
+    }
+    off.not_enabled = true; /* adapters are trained: they are never stored quantized */
+    fine = te_quantized_model_init_begin(m->te, &off) == TE_OK;
+    if (fine) {
+        fine = te__lora_add_both(site, holder, d, dtype) && (!l->dora || te__magnitude_add(m, dtype));
+        te_quantized_model_init_end(m->te);
+    }
+    if (!fine) {
+        te__lora_take_away(site);
+        return te_error_code(m->te);
+    }
+    te_module_set_forward(m, m->cls == &te__layernorm_mlp_class ? te__lora_mlp_forward : l->dora ? te__dora_forward : te__lora_forward);
+    return TE_OK;
+}

@@ -1,0 +1,357 @@
+/* model/lora_match.c: patterns of module names: the part of regular expressions that NeMo Automodel's and peft's lists of modules use. Knows text alone; must not know modules.
+ *
+ * A pattern becomes a program of one step a character or operator (Thompson 1968), and a match moves all places of the program at once along the text: its time is their product,
+ * whatever the pattern. No step looks back. */
+
+enum { TE__PATTERN_LENGTH = 512, TE__PATTERN_DEPTH = 64 }; /* bytes of a pattern; groups within each other */
+
+typedef enum te__pattern_op {
+    TE__PATTERN_CHAR, /* the code point `a` */
+    TE__PATTERN_ANY,  /* all but a line's end */
+    TE__PATTERN_SET,  /* a class: `b` ranges from `a` on; `inverse`: all others */
+    TE__PATTERN_FORK, /* goes on at `a` and at `b` */
+    TE__PATTERN_GO,   /* goes on at `a` */
+    TE__PATTERN_START,
+    TE__PATTERN_END,
+    TE__PATTERN_FOUND
+} te__pattern_op;
+typedef struct te__pattern_step {
+    uint8_t op;
+    bool inverse;
+    int a, b;
+} te__pattern_step;
+typedef struct te__pattern_range {
+    int first, last;
+} te__pattern_range;
+
+/* Zero-initialised; te__pattern_close. */
+typedef struct te__pattern {
+    te_ctx *te;
+    te__pattern_step *steps;
+    int n, cap;
+    te__pattern_range *ranges;
+    int num_ranges, cap_ranges;
+    int *places;       /* [4 * n], for matching */
+    const char *at;    /* while it is read */
+    const char *wrong; /* what cannot be read; NULL: nothing */
+    char found[8];     /* its characters */
+} te__pattern;
+
+static void te__pattern_close(te__pattern *p) {
+    if (!p->te) return;
+    te__free(p->te, p->steps, (size_t)p->cap * sizeof(te__pattern_step));
+    te__free(p->te, p->ranges, (size_t)p->cap_ranges * sizeof(te__pattern_range));
+    te__free(p->te, p->places, 4 * (size_t)p->n * sizeof(int));
+    memset(p, 0, sizeof(*p));
+}
+
+/* The code point at s, whose bytes it takes; a byte that begins none is one itself. */
+static int te__code_point(const char **s) {
+    const unsigned char *p = (const unsigned char *)*s;
+    const int n = te__utf8_length(*s);
+    *s += n > 1 ? n : 1;
+    if (n < 2) return p[0];
+    if (n == 2) return (p[0] & 31) << 6 | (p[1] & 63);
+    if (n == 3) return (p[0] & 15) << 12 | (p[1] & 63) << 6 | (p[2] & 63);
+    return (p[0] & 7) << 18 | (p[1] & 63) << 12 | (p[2] & 63) << 6 | (p[3] & 63);
+}
+
+/* ---- reading a pattern ---- */
+
+static bool te__pattern_fail(te__pattern *p, const char *wrong, int characters) {
+    if (!p->wrong) {
+        p->wrong = wrong;
+        snprintf(p->found, sizeof(p->found), "%.*s", characters, p->at);
+    }
+    return false;
+}
+/* Adds a step, and gives its place; -1 when memory is out. */
+static int te__pattern_add(te__pattern *p, te__pattern_op op, int a, int b) {
+    te__pattern_step *s;
+    if (!te__grow(p->te, (void **)&p->steps, &p->cap, p->n, sizeof(te__pattern_step))) return -1;
+    s = &p->steps[p->n];
+    s->op = (uint8_t)op;
+    s->inverse = false;
+    s->a = a;
+    s->b = b;
+    return p->n++;
+}
+/* Makes room for a step in front of place `at`, which no step before goes beyond. */
+static bool te__pattern_insert(te__pattern *p, int at) {
+    int i;
+    if (te__pattern_add(p, TE__PATTERN_GO, 0, 0) < 0) return false;
+    memmove(p->steps + at + 1, p->steps + at, (size_t)(p->n - 1 - at) * sizeof(te__pattern_step));
+    for (i = at + 1; i < p->n; i++) {
+        te__pattern_step *s = &p->steps[i];
+        if (s->op == TE__PATTERN_FORK || s->op == TE__PATTERN_GO) s->a++;
+        if (s->op == TE__PATTERN_FORK) s->b++;
+    }
+    return true;
+}
+/* The character behind a backslash: punctuation is itself. */
+static bool te__pattern_escape(te__pattern *p, int *c) {
+    const char next = p->at[1];
+    if (next <= ' ' || next > '~' || (next >= '0' && next <= '9') || (next >= 'A' && next <= 'Z') || (next >= 'a' && next <= 'z')) return te__pattern_fail(p, "an escape", 2);
+    *c = next;
+    p->at += 2;
+    return true;
+}
+/* One character of a class. */
+static bool te__pattern_member(te__pattern *p, int *c) {
+    if (!*p->at) return te__pattern_fail(p, "a class without its end", 1);
+    if (*p->at == '\\') return te__pattern_escape(p, c);
+    *c = te__code_point(&p->at);
+    return true;
+}
+static bool te__pattern_class(te__pattern *p) {
+    const int place = te__pattern_add(p, TE__PATTERN_SET, p->num_ranges, 0);
+    const char *begin;
+    if (place < 0) return false;
+    p->at++;
+    p->steps[place].inverse = *p->at == '^';
+    p->at += *p->at == '^';
+    for (begin = p->at; *p->at != ']' || p->at == begin;) { /* a bracket at the beginning is a member */
+        te__pattern_range r;
+        const char *start = p->at;
+        if (!te__pattern_member(p, &r.first)) return false;
+        r.last = r.first;
+        if (*p->at == '-' && p->at[1] && p->at[1] != ']') {
+            p->at++;
+            if (!te__pattern_member(p, &r.last)) return false;
+        }
+        if (r.last < r.first) {
+            p->at = start;
+            return te__pattern_fail(p, "a range from a later character to an earlier one", 3);
+        }
+        if (!te__grow(p->te, (void **)&p->ranges, &p->cap_ranges, p->num_ranges, sizeof(te__pattern_range))) return false;
+        p->ranges[p->num_ranges++] = r;
+        p->steps[place].b++;
+    }
+    p->at++;
+    return true;
+}
+
+
+/* A group, or the whole pattern, that is being read. */
+typedef struct te__pattern_group {
+    int start, part; /* places where it and its last alternative begin */
+    int ends;        /* the GO at the end of the alternative before, which names that of the one before it ... ; -1: none */
+} te__pattern_group;
+
+/* Another alternative: those before it are left through their GO. */
+static bool te__pattern_alternative(te__pattern *p, te__pattern_group *g) {
+    int go;
+    if (!te__pattern_insert(p, g->part)) return false;
+    go = te__pattern_add(p, TE__PATTERN_GO, g->ends, 0);
+    if (go < 0) return false;
+    p->steps[g->part].op = (uint8_t)TE__PATTERN_FORK;
+    p->steps[g->part].a = g->part + 1;
+    p->steps[g->part].b = go + 1;
+    g->ends = go;
+    g->part = go + 1;
+    return true;
+}
+static void te__pattern_group_end(te__pattern *p, const te__pattern_group *g) {
+    int go, before;
+    for (go = g->ends; go >= 0; go = before) {
+        before = p->steps[go].a;
+        p->steps[go].a = p->n;
+    }
+}
+/* The operator at p->at, of what begins at place `atom`. */
+static bool te__pattern_repeat(te__pattern *p, int atom) {
+    const char op = *p->at;
+    if (atom < 0) return te__pattern_fail(p, atom == -1 ? "an operator with nothing in front of it" : "an operator behind an operator", 1);
+    p->at++;
+    if (*p->at == '?') p->at++; /* a shorter match first: there is one, or there is none */
+    if (op == '+') return te__pattern_add(p, TE__PATTERN_FORK, atom, p->n + 1) >= 0;
+    if (!te__pattern_insert(p, atom) || (op == '*' && te__pattern_add(p, TE__PATTERN_GO, atom, 0) < 0)) return false;
+    p->steps[atom].op = (uint8_t)TE__PATTERN_FORK;
+    p->steps[atom].a = atom + 1;
+    p->steps[atom].b = p->n;
+    return true;
+}
+static bool te__pattern_read(te__pattern *p) {
+    te__pattern_group groups[TE__PATTERN_DEPTH + 1], *g = groups;
+    int atom = -1; /* where an operator's operand begins; -1: there is none, -2: it has an operator */
+    g->start = g->part = 0;
+    g->ends = -1;
+    while (*p->at) {
+        const char c = *p->at;
+        const int place = p->n;
+        bool fine = true;
+        if (c == '*' || c == '+' || c == '?') {
+            if (!te__pattern_repeat(p, atom)) return false;
+            atom = -2;
+            continue;
+        }
+        atom = place;
+        if (c == '{' || c == '}') return te__pattern_fail(p, "a count", 1);
+        if (c == ')') {
+            if (g == groups) return te__pattern_fail(p, "the end of a group that has not begun", 1);
+            te__pattern_group_end(p, g);
+            atom = g->start;
+            g--;
+            p->at++;
+        } else if (c == '(') {
+            if (p->at[1] == '?') return te__pattern_fail(p, "an extension", 2);
+            if (++g == groups + TE__PATTERN_DEPTH + 1) return te__pattern_fail(p, "more than 64 groups within each other", 1);
+            g->start = g->part = place;
+            g->ends = atom = -1;
+            p->at++;
+        } else if (c == '|') {
+            fine = te__pattern_alternative(p, g);
+            atom = -1;
+            p->at++;
+        } else if (c == '^' || c == '$') {
+            fine = te__pattern_add(p, c == '^' ? TE__PATTERN_START : TE__PATTERN_END, 0, 0) >= 0;
+            atom = -1;
+            p->at++;
+        } else if (c == '.') {
+            fine = te__pattern_add(p, TE__PATTERN_ANY, 0, 0) >= 0;
+            p->at++;
+        } else if (c == '[') {
+            fine = te__pattern_class(p);
+        } else {
+            int code = 0;
+            fine = c != '\\' || te__pattern_escape(p, &code);
+            if (fine) fine = te__pattern_add(p, TE__PATTERN_CHAR, c == '\\' ? code : te__code_point(&p->at), 0) >= 0;
+        }
+        if (!fine) return false;
+    }
+    if (g != groups) return te__pattern_fail(p, "a group without its end", 1);
+    te__pattern_group_end(p, g);
+    return te__pattern_add(p, TE__PATTERN_FOUND, 0, 0) >= 0;
+}
+
+/* Reads a regular expression. False with the error, which begins with `who`: `text` is what the user has written. */
+static bool te__pattern_open(te__pattern *p, te_ctx *te, const char *who, const char *text, const char *expression) {
+    p->te = te;
+    p->at = expression;
+    if (te__pattern_read(p)) {
+        p->places = (int *)te__alloc_zero(te, 4 * (size_t)p->n * sizeof(int));
+        if (p->places) return true;
+    }
+    if (p->wrong)
+        te__fail(te, TE_ERR_UNSUPPORTED, "%s: the pattern \"%.200s\" has %s (\"%s\"); characters, ., *, +, ?, classes in [], groups in () and | are possible", who, text, p->wrong, p->found);
+    te__pattern_close(p);
+    return false;
+}
+/* Reads a name as NeMo Automodel's module_matcher does: * and .* are any characters, and the rest is a regular expression between ^ and $, which bind more than | does. */
+static bool te__pattern_open_name(te__pattern *p, te_ctx *te, const char *who, const char *name) {
+    char expression[4 * TE__PATTERN_LENGTH + 3], *out = expression;
+    const char *in;
+    if (strlen(name) > TE__PATTERN_LENGTH) {
+        te__fail(te, TE_ERR_INVALID, "%s: the pattern \"%.60s...\" has %lld bytes; at most %d are possible", who, name, (long long)strlen(name), (int)TE__PATTERN_LENGTH);
+        return false;
+    }
+    *out++ = '^';
+    for (in = name; *in; in++) {
+        const bool stars = *in == '*' || (in[0] == '.' && in[1] == '*');
+        if (stars) memcpy(out, "(.*)", 4);
+        else *out = *in;
+        out += stars ? 4 : 1;
+        in += stars && *in == '.';
+    }
+    *out++ = '$';
+    *out = 0;
+    return te__pattern_open(p, te, who, name, expression);
+}
+
+/* ---- matching ---- */
+
+/* Adds place `at` to a list of n, and all that it goes on at without a character. *found: one of them is the end of the program. */
+static int te__pattern_reach(te__pattern *p, int at, int *list, int n, int now, bool first, bool last, bool *found) {
+    int *seen = p->places + 2 * p->n, *open = p->places + 3 * p->n, num_open = 0;
+    if (seen[at] != now) open[num_open++] = at;
+    seen[at] = now;
+    while (num_open) {
+        const int place = open[--num_open];
+        const te__pattern_step *s = &p->steps[place];
+        int next[2], i;
+        next[0] = next[1] = -1;
+        if (s->op == TE__PATTERN_FOUND) *found = true;
+        else if (s->op <= TE__PATTERN_SET) list[n++] = place;
+        else if (s->op == TE__PATTERN_START || s->op == TE__PATTERN_END) next[0] = (s->op == TE__PATTERN_START ? first : last) ? place + 1 : -1;
+        else next[0] = s->a;
+        if (s->op == TE__PATTERN_FORK) next[1] = s->b;
+        for (i = 0; i < 2; i++) {
+            if (next[i] < 0 || seen[next[i]] == now) continue;
+            seen[next[i]] = now;
+            open[num_open++] = next[i];
+        }
+    }
+    return n;
+}
+static bool te__pattern_takes(const te__pattern *p, const te__pattern_step *s, int c) {
+    int i;
+    if (s->op == TE__PATTERN_CHAR) return s->a == c;
+    if (s->op == TE__PATTERN_ANY) return c != '\n';
+    for (i = s->a; i < s->a + s->b && !(p->ranges[i].first <= c && c <= p->ranges[i].last); i++) {}
+    return (i < s->a + s->b) != s->inverse;
+}
+/* Does the text begin with what the pattern says? */
+static bool te__pattern_matches(te__pattern *p, const char *text) {
+    int *list = p->places, *next = p->places + p->n, n, now = 1, i;
+    bool found = false;
+    memset(p->places + 2 * p->n, 0, (size_t)p->n * sizeof(int));
+    n = te__pattern_reach(p, 0, list, 0, now, true, text[0] == 0 || (text[0] == '\n' && !text[1]), &found);
+    while (*text && n && !found) {
+        const int c = te__code_point(&text);
+        const bool last = text[0] == 0 || (text[0] == '\n' && !text[1]);
+        int *swap = next, num_next = 0;
+        now++;
+        for (i = 0; i < n; i++)
+            if (te__pattern_takes(p, &p->steps[list[i]], c)) num_next = te__pattern_reach(p, list[i] + 1, next, num_next, now, false, last, &found);
+        next = list;
+        list = swap;
+        n = num_next;
+    }
+    return found;
+}
+
+/* ---- names ---- */
+
+/* A name without operators also means the ends of paths, behind a dot. */
+static bool te__name_is_plain(const char *name) { return strpbrk(name, "*+?[](){}|^$\\") == NULL; }
+static bool te__path_ends_in(const char *path, const char *name) {
+    const size_t n = strlen(path), k = strlen(name);
+    return strcmp(path, name) == 0 || (n > k && path[n - k - 1] == '.' && strcmp(path + n - k, name) == 0);
+}
+
+/* A list of names that modules are chosen by. Zero-initialised; te__name_list_close. */
+typedef struct te__name_list {
+    te_ctx *te;
+    const char *const *names;
+    te__pattern *patterns;
+    int n;
+} te__name_list;
+static void te__name_list_close(te__name_list *l) {
+    int i;
+    for (i = 0; i < l->n && l->patterns; i++) te__pattern_close(&l->patterns[i]);
+    if (l->te) te__free(l->te, l->patterns, (size_t)l->n * sizeof(te__pattern));
+    l->patterns = NULL;
+}
+static bool te__name_list_open(te__name_list *l, te_ctx *te, const char *who, const char *const *names, int n) {
+    int i;
+    l->te = te;
+    l->names = names;
+    l->n = n;
+    l->patterns = n ? (te__pattern *)te__alloc_zero(te, (size_t)n * sizeof(te__pattern)) : NULL;
+    for (i = 0; i < n && l->patterns; i++)
+        if (!te__pattern_open_name(&l->patterns[i], te, who, names[i])) return false;
+    return n == 0 || l->patterns;
+}
+/* Is the path one of the names? *plain, which may be NULL: by one without operators. */
+static bool te__name_list_match(te__name_list *l, const char *path, bool *plain) {
+    bool any = false;
+    int i;
+    if (plain) *plain = false;
+    for (i = 0; i < l->n; i++) {
+        const bool is_plain = te__name_is_plain(l->names[i]);
+        if (!(is_plain && te__path_ends_in(path, l->names[i])) && !te__pattern_matches(&l->patterns[i], path)) continue;
+        any = true;
+        if (plain && is_plain) *plain = true;
+    }
+    return any;
+}

@@ -1,0 +1,178 @@
+/* model/lora_trained.c: parameters that are trained beside adapters: those of modules_to_save, and biases. Knows the sites of adapters and parameters; must not know files.
+ *
+ * Such a parameter is a copy. The module keeps the tensor that it had, and gets it back when the adapters are taken away. */
+
+#define TE__TRAINED "te.lora.trained"
+
+typedef struct te__trained_item {
+    int entry;
+    te_tensor *before; /* NULL: there were no values yet (TE_PARAMS_META) */
+} te__trained_item;
+/* A module's attribute of that name. */
+typedef struct te__trained {
+    te_ctx *te;
+    bool whole; /* of modules_to_save: all parameters; else biases alone */
+    te__trained_item *items;
+    int n, cap;
+} te__trained;
+
+static te__trained *te__trained_of(const te_module *m) {
+    void *value = NULL;
+    return te_module_attribute(m, TE__TRAINED, &value) ? (te__trained *)value : NULL;
+}
+static void te__trained_free(void *value) {
+    te__trained *t = (te__trained *)value;
+    int i;
+    for (i = 0; i < t->n; i++) te_tensor_release(t->items[i].before);
+    te__free(t->te, t->items, (size_t)t->cap * sizeof(te__trained_item));
+    te__free(t->te, t, sizeof(*t));
+}
+static bool te__is_trained(const te__trained *t, int entry) {
+    int i;
+    for (i = 0; t && i < t->n; i++)
+        if (t->items[i].entry == entry) return true;
+    return false;
+}
+/* "bias", "fc1_bias", "bias0" ...: what is added to products and norms. */
+static bool te__is_bias(const te__entry *e) {
+    size_t n = strlen(e->name);
+    while (n > 0 && e->name[n - 1] >= '0' && e->name[n - 1] <= '9') n--;
+    return e->kind == TE_ENTRY_PARAMETER && n >= 4 && strncmp(e->name + n - 4, "bias", 4) == 0 && (n == 4 || e->name[n - 5] == '_');
+}
+
+static bool te__trains(const te__entry *e, bool whole) { return whole ? e->kind == TE_ENTRY_PARAMETER : te__is_bias(e); }
+
+/* Gives the parameters of m from number n on the tensors that they had, and says that m was `whole` before. */
+static void te__trained_cut(te_module *m, int n, bool whole) {
+    te__trained *t = te__trained_of(m);
+    if (!t) return;
+    while (t->n > n) {
+        const te__trained_item *item = &t->items[--t->n];
+        te__entry *e = &m->entries[item->entry];
+        if (!item->before) continue;
+        te_tensor_release(e->tensor);
+        e->tensor = item->before;
+    }
+    t->whole = whole;
+    if (n == 0 && !whole) te_module_remove_attribute(m, TE__TRAINED);
+}
+/* A copy of entry e takes its place; *before: what was there. */
+static te_result te__trained_copy(te_module *m, te__entry *e, te_tensor **before) {
+    te_tensor *x = e->tensor, *copy, *main_grad = te_tensor_main_grad(x);
+    te_result result;
+    if (x->quantized)
+        return te__fail(m->te, TE_ERR_UNSUPPORTED, "LoRA: the parameter \"%s\" of \"%s\" is stored quantized, and modules_to_save trains a copy in high precision; leave the module out, or make the "
+                        "model outside of te_quantized_model_init_begin", e->name, m->name);
+    *before = NULL;
+    if (!x->buffer) return TE_OK;
+    te__frame_begin(m->te);
+    copy = te__empty_like(x, x->dtype);
+    if (copy && x->name) te_tensor_set_name(copy, x->name);
+    result = copy ? te_tensor_copy(copy, x) : te_error_code(m->te);
+    if (result == TE_OK && main_grad) result = te_tensor_set_main_grad(copy, main_grad);
+    if (result == TE_OK) {
+        te_tensor_set_sequence_parallel(copy, x->sequence_parallel);
+        *before = x; /* with the reference that the entry had */
+        e->tensor = te_tensor_retain(copy);
+    }
+    te__frame_end(m->te, NULL, 0);
+    return result;
+}
+/* m's mark, a new one if it has none. */
+static te__trained *te__trained_open(te_module *m) {
+    te__trained *t = te__trained_of(m);
+    if (t) return t;
+    t = (te__trained *)te__alloc_zero(m->te, sizeof(te__trained));
+    if (!t) return NULL;
+    t->te = m->te;
+    if (te_module_set_attribute(m, TE__TRAINED, t, te__trained_free) == TE_OK) return t;
+    te__trained_free(t);
+    return NULL;
+}
+/* Makes m's parameters, or its biases alone, trained ones, but for those that are. */
+static te_result te__trained_give(te_module *m, bool whole) {
+    te__trained *t = NULL;
+    te_result result = TE_OK;
+    int i;
+    for (i = 0; i < m->num_entries && result == TE_OK; i++) {
+        te__entry *e = &m->entries[i];
+        if (!te__trains(e, whole) || te__is_trained(te__trained_of(m), i)) continue;
+        if (!t) t = te__trained_open(m);
+        if (!t || !te__grow(m->te, (void **)&t->items, &t->cap, t->n, sizeof(te__trained_item))) return te_error_code(m->te);
+        result = te__trained_copy(m, e, &t->items[t->n].before);
+        if (result == TE_OK) t->items[t->n++].entry = i;
+    }
+    if (result != TE_OK || !whole) return result;
+    t = te__trained_open(m);
+    if (!t) return te_error_code(m->te);
+    t->whole = true;
+    return TE_OK;
+}
+
+/* Modules that get trained parameters in one call, and how they were before. */
+typedef struct te__trained_change {
+    te_module *m;
+    int n;
+    bool whole;
+} te__trained_change;
+typedef struct te__trained_list {
+    te_ctx *te;
+    te__trained_change *list;
+    int n, cap;
+} te__trained_list;
+
+static te_result te__trained_list_give(te__trained_list *l, te_module *m, bool whole) {
+    const te__trained *t = te__trained_of(m);
+    te__trained_change *c;
+    if (!te__grow(l->te, (void **)&l->list, &l->cap, l->n, sizeof(te__trained_change))) return te_error_code(l->te);
+    c = &l->list[l->n++];
+    c->m = m;
+    c->n = t ? t->n : 0;
+    c->whole = t && t->whole;
+    return te__trained_give(m, whole);
+}
+/* failed: all of them are again as they were. */
+static void te__trained_list_close(te__trained_list *l, bool failed) {
+    for (; failed && l->n > 0; l->n--) te__trained_cut(l->list[l->n - 1].m, l->list[l->n - 1].n, l->list[l->n - 1].whole);
+    te__free(l->te, l->list, (size_t)l->cap * sizeof(te__trained_change));
+}
+
+static bool te__trained_forget_one(void *user, te_module *m) {
+    const bool keep = *(const bool *)user;
+    const te__trained *t = te__trained_of(m);
+    int i;
+    for (i = 0; t && i < t->n; i++) te_tensor_set_requires_grad(keep || !t->items[i].before ? m->entries[t->items[i].entry].tensor : t->items[i].before, false);
+    if (keep) te_module_remove_attribute(m, TE__TRAINED); /* what was trained stays */
+    else te__trained_cut(m, 0, false);
+    return true;
+}
+/* Ends the training of a tree: with the values that there are now, or, without `keep`, with those from before. All are frozen. */
+static void te__trained_forget(te_module *model, bool keep) { te_module_visit(model, te__trained_forget_one, &keep); }
+
+/* ---- freezing ---- */
+
+static void te__freeze_entries(te_module *m) {
+    int i;
+    for (i = 0; i < m->num_entries; i++)
+        if (m->entries[i].kind == TE_ENTRY_PARAMETER) te_tensor_set_requires_grad(m->entries[i].tensor, false);
+}
+static bool te__lora_freeze_owner(void *user, te_module *m) {
+    (void)user;
+    if (te__lora_of(m)) te__freeze_entries(te__lora_site_of(m).owner);
+    return true;
+}
+static bool te__lora_train(void *user, te_module *m) {
+    static const char *const names[] = {"lora_A", "lora_B", TE__MAGNITUDE};
+    const te__trained *t = te__trained_of(m);
+    int i;
+    (void)user;
+    for (i = 0; i < TE__COUNT(names) && te__lora_of(m); i++) te_module_set_requires_grad(te_module_find(m, names[i]), true);
+    for (i = 0; t && i < t->n; i++) te_tensor_set_requires_grad(m->entries[t->items[i].entry].tensor, true);
+    return true;
+}
+/* Freezes what is neither an adapter nor trained beside them; `whole` false: of the modules with adapters alone. */
+static void te__lora_freeze(te_module *model, bool whole) {
+    if (whole) te_module_set_requires_grad(model, false);
+    else te_module_visit(model, te__lora_freeze_owner, NULL);
+    te_module_visit(model, te__lora_train, NULL);
+}

@@ -133,7 +133,7 @@ typedef enum te_inject_reason {
     TE_INJECT_OK = 0,         /* it is not */
     TE_INJECT_PRESENT = 1,    /* it has an attn_module */
     TE_INJECT_PROJECTIONS = 2, /* no q_proj, k_proj and v_proj */
-    TE_INJECT_HEAD_DIM = 3,   /* the size of a head is not known, or above 256, which DotProductAttention does not have */
+    TE_INJECT_HEAD_DIM = 3,   /* the size of a head is not known, or above 1024, which DotProductAttention does not have */
     TE_INJECT_HEADS = 4,      /* heads are not known, do not divide each other, or do not fit the projections */
     TE_INJECT_SOFTCAP = 5,    /* its `sdpa` caps scores, which DotProductAttention does not */
     TE_INJECT_FORMAT = 6      /* its `sdpa` is of packed sequences */

@@ -333,7 +333,8 @@ typedef struct te_attn_fp8 {
 
 /* O = softmax(scale * Q K^T, masked) V, never materialising the score matrix.
  *   q, o  [s_q, b, H, d], k, v [s_kv, b, G, d] (format TE_BSHD: b first; TE_THD: [tokens, H, d] and [tokens, G, d], sequence behind sequence, under a
- *         padding mask); any strides, the last dimension contiguous; head h uses group h / (H / G); d up to 256; v may have another head size than q and k
+ *         padding mask); any strides, the last dimension contiguous; head h uses group h / (H / G); d up to 1024, above 256 by general kernels, which read chunks
+ *         of 256 channels; v may have another head size than q and k
  *   lse   f32 [b, H, s_q], or [H, tokens]: log of the sum of exp of the scaled scores, -inf for a row that sees no key (its o is 0)
  *   window   keys i + delta - left .. i + delta + right are visible; not on => unbounded; delta = len_kv - len_q or 0: see bottom_right_diagonal
  *   dropout_p   probability of zeroing an element of P; bits from Philox at (seed, offset) and rng, element ((b*H + h)*s_q + i)*s_kv + j (TE_THD: the

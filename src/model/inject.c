@@ -292,7 +292,7 @@ TE_API te_module *te_create_te_dot_product_attention(te_ctx *te, const te_attn_p
 /* ---- injection ---- */
 
 TE_API const char *te_inject_reason_text(te_inject_reason reason) {
-    static const char *const texts[] = {"injected", "it has an attn_module", "it has no q_proj, k_proj and v_proj", "the size of its heads is not known, or above 256",
+    static const char *const texts[] = {"injected", "it has an attn_module", "it has no q_proj, k_proj and v_proj", "the size of its heads is not known, or above 1024",
                                         "its numbers of heads are not known, do not divide each other, or do not fit its projections", "its sdpa caps scores", "its sdpa is of packed sequences"};
     return (unsigned)reason < TE__COUNT(texts) ? texts[reason] : "";
 }

@@ -352,7 +352,8 @@ TE_TEST(inject_params_are_inferred) {
         {"heads that do not divide", 512, 192, 192, {.head_dim = 64}, true, 8, 3, -1, 0.125f, TE_INJECT_HEADS},
         {"heads that the projections lack", 512, 512, 512, {.num_heads = 16, .num_key_value_heads = 8, .head_dim = 64}, true, 16, 8, -1, 0.125f, TE_INJECT_HEADS},
         {"projections below one head", 32, 32, 32, {.head_dim = 64}, true, 0, 0, -1, 0.125f, TE_INJECT_HEADS},
-        {"head_dim 512", 1024, 1024, 1024, {.head_dim = 512}, true, 2, 2, -1, 0.04419417382f, TE_INJECT_HEAD_DIM},
+        {"head_dim 512", 1024, 1024, 1024, {.head_dim = 512}, true, 2, 2, -1, 0.04419417382f, TE_INJECT_OK},
+        {"head_dim 2048", 2048, 2048, 2048, {.head_dim = 2048}, true, 1, 1, -1, 0.02209708691f, TE_INJECT_HEAD_DIM},
     };
     for (int i = 0; i < COUNT(cases); i++) {
         te_attn_params p;

@@ -12,6 +12,7 @@ typedef struct setup {
     te_window window;
     te_softmax_type softmax;
     bool learned_bias, decoder;
+    int64_t channels; /* of a head; 0: D */
 } setup;
 
 /* Sequences' tokens, and the steps in which they come: the new tokens of each, 0 for a sequence that is not there. Sequence 1 ends after step 3, 3 begins in 4, 4 when 0 has
@@ -29,13 +30,14 @@ static te_module *make_layers(te_ctx *te, const setup *c) {
     d.attention.qk_norm_type = c->norm;
     d.attention.window = c->window;
     d.attention.softmax_type = c->softmax;
+    d.attention.kv_channels = c->channels;
     d.layer_type = c->decoder ? TE_LAYER_DECODER : TE_LAYER_ENCODER;
     te_seed(te, 21);
     for (int i = 0; i < LAYERS; i++) layers[i] = te_transformer_layer_create(te, &d);
     return te_sequential_create(te, layers, LAYERS);
 }
 static te_inference_params *make_cache(te_ctx *te, const setup *c) {
-    te_inference_params_desc d = {.max_batch_size = 3, .max_sequence_length = MOST, .num_heads_kv = G, .head_dim_k = D, .dtype = c->dtype};
+    te_inference_params_desc d = {.max_batch_size = 3, .max_sequence_length = MOST, .num_heads_kv = G, .head_dim_k = c->channels ? c->channels : D, .dtype = c->dtype};
     d.is_paged = c->page_size > 0;
     d.page_size = c->page_size;
     d.total_num_pages = c->pages;
@@ -131,7 +133,9 @@ TE_TEST_DEVICES(inference_with_other_options) {
                           {.format = TE_SBHD, .dtype = TE_F32, .window = {true, 3, 0}},
                           {.format = TE_BSHD, .dtype = TE_F32, .softmax = TE_SOFTMAX_OFF_BY_ONE, .window = {true, 5, 0}, .page_size = 2},
                           {.format = TE_SBHD, .dtype = TE_F32, .decoder = true, .page_size = 8},
-                          {.format = TE_BSHD, .dtype = TE_F16, .decoder = true}};
+                          {.format = TE_BSHD, .dtype = TE_F16, .decoder = true},
+                          {.format = TE_BSHD, .dtype = TE_F32, .channels = 320, .page_size = 8}, /* which attention goes through in chunks */
+                          {.format = TE_THD, .dtype = TE_F32, .channels = 516}};
     for (int i = 0; i < COUNT(list); i++) {
         test_case("setup %d", i);
         te_scope_begin(te);

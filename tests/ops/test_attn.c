@@ -339,7 +339,8 @@ TE_TEST_DEVICES(attn_f16) { check_shapes(te, TE_F16); }
 TE_TEST_DEVICES(attn_bf16) { check_shapes(te, TE_BF16); }
 
 TE_TEST_DEVICES(attn_head_sizes) {
-    static const int64_t sizes[][2] = {{1, 1}, {8, 8}, {24, 40}, {72, 72}, {96, 96}, {128, 128}, {128, 64}, {33, 7}, {192, 128}, {256, 256}};
+    static const int64_t sizes[][2] = {{1, 1}, {8, 8}, {24, 40}, {72, 72}, {96, 96}, {128, 128}, {128, 64}, {33, 7}, {192, 128}, {256, 256},
+                                       {257, 257}, {512, 512}, {576, 512}, {1024, 1024}, {8, 700}, {1000, 3}}; /* in chunks */
     for (int f = 0; f < COUNT(formats); f++)
         for (int i = 0; i < COUNT(sizes); i++) {
             if ((f + i) % test_every(3)) continue;
@@ -603,8 +604,8 @@ TE_TEST_DEVICES(attn_refuses) {
     CHECK_ERROR(te, TE_ERR_INVALID, "mask is 9");
     f = good, f.window.on = true, f.window.left = -2, te_op_attn_fwd(te, &f);
     CHECK_ERROR(te, TE_ERR_INVALID, "window is -2");
-    f = good, f.q = f.k = te_tensor_empty(te, TE_F32, SHAPE(20, 1, 2, 257)), te_op_attn_fwd(te, &f);
-    CHECK_ERROR(te, TE_ERR_UNSUPPORTED, "1 to 256");
+    f = good, f.q = f.k = te_tensor_empty(te, TE_F32, SHAPE(20, 1, 2, 1025)), te_op_attn_fwd(te, &f);
+    CHECK_ERROR(te, TE_ERR_UNSUPPORTED, "the head sizes are 1025 (q and k) and 16 (v); 1 to 1024 are possible");
     b = good_bwd, b.lse = NULL, te_op_attn_bwd(te, &b);
     CHECK_ERROR(te, TE_ERR_STATE, "lse is NULL");
     b = good_bwd, b.dk = te_tensor_empty(te, TE_F32, SHAPE(20, 1, 1, 16)), te_op_attn_bwd(te, &b);

@@ -62,6 +62,32 @@ TE_TEST_DEVICES(attn_extras_fp8) {
     }
 }
 
+/* Heads that kernels go through in chunks of 256 channels, with every other option; with FP8 attention, whose first pass over the keys leaves a sum for the others; and from a cache and its pages. */
+TE_TEST_DEVICES(attn_extras_wide) {
+    static const int64_t wide[][2] = {{300, 300}, {512, 257}, {40, 600}, {1024, 1024}, {516, 16}};
+    for (int n = 0; n < CASES; n += 7 * test_every(3)) {
+        int option[OPTIONS];
+        nth_options(n, option);
+        option[SIZES] %= 2;
+        xcase c = make_case(option);
+        c.d = wide[n % 5][0], c.d_v = wide[n % 5][1];
+        c.scale = (float)((option[DROPOUT] == 2 ? 1.5 : 1) / sqrt((double)c.d));
+        if (n % 2) {
+            c.s_dtype = n % 4 == 1 ? TE_F8E5M2 : TE_F8E4M3, c.dp_dtype = n % 3 ? TE_F8E5M2 : TE_F8E4M3;
+            c.s_scale = 448, c.dp_scale = 4480;
+        }
+        check_case(te, &c);
+    }
+    for (int paged = 0; paged < 2; paged++) {
+        xcase c = small_case(TE_MASK_PADDING_CAUSAL_BOTTOM_RIGHT, LAYOUT_BSHD, BIAS_NONE, TE_SOFTMAX_VANILLA, paged, 0);
+        c.kv_format = TE_BSHD;
+        c.d = 520, c.d_v = 300;
+        c.scale = 0.05f;
+        if (paged) c.page_size = 8, c.s_kv = (c.s_kv + 7) / 8 * 8;
+        check_case(te, &c);
+    }
+}
+
 static double loss_of(const xcase *c, const xdata *in) {
     xsums sum;
     double loss = 0;

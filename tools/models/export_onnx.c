@@ -54,6 +54,7 @@ typedef struct scene {
     bool max_logit, packed;        /* of CORE */
     bool interleaved; /* of SMALL: halves by blocks */
     bool one;         /* exported with one sequence */
+    int head_channels; /* of ATTENTION; 0 => D */
     bool alias;       /* exported with one tensor as two inputs: keys and values, the starts of queries and keys */
     bool key_turn;    /* keys are rotated by starts or positions of their own, with rotary */
     bool unused_rows; /* of GROUPED: behind the last group */
@@ -97,6 +98,7 @@ static const scene scenes[] = {
     {.name = "attention_mrope_bshd", .kind = ATTENTION, .rotary = true, .freqs = 1, .key_turn = true, .format = TE_BSHD},
     {.name = "attention_table", .kind = ATTENTION, .rotary = true, .positions = true, .freqs = 2},
     {.name = "attention_starts_alias", .kind = ATTENTION, .rotary = true, .starts = true, .key_turn = true, .alias = true},
+    {.name = "attention_wide", .kind = ATTENTION, .rotary = true, .groups = 2, .head_channels = 320},
     {.name = "attention_qk_norm", .kind = ATTENTION, .rotary = true, .qk_norm = TE_QK_NORM_RMSNORM, .no_bias = true},
     {.name = "attention_cross", .kind = ATTENTION, .cross = true, .mask = TE_MASK_NONE, .groups = 2},
     {.name = "layer", .kind = LAYER},
@@ -258,7 +260,7 @@ static te_module *make(te_ctx *te, const scene *s, te_dtype dtype) {
     static const char *const names[] = {"left", "right"};
     te_norm_options norm = {.normalization = s->norm, .zero_centered_gamma = s->zero_centered};
     te_gemm_options gemm = {.no_bias = s->no_bias, .return_bias = s->return_bias, .params_dtype = dtype, .init.std = 0.1f};
-    te_attention_options attention = {.num_attention_heads = HEADS, .num_gqa_groups = s->groups, .kv_channels = D, .qkv_format = s->format, .attn_mask_type = s->mask, .window = s->window,
+    te_attention_options attention = {.num_attention_heads = HEADS, .num_gqa_groups = s->groups, .kv_channels = s->head_channels ? s->head_channels : D, .qkv_format = s->format, .attn_mask_type = s->mask, .window = s->window,
                                       .attention_type = s->cross && s->kind == ATTENTION ? TE_ATTENTION_CROSS : TE_ATTENTION_SELF, .qk_norm_type = s->qk_norm, .softmax_type = s->softmax,
                                       .return_max_logit = s->max_logit};
     switch (s->kind) {

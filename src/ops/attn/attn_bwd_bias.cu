@@ -3,11 +3,12 @@
 // The tiles are those of general.cuh: a block owns 16 rows and 32 keys of dB, and goes through the sequences, heads and rows that share them, in
 // that order; S and dP are computed anew, P and dS as in attn_bwd_dq.cu. If B repeats along the rows, a warp adds up its four, and the block its warps.
 //
-// Options: X_MOD (attn.cuh).
+// Options: X_MOD (attn.cuh), X_WIDE (general.cuh).
 //
 // Launch: grid (ceil(s_kv / 32) * ceil(dbias_i / 16) * dbias_h * dbias_b), block 128, shared memory as attn_bwd_dq.cu.
 // te:baseline
-// te:row X_MOD=1|2|3
+// te:row X_WIDE=0|1
+// te:row X_MOD=1|2|3 X_WIDE=0|1
 #include "ops/attn/general.cuh"
 
 extern "C" __global__ void __launch_bounds__(128, 3) te_attn_bwd_bias(const __grid_constant__ te__attn_kargs a) {
@@ -21,8 +22,10 @@ extern "C" __global__ void __launch_bounds__(128, 3) te_attn_bwd_bias(const __gr
     rest /= row_tiles;
     const int th = (int)(rest % a.x.dbias_h), tb = (int)(rest / a.x.dbias_h);
     const bool all_b = a.x.dbias_b == 1, all_h = a.x.dbias_h == 1, all_i = a.x.dbias_i == 1;
-    const int ld_q = TE__ATTN_ROW(a.d), ld_g = TE__ATTN_ROW(a.d_v), ld_k = TE__ATTN_LANE_ROW(a.d), ld_v = TE__ATTN_LANE_ROW(a.d_v);
-    float *q = (float *)te_shared, *g = q + TE__ATTN_ROWS * ld_q, *k = g + TE__ATTN_ROWS * ld_g, *v = k + TE__ATTN_LANES * ld_k;
+    const int ld_q = TE__ATTN_ROW(WIDE ? TE__ATTN_CHUNK : a.d), ld_g = TE__ATTN_ROW(a.d_v), ld_k = TE__ATTN_LANE_ROW(WIDE ? TE__ATTN_CHUNK : a.d);
+    const int ld_v = WIDE ? ld_k : TE__ATTN_LANE_ROW(a.d_v);
+    float *q = (float *)te_shared, *g = WIDE ? q : q + TE__ATTN_ROWS * ld_q, *k = WIDE ? q + TE__ATTN_ROWS * ld_q : g + TE__ATTN_ROWS * ld_g;
+    float *v = WIDE ? k : k + TE__ATTN_LANES * ld_k;
     float *sums = v + TE__ATTN_LANES * ld_v;
 
     te_attn_rounding<1> rounded(a.x.dp_dt, a.x.dp_scale);
@@ -40,14 +43,19 @@ extern "C" __global__ void __launch_bounds__(128, 3) te_attn_bwd_bias(const __gr
                 const int first = i0 + warp * TE_MINE;
                 if (te_attn_is_empty(a, b, h, i0, j0)) continue;
                 float s[TE_MINE], dp[TE_MINE];
-                __syncthreads();
-                te_attn_stage(q, ld_q, q_view, b, h, i0, TE__ATTN_ROWS, seq.s_q, a.d);
-                te_attn_stage(g, ld_g, g_view, b, h, i0, TE__ATTN_ROWS, seq.s_q, a.d_v);
-                te_attn_stage(k, ld_k, k_view, b, group, j0, TE__ATTN_LANES, seq.s_kv, a.d);
-                te_attn_stage(v, ld_v, v_view, b, group, j0, TE__ATTN_LANES, seq.s_kv, a.d_v);
-                __syncthreads();
-                te_attn_products(s, q + warp * TE_MINE * ld_q, ld_q, k + lane * ld_k, a.d);
-                te_attn_products(dp, g + warp * TE_MINE * ld_g, ld_g, v + lane * ld_v, a.d_v);
+                if (WIDE) {
+                    te_attn_products_wide(s, q, q_view, h, i0, seq.s_q, k, k_view, group, j0, seq.s_kv, b, a.d);
+                    te_attn_products_wide(dp, g, g_view, h, i0, seq.s_q, v, v_view, group, j0, seq.s_kv, b, a.d_v);
+                } else {
+                    __syncthreads();
+                    te_attn_stage(q, ld_q, q_view, b, h, i0, TE__ATTN_ROWS, seq.s_q, a.d);
+                    te_attn_stage(g, ld_g, g_view, b, h, i0, TE__ATTN_ROWS, seq.s_q, a.d_v);
+                    te_attn_stage(k, ld_k, k_view, b, group, j0, TE__ATTN_LANES, seq.s_kv, a.d);
+                    te_attn_stage(v, ld_v, v_view, b, group, j0, TE__ATTN_LANES, seq.s_kv, a.d_v);
+                    __syncthreads();
+                    te_attn_products(s, q + warp * TE_MINE * ld_q, ld_q, k + lane * ld_k, a.d);
+                    te_attn_products(dp, g + warp * TE_MINE * ld_g, ld_g, v + lane * ld_v, a.d_v);
+                }
 #pragma unroll
                 for (int r = 0; r < TE_MINE; r++) {
                     const te_i64 row = te_of::work_at(seq, b, h) + first + r;

@@ -4,13 +4,15 @@
 // forward dropped P), dS = P (dP - delta); attn_delta.cu made lse2 and delta. FP8 attention has O from rounded P, so its delta is the sum of P dP, which a
 // first pass over the keys makes and leaves for the other kernels; dS is rounded.
 //
-// Options: X_EXTRA, X_MOD (attn.cuh).
+// Options: X_EXTRA, X_MOD (attn.cuh), X_WIDE (general.cuh).
 //
-// Launch: grid (ceil(s_q / 16) * batch * heads), block 128, shared memory
-//         4 * (16 * (ROW(d) + ROW(d_v)) + 32 * (LANE_ROW(d) + LANE_ROW(d_v)) + 4 * 32 * 4) bytes (kargs.h).
+// Launch: grid (ceil(s_q / 16) * batch * heads, WIDE: ceil(d / 256)), block 128, shared memory
+//         4 * (16 * (ROW(d) + ROW(d_v)) + 32 * (LANE_ROW(d) + LANE_ROW(d_v)) + 4 * 32 * 4) bytes (kargs.h), of WIDE
+//         4 * (16 * ROW(256) + 32 * LANE_ROW(256) + 4 * 32 * 4).
 // te:baseline
-// te:row X_EXTRA=0
-// te:row X_MOD=1|2|3
+// te:row X_EXTRA=0 X_WIDE=0|1
+// te:row X_WIDE=0|1
+// te:row X_MOD=1|2|3 X_WIDE=0|1
 #include "ops/attn/general.cuh"
 
 extern "C" __global__ void __launch_bounds__(128, 3) te_attn_bwd_dq(const __grid_constant__ te__attn_kargs a) {
@@ -23,8 +25,11 @@ extern "C" __global__ void __launch_bounds__(128, 3) te_attn_bwd_dq(const __grid
     const te_of::view k_view = te_of::keys(a.k, seq), v_view = te_of::keys(a.v, seq);
     const float slope2 = te_of::slope2(a, at.b, at.h);
     const int block_first = at.tile * TE__ATTN_ROWS, first = block_first + warp * TE_MINE;
-    const int ld_q = TE__ATTN_ROW(a.d), ld_g = TE__ATTN_ROW(a.d_v), ld_k = TE__ATTN_LANE_ROW(a.d), ld_v = TE__ATTN_LANE_ROW(a.d_v);
-    float *q = (float *)te_shared, *g = q + TE__ATTN_ROWS * ld_q, *k = g + TE__ATTN_ROWS * ld_g, *v = k + TE__ATTN_LANES * ld_k;
+    const int c = WIDE ? (int)blockIdx.y * TE__ATTN_CHUNK : 0, d = WIDE ? te_attn_chunk(a.d, c) : a.d; // the channels of dQ that the block has
+    const int ld_q = TE__ATTN_ROW(WIDE ? TE__ATTN_CHUNK : a.d), ld_g = TE__ATTN_ROW(a.d_v), ld_k = TE__ATTN_LANE_ROW(WIDE ? TE__ATTN_CHUNK : a.d);
+    const int ld_v = WIDE ? ld_k : TE__ATTN_LANE_ROW(a.d_v);
+    float *q = (float *)te_shared, *g = WIDE ? q : q + TE__ATTN_ROWS * ld_q, *k = WIDE ? q + TE__ATTN_ROWS * ld_q : g + TE__ATTN_ROWS * ld_g;
+    float *v = WIDE ? k : k + TE__ATTN_LANES * ld_k;
     float *weight = v + TE__ATTN_LANES * ld_v + warp * (TE__ATTN_LANES * TE_MINE);
 
     if (EXTRA && block_first >= q_end) return;
@@ -34,22 +39,29 @@ extern "C" __global__ void __launch_bounds__(128, 3) te_attn_bwd_dq(const __grid
     for (int r = 0; r < TE_MINE; r++) {
         te_i64 row = te_of::work_at(seq, at.b, at.h) + first + r;
         lse2[r] = a.lse2[row];
-        delta[r] = a.delta[row];
+        delta[r] = WIDE && te_of::in_fp8(a) ? 0.0f : a.delta[row]; // which the block of another chunk may have written
     }
-    te_attn_stage(q, ld_q, te_of::queries(a.q, seq), at.b, at.h, block_first, TE__ATTN_ROWS, seq.s_q, a.d);
-    te_attn_stage(g, ld_g, te_of::queries(a.d_o, seq), at.b, at.h, block_first, TE__ATTN_ROWS, seq.s_q, a.d_v);
+    if (!WIDE) {
+        te_attn_stage(q, ld_q, te_of::queries(a.q, seq), at.b, at.h, block_first, TE__ATTN_ROWS, seq.s_q, a.d);
+        te_attn_stage(g, ld_g, te_of::queries(a.d_o, seq), at.b, at.h, block_first, TE__ATTN_ROWS, seq.s_q, a.d_v);
+    }
 
     const te_attn_blocks blocks(a, at.b, at.h, block_first);
     const int begin = EXTRA ? te_attn_tile_begin(a, te_attn_keys_begin(seq, block_first), TE__ATTN_LANES) : te_attn_keys_begin(seq, block_first);
     const int end = EXTRA && block_first >= seq.s_q ? 0 : te_attn_keys_end(seq, min(block_first + TE__ATTN_ROWS, seq.s_q) - 1);
     // P, the dropped dP and the factor of the user's rule, of the warp's rows and this lane's key.
     auto weigh = [&](int j0, float p[TE_MINE], float dp[TE_MINE], float factor[TE_MINE]) {
-        __syncthreads();
-        te_attn_stage(k, ld_k, k_view, at.b, group, j0, TE__ATTN_LANES, seq.s_kv, a.d);
-        te_attn_stage(v, ld_v, v_view, at.b, group, j0, TE__ATTN_LANES, seq.s_kv, a.d_v);
-        __syncthreads();
-        te_attn_products(p, q + warp * TE_MINE * ld_q, ld_q, k + lane * ld_k, a.d);
-        te_attn_products(dp, g + warp * TE_MINE * ld_g, ld_g, v + lane * ld_v, a.d_v);
+        if (WIDE) {
+            te_attn_products_wide(p, q, te_of::queries(a.q, seq), at.h, block_first, seq.s_q, k, k_view, group, j0, seq.s_kv, at.b, a.d);
+            te_attn_products_wide(dp, g, te_of::queries(a.d_o, seq), at.h, block_first, seq.s_q, v, v_view, group, j0, seq.s_kv, at.b, a.d_v);
+        } else {
+            __syncthreads();
+            te_attn_stage(k, ld_k, k_view, at.b, group, j0, TE__ATTN_LANES, seq.s_kv, a.d);
+            te_attn_stage(v, ld_v, v_view, at.b, group, j0, TE__ATTN_LANES, seq.s_kv, a.d_v);
+            __syncthreads();
+            te_attn_products(p, q + warp * TE_MINE * ld_q, ld_q, k + lane * ld_k, a.d);
+            te_attn_products(dp, g + warp * TE_MINE * ld_g, ld_g, v + lane * ld_v, a.d_v);
+        }
 #pragma unroll
         for (int r = 0; r < TE_MINE; r++) {
             float x = te_of::score2(a, seq, at.b, at.h, first + r, j0 + lane, p[r], slope2);
@@ -70,7 +82,7 @@ extern "C" __global__ void __launch_bounds__(128, 3) te_attn_bwd_dq(const __grid
 #pragma unroll
         for (int r = 0; r < TE_MINE; r++) {
             delta[r] = te_warp_sum(delta[r]);
-            if (lane == 0 && first + r < seq.s_q) a.delta[te_of::work_at(seq, at.b, at.h) + first + r] = delta[r];
+            if (lane == 0 && first + r < seq.s_q && c == 0) a.delta[te_of::work_at(seq, at.b, at.h) + first + r] = delta[r];
         }
     }
     te_attn_rounding<EXTRA> rounded(a.x.dp_dt, a.x.dp_scale);
@@ -81,9 +93,10 @@ extern "C" __global__ void __launch_bounds__(128, 3) te_attn_bwd_dq(const __grid
 #pragma unroll
         for (int r = 0; r < TE_MINE; r++) p[r] = rounded(p[r] * (dp[r] - delta[r]) * factor[r]);
         *(float4 *)(weight + lane * TE_MINE) = make_float4(p[0], p[1], p[2], p[3]);
-        __syncwarp();
-        te_attn_gather(acc, weight, k, ld_k, a.d);
+        if (WIDE) te_attn_stage_wide(k, k_view, group, j0, seq.s_kv, at.b, c, d);
+        else __syncwarp();
+        te_attn_gather(acc, weight, k, ld_k, d);
     }
     rounded.publish(a.x.dp_amax);
-    te_attn_put(te_of::queries(a.dq, seq), at.b, at.h, first, q_end, a.d, acc, a.scale);
+    te_attn_put(WIDE ? te_attn_channels(te_of::queries(a.dq, seq), c) : te_of::queries(a.dq, seq), at.b, at.h, first, q_end, d, acc, a.scale);
 }

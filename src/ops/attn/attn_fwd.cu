@@ -4,13 +4,14 @@
 // summed so far whenever m grows (Milakov and Gimelshein, 2018; FlashAttention). A row that sees no key keeps l = 0: o = 0, lse = -inf. FP8 attention
 // rounds P itself, so the keys are gone through twice: for m and l, then for P V.
 //
-// Options: X_EXTRA, X_MOD (attn.cuh).
+// Options: X_EXTRA, X_MOD (attn.cuh), X_WIDE (general.cuh).
 //
-// Launch: grid (ceil(s_q / 16) * batch * heads), block 128, shared memory
-//         4 * (16 * ROW(d) + 32 * LANE_ROW(max(d, d_v)) + 4 * 32 * 4) bytes (kargs.h).
+// Launch: grid (ceil(s_q / 16) * batch * heads, WIDE: ceil(d_v / 256)), block 128, shared memory
+//         4 * (16 * ROW(d) + 32 * LANE_ROW(max(d, d_v)) + 4 * 32 * 4) bytes (kargs.h), of WIDE those of 256 channels.
 // te:baseline
-// te:row X_EXTRA=0
-// te:row X_MOD=1|2|3
+// te:row X_EXTRA=0 X_WIDE=0|1
+// te:row X_WIDE=0|1
+// te:row X_MOD=1|2|3 X_WIDE=0|1
 #include "ops/attn/general.cuh"
 
 extern "C" __global__ void __launch_bounds__(128, 3) te_attn_fwd(const __grid_constant__ te__attn_kargs a) {
@@ -23,7 +24,8 @@ extern "C" __global__ void __launch_bounds__(128, 3) te_attn_fwd(const __grid_co
     const te_of::view k_view = te_of::keys(a.k, seq), v_view = te_of::keys(a.v, seq);
     const float slope2 = te_of::slope2(a, at.b, at.h);
     const int block_first = at.tile * TE__ATTN_ROWS, first = block_first + warp * TE_MINE;
-    const int ld_q = TE__ATTN_ROW(a.d), ld = TE__ATTN_LANE_ROW(max(a.d, a.d_v));
+    const int ld_q = TE__ATTN_ROW(WIDE ? TE__ATTN_CHUNK : a.d), ld = TE__ATTN_LANE_ROW(WIDE ? TE__ATTN_CHUNK : max(a.d, a.d_v));
+    const int c = WIDE ? (int)blockIdx.y * TE__ATTN_CHUNK : 0, d_v = WIDE ? te_attn_chunk(a.d_v, c) : a.d_v; // the channels of O that the block has
     float *q = (float *)te_shared, *kv = q + TE__ATTN_ROWS * ld_q;
     float *weight = kv + TE__ATTN_LANES * ld + warp * (TE__ATTN_LANES * TE_MINE);
 
@@ -32,7 +34,7 @@ extern "C" __global__ void __launch_bounds__(128, 3) te_attn_fwd(const __grid_co
 #pragma unroll
     for (int r = 0; r < TE_MINE; r++) m[r] = -TE_INF, l[r] = 0.0f; // in units of log2; l: this lane's share
     if (EXTRA && block_first >= q_end) return;
-    te_attn_stage(q, ld_q, te_of::queries(a.q, seq), at.b, at.h, block_first, TE__ATTN_ROWS, seq.s_q, a.d);
+    if (!WIDE) te_attn_stage(q, ld_q, te_of::queries(a.q, seq), at.b, at.h, block_first, TE__ATTN_ROWS, seq.s_q, a.d);
 
     const te_attn_blocks blocks(a, at.b, at.h, block_first);
     const int begin = EXTRA ? te_attn_tile_begin(a, te_attn_keys_begin(seq, block_first), TE__ATTN_LANES) : te_attn_keys_begin(seq, block_first);
@@ -41,10 +43,14 @@ extern "C" __global__ void __launch_bounds__(128, 3) te_attn_fwd(const __grid_co
     const float sink2 = EXTRA ? te_attn_sink2(a, at.h) : -TE_INF;
     // The scores of the warp's rows and this lane's key.
     auto score = [&](int j0, float s[TE_MINE]) {
-        __syncthreads();
-        te_attn_stage(kv, ld, k_view, at.b, group, j0, TE__ATTN_LANES, seq.s_kv, a.d, &a.x);
-        __syncthreads();
-        te_attn_products(s, q + warp * TE_MINE * ld_q, ld_q, kv + lane * ld, a.d);
+        if (WIDE) {
+            te_attn_products_wide(s, q, te_of::queries(a.q, seq), at.h, block_first, seq.s_q, kv, k_view, group, j0, seq.s_kv, at.b, a.d, &a.x);
+        } else {
+            __syncthreads();
+            te_attn_stage(kv, ld, k_view, at.b, group, j0, TE__ATTN_LANES, seq.s_kv, a.d, &a.x);
+            __syncthreads();
+            te_attn_products(s, q + warp * TE_MINE * ld_q, ld_q, kv + lane * ld, a.d);
+        }
 #pragma unroll
         for (int r = 0; r < TE_MINE; r++) s[r] = te_of::score2(a, seq, at.b, at.h, first + r, j0 + lane, s[r], slope2);
     };
@@ -89,10 +95,14 @@ extern "C" __global__ void __launch_bounds__(128, 3) te_attn_fwd(const __grid_co
             for (int t = 0; t < TE_CHANNELS; t++) acc[r][t] *= shrink;
         }
         *(float4 *)(weight + lane * TE_MINE) = make_float4(p[0], p[1], p[2], p[3]);
-        __syncthreads();
-        te_attn_stage(kv, ld, v_view, at.b, group, j0, TE__ATTN_LANES, seq.s_kv, a.d_v, &a.x);
-        __syncthreads();
-        te_attn_gather(acc, weight, kv, ld, a.d_v);
+        if (WIDE) {
+            te_attn_stage_wide(kv, v_view, group, j0, seq.s_kv, at.b, c, d_v, &a.x);
+        } else {
+            __syncthreads();
+            te_attn_stage(kv, ld, v_view, at.b, group, j0, TE__ATTN_LANES, seq.s_kv, a.d_v, &a.x);
+            __syncthreads();
+        }
+        te_attn_gather(acc, weight, kv, ld, d_v);
     }
 
     if (EXTRA && a.x.max_logit && lane == 0) te_attn_raise(a.x.max_logit + at.h, fmaxf(fmaxf(m[0], m[1]), fmaxf(m[2], m[3])));
@@ -101,10 +111,10 @@ extern "C" __global__ void __launch_bounds__(128, 3) te_attn_fwd(const __grid_co
     for (int r = 0; r < TE_MINE; r++) {
         float sum = te_warp_sum(l[r]), shrink = EXTRA ? te_attn_add_sink(sink2, &m[r], &sum) : 1.0f;
         float inverse = sum == 0.0f ? 0.0f : rounded.on() ? 1.0f : shrink * a.keep_scale / sum;
-        if (a.lse && lane == 0 && first + r < q_end)
+        if (a.lse && lane == 0 && first + r < q_end && c == 0)
             a.lse[te_of::lse_at(seq, at.b, at.h) + first + r] = sum == 0.0f ? -TE_INF : (m[r] + log2f(sum)) * TE_LN2;
 #pragma unroll
         for (int t = 0; t < TE_CHANNELS; t++) acc[r][t] *= inverse;
     }
-    te_attn_put(te_of::queries(a.o, seq), at.b, at.h, first, q_end, a.d_v, acc, 1.0f);
+    te_attn_put(WIDE ? te_attn_channels(te_of::queries(a.o, seq), c) : te_of::queries(a.o, seq), at.b, at.h, first, q_end, d_v, acc, 1.0f);
 }

@@ -71,6 +71,7 @@ typedef struct te__attn_scratch {
     float *q, *g;           /* [BLOCK, d], [BLOCK, d_v]: rows of Q and dO */
     float *q_tile, *g_tile; /* [d, BLOCK], [d_v, BLOCK]: the same, turned around */
     float *s, *dp;          /* [keys, BLOCK]: scores, then P; dP, then dS */
+    double *out;            /* [BLOCK, d_v]: rows of O; backward [BLOCK, d]: of dQ */
     float *factor;          /* [keys, BLOCK]: the derivative of the user's rule; NULL: it is 1 */
     double *dk, *dv;        /* [keys, d], [keys, d_v] */
     double *db;             /* [BLOCK, keys]: dB of a block */
@@ -106,6 +107,7 @@ static int64_t te__attn_lay_out(const te__attn_work *w, char *memory, te__attn_s
     s->q_tile = (float *)te__attn_take(memory, &used, TE__ATTN_BLOCK * w->d * size);
     s->s = (float *)te__attn_take(memory, &used, w->keys * TE__ATTN_BLOCK * size);
     s->amax = (float *)te__attn_take(memory, &used, size);
+    s->out = (double *)te__attn_take(memory, &used, TE__ATTN_BLOCK * (w->backward ? w->d : w->d_v) * 2 * size);
     if (!w->backward) {
         s->top = (float *)te__attn_take(memory, &used, w->a.heads * size);
         return used;
@@ -224,13 +226,13 @@ static void te__attn_scores(const te__attn_block *block, float *out, const float
             }
 }
 
-/* out[r][c] += sum over the block's keys j of weight[j][r] * (row j of x)[c]; out: [BLOCK, TE__ATTN_MAX_D]. */
+/* out[r][c] += sum over the block's keys j of weight[j][r] * (row j of x)[c]; out: [BLOCK, padded]. */
 static void te__attn_weighted(const te__attn_block *block, double *out, const float *weight, const float *x, int64_t padded) {
     int64_t from, to = block->begin, r, c;
     while (te__attn_next_run(block, &from, &to))
         for (r = 0; r < block->n; r += TE__ATTN_QUAD)
             for (c = 0; c < padded; c += TE__ATTN_WIDE)
-                te__attn_madd(out + r * TE__ATTN_MAX_D + c, TE__ATTN_MAX_D, weight + from * TE__ATTN_BLOCK + r, 1, TE__ATTN_BLOCK, x + from * padded + c, padded, to - from);
+                te__attn_madd(out + r * padded + c, padded, weight + from * TE__ATTN_BLOCK + r, 1, TE__ATTN_BLOCK, x + from * padded + c, padded, to - from);
 }
 
 /* out[j][c] += sum over the block's rows r of weight[j][r] * (row r of x)[c], for its keys j. */
@@ -353,7 +355,7 @@ static void te__attn_scale_rows(const te__attn_block *block, float *x, const dou
 static void te__attn_fwd_block(const te__attn_work *w, const te__attn_scratch *s, const te__attn_block *block) {
     const te__attn_kargs *a = &w->a;
     const te__attn_seq *seq = block->seq;
-    double sum[TE__ATTN_BLOCK] = TE_ZERO, inverse[TE__ATTN_BLOCK], o[TE__ATTN_BLOCK * TE__ATTN_MAX_D] = TE_ZERO;
+    double sum[TE__ATTN_BLOCK] = TE_ZERO, inverse[TE__ATTN_BLOCK];
     float top[TE__ATTN_BLOCK], sink;
     int64_t j, r, from, to;
     const bool rounds = a->x.s_dt != 0;
@@ -382,10 +384,11 @@ static void te__attn_fwd_block(const te__attn_work *w, const te__attn_scratch *s
     if (rounds) te__attn_scale_rows(block, s->s, inverse);
     te__attn_drop(a, block, s->s);
     te__attn_round(block, s->s, a->x.s_dt, a->x.s_scale, s->amax);
-    te__attn_weighted(block, o, s->s, s->v, w->d_v);
+    memset(s->out, 0, (size_t)(TE__ATTN_BLOCK * w->d_v) * sizeof(double));
+    te__attn_weighted(block, s->out, s->s, s->v, w->d_v);
     for (r = 0; r < block->rows; r++) {
         const int64_t i = block->first + r;
-        te__attn_store(&a->o, block->b, block->h, seq->q_at + i, a->d_v, o + r * TE__ATTN_MAX_D, rounds ? 1.0 : inverse[r]);
+        te__attn_store(&a->o, block->b, block->h, seq->q_at + i, a->d_v, s->out + r * w->d_v, rounds ? 1.0 : inverse[r]);
         if (a->lse) a->lse[seq->lse_at + block->h * seq->lse_head + i] = sum[r] == 0.0 ? -HUGE_VALF : (float)((double)top[r] + log(sum[r]));
     }
 }
@@ -435,16 +438,16 @@ static void te__attn_bwd_scores(const te__attn_work *w, const te__attn_scratch *
 /* dQ of a block, and its share of dK and dV. */
 static void te__attn_bwd_block(const te__attn_work *w, const te__attn_scratch *s, const te__attn_block *block) {
     const te__attn_kargs *a = &w->a;
-    double dq[TE__ATTN_BLOCK * TE__ATTN_MAX_D] = TE_ZERO;
     int64_t r;
     te__attn_bwd_scores(w, s, block);
     te__attn_drop(a, block, s->s);
     te__attn_round(block, s->s, a->x.s_dt, a->x.s_scale, NULL);
     te__attn_scatter(block, s->dv, s->s, s->g, w->d_v);
     te__attn_scatter(block, s->dk, s->dp, s->q, w->d);
-    te__attn_weighted(block, dq, s->dp, s->k, w->d);
+    memset(s->out, 0, (size_t)(TE__ATTN_BLOCK * w->d) * sizeof(double));
+    te__attn_weighted(block, s->out, s->dp, s->k, w->d);
     for (r = 0; r < block->rows; r++)
-        te__attn_store(&a->dq, block->b, block->h, block->seq->q_at + block->first + r, a->d, dq + r * TE__ATTN_MAX_D, a->scale);
+        te__attn_store(&a->dq, block->b, block->h, block->seq->q_at + block->first + r, a->d, s->out + r * w->d, a->scale);
 }
 
 /* A task of the pass for dB: up to 32 of its rows, or its only one, summed over the sequences, heads and rows that B repeats. */

@@ -58,9 +58,14 @@ static te__attn_tiles te__attn_dkv_tiles(const te__plan *p, int d, bool dropout,
     return t;
 }
 
-/* The general kernels: TE__ATTN_ROWS rows of one or two tensors, TE__ATTN_LANES of one or two others, and a weight for each pair. */
-static int64_t te__attn_general_shared(int64_t mine, int64_t mine2, int64_t theirs, int64_t theirs2) {
-    int64_t rows = TE__ATTN_ROW(mine) + TE__ATTN_ROW(mine2), lanes = TE__ATTN_LANE_ROW(theirs) + (theirs2 ? TE__ATTN_LANE_ROW(theirs2) : 0);
+/* Heads that the general kernels go through in chunks. */
+static bool te__attn_is_wide(const te__attn_kargs *a) { return te__max(a->d, a->d_v) > TE__ATTN_CHUNK; }
+/* The general kernels: TE__ATTN_ROWS rows of one or two tensors, TE__ATTN_LANES of one or two others, and a weight for each pair. Of wide heads: a chunk of one of either. */
+static int64_t te__attn_general_shared(const te__attn_kargs *a, int64_t mine, int64_t mine2, int64_t theirs, int64_t theirs2) {
+    int64_t rows, lanes;
+    if (te__attn_is_wide(a)) mine = theirs = TE__ATTN_CHUNK, mine2 = theirs2 = 0;
+    rows = TE__ATTN_ROW(mine) + TE__ATTN_ROW(mine2);
+    lanes = TE__ATTN_LANE_ROW(theirs) + (theirs2 ? TE__ATTN_LANE_ROW(theirs2) : 0);
     return 4 * (TE__ATTN_ROWS * rows + TE__ATTN_LANES * lanes + TE__ATTN_ROWS * TE__ATTN_LANES);
 }
 
@@ -91,9 +96,9 @@ static bool te__attn_has_mma(const te__plan *p, const te__attn_kargs *a, bool mo
 /* The text of the user's rule, NULL for none, becomes code of the launch. */
 static te_result te__attn_launch_mod(te__plan *p, te__launch *l, const char *mod) { return mod ? te__launch_code(p, l, "ops/attn/score_mod.cuh", mod) : TE_OK; }
 
-/* `rows` rows of each of `heads` heads of each sequence. t: NULL for the general kernels, which alone have a mod. */
-static te_result te__attn_launch(te__plan *p, const te__attn_kargs *a, const char *kernel, int64_t rows, int64_t heads, const te__attn_tiles *t,
-                                 int64_t shared, const char *mod) {
+/* `rows` rows of each of `heads` heads of each sequence, of `channels` channels that the kernel writes. t: NULL for the general kernels, which alone have a mod, and chunks. */
+static te_result te__attn_launch(te__plan *p, const te__attn_kargs *a, const char *kernel, int64_t rows, int64_t heads, int64_t channels,
+                                 const te__attn_tiles *t, int64_t shared, const char *mod) {
     const int64_t blocks = te__div_up(rows, t ? 16 * t->m * t->warps : TE__ATTN_ROWS) * a->batch * heads;
     te__launch *l;
     if (blocks == 0) return TE_OK;
@@ -102,7 +107,7 @@ static te_result te__attn_launch(te__plan *p, const te__attn_kargs *a, const cha
                         (long long)rows, (long long)heads, a->batch);
     l = te__plan_launch(p, "attn", kernel);
     *TE__KARGS(p, l, te__attn_kargs) = *a;
-    te__launch_size(l, blocks, 1, 1, t ? 32 * t->warps : 128, shared);
+    te__launch_size(l, blocks, t ? 1 : te__div_up(channels, TE__ATTN_CHUNK), 1, t ? 32 * t->warps : 128, shared);
     if (t) {
         te__launch_option(l, "X_DT", a->q.dt);
         te__launch_option(l, "X_D", t->d);
@@ -111,8 +116,9 @@ static te_result te__attn_launch(te__plan *p, const te__attn_kargs *a, const cha
         te__launch_option(l, "X_M", t->m);
         te__launch_option(l, "X_DROPOUT", a->dropout_p > 0.0f);
         te__launch_option(l, "X_EXTRA", a->x.on);
-    } else if (!a->x.on) {
-        te__launch_option(l, "X_EXTRA", 0);
+    } else {
+        te__launch_option(l, "X_WIDE", te__attn_is_wide(a));
+        if (!a->x.on) te__launch_option(l, "X_EXTRA", 0);
     }
     return te__attn_launch_mod(p, l, mod);
 }
@@ -143,7 +149,8 @@ static te_result te__attn_launch_extras(te__plan *p, const te__attn_kargs *a, bo
                         x->dbias_i, a->s_kv);
     l = te__plan_launch(p, "attn", "attn_bwd_bias");
     *TE__KARGS(p, l, te__attn_kargs) = *a;
-    te__launch_size(l, blocks, 1, 1, 128, te__attn_general_shared(a->d, a->d_v, a->d, a->d_v));
+    te__launch_size(l, blocks, 1, 1, 128, te__attn_general_shared(a, a->d, a->d_v, a->d, a->d_v));
+    te__launch_option(l, "X_WIDE", te__attn_is_wide(a));
     return te__attn_launch_mod(p, l, mod);
 }
 
@@ -172,10 +179,10 @@ static te_result te__attn_plan_fwd(te__plan *p, const te_op_attn_fwd_args *args,
     if (te__attn_has_mma(p, &a, mod != NULL, false)) {
         const te__attn_tiles t = te__attn_fwd_tiles(p, te__attn_padded_d(&a), a.dropout_p > 0.0f, a.x.on);
         te__plan_why(p, te__attn_why_mma);
-        return te__attn_launch(p, &a, "attn_fwd_mma", a.s_q, a.heads, &t, te__attn_fwd_shared(t), NULL);
+        return te__attn_launch(p, &a, "attn_fwd_mma", a.s_q, a.heads, a.d_v, &t, te__attn_fwd_shared(t), NULL);
     }
     te__plan_why(p, te__attn_rounds(&a) ? te__attn_why_fp8 : mod ? te__attn_why_mod : te__attn_why_general);
-    return te__attn_launch(p, &a, "attn_fwd", a.s_q, a.heads, NULL, te__attn_general_shared(a.d, 0, te__max(a.d, a.d_v), 0), mod);
+    return te__attn_launch(p, &a, "attn_fwd", a.s_q, a.heads, a.d_v, NULL, te__attn_general_shared(&a, a.d, 0, te__max(a.d, a.d_v), 0), mod);
 }
 static te_result te__cuda_plan_attn_fwd(te__plan *p, const te_op_attn_fwd_args *args) {
     te__text code = TE_ZERO;
@@ -188,7 +195,7 @@ static te_result te__cuda_plan_attn_fwd(te__plan *p, const te_op_attn_fwd_args *
 static te_result te__attn_plan_bwd(te__plan *p, const te_op_attn_bwd_args *args, const char *mod) {
     te__attn_kargs a = te__attn_problem_bwd(args);
     const int64_t rows = (int64_t)a.batch * a.heads * a.s_pad; /* of the launch; packed sequences need less memory */
-    const int64_t shared = te__attn_general_shared(a.d, a.d_v, a.d, a.d_v); /* of the general kernels */
+    const int64_t shared = te__attn_general_shared(&a, a.d, a.d_v, a.d, a.d_v), most = te__max(a.d, a.d_v); /* of the general kernels */
     const int64_t kept = a.x.packed_q ? a.heads * te__attn_packed_rows(a.x.t_q, a.batch) : rows;
     te_result r;
     te__attn_launch_clear(p, &a, true, false);
@@ -207,9 +214,9 @@ static te_result te__attn_plan_bwd(te__plan *p, const te_op_attn_bwd_args *args,
     }
     if (te__attn_rounds(&a)) { /* dQ's kernel makes what the others read */
         te__plan_why(p, te__attn_why_fp8);
-        r = te__attn_launch(p, &a, "attn_bwd_dq", a.s_q, a.heads, NULL, shared, mod);
+        r = te__attn_launch(p, &a, "attn_bwd_dq", a.s_q, a.heads, a.d, NULL, shared, mod);
         if (r == TE_OK) r = te__attn_launch_extras(p, &a, args->dsoftmax_offset != NULL, mod);
-        return r == TE_OK ? te__attn_launch(p, &a, "attn_bwd_dkv", a.s_kv, a.groups, NULL, shared, mod) : r;
+        return r == TE_OK ? te__attn_launch(p, &a, "attn_bwd_dkv", a.s_kv, a.groups, most, NULL, shared, mod) : r;
     }
     r = te__attn_launch_extras(p, &a, args->dsoftmax_offset != NULL, mod);
     if (r != TE_OK) return r;
@@ -217,12 +224,12 @@ static te_result te__attn_plan_bwd(te__plan *p, const te_op_attn_bwd_args *args,
         const int d = te__attn_padded_d(&a);
         const te__attn_tiles q = te__attn_dq_tiles(p, d, a.dropout_p > 0.0f, a.x.on), kv = te__attn_dkv_tiles(p, d, a.dropout_p > 0.0f, a.x.on);
         te__plan_why(p, te__attn_why_mma);
-        r = te__attn_launch(p, &a, "attn_bwd_dkv_mma", a.s_kv, a.groups, &kv, te__attn_dkv_shared(kv), NULL);
-        return r == TE_OK ? te__attn_launch(p, &a, "attn_bwd_dq_mma", a.s_q, a.heads, &q, te__attn_dq_shared(q), NULL) : r;
+        r = te__attn_launch(p, &a, "attn_bwd_dkv_mma", a.s_kv, a.groups, most, &kv, te__attn_dkv_shared(kv), NULL);
+        return r == TE_OK ? te__attn_launch(p, &a, "attn_bwd_dq_mma", a.s_q, a.heads, a.d, &q, te__attn_dq_shared(q), NULL) : r;
     }
     te__plan_why(p, mod ? te__attn_why_mod : te__attn_why_general);
-    r = te__attn_launch(p, &a, "attn_bwd_dkv", a.s_kv, a.groups, NULL, shared, mod);
-    return r == TE_OK ? te__attn_launch(p, &a, "attn_bwd_dq", a.s_q, a.heads, NULL, shared, mod) : r;
+    r = te__attn_launch(p, &a, "attn_bwd_dkv", a.s_kv, a.groups, most, NULL, shared, mod);
+    return r == TE_OK ? te__attn_launch(p, &a, "attn_bwd_dq", a.s_q, a.heads, a.d, NULL, shared, mod) : r;
 }
 static te_result te__cuda_plan_attn_bwd(te__plan *p, const te_op_attn_bwd_args *args) {
     te__text code = TE_ZERO;

@@ -1,12 +1,23 @@
-// ops/attn/general.cuh: the tiles of the general attention kernels: any float format, any head size up to 256, any strides, in f32.
+// ops/attn/general.cuh: the tiles of the general attention kernels: any float format, any head size up to 1024, any strides, in f32.
 //
 // A block of four warps owns 16 rows of one side (queries, or keys for dK and dV), four a warp, and walks over the other side 32 rows at a
 // time. Scores: each lane has one of the 32 rows and four of the warp's. Sums over the 32 rows: each lane has channels lane + 32 t.
+//
+// Heads of more than TE__ATTN_CHUNK channels (WIDE) are gone through chunk by chunk: a product is the sum of those of its chunks, and block y of the grid
+// owns chunk y of what the kernel writes, for which it computes all scores. 16 rows and 32 rows of one chunk are in shared memory at a time.
+//
+// Option: X_WIDE (else the sizes of heads say it).
 #pragma once
 #include "ops/attn/attn.cuh"
 
 #define TE_MINE 4                         // rows of a warp
-#define TE_CHANNELS (TE__ATTN_MAX_D / 32) // channels of a lane
+#define TE_CHANNELS (TE__ATTN_CHUNK / 32) // channels of a lane
+
+#ifdef X_WIDE
+#define WIDE X_WIDE
+#else
+#define WIDE (max(a.d, a.d_v) > TE__ATTN_CHUNK)
+#endif
 
 // Rows first .. first + n - 1 of one head into shared memory as f32, `ld` floats a row; rows from `end` on and channels from d on are 0. With `paged` they
 // are keys, which may lie in pages.
@@ -40,6 +51,41 @@ TE_DEV void te_attn_products(float out[TE_MINE], const float *mine, int ld_mine,
             out[r] += x.w * y.w;
         }
     }
+}
+
+// x from channel c on, and how many of its d channels are in that chunk (0 or less: none).
+TE_DEV te__attn_view te_attn_channels(const te__attn_view &x, int c) {
+    te__attn_view y = x;
+    y.p = (char *)x.p + (te_i64)c * (x.dt == TE_F32 ? 4 : 2);
+    return y;
+}
+TE_DEV int te_attn_chunk(int d, int c) { return min(TE__ATTN_CHUNK, d - c); }
+
+// te_attn_products of wide heads: of rows `first` on of head `hx` of x, 16 of a block, and rows `other` on of head `hy` of y. `mine` and `theirs`: shared
+// memory for a chunk of either.
+TE_DEV void te_attn_products_wide(float out[TE_MINE], float *mine, const te__attn_view &x, int hx, int first, int end_x, float *theirs, const te__attn_view &y, int hy, int other,
+                                  int end_y, int b, int d, const te__attn_extra *paged = 0) {
+    const int ld_mine = TE__ATTN_ROW(TE__ATTN_CHUNK), ld = TE__ATTN_LANE_ROW(TE__ATTN_CHUNK), warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
+#pragma unroll
+    for (int r = 0; r < TE_MINE; r++) out[r] = 0.0f;
+#pragma unroll 1
+    for (int c = 0; c < d; c += TE__ATTN_CHUNK) {
+        float part[TE_MINE];
+        const int n = te_attn_chunk(d, c);
+        __syncthreads();
+        te_attn_stage(mine, ld_mine, te_attn_channels(x, c), b, hx, first, TE__ATTN_ROWS, end_x, n);
+        te_attn_stage(theirs, ld, te_attn_channels(y, c), b, hy, other, TE__ATTN_LANES, end_y, n, paged);
+        __syncthreads();
+        te_attn_products(part, mine + warp * TE_MINE * ld_mine, ld_mine, theirs + lane * ld, n);
+#pragma unroll
+        for (int r = 0; r < TE_MINE; r++) out[r] += part[r];
+    }
+}
+// Channels c on of those 32 rows, for te_attn_gather: `n` of them.
+TE_DEV void te_attn_stage_wide(float *theirs, const te__attn_view &y, int hy, int other, int end_y, int b, int c, int n, const te__attn_extra *paged = 0) {
+    __syncthreads();
+    te_attn_stage(theirs, TE__ATTN_LANE_ROW(TE__ATTN_CHUNK), te_attn_channels(y, c), b, hy, other, TE__ATTN_LANES, end_y, n, paged);
+    __syncthreads();
 }
 
 // acc[r][t] += sum over the 32 rows j of weight[j][r] * rows[j][lane + 32 t].

@@ -69,7 +69,8 @@ typedef struct te__attn_kargs {
 /* The general kernels: four warps, four rows a warp against 32 rows of the other side. */
 #define TE__ATTN_ROWS 16
 #define TE__ATTN_LANES 32
-#define TE__ATTN_MAX_D 256
+#define TE__ATTN_CHUNK 256 /* channels that they have at a time; heads of more are gone through in chunks */
+#define TE__ATTN_MAX_D 1024
 
 /* The arguments of the kernels of sparse attention, a query of which reads the keys of its list. They have `heads` query heads, and one of keys, which are the values, too. */
 typedef struct te__sparse_attn_kargs {

@@ -209,7 +209,7 @@ static te_result te__attn_check(te_ctx *te, const char *op, te_op_attn_fwd_args 
     if (r == TE_OK) r = te__attn_want_shape(te, op, "o", a->o, a->format, s.rows_q, s.b, s.heads, s.d_v, "q and v");
     if (r != TE_OK) return r;
     if (s.d < 1 || s.d > TE__ATTN_MAX_D || s.d_v < 1 || s.d_v > TE__ATTN_MAX_D)
-        return te__fail(te, TE_ERR_UNSUPPORTED, "%s: the head sizes are %lld (q, k) and %lld (v); 1 to %d are possible", op, (long long)s.d, (long long)s.d_v,
+        return te__fail(te, TE_ERR_UNSUPPORTED, "%s: the head sizes are %lld (q and k) and %lld (v); 1 to %d are possible", op, (long long)s.d, (long long)s.d_v,
                         TE__ATTN_MAX_D);
     r = te__want_numel(te, op, "lse", a->lse, s.packed_q ? s.heads * s.rows_q : s.b * s.heads * s.s_q);
     if (r == TE_OK) r = te__want_rng(te, op, a->rng);

@@ -929,6 +929,35 @@ static inline bool call_numbered(call *c, te_ctx *te, int index, te_dtype dtype,
         c->args.act_fwd.alpha = 1;
         c->args.act_fwd.no_glu_linear_offset = true;
         break;
+        CALL(129, MUL, "product of two")
+        c->args.mul.x = call_normal(te, dtype, 2, mn, 1);
+        c->args.mul.y = call_normal(te, dtype, 2, mn, 2);
+        c->args.mul.out = call_out(c, te, dtype, 2, mn);
+        break;
+        CALL(130, MUL, "rows times factors")
+        c->args.mul.x = call_normal(te, dtype, 2, mn, 1);
+        c->args.mul.y = call_normal(te, TE_F32, 1, vm, 2);
+        c->args.mul.out = call_out(c, te, dtype, 2, mn);
+        break;
+        CALL(131, ROW_DOT, "products of rows")
+        c->args.row_dot.x = call_normal(te, dtype, 2, mn, 1);
+        c->args.row_dot.y = call_normal(te, dtype, 2, mn, 2);
+        c->args.row_dot.out = call_out(c, te, TE_F32, 1, vm);
+        break;
+        CALL(132, SCALED_ACT_FWD, "swiglu times factors of rows")
+        c->args.scaled_act_fwd.x = call_normal(te, dtype, 2, m2n, 1);
+        c->args.scaled_act_fwd.act_scales = call_normal(te, dtype, 1, vm, 2);
+        c->args.scaled_act_fwd.y = call_out(c, te, dtype, 2, mn);
+        c->args.scaled_act_fwd.activation = TE_SWIGLU;
+        break;
+        CALL(133, SCALED_ACT_BWD, "swiglu times factors of rows backward")
+        c->args.scaled_act_bwd.dy = call_normal(te, dtype, 2, mn, 1);
+        c->args.scaled_act_bwd.x = call_normal(te, dtype, 2, m2n, 2);
+        c->args.scaled_act_bwd.act_scales = call_normal(te, dtype, 1, vm, 3);
+        c->args.scaled_act_bwd.dx = call_out(c, te, dtype, 2, m2n);
+        c->args.scaled_act_bwd.dact_scales = call_out(c, te, TE_F32, 1, vm);
+        c->args.scaled_act_bwd.activation = TE_SWIGLU;
+        break;
         CALL(83, MOE_CHUNK_MAP, "map of sorted chunks")
         c->args.moe_chunk_map.sizes = te_tensor_from_host(te, TE_I32, 1, (const int64_t[]){4}, (const int32_t[]){50, 0, 13, 60});
         c->args.moe_chunk_map.sorted_index = te_tensor_from_host(te, TE_I32, 1, (const int64_t[]){4}, (const int32_t[]){2, 3, 1, 0});

@@ -25,9 +25,10 @@ TE_API te_tensor *te_rmsnorm(te_tensor *x, te_tensor *weight, float eps, bool ze
 TE_API te_tensor *te_l2_normalization(te_tensor *x, float eps);
 /* x [.., N], or [.., 2N] for a gated activation, -> [.., N]; params may be NULL. */
 TE_API te_tensor *te_activate(te_tensor *x, te_activation activation, const te_activation_params *params);
-/* te_activate(x) times one number for each row, permuted_probs [..] or [.., 1], in f32 and rounded once -> [.., N]: the probabilities of tokens that have been permuted to their experts,
- * multiplied in before the experts' second product. They are rounded to x's format first; both gradients come from one pass over x. Any activation; te.ops have it for
- * TE_SWIGLU, TE_SRELU and TE_CLAMPED_SWIGLU. params may be NULL. TE_ERR_SHAPE where the probabilities are not as many as the rows.
+/* te_activate(x) times one number for each row, permuted_probs [..] or [.., 1], in f32 and rounded once -> [.., N]: the probabilities of tokens that have been
+ * permuted to their experts, multiplied in before the experts' second product. They are rounded to x's format first; both gradients come from one pass over
+ * x. Any activation; te.ops have it for TE_SWIGLU, TE_SRELU and TE_CLAMPED_SWIGLU. params may be NULL. TE_ERR_SHAPE where the probabilities are not as many
+ * as the rows.
  * Source: transformer_engine.pytorch.ops.ScaledSwiGLU, ScaledSReLU, ScaledClampedQGeGLU (common/activation/scaled_activation.cu). */
 TE_API te_tensor *te_scaled_activate(te_tensor *x, te_tensor *permuted_probs, te_activation activation, const te_activation_params *params);
 /* Zeroes elements with probability p and divides the others by 1 - p; p 0 => x itself. Draws from the context's random state. */

@@ -168,7 +168,8 @@ typedef struct te_op_act_bwd_args {
     int64_t glu_interleave_size;
 } te_op_act_bwd_args;
 
-/* y [M, N] = act(x) times act_scales, one number for each row, in f32, rounded once. x [M, N] or gated [M, 2N]; act_scales [M], of any float format, as y; y may be x of what is not gated.
+/* y [M, N] = act(x) times act_scales, one number for each row, in f32, rounded once. x [M, N] or gated [M, 2N]; act_scales [M]; all of any float format. y may
+ * be x of what is not gated.
  * Source: TransformerEngine, common/activation/scaled_activation.cu. */
 typedef struct te_op_scaled_act_fwd_args {
     const te_tensor *x, *act_scales;
@@ -178,14 +179,15 @@ typedef struct te_op_scaled_act_fwd_args {
     bool no_glu_linear_offset; /* as in te_op_act_fwd */
     int64_t glu_interleave_size; /* as in te_op_act_fwd */
 } te_op_scaled_act_fwd_args;
-/* dx = (dy * act_scales) * act'(x), the shape of x, and may be x, or dy of what is not gated; dact_scales: optional [M] of any float format, the sums of dy * act(x) over each row, in f32. */
+/* dx = (dy * act_scales) * act'(x), the shape of x, and may be x, or dy of what is not gated; dact_scales: optional [M] of any float format, the sums of
+ * dy * act(x) over each row, in f32. */
 typedef struct te_op_scaled_act_bwd_args {
     const te_tensor *dy, *x, *act_scales;
     te_tensor *dx, *dact_scales;
-    te_activation activation;  /* needed; it and what follows as in the forward */
-    float limit, alpha;
-    bool no_glu_linear_offset;
-    int64_t glu_interleave_size;
+    te_activation activation;  /* needed */
+    float limit, alpha;        /* as in the forward */
+    bool no_glu_linear_offset; /* as in the forward */
+    int64_t glu_interleave_size; /* as in the forward */
 } te_op_scaled_act_bwd_args;
 
 /* ---- rope ---------------------------------------------------------------------------------------------------- */

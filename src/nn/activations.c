@@ -167,10 +167,11 @@ TE_API te_tensor *te_scaled_activate(te_tensor *x, te_tensor *permuted_probs, te
     te_tensor *in[2], *y;
     int64_t shape[TE_MAX_DIMS];
     char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
-    if (!x || !te__operand(x, permuted_probs, false, "te_scaled_activate") || !te__need_float(x, "te_scaled_activate") || !te__need_float(permuted_probs, "te_scaled_activate")) return NULL;
-    if (!te__activation_fits(x, activation, "te_scaled_activate")) return NULL;
+    const char *who = "te_scaled_activate";
+    if (!x || !te__operand(x, permuted_probs, false, who) || !te__need_float(x, who) || !te__need_float(permuted_probs, who)) return NULL;
+    if (!te__activation_fits(x, activation, who)) return NULL;
     if (te__numel(permuted_probs) != te__rows(x)) {
-        te__fail(x->te, TE_ERR_SHAPE, "te_scaled_activate: the input is %s and the probabilities are %s; one for each of its %lld rows is needed", te__shape_text(x, a),
+        te__fail(x->te, TE_ERR_SHAPE, "%s: the input is %s and the probabilities are %s; one for each of its %lld rows is needed", who, te__shape_text(x, a),
                  te__shape_text(permuted_probs, b), (long long)te__rows(x));
         return NULL;
     }

@@ -112,7 +112,7 @@ static te_result te__mul_backward(te_ctx *te, const void *state, te_tensor *cons
     (void)state;
     if (!g) return te_error_code(te);
     if (needs[0]) dx[0] = te__mul_into(te__empty_like(x, x->dtype), g, y);
-    if (needs[1] && te__numel(x) == te__numel(y)) {
+    if (needs[1] && te__same_shape(x, y)) {
         dx[1] = te__mul_into(te__empty_like(y, y->dtype), g, x);
     } else if (needs[1]) {
         te_op_row_dot_args args = TE_ZERO;
@@ -135,8 +135,8 @@ TE_API te_tensor *te_mul(te_tensor *x, te_tensor *y) {
     char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
     if (!x || !te__operand(x, y, false, "te_mul") || !te__need_float(x, "te_mul") || !te__need_float(y, "te_mul")) return NULL;
     if (!te__same_shape(x, y) && !te__is_per_row(x, y)) {
-        te__fail(x->te, TE_ERR_SHAPE, "te_mul: %s and %s; the second has the first one's shape, or one number for each of its rows: its leading sizes, with or without a last one of 1",
-                 te__shape_text(x, a), te__shape_text(y, b));
+        te__fail(x->te, TE_ERR_SHAPE, "te_mul: %s and %s; the second has the first one's shape, or one number for each of its rows: its leading sizes, with or "
+                 "without a last one of 1", te__shape_text(x, a), te__shape_text(y, b));
         return NULL;
     }
     in[0] = te_tensor_contiguous(x);

@@ -276,6 +276,49 @@ TE_TEST_DEVICES(random_moments) {
     for (int i = 0; i < 1000; i++) CHECK(x[i] == 1);
 }
 
+/* ---- products ---- */
+
+/* Of equal shapes, and of rows with one factor each; and the sums of the rows of a product. */
+TE_TEST_DEVICES(products_of_shapes_and_of_rows) {
+    for (int s = 0; s < COUNT(shapes); s++)
+        for (int d = 0; d < 9; d++)
+            for (int way = 0; way < 4; way++) {
+                const bool by_rows = way & 1, odd = way & 2;
+                const int64_t m = shapes[s][0], n = shapes[s][1], all = m * n, count = by_rows ? m : all;
+                te_dtype x_dtype = floats[d % 3], y_dtype = floats[d / 3], out = floats[(d + 1) % 3];
+                const float *xv = test_rounded(x_dtype, test_normal(all, 3), all), *yv = test_rounded(y_dtype, test_normal(count, 4), count);
+                float *want = test_floats(all), *sums = test_floats(m);
+                double largest = 0;
+                test_case("%s, %s to %s [%d, %d]%s, misaligned %d", te_dtype_name(x_dtype), te_dtype_name(y_dtype), te_dtype_name(out), (int)m, (int)n, by_rows ? " by rows" : "", odd);
+                te_op_mul_args a = {0};
+                a.x = test_input(te, x_dtype, m, n, xv, odd);
+                a.y = by_rows ? test_tensor(te, y_dtype, SHAPE(m), yv) : test_tensor(te, y_dtype, SHAPE(m, n), yv);
+                a.out = test_guarded(te, out, SHAPE(m, n));
+                te_op_mul(te, &a);
+                REQUIRE_OK(te);
+                for (int64_t i = 0; i < all; i++) want[i] = xv[i] * yv[by_rows ? i / n : i];
+                CHECK_BYTES("out", test_read(a.out), test_rounded(out, want, all), (size_t)all * 4); /* one product, rounded once */
+                if (!by_rows) {
+                    te_op_row_dot_args r = {0};
+                    r.x = a.x;
+                    r.y = a.y;
+                    r.out = test_guarded(te, out, SHAPE(m));
+                    te_op_row_dot(te, &r);
+                    for (int64_t i = 0; i < m; i++) {
+                        double sum = 0, size = 0;
+                        for (int64_t c = 0; c < n; c++) sum += (double)xv[i * n + c] * yv[i * n + c], size += fabs((double)xv[i * n + c] * yv[i * n + c]);
+                        sums[i] = (float)sum;
+                        largest = fmax(largest, size);
+                    }
+                    CHECK_TENSOR(r.out, sums, rtol(out), 1e-6 * (1 + largest)); /* an f32 sum is off by units of its largest part */
+                }
+                a.x = a.out = test_guarded_with(te, x_dtype, SHAPE(m, n), xv); /* in place */
+                te_op_mul(te, &a);
+                REQUIRE_OK(te);
+                CHECK_BYTES("in place", test_read(a.out), test_rounded(x_dtype, want, all), (size_t)all * 4);
+            }
+}
+
 /* ---- axpby ---- */
 
 TE_TEST_DEVICES(axpby_shapes) {
@@ -465,6 +508,12 @@ TE_TEST(math_errors) {
     a.out = NULL;
     CHECK_EQ_INT(te_op_axpby(te, &a), TE_ERR_STATE);
     te_clear_error(te);
+    te_op_mul_args p = {.x = x, .y = y, .out = x};
+    te_op_mul(te, &p);
+    CHECK_ERROR(te, TE_ERR_SHAPE, "mul: x is [4, 6] and y is [6, 4]; they must be equal, or y one number for each of x's 4 rows");
+    te_op_row_dot_args dot = {.x = x, .y = x, .out = te_tensor_zeros(te, TE_F32, SHAPE(5))};
+    te_op_row_dot(te, &dot);
+    CHECK_ERROR(te, TE_ERR_SHAPE, "row_dot: out is [5]; 4 elements are needed");
     te_op_column_sum_args c = {.x = x, .out = y};
     te_op_column_sum(te, &c);
     CHECK_ERROR(te, TE_ERR_SHAPE, "out must be [6], not [6, 4]");

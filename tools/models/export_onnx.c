@@ -27,7 +27,8 @@ typedef enum kind {
     LM,
     OWN_ATTENTION, /* a class of this file's, on te_attention */
     OWN_SOFTMAX,   /* one on the softmaxes of scores */
-    OWN_EXPERTS    /* and one on the functions of mixtures of experts */
+    OWN_EXPERTS,   /* and one on the functions of mixtures of experts */
+    OWN_FACTORS    /* one on factors of rows */
 } kind;
 
 /* One case: a module, and how it is called. Zero is the default. */
@@ -138,6 +139,9 @@ static const scene scenes[] = {
     {.name = "own_experts_pre", .kind = OWN_EXPERTS, .router = {.topk = 2, .use_pre_softmax = true, .scaling_factor = 1.5f}},
     {.name = "own_experts_sigmoid", .kind = OWN_EXPERTS, .router = {.topk = 4, .score_function = TE_SCORE_SIGMOID, .num_groups = 4, .group_topk = 2}},
     {.name = "own_experts_softplus", .kind = OWN_EXPERTS, .router = {.topk = 3, .score_function = TE_SCORE_SQRTSOFTPLUS}},
+    {.name = "own_factors", .kind = OWN_FACTORS, .activation = TE_SWIGLU},
+    {.name = "own_factors_plain", .kind = OWN_FACTORS, .activation = TE_SRELU},
+    {.name = "own_factors_interleaved", .kind = OWN_FACTORS, .activation = TE_CLAMPED_SWIGLU, .interleaved = true},
     {.name = "own_experts_index", .kind = OWN_EXPERTS, .router.topk = 2, .index_map = true},
 };
 
@@ -222,6 +226,18 @@ static te_result own_softmax(te_module *m, te_forward_args *args) {
 }
 static const te_module_class own_softmax_class = {.name = "OwnSoftmax", .state_size = sizeof(own), .forward = own_softmax};
 
+static te_result own_factors(te_module *m, te_forward_args *args) {
+    const scene *s = ((own *)te_module_state(m))->s;
+    te_autocast_begin(te_module_ctx(m), &(te_autocast_desc){.not_enabled = true}); /* products of one column */
+    te_tensor *factor = te_forward(te_module_child(m, 0), args->input);
+    te_autocast_end(te_module_ctx(m));
+    te_tensor *up = te_forward(te_module_child(m, 1), args->input);
+    te_tensor *y = te_scaled_activate(up, factor, s->activation, &(te_activation_params){.glu_interleave_size = s->interleaved ? 16 : 0});
+    args->outputs.out = te_mul(y, te_mul(factor, factor));
+    return te_error_code(te_module_ctx(m));
+}
+static const te_module_class own_factors_class = {.name = "OwnFactors", .state_size = sizeof(own), .forward = own_factors};
+
 static te_result own_experts(te_module *m, te_forward_args *args) {
     const scene *s = ((own *)te_module_state(m))->s;
     te_ctx *te = te_module_ctx(m);
@@ -245,10 +261,17 @@ static te_result own_experts(te_module *m, te_forward_args *args) {
 static const te_module_class own_experts_class = {.name = "OwnExperts", .state_size = sizeof(own), .forward = own_experts};
 
 static te_module *make_own(te_ctx *te, const scene *s, const te_gemm_options *gemm) {
-    const te_module_class *of = s->kind == OWN_ATTENTION ? &own_attention_class : s->kind == OWN_SOFTMAX ? &own_softmax_class : &own_experts_class;
+    const te_module_class *of = s->kind == OWN_ATTENTION ? &own_attention_class
+                                : s->kind == OWN_SOFTMAX ? &own_softmax_class
+                                : s->kind == OWN_FACTORS ? &own_factors_class
+                                                         : &own_experts_class;
     te_module *m = te_module_create(te, of, s->name);
     ((own *)te_module_state(m))->s = s;
     if (s->softmax == TE_SOFTMAX_LEARNABLE) te_module_add_parameter(m, "offset", te_tensor_normal(te, TE_F32, 1, (int64_t[]){HEADS}, 0, 1));
+    if (s->kind == OWN_FACTORS) {
+        te_module_add_child(m, "factor", te_linear_create(te, &(te_linear_desc){.in_features = H, .out_features = 1, .gemm = *gemm}));
+        te_module_add_child(m, "up", te_linear_create(te, &(te_linear_desc){.in_features = H, .out_features = te_activation_is_gated(s->activation) ? 2 * F : F, .gemm = *gemm}));
+    }
     if (s->kind != OWN_EXPERTS) return m;
     te_module_add_child(m, "router", te_linear_create(te, &(te_linear_desc){.in_features = H, .out_features = EXPERTS, .gemm = *gemm}));
     te_module_add_child(m, "up", te_grouped_linear_create(te, &(te_grouped_linear_desc){.num_gemms = EXPERTS, .in_features = H, .out_features = 2 * F, .gemm = *gemm}));
@@ -313,6 +336,7 @@ static te_module *make(te_ctx *te, const scene *s, te_dtype dtype) {
     }
     case OWN_ATTENTION:
     case OWN_SOFTMAX:
+    case OWN_FACTORS:
     case OWN_EXPERTS: return make_own(te, s, &gemm);
     case GROUPED: return te_grouped_linear_create(te, &(te_grouped_linear_desc){.num_gemms = 3, .in_features = H, .out_features = F, .gemm = gemm});
     default:

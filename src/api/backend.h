@@ -162,9 +162,12 @@ TE_API te_result te_backend_config_validate(te_ctx *te, te_backend_config *confi
 
 /* Sets the fields that `text` names: "attn=te,linear=torch,rope_fusion=true,dispatcher_num_sms=24,te_fp8=block,cuda_graph=attn+moe_router,mok.minibatch_size=512". Names and values
  * are Automodel's ("dispatcher_share_token_dispatcher=false" sets no_dispatcher_share_token_dispatcher), those of a group stand behind its name and a dot; spaces around them
- * do not count. A name that is not known, given twice, or without a value, and a value that is not possible are TE_ERR_INVALID, with the field, the value, what is possible and the
+ * do not count, and "cuda_graph=" is the empty list. A name that is not known, given twice, or without a value, and a value that is not possible are TE_ERR_INVALID, with the field, the value, what is possible and the
  * nearest of that; *config is then what it was. Rules are te_backend_config_validate's. */
 TE_API te_result te_backend_config_parse(te_ctx *te, const char *text, te_backend_config *config);
+/* The name of field `index` of those that te_backend_config_parse reads, from 0 on (static), and its values into `values` (truncated to fit; may be NULL): "te, sdpa, flex", or
+ * "a whole number", "a number". NULL outside of the list. */
+TE_API const char *te_backend_config_field(int index, char *values, size_t size);
 /* Writes the fields that are not zero as te_backend_config_parse reads them (te_fp8 with an object as "object", which it does not read) into buffer (truncated to fit); returns the
  * length of the whole text. */
 TE_API size_t te_backend_config_print(const te_backend_config *config, char *buffer, size_t size);

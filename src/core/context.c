@@ -83,6 +83,7 @@ static void te__stats_every_open(te_ctx *te) {
     te->sdpa.stats_every = 500;
     if (!text) return;
     n = strtoll(text, &end, 10);
+    if (end != text) end += strspn(end, " \t\n\v\f\r"); /* strtoll has passed those in front */
     if (end == text || *end || n < INT_MIN || n > INT_MAX)
         snprintf(te->sdpa.bad_every, sizeof(te->sdpa.bad_every), "%.39s", text);
     else

@@ -119,17 +119,25 @@ static void te__nearer(const char *word, size_t n, const char *name, const char 
 static void te__text_nearest(te__text *t, const char *best, int edits) {
     if (best && edits <= 2 + (int)strlen(best) / 4 && edits < (int)strlen(best)) te__text_printf(t, "; is \"%s\" meant?", best);
 }
+/* "te, sdpa, flex" */
+static void te__text_names(te__text *t, const te__names *names) {
+    const char *between = "";
+    int i;
+    for (i = 0; i < names->count; i++) {
+        if (!names->name[i]) continue;
+        te__text_printf(t, "%s%s", between, names->name[i]);
+        between = ", ";
+    }
+}
 /* TE_ERR_INVALID for a word that is none of `names`. `who` names the call, `field` the field. */
 static te_result te__unknown_name(te_ctx *te, const char *who, const char *field, const char *word, size_t n, const te__names *names) {
     te__text t = TE_ZERO;
     const char *best = NULL;
     int i, edits = INT_MAX;
     te_result result;
-    for (i = 0; i < names->count; i++) {
-        if (!names->name[i]) continue;
-        te__text_printf(&t, "%s%s", t.n ? ", " : "", names->name[i]);
-        te__nearer(word, n, names->name[i], &best, &edits);
-    }
+    for (i = 0; i < names->count; i++)
+        if (names->name[i]) te__nearer(word, n, names->name[i], &best, &edits);
+    te__text_names(&t, names);
     te__text_put(&t, names->count ? " are possible" : "");
     te__text_nearest(&t, best, edits);
     result = te__fail(te, TE_ERR_INVALID, "%s: %s is \"%.*s\"; %s", who, field, (int)te__min((int64_t)n, TE__MAX_WORD), word, te__text_str(&t));
@@ -189,11 +197,11 @@ static te_result te__dtype_parse(te_ctx *te, const char *who, const te__config_f
     return te__unknown_name(te, who, f->name, lower, n, &names);
 }
 
-/* Names joined by +, none of them twice, as bits. */
+/* Names joined by +, none of them twice, as bits; nothing at all is none of them. */
 static te_result te__modules_parse(te_ctx *te, const char *who, const te__config_field *f, te__word w, int *modules) {
     size_t at = 0;
     *modules = 0;
-    while (at <= w.n) {
+    while (w.n && at <= w.n) {
         const char *plus = (const char *)memchr(w.at + at, '+', w.n - at);
         size_t n = plus ? (size_t)(plus - w.at) - at : w.n - at;
         te__word one = te__word_trimmed(w.at + at, n);
@@ -206,10 +214,11 @@ static te_result te__modules_parse(te_ctx *te, const char *who, const te__config
     return TE_OK;
 }
 
+static const char *te__number_wanted(const te__config_field *f) { return f->kind == TE__FIELD_INT ? "a whole number" : "a number"; }
 static te_result te__number_parse(te_ctx *te, const char *who, const te__config_field *f, te__word w, double *value) {
     bool whole = f->kind == TE__FIELD_INT;
     if (w.n && te__read_number(w.at, w.n, value) == w.n && *value - *value == 0 && (!whole || (*value == floor(*value) && fabs(*value) <= INT_MAX))) return TE_OK;
-    return te__fail(te, TE_ERR_INVALID, "%s: %s is \"%.*s\"; %s is needed", who, f->name, (int)te__min((int64_t)w.n, TE__MAX_WORD), w.at, whole ? "a whole number" : "a number");
+    return te__fail(te, TE_ERR_INVALID, "%s: %s is \"%.*s\"; %s is needed", who, f->name, (int)te__min((int64_t)w.n, TE__MAX_WORD), w.at, te__number_wanted(f));
 }
 
 /* The value of one field. */
@@ -295,6 +304,21 @@ TE_API te_result te_backend_config_parse(te_ctx *te, const char *text, te_backen
     }
     *config = read;
     return TE_OK;
+}
+
+TE_API const char *te_backend_config_field(int index, char *values, size_t size) {
+    const te__config_field *f;
+    te__text t = TE_ZERO;
+    int i;
+    if (values && size) values[0] = 0;
+    if (index < 0 || index >= TE__CONFIG_WRITTEN) return NULL;
+    f = &te__config_fields[index];
+    te__text_names(&t, &f->names);
+    for (i = 0; i < TE__COUNT(te__dtype_words) && f->kind == TE__FIELD_DTYPE; i++) te__text_printf(&t, "%s%s", i ? ", " : "", te__dtype_words[i].name);
+    if (f->kind == TE__FIELD_INT || f->kind == TE__FIELD_NUMBER) te__text_put(&t, te__number_wanted(f));
+    if (values && size) snprintf(values, size, "%s", te__text_str(&t));
+    te__text_free(&t);
+    return f->name;
 }
 
 TE_API te_result te_fp8_config_parse(te_ctx *te, const char *name, bool unknown_is_current, te_fp8_config *config) {

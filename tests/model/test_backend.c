@@ -224,6 +224,11 @@ TE_TEST(backend_cuda_graph_and_mok_are_checked) {
     ACCEPTED("cuda_graph=te_dpa,attn=te", c.cuda_graph.modules == TE_CUDA_GRAPH_TE_DPA);
     ACCEPTED("cuda_graph.modules=attn + moe_router+moe_preprocess,attn=te,linear=torch,rms_norm=torch,dispatcher=hybridep",
              c.cuda_graph.modules == (TE_CUDA_GRAPH_ATTN | TE_CUDA_GRAPH_MOE_ROUTER | TE_CUDA_GRAPH_MOE_PREPROCESS));
+    ACCEPTED("cuda_graph=", c.cuda_graph.modules == 0); /* the empty list */
+    ACCEPTED("attn=te, cuda_graph.modules = \t,linear=te", c.cuda_graph.modules == 0 && c.linear == TE_LINEAR_TE);
+    REFUSED("cuda_graph=attn+", TE_ERR_INVALID, "cuda_graph is \"\"; attn, te_dpa");
+    REFUSED("cuda_graph=+", TE_ERR_INVALID, "cuda_graph is \"\"; attn, te_dpa");
+    REFUSED("cuda_graph=,cuda_graph=attn", TE_ERR_INVALID, "cuda_graph is given twice");
     REFUSED("cuda_graph=mlp", TE_ERR_INVALID, "cuda_graph is \"mlp\"; attn, te_dpa, moe_router, moe_preprocess are possible");
     REFUSED("cuda_graph=te_dpa+te_dpa,attn=te", TE_ERR_INVALID, "cuda_graph has \"te_dpa\" twice");
     REFUSED("cuda_graph=attn+te_dpa,attn=te", TE_ERR_INVALID, "has attn and te_dpa");

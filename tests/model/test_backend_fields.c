@@ -1,6 +1,40 @@
 /* test_backend_fields.c: the fields of te_backend_config as a program sets them, and Float32RMSNorm as a module. */
 #include "../te_test.h"
 
+/* Each value that is listed is read; a list that is none of words says what is needed. */
+TE_TEST(backend_fields_say_their_values) {
+    te_ctx *te = test_context("cpu");
+    char values[400], pair[500], few[8];
+    const char *field;
+    int fields = 0, words = 0;
+    for (; (field = te_backend_config_field(fields, values, sizeof values)) != NULL; fields++) {
+        if (strstr(values, "number")) {
+            snprintf(pair, sizeof pair, "%s=1", field);
+            te_backend_config c = {0};
+            CHECK_EQ_INT(te_backend_config_parse(te, pair, &c), TE_OK);
+            snprintf(pair, sizeof pair, "%s=x", field);
+            te_backend_config_parse(te, pair, &c);
+            CHECK_ERROR(te, TE_ERR_INVALID, values);
+            continue;
+        }
+        CHECK(values[0]);
+        for (const char *v = values; *v; words++) {
+            const size_t n = strcspn(v, ",");
+            te_backend_config c = {0};
+            snprintf(pair, sizeof pair, "%s=%.*s", field, (int)n, v);
+            CHECK_EQ_INT(te_backend_config_parse(te, pair, &c), TE_OK);
+            v += n + (v[n] ? 2 : 0);
+        }
+        snprintf(pair, sizeof pair, "%s=none of these", field);
+        te_backend_config c = {0};
+        te_backend_config_parse(te, pair, &c);
+        CHECK_ERROR(te, TE_ERR_INVALID, values); /* the same list */
+    }
+    CHECK(fields > 20 && words > 50);
+    CHECK(strcmp(te_backend_config_field(0, few, sizeof few), "attn") == 0 && strcmp(few, "te, sdp") == 0);
+    CHECK(!te_backend_config_field(-1, values, sizeof values) && values[0] == 0 && !te_backend_config_field(fields, NULL, 0) && te_backend_config_field(1, NULL, 0));
+    CHECK_OK(te);
+}
 TE_TEST(backend_fields_are_written_and_kept) {
     te_ctx *te = test_context("cpu");
     te_backend_config c = {0}, was;

@@ -167,7 +167,7 @@ TE_TEST(inject_stats_every) {
     static const struct {
         const char *every;
         int lines;
-    } cases[] = {{"2", 2}, {"0", 0}, {"-3", 0}, {NULL, 0}, {"5", 1}};
+    } cases[] = {{"2", 2}, {"0", 0}, {"-3", 0}, {NULL, 0}, {"5", 1}, {" \t2", 2}, {"2 \n", 2}, {"\v +5\r\f ", 1}};
     for (int i = 0; i < COUNT(cases); i++) {
         mocks m;
         test_setenv("AUTOMODEL_TE_STATS_EVERY", cases[i].every);
@@ -199,6 +199,15 @@ TE_TEST(inject_stats_every) {
     CHECK(!te_make_te_sdpa(te, &(te_make_te_sdpa_desc){.attn_module = m, .num_heads = 1, .num_kv_heads = 1}));
     CHECK_ERROR(te, TE_ERR_INVALID, "AUTOMODEL_TE_STATS_EVERY was \"many\"");
     te_module_destroy(m);
+    static const char *const junk[] = {" ", "2 2", "2x ", "- 2"};
+    for (int i = 0; i < COUNT(junk); i++) {
+        test_setenv("AUTOMODEL_TE_STATS_EVERY", junk[i]);
+        te = test_context("cpu");
+        m = te_linear_create(te, &(te_linear_desc){.in_features = 2, .out_features = 2});
+        CHECK_EQ_INT(te_inject_te_attention(m, NULL), -1);
+        CHECK_ERROR(te, TE_ERR_INVALID, "a whole number of calls is needed");
+        te_module_destroy(m);
+    }
     test_setenv("AUTOMODEL_TE_STATS_EVERY", NULL);
 }
 

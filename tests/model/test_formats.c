@@ -589,7 +589,7 @@ TE_TEST_DEVICES(formats_logits_in_mixed_precision) {
     CHECK(!logits(m, hidden_of(te, TE_BF16, 2, 5), (te_lm_head_options){0})); /* it fails: the parameters are there again */
     CHECK_ERROR(te, TE_ERR_SHAPE, "the input's last size");
     CHECK(te_module_parameter(m, "weight") == weight && te_tensor_dtype(weight) == TE_F32);
-    /* modules below the head, one parameter of two of them; a head that is stored quantized */
+    /* modules below the head, one parameter of two of them */
     te_module *inner = te_linear_create(te, &(te_linear_desc){.in_features = 2 * H, .out_features = 2 * H, .gemm = {.no_bias = true, .params_dtype = TE_F32}});
     te_module *last = te_linear_create(te, &(te_linear_desc){.in_features = 2 * H, .out_features = 2 * H, .gemm = {.no_bias = true, .params_dtype = TE_F32}});
     te_module_add_parameter(last, "weight", te_module_parameter(inner, "weight"));
@@ -598,5 +598,40 @@ TE_TEST_DEVICES(formats_logits_in_mixed_precision) {
     te_tensor *shared = te_module_parameter(inner, "weight"), *low = te_tensor_cast(te_tensor_detach(shared), TE_BF16);
     te_tensor *y = logits(outer, x, (te_lm_head_options){0});
     CHECK(same(y, te_linear(te_linear(x, low, NULL), low, NULL)) && te_module_parameter(last, "weight") == shared && te_module_parameter(inner, "weight") == shared);
+    CHECK_OK(te);
+}
+static te_result in_quarters(void *user, te_tensor *x) { /* no bits that one of the formats would lose */
+    (void)user;
+    return te_tensor_copy(x, test_tensor(te_tensor_ctx(x), TE_F32, te_tensor_ndim(x), te_tensor_shape(x), quarters(te_tensor_numel(x), 2)));
+}
+/* A weight that is stored quantized keeps its codes: the same product as by a head whose nominal format is bf16 from the beginning. */
+TE_TEST_DEVICES(formats_logits_of_quantized_weights) {
+    const te_recipe current = te_recipe_current_scaling();
+    te_module *head[2];
+    te_tensor *x[2], *y[2], *dy = test_tensor(te, TE_BF16, SHAPE(16, V), test_normal(16 * V, 5));
+    for (int quantizes = 0; quantizes < 2; quantizes++) { /* under the recipe, or decoded */
+        test_case("quantizes %d", quantizes);
+        for (int i = 0; i < 2; i++) {
+            te_quantized_model_init_begin(te, &(te_quantized_model_init_desc){.recipe = &current});
+            head[i] = ends(te_linear_create(te, &(te_linear_desc){.in_features = 2 * H, .out_features = V,
+                                                                  .gemm = {.no_bias = true, .params_dtype = i ? TE_BF16 : TE_F32, .init.init_method = in_quarters}}));
+            te_quantized_model_init_end(te);
+            x[i] = te_tensor_set_requires_grad(test_tensor(te, TE_BF16, SHAPE(16, 2 * H), test_normal(16 * 2 * H, 4)), true);
+        }
+        te_tensor *weight = te_module_parameter(head[0], "weight");
+        CHECK(te_tensor_is_quantized(weight) && te_tensor_dtype(weight) == TE_F32 && te_module_set_param_dtype(head[0], TE_BF16) == TE_OK);
+        for (int i = 0; i < 2; i++) {
+            if (quantizes) te_autocast_begin(te, &(te_autocast_desc){.recipe = &current});
+            y[i] = logits(head[i], x[i], (te_lm_head_options){0});
+            if (quantizes) te_autocast_end(te);
+            REQUIRE_OK(te);
+            CHECK(te_backward_from(y[i], dy) == TE_OK);
+        }
+        te_tensor *g = te_tensor_grad(weight), *of_low = te_tensor_grad(te_module_parameter(head[1], "weight"));
+        REQUIRE(g && of_low);
+        CHECK(same(y[0], y[1]) && same(te_tensor_grad(x[0]), te_tensor_grad(x[1])) && te_tensor_dtype(g) == TE_F32 && te_tensor_dtype(weight) == TE_F32);
+        CHECK_BYTES("gradient", test_read(g), test_read(of_low), V * 2 * H * sizeof(float));
+        CHECK(te_module_parameter(head[0], "weight") == weight);
+    }
     CHECK_OK(te);
 }

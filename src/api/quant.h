@@ -240,7 +240,7 @@ typedef struct te_nvfp4_recipe {
     bool no_rht;                   /* no Hadamard transform of inputs and gradients */
     bool no_stochastic_rounding;   /* gradients are rounded to nearest even too */
     bool no_2d_quantization;       /* weights by 1 x 16; false => by 16 x 16 */
-    bool row_scaled_activation;    /* inputs: an amax for each row, and for each column in the column-wise copy */
+    bool row_scaled_activation;    /* inputs: an amax for each row, and for each column in the column-wise copy; not for a GroupedLinear by m_splits_tensor */
     te_nvfp4_4over6 four_over_six; /* which operands are quantized with 4-over-6; 0 => none */
     bool four_over_six_mse;        /* error by squares; false => by magnitudes */
     te_nvfp4_e4m3_256 four_over_six_e4m3_256; /* which of those operands have block scales up to 256; 0 => all of them */
@@ -311,7 +311,7 @@ typedef struct te_quant_stats {
     int which;                /* the copy: TE_ROWWISE, or TE_COLUMNWISE if there was no other */
     int64_t elements;         /* in x */
     float amax;               /* max |x|, NaN ignored */
-    float scale;              /* the factor of x: the tensor's, or NVFP4's global one; 0 for kinds with block scales alone */
+    float scale;              /* the factor of x: the tensor's, or NVFP4's global one; 0 for kinds with block scales alone, and where groups of rows have one each */
     float underflow;          /* share of the elements that were not 0 and became 0 */
     float saturated;          /* share of the elements whose magnitude exceeded their scale's largest code */
     int64_t nan_count, inf_count, zeros; /* elements of x that are NaN, infinite, 0 */

@@ -364,3 +364,38 @@ TE_TEST_DEVICES(groups_are_inspected_by_their_scales) {
             te_scope_end(te);
         }
 }
+
+/* One group, and inputs without any row. */
+TE_TEST_DEVICES(groups_of_no_rows) {
+    sg_recipe r[12];
+    int n = sg_recipes(r, true);
+    for (int i = 0; i < n; i++)
+        for (int64_t rows = 0; rows < 18; rows += 17)
+            for (int gemms = 1; gemms < 3; gemms++) {
+                te_tensor *y[2], *dx[2], *dw[2];
+                te_scope_begin(te);
+                test_case("%s, %lld rows, %d groups", r[i].name, (long long)rows, gemms);
+                for (int device = 0; device < 2; device++) {
+                    const int64_t splits[2] = {rows, 0};
+                    te_rng_set(te, 5, 0);
+                    te_module *m = te_grouped_linear_create(te, &(te_grouped_linear_desc){.num_gemms = gemms, .in_features = 40, .out_features = 24, .gemm.no_bias = true});
+                    te_tensor *x = te_tensor_set_requires_grad(test_tensor(te, TE_BF16, SHAPE(rows, 40), test_normal(rows * 40 + 1, 1)), true);
+                    te_forward_args args = {.input = x, .m_splits = device ? NULL : splits, .m_splits_tensor = device ? te_tensor_from_host(te, TE_I64, SHAPE(gemms), splits) : NULL};
+                    te_autocast_begin(te, &(te_autocast_desc){.recipe = &r[i].recipe});
+                    te_forward_with(m, &args);
+                    te_autocast_end(te);
+                    REQUIRE_OK(te);
+                    y[device] = args.outputs.out;
+                    te_backward_from(y[device], test_tensor(te, TE_BF16, SHAPE(rows, 24), test_normal(rows * 24 + 1, 2)));
+                    REQUIRE_OK(te);
+                    dx[device] = te_tensor_grad(x);
+                    dw[device] = te_tensor_retain(te_tensor_grad(te_module_parameter(m, "weight0")));
+                    te_module_destroy(m);
+                }
+                sg_same(te, "y", test_read(y[1]), test_read(y[0]), rows * 24);
+                sg_same(te, "dx", test_read(dx[1]), test_read(dx[0]), rows * 40);
+                sg_same(te, "dw", test_read(dw[1]), test_read(dw[0]), 24 * 40);
+                for (int device = 0; device < 2; device++) te_tensor_release(dw[device]);
+                te_scope_end(te);
+            }
+}

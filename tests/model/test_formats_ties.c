@@ -51,9 +51,10 @@ static void grow(tree *t, te_ctx *te, uint64_t seed, const tree *like) {
             if (t->node[k].parent == n->parent && strcmp(t->node[k].name, n->name) == 0) snprintf(n->name, sizeof n->name, "%s%d", name, i);
         if (like) *n = like->node[i];
         m[i] = te_module_create(te, &node_class, i ? n->name : "model");
-        char above[100] = "";
-        if (n->parent > 0) snprintf(above, sizeof above, "%.98s.", t->node[n->parent].path);
-        snprintf(n->path, sizeof n->path, "%s%s", above, i ? n->name : "");
+        char path[sizeof n->path] = "";
+        if (n->parent > 0) snprintf(path, sizeof path, "%.98s.", t->node[n->parent].path);
+        if (i) strcat(path, n->name);
+        memcpy(n->path, path, sizeof path);
         if (i) te_module_add_child(m[n->parent], n->name, m[i]);
     }
     t->root = m[0];
@@ -65,7 +66,9 @@ static void grow(tree *t, te_ctx *te, uint64_t seed, const tree *like) {
             place *p = &t->place[t->places++];
             p->owner = i;
             p->buffer = like ? like->place[t->places - 1].buffer : draw(t, 6) == 0;
-            snprintf(p->path, sizeof p->path, "%s%s%s", t->node[i].path, i ? "." : "", tensors[k]);
+            char path[sizeof p->path];
+            snprintf(path, sizeof path, "%s%s%s", t->node[i].path, i ? "." : "", tensors[k]);
+            memcpy(p->path, path, sizeof path);
             p->tensor = t->tensors;
             if (!p->buffer && t->places > 1 && draw(t, 5) < 2) { /* one that another place has, or this module under another name */
                 const place *other = &t->place[draw(t, t->places - 1)];

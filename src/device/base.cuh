@@ -15,11 +15,19 @@ typedef unsigned long long te_u64;
 typedef long long te_i64;
 
 #define TE_DEV __device__ __forceinline__
-// A function that embedded PTX (te_ptx defines TE_SMALL) calls, since inlined it would be there many times: conversions of formats known at run time.
+// Embedded PTX (te_ptx defines TE_SMALL) is a part of te.h, so its size counts. There
+//   TE_DEV_CALL     a function is called, since inlined it would be there many times: conversions of formats known at run time
+//   TE_UNROLL(n)    the body of a loop of n stands once
+//   TE_WIDE(vector) rows are read element by element
 #ifdef TE_SMALL
 #define TE_DEV_CALL static __device__ __noinline__
+#define TE_UNROLL(n) _Pragma("unroll 1")
+#define TE_WIDE(vector) 0
 #else
+#define TE__PRAGMA(text) _Pragma(#text)
 #define TE_DEV_CALL TE_DEV
+#define TE_UNROLL(n) TE__PRAGMA(unroll n)
+#define TE_WIDE(vector) (vector)
 #endif
 #define TE_WARP 32
 #define TE_FLT_MAX 3.402823466e+38f

@@ -46,8 +46,8 @@ static te_result te__layernorm_mlp_run(te_module *m, te_forward_args *args, te__
         m->te->tape.no_grad--;
     } else { /* the activation's backward pass gives fc1's bias gradient, and quantizes its own if it can */
         te__act_grad grad = te__act_grad_of(&fc1, s->desc.activation, false);
-        fc2.x = te__activate_for(z, s->desc.activation, &s->desc.activation_params, te__fused_act_spec(&fc2, &s->desc.activation_params, &spec), alternate ? NULL : &grad, &quant,
-                                 TE__FC2);
+        fc2.x = te__activate_for(z, s->desc.activation, &s->desc.activation_params, add ? NULL : te__fused_act_spec(&fc2, &s->desc.activation_params, &spec), alternate ? NULL : &grad,
+                                 &quant, TE__FC2);
     }
     y = te__linear_biased(&fc2, fc2_bias, s->desc.gemm.return_bias);
     result = te__output(m, args, y && add ? add(m, args, TE__FC2, fc2.x, y) : y);

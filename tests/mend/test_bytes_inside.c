@@ -286,9 +286,15 @@ static bool add_more(te_ctx *te, call *c, int way) {
     case TE_OP_QKV_ROPE:
     case TE_OP_QKV_ROPE_BWD: {
         te_rope_angles *angles = c->op == TE_OP_ROPE ? &c->args.rope.angles : c->op == TE_OP_QKV_ROPE ? &c->args.qkv_rope.angles : &c->args.qkv_rope_bwd.angles;
+        const te_tensor *x = c->op == TE_OP_ROPE ? c->args.rope.x : c->op == TE_OP_QKV_ROPE ? c->args.qkv_rope.q : c->args.qkv_rope_bwd.q;
         angles->start_positions = zeros(te, TE_I32, 2, 0);
-        angles->positions = zeros(te, TE_I64, te_tensor_shape(c->op == TE_OP_ROPE ? c->args.rope.x : c->op == TE_OP_QKV_ROPE ? c->args.qkv_rope.q : c->args.qkv_rope_bwd.q)[0], 0);
-        return way == 0;
+        angles->positions = zeros(te, TE_I64, te_tensor_shape(x)[0], 0);
+        if (way == 1) { /* by a table, of the one position that all tokens have */
+            memset(angles, 0, offsetof(te_rope_angles, rotary_dim));
+            angles->start_positions = NULL;
+            angles->freqs = te_tensor_full(te, TE_F32, SHAPE(1, 1, 1, angles->rotary_dim ? angles->rotary_dim : te_tensor_shape(x)[te_tensor_ndim(x) - 1]), 0.25);
+        }
+        return way < 2;
     }
     case TE_OP_ATTN_FWD:
         c->args.attn_fwd.rng = rng;

@@ -21,7 +21,7 @@
 
 // Rows first .. first + n - 1 of one head into shared memory as f32, `ld` floats a row; rows from `end` on and channels from d on are 0. With `paged` they
 // are keys, which may lie in pages.
-TE_DEV void te_attn_stage(float *dst, int ld, const te__attn_view &x, int b, int h, int first, int n, int end, int d, const te__attn_extra *paged = 0) {
+TE_DEV_CALL void te_attn_stage(float *dst, int ld, const te__attn_view &x, int b, int h, int first, int n, int end, int d, const te__attn_extra *paged = 0) {
     int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
     for (int r = warp; r < n; r += TE__ATTN_ROWS / TE_MINE) {
         te_i64 from = te_attn_at(x, b, h, first + r);
@@ -63,7 +63,7 @@ TE_DEV int te_attn_chunk(int d, int c) { return min(TE__ATTN_CHUNK, d - c); }
 
 // te_attn_products of wide heads: of rows `first` on of head `hx` of x, 16 of a block, and rows `other` on of head `hy` of y. `mine` and `theirs`: shared
 // memory for a chunk of either.
-TE_DEV void te_attn_products_wide(float out[TE_MINE], float *mine, const te__attn_view &x, int hx, int first, int end_x, float *theirs, const te__attn_view &y, int hy, int other,
+TE_DEV_CALL void te_attn_products_wide(float out[TE_MINE], float *mine, const te__attn_view &x, int hx, int first, int end_x, float *theirs, const te__attn_view &y, int hy, int other,
                                   int end_y, int b, int d, const te__attn_extra *paged = 0) {
     const int ld_mine = TE__ATTN_ROW(TE__ATTN_CHUNK), ld = TE__ATTN_LANE_ROW(TE__ATTN_CHUNK), warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
 #pragma unroll

@@ -55,18 +55,18 @@ extern "C" __global__ void __launch_bounds__(256) te_fp8_dequantize(const __grid
         uint2 code[4];
 #pragma unroll
         for (int r = 0; r < 4; r++) code[r] = *(const uint2 *)(q + row[r] * a.ld + col[r]);
-#pragma unroll
+        TE_UNROLL(4)
         for (int r = 0; r < 4; r++) {
             if (!te_dequantize_scale(a, row[r], scale_inv)) code[r] = make_uint2(0, 0);
             te_dequantize8(code[r], Q_DT, scale_inv, v);
             te_store8(a.y, row[r] * a.n + col[r], Y_DT, v);
         }
     } else {
-#pragma unroll
+        TE_UNROLL(4)
         for (int r = 0; r < 4; r++) {
             if (row[r] >= a.m) break;
             bool known = te_dequantize_scale(a, row[r], scale_inv);
-#pragma unroll
+            TE_UNROLL(8)
             for (int k = 0; k < 8; k++) {
                 if (col[r] + k >= a.n) break;
                 te_fp8x2_to_f32(known ? q[row[r] * a.ld + col[r] + k] : 0, Q_DT, v, v + 1);

@@ -19,7 +19,7 @@ extern "C" __global__ void __launch_bounds__(256) te_mul(const __grid_constant__
     te_follow();
     te_i64 first = ((te_i64)blockIdx.x * 256 + threadIdx.x) * 8, all = a.m * a.n;
     if (first >= all) return;
-    if (a.vector && first + 8 <= all) {
+    if (TE_WIDE(a.vector) && first + 8 <= all) {
         float x[8], y[8];
         te_load8(a.x, first, X_DT, x);
         if (BY_ROWS) {

@@ -21,7 +21,7 @@ extern "C" __global__ void __launch_bounds__(256) te_grouped_column_sum(const __
     }
     float sum = 0.0f;
     if (col < a.n) {
-        TE_LOOP4
+        TE_UNROLL(4)
         for (te_i64 row = begin + warp; row < end; row += 8) sum += te_get(a.x, row * a.n + col, a.x_dt);
     }
     part[warp][lane] = sum;

@@ -1,18 +1,13 @@
 // ops/moe/loop.cuh: included by every kernel of this family: how its loops are compiled, and its single numbers read and written.
 //
-// Embedded PTX (te_ptx defines TE_SMALL) is a part of te.h: there a loop's body stands once, rows are read element by element, and no kernel knows formats that
-// it never meets.
+// In embedded PTX (TE_SMALL) no kernel knows formats that it never meets.
 #pragma once
 #include "device/outside.cuh"
 #include "ops/moe/kargs.h"
 #ifdef TE_SMALL
 #define TE_LOOP _Pragma("unroll 1")
-#define TE_LOOP4 _Pragma("unroll 1")
-#define TE_WIDE(vector) 0
 #else
 #define TE_LOOP
-#define TE_LOOP4 _Pragma("unroll 4")
-#define TE_WIDE(vector) (vector)
 #endif
 
 // te_load and te_store for f32, f16 and bf16; te_get for i32 and i64, too.

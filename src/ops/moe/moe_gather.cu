@@ -9,7 +9,7 @@
 template <typename T> TE_DEV void te_move_row(const void *x, te_i64 from, void *y, te_i64 to, te_i64 h, bool zero) {
     const T *in = (const T *)x + from * h;
     T *out = (T *)y + to * h;
-    TE_LOOP4
+    TE_UNROLL(4)
     for (te_i64 i = threadIdx.x & 31; i < h; i += 32) out[i] = zero ? T() : in[i];
 }
 

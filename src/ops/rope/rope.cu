@@ -204,6 +204,6 @@ template <int W> TE_DEV void te_rope_units(const te__rope_kargs &a, float2 *tabl
 extern "C" __global__ void __launch_bounds__(TE__ROPE_THREADS, 3) te_rope(const __grid_constant__ te__rope_kargs a) {
     te_follow();
     extern __shared__ float2 table[]; // (cos, sin) of each token's angles; with freqs of x's, and behind them of y's
-    if (VECTOR) te_rope_units<8>(a, table);
+    if (TE_WIDE(VECTOR)) te_rope_units<8>(a, table);
     else te_rope_units<1>(a, table);
 }

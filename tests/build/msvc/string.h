@@ -25,12 +25,15 @@ const char *strchr(const char *s, int c);
 char *strchr(char *s, int c);
 const char *strrchr(const char *s, int c);
 char *strrchr(char *s, int c);
+const char *strpbrk(const char *s, const char *set);
+char *strpbrk(char *s, const char *set);
 const char *strstr(const char *s, const char *what);
 char *strstr(char *s, const char *what);
 #else
 void *memchr(const void *p, int c, size_t n);
 char *strchr(const char *s, int c);
 char *strrchr(const char *s, int c);
+char *strpbrk(const char *s, const char *set);
 char *strstr(const char *s, const char *what);
 #endif
 #endif

@@ -229,10 +229,10 @@ static bool is_self_attn(te_module *m) {
     const size_t n = strlen(name);
     return n >= 9 && strcmp(name + n - 9, "self_attn") == 0;
 }
-/* The rank of a module's adapters; 0 if it has none. */
+/* The rank of a module's adapters, the columns of lora_B (lora_A of an Embedding has them as well, and its rows are the table's); 0 if it has none. */
 static int64_t rank_of(te_module *m) {
-    const te_tensor *a = te_module_parameter(te_module_find(m, "lora_A"), "weight");
-    return a ? te_tensor_shape(a)[0] : 0;
+    const te_tensor *b = te_module_parameter(te_module_find(m, "lora_B"), "weight");
+    return b ? te_tensor_shape(b)[1] : 0;
 }
 
 static void describe_shape(const te_tensor *x, char *text, size_t size) {

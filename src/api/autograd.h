@@ -74,6 +74,7 @@ typedef struct te_checkpoint_desc {
  * first's random states, named ones too, autocast regions and scales of delayed recipes, and records no amaxes again. Nests to any depth. With gradients
  * disabled fn simply runs. Modules: te_module_set_checkpoint.
  *
+ * TE_ERR_STATE for an input that is NULL, and if fn leaves a scope or a region of te_no_grad, te_enable_grad or autocast open, or ends one that it has not begun: all are put right.
  * te_backward gives TE_ERR_STATE if fn made other outputs than the first time, called other modules, or a parameter was written in between.
  * Source: transformer_engine.pytorch.checkpoint; Chen et al. 2016. */
 TE_API te_result te_checkpoint(te_ctx *te, const te_checkpoint_desc *desc);

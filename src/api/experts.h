@@ -125,7 +125,7 @@ TE_API te_module *te_fake_balanced_gate_create(te_ctx *te, const te_moe_config *
  *
  * torch_mm_mxfp8 quantizes both factors of the first two of each product's three multiplications to MXFP8 along the sum, weights' gradients stay in high precision; where a block of 32
  * would reach into the next expert's weight (dim or inter no multiple of 32), the products are plain ones, and a context says so once.
- * TE_ERR_INVALID if the ranks do not divide E. Source: nemo_automodel.components.moe.experts, the classes of these names. */
+ * TE_ERR_INVALID if the ranks do not divide E, and without a backend. Source: nemo_automodel.components.moe.experts, the classes of these names. */
 TE_API te_module *te_grouped_experts_create(te_ctx *te, const te_moe_config *config, const te_moe_backend *backend);
 TE_API te_module *te_grouped_experts_deepep_create(te_ctx *te, const te_moe_config *config, const te_moe_backend *backend);
 TE_API te_module *te_grouped_experts_te_create(te_ctx *te, const te_moe_config *config, const te_moe_backend *backend);
@@ -154,7 +154,7 @@ TE_API te_result te_experts_set(te_module *m, te_experts_tensor which, te_tensor
  *     deepep, hybridep, uccl_ep   2, 3, ..   gmm, torch_mm.., torch      GroupedExpertsDeepEP
  *     deepep, hybridep, uccl_ep   2, 3, ..   te                          GroupedExpertsTE
  *     torch                                                              GroupedExperts
- * Source: nemo_automodel.components.moe.layers.MoE. */
+ * TE_ERR_INVALID without a backend: a zeroed one has the defaults. Source: nemo_automodel.components.moe.layers.MoE. */
 TE_API te_module *te_moe_create(te_ctx *te, const te_moe_config *config, const te_moe_backend *backend);
 
 /* The experts of rank `rank` of `size`: *first and *count. Where the ranks do not divide them, the first n_experts % size ranks have one more. TE_ERR_INVALID outside. */

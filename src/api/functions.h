@@ -46,7 +46,8 @@ TE_API te_tensor *te_vocab_parallel_embedding_lookup(te_tensor *table, te_tensor
 
 /* cap * tanh(x / cap), of any shape: what Gemma 2 does to its logits. cap positive. */
 TE_API te_tensor *te_softcap(te_tensor *x, float cap);
-/* The tensors x[0] .. x[n - 1] behind each other along dimension `dim` (negative: from the end): alike in format and in all other sizes. n at least 1. */
+/* The tensors x[0] .. x[n - 1] behind each other along dimension `dim` (negative: from the end): alike in format and in all other sizes. n at least 1: NULL for 0, without an
+ * error, which no tensor has a context for. */
 TE_API te_tensor *te_concat(te_tensor *const *x, int n, int dim);
 
 /* How a rotary embedding's frequencies change for contexts longer than those that a model was first trained on.
@@ -162,5 +163,6 @@ typedef struct te_node_desc {
     /* Releases what the copied state owns, once, whether the node is played, forgotten or never recorded. NULL => it owns nothing. */
     void (*release)(te_ctx *te, void *state);
 } te_node_desc;
-/* Puts a node onto the tape if an input requires a gradient and recording is on; else only `release` is called. */
+/* Puts a node onto the tape if an input requires a gradient and recording is on; else only `release` is called. TE_ERR_INVALID without a desc or one of its lists, TE_ERR_STATE for an
+ * output that is NULL. */
 TE_API te_result te_record(te_ctx *te, const te_node_desc *desc);

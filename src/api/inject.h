@@ -25,7 +25,7 @@ typedef struct te_sdpa_args {
  * args may be NULL. The function that te_sdpa_begin has put in its place, if there is one, else te_attention. Formats and memory as there.
  * Source: torch.nn.functional.scaled_dot_product_attention. */
 TE_API te_tensor *te_scaled_dot_product_attention(te_tensor *q, te_tensor *k, te_tensor *v, const te_sdpa_args *args);
-/* A function of that kind; args is never NULL. */
+/* A function of that kind; args is never NULL. NULL on failure; without an error of its own that is TE_ERR_STATE. */
 typedef te_tensor *(*te_sdpa_fn)(void *user, te_tensor *q, te_tensor *k, te_tensor *v, const te_sdpa_args *args);
 /* From here to te_sdpa_end te_scaled_dot_product_attention is `fn`, in this context alone. user is handed to it (borrowed until then). Regions nest, 16 deep; inside of `fn` the
  * function in force is still `fn`. */

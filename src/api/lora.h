@@ -79,7 +79,8 @@ TE_API te_result te_lora_apply(te_module *model, const te_lora_desc *desc, int *
  * a graph's capture, and for modules of te_make_graphed_callables. After TE_ERR_OUT_OF_MEMORY some modules are merged and the others have their adapters: outputs are the same, and the call may
  * be repeated. */
 TE_API te_result te_lora_merge(te_module *model);
-/* Takes the adapters away and forgets them; modules_to_save and biases have the tensors from before again. Parameters stay frozen. The same errors, but for those of weights. */
+/* Takes the adapters away and forgets them; modules_to_save and biases have the tensors from before again, in the format of what was trained. Parameters stay frozen. The same errors, but for those of
+ * weights; nothing has changed after TE_ERR_OUT_OF_MEMORY. */
 TE_API te_result te_lora_remove(te_module *model);
 /* Writes the adapters, and what is trained beside them, in the layout of the peft library, into a folder that is made if it is missing: adapter_model.safetensors and adapter_config.json, where
  * dropout is in front of lora_A, as peft has it. Names behind "base_model.model.":

@@ -79,6 +79,7 @@
  * - The caller zero-initialises structs called ..._desc and ..._args; a zero field has the default that its comment names ("Options").
  * - The context keeps the first error until te_clear_error. A function that makes a tensor returns NULL on failure, and a
  *   NULL input passes through in silence: check te_ok once a step.
+ * - Functions of the program's that return a te_result return TE_OK or an error's code; any other number is TE_ERR_INVALID.
  * - Pointers are owned (release it), borrowed (valid while its owner is), retained (a reference is kept) or an alias (the
  *   same memory). Tensors belong to the innermost scope.
  * - te.h prints nothing but warnings, through the log function (default: stderr), and never exits or aborts.

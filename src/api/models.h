@@ -51,7 +51,7 @@ typedef struct te_causal_lm_desc {
     te_init init;                /* of weights */
     const char *name;            /* copied; NULL => "causal_lm" */
 } te_causal_lm_desc;
-/* Makes such a model. Forward: ids i32 or i64 [b, s] -> logits [b, s, vocab_size] in params_dtype. NULL with TE_ERR_INVALID for sizes that do not fit. Owned by the caller. */
+/* Makes such a model. Forward: ids i32 or i64 [b, s], at least one, -> logits [b, s, vocab_size] in params_dtype. NULL with TE_ERR_INVALID for sizes that do not fit. Owned by the caller. */
 TE_API te_module *te_causal_lm_create(te_ctx *te, const te_causal_lm_desc *desc);
 
 /* The attention core of such a model, the child `sdpa` of each self_attn: what another attention takes the place of, by te_module_set_forward. Its forward gets

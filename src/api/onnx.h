@@ -25,10 +25,10 @@
  * The file is written beside its path and renamed when it is whole, as by te_safetensors_write. Syncs. TransformerEngine: te.onnx_export with torch.onnx.export.
  *
  *     TE_ERR_UNSUPPORTED  an operation that has no form in ONNX; the message names it and its module: dropout (te_module_train(m, false) ends it), packed sequences (thd),
- *                         caches, score_mod, experts whose tokens the host counts, an operation that writes a list of tensors. Sizes that are not products of those
+ *                         caches, score_mod, the choice of a Gate, experts whose tokens the host counts, an operation that writes a list of tensors. Sizes that are not products of those
  *                         that vary. softcap with a sequence of more than 170 in `inputs`: the file takes longer ones. A module that ranks share; an autocast region with an
  *                         amax_group of several ranks. A file above 2 GB, which readers of protobuf refuse
  *     TE_ERR_INVALID      inputs, inputs->input or path is NULL; an input that is quantized, empty or of another context; inputs whose sizes contradict each other
- *     TE_ERR_STATE        module is NULL; inside a capture, a warm-up or a trace hook
+ *     TE_ERR_STATE        module is NULL; a module under delayed scaling without scales; inside a capture, a warm-up or a trace hook
  *     TE_ERR_IO           a path that cannot be written */
 TE_API te_result te_onnx_export(te_module *module, const te_forward_args *inputs, const char *path);

@@ -206,7 +206,7 @@ typedef struct te_quantizer_role {
     const char *module_type; /* "Linear", "LayerNormMLP" .. */
     const char *name;        /* path of the module (te_module_path). In te_quantized_model_init_begin .. _end, where create functions quantize weights: the
                               * path from the module whose create function the program called, "layer.self_attention.proj" */
-    int gemm;                /* 0; LayerNormMLP: 0 is fc1, 1 is fc2 */
+    int gemm;                /* 0; LayerNormMLP: 0 is fc1, 1 is fc2; DotProductAttention: te_recipe.fp8_dpa */
     te_tensor_type tensor_type; /* which operand or gradient */
 } te_quantizer_role;
 
@@ -263,9 +263,11 @@ typedef struct te_recipe {
      * gradients; block scaling: always on. */
     te_switch split_fprop, split_dgrad, split_wgrad;
     float amax_epsilon;    /* current, block: the least amax that a scale is made from */
-    /* FP8 attention, of delayed and current scaling and MXFP8: DotProductAttention rounds q, k, v, the softmax, its output and their gradients to FP8, and MultiheadAttention
+    /* FP8 attention, of delayed and current scaling, MXFP8 and custom recipes: DotProductAttention rounds q, k, v, the softmax, its output and their gradients to FP8, and MultiheadAttention
      * hands that output (not under MXFP8) to its projection as it is. Products of the core run in high precision on the rounded values. fp8_mha includes fp8_dpa; the codes
-     * of q, k and v are made in the core under both. */
+     * of q, k and v are made in the core under both. A custom recipe's factory is asked for the core's slots by TransformerEngine's numbers: q, k and v are the output of product
+     * 0, o is the input of 1, the softmax the output of 2; their gradients are grad_output of 0, grad_input of 1 and of 2. With one scale a tensor the softmax and its gradient
+     * are TE_QUANT_DELAYED; with MXFP8 nothing reads their answers. Other kinds are TE_ERR_UNSUPPORTED in the core's forward. */
     bool fp8_dpa, fp8_mha;
     te_delayed_recipe delayed; /* of the kinds delayed and custom */
     te_current_recipe current; /* current */

@@ -55,8 +55,8 @@ typedef void (*te_trace_fn)(te_ctx *te, const te_trace *event, void *user);
  * what it wants to keep, call te_set_trace, and read a contiguous tensor back by te_tensor_to_host or te_tensor_to_f32 (which waits for the device, and gives TE_ERR_STATE in a capture).
  * Whatever would change the context under the call does nothing but give TE_ERR_STATE: operations, hence all functions and modules made of them; te_graph_begin, _end, _launch, _destroy;
  * te_warmup_begin, _end; te_scope_begin, _end; what would release tensors of the call: te_module_destroy, _add_parameter, _add_buffer, _remove_child, te_optimizer_destroy,
- * te_tensor_zero_grad, _set_main_grad, _set_decoupled_grad, te_graphed_reset, te_ctx_destroy. A hook releases no tensor that it has not retained. A computation of the program's has to run
- * after the traced call.
+ * te_kv_cache_destroy, te_inference_params_destroy, te_grad_scaler_destroy, te_tensor_zero_grad, _set_main_grad, _set_decoupled_grad, te_graphed_reset, te_ctx_destroy. A hook releases no
+ * tensor that it has not retained. A computation of the program's has to run after the traced call.
  *
  * te_set_trace gives TE_ERR_STATE if te is NULL. */
 TE_API te_result te_set_trace(te_ctx *te, te_trace_fn fn, void *user);

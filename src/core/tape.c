@@ -248,7 +248,17 @@ static te_result te__record_always(te_ctx *te, const te_node_desc *desc, bool al
     if (te->tape.segment->num_nodes == before && desc->release) desc->release(te, (void *)desc->state);
     return result == TE_OK ? te->error_code : result;
 }
-TE_API te_result te_record(te_ctx *te, const te_node_desc *desc) { return te && desc ? te__record_always(te, desc, false) : TE_ERR_STATE; }
+TE_API te_result te_record(te_ctx *te, const te_node_desc *desc) {
+    int i;
+    if (!te) return TE_ERR_STATE;
+    if (!te__has_desc(te, desc, "te_record")) return te->error_code;
+    if (desc->num_inputs < 0 || desc->num_outputs < 0 || desc->num_saved < 0 || (desc->num_inputs && !desc->inputs) || (desc->num_outputs && !desc->outputs) || (desc->num_saved && !desc->saved))
+        return te__fail(te, TE_ERR_INVALID, "te_record: %s has %d inputs, %d outputs and %d saved tensors; 0 or more of each, with their lists, are needed", desc->name ? desc->name : "?",
+                        desc->num_inputs, desc->num_outputs, desc->num_saved);
+    for (i = 0; i < desc->num_outputs; i++)
+        if (!desc->outputs[i]) te__fail(te, TE_ERR_STATE, "te_record: output %d of %d of %s is NULL", i + 1, desc->num_outputs, desc->name ? desc->name : "?"); /* after an error, a consequence */
+    return te__record_always(te, desc, false);
+}
 /* The same for a node that takes quantized gradients as they come. */
 static te_result te__record_quantized(te_ctx *te, const te_node_desc *desc) {
     te__segment *segment = te->tape.segment;
@@ -469,7 +479,8 @@ static te_result te__node_play(te_ctx *te, te__node *node) {
         te->playing = node;
         result = te__saved_unpack(te, node);
         if (result == TE_OK) result = te__decode_gradients(te, node, grad_outputs);
-        if (result == TE_OK) result = node->backward(te, node->state, node->saved, grad_outputs, grad_inputs, needs);
+        if (result == TE_OK)
+            result = te__returned(te, node->backward(te, node->state, node->saved, grad_outputs, grad_inputs, needs), "te_backward: the backward function", node->name);
         te->playing = outer;
         if (te->tape.num_grad_regions != grad_regions || te->tape.no_grad != no_grad) {
             te->tape.num_grad_regions = grad_regions;

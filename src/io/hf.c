@@ -434,9 +434,12 @@ TE_API te_module *te_hf_open(te_ctx *te, const char *folder, const te_hf_desc *d
     te__hf_folder f;
     te_module *m;
     if (!te || te->error_code != TE_OK) return NULL;
-    if (!folder || (desc && desc->params_dtype && !te__is_float(desc->params_dtype))) {
-        te__fail(te, folder ? TE_ERR_DTYPE : TE_ERR_INVALID, "te_hf_open: %s%s", folder ? "params_dtype is " : "folder is NULL",
-                 folder ? te_dtype_name(desc->params_dtype) : "");
+    if (!folder || !folder[0]) {
+        te__fail(te, TE_ERR_INVALID, "te_hf_open: folder is %s; the path of a model's folder is needed, \".\" for this one", folder ? "empty" : "NULL");
+        return NULL;
+    }
+    if (desc && desc->params_dtype && !te__is_float(desc->params_dtype)) {
+        te__fail(te, TE_ERR_DTYPE, "te_hf_open: params_dtype is %s", te_dtype_name(desc->params_dtype));
         return NULL;
     }
     memset(&f, 0, sizeof(f));
@@ -488,8 +491,8 @@ TE_API te_result te_hf_save(te_module *model, const char *folder) {
     te = model->te;
     if (te->error_code != TE_OK) return te->error_code;
     s = (const te__causal_lm *)model->state;
-    if (model->cls != &te__causal_lm_class || !s->config || !folder)
-        return te__fail(te, TE_ERR_INVALID, "te_hf_save: %s", folder ? "the model was not made by te_hf_open, and has no config.json" : "folder is NULL");
+    if (!folder || !folder[0]) return te__fail(te, TE_ERR_INVALID, "te_hf_save: folder is %s", folder ? "empty" : "NULL");
+    if (model->cls != &te__causal_lm_class || !s->config) return te__fail(te, TE_ERR_INVALID, "te_hf_save: the model was not made by te_hf_open, and has no config.json");
     if (te__tree_whole(model) != TE_OK) return TE_ERR_STATE;
     if (!te_module_visit(model, te__hf_has_no_adapters, NULL))
         return te__fail(te, TE_ERR_INVALID, "te_hf_save: the model has adapters, which this layout has no names for; te_lora_merge them first, or te_lora_save them alone");

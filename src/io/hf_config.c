@@ -261,8 +261,9 @@ static bool te__hf_count(te__hf_config *c, const char *name, int64_t value, int6
 }
 /* A positive number that an f32 holds, or `missing` where there is none. */
 static bool te__hf_positive(te__hf_config *c, const char *name, double value, double missing, float *to) {
-    *to = (float)(isnan(value) ? missing : value);
-    if (isnan(value) || (*to > 0.0f && *to <= FLT_MAX)) return true;
+    const bool fits = isnan(value) || (value > 0 && value <= FLT_MAX && (float)value > 0.0f);
+    *to = (float)(isnan(value) ? missing : fits ? value : 0);
+    if (fits) return true;
     return te__hf_refuse(c, TE_ERR_FORMAT, "%s is %g; a positive number is needed", name, value);
 }
 
@@ -294,7 +295,8 @@ static bool te__hf_longrope(te__hf_config *c, const te__hf_rope *r, te_rope_scal
     s->long_factor = r->long_factor;
     return te__hf_positive(c, "attention_factor", r->attention_factor, 0, &s->attention_factor);
 }
-static bool te__hf_rotary(te__hf_config *c, const te__hf_rope *r, double theta, te_lm_rotary *to) {
+/* theta: where r has none, that of the config's key theta_name, or the family's. */
+static bool te__hf_rotary(te__hf_config *c, const te__hf_rope *r, const char *theta_name, double theta, te_lm_rotary *to) {
     static const struct {
         const char *name;
         te_rope_type type;
@@ -305,7 +307,7 @@ static bool te__hf_rotary(te__hf_config *c, const te__hf_rope *r, double theta, 
     double factor = r->factor;
     int64_t original = c->original_max_position_embeddings; /* this one counts where the rotation has one, too */
     int i = 0;
-    if (!te__hf_positive(c, "rope_theta", r->theta, theta, &to->base)) return false;
+    if (!te__hf_positive(c, isnan(r->theta) ? theta_name : "rope_theta", isnan(r->theta) ? theta : r->theta, 0, &to->base)) return false;
     if (!isnan(r->partial_rotary_factor) && r->partial_rotary_factor != 1)
         return te__hf_refuse(c, TE_ERR_UNSUPPORTED, "partial_rotary_factor is %g; only 1, all channels, is there", r->partial_rotary_factor);
     while (i < TE__COUNT(types) && strcmp(types[i].name, name) != 0) i++;
@@ -336,11 +338,11 @@ static bool te__hf_rotaries(te__hf_config *c, const te__hf_family *f, te_causal_
     if (by_kind ? c->parameters.given : kinds)
         return te__hf_refuse(c, TE_ERR_UNSUPPORTED, "rope_parameters are %s, and transformers reads those of a %s %s kinds of layers", by_kind ? "of all layers" : "by kinds of layers", f->model_type,
                              by_kind ? "by" : "without");
-    if (!te__hf_rotary(c, c->full.given ? &c->full : c->scaling.given ? &c->scaling : &c->parameters, theta, &d->rotary)) return false;
+    if (!te__hf_rotary(c, c->full.given ? &c->full : c->scaling.given ? &c->scaling : &c->parameters, "rope_theta", theta, &d->rotary)) return false;
     d->sliding_rotary = d->rotary;
     if (!by_kind) return true;
     memset(&d->sliding_rotary, 0, sizeof(d->sliding_rotary)); /* Gemma 3: windowed layers turn faster, and are not scaled */
-    return te__hf_rotary(c, &c->sliding, isnan(c->rope_local_base_freq) ? 10000 : c->rope_local_base_freq, &d->sliding_rotary);
+    return te__hf_rotary(c, &c->sliding, "rope_local_base_freq", isnan(c->rope_local_base_freq) ? 10000 : c->rope_local_base_freq, &d->sliding_rotary);
 }
 
 static bool te__hf_activation(te__hf_config *c, const te__hf_family *f, te_activation *to) {

@@ -180,6 +180,11 @@ static bool te__onnx_is_whole(void *user, te_module *m) {
                  te_module_path(m, path, sizeof(path)), m->parallel.size);
     return m->parallel.size <= 1;
 }
+/* Is one of the modules attention of a backend whose operations do not say the order of dimensions (eager)? Such modules have the batch first. */
+static bool te__onnx_look_for_backends(void *user, te_module *m) {
+    if (strcmp(te_module_get_class(m)->name, "Attention") == 0) *(bool *)user = true;
+    return true;
+}
 static te_result te__onnx_inputs_refuse(te_module *m, const te_forward_args *args) {
     te_ctx *te = te_module_ctx(m);
     const te_attention_call *a = &args->attention;
@@ -371,6 +376,19 @@ static te_result te__onnx_scales_take(te_ctx *te, te__onnx_scales **list, int *n
     }
     return result;
 }
+/* Was every scale there before the first run? One that the run has made is 1, and says nothing of the tensors that a file is for. */
+static te_result te__onnx_scales_known(te_ctx *te, const te__onnx_scales *list, int n) {
+    const te__scaling *s;
+    char path[256];
+    int i;
+    for (s = te->scaling; s; s = s->next) {
+        for (i = 0; i < n && list[i].scaling != s; i++) {}
+        if (s->forward.scale && s->module && (i == n || !list[i].scale))
+            return te__fail(te, TE_ERR_STATE, "te_onnx_export: \"%s\" has no scales yet, and the file would have 1 in their place: under delayed scaling a module must have run, or have loaded "
+                            "its scales, before", te_module_path(s->module, path, sizeof(path)));
+    }
+    return TE_OK;
+}
 /* Those that the runs have made begin anew: their scales are 1 still. */
 static te_result te__onnx_scales_give_back(te_ctx *te, const te__onnx_scales *list, int n) {
     te_op_fill_args zero = TE_ZERO;
@@ -442,12 +460,13 @@ static te__onnx_emit_fn te__onnx_emitter(te_op op) {
         if (rows[i].op == op) return rows[i].emit;
     return NULL;
 }
-/* Clears the fields that may differ between the runs of one module: sizes, which the tensors show too; the place in the random numbers, of which no call draws any; and the
- * angles of rotations and lengths of sequences, which emitters compare themselves. */
+/* Clears the fields that may differ between the runs of one module: sizes, which the tensors show too, and numbers that are filled in, which may be sizes; the place in the random
+ * numbers, of which no call draws any; and the angles of rotations and lengths of sequences, which emitters compare themselves. */
 static void te__onnx_clear_sizes(te_op op, te__any_args *a) {
     switch (op) {
     case TE_OP_GEMM: a->gemm.m = a->gemm.n = a->gemm.k = 0; break;
-    case TE_OP_GROUPED_GEMM: a->grouped_gemm.m = a->grouped_gemm.n = a->grouped_gemm.k = 0; break;
+    case TE_OP_GROUPED_GEMM: a->grouped_gemm.m = a->grouped_gemm.n = a->grouped_gemm.k = a->grouped_gemm.groups = 0; break;
+    case TE_OP_FILL: a->fill.value = 0; break;
     case TE_OP_ROPE:
         a->rope.angles.position_scale = a->rope.angles.attention_factor = 0;
         a->rope.angles.inv_freq = NULL;
@@ -641,6 +660,8 @@ static te_result te__onnx_make(te__onnx *g, te_module *m, const te_forward_args 
     }
     /* one run before those that are kept: first calls make scales and histories */
     result = te__onnx_forward(m, &in, first, false);
+    if (result == TE_OK && !first->has_heads && !te_module_visit(m, te__onnx_look_for_backends, &first->batch_first)) result = te_error_code(te);
+    if (result == TE_OK) result = te__onnx_scales_known(te, scales, num_scales);
     if (result == TE_OK) result = te__onnx_declare(g, &in, &large, first->batch_first, strcmp(te_module_get_class(m)->name, "MultiheadAttention") == 0 || inputs->key);
     if (result == TE_OK && !te_module_visit_tensors(m, te__onnx_add_parameter, g)) result = te_error_code(te);
     if (result == TE_OK) result = te__onnx_forward(m, &in, first, true);
@@ -666,7 +687,7 @@ TE_API te_result te_onnx_export(te_module *module, const te_forward_args *inputs
     te__onnx *g;
     te_ctx *te;
     te_result result;
-    if (!module) return TE_ERR_STATE;
+    if (!module) return te__fail(inputs && inputs->input ? inputs->input->te : NULL, TE_ERR_STATE, "te_onnx_export: the module is NULL");
     te = te_module_ctx(module);
     if (te->error_code != TE_OK) return te->error_code;
     if (!inputs || (!inputs->input && !inputs->attention.qkv_layer) || !path)

@@ -24,6 +24,7 @@ typedef struct te__onnx_write {
     int value;          /* an item, of x's format or wide; TE__ONNX_FAILED: none that the graph could have */
     bool wide;          /* the value is f32 or 64-bit already: of codes, what they stand for */
     te__onnx_map map;   /* what the memory stands for, if it is a map */
+    te__onnx_size filled; /* of whole numbers that are all alike: the number; 0: not known */
     int lengths;        /* of memory that holds the starts of sequences: their lengths, an item [b]; 0: it holds something else */
     const char *by;     /* the operation, for messages (static); NULL: the memory is a parameter, an input or a constant */
     te_tensor *tensor;  /* a parameter or a constant: itself (borrowed; the trace keeps it) */

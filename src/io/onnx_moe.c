@@ -51,16 +51,17 @@ static int te__onnx_keep_groups(te__onnx *g, int keys, int64_t experts, const te
 static te_result te__onnx_router(te__onnx *g, const te__any_args *x, const te__any_args *y) {
     const te_op_moe_router_fwd_args *a = &x->moe_router_fwd, *b = &y->moe_router_fwd;
     const bool softmax = a->score_function == TE_SCORE_SOFTMAX, over_all = a->use_pre_softmax || a->all_scores;
-    te__onnx_pair logits = te__onnx_pair_of(a->logits, b->logits), probs = te__onnx_pair_of(a->probs, b->probs);
+    te__onnx_pair logits = te__onnx_pair_of(a->logits, b->logits), probs;
     const int64_t experts = te__cols(a->logits), topk = a->topk;
     te__onnx_size shape[2], out[TE_MAX_DIMS];
     int v, score, keys, which, map;
     te_result result = te__onnx_store(g, a->routing_bits, b->routing_bits, TE__ONNX_FAILED);
     if (result != TE_OK) return result;
-    if (a->topk_probs || a->bias_in_probs || a->zero_other_groups || (a->group_topk && a->group_best != a->topk / a->group_topk) ||
+    if (!a->probs || a->topk_probs || a->bias_in_probs || a->zero_other_groups || (a->group_topk && a->group_best != a->topk / a->group_topk) ||
         (a->norm_topk_prob == TE_ON) != (!softmax && (a->all_scores || a->topk > 1)))
         return te__onnx_fail(g, TE_ERR_UNSUPPORTED, "it is the choice of a Gate (topk_probs, norm_topk_prob, bias_in_probs, group_best or zero_other_groups); a graph has te_fused_topk_with_score_function's"),
                te_error_code(g->te);
+    probs = te__onnx_pair_of(a->probs, b->probs);
     shape[0].first = te__rows(a->logits), shape[0].second = te__rows(b->logits);
     shape[1] = te__onnx_fixed(experts);
     logits = te__onnx_as(&logits, 2, shape, shape[1]);

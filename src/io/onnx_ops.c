@@ -23,9 +23,18 @@ static te_result te__onnx_fill(te__onnx *g, const te__any_args *x, const te__any
     const te_op_fill_args *a = &x->fill, *b = &y->fill;
     te__onnx_pair dst = te__onnx_pair_of(a->dst, b->dst);
     te__onnx_size shape[TE_MAX_DIMS];
-    int v = te__is_float(a->dst->dtype) ? te__onnx_f32(g, (float)a->value) : te__onnx_i64(g, (int64_t)a->value);
+    te__onnx_size number;
+    te_result result;
+    int v;
+    if (te__is_float(a->dst->dtype) && a->value != b->value)
+        return te__onnx_fail(g, TE_ERR_UNSUPPORTED, "it writes %g, and %g at larger inputs; a number that varies is a whole one, a size", a->value, b->value), te_error_code(g->te);
+    number.first = (int64_t)a->value;
+    number.second = (int64_t)b->value;
+    v = te__is_float(a->dst->dtype) ? te__onnx_f32(g, (float)a->value) : number.first == number.second ? te__onnx_i64(g, number.first) : te__onnx_size_of(g, number);
     te__onnx_dims(&dst, shape);
-    return TE__ONNX_STORE(dst, te__onnx_2(g, "Expand", v, te__onnx_shape(g, a->dst->ndim, shape, false)));
+    result = TE__ONNX_STORE(dst, te__onnx_2(g, "Expand", v, te__onnx_shape(g, a->dst->ndim, shape, false)));
+    if (result == TE_OK && !te__is_float(a->dst->dtype)) g->writes[g->num_writes - 1].filled = number;
+    return result;
 }
 static te_result te__onnx_axpby(te__onnx *g, const te__any_args *x, const te__any_args *y) {
     const te_op_axpby_args *a = &x->axpby, *b = &y->axpby;

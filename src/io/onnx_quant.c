@@ -450,27 +450,44 @@ static te_result te__onnx_gemm(te__onnx *g, const te__any_args *x, const te__any
 }
 
 /* Group after group, each a slice of the rows whose ends the graph computes; rows behind the last group are 0. */
+/* Groups of as many rows each, by an operation that filled their sizes in: a product of a batch, [groups, rows, k] by [groups, k, n], for any number of groups. */
+static bool te__onnx_is_batch(const te__onnx *g, const te_op_grouped_gemm_args *a, const te_op_grouped_gemm_args *b) {
+    te__onnx_pair sizes;
+    const te__onnx_write *w;
+    int i;
+    if (a->offsets || !a->sizes || !b->sizes) return false;
+    sizes = te__onnx_pair_of(a->sizes, b->sizes);
+    i = te__onnx_last(g, &sizes, g->num_writes);
+    w = i < 0 ? NULL : &g->writes[i];
+    return w && w->filled.first > 0 && w->filled.first * a->groups == a->m && w->filled.second * b->groups == b->m && te__data(&w->x.first) == te__data(a->sizes) &&
+           te__numel(&w->x.first) == te__numel(a->sizes);
+}
 static te_result te__onnx_grouped_gemm(te__onnx *g, const te__any_args *x, const te__any_args *y) {
     enum { MOST = 1024 };
     const te_op_grouped_gemm_args *a = &x->grouped_gemm, *b = &y->grouped_gemm;
-    int part[MOST + 1], ends, rows, rest, weights, biases = TE__ONNX_FAILED, i, order[2] = {1, 0};
+    const bool batch = te__onnx_is_batch(g, a, b);
+    int part[MOST + 1], ends = TE__ONNX_FAILED, rows, rest, weights, biases = TE__ONNX_FAILED, i, order[2] = {1, 0}, turned[3] = {0, 2, 1};
     te__onnx_pair d = te__onnx_pair_of(a->d, b->d), bp = te__onnx_pair_of(a->b, b->b);
-    te__onnx_size m, n, k, ld, shape[3];
+    te__onnx_size m, n, k, ld, groups, shape[3];
     int64_t squeeze = 0, pads[2] = {1, 0};
     m.first = a->m, m.second = b->m;
     n.first = a->n, n.second = b->n;
     k.first = a->k, k.second = b->k;
-    if (a->along_k || a->a_transposed || a->accumulate || a->epilogue != TE_EPILOGUE_NONE || a->groups > MOST)
+    groups.first = a->groups, groups.second = b->groups;
+    if (!batch && a->groups != b->groups)
+        return te__onnx_fail(g, TE_ERR_UNSUPPORTED, "%lld groups, and %lld at larger inputs, whose sizes are not all alike; a graph has a product for each group", (long long)a->groups,
+                             (long long)b->groups), te_error_code(g->te);
+    if (a->along_k || a->a_transposed || a->accumulate || a->epilogue != TE_EPILOGUE_NONE || (!batch && a->groups > MOST))
         return te__onnx_fail(g, TE_ERR_UNSUPPORTED, "%lld groups, %s; a graph has forward products of at most %d groups", (long long)a->groups,
                              a->along_k || a->a_transposed ? "along k" : a->accumulate ? "added to what is there" : "with an epilogue or without", (int)MOST), te_error_code(g->te);
     if (!te__is_float(a->b->dtype) && te__onnx_constant_of(g, a->b, b->b))
         return te__onnx_fail(g, TE_ERR_UNSUPPORTED, "the weights of groups are stored as codes, %s; te_dequantize them first", te_dtype_name(a->b->dtype)), te_error_code(g->te);
     if (a->offsets)
         ends = te__onnx_read(g, a->offsets, b->offsets);
-    else /* 0, then the running sum */
+    else if (!batch) /* 0, then the running sum */
         ends = te__onnx_2(g, "Pad", te__onnx_2(g, "CumSum", te__onnx_read(g, a->sizes, b->sizes), te__onnx_i64(g, 0)), te__onnx_i64s(g, 2, pads));
     rows = te__onnx_read_matrix(g, a->a, b->a, m, k, false);
-    shape[0] = te__onnx_fixed(a->groups);
+    shape[0] = groups;
     shape[1] = a->b_transposed ? n : k;
     shape[2] = a->b_transposed ? k : n;
     ld.first = te__gemm_ld(a->b);
@@ -483,13 +500,22 @@ static te_result te__onnx_grouped_gemm(te__onnx *g, const te__any_args *x, const
         p = te__onnx_as(&p, 2, shape, n);
         biases = te__onnx_read_as(g, &p, a->bias, b->bias);
     }
+    if (!te__onnx_is_matrix(a->d, b->d, m, n)) d = te__onnx_matrix(a->d, b->d, m, n);
+    if (batch) {
+        te__onnx_size out[TE_MAX_DIMS];
+        shape[1].first = m.first / groups.first, shape[1].second = m.second / groups.second;
+        shape[2] = k;
+        i = te__onnx_2(g, "MatMul", te__onnx_reshape(g, rows, 3, shape), a->b_transposed ? te__onnx_transpose(g, weights, 3, turned) : weights);
+        if (a->bias) i = te__onnx_2(g, "Add", i, te__onnx_unsqueeze(g, biases, 1));
+        te__onnx_dims(&d, out);
+        return te__onnx_store_as(g, &d, te__onnx_reshape(g, i, d.first.ndim, out));
+    }
     for (i = 0; i < a->groups; i++) {
         int w = te__onnx_2(g, "Squeeze", te__onnx_cut(g, weights, 0, i, i + 1, 1), te__onnx_i64s(g, 1, &squeeze));
         part[i] = te__onnx_slice(g, rows, 0, te__onnx_cut(g, ends, 0, i, i + 1, 1), te__onnx_cut(g, ends, 0, i + 1, i + 2, 1), 1);
         part[i] = te__onnx_2(g, "MatMul", part[i], a->b_transposed ? te__onnx_transpose(g, w, 2, order) : w);
         if (a->bias) part[i] = te__onnx_2(g, "Add", part[i], te__onnx_cut(g, biases, 0, i, i + 1, 1));
     }
-    if (!te__onnx_is_matrix(a->d, b->d, m, n)) d = te__onnx_matrix(a->d, b->d, m, n);
     rest = te__onnx_2(g, "Sub", te__onnx_size_of(g, m), te__onnx_cut(g, ends, 0, a->groups, a->groups + 1, 1));
     part[a->groups] = te__onnx_1(g, "ConstantOfShape", te__onnx_concat2(g, 0, rest, te__onnx_size_of(g, n))); /* of f32 zeros */
     i = te__onnx_concat(g, 0, (int)a->groups + 1, part);

@@ -152,7 +152,7 @@ static te_result te__step_hooks_run(te_ctx *te, te_module *const *parts, int num
         hooks = (const te_step_hooks *)value;
         hook = final ? hooks->prepare_for_final_backward : hooks->prepare_for_grad_accumulation;
         if (!hook) continue;
-        result = hook(parts[i], hooks->user);
+        result = te__returned(te, hook(parts[i], hooks->user), "the hook", te_module_name(parts[i]));
         /* the first error stays: this one shows if the hook recorded none */
         if (result != TE_OK) te__fail(te, result, "%s: the hook of \"%s\" returned %s", who, te_module_name(parts[i]), te_result_name(result));
     }

@@ -3,6 +3,12 @@
 
 static int64_t te__expert_dim(const te_moe_config *c) { return c->moe_latent_size ? c->moe_latent_size : c->dim; }
 
+/* Experts are made by a backend, which says by what they compute. */
+static bool te__has_moe_backend(te_ctx *te, const te_moe_backend *backend, const char *who) {
+    if (backend) return true;
+    te__fail(te, TE_ERR_INVALID, "%s: backend is NULL; a zeroed te_moe_backend has the defaults, and te_moe_backend_of makes one of a te_backend_config", who);
+    return false;
+}
 /* Every maker of this chapter asks this of its config first: *c is `given` with the defaults that the others read. */
 static bool te__moe_config_ok(te_ctx *te, const char *who, const te_moe_config *given, te_moe_config *c) {
     if (!te || !te__has_desc(te, given, who)) return false;

@@ -117,7 +117,7 @@ static te_module *te__experts_create(te_ctx *te, const char *who, const te_modul
     te_module *m;
     te__experts_module *s;
     int ranks;
-    if (!te__moe_config_ok(te, who, config, &c) || !te__has_desc(te, backend, who)) return NULL;
+    if (!te__moe_config_ok(te, who, config, &c) || !te__has_moe_backend(te, backend, who)) return NULL;
     ranks = te_group_size(backend->ep_group);
     if (backend->ep_group && backend->ep_group->te != te) {
         te__fail(te, TE_ERR_INVALID, "%s: ep_group belongs to another context", who);

@@ -102,7 +102,7 @@ static te_tensor *te__sdpa_falls_back(te_te_sdpa *f, size_t counter, const char 
     if (!te__sdpa_may_fall_back(f, why)) return NULL;
     te__log(f->te, TE_LOG_DEBUG, "te_attention: %s: the call is the original's", why);
     te__sdpa_count(f, counter);
-    return f->desc.original(f->desc.original_user, q, k, v, args);
+    return te__sdpa_call(f->desc.original, f->desc.original_user, q, k, v, args);
 }
 
 /* [b, heads, s, d] -> [b, s, `kept` heads, d], of which each stands for heads / kept that are alike. */

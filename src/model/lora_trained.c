@@ -64,11 +64,13 @@ static te_result te__trained_copy(te_module *m, te__entry *e, te_tensor **before
         return te__fail(m->te, TE_ERR_UNSUPPORTED, "LoRA: the parameter \"%s\" of \"%s\" is stored quantized, and modules_to_save trains a copy in high precision; leave the module out, or make the "
                         "model outside of te_quantized_model_init_begin", e->name, m->name);
     *before = NULL;
-    if (!x->buffer) return TE_OK;
+    if (!x->buffer) return te__var_of(x) ? TE_OK : te_error_code(m->te); /* te__lora_train cannot say that there is no memory for a gradient's place */
     te__frame_begin(m->te);
     copy = te__empty_like(x, x->dtype);
     if (copy && x->name) te_tensor_set_name(copy, x->name);
-    result = copy ? te_tensor_copy(copy, x) : te_error_code(m->te);
+    if (copy) te_tensor_set_requires_grad(copy, true);
+    result = te_error_code(m->te);
+    if (result == TE_OK) result = te_tensor_copy(copy, x);
     if (result == TE_OK && main_grad) result = te_tensor_set_main_grad(copy, main_grad);
     if (result == TE_OK) {
         te_tensor_set_sequence_parallel(copy, x->sequence_parallel);
@@ -137,6 +139,31 @@ static void te__trained_list_close(te__trained_list *l, bool failed) {
     te__free(l->te, l->list, (size_t)l->cap * sizeof(te__trained_change));
 }
 
+/* Where copies have been cast since, the tensors from before follow them. */
+static bool te__trained_follow_one(void *user, te_module *m) {
+    te__trained *t = te__trained_of(m);
+    int i;
+    (void)user;
+    for (i = 0; t && i < t->n && m->te->error_code == TE_OK; i++) {
+        te__trained_item *item = &t->items[i];
+        const te_tensor *now = m->entries[item->entry].tensor;
+        te_tensor *cast;
+        if (!item->before || item->before->dtype == now->dtype) continue;
+        te__frame_begin(m->te);
+        te_no_grad_begin(m->te);
+        cast = te_tensor_cast(item->before, now->dtype);
+        if (cast && now->name) te_tensor_set_name(cast, now->name);
+        if (m->te->error_code == TE_OK) {
+            te_tensor_set_sequence_parallel(cast, now->sequence_parallel);
+            te_tensor_release(item->before);
+            item->before = te_tensor_retain(cast);
+        }
+        te_no_grad_end(m->te);
+        te__frame_end(m->te, NULL, 0);
+    }
+    return m->te->error_code == TE_OK;
+}
+static te_result te__trained_follow(te_module *model) { return te_module_visit(model, te__trained_follow_one, NULL) ? TE_OK : te_error_code(model->te); }
 static bool te__trained_forget_one(void *user, te_module *m) {
     const bool keep = *(const bool *)user;
     const te__trained *t = te__trained_of(m);

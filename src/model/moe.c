@@ -170,7 +170,7 @@ TE_API te_moe_backend te_moe_backend_of(const te_backend_config *config) {
 TE_API te_module *te_moe_create(te_ctx *te, const te_moe_config *config, const te_moe_backend *backend) {
     te_moe_config c;
     te_module *m, *outer;
-    if (!te__moe_config_ok(te, "te_moe_create", config, &c) || !te__has_desc(te, backend, "te_moe_create")) return NULL;
+    if (!te__moe_config_ok(te, "te_moe_create", config, &c) || !te__has_moe_backend(te, backend, "te_moe_create")) return NULL;
     m = te__module_named(te, &te__moe_class, c.name, "moe");
     if (!m) return NULL;
     c.name = NULL;

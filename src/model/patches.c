@@ -190,7 +190,7 @@ TE_API te_result te_apply_patches(te_ctx *te) {
             te__log(te, TE_LOG_DEBUG, "patch \"%s\" is skipped: %s", p->patch.name, p->why);
             continue;
         }
-        result = p->patch.apply(te, p->patch.user);
+        result = te__returned(te, p->patch.apply(te, p->patch.user), "te_apply_patches: apply", p->patch.name);
         p = &all->list[i];
         if (result == TE_OK) result = te->error_code;
         if (result != TE_OK) return te__fail(te, result, "te_apply_patches: patch \"%s\": its apply returned %s", p->patch.name, te_result_name(result)); /* shows if it recorded no error */
@@ -211,7 +211,7 @@ TE_API te_result te_unapply_patches(te_ctx *te) {
     for (i = all ? all->num - 1 : -1; i >= 0; i--) {
         te__patch *p = &all->list[i];
         all->looked = false;
-        if (p->state == TE_PATCH_APPLIED) result = p->patch.undo(te, p->patch.user);
+        if (p->state == TE_PATCH_APPLIED) result = te__returned(te, p->patch.undo(te, p->patch.user), "te_unapply_patches: undo", p->patch.name);
         if (result == TE_OK) result = te->error_code;
         if (result != TE_OK) return te__fail(te, result, "te_unapply_patches: patch \"%s\": its undo returned %s", all->list[i].patch.name, te_result_name(result));
         all->list[i].state = TE_PATCH_WAITING;

@@ -225,7 +225,7 @@ TE_API te_result te_rope_config_llama_rotary(te_ctx *te, const te_rope_config *r
         r.attention_factor = te__or_nan(rope->attention_factor);
         r.truncate = rope->no_truncate ? 0 : -1;
         r.original = rope->original_max_position_embeddings ? rope->original_max_position_embeddings : -1;
-        if (!te__hf_rotary(&c, &r, rope->rope_theta, &lm)) return te_error_code(te);
+        if (!te__hf_rotary(&c, &r, "rope_theta", rope->rope_theta, &lm)) return te_error_code(te);
         desc.scaling = lm.scaling;
     }
     if (result == TE_OK) *rotary = desc;

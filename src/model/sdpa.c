@@ -83,6 +83,13 @@ static te_tensor *te__plain_sdpa_call(void *user, te_tensor *q, te_tensor *k, te
 
 /* ---- regions ---- */
 
+/* A function of the program's in place of te_scaled_dot_product_attention; NULL without an error is one. */
+static te_tensor *te__sdpa_call(te_sdpa_fn fn, void *user, te_tensor *q, te_tensor *k, te_tensor *v, const te_sdpa_args *args) {
+    te_tensor *y = fn(user, q, k, v, args);
+    if (!y) te__fail(q->te, TE_ERR_STATE, "te_scaled_dot_product_attention: the function in its place (te_sdpa_begin) returned NULL"); /* shows if it recorded no error of its own */
+    return y;
+}
+
 TE_API te_tensor *te_scaled_dot_product_attention(te_tensor *q, te_tensor *k, te_tensor *v, const te_sdpa_args *args) {
     te_sdpa_args zero = TE_ZERO;
     te__sdpa_state *s;
@@ -90,7 +97,7 @@ TE_API te_tensor *te_scaled_dot_product_attention(te_tensor *q, te_tensor *k, te
     s = &q->te->sdpa;
     if (!args) args = &zero;
     if (s->depth == 0) return te__plain_sdpa_call(NULL, q, k, v, args);
-    return s->fn[s->depth - 1](s->user[s->depth - 1], q, k, v, args);
+    return te__sdpa_call(s->fn[s->depth - 1], s->user[s->depth - 1], q, k, v, args);
 }
 TE_API te_result te_sdpa_begin(te_ctx *te, te_sdpa_fn fn, void *user) {
     if (!te) return TE_ERR_STATE;

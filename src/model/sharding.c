@@ -147,7 +147,7 @@ static te_result te__unit_exchange(te__dp_unit *u) {
     if (!te__unit_list(&p, u->module))
         result = te__refuse(u->desc.group, TE__ALL_REDUCE, te_error_code(te));
     else if (u->desc.post_backward) {
-        result = u->desc.post_backward(u->desc.user, u->module);
+        result = te__returned(te, u->desc.post_backward(u->desc.user, u->module), "the post_backward", u->module->name);
         if (result != TE_OK) te__fail(te, result, "the post_backward of \"%s\" returned %s", u->module->name, te_result_name(result)); /* shows if it recorded no error of its own */
     } else
         result = te__unit_reduce(u, &p);
@@ -387,7 +387,7 @@ TE_API te_result te_model_set_fsdp_optimizations(te_module *model, bool on) {
 /* ---- behind a backward pass ---- */
 
 static te_result te__unit_root_callback(te__dp_unit *u) {
-    te_result result = u->desc.root_post_backward ? u->desc.root_post_backward(u->desc.user, u->module) : TE_OK;
+    te_result result = u->desc.root_post_backward ? te__returned(u->module->te, u->desc.root_post_backward(u->desc.user, u->module), "the root_post_backward", u->module->name) : TE_OK;
     if (result != TE_OK) te__fail(u->module->te, result, "the root_post_backward of \"%s\" returned %s", u->module->name, te_result_name(result)); /* shows if it recorded no error of its own */
     return result;
 }

@@ -17,7 +17,7 @@ static void te__kv_cache_close(void *owner) { te_kv_cache_destroy((te_kv_cache *
 
 TE_API void te_kv_cache_destroy(te_kv_cache *c) {
     int i;
-    if (!c) return;
+    if (!c || te__refuse_hook(c->te, "te_kv_cache_destroy") != TE_OK) return;
     te__closable_remove(&c->closable);
     for (i = 0; i < c->num_layers; i++) {
         te_tensor_release(c->layers[i].k);
@@ -376,7 +376,8 @@ static te_result te__causal_lm_forward(te_module *m, te_forward_args *args) {
     te_tensor *x;
     te_result result = TE_OK;
     char text[TE__SHAPE_TEXT];
-    if (args->input->ndim != 2) return te__fail(m->te, TE_ERR_SHAPE, "CausalLM: the ids are %s; [b, s] is needed", te__shape_text(args->input, text));
+    if (args->input->ndim != 2 || te__numel(args->input) == 0)
+        return te__fail(m->te, TE_ERR_SHAPE, "CausalLM: the ids are %s; [b, s] is needed, at least one of each", te__shape_text(args->input, text));
     if (args->kv_cache) result = te__kv_cache_fits(m, args->kv_cache, args->input);
     if (result != TE_OK) return result;
     te__hand_on(&in, args);

@@ -57,7 +57,7 @@ static te_result te__module_run_as(te_module *m, te_forward_args *args, te_resul
     te->path = NULL;
     memset(&args->outputs, 0, sizeof(args->outputs));
     te__frame_begin(te);
-    result = forward ? forward(m, args, user) : m->own_forward ? m->own_forward(m, args) : m->cls->forward(m, args);
+    result = te__returned(te, forward ? forward(m, args, user) : m->own_forward ? m->own_forward(m, args) : m->cls->forward(m, args), m->cls->name, NULL);
     if (result == TE_OK && !args->outputs.out) {
         /* an error was recorded before and the class did not look at it, or the class is wrong */
         if (te->error_code == TE_OK) te__fail(te, TE_ERR_STATE, "%s: forward returned TE_OK without an output", m->cls->name);

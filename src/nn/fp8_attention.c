@@ -6,7 +6,8 @@
  *   MXFP8      q, k along d, v along s; o along d        dO along d; dq, dk along d, dv along s
  *
  * Delayed scaling has six slots. Current scaling measures the tensors first. S and dP are never whole in memory, so their amax is not known before they are rounded: these
- * two go by delayed scaling with the latest amax, as in TransformerEngine. D, the sum of S times its gradient, is that of the unrounded S (ops/attn/cpu.c): gradients pass through the roundings unchanged. */
+ * two go by delayed scaling with the latest amax, as in TransformerEngine. A custom recipe's factory is asked for the six slots, and its quantizer of q, k and v says which of
+ * the two columns above is meant. D, the sum of S times its gradient, is that of the unrounded S (ops/attn/cpu.c): gradients pass through the roundings unchanged. */
 
 /* TransformerEngine's slots of three products: qkv is an output of the first, o an input of the second, S an output of the third. */
 enum {
@@ -20,7 +21,37 @@ enum {
 };
 
 static bool te__recipe_in_attention(const te_recipe *r) { return r->fp8_dpa || r->fp8_mha; }
-static bool te__attention_by_blocks(const te_recipe *r) { return r->kind == TE_RECIPE_MXFP8; }
+
+/* The quantizer that a custom recipe's factory gave to slot i. */
+static const te__quant_spec *te__attention_answer(const te__quant_call *q, bool backward, int i) {
+    const int step = backward ? TE__SLOTS_BACKWARD : TE__SLOTS_FORWARD;
+    return &te__custom_slots_of(q->scaling, &q->recipe)->slot[i / step * TE__CUSTOM_SLOTS + (backward ? (int)TE_TENSOR_GRAD_OUTPUT : 0) + i % step].spec;
+}
+static bool te__attention_by_blocks(const te__quant_call *q) {
+    return q->recipe.kind == TE_RECIPE_CUSTOM ? (te__attention_answer(q, false, TE__SLOT_QKV)->cls->facts & TE__BLOCKS_IN_ATTENTION) != 0 : q->recipe.kind == TE_RECIPE_MXFP8;
+}
+/* Refuses what a factory cannot answer: all have one scale a tensor, S and dP a given one; or all but these two are MXFP8. The ranks of one group reduce all amaxes that are measured. */
+static te_result te__attention_answers_fit(te_module *m, const te__quant_call *q) {
+    static const struct {
+        const char *name;
+        bool backward, inner;
+        int slot;
+    } slots[] = {{"q, k and v", false, false, TE__SLOT_QKV}, {"o", false, false, TE__SLOT_O}, {"the softmax", false, true, TE__SLOT_S},
+                 {"the gradients of q, k and v", true, false, TE__SLOT_DQKV}, {"the gradient of o", true, false, TE__SLOT_DO}, {"the gradient of the softmax", true, true, TE__SLOT_DP}};
+    const te_group *group = te__attention_answer(q, false, TE__SLOT_QKV)->group;
+    int i;
+    for (i = 0; i < (int)TE__COUNT(slots); i++) {
+        const te__quant_spec *spec = te__attention_answer(q, slots[i].backward, slots[i].slot);
+        const int wanted = te__attention_by_blocks(q) ? TE__BLOCKS_IN_ATTENTION : slots[i].inner ? TE__SCALE_GIVEN : TE__TENSOR_SCALED;
+        const bool fits = (te__attention_by_blocks(q) && slots[i].inner) || (spec->cls->facts & wanted) != 0;
+        if (fits && !slots[i].inner && spec->group != group)
+            return te__fail(m->te, TE_ERR_UNSUPPORTED, "DotProductAttention: fp8_dpa, and the factory of recipe custom gives %s another amax_group than q, k and v; give all of them one", slots[i].name);
+        if (!fits)
+            return te__fail(m->te, TE_ERR_UNSUPPORTED, "DotProductAttention: fp8_dpa, and the factory of recipe custom gives %s the kind %s; q, k, v, o and their gradients take delayed or current, "
+                            "or all MXFP8, and the softmax and its gradient delayed, but with MXFP8; leave fp8_dpa and fp8_mha off, or te_module_set_recipe(core, NULL, true)", slots[i].name, spec->cls->name);
+    }
+    return TE_OK;
+}
 
 /* The recipe of S and dP. */
 static te_recipe te__attention_inner_recipe(const te_recipe *r) {
@@ -35,7 +66,10 @@ static te_recipe te__attention_inner_recipe(const te_recipe *r) {
 /* How slot i is quantized by `r`, the recipe of the call or that of S and dP. */
 static te__quant_spec te__attention_spec(const te__quant_call *q, const te_recipe *r, bool backward, int i, int usage) {
     te__slots *slots = backward ? &q->scaling->backward : q->forward;
-    te__quant_spec spec = te__recipe_spec(r, backward, TE__SLOT_INPUT, q->group);
+    const int step = backward ? TE__SLOTS_BACKWARD : TE__SLOTS_FORWARD;
+    te__quant_spec spec;
+    if (q->recipe.kind == TE_RECIPE_CUSTOM) return te__slot_spec(q, backward, i / step, i % step, usage);
+    spec = te__recipe_spec(r, backward, TE__SLOT_INPUT, q->group);
     spec.usage = usage;
     if (!(spec.cls->facts & TE__SCALE_GIVEN)) return spec;
     spec.scale = slots->slot_scale[i];
@@ -47,11 +81,15 @@ static te__quant_spec te__attention_spec(const te__quant_call *q, const te_recip
 }
 
 /* The group that reduces the amaxes of current scaling: its ranks wait for each other. */
-static te_group *te__attention_meets(const te__quant_call *q) { return q->recipe.kind == TE_RECIPE_CURRENT ? q->group : NULL; }
+static te_group *te__attention_meets(const te__quant_call *q) {
+    if (q->recipe.kind == TE_RECIPE_CUSTOM) return te__attention_answer(q, false, TE__SLOT_QKV)->group;
+    return q->recipe.kind == TE_RECIPE_CURRENT ? q->group : NULL;
+}
 
 /* Current scaling: makes *spec that of the one scale which three tensors have together. */
 static te_result te__attention_one_scale(te_tensor *const x[3], const te_recipe *r, bool backward, te__quant_spec *spec) {
     const te_recipe given = te__attention_inner_recipe(r);
+    const te_dtype dtype = spec->dtype;
     te_ctx *te = x[0]->te;
     te_tensor *each = te__empty_1d(te, TE_F32, 3), *all = te__empty_1d(te, TE_F32, 1);
     te_op_scale_from_amax_args scale = TE_ZERO;
@@ -71,6 +109,7 @@ static te_result te__attention_one_scale(te_tensor *const x[3], const te_recipe 
     scale.power_of_two = spec->power_of_two;
     if (result == TE_OK) result = scale.scale ? te_op_scale_from_amax(te, &scale) : te_error_code(te);
     *spec = te__recipe_spec(&given, backward, TE__SLOT_INPUT, NULL);
+    spec->dtype = dtype;
     spec->scale = scale.scale;
     return result;
 }
@@ -78,7 +117,7 @@ static te_result te__attention_one_scale(te_tensor *const x[3], const te_recipe 
 /* Codes of q, k, v, or of their gradients; a v by blocks, which lies as `kv` says, is quantized as [b, h, s, d]. Without history. Where it fails, the ranks of the group hear of it. */
 static te_result te__attention_quantize(te_tensor *const x[3], te_qkv_format kv, const te__quant_call *call, bool backward, te_tensor *y[3]) {
     te__quant_spec spec = te__attention_spec(call, &call->recipe, backward, backward ? TE__SLOT_DQKV : TE__SLOT_QKV, TE_ROWWISE);
-    bool blocks = te__attention_by_blocks(&call->recipe), current = call->recipe.kind == TE_RECIPE_CURRENT;
+    bool blocks = te__attention_by_blocks(call), current = (spec.cls->facts & TE__TENSOR_SCALED) && !(spec.cls->facts & TE__SCALE_GIVEN);
     te_tensor *flat[3];
     int i;
     for (i = 0; i < 3; i++) {
@@ -96,11 +135,11 @@ static te_result te__attention_quantize(te_tensor *const x[3], te_qkv_format kv,
     return TE_OK;
 }
 /* Their values, in the format of the tensors that they were made from. */
-static te_result te__attention_decode(te_tensor *const y[3], te_qkv_format kv, const te_recipe *r, te_tensor *x[3]) {
+static te_result te__attention_decode(te_tensor *const y[3], te_qkv_format kv, bool blocks, te_tensor *x[3]) {
     int i;
     for (i = 0; i < 3; i++) {
         x[i] = te__quant_value(y[i], y[i]->dtype);
-        if (te__attention_by_blocks(r) && i == 2) x[i] = te__heads_back(x[i], kv);
+        if (blocks && i == 2) x[i] = te__heads_back(x[i], kv);
         if (!x[i]) return te_error_code(y[i]->te);
     }
     return TE_OK;
@@ -126,6 +165,7 @@ static te_tensor *te__heads_apart(te_tensor *x, int64_t heads) {
 typedef struct te__fp8_attention {
     te_op_attn_fwd_args args; /* its tensors are those that the node saved */
     te__quant_call quant;
+    te_dtype s_dtype; /* of the codes of S */
 } te__fp8_attention;
 
 static void te__fp8_attention_release(te_ctx *te, void *state) {
@@ -137,21 +177,22 @@ static te_result te__fp8_attention_backward(te_ctx *te, const void *state, te_te
     const te__fp8_attention *s = (const te__fp8_attention *)state;
     const te_recipe *recipe = &s->quant.recipe, inner = te__attention_inner_recipe(recipe);
     const te_qkv_format kv = te__attn_kv_format(&s->args);
+    const bool blocks = te__attention_by_blocks(&s->quant);
     te_tensor *list[TE__ATTENTION_SAVED], *gradient = te_tensor_contiguous(dy[0]), *codes[3];
     te__quant_spec spec = te__attention_spec(&s->quant, recipe, true, TE__SLOT_DO, TE_ROWWISE);
     te_op_attn_bwd_args args;
     te_result result;
     memcpy(list, saved, sizeof(list));
-    result = te__attention_decode(saved, kv, recipe, list);
+    result = te__attention_decode(saved, kv, blocks, list);
     if (result == TE_OK && !gradient) result = te_error_code(te);
     if (result != TE_OK) return te__refuse(te__attention_meets(&s->quant), TE__ALL_REDUCE, result);
     args = te__attention_gradients(&s->args, list, dx, needs);
     gradient = te__quantize(gradient, &spec);
     if (!gradient) return te_error_code(te);
     args.d_o = te__heads_apart(te__quant_value(gradient, gradient->dtype), list[0]->shape[list[0]->ndim - 2]);
-    if (!te__attention_by_blocks(recipe)) {
+    if (!blocks) {
         spec = te__attention_spec(&s->quant, &inner, true, TE__SLOT_DP, TE_ROWWISE);
-        args.fp8.s_dtype = te__recipe_dtype(recipe, false);
+        args.fp8.s_dtype = s->s_dtype;
         args.fp8.s_scale = saved[TE__ATTENTION_SAVED];
         args.fp8.dp_dtype = spec.dtype;
         args.fp8.dp_scale = spec.scale;
@@ -159,7 +200,7 @@ static te_result te__fp8_attention_backward(te_ctx *te, const void *state, te_te
     }
     result = args.d_o && te__attention_made(dx, needs) ? te_op_attn_bwd(te, &args) : te_error_code(te);
     result = result == TE_OK ? te__attention_quantize(dx, kv, &s->quant, true, codes) : te__refuse(te__attention_meets(&s->quant), TE__ALL_REDUCE, result);
-    return result == TE_OK ? te__attention_decode(codes, kv, recipe, dx) : result;
+    return result == TE_OK ? te__attention_decode(codes, kv, blocks, dx) : result;
 }
 
 /* MXFP8 has whole blocks along d and, for v, along s. */
@@ -179,7 +220,7 @@ static bool te__attention_blocks_fit(const te_op_attn_fwd_args *a) {
 static te_tensor *te__fp8_attention_run(te_tensor *q, te_tensor *k, te_tensor *v, const te_attention_desc *desc, const te__quant_call *call, bool fp8_output) {
     te_ctx *te = q->te;
     const te_recipe inner = te__attention_inner_recipe(&call->recipe);
-    const bool blocks = te__attention_by_blocks(&call->recipe);
+    const bool blocks = te__attention_by_blocks(call);
     const te__rng_state before = te__rng_now(te);
     te__fp8_attention state = TE_ZERO;
     te_tensor *parts[3], *codes[3], *values[3], *in[TE__ATTENTION_INPUTS], *saved[TE__ATTENTION_SAVED + 1], *y = NULL;
@@ -189,6 +230,7 @@ static te_tensor *te__fp8_attention_run(te_tensor *q, te_tensor *k, te_tensor *v
     parts[0] = q;
     parts[1] = k;
     parts[2] = v;
+    fp8_output = fp8_output && !(blocks && call->recipe.kind == TE_RECIPE_CUSTOM); /* which te__hands_fp8 could not know */
     te__frame_begin(te);
     ready = te__attention_open(q, k, v, desc, args) && (!blocks || te__attention_blocks_fit(args));
     if (ready && args->extras.page_table) {
@@ -201,14 +243,14 @@ static te_tensor *te__fp8_attention_run(te_tensor *q, te_tensor *k, te_tensor *v
         te__rng_back(te, before);
         return te__frame_return(te, NULL);
     }
-    ready = te__attention_decode(codes, te__attn_kv_format(args), &call->recipe, values) == TE_OK;
+    ready = te__attention_decode(codes, te__attn_kv_format(args), blocks, values) == TE_OK;
     saved[TE__ATTENTION_SAVED] = NULL;
     if (ready && !blocks) {
         spec = te__attention_spec(call, &inner, false, TE__SLOT_S, TE_ROWWISE);
         /* The update at the end of the region changes the slot, and the backward pass needs this scale. */
         saved[TE__ATTENTION_SAVED] = te__empty_like(spec.scale, TE_F32);
         ready = saved[TE__ATTENTION_SAVED] && te_tensor_copy(saved[TE__ATTENTION_SAVED], spec.scale) == TE_OK;
-        args->fp8.s_dtype = spec.dtype;
+        args->fp8.s_dtype = state.s_dtype = spec.dtype;
         args->fp8.s_scale = spec.scale;
         args->fp8.s_amax = spec.amax;
     }
@@ -250,6 +292,7 @@ static te_tensor *te__core_attention(te_module *m, te__scaling *s, te_tensor *q,
     result = te__scaling_prepare(m, s, &call);
     inner = te__attention_inner_recipe(&cast.recipe);
     if (result == TE_OK && cast.recipe.kind == TE_RECIPE_CURRENT) result = te__scaling_slots(m, s, &inner, &call);
+    if (result == TE_OK && cast.recipe.kind == TE_RECIPE_CUSTOM) result = te__attention_answers_fit(m, &call);
     call.group = cast.amax_group; /* heads of other ranks meet in no product */
     return result == TE_OK ? te__fp8_attention_run(q, k, v, desc, &call, fp8_output) : NULL;
 }
@@ -258,5 +301,6 @@ static te_tensor *te__core_attention(te_module *m, te__scaling *s, te_tensor *q,
 static bool te__hands_fp8(const te_module *core, const te_module *proj) {
     te__autocast a, b;
     return core && proj && core->built_in && !core->own_forward && proj->built_in && !proj->own_forward && core->has_fp8_output && proj->cls == &te__linear_class &&
-           te__runs_fp8_attention(core, &a) && te__autocast_of(proj, &b) && a.recipe.kind == b.recipe.kind && !te__attention_by_blocks(&a.recipe) && !te__runs_graphs(proj);
+           te__runs_fp8_attention(core, &a) && te__autocast_of(proj, &b) && a.recipe.kind == b.recipe.kind && a.recipe.kind != TE_RECIPE_MXFP8 &&
+           (a.recipe.kind != TE_RECIPE_CUSTOM || (a.recipe.custom.factory == b.recipe.custom.factory && a.recipe.custom.user == b.recipe.custom.user)) && !te__runs_graphs(proj);
 }

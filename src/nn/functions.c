@@ -247,10 +247,13 @@ TE_API te_tensor *te_concat(te_tensor *const *x, int n, int dim) {
     te_tensor *y = NULL;
     te_ctx *te;
     int i;
-    if (!x || n < 1 || !x[0]) return NULL;
-    te = x[0]->te;
-    for (i = 0; i < n; i++)
-        if (!te__operand(x[0], x[i], false, "te_concat") || !te__need_float(x[i], "te_concat")) return NULL;
+    for (i = 0; x && i < n && !x[i]; i++) {}
+    if (!x || i >= n) return NULL; /* no tensor, so no context that an error could go to */
+    te = x[i]->te;
+    for (i = 0; i < n; i++) {
+        if (!x[i]) te__fail(te, TE_ERR_STATE, "te_concat: tensor %d of %d is NULL", i + 1, n); /* after an error, a consequence */
+        if (!x[i] || !te__operand(x[0], x[i], false, "te_concat") || !te__need_float(x[i], "te_concat")) return NULL;
+    }
     if (dim < 0) dim += x[0]->ndim;
     if (dim < 0 || dim >= x[0]->ndim) {
         te__fail(te, TE_ERR_INVALID, "te_concat: dimension %d of tensors that have %d", dim < 0 ? dim - x[0]->ndim : dim, x[0]->ndim);

@@ -60,7 +60,7 @@ static void te__inference_params_close(void *owner) { te_inference_params_destro
 
 TE_API void te_inference_params_destroy(te_inference_params *c) {
     int i;
-    if (!c) return;
+    if (!c || te__refuse_hook(c->te, "te_inference_params_destroy") != TE_OK) return;
     te__closable_remove(&c->closable);
     for (i = 0; i < c->num_layers; i++) {
         te_tensor_release(c->layers[i].k);

@@ -21,7 +21,7 @@ static te_result te__init_fill(te_tensor *x, const te_init *init) {
     te_result result;
     if (init->init_method) {
         x->te->tape.no_grad++;
-        result = init->init_method(init->user, x);
+        result = te__returned(x->te, init->init_method(init->user, x), "the init_method", x->name ? x->name : "weight");
         x->te->tape.no_grad--;
         if (result == TE_OK) result = x->te->error_code;
         /* the first error stays: this one shows if the function recorded none */
@@ -147,10 +147,14 @@ static te_result te__quantize_weights(te_module *m) {
     return result;
 }
 
+/* Runs the class's function, if it has one. */
+static te_result te__class_reset(te_module *m) {
+    return m->cls->reset_parameters ? te__returned(m->te, m->cls->reset_parameters(m), "reset_parameters", m->name) : TE_OK;
+}
 /* First values, for a module whose parameters have none. */
 static te_result te__start_parameters(te_module *m) {
     te_result result = m->te->error_code;
-    if (result == TE_OK && m->cls->reset_parameters) result = m->cls->reset_parameters(m);
+    if (result == TE_OK) result = te__class_reset(m);
     if (result == TE_OK) result = te__quantize_weights(m);
     return result == TE_OK ? m->te->error_code : result;
 }
@@ -206,7 +210,7 @@ static te_result te__give_memory(te_module *m) {
 static te_result te__reset_own(te_module *m) {
     te_result result = m->meta ? te__give_memory(m) : TE_OK;
     if (result == TE_OK && m->meta) result = te__start_parameters(m);
-    else if (result == TE_OK && m->cls->reset_parameters) result = m->cls->reset_parameters(m);
+    else if (result == TE_OK) result = te__class_reset(m);
     if (result == TE_OK) m->meta = m->awaits_group = false;
     return result;
 }

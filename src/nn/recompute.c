@@ -23,13 +23,43 @@ static void te__checkpoint_release(te_ctx *te, void *state) {
     te__module_unhold(s->module);
 }
 
-/* Runs the function; TE_OK without one of the outputs is an error. */
+/* The regions that are open. */
+typedef struct te__regions {
+    int scopes, no_grad, grad_regions, autocast;
+} te__regions;
+static te__regions te__regions_now(const te_ctx *te) {
+    te__regions r;
+    r.scopes = te->num_scopes;
+    r.no_grad = te->tape.no_grad;
+    r.grad_regions = te->tape.num_grad_regions;
+    r.autocast = te->num_autocast;
+    return r;
+}
+/* What a function has begun or ended too often is put right: the name of it, or NULL. A scope that it has ended took its tensors along. */
+static const char *te__regions_back(te_ctx *te, const te__regions *r) {
+    const char *what = te->num_scopes != r->scopes                                                           ? "te_scope"
+                       : te->num_autocast != r->autocast                                                     ? "te_autocast"
+                       : te->tape.num_grad_regions != r->grad_regions || te->tape.no_grad != r->no_grad ? "te_no_grad or te_enable_grad"
+                                                                                                             : NULL;
+    while (te->num_scopes > r->scopes) te__frame_end(te, NULL, 0);
+    while (te->num_scopes < r->scopes) te__frame_begin(te);
+    te->num_autocast = r->autocast;
+    te->tape.num_grad_regions = r->grad_regions;
+    te->tape.no_grad = r->no_grad;
+    return what;
+}
+
+/* Runs the function; TE_OK without one of the outputs is an error, and so is a region that it leaves open. */
 static te_result te__checkpoint_call(te_ctx *te, const te__checkpoint_state *s, te_tensor *const *inputs, te_tensor **outputs) {
+    const te__regions regions = te__regions_now(te);
+    const char *left;
     te_result result;
     int i;
     for (i = 0; i < s->num_outputs; i++) outputs[i] = NULL;
-    result = s->fn(te, s->user, inputs, s->num_inputs, outputs, s->num_outputs);
+    result = te__returned(te, s->fn(te, s->user, inputs, s->num_inputs, outputs, s->num_outputs), "te_checkpoint: the function", NULL);
     if (result == TE_OK) result = te->error_code;
+    left = te__regions_back(te, &regions);
+    if (left && result == TE_OK) result = te__fail(te, TE_ERR_STATE, "te_checkpoint: the function begins and ends regions of %s unequally often", left);
     for (i = 0; i < s->num_outputs && result == TE_OK; i++)
         if (!outputs[i]) result = te__fail(te, TE_ERR_STATE, "te_checkpoint: the function returned TE_OK without output %d of %d", i + 1, s->num_outputs);
     if (result != TE_OK) te__fail(te, result, "te_checkpoint: the function returned %s", te_result_name(result)); /* shows if the function recorded no error of its own */
@@ -188,7 +218,7 @@ TE_API te_result te_checkpoint(te_ctx *te, const te_checkpoint_desc *d) {
                         TE_MAX_CHECKPOINT_INPUTS, TE_MAX_CHECKPOINT_OUTPUTS);
     if (d->user_size && !d->user) return te__fail(te, TE_ERR_INVALID, "te_checkpoint: user_size is %llu and user NULL", (unsigned long long)d->user_size);
     for (i = 0; i < d->num_inputs; i++) {
-        if (!d->inputs[i]) return TE_ERR_STATE;
+        if (!d->inputs[i]) return te__fail(te, TE_ERR_STATE, "te_checkpoint: input %d of %d is NULL", i + 1, d->num_inputs);
         if (!te__same_ctx(d->inputs[i], te, "te_checkpoint")) return TE_ERR_INVALID;
     }
     if (d->distribute_saved_activations) {

@@ -408,9 +408,10 @@ static te_result te__layer_forward(te_module *m, te_forward_args *args) {
 }
 static const te_module_class te__layer_class = {"TransformerLayer", sizeof(te_transformer_layer_desc), te__layer_forward, NULL, NULL};
 
-/* Choices that no child checks; false with the error recorded. */
+/* Choices that no child checks; false with the error recorded. An encoder takes a decoder's at their defaults, written down or not. */
 static bool te__layer_choices_ok(te_ctx *te, const te_transformer_layer_desc *d) {
-    bool decoder = d->layer_type == TE_LAYER_DECODER;
+    bool decoder = d->layer_type == TE_LAYER_DECODER, bounded = d->enc_dec_window.on && (d->enc_dec_window.left != -1 || d->enc_dec_window.right != -1);
+    bool cross = bounded || (d->enc_dec_attn_mask_type && d->enc_dec_attn_mask_type != TE_MASK_NONE) || d->enc_dec_bottom_right_diagonal;
     if ((int)d->layer_type < 0 || d->layer_type > TE_LAYER_DECODER || !(d->drop_path_rate >= 0.0f && d->drop_path_rate < 1.0f)) {
         te__fail(te, TE_ERR_INVALID, "te_transformer_layer_create: layer_type %d, drop_path_rate %g; TE_LAYER_ENCODER (0) and TE_LAYER_DECODER (1), and probabilities below 1 are possible",
                  (int)d->layer_type, (double)d->drop_path_rate);
@@ -421,10 +422,10 @@ static bool te__layer_choices_ok(te_ctx *te, const te_transformer_layer_desc *d)
                  "leave it 0", (int)d->attention.attention_type);
         return false;
     }
-    if ((decoder && d->parallel_attention_mlp) || (!decoder && (d->enc_dec_attn_mask_type || d->enc_dec_window.on || d->enc_dec_bottom_right_diagonal))) {
+    if ((decoder && d->parallel_attention_mlp) || (!decoder && cross)) {
         te__fail(te, TE_ERR_INVALID, "te_transformer_layer_create: layer_type %d with %s", (int)d->layer_type,
                  decoder ? "parallel_attention_mlp; the two halves of a decoder follow each other: leave one of them out"
-                         : "enc_dec_attn_mask_type, enc_dec_window or enc_dec_bottom_right_diagonal; those are a decoder's: leave them zero, or take TE_LAYER_DECODER (1)");
+                         : "enc_dec_attn_mask_type, enc_dec_window or enc_dec_bottom_right_diagonal; those are a decoder's: leave them at their defaults, or take TE_LAYER_DECODER (1)");
         return false;
     }
     if (d->parallel_attention_mlp && (d->apply_residual_connection_post_layernorm || d->output_layernorm)) {

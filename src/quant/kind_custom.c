@@ -24,7 +24,7 @@ static te_result te__custom_fill(te_tensor *x, const te__quant_spec *spec, te__q
         }
         *fresh = *c;
         fresh->data = fresh->scale = NULL;
-        result = spec->custom.quantize(spec->custom.user, x, which, &fresh->data, &fresh->scale);
+        result = te__returned(te, spec->custom.quantize(spec->custom.user, x, which, &fresh->data, &fresh->scale), "the quantize function", spec->custom.name);
         if (result == TE_OK && !fresh->data) {
             result = TE_ERR_STATE;
             why = "no data";

@@ -34,7 +34,7 @@ static te_tensor *te__mxfp8_decode(const te_tensor *x, const te__quant_copy *c, 
 }
 
 static const te__quant_class te__quant_mxfp8 = {
-    TE_QUANT_MXFP8, "MXFP8", TE__FORM_CODES, TE__IN_PRODUCTS | TE__BOTH_FROM_SLICES | TE__EXACT_CODES,
+    TE_QUANT_MXFP8, "MXFP8", TE__FORM_CODES, TE__IN_PRODUCTS | TE__BOTH_FROM_SLICES | TE__EXACT_CODES | TE__BLOCKS_IN_ATTENTION,
     TE_DTYPE_NONE, TE_F8E8M0, {TE_SCALING_MXFP8, TE_SCALING_MXFP8}, {1, 32},
     "MXFP8 with 32 x 32 blocks or swizzled scales; slices need 1 x 32 and plain scales",
     te__mxfp8_resolve, te__mxfp8_scale_shape, te__mxfp8_fill, te__mxfp8_decode, NULL /* turn_scales */, NULL /* tensor_factor */, 32, {0, 0}, 32

@@ -18,7 +18,8 @@ enum {
     TE__COLUMNS_FOLLOW = 32,  /* the column-wise copy is the row-wise one transposed, where a scale is that of a square of elements, or of all */
     TE__BOTH_FROM_SLICES = 64, /* slices are cast into both copies, for neither gives the other; tiles are turned in the column-wise one */
     TE__EXACT_CODES = 128,    /* codes times the scales of their blocks are bf16 without rounding */
-    TE__TAKES_AMAX = 256      /* the cast takes the amax of the whole tensor from the operation that made it: spec->amax or spec->x_amax */
+    TE__TAKES_AMAX = 256,     /* the cast takes the amax of the whole tensor from the operation that made it: spec->amax or spec->x_amax */
+    TE__BLOCKS_IN_ATTENTION = 512 /* FP8 attention takes q, k, v, o and their gradients by these blocks */
 };
 
 /* Functions may be NULL where their comment says so, and wherever `form` leaves them nothing to do. */

@@ -306,7 +306,8 @@ TE_API te_result te_quantize_master_weights(te_ctx *te, const te_master_weights 
     te_result result = TE_OK;
     size_t bytes = 0;
     int i, jobs = 0;
-    if (!te || !w) return TE_ERR_STATE;
+    if (!te) return TE_ERR_STATE;
+    if (!te__has_desc(te, w, "te_quantize_master_weights")) return te->error_code;
     if (w->count < 0 || (w->count > 0 && (!w->model_weights || !w->master_weights || !w->start_offsets)))
         result = te__fail(te, TE_ERR_INVALID, "te_quantize_master_weights: %d weights; three lists of as many entries are needed", w->count);
     for (i = 0; i < w->count && result == TE_OK; i++) result = te__master_check(te, w, i, &jobs);

@@ -142,7 +142,7 @@ static te__quant_spec te__recipe_spec(const te_recipe *r, bool backward, int slo
 
 /* Asks a custom recipe's factory about one operand; a desc without a kind leaves it in high precision. */
 static te_result te__recipe_ask(te_ctx *te, const te_recipe *r, const te_quantizer_role *role, te_quantizer_desc *desc) {
-    te_result result = r->custom.factory(r->custom.user, role, desc);
+    te_result result = te__returned(te, r->custom.factory(r->custom.user, role, desc), "recipe custom: the factory", NULL);
     if (result != TE_OK) return te__fail(te, result, "recipe custom: the factory returned %s", te_result_name(result));
     if (desc->kind == TE_QUANT_NONE) desc->kind = te__quant_identity.kind;
     return TE_OK;
@@ -174,10 +174,10 @@ static te_result te__recipe_check(te_ctx *te, const te_recipe *r) {
             return te__fail(te, TE_ERR_INVALID, "recipe block: block scaling dimensions %d (x), %d (w), %d (grad); two operands with 128 x 128 blocks do not meet in one "
                             "product: at most one of the three may be 2", x, w, g);
     }
-    if ((r->fp8_dpa || r->fp8_mha) && r->kind != TE_RECIPE_DELAYED && r->kind != TE_RECIPE_CURRENT && r->kind != TE_RECIPE_MXFP8)
+    if ((r->fp8_dpa || r->fp8_mha) && r->kind != TE_RECIPE_DELAYED && r->kind != TE_RECIPE_CURRENT && r->kind != TE_RECIPE_MXFP8 && r->kind != TE_RECIPE_CUSTOM)
         return te__fail(te, TE_ERR_INVALID, "recipe %s: fp8_dpa %d and fp8_mha %d; attention takes %s: leave both off, or use a per-tensor recipe, which te_module_set_recipe can give to "
                         "DotProductAttention alone", te_recipe_name(r->kind), r->fp8_dpa, r->fp8_mha,
-                        r->kind == TE_RECIPE_BLOCK ? "no block scales" : r->kind == TE_RECIPE_NVFP4 ? "no FP4 operands" : "no quantizers of a factory");
+                        r->kind == TE_RECIPE_BLOCK ? "no block scales" : "no FP4 operands");
     if ((int)r->backward_override < 0 || r->backward_override > TE_BACKWARD_DEQUANTIZED)
         return te__fail(te, TE_ERR_INVALID, "recipe %s: backward_override %d is not in te_backward_override", te_recipe_name(r->kind), (int)r->backward_override);
     if (r->backward_override && r->kind == TE_RECIPE_DELAYED)

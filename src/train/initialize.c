@@ -93,7 +93,7 @@ TE_API te_result te_optimizer_initialize_state(te_optimizer *opt, te_tensor *par
     if (!opt) return TE_ERR_STATE;
     if (!opt->cls->has_methods)
         return te__fail(opt->te, TE_ERR_UNSUPPORTED, "te_optimizer_initialize_state: the optimizer is made by %s; those of te_fused_adam_create have the function", opt->cls->create);
-    return te_fused_adam_get_methods(opt->te).initialize_state(opt, param, state_name, zero_buffer, store_param_remainders);
+    return te__returned(opt->te, te_fused_adam_get_methods(opt->te).initialize_state(opt, param, state_name, zero_buffer, store_param_remainders), "initialize_state", state_name);
 }
 TE_API te_tensor *te_optimizer_state(const te_optimizer *opt, const te_tensor *param, const char *state_name, te_tensor **scale) {
     const te__opt_param *p = opt && param ? te__opt_find(opt, param) : NULL;

@@ -17,7 +17,7 @@ static bool te__scaler_desc_ok(te_ctx *te, const te_grad_scaler_desc *d) {
 }
 
 TE_API void te_grad_scaler_destroy(te_grad_scaler *s) {
-    if (!s) return;
+    if (!s || te__refuse_hook(s->te, "te_grad_scaler_destroy") != TE_OK) return;
     te_tensor_release(s->scale);
     te_tensor_release(s->inv_scale);
     te_tensor_release(s->growth_tracker);

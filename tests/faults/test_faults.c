@@ -470,6 +470,7 @@ static void call_with_nothing(te_ctx *te, bool pending) {
     CHECK(!te_layernorm(NULL, NULL, NULL, 0, false) && !te_rmsnorm(NULL, NULL, 0, false) && !te_activate(NULL, TE_GELU, NULL) && !te_dropout(NULL, 0.5f));
     CHECK(!te_bias_dropout_add(NULL, NULL, NULL, 0) && !te_embedding_lookup(NULL, NULL) && !te_apply_rotary_pos_emb(NULL, NULL, TE_SBHD));
     CHECK(!te_attention(NULL, NULL, NULL, NULL) && !te_cross_entropy(NULL, NULL, NULL) && !te_mse_loss(NULL, NULL) && te_record(te, NULL) != TE_OK);
+    if (te && !pending) CHECK_ERROR(te, TE_ERR_INVALID, "te_record: desc is NULL");
     CHECK(!te_tensor_set_requires_grad(NULL, true) && !te_tensor_requires_grad(NULL) && !te_tensor_grad(NULL) && !te_tensor_main_grad(NULL));
     te_tensor_zero_grad(NULL);
     CHECK(te_tensor_set_main_grad(NULL, NULL) != TE_OK && te_backward(NULL) != TE_OK && te_backward_from(NULL, NULL) != TE_OK);
@@ -565,6 +566,125 @@ TE_TEST(nothing_at_all) {
     te_tensor_zeros(te, TE_F32, SHAPE(-5));
     call_with_nothing(te, true);
     refused_at(__LINE__, te, &bystander, TE_ERR_SHAPE, "[-5]", NULL, NULL);
+    release_bystander(te, &bystander);
+}
+
+/* NULL where something is needed, with nothing wrong before: an error that says what is missing. */
+TE_TEST(nothing_where_something_is_needed) {
+    te_ctx *te = test_context("cpu");
+    model bystander = new_bystander(te);
+    te_tensor *x = F32(2, 3), *list[2] = {x, NULL}, *none = NULL;
+    te_node_desc node = {0};
+    REFUSED(te_concat(list, 2, 0), TE_ERR_STATE, "te_concat: tensor 2 of 2 is NULL", NULL, NULL);
+    list[0] = NULL, list[1] = x;
+    REFUSED(te_concat(list, 2, 0), TE_ERR_STATE, "te_concat: tensor 1 of 2 is NULL", NULL, NULL);
+    CHECK(!te_concat(list, 0, 0) && !te_concat(NULL, 2, 0));
+    CHECK_OK(te);
+    REFUSES(te_record(te, NULL), TE_ERR_INVALID, "te_record: desc is NULL", NULL, NULL);
+    node.name = "mine";
+    node.num_inputs = 1;
+    REFUSES(te_record(te, &node), TE_ERR_INVALID, "te_record: mine has 1 inputs, 0 outputs and 0 saved tensors", NULL, NULL);
+    node.inputs = &x;
+    node.outputs = &none;
+    node.num_outputs = 1;
+    REFUSES(te_record(te, &node), TE_ERR_STATE, "te_record: output 1 of 1 of mine is NULL", NULL, NULL);
+    REFUSES(te_quantize_master_weights(te, NULL), TE_ERR_INVALID, "te_quantize_master_weights: desc is NULL", NULL, NULL);
+    REFUSES(te_cast_master_weights_to_fp8(te, NULL), TE_ERR_INVALID, "te_quantize_master_weights: desc is NULL", NULL, NULL);
+    REFUSED(te_forward_with(bystander.gpt, NULL), TE_ERR_STATE, "te_forward_with: args is NULL", NULL, NULL);
+    REFUSED(te_forward(bystander.gpt, NULL), TE_ERR_STATE, "te_forward_with: the input is NULL", NULL, NULL);
+    REFUSED(te_forward(NULL, x), TE_ERR_STATE, "te_forward_with: the module is NULL", NULL, NULL);
+    te_forward_args args = {0};
+    args.input = x;
+    REFUSES(te_onnx_export(NULL, &args, "x.onnx"), TE_ERR_STATE, "te_onnx_export: the module is NULL", NULL, NULL);
+    release_bystander(te, &bystander);
+}
+
+/* Functions of the program's that return a number that is not a te_result. */
+enum { NO_RESULT = 4711 };
+static te_result odd_forward(te_module *self, te_forward_args *args) { return args->outputs.out = te_scale(args->input, 2), (void)self, (te_result)NO_RESULT; }
+static te_result odd_reset(te_module *self) { return (void)self, (te_result)-1; }
+static te_result odd_init(void *user, te_tensor *weight) { return (void)user, (void)weight, (te_result)NO_RESULT; }
+static te_result odd_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
+    return (void)te, (void)state, (void)saved, (void)needs, dx[0] = dy[0], (te_result)NO_RESULT;
+}
+static te_result odd_function(te_ctx *te, void *user, te_tensor *const *inputs, int n, te_tensor **outputs, int m) {
+    return (void)te, (void)user, (void)n, (void)m, outputs[0] = te_scale(inputs[0], 2), (te_result)NO_RESULT;
+}
+static te_result odd_factory(void *user, const te_quantizer_role *role, te_quantizer_desc *desc) { return (void)user, (void)role, (void)desc, (te_result)NO_RESULT; }
+static te_result odd_patch(te_ctx *te, void *user) { return (void)te, (void)user, (te_result)NO_RESULT; }
+static te_result odd_hook(te_module *part, void *user) { return (void)part, (void)user, (te_result)NO_RESULT; }
+static te_result odd_state(te_optimizer *opt, te_tensor *param, const char *name, bool zero, bool remainders) {
+    return (void)opt, (void)param, (void)name, (void)zero, (void)remainders, (te_result)NO_RESULT;
+}
+static te_result odd_quantize(void *user, te_tensor *x, int which, te_tensor **data, te_tensor **scale) {
+    return (void)user, (void)x, (void)which, (void)data, (void)scale, (te_result)NO_RESULT;
+}
+static te_tensor *odd_dequantize(void *user, te_tensor *data, te_tensor *scale, int which, int ndim, const int64_t *shape, te_dtype dtype) {
+    return (void)user, (void)data, (void)scale, (void)which, (void)ndim, (void)shape, (void)dtype, (te_tensor *)NULL;
+}
+TE_TEST(functions_that_return_no_result) {
+    static const te_module_class forward = {"Odd", 0, odd_forward, NULL, NULL}, reset = {"Reset", 0, odd_forward, NULL, odd_reset};
+    te_ctx *te = test_context("cpu");
+    model bystander = new_bystander(te);
+    te_tensor *x = te_tensor_set_requires_grad(F32(2, 4), true), *y = NULL;
+    te_module *m = te_module_create(te, &forward, "odd"), *n = te_module_create(te, &reset, "reset");
+    REFUSED(te_forward(m, x), TE_ERR_INVALID, "odd: Odd returned 4711, which is not a te_result", NULL, NULL);
+    REFUSES(te_module_reset_parameters(n), TE_ERR_INVALID, "reset_parameters of \"reset\" returned -1, which is not a te_result", NULL, NULL);
+    te_module_destroy(m);
+    te_module_destroy(n);
+    te_linear_desc linear = {0};
+    linear.in_features = linear.out_features = 4;
+    linear.gemm.params_dtype = TE_F32;
+    linear.gemm.init.init_method = odd_init;
+    REFUSED(te_linear_create(te, &linear), TE_ERR_INVALID, "the init_method of \"weight\" returned 4711", NULL, NULL);
+    y = te_scale(te_tensor_detach(x), 2);
+    te_node_desc node = {0};
+    node.name = "mine";
+    node.inputs = &x;
+    node.outputs = &y;
+    node.num_inputs = node.num_outputs = 1;
+    node.backward = odd_backward;
+    CHECK_EQ_INT(te_record(te, &node), TE_OK);
+    REFUSES(te_backward(te_sum_all(y)), TE_ERR_INVALID, "te_backward: the backward function of \"mine\" returned 4711", NULL, NULL);
+    te_checkpoint_desc again = {0};
+    again.fn = odd_function;
+    again.inputs = &x;
+    again.outputs = &y;
+    again.num_inputs = again.num_outputs = 1;
+    REFUSES(te_checkpoint(te, &again), TE_ERR_INVALID, "te_checkpoint: the function returned 4711", NULL, NULL);
+    te_recipe recipe = te_recipe_custom(odd_factory, NULL);
+    te_autocast_desc region = {0};
+    region.recipe = &recipe;
+    linear.gemm.init.init_method = NULL;
+    m = te_linear_create(te, &linear);
+    te_autocast_begin(te, &region);
+    CHECK(!te_forward(m, x));
+    CHECK_ERROR(te, TE_ERR_INVALID, "recipe custom: the factory returned 4711");
+    te_autocast_end(te);
+    te_custom_quantizer custom = {"mine", NULL, odd_quantize, odd_dequantize, NULL};
+    te_quantizer_desc own = {0};
+    own.kind = TE_QUANT_CUSTOM;
+    own.custom = &custom;
+    te_quantizer *q = te_quantizer_create(te, &own);
+    REFUSED(te_quantize(q, x), TE_ERR_INVALID, "the quantize function of \"mine\" returned 4711", NULL, NULL);
+    te_quantizer_destroy(q);
+    te_step_hooks hooks = {0};
+    hooks.prepare_for_final_backward = odd_hook;
+    te_module_set_step_hooks(m, &hooks);
+    REFUSES(te_prepare_for_final_backward(te, &m, 1, false), TE_ERR_INVALID, "the hook of \"linear\" returned 4711", NULL, NULL);
+    te_fused_adam_methods methods = {0};
+    methods.initialize_state = odd_state;
+    te_optimizer *opt = te_fused_adam_create(te, m, NULL);
+    te_fused_adam_set_methods(te, &methods);
+    REFUSES(te_optimizer_initialize_state(opt, te_module_parameter(m, "weight"), "exp_avg", false, false), TE_ERR_INVALID, "initialize_state of \"exp_avg\" returned 4711", NULL, NULL);
+    te_fused_adam_set_methods(te, NULL);
+    te_optimizer_destroy(opt);
+    te_module_destroy(m);
+    te_patch patch = {0};
+    patch.name = "odd";
+    patch.apply = patch.undo = odd_patch;
+    CHECK_EQ_INT(te_register_patch(te, &patch), TE_OK);
+    REFUSES(te_apply_patches(te), TE_ERR_INVALID, "te_apply_patches: apply of \"odd\" returned 4711", NULL, NULL);
     release_bystander(te, &bystander);
 }
 

@@ -1029,6 +1029,7 @@ TE_TEST_DEVICES(null_everywhere) {
     CHECK(te_replace_raw_data(NULL, x) != TE_OK && te_replace_raw_data(y, NULL) != TE_OK);
     te_master_weights w = {0};
     CHECK(te_quantize_master_weights(NULL, &w) != TE_OK && te_quantize_master_weights(te, NULL) != TE_OK && te_cast_master_weights_to_fp8(NULL, NULL) != TE_OK);
+    CHECK_ERROR(te, TE_ERR_INVALID, "te_quantize_master_weights: desc is NULL");
     CHECK(te_post_all_gather_processing(NULL, &y, 1) != TE_OK);
     CHECK(strlen(te_recipe_name((te_recipe_kind)-1)) > 0 && strlen(te_recipe_name((te_recipe_kind)99)) > 0);
     /* defaults: NULL is delayed scaling */

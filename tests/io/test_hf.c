@@ -407,6 +407,11 @@ TE_TEST(hf_refuses_configs) {
         {"\"llama\"", "\"gpt2\"", TE_ERR_UNSUPPORTED, "model_type is \"gpt2\"; llama, mistral"},
         {"\"model_type\": \"llama\", ", "", TE_ERR_FORMAT, "model_type is missing"},
         {"\"hidden_size\": 8", "\"hidden_size\": 16", TE_ERR_SHAPE, "tensor \"model.embed_tokens.weight\" is [11, 8], and by "},
+        {"\"rope_theta\": 500.0", "\"rope_theta\": -10000", TE_ERR_FORMAT, "rope_theta is -10000; a positive number"},
+        {"\"rope_theta\": 500.0", "\"rope_theta\": 1e60", TE_ERR_FORMAT, "rope_theta is 1e+60; a positive number"},
+        {"\"rope_theta\": 500.0", "\"rope_theta\": 1e-60", TE_ERR_FORMAT, "rope_theta is 1e-60; a positive number"},
+        {"\"rope_theta\": 500.0", "\"rope_theta\": 0", TE_ERR_FORMAT, "rope_theta is 0; a positive number"},
+        {"\"rope_scaling\": null", "\"rope_scaling\": {\"rope_type\": \"default\", \"rope_theta\": -3}", TE_ERR_FORMAT, "rope_theta is -3"},
         {"\"hidden_size\": 8", "\"hidden_size\": null", TE_ERR_FORMAT, "hidden_size is null"},
         {"\"hidden_size\": 8", "\"hidden_size\": 0", TE_ERR_FORMAT, "hidden_size is 0; 1 to 2147483647 are possible"},
         {"\"hidden_size\": 8", "\"hidden_size\": 8.5", TE_ERR_FORMAT, "a number that is not whole"},
@@ -473,6 +478,12 @@ TE_TEST(hf_refuses_configs) {
         CHECK_STR(strstr(te_error(te), "llama") ? "names the file" : te_error(te), "names the file");
         CHECK_ERROR(te, cases[i].code, cases[i].says);
     }
+    te_module *other = te_causal_lm_create(te, &(te_causal_lm_desc){.vocab_size = 4, .hidden_size = 8, .intermediate_size = 8, .num_hidden_layers = 1, .num_attention_heads = 2});
+    CHECK_EQ_INT(te_hf_save(other, ""), TE_ERR_INVALID);
+    CHECK_ERROR(te, TE_ERR_INVALID, "te_hf_save: folder is empty");
+    te_module_destroy(other);
+    CHECK(te_hf_open(te, "", NULL) == NULL);
+    CHECK_ERROR(te, TE_ERR_INVALID, "te_hf_open: folder is empty");
     /* Brackets without end. */
     char *deep = (char *)test_alloc(100001);
     memset(deep, '[', 100000);

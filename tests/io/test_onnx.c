@@ -326,7 +326,8 @@ TE_TEST_DEVICES(onnx_keeps_scales) {
             memset(history, 0, sizeof history);
         te_rng_get(te, &seed, &offset);
         te_autocast_begin(te, &autocast);
-        CHECK_EQ_INT(export_of(m, x, path), TE_OK);
+        CHECK_EQ_INT(export_of(m, x, path), fresh ? TE_ERR_STATE : TE_OK);
+        if (fresh) CHECK_ERROR(te, TE_ERR_STATE, "\"linear\" has no scales yet");
         te_autocast_end(te);
         REQUIRE_OK(te);
         te_rng_get(te, &seed_after, &offset_after);
@@ -335,6 +336,10 @@ TE_TEST_DEVICES(onnx_keeps_scales) {
         te_tensor_to_f32(te_module_parameter(m, "fp8_amax_history_fwd"), history_after);
         CHECK_BYTES("scales", after, scale, sizeof after);
         CHECK_BYTES("history", history_after, history, sizeof history);
+        if (fresh) {
+            CHECK_EQ_INT(files_in_folder(), 0);
+            continue;
+        }
         file *f = check_file(m, path);
         CHECK_EQ_INT(count_of(f, "QuantizeLinear"), 2);
         CHECK_EQ_INT(count_of(f, "DequantizeLinear"), 2);
@@ -686,6 +691,42 @@ TE_TEST_DEVICES(onnx_refuses_what_a_graph_cannot) {
     CHECK_EQ_INT(files_in_folder(), 0);
 }
 
+/* A gate's choice has weights of its own and none of all experts: refused by name, where a NULL was read. */
+TE_TEST_DEVICES(onnx_refuses_gates) {
+    const te_moe_config c = {.dim = 16, .n_routed_experts = 4, .n_activated_experts = 2, .moe_inter_dim = 8, .dtype = TE_F32, .norm_topk_prob = true};
+    te_module *gate = te_gate_create(te, &c, TE_DTYPE_NONE, NULL), *moe = te_moe_create(te, &c, &(te_moe_backend){.dispatcher = TE_DISPATCHER_TORCH, .experts = TE_EXPERTS_TORCH_MM});
+    te_tensor *x = normal(te, TE_F32, SHAPE(6, 16));
+    REQUIRE_OK(te);
+    for (int i = 0; i < 2; i++) {
+        CHECK(te_forward(i ? moe : gate, x) != NULL);
+        CHECK_EQ_INT(export_of(i ? moe : gate, x, test_path("gate.onnx")), TE_ERR_UNSUPPORTED);
+        CHECK_ERROR(te, TE_ERR_UNSUPPORTED, "moe_router_fwd of \"gate\": it is the choice of a Gate");
+    }
+    CHECK_EQ_INT(files_in_folder(), 0);
+    te_module_destroy(gate);
+    te_module_destroy(moe);
+}
+
+/* Attention of each backend has the batch first, also where none of its operations says so (eager). */
+TE_TEST_DEVICES(onnx_of_backends_of_attention) {
+    const char *path = test_path("attention.onnx");
+    for (te_attn_backend b = TE_ATTN_SDPA; b <= TE_ATTN_EAGER; b = (te_attn_backend)(b + 1)) {
+        te_module *m = te_initialize_attn_module(te, b, &(te_attn_module_desc){.num_attention_heads = 4, .num_gqa_groups = 2, .num_qk_channels = 8, .softmax_scale = 0.3f});
+        const te_forward_args args = {.input = normal(te, TE_F32, SHAPE(2, 5, 4, 8)), .key = normal(te, TE_F32, SHAPE(2, 5, 2, 8)), .value = normal(te, TE_F32, SHAPE(2, 5, 2, 8)),
+                                      .attention.attn_mask_type = TE_MASK_NONE};
+        test_case("backend %d", (int)b);
+        CHECK_EQ_INT(te_onnx_export(m, &args, path), TE_OK);
+        REQUIRE_OK(te);
+        file *x = check_file(m, path);
+        REQUIRE(x->num_inputs == 3);
+        for (int i = 0; i < 3; i++) {
+            CHECK_STR(x->inputs[i].axis[0], "batch");
+            CHECK_STR(x->inputs[i].axis[1], i ? "sequence_kv" : "sequence");
+        }
+        te_module_destroy(m);
+    }
+}
+
 /* The start of this slice is 2 with four tokens and 0 with twelve. An export must refuse it: a size of 0 is no multiple of any input size. */
 static te_result ask_shrinking(te_module *m, te_forward_args *args) {
     const int64_t s = te_tensor_shape(args->input)[0];
@@ -728,6 +769,7 @@ TE_TEST_DEVICES(onnx_refuses_calls) {
     export_of(layer, x, NULL);
     CHECK_ERROR(te, TE_ERR_INVALID, "path is NULL");
     CHECK_EQ_INT(export_of(NULL, x, path), TE_ERR_STATE);
+    CHECK_ERROR(te, TE_ERR_STATE, "te_onnx_export: the module is NULL");
     export_of(layer, te_tensor_zeros(te, TE_BF16, SHAPE(0, 2, 32)), path);
     CHECK_ERROR(te, TE_ERR_INVALID, "no size may be 0");
     te_graph_begin(te);

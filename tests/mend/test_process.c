@@ -279,7 +279,7 @@ TE_TEST(p13_every_creator_refuses_a_null_desc) {
     CHECK(!name(NULL, NULL, NULL) && !name(te, NULL, &(te_moe_backend){0})); \
     CHECK_ERROR(te, TE_ERR_INVALID, #name ": desc is NULL");                 \
     CHECK(!name(te, &one, NULL));                                            \
-    CHECK_ERROR(te, TE_ERR_INVALID, #name ": desc is NULL")
+    CHECK_ERROR(te, TE_ERR_INVALID, #name ": backend is NULL")
     NULL_CONFIG(te_grouped_experts_create);
     NULL_CONFIG(te_grouped_experts_deepep_create);
     NULL_CONFIG(te_grouped_experts_te_create);

@@ -871,6 +871,10 @@ TE_TEST(experts_say_what_is_wrong) {
     CHECK_ERROR(te, TE_ERR_INVALID, "world_size is -2");
     CHECK(!te_fake_balanced_gate_create(te, &c, 0, INFINITY));
     CHECK_ERROR(te, TE_ERR_INVALID, "noise inf");
+    CHECK(!te_moe_create(te, &c, NULL));
+    CHECK_ERROR(te, TE_ERR_INVALID, "te_moe_create: backend is NULL; a zeroed te_moe_backend has the defaults");
+    CHECK(!te_grouped_experts_create(te, &c, NULL));
+    CHECK_ERROR(te, TE_ERR_INVALID, "te_grouped_experts_create: backend is NULL");
 }
 
 /* A step whose routing changes from launch to launch: gate, torch_mm and shared experts wait for nothing. */

@@ -234,6 +234,23 @@ static float *attention_by_hand(const float *q, const float *k, const float *v, 
         }
     return y;
 }
+/* A function in its place that returns NULL: an error, and the function's own if it has recorded one. */
+static te_tensor *gives_nothing(void *user, te_tensor *q, te_tensor *k, te_tensor *v, const te_sdpa_args *args) {
+    (void)k, (void)v, (void)args;
+    if (user) te_add(q, te_tensor_narrow(q, 3, 0, 1));
+    return NULL;
+}
+TE_TEST(inject_functions_that_give_nothing) {
+    te_ctx *te = test_context("cpu");
+    te_tensor *x = te_tensor_zeros(te, TE_F32, SHAPE(1, 2, 3, 8));
+    for (int own = 0; own < 2; own++) {
+        te_sdpa_begin(te, gives_nothing, own ? &own : NULL);
+        CHECK(!te_scaled_dot_product_attention(x, x, x, NULL));
+        te_sdpa_end(te);
+        if (own) CHECK_ERROR(te, TE_ERR_SHAPE, "[1, 2, 3, 1]");
+        else CHECK_ERROR(te, TE_ERR_STATE, "te_scaled_dot_product_attention: the function in its place (te_sdpa_begin) returned NULL");
+    }
+}
 TE_TEST_DEVICES(inject_scaled_dot_product_attention) {
     const double limit = te_ctx_is_cuda(te) ? 5e-3 : 1e-6; /* f32 sums of 7 numbers; on CUDA products of f32 have 10 bits of mantissa (TF32) */
     float *q = test_normal(2 * 4 * 7 * 16, 1), *k = test_normal(2 * 2 * 7 * 16, 2), *v = test_normal(2 * 2 * 7 * 16, 3);

@@ -224,6 +224,26 @@ TE_TEST(lora_classes_shared_by_ranks) {
         run_ranks(2, cl_rank, &arg);
     }
 }
+/* A rank has a part of what modules_to_save and biases train: no file of peft's is made of that. */
+static void cl_rank_saves(rank_state *s) {
+    const char *const names[] = {"own", "shared"};
+    te_module *list[2];
+    for (int shared = 0; shared < 2; shared++) {
+        te_linear_desc d = {.in_features = 32, .out_features = 32, .name = names[shared]};
+        if (shared) d.parallel = (te_parallel_options){.tp_group = s->group, .parallel_mode = TE_PARALLEL_COLUMN};
+        list[shared] = te_linear_create(s->te, &d);
+    }
+    te_module *m = te_sequential_create(s->te, list, 2);
+    for (int bias = 0; bias < 2; bias++) {
+        te_lora_desc d = {.target_modules = names, .num_target_modules = 1, .modules_to_save = names + 1, .num_modules_to_save = !bias, .bias = bias ? TE_LORA_BIAS_ALL : TE_LORA_BIAS_NONE};
+        EXPECT(s, te_lora_apply(m, &d, NULL) == TE_OK && te_lora_save(m, (const char *)s->arg) == TE_ERR_UNSUPPORTED);
+        EXPECT(s, strstr(te_error(s->te), "\"shared\" is shared by 2 ranks, and each trains its part of it") != NULL);
+        te_clear_error(s->te);
+        EXPECT(s, te_lora_remove(m) == TE_OK);
+    }
+    te_module_destroy(m);
+}
+TE_TEST(lora_saves_no_part_of_a_rank) { run_ranks(2, cl_rank_saves, test_path("nowhere")); }
 
 /* ---- DoRA ---- */
 

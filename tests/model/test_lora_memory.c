@@ -27,9 +27,10 @@ TE_TEST(lora_memory_runs_out) {
     purse *host = new_purse(), *device = new_purse();
     te_ctx_desc desc = purse_desc(host, device);
     te_ctx *te = test_context_with(&desc);
-    const te_lora_desc all = {.match_all_linear = true};
+    const te_lora_desc all = {.match_all_linear = true, .bias = TE_LORA_BIAS_ALL, .base_model_name_or_path = "base"};
     te_module *m = lm_pair(te);
     te_lora_apply(m, &all, NULL);
+    te_tensor_fill(te_module_parameter(te_module_child(m, 0), "bias"), 0.5);
     te_module *second = te_module_child(m, 1);
     te_tensor_fill(te_module_parameter(te_module_find(second, "lora_B"), "weight"), 0.125);
     te_lora_save(m, test_path("adapter"));
@@ -57,6 +58,7 @@ TE_TEST(lora_memory_runs_out) {
                 CHECK_MSG(whole ? r == TE_OK : r == TE_OK || r == TE_ERR_OUT_OF_MEMORY, "%s", te_error(te));
                 te_clear_error(te);
                 if (r != TE_OK && call != MERGE) CHECK_EQ_INT(lm_adapters(m), call == SAVE ? 2 : 0);
+                if (r != TE_OK && call == LOAD) CHECK_MSG(test_read(te_module_parameter(te_module_child(m, 0), "bias"))[0] == 0.0f, "a trained bias stays");
                 if (r != TE_OK) {
                     if (call == APPLY) te_lora_apply(m, &all, NULL);
                     else if (call == MERGE && lm_adapters(m)) te_lora_merge(m);

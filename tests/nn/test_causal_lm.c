@@ -258,4 +258,12 @@ TE_TEST(causal_lm_refusals) {
     te_module *m = te_sdpa_create(te, &(te_sdpa_desc){.softcap = 30, .format = TE_BSHD});
     CHECK_OK(te);
     te_module_destroy(m);
+    d.num_local_experts = d.num_experts_per_tok = 0;
+    m = te_causal_lm_create(te, &d);
+    CHECK_OK(te);
+    CHECK(te_forward(m, te_tensor_zeros(te, TE_I32, SHAPE(0, 5))) == NULL);
+    CHECK_ERROR(te, TE_ERR_SHAPE, "CausalLM: the ids are [0, 5]; [b, s] is needed, at least one of each");
+    CHECK(te_forward(m, te_tensor_zeros(te, TE_I32, SHAPE(3, 0))) == NULL);
+    CHECK_ERROR(te, TE_ERR_SHAPE, "CausalLM: the ids are [3, 0]; [b, s] is needed, at least one of each");
+    te_module_destroy(m);
 }

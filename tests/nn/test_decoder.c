@@ -280,7 +280,16 @@ TE_TEST(decoder_refusals) {
     d.parallel_attention_mlp = false, d.layer_type = TE_LAYER_ENCODER, d.enc_dec_attn_mask_type = TE_MASK_CAUSAL;
     CHECK(!te_transformer_layer_create(te, &d));
     CHECK_ERROR(te, TE_ERR_INVALID, "enc_dec_attn_mask_type");
-    d.enc_dec_attn_mask_type = TE_MASK_DEFAULT, d.drop_path_rate = 1.0f;
+    d.enc_dec_attn_mask_type = TE_MASK_NONE, d.enc_dec_window = (te_window){true, 3, -1};
+    CHECK(!te_transformer_layer_create(te, &d));
+    CHECK_ERROR(te, TE_ERR_INVALID, "leave them at their defaults");
+    d.enc_dec_window = (te_window){true, -1, -1}; /* the defaults, written down */
+    m = te_transformer_layer_create(te, &d);
+    REQUIRE(m != NULL);
+    CHECK(te_forward(m, te_tensor_zeros(te, TE_BF16, SHAPE(S, B, WIDE))) != NULL);
+    te_module_destroy(m);
+    CHECK_OK(te);
+    d.enc_dec_attn_mask_type = TE_MASK_DEFAULT, d.enc_dec_window.on = false, d.drop_path_rate = 1.0f;
     CHECK(!te_transformer_layer_create(te, &d));
     CHECK_ERROR(te, TE_ERR_INVALID, "drop_path_rate 1");
     d.drop_path_rate = 0, d.attention.attention_type = TE_ATTENTION_CROSS;

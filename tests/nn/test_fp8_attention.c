@@ -356,6 +356,107 @@ TE_TEST_DEVICES(fp8_attention_hands_codes_on) {
     }
 }
 
+/* A factory that answers what a recipe would; `odd`: the one slot of the core that gets `instead`, or -1. */
+typedef struct factory {
+    te_recipe_kind like;
+    int odd;
+    te_quantizer_desc instead;
+} factory;
+static te_result answers(void *user, const te_quantizer_role *role, te_quantizer_desc *desc) {
+    const factory *f = (const factory *)user;
+    const bool core = strcmp(role->module_type, "DotProductAttention") == 0, backward = role->tensor_type >= TE_TENSOR_GRAD_OUTPUT;
+    if (!core && (role->tensor_type == TE_TENSOR_OUTPUT || role->tensor_type == TE_TENSOR_GRAD_INPUT)) return TE_OK;
+    desc->kind = f->like == TE_RECIPE_MXFP8 ? TE_QUANT_MXFP8 : f->like == TE_RECIPE_DELAYED || (core && role->gemm == 2) ? TE_QUANT_DELAYED : TE_QUANT_CURRENT;
+    if (desc->kind != TE_QUANT_DELAYED) desc->dtype = backward && desc->kind == TE_QUANT_CURRENT ? TE_F8E5M2 : TE_F8E4M3;
+    if (core && role->gemm * 5 + (int)role->tensor_type == f->odd) *desc = f->instead;
+    return TE_OK;
+}
+/* Of S and dP current scaling has the latest amax alone. */
+static te_recipe factory_recipe(factory *f, const te_recipe *like) {
+    te_recipe r = te_recipe_custom(answers, f);
+    r.fp8_dpa = like->fp8_dpa, r.fp8_mha = like->fp8_mha;
+    r.delayed.amax_history_len = like->kind == TE_RECIPE_DELAYED ? like->delayed.amax_history_len : 1;
+    r.delayed.amax_algo = like->kind == TE_RECIPE_DELAYED ? like->delayed.amax_algo : TE_AMAX_MOST_RECENT;
+    return r;
+}
+
+/* A custom recipe whose factory answers as another recipe has that one's bytes: of the core, with and without a second run; of MultiheadAttention, whose projection gets codes where that one's does. */
+TE_TEST_DEVICES(fp8_attention_of_a_factory) {
+    te_recipe (*const recipes[])(void) = {te_recipe_delayed_scaling, te_recipe_current_scaling, te_recipe_mxfp8};
+    for (int n = 0; n < 12; n++) {
+        problem p = problem_of(recipes[n % 3](), n % 2 ? TE_BF16 : TE_F32, n < 6 || n % 3 == 2 ? TE_SBHD : TE_THD), own = p;
+        factory f = {p.recipe.kind, -1, {0}};
+        own.recipe = factory_recipe(&f, &p.recipe);
+        te_module *theirs = new_core(te, &p, n >= 6), *ours = new_core(te, &own, n >= 6);
+        for (int step = 0; step < MOST_STEPS; step++) {
+            test_case("%s %s, format %d, step %d", te_recipe_name(p.recipe.kind), te_dtype_name(p.dtype), (int)p.format, step);
+            outcome want = step_of(theirs, &p, step), got = step_of(ours, &own, step);
+            scales a = scales_of(theirs), b = scales_of(ours);
+            check_same(&got, &want);
+            if (p.recipe.kind != TE_RECIPE_MXFP8) CHECK_BYTES("scales", &b, &a, sizeof a);
+        }
+        te_module_destroy(theirs);
+        te_module_destroy(ours);
+    }
+    for (int n = 0; n < 3; n++) {
+        enum { SEQ = 128, HEAD = 32, WIDE = H * HEAD };
+        te_recipe like = recipes[n]();
+        like.fp8_mha = true;
+        like.delayed.amax_history_len = n ? 0 : 4;
+        factory f = {like.kind, -1, {0}};
+        test_bytes y[2], dx[2], dw[2];
+        te_scope_begin(te);
+        for (int custom = 0; custom < 2; custom++) {
+            const te_recipe r = custom ? factory_recipe(&f, &like) : like;
+            te_autocast_desc cast = {.recipe = &r};
+            te_rng_set(te, 5, 0);
+            te_module *m = te_multihead_attention_create(te, &(te_multihead_attention_desc){.hidden_size = WIDE, .attention.num_attention_heads = H});
+            test_case("%s, %d", te_recipe_name(like.kind), custom);
+            for (int step = 0; step < 2; step++) {
+                te_tensor *x = te_tensor_set_requires_grad(test_tensor(te, TE_BF16, SHAPE(SEQ, B, WIDE), test_normal(SEQ * B * WIDE, 3)), true);
+                te_module_zero_grad(m);
+                te_autocast_begin(te, &cast);
+                te_tensor *out = te_forward(m, x);
+                te_autocast_end(te);
+                te_backward_from(out, test_tensor(te, TE_BF16, SHAPE(SEQ, B, WIDE), test_normal(SEQ * B * WIDE, 4)));
+                REQUIRE_OK(te);
+                y[custom] = bytes_of(out), dx[custom] = bytes_of(te_tensor_grad(x)), dw[custom] = bytes_of(te_tensor_grad(te_module_parameter(te_module_find(m, "proj"), "weight")));
+            }
+            te_module_destroy(m);
+        }
+        CHECK_SAME("y", y[1], y[0]);
+        CHECK_SAME("dx", dx[1], dx[0]);
+        CHECK_SAME("dw of the projection", dw[1], dw[0]);
+        te_scope_end(te);
+    }
+}
+
+TE_TEST(fp8_attention_refuses_a_factory) {
+    static const te_quantizer_desc block = {.kind = TE_QUANT_BLOCK, .dtype = TE_F8E4M3}, mxfp8 = {.kind = TE_QUANT_MXFP8, .dtype = TE_F8E4M3}, current = {.kind = TE_QUANT_CURRENT, .dtype = TE_F8E4M3}, none = {0};
+    static const struct {
+        te_recipe_kind like;
+        int odd;
+        const te_quantizer_desc *instead;
+        const char *who;
+    } cases[] = {{TE_RECIPE_DELAYED, 2, &block, "gives q, k and v the kind block"}, {TE_RECIPE_CURRENT, 5, &mxfp8, "gives o the kind MXFP8"}, {TE_RECIPE_CURRENT, 12, &current, "gives the softmax the kind current"},
+                 {TE_RECIPE_MXFP8, 3, &current, "gives the gradients of q, k and v the kind current"}, {TE_RECIPE_MXFP8, 9, &none, "gives the gradient of o the kind"},
+                 {TE_RECIPE_DELAYED, 14, &none, "gives the gradient of the softmax the kind"}};
+    te_ctx *te = test_context("cpu");
+    for (int i = 0; i < COUNT(cases); i++) {
+        problem p = problem_of(cases[i].like == TE_RECIPE_MXFP8 ? te_recipe_mxfp8() : te_recipe_current_scaling(), TE_F32, TE_SBHD);
+        factory f = {cases[i].like, cases[i].odd, *cases[i].instead};
+        p.recipe = factory_recipe(&f, &p.recipe);
+        te_module *m = new_core(te, &p, false);
+        te_forward_args args = {.input = input_of(te, &p, Q, 0), .key = input_of(te, &p, K, 0), .value = input_of(te, &p, V, 0)};
+        test_case("%s", cases[i].who);
+        te_autocast_begin(te, &(te_autocast_desc){.recipe = &p.recipe});
+        CHECK(!te_forward_with(m, &args));
+        CHECK_ERROR(te, TE_ERR_UNSUPPORTED, cases[i].who);
+        te_autocast_end(te);
+        te_module_destroy(m);
+    }
+}
+
 /* Another recipe for the core alone; and none. */
 TE_TEST(fp8_attention_by_module) {
     te_ctx *te = test_context("cpu");

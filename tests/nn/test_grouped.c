@@ -1,6 +1,6 @@
 /* test_grouped.c: GroupedLinear by m_splits_tensor against the same by m_splits: every group has scales of its own, whichever way its size came. Groups of very different
  * magnitude, empty ones, and sizes that no block divides; over several steps, for delayed scaling reads what earlier ones left. */
-#include "../te_test.h"
+#include "../dist/ranks.h"
 
 enum { SG_GROUPS = 5, SG_IN = 160, SG_OUT = 96, SG_SPARE = 11 };
 typedef struct sg_recipe {
@@ -27,7 +27,11 @@ static int sg_recipes(sg_recipe r[], bool all) {
     SG_ADD("nvfp4 4-over-6", te_recipe_nvfp4(), 0.2, 0.2);
     r[n - 1].recipe.nvfp4.no_stochastic_rounding = true;
     r[n - 1].recipe.nvfp4.four_over_six = TE_NVFP4_4OVER6_ALL;
-    r[n - 1].recipe.nvfp4.four_over_six_e4m3_256 = true;
+    r[n - 1].recipe.nvfp4.four_over_six_e4m3_256 = TE_NVFP4_E4M3_256_ALL;
+    SG_ADD("nvfp4 4-over-6, 256 of weights alone", te_recipe_nvfp4(), 0.2, 0.2);
+    r[n - 1].recipe.nvfp4.no_stochastic_rounding = true;
+    r[n - 1].recipe.nvfp4.four_over_six = TE_NVFP4_4OVER6_ALL;
+    r[n - 1].recipe.nvfp4.four_over_six_e4m3_256 = TE_NVFP4_E4M3_256_WEIGHTS;
     SG_ADD("current by powers of two", te_recipe_current_scaling(), 0.05, 0.085);
     r[n - 1].recipe.current.power_of_two_scales = true;
     r[n - 1].recipe.amax_epsilon = 1e-6f;
@@ -398,4 +402,44 @@ TE_TEST_DEVICES(groups_of_no_rows) {
                 for (int device = 0; device < 2; device++) te_tensor_release(dw[device]);
                 te_scope_end(te);
             }
+}
+
+/* Ranks that reduce their amaxes, with other sizes on each, empty groups of one rank alone among them: each group has the amax of its rows on all ranks. */
+static void sg_ranks(rank_state *s) {
+    const te_recipe *recipe = (const te_recipe *)s->arg;
+    te_autocast_desc cast = {.recipe = recipe, .amax_group = s->group};
+    float *y[2] = {NULL, NULL}, *dx[2] = {NULL, NULL}, *dw[2] = {NULL, NULL};
+    te_module *m[2];
+    for (int device = 0; device < 2; device++) m[device] = sg_module(s->te, (te_grouped_linear_desc){0});
+    for (int step = 0; step < 3; step++) {
+        const int64_t *splits = sg_splits[(s->rank + step) % 3];
+        const size_t rows = (size_t)(sg_rows(splits) + SG_SPARE);
+        te_scope_begin(s->te);
+        for (int device = 0; device < 2; device++) {
+            te_tensor *x = te_tensor_set_requires_grad(sg_values(s->te, TE_BF16, splits, SG_IN, 21 + (uint64_t)(7 * s->rank + step), 1.0f + (float)s->rank), true);
+            te_module_zero_grad(m[device]);
+            te_autocast_begin(s->te, &cast);
+            te_tensor *out = sg_forward(m[device], NULL, x, splits, device != 0, TE_I64);
+            te_autocast_end(s->te);
+            te_backward_from(out, sg_values(s->te, TE_BF16, splits, SG_OUT, 51 + (uint64_t)(7 * s->rank + step), 1.0f));
+            EXPECT(s, te_ok(s->te));
+            if (!te_ok(s->te)) break;
+            y[device] = test_read(out), dx[device] = test_read(te_tensor_grad(x)), dw[device] = test_read(te_tensor_grad(sg_parameter(m[device], "weight", 2)));
+        }
+        if (te_ok(s->te)) {
+            EXPECT(s, memcmp(y[0], y[1], rows * SG_OUT * sizeof(float)) == 0);
+            EXPECT(s, memcmp(dx[0], dx[1], rows * SG_IN * sizeof(float)) == 0);
+            EXPECT(s, memcmp(dw[0], dw[1], SG_OUT * SG_IN * sizeof(float)) == 0);
+        }
+        te_scope_end(s->te);
+    }
+    for (int device = 0; device < 2; device++) te_module_destroy(m[device]);
+}
+TE_TEST(groups_of_ranks_have_the_same_bytes) {
+    sg_recipe r[12];
+    int n = sg_recipes(r, true);
+    for (int i = 0; i < n; i += test_every_sanitized(3)) {
+        test_case("%s", r[i].name);
+        run_ranks(2, sg_ranks, &r[i].recipe);
+    }
 }

@@ -133,6 +133,73 @@ TE_TEST_DEVICES(checkpoints_without_gradients) {
     CHECK_OK(te);
 }
 
+/* A function that leaves a region open, or ends one too many, in its first run or in its second: an error, and the regions are those from before. With an error of its own that one stays. */
+enum { LEAVE_NO_GRAD, LEAVE_GRAD, LEAVE_SCOPE, LEAVE_AUTOCAST, END_NO_GRAD, END_AUTOCAST, LEAVE_WAYS };
+typedef struct leaver {
+    int way, at, run;
+    bool fails;
+} leaver;
+static te_result leaves_open(te_ctx *te, void *user, te_tensor *const *in, int n, te_tensor **out, int m) {
+    leaver *l = *(leaver **)user;
+    (void)n, (void)m;
+    out[0] = te_scale(in[0], 2);
+    if (++l->run != l->at) return TE_OK;
+    if (l->way == LEAVE_NO_GRAD) te_no_grad_begin(te);
+    if (l->way == LEAVE_GRAD) te_enable_grad_begin(te);
+    if (l->way == LEAVE_SCOPE) te_scope_begin(te);
+    if (l->way == LEAVE_AUTOCAST) te_autocast_begin(te, NULL);
+    if (l->way == END_NO_GRAD) te_no_grad_end(te);
+    if (l->way == END_AUTOCAST) te_autocast_end(te);
+    return l->fails ? TE_ERR_IO : TE_OK;
+}
+TE_TEST(checkpoints_that_leave_regions_open) {
+    static const char *const says[LEAVE_WAYS] = {"te_no_grad or te_enable_grad", "te_no_grad or te_enable_grad", "te_scope", "te_autocast", "te_no_grad or te_enable_grad", "te_autocast"};
+    te_ctx *te = test_context("cpu");
+    for (int way = 0; way < LEAVE_WAYS; way++)
+        for (int at = 0; at < 3; at++) /* 0: without gradients; 1 and 2: that run */
+            for (int fails = 0; fails < 2; fails++) {
+                if (way == END_NO_GRAD && at == 2) continue; /* there is none to end */
+                test_case("way %d, run %d, fails %d", way, at, fails);
+                leaver l = {way, at ? at : 1, 0, fails != 0}, *user = &l;
+                size_t before = te_memory_get_stats(te).allocated;
+                te_scope_begin(te);
+                te_tensor *x = te_tensor_set_requires_grad(te_tensor_full(te, TE_F32, SHAPE(3), 1), true), *y = NULL;
+                te_autocast_begin(te, NULL);
+                if (!at) te_no_grad_begin(te);
+                te_result result = te_checkpoint(te, &(te_checkpoint_desc){.fn = leaves_open, .user = &user, .user_size = sizeof user, .inputs = &x, .num_inputs = 1, .outputs = &y, .num_outputs = 1});
+                if (!at) te_no_grad_end(te);
+                if (at == 2) {
+                    CHECK_EQ_INT(result, TE_OK);
+                    result = te_backward(te_sum_all(y));
+                }
+                CHECK_EQ_INT(result, fails ? TE_ERR_IO : TE_ERR_STATE);
+                CHECK(te_grad_enabled(te) && te_autocast_enabled(te));
+                te_clear_error(te); /* said below: te_autocast_end returns it */
+                te_autocast_end(te);
+                CHECK(!te_autocast_enabled(te));
+                te_scope_end(te);
+                CHECK_OK(te);
+                CHECK_EQ_INT(te_memory_get_stats(te).allocated, before); /* that scope had all of them */
+                te_no_grad_end(te); /* none is open */
+                CHECK_ERROR(te, TE_ERR_STATE, "te_no_grad_end without te_no_grad_begin");
+            }
+    leaver l = {0, 1, 0, false}, *user = &l;
+    te_tensor *x = te_tensor_full(te, TE_F32, SHAPE(3), 1), *y, *none = NULL;
+    te_checkpoint_desc d = {.fn = leaves_open, .user = &user, .user_size = sizeof user, .inputs = &x, .num_inputs = 1, .outputs = &y, .num_outputs = 1};
+    for (l.way = 0; l.way < LEAVE_WAYS; l.way++) {
+        test_case("way %d", l.way);
+        l.run = 0;
+        te_autocast_begin(te, NULL);
+        te_checkpoint(te, &d);
+        CHECK_MSG(strstr(te_error(te), says[l.way]), "it says: %s", te_error(te));
+        CHECK_ERROR(te, TE_ERR_STATE, "te_checkpoint: the function begins and ends regions of ");
+        te_autocast_end(te);
+    }
+    d.inputs = &none;
+    CHECK_EQ_INT(te_checkpoint(te, &d), TE_ERR_STATE);
+    CHECK_ERROR(te, TE_ERR_STATE, "te_checkpoint: input 1 of 1 is NULL");
+}
+
 TE_TEST_DEVICES(checkpoints_that_change_their_mind) {
     for (int way = 0; way < 4; way++) {
         calls c = {0};

@@ -221,8 +221,12 @@ typedef struct rules {
     te_module *m;
     te_optimizer *opt;
     te_graph *graph;
+    te_inference_params *caches;
+    te_kv_cache *cache;
+    te_grad_scaler *scaler;
 } rules;
-enum { NOTHING, AN_OPERATION, A_FUNCTION, A_GRAPH, A_WARMUP, A_SCOPE, A_SCOPES_END, A_MODULE, A_CHILD, A_PARAMETER, AN_OPTIMIZER, OWN_GRAPH, A_CONTEXT, A_GRADIENT, A_MAIN_GRADIENT, READ_BACK, TURN_OFF,
+enum { NOTHING, AN_OPERATION, A_FUNCTION, A_GRAPH, A_WARMUP, A_SCOPE, A_SCOPES_END, A_MODULE, A_CHILD, A_PARAMETER, AN_OPTIMIZER, OWN_GRAPH, A_CONTEXT, A_GRADIENT, A_MAIN_GRADIENT, CACHES, A_CACHE,
+       A_SCALER, READ_BACK, TURN_OFF,
        EXPLAIN };
 static void ruled(te_ctx *te, const te_trace *event, void *user) {
     rules *r = (rules *)user;
@@ -248,7 +252,10 @@ static void ruled(te_ctx *te, const te_trace *event, void *user) {
     if (r->what == A_CONTEXT) te_ctx_destroy(te);
     if (r->what == A_GRADIENT) te_tensor_zero_grad(te_module_parameter(te_module_find(r->m, "0"), "weight"));
     if (r->what == A_MAIN_GRADIENT) te_tensor_set_main_grad(r->x, NULL);
-    if (r->what >= A_SCOPE && r->what <= A_MAIN_GRADIENT) r->result = te_error_code(te);
+    if (r->what == CACHES) te_inference_params_destroy(r->caches);
+    if (r->what == A_CACHE) te_kv_cache_destroy(r->cache);
+    if (r->what == A_SCALER) te_grad_scaler_destroy(r->scaler);
+    if (r->what >= A_SCOPE && r->what <= A_SCALER) r->result = te_error_code(te);
     if (r->what == READ_BACK) r->result = te_tensor_to_f32(r->x, &r->read);
     if (r->what == TURN_OFF) r->result = te_set_trace(te, NULL, NULL);
     if (r->what == EXPLAIN) r->result = te_explain(te, event->op, event->args, NULL, &why);
@@ -267,7 +274,8 @@ TE_TEST_DEVICES(a_hook_looks_on) {
                                           "te_warmup_begin from inside a trace hook", "te_scope_begin from inside a trace hook", "te_scope_end from inside a trace hook",
                                           "te_module_destroy from inside a trace hook", "te_module_remove_child from inside a trace hook",
                                           "te_module_add_parameter from inside a trace hook", "te_optimizer_destroy from inside a trace hook", "te_graph_destroy from inside a trace hook",
-                                          "te_ctx_destroy from inside a trace hook", "te_tensor_zero_grad from inside a trace hook", "te_tensor_set_main_grad from inside a trace hook"};
+                                          "te_ctx_destroy from inside a trace hook", "te_tensor_zero_grad from inside a trace hook", "te_tensor_set_main_grad from inside a trace hook",
+                                          "te_inference_params_destroy from inside a trace hook", "te_kv_cache_destroy from inside a trace hook", "te_grad_scaler_destroy from inside a trace hook"};
     rules r = {0};
     r.x = te_tensor_full(te, TE_F32, SHAPE(1), 3);
     r.m = te_sequential_create(te, (te_module *[]){te_linear_create(te, &(te_linear_desc){.in_features = 4, .out_features = 4})}, 1);
@@ -277,7 +285,13 @@ TE_TEST_DEVICES(a_hook_looks_on) {
     te_tensor_fill(r.x, 3);
     r.graph = te_graph_end(te);
     REQUIRE(r.graph != NULL);
-    for (int what = AN_OPERATION; what <= A_MAIN_GRADIENT; what++)
+    te_causal_lm_desc small = {.vocab_size = 11, .hidden_size = 8, .intermediate_size = 8, .num_hidden_layers = 1, .num_attention_heads = 2, .head_dim = 4};
+    te_module *lm = te_causal_lm_create(te, &small);
+    r.cache = te_kv_cache_create(lm, 1, 4);
+    r.caches = te_inference_params_create(te, &(te_inference_params_desc){.max_batch_size = 1, .max_sequence_length = 4, .num_heads_kv = 1, .head_dim_k = 8});
+    r.scaler = te_grad_scaler_create(te, NULL);
+    REQUIRE(r.cache && r.caches && r.scaler);
+    for (int what = AN_OPERATION; what <= A_SCALER; what++)
         for (int phase = 0; phase < 2; phase++) {
             test_case("%d in phase %d", what, phase);
             ruled_fill(te, &r, what, (te_trace_phase)phase, 5 + (float)what);
@@ -290,6 +304,10 @@ TE_TEST_DEVICES(a_hook_looks_on) {
     te_graph_destroy(r.graph);
     te_optimizer_destroy(r.opt);
     te_module_destroy(r.m);
+    te_inference_params_destroy(r.caches);
+    te_kv_cache_destroy(r.cache);
+    te_grad_scaler_destroy(r.scaler);
+    te_module_destroy(lm);
     test_case("reading");
     ruled_fill(te, &r, READ_BACK, TE_TRACE_AFTER, 7);
     CHECK(r.result == TE_OK && r.read == 7);

@@ -523,7 +523,8 @@ TE_TEST_DEVICES(masters_are_refused_before_the_first_byte) {
         CHECK_BYTES("all", after, before, n);
         te_scope_end(te);
     }
-    CHECK_EQ_INT(te_quantize_master_weights(te, NULL), TE_ERR_STATE);
+    CHECK_EQ_INT(te_quantize_master_weights(te, NULL), TE_ERR_INVALID);
+    CHECK_ERROR(te, TE_ERR_INVALID, "te_quantize_master_weights: desc is NULL");
     CHECK_EQ_INT(te_quantize_master_weights(NULL, NULL), TE_ERR_STATE);
     test_case("the batch that the refusals spoil");
     batch *b = open_batch(te);

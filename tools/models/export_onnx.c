@@ -60,6 +60,7 @@ typedef struct scene {
     bool key_turn;    /* keys are rotated by starts or positions of their own, with rotary */
     bool unused_rows; /* of GROUPED: behind the last group */
     te_rms_norm_backend rms_norm; /* of BACKEND */
+    te_attn_backend backend; /* of CORE; 0 => DotProductAttention */
 } scene;
 
 static const scene scenes[] = {
@@ -88,6 +89,7 @@ static const scene scenes[] = {
     {.name = "core_causal", .kind = CORE},
     {.name = "core_none_gqa", .kind = CORE, .mask = TE_MASK_NONE, .groups = 2},
     {.name = "core_bottom_right_bshd", .kind = CORE, .mask = TE_MASK_CAUSAL_BOTTOM_RIGHT, .groups = 1, .format = TE_BSHD},
+    {.name = "core_eager", .kind = CORE, .mask = TE_MASK_NONE, .groups = 2, .format = TE_BSHD, .backend = TE_ATTN_EAGER},
     {.name = "core_window", .kind = CORE, .window = {true, 5, 0}},
     {.name = "core_window_none", .kind = CORE, .mask = TE_MASK_NONE, .window = {true, 3, 4}, .format = TE_BSHD},
     {.name = "attention", .kind = ATTENTION},
@@ -305,7 +307,11 @@ static te_module *make(te_ctx *te, const scene *s, te_dtype dtype) {
         return te_layernorm_mlp_create(te, &(te_layernorm_mlp_desc){.hidden_size = H, .ffn_hidden_size = F, .activation = s->activation, .norm = norm, .gemm = gemm,
                                                                     .output_layer_init.std = 0.1f, .return_layernorm_output = s->return_ln});
     case EMBEDDING: return te_embedding_create(te, &(te_embedding_desc){.num_embeddings = VOCAB, .embedding_dim = H, .params_dtype = dtype, .init.std = 1});
-    case CORE: return te_dot_product_attention_create(te, &(te_dot_product_attention_desc){.attention = attention});
+    case CORE:
+        if (s->backend)
+            return te_initialize_attn_module(te, s->backend, &(te_attn_module_desc){.num_attention_heads = HEADS, .num_gqa_groups = s->groups, .num_qk_channels = D, .softmax_scale = 0.3f,
+                                                                                    .attn_mask_type = s->mask});
+        return te_dot_product_attention_create(te, &(te_dot_product_attention_desc){.attention = attention});
     case ATTENTION:
         return te_multihead_attention_create(te, &(te_multihead_attention_desc){.hidden_size = H, .attention = attention, .norm = norm, .gemm = gemm, .output_layer_init.std = 0.1f});
     case LAYER:

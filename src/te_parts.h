@@ -143,6 +143,8 @@
 #include "ops/attn/score_mod.c"
 #include "ops/attn/op.c"
 #include "ops/attn/cpu.c"
+#include "ops/attn/choice.c"
+#include "ops/attn/hopper.c"
 #include "ops/attn/cuda.c"
 #include "ops/attn/sparse_op.c"
 #include "ops/attn/sparse_cpu.c"

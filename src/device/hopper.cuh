@@ -86,6 +86,11 @@ TE_DEV void te_tma_load3(te_u32 dst, const void *map, int x, int y, int z, te_u3
                  "r"(x), "r"(y), "r"(z), "r"(bar)
                  : "memory");
 }
+TE_DEV void te_tma_load4(te_u32 dst, const void *map, int x, int y, int z, int w, te_u32 bar) {
+    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5}], [%6];" ::"r"(dst), "l"(map),
+                 "r"(x), "r"(y), "r"(z), "r"(w), "r"(bar)
+                 : "memory");
+}
 // Shared memory to the map's box at (x, y, z), or added to it; elements outside the tensor are not written, but whole pieces of 16 bytes
 // are: a row must end with one, or have nothing beside it. Before: te_async_fence() by all that wrote, and a barrier.
 TE_DEV void te_tma_store3(const void *map, te_u32 src, int x, int y, int z) {
@@ -94,6 +99,10 @@ TE_DEV void te_tma_store3(const void *map, te_u32 src, int x, int y, int z) {
 }
 TE_DEV void te_tma_add3(const void *map, te_u32 src, int x, int y, int z) {
     asm volatile("cp.reduce.async.bulk.tensor.3d.global.shared::cta.add.tile.bulk_group [%0, {%1, %2, %3}], [%4];" ::"l"(map), "r"(x), "r"(y), "r"(z), "r"(src)
+                 : "memory");
+}
+TE_DEV void te_tma_store4(const void *map, te_u32 src, int x, int y, int z, int w) {
+    asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%1, %2, %3, %4}], [%5];" ::"l"(map), "r"(x), "r"(y), "r"(z), "r"(w), "r"(src)
                  : "memory");
 }
 TE_DEV void te_bulk_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
@@ -140,15 +149,22 @@ TE_DEV te_u64 te_wgmma_desc(te_u32 tile, int group_bytes) {
 TE_DEV void te_wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 TE_DEV void te_wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 template <int N> TE_DEV void te_wgmma_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory"); }
-// Between a wait and the first use of the sums: the compiler must not move the use up.
+// Between a wait and the first use of the sums: the compiler must not move the use up. Of an operand in registers: behind the wait, before it is written again.
 template <int N> TE_DEV void te_wgmma_keep(float (&d)[N]) {
 #pragma unroll
     for (int i = 0; i < N; i++) asm volatile("" : "+f"(d[i])::"memory");
+}
+template <int N> TE_DEV void te_wgmma_keep(te_u32 (&d)[N]) {
+#pragma unroll
+    for (int i = 0; i < N; i++) asm volatile("" : "+r"(d[i])::"memory");
 }
 
 #define TE__REGISTERS_32 \
     "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
     "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define TE__REGISTERS_48 \
+    TE__REGISTERS_32 ", " \
+    "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
 #define TE__REGISTERS_64 \
     TE__REGISTERS_32 ", " \
     "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
@@ -163,7 +179,8 @@ template <int N> TE_DEV void te_wgmma_keep(float (&d)[N]) {
     "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
 #define TE__FLOATS_8(d, i) \
     "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), "+f"(d[i + 7])
-#define TE__FLOATS_32(d, i) TE__FLOATS_8(d, i), TE__FLOATS_8(d, i + 8), TE__FLOATS_8(d, i + 16), TE__FLOATS_8(d, i + 24)
+#define TE__FLOATS_16(d, i) TE__FLOATS_8(d, i), TE__FLOATS_8(d, i + 8)
+#define TE__FLOATS_32(d, i) TE__FLOATS_16(d, i), TE__FLOATS_16(d, i + 16)
 #define TE__FLOATS_64(d, i) TE__FLOATS_32(d, i), TE__FLOATS_32(d, i + 32)
 
 // types: "k16.f32.bf16.bf16" ...; flags: ", 1, 1" and for 16-bit types also ", trans-a, trans-b" (1: MN-major). keep 0: D = A B.
@@ -171,6 +188,11 @@ template <int N> TE_DEV void te_wgmma_keep(float (&d)[N]) {
     asm volatile("{ .reg .pred p; setp.ne.b32 p, %34, 0;\n"                                                                \
                  "wgmma.mma_async.sync.aligned.m64n64" types " {" TE__REGISTERS_32 "}, %32, %33, p" flags "; }"             \
                  : TE__FLOATS_32(d, 0)                                                                                      \
+                 : "l"(a), "l"(b), "r"((int)(keep)))
+#define TE_WGMMA_96(types, flags, d, a, b, keep)                                                                            \
+    asm volatile("{ .reg .pred p; setp.ne.b32 p, %50, 0;\n"                                                                \
+                 "wgmma.mma_async.sync.aligned.m64n96" types " {" TE__REGISTERS_48 "}, %48, %49, p" flags "; }"             \
+                 : TE__FLOATS_32(d, 0), TE__FLOATS_16(d, 32)                                                                \
                  : "l"(a), "l"(b), "r"((int)(keep)))
 #define TE_WGMMA_128(types, flags, d, a, b, keep)                                                                           \
     asm volatile("{ .reg .pred p; setp.ne.b32 p, %66, 0;\n"                                                                \
@@ -187,3 +209,33 @@ template <int N> TE_DEV void te_wgmma_keep(float (&d)[N]) {
                  "wgmma.mma_async.sync.aligned.m64n256" types " {" TE__REGISTERS_128 "}, %128, %129, p" flags "; }"         \
                  : TE__FLOATS_64(d, 0), TE__FLOATS_64(d, 64)                                                                \
                  : "l"(a), "l"(b), "r"((int)(keep)))
+
+// The same with A in registers: a[0] .. a[3] are the lane's values of 16 bits of 64 x 16 elements, as te_ldmatrix4 gives them to each warp: two neighbouring
+// columns of row g, the same of row g + 8, then those of columns + 8. Sums of two neighbouring groups of eight columns, rounded, are in this order.
+// flags: ", 1, 1, trans-b".
+#define TE__WGMMA_A(a) "r"((a)[0]), "r"((a)[1]), "r"((a)[2]), "r"((a)[3])
+#define TE_WGMMA_A_64(types, flags, d, a, b, keep)                                                                          \
+    asm volatile("{ .reg .pred p; setp.ne.b32 p, %37, 0;\n"                                                                \
+                 "wgmma.mma_async.sync.aligned.m64n64" types " {" TE__REGISTERS_32 "}, {%32, %33, %34, %35}, %36, p" flags "; }" \
+                 : TE__FLOATS_32(d, 0)                                                                                      \
+                 : TE__WGMMA_A(a), "l"(b), "r"((int)(keep)))
+#define TE_WGMMA_A_96(types, flags, d, a, b, keep)                                                                          \
+    asm volatile("{ .reg .pred p; setp.ne.b32 p, %53, 0;\n"                                                                \
+                 "wgmma.mma_async.sync.aligned.m64n96" types " {" TE__REGISTERS_48 "}, {%48, %49, %50, %51}, %52, p" flags "; }" \
+                 : TE__FLOATS_32(d, 0), TE__FLOATS_16(d, 32)                                                                \
+                 : TE__WGMMA_A(a), "l"(b), "r"((int)(keep)))
+#define TE_WGMMA_A_128(types, flags, d, a, b, keep)                                                                         \
+    asm volatile("{ .reg .pred p; setp.ne.b32 p, %69, 0;\n"                                                                \
+                 "wgmma.mma_async.sync.aligned.m64n128" types " {" TE__REGISTERS_64 "}, {%64, %65, %66, %67}, %68, p" flags "; }" \
+                 : TE__FLOATS_64(d, 0)                                                                                      \
+                 : TE__WGMMA_A(a), "l"(b), "r"((int)(keep)))
+#define TE_WGMMA_A_192(types, flags, d, a, b, keep)                                                                         \
+    asm volatile("{ .reg .pred p; setp.ne.b32 p, %101, 0;\n"                                                               \
+                 "wgmma.mma_async.sync.aligned.m64n192" types " {" TE__REGISTERS_96 "}, {%96, %97, %98, %99}, %100, p" flags "; }" \
+                 : TE__FLOATS_64(d, 0), TE__FLOATS_32(d, 64)                                                                \
+                 : TE__WGMMA_A(a), "l"(b), "r"((int)(keep)))
+#define TE_WGMMA_A_256(types, flags, d, a, b, keep)                                                                         \
+    asm volatile("{ .reg .pred p; setp.ne.b32 p, %133, 0;\n"                                                               \
+                 "wgmma.mma_async.sync.aligned.m64n256" types " {" TE__REGISTERS_128 "}, {%128, %129, %130, %131}, %132, p" flags "; }" \
+                 : TE__FLOATS_64(d, 0), TE__FLOATS_64(d, 64)                                                                \
+                 : TE__WGMMA_A(a), "l"(b), "r"((int)(keep)))

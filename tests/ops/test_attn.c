@@ -632,12 +632,14 @@ static void check_plan(te_ctx *te, te_dtype dtype, int64_t d, float p, int64_t s
     te_op_attn_fwd_args f = forward_args(&c, &t);
     te_op_attn_bwd_args b = backward_args(&c, &t);
     CHECK(te_explain(te, TE_OP_ATTN_FWD, &f, device, &e) == TE_OK && e.supported && e.deterministic);
-    CHECK_STR(e.kernels, fast_forward ? "attn/attn_fwd_mma" : "attn/attn_fwd");
-    CHECK_MSG(!strstr(e.kernels, "_mma") == !fast_forward, "%s: %s", device, e.kernels);
+    const char *forward = !fast_forward ? "attn/attn_fwd" : strcmp(device, "sm_90") == 0 ? "attn/attn_fwd_hopper" : "attn/attn_fwd_mma";
+    CHECK_MSG(strstr(e.kernels, forward) == e.kernels && e.kernels[strlen(forward)] != '_', "%s: %s, not %s", device, e.kernels, forward);
     CHECK_EQ_INT(e.launches, 1);
+    CHECK_STR(e.why, !fast_forward ? "and not tensor cores: " : strcmp(device, "sm_90") == 0 ? "TMA and wgmma" : "by mma.sync and not wgmma: the chip is no Hopper");
     CHECK(te_explain(te, TE_OP_ATTN_BWD, &b, device, &e) == TE_OK && e.supported && e.deterministic);
     CHECK_STR(e.kernels, fast_backward ? "attn/attn_bwd_dkv_mma" : "attn/attn_bwd_dkv");
     CHECK_MSG(!strstr(e.kernels, "_mma") == !fast_backward, "%s: %s", device, e.kernels);
+    CHECK_STR(e.why, !fast_backward ? "and not tensor cores: " : strcmp(device, "sm_90") == 0 ? "by mma.sync and not wgmma: gradients" : "by mma.sync and not wgmma: the chip is no Hopper");
     CHECK_EQ_INT(e.launches, 3);
     CHECK(e.workspace >= 8 * (size_t)(c.heads * s));
     CHECK_OK(te);
@@ -652,6 +654,7 @@ TE_TEST(attn_plans) {
         check_plan(te, TE_BF16, 64, 0.1f, 100, devices[i], true, true);
         check_plan(te, TE_BF16, 64, 0.1f, 101, devices[i], false, false);
         check_plan(te, TE_BF16, 256, 0, 100, devices[i], true, false);
+        check_plan(te, TE_BF16, 128, 0.1f, 100, devices[i], true, true);
         check_plan(te, TE_BF16, 33, 0, 100, devices[i], false, false);
         check_plan(te, TE_F32, 64, 0, 100, devices[i], false, false);
     }

@@ -352,6 +352,7 @@ TE_TEST(attn_extras_plans) {
                 CHECK_STR(e.kernels, fast ? "attn/attn_fwd_mma" : "attn/attn_fwd");
                 CHECK_MSG(!strstr(e.kernels, "_mma") == !fast, "%s", e.kernels);
                 CHECK_STR(e.kernels, "attn/attn_clear");
+                CHECK_STR(e.why, fast ? "by mma.sync and not wgmma: a bias" : "and not tensor cores: ");
                 CHECK_EQ_INT(e.launches, 2);
                 CHECK(te_explain(te, TE_OP_ATTN_BWD, &t.g, "sm_80", &e) == TE_OK && e.supported && e.deterministic);
                 CHECK_STR(e.kernels, fast ? "attn/attn_bwd_dkv_mma" : "attn/attn_bwd_dkv");

@@ -1,7 +1,6 @@
-/* ops/attn/cuda.c: attention, which kernels with which tiles. Knows plans; must not know the driver.
+/* ops/attn/cuda.c: attention by mma.sync and by the general kernels: tiles and launches. Knows plans; must not know the driver.
  *
- * The tensor-core kernels are for bf16 and f16 with head sizes that are multiples of 8 and rows at multiples of 16 bytes; the general ones take
- * everything. Head sizes are rounded up to one that a tensor-core kernel is made for: zeros between cost time, not results. */
+ * Head sizes are rounded up to one that a tensor-core kernel is made for: zeros between cost time, not results. */
 
 /* Tiles of the tensor-core kernels. `m`: 16-row fragments of a warp; `tile`: rows of the other side at a time. */
 typedef struct te__attn_tiles {
@@ -69,30 +68,6 @@ static int64_t te__attn_general_shared(const te__attn_kargs *a, int64_t mine, in
     return 4 * (TE__ATTN_ROWS * rows + TE__ATTN_LANES * lanes + TE__ATTN_ROWS * TE__ATTN_LANES);
 }
 
-/* 16-byte pieces of rows can be copied. A stride along a size of 1 is never used, but that packed sequences and pages begin at any row. */
-static bool te__attn_view_is_aligned(const te__attn_view *x, const te__attn_kargs *a, int s, int heads) {
-    return (uintptr_t)x->p % 16 == 0 && ((s == 1 && !a->x.on) || x->s % 8 == 0) && ((a->batch == 1 && !a->x.page_size) || x->b % 8 == 0) &&
-           (heads == 1 || x->h % 8 == 0);
-}
-
-/* FP8 attention: S or dP is rounded. */
-static bool te__attn_rounds(const te__attn_kargs *a) { return a->x.s_dt || a->x.dp_dt; }
-
-/* mod: scores have a rule of the user's. */
-static bool te__attn_has_mma(const te__plan *p, const te__attn_kargs *a, bool mod, bool backward) {
-    const int dt = a->q.dt;
-    bool ok = !p->baseline && !te__attn_rounds(a) && !mod && (dt == TE_BF16 || dt == TE_F16) && a->k.dt == dt && a->v.dt == dt && a->o.dt == dt && a->d % 8 == 0 && a->d_v % 8 == 0 &&
-              te__max(a->d, a->d_v) <= (backward ? 128 : 256) && a->s_q > 0 && a->s_kv > 0 && a->scale > 0.0f &&
-              (a->dropout_p == 0.0f || a->s_kv % 4 == 0) && (a->x.bias.dt == TE_DTYPE_NONE || a->x.bias.dt == dt || a->x.bias.dt == TE_F32) &&
-              te__attn_view_is_aligned(&a->q, a, a->s_q, a->heads) &&
-              te__attn_view_is_aligned(&a->k, a, a->s_kv, a->groups) && te__attn_view_is_aligned(&a->v, a, a->s_kv, a->groups) &&
-              te__attn_view_is_aligned(&a->o, a, a->s_q, a->heads);
-    if (!ok || !backward) return ok;
-    return a->d_o.dt == dt && a->dq.dt == dt && a->dk.dt == dt && a->dv.dt == dt && te__attn_view_is_aligned(&a->d_o, a, a->s_q, a->heads) &&
-           te__attn_view_is_aligned(&a->dq, a, a->s_q, a->heads) && te__attn_view_is_aligned(&a->dk, a, a->s_kv, a->groups) &&
-           te__attn_view_is_aligned(&a->dv, a, a->s_kv, a->groups);
-}
-
 /* The text of the user's rule, NULL for none, becomes code of the launch. */
 static te_result te__attn_launch_mod(te__plan *p, te__launch *l, const char *mod) { return mod ? te__launch_code(p, l, "ops/attn/score_mod.cuh", mod) : TE_OK; }
 
@@ -154,13 +129,6 @@ static te_result te__attn_launch_extras(te__plan *p, const te__attn_kargs *a, bo
     return te__attn_launch_mod(p, l, mod);
 }
 
-static const char te__attn_why_mma[] = "tensor cores: 16-bit operands in aligned rows";
-static const char te__attn_why_general[] = "general: any format, head size and stride, in f32";
-
-static const char te__attn_why_fp8[] = "general, in f32: S and dP are rounded to FP8 codes by the sums of whole rows";
-
-static const char te__attn_why_mod[] = "general, in f32: the user's rule for scores is compiled in";
-
 /* The user's rule as text; empty: none. */
 static te_result te__attn_mod(te__plan *p, const char *op, const te_score_mod *m, te__text *code) {
     te_result r;
@@ -175,13 +143,13 @@ static te_result te__attn_mod(te__plan *p, const char *op, const te_score_mod *m
 
 static te_result te__attn_plan_fwd(te__plan *p, const te_op_attn_fwd_args *args, const char *mod) {
     const te__attn_kargs a = te__attn_problem(args);
+    const int kernels = te__attn_choose(p, &a, mod != NULL, false);
     te__attn_launch_clear(p, &a, false, args->max_logit != NULL);
-    if (te__attn_has_mma(p, &a, mod != NULL, false)) {
+    if (kernels == TE__ATTN_HOPPER) return te__attn_plan_fwd_hopper(p, &a);
+    if (kernels == TE__ATTN_MMA) {
         const te__attn_tiles t = te__attn_fwd_tiles(p, te__attn_padded_d(&a), a.dropout_p > 0.0f, a.x.on);
-        te__plan_why(p, te__attn_why_mma);
         return te__attn_launch(p, &a, "attn_fwd_mma", a.s_q, a.heads, a.d_v, &t, te__attn_fwd_shared(t), NULL);
     }
-    te__plan_why(p, te__attn_rounds(&a) ? te__attn_why_fp8 : mod ? te__attn_why_mod : te__attn_why_general);
     return te__attn_launch(p, &a, "attn_fwd", a.s_q, a.heads, a.d_v, NULL, te__attn_general_shared(&a, a.d, 0, te__max(a.d, a.d_v), 0), mod);
 }
 static te_result te__cuda_plan_attn_fwd(te__plan *p, const te_op_attn_fwd_args *args) {
@@ -196,6 +164,7 @@ static te_result te__attn_plan_bwd(te__plan *p, const te_op_attn_bwd_args *args,
     te__attn_kargs a = te__attn_problem_bwd(args);
     const int64_t rows = (int64_t)a.batch * a.heads * a.s_pad; /* of the launch; packed sequences need less memory */
     const int64_t shared = te__attn_general_shared(&a, a.d, a.d_v, a.d, a.d_v), most = te__max(a.d, a.d_v); /* of the general kernels */
+    const int kernels = te__attn_choose(p, &a, mod != NULL, true);
     const int64_t kept = a.x.packed_q ? a.heads * te__attn_packed_rows(a.x.t_q, a.batch) : rows;
     te_result r;
     te__attn_launch_clear(p, &a, true, false);
@@ -213,21 +182,18 @@ static te_result te__attn_plan_bwd(te__plan *p, const te_op_attn_bwd_args *args,
         }
     }
     if (te__attn_rounds(&a)) { /* dQ's kernel makes what the others read */
-        te__plan_why(p, te__attn_why_fp8);
         r = te__attn_launch(p, &a, "attn_bwd_dq", a.s_q, a.heads, a.d, NULL, shared, mod);
         if (r == TE_OK) r = te__attn_launch_extras(p, &a, args->dsoftmax_offset != NULL, mod);
         return r == TE_OK ? te__attn_launch(p, &a, "attn_bwd_dkv", a.s_kv, a.groups, most, NULL, shared, mod) : r;
     }
     r = te__attn_launch_extras(p, &a, args->dsoftmax_offset != NULL, mod);
     if (r != TE_OK) return r;
-    if (te__attn_has_mma(p, &a, mod != NULL, true)) {
+    if (kernels == TE__ATTN_MMA) {
         const int d = te__attn_padded_d(&a);
         const te__attn_tiles q = te__attn_dq_tiles(p, d, a.dropout_p > 0.0f, a.x.on), kv = te__attn_dkv_tiles(p, d, a.dropout_p > 0.0f, a.x.on);
-        te__plan_why(p, te__attn_why_mma);
         r = te__attn_launch(p, &a, "attn_bwd_dkv_mma", a.s_kv, a.groups, most, &kv, te__attn_dkv_shared(kv), NULL);
         return r == TE_OK ? te__attn_launch(p, &a, "attn_bwd_dq_mma", a.s_q, a.heads, a.d, &q, te__attn_dq_shared(q), NULL) : r;
     }
-    te__plan_why(p, mod ? te__attn_why_mod : te__attn_why_general);
     r = te__attn_launch(p, &a, "attn_bwd_dkv", a.s_kv, a.groups, most, NULL, shared, mod);
     return r == TE_OK ? te__attn_launch(p, &a, "attn_bwd_dq", a.s_q, a.heads, a.d, NULL, shared, mod) : r;
 }

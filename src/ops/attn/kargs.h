@@ -63,6 +63,36 @@ typedef struct te__attn_kargs {
     te__attn_extra x;
 } te__attn_kargs;
 
+/* The tiles of a Hopper kernel: how they are numbered, and two counters that are 0 between kernels. */
+typedef struct te__attn_order {
+    unsigned *counter;
+    int tiles, rows; /* all, and those of a head */
+    int together;    /* heads that run at one time */
+    int pad;
+} te__attn_order;
+
+/* Tensor maps must lie at multiples of 64 bytes, which kernel arguments do only when their type asks for it. Sizes are multiples of 64, so that both compilers see one. */
+#ifdef __CUDACC__
+#define TE__ATTN_ALIGN_64 __align__(64)
+#else
+#define TE__ATTN_ALIGN_64
+#endif
+typedef struct TE__ATTN_ALIGN_64 te__attn_fwd_hopper_kargs {
+    unsigned long long q_map[16], k_map[16], v_map[16], o_map[16];
+    te__attn_kargs a;
+    te__attn_order order;
+    unsigned char pad[64 - (sizeof(te__attn_kargs) + sizeof(te__attn_order)) % 64];
+} te__attn_fwd_hopper_kargs;
+typedef char te__attn_fwd_hopper_kargs_fit[sizeof(te__attn_fwd_hopper_kargs) % 64 == 0 ? 1 : -1];
+
+/* Hopper's forward: keys of a block, stages of Q, and shared memory, by channels and consumer warpgroups. Bytes of rows of d channels, in whole panels of 64. */
+#define TE__ATTN_BYTES(rows, d) ((rows) * 128 * (((d) + 63) / 64))
+#define TE__ATTN_FWD_KEYS(d, d_v) ((d) <= 128 || (d_v) <= 128 ? 128 : (d) <= 192 ? 96 : 64)
+#define TE__ATTN_FWD_STAGES_Q(d, d_v, waves) ((d) <= 128 ? 2 : 1)
+#define TE__ATTN_FWD_SHARED(d, d_v, waves)                                                                                          \
+    (TE__ATTN_FWD_STAGES_Q(d, d_v, waves) * (waves) * TE__ATTN_BYTES(64, d) + 2 * TE__ATTN_BYTES(TE__ATTN_FWD_KEYS(d, d_v), d) +   \
+     2 * TE__ATTN_BYTES(TE__ATTN_FWD_KEYS(d, d_v), d_v) + (TE__ATTN_FWD_STAGES_Q(d, d_v, waves) == 1 ? 0 : (waves) * TE__ATTN_BYTES(64, d_v)) + 256)
+
 /* The backward reads whole tiles of lse2 and delta, so their rows are padded to the largest tile. */
 #define TE__ATTN_PAD 128
 

@@ -1,0 +1,402 @@
+// ops/attn/attn_fwd_hopper.cu: O = softmax(scale Q K^T, masked) V on Hopper: TMA, mbarriers, wgmma; bf16 and f16.
+//
+//               keys                  A tile is 64 WAVES queries of one head. Warpgroup 0 is the producer: one of its threads draws the numbers of tiles,
+//            BN   BN                  another one starts all loads. Each other warpgroup, a consumer, has 64 rows of the tile, with S, P and O in registers. Keys
+//          +----+----+----            come BN at a time from right to left, so that the first block is the one with the diagonal:
+//      wg 1|    |    | ...
+//      wg 2|    |    |                Q K(n-1), softmax | Q K(n-2) beside P V(n-1), softmax | ... | Q K(first) beside P V, softmax | P V(first), store
+//
+// Blocks are persistent: loads of the next tile begin while this one is multiplied, and its store is under way while the next one is.
+//
+// Shared memory (panels of 64 channels, 128-byte swizzle), for D = D_V = 128 and WAVES = 2:
+//
+//     | Q, STAGES_Q = 2 of WAVES parts of 64 rows | K, 2 stages | V, 2 stages | O, WAVES parts | barriers | two tiles' numbers |
+//     | 64 KB                                      | 64 KB       | 64 KB       | 32 KB          |
+//
+// With heads for which this is too much, Q has one stage and O takes the place of it.
+//
+// Barriers, one for each stage: FULL_X (X is Q, K, V, or T: what is known of the next tile): the producer arrives and announces the bytes that TMA brings;
+// consumers wait. EMPTY_X: each consumer warp arrives; the producer waits before it fills the stage again. Named barriers: 1 + w is consumer w's turn at
+// the tensor cores (TURNS), 8 + w joins its threads around the store of O.
+//
+// Which keys a tile meets, and rows of packed sequences: te__attn_seq (sequence.h). Blocks that all rows see have no compare. A tile that ends with its sequence
+// in the middle of packed rows is stored row by row, others by TMA. Keys beyond a sequence's end may hold anything, so the rows of V there are cleared.
+//
+// Options: X_DT, X_D, X_D_V (hopper.cuh), X_WAVES (2 or 3), X_DROPOUT (D up to 128: more leave no registers for it).
+// Benchmark: "attention forward" in tests/bench/h200.csv.
+//
+// Launch: grid: any number of blocks; block 128 (WAVES + 1); shared memory TE__ATTN_FWD_SHARED of the options. Maps: q and o in boxes of 64 rows, k and v of BN,
+//         all of 64 channels. Addresses and strides of q, k, v and o are multiples of 16 bytes, d and d_v of 8; scale > 0; DROPOUT: s_kv is a multiple of 4.
+// te:arch 90a
+// te:row X_DT=3 X_D=64 X_D_V=64 X_WAVES=2|3 X_DROPOUT=0|1
+// te:row X_DT=3 X_D=96 X_D_V=96 X_WAVES=2 X_DROPOUT=0|1
+// te:row X_DT=2|3 X_D=128 X_D_V=128 X_WAVES=2 X_DROPOUT=0|1
+// te:row X_DT=3 X_D=192 X_D_V=128|192 X_WAVES=2 X_DROPOUT=0
+// te:row X_DT=3 X_D=256 X_D_V=256 X_WAVES=2 X_DROPOUT=0
+#include "ops/attn/hopper.cuh"
+
+enum {
+    D = X_D,
+    D_V = X_D_V,
+    WAVES = X_WAVES,
+    DROPOUT = X_DROPOUT,
+    BM = 64 * WAVES,
+    BN = TE__ATTN_FWD_KEYS(X_D, X_D_V),
+    STAGES_Q = TE__ATTN_FWD_STAGES_Q(X_D, X_D_V, X_WAVES),
+    TURNS = WAVES == 3,
+    THREADS = 128 * (WAVES + 1),
+    PART_Q = TE__ATTN_BYTES(64, X_D), // bytes of a consumer's rows
+    PART_O = TE__ATTN_BYTES(64, X_D_V),
+    BYTES_K = TE__ATTN_BYTES(BN, X_D),
+    BYTES_V = TE__ATTN_BYTES(BN, X_D_V),
+    AT_Q = 0,
+    AT_K = AT_Q + STAGES_Q * WAVES * PART_Q,
+    AT_V = AT_K + 2 * BYTES_K,
+    AT_O = STAGES_Q == 1 ? AT_Q : AT_V + 2 * BYTES_V,
+    AT_BARRIERS = AT_V + 2 * BYTES_V + (STAGES_Q == 1 ? 0 : WAVES * PART_O),
+    AT_TILES = AT_BARRIERS + 16 * 8,
+    SHARED = AT_TILES + 2 * 64,
+    PART_STORE = STAGES_Q == 1 ? PART_Q : PART_O // from one consumer's rows of O to the next's
+};
+static_assert(SHARED == TE__ATTN_FWD_SHARED(X_D, X_D_V, X_WAVES), "what the host asks for");
+enum { FULL_Q = 0, EMPTY_Q = 2, FULL_K = 4, EMPTY_K = 6, FULL_V = 8, EMPTY_V = 10, FULL_T = 12, EMPTY_T = 14 };
+
+// Draws the numbers of tiles, and tells all others what each is.
+TE_DEV void te_schedule(const te__attn_fwd_hopper_kargs &a, te_u32 smem) {
+    const te_u32 bar = smem + AT_BARRIERS;
+    te_queue<2> turn;
+    bool more = true;
+    for (te_u32 number = blockIdx.x; more; turn.next()) {
+        te_attn_tile<BM, BN> t = {};
+        more = number < (te_u32)a.order.tiles;
+        if (more) {
+            t.find(a, number);
+            number = atomicAdd(a.order.counter, 1u) + gridDim.x;
+        }
+        te_mbar_wait(bar + 8 * (EMPTY_T + turn.stage), turn.parity ^ 1);
+        t.tell(smem + AT_TILES + 64 * turn.stage, more);
+        te_mbar_arrive(bar + 8 * (FULL_T + turn.stage));
+    }
+    // Every block has drawn its last number once all have come here: the last one leaves zeros to the next launch.
+    if (atomicInc(a.order.counter + 1, gridDim.x - 1) == gridDim.x - 1) a.order.counter[0] = 0;
+}
+
+TE_DEV void te_load_tiles(const te__attn_fwd_hopper_kargs &a, te_u32 smem) {
+    const te_u32 bar = smem + AT_BARRIERS;
+    te_queue<2> k, v, turn;
+    te_queue<STAGES_Q> q;
+    auto load = [&](const void *map, int full, int empty, te_u32 to, int bytes, int panels, te_queue<2> &at, int row, int head, int batch) {
+        te_mbar_wait(bar + 8 * (empty + at.stage), at.parity ^ 1);
+        te_mbar_expect(bar + 8 * (full + at.stage), bytes);
+        for (int i = 0; i < panels; i++) te_tma_load4(to + at.stage * bytes + i * BN * 128, map, 64 * i, row, head, batch, bar + 8 * (full + at.stage));
+        at.next();
+    };
+    auto load_v = [&](int row, int head, int batch) { load(a.v_map, FULL_V, EMPTY_V, smem + AT_V, BYTES_V, te_panels(D_V), v, row, head, batch); };
+    int row = -1, head = 0, batch = 0; // of the block of V that comes next: one behind K, across tiles too
+    for (;;) {
+        te_attn_tile<BM, BN> t;
+        te_mbar_wait(bar + 8 * (FULL_T + turn.stage), turn.parity);
+        const bool more = t.template hear<false>(smem + AT_TILES + 64 * turn.stage);
+        te_mbar_arrive(bar + 8 * (EMPTY_T + turn.stage));
+        turn.next();
+        if (!more) break;
+        if (row >= 0 && (STAGES_Q == 1 || t.begin >= t.end)) { // consumers want it before they release Q, or come to a tile without keys
+            load_v(row, head, batch);
+            row = -1;
+        }
+        if (t.begin >= t.end) continue;
+        const int batch_q = a.a.x.packed_q ? 0 : t.batch, batch_kv = a.a.x.packed_kv ? 0 : t.batch, group = t.head / (a.a.heads / a.a.groups);
+        te_mbar_wait(bar + 8 * (EMPTY_Q + q.stage), q.parity ^ 1);
+        te_mbar_expect(bar + 8 * (FULL_Q + q.stage), WAVES * PART_Q);
+        for (int w = 0; w < WAVES; w++)
+            for (int i = 0; i < te_panels(D); i++)
+                te_tma_load4(smem + AT_Q + (q.stage * WAVES + w) * PART_Q + i * 8192, a.q_map, 64 * i, t.q_at + t.row + 64 * w, t.head, batch_q, bar + 8 * (FULL_Q + q.stage));
+        q.next();
+        for (int n = t.end - 1; n >= t.begin; n--) {
+            load(a.k_map, FULL_K, EMPTY_K, smem + AT_K, BYTES_K, te_panels(D), k, t.kv_at + n * BN, group, batch_kv);
+            if (row >= 0) load_v(row, head, batch);
+            row = t.kv_at + n * BN, head = group, batch = batch_kv;
+        }
+    }
+    if (row >= 0) load_v(row, head, batch);
+}
+
+// -inf where a row does not see a key. Of S a thread has two rows, 8 apart, and of every eight columns two. `row`: its upper one.
+TE_DEV void te_hide(float (&s)[BN / 2], const te_attn_tile<BM, BN> &t, int row, int block) {
+    const int column = block * BN + 2 * (threadIdx.x & 3), last = t.s_kv - 1 - column;
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        const int from = row + 8 * half + t.lo - column, to = min(row + 8 * half + t.hi - column, last);
+#pragma unroll
+        for (int j = 0; j < BN / 8; j++)
+#pragma unroll
+            for (int e = 0; e < 2; e++)
+                if (8 * j + e < from || 8 * j + e > to) s[4 * j + 2 * half + e] = -TE_INF;
+    }
+}
+
+TE_DEV float te_row_max(float x) {
+    x = fmaxf(x, __shfl_xor_sync(TE_ALL, x, 1));
+    return fmaxf(x, __shfl_xor_sync(TE_ALL, x, 2));
+}
+
+// S becomes 2^(scale2 (S - top)), with tops of the rows that this block may have raised; O is then to be multiplied by shrink. sum: the thread's part.
+template <bool FIRST> TE_DEV void te_softmax(float (&s)[BN / 2], float (&top)[2], float (&sum)[2], float (&shrink)[2], float scale2) {
+    float x[4] = {s[0], s[1], s[2], s[3]}, base[2], z[4];
+#pragma unroll
+    for (int j = 1; j < BN / 8; j++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) x[i] = fmaxf(x[i], s[4 * j + i]);
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        float y = fmaxf(x[2 * i], x[2 * i + 1]);
+        y = te_row_max(FIRST ? y : fmaxf(y, top[i]));
+        const float finite = y == -TE_INF ? 0.0f : y; // rows that see no key yet
+        shrink[i] = FIRST ? 1.0f : te_exp2((top[i] - finite) * scale2);
+        top[i] = y;
+        base[i] = finite * scale2;
+        if (!FIRST) sum[i] *= shrink[i];
+    }
+#pragma unroll
+    for (int j = 0; j < BN / 8; j++) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) s[4 * j + i] = te_exp2(fmaf(s[4 * j + i], scale2, -base[i / 2]));
+#pragma unroll
+        for (int i = 0; i < 4; i++) z[i] = j ? z[i] + s[4 * j + i] : s[4 * j + i];
+    }
+#pragma unroll
+    for (int i = 0; i < 2; i++) sum[i] = FIRST ? z[2 * i] + z[2 * i + 1] : sum[i] + (z[2 * i] + z[2 * i + 1]);
+}
+TE_DEV void te_rescale(float (&o)[D_V / 2], const float (&by)[2]) {
+#pragma unroll
+    for (int i = 0; i < D_V / 2; i++) o[i] *= by[i / 2 & 1];
+}
+
+// What one consumer warpgroup, number w, keeps and does.
+struct te_consumer {
+    const te__attn_fwd_hopper_kargs &a;
+    const te_u32 smem, bar;
+    const int w, lane, warp, own; // own: the thread's upper row in a tile
+    const float scale2;
+    te_queue<2> k, v, turn;
+    te_queue<STAGES_Q> q;
+    te_attn_tile<BM, BN> t;
+    float o[D_V / 2], s[BN / 2], top[2], sum[2], shrink[2];
+    te_u32 p[BN / 4];
+
+    TE_DEV te_consumer(const te__attn_fwd_hopper_kargs &a, te_u32 smem, int w)
+        : a(a), smem(smem), bar(smem + AT_BARRIERS), w(w), lane(threadIdx.x & 31), warp(threadIdx.x >> 5 & 3), own(w * 64 + (threadIdx.x >> 5 & 3) * 16 + ((threadIdx.x & 31) >> 2)),
+          scale2(a.a.scale2) {}
+
+    template <int N> TE_DEV void await(int full, const te_queue<N> &at) const { te_mbar_wait(bar + 8 * (full + at.stage), at.parity); }
+    template <int N> TE_DEV void release(int empty, te_queue<N> &at) {
+        if (lane == 0) te_mbar_arrive(bar + 8 * (empty + at.stage));
+        at.next();
+    }
+    TE_DEV bool next_tile() {
+        await(FULL_T, turn);
+        const bool more = t.template hear<true>(smem + AT_TILES + 64 * turn.stage);
+        release(EMPTY_T, turn);
+        return more;
+    }
+    TE_DEV void ask() { // S = Q K^T
+        const te_u64 at_q = te_wgmma_desc(smem + AT_Q + (q.stage * WAVES + w) * PART_Q, 0), at_k = te_wgmma_desc(smem + AT_K + k.stage * BYTES_K, 0);
+#pragma unroll
+        for (int i = 0; i < D / 16; i++) te_multiply<0, 0>(s, at_q + i / 4 * (8192 >> 4) + i % 4 * 2, at_k + i / 4 * (BN * 128 >> 4) + i % 4 * 2, i > 0);
+        te_wgmma_commit();
+    }
+    TE_DEV void gather() { // O += P V
+        const te_u64 at_v = te_wgmma_desc(smem + AT_V + v.stage * BYTES_V, BN * 128);
+#pragma unroll
+        for (int i = 0; i < BN / 16; i++) te_multiply(o, p + 4 * i, at_v + i * 128);
+        te_wgmma_commit();
+    }
+    // Bit i: element i of S in block n is not dropped.
+    TE_DEV te_u64 kept(int n) const {
+        te_u64 keep = 0;
+        if (!DROPOUT) return keep;
+        const te_u64 upper = te_attn_dropout_row(a.a, t.batch, t.head, t.row + own) + n * BN;
+#pragma unroll 1
+        for (int j = 0; j < BN / 8; j++) keep |= (te_u64)te_attn_keeps_fragment(a.a, upper + 8 * j) << (4 * j);
+        return keep;
+    }
+    TE_DEV void drop(te_u64 keep) {
+#pragma unroll
+        for (int i = 0; i < (DROPOUT ? BN / 2 : 0); i++)
+            if (!(keep >> i & 1)) s[i] = 0.0f;
+    }
+    TE_DEV void first() {
+        await(FULL_Q, q);
+        await(FULL_K, k);
+        te_wgmma_fence();
+        ask();
+        const te_u64 keep = kept(t.end - 1);
+        te_wgmma_wait<0>();
+        te_wgmma_keep(s);
+        release(EMPTY_K, k);
+        te_hide(s, t, t.row + own, t.end - 1);
+        te_softmax<true>(s, top, sum, shrink, scale2);
+        drop(keep);
+        te_pack16(p, s);
+#pragma unroll
+        for (int i = 0; i < D_V / 2; i++) o[i] = 0.0f;
+        if (t.tail) { // rows of V beyond the sequence
+            await(FULL_V, v);
+            const te_u32 at = smem + AT_V + v.stage * BYTES_V;
+            for (int i = (threadIdx.x & 127) + 8 * (t.s_kv - (t.end - 1) * BN); i < 8 * BN; i += 128)
+                for (int panel = 0; panel < te_panels(D_V); panel++) te_sts16(at + panel * BN * 128 + 16 * i, make_uint4(0, 0, 0, 0));
+            te_async_fence();
+            te_meet<128>(8 + w);
+        }
+    }
+    // Q K(n) beside P V(n + 1).
+    template <bool MASKED> TE_DEV void step(int n) {
+        await(FULL_K, k);
+        if (TURNS) te_meet<256>(1 + w);
+        te_wgmma_keep(o);
+        te_wgmma_keep(p);
+        te_wgmma_fence();
+        ask();
+        await(FULL_V, v);
+        te_wgmma_fence();
+        gather();
+        if (TURNS) te_meet_later<256>(1 + (w + 1) % WAVES);
+        const te_u64 keep = kept(n);
+        te_wgmma_wait<1>();
+        te_wgmma_keep(s);
+        release(EMPTY_K, k);
+        if (MASKED) te_hide(s, t, t.row + own, n);
+        te_softmax<false>(s, top, sum, shrink, scale2);
+        drop(keep);
+        te_wgmma_keep(s);
+        te_wgmma_wait<0>();
+        te_wgmma_keep(o);
+        te_wgmma_keep(p);
+        release(EMPTY_V, v);
+        te_pack16(p, s);
+        te_rescale(o, shrink);
+    }
+    TE_DEV void last() {
+        await(FULL_V, v);
+        te_wgmma_keep(o);
+        te_wgmma_keep(p);
+        te_wgmma_fence();
+        gather();
+        te_wgmma_wait<0>();
+        te_wgmma_keep(o);
+        te_wgmma_keep(p);
+        release(EMPTY_V, v);
+    }
+    TE_DEV void store() {
+        const te__attn_kargs &g = a.a;
+        const float sink2 = te_attn_sink2(g, t.head);
+        const int row = t.row + own, thread = threadIdx.x & 127;
+        float inverse[2], peak = -TE_INF;
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            float all = sum[i], top2 = top[i] * scale2;
+            all += __shfl_xor_sync(TE_ALL, all, 1);
+            all += __shfl_xor_sync(TE_ALL, all, 2);
+            const bool sees = row + 8 * i < t.s_q && all != 0.0f;
+            if (sees) peak = fmaxf(peak, top2);
+            const float by = te_attn_add_sink(sink2, &top2, &all);
+            inverse[i] = sees ? __fdividef(by * g.keep_scale, all) : 0.0f;
+            if (g.lse && (lane & 3) == 0 && row + 8 * i < t.q_end) {
+                const te_i64 at = g.x.packed_q ? t.q_at + (te_i64)t.head * g.x.t_q : ((te_i64)t.batch * g.heads + t.head) * g.s_q;
+                g.lse[at + row + 8 * i] = sees ? (top2 + __log2f(all)) * TE_LN2 : -TE_INF;
+            }
+        }
+        if (g.x.max_logit) {
+            peak = te_warp_max(peak);
+            if (lane == 0) te_attn_raise(g.x.max_logit + t.head, peak);
+        }
+        const te_u32 out = smem + AT_O + w * PART_STORE;
+        if (STAGES_Q > 1) {
+            if (thread == 0) te_bulk_wait_read<0>(); // the last tile's O has left
+            te_meet<128>(8 + w);
+        }
+#pragma unroll
+        for (int j = 0; j < D_V / 16; j++) {
+            te_u32 r[4];
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                const float by = inverse[i & 1];
+                r[i] = by == 0.0f ? 0u : te_pack16(o[8 * j + 2 * i] * by, o[8 * j + 2 * i + 1] * by); // of rows that are not there O is anything
+            }
+            const int piece = 2 * j + (lane >> 4);
+            te_stmatrix4(out + (piece >> 3) * 8192 + te_swizzled(warp * 16 + (lane & 15), piece & 7), r);
+        }
+        te_async_fence();
+        te_meet<128>(8 + w);
+        if (!g.x.packed_q || t.row + 64 * (w + 1) <= t.q_end) {
+            if (thread == 0) {
+                for (int i = 0; i < te_panels(D_V); i++)
+                    te_tma_store4(a.o_map, out + i * 8192, 64 * i, t.q_at + t.row + 64 * w, t.head, g.x.packed_q ? 0 : t.batch);
+                te_bulk_commit();
+            }
+        } else {
+            char *to = (char *)g.o.p + 2 * (t.head * g.o.h + (t.q_at + t.row + 64 * w) * g.o.s);
+            const int rows = t.q_end - t.row - 64 * w, pieces = g.d_v / 8;
+            for (int i = thread; i < 64 * pieces; i += 128) {
+                const int r = i / pieces, piece = i - r * pieces;
+                if (r < rows) *(uint4 *)(to + 2 * r * g.o.s + 16 * piece) = te_lds16(out + (piece >> 3) * 8192 + te_swizzled(r, piece & 7));
+            }
+        }
+        if (STAGES_Q == 1) { // O lies where Q does
+            if (thread == 0) te_bulk_wait_read<0>();
+            te_async_fence();
+            te_meet<128>(8 + w);
+        }
+    }
+    TE_DEV void run() {
+        if (TURNS && w == 0) te_meet_later<256>(1); // the first turn
+        bool more = next_tile();
+        while (more) { // as a `for`, ptxas works shared addresses out anew in every step
+            if (t.begin < t.end) {
+                first();
+                int n = t.end - 2;
+#pragma unroll 1
+                for (; n >= t.hidden_from; n--) step<true>(n);
+#pragma unroll 1
+                for (; n >= t.hidden_to; n--) step<false>(n);
+#pragma unroll 1
+                for (; n >= t.begin; n--) step<true>(n);
+                if (STAGES_Q > 1) release(EMPTY_Q, q);
+                last();
+                store();
+                if (STAGES_Q == 1) release(EMPTY_Q, q);
+            } else {
+                sum[0] = sum[1] = 0.0f;
+                top[0] = top[1] = -TE_INF;
+                store();
+            }
+            more = next_tile();
+        }
+        if ((threadIdx.x & 127) == 0) te_bulk_wait_read<0>(); // shared memory ends with the block
+    }
+};
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1) te_attn_fwd_hopper(const __grid_constant__ te__attn_fwd_hopper_kargs a) {
+    te_follow();
+    extern __shared__ __align__(1024) char shared[];
+    const te_u32 smem = te_smem(shared), bar = smem + AT_BARRIERS;
+    if (threadIdx.x == 0) {
+        for (int full = FULL_Q; full <= FULL_T; full += 4)
+            for (int i = 0; i < 2; i++) {
+                te_mbar_init(bar + 8 * (full + i), 1);
+                te_mbar_init(bar + 8 * (full + 2 + i), 4 * WAVES + (full == FULL_T)); // tiles are read by the loader, too
+            }
+        te_mbar_init_done();
+    }
+    __syncthreads();
+    const int group = __shfl_sync(TE_ALL, threadIdx.x / 128, 0);
+    if (group == 0) {
+        te_registers_down<WAVES == 2 ? 40 : 32>();
+        if (threadIdx.x == 0) te_load_tiles(a, smem);
+        if (threadIdx.x == 32) te_schedule(a, smem);
+    } else {
+        te_registers_up<WAVES == 2 ? 232 : 160>();
+        te_consumer consumer(a, smem, group - 1);
+        consumer.run();
+    }
+}

@@ -1,0 +1,129 @@
+/* ops/attn/choice.c: which kernels serve a problem of attention, and what keeps it from faster ones. Knows plans; must not know tiles.
+ *
+ * The table has a row for each thing that a problem can have and that some kernel lacks. The choice, and the sentence of te_explain, both come from it. */
+
+/* Kernels, the fastest last: the general ones serve all. */
+enum { TE__ATTN_MMA = 1, TE__ATTN_HOPPER = 2 };
+
+/* X(name, kernels of the forward pass that serve it, those of the backward pass, what it is) */
+#define TE__ATTN_TABLE(X)                                                                                                     \
+    X(WITHOUT_NVRTC, 0, 0, "no NVRTC to compile other kernels")                                                              \
+    X(FORMATS, 0, 0, "f32, or tensors of different formats")                                                                 \
+    X(CHANNELS, 0, 0, "heads of a size that is no multiple of 8")                                                            \
+    X(UNALIGNED, 0, 0, "rows that do not start at multiples of 16 bytes")                                                    \
+    X(WIDE, 0, 0, "heads above 256 channels")                                                                                \
+    X(EMPTY, 0, 0, "no queries, or no keys")                                                                                 \
+    X(SIGN, 0, 0, "a scale that is not positive")                                                                            \
+    X(FP8, 0, 0, "S or dP rounded to FP8 codes by the sums of whole rows")                                                   \
+    X(MOD, 0, 0, "the user's rule for scores, compiled in")                                                                  \
+    X(BIAS_FORMAT, 0, 0, "a bias of the other 16-bit format")                                                                \
+    X(DROPOUT_TAIL, 0, 0, "dropout with a number of keys that is no multiple of 4")                                          \
+    X(ABOVE_128, TE__ATTN_MMA | TE__ATTN_HOPPER, 0, "gradients of heads above 128 channels")                                 \
+    X(OTHER_CHIP, TE__ATTN_MMA, TE__ATTN_MMA, "the chip is no Hopper")                                                       \
+    X(DROPOUT_ABOVE_128, TE__ATTN_MMA, 0, "dropout with heads above 128 channels")                                           \
+    X(BIAS, TE__ATTN_MMA, TE__ATTN_MMA, "a bias")                                                                            \
+    X(ALIBI, TE__ATTN_MMA, TE__ATTN_MMA, "ALiBi")                                                                            \
+    X(MASK, TE__ATTN_MMA, TE__ATTN_MMA, "a mask of elements")                                                                \
+    X(BLOCKS, TE__ATTN_MMA, TE__ATTN_MMA, "a block mask")                                                                    \
+    X(PAGES, TE__ATTN_MMA, TE__ATTN_MMA, "keys in pages")                                                                    \
+    X(STRIDES, TE__ATTN_MMA, TE__ATTN_MMA, "strides of 0, or beyond 2^39 bytes")                                             \
+    X(GRADIENTS, TE__ATTN_MMA | TE__ATTN_HOPPER, TE__ATTN_MMA, "gradients")
+typedef enum te__attn_feature {
+#define TE__FEATURE(name, forward, backward, what) TE__ATTN_HAS_##name,
+    TE__ATTN_TABLE(TE__FEATURE)
+#undef TE__FEATURE
+    TE__ATTN_FEATURES
+} te__attn_feature;
+typedef struct te__attn_row {
+    int serves[2];         /* forward, backward */
+    const char *instead[2]; /* why the general kernels run, and why those of mma.sync do */
+} te__attn_row;
+static const te__attn_row te__attn_rows[TE__ATTN_FEATURES] = {
+#define TE__FEATURE(name, forward, backward, what) {{forward, backward}, {"general kernels, in f32, and not tensor cores: " what, "tensor cores by mma.sync and not wgmma: " what}},
+    TE__ATTN_TABLE(TE__FEATURE)
+#undef TE__FEATURE
+};
+static const char te__attn_why_hopper[] = "tensor cores: TMA and wgmma";
+
+/* 16-byte pieces of rows can be copied. A stride along a size of 1 is never used, but that packed sequences and pages begin at any row. */
+static bool te__attn_view_is_aligned(const te__attn_view *x, const te__attn_kargs *a, int s, int heads) {
+    return (uintptr_t)x->p % 16 == 0 && ((s == 1 && !a->x.on) || x->s % 8 == 0) && ((a->batch == 1 && !a->x.page_size) || x->b % 8 == 0) &&
+           (heads == 1 || x->h % 8 == 0);
+}
+/* TMA takes strides from 16 bytes to 2^40, but of what is there once. */
+static bool te__attn_stride_fits(int64_t stride, int64_t size) { return size == 1 || (stride > 0 && stride < (int64_t)1 << 38); }
+static bool te__attn_view_fits(const te__attn_view *x, int64_t rows, int64_t heads, int64_t batch) {
+    return te__attn_stride_fits(x->s, rows) && te__attn_stride_fits(x->h, heads) && te__attn_stride_fits(x->b, batch);
+}
+
+/* FP8 attention: S or dP is rounded. */
+static bool te__attn_rounds(const te__attn_kargs *a) { return a->x.s_dt || a->x.dp_dt; }
+
+/* The tensors of a pass: of queries, and of keys. */
+typedef struct te__attn_views {
+    const te__attn_view *of_q[4], *of_kv[4];
+    int count; /* of either */
+} te__attn_views;
+static te__attn_views te__attn_views_of(const te__attn_kargs *a, bool backward) {
+    te__attn_views v = TE_ZERO;
+    v.of_q[0] = &a->q, v.of_q[1] = &a->o, v.of_q[2] = &a->d_o, v.of_q[3] = &a->dq;
+    v.of_kv[0] = &a->k, v.of_kv[1] = &a->v, v.of_kv[2] = &a->dk, v.of_kv[3] = &a->dv;
+    v.count = backward ? 4 : 2;
+    return v;
+}
+
+/* Does the problem have it? `mod`: scores have a rule of the user's. Described tensors have no address: their formats tell that they are there. */
+static bool te__attn_has(const te__plan *p, const te__attn_kargs *a, bool mod, bool backward, te__attn_feature f) {
+    const te__attn_views v = te__attn_views_of(a, backward);
+    const te__attn_extra *x = &a->x;
+    const int dt = a->q.dt, d = (int)te__max(a->d, a->d_v);
+    bool fits = true;
+    int i;
+    switch (f) {
+    case TE__ATTN_HAS_WITHOUT_NVRTC: return p->baseline;
+    case TE__ATTN_HAS_FORMATS:
+        for (i = 0; i < v.count; i++) fits = fits && v.of_q[i]->dt == dt && v.of_kv[i]->dt == dt;
+        return !fits || (dt != TE_BF16 && dt != TE_F16);
+    case TE__ATTN_HAS_CHANNELS: return a->d % 8 || a->d_v % 8;
+    case TE__ATTN_HAS_UNALIGNED:
+        for (i = 0; i < v.count; i++)
+            fits = fits && te__attn_view_is_aligned(v.of_q[i], a, a->s_q, a->heads) && te__attn_view_is_aligned(v.of_kv[i], a, a->s_kv, a->groups);
+        return !fits;
+    case TE__ATTN_HAS_WIDE: return d > 256;
+    case TE__ATTN_HAS_EMPTY: return a->s_q == 0 || a->s_kv == 0 || a->batch == 0 || a->heads == 0;
+    case TE__ATTN_HAS_SIGN: return !(a->scale > 0.0f);
+    case TE__ATTN_HAS_FP8: return te__attn_rounds(a);
+    case TE__ATTN_HAS_MOD: return mod;
+    case TE__ATTN_HAS_BIAS_FORMAT: return x->bias.dt != TE_DTYPE_NONE && x->bias.dt != dt && x->bias.dt != TE_F32;
+    case TE__ATTN_HAS_DROPOUT_TAIL: return a->dropout_p > 0.0f && a->s_kv % 4;
+    case TE__ATTN_HAS_ABOVE_128: return d > 128;
+    case TE__ATTN_HAS_OTHER_CHIP: return !p->hopper;
+    case TE__ATTN_HAS_DROPOUT_ABOVE_128: return a->dropout_p > 0.0f && d > 128;
+    case TE__ATTN_HAS_BIAS: return x->bias.dt != TE_DTYPE_NONE;
+    case TE__ATTN_HAS_ALIBI: return x->alibi != 0;
+    case TE__ATTN_HAS_MASK: return x->mask.dt != TE_DTYPE_NONE;
+    case TE__ATTN_HAS_BLOCKS: return x->blocks.dt != TE_DTYPE_NONE;
+    case TE__ATTN_HAS_PAGES: return x->page_size != 0;
+    case TE__ATTN_HAS_STRIDES:
+        for (i = 0; i < v.count; i++)
+            fits = fits && te__attn_view_fits(v.of_q[i], x->packed_q ? x->t_q : a->s_q, a->heads, x->packed_q ? 1 : a->batch) &&
+                   te__attn_view_fits(v.of_kv[i], x->packed_kv ? x->t_kv : a->s_kv, a->groups, x->packed_kv ? 1 : a->batch);
+        return !fits;
+    case TE__ATTN_HAS_GRADIENTS: return backward;
+    case TE__ATTN_FEATURES: break;
+    }
+    return false;
+}
+
+/* The fastest kernels that serve the problem: TE__ATTN_HOPPER, TE__ATTN_MMA or, the general ones, 0. The plan says what keeps it from faster ones. */
+static int te__attn_choose(te__plan *p, const te__attn_kargs *a, bool mod, bool backward) {
+    int serves = TE__ATTN_MMA | TE__ATTN_HOPPER, f;
+    te__plan_why(p, te__attn_why_hopper);
+    for (f = 0; f < (int)TE__ATTN_FEATURES && serves; f++) {
+        const int left = serves & te__attn_rows[f].serves[backward];
+        if (left == serves || !te__attn_has(p, a, mod, backward, (te__attn_feature)f)) continue;
+        te__plan_why(p, te__attn_rows[f].instead[left != 0]);
+        serves = left;
+    }
+    return serves & TE__ATTN_HOPPER ? TE__ATTN_HOPPER : serves;
+}

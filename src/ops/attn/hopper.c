@@ -1,0 +1,64 @@
+/* ops/attn/hopper.c: attention by the kernels of sm_90a: tensor maps, the order of tiles, launches. Knows plans; must not know the driver. */
+
+/* Channels that the kernels are made for. */
+static int te__attn_hopper_d(int d) { return d <= 64 ? 64 : d <= 96 ? 96 : d <= 128 ? 128 : d <= 192 ? 192 : 256; }
+/* Of q and k, and of v and o: alike, but for the 192 and 128 of multi-head latent attention. */
+static void te__attn_hopper_heads(const te__attn_kargs *a, int *d, int *d_v) {
+    *d = te__attn_hopper_d(a->d);
+    *d_v = te__attn_hopper_d(a->d_v);
+    if (*d != 192 || *d_v != 128) *d = *d_v = te__max(*d, *d_v);
+}
+
+/* A map over [batch, heads, rows, d] in boxes of 64 channels by `box` rows. */
+static void te__attn_map(te__plan *p, unsigned long long map[16], const te__attn_view *x, int64_t d, int64_t rows, int64_t heads, int64_t batch, int box) {
+    const uint64_t dims[4] = {(uint64_t)d, (uint64_t)rows, (uint64_t)heads, (uint64_t)batch};
+    const uint64_t strides[3] = {(uint64_t)(rows > 1 ? 2 * x->s : 16), (uint64_t)(heads > 1 ? 2 * x->h : 16), (uint64_t)(batch > 1 ? 2 * x->b : 16)};
+    const uint32_t boxes[4] = {64, (uint32_t)box, 1, 1};
+    te__cuda_tensor_map(p, map, x->p, (te_dtype)x->dt, 4, dims, strides, boxes, 128);
+}
+static void te__attn_maps_q(te__plan *p, const te__attn_kargs *a, unsigned long long map[16], const te__attn_view *x, int d, int box) {
+    te__attn_map(p, map, x, d, a->x.packed_q ? a->x.t_q : a->s_q, a->heads, a->x.packed_q ? 1 : a->batch, box);
+}
+static void te__attn_maps_kv(te__plan *p, const te__attn_kargs *a, unsigned long long map[16], const te__attn_view *x, int d, int box) {
+    te__attn_map(p, map, x, d, a->x.packed_kv ? a->x.t_kv : a->s_kv, a->groups, a->x.packed_kv ? 1 : a->batch, box);
+}
+
+/* Whole groups of heads whose keys and values fit into half of the L2 cache. */
+static int te__attn_together(const te__attn_kargs *a) {
+    const int64_t bytes = te__max(1, (int64_t)a->s_kv * (a->d + a->d_v) * 2), heads = (int64_t)a->batch * a->heads;
+    int64_t groups = te__max(1, ((int64_t)32 << 20) / bytes), n = 1;
+    while (2 * n <= groups) n *= 2;
+    return (int)te__min(heads, n * (a->heads / a->groups));
+}
+
+static te_result te__attn_plan_fwd_hopper(te__plan *p, const te__attn_kargs *a) {
+    int d, d_v, waves, keys;
+    int64_t rows, tiles;
+    te__launch *l;
+    te__attn_fwd_hopper_kargs *k;
+    te__attn_hopper_heads(a, &d, &d_v);
+    waves = d == 64 && a->s_q > 1024 ? 3 : 2; /* 192 rows take fewer cycles each, but few tiles of them fill the chip worse */
+    keys = TE__ATTN_FWD_KEYS(d, d_v);
+    rows = te__div_up(a->s_q, 64 * waves);
+    tiles = rows * a->heads * a->batch;
+    if (tiles > INT_MAX)
+        return te__fail(p->te, TE_ERR_UNSUPPORTED, "attention: %d rows in each of %d heads of %d sequences are more tiles than a launch can have", a->s_q, a->heads, a->batch);
+    l = te__plan_launch(p, "attn", "attn_fwd_hopper");
+    k = TE__KARGS(p, l, te__attn_fwd_hopper_kargs);
+    k->a = *a;
+    te__attn_maps_q(p, a, k->q_map, &a->q, a->d, 64);
+    te__attn_maps_q(p, a, k->o_map, &a->o, a->d_v, 64);
+    te__attn_maps_kv(p, a, k->k_map, &a->k, a->d, keys);
+    te__attn_maps_kv(p, a, k->v_map, &a->v, a->d_v, keys);
+    k->order.counter = te__plan_counters(p);
+    k->order.tiles = (int)tiles;
+    k->order.rows = (int)rows;
+    k->order.together = te__attn_together(a);
+    te__launch_size(l, te__min(tiles, te__max(p->num_sms, 1)), 1, 1, 128 * (waves + 1), TE__ATTN_FWD_SHARED(d, d_v, waves));
+    te__launch_option(l, "X_DT", a->q.dt);
+    te__launch_option(l, "X_D", d);
+    te__launch_option(l, "X_D_V", d_v);
+    te__launch_option(l, "X_WAVES", waves);
+    te__launch_option(l, "X_DROPOUT", a->dropout_p > 0.0f);
+    return p->result;
+}

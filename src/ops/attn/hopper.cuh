@@ -1,0 +1,117 @@
+// ops/attn/hopper.cuh: shared by the attention kernels of sm_90a: products by wgmma, tiles in shared memory, which keys a tile of queries meets. Knows no
+// pipeline.
+//
+// A matrix of 16-bit channels lies in shared memory as TMA brings it: panels of 64 channels, rows of 128 bytes with the 128-byte swizzle. Of a head size that
+// is no multiple of 64 the last panel is read in part.
+//
+// Options: X_DT (bf16, f16), X_D, X_D_V (channels of q and k, of v and o: 64, 96, 128, 192, 256; larger than the heads' own, the rest are zeros).
+#pragma once
+#include "device/hopper.cuh"
+#include "ops/attn/attn.cuh"
+
+#if X_DT == 3
+#define TE__ATTN_TYPES "k16.f32.bf16.bf16"
+#else
+#define TE__ATTN_TYPES "k16.f32.f16.f16"
+#endif
+
+#define TE_ALL 0xffffffffu // lanes of a warp
+
+TE_DEV constexpr int te_panels(int d) { return (d + 63) / 64; }
+
+// d = A B (keep 0) or d += A B, 64 x N, over 16 of k. A and B in shared memory, K-major (0) or MN-major (1).
+template <int A_T, int B_T, int N> TE_DEV void te_multiply(float (&d)[N], te_u64 a, te_u64 b, bool keep) {
+    static_assert(A_T <= B_T, "of the products of attention");
+#define TE__PRODUCT(n)                                                                       \
+    if constexpr (N == n / 2 && B_T == 0) TE_WGMMA_##n(TE__ATTN_TYPES, ", 1, 1, 0, 0", d, a, b, keep); \
+    if constexpr (N == n / 2 && B_T == 1 && A_T == 0) TE_WGMMA_##n(TE__ATTN_TYPES, ", 1, 1, 0, 1", d, a, b, keep); \
+    if constexpr (N == n / 2 && A_T == 1) TE_WGMMA_##n(TE__ATTN_TYPES, ", 1, 1, 1, 1", d, a, b, keep);
+    TE__PRODUCT(64)
+    TE__PRODUCT(96)
+    TE__PRODUCT(128)
+    TE__PRODUCT(192)
+    TE__PRODUCT(256)
+#undef TE__PRODUCT
+}
+// d += A B with A in registers and B MN-major.
+template <int N> TE_DEV void te_multiply(float (&d)[N], const te_u32 *a, te_u64 b) {
+#define TE__PRODUCT(n) \
+    if constexpr (N == n / 2) TE_WGMMA_A_##n(TE__ATTN_TYPES, ", 1, 1, 1", d, a, b, 1);
+    TE__PRODUCT(64)
+    TE__PRODUCT(96)
+    TE__PRODUCT(128)
+    TE__PRODUCT(192)
+    TE__PRODUCT(256)
+#undef TE__PRODUCT
+}
+
+// Two f32 to two 16-bit values, `lo` in the low half.
+TE_DEV te_u32 te_pack16(float lo, float hi) { return te_f32x2_to_half(lo, hi, X_DT); }
+// Sums of 64 rows as operand A: of 16 columns each four words.
+template <int N> TE_DEV void te_pack16(te_u32 (&p)[N / 2], const float (&s)[N]) {
+#pragma unroll
+    for (int i = 0; i < N / 2; i++) p[i] = te_pack16(s[2 * i], s[2 * i + 1]);
+}
+
+// Bytes to the 16-byte piece p of row r of a panel.
+TE_DEV te_u32 te_swizzled(int r, int p) { return r * 128 + ((p ^ (r & 7)) << 4); }
+
+// Stage and parity of a queue of N buffers.
+template <int N> struct te_queue {
+    int stage = 0, parity = 0;
+    TE_DEV void next() {
+        if (++stage == N) stage = 0, parity ^= 1;
+    }
+};
+
+// A tile of BM queries of a head, and the blocks of BN keys that any of them sees: begin .. end - 1. What the producer finds, it tells consumers through shared memory.
+//
+// Tiles are numbered so that blocks of a grid that run at one time have `together` heads, whose keys stay in the L2 cache; of each head the last rows come
+// first, which have the most work under a causal mask.
+template <int BM, int BN> struct te_attn_tile {
+    int begin, end;
+    int row, head, batch;
+    int s_q, s_kv, lo, hi;      // of te__attn_seq
+    int q_at, kv_at, q_end;
+    int hidden_from, hidden_to; // blocks from the first on, and those before the second, hold keys that some row does not see
+    bool tail;                  // the last block holds keys of memory beyond the sequence
+
+    TE_DEV void find(const te__attn_fwd_hopper_kargs &args, te_u32 number) {
+        const te__attn_kargs &a = args.a;
+        const te__attn_order &order = args.order;
+        const te_u32 heads = (te_u32)a.heads * (te_u32)a.batch, section = (te_u32)order.together * (te_u32)order.rows;
+        const te_u32 s = number / section, r = number - s * section, width = min((te_u32)order.together, heads - s * order.together), m = r / width;
+        const te_u32 at = s * order.together + r - m * width;
+        batch = (int)(at / (te_u32)a.heads);
+        head = (int)(at - (te_u32)batch * (te_u32)a.heads);
+        row = (order.rows - 1 - (int)m) * BM;
+        const te__attn_seq seq = te__attn_seq_of(&a, batch);
+        s_q = seq.s_q, s_kv = seq.s_kv, lo = seq.lo, hi = seq.hi, q_end = seq.q_end;
+        q_at = (int)seq.q_at, kv_at = (int)seq.kv_at;
+        const int last = min(row + BM, s_q) - 1;
+        begin = max(0, row + lo) / BN;
+        end = row < s_q ? (min(s_kv, last + hi + 1) + BN - 1) / BN : 0; // a negative sum: 0 or less
+        hidden_from = max(begin, max(0, row + hi + 1) / BN);
+        hidden_to = max(begin, (last + lo + BN - 1) / BN);
+        tail = end * BN > s_kv && s_kv < (a.x.packed_kv ? a.x.t_kv - kv_at : a.s_kv);
+    }
+    TE_DEV void tell(te_u32 to, bool more) const {
+        te_sts16(to, make_uint4(begin, end, row, head));
+        te_sts16(to + 16, make_uint4(batch, s_q, s_kv, lo));
+        te_sts16(to + 32, make_uint4(hi, q_at, q_end, hidden_from));
+        te_sts16(to + 48, make_uint4(hidden_to, tail, more, kv_at));
+    }
+    // False: there are no more tiles. WARP: values come from lane 0, so that the compiler knows that they are the warp's.
+    template <bool WARP> TE_DEV bool hear(te_u32 from) {
+        auto one = [](te_u32 x) { return (int)(WARP ? __shfl_sync(TE_ALL, x, 0) : x); };
+        uint4 x = te_lds16(from);
+        begin = one(x.x), end = one(x.y), row = one(x.z), head = one(x.w);
+        x = te_lds16(from + 16);
+        batch = one(x.x), s_q = one(x.y), s_kv = one(x.z), lo = one(x.w);
+        x = te_lds16(from + 32);
+        hi = one(x.x), q_at = one(x.y), q_end = one(x.z), hidden_from = one(x.w);
+        x = te_lds16(from + 48);
+        hidden_to = one(x.x), tail = one(x.y) != 0, kv_at = one(x.w);
+        return one(x.z) != 0;
+    }
+};

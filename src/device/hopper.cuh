@@ -177,37 +177,42 @@ template <int N> TE_DEV void te_wgmma_keep(te_u32 (&d)[N]) {
     TE__REGISTERS_96 ", " \
     "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, " \
     "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
-#define TE__FLOATS_8(d, i) \
-    "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), "+f"(d[i + 7])
-#define TE__FLOATS_16(d, i) TE__FLOATS_8(d, i), TE__FLOATS_8(d, i + 8)
-#define TE__FLOATS_32(d, i) TE__FLOATS_16(d, i), TE__FLOATS_16(d, i + 16)
-#define TE__FLOATS_64(d, i) TE__FLOATS_32(d, i), TE__FLOATS_32(d, i + 32)
+#define TE__FLOATS_8(out, d, i) out(d[i]), out(d[i + 1]), out(d[i + 2]), out(d[i + 3]), out(d[i + 4]), out(d[i + 5]), out(d[i + 6]), out(d[i + 7])
+#define TE__FLOATS_16(out, d, i) TE__FLOATS_8(out, d, i), TE__FLOATS_8(out, d, i + 8)
+#define TE__FLOATS_32(out, d, i) TE__FLOATS_16(out, d, i), TE__FLOATS_16(out, d, i + 16)
+#define TE__FLOATS_64(out, d, i) TE__FLOATS_32(out, d, i), TE__FLOATS_32(out, d, i + 32)
 
-// types: "k16.f32.bf16.bf16" ...; flags: ", 1, 1" and for 16-bit types also ", trans-a, trans-b" (1: MN-major). keep 0: D = A B.
-#define TE_WGMMA_64(types, flags, d, a, b, keep)                                                                            \
+// types: "k16.f32.bf16.bf16" ...; flags: ", 1, 1" and for 16-bit types also ", trans-a, trans-b" (1: MN-major). keep 0: D = A B. out: "+f", or "=f" where keep
+// is 0 in any case: then what D held before is not read, and the compiler knows it.
+#define TE_WGMMA_64(types, flags, d, a, b, keep) TE_WGMMA_TO_64("+f", types, flags, d, a, b, keep)
+#define TE_WGMMA_96(types, flags, d, a, b, keep) TE_WGMMA_TO_96("+f", types, flags, d, a, b, keep)
+#define TE_WGMMA_128(types, flags, d, a, b, keep) TE_WGMMA_TO_128("+f", types, flags, d, a, b, keep)
+#define TE_WGMMA_192(types, flags, d, a, b, keep) TE_WGMMA_TO_192("+f", types, flags, d, a, b, keep)
+#define TE_WGMMA_256(types, flags, d, a, b, keep) TE_WGMMA_TO_256("+f", types, flags, d, a, b, keep)
+#define TE_WGMMA_TO_64(out, types, flags, d, a, b, keep)                                                                   \
     asm volatile("{ .reg .pred p; setp.ne.b32 p, %34, 0;\n"                                                                \
-                 "wgmma.mma_async.sync.aligned.m64n64" types " {" TE__REGISTERS_32 "}, %32, %33, p" flags "; }"             \
-                 : TE__FLOATS_32(d, 0)                                                                                      \
+                 "wgmma.mma_async.sync.aligned.m64n64" types " {" TE__REGISTERS_32 "}, %32, %33, p" flags "; }"            \
+                 : TE__FLOATS_32(out, d, 0)                                                                                \
                  : "l"(a), "l"(b), "r"((int)(keep)))
-#define TE_WGMMA_96(types, flags, d, a, b, keep)                                                                            \
+#define TE_WGMMA_TO_96(out, types, flags, d, a, b, keep)                                                                   \
     asm volatile("{ .reg .pred p; setp.ne.b32 p, %50, 0;\n"                                                                \
-                 "wgmma.mma_async.sync.aligned.m64n96" types " {" TE__REGISTERS_48 "}, %48, %49, p" flags "; }"             \
-                 : TE__FLOATS_32(d, 0), TE__FLOATS_16(d, 32)                                                                \
+                 "wgmma.mma_async.sync.aligned.m64n96" types " {" TE__REGISTERS_48 "}, %48, %49, p" flags "; }"            \
+                 : TE__FLOATS_32(out, d, 0), TE__FLOATS_16(out, d, 32)                                                     \
                  : "l"(a), "l"(b), "r"((int)(keep)))
-#define TE_WGMMA_128(types, flags, d, a, b, keep)                                                                           \
+#define TE_WGMMA_TO_128(out, types, flags, d, a, b, keep)                                                                  \
     asm volatile("{ .reg .pred p; setp.ne.b32 p, %66, 0;\n"                                                                \
-                 "wgmma.mma_async.sync.aligned.m64n128" types " {" TE__REGISTERS_64 "}, %64, %65, p" flags "; }"            \
-                 : TE__FLOATS_64(d, 0)                                                                                      \
+                 "wgmma.mma_async.sync.aligned.m64n128" types " {" TE__REGISTERS_64 "}, %64, %65, p" flags "; }"           \
+                 : TE__FLOATS_64(out, d, 0)                                                                                \
                  : "l"(a), "l"(b), "r"((int)(keep)))
-#define TE_WGMMA_192(types, flags, d, a, b, keep)                                                                           \
+#define TE_WGMMA_TO_192(out, types, flags, d, a, b, keep)                                                                  \
     asm volatile("{ .reg .pred p; setp.ne.b32 p, %98, 0;\n"                                                                \
-                 "wgmma.mma_async.sync.aligned.m64n192" types " {" TE__REGISTERS_96 "}, %96, %97, p" flags "; }"            \
-                 : TE__FLOATS_64(d, 0), TE__FLOATS_32(d, 64)                                                                \
+                 "wgmma.mma_async.sync.aligned.m64n192" types " {" TE__REGISTERS_96 "}, %96, %97, p" flags "; }"           \
+                 : TE__FLOATS_64(out, d, 0), TE__FLOATS_32(out, d, 64)                                                     \
                  : "l"(a), "l"(b), "r"((int)(keep)))
-#define TE_WGMMA_256(types, flags, d, a, b, keep)                                                                           \
+#define TE_WGMMA_TO_256(out, types, flags, d, a, b, keep)                                                                  \
     asm volatile("{ .reg .pred p; setp.ne.b32 p, %130, 0;\n"                                                               \
-                 "wgmma.mma_async.sync.aligned.m64n256" types " {" TE__REGISTERS_128 "}, %128, %129, p" flags "; }"         \
-                 : TE__FLOATS_64(d, 0), TE__FLOATS_64(d, 64)                                                                \
+                 "wgmma.mma_async.sync.aligned.m64n256" types " {" TE__REGISTERS_128 "}, %128, %129, p" flags "; }"        \
+                 : TE__FLOATS_64(out, d, 0), TE__FLOATS_64(out, d, 64)                                                     \
                  : "l"(a), "l"(b), "r"((int)(keep)))
 
 // The same with A in registers: a[0] .. a[3] are the lane's values of 16 bits of 64 x 16 elements, as te_ldmatrix4 gives them to each warp: two neighbouring
@@ -217,25 +222,25 @@ template <int N> TE_DEV void te_wgmma_keep(te_u32 (&d)[N]) {
 #define TE_WGMMA_A_64(types, flags, d, a, b, keep)                                                                          \
     asm volatile("{ .reg .pred p; setp.ne.b32 p, %37, 0;\n"                                                                \
                  "wgmma.mma_async.sync.aligned.m64n64" types " {" TE__REGISTERS_32 "}, {%32, %33, %34, %35}, %36, p" flags "; }" \
-                 : TE__FLOATS_32(d, 0)                                                                                      \
+                 : TE__FLOATS_32("+f", d, 0)                                                                                      \
                  : TE__WGMMA_A(a), "l"(b), "r"((int)(keep)))
 #define TE_WGMMA_A_96(types, flags, d, a, b, keep)                                                                          \
     asm volatile("{ .reg .pred p; setp.ne.b32 p, %53, 0;\n"                                                                \
                  "wgmma.mma_async.sync.aligned.m64n96" types " {" TE__REGISTERS_48 "}, {%48, %49, %50, %51}, %52, p" flags "; }" \
-                 : TE__FLOATS_32(d, 0), TE__FLOATS_16(d, 32)                                                                \
+                 : TE__FLOATS_32("+f", d, 0), TE__FLOATS_16("+f", d, 32)                                                                \
                  : TE__WGMMA_A(a), "l"(b), "r"((int)(keep)))
 #define TE_WGMMA_A_128(types, flags, d, a, b, keep)                                                                         \
     asm volatile("{ .reg .pred p; setp.ne.b32 p, %69, 0;\n"                                                                \
                  "wgmma.mma_async.sync.aligned.m64n128" types " {" TE__REGISTERS_64 "}, {%64, %65, %66, %67}, %68, p" flags "; }" \
-                 : TE__FLOATS_64(d, 0)                                                                                      \
+                 : TE__FLOATS_64("+f", d, 0)                                                                                      \
                  : TE__WGMMA_A(a), "l"(b), "r"((int)(keep)))
 #define TE_WGMMA_A_192(types, flags, d, a, b, keep)                                                                         \
     asm volatile("{ .reg .pred p; setp.ne.b32 p, %101, 0;\n"                                                               \
                  "wgmma.mma_async.sync.aligned.m64n192" types " {" TE__REGISTERS_96 "}, {%96, %97, %98, %99}, %100, p" flags "; }" \
-                 : TE__FLOATS_64(d, 0), TE__FLOATS_32(d, 64)                                                                \
+                 : TE__FLOATS_64("+f", d, 0), TE__FLOATS_32("+f", d, 64)                                                                \
                  : TE__WGMMA_A(a), "l"(b), "r"((int)(keep)))
 #define TE_WGMMA_A_256(types, flags, d, a, b, keep)                                                                         \
     asm volatile("{ .reg .pred p; setp.ne.b32 p, %133, 0;\n"                                                               \
                  "wgmma.mma_async.sync.aligned.m64n256" types " {" TE__REGISTERS_128 "}, {%128, %129, %130, %131}, %132, p" flags "; }" \
-                 : TE__FLOATS_64(d, 0), TE__FLOATS_64(d, 64)                                                                \
+                 : TE__FLOATS_64("+f", d, 0), TE__FLOATS_64("+f", d, 64)                                                                \
                  : TE__WGMMA_A(a), "l"(b), "r"((int)(keep)))

@@ -201,8 +201,9 @@ struct te_consumer {
     }
     TE_DEV void ask() { // S = Q K^T
         const te_u64 at_q = te_wgmma_desc(smem + AT_Q + (q.stage * WAVES + w) * PART_Q, 0), at_k = te_wgmma_desc(smem + AT_K + k.stage * BYTES_K, 0);
+        te_multiply<0, 0, true>(s, at_q, at_k);
 #pragma unroll
-        for (int i = 0; i < D / 16; i++) te_multiply<0, 0>(s, at_q + i / 4 * (8192 >> 4) + i % 4 * 2, at_k + i / 4 * (BN * 128 >> 4) + i % 4 * 2, i > 0);
+        for (int i = 1; i < D / 16; i++) te_multiply<0, 0, false>(s, at_q + i / 4 * (8192 >> 4) + i % 4 * 2, at_k + i / 4 * (BN * 128 >> 4) + i % 4 * 2);
         te_wgmma_commit();
     }
     TE_DEV void gather() { // O += P V
@@ -363,13 +364,14 @@ struct te_consumer {
                 for (; n >= t.begin; n--) step<true>(n);
                 if (STAGES_Q > 1) release(EMPTY_Q, q);
                 last();
-                store();
-                if (STAGES_Q == 1) release(EMPTY_Q, q);
             } else {
                 sum[0] = sum[1] = 0.0f;
                 top[0] = top[1] = -TE_INF;
-                store();
+#pragma unroll
+                for (int i = 0; i < D_V / 2; i++) o[i] = 0.0f;
             }
+            store();
+            if (STAGES_Q == 1 && t.begin < t.end) release(EMPTY_Q, q);
             more = next_tile();
         }
         if ((threadIdx.x & 127) == 0) te_bulk_wait_read<0>(); // shared memory ends with the block

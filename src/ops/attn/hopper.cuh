@@ -19,19 +19,25 @@
 
 TE_DEV constexpr int te_panels(int d) { return (d + 63) / 64; }
 
-// d = A B (keep 0) or d += A B, 64 x N, over 16 of k. A and B in shared memory, K-major (0) or MN-major (1).
-template <int A_T, int B_T, int N> TE_DEV void te_multiply(float (&d)[N], te_u64 a, te_u64 b, bool keep) {
+// d = A B (FRESH), or d += A B: 64 x N, over 16 of k. A and B in shared memory, K-major (0) or MN-major (1).
+template <int A_T, int B_T, bool FRESH, int N> TE_DEV void te_multiply(float (&d)[N], te_u64 a, te_u64 b) {
     static_assert(A_T <= B_T, "of the products of attention");
-#define TE__PRODUCT(n)                                                                       \
-    if constexpr (N == n / 2 && B_T == 0) TE_WGMMA_##n(TE__ATTN_TYPES, ", 1, 1, 0, 0", d, a, b, keep); \
-    if constexpr (N == n / 2 && B_T == 1 && A_T == 0) TE_WGMMA_##n(TE__ATTN_TYPES, ", 1, 1, 0, 1", d, a, b, keep); \
-    if constexpr (N == n / 2 && A_T == 1) TE_WGMMA_##n(TE__ATTN_TYPES, ", 1, 1, 1, 1", d, a, b, keep);
+#define TE__FLAGS(n, flags)                                                                   \
+    if constexpr (FRESH) TE_WGMMA_TO_##n("=f", TE__ATTN_TYPES, flags, d, a, b, 0);            \
+    else TE_WGMMA_TO_##n("+f", TE__ATTN_TYPES, flags, d, a, b, 1);
+#define TE__PRODUCT(n)                                                                        \
+    if constexpr (N == n / 2) {                                                               \
+        if constexpr (A_T) { TE__FLAGS(n, ", 1, 1, 1, 1") }                                   \
+        else if constexpr (B_T) { TE__FLAGS(n, ", 1, 1, 0, 1") }                              \
+        else { TE__FLAGS(n, ", 1, 1, 0, 0") }                                                 \
+    }
     TE__PRODUCT(64)
     TE__PRODUCT(96)
     TE__PRODUCT(128)
     TE__PRODUCT(192)
     TE__PRODUCT(256)
 #undef TE__PRODUCT
+#undef TE__FLAGS
 }
 // d += A B with A in registers and B MN-major.
 template <int N> TE_DEV void te_multiply(float (&d)[N], const te_u32 *a, te_u64 b) {

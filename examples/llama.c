@@ -13,6 +13,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 static te_ctx *te;
 #define die(...) (fprintf(stderr, "llama: " __VA_ARGS__), fputc('\n', stderr), exit(1))
@@ -24,7 +25,7 @@ static struct {
     const char *folder, *ids, *logits, *grads, *dtype, *recipe, *device, *train, *out;
     int generate, steps;
     double lr;
-    bool exact, no_cache, checkpoint, quantized_weights, resume;
+    bool exact, no_cache, checkpoint, quantized_weights, resume, times;
 } opt = {.steps = 100, .lr = 1e-5};
 
 typedef enum kind { FLAG, COUNT, NUMBER, TEXT } kind;
@@ -49,6 +50,7 @@ static const struct option {
     {"--dtype", TEXT, &opt.dtype, "f32, f16 or bf16, of parameters and activations (that of the file)"},
     {"--recipe", TEXT, &opt.recipe, "none, delayed, current, block, mxfp8 or nvfp4 (none)"},
     {"--exact", FLAG, &opt.exact, "on a GPU, products of f32 without rounding to TF32: slow"},
+    {"--times", FLAG, &opt.times, "print the milliseconds of each training step, or of each id that continues a sequence, to stderr"},
     {"--device", TEXT, &opt.device, "cpu, cuda:0 ... (the first GPU, or else the CPU)"},
 };
 enum { NUM_OPTIONS = sizeof options / sizeof *options };
@@ -245,6 +247,16 @@ static void evaluate(sequences *s) {
     te_scope_end(te);
 }
 
+/* ---- times ---- */
+
+static double now(void) { /* milliseconds */
+    struct timespec t;
+    return clock_gettime(CLOCK_MONOTONIC, &t) ? 0 : 1e3 * (double)t.tv_sec + 1e-6 * (double)t.tv_nsec;
+}
+static void tell_time(double since) { /* of work that has been waited for */
+    if (opt.times) fprintf(stderr, "ms %.3f\n", now() - since);
+}
+
 /* ---- continuing sequences ---- */
 
 static int32_t most_likely(te_tensor *logits, float *row) {
@@ -258,10 +270,12 @@ static int32_t most_likely(te_tensor *logits, float *row) {
 static void generate(sequence *s, float *row) {
     te_kv_cache *cache = opt.no_cache ? NULL : te_kv_cache_create(model, 1, s->n + opt.generate);
     for (int i = 0, seen = 0; i < opt.generate; i++) {
+        double start = now();
         te_scope_begin(te);
         te_tensor *logits = logits_of(s->ids + seen, s->n - seen, cache);
         check();
         s->ids[s->n] = most_likely(logits, row);
+        tell_time(start);
         if (cache) seen = s->n;
         printf("%s%d", i ? " " : "", (int)s->ids[s->n++]);
         te_scope_end(te);
@@ -284,11 +298,14 @@ static void train(sequences *s) {
     check();
     for (int step = (int)te_optimizer_steps(adam); step < opt.steps; step++) {
         const sequence *q = &s->all[step % s->count];
+        double start = now();
         te_scope_begin(te);
         te_tensor *loss = loss_of(logits_of(q->ids, q->n, NULL), q);
         te_backward(loss);
         te_optimizer_step(adam);
         printf("step %d loss %.9g\n", step + 1, te_tensor_item(loss));
+        te_synchronize(te);
+        tell_time(start);
         te_scope_end(te);
         check();
     }

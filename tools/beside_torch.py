@@ -2,9 +2,14 @@
 
     beside_torch.py attention [WORD ...]   te_bench's attention, beside scaled_dot_product_attention over cuDNN before and after it; WORD: forward or
                                            backward alone, and shapes whose names have one
+    beside_torch.py train [RECIPE ...]     a training step of a random Llama of 1.24 G parameters, one sequence of 4096, AdamW, beside transformers and
+                                           torch.compile in bf16; RECIPE: those of build/llama, else all
+    beside_torch.py decode [RECIPE ...]    one id after 512, beside transformers with a static cache, compiled, and a dynamic one
+    --small: a model of a few layers, to try the tool; --device cpu: on the CPU, without torch.compile
 
-Figures are TFLOP/s: 4 b h s^2 d forward, half of it under a causal mask, and 2.5 times that backward. Flushed: single runs, the L2 cache swept before each,
+Attention: TFLOP/s, 4 b h s^2 d forward, half of it under a causal mask, and 2.5 times that backward. Flushed: single runs, the L2 cache swept before each,
 the median. Sustained: runs back to back for 40 ms and more, when power holds the clocks down. PyTorch's are between CUDA events and contain its launches.
+Steps and ids: milliseconds by the host's clock, each waited for, the median of those behind the first five. te.h keeps f32 states and masters, torch bf16 states.
 """
 import csv
 import os
@@ -18,6 +23,10 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+DEVICE = sys.argv[sys.argv.index("--device") + 1] if "--device" in sys.argv else "cuda"
+SMALL = "--small" in sys.argv
+RECIPES = ["none", "delayed", "current", "block", "mxfp8", "nvfp4"]
+SKIPPED = 5  # steps, or ids, that compile and warm up
 BUILD = os.environ.get("BUILD", os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "build"))
 
 # batch, heads, groups, sequence, head size, causal: those of te_bench
@@ -127,7 +136,114 @@ def attention(words):
             print("%-26s %-9s %s" % (label(shape), way, text))
 
 
+# ---- a whole model ----
+
+def random_llama(folder):
+    """Writes a Llama's folder, and ids to train on and to continue."""
+    import transformers
+    transformers.utils.logging.disable_progress_bar()
+    sizes = dict(vocab_size=128256, hidden_size=2048, intermediate_size=8192, num_hidden_layers=16, num_attention_heads=32, num_key_value_heads=8)
+    if SMALL:
+        sizes.update(vocab_size=512, hidden_size=128, intermediate_size=256, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2)
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(**sizes, max_position_embeddings=8192, tie_word_embeddings=False, bos_token_id=None, eos_token_id=None, pad_token_id=None)
+    model = transformers.LlamaForCausalLM(config).to(torch.bfloat16)
+    model.save_pretrained(folder)
+    lengths = (64, 16) if SMALL else (4096, 512)
+    for name, length in zip(("train.txt", "prompt.txt"), lengths):
+        with open(os.path.join(folder, name), "w") as f:
+            f.write(" ".join(map(str, torch.randint(config.vocab_size, (length,)).tolist())) + "\n")
+    return sum(p.numel() for p in model.parameters()), lengths
+
+
+def median(times):
+    return statistics.median(times[SKIPPED:])
+
+
+def llama(folder, recipe, *options):
+    """Median milliseconds of build/llama's steps or ids."""
+    command = [os.path.join(BUILD, "llama"), folder, "--times", "--recipe", recipe, *options] + (["--device", DEVICE] if DEVICE != "cuda" else [])
+    lines = subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True).stderr.splitlines()
+    return median([float(x[3:]) for x in lines if x.startswith("ms ")])
+
+
+def clocked(function):
+    if DEVICE == "cuda":
+        torch.cuda.synchronize()
+    start = time.perf_counter()
+    function()
+    if DEVICE == "cuda":
+        torch.cuda.synchronize()
+    return (time.perf_counter() - start) * 1e3
+
+
+def theirs(folder, name):
+    import transformers
+    model = transformers.LlamaForCausalLM.from_pretrained(folder, dtype=torch.bfloat16, attn_implementation="sdpa").to(DEVICE)
+    with open(os.path.join(folder, name)) as f:
+        ids = torch.tensor([list(map(int, f.read().split()))], device=DEVICE)
+    return model, ids
+
+
+def torch_step(folder, compiled):
+    model, ids = theirs(folder, "train.txt")
+    adam = torch.optim.AdamW(model.parameters(), lr=1e-5, weight_decay=0.0, fused=True)
+    forward = torch.compile(model) if compiled else model
+
+    def step():
+        forward(input_ids=ids, labels=ids, use_cache=False).loss.backward()
+        adam.step()
+        adam.zero_grad(set_to_none=True)
+    return median([clocked(step) for _ in range(SKIPPED + 12)])
+
+
+@torch.no_grad()
+def torch_decode(folder, static):
+    import transformers
+    model, ids = theirs(folder, "prompt.txt")
+    count = SKIPPED + 40
+    cache = transformers.StaticCache(config=model.config, max_cache_len=ids.shape[1] + count + 1) if static else transformers.DynamicCache(config=model.config)
+    forward = torch.compile(model, mode="reduce-overhead", fullgraph=True) if static and DEVICE == "cuda" else model
+    state = dict(position=ids.shape[1], ids=model(input_ids=ids, past_key_values=cache, use_cache=True).logits[:, -1:].argmax(-1))
+
+    def one():
+        position = torch.tensor([state["position"]], device=DEVICE)
+        logits = forward(input_ids=state["ids"].clone(), past_key_values=cache, cache_position=position, position_ids=position[None], use_cache=True).logits
+        state.update(position=state["position"] + 1, ids=logits[:, -1:].argmax(-1).clone())
+    return median([clocked(one) for _ in range(count)])
+
+
+def models(what, words):
+    with tempfile.TemporaryDirectory() as folder:
+        count, (trained, prompt) = random_llama(folder)
+        recipes = [x for x in words if x in RECIPES] or RECIPES
+        unit = trained if what == "train" else 1
+        rows = []
+        for recipe in recipes:
+            if what == "train":
+                ms = llama(folder, recipe, "--train", os.path.join(folder, "train.txt"), "--steps", str(SKIPPED + 12), "--out", os.path.join(folder, "out"))
+            else:
+                ms = llama(folder, recipe, "--ids", os.path.join(folder, "prompt.txt"), "--generate", str(SKIPPED + 40), *(["--quantized-weights"] if recipe != "none" else []))
+            rows.append(("te.h, " + ("bf16" if recipe == "none" else recipe), ms))
+        if what == "train":
+            rows.append(("transformers, sdpa, bf16", torch_step(folder, False)))
+            if DEVICE == "cuda":
+                rows.append(("the same, torch.compile", torch_step(folder, True)))
+        else:
+            rows.append(("transformers, dynamic cache, bf16", torch_decode(folder, False)))
+            rows.append(("the same, static cache, compiled", torch_decode(folder, True)))
+    print(torch.cuda.get_device_name() if DEVICE == "cuda" else "CPU", "torch", torch.__version__, time.strftime("%Y-%m-%d"), "%.2f G parameters" % (count / 1e9))
+    best = min(ms for name, ms in rows if not name.startswith("te.h"))
+    print("%-36s %10s %12s %22s" % ("a training step" if what == "train" else "an id after %d" % prompt, "ms", "ids/s", "speed, torch's best 1"))
+    for name, ms in rows:
+        print("%-36s %10.2f %12.0f %22.2f" % (name, ms, unit / ms * 1e3, best / ms))
+
+
 if __name__ == "__main__":
-    if len(sys.argv) < 2 or sys.argv[1] != "attention":
+    words = [x for i, x in enumerate(sys.argv[2:]) if not x.startswith("--") and sys.argv[1 + i] != "--device"]
+    if len(sys.argv) < 2 or sys.argv[1] not in ("attention", "train", "decode"):
         sys.exit(__doc__)
-    attention(sys.argv[2:])
+    if sys.argv[1] == "attention":
+        attention(words)
+    else:
+        models(sys.argv[1], words)

@@ -57,8 +57,8 @@ static const option all_options[] = {
     {"--inject", NULL, OPTION_FLAG, OPTION(inject), 0, 0, "te_inject_te_attention, as attn=te"},
     {"--cast", "FORMAT", OPTION_TEXT, OPTION(cast), 0, 0, "te_cast_model_to_dtype:"},
     {"--lora", "PATTERN,...", OPTION_TEXT, OPTION(lora), 0, 0, "new adapters for the Linears of these names, '*_proj' or q_proj,v_proj (te_lora_apply)"},
-    {"--lora-dim", "N", OPTION_COUNT, OPTION(lora_dim), MOST_RANK, 0, "their rank:"},
-    {"--lora-alpha", "X", OPTION_NUMBER, OPTION(lora_alpha), 0, 0, "their factor is X / rank: a number that is not 0"},
+    {"--lora-dim", "N", OPTION_COUNT, OPTION(lora_dim), MOST_RANK, 0, "their rank, 8 if it is left out:"},
+    {"--lora-alpha", "X", OPTION_NUMBER, OPTION(lora_alpha), 0, 0, "their factor is X / rank: a number that is not 0; left out: 32"},
     {"--lora-load", "FOLDER", OPTION_TEXT, OPTION(lora_load), 0, 0, "adapters that peft or --lora-save has written (te_lora_load)"},
     {"--lora-save", "FOLDER", OPTION_TEXT, OPTION(lora_save), 0, 0, "writes the adapters alone, in peft's layout (te_lora_save)"},
     {"--lora-merge", NULL, OPTION_FLAG, OPTION(lora_merge), 0, 0, "adds the adapters into the weights (te_lora_merge)"},
@@ -281,6 +281,15 @@ static void describe(automodel_run *r, te_module *model) {
 
 /* ---- the work ---- */
 
+/* The comma behind the pattern at `at`; NULL: it is the last one. A comma within [..] is one of the pattern's own characters. */
+static char *end_of_pattern(char *at) {
+    bool within = false;
+    for (; *at && (within || *at != ','); at++) {
+        if (*at == '[') within = true;
+        if (*at == ']') within = false;
+    }
+    return *at ? at : NULL;
+}
 /* --lora and --lora-load. */
 static bool put_adapters(automodel_run *r, te_module *model) {
     const automodel_options *o = r->options;
@@ -299,7 +308,7 @@ static bool put_adapters(automodel_run *r, te_module *model) {
     desc.dim = o->lora_dim;
     desc.alpha = (float)o->lora_alpha;
     for (at = copy; at && desc.num_target_modules < MOST_PATTERNS; at = comma) {
-        comma = strchr(at, ',');
+        comma = end_of_pattern(at);
         if (comma) *comma++ = 0;
         pattern[desc.num_target_modules++] = at;
     }

@@ -205,6 +205,9 @@ TE_TEST(automodel_adapters_and_folders) {
     snprintf(line, sizeof line, "%s-not", merged);
     CHECK(stat(line, &there) != 0);
     CHECK_STR(said(0, folder, "--dry-run --lora *_proj"), "lora    model.layers.0.mlp.down_proj: rank 8\n");
+    text = said(0, folder, "--dry-run --lora *[q,v]_proj,o_proj --lora-dim 3");
+    CHECK_EQ_INT(count_of(text, "\nlora    "), 6);
+    CHECK_STR(text, "lora    model.layers.1.self_attn.v_proj: rank 3\n");
     text = said(0, folder, "--dry-run --lora embed_tokens,lm_head --lora-dim 3");
     CHECK_STR(text, "lora    model.embed_tokens: rank 3\n");
     CHECK_STR(text, "lora    lm_head: rank 3\n");

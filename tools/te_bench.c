@@ -1409,7 +1409,7 @@ static void bench_attention(bench *b, int64_t batch, int64_t heads, int64_t grou
     memset(&c, 0, sizeof c);
     c.op = TE_OP_ATTN_FWD;
     c.args.attn_fwd.q = tq, c.args.attn_fwd.k = tk, c.args.attn_fwd.v = tv, c.args.attn_fwd.o = o, c.args.attn_fwd.lse = lse;
-    c.args.attn_fwd.mask = causal ? TE_MASK_CAUSAL : TE_MASK_NONE;
+    c.args.attn_fwd.rule.mask = causal ? TE_MASK_CAUSAL : TE_MASK_NONE;
     seconds = measure(b, run_call, &c);
     report(b, "attention forward", shape, seconds, flops / seconds * 1e-12, "TFLOP/s");
     memset(&c, 0, sizeof c);
@@ -1417,7 +1417,7 @@ static void bench_attention(bench *b, int64_t batch, int64_t heads, int64_t grou
     c.args.attn_bwd.q = tq, c.args.attn_bwd.k = tk, c.args.attn_bwd.v = tv, c.args.attn_bwd.o = o, c.args.attn_bwd.lse = lse;
     c.args.attn_bwd.d_o = te_tensor_normal(b->te, TE_BF16, 4, q, 0, 1);
     c.args.attn_bwd.dq = te_tensor_empty(b->te, TE_BF16, 4, q), c.args.attn_bwd.dk = te_tensor_empty(b->te, TE_BF16, 4, kv), c.args.attn_bwd.dv = te_tensor_empty(b->te, TE_BF16, 4, kv);
-    c.args.attn_bwd.mask = causal ? TE_MASK_CAUSAL : TE_MASK_NONE;
+    c.args.attn_bwd.rule.mask = causal ? TE_MASK_CAUSAL : TE_MASK_NONE;
     seconds = measure(b, run_call, &c);
     report(b, "attention backward", shape, seconds, 2.5 * flops / seconds * 1e-12, "TFLOP/s");
     te_scope_end(b->te);

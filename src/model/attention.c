@@ -265,12 +265,12 @@ static te_tensor *te__attn_sdpa_call(te_module *m, const te_attn_args *a) {
         return te_scaled_dot_product_attention(a->q, a->k, a->v, &args);
     }
     o.format = TE_BSHD;
-    o.mask = a->masked ? TE_MASK_ARBITRARY : a->is_causal ? TE_MASK_CAUSAL : TE_MASK_NONE;
-    o.softmax_scale = d->softmax_scale;
-    o.dropout_p = te_module_is_training(m) ? d->dropout_p : 0.0f;
-    o.extras.attention_mask = a->masked;
-    o.extras.core_attention_bias = a->added;
-    o.extras.core_attention_bias_type = a->added ? TE_ATTN_BIAS_POST_SCALE : TE_ATTN_BIAS_NONE;
+    o.rule.mask = a->masked ? TE_MASK_ARBITRARY : a->is_causal ? TE_MASK_CAUSAL : TE_MASK_NONE;
+    o.rule.softmax_scale = d->softmax_scale;
+    o.rule.dropout_p = te_module_is_training(m) ? d->dropout_p : 0.0f;
+    o.rule.attention_mask = a->masked;
+    o.rule.core_attention_bias = a->added;
+    o.rule.core_attention_bias_type = a->added ? TE_ATTN_BIAS_POST_SCALE : TE_ATTN_BIAS_NONE;
     return te__attn_heads_first(a, &o);
 }
 
@@ -292,19 +292,19 @@ static te_tensor *te__attn_flex_call(te_module *m, const te_attn_args *a) {
     const te_attn_module_desc *d = te__attn_desc(m);
     te_attention_desc o = TE_ZERO;
     o.format = TE_BSHD;
-    o.mask = a->padding ? TE_MASK_ARBITRARY : a->is_causal ? TE_MASK_CAUSAL : TE_MASK_NONE;
-    o.extras.attention_mask = a->padding;
-    o.extras.bottom_right_diagonal = TE_OFF;
-    o.softmax_scale = a->sink_weights && d->upstream_sink_scale ? 0.0f : d->softmax_scale;
+    o.rule.mask = a->padding ? TE_MASK_ARBITRARY : a->is_causal ? TE_MASK_CAUSAL : TE_MASK_NONE;
+    o.rule.attention_mask = a->padding;
+    o.rule.bottom_right_diagonal = TE_OFF;
+    o.rule.softmax_scale = a->sink_weights && d->upstream_sink_scale ? 0.0f : d->softmax_scale;
     if (a->is_causal) {
-        o.window.on = true;
-        o.window.left = a->window_keys < 0 ? -1 : a->window_keys - 1;
-        o.extras.block_mask = te_flex_block_mask(m->te, a->window_keys, a->q->shape[0], a->q->shape[1], a->q->shape[2], a->k->shape[2]);
-        if (!o.extras.block_mask) return NULL;
+        o.rule.window.on = true;
+        o.rule.window.left = a->window_keys < 0 ? -1 : a->window_keys - 1;
+        o.rule.block_mask = te_flex_block_mask(m->te, a->window_keys, a->q->shape[0], a->q->shape[1], a->q->shape[2], a->k->shape[2]);
+        if (!o.rule.block_mask) return NULL;
     }
     if (a->sink_weights) {
-        o.extras.softmax_type = TE_SOFTMAX_LEARNABLE;
-        o.extras.softmax_offset = a->sink_weights;
+        o.rule.softmax_type = TE_SOFTMAX_LEARNABLE;
+        o.rule.softmax_offset = a->sink_weights;
     }
     return te__attn_heads_first(a, &o);
 }

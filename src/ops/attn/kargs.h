@@ -17,7 +17,7 @@ typedef struct te__attn_table {
     int dt;                /* te_dtype */
 } te__attn_table;
 
-/* te_attn_extras: all that plain attention does not have. */
+/* te_attn_rule: all that plain attention does not have. */
 typedef struct te__attn_extra {
     int on;                    /* any of it */
     int causal, bottom_right;  /* the mask has a diagonal; the diagonal ends in the corner of the last row and the last key */

@@ -193,6 +193,16 @@ static te_result te__attn_open(te_module *m, const char *backend, const te_attn_
     return out->q && out->k && out->v ? TE_OK : te_error_code(m->te);
 }
 
+/* te_attention's desc of a call, with `masked` (u8 of te_attention's kind, or NULL) beside or in place of the causal mask: sdpa's and flex's. */
+static te_attention_desc te__attn_told_by(te_module *m, const te_attn_args *a, te_tensor *masked) {
+    const te_attn_module_desc *d = te__attn_desc(m);
+    te_attention_desc o = TE_ZERO;
+    o.format = TE_BSHD;
+    o.rule.mask = masked ? TE_MASK_ARBITRARY : a->is_causal ? TE_MASK_CAUSAL : TE_MASK_NONE;
+    o.rule.attention_mask = masked;
+    o.rule.softmax_scale = d->softmax_scale;
+    return o;
+}
 /* te_attention of q, k and v [b, H, s, d], whose result lies likewise. */
 static te_tensor *te__attn_heads_first(const te_attn_args *a, const te_attention_desc *d) {
     te_tensor *q = te__attn_turned(a->q), *k = te__attn_turned(a->k), *v = te__attn_turned(a->v), *o = q && k && v ? te_attention(q, k, v, d) : NULL;
@@ -253,7 +263,7 @@ static te_result te__attn_sdpa_preprocess(te_module *m, const te_attn_inputs *in
 
 static te_tensor *te__attn_sdpa_call(te_module *m, const te_attn_args *a) {
     const te_attn_module_desc *d = te__attn_desc(m);
-    te_attention_desc o = TE_ZERO;
+    te_attention_desc o = te__attn_told_by(m, a, a->masked);
     if (m->te->sdpa.depth) { /* another function is in force: looked up at the call */
         te_sdpa_args args = TE_ZERO;
         args.attn_mask = a->masked ? te__mask_turned(a->masked) : a->added;
@@ -264,11 +274,7 @@ static te_tensor *te__attn_sdpa_call(te_module *m, const te_attn_args *a) {
         args.enable_gqa = a->q->shape[1] != a->k->shape[1];
         return te_scaled_dot_product_attention(a->q, a->k, a->v, &args);
     }
-    o.format = TE_BSHD;
-    o.rule.mask = a->masked ? TE_MASK_ARBITRARY : a->is_causal ? TE_MASK_CAUSAL : TE_MASK_NONE;
-    o.rule.softmax_scale = d->softmax_scale;
     o.rule.dropout_p = te_module_is_training(m) ? d->dropout_p : 0.0f;
-    o.rule.attention_mask = a->masked;
     o.rule.core_attention_bias = a->added;
     o.rule.core_attention_bias_type = a->added ? TE_ATTN_BIAS_POST_SCALE : TE_ATTN_BIAS_NONE;
     return te__attn_heads_first(a, &o);
@@ -290,12 +296,9 @@ static te_result te__attn_flex_preprocess(te_module *m, const te_attn_inputs *in
 }
 static te_tensor *te__attn_flex_call(te_module *m, const te_attn_args *a) {
     const te_attn_module_desc *d = te__attn_desc(m);
-    te_attention_desc o = TE_ZERO;
-    o.format = TE_BSHD;
-    o.rule.mask = a->padding ? TE_MASK_ARBITRARY : a->is_causal ? TE_MASK_CAUSAL : TE_MASK_NONE;
-    o.rule.attention_mask = a->padding;
+    te_attention_desc o = te__attn_told_by(m, a, a->padding);
     o.rule.bottom_right_diagonal = TE_OFF;
-    o.rule.softmax_scale = a->sink_weights && d->upstream_sink_scale ? 0.0f : d->softmax_scale;
+    if (a->sink_weights && d->upstream_sink_scale) o.rule.softmax_scale = 0.0f;
     if (a->is_causal) {
         o.rule.window.on = true;
         o.rule.window.left = a->window_keys < 0 ? -1 : a->window_keys - 1;

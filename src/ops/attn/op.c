@@ -332,59 +332,62 @@ static te__attn_table te__attn_table_of(const te_tensor *x) {
     return t;
 }
 
-static te__attn_extra te__attn_extra_of(const te_op_attn_fwd_args *a, const te__attn_sizes *s) {
-    const te_attn_rule *in = &a->rule;
+/* What the rule says, resolved by te__attn_resolve, in the arguments of all kernels. */
+static void te__attn_told(te__attn_kargs *k, const te_attn_rule *in, const te__attn_sizes *s) {
     const int64_t beyond = s->s_q + s->s_kv + 1;
-    te__attn_extra x = TE_ZERO;
+    te__attn_extra *x = &k->x;
     int i;
-    x.causal = te__attn_is_causal(a->rule.mask);
-    x.bottom_right = in->bottom_right_diagonal == TE_ON;
-    x.left = (int)te__min(a->rule.window.left, beyond);
-    x.right = (int)te__min(a->rule.window.right, beyond);
-    x.packed_q = s->packed_q;
-    x.packed_kv = s->packed_kv;
-    x.t_q = (int)s->rows_q;
-    x.t_kv = (int)s->rows_kv;
-    x.cu_q = (const int *)te__data(in->cu_seqlens_q);
-    x.cu_kv = (const int *)te__data(in->cu_seqlens_kv);
-    x.at_q = (const int *)te__data(in->cu_seqlens_q_padded);
-    x.at_kv = (const int *)te__data(in->cu_seqlens_kv_padded);
+    x->causal = te__attn_is_causal(in->mask);
+    x->bottom_right = in->bottom_right_diagonal == TE_ON;
+    x->left = (int)te__min(in->window.left, beyond);
+    x->right = (int)te__min(in->window.right, beyond);
+    te__attn_diagonals(x->left, x->right, x->causal, x->bottom_right ? k->s_kv - k->s_q : 0, k->s_q, k->s_kv, &k->lo, &k->hi);
+    k->scale = in->softmax_scale;
+    k->scale2 = (float)(in->softmax_scale * 1.4426950408889634);
+    k->dropout_p = in->dropout_p;
+    k->keep_scale = in->dropout_p < 1.0f ? 1.0f / (1.0f - in->dropout_p) : 0.0f;
+    x->cu_q = (const int *)te__data(in->cu_seqlens_q);
+    x->cu_kv = (const int *)te__data(in->cu_seqlens_kv);
+    x->at_q = (const int *)te__data(in->cu_seqlens_q_padded);
+    x->at_kv = (const int *)te__data(in->cu_seqlens_kv_padded);
     if (s->paged) {
-        x.pages = (const int *)te__data(in->page_table);
-        x.page_size = (int)s->rows_kv;
-        x.num_pages = (int)s->kv_b;
-        x.pages_of_each = (int)in->page_table->shape[1];
+        x->pages = (const int *)te__data(in->page_table);
+        x->page_size = (int)s->rows_kv;
+        x->num_pages = (int)s->kv_b;
+        x->pages_of_each = (int)in->page_table->shape[1];
     }
-    x.bias = te__attn_table_of(in->core_attention_bias);
-    x.mask = te__attn_table_of(in->attention_mask);
-    x.blocks = te__attn_table_of(in->block_mask);
-    x.bias_scale = in->core_attention_bias_type == TE_ATTN_BIAS_PRE_SCALE ? a->rule.softmax_scale : 1.0f;
-    x.alibi = in->core_attention_bias_type == TE_ATTN_BIAS_ALIBI;
-    x.slopes = (const float *)te__data(in->alibi_slopes);
-    x.slopes_b = in->alibi_slopes && te__numel(in->alibi_slopes) != s->heads ? (int)s->heads : 0;
-    x.softmax = (int)in->softmax_type;
-    x.sink = (const float *)te__data(in->softmax_offset);
-    x.max_logit = (float *)te__data(a->max_logit);
+    x->bias = te__attn_table_of(in->core_attention_bias);
+    x->mask = te__attn_table_of(in->attention_mask);
+    x->blocks = te__attn_table_of(in->block_mask);
+    x->bias_scale = in->core_attention_bias_type == TE_ATTN_BIAS_PRE_SCALE ? in->softmax_scale : 1.0f;
+    x->alibi = in->core_attention_bias_type == TE_ATTN_BIAS_ALIBI;
+    x->slopes = (const float *)te__data(in->alibi_slopes);
+    x->slopes_b = in->alibi_slopes && te__numel(in->alibi_slopes) != s->heads ? (int)s->heads : 0;
+    x->softmax = (int)in->softmax_type;
+    x->sink = (const float *)te__data(in->softmax_offset);
     for (i = 0; i < TE_SCORE_MOD_AUX; i++) {
-        x.aux[i] = te__data(in->score_mod.aux[i]);
-        x.aux_n[i] = in->score_mod.aux[i] ? te__numel(in->score_mod.aux[i]) : 0;
+        x->aux[i] = te__data(in->score_mod.aux[i]);
+        x->aux_n[i] = in->score_mod.aux[i] ? te__numel(in->score_mod.aux[i]) : 0;
     }
-    x.s_dt = (int)a->fp8.s_dtype;
-    x.dp_dt = (int)a->fp8.dp_dtype;
-    x.s_scale = (const float *)te__data(a->fp8.s_scale);
-    x.dp_scale = (const float *)te__data(a->fp8.dp_scale);
-    x.s_amax = (float *)te__data(a->fp8.s_amax);
-    x.dp_amax = (float *)te__data(a->fp8.dp_amax);
-    x.on = te__has_score_mod(&in->score_mod) || x.s_dt || x.dp_dt || te__attn_pads(a->rule.mask) || in->attention_mask || in->block_mask || in->core_attention_bias_type != TE_ATTN_BIAS_NONE || in->softmax_type != TE_SOFTMAX_VANILLA ||
-           a->max_logit;
-    return x;
+    x->on = te__has_score_mod(&in->score_mod) || te__attn_pads(in->mask) || in->attention_mask || in->block_mask || in->core_attention_bias_type != TE_ATTN_BIAS_NONE ||
+            in->softmax_type != TE_SOFTMAX_VANILLA;
+}
+static void te__attn_told_fp8(te__attn_extra *x, const te_attn_fp8 *in, bool backward) {
+    x->s_dt = (int)in->s_dtype;
+    x->dp_dt = (int)in->dp_dtype;
+    x->s_scale = (const float *)te__data(in->s_scale);
+    x->dp_scale = (const float *)te__data(in->dp_scale);
+    x->s_amax = backward ? NULL : (float *)te__data(in->s_amax); /* the forward pass's */
+    x->dp_amax = (float *)te__data(in->dp_amax);
+    x->on = x->on || x->s_dt || x->dp_dt;
 }
 
-/* Checked args. */
-static te__attn_kargs te__attn_problem(const te_op_attn_fwd_args *a) {
+/* The kernels' arguments, by checked args: all but the memory that a backend adds. back: the backward pass of `a`, or NULL. */
+static te__attn_kargs te__attn_problem_of(const te_op_attn_fwd_args *a, const te_op_attn_bwd_args *back) {
     const te__attn_sizes s = te__attn_sizes_of(a);
     const te_qkv_format kv = te__attn_kv_format(a);
     te__attn_kargs k = TE_ZERO;
+    te__attn_extra *x = &k.x;
     k.q = te__attn_view_of(a->q, a->format);
     k.k = te__attn_view_of(a->k, kv);
     k.v = te__attn_view_of(a->v, kv);
@@ -398,33 +401,34 @@ static te__attn_kargs te__attn_problem(const te_op_attn_fwd_args *a) {
     k.s_pad = (int)te__round_up(s.s_q, TE__ATTN_PAD);
     k.d = (int)s.d;
     k.d_v = (int)s.d_v;
-    k.x = te__attn_extra_of(a, &s);
-    te__attn_diagonals(k.x.left, k.x.right, k.x.causal, k.x.bottom_right ? k.s_kv - k.s_q : 0, k.s_q, k.s_kv, &k.lo, &k.hi);
-    k.scale = a->rule.softmax_scale;
-    k.scale2 = (float)(a->rule.softmax_scale * 1.4426950408889634);
-    k.dropout_p = a->rule.dropout_p;
-    k.keep_scale = a->rule.dropout_p < 1.0f ? 1.0f / (1.0f - a->rule.dropout_p) : 0.0f;
     k.seed = a->seed;
     k.offset = a->offset;
     k.rng = te__data(a->rng);
+    x->packed_q = s.packed_q;
+    x->packed_kv = s.packed_kv;
+    x->t_q = (int)s.rows_q;
+    x->t_kv = (int)s.rows_kv;
+    te__attn_told(&k, &a->rule, &s);
+    te__attn_told_fp8(x, &a->fp8, back != NULL);
+    x->max_logit = (float *)te__data(a->max_logit);
+    x->on = x->on || a->max_logit;
+    if (!back) return k;
+    if (!back->o) k.o.p = NULL;
+    k.d_o = te__attn_view_of(back->d_o, a->format);
+    k.dq = te__attn_view_of(back->dq, a->format);
+    k.dk = te__attn_view_of(back->dk, kv);
+    k.dv = te__attn_view_of(back->dv, kv);
+    if (back->dbias) {
+        x->dbias = te__attn_table_of(back->dbias);
+        x->dbias_b = (int)back->dbias->shape[0];
+        x->dbias_h = (int)back->dbias->shape[1];
+        x->dbias_i = (int)back->dbias->shape[2];
+    }
+    x->dsink = (float *)te__data(back->dsoftmax_offset);
     return k;
 }
+static te__attn_kargs te__attn_problem(const te_op_attn_fwd_args *a) { return te__attn_problem_of(a, NULL); }
 static te__attn_kargs te__attn_problem_bwd(const te_op_attn_bwd_args *a) {
-    te_op_attn_fwd_args f = te__attn_forward_of(a);
-    te__attn_kargs k = te__attn_problem(&f);
-    const te_qkv_format kv = te__attn_kv_format(&f);
-    if (!a->o) k.o.p = NULL;
-    k.x.s_amax = NULL; /* the forward pass's */
-    k.d_o = te__attn_view_of(a->d_o, a->format);
-    k.dq = te__attn_view_of(a->dq, a->format);
-    k.dk = te__attn_view_of(a->dk, kv);
-    k.dv = te__attn_view_of(a->dv, kv);
-    if (a->dbias) {
-        k.x.dbias = te__attn_table_of(a->dbias);
-        k.x.dbias_b = (int)a->dbias->shape[0];
-        k.x.dbias_h = (int)a->dbias->shape[1];
-        k.x.dbias_i = (int)a->dbias->shape[2];
-    }
-    k.x.dsink = (float *)te__data(a->dsoftmax_offset);
-    return k;
+    const te_op_attn_fwd_args f = te__attn_forward_of(a);
+    return te__attn_problem_of(&f, a);
 }

@@ -53,11 +53,12 @@ static inline te_tensor *call_out(call *c, te_ctx *te, te_dtype dtype, int ndim,
     return x;
 }
 /* Two sequences of 60 and 77 queries and of 91 and 50 keys, with padding between them. */
-static inline te_attn_extras call_packed(te_ctx *te) {
+static inline te_attn_rule call_packed(te_ctx *te) {
     static const int32_t q[3] = {0, 60, 137}, kv[3] = {0, 91, 141}, q_padded[3] = {0, 64, 144}, kv_padded[3] = {3, 96, 160};
     const int64_t three[1] = {3}, slopes[2] = {2, 8};
-    te_attn_extras x;
+    te_attn_rule x;
     memset(&x, 0, sizeof x);
+    x.mask = TE_MASK_PADDING_CAUSAL;
     x.cu_seqlens_q = te_tensor_from_host(te, TE_I32, 1, three, q);
     x.cu_seqlens_kv = te_tensor_from_host(te, TE_I32, 1, three, kv);
     x.cu_seqlens_q_padded = te_tensor_from_host(te, TE_I32, 1, three, q_padded);
@@ -69,13 +70,14 @@ static inline te_attn_extras call_packed(te_ctx *te) {
     return x;
 }
 /* A bias for each head, a mask for all that hides every third key, and an offset of the softmax; for the catalogue's [77, 2, 8, 64]. */
-static inline te_attn_extras call_biased(te_ctx *te, te_dtype dtype) {
+static inline te_attn_rule call_biased(te_ctx *te, te_dtype dtype) {
     const int64_t bias[4] = {1, 8, 77, 77}, keys[4] = {1, 1, 1, 77}, heads[1] = {8};
     unsigned char hidden[77];
-    te_attn_extras x;
+    te_attn_rule x;
     int i;
     memset(&x, 0, sizeof x);
     for (i = 0; i < 77; i++) hidden[i] = i % 3 == 1;
+    x.mask = TE_MASK_ARBITRARY;
     x.attention_mask = te_tensor_from_host(te, TE_U8, 4, keys, hidden);
     x.core_attention_bias_type = TE_ATTN_BIAS_POST_SCALE;
     x.core_attention_bias = call_normal(te, dtype, 4, bias, 6);
@@ -719,8 +721,7 @@ static inline bool call_numbered(call *c, te_ctx *te, int index, te_dtype dtype,
         c->args.attn_fwd.o = call_out(c, te, dtype, 3, packed_q);
         c->args.attn_fwd.lse = te_tensor_zeros(te, TE_F32, 2, (const int64_t[]){8, 150}); /* no output to compare: -inf in padding */
         c->args.attn_fwd.format = TE_THD;
-        c->args.attn_fwd.mask = TE_MASK_PADDING_CAUSAL;
-        c->args.attn_fwd.extras = call_packed(te);
+        c->args.attn_fwd.rule = call_packed(te);
         if (dtype != TE_F32) c->tolerance *= 2;
         break;
         CALL(64, ATTN_BWD, "attention of packed sequences, alibi, backward")
@@ -734,8 +735,7 @@ static inline bool call_numbered(call *c, te_ctx *te, int index, te_dtype dtype,
         c->args.attn_bwd.dk = call_out(c, te, dtype, 3, packed_kv);
         c->args.attn_bwd.dv = call_out(c, te, dtype, 3, packed_kv);
         c->args.attn_bwd.format = TE_THD;
-        c->args.attn_bwd.mask = TE_MASK_PADDING_CAUSAL;
-        c->args.attn_bwd.extras = call_packed(te);
+        c->args.attn_bwd.rule = call_packed(te);
         if (dtype != TE_F32) c->tolerance *= 2;
         break;
         CALL(65, ATTN_FWD, "attention with bias, mask and learnable offset")
@@ -745,8 +745,7 @@ static inline bool call_numbered(call *c, te_ctx *te, int index, te_dtype dtype,
         c->args.attn_fwd.o = call_out(c, te, dtype, 4, q);
         c->args.attn_fwd.lse = call_out(c, te, TE_F32, 3, lse);
         c->args.attn_fwd.max_logit = call_out(c, te, TE_F32, 1, eight);
-        c->args.attn_fwd.mask = TE_MASK_ARBITRARY;
-        c->args.attn_fwd.extras = call_biased(te, dtype);
+        c->args.attn_fwd.rule = call_biased(te, dtype);
         if (dtype != TE_F32) c->tolerance *= 2;
         break;
         CALL(66, ATTN_BWD, "attention with bias, mask and learnable offset, backward")
@@ -761,8 +760,7 @@ static inline bool call_numbered(call *c, te_ctx *te, int index, te_dtype dtype,
         c->args.attn_bwd.dv = call_out(c, te, dtype, 4, kv);
         c->args.attn_bwd.dbias = call_out(c, te, dtype, 4, (const int64_t[]){1, 8, 77, 77});
         c->args.attn_bwd.dsoftmax_offset = call_out(c, te, TE_F32, 1, eight);
-        c->args.attn_bwd.mask = TE_MASK_ARBITRARY;
-        c->args.attn_bwd.extras = call_biased(te, dtype);
+        c->args.attn_bwd.rule = call_biased(te, dtype);
         if (dtype != TE_F32) c->tolerance *= 2;
         break;
         CALL(67, ATTN_FWD, "attention to a cache in pages")
@@ -770,10 +768,10 @@ static inline bool call_numbered(call *c, te_ctx *te, int index, te_dtype dtype,
         c->args.attn_fwd.k = call_normal(te, dtype, 4, (const int64_t[]){8, 16, 2, 64}, 2);
         c->args.attn_fwd.v = call_normal(te, dtype, 4, (const int64_t[]){8, 16, 2, 64}, 3);
         c->args.attn_fwd.o = call_out(c, te, dtype, 4, (const int64_t[]){5, 2, 8, 64});
-        c->args.attn_fwd.mask = TE_MASK_PADDING_CAUSAL_BOTTOM_RIGHT;
-        c->args.attn_fwd.extras.cu_seqlens_q = te_tensor_from_host(te, TE_I32, 1, (const int64_t[]){3}, (const int32_t[]){0, 5, 8});
-        c->args.attn_fwd.extras.cu_seqlens_kv = te_tensor_from_host(te, TE_I32, 1, (const int64_t[]){3}, (const int32_t[]){0, 41, 101});
-        c->args.attn_fwd.extras.page_table = te_tensor_from_host(te, TE_I32, 2, (const int64_t[]){2, 4}, (const int32_t[]){6, 1, 4, 0, 7, 2, 3, 5});
+        c->args.attn_fwd.rule.mask = TE_MASK_PADDING_CAUSAL_BOTTOM_RIGHT;
+        c->args.attn_fwd.rule.cu_seqlens_q = te_tensor_from_host(te, TE_I32, 1, (const int64_t[]){3}, (const int32_t[]){0, 5, 8});
+        c->args.attn_fwd.rule.cu_seqlens_kv = te_tensor_from_host(te, TE_I32, 1, (const int64_t[]){3}, (const int32_t[]){0, 41, 101});
+        c->args.attn_fwd.rule.page_table = te_tensor_from_host(te, TE_I32, 2, (const int64_t[]){2, 4}, (const int32_t[]){6, 1, 4, 0, 7, 2, 3, 5});
         if (dtype != TE_F32) c->tolerance *= 2;
         break;
         CALL(68, ADAM, "adam with states of 16 bits")
@@ -1108,8 +1106,8 @@ static inline bool call_numbered(call *c, te_ctx *te, int index, te_dtype dtype,
         c->args.attn_fwd.v = call_normal(te, dtype, 4, (const int64_t[]){300, 1, 2, 64}, 3);
         c->args.attn_fwd.o = call_out(c, te, dtype, 4, (const int64_t[]){300, 1, 4, 64});
         c->args.attn_fwd.lse = call_out(c, te, TE_F32, 3, (const int64_t[]){1, 4, 300});
-        c->args.attn_fwd.mask = TE_MASK_NONE;
-        c->args.attn_fwd.extras.block_mask = te_tensor_from_host(te, TE_U8, 4, (const int64_t[]){1, 1, 3, 3}, (const unsigned char[]){1, 0, 2, 0, 1, 0, 2, 0, 0});
+        c->args.attn_fwd.rule.mask = TE_MASK_NONE;
+        c->args.attn_fwd.rule.block_mask = te_tensor_from_host(te, TE_U8, 4, (const int64_t[]){1, 1, 3, 3}, (const unsigned char[]){1, 0, 2, 0, 1, 0, 2, 0, 0});
         if (dtype != TE_F32) c->tolerance *= 2;
         break;
         CALL(106, ATTN_BWD, "attention backward, block mask")
@@ -1122,8 +1120,8 @@ static inline bool call_numbered(call *c, te_ctx *te, int index, te_dtype dtype,
         c->args.attn_bwd.dq = call_out(c, te, dtype, 4, (const int64_t[]){300, 1, 4, 64});
         c->args.attn_bwd.dk = call_out(c, te, dtype, 4, (const int64_t[]){300, 1, 2, 64});
         c->args.attn_bwd.dv = call_out(c, te, dtype, 4, (const int64_t[]){300, 1, 2, 64});
-        c->args.attn_bwd.mask = TE_MASK_NONE;
-        c->args.attn_bwd.extras.block_mask = te_tensor_from_host(te, TE_U8, 4, (const int64_t[]){1, 1, 3, 3}, (const unsigned char[]){1, 0, 2, 0, 1, 0, 2, 0, 0});
+        c->args.attn_bwd.rule.mask = TE_MASK_NONE;
+        c->args.attn_bwd.rule.block_mask = te_tensor_from_host(te, TE_U8, 4, (const int64_t[]){1, 1, 3, 3}, (const unsigned char[]){1, 0, 2, 0, 1, 0, 2, 0, 0});
         if (dtype != TE_F32) c->tolerance *= 2;
         break;
         CALL(107, DETECT_CAUSAL_MASK, "is a mask causal")

@@ -1428,7 +1428,7 @@ static void bench_attention(bench *b, int64_t batch, int64_t heads, int64_t grou
     c.op = TE_OP_ATTN_FWD;
     c.args.attn_fwd.q = tq, c.args.attn_fwd.k = tk, c.args.attn_fwd.v = tv, c.args.attn_fwd.o = o, c.args.attn_fwd.lse = lse;
     c.args.attn_fwd.format = sbhd ? TE_SBHD : TE_BSHD;
-    c.args.attn_fwd.mask = causal ? TE_MASK_CAUSAL : TE_MASK_NONE;
+    c.args.attn_fwd.rule.mask = causal ? TE_MASK_CAUSAL : TE_MASK_NONE;
     te__sleep(0.04); /* beside_torch.py rests as well */
     seconds = measure(b, run_call, &c);
     if (wanted(b, "attention forward") || wanted(b, shape)) {
@@ -1442,7 +1442,7 @@ static void bench_attention(bench *b, int64_t batch, int64_t heads, int64_t grou
     c.args.attn_bwd.d_o = te_tensor_normal(b->te, TE_BF16, 4, q, 0, 1);
     c.args.attn_bwd.dq = te_tensor_empty(b->te, TE_BF16, 4, q), c.args.attn_bwd.dk = te_tensor_empty(b->te, TE_BF16, 4, kv), c.args.attn_bwd.dv = te_tensor_empty(b->te, TE_BF16, 4, kv);
     c.args.attn_bwd.format = sbhd ? TE_SBHD : TE_BSHD;
-    c.args.attn_bwd.mask = causal ? TE_MASK_CAUSAL : TE_MASK_NONE;
+    c.args.attn_bwd.rule.mask = causal ? TE_MASK_CAUSAL : TE_MASK_NONE;
     if (wanted(b, "attention backward") || wanted(b, shape)) {
         te__sleep(0.04);
         seconds = measure(b, run_call, &c);

@@ -99,7 +99,7 @@ typedef struct te_block_mask_desc {
     te_mask_mod_fn mask_fn; /* called for each element that those leave, on the host; NULL => all are seen */
     void *user;             /* handed to it */
 } te_block_mask_desc;
-/* u8 [batch, heads, ceil(s_q / 128), ceil(s_kv / 128)] of te_attn_block, for te_attn_extras.block_mask: a block is empty where nothing is seen, and full where everything is. In the innermost
+/* u8 [batch, heads, ceil(s_q / 128), ceil(s_kv / 128)] of te_attn_block, for te_attn_rule.block_mask: a block is empty where nothing is seen, and full where everything is. In the innermost
  * scope; NULL on failure, with TE_ERR_INVALID for sizes and masks that are not possible. Source: torch.nn.attention.flex_attention.create_block_mask. */
 TE_API te_tensor *te_create_block_mask(te_ctx *te, const te_block_mask_desc *desc);
 

@@ -106,7 +106,7 @@ typedef enum te_softmax_type {
     TE_SOFTMAX_LEARNABLE = 2   /* plus exp of a parameter `softmax_offset`, one for each head */
 } te_softmax_type;
 
-/* How much a block of queries sees of a block of keys, TE_ATTN_BLOCK_SIZE of each: an element of te_attn_extras.block_mask. */
+/* How much a block of queries sees of a block of keys, TE_ATTN_BLOCK_SIZE of each: an element of te_attn_rule.block_mask. */
 typedef enum te_attn_block {
     TE_ATTN_BLOCK_EMPTY = 0,   /* nothing, whatever the masks say: neither read nor multiplied */
     TE_ATTN_BLOCK_PARTIAL = 1, /* what the masks say */

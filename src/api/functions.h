@@ -103,15 +103,11 @@ TE_API te_tensor *te_apply_rotary_pos_emb(te_tensor *x, const te_rotary_desc *de
 /* Options of te_attention; zero is causal attention without dropout. */
 typedef struct te_attention_desc {
     te_qkv_format format; /* of q, k, v and the result; 0 => [s, b, H, d] */
-    te_attn_mask mask;    /* 0 => causal */
-    te_window window;     /* on top of the mask; zero => none */
-    float softmax_scale;  /* factor of the scores; 0 => 1 / sqrt(d) */
-    float dropout_p;      /* probability of zeroing an element of the softmax, from the context's random state; 0 => none */
-    te_attn_extras extras; /* lengths, biases, offsets, pages; zero => none. Tensors are borrowed for the call */
+    te_attn_rule rule;    /* mask, window, scale, dropout (from the context's random state), lengths, biases, offsets, pages; zero => causal attention alone. Tensors are borrowed for the call */
     te_tensor *max_logit; /* f32 [H], written: the largest score of each head (borrowed); NULL => not wanted */
 } te_attention_desc;
 /* softmax(scale q k^T, masked) v: q [s_q, b, H, d], k [s_kv, b, G, d], v [s_kv, b, G, dv] (or b first, or packed) -> [s_q, b, H, dv]. Head h uses group
- * h / (H / G). Gradients also for extras.core_attention_bias and extras.softmax_offset. desc may be NULL. Deterministic, forward and backward.
+ * h / (H / G). Gradients also for rule.core_attention_bias and rule.softmax_offset. desc may be NULL. Deterministic, forward and backward.
  * Source: transformer_engine.pytorch.DotProductAttention. */
 TE_API te_tensor *te_attention(te_tensor *q, te_tensor *k, te_tensor *v, const te_attention_desc *desc);
 

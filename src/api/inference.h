@@ -55,7 +55,7 @@ TE_API te_tensor *te_inference_params_get_seqlens_pre_step(te_inference_params *
 /* The cache of one layer during a step, as te_attention takes it. The numbers in its tensors are those of the step until the next one begins. */
 typedef struct te_inference_step {
     te_tensor *k, *v;           /* pages of keys and values, with those of this call (borrowed from the cache) */
-    te_attn_extras extras;      /* in tensors of the innermost scope: cu_seqlens_q of the step, cu_seqlens_kv of all tokens, max_seqlen_q, page_table */
+    te_attn_rule rule;          /* in tensors of the innermost scope: cu_seqlens_q of the step, cu_seqlens_kv of all tokens, max_seqlen_q, page_table. The mask, one with padding, is the caller's */
 } te_inference_step;
 /* For attention of the user's: adds the rotated keys and values of the step's tokens, in `format`, to those of `layer` (any module, which is the name of its memory) and fills *step. k as
  * [longest, b, heads, d] or [b, longest, heads, d], or packed. DotProductAttention calls this itself. */

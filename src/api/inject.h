@@ -157,7 +157,7 @@ typedef struct te_inject_desc {
 TE_API int te_inject_te_attention(te_module *model, const te_inject_desc *desc);
 /* The same for one module, whatever its name; one that is injected is restored first. False where it is left alone, or with the error recorded.
  *
- * A module with a child `sdpa` of te_sdpa_create, without a forward of its own, has that child's forward replaced: its mask, window, scale, sinks and dropout are DotProductAttention's from then on. Any other
+ * A module with a child `sdpa` of te_sdpa_create, without a forward of its own, has that child's forward replaced: its mask, window, scale, softmax type and dropout are DotProductAttention's from then on. Any other
  * gets a forward of its own, around the one that it has: te_scaled_dot_product_attention is te_te_sdpa_call in there, with the function in force now as the original (its user is borrowed until te_restore_attention, or the module's end). A module whose forward does
  * not call it computes attention by itself, and is warned about once. te_module_set_forward by the program afterwards undoes that. Source: inject_te_attention_into_module. */
 TE_API bool te_inject_te_attention_into_module(te_module *self_attn, const te_inject_desc *desc);

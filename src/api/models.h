@@ -60,15 +60,13 @@ TE_API te_module *te_causal_lm_create(te_ctx *te, const te_causal_lm_desc *desc)
  * te_module_state gives. */
 typedef struct te_sdpa_desc {
     te_qkv_format format; /* of query, key, value and output; 0 => [s, b, H, d]. TE_THD: not with softcap */
-    te_attn_mask mask;    /* where a call gives none; 0 => causal */
-    te_window window;     /* on top of the mask */
-    float softmax_scale;  /* 0 => 1 / sqrt(d) */
-    float softcap;        /* scores x become cap * tanh(x / cap), after the scale and before the mask; 0 => not */
-    te_tensor *sinks;     /* f32 [H]: exp of each is added to the denominator of its head's softmax (borrowed, differentiable); NULL => none. Not with softcap */
-    float dropout_p;      /* in training; 0 => none */
+    te_attn_rule rule;    /* mask and window (where a call gives none), softmax_scale, dropout_p (in training), softmax_type and softmax_offset: f32 [H], attention sinks with
+                           * TE_SOFTMAX_LEARNABLE (borrowed for the module's lifetime, differentiable). Its other fields stay 0 */
+    float softcap;        /* scores x become cap * tanh(x / cap), after the scale and before the mask; 0 => not. Not with dropout_p, nor softmax types beside vanilla */
     const char *name;     /* copied; NULL => "sdpa" */
 } te_sdpa_desc;
-/* A module of that class, without parameters. NULL: TE_ERR_INVALID for a softcap that is negative, TE_ERR_UNSUPPORTED for one with sinks, dropout_p or TE_THD. */
+/* A module of that class, without parameters. NULL: TE_ERR_INVALID for a softcap that is negative, and for a softmax_offset that does not go with softmax_type; TE_ERR_UNSUPPORTED for a softcap with softmax_type, dropout_p
+ * or TE_THD, and for fields of the rule that it does not read. */
 TE_API te_module *te_sdpa_create(te_ctx *te, const te_sdpa_desc *desc);
 
 /* Makes room for the keys and values of `max_length` positions of `batch` sequences, for all layers of a model (te_causal_lm_create, te_hf_open), in its format. A forward

@@ -287,7 +287,11 @@ typedef struct te_score_mod {
     te_tensor *aux[TE_SCORE_MOD_AUX];
 } te_score_mod;
 
-/* Attention beyond masks of three kinds, windows and dropout: of both directions. Zero is none of it; tensors are optional.
+/* All that attention is told beside q, k, v and their format: te_attention and both operations have this one struct. Zero is causal attention alone; tensors are optional.
+ *   mask             which keys a query may see; 0 => TE_MASK_CAUSAL
+ *   window           on top of the mask: keys i + delta - left .. i + delta + right are visible; not on => unbounded; delta = len_kv - len_q or 0: see bottom_right_diagonal
+ *   softmax_scale    factor of the scores; 0 => 1 / sqrt(d)
+ *   dropout_p        probability of zeroing an element of the softmax, 0 to 1
  *   bottom_right_diagonal   the window's diagonal, and that of ALiBi, is j = i + len_kv - len_q, not j = i. 0 => on, but for TE_MASK_CAUSAL and
  *                    TE_MASK_PADDING_CAUSAL, which always have j = i; masks with BOTTOM_RIGHT always have the other one. len_q, len_kv: s_q and s_kv, or
  *                    under a padding mask the sequence's own lengths
@@ -307,7 +311,11 @@ typedef struct te_score_mod {
  *   block_mask       u8 [b or 1, H or 1, ceil(s_q / 128), ceil(s_kv / 128)], contiguous: a te_attn_block for each 128 queries and 128 keys (s_q, s_kv: the longest sequences).
  *                    Empty blocks are skipped, forward and backward; te_create_block_mask makes one
  *   score_mod        the user's own rule for scores and masks */
-typedef struct te_attn_extras {
+typedef struct te_attn_rule {
+    te_attn_mask mask;   /* 0 => causal */
+    te_window window;    /* zero => none */
+    float softmax_scale; /* 0 => 1 / sqrt(d) */
+    float dropout_p;     /* 0 => none */
     te_switch bottom_right_diagonal;
     bool kv_bshd;
     te_tensor *attention_mask;
@@ -322,7 +330,7 @@ typedef struct te_attn_extras {
     te_tensor *page_table;
     te_tensor *block_mask;
     te_score_mod score_mod; /* zero => none */
-} te_attn_extras;
+} te_attn_rule;
 
 /* FP8 attention: the probabilities S, and the gradients dP of the scores, are replaced by the values of FP8 codes before their products read them:
  * x becomes f32(code) * RN(1 / scale) with the code of te_op_fp8_quantize. S is what multiplies V and dO, after dropout; dP what multiplies K and Q, and what the gradient of a
@@ -338,41 +346,32 @@ typedef struct te_attn_fp8 {
  *         padding mask); any strides, the last dimension contiguous; head h uses group h / (H / G); d up to 1024, above 256 by general kernels, which read chunks
  *         of 256 channels; v may have another head size than q and k
  *   lse   f32 [b, H, s_q], or [H, tokens]: log of the sum of exp of the scaled scores, -inf for a row that sees no key (its o is 0)
- *   window   keys i + delta - left .. i + delta + right are visible; not on => unbounded; delta = len_kv - len_q or 0: see bottom_right_diagonal
- *   dropout_p   probability of zeroing an element of P; bits from Philox at (seed, offset) and rng, element ((b*H + h)*s_q + i)*s_kv + j (TE_THD: the
+ *   rule.dropout_p   probability of zeroing an element of P; bits from Philox at (seed, offset) and rng, element ((b*H + h)*s_q + i)*s_kv + j (TE_THD: the
  *         longest sequences for s_q and s_kv)
  *   max_logit   f32 [H], optional, written: the largest score of each head, scaled, biased and masked; -inf if no row sees a key */
 typedef struct te_op_attn_fwd_args {
     const te_tensor *q, *k, *v;
     te_tensor *o, *lse;
     te_qkv_format format;
-    te_attn_mask mask;   /* 0 => causal */
-    te_window window;
-    float softmax_scale; /* 0 => 1 / sqrt(d) */
-    float dropout_p;
+    te_attn_rule rule; /* zero => causal */
     uint64_t seed, offset;
     const te_tensor *rng;
-    te_attn_extras extras; /* zero => none */
-    te_attn_fp8 fp8;       /* zero => high precision */
+    te_attn_fp8 fp8;   /* zero => high precision */
     te_tensor *max_logit;
 } te_op_attn_fwd_args;
 
-/* dq, dk, dv (shapes of q, k, v) from d_o (shape of o) and the q, k, v, o, lse of the forward, with its format, mask, window, softmax_scale, dropout_p,
- * seed, offset, rng and extras. Optional: dbias, the gradient of core_attention_bias, in its shape, f32, f16 or bf16; dsoftmax_offset, that of
+/* dq, dk, dv (shapes of q, k, v) from d_o (shape of o) and the q, k, v, o, lse of the forward, with its format, rule, seed,
+ * offset and rng. Optional: dbias, the gradient of core_attention_bias, in its shape, f32, f16 or bf16; dsoftmax_offset, that of
  * softmax_offset, f32 [H]. With fp8, o may be NULL: what the other kernels take from O and dO, the sum of S times its gradient, is then summed over the keys, for O is made of
  * other values than S. Deterministic. */
 typedef struct te_op_attn_bwd_args {
     const te_tensor *q, *k, *v, *o, *lse, *d_o;
     te_tensor *dq, *dk, *dv;
     te_qkv_format format;
-    te_attn_mask mask;
-    te_window window; /* as in the forward pass */
-    float softmax_scale;
-    float dropout_p;
+    te_attn_rule rule; /* as in the forward pass */
     uint64_t seed, offset;
     const te_tensor *rng;
-    te_attn_extras extras; /* as in the forward pass */
-    te_attn_fp8 fp8;       /* as in the forward pass, with dp_dtype */
+    te_attn_fp8 fp8;   /* as in the forward pass, with dp_dtype */
     te_tensor *dbias, *dsoftmax_offset;
 } te_op_attn_bwd_args;
 
@@ -453,7 +452,7 @@ typedef struct te_op_context_rows_args {
     bool inverse;
 } te_op_context_rows_args;
 
-/* The part of packed sequences that lies in some chunks of each, as te_attn_extras has it: lengths, and the rows that they begin at.
+/* The part of packed sequences that lies in some chunks of each, as te_attn_rule has it: lengths, and the rows that they begin at.
  *   cu_seqlens         i32 [b + 1]: the tokens of whole sequences, added up
  *   cu_seqlens_padded  optional i32 [b + 1]: where the sequences begin with their padding, at multiples of 2 * ranks; NULL => cu_seqlens
  *   lengths            i32 [b + 1], written: 0, and the tokens in these chunks, added up

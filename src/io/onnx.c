@@ -477,7 +477,7 @@ static void te__onnx_clear_sizes(te_op op, te__any_args *a) {
         break;
     case TE_OP_ATTN_FWD:
         a->attn_fwd.seed = a->attn_fwd.offset = 0;
-        a->attn_fwd.extras.max_seqlen_q = a->attn_fwd.extras.max_seqlen_kv = 0;
+        a->attn_fwd.rule.max_seqlen_q = a->attn_fwd.rule.max_seqlen_kv = 0;
         break;
     case TE_OP_DROPOUT_ADD_FWD: a->dropout_add_fwd.seed = a->dropout_add_fwd.offset = 0; break;
     case TE_OP_MOE_INDEX_MAP: a->moe_index_map.num_out_tokens = 0; break;

@@ -190,8 +190,8 @@ static int te__onnx_over_heads(te__onnx *g, int x, int64_t heads, bool of_sequen
 static int te__onnx_alibi(te__onnx *g, const te_op_attn_fwd_args *a, const te_op_attn_fwd_args *b, const te__onnx_scores *s, int64_t heads) {
     int distance = te__onnx_2(g, "Sub", te__onnx_distance(g, s), te__onnx_diagonal(g, s, te__onnx_corner(s), 0)), slope, h;
     distance = te__onnx_cast(g, te__onnx_1(g, "Abs", distance), TE__ONNX_FLOAT);
-    if (a->extras.alibi_slopes) {
-        slope = te__onnx_read(g, a->extras.alibi_slopes, b->extras.alibi_slopes);
+    if (a->rule.alibi_slopes) {
+        slope = te__onnx_read(g, a->rule.alibi_slopes, b->rule.alibi_slopes);
     } else {
         float *v = (float *)te__alloc(g->te, (size_t)heads * sizeof(float));
         if (!v) return TE__ONNX_FAILED;
@@ -199,7 +199,7 @@ static int te__onnx_alibi(te__onnx *g, const te_op_attn_fwd_args *a, const te_op
         slope = te__onnx_numbers(g, TE__ONNX_FLOAT, 1, &heads, v, (size_t)heads * sizeof(float));
         te__free(g->te, v, (size_t)heads * sizeof(float));
     }
-    slope = te__onnx_over_heads(g, slope, heads, a->extras.alibi_slopes && a->extras.alibi_slopes->ndim > 1);
+    slope = te__onnx_over_heads(g, slope, heads, a->rule.alibi_slopes && a->rule.alibi_slopes->ndim > 1);
     return te__onnx_1(g, "Neg", te__onnx_2(g, "Mul", slope, distance));
 }
 /* Softmax whose denominator has one more term, exp of `extra` [.., H, 1, 1]. */
@@ -233,22 +233,22 @@ static int te__onnx_lengths(te__onnx *g, const te_tensor *cu, const te_tensor *c
     return te__onnx_2(g, "Reshape", g->writes[i].lengths, te__onnx_i64s(g, 4, shape));
 }
 static te_result te__onnx_attn_refuse(te__onnx *g, const te_op_attn_fwd_args *a) {
-    const te_score_mod *m = &a->extras.score_mod;
+    const te_score_mod *m = &a->rule.score_mod;
     if (a->format == TE_THD) te__onnx_fail(g, TE_ERR_UNSUPPORTED, "%s", te__onnx_no_thd);
-    else if (a->extras.block_mask) te__onnx_fail(g, TE_ERR_UNSUPPORTED, "a block mask, of which a graph has none; export the module with another attention backend, which has masks of elements");
-    else if (a->extras.page_table) te__onnx_fail(g, TE_ERR_UNSUPPORTED, "a paged cache of keys and values: memory that calls share, which a graph has not");
+    else if (a->rule.block_mask) te__onnx_fail(g, TE_ERR_UNSUPPORTED, "a block mask, of which a graph has none; export the module with another attention backend, which has masks of elements");
+    else if (a->rule.page_table) te__onnx_fail(g, TE_ERR_UNSUPPORTED, "a paged cache of keys and values: memory that calls share, which a graph has not");
     else if (m->score_mod || m->mask_mod || m->score_fn || m->mask_fn)
         te__onnx_fail(g, TE_ERR_UNSUPPORTED, "a score_mod of the user's: an expression that kernels are made of, and a graph is not; give a core_attention_bias or an attention_mask");
-    else if (a->dropout_p > 0.0f)
-        te__onnx_fail(g, TE_ERR_UNSUPPORTED, "it drops elements with probability %g; te_module_train(module, false) makes the module one of inference", (double)a->dropout_p);
+    else if (a->rule.dropout_p > 0.0f)
+        te__onnx_fail(g, TE_ERR_UNSUPPORTED, "it drops elements with probability %g; te_module_train(module, false) makes the module one of inference", (double)a->rule.dropout_p);
     return te_error_code(g->te);
 }
 static te_result te__onnx_attn(te__onnx *g, const te__any_args *x, const te__any_args *y) {
     const te_op_attn_fwd_args *a = &x->attn_fwd, *b = &y->attn_fwd;
-    const bool q_first = a->format == TE_BSHD, kv_first = q_first || a->extras.kv_bshd;
+    const bool q_first = a->format == TE_BSHD, kv_first = q_first || a->rule.kv_bshd;
     te__onnx_pair q = te__onnx_pair_of(a->q, b->q), k = te__onnx_pair_of(a->k, b->k);
     const int64_t heads = a->q->shape[2], groups = a->k->shape[2];
-    const te_attn_bias bias_type = a->extras.core_attention_bias_type;
+    const te_attn_bias bias_type = a->rule.core_attention_bias_type;
     te__onnx_scores s = TE_ZERO;
     int v, bias, visible, extra;
     te_result result = te__onnx_attn_refuse(g, a);
@@ -257,25 +257,25 @@ static te_result te__onnx_attn(te__onnx *g, const te__any_args *x, const te__any
     if (result != TE_OK) return result;
     s.s_q = te__onnx_dim(&q, q_first ? 1 : 0);
     s.s_kv = te__onnx_dim(&k, kv_first ? 1 : 0);
-    s.mask = a->mask;
-    s.window = a->window;
-    s.bottom_right_diagonal = a->extras.bottom_right_diagonal;
-    s.padded = a->extras.cu_seqlens_q != NULL;
+    s.mask = a->rule.mask;
+    s.window = a->rule.window;
+    s.bottom_right_diagonal = a->rule.bottom_right_diagonal;
+    s.padded = a->rule.cu_seqlens_q != NULL;
     if (s.padded) {
-        s.len_q = te__onnx_lengths(g, a->extras.cu_seqlens_q, b->extras.cu_seqlens_q);
-        s.len_kv = te__onnx_lengths(g, a->extras.cu_seqlens_kv, b->extras.cu_seqlens_kv);
+        s.len_q = te__onnx_lengths(g, a->rule.cu_seqlens_q, b->rule.cu_seqlens_q);
+        s.len_kv = te__onnx_lengths(g, a->rule.cu_seqlens_kv, b->rule.cu_seqlens_kv);
         if (s.len_q < 0 || s.len_kv < 0) return te_error_code(g->te);
     }
     v = te__onnx_2(g, "MatMul", te__onnx_heads(g, te__onnx_read(g, a->q, b->q), q_first, false, heads, heads, a->q->shape[3]),
                    te__onnx_heads(g, te__onnx_read(g, a->k, b->k), kv_first, true, heads, groups, a->k->shape[3]));
-    bias = a->extras.core_attention_bias ? te__onnx_read(g, a->extras.core_attention_bias, b->extras.core_attention_bias) : TE__ONNX_FAILED;
+    bias = a->rule.core_attention_bias ? te__onnx_read(g, a->rule.core_attention_bias, b->rule.core_attention_bias) : TE__ONNX_FAILED;
     if (bias_type == TE_ATTN_BIAS_PRE_SCALE) v = te__onnx_2(g, "Add", v, bias);
-    v = te__onnx_scaled(g, v, a->softmax_scale);
+    v = te__onnx_scaled(g, v, a->rule.softmax_scale);
     if (bias_type == TE_ATTN_BIAS_POST_SCALE) v = te__onnx_2(g, "Add", v, bias);
     if (bias_type == TE_ATTN_BIAS_ALIBI) v = te__onnx_2(g, "Add", v, te__onnx_alibi(g, a, b, &s, heads));
     visible = te__onnx_visible(g, &s);
-    if (a->extras.attention_mask) {
-        int mask = te__onnx_2(g, "Equal", te__onnx_read(g, a->extras.attention_mask, b->extras.attention_mask), te__onnx_i64(g, 0));
+    if (a->rule.attention_mask) {
+        int mask = te__onnx_2(g, "Equal", te__onnx_read(g, a->rule.attention_mask, b->rule.attention_mask), te__onnx_i64(g, 0));
         visible = te__onnx_both(g, visible, mask);
     }
     if (a->max_logit) {
@@ -288,12 +288,12 @@ static te_result te__onnx_attn(te__onnx *g, const te__any_args *x, const te__any
         result = te__onnx_store(g, a->max_logit, b->max_logit, te__onnx_node(g, "ReduceMax", &t, 2, in));
         if (result != TE_OK) return result;
     }
-    if (a->extras.softmax_type == TE_SOFTMAX_VANILLA)
+    if (a->rule.softmax_type == TE_SOFTMAX_VANILLA)
         v = te__onnx_softmax_of(g, v, visible);
     else {
         extra = te__onnx_f32(g, 0.0f);
-        if (a->extras.softmax_type == TE_SOFTMAX_LEARNABLE)
-            extra = te__onnx_over_heads(g, te__onnx_read(g, a->extras.softmax_offset, b->extras.softmax_offset), heads, false);
+        if (a->rule.softmax_type == TE_SOFTMAX_LEARNABLE)
+            extra = te__onnx_over_heads(g, te__onnx_read(g, a->rule.softmax_offset, b->rule.softmax_offset), heads, false);
         v = te__onnx_softmax_with(g, v, visible, extra);
     }
     if (a->fp8.s_dtype) v = te__onnx_through_codes(g, v, te__onnx_inverse(g, a->fp8.s_scale, b->fp8.s_scale), a->fp8.s_dtype);

@@ -193,6 +193,16 @@ static te_result te__attn_open(te_module *m, const char *backend, const te_attn_
     return out->q && out->k && out->v ? TE_OK : te_error_code(m->te);
 }
 
+/* te_attention's desc of a call, with `masked` (u8 of te_attention's kind, or NULL) beside or in place of the causal mask: sdpa's and flex's. */
+static te_attention_desc te__attn_told_by(te_module *m, const te_attn_args *a, te_tensor *masked) {
+    const te_attn_module_desc *d = te__attn_desc(m);
+    te_attention_desc o = TE_ZERO;
+    o.format = TE_BSHD;
+    o.rule.mask = masked ? TE_MASK_ARBITRARY : a->is_causal ? TE_MASK_CAUSAL : TE_MASK_NONE;
+    o.rule.attention_mask = masked;
+    o.rule.softmax_scale = d->softmax_scale;
+    return o;
+}
 /* te_attention of q, k and v [b, H, s, d], whose result lies likewise. */
 static te_tensor *te__attn_heads_first(const te_attn_args *a, const te_attention_desc *d) {
     te_tensor *q = te__attn_turned(a->q), *k = te__attn_turned(a->k), *v = te__attn_turned(a->v), *o = q && k && v ? te_attention(q, k, v, d) : NULL;
@@ -253,7 +263,7 @@ static te_result te__attn_sdpa_preprocess(te_module *m, const te_attn_inputs *in
 
 static te_tensor *te__attn_sdpa_call(te_module *m, const te_attn_args *a) {
     const te_attn_module_desc *d = te__attn_desc(m);
-    te_attention_desc o = TE_ZERO;
+    te_attention_desc o = te__attn_told_by(m, a, a->masked);
     if (m->te->sdpa.depth) { /* another function is in force: looked up at the call */
         te_sdpa_args args = TE_ZERO;
         args.attn_mask = a->masked ? te__mask_turned(a->masked) : a->added;
@@ -264,13 +274,9 @@ static te_tensor *te__attn_sdpa_call(te_module *m, const te_attn_args *a) {
         args.enable_gqa = a->q->shape[1] != a->k->shape[1];
         return te_scaled_dot_product_attention(a->q, a->k, a->v, &args);
     }
-    o.format = TE_BSHD;
-    o.mask = a->masked ? TE_MASK_ARBITRARY : a->is_causal ? TE_MASK_CAUSAL : TE_MASK_NONE;
-    o.softmax_scale = d->softmax_scale;
-    o.dropout_p = te_module_is_training(m) ? d->dropout_p : 0.0f;
-    o.extras.attention_mask = a->masked;
-    o.extras.core_attention_bias = a->added;
-    o.extras.core_attention_bias_type = a->added ? TE_ATTN_BIAS_POST_SCALE : TE_ATTN_BIAS_NONE;
+    o.rule.dropout_p = te_module_is_training(m) ? d->dropout_p : 0.0f;
+    o.rule.core_attention_bias = a->added;
+    o.rule.core_attention_bias_type = a->added ? TE_ATTN_BIAS_POST_SCALE : TE_ATTN_BIAS_NONE;
     return te__attn_heads_first(a, &o);
 }
 
@@ -290,21 +296,18 @@ static te_result te__attn_flex_preprocess(te_module *m, const te_attn_inputs *in
 }
 static te_tensor *te__attn_flex_call(te_module *m, const te_attn_args *a) {
     const te_attn_module_desc *d = te__attn_desc(m);
-    te_attention_desc o = TE_ZERO;
-    o.format = TE_BSHD;
-    o.mask = a->padding ? TE_MASK_ARBITRARY : a->is_causal ? TE_MASK_CAUSAL : TE_MASK_NONE;
-    o.extras.attention_mask = a->padding;
-    o.extras.bottom_right_diagonal = TE_OFF;
-    o.softmax_scale = a->sink_weights && d->upstream_sink_scale ? 0.0f : d->softmax_scale;
+    te_attention_desc o = te__attn_told_by(m, a, a->padding);
+    o.rule.bottom_right_diagonal = TE_OFF;
+    if (a->sink_weights && d->upstream_sink_scale) o.rule.softmax_scale = 0.0f;
     if (a->is_causal) {
-        o.window.on = true;
-        o.window.left = a->window_keys < 0 ? -1 : a->window_keys - 1;
-        o.extras.block_mask = te_flex_block_mask(m->te, a->window_keys, a->q->shape[0], a->q->shape[1], a->q->shape[2], a->k->shape[2]);
-        if (!o.extras.block_mask) return NULL;
+        o.rule.window.on = true;
+        o.rule.window.left = a->window_keys < 0 ? -1 : a->window_keys - 1;
+        o.rule.block_mask = te_flex_block_mask(m->te, a->window_keys, a->q->shape[0], a->q->shape[1], a->q->shape[2], a->k->shape[2]);
+        if (!o.rule.block_mask) return NULL;
     }
     if (a->sink_weights) {
-        o.extras.softmax_type = TE_SOFTMAX_LEARNABLE;
-        o.extras.softmax_offset = a->sink_weights;
+        o.rule.softmax_type = TE_SOFTMAX_LEARNABLE;
+        o.rule.softmax_offset = a->sink_weights;
     }
     return te__attn_heads_first(a, &o);
 }

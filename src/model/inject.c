@@ -250,8 +250,8 @@ static te_inject_reason te__attn_params_of(te_module *m, te_attn_params *p) {
         p->window_size.on = true;
         p->window_size.left = a.sliding_window - 1;
     } else if (core)
-        p->window_size = ((const te_sdpa_desc *)core->state)->window;
-    p->softmax_scale = a.scaling != 0.0f ? a.scaling : core ? ((const te_sdpa_desc *)core->state)->softmax_scale : 0.0f;
+        p->window_size = ((const te_sdpa_desc *)core->state)->rule.window;
+    p->softmax_scale = a.scaling != 0.0f ? a.scaling : core ? ((const te_sdpa_desc *)core->state)->rule.softmax_scale : 0.0f;
     if (p->softmax_scale == 0.0f) p->softmax_scale = te__floats_divide(1.0, sqrt((double)a.head_dim));
     return TE_INJECT_OK;
 }
@@ -260,7 +260,7 @@ TE_API bool te_infer_attn_params(te_module *self_attn, te_attn_params *params) {
     return self_attn && te__attn_params_of(self_attn, params ? params : &p) == TE_INJECT_OK;
 }
 
-static te_module *te__make_attn_module(te_ctx *te, const te_attn_params *p, const te_parallel_options *parallel, te_qkv_format format, te_tensor *sinks) {
+static te_module *te__make_attn_module(te_ctx *te, const te_attn_params *p, const te_parallel_options *parallel, te_qkv_format format, te_softmax_type softmax_type, te_tensor *sinks) {
     te_dot_product_attention_desc d = TE_ZERO;
     te_module *m;
     bool learns;
@@ -271,7 +271,7 @@ static te_module *te__make_attn_module(te_ctx *te, const te_attn_params *p, cons
     d.attention.qkv_format = format;
     d.attention.window = p->window_size;
     d.attention.softmax_scale = p->softmax_scale;
-    if (sinks) d.attention.softmax_type = TE_SOFTMAX_LEARNABLE;
+    d.attention.softmax_type = softmax_type;
     if (parallel) d.parallel = *parallel;
     if (d.parallel.cp_group) d.parallel.cp_comm_type = p->window_size.on ? TE_CP_ALL_GATHER : TE_CP_P2P;
     d.name = TE__ATTN_MODULE;
@@ -286,7 +286,7 @@ static te_module *te__make_attn_module(te_ctx *te, const te_attn_params *p, cons
     return m;
 }
 TE_API te_module *te_create_te_dot_product_attention(te_ctx *te, const te_attn_params *params) {
-    return te && te__has_desc(te, params, "te_create_te_dot_product_attention") ? te__make_attn_module(te, params, NULL, TE_BSHD, NULL) : NULL;
+    return te && te__has_desc(te, params, "te_create_te_dot_product_attention") ? te__make_attn_module(te, params, NULL, TE_BSHD, TE_SOFTMAX_VANILLA, NULL) : NULL;
 }
 
 /* ---- injection ---- */
@@ -343,8 +343,8 @@ static te_result te__injected_core_forward(te_module *m, te_forward_args *args) 
         te__sdpa_fails(f);
         return TE_ERR_UNSUPPORTED;
     }
-    if (!call.attention.attn_mask_type) call.attention.attn_mask_type = s->mask;
-    if (!w->on) *w = s->window;
+    if (!call.attention.attn_mask_type) call.attention.attn_mask_type = s->rule.mask;
+    if (!w->on) *w = s->rule.window;
     if (call.attention.attn_mask_type != TE_MASK_NONE) w->right = 0;
     if (args->input->ndim != 4 || !args->value || args->value->ndim != 4 || (w->on && call.attention.attn_mask_type == TE_MASK_NONE && (w->left < 0) != (w->right < 0))) {
         if (!te__sdpa_may_fall_back(f, "sizes or a window")) return TE_ERR_UNSUPPORTED;
@@ -353,7 +353,7 @@ static te_result te__injected_core_forward(te_module *m, te_forward_args *args) 
     }
     memcpy(shape, args->input->shape, sizeof(shape));
     shape[3] = args->value->shape[3];
-    y = te__run_dpa(f, &call, te_module_is_training(m) ? s->dropout_p : 0.0f);
+    y = te__run_dpa(f, &call, te_module_is_training(m) ? s->rule.dropout_p : 0.0f);
     return te__output(m, args, te_tensor_view(te_tensor_contiguous(y), 4, shape));
 }
 
@@ -417,7 +417,7 @@ static bool te__inject(te_module *m, const te_inject_desc *desc, const te_attn_p
     const te_sdpa_desc *s = core ? (const te_sdpa_desc *)core->state : NULL;
     te_make_te_sdpa_desc d = TE_ZERO;
     te_te_sdpa *f;
-    te_module *dpa = te__make_attn_module(te, p, &desc->parallel, s ? s->format : TE_BSHD, s ? s->sinks : NULL);
+    te_module *dpa = te__make_attn_module(te, p, &desc->parallel, s ? s->format : TE_BSHD, s ? s->rule.softmax_type : TE_SOFTMAX_VANILLA, s ? s->rule.softmax_offset : NULL);
     const bool had = te_module_attribute(m, TE__ATTN_MODULE, NULL);
     if (!dpa) return false;
     d.attn_module = dpa;

@@ -58,18 +58,18 @@ static te_tensor *te__plain_sdpa(te_tensor *q, te_tensor *k, te_tensor *v, const
         return NULL;
     }
     a.format = TE_BSHD;
-    a.mask = args->is_causal ? TE_MASK_CAUSAL : TE_MASK_NONE;
-    a.softmax_scale = args->scale;
-    a.dropout_p = args->dropout_p;
+    a.rule.mask = args->is_causal ? TE_MASK_CAUSAL : TE_MASK_NONE;
+    a.rule.softmax_scale = args->scale;
+    a.rule.dropout_p = args->dropout_p;
     if (mask) {
         mask = te__mask_of_four(mask);
         if (!mask) return NULL;
         if (mask->dtype == TE_U8) {
-            a.mask = TE_MASK_ARBITRARY;
-            mask = a.extras.attention_mask = te__mask_turned(mask);
+            a.rule.mask = TE_MASK_ARBITRARY;
+            mask = a.rule.attention_mask = te__mask_turned(mask);
         } else {
-            a.extras.core_attention_bias_type = TE_ATTN_BIAS_POST_SCALE;
-            mask = a.extras.core_attention_bias = te_tensor_contiguous(mask);
+            a.rule.core_attention_bias_type = TE_ATTN_BIAS_POST_SCALE;
+            mask = a.rule.core_attention_bias = te_tensor_contiguous(mask);
         }
         if (!mask) return NULL;
     }

@@ -250,10 +250,10 @@ static bool te__split_qkv(te_tensor *qkv, int heads, int groups, int64_t head_di
 
 /* ---- attention ---- */
 
-/* The tensors of extras, for a node to save: forth, and back. */
-enum { TE__ATTENTION_EXTRAS = 10 + TE_SCORE_MOD_AUX };
-static void te__attention_extras(te_attn_extras *x, te_tensor **list, bool back) {
-    te_tensor **field[TE__ATTENTION_EXTRAS];
+/* The tensors of a rule, for a node to save: forth, and back. */
+enum { TE__ATTENTION_TENSORS = 10 + TE_SCORE_MOD_AUX };
+static void te__attention_tensors(te_attn_rule *x, te_tensor **list, bool back) {
+    te_tensor **field[TE__ATTENTION_TENSORS];
     int i;
     field[0] = &x->attention_mask;
     field[1] = &x->cu_seqlens_q;
@@ -266,7 +266,7 @@ static void te__attention_extras(te_attn_extras *x, te_tensor **list, bool back)
     field[8] = &x->page_table;
     field[9] = &x->block_mask;
     for (i = 0; i < TE_SCORE_MOD_AUX; i++) field[10 + i] = &x->score_mod.aux[i];
-    for (i = 0; i < TE__ATTENTION_EXTRAS; i++) {
+    for (i = 0; i < TE__ATTENTION_TENSORS; i++) {
         if (back)
             *field[i] = list[i];
         else
@@ -295,7 +295,7 @@ static bool te__score_mod_keep(te_ctx *te, te_score_mod *m) {
     return true;
 }
 static void te__score_mod_drop(te_ctx *te, te_score_mod *m) { te__free(te, (void *)(m->score_mod ? m->score_mod : m->mask_mod), te__score_mod_bytes(m)); }
-static void te__attention_release(te_ctx *te, void *state) { te__score_mod_drop(te, &((te_op_attn_fwd_args *)state)->extras.score_mod); }
+static void te__attention_release(te_ctx *te, void *state) { te__score_mod_drop(te, &((te_op_attn_fwd_args *)state)->rule.score_mod); }
 
 /* The backward pass of `f` without its d_o, from what te__attention_save saved. Makes the gradients; check them by te__attention_made. */
 static te_op_attn_bwd_args te__attention_gradients(const te_op_attn_fwd_args *f, te_tensor *const *saved, te_tensor **dx, const bool *needs) {
@@ -309,17 +309,13 @@ static te_op_attn_bwd_args te__attention_gradients(const te_op_attn_fwd_args *f,
     args.dk = dx[1] = te__empty_like(saved[1], saved[1]->dtype);
     args.dv = dx[2] = te__empty_like(saved[2], saved[2]->dtype);
     args.format = f->format;
-    args.mask = f->mask;
-    args.window = f->window;
-    args.softmax_scale = f->softmax_scale;
-    args.dropout_p = f->dropout_p;
+    args.rule = f->rule;
     args.seed = f->seed;
     args.offset = f->offset;
     args.rng = saved[5];
-    args.extras = f->extras;
-    te__attention_extras(&args.extras, (te_tensor **)saved + 6, true);
-    if (needs[3]) args.dbias = dx[3] = te__empty_like(args.extras.core_attention_bias, args.extras.core_attention_bias->dtype);
-    if (needs[4]) args.dsoftmax_offset = dx[4] = te__empty_like(args.extras.softmax_offset, TE_F32);
+    te__attention_tensors(&args.rule, (te_tensor **)saved + 6, true);
+    if (needs[3]) args.dbias = dx[3] = te__empty_like(args.rule.core_attention_bias, args.rule.core_attention_bias->dtype);
+    if (needs[4]) args.dsoftmax_offset = dx[4] = te__empty_like(args.rule.softmax_offset, TE_F32);
     return args;
 }
 static bool te__attention_made(te_tensor *const *dx, const bool *needs) { return dx[0] && dx[1] && dx[2] && (!needs[3] || dx[3]) && (!needs[4] || dx[4]); }
@@ -339,7 +335,7 @@ static bool te__attention_open(te_tensor *q, te_tensor *k, te_tensor *v, const t
     bool packed, packed_kv;
     if (!te__operand(q, k, false, "te_attention") || !te__operand(q, v, false, "te_attention") || !te__need_float(q, "te_attention")) return false;
     packed = desc->format == TE_THD;
-    packed_kv = packed && !desc->extras.kv_bshd && !desc->extras.page_table;
+    packed_kv = packed && !desc->rule.kv_bshd && !desc->rule.page_table;
     if (q->ndim != (packed ? 3 : 4) || k->ndim != (packed_kv ? 3 : 4) || v->ndim != (packed_kv ? 3 : 4)) {
         te__fail(te, TE_ERR_SHAPE, "te_attention: q is %s, k %s, v %s; [s, b, heads, d] or [b, s, heads, d] each, or with TE_THD [tokens, heads, d]",
                  te__shape_text(q, a), te__shape_text(k, b), te__shape_text(v, c));
@@ -357,13 +353,9 @@ static bool te__attention_open(te_tensor *q, te_tensor *k, te_tensor *v, const t
     args->o = te_tensor_empty(te, q->dtype, q->ndim, shape);
     args->lse = te_tensor_empty(te, TE_F32, 3, lse);
     args->format = desc->format;
-    args->mask = desc->mask;
-    args->window = desc->window;
-    args->softmax_scale = desc->softmax_scale;
-    args->dropout_p = desc->dropout_p;
-    args->extras = desc->extras;
+    args->rule = desc->rule;
     args->max_logit = desc->max_logit;
-    if (desc->dropout_p > 0.0f) draw = te__rng_draw(te, 1);
+    if (desc->rule.dropout_p > 0.0f) draw = te__rng_draw(te, 1);
     args->seed = draw.seed;
     args->offset = draw.offset;
     args->rng = draw.rng;
@@ -372,24 +364,24 @@ static bool te__attention_open(te_tensor *q, te_tensor *k, te_tensor *v, const t
 
 /* Fills a node's lists from a forward pass: `saved` gets the tensors that the backward pass reads (q, k, v, o first, in this order), and `in` those that may have gradients.
  * args gets copies of the user's expressions, which te__attention_release frees. */
-enum { TE__ATTENTION_SAVED = 6 + TE__ATTENTION_EXTRAS, TE__ATTENTION_INPUTS = 5 };
+enum { TE__ATTENTION_SAVED = 6 + TE__ATTENTION_TENSORS, TE__ATTENTION_INPUTS = 5 };
 static bool te__attention_save(te_op_attn_fwd_args *args, te_tensor *const parts[3], te_tensor **in, te_tensor **saved) {
     te_ctx *te = parts[0]->te;
     bool wanted = false;
     int i;
     for (i = 0; i < 3; i++) in[i] = parts[i];
-    in[3] = args->extras.core_attention_bias;
-    in[4] = args->extras.softmax_offset;
+    in[3] = args->rule.core_attention_bias;
+    in[4] = args->rule.softmax_offset;
     saved[0] = (te_tensor *)args->q;
     saved[1] = (te_tensor *)args->k;
     saved[2] = (te_tensor *)args->v;
     saved[3] = args->o;
     saved[4] = args->lse;
     saved[5] = (te_tensor *)args->rng;
-    te__attention_extras(&args->extras, saved + 6, false);
+    te__attention_tensors(&args->rule, saved + 6, false);
     for (i = 0; i < TE__ATTENTION_INPUTS; i++) wanted = wanted || (in[i] && te__wants_grad(in[i]));
-    if (wanted && te__score_mod_check_gradient(te, "te_attention", &args->extras.score_mod) != TE_OK) return false;
-    return te__score_mod_keep(te, &args->extras.score_mod);
+    if (wanted && te__score_mod_check_gradient(te, "te_attention", &args->rule.score_mod) != TE_OK) return false;
+    return te__score_mod_keep(te, &args->rule.score_mod);
 }
 
 TE_API te_tensor *te_attention(te_tensor *q, te_tensor *k, te_tensor *v, const te_attention_desc *desc) {

@@ -178,18 +178,18 @@ static te_tensor *te__heads_back(te_tensor *x, te_qkv_format format) {
 
 /* The keys that each query sees: as te_attention has them, whose diagonal ends at the last key but under TE_MASK_CAUSAL. */
 static void te__capped_bounds(te__capped_state *state, const te_attention_desc *desc, int64_t s_q, int64_t s_kv) {
-    const bool causal = desc->mask != TE_MASK_NONE, top_left = causal && desc->mask != TE_MASK_CAUSAL_BOTTOM_RIGHT;
+    const bool causal = desc->rule.mask != TE_MASK_NONE, top_left = causal && desc->rule.mask != TE_MASK_CAUSAL_BOTTOM_RIGHT;
     const int64_t all = s_q + s_kv; /* more than this is no bound, and cannot overflow */
-    state->left = desc->window.on && desc->window.left >= 0 ? te__min(desc->window.left, all) : -1;
-    state->right = causal ? 0 : desc->window.on && desc->window.right >= 0 ? te__min(desc->window.right, all) : -1;
+    state->left = desc->rule.window.on && desc->rule.window.left >= 0 ? te__min(desc->rule.window.left, all) : -1;
+    state->right = causal ? 0 : desc->rule.window.on && desc->rule.window.right >= 0 ? te__min(desc->rule.window.right, all) : -1;
     state->diagonal = top_left ? 0 : s_kv - s_q;
 }
 static te_result te__capped_mask_ok(te_ctx *te, const te_attention_desc *desc) {
-    if ((int)desc->mask < 0 || desc->mask > TE_MASK_CAUSAL_BOTTOM_RIGHT)
-        return te__fail(te, TE_ERR_UNSUPPORTED, "attention: mask %d with softcap; TE_MASK_NONE (%d), TE_MASK_CAUSAL (%d) and TE_MASK_CAUSAL_BOTTOM_RIGHT (%d) are possible", (int)desc->mask,
+    if ((int)desc->rule.mask < 0 || desc->rule.mask > TE_MASK_CAUSAL_BOTTOM_RIGHT)
+        return te__fail(te, TE_ERR_UNSUPPORTED, "attention: mask %d with softcap; TE_MASK_NONE (%d), TE_MASK_CAUSAL (%d) and TE_MASK_CAUSAL_BOTTOM_RIGHT (%d) are possible", (int)desc->rule.mask,
                         (int)TE_MASK_NONE, (int)TE_MASK_CAUSAL, (int)TE_MASK_CAUSAL_BOTTOM_RIGHT);
-    if (desc->window.on && (desc->window.left < -1 || desc->window.right < -1))
-        return te__fail(te, TE_ERR_INVALID, "attention: window is %lld, %lld; -1 (no bound) and numbers from 0 on are possible", (long long)desc->window.left, (long long)desc->window.right);
+    if (desc->rule.window.on && (desc->rule.window.left < -1 || desc->rule.window.right < -1))
+        return te__fail(te, TE_ERR_INVALID, "attention: window is %lld, %lld; -1 (no bound) and numbers from 0 on are possible", (long long)desc->rule.window.left, (long long)desc->rule.window.right);
     return TE_OK;
 }
 
@@ -208,7 +208,7 @@ static te_tensor *te__capped_attention(te_tensor *q, te_tensor *k, te_tensor *v,
         return NULL;
     }
     state.cap = cap;
-    state.scale = desc->softmax_scale != 0.0f ? desc->softmax_scale : te__floats_divide(1.0, sqrt((double)q->shape[3]));
+    state.scale = desc->rule.softmax_scale != 0.0f ? desc->rule.softmax_scale : te__floats_divide(1.0, sqrt((double)q->shape[3]));
     te__capped_bounds(&state, desc, q->shape[s], k->shape[s]);
     q = te__heads_first(q, desc->format);
     k = te__heads_first(k, desc->format);

@@ -77,12 +77,11 @@ static te_result te__sdpa_forward(te_module *m, te_forward_args *args) {
     te_attention_desc a = TE_ZERO;
     if (!te__options_ok(m->te, "SDPA", &te__sdpa_call_group, &args->attention)) return TE_ERR_UNSUPPORTED;
     a.format = s->format;
-    a.mask = args->attention.attn_mask_type ? args->attention.attn_mask_type : s->mask;
-    a.window = args->attention.window.on ? args->attention.window : s->window;
-    a.softmax_scale = s->softmax_scale;
-    a.dropout_p = te_module_is_training(m) ? s->dropout_p : 0.0f;
-    if (s->sinks) a.extras.softmax_type = TE_SOFTMAX_LEARNABLE;
-    a.extras.softmax_offset = te_tensor_cast(s->sinks, TE_F32);
+    a.rule = s->rule;
+    if (args->attention.attn_mask_type) a.rule.mask = args->attention.attn_mask_type;
+    if (args->attention.window.on) a.rule.window = args->attention.window;
+    if (!te_module_is_training(m)) a.rule.dropout_p = 0.0f;
+    a.rule.softmax_offset = te_tensor_cast(s->rule.softmax_offset, TE_F32);
     if (!args->key || !args->value) return te__fail(m->te, TE_ERR_INVALID, "SDPA: key and value are needed beside the input (the query)");
     if (s->softcap != 0.0f) return te__output(m, args, te__capped_attention(args->input, args->key, args->value, s->softcap, &a));
     return te__output(m, args, te_attention(args->input, args->key, args->value, &a));
@@ -96,8 +95,14 @@ TE_API te_module *te_sdpa_create(te_ctx *te, const te_sdpa_desc *desc) {
         te__fail(te, TE_ERR_INVALID, "te_sdpa_create: softcap is %g; a positive number, or 0 for none, is needed", (double)desc->softcap);
         return NULL;
     }
-    if (desc->softcap != 0.0f && (desc->sinks || desc->dropout_p > 0.0f)) {
-        te__fail(te, TE_ERR_UNSUPPORTED, "te_sdpa_create: softcap %g with %s; leave one of them zero", (double)desc->softcap, desc->sinks ? "sinks" : "dropout_p");
+    if (!te__options_ok(te, "te_sdpa_create", &te__sdpa_rule_group, &desc->rule)) return NULL;
+    if (!desc->rule.softmax_offset != (desc->rule.softmax_type != TE_SOFTMAX_LEARNABLE)) {
+        te__fail(te, TE_ERR_INVALID, "te_sdpa_create: rule.softmax_offset is %s and rule.softmax_type %d; TE_SOFTMAX_LEARNABLE (%d) needs it, and others do not read it", desc->rule.softmax_offset ? "given" : "NULL",
+                 (int)desc->rule.softmax_type, (int)TE_SOFTMAX_LEARNABLE);
+        return NULL;
+    }
+    if (desc->softcap != 0.0f && (desc->rule.softmax_type != TE_SOFTMAX_VANILLA || desc->rule.dropout_p > 0.0f)) {
+        te__fail(te, TE_ERR_UNSUPPORTED, "te_sdpa_create: softcap %g with %s; leave one of them zero", (double)desc->softcap, desc->rule.softmax_type != TE_SOFTMAX_VANILLA ? "softmax_type" : "dropout_p");
         return NULL;
     }
     if ((int)desc->format < 0 || desc->format > (desc->softcap != 0.0f ? TE_BSHD : TE_THD)) {
@@ -510,12 +515,12 @@ static te_module *te__decoder_attention_create(te_ctx *te, const te_causal_lm_de
         te__add_norm(m, d, "k_norm", d->head_dim);
     }
     core.format = TE_BSHD;
-    core.mask = TE_MASK_CAUSAL;
-    core.window.on = slides;
-    core.window.left = d->sliding_window - 1;
-    core.softmax_scale = d->softmax_scale;
+    core.rule.mask = TE_MASK_CAUSAL;
+    core.rule.window.on = slides;
+    core.rule.window.left = d->sliding_window - 1;
+    core.rule.softmax_scale = d->softmax_scale;
     core.softcap = d->attn_logit_softcapping;
-    core.dropout_p = d->attention_dropout;
+    core.rule.dropout_p = d->attention_dropout;
     te__adopt(m, "sdpa", te_sdpa_create(te, &core));
     return te__close_part(m, outer);
 }

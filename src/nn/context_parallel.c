@@ -26,7 +26,7 @@ typedef struct te__context_piece {
 static int te__context_pieces(const te__context_attention *s) {
     const int ranks = te_group_size(s->context.ring);
     if (!s->context.gathers) return ranks;
-    return s->causal || s->args.window.on ? 2 : 1;
+    return s->causal || s->args.rule.window.on ? 2 : 1;
 }
 
 /* Piece `i`. `length`: of a whole sequence of keys that were gathered, unless packed. */
@@ -37,7 +37,7 @@ static te__context_piece te__context_piece_of(const te__context_attention *s, in
     p.mask = none;
     if (!s->context.gathers) {
         p.owner = (rank + ranks - i) % ranks;
-        if (s->causal && p.owner == rank) p.mask = s->args.mask;
+        if (s->causal && p.owner == rank) p.mask = s->args.rule.mask;
         if (s->causal && p.owner < rank) p.kv = TE_CHUNKS_FIRST;
         if (s->causal && p.owner > rank) p.q = TE_CHUNKS_SECOND;
         return p;
@@ -47,7 +47,7 @@ static te__context_piece te__context_piece_of(const te__context_attention *s, in
     if (te__context_pieces(s) == 1) return p;
     p.q = i ? TE_CHUNKS_SECOND : TE_CHUNKS_FIRST;
     p.up_to = 1 + (i ? 2 * ranks - 1 - rank : rank);
-    p.window = s->args.window;
+    p.window = s->args.rule.window;
     if (s->packed || !p.window.on) {
         p.mask = s->packed ? TE_MASK_PADDING_CAUSAL_BOTTOM_RIGHT : TE_MASK_CAUSAL_BOTTOM_RIGHT;
         p.num_keys = length / (2 * ranks) * p.up_to;
@@ -129,15 +129,15 @@ static te_tensor *te__context_bias_part(const te__context_attention *s, const te
 
 /* The forward pass of piece `i` without its outputs. k, v: those of its owner, or of all. */
 static te_result te__context_open(const te__context_attention *s, const te__context_piece *p, int i, te_tensor *q, te_tensor *k, te_tensor *v, te_op_attn_fwd_args *a) {
-    te_attn_extras *x = &a->extras;
+    te_attn_rule *x = &a->rule;
     te_result result = TE_OK;
     te_tensor *padded_q, *padded_kv;
     *a = s->args;
     a->q = te__context_queries(s, p, q);
     a->k = te__context_keys(s, p, k);
     a->v = te__context_keys(s, p, v);
-    a->mask = p->mask;
-    a->window = p->window;
+    x->mask = p->mask;
+    x->window = p->window;
     a->offset += (uint64_t)i;
     if (p->top_left) x->bottom_right_diagonal = TE_OFF;
     padded_q = x->cu_seqlens_q_padded;
@@ -211,15 +211,11 @@ static te_result te__context_differentiate(const te__context_attention *s, int i
     part[4] = te__context_keys(s, &p, dk);
     part[5] = te__context_keys(s, &p, dv);
     a.format = f.format;
-    a.mask = f.mask;
-    a.window = f.window;
-    a.softmax_scale = f.softmax_scale;
-    a.dropout_p = f.dropout_p;
+    a.rule = f.rule;
     a.seed = f.seed;
     a.offset = f.offset;
     a.rng = f.rng;
-    a.extras = f.extras;
-    if (g->dbias) a.dbias = te__empty_like(f.extras.core_attention_bias, g->dbias->dtype);
+    if (g->dbias) a.dbias = te__empty_like(f.rule.core_attention_bias, g->dbias->dtype);
     if (!a.o || !a.d_o || !a.lse || !a.dq || !a.dk || !a.dv || (g->dbias && !a.dbias)) return te_error_code(te);
     result = te_op_attn_bwd(te, &a);
     for (i = 0; i < 3 && result == TE_OK; i++) result = te__context_join(s->args.format, part[i], NULL, NULL, part[3 + i], NULL, NULL);
@@ -234,7 +230,7 @@ static te_result te__context_gather(const te__context_attention *s, te_tensor *c
     te_group *ring = s->context.ring;
     te__context_order order = te__context_order_of(te_group_size(ring), 1, false);
     te_tensor *got[2] = {NULL, NULL};
-    te_tensor *cu = s->args.extras.cu_seqlens_kv_padded ? s->args.extras.cu_seqlens_kv_padded : s->args.extras.cu_seqlens_kv;
+    te_tensor *cu = s->args.rule.cu_seqlens_kv_padded ? s->args.rule.cu_seqlens_kv_padded : s->args.rule.cu_seqlens_kv;
     int64_t shape[TE_MAX_DIMS];
     int i;
     for (i = 0; i < 2 && result == TE_OK; i++) {
@@ -256,7 +252,7 @@ static te_result te__context_gather(const te__context_attention *s, te_tensor *c
 static te_result te__context_scatter(const te__context_attention *s, te_tensor *const own[2], te_tensor *const whole[2], te_tensor *dx[2], te_result result) {
     te_group *ring = s->context.ring;
     te__context_order order = te__context_order_of(te_group_size(ring), 1, true);
-    te_tensor *cu = s->args.extras.cu_seqlens_kv_padded ? s->args.extras.cu_seqlens_kv_padded : s->args.extras.cu_seqlens_kv, *parts[2] = {NULL, NULL};
+    te_tensor *cu = s->args.rule.cu_seqlens_kv_padded ? s->args.rule.cu_seqlens_kv_padded : s->args.rule.cu_seqlens_kv, *parts[2] = {NULL, NULL};
     int64_t shape[TE_MAX_DIMS];
     int i;
     for (i = 0; i < 2 && result == TE_OK; i++) {
@@ -343,7 +339,7 @@ static te_result te__context_ring_backward(const te__context_attention *s, const
 enum { TE__CONTEXT_INPUTS = TE__ATTENTION_INPUTS, TE__CONTEXT_SAVED = TE__ATTENTION_SAVED };
 
 /* Where the sequences of queries (0), keys (1) and values (2) begin in memory, if packed. */
-static void te__context_starts(const te_attn_extras *x, te_tensor *cu[3]) {
+static void te__context_starts(const te_attn_rule *x, te_tensor *cu[3]) {
     cu[0] = x->cu_seqlens_q_padded ? x->cu_seqlens_q_padded : x->cu_seqlens_q;
     cu[1] = cu[2] = x->cu_seqlens_kv_padded ? x->cu_seqlens_kv_padded : x->cu_seqlens_kv;
 }
@@ -355,9 +351,9 @@ static te_result te__context_backward(te_ctx *te, const void *state, te_tensor *
     te_tensor *cu[3], *d[3] = {NULL, NULL, NULL}, *d_o = te_tensor_contiguous(dy[0]);
     te_result result = d_o ? TE_OK : te_error_code(te);
     const int64_t heads = saved[0]->shape[saved[0]->ndim - 2];
-    te__attention_extras(&s.args.extras, (te_tensor **)saved + 6, true);
+    te__attention_tensors(&s.args.rule, (te_tensor **)saved + 6, true);
     s.args.rng = saved[5];
-    te__context_starts(&s.args.extras, cu);
+    te__context_starts(&s.args.rule, cu);
     result = te__context_to_heads(c, &d_o, cu, 1, s.args.format, result);
     if (te_group_size(c->ring) > 1) {
         g.q = saved[0];
@@ -366,7 +362,7 @@ static te_result te__context_backward(te_ctx *te, const void *state, te_tensor *
         g.d_o = d_o;
         g.dq = te_tensor_zeros(te, TE_F32, saved[0]->ndim, saved[0]->shape);
         if (needs[3]) {
-            const te_tensor *bias = s.args.extras.core_attention_bias;
+            const te_tensor *bias = s.args.rule.core_attention_bias;
             g.dbias = dx[3] = te_tensor_zeros(te, bias->dtype, 4, bias->shape);
         }
         if (result == TE_OK && (!g.dq || (needs[3] && !g.dbias))) result = te_error_code(te);
@@ -400,7 +396,7 @@ static te_result te__context_forward(te__context_attention *s, te_tensor *parts[
     const bool ring = te_group_size(c->ring) > 1;
     te_tensor *cu[3], *own_max = max_logit, *sum = NULL;
     int64_t shape[TE_MAX_DIMS], lse[3];
-    te__context_starts(&a->extras, cu);
+    te__context_starts(&a->rule, cu);
     result = te__context_to_heads(c, parts, cu, 3, a->format, result);
     if (result == TE_OK) {
         const te_tensor *q = parts[0];
@@ -413,7 +409,7 @@ static te_result te__context_forward(te__context_attention *s, te_tensor *parts[
         a->o = te_tensor_empty(te, q->dtype, q->ndim, shape);
         a->lse = te_tensor_empty(te, TE_F32, 3, lse);
         if (max_logit && te_group_size(c->heads) > 1) own_max = te__empty_1d(te, TE_F32, heads);
-        if (a->extras.softmax_offset) a->extras.softmax_offset = te_tensor_narrow(te_tensor_detach(a->extras.softmax_offset), 0, heads * te_group_rank(c->heads), heads);
+        if (a->rule.softmax_offset) a->rule.softmax_offset = te_tensor_narrow(te_tensor_detach(a->rule.softmax_offset), 0, heads * te_group_rank(c->heads), heads);
         if (ring) sum = te_tensor_zeros(te, TE_F32, q->ndim, shape);
         if (!a->o || !a->lse || (max_logit && !own_max) || (ring && !sum)) result = te_error_code(te);
     }
@@ -446,9 +442,9 @@ static te_result te__context_meets(te__context *c, te_tensor *const q_k_v[3], co
     *compared = false;
     if (result == TE_OK)
         snprintf(what, sizeof(what), "attention of q %s, k %s, v %s %s, format %d, attn_mask_type %d, window_size %lld, %lld, softmax_scale %g, dropout %g, %s%s%s", te__shape_text(q_k_v[0], q),
-                 te__shape_text(q_k_v[1], k), te__shape_text(q_k_v[2], v), te_dtype_name(q_k_v[0]->dtype), (int)d->format, (int)d->mask, (long long)(d->window.on ? d->window.left : -1),
-                 (long long)(d->window.on ? d->window.right : -1), (double)d->softmax_scale, (double)d->dropout_p, d->extras.cu_seqlens_q ? "cu_seqlens, " : "",
-                 d->extras.core_attention_bias ? "a bias, " : "", c->gathers ? "keys gathered" : "keys exchanged");
+                 te__shape_text(q_k_v[1], k), te__shape_text(q_k_v[2], v), te_dtype_name(q_k_v[0]->dtype), (int)d->format, (int)d->rule.mask, (long long)(d->rule.window.on ? d->rule.window.left : -1),
+                 (long long)(d->rule.window.on ? d->rule.window.right : -1), (double)d->rule.softmax_scale, (double)d->rule.dropout_p, d->rule.cu_seqlens_q ? "cu_seqlens, " : "",
+                 d->rule.core_attention_bias ? "a bias, " : "", c->gathers ? "keys gathered" : "keys exchanged");
     for (i = 0; i < 2; i++) { /* a failure of the first goes on to the ranks of the second */
         if (!te__group_compares(groups[i], c->met)) continue;
         result = te__group_compare(groups[i], what, result);
@@ -473,25 +469,21 @@ static te_tensor *te__context_attention_run(te_tensor *const q_k_v[3], const te_
     if (result != TE_OK && compared) return NULL;
     te__frame_begin(te);
     s.context = *c;
-    s.causal = te__attn_is_causal(desc->mask);
+    s.causal = te__attn_is_causal(desc->rule.mask);
     s.packed = desc->format == TE_THD;
     s.seq = te__attn_seq_dim(desc->format);
     a->format = desc->format;
-    a->mask = desc->mask;
-    a->window = desc->window;
-    if (a->window.left < 0) a->window.on = false; /* no bound beside the mask's: (-1, 0) under a causal one, else (-1, -1) */
-    a->softmax_scale = desc->softmax_scale;
-    a->dropout_p = desc->dropout_p;
-    a->extras = desc->extras;
-    if (result == TE_OK && a->extras.core_attention_bias) {
-        a->extras.core_attention_bias = te_tensor_detach(a->extras.core_attention_bias);
-        if (!a->extras.core_attention_bias) result = te_error_code(te);
+    a->rule = desc->rule;
+    if (a->rule.window.left < 0) a->rule.window.on = false; /* no bound beside the mask's: (-1, 0) under a causal one, else (-1, -1) */
+    if (result == TE_OK && a->rule.core_attention_bias) {
+        a->rule.core_attention_bias = te_tensor_detach(a->rule.core_attention_bias);
+        if (!a->rule.core_attention_bias) result = te_error_code(te);
     }
     for (i = 0; i < 3 && result == TE_OK; i++) {
         parts[i] = te_tensor_contiguous(te_tensor_detach(q_k_v[i]));
         if (!parts[i]) result = te_error_code(te);
     }
-    if (result == TE_OK && a->dropout_p > 0.0f) { /* ranks that are seeded alike drop different elements */
+    if (result == TE_OK && a->rule.dropout_p > 0.0f) { /* ranks that are seeded alike drop different elements */
         const uint64_t pieces = (uint64_t)te__context_pieces(&s);
         te__draw draw = te__rng_draw(te, pieces * (uint64_t)te__context_size(c));
         a->seed = draw.seed;
@@ -504,13 +496,13 @@ static te_tensor *te__context_attention_run(te_tensor *const q_k_v[3], const te_
             in[i] = q_k_v[i];
             saved[i] = parts[i];
         }
-        in[3] = desc->extras.core_attention_bias;
-        in[4] = desc->extras.softmax_offset;
+        in[3] = desc->rule.core_attention_bias;
+        in[4] = desc->rule.softmax_offset;
         saved[3] = a->o;
         saved[4] = a->lse;
         saved[5] = (te_tensor *)a->rng;
         a->max_logit = NULL;
-        te__attention_extras(&a->extras, saved + 6, false);
+        te__attention_tensors(&a->rule, saved + 6, false);
         o = te__record("context_attention", o, te__context_backward, &s, sizeof(s), in, TE__CONTEXT_INPUTS, saved, TE__CONTEXT_SAVED);
     } else
         o = NULL;

@@ -89,7 +89,7 @@ static te_tensor *te__lengths_of_mask(const char *name, te_tensor *mask, const t
 }
 
 /* cu_seqlens_q and _kv of a padding mask. */
-static te_result te__dpa_lengths(te_module *m, const te_attention_call *c, te_tensor *const part[3], te_attn_extras *x) {
+static te_result te__dpa_lengths(te_module *m, const te_attention_call *c, te_tensor *const part[3], te_attn_rule *x) {
     const te_attention_options *o = &((const te__dpa_module *)m->state)->options;
     const te_qkv_format format = o->qkv_format;
     const bool cross = o->attention_type == TE_ATTENTION_CROSS;
@@ -158,40 +158,44 @@ static te_tensor *te__dpa_slopes(te_module *m) {
     return s->slopes;
 }
 
-/* *a: the options of te_attention. Keys and values go through the cache, if there is one. */
-static te_result te__dpa_call(te_module *m, const te_attention_call *c, te_tensor *part[3], te_attention_desc *a) {
+/* *x: the rule of te_attention, zero before, by the options of the module and of its call: no other place makes one of them. Keys and values go through the cache, if there is one. */
+static te_result te__dpa_rule(te_module *m, const te_attention_call *c, te_tensor *part[3], te_attn_rule *x) {
     const te_attention_options *o = &((const te__dpa_module *)m->state)->options;
-    te_attn_extras *x = &a->extras;
+    const te_qkv_format format = o->qkv_format;
+    te_attn_mask mask = c->attn_mask_type ? c->attn_mask_type : o->attn_mask_type;
+    te_window window;
     te_inference_step step;
     te_result result;
-    a->format = o->qkv_format;
-    a->mask = c->attn_mask_type ? c->attn_mask_type : o->attn_mask_type;
-    if ((int)a->mask < 0 || a->mask > TE_MASK_ARBITRARY)
-        return te__fail(m->te, TE_ERR_INVALID, "DotProductAttention: attn_mask_type %d; TE_MASK_NONE (1) to TE_MASK_ARBITRARY (7) are possible", (int)a->mask);
-    if (!te__attn_pads(a->mask) && a->format == TE_THD && !c->inference_params)
-        return te__fail(m->te, TE_ERR_INVALID, "DotProductAttention: attn_mask_type %d with qkv_format TE_THD; packed sequences need a mask with padding (%d to %d)", (int)a->mask,
+    if ((int)mask < 0 || mask > TE_MASK_ARBITRARY)
+        return te__fail(m->te, TE_ERR_INVALID, "DotProductAttention: attn_mask_type %d; TE_MASK_NONE (1) to TE_MASK_ARBITRARY (7) are possible", (int)mask);
+    if (!te__attn_pads(mask) && format == TE_THD && !c->inference_params)
+        return te__fail(m->te, TE_ERR_INVALID, "DotProductAttention: attn_mask_type %d with qkv_format TE_THD; packed sequences need a mask with padding (%d to %d)", (int)mask,
                         (int)TE_MASK_PADDING, (int)TE_MASK_PADDING_CAUSAL_BOTTOM_RIGHT);
-    if (c->inference_params) a->mask = te__cached_mask(a->mask);
-    if (c->inference_params && !te__attn_pads(a->mask))
-        return te__fail(m->te, TE_ERR_INVALID, "DotProductAttention: inference_params with attn_mask_type %d (TE_MASK_ARBITRARY); a cache takes the masks before it (1 to 6)", (int)a->mask);
-    if (!te__attn_pads(a->mask) && (c->cu_seqlens_q || c->cu_seqlens_kv || c->cu_seqlens_q_padded || c->cu_seqlens_kv_padded))
-        return te__fail(m->te, TE_ERR_INVALID, "DotProductAttention: cu_seqlens with attn_mask_type %d; lengths belong to masks with padding (%d to %d)", (int)a->mask, (int)TE_MASK_PADDING,
+    if (c->inference_params) mask = te__cached_mask(mask);
+    if (c->inference_params && !te__attn_pads(mask))
+        return te__fail(m->te, TE_ERR_INVALID, "DotProductAttention: inference_params with attn_mask_type %d (TE_MASK_ARBITRARY); a cache takes the masks before it (1 to 6)", (int)mask);
+    if (!te__attn_pads(mask) && (c->cu_seqlens_q || c->cu_seqlens_kv || c->cu_seqlens_q_padded || c->cu_seqlens_kv_padded))
+        return te__fail(m->te, TE_ERR_INVALID, "DotProductAttention: cu_seqlens with attn_mask_type %d; lengths belong to masks with padding (%d to %d)", (int)mask, (int)TE_MASK_PADDING,
                         (int)TE_MASK_PADDING_CAUSAL_BOTTOM_RIGHT);
-    if (a->mask == TE_MASK_ARBITRARY && !c->attention_mask)
+    if (mask == TE_MASK_ARBITRARY && !c->attention_mask)
         return te__fail(m->te, TE_ERR_INVALID, "DotProductAttention: attention_mask is NULL with attn_mask_type %d (TE_MASK_ARBITRARY), which is that tensor", (int)TE_MASK_ARBITRARY);
-    result = te__dpa_window(m, c->window.on ? c->window : o->window, a->mask, &a->window);
+    result = te__dpa_window(m, c->window.on ? c->window : o->window, mask, &window);
     if (result != TE_OK) return result;
     if (c->inference_params) {
-        result = te_inference_params_step(c->inference_params, m, part[1], part[2], a->format, &step);
+        result = te_inference_params_step(c->inference_params, m, part[1], part[2], format, &step);
         if (result != TE_OK) return result;
-        *x = step.extras;
+        *x = step.rule;
         part[1] = step.k;
         part[2] = step.v;
-    } else if (te__attn_pads(a->mask)) {
+    } else if (te__attn_pads(mask)) {
         result = te__dpa_lengths(m, c, part, x);
         if (result != TE_OK) return result;
-    } else if (a->mask == TE_MASK_ARBITRARY)
+    } else if (mask == TE_MASK_ARBITRARY)
         x->attention_mask = c->attention_mask;
+    x->mask = mask;
+    x->window = window;
+    x->softmax_scale = o->softmax_scale;
+    x->dropout_p = te_module_is_training(m) ? o->attention_dropout : 0.0f;
     x->bottom_right_diagonal = c->bottom_right_diagonal ? c->bottom_right_diagonal : o->bottom_right_diagonal;
     x->core_attention_bias_type = c->core_attention_bias_type;
     x->core_attention_bias = c->core_attention_bias;
@@ -204,8 +208,6 @@ static te_result te__dpa_call(te_module *m, const te_attention_call *c, te_tenso
     x->softmax_type = o->softmax_type;
     if (o->softmax_type == TE_SOFTMAX_LEARNABLE) x->softmax_offset = te_tensor_cast(te_module_parameter(m, "softmax_offset"), TE_F32);
     if (c->score_mod) x->score_mod = *c->score_mod;
-    a->softmax_scale = o->softmax_scale;
-    a->dropout_p = te_module_is_training(m) ? o->attention_dropout : 0.0f;
     return TE_OK;
 }
 
@@ -235,7 +237,7 @@ static te_result te__dpa_share(te_module *m, const char *who, te_group *cp, te_g
 static te_result te__dpa_context_choices(te_module *m, const te_attention_call *c, const te_attention_desc *a) {
     const te__dpa_module *s = (const te__dpa_module *)m->state;
     const te_cp_comm comm = s->cp_comm_type;
-    const te_attn_bias bias = a->extras.core_attention_bias_type;
+    const te_attn_bias bias = a->rule.core_attention_bias_type;
     const bool packed = a->format == TE_THD, ring = te_group_size(s->context.ring) > 1 && !s->context.gathers;
     const int ranks = te__context_size(&s->context);
     te__autocast cast;
@@ -244,22 +246,22 @@ static te_result te__dpa_context_choices(te_module *m, const te_attention_call *
     if (te__runs_fp8_attention(m, &cast))
         return te__fail(m->te, TE_ERR_UNSUPPORTED, "DotProductAttention: fp8_dpa or fp8_mha of the recipe, and cp_group with %d ranks; te_module_set_recipe(core, NULL, true) keeps this core in high precision",
                         ranks);
-    if (packed ? a->mask != TE_MASK_PADDING && a->mask != TE_MASK_PADDING_CAUSAL : a->mask != TE_MASK_NONE && a->mask != TE_MASK_CAUSAL)
-        return te__fail(m->te, TE_ERR_UNSUPPORTED, "DotProductAttention: attn_mask_type %d with qkv_format %d, and cp_group with %d ranks; %s are possible", (int)a->mask, (int)a->format, ranks,
+    if (packed ? a->rule.mask != TE_MASK_PADDING && a->rule.mask != TE_MASK_PADDING_CAUSAL : a->rule.mask != TE_MASK_NONE && a->rule.mask != TE_MASK_CAUSAL)
+        return te__fail(m->te, TE_ERR_UNSUPPORTED, "DotProductAttention: attn_mask_type %d with qkv_format %d, and cp_group with %d ranks; %s are possible", (int)a->rule.mask, (int)a->format, ranks,
                         packed ? "TE_MASK_PADDING (4) and TE_MASK_PADDING_CAUSAL (5)" : "TE_MASK_NONE (1) and TE_MASK_CAUSAL (2)");
     if (bias == TE_ATTN_BIAS_ALIBI || bias == TE_ATTN_BIAS_PRE_SCALE || (bias != TE_ATTN_BIAS_NONE && (packed || comm != TE_CP_P2P)))
         return te__fail(m->te, TE_ERR_UNSUPPORTED, "DotProductAttention: core_attention_bias_type %d with qkv_format %d and cp_comm_type %s over %d ranks; TE_ATTN_BIAS_POST_SCALE (%d) is possible with "
                         "TE_CP_P2P, not with TE_THD", (int)bias, (int)a->format, te__cp_name(comm), ranks, (int)TE_ATTN_BIAS_POST_SCALE);
-    if (a->extras.softmax_type != TE_SOFTMAX_VANILLA && comm != TE_CP_A2A)
+    if (a->rule.softmax_type != TE_SOFTMAX_VANILLA && comm != TE_CP_A2A)
         return te__fail(m->te, TE_ERR_UNSUPPORTED, "DotProductAttention: softmax_type %d with cp_comm_type %s over %d ranks; types beside TE_SOFTMAX_VANILLA (0) are possible with TE_CP_A2A",
-                        (int)a->extras.softmax_type, te__cp_name(comm), ranks);
-    if (a->window.on && (a->window.left >= 0 || (!te__attn_is_causal(a->mask) && a->window.right >= 0))) {
+                        (int)a->rule.softmax_type, te__cp_name(comm), ranks);
+    if (a->rule.window.on && (a->rule.window.left >= 0 || (!te__attn_is_causal(a->rule.mask) && a->rule.window.right >= 0))) {
         if (ring)
             return te__fail(m->te, TE_ERR_UNSUPPORTED, "DotProductAttention: window (%lld, %lld) with cp_comm_type %s over %d ranks; windows are possible with TE_CP_ALL_GATHER and TE_CP_A2A",
-                            (long long)a->window.left, (long long)a->window.right, te__cp_name(comm), ranks);
-        if (s->context.gathers && packed && a->mask == TE_MASK_PADDING)
+                            (long long)a->rule.window.left, (long long)a->rule.window.right, te__cp_name(comm), ranks);
+        if (s->context.gathers && packed && a->rule.mask == TE_MASK_PADDING)
             return te__fail(m->te, TE_ERR_UNSUPPORTED, "DotProductAttention: window (%lld, %lld) with attn_mask_type %d, qkv_format TE_THD and TE_CP_ALL_GATHER; a window of both sides of packed "
-                            "sequences is possible with TE_CP_A2A", (long long)a->window.left, (long long)a->window.right, (int)a->mask);
+                            "sequences is possible with TE_CP_A2A", (long long)a->rule.window.left, (long long)a->rule.window.right, (int)a->rule.mask);
     }
     return TE_OK;
 }
@@ -267,16 +269,16 @@ static te_result te__dpa_context_sizes(te_module *m, te_tensor *const part[3], c
     const te__dpa_module *s = (const te__dpa_module *)m->state;
     const int exchange = te_group_size(s->context.heads), ring = te_group_size(s->context.ring), seq = te__attn_seq_dim(a->format);
     const int64_t s_q = part[0]->shape[seq], s_kv = part[1]->shape[seq], heads = part[0]->shape[part[0]->ndim - 2], groups = part[1]->shape[part[1]->ndim - 2];
-    const te_tensor *bias = a->extras.core_attention_bias;
+    const te_tensor *bias = a->rule.core_attention_bias;
     char text[TE__SHAPE_TEXT];
     if (part[2]->ndim != part[1]->ndim || part[2]->shape[seq] != s_kv || part[2]->shape[part[2]->ndim - 2] != groups)
         return te__fail(m->te, TE_ERR_SHAPE, "DotProductAttention: value is %s, and key has %lld tokens of %lld heads; they must be equal", te__shape_text(part[2], text), (long long)s_kv, (long long)groups);
     if (s_q % 2 || s_kv % 2)
         return te__fail(m->te, TE_ERR_SHAPE, "DotProductAttention: this rank has %lld queries and %lld keys of each sequence, and cp_group %d ranks; a rank has two chunks of one length of each: pad sequences to a "
                         "multiple of %d", (long long)s_q, (long long)s_kv, exchange * ring, 2 * exchange * ring);
-    if (s_q != s_kv && (te__attn_is_causal(a->mask) || (s->context.gathers && a->window.on && a->window.left >= 0)))
+    if (s_q != s_kv && (te__attn_is_causal(a->rule.mask) || (s->context.gathers && a->rule.window.on && a->rule.window.left >= 0)))
         return te__fail(m->te, TE_ERR_UNSUPPORTED, "DotProductAttention: this rank has %lld queries and %lld keys, with attn_mask_type %d, a window %s and cp_comm_type %s; causal masks, and windows with "
-                        "TE_CP_ALL_GATHER, need as many of both", (long long)s_q, (long long)s_kv, (int)a->mask, a->window.on ? "on" : "off", te__cp_name(s->cp_comm_type));
+                        "TE_CP_ALL_GATHER, need as many of both", (long long)s_q, (long long)s_kv, (int)a->rule.mask, a->rule.window.on ? "on" : "off", te__cp_name(s->cp_comm_type));
     if (heads % exchange || groups % exchange)
         return te__fail(m->te, TE_ERR_SHAPE, "DotProductAttention: %lld heads in %lld groups with cp_comm_type %s over %d ranks, which exchange heads; the ranks must divide both", (long long)heads,
                         (long long)groups, te__cp_name(s->cp_comm_type), exchange);
@@ -302,7 +304,8 @@ static te_result te__dpa_forward(te_module *m, te_forward_args *args) {
     }
     result = te__dpa_parts(m, args, part);
     if (result == TE_OK) result = te__dpa_shapes(m, part);
-    if (result == TE_OK) result = te__dpa_call(m, &args->attention, part, &a);
+    a.format = o->qkv_format;
+    if (result == TE_OK) result = te__dpa_rule(m, &args->attention, part, &a.rule);
     if (result == TE_OK && shares) result = te__dpa_context_choices(m, &args->attention, &a);
     if (result == TE_OK && shares) result = te__dpa_context_sizes(m, part, &a);
     if (result == TE_OK && o->return_max_logit) {

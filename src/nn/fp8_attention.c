@@ -169,7 +169,7 @@ typedef struct te__fp8_attention {
 } te__fp8_attention;
 
 static void te__fp8_attention_release(te_ctx *te, void *state) {
-    te__score_mod_drop(te, &((te__fp8_attention *)state)->args.extras.score_mod);
+    te__score_mod_drop(te, &((te__fp8_attention *)state)->args.rule.score_mod);
     te__quant_call_drop(&((te__fp8_attention *)state)->quant);
 }
 
@@ -207,12 +207,12 @@ static te_result te__fp8_attention_backward(te_ctx *te, const void *state, te_te
 static bool te__attention_blocks_fit(const te_op_attn_fwd_args *a) {
     const te_tensor *q = a->q, *k = a->k, *v = a->v;
     char x[TE__SHAPE_TEXT], y[TE__SHAPE_TEXT], z[TE__SHAPE_TEXT];
-    if (a->format != TE_THD && !a->extras.page_table && q->shape[te__attn_seq_dim(a->format)] % 128 == 0 && k->shape[te__attn_seq_dim(te__attn_kv_format(a))] % 128 == 0 &&
+    if (a->format != TE_THD && !a->rule.page_table && q->shape[te__attn_seq_dim(a->format)] % 128 == 0 && k->shape[te__attn_seq_dim(te__attn_kv_format(a))] % 128 == 0 &&
         q->shape[3] % 32 == 0 && v->shape[3] % 32 == 0)
         return true;
     te__fail(q->te, TE_ERR_SHAPE, "DotProductAttention: q is %s, k %s, v %s%s, with fp8_dpa of recipe mxfp8: sequences that are multiples of 128 and heads that are multiples of 32, "
              "neither packed nor in pages, are needed; give the module another recipe (te_module_set_recipe)", te__shape_text(q, x), te__shape_text(k, y), te__shape_text(v, z),
-             a->format == TE_THD ? " (TE_THD)" : a->extras.page_table ? " (pages)" : "");
+             a->format == TE_THD ? " (TE_THD)" : a->rule.page_table ? " (pages)" : "");
     return false;
 }
 
@@ -233,7 +233,7 @@ static te_tensor *te__fp8_attention_run(te_tensor *q, te_tensor *k, te_tensor *v
     fp8_output = fp8_output && !(blocks && call->recipe.kind == TE_RECIPE_CUSTOM); /* which te__hands_fp8 could not know */
     te__frame_begin(te);
     ready = te__attention_open(q, k, v, desc, args) && (!blocks || te__attention_blocks_fit(args));
-    if (ready && args->extras.page_table) {
+    if (ready && args->rule.page_table) {
         te__fail(te, TE_ERR_UNSUPPORTED, "attention: fp8_dpa, and the keys lie in a cache's pages: one scale would be that of rows of other sequences, too; te_module_set_recipe(core, NULL, true) "
                  "keeps this core in high precision");
         ready = false;

@@ -344,19 +344,19 @@ TE_API te_result te_inference_params_step(te_inference_params *c, te_module *lay
     l = te__cached_layer_of(c, layer);
     before = te_inference_params_get_seqlens_pre_step(c);
     memset(step, 0, sizeof(*step));
-    step->extras.cu_seqlens_q = te__inference_cu_seqlens(c);
-    step->extras.cu_seqlens_kv = te__cached_list(c, 1, n + 1, 0);
-    step->extras.page_table = te__cached_list(c, 3, n, c->pages_of_each);
-    if (format == TE_THD) step->extras.max_seqlen_q = c->longest;
-    if (!l || !before || !step->extras.cu_seqlens_q || !step->extras.cu_seqlens_kv || !step->extras.page_table) return te_error_code(c->te);
+    step->rule.cu_seqlens_q = te__inference_cu_seqlens(c);
+    step->rule.cu_seqlens_kv = te__cached_list(c, 1, n + 1, 0);
+    step->rule.page_table = te__cached_list(c, 3, n, c->pages_of_each);
+    if (format == TE_THD) step->rule.max_seqlen_q = c->longest;
+    if (!l || !before || !step->rule.cu_seqlens_q || !step->rule.cu_seqlens_kv || !step->rule.page_table) return te_error_code(c->te);
     a.k = k;
     a.v = v;
     a.k_cache = step->k = l->k;
     a.v_cache = step->v = l->v;
     a.format = format;
-    a.cu_seqlens = step->extras.cu_seqlens_q;
+    a.cu_seqlens = step->rule.cu_seqlens_q;
     a.start_positions = before;
-    a.page_table = step->extras.page_table;
+    a.page_table = step->rule.page_table;
     return te_op_copy_to_kv_cache(c->te, &a);
 }
 

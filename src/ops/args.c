@@ -160,25 +160,25 @@ enum {
         T(v, parts | TE__AS_FLOAT | TE__STRIDED) TE__ARGS_ROPE_ANGLES(T)
 #define TE__ARGS_qkv_rope(T, L) TE__ARGS_QKV(T, TE__IN, TE__OUT)
 #define TE__ARGS_qkv_rope_bwd(T, L) TE__ARGS_QKV(T, TE__OUT, TE__IN)
-#define TE__ARGS_ATTN_EXTRAS(T)                                                                                                                \
-    T(extras.attention_mask, TE__IN | 1 << TE_U8 | TE__STRIDED | TE__OPT) T(extras.cu_seqlens_q, TE__IN | TE__AS_I32 | TE__OPT)                \
-        T(extras.cu_seqlens_kv, TE__IN | TE__AS_I32 | TE__OPT) T(extras.cu_seqlens_q_padded, TE__IN | TE__AS_I32 | TE__OPT)                    \
-        T(extras.cu_seqlens_kv_padded, TE__IN | TE__AS_I32 | TE__OPT) T(extras.core_attention_bias, TE__IN | TE__AS_FLOAT | TE__OPT)           \
-        T(extras.alibi_slopes, TE__IN | TE__AS_F32 | TE__OPT) T(extras.softmax_offset, TE__IN | TE__AS_F32 | TE__OPT)                    \
-        T(extras.block_mask, TE__IN | 1 << TE_U8 | TE__OPT)                                                                                    \
-        T(extras.score_mod.aux[0], TE__IN | TE__AS_AUX | TE__OPT) T(extras.score_mod.aux[1], TE__IN | TE__AS_AUX | TE__OPT)                    \
-        T(extras.score_mod.aux[2], TE__IN | TE__AS_AUX | TE__OPT) T(extras.score_mod.aux[3], TE__IN | TE__AS_AUX | TE__OPT)
+#define TE__ARGS_ATTN_RULE(T)                                                                                                                \
+    T(rule.attention_mask, TE__IN | 1 << TE_U8 | TE__STRIDED | TE__OPT) T(rule.cu_seqlens_q, TE__IN | TE__AS_I32 | TE__OPT)                \
+        T(rule.cu_seqlens_kv, TE__IN | TE__AS_I32 | TE__OPT) T(rule.cu_seqlens_q_padded, TE__IN | TE__AS_I32 | TE__OPT)                    \
+        T(rule.cu_seqlens_kv_padded, TE__IN | TE__AS_I32 | TE__OPT) T(rule.core_attention_bias, TE__IN | TE__AS_FLOAT | TE__OPT)           \
+        T(rule.alibi_slopes, TE__IN | TE__AS_F32 | TE__OPT) T(rule.softmax_offset, TE__IN | TE__AS_F32 | TE__OPT)                    \
+        T(rule.block_mask, TE__IN | 1 << TE_U8 | TE__OPT)                                                                                    \
+        T(rule.score_mod.aux[0], TE__IN | TE__AS_AUX | TE__OPT) T(rule.score_mod.aux[1], TE__IN | TE__AS_AUX | TE__OPT)                    \
+        T(rule.score_mod.aux[2], TE__IN | TE__AS_AUX | TE__OPT) T(rule.score_mod.aux[3], TE__IN | TE__AS_AUX | TE__OPT)
 #define TE__ARGS_attn_fwd(T, L)                                                                                                                \
     T(q, TE__IN | TE__AS_FLOAT | TE__STRIDED) T(k, TE__IN | TE__AS_FLOAT | TE__STRIDED) T(v, TE__IN | TE__AS_FLOAT | TE__STRIDED)              \
         T(o, TE__OUT | TE__AS_FLOAT | TE__STRIDED) T(lse, TE__OUT | TE__AS_F32 | TE__OPT) T(rng, TE__IN | TE__AS_I64 | TE__OPT)              \
-        T(max_logit, TE__OUT | TE__AS_F32 | TE__OPT) TE__ARGS_ATTN_EXTRAS(T) T(extras.page_table, TE__IN | TE__AS_I32 | TE__OPT)                      \
+        T(max_logit, TE__OUT | TE__AS_F32 | TE__OPT) TE__ARGS_ATTN_RULE(T) T(rule.page_table, TE__IN | TE__AS_I32 | TE__OPT)                      \
         T(fp8.s_scale, TE__IN | TE__AS_F32 | TE__NEED(a->fp8.s_dtype)) T(fp8.s_amax, TE__INOUT | TE__AS_F32 | TE__OPT)
 #define TE__ARGS_attn_bwd(T, L)                                                                                                                \
     T(q, TE__IN | TE__AS_FLOAT | TE__STRIDED) T(k, TE__IN | TE__AS_FLOAT | TE__STRIDED) T(v, TE__IN | TE__AS_FLOAT | TE__STRIDED)              \
         T(o, TE__IN | TE__AS_FLOAT | TE__STRIDED | TE__NEED(!a->fp8.s_dtype && !a->fp8.dp_dtype)) T(lse, TE__IN | TE__AS_F32) T(d_o, TE__IN | TE__AS_FLOAT | TE__STRIDED)                      \
         T(dq, TE__OUT | TE__AS_FLOAT | TE__STRIDED) T(dk, TE__OUT | TE__AS_FLOAT | TE__STRIDED) T(dv, TE__OUT | TE__AS_FLOAT | TE__STRIDED)    \
         T(rng, TE__IN | TE__AS_I64 | TE__OPT) T(dbias, TE__OUT | TE__AS_FLOAT | TE__OPT)                                                       \
-        T(dsoftmax_offset, TE__OUT | TE__AS_F32 | TE__OPT) TE__ARGS_ATTN_EXTRAS(T)                                                              \
+        T(dsoftmax_offset, TE__OUT | TE__AS_F32 | TE__OPT) TE__ARGS_ATTN_RULE(T)                                                              \
         T(fp8.s_scale, TE__IN | TE__AS_F32 | TE__NEED(a->fp8.s_dtype)) T(fp8.dp_scale, TE__IN | TE__AS_F32 | TE__NEED(a->fp8.dp_dtype))        \
         T(fp8.dp_amax, TE__INOUT | TE__AS_F32 | TE__OPT)
 #define TE__ARGS_SPARSE_ATTN(T)                                                                                                                \
@@ -315,9 +315,9 @@ static void te__args_clear_padding(te_op op, te__any_args *args) {
         TE__HOLE(scaled_act_fwd, SCALED_ACT_FWD, no_glu_linear_offset, glu_interleave_size),
         TE__HOLE(rope, ROPE, format, angles), TE__HOLE(rope, ROPE, angles.base, angles.inv_freq), TE__HOLE(rope, ROPE, angles.interleaved, angles.position_scale), TE__TAIL(rope, ROPE, no_rope),
         TE__HOLE(qkv_rope, QKV_ROPE, no_rope, angles), TE__HOLE(qkv_rope, QKV_ROPE, angles.base, angles.inv_freq), TE__HOLE(qkv_rope, QKV_ROPE, angles.interleaved, angles.position_scale),
-        TE__HOLE(attn_fwd, ATTN_FWD, window.on, window.left), TE__HOLE(attn_fwd, ATTN_FWD, extras.kv_bshd, extras.attention_mask),
-        TE__HOLE(attn_fwd, ATTN_FWD, extras.core_attention_bias_type, extras.core_attention_bias), TE__HOLE(attn_fwd, ATTN_FWD, extras.softmax_type, extras.softmax_offset),
-        TE__HOLE(attn_fwd, ATTN_FWD, extras.score_mod.additive, extras.score_mod.aux), TE__TAIL(softmax_fwd, SOFTMAX_FWD, causal), TE__TAIL(softcap, SOFTCAP, cap),
+        TE__HOLE(attn_fwd, ATTN_FWD, format, rule), TE__HOLE(attn_fwd, ATTN_FWD, rule.mask, rule.window), TE__HOLE(attn_fwd, ATTN_FWD, rule.window.on, rule.window.left), TE__HOLE(attn_fwd, ATTN_FWD, rule.kv_bshd, rule.attention_mask),
+        TE__HOLE(attn_fwd, ATTN_FWD, rule.core_attention_bias_type, rule.core_attention_bias), TE__HOLE(attn_fwd, ATTN_FWD, rule.softmax_type, rule.softmax_offset),
+        TE__HOLE(attn_fwd, ATTN_FWD, rule.score_mod.additive, rule.score_mod.aux), TE__TAIL(softmax_fwd, SOFTMAX_FWD, causal), TE__TAIL(softcap, SOFTCAP, cap),
         TE__HOLE(capped_softmax_fwd, CAPPED_SOFTMAX_FWD, mask, window), TE__HOLE(capped_softmax_fwd, CAPPED_SOFTMAX_FWD, window.on, window.left),
         TE__HOLE(moe_router_fwd, MOE_ROUTER_FWD, use_pre_softmax, num_groups), TE__HOLE(moe_router_fwd, MOE_ROUTER_FWD, all_scores, norm_topk_prob),
         TE__TAIL(moe_router_fwd, MOE_ROUTER_FWD, zero_other_groups)};

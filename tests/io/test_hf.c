@@ -221,9 +221,9 @@ TE_TEST_DEVICES(hf_cache) {
 static int times_seen;
 static te_result seen_attention(te_module *self, te_forward_args *args) {
     const te_sdpa_desc *d = (const te_sdpa_desc *)te_module_state(self);
-    const te_attention_desc a = {.format = d->format, .mask = args->attention.attn_mask_type, .window = d->window, .softmax_scale = d->softmax_scale};
+    const te_attention_desc a = {.format = d->format, .rule.mask = args->attention.attn_mask_type, .rule.window = d->rule.window, .rule.softmax_scale = d->rule.softmax_scale};
     times_seen++;
-    CHECK(d->format == TE_BSHD && d->softcap == 0 && !d->window.on);
+    CHECK(d->format == TE_BSHD && d->softcap == 0 && !d->rule.window.on);
     CHECK(te_tensor_shape(args->input)[2] == HEADS && te_tensor_shape(args->key)[2] == GROUPS && te_tensor_shape(args->value)[3] == HEAD);
     args->outputs.out = te_attention(args->input, args->key, args->value, &a);
     return te_error_code(te_module_ctx(self));
@@ -562,7 +562,7 @@ TE_TEST(hf_windows) {
         for (int layer = 0; layer < LAYERS; layer++) {
             char path[64];
             snprintf(path, sizeof path, "model.layers.%d.self_attn.sdpa", layer);
-            const te_window *w = &((const te_sdpa_desc *)te_module_state(te_module_find(m, path)))->window;
+            const te_window *w = &((const te_sdpa_desc *)te_module_state(te_module_find(m, path)))->rule.window;
             CHECK_EQ_INT(w->on ? w->left + 1 : 0, cases[i].window);
         }
         te_module_destroy(m);

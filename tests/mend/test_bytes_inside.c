@@ -298,11 +298,11 @@ static bool add_more(te_ctx *te, call *c, int way) {
     }
     case TE_OP_ATTN_FWD:
         c->args.attn_fwd.rng = rng;
-        c->args.attn_fwd.dropout_p = 0.1f;
+        c->args.attn_fwd.rule.dropout_p = 0.1f;
         c->args.attn_fwd.fp8.s_dtype = TE_F8E4M3;
         c->args.attn_fwd.fp8.s_scale = one;
         c->args.attn_fwd.fp8.s_amax = one_out;
-        for (int i = 0; i < TE_SCORE_MOD_AUX; i++) c->args.attn_fwd.extras.score_mod.aux[i] = zeros(te, TE_F32, 1, 0);
+        for (int i = 0; i < TE_SCORE_MOD_AUX; i++) c->args.attn_fwd.rule.score_mod.aux[i] = zeros(te, TE_F32, 1, 0);
         return way == 0;
     case TE_OP_ATTN_BWD:
         c->args.attn_bwd.rng = rng;
@@ -311,7 +311,7 @@ static bool add_more(te_ctx *te, call *c, int way) {
         c->args.attn_bwd.fp8.dp_scale = zeros(te, TE_F32, 1, 0);
         te_tensor_fill(c->args.attn_bwd.fp8.dp_scale, 8);
         c->args.attn_bwd.fp8.dp_amax = one_out;
-        for (int i = 0; i < TE_SCORE_MOD_AUX; i++) c->args.attn_bwd.extras.score_mod.aux[i] = zeros(te, TE_F32, 1, 0);
+        for (int i = 0; i < TE_SCORE_MOD_AUX; i++) c->args.attn_bwd.rule.score_mod.aux[i] = zeros(te, TE_F32, 1, 0);
         return way == 0;
     case TE_OP_DROPOUT_ADD_FWD: c->args.dropout_add_fwd.rng = rng; return way == 0;
     case TE_OP_DROPOUT_ADD_BWD: c->args.dropout_add_bwd.rng = rng; return way == 0;

@@ -342,7 +342,7 @@ static void draw(te_ctx *te, te_tensor *x, int what) {
     case 0: te_tensor_normal(te, TE_F32, SHAPE(64), 0, 1); break;
     case 1: te_dropout(x, 0.5f); break;
     case 2:
-        a.dropout_p = 0.5f;
+        a.rule.dropout_p = 0.5f;
         te_attention(x, x, x, &a);
         break;
     case 3: {

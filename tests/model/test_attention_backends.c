@@ -400,10 +400,10 @@ TE_TEST(block_mask_skips) {
     for (int t = 0; t < 2; t++) {
         te_tensor *x[4] = {test_tensor(te, TE_F32, SHAPE(1, 450, 2, 8), test_normal(7200, 1)), test_tensor(te, TE_F32, SHAPE(1, 450, 1, 8), test_normal(3600, 2)),
                            test_tensor(te, TE_F32, SHAPE(1, 450, 1, 8), test_normal(3600, 3)), te_tensor_detach(bias)}, *y;
-        te_attention_desc a = {.format = TE_BSHD, .extras = {.score_mod = {.mask_fn = same_document, .user = &calls, .additive = true}, .block_mask = t ? blocks : NULL,
+        te_attention_desc a = {.format = TE_BSHD, .rule = {.score_mod = {.mask_fn = same_document, .user = &calls, .additive = true}, .block_mask = t ? blocks : NULL,
                                                              .core_attention_bias_type = TE_ATTN_BIAS_POST_SCALE}};
         for (int i = 0; i < 4; i++) te_tensor_set_requires_grad(x[i], true);
-        a.extras.core_attention_bias = x[3];
+        a.rule.core_attention_bias = x[3];
         before = calls;
         y = te_attention(x[0], x[1], x[2], &a);
         REQUIRE_OK(te);
@@ -426,14 +426,14 @@ TE_TEST_DEVICES(block_mask_counts) {
     static const te_dtype formats[] = {TE_F32, TE_BF16};
     for (int t = 0; t < 4; t++) {
         te_attn_inputs in = inputs_of(te, formats[t % 2], &s);
-        te_attention_desc a = {.format = TE_BSHD, .mask = t < 2 ? TE_MASK_CAUSAL : TE_MASK_NONE, .softmax_scale = 0.25f, .extras = {.block_mask = te_tensor_from_host(te, TE_U8, SHAPE(1, 1, 2, 2), blocks)}};
+        te_attention_desc a = {.format = TE_BSHD, .rule.mask = t < 2 ? TE_MASK_CAUSAL : TE_MASK_NONE, .rule.softmax_scale = 0.25f, .rule.block_mask = te_tensor_from_host(te, TE_U8, SHAPE(1, 1, 2, 2), blocks)};
         const double tol = formats[t % 2] == TE_BF16 ? 1.6e-2 : 2e-5; /* probabilities and outputs are rounded to 8 bits */
         uint8_t *keep = test_alloc(200 * 200);
         float *parts[4];
         te_tensor *y;
         for (int i = 0; i < 200; i++)
             for (int j = 0; j < 200; j++) keep[i * 200 + j] = (t >= 2 || j <= i) && !(i >= 128 && j < 128);
-        test_case("mask %d %s", (int)a.mask, te_dtype_name(formats[t % 2]));
+        test_case("mask %d %s", (int)a.rule.mask, te_dtype_name(formats[t % 2]));
         (void)parts;
         te_tensor_set_requires_grad(in.k, true);
         y = te_attention(in.q, in.k, in.v, &a);
@@ -459,8 +459,8 @@ static void count_op(te_ctx *te, const te_trace *e, void *user) {
     if (e->op == TE_OP_SOFTMAX_FWD) c->softmaxes++;
     if (e->op != TE_OP_ATTN_FWD) return;
     c->attention++;
-    c->blocks += ((const te_op_attn_fwd_args *)e->args)->extras.block_mask != NULL;
-    c->masks += ((const te_op_attn_fwd_args *)e->args)->extras.attention_mask != NULL;
+    c->blocks += ((const te_op_attn_fwd_args *)e->args)->rule.block_mask != NULL;
+    c->masks += ((const te_op_attn_fwd_args *)e->args)->rule.attention_mask != NULL;
 }
 TE_TEST_DEVICES(backends_run_their_own_operations) {
     static const shape s = {1, 6, 6, 2, 2, 8, 8};

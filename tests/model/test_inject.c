@@ -428,7 +428,7 @@ TE_TEST(inject_params_are_inferred) {
     CHECK_STR(te_module_get_class(dpa)->name, "DotProductAttention");
     te_tensor *q = heads_of(te, 2, 5, 4, 8, 1), *kv = heads_of(te, 2, 5, 2, 8, 2); /* [b, s, heads, d] */
     te_forward_args call = {.input = q, .key = kv, .value = kv};
-    te_tensor *y = te_forward_with(dpa, &call), *want = te_attention(q, kv, kv, &(te_attention_desc){.format = TE_BSHD, .mask = TE_MASK_CAUSAL});
+    te_tensor *y = te_forward_with(dpa, &call), *want = te_attention(q, kv, kv, &(te_attention_desc){.format = TE_BSHD, .rule.mask = TE_MASK_CAUSAL});
     REQUIRE_OK(te);
     CHECK_BYTES("causal, bshd, 1 / sqrt(d)", test_read(y), test_read(want), 2 * 5 * 4 * 8 * 4);
     te_module_destroy(dpa);

@@ -193,7 +193,9 @@ TE_TEST_DEVICES(inject_sinks) {
         te_causal_lm_desc d = lm_desc(TE_F32, 1);
         te_module *m = te_causal_lm_create(te, &d), *attn = attention_at(m, 0);
         te_tensor *sinks = te_tensor_set_requires_grad(test_tensor(te, TE_F32, SHAPE(4), test_normal(4, 9)), !frozen);
-        ((te_sdpa_desc *)te_module_state(te_module_find(attn, "sdpa")))->sinks = sinks;
+        te_attn_rule *rule = &((te_sdpa_desc *)te_module_state(te_module_find(attn, "sdpa")))->rule;
+        rule->softmax_type = TE_SOFTMAX_LEARNABLE;
+        rule->softmax_offset = sinks;
         results runs[2];
         for (int injected = 0; injected < 2; injected++) {
             if (injected) CHECK_EQ_INT(te_inject_te_attention(m, NULL), 1);
@@ -222,7 +224,7 @@ TE_TEST_DEVICES(inject_cores_of_other_layouts) {
     const te_window windows[] = {{.on = true, .left = 3}, {.on = false}, {.on = true, .left = -1, .right = 5}, {.on = true, .left = 2, .right = -1}};
     for (int i = 0; i < COUNT(masks); i++) {
         te_module *m = te_module_create(te, &core_class, "self_attn");
-        te_module_add_child(m, "sdpa", te_sdpa_create(te, &(te_sdpa_desc){.mask = masks[i], .window = windows[i], .softmax_scale = 0.3f}));
+        te_module_add_child(m, "sdpa", te_sdpa_create(te, &(te_sdpa_desc){.rule.mask = masks[i], .rule.window = windows[i], .rule.softmax_scale = 0.3f}));
         static const char *const names[] = {"q_proj", "k_proj", "v_proj"};
         for (int k = 0; k < 3; k++)
             te_module_add_child(m, names[k], te_linear_create(te, &(te_linear_desc){.in_features = 8, .out_features = k ? 16 : 32, .gemm.device = TE_PARAMS_META}));

@@ -83,7 +83,7 @@ static te_tensor *rotated(te_tensor *x, const mha_case *c, const te_rotary_desc 
 }
 static te_tensor *mha_by_hand(te_ctx *te, te_module *m, const mha_case *c, const te_rotary_desc *rotary, te_tensor *x, te_tensor *encoder) {
     te_tensor *qx = project(m, c->cross ? "query_layer" : "qkv", x), *kx = c->cross ? project(m, "key_value", encoder) : qx, *part[3], *o;
-    te_attention_desc a = {.format = c->format, .mask = c->mask, .window = c->window};
+    te_attention_desc a = {.format = c->format, .rule.mask = c->mask, .rule.window = c->window};
     te_attention_call call = mha_call(te, c, rotary, x, encoder).attention;
     int64_t shape[3];
     part[0] = heads_of(qx, 0, H);
@@ -94,13 +94,13 @@ static te_tensor *mha_by_hand(te_ctx *te, te_module *m, const mha_case *c, const
         if (c->rotary) part[i] = rotated(part[i], c, rotary, i && c->cross ? kv_lengths : q_lengths);
         if (c->norm && !c->before_rope) part[i] = te_l2_normalization(part[i], 0);
     }
-    if (c->mask >= TE_MASK_PADDING) a.extras.cu_seqlens_q = starts(te, q_lengths, 0), a.extras.cu_seqlens_kv = starts(te, c->cross ? kv_lengths : q_lengths, 0);
-    if (c->padded) a.extras.cu_seqlens_q_padded = starts(te, q_lengths, 2), a.extras.cu_seqlens_kv_padded = starts(te, c->cross ? kv_lengths : q_lengths, 2);
-    a.extras.bottom_right_diagonal = c->bottom_right;
-    a.extras.core_attention_bias_type = c->bias;
-    a.extras.core_attention_bias = call.core_attention_bias;
-    a.extras.alibi_slopes = call.alibi_slopes;
-    if (c->learnable) a.extras.softmax_type = TE_SOFTMAX_LEARNABLE, a.extras.softmax_offset = te_module_parameter(te_module_find(m, "core_attention"), "softmax_offset");
+    if (c->mask >= TE_MASK_PADDING) a.rule.cu_seqlens_q = starts(te, q_lengths, 0), a.rule.cu_seqlens_kv = starts(te, c->cross ? kv_lengths : q_lengths, 0);
+    if (c->padded) a.rule.cu_seqlens_q_padded = starts(te, q_lengths, 2), a.rule.cu_seqlens_kv_padded = starts(te, c->cross ? kv_lengths : q_lengths, 2);
+    a.rule.bottom_right_diagonal = c->bottom_right;
+    a.rule.core_attention_bias_type = c->bias;
+    a.rule.core_attention_bias = call.core_attention_bias;
+    a.rule.alibi_slopes = call.alibi_slopes;
+    if (c->learnable) a.rule.softmax_type = TE_SOFTMAX_LEARNABLE, a.rule.softmax_offset = te_module_parameter(te_module_find(m, "core_attention"), "softmax_offset");
     o = te_attention(part[0], part[1], part[2], &a);
     memcpy(shape, te_tensor_shape(o), sizeof shape);
     shape[te_tensor_ndim(o) - 2] = H * D;

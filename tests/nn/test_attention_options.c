@@ -80,7 +80,7 @@ static inputs make_inputs(te_ctx *te, const acase *c, te_dtype dtype) {
     const bool all = c->packed == QKV || c->packed == QKV_HEADS, keys = c->packed == KV || c->packed == KV_HEADS;
     const int groups = all ? H : G, d_v = c->packed ? D : DV;
     te_attention_call *a = &in.args.attention;
-    te_attn_extras *x = &in.hand.extras;
+    te_attn_rule *x = &in.hand.rule;
     memset(&in, 0, sizeof in);
     if (all) in.leaf[0] = a->qkv_layer = part(te, c, dtype, false, H, D, 3, c->packed == QKV_HEADS, 1);
     else in.leaf[0] = in.args.input = part(te, c, dtype, false, H, D, 1, false, 1);
@@ -107,9 +107,9 @@ static inputs make_inputs(te_ctx *te, const acase *c, te_dtype dtype) {
     if (c->bias == TE_ATTN_BIAS_PRE_SCALE || c->bias == TE_ATTN_BIAS_POST_SCALE) in.leaf[3] = a->core_attention_bias = leaf(te, dtype, SHAPE(1, H, S, longest(c, true)), 4);
     if (c->slopes) a->alibi_slopes = te_tensor_full(te, TE_F32, SHAPE(H), 0.2);
     in.hand.format = c->format;
-    in.hand.mask = c->mask;
-    in.hand.window = c->window;
-    in.hand.dropout_p = c->dropout;
+    in.hand.rule.mask = c->mask;
+    in.hand.rule.window = c->window;
+    in.hand.rule.dropout_p = c->dropout;
     if (c->given) {
         x->cu_seqlens_q = starts(te, q_lengths, 0);
         x->cu_seqlens_kv = starts(te, lengths_of(c, true), 0);
@@ -183,7 +183,7 @@ TE_TEST_DEVICES(attention_options_of_the_core) {
         te_module *m = make_core(te, c, w, &in.args);
         REQUIRE_OK(te);
         if (c->softmax == TE_SOFTMAX_LEARNABLE) {
-            in.leaf[4] = in.hand.extras.softmax_offset = te_module_parameter(m, "softmax_offset");
+            in.leaf[4] = in.hand.rule.softmax_offset = te_module_parameter(m, "softmax_offset");
             REQUIRE(in.leaf[4] && te_tensor_dtype(in.leaf[4]) == TE_F32 && te_tensor_numel(in.leaf[4]) == H && te_tensor_requires_grad(in.leaf[4]));
             CHECK(test_read(in.leaf[4])[0] == 0);
             te_tensor_copy_from_host(in.leaf[4], test_normal(H, 9));
@@ -233,7 +233,7 @@ TE_TEST(attention_options_windows) {
         te_module *m = te_dot_product_attention_create(te, &d);
         te_forward_args args = {.input = x, .key = x, .value = x};
         test_case("rule %d", i);
-        float *got = test_read(te_forward_with(m, &args)), *want = test_read(te_attention(x, x, x, &(te_attention_desc){.mask = rules[i].mask, .window = rules[i].means}));
+        float *got = test_read(te_forward_with(m, &args)), *want = test_read(te_attention(x, x, x, &(te_attention_desc){.rule.mask = rules[i].mask, .rule.window = rules[i].means}));
         REQUIRE_OK(te);
         CHECK_BYTES("out", got, want, S * B * H * D * sizeof(float));
         te_module_destroy(m);
@@ -246,10 +246,10 @@ TE_TEST_DEVICES(attention_options_without_pad_between_seqs) {
     te_module *m = te_dot_product_attention_create(te, &d);
     te_tensor *x = leaf(te, TE_F32, SHAPE(14, H, D), 1);
     te_forward_args args = {.input = x, .key = x, .value = x, .attention.cu_seqlens_q = starts(te, q_lengths, 0), .attention.cu_seqlens_q_padded = starts(te, q_lengths, 2)};
-    te_attention_desc want = {.format = TE_THD, .mask = TE_MASK_PADDING, .extras.cu_seqlens_q = args.attention.cu_seqlens_q, .extras.cu_seqlens_kv = args.attention.cu_seqlens_q};
+    te_attention_desc want = {.format = TE_THD, .rule.mask = TE_MASK_PADDING, .rule.cu_seqlens_q = args.attention.cu_seqlens_q, .rule.cu_seqlens_kv = args.attention.cu_seqlens_q};
     for (int i = 0; i < 2; i++) { /* not, and by default, which is yes */
         args.attention.pad_between_seqs = i ? TE_DEFAULT : TE_OFF;
-        if (i) want.extras.cu_seqlens_q_padded = want.extras.cu_seqlens_kv_padded = args.attention.cu_seqlens_q_padded;
+        if (i) want.rule.cu_seqlens_q_padded = want.rule.cu_seqlens_kv_padded = args.attention.cu_seqlens_q_padded;
         float *got = test_read(te_forward_with(m, &args)), *hand = test_read(te_attention(x, x, x, &want));
         REQUIRE_OK(te);
         CHECK_BYTES("out", got, hand, 14 * H * D * sizeof(float));

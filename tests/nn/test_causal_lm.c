@@ -253,7 +253,7 @@ TE_TEST(causal_lm_refusals) {
     CHECK_ERROR(te, TE_ERR_INVALID, "format 77");
     CHECK(te_sdpa_create(te, &(te_sdpa_desc){.softcap = -1}) == NULL);
     CHECK_ERROR(te, TE_ERR_INVALID, "softcap is -1");
-    CHECK(te_sdpa_create(te, &(te_sdpa_desc){.softcap = 2, .dropout_p = 0.5f}) == NULL);
+    CHECK(te_sdpa_create(te, &(te_sdpa_desc){.softcap = 2, .rule.dropout_p = 0.5f}) == NULL);
     CHECK_ERROR(te, TE_ERR_UNSUPPORTED, "softcap 2 with dropout_p");
     te_module *m = te_sdpa_create(te, &(te_sdpa_desc){.softcap = 30, .format = TE_BSHD});
     CHECK_OK(te);

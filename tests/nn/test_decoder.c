@@ -70,7 +70,7 @@ static te_tensor *attention_by_hand(te_module *m, const hand *a, te_tensor *x, t
             if (pass == 0 && rotary) part[i] = te_apply_rotary_pos_emb(part[i], rotary, TE_SBHD);
         }
     }
-    te_attention_desc core = {.mask = o->attn_mask_type};
+    te_attention_desc core = {.rule.mask = o->attn_mask_type};
     q = te_attention(part[0], part[1], part[2], &core);
     q = te_tensor_view(q, 3, (const int64_t[]){te_tensor_shape(q)[0], B, H * D});
     return te_linear(q, param(m, "proj", "weight"), param(m, "proj", "bias"));

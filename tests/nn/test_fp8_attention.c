@@ -132,9 +132,9 @@ static outcome points(te_ctx *te, const problem *p, int step, const scales *in) 
     f.lse = te_tensor_empty(te, TE_F32, SHAPE(B, H, p->s));
     f.format = g.format = p->format;
     if (p->format == TE_THD) {
-        f.mask = g.mask = TE_MASK_PADDING_CAUSAL;
-        f.extras.cu_seqlens_q = f.extras.cu_seqlens_kv = starts_of(te, p);
-        g.extras = f.extras;
+        f.rule.mask = g.rule.mask = TE_MASK_PADDING_CAUSAL;
+        f.rule.cu_seqlens_q = f.rule.cu_seqlens_kv = starts_of(te, p);
+        g.rule = f.rule;
     }
     if (rounds) {
         f.fp8.s_dtype = g.fp8.s_dtype = codes_of(p, false);

@@ -172,13 +172,13 @@ TE_TEST_DEVICES(graph_numbers_from_tensors) {
         te_tensor_to_host(y, out[2]);
         te_op_attn_fwd_args attn = {0};
         te_tensor *o = te_tensor_zeros(te, TE_F32, SHAPE(N, 1, 1, N));
-        attn.q = attn.k = attn.v = q, attn.o = o, attn.dropout_p = 0.3f;
+        attn.q = attn.k = attn.v = q, attn.o = o, attn.rule.dropout_p = 0.3f;
         attn.lse = te_tensor_zeros(te, TE_F32, SHAPE(1, 1, N));
         attn.seed = seed, attn.offset = offset, attn.rng = from;
         CHECK_EQ_INT(te_op_attn_fwd(te, &attn), TE_OK);
         te_tensor_to_host(o, out[3]);
         te_op_attn_bwd_args grad = {0};
-        grad.q = grad.k = grad.v = q, grad.o = o, grad.lse = attn.lse, grad.d_o = q, grad.dropout_p = 0.3f;
+        grad.q = grad.k = grad.v = q, grad.o = o, grad.lse = attn.lse, grad.d_o = q, grad.rule.dropout_p = 0.3f;
         grad.dq = te_tensor_zeros(te, TE_F32, SHAPE(N, 1, 1, N));
         grad.dk = te_tensor_zeros(te, TE_F32, SHAPE(N, 1, 1, N));
         grad.dv = te_tensor_zeros(te, TE_F32, SHAPE(N, 1, 1, N));
@@ -513,9 +513,9 @@ static void count_listed(const char *chapter, const char *rows, int *num_structs
     int structs = 0, fields = 0;
     REQUIRE(ops != NULL);
     for (const char *at = ops; (at = strstr(at, "typedef struct te_")) != NULL; at++) {
-        static const char shared[] = "typedef struct te_attn_extras {"; /* a part of both attention operations */
+        static const char shared[] = "typedef struct te_attn_rule {"; /* a part of both attention operations */
         char name[64] = "attn_fwd_args";
-        const char *end = strstr(at, "\n}"), *prefix = strncmp(at, shared, sizeof shared - 1) ? "" : "extras.";
+        const char *end = strstr(at, "\n}"), *prefix = strncmp(at, shared, sizeof shared - 1) ? "" : "rule.";
         int op = 1;
         if ((!*prefix && sscanf(at, "typedef struct te_op_%63[a-z0-9_]", name) != 1) || strlen(name) < 6 || strcmp(name + strlen(name) - 5, "_args") != 0) continue;
         name[strlen(name) - 5] = 0;

@@ -251,11 +251,12 @@ typedef struct own_attention {
 static te_result attend(te_module *m, te_forward_args *args) {
     own_attention *own = (own_attention *)args->user;
     te_inference_step step;
-    te_attention_desc a = {.format = TE_SBHD, .mask = TE_MASK_PADDING_CAUSAL_BOTTOM_RIGHT};
+    te_attention_desc a = {.format = TE_SBHD};
     te_result result = te_inference_params_step(own->cache, m, args->key, args->value, TE_SBHD, &step);
     if (result != TE_OK) return result;
     own->calls++;
-    a.extras = step.extras;
+    a.rule = step.rule;
+    a.rule.mask = TE_MASK_PADDING_CAUSAL_BOTTOM_RIGHT;
     te_tensor *y = te_attention(args->input, step.k, step.v, &a);
     if (!y) return te_error_code(te_module_ctx(m));
     const int64_t *s = te_tensor_shape(y);

@@ -8,7 +8,7 @@
 /* The core of a language model reads fewer options of a call than DotProductAttention, and says so. */
 TE_TEST(options_of_a_call_that_sdpa_does_not_read) {
     te_ctx *te = test_context("cpu");
-    te_module *m = te_sdpa_create(te, &(te_sdpa_desc){.mask = TE_MASK_CAUSAL});
+    te_module *m = te_sdpa_create(te, &(te_sdpa_desc){.rule.mask = TE_MASK_CAUSAL});
     te_tensor *x = te_tensor_zeros(te, TE_BF16, SHAPE(2, 1, 2, 8));
     CHECK(te__sdpa_call_group.num_fields > 10);
     for (int i = 0; i < te__sdpa_call_group.num_fields; i++) {
@@ -23,6 +23,26 @@ TE_TEST(options_of_a_call_that_sdpa_does_not_read) {
         CHECK_ERROR(te, TE_ERR_UNSUPPORTED, name);
     }
     te_module_destroy(m);
+}
+
+/* So does its desc with fields of te_attn_rule; every other one is read. */
+TE_TEST(options_of_a_rule_that_sdpa_does_not_read) {
+    te_ctx *te = test_context("cpu");
+    for (int i = 0; i < te__sdpa_rule_group.num_fields; i++) {
+        const te__field *f = &te__sdpa_rule_group.fields[i];
+        te_sdpa_desc d = {0};
+        char name[128];
+        memset((unsigned char *)&d.rule + f->offset, 1, 1);
+        snprintf(name, sizeof name, "rule.%s is not implemented yet", f->name);
+        CHECK(!te_sdpa_create(te, &d));
+        CHECK_ERROR(te, TE_ERR_UNSUPPORTED, name);
+    }
+    CHECK(!te_sdpa_create(te, &(te_sdpa_desc){.rule.softmax_type = TE_SOFTMAX_LEARNABLE}));
+    CHECK_ERROR(te, TE_ERR_INVALID, "rule.softmax_offset is NULL and rule.softmax_type 2");
+    CHECK(!te_sdpa_create(te, &(te_sdpa_desc){.rule.softmax_offset = te_tensor_zeros(te, TE_F32, SHAPE(2))}));
+    CHECK_ERROR(te, TE_ERR_INVALID, "rule.softmax_offset is given and rule.softmax_type 0");
+    CHECK(!te_sdpa_create(te, &(te_sdpa_desc){.softcap = 2, .rule.softmax_type = TE_SOFTMAX_OFF_BY_ONE}));
+    CHECK_ERROR(te, TE_ERR_UNSUPPORTED, "softcap 2 with softmax_type");
 }
 
 TE_TEST(options_refused_masks_and_formats) {

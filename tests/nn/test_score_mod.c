@@ -109,16 +109,16 @@ static tried try_rule(te_ctx *te, te_dtype dtype, const arrays *a, const te_scor
     t.leaf[TV] = tensor_of(te, dtype, SHAPE(T, B, G, D), a->v);
     t.leaf[TBIAS] = tensor_of(te, dtype, SHAPE(1, H, S, T), a->bias);
     for (int i = 0; i < LEAVES; i++) te_tensor_set_requires_grad(t.leaf[i], true);
-    d.extras.core_attention_bias_type = TE_ATTN_BIAS_POST_SCALE;
-    d.extras.core_attention_bias = t.leaf[TBIAS];
-    d.extras.score_mod = *m;
+    d.rule.core_attention_bias_type = TE_ATTN_BIAS_POST_SCALE;
+    d.rule.core_attention_bias = t.leaf[TBIAS];
+    d.rule.score_mod = *m;
     t.o = te_attention(t.leaf[TQ], t.leaf[TK], t.leaf[TV], &d);
     return t;
 }
 
 /* Without NVRTC, CUDA has no expressions, and says so. */
 static bool compiles(te_ctx *te) {
-    te_attention_desc d = {.extras.score_mod = rule_of(te, ALIBI)};
+    te_attention_desc d = {.rule.score_mod = rule_of(te, ALIBI)};
     te_tensor *x = te_tensor_zeros(te, TE_F32, SHAPE(S, B, H, D));
     if (te_attention(x, x, x, &d)) return true;
     CHECK_ERROR(te, TE_ERR_LIBRARY, "there is no NVRTC to compile them");
@@ -192,9 +192,9 @@ TE_TEST_DEVICES(score_mod_as_alibi) {
     memset(&none, 0, sizeof none);
     memset(a.bias, 0, H * S * T * sizeof(double));
     tried t = try_rule(te, TE_F32, &a, &m);
-    d.extras.bottom_right_diagonal = TE_OFF;
-    d.extras.core_attention_bias_type = TE_ATTN_BIAS_ALIBI;
-    d.extras.alibi_slopes = m.aux[0];
+    d.rule.bottom_right_diagonal = TE_OFF;
+    d.rule.core_attention_bias_type = TE_ATTN_BIAS_ALIBI;
+    d.rule.alibi_slopes = m.aux[0];
     te_tensor *want = te_attention(t.leaf[TQ], t.leaf[TK], t.leaf[TV], &d);
     REQUIRE_OK(te);
     CHECK_TENSOR(t.o, test_read(want), 1e-5, 1e-6);
@@ -238,14 +238,14 @@ TE_TEST(score_mod_beside_the_rest) {
         x[3] = tensor_of(te, TE_F32, SHAPE(H), a.bias);
         for (int i = 0; i < 4; i++) te_tensor_set_requires_grad(x[i], true);
         d.format = TE_THD;
-        d.mask = TE_MASK_PADDING_CAUSAL;
-        d.dropout_p = 0.3f;
-        d.extras.cu_seqlens_q = d.extras.cu_seqlens_kv = test_i32(te, SHAPE(3), lengths);
-        d.extras.softmax_type = TE_SOFTMAX_LEARNABLE;
-        d.extras.softmax_offset = x[3];
+        d.rule.mask = TE_MASK_PADDING_CAUSAL;
+        d.rule.dropout_p = 0.3f;
+        d.rule.cu_seqlens_q = d.rule.cu_seqlens_kv = test_i32(te, SHAPE(3), lengths);
+        d.rule.softmax_type = TE_SOFTMAX_LEARNABLE;
+        d.rule.softmax_offset = x[3];
         if (with) {
-            d.extras.score_mod.score_fn = same;
-            d.extras.score_mod.score_bprop_fn = one;
+            d.rule.score_mod.score_fn = same;
+            d.rule.score_mod.score_bprop_fn = one;
         }
         te_seed(te, 9);
         te_tensor *o = te_attention(x[0], x[1], x[2], &d);
@@ -355,7 +355,7 @@ TE_TEST_DEVICES(score_mod_refuses_expressions) {
         m.score_mod = wrong[i].text;
         test_case("%s", wrong[i].text);
         CHECK(!try_rule(te, TE_F32, &a, &m).o);
-        CHECK_STR(te_error(te), "extras.score_mod.score_mod");
+        CHECK_STR(te_error(te), "rule.score_mod.score_mod");
         CHECK_ERROR(te, TE_ERR_INVALID, wrong[i].says);
     }
     memset(longest, '1', sizeof longest);
@@ -366,7 +366,7 @@ TE_TEST_DEVICES(score_mod_refuses_expressions) {
     m = rule_of(te, DOCUMENT);
     m.mask_mod = "score > 0";
     CHECK(!try_rule(te, TE_F32, &a, &m).o);
-    CHECK_ERROR(te, TE_ERR_INVALID, "extras.score_mod.mask_mod has the name \"score\" at character 1, which a mask does not have");
+    CHECK_ERROR(te, TE_ERR_INVALID, "rule.score_mod.mask_mod has the name \"score\" at character 1, which a mask does not have");
 }
 
 TE_TEST_DEVICES(score_mod_refuses_what_is_missing) {
@@ -376,7 +376,7 @@ TE_TEST_DEVICES(score_mod_refuses_what_is_missing) {
     m.score_mod_bprop = NULL;
     m.score_bprop_fn = NULL;
     CHECK(!try_rule(te, TE_F32, &a, &m).o);
-    CHECK_ERROR(te, TE_ERR_INVALID, "a gradient is asked for, extras.score_mod.score_mod is given and score_mod_bprop is NULL; give the derivative by score, or set additive if it is 1");
+    CHECK_ERROR(te, TE_ERR_INVALID, "a gradient is asked for, rule.score_mod.score_mod is given and score_mod_bprop is NULL; give the derivative by score, or set additive if it is 1");
     te_no_grad_begin(te);
     CHECK(try_rule(te, TE_F32, &a, &m).o != NULL);
     CHECK_OK(te);

@@ -1,4 +1,4 @@
-/* attn_formula.h: attention with all of te_attn_extras for test_attn_extras.c: cases, their tensors, the formula in float64 with its gradients, and how both are
+/* attn_formula.h: attention with all of te_attn_rule for test_attn_extras.c: cases, their tensors, the formula in float64 with its gradients, and how both are
  * compared. Knows the public API; shares no code with te.h. */
 
 /* ---- a case: one choice of each option ---- */
@@ -314,10 +314,16 @@ typedef struct xtensors {
     te_op_attn_bwd_args g;
 } xtensors;
 
-static te_attn_extras make_extras(te_ctx *te, const xcase *c, const xdata *in) {
-    te_attn_extras x;
+static te_attn_rule make_rule(te_ctx *te, const xcase *c, const xdata *in) {
+    te_attn_rule x;
     int64_t s[4];
     memset(&x, 0, sizeof x);
+    x.mask = c->mask;
+    x.window.on = c->window;
+    x.window.left = c->left;
+    x.window.right = c->right;
+    x.softmax_scale = c->scale;
+    x.dropout_p = c->p;
     x.bottom_right_diagonal = (te_switch)c->option[DIAGONAL];
     if (c->pads) {
         x.cu_seqlens_q = starts(te, c, c->length_q);
@@ -369,15 +375,9 @@ static xtensors make_tensors(te_ctx *te, const xcase *c, const xdata *in) {
     t.f.lse = t.lse;
     t.f.max_logit = t.max_logit;
     t.f.format = t.g.format = c->format;
-    t.f.mask = t.g.mask = c->mask;
-    t.f.window.on = t.g.window.on = c->window;
-    t.f.window.left = t.g.window.left = c->left;
-    t.f.window.right = t.g.window.right = c->right;
-    t.f.softmax_scale = t.g.softmax_scale = c->scale;
-    t.f.dropout_p = t.g.dropout_p = c->p;
     t.f.seed = t.g.seed = 21;
     t.f.offset = t.g.offset = 4;
-    t.f.extras = t.g.extras = make_extras(te, c, in);
+    t.f.rule = t.g.rule = make_rule(te, c, in);
     t.g.o = t.x[O];
     t.g.lse = t.lse;
     t.g.d_o = t.x[DO];

@@ -1,4 +1,4 @@
-/* test_attn_extras.c: te_attn_extras: every pair of choices of mask, window, layout, bias, softmax, heads, sizes, format and dropout against the formula in
+/* test_attn_extras.c: te_attn_rule: every pair of choices of mask, window, layout, bias, softmax, heads, sizes, format and dropout against the formula in
  * float64, forward and backward; the gradients of that formula against differences; caches and pages; the same bits again; refusals. */
 #include "../te_test.h"
 #include "attn_formula.h"
@@ -179,12 +179,10 @@ TE_TEST_DEVICES(attn_extras_on_the_tape) {
         name_case(c);
         xdata in = make_data(c), want = run(te, c, &in);
         xtensors t = make_tensors(te, c, &in);
-        te_tensor *inputs[5] = {t.x[Q], t.x[K], t.x[V], t.f.extras.core_attention_bias, t.f.extras.softmax_offset};
+        te_tensor *inputs[5] = {t.x[Q], t.x[K], t.x[V], t.f.rule.core_attention_bias, t.f.rule.softmax_offset};
         memset(&desc, 0, sizeof desc);
         desc.format = c->format;
-        desc.mask = c->mask;
-        desc.softmax_scale = c->scale;
-        desc.extras = t.f.extras;
+        desc.rule = t.f.rule;
         desc.max_logit = t.max_logit;
         for (int i = 0; i < 5; i++) te_tensor_set_requires_grad(inputs[i], true);
         te_tensor *o = te_attention(t.x[Q], t.x[K], t.x[V], &desc);
@@ -209,54 +207,54 @@ TE_TEST_DEVICES(attn_extras_refuses) {
     te_op_attn_bwd_args g;
     REQUIRE_OK(te);
 
-    f = p.f, f.mask = TE_MASK_CAUSAL, te_op_attn_fwd(te, &f);
+    f = p.f, f.rule.mask = TE_MASK_CAUSAL, te_op_attn_fwd(te, &f);
     CHECK_ERROR(te, TE_ERR_INVALID, "mask is 2 with TE_THD; packed sequences need a padding mask (4 to 6)");
-    f = p.f, f.extras.cu_seqlens_kv = NULL, te_op_attn_fwd(te, &f);
-    CHECK_ERROR(te, TE_ERR_STATE, "extras.cu_seqlens_kv is NULL; a padding mask needs it");
-    f = p.f, f.extras.cu_seqlens_kv = five, te_op_attn_fwd(te, &f);
-    CHECK_ERROR(te, TE_ERR_SHAPE, "extras.cu_seqlens_kv is [5]; 4 elements are needed");
-    f = p.f, f.extras.cu_seqlens_q = te_tensor_zeros(te, TE_F32, SHAPE(4)), te_op_attn_fwd(te, &f);
-    CHECK_ERROR(te, TE_ERR_DTYPE, "extras.cu_seqlens_q is f32");
-    f = p.f, f.extras.cu_seqlens_q = te_tensor_zeros(te, TE_I32, SHAPE(0)), te_op_attn_fwd(te, &f);
+    f = p.f, f.rule.cu_seqlens_kv = NULL, te_op_attn_fwd(te, &f);
+    CHECK_ERROR(te, TE_ERR_STATE, "rule.cu_seqlens_kv is NULL; a padding mask needs it");
+    f = p.f, f.rule.cu_seqlens_kv = five, te_op_attn_fwd(te, &f);
+    CHECK_ERROR(te, TE_ERR_SHAPE, "rule.cu_seqlens_kv is [5]; 4 elements are needed");
+    f = p.f, f.rule.cu_seqlens_q = te_tensor_zeros(te, TE_F32, SHAPE(4)), te_op_attn_fwd(te, &f);
+    CHECK_ERROR(te, TE_ERR_DTYPE, "rule.cu_seqlens_q is f32");
+    f = p.f, f.rule.cu_seqlens_q = te_tensor_zeros(te, TE_I32, SHAPE(0)), te_op_attn_fwd(te, &f);
     CHECK_ERROR(te, TE_ERR_SHAPE, "[b + 1] is needed");
     f = p.f, f.q = q.x[Q], te_op_attn_fwd(te, &f);
     CHECK_ERROR(te, TE_ERR_SHAPE, "[tokens, heads, d] is needed with TE_THD");
-    f = p.f, f.extras.max_seqlen_q = -1, te_op_attn_fwd(te, &f);
-    CHECK_ERROR(te, TE_ERR_INVALID, "extras.max_seqlen_q is -1 and max_seqlen_kv is 21");
-    f = p.f, f.extras.core_attention_bias = NULL, te_op_attn_fwd(te, &f);
-    CHECK_ERROR(te, TE_ERR_STATE, "extras.core_attention_bias is NULL; TE_ATTN_BIAS_PRE_SCALE or TE_ATTN_BIAS_POST_SCALE needs it");
-    f = p.f, f.extras.core_attention_bias = te_tensor_zeros(te, TE_F32, SHAPE(1, 4, 17, 20)), te_op_attn_fwd(te, &f);
-    CHECK_ERROR(te, TE_ERR_SHAPE, "extras.core_attention_bias is [1, 4, 17, 20]; [3 or 1, 4 or 1, 17 or 1, 21] is needed");
-    f = p.f, f.extras.softmax_offset = te_tensor_zeros(te, TE_F32, SHAPE(3)), te_op_attn_fwd(te, &f);
-    CHECK_ERROR(te, TE_ERR_SHAPE, "extras.softmax_offset is [3]; 4 elements are needed");
-    f = p.f, f.extras.softmax_type = TE_SOFTMAX_VANILLA, te_op_attn_fwd(te, &f);
-    CHECK_ERROR(te, TE_ERR_INVALID, "extras.softmax_offset belongs to TE_SOFTMAX_LEARNABLE");
+    f = p.f, f.rule.max_seqlen_q = -1, te_op_attn_fwd(te, &f);
+    CHECK_ERROR(te, TE_ERR_INVALID, "rule.max_seqlen_q is -1 and max_seqlen_kv is 21");
+    f = p.f, f.rule.core_attention_bias = NULL, te_op_attn_fwd(te, &f);
+    CHECK_ERROR(te, TE_ERR_STATE, "rule.core_attention_bias is NULL; TE_ATTN_BIAS_PRE_SCALE or TE_ATTN_BIAS_POST_SCALE needs it");
+    f = p.f, f.rule.core_attention_bias = te_tensor_zeros(te, TE_F32, SHAPE(1, 4, 17, 20)), te_op_attn_fwd(te, &f);
+    CHECK_ERROR(te, TE_ERR_SHAPE, "rule.core_attention_bias is [1, 4, 17, 20]; [3 or 1, 4 or 1, 17 or 1, 21] is needed");
+    f = p.f, f.rule.softmax_offset = te_tensor_zeros(te, TE_F32, SHAPE(3)), te_op_attn_fwd(te, &f);
+    CHECK_ERROR(te, TE_ERR_SHAPE, "rule.softmax_offset is [3]; 4 elements are needed");
+    f = p.f, f.rule.softmax_type = TE_SOFTMAX_VANILLA, te_op_attn_fwd(te, &f);
+    CHECK_ERROR(te, TE_ERR_INVALID, "rule.softmax_offset belongs to TE_SOFTMAX_LEARNABLE");
     f = p.f, f.max_logit = te_tensor_zeros(te, TE_F32, SHAPE(5)), te_op_attn_fwd(te, &f);
     CHECK_ERROR(te, TE_ERR_SHAPE, "max_logit is [5]; 4 elements are needed");
-    f = q.f, f.extras.attention_mask = NULL, te_op_attn_fwd(te, &f);
-    CHECK_ERROR(te, TE_ERR_STATE, "extras.attention_mask is NULL; TE_MASK_ARBITRARY needs it");
-    f = q.f, f.extras.attention_mask = te_tensor_zeros(te, TE_U8, SHAPE(2, 3, 17, 21)), te_op_attn_fwd(te, &f);
-    CHECK_ERROR(te, TE_ERR_SHAPE, "extras.attention_mask is [2, 3, 17, 21]; [2 or 1, 4 or 1, 17 or 1, 21 or 1] is needed");
-    f = q.f, f.mask = TE_MASK_NONE, te_op_attn_fwd(te, &f);
-    CHECK_ERROR(te, TE_ERR_INVALID, "extras.attention_mask belongs to TE_MASK_ARBITRARY");
-    f = q.f, f.extras.cu_seqlens_q = four, te_op_attn_fwd(te, &f);
-    CHECK_ERROR(te, TE_ERR_INVALID, "extras.cu_seqlens_q belongs to a padding mask");
-    f = q.f, f.extras.alibi_slopes = te_tensor_zeros(te, TE_F32, SHAPE(3)), te_op_attn_fwd(te, &f);
-    CHECK_ERROR(te, TE_ERR_SHAPE, "extras.alibi_slopes is [3]; [4] or [2, 4] is needed");
-    f = q.f, f.extras.core_attention_bias_type = (te_attn_bias)9, te_op_attn_fwd(te, &f);
+    f = q.f, f.rule.attention_mask = NULL, te_op_attn_fwd(te, &f);
+    CHECK_ERROR(te, TE_ERR_STATE, "rule.attention_mask is NULL; TE_MASK_ARBITRARY needs it");
+    f = q.f, f.rule.attention_mask = te_tensor_zeros(te, TE_U8, SHAPE(2, 3, 17, 21)), te_op_attn_fwd(te, &f);
+    CHECK_ERROR(te, TE_ERR_SHAPE, "rule.attention_mask is [2, 3, 17, 21]; [2 or 1, 4 or 1, 17 or 1, 21 or 1] is needed");
+    f = q.f, f.rule.mask = TE_MASK_NONE, te_op_attn_fwd(te, &f);
+    CHECK_ERROR(te, TE_ERR_INVALID, "rule.attention_mask belongs to TE_MASK_ARBITRARY");
+    f = q.f, f.rule.cu_seqlens_q = four, te_op_attn_fwd(te, &f);
+    CHECK_ERROR(te, TE_ERR_INVALID, "rule.cu_seqlens_q belongs to a padding mask");
+    f = q.f, f.rule.alibi_slopes = te_tensor_zeros(te, TE_F32, SHAPE(3)), te_op_attn_fwd(te, &f);
+    CHECK_ERROR(te, TE_ERR_SHAPE, "rule.alibi_slopes is [3]; [4] or [2, 4] is needed");
+    f = q.f, f.rule.core_attention_bias_type = (te_attn_bias)9, te_op_attn_fwd(te, &f);
     CHECK_ERROR(te, TE_ERR_INVALID, "core_attention_bias_type is 9");
-    f = q.f, f.extras.softmax_type = (te_softmax_type)9, te_op_attn_fwd(te, &f);
+    f = q.f, f.rule.softmax_type = (te_softmax_type)9, te_op_attn_fwd(te, &f);
     CHECK_ERROR(te, TE_ERR_INVALID, "softmax_type is 9");
-    f = q.f, f.extras.bottom_right_diagonal = (te_switch)9, te_op_attn_fwd(te, &f);
+    f = q.f, f.rule.bottom_right_diagonal = (te_switch)9, te_op_attn_fwd(te, &f);
     CHECK_ERROR(te, TE_ERR_INVALID, "bottom_right_diagonal is 9");
     f = q.f, f.format = (te_qkv_format)9, te_op_attn_fwd(te, &f);
     CHECK_ERROR(te, TE_ERR_INVALID, "format is 9");
-    f = q.f, f.extras.page_table = five, te_op_attn_fwd(te, &f);
-    CHECK_ERROR(te, TE_ERR_INVALID, "extras.page_table belongs to a padding mask");
-    f = p.f, f.extras.page_table = five, f.extras.cu_seqlens_kv_padded = NULL, te_op_attn_fwd(te, &f);
-    CHECK_ERROR(te, TE_ERR_SHAPE, "extras.page_table is [5]; [b, pages of each sequence] is needed");
-    f = p.f, f.extras.kv_bshd = true, te_op_attn_fwd(te, &f);
-    CHECK_ERROR(te, TE_ERR_INVALID, "extras.cu_seqlens_kv_padded belongs to packed keys");
+    f = q.f, f.rule.page_table = five, te_op_attn_fwd(te, &f);
+    CHECK_ERROR(te, TE_ERR_INVALID, "rule.page_table belongs to a padding mask");
+    f = p.f, f.rule.page_table = five, f.rule.cu_seqlens_kv_padded = NULL, te_op_attn_fwd(te, &f);
+    CHECK_ERROR(te, TE_ERR_SHAPE, "rule.page_table is [5]; [b, pages of each sequence] is needed");
+    f = p.f, f.rule.kv_bshd = true, te_op_attn_fwd(te, &f);
+    CHECK_ERROR(te, TE_ERR_INVALID, "rule.cu_seqlens_kv_padded belongs to packed keys");
     f = q.f, f.fp8.s_dtype = TE_BF16, f.fp8.s_scale = one_number(te, 1), te_op_attn_fwd(te, &f);
     CHECK_ERROR(te, TE_ERR_DTYPE, "fp8.s_dtype is bf16");
     f = q.f, f.fp8.s_dtype = TE_F8E4M3, te_op_attn_fwd(te, &f);
@@ -266,9 +264,9 @@ TE_TEST_DEVICES(attn_extras_refuses) {
     g = q.g, g.o = NULL, te_op_attn_bwd(te, &g);
     CHECK_ERROR(te, TE_ERR_STATE, "o is NULL");
     g = q.g, g.dbias = te_tensor_zeros(te, TE_F32, SHAPE(1, 1, 1, 21)), te_op_attn_bwd(te, &g);
-    CHECK_ERROR(te, TE_ERR_INVALID, "extras.core_attention_bias is NULL; there is no bias to have a gradient");
+    CHECK_ERROR(te, TE_ERR_INVALID, "rule.core_attention_bias is NULL; there is no bias to have a gradient");
     g = q.g, g.dsoftmax_offset = te_tensor_zeros(te, TE_F32, SHAPE(4)), te_op_attn_bwd(te, &g);
-    CHECK_ERROR(te, TE_ERR_INVALID, "extras.softmax_offset is NULL; there is no offset to have a gradient");
+    CHECK_ERROR(te, TE_ERR_INVALID, "rule.softmax_offset is NULL; there is no offset to have a gradient");
     g = p.g, g.dbias = te_tensor_zeros(te, TE_F32, SHAPE(1, 1, 1, 21)), te_op_attn_bwd(te, &g);
     CHECK_ERROR(te, TE_ERR_SHAPE, "dbias is [1, 1, 1, 21]");
 
@@ -278,22 +276,22 @@ TE_TEST_DEVICES(attn_extras_refuses) {
     xdata in3 = make_data(&paged);
     xtensors t = make_tensors(te, &paged, &in3);
     te_op_attn_bwd(te, &t.g);
-    CHECK_ERROR(te, TE_ERR_UNSUPPORTED, "keys in pages (extras.page_table) are for inference and have no gradients");
-    f = t.f, f.extras.page_table = te_tensor_zeros(te, TE_I32, SHAPE(2, 8)), te_op_attn_fwd(te, &f);
-    CHECK_ERROR(te, TE_ERR_SHAPE, "extras.page_table is [2, 8] and q has 3 sequences");
+    CHECK_ERROR(te, TE_ERR_UNSUPPORTED, "keys in pages (rule.page_table) are for inference and have no gradients");
+    f = t.f, f.rule.page_table = te_tensor_zeros(te, TE_I32, SHAPE(2, 8)), te_op_attn_fwd(te, &f);
+    CHECK_ERROR(te, TE_ERR_SHAPE, "rule.page_table is [2, 8] and q has 3 sequences");
 }
 
 /* Starts that make no sense: the CPU says so; a GPU, which would have to wait for them, stays inside its memory. */
 TE_TEST_DEVICES(attn_extras_wrong_starts) {
     static const int64_t wrong[][4] = {{0, 17, 9, 17}, {0, 17, 17, 900}, {-5, 3, 4, 5}, {0, INT32_MAX, INT32_MIN, 5}};
-    static const char *const says[] = {"extras.cu_seqlens_q[1] is 17 and [2] is 9; starts must not descend",
-                                       "by extras.cu_seqlens_q, sequence 2 has rows 17 to 899; there are 27",
-                                       "by extras.cu_seqlens_q, sequence 0 has rows -5 to 2; there are 27", "sequence 0 has rows 0 to 2147483646; there are 27"};
+    static const char *const says[] = {"rule.cu_seqlens_q[1] is 17 and [2] is 9; starts must not descend",
+                                       "by rule.cu_seqlens_q, sequence 2 has rows 17 to 899; there are 27",
+                                       "by rule.cu_seqlens_q, sequence 0 has rows -5 to 2; there are 27", "sequence 0 has rows 0 to 2147483646; there are 27"};
     const xcase c = small_case(TE_MASK_PADDING, LAYOUT_THD, BIAS_NONE, TE_SOFTMAX_VANILLA, 0, 0);
     xdata in = make_data(&c);
     for (int k = 0; k < COUNT(wrong); k++) {
         xtensors t = make_tensors(te, &c, &in);
-        t.f.extras.cu_seqlens_q = t.g.extras.cu_seqlens_q = test_i32(te, SHAPE(4), wrong[k]);
+        t.f.rule.cu_seqlens_q = t.g.rule.cu_seqlens_q = test_i32(te, SHAPE(4), wrong[k]);
         te_op_attn_fwd(te, &t.f);
         if (te_ctx_is_cuda(te)) {
             te_op_attn_bwd(te, &t.g);
@@ -306,12 +304,12 @@ TE_TEST_DEVICES(attn_extras_wrong_starts) {
         }
     }
     xtensors t = make_tensors(te, &c, &in);
-    t.f.extras.cu_seqlens_q_padded = test_i32(te, SHAPE(4), (const int64_t[]){0, 10, 20, 27});
+    t.f.rule.cu_seqlens_q_padded = test_i32(te, SHAPE(4), (const int64_t[]){0, 10, 20, 27});
     te_op_attn_fwd(te, &t.f);
     if (te_ctx_is_cuda(te))
         CHECK_OK(te);
     else
-        CHECK_ERROR(te, TE_ERR_INVALID, "extras.cu_seqlens_q has 17 rows for sequence 0, and extras.cu_seqlens_q_padded has 10 for it");
+        CHECK_ERROR(te, TE_ERR_INVALID, "rule.cu_seqlens_q has 17 rows for sequence 0, and rule.cu_seqlens_q_padded has 10 for it");
 }
 
 /* No sequences, and sequences of no rows. */
@@ -321,7 +319,7 @@ TE_TEST_DEVICES(attn_extras_empty) {
     xdata in = make_data(&c);
     for (int64_t b = 0; b <= 3; b += 3) {
         xtensors t = make_tensors(te, &c, &in);
-        t.f.extras.cu_seqlens_q = t.f.extras.cu_seqlens_kv = t.g.extras.cu_seqlens_q = t.g.extras.cu_seqlens_kv = test_i32(te, SHAPE(b + 1), none);
+        t.f.rule.cu_seqlens_q = t.f.rule.cu_seqlens_kv = t.g.rule.cu_seqlens_q = t.g.rule.cu_seqlens_kv = test_i32(te, SHAPE(b + 1), none);
         te_op_attn_fwd(te, &t.f);
         te_op_attn_bwd(te, &t.g);
         CHECK_OK(te);
@@ -362,8 +360,8 @@ TE_TEST(attn_extras_plans) {
                 /* two floats for each row of each head, and less than two tiles for each sequence: nothing grows as s * s does */
                 CHECK(e.workspace <= 8 * (size_t)(c.heads * (c.at_q[c.b] + 4 * 140)));
                 t.f.max_logit = described(t.f.max_logit);
-                t.f.extras.core_attention_bias = t.g.extras.core_attention_bias = described(t.f.extras.core_attention_bias);
-                t.f.extras.cu_seqlens_q = t.g.extras.cu_seqlens_q = described(t.f.extras.cu_seqlens_q);
+                t.f.rule.core_attention_bias = t.g.rule.core_attention_bias = described(t.f.rule.core_attention_bias);
+                t.f.rule.cu_seqlens_q = t.g.rule.cu_seqlens_q = described(t.f.rule.cu_seqlens_q);
                 t.g.dbias = described(t.g.dbias);
                 t.g.dsoftmax_offset = described(t.g.dsoftmax_offset);
             }

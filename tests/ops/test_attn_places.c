@@ -56,12 +56,12 @@ TE_TEST_DEVICES(attn_of_packed_sequences_is_that_of_each_alone) {
     for (int c = 0; c < COUNT(cases); c++) {
         test_case("case %d", c);
         const int64_t d = cases[c].d;
-        te_attention_desc desc = {.format = TE_THD, .mask = cases[c].mask, .window = cases[c].window};
+        te_attention_desc desc = {.format = TE_THD, .rule = {.mask = cases[c].mask, .window = cases[c].window}};
         packed all = pack(te, cases[c].dtype, lengths, COUNT(lengths), 5, d);
         te_tensor *whole[RESULTS], *alone[RESULTS];
-        desc.extras.cu_seqlens_q = desc.extras.cu_seqlens_kv = all.cu;
-        desc.extras.cu_seqlens_q_padded = desc.extras.cu_seqlens_kv_padded = all.starts;
-        desc.extras.max_seqlen_q = desc.extras.max_seqlen_kv = all.longest;
+        desc.rule.cu_seqlens_q = desc.rule.cu_seqlens_kv = all.cu;
+        desc.rule.cu_seqlens_q_padded = desc.rule.cu_seqlens_kv_padded = all.starts;
+        desc.rule.max_seqlen_q = desc.rule.max_seqlen_kv = all.longest;
         attend(all.q, all.k, all.v, all.d_o, &desc, whole);
         REQUIRE_OK(te);
         float *read[RESULTS];
@@ -69,9 +69,9 @@ TE_TEST_DEVICES(attn_of_packed_sequences_is_that_of_each_alone) {
         for (int i = 0, at = 0; i < COUNT(lengths); at += lengths[i++] + 5) {
             if (!lengths[i]) continue;
             packed one = pack(te, cases[c].dtype, lengths + i, 1, 0, d);
-            desc.extras.cu_seqlens_q = desc.extras.cu_seqlens_kv = one.cu;
-            desc.extras.cu_seqlens_q_padded = desc.extras.cu_seqlens_kv_padded = NULL;
-            desc.extras.max_seqlen_q = desc.extras.max_seqlen_kv = 0;
+            desc.rule.cu_seqlens_q = desc.rule.cu_seqlens_kv = one.cu;
+            desc.rule.cu_seqlens_q_padded = desc.rule.cu_seqlens_kv_padded = NULL;
+            desc.rule.max_seqlen_q = desc.rule.max_seqlen_kv = 0;
             attend(one.q, one.k, one.v, one.d_o, &desc, alone);
             REQUIRE_OK(te);
             for (int r = 0; r < RESULTS; r++) {
@@ -89,7 +89,7 @@ TE_TEST_DEVICES(attn_is_the_same_anywhere_in_a_batch) {
     for (int c = 0; c < COUNT(sizes); c++)
         for (int causal = 0; causal < 2; causal++) {
             const int64_t s = sizes[c][0], d = sizes[c][1];
-            te_attention_desc desc = {.format = TE_BSHD, .mask = causal ? TE_MASK_CAUSAL : TE_MASK_NONE};
+            te_attention_desc desc = {.format = TE_BSHD, .rule.mask = causal ? TE_MASK_CAUSAL : TE_MASK_NONE};
             te_tensor *one[4], *three[4], *alone[RESULTS], *among[RESULTS];
             test_case("s %d d %d causal %d", (int)s, (int)d, causal);
             for (int i = 0; i < 4; i++) {

@@ -114,7 +114,7 @@ static te_tensor *of_softcap(te_ctx *te, te_tensor *const *in, void *user) { ret
 static te_tensor *of_concat(te_ctx *te, te_tensor *const *in, void *user) { return (void)te, (void)user, te_concat(in, 3, 1); }
 
 static te_tensor *attend(te_tensor *const *in, float softcap, te_qkv_format format, te_attn_mask mask, te_window window) {
-    te_sdpa_desc d = {.format = format, .mask = mask, .window = window, .softmax_scale = 0.7f, .softcap = softcap};
+    te_sdpa_desc d = {.format = format, .rule.mask = mask, .rule.window = window, .rule.softmax_scale = 0.7f, .softcap = softcap};
     te_module *m = te_sdpa_create(te_tensor_ctx(in[0]), &d);
     te_forward_args args = {.input = in[0], .key = in[1], .value = in[2]};
     te_tensor *y = te_forward_with(m, &args);
@@ -220,7 +220,7 @@ TE_TEST_DEVICES(sinks) {
     te_tensor *x[3] = {test_tensor(te, TE_F32, SHAPE(1, 5, 4, 8), test_normal(160, 1)), test_tensor(te, TE_F32, SHAPE(1, 5, 2, 8), test_normal(80, 2)),
                        test_tensor(te, TE_F32, SHAPE(1, 5, 2, 8), test_normal(80, 3))};
     const float none[4] = {-INFINITY, -INFINITY, 60, -INFINITY}, *want = test_read(attend(x, 0, TE_BSHD, TE_MASK_CAUSAL, (te_window){false, 0, 0}));
-    te_module *m = te_sdpa_create(te, &(te_sdpa_desc){.format = TE_BSHD, .softmax_scale = 0.7f, .sinks = test_tensor(te, TE_F32, SHAPE(4), none)});
+    te_module *m = te_sdpa_create(te, &(te_sdpa_desc){.format = TE_BSHD, .rule.softmax_scale = 0.7f, .rule.softmax_type = TE_SOFTMAX_LEARNABLE, .rule.softmax_offset = test_tensor(te, TE_F32, SHAPE(4), none)});
     te_forward_args args = {.input = x[0], .key = x[1], .value = x[2]};
     const float *got = test_read(te_forward_with(m, &args));
     CHECK_OK(te);
@@ -246,7 +246,7 @@ TE_TEST(functions_refuse) {
     CHECK_ERROR(te, TE_ERR_INVALID, "cap is -1");
     CHECK(te_sdpa_create(te, &(te_sdpa_desc){.softcap = -2}) == NULL);
     CHECK_ERROR(te, TE_ERR_INVALID, "softcap is -2");
-    CHECK(te_sdpa_create(te, &(te_sdpa_desc){.softcap = 2, .dropout_p = 0.5f}) == NULL);
+    CHECK(te_sdpa_create(te, &(te_sdpa_desc){.softcap = 2, .rule.dropout_p = 0.5f}) == NULL);
     CHECK_ERROR(te, TE_ERR_UNSUPPORTED, "softcap 2 with dropout_p");
     te_tensor *qkv[3] = {te_tensor_zeros(te, TE_F32, SHAPE(1, 2, 3, 4)), te_tensor_zeros(te, TE_F32, SHAPE(1, 2, 2, 4)), te_tensor_zeros(te, TE_F32, SHAPE(1, 2, 2, 4))};
     CHECK(attend(qkv, 1, TE_BSHD, TE_MASK_CAUSAL, (te_window){false, 0, 0}) == NULL);

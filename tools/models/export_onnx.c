@@ -200,13 +200,13 @@ typedef struct own {
 
 static te_result own_attention(te_module *m, te_forward_args *args) {
     const scene *s = ((own *)te_module_state(m))->s;
-    te_attention_desc d = {.format = s->format, .mask = s->mask, .window = s->window};
-    d.extras.core_attention_bias_type = s->bias;
-    d.extras.core_attention_bias = args->attention.core_attention_bias;
-    d.extras.alibi_slopes = args->attention.alibi_slopes;
-    d.extras.attention_mask = args->attention.attention_mask;
-    d.extras.softmax_type = s->softmax;
-    d.extras.softmax_offset = s->softmax == TE_SOFTMAX_LEARNABLE ? te_module_parameter(m, "offset") : NULL;
+    te_attention_desc d = {.format = s->format, .rule.mask = s->mask, .rule.window = s->window};
+    d.rule.core_attention_bias_type = s->bias;
+    d.rule.core_attention_bias = args->attention.core_attention_bias;
+    d.rule.alibi_slopes = args->attention.alibi_slopes;
+    d.rule.attention_mask = args->attention.attention_mask;
+    d.rule.softmax_type = s->softmax;
+    d.rule.softmax_offset = s->softmax == TE_SOFTMAX_LEARNABLE ? te_module_parameter(m, "offset") : NULL;
     d.max_logit = te_tensor_empty(te_module_ctx(m), TE_F32, 1, (int64_t[]){HEADS});
     args->outputs.out = te_attention(args->input, args->key, args->value, &d);
     args->outputs.max_logit = d.max_logit;

@@ -623,18 +623,18 @@ static void te__attn_draw(te__attn_kargs *a) {
 static te_result te__cpu_attn_fwd(te_ctx *te, const te_op_attn_fwd_args *args) {
     te__attn_kargs a = te__attn_problem(args);
     te_result r = te__attn_check_lengths(te, "attn_fwd", args);
-    if (r == TE_OK) r = te__score_mod_check_form(te, "attn_fwd", &args->extras.score_mod, false);
+    if (r == TE_OK) r = te__score_mod_check_form(te, "attn_fwd", &args->rule.score_mod, false);
     if (r != TE_OK) return r;
     te__attn_draw(&a);
-    return te__attn_cpu(te, &a, &args->extras.score_mod, false);
+    return te__attn_cpu(te, &a, &args->rule.score_mod, false);
 }
 
 static te_result te__cpu_attn_bwd(te_ctx *te, const te_op_attn_bwd_args *args) {
     te__attn_kargs a = te__attn_problem_bwd(args);
     const te_op_attn_fwd_args f = te__attn_forward_of(args);
     te_result r = te__attn_check_lengths(te, "attn_bwd", &f);
-    if (r == TE_OK) r = te__score_mod_check_form(te, "attn_bwd", &args->extras.score_mod, false);
+    if (r == TE_OK) r = te__score_mod_check_form(te, "attn_bwd", &args->rule.score_mod, false);
     if (r != TE_OK) return r;
     te__attn_draw(&a);
-    return te__attn_cpu(te, &a, &args->extras.score_mod, true);
+    return te__attn_cpu(te, &a, &args->rule.score_mod, true);
 }

@@ -136,7 +136,7 @@ static te_result te__attn_mod(te__plan *p, const char *op, const te_score_mod *m
     r = te__score_mod_check_form(p->te, op, m, true);
     if (r != TE_OK) return r;
     if (p->baseline)
-        return te__fail(p->te, TE_ERR_LIBRARY, "%s: extras.score_mod has expressions, and there is no NVRTC to compile them; install one (pip install nvidia-cuda-nvrtc-cu12), or name its file in TE_NVRTC_PATH", op);
+        return te__fail(p->te, TE_ERR_LIBRARY, "%s: rule.score_mod has expressions, and there is no NVRTC to compile them; install one (pip install nvidia-cuda-nvrtc-cu12), or name its file in TE_NVRTC_PATH", op);
     te__score_mod_code(m, code);
     return code->oom ? te__fail(p->te, TE_ERR_OUT_OF_MEMORY, "%s: out of host memory", op) : TE_OK;
 }
@@ -154,7 +154,7 @@ static te_result te__attn_plan_fwd(te__plan *p, const te_op_attn_fwd_args *args,
 }
 static te_result te__cuda_plan_attn_fwd(te__plan *p, const te_op_attn_fwd_args *args) {
     te__text code = TE_ZERO;
-    te_result r = te__attn_mod(p, "attn_fwd", &args->extras.score_mod, &code);
+    te_result r = te__attn_mod(p, "attn_fwd", &args->rule.score_mod, &code);
     if (r == TE_OK) r = te__attn_plan_fwd(p, args, code.n ? code.s : NULL);
     te__text_free(&code);
     return r;
@@ -199,7 +199,7 @@ static te_result te__attn_plan_bwd(te__plan *p, const te_op_attn_bwd_args *args,
 }
 static te_result te__cuda_plan_attn_bwd(te__plan *p, const te_op_attn_bwd_args *args) {
     te__text code = TE_ZERO;
-    te_result r = te__attn_mod(p, "attn_bwd", &args->extras.score_mod, &code);
+    te_result r = te__attn_mod(p, "attn_bwd", &args->rule.score_mod, &code);
     if (r == TE_OK) r = te__attn_plan_bwd(p, args, code.n ? code.s : NULL);
     te__text_free(&code);
     return r;

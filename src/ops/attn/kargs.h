@@ -17,7 +17,7 @@ typedef struct te__attn_table {
     int dt;                /* te_dtype */
 } te__attn_table;
 
-/* te_attn_extras: all that plain attention does not have. */
+/* What te_attn_rule and te_attn_fp8 say beyond the numbers in te__attn_kargs: all that plain attention does not have. */
 typedef struct te__attn_extra {
     int on;                    /* any of it */
     int causal, bottom_right;  /* the mask has a diagonal; the diagonal ends in the corner of the last row and the last key */
@@ -47,7 +47,7 @@ typedef struct te__attn_extra {
     float *s_amax, *dp_amax; /* or NULL */
 } te__attn_extra;
 
-/* The arguments of all attention kernels; each reads a part of them. */
+/* The arguments of all attention kernels; each reads a part of them. te__attn_problem_of (op.c) fills all but lse2 and delta. */
 typedef struct te__attn_kargs {
     te__attn_view q, k, v, o, d_o, dq, dk, dv;
     float *lse;          /* [batch, heads, s_q], natural logarithm; may be NULL in the forward */

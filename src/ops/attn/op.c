@@ -6,11 +6,25 @@ static bool te__attn_is_causal(te_attn_mask mask) {
     return mask != TE_MASK_NONE && mask != TE_MASK_PADDING && mask != TE_MASK_ARBITRARY;
 }
 
+/* ---- defaults ---- */
+
+static te_attn_mask te__attn_mask_of(const te_attn_rule *x) { return x->mask == TE_MASK_DEFAULT ? TE_MASK_CAUSAL : x->mask; }
+/* Fills the defaults of a rule that has been checked; d: the size of a head of q. Backends and kernels' arguments start from what this leaves. */
+static void te__attn_resolve(te_attn_rule *x, int64_t d) {
+    x->mask = te__attn_mask_of(x);
+    if (x->mask == TE_MASK_CAUSAL || x->mask == TE_MASK_PADDING_CAUSAL)
+        x->bottom_right_diagonal = TE_OFF;
+    else if (te__attn_is_causal(x->mask) || x->bottom_right_diagonal == TE_DEFAULT)
+        x->bottom_right_diagonal = TE_ON;
+    if (!x->window.on) x->window.left = x->window.right = -1;
+    if (x->softmax_scale == 0.0f) x->softmax_scale = (float)(1.0 / sqrt((double)d));
+}
+
 /* ---- sizes ---- */
 
 /* How k and v lie. Pages are [pages, page_size, G, d]: [b, s, G, d] with pages for sequences. */
 static te_qkv_format te__attn_kv_format(const te_op_attn_fwd_args *a) {
-    return a->extras.kv_bshd || a->extras.page_table ? TE_BSHD : a->format;
+    return a->rule.kv_bshd || a->rule.page_table ? TE_BSHD : a->format;
 }
 static int te__attn_seq_dim(te_qkv_format format) { return format == TE_BSHD ? 1 : 0; }
 
@@ -25,7 +39,7 @@ typedef struct te__attn_sizes {
 
 static te__attn_sizes te__attn_sizes_of(const te_op_attn_fwd_args *a) {
     const te_qkv_format kv = te__attn_kv_format(a);
-    const te_attn_extras *x = &a->extras;
+    const te_attn_rule *x = &a->rule;
     te__attn_sizes s = TE_ZERO;
     s.packed_q = a->format == TE_THD;
     s.packed_kv = kv == TE_THD;
@@ -71,8 +85,8 @@ static te_result te__attn_want_shape(te_ctx *te, const char *op, const char *nam
 /* x goes with one choice of an option, and must be there; with others it must not. */
 static te_result te__attn_want_with(te_ctx *te, const char *op, const char *name, const te_tensor *x, bool wanted, const char *with) {
     if (!x == !wanted) return TE_OK;
-    return x ? te__fail(te, TE_ERR_INVALID, "%s: extras.%s belongs to %s, which is not what was asked for; leave it NULL", op, name, with)
-             : te__fail(te, TE_ERR_STATE, "%s: extras.%s is NULL; %s needs it", op, name, with);
+    return x ? te__fail(te, TE_ERR_INVALID, "%s: rule.%s belongs to %s, which is not what was asked for; leave it NULL", op, name, with)
+             : te__fail(te, TE_ERR_STATE, "%s: rule.%s is NULL; %s needs it", op, name, with);
 }
 
 /* x has four dimensions, each 1 or that of [b, heads, s_q, s_kv]; `whole`: the last is s_kv. */
@@ -87,7 +101,7 @@ static te_result te__attn_want_table(te_ctx *te, const char *op, const char *nam
     full[3] = s->s_kv;
     for (i = 0; fits && i < 4; i++) fits = x->shape[i] == full[i] || (x->shape[i] == 1 && !(whole && i == 3));
     if (fits) return TE_OK;
-    return te__fail(te, TE_ERR_SHAPE, "%s: extras.%s is %s; [%lld or 1, %lld or 1, %lld or 1, %lld%s] is needed", op, name, te__shape_text(x, text),
+    return te__fail(te, TE_ERR_SHAPE, "%s: rule.%s is %s; [%lld or 1, %lld or 1, %lld or 1, %lld%s] is needed", op, name, te__shape_text(x, text),
                     (long long)full[0], (long long)full[1], (long long)full[2], (long long)full[3], whole ? "" : " or 1");
 }
 
@@ -96,44 +110,39 @@ static te_result te__attn_want_blocks(te_ctx *te, const char *op, const te_tenso
     const int64_t rows = te__div_up(s->s_q, TE_ATTN_BLOCK_SIZE), columns = te__div_up(s->s_kv, TE_ATTN_BLOCK_SIZE);
     char text[TE__SHAPE_TEXT];
     if (x->ndim == 4 && (x->shape[0] == s->b || x->shape[0] == 1) && (x->shape[1] == s->heads || x->shape[1] == 1) && x->shape[2] == rows && x->shape[3] == columns) return TE_OK;
-    return te__fail(te, TE_ERR_SHAPE, "%s: extras.block_mask is %s; [%lld or 1, %lld or 1, %lld, %lld] is needed, a byte for each %d queries and keys", op, te__shape_text(x, text),
+    return te__fail(te, TE_ERR_SHAPE, "%s: rule.block_mask is %s; [%lld or 1, %lld or 1, %lld, %lld] is needed, a byte for each %d queries and keys", op, te__shape_text(x, text),
                     (long long)s->b, (long long)s->heads, (long long)rows, (long long)columns, TE_ATTN_BLOCK_SIZE);
 }
 
-/* Before sizes are known: options that say which tensors there are. Fills defaults. */
-static te_result te__attn_check_options(te_ctx *te, const char *op, te_op_attn_fwd_args *a) {
+/* Before sizes are known: options that say which tensors there are. */
+static te_result te__attn_check_options(te_ctx *te, const char *op, const te_op_attn_fwd_args *a) {
     static const char padding[] = "a padding mask";
-    te_attn_extras *x = &a->extras;
+    const te_attn_rule *x = &a->rule;
+    const te_attn_mask mask = te__attn_mask_of(x);
     bool pads;
     te_result r = TE_OK;
     char text[TE__SHAPE_TEXT];
-    if (a->mask == TE_MASK_DEFAULT) a->mask = TE_MASK_CAUSAL;
-    if ((int)a->mask < (int)TE_MASK_NONE || (int)a->mask > (int)TE_MASK_ARBITRARY)
-        return te__fail(te, TE_ERR_INVALID, "%s: mask is %d; see te_attn_mask", op, (int)a->mask);
+    if ((int)mask < (int)TE_MASK_NONE || (int)mask > (int)TE_MASK_ARBITRARY) return te__fail(te, TE_ERR_INVALID, "%s: mask is %d; see te_attn_mask", op, (int)mask);
     if ((int)a->format < (int)TE_SBHD || (int)a->format > (int)TE_THD)
         return te__fail(te, TE_ERR_INVALID, "%s: format is %d; TE_SBHD (0), TE_BSHD (1) and TE_THD (2) are possible", op, (int)a->format);
-    pads = te__attn_pads(a->mask);
+    pads = te__attn_pads(mask);
     if (a->format == TE_THD && !pads)
-        return te__fail(te, TE_ERR_INVALID, "%s: mask is %d with TE_THD; packed sequences need a padding mask (%d to %d)", op, (int)a->mask, (int)TE_MASK_PADDING,
+        return te__fail(te, TE_ERR_INVALID, "%s: mask is %d with TE_THD; packed sequences need a padding mask (%d to %d)", op, (int)mask, (int)TE_MASK_PADDING,
                         (int)TE_MASK_PADDING_CAUSAL_BOTTOM_RIGHT);
     r = te__attn_want_with(te, op, "cu_seqlens_q", x->cu_seqlens_q, pads, padding);
     if (r == TE_OK) r = te__attn_want_with(te, op, "cu_seqlens_kv", x->cu_seqlens_kv, pads, padding);
     if (r == TE_OK && x->cu_seqlens_q_padded) r = te__attn_want_with(te, op, "cu_seqlens_q_padded", x->cu_seqlens_q_padded, a->format == TE_THD, "TE_THD");
     if (r == TE_OK && x->cu_seqlens_kv_padded)
         r = te__attn_want_with(te, op, "cu_seqlens_kv_padded", x->cu_seqlens_kv_padded, te__attn_kv_format(a) == TE_THD, "packed keys");
-    if (r == TE_OK) r = te__attn_want_with(te, op, "attention_mask", x->attention_mask, a->mask == TE_MASK_ARBITRARY, "TE_MASK_ARBITRARY");
+    if (r == TE_OK) r = te__attn_want_with(te, op, "attention_mask", x->attention_mask, mask == TE_MASK_ARBITRARY, "TE_MASK_ARBITRARY");
     if (r == TE_OK && x->page_table) r = te__attn_want_with(te, op, "page_table", x->page_table, pads, padding);
     if (r != TE_OK) return r;
     if ((int)x->bottom_right_diagonal < (int)TE_DEFAULT || (int)x->bottom_right_diagonal > (int)TE_OFF)
-        return te__fail(te, TE_ERR_INVALID, "%s: extras.bottom_right_diagonal is %d; see te_switch", op, (int)x->bottom_right_diagonal);
-    if (a->mask == TE_MASK_CAUSAL || a->mask == TE_MASK_PADDING_CAUSAL)
-        x->bottom_right_diagonal = TE_OFF;
-    else if (te__attn_is_causal(a->mask) || x->bottom_right_diagonal == TE_DEFAULT)
-        x->bottom_right_diagonal = TE_ON;
+        return te__fail(te, TE_ERR_INVALID, "%s: rule.bottom_right_diagonal is %d; see te_switch", op, (int)x->bottom_right_diagonal);
     if ((int)x->core_attention_bias_type < (int)TE_ATTN_BIAS_NONE || (int)x->core_attention_bias_type > (int)TE_ATTN_BIAS_ALIBI)
-        return te__fail(te, TE_ERR_INVALID, "%s: extras.core_attention_bias_type is %d; see te_attn_bias", op, (int)x->core_attention_bias_type);
+        return te__fail(te, TE_ERR_INVALID, "%s: rule.core_attention_bias_type is %d; see te_attn_bias", op, (int)x->core_attention_bias_type);
     if ((int)x->softmax_type < (int)TE_SOFTMAX_VANILLA || (int)x->softmax_type > (int)TE_SOFTMAX_LEARNABLE)
-        return te__fail(te, TE_ERR_INVALID, "%s: extras.softmax_type is %d; see te_softmax_type", op, (int)x->softmax_type);
+        return te__fail(te, TE_ERR_INVALID, "%s: rule.softmax_type is %d; see te_softmax_type", op, (int)x->softmax_type);
     r = te__attn_want_with(te, op, "core_attention_bias", x->core_attention_bias,
                            x->core_attention_bias_type == TE_ATTN_BIAS_PRE_SCALE || x->core_attention_bias_type == TE_ATTN_BIAS_POST_SCALE,
                            "TE_ATTN_BIAS_PRE_SCALE or TE_ATTN_BIAS_POST_SCALE");
@@ -142,39 +151,39 @@ static te_result te__attn_check_options(te_ctx *te, const char *op, te_op_attn_f
     if (r == TE_OK) r = te__attn_want_with(te, op, "softmax_offset", x->softmax_offset, x->softmax_type == TE_SOFTMAX_LEARNABLE, "TE_SOFTMAX_LEARNABLE");
     if (r != TE_OK) return r;
     if (x->max_seqlen_q < 0 || x->max_seqlen_q > 1 << 28 || x->max_seqlen_kv < 0 || x->max_seqlen_kv > 1 << 28)
-        return te__fail(te, TE_ERR_INVALID, "%s: extras.max_seqlen_q is %lld and max_seqlen_kv is %lld; 0 to 2^28 are possible", op, (long long)x->max_seqlen_q,
+        return te__fail(te, TE_ERR_INVALID, "%s: rule.max_seqlen_q is %lld and max_seqlen_kv is %lld; 0 to 2^28 are possible", op, (long long)x->max_seqlen_q,
                         (long long)x->max_seqlen_kv);
     r = te__score_mod_check(te, op, &x->score_mod);
     if (r != TE_OK) return r;
     if (x->cu_seqlens_q && te__numel(x->cu_seqlens_q) < 1)
-        return te__fail(te, TE_ERR_SHAPE, "%s: extras.cu_seqlens_q is %s; [b + 1] is needed", op, te__shape_text(x->cu_seqlens_q, text));
+        return te__fail(te, TE_ERR_SHAPE, "%s: rule.cu_seqlens_q is %s; [b + 1] is needed", op, te__shape_text(x->cu_seqlens_q, text));
     if (x->page_table && x->page_table->ndim != 2)
-        return te__fail(te, TE_ERR_SHAPE, "%s: extras.page_table is %s; [b, pages of each sequence] is needed", op, te__shape_text(x->page_table, text));
+        return te__fail(te, TE_ERR_SHAPE, "%s: rule.page_table is %s; [b, pages of each sequence] is needed", op, te__shape_text(x->page_table, text));
     return TE_OK;
 }
 
-/* The shapes of extras. */
-static te_result te__attn_check_extras(te_ctx *te, const char *op, const te_op_attn_fwd_args *a, const te__attn_sizes *s) {
-    const te_attn_extras *x = &a->extras;
+/* The shapes of the rule's tensors. */
+static te_result te__attn_check_shapes(te_ctx *te, const char *op, const te_op_attn_fwd_args *a, const te__attn_sizes *s) {
+    const te_attn_rule *x = &a->rule;
     char text[TE__SHAPE_TEXT];
-    te_result r = te__want_numel(te, op, "extras.cu_seqlens_q", x->cu_seqlens_q, s->b + 1);
-    if (r == TE_OK) r = te__want_numel(te, op, "extras.cu_seqlens_kv", x->cu_seqlens_kv, s->b + 1);
-    if (r == TE_OK) r = te__want_numel(te, op, "extras.cu_seqlens_q_padded", x->cu_seqlens_q_padded, s->b + 1);
-    if (r == TE_OK) r = te__want_numel(te, op, "extras.cu_seqlens_kv_padded", x->cu_seqlens_kv_padded, s->b + 1);
+    te_result r = te__want_numel(te, op, "rule.cu_seqlens_q", x->cu_seqlens_q, s->b + 1);
+    if (r == TE_OK) r = te__want_numel(te, op, "rule.cu_seqlens_kv", x->cu_seqlens_kv, s->b + 1);
+    if (r == TE_OK) r = te__want_numel(te, op, "rule.cu_seqlens_q_padded", x->cu_seqlens_q_padded, s->b + 1);
+    if (r == TE_OK) r = te__want_numel(te, op, "rule.cu_seqlens_kv_padded", x->cu_seqlens_kv_padded, s->b + 1);
     if (r == TE_OK && x->attention_mask) r = te__attn_want_table(te, op, "attention_mask", x->attention_mask, s, false);
     if (r == TE_OK && x->core_attention_bias) r = te__attn_want_table(te, op, "core_attention_bias", x->core_attention_bias, s, true);
     if (r == TE_OK && x->block_mask) r = te__attn_want_blocks(te, op, x->block_mask, s);
-    if (r == TE_OK) r = te__want_numel(te, op, "extras.softmax_offset", x->softmax_offset, s->heads);
+    if (r == TE_OK) r = te__want_numel(te, op, "rule.softmax_offset", x->softmax_offset, s->heads);
     if (r == TE_OK) r = te__want_numel(te, op, "max_logit", a->max_logit, s->heads);
     if (r != TE_OK) return r;
     if (x->alibi_slopes && te__numel(x->alibi_slopes) != s->heads && te__numel(x->alibi_slopes) != s->b * s->heads)
-        return te__fail(te, TE_ERR_SHAPE, "%s: extras.alibi_slopes is %s; [%lld] or [%lld, %lld] is needed", op, te__shape_text(x->alibi_slopes, text),
+        return te__fail(te, TE_ERR_SHAPE, "%s: rule.alibi_slopes is %s; [%lld] or [%lld, %lld] is needed", op, te__shape_text(x->alibi_slopes, text),
                         (long long)s->heads, (long long)s->b, (long long)s->heads);
     if (x->page_table && x->page_table->shape[0] != s->b)
-        return te__fail(te, TE_ERR_SHAPE, "%s: extras.page_table is %s and q has %lld sequences; a row for each is needed", op, te__shape_text(x->page_table, text),
+        return te__fail(te, TE_ERR_SHAPE, "%s: rule.page_table is %s and q has %lld sequences; a row for each is needed", op, te__shape_text(x->page_table, text),
                         (long long)s->b);
     if (s->s_kv > 1 << 28)
-        return te__fail(te, TE_ERR_UNSUPPORTED, "%s: extras.page_table has room for %lld keys; at most 2^28 are possible", op, (long long)s->s_kv);
+        return te__fail(te, TE_ERR_UNSUPPORTED, "%s: rule.page_table has room for %lld keys; at most 2^28 are possible", op, (long long)s->s_kv);
     return TE_OK;
 }
 
@@ -189,6 +198,7 @@ static te_result te__attn_check_fp8(te_ctx *te, const char *op, const te_attn_fp
     return r == TE_OK ? te__want_numel(te, op, "fp8.dp_amax", f->dp_amax, 1) : r;
 }
 
+/* Of both directions: checks `a`, and fills the defaults of its rule. */
 static te_result te__attn_check(te_ctx *te, const char *op, te_op_attn_fwd_args *a) {
     char qt[TE__SHAPE_TEXT], kt[TE__SHAPE_TEXT];
     te__attn_sizes s;
@@ -213,16 +223,15 @@ static te_result te__attn_check(te_ctx *te, const char *op, te_op_attn_fwd_args 
                         TE__ATTN_MAX_D);
     r = te__want_numel(te, op, "lse", a->lse, s.packed_q ? s.heads * s.rows_q : s.b * s.heads * s.s_q);
     if (r == TE_OK) r = te__want_rng(te, op, a->rng);
-    if (r == TE_OK) r = te__attn_check_extras(te, op, a, &s);
+    if (r == TE_OK) r = te__attn_check_shapes(te, op, a, &s);
     if (r == TE_OK) r = te__attn_check_fp8(te, op, &a->fp8);
     if (r != TE_OK) return r;
-    if (!a->window.on) a->window.left = a->window.right = -1;
-    if (a->window.left < -1 || a->window.right < -1)
-        return te__fail(te, TE_ERR_INVALID, "%s: the window is %lld, %lld; each is a number of keys, or -1 for no bound", op, (long long)a->window.left,
-                        (long long)a->window.right);
-    if (a->softmax_scale == 0.0f) a->softmax_scale = (float)(1.0 / sqrt((double)s.d));
-    if (!(a->dropout_p >= 0.0f && a->dropout_p <= 1.0f))
-        return te__fail(te, TE_ERR_INVALID, "%s: dropout_p is %g; it is a probability, 0 to 1", op, (double)a->dropout_p);
+    if (a->rule.window.on && (a->rule.window.left < -1 || a->rule.window.right < -1))
+        return te__fail(te, TE_ERR_INVALID, "%s: the window is %lld, %lld; each is a number of keys, or -1 for no bound", op, (long long)a->rule.window.left,
+                        (long long)a->rule.window.right);
+    if (!(a->rule.dropout_p >= 0.0f && a->rule.dropout_p <= 1.0f))
+        return te__fail(te, TE_ERR_INVALID, "%s: dropout_p is %g; it is a probability, 0 to 1", op, (double)a->rule.dropout_p);
+    te__attn_resolve(&a->rule, s.d);
     return TE_OK;
 }
 
@@ -239,14 +248,10 @@ static te_op_attn_fwd_args te__attn_forward_of(const te_op_attn_bwd_args *a) {
     f.o = (te_tensor *)(a->o ? a->o : a->d_o); /* of one shape */
     f.lse = (te_tensor *)a->lse;
     f.format = a->format;
-    f.mask = a->mask;
-    f.window = a->window;
-    f.softmax_scale = a->softmax_scale;
-    f.dropout_p = a->dropout_p;
+    f.rule = a->rule;
     f.seed = a->seed;
     f.offset = a->offset;
     f.rng = a->rng;
-    f.extras = a->extras;
     f.fp8 = a->fp8;
     return f;
 }
@@ -258,25 +263,22 @@ static te_result te__check_attn_bwd(te_ctx *te, te_op_attn_bwd_args *a) {
     te__attn_sizes s;
     te_qkv_format kv;
     if (r != TE_OK) return r;
-    a->mask = f.mask;
-    a->window = f.window;
-    a->softmax_scale = f.softmax_scale;
-    a->extras = f.extras;
-    r = te__score_mod_check_gradient(te, op, &a->extras.score_mod);
+    a->rule = f.rule;
+    r = te__score_mod_check_gradient(te, op, &a->rule.score_mod);
     if (r != TE_OK) return r;
-    if (a->extras.page_table)
-        return te__fail(te, TE_ERR_UNSUPPORTED, "%s: keys in pages (extras.page_table) are for inference and have no gradients; pass contiguous k and v", op);
+    if (a->rule.page_table)
+        return te__fail(te, TE_ERR_UNSUPPORTED, "%s: keys in pages (rule.page_table) are for inference and have no gradients; pass contiguous k and v", op);
     s = te__attn_sizes_of(&f);
     kv = te__attn_kv_format(&f);
     r = te__attn_want_shape(te, op, "d_o", a->d_o, a->format, s.rows_q, s.b, s.heads, s.d_v, "q and v");
     if (r == TE_OK) r = te__attn_want_shape(te, op, "dq", a->dq, a->format, s.rows_q, s.b, s.heads, s.d, "q");
     if (r == TE_OK) r = te__attn_want_shape(te, op, "dk", a->dk, kv, s.rows_kv, s.kv_b, s.groups, s.d, "k");
     if (r == TE_OK) r = te__attn_want_shape(te, op, "dv", a->dv, kv, s.rows_kv, s.kv_b, s.groups, s.d_v, "v");
-    if (r == TE_OK && a->dbias && !a->extras.core_attention_bias)
-        r = te__fail(te, TE_ERR_INVALID, "%s: dbias is given and extras.core_attention_bias is NULL; there is no bias to have a gradient", op);
-    if (r == TE_OK && a->dbias) r = te__want_same(te, op, "dbias", a->dbias, "extras.core_attention_bias", a->extras.core_attention_bias);
-    if (r == TE_OK && a->dsoftmax_offset && !a->extras.softmax_offset)
-        r = te__fail(te, TE_ERR_INVALID, "%s: dsoftmax_offset is given and extras.softmax_offset is NULL; there is no offset to have a gradient", op);
+    if (r == TE_OK && a->dbias && !a->rule.core_attention_bias)
+        r = te__fail(te, TE_ERR_INVALID, "%s: dbias is given and rule.core_attention_bias is NULL; there is no bias to have a gradient", op);
+    if (r == TE_OK && a->dbias) r = te__want_same(te, op, "dbias", a->dbias, "rule.core_attention_bias", a->rule.core_attention_bias);
+    if (r == TE_OK && a->dsoftmax_offset && !a->rule.softmax_offset)
+        r = te__fail(te, TE_ERR_INVALID, "%s: dsoftmax_offset is given and rule.softmax_offset is NULL; there is no offset to have a gradient", op);
     return r == TE_OK ? te__want_numel(te, op, "dsoftmax_offset", a->dsoftmax_offset, s.heads) : r;
 }
 
@@ -287,19 +289,19 @@ static te_result te__attn_check_starts(te_ctx *te, const char *op, const char *n
     for (i = 0; i < b; i++) {
         const int64_t length = (int64_t)at[i + 1] - at[i], first = packed ? start[i] : 0;
         if (length < 0)
-            return te__fail(te, TE_ERR_INVALID, "%s: extras.%s[%lld] is %d and [%lld] is %d; starts must not descend", op, name, (long long)i, (int)at[i],
+            return te__fail(te, TE_ERR_INVALID, "%s: rule.%s[%lld] is %d and [%lld] is %d; starts must not descend", op, name, (long long)i, (int)at[i],
                             (long long)i + 1, (int)at[i + 1]);
         if (first < 0 || first + length > rows)
-            return te__fail(te, TE_ERR_INVALID, "%s: by extras.%s%s, sequence %lld has rows %lld to %lld; there are %lld", op, name,
+            return te__fail(te, TE_ERR_INVALID, "%s: by rule.%s%s, sequence %lld has rows %lld to %lld; there are %lld", op, name,
                             packed && padded ? "_padded" : "", (long long)i, (long long)first, (long long)(first + length) - 1, (long long)rows);
         if (packed && padded && first + length > start[i + 1])
-            return te__fail(te, TE_ERR_INVALID, "%s: extras.%s has %lld rows for sequence %lld, and extras.%s_padded has %d for it", op, name, (long long)length,
+            return te__fail(te, TE_ERR_INVALID, "%s: rule.%s has %lld rows for sequence %lld, and rule.%s_padded has %d for it", op, name, (long long)length,
                             (long long)i, name, (int)(start[i + 1] - start[i]));
     }
     return TE_OK;
 }
 static te_result te__attn_check_lengths(te_ctx *te, const char *op, const te_op_attn_fwd_args *a) {
-    const te_attn_extras *x = &a->extras;
+    const te_attn_rule *x = &a->rule;
     const te__attn_sizes s = te__attn_sizes_of(a);
     te_result r = te__attn_check_starts(te, op, "cu_seqlens_q", x->cu_seqlens_q, x->cu_seqlens_q_padded, s.packed_q, s.rows_q);
     if (r != TE_OK) return r;
@@ -330,59 +332,62 @@ static te__attn_table te__attn_table_of(const te_tensor *x) {
     return t;
 }
 
-static te__attn_extra te__attn_extra_of(const te_op_attn_fwd_args *a, const te__attn_sizes *s) {
-    const te_attn_extras *in = &a->extras;
+/* What the rule says, resolved by te__attn_resolve, in the arguments of all kernels. */
+static void te__attn_told(te__attn_kargs *k, const te_attn_rule *in, const te__attn_sizes *s) {
     const int64_t beyond = s->s_q + s->s_kv + 1;
-    te__attn_extra x = TE_ZERO;
+    te__attn_extra *x = &k->x;
     int i;
-    x.causal = te__attn_is_causal(a->mask);
-    x.bottom_right = in->bottom_right_diagonal == TE_ON;
-    x.left = (int)te__min(a->window.left, beyond);
-    x.right = (int)te__min(a->window.right, beyond);
-    x.packed_q = s->packed_q;
-    x.packed_kv = s->packed_kv;
-    x.t_q = (int)s->rows_q;
-    x.t_kv = (int)s->rows_kv;
-    x.cu_q = (const int *)te__data(in->cu_seqlens_q);
-    x.cu_kv = (const int *)te__data(in->cu_seqlens_kv);
-    x.at_q = (const int *)te__data(in->cu_seqlens_q_padded);
-    x.at_kv = (const int *)te__data(in->cu_seqlens_kv_padded);
+    x->causal = te__attn_is_causal(in->mask);
+    x->bottom_right = in->bottom_right_diagonal == TE_ON;
+    x->left = (int)te__min(in->window.left, beyond);
+    x->right = (int)te__min(in->window.right, beyond);
+    te__attn_diagonals(x->left, x->right, x->causal, x->bottom_right ? k->s_kv - k->s_q : 0, k->s_q, k->s_kv, &k->lo, &k->hi);
+    k->scale = in->softmax_scale;
+    k->scale2 = (float)(in->softmax_scale * 1.4426950408889634);
+    k->dropout_p = in->dropout_p;
+    k->keep_scale = in->dropout_p < 1.0f ? 1.0f / (1.0f - in->dropout_p) : 0.0f;
+    x->cu_q = (const int *)te__data(in->cu_seqlens_q);
+    x->cu_kv = (const int *)te__data(in->cu_seqlens_kv);
+    x->at_q = (const int *)te__data(in->cu_seqlens_q_padded);
+    x->at_kv = (const int *)te__data(in->cu_seqlens_kv_padded);
     if (s->paged) {
-        x.pages = (const int *)te__data(in->page_table);
-        x.page_size = (int)s->rows_kv;
-        x.num_pages = (int)s->kv_b;
-        x.pages_of_each = (int)in->page_table->shape[1];
+        x->pages = (const int *)te__data(in->page_table);
+        x->page_size = (int)s->rows_kv;
+        x->num_pages = (int)s->kv_b;
+        x->pages_of_each = (int)in->page_table->shape[1];
     }
-    x.bias = te__attn_table_of(in->core_attention_bias);
-    x.mask = te__attn_table_of(in->attention_mask);
-    x.blocks = te__attn_table_of(in->block_mask);
-    x.bias_scale = in->core_attention_bias_type == TE_ATTN_BIAS_PRE_SCALE ? a->softmax_scale : 1.0f;
-    x.alibi = in->core_attention_bias_type == TE_ATTN_BIAS_ALIBI;
-    x.slopes = (const float *)te__data(in->alibi_slopes);
-    x.slopes_b = in->alibi_slopes && te__numel(in->alibi_slopes) != s->heads ? (int)s->heads : 0;
-    x.softmax = (int)in->softmax_type;
-    x.sink = (const float *)te__data(in->softmax_offset);
-    x.max_logit = (float *)te__data(a->max_logit);
+    x->bias = te__attn_table_of(in->core_attention_bias);
+    x->mask = te__attn_table_of(in->attention_mask);
+    x->blocks = te__attn_table_of(in->block_mask);
+    x->bias_scale = in->core_attention_bias_type == TE_ATTN_BIAS_PRE_SCALE ? in->softmax_scale : 1.0f;
+    x->alibi = in->core_attention_bias_type == TE_ATTN_BIAS_ALIBI;
+    x->slopes = (const float *)te__data(in->alibi_slopes);
+    x->slopes_b = in->alibi_slopes && te__numel(in->alibi_slopes) != s->heads ? (int)s->heads : 0;
+    x->softmax = (int)in->softmax_type;
+    x->sink = (const float *)te__data(in->softmax_offset);
     for (i = 0; i < TE_SCORE_MOD_AUX; i++) {
-        x.aux[i] = te__data(in->score_mod.aux[i]);
-        x.aux_n[i] = in->score_mod.aux[i] ? te__numel(in->score_mod.aux[i]) : 0;
+        x->aux[i] = te__data(in->score_mod.aux[i]);
+        x->aux_n[i] = in->score_mod.aux[i] ? te__numel(in->score_mod.aux[i]) : 0;
     }
-    x.s_dt = (int)a->fp8.s_dtype;
-    x.dp_dt = (int)a->fp8.dp_dtype;
-    x.s_scale = (const float *)te__data(a->fp8.s_scale);
-    x.dp_scale = (const float *)te__data(a->fp8.dp_scale);
-    x.s_amax = (float *)te__data(a->fp8.s_amax);
-    x.dp_amax = (float *)te__data(a->fp8.dp_amax);
-    x.on = te__has_score_mod(&in->score_mod) || x.s_dt || x.dp_dt || te__attn_pads(a->mask) || in->attention_mask || in->block_mask || in->core_attention_bias_type != TE_ATTN_BIAS_NONE || in->softmax_type != TE_SOFTMAX_VANILLA ||
-           a->max_logit;
-    return x;
+    x->on = te__has_score_mod(&in->score_mod) || te__attn_pads(in->mask) || in->attention_mask || in->block_mask || in->core_attention_bias_type != TE_ATTN_BIAS_NONE ||
+            in->softmax_type != TE_SOFTMAX_VANILLA;
+}
+static void te__attn_told_fp8(te__attn_extra *x, const te_attn_fp8 *in, bool backward) {
+    x->s_dt = (int)in->s_dtype;
+    x->dp_dt = (int)in->dp_dtype;
+    x->s_scale = (const float *)te__data(in->s_scale);
+    x->dp_scale = (const float *)te__data(in->dp_scale);
+    x->s_amax = backward ? NULL : (float *)te__data(in->s_amax); /* the forward pass's */
+    x->dp_amax = (float *)te__data(in->dp_amax);
+    x->on = x->on || x->s_dt || x->dp_dt;
 }
 
-/* Checked args. */
-static te__attn_kargs te__attn_problem(const te_op_attn_fwd_args *a) {
+/* The kernels' arguments, by checked args: all but the memory that a backend adds. back: the backward pass of `a`, or NULL. */
+static te__attn_kargs te__attn_problem_of(const te_op_attn_fwd_args *a, const te_op_attn_bwd_args *back) {
     const te__attn_sizes s = te__attn_sizes_of(a);
     const te_qkv_format kv = te__attn_kv_format(a);
     te__attn_kargs k = TE_ZERO;
+    te__attn_extra *x = &k.x;
     k.q = te__attn_view_of(a->q, a->format);
     k.k = te__attn_view_of(a->k, kv);
     k.v = te__attn_view_of(a->v, kv);
@@ -396,33 +401,34 @@ static te__attn_kargs te__attn_problem(const te_op_attn_fwd_args *a) {
     k.s_pad = (int)te__round_up(s.s_q, TE__ATTN_PAD);
     k.d = (int)s.d;
     k.d_v = (int)s.d_v;
-    k.x = te__attn_extra_of(a, &s);
-    te__attn_diagonals(k.x.left, k.x.right, k.x.causal, k.x.bottom_right ? k.s_kv - k.s_q : 0, k.s_q, k.s_kv, &k.lo, &k.hi);
-    k.scale = a->softmax_scale;
-    k.scale2 = (float)(a->softmax_scale * 1.4426950408889634);
-    k.dropout_p = a->dropout_p;
-    k.keep_scale = a->dropout_p < 1.0f ? 1.0f / (1.0f - a->dropout_p) : 0.0f;
     k.seed = a->seed;
     k.offset = a->offset;
     k.rng = te__data(a->rng);
+    x->packed_q = s.packed_q;
+    x->packed_kv = s.packed_kv;
+    x->t_q = (int)s.rows_q;
+    x->t_kv = (int)s.rows_kv;
+    te__attn_told(&k, &a->rule, &s);
+    te__attn_told_fp8(x, &a->fp8, back != NULL);
+    x->max_logit = (float *)te__data(a->max_logit);
+    x->on = x->on || a->max_logit;
+    if (!back) return k;
+    if (!back->o) k.o.p = NULL;
+    k.d_o = te__attn_view_of(back->d_o, a->format);
+    k.dq = te__attn_view_of(back->dq, a->format);
+    k.dk = te__attn_view_of(back->dk, kv);
+    k.dv = te__attn_view_of(back->dv, kv);
+    if (back->dbias) {
+        x->dbias = te__attn_table_of(back->dbias);
+        x->dbias_b = (int)back->dbias->shape[0];
+        x->dbias_h = (int)back->dbias->shape[1];
+        x->dbias_i = (int)back->dbias->shape[2];
+    }
+    x->dsink = (float *)te__data(back->dsoftmax_offset);
     return k;
 }
+static te__attn_kargs te__attn_problem(const te_op_attn_fwd_args *a) { return te__attn_problem_of(a, NULL); }
 static te__attn_kargs te__attn_problem_bwd(const te_op_attn_bwd_args *a) {
-    te_op_attn_fwd_args f = te__attn_forward_of(a);
-    te__attn_kargs k = te__attn_problem(&f);
-    const te_qkv_format kv = te__attn_kv_format(&f);
-    if (!a->o) k.o.p = NULL;
-    k.x.s_amax = NULL; /* the forward pass's */
-    k.d_o = te__attn_view_of(a->d_o, a->format);
-    k.dq = te__attn_view_of(a->dq, a->format);
-    k.dk = te__attn_view_of(a->dk, kv);
-    k.dv = te__attn_view_of(a->dv, kv);
-    if (a->dbias) {
-        k.x.dbias = te__attn_table_of(a->dbias);
-        k.x.dbias_b = (int)a->dbias->shape[0];
-        k.x.dbias_h = (int)a->dbias->shape[1];
-        k.x.dbias_i = (int)a->dbias->shape[2];
-    }
-    k.x.dsink = (float *)te__data(a->dsoftmax_offset);
-    return k;
+    const te_op_attn_fwd_args f = te__attn_forward_of(a);
+    return te__attn_problem_of(&f, a);
 }

@@ -45,7 +45,7 @@ static te_result te__score_mod_check_text(te_ctx *te, const char *op, const te_s
     bool behind = false; /* the text so far ends with an operand */
     while (size <= TE_SCORE_MOD_CHARS && text[size]) size++;
     if (size == 0 || size > TE_SCORE_MOD_CHARS)
-        return te__fail(te, TE_ERR_INVALID, "%s: extras.score_mod.%s has %s%d characters; an expression of 1 to %d is needed", op, name, size ? "more than " : "",
+        return te__fail(te, TE_ERR_INVALID, "%s: rule.score_mod.%s has %s%d characters; an expression of 1 to %d is needed", op, name, size ? "more than " : "",
                         (int)te__min(size, TE_SCORE_MOD_CHARS), TE_SCORE_MOD_CHARS);
     for (i = 0; i < size; i += n) {
         const char c = text[i];
@@ -54,7 +54,7 @@ static te_result te__score_mod_check_text(te_ctx *te, const char *op, const te_s
             while (te__is_letter(text[i + n]) || te__is_digit(text[i + n])) n++;
             if (!te__score_mod_knows(m, mask, text + i, n)) {
                 const char *why = strncmp(text + i, "aux", 3) == 0 ? ", and no such tensor is given" : mask && n == 5 && strncmp(text + i, "score", n) == 0 ? ", which a mask does not have" : "";
-                return te__fail(te, TE_ERR_INVALID, "%s: extras.score_mod.%s has the name \"%.*s\" at character %d%s; see te_score_mod for those that it may use", op, name,
+                return te__fail(te, TE_ERR_INVALID, "%s: rule.score_mod.%s has the name \"%.*s\" at character %d%s; see te_score_mod for those that it may use", op, name,
                                 (int)te__min(n, 40), text + i, (int)i + 1, why);
             }
             behind = !((n == 5 && strncmp(text + i, "float", n) == 0) || (n == 3 && strncmp(text + i, "int", n) == 0)); /* of these no pointer is made */
@@ -65,26 +65,26 @@ static te_result te__score_mod_check_text(te_ctx *te, const char *op, const te_s
             char shown[8];
             if (c >= ' ' && c < 127) snprintf(shown, sizeof(shown), "%c", c);
             else snprintf(shown, sizeof(shown), "\\x%02x", (unsigned)(unsigned char)c);
-            return te__fail(te, TE_ERR_INVALID, "%s: extras.score_mod.%s has %s%s at character %d; names, numbers, blanks and .,+-*/%%()[]<>=!&|^~?: make an expression, without comments",
+            return te__fail(te, TE_ERR_INVALID, "%s: rule.score_mod.%s has %s%s at character %d; names, numbers, blanks and .,+-*/%%()[]<>=!&|^~?: make an expression, without comments",
                             op, name, shown, strchr(marks, c) ? text[i + 1] == '*' ? "*" : "/" : "", (int)i + 1);
         } else if (te__score_mod_escapes(text, i, behind)) {
-            return te__fail(te, TE_ERR_INVALID, "%s: extras.score_mod.%s has %.2s at character %d; an expression has no assignments, addresses, lambdas or digraphs", op, name, text + i,
+            return te__fail(te, TE_ERR_INVALID, "%s: rule.score_mod.%s has %.2s at character %d; an expression has no assignments, addresses, lambdas or digraphs", op, name, text + i,
                             (int)i + 1);
         } else if (c == '(' || c == '[')
             open[depth++] = c;
         else if ((c == ')' || c == ']') && (depth == 0 || open[--depth] != (c == ')' ? '(' : '[')))
-            return te__fail(te, TE_ERR_INVALID, "%s: extras.score_mod.%s has a %c at character %d that closes nothing", op, name, c, (int)i + 1);
+            return te__fail(te, TE_ERR_INVALID, "%s: rule.score_mod.%s has a %c at character %d that closes nothing", op, name, c, (int)i + 1);
         if (!te__is_letter(c) && !te__is_digit(c) && c != '.' && c != ' ') behind = c == ')' || c == ']';
         if ((c == '&' || c == '=') && text[i + 1] == c) n = 2; /* && and == */
     }
-    return depth == 0 ? TE_OK : te__fail(te, TE_ERR_INVALID, "%s: extras.score_mod.%s has %d brackets that are not closed", op, name, (int)depth);
+    return depth == 0 ? TE_OK : te__fail(te, TE_ERR_INVALID, "%s: rule.score_mod.%s has %d brackets that are not closed", op, name, (int)depth);
 }
 
 static te_result te__score_mod_check(te_ctx *te, const char *op, const te_score_mod *m) {
     const bool text_alone = m->score_mod_bprop && !m->score_mod;
     int i;
     if (text_alone || (m->score_bprop_fn && !m->score_fn))
-        return te__fail(te, TE_ERR_INVALID, "%s: extras.score_mod.%s is given and %s is NULL; it is the derivative of that", op, text_alone ? "score_mod_bprop" : "score_bprop_fn",
+        return te__fail(te, TE_ERR_INVALID, "%s: rule.score_mod.%s is given and %s is NULL; it is the derivative of that", op, text_alone ? "score_mod_bprop" : "score_bprop_fn",
                         text_alone ? "score_mod" : "score_fn");
     for (i = 0; i < 3; i++) {
         const char *name, *text = te__score_mod_text(m, i, &name);
@@ -97,7 +97,7 @@ static te_result te__score_mod_check(te_ctx *te, const char *op, const te_score_
 /* Is there a derivative, wherever there is a new score? */
 static te_result te__score_mod_check_gradient(te_ctx *te, const char *op, const te_score_mod *m) {
     if (m->additive || ((!m->score_mod || m->score_mod_bprop) && (!m->score_fn || m->score_bprop_fn))) return TE_OK;
-    return te__fail(te, TE_ERR_INVALID, "%s: a gradient is asked for, extras.score_mod.%s is given and %s NULL; give the derivative by score, or set additive if it is 1", op,
+    return te__fail(te, TE_ERR_INVALID, "%s: a gradient is asked for, rule.score_mod.%s is given and %s NULL; give the derivative by score, or set additive if it is 1", op,
                     m->score_mod && !m->score_mod_bprop ? "score_mod" : "score_fn", m->score_mod && !m->score_mod_bprop ? "score_mod_bprop is" : "score_bprop_fn is");
 }
 
@@ -108,7 +108,7 @@ static te_result te__score_mod_check_form(te_ctx *te, const char *op, const te_s
     const char *const have = score ? (cuda ? "score_fn" : "score_mod") : mask ? (cuda ? "mask_fn" : "mask_mod") : cuda ? "score_bprop_fn" : "score_mod_bprop";
     const char *const need = score ? (cuda ? "score_mod" : "score_fn") : mask ? (cuda ? "mask_mod" : "mask_fn") : cuda ? "score_mod_bprop" : "score_bprop_fn";
     if (!score && !mask && !(bprop && !m->additive)) return TE_OK;
-    return te__fail(te, TE_ERR_INVALID, "%s: extras.score_mod.%s is given and %s is NULL; %s", op, have, need,
+    return te__fail(te, TE_ERR_INVALID, "%s: rule.score_mod.%s is given and %s is NULL; %s", op, have, need,
                     cuda ? "CUDA compiles expressions: write the same as one" : "the CPU calls functions: give one that does the same");
 }
 

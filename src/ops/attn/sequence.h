@@ -71,7 +71,7 @@ TE__BOTH int te__attn_block_at(const te__attn_extra *x, int b, int h, int i, int
     return ((const unsigned char *)t->p)[b * t->b + h * t->h + i / TE_ATTN_BLOCK_SIZE * t->i + j / TE_ATTN_BLOCK_SIZE * t->j];
 }
 
-/* The slope of head h of `heads` (Press, Smith and Lewis, 2022): see te_attn_extras. */
+/* The slope of head h of `heads` (Press, Smith and Lewis, 2022): see te_attn_rule. */
 TE__BOTH float te__attn_slope(int heads, int h) {
     int n = 1;
     while (2 * n <= heads) n *= 2;

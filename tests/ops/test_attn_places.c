@@ -20,8 +20,8 @@ static te_tensor *rows_of(te_ctx *te, te_dtype dtype, const int *length, const i
 }
 static packed pack(te_ctx *te, te_dtype dtype, const int *length, int n, int gap, int64_t d) {
     packed p = {.n = n};
-    int at[16] = {0};
-    int64_t starts[16] = {0}, cu[16] = {0};
+    int at[32] = {0};
+    int64_t starts[32] = {0}, cu[32] = {0};
     for (int i = 0; i < n; i++) {
         at[i + 1] = at[i] + length[i] + gap;
         starts[i + 1] = at[i + 1];
@@ -80,6 +80,45 @@ TE_TEST_DEVICES(attn_of_packed_sequences_is_that_of_each_alone) {
                 for (int64_t j = 0; j < 5 * row; j++) CHECK(read[r][(at + lengths[i]) * row + j] == 0);
             }
         }
+    }
+}
+
+/* More tiles than a device has multiprocessors, most of which lie behind the end of a sequence of their own: without a longest length, each sequence has tiles for all rows. And of padded
+ * batches, whose rows behind a sequence become 0: a third of the sequences has no keys. Heads of any size. */
+TE_TEST_DEVICES(attn_of_tiles_without_keys) {
+    enum { N = 20 };
+    int lengths[N];
+    for (int i = 0; i < N; i++) lengths[i] = i % 3 == 1 ? 0 : 1 + (i * 83) % 300;
+    for (int64_t d = 64; d <= 256; d += 64) {
+        packed all = pack(te, TE_BF16, lengths, N, 0, d);
+        te_attention_desc desc = {.format = TE_THD, .rule = {.mask = TE_MASK_PADDING_CAUSAL, .cu_seqlens_q = all.cu, .cu_seqlens_kv = all.cu}};
+        test_case("d %d", (int)d);
+        te_no_grad_begin(te);
+        float *whole = test_read(te_attention(all.q, all.k, all.v, &desc));
+        te_tensor *padded[3], *part[3] = {all.q, all.k, all.v};
+        for (int i = 0; i < 3; i++) {
+            padded[i] = te_tensor_full(te, TE_BF16, SHAPE(N, 512, i ? GROUPS : HEADS, d), NAN);
+            for (int b = 0, at = 0; b < N; at += lengths[b++])
+                if (lengths[b]) te_tensor_copy(te_tensor_narrow(te_tensor_narrow(padded[i], 0, b, 1), 1, 0, lengths[b]), te_tensor_view(te_tensor_narrow(part[i], 0, at, lengths[b]), 4, (const int64_t[]){1, lengths[b], i ? GROUPS : HEADS, d}));
+        }
+        desc.format = TE_BSHD;
+        float *apart = test_read(te_attention(padded[0], padded[1], padded[2], &desc));
+        REQUIRE_OK(te);
+        for (int b = 0, at = 0; b < N; at += lengths[b++]) {
+            const int64_t row = HEADS * d, first = b * 512 * row;
+            packed one = pack(te, TE_BF16, lengths + b, 1, 0, d);
+            desc.format = TE_THD, desc.rule.cu_seqlens_q = desc.rule.cu_seqlens_kv = one.cu;
+            float *alone = lengths[b] ? test_read(te_attention(one.q, one.k, one.v, &desc)) : NULL;
+            for (int64_t j = lengths[b] * row; j < 512 * row; j++)
+                if (apart[first + j] != 0) {
+                    CHECK_MSG(false, "sequence %d: padding row %d is %g", b, (int)(j / row), (double)apart[first + j]);
+                    break;
+                }
+            if (!alone) continue;
+            CHECK_BYTES("packed", whole + at * row, alone, (size_t)(lengths[b] * row) * sizeof(float));
+            CHECK_BYTES("padded", apart + first, alone, (size_t)(lengths[b] * row) * sizeof(float));
+        }
+        te_no_grad_end(te);
     }
 }
 

@@ -68,11 +68,12 @@ TE_DEV void te_schedule(const te__attn_fwd_hopper_kargs &a, te_u32 smem) {
     bool more = true;
     for (te_u32 number = blockIdx.x; more; turn.next()) {
         te_attn_tile<BM, BN> t = {};
-        more = number < (te_u32)a.order.tiles;
-        if (more) {
+        do { // tiles behind the end of packed rows are nobody's
+            more = number < (te_u32)a.order.tiles;
+            if (!more) break;
             t.find(a, number);
             number = atomicAdd(a.order.counter, 1u) + gridDim.x;
-        }
+        } while (t.row >= t.q_end);
         te_mbar_wait(bar + 8 * (EMPTY_T + turn.stage), turn.parity ^ 1);
         t.tell(smem + AT_TILES + 64 * turn.stage, more);
         te_mbar_arrive(bar + 8 * (FULL_T + turn.stage));
@@ -104,7 +105,14 @@ TE_DEV void te_load_tiles(const te__attn_fwd_hopper_kargs &a, te_u32 smem) {
             load_v(row, head, batch);
             row = -1;
         }
-        if (t.begin >= t.end) continue;
+        if (t.begin >= t.end) { // consumers store zeros, from Q's place if it has one stage
+            if (STAGES_Q == 1) {
+                te_mbar_wait(bar + 8 * (EMPTY_Q + q.stage), q.parity ^ 1);
+                te_mbar_arrive(bar + 8 * (FULL_Q + q.stage));
+                q.next();
+            }
+            continue;
+        }
         const int batch_q = a.a.x.packed_q ? 0 : t.batch, batch_kv = a.a.x.packed_kv ? 0 : t.batch, group = t.head / (a.a.heads / a.a.groups);
         te_mbar_wait(bar + 8 * (EMPTY_Q + q.stage), q.parity ^ 1);
         te_mbar_expect(bar + 8 * (FULL_Q + q.stage), WAVES * PART_Q);
@@ -365,13 +373,14 @@ struct te_consumer {
                 if (STAGES_Q > 1) release(EMPTY_Q, q);
                 last();
             } else {
+                if (STAGES_Q == 1) await(FULL_Q, q);
                 sum[0] = sum[1] = 0.0f;
                 top[0] = top[1] = -TE_INF;
 #pragma unroll
                 for (int i = 0; i < D_V / 2; i++) o[i] = 0.0f;
             }
             store();
-            if (STAGES_Q == 1 && t.begin < t.end) release(EMPTY_Q, q);
+            if (STAGES_Q == 1) release(EMPTY_Q, q);
             more = next_tile();
         }
         if ((threadIdx.x & 127) == 0) te_bulk_wait_read<0>(); // shared memory ends with the block

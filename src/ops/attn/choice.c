@@ -90,7 +90,7 @@ static bool te__attn_has(const te__plan *p, const te__attn_kargs *a, bool mod, b
             fits = fits && te__attn_view_is_aligned(v.of_q[i], a, a->s_q, a->heads) && te__attn_view_is_aligned(v.of_kv[i], a, a->s_kv, a->groups);
         return !fits;
     case TE__ATTN_HAS_WIDE: return d > 256;
-    case TE__ATTN_HAS_EMPTY: return a->s_q == 0 || a->s_kv == 0 || a->batch == 0 || a->heads == 0;
+    case TE__ATTN_HAS_EMPTY: return a->s_q == 0 || a->s_kv == 0 || a->batch == 0 || a->heads == 0 || (x->packed_q && x->t_q == 0) || (x->packed_kv && x->t_kv == 0);
     case TE__ATTN_HAS_SIGN: return !(a->scale > 0.0f);
     case TE__ATTN_HAS_FP8: return te__attn_rounds(a);
     case TE__ATTN_HAS_MOD: return mod;

@@ -103,7 +103,7 @@ static bool te__has_desc(te_ctx *te, const void *desc, const char *who) {
     return false;
 }
 
-/* What a function of the program's has returned: TE_OK or an error's code, else that is the error. `of`: the name of what it belongs to, or NULL. */
+/* Checks the result of a function of the program's: TE_OK and the codes of errors pass, any other number is an error. `of`: the name of the function's owner, or NULL. */
 static te_result te__returned(te_ctx *te, te_result r, const char *function, const char *of) {
     if ((int)r >= 0 && (int)r < TE_RESULT_COUNT) return r;
     return te__fail(te, TE_ERR_INVALID, "%s%s%s%s returned %d, which is not a te_result: TE_OK or an error's code is needed", function, of ? " of \"" : "", of ? of : "", of ? "\"" : "", (int)r);

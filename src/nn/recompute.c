@@ -35,7 +35,7 @@ static te__regions te__regions_now(const te_ctx *te) {
     r.autocast = te->num_autocast;
     return r;
 }
-/* What a function has begun or ended too often is put right: the name of it, or NULL. A scope that it has ended took its tensors along. */
+/* Puts right the regions that a function has begun or ended too often. Returns the name of one, or NULL. A scope that the function has ended took its tensors along. */
 static const char *te__regions_back(te_ctx *te, const te__regions *r) {
     const char *what = te->num_scopes != r->scopes                                                           ? "te_scope"
                        : te->num_autocast != r->autocast                                                     ? "te_autocast"

@@ -180,7 +180,7 @@ TE_DEV void te_rescale(float (&o)[D_V / 2], const float (&by)[2]) {
     for (int i = 0; i < D_V / 2; i++) o[i] *= by[i / 2 & 1];
 }
 
-// What one consumer warpgroup, number w, keeps and does.
+// Consumer warpgroup w: its state between tiles, and the steps of a tile.
 struct te_consumer {
     const te__attn_fwd_hopper_kargs &a;
     const te_u32 smem, bar;

@@ -70,7 +70,7 @@ template <int N> struct te_queue {
     }
 };
 
-// A tile of BM queries of a head, and the blocks of BN keys that any of them sees: begin .. end - 1. What the producer finds, it tells consumers through shared memory.
+// A tile of BM queries of a head, and the blocks of BN keys that any of them sees: begin .. end - 1. The producer finds it, and tells the consumers through shared memory.
 //
 // Tiles are numbered so that blocks of a grid that run at one time have `together` heads, whose keys stay in the L2 cache; of each head the last rows come
 // first, which have the most work under a causal mask.

@@ -17,7 +17,7 @@ typedef struct te__attn_table {
     int dt;                /* te_dtype */
 } te__attn_table;
 
-/* What te_attn_rule and te_attn_fp8 say beyond the numbers in te__attn_kargs: all that plain attention does not have. */
+/* The part of te_attn_rule and te_attn_fp8 that plain attention does not have. */
 typedef struct te__attn_extra {
     int on;                    /* any of it */
     int causal, bottom_right;  /* the mask has a diagonal; the diagonal ends in the corner of the last row and the last key */

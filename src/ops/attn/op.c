@@ -332,7 +332,7 @@ static te__attn_table te__attn_table_of(const te_tensor *x) {
     return t;
 }
 
-/* What the rule says, resolved by te__attn_resolve, in the arguments of all kernels. */
+/* Writes the rule, which te__attn_resolve has completed, to the arguments of all kernels. */
 static void te__attn_told(te__attn_kargs *k, const te_attn_rule *in, const te__attn_sizes *s) {
     const int64_t beyond = s->s_q + s->s_kv + 1;
     te__attn_extra *x = &k->x;

@@ -35,7 +35,7 @@ static const char *pe_text(const char *folder) { return (const char *)test_read_
 #define PE_TABLE "base_model.model.model.embed_tokens."
 static const char pe_config[] = "{\"peft_type\": \"LORA\", \"r\": 2, \"lora_alpha\": 6, \"target_modules\": [\"lm_head\", \"embed_tokens\"], \"bias\": \"none\", \"modules_to_save\": null}";
 
-/* What peft writes for both, with the base's weights. */
+/* Writes both adapters' tensors as peft does, with the base's weights. */
 typedef enum pe_kind { PE_BOTH, PE_WRONG_HEAD, PE_WRONG_TABLE, PE_HEAD_ALONE, PE_TABLE_ALONE } pe_kind; /* WRONG: one number differs; ALONE: the other has no adapters */
 static void pe_write(te_ctx *te, const float *head, const float *table, const float *const adapters[4], pe_kind kind) {
     float *h = test_copy(head, PE_V * PE_D), *t = test_copy(table, PE_V * PE_D);

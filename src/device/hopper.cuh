@@ -105,9 +105,26 @@ TE_DEV void te_tma_store4(const void *map, te_u32 src, int x, int y, int z, int 
     asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%1, %2, %3, %4}], [%5];" ::"l"(map), "r"(x), "r"(y), "r"(z), "r"(w), "r"(src)
                  : "memory");
 }
+// `bytes` (a multiple of 16) of shared memory to memory, or added to f32 there.
+TE_DEV void te_bulk_store(void *dst, te_u32 src, int bytes) {
+    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(dst), "r"(src), "r"(bytes) : "memory");
+}
+TE_DEV void te_bulk_add(void *dst, te_u32 src, int bytes) {
+    asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(dst), "r"(src), "r"(bytes) : "memory");
+}
 TE_DEV void te_bulk_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 // Waits until all but the latest N of this thread's groups of stores have read shared memory.
 template <int N> TE_DEV void te_bulk_wait_read() { asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(N) : "memory"); }
+// The same, until they have written memory.
+template <int N> TE_DEV void te_bulk_wait() { asm volatile("cp.async.bulk.wait_group %0;" ::"n"(N) : "memory"); }
+// Orders accesses of memory by TMA behind what this thread has acquired.
+TE_DEV void te_async_fence_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
+TE_DEV int te_load_acquire(const int *p) {
+    int v;
+    asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+    return v;
+}
+TE_DEV void te_add_release(int *p, int v) { asm volatile("red.release.gpu.global.add.s32 [%0], %1;" ::"l"(p), "r"(v) : "memory"); }
 // Makes this thread's writes to shared memory visible to TMA and wgmma, once a barrier follows.
 TE_DEV void te_async_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 

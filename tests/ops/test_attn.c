@@ -637,9 +637,10 @@ static void check_plan(te_ctx *te, te_dtype dtype, int64_t d, float p, int64_t s
     CHECK_EQ_INT(e.launches, 1);
     CHECK_STR(e.why, !fast_forward ? "and not tensor cores: " : strcmp(device, "sm_90") == 0 ? "TMA and wgmma" : "by mma.sync and not wgmma: the chip is no Hopper");
     CHECK(te_explain(te, TE_OP_ATTN_BWD, &b, device, &e) == TE_OK && e.supported && e.deterministic);
-    CHECK_STR(e.kernels, fast_backward ? "attn/attn_bwd_dkv_mma" : "attn/attn_bwd_dkv");
-    CHECK_MSG(!strstr(e.kernels, "_mma") == !fast_backward, "%s: %s", device, e.kernels);
-    CHECK_STR(e.why, !fast_backward ? "and not tensor cores: " : strcmp(device, "sm_90") == 0 ? "by mma.sync and not wgmma: gradients" : "by mma.sync and not wgmma: the chip is no Hopper");
+    const bool hopper = fast_backward && strcmp(device, "sm_90") == 0;
+    CHECK_STR(e.kernels, hopper ? "attn/attn_bwd_hopper" : fast_backward ? "attn/attn_bwd_dkv_mma" : "attn/attn_bwd_dkv");
+    CHECK_MSG(!strstr(e.kernels, "_mma") == !(fast_backward && !hopper), "%s: %s", device, e.kernels);
+    CHECK_STR(e.why, hopper ? "TMA and wgmma" : fast_backward ? "by mma.sync and not wgmma: the chip is no Hopper" : "and not tensor cores: ");
     CHECK_EQ_INT(e.launches, 3);
     CHECK(e.workspace >= 8 * (size_t)(c.heads * s));
     CHECK_OK(te);

@@ -26,8 +26,8 @@ enum { TE__ATTN_MMA = 1, TE__ATTN_HOPPER = 2 };
     X(MASK, TE__ATTN_MMA, TE__ATTN_MMA, "a mask of elements")                                                                \
     X(BLOCKS, TE__ATTN_MMA, TE__ATTN_MMA, "a block mask")                                                                    \
     X(PAGES, TE__ATTN_MMA, TE__ATTN_MMA, "keys in pages")                                                                    \
-    X(STRIDES, TE__ATTN_MMA, TE__ATTN_MMA, "strides of 0, or beyond 2^39 bytes")                                             \
-    X(GRADIENTS, TE__ATTN_MMA | TE__ATTN_HOPPER, TE__ATTN_MMA, "gradients")
+    X(SHORT, TE__ATTN_MMA | TE__ATTN_HOPPER, TE__ATTN_MMA, "gradients of packed sequences of less than 32 rows, whose sums would fill tiles of their own") \
+    X(STRIDES, TE__ATTN_MMA, TE__ATTN_MMA, "strides of 0, or beyond 2^39 bytes")
 typedef enum te__attn_feature {
 #define TE__FEATURE(name, forward, backward, what) TE__ATTN_HAS_##name,
     TE__ATTN_TABLE(TE__FEATURE)
@@ -104,12 +104,12 @@ static bool te__attn_has(const te__plan *p, const te__attn_kargs *a, bool mod, b
     case TE__ATTN_HAS_MASK: return x->mask.dt != TE_DTYPE_NONE;
     case TE__ATTN_HAS_BLOCKS: return x->blocks.dt != TE_DTYPE_NONE;
     case TE__ATTN_HAS_PAGES: return x->page_size != 0;
+    case TE__ATTN_HAS_SHORT: return x->packed_q && (int64_t)a->batch * 32 > (int64_t)x->t_q + 2048;
     case TE__ATTN_HAS_STRIDES:
         for (i = 0; i < v.count; i++)
             fits = fits && te__attn_view_fits(v.of_q[i], x->packed_q ? x->t_q : a->s_q, a->heads, x->packed_q ? 1 : a->batch) &&
                    te__attn_view_fits(v.of_kv[i], x->packed_kv ? x->t_kv : a->s_kv, a->groups, x->packed_kv ? 1 : a->batch);
         return !fits;
-    case TE__ATTN_HAS_GRADIENTS: return backward;
     case TE__ATTN_FEATURES: break;
     }
     return false;

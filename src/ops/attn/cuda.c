@@ -174,7 +174,7 @@ static te_result te__attn_plan_bwd(te__plan *p, const te_op_attn_bwd_args *args,
         a.lse2 = (float *)te__plan_workspace(p, 2 * kept * (int64_t)sizeof(float));
         if (!a.lse2) return p->result;
         a.delta = a.lse2 + kept;
-        if (rows > 0) {
+        if (rows > 0 && kernels != TE__ATTN_HOPPER) {
             l = te__plan_launch(p, "attn", "attn_delta");
             *TE__KARGS(p, l, te__attn_kargs) = a;
             te__launch_size(l, rows / 8, 1, 1, 256, 0);
@@ -185,6 +185,10 @@ static te_result te__attn_plan_bwd(te__plan *p, const te_op_attn_bwd_args *args,
         r = te__attn_launch(p, &a, "attn_bwd_dq", a.s_q, a.heads, a.d, NULL, shared, mod);
         if (r == TE_OK) r = te__attn_launch_extras(p, &a, args->dsoftmax_offset != NULL, mod);
         return r == TE_OK ? te__attn_launch(p, &a, "attn_bwd_dkv", a.s_kv, a.groups, most, NULL, shared, mod) : r;
+    }
+    if (kernels == TE__ATTN_HOPPER) {
+        r = te__attn_plan_bwd_hopper(p, &a, rows);
+        return r == TE_OK ? te__attn_launch_extras(p, &a, args->dsoftmax_offset != NULL, mod) : r;
     }
     r = te__attn_launch_extras(p, &a, args->dsoftmax_offset != NULL, mod);
     if (r != TE_OK) return r;

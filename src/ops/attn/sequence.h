@@ -57,6 +57,12 @@ TE__BOTH te__attn_seq te__attn_seq_of(const te__attn_kargs *a, int b) {
     return s;
 }
 
+/* The number of tile m of dQ, of a sequence whose first row is q_at: packed sequences have the tiles that they fill, and at most one more each. */
+TE__BOTH long long te__attn_dq_tile(const te__attn_bwd_hopper_kargs *a, int b, int h, int q_at, int m) {
+    if (!a->a.x.packed_q) return ((long long)b * a->a.heads + h) * a->tiles_of_head + m;
+    return (long long)h * a->tiles_of_head + q_at / a->queries + b + m;
+}
+
 /* Key j of sequence b in a paged cache: its page, and its row there. Ids outside the cache are cut, since no one has checked them. */
 TE__BOTH long long te__attn_page(const te__attn_extra *x, int b, int j, int *row) {
     const int page = x->pages[(long long)b * x->pages_of_each + j / x->page_size];

@@ -1,0 +1,357 @@
+// ops/attn/attn_bwd_hopper.cu: dQ, dK and dV on Hopper: TMA, mbarriers, wgmma; bf16 and f16, heads of 64 and 128. Deterministic.
+//
+// A block owns 128 keys of one head of keys: K and V stay in shared memory, dK and dV in registers, while tiles of BQ queries pass by, from the last that sees
+// them to the first, and in each the query heads of the group. Two consumer warpgroups have 64 keys each:
+//
+//     S^T = K Q^T | dP^T = V dO^T, P^T | dS^T to shared memory | dV += P^T dO | (meet) dQ = dS K | dK += dS^T Q
+//
+// Of dQ, each consumer computes half of the channels (D = 128) or of the rows (D = 64). A tile of dQ is a sum over key blocks, in f32, in memory; it has one
+// order: block n adds to it when all blocks before n that see the tile have (`added` counts them). Blocks of a head wait for those with smaller numbers alone, and
+// numbers are drawn as blocks start, so that whatever is waited for is running. Long blocks come first. attn_bwd_rows.cu comes before (delta, lse2, the counts),
+// attn_bwd_put.cu after (dQ in its own format).
+//
+// Warpgroup 0: warp 0 loads; warps 1 and 2 add dQ, of buffers 0 and 1.
+//
+// Shared memory (panels of 64 channels, 128-byte swizzle):
+//
+//     |         | K     | V     | Q, 2 stages | dO, 2 stages | dS^T, 2    | dQ (f32), 2 | lse2, delta | barriers, the number
+//     | D = 128 | 32 KB | 32 KB | 2 x 16 KB   | 2 x 16 KB    | 2 x 16 KB  | 2 x 32 KB   | 1 KB        |
+//     | D = 64  | 16 KB | 16 KB | 2 x 16 KB   | 2 x 16 KB    | 2 x 32 KB  | 2 x 32 KB   | 2 KB        |
+//
+// Barriers, two each: FULL_Q, FULL_DO (TMA; the first also bring K and V), EMPTY_Q, EMPTY_DO (8 consumer warps), FULL_DQ (for each consumer apart, its 4 warps),
+// EMPTY_DQ (the adding warp). Named barriers: 1 joins the consumers once dS^T is written; 2 + w consumer w's threads.
+//
+// Rows that are not there (beyond a sequence that ends within memory) may hold anything, so they are cleared: 0 times NaN is NaN.
+//
+// Options: X_DT, X_D (64, 128; X_D_V alike), X_DROPOUT (D = 128: bits of 64 keys by 64 queries fit one register).
+// Benchmark: "attention backward" in tests/bench/h200.csv.
+//
+// Launch: grid: key blocks of the longest sequence, of all heads and sequences; block 384; shared memory TE__ATTN_BWD_SHARED. Maps: boxes of 64 channels, by BQ rows
+//         (q, d_o), 128 (k, v) and 64 (dk, dv). Conditions as of attn_fwd_hopper.cu.
+// te:arch 90a
+// te:row X_DT=2|3 X_D=128 X_D_V=128 X_DROPOUT=0|1
+// te:row X_DT=3 X_D=64 X_D_V=64 X_DROPOUT=0
+#include "ops/attn/hopper.cuh"
+
+enum {
+    D = X_D,
+    DROPOUT = X_DROPOUT,
+    BK = 128,
+    BQ = TE__ATTN_BWD_QUERIES(X_D),
+    BYTES_KV = TE__ATTN_BYTES(BK, X_D),
+    BYTES_Q = TE__ATTN_BYTES(BQ, X_D), // 16 KB
+    BYTES_DS = BK * BQ * 2,
+    BYTES_DQ = BQ * D * 4,             // 32 KB
+    BYTES_ROWS = BQ * 4,
+    AT_K = 0,
+    AT_V = AT_K + BYTES_KV,
+    AT_Q = AT_V + BYTES_KV,
+    AT_DO = AT_Q + 2 * BYTES_Q,
+    AT_DS = AT_DO + 2 * BYTES_Q,
+    AT_DQ = AT_DS + 2 * BYTES_DS,
+    AT_LSE = AT_DQ + 2 * BYTES_DQ,
+    AT_DELTA = AT_LSE + 2 * BYTES_ROWS,
+    AT_BARRIERS = AT_DELTA + 2 * BYTES_ROWS,
+    AT_NUMBER = AT_BARRIERS + 14 * 8,
+    SHARED = AT_NUMBER + 16
+};
+static_assert(SHARED == TE__ATTN_BWD_SHARED(X_D), "what the host asks for");
+static_assert(!DROPOUT || BQ == 64, "see the options");
+enum { FULL_Q = 0, EMPTY_Q = 2, FULL_DO = 4, EMPTY_DO = 6, FULL_DQ = 8, EMPTY_DQ = 12 };
+
+// A block's keys, and the tiles of queries that see any of them: m_end - 1 down to m_begin.
+struct te_keys {
+    int n, head, batch; // head: of keys
+    int s_q, s_kv, lo, hi, q_at, kv_at, kv_end;
+    int m_begin, m_end;
+    TE_DEV te_keys(const te__attn_bwd_hopper_kargs &args, te_u32 number) {
+        const te__attn_kargs &a = args.a;
+        const te__attn_order &order = args.order;
+        const te_u32 heads = (te_u32)a.groups * (te_u32)a.batch, section = (te_u32)order.together * (te_u32)order.rows;
+        const te_u32 s = number / section, r = number - s * section, width = min((te_u32)order.together, heads - s * order.together), row = r / width;
+        const te_u32 at = s * order.together + r - row * width;
+        batch = (int)(at / (te_u32)a.groups);
+        head = (int)(at - (te_u32)batch * (te_u32)a.groups);
+        n = (int)row;
+        const te__attn_seq seq = te__attn_seq_of(&a, batch);
+        s_q = seq.s_q, s_kv = seq.s_kv, lo = seq.lo, hi = seq.hi, kv_end = seq.kv_end;
+        q_at = (int)seq.q_at, kv_at = (int)seq.kv_at;
+        m_begin = max(0, n * BK - hi) / BQ;
+        m_end = n * BK < s_kv ? (max(0, min(s_q, (n + 1) * BK - lo)) + BQ - 1) / BQ : 0;
+    }
+    // Key blocks before this one that tile m sees: n minus the first that its first row sees.
+    TE_DEV int before(int m) const { return n - max(0, m * BQ + lo) / BK; }
+    TE_DEV int tiles() const { return max(0, m_end - m_begin); }
+};
+// Tiles of queries: heads within rows, the last row first.
+struct te_tiles {
+    int first, heads, m, head, left;
+    TE_DEV te_tiles(const te__attn_kargs &a, const te_keys &t) {
+        heads = a.heads / a.groups, first = t.head * heads, head = first;
+        m = t.m_end - 1, left = heads * t.tiles();
+    }
+    TE_DEV void next() {
+        left--;
+        if (++head == first + heads) head = first, m--;
+    }
+};
+
+TE_DEV void te_load_tiles(const te__attn_bwd_hopper_kargs &a, te_u32 smem) {
+    const te_u32 bar = smem + AT_BARRIERS;
+    const te_keys t(a, te_lds4(smem + AT_NUMBER));
+    const te__attn_extra &x = a.a.x;
+    const int batch_q = x.packed_q ? 0 : t.batch, batch_kv = x.packed_kv ? 0 : t.batch;
+    const te_i64 work = x.packed_q ? (t.q_at + 3) / 4 * 4 + (te_i64)t.batch * (TE__ATTN_PAD + 4) : (te_i64)t.batch * a.a.heads * a.a.s_pad;
+    const te_i64 work_head = x.packed_q ? te__attn_packed_rows(x.t_q, a.a.batch) : a.a.s_pad;
+    int stage = 0, parity = 1;
+    bool keys = true; // K and V come with the first tile
+    for (te_tiles i(a.a, t); i.left > 0; i.next(), keys = false) {
+        const te_i64 rows = work + i.head * work_head + i.m * BQ;
+        auto part = [&](int full, int empty, const void *map, int to, const float *of_rows, int rows_to, const void *map_kv, int kv_to) {
+            const te_u32 b = bar + 8 * (full + stage);
+            te_mbar_wait(bar + 8 * (empty + stage), parity);
+            te_mbar_expect(b, BYTES_Q + BYTES_ROWS + (keys ? BYTES_KV : 0));
+            for (int c = 0; c < D / 64; c++) {
+                if (keys) te_tma_load4(smem + kv_to + c * BK * 128, map_kv, 64 * c, t.kv_at + t.n * BK, t.head, batch_kv, b);
+                te_tma_load4(smem + to + stage * BYTES_Q + c * BQ * 128, map, 64 * c, t.q_at + i.m * BQ, i.head, batch_q, b);
+            }
+            te_bulk_load(smem + rows_to + stage * BYTES_ROWS, of_rows + rows, BYTES_ROWS, b);
+        };
+        part(FULL_Q, EMPTY_Q, a.q_map, AT_Q, a.a.lse2, AT_LSE, a.k_map, AT_K);
+        part(FULL_DO, EMPTY_DO, a.do_map, AT_DO, a.a.delta, AT_DELTA, a.v_map, AT_V);
+        stage ^= 1;
+        if (stage == 0) parity ^= 1;
+    }
+}
+
+TE_DEV void te_add_tiles(const te__attn_bwd_hopper_kargs &a, te_u32 smem, int mine) {
+    const te_u32 bar = smem + AT_BARRIERS;
+    const te_keys t(a, te_lds4(smem + AT_NUMBER));
+    int buffer = 0, parity = 0;
+    for (te_tiles i(a.a, t); i.left > 0; i.next()) {
+        if (buffer == mine) {
+            const te_i64 number = te__attn_dq_tile(&a, t.batch, i.head, t.q_at, i.m);
+            const int before = t.before(i.m);
+            float *to = a.dq_sum + number * (BQ * D);
+            while (te_load_acquire(a.added + number) < before) {} // starts that no one has checked may make tiles of two sequences one: it must not wait for ever
+            te_async_fence_global();
+            for (int w = 0; w < 2; w++) {
+                te_mbar_wait(bar + 8 * (FULL_DQ + 2 * buffer + w), parity);
+                const te_u32 from = smem + AT_DQ + buffer * BYTES_DQ + w * (BYTES_DQ / 2);
+                if (before == 0) te_bulk_store(to + w * (BQ * D / 2), from, BYTES_DQ / 2); // so nothing clears the sums
+                else te_bulk_add(to + w * (BQ * D / 2), from, BYTES_DQ / 2);
+            }
+            te_bulk_commit();
+            te_bulk_wait_read<0>();
+            te_mbar_arrive(bar + 8 * (EMPTY_DQ + buffer));
+            te_bulk_wait<0>();
+            te_add_release(a.added + number, 1);
+        }
+        buffer ^= 1;
+        if (buffer == 0) parity ^= 1;
+    }
+}
+
+// Zeros to rows `from` .. rows - 1 of a tile of `rows`, by the 128 threads of a warpgroup.
+TE_DEV void te_clear_rows(te_u32 tile, int rows, int from) {
+    for (int i = (threadIdx.x & 127) + 8 * from; i < 8 * rows; i += 128)
+        for (int panel = 0; panel < D / 64; panel++) te_sts16(tile + panel * rows * 128 + 16 * i, make_uint4(0, 0, 0, 0));
+}
+
+TE_DEV void te_consume(const te__attn_bwd_hopper_kargs &a, te_u32 smem, int w) {
+    const te_keys t(a, te_lds4(smem + AT_NUMBER));
+    const te_u32 bar = smem + AT_BARRIERS;
+    const int tid = threadIdx.x & 127, warp = tid >> 5, lane = tid & 31;
+    const int row = 64 * w + 16 * warp + (lane & 15); // of a tile of keys, whose address this thread gives to stmatrix
+    const int key = t.n * BK + 64 * w + 16 * warp + (lane >> 2); // this thread's upper one
+    const te__attn_extra &x = a.a.x;
+    // Rows of memory beyond the sequence: of its last tile of queries, and of this block of keys.
+    const bool tail_q = t.s_q % BQ != 0 && t.s_q < (x.packed_q ? x.t_q - t.q_at : a.a.s_q);
+    const bool tail_kv = (t.n + 1) * BK > t.s_kv && t.s_kv < (x.packed_kv ? x.t_kv - t.kv_at : a.a.s_kv);
+    float dk[D / 2], dv[D / 2], s[BQ / 2], dp[BQ / 2], dq[32];
+    te_u32 p[BQ / 4], ds[BQ / 4];
+#pragma unroll
+    for (int i = 0; i < D / 2; i++) dk[i] = dv[i] = 0.0f;
+    const te_u64 k_rows = te_wgmma_desc(smem + AT_K + w * 8192, 0), v_rows = te_wgmma_desc(smem + AT_V + w * 8192, 0);
+    const te_u64 q_tile = te_wgmma_desc(smem + AT_Q, BQ * 128), do_tile = te_wgmma_desc(smem + AT_DO, BQ * 128);
+    // dQ = dS K: dS^T is read transposed.
+    const te_u64 dq_left = te_wgmma_desc(smem + AT_DS + (D == 64 ? w * 16384 : 0), 0), dq_right = te_wgmma_desc(smem + AT_K + (D == 64 ? 0 : w * 16384), 16384);
+    auto scores = [&](float(&d)[BQ / 2], te_u64 left, te_u64 right) {
+        te_wgmma_fence();
+        te_multiply<0, 0, true>(d, left, right);
+#pragma unroll
+        for (int k = 1; k < D / 16; k++) te_multiply<0, 0, false>(d, left + (k >> 2) * (BK * 128 >> 4) + (k & 3) * 2, right + (k >> 2) * (BQ * 128 >> 4) + (k & 3) * 2);
+        te_wgmma_commit();
+    };
+    auto accumulate = [&](float(&d)[D / 2], const te_u32 *left, te_u64 right) {
+        te_wgmma_fence();
+#pragma unroll
+        for (int k = 0; k < BQ / 16; k++) te_multiply(d, left + 4 * k, right + k * 128);
+        te_wgmma_commit();
+    };
+    int stage = 0, parity = 0, first_tail = t.tiles() > 0 && t.m_end * BQ > t.s_q && tail_q ? a.a.heads / a.a.groups : 0; // tiles with such rows come first
+    te_tiles i(a.a, t);
+    bool keys = tail_kv;
+#pragma unroll 1
+    for (; i.left > 0; i.next()) {
+        te_mbar_wait(bar + 8 * (FULL_Q + stage), parity);
+        if (keys || first_tail > 0) {
+            te_mbar_wait(bar + 8 * (FULL_DO + stage), parity);
+            if (keys) te_clear_rows(smem + AT_K, BK, t.s_kv - t.n * BK), te_clear_rows(smem + AT_V, BK, t.s_kv - t.n * BK);
+            if (first_tail > 0) te_clear_rows(smem + AT_Q + stage * BYTES_Q, BQ, t.s_q - i.m * BQ), te_clear_rows(smem + AT_DO + stage * BYTES_Q, BQ, t.s_q - i.m * BQ);
+            keys = false, first_tail--;
+            te_async_fence();
+            te_meet<128>(2 + w);
+        }
+        scores(s, k_rows, q_tile + stage * (BYTES_Q >> 4));
+        te_mbar_wait(bar + 8 * (FULL_DO + stage), parity);
+        scores(dp, v_rows, do_tile + stage * (BYTES_Q >> 4));
+        const int query = i.m * BQ + 2 * (lane & 3); // this thread's first one
+        te_u32 keep = 0;
+        if (DROPOUT) {
+            const te_u64 corner = te_attn_dropout_row(a.a, t.batch, i.head, i.m * BQ) + (t.n * BK + 64 * w + 16 * warp);
+#pragma unroll 1
+            for (int j = 0; j < BQ / 8; j++) keep |= te_attn_keeps_transposed(a.a, corner + 8 * j * (te_u64)a.a.s_kv) << (4 * j);
+        }
+        te_wgmma_wait<1>();
+        te_wgmma_keep(s);
+        if ((t.n + 1) * BK > min(t.s_kv, i.m * BQ + t.hi + 1) || t.n * BK < i.m * BQ + BQ - 1 + t.lo || i.m * BQ + BQ > t.s_q) {
+#pragma unroll
+            for (int half = 0; half < 2; half++) { // queries from .. to see key + 8 half
+                const int j0 = key + 8 * half, from = j0 - t.hi - query, to = (j0 < t.s_kv ? min(j0 - t.lo, t.s_q - 1) : -1) - query;
+#pragma unroll
+                for (int j = 0; j < BQ / 8; j++)
+#pragma unroll
+                    for (int e = 0; e < 2; e++)
+                        if (8 * j + e < from || 8 * j + e > to) s[4 * j + 2 * half + e] = -TE_INF;
+            }
+        }
+        const te_u32 lse2 = smem + AT_LSE + stage * BYTES_ROWS + (lane & 3) * 8, delta = smem + AT_DELTA + stage * BYTES_ROWS + (lane & 3) * 8;
+#pragma unroll
+        for (int j = 0; j < BQ / 8; j++) {
+            float l[2];
+            te_lds8(lse2 + j * 32, l[0], l[1]);
+#pragma unroll
+            for (int e = 0; e < 4; e++) s[4 * j + e] = te_exp2(fmaf(s[4 * j + e], a.a.scale2, -l[e & 1]));
+        }
+#pragma unroll
+        for (int k = 0; k < BQ / 4; k++) { // P^T, dropped
+            const float lo = DROPOUT && !(keep >> (2 * k) & 1) ? 0.0f : s[2 * k], hi = DROPOUT && !(keep >> (2 * k + 1) & 1) ? 0.0f : s[2 * k + 1];
+            p[k] = te_pack16(lo, hi);
+        }
+        te_wgmma_wait<0>();
+        te_wgmma_keep(dp);
+#pragma unroll
+        for (int j = 0; j < BQ / 8; j++) {
+            float d[2];
+            te_lds8(delta + j * 32, d[0], d[1]);
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                float g = dp[4 * j + e];
+                if (DROPOUT) g = keep >> (4 * j + e) & 1 ? g * a.a.keep_scale : 0.0f;
+                dp[4 * j + e] = s[4 * j + e] * (g - d[e & 1]);
+            }
+        }
+        te_pack16(ds, dp);
+#pragma unroll
+        for (int k = 0; k < BQ / 16; k++) te_stmatrix4(smem + AT_DS + stage * BYTES_DS + (k >> 2) * 16384 + te_swizzled(row, 2 * (k & 3) + (lane >> 4)), ds + 4 * k);
+        accumulate(dv, p, do_tile + stage * (BYTES_Q >> 4));
+        te_async_fence();
+        te_meet<256>(1);
+        te_wgmma_fence();
+        const te_u64 left = dq_left + stage * (BYTES_DS >> 4);
+        te_multiply<1, 1, true>(dq, left, dq_right);
+#pragma unroll
+        for (int k = 1; k < 8; k++) te_multiply<1, 1, false>(dq, left + k * 128, dq_right + k * 128);
+        te_wgmma_commit();
+        te_wgmma_wait<1>();
+        te_wgmma_keep(dv);
+        if (lane == 0) te_mbar_arrive(bar + 8 * (EMPTY_DO + stage));
+        accumulate(dk, ds, q_tile + stage * (BYTES_Q >> 4));
+        te_wgmma_wait<1>();
+        te_wgmma_keep(dq);
+        te_mbar_wait(bar + 8 * (EMPTY_DQ + stage), parity ^ 1);
+#pragma unroll
+        for (int j = 0; j < 8; j++)
+            te_sts16(smem + AT_DQ + stage * BYTES_DQ + w * (BYTES_DQ / 2) + tid * 16 + j * 2048,
+                     make_uint4(__float_as_uint(dq[4 * j]), __float_as_uint(dq[4 * j + 1]), __float_as_uint(dq[4 * j + 2]), __float_as_uint(dq[4 * j + 3])));
+        te_async_fence();
+        __syncwarp();
+        if (lane == 0) te_mbar_arrive(bar + 8 * (FULL_DQ + 2 * stage + w));
+        te_wgmma_wait<0>();
+        te_wgmma_keep(dk);
+        if (lane == 0) te_mbar_arrive(bar + 8 * (EMPTY_Q + stage));
+        stage ^= 1;
+        if (stage == 0) parity ^= 1;
+    }
+    te_meet<256>(1); // nobody reads K any more
+    const te_keys u(a, te_lds4(smem + AT_NUMBER)); // again, rather than in registers
+    if (u.n * BK >= u.kv_end) return;
+    auto stage_rows = [&](te_u32 at, const float(&d)[D / 2], float scale) {
+#pragma unroll
+        for (int j = 0; j < D / 16; j++) {
+            te_u32 r[4];
+#pragma unroll
+            for (int e = 0; e < 4; e++) r[e] = te_pack16(d[8 * j + 2 * e] * scale, d[8 * j + 2 * e + 1] * scale);
+            const int piece = 2 * j + (lane >> 4);
+            te_stmatrix4(at + (piece >> 3) * 16384 + te_swizzled(row, piece & 7), r);
+        }
+    };
+    stage_rows(smem + AT_V, dv, a.a.keep_scale);
+    stage_rows(smem + AT_K, dk, a.a.scale);
+    te_async_fence();
+    te_meet<128>(2 + w);
+    const int first = u.n * BK + 64 * w;
+    if (!x.packed_kv || first + 64 <= u.kv_end) {
+        if (tid == 0) {
+            for (int c = 0; c < D / 64; c++) {
+                te_tma_store4(a.dv_map, smem + AT_V + c * 16384 + w * 8192, 64 * c, u.kv_at + first, u.head, x.packed_kv ? 0 : u.batch);
+                te_tma_store4(a.dk_map, smem + AT_K + c * 16384 + w * 8192, 64 * c, u.kv_at + first, u.head, x.packed_kv ? 0 : u.batch);
+            }
+            te_bulk_commit();
+            te_bulk_wait_read<0>();
+        }
+        return;
+    }
+    for (int which = 0; which < 2; which++) { // packed rows end within the tile
+        const te__attn_view &view = which ? a.a.dk : a.a.dv;
+        const int pieces = (which ? a.a.d : a.a.d_v) / 8;
+        char *to = (char *)view.p + 2 * (u.head * view.h + (u.kv_at + first) * view.s);
+        for (int j = tid; j < 64 * pieces; j += 128) {
+            const int r = j / pieces, piece = j - r * pieces;
+            if (first + r < u.kv_end)
+                *(uint4 *)(to + 2 * r * view.s + 16 * piece) = te_lds16(smem + (which ? AT_K : AT_V) + (piece >> 3) * 16384 + te_swizzled(64 * w + r, piece & 7));
+        }
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(384, 1) te_attn_bwd_hopper(const __grid_constant__ te__attn_bwd_hopper_kargs a) {
+    te_follow();
+    extern __shared__ __align__(1024) char shared[];
+    const te_u32 smem = te_smem(shared), bar = smem + AT_BARRIERS;
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < 2; i++) {
+            te_mbar_init(bar + 8 * (FULL_Q + i), 1), te_mbar_init(bar + 8 * (EMPTY_Q + i), 8);
+            te_mbar_init(bar + 8 * (FULL_DO + i), 1), te_mbar_init(bar + 8 * (EMPTY_DO + i), 8);
+            te_mbar_init(bar + 8 * (FULL_DQ + 2 * i), 4), te_mbar_init(bar + 8 * (FULL_DQ + 2 * i + 1), 4);
+            te_mbar_init(bar + 8 * (EMPTY_DQ + i), 1);
+        }
+        te_mbar_init_done();
+        const te_u32 number = atomicAdd(a.order.counter, 1u);
+        if (number == gridDim.x - 1) *a.order.counter = 0; // the last one leaves 0 to the next launch
+        te_sts4(smem + AT_NUMBER, number);
+    }
+    __syncthreads();
+    const int group = __shfl_sync(TE_ALL, threadIdx.x / 128, 0);
+    if (group == 0) {
+        te_registers_down<24>();
+        const int warp = __shfl_sync(TE_ALL, threadIdx.x / 32, 0);
+        if ((threadIdx.x & 31) == 0) {
+            if (warp == 0) te_load_tiles(a, smem);
+            else if (warp <= 2) te_add_tiles(a, smem, warp - 1);
+        }
+    } else {
+        te_registers_up<240>();
+        te_consume(a, smem, group - 1);
+    }
+}

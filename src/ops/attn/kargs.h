@@ -87,11 +87,11 @@ typedef char te__attn_fwd_hopper_kargs_fit[sizeof(te__attn_fwd_hopper_kargs) % 6
 
 typedef struct TE__ATTN_ALIGN_64 te__attn_bwd_hopper_kargs {
     unsigned long long q_map[16], do_map[16], k_map[16], v_map[16], dk_map[16], dv_map[16];
+    long long tiles_of_head;
     te__attn_kargs a;
     te__attn_order order; /* of blocks of 128 keys; counter: numbers drawn */
     float *dq_sum;        /* tiles of dQ in f32, each in the order of the registers */
     int *added;           /* for each of them: key blocks that have added to it */
-    long long tiles_of_head;
     int queries, pad_queries; /* of a tile */
     unsigned char pad[64 - (sizeof(te__attn_kargs) + sizeof(te__attn_order) + 2 * sizeof(void *) + 16) % 64];
 } te__attn_bwd_hopper_kargs;

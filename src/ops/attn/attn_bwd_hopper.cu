@@ -266,6 +266,7 @@ TE_DEV void te_consume(const te__attn_bwd_hopper_kargs &a, te_u32 smem, int w) {
         te_wgmma_commit();
         te_wgmma_wait<1>();
         te_wgmma_keep(dv);
+        __syncwarp(); // every lane has read delta
         if (lane == 0) te_mbar_arrive(bar + 8 * (EMPTY_DO + stage));
         accumulate(dk, ds, q_tile + stage * (BYTES_Q >> 4));
         te_wgmma_wait<1>();

@@ -204,6 +204,7 @@ struct te_consumer {
     TE_DEV bool next_tile() {
         await(FULL_T, turn);
         const bool more = t.template hear<true>(smem + AT_TILES + 64 * turn.stage);
+        __syncwarp(); // every lane has heard
         release(EMPTY_T, turn);
         return more;
     }

@@ -339,7 +339,7 @@ TE_TEST_DEVICES(attn_f16) { check_shapes(te, TE_F16); }
 TE_TEST_DEVICES(attn_bf16) { check_shapes(te, TE_BF16); }
 
 TE_TEST_DEVICES(attn_head_sizes) {
-    static const int64_t sizes[][2] = {{1, 1}, {8, 8}, {24, 40}, {72, 72}, {96, 96}, {128, 128}, {128, 64}, {33, 7}, {192, 128}, {256, 256},
+    static const int64_t sizes[][2] = {{1, 1}, {8, 8}, {24, 40}, {72, 72}, {96, 96}, {128, 128}, {128, 64}, {33, 7}, {192, 128}, {256, 256}, {136, 136}, {200, 200}, {40, 256},
                                        {257, 257}, {512, 512}, {576, 512}, {1024, 1024}, {8, 700}, {1000, 3}}; /* in chunks */
     for (int f = 0; f < COUNT(formats); f++)
         for (int i = 0; i < COUNT(sizes); i++) {
@@ -353,6 +353,34 @@ TE_TEST_DEVICES(attn_head_sizes) {
             c.s_kv = 75;
             c.dtype = formats[f];
             c.format = i % 2 ? TE_BSHD : TE_SBHD;
+            check_case(te, c);
+        }
+}
+
+/* Heads above 128 channels, whose gradients have kernels of their own on Hopper: sizes that these are made for and others, lengths around those of their tiles (64 keys; 64 and 128 queries), and every
+ * option that they have. */
+TE_TEST_DEVICES(attn_above_128) {
+    static const attn_case cases[] = {
+        {.d = 256, .s_q = 200, .heads = 4, .groups = 2, .mask = TE_MASK_CAUSAL, .b = 2},
+        {.d = 192, .s_q = 129, .s_kv = 65, .mask = TE_MASK_NONE, .b = 2},
+        {.d = 192, .d_v = 128, .s_q = 130, .s_kv = 300, .heads = 3, .groups = 1, .mask = TE_MASK_CAUSAL_BOTTOM_RIGHT},
+        {.d = 256, .s_q = 200, .s_kv = 70, .mask = TE_MASK_CAUSAL_BOTTOM_RIGHT}, /* rows without keys */
+        {.d = 192, .s_q = 70, .s_kv = 200, .mask = TE_MASK_CAUSAL, .b = 2},      /* keys without rows */
+        {.d = 136, .s_q = 190, .mask = TE_MASK_CAUSAL, .has_window = true, .left = 40, .right = 0},
+        {.d = 200, .s_q = 257, .s_kv = 256, .mask = TE_MASK_NONE, .has_window = true, .left = 17, .right = 5, .pad = 8, .format = TE_BSHD},
+        {.d = 256, .s_q = 100, .s_kv = 132, .heads = 4, .groups = 1, .p = 0.25f, .mask = TE_MASK_NONE},
+        {.d = 192, .d_v = 128, .s_q = 195, .s_kv = 196, .p = 0.5f, .mask = TE_MASK_CAUSAL, .b = 2},
+        {.d = 192, .s_q = 65, .s_kv = 64, .p = 1, .mask = TE_MASK_NONE},
+        {.d = 256, .d_v = 64, .s_q = 1, .s_kv = 300, .heads = 8, .groups = 2, .mask = TE_MASK_NONE},
+        {.d = 64, .d_v = 192, .s_q = 300, .s_kv = 1, .mask = TE_MASK_NONE, .format = TE_BSHD},
+        {.d = 160, .d_v = 104, .s_q = 128, .mask = TE_MASK_CAUSAL, .pad = 16, .b = 2},
+        {.d = 256, .s_q = 90, .s_kv = 100, .spread = 30, .mask = TE_MASK_NONE},
+        {.d = 256, .s_q = 64, .heads = 6, .groups = 2, .mask = TE_MASK_CAUSAL, .b = 3, .format = TE_BSHD}};
+    for (int i = 0; i < COUNT(cases); i++)
+        for (int f = 0; f < 2; f++) {
+            attn_case c = cases[i];
+            if ((2 * i + f) % test_every(3)) continue;
+            c.dtype = f ? TE_BF16 : TE_F16;
             check_case(te, c);
         }
 }
@@ -638,7 +666,7 @@ static void check_plan(te_ctx *te, te_dtype dtype, int64_t d, float p, int64_t s
     CHECK_STR(e.why, !fast_forward ? "and not tensor cores: " : strcmp(device, "sm_90") == 0 ? "TMA and wgmma" : "by mma.sync and not wgmma: the chip is no Hopper");
     CHECK(te_explain(te, TE_OP_ATTN_BWD, &b, device, &e) == TE_OK && e.supported && e.deterministic);
     const bool hopper = fast_backward && strcmp(device, "sm_90") == 0;
-    CHECK_STR(e.kernels, hopper ? "attn/attn_bwd_hopper" : fast_backward ? "attn/attn_bwd_dkv_mma" : "attn/attn_bwd_dkv");
+    CHECK_STR(e.kernels, hopper ? d > 128 ? "attn/attn_bwd_dkv_hopper" : "attn/attn_bwd_hopper" : fast_backward ? "attn/attn_bwd_dkv_mma" : "attn/attn_bwd_dkv");
     CHECK_MSG(!strstr(e.kernels, "_mma") == !(fast_backward && !hopper), "%s: %s", device, e.kernels);
     CHECK_STR(e.why, hopper ? "TMA and wgmma" : fast_backward ? "by mma.sync and not wgmma: the chip is no Hopper" : "and not tensor cores: ");
     CHECK_EQ_INT(e.launches, 3);
@@ -654,9 +682,41 @@ TE_TEST(attn_plans) {
         check_plan(te, TE_F16, 40, 0, 100, devices[i], true, true);
         check_plan(te, TE_BF16, 64, 0.1f, 100, devices[i], true, true);
         check_plan(te, TE_BF16, 64, 0.1f, 101, devices[i], false, false);
-        check_plan(te, TE_BF16, 256, 0, 100, devices[i], true, false);
+        check_plan(te, TE_BF16, 256, 0, 100, devices[i], true, strcmp(devices[i], "sm_90") == 0);
         check_plan(te, TE_BF16, 128, 0.1f, 100, devices[i], true, true);
         check_plan(te, TE_BF16, 33, 0, 100, devices[i], false, false);
         check_plan(te, TE_F32, 64, 0, 100, devices[i], false, false);
+    }
+}
+
+/* Heads above 128 channels have Hopper's kernels or the general ones; what those lack is what the plan says. */
+TE_TEST(attn_plans_above_128) {
+    static const struct {
+        const char *device, *kernels, *why;
+        int64_t d, d_v, groups;
+        float p;
+        te_attn_bias bias;
+    } cases[] = {{"sm_90", "attn/attn_bwd_rows.X_DT=3,X_D=256 attn/attn_bwd_dkv_hopper.X_DT=3,X_D=192,X_D_V=192,X_DROPOUT=0 attn/attn_bwd_dq_hopper.X_DT=3,X_D=192,X_D_V=192,X_DROPOUT=0", "TMA and wgmma", 136, 192, 2, 0, TE_ATTN_BIAS_NONE},
+                 {"sm_90", "attn/attn_bwd_rows.X_DT=3,X_D=128 attn/attn_bwd_dkv_hopper.X_DT=3,X_D=192,X_D_V=128,X_DROPOUT=0", "TMA and wgmma", 192, 128, 1, 0, TE_ATTN_BIAS_NONE},
+                 {"sm_90", "attn/attn_bwd_dq_hopper.X_DT=3,X_D=256,X_D_V=256,X_DROPOUT=1", "TMA and wgmma", 256, 64, 2, 0.1f, TE_ATTN_BIAS_NONE},
+                 {"sm_90", "attn/attn_bwd_dkv.X_WIDE=0", "and not tensor cores: gradients of heads above 128 channels with a bias", 256, 256, 2, 0, TE_ATTN_BIAS_ALIBI},
+                 {"sm_80", "attn/attn_bwd_dkv.X_WIDE=0", "and not tensor cores: gradients of heads above 128 channels, which Hopper's kernels alone have", 256, 256, 2, 0, TE_ATTN_BIAS_NONE}};
+    te_ctx *te = test_context("cpu");
+    if (!te) return;
+    for (int i = 0; i < COUNT(cases); i++) {
+        te_explanation e;
+        attn_tensors t;
+        attn_case c = {.s_q = 200, .d = cases[i].d, .d_v = cases[i].d_v, .groups = cases[i].groups, .p = cases[i].p, .dtype = TE_BF16};
+        c = complete(c);
+        name_case(&c);
+        for (int part = 0; part < PARTS; part++)
+            t.x[part] = te_tensor_describe(te, TE_BF16, SHAPE(length_of(&c, part), c.b, heads_of(&c, part), channels_of(&c, part)));
+        t.lse = te_tensor_describe(te, TE_F32, SHAPE(c.b, c.heads, c.s_q));
+        te_op_attn_bwd_args b = backward_args(&c, &t);
+        b.rule.core_attention_bias_type = cases[i].bias;
+        CHECK(te_explain(te, TE_OP_ATTN_BWD, &b, cases[i].device, &e) == TE_OK && e.supported && e.deterministic);
+        CHECK_STR(e.kernels, cases[i].kernels);
+        CHECK_STR(e.why, cases[i].why);
+        CHECK_OK(te);
     }
 }

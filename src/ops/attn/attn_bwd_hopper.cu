@@ -59,54 +59,22 @@ static_assert(SHARED == TE__ATTN_BWD_SHARED(X_D), "what the host asks for");
 static_assert(!DROPOUT || BQ == 64, "see the options");
 enum { FULL_Q = 0, EMPTY_Q = 2, FULL_DO = 4, EMPTY_DO = 6, FULL_DQ = 8, EMPTY_DQ = 12 };
 
-// A block's keys, and the tiles of queries that see any of them: m_end - 1 down to m_begin.
-struct te_keys {
-    int n, head, batch; // head: of keys
-    int s_q, s_kv, lo, hi, q_at, kv_at, kv_end;
-    int m_begin, m_end;
-    TE_DEV te_keys(const te__attn_bwd_hopper_kargs &args, te_u32 number) {
-        const te__attn_kargs &a = args.a;
-        const te__attn_order &order = args.order;
-        const te_u32 heads = (te_u32)a.groups * (te_u32)a.batch, section = (te_u32)order.together * (te_u32)order.rows;
-        const te_u32 s = number / section, r = number - s * section, width = min((te_u32)order.together, heads - s * order.together), row = r / width;
-        const te_u32 at = s * order.together + r - row * width;
-        batch = (int)(at / (te_u32)a.groups);
-        head = (int)(at - (te_u32)batch * (te_u32)a.groups);
-        n = (int)row;
-        const te__attn_seq seq = te__attn_seq_of(&a, batch);
-        s_q = seq.s_q, s_kv = seq.s_kv, lo = seq.lo, hi = seq.hi, kv_end = seq.kv_end;
-        q_at = (int)seq.q_at, kv_at = (int)seq.kv_at;
-        m_begin = max(0, n * BK - hi) / BQ;
-        m_end = n * BK < s_kv ? (max(0, min(s_q, (n + 1) * BK - lo)) + BQ - 1) / BQ : 0;
-    }
+struct te_keys : te_attn_keys<BK, BQ> {
+    TE_DEV te_keys(const te__attn_bwd_hopper_kargs &a, te_u32 number) : te_attn_keys<BK, BQ>(a.a, a.order, number) {}
     // Key blocks before this one that tile m sees: n minus the first that its first row sees.
     TE_DEV int before(int m) const { return n - max(0, m * BQ + lo) / BK; }
-    TE_DEV int tiles() const { return max(0, m_end - m_begin); }
 };
-// Tiles of queries: heads within rows, the last row first.
-struct te_tiles {
-    int first, heads, m, head, left;
-    TE_DEV te_tiles(const te__attn_kargs &a, const te_keys &t) {
-        heads = a.heads / a.groups, first = t.head * heads, head = first;
-        m = t.m_end - 1, left = heads * t.tiles();
-    }
-    TE_DEV void next() {
-        left--;
-        if (++head == first + heads) head = first, m--;
-    }
-};
+typedef te_attn_queries te_tiles;
 
 TE_DEV void te_load_tiles(const te__attn_bwd_hopper_kargs &a, te_u32 smem) {
     const te_u32 bar = smem + AT_BARRIERS;
     const te_keys t(a, te_lds4(smem + AT_NUMBER));
     const te__attn_extra &x = a.a.x;
     const int batch_q = x.packed_q ? 0 : t.batch, batch_kv = x.packed_kv ? 0 : t.batch;
-    const te_i64 work = x.packed_q ? (t.q_at + 3) / 4 * 4 + (te_i64)t.batch * (TE__ATTN_PAD + 4) : (te_i64)t.batch * a.a.heads * a.a.s_pad;
-    const te_i64 work_head = x.packed_q ? te__attn_packed_rows(x.t_q, a.a.batch) : a.a.s_pad;
     int stage = 0, parity = 1;
     bool keys = true; // K and V come with the first tile
     for (te_tiles i(a.a, t); i.left > 0; i.next(), keys = false) {
-        const te_i64 rows = work + i.head * work_head + i.m * BQ;
+        const te_i64 rows = te_attn_work(a.a, t.batch, i.head, t.q_at) + i.m * BQ;
         auto part = [&](int full, int empty, const void *map, int to, const float *of_rows, int rows_to, const void *map_kv, int kv_to) {
             const te_u32 b = bar + 8 * (full + stage);
             te_mbar_wait(bar + 8 * (empty + stage), parity);

@@ -1,11 +1,11 @@
-// ops/attn/attn_bwd_rows.cu: before attn_bwd_hopper.cu: delta and lse2 of each query row as attn_delta.cu has them, and 0 to the counts of tiles of dQ. 16-bit
-// operands in aligned rows: PIECES threads have a row, 16 bytes each.
+// ops/attn/attn_bwd_rows.cu: before Hopper's backward kernels: delta and lse2 of each query row as attn_delta.cu has them, and 0 to the counts of tiles of dQ,
+// where there are any. 16-bit operands in aligned rows: PIECES threads have a row, 16 bytes each.
 //
-// Options: X_DT, X_D (64, 128).
+// Options: X_DT, X_D (64, 128, 256: as many channels as v has, or more).
 //
 // Launch: grid ceil(batch * heads * s_pad / (256 / PIECES)), block 256.
 // te:arch 90a
-// te:row X_DT=2|3 X_D=64|128
+// te:row X_DT=2|3 X_D=64|128|256
 #include "device/vector.cuh"
 #include "ops/attn/attn.cuh"
 
@@ -34,5 +34,5 @@ extern "C" __global__ void __launch_bounds__(256) te_attn_bwd_rows(const __grid_
     float lse2 = i < seq.s_q ? a.lse[seq.lse_at + h * seq.lse_head + i] * TE_LOG2E : TE_INF;
     a.delta[seq.work_at + h * seq.work_head + i] = sum;
     a.lse2[seq.work_at + h * seq.work_head + i] = lse2 == -TE_INF ? TE_INF : lse2;
-    if (i % args.queries == 0 && (!a.x.packed_q || i < seq.s_q)) args.added[te__attn_dq_tile(&args, b, h, (int)seq.q_at, i / args.queries)] = 0;
+    if (args.added && i % args.queries == 0 && (!a.x.packed_q || i < seq.s_q)) args.added[te__attn_dq_tile(&args, b, h, (int)seq.q_at, i / args.queries)] = 0;
 }

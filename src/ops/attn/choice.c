@@ -18,9 +18,10 @@ enum { TE__ATTN_MMA = 1, TE__ATTN_HOPPER = 2 };
     X(MOD, 0, 0, "the user's rule for scores, compiled in")                                                                  \
     X(BIAS_FORMAT, 0, 0, "a bias of the other 16-bit format")                                                                \
     X(DROPOUT_TAIL, 0, 0, "dropout with a number of keys that is no multiple of 4")                                          \
-    X(ABOVE_128, TE__ATTN_MMA | TE__ATTN_HOPPER, 0, "gradients of heads above 128 channels")                                 \
     X(OTHER_CHIP, TE__ATTN_MMA, TE__ATTN_MMA, "the chip is no Hopper")                                                       \
-    X(DROPOUT_ABOVE_128, TE__ATTN_MMA, 0, "dropout with heads above 128 channels")                                           \
+    X(ABOVE_128, TE__ATTN_MMA | TE__ATTN_HOPPER, TE__ATTN_HOPPER, "gradients of heads above 128 channels, which Hopper's kernels alone have") \
+    X(ADDED_ABOVE_128, TE__ATTN_MMA | TE__ATTN_HOPPER, 0, "gradients of heads above 128 channels with a bias, ALiBi, a mask of elements or blocks, or pages") \
+    X(DROPOUT_ABOVE_128, TE__ATTN_MMA, TE__ATTN_MMA | TE__ATTN_HOPPER, "dropout with heads above 128 channels")              \
     X(BIAS, TE__ATTN_MMA, TE__ATTN_MMA, "a bias")                                                                            \
     X(ALIBI, TE__ATTN_MMA, TE__ATTN_MMA, "ALiBi")                                                                            \
     X(MASK, TE__ATTN_MMA, TE__ATTN_MMA, "a mask of elements")                                                                \
@@ -96,15 +97,17 @@ static bool te__attn_has(const te__plan *p, const te__attn_kargs *a, bool mod, b
     case TE__ATTN_HAS_MOD: return mod;
     case TE__ATTN_HAS_BIAS_FORMAT: return x->bias.dt != TE_DTYPE_NONE && x->bias.dt != dt && x->bias.dt != TE_F32;
     case TE__ATTN_HAS_DROPOUT_TAIL: return a->dropout_p > 0.0f && a->s_kv % 4;
-    case TE__ATTN_HAS_ABOVE_128: return d > 128;
     case TE__ATTN_HAS_OTHER_CHIP: return !p->hopper;
+    case TE__ATTN_HAS_ABOVE_128: return d > 128;
+    case TE__ATTN_HAS_ADDED_ABOVE_128:
+        return d > 128 && (x->bias.dt != TE_DTYPE_NONE || x->alibi || x->mask.dt != TE_DTYPE_NONE || x->blocks.dt != TE_DTYPE_NONE || x->page_size);
     case TE__ATTN_HAS_DROPOUT_ABOVE_128: return a->dropout_p > 0.0f && d > 128;
     case TE__ATTN_HAS_BIAS: return x->bias.dt != TE_DTYPE_NONE;
     case TE__ATTN_HAS_ALIBI: return x->alibi != 0;
     case TE__ATTN_HAS_MASK: return x->mask.dt != TE_DTYPE_NONE;
     case TE__ATTN_HAS_BLOCKS: return x->blocks.dt != TE_DTYPE_NONE;
     case TE__ATTN_HAS_PAGES: return x->page_size != 0;
-    case TE__ATTN_HAS_SHORT: return x->packed_q && (int64_t)a->batch * 32 > (int64_t)x->t_q + 2048;
+    case TE__ATTN_HAS_SHORT: return d <= 128 && x->packed_q && (int64_t)a->batch * 32 > (int64_t)x->t_q + 2048;
     case TE__ATTN_HAS_STRIDES:
         for (i = 0; i < v.count; i++)
             fits = fits && te__attn_view_fits(v.of_q[i], x->packed_q ? x->t_q : a->s_q, a->heads, x->packed_q ? 1 : a->batch) &&
@@ -122,7 +125,7 @@ static int te__attn_choose(te__plan *p, const te__attn_kargs *a, bool mod, bool 
     for (f = 0; f < (int)TE__ATTN_FEATURES && serves; f++) {
         const int left = serves & te__attn_rows[f].serves[backward];
         if (left == serves || !te__attn_has(p, a, mod, backward, (te__attn_feature)f)) continue;
-        te__plan_why(p, te__attn_rows[f].instead[left != 0]);
+        if (!(left & TE__ATTN_HOPPER)) te__plan_why(p, te__attn_rows[f].instead[left != 0]);
         serves = left;
     }
     return serves & TE__ATTN_HOPPER ? TE__ATTN_HOPPER : serves;

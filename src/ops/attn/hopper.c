@@ -63,15 +63,61 @@ static te_result te__attn_plan_fwd_hopper(te__plan *p, const te__attn_kargs *a) 
     return p->result;
 }
 
+static void te__attn_bwd_maps(te__plan *p, const te__attn_kargs *a, te__attn_bwd_hopper_kargs *k, int queries, int keys) {
+    te__attn_maps_q(p, a, k->q_map, &a->q, a->d, queries);
+    te__attn_maps_q(p, a, k->do_map, &a->d_o, a->d_v, queries);
+    te__attn_maps_kv(p, a, k->k_map, &a->k, a->d, keys);
+    te__attn_maps_kv(p, a, k->v_map, &a->v, a->d_v, keys);
+    te__attn_maps_kv(p, a, k->dk_map, &a->dk, a->d, 64);
+    te__attn_maps_kv(p, a, k->dv_map, &a->dv, a->d_v, 64);
+}
+/* d_v: 0 for the kernels without products. */
+static void te__attn_launch_bwd(te__plan *p, const te__attn_bwd_hopper_kargs *k, const char *kernel, int64_t blocks, int threads, int64_t shared, int d, int d_v) {
+    te__launch *l = te__plan_launch(p, "attn", kernel);
+    *TE__KARGS(p, l, te__attn_bwd_hopper_kargs) = *k;
+    te__launch_size(l, blocks, 1, 1, threads, shared);
+    te__launch_option(l, "X_DT", k->a.q.dt);
+    te__launch_option(l, "X_D", d);
+    if (d_v == 0) return;
+    te__launch_option(l, "X_D_V", d_v);
+    te__launch_option(l, "X_DROPOUT", k->a.dropout_p > 0.0f);
+}
+static void te__attn_launch_rows(te__plan *p, const te__attn_bwd_hopper_kargs *k, int64_t rows, int d) {
+    te__attn_launch_bwd(p, k, "attn_bwd_rows", te__div_up(rows, 256 / (d / 8)), 256, 0, d, 0);
+}
+static te_result te__attn_bwd_too_large(te__plan *p, const te__attn_kargs *a) {
+    return te__fail(p->te, TE_ERR_UNSUPPORTED, "attention: the gradients of %d queries in each of %d heads of %d sequences need more blocks than a launch can have", a->s_q, a->heads, a->batch);
+}
+
+/* Heads above 128 channels, whose dK and dV of 128 keys do not fit into registers: two kernels, each with sums of its own. */
+static te_result te__attn_plan_bwd_wide(te__plan *p, const te__attn_kargs *a, int64_t rows) {
+    const int64_t keys = te__div_up(a->s_kv, 64), queries = te__div_up(a->s_q, 128), of_keys = keys * a->groups * a->batch, of_queries = queries * a->heads * a->batch;
+    te__attn_bwd_hopper_kargs k;
+    int d, d_v;
+    if (te__max(te__max(of_keys, of_queries), rows / 8) > INT_MAX) return te__attn_bwd_too_large(p, a);
+    te__attn_hopper_heads(a, &d, &d_v);
+    memset(&k, 0, sizeof(k));
+    k.a = *a;
+    te__attn_bwd_maps(p, a, &k, 64, 64);
+    te__attn_maps_q(p, a, k.dq_map, &a->dq, a->d, 64);
+    te__attn_launch_rows(p, &k, rows, a->d_v <= 128 ? 128 : 256);
+    k.order.rows = (int)keys;
+    k.order.together = te__min(8, a->groups * a->batch); /* heads whose blocks alternate */
+    te__attn_launch_bwd(p, &k, "attn_bwd_dkv_hopper", of_keys, 384, TE__ATTN_DKV_SHARED(d, d_v), d, d_v);
+    k.order.rows = (int)queries;
+    k.order.together = te__attn_together(a);
+    te__attn_launch_bwd(p, &k, "attn_bwd_dq_hopper", of_queries, 384, TE__ATTN_DQ_SHARED(d, d_v), d, d_v);
+    return p->result;
+}
+
 /* The backward pass: rows' numbers, the products, dQ out of its sums. a: with lse2 and delta, `rows` of them. Heads of up to 64 channels with dropout run as those of 128. */
 static te_result te__attn_plan_bwd_hopper(te__plan *p, const te__attn_kargs *a, int64_t rows) {
     const int d = te__max(a->d, a->d_v) <= 64 && a->dropout_p == 0.0f ? 64 : 128, queries = TE__ATTN_BWD_QUERIES(d);
     const int64_t keys = te__div_up(a->s_kv, 128), blocks = keys * a->groups * a->batch;
     const int64_t of_head = a->x.packed_q ? a->x.t_q / queries + a->batch + 1 : a->s_pad / queries, tiles = of_head * a->heads * (a->x.packed_q ? 1 : a->batch);
     te__attn_bwd_hopper_kargs k;
-    te__launch *l;
-    if (te__max(blocks, rows / queries) > INT_MAX)
-        return te__fail(p->te, TE_ERR_UNSUPPORTED, "attention: the gradients of %d queries in each of %d heads of %d sequences need more blocks than a launch can have", a->s_q, a->heads, a->batch);
+    if (te__max(a->d, a->d_v) > 128) return te__attn_plan_bwd_wide(p, a, rows);
+    if (te__max(blocks, rows / queries) > INT_MAX) return te__attn_bwd_too_large(p, a);
     memset(&k, 0, sizeof(k));
     k.a = *a;
     k.queries = queries;
@@ -79,32 +125,13 @@ static te_result te__attn_plan_bwd_hopper(te__plan *p, const te__attn_kargs *a, 
     k.dq_sum = (float *)te__plan_workspace(p, tiles * queries * d * (int64_t)sizeof(float));
     k.added = (int *)te__plan_workspace(p, tiles * (int64_t)sizeof(int));
     if (!k.dq_sum || !k.added) return p->result;
-    te__attn_maps_q(p, a, k.q_map, &a->q, a->d, queries);
-    te__attn_maps_q(p, a, k.do_map, &a->d_o, a->d_v, queries);
-    te__attn_maps_kv(p, a, k.k_map, &a->k, a->d, 128);
-    te__attn_maps_kv(p, a, k.v_map, &a->v, a->d_v, 128);
-    te__attn_maps_kv(p, a, k.dk_map, &a->dk, a->d, 64);
-    te__attn_maps_kv(p, a, k.dv_map, &a->dv, a->d_v, 64);
+    te__attn_bwd_maps(p, a, &k, queries, 128);
     k.order.counter = te__plan_counters(p);
     k.order.tiles = (int)blocks;
     k.order.rows = (int)keys;
     k.order.together = te__min(a->groups <= 8 ? 8 : 16, a->groups * a->batch); /* heads whose blocks alternate */
-    l = te__plan_launch(p, "attn", "attn_bwd_rows");
-    *TE__KARGS(p, l, te__attn_bwd_hopper_kargs) = k;
-    te__launch_size(l, te__div_up(rows, 256 / (d / 8)), 1, 1, 256, 0);
-    te__launch_option(l, "X_DT", a->q.dt);
-    te__launch_option(l, "X_D", d);
-    l = te__plan_launch(p, "attn", "attn_bwd_hopper");
-    *TE__KARGS(p, l, te__attn_bwd_hopper_kargs) = k;
-    te__launch_size(l, blocks, 1, 1, 384, TE__ATTN_BWD_SHARED(d));
-    te__launch_option(l, "X_DT", a->q.dt);
-    te__launch_option(l, "X_D", d);
-    te__launch_option(l, "X_D_V", d);
-    te__launch_option(l, "X_DROPOUT", a->dropout_p > 0.0f);
-    l = te__plan_launch(p, "attn", "attn_bwd_put");
-    *TE__KARGS(p, l, te__attn_bwd_hopper_kargs) = k;
-    te__launch_size(l, te__div_up(a->s_q, queries) * a->heads * a->batch, 1, 1, 256, 0);
-    te__launch_option(l, "X_DT", a->q.dt);
-    te__launch_option(l, "X_D", d);
+    te__attn_launch_rows(p, &k, rows, d);
+    te__attn_launch_bwd(p, &k, "attn_bwd_hopper", blocks, 384, TE__ATTN_BWD_SHARED(d), d, d);
+    te__attn_launch_bwd(p, &k, "attn_bwd_put", te__div_up(a->s_q, queries) * a->heads * a->batch, 256, 0, d, 0);
     return p->result;
 }

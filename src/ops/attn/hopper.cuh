@@ -82,7 +82,7 @@ template <int BM, int BN> struct te_attn_tile {
     int hidden_from, hidden_to; // blocks from the first on, and those before the second, hold keys that some row does not see
     bool tail;                  // the last block holds keys of memory beyond the sequence
 
-    TE_DEV void find(const te__attn_fwd_hopper_kargs &args, te_u32 number) {
+    template <class ARGS> TE_DEV void find(const ARGS &args, te_u32 number) {
         const te__attn_kargs &a = args.a;
         const te__attn_order &order = args.order;
         const te_u32 heads = (te_u32)a.heads * (te_u32)a.batch, section = (te_u32)order.together * (te_u32)order.rows;
@@ -121,3 +121,93 @@ template <int BM, int BN> struct te_attn_tile {
         return one(x.z) != 0;
     }
 };
+
+// BK keys of a head of keys, and the tiles of BQ queries that see any of them: m_end - 1 down to m_begin. Numbers: heads that run together, within blocks of keys,
+// of which the first have the most work under a causal mask.
+template <int BK, int BQ> struct te_attn_keys {
+    int n, head, batch; // head: of keys
+    int s_q, s_kv, lo, hi, q_at, kv_at, kv_end;
+    int m_begin, m_end;
+    TE_DEV te_attn_keys(const te__attn_kargs &a, const te__attn_order &order, te_u32 number) {
+        const te_u32 heads = (te_u32)a.groups * (te_u32)a.batch, section = (te_u32)order.together * (te_u32)order.rows;
+        const te_u32 s = number / section, r = number - s * section, width = min((te_u32)order.together, heads - s * order.together), row = r / width;
+        const te_u32 at = s * order.together + r - row * width;
+        batch = (int)(at / (te_u32)a.groups);
+        head = (int)(at - (te_u32)batch * (te_u32)a.groups);
+        n = (int)row;
+        const te__attn_seq seq = te__attn_seq_of(&a, batch);
+        s_q = seq.s_q, s_kv = seq.s_kv, lo = seq.lo, hi = seq.hi, kv_end = seq.kv_end;
+        q_at = (int)seq.q_at, kv_at = (int)seq.kv_at;
+        m_begin = max(0, n * BK - hi) / BQ;
+        m_end = n * BK < s_kv ? (max(0, min(s_q, (n + 1) * BK - lo)) + BQ - 1) / BQ : 0;
+    }
+    TE_DEV int tiles() const { return max(0, m_end - m_begin); }
+    // Tile m has a query and a key that do not see each other, or rows that are not there.
+    TE_DEV bool hides(int m) const { return (n + 1) * BK > min(s_kv, m * BQ + hi + 1) || n * BK < m * BQ + BQ - 1 + lo || m * BQ + BQ > s_q; }
+};
+// Those tiles, for all query heads of the group: heads within rows, the last row first.
+struct te_attn_queries {
+    int first, heads, m, head, left;
+    template <class KEYS> TE_DEV te_attn_queries(const te__attn_kargs &a, const KEYS &t) {
+        heads = a.heads / a.groups, first = t.head * heads, head = first;
+        m = t.m_end - 1, left = heads * t.tiles();
+    }
+    TE_DEV void next() {
+        left--;
+        if (++head == first + heads) head = first, m--;
+    }
+};
+
+// Where lse2 and delta of a sequence's first query lie: te__attn_seq, of what a tile knows.
+TE_DEV te_i64 te_attn_work(const te__attn_kargs &a, int batch, int head, int q_at) {
+    if (a.x.packed_q) return (q_at + 3) / 4 * 4 + (te_i64)batch * (TE__ATTN_PAD + 4) + head * te__attn_packed_rows(a.x.t_q, a.batch);
+    return ((te_i64)batch * a.heads + head) * a.s_pad;
+}
+
+// -inf to the elements of a thread's upper (half 0) or lower row that lie outside of columns from .. to, counted from its own first column.
+template <int N> TE_DEV void te_hide_outside(float (&s)[N], int half, int from, int to) {
+#pragma unroll
+    for (int j = 0; j < N / 4; j++)
+#pragma unroll
+        for (int e = 0; e < 2; e++)
+            if (8 * j + e < from || 8 * j + e > to) s[4 * j + 2 * half + e] = -TE_INF;
+}
+
+// Zeros to the rows of a tile of 64 rows from `from` on, by a warpgroup. What lies beyond a sequence may be anything, and 0 times NaN is NaN.
+template <int PANELS> TE_DEV void te_clear_rows64(te_u32 tile, int from) {
+    for (int i = (threadIdx.x & 127) + 8 * from; i < 8 * 64; i += 128)
+        for (int panel = 0; panel < PANELS; panel++) te_sts16(tile + panel * 8192 + 16 * i, make_uint4(0, 0, 0, 0));
+}
+
+// A gradient leaves a warpgroup: its 64 rows of sums, the upper and the lower one of each thread times `by` (0: they become 0, whatever the sums are), go to shared memory at
+// `from`, and from there to rows `row` .. `row` + 63 of the view, of which `rows` are the sequence's. Others, of unpacked tensors, are written, too. `named`: a barrier that joins
+// the warpgroup.
+template <int N>
+TE_DEV void te_store_gradient(const float (&d)[N], const float (&by)[2], te_u32 from, const void *map, const te__attn_view &view, bool packed, int d_of_head, te_i64 row, int rows,
+                              int head, int batch, int named) {
+    const int thread = threadIdx.x & 127, lane = threadIdx.x & 31;
+#pragma unroll
+    for (int j = 0; j < N / 8; j++) {
+        te_u32 r[4];
+#pragma unroll
+        for (int i = 0; i < 4; i++) r[i] = by[i & 1] == 0.0f ? 0u : te_pack16(d[8 * j + 2 * i] * by[i & 1], d[8 * j + 2 * i + 1] * by[i & 1]);
+        const int piece = 2 * j + (lane >> 4);
+        te_stmatrix4(from + (piece >> 3) * 8192 + te_swizzled(16 * (thread >> 5) + (lane & 15), piece & 7), r);
+    }
+    te_async_fence();
+    te_meet<128>(named);
+    if (!packed || rows >= 64) {
+        if (thread == 0) {
+            for (int i = 0; i < N / 32; i++) te_tma_store4(map, from + i * 8192, 64 * i, (int)row, head, batch);
+            te_bulk_commit();
+            te_bulk_wait_read<0>(); // shared memory ends with the block
+        }
+        return;
+    }
+    const int pieces = d_of_head / 8;
+    char *to = (char *)view.p + 2 * (head * view.h + row * view.s);
+    for (int i = thread; i < rows * pieces; i += 128) {
+        const int r = i / pieces, piece = i - r * pieces;
+        *(uint4 *)(to + 2 * r * view.s + 16 * piece) = te_lds16(from + (piece >> 3) * 8192 + te_swizzled(r, piece & 7));
+    }
+}

@@ -86,18 +86,29 @@ typedef struct TE__ATTN_ALIGN_64 te__attn_fwd_hopper_kargs {
 typedef char te__attn_fwd_hopper_kargs_fit[sizeof(te__attn_fwd_hopper_kargs) % 64 == 0 ? 1 : -1];
 
 typedef struct TE__ATTN_ALIGN_64 te__attn_bwd_hopper_kargs {
-    unsigned long long q_map[16], do_map[16], k_map[16], v_map[16], dk_map[16], dv_map[16];
+    unsigned long long q_map[16], do_map[16], k_map[16], v_map[16], dk_map[16], dv_map[16], dq_map[16]; /* dq_map: of attn_bwd_dq_hopper.cu alone */
     long long tiles_of_head;
     te__attn_kargs a;
-    te__attn_order order; /* of blocks of 128 keys; counter: numbers drawn */
-    float *dq_sum;        /* tiles of dQ in f32, each in the order of the registers */
-    int *added;           /* for each of them: key blocks that have added to it */
+    te__attn_order order; /* of blocks of keys, or of queries; counter: numbers drawn */
+    float *dq_sum;        /* of attn_bwd_hopper.cu: tiles of dQ in f32, each in the order of the registers */
+    int *added;           /* for each of them: key blocks that have added to it; NULL: there are none */
     int queries, pad_queries; /* of a tile */
     unsigned char pad[64 - (sizeof(te__attn_kargs) + sizeof(te__attn_order) + 2 * sizeof(void *) + 16) % 64];
 } te__attn_bwd_hopper_kargs;
 typedef char te__attn_bwd_hopper_kargs_fit[sizeof(te__attn_bwd_hopper_kargs) % 64 == 0 ? 1 : -1];
 #define TE__ATTN_BWD_QUERIES(d) (8192 / (d))
 #define TE__ATTN_BWD_SHARED(d) (2 * TE__ATTN_BYTES(128, d) + 4 * 16384 + 2 * 256 * TE__ATTN_BWD_QUERIES(d) + 2 * 32768 + 16 * TE__ATTN_BWD_QUERIES(d) + 14 * 8 + 16)
+
+/* Of heads above 128 channels: stages of queries (attn_bwd_dkv_hopper.cu), of keys and of values (attn_bwd_dq_hopper.cu), and shared memory. */
+#define TE__ATTN_DKV_STAGES(d) ((d) <= 192 ? 3 : 2)
+#define TE__ATTN_DKV_SHARED(d, d_v)                                                                                                  \
+    ((TE__ATTN_DKV_STAGES(d) + 1) * (TE__ATTN_BYTES(64, d) + TE__ATTN_BYTES(64, d_v)) + 2 * 16384 + 2 * 256 * TE__ATTN_DKV_STAGES(d) + \
+     8 * (4 * TE__ATTN_DKV_STAGES(d) + 16))
+#define TE__ATTN_DQ_STAGES_K(d) ((d) <= 192 ? 3 : 2)
+#define TE__ATTN_DQ_STAGES_V(d) ((d) <= 192 ? 2 : 1)
+#define TE__ATTN_DQ_SHARED(d, d_v)                                                                                                   \
+    ((2 + TE__ATTN_DQ_STAGES_K(d)) * TE__ATTN_BYTES(64, d) + (2 + TE__ATTN_DQ_STAGES_V(d)) * TE__ATTN_BYTES(64, d_v) +             \
+     8 * (2 + 2 * TE__ATTN_DQ_STAGES_K(d) + 2 * TE__ATTN_DQ_STAGES_V(d)))
 
 /* Hopper's forward: keys of a block, stages of Q, and shared memory, by channels and consumer warpgroups. Bytes of rows of d channels, in whole panels of 64. */
 #define TE__ATTN_BYTES(rows, d) ((rows) * 128 * (((d) + 63) / 64))

@@ -1,0 +1,307 @@
+// ops/attn/attn_bwd_dkv_hopper.cu: dK and dV on Hopper, of heads above 128 channels: TMA, mbarriers, wgmma; bf16 and f16. Deterministic. dQ: attn_bwd_dq_hopper.cu.
+//
+// A block owns 64 keys of one head of keys: K and V stay in shared memory, while tiles of 64 queries pass by, from the last that sees them to the first, and in each the query
+// heads of the group. Its two consumer warpgroups have the same keys, one gradient each, and the same work:
+//
+//     values    dV += P^T dO (tile before) | S^T  = K Q^T  | P^T = 2^(scale2 S^T - lse2), to the other
+//     keys      dK += dS^T Q (tile before) | dP^T = V dO^T | dS^T = P^T (dP^T - delta)
+//
+// P^T passes in f32, from a thread to the one that has the same elements. Warpgroup 0 is the producer: one of its threads starts all loads.
+//
+// Shared memory (panels of 64 channels, 128-byte swizzle), for D = D_V:
+//
+//     |         | K     | V     | Q, STAGES | dO, STAGES | P^T, 2    | lse2, delta | barriers |
+//     | D = 256 | 32 KB | 32 KB | 2 x 32 KB | 2 x 32 KB  | 2 x 16 KB | 1 KB        |
+//     | D = 192 | 24 KB | 24 KB | 3 x 24 KB | 3 x 24 KB  | 2 x 16 KB | 1.5 KB      |
+//
+// Barriers, one for each stage: FULL_Q, FULL_DO (TMA; the first also bring K and V), EMPTY_Q, EMPTY_DO (8 consumer warps). FULL_P, EMPTY_P: for each of the two buffers and each
+// warp, whose rows pass apart. Named barriers: 1 + w joins consumer w's threads.
+//
+// Rows of Q and dO that are not there (beyond a sequence that ends within memory) may hold anything, so they are cleared: 0 times NaN is NaN. Those of K and V reach their own
+// rows of the sums alone, which are not stored.
+//
+// Options: X_DT, X_D, X_D_V (hopper.cuh: 192 and 256 alike, or 192 and 128), X_DROPOUT: P^T passes with the sign of what is dropped.
+// Benchmark: "attention backward" in tests/bench/h200.csv.
+//
+// Launch: grid: blocks of 64 keys of the longest sequence, of all heads and sequences; block 384; shared memory TE__ATTN_DKV_SHARED. Maps: boxes of 64 rows by 64 channels.
+//         Conditions as of attn_fwd_hopper.cu.
+// te:arch 90a
+// te:row X_DT=2|3 X_D=256 X_D_V=256 X_DROPOUT=0|1
+// te:row X_DT=3 X_D=192 X_D_V=128|192 X_DROPOUT=0|1
+#include "ops/attn/hopper.cuh"
+
+enum {
+    D = X_D,
+    D_V = X_D_V,
+    DROPOUT = X_DROPOUT,
+    BK = 64,
+    BQ = 64,
+    STAGES = TE__ATTN_DKV_STAGES(X_D),
+    BYTES_K = TE__ATTN_BYTES(64, X_D),   // of Q, too
+    BYTES_V = TE__ATTN_BYTES(64, X_D_V), // of dO, too
+    BYTES_P = BK * BQ * 4,
+    BYTES_ROWS = BQ * 4,
+    AT_K = 0,
+    AT_V = AT_K + BYTES_K,
+    AT_Q = AT_V + BYTES_V,
+    AT_DO = AT_Q + STAGES * BYTES_K,
+    AT_P = AT_DO + STAGES * BYTES_V,
+    AT_LSE = AT_P + 2 * BYTES_P,
+    AT_DELTA = AT_LSE + STAGES * BYTES_ROWS,
+    AT_BARRIERS = AT_DELTA + STAGES * BYTES_ROWS,
+    FULL_Q = 0,
+    EMPTY_Q = FULL_Q + STAGES,
+    FULL_DO = EMPTY_Q + STAGES,
+    EMPTY_DO = FULL_DO + STAGES,
+    FULL_P = EMPTY_DO + STAGES,
+    EMPTY_P = FULL_P + 8,
+    SHARED = AT_BARRIERS + 8 * (EMPTY_P + 8)
+};
+static_assert(SHARED == TE__ATTN_DKV_SHARED(X_D, X_D_V), "what the host asks for");
+typedef te_attn_keys<BK, BQ> te_keys;
+
+TE_DEV void te_load_tiles(const te__attn_bwd_hopper_kargs &a, te_u32 smem) {
+    const te_u32 bar = smem + AT_BARRIERS;
+    const te_keys t(a.a, a.order, blockIdx.x);
+    const int batch_q = a.a.x.packed_q ? 0 : t.batch, batch_kv = a.a.x.packed_kv ? 0 : t.batch;
+    te_queue<STAGES> at;
+    bool keys = true; // K and V come with the first tile
+    for (te_attn_queries i(a.a, t); i.left > 0; i.next(), at.next(), keys = false) {
+        const te_i64 rows = te_attn_work(a.a, t.batch, i.head, t.q_at) + i.m * BQ;
+        auto part = [&](int full, int empty, int bytes, const void *map, int to, const float *of_rows, int rows_to, const void *map_kv, int kv_to) {
+            const te_u32 b = bar + 8 * (full + at.stage);
+            te_mbar_wait(bar + 8 * (empty + at.stage), at.parity ^ 1);
+            te_mbar_expect(b, (keys ? 2 : 1) * bytes + BYTES_ROWS);
+            for (int c = 0; c < bytes / 8192; c++) {
+                if (keys) te_tma_load4(smem + kv_to + c * 8192, map_kv, 64 * c, t.kv_at + t.n * BK, t.head, batch_kv, b);
+                te_tma_load4(smem + to + at.stage * bytes + c * 8192, map, 64 * c, t.q_at + i.m * BQ, i.head, batch_q, b);
+            }
+            te_bulk_load(smem + rows_to + at.stage * BYTES_ROWS, of_rows + rows, BYTES_ROWS, b);
+        };
+        part(FULL_Q, EMPTY_Q, BYTES_K, a.q_map, AT_Q, a.a.lse2, AT_LSE, a.k_map, AT_K);
+        part(FULL_DO, EMPTY_DO, BYTES_V, a.do_map, AT_DO, a.a.delta, AT_DELTA, a.v_map, AT_V);
+    }
+}
+
+// A consumer: sums of N channels, out of tiles of queries. The tile before the one at hand has stage `old`.
+template <int N> struct te_consumer {
+    const te__attn_bwd_hopper_kargs &a;
+    const te_u32 smem, bar;
+    const int lane, warp;
+    const te_keys t;
+    te_attn_queries i;
+    int tail; // tiles, the first ones, with rows of memory beyond the sequence
+    te_queue<STAGES> now, old;
+    te_queue<2> pass;
+    float sum[N / 2], s[BQ / 2];
+    te_u32 weights[BQ / 4]; // 16-bit, of the tile before
+
+    TE_DEV te_consumer(const te__attn_bwd_hopper_kargs &a, te_u32 smem)
+        : a(a), smem(smem), bar(smem + AT_BARRIERS), lane(threadIdx.x & 31), warp(threadIdx.x >> 5 & 3), t(a.a, a.order, blockIdx.x), i(a.a, t) {
+        const te__attn_extra &x = a.a.x;
+        tail = t.tiles() > 0 && t.m_end * BQ > t.s_q && t.s_q < (x.packed_q ? x.t_q - t.q_at : a.a.s_q) ? i.heads : 0;
+#pragma unroll
+        for (int k = 0; k < N / 2; k++) sum[k] = 0.0f;
+    }
+    TE_DEV void await(int full, const te_queue<STAGES> &at) const { te_mbar_wait(bar + 8 * (full + at.stage), at.parity); }
+    TE_DEV void release(int empty, const te_queue<STAGES> &at) const {
+        if (lane == 0) te_mbar_arrive(bar + 8 * (empty + at.stage));
+    }
+    TE_DEV te_u32 of_p() const { return smem + AT_P + pass.stage * BYTES_P + (threadIdx.x & 127) * 16; }
+    TE_DEV te_u32 of_rows(int at) const { return smem + at + now.stage * BYTES_ROWS + (lane & 3) * 8; }
+
+    // S^T or dP^T: the rows of K or V by the tile's.
+    template <int CHANNELS> TE_DEV void products(int keys, int queries) {
+        const te_u64 left = te_wgmma_desc(smem + keys, 0), right = te_wgmma_desc(smem + queries + now.stage * TE__ATTN_BYTES(64, CHANNELS), 0);
+        te_wgmma_fence();
+        te_multiply<0, 0, true>(s, left, right);
+#pragma unroll
+        for (int k = 1; k < CHANNELS / 16; k++) te_multiply<0, 0, false>(s, left + (k >> 2) * (8192 >> 4) + (k & 3) * 2, right + (k >> 2) * (8192 >> 4) + (k & 3) * 2);
+        te_wgmma_commit();
+    }
+    // sum += weights times dO or Q of the tile before.
+    TE_DEV void gather(int queries) {
+        const te_u64 right = te_wgmma_desc(smem + queries + old.stage * TE__ATTN_BYTES(64, N), 8192);
+        te_wgmma_keep(sum);
+        te_wgmma_keep(weights);
+        te_wgmma_fence();
+#pragma unroll
+        for (int k = 0; k < BQ / 16; k++) te_multiply(sum, weights + 4 * k, right + k * 128);
+        te_wgmma_commit();
+    }
+    TE_DEV void gathered() {
+        te_wgmma_keep(sum);
+        te_wgmma_keep(weights);
+    }
+    TE_DEV void next() {
+        old = now;
+        now.next(), pass.next(), i.next();
+    }
+    TE_DEV void store(int at, const void *map, const te__attn_view &view, int d, float scale, int w) const {
+        const te_keys u(a.a, a.order, blockIdx.x); // again, rather than in registers
+        if (u.n * BK >= u.kv_end) return;
+        const int key = u.n * BK + 16 * warp + (lane >> 2);
+        const float by[2] = {key < u.s_kv ? scale : 0.0f, key + 8 < u.s_kv ? scale : 0.0f};
+        te_store_gradient(sum, by, smem + at, map, view, a.a.x.packed_kv, d, u.kv_at + u.n * BK, u.kv_end - u.n * BK, u.head, a.a.x.packed_kv ? 0 : u.batch, 1 + w);
+    }
+};
+
+struct te_values : te_consumer<D_V> {
+    TE_DEV te_values(const te__attn_bwd_hopper_kargs &a, te_u32 smem) : te_consumer<D_V>(a, smem) {}
+    TE_DEV void gather_values() {
+        await(FULL_DO, old);
+        if (tail > 0) {
+            te_clear_rows64<te_panels(D_V)>(smem + AT_DO + old.stage * BYTES_V, t.s_q - (t.m_end - 1) * BQ);
+            tail--;
+            te_async_fence();
+            te_meet<128>(1);
+        }
+        gather(AT_DO);
+    }
+    template <bool FIRST> TE_DEV void step() {
+        if (!FIRST) gather_values();
+        await(FULL_Q, now);
+        products<D>(AT_K, AT_Q);
+        te_u32 keep = 0;
+        if (DROPOUT) {
+            const te_u64 corner = te_attn_dropout_row(a.a, t.batch, i.head, i.m * BQ) + (t.n * BK + 16 * warp);
+#pragma unroll 1
+            for (int j = 0; j < BQ / 8; j++) keep |= te_attn_keeps_transposed(a.a, corner + 8 * j * (te_u64)a.a.s_kv) << (4 * j);
+        }
+        if (!FIRST) {
+            te_wgmma_wait<1>();
+            gathered();
+            release(EMPTY_DO, old);
+        }
+        te_wgmma_wait<0>();
+        te_wgmma_keep(s);
+        if (t.hides(i.m)) {
+            const int key = t.n * BK + 16 * warp + (lane >> 2), query = i.m * BQ + 2 * (lane & 3); // the thread's first ones
+#pragma unroll
+            for (int half = 0; half < 2; half++) { // the queries that see the key
+                const int j = key + 8 * half;
+                te_hide_outside(s, half, j - t.hi - query, (j < t.s_kv ? min(j - t.lo, t.s_q - 1) : -1) - query);
+            }
+        }
+        te_mbar_wait(bar + 8 * (EMPTY_P + 4 * pass.stage + warp), pass.parity ^ 1);
+#pragma unroll
+        for (int j = 0; j < BQ / 8; j++) {
+            float l[2];
+            te_u32 x[4];
+            te_lds8(of_rows(AT_LSE) + j * 32, l[0], l[1]);
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                const float p = te_exp2(fmaf(s[4 * j + e], a.a.scale2, -l[e & 1]));
+                const bool dropped = DROPOUT && !(keep >> (4 * j + e) & 1);
+                x[e] = __float_as_uint(p) | (dropped ? 0x80000000u : 0u);
+                s[4 * j + e] = dropped ? 0.0f : p;
+            }
+            te_sts16(of_p() + j * 2048, make_uint4(x[0], x[1], x[2], x[3]));
+        }
+        __syncwarp();
+        if (lane == 0) te_mbar_arrive(bar + 8 * (FULL_P + 4 * pass.stage + warp));
+        release(EMPTY_Q, now);
+        te_pack16(weights, s);
+        next();
+    }
+    TE_DEV void run() {
+        if (i.left > 0) {
+            step<true>();
+#pragma unroll 1
+            while (i.left > 0) step<false>();
+            gather_values();
+            te_wgmma_wait<0>();
+            gathered();
+        }
+        store(AT_K, a.dv_map, a.a.dv, a.a.d_v, a.a.keep_scale, 0); // where K was, which nobody else reads
+    }
+};
+
+struct te_keys_of : te_consumer<D> {
+    TE_DEV te_keys_of(const te__attn_bwd_hopper_kargs &a, te_u32 smem) : te_consumer<D>(a, smem) {}
+    template <bool FIRST> TE_DEV void step() {
+        if (tail > 0) {
+            const int from = t.s_q - i.m * BQ;
+            await(FULL_Q, now);
+            await(FULL_DO, now);
+            te_clear_rows64<te_panels(D)>(smem + AT_Q + now.stage * BYTES_K, from);
+            te_clear_rows64<te_panels(D_V)>(smem + AT_DO + now.stage * BYTES_V, from);
+            tail--;
+            te_async_fence();
+            te_meet<128>(2);
+        }
+        if (!FIRST) {
+            await(FULL_Q, old);
+            gather(AT_Q);
+        }
+        await(FULL_DO, now);
+        products<D_V>(AT_V, AT_DO);
+        if (!FIRST) {
+            te_wgmma_wait<1>();
+            gathered();
+            release(EMPTY_Q, old);
+        }
+        te_mbar_wait(bar + 8 * (FULL_P + 4 * pass.stage + warp), pass.parity);
+        te_wgmma_wait<0>();
+        te_wgmma_keep(s);
+#pragma unroll
+        for (int j = 0; j < BQ / 8; j++) {
+            const uint4 y = te_lds16(of_p() + j * 2048);
+            const te_u32 x[4] = {y.x, y.y, y.z, y.w};
+            float d[2];
+            te_lds8(of_rows(AT_DELTA) + j * 32, d[0], d[1]);
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                float g = s[4 * j + e];
+                if (DROPOUT) g = x[e] >> 31 ? 0.0f : g * a.a.keep_scale;
+                s[4 * j + e] = __uint_as_float(DROPOUT ? x[e] & 0x7fffffffu : x[e]) * (g - d[e & 1]);
+            }
+        }
+        __syncwarp();
+        if (lane == 0) te_mbar_arrive(bar + 8 * (EMPTY_P + 4 * pass.stage + warp));
+        release(EMPTY_DO, now);
+        te_pack16(weights, s);
+        next();
+    }
+    TE_DEV void run() {
+        if (i.left > 0) {
+            step<true>();
+#pragma unroll 1
+            while (i.left > 0) step<false>();
+            await(FULL_Q, old);
+            gather(AT_Q);
+            te_wgmma_wait<0>();
+            gathered();
+        }
+        store(AT_Q, a.dk_map, a.a.dk, a.a.d, a.a.scale, 1); // where the first tiles were: the other consumer has read all by the last P^T
+    }
+};
+
+extern "C" __global__ void __launch_bounds__(384, 1) te_attn_bwd_dkv_hopper(const __grid_constant__ te__attn_bwd_hopper_kargs a) {
+    te_follow();
+    extern __shared__ __align__(1024) char shared[];
+    const te_u32 smem = te_smem(shared), bar = smem + AT_BARRIERS;
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < STAGES; i++) {
+            te_mbar_init(bar + 8 * (FULL_Q + i), 1), te_mbar_init(bar + 8 * (EMPTY_Q + i), 8);
+            te_mbar_init(bar + 8 * (FULL_DO + i), 1), te_mbar_init(bar + 8 * (EMPTY_DO + i), 8);
+        }
+        for (int i = 0; i < 16; i++) te_mbar_init(bar + 8 * (FULL_P + i), 1);
+        te_mbar_init_done();
+    }
+    __syncthreads();
+    const int group = __shfl_sync(TE_ALL, threadIdx.x / 128, 0);
+    if (group == 0) {
+        te_registers_down<24>();
+        if (threadIdx.x == 0) te_load_tiles(a, smem);
+    } else {
+        te_registers_up<240>();
+        if (group == 1) {
+            te_values values(a, smem);
+            values.run();
+        } else {
+            te_keys_of keys(a, smem);
+            keys.run();
+        }
+    }
+}

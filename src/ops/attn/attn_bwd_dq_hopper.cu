@@ -1,0 +1,214 @@
+// ops/attn/attn_bwd_dq_hopper.cu: dQ on Hopper, of heads above 128 channels: TMA, mbarriers, wgmma; bf16 and f16. Deterministic. dK and dV: attn_bwd_dkv_hopper.cu.
+//
+// A block owns 128 queries of one head: Q and dO stay in shared memory, while blocks of 64 keys pass by, from the last that they see to the first. Two consumer warpgroups have 64
+// queries each:
+//
+//     dQ += dS K (block before) | S = Q K^T | dP = dO V^T, P = 2^(scale2 S - lse2) | dS = P (dP - delta)
+//
+// Warpgroup 0 is the producer: one of its threads starts all loads.
+//
+// Shared memory (panels of 64 channels, 128-byte swizzle), for D = D_V:
+//
+//     |         | Q, two of 64 rows | dO, two of 64 rows | K, STAGES_K | V, STAGES_V | barriers |
+//     | D = 256 | 64 KB             | 64 KB              | 2 x 32 KB   | 32 KB       |
+//     | D = 192 | 48 KB             | 48 KB              | 3 x 24 KB   | 2 x 24 KB   |
+//
+// Barriers: FULL_Q, FULL_DO (TMA); for each stage FULL_K, FULL_V (TMA), EMPTY_K, EMPTY_V (8 consumer warps). Named barriers: 1 + w joins consumer w's threads.
+//
+// Keys that are not there (beyond a sequence that ends within memory) may hold anything, so they are cleared: 0 times NaN is NaN. Such queries reach their own rows of dQ alone,
+// which become 0.
+//
+// Options: X_DT, X_D, X_D_V (hopper.cuh: 192 and 256 alike, or 192 and 128), X_DROPOUT.
+// Benchmark: "attention backward" in tests/bench/h200.csv.
+//
+// Launch: grid: tiles of 128 queries of the longest sequence, of all heads and sequences; block 384; shared memory TE__ATTN_DQ_SHARED. Maps: boxes of 64 rows by 64 channels.
+//         Conditions as of attn_fwd_hopper.cu.
+// te:arch 90a
+// te:row X_DT=2|3 X_D=256 X_D_V=256 X_DROPOUT=0|1
+// te:row X_DT=3 X_D=192 X_D_V=128|192 X_DROPOUT=0|1
+#include "ops/attn/hopper.cuh"
+
+enum {
+    D = X_D,
+    D_V = X_D_V,
+    DROPOUT = X_DROPOUT,
+    BM = 128,
+    BN = 64,
+    STAGES_K = TE__ATTN_DQ_STAGES_K(X_D),
+    STAGES_V = TE__ATTN_DQ_STAGES_V(X_D),
+    BYTES_K = TE__ATTN_BYTES(64, X_D),   // of a consumer's rows of Q, too
+    BYTES_V = TE__ATTN_BYTES(64, X_D_V), // of dO, too
+    AT_Q = 0,
+    AT_DO = AT_Q + 2 * BYTES_K,
+    AT_K = AT_DO + 2 * BYTES_V,
+    AT_V = AT_K + STAGES_K * BYTES_K,
+    AT_BARRIERS = AT_V + STAGES_V * BYTES_V,
+    FULL_Q = 0,
+    FULL_DO = 1,
+    FULL_K = 2,
+    EMPTY_K = FULL_K + STAGES_K,
+    FULL_V = EMPTY_K + STAGES_K,
+    EMPTY_V = FULL_V + STAGES_V,
+    SHARED = AT_BARRIERS + 8 * (EMPTY_V + STAGES_V)
+};
+static_assert(SHARED == TE__ATTN_DQ_SHARED(X_D, X_D_V), "what the host asks for");
+typedef te_attn_tile<BM, BN> te_tile;
+
+TE_DEV void te_load_tiles(const te__attn_bwd_hopper_kargs &a, te_u32 smem) {
+    const te_u32 bar = smem + AT_BARRIERS;
+    te_tile t;
+    t.find(a, blockIdx.x);
+    const int batch_q = a.a.x.packed_q ? 0 : t.batch, batch_kv = a.a.x.packed_kv ? 0 : t.batch, group = t.head / (a.a.heads / a.a.groups);
+    te_queue<STAGES_K> k;
+    te_queue<STAGES_V> v;
+    auto rows = [&](const void *map, te_u32 full, int to, int bytes) {
+        te_mbar_expect(full, 2 * bytes);
+        for (int w = 0; w < 2; w++)
+            for (int c = 0; c < bytes / 8192; c++) te_tma_load4(smem + to + w * bytes + c * 8192, map, 64 * c, t.q_at + t.row + 64 * w, t.head, batch_q, full);
+    };
+    auto keys = [&](const void *map, te_u32 full, te_u32 empty, int parity, te_u32 to, int bytes, int n) {
+        te_mbar_wait(empty, parity ^ 1);
+        te_mbar_expect(full, bytes);
+        for (int c = 0; c < bytes / 8192; c++) te_tma_load4(to + c * 8192, map, 64 * c, t.kv_at + n * BN, group, batch_kv, full);
+    };
+    for (int n = t.end - 1; n >= t.begin; n--, k.next(), v.next()) {
+        if (n == t.end - 1) rows(a.q_map, bar + 8 * FULL_Q, AT_Q, BYTES_K);
+        keys(a.k_map, bar + 8 * (FULL_K + k.stage), bar + 8 * (EMPTY_K + k.stage), k.parity, smem + AT_K + k.stage * BYTES_K, BYTES_K, n);
+        if (n == t.end - 1) rows(a.do_map, bar + 8 * FULL_DO, AT_DO, BYTES_V);
+        keys(a.v_map, bar + 8 * (FULL_V + v.stage), bar + 8 * (EMPTY_V + v.stage), v.parity, smem + AT_V + v.stage * BYTES_V, BYTES_V, n);
+    }
+}
+
+// Consumer warpgroup w.
+struct te_consumer {
+    const te__attn_bwd_hopper_kargs &a;
+    const te_u32 smem, bar;
+    const int w, lane, warp;
+    te_tile t;
+    int row; // the thread's upper one
+    te_queue<STAGES_K> k, old; // old: of the block before
+    te_queue<STAGES_V> v;
+    float dq[D / 2], s[BN / 2], dp[BN / 2], lse2[2], delta[2];
+    te_u32 ds[BN / 4];
+
+    TE_DEV te_consumer(const te__attn_bwd_hopper_kargs &a, te_u32 smem, int w)
+        : a(a), smem(smem), bar(smem + AT_BARRIERS), w(w), lane(threadIdx.x & 31), warp(threadIdx.x >> 5 & 3) {
+        t.find(a, blockIdx.x);
+        row = t.row + 64 * w + 16 * warp + (lane >> 2);
+#pragma unroll
+        for (int i = 0; i < D / 2; i++) dq[i] = 0.0f;
+    }
+    // S or dP: this consumer's rows of Q or dO by the block's of K or V.
+    template <int CHANNELS> TE_DEV void products(float (&d)[BN / 2], int queries, te_u32 keys) {
+        const te_u64 left = te_wgmma_desc(smem + queries + w * TE__ATTN_BYTES(64, CHANNELS), 0), right = te_wgmma_desc(keys, 0);
+        te_wgmma_fence();
+        te_multiply<0, 0, true>(d, left, right);
+#pragma unroll
+        for (int i = 1; i < CHANNELS / 16; i++) te_multiply<0, 0, false>(d, left + (i >> 2) * (8192 >> 4) + (i & 3) * 2, right + (i >> 2) * (8192 >> 4) + (i & 3) * 2);
+        te_wgmma_commit();
+    }
+    TE_DEV void gather() { // dQ += dS K, of the block before
+        const te_u64 right = te_wgmma_desc(smem + AT_K + old.stage * BYTES_K, 8192);
+        te_wgmma_keep(dq);
+        te_wgmma_keep(ds);
+        te_wgmma_fence();
+#pragma unroll
+        for (int i = 0; i < BN / 16; i++) te_multiply(dq, ds + 4 * i, right + i * 128);
+        te_wgmma_commit();
+    }
+    TE_DEV void gathered() {
+        te_wgmma_keep(dq);
+        te_wgmma_keep(ds);
+    }
+    template <bool FIRST> TE_DEV void step(int n) {
+        if (FIRST) {
+            te_mbar_wait(bar + 8 * FULL_Q, 0);
+            if (t.tail) {
+                te_mbar_wait(bar + 8 * (FULL_K + k.stage), k.parity);
+                te_mbar_wait(bar + 8 * (FULL_V + v.stage), v.parity);
+                te_clear_rows64<te_panels(D)>(smem + AT_K + k.stage * BYTES_K, t.s_kv - n * BN);
+                te_clear_rows64<te_panels(D_V)>(smem + AT_V + v.stage * BYTES_V, t.s_kv - n * BN);
+                te_async_fence();
+                te_meet<128>(1 + w);
+            }
+        } else {
+            gather();
+        }
+        te_mbar_wait(bar + 8 * (FULL_K + k.stage), k.parity);
+        products<D>(s, AT_Q, smem + AT_K + k.stage * BYTES_K);
+        if (!FIRST) {
+            te_wgmma_wait<1>();
+            gathered();
+            if (lane == 0) te_mbar_arrive(bar + 8 * (EMPTY_K + old.stage));
+        }
+        if (FIRST) te_mbar_wait(bar + 8 * FULL_DO, 0);
+        te_mbar_wait(bar + 8 * (FULL_V + v.stage), v.parity);
+        products<D_V>(dp, AT_DO, smem + AT_V + v.stage * BYTES_V);
+        te_u32 keep = 0;
+        if (DROPOUT) {
+            const te_u64 upper = te_attn_dropout_row(a.a, t.batch, t.head, row) + n * BN;
+#pragma unroll 1
+            for (int j = 0; j < BN / 8; j++) keep |= te_attn_keeps_fragment(a.a, upper + 8 * j) << (4 * j);
+        }
+        te_wgmma_wait<1>();
+        te_wgmma_keep(s);
+        if (FIRST || n >= t.hidden_from || n < t.hidden_to) {
+            const int column = n * BN + 2 * (lane & 3);
+#pragma unroll
+            for (int half = 0; half < 2; half++) // the keys that the row sees
+                te_hide_outside(s, half, row + 8 * half + t.lo - column, min(row + 8 * half + t.hi, t.s_kv - 1) - column);
+        }
+#pragma unroll
+        for (int i = 0; i < BN / 2; i++) s[i] = te_exp2(fmaf(s[i], a.a.scale2, -lse2[i / 2 & 1]));
+        te_wgmma_wait<0>();
+        te_wgmma_keep(dp);
+        if (lane == 0) te_mbar_arrive(bar + 8 * (EMPTY_V + v.stage));
+#pragma unroll
+        for (int i = 0; i < BN / 2; i++) {
+            float g = dp[i];
+            if (DROPOUT) g = keep >> i & 1 ? g * a.a.keep_scale : 0.0f;
+            s[i] *= g - delta[i / 2 & 1];
+        }
+        te_pack16(ds, s);
+        old = k;
+        k.next(), v.next();
+    }
+    TE_DEV void run() {
+        if (t.begin < t.end) {
+            const te_i64 work = te_attn_work(a.a, t.batch, t.head, t.q_at) + row; // rows of whole tiles are there
+#pragma unroll
+            for (int half = 0; half < 2; half++) lse2[half] = a.a.lse2[work + 8 * half], delta[half] = a.a.delta[work + 8 * half];
+            step<true>(t.end - 1);
+#pragma unroll 1
+            for (int n = t.end - 2; n >= t.begin; n--) step<false>(n);
+            gather();
+            te_wgmma_wait<0>();
+            gathered();
+        }
+        const int first = t.row + 64 * w;
+        const float by[2] = {row < t.s_q ? a.a.scale : 0.0f, row + 8 < t.s_q ? a.a.scale : 0.0f};
+        te_store_gradient(dq, by, smem + AT_Q + w * BYTES_K, a.dq_map, a.a.dq, a.a.x.packed_q, a.a.d, t.q_at + first, t.q_end - first, t.head, a.a.x.packed_q ? 0 : t.batch, 1 + w);
+    }
+};
+
+extern "C" __global__ void __launch_bounds__(384, 1) te_attn_bwd_dq_hopper(const __grid_constant__ te__attn_bwd_hopper_kargs a) {
+    te_follow();
+    extern __shared__ __align__(1024) char shared[];
+    const te_u32 smem = te_smem(shared), bar = smem + AT_BARRIERS;
+    if (threadIdx.x == 0) {
+        te_mbar_init(bar + 8 * FULL_Q, 1), te_mbar_init(bar + 8 * FULL_DO, 1);
+        for (int i = 0; i < STAGES_K; i++) te_mbar_init(bar + 8 * (FULL_K + i), 1), te_mbar_init(bar + 8 * (EMPTY_K + i), 8);
+        for (int i = 0; i < STAGES_V; i++) te_mbar_init(bar + 8 * (FULL_V + i), 1), te_mbar_init(bar + 8 * (EMPTY_V + i), 8);
+        te_mbar_init_done();
+    }
+    __syncthreads();
+    const int group = __shfl_sync(TE_ALL, threadIdx.x / 128, 0);
+    if (group == 0) {
+        te_registers_down<24>();
+        if (threadIdx.x == 0) te_load_tiles(a, smem);
+    } else {
+        te_registers_up<240>();
+        te_consumer consumer(a, smem, group - 1);
+        consumer.run();
+    }
+}

@@ -1570,19 +1570,15 @@ static double layer_host_time(bench *b, layer_step *s) {
     return (double)times[RUNS / 2];
 }
 
-/* Llama-8B's, of `batch` sequences, over our bf16: without its attention core, or whole. */
-static void bench_layer(bench *b, int64_t s, int64_t batch, bool whole) {
+/* Llama-8B's, without its attention core, over our bf16. */
+static void bench_layer(bench *b, int64_t tokens) {
     static const struct {
-        const char *names[2];
+        const char *name;
         te_recipe (*recipe)(void);
-    } rows[] = {{{"layer bf16", "layer with attention bf16"}, NULL},
-                {{"layer fp8 current scaling", "layer with attention fp8 current"}, te_recipe_current_scaling},
-                {{"layer fp8 delayed scaling", "layer with attention fp8 delayed"}, te_recipe_delayed_scaling},
-                {{"layer fp8 block scaling", "layer with attention fp8 block"}, te_recipe_block_scaling},
-                {{"layer mxfp8", "layer with attention mxfp8"}, te_recipe_mxfp8},
-                {{"layer nvfp4", "layer with attention nvfp4"}, te_recipe_nvfp4}};
+    } rows[] = {{"layer bf16", NULL}, {"layer fp8 current scaling", te_recipe_current_scaling}, {"layer fp8 delayed scaling", te_recipe_delayed_scaling},
+                {"layer fp8 block scaling", te_recipe_block_scaling}, {"layer mxfp8", te_recipe_mxfp8}, {"layer nvfp4", te_recipe_nvfp4}};
     enum { HIDDEN = 4096, FFN = 14336, HEADS = 32, GROUPS = 8, CHANNELS = HIDDEN / HEADS };
-    const double flops = 6.0 * (double)(s * batch) * HIDDEN * (HIDDEN * 2.0 + 2.0 * GROUPS * CHANNELS + 3.0 * FFN);
+    const double flops = 6.0 * (double)tokens * HIDDEN * (HIDDEN * 2.0 + 2.0 * GROUPS * CHANNELS + 3.0 * FFN);
     te_transformer_layer_desc desc = TE_ZERO;
     layer_step plain = TE_ZERO;
     te_module *core;
@@ -1590,7 +1586,7 @@ static void bench_layer(bench *b, int64_t s, int64_t batch, bool whole) {
     int64_t sizes[4];
     int i;
     bool any = false;
-    for (i = 0; i < (int)(sizeof rows / sizeof *rows); i++) any |= wanted(b, rows[i].names[whole]);
+    for (i = 0; i < (int)(sizeof rows / sizeof *rows); i++) any |= wanted(b, rows[i].name);
     if (!any) return;
     te_scope_begin(b->te);
     desc.hidden_size = HIDDEN;
@@ -1602,29 +1598,25 @@ static void bench_layer(bench *b, int64_t s, int64_t batch, bool whole) {
     desc.gemm.no_bias = true;
     plain.layer = te_transformer_layer_create(b->te, &desc);
     core = te_module_find(plain.layer, "self_attention.core_attention");
-    if (core && !whole) te_module_set_forward(core, no_attention_forward);
-    sizes[0] = s, sizes[1] = batch, sizes[2] = HIDDEN;
+    if (core) te_module_set_forward(core, no_attention_forward);
+    sizes[0] = tokens, sizes[1] = 1, sizes[2] = HIDDEN;
     plain.x = te_tensor_set_requires_grad(te_tensor_normal(b->te, TE_BF16, 3, sizes, 0, 1), true);
     plain.dy = te_tensor_normal(b->te, TE_BF16, 3, sizes, 0, 1);
     sizes[2] = GROUPS, sizes[3] = CHANNELS;
     plain.core.dk = te_tensor_normal(b->te, TE_BF16, 4, sizes, 0, 1);
     plain.core.dv = te_tensor_normal(b->te, TE_BF16, 4, sizes, 0, 1);
-    if (whole) snprintf(shape, sizeof shape, "Llama-8B s%d b%d", (int)s, (int)batch);
-    else snprintf(shape, sizeof shape, "Llama-8B %lld", (long long)(s * batch));
+    snprintf(shape, sizeof shape, "Llama-8B %lld", (long long)tokens);
     for (i = 0; i < (int)(sizeof rows / sizeof *rows) && te_ok(b->te); i++) {
         layer_step step = plain;
         te_recipe recipe;
         double seconds[2] = {1, 0};
-        if (!wanted(b, rows[i].names[whole])) continue;
+        if (!wanted(b, rows[i].name)) continue;
         if (rows[i].recipe) recipe = rows[i].recipe(), step.recipe = &recipe;
         if (!rows[i].recipe) seconds[0] = measure(b, run_layer, &step);
         else measure_both(b, run_layer, &step, run_layer, &plain, seconds);
-        if (whole) report_against(b, rows[i].names[1], shape, seconds[0], seconds[0] * 1e3, seconds[1] * 1e3, "ms", "our bf16");
-        else {
-            report_against(b, rows[i].names[0], shape, seconds[0], flops / seconds[0] * 1e-12, seconds[1] > 0 ? flops / seconds[1] * 1e-12 : 0, "TFLOP/s", "our bf16");
-            seconds[0] = layer_host_time(b, &step);
-            report(b, "host time of a launch", rows[i].names[0], seconds[0], seconds[0] * 1e6, "us");
-        }
+        report_against(b, rows[i].name, shape, seconds[0], flops / seconds[0] * 1e-12, seconds[1] > 0 ? flops / seconds[1] * 1e-12 : 0, "TFLOP/s", "our bf16");
+        seconds[0] = layer_host_time(b, &step);
+        report(b, "host time of a launch", rows[i].name, seconds[0], seconds[0] * 1e6, "us");
         if (b->profile) profile(b, run_layer, &step);
     }
     te_module_destroy(plain.layer);
@@ -2002,9 +1994,7 @@ static void measure_all(bench *b) {
     bench_adam(b, 500, 1 << 20);
     bench_casts(b);
     bench_cross_entropy(b, 8192, 128256);
-    bench_layer(b, 8192, 1, false);
-    bench_layer(b, 8192, 1, true);
-    bench_layer(b, 4096, 2, true);
+    bench_layer(b, 8192);
     bench_model(b, 12, 8192);
     for (i = 0; i < (int)(sizeof attention / sizeof *attention); i++)
         bench_attention(b, attention[i].batch, attention[i].heads, attention[i].groups, attention[i].s, attention[i].d, attention[i].causal, false);

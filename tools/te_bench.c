@@ -747,6 +747,8 @@ typedef struct host_calls {
     te_norm_bwd_args norm_bwd;
     te_op_act_fwd_args act;
     te_op_act_bwd_args act_bwd;
+    te_op_attn_fwd_args attn;
+    te_op_attn_bwd_args attn_bwd;
     te_tensor *x;
     te_module *layer;
     te_optimizer *adam; /* NULL: forward and backward alone */
@@ -763,6 +765,8 @@ static void host_norm(host_calls *h) { te_op_rmsnorm_fwd(h->te, &h->norm); }
 static void host_norm_bwd(host_calls *h) { te_op_rmsnorm_bwd(h->te, &h->norm_bwd); }
 static void host_act(host_calls *h) { te_op_act_fwd(h->te, &h->act); }
 static void host_act_bwd(host_calls *h) { te_op_act_bwd(h->te, &h->act_bwd); }
+static void host_attn(host_calls *h) { te_op_attn_fwd(h->te, &h->attn); }
+static void host_attn_bwd(host_calls *h) { te_op_attn_bwd(h->te, &h->attn_bwd); }
 static void host_upload(host_calls *h) {
     float numbers[64] = TE_ZERO;
     te_tensor_copy_from_host(h->x, numbers);
@@ -845,7 +849,8 @@ static void bench_host_calls(bench *b) {
         const char *name;
         host_fn call;
     } raw[] = {{"te_op_gemm bf16", host_gemm}, {"te_op_rmsnorm_fwd", host_norm}, {"te_op_rmsnorm_bwd", host_norm_bwd}, {"te_op_act_fwd", host_act}, {"te_op_act_bwd", host_act_bwd},
-               {"copy_from_host", host_upload}};
+               {"te_op_attn_fwd", host_attn}, {"te_op_attn_bwd", host_attn_bwd}, {"copy_from_host", host_upload}};
+    const int64_t heads[4] = {64, 1, 8, 64}, lse[3] = {1, 8, 64};
     int64_t n = 512, small = 64, shape[2];
     host_calls h = TE_ZERO;
     int i;
@@ -864,8 +869,14 @@ static void bench_host_calls(bench *b) {
     h.norm_bwd.rstd = h.norm.rstd = te_tensor_empty(b->te, TE_F32, 1, &n);
     h.norm_bwd.dgamma = te_tensor_empty(b->te, TE_BF16, 1, &n);
     h.act.activation = h.act_bwd.activation = TE_GELU;
+    h.attn.q = h.attn.k = h.attn.v = h.attn_bwd.q = h.attn_bwd.k = h.attn_bwd.v = h.attn_bwd.d_o = te_tensor_normal(b->te, TE_BF16, 4, heads, 0, 1);
+    h.attn_bwd.o = h.attn.o = te_tensor_empty(b->te, TE_BF16, 4, heads);
+    h.attn_bwd.lse = h.attn.lse = te_tensor_empty(b->te, TE_F32, 3, lse);
+    h.attn_bwd.dq = te_tensor_empty(b->te, TE_BF16, 4, heads);
+    h.attn_bwd.dk = te_tensor_empty(b->te, TE_BF16, 4, heads);
+    h.attn_bwd.dv = te_tensor_empty(b->te, TE_BF16, 4, heads);
     h.x = te_tensor_empty(b->te, TE_F32, 1, &small);
-    for (i = 0; i < 6; i++) {
+    for (i = 0; i < (int)(sizeof raw / sizeof *raw); i++) {
         int launches = host_launches(&h, raw[i].call);
         double seconds = host_time(&h, raw[i].call, 100, false);
         char text[64];

@@ -172,11 +172,10 @@ typedef struct te__packing {
 static bool te__packing_spreads(const te__packing *p) { return p->interleaved && !p->keys && p->heads != p->groups; }
 static int64_t te__packing_width(const te__packing *p) { return ((p->keys ? 0 : (int64_t)p->heads) + 2 * (int64_t)p->groups) * p->head_dim; }
 
-/* Queries (not of keys alone), keys and values where they lie in x [.., .., those of a token], without history. Spread ones are seen as those of a sequence for each group, [s, b G, H / G, d]:
- * of bshd, there is one sequence. False on failure. */
+/* Queries (not of keys alone), keys and values where they lie in x [.., .., those of a token], without history. Spread ones, of sbhd alone, are seen as those of a sequence for each
+ * group, [s, b G, H / G, d]. False on failure. */
 static bool te__packed_views(const te__packing *p, te_tensor *x, te_qkv_format format, te_tensor *part[3]) {
     const int leading = format == TE_THD ? 1 : 2, in_group = p->heads / p->groups;
-    const int64_t b = x->shape[format == TE_BSHD ? 0 : 1], s = x->shape[format == TE_BSHD ? 1 : 0]; /* not of thd */
     const int64_t d = p->head_dim, width = te__packing_width(p), of_group = p->keys ? 2 : in_group + 2;
     const bool spreads = te__packing_spreads(p);
     int i;
@@ -193,9 +192,7 @@ static bool te__packed_views(const te__packing *p, te_tensor *x, te_qkv_format f
         y->stride[leading + 1] = 1;
         y->offset += first * d * te__dtype_size(x->dtype);
         if (!spreads) continue;
-        y->shape[0] = s;
-        y->stride[0] = width * b;
-        y->shape[1] = b * p->groups;
+        y->shape[1] = x->shape[1] * p->groups;
         y->stride[1] = of_group * d;
         y->shape[leading] = i ? 1 : in_group;
         if (i == 0) y->stride[leading] = d;
@@ -523,7 +520,6 @@ TE_API te_tensor *te_attention(te_tensor *q, te_tensor *k, te_tensor *v, const t
 typedef struct te__packed_attention {
     te_op_attn_fwd_args args; /* its tensors are those that the node saved */
     te__packing packing;
-    te_qkv_format format; /* of the packed tensor */
 } te__packed_attention;
 
 /* The gradients go to where the values lie, into one tensor. */
@@ -536,7 +532,7 @@ static te_result te__packed_attention_backward(te_ctx *te, const void *state, te
     dx[0] = te__empty_like(saved[0], saved[0]->dtype);
     if (at) dx[at] = te__empty_like(saved[at], saved[at]->dtype);
     made[0] = dx[0];
-    if (!d_o || !dx[at] || !te__packed_views(&s->packing, saved[at], s->format, list) || !te__packed_views(&s->packing, dx[at], s->format, made)) return te_error_code(te);
+    if (!d_o || !dx[at] || !te__packed_views(&s->packing, saved[at], s->args.format, list) || !te__packed_views(&s->packing, dx[at], s->args.format, made)) return te_error_code(te);
     args = te__attention_gradients(&s->args, list, made, dx, needs);
     args.d_o = te__alias_as(d_o, 0, d_o->dtype, saved[3]->ndim, saved[3]->shape);
     return args.d_o && te__attention_made(&args, needs) ? te_op_attn_bwd(te, &args) : te_error_code(te);
@@ -546,7 +542,6 @@ static te_result te__packed_attention_backward(te_ctx *te, const void *state, te
  * sequences and heads. */
 static te_tensor *te__packed_attention_run(te_tensor *q, te_tensor *packed, const te__packing *p, const te_attention_desc *desc) {
     te__packed_attention state = TE_ZERO;
-    te_attention_desc seen = *desc;
     te_op_attn_fwd_args *args = &state.args;
     te_tensor *parts[3], *from[3] = {NULL, NULL, NULL}, *in[TE__ATTENTION_INPUTS], *saved[TE__ATTENTION_SAVED], *o = NULL;
     te_ctx *te = packed->te;
@@ -557,9 +552,7 @@ static te_tensor *te__packed_attention_run(te_tensor *q, te_tensor *packed, cons
     parts[0] = from[0] = q;
     from[p->keys] = packed;
     state.packing = *p;
-    state.format = desc->format;
-    if (te__packing_spreads(p)) seen.format = TE_SBHD;
-    if (packed && te__packed_views(p, packed, desc->format, parts) && te__attention_open(parts[0], parts[1], parts[2], &seen, args) && te_op_attn_fwd(te, args) == TE_OK) {
+    if (packed && te__packed_views(p, packed, desc->format, parts) && te__attention_open(parts[0], parts[1], parts[2], desc, args) && te_op_attn_fwd(te, args) == TE_OK) {
         memcpy(shape, from[0]->shape, sizeof(shape));
         shape[args->o->ndim - 2] = p->heads;
         shape[args->o->ndim - 1] = p->head_dim;

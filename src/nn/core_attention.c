@@ -52,15 +52,15 @@ static bool te__dpa_packing(const te_module *m, const te_attention_call *c, cons
     return of_token[0] == (p->keys ? 2 : 3) && of_token[1] == p->groups && (p->keys || p->heads == p->groups);
 }
 /* Does the core read q, k and v of such a call where they lie? A cache, ranks that share sequences, and codes take each by itself; spread queries (te__packing_spreads), which are seen as
- * sequences of their own, need a rule that is alike for all sequences and heads. b: sequences. */
-static bool te__core_reads_packed(const te_module *m, const te_attention_call *c, const te__packing *p, int64_t b) {
+ * sequences of their own, need sequences that lie side by side and a rule that is alike for all of them, and for all heads. */
+static bool te__core_reads_packed(const te_module *m, const te_attention_call *c, const te__packing *p) {
     const te__dpa_module *s = (const te__dpa_module *)m->state;
     const te_attention_options *o = &s->options;
     const te_attn_mask mask = c->attn_mask_type ? c->attn_mask_type : o->attn_mask_type;
     te__autocast cast;
     if (c->inference_params || te__context_size(&s->context) > 1 || te__runs_fp8_attention(m, &cast)) return false;
     if (!te__packing_spreads(p)) return true;
-    return (o->qkv_format == TE_SBHD || (o->qkv_format == TE_BSHD && b == 1)) && !te__attn_pads(mask) && mask != TE_MASK_ARBITRARY && !c->core_attention_bias_type &&
+    return o->qkv_format == TE_SBHD && !te__attn_pads(mask) && mask != TE_MASK_ARBITRARY && !c->core_attention_bias_type &&
            !c->core_attention_bias && !c->alibi_slopes && !c->score_mod && o->softmax_type == TE_SOFTMAX_VANILLA && !o->return_max_logit;
 }
 
@@ -82,7 +82,7 @@ static te_result te__dpa_parts(te_module *m, const te_forward_args *args, te_ten
         return te__fail(m->te, TE_ERR_INVALID, "DotProductAttention: %s is given, and %s too; it stands in the place of both", c->qkv_layer ? "qkv_layer" : "kv_layer",
                         c->qkv_layer ? args->input ? "input" : c->kv_layer ? "kv_layer" : "key or value" : "key or value");
     if (x && te__need_memory(x, "DotProductAttention") == TE_OK && x->buffer && te__dpa_packing(m, c, x, dim, p)) {
-        if (te__core_reads_packed(m, c, p, x->shape[o->qkv_format == TE_BSHD ? 0 : 1])) {
+        if (te__core_reads_packed(m, c, p)) {
             *packed = te_tensor_contiguous(x);
             return *packed && te__packed_views(p, *packed, o->qkv_format, part) ? TE_OK : te_error_code(m->te);
         }

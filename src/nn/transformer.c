@@ -48,10 +48,10 @@ static bool te__makes_output(const te_module *child) {
     return child && child->built_in && !child->own_forward && (child->cls == &te__linear_class || child->cls == &te__layernorm_linear_class) && !te__runs_graphs(child);
 }
 /* What a call's projection gives is seen as the packed tensor that the core reads: true if it does. later: queries or keys are changed once they are apart. */
-static bool te__mha_packs(te_module *m, const te_forward_args *args, const te__packing *p, te_qkv_format format, const te_tensor *y, bool later) {
+static bool te__mha_packs(te_module *m, const te_forward_args *args, const te__packing *p, const te_tensor *y, bool later) {
     const te_module *core = te_module_find(m, "core_attention");
     return !later && y && y->buffer && core && core->cls == &te__dpa_class && core->built_in && !core->own_forward && !te__runs_graphs(core) &&
-           te__core_reads_packed(core, &args->attention, p, y->shape[format == TE_BSHD ? 0 : 1]);
+           te__core_reads_packed(core, &args->attention, p);
 }
 static te_tensor *te__as_packed(te_tensor *y, const te__packing *p, int leading) {
     int64_t heads = te__packing_width(p) / p->head_dim, shape[TE_MAX_DIMS];
@@ -84,7 +84,7 @@ static bool te__mha_parts(te_module *m, const te_forward_args *args, const te_ro
         const char *const name = d->input_layernorm ? "layernorm_qkv" : "qkv";
         y = te__project(m, name, args->input, args, &first);
         *ln_out = first.ln_out;
-        if (te__mha_packs(m, args, &p, o->qkv_format, y, later)) {
+        if (te__mha_packs(m, args, &p, y, later)) {
             if (rotary) y = te__rotate_qkv(y, &p, o->qkv_format, rotary, te__makes_output(te_module_find(m, name)));
             core->attention.qkv_layer = te__as_packed(y, &p, leading);
             return core->attention.qkv_layer != NULL;
@@ -95,7 +95,7 @@ static bool te__mha_parts(te_module *m, const te_forward_args *args, const te_ro
         *ln_out = first.ln_out;
         core->input = parts[0] = te__as_heads(y, leading, p.heads, p.head_dim);
         y = te__project(m, "key_value", args->encoder_output, args, &kv);
-        if (te__mha_packs(m, args, &p, o->qkv_format, y, later || rotary)) {
+        if (te__mha_packs(m, args, &p, y, later || rotary)) {
             core->attention.kv_layer = te__as_packed(y, &p, leading);
             return core->input && core->attention.kv_layer;
         }

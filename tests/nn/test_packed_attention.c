@@ -20,7 +20,7 @@ static const packed_case packed_cases[] = {
     {.name = "grouped, rotated", .mask = TE_MASK_CAUSAL, .heads = 4, .groups = 2, .b = 2, .rotary = true, .dtype = TE_BF16},
     {.name = "grouped, rotated, full, dropout", .mask = TE_MASK_NONE, .heads = 8, .groups = 2, .b = 3, .rotary = true, .dropout = 0.25f, .dtype = TE_F16},
     {.name = "grouped, a window", .mask = TE_MASK_CAUSAL_BOTTOM_RIGHT, .heads = 4, .groups = 1, .b = 2, .window = {true, 2, 0}, .dtype = TE_F32},
-    {.name = "grouped, bshd of one sequence", .format = TE_BSHD, .mask = TE_MASK_CAUSAL, .heads = 4, .groups = 2, .b = 1, .rotary = true, .dtype = TE_BF16},
+    {.name = "grouped, one sequence", .mask = TE_MASK_CAUSAL, .heads = 4, .groups = 2, .b = 1, .rotary = true, .dtype = TE_BF16},
     {.name = "grouped, bshd", .format = TE_BSHD, .mask = TE_MASK_CAUSAL, .heads = 4, .groups = 2, .b = 2, .rotary = true, .apart = true, .dtype = TE_BF16},
     {.name = "grouped, slopes", .mask = TE_MASK_CAUSAL, .heads = 4, .groups = 2, .b = 2, .bias = TE_ATTN_BIAS_ALIBI, .apart = true, .dtype = TE_F32},
     {.name = "all q, all k, all v", .mask = TE_MASK_CAUSAL, .heads = 4, .groups = 2, .b = 2, .rotary = true, .not_interleaved = true, .dtype = TE_BF16},

@@ -523,6 +523,18 @@ TE_TEST_DEVICES(rope_refuses) {
     te_op_qkv_rope_bwd_args b = {.qkv = (te_tensor *)q.qkv, .q = q.q, .k = q.k, .v = q.v, .format = (te_qkv_format)7, .num_heads = 4, .num_groups = 2, .head_dim = 8, .no_rope = true};
     te_op_qkv_rope_bwd(te, &b);
     CHECK_ERROR(te, TE_ERR_INVALID, "qkv_rope_bwd: format is 7; TE_SBHD (0) and TE_BSHD (1)");
+    q.format = TE_SBHD, q.rotated = te_tensor_zeros(te, TE_F32, SHAPE(4, 2, 64));
+    te_op_qkv_rope(te, &q);
+    CHECK_ERROR(te, TE_ERR_INVALID, "qkv_rope: q and rotated are given");
+    q.q = q.k = q.v = NULL, q.rotated = te_tensor_zeros(te, TE_F32, SHAPE(2, 4, 64));
+    te_op_qkv_rope(te, &q);
+    CHECK_ERROR(te, TE_ERR_SHAPE, "qkv_rope: rotated is [2, 4, 64] and qkv is [4, 2, 64]");
+    q.qkv = te_tensor_zeros(te, TE_F32, SHAPE(8, 64)), q.rotated = te_tensor_zeros(te, TE_F32, SHAPE(8, 64));
+    te_op_qkv_rope(te, &q);
+    CHECK_ERROR(te, TE_ERR_SHAPE, "qkv_rope: qkv is [8, 64]; [s, b, (H + 2G) * d] is needed with rotated");
+    q.rotated = NULL;
+    te_op_qkv_rope(te, &q);
+    CHECK_ERROR(te, TE_ERR_STATE, "qkv_rope: q is NULL");
     a = good, a.angles.cp_size = 1 << 30, te_op_rope(te, &a);
     CHECK_ERROR(te, TE_ERR_UNSUPPORTED, "cp_size is 1073741824; at most 1048576");
 }

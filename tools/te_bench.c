@@ -747,6 +747,8 @@ typedef struct host_calls {
     te_norm_bwd_args norm_bwd;
     te_op_act_fwd_args act;
     te_op_act_bwd_args act_bwd;
+    te_op_attn_fwd_args attn;
+    te_op_attn_bwd_args attn_bwd;
     te_tensor *x;
     te_module *layer;
     te_optimizer *adam; /* NULL: forward and backward alone */
@@ -763,6 +765,8 @@ static void host_norm(host_calls *h) { te_op_rmsnorm_fwd(h->te, &h->norm); }
 static void host_norm_bwd(host_calls *h) { te_op_rmsnorm_bwd(h->te, &h->norm_bwd); }
 static void host_act(host_calls *h) { te_op_act_fwd(h->te, &h->act); }
 static void host_act_bwd(host_calls *h) { te_op_act_bwd(h->te, &h->act_bwd); }
+static void host_attn(host_calls *h) { te_op_attn_fwd(h->te, &h->attn); }
+static void host_attn_bwd(host_calls *h) { te_op_attn_bwd(h->te, &h->attn_bwd); }
 static void host_upload(host_calls *h) {
     float numbers[64] = TE_ZERO;
     te_tensor_copy_from_host(h->x, numbers);
@@ -845,7 +849,8 @@ static void bench_host_calls(bench *b) {
         const char *name;
         host_fn call;
     } raw[] = {{"te_op_gemm bf16", host_gemm}, {"te_op_rmsnorm_fwd", host_norm}, {"te_op_rmsnorm_bwd", host_norm_bwd}, {"te_op_act_fwd", host_act}, {"te_op_act_bwd", host_act_bwd},
-               {"copy_from_host", host_upload}};
+               {"te_op_attn_fwd", host_attn}, {"te_op_attn_bwd", host_attn_bwd}, {"copy_from_host", host_upload}};
+    const int64_t heads[4] = {64, 1, 8, 64}, lse[3] = {1, 8, 64};
     int64_t n = 512, small = 64, shape[2];
     host_calls h = TE_ZERO;
     int i;
@@ -864,8 +869,14 @@ static void bench_host_calls(bench *b) {
     h.norm_bwd.rstd = h.norm.rstd = te_tensor_empty(b->te, TE_F32, 1, &n);
     h.norm_bwd.dgamma = te_tensor_empty(b->te, TE_BF16, 1, &n);
     h.act.activation = h.act_bwd.activation = TE_GELU;
+    h.attn.q = h.attn.k = h.attn.v = h.attn_bwd.q = h.attn_bwd.k = h.attn_bwd.v = h.attn_bwd.d_o = te_tensor_normal(b->te, TE_BF16, 4, heads, 0, 1);
+    h.attn_bwd.o = h.attn.o = te_tensor_empty(b->te, TE_BF16, 4, heads);
+    h.attn_bwd.lse = h.attn.lse = te_tensor_empty(b->te, TE_F32, 3, lse);
+    h.attn_bwd.dq = te_tensor_empty(b->te, TE_BF16, 4, heads);
+    h.attn_bwd.dk = te_tensor_empty(b->te, TE_BF16, 4, heads);
+    h.attn_bwd.dv = te_tensor_empty(b->te, TE_BF16, 4, heads);
     h.x = te_tensor_empty(b->te, TE_F32, 1, &small);
-    for (i = 0; i < 6; i++) {
+    for (i = 0; i < (int)(sizeof raw / sizeof *raw); i++) {
         int launches = host_launches(&h, raw[i].call);
         double seconds = host_time(&h, raw[i].call, 100, false);
         char text[64];
@@ -1524,9 +1535,24 @@ typedef struct layer_step {
     te_module *layer;
     te_tensor *x, *dy;
     te_rotary_desc rotary;
+    bool not_rotated;
     no_attention core;
     const te_recipe *recipe; /* NULL: bf16 */
 } layer_step;
+
+/* A layer of Llama-8B. */
+enum { HIDDEN = 4096, FFN = 14336, HEADS = 32, GROUPS = 8, CHANNELS = HIDDEN / HEADS };
+static te_module *llama_layer(bench *b) {
+    te_transformer_layer_desc desc = TE_ZERO;
+    desc.hidden_size = HIDDEN;
+    desc.ffn_hidden_size = FFN;
+    desc.attention.num_attention_heads = HEADS;
+    desc.attention.num_gqa_groups = GROUPS;
+    desc.norm.normalization = TE_RMSNORM;
+    desc.activation = TE_SWIGLU;
+    desc.gemm.no_bias = true;
+    return te_transformer_layer_create(b->te, &desc);
+}
 
 /* Forward and backward, weights quantized anew, as the first microbatch of a step does. */
 static void run_layer(bench *b, void *arg) {
@@ -1537,7 +1563,7 @@ static void run_layer(bench *b, void *arg) {
     te_scope_begin(b->te);
     args.input = s->x;
     args.is_first_microbatch = TE_MICROBATCH_FIRST;
-    args.rotary = &s->rotary;
+    args.rotary = s->not_rotated ? NULL : &s->rotary;
     args.user = &s->core;
     autocast.recipe = s->recipe;
     autocast.not_enabled = !s->recipe;
@@ -1577,9 +1603,7 @@ static void bench_layer(bench *b, int64_t tokens) {
         te_recipe (*recipe)(void);
     } rows[] = {{"layer bf16", NULL}, {"layer fp8 current scaling", te_recipe_current_scaling}, {"layer fp8 delayed scaling", te_recipe_delayed_scaling},
                 {"layer fp8 block scaling", te_recipe_block_scaling}, {"layer mxfp8", te_recipe_mxfp8}, {"layer nvfp4", te_recipe_nvfp4}};
-    enum { HIDDEN = 4096, FFN = 14336, HEADS = 32, GROUPS = 8, CHANNELS = HIDDEN / HEADS };
     const double flops = 6.0 * (double)tokens * HIDDEN * (HIDDEN * 2.0 + 2.0 * GROUPS * CHANNELS + 3.0 * FFN);
-    te_transformer_layer_desc desc = TE_ZERO;
     layer_step plain = TE_ZERO;
     te_module *core;
     char shape[64];
@@ -1589,14 +1613,7 @@ static void bench_layer(bench *b, int64_t tokens) {
     for (i = 0; i < (int)(sizeof rows / sizeof *rows); i++) any |= wanted(b, rows[i].name);
     if (!any) return;
     te_scope_begin(b->te);
-    desc.hidden_size = HIDDEN;
-    desc.ffn_hidden_size = FFN;
-    desc.attention.num_attention_heads = HEADS;
-    desc.attention.num_gqa_groups = GROUPS;
-    desc.norm.normalization = TE_RMSNORM;
-    desc.activation = TE_SWIGLU;
-    desc.gemm.no_bias = true;
-    plain.layer = te_transformer_layer_create(b->te, &desc);
+    plain.layer = llama_layer(b);
     core = te_module_find(plain.layer, "self_attention.core_attention");
     if (core) te_module_set_forward(core, no_attention_forward);
     sizes[0] = tokens, sizes[1] = 1, sizes[2] = HIDDEN;
@@ -1620,6 +1637,40 @@ static void bench_layer(bench *b, int64_t tokens) {
         if (b->profile) profile(b, run_layer, &step);
     }
     te_module_destroy(plain.layer);
+    te_scope_end(b->te);
+}
+
+/* The same with its attention core, in milliseconds, rotated or not: attention reads q, k and v where they lie in the packed projection. */
+static void bench_whole_layer(bench *b, int64_t s, int64_t batch) {
+    static const struct {
+        const char *name;
+        te_recipe (*recipe)(void);
+    } rows[] = {{"whole layer bf16", NULL}, {"whole layer fp8 delayed scaling", te_recipe_delayed_scaling}, {"whole layer fp8 current scaling", te_recipe_current_scaling},
+                {"whole layer fp8 block scaling", te_recipe_block_scaling}};
+    layer_step step = TE_ZERO;
+    const int64_t sizes[3] = {s, batch, HIDDEN};
+    int i;
+    bool any = false;
+    for (i = 0; i < (int)(sizeof rows / sizeof *rows); i++) any |= wanted(b, rows[i].name);
+    if (!any) return;
+    te_scope_begin(b->te);
+    step.layer = llama_layer(b);
+    step.x = te_tensor_set_requires_grad(te_tensor_normal(b->te, TE_BF16, 3, sizes, 0, 1), true);
+    step.dy = te_tensor_normal(b->te, TE_BF16, 3, sizes, 0, 1);
+    for (i = 0; i < 2 * (int)(sizeof rows / sizeof *rows) && te_ok(b->te); i++) {
+        te_recipe recipe;
+        double seconds;
+        char shape[64];
+        if (!wanted(b, rows[i / 2].name)) continue;
+        step.recipe = NULL;
+        if (rows[i / 2].recipe) recipe = rows[i / 2].recipe(), step.recipe = &recipe;
+        step.not_rotated = i % 2;
+        snprintf(shape, sizeof shape, "Llama-8B %lldx%lld%s", (long long)s, (long long)batch, step.not_rotated ? " no rope" : "");
+        seconds = measure(b, run_layer, &step);
+        report(b, rows[i / 2].name, shape, seconds, seconds * 1e3, "ms");
+        if (b->profile) profile(b, run_layer, &step);
+    }
+    te_module_destroy(step.layer);
     te_scope_end(b->te);
 }
 
@@ -1995,6 +2046,8 @@ static void measure_all(bench *b) {
     bench_casts(b);
     bench_cross_entropy(b, 8192, 128256);
     bench_layer(b, 8192);
+    bench_whole_layer(b, 8192, 1);
+    bench_whole_layer(b, 4096, 2);
     bench_model(b, 12, 8192);
     for (i = 0; i < (int)(sizeof attention / sizeof *attention); i++)
         bench_attention(b, attention[i].batch, attention[i].heads, attention[i].groups, attention[i].s, attention[i].d, attention[i].causal, false);

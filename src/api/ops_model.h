@@ -225,25 +225,26 @@ typedef struct te_op_rope_args {
     bool backward, no_rope;
 } te_op_rope_args;
 
-/* Splits a packed projection into q [s, b, H, d], k and v [s, b, G, d], rotating q and k unless no_rope.
- *   format    TE_BSHD => b and s are exchanged in all four
+/* Splits a packed projection into q [s, b, H, d], k and v [s, b, G, d], rotating q and k unless no_rope; or rotates it as it lies.
+ *   format    TE_BSHD => b and s are exchanged in all
  *   qkv   [s, b, (H + 2G) * d]; interleaved_groups: ordered [G, (H/G q heads, k, v), d], else [Q | K | V] (as MultiheadAttention)
  *   num_heads, num_groups, head_dim   H, G, d
+ *   rotated   in the place of q, k and v, which are NULL then: [s, b, (H + 2G) * d] in the order of qkv. It may be qkv itself: v's values stay where they are
  *   angles    of q and k */
 typedef struct te_op_qkv_rope_args {
     const te_tensor *qkv;
-    te_tensor *q, *k, *v;
+    te_tensor *q, *k, *v, *rotated;
     te_qkv_format format;
     int num_heads, num_groups, head_dim;
     bool interleaved_groups;
     bool no_rope;
     te_rope_angles angles;
 } te_op_qkv_rope_args;
-/* The gradient: dqkv (`qkv`, written) from dq, dk, dv (`q`, `k`, `v`, read). format, num_heads, num_groups, head_dim, interleaved_groups, no_rope and angles are the
+/* The gradient: dqkv (`qkv`, written) from dq, dk, dv (`q`, `k`, `v`, read), or from that of `rotated`, which may be qkv itself. format, num_heads, num_groups, head_dim, interleaved_groups, no_rope and angles are the
  * forward's. */
 typedef struct te_op_qkv_rope_bwd_args {
     te_tensor *qkv;
-    const te_tensor *q, *k, *v;
+    const te_tensor *q, *k, *v, *rotated;
     te_qkv_format format;
     int num_heads, num_groups, head_dim;
     bool interleaved_groups;

@@ -196,8 +196,9 @@ typedef struct te_attention_call {
     bool checkpoint_core_attention;  /* softmax and its products of this call run again in the backward pass */
     te_inference_params *inference_params; /* the cache (borrowed): self attention alone, inside te_no_grad_begin; the lengths are its own, and causal masks padding_causal_bottom_right */
     const te_score_mod *score_mod;   /* the user's rule for scores and masks; NULL => none. Where the call runs again in the backward pass, its texts live until then */
-    te_tensor *qkv_layer, *kv_layer; /* DotProductAttention: packed [.., 3, H, d] in place of input, key and value, and [.., 2, G, d] in place of key and value */
-    int qkv_interleave_dim;          /* where the 3 or 2 stands: -3, or -2 for [.., H, 3, d]; 0 => -3 */
+    te_tensor *qkv_layer, *kv_layer; /* DotProductAttention: packed [.., 3, H, d] in place of input, key and value, and [.., 2, G, d] in place of key and value. In fewer groups than heads
+                                      * [.., H + 2 G, d]. They are read where they lie, and their gradients written as one; under a cache, in FP8 and over ranks they are copied apart first */
+    int qkv_interleave_dim;          /* where the 3 or 2 stands: -3, or -2 for [.., H, 3, d], and in fewer groups than heads for [.., G, H / G + 2, d]; 0 => -3 */
 } te_attention_call;
 
 /* The same of a decoder's cross attention, where it differs. */

@@ -519,6 +519,8 @@ struct te_ctx {
     te__quantized_init quantized_init[TE__MAX_AUTOCAST];
     int num_quantized_init;
     bool inspecting; /* te_quant_inspect */
+    bool exporting;  /* io/onnx.c: a call stands for calls of other sizes */
+    te_tensor *place; /* nn/: where the next output of a product that fits goes; NULL: to memory of its own */
     struct te__scaling *scaling; /* quant/: the scaling states of this context's modules, a list */
     struct te__snapshot *recording, *replaying; /* quant/snapshot.c: of the innermost checkpoint that runs for the first time, or again */
     void (*note_leaf)(te_ctx *te, te_tensor *x);  /* quant/: with `recording` */

@@ -268,10 +268,8 @@ static te_result te__record_quantized(te_ctx *te, const te_node_desc *desc) {
     return result;
 }
 
-/* Does nobody else look at the memory of this gradient? Memory that is not te.h's may be looked at by anybody. */
-static bool te__grad_is_alone(const te_tensor *grad) {
-    return grad->refs == 1 && grad->buffer && te__buffer_users(grad->buffer) == 1 && (grad->buffer->capacity > 0 || grad->buffer->bytes == 0);
-}
+/* Does nobody else look at the memory of this tensor? Memory that is not te.h's may be looked at by anybody. */
+static bool te__tensor_is_alone(const te_tensor *x) { return x->refs == 1 && x->buffer && te__buffer_users(x->buffer) == 1 && (x->buffer->capacity > 0 || x->buffer->bytes == 0); }
 
 /* Adds a gradient to a variable. The first one is shared, not copied: gradients are read-only until they are added up, and leaves get what is
  * theirs when te_backward ends (te__leaves_own). */
@@ -313,7 +311,7 @@ static te_result te__var_add_grad(te_ctx *te, te__var *v, te_tensor *grad) {
     add.x = v->grad;
     add.y = grad;
     add.alpha = add.beta = 1.0f;
-    if (te__grad_is_alone(v->grad)) {
+    if (te__tensor_is_alone(v->grad)) {
         add.out = v->grad;
         return te_op_axpby(te, &add);
     }
@@ -339,7 +337,7 @@ static te_tensor *te__grad_so_far(te_ctx *te, int i, const te_tensor *like) {
 }
 /* Where the sum goes: into its own place if nobody else looks at it. */
 static te_tensor *te__grad_sum_place(te_tensor *so_far) {
-    return te__grad_is_alone(so_far) ? so_far : te__empty_like(so_far, so_far->dtype);
+    return te__tensor_is_alone(so_far) ? so_far : te__empty_like(so_far, so_far->dtype);
 }
 /* The sum is there: the backward function gives no gradient of input i. */
 static void te__grad_sum_done(te_ctx *te, int i, te_tensor *sum) {
@@ -355,7 +353,7 @@ static void te__grad_sum_done(te_ctx *te, int i, te_tensor *sum) {
 static te_result te__leaf_own(te_ctx *te, te__var *v) {
     te_tensor *grad = v->grad, *own;
     te_result result;
-    if (!grad || (te__grad_is_alone(grad) && te__is_contiguous(grad) && !te__is_outside(grad->buffer))) return TE_OK;
+    if (!grad || (te__tensor_is_alone(grad) && te__is_contiguous(grad) && !te__is_outside(grad->buffer))) return TE_OK;
     te__frame_begin(te);
     own = grad->quantized ? te_dequantize(grad, grad->dtype) : te__empty_like(grad, grad->dtype);
     result = own ? TE_OK : te_error_code(te);

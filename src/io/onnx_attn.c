@@ -127,23 +127,23 @@ static te_result te__onnx_rope(te__onnx *g, const te__any_args *x, const te__any
 
 static te_result te__onnx_qkv_rope(te__onnx *g, const te__any_args *x, const te__any_args *y) {
     const te_op_qkv_rope_args *a = &x->qkv_rope, *b = &y->qkv_rope;
-    te__onnx_pair q = te__onnx_pair_of(a->q, b->q), packed = te__onnx_pair_of(a->qkv, b->qkv);
+    te__onnx_pair packed = te__onnx_pair_of(a->qkv, b->qkv), leading = a->rotated ? packed : te__onnx_pair_of(a->q, b->q);
     const int64_t heads = a->num_heads, groups = a->num_groups, in_group = heads / groups;
     const te_tensor *out[3], *out2[3];
     te__onnx_rotation r = TE_ZERO;
     te__onnx_size shape[5];
     int64_t of_group[4], begin = 0;
     te_result result = TE_OK;
-    int v, i, n = 0;
+    int v, i, n = 0, part[3];
     out[0] = a->q, out[1] = a->k, out[2] = a->v;
     out2[0] = b->q, out2[1] = b->k, out2[2] = b->v;
     r.a = &a->angles;
     r.b = &b->angles;
     r.batch_first = a->format == TE_BSHD;
-    r.s = te__onnx_dim(&q, r.batch_first ? 1 : 0);
+    r.s = te__onnx_dim(&leading, r.batch_first ? 1 : 0);
     if (!a->no_rope && !te__onnx_angles_fit(g, &r)) return te_error_code(g->te);
-    shape[n++] = te__onnx_dim(&q, 0);
-    shape[n++] = te__onnx_dim(&q, 1);
+    shape[n++] = te__onnx_dim(&leading, 0);
+    shape[n++] = te__onnx_dim(&leading, 1);
     if (a->interleaved_groups) shape[n++] = te__onnx_fixed(groups);
     shape[n++] = te__onnx_fixed(a->interleaved_groups ? in_group + 2 : heads + 2 * groups);
     shape[n++] = te__onnx_fixed(a->head_dim);
@@ -153,14 +153,23 @@ static te_result te__onnx_qkv_rope(te__onnx *g, const te__any_args *x, const te_
     of_group[3] = a->head_dim;
     for (i = 0; i < 3 && result == TE_OK; i++) {
         int64_t count = a->interleaved_groups ? (i ? 1 : in_group) : i ? groups : heads;
-        int part = te__onnx_cut(g, v, n - 2, begin, begin + count, 1);
+        part[i] = te__onnx_cut(g, v, n - 2, begin, begin + count, 1);
         begin += count;
         of_group[2] = i ? groups : heads;
-        if (a->interleaved_groups) part = te__onnx_2(g, "Reshape", part, te__onnx_i64s(g, 4, of_group));
-        if (i < 2 && !a->no_rope) part = te__onnx_rotated(g, part, a->head_dim, &r);
-        result = te__onnx_store(g, out[i], out2[i], part);
+        if (a->interleaved_groups) part[i] = te__onnx_2(g, "Reshape", part[i], te__onnx_i64s(g, 4, of_group));
+        if (i < 2 && !a->no_rope) part[i] = te__onnx_rotated(g, part[i], a->head_dim, &r);
+        if (a->rotated && a->interleaved_groups) {
+            int64_t by_group[5] = {0, 0, 0, -1, 0};
+            by_group[2] = groups;
+            by_group[4] = a->head_dim;
+            part[i] = te__onnx_2(g, "Reshape", part[i], te__onnx_i64s(g, 5, by_group));
+        }
+        if (!a->rotated) result = te__onnx_store(g, out[i], out2[i], part[i]);
     }
-    return result;
+    if (!a->rotated) return result;
+    packed = te__onnx_pair_of(a->rotated, b->rotated);
+    packed = te__onnx_as(&packed, n, shape, shape[n - 1]);
+    return te__onnx_store_as(g, &packed, te__onnx_concat(g, n - 2, 3, part));
 }
 
 /* ---- attention ---- */

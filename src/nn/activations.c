@@ -138,6 +138,57 @@ static te_tensor *te__activate(te_tensor *x, te_activation activation, const te_
 }
 TE_API te_tensor *te_activate(te_tensor *x, te_activation activation, const te_activation_params *params) { return te__activate(x, activation, params, NULL, NULL); }
 
+/* ---- halves one behind the other ---- */
+
+/* Memory for two tensors of `rows` rows of n, the second one right behind the first, as [1, all of both]: one row for an activation whose operands they are. NULL without an error:
+ * the second one would not start at a multiple of 16 bytes, which fast products need. */
+static te_tensor *te__halves_empty(te_ctx *te, te_dtype dtype, int64_t rows, int64_t n) {
+    int64_t shape[2];
+    shape[0] = 1;
+    shape[1] = 2 * rows * n;
+    return n < 1 || rows * n * te__dtype_size(dtype) % 16 ? NULL : te_tensor_empty(te, dtype, 2, shape);
+}
+/* Half h of them. */
+static te_tensor *te__half(const te_tensor *halves, int h, int ndim, const int64_t *shape) {
+    return te__alias_as(halves, (int64_t)h * (int64_t)(te_tensor_bytes(halves) / 2), halves->dtype, ndim, shape);
+}
+/* Is x half h, and nothing else? */
+static bool te__is_half(const te_tensor *x, const te_tensor *halves, int h) {
+    return x && x->buffer == halves->buffer && x->offset == halves->offset + (int64_t)h * (int64_t)(te_tensor_bytes(halves) / 2) && te_tensor_bytes(x) == te_tensor_bytes(halves) / 2 &&
+           x->dtype == halves->dtype && te__is_contiguous(x);
+}
+
+static te_result te__halves_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
+    te_op_act_bwd_args args = TE_ZERO;
+    te_tensor *g = te_tensor_contiguous(dy[0]);
+    int64_t shape[2];
+    int h;
+    (void)needs;
+    shape[0] = 1;
+    shape[1] = saved[0]->shape[1] / 2;
+    args.dy = g ? te__alias_as(g, 0, g->dtype, 2, shape) : NULL;
+    args.x = saved[0];
+    args.dx = te__empty_like(saved[0], saved[0]->dtype);
+    args.activation = *(const te_activation *)state;
+    for (h = 0; h < 2; h++) dx[h] = args.dx ? te__half(args.dx, h, dy[0]->ndim, dy[0]->shape) : NULL;
+    return args.dy && dx[0] && dx[1] ? te_op_act_bwd(te, &args) : te_error_code(te);
+}
+/* te_activate of [a | b], which are the two halves. */
+static te_tensor *te__activate_halves(te_tensor *halves, te_tensor *a, te_tensor *b, te_activation activation) {
+    te_op_act_fwd_args args = TE_ZERO;
+    te_tensor *in[2], *y = te__empty_like(a, a->dtype);
+    int64_t shape[2];
+    shape[0] = 1;
+    shape[1] = halves->shape[1] / 2;
+    in[0] = a;
+    in[1] = b;
+    args.x = halves;
+    args.y = y ? te__alias_as(y, 0, y->dtype, 2, shape) : NULL;
+    args.activation = activation;
+    y = args.y ? te__checked(y, te_op_act_fwd(a->te, &args)) : NULL;
+    return te__record("activate", y, te__halves_backward, &activation, sizeof(activation), in, 2, &halves, 1);
+}
+
 /* ---- times a factor for each row ---- */
 
 typedef struct te__scaled_act_state {

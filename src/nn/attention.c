@@ -158,17 +158,113 @@ TE_API te_tensor *te_apply_rotary_pos_emb(te_tensor *x, const te_rotary_desc *de
     return te__record("rope", te__rope_apply(x, s.args), te__rope_backward, &s, te__rope_state_size(&s.args.angles, offsetof(te__rope_state, inv_freq)), &x, 1, saved, 4);
 }
 
-/* ---- a packed projection to q, k and v, rotated ---- */
+/* ---- a packed projection ---- */
+
+/* How queries, keys and values lie in one tensor: a head behind the other, of all (heads + 2 groups) or, keys, of keys and values alone (2 groups). */
+typedef struct te__packing {
+    int heads, groups;
+    int64_t head_dim;
+    bool interleaved; /* by groups: (queries.., key, value), or (key, value); else all queries, all keys, all values */
+    bool keys;
+} te__packing;
+
+/* Do queries lie in strides of two kinds, from one head of a group to the next, and from one group to the next? */
+static bool te__packing_spreads(const te__packing *p) { return p->interleaved && !p->keys && p->heads != p->groups; }
+static int64_t te__packing_width(const te__packing *p) { return ((p->keys ? 0 : (int64_t)p->heads) + 2 * (int64_t)p->groups) * p->head_dim; }
+
+/* Queries (not of keys alone), keys and values where they lie in x [.., .., those of a token], without history. Spread ones, of sbhd alone, are seen as those of a sequence for each
+ * group, [s, b G, H / G, d]. False on failure. */
+static bool te__packed_views(const te__packing *p, te_tensor *x, te_qkv_format format, te_tensor *part[3]) {
+    const int leading = format == TE_THD ? 1 : 2, in_group = p->heads / p->groups;
+    const int64_t d = p->head_dim, width = te__packing_width(p), of_group = p->keys ? 2 : in_group + 2;
+    const bool spreads = te__packing_spreads(p);
+    int i;
+    for (i = p->keys ? 1 : 0; i < 3; i++) {
+        te_tensor *y = part[i] = te__alias(x);
+        int64_t first = p->interleaved ? (i ? of_group - 3 + i : 0) : i ? (p->keys ? 0 : p->heads) + (int64_t)(i - 1) * p->groups : 0;
+        if (!y) return false;
+        y->ndim = leading + 2;
+        y->stride[leading - 1] = width;
+        if (leading == 2) y->stride[0] = width * x->shape[1];
+        y->shape[leading] = i ? p->groups : p->heads;
+        y->stride[leading] = p->interleaved ? of_group * d : d;
+        y->shape[leading + 1] = d;
+        y->stride[leading + 1] = 1;
+        y->offset += first * d * te__dtype_size(x->dtype);
+        if (!spreads) continue;
+        y->shape[1] = x->shape[1] * p->groups;
+        y->stride[1] = of_group * d;
+        y->shape[leading] = i ? 1 : in_group;
+        if (i == 0) y->stride[leading] = d;
+    }
+    return true;
+}
 
 typedef struct te__qkv_state { /* as te__rope_state */
     te_op_qkv_rope_args args;
     float inv_freq[TE__ROPE_MAX_HALF];
 } te__qkv_state;
 
-static te_result te__qkv_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
-    const te__qkv_state *s = (const te__qkv_state *)state;
+/* The operation without its tensors of heads. Tokens of thd are those of one sequence, which is not rotated. False with the error recorded. */
+static bool te__qkv_open(te_tensor *x, const te__packing *p, te_qkv_format format, const te_rotary_desc *rotary, te__qkv_state *s) {
+    te_op_qkv_rope_args *a = &s->args;
+    int64_t shape[3];
+    memset(s, 0, offsetof(te__qkv_state, inv_freq));
+    shape[0] = x->shape[0];
+    shape[1] = format == TE_THD ? 1 : x->shape[1];
+    shape[2] = te__packing_width(p);
+    a->qkv = te__alias_as(x, 0, x->dtype, 3, shape);
+    a->format = format == TE_THD ? TE_SBHD : format;
+    a->num_heads = p->heads;
+    a->num_groups = p->groups;
+    a->head_dim = (int)p->head_dim;
+    a->interleaved_groups = p->interleaved;
+    if (rotary && te__rope_angles_of(x->te, rotary, p->head_dim, x->shape[format == TE_BSHD ? 1 : 0], &a->angles, s->inv_freq) != TE_OK) return false;
+    a->no_rope = !rotary || te__rope_is_none(&a->angles);
+    return a->qkv != NULL;
+}
+/* Records x -> out. */
+static te_result te__qkv_record(const char *name, te_tensor *x, const te_rotary_desc *rotary, te__qkv_state *s, te_backward_fn backward, te_tensor **out, int count) {
+    te_node_desc node = TE_ZERO;
+    te_tensor *saved[3];
+    saved[0] = rotary ? rotary->start_positions : NULL;
+    saved[1] = rotary ? rotary->positions : NULL;
+    saved[2] = (te_tensor *)s->args.angles.freqs;
+    node.name = name;
+    node.inputs = &x;
+    node.num_inputs = 1;
+    node.outputs = out;
+    node.num_outputs = count;
+    node.saved = saved;
+    node.num_saved = 3;
+    node.state = s;
+    node.state_size = te__rope_state_size(&s->args.angles, offsetof(te__qkv_state, inv_freq));
+    node.backward = backward;
+    return te_record(x->te, &node);
+}
+/* The backward pass of what te__qkv_open began, without its tensors of heads. qkv: the gradient that it writes. */
+static te_op_qkv_rope_bwd_args te__qkv_back(const te__qkv_state *s, te_tensor *const *saved, te_tensor *qkv) {
     const te_op_qkv_rope_args *f = &s->args;
     te_op_qkv_rope_bwd_args args = TE_ZERO;
+    args.qkv = qkv;
+    args.format = f->format;
+    args.num_heads = f->num_heads;
+    args.num_groups = f->num_groups;
+    args.head_dim = f->head_dim;
+    args.interleaved_groups = f->interleaved_groups;
+    args.no_rope = f->no_rope;
+    args.angles = f->angles;
+    if (args.angles.inv_freq) args.angles.inv_freq = s->inv_freq;
+    args.angles.start_positions = saved[0];
+    args.angles.positions = saved[1];
+    args.angles.freqs = saved[2];
+    return args;
+}
+
+static te_result te__split_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
+    const te__qkv_state *s = (const te__qkv_state *)state;
+    const te_op_qkv_rope_args *f = &s->args;
+    te_op_qkv_rope_bwd_args args;
     te_tensor *g[3];
     const te_tensor *like = dy[0] ? dy[0] : dy[1] ? dy[1] : dy[2];
     int64_t shape[4];
@@ -181,71 +277,78 @@ static te_result te__qkv_backward(te_ctx *te, const void *state, te_tensor *cons
         if (!g[i]) return te_error_code(te);
     }
     shape[2] = (int64_t)(f->num_heads + 2 * f->num_groups) * f->head_dim;
-    args.qkv = dx[0] = te_tensor_empty(te, like->dtype, 3, shape);
+    dx[0] = te_tensor_empty(te, like->dtype, 3, shape);
     if (!dx[0]) return te_error_code(te);
+    args = te__qkv_back(s, saved, dx[0]);
     args.q = g[0];
     args.k = g[1];
     args.v = g[2];
-    args.format = f->format;
-    args.num_heads = f->num_heads;
-    args.num_groups = f->num_groups;
-    args.head_dim = f->head_dim;
-    args.interleaved_groups = f->interleaved_groups;
-    args.no_rope = f->no_rope;
-    args.angles = f->angles;
-    if (args.angles.inv_freq) args.angles.inv_freq = s->inv_freq;
-    args.angles.start_positions = saved[0];
-    args.angles.positions = saved[1];
-    args.angles.freqs = saved[2];
     return te_op_qkv_rope_bwd(te, &args);
 }
 
-/* qkv [s, b, (H + 2G) d] to out[0] = q [s, b, H, d], out[1] = k, out[2] = v [s, b, G, d]. False on failure. */
-static bool te__split_qkv(te_tensor *qkv, int heads, int groups, int64_t head_dim, bool interleaved, te_qkv_format format, const te_rotary_desc *rotary,
-                          te_tensor *out[3]) {
-    te__qkv_state state = TE_ZERO;
-    te_op_qkv_rope_args args = TE_ZERO;
-    te_node_desc node = TE_ZERO;
-    te_tensor *saved[3];
+/* A packed projection -> out[0] = q [s, b, H, d], out[1] = k, out[2] = v [s, b, G, d], of thd [tokens, .., d], each in memory of its own. False on failure. */
+static bool te__split_qkv(te_tensor *qkv, const te__packing *p, te_qkv_format format, const te_rotary_desc *rotary, te_tensor *out[3]) {
+    te__qkv_state state;
     int64_t shape[4];
     int i;
     qkv = te_tensor_contiguous(qkv);
     if (!qkv) return false;
     shape[0] = qkv->shape[0];
-    shape[1] = qkv->shape[1];
-    shape[3] = head_dim;
+    shape[1] = format == TE_THD ? 1 : qkv->shape[1];
+    shape[2] = te__packing_width(p);
+    shape[3] = p->head_dim;
+    qkv = te_tensor_view(qkv, 3, shape);
+    if (!qkv || !te__qkv_open(qkv, p, format == TE_THD ? TE_SBHD : format, rotary, &state)) return false;
     for (i = 0; i < 3; i++) {
-        shape[2] = i == 0 ? heads : groups;
+        shape[2] = i == 0 ? p->heads : p->groups;
         out[i] = te_tensor_empty(qkv->te, qkv->dtype, 4, shape);
         if (!out[i]) return false;
     }
-    args.qkv = qkv;
-    args.q = out[0];
-    args.k = out[1];
-    args.v = out[2];
-    args.format = format;
-    args.num_heads = heads;
-    args.num_groups = groups;
-    args.head_dim = (int)head_dim;
-    args.interleaved_groups = interleaved;
-    if (rotary && te__rope_angles_of(qkv->te, rotary, head_dim, qkv->shape[format == TE_BSHD ? 1 : 0], &args.angles, state.inv_freq) != TE_OK) return false;
-    args.no_rope = !rotary || te__rope_is_none(&args.angles);
-    if (te_op_qkv_rope(qkv->te, &args) != TE_OK) return false;
-    saved[0] = rotary ? rotary->start_positions : NULL;
-    saved[1] = rotary ? rotary->positions : NULL;
-    saved[2] = (te_tensor *)args.angles.freqs;
-    state.args = args;
-    node.name = "split_qkv";
-    node.inputs = &qkv;
-    node.num_inputs = 1;
-    node.outputs = out;
-    node.num_outputs = 3;
-    node.saved = saved;
-    node.num_saved = 3;
-    node.state = &state;
-    node.state_size = te__rope_state_size(&args.angles, offsetof(te__qkv_state, inv_freq));
-    node.backward = te__qkv_backward;
-    return te_record(qkv->te, &node) == TE_OK;
+    state.args.q = out[0];
+    state.args.k = out[1];
+    state.args.v = out[2];
+    if (te_op_qkv_rope(qkv->te, &state.args) != TE_OK || te__qkv_record("split_qkv", qkv, rotary, &state, te__split_backward, out, 3) != TE_OK) return false;
+    for (i = 0; i < 3 && format == TE_THD; i++) {
+        shape[1] = i == 0 ? p->heads : p->groups;
+        shape[2] = p->head_dim;
+        out[i] = te_tensor_view(out[i], 3, shape);
+        if (!out[i]) return false;
+    }
+    return true;
+}
+
+/* The gradient is turned back where it lies, if nobody else looks at it: what attention has written into it is not read again. */
+static te_result te__rotate_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
+    const te__qkv_state *s = (const te__qkv_state *)state;
+    te_tensor *g = te_tensor_contiguous(dy[0]), *from;
+    te_op_qkv_rope_bwd_args args;
+    int64_t shape[3];
+    (void)needs;
+    if (!g) return te_error_code(te);
+    shape[0] = g->shape[0];
+    shape[1] = g->shape[1];
+    shape[2] = (int64_t)(s->args.num_heads + 2 * s->args.num_groups) * s->args.head_dim;
+    dx[0] = g != dy[0] || te__tensor_is_alone(g) ? g : te__empty_like(g, g->dtype);
+    from = te__alias_as(g, 0, g->dtype, 3, shape);
+    if (!dx[0] || !from) return te_error_code(te);
+    args = te__qkv_back(s, saved, dx[0] == g ? from : te__alias_as(dx[0], 0, g->dtype, 3, shape));
+    args.rotated = from;
+    return args.qkv ? te_op_qkv_rope_bwd(te, &args) : te_error_code(te);
+}
+/* The packed projection x [s, b, ..] or [b, s, ..], of queries, keys and values, with the first two rotated. own: whoever made x has no use for its values; if nobody else looks at them,
+ * they are rotated where they lie. */
+static te_tensor *te__rotate_qkv(te_tensor *x, const te__packing *p, te_qkv_format format, const te_rotary_desc *rotary, bool own) {
+    te__qkv_state state;
+    te_tensor *y;
+    x = te_tensor_contiguous(x);
+    if (!x) return NULL;
+    own = own && te__tensor_is_alone(x);
+    if (!te__qkv_open(x, p, format, rotary, &state)) return NULL;
+    y = own ? te__alias(x) : te__empty_like(x, x->dtype);
+    if (!y) return NULL;
+    state.args.rotated = own ? (te_tensor *)state.args.qkv : te__alias_as(y, 0, y->dtype, 3, state.args.qkv->shape);
+    if (!state.args.rotated || te_op_qkv_rope(x->te, &state.args) != TE_OK) return NULL;
+    return te__qkv_record("rotate_qkv", x, rotary, &state, te__rotate_backward, &y, 1) == TE_OK ? y : NULL;
 }
 
 /* ---- attention ---- */
@@ -297,17 +400,22 @@ static bool te__score_mod_keep(te_ctx *te, te_score_mod *m) {
 static void te__score_mod_drop(te_ctx *te, te_score_mod *m) { te__free(te, (void *)(m->score_mod ? m->score_mod : m->mask_mod), te__score_mod_bytes(m)); }
 static void te__attention_release(te_ctx *te, void *state) { te__score_mod_drop(te, &((te_op_attn_fwd_args *)state)->rule.score_mod); }
 
-/* The backward pass of `f` without its d_o, from what te__attention_save saved. Makes the gradients; check them by te__attention_made. */
-static te_op_attn_bwd_args te__attention_gradients(const te_op_attn_fwd_args *f, te_tensor *const *saved, te_tensor **dx, const bool *needs) {
+/* Gradients of q, k and v, each in memory of its own; NULL where it could not be made. */
+static void te__attention_apart(te_tensor *const *saved, te_tensor **made) {
+    int i;
+    for (i = 0; i < 3; i++) made[i] = te__empty_like(saved[i], saved[i]->dtype);
+}
+/* The backward pass of `f` without its d_o, from what te__attention_save saved, to `made`, the gradients of q, k and v. Makes the others; check all by te__attention_made. */
+static te_op_attn_bwd_args te__attention_gradients(const te_op_attn_fwd_args *f, te_tensor *const *saved, te_tensor *const made[3], te_tensor **dx, const bool *needs) {
     te_op_attn_bwd_args args = TE_ZERO;
     args.q = saved[0];
     args.k = saved[1];
     args.v = saved[2];
     args.o = saved[3];
     args.lse = saved[4];
-    args.dq = dx[0] = te__empty_like(saved[0], saved[0]->dtype);
-    args.dk = dx[1] = te__empty_like(saved[1], saved[1]->dtype);
-    args.dv = dx[2] = te__empty_like(saved[2], saved[2]->dtype);
+    args.dq = made[0];
+    args.dk = made[1];
+    args.dv = made[2];
     args.format = f->format;
     args.rule = f->rule;
     args.seed = f->seed;
@@ -318,12 +426,14 @@ static te_op_attn_bwd_args te__attention_gradients(const te_op_attn_fwd_args *f,
     if (needs[4]) args.dsoftmax_offset = dx[4] = te__empty_like(args.rule.softmax_offset, TE_F32);
     return args;
 }
-static bool te__attention_made(te_tensor *const *dx, const bool *needs) { return dx[0] && dx[1] && dx[2] && (!needs[3] || dx[3]) && (!needs[4] || dx[4]); }
+static bool te__attention_made(const te_op_attn_bwd_args *a, const bool *needs) { return a->dq && a->dk && a->dv && (!needs[3] || a->dbias) && (!needs[4] || a->dsoftmax_offset); }
 
 static te_result te__attention_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
-    te_op_attn_bwd_args args = te__attention_gradients((const te_op_attn_fwd_args *)state, saved, dx, needs);
+    te_op_attn_bwd_args args;
+    te__attention_apart(saved, dx);
+    args = te__attention_gradients((const te_op_attn_fwd_args *)state, saved, dx, dx, needs);
     args.d_o = te_tensor_contiguous(dy[0]);
-    return args.d_o && te__attention_made(dx, needs) ? te_op_attn_bwd(te, &args) : te_error_code(te);
+    return args.d_o && te__attention_made(&args, needs) ? te_op_attn_bwd(te, &args) : te_error_code(te);
 }
 
 /* The forward pass of `desc`, with its outputs, and with random bits if it needs some; te__rng_back undoes the draw. False with the error recorded. */
@@ -362,8 +472,8 @@ static bool te__attention_open(te_tensor *q, te_tensor *k, te_tensor *v, const t
     return args->o && args->lse;
 }
 
-/* Fills a node's lists from a forward pass: `saved` gets the tensors that the backward pass reads (q, k, v, o first, in this order), and `in` those that may have gradients.
- * args gets copies of the user's expressions, which te__attention_release frees. */
+/* Fills a node's lists from a forward pass: `saved` gets the tensors that the backward pass reads (q, k, v, o first, in this order), and `in` those that may have gradients,
+ * first `parts`: q, k and v, or what they are parts of. args gets copies of the user's expressions, which te__attention_release frees. */
 enum { TE__ATTENTION_SAVED = 6 + TE__ATTENTION_TENSORS, TE__ATTENTION_INPUTS = 5 };
 static bool te__attention_save(te_op_attn_fwd_args *args, te_tensor *const parts[3], te_tensor **in, te_tensor **saved) {
     te_ctx *te = parts[0]->te;
@@ -400,6 +510,58 @@ TE_API te_tensor *te_attention(te_tensor *q, te_tensor *k, te_tensor *v, const t
     if (te__attention_open(q, k, v, desc ? desc : &zero, &args) && te_op_attn_fwd(te, &args) == TE_OK) {
         if (te__attention_save(&args, parts, in, saved))
             o = te__record_owning("attention", args.o, te__attention_backward, &args, sizeof(args), te__attention_release, in, TE__ATTENTION_INPUTS, saved, TE__ATTENTION_SAVED);
+    }
+    if (!o) te__rng_back(te, before);
+    return te__frame_return(te, o);
+}
+
+/* ---- attention to a packed tensor ---- */
+
+typedef struct te__packed_attention {
+    te_op_attn_fwd_args args; /* its tensors are those that the node saved */
+    te__packing packing;
+} te__packed_attention;
+
+/* The gradients go to where the values lie, into one tensor. */
+static te_result te__packed_attention_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
+    const te__packed_attention *s = (const te__packed_attention *)state;
+    const int at = s->packing.keys; /* queries apart come first */
+    te_tensor *list[TE__ATTENTION_SAVED], *made[3], *d_o = te_tensor_contiguous(dy[0]);
+    te_op_attn_bwd_args args;
+    memcpy(list, saved, sizeof(list));
+    dx[0] = te__empty_like(saved[0], saved[0]->dtype);
+    if (at) dx[at] = te__empty_like(saved[at], saved[at]->dtype);
+    made[0] = dx[0];
+    if (!d_o || !dx[at] || !te__packed_views(&s->packing, saved[at], s->args.format, list) || !te__packed_views(&s->packing, dx[at], s->args.format, made)) return te_error_code(te);
+    args = te__attention_gradients(&s->args, list, made, dx, needs);
+    args.d_o = te__alias_as(d_o, 0, d_o->dtype, saved[3]->ndim, saved[3]->shape);
+    return args.d_o && te__attention_made(&args, needs) ? te_op_attn_bwd(te, &args) : te_error_code(te);
+}
+
+/* te_attention, of queries, keys and values that lie in `packed`; with p->keys q [.., heads, d] is apart. Nothing is copied. Spread ones (te__packing_spreads) have a rule that is alike for all
+ * sequences and heads. */
+static te_tensor *te__packed_attention_run(te_tensor *q, te_tensor *packed, const te__packing *p, const te_attention_desc *desc) {
+    te__packed_attention state = TE_ZERO;
+    te_op_attn_fwd_args *args = &state.args;
+    te_tensor *parts[3], *from[3] = {NULL, NULL, NULL}, *in[TE__ATTENTION_INPUTS], *saved[TE__ATTENTION_SAVED], *o = NULL;
+    te_ctx *te = packed->te;
+    const te__rng_state before = te__rng_now(te);
+    int64_t shape[4];
+    te__frame_begin(te);
+    packed = te_tensor_contiguous(packed);
+    parts[0] = from[0] = q;
+    from[p->keys] = packed;
+    state.packing = *p;
+    if (packed && te__packed_views(p, packed, desc->format, parts) && te__attention_open(parts[0], parts[1], parts[2], desc, args) && te_op_attn_fwd(te, args) == TE_OK) {
+        memcpy(shape, from[0]->shape, sizeof(shape));
+        shape[args->o->ndim - 2] = p->heads;
+        shape[args->o->ndim - 1] = p->head_dim;
+        o = te__alias_as(args->o, 0, args->o->dtype, args->o->ndim, shape);
+    }
+    if (o && !te__attention_save(args, from, in, saved)) o = NULL;
+    if (o) {
+        memcpy(saved, from, sizeof(from));
+        o = te__record_owning("attention", o, te__packed_attention_backward, &state, sizeof(state), te__attention_release, in, TE__ATTENTION_INPUTS, saved, TE__ATTENTION_SAVED);
     }
     if (!o) te__rng_back(te, before);
     return te__frame_return(te, o);

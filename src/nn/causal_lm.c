@@ -201,15 +201,29 @@ typedef struct te__decoder_mlp {
     te_activation activation;     /* gated: one kernel for activation and product */
 } te__decoder_mlp;
 
+/* Memory that the children's outputs may go to, one behind the other, so that the activation reads both without a copy; NULL: to memory of their own. A graph of exported nodes has rows of
+ * other numbers. */
+static te_tensor *te__decoder_mlp_halves(te_module *m, const te_tensor *x) {
+    const te__decoder_mlp *s = (const te__decoder_mlp *)m->state;
+    te_module *gate = te_module_find(m, s->gate);
+    const te_tensor *weight = gate && x && x->buffer && !x->te->exporting ? te_module_parameter(gate, "weight") : NULL;
+    return weight && weight->ndim == 2 ? te__halves_empty(x->te, x->dtype, te__rows(x), weight->shape[0]) : NULL;
+}
 static te_result te__decoder_mlp_forward(te_module *m, te_forward_args *args) {
     const te__decoder_mlp *s = (const te__decoder_mlp *)m->state;
+    te_tensor *halves = te__decoder_mlp_halves(m, args->input), *parts[2];
     te_forward_args in = TE_ZERO;
-    te_tensor *parts[2];
+    int h;
     te__hand_on(&in, args);
     in.input = args->input;
-    parts[0] = te__run_child(m, s->gate, &in);
-    parts[1] = te__run_child(m, s->up, &in);
-    in.input = te_activate(te_concat(parts, 2, -1), s->activation, NULL);
+    for (h = 0; h < 2; h++) {
+        int64_t half = halves ? halves->shape[1] / 2 : 0;
+        m->te->place = halves ? te__half(halves, h, 1, &half) : NULL;
+        parts[h] = te__run_child(m, h ? s->up : s->gate, &in);
+    }
+    m->te->place = NULL;
+    if (halves && te__is_half(parts[0], halves, 0) && te__is_half(parts[1], halves, 1)) in.input = te__activate_halves(halves, parts[0], parts[1], s->activation);
+    else in.input = te_activate(te_concat(parts, 2, -1), s->activation, NULL);
     return te__output(m, args, te__run_child(m, s->down, &in));
 }
 static const te_module_class te__decoder_mlp_class = {"DecoderMLP", sizeof(te__decoder_mlp), te__decoder_mlp_forward, NULL, NULL};

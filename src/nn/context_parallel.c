@@ -372,9 +372,11 @@ static te_result te__context_backward(te_ctx *te, const void *state, te_tensor *
     } else if (result == TE_OK) {
         te_op_attn_fwd_args f = s.args;
         te_tensor *all[TE__CONTEXT_INPUTS] = {NULL, NULL, NULL, NULL, NULL};
-        te_op_attn_bwd_args a = te__attention_gradients(&f, saved, all, needs);
+        te_op_attn_bwd_args a;
+        te__attention_apart(saved, all);
+        a = te__attention_gradients(&f, saved, all, all, needs);
         a.d_o = d_o;
-        result = te__attention_made(all, needs) ? te_op_attn_bwd(te, &a) : te_error_code(te);
+        result = te__attention_made(&a, needs) ? te_op_attn_bwd(te, &a) : te_error_code(te);
         memcpy(d, all, sizeof(d));
         if (needs[4] && result == TE_OK) { /* this rank's heads; the others' are theirs */
             dx[4] = te__empty_1d(te, TE_F32, heads * te_group_size(c->heads));

@@ -34,21 +34,60 @@ static bool te__packed_fits(te_ctx *te, const char *name, const te_tensor *x, in
              dim == -3 ? n == 3 ? "[.., 3, H, d]" : "[.., 2, G, d]" : n == 3 ? "[.., H, 3, d]" : "[.., G, 2, d]", ndim + 1);
     return false;
 }
-/* The three of a call, each a tensor or part of a packed one. */
-static te_result te__dpa_parts(te_module *m, const te_forward_args *args, te_tensor *part[3]) {
+/* Does x, the packed tensor of a call, have the heads of this module, as *p then says? Tensors of other sizes are told so as q, k and v. */
+static bool te__dpa_packing(const te_module *m, const te_attention_call *c, const te_tensor *x, int dim, te__packing *p) {
+    const te_attention_options *o = &((const te__dpa_module *)m->state)->options;
+    const int leading = o->qkv_format == TE_THD ? 1 : 2;
+    const int64_t *of_token = x->shape + leading;
+    memset(p, 0, sizeof(*p));
+    p->heads = (int)te__per_rank(m, o->num_attention_heads);
+    p->groups = (int)te__per_rank(m, o->num_gqa_groups);
+    p->head_dim = o->kv_channels;
+    p->interleaved = dim == -2;
+    p->keys = !c->qkv_layer;
+    if (x->shape[x->ndim - 1] != p->head_dim) return false;
+    if (x->ndim == leading + 2) return dim == -3 && of_token[0] * p->head_dim == te__packing_width(p);
+    if (x->ndim != leading + 3) return false;
+    if (dim == -2) return of_token[0] == p->groups && of_token[0] * of_token[1] * p->head_dim == te__packing_width(p);
+    return of_token[0] == (p->keys ? 2 : 3) && of_token[1] == p->groups && (p->keys || p->heads == p->groups);
+}
+/* Does the core read q, k and v of such a call where they lie? A cache, ranks that share sequences, and codes take each by itself; spread queries (te__packing_spreads), which are seen as
+ * sequences of their own, need sequences that lie side by side and a rule that is alike for all of them, and for all heads. */
+static bool te__core_reads_packed(const te_module *m, const te_attention_call *c, const te__packing *p) {
+    const te__dpa_module *s = (const te__dpa_module *)m->state;
+    const te_attention_options *o = &s->options;
+    const te_attn_mask mask = c->attn_mask_type ? c->attn_mask_type : o->attn_mask_type;
+    te__autocast cast;
+    if (c->inference_params || te__context_size(&s->context) > 1 || te__runs_fp8_attention(m, &cast)) return false;
+    if (!te__packing_spreads(p)) return true;
+    return o->qkv_format == TE_SBHD && !te__attn_pads(mask) && mask != TE_MASK_ARBITRARY && !c->core_attention_bias_type &&
+           !c->core_attention_bias && !c->alibi_slopes && !c->score_mod && o->softmax_type == TE_SOFTMAX_VANILLA && !o->return_max_logit;
+}
+
+/* The three of a call, each a tensor or part of a packed one; *packed: the latter, if they are read where they lie, as *p says. */
+static te_result te__dpa_parts(te_module *m, const te_forward_args *args, te_tensor *part[3], te_tensor **packed, te__packing *p) {
     const te_attention_options *o = &((const te__dpa_module *)m->state)->options;
     const te_attention_call *c = &args->attention;
     const int ndim = o->qkv_format == TE_THD ? 3 : 4, dim = c->qkv_interleave_dim ? c->qkv_interleave_dim : -3;
+    te_tensor *x = c->qkv_layer ? c->qkv_layer : c->kv_layer;
     int i;
+    *packed = NULL;
     part[0] = args->input;
     part[1] = args->key;
     part[2] = args->value;
-    if ((dim != -3 && dim != -2) || (c->qkv_interleave_dim && !c->qkv_layer && !c->kv_layer))
+    if ((dim != -3 && dim != -2) || (c->qkv_interleave_dim && !x))
         return te__fail(m->te, TE_ERR_INVALID, "DotProductAttention: qkv_interleave_dim %d%s; -3 and -2 are possible, with qkv_layer or kv_layer", dim,
-                        c->qkv_layer || c->kv_layer ? "" : " without a packed tensor");
+                        x ? "" : " without a packed tensor");
     if ((c->qkv_layer && (args->input || args->key || args->value || c->kv_layer)) || (c->kv_layer && (args->key || args->value)))
         return te__fail(m->te, TE_ERR_INVALID, "DotProductAttention: %s is given, and %s too; it stands in the place of both", c->qkv_layer ? "qkv_layer" : "kv_layer",
                         c->qkv_layer ? args->input ? "input" : c->kv_layer ? "kv_layer" : "key or value" : "key or value");
+    if (x && te__need_memory(x, "DotProductAttention") == TE_OK && x->buffer && te__dpa_packing(m, c, x, dim, p)) {
+        if (te__core_reads_packed(m, c, p)) {
+            *packed = te_tensor_contiguous(x);
+            return *packed && te__packed_views(p, *packed, o->qkv_format, part) ? TE_OK : te_error_code(m->te);
+        }
+        if (!p->keys) return te__split_qkv(x, p, o->qkv_format, NULL, part) ? TE_OK : te_error_code(m->te);
+    }
     if (c->qkv_layer && !te__packed_fits(m->te, "qkv_layer", c->qkv_layer, ndim, 3, dim)) return TE_ERR_SHAPE;
     if (c->kv_layer && !te__packed_fits(m->te, "kv_layer", c->kv_layer, ndim, 2, dim)) return TE_ERR_SHAPE;
     for (i = 0; i < 3; i++) {
@@ -293,7 +332,8 @@ static te_result te__dpa_forward(te_module *m, te_forward_args *args) {
     te__context *context = &((te__dpa_module *)m->state)->context;
     const bool shares = te__context_size(context) > 1;
     te_attention_desc a = TE_ZERO;
-    te_tensor *part[3], *y;
+    te_tensor *part[3], *packed, *y;
+    te__packing packing;
     te_result result;
     if (args->attention.checkpoint_core_attention && !m->checkpoint && te_grad_enabled(m->te)) {
         te_forward_args call = *args;
@@ -302,8 +342,8 @@ static te_result te__dpa_forward(te_module *m, te_forward_args *args) {
         args->outputs = call.outputs;
         return result;
     }
-    result = te__dpa_parts(m, args, part);
-    if (result == TE_OK) result = te__dpa_shapes(m, part);
+    result = te__dpa_parts(m, args, part, &packed, &packing);
+    if (result == TE_OK && !(packed && te__packing_spreads(&packing))) result = te__dpa_shapes(m, part);
     a.format = o->qkv_format;
     if (result == TE_OK) result = te__dpa_rule(m, &args->attention, part, &a.rule);
     if (result == TE_OK && shares) result = te__dpa_context_choices(m, &args->attention, &a);
@@ -318,6 +358,7 @@ static te_result te__dpa_forward(te_module *m, te_forward_args *args) {
         return result;
     }
     y = shares ? te__heads_joined(te__context_attention_run(part, &a, context, TE_OK))
+        : packed ? te__heads_joined(te__packed_attention_run(part[0], packed, &packing, &a))
                : te__core_attention(m, ((const te__dpa_module *)m->state)->scaling, part[0], part[1], part[2], &a, args->fp8_output);
     te__fork_end(m);
     return te__output(m, args, y);

@@ -186,7 +186,8 @@ static te_result te__fp8_attention_backward(te_ctx *te, const void *state, te_te
     result = te__attention_decode(saved, kv, blocks, list);
     if (result == TE_OK && !gradient) result = te_error_code(te);
     if (result != TE_OK) return te__refuse(te__attention_meets(&s->quant), TE__ALL_REDUCE, result);
-    args = te__attention_gradients(&s->args, list, dx, needs);
+    te__attention_apart(list, dx);
+    args = te__attention_gradients(&s->args, list, dx, dx, needs);
     gradient = te__quantize(gradient, &spec);
     if (!gradient) return te_error_code(te);
     args.d_o = te__heads_apart(te__quant_value(gradient, gradient->dtype), list[0]->shape[list[0]->ndim - 2]);
@@ -198,7 +199,7 @@ static te_result te__fp8_attention_backward(te_ctx *te, const void *state, te_te
         args.fp8.dp_scale = spec.scale;
         args.fp8.dp_amax = spec.amax;
     }
-    result = args.d_o && te__attention_made(dx, needs) ? te_op_attn_bwd(te, &args) : te_error_code(te);
+    result = args.d_o && te__attention_made(&args, needs) ? te_op_attn_bwd(te, &args) : te_error_code(te);
     result = result == TE_OK ? te__attention_quantize(dx, kv, &s->quant, true, codes) : te__refuse(te__attention_meets(&s->quant), TE__ALL_REDUCE, result);
     return result == TE_OK ? te__attention_decode(codes, kv, blocks, dx) : result;
 }

@@ -412,6 +412,14 @@ static te_tensor *te__linear_record(te_tensor *y, te__linear_state *state, te_te
     return te__record_quantized(y->te, &node) == TE_OK ? y : NULL;
 }
 
+/* The memory of an output: te->place, if it fits. */
+static te_tensor *te__output_place(te_ctx *te, te_dtype dtype, int ndim, const int64_t *shape) {
+    te_tensor *place = te->place;
+    if (!place || place->dtype != dtype || te__shape_bytes(dtype, ndim, shape) != te_tensor_bytes(place)) return te_tensor_empty(te, dtype, ndim, shape);
+    te->place = NULL;
+    return te__alias_as(place, 0, dtype, ndim, shape);
+}
+
 /* y = x W^T + b; of a product that ranks share, what this rank has of it: `c->parallel` decides. */
 static te_tensor *te__linear(const te__linear_call *c) {
     te__linear_state state = TE_ZERO;
@@ -463,7 +471,7 @@ static te_tensor *te__linear(const te__linear_call *c) {
     memcpy(shape, xq ? xq->shape : x->shape, sizeof(shape));
     shape[x->ndim - 1] = weight->shape[0];
     if (c->record_alone && te__gathers(p, TE_PARALLEL_ROW)) shape[0] /= p->size;
-    y = gemm.d = result != TE_OK ? NULL : c->out ? c->out : te_tensor_empty(te, c->y_dtype ? c->y_dtype : x->dtype, x->ndim, shape);
+    y = gemm.d = result != TE_OK ? NULL : c->out ? c->out : te__output_place(te, c->y_dtype ? c->y_dtype : x->dtype, x->ndim, shape);
     gemm.bias = bias;
     if (result == TE_OK && !y) result = te_error_code(te);
     if (result == TE_OK && !c->record_alone) result = te__product(te, xq, false, w, true, &gemm);

@@ -43,39 +43,75 @@ static te_tensor *te__project(te_module *m, const char *name, te_tensor *x, cons
     return y;
 }
 
-/* Queries, keys and values of a call, projected; rotated too if `rotary`. */
-static bool te__mha_parts(te_module *m, const te_forward_args *args, const te_rotary_desc *rotary, te_tensor *parts[3], te_tensor **ln_out) {
+/* Is the child a projection of te.h's own, whose output is made anew by each call? */
+static bool te__makes_output(const te_module *child) {
+    return child && child->built_in && !child->own_forward && (child->cls == &te__linear_class || child->cls == &te__layernorm_linear_class) && !te__runs_graphs(child);
+}
+/* What a call's projection gives is seen as the packed tensor that the core reads: true if it does. later: queries or keys are changed once they are apart. */
+static bool te__mha_packs(te_module *m, const te_forward_args *args, const te__packing *p, const te_tensor *y, bool later) {
+    const te_module *core = te_module_find(m, "core_attention");
+    return !later && y && y->buffer && core && core->cls == &te__dpa_class && core->built_in && !core->own_forward && !te__runs_graphs(core) &&
+           te__core_reads_packed(core, &args->attention, p);
+}
+static te_tensor *te__as_packed(te_tensor *y, const te__packing *p, int leading) {
+    int64_t heads = te__packing_width(p) / p->head_dim, shape[TE_MAX_DIMS];
+    int n = leading;
+    y = te_tensor_contiguous(y);
+    if (!y) return NULL;
+    memcpy(shape, y->shape, sizeof(shape));
+    if (p->interleaved || p->keys) shape[n++] = p->interleaved ? p->groups : 2;
+    shape[n] = n == leading ? heads : heads / shape[n - 1];
+    shape[n + 1] = p->head_dim;
+    return te_tensor_view(y, n + 2, shape);
+}
+
+/* Queries, keys and values of a call, projected, become those of the core's; rotated too if `rotary`. later: as in te__mha_packs. */
+static bool te__mha_parts(te_module *m, const te_forward_args *args, const te_rotary_desc *rotary, bool later, te_forward_args *core, te_tensor **ln_out) {
     const te_multihead_attention_desc *d = (const te_multihead_attention_desc *)m->state;
     const te_attention_options *o = &d->attention;
-    int64_t heads = te__per_rank(m, o->num_attention_heads), groups = te__per_rank(m, o->num_gqa_groups);
-    bool interleaved = !o->no_qkv_weight_interleaved && !o->no_fuse_qkv_params, packed = o->qkv_format == TE_THD;
-    const int leading = packed ? 1 : 2;
+    const int leading = o->qkv_format == TE_THD ? 1 : 2;
+    te__packing p = TE_ZERO;
     te_outputs first, kv;
-    te_tensor *y;
+    te_tensor *y, *parts[3] = {NULL, NULL, NULL};
     int i;
-    if (o->attention_type == TE_ATTENTION_SELF) {
-        y = te__project(m, d->input_layernorm ? "layernorm_qkv" : "qkv", args->input, args, &first);
+    p.heads = (int)te__per_rank(m, o->num_attention_heads);
+    p.groups = (int)te__per_rank(m, o->num_gqa_groups);
+    p.head_dim = o->kv_channels;
+    p.interleaved = !o->no_qkv_weight_interleaved && !o->no_fuse_qkv_params;
+    p.keys = o->attention_type == TE_ATTENTION_CROSS;
+    core->attention.qkv_interleave_dim = p.interleaved ? -2 : -3;
+    if (!p.keys) {
+        const char *const name = d->input_layernorm ? "layernorm_qkv" : "qkv";
+        y = te__project(m, name, args->input, args, &first);
         *ln_out = first.ln_out;
-        if (packed && y) { /* tokens of one sequence, as far as the split goes */
-            const int64_t shape[3] = {y->shape[0], 1, y->shape[1]};
-            y = te_tensor_view(te_tensor_contiguous(y), 3, shape);
+        if (te__mha_packs(m, args, &p, y, later)) {
+            if (rotary) y = te__rotate_qkv(y, &p, o->qkv_format, rotary, te__makes_output(te_module_find(m, name)));
+            core->attention.qkv_layer = te__as_packed(y, &p, leading);
+            return core->attention.qkv_layer != NULL;
         }
-        if (!y || !te__split_qkv(y, (int)heads, (int)groups, o->kv_channels, interleaved, packed ? TE_SBHD : o->qkv_format, rotary, parts)) return false;
-        for (i = 0; i < 3 && packed; i++) parts[i] = te__as_heads(parts[i], 1, i ? groups : heads, o->kv_channels);
-        return parts[0] && parts[1] && parts[2];
+        if (!y || !te__split_qkv(y, &p, o->qkv_format, rotary, parts)) return false;
+    } else {
+        y = te__project(m, d->input_layernorm ? "layernorm_query" : "query_layer", args->input, args, &first);
+        *ln_out = first.ln_out;
+        core->input = parts[0] = te__as_heads(y, leading, p.heads, p.head_dim);
+        y = te__project(m, "key_value", args->encoder_output, args, &kv);
+        if (te__mha_packs(m, args, &p, y, later || rotary)) {
+            core->attention.kv_layer = te__as_packed(y, &p, leading);
+            return core->input && core->attention.kv_layer;
+        }
+        y = p.interleaved ? te__as_heads(y, leading, p.groups, 2 * p.head_dim) : te__as_heads(y, leading, 2 * p.groups, p.head_dim);
+        for (i = 1; i < 3; i++) { /* the second half follows within a head, or behind all heads */
+            int dim = p.interleaved ? leading + 1 : leading;
+            int64_t half = y ? y->shape[dim] / 2 : 0;
+            parts[i] = te_tensor_contiguous(te_tensor_narrow(y, dim, (i - 1) * half, half));
+            if (rotary && i == 1) parts[i] = te_apply_rotary_pos_emb(parts[i], rotary, o->qkv_format);
+        }
+        if (rotary) parts[0] = te_apply_rotary_pos_emb(parts[0], rotary, o->qkv_format);
     }
-    y = te__project(m, d->input_layernorm ? "layernorm_query" : "query_layer", args->input, args, &first);
-    *ln_out = first.ln_out;
-    parts[0] = te__as_heads(y, leading, heads, o->kv_channels);
-    y = te__project(m, "key_value", args->encoder_output, args, &kv);
-    y = interleaved ? te__as_heads(y, leading, groups, 2 * o->kv_channels) : te__as_heads(y, leading, 2 * groups, o->kv_channels);
-    for (i = 1; i < 3; i++) { /* the second half follows within a head, or behind all heads */
-        int dim = interleaved ? leading + 1 : leading;
-        int64_t half = y ? y->shape[dim] / 2 : 0;
-        parts[i] = te_tensor_contiguous(te_tensor_narrow(y, dim, (i - 1) * half, half));
-        if (rotary && i == 1) parts[i] = te_apply_rotary_pos_emb(parts[i], rotary, o->qkv_format);
-    }
-    if (rotary) parts[0] = te_apply_rotary_pos_emb(parts[0], rotary, o->qkv_format);
+    core->attention.qkv_interleave_dim = 0;
+    core->input = parts[0];
+    core->key = parts[1];
+    core->value = parts[2];
     return parts[0] && parts[1] && parts[2];
 }
 
@@ -158,24 +194,23 @@ static te_result te__mha_forward(te_module *m, te_forward_args *args) {
     const te_rotary_desc *rotary[2];
     te_rotary_desc own[2];
     te_forward_args core = TE_ZERO, proj = TE_ZERO;
-    te_tensor *parts[3], *ln_out = NULL;
+    te_tensor *ln_out = NULL;
     te_result result = te__mha_call_ok(m, args);
     bool apart; /* the projections' rows are not rotated where they are split */
     int i;
     for (i = 0; i < 2 && result == TE_OK; i++) result = te__mha_rotary(m, args, i, &own[i], &rotary[i]);
     if (result != TE_OK) return result;
     apart = (args->rotary_key && args->rotary_key != args->rotary) || o->qkv_format == TE_THD || (o->qk_norm_type && o->qk_norm_before_rope);
-    if (!te__mha_parts(m, args, apart ? NULL : rotary[0], parts, &ln_out)) return te_error_code(m->te) != TE_OK ? te_error_code(m->te) : TE_ERR_STATE;
-    for (i = 0; i < 2; i++) {
-        te_outputs normed;
-        if (o->qk_norm_type && o->qk_norm_before_rope) parts[i] = te__project(m, norms[i], parts[i], args, &normed);
-        if (apart && rotary[i]) parts[i] = te_apply_rotary_pos_emb(parts[i], rotary[i], o->qkv_format);
-        if (o->qk_norm_type && !o->qk_norm_before_rope) parts[i] = te__project(m, norms[i], parts[i], args, &normed);
-    }
     te__hand_on(&core, args);
-    core.input = parts[0];
-    core.key = parts[1];
-    core.value = parts[2];
+    if (!te__mha_parts(m, args, apart ? NULL : rotary[0], o->qk_norm_type || (apart && (rotary[0] || rotary[1])), &core, &ln_out))
+        return te_error_code(m->te) != TE_OK ? te_error_code(m->te) : TE_ERR_STATE;
+    for (i = 0; i < 2; i++) {
+        te_tensor **part = i == 0 ? &core.input : &core.key;
+        te_outputs normed;
+        if (o->qk_norm_type && o->qk_norm_before_rope) *part = te__project(m, norms[i], *part, args, &normed);
+        if (apart && rotary[i]) *part = te_apply_rotary_pos_emb(*part, rotary[i], o->qkv_format);
+        if (o->qk_norm_type && !o->qk_norm_before_rope) *part = te__project(m, norms[i], *part, args, &normed);
+    }
     te__hand_on(&proj, args);
     core.fp8_output = te__hands_fp8(te_module_find(m, "core_attention"), te_module_find(m, "proj"));
     proj.input = te__run_child(m, "core_attention", &core);

@@ -156,8 +156,9 @@ enum {
     T(x, TE__IN | TE__AS_FLOAT | TE__STRIDED | TE__SAME) T(y, TE__OUT | TE__AS_FLOAT | TE__STRIDED | TE__SAME)                                 \
         TE__ARGS_ROPE_ANGLES(T) T(cu_seqlens, TE__IN | TE__AS_I32 | TE__OPT)
 #define TE__ARGS_QKV(T, packed, parts)                                                                                                         \
-    T(qkv, packed | TE__AS_FLOAT) T(q, parts | TE__AS_FLOAT | TE__STRIDED) T(k, parts | TE__AS_FLOAT | TE__STRIDED)                            \
-        T(v, parts | TE__AS_FLOAT | TE__STRIDED) TE__ARGS_ROPE_ANGLES(T)
+    T(qkv, packed | TE__AS_FLOAT | TE__SAME) T(q, parts | TE__AS_FLOAT | TE__STRIDED | TE__NEED(!a->rotated))                                  \
+        T(k, parts | TE__AS_FLOAT | TE__STRIDED | TE__NEED(!a->rotated)) T(v, parts | TE__AS_FLOAT | TE__STRIDED | TE__NEED(!a->rotated))      \
+        T(rotated, parts | TE__AS_FLOAT | TE__SAME | TE__OPT) TE__ARGS_ROPE_ANGLES(T)
 #define TE__ARGS_qkv_rope(T, L) TE__ARGS_QKV(T, TE__IN, TE__OUT)
 #define TE__ARGS_qkv_rope_bwd(T, L) TE__ARGS_QKV(T, TE__OUT, TE__IN)
 #define TE__ARGS_ATTN_RULE(T)                                                                                                                \

@@ -107,7 +107,7 @@ TE_TEST_DEVICES(context_lengths_of_chunks) {
 
 /* ---- outputs that join ---- */
 
-enum { T = 5, N_B = 2, H = 3, D = 37 };
+enum { T = 5, N_B = 2, H = 3 };
 
 /* A row sees no key (-inf) on one side, on the other, on both. */
 static float *sums(uint64_t seed, int skip) {
@@ -117,7 +117,8 @@ static float *sums(uint64_t seed, int skip) {
     return x;
 }
 
-TE_TEST_DEVICES(context_merge_of_outputs) {
+/* d: with lanes that have no row, with all, with one row for a warp. */
+static void check_merge(te_ctx *te, int64_t D) {
     for (int format = TE_SBHD; format <= TE_THD; format++)
         for (int dt = TE_F32; dt <= TE_BF16; dt++)
             for (int strided = 0; strided < 2; strided++) {
@@ -126,7 +127,7 @@ TE_TEST_DEVICES(context_merge_of_outputs) {
                 int64_t shape[4] = {format == TE_BSHD ? N_B : t_n, format == TE_BSHD ? T : N_B, H, wide};
                 if (format == TE_THD) shape[1] = H, shape[2] = wide;
                 const float *x_lse = sums(3, 0), *lse = sums(4, 2), *x_max = test_normal(H, 5), *max = test_normal(H, 6);
-                test_case("format %d, %s, strided %d", format, te_dtype_name((te_dtype)dt), strided);
+                test_case("d %d, format %d, %s, strided %d", (int)D, format, te_dtype_name((te_dtype)dt), strided);
                 te_tensor *xs = test_tensor(te, (te_dtype)dt, ndim, shape, test_normal(N_B * T * H * wide, 1)), *os = test_tensor(te, TE_F32, ndim, shape, test_normal(N_B * T * H * wide, 2));
                 te_tensor *x = te_tensor_narrow(xs, ndim - 1, 0, D), *o = te_tensor_narrow(os, ndim - 1, 0, D);
                 const float *xv = test_read(x), *ov = test_read(o);
@@ -141,7 +142,7 @@ TE_TEST_DEVICES(context_merge_of_outputs) {
                             const int64_t row = ((format == TE_BSHD ? b * t_n + t : t * b_n + b) * H + h) * D, at = (b * H + h) * t_n + t;
                             const double p = exp((double)lse[at]), q = exp((double)x_lse[at]);
                             want_lse[at] = (float)log(p + q);
-                            for (int d = 0; d < D; d++) {
+                            for (int64_t d = 0; d < D; d++) {
                                 want[row + d] = p + q > 0 ? (float)((ov[row + d] * p + xv[row + d] * q) / (p + q)) : 0;
                                 want_sum[row + d] = ov[row + d] + xv[row + d];
                             }
@@ -158,6 +159,10 @@ TE_TEST_DEVICES(context_merge_of_outputs) {
                 REQUIRE_OK(te);
                 CHECK_TENSOR(o, want_sum, 0, 0);
             }
+}
+TE_TEST_DEVICES(context_merge_of_outputs) {
+    static const int d[] = {37, 8, 96, 128, 192, 256, 264};
+    for (int i = 0; i < COUNT(d); i++) check_merge(te, d[i]);
 }
 
 /* lse with strides: the second half of a longer one. */

@@ -327,6 +327,36 @@ static void compare_qkv(const rope_case *c, const qkv *got, const qkv *want) {
     CHECK_CLOSE("v", got->v, want->v, kv, 0, 0);
 }
 
+/* `rotated`, in memory of its own and in that of qkv, has the bits of q, k and v where each lies in the projection. */
+static void check_rotated(te_ctx *te, const rope_case *c, const qkv *apart) {
+    const int64_t tokens = c->s * c->b, all = c->heads + 2 * c->groups, per_group = c->heads / c->groups, n = tokens * all * c->d;
+    float *packed = test_floats(n);
+    int64_t shape[4];
+    heads_shape(c, all * c->d, 0, shape);
+    for (int64_t token = 0; token < tokens; token++)
+        for (int part = 0; part < 3; part++)
+            for (int64_t h = 0; h < (part == 0 ? c->heads : c->groups); h++) {
+                const int64_t heads = part == 0 ? c->heads : c->groups;
+                const float *one = part == 0 ? apart->q : part == 1 ? apart->k : apart->v;
+                const int64_t grouped = part == 0 ? h / per_group * (per_group + 2) + h % per_group : h * (per_group + 2) + per_group + part - 1;
+                const int64_t place = c->interleaved_groups ? grouped : part == 0 ? h : c->heads + (part - 1) * c->groups + h;
+                memcpy(packed + (token * all + place) * c->d, one + (token * heads + h) * c->d, (size_t)c->d * sizeof(float));
+            }
+    for (int in_place = 0; in_place < 2; in_place++) { /* forward: packed is what is to come out; backward: what goes in */
+        te_tensor *x = test_tensor(te, c->dtype, 3, shape, c->backward ? packed : apart->packed), *y = in_place ? x : test_guarded(te, c->dtype, 3, shape);
+        te_op_qkv_rope_args a = {.qkv = x, .rotated = y, .format = c->format, .num_heads = (int)c->heads, .num_groups = (int)c->groups, .head_dim = (int)c->d,
+                                 .interleaved_groups = c->interleaved_groups, .no_rope = c->no_rope, .angles = angles_of(te, c)};
+        te_op_qkv_rope_bwd_args r = {.qkv = y, .rotated = x, .format = c->format, .num_heads = (int)c->heads, .num_groups = (int)c->groups, .head_dim = (int)c->d,
+                                     .interleaved_groups = c->interleaved_groups, .no_rope = c->no_rope, .angles = a.angles};
+        if (c->backward)
+            te_op_qkv_rope_bwd(te, &r);
+        else
+            te_op_qkv_rope(te, &a);
+        CHECK_OK(te);
+        CHECK_BYTES(in_place ? "in place" : "rotated", test_read(y), c->backward ? apart->packed : packed, (size_t)n * sizeof(float));
+    }
+}
+
 static void check_qkv(te_ctx *te, rope_case c) {
     int64_t tokens = c.s * c.b, all = c.heads + 2 * c.groups, per_group = c.heads / c.groups;
     qkv in, want;
@@ -360,6 +390,10 @@ static void check_qkv(te_ctx *te, rope_case c) {
                 }
     qkv got = run_qkv(te, &c, &in);
     compare_qkv(&c, &got, &want);
+    qkv apart = got; /* and the other side */
+    if (c.backward) apart.q = in.q, apart.k = in.k, apart.v = in.v;
+    else apart.packed = in.packed;
+    check_rotated(te, &c, &apart);
     te_ctx *cpu = test_cpu_beside(te);
     if (!cpu) return;
     qkv other = run_qkv(cpu, &c, &in);
@@ -489,6 +523,18 @@ TE_TEST_DEVICES(rope_refuses) {
     te_op_qkv_rope_bwd_args b = {.qkv = (te_tensor *)q.qkv, .q = q.q, .k = q.k, .v = q.v, .format = (te_qkv_format)7, .num_heads = 4, .num_groups = 2, .head_dim = 8, .no_rope = true};
     te_op_qkv_rope_bwd(te, &b);
     CHECK_ERROR(te, TE_ERR_INVALID, "qkv_rope_bwd: format is 7; TE_SBHD (0) and TE_BSHD (1)");
+    q.format = TE_SBHD, q.rotated = te_tensor_zeros(te, TE_F32, SHAPE(4, 2, 64));
+    te_op_qkv_rope(te, &q);
+    CHECK_ERROR(te, TE_ERR_INVALID, "qkv_rope: q and rotated are given");
+    q.q = q.k = q.v = NULL, q.rotated = te_tensor_zeros(te, TE_F32, SHAPE(2, 4, 64));
+    te_op_qkv_rope(te, &q);
+    CHECK_ERROR(te, TE_ERR_SHAPE, "qkv_rope: rotated is [2, 4, 64] and qkv is [4, 2, 64]");
+    q.qkv = te_tensor_zeros(te, TE_F32, SHAPE(8, 64)), q.rotated = te_tensor_zeros(te, TE_F32, SHAPE(8, 64));
+    te_op_qkv_rope(te, &q);
+    CHECK_ERROR(te, TE_ERR_SHAPE, "qkv_rope: qkv is [8, 64]; [s, b, (H + 2G) * d] is needed with rotated");
+    q.rotated = NULL;
+    te_op_qkv_rope(te, &q);
+    CHECK_ERROR(te, TE_ERR_STATE, "qkv_rope: q is NULL");
     a = good, a.angles.cp_size = 1 << 30, te_op_rope(te, &a);
     CHECK_ERROR(te, TE_ERR_UNSUPPORTED, "cp_size is 1073741824; at most 1048576");
 }

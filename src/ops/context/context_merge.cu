@@ -2,30 +2,76 @@
 //
 //   L = log(exp(lse) + exp(x_lse)),  o = o exp(lse - L) + x exp(x_lse - L),  lse = L;  without lse: o += x
 //
-// Launch: a warp for each row of a head, or fewer, which step on. Blocks of 128 threads; the first one takes the maxima, too. Any formats and strides.
+// Each lane of a row computes L and both factors: they cost less than an exchange.
+//
+// Options: X_VECTOR (te_dtype of x: a lane has eight channels; else a warp has a row, of any formats and strides).
+// Benchmark: "attention joins attention" in tests/bench/h200.csv.
+//
+// Launch: blocks of 128 threads, each warp with 32 / (d / 8) rows or one, which step on; the first block takes the maxima, too.
+//         X_VECTOR: addresses are multiples of 16 bytes, strides and d, 256 at most, of 8 elements, and there are fewer than 2^31 rows.
 //
 // te:baseline
-#include "device/base.cuh"
+// te:row X_VECTOR=1|2|3
+#include "device/vector.cuh"
 #include "base/sequences.h"
 #include "ops/context/kargs.h"
 
-extern "C" __global__ void __launch_bounds__(128) te_context_merge(const __grid_constant__ te__context_merge_kargs a) {
-    te_follow();
+// Where row `row` of a head lies, in x, o and lse, and its number in x_lse.
+template <typename T> struct te_context_row {
+    te_i64 from, to, lse, x_lse;
+    TE_DEV te_context_row(const te__context_merge_kargs &a, T row) {
+        const T heads = (T)a.size[2], places = (T)a.size[1], token = row / heads, h = row - token * heads, b = token / places, s = token - b * places;
+        from = b * a.x_stride[0] + s * a.x_stride[1] + h * a.x_stride[2];
+        to = b * a.o_stride[0] + s * a.o_stride[1] + h * a.o_stride[2];
+        lse = b * a.lse_stride[0] + s * a.lse_stride[1] + h * a.lse_stride[2];
+        x_lse = (b * a.size[2] + h) * a.size[1] + s;
+    }
+};
+
+#ifdef X_VECTOR
+TE_DEV void te_context_rows(const te__context_merge_kargs &a) {
+    const int lane = threadIdx.x % TE_WARP, of_row = a.d / 8, together = TE_WARP / of_row, mine = lane / of_row, c = (lane - mine * of_row) * 8;
+    const te_u32 rows = (te_u32)(a.size[0] * a.size[1] * a.size[2]);
+    for (te_u32 first = (blockIdx.x * 4 + threadIdx.x / TE_WARP) * together; first < rows; first += gridDim.x * 4 * together) {
+        const bool on = mine < together && first + mine < rows;
+        const te_context_row<te_u32> at(a, on ? first + mine : first);
+        te_raw<TE_ANY> x, o;
+        float of_o = 1.0f, of_x = 1.0f, sum = 0.0f, u[8], v[8];
+        if (on) x = te_raw_ask<8>(a.x, at.from + c, X_VECTOR), o = te_raw_ask<8>(a.o, at.to + c, a.o_dt);
+        if (a.lse) {
+            if (on) sum = te__context_lse(a.lse[at.lse], a.x_lse[at.x_lse], &of_o, &of_x);
+            __syncwarp();
+            if (on && c == 0) a.lse[at.lse] = sum;
+        }
+        if (!on) continue;
+        te_raw_values<8>(x, X_VECTOR, u);
+        te_raw_values<8>(o, a.o_dt, v);
+#pragma unroll
+        for (int i = 0; i < 8; i++) v[i] = v[i] * of_o + u[i] * of_x;
+        te_store8(a.o, at.to + c, a.o_dt, v);
+    }
+}
+#else
+TE_DEV void te_context_rows(const te__context_merge_kargs &a) {
     const int lane = threadIdx.x % TE_WARP;
     const te_i64 rows = a.size[0] * a.size[1] * a.size[2];
+    for (te_i64 row = (te_i64)blockIdx.x * 4 + threadIdx.x / TE_WARP; row < rows; row += (te_i64)gridDim.x * 4) {
+        const te_context_row<te_i64> at(a, row);
+        float of_o = 1.0f, of_x = 1.0f;
+        if (a.lse) {
+            const float sum = te__context_lse(a.lse[at.lse], a.x_lse[at.x_lse], &of_o, &of_x);
+            __syncwarp();
+            if (lane == 0) a.lse[at.lse] = sum;
+        }
+        for (int c = lane; c < a.d; c += TE_WARP) te_store(a.o, at.to + c, a.o_dt, te_load(a.o, at.to + c, a.o_dt) * of_o + te_load(a.x, at.from + c, a.x_dt) * of_x);
+    }
+}
+#endif
+
+extern "C" __global__ void __launch_bounds__(128) te_context_merge(const __grid_constant__ te__context_merge_kargs a) {
+    te_follow();
     if (blockIdx.x == 0 && a.largest)
         for (te_i64 h = threadIdx.x; h < a.size[2]; h += 128)
             if (a.x_max[h] > a.largest[h]) a.largest[h] = a.x_max[h];
-    for (te_i64 row = (te_i64)blockIdx.x * 4 + threadIdx.x / TE_WARP; row < rows; row += (te_i64)gridDim.x * 4) {
-        const te_i64 h = row % a.size[2], s = row / a.size[2] % a.size[1], b = row / a.size[2] / a.size[1];
-        const te_i64 from = b * a.x_stride[0] + s * a.x_stride[1] + h * a.x_stride[2], to = b * a.o_stride[0] + s * a.o_stride[1] + h * a.o_stride[2];
-        float of_o = 1.0f, of_x = 1.0f;
-        if (a.lse) {
-            float *lse = a.lse + b * a.lse_stride[0] + s * a.lse_stride[1] + h * a.lse_stride[2];
-            const float sum = te__context_lse(*lse, a.x_lse[(b * a.size[2] + h) * a.size[1] + s], &of_o, &of_x);
-            __syncwarp();
-            if (lane == 0) *lse = sum;
-        }
-        for (int c = lane; c < a.d; c += TE_WARP) te_store(a.o, to + c, a.o_dt, te_load(a.o, to + c, a.o_dt) * of_o + te_load(a.x, from + c, a.x_dt) * of_x);
-    }
+    te_context_rows(a);
 }

@@ -19,14 +19,23 @@ static te_result te__cuda_plan_context_lengths(te__plan *p, const te_op_context_
     return TE_OK;
 }
 
+/* A row's channels are read eight at a time. */
+static bool te__context_is_vector(const te__context_merge_kargs *a) {
+    bool fits = a->d % 8 == 0 && a->d > 0 && a->d <= 256 && (uintptr_t)a->x % 16 == 0 && (uintptr_t)a->o % 16 == 0;
+    int i;
+    for (i = 0; i < 3; i++) fits = fits && (a->size[i] == 1 || (a->x_stride[i] % 8 == 0 && a->o_stride[i] % 8 == 0));
+    return fits && a->size[0] * a->size[1] * a->size[2] <= INT_MAX;
+}
 static te_result te__cuda_plan_context_merge(te__plan *p, const te_op_context_merge_args *args) {
     const te__context_merge_kargs a = te__context_merge_problem(args);
-    const long long rows = a.size[0] * a.size[1] * a.size[2];
+    const bool vector = !p->baseline && te__context_is_vector(&a);
+    const long long rows = a.size[0] * a.size[1] * a.size[2], of_warp = vector ? 32 / (a.d / 8) : 1;
     te__launch *l;
     if (rows == 0 && !a.largest) return TE_OK;
     l = te__plan_launch(p, "context", "context_merge");
     *TE__KARGS(p, l, te__context_merge_kargs) = a;
-    te__launch_size(l, te__max(1, te__min(te__div_up(rows, 4), 1 << 20)), 1, 1, 128, 0);
-    te__plan_why(p, "general: a warp for each row of a head");
+    if (vector) te__launch_option(l, "X_VECTOR", a.x_dt);
+    te__launch_size(l, te__max(1, te__min(te__div_up(rows, 4 * of_warp), 64 * (int64_t)te__max(p->num_sms, 1))), 1, 1, 128, 0);
+    te__plan_why(p, vector ? "eight channels a thread" : "general: a warp for each row of a head");
     return TE_OK;
 }

@@ -54,14 +54,15 @@ static void te__rope_tokens(void *user, int64_t begin, int64_t end) {
     te__rope_turn turn;
     float x[2 * TE__ROPE_MAX_HALF];
     int64_t token, c;
-    int t, b, head;
+    int t, b, n;
     for (token = begin; token < end; token++) {
         te__rope_place_of(a, token, &t, &b);
         te__rope_turn_of(a, t, b, &turn);
-        for (head = 0; head < a->heads + 2 * a->groups; head++) {
+        for (n = 0; n < te__rope_heads(a); n++) {
+            const int head = te__rope_packed_head(a, n);
             int h, part = te__rope_part(a, head, &h);
-            const te__rope_view *one = views[part], *src = a->gather ? one : &a->packed, *dst = a->gather ? &a->packed : one;
-            const int64_t in_one = t * one->s + b * one->b + h * one->h, in_packed = t * a->packed.s + b * a->packed.b + head * a->packed.h;
+            const te__rope_view *one = views[a->whole ? 0 : part], *src = a->gather ? one : &a->packed, *dst = a->gather ? &a->packed : one;
+            const int64_t in_one = t * one->s + b * one->b + (a->whole ? head : h) * one->h, in_packed = t * a->packed.s + b * a->packed.b + head * a->packed.h;
             const int64_t from = a->gather ? in_one : in_packed, to = a->gather ? in_packed : in_one;
             /* The rotated channels as one run, the rest in runs that fit the buffer. */
             for (c = 0; c < a->d;) {
@@ -90,7 +91,7 @@ static te_result te__rope_check_rows(te_ctx *te, const te__rope_kargs *a) {
     return TE_OK;
 }
 static te_result te__rope_cpu(te_ctx *te, te__rope_kargs *a) {
-    if (a->d == 0 || a->heads + 2 * a->groups == 0) return TE_OK; /* then cu_seqlens may be empty, too */
+    if (a->d == 0 || te__rope_heads(a) == 0 || (a->whole == TE__ROPE_IN_PLACE && a->half == 0)) return TE_OK; /* then cu_seqlens may be empty, too */
     if (a->has_freqs && te__rope_check_rows(te, a) != TE_OK) return te_error_code(te);
     te__parallel_for(te, (int64_t)a->batch * a->seq, 16, te__rope_tokens, a);
     return TE_OK;

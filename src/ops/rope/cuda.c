@@ -5,12 +5,12 @@ static bool te__rope_view_is_aligned(const te__rope_view *x) {
 }
 
 static te_result te__rope_plan(te__plan *p, const te__rope_kargs *a) {
-    const int64_t tokens = (int64_t)a->batch * a->seq, heads = (int64_t)a->heads + 2 * a->groups;
-    const bool alike = a->groups == 0 || (a->q.dt == a->k.dt && a->q.dt == a->v.dt);
+    const int64_t tokens = (int64_t)a->batch * a->seq, heads = te__rope_heads(a);
+    const bool alike = a->groups == 0 || a->whole || (a->q.dt == a->k.dt && a->q.dt == a->v.dt);
     int64_t units; /* of one token: a thread has one at a time */
     te__launch *l;
     te__rope_kargs *k;
-    if (tokens * heads * a->d == 0) return TE_OK;
+    if (tokens * heads * a->d == 0 || (a->whole == TE__ROPE_IN_PLACE && a->half == 0)) return TE_OK;
     l = te__plan_launch(p, "rope", "rope");
     k = TE__KARGS(p, l, te__rope_kargs);
     *k = *a;

@@ -12,6 +12,8 @@ typedef struct te__rope_view {
 #define TE__ROPE_MAX_HALF 512
 #define TE__ROPE_THREADS 256
 
+enum { TE__ROPE_IN_PLACE = 2 };
+
 /* One tensor of heads (te_rope: `packed` is x and `q` is y) or a packed projection on one side, q, k and v on the other. */
 typedef struct te__rope_kargs {
     te__rope_view packed, q, k, v;
@@ -33,11 +35,19 @@ typedef struct te__rope_kargs {
     int d, half;             /* half: channel pairs that are rotated; 0: none */
     int interleaved;         /* pairs are neighbours, else half apart */
     int gather;              /* packed is written, else read */
+    int whole;               /* q is a packed projection, too; TE__ROPE_IN_PLACE: the very same */
     float direction;         /* 1, or -1 for the transposed rotation */
     int tokens;              /* of a block */
     int vector;              /* everything allows eight channels at a time */
     float inv_freq[TE__ROPE_MAX_HALF];
 } te__rope_kargs;
+
+/* The heads of a token that are gone through. Values stay where they are in place: they are the last head of each group, or the last `groups` of all. */
+TE__BOTH int te__rope_heads(const te__rope_kargs *a) { return a->heads + (a->whole == TE__ROPE_IN_PLACE ? 1 : 2) * a->groups; }
+/* The packed head of which this is number n. */
+TE__BOTH int te__rope_packed_head(const te__rope_kargs *a, int n) {
+    return a->whole == TE__ROPE_IN_PLACE && a->grouped ? n + n / (a->heads / a->groups + 1) : n;
+}
 
 /* The place in its whole sequence of token t of the `length` that a rank has: the rank's two of 2 cp_size chunks, one behind the other. */
 TE__BOTH long long te__rope_place(const te__rope_kargs *a, long long t, long long length) {

@@ -87,6 +87,7 @@ static te_op_qkv_rope_args te__qkv_rope_forward_of(const te_op_qkv_rope_bwd_args
     f.q = (te_tensor *)a->q;
     f.k = (te_tensor *)a->k;
     f.v = (te_tensor *)a->v;
+    f.rotated = (te_tensor *)a->rotated;
     f.format = a->format;
     f.num_heads = a->num_heads;
     f.num_groups = a->num_groups;
@@ -97,32 +98,47 @@ static te_op_qkv_rope_args te__qkv_rope_forward_of(const te_op_qkv_rope_bwd_args
     return f;
 }
 
-static te_result te__qkv_rope_check(te_ctx *te, const char *op, te_op_qkv_rope_args *a) {
+/* The sizes of q, k and v by those of qkv, or of q: they are checked against both. */
+static te_result te__qkv_rope_check_parts(te_ctx *te, const char *op, const te_op_qkv_rope_args *a, int64_t shape[4]) {
     const te_tensor *part[3];
     static const char *const names[3] = {"q", "k", "v"};
     char text[TE__SHAPE_TEXT], want[TE__SHAPE_TEXT];
-    int64_t shape[4];
-    int i, seq = a->format == TE_BSHD ? 1 : 0;
+    int i;
     te_result r = TE_OK;
     part[0] = a->q;
     part[1] = a->k;
     part[2] = a->v;
-    for (i = 0; i < 3 && r == TE_OK; i++) r = te__want_heads(te, op, names[i], part[i]);
-    if (r != TE_OK) return r;
+    for (i = 0; i < 3; i++) {
+        if (!a->rotated) r = te__want_heads(te, op, names[i], part[i]);
+        else if (part[i]) r = te__fail(te, TE_ERR_INVALID, "%s: %s and rotated are given; rotated stands in the place of q, k and v: leave one of them NULL", op, names[i]);
+        if (r != TE_OK) return r;
+    }
     if (a->num_heads < 1 || a->num_groups < 1 || a->num_heads % a->num_groups != 0 || a->head_dim < 1)
         return te__fail(te, TE_ERR_INVALID, "%s: %d heads in %d groups, of size %d; the groups must divide the heads, and the size be positive", op,
                         a->num_heads, a->num_groups, a->head_dim);
-    memcpy(shape, a->q->shape, sizeof(shape));
+    if (a->rotated) {
+        if (a->qkv->ndim != 3) return te__fail(te, TE_ERR_SHAPE, "%s: qkv is %s; [s, b, (H + 2G) * d] is needed with rotated", op, te__shape_text(a->qkv, text));
+        memcpy(shape, a->qkv->shape, 2 * sizeof(int64_t));
+        return te__want_same(te, op, "rotated", a->rotated, "qkv", a->qkv);
+    }
+    memcpy(shape, a->q->shape, 4 * sizeof(int64_t));
     shape[3] = a->head_dim;
     for (i = 0; i < 3; i++) {
         shape[2] = i == 0 ? a->num_heads : a->num_groups;
-        if (memcmp(shape, part[i]->shape, sizeof(shape)) != 0)
+        if (memcmp(shape, part[i]->shape, 4 * sizeof(int64_t)) != 0)
             return te__fail(te, TE_ERR_SHAPE, "%s: %s is %s; with %d heads in %d groups it must be %s", op, names[i], te__shape_text(part[i], text),
                             a->num_heads, a->num_groups, te__dims_text(4, shape, want));
     }
-    r = te__want_matrix(te, op, "qkv", a->qkv, shape[0] * shape[1], ((int64_t)a->num_heads + 2 * (int64_t)a->num_groups) * a->head_dim, "q", a->q);
-    if (r != TE_OK) return r;
-    r = te__want_format(te, op, a->format);
+    return TE_OK;
+}
+static te_result te__qkv_rope_check(te_ctx *te, const char *op, te_op_qkv_rope_args *a) {
+    int64_t shape[4];
+    const int seq = a->format == TE_BSHD ? 1 : 0;
+    te_result r = te__qkv_rope_check_parts(te, op, a, shape);
+    if (r == TE_OK)
+        r = te__want_matrix(te, op, "qkv", a->qkv, shape[0] * shape[1], ((int64_t)a->num_heads + 2 * (int64_t)a->num_groups) * a->head_dim, a->rotated ? "rotated" : "q",
+                            a->rotated ? a->rotated : a->q);
+    if (r == TE_OK) r = te__want_format(te, op, a->format);
     return r == TE_OK && !a->no_rope ? te__rope_check_angles(te, op, &a->angles, false, shape[seq], shape[1 - seq], a->head_dim) : r;
 }
 
@@ -150,7 +166,7 @@ static te__rope_view te__rope_view_of(const te_tensor *x, te_qkv_format format) 
     return v;
 }
 
-/* Sizes from x, a tensor of heads; angles from the rest; NULL: no rotation. */
+/* Sizes from x, a tensor of heads, of which a packed projection has as many sequences of as many tokens; angles from the rest; NULL: no rotation. */
 static void te__rope_describe(te__rope_kargs *k, const te_tensor *x, te_qkv_format format, const te_rope_angles *a) {
     int i;
     k->batch_first = format == TE_BSHD;
@@ -193,22 +209,35 @@ static void te__rope_problem(te__rope_kargs *k, const te_op_rope_args *a) {
     k->direction = a->backward ? -1.0f : 1.0f;
 }
 
+/* A packed projection, of the sizes that k has. */
+static te__rope_view te__rope_packed_view(const te__rope_kargs *k, const te_tensor *x) {
+    te__rope_view v = TE_ZERO;
+    v.p = te__data(x);
+    v.dt = (int)x->dtype;
+    v.h = k->d;
+    v.b = v.s = ((int64_t)k->heads + 2 * (int64_t)k->groups) * k->d;
+    if (k->batch_first)
+        v.b *= k->seq;
+    else
+        v.s *= k->batch;
+    return v;
+}
 static void te__qkv_rope_problem(te__rope_kargs *k, const te_op_qkv_rope_args *a, bool backward) {
     memset(k, 0, sizeof(*k));
-    te__rope_describe(k, a->q, a->format, a->no_rope ? NULL : &a->angles);
+    te__rope_describe(k, a->rotated ? a->qkv : a->q, a->format, a->no_rope ? NULL : &a->angles);
+    k->heads = a->num_heads;
+    k->d = a->head_dim;
     k->groups = a->num_groups;
     k->grouped = a->interleaved_groups;
-    k->packed.p = te__data(a->qkv);
-    k->packed.dt = (int)a->qkv->dtype;
-    k->packed.h = a->head_dim;
-    k->packed.b = k->packed.s = te__cols(a->qkv);
-    if (k->batch_first)
-        k->packed.b *= k->seq;
-    else
-        k->packed.s *= k->batch;
-    k->q = te__rope_view_of(a->q, a->format);
-    k->k = te__rope_view_of(a->k, a->format);
-    k->v = te__rope_view_of(a->v, a->format);
+    k->packed = te__rope_packed_view(k, a->qkv);
+    if (a->rotated) {
+        k->q = te__rope_packed_view(k, a->rotated);
+        k->whole = te__data(a->rotated) == te__data(a->qkv) && te__data(a->qkv) ? TE__ROPE_IN_PLACE : 1;
+    } else {
+        k->q = te__rope_view_of(a->q, a->format);
+        k->k = te__rope_view_of(a->k, a->format);
+        k->v = te__rope_view_of(a->v, a->format);
+    }
     k->gather = backward;
     k->direction = backward ? -1.0f : 1.0f;
 }

@@ -1,4 +1,4 @@
-// ops/rope/rope.cu: rotary embedding of one tensor, or of a packed projection while it is split into q, k and v, and the inverses of both.
+// ops/rope/rope.cu: rotary embedding of one tensor, or of a packed projection, as it lies or while it is split into q, k and v, and the inverses of both.
 //
 //   pair i of a head at position t:  (x, y) -> (x cos - y sin, y cos + x sin),  angle = (float(t) * position_scale) * inv_freq[i]
 //
@@ -99,7 +99,7 @@ template <int W> struct te_rope_unit {
     int cx, cy, src_dt, dst_dt; // cy -1: there is no y
 
     TE_DEV void ask(const te__rope_kargs &a, const te_rope_tokens &tokens, te_rope_walk &walk) {
-        const int pairs = a.half / W, unit = walk.unit, token = walk.token, packed_head = walk.head;
+        const int pairs = a.half / W, unit = walk.unit, token = walk.token, packed_head = te__rope_packed_head(&a, walk.head);
         int where_t, where_b, part = 0, h = packed_head; // part: q, k or v; h: the head in it
         tokens.locate(token, where_t, where_b);
         if (a.groups && a.grouped) {
@@ -110,8 +110,8 @@ template <int W> struct te_rope_unit {
             part = h < a.heads ? 0 : h < a.heads + a.groups ? 1 : 2;
             h -= part == 0 ? 0 : part == 1 ? a.heads : a.heads + a.groups;
         }
-        const te__rope_view &one = part == 0 ? a.q : part == 1 ? a.k : a.v;
-        const te_i64 in_one = where_t * one.s + where_b * one.b + h * one.h;
+        const te__rope_view &one = part == 0 || a.whole ? a.q : part == 1 ? a.k : a.v;
+        const te_i64 in_one = where_t * one.s + where_b * one.b + (a.whole ? packed_head : h) * one.h;
         const te_i64 in_packed = where_t * a.packed.s + where_b * a.packed.b + packed_head * a.packed.h;
         const te_i64 from = a.gather ? in_one : in_packed;
         const void *src = a.gather ? one.p : a.packed.p;
@@ -169,7 +169,7 @@ TE_DEV float2 te_rope_turn(const te__rope_kargs &a, float angle) {
 template <int W> TE_DEV void te_rope_units(const te__rope_kargs &a, float2 *table) {
     const te_rope_tokens tokens(a);
     float2 *const mates = table + tokens.count * a.half;
-    te_rope_walk walk((a.d - a.half) / W, a.heads + 2 * a.groups, threadIdx.x);
+    te_rope_walk walk((a.d - a.half) / W, te__rope_heads(&a), threadIdx.x);
     const int all = tokens.count * walk.heads * walk.units;
     int at = threadIdx.x;
     te_rope_unit<W> one, other; // two at a time, the first two in flight while angles are computed

@@ -347,10 +347,10 @@ TE_TEST(attn_extras_plans) {
             xtensors t = make_tensors(te, &c, &in);
             for (int pass = 0; pass < 2; pass++) {
                 CHECK(te_explain(te, TE_OP_ATTN_FWD, &t.f, "sm_90", &e) == TE_OK && e.supported && e.deterministic);
-                CHECK_STR(e.kernels, fast ? "attn/attn_fwd_mma" : "attn/attn_fwd");
-                CHECK_MSG(!strstr(e.kernels, "_mma") == !fast, "%s", e.kernels);
+                CHECK_STR(e.kernels, fast ? "attn/attn_fwd_hopper" : "attn/attn_fwd");
+                CHECK_MSG(!strstr(e.kernels, "_hopper") == !fast, "%s", e.kernels);
                 CHECK_STR(e.kernels, "attn/attn_clear");
-                CHECK_STR(e.why, fast ? "by mma.sync and not wgmma: a bias" : "and not tensor cores: ");
+                CHECK_STR(e.why, fast ? "TMA and wgmma" : "and not tensor cores: ");
                 CHECK_EQ_INT(e.launches, 2);
                 CHECK(te_explain(te, TE_OP_ATTN_BWD, &t.g, "sm_80", &e) == TE_OK && e.supported && e.deterministic);
                 CHECK_STR(e.kernels, fast ? "attn/attn_bwd_dkv_mma" : "attn/attn_bwd_dkv");

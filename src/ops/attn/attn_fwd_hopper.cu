@@ -22,7 +22,9 @@
 // Which keys a tile meets, and rows of packed sequences: te__attn_seq (sequence.h). Blocks that all rows see have no compare. A tile that ends with its sequence
 // in the middle of packed rows is stored row by row, others by TMA. Keys beyond a sequence's end may hold anything, so the rows of V there are cleared.
 //
-// Options: X_DT, X_D, X_D_V (hopper.cuh), X_WAVES (2 or 3), X_DROPOUT (D up to 128: more leave no registers for it).
+// A bias is loaded to registers before the products that it waits beside, a mask of elements becomes bits while they run.
+//
+// Options: X_DT, X_D, X_D_V (hopper.cuh), X_WAVES (2 or 3: 3 with ALiBi at most), X_DROPOUT (D up to 128: more leave no registers for it), those of hopper_scores.cuh.
 // Benchmark: "attention forward" in tests/bench/h200.csv.
 //
 // Launch: grid: any number of blocks; block 128 (WAVES + 1); shared memory TE__ATTN_FWD_SHARED of the options. Maps: q and o in boxes of 64 rows, k and v of BN,
@@ -33,7 +35,13 @@
 // te:row X_DT=2|3 X_D=128 X_D_V=128 X_WAVES=2 X_DROPOUT=0|1
 // te:row X_DT=3 X_D=192 X_D_V=128|192 X_WAVES=2 X_DROPOUT=0
 // te:row X_DT=3 X_D=256 X_D_V=256 X_WAVES=2 X_DROPOUT=0
-#include "ops/attn/hopper.cuh"
+// te:row X_DT=3 X_D=64 X_D_V=64 X_WAVES=3 X_DROPOUT=0 X_ALIBI=1
+// te:row X_DT=3 X_D=128 X_D_V=128 X_WAVES=2 X_DROPOUT=0|1 X_ALIBI=1
+// te:row X_DT=3 X_D=128 X_D_V=128 X_WAVES=2 X_DROPOUT=0 X_BIAS=1|3 X_PAIRS=0|1|2
+// te:row X_DT=3 X_D=256 X_D_V=256 X_WAVES=2 X_DROPOUT=0 X_BIAS=3 X_PAIRS=1
+// te:row X_DT=3 X_D=128 X_D_V=128 X_WAVES=2 X_DROPOUT=0 X_MASK=1
+// te:row X_DT=3 X_D=128 X_D_V=128 X_WAVES=2 X_DROPOUT=0 X_MOD=1|2|3
+#include "ops/attn/hopper_scores.cuh"
 
 enum {
     D = X_D,
@@ -44,6 +52,7 @@ enum {
     BN = TE__ATTN_FWD_KEYS(X_D, X_D_V),
     STAGES_Q = TE__ATTN_FWD_STAGES_Q(X_D, X_D_V, X_WAVES),
     TURNS = WAVES == 3,
+    SHIFTED = ALIBI && !MOD,
     THREADS = 128 * (WAVES + 1),
     PART_Q = TE__ATTN_BYTES(64, X_D), // bytes of a consumer's rows
     PART_O = TE__ATTN_BYTES(64, X_D_V),
@@ -61,13 +70,15 @@ enum {
 static_assert(SHARED == TE__ATTN_FWD_SHARED(X_D, X_D_V, X_WAVES), "what the host asks for");
 enum { FULL_Q = 0, EMPTY_Q = 2, FULL_K = 4, EMPTY_K = 6, FULL_V = 8, EMPTY_V = 10, FULL_T = 12, EMPTY_T = 14 };
 
+typedef te_attn_tile<BM, BN, BIAS != 0> te_q_tile;
+
 // Draws the numbers of tiles, and tells all others what each is.
 TE_DEV void te_schedule(const te__attn_fwd_hopper_kargs &a, te_u32 smem) {
     const te_u32 bar = smem + AT_BARRIERS;
     te_queue<2> turn;
     bool more = true;
     for (te_u32 number = blockIdx.x; more; turn.next()) {
-        te_attn_tile<BM, BN> t = {};
+        te_q_tile t = {};
         do { // tiles behind the end of packed rows are nobody's
             more = number < (te_u32)a.order.tiles;
             if (!more) break;
@@ -95,7 +106,7 @@ TE_DEV void te_load_tiles(const te__attn_fwd_hopper_kargs &a, te_u32 smem) {
     auto load_v = [&](int row, int head, int batch) { load(a.v_map, FULL_V, EMPTY_V, smem + AT_V, BYTES_V, te_panels(D_V), v, row, head, batch); };
     int row = -1, head = 0, batch = 0; // of the block of V that comes next: one behind K, across tiles too
     for (;;) {
-        te_attn_tile<BM, BN> t;
+        te_q_tile t;
         te_mbar_wait(bar + 8 * (FULL_T + turn.stage), turn.parity);
         const bool more = t.template hear<false>(smem + AT_TILES + 64 * turn.stage);
         te_mbar_arrive(bar + 8 * (EMPTY_T + turn.stage));
@@ -130,7 +141,7 @@ TE_DEV void te_load_tiles(const te__attn_fwd_hopper_kargs &a, te_u32 smem) {
 }
 
 // -inf where a row does not see a key. Of S a thread has two rows, 8 apart, and of every eight columns two. `row`: its upper one.
-TE_DEV void te_hide(float (&s)[BN / 2], const te_attn_tile<BM, BN> &t, int row, int block) {
+TE_DEV void te_hide(float (&s)[BN / 2], const te_q_tile &t, int row, int block) {
     const int column = block * BN + 2 * (threadIdx.x & 3), last = t.s_kv - 1 - column;
 #pragma unroll
     for (int half = 0; half < 2; half++) {
@@ -148,8 +159,8 @@ TE_DEV float te_row_max(float x) {
     return fmaxf(x, __shfl_xor_sync(TE_ALL, x, 2));
 }
 
-// S becomes 2^(scale2 (S - top)), with tops of the rows that this block may have raised; O is then to be multiplied by shrink. sum: the thread's part.
-template <bool FIRST> TE_DEV void te_softmax(float (&s)[BN / 2], float (&top)[2], float (&sum)[2], float (&shrink)[2], float scale2) {
+// S becomes 2^(scale2 (S + shift - top)), with tops of the rows that this block may have raised; O is then to be multiplied by shrink. sum: the thread's part.
+template <bool FIRST> TE_DEV void te_softmax(float (&s)[BN / 2], float (&top)[2], float (&sum)[2], float (&shrink)[2], float scale2, const float (&shift)[2]) {
     float x[4] = {s[0], s[1], s[2], s[3]}, base[2], z[4];
 #pragma unroll
     for (int j = 1; j < BN / 8; j++)
@@ -158,11 +169,12 @@ template <bool FIRST> TE_DEV void te_softmax(float (&s)[BN / 2], float (&top)[2]
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         float y = fmaxf(x[2 * i], x[2 * i + 1]);
+        if (SHIFTED) y += shift[i];
         y = te_row_max(FIRST ? y : fmaxf(y, top[i]));
         const float finite = y == -TE_INF ? 0.0f : y; // rows that see no key yet
         shrink[i] = FIRST ? 1.0f : te_exp2((top[i] - finite) * scale2);
         top[i] = y;
-        base[i] = finite * scale2;
+        base[i] = (SHIFTED ? finite - shift[i] : finite) * scale2;
         if (!FIRST) sum[i] *= shrink[i];
     }
 #pragma unroll
@@ -188,13 +200,14 @@ struct te_consumer {
     const float scale2;
     te_queue<2> k, v, turn;
     te_queue<STAGES_Q> q;
-    te_attn_tile<BM, BN> t;
-    float o[D_V / 2], s[BN / 2], top[2], sum[2], shrink[2];
+    te_q_tile t;
+    te_score_rows<BN / 2> scores;
+    float o[D_V / 2], s[BN / 2], top[2], sum[2], shrink[2], shift[2];
     te_u32 p[BN / 4];
 
     TE_DEV te_consumer(const te__attn_fwd_hopper_kargs &a, te_u32 smem, int w)
         : a(a), smem(smem), bar(smem + AT_BARRIERS), w(w), lane(threadIdx.x & 31), warp(threadIdx.x >> 5 & 3), own(w * 64 + (threadIdx.x >> 5 & 3) * 16 + ((threadIdx.x & 31) >> 2)),
-          scale2(a.a.scale2) {}
+          scale2(te_softmax_scale2(a.a)) {}
 
     template <int N> TE_DEV void await(int full, const te_queue<N> &at) const { te_mbar_wait(bar + 8 * (full + at.stage), at.parity); }
     template <int N> TE_DEV void release(int empty, te_queue<N> &at) {
@@ -234,17 +247,30 @@ struct te_consumer {
         for (int i = 0; i < (DROPOUT ? BN / 2 : 0); i++)
             if (!(keep >> i & 1)) s[i] = 0.0f;
     }
+    // Bit i: masks of elements show element i of S in block n.
+    TE_DEV te_u64 shown(int n) const { return HIDES ? scores.shown(a.a, t.batch, t.head, t.row + own, n * BN + 2 * (lane & 3)) : 0; }
+    // Products of block n to scores.
+    TE_DEV void adjust(int n, te_u64 show) {
+        if (SCORES) scores.adjust(s, shift, a.a, t.batch, t.head, t.row + own, 2 * (lane & 3), n * BN, t.row + 64 * w + 16 * warp, a.a.x.bottom_right ? t.s_kv - t.s_q : 0);
+#pragma unroll
+        for (int i = 0; i < (HIDES ? BN / 2 : 0); i++)
+            if (!(show >> i & 1)) s[i] = -TE_INF;
+    }
     TE_DEV void first() {
+        if (SCORES) scores.open(a.a, t.batch, t.head, t.row + own, 2 * (lane & 3));
+        if (BIAS && PAIRS) scores.bias.load((t.end - 1) * BN);
         await(FULL_Q, q);
         await(FULL_K, k);
         te_wgmma_fence();
         ask();
-        const te_u64 keep = kept(t.end - 1);
+        if (BIAS && !PAIRS) scores.bias.load((t.end - 1) * BN);
+        const te_u64 keep = kept(t.end - 1), show = shown(t.end - 1);
         te_wgmma_wait<0>();
         te_wgmma_keep(s);
         release(EMPTY_K, k);
+        adjust(t.end - 1, show);
         te_hide(s, t, t.row + own, t.end - 1);
-        te_softmax<true>(s, top, sum, shrink, scale2);
+        te_softmax<true>(s, top, sum, shrink, scale2, shift);
         drop(keep);
         te_pack16(p, s);
 #pragma unroll
@@ -260,6 +286,7 @@ struct te_consumer {
     }
     // Q K(n) beside P V(n + 1).
     template <bool MASKED> TE_DEV void step(int n) {
+        if (BIAS && PAIRS) scores.bias.load(n * BN);
         await(FULL_K, k);
         if (TURNS) te_meet<256>(1 + w);
         te_wgmma_keep(o);
@@ -270,12 +297,14 @@ struct te_consumer {
         te_wgmma_fence();
         gather();
         if (TURNS) te_meet_later<256>(1 + (w + 1) % WAVES);
-        const te_u64 keep = kept(n);
+        if (BIAS && !PAIRS) scores.bias.load(n * BN);
+        const te_u64 keep = kept(n), show = shown(n);
         te_wgmma_wait<1>();
         te_wgmma_keep(s);
         release(EMPTY_K, k);
-        if (MASKED) te_hide(s, t, t.row + own, n);
-        te_softmax<false>(s, top, sum, shrink, scale2);
+        adjust(n, show);
+        if (SCORES ? n >= t.hidden_from || n < t.hidden_to : MASKED) te_hide(s, t, t.row + own, n);
+        te_softmax<false>(s, top, sum, shrink, scale2, shift);
         drop(keep);
         te_wgmma_keep(s);
         te_wgmma_wait<0>();
@@ -364,10 +393,12 @@ struct te_consumer {
             if (t.begin < t.end) {
                 first();
                 int n = t.end - 2;
+                if (!SCORES) {
 #pragma unroll 1
-                for (; n >= t.hidden_from; n--) step<true>(n);
+                    for (; n >= t.hidden_from; n--) step<true>(n);
 #pragma unroll 1
-                for (; n >= t.hidden_to; n--) step<false>(n);
+                    for (; n >= t.hidden_to; n--) step<false>(n);
+                }
 #pragma unroll 1
                 for (; n >= t.begin; n--) step<true>(n);
                 if (STAGES_Q > 1) release(EMPTY_Q, q);

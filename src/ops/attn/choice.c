@@ -13,21 +13,21 @@ enum { TE__ATTN_MMA = 1, TE__ATTN_HOPPER = 2 };
     X(UNALIGNED, 0, 0, "rows that do not start at multiples of 16 bytes")                                                    \
     X(WIDE, 0, 0, "heads above 256 channels")                                                                                \
     X(EMPTY, 0, 0, "no queries, or no keys")                                                                                 \
-    X(SIGN, 0, 0, "a scale that is not positive")                                                                            \
+    X(SIGN, 0, 0, "a scale below 1e-30")                                                                                     \
     X(FP8, 0, 0, "S or dP rounded to FP8 codes by the sums of whole rows")                                                   \
-    X(MOD, 0, 0, "the user's rule for scores, compiled in")                                                                  \
-    X(BIAS_FORMAT, 0, 0, "a bias of the other 16-bit format")                                                                \
     X(DROPOUT_TAIL, 0, 0, "dropout with a number of keys that is no multiple of 4")                                          \
     X(ABOVE_128, TE__ATTN_MMA | TE__ATTN_HOPPER, 0, "gradients of heads above 128 channels")                                 \
     X(OTHER_CHIP, TE__ATTN_MMA, TE__ATTN_MMA, "the chip is no Hopper")                                                       \
     X(DROPOUT_ABOVE_128, TE__ATTN_MMA, 0, "dropout with heads above 128 channels")                                           \
-    X(BIAS, TE__ATTN_MMA, TE__ATTN_MMA, "a bias")                                                                            \
-    X(ALIBI, TE__ATTN_MMA, TE__ATTN_MMA, "ALiBi")                                                                            \
-    X(MASK, TE__ATTN_MMA, TE__ATTN_MMA, "a mask of elements")                                                                \
+    X(BIAS, TE__ATTN_MMA | TE__ATTN_HOPPER, TE__ATTN_MMA, "a bias")                                                          \
+    X(BIAS_FORMAT, TE__ATTN_HOPPER, 0, "a bias of the other 16-bit format")                                                  \
+    X(ALIBI, TE__ATTN_MMA | TE__ATTN_HOPPER, TE__ATTN_MMA, "ALiBi")                                                          \
+    X(MASK, TE__ATTN_MMA | TE__ATTN_HOPPER, TE__ATTN_MMA, "a mask of elements")                                              \
     X(BLOCKS, TE__ATTN_MMA, TE__ATTN_MMA, "a block mask")                                                                    \
     X(PAGES, TE__ATTN_MMA, TE__ATTN_MMA, "keys in pages")                                                                    \
     X(SHORT, TE__ATTN_MMA | TE__ATTN_HOPPER, TE__ATTN_MMA, "gradients of packed sequences of less than 32 rows, whose sums would fill tiles of their own") \
-    X(STRIDES, TE__ATTN_MMA, TE__ATTN_MMA, "strides of 0, or beyond 2^39 bytes")
+    X(STRIDES, TE__ATTN_MMA, TE__ATTN_MMA, "strides of 0, or beyond 2^39 bytes")                                             \
+    X(MOD, TE__ATTN_HOPPER, 0, "the user's rule for scores, compiled in")
 typedef enum te__attn_feature {
 #define TE__FEATURE(name, forward, backward, what) TE__ATTN_HAS_##name,
     TE__ATTN_TABLE(TE__FEATURE)
@@ -91,7 +91,7 @@ static bool te__attn_has(const te__plan *p, const te__attn_kargs *a, bool mod, b
         return !fits;
     case TE__ATTN_HAS_WIDE: return d > 256;
     case TE__ATTN_HAS_EMPTY: return a->s_q == 0 || a->s_kv == 0 || a->batch == 0 || a->heads == 0 || (x->packed_q && x->t_q == 0) || (x->packed_kv && x->t_kv == 0);
-    case TE__ATTN_HAS_SIGN: return !(a->scale > 0.0f);
+    case TE__ATTN_HAS_SIGN: return !(a->scale >= 1e-30f); /* what is added to products is divided by it */
     case TE__ATTN_HAS_FP8: return te__attn_rounds(a);
     case TE__ATTN_HAS_MOD: return mod;
     case TE__ATTN_HAS_BIAS_FORMAT: return x->bias.dt != TE_DTYPE_NONE && x->bias.dt != dt && x->bias.dt != TE_F32;
@@ -122,7 +122,7 @@ static int te__attn_choose(te__plan *p, const te__attn_kargs *a, bool mod, bool 
     for (f = 0; f < (int)TE__ATTN_FEATURES && serves; f++) {
         const int left = serves & te__attn_rows[f].serves[backward];
         if (left == serves || !te__attn_has(p, a, mod, backward, (te__attn_feature)f)) continue;
-        te__plan_why(p, te__attn_rows[f].instead[left != 0]);
+        if (!(left & TE__ATTN_HOPPER)) te__plan_why(p, te__attn_rows[f].instead[left != 0]);
         serves = left;
     }
     return serves & TE__ATTN_HOPPER ? TE__ATTN_HOPPER : serves;

@@ -23,6 +23,9 @@ static void te__attn_maps_kv(te__plan *p, const te__attn_kargs *a, unsigned long
     te__attn_map(p, map, x, d, a->x.packed_kv ? a->x.t_kv : a->s_kv, a->groups, a->x.packed_kv ? 1 : a->batch, box);
 }
 
+/* The text of the user's rule, NULL for none, becomes code of the launch. */
+static te_result te__attn_launch_mod(te__plan *p, te__launch *l, const char *mod) { return mod ? te__launch_code(p, l, "ops/attn/score_mod.cuh", mod) : TE_OK; }
+
 /* Whole groups of heads whose keys and values fit into half of the L2 cache. */
 static int te__attn_together(const te__attn_kargs *a) {
     const int64_t bytes = te__max(1, (int64_t)a->s_kv * (a->d + a->d_v) * 2), heads = (int64_t)a->batch * a->heads;
@@ -31,13 +34,32 @@ static int te__attn_together(const te__attn_kargs *a) {
     return (int)te__min(heads, n * (a->heads / a->groups));
 }
 
-static te_result te__attn_plan_fwd_hopper(te__plan *p, const te__attn_kargs *a) {
+/* How the kernels read a bias: see X_PAIRS in hopper_scores.cuh. */
+static int te__attn_bias_pairs(const te__attn_kargs *a) {
+    const te__attn_table *t = &a->x.bias;
+    const int size = t->dt == (int)TE_F32 ? 4 : 2;
+    if (a->s_kv % 2 || t->j != 1 || t->b % 2 || t->h % 2 || t->i % 2 || (uintptr_t)t->p % (2 * (size_t)size)) return 0;
+    return t->i == 0 ? 2 : 1;
+}
+/* What becomes of scores between product and softmax: options that plain attention does not have. mod: the text of the user's rule, or NULL. */
+static te_result te__attn_scores_options(te__plan *p, te__launch *l, const te__attn_kargs *a, const char *mod) {
+    if (a->x.alibi) te__launch_option(l, "X_ALIBI", 1);
+    if (a->x.bias.dt != TE_DTYPE_NONE) {
+        te__launch_option(l, "X_BIAS", a->x.bias.dt);
+        te__launch_option(l, "X_PAIRS", te__attn_bias_pairs(a));
+    }
+    if (a->x.mask.dt != TE_DTYPE_NONE) te__launch_option(l, "X_MASK", 1);
+    return te__attn_launch_mod(p, l, mod);
+}
+
+static te_result te__attn_plan_fwd_hopper(te__plan *p, const te__attn_kargs *a, const char *mod) {
+    const bool wide = mod || a->x.bias.dt != TE_DTYPE_NONE || a->x.mask.dt != TE_DTYPE_NONE; /* three warpgroups have no registers for it */
     int d, d_v, waves, keys;
     int64_t rows, tiles;
     te__launch *l;
     te__attn_fwd_hopper_kargs *k;
     te__attn_hopper_heads(a, &d, &d_v);
-    waves = d == 64 && a->s_q > 1024 ? 3 : 2; /* 192 rows take fewer cycles each, but few tiles of them fill the chip worse */
+    waves = d == 64 && a->s_q > 1024 && !wide ? 3 : 2; /* 192 rows take fewer cycles each, but few tiles of them fill the chip worse */
     keys = TE__ATTN_FWD_KEYS(d, d_v);
     rows = te__div_up(a->s_q, 64 * waves);
     tiles = rows * a->heads * a->batch;
@@ -60,7 +82,7 @@ static te_result te__attn_plan_fwd_hopper(te__plan *p, const te__attn_kargs *a) 
     te__launch_option(l, "X_D_V", d_v);
     te__launch_option(l, "X_WAVES", waves);
     te__launch_option(l, "X_DROPOUT", a->dropout_p > 0.0f);
-    return p->result;
+    return te__attn_scores_options(p, l, a, mod);
 }
 
 /* The backward pass: rows' numbers, the products, dQ out of its sums. a: with lse2 and delta, `rows` of them. Heads of up to 64 channels with dropout run as those of 128. */

@@ -73,8 +73,8 @@ template <int N> struct te_queue {
 // A tile of BM queries of a head, and the blocks of BN keys that any of them sees: begin .. end - 1. The producer finds it, and tells the consumers through shared memory.
 //
 // Tiles are numbered so that blocks of a grid that run at one time have `together` heads, whose keys stay in the L2 cache; of each head the last rows come
-// first, which have the most work under a causal mask.
-template <int BM, int BN> struct te_attn_tile {
+// first, which have the most work under a causal mask. BY_HEAD: neighbours are one head of several sequences, which may share a bias; else the heads of one sequence.
+template <int BM, int BN, bool BY_HEAD> struct te_attn_tile {
     int begin, end;
     int row, head, batch;
     int s_q, s_kv, lo, hi;      // of te__attn_seq
@@ -88,8 +88,13 @@ template <int BM, int BN> struct te_attn_tile {
         const te_u32 heads = (te_u32)a.heads * (te_u32)a.batch, section = (te_u32)order.together * (te_u32)order.rows;
         const te_u32 s = number / section, r = number - s * section, width = min((te_u32)order.together, heads - s * order.together), m = r / width;
         const te_u32 at = s * order.together + r - m * width;
-        batch = (int)(at / (te_u32)a.heads);
-        head = (int)(at - (te_u32)batch * (te_u32)a.heads);
+        if (BY_HEAD) {
+            head = (int)(at / (te_u32)a.batch);
+            batch = (int)(at - (te_u32)head * (te_u32)a.batch);
+        } else {
+            batch = (int)(at / (te_u32)a.heads);
+            head = (int)(at - (te_u32)batch * (te_u32)a.heads);
+        }
         row = (order.rows - 1 - (int)m) * BM;
         const te__attn_seq seq = te__attn_seq_of(&a, batch);
         s_q = seq.s_q, s_kv = seq.s_kv, lo = seq.lo, hi = seq.hi, q_end = seq.q_end;

@@ -23,7 +23,10 @@
 //
 // Rows that are not there (beyond a sequence that ends within memory) may hold anything, so they are cleared: 0 times NaN is NaN.
 //
-// Options: X_DT, X_D (64, 128; X_D_V alike), X_DROPOUT (D = 128: bits of 64 keys by 64 queries fit one register).
+// A bias is what S^T starts with: it is loaded to the registers of S a tile ahead, once these are free. So does ALiBi. The user's rule has a derivative, which P is
+// multiplied by once it is packed.
+//
+// Options: X_DT, X_D (64, 128; X_D_V alike), X_DROPOUT (D = 128: bits of 64 keys by 64 queries fit one register), those of hopper_scores.cuh.
 // Benchmark: "attention backward" in tests/bench/h200.csv.
 //
 // Launch: grid: key blocks of the longest sequence, of all heads and sequences; block 384; shared memory TE__ATTN_BWD_SHARED. Maps: boxes of 64 channels, by BQ rows
@@ -31,7 +34,13 @@
 // te:arch 90a
 // te:row X_DT=2|3 X_D=128 X_D_V=128 X_DROPOUT=0|1
 // te:row X_DT=3 X_D=64 X_D_V=64 X_DROPOUT=0
-#include "ops/attn/hopper.cuh"
+// te:row X_DT=3 X_D=128 X_D_V=128 X_DROPOUT=0|1 X_ALIBI=1
+// te:row X_DT=3 X_D=128 X_D_V=128 X_DROPOUT=0 X_BIAS=1|3 X_PAIRS=1|2
+// te:row X_DT=3 X_D=128 X_D_V=128 X_DROPOUT=0 X_MASK=1
+// te:row X_DT=3 X_D=128 X_D_V=128 X_DROPOUT=0 X_MOD=1|2|3
+// te:row X_DT=3 X_D=64 X_D_V=64 X_DROPOUT=0 X_ALIBI=1
+// te:row X_DT=3 X_D=64 X_D_V=64 X_DROPOUT=0 X_BIAS=3 X_PAIRS=1
+#include "ops/attn/hopper_scores.cuh"
 
 enum {
     D = X_D,
@@ -70,8 +79,13 @@ struct te_keys {
         const te_u32 heads = (te_u32)a.groups * (te_u32)a.batch, section = (te_u32)order.together * (te_u32)order.rows;
         const te_u32 s = number / section, r = number - s * section, width = min((te_u32)order.together, heads - s * order.together), row = r / width;
         const te_u32 at = s * order.together + r - row * width;
-        batch = (int)(at / (te_u32)a.groups);
-        head = (int)(at - (te_u32)batch * (te_u32)a.groups);
+        if (BIAS) { // neighbours are one head of several sequences, which may share it
+            head = (int)(at / (te_u32)a.batch);
+            batch = (int)(at - (te_u32)head * (te_u32)a.batch);
+        } else {
+            batch = (int)(at / (te_u32)a.groups);
+            head = (int)(at - (te_u32)batch * (te_u32)a.groups);
+        }
         n = (int)row;
         const te__attn_seq seq = te__attn_seq_of(&a, batch);
         s_q = seq.s_q, s_kv = seq.s_kv, lo = seq.lo, hi = seq.hi, kv_end = seq.kv_end;
@@ -168,6 +182,7 @@ TE_DEV void te_consume(const te__attn_bwd_hopper_kargs &a, te_u32 smem, int w) {
     // Rows of memory beyond the sequence: of its last tile of queries, and of this block of keys.
     const bool tail_q = t.s_q % BQ != 0 && t.s_q < (x.packed_q ? x.t_q - t.q_at : a.a.s_q);
     const bool tail_kv = (t.n + 1) * BK > t.s_kv && t.s_kv < (x.packed_kv ? x.t_kv - t.kv_at : a.a.s_kv);
+    const int diagonal = x.bottom_right ? t.s_kv - t.s_q : 0; // ALiBi's
     float dk[D / 2], dv[D / 2], s[BQ / 2], dp[BQ / 2], dq[32];
     te_u32 p[BQ / 4], ds[BQ / 4];
 #pragma unroll
@@ -176,9 +191,10 @@ TE_DEV void te_consume(const te__attn_bwd_hopper_kargs &a, te_u32 smem, int w) {
     const te_u64 q_tile = te_wgmma_desc(smem + AT_Q, BQ * 128), do_tile = te_wgmma_desc(smem + AT_DO, BQ * 128);
     // dQ = dS K: dS^T is read transposed.
     const te_u64 dq_left = te_wgmma_desc(smem + AT_DS + (D == 64 ? w * 16384 : 0), 0), dq_right = te_wgmma_desc(smem + AT_K + (D == 64 ? 0 : w * 16384), 16384);
-    auto scores = [&](float(&d)[BQ / 2], te_u64 left, te_u64 right) {
+    auto scores = [&](float(&d)[BQ / 2], te_u64 left, te_u64 right, bool fresh) {
         te_wgmma_fence();
-        te_multiply<0, 0, true>(d, left, right);
+        if (fresh) te_multiply<0, 0, true>(d, left, right);
+        else te_multiply<0, 0, false>(d, left, right);
 #pragma unroll
         for (int k = 1; k < D / 16; k++) te_multiply<0, 0, false>(d, left + (k >> 2) * (BK * 128 >> 4) + (k & 3) * 2, right + (k >> 2) * (BQ * 128 >> 4) + (k & 3) * 2);
         te_wgmma_commit();
@@ -189,11 +205,21 @@ TE_DEV void te_consume(const te__attn_bwd_hopper_kargs &a, te_u32 smem, int w) {
         for (int k = 0; k < BQ / 16; k++) te_multiply(d, left + 4 * k, right + k * 128);
         te_wgmma_commit();
     };
+    const float scale2 = te_softmax_scale2(a.a);
     int stage = 0, parity = 0, first_tail = t.tiles() > 0 && t.m_end * BQ > t.s_q && tail_q ? a.a.heads / a.a.groups : 0; // tiles with such rows come first
     te_tiles i(a.a, t);
     bool keys = tail_kv;
+    float slope = 0.0f; // ALiBi's, of the tile's head; it and the bias are loaded a tile ahead, the latter to where S will be
+    const float bias_scale = te_bias_scale(a.a);
+    auto load_ahead = [&](int head, int m) {
+        if (ALIBI) slope = te_slope(a.a, t.batch, head);
+        if (BIAS) te_bias_columns<BQ / 2>::load(s, a.a, t.batch, head, m * BQ + 2 * (lane & 3), key);
+    };
+    if (i.left > 0) load_ahead(i.head, i.m);
 #pragma unroll 1
     for (; i.left > 0; i.next()) {
+        if (BIAS) te_bias_columns<BQ / 2>::start(s, bias_scale);
+        if (ALIBI) te_start_alibi<BIAS != 0>(s, slope, i.m * BQ + 2 * (lane & 3) - key + diagonal, i.m * BQ - (t.n * BK + 64 * w + 16 * warp + 15) + diagonal);
         te_mbar_wait(bar + 8 * (FULL_Q + stage), parity);
         if (keys || first_tail > 0) {
             te_mbar_wait(bar + 8 * (FULL_DO + stage), parity);
@@ -203,9 +229,9 @@ TE_DEV void te_consume(const te__attn_bwd_hopper_kargs &a, te_u32 smem, int w) {
             te_async_fence();
             te_meet<128>(2 + w);
         }
-        scores(s, k_rows, q_tile + stage * (BYTES_Q >> 4));
+        scores(s, k_rows, q_tile + stage * (BYTES_Q >> 4), !BIAS && !ALIBI);
         te_mbar_wait(bar + 8 * (FULL_DO + stage), parity);
-        scores(dp, v_rows, do_tile + stage * (BYTES_Q >> 4));
+        scores(dp, v_rows, do_tile + stage * (BYTES_Q >> 4), true);
         const int query = i.m * BQ + 2 * (lane & 3); // this thread's first one
         te_u32 keep = 0;
         if (DROPOUT) {
@@ -213,6 +239,7 @@ TE_DEV void te_consume(const te__attn_bwd_hopper_kargs &a, te_u32 smem, int w) {
 #pragma unroll 1
             for (int j = 0; j < BQ / 8; j++) keep |= te_attn_keeps_transposed(a.a, corner + 8 * j * (te_u64)a.a.s_kv) << (4 * j);
         }
+        const te_u64 show = HIDES ? te_shown<BQ / 2, true>(a.a, t.batch, i.head, query, key) : 0;
         te_wgmma_wait<1>();
         te_wgmma_keep(s);
         if ((t.n + 1) * BK > min(t.s_kv, i.m * BQ + t.hi + 1) || t.n * BK < i.m * BQ + BQ - 1 + t.lo || i.m * BQ + BQ > t.s_q) {
@@ -226,19 +253,38 @@ TE_DEV void te_consume(const te__attn_bwd_hopper_kargs &a, te_u32 smem, int w) {
                         if (8 * j + e < from || 8 * j + e > to) s[4 * j + 2 * half + e] = -TE_INF;
             }
         }
-        const te_u32 lse2 = smem + AT_LSE + stage * BYTES_ROWS + (lane & 3) * 8, delta = smem + AT_DELTA + stage * BYTES_ROWS + (lane & 3) * 8;
+        if (HIDES) {
 #pragma unroll
-        for (int j = 0; j < BQ / 8; j++) {
-            float l[2];
-            te_lds8(lse2 + j * 32, l[0], l[1]);
-#pragma unroll
-            for (int e = 0; e < 4; e++) s[4 * j + e] = te_exp2(fmaf(s[4 * j + e], a.a.scale2, -l[e & 1]));
+            for (int e = 0; e < BQ / 2; e++)
+                if (!(show >> e & 1)) s[e] = -TE_INF;
         }
-#pragma unroll
-        for (int k = 0; k < BQ / 4; k++) { // P^T, dropped
+        const te_u32 lse2 = smem + AT_LSE + stage * BYTES_ROWS + (lane & 3) * 8, delta = smem + AT_DELTA + stage * BYTES_ROWS + (lane & 3) * 8;
+        const te_attn_mod mod(x);
+        auto pack_p = [&](int k) { // P^T, dropped
             const float lo = DROPOUT && !(keep >> (2 * k) & 1) ? 0.0f : s[2 * k], hi = DROPOUT && !(keep >> (2 * k + 1) & 1) ? 0.0f : s[2 * k + 1];
             p[k] = te_pack16(lo, hi);
+        };
+#pragma unroll
+        for (int j = 0; j < BQ / 8; j++) {
+            float l[2], factor[4];
+            te_lds8(lse2 + j * 32, l[0], l[1]);
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                float &y = s[4 * j + e], z = y;
+                if (MOD) z = mod.score(y * a.a.scale, t.batch, i.head, query + 8 * j + (e & 1), key + 4 * (e & 2));
+                z = te_exp2(fmaf(z, scale2, -l[e & 1]));
+                if (MOD && y == -TE_INF) z = 0.0f;
+                if (MOD) factor[e] = z == 0.0f ? 0.0f : z * mod.bprop(y * a.a.scale, t.batch, i.head, query + 8 * j + (e & 1), key + 4 * (e & 2));
+                y = z;
+            }
+            if (MOD) {
+                pack_p(2 * j), pack_p(2 * j + 1);
+#pragma unroll
+                for (int e = 0; e < 4; e++) s[4 * j + e] = factor[e]; // P times the rule's derivative: P itself is packed
+            }
         }
+#pragma unroll
+        for (int k = 0; k < (MOD ? 0 : BQ / 4); k++) pack_p(k);
         te_wgmma_wait<0>();
         te_wgmma_keep(dp);
 #pragma unroll
@@ -267,6 +313,11 @@ TE_DEV void te_consume(const te__attn_bwd_hopper_kargs &a, te_u32 smem, int w) {
         te_wgmma_wait<1>();
         te_wgmma_keep(dv);
         if (lane == 0) te_mbar_arrive(bar + 8 * (EMPTY_DO + stage));
+        if (ALIBI || BIAS) {
+            te_tiles next = i;
+            next.next();
+            if (next.left > 0) load_ahead(next.head, next.m);
+        }
         accumulate(dk, ds, q_tile + stage * (BYTES_Q >> 4));
         te_wgmma_wait<1>();
         te_wgmma_keep(dq);

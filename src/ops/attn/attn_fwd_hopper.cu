@@ -52,7 +52,6 @@ enum {
     BN = TE__ATTN_FWD_KEYS(X_D, X_D_V),
     STAGES_Q = TE__ATTN_FWD_STAGES_Q(X_D, X_D_V, X_WAVES),
     TURNS = WAVES == 3,
-    SHIFTED = ALIBI && !MOD,
     THREADS = 128 * (WAVES + 1),
     PART_Q = TE__ATTN_BYTES(64, X_D), // bytes of a consumer's rows
     PART_O = TE__ATTN_BYTES(64, X_D_V),
@@ -159,8 +158,8 @@ TE_DEV float te_row_max(float x) {
     return fmaxf(x, __shfl_xor_sync(TE_ALL, x, 2));
 }
 
-// S becomes 2^(scale2 (S + shift - top)), with tops of the rows that this block may have raised; O is then to be multiplied by shrink. sum: the thread's part.
-template <bool FIRST> TE_DEV void te_softmax(float (&s)[BN / 2], float (&top)[2], float (&sum)[2], float (&shrink)[2], float scale2, const float (&shift)[2]) {
+// S becomes 2^(scale2 (S - top)), with tops of the rows that this block may have raised; O is then to be multiplied by shrink. sum: the thread's part.
+template <bool FIRST> TE_DEV void te_softmax(float (&s)[BN / 2], float (&top)[2], float (&sum)[2], float (&shrink)[2], float scale2) {
     float x[4] = {s[0], s[1], s[2], s[3]}, base[2], z[4];
 #pragma unroll
     for (int j = 1; j < BN / 8; j++)
@@ -169,12 +168,11 @@ template <bool FIRST> TE_DEV void te_softmax(float (&s)[BN / 2], float (&top)[2]
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         float y = fmaxf(x[2 * i], x[2 * i + 1]);
-        if (SHIFTED) y += shift[i];
         y = te_row_max(FIRST ? y : fmaxf(y, top[i]));
         const float finite = y == -TE_INF ? 0.0f : y; // rows that see no key yet
         shrink[i] = FIRST ? 1.0f : te_exp2((top[i] - finite) * scale2);
         top[i] = y;
-        base[i] = (SHIFTED ? finite - shift[i] : finite) * scale2;
+        base[i] = finite * scale2;
         if (!FIRST) sum[i] *= shrink[i];
     }
 #pragma unroll
@@ -201,8 +199,9 @@ struct te_consumer {
     te_queue<2> k, v, turn;
     te_queue<STAGES_Q> q;
     te_q_tile t;
-    te_score_rows<BN / 2> scores;
-    float o[D_V / 2], s[BN / 2], top[2], sum[2], shrink[2], shift[2];
+    te_bias_rows<BN / 2> bias;
+    float slope; // ALiBi's
+    float o[D_V / 2], s[BN / 2], top[2], sum[2], shrink[2];
     te_u32 p[BN / 4];
 
     TE_DEV te_consumer(const te__attn_fwd_hopper_kargs &a, te_u32 smem, int w)
@@ -220,9 +219,13 @@ struct te_consumer {
         release(EMPTY_T, turn);
         return more;
     }
-    TE_DEV void ask() { // S = Q K^T
+    TE_DEV void start(int n) { // what S begins with
+        const int delta = a.a.x.bottom_right ? t.s_kv - t.s_q : 0;
+        if (ALIBI) te_start_alibi<false>(s, slope, n * BN + 2 * (lane & 3) - (t.row + own) - delta, n * BN - (t.row + 64 * w + 16 * warp + 15) - delta);
+    }
+    TE_DEV void ask() { // S = Q K^T, or added to it
         const te_u64 at_q = te_wgmma_desc(smem + AT_Q + (q.stage * WAVES + w) * PART_Q, 0), at_k = te_wgmma_desc(smem + AT_K + k.stage * BYTES_K, 0);
-        te_multiply<0, 0, true>(s, at_q, at_k);
+        te_multiply<0, 0, !ALIBI>(s, at_q, at_k);
 #pragma unroll
         for (int i = 1; i < D / 16; i++) te_multiply<0, 0, false>(s, at_q + i / 4 * (8192 >> 4) + i % 4 * 2, at_k + i / 4 * (BN * 128 >> 4) + i % 4 * 2);
         te_wgmma_commit();
@@ -247,30 +250,49 @@ struct te_consumer {
         for (int i = 0; i < (DROPOUT ? BN / 2 : 0); i++)
             if (!(keep >> i & 1)) s[i] = 0.0f;
     }
-    // Bit i: masks of elements show element i of S in block n.
-    TE_DEV te_u64 shown(int n) const { return HIDES ? scores.shown(a.a, t.batch, t.head, t.row + own, n * BN + 2 * (lane & 3)) : 0; }
     // Products of block n to scores.
     TE_DEV void adjust(int n, te_u64 show) {
-        if (SCORES) scores.adjust(s, shift, a.a, t.batch, t.head, t.row + own, 2 * (lane & 3), n * BN, t.row + 64 * w + 16 * warp, a.a.x.bottom_right ? t.s_kv - t.s_q : 0);
+        const float scale = te_bias_scale(a.a);
+        const int row = t.row + own, column = n * BN + 2 * (lane & 3);
+        const te_attn_mod mod(a.a.x);
+        if (BIAS) {
 #pragma unroll
-        for (int i = 0; i < (HIDES ? BN / 2 : 0); i++)
-            if (!(show >> i & 1)) s[i] = -TE_INF;
+            for (int i = 0; i < BN / 4; i++) {
+                float x, y;
+                bias.get(n * BN, i / 2, i % 2, x, y);
+                s[2 * i] = fmaf(x, scale, s[2 * i]);
+                s[2 * i + 1] = fmaf(y, scale, s[2 * i + 1]);
+            }
+        }
+        if (MOD) {
+#pragma unroll
+            for (int i = 0; i < BN / 2; i++) s[i] = mod.score(s[i] * a.a.scale, t.batch, t.head, row + 8 * (i / 2 % 2), column + 8 * (i / 4) + i % 2);
+        }
+        if (HIDES) {
+#pragma unroll
+            for (int i = 0; i < BN / 2; i++)
+                if (!(show >> i & 1)) s[i] = -TE_INF;
+        }
     }
+    // Bit i: masks of elements show element i of S in block n.
+    TE_DEV te_u64 shown(int n) const { return HIDES ? te_shown<BN / 2, false>(a.a, t.batch, t.head, t.row + own, n * BN + 2 * (lane & 3)) : 0; }
     TE_DEV void first() {
-        if (SCORES) scores.open(a.a, t.batch, t.head, t.row + own, 2 * (lane & 3));
-        if (BIAS && PAIRS) scores.bias.load((t.end - 1) * BN);
+        if (ALIBI) slope = te_slope(a.a, t.batch, t.head);
+        if (BIAS) bias.open(a.a, t.batch, t.head, t.row + own, 2 * (lane & 3));
+        if (BIAS && PAIRS) bias.load((t.end - 1) * BN);
         await(FULL_Q, q);
         await(FULL_K, k);
+        start(t.end - 1);
         te_wgmma_fence();
         ask();
-        if (BIAS && !PAIRS) scores.bias.load((t.end - 1) * BN);
+        if (BIAS && !PAIRS) bias.load((t.end - 1) * BN);
         const te_u64 keep = kept(t.end - 1), show = shown(t.end - 1);
         te_wgmma_wait<0>();
         te_wgmma_keep(s);
         release(EMPTY_K, k);
         adjust(t.end - 1, show);
         te_hide(s, t, t.row + own, t.end - 1);
-        te_softmax<true>(s, top, sum, shrink, scale2, shift);
+        te_softmax<true>(s, top, sum, shrink, scale2);
         drop(keep);
         te_pack16(p, s);
 #pragma unroll
@@ -286,25 +308,26 @@ struct te_consumer {
     }
     // Q K(n) beside P V(n + 1).
     template <bool MASKED> TE_DEV void step(int n) {
-        if (BIAS && PAIRS) scores.bias.load(n * BN);
+        if (BIAS && PAIRS) bias.load(n * BN);
         await(FULL_K, k);
         if (TURNS) te_meet<256>(1 + w);
         te_wgmma_keep(o);
         te_wgmma_keep(p);
+        start(n);
         te_wgmma_fence();
         ask();
         await(FULL_V, v);
         te_wgmma_fence();
         gather();
         if (TURNS) te_meet_later<256>(1 + (w + 1) % WAVES);
-        if (BIAS && !PAIRS) scores.bias.load(n * BN);
+        if (BIAS && !PAIRS) bias.load(n * BN);
         const te_u64 keep = kept(n), show = shown(n);
         te_wgmma_wait<1>();
         te_wgmma_keep(s);
         release(EMPTY_K, k);
         adjust(n, show);
         if (SCORES ? n >= t.hidden_from || n < t.hidden_to : MASKED) te_hide(s, t, t.row + own, n);
-        te_softmax<false>(s, top, sum, shrink, scale2, shift);
+        te_softmax<false>(s, top, sum, shrink, scale2);
         drop(keep);
         te_wgmma_keep(s);
         te_wgmma_wait<0>();

@@ -184,7 +184,7 @@ static te_result te__attn_plan_bwd(te__plan *p, const te_op_attn_bwd_args *args,
         return r == TE_OK ? te__attn_launch(p, &a, "attn_bwd_dkv", a.s_kv, a.groups, most, NULL, shared, mod) : r;
     }
     if (kernels == TE__ATTN_HOPPER) {
-        r = te__attn_plan_bwd_hopper(p, &a, rows);
+        r = te__attn_plan_bwd_hopper(p, &a, rows, mod);
         return r == TE_OK ? te__attn_launch_extras(p, &a, args->dsoftmax_offset != NULL, mod) : r;
     }
     r = te__attn_launch_extras(p, &a, args->dsoftmax_offset != NULL, mod);

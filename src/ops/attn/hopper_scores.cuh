@@ -1,8 +1,8 @@
 // ops/attn/hopper_scores.cuh: what the attention kernels of sm_90a do to a product before the softmax: ALiBi, a bias, a mask of elements, the user's rule. Knows
 // fragments of S, no pipeline.
 //
-// A score is  scale * product + bias - slope |i + delta - j|,  changed by the user's rule. Without such a rule S stays in units of products: what is added is divided by the
-// scale, and the softmax multiplies by scale2 as ever. With one it becomes the score itself.
+// A score is  scale * product + bias - slope |i + delta - j|,  changed by the user's rule. S is in units of products, so that the softmax multiplies by scale2 as ever: what is added is
+// divided by the scale. The user's rule makes it the score itself.
 //
 // Options: X_ALIBI (0, 1), X_BIAS (0 or its te_dtype), X_PAIRS (0: a bias is read element by element; 1: its rows, of adjacent elements, start at multiples of
 //          two; 2: as 1, and all queries have one row), X_MASK (0, 1), X_MOD (attn.cuh). Plain attention has none of them.
@@ -25,9 +25,9 @@ enum { ALIBI = X_ALIBI, BIAS = X_BIAS, PAIRS = X_PAIRS, MASK = X_MASK, HIDES = X
 
 // The softmax's factor of S, in units of log2.
 TE_DEV float te_softmax_scale2(const te__attn_kargs &a) { return MOD ? TE_LOG2E : a.scale2; }
-// ALiBi's slope, and the factor of a bias, in units of S.
-TE_DEV float te_slope(const te__attn_kargs &a, int b, int h) { return te_attn_of<1>::slope2(a, b, h) * (MOD ? TE_LN2 : 1.0f / a.scale2); }
-TE_DEV float te_bias_scale(const te__attn_kargs &a) { return MOD ? a.x.bias_scale : a.x.bias_scale / a.scale; }
+// ALiBi's slope, and the factor of a bias, in units of products.
+TE_DEV float te_slope(const te__attn_kargs &a, int b, int h) { return te_attn_of<1>::slope2(a, b, h) / a.scale2; }
+TE_DEV float te_bias_scale(const te__attn_kargs &a) { return a.x.bias_scale / a.scale; }
 
 // A word of memory that no kernel writes meanwhile. Volatile: where a load is issued decides what it waits beside.
 TE_DEV te_u32 te_ldg4(const void *p) {
@@ -102,62 +102,69 @@ template <int N> struct te_bias_rows {
     }
 };
 
-// All of it, for such a part of S.
-template <int N> struct te_score_rows {
-    te_bias_rows<N> bias;
-    float slope;
+// What S starts with under ALiBi, in a thread's fragment: -slope times the distance between query and key. Those of neighbours along a row differ by 1, of the next eight by 8, and of
+// the row 8 further down by -8. at: of the thread's first element, with its sign; least: of all of its warp. ADD: to what is there.
+template <bool ADD, int N> TE_DEV void te_start_alibi(float (&s)[N], float slope, int at, int least) {
+    const bool rising = least >= 0, falling = least + 2 * N + 14 <= 0;
+    if (rising || falling) { // a line, whose steps are constants
+        const float tilt = rising ? -slope : slope;
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            const float from = tilt * (float)(at - 8 * (i / 2 % 2));
+            s[i] = fmaf(tilt, (float)(8 * (i / 4) + i % 2), ADD ? s[i] + from : from);
+        }
+    } else {
+#pragma unroll
+        for (int i = 0; i < N; i++) s[i] = fmaf(-slope, fabsf((float)(at - 8 * (i / 2 % 2) + 8 * (i / 4) + i % 2)), ADD ? s[i] : 0.0f);
+    }
+}
 
-    TE_DEV void open(const te__attn_kargs &a, int b, int h, int i, int j) {
-        if (BIAS) bias.open(a, b, h, i, j);
-        if (ALIBI) slope = te_slope(a, b, h);
-    }
-    // Of rows i and i + 8, and columns j, j + 1, j + 8 .. of the block of keys from `first` on; `warp_i`: the first of the warp's 16 rows. What S lacks in each row afterwards is
-    // `shift`: a constant, which the softmax adds to the maximum and not to every element.
-    TE_DEV void adjust(float (&s)[N], float (&shift)[2], const te__attn_kargs &a, int b, int h, int i, int j, int first, int warp_i, int delta) const {
-        const float bias_scale = BIAS ? te_bias_scale(a) : 0.0f;
-        const int from = first - warp_i - delta; // of the upper row and the first key: key - diagonal
-        const bool left = from + 2 * N - 1 <= 0, right = from - 15 >= 0, linear = ALIBI && !MOD && (left || right);
-        const float tilt = left ? slope : -slope;
-        const te_attn_mod mod(a.x);
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-            const int row = i + 8 * half, column = first + j;
-            const float away = (float)(column - row - delta);
-#pragma unroll
-            for (int k = 0; k < N / 4; k++) {
-                float x[2] = {};
-                if (BIAS) bias.get(first, k, half, x[0], x[1]);
-#pragma unroll
-                for (int e = 0; e < 2; e++) {
-                    float &y = s[4 * k + 2 * half + e];
-                    if (MOD) y *= a.scale;
-                    if (BIAS) y = fmaf(x[e], bias_scale, y);
-                    if (ALIBI && !linear) y = fmaf(-slope, fabsf(away + (float)(8 * k + e)), y);
-                    if (MOD) y = mod.score(y, b, h, row, column + 8 * k + e);
-                }
-            }
-            shift[half] = linear ? tilt * away : 0.0f;
-        }
-        if (linear) {
-#pragma unroll
-            for (int k = 0; k < N; k++) s[k] = fmaf(tilt, (float)(8 * (k / 4) + k % 2), s[k]);
-        }
-    }
-    // Bit 4 k + 2 half + e: the mask of elements and the user's show element (half, 8 k + e) to its row.
-    TE_DEV te_u64 shown(const te__attn_kargs &a, int b, int h, int i, int j) const {
-        const te__attn_table &t = a.x.mask;
-        const te_attn_mod mod(a.x);
-        const te_u8 *const mask = (const te_u8 *)t.p + b * t.b + h * t.h;
-        te_u64 bits = 0;
+// Bit 4 k + 2 half + e: the mask of elements and the user's show key to query, of row `half` of a thread's fragment and column 8 k + e. i, j: the query and the key of its first element.
+template <int N, bool TRANSPOSED> TE_DEV te_u64 te_shown(const te__attn_kargs &a, int b, int h, int i, int j) {
+    const te__attn_table &t = a.x.mask;
+    const te_attn_mod mod(a.x);
+    const te_u8 *const mask = (const te_u8 *)t.p + b * t.b + h * t.h;
+    te_u64 bits = 0;
 #pragma unroll 4
-        for (int k = 0; k < N / 4; k++)
+    for (int k = 0; k < N / 4; k++)
 #pragma unroll
-            for (int e = 0; e < 4; e++) {
-                const int row = i + 8 * (e / 2), column = j + 8 * k + e % 2;
-                bool sees = mod.mask(b, h, row, column);
-                if (MASK) sees = sees && !mask[min(row, a.s_q - 1) * t.i + min(column, a.s_kv - 1) * t.j];
-                bits |= (te_u64)sees << (4 * k + e);
-            }
-        return bits;
+        for (int e = 0; e < 4; e++) {
+            const int down = 8 * (e / 2), along = 8 * k + e % 2, query = i + (TRANSPOSED ? along : down), key = j + (TRANSPOSED ? down : along);
+            bool sees = mod.mask(b, h, query, key);
+            if (MASK) sees = sees && !mask[min(query, a.s_q - 1) * t.i + min(key, a.s_kv - 1) * t.j];
+            bits |= (te_u64)sees << (4 * k + e);
+        }
+    return bits;
+}
+
+// A bias beside S^T, with keys along the rows, for S to start with: it is loaded as it is, a tile ahead.
+template <int N> struct te_bias_columns {
+    enum { SIZE = BIAS == TE_F32 ? 4 : 2, ONE = PAIRS == 2 };
+    TE_DEV static te_u32 element(const char *p) {
+        if (BIAS == TE_F32) return te_ldg4(p);
+        return te_ldg2(p);
+    }
+    // Of queries i, i + 1, i + 8 .. and keys j and j + 8. Those that are not there, which see nothing, are read as the last ones.
+    TE_DEV static void load(float (&s)[N], const te__attn_kargs &a, int b, int h, int i, int j) {
+        const te__attn_table &t = a.x.bias;
+        const char *const p = (const char *)t.p + SIZE * (b * t.b + h * t.h);
+        const te_i64 row = SIZE * t.i;
+        const char *const upper = p + SIZE * t.j * min(j, a.s_kv - 1), *const lower = p + SIZE * t.j * min(j + 8, a.s_kv - 1);
+#pragma unroll
+        for (int k = 0; k < (ONE ? 1 : N / 2); k++) {
+            const te_i64 to = min(i + 8 * (k / 2) + k % 2, a.s_q - 1) * row;
+            s[4 * (k / 2) + k % 2] = __uint_as_float(element(upper + to));
+            s[4 * (k / 2) + 2 + k % 2] = __uint_as_float(element(lower + to));
+        }
+    }
+    // What was loaded becomes what S starts with.
+    TE_DEV static void start(float (&s)[N], float scale) {
+#pragma unroll
+        for (int i = 0; i < (ONE ? 4 : N); i++) {
+            const te_u32 x = __float_as_uint(s[i]);
+            s[i] = scale * (BIAS == TE_F32 ? __uint_as_float(x) : BIAS == TE_BF16 ? __uint_as_float(x << 16) : te_f16_to_f32((te_u16)x));
+        }
+#pragma unroll
+        for (int i = 0; i < (ONE ? N : 0); i++) s[i] = s[i / 2 % 2 * 2];
     }
 };

@@ -3,6 +3,18 @@
 #include "../te_test.h"
 #include "attn_formula.h"
 
+static xcase small_case(te_attn_mask mask, int layout, int bias, int softmax, int dtype, int sizes) {
+    int option[OPTIONS] = {0};
+    option[MASK] = mask - TE_MASK_NONE;
+    option[LAYOUT] = layout;
+    option[BIAS] = bias;
+    option[SOFTMAX] = softmax;
+    option[DTYPE] = dtype;
+    option[GROUPED] = 1;
+    option[SIZES] = sizes;
+    return make_case(option);
+}
+
 /* The n-th of a series of cases, in which every pair of choices of any two options comes up. */
 static void nth_options(int n, int option[OPTIONS]) {
     uint64_t state = (uint64_t)n * 0x9E3779B97F4A7C15ull + 12345;

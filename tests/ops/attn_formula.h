@@ -10,7 +10,6 @@ enum { LAYOUT_SBHD, LAYOUT_BSHD, LAYOUT_THD, LAYOUT_THD_PADDED };
 static const int choices[OPTIONS] = {7, 4, 8, 3, 3, 3, 3, 3, 5, 3};
 static const te_dtype dtypes[3] = {TE_F32, TE_F16, TE_BF16};
 static const int head_counts[3][2] = {{2, 2}, {4, 2}, {3, 1}};
-static const int64_t size_choices[5][4] = {{17, 21, 16, 16}, {40, 33, 8, 24}, {70, 132, 64, 64}, {20, 20, 33, 7}, {36, 64, 128, 128}}; /* s_q, s_kv, d, d_v */
 
 enum { MAX_B = 3 };
 typedef struct xcase {
@@ -68,8 +67,6 @@ static xcase make_sized_case(const int *option, const int64_t sizes[4]) {
     }
     return c;
 }
-
-static xcase make_case(const int *option) { return make_sized_case(option, size_choices[option[SIZES]]); }
 
 static void name_case(const xcase *c) {
     test_case("%s format %d,%d mask %d b %lld heads %lld/%lld s %lld,%lld d %lld,%lld bias %d (%s) softmax %d window %d diagonal %d p %g page %lld rule %d", te_dtype_name(c->dtype),

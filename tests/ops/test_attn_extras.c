@@ -3,6 +3,8 @@
 #include "../te_test.h"
 #include "attn_formula.h"
 
+static const int64_t size_choices[5][4] = {{17, 21, 16, 16}, {40, 33, 8, 24}, {70, 132, 64, 64}, {20, 20, 33, 7}, {36, 64, 128, 128}}; /* s_q, s_kv, d, d_v */
+static xcase make_case(const int *option) { return make_sized_case(option, size_choices[option[SIZES]]); }
 static xcase small_case(te_attn_mask mask, int layout, int bias, int softmax, int dtype, int sizes) {
     int option[OPTIONS] = {0};
     option[MASK] = mask - TE_MASK_NONE;

@@ -27,6 +27,7 @@ typedef struct xcase {
     float s_scale, dp_scale;
     te_dtype bias_dtype;
     int rule; /* the user's, for scores: RULE_.. */
+    int blocks; /* a block mask: 1, of each head of each sequence, or 2, of all */
 } xcase;
 enum { RULE_NONE, RULE_SLOPES, RULE_CAP, RULE_DOCUMENTS, RULE_BOTH, RULE_ROWS, RULES }; /* BOTH: a cap within documents; ROWS: every fifth row of an odd head sees nothing */
 
@@ -69,9 +70,9 @@ static xcase make_sized_case(const int *option, const int64_t sizes[4]) {
 }
 
 static void name_case(const xcase *c) {
-    test_case("%s format %d,%d mask %d b %lld heads %lld/%lld s %lld,%lld d %lld,%lld bias %d (%s) softmax %d window %d diagonal %d p %g page %lld rule %d", te_dtype_name(c->dtype),
+    test_case("%s format %d,%d mask %d b %lld heads %lld/%lld s %lld,%lld d %lld,%lld bias %d (%s) softmax %d window %d diagonal %d p %g page %lld rule %d blocks %d", te_dtype_name(c->dtype),
               (int)c->format, (int)c->kv_format, (int)c->mask, (long long)c->b, (long long)c->heads, (long long)c->groups, (long long)c->s_q, (long long)c->s_kv,
-              (long long)c->d, (long long)c->d_v, c->option[BIAS], te_dtype_name(c->bias_dtype), c->option[SOFTMAX], c->option[WINDOW], c->option[DIAGONAL], (double)c->p, (long long)c->page_size, c->rule);
+              (long long)c->d, (long long)c->d_v, c->option[BIAS], te_dtype_name(c->bias_dtype), c->option[SOFTMAX], c->option[WINDOW], c->option[DIAGONAL], (double)c->p, (long long)c->page_size, c->rule, c->blocks);
 }
 
 /* ---- memory: arrays as the tensors have them ---- */
@@ -195,7 +196,12 @@ static xdata make_data(const xcase *c) {
 static const float rule_slopes[4] = {0.5f, 0.03f, 0.2f, 0.01f};
 static const double rule_cap = 1.5;
 static int64_t document_of(int64_t b, int64_t position) { return (position + 20 * b) / 48; }
+static te_attn_block block_of(const xcase *c, int64_t b, int64_t h, int64_t i, int64_t j) { /* of rows 128 i and keys 128 j: a third of each kind, and the first rows see something */
+    return !c->blocks ? TE_ATTN_BLOCK_PARTIAL : (te_attn_block)((c->blocks == 1 ? 5 * b + 7 * h : 0) + i + 2 * j + i * j + 1) % 3;
+}
 static bool rule_sees(const xcase *c, int64_t b, int64_t h, int64_t i, int64_t j) {
+    const te_attn_block block = block_of(c, b, h, i / TE_ATTN_BLOCK_SIZE, j / TE_ATTN_BLOCK_SIZE);
+    if (block != TE_ATTN_BLOCK_PARTIAL) return block == TE_ATTN_BLOCK_FULL;
     if (c->rule == RULE_ROWS) return !(h % 2 == 1 && i % 5 == 3);
     return (c->rule != RULE_DOCUMENTS && c->rule != RULE_BOTH) || document_of(b, i) == document_of(b, j);
 }
@@ -211,6 +217,12 @@ static double rule_bprop(const xcase *c, double score) {
 static bool mask_fn(void *user, int64_t b, int64_t h, int64_t i, int64_t j) { return rule_sees((const xcase *)user, b, h, i, j); }
 static float score_fn(void *user, float score, int64_t b, int64_t h, int64_t i, int64_t j) { return (void)b, (float)rule_score((const xcase *)user, (double)score, h, i, j); }
 static float bprop_fn(void *user, float score, int64_t b, int64_t h, int64_t i, int64_t j) { return (void)b, (void)h, (void)i, (void)j, (float)rule_bprop((const xcase *)user, (double)score); }
+static te_tensor *make_blocks(te_ctx *te, const xcase *c) {
+    const int64_t b = c->blocks == 1 ? c->b : 1, heads = c->blocks == 1 ? c->heads : 1, rows = (c->s_q + 127) / 128, columns = (c->s_kv + 127) / 128;
+    uint8_t *x = (uint8_t *)test_alloc((size_t)(b * heads * rows * columns));
+    for (int64_t i = 0; i < b * heads * rows * columns; i++) x[i] = (uint8_t)block_of(c, i / columns / rows / heads, i / columns / rows % heads, i / columns % rows, i % columns);
+    return te_tensor_from_host(te, TE_U8, SHAPE(b, heads, rows, columns), x);
+}
 static te_score_mod make_score_mod(te_ctx *te, const xcase *c) {
     te_score_mod m;
     memset(&m, 0, sizeof m);
@@ -413,6 +425,7 @@ static te_attn_rule make_rule(te_ctx *te, const xcase *c, const xdata *in) {
     x.softmax_type = (te_softmax_type)c->option[SOFTMAX];
     if (in->offset) x.softmax_offset = test_tensor(te, TE_F32, SHAPE(c->heads), in->offset);
     if (c->rule) x.score_mod = make_score_mod(te, c);
+    if (c->blocks) x.block_mask = make_blocks(te, c);
     return x;
 }
 

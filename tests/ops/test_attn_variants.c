@@ -1,4 +1,4 @@
-/* test_attn_variants.c: what comes between product and softmax (ALiBi, biases, masks of elements, the user's rules) at lengths around and beyond those of tiles, with masks, windows, packed
+/* test_attn_variants.c: what comes between product and softmax (ALiBi, biases, masks of elements and of blocks, the user's rules) at lengths around and beyond those of tiles, with masks, windows, packed
  * sequences, sinks, dropout and heads of every size: the formula in float64, forward and backward; which kernels a plan names. */
 #include "../te_test.h"
 #include "attn_formula.h"
@@ -7,7 +7,7 @@ typedef struct variant {
     int64_t sizes[4];
     int bias, rule;
     te_attn_mask mask; /* 0: none */
-    int layout, softmax, window, dropout, dtype, grouped;
+    int layout, softmax, window, dropout, dtype, grouped, blocks;
     te_dtype bias_dtype;
 } variant;
 
@@ -54,6 +54,19 @@ static const variant variants[] = {
     {{130, 200, 192, 192}, .bias = BIAS_FULL, .mask = TE_MASK_ARBITRARY},
     {{129, 200, 256, 256}, .bias = BIAS_ALIBI, .mask = TE_MASK_CAUSAL_BOTTOM_RIGHT},
     {{129, 200, 256, 256}, .bias = BIAS_HEADS, .rule = RULE_BOTH},
+    {{1000, 1000, 128, 128}, .blocks = 1, .mask = TE_MASK_CAUSAL, .layout = LAYOUT_BSHD, .grouped = 1},
+    {{300, 4000, 128, 128}, .blocks = 2},
+    {{300, 130, 128, 128}, .blocks = 1, .grouped = 2},
+    {{129, 129, 128, 128}, .blocks = 2},
+    {{1000, 1000, 128, 128}, .blocks = 1, .rule = RULE_DOCUMENTS, .mask = TE_MASK_PADDING_CAUSAL, .layout = LAYOUT_THD_PADDED, .softmax = TE_SOFTMAX_LEARNABLE},
+    {{300, 700, 128, 128}, .blocks = 2, .rule = RULE_ROWS, .bias = BIAS_HEADS, .dropout = 1, .grouped = 1},
+    {{700, 300, 128, 128}, .blocks = 1, .bias = BIAS_ALIBI, .window = WINDOW_LEFT},
+    {{140, 140, 128, 128}, .blocks = 1, .rule = RULE_BOTH, .mask = TE_MASK_ARBITRARY},
+    {{1100, 500, 64, 64}, .blocks = 1, .grouped = 1},
+    {{129, 130, 64, 64}, .blocks = 2, .rule = RULE_DOCUMENTS, .bias = BIAS_KEYS},
+    {{129, 300, 192, 192}, .blocks = 1},
+    {{300, 300, 256, 256}, .blocks = 1, .mask = TE_MASK_CAUSAL},
+    {{129, 150, 192, 128}, .blocks = 1, .rule = RULE_DOCUMENTS},
 };
 
 static xcase case_of(const variant *v) {
@@ -69,6 +82,7 @@ static xcase case_of(const variant *v) {
     xcase c = make_sized_case(option, v->sizes);
     if (v->bias_dtype) c.bias_dtype = v->bias_dtype;
     c.rule = v->rule;
+    c.blocks = v->blocks;
     return c;
 }
 

@@ -38,6 +38,9 @@
 // te:row X_DT=3 X_D=128 X_D_V=128 X_DROPOUT=0 X_BIAS=1|3 X_PAIRS=1|2
 // te:row X_DT=3 X_D=128 X_D_V=128 X_DROPOUT=0 X_MASK=1
 // te:row X_DT=3 X_D=128 X_D_V=128 X_DROPOUT=0 X_MOD=1|2|3
+// te:row X_DT=3 X_D=128 X_D_V=128 X_DROPOUT=0 X_BLOCKS=1
+// te:row X_DT=3 X_D=128 X_D_V=128 X_DROPOUT=0 X_BLOCKS=1 X_MOD=3
+// te:row X_DT=3 X_D=64 X_D_V=64 X_DROPOUT=0 X_BLOCKS=1
 // te:row X_DT=3 X_D=64 X_D_V=64 X_DROPOUT=0 X_ALIBI=1
 // te:row X_DT=3 X_D=64 X_D_V=64 X_DROPOUT=0 X_BIAS=3 X_PAIRS=1
 #include "ops/attn/hopper_scores.cuh"
@@ -45,6 +48,7 @@
 enum {
     D = X_D,
     DROPOUT = X_DROPOUT,
+    AHEAD = ALIBI || BIAS || BLOCKS, // consumers know their next tile early
     BK = 128,
     BQ = TE__ATTN_BWD_QUERIES(X_D),
     BYTES_KV = TE__ATTN_BYTES(BK, X_D),
@@ -67,6 +71,9 @@ enum {
 static_assert(SHARED == TE__ATTN_BWD_SHARED(X_D), "what the host asks for");
 static_assert(!DROPOUT || BQ == 64, "see the options");
 enum { FULL_Q = 0, EMPTY_Q = 2, FULL_DO = 4, EMPTY_DO = 6, FULL_DQ = 8, EMPTY_DQ = 12 };
+
+// Warps of the producer run as one thread, and with a block mask whole, to look for tiles; then one of their threads does what is to be done.
+TE_DEV bool te_leads() { return !BLOCKS || threadIdx.x % 32 == 0; }
 
 // A block's keys, and the tiles of queries that see any of them: m_end - 1 down to m_begin.
 struct te_keys {
@@ -93,22 +100,46 @@ struct te_keys {
         m_begin = max(0, n * BK - hi) / BQ;
         m_end = n * BK < s_kv ? (max(0, min(s_q, (n + 1) * BK - lo)) + BQ - 1) / BQ : 0;
     }
-    // Key blocks before this one that tile m sees: n minus the first that its first row sees.
-    TE_DEV int before(int m) const { return n - max(0, m * BQ + lo) / BK; }
     TE_DEV int tiles() const { return max(0, m_end - m_begin); }
 };
-// Tiles of queries: heads within rows, the last row first.
+// Tiles of queries: heads within rows, the last row first; with a block mask those that are not empty, which a whole warp looks for.
 struct te_tiles {
     int first, heads, m, head, left;
+    bool full; // the user's mask hides nothing
     TE_DEV te_tiles(const te__attn_kargs &a, const te_keys &t) {
         heads = a.heads / a.groups, first = t.head * heads, head = first;
         m = t.m_end - 1, left = heads * t.tiles();
+        full = false;
+        if (BLOCKS) head--, left++, next(a, t);
     }
-    TE_DEV void next() {
-        left--;
-        if (++head == first + heads) head = first, m--;
+    TE_DEV void next(const te__attn_kargs &a, const te_keys &t) {
+        if (!BLOCKS) {
+            left--;
+            if (++head == first + heads) head = first, m--;
+            return;
+        }
+        const int lane = threadIdx.x & 31;
+        for (int at = (t.m_end - 1 - m) * heads + head - first + 1; --left > 0; at += 32, left -= 31) {
+            const int row = (at + lane) / heads, h = first + at + lane - row * heads;
+            const int kind = lane < left ? te_blocks_of(a, t.batch, h, (t.m_end - 1 - row) * BQ)[t.n] : TE_ATTN_BLOCK_EMPTY;
+            const te_u32 seen = __ballot_sync(TE_ALL, kind != TE_ATTN_BLOCK_EMPTY);
+            if (!seen) continue;
+            const int found = __ffs(seen) - 1;
+            full = __shfl_sync(TE_ALL, kind, found) == TE_ATTN_BLOCK_FULL;
+            m = t.m_end - 1 - __shfl_sync(TE_ALL, row, found), head = __shfl_sync(TE_ALL, h, found), left -= found;
+            return;
+        }
     }
 };
+// Key blocks before this one that add to tile i: n minus the first that its first row sees, less the empty ones.
+TE_DEV int te_before(const te__attn_kargs &a, const te_keys &t, const te_tiles &i) {
+    const int begin = max(0, i.m * BQ + t.lo) / BK;
+    if (!BLOCKS) return t.n - begin;
+    const te_u8 *const blocks = te_blocks_of(a, t.batch, i.head, i.m * BQ);
+    int count = 0;
+    for (int n = begin; n < t.n; n += 32) count += __popc(__ballot_sync(TE_ALL, n + (threadIdx.x & 31) < t.n && blocks[n + (threadIdx.x & 31)] != TE_ATTN_BLOCK_EMPTY));
+    return count;
+}
 
 TE_DEV void te_load_tiles(const te__attn_bwd_hopper_kargs &a, te_u32 smem) {
     const te_u32 bar = smem + AT_BARRIERS;
@@ -119,7 +150,7 @@ TE_DEV void te_load_tiles(const te__attn_bwd_hopper_kargs &a, te_u32 smem) {
     const te_i64 work_head = x.packed_q ? te__attn_packed_rows(x.t_q, a.a.batch) : a.a.s_pad;
     int stage = 0, parity = 1;
     bool keys = true; // K and V come with the first tile
-    for (te_tiles i(a.a, t); i.left > 0; i.next(), keys = false) {
+    for (te_tiles i(a.a, t); i.left > 0; i.next(a.a, t), keys = false) {
         const te_i64 rows = work + i.head * work_head + i.m * BQ;
         auto part = [&](int full, int empty, const void *map, int to, const float *of_rows, int rows_to, const void *map_kv, int kv_to) {
             const te_u32 b = bar + 8 * (full + stage);
@@ -131,35 +162,41 @@ TE_DEV void te_load_tiles(const te__attn_bwd_hopper_kargs &a, te_u32 smem) {
             }
             te_bulk_load(smem + rows_to + stage * BYTES_ROWS, of_rows + rows, BYTES_ROWS, b);
         };
-        part(FULL_Q, EMPTY_Q, a.q_map, AT_Q, a.a.lse2, AT_LSE, a.k_map, AT_K);
-        part(FULL_DO, EMPTY_DO, a.do_map, AT_DO, a.a.delta, AT_DELTA, a.v_map, AT_V);
+        if (te_leads()) {
+            part(FULL_Q, EMPTY_Q, a.q_map, AT_Q, a.a.lse2, AT_LSE, a.k_map, AT_K);
+            part(FULL_DO, EMPTY_DO, a.do_map, AT_DO, a.a.delta, AT_DELTA, a.v_map, AT_V);
+        }
         stage ^= 1;
         if (stage == 0) parity ^= 1;
     }
 }
 
-TE_DEV void te_add_tiles(const te__attn_bwd_hopper_kargs &a, te_u32 smem, int mine) {
+// A tile of dQ, of a buffer, once `before` others have been added.
+TE_DEV void te_add_tile(const te__attn_bwd_hopper_kargs &a, te_u32 smem, te_i64 number, int before, int buffer, int parity) {
     const te_u32 bar = smem + AT_BARRIERS;
+    float *to = a.dq_sum + number * (BQ * D);
+    while (te_load_acquire(a.added + number) < before) {} // starts that no one has checked may make tiles of two sequences one: it must not wait for ever
+    te_async_fence_global();
+    for (int w = 0; w < 2; w++) {
+        te_mbar_wait(bar + 8 * (FULL_DQ + 2 * buffer + w), parity);
+        const te_u32 from = smem + AT_DQ + buffer * BYTES_DQ + w * (BYTES_DQ / 2);
+        if (before == 0) te_bulk_store(to + w * (BQ * D / 2), from, BYTES_DQ / 2); // so nothing clears the sums
+        else te_bulk_add(to + w * (BQ * D / 2), from, BYTES_DQ / 2);
+    }
+    te_bulk_commit();
+    te_bulk_wait_read<0>();
+    te_mbar_arrive(bar + 8 * (EMPTY_DQ + buffer));
+    te_bulk_wait<0>();
+    te_add_release(a.added + number, 1);
+}
+TE_DEV void te_add_tiles(const te__attn_bwd_hopper_kargs &a, te_u32 smem, int mine) {
     const te_keys t(a, te_lds4(smem + AT_NUMBER));
     int buffer = 0, parity = 0;
-    for (te_tiles i(a.a, t); i.left > 0; i.next()) {
+    for (te_tiles i(a.a, t); i.left > 0; i.next(a.a, t)) {
         if (buffer == mine) {
             const te_i64 number = te__attn_dq_tile(&a, t.batch, i.head, t.q_at, i.m);
-            const int before = t.before(i.m);
-            float *to = a.dq_sum + number * (BQ * D);
-            while (te_load_acquire(a.added + number) < before) {} // starts that no one has checked may make tiles of two sequences one: it must not wait for ever
-            te_async_fence_global();
-            for (int w = 0; w < 2; w++) {
-                te_mbar_wait(bar + 8 * (FULL_DQ + 2 * buffer + w), parity);
-                const te_u32 from = smem + AT_DQ + buffer * BYTES_DQ + w * (BYTES_DQ / 2);
-                if (before == 0) te_bulk_store(to + w * (BQ * D / 2), from, BYTES_DQ / 2); // so nothing clears the sums
-                else te_bulk_add(to + w * (BQ * D / 2), from, BYTES_DQ / 2);
-            }
-            te_bulk_commit();
-            te_bulk_wait_read<0>();
-            te_mbar_arrive(bar + 8 * (EMPTY_DQ + buffer));
-            te_bulk_wait<0>();
-            te_add_release(a.added + number, 1);
+            const int before = te_before(a.a, t, i);
+            if (te_leads()) te_add_tile(a, smem, number, before, buffer, parity);
         }
         buffer ^= 1;
         if (buffer == 0) parity ^= 1;
@@ -217,14 +254,16 @@ TE_DEV void te_consume(const te__attn_bwd_hopper_kargs &a, te_u32 smem, int w) {
     };
     if (i.left > 0) load_ahead(i.head, i.m);
 #pragma unroll 1
-    for (; i.left > 0; i.next()) {
+    for (; i.left > 0;) {
+        te_tiles next = i;
         if (BIAS) te_bias_columns<BQ / 2>::start(s, bias_scale);
         if (ALIBI) te_start_alibi<BIAS != 0>(s, slope, i.m * BQ + 2 * (lane & 3) - key + diagonal, i.m * BQ - (t.n * BK + 64 * w + 16 * warp + 15) + diagonal);
         te_mbar_wait(bar + 8 * (FULL_Q + stage), parity);
-        if (keys || first_tail > 0) {
+        const bool tail = BLOCKS ? tail_q && i.m * BQ + BQ > t.s_q : first_tail > 0;
+        if (keys || tail) {
             te_mbar_wait(bar + 8 * (FULL_DO + stage), parity);
             if (keys) te_clear_rows(smem + AT_K, BK, t.s_kv - t.n * BK), te_clear_rows(smem + AT_V, BK, t.s_kv - t.n * BK);
-            if (first_tail > 0) te_clear_rows(smem + AT_Q + stage * BYTES_Q, BQ, t.s_q - i.m * BQ), te_clear_rows(smem + AT_DO + stage * BYTES_Q, BQ, t.s_q - i.m * BQ);
+            if (tail) te_clear_rows(smem + AT_Q + stage * BYTES_Q, BQ, t.s_q - i.m * BQ), te_clear_rows(smem + AT_DO + stage * BYTES_Q, BQ, t.s_q - i.m * BQ);
             keys = false, first_tail--;
             te_async_fence();
             te_meet<128>(2 + w);
@@ -239,7 +278,8 @@ TE_DEV void te_consume(const te__attn_bwd_hopper_kargs &a, te_u32 smem, int w) {
 #pragma unroll 1
             for (int j = 0; j < BQ / 8; j++) keep |= te_attn_keeps_transposed(a.a, corner + 8 * j * (te_u64)a.a.s_kv) << (4 * j);
         }
-        const te_u64 show = HIDES ? te_shown<BQ / 2, true>(a.a, t.batch, i.head, query, key) : 0;
+        const te_u64 show = HIDES ? te_shown<BQ / 2, true>(a.a, t.batch, i.head, query, key, BLOCKS && i.full) : 0;
+        if (AHEAD) next.next(a.a, t);
         te_wgmma_wait<1>();
         te_wgmma_keep(s);
         if ((t.n + 1) * BK > min(t.s_kv, i.m * BQ + t.hi + 1) || t.n * BK < i.m * BQ + BQ - 1 + t.lo || i.m * BQ + BQ > t.s_q) {
@@ -313,11 +353,7 @@ TE_DEV void te_consume(const te__attn_bwd_hopper_kargs &a, te_u32 smem, int w) {
         te_wgmma_wait<1>();
         te_wgmma_keep(dv);
         if (lane == 0) te_mbar_arrive(bar + 8 * (EMPTY_DO + stage));
-        if (ALIBI || BIAS) {
-            te_tiles next = i;
-            next.next();
-            if (next.left > 0) load_ahead(next.head, next.m);
-        }
+        if ((ALIBI || BIAS) && next.left > 0) load_ahead(next.head, next.m);
         accumulate(dk, ds, q_tile + stage * (BYTES_Q >> 4));
         te_wgmma_wait<1>();
         te_wgmma_keep(dq);
@@ -334,6 +370,8 @@ TE_DEV void te_consume(const te__attn_bwd_hopper_kargs &a, te_u32 smem, int w) {
         if (lane == 0) te_mbar_arrive(bar + 8 * (EMPTY_Q + stage));
         stage ^= 1;
         if (stage == 0) parity ^= 1;
+        if (AHEAD) i = next;
+        else i.next(a.a, t);
     }
     te_meet<256>(1); // nobody reads K any more
     const te_keys u(a, te_lds4(smem + AT_NUMBER)); // again, rather than in registers
@@ -397,7 +435,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_attn_bwd_hopper(const __
     if (group == 0) {
         te_registers_down<24>();
         const int warp = __shfl_sync(TE_ALL, threadIdx.x / 32, 0);
-        if ((threadIdx.x & 31) == 0) {
+        if (BLOCKS || (threadIdx.x & 31) == 0) {
             if (warp == 0) te_load_tiles(a, smem);
             else if (warp <= 2) te_add_tiles(a, smem, warp - 1);
         }

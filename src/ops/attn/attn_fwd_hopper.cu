@@ -20,7 +20,7 @@
 // the tensor cores (TURNS), 8 + w joins its threads around the store of O.
 //
 // Which keys a tile meets, and rows of packed sequences: te__attn_seq (sequence.h). Blocks that all rows see have no compare. A tile that ends with its sequence
-// in the middle of packed rows is stored row by row, others by TMA. Keys beyond a sequence's end may hold anything, so the rows of V there are cleared.
+// in the middle of packed rows is stored row by row, others by TMA. Empty blocks of a block mask are passed over: all roles ask the mask. Keys beyond a sequence's end may hold anything, so the rows of V there are cleared.
 //
 // A bias is loaded to registers before the products that it waits beside, a mask of elements becomes bits while they run.
 //
@@ -41,6 +41,9 @@
 // te:row X_DT=3 X_D=256 X_D_V=256 X_WAVES=2 X_DROPOUT=0 X_BIAS=3 X_PAIRS=1
 // te:row X_DT=3 X_D=128 X_D_V=128 X_WAVES=2 X_DROPOUT=0 X_MASK=1
 // te:row X_DT=3 X_D=128 X_D_V=128 X_WAVES=2 X_DROPOUT=0 X_MOD=1|2|3
+// te:row X_DT=3 X_D=128 X_D_V=128 X_WAVES=2 X_DROPOUT=0 X_BLOCKS=1
+// te:row X_DT=3 X_D=128 X_D_V=128 X_WAVES=2 X_DROPOUT=0 X_BLOCKS=1 X_MOD=3
+// te:row X_DT=3 X_D=256 X_D_V=256 X_WAVES=2 X_DROPOUT=0 X_BLOCKS=1
 #include "ops/attn/hopper_scores.cuh"
 
 enum {
@@ -52,6 +55,7 @@ enum {
     BN = TE__ATTN_FWD_KEYS(X_D, X_D_V),
     STAGES_Q = TE__ATTN_FWD_STAGES_Q(X_D, X_D_V, X_WAVES),
     TURNS = WAVES == 3,
+    ONE_LOOP = SCORES || BLOCKS, // for blocks that are compared and others: they have much code
     THREADS = 128 * (WAVES + 1),
     PART_Q = TE__ATTN_BYTES(64, X_D), // bytes of a consumer's rows
     PART_O = TE__ATTN_BYTES(64, X_D_V),
@@ -67,6 +71,7 @@ enum {
     PART_STORE = STAGES_Q == 1 ? PART_Q : PART_O // from one consumer's rows of O to the next's
 };
 static_assert(SHARED == TE__ATTN_FWD_SHARED(X_D, X_D_V, X_WAVES), "what the host asks for");
+static_assert(!BLOCKS || (BM == TE_ATTN_BLOCK_SIZE && TE_ATTN_BLOCK_SIZE % BN == 0), "a tile, and its keys, lie in one block of a block mask");
 enum { FULL_Q = 0, EMPTY_Q = 2, FULL_K = 4, EMPTY_K = 6, FULL_V = 8, EMPTY_V = 10, FULL_T = 12, EMPTY_T = 14 };
 
 typedef te_attn_tile<BM, BN, BIAS != 0> te_q_tile;
@@ -130,7 +135,8 @@ TE_DEV void te_load_tiles(const te__attn_fwd_hopper_kargs &a, te_u32 smem) {
             for (int i = 0; i < te_panels(D); i++)
                 te_tma_load4(smem + AT_Q + (q.stage * WAVES + w) * PART_Q + i * 8192, a.q_map, 64 * i, t.q_at + t.row + 64 * w, t.head, batch_q, bar + 8 * (FULL_Q + q.stage));
         q.next();
-        for (int n = t.end - 1; n >= t.begin; n--) {
+        const te_u8 *const blocks = BLOCKS ? te_blocks_of(a.a, t.batch, t.head, t.row) : 0;
+        for (int n = t.end - 1; n >= t.begin; n = BLOCKS ? te_last_seen<BN>(blocks, t.begin, n) : n - 1) {
             load(a.k_map, FULL_K, EMPTY_K, smem + AT_K, BYTES_K, te_panels(D), k, t.kv_at + n * BN, group, batch_kv);
             if (row >= 0) load_v(row, head, batch);
             row = t.kv_at + n * BN, head = group, batch = batch_kv;
@@ -201,6 +207,9 @@ struct te_consumer {
     te_q_tile t;
     te_bias_rows<BN / 2> bias;
     float slope; // ALiBi's
+    const te_u8 *blocks;
+    int below;              // the next block of keys that is not empty
+    bool full, full_below;  // the user's mask hides nothing of this block, and of that one
     float o[D_V / 2], s[BN / 2], top[2], sum[2], shrink[2];
     te_u32 p[BN / 4];
 
@@ -275,9 +284,17 @@ struct te_consumer {
         }
     }
     // Bit i: masks of elements show element i of S in block n.
-    TE_DEV te_u64 shown(int n) const { return HIDES ? te_shown<BN / 2, false>(a.a, t.batch, t.head, t.row + own, n * BN + 2 * (lane & 3)) : 0; }
+    TE_DEV te_u64 shown(int n) const { return HIDES ? te_shown<BN / 2, false>(a.a, t.batch, t.head, t.row + own, n * BN + 2 * (lane & 3), BLOCKS && full) : 0; }
+    // Finds the block of keys after n.
+    TE_DEV void look(int n) {
+        if (BLOCKS) full = full_below, below = te_last_seen<BN>(blocks, t.begin, n, full_below);
+    }
     TE_DEV void first() {
         if (ALIBI) slope = te_slope(a.a, t.batch, t.head);
+        if (BLOCKS) {
+            blocks = te_blocks_of(a.a, t.batch, t.head, t.row);
+            full_below = blocks[(t.end - 1) * BN / TE_ATTN_BLOCK_SIZE] == TE_ATTN_BLOCK_FULL;
+        }
         if (BIAS) bias.open(a.a, t.batch, t.head, t.row + own, 2 * (lane & 3));
         if (BIAS && PAIRS) bias.load((t.end - 1) * BN);
         await(FULL_Q, q);
@@ -285,6 +302,7 @@ struct te_consumer {
         start(t.end - 1);
         te_wgmma_fence();
         ask();
+        look(t.end - 1);
         if (BIAS && !PAIRS) bias.load((t.end - 1) * BN);
         const te_u64 keep = kept(t.end - 1), show = shown(t.end - 1);
         te_wgmma_wait<0>();
@@ -320,13 +338,14 @@ struct te_consumer {
         te_wgmma_fence();
         gather();
         if (TURNS) te_meet_later<256>(1 + (w + 1) % WAVES);
+        look(n);
         if (BIAS && !PAIRS) bias.load(n * BN);
         const te_u64 keep = kept(n), show = shown(n);
         te_wgmma_wait<1>();
         te_wgmma_keep(s);
         release(EMPTY_K, k);
         adjust(n, show);
-        if (SCORES ? n >= t.hidden_from || n < t.hidden_to : MASKED) te_hide(s, t, t.row + own, n);
+        if (ONE_LOOP ? n >= t.hidden_from || n < t.hidden_to : MASKED) te_hide(s, t, t.row + own, n);
         te_softmax<false>(s, top, sum, shrink, scale2);
         drop(keep);
         te_wgmma_keep(s);
@@ -415,15 +434,15 @@ struct te_consumer {
         while (more) { // as a `for`, ptxas works shared addresses out anew in every step
             if (t.begin < t.end) {
                 first();
-                int n = t.end - 2;
-                if (!SCORES) {
+                int n = BLOCKS ? below : t.end - 2;
+                if (!ONE_LOOP) {
 #pragma unroll 1
                     for (; n >= t.hidden_from; n--) step<true>(n);
 #pragma unroll 1
                     for (; n >= t.hidden_to; n--) step<false>(n);
                 }
 #pragma unroll 1
-                for (; n >= t.begin; n--) step<true>(n);
+                for (; n >= t.begin; n = BLOCKS ? below : n - 1) step<true>(n);
                 if (STAGES_Q > 1) release(EMPTY_Q, q);
                 last();
             } else {

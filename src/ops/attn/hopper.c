@@ -7,6 +7,7 @@ static void te__attn_hopper_heads(const te__attn_kargs *a, int *d, int *d_v) {
     *d = te__attn_hopper_d(a->d);
     *d_v = te__attn_hopper_d(a->d_v);
     if (*d != 192 || *d_v != 128) *d = *d_v = te__max(*d, *d_v);
+    if (a->x.blocks.dt != TE_DTYPE_NONE && *d_v == 192) *d = *d_v = 256; /* whose blocks of keys lie in one of the block mask */
 }
 
 /* A map over [batch, heads, rows, d] in boxes of 64 channels by `box` rows. */
@@ -49,17 +50,19 @@ static te_result te__attn_scores_options(te__plan *p, te__launch *l, const te__a
         te__launch_option(l, "X_PAIRS", te__attn_bias_pairs(a));
     }
     if (a->x.mask.dt != TE_DTYPE_NONE) te__launch_option(l, "X_MASK", 1);
+    if (a->x.blocks.dt != TE_DTYPE_NONE) te__launch_option(l, "X_BLOCKS", 1);
     return te__attn_launch_mod(p, l, mod);
 }
 
 static te_result te__attn_plan_fwd_hopper(te__plan *p, const te__attn_kargs *a, const char *mod) {
-    const bool wide = mod || a->x.bias.dt != TE_DTYPE_NONE || a->x.mask.dt != TE_DTYPE_NONE; /* three warpgroups have no registers for it */
+    /* Three warpgroups have no registers for these, and tiles of 192 rows lie in two blocks of a block mask. */
+    const bool two = mod || a->x.bias.dt != TE_DTYPE_NONE || a->x.mask.dt != TE_DTYPE_NONE || a->x.blocks.dt != TE_DTYPE_NONE;
     int d, d_v, waves, keys;
     int64_t rows, tiles;
     te__launch *l;
     te__attn_fwd_hopper_kargs *k;
     te__attn_hopper_heads(a, &d, &d_v);
-    waves = d == 64 && a->s_q > 1024 && !wide ? 3 : 2; /* 192 rows take fewer cycles each, but few tiles of them fill the chip worse */
+    waves = d == 64 && a->s_q > 1024 && !two ? 3 : 2; /* 192 rows take fewer cycles each, but few tiles of them fill the chip worse */
     keys = TE__ATTN_FWD_KEYS(d, d_v);
     rows = te__div_up(a->s_q, 64 * waves);
     tiles = rows * a->heads * a->batch;

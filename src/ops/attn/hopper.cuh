@@ -4,7 +4,8 @@
 // A matrix of 16-bit channels lies in shared memory as TMA brings it: panels of 64 channels, rows of 128 bytes with the 128-byte swizzle. Of a head size that
 // is no multiple of 64 the last panel is read in part.
 //
-// Options: X_DT (bf16, f16), X_D, X_D_V (channels of q and k, of v and o: 64, 96, 128, 192, 256; larger than the heads' own, the rest are zeros).
+// Options: X_DT (bf16, f16), X_D, X_D_V (channels of q and k, of v and o: 64, 96, 128, 192, 256; larger than the heads' own, the rest are zeros), X_BLOCKS (there is
+//          a block mask; without one it may be missing).
 #pragma once
 #include "device/hopper.cuh"
 #include "ops/attn/attn.cuh"
@@ -16,6 +17,11 @@
 #endif
 
 #define TE_ALL 0xffffffffu // lanes of a warp
+
+#ifndef X_BLOCKS
+#define X_BLOCKS 0
+#endif
+enum { BLOCKS = X_BLOCKS };
 
 TE_DEV constexpr int te_panels(int d) { return (d + 63) / 64; }
 
@@ -70,6 +76,34 @@ template <int N> struct te_queue {
     }
 };
 
+// The te_attn_blocks of a row of the block mask: of query i.
+TE_DEV const te_u8 *te_blocks_of(const te__attn_kargs &a, int b, int h, int i) {
+    const te__attn_table &t = a.x.blocks;
+    return (const te_u8 *)t.p + b * t.b + h * t.h + i / TE_ATTN_BLOCK_SIZE * t.i;
+}
+// The last of blocks begin .. end - 1, of BN keys each, that is not empty; begin - 1: none. `full` tells what it is. By a warp, or by one thread.
+template <int BN> TE_DEV int te_last_seen(const te_u8 *row, int begin, int end, bool &full) {
+    const int lane = threadIdx.x & 31;
+    for (; end > begin; end -= 32) {
+        const int n = end - 1 - lane, kind = n >= begin ? row[n * BN / TE_ATTN_BLOCK_SIZE] : TE_ATTN_BLOCK_EMPTY;
+        const te_u32 seen = __ballot_sync(TE_ALL, kind != TE_ATTN_BLOCK_EMPTY);
+        if (!seen) continue;
+        const int first = __ffs(seen) - 1;
+        full = __shfl_sync(TE_ALL, kind, first) == TE_ATTN_BLOCK_FULL;
+        return end - 1 - first;
+    }
+    return begin - 1;
+}
+template <int BN> TE_DEV int te_last_seen(const te_u8 *row, int begin, int end) {
+    for (; end > begin; end -= 8) { // eight loads at a time
+        te_u32 seen = 0;
+#pragma unroll
+        for (int i = 1; i <= 8; i++) seen |= (te_u32)(end - i >= begin && row[(end - i) * BN / TE_ATTN_BLOCK_SIZE] != TE_ATTN_BLOCK_EMPTY) << (i - 1);
+        if (seen) return end - __ffs(seen);
+    }
+    return begin - 1;
+}
+
 // A tile of BM queries of a head, and the blocks of BN keys that any of them sees: begin .. end - 1. The producer finds it, and tells the consumers through shared memory.
 //
 // Tiles are numbered so that blocks of a grid that run at one time have `together` heads, whose keys stay in the L2 cache; of each head the last rows come
@@ -102,6 +136,7 @@ template <int BM, int BN, bool BY_HEAD> struct te_attn_tile {
         const int last = min(row + BM, s_q) - 1;
         begin = max(0, row + lo) / BN;
         end = row < s_q ? (min(s_kv, last + hi + 1) + BN - 1) / BN : 0; // a negative sum: 0 or less
+        if (BLOCKS && begin < end) end = te_last_seen<BN>(te_blocks_of(a, batch, head, row), begin, end) + 1;
         hidden_from = max(begin, max(0, row + hi + 1) / BN);
         hidden_to = max(begin, (last + lo + BN - 1) / BN);
         tail = end * BN > s_kv && s_kv < (a.x.packed_kv ? a.x.t_kv - kv_at : a.s_kv);

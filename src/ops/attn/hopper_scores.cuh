@@ -119,18 +119,20 @@ template <bool ADD, int N> TE_DEV void te_start_alibi(float (&s)[N], float slope
     }
 }
 
-// Bit 4 k + 2 half + e: the mask of elements and the user's show key to query, of row `half` of a thread's fragment and column 8 k + e. i, j: the query and the key of its first element.
-template <int N, bool TRANSPOSED> TE_DEV te_u64 te_shown(const te__attn_kargs &a, int b, int h, int i, int j) {
+// Bit 4 k + 2 half + e: the mask of elements and the user's show key to query, of row `half` of a thread's fragment and column 8 k + e. i, j: the query and the key of its first element;
+// full: the user's is not asked.
+template <int N, bool TRANSPOSED> TE_DEV te_u64 te_shown(const te__attn_kargs &a, int b, int h, int i, int j, bool full) {
     const te__attn_table &t = a.x.mask;
     const te_attn_mod mod(a.x);
     const te_u8 *const mask = (const te_u8 *)t.p + b * t.b + h * t.h;
     te_u64 bits = 0;
+    if (!MASK && full) return ~bits;
 #pragma unroll 4
     for (int k = 0; k < N / 4; k++)
 #pragma unroll
         for (int e = 0; e < 4; e++) {
             const int down = 8 * (e / 2), along = 8 * k + e % 2, query = i + (TRANSPOSED ? along : down), key = j + (TRANSPOSED ? down : along);
-            bool sees = mod.mask(b, h, query, key);
+            bool sees = full || mod.mask(b, h, query, key);
             if (MASK) sees = sees && !mask[min(query, a.s_q - 1) * t.i + min(key, a.s_kv - 1) * t.j];
             bits |= (te_u64)sees << (4 * k + e);
         }

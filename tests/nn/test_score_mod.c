@@ -162,7 +162,7 @@ TE_TEST_DEVICES(score_mod_on_both_backends) {
     if (!compiles(te)) SKIP("no NVRTC");
     te_ctx *cpu = test_cpu_beside(te);
     static const te_dtype dtypes[] = {TE_F32, TE_BF16, TE_F16};
-    static const double limits[] = {1e-5, 8e-3, 1e-3}; /* f32 sums, or the rounding of the format, which P is not given */
+    static const double limits[] = {1e-5, 1.5e-2, 2e-3}; /* f32 sums, or the rounding of the format, which tensor cores give P and dS, too; the backward pass reads the rounded o */
     arrays a = arrays_of();
     if (!cpu) SKIP("compares CUDA with the CPU");
     for (int n = 0; n < COUNT(dtypes) * RULES; n++) {

@@ -1,4 +1,4 @@
-/* attn_formula.h: attention with all of te_attn_rule for test_attn_extras.c: cases, their tensors, the formula in float64 with its gradients, and how both are
+/* attn_formula.h: attention with all of te_attn_rule for test_attn_extras.c and test_attn_variants.c: cases, their tensors, the formula in float64 with its gradients, and how both are
  * compared. Knows the public API; shares no code with te.h. */
 
 /* ---- a case: one choice of each option ---- */
@@ -10,7 +10,6 @@ enum { LAYOUT_SBHD, LAYOUT_BSHD, LAYOUT_THD, LAYOUT_THD_PADDED };
 static const int choices[OPTIONS] = {7, 4, 8, 3, 3, 3, 3, 3, 5, 3};
 static const te_dtype dtypes[3] = {TE_F32, TE_F16, TE_BF16};
 static const int head_counts[3][2] = {{2, 2}, {4, 2}, {3, 1}};
-static const int64_t size_choices[5][4] = {{17, 21, 16, 16}, {40, 33, 8, 24}, {70, 132, 64, 64}, {20, 20, 33, 7}, {36, 64, 128, 128}}; /* s_q, s_kv, d, d_v */
 
 enum { MAX_B = 3 };
 typedef struct xcase {
@@ -26,9 +25,14 @@ typedef struct xcase {
     int64_t page_size; /* 0: no pages */
     te_dtype s_dtype, dp_dtype; /* FP8 attention; 0: none */
     float s_scale, dp_scale;
+    te_dtype bias_dtype;
+    int rule; /* the user's, for scores: RULE_.. */
+    int blocks; /* a block mask: 1, of each head of each sequence, or 2, of all */
 } xcase;
+enum { RULE_NONE, RULE_SLOPES, RULE_CAP, RULE_DOCUMENTS, RULE_BOTH, RULE_ROWS, RULES }; /* BOTH: a cap within documents; ROWS: every fifth row of an odd head sees nothing */
 
-static xcase make_case(const int *option) {
+/* sizes: s_q, s_kv, d, d_v. */
+static xcase make_sized_case(const int *option, const int64_t sizes[4]) {
     static const int64_t share_q[MAX_B] = {100, 0, 55}, share_kv[MAX_B] = {60, 40, 100};
     xcase c;
     memset(&c, 0, sizeof c);
@@ -42,10 +46,11 @@ static xcase make_case(const int *option) {
     c.b = c.pads ? 3 : 2;
     c.heads = head_counts[option[GROUPED]][0];
     c.groups = head_counts[option[GROUPED]][1];
-    c.s_q = size_choices[option[SIZES]][0];
-    c.s_kv = size_choices[option[SIZES]][1];
-    c.d = size_choices[option[SIZES]][2];
-    c.d_v = size_choices[option[SIZES]][3];
+    c.bias_dtype = c.dtype;
+    c.s_q = sizes[0];
+    c.s_kv = sizes[1];
+    c.d = sizes[2];
+    c.d_v = sizes[3];
     c.p = option[DROPOUT] == 1 ? 0.25f : 0;
     c.scale = option[DROPOUT] == 2 ? 0.3f : (float)(1 / sqrt((double)c.d));
     c.window = option[WINDOW] != WINDOW_NONE;
@@ -65,9 +70,9 @@ static xcase make_case(const int *option) {
 }
 
 static void name_case(const xcase *c) {
-    test_case("%s format %d,%d mask %d b %lld heads %lld/%lld s %lld,%lld d %lld,%lld bias %d softmax %d window %d diagonal %d p %g page %lld", te_dtype_name(c->dtype),
+    test_case("%s format %d,%d mask %d b %lld heads %lld/%lld s %lld,%lld d %lld,%lld bias %d (%s) softmax %d window %d diagonal %d p %g page %lld rule %d blocks %d", te_dtype_name(c->dtype),
               (int)c->format, (int)c->kv_format, (int)c->mask, (long long)c->b, (long long)c->heads, (long long)c->groups, (long long)c->s_q, (long long)c->s_kv,
-              (long long)c->d, (long long)c->d_v, c->option[BIAS], c->option[SOFTMAX], c->option[WINDOW], c->option[DIAGONAL], (double)c->p, (long long)c->page_size);
+              (long long)c->d, (long long)c->d_v, c->option[BIAS], te_dtype_name(c->bias_dtype), c->option[SOFTMAX], c->option[WINDOW], c->option[DIAGONAL], (double)c->p, (long long)c->page_size, c->rule, c->blocks);
 }
 
 /* ---- memory: arrays as the tensors have them ---- */
@@ -162,7 +167,7 @@ static xdata make_data(const xcase *c) {
                 for (int64_t i = 0; i < (of_keys(part) ? c->length_kv : c->length_q)[b]; i++)
                     memcpy(d.x[part] + place(c, part, b, h, i), values + place(c, part, b, h, i), (size_t)w * 4);
     }
-    if (has_bias(c)) d.bias = test_rounded(c->dtype, test_normal(bias_count(c), 5), bias_count(c));
+    if (has_bias(c)) d.bias = test_rounded(c->bias_dtype, test_normal(bias_count(c), 5), bias_count(c));
     if (c->option[SOFTMAX] == TE_SOFTMAX_LEARNABLE) d.offset = test_normal(c->heads, 6);
     if (c->option[BIAS] >= BIAS_SLOPES) d.slopes = test_uniform(c->heads * c->b, 7, 0.01f, 0.5f);
     if (c->mask == TE_MASK_ARBITRARY) {
@@ -184,6 +189,71 @@ static xdata make_data(const xcase *c) {
         for (int64_t i = 0; i < n; i++) d.keep[i] = d.keep[i] >= c->p ? 1 / (1 - c->p) : 0;
     }
     return d;
+}
+
+/* ---- the user's rules ---- */
+
+static const float rule_slopes[4] = {0.5f, 0.03f, 0.2f, 0.01f};
+static const double rule_cap = 1.5;
+static int64_t document_of(int64_t b, int64_t position) { return (position + 20 * b) / 48; }
+static te_attn_block block_of(const xcase *c, int64_t b, int64_t h, int64_t i, int64_t j) { /* of rows 128 i and keys 128 j: a third of each kind, and the first rows see something */
+    return !c->blocks ? TE_ATTN_BLOCK_PARTIAL : (te_attn_block)((c->blocks == 1 ? 5 * b + 7 * h : 0) + i + 2 * j + i * j + 1) % 3;
+}
+static bool rule_sees(const xcase *c, int64_t b, int64_t h, int64_t i, int64_t j) {
+    const te_attn_block block = block_of(c, b, h, i / TE_ATTN_BLOCK_SIZE, j / TE_ATTN_BLOCK_SIZE);
+    if (block != TE_ATTN_BLOCK_PARTIAL) return block == TE_ATTN_BLOCK_FULL;
+    if (c->rule == RULE_ROWS) return !(h % 2 == 1 && i % 5 == 3);
+    return (c->rule != RULE_DOCUMENTS && c->rule != RULE_BOTH) || document_of(b, i) == document_of(b, j);
+}
+static double rule_score(const xcase *c, double score, int64_t h, int64_t i, int64_t j) {
+    if (c->rule == RULE_SLOPES) return score - (double)rule_slopes[h] * fabs((double)(i - j));
+    return c->rule == RULE_CAP || c->rule == RULE_BOTH ? rule_cap * tanh(score / rule_cap) : score;
+}
+static double rule_bprop(const xcase *c, double score) {
+    const double t = tanh(score / rule_cap);
+    return c->rule == RULE_CAP || c->rule == RULE_BOTH ? 1 - t * t : 1;
+}
+/* The same for the CPU. */
+static bool mask_fn(void *user, int64_t b, int64_t h, int64_t i, int64_t j) { return rule_sees((const xcase *)user, b, h, i, j); }
+static float score_fn(void *user, float score, int64_t b, int64_t h, int64_t i, int64_t j) { return (void)b, (float)rule_score((const xcase *)user, (double)score, h, i, j); }
+static float bprop_fn(void *user, float score, int64_t b, int64_t h, int64_t i, int64_t j) { return (void)b, (void)h, (void)i, (void)j, (float)rule_bprop((const xcase *)user, (double)score); }
+static te_tensor *make_blocks(te_ctx *te, const xcase *c) {
+    const int64_t b = c->blocks == 1 ? c->b : 1, heads = c->blocks == 1 ? c->heads : 1, rows = (c->s_q + 127) / 128, columns = (c->s_kv + 127) / 128;
+    uint8_t *x = (uint8_t *)test_alloc((size_t)(b * heads * rows * columns));
+    for (int64_t i = 0; i < b * heads * rows * columns; i++) x[i] = (uint8_t)block_of(c, i / columns / rows / heads, i / columns / rows % heads, i / columns % rows, i % columns);
+    return te_tensor_from_host(te, TE_U8, SHAPE(b, heads, rows, columns), x);
+}
+static te_score_mod make_score_mod(te_ctx *te, const xcase *c) {
+    te_score_mod m;
+    memset(&m, 0, sizeof m);
+    m.user = (void *)(uintptr_t)c;
+    if (c->rule == RULE_SLOPES) {
+        m.score_mod = "score - aux0[h] * fabsf(q_idx - kv_idx)";
+        m.score_fn = score_fn;
+        m.additive = true;
+        m.aux[0] = test_tensor(te, TE_F32, SHAPE(4), rule_slopes);
+    }
+    if (c->rule == RULE_CAP || c->rule == RULE_BOTH) {
+        m.score_mod = "1.5f * tanhf(score / 1.5f)";
+        m.score_mod_bprop = "1.0f - tanhf(score / 1.5f) * tanhf(score / 1.5f)";
+        m.score_fn = score_fn;
+        m.score_bprop_fn = bprop_fn;
+    }
+    if (c->rule == RULE_DOCUMENTS || c->rule == RULE_BOTH) {
+        const int64_t n = c->s_q > c->s_kv ? c->s_q : c->s_kv;
+        int64_t *document = (int64_t *)test_alloc((size_t)(c->b * n) * 8);
+        char *text = (char *)test_alloc(100);
+        for (int64_t i = 0; i < c->b * n; i++) document[i] = document_of(i / n, i % n);
+        snprintf(text, 100, "aux1[b * %d + q_idx] == aux1[b * %d + kv_idx]", (int)n, (int)n);
+        m.mask_mod = text;
+        m.mask_fn = mask_fn;
+        m.aux[1] = test_i32(te, SHAPE(c->b, n), document);
+    }
+    if (c->rule == RULE_ROWS) {
+        m.mask_mod = "!(h % 2 == 1 && q_idx % 5 == 3)";
+        m.mask_fn = mask_fn;
+    }
+    return m;
 }
 
 /* ---- the formula ---- */
@@ -231,11 +301,13 @@ typedef struct xsums {
 } xsums;
 
 /* One row: its o, and what it adds to every gradient. Returns its lse. */
-static double row_of(const xcase *c, const xdata *in, xdata *out, xsums *sum, double *p, double *dp, int64_t b, int64_t h, int64_t i) {
+static double row_of(const xcase *c, const xdata *in, xdata *out, xsums *sum, double *p, double *dp, double *factor, int64_t b, int64_t h, int64_t i) {
     int64_t g = h / (c->heads / c->groups), qi = place(c, Q, b, h, i), oi = place(c, O, b, h, i);
     double top = -INFINITY, total = 0, delta = 0, sink = 0;
     for (int64_t j = 0; j < c->length_kv[b]; j++) {
-        p[j] = sees(c, in, b, i, j) ? score(c, in, b, h, i, j) : -INFINITY;
+        const double x = sees(c, in, b, i, j) && rule_sees(c, b, h, i, j) ? score(c, in, b, h, i, j) : -INFINITY;
+        p[j] = x == -INFINITY ? x : rule_score(c, x, h, i, j);
+        factor[j] = x == -INFINITY ? 0 : rule_bprop(c, x);
         if (p[j] > top) top = p[j];
     }
     if (top == -INFINITY) return -INFINITY;
@@ -258,7 +330,7 @@ static double row_of(const xcase *c, const xdata *in, xdata *out, xsums *sum, do
     }
     sum->doffset[h] -= sink / total * delta;
     for (int64_t j = 0; j < c->length_kv[b]; j++) {
-        double ds = p[j] * (dp[j] - delta);
+        double ds = p[j] * (dp[j] - delta) * factor[j];
         if (p[j] == 0) continue;
         sum->dp_amax = fmax(sum->dp_amax, fabs(ds));
         ds = as_code(c->dp_dtype, ds, c->dp_scale);
@@ -279,7 +351,7 @@ static float *rounded_sums(const double *x, int64_t n) {
 }
 static xdata reference(const xcase *c, const xdata *in, xsums *sum) {
     xdata out = *in;
-    double *p = zeros64(c->s_kv), *dp = zeros64(c->s_kv);
+    double *p = zeros64(c->s_kv), *dp = zeros64(c->s_kv), *factor = zeros64(c->s_kv);
     for (int part = 0; part < PARTS; part++) sum->x[part] = zeros64(count(c, part));
     sum->s_amax = sum->dp_amax = 0;
     sum->dbias = zeros64(has_bias(c) ? bias_count(c) : 0);
@@ -290,7 +362,7 @@ static xdata reference(const xcase *c, const xdata *in, xsums *sum) {
     for (int64_t h = 0; h < c->heads; h++) out.max_logit[h] = -INFINITY;
     for (int64_t b = 0; b < c->b; b++)
         for (int64_t h = 0; h < c->heads; h++)
-            for (int64_t i = 0; i < c->length_q[b]; i++) out.lse[lse_place(c, b, h, i)] = (float)row_of(c, in, &out, sum, p, dp, b, h, i);
+            for (int64_t i = 0; i < c->length_q[b]; i++) out.lse[lse_place(c, b, h, i)] = (float)row_of(c, in, &out, sum, p, dp, factor, b, h, i);
     for (int part = 0; part < PARTS; part++)
         if (is_output(part)) out.x[part] = rounded_sums(sum->x[part], count(c, part));
     out.s_amax = (float)sum->s_amax;
@@ -345,13 +417,15 @@ static te_attn_rule make_rule(te_ctx *te, const xcase *c, const xdata *in) {
     }
     if (in->mask) x.attention_mask = te_tensor_from_host(te, TE_U8, SHAPE(c->b, 1, c->s_q, c->s_kv), in->mask);
     bias_shape(c, s);
-    if (in->bias) x.core_attention_bias = test_tensor(te, c->dtype, 4, s, in->bias);
+    if (in->bias) x.core_attention_bias = test_tensor(te, c->bias_dtype, 4, s, in->bias);
     x.core_attention_bias_type = has_bias(c) ? (c->option[BIAS] == BIAS_PRE ? TE_ATTN_BIAS_PRE_SCALE : TE_ATTN_BIAS_POST_SCALE)
                                              : c->option[BIAS] >= BIAS_ALIBI ? TE_ATTN_BIAS_ALIBI : TE_ATTN_BIAS_NONE;
     if (c->option[BIAS] == BIAS_SLOPES) x.alibi_slopes = test_tensor(te, TE_F32, SHAPE(c->heads), in->slopes);
     if (c->option[BIAS] == BIAS_SLOPES_OF_EACH) x.alibi_slopes = test_tensor(te, TE_F32, SHAPE(c->b, c->heads), in->slopes);
     x.softmax_type = (te_softmax_type)c->option[SOFTMAX];
     if (in->offset) x.softmax_offset = test_tensor(te, TE_F32, SHAPE(c->heads), in->offset);
+    if (c->rule) x.score_mod = make_score_mod(te, c);
+    if (c->blocks) x.block_mask = make_blocks(te, c);
     return x;
 }
 
@@ -366,7 +440,7 @@ static xtensors make_tensors(te_ctx *te, const xcase *c, const xdata *in) {
     t.lse = test_guarded(te, TE_F32, SHAPE(lse_count(c)));
     t.max_logit = test_guarded(te, TE_F32, SHAPE(c->heads));
     bias_shape(c, s);
-    if (in->bias) t.dbias = test_guarded(te, c->dtype, 4, s);
+    if (in->bias) t.dbias = test_guarded(te, c->bias_dtype, 4, s);
     if (in->offset) t.doffset = test_guarded(te, TE_F32, SHAPE(c->heads));
     t.f.q = t.g.q = t.x[Q];
     t.f.k = t.g.k = t.x[K];
@@ -485,16 +559,4 @@ static void check_case(te_ctx *te, const xcase *c) {
     xdata in = make_data(c), want = reference(c, &in, &sum), got = run(te, c, &in);
     compare(c, &got, &want);
     check_padding(c, &got);
-}
-
-static xcase small_case(te_attn_mask mask, int layout, int bias, int softmax, int dtype, int sizes) {
-    int option[OPTIONS] = {0};
-    option[MASK] = mask - TE_MASK_NONE;
-    option[LAYOUT] = layout;
-    option[BIAS] = bias;
-    option[SOFTMAX] = softmax;
-    option[DTYPE] = dtype;
-    option[GROUPED] = 1;
-    option[SIZES] = sizes;
-    return make_case(option);
 }

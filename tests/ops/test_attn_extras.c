@@ -3,6 +3,20 @@
 #include "../te_test.h"
 #include "attn_formula.h"
 
+static const int64_t size_choices[5][4] = {{17, 21, 16, 16}, {40, 33, 8, 24}, {70, 132, 64, 64}, {20, 20, 33, 7}, {36, 64, 128, 128}}; /* s_q, s_kv, d, d_v */
+static xcase make_case(const int *option) { return make_sized_case(option, size_choices[option[SIZES]]); }
+static xcase small_case(te_attn_mask mask, int layout, int bias, int softmax, int dtype, int sizes) {
+    int option[OPTIONS] = {0};
+    option[MASK] = mask - TE_MASK_NONE;
+    option[LAYOUT] = layout;
+    option[BIAS] = bias;
+    option[SOFTMAX] = softmax;
+    option[DTYPE] = dtype;
+    option[GROUPED] = 1;
+    option[SIZES] = sizes;
+    return make_case(option);
+}
+
 /* The n-th of a series of cases, in which every pair of choices of any two options comes up. */
 static void nth_options(int n, int option[OPTIONS]) {
     uint64_t state = (uint64_t)n * 0x9E3779B97F4A7C15ull + 12345;
@@ -363,10 +377,10 @@ TE_TEST(attn_extras_plans) {
             xtensors t = make_tensors(te, &c, &in);
             for (int pass = 0; pass < 2; pass++) {
                 CHECK(te_explain(te, TE_OP_ATTN_FWD, &t.f, "sm_90", &e) == TE_OK && e.supported && e.deterministic);
-                CHECK_STR(e.kernels, fast ? "attn/attn_fwd_mma" : "attn/attn_fwd");
-                CHECK_MSG(!strstr(e.kernels, "_mma") == !fast, "%s", e.kernels);
+                CHECK_STR(e.kernels, fast ? "attn/attn_fwd_hopper" : "attn/attn_fwd");
+                CHECK_MSG(!strstr(e.kernels, "_hopper") == !fast, "%s", e.kernels);
                 CHECK_STR(e.kernels, "attn/attn_clear");
-                CHECK_STR(e.why, fast ? "by mma.sync and not wgmma: a bias" : "and not tensor cores: ");
+                CHECK_STR(e.why, fast ? "TMA and wgmma" : "and not tensor cores: ");
                 CHECK_EQ_INT(e.launches, 2);
                 CHECK(te_explain(te, TE_OP_ATTN_BWD, &t.g, "sm_80", &e) == TE_OK && e.supported && e.deterministic);
                 CHECK_STR(e.kernels, fast ? "attn/attn_bwd_dkv_mma" : "attn/attn_bwd_dkv");

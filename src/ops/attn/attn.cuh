@@ -79,7 +79,10 @@ enum { MOD = X_MOD != 0 };
 #ifndef TE_MOD_BPROP
 #define TE_MOD_BPROP 1.0f
 #endif
-#ifndef TE_MOD_MASK
+#ifdef TE_MOD_MASK
+enum { MOD_HIDES = 1 };
+#else
+enum { MOD_HIDES = 0 };
 #define TE_MOD_MASK true
 #endif
 #ifndef TE_AUX0

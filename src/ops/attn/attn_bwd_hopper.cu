@@ -23,7 +23,10 @@
 //
 // Rows that are not there (beyond a sequence that ends within memory) may hold anything, so they are cleared: 0 times NaN is NaN.
 //
-// Options: X_DT, X_D (64, 128; X_D_V alike), X_DROPOUT (D = 128: bits of 64 keys by 64 queries fit one register).
+// A bias is what S^T starts with: it is loaded to the registers of S a tile ahead, once these are free. So does ALiBi. The user's rule has a derivative, which P is
+// multiplied by once it is packed.
+//
+// Options: X_DT, X_D (64, 128; X_D_V alike), X_DROPOUT (D = 128: bits of 64 keys by 64 queries fit one register), those of hopper_scores.cuh.
 // Benchmark: "attention backward" in tests/bench/h200.csv.
 //
 // Launch: grid: key blocks of the longest sequence, of all heads and sequences; block 384; shared memory TE__ATTN_BWD_SHARED. Maps: boxes of 64 channels, by BQ rows
@@ -31,11 +34,21 @@
 // te:arch 90a
 // te:row X_DT=2|3 X_D=128 X_D_V=128 X_DROPOUT=0|1
 // te:row X_DT=3 X_D=64 X_D_V=64 X_DROPOUT=0
-#include "ops/attn/hopper.cuh"
+// te:row X_DT=3 X_D=128 X_D_V=128 X_DROPOUT=0|1 X_ALIBI=1
+// te:row X_DT=3 X_D=128 X_D_V=128 X_DROPOUT=0 X_BIAS=1|3 X_PAIRS=1|2
+// te:row X_DT=3 X_D=128 X_D_V=128 X_DROPOUT=0 X_MASK=1
+// te:row X_DT=3 X_D=128 X_D_V=128 X_DROPOUT=0 X_MOD=1|2|3
+// te:row X_DT=3 X_D=128 X_D_V=128 X_DROPOUT=0 X_BLOCKS=1
+// te:row X_DT=3 X_D=128 X_D_V=128 X_DROPOUT=0 X_BLOCKS=1 X_MOD=3
+// te:row X_DT=3 X_D=64 X_D_V=64 X_DROPOUT=0 X_BLOCKS=1
+// te:row X_DT=3 X_D=64 X_D_V=64 X_DROPOUT=0 X_ALIBI=1
+// te:row X_DT=3 X_D=64 X_D_V=64 X_DROPOUT=0 X_BIAS=3 X_PAIRS=1
+#include "ops/attn/hopper_scores.cuh"
 
 enum {
     D = X_D,
     DROPOUT = X_DROPOUT,
+    AHEAD = ALIBI || BIAS || BLOCKS, // consumers know their next tile early
     BK = 128,
     BQ = TE__ATTN_BWD_QUERIES(X_D),
     BYTES_KV = TE__ATTN_BYTES(BK, X_D),
@@ -59,12 +72,45 @@ static_assert(SHARED == TE__ATTN_BWD_SHARED(X_D), "what the host asks for");
 static_assert(!DROPOUT || BQ == 64, "see the options");
 enum { FULL_Q = 0, EMPTY_Q = 2, FULL_DO = 4, EMPTY_DO = 6, FULL_DQ = 8, EMPTY_DQ = 12 };
 
-struct te_keys : te_attn_keys<BK, BQ> {
-    TE_DEV te_keys(const te__attn_bwd_hopper_kargs &a, te_u32 number) : te_attn_keys<BK, BQ>(a.a, a.order, number) {}
-    // Key blocks before this one that tile m sees: n minus the first that its first row sees.
-    TE_DEV int before(int m) const { return n - max(0, m * BQ + lo) / BK; }
+// Warps of the producer run as one thread, and with a block mask whole, to look for tiles; then one of their threads does what is to be done.
+TE_DEV bool te_leads() { return !BLOCKS || threadIdx.x % 32 == 0; }
+
+struct te_keys : te_attn_keys<BK, BQ, BIAS != 0> {
+    TE_DEV te_keys(const te__attn_bwd_hopper_kargs &a, te_u32 number) : te_attn_keys<BK, BQ, BIAS != 0>(a.a, a.order, number) {}
 };
-typedef te_attn_queries te_tiles;
+// Its tiles of queries; with a block mask those that are not empty, which a whole warp looks for.
+struct te_tiles : te_attn_queries {
+    bool full; // the user's mask hides nothing
+    TE_DEV te_tiles(const te__attn_kargs &a, const te_keys &t) : te_attn_queries(a, t), full(false) {
+        if (BLOCKS) head--, left++, next(a, t);
+    }
+    TE_DEV void next(const te__attn_kargs &a, const te_keys &t) {
+        if (!BLOCKS) {
+            te_attn_queries::next();
+            return;
+        }
+        const int lane = threadIdx.x & 31;
+        for (int at = (t.m_end - 1 - m) * heads + head - first + 1; --left > 0; at += 32, left -= 31) {
+            const int row = (at + lane) / heads, h = first + at + lane - row * heads;
+            const int kind = lane < left ? te_blocks_of(a, t.batch, h, (t.m_end - 1 - row) * BQ)[t.n] : TE_ATTN_BLOCK_EMPTY;
+            const te_u32 seen = __ballot_sync(TE_ALL, kind != TE_ATTN_BLOCK_EMPTY);
+            if (!seen) continue;
+            const int found = __ffs(seen) - 1;
+            full = __shfl_sync(TE_ALL, kind, found) == TE_ATTN_BLOCK_FULL;
+            m = t.m_end - 1 - __shfl_sync(TE_ALL, row, found), head = __shfl_sync(TE_ALL, h, found), left -= found;
+            return;
+        }
+    }
+};
+// Key blocks before this one that add to tile i: n minus the first that its first row sees, less the empty ones.
+TE_DEV int te_before(const te__attn_kargs &a, const te_keys &t, const te_tiles &i) {
+    const int begin = max(0, i.m * BQ + t.lo) / BK;
+    if (!BLOCKS) return t.n - begin;
+    const te_u8 *const blocks = te_blocks_of(a, t.batch, i.head, i.m * BQ);
+    int count = 0;
+    for (int n = begin; n < t.n; n += 32) count += __popc(__ballot_sync(TE_ALL, n + (threadIdx.x & 31) < t.n && blocks[n + (threadIdx.x & 31)] != TE_ATTN_BLOCK_EMPTY));
+    return count;
+}
 
 TE_DEV void te_load_tiles(const te__attn_bwd_hopper_kargs &a, te_u32 smem) {
     const te_u32 bar = smem + AT_BARRIERS;
@@ -73,7 +119,7 @@ TE_DEV void te_load_tiles(const te__attn_bwd_hopper_kargs &a, te_u32 smem) {
     const int batch_q = x.packed_q ? 0 : t.batch, batch_kv = x.packed_kv ? 0 : t.batch;
     int stage = 0, parity = 1;
     bool keys = true; // K and V come with the first tile
-    for (te_tiles i(a.a, t); i.left > 0; i.next(), keys = false) {
+    for (te_tiles i(a.a, t); i.left > 0; i.next(a.a, t), keys = false) {
         const te_i64 rows = te_attn_work(a.a, t.batch, i.head, t.q_at) + i.m * BQ;
         auto part = [&](int full, int empty, const void *map, int to, const float *of_rows, int rows_to, const void *map_kv, int kv_to) {
             const te_u32 b = bar + 8 * (full + stage);
@@ -85,35 +131,41 @@ TE_DEV void te_load_tiles(const te__attn_bwd_hopper_kargs &a, te_u32 smem) {
             }
             te_bulk_load(smem + rows_to + stage * BYTES_ROWS, of_rows + rows, BYTES_ROWS, b);
         };
-        part(FULL_Q, EMPTY_Q, a.q_map, AT_Q, a.a.lse2, AT_LSE, a.k_map, AT_K);
-        part(FULL_DO, EMPTY_DO, a.do_map, AT_DO, a.a.delta, AT_DELTA, a.v_map, AT_V);
+        if (te_leads()) {
+            part(FULL_Q, EMPTY_Q, a.q_map, AT_Q, a.a.lse2, AT_LSE, a.k_map, AT_K);
+            part(FULL_DO, EMPTY_DO, a.do_map, AT_DO, a.a.delta, AT_DELTA, a.v_map, AT_V);
+        }
         stage ^= 1;
         if (stage == 0) parity ^= 1;
     }
 }
 
-TE_DEV void te_add_tiles(const te__attn_bwd_hopper_kargs &a, te_u32 smem, int mine) {
+// A tile of dQ, of a buffer, once `before` others have been added.
+TE_DEV void te_add_tile(const te__attn_bwd_hopper_kargs &a, te_u32 smem, te_i64 number, int before, int buffer, int parity) {
     const te_u32 bar = smem + AT_BARRIERS;
+    float *to = a.dq_sum + number * (BQ * D);
+    while (te_load_acquire(a.added + number) < before) {} // starts that no one has checked may make tiles of two sequences one: it must not wait for ever
+    te_async_fence_global();
+    for (int w = 0; w < 2; w++) {
+        te_mbar_wait(bar + 8 * (FULL_DQ + 2 * buffer + w), parity);
+        const te_u32 from = smem + AT_DQ + buffer * BYTES_DQ + w * (BYTES_DQ / 2);
+        if (before == 0) te_bulk_store(to + w * (BQ * D / 2), from, BYTES_DQ / 2); // so nothing clears the sums
+        else te_bulk_add(to + w * (BQ * D / 2), from, BYTES_DQ / 2);
+    }
+    te_bulk_commit();
+    te_bulk_wait_read<0>();
+    te_mbar_arrive(bar + 8 * (EMPTY_DQ + buffer));
+    te_bulk_wait<0>();
+    te_add_release(a.added + number, 1);
+}
+TE_DEV void te_add_tiles(const te__attn_bwd_hopper_kargs &a, te_u32 smem, int mine) {
     const te_keys t(a, te_lds4(smem + AT_NUMBER));
     int buffer = 0, parity = 0;
-    for (te_tiles i(a.a, t); i.left > 0; i.next()) {
+    for (te_tiles i(a.a, t); i.left > 0; i.next(a.a, t)) {
         if (buffer == mine) {
             const te_i64 number = te__attn_dq_tile(&a, t.batch, i.head, t.q_at, i.m);
-            const int before = t.before(i.m);
-            float *to = a.dq_sum + number * (BQ * D);
-            while (te_load_acquire(a.added + number) < before) {} // starts that no one has checked may make tiles of two sequences one: it must not wait for ever
-            te_async_fence_global();
-            for (int w = 0; w < 2; w++) {
-                te_mbar_wait(bar + 8 * (FULL_DQ + 2 * buffer + w), parity);
-                const te_u32 from = smem + AT_DQ + buffer * BYTES_DQ + w * (BYTES_DQ / 2);
-                if (before == 0) te_bulk_store(to + w * (BQ * D / 2), from, BYTES_DQ / 2); // so nothing clears the sums
-                else te_bulk_add(to + w * (BQ * D / 2), from, BYTES_DQ / 2);
-            }
-            te_bulk_commit();
-            te_bulk_wait_read<0>();
-            te_mbar_arrive(bar + 8 * (EMPTY_DQ + buffer));
-            te_bulk_wait<0>();
-            te_add_release(a.added + number, 1);
+            const int before = te_before(a.a, t, i);
+            if (te_leads()) te_add_tile(a, smem, number, before, buffer, parity);
         }
         buffer ^= 1;
         if (buffer == 0) parity ^= 1;
@@ -136,6 +188,7 @@ TE_DEV void te_consume(const te__attn_bwd_hopper_kargs &a, te_u32 smem, int w) {
     // Rows of memory beyond the sequence: of its last tile of queries, and of this block of keys.
     const bool tail_q = t.s_q % BQ != 0 && t.s_q < (x.packed_q ? x.t_q - t.q_at : a.a.s_q);
     const bool tail_kv = (t.n + 1) * BK > t.s_kv && t.s_kv < (x.packed_kv ? x.t_kv - t.kv_at : a.a.s_kv);
+    const int diagonal = x.bottom_right ? t.s_kv - t.s_q : 0; // ALiBi's
     float dk[D / 2], dv[D / 2], s[BQ / 2], dp[BQ / 2], dq[32];
     te_u32 p[BQ / 4], ds[BQ / 4];
 #pragma unroll
@@ -144,9 +197,10 @@ TE_DEV void te_consume(const te__attn_bwd_hopper_kargs &a, te_u32 smem, int w) {
     const te_u64 q_tile = te_wgmma_desc(smem + AT_Q, BQ * 128), do_tile = te_wgmma_desc(smem + AT_DO, BQ * 128);
     // dQ = dS K: dS^T is read transposed.
     const te_u64 dq_left = te_wgmma_desc(smem + AT_DS + (D == 64 ? w * 16384 : 0), 0), dq_right = te_wgmma_desc(smem + AT_K + (D == 64 ? 0 : w * 16384), 16384);
-    auto scores = [&](float(&d)[BQ / 2], te_u64 left, te_u64 right) {
+    auto scores = [&](float(&d)[BQ / 2], te_u64 left, te_u64 right, bool fresh) {
         te_wgmma_fence();
-        te_multiply<0, 0, true>(d, left, right);
+        if (fresh) te_multiply<0, 0, true>(d, left, right);
+        else te_multiply<0, 0, false>(d, left, right);
 #pragma unroll
         for (int k = 1; k < D / 16; k++) te_multiply<0, 0, false>(d, left + (k >> 2) * (BK * 128 >> 4) + (k & 3) * 2, right + (k >> 2) * (BQ * 128 >> 4) + (k & 3) * 2);
         te_wgmma_commit();
@@ -157,23 +211,35 @@ TE_DEV void te_consume(const te__attn_bwd_hopper_kargs &a, te_u32 smem, int w) {
         for (int k = 0; k < BQ / 16; k++) te_multiply(d, left + 4 * k, right + k * 128);
         te_wgmma_commit();
     };
+    const float scale2 = te_softmax_scale2(a.a);
     int stage = 0, parity = 0, first_tail = t.tiles() > 0 && t.m_end * BQ > t.s_q && tail_q ? a.a.heads / a.a.groups : 0; // tiles with such rows come first
     te_tiles i(a.a, t);
     bool keys = tail_kv;
+    float slope = 0.0f; // ALiBi's, of the tile's head; it and the bias are loaded a tile ahead, the latter to where S will be
+    const float bias_scale = te_bias_scale(a.a);
+    auto load_ahead = [&](int head, int m) {
+        if (ALIBI) slope = te_slope(a.a, t.batch, head);
+        if (BIAS) te_bias_columns<BQ / 2>::load(s, a.a, t.batch, head, m * BQ + 2 * (lane & 3), key);
+    };
+    if (i.left > 0) load_ahead(i.head, i.m);
 #pragma unroll 1
-    for (; i.left > 0; i.next()) {
+    for (; i.left > 0;) {
+        te_tiles next = i;
+        if (BIAS) te_bias_columns<BQ / 2>::start(s, bias_scale);
+        if (ALIBI) te_start_alibi<BIAS != 0>(s, slope, i.m * BQ + 2 * (lane & 3) - key + diagonal, i.m * BQ - (t.n * BK + 64 * w + 16 * warp + 15) + diagonal);
         te_mbar_wait(bar + 8 * (FULL_Q + stage), parity);
-        if (keys || first_tail > 0) {
+        const bool tail = BLOCKS ? tail_q && i.m * BQ + BQ > t.s_q : first_tail > 0;
+        if (keys || tail) {
             te_mbar_wait(bar + 8 * (FULL_DO + stage), parity);
             if (keys) te_clear_rows(smem + AT_K, BK, t.s_kv - t.n * BK), te_clear_rows(smem + AT_V, BK, t.s_kv - t.n * BK);
-            if (first_tail > 0) te_clear_rows(smem + AT_Q + stage * BYTES_Q, BQ, t.s_q - i.m * BQ), te_clear_rows(smem + AT_DO + stage * BYTES_Q, BQ, t.s_q - i.m * BQ);
+            if (tail) te_clear_rows(smem + AT_Q + stage * BYTES_Q, BQ, t.s_q - i.m * BQ), te_clear_rows(smem + AT_DO + stage * BYTES_Q, BQ, t.s_q - i.m * BQ);
             keys = false, first_tail--;
             te_async_fence();
             te_meet<128>(2 + w);
         }
-        scores(s, k_rows, q_tile + stage * (BYTES_Q >> 4));
+        scores(s, k_rows, q_tile + stage * (BYTES_Q >> 4), !BIAS && !ALIBI);
         te_mbar_wait(bar + 8 * (FULL_DO + stage), parity);
-        scores(dp, v_rows, do_tile + stage * (BYTES_Q >> 4));
+        scores(dp, v_rows, do_tile + stage * (BYTES_Q >> 4), true);
         const int query = i.m * BQ + 2 * (lane & 3); // this thread's first one
         te_u32 keep = 0;
         if (DROPOUT) {
@@ -181,6 +247,8 @@ TE_DEV void te_consume(const te__attn_bwd_hopper_kargs &a, te_u32 smem, int w) {
 #pragma unroll 1
             for (int j = 0; j < BQ / 8; j++) keep |= te_attn_keeps_transposed(a.a, corner + 8 * j * (te_u64)a.a.s_kv) << (4 * j);
         }
+        const te_u64 show = HIDES ? te_shown<BQ / 2, true>(a.a, t.batch, i.head, query, key, BLOCKS && i.full) : 0;
+        if (AHEAD) next.next(a.a, t);
         te_wgmma_wait<1>();
         te_wgmma_keep(s);
         if ((t.n + 1) * BK > min(t.s_kv, i.m * BQ + t.hi + 1) || t.n * BK < i.m * BQ + BQ - 1 + t.lo || i.m * BQ + BQ > t.s_q) {
@@ -194,19 +262,38 @@ TE_DEV void te_consume(const te__attn_bwd_hopper_kargs &a, te_u32 smem, int w) {
                         if (8 * j + e < from || 8 * j + e > to) s[4 * j + 2 * half + e] = -TE_INF;
             }
         }
-        const te_u32 lse2 = smem + AT_LSE + stage * BYTES_ROWS + (lane & 3) * 8, delta = smem + AT_DELTA + stage * BYTES_ROWS + (lane & 3) * 8;
+        if (HIDES) {
 #pragma unroll
-        for (int j = 0; j < BQ / 8; j++) {
-            float l[2];
-            te_lds8(lse2 + j * 32, l[0], l[1]);
-#pragma unroll
-            for (int e = 0; e < 4; e++) s[4 * j + e] = te_exp2(fmaf(s[4 * j + e], a.a.scale2, -l[e & 1]));
+            for (int e = 0; e < BQ / 2; e++)
+                if (!(show >> e & 1)) s[e] = -TE_INF;
         }
-#pragma unroll
-        for (int k = 0; k < BQ / 4; k++) { // P^T, dropped
+        const te_u32 lse2 = smem + AT_LSE + stage * BYTES_ROWS + (lane & 3) * 8, delta = smem + AT_DELTA + stage * BYTES_ROWS + (lane & 3) * 8;
+        const te_attn_mod mod(x);
+        auto pack_p = [&](int k) { // P^T, dropped
             const float lo = DROPOUT && !(keep >> (2 * k) & 1) ? 0.0f : s[2 * k], hi = DROPOUT && !(keep >> (2 * k + 1) & 1) ? 0.0f : s[2 * k + 1];
             p[k] = te_pack16(lo, hi);
+        };
+#pragma unroll
+        for (int j = 0; j < BQ / 8; j++) {
+            float l[2], factor[4];
+            te_lds8(lse2 + j * 32, l[0], l[1]);
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                float &y = s[4 * j + e], z = y;
+                if (MOD) z = mod.score(y * a.a.scale, t.batch, i.head, query + 8 * j + (e & 1), key + 4 * (e & 2));
+                z = te_exp2(fmaf(z, scale2, -l[e & 1]));
+                if (MOD && y == -TE_INF) z = 0.0f;
+                if (MOD) factor[e] = z == 0.0f ? 0.0f : z * mod.bprop(y * a.a.scale, t.batch, i.head, query + 8 * j + (e & 1), key + 4 * (e & 2));
+                y = z;
+            }
+            if (MOD) {
+                pack_p(2 * j), pack_p(2 * j + 1);
+#pragma unroll
+                for (int e = 0; e < 4; e++) s[4 * j + e] = factor[e]; // P times the rule's derivative: P itself is packed
+            }
         }
+#pragma unroll
+        for (int k = 0; k < (MOD ? 0 : BQ / 4); k++) pack_p(k);
         te_wgmma_wait<0>();
         te_wgmma_keep(dp);
 #pragma unroll
@@ -236,6 +323,7 @@ TE_DEV void te_consume(const te__attn_bwd_hopper_kargs &a, te_u32 smem, int w) {
         te_wgmma_keep(dv);
         __syncwarp(); // every lane has read delta
         if (lane == 0) te_mbar_arrive(bar + 8 * (EMPTY_DO + stage));
+        if ((ALIBI || BIAS) && next.left > 0) load_ahead(next.head, next.m);
         accumulate(dk, ds, q_tile + stage * (BYTES_Q >> 4));
         te_wgmma_wait<1>();
         te_wgmma_keep(dq);
@@ -252,6 +340,8 @@ TE_DEV void te_consume(const te__attn_bwd_hopper_kargs &a, te_u32 smem, int w) {
         if (lane == 0) te_mbar_arrive(bar + 8 * (EMPTY_Q + stage));
         stage ^= 1;
         if (stage == 0) parity ^= 1;
+        if (AHEAD) i = next;
+        else i.next(a.a, t);
     }
     te_meet<256>(1); // nobody reads K any more
     const te_keys u(a, te_lds4(smem + AT_NUMBER)); // again, rather than in registers
@@ -315,7 +405,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_attn_bwd_hopper(const __
     if (group == 0) {
         te_registers_down<24>();
         const int warp = __shfl_sync(TE_ALL, threadIdx.x / 32, 0);
-        if ((threadIdx.x & 31) == 0) {
+        if (BLOCKS || (threadIdx.x & 31) == 0) {
             if (warp == 0) te_load_tiles(a, smem);
             else if (warp <= 2) te_add_tiles(a, smem, warp - 1);
         }

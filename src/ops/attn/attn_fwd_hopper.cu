@@ -20,9 +20,11 @@
 // the tensor cores (TURNS), 8 + w joins its threads around the store of O.
 //
 // Which keys a tile meets, and rows of packed sequences: te__attn_seq (sequence.h). Blocks that all rows see have no compare. A tile that ends with its sequence
-// in the middle of packed rows is stored row by row, others by TMA. Keys beyond a sequence's end may hold anything, so the rows of V there are cleared.
+// in the middle of packed rows is stored row by row, others by TMA. Empty blocks of a block mask are passed over: all roles ask the mask. Keys beyond a sequence's end may hold anything, so the rows of V there are cleared.
 //
-// Options: X_DT, X_D, X_D_V (hopper.cuh), X_WAVES (2 or 3), X_DROPOUT (D up to 128: more leave no registers for it).
+// A bias is loaded to registers before the products that it waits beside, a mask of elements becomes bits while they run.
+//
+// Options: X_DT, X_D, X_D_V (hopper.cuh), X_WAVES (2 or 3: 3 with ALiBi at most), X_DROPOUT (D up to 128: more leave no registers for it), those of hopper_scores.cuh.
 // Benchmark: "attention forward" in tests/bench/h200.csv.
 //
 // Launch: grid: any number of blocks; block 128 (WAVES + 1); shared memory TE__ATTN_FWD_SHARED of the options. Maps: q and o in boxes of 64 rows, k and v of BN,
@@ -33,7 +35,16 @@
 // te:row X_DT=2|3 X_D=128 X_D_V=128 X_WAVES=2 X_DROPOUT=0|1
 // te:row X_DT=3 X_D=192 X_D_V=128|192 X_WAVES=2 X_DROPOUT=0
 // te:row X_DT=3 X_D=256 X_D_V=256 X_WAVES=2 X_DROPOUT=0
-#include "ops/attn/hopper.cuh"
+// te:row X_DT=3 X_D=64 X_D_V=64 X_WAVES=3 X_DROPOUT=0 X_ALIBI=1
+// te:row X_DT=3 X_D=128 X_D_V=128 X_WAVES=2 X_DROPOUT=0|1 X_ALIBI=1
+// te:row X_DT=3 X_D=128 X_D_V=128 X_WAVES=2 X_DROPOUT=0 X_BIAS=1|3 X_PAIRS=0|1|2
+// te:row X_DT=3 X_D=256 X_D_V=256 X_WAVES=2 X_DROPOUT=0 X_BIAS=3 X_PAIRS=1
+// te:row X_DT=3 X_D=128 X_D_V=128 X_WAVES=2 X_DROPOUT=0 X_MASK=1
+// te:row X_DT=3 X_D=128 X_D_V=128 X_WAVES=2 X_DROPOUT=0 X_MOD=1|2|3
+// te:row X_DT=3 X_D=128 X_D_V=128 X_WAVES=2 X_DROPOUT=0 X_BLOCKS=1
+// te:row X_DT=3 X_D=128 X_D_V=128 X_WAVES=2 X_DROPOUT=0 X_BLOCKS=1 X_MOD=3
+// te:row X_DT=3 X_D=256 X_D_V=256 X_WAVES=2 X_DROPOUT=0 X_BLOCKS=1
+#include "ops/attn/hopper_scores.cuh"
 
 enum {
     D = X_D,
@@ -44,6 +55,7 @@ enum {
     BN = TE__ATTN_FWD_KEYS(X_D, X_D_V),
     STAGES_Q = TE__ATTN_FWD_STAGES_Q(X_D, X_D_V, X_WAVES),
     TURNS = WAVES == 3,
+    ONE_LOOP = SCORES || BLOCKS, // for blocks that are compared and others: they have much code
     THREADS = 128 * (WAVES + 1),
     PART_Q = TE__ATTN_BYTES(64, X_D), // bytes of a consumer's rows
     PART_O = TE__ATTN_BYTES(64, X_D_V),
@@ -59,7 +71,10 @@ enum {
     PART_STORE = STAGES_Q == 1 ? PART_Q : PART_O // from one consumer's rows of O to the next's
 };
 static_assert(SHARED == TE__ATTN_FWD_SHARED(X_D, X_D_V, X_WAVES), "what the host asks for");
+static_assert(!BLOCKS || (BM == TE_ATTN_BLOCK_SIZE && TE_ATTN_BLOCK_SIZE % BN == 0), "a tile, and its keys, lie in one block of a block mask");
 enum { FULL_Q = 0, EMPTY_Q = 2, FULL_K = 4, EMPTY_K = 6, FULL_V = 8, EMPTY_V = 10, FULL_T = 12, EMPTY_T = 14 };
+
+typedef te_attn_tile<BM, BN, BIAS != 0> te_q_tile;
 
 // Draws the numbers of tiles, and tells all others what each is.
 TE_DEV void te_schedule(const te__attn_fwd_hopper_kargs &a, te_u32 smem) {
@@ -67,7 +82,7 @@ TE_DEV void te_schedule(const te__attn_fwd_hopper_kargs &a, te_u32 smem) {
     te_queue<2> turn;
     bool more = true;
     for (te_u32 number = blockIdx.x; more; turn.next()) {
-        te_attn_tile<BM, BN> t = {};
+        te_q_tile t = {};
         do { // tiles behind the end of packed rows are nobody's
             more = number < (te_u32)a.order.tiles;
             if (!more) break;
@@ -95,7 +110,7 @@ TE_DEV void te_load_tiles(const te__attn_fwd_hopper_kargs &a, te_u32 smem) {
     auto load_v = [&](int row, int head, int batch) { load(a.v_map, FULL_V, EMPTY_V, smem + AT_V, BYTES_V, te_panels(D_V), v, row, head, batch); };
     int row = -1, head = 0, batch = 0; // of the block of V that comes next: one behind K, across tiles too
     for (;;) {
-        te_attn_tile<BM, BN> t;
+        te_q_tile t;
         te_mbar_wait(bar + 8 * (FULL_T + turn.stage), turn.parity);
         const bool more = t.template hear<false>(smem + AT_TILES + 64 * turn.stage);
         te_mbar_arrive(bar + 8 * (EMPTY_T + turn.stage));
@@ -120,7 +135,8 @@ TE_DEV void te_load_tiles(const te__attn_fwd_hopper_kargs &a, te_u32 smem) {
             for (int i = 0; i < te_panels(D); i++)
                 te_tma_load4(smem + AT_Q + (q.stage * WAVES + w) * PART_Q + i * 8192, a.q_map, 64 * i, t.q_at + t.row + 64 * w, t.head, batch_q, bar + 8 * (FULL_Q + q.stage));
         q.next();
-        for (int n = t.end - 1; n >= t.begin; n--) {
+        const te_u8 *const blocks = BLOCKS ? te_blocks_of(a.a, t.batch, t.head, t.row) : 0;
+        for (int n = t.end - 1; n >= t.begin; n = BLOCKS ? te_last_seen<BN>(blocks, t.begin, n) : n - 1) {
             load(a.k_map, FULL_K, EMPTY_K, smem + AT_K, BYTES_K, te_panels(D), k, t.kv_at + n * BN, group, batch_kv);
             if (row >= 0) load_v(row, head, batch);
             row = t.kv_at + n * BN, head = group, batch = batch_kv;
@@ -130,7 +146,7 @@ TE_DEV void te_load_tiles(const te__attn_fwd_hopper_kargs &a, te_u32 smem) {
 }
 
 // -inf where a row does not see a key. Of S a thread has two rows, 8 apart, and of every eight columns two. `row`: its upper one.
-TE_DEV void te_hide(float (&s)[BN / 2], const te_attn_tile<BM, BN> &t, int row, int block) {
+TE_DEV void te_hide(float (&s)[BN / 2], const te_q_tile &t, int row, int block) {
     const int column = block * BN + 2 * (threadIdx.x & 3), last = t.s_kv - 1 - column;
 #pragma unroll
     for (int half = 0; half < 2; half++) {
@@ -188,13 +204,18 @@ struct te_consumer {
     const float scale2;
     te_queue<2> k, v, turn;
     te_queue<STAGES_Q> q;
-    te_attn_tile<BM, BN> t;
+    te_q_tile t;
+    te_bias_rows<BN / 2> bias;
+    float slope; // ALiBi's
+    const te_u8 *blocks;
+    int below;              // the next block of keys that is not empty
+    bool full, full_below;  // the user's mask hides nothing of this block, and of that one
     float o[D_V / 2], s[BN / 2], top[2], sum[2], shrink[2];
     te_u32 p[BN / 4];
 
     TE_DEV te_consumer(const te__attn_fwd_hopper_kargs &a, te_u32 smem, int w)
         : a(a), smem(smem), bar(smem + AT_BARRIERS), w(w), lane(threadIdx.x & 31), warp(threadIdx.x >> 5 & 3), own(w * 64 + (threadIdx.x >> 5 & 3) * 16 + ((threadIdx.x & 31) >> 2)),
-          scale2(a.a.scale2) {}
+          scale2(te_softmax_scale2(a.a)) {}
 
     template <int N> TE_DEV void await(int full, const te_queue<N> &at) const { te_mbar_wait(bar + 8 * (full + at.stage), at.parity); }
     template <int N> TE_DEV void release(int empty, te_queue<N> &at) {
@@ -208,9 +229,13 @@ struct te_consumer {
         release(EMPTY_T, turn);
         return more;
     }
-    TE_DEV void ask() { // S = Q K^T
+    TE_DEV void start(int n) { // what S begins with
+        const int delta = a.a.x.bottom_right ? t.s_kv - t.s_q : 0;
+        if (ALIBI) te_start_alibi<false>(s, slope, n * BN + 2 * (lane & 3) - (t.row + own) - delta, n * BN - (t.row + 64 * w + 16 * warp + 15) - delta);
+    }
+    TE_DEV void ask() { // S = Q K^T, or added to it
         const te_u64 at_q = te_wgmma_desc(smem + AT_Q + (q.stage * WAVES + w) * PART_Q, 0), at_k = te_wgmma_desc(smem + AT_K + k.stage * BYTES_K, 0);
-        te_multiply<0, 0, true>(s, at_q, at_k);
+        te_multiply<0, 0, !ALIBI>(s, at_q, at_k);
 #pragma unroll
         for (int i = 1; i < D / 16; i++) te_multiply<0, 0, false>(s, at_q + i / 4 * (8192 >> 4) + i % 4 * 2, at_k + i / 4 * (BN * 128 >> 4) + i % 4 * 2);
         te_wgmma_commit();
@@ -235,15 +260,56 @@ struct te_consumer {
         for (int i = 0; i < (DROPOUT ? BN / 2 : 0); i++)
             if (!(keep >> i & 1)) s[i] = 0.0f;
     }
+    // Products of block n to scores.
+    TE_DEV void adjust(int n, te_u64 show) {
+        const float scale = te_bias_scale(a.a);
+        const int row = t.row + own, column = n * BN + 2 * (lane & 3);
+        const te_attn_mod mod(a.a.x);
+        if (BIAS) {
+#pragma unroll
+            for (int i = 0; i < BN / 4; i++) {
+                float x, y;
+                bias.get(n * BN, i / 2, i % 2, x, y);
+                s[2 * i] = fmaf(x, scale, s[2 * i]);
+                s[2 * i + 1] = fmaf(y, scale, s[2 * i + 1]);
+            }
+        }
+        if (MOD) {
+#pragma unroll
+            for (int i = 0; i < BN / 2; i++) s[i] = mod.score(s[i] * a.a.scale, t.batch, t.head, row + 8 * (i / 2 % 2), column + 8 * (i / 4) + i % 2);
+        }
+        if (HIDES) {
+#pragma unroll
+            for (int i = 0; i < BN / 2; i++)
+                if (!(show >> i & 1)) s[i] = -TE_INF;
+        }
+    }
+    // Bit i: masks of elements show element i of S in block n.
+    TE_DEV te_u64 shown(int n) const { return HIDES ? te_shown<BN / 2, false>(a.a, t.batch, t.head, t.row + own, n * BN + 2 * (lane & 3), BLOCKS && full) : 0; }
+    // Finds the block of keys after n.
+    TE_DEV void look(int n) {
+        if (BLOCKS) full = full_below, below = te_last_seen<BN>(blocks, t.begin, n, full_below);
+    }
     TE_DEV void first() {
+        if (ALIBI) slope = te_slope(a.a, t.batch, t.head);
+        if (BLOCKS) {
+            blocks = te_blocks_of(a.a, t.batch, t.head, t.row);
+            full_below = blocks[(t.end - 1) * BN / TE_ATTN_BLOCK_SIZE] == TE_ATTN_BLOCK_FULL;
+        }
+        if (BIAS) bias.open(a.a, t.batch, t.head, t.row + own, 2 * (lane & 3));
+        if (BIAS && PAIRS) bias.load((t.end - 1) * BN);
         await(FULL_Q, q);
         await(FULL_K, k);
+        start(t.end - 1);
         te_wgmma_fence();
         ask();
-        const te_u64 keep = kept(t.end - 1);
+        look(t.end - 1);
+        if (BIAS && !PAIRS) bias.load((t.end - 1) * BN);
+        const te_u64 keep = kept(t.end - 1), show = shown(t.end - 1);
         te_wgmma_wait<0>();
         te_wgmma_keep(s);
         release(EMPTY_K, k);
+        adjust(t.end - 1, show);
         te_hide(s, t, t.row + own, t.end - 1);
         te_softmax<true>(s, top, sum, shrink, scale2);
         drop(keep);
@@ -261,21 +327,26 @@ struct te_consumer {
     }
     // Q K(n) beside P V(n + 1).
     template <bool MASKED> TE_DEV void step(int n) {
+        if (BIAS && PAIRS) bias.load(n * BN);
         await(FULL_K, k);
         if (TURNS) te_meet<256>(1 + w);
         te_wgmma_keep(o);
         te_wgmma_keep(p);
+        start(n);
         te_wgmma_fence();
         ask();
         await(FULL_V, v);
         te_wgmma_fence();
         gather();
         if (TURNS) te_meet_later<256>(1 + (w + 1) % WAVES);
-        const te_u64 keep = kept(n);
+        look(n);
+        if (BIAS && !PAIRS) bias.load(n * BN);
+        const te_u64 keep = kept(n), show = shown(n);
         te_wgmma_wait<1>();
         te_wgmma_keep(s);
         release(EMPTY_K, k);
-        if (MASKED) te_hide(s, t, t.row + own, n);
+        adjust(n, show);
+        if (ONE_LOOP ? n >= t.hidden_from || n < t.hidden_to : MASKED) te_hide(s, t, t.row + own, n);
         te_softmax<false>(s, top, sum, shrink, scale2);
         drop(keep);
         te_wgmma_keep(s);
@@ -364,13 +435,15 @@ struct te_consumer {
         while (more) { // as a `for`, ptxas works shared addresses out anew in every step
             if (t.begin < t.end) {
                 first();
-                int n = t.end - 2;
+                int n = BLOCKS ? below : t.end - 2;
+                if (!ONE_LOOP) {
 #pragma unroll 1
-                for (; n >= t.hidden_from; n--) step<true>(n);
+                    for (; n >= t.hidden_from; n--) step<true>(n);
 #pragma unroll 1
-                for (; n >= t.hidden_to; n--) step<false>(n);
+                    for (; n >= t.hidden_to; n--) step<false>(n);
+                }
 #pragma unroll 1
-                for (; n >= t.begin; n--) step<true>(n);
+                for (; n >= t.begin; n = BLOCKS ? below : n - 1) step<true>(n);
                 if (STAGES_Q > 1) release(EMPTY_Q, q);
                 last();
             } else {

@@ -13,22 +13,18 @@ enum { TE__ATTN_MMA = 1, TE__ATTN_HOPPER = 2 };
     X(UNALIGNED, 0, 0, "rows that do not start at multiples of 16 bytes")                                                    \
     X(WIDE, 0, 0, "heads above 256 channels")                                                                                \
     X(EMPTY, 0, 0, "no queries, or no keys")                                                                                 \
-    X(SIGN, 0, 0, "a scale that is not positive")                                                                            \
+    X(SIGN, 0, 0, "a scale below 1e-30")                                                                                     \
     X(FP8, 0, 0, "S or dP rounded to FP8 codes by the sums of whole rows")                                                   \
-    X(MOD, 0, 0, "the user's rule for scores, compiled in")                                                                  \
-    X(BIAS_FORMAT, 0, 0, "a bias of the other 16-bit format")                                                                \
     X(DROPOUT_TAIL, 0, 0, "dropout with a number of keys that is no multiple of 4")                                          \
     X(OTHER_CHIP, TE__ATTN_MMA, TE__ATTN_MMA, "the chip is no Hopper")                                                       \
     X(ABOVE_128, TE__ATTN_MMA | TE__ATTN_HOPPER, TE__ATTN_HOPPER, "gradients of heads above 128 channels, which Hopper's kernels alone have") \
-    X(ADDED_ABOVE_128, TE__ATTN_MMA | TE__ATTN_HOPPER, 0, "gradients of heads above 128 channels with a bias, ALiBi, a mask of elements or blocks, or pages") \
+    X(ADDED_ABOVE_128, TE__ATTN_MMA | TE__ATTN_HOPPER, 0, "gradients of heads above 128 channels with a bias, ALiBi, a user's rule, a mask of elements or blocks, or pages") \
     X(DROPOUT_ABOVE_128, TE__ATTN_MMA, TE__ATTN_MMA | TE__ATTN_HOPPER, "dropout with heads above 128 channels")              \
-    X(BIAS, TE__ATTN_MMA, TE__ATTN_MMA, "a bias")                                                                            \
-    X(ALIBI, TE__ATTN_MMA, TE__ATTN_MMA, "ALiBi")                                                                            \
-    X(MASK, TE__ATTN_MMA, TE__ATTN_MMA, "a mask of elements")                                                                \
-    X(BLOCKS, TE__ATTN_MMA, TE__ATTN_MMA, "a block mask")                                                                    \
+    X(BIAS_FORMAT, TE__ATTN_HOPPER, TE__ATTN_HOPPER, "a bias of the other 16-bit format")                                    \
     X(PAGES, TE__ATTN_MMA, TE__ATTN_MMA, "keys in pages")                                                                    \
     X(SHORT, TE__ATTN_MMA | TE__ATTN_HOPPER, TE__ATTN_MMA, "gradients of packed sequences of less than 32 rows, whose sums would fill tiles of their own") \
-    X(STRIDES, TE__ATTN_MMA, TE__ATTN_MMA, "strides of 0, or beyond 2^39 bytes")
+    X(STRIDES, TE__ATTN_MMA, TE__ATTN_MMA, "strides of 0, or beyond 2^39 bytes")                                             \
+    X(MOD, TE__ATTN_HOPPER, TE__ATTN_HOPPER, "the user's rule for scores, compiled in")
 typedef enum te__attn_feature {
 #define TE__FEATURE(name, forward, backward, what) TE__ATTN_HAS_##name,
     TE__ATTN_TABLE(TE__FEATURE)
@@ -92,7 +88,7 @@ static bool te__attn_has(const te__plan *p, const te__attn_kargs *a, bool mod, b
         return !fits;
     case TE__ATTN_HAS_WIDE: return d > 256;
     case TE__ATTN_HAS_EMPTY: return a->s_q == 0 || a->s_kv == 0 || a->batch == 0 || a->heads == 0 || (x->packed_q && x->t_q == 0) || (x->packed_kv && x->t_kv == 0);
-    case TE__ATTN_HAS_SIGN: return !(a->scale > 0.0f);
+    case TE__ATTN_HAS_SIGN: return !(a->scale >= 1e-30f); /* what is added to products is divided by it */
     case TE__ATTN_HAS_FP8: return te__attn_rounds(a);
     case TE__ATTN_HAS_MOD: return mod;
     case TE__ATTN_HAS_BIAS_FORMAT: return x->bias.dt != TE_DTYPE_NONE && x->bias.dt != dt && x->bias.dt != TE_F32;
@@ -100,12 +96,8 @@ static bool te__attn_has(const te__plan *p, const te__attn_kargs *a, bool mod, b
     case TE__ATTN_HAS_OTHER_CHIP: return !p->hopper;
     case TE__ATTN_HAS_ABOVE_128: return d > 128;
     case TE__ATTN_HAS_ADDED_ABOVE_128:
-        return d > 128 && (x->bias.dt != TE_DTYPE_NONE || x->alibi || x->mask.dt != TE_DTYPE_NONE || x->blocks.dt != TE_DTYPE_NONE || x->page_size);
+        return d > 128 && (mod || x->bias.dt != TE_DTYPE_NONE || x->alibi || x->mask.dt != TE_DTYPE_NONE || x->blocks.dt != TE_DTYPE_NONE || x->page_size);
     case TE__ATTN_HAS_DROPOUT_ABOVE_128: return a->dropout_p > 0.0f && d > 128;
-    case TE__ATTN_HAS_BIAS: return x->bias.dt != TE_DTYPE_NONE;
-    case TE__ATTN_HAS_ALIBI: return x->alibi != 0;
-    case TE__ATTN_HAS_MASK: return x->mask.dt != TE_DTYPE_NONE;
-    case TE__ATTN_HAS_BLOCKS: return x->blocks.dt != TE_DTYPE_NONE;
     case TE__ATTN_HAS_PAGES: return x->page_size != 0;
     case TE__ATTN_HAS_SHORT: return d <= 128 && x->packed_q && (int64_t)a->batch * 32 > (int64_t)x->t_q + 2048;
     case TE__ATTN_HAS_STRIDES:

@@ -68,9 +68,6 @@ static int64_t te__attn_general_shared(const te__attn_kargs *a, int64_t mine, in
     return 4 * (TE__ATTN_ROWS * rows + TE__ATTN_LANES * lanes + TE__ATTN_ROWS * TE__ATTN_LANES);
 }
 
-/* The text of the user's rule, NULL for none, becomes code of the launch. */
-static te_result te__attn_launch_mod(te__plan *p, te__launch *l, const char *mod) { return mod ? te__launch_code(p, l, "ops/attn/score_mod.cuh", mod) : TE_OK; }
-
 /* `rows` rows of each of `heads` heads of each sequence, of `channels` channels that the kernel writes. t: NULL for the general kernels, which alone have a mod, and chunks. */
 static te_result te__attn_launch(te__plan *p, const te__attn_kargs *a, const char *kernel, int64_t rows, int64_t heads, int64_t channels,
                                  const te__attn_tiles *t, int64_t shared, const char *mod) {
@@ -145,7 +142,7 @@ static te_result te__attn_plan_fwd(te__plan *p, const te_op_attn_fwd_args *args,
     const te__attn_kargs a = te__attn_problem(args);
     const int kernels = te__attn_choose(p, &a, mod != NULL, false);
     te__attn_launch_clear(p, &a, false, args->max_logit != NULL);
-    if (kernels == TE__ATTN_HOPPER) return te__attn_plan_fwd_hopper(p, &a);
+    if (kernels == TE__ATTN_HOPPER) return te__attn_plan_fwd_hopper(p, &a, mod);
     if (kernels == TE__ATTN_MMA) {
         const te__attn_tiles t = te__attn_fwd_tiles(p, te__attn_padded_d(&a), a.dropout_p > 0.0f, a.x.on);
         return te__attn_launch(p, &a, "attn_fwd_mma", a.s_q, a.heads, a.d_v, &t, te__attn_fwd_shared(t), NULL);
@@ -187,7 +184,7 @@ static te_result te__attn_plan_bwd(te__plan *p, const te_op_attn_bwd_args *args,
         return r == TE_OK ? te__attn_launch(p, &a, "attn_bwd_dkv", a.s_kv, a.groups, most, NULL, shared, mod) : r;
     }
     if (kernels == TE__ATTN_HOPPER) {
-        r = te__attn_plan_bwd_hopper(p, &a, rows);
+        r = te__attn_plan_bwd_hopper(p, &a, rows, mod);
         return r == TE_OK ? te__attn_launch_extras(p, &a, args->dsoftmax_offset != NULL, mod) : r;
     }
     r = te__attn_launch_extras(p, &a, args->dsoftmax_offset != NULL, mod);

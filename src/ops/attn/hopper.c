@@ -7,6 +7,7 @@ static void te__attn_hopper_heads(const te__attn_kargs *a, int *d, int *d_v) {
     *d = te__attn_hopper_d(a->d);
     *d_v = te__attn_hopper_d(a->d_v);
     if (*d != 192 || *d_v != 128) *d = *d_v = te__max(*d, *d_v);
+    if (a->x.blocks.dt != TE_DTYPE_NONE && *d_v == 192) *d = *d_v = 256; /* whose blocks of keys lie in one of the block mask */
 }
 
 /* A map over [batch, heads, rows, d] in boxes of 64 channels by `box` rows. */
@@ -23,6 +24,9 @@ static void te__attn_maps_kv(te__plan *p, const te__attn_kargs *a, unsigned long
     te__attn_map(p, map, x, d, a->x.packed_kv ? a->x.t_kv : a->s_kv, a->groups, a->x.packed_kv ? 1 : a->batch, box);
 }
 
+/* The text of the user's rule, NULL for none, becomes code of the launch. */
+static te_result te__attn_launch_mod(te__plan *p, te__launch *l, const char *mod) { return mod ? te__launch_code(p, l, "ops/attn/score_mod.cuh", mod) : TE_OK; }
+
 /* Whole groups of heads whose keys and values fit into a third of the L2 cache; under a diagonal, where tiles of many heads even out how long they take, into two thirds. */
 static int te__attn_together(const te__attn_kargs *a) {
     const bool diagonal = a->x.causal || a->x.left >= 0 || a->x.right >= 0;
@@ -32,13 +36,34 @@ static int te__attn_together(const te__attn_kargs *a) {
     return (int)te__min(heads, n * (a->heads / a->groups));
 }
 
-static te_result te__attn_plan_fwd_hopper(te__plan *p, const te__attn_kargs *a) {
+/* How the kernels read a bias: see X_PAIRS in hopper_scores.cuh. */
+static int te__attn_bias_pairs(const te__attn_kargs *a) {
+    const te__attn_table *t = &a->x.bias;
+    const int size = t->dt == (int)TE_F32 ? 4 : 2;
+    if (a->s_kv % 2 || t->j != 1 || t->b % 2 || t->h % 2 || t->i % 2 || (uintptr_t)t->p % (2 * (size_t)size)) return 0;
+    return t->i == 0 ? 2 : 1;
+}
+/* What becomes of scores between product and softmax: options that plain attention does not have. mod: the text of the user's rule, or NULL. */
+static te_result te__attn_scores_options(te__plan *p, te__launch *l, const te__attn_kargs *a, const char *mod) {
+    if (a->x.alibi) te__launch_option(l, "X_ALIBI", 1);
+    if (a->x.bias.dt != TE_DTYPE_NONE) {
+        te__launch_option(l, "X_BIAS", a->x.bias.dt);
+        te__launch_option(l, "X_PAIRS", te__attn_bias_pairs(a));
+    }
+    if (a->x.mask.dt != TE_DTYPE_NONE) te__launch_option(l, "X_MASK", 1);
+    if (a->x.blocks.dt != TE_DTYPE_NONE) te__launch_option(l, "X_BLOCKS", 1);
+    return te__attn_launch_mod(p, l, mod);
+}
+
+static te_result te__attn_plan_fwd_hopper(te__plan *p, const te__attn_kargs *a, const char *mod) {
+    /* Three warpgroups have no registers for these, and tiles of 192 rows lie in two blocks of a block mask. */
+    const bool two = mod || a->x.bias.dt != TE_DTYPE_NONE || a->x.mask.dt != TE_DTYPE_NONE || a->x.blocks.dt != TE_DTYPE_NONE;
     int d, d_v, waves, keys;
     int64_t rows, tiles;
     te__launch *l;
     te__attn_fwd_hopper_kargs *k;
     te__attn_hopper_heads(a, &d, &d_v);
-    waves = d == 64 && a->s_q > 1024 ? 3 : 2; /* 192 rows take fewer cycles each, but few tiles of them fill the chip worse */
+    waves = d == 64 && a->s_q > 1024 && !two ? 3 : 2; /* 192 rows take fewer cycles each, but few tiles of them fill the chip worse */
     keys = TE__ATTN_FWD_KEYS(d, d_v);
     rows = te__div_up(a->s_q, 64 * waves);
     tiles = rows * a->heads * a->batch;
@@ -61,7 +86,7 @@ static te_result te__attn_plan_fwd_hopper(te__plan *p, const te__attn_kargs *a) 
     te__launch_option(l, "X_D_V", d_v);
     te__launch_option(l, "X_WAVES", waves);
     te__launch_option(l, "X_DROPOUT", a->dropout_p > 0.0f);
-    return p->result;
+    return te__attn_scores_options(p, l, a, mod);
 }
 
 static void te__attn_bwd_maps(te__plan *p, const te__attn_kargs *a, te__attn_bwd_hopper_kargs *k, int queries, int keys) {
@@ -73,15 +98,16 @@ static void te__attn_bwd_maps(te__plan *p, const te__attn_kargs *a, te__attn_bwd
     te__attn_maps_kv(p, a, k->dv_map, &a->dv, a->d_v, 64);
 }
 /* d_v: 0 for the kernels without products. */
-static void te__attn_launch_bwd(te__plan *p, const te__attn_bwd_hopper_kargs *k, const char *kernel, int64_t blocks, int threads, int64_t shared, int d, int d_v) {
+static te__launch *te__attn_launch_bwd(te__plan *p, const te__attn_bwd_hopper_kargs *k, const char *kernel, int64_t blocks, int threads, int64_t shared, int d, int d_v) {
     te__launch *l = te__plan_launch(p, "attn", kernel);
     *TE__KARGS(p, l, te__attn_bwd_hopper_kargs) = *k;
     te__launch_size(l, blocks, 1, 1, threads, shared);
     te__launch_option(l, "X_DT", k->a.q.dt);
     te__launch_option(l, "X_D", d);
-    if (d_v == 0) return;
+    if (d_v == 0) return l;
     te__launch_option(l, "X_D_V", d_v);
     te__launch_option(l, "X_DROPOUT", k->a.dropout_p > 0.0f);
+    return l;
 }
 static void te__attn_launch_rows(te__plan *p, const te__attn_bwd_hopper_kargs *k, int64_t rows, int d) {
     te__attn_launch_bwd(p, k, "attn_bwd_rows", te__div_up(rows, 256 / (d / 8)), 256, 0, d, 0);
@@ -112,11 +138,12 @@ static te_result te__attn_plan_bwd_wide(te__plan *p, const te__attn_kargs *a, in
 }
 
 /* The backward pass: rows' numbers, the products, dQ out of its sums. a: with lse2 and delta, `rows` of them. Heads of up to 64 channels with dropout run as those of 128. */
-static te_result te__attn_plan_bwd_hopper(te__plan *p, const te__attn_kargs *a, int64_t rows) {
+static te_result te__attn_plan_bwd_hopper(te__plan *p, const te__attn_kargs *a, int64_t rows, const char *mod) {
     const int d = te__max(a->d, a->d_v) <= 64 && a->dropout_p == 0.0f ? 64 : 128, queries = TE__ATTN_BWD_QUERIES(d);
     const int64_t keys = te__div_up(a->s_kv, 128), blocks = keys * a->groups * a->batch;
     const int64_t of_head = a->x.packed_q ? a->x.t_q / queries + a->batch + 1 : a->s_pad / queries, tiles = of_head * a->heads * (a->x.packed_q ? 1 : a->batch);
     te__attn_bwd_hopper_kargs k;
+    te__launch *l;
     if (te__max(a->d, a->d_v) > 128) return te__attn_plan_bwd_wide(p, a, rows);
     if (te__max(blocks, rows / queries) > INT_MAX) return te__attn_bwd_too_large(p, a);
     memset(&k, 0, sizeof(k));
@@ -132,7 +159,8 @@ static te_result te__attn_plan_bwd_hopper(te__plan *p, const te__attn_kargs *a, 
     k.order.rows = (int)keys;
     k.order.together = te__min(a->groups <= 8 ? 8 : 16, a->groups * a->batch); /* heads whose blocks alternate */
     te__attn_launch_rows(p, &k, rows, d);
-    te__attn_launch_bwd(p, &k, "attn_bwd_hopper", blocks, 384, TE__ATTN_BWD_SHARED(d), d, d);
+    l = te__attn_launch_bwd(p, &k, "attn_bwd_hopper", blocks, 384, TE__ATTN_BWD_SHARED(d), d, d);
+    if (te__attn_scores_options(p, l, a, mod) != TE_OK) return p->result;
     te__attn_launch_bwd(p, &k, "attn_bwd_put", te__div_up(a->s_q, queries) * a->heads * a->batch, 256, 0, d, 0);
     return p->result;
 }

@@ -4,7 +4,8 @@
 // A matrix of 16-bit channels lies in shared memory as TMA brings it: panels of 64 channels, rows of 128 bytes with the 128-byte swizzle. Of a head size that
 // is no multiple of 64 the last panel is read in part.
 //
-// Options: X_DT (bf16, f16), X_D, X_D_V (channels of q and k, of v and o: 64, 96, 128, 192, 256; larger than the heads' own, the rest are zeros).
+// Options: X_DT (bf16, f16), X_D, X_D_V (channels of q and k, of v and o: 64, 96, 128, 192, 256; larger than the heads' own, the rest are zeros), X_BLOCKS (there is
+//          a block mask; without one it may be missing).
 #pragma once
 #include "device/hopper.cuh"
 #include "ops/attn/attn.cuh"
@@ -16,6 +17,11 @@
 #endif
 
 #define TE_ALL 0xffffffffu // lanes of a warp
+
+#ifndef X_BLOCKS
+#define X_BLOCKS 0
+#endif
+enum { BLOCKS = X_BLOCKS };
 
 TE_DEV constexpr int te_panels(int d) { return (d + 63) / 64; }
 
@@ -70,11 +76,39 @@ template <int N> struct te_queue {
     }
 };
 
+// The te_attn_blocks of a row of the block mask: of query i.
+TE_DEV const te_u8 *te_blocks_of(const te__attn_kargs &a, int b, int h, int i) {
+    const te__attn_table &t = a.x.blocks;
+    return (const te_u8 *)t.p + b * t.b + h * t.h + i / TE_ATTN_BLOCK_SIZE * t.i;
+}
+// The last of blocks begin .. end - 1, of BN keys each, that is not empty; begin - 1: none. `full` tells what it is. By a warp, or by one thread.
+template <int BN> TE_DEV int te_last_seen(const te_u8 *row, int begin, int end, bool &full) {
+    const int lane = threadIdx.x & 31;
+    for (; end > begin; end -= 32) {
+        const int n = end - 1 - lane, kind = n >= begin ? row[n * BN / TE_ATTN_BLOCK_SIZE] : TE_ATTN_BLOCK_EMPTY;
+        const te_u32 seen = __ballot_sync(TE_ALL, kind != TE_ATTN_BLOCK_EMPTY);
+        if (!seen) continue;
+        const int first = __ffs(seen) - 1;
+        full = __shfl_sync(TE_ALL, kind, first) == TE_ATTN_BLOCK_FULL;
+        return end - 1 - first;
+    }
+    return begin - 1;
+}
+template <int BN> TE_DEV int te_last_seen(const te_u8 *row, int begin, int end) {
+    for (; end > begin; end -= 8) { // eight loads at a time
+        te_u32 seen = 0;
+#pragma unroll
+        for (int i = 1; i <= 8; i++) seen |= (te_u32)(end - i >= begin && row[(end - i) * BN / TE_ATTN_BLOCK_SIZE] != TE_ATTN_BLOCK_EMPTY) << (i - 1);
+        if (seen) return end - __ffs(seen);
+    }
+    return begin - 1;
+}
+
 // A tile of BM queries of a head, and the blocks of BN keys that any of them sees: begin .. end - 1. The producer finds it, and tells the consumers through shared memory.
 //
 // Tiles are numbered so that blocks of a grid that run at one time have `together` heads, whose keys stay in the L2 cache; of each head the last rows come
-// first, which have the most work under a causal mask.
-template <int BM, int BN> struct te_attn_tile {
+// first, which have the most work under a causal mask. BY_HEAD: neighbours are one head of several sequences, which may share a bias; else the heads of one sequence.
+template <int BM, int BN, bool BY_HEAD = false> struct te_attn_tile {
     int begin, end;
     int row, head, batch;
     int s_q, s_kv, lo, hi;      // of te__attn_seq
@@ -88,8 +122,13 @@ template <int BM, int BN> struct te_attn_tile {
         const te_u32 heads = (te_u32)a.heads * (te_u32)a.batch, section = (te_u32)order.together * (te_u32)order.rows;
         const te_u32 s = number / section, r = number - s * section, width = min((te_u32)order.together, heads - s * order.together), m = r / width;
         const te_u32 at = s * order.together + r - m * width;
-        batch = (int)(at / (te_u32)a.heads);
-        head = (int)(at - (te_u32)batch * (te_u32)a.heads);
+        if (BY_HEAD) {
+            head = (int)(at / (te_u32)a.batch);
+            batch = (int)(at - (te_u32)head * (te_u32)a.batch);
+        } else {
+            batch = (int)(at / (te_u32)a.heads);
+            head = (int)(at - (te_u32)batch * (te_u32)a.heads);
+        }
         row = (order.rows - 1 - (int)m) * BM;
         const te__attn_seq seq = te__attn_seq_of(&a, batch);
         s_q = seq.s_q, s_kv = seq.s_kv, lo = seq.lo, hi = seq.hi, q_end = seq.q_end;
@@ -97,6 +136,7 @@ template <int BM, int BN> struct te_attn_tile {
         const int last = min(row + BM, s_q) - 1;
         begin = max(0, row + lo) / BN;
         end = row < s_q ? (min(s_kv, last + hi + 1) + BN - 1) / BN : 0; // a negative sum: 0 or less
+        if (BLOCKS && begin < end) end = te_last_seen<BN>(te_blocks_of(a, batch, head, row), begin, end) + 1;
         hidden_from = max(begin, max(0, row + hi + 1) / BN);
         hidden_to = max(begin, (last + lo + BN - 1) / BN);
         tail = end * BN > s_kv && s_kv < (a.x.packed_kv ? a.x.t_kv - kv_at : a.s_kv);
@@ -123,8 +163,8 @@ template <int BM, int BN> struct te_attn_tile {
 };
 
 // BK keys of a head of keys, and the tiles of BQ queries that see any of them: m_end - 1 down to m_begin. Numbers: heads that run together, within blocks of keys,
-// of which the first have the most work under a causal mask.
-template <int BK, int BQ> struct te_attn_keys {
+// of which the first have the most work under a causal mask. BY_HEAD: of those heads neighbours are one head of several sequences, which may share a bias.
+template <int BK, int BQ, bool BY_HEAD = false> struct te_attn_keys {
     int n, head, batch; // head: of keys
     int s_q, s_kv, lo, hi, q_at, kv_at, kv_end;
     int m_begin, m_end;
@@ -132,8 +172,9 @@ template <int BK, int BQ> struct te_attn_keys {
         const te_u32 heads = (te_u32)a.groups * (te_u32)a.batch, section = (te_u32)order.together * (te_u32)order.rows;
         const te_u32 s = number / section, r = number - s * section, width = min((te_u32)order.together, heads - s * order.together), row = r / width;
         const te_u32 at = s * order.together + r - row * width;
-        batch = (int)(at / (te_u32)a.groups);
-        head = (int)(at - (te_u32)batch * (te_u32)a.groups);
+        const te_u32 of_each = (te_u32)(BY_HEAD ? a.batch : a.groups), slow = at / of_each, fast = at - slow * of_each;
+        batch = (int)(BY_HEAD ? fast : slow);
+        head = (int)(BY_HEAD ? slow : fast);
         n = (int)row;
         const te__attn_seq seq = te__attn_seq_of(&a, batch);
         s_q = seq.s_q, s_kv = seq.s_kv, lo = seq.lo, hi = seq.hi, kv_end = seq.kv_end;

@@ -1,0 +1,172 @@
+// ops/attn/hopper_scores.cuh: what the attention kernels of sm_90a do to a product before the softmax: ALiBi, a bias, a mask of elements, the user's rule. Knows
+// fragments of S, no pipeline.
+//
+// A score is  scale * product + bias - slope |i + delta - j|,  changed by the user's rule. S is in units of products, so that the softmax multiplies by scale2 as ever: what is added is
+// divided by the scale. The user's rule makes it the score itself.
+//
+// Options: X_ALIBI (0, 1), X_BIAS (0 or its te_dtype), X_PAIRS (0: a bias is read element by element; 1: its rows, of adjacent elements, start at multiples of
+//          two; 2: as 1, and all queries have one row), X_MASK (0, 1), X_MOD (attn.cuh). Plain attention has none of them.
+#pragma once
+#include "ops/attn/hopper.cuh"
+
+#ifndef X_ALIBI
+#define X_ALIBI 0
+#endif
+#ifndef X_BIAS
+#define X_BIAS 0
+#endif
+#ifndef X_PAIRS
+#define X_PAIRS 0
+#endif
+#ifndef X_MASK
+#define X_MASK 0
+#endif
+enum { ALIBI = X_ALIBI, BIAS = X_BIAS, PAIRS = X_PAIRS, MASK = X_MASK, HIDES = X_MASK || MOD_HIDES, SCORES = X_ALIBI || X_BIAS || X_MASK || X_MOD };
+
+// The softmax's factor of S, in units of log2.
+TE_DEV float te_softmax_scale2(const te__attn_kargs &a) { return MOD ? TE_LOG2E : a.scale2; }
+// ALiBi's slope, and the factor of a bias, in units of products.
+TE_DEV float te_slope(const te__attn_kargs &a, int b, int h) { return te_attn_of<1>::slope2(a, b, h) / a.scale2; }
+TE_DEV float te_bias_scale(const te__attn_kargs &a) { return a.x.bias_scale / a.scale; }
+
+// A word of memory that no kernel writes meanwhile. Volatile: where a load is issued decides what it waits beside.
+TE_DEV te_u32 te_ldg4(const void *p) {
+    te_u32 x;
+    asm volatile("ld.global.nc.b32 %0, [%1];" : "=r"(x) : "l"(p));
+    return x;
+}
+TE_DEV void te_ldg8(const void *p, te_u32 &x, te_u32 &y) { asm volatile("ld.global.nc.v2.b32 {%0, %1}, [%2];" : "=r"(x), "=r"(y) : "l"(p)); }
+
+TE_DEV te_u32 te_ldg2(const void *p) {
+    te_u16 x;
+    asm volatile("ld.global.nc.u16 %0, [%1];" : "=h"(x) : "l"(p));
+    return x;
+}
+
+// The bias beside a thread's part of S with queries along the rows: two rows, 8 apart, and of every eight columns two; N elements in all.
+template <int N> struct te_bias_rows {
+    enum {
+        SIZE = BIAS == TE_F32 ? 4 : 2,
+        ROWS = PAIRS == 2 ? 1 : 2,
+        OF_PAIR = SIZE / 2,                         // words
+        AHEAD = ROWS * OF_PAIR == 4 ? N / 8 : N / 4, // groups of eight columns that are loaded ahead: as many as fit into N / 2 registers
+        WORDS = AHEAD * ROWS * OF_PAIR
+    };
+    const char *row[ROWS]; // from the thread's first column on
+    te_i64 column;         // bytes from one to the next
+    int count;             // columns from there on
+    te_u32 word[WORDS];
+
+    // Of rows i and i + 8, and columns from j on. Rows beyond the last one, which nobody stores, are read as that one.
+    TE_DEV void open(const te__attn_kargs &a, int b, int h, int i, int j) {
+        const te__attn_table &t = a.x.bias;
+        column = PAIRS ? SIZE : SIZE * t.j;
+        count = a.s_kv - j;
+#pragma unroll
+        for (int r = 0; r < ROWS; r++) row[r] = (const char *)t.p + SIZE * (b * t.b + h * t.h + min(i + 8 * r, a.s_q - 1) * t.i) + j * column;
+    }
+    // Two columns; WHOLE: both are there.
+    template <bool WHOLE> TE_DEV void two(const char *from, int left, te_u32 &x, te_u32 &y) const {
+        if (!WHOLE) x = y = 0;
+        if (!WHOLE && left <= 0) return;
+        if (PAIRS && BIAS == TE_F32) te_ldg8(from, x, y);
+        else if (PAIRS || BIAS == TE_F32) x = te_ldg4(from);
+        else x = te_ldg2(from);
+        if (PAIRS || (!WHOLE && left == 1)) return;
+        if (BIAS == TE_F32) y = te_ldg4(from + column);
+        else x |= te_ldg2(from + column) << 16;
+    }
+    template <bool WHOLE> TE_DEV void load_part(int first) {
+#pragma unroll
+        for (int j = 0; j < AHEAD; j++)
+#pragma unroll
+            for (int r = 0; r < ROWS; r++) {
+                te_u32 *const to = word + (j * ROWS + r) * OF_PAIR;
+                two<WHOLE>(row[r] + (first + 8 * j) * column, count - first - 8 * j, to[0], to[OF_PAIR - 1]);
+            }
+    }
+    // Ahead, of columns from `first` on.
+    TE_DEV void load(int first) {
+        if (first + 2 * N - 6 <= count) load_part<true>(first);
+        else load_part<false>(first);
+    }
+    // Of columns first + 8 j and the next one.
+    TE_DEV void get(int first, int j, int half, float &x, float &y) const {
+        const int r = half % ROWS;
+        te_u32 v, w;
+        if (j < AHEAD) v = word[(j * ROWS + r) * OF_PAIR], w = word[(j * ROWS + r) * OF_PAIR + OF_PAIR - 1];
+        else two<false>(row[r] + (first + 8 * j) * column, count - first - 8 * j, v, w);
+        if (BIAS == TE_F32) x = __uint_as_float(v), y = __uint_as_float(w);
+        else if (BIAS == TE_BF16) x = __uint_as_float(v << 16), y = __uint_as_float(v & 0xffff0000u);
+        else x = te_f16_to_f32((te_u16)v), y = te_f16_to_f32((te_u16)(v >> 16));
+    }
+};
+
+// What S starts with under ALiBi, in a thread's fragment: -slope times the distance between query and key. Those of neighbours along a row differ by 1, of the next eight by 8, and of
+// the row 8 further down by -8. at: of the thread's first element, with its sign; least: of all of its warp. ADD: to what is there.
+template <bool ADD, int N> TE_DEV void te_start_alibi(float (&s)[N], float slope, int at, int least) {
+    const bool rising = least >= 0, falling = least + 2 * N + 14 <= 0;
+    if (rising || falling) { // a line, whose steps are constants
+        const float tilt = rising ? -slope : slope;
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            const float from = tilt * (float)(at - 8 * (i / 2 % 2));
+            s[i] = fmaf(tilt, (float)(8 * (i / 4) + i % 2), ADD ? s[i] + from : from);
+        }
+    } else {
+#pragma unroll
+        for (int i = 0; i < N; i++) s[i] = fmaf(-slope, fabsf((float)(at - 8 * (i / 2 % 2) + 8 * (i / 4) + i % 2)), ADD ? s[i] : 0.0f);
+    }
+}
+
+// Bit 4 k + 2 half + e: the mask of elements and the user's show key to query, of row `half` of a thread's fragment and column 8 k + e. i, j: the query and the key of its first element;
+// full: the user's is not asked.
+template <int N, bool TRANSPOSED> TE_DEV te_u64 te_shown(const te__attn_kargs &a, int b, int h, int i, int j, bool full) {
+    const te__attn_table &t = a.x.mask;
+    const te_attn_mod mod(a.x);
+    const te_u8 *const mask = (const te_u8 *)t.p + b * t.b + h * t.h;
+    te_u64 bits = 0;
+    if (!MASK && full) return ~bits;
+#pragma unroll 4
+    for (int k = 0; k < N / 4; k++)
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            const int down = 8 * (e / 2), along = 8 * k + e % 2, query = i + (TRANSPOSED ? along : down), key = j + (TRANSPOSED ? down : along);
+            bool sees = full || mod.mask(b, h, query, key);
+            if (MASK) sees = sees && !mask[min(query, a.s_q - 1) * t.i + min(key, a.s_kv - 1) * t.j];
+            bits |= (te_u64)sees << (4 * k + e);
+        }
+    return bits;
+}
+
+// A bias beside S^T, with keys along the rows, for S to start with: it is loaded as it is, a tile ahead.
+template <int N> struct te_bias_columns {
+    enum { SIZE = BIAS == TE_F32 ? 4 : 2, ONE = PAIRS == 2 };
+    TE_DEV static te_u32 element(const char *p) {
+        if (BIAS == TE_F32) return te_ldg4(p);
+        return te_ldg2(p);
+    }
+    // Of queries i, i + 1, i + 8 .. and keys j and j + 8. Those that are not there, which see nothing, are read as the last ones.
+    TE_DEV static void load(float (&s)[N], const te__attn_kargs &a, int b, int h, int i, int j) {
+        const te__attn_table &t = a.x.bias;
+        const char *const p = (const char *)t.p + SIZE * (b * t.b + h * t.h);
+        const te_i64 row = SIZE * t.i;
+        const char *const upper = p + SIZE * t.j * min(j, a.s_kv - 1), *const lower = p + SIZE * t.j * min(j + 8, a.s_kv - 1);
+#pragma unroll
+        for (int k = 0; k < (ONE ? 1 : N / 2); k++) {
+            const te_i64 to = min(i + 8 * (k / 2) + k % 2, a.s_q - 1) * row;
+            s[4 * (k / 2) + k % 2] = __uint_as_float(element(upper + to));
+            s[4 * (k / 2) + 2 + k % 2] = __uint_as_float(element(lower + to));
+        }
+    }
+    // What was loaded becomes what S starts with.
+    TE_DEV static void start(float (&s)[N], float scale) {
+#pragma unroll
+        for (int i = 0; i < (ONE ? 4 : N); i++) {
+            const te_u32 x = __float_as_uint(s[i]);
+            s[i] = scale * (BIAS == TE_F32 ? __uint_as_float(x) : BIAS == TE_BF16 ? __uint_as_float(x << 16) : te_f16_to_f32((te_u16)x));
+        }
+#pragma unroll
+        for (int i = 0; i < (ONE ? N : 0); i++) s[i] = s[i / 2 % 2 * 2];
+    }
+};

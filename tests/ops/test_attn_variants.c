@@ -1,0 +1,126 @@
+/* test_attn_variants.c: what comes between product and softmax (ALiBi, biases, masks of elements and of blocks, the user's rules) at lengths around and beyond those of tiles, with masks, windows, packed
+ * sequences, sinks, dropout and heads of every size: the formula in float64, forward and backward; which kernels a plan names. */
+#include "../te_test.h"
+#include "attn_formula.h"
+
+typedef struct variant {
+    int64_t sizes[4];
+    int bias, rule;
+    te_attn_mask mask; /* 0: none */
+    int layout, softmax, window, dropout, dtype, grouped, blocks;
+    te_dtype bias_dtype;
+} variant;
+
+enum { F16 = 1, BF16 = 2 };
+static const variant variants[] = {
+    {{1, 1, 128, 128}, .bias = BIAS_FULL, .layout = LAYOUT_BSHD},
+    {{1, 1000, 128, 128}, .bias = BIAS_ALIBI},
+    {{129, 129, 128, 128}, .bias = BIAS_ALIBI, .mask = TE_MASK_CAUSAL, .layout = LAYOUT_BSHD},
+    {{17, 129, 128, 128}, .bias = BIAS_SLOPES, .grouped = 1},
+    {{1000, 1000, 128, 128}, .bias = BIAS_ALIBI, .mask = TE_MASK_PADDING_CAUSAL, .layout = LAYOUT_THD_PADDED, .softmax = TE_SOFTMAX_LEARNABLE},
+    {{1000, 129, 128, 128}, .bias = BIAS_SLOPES_OF_EACH, .window = WINDOW_BOTH, .dtype = F16},
+    {{127, 1000, 128, 128}, .bias = BIAS_ALIBI, .mask = TE_MASK_CAUSAL_BOTTOM_RIGHT, .dropout = 1, .grouped = 2},
+    {{129, 130, 128, 128}, .bias = BIAS_FULL, .mask = TE_MASK_CAUSAL, .layout = LAYOUT_BSHD},
+    {{127, 1000, 128, 128}, .bias = BIAS_FULL, .grouped = 1},
+    {{1000, 1000, 128, 128}, .bias = BIAS_HEADS, .mask = TE_MASK_CAUSAL, .layout = LAYOUT_BSHD, .grouped = 1},
+    {{129, 127, 128, 128}, .bias = BIAS_HEADS, .mask = TE_MASK_CAUSAL, .softmax = TE_SOFTMAX_OFF_BY_ONE},
+    {{129, 1000, 128, 128}, .bias = BIAS_KEYS, .layout = LAYOUT_BSHD},
+    {{17, 129, 128, 128}, .bias = BIAS_KEYS, .window = WINDOW_LEFT, .dtype = F16},
+    {{130, 1000, 128, 128}, .bias = BIAS_PRE, .mask = TE_MASK_PADDING_CAUSAL_BOTTOM_RIGHT, .layout = LAYOUT_THD, .grouped = 1},
+    {{127, 130, 128, 128}, .bias = BIAS_FULL, .bias_dtype = TE_F32, .mask = TE_MASK_CAUSAL},
+    {{200, 300, 128, 128}, .bias = BIAS_KEYS, .bias_dtype = TE_F32, .mask = TE_MASK_PADDING},
+    {{17, 129, 128, 128}, .bias = BIAS_HEADS, .bias_dtype = TE_F32},
+    {{64, 132, 128, 128}, .bias = BIAS_HEADS, .bias_dtype = TE_F32, .dropout = 1, .mask = TE_MASK_PADDING_CAUSAL, .layout = LAYOUT_THD},
+    {{129, 130, 128, 128}, .bias = BIAS_FULL, .bias_dtype = TE_BF16, .dtype = F16},
+    {{129, 127, 128, 128}, .bias = BIAS_HEADS, .mask = TE_MASK_ARBITRARY, .grouped = 1},
+    {{1000, 1000, 128, 128}, .bias = BIAS_ALIBI, .mask = TE_MASK_ARBITRARY},
+    {{129, 129, 128, 128}, .rule = RULE_SLOPES, .mask = TE_MASK_CAUSAL, .grouped = 1},
+    {{127, 1000, 128, 128}, .rule = RULE_CAP, .layout = LAYOUT_BSHD},
+    {{1000, 1000, 128, 128}, .rule = RULE_DOCUMENTS, .mask = TE_MASK_CAUSAL, .grouped = 1},
+    {{1000, 1000, 128, 128}, .rule = RULE_BOTH, .mask = TE_MASK_PADDING_CAUSAL, .layout = LAYOUT_THD_PADDED},
+    {{17, 129, 128, 128}, .rule = RULE_ROWS, .dtype = F16},
+    {{129, 17, 128, 128}, .rule = RULE_DOCUMENTS},
+    {{64, 132, 128, 128}, .bias = BIAS_HEADS, .rule = RULE_CAP, .softmax = TE_SOFTMAX_LEARNABLE, .dropout = 1},
+    {{129, 129, 128, 128}, .bias = BIAS_ALIBI, .rule = RULE_BOTH, .mask = TE_MASK_ARBITRARY},
+    {{1100, 1100, 64, 64}, .bias = BIAS_ALIBI, .mask = TE_MASK_CAUSAL, .grouped = 1},
+    {{1100, 200, 64, 64}, .bias = BIAS_FULL},
+    {{129, 127, 64, 64}, .rule = RULE_CAP, .bias = BIAS_KEYS},
+    {{200, 132, 64, 64}, .bias = BIAS_HEADS, .mask = TE_MASK_ARBITRARY, .dropout = 1},
+    {{129, 300, 64, 64}, .rule = RULE_ROWS, .mask = TE_MASK_CAUSAL_BOTTOM_RIGHT, .bias = BIAS_ALIBI},
+    {{129, 130, 96, 96}, .bias = BIAS_HEADS, .mask = TE_MASK_CAUSAL},
+    {{200, 129, 96, 96}, .bias = BIAS_ALIBI, .rule = RULE_DOCUMENTS},
+    {{129, 130, 192, 128}, .bias = BIAS_HEADS, .mask = TE_MASK_CAUSAL, .grouped = 1},
+    {{200, 200, 192, 192}, .bias = BIAS_ALIBI},
+    {{130, 200, 192, 192}, .bias = BIAS_FULL, .mask = TE_MASK_ARBITRARY},
+    {{129, 200, 256, 256}, .bias = BIAS_ALIBI, .mask = TE_MASK_CAUSAL_BOTTOM_RIGHT},
+    {{129, 200, 256, 256}, .bias = BIAS_HEADS, .rule = RULE_BOTH},
+    {{1000, 1000, 128, 128}, .blocks = 1, .mask = TE_MASK_CAUSAL, .layout = LAYOUT_BSHD, .grouped = 1},
+    {{300, 4000, 128, 128}, .blocks = 2},
+    {{300, 130, 128, 128}, .blocks = 1, .grouped = 2},
+    {{129, 129, 128, 128}, .blocks = 2},
+    {{1000, 1000, 128, 128}, .blocks = 1, .rule = RULE_DOCUMENTS, .mask = TE_MASK_PADDING_CAUSAL, .layout = LAYOUT_THD_PADDED, .softmax = TE_SOFTMAX_LEARNABLE},
+    {{300, 700, 128, 128}, .blocks = 2, .rule = RULE_ROWS, .bias = BIAS_HEADS, .dropout = 1, .grouped = 1},
+    {{700, 300, 128, 128}, .blocks = 1, .bias = BIAS_ALIBI, .window = WINDOW_LEFT},
+    {{140, 140, 128, 128}, .blocks = 1, .rule = RULE_BOTH, .mask = TE_MASK_ARBITRARY},
+    {{1100, 500, 64, 64}, .blocks = 1, .grouped = 1},
+    {{129, 130, 64, 64}, .blocks = 2, .rule = RULE_DOCUMENTS, .bias = BIAS_KEYS},
+    {{129, 300, 192, 192}, .blocks = 1},
+    {{300, 300, 256, 256}, .blocks = 1, .mask = TE_MASK_CAUSAL},
+    {{129, 150, 192, 128}, .blocks = 1, .rule = RULE_DOCUMENTS},
+};
+
+static xcase case_of(const variant *v) {
+    int option[OPTIONS] = {0};
+    option[MASK] = v->mask ? v->mask - TE_MASK_NONE : 0;
+    option[LAYOUT] = v->layout;
+    option[BIAS] = v->bias;
+    option[SOFTMAX] = v->softmax;
+    option[WINDOW] = v->window;
+    option[DTYPE] = v->dtype ? v->dtype : BF16;
+    option[GROUPED] = v->grouped;
+    option[DROPOUT] = v->dropout;
+    xcase c = make_sized_case(option, v->sizes);
+    if (v->bias_dtype) c.bias_dtype = v->bias_dtype;
+    c.rule = v->rule;
+    c.blocks = v->blocks;
+    return c;
+}
+
+/* On the CPU small ones alone: it has no tiles. */
+static void check_variants(te_ctx *te, int share) {
+    te_tensor *zero = te_tensor_zeros(te, TE_BF16, SHAPE(4, 1, 1, 64));
+    te_attention_desc d = {.rule.score_mod = {.score_mod = "score", .score_fn = score_fn}};
+    const bool compiles = !te_ctx_is_cuda(te) || te_attention(zero, zero, zero, &d) != NULL; /* NVRTC is there */
+    te_clear_error(te);
+    for (int n = share; n < COUNT(variants); n += 4) {
+        xcase c = case_of(&variants[n]);
+        if (!te_ctx_is_cuda(te) && (n % test_every(5) || c.s_q * c.s_kv > 20000)) continue;
+        if (c.rule && !compiles) continue;
+        check_case(te, &c);
+    }
+}
+TE_TEST_DEVICES(attn_variants_0) { check_variants(te, 0); }
+TE_TEST_DEVICES(attn_variants_1) { check_variants(te, 1); }
+TE_TEST_DEVICES(attn_variants_2) { check_variants(te, 2); }
+TE_TEST_DEVICES(attn_variants_3) { check_variants(te, 3); }
+
+/* All of them run on Hopper's kernels, and elsewhere on those of mma.sync, which have no rules of the user's. */
+TE_TEST(attn_variants_plans) {
+    te_ctx *te = test_context("cpu");
+    for (int n = 0; n < COUNT(variants); n++) {
+        xcase c = case_of(&variants[n]);
+        te_explanation e;
+        name_case(&c);
+        if (c.s_q * c.s_kv > 20000) continue;
+        xdata in = make_data(&c);
+        xtensors t = make_tensors(te, &c, &in);
+        CHECK(te_explain(te, TE_OP_ATTN_FWD, &t.f, "sm_90", &e) == TE_OK && e.supported && e.deterministic);
+        CHECK_STR(e.kernels, "attn/attn_fwd_hopper");
+        CHECK_STR(e.why, "TMA and wgmma");
+        CHECK_MSG(!strstr(e.kernels, "X_MOD") == !c.rule && !strstr(e.kernels, "X_BIAS") == !has_bias(&c) && !strstr(e.kernels, "X_ALIBI") == !(c.option[BIAS] >= BIAS_ALIBI), "%s", e.kernels);
+        CHECK(te_explain(te, TE_OP_ATTN_BWD, &t.g, "sm_90", &e) == TE_OK && e.supported && e.deterministic);
+        CHECK_STR(e.kernels, c.d <= 128 ? "attn/attn_bwd_hopper" : "attn/attn_bwd_dkv");
+        CHECK(te_explain(te, TE_OP_ATTN_FWD, &t.f, "sm_80", &e) == TE_OK && e.supported && e.deterministic);
+        CHECK_STR(e.why, c.rule ? "and not tensor cores: the user's rule" : c.bias_dtype != c.dtype && c.bias_dtype != TE_F32 ? "and not tensor cores: a bias of the other" : "the chip is no Hopper");
+    }
+}

@@ -297,9 +297,9 @@ struct te_consumer {
         }
         if (BIAS) bias.open(a.a, t.batch, t.head, t.row + own, 2 * (lane & 3));
         if (BIAS && PAIRS) bias.load((t.end - 1) * BN);
+        start(t.end - 1);
         await(FULL_Q, q);
         await(FULL_K, k);
-        start(t.end - 1);
         te_wgmma_fence();
         ask();
         look(t.end - 1);
@@ -327,11 +327,11 @@ struct te_consumer {
     // Q K(n) beside P V(n + 1).
     template <bool MASKED> TE_DEV void step(int n) {
         if (BIAS && PAIRS) bias.load(n * BN);
+        start(n);
         await(FULL_K, k);
         if (TURNS) te_meet<256>(1 + w);
         te_wgmma_keep(o);
         te_wgmma_keep(p);
-        start(n);
         te_wgmma_fence();
         ask();
         await(FULL_V, v);

@@ -1464,6 +1464,119 @@ static void bench_attention(bench *b, int64_t batch, int64_t heads, int64_t grou
     te_scope_end(b->te);
 }
 
+/* Options of attention beside plain attention, at one shape: what each costs. Rates count the products that plain attention has, so that their ratios are those of times. */
+typedef struct attention_variant {
+    const char *name;
+    int64_t batch, s;
+    te_attn_bias bias_type;
+    int64_t bias[4]; /* sizes; 0: none */
+    bool gradient;   /* of the bias */
+    const char *score_mod, *bprop, *mask_mod;
+    bool blocks, sink, packed;
+    float dropout;
+    int64_t window;
+} attention_variant;
+static const attention_variant attention_variants[] = {
+    {.name = "plain", .batch = 4, .s = 4096},
+    {.name = "ALiBi", .batch = 4, .s = 4096, .bias_type = TE_ATTN_BIAS_ALIBI},
+    {.name = "bias 1,h,s,s", .batch = 4, .s = 4096, .bias_type = TE_ATTN_BIAS_POST_SCALE, .bias = {1, 32, 4096, 4096}},
+    {.name = "bias 1,1,s,s", .batch = 4, .s = 4096, .bias_type = TE_ATTN_BIAS_POST_SCALE, .bias = {1, 1, 4096, 4096}},
+    {.name = "bias b,1,1,s", .batch = 4, .s = 4096, .bias_type = TE_ATTN_BIAS_POST_SCALE, .bias = {4, 1, 1, 4096}},
+    {.name = "dbias 1,h,s,s", .batch = 4, .s = 4096, .bias_type = TE_ATTN_BIAS_POST_SCALE, .bias = {1, 32, 4096, 4096}, .gradient = true},
+    {.name = "dbias 1,1,s,s", .batch = 4, .s = 4096, .bias_type = TE_ATTN_BIAS_POST_SCALE, .bias = {1, 1, 4096, 4096}, .gradient = true},
+    {.name = "dbias b,1,1,s", .batch = 4, .s = 4096, .bias_type = TE_ATTN_BIAS_POST_SCALE, .bias = {4, 1, 1, 4096}, .gradient = true},
+    {.name = "soft cap", .batch = 4, .s = 4096, .score_mod = "50.0f * tanhf(score / 50.0f)", .bprop = "1.0f - tanhf(score / 50.0f) * tanhf(score / 50.0f)"},
+    {.name = "score rule", .batch = 4, .s = 4096, .score_mod = "score - 0.01f * fabsf(q_idx - kv_idx)", .bprop = "1.0f"},
+    {.name = "documents", .batch = 4, .s = 4096, .mask_mod = "aux0[b * 4096 + q_idx] == aux0[b * 4096 + kv_idx]"},
+    {.name = "documents, blocks", .batch = 4, .s = 4096, .mask_mod = "aux0[b * 4096 + q_idx] == aux0[b * 4096 + kv_idx]", .blocks = true},
+    {.name = "sink", .batch = 4, .s = 4096, .sink = true},
+    {.name = "dropout 0.1", .batch = 4, .s = 4096, .dropout = 0.1f},
+    {.name = "packed", .batch = 4, .s = 4096, .packed = true},
+    {.name = "plain", .batch = 1, .s = 16384},
+    {.name = "window 1024", .batch = 1, .s = 16384, .window = 1024},
+};
+enum { BENCH_DOCUMENT = 1000 }; /* tokens of a document */
+static te_attn_rule attention_variant_rule(bench *b, const attention_variant *v, int64_t heads) {
+    te_attn_rule r;
+    memset(&r, 0, sizeof r);
+    r.mask = v->packed ? TE_MASK_PADDING_CAUSAL : TE_MASK_CAUSAL;
+    r.core_attention_bias_type = v->bias_type;
+    if (v->bias[0]) r.core_attention_bias = te_tensor_normal(b->te, TE_BF16, 4, v->bias, 0, 1);
+    r.score_mod.score_mod = v->score_mod, r.score_mod.score_mod_bprop = v->bprop, r.score_mod.mask_mod = v->mask_mod;
+    if (v->mask_mod) {
+        const int64_t blocks = v->s / TE_ATTN_BLOCK_SIZE;
+        int32_t *document = (int32_t *)calloc((size_t)(v->batch * v->s), sizeof(int32_t));
+        uint8_t *kinds = (uint8_t *)calloc((size_t)(blocks * blocks), 1);
+        for (int64_t i = 0; i < v->batch * v->s; i++) document[i] = (int32_t)(i % v->s / BENCH_DOCUMENT);
+        for (int64_t i = 0; i < blocks; i++)
+            for (int64_t j = 0; j < blocks; j++) {
+                const int64_t n = TE_ATTN_BLOCK_SIZE, first = i * n / BENCH_DOCUMENT, last = (i * n + n - 1) / BENCH_DOCUMENT, from = j * n / BENCH_DOCUMENT, to = (j * n + n - 1) / BENCH_DOCUMENT;
+                kinds[i * blocks + j] = (uint8_t)(last < from || to < first ? TE_ATTN_BLOCK_EMPTY : first == last && from == to ? TE_ATTN_BLOCK_FULL : TE_ATTN_BLOCK_PARTIAL);
+            }
+        r.score_mod.aux[0] = te_tensor_from_host(b->te, TE_I32, 2, (int64_t[]){v->batch, v->s}, document);
+        if (v->blocks) r.block_mask = te_tensor_from_host(b->te, TE_U8, 4, (int64_t[]){1, 1, blocks, blocks}, kinds);
+        free(document), free(kinds);
+    }
+    if (v->sink) r.softmax_type = TE_SOFTMAX_LEARNABLE, r.softmax_offset = te_tensor_zeros(b->te, TE_F32, 1, &heads);
+    if (v->packed) {
+        int32_t starts[9];
+        int64_t n = v->batch + 1;
+        for (int64_t i = 0; i < n; i++) starts[i] = (int32_t)(i * v->s);
+        r.cu_seqlens_q = r.cu_seqlens_kv = te_tensor_from_host(b->te, TE_I32, 1, &n, starts);
+        r.max_seqlen_q = r.max_seqlen_kv = v->s;
+    }
+    r.dropout_p = v->dropout;
+    r.window.on = v->window != 0, r.window.left = v->window, r.window.right = 0;
+    return r;
+}
+static void bench_attention_variants(bench *b) {
+    static const char forward[] = "attention variants, forward", backward[] = "attention variants, backward";
+    const int64_t heads = 32, groups = 8, d = 128;
+    for (int i = 0; i < (int)(sizeof attention_variants / sizeof *attention_variants); i++) {
+        const attention_variant *v = &attention_variants[i];
+        const double flops = 2.0 * (double)v->batch * (double)heads * (double)v->s * (double)v->s * (double)d; /* causal: half */
+        int64_t q[4], kv[4], l = v->batch * heads * v->s;
+        any_call c;
+        double seconds;
+        if (!wanted(b, forward) && !wanted(b, backward) && !wanted(b, v->name)) continue;
+        te_scope_begin(b->te);
+        q[0] = kv[0] = v->batch, q[1] = kv[1] = v->s, q[2] = heads, kv[2] = groups, q[3] = kv[3] = d;
+        if (v->packed) q[0] = kv[0] = v->batch * v->s, q[1] = heads, kv[1] = groups, q[2] = kv[2] = d;
+        const int n = v->packed ? 3 : 4;
+        const te_attn_rule rule = attention_variant_rule(b, v, heads);
+        te_tensor *tq = te_tensor_normal(b->te, TE_BF16, n, q, 0, 1), *tk = te_tensor_normal(b->te, TE_BF16, n, kv, 0, 1), *tv = te_tensor_normal(b->te, TE_BF16, n, kv, 0, 1);
+        te_tensor *o = te_tensor_empty(b->te, TE_BF16, n, q), *lse = te_tensor_empty(b->te, TE_F32, 1, &l);
+        memset(&c, 0, sizeof c);
+        c.op = TE_OP_ATTN_FWD;
+        c.args.attn_fwd.q = tq, c.args.attn_fwd.k = tk, c.args.attn_fwd.v = tv, c.args.attn_fwd.o = o, c.args.attn_fwd.lse = lse;
+        c.args.attn_fwd.format = v->packed ? TE_THD : TE_BSHD;
+        c.args.attn_fwd.rule = rule;
+        te__sleep(0.04);
+        seconds = measure(b, run_call, &c);
+        char shape[64];
+        snprintf(shape, sizeof shape, "s%d %s", (int)v->s, v->name);
+        if (!v->gradient) {
+            report(b, forward, shape, seconds, flops / seconds * 1e-12, "TFLOP/s");
+            seconds = measure_sustained(b, run_call, &c, seconds);
+            report(b, "attention variants, forward, sustained", shape, seconds, flops / seconds * 1e-12, "TFLOP/s");
+        }
+        memset(&c, 0, sizeof c);
+        c.op = TE_OP_ATTN_BWD;
+        c.args.attn_bwd.q = tq, c.args.attn_bwd.k = tk, c.args.attn_bwd.v = tv, c.args.attn_bwd.o = o, c.args.attn_bwd.lse = lse;
+        c.args.attn_bwd.d_o = te_tensor_normal(b->te, TE_BF16, n, q, 0, 1);
+        c.args.attn_bwd.dq = te_tensor_empty(b->te, TE_BF16, n, q), c.args.attn_bwd.dk = te_tensor_empty(b->te, TE_BF16, n, kv), c.args.attn_bwd.dv = te_tensor_empty(b->te, TE_BF16, n, kv);
+        c.args.attn_bwd.format = v->packed ? TE_THD : TE_BSHD;
+        c.args.attn_bwd.rule = rule;
+        if (v->gradient) c.args.attn_bwd.dbias = te_tensor_empty(b->te, TE_BF16, 4, v->bias);
+        te__sleep(0.04);
+        seconds = measure(b, run_call, &c);
+        report(b, backward, shape, seconds, 2.5 * flops / seconds * 1e-12, "TFLOP/s");
+        seconds = measure_sustained(b, run_call, &c, seconds);
+        report(b, "attention variants, backward, sustained", shape, seconds, 2.5 * flops / seconds * 1e-12, "TFLOP/s");
+        te_scope_end(b->te);
+    }
+}
+
 /* Attention by lists of keys: a window of 128 and 512 compressed keys, as of DeepSeek-V4. Rates count the products with the keys of each list: forward 4 b h s n d, backward 2.5 times that. */
 static void bench_sparse_attention(bench *b, int64_t heads, int64_t s, int64_t d) {
     any_call c;
@@ -2052,6 +2165,7 @@ static void measure_all(bench *b) {
     for (i = 0; i < (int)(sizeof attention / sizeof *attention); i++)
         bench_attention(b, attention[i].batch, attention[i].heads, attention[i].groups, attention[i].s, attention[i].d, attention[i].causal, false);
     bench_attention(b, 4, 32, 32, 4096, 128, true, true);
+    bench_attention_variants(b);
     bench_sparse_attention(b, 64, 4096, 512);
     bench_grouped(b);
 }

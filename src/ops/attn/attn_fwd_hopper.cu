@@ -24,7 +24,7 @@
 //
 // A bias is loaded to registers before the products that it waits beside, a mask of elements becomes bits while they run.
 //
-// Options: X_DT, X_D, X_D_V (hopper.cuh), X_WAVES (2 or 3: 3 with ALiBi at most), X_DROPOUT (D up to 128: more leave no registers for it), those of hopper_scores.cuh.
+// Options: X_DT, X_D, X_D_V (hopper.cuh), X_WAVES (2 or 3: 3 with ALiBi at most), X_DROPOUT, those of hopper_scores.cuh.
 // Benchmark: "attention forward" in tests/bench/h200.csv.
 //
 // Launch: grid: any number of blocks; block 128 (WAVES + 1); shared memory TE__ATTN_FWD_SHARED of the options. Maps: q and o in boxes of 64 rows, k and v of BN,
@@ -33,8 +33,8 @@
 // te:row X_DT=3 X_D=64 X_D_V=64 X_WAVES=2|3 X_DROPOUT=0|1
 // te:row X_DT=3 X_D=96 X_D_V=96 X_WAVES=2 X_DROPOUT=0|1
 // te:row X_DT=2|3 X_D=128 X_D_V=128 X_WAVES=2 X_DROPOUT=0|1
-// te:row X_DT=3 X_D=192 X_D_V=128|192 X_WAVES=2 X_DROPOUT=0
-// te:row X_DT=3 X_D=256 X_D_V=256 X_WAVES=2 X_DROPOUT=0
+// te:row X_DT=3 X_D=192 X_D_V=128|192 X_WAVES=2 X_DROPOUT=0|1
+// te:row X_DT=3 X_D=256 X_D_V=256 X_WAVES=2 X_DROPOUT=0|1
 // te:row X_DT=3 X_D=64 X_D_V=64 X_WAVES=3 X_DROPOUT=0 X_ALIBI=1
 // te:row X_DT=3 X_D=128 X_D_V=128 X_WAVES=2 X_DROPOUT=0|1 X_ALIBI=1
 // te:row X_DT=3 X_D=128 X_D_V=128 X_WAVES=2 X_DROPOUT=0 X_BIAS=1|3 X_PAIRS=0|1|2
@@ -55,7 +55,7 @@ enum {
     BN = TE__ATTN_FWD_KEYS(X_D, X_D_V),
     STAGES_Q = TE__ATTN_FWD_STAGES_Q(X_D, X_D_V, X_WAVES),
     TURNS = WAVES == 3,
-    ONE_LOOP = SCORES || BLOCKS, // for blocks that are compared and others: they have much code
+    ONE_LOOP = SCORES || BLOCKS || (DROPOUT && D > 128), // for blocks that are compared and others: they have much code, or registers for no second loop
     THREADS = 128 * (WAVES + 1),
     PART_Q = TE__ATTN_BYTES(64, X_D), // bytes of a consumer's rows
     PART_O = TE__ATTN_BYTES(64, X_D_V),
@@ -298,9 +298,9 @@ struct te_consumer {
         }
         if (BIAS) bias.open(a.a, t.batch, t.head, t.row + own, 2 * (lane & 3));
         if (BIAS && PAIRS) bias.load((t.end - 1) * BN);
+        start(t.end - 1);
         await(FULL_Q, q);
         await(FULL_K, k);
-        start(t.end - 1);
         te_wgmma_fence();
         ask();
         look(t.end - 1);
@@ -328,11 +328,11 @@ struct te_consumer {
     // Q K(n) beside P V(n + 1).
     template <bool MASKED> TE_DEV void step(int n) {
         if (BIAS && PAIRS) bias.load(n * BN);
+        start(n);
         await(FULL_K, k);
         if (TURNS) te_meet<256>(1 + w);
         te_wgmma_keep(o);
         te_wgmma_keep(p);
-        start(n);
         te_wgmma_fence();
         ask();
         await(FULL_V, v);

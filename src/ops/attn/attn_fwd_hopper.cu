@@ -13,22 +13,23 @@
 //     | Q, STAGES_Q = 2 of WAVES parts of 64 rows | K, 2 stages | V, 2 stages | O, WAVES parts | barriers | two tiles' numbers |
 //     | 64 KB                                      | 64 KB       | 64 KB       | 32 KB          |
 //
-// With heads for which this is too much, Q has one stage and O takes the place of it.
+// With heads for which this is too much, Q has one stage and O takes the place of it. With TILES of a bias O takes the place of Q as well, and in O's place each consumer has a tile of
+// 64 rows by BN keys of the bias (two where they fit), which a producer's thread of its own brings by TMA and the consumer reads by ldmatrix while its products run.
 //
 // Barriers, one for each stage: FULL_X (X is Q, K, V, or T: what is known of the next tile): the producer arrives and announces the bytes that TMA brings;
-// consumers wait. EMPTY_X: each consumer warp arrives; the producer waits before it fills the stage again. Named barriers: 1 + w is consumer w's turn at
+// consumers wait. EMPTY_X: each consumer warp arrives; the producer waits before it fills the stage again. FULL_B and EMPTY_B, of the bias, are one consumer's each. Named barriers: 1 + w is consumer w's turn at
 // the tensor cores (TURNS), 8 + w joins its threads around the store of O.
 //
 // Which keys a tile meets, and rows of packed sequences: te__attn_seq (sequence.h). Blocks that all rows see have no compare. A tile that ends with its sequence
 // in the middle of packed rows is stored row by row, others by TMA. Empty blocks of a block mask are passed over: all roles ask the mask. Keys beyond a sequence's end may hold anything, so the rows of V there are cleared.
 //
-// A bias is loaded to registers before the products that it waits beside, a mask of elements becomes bits while they run.
+// A bias without TILES is loaded to registers before the products that it waits beside, a mask of elements becomes bits while they run.
 //
-// Options: X_DT, X_D, X_D_V (hopper.cuh), X_WAVES (2 or 3: 3 with ALiBi at most), X_DROPOUT, those of hopper_scores.cuh.
+// Options: X_DT, X_D, X_D_V (hopper.cuh), X_WAVES (2 or 3: 3 with ALiBi at most), X_DROPOUT, X_TILES (1: a bias of 16 bits that TMA can read; with X_PAIRS = 1), those of hopper_scores.cuh.
 // Benchmark: "attention forward" in tests/bench/h200.csv.
 //
-// Launch: grid: any number of blocks; block 128 (WAVES + 1); shared memory TE__ATTN_FWD_SHARED of the options. Maps: q and o in boxes of 64 rows, k and v of BN,
-//         all of 64 channels. Addresses and strides of q, k, v and o are multiples of 16 bytes, d and d_v of 8; scale > 0; DROPOUT: s_kv is a multiple of 4.
+// Launch: grid: any number of blocks; block 128 (WAVES + 1); shared memory TE__ATTN_FWD_SHARED, or TE__ATTN_BIAS_SHARED, of the options. Maps: q and o in boxes of 64 rows, k and v of BN,
+//         all of 64 channels; the bias in boxes of 64 rows by 64 keys, with a size of 1 where it repeats. Addresses and strides of q, k, v and o are multiples of 16 bytes, d and d_v of 8; scale > 0; DROPOUT: s_kv is a multiple of 4.
 // te:arch 90a
 // te:row X_DT=3 X_D=64 X_D_V=64 X_WAVES=2|3 X_DROPOUT=0|1
 // te:row X_DT=3 X_D=96 X_D_V=96 X_WAVES=2 X_DROPOUT=0|1
@@ -39,6 +40,9 @@
 // te:row X_DT=3 X_D=128 X_D_V=128 X_WAVES=2 X_DROPOUT=0|1 X_ALIBI=1
 // te:row X_DT=3 X_D=128 X_D_V=128 X_WAVES=2 X_DROPOUT=0 X_BIAS=1|3 X_PAIRS=0|1|2
 // te:row X_DT=3 X_D=256 X_D_V=256 X_WAVES=2 X_DROPOUT=0 X_BIAS=3 X_PAIRS=1
+// te:row X_DT=2 X_D=128 X_D_V=128 X_WAVES=2 X_DROPOUT=0 X_BIAS=2 X_PAIRS=1 X_TILES=1
+// te:row X_DT=3 X_D=64|128 X_D_V=64|128 X_WAVES=2 X_DROPOUT=0|1 X_BIAS=3 X_PAIRS=1 X_TILES=1
+// te:row X_DT=3 X_D=192|256 X_D_V=192|256 X_WAVES=2 X_DROPOUT=0 X_BIAS=3 X_PAIRS=1 X_TILES=1
 // te:row X_DT=3 X_D=128 X_D_V=128 X_WAVES=2 X_DROPOUT=0 X_MASK=1
 // te:row X_DT=3 X_D=128 X_D_V=128 X_WAVES=2 X_DROPOUT=0 X_MOD=1|2|3
 // te:row X_DT=3 X_D=128 X_D_V=128 X_WAVES=2 X_DROPOUT=0 X_BLOCKS=1
@@ -46,7 +50,11 @@
 // te:row X_DT=3 X_D=256 X_D_V=256 X_WAVES=2 X_DROPOUT=0 X_BLOCKS=1
 #include "ops/attn/hopper_scores.cuh"
 
+#ifndef X_TILES
+#define X_TILES 0
+#endif
 enum {
+    TILES = X_TILES,
     D = X_D,
     D_V = X_D_V,
     WAVES = X_WAVES,
@@ -64,15 +72,20 @@ enum {
     AT_Q = 0,
     AT_K = AT_Q + STAGES_Q * WAVES * PART_Q,
     AT_V = AT_K + 2 * BYTES_K,
-    AT_O = STAGES_Q == 1 ? AT_Q : AT_V + 2 * BYTES_V,
-    AT_BARRIERS = AT_V + 2 * BYTES_V + (STAGES_Q == 1 ? 0 : WAVES * PART_O),
-    AT_TILES = AT_BARRIERS + 16 * 8,
+    O_IN_Q = STAGES_Q == 1 || TILES,
+    STAGES_B = TE__ATTN_BIAS_STAGES(X_D, X_D_V, X_WAVES),
+    TILE_B = TE__ATTN_BIAS_TILE(X_D, X_D_V),
+    AT_O = O_IN_Q ? AT_Q : AT_V + 2 * BYTES_V, // of Q's first stage
+    AT_B = AT_V + 2 * BYTES_V,
+    AT_BARRIERS = AT_V + 2 * BYTES_V + (TILES ? WAVES * STAGES_B * TILE_B : O_IN_Q ? 0 : WAVES * PART_O),
+    AT_TILES = AT_BARRIERS + (TILES ? 24 : 16) * 8,
     SHARED = AT_TILES + 2 * 64,
-    PART_STORE = STAGES_Q == 1 ? PART_Q : PART_O // from one consumer's rows of O to the next's
+    PART_STORE = O_IN_Q ? PART_Q : PART_O // from one consumer's rows of O to the next's
 };
-static_assert(SHARED == TE__ATTN_FWD_SHARED(X_D, X_D_V, X_WAVES), "what the host asks for");
+static_assert(SHARED == (TILES ? TE__ATTN_BIAS_SHARED(X_D, X_D_V, X_WAVES) : TE__ATTN_FWD_SHARED(X_D, X_D_V, X_WAVES)) && SHARED <= TE__ATTN_SHARED_MAX, "what the host asks for");
+static_assert(!TILES || (WAVES == 2 && PAIRS == 1 && BIAS != TE_F32), "a producer's warp for each consumer, and words of pairs");
 static_assert(!BLOCKS || (BM == TE_ATTN_BLOCK_SIZE && TE_ATTN_BLOCK_SIZE % BN == 0), "a tile, and its keys, lie in one block of a block mask");
-enum { FULL_Q = 0, EMPTY_Q = 2, FULL_K = 4, EMPTY_K = 6, FULL_V = 8, EMPTY_V = 10, FULL_T = 12, EMPTY_T = 14 };
+enum { FULL_Q = 0, EMPTY_Q = 2, FULL_K = 4, EMPTY_K = 6, FULL_V = 8, EMPTY_V = 10, FULL_T = 12, EMPTY_T = 14, FULL_B = 16, EMPTY_B = 20 };
 
 typedef te_attn_tile<BM, BN, BIAS != 0> te_q_tile;
 
@@ -120,8 +133,8 @@ TE_DEV void te_load_tiles(const te__attn_fwd_hopper_kargs &a, te_u32 smem) {
             load_v(row, head, batch);
             row = -1;
         }
-        if (t.begin >= t.end) { // consumers store zeros, from Q's place if it has one stage
-            if (STAGES_Q == 1) {
+        if (t.begin >= t.end) { // consumers store zeros, perhaps from Q's place
+            if (O_IN_Q) {
                 te_mbar_wait(bar + 8 * (EMPTY_Q + q.stage), q.parity ^ 1);
                 te_mbar_arrive(bar + 8 * (FULL_Q + q.stage));
                 q.next();
@@ -143,6 +156,33 @@ TE_DEV void te_load_tiles(const te__attn_fwd_hopper_kargs &a, te_u32 smem) {
         }
     }
     if (row >= 0) load_v(row, head, batch);
+}
+
+// Consumer w's tiles of the bias.
+TE_DEV void te_load_bias(const te__attn_fwd_hopper_kargs &a, te_u32 smem, int w) {
+    const te_u32 bar = smem + AT_BARRIERS;
+    te_queue<2> turn;
+    te_queue<STAGES_B> b;
+    for (;;) {
+        te_q_tile t;
+        te_mbar_wait(bar + 8 * (FULL_T + turn.stage), turn.parity);
+        const bool more = t.template hear<false>(smem + AT_TILES + 64 * turn.stage);
+        te_mbar_arrive(bar + 8 * (EMPTY_T + turn.stage));
+        turn.next();
+        if (!more) return;
+        const int row = t.row + 64 * w, head = a.a.x.bias.h ? t.head : 0, batch = a.a.x.bias.b ? t.batch : 0;
+        const te_u8 *const blocks = BLOCKS && t.begin < t.end ? te_blocks_of(a.a, t.batch, t.head, t.row) : 0;
+        for (int n = t.end - 1, below; n >= t.begin; n = below) {
+            const int at = w * STAGES_B + b.stage;
+            below = BLOCKS ? te_last_seen<BN>(blocks, t.begin, n) : n - 1;
+            if (below >= t.begin) // its load starts a step later, and is to take no longer than that
+                for (int i = 0; i < te_panels(BN); i++) te_tma_prefetch4(a.bias_map, below * BN + 64 * i, row, head, batch);
+            te_mbar_wait(bar + 8 * (EMPTY_B + at), b.parity ^ 1);
+            te_mbar_expect(bar + 8 * (FULL_B + at), TILE_B);
+            for (int i = 0; i < te_panels(BN); i++) te_tma_load4(smem + AT_B + at * TILE_B + i * 8192, a.bias_map, n * BN + 64 * i, row, head, batch, bar + 8 * (FULL_B + at));
+            b.next();
+        }
+    }
 }
 
 // -inf where a row does not see a key. Of S a thread has two rows, 8 apart, and of every eight columns two. `row`: its upper one.
@@ -204,6 +244,7 @@ struct te_consumer {
     const float scale2;
     te_queue<2> k, v, turn;
     te_queue<STAGES_Q> q;
+    te_queue<STAGES_B> b;
     te_q_tile t;
     te_bias_rows<BN / 2> bias;
     float slope; // ALiBi's
@@ -260,6 +301,21 @@ struct te_consumer {
         for (int i = 0; i < (DROPOUT ? BN / 2 : 0); i++)
             if (!(keep >> i & 1)) s[i] = 0.0f;
     }
+    // The bias of block n to registers: by loads that the products wait beside, before them; from its tile, behind them.
+    TE_DEV void load_before(int n) {
+        if (BIAS && PAIRS && !TILES) bias.load(n * BN);
+    }
+    TE_DEV void load_behind(int n) {
+        if (BIAS && !PAIRS) bias.load(n * BN);
+        if (TILES) {
+            const int at = w * STAGES_B + b.stage;
+            te_mbar_wait(bar + 8 * (FULL_B + at), b.parity);
+            bias.take(smem + AT_B + at * TILE_B);
+            __syncwarp(); // every lane has read
+            if (lane == 0) te_mbar_arrive(bar + 8 * (EMPTY_B + at));
+            b.next();
+        }
+    }
     // Products of block n to scores.
     TE_DEV void adjust(int n, te_u64 show) {
         const float scale = te_bias_scale(a.a);
@@ -296,15 +352,15 @@ struct te_consumer {
             blocks = te_blocks_of(a.a, t.batch, t.head, t.row);
             full_below = blocks[(t.end - 1) * BN / TE_ATTN_BLOCK_SIZE] == TE_ATTN_BLOCK_FULL;
         }
-        if (BIAS) bias.open(a.a, t.batch, t.head, t.row + own, 2 * (lane & 3));
-        if (BIAS && PAIRS) bias.load((t.end - 1) * BN);
+        if (BIAS && !TILES) bias.open(a.a, t.batch, t.head, t.row + own, 2 * (lane & 3));
+        load_before(t.end - 1);
         start(t.end - 1);
         await(FULL_Q, q);
         await(FULL_K, k);
         te_wgmma_fence();
         ask();
         look(t.end - 1);
-        if (BIAS && !PAIRS) bias.load((t.end - 1) * BN);
+        load_behind(t.end - 1);
         const te_u64 keep = kept(t.end - 1), show = shown(t.end - 1);
         te_wgmma_wait<0>();
         te_wgmma_keep(s);
@@ -327,7 +383,7 @@ struct te_consumer {
     }
     // Q K(n) beside P V(n + 1).
     template <bool MASKED> TE_DEV void step(int n) {
-        if (BIAS && PAIRS) bias.load(n * BN);
+        load_before(n);
         start(n);
         await(FULL_K, k);
         if (TURNS) te_meet<256>(1 + w);
@@ -340,7 +396,7 @@ struct te_consumer {
         gather();
         if (TURNS) te_meet_later<256>(1 + (w + 1) % WAVES);
         look(n);
-        if (BIAS && !PAIRS) bias.load(n * BN);
+        load_behind(n);
         const te_u64 keep = kept(n), show = shown(n);
         te_wgmma_wait<1>();
         te_wgmma_keep(s);
@@ -391,8 +447,8 @@ struct te_consumer {
             peak = te_warp_max(peak);
             if (lane == 0) te_attn_raise(g.x.max_logit + t.head, peak);
         }
-        const te_u32 out = smem + AT_O + w * PART_STORE;
-        if (STAGES_Q > 1) {
+        const te_u32 out = smem + AT_O + w * PART_STORE + (O_IN_Q && STAGES_Q > 1 ? q.stage * WAVES * PART_Q : 0);
+        if (!O_IN_Q) {
             if (thread == 0) te_bulk_wait_read<0>(); // the last tile's O has left
             te_meet<128>(8 + w);
         }
@@ -423,7 +479,7 @@ struct te_consumer {
                 if (r < rows) *(uint4 *)(to + 2 * r * g.o.s + 16 * piece) = te_lds16(out + (piece >> 3) * 8192 + te_swizzled(r, piece & 7));
             }
         }
-        if (STAGES_Q == 1) { // O lies where Q does
+        if (O_IN_Q) { // O lies where Q does
             if (thread == 0) te_bulk_wait_read<0>();
             te_async_fence();
             te_meet<128>(8 + w);
@@ -444,17 +500,17 @@ struct te_consumer {
                 }
 #pragma unroll 1
                 for (; n >= t.begin; n = BLOCKS ? below : n - 1) step<true>(n);
-                if (STAGES_Q > 1) release(EMPTY_Q, q);
+                if (!O_IN_Q) release(EMPTY_Q, q);
                 last();
             } else {
-                if (STAGES_Q == 1) await(FULL_Q, q);
+                if (O_IN_Q) await(FULL_Q, q);
                 sum[0] = sum[1] = 0.0f;
                 top[0] = top[1] = -TE_INF;
 #pragma unroll
                 for (int i = 0; i < D_V / 2; i++) o[i] = 0.0f;
             }
             store();
-            if (STAGES_Q == 1) release(EMPTY_Q, q);
+            if (O_IN_Q) release(EMPTY_Q, q);
             more = next_tile();
         }
         if ((threadIdx.x & 127) == 0) te_bulk_wait_read<0>(); // shared memory ends with the block
@@ -469,7 +525,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) te_attn_fwd_hopper(cons
         for (int full = FULL_Q; full <= FULL_T; full += 4)
             for (int i = 0; i < 2; i++) {
                 te_mbar_init(bar + 8 * (full + i), 1);
-                te_mbar_init(bar + 8 * (full + 2 + i), 4 * WAVES + (full == FULL_T)); // tiles are read by the loader, too
+                te_mbar_init(bar + 8 * (full + 2 + i), 4 * WAVES + (full == FULL_T ? 1 + TILES * WAVES : 0)); // tiles are read by the loaders, too
+            }
+        if (TILES)
+            for (int i = 0; i < WAVES * STAGES_B; i++) {
+                te_mbar_init(bar + 8 * (FULL_B + i), 1);
+                te_mbar_init(bar + 8 * (EMPTY_B + i), 4);
             }
         te_mbar_init_done();
     }
@@ -479,6 +540,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) te_attn_fwd_hopper(cons
         te_registers_down<WAVES == 2 ? 40 : 32>();
         if (threadIdx.x == 0) te_load_tiles(a, smem);
         if (threadIdx.x == 32) te_schedule(a, smem);
+        if (TILES && threadIdx.x >= 64 && threadIdx.x % 32 == 0) te_load_bias(a, smem, threadIdx.x / 32 - 2);
     } else {
         te_registers_up<WAVES == 2 ? 232 : 160>();
         te_consumer consumer(a, smem, group - 1);

@@ -43,6 +43,21 @@ static int te__attn_bias_pairs(const te__attn_kargs *a) {
     if (a->s_kv % 2 || t->j != 1 || t->b % 2 || t->h % 2 || t->i % 2 || (uintptr_t)t->p % (2 * (size_t)size)) return 0;
     return t->i == 0 ? 2 : 1;
 }
+/* TMA can bring the bias in tiles of elements of 16 bits (X_TILES of attn_fwd_hopper.cu), and there is shared memory for them. Queries that share a row leave more of it in registers. */
+static bool te__attn_bias_in_tiles(const te__attn_kargs *a, int d, int d_v, int waves) {
+    const te__attn_table *t = &a->x.bias;
+    const bool strides = t->i % 8 == 0 && t->h % 8 == 0 && t->b % 8 == 0 && t->i < (int64_t)1 << 38 && t->h < (int64_t)1 << 38 && t->b < (int64_t)1 << 38;
+    return t->dt != TE_DTYPE_NONE && t->dt != (int)TE_F32 && te__attn_bias_pairs(a) == 1 && strides && (uintptr_t)t->p % 16 == 0 &&
+           TE__ATTN_BIAS_SHARED(d, d_v, waves) <= TE__ATTN_SHARED_MAX;
+}
+/* A map over the bias, with a size of 1 where it repeats. */
+static void te__attn_map_bias(te__plan *p, unsigned long long map[16], const te__attn_kargs *a) {
+    const te__attn_table *t = &a->x.bias;
+    const uint64_t dims[4] = {(uint64_t)a->s_kv, (uint64_t)a->s_q, (uint64_t)(t->h ? a->heads : 1), (uint64_t)(t->b ? a->batch : 1)};
+    const uint64_t strides[3] = {(uint64_t)(2 * t->i), (uint64_t)(t->h ? 2 * t->h : 16), (uint64_t)(t->b ? 2 * t->b : 16)};
+    const uint32_t boxes[4] = {64, 64, 1, 1};
+    te__cuda_tensor_map(p, map, t->p, (te_dtype)t->dt, 4, dims, strides, boxes, 128);
+}
 /* What becomes of scores between product and softmax: options that plain attention does not have. mod: the text of the user's rule, or NULL. */
 static te_result te__attn_scores_options(te__plan *p, te__launch *l, const te__attn_kargs *a, const char *mod) {
     if (a->x.alibi) te__launch_option(l, "X_ALIBI", 1);
@@ -59,12 +74,14 @@ static te_result te__attn_plan_fwd_hopper(te__plan *p, const te__attn_kargs *a, 
     /* Three warpgroups have no registers for these, and tiles of 192 rows lie in two blocks of a block mask. */
     const bool two = mod || a->x.bias.dt != TE_DTYPE_NONE || a->x.mask.dt != TE_DTYPE_NONE || a->x.blocks.dt != TE_DTYPE_NONE;
     int d, d_v, waves, keys;
+    bool bias_tiles;
     int64_t rows, tiles;
     te__launch *l;
     te__attn_fwd_hopper_kargs *k;
     te__attn_hopper_heads(a, &d, &d_v);
     waves = d == 64 && a->s_q > 1024 && !two ? 3 : 2; /* 192 rows take fewer cycles each, but few tiles of them fill the chip worse */
     keys = TE__ATTN_FWD_KEYS(d, d_v);
+    bias_tiles = te__attn_bias_in_tiles(a, d, d_v, waves);
     rows = te__div_up(a->s_q, 64 * waves);
     tiles = rows * a->heads * a->batch;
     if (tiles > INT_MAX)
@@ -80,12 +97,14 @@ static te_result te__attn_plan_fwd_hopper(te__plan *p, const te__attn_kargs *a, 
     k->order.tiles = (int)tiles;
     k->order.rows = (int)rows;
     k->order.together = te__attn_together(a);
-    te__launch_size(l, te__min(tiles, te__max(p->num_sms, 1)), 1, 1, 128 * (waves + 1), TE__ATTN_FWD_SHARED(d, d_v, waves));
+    if (bias_tiles) te__attn_map_bias(p, k->bias_map, a);
+    te__launch_size(l, te__min(tiles, te__max(p->num_sms, 1)), 1, 1, 128 * (waves + 1), bias_tiles ? TE__ATTN_BIAS_SHARED(d, d_v, waves) : TE__ATTN_FWD_SHARED(d, d_v, waves));
     te__launch_option(l, "X_DT", a->q.dt);
     te__launch_option(l, "X_D", d);
     te__launch_option(l, "X_D_V", d_v);
     te__launch_option(l, "X_WAVES", waves);
     te__launch_option(l, "X_DROPOUT", a->dropout_p > 0.0f);
+    if (bias_tiles) te__launch_option(l, "X_TILES", 1);
     return te__attn_scores_options(p, l, a, mod);
 }
 

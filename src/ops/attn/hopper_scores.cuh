@@ -90,6 +90,15 @@ template <int N> struct te_bias_rows {
         if (first + 2 * N - 6 <= count) load_part<true>(first);
         else load_part<false>(first);
     }
+    // From a tile of 64 rows in shared memory, as TMA brings it: all of the words.
+    TE_DEV void take(te_u32 tile) {
+        const int row = threadIdx.x & 127;
+#pragma unroll
+        for (int j = 0; j < WORDS / 4; j++) {
+            const int piece = 2 * j + (row >> 4 & 1);
+            te_ldmatrix4(word + 4 * j, tile + (piece >> 3) * 8192 + te_swizzled(row >> 5 << 4 | (row & 15), piece & 7));
+        }
+    }
     // Of columns first + 8 j and the next one.
     TE_DEV void get(int first, int j, int half, float &x, float &y) const {
         const int r = half % ROWS;

@@ -82,6 +82,7 @@ typedef struct TE__ATTN_ALIGN_64 te__attn_fwd_hopper_kargs {
     te__attn_kargs a;
     te__attn_order order;
     unsigned char pad[64 - (sizeof(te__attn_kargs) + sizeof(te__attn_order)) % 64];
+    unsigned long long bias_map[16]; /* X_TILES */
 } te__attn_fwd_hopper_kargs;
 typedef char te__attn_fwd_hopper_kargs_fit[sizeof(te__attn_fwd_hopper_kargs) % 64 == 0 ? 1 : -1];
 
@@ -114,9 +115,17 @@ typedef char te__attn_bwd_hopper_kargs_fit[sizeof(te__attn_bwd_hopper_kargs) % 6
 #define TE__ATTN_BYTES(rows, d) ((rows) * 128 * (((d) + 63) / 64))
 #define TE__ATTN_FWD_KEYS(d, d_v) ((d) <= 128 || (d_v) <= 128 ? 128 : (d) <= 192 ? 96 : 64)
 #define TE__ATTN_FWD_STAGES_Q(d, d_v, waves) ((d) <= 128 ? 2 : 1)
-#define TE__ATTN_FWD_SHARED(d, d_v, waves)                                                                                          \
+#define TE__ATTN_FWD_INPUTS(d, d_v, waves)                                                                                          \
     (TE__ATTN_FWD_STAGES_Q(d, d_v, waves) * (waves) * TE__ATTN_BYTES(64, d) + 2 * TE__ATTN_BYTES(TE__ATTN_FWD_KEYS(d, d_v), d) +   \
-     2 * TE__ATTN_BYTES(TE__ATTN_FWD_KEYS(d, d_v), d_v) + (TE__ATTN_FWD_STAGES_Q(d, d_v, waves) == 1 ? 0 : (waves) * TE__ATTN_BYTES(64, d_v)) + 256)
+     2 * TE__ATTN_BYTES(TE__ATTN_FWD_KEYS(d, d_v), d_v))
+#define TE__ATTN_FWD_SHARED(d, d_v, waves)                                                                                          \
+    (TE__ATTN_FWD_INPUTS(d, d_v, waves) + (TE__ATTN_FWD_STAGES_Q(d, d_v, waves) == 1 ? 0 : (waves) * TE__ATTN_BYTES(64, d_v)) + 256)
+/* The same with tiles of a bias (X_TILES), O in the place of Q, and stages of those tiles: as many as fit, of one and two. */
+#define TE__ATTN_SHARED_MAX 232448
+#define TE__ATTN_BIAS_TILE(d, d_v) TE__ATTN_BYTES(64, TE__ATTN_FWD_KEYS(d, d_v))
+#define TE__ATTN_BIAS_SHARED_OF(d, d_v, waves, stages) (TE__ATTN_FWD_INPUTS(d, d_v, waves) + (stages) * (waves) * TE__ATTN_BIAS_TILE(d, d_v) + 320)
+#define TE__ATTN_BIAS_STAGES(d, d_v, waves) (TE__ATTN_BIAS_SHARED_OF(d, d_v, waves, 2) <= TE__ATTN_SHARED_MAX ? 2 : 1)
+#define TE__ATTN_BIAS_SHARED(d, d_v, waves) TE__ATTN_BIAS_SHARED_OF(d, d_v, waves, TE__ATTN_BIAS_STAGES(d, d_v, waves))
 
 /* The backward reads whole tiles of lse2 and delta, so their rows are padded to the largest tile. */
 #define TE__ATTN_PAD 128

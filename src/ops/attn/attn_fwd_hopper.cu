@@ -23,12 +23,12 @@
 // Which keys a tile meets, and rows of packed sequences: te__attn_seq (sequence.h). Blocks that all rows see have no compare. A tile that ends with its sequence
 // in the middle of packed rows is stored row by row, others by TMA. Empty blocks of a block mask are passed over: all roles ask the mask. Keys beyond a sequence's end may hold anything, so the rows of V there are cleared.
 //
-// A bias without TILES is loaded to registers before the products that it waits beside, a mask of elements becomes bits while they run.
+// ALiBi is one more step of the products of S (te_line), with the columns' numbers behind the tiles' in shared memory. A bias without TILES is loaded to registers before the products that it waits beside, a mask of elements becomes bits while they run.
 //
 // Options: X_DT, X_D, X_D_V (hopper.cuh), X_WAVES (2 or 3: 3 with ALiBi at most), X_DROPOUT, X_TILES (1: a bias of 16 bits that TMA can read; with X_PAIRS = 1), those of hopper_scores.cuh.
 // Benchmark: "attention forward" in tests/bench/h200.csv.
 //
-// Launch: grid: any number of blocks; block 128 (WAVES + 1); shared memory TE__ATTN_FWD_SHARED, or TE__ATTN_BIAS_SHARED, of the options. Maps: q and o in boxes of 64 rows, k and v of BN,
+// Launch: grid: any number of blocks; block 128 (WAVES + 1); shared memory TE__ATTN_FWD_SHARED, or TE__ATTN_BIAS_SHARED, of the options, with ALiBi TE__ATTN_LINE_BYTES more. Maps: q and o in boxes of 64 rows, k and v of BN,
 //         all of 64 channels; the bias in boxes of 64 rows by 64 keys, with a size of 1 where it repeats. Addresses and strides of q, k, v and o are multiples of 16 bytes, d and d_v of 8; scale > 0; DROPOUT: s_kv is a multiple of 4.
 // te:arch 90a
 // te:row X_DT=3 X_D=64 X_D_V=64 X_WAVES=2|3 X_DROPOUT=0|1
@@ -63,7 +63,7 @@ enum {
     BN = TE__ATTN_FWD_KEYS(X_D, X_D_V),
     STAGES_Q = TE__ATTN_FWD_STAGES_Q(X_D, X_D_V, X_WAVES),
     TURNS = WAVES == 3,
-    ONE_LOOP = SCORES || BLOCKS || (DROPOUT && D > 128), // for blocks that are compared and others: they have much code, or registers for no second loop
+    ONE_LOOP = MASK || MOD || (BIAS && !TILES) || BLOCKS || (DROPOUT && D > 128), // for blocks that are compared and others: they have much code, or registers for no second loop
     THREADS = 128 * (WAVES + 1),
     PART_Q = TE__ATTN_BYTES(64, X_D), // bytes of a consumer's rows
     PART_O = TE__ATTN_BYTES(64, X_D_V),
@@ -79,10 +79,11 @@ enum {
     AT_B = AT_V + 2 * BYTES_V,
     AT_BARRIERS = AT_V + 2 * BYTES_V + (TILES ? WAVES * STAGES_B * TILE_B : O_IN_Q ? 0 : WAVES * PART_O),
     AT_TILES = AT_BARRIERS + (TILES ? 24 : 16) * 8,
-    SHARED = AT_TILES + 2 * 64,
+    AT_LINE = AT_TILES + 2 * 64,
+    SHARED = AT_LINE + (ALIBI ? TE__ATTN_LINE_BYTES(BN) : 0),
     PART_STORE = O_IN_Q ? PART_Q : PART_O // from one consumer's rows of O to the next's
 };
-static_assert(SHARED == (TILES ? TE__ATTN_BIAS_SHARED(X_D, X_D_V, X_WAVES) : TE__ATTN_FWD_SHARED(X_D, X_D_V, X_WAVES)) && SHARED <= TE__ATTN_SHARED_MAX, "what the host asks for");
+static_assert(SHARED == (TILES ? TE__ATTN_BIAS_SHARED(X_D, X_D_V, X_WAVES) : TE__ATTN_FWD_SHARED(X_D, X_D_V, X_WAVES) + (ALIBI ? TE__ATTN_LINE_BYTES(BN) : 0)) && SHARED <= TE__ATTN_SHARED_MAX, "what the host asks for");
 static_assert(!TILES || (WAVES == 2 && PAIRS == 1 && BIAS != TE_F32), "a producer's warp for each consumer, and words of pairs");
 static_assert(!BLOCKS || (BM == TE_ATTN_BLOCK_SIZE && TE_ATTN_BLOCK_SIZE % BN == 0), "a tile, and its keys, lie in one block of a block mask");
 enum { FULL_Q = 0, EMPTY_Q = 2, FULL_K = 4, EMPTY_K = 6, FULL_V = 8, EMPTY_V = 10, FULL_T = 12, EMPTY_T = 14, FULL_B = 16, EMPTY_B = 20 };
@@ -205,7 +206,8 @@ TE_DEV float te_row_max(float x) {
 }
 
 // S becomes 2^(scale2 (S - top)), with tops of the rows that this block may have raised; O is then to be multiplied by shrink. sum: the thread's part.
-template <bool FIRST> TE_DEV void te_softmax(float (&s)[BN / 2], float (&top)[2], float (&sum)[2], float (&shrink)[2], float scale2) {
+// shift: of rows, what S is to be increased by first.
+template <bool FIRST> TE_DEV void te_softmax(float (&s)[BN / 2], float (&top)[2], float (&sum)[2], float (&shrink)[2], float scale2, const float (&shift)[2]) {
     float x[4] = {s[0], s[1], s[2], s[3]}, base[2], z[4];
 #pragma unroll
     for (int j = 1; j < BN / 8; j++)
@@ -214,11 +216,12 @@ template <bool FIRST> TE_DEV void te_softmax(float (&s)[BN / 2], float (&top)[2]
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         float y = fmaxf(x[2 * i], x[2 * i + 1]);
+        if (ALIBI) y += shift[i];
         y = te_row_max(FIRST ? y : fmaxf(y, top[i]));
         const float finite = y == -TE_INF ? 0.0f : y; // rows that see no key yet
         shrink[i] = FIRST ? 1.0f : te_exp2((top[i] - finite) * scale2);
         top[i] = y;
-        base[i] = finite * scale2;
+        base[i] = (ALIBI ? finite - shift[i] : finite) * scale2;
         if (!FIRST) sum[i] *= shrink[i];
     }
 #pragma unroll
@@ -247,7 +250,8 @@ struct te_consumer {
     te_queue<STAGES_B> b;
     te_q_tile t;
     te_bias_rows<BN / 2> bias;
-    float slope; // ALiBi's
+    te_line line; // ALiBi's
+    float added;  // the factor of the bias
     const te_u8 *blocks;
     int below;              // the next block of keys that is not empty
     bool full, full_below;  // the user's mask hides nothing of this block, and of that one
@@ -270,15 +274,18 @@ struct te_consumer {
         release(EMPTY_T, turn);
         return more;
     }
-    TE_DEV void start(int n) { // what S begins with
-        const int delta = a.a.x.bottom_right ? t.s_kv - t.s_q : 0;
-        if (ALIBI) te_start_alibi<false>(s, slope, n * BN + 2 * (lane & 3) - (t.row + own) - delta, n * BN - (t.row + 64 * w + 16 * warp + 15) - delta);
+    TE_DEV int apart(int n) const { return n * BN - (t.row + own) - (a.a.x.bottom_right ? t.s_kv - t.s_q : 0); } // ALiBi's distance, of block n's first key
+    TE_DEV void start(int n) {
+        if (!ALIBI) return;
+        const int delta = a.a.x.bottom_right ? t.s_kv - t.s_q : 0, of_warp = n * BN - (t.row + 64 * w + 16 * warp) - delta;
+        line.start(apart(n), max(of_warp - 15, t.lo - delta), min(of_warp + BN - 1, t.hi - delta));
     }
-    TE_DEV void ask() { // S = Q K^T, or added to it
+    TE_DEV void ask() { // S = Q K^T, and ALiBi's product
         const te_u64 at_q = te_wgmma_desc(smem + AT_Q + (q.stage * WAVES + w) * PART_Q, 0), at_k = te_wgmma_desc(smem + AT_K + k.stage * BYTES_K, 0);
-        te_multiply<0, 0, !ALIBI>(s, at_q, at_k);
+        te_multiply<0, 0, true>(s, at_q, at_k);
 #pragma unroll
         for (int i = 1; i < D / 16; i++) te_multiply<0, 0, false>(s, at_q + i / 4 * (8192 >> 4) + i % 4 * 2, at_k + i / 4 * (BN * 128 >> 4) + i % 4 * 2);
+        if (ALIBI) line.add(s, smem + AT_LINE);
         te_wgmma_commit();
     }
     TE_DEV void gather() { // O += P V
@@ -318,7 +325,6 @@ struct te_consumer {
     }
     // Products of block n to scores.
     TE_DEV void adjust(int n, te_u64 show) {
-        const float scale = te_bias_scale(a.a);
         const int row = t.row + own, column = n * BN + 2 * (lane & 3);
         const te_attn_mod mod(a.a.x);
         if (BIAS) {
@@ -326,10 +332,12 @@ struct te_consumer {
             for (int i = 0; i < BN / 4; i++) {
                 float x, y;
                 bias.get(n * BN, i / 2, i % 2, x, y);
-                s[2 * i] = fmaf(x, scale, s[2 * i]);
-                s[2 * i + 1] = fmaf(y, scale, s[2 * i + 1]);
+                s[2 * i] = fmaf(x, added, s[2 * i]);
+                s[2 * i + 1] = fmaf(y, added, s[2 * i + 1]);
             }
         }
+        if (ALIBI) line.bend(s, apart(n) + 2 * (lane & 3));
+        if (ALIBI && MOD) line.finish(s);
         if (MOD) {
 #pragma unroll
             for (int i = 0; i < BN / 2; i++) s[i] = mod.score(s[i] * a.a.scale, t.batch, t.head, row + 8 * (i / 2 % 2), column + 8 * (i / 4) + i % 2);
@@ -347,11 +355,12 @@ struct te_consumer {
         if (BLOCKS) full = full_below, below = te_last_seen<BN>(blocks, t.begin, n, full_below);
     }
     TE_DEV void first() {
-        if (ALIBI) slope = te_slope(a.a, t.batch, t.head);
+        if (ALIBI) line.open(te_slope(a.a, t.batch, t.head));
         if (BLOCKS) {
             blocks = te_blocks_of(a.a, t.batch, t.head, t.row);
             full_below = blocks[(t.end - 1) * BN / TE_ATTN_BLOCK_SIZE] == TE_ATTN_BLOCK_FULL;
         }
+        if (BIAS) added = te_bias_scale(a.a);
         if (BIAS && !TILES) bias.open(a.a, t.batch, t.head, t.row + own, 2 * (lane & 3));
         load_before(t.end - 1);
         start(t.end - 1);
@@ -364,10 +373,11 @@ struct te_consumer {
         const te_u64 keep = kept(t.end - 1), show = shown(t.end - 1);
         te_wgmma_wait<0>();
         te_wgmma_keep(s);
+        if (ALIBI) te_wgmma_keep(line.a);
         release(EMPTY_K, k);
         adjust(t.end - 1, show);
         te_hide(s, t, t.row + own, t.end - 1);
-        te_softmax<true>(s, top, sum, shrink, scale2);
+        te_softmax<true>(s, top, sum, shrink, scale2, line.shift);
         drop(keep);
         te_pack16(p, s);
 #pragma unroll
@@ -389,6 +399,7 @@ struct te_consumer {
         if (TURNS) te_meet<256>(1 + w);
         te_wgmma_keep(o);
         te_wgmma_keep(p);
+        if (ALIBI) te_wgmma_keep(line.a);
         te_wgmma_fence();
         ask();
         await(FULL_V, v);
@@ -400,10 +411,11 @@ struct te_consumer {
         const te_u64 keep = kept(n), show = shown(n);
         te_wgmma_wait<1>();
         te_wgmma_keep(s);
+        if (ALIBI) te_wgmma_keep(line.a);
         release(EMPTY_K, k);
         adjust(n, show);
         if (ONE_LOOP ? n >= t.hidden_from || n < t.hidden_to : MASKED) te_hide(s, t, t.row + own, n);
-        te_softmax<false>(s, top, sum, shrink, scale2);
+        te_softmax<false>(s, top, sum, shrink, scale2, line.shift);
         drop(keep);
         te_wgmma_keep(s);
         te_wgmma_wait<0>();
@@ -533,6 +545,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) te_attn_fwd_hopper(cons
                 te_mbar_init(bar + 8 * (EMPTY_B + i), 4);
             }
         te_mbar_init_done();
+    }
+    if (ALIBI) {
+        te_line::columns(smem + AT_LINE, BN, threadIdx.x, THREADS);
+        te_async_fence();
     }
     __syncthreads();
     const int group = __shfl_sync(TE_ALL, threadIdx.x / 128, 0);

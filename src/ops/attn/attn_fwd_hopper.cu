@@ -63,7 +63,7 @@ enum {
     BN = TE__ATTN_FWD_KEYS(X_D, X_D_V),
     STAGES_Q = TE__ATTN_FWD_STAGES_Q(X_D, X_D_V, X_WAVES),
     TURNS = WAVES == 3,
-    ONE_LOOP = MASK || MOD || (BIAS && !TILES) || BLOCKS || (DROPOUT && D > 128), // for blocks that are compared and others: they have much code, or registers for no second loop
+    ONE_LOOP = HIDES || (BIAS && !TILES) || BLOCKS || (DROPOUT && D > 128), // for blocks that are compared and others: they have much code, or registers for no second loop
     THREADS = 128 * (WAVES + 1),
     PART_Q = TE__ATTN_BYTES(64, X_D), // bytes of a consumer's rows
     PART_O = TE__ATTN_BYTES(64, X_D_V),
@@ -504,14 +504,22 @@ struct te_consumer {
             if (t.begin < t.end) {
                 first();
                 int n = BLOCKS ? below : t.end - 2;
-                if (!ONE_LOOP) {
+                if (MOD && !ONE_LOOP) { // one loop of each kind: the user's rule may be long
+#pragma unroll 1
+                    while (n >= t.begin) {
+#pragma unroll 1
+                        for (; n >= t.hidden_to && n < t.hidden_from; n--) step<false>(n);
+#pragma unroll 1
+                        for (; n >= t.begin && (n >= t.hidden_from || n < t.hidden_to); n--) step<true>(n);
+                    }
+                } else if (!ONE_LOOP) {
 #pragma unroll 1
                     for (; n >= t.hidden_from; n--) step<true>(n);
 #pragma unroll 1
                     for (; n >= t.hidden_to; n--) step<false>(n);
                 }
 #pragma unroll 1
-                for (; n >= t.begin; n = BLOCKS ? below : n - 1) step<true>(n);
+                for (; (!MOD || ONE_LOOP) && n >= t.begin; n = BLOCKS ? below : n - 1) step<true>(n);
                 if (!O_IN_Q) release(EMPTY_Q, q);
                 last();
             } else {

@@ -41,8 +41,10 @@
 // te:row X_DT=3 X_D=128 X_D_V=128 X_WAVES=2 X_DROPOUT=0 X_BIAS=1|3 X_PAIRS=0|1|2
 // te:row X_DT=3 X_D=256 X_D_V=256 X_WAVES=2 X_DROPOUT=0 X_BIAS=3 X_PAIRS=1
 // te:row X_DT=2 X_D=128 X_D_V=128 X_WAVES=2 X_DROPOUT=0 X_BIAS=2 X_PAIRS=1 X_TILES=1
-// te:row X_DT=3 X_D=64|128 X_D_V=64|128 X_WAVES=2 X_DROPOUT=0|1 X_BIAS=3 X_PAIRS=1 X_TILES=1
-// te:row X_DT=3 X_D=192|256 X_D_V=192|256 X_WAVES=2 X_DROPOUT=0 X_BIAS=3 X_PAIRS=1 X_TILES=1
+// te:row X_DT=3 X_D=64 X_D_V=64 X_WAVES=2 X_DROPOUT=0 X_BIAS=3 X_PAIRS=1 X_TILES=1
+// te:row X_DT=3 X_D=128 X_D_V=128 X_WAVES=2 X_DROPOUT=0|1 X_BIAS=3 X_PAIRS=1 X_TILES=1
+// te:row X_DT=3 X_D=192 X_D_V=192 X_WAVES=2 X_DROPOUT=0 X_BIAS=3 X_PAIRS=1 X_TILES=1
+// te:row X_DT=3 X_D=256 X_D_V=256 X_WAVES=2 X_DROPOUT=0 X_BIAS=3 X_PAIRS=1 X_TILES=1
 // te:row X_DT=3 X_D=128 X_D_V=128 X_WAVES=2 X_DROPOUT=0 X_MASK=1
 // te:row X_DT=3 X_D=128 X_D_V=128 X_WAVES=2 X_DROPOUT=0 X_MOD=1|2|3
 // te:row X_DT=3 X_D=128 X_D_V=128 X_WAVES=2 X_DROPOUT=0 X_BLOCKS=1
@@ -63,7 +65,7 @@ enum {
     BN = TE__ATTN_FWD_KEYS(X_D, X_D_V),
     STAGES_Q = TE__ATTN_FWD_STAGES_Q(X_D, X_D_V, X_WAVES),
     TURNS = WAVES == 3,
-    ONE_LOOP = HIDES || (BIAS && !TILES) || BLOCKS || (DROPOUT && D > 128), // for blocks that are compared and others: they have much code, or registers for no second loop
+    ONE_LOOP = HIDES || (BIAS && (!TILES || D > 128)) || BLOCKS || (DROPOUT && D > 128), // for blocks that are compared and others: they have much code, or registers for no second loop
     THREADS = 128 * (WAVES + 1),
     PART_Q = TE__ATTN_BYTES(64, X_D), // bytes of a consumer's rows
     PART_O = TE__ATTN_BYTES(64, X_D_V),
@@ -250,8 +252,7 @@ struct te_consumer {
     te_queue<STAGES_B> b;
     te_q_tile t;
     te_bias_rows<BN / 2> bias;
-    te_line line; // ALiBi's
-    float added;  // the factor of the bias
+    te_line line;
     const te_u8 *blocks;
     int below;              // the next block of keys that is not empty
     bool full, full_below;  // the user's mask hides nothing of this block, and of that one
@@ -332,8 +333,8 @@ struct te_consumer {
             for (int i = 0; i < BN / 4; i++) {
                 float x, y;
                 bias.get(n * BN, i / 2, i % 2, x, y);
-                s[2 * i] = fmaf(x, added, s[2 * i]);
-                s[2 * i + 1] = fmaf(y, added, s[2 * i + 1]);
+                s[2 * i] = fmaf(x, a.bias_factor, s[2 * i]);
+                s[2 * i + 1] = fmaf(y, a.bias_factor, s[2 * i + 1]);
             }
         }
         if (ALIBI) line.bend(s, apart(n) + 2 * (lane & 3));
@@ -360,7 +361,6 @@ struct te_consumer {
             blocks = te_blocks_of(a.a, t.batch, t.head, t.row);
             full_below = blocks[(t.end - 1) * BN / TE_ATTN_BLOCK_SIZE] == TE_ATTN_BLOCK_FULL;
         }
-        if (BIAS) added = te_bias_scale(a.a);
         if (BIAS && !TILES) bias.open(a.a, t.batch, t.head, t.row + own, 2 * (lane & 3));
         load_before(t.end - 1);
         start(t.end - 1);

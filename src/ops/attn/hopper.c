@@ -93,6 +93,7 @@ static te_result te__attn_plan_fwd_hopper(te__plan *p, const te__attn_kargs *a, 
     te__attn_maps_q(p, a, k->o_map, &a->o, a->d_v, 64);
     te__attn_maps_kv(p, a, k->k_map, &a->k, a->d, keys);
     te__attn_maps_kv(p, a, k->v_map, &a->v, a->d_v, keys);
+    k->bias_factor = a->x.bias_scale / a->scale;
     k->order.counter = te__plan_counters(p);
     k->order.tiles = (int)tiles;
     k->order.rows = (int)rows;

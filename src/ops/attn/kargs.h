@@ -83,6 +83,8 @@ typedef struct TE__ATTN_ALIGN_64 te__attn_fwd_hopper_kargs {
     te__attn_order order;
     unsigned char pad[64 - (sizeof(te__attn_kargs) + sizeof(te__attn_order)) % 64];
     unsigned long long bias_map[16]; /* X_TILES */
+    float bias_factor;               /* of a bias in units of products */
+    unsigned char pad_bias[60];
 } te__attn_fwd_hopper_kargs;
 typedef char te__attn_fwd_hopper_kargs_fit[sizeof(te__attn_fwd_hopper_kargs) % 64 == 0 ? 1 : -1];
 

@@ -98,14 +98,18 @@ enum { MOD_HIDES = 0 };
 #define TE_AUX3 TE_F32
 #endif
 
-// A tensor that expressions read: 0 outside of it.
+// A tensor that expressions read: 0 outside of it. No kernel writes it meanwhile; as the loads say so, and wait for no compare, the compiler makes one of those that elements share.
 template <int DT> struct te_attn_aux {
     typedef float type;
     TE_DEV static type at(const void *p, te_i64 i) { return te_load(p, i, DT); }
 };
+template <> struct te_attn_aux<TE_F32> {
+    typedef float type;
+    TE_DEV static type at(const void *p, te_i64 i) { return __ldg((const float *)p + i); }
+};
 template <> struct te_attn_aux<TE_I32> {
     typedef int type;
-    TE_DEV static type at(const void *p, te_i64 i) { return ((const int *)p)[i]; }
+    TE_DEV static type at(const void *p, te_i64 i) { return __ldg((const int *)p + i); }
 };
 template <> struct te_attn_aux<TE_I64> {
     typedef te_i64 type;
@@ -118,7 +122,10 @@ template <> struct te_attn_aux<TE_U8> {
 template <int DT> struct te_attn_aux_view {
     const void *p;
     te_i64 n;
-    TE_DEV typename te_attn_aux<DT>::type operator[](te_i64 i) const { return i >= 0 && i < n ? te_attn_aux<DT>::at(p, i) : 0; }
+    TE_DEV typename te_attn_aux<DT>::type operator[](te_i64 i) const {
+        const typename te_attn_aux<DT>::type x = te_attn_aux<DT>::at(p, i < 0 ? 0 : i < n ? i : n - 1);
+        return i >= 0 && i < n ? x : 0;
+    }
 };
 struct te_attn_mod {
     te_attn_aux_view<TE_AUX0> aux0;

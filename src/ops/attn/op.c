@@ -366,8 +366,8 @@ static void te__attn_told(te__attn_kargs *k, const te_attn_rule *in, const te__a
     x->softmax = (int)in->softmax_type;
     x->sink = (const float *)te__data(in->softmax_offset);
     for (i = 0; i < TE_SCORE_MOD_AUX; i++) {
-        x->aux[i] = te__data(in->score_mod.aux[i]);
         x->aux_n[i] = in->score_mod.aux[i] ? te__numel(in->score_mod.aux[i]) : 0;
+        x->aux[i] = x->aux_n[i] ? te__data(in->score_mod.aux[i]) : k->q.p; /* kernels load some element before they know whether theirs is there */
     }
     x->on = te__has_score_mod(&in->score_mod) || te__attn_pads(in->mask) || in->attention_mask || in->block_mask || in->core_attention_bias_type != TE_ATTN_BIAS_NONE ||
             in->softmax_type != TE_SOFTMAX_VANILLA;

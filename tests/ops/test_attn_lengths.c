@@ -46,8 +46,9 @@ TE_TEST_DEVICES(attn_of_many_tiles) {
                 error += e * e, size += (double)want[r][i] * (double)want[r][i];
             }
             error = sqrt(error / (double)count), size = sqrt(size / (double)count);
-            /* Of one key dS is 0, as a difference that cancels: what is left has the size of a rounding of its terms. */
-            CHECK_MSG(number && error <= limit * (size + (s[1] == 1 ? 0.3 : 0)), "%s: the error is %.3g of %.3g (limit %.3g of it)", names[r], error, size, limit);
+            /* Of rows that see one key dS is 0, as a difference that cancels: what is left has the size of a rounding of its terms. */
+            const bool one_key = s[1] == 1 || (s[0] == 1 && desc.rule.mask == TE_MASK_CAUSAL);
+            CHECK_MSG(number && error <= limit * (size + (one_key ? 0.3 : 0)), "%s: the error is %.3g of %.3g (limit %.3g of it)", names[r], error, size, limit);
         }
     }
 }

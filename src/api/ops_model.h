@@ -300,7 +300,7 @@ typedef struct te_score_mod {
  *   attention_mask   u8, 4 dimensions, each 1 or that of [b, H, s_q, s_kv], any strides: 1 => the key is masked; TE_MASK_ARBITRARY
  *   cu_seqlens_q, cu_seqlens_kv   i32 [b + 1], ascending: sequence b has cu[b + 1] - cu[b] queries or keys; padding masks, which need both. With TE_THD
  *                    cu[b] is also its first row, unless cu_seqlens_q_padded, cu_seqlens_kv_padded (i32 [b + 1]) say where it lies. Lengths are cut at
- *                    what memory there is (on the CPU, wrong starts are refused); other rows of o, dq, dk and dv become 0, and those of lse -inf
+ *                    what memory there is (wrong starts are refused on the CPU, and with TE_DEBUG_SYNC=1); other rows of o, dq, dk and dv become 0, and those of lse -inf
  *   max_seqlen_q, max_seqlen_kv   TE_THD: the longest sequence, for which there are blocks of a launch; 0 => as long as all rows. Longer ones are cut
  *   core_attention_bias   B of TE_ATTN_BIAS_PRE_SCALE and _POST_SCALE: f32, f16 or bf16 [b or 1, H or 1, s_q or 1, s_kv], contiguous (s_q, s_kv: the
  *                    longest sequences)

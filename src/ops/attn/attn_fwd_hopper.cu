@@ -17,7 +17,8 @@
 // 64 rows by BN keys of the bias (two where they fit), which a producer's thread of its own brings by TMA and the consumer reads by ldmatrix while its products run.
 //
 // Barriers, one for each stage: FULL_X (X is Q, K, V, or T: what is known of the next tile): the producer arrives and announces the bytes that TMA brings;
-// consumers wait. EMPTY_X: each consumer warp arrives; the producer waits before it fills the stage again. FULL_B and EMPTY_B, of the bias, are one consumer's each. Named barriers: 1 + w is consumer w's turn at
+// consumers wait. EMPTY_X: each consumer warp arrives (of T each thread, which has read it); the producer waits before it fills the stage again. FULL_B and EMPTY_B, of the bias, are one
+// consumer's each. Named barriers: 1 + w is consumer w's turn at
 // the tensor cores (TURNS), 8 + w joins its threads around the store of O.
 //
 // Which keys a tile meets, and rows of packed sequences: te__attn_seq (sequence.h). Blocks that all rows see have no compare. A tile that ends with its sequence
@@ -271,8 +272,8 @@ struct te_consumer {
     TE_DEV bool next_tile() {
         await(FULL_T, turn);
         const bool more = t.template hear<true>(smem + AT_TILES + 64 * turn.stage);
-        __syncwarp(); // every lane has heard
-        release(EMPTY_T, turn);
+        te_mbar_arrive(bar + 8 * (EMPTY_T + turn.stage));
+        turn.next();
         return more;
     }
     TE_DEV int apart(int n) const { return n * BN - (t.row + own) - (a.a.x.bottom_right ? t.s_kv - t.s_q : 0); } // ALiBi's distance, of block n's first key
@@ -545,7 +546,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) te_attn_fwd_hopper(cons
         for (int full = FULL_Q; full <= FULL_T; full += 4)
             for (int i = 0; i < 2; i++) {
                 te_mbar_init(bar + 8 * (full + i), 1);
-                te_mbar_init(bar + 8 * (full + 2 + i), 4 * WAVES + (full == FULL_T ? 1 + TILES * WAVES : 0)); // tiles are read by the loaders, too
+                te_mbar_init(bar + 8 * (full + 2 + i), full == FULL_T ? 128 * WAVES + 1 + TILES * WAVES : 4 * WAVES); // of tiles every thread reads what is told, the loaders too
             }
         if (TILES)
             for (int i = 0; i < WAVES * STAGES_B; i++) {

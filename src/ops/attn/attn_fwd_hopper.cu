@@ -265,15 +265,7 @@ struct te_consumer {
         const float scale = te_bias_scale(a.a);
         const int row = t.row + own, column = n * BN + 2 * (lane & 3);
         const te_attn_mod mod(a.a.x);
-        if (BIAS) {
-#pragma unroll
-            for (int i = 0; i < BN / 4; i++) {
-                float x, y;
-                bias.get(n * BN, i / 2, i % 2, x, y);
-                s[2 * i] = fmaf(x, scale, s[2 * i]);
-                s[2 * i + 1] = fmaf(y, scale, s[2 * i + 1]);
-            }
-        }
+        if (BIAS) bias.add(s, n * BN, scale);
         if (MOD) {
 #pragma unroll
             for (int i = 0; i < BN / 2; i++) s[i] = mod.score(s[i] * a.a.scale, t.batch, t.head, row + 8 * (i / 2 % 2), column + 8 * (i / 4) + i % 2);

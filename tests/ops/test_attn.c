@@ -699,7 +699,7 @@ TE_TEST(attn_plans_above_128) {
     } cases[] = {{"sm_90", "attn/attn_bwd_rows.X_DT=3,X_D=256 attn/attn_bwd_dkv_hopper.X_DT=3,X_D=192,X_D_V=192,X_DROPOUT=0 attn/attn_bwd_dq_hopper.X_DT=3,X_D=192,X_D_V=192,X_DROPOUT=0", "TMA and wgmma", 136, 192, 2, 0, TE_ATTN_BIAS_NONE},
                  {"sm_90", "attn/attn_bwd_rows.X_DT=3,X_D=128 attn/attn_bwd_dkv_hopper.X_DT=3,X_D=192,X_D_V=128,X_DROPOUT=0", "TMA and wgmma", 192, 128, 1, 0, TE_ATTN_BIAS_NONE},
                  {"sm_90", "attn/attn_bwd_dq_hopper.X_DT=3,X_D=256,X_D_V=256,X_DROPOUT=1", "TMA and wgmma", 256, 64, 2, 0.1f, TE_ATTN_BIAS_NONE},
-                 {"sm_90", "attn/attn_bwd_dkv.X_WIDE=0", "and not tensor cores: gradients of heads above 128 channels with a bias", 256, 256, 2, 0, TE_ATTN_BIAS_ALIBI},
+                 {"sm_90", "attn/attn_bwd_dkv_hopper.X_DT=3,X_D=256,X_D_V=256,X_DROPOUT=0,X_ALIBI=1 attn/attn_bwd_dq_hopper.X_DT=3,X_D=256,X_D_V=256,X_DROPOUT=0,X_ALIBI=1", "TMA and wgmma", 256, 256, 2, 0, TE_ATTN_BIAS_ALIBI},
                  {"sm_80", "attn/attn_bwd_dkv.X_WIDE=0", "and not tensor cores: gradients of heads above 128 channels, which Hopper's kernels alone have", 256, 256, 2, 0, TE_ATTN_BIAS_NONE}};
     te_ctx *te = test_context("cpu");
     if (!te) return;

@@ -70,6 +70,22 @@ static const variant variants[] = {
     {{200, 132, 192, 192}, .dropout = 1, .mask = TE_MASK_CAUSAL},
     {{129, 200, 192, 128}, .dropout = 1, .bias = BIAS_ALIBI, .grouped = 1},
     {{130, 300, 256, 256}, .dropout = 1, .mask = TE_MASK_PADDING_CAUSAL, .layout = LAYOUT_THD},
+    {{17, 129, 256, 256}, .bias = BIAS_SLOPES, .grouped = 1},
+    {{300, 300, 192, 192}, .bias = BIAS_ALIBI, .mask = TE_MASK_PADDING_CAUSAL, .layout = LAYOUT_THD_PADDED, .softmax = TE_SOFTMAX_LEARNABLE},
+    {{200, 129, 256, 256}, .bias = BIAS_SLOPES_OF_EACH, .window = WINDOW_BOTH, .dtype = F16},
+    {{129, 130, 192, 192}, .bias = BIAS_FULL, .bias_dtype = TE_F32, .mask = TE_MASK_CAUSAL, .layout = LAYOUT_BSHD, .grouped = 1},
+    {{200, 132, 256, 256}, .bias = BIAS_HEADS, .bias_dtype = TE_F32, .dropout = 1, .grouped = 1},
+    {{130, 300, 256, 256}, .bias = BIAS_PRE, .mask = TE_MASK_PADDING_CAUSAL_BOTTOM_RIGHT, .layout = LAYOUT_THD, .grouped = 1},
+    {{300, 200, 256, 256}, .bias = BIAS_KEYS, .mask = TE_MASK_PADDING},
+    {{129, 127, 192, 128}, .bias = BIAS_KEYS, .window = WINDOW_LEFT, .dtype = F16},
+    {{200, 129, 256, 256}, .bias = BIAS_HEADS, .mask = TE_MASK_ARBITRARY, .grouped = 1},
+    {{129, 129, 256, 256}, .rule = RULE_SLOPES, .mask = TE_MASK_CAUSAL, .grouped = 1},
+    {{127, 300, 256, 256}, .rule = RULE_CAP, .layout = LAYOUT_BSHD},
+    {{200, 132, 256, 256}, .rule = RULE_CAP, .dropout = 1, .mask = TE_MASK_CAUSAL, .grouped = 1},
+    {{64, 132, 192, 192}, .bias = BIAS_HEADS, .rule = RULE_CAP, .softmax = TE_SOFTMAX_LEARNABLE, .dropout = 1},
+    {{300, 300, 192, 128}, .rule = RULE_DOCUMENTS, .mask = TE_MASK_PADDING_CAUSAL, .layout = LAYOUT_THD},
+    {{129, 17, 256, 256}, .rule = RULE_ROWS, .dtype = F16},
+    {{129, 129, 192, 192}, .bias = BIAS_ALIBI, .rule = RULE_BOTH, .mask = TE_MASK_ARBITRARY},
     {{1000, 1000, 128, 128}, .blocks = 1, .mask = TE_MASK_CAUSAL, .layout = LAYOUT_BSHD, .grouped = 1},
     {{300, 4000, 128, 128}, .blocks = 2},
     {{300, 130, 128, 128}, .blocks = 1, .grouped = 2},
@@ -84,6 +100,11 @@ static const variant variants[] = {
     {{129, 300, 192, 192}, .blocks = 1},
     {{300, 300, 256, 256}, .blocks = 1, .mask = TE_MASK_CAUSAL},
     {{129, 150, 192, 128}, .blocks = 1, .rule = RULE_DOCUMENTS},
+    {{600, 600, 256, 256}, .blocks = 1, .mask = TE_MASK_CAUSAL, .layout = LAYOUT_BSHD, .grouped = 1},
+    {{300, 700, 192, 192}, .blocks = 2, .rule = RULE_ROWS, .bias = BIAS_HEADS, .dropout = 1, .grouped = 1},
+    {{700, 300, 256, 256}, .blocks = 1, .bias = BIAS_ALIBI, .window = WINDOW_LEFT},
+    {{500, 500, 192, 192}, .blocks = 1, .rule = RULE_DOCUMENTS, .mask = TE_MASK_PADDING_CAUSAL, .layout = LAYOUT_THD_PADDED, .softmax = TE_SOFTMAX_LEARNABLE},
+    {{140, 140, 256, 256}, .blocks = 1, .rule = RULE_BOTH, .mask = TE_MASK_ARBITRARY},
 };
 
 static xcase case_of(const variant *v) {
@@ -121,6 +142,19 @@ TE_TEST_DEVICES(attn_variants_1) { check_variants(te, 1); }
 TE_TEST_DEVICES(attn_variants_2) { check_variants(te, 2); }
 TE_TEST_DEVICES(attn_variants_3) { check_variants(te, 3); }
 
+/* The first of `kernels` has the case's options, and none but these. */
+static void check_options(const xcase *c, const char *kernels) {
+    const struct {
+        const char *name;
+        bool wanted;
+    } options[] = {{"X_MOD=", c->rule != 0}, {"X_BIAS=", has_bias(c)}, {"X_ALIBI=", c->option[BIAS] >= BIAS_ALIBI}, {"X_MASK=", c->mask == TE_MASK_ARBITRARY}, {"X_BLOCKS=", c->blocks != 0}};
+    const char *const end = kernels + strcspn(kernels, " ");
+    for (int i = 0; i < COUNT(options); i++) {
+        const char *const at = strstr(kernels, options[i].name);
+        CHECK_MSG((at && at < end) == options[i].wanted, "%s: %s", options[i].name, kernels);
+    }
+}
+
 /* All of them run on Hopper's kernels, and elsewhere on those of mma.sync, which have no rules of the user's. */
 TE_TEST(attn_variants_plans) {
     te_ctx *te = test_context("cpu");
@@ -134,11 +168,17 @@ TE_TEST(attn_variants_plans) {
         CHECK(te_explain(te, TE_OP_ATTN_FWD, &t.f, "sm_90", &e) == TE_OK && e.supported && e.deterministic);
         CHECK_STR(e.kernels, "attn/attn_fwd_hopper");
         CHECK_STR(e.why, "TMA and wgmma");
-        CHECK_MSG(!strstr(e.kernels, "X_MOD") == !c.rule && !strstr(e.kernels, "X_BIAS") == !has_bias(&c) && !strstr(e.kernels, "X_ALIBI") == !has_alibi(&c), "%s", e.kernels);
+        const char *const forward = strstr(e.kernels, "attn/attn_fwd_hopper");
+        if (forward) check_options(&c, forward);
         const bool room = c.d != 192 || c.d_v != 128, rows = has_bias(&c) && c.option[BIAS] != BIAS_KEYS && c.s_q > 1; /* of shared memory; one for each query */
         CHECK_MSG(!strstr(e.kernels, "X_TILES") == !(rows && room && c.bias_dtype == c.dtype && c.s_kv % 8 == 0), "%s", e.kernels);
         CHECK(te_explain(te, TE_OP_ATTN_BWD, &t.g, "sm_90", &e) == TE_OK && e.supported && e.deterministic);
-        CHECK_STR(e.kernels, c.d <= 128 ? "attn/attn_bwd_hopper" : "attn/attn_bwd_dkv");
+        CHECK_STR(e.why, "TMA and wgmma");
+        for (int k = 0; k < (c.d <= 128 ? 1 : 2); k++) {
+            const char *const name = c.d <= 128 ? "attn/attn_bwd_hopper" : k ? "attn/attn_bwd_dq_hopper" : "attn/attn_bwd_dkv_hopper", *const begin = strstr(e.kernels, name);
+            CHECK_STR(e.kernels, name);
+            if (begin) check_options(&c, begin);
+        }
         CHECK(te_explain(te, TE_OP_ATTN_FWD, &t.f, "sm_80", &e) == TE_OK && e.supported && e.deterministic);
         CHECK_STR(e.why, c.rule ? "and not tensor cores: the user's rule" : c.bias_dtype != c.dtype && c.bias_dtype != TE_F32 ? "and not tensor cores: a bias of the other" : "the chip is no Hopper");
     }

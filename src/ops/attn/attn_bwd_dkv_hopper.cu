@@ -20,7 +20,10 @@
 // Rows of Q and dO that are not there (beyond a sequence that ends within memory) may hold anything, so they are cleared: 0 times NaN is NaN. Those of K and V reach their own
 // rows of the sums alone, which are not stored.
 //
-// Options: X_DT, X_D, X_D_V (hopper.cuh: 192 and 256 alike, or 192 and 128), X_DROPOUT: P^T passes with the sign of what is dropped.
+// A bias and ALiBi are what S^T starts with; the bias is loaded a tile ahead, to the registers of S^T. Masks of elements become bits while products run. Under the user's rule P^T times the
+// rule's derivative passes to the other consumer, and P^T itself to dV.
+//
+// Options: X_DT, X_D, X_D_V (hopper.cuh: 192 and 256 alike, or 192 and 128), X_DROPOUT: P^T passes with a mark at what is dropped; those of hopper_scores.cuh.
 // Benchmark: "attention backward" in tests/bench/h200.csv.
 //
 // Launch: grid: blocks of 64 keys of the longest sequence, of all heads and sequences; block 384; shared memory TE__ATTN_DKV_SHARED. Maps: boxes of 64 rows by 64 channels.
@@ -28,7 +31,16 @@
 // te:arch 90a
 // te:row X_DT=2|3 X_D=256 X_D_V=256 X_DROPOUT=0|1
 // te:row X_DT=3 X_D=192 X_D_V=128|192 X_DROPOUT=0|1
-#include "ops/attn/hopper.cuh"
+// te:row X_DT=3 X_D=256 X_D_V=256 X_DROPOUT=0|1 X_ALIBI=1
+// te:row X_DT=3 X_D=256 X_D_V=256 X_DROPOUT=0 X_BIAS=1|3 X_PAIRS=1|2
+// te:row X_DT=3 X_D=256 X_D_V=256 X_DROPOUT=1 X_BIAS=3 X_PAIRS=1
+// te:row X_DT=3 X_D=256 X_D_V=256 X_DROPOUT=0 X_MASK=1
+// te:row X_DT=3 X_D=256 X_D_V=256 X_DROPOUT=0 X_MOD=1|2|3
+// te:row X_DT=3 X_D=256 X_D_V=256 X_DROPOUT=0 X_BLOCKS=1
+// te:row X_DT=3 X_D=256 X_D_V=256 X_DROPOUT=0 X_BLOCKS=1 X_MOD=3
+// te:row X_DT=3 X_D=192 X_D_V=192 X_DROPOUT=0 X_BLOCKS=1
+// te:row X_DT=3 X_D=192 X_D_V=128 X_DROPOUT=0 X_BIAS=3 X_PAIRS=1
+#include "ops/attn/hopper_scores.cuh"
 
 enum {
     D = X_D,
@@ -58,7 +70,11 @@ enum {
     SHARED = AT_BARRIERS + 8 * (EMPTY_P + 8)
 };
 static_assert(SHARED == TE__ATTN_DKV_SHARED(X_D, X_D_V), "what the host asks for");
-typedef te_attn_keys<BK, BQ> te_keys;
+typedef te_attn_keys<BK, BQ, BIAS != 0> te_keys;
+typedef te_attn_tiles<BK, BQ> te_tiles;
+
+// The bit of what passes from one consumer to the other that marks what is dropped: the sign, or, if a derivative may need it, the last one.
+constexpr te_u32 MARK = MOD ? 1u : 0x80000000u;
 
 TE_DEV void te_load_tiles(const te__attn_bwd_hopper_kargs &a, te_u32 smem) {
     const te_u32 bar = smem + AT_BARRIERS;
@@ -66,7 +82,7 @@ TE_DEV void te_load_tiles(const te__attn_bwd_hopper_kargs &a, te_u32 smem) {
     const int batch_q = a.a.x.packed_q ? 0 : t.batch, batch_kv = a.a.x.packed_kv ? 0 : t.batch;
     te_queue<STAGES> at;
     bool keys = true; // K and V come with the first tile
-    for (te_attn_queries i(a.a, t); i.left > 0; i.next(), at.next(), keys = false) {
+    for (te_tiles i(a.a, t); i.left > 0; i.next(a.a, t), at.next(), keys = false) {
         const te_i64 rows = te_attn_work(a.a, t.batch, i.head, t.q_at) + i.m * BQ;
         auto part = [&](int full, int empty, int bytes, const void *map, int to, const float *of_rows, int rows_to, const void *map_kv, int kv_to) {
             const te_u32 b = bar + 8 * (full + at.stage);
@@ -78,6 +94,7 @@ TE_DEV void te_load_tiles(const te__attn_bwd_hopper_kargs &a, te_u32 smem) {
             }
             te_bulk_load(smem + rows_to + at.stage * BYTES_ROWS, of_rows + rows, BYTES_ROWS, b);
         };
+        if (!te_leads()) continue;
         part(FULL_Q, EMPTY_Q, BYTES_K, a.q_map, AT_Q, a.a.lse2, AT_LSE, a.k_map, AT_K);
         part(FULL_DO, EMPTY_DO, BYTES_V, a.do_map, AT_DO, a.a.delta, AT_DELTA, a.v_map, AT_V);
     }
@@ -89,8 +106,9 @@ template <int N> struct te_consumer {
     const te_u32 smem, bar;
     const int lane, warp;
     const te_keys t;
-    te_attn_queries i;
-    int tail; // tiles, the first ones, with rows of memory beyond the sequence
+    te_tiles i;
+    int m_old; // of the tile before
+    int tail;  // tiles, the first ones, with rows of memory beyond the sequence; with a block mask 0: there are none
     te_queue<STAGES> now, old;
     te_queue<2> pass;
     float sum[N / 2], s[BQ / 2];
@@ -103,6 +121,11 @@ template <int N> struct te_consumer {
 #pragma unroll
         for (int k = 0; k < N / 2; k++) sum[k] = 0.0f;
     }
+    // The next one of these tiles, m, has such rows.
+    TE_DEV bool ends(int m) {
+        if (BLOCKS) return tail > 0 && m == t.m_end - 1;
+        return tail > 0 && tail-- > 0;
+    }
     TE_DEV void await(int full, const te_queue<STAGES> &at) const { te_mbar_wait(bar + 8 * (full + at.stage), at.parity); }
     TE_DEV void release(int empty, const te_queue<STAGES> &at) const {
         if (lane == 0) te_mbar_arrive(bar + 8 * (empty + at.stage));
@@ -110,11 +133,11 @@ template <int N> struct te_consumer {
     TE_DEV te_u32 of_p() const { return smem + AT_P + pass.stage * BYTES_P + (threadIdx.x & 127) * 16; }
     TE_DEV te_u32 of_rows(int at) const { return smem + at + now.stage * BYTES_ROWS + (lane & 3) * 8; }
 
-    // S^T or dP^T: the rows of K or V by the tile's.
-    template <int CHANNELS> TE_DEV void products(int keys, int queries) {
+    // S^T or dP^T: the rows of K or V by the tile's. Or added to it.
+    template <int CHANNELS, bool FRESH> TE_DEV void products(int keys, int queries) {
         const te_u64 left = te_wgmma_desc(smem + keys, 0), right = te_wgmma_desc(smem + queries + now.stage * TE__ATTN_BYTES(64, CHANNELS), 0);
         te_wgmma_fence();
-        te_multiply<0, 0, true>(s, left, right);
+        te_multiply<0, 0, FRESH>(s, left, right);
 #pragma unroll
         for (int k = 1; k < CHANNELS / 16; k++) te_multiply<0, 0, false>(s, left + (k >> 2) * (8192 >> 4) + (k & 3) * 2, right + (k >> 2) * (8192 >> 4) + (k & 3) * 2);
         te_wgmma_commit();
@@ -133,9 +156,11 @@ template <int N> struct te_consumer {
         te_wgmma_keep(sum);
         te_wgmma_keep(weights);
     }
-    TE_DEV void next() {
+    TE_DEV void next(const te_tiles &ahead) {
         old = now;
-        now.next(), pass.next(), i.next();
+        now.next(), pass.next();
+        if (BLOCKS) m_old = i.m, i = ahead;
+        else i.next(a.a, t);
     }
     TE_DEV void store(int at, const void *map, const te__attn_view &view, int d, float scale, int w) const {
         const te_keys u(a.a, a.order, blockIdx.x); // again, rather than in registers
@@ -146,28 +171,49 @@ template <int N> struct te_consumer {
     }
 };
 
+// Found while products run: bits of the tile's elements that are not dropped, and of those that masks of elements show; the tile behind.
+struct te_beside {
+    te_u32 keep, show;
+    te_tiles ahead;
+};
+
 struct te_values : te_consumer<D_V> {
+    float slope; // ALiBi's, of the tile's head
     TE_DEV te_values(const te__attn_bwd_hopper_kargs &a, te_u32 smem) : te_consumer<D_V>(a, smem) {}
+    // Of the tile that comes: ALiBi's slope, and the bias, to where S^T will be.
+    TE_DEV void load_ahead() {
+        if (i.left <= 0) return;
+        if (ALIBI) slope = te_slope(a.a, t.batch, i.head);
+        if (BIAS) te_bias_columns<BQ / 2>::load(s, a.a, t.batch, i.head, i.m * BQ + 2 * (lane & 3), t.n * BK + 16 * warp + (lane >> 2));
+    }
     TE_DEV void gather_values() {
         await(FULL_DO, old);
-        if (tail > 0) {
+        if (ends(m_old)) {
             te_clear_rows64<te_panels(D_V)>(smem + AT_DO + old.stage * BYTES_V, t.s_q - (t.m_end - 1) * BQ);
-            tail--;
             te_async_fence();
             te_meet<128>(1);
         }
         gather(AT_DO);
     }
-    template <bool FIRST> TE_DEV void step() {
+    // S^T, beside dV of the tile before.
+    template <bool FIRST> TE_DEV te_beside begin() {
+        const int first = t.n * BK + 16 * warp, key = first + (lane >> 2), query = i.m * BQ + 2 * (lane & 3); // the warp's, the thread's first ones
+        te_beside x = {0, 0, i};
         if (!FIRST) gather_values();
+        if (BIAS) te_bias_columns<BQ / 2>::start(s, te_bias_scale(a.a));
+        if (ALIBI) {
+            const int diagonal = a.a.x.bottom_right ? t.s_kv - t.s_q : 0;
+            te_start_alibi<BIAS != 0>(s, slope, query - key + diagonal, i.m * BQ - (first + 15) + diagonal);
+        }
         await(FULL_Q, now);
-        products<D>(AT_K, AT_Q);
-        te_u32 keep = 0;
+        products<D, !ALIBI && !BIAS>(AT_K, AT_Q);
         if (DROPOUT) {
             const te_u64 corner = te_attn_dropout_row(a.a, t.batch, i.head, i.m * BQ) + (t.n * BK + 16 * warp);
 #pragma unroll 1
-            for (int j = 0; j < BQ / 8; j++) keep |= te_attn_keeps_transposed(a.a, corner + 8 * j * (te_u64)a.a.s_kv) << (4 * j);
+            for (int j = 0; j < BQ / 8; j++) x.keep |= te_attn_keeps_transposed(a.a, corner + 8 * j * (te_u64)a.a.s_kv) << (4 * j);
         }
+        if (HIDES) x.show = (te_u32)te_shown<BQ / 2, true, 1>(a.a, t.batch, i.head, query, key, BLOCKS && i.full);
+        if (BLOCKS) x.ahead.next(a.a, t);
         if (!FIRST) {
             te_wgmma_wait<1>();
             gathered();
@@ -175,40 +221,62 @@ struct te_values : te_consumer<D_V> {
         }
         te_wgmma_wait<0>();
         te_wgmma_keep(s);
+        return x;
+    }
+    // P^T of S^T.
+    TE_DEV void finish(const te_beside &x) {
+        const int key = t.n * BK + 16 * warp + (lane >> 2), query = i.m * BQ + 2 * (lane & 3);
         if (t.hides(i.m)) {
-            const int key = t.n * BK + 16 * warp + (lane >> 2), query = i.m * BQ + 2 * (lane & 3); // the thread's first ones
 #pragma unroll
             for (int half = 0; half < 2; half++) { // the queries that see the key
                 const int j = key + 8 * half;
                 te_hide_outside(s, half, j - t.hi - query, (j < t.s_kv ? min(j - t.lo, t.s_q - 1) : -1) - query);
             }
         }
+        if (HIDES) {
+#pragma unroll
+            for (int e = 0; e < BQ / 2; e++)
+                if (!(x.show >> e & 1)) s[e] = -TE_INF;
+        }
         te_mbar_wait(bar + 8 * (EMPTY_P + 4 * pass.stage + warp), pass.parity ^ 1);
 #pragma unroll
         for (int j = 0; j < BQ / 8; j++) {
             float l[2];
-            te_u32 x[4];
+            te_u32 word[4];
             te_lds8(of_rows(AT_LSE) + j * 32, l[0], l[1]);
 #pragma unroll
             for (int e = 0; e < 4; e++) {
-                const float p = te_exp2(fmaf(s[4 * j + e], a.a.scale2, -l[e & 1]));
-                const bool dropped = DROPOUT && !(keep >> (4 * j + e) & 1);
-                x[e] = __float_as_uint(p) | (dropped ? 0x80000000u : 0u);
+                float factor;
+                const float p = te_weight(a.a, s[4 * j + e], l[e & 1], t.batch, i.head, query + 8 * j + (e & 1), key + 4 * (e & 2), factor);
+                const bool dropped = DROPOUT && !(x.keep >> (4 * j + e) & 1);
+                word[e] = (__float_as_uint(factor) & (DROPOUT && MOD ? ~MARK : ~0u)) | (dropped ? MARK : 0u);
                 s[4 * j + e] = dropped ? 0.0f : p;
             }
-            te_sts16(of_p() + j * 2048, make_uint4(x[0], x[1], x[2], x[3]));
+            te_sts16(of_p() + j * 2048, make_uint4(word[0], word[1], word[2], word[3]));
         }
         __syncwarp();
         if (lane == 0) te_mbar_arrive(bar + 8 * (FULL_P + 4 * pass.stage + warp));
         release(EMPTY_Q, now);
         te_pack16(weights, s);
-        next();
+        next(x.ahead);
+        load_ahead();
     }
     TE_DEV void run() {
+        load_ahead();
         if (i.left > 0) {
-            step<true>();
+            te_beside x = begin<true>();
+            if (SCORES || BLOCKS) { // the code of finish is long, and stands here once
 #pragma unroll 1
-            while (i.left > 0) step<false>();
+                for (;;) {
+                    finish(x);
+                    if (i.left <= 0) break;
+                    x = begin<false>();
+                }
+            } else {
+                finish(x);
+#pragma unroll 1
+                while (i.left > 0) finish(begin<false>());
+            }
             gather_values();
             te_wgmma_wait<0>();
             gathered();
@@ -220,13 +288,12 @@ struct te_values : te_consumer<D_V> {
 struct te_keys_of : te_consumer<D> {
     TE_DEV te_keys_of(const te__attn_bwd_hopper_kargs &a, te_u32 smem) : te_consumer<D>(a, smem) {}
     template <bool FIRST> TE_DEV void step() {
-        if (tail > 0) {
+        if (ends(i.m)) {
             const int from = t.s_q - i.m * BQ;
             await(FULL_Q, now);
             await(FULL_DO, now);
             te_clear_rows64<te_panels(D)>(smem + AT_Q + now.stage * BYTES_K, from);
             te_clear_rows64<te_panels(D_V)>(smem + AT_DO + now.stage * BYTES_V, from);
-            tail--;
             te_async_fence();
             te_meet<128>(2);
         }
@@ -235,7 +302,9 @@ struct te_keys_of : te_consumer<D> {
             gather(AT_Q);
         }
         await(FULL_DO, now);
-        products<D_V>(AT_V, AT_DO);
+        products<D_V, true>(AT_V, AT_DO);
+        te_tiles ahead = i;
+        if (BLOCKS) ahead.next(a.a, t);
         if (!FIRST) {
             te_wgmma_wait<1>();
             gathered();
@@ -253,15 +322,15 @@ struct te_keys_of : te_consumer<D> {
 #pragma unroll
             for (int e = 0; e < 4; e++) {
                 float g = s[4 * j + e];
-                if (DROPOUT) g = x[e] >> 31 ? 0.0f : g * a.a.keep_scale;
-                s[4 * j + e] = __uint_as_float(DROPOUT ? x[e] & 0x7fffffffu : x[e]) * (g - d[e & 1]);
+                if (DROPOUT) g = x[e] & MARK ? 0.0f : g * a.a.keep_scale;
+                s[4 * j + e] = __uint_as_float(DROPOUT ? x[e] & ~MARK : x[e]) * (g - d[e & 1]);
             }
         }
         __syncwarp();
         if (lane == 0) te_mbar_arrive(bar + 8 * (EMPTY_P + 4 * pass.stage + warp));
         release(EMPTY_DO, now);
         te_pack16(weights, s);
-        next();
+        next(ahead);
     }
     TE_DEV void run() {
         if (i.left > 0) {
@@ -293,7 +362,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_attn_bwd_dkv_hopper(cons
     const int group = __shfl_sync(TE_ALL, threadIdx.x / 128, 0);
     if (group == 0) {
         te_registers_down<24>();
-        if (threadIdx.x == 0) te_load_tiles(a, smem);
+        if (threadIdx.x < (BLOCKS ? 32 : 1)) te_load_tiles(a, smem);
     } else {
         te_registers_up<240>();
         if (group == 1) {

@@ -18,7 +18,10 @@
 // Keys that are not there (beyond a sequence that ends within memory) may hold anything, so they are cleared: 0 times NaN is NaN. Such queries reach their own rows of dQ alone,
 // which become 0.
 //
-// Options: X_DT, X_D, X_D_V (hopper.cuh: 192 and 256 alike, or 192 and 128), X_DROPOUT.
+// ALiBi is what S starts with. A bias is loaded to the registers of dS once these are free, and waits beside the products; masks of elements become bits then. Empty blocks of a block mask
+// are passed over: all roles ask the mask.
+//
+// Options: X_DT, X_D, X_D_V (hopper.cuh: 192 and 256 alike, or 192 and 128), X_DROPOUT, those of hopper_scores.cuh.
 // Benchmark: "attention backward" in tests/bench/h200.csv.
 //
 // Launch: grid: tiles of 128 queries of the longest sequence, of all heads and sequences; block 384; shared memory TE__ATTN_DQ_SHARED. Maps: boxes of 64 rows by 64 channels.
@@ -26,7 +29,16 @@
 // te:arch 90a
 // te:row X_DT=2|3 X_D=256 X_D_V=256 X_DROPOUT=0|1
 // te:row X_DT=3 X_D=192 X_D_V=128|192 X_DROPOUT=0|1
-#include "ops/attn/hopper.cuh"
+// te:row X_DT=3 X_D=256 X_D_V=256 X_DROPOUT=0|1 X_ALIBI=1
+// te:row X_DT=3 X_D=256 X_D_V=256 X_DROPOUT=0 X_BIAS=1|3 X_PAIRS=0|1|2
+// te:row X_DT=3 X_D=256 X_D_V=256 X_DROPOUT=1 X_BIAS=3 X_PAIRS=1
+// te:row X_DT=3 X_D=256 X_D_V=256 X_DROPOUT=0 X_MASK=1
+// te:row X_DT=3 X_D=256 X_D_V=256 X_DROPOUT=0 X_MOD=1|2|3
+// te:row X_DT=3 X_D=256 X_D_V=256 X_DROPOUT=0 X_BLOCKS=1
+// te:row X_DT=3 X_D=256 X_D_V=256 X_DROPOUT=0 X_BLOCKS=1 X_MOD=3
+// te:row X_DT=3 X_D=192 X_D_V=192 X_DROPOUT=0 X_BLOCKS=1
+// te:row X_DT=3 X_D=192 X_D_V=128 X_DROPOUT=0 X_BIAS=3 X_PAIRS=1
+#include "ops/attn/hopper_scores.cuh"
 
 enum {
     D = X_D,
@@ -52,7 +64,8 @@ enum {
     SHARED = AT_BARRIERS + 8 * (EMPTY_V + STAGES_V)
 };
 static_assert(SHARED == TE__ATTN_DQ_SHARED(X_D, X_D_V), "what the host asks for");
-typedef te_attn_tile<BM, BN> te_tile;
+static_assert(!BLOCKS || (BM == TE_ATTN_BLOCK_SIZE && TE_ATTN_BLOCK_SIZE % BN == 0), "a tile, and its keys, lie in one block of a block mask");
+typedef te_attn_tile<BM, BN, BIAS != 0> te_tile;
 
 TE_DEV void te_load_tiles(const te__attn_bwd_hopper_kargs &a, te_u32 smem) {
     const te_u32 bar = smem + AT_BARRIERS;
@@ -71,7 +84,8 @@ TE_DEV void te_load_tiles(const te__attn_bwd_hopper_kargs &a, te_u32 smem) {
         te_mbar_expect(full, bytes);
         for (int c = 0; c < bytes / 8192; c++) te_tma_load4(to + c * 8192, map, 64 * c, t.kv_at + n * BN, group, batch_kv, full);
     };
-    for (int n = t.end - 1; n >= t.begin; n--, k.next(), v.next()) {
+    const te_u8 *const blocks = BLOCKS ? te_blocks_of(a.a, t.batch, t.head, t.row) : 0;
+    for (int n = t.end - 1; n >= t.begin; n = BLOCKS ? te_last_seen<BN>(blocks, t.begin, n) : n - 1, k.next(), v.next()) {
         if (n == t.end - 1) rows(a.q_map, bar + 8 * FULL_Q, AT_Q, BYTES_K);
         keys(a.k_map, bar + 8 * (FULL_K + k.stage), bar + 8 * (EMPTY_K + k.stage), k.parity, smem + AT_K + k.stage * BYTES_K, BYTES_K, n);
         if (n == t.end - 1) rows(a.do_map, bar + 8 * FULL_DO, AT_DO, BYTES_V);
@@ -88,6 +102,11 @@ struct te_consumer {
     int row; // the thread's upper one
     te_queue<STAGES_K> k, old; // old: of the block before
     te_queue<STAGES_V> v;
+    te_bias_rows<BN / 2> bias;
+    float slope; // ALiBi's
+    const te_u8 *blocks;
+    int below;             // the next block of keys that is not empty
+    bool full, full_below; // the user's mask hides nothing of this block, and of that one
     float dq[D / 2], s[BN / 2], dp[BN / 2], lse2[2], delta[2];
     te_u32 ds[BN / 4];
 
@@ -98,11 +117,11 @@ struct te_consumer {
 #pragma unroll
         for (int i = 0; i < D / 2; i++) dq[i] = 0.0f;
     }
-    // S or dP: this consumer's rows of Q or dO by the block's of K or V.
-    template <int CHANNELS> TE_DEV void products(float (&d)[BN / 2], int queries, te_u32 keys) {
+    // S or dP: this consumer's rows of Q or dO by the block's of K or V. Or added to it.
+    template <int CHANNELS, bool FRESH> TE_DEV void products(float (&d)[BN / 2], int queries, te_u32 keys) {
         const te_u64 left = te_wgmma_desc(smem + queries + w * TE__ATTN_BYTES(64, CHANNELS), 0), right = te_wgmma_desc(keys, 0);
         te_wgmma_fence();
-        te_multiply<0, 0, true>(d, left, right);
+        te_multiply<0, 0, FRESH>(d, left, right);
 #pragma unroll
         for (int i = 1; i < CHANNELS / 16; i++) te_multiply<0, 0, false>(d, left + (i >> 2) * (8192 >> 4) + (i & 3) * 2, right + (i >> 2) * (8192 >> 4) + (i & 3) * 2);
         te_wgmma_commit();
@@ -120,7 +139,12 @@ struct te_consumer {
         te_wgmma_keep(dq);
         te_wgmma_keep(ds);
     }
+    // Finds the block of keys after n.
+    TE_DEV void look(int n) {
+        if (BLOCKS) full = full_below, below = te_last_seen<BN>(blocks, t.begin, n, full_below);
+    }
     template <bool FIRST> TE_DEV void step(int n) {
+        const int column = n * BN + 2 * (lane & 3);
         if (FIRST) {
             te_mbar_wait(bar + 8 * FULL_Q, 0);
             if (t.tail) {
@@ -134,32 +158,44 @@ struct te_consumer {
         } else {
             gather();
         }
+        if (ALIBI) {
+            const int diagonal = a.a.x.bottom_right ? t.s_kv - t.s_q : 0;
+            te_start_alibi<false>(s, slope, column - row - diagonal, n * BN - (t.row + 64 * w + 16 * warp + 15) - diagonal);
+        }
         te_mbar_wait(bar + 8 * (FULL_K + k.stage), k.parity);
-        products<D>(s, AT_Q, smem + AT_K + k.stage * BYTES_K);
+        products<D, !ALIBI>(s, AT_Q, smem + AT_K + k.stage * BYTES_K);
         if (!FIRST) {
             te_wgmma_wait<1>();
             gathered();
             if (lane == 0) te_mbar_arrive(bar + 8 * (EMPTY_K + old.stage));
         }
+        if (BIAS) bias.load(n * BN); // where dS was
         if (FIRST) te_mbar_wait(bar + 8 * FULL_DO, 0);
         te_mbar_wait(bar + 8 * (FULL_V + v.stage), v.parity);
-        products<D_V>(dp, AT_DO, smem + AT_V + v.stage * BYTES_V);
+        products<D_V, true>(dp, AT_DO, smem + AT_V + v.stage * BYTES_V);
         te_u32 keep = 0;
         if (DROPOUT) {
             const te_u64 upper = te_attn_dropout_row(a.a, t.batch, t.head, row) + n * BN;
 #pragma unroll 1
             for (int j = 0; j < BN / 8; j++) keep |= te_attn_keeps_fragment(a.a, upper + 8 * j) << (4 * j);
         }
+        look(n);
+        const te_u32 show = HIDES ? (te_u32)te_shown<BN / 2, false, 1>(a.a, t.batch, t.head, row, column, BLOCKS && full) : 0;
         te_wgmma_wait<1>();
         te_wgmma_keep(s);
+        if (BIAS) bias.add(s, n * BN, te_bias_scale(a.a));
         if (FIRST || n >= t.hidden_from || n < t.hidden_to) {
-            const int column = n * BN + 2 * (lane & 3);
 #pragma unroll
             for (int half = 0; half < 2; half++) // the keys that the row sees
                 te_hide_outside(s, half, row + 8 * half + t.lo - column, min(row + 8 * half + t.hi, t.s_kv - 1) - column);
         }
+        if (HIDES) {
 #pragma unroll
-        for (int i = 0; i < BN / 2; i++) s[i] = te_exp2(fmaf(s[i], a.a.scale2, -lse2[i / 2 & 1]));
+            for (int i = 0; i < BN / 2; i++)
+                if (!(show >> i & 1)) s[i] = -TE_INF;
+        }
+#pragma unroll
+        for (int i = 0; i < BN / 2; i++) te_weight(a.a, s[i], lse2[i / 2 & 1], t.batch, t.head, row + 8 * (i / 2 & 1), column + 8 * (i / 4) + (i & 1), s[i]);
         te_wgmma_wait<0>();
         te_wgmma_keep(dp);
         if (lane == 0) te_mbar_arrive(bar + 8 * (EMPTY_V + v.stage));
@@ -178,9 +214,15 @@ struct te_consumer {
             const te_i64 work = te_attn_work(a.a, t.batch, t.head, t.q_at) + row; // rows of whole tiles are there
 #pragma unroll
             for (int half = 0; half < 2; half++) lse2[half] = a.a.lse2[work + 8 * half], delta[half] = a.a.delta[work + 8 * half];
+            if (ALIBI) slope = te_slope(a.a, t.batch, t.head);
+            if (BIAS) bias.open(a.a, t.batch, t.head, row, 2 * (lane & 3));
+            if (BLOCKS) {
+                blocks = te_blocks_of(a.a, t.batch, t.head, t.row);
+                full_below = blocks[(t.end - 1) * BN / TE_ATTN_BLOCK_SIZE] == TE_ATTN_BLOCK_FULL;
+            }
             step<true>(t.end - 1);
 #pragma unroll 1
-            for (int n = t.end - 2; n >= t.begin; n--) step<false>(n);
+            for (int n = BLOCKS ? below : t.end - 2; n >= t.begin; n = BLOCKS ? below : n - 1) step<false>(n);
             gather();
             te_wgmma_wait<0>();
             gathered();

@@ -72,36 +72,10 @@ static_assert(SHARED == TE__ATTN_BWD_SHARED(X_D), "what the host asks for");
 static_assert(!DROPOUT || BQ == 64, "see the options");
 enum { FULL_Q = 0, EMPTY_Q = 2, FULL_DO = 4, EMPTY_DO = 6, FULL_DQ = 8, EMPTY_DQ = 12 };
 
-// Warps of the producer run as one thread, and with a block mask whole, to look for tiles; then one of their threads does what is to be done.
-TE_DEV bool te_leads() { return !BLOCKS || threadIdx.x % 32 == 0; }
-
 struct te_keys : te_attn_keys<BK, BQ, BIAS != 0> {
     TE_DEV te_keys(const te__attn_bwd_hopper_kargs &a, te_u32 number) : te_attn_keys<BK, BQ, BIAS != 0>(a.a, a.order, number) {}
 };
-// Its tiles of queries; with a block mask those that are not empty, which a whole warp looks for.
-struct te_tiles : te_attn_queries {
-    bool full; // the user's mask hides nothing
-    TE_DEV te_tiles(const te__attn_kargs &a, const te_keys &t) : te_attn_queries(a, t), full(false) {
-        if (BLOCKS) head--, left++, next(a, t);
-    }
-    TE_DEV void next(const te__attn_kargs &a, const te_keys &t) {
-        if (!BLOCKS) {
-            te_attn_queries::next();
-            return;
-        }
-        const int lane = threadIdx.x & 31;
-        for (int at = (t.m_end - 1 - m) * heads + head - first + 1; --left > 0; at += 32, left -= 31) {
-            const int row = (at + lane) / heads, h = first + at + lane - row * heads;
-            const int kind = lane < left ? te_blocks_of(a, t.batch, h, (t.m_end - 1 - row) * BQ)[t.n] : TE_ATTN_BLOCK_EMPTY;
-            const te_u32 seen = __ballot_sync(TE_ALL, kind != TE_ATTN_BLOCK_EMPTY);
-            if (!seen) continue;
-            const int found = __ffs(seen) - 1;
-            full = __shfl_sync(TE_ALL, kind, found) == TE_ATTN_BLOCK_FULL;
-            m = t.m_end - 1 - __shfl_sync(TE_ALL, row, found), head = __shfl_sync(TE_ALL, h, found), left -= found;
-            return;
-        }
-    }
-};
+typedef te_attn_tiles<BK, BQ> te_tiles;
 // Key blocks before this one that add to tile i: n minus the first that its first row sees, less the empty ones.
 TE_DEV int te_before(const te__attn_kargs &a, const te_keys &t, const te_tiles &i) {
     const int begin = max(0, i.m * BQ + t.lo) / BK;
@@ -211,7 +185,6 @@ TE_DEV void te_consume(const te__attn_bwd_hopper_kargs &a, te_u32 smem, int w) {
         for (int k = 0; k < BQ / 16; k++) te_multiply(d, left + 4 * k, right + k * 128);
         te_wgmma_commit();
     };
-    const float scale2 = te_softmax_scale2(a.a);
     int stage = 0, parity = 0, first_tail = t.tiles() > 0 && t.m_end * BQ > t.s_q && tail_q ? a.a.heads / a.a.groups : 0; // tiles with such rows come first
     te_tiles i(a.a, t);
     bool keys = tail_kv;
@@ -268,7 +241,6 @@ TE_DEV void te_consume(const te__attn_bwd_hopper_kargs &a, te_u32 smem, int w) {
                 if (!(show >> e & 1)) s[e] = -TE_INF;
         }
         const te_u32 lse2 = smem + AT_LSE + stage * BYTES_ROWS + (lane & 3) * 8, delta = smem + AT_DELTA + stage * BYTES_ROWS + (lane & 3) * 8;
-        const te_attn_mod mod(x);
         auto pack_p = [&](int k) { // P^T, dropped
             const float lo = DROPOUT && !(keep >> (2 * k) & 1) ? 0.0f : s[2 * k], hi = DROPOUT && !(keep >> (2 * k + 1) & 1) ? 0.0f : s[2 * k + 1];
             p[k] = te_pack16(lo, hi);
@@ -279,12 +251,8 @@ TE_DEV void te_consume(const te__attn_bwd_hopper_kargs &a, te_u32 smem, int w) {
             te_lds8(lse2 + j * 32, l[0], l[1]);
 #pragma unroll
             for (int e = 0; e < 4; e++) {
-                float &y = s[4 * j + e], z = y;
-                if (MOD) z = mod.score(y * a.a.scale, t.batch, i.head, query + 8 * j + (e & 1), key + 4 * (e & 2));
-                z = te_exp2(fmaf(z, scale2, -l[e & 1]));
-                if (MOD && y == -TE_INF) z = 0.0f;
-                if (MOD) factor[e] = z == 0.0f ? 0.0f : z * mod.bprop(y * a.a.scale, t.batch, i.head, query + 8 * j + (e & 1), key + 4 * (e & 2));
-                y = z;
+                float &y = s[4 * j + e];
+                y = te_weight(a.a, y, l[e & 1], t.batch, i.head, query + 8 * j + (e & 1), key + 4 * (e & 2), factor[e]);
             }
             if (MOD) {
                 pack_p(2 * j), pack_p(2 * j + 1);

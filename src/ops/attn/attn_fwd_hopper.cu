@@ -329,15 +329,7 @@ struct te_consumer {
     TE_DEV void adjust(int n, te_u64 show) {
         const int row = t.row + own, column = n * BN + 2 * (lane & 3);
         const te_attn_mod mod(a.a.x);
-        if (BIAS) {
-#pragma unroll
-            for (int i = 0; i < BN / 4; i++) {
-                float x, y;
-                bias.get(n * BN, i / 2, i % 2, x, y);
-                s[2 * i] = fmaf(x, a.bias_factor, s[2 * i]);
-                s[2 * i + 1] = fmaf(y, a.bias_factor, s[2 * i + 1]);
-            }
-        }
+        if (BIAS) bias.add(s, n * BN, a.bias_factor);
         if (ALIBI) line.bend(s, apart(n) + 2 * (lane & 3));
         if (ALIBI && MOD) line.finish(s);
         if (MOD) {

@@ -18,7 +18,6 @@ enum { TE__ATTN_MMA = 1, TE__ATTN_HOPPER = 2 };
     X(DROPOUT_TAIL, 0, 0, "dropout with a number of keys that is no multiple of 4")                                          \
     X(OTHER_CHIP, TE__ATTN_MMA, TE__ATTN_MMA, "the chip is no Hopper")                                                       \
     X(ABOVE_128, TE__ATTN_MMA | TE__ATTN_HOPPER, TE__ATTN_HOPPER, "gradients of heads above 128 channels, which Hopper's kernels alone have") \
-    X(ADDED_ABOVE_128, TE__ATTN_MMA | TE__ATTN_HOPPER, 0, "gradients of heads above 128 channels with a bias, ALiBi, a user's rule, a mask of elements or blocks, or pages") \
     X(BIAS_FORMAT, TE__ATTN_HOPPER, TE__ATTN_HOPPER, "a bias of the other 16-bit format")                                    \
     X(PAGES, TE__ATTN_MMA, TE__ATTN_MMA, "keys in pages")                                                                    \
     X(SHORT, TE__ATTN_MMA | TE__ATTN_HOPPER, TE__ATTN_MMA, "gradients of packed sequences of less than 32 rows, whose sums would fill tiles of their own") \
@@ -94,8 +93,6 @@ static bool te__attn_has(const te__plan *p, const te__attn_kargs *a, bool mod, b
     case TE__ATTN_HAS_DROPOUT_TAIL: return a->dropout_p > 0.0f && a->s_kv % 4;
     case TE__ATTN_HAS_OTHER_CHIP: return !p->hopper;
     case TE__ATTN_HAS_ABOVE_128: return d > 128;
-    case TE__ATTN_HAS_ADDED_ABOVE_128:
-        return d > 128 && (mod || x->bias.dt != TE_DTYPE_NONE || x->alibi || x->mask.dt != TE_DTYPE_NONE || x->blocks.dt != TE_DTYPE_NONE || x->page_size);
     case TE__ATTN_HAS_PAGES: return x->page_size != 0;
     case TE__ATTN_HAS_SHORT: return d <= 128 && x->packed_q && (int64_t)a->batch * 32 > (int64_t)x->t_q + 2048;
     case TE__ATTN_HAS_STRIDES:

@@ -7,7 +7,6 @@ static void te__attn_hopper_heads(const te__attn_kargs *a, int *d, int *d_v) {
     *d = te__attn_hopper_d(a->d);
     *d_v = te__attn_hopper_d(a->d_v);
     if (*d != 192 || *d_v != 128) *d = *d_v = te__max(*d, *d_v);
-    if (a->x.blocks.dt != TE_DTYPE_NONE && *d_v == 192) *d = *d_v = 256; /* whose blocks of keys lie in one of the block mask */
 }
 
 /* A map over [batch, heads, rows, d] in boxes of 64 channels by `box` rows. */
@@ -79,6 +78,7 @@ static te_result te__attn_plan_fwd_hopper(te__plan *p, const te__attn_kargs *a, 
     te__launch *l;
     te__attn_fwd_hopper_kargs *k;
     te__attn_hopper_heads(a, &d, &d_v);
+    if (a->x.blocks.dt != TE_DTYPE_NONE && d_v == 192) d = d_v = 256; /* whose blocks of keys lie in one of the block mask */
     waves = d == 64 && a->s_q > 1024 && !two ? 3 : 2; /* 192 rows take fewer cycles each, but few tiles of them fill the chip worse */
     keys = TE__ATTN_FWD_KEYS(d, d_v);
     bias_tiles = te__attn_bias_in_tiles(a, d, d_v, waves);
@@ -137,9 +137,10 @@ static te_result te__attn_bwd_too_large(te__plan *p, const te__attn_kargs *a) {
 }
 
 /* Heads above 128 channels, whose dK and dV of 128 keys do not fit into registers: two kernels, each with sums of its own. */
-static te_result te__attn_plan_bwd_wide(te__plan *p, const te__attn_kargs *a, int64_t rows) {
+static te_result te__attn_plan_bwd_wide(te__plan *p, const te__attn_kargs *a, int64_t rows, const char *mod) {
     const int64_t keys = te__div_up(a->s_kv, 64), queries = te__div_up(a->s_q, 128), of_keys = keys * a->groups * a->batch, of_queries = queries * a->heads * a->batch;
     te__attn_bwd_hopper_kargs k;
+    te__launch *l;
     int d, d_v;
     if (te__max(te__max(of_keys, of_queries), rows / 8) > INT_MAX) return te__attn_bwd_too_large(p, a);
     te__attn_hopper_heads(a, &d, &d_v);
@@ -150,11 +151,12 @@ static te_result te__attn_plan_bwd_wide(te__plan *p, const te__attn_kargs *a, in
     te__attn_launch_rows(p, &k, rows, a->d_v <= 128 ? 128 : 256);
     k.order.rows = (int)keys;
     k.order.together = te__min(8, a->groups * a->batch); /* heads whose blocks alternate */
-    te__attn_launch_bwd(p, &k, "attn_bwd_dkv_hopper", of_keys, 384, TE__ATTN_DKV_SHARED(d, d_v), d, d_v);
+    l = te__attn_launch_bwd(p, &k, "attn_bwd_dkv_hopper", of_keys, 384, TE__ATTN_DKV_SHARED(d, d_v), d, d_v);
+    if (te__attn_scores_options(p, l, a, mod) != TE_OK) return p->result;
     k.order.rows = (int)queries;
     k.order.together = te__attn_together(a);
-    te__attn_launch_bwd(p, &k, "attn_bwd_dq_hopper", of_queries, 384, TE__ATTN_DQ_SHARED(d, d_v), d, d_v);
-    return p->result;
+    l = te__attn_launch_bwd(p, &k, "attn_bwd_dq_hopper", of_queries, 384, TE__ATTN_DQ_SHARED(d, d_v), d, d_v);
+    return te__attn_scores_options(p, l, a, mod);
 }
 
 /* The backward pass: rows' numbers, the products, dQ out of its sums. a: with lse2 and delta, `rows` of them. Heads of up to 64 channels with dropout run as those of 128. */
@@ -164,7 +166,7 @@ static te_result te__attn_plan_bwd_hopper(te__plan *p, const te__attn_kargs *a, 
     const int64_t of_head = a->x.packed_q ? a->x.t_q / queries + a->batch + 1 : a->s_pad / queries, tiles = of_head * a->heads * (a->x.packed_q ? 1 : a->batch);
     te__attn_bwd_hopper_kargs k;
     te__launch *l;
-    if (te__max(a->d, a->d_v) > 128) return te__attn_plan_bwd_wide(p, a, rows);
+    if (te__max(a->d, a->d_v) > 128) return te__attn_plan_bwd_wide(p, a, rows, mod);
     if (te__max(blocks, rows / queries) > INT_MAX) return te__attn_bwd_too_large(p, a);
     memset(&k, 0, sizeof(k));
     k.a = *a;

@@ -198,6 +198,32 @@ struct te_attn_queries {
         if (++head == first + heads) head = first, m--;
     }
 };
+// The same, and with a block mask those that are not empty, which a whole warp looks for.
+template <int BK, int BQ> struct te_attn_tiles : te_attn_queries {
+    bool full; // the user's mask hides nothing
+    template <class KEYS> TE_DEV te_attn_tiles(const te__attn_kargs &a, const KEYS &t) : te_attn_queries(a, t), full(false) {
+        if (BLOCKS) head--, left++, next(a, t);
+    }
+    template <class KEYS> TE_DEV void next(const te__attn_kargs &a, const KEYS &t) {
+        if (!BLOCKS) {
+            te_attn_queries::next();
+            return;
+        }
+        const int lane = threadIdx.x & 31;
+        for (int at = (t.m_end - 1 - m) * heads + head - first + 1; --left > 0; at += 32, left -= 31) {
+            const int row = (at + lane) / heads, h = first + at + lane - row * heads;
+            const int kind = lane < left ? te_blocks_of(a, t.batch, h, (t.m_end - 1 - row) * BQ)[t.n * BK / TE_ATTN_BLOCK_SIZE] : TE_ATTN_BLOCK_EMPTY;
+            const te_u32 seen = __ballot_sync(TE_ALL, kind != TE_ATTN_BLOCK_EMPTY);
+            if (!seen) continue;
+            const int found = __ffs(seen) - 1;
+            full = __shfl_sync(TE_ALL, kind, found) == TE_ATTN_BLOCK_FULL;
+            m = t.m_end - 1 - __shfl_sync(TE_ALL, row, found), head = __shfl_sync(TE_ALL, h, found), left -= found;
+            return;
+        }
+    }
+};
+// Warps of a producer of tiles of queries run as one thread, and with a block mask whole, to look for tiles; then one of their threads does what is to be done.
+TE_DEV bool te_leads() { return !BLOCKS || threadIdx.x % 32 == 0; }
 
 // Where lse2 and delta of a sequence's first query lie: te__attn_seq, of what a tile knows.
 TE_DEV te_i64 te_attn_work(const te__attn_kargs &a, int batch, int head, int q_at) {

@@ -26,8 +26,8 @@ enum { ALIBI = X_ALIBI, BIAS = X_BIAS, PAIRS = X_PAIRS, MASK = X_MASK, HIDES = X
 // The softmax's factor of S, in units of log2.
 TE_DEV float te_softmax_scale2(const te__attn_kargs &a) { return MOD ? TE_LOG2E : a.scale2; }
 // ALiBi's slope, and the factor of a bias, in units of products.
-TE_DEV float te_slope(const te__attn_kargs &a, int b, int h) { return te_attn_of<1>::slope2(a, b, h) / a.scale2; }
-TE_DEV float te_bias_scale(const te__attn_kargs &a) { return a.x.bias_scale / a.scale; }
+TE_DEV float te_slope(const te__attn_kargs &a, int b, int h) { return __fdividef(te_attn_of<1>::slope2(a, b, h), a.scale2); }
+TE_DEV float te_bias_scale(const te__attn_kargs &a) { return __fdividef(a.x.bias_scale, a.scale); }
 
 // A word of memory that no kernel writes meanwhile. Volatile: where a load is issued decides what it waits beside.
 TE_DEV te_u32 te_ldg4(const void *p) {
@@ -109,6 +109,15 @@ template <int N> struct te_bias_rows {
         else if (BIAS == TE_BF16) x = __uint_as_float(v << 16), y = __uint_as_float(v & 0xffff0000u);
         else x = te_f16_to_f32((te_u16)v), y = te_f16_to_f32((te_u16)(v >> 16));
     }
+    TE_DEV void add(float (&s)[N], int first, float scale) const {
+#pragma unroll
+        for (int i = 0; i < N / 2; i++) {
+            float x, y;
+            get(first, i / 2, i % 2, x, y);
+            s[2 * i] = fmaf(x, scale, s[2 * i]);
+            s[2 * i + 1] = fmaf(y, scale, s[2 * i + 1]);
+        }
+    }
 };
 
 // What S starts with under ALiBi, in a thread's fragment: -slope times the distance between query and key. Those of neighbours along a row differ by 1, of the next eight by 8, and of
@@ -181,14 +190,14 @@ struct te_line {
 };
 
 // Bit 4 k + 2 half + e: the mask of elements and the user's show key to query, of row `half` of a thread's fragment and column 8 k + e. i, j: the query and the key of its first element;
-// full: the user's is not asked.
-template <int N, bool TRANSPOSED> TE_DEV te_u64 te_shown(const te__attn_kargs &a, int b, int h, int i, int j, bool full) {
+// full: the user's is not asked. STEP: groups of four elements that are loaded at a time.
+template <int N, bool TRANSPOSED, int STEP = 4> TE_DEV te_u64 te_shown(const te__attn_kargs &a, int b, int h, int i, int j, bool full) {
     const te__attn_table &t = a.x.mask;
     const te_attn_mod mod(a.x);
     const te_u8 *const mask = (const te_u8 *)t.p + b * t.b + h * t.h;
     te_u64 bits = 0;
     if (!MASK && full) return ~bits;
-#pragma unroll 4
+#pragma unroll STEP
     for (int k = 0; k < N / 4; k++)
 #pragma unroll
         for (int e = 0; e < 4; e++) {
@@ -200,6 +209,15 @@ template <int N, bool TRANSPOSED> TE_DEV te_u64 te_shown(const te__attn_kargs &a
     return bits;
 }
 
+// P of a score in the backward pass, -inf: none. factor: P times the derivative of the user's rule, which dP - delta is multiplied by.
+TE_DEV float te_weight(const te__attn_kargs &a, float s, float lse2, int b, int h, int i, int j, float &factor) {
+    const te_attn_mod mod(a.x);
+    float p = te_exp2(fmaf(MOD ? mod.score(s * a.scale, b, h, i, j) : s, te_softmax_scale2(a), -lse2));
+    if (MOD && s == -TE_INF) p = 0.0f;
+    factor = !MOD ? p : p == 0.0f ? 0.0f : p * mod.bprop(s * a.scale, b, h, i, j);
+    return p;
+}
+
 // A bias beside S^T, with keys along the rows, for S to start with: it is loaded as it is, a tile ahead.
 template <int N> struct te_bias_columns {
     enum { SIZE = BIAS == TE_F32 ? 4 : 2, ONE = PAIRS == 2 };
@@ -207,17 +225,18 @@ template <int N> struct te_bias_columns {
         if (BIAS == TE_F32) return te_ldg4(p);
         return te_ldg2(p);
     }
-    // Of queries i, i + 1, i + 8 .. and keys j and j + 8. Those that are not there, which see nothing, are read as the last ones.
+    // Of queries i, i + 1, i + 8 .. and keys j and j + 8. In the place of those that are not there, which see nothing, others are read. One address leads to the next: all at a time would be
+    // more than registers hold.
     TE_DEV static void load(float (&s)[N], const te__attn_kargs &a, int b, int h, int i, int j) {
         const te__attn_table &t = a.x.bias;
-        const char *const p = (const char *)t.p + SIZE * (b * t.b + h * t.h);
-        const te_i64 row = SIZE * t.i;
-        const char *const upper = p + SIZE * t.j * min(j, a.s_kv - 1), *const lower = p + SIZE * t.j * min(j + 8, a.s_kv - 1);
+        const te_i64 upper = SIZE * t.j * min(j, a.s_kv - 1), right = SIZE * t.j * min(j + 8, a.s_kv - 1) - upper, down = SIZE * t.i;
+        const char *at = (const char *)t.p + SIZE * (b * t.b + h * t.h + min(i, a.s_q - 1) * t.i) + upper;
 #pragma unroll
         for (int k = 0; k < (ONE ? 1 : N / 2); k++) {
-            const te_i64 to = min(i + 8 * (k / 2) + k % 2, a.s_q - 1) * row;
-            s[4 * (k / 2) + k % 2] = __uint_as_float(element(upper + to));
-            s[4 * (k / 2) + 2 + k % 2] = __uint_as_float(element(lower + to));
+            s[4 * (k / 2) + k % 2] = __uint_as_float(element(at));
+            s[4 * (k / 2) + 2 + k % 2] = __uint_as_float(element(at + right));
+            const te_i64 step = i + 8 * ((k + 1) / 2) + (k + 1) % 2 < a.s_q ? (k % 2 ? 7 : 1) * down : 0;
+            asm volatile("add.s64 %0, %0, %1;" : "+l"(at) : "l"(step));
         }
     }
     // What was loaded becomes what S starts with.

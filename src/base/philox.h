@@ -36,10 +36,10 @@ TE__BOTH float te__fma(float a, float b, float c) {
 }
 
 /* Four words for (seed, offset, block): key = seed, counter = block in the lower and offset in the upper half. */
-TE__BOTH void te__philox(uint64_t seed, uint64_t offset, uint64_t block, uint32_t out[4]) {
+TE__BOTH void te__philox_rounds(int rounds, uint64_t seed, uint64_t offset, uint64_t block, uint32_t out[4]) {
     uint32_t k0 = (uint32_t)seed, k1 = (uint32_t)(seed >> 32);
     uint32_t c0 = (uint32_t)block, c1 = (uint32_t)(block >> 32), c2 = (uint32_t)offset, c3 = (uint32_t)(offset >> 32);
-    for (int round = 0; round < 10; round++) {
+    for (int round = 0; round < rounds; round++) {
         uint64_t p0 = (uint64_t)0xD2511F53u * c0, p1 = (uint64_t)0xCD9E8D57u * c2;
         uint32_t n0 = (uint32_t)(p1 >> 32) ^ c1 ^ k0, n2 = (uint32_t)(p0 >> 32) ^ c3 ^ k1;
         c0 = n0, c1 = (uint32_t)p1, c2 = n2, c3 = (uint32_t)p0;
@@ -47,6 +47,7 @@ TE__BOTH void te__philox(uint64_t seed, uint64_t offset, uint64_t block, uint32_
     }
     out[0] = c0, out[1] = c1, out[2] = c2, out[3] = c3;
 }
+TE__BOTH void te__philox(uint64_t seed, uint64_t offset, uint64_t block, uint32_t out[4]) { te__philox_rounds(10, seed, offset, block, out); }
 
 /* Replaces the host's seed and offset by a random state in device memory, {seed, offset}, to which the host's offset is added. NULL: there is none. */
 TE__BOTH void te__rng_read(const void *state, uint64_t *seed, uint64_t *offset) {

@@ -20,20 +20,19 @@
 // Rows of Q and dO that are not there (beyond a sequence that ends within memory) may hold anything, so they are cleared: 0 times NaN is NaN. Those of K and V reach their own
 // rows of the sums alone, which are not stored.
 //
-// Options: X_DT, X_D, X_D_V (hopper.cuh: 192 and 256 alike, or 192 and 128), X_DROPOUT: P^T passes with the sign of what is dropped.
+// Options: X_DT, X_D, X_D_V (hopper.cuh: 192 and 256 alike, or 192 and 128), that of hopper_dropout.cuh: P^T passes with the sign of what is dropped.
 // Benchmark: "attention backward" in tests/bench/h200.csv.
 //
 // Launch: grid: blocks of 64 keys of the longest sequence, of all heads and sequences; block 384; shared memory TE__ATTN_DKV_SHARED. Maps: boxes of 64 rows by 64 channels.
 //         Conditions as of attn_fwd_hopper.cu.
 // te:arch 90a
 // te:row X_DT=2|3 X_D=256 X_D_V=256 X_DROPOUT=0|1
-// te:row X_DT=3 X_D=192 X_D_V=128|192 X_DROPOUT=0|1
-#include "ops/attn/hopper.cuh"
+// te:row X_DT=3 X_D=192 X_D_V=128|192 X_DROPOUT=0|1|2
+#include "ops/attn/hopper_dropout.cuh"
 
 enum {
     D = X_D,
     D_V = X_D_V,
-    DROPOUT = X_DROPOUT,
     BK = 64,
     BQ = 64,
     STAGES = TE__ATTN_DKV_STAGES(X_D),
@@ -162,12 +161,8 @@ struct te_values : te_consumer<D_V> {
         if (!FIRST) gather_values();
         await(FULL_Q, now);
         products<D>(AT_K, AT_Q);
-        te_u32 keep = 0;
-        if (DROPOUT) {
-            const te_u64 corner = te_attn_dropout_row(a.a, t.batch, i.head, i.m * BQ) + (t.n * BK + 16 * warp);
-#pragma unroll 1
-            for (int j = 0; j < BQ / 8; j++) keep |= te_attn_keeps_transposed(a.a, corner + 8 * j * (te_u64)a.a.s_kv) << (4 * j);
-        }
+        te_keep_columns<BQ> keep;
+        if (DROPOUT) keep.load(a.a, a.bits, t.batch, i.head, t.q_at, i.m * BQ, t.n * BK + 16 * warp);
         if (!FIRST) {
             te_wgmma_wait<1>();
             gathered();
@@ -192,7 +187,7 @@ struct te_values : te_consumer<D_V> {
 #pragma unroll
             for (int e = 0; e < 4; e++) {
                 const float p = te_exp2(fmaf(s[4 * j + e], a.a.scale2, -l[e & 1]));
-                const bool dropped = DROPOUT && !(keep >> (4 * j + e) & 1);
+                const bool dropped = DROPOUT && !keep.one(e >> 1, j, e & 1);
                 x[e] = __float_as_uint(p) | (dropped ? 0x80000000u : 0u);
                 s[4 * j + e] = dropped ? 0.0f : p;
             }

@@ -18,20 +18,19 @@
 // Keys that are not there (beyond a sequence that ends within memory) may hold anything, so they are cleared: 0 times NaN is NaN. Such queries reach their own rows of dQ alone,
 // which become 0.
 //
-// Options: X_DT, X_D, X_D_V (hopper.cuh: 192 and 256 alike, or 192 and 128), X_DROPOUT.
+// Options: X_DT, X_D, X_D_V (hopper.cuh: 192 and 256 alike, or 192 and 128), that of hopper_dropout.cuh.
 // Benchmark: "attention backward" in tests/bench/h200.csv.
 //
 // Launch: grid: tiles of 128 queries of the longest sequence, of all heads and sequences; block 384; shared memory TE__ATTN_DQ_SHARED. Maps: boxes of 64 rows by 64 channels.
 //         Conditions as of attn_fwd_hopper.cu.
 // te:arch 90a
 // te:row X_DT=2|3 X_D=256 X_D_V=256 X_DROPOUT=0|1
-// te:row X_DT=3 X_D=192 X_D_V=128|192 X_DROPOUT=0|1
-#include "ops/attn/hopper.cuh"
+// te:row X_DT=3 X_D=192 X_D_V=128|192 X_DROPOUT=0|1|2
+#include "ops/attn/hopper_dropout.cuh"
 
 enum {
     D = X_D,
     D_V = X_D_V,
-    DROPOUT = X_DROPOUT,
     BM = 128,
     BN = 64,
     STAGES_K = TE__ATTN_DQ_STAGES_K(X_D),
@@ -144,12 +143,8 @@ struct te_consumer {
         if (FIRST) te_mbar_wait(bar + 8 * FULL_DO, 0);
         te_mbar_wait(bar + 8 * (FULL_V + v.stage), v.parity);
         products<D_V>(dp, AT_DO, smem + AT_V + v.stage * BYTES_V);
-        te_u32 keep = 0;
-        if (DROPOUT) {
-            const te_u64 upper = te_attn_dropout_row(a.a, t.batch, t.head, row) + n * BN;
-#pragma unroll 1
-            for (int j = 0; j < BN / 8; j++) keep |= te_attn_keeps_fragment(a.a, upper + 8 * j) << (4 * j);
-        }
+        te_keep_rows<BN> keep;
+        if (DROPOUT) keep.load(a.a, a.bits, t.batch, t.head, t.q_at, row, n * BN);
         te_wgmma_wait<1>();
         te_wgmma_keep(s);
         if (FIRST || n >= t.hidden_from || n < t.hidden_to) {
@@ -166,7 +161,7 @@ struct te_consumer {
 #pragma unroll
         for (int i = 0; i < BN / 2; i++) {
             float g = dp[i];
-            if (DROPOUT) g = keep >> i & 1 ? g * a.a.keep_scale : 0.0f;
+            if (DROPOUT) g = keep.one(i / 2 % 2, i / 4, i % 2) ? g * a.a.keep_scale : 0.0f;
             s[i] *= g - delta[i / 2 & 1];
         }
         te_pack16(ds, s);

@@ -56,6 +56,13 @@ static const variant variants[] = {
     {{129, 200, 256, 256}, .bias = BIAS_HEADS, .rule = RULE_BOTH},
     {{200, 132, 192, 192}, .dropout = 1, .mask = TE_MASK_CAUSAL},
     {{129, 200, 192, 128}, .dropout = 1, .bias = BIAS_ALIBI, .grouped = 1},
+    {{200, 333, 96, 96}, .dropout = 1, .mask = TE_MASK_CAUSAL, .dtype = F16},
+    {{1100, 1101, 64, 64}, .dropout = 1, .mask = TE_MASK_CAUSAL, .grouped = 1, .layout = LAYOUT_BSHD},
+    {{1000, 1001, 128, 128}, .dropout = 1, .mask = TE_MASK_PADDING_CAUSAL, .layout = LAYOUT_THD_PADDED, .softmax = TE_SOFTMAX_LEARNABLE},
+    {{257, 1100, 128, 128}, .dropout = 1, .window = WINDOW_BOTH, .grouped = 2},
+    {{1, 130, 128, 128}, .dropout = 1},
+    {{257, 391, 192, 128}, .dropout = 1, .mask = TE_MASK_PADDING, .layout = LAYOUT_THD},
+    {{140, 97, 192, 192}, .dropout = 1, .window = WINDOW_LEFT},
     {{130, 300, 256, 256}, .dropout = 1, .mask = TE_MASK_PADDING_CAUSAL, .layout = LAYOUT_THD},
     {{1000, 1000, 128, 128}, .blocks = 1, .mask = TE_MASK_CAUSAL, .layout = LAYOUT_BSHD, .grouped = 1},
     {{300, 4000, 128, 128}, .blocks = 2},
@@ -119,6 +126,7 @@ TE_TEST(attn_variants_plans) {
         xtensors t = make_tensors(te, &c, &in);
         CHECK(te_explain(te, TE_OP_ATTN_FWD, &t.f, "sm_90", &e) == TE_OK && e.supported && e.deterministic);
         CHECK_STR(e.kernels, "attn/attn_fwd_hopper");
+        CHECK_MSG(!strstr(e.kernels, "attn/attn_dropout_bits") == !variants[n].dropout, "%s", e.kernels);
         CHECK_STR(e.why, "TMA and wgmma");
         CHECK_MSG(!strstr(e.kernels, "X_MOD") == !c.rule && !strstr(e.kernels, "X_BIAS") == !has_bias(&c) && !strstr(e.kernels, "X_ALIBI") == !(c.option[BIAS] >= BIAS_ALIBI), "%s", e.kernels);
         CHECK(te_explain(te, TE_OP_ATTN_BWD, &t.g, "sm_90", &e) == TE_OK && e.supported && e.deterministic);

@@ -161,7 +161,7 @@ struct te_values : te_consumer<D_V> {
         if (!FIRST) gather_values();
         await(FULL_Q, now);
         products<D>(AT_K, AT_Q);
-        te_keep_columns<BQ> keep;
+        te_keep_columns keep;
         if (DROPOUT) keep.load(a.a, a.bits, t.batch, i.head, t.q_at, i.m * BQ, t.n * BK + 16 * warp);
         if (!FIRST) {
             te_wgmma_wait<1>();

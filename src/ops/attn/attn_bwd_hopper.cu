@@ -26,7 +26,7 @@
 // A bias is what S^T starts with: it is loaded to the registers of S a tile ahead, once these are free. So does ALiBi. The user's rule has a derivative, which P is
 // multiplied by once it is packed.
 //
-// Options: X_DT, X_D (64, 128; X_D_V alike), those of hopper_scores.cuh and hopper_dropout.cuh.
+// Options: X_DT, X_D (64, 128; X_D_V alike), those of hopper_scores.cuh and hopper_dropout.cuh (X_DROPOUT: D = 128, whose tiles of 64 queries have as many bits as a register).
 // Benchmark: "attention backward" in tests/bench/h200.csv.
 //
 // Launch: grid: key blocks of the longest sequence, of all heads and sequences; block 384; shared memory TE__ATTN_BWD_SHARED. Maps: boxes of 64 channels, by BQ rows
@@ -34,8 +34,7 @@
 // te:arch 90a
 // te:row X_DT=2|3 X_D=128 X_D_V=128 X_DROPOUT=0|1
 // te:row X_DT=3 X_D=128 X_D_V=128 X_DROPOUT=2
-// te:row X_DT=3 X_D=64 X_D_V=64 X_DROPOUT=2
-// te:row X_DT=3 X_D=64 X_D_V=64 X_DROPOUT=0|1
+// te:row X_DT=3 X_D=64 X_D_V=64 X_DROPOUT=0
 // te:row X_DT=3 X_D=128 X_D_V=128 X_DROPOUT=0|1 X_ALIBI=1
 // te:row X_DT=3 X_D=128 X_D_V=128 X_DROPOUT=0 X_BIAS=1|3 X_PAIRS=1|2
 // te:row X_DT=3 X_D=128 X_D_V=128 X_DROPOUT=0 X_MASK=1
@@ -44,7 +43,7 @@
 // te:row X_DT=3 X_D=128 X_D_V=128 X_DROPOUT=0 X_BLOCKS=1 X_MOD=3
 // te:row X_DT=3 X_D=64 X_D_V=64 X_DROPOUT=0 X_BLOCKS=1
 // te:row X_DT=3 X_D=64 X_D_V=64 X_DROPOUT=0 X_ALIBI=1
-// te:row X_DT=3 X_D=64 X_D_V=64 X_DROPOUT=0|1 X_BIAS=3 X_PAIRS=1
+// te:row X_DT=3 X_D=64 X_D_V=64 X_DROPOUT=0 X_BIAS=3 X_PAIRS=1
 #include "ops/attn/hopper_dropout.cuh"
 
 enum {
@@ -70,6 +69,7 @@ enum {
     SHARED = AT_NUMBER + 16
 };
 static_assert(SHARED == TE__ATTN_BWD_SHARED(X_D), "what the host asks for");
+static_assert(!DROPOUT || BQ == 64, "see the options");
 enum { FULL_Q = 0, EMPTY_Q = 2, FULL_DO = 4, EMPTY_DO = 6, FULL_DQ = 8, EMPTY_DQ = 12 };
 
 // Warps of the producer run as one thread, and with a block mask whole, to look for tiles; then one of their threads does what is to be done.
@@ -241,7 +241,7 @@ TE_DEV void te_consume(const te__attn_bwd_hopper_kargs &a, te_u32 smem, int w) {
         te_mbar_wait(bar + 8 * (FULL_DO + stage), parity);
         scores(dp, v_rows, do_tile + stage * (BYTES_Q >> 4), true);
         const int query = i.m * BQ + 2 * (lane & 3); // this thread's first one
-        te_keep_columns<BQ> keep;
+        te_keep_columns keep;
         if (DROPOUT) keep.load(a.a, a.bits, t.batch, i.head, t.q_at, i.m * BQ, t.n * BK + 64 * w + 16 * warp);
         const te_u64 show = HIDES ? te_shown<BQ / 2, true>(a.a, t.batch, i.head, query, key, BLOCKS && i.full) : 0;
         if (AHEAD) next.next(a.a, t);

@@ -168,9 +168,9 @@ static te_result te__attn_plan_bwd_wide(te__plan *p, const te__attn_kargs *a, in
     return p->result;
 }
 
-/* The backward pass: rows' numbers, the products, dQ out of its sums. a: with lse2 and delta, `rows` of them. */
+/* The backward pass: rows' numbers, the products, dQ out of its sums. a: with lse2 and delta, `rows` of them. Heads of up to 64 channels with dropout run as those of 128: their kernel has no registers for its bits. */
 static te_result te__attn_plan_bwd_hopper(te__plan *p, const te__attn_kargs *a, int64_t rows, const char *mod) {
-    const int d = te__max(a->d, a->d_v) <= 64 ? 64 : 128, queries = TE__ATTN_BWD_QUERIES(d);
+    const int d = te__max(a->d, a->d_v) <= 64 && a->dropout_p == 0.0f ? 64 : 128, queries = TE__ATTN_BWD_QUERIES(d);
     const int64_t keys = te__div_up(a->s_kv, 128), blocks = keys * a->groups * a->batch;
     const int64_t of_head = a->x.packed_q ? a->x.t_q / queries + a->batch + 1 : a->s_pad / queries, tiles = of_head * a->heads * (a->x.packed_q ? 1 : a->batch);
     te__attn_bwd_hopper_kargs k;

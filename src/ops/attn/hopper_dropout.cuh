@@ -45,38 +45,31 @@ template <int N> struct te_keep_rows {
     TE_DEV bool one(int half, int j, int e) const { return word[half][j / 4] >> 2 * (threadIdx.x & 3) >> (8 * (j % 4) + e) & 1; }
 };
 
-// Of a thread's part of S^T, with 16 keys of a warp along the rows: of every eight of N queries two, and two keys, 8 apart. Bits of 16 of its queries fill a word.
-template <int N> struct te_keep_columns {
-    te_u32 bits[N / 64];
+// Of a thread's part of S^T, 16 keys of a warp by 64 queries: of every eight queries two, and two keys, 8 apart. Bit 2 (j % 4) + e + 16 (j / 4) + 8 half of them.
+struct te_keep_columns {
+    te_u32 bits;
 
-    // Of queries i .. i + N - 1, and the warp's first key j.
+    // Of queries i .. i + 63, and the warp's first key j.
     TE_DEV void load(const te__attn_kargs &a, const te__attn_bits &from, int b, int h, int q_at, int i, int j) {
         const int lane = threadIdx.x & 31;
+        bits = 0;
         if (DROPOUT == 1) {
             const te_u32 *const p = te_kept(a, from, b, h, q_at, i + 2 * (lane & 3), j);
             const int at = (j & 16) + (lane >> 2);
+            te_u32 word[16];
 #pragma unroll
-            for (int k = 0; k < N / 64; k++) {
-                te_u32 word[16];
+            for (int q = 0; q < 16; q++) word[q] = te_ldg4(p + 4 * (8 * (q / 2) + q % 2));
 #pragma unroll
-                for (int q = 0; q < 16; q++) word[q] = te_ldg4(p + 4 * (64 * k + 8 * (q / 2) + q % 2));
-                bits[k] = 0;
-#pragma unroll
-                for (int q = 0; q < 16; q++) bits[k] |= (word[q] >> at & 0x101) << (q % 8 + 16 * (q / 8));
-            }
+            for (int q = 0; q < 16; q++) bits |= (word[q] >> at & 0x101) << (q % 8 + 16 * (q / 8));
         }
         if (DROPOUT == 2) {
-#pragma unroll
-            for (int k = 0; k < N / 64; k++) {
-                bits[k] = 0;
 #pragma unroll 1
-                for (int n = 0; n < 8; n++) {
-                    const te_u32 x = te_attn_keep_transposed(te_attn_keep_quad(a, te__attn_keep_row(&a, b, h, i + 64 * k + 8 * n + (lane >> 2)) + j / 32), j);
-                    bits[k] |= ((x & 3) | (x >> 2) << 8) << (2 * (n % 4) + 16 * (n / 4));
-                }
+            for (int n = 0; n < 8; n++) {
+                const te_u32 x = te_attn_keep_transposed(te_attn_keep_quad(a, te__attn_keep_row(&a, b, h, i + 8 * n + (lane >> 2)) + j / 32), j);
+                bits |= ((x & 3) | (x >> 2) << 8) << (2 * (n % 4) + 16 * (n / 4));
             }
         }
     }
     // Of query 8 j + 2 (lane & 3) + e and key `half`.
-    TE_DEV bool one(int half, int j, int e) const { return bits[j / 8] >> (2 * (j % 4) + e + 16 * (j % 8 / 4) + 8 * half) & 1; }
+    TE_DEV bool one(int half, int j, int e) const { return bits >> (2 * (j % 4) + e + 16 * (j / 4) + 8 * half) & 1; }
 };

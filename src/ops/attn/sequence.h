@@ -92,13 +92,14 @@ TE__BOTH uint32_t te__attn_threshold(const te__attn_kargs *a) { return (uint32_t
 TE__BOTH uint64_t te__attn_keep_row(const te__attn_kargs *a, int b, int h, int i) {
     return (((uint64_t)b * (uint64_t)a->heads + (uint64_t)h) * (uint64_t)a->s_q + (uint64_t)i) * (uint64_t)((a->s_kv + 31) / 32);
 }
+TE__BOTH uint32_t te__majority(uint32_t a, uint32_t b, uint32_t c) { return (a & b) | (a & c) | (b & c); }
 /* Block `block` of the word w, from the numbers' bits below it on: at_least, whether these are at least the threshold's, becomes that with the next four bits. A higher bit decides where it
  * differs from the threshold's: the majority of it, the lower bits' answer and the threshold's bit, inverted. */
 TE__BOTH uint32_t te__attn_keep_step(uint32_t at_least, const uint32_t bits[4], uint32_t threshold, int block) {
     int n;
     for (n = 0; n < 4; n++) {
         const uint32_t other = (threshold >> (4 * block + n) & 1u) - 1u;
-        at_least = (at_least & bits[n]) | (at_least & other) | (bits[n] & other);
+        at_least = te__majority(at_least, bits[n], other);
     }
     return at_least;
 }

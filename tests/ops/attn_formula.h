@@ -1,6 +1,8 @@
 /* attn_formula.h: attention with all of te_attn_rule for test_attn_extras.c and test_attn_variants.c: cases, their tensors, the formula in float64 with its gradients, and how both are
  * compared. Knows the public API; shares no code with te.h. */
 
+#include "attn_keep.h"
+
 /* ---- a case: one choice of each option ---- */
 
 enum { MASK, LAYOUT, BIAS, SOFTMAX, WINDOW, DIAGONAL, DTYPE, GROUPED, SIZES, DROPOUT, OPTIONS };
@@ -51,7 +53,7 @@ static xcase make_sized_case(const int *option, const int64_t sizes[4]) {
     c.s_kv = sizes[1];
     c.d = sizes[2];
     c.d_v = sizes[3];
-    c.p = option[DROPOUT] == 1 ? 0.25f : 0;
+    c.p = option[DROPOUT] == 1 ? 0.3f : 0;
     c.scale = option[DROPOUT] == 2 ? 0.3f : (float)(1 / sqrt((double)c.d));
     c.window = option[WINDOW] != WINDOW_NONE;
     c.left = option[WINDOW] == WINDOW_BOTH ? 7 : 12;
@@ -191,19 +193,7 @@ static xdata make_data(const xcase *c) {
         d.mask = (uint8_t *)test_alloc((size_t)n);
         for (int64_t i = 0; i < n; i++) d.mask[i] = dice[i] == 0 || i / c->s_kv % c->s_q == 3; /* row 3 sees no key */
     }
-    if (c->p > 0) { /* element i of P is kept when the i-th uniform number of (seed, offset) is at least p */
-        te_ctx *cpu = test_context("cpu");
-        te_op_random_args r;
-        int64_t n = c->b * c->heads * c->s_q * c->s_kv;
-        memset(&r, 0, sizeof r);
-        r.dst = te_tensor_empty(cpu, TE_F32, SHAPE(n));
-        r.b = 1;
-        r.seed = 21;
-        r.offset = 4;
-        te_op_random(cpu, &r);
-        d.keep = test_read(r.dst);
-        for (int64_t i = 0; i < n; i++) d.keep[i] = d.keep[i] >= c->p ? 1 / (1 - c->p) : 0;
-    }
+    if (c->p > 0) d.keep = attn_keep(c->p, 21, 4, c->b * c->heads * c->s_q, c->s_kv);
     return d;
 }
 

@@ -69,6 +69,13 @@ static const variant variants[] = {
     {{129, 200, 256, 256}, .bias = BIAS_HEADS, .rule = RULE_BOTH},
     {{200, 132, 192, 192}, .dropout = 1, .mask = TE_MASK_CAUSAL},
     {{129, 200, 192, 128}, .dropout = 1, .bias = BIAS_ALIBI, .grouped = 1},
+    {{200, 333, 96, 96}, .dropout = 1, .mask = TE_MASK_CAUSAL, .dtype = F16},
+    {{1100, 1101, 64, 64}, .dropout = 1, .mask = TE_MASK_CAUSAL, .grouped = 1, .layout = LAYOUT_BSHD},
+    {{1000, 1001, 128, 128}, .dropout = 1, .mask = TE_MASK_PADDING_CAUSAL, .layout = LAYOUT_THD_PADDED, .softmax = TE_SOFTMAX_LEARNABLE},
+    {{257, 1100, 128, 128}, .dropout = 1, .window = WINDOW_BOTH, .grouped = 2},
+    {{1, 130, 128, 128}, .dropout = 1},
+    {{257, 391, 192, 128}, .dropout = 1, .mask = TE_MASK_PADDING, .layout = LAYOUT_THD},
+    {{140, 97, 192, 192}, .dropout = 1, .window = WINDOW_LEFT},
     {{130, 300, 256, 256}, .dropout = 1, .mask = TE_MASK_PADDING_CAUSAL, .layout = LAYOUT_THD},
     {{17, 129, 256, 256}, .bias = BIAS_SLOPES, .grouped = 1},
     {{300, 300, 192, 192}, .bias = BIAS_ALIBI, .mask = TE_MASK_PADDING_CAUSAL, .layout = LAYOUT_THD_PADDED, .softmax = TE_SOFTMAX_LEARNABLE},
@@ -167,6 +174,7 @@ TE_TEST(attn_variants_plans) {
         xtensors t = make_tensors(te, &c, &in);
         CHECK(te_explain(te, TE_OP_ATTN_FWD, &t.f, "sm_90", &e) == TE_OK && e.supported && e.deterministic);
         CHECK_STR(e.kernels, "attn/attn_fwd_hopper");
+        CHECK_MSG(!strstr(e.kernels, "attn/attn_dropout_bits") == !variants[n].dropout, "%s", e.kernels);
         CHECK_STR(e.why, "TMA and wgmma");
         const char *const forward = strstr(e.kernels, "attn/attn_fwd_hopper");
         if (forward) check_options(&c, forward);

@@ -24,17 +24,17 @@
 // Which keys a tile meets, and rows of packed sequences: te__attn_seq (sequence.h). Blocks that all rows see have no compare. A tile that ends with its sequence
 // in the middle of packed rows is stored row by row, others by TMA. Empty blocks of a block mask are passed over: all roles ask the mask. Keys beyond a sequence's end may hold anything, so the rows of V there are cleared.
 //
-// ALiBi is one more step of the products of S (te_line), with the columns' numbers behind the tiles' in shared memory. A bias without TILES is loaded to registers before the products that it waits beside, a mask of elements becomes bits while they run.
+// ALiBi is one more step of the products of S (te_line), with the columns' numbers behind the tiles' in shared memory. A bias without TILES is loaded to registers before the products that it waits beside, a mask of elements becomes bits while they run; so are dropout's bits loaded, which P loses its elements by once it is packed.
 //
-// Options: X_DT, X_D, X_D_V (hopper.cuh), X_WAVES (2 or 3: 3 with ALiBi at most), X_DROPOUT, X_TILES (1: a bias of 16 bits that TMA can read; with X_PAIRS = 1), those of hopper_scores.cuh.
+// Options: X_DT, X_D, X_D_V (hopper.cuh), X_WAVES (2 or 3: 3 with ALiBi at most), X_TILES (1: a bias of 16 bits that TMA can read; with X_PAIRS = 1), those of hopper_scores.cuh and hopper_dropout.cuh.
 // Benchmark: "attention forward" in tests/bench/h200.csv.
 //
 // Launch: grid: any number of blocks; block 128 (WAVES + 1); shared memory TE__ATTN_FWD_SHARED, or TE__ATTN_BIAS_SHARED, of the options, with ALiBi TE__ATTN_LINE_BYTES more. Maps: q and o in boxes of 64 rows, k and v of BN,
-//         all of 64 channels; the bias in boxes of 64 rows by 64 keys, with a size of 1 where it repeats. Addresses and strides of q, k, v and o are multiples of 16 bytes, d and d_v of 8; scale > 0; DROPOUT: s_kv is a multiple of 4.
+//         all of 64 channels; the bias in boxes of 64 rows by 64 keys, with a size of 1 where it repeats. Addresses and strides of q, k, v and o are multiples of 16 bytes, d and d_v of 8; scale > 0.
 // te:arch 90a
 // te:row X_DT=3 X_D=64 X_D_V=64 X_WAVES=2|3 X_DROPOUT=0|1
 // te:row X_DT=3 X_D=96 X_D_V=96 X_WAVES=2 X_DROPOUT=0|1
-// te:row X_DT=2|3 X_D=128 X_D_V=128 X_WAVES=2 X_DROPOUT=0|1
+// te:row X_DT=2|3 X_D=128 X_D_V=128 X_WAVES=2 X_DROPOUT=0|1|2
 // te:row X_DT=3 X_D=192 X_D_V=128|192 X_WAVES=2 X_DROPOUT=0|1
 // te:row X_DT=3 X_D=256 X_D_V=256 X_WAVES=2 X_DROPOUT=0|1
 // te:row X_DT=3 X_D=64 X_D_V=64 X_WAVES=3 X_DROPOUT=0 X_ALIBI=1
@@ -51,7 +51,7 @@
 // te:row X_DT=3 X_D=128 X_D_V=128 X_WAVES=2 X_DROPOUT=0 X_BLOCKS=1
 // te:row X_DT=3 X_D=128 X_D_V=128 X_WAVES=2 X_DROPOUT=0 X_BLOCKS=1 X_MOD=3
 // te:row X_DT=3 X_D=256 X_D_V=256 X_WAVES=2 X_DROPOUT=0 X_BLOCKS=1
-#include "ops/attn/hopper_scores.cuh"
+#include "ops/attn/hopper_dropout.cuh"
 
 #ifndef X_TILES
 #define X_TILES 0
@@ -61,7 +61,6 @@ enum {
     D = X_D,
     D_V = X_D_V,
     WAVES = X_WAVES,
-    DROPOUT = X_DROPOUT,
     BM = 64 * WAVES,
     BN = TE__ATTN_FWD_KEYS(X_D, X_D_V),
     STAGES_Q = TE__ATTN_FWD_STAGES_Q(X_D, X_D_V, X_WAVES),
@@ -296,19 +295,15 @@ struct te_consumer {
         for (int i = 0; i < BN / 16; i++) te_multiply(o, p + 4 * i, at_v + i * 128);
         te_wgmma_commit();
     }
-    // Bit i: element i of S in block n is not dropped.
-    TE_DEV te_u64 kept(int n) const {
-        te_u64 keep = 0;
-        if (!DROPOUT) return keep;
-        const te_u64 upper = te_attn_dropout_row(a.a, t.batch, t.head, t.row + own) + n * BN;
-#pragma unroll 1
-        for (int j = 0; j < BN / 8; j++) keep |= (te_u64)te_attn_keeps_fragment(a.a, upper + 8 * j) << (4 * j);
+    // What dropout keeps of block n.
+    TE_DEV te_keep_rows<BN> kept(int n) const {
+        te_keep_rows<BN> keep;
+        if (DROPOUT) keep.load(a.a, a.bits, t.batch, t.head, t.q_at, t.row + own, n * BN);
         return keep;
     }
-    TE_DEV void drop(te_u64 keep) {
+    TE_DEV void drop(const te_keep_rows<BN> &keep) {
 #pragma unroll
-        for (int i = 0; i < (DROPOUT ? BN / 2 : 0); i++)
-            if (!(keep >> i & 1)) s[i] = 0.0f;
+        for (int i = 0; i < (DROPOUT ? BN / 4 : 0); i++) p[i] &= keep.pair(i % 2, i / 2);
     }
     // The bias of block n to registers: by loads that the products wait beside, before them; from its tile, behind them.
     TE_DEV void load_before(int n) {
@@ -363,7 +358,8 @@ struct te_consumer {
         ask();
         look(t.end - 1);
         load_behind(t.end - 1);
-        const te_u64 keep = kept(t.end - 1), show = shown(t.end - 1);
+        const te_keep_rows<BN> keep = kept(t.end - 1);
+        const te_u64 show = shown(t.end - 1);
         te_wgmma_wait<0>();
         te_wgmma_keep(s);
         if (ALIBI) te_wgmma_keep(line.a);
@@ -371,8 +367,8 @@ struct te_consumer {
         adjust(t.end - 1, show);
         te_hide(s, t, t.row + own, t.end - 1);
         te_softmax<true>(s, top, sum, shrink, scale2, line.shift);
-        drop(keep);
         te_pack16(p, s);
+        drop(keep);
 #pragma unroll
         for (int i = 0; i < D_V / 2; i++) o[i] = 0.0f;
         if (t.tail) { // rows of V beyond the sequence
@@ -401,7 +397,8 @@ struct te_consumer {
         if (TURNS) te_meet_later<256>(1 + (w + 1) % WAVES);
         look(n);
         load_behind(n);
-        const te_u64 keep = kept(n), show = shown(n);
+        const te_keep_rows<BN> keep = kept(n);
+        const te_u64 show = shown(n);
         te_wgmma_wait<1>();
         te_wgmma_keep(s);
         if (ALIBI) te_wgmma_keep(line.a);
@@ -409,13 +406,13 @@ struct te_consumer {
         adjust(n, show);
         if (ONE_LOOP ? n >= t.hidden_from || n < t.hidden_to : MASKED) te_hide(s, t, t.row + own, n);
         te_softmax<false>(s, top, sum, shrink, scale2, line.shift);
-        drop(keep);
         te_wgmma_keep(s);
         te_wgmma_wait<0>();
         te_wgmma_keep(o);
         te_wgmma_keep(p);
         release(EMPTY_V, v);
         te_pack16(p, s);
+        drop(keep);
         te_rescale(o, shrink);
     }
     TE_DEV void last() {

@@ -385,8 +385,8 @@ static void te__attn_told(te__attn_kargs *k, const te_attn_rule *in, const te__a
     te__attn_diagonals(x->left, x->right, x->causal, x->bottom_right ? k->s_kv - k->s_q : 0, k->s_q, k->s_kv, &k->lo, &k->hi);
     k->scale = in->softmax_scale;
     k->scale2 = (float)(in->softmax_scale * 1.4426950408889634);
-    k->dropout_p = in->dropout_p;
-    k->keep_scale = in->dropout_p < 1.0f ? 1.0f / (1.0f - in->dropout_p) : 0.0f;
+    k->dropout_p = in->dropout_p < 1.0f ? (float)te__min((int64_t)rintf(in->dropout_p * 65536.0f), 65535) / 65536.0f : 1.0f; /* te__attn_threshold */
+    k->keep_scale = k->dropout_p < 1.0f ? 1.0f / (1.0f - k->dropout_p) : 0.0f;
     x->cu_q = (const int *)te__data(in->cu_seqlens_q);
     x->cu_kv = (const int *)te__data(in->cu_seqlens_kv);
     x->at_q = (const int *)te__data(in->cu_seqlens_q_padded);

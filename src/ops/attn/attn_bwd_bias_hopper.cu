@@ -7,6 +7,8 @@
 // Of a B that all queries share a tile is 128 keys: the loop has the tiles of queries, too, innermost, and in the end the warps add up their columns one after the other. Where tiles are few, the
 // loop is cut into parts, whose sums go to memory in f32; attn_bwd_bias_put.cu adds them in order.
 //
+// A tile of B is the same for all that it repeats over, so it is read once.
+//
 // Warpgroup 0 is the producer: one of its threads draws tiles, finds what they are made of, loads it, and tells the consumers through the stages' own barriers: a stage has a message besides its
 // panels, of a pair of tiles to multiply, of a sum to put, or of the end. Products and their operands are any number of panels, so that heads may have up to 256 channels.
 //
@@ -335,11 +337,13 @@ struct te_consumer {
                     te_sts4(place, __float_as_uint(turn ? __uint_as_float(te_lds4(place)) + sum[i] : sum[i]));
                 }
             }
+            __syncwarp();
             te_meet<256>(1);
         }
         const int j = threadIdx.x & 127;
         if (w == 0 && j < count) store(to + SIZE * j, __uint_as_float(te_lds4(smem + AT_SUMS + 4 * j)) * a.by);
-        te_meet<256>(1);
+        __syncwarp();
+        te_meet<256>(1); // the next sum overwrites this one
     }
     TE_DEV void put(uint4 x, uint4 y) {
         const te__attn_table &t = a.to;

@@ -2,7 +2,6 @@
 //
 // Launch: grid ceil(elements / 256), block 256.
 // te:arch 90a
-// te:row
 #include "ops/attn/attn.cuh"
 
 extern "C" __global__ void __launch_bounds__(256) te_attn_bwd_bias_put(const __grid_constant__ te__attn_bias_hopper_kargs args) {

@@ -40,7 +40,6 @@ static const te__attn_row te__attn_rows[TE__ATTN_FEATURES] = {
 #undef TE__FEATURE
 };
 static const char te__attn_why_hopper[] = "tensor cores: TMA and wgmma";
-static const char te__attn_why_bias[] = "tensor cores: TMA and wgmma, but general kernels, in f32, for the gradient of the bias, whose format is none of f32, bf16 and f16";
 
 /* 16-byte pieces of rows can be copied. A stride along a size of 1 is never used, but that packed sequences and pages begin at any row. */
 static bool te__attn_view_is_aligned(const te__attn_view *x, const te__attn_kargs *a, int s, int heads) {
@@ -55,9 +54,6 @@ static bool te__attn_view_fits(const te__attn_view *x, int64_t rows, int64_t hea
 
 /* FP8 attention: S or dP is rounded. */
 static bool te__attn_rounds(const te__attn_kargs *a) { return a->x.s_dt || a->x.dp_dt; }
-
-/* Hopper's kernels have the gradient of the bias in this format. */
-static bool te__attn_bias_is_fast(const te__attn_extra *x) { return x->dbias.dt == (int)TE_F32 || x->dbias.dt == (int)TE_BF16 || x->dbias.dt == (int)TE_F16; }
 
 /* The tensors of a pass: of queries, and of keys. */
 typedef struct te__attn_views {

@@ -116,10 +116,7 @@ static te_result te__attn_launch_extras(te__plan *p, const te__attn_kargs *a, bo
         te__launch_size(l, a->heads, 1, 1, 256, 0);
     }
     if (blocks == 0) return TE_OK; /* no dbias: it has no size */
-    if (kernels == TE__ATTN_HOPPER) {
-        if (te__attn_bias_is_fast(x)) return te__attn_plan_bias_hopper(p, a, mod);
-        te__plan_why(p, te__attn_why_bias);
-    }
+    if (kernels == TE__ATTN_HOPPER) return te__attn_plan_bias_hopper(p, a, mod);
     if (blocks > INT_MAX) return te__attn_bias_too_large(p, a);
     l = te__plan_launch(p, "attn", "attn_bwd_bias");
     *TE__KARGS(p, l, te__attn_kargs) = *a;

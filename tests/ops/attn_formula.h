@@ -27,10 +27,12 @@ typedef struct xcase {
     int64_t page_size; /* 0: no pages */
     te_dtype s_dtype, dp_dtype; /* FP8 attention; 0: none */
     float s_scale, dp_scale;
-    te_dtype bias_dtype;
+    te_dtype bias_dtype, dbias_dtype; /* dbias_dtype 0: as the bias */
+    int repeats; /* which sizes of the bias are 1: REPEATS.. | ..; 0: as option BIAS says */
     int rule; /* the user's, for scores: RULE_.. */
     int blocks; /* a block mask: 1, of each head of each sequence, or 2, of all */
 } xcase;
+enum { REPEATS = 8, REPEATS_B = 1, REPEATS_H = 2, REPEATS_I = 4 };
 enum { RULE_NONE, RULE_SLOPES, RULE_CAP, RULE_DOCUMENTS, RULE_BOTH, RULE_ROWS, RULES }; /* BOTH: a cap within documents; ROWS: every fifth row of an odd head sees nothing */
 
 /* sizes: s_q, s_kv, d, d_v. */
@@ -72,9 +74,9 @@ static xcase make_sized_case(const int *option, const int64_t sizes[4]) {
 }
 
 static void name_case(const xcase *c) {
-    test_case("%s format %d,%d mask %d b %lld heads %lld/%lld s %lld,%lld d %lld,%lld bias %d (%s) softmax %d window %d diagonal %d p %g page %lld rule %d blocks %d", te_dtype_name(c->dtype),
+    test_case("%s format %d,%d mask %d b %lld heads %lld/%lld s %lld,%lld d %lld,%lld bias %d (%s) softmax %d window %d diagonal %d p %g page %lld rule %d blocks %d repeats %d dbias %d", te_dtype_name(c->dtype),
               (int)c->format, (int)c->kv_format, (int)c->mask, (long long)c->b, (long long)c->heads, (long long)c->groups, (long long)c->s_q, (long long)c->s_kv,
-              (long long)c->d, (long long)c->d_v, c->option[BIAS], te_dtype_name(c->bias_dtype), c->option[SOFTMAX], c->option[WINDOW], c->option[DIAGONAL], (double)c->p, (long long)c->page_size, c->rule, c->blocks);
+              (long long)c->d, (long long)c->d_v, c->option[BIAS], te_dtype_name(c->bias_dtype), c->option[SOFTMAX], c->option[WINDOW], c->option[DIAGONAL], (double)c->p, (long long)c->page_size, c->rule, c->blocks, c->repeats, (int)c->dbias_dtype);
 }
 
 /* ---- memory: arrays as the tensors have them ---- */
@@ -143,6 +145,10 @@ static void bias_shape(const xcase *c, int64_t shape[4]) {
     shape[1] = kind == BIAS_KEYS || kind >= BIAS_ROWS ? 1 : c->heads;
     shape[2] = kind == BIAS_KEYS ? 1 : c->s_q;
     shape[3] = c->s_kv;
+    if (!c->repeats) return;
+    shape[0] = c->repeats & REPEATS_B ? 1 : c->b;
+    shape[1] = c->repeats & REPEATS_H ? 1 : c->heads;
+    shape[2] = c->repeats & REPEATS_I ? 1 : c->s_q;
 }
 static int64_t bias_count(const xcase *c) {
     int64_t s[4];
@@ -446,7 +452,7 @@ static xtensors make_tensors(te_ctx *te, const xcase *c, const xdata *in) {
     t.lse = test_guarded(te, TE_F32, SHAPE(lse_count(c)));
     t.max_logit = test_guarded(te, TE_F32, SHAPE(c->heads));
     bias_shape(c, s);
-    if (in->bias) t.dbias = test_guarded(te, c->bias_dtype, 4, s);
+    if (in->bias) t.dbias = test_guarded(te, c->dbias_dtype ? c->dbias_dtype : c->bias_dtype, 4, s);
     if (in->offset) t.doffset = test_guarded(te, TE_F32, SHAPE(c->heads));
     t.f.q = t.g.q = t.x[Q];
     t.f.k = t.g.k = t.x[K];

@@ -8,7 +8,8 @@ typedef struct variant {
     int bias, rule;
     te_attn_mask mask; /* 0: none */
     int layout, softmax, window, dropout, dtype, grouped, blocks;
-    te_dtype bias_dtype;
+    te_dtype bias_dtype, dbias_dtype;
+    int repeats;
 } variant;
 
 enum { F16 = 1, BF16 = 2 };
@@ -112,6 +113,36 @@ static const variant variants[] = {
     {{700, 300, 256, 256}, .blocks = 1, .bias = BIAS_ALIBI, .window = WINDOW_LEFT},
     {{500, 500, 192, 192}, .blocks = 1, .rule = RULE_DOCUMENTS, .mask = TE_MASK_PADDING_CAUSAL, .layout = LAYOUT_THD_PADDED, .softmax = TE_SOFTMAX_LEARNABLE},
     {{140, 140, 256, 256}, .blocks = 1, .rule = RULE_BOTH, .mask = TE_MASK_ARBITRARY},
+    /* The gradient of a bias that repeats in every way, over several tiles: with masks, packed sequences, windows, dropout and rules, in every format; sums of one part and of several, of one pair of
+     * tiles and of several. */
+    {{300, 260, 128, 128}, .bias = BIAS_FULL, .bias_dtype = TE_F32, .layout = LAYOUT_BSHD},
+    {{300, 260, 128, 128}, .bias = BIAS_HEADS, .mask = TE_MASK_CAUSAL, .grouped = 1},
+    {{300, 264, 128, 128}, .bias = BIAS_FULL, .mask = TE_MASK_CAUSAL_BOTTOM_RIGHT, .dbias_dtype = TE_F16},
+    {{300, 260, 128, 128}, .bias = BIAS_FULL, .repeats = REPEATS | REPEATS_H, .window = WINDOW_BOTH, .dtype = F16},
+    {{300, 260, 128, 128}, .bias = BIAS_FULL, .repeats = REPEATS | REPEATS_B | REPEATS_H, .mask = TE_MASK_PADDING_CAUSAL, .layout = LAYOUT_THD_PADDED, .softmax = TE_SOFTMAX_LEARNABLE},
+    {{300, 260, 128, 128}, .bias = BIAS_FULL, .repeats = REPEATS | REPEATS_I, .dropout = 1},
+    {{300, 260, 128, 128}, .bias = BIAS_FULL, .repeats = REPEATS | REPEATS_H | REPEATS_I, .mask = TE_MASK_ARBITRARY, .layout = LAYOUT_BSHD},
+    {{300, 260, 128, 128}, .bias = BIAS_FULL, .repeats = REPEATS | REPEATS_B | REPEATS_I, .rule = RULE_CAP, .grouped = 2},
+    {{300, 260, 128, 128}, .bias = BIAS_KEYS, .bias_dtype = TE_F32, .dropout = 1, .mask = TE_MASK_PADDING_CAUSAL, .layout = LAYOUT_THD, .softmax = TE_SOFTMAX_LEARNABLE},
+    {{300, 261, 128, 128}, .bias = BIAS_FULL, .repeats = REPEATS | REPEATS_B | REPEATS_H},
+    {{257, 259, 128, 128}, .bias = BIAS_FULL, .repeats = REPEATS | REPEATS_B | REPEATS_I, .bias_dtype = TE_F32, .window = WINDOW_LEFT},
+    {{100, 260, 128, 128}, .bias = BIAS_FULL, .repeats = REPEATS | REPEATS_I},
+    {{300, 260, 128, 128}, .bias = BIAS_HEADS, .dbias_dtype = TE_F32, .dropout = 1, .mask = TE_MASK_PADDING},
+    {{300, 260, 128, 128}, .bias = BIAS_FULL, .bias_dtype = TE_F32, .dbias_dtype = TE_BF16, .mask = TE_MASK_PADDING_CAUSAL_BOTTOM_RIGHT, .layout = LAYOUT_THD},
+    {{300, 260, 128, 128}, .bias = BIAS_PRE, .bias_dtype = TE_F32, .rule = RULE_BOTH, .mask = TE_MASK_CAUSAL},
+    {{300, 259, 128, 128}, .bias = BIAS_FULL, .bias_dtype = TE_F32, .mask = TE_MASK_ARBITRARY, .grouped = 1},
+    {{300, 260, 128, 128}, .bias = BIAS_HEADS, .blocks = 1, .rule = RULE_DOCUMENTS, .grouped = 1},
+    {{300, 260, 128, 128}, .bias = BIAS_KEYS, .blocks = 2, .mask = TE_MASK_CAUSAL},
+    {{1000, 1000, 128, 128}, .bias = BIAS_FULL, .repeats = REPEATS | REPEATS_B | REPEATS_H, .mask = TE_MASK_CAUSAL, .grouped = 1},
+    {{1000, 1000, 64, 64}, .bias = BIAS_FULL, .repeats = REPEATS | REPEATS_B | REPEATS_H, .bias_dtype = TE_F32, .grouped = 1},
+    {{1100, 1104, 64, 64}, .bias = BIAS_HEADS, .mask = TE_MASK_CAUSAL, .grouped = 1},
+    {{2100, 1000, 64, 64}, .bias = BIAS_KEYS, .mask = TE_MASK_CAUSAL, .grouped = 1},
+    {{300, 260, 96, 64}, .bias = BIAS_FULL, .repeats = REPEATS | REPEATS_H, .mask = TE_MASK_CAUSAL},
+    {{300, 260, 40, 40}, .bias = BIAS_HEADS, .rule = RULE_ROWS, .dropout = 1, .grouped = 1},
+    {{70, 90, 64, 64}, .bias = BIAS_FULL, .repeats = REPEATS | REPEATS_H, .dbias_dtype = TE_F32, .mask = TE_MASK_CAUSAL},
+    {{70, 92, 64, 64}, .bias = BIAS_FULL, .repeats = REPEATS | REPEATS_H | REPEATS_I, .dropout = 1},
+    {{70, 90, 64, 64}, .bias = BIAS_FULL, .repeats = REPEATS | REPEATS_B | REPEATS_H, .mask = TE_MASK_PADDING_CAUSAL, .layout = LAYOUT_THD},
+    {{70, 90, 64, 64}, .bias = BIAS_FULL, .repeats = REPEATS | REPEATS_B | REPEATS_I, .bias_dtype = TE_F32},
 };
 
 static xcase case_of(const variant *v) {
@@ -126,6 +157,8 @@ static xcase case_of(const variant *v) {
     option[DROPOUT] = v->dropout;
     xcase c = make_sized_case(option, v->sizes);
     if (v->bias_dtype) c.bias_dtype = v->bias_dtype;
+    c.dbias_dtype = v->dbias_dtype;
+    c.repeats = v->repeats;
     c.rule = v->rule;
     c.blocks = v->blocks;
     return c;
@@ -187,7 +220,49 @@ TE_TEST(attn_variants_plans) {
             CHECK_STR(e.kernels, name);
             if (begin) check_options(&c, begin);
         }
+        if (has_bias(&c)) {
+            CHECK_STR(e.kernels, "attn/attn_bwd_bias_hopper");
+            CHECK(te_explain(te, TE_OP_ATTN_BWD, &t.g, "sm_80", &e) == TE_OK && e.supported && e.deterministic);
+            CHECK_STR(e.kernels, "attn/attn_bwd_bias.");
+        }
         CHECK(te_explain(te, TE_OP_ATTN_FWD, &t.f, "sm_80", &e) == TE_OK && e.supported && e.deterministic);
         CHECK_STR(e.why, c.rule ? "and not tensor cores: the user's rule" : c.bias_dtype != c.dtype && c.bias_dtype != TE_F32 ? "and not tensor cores: a bias of the other" : "the chip is no Hopper");
+    }
+}
+
+/* The gradient of a bias: the same bits again, whichever blocks drew which tiles. */
+TE_TEST_DEVICES(attn_variants_dbias_same_bits) {
+    static const variant again[] = {
+        {{300, 260, 128, 128}, .bias = BIAS_HEADS, .mask = TE_MASK_CAUSAL, .grouped = 1},
+        {{300, 260, 128, 128}, .bias = BIAS_KEYS, .dropout = 1},
+        {{300, 260, 128, 128}, .bias = BIAS_FULL, .repeats = REPEATS | REPEATS_B | REPEATS_H, .bias_dtype = TE_F32},
+    };
+    for (int n = 0; n < COUNT(again); n++) {
+        xcase c = case_of(&again[n]);
+        if (!te_ctx_is_cuda(te)) c.s_q = c.length_q[0] = c.length_q[1] = 40;
+        name_case(&c);
+        xdata in = make_data(&c), a = run(te, &c, &in);
+        for (int round = 0; round < 3; round++) {
+            xdata b = run(te, &c, &in);
+            CHECK_BYTES("dbias", a.dbias, b.dbias, (size_t)bias_count(&c) * 4);
+        }
+    }
+}
+
+/* Hopper's kernel writes the gradient of a bias in every format that it can have. */
+TE_TEST(attn_variants_dbias_formats) {
+    te_ctx *te = test_context("cpu");
+    static const variant v = {{70, 90, 64, 64}, .bias = BIAS_HEADS};
+    const xcase c = case_of(&v);
+    static const te_dtype formats[3] = {TE_F32, TE_BF16, TE_F16};
+    te_explanation e;
+    name_case(&c);
+    xdata in = make_data(&c);
+    xtensors t = make_tensors(te, &c, &in);
+    for (int k = 0; k < 3; k++) {
+        t.g.dbias = te_tensor_describe(te, formats[k], 4, (const int64_t[]){1, c.heads, c.s_q, c.s_kv});
+        CHECK(te_explain(te, TE_OP_ATTN_BWD, &t.g, "sm_90", &e) == TE_OK && e.supported && e.deterministic);
+        CHECK_STR(e.kernels, "attn/attn_bwd_bias_hopper");
+        CHECK_STR(e.why, "TMA and wgmma");
     }
 }

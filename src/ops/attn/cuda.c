@@ -105,8 +105,8 @@ static void te__attn_launch_clear(te__plan *p, const te__attn_kargs *a, bool bac
     te__launch_size(l, te__max(1, te__div_up(rows, 8)), 1, 1, 256, 0);
 }
 
-/* The gradients of the bias and of the softmax's offset (`sink`), from lse2 and delta. Described tensors have no address, so none is asked for here. */
-static te_result te__attn_launch_extras(te__plan *p, const te__attn_kargs *a, bool sink, const char *mod) {
+/* The gradients of the bias and of the softmax's offset (`sink`), from lse2 and delta, by the kernels of the choice. Described tensors have no address, so none is asked for here. */
+static te_result te__attn_launch_extras(te__plan *p, const te__attn_kargs *a, bool sink, const char *mod, int kernels) {
     const te__attn_extra *x = &a->x;
     const int64_t blocks = te__div_up(a->s_kv, TE__ATTN_LANES) * te__div_up(x->dbias_i, TE__ATTN_ROWS) * x->dbias_h * x->dbias_b;
     te__launch *l;
@@ -116,9 +116,8 @@ static te_result te__attn_launch_extras(te__plan *p, const te__attn_kargs *a, bo
         te__launch_size(l, a->heads, 1, 1, 256, 0);
     }
     if (blocks == 0) return TE_OK; /* no dbias: it has no size */
-    if (blocks > INT_MAX)
-        return te__fail(p->te, TE_ERR_UNSUPPORTED, "attn_bwd: dbias of [%d, %d, %d, %d] needs more blocks than a launch can have", x->dbias_b, x->dbias_h,
-                        x->dbias_i, a->s_kv);
+    if (kernels == TE__ATTN_HOPPER) return te__attn_plan_bias_hopper(p, a, mod);
+    if (blocks > INT_MAX) return te__attn_bias_too_large(p, a);
     l = te__plan_launch(p, "attn", "attn_bwd_bias");
     *TE__KARGS(p, l, te__attn_kargs) = *a;
     te__launch_size(l, blocks, 1, 1, 128, te__attn_general_shared(a, a->d, a->d_v, a->d, a->d_v));
@@ -180,14 +179,14 @@ static te_result te__attn_plan_bwd(te__plan *p, const te_op_attn_bwd_args *args,
     }
     if (te__attn_rounds(&a)) { /* dQ's kernel makes what the others read */
         r = te__attn_launch(p, &a, "attn_bwd_dq", a.s_q, a.heads, a.d, NULL, shared, mod);
-        if (r == TE_OK) r = te__attn_launch_extras(p, &a, args->dsoftmax_offset != NULL, mod);
+        if (r == TE_OK) r = te__attn_launch_extras(p, &a, args->dsoftmax_offset != NULL, mod, kernels);
         return r == TE_OK ? te__attn_launch(p, &a, "attn_bwd_dkv", a.s_kv, a.groups, most, NULL, shared, mod) : r;
     }
     if (kernels == TE__ATTN_HOPPER) {
         r = te__attn_plan_bwd_hopper(p, &a, rows, mod);
-        return r == TE_OK ? te__attn_launch_extras(p, &a, args->dsoftmax_offset != NULL, mod) : r;
+        return r == TE_OK ? te__attn_launch_extras(p, &a, args->dsoftmax_offset != NULL, mod, kernels) : r;
     }
-    r = te__attn_launch_extras(p, &a, args->dsoftmax_offset != NULL, mod);
+    r = te__attn_launch_extras(p, &a, args->dsoftmax_offset != NULL, mod, kernels);
     if (r != TE_OK) return r;
     if (kernels == TE__ATTN_MMA) {
         const int d = te__attn_padded_d(&a);

@@ -218,3 +218,63 @@ static te_result te__attn_plan_bwd_hopper(te__plan *p, const te__attn_kargs *a, 
     te__attn_launch_bwd(p, &k, "attn_bwd_put", te__div_up(a->s_q, queries) * a->heads * a->batch, 256, 0, d, 0);
     return p->result;
 }
+
+/* A tile's work can be cut into parts where tiles are few, in a way that sizes alone decide: so many tiles, or parts, are enough. Those of a bias that all queries share differ in how much they have. */
+enum { TE__ATTN_BIAS_TILES = 264, TE__ATTN_BIAS_TILES_SHARED = 1056 };
+static te_result te__attn_bias_too_large(te__plan *p, const te__attn_kargs *a) {
+    return te__fail(p->te, TE_ERR_UNSUPPORTED, "attn_bwd: dbias of [%d, %d, %d, %d] needs more blocks than a launch can have", a->x.dbias_b, a->x.dbias_h, a->x.dbias_i, a->s_kv);
+}
+/* The gradient of the bias, from lse2 and delta. */
+static te_result te__attn_plan_bias_hopper(te__plan *p, const te__attn_kargs *a, const char *mod) {
+    const te__attn_extra *x = &a->x;
+    const bool shared = x->dbias_i == 1;
+    const int64_t rows = te__div_up(a->s_q, 128), of_part = te__div_up(a->s_kv, 128) * (shared ? 1 : rows) * x->dbias_h * x->dbias_b;
+    const int64_t pairs = (x->dbias_b == 1 ? a->batch : 1) * (int64_t)(x->dbias_h == 1 ? a->heads : 1) * (shared ? rows : 1);
+    const int64_t parts = te__min(pairs, te__div_up(shared ? TE__ATTN_BIAS_TILES_SHARED : TE__ATTN_BIAS_TILES, of_part)), elements = (int64_t)x->dbias_b * x->dbias_h * x->dbias_i * a->s_kv;
+    te__attn_bias_hopper_kargs k;
+    te__launch *l;
+    int d, d_v;
+    if (te__max(of_part * parts, te__div_up(elements, 256)) > INT_MAX) return te__attn_bias_too_large(p, a);
+    memset(&k, 0, sizeof(k));
+    k.a = *a;
+    te__attn_hopper_heads(a, &d, &d_v);
+    te__attn_maps_q(p, a, k.q_map, &a->q, a->d, 128);
+    te__attn_maps_q(p, a, k.do_map, &a->d_o, a->d_v, 128);
+    te__attn_maps_kv(p, a, k.k_map, &a->k, a->d, 128);
+    te__attn_maps_kv(p, a, k.v_map, &a->v, a->d_v, 128);
+    k.order.counter = te__plan_counters(p);
+    k.order.tiles = (int)(of_part * parts);
+    k.order.rows = (int)rows;
+    k.tiles_of_part = (int)of_part;
+    k.parts = (int)parts;
+    k.to = x->dbias;
+    k.by = x->bias_scale;
+    if (parts > 1) {
+        const int64_t row = te__round_up(a->s_kv, 4);
+        k.to.i = row;
+        k.to.h = row * x->dbias_i;
+        k.to.b = k.to.h * x->dbias_h;
+        k.to.dt = (int)TE_F32;
+        k.part = k.to.b * x->dbias_b;
+        k.to.p = te__plan_workspace(p, k.part * parts * (int64_t)sizeof(float));
+        if (!k.to.p) return p->result;
+        k.by = 1.0f;
+    }
+    {
+        const int64_t some = k.to.dt == (int)TE_F32 ? 2 : 8; /* elements of a store */
+        k.aligned = (parts > 1 || a->s_kv % some == 0) && k.to.b % some == 0 && k.to.h % some == 0 && k.to.i % some == 0 && (uintptr_t)k.to.p % 16 == 0;
+    }
+    l = te__plan_launch(p, "attn", "attn_bwd_bias_hopper");
+    *TE__KARGS(p, l, te__attn_bias_hopper_kargs) = k;
+    te__launch_size(l, te__min(of_part * parts, te__max(p->num_sms, 1)), 1, 1, 384, TE__ATTN_BIAS_SHARED);
+    te__launch_option(l, "X_DT", a->q.dt);
+    te__launch_option(l, "X_D", d);
+    te__launch_option(l, "X_D_V", d_v);
+    te__launch_option(l, "X_DROPOUT", a->dropout_p > 0.0f);
+    te__launch_option(l, "X_OUT", k.to.dt);
+    if (te__attn_scores_options(p, l, a, mod) != TE_OK || parts == 1) return p->result;
+    l = te__plan_launch(p, "attn", "attn_bwd_bias_put");
+    *TE__KARGS(p, l, te__attn_bias_hopper_kargs) = k;
+    te__launch_size(l, te__div_up(elements, 256), 1, 1, 256, 0);
+    return p->result;
+}

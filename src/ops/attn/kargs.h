@@ -126,6 +126,21 @@ typedef char te__attn_bwd_hopper_kargs_fit[sizeof(te__attn_bwd_hopper_kargs) % 6
     ((2 + TE__ATTN_DQ_STAGES_K(d)) * TE__ATTN_BYTES(64, d) + (2 + TE__ATTN_DQ_STAGES_V(d)) * TE__ATTN_BYTES(64, d_v) +             \
      8 * (2 + 2 * TE__ATTN_DQ_STAGES_K(d) + 2 * TE__ATTN_DQ_STAGES_V(d)))
 
+/* attn_bwd_bias_hopper.cu, and attn_bwd_bias_put.cu behind it. */
+typedef struct TE__ATTN_ALIGN_64 te__attn_bias_hopper_kargs {
+    unsigned long long q_map[16], do_map[16], k_map[16], v_map[16];
+    te__attn_kargs a;
+    te__attn_order order; /* tiles: of all parts; rows: tiles of 128 queries */
+    te__attn_table to;    /* the gradient, or its parts: [parts, dbias_b, dbias_h, dbias_i, keys] in f32 */
+    long long part;       /* elements from one part to the next */
+    int parts, tiles_of_part;
+    int aligned;          /* of `to`, keys can be written 16 bytes at a time, of f32 8 */
+    float by;             /* what sums are multiplied by */
+    unsigned char pad[64 - (sizeof(te__attn_kargs) + sizeof(te__attn_order) + sizeof(te__attn_table) + 24) % 64];
+} te__attn_bias_hopper_kargs;
+typedef char te__attn_bias_hopper_kargs_fit[sizeof(te__attn_bias_hopper_kargs) % 64 == 0 ? 1 : -1];
+#define TE__ATTN_BIAS_SHARED (7 * 32768 + 6 * (48 + 16) + 512) /* stages and the tile of the bias, messages and barriers, sums of columns */
+
 /* Hopper's forward: keys of a block, stages of Q, and shared memory, by channels and consumer warpgroups. Bytes of rows of d channels, in whole panels of 64. */
 #define TE__ATTN_BYTES(rows, d) ((rows) * 128 * (((d) + 63) / 64))
 #define TE__ATTN_FWD_KEYS(d, d_v) ((d) <= 128 || (d_v) <= 128 ? 128 : (d) <= 192 ? 96 : 64)

@@ -58,7 +58,7 @@ static te_result te__attn_scores_options(te__plan *p, te__launch *l, const te__a
 /* What dropout keeps, for kernels with `keys` keys of a block at least: made by a launch, unless it would fill more than 2 GB. */
 static te__attn_bits te__attn_plan_bits(te__plan *p, const te__attn_kargs *a, int keys) {
     const int64_t of_all = a->x.packed_q ? a->heads * te__attn_packed_rows(a->x.t_q, a->batch) : (int64_t)a->batch * a->heads * a->s_pad;
-    const int64_t rows = of_all + 64 /* tiles have 192 rows at most, the padding 128 */, bytes = 16 * rows * te__div_up(te__round_up(a->s_kv, keys), 128);
+    const int64_t rows = of_all + 128 /* tiles of 192 rows end that far behind whole ones of 128 */, bytes = 16 * rows * te__div_up(te__round_up(a->s_kv, keys), 128);
     te__attn_bits bits = TE_ZERO;
     te__launch *l;
     if (a->dropout_p == 0.0f) return bits;

@@ -1,4 +1,4 @@
-/* base/philox.h: Philox4x32-10 and the two distributions drawn from it. Read by the host and by kernels, which get the same
+/* base/philox.h: Philox4x32, of ten rounds unless a number is given, and the two distributions drawn from it. Read by the host and by kernels, which get the same
  * bits: knows numbers.h alone.
  *
  * Philox: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011.

@@ -26,7 +26,7 @@
 // Options: X_DT, X_D, X_D_V (hopper.cuh), X_OUT (te_dtype of what is written), those of hopper_dropout.cuh and hopper_scores.cuh: X_BIAS always, X_ALIBI never.
 // Benchmark: "attention variants" in tests/bench/h200.csv.
 //
-// Launch: grid min(tiles, multiprocessors), block 384, shared memory TE__ATTN_BIAS_SHARED. Maps: boxes of 128 rows by 64 channels. Conditions as of attn_fwd_hopper.cu.
+// Launch: grid min(tiles, multiprocessors), block 384, shared memory TE__ATTN_DBIAS_SHARED. Maps: boxes of 128 rows by 64 channels. Conditions as of attn_fwd_hopper.cu.
 // te:arch 90a
 // te:row X_DT=2|3 X_D=128 X_D_V=128 X_DROPOUT=0 X_OUT=3 X_BIAS=3 X_PAIRS=0|1|2
 // te:row X_DT=3 X_D=128 X_D_V=128 X_DROPOUT=0|1 X_OUT=1 X_BIAS=1 X_PAIRS=0|1|2
@@ -56,7 +56,7 @@ enum {
     EMPTY = STAGES,
     SHARED = AT_BARRIERS + 6 * 16
 };
-static_assert(SHARED == TE__ATTN_BIAS_SHARED, "what the host asks for");
+static_assert(SHARED == TE__ATTN_DBIAS_SHARED, "what the host asks for");
 static_assert(BIAS && !ALIBI, "the gradient of a bias");
 enum { PAIR, PUT, STOP, EDGE = 16, SEEN = 32 }; // messages; some of the pair's do not see each other, or are not there; the user's mask hides nothing
 
@@ -234,10 +234,7 @@ struct te_consumer {
         for (int half = 0; half < 2; half++) lse2[half] = k.lse2[work + 8 * half], delta[half] = k.delta[work + 8 * half];
         load_bias(bias, b, h, row, key, fresh);
         te_keep_rows<TILE> keep;
-        if (DROPOUT) { // lse2 of the row lies where its bits do
-#pragma unroll
-            for (int half = 0; half < 2; half++) keep.load_row(k, a.bits, half, b, h, work + 8 * half, i0 + 8 * half, key);
-        }
+        if (DROPOUT) keep.load(k, a.bits, b, h, work, i0, key);
         const te_u64 show = HIDES ? te_shown<N, false>(k, b, h, i0, j0, BLOCKS && kind & SEEN) : 0;
         te_wgmma_wait<0>();
         te_wgmma_keep(s);

@@ -106,7 +106,7 @@ static void te__attn_launch_clear(te__plan *p, const te__attn_kargs *a, bool bac
 }
 
 /* The gradients of the bias and of the softmax's offset (`sink`), from lse2 and delta, by the kernels of the choice. Described tensors have no address, so none is asked for here. */
-static te_result te__attn_launch_extras(te__plan *p, const te__attn_kargs *a, bool sink, const char *mod, int kernels) {
+static te_result te__attn_launch_extras(te__plan *p, const te__attn_kargs *a, bool sink, const char *mod, const te__attn_bits *bits) {
     const te__attn_extra *x = &a->x;
     const int64_t blocks = te__div_up(a->s_kv, TE__ATTN_LANES) * te__div_up(x->dbias_i, TE__ATTN_ROWS) * x->dbias_h * x->dbias_b;
     te__launch *l;
@@ -116,7 +116,7 @@ static te_result te__attn_launch_extras(te__plan *p, const te__attn_kargs *a, bo
         te__launch_size(l, a->heads, 1, 1, 256, 0);
     }
     if (blocks == 0) return TE_OK; /* no dbias: it has no size */
-    if (kernels == TE__ATTN_HOPPER) return te__attn_plan_bias_hopper(p, a, mod);
+    if (bits) return te__attn_plan_bias_hopper(p, a, mod, bits);
     if (blocks > INT_MAX) return te__attn_bias_too_large(p, a);
     l = te__plan_launch(p, "attn", "attn_bwd_bias");
     *TE__KARGS(p, l, te__attn_kargs) = *a;
@@ -179,14 +179,15 @@ static te_result te__attn_plan_bwd(te__plan *p, const te_op_attn_bwd_args *args,
     }
     if (te__attn_rounds(&a)) { /* dQ's kernel makes what the others read */
         r = te__attn_launch(p, &a, "attn_bwd_dq", a.s_q, a.heads, a.d, NULL, shared, mod);
-        if (r == TE_OK) r = te__attn_launch_extras(p, &a, args->dsoftmax_offset != NULL, mod, kernels);
+        if (r == TE_OK) r = te__attn_launch_extras(p, &a, args->dsoftmax_offset != NULL, mod, NULL);
         return r == TE_OK ? te__attn_launch(p, &a, "attn_bwd_dkv", a.s_kv, a.groups, most, NULL, shared, mod) : r;
     }
     if (kernels == TE__ATTN_HOPPER) {
-        r = te__attn_plan_bwd_hopper(p, &a, rows, mod);
-        return r == TE_OK ? te__attn_launch_extras(p, &a, args->dsoftmax_offset != NULL, mod, kernels) : r;
+        te__attn_bits bits = TE_ZERO;
+        r = te__attn_plan_bwd_hopper(p, &a, rows, mod, &bits);
+        return r == TE_OK ? te__attn_launch_extras(p, &a, args->dsoftmax_offset != NULL, mod, &bits) : r;
     }
-    r = te__attn_launch_extras(p, &a, args->dsoftmax_offset != NULL, mod, kernels);
+    r = te__attn_launch_extras(p, &a, args->dsoftmax_offset != NULL, mod, NULL);
     if (r != TE_OK) return r;
     if (kernels == TE__ATTN_MMA) {
         const int d = te__attn_padded_d(&a);

@@ -72,7 +72,7 @@ static te_result te__attn_scores_options(te__plan *p, te__launch *l, const te__a
 /* What dropout keeps, for kernels with `keys` keys of a block at least: made by a launch, unless it would fill more than 2 GB. */
 static te__attn_bits te__attn_plan_bits(te__plan *p, const te__attn_kargs *a, int keys) {
     const int64_t of_all = a->x.packed_q ? a->heads * te__attn_packed_rows(a->x.t_q, a->batch) : (int64_t)a->batch * a->heads * a->s_pad;
-    const int64_t rows = of_all + 64 /* tiles have 192 rows at most, the padding 128 */, bytes = 16 * rows * te__div_up(te__round_up(a->s_kv, keys), 128);
+    const int64_t rows = of_all + 128 /* tiles of 192 rows end that far behind whole ones of 128 */, bytes = 16 * rows * te__div_up(te__round_up(a->s_kv, keys), 128);
     te__attn_bits bits = TE_ZERO;
     te__launch *l;
     if (a->dropout_p == 0.0f) return bits;
@@ -166,7 +166,7 @@ static te_result te__attn_bwd_too_large(te__plan *p, const te__attn_kargs *a) {
 }
 
 /* Heads above 128 channels, whose dK and dV of 128 keys do not fit into registers: two kernels, each with sums of its own. */
-static te_result te__attn_plan_bwd_wide(te__plan *p, const te__attn_kargs *a, int64_t rows, const char *mod) {
+static te_result te__attn_plan_bwd_wide(te__plan *p, const te__attn_kargs *a, int64_t rows, const char *mod, te__attn_bits *bits) {
     const int64_t keys = te__div_up(a->s_kv, 64), queries = te__div_up(a->s_q, 128), of_keys = keys * a->groups * a->batch, of_queries = queries * a->heads * a->batch;
     te__attn_bwd_hopper_kargs k;
     te__launch *l;
@@ -175,7 +175,7 @@ static te_result te__attn_plan_bwd_wide(te__plan *p, const te__attn_kargs *a, in
     te__attn_hopper_heads(a, &d, &d_v);
     memset(&k, 0, sizeof(k));
     k.a = *a;
-    k.bits = te__attn_plan_bits(p, a, 64);
+    k.bits = *bits = te__attn_plan_bits(p, a, 64);
     if (p->result != TE_OK) return p->result;
     te__attn_bwd_maps(p, a, &k, 64, 64);
     te__attn_maps_q(p, a, k.dq_map, &a->dq, a->d, 64);
@@ -191,19 +191,19 @@ static te_result te__attn_plan_bwd_wide(te__plan *p, const te__attn_kargs *a, in
 }
 
 /* The backward pass: rows' numbers, the products, dQ out of its sums. a: with lse2 and delta, `rows` of them. Heads of up to 64 channels with dropout run as those of 128: their kernel has no registers for its bits. */
-static te_result te__attn_plan_bwd_hopper(te__plan *p, const te__attn_kargs *a, int64_t rows, const char *mod) {
+static te_result te__attn_plan_bwd_hopper(te__plan *p, const te__attn_kargs *a, int64_t rows, const char *mod, te__attn_bits *bits) {
     const int d = te__max(a->d, a->d_v) <= 64 && a->dropout_p == 0.0f ? 64 : 128, queries = TE__ATTN_BWD_QUERIES(d);
     const int64_t keys = te__div_up(a->s_kv, 128), blocks = keys * a->groups * a->batch;
     const int64_t of_head = a->x.packed_q ? a->x.t_q / queries + a->batch + 1 : a->s_pad / queries, tiles = of_head * a->heads * (a->x.packed_q ? 1 : a->batch);
     te__attn_bwd_hopper_kargs k;
     te__launch *l;
-    if (te__max(a->d, a->d_v) > 128) return te__attn_plan_bwd_wide(p, a, rows, mod);
+    if (te__max(a->d, a->d_v) > 128) return te__attn_plan_bwd_wide(p, a, rows, mod, bits);
     if (te__max(blocks, rows / queries) > INT_MAX) return te__attn_bwd_too_large(p, a);
     memset(&k, 0, sizeof(k));
     k.a = *a;
     k.queries = queries;
     k.tiles_of_head = of_head;
-    k.bits = te__attn_plan_bits(p, a, 128);
+    k.bits = *bits = te__attn_plan_bits(p, a, 128);
     k.dq_sum = (float *)te__plan_workspace(p, tiles * queries * d * (int64_t)sizeof(float));
     k.added = (int *)te__plan_workspace(p, tiles * (int64_t)sizeof(int));
     if (!k.dq_sum || !k.added || p->result != TE_OK) return p->result;
@@ -225,7 +225,7 @@ static te_result te__attn_bias_too_large(te__plan *p, const te__attn_kargs *a) {
     return te__fail(p->te, TE_ERR_UNSUPPORTED, "attn_bwd: dbias of [%d, %d, %d, %d] needs more blocks than a launch can have", a->x.dbias_b, a->x.dbias_h, a->x.dbias_i, a->s_kv);
 }
 /* The gradient of the bias, from lse2 and delta. */
-static te_result te__attn_plan_bias_hopper(te__plan *p, const te__attn_kargs *a, const char *mod) {
+static te_result te__attn_plan_bias_hopper(te__plan *p, const te__attn_kargs *a, const char *mod, const te__attn_bits *bits) {
     const te__attn_extra *x = &a->x;
     const bool shared = x->dbias_i == 1;
     const int64_t rows = te__div_up(a->s_q, 128), of_part = te__div_up(a->s_kv, 128) * (shared ? 1 : rows) * x->dbias_h * x->dbias_b;
@@ -237,6 +237,7 @@ static te_result te__attn_plan_bias_hopper(te__plan *p, const te__attn_kargs *a,
     if (te__max(of_part * parts, te__div_up(elements, 256)) > INT_MAX) return te__attn_bias_too_large(p, a);
     memset(&k, 0, sizeof(k));
     k.a = *a;
+    k.bits = *bits;
     te__attn_hopper_heads(a, &d, &d_v);
     te__attn_maps_q(p, a, k.q_map, &a->q, a->d, 128);
     te__attn_maps_q(p, a, k.do_map, &a->d_o, a->d_v, 128);
@@ -266,11 +267,11 @@ static te_result te__attn_plan_bias_hopper(te__plan *p, const te__attn_kargs *a,
     }
     l = te__plan_launch(p, "attn", "attn_bwd_bias_hopper");
     *TE__KARGS(p, l, te__attn_bias_hopper_kargs) = k;
-    te__launch_size(l, te__min(of_part * parts, te__max(p->num_sms, 1)), 1, 1, 384, TE__ATTN_BIAS_SHARED);
+    te__launch_size(l, te__min(of_part * parts, te__max(p->num_sms, 1)), 1, 1, 384, TE__ATTN_DBIAS_SHARED);
     te__launch_option(l, "X_DT", a->q.dt);
     te__launch_option(l, "X_D", d);
     te__launch_option(l, "X_D_V", d_v);
-    te__launch_option(l, "X_DROPOUT", a->dropout_p > 0.0f);
+    te__attn_dropout_option(l, a, bits);
     te__launch_option(l, "X_OUT", k.to.dt);
     if (te__attn_scores_options(p, l, a, mod) != TE_OK || parts == 1) return p->result;
     l = te__plan_launch(p, "attn", "attn_bwd_bias_put");

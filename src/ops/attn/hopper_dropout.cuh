@@ -9,25 +9,24 @@ enum { DROPOUT = X_DROPOUT };
 TE_DEV void te_ldg16(const void *p, te_u32 *x) {
     asm volatile("ld.global.nc.v4.b32 {%0, %1, %2, %3}, [%4];" : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "l"(p));
 }
-// The words of row i of keys from j on, of which those of the next rows are four words apart.
-TE_DEV const te_u32 *te_kept(const te__attn_kargs &a, const te__attn_bits &bits, int b, int h, int q_at, int i, int j) {
-    return bits.words + 4 * (j / 128 * bits.rows + te_attn_work(a, b, h, q_at) + i) + j / 32 % 4;
-}
+// The words of keys from j on of a row whose lse2 is number `row`; those of the next rows are four words apart.
+TE_DEV const te_u32 *te_kept(const te__attn_bits &bits, te_i64 row, int j) { return bits.words + 4 * (j / 128 * bits.rows + row) + j / 32 % 4; }
 
 // Of a thread's part of S with queries along the rows: two rows, 8 apart, and of every eight of N columns two.
 template <int N> struct te_keep_rows {
     te_u32 word[2][N / 32];
 
     // Of rows i and i + 8, and columns j .. j + N - 1. Rows beyond the last one are anything.
-    TE_DEV void load(const te__attn_kargs &a, const te__attn_bits &bits, int b, int h, int q_at, int i, int j) {
+    TE_DEV void load(const te__attn_kargs &a, const te__attn_bits &bits, int b, int h, int q_at, int i, int j) { load(a, bits, b, h, te_attn_work(a, b, h, q_at) + i, i, j); }
+    TE_DEV void load(const te__attn_kargs &a, const te__attn_bits &bits, int b, int h, te_i64 row, int i, int j) {
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-            if (DROPOUT == 1 && N == 128) te_ldg16(te_kept(a, bits, b, h, q_at, i + 8 * half, j), word[half]);
-            else if (DROPOUT == 1 && N == 64) te_ldg8(te_kept(a, bits, b, h, q_at, i + 8 * half, j), word[half][0], word[half][1]);
+            if (DROPOUT == 1 && N == 128) te_ldg16(te_kept(bits, row + 8 * half, j), word[half]);
+            else if (DROPOUT == 1 && N == 64) te_ldg8(te_kept(bits, row + 8 * half, j), word[half][0], word[half][1]);
             else {
 #pragma unroll
                 for (int k = 0; k < N / 32; k++) {
-                    if (DROPOUT == 1) word[half][k] = te_ldg4(te_kept(a, bits, b, h, q_at, i + 8 * half, j + 32 * k));
+                    if (DROPOUT == 1) word[half][k] = te_ldg4(te_kept(bits, row + 8 * half, j + 32 * k));
                     if (DROPOUT == 2) word[half][k] = te_attn_keep_quad(a, te__attn_keep_row(&a, b, h, i + 8 * half) + j / 32 + k);
                 }
             }
@@ -54,7 +53,7 @@ struct te_keep_columns {
         const int lane = threadIdx.x & 31;
         bits = 0;
         if (DROPOUT == 1) {
-            const te_u32 *const p = te_kept(a, from, b, h, q_at, i + 2 * (lane & 3), j);
+            const te_u32 *const p = te_kept(from, te_attn_work(a, b, h, q_at) + i + 2 * (lane & 3), j);
             const int at = (j & 16) + (lane >> 2);
             te_u32 word[16];
 #pragma unroll

@@ -136,10 +136,11 @@ typedef struct TE__ATTN_ALIGN_64 te__attn_bias_hopper_kargs {
     int parts, tiles_of_part;
     int aligned;          /* of `to`, keys can be written 16 bytes at a time, of f32 8 */
     float by;             /* what sums are multiplied by */
-    unsigned char pad[64 - (sizeof(te__attn_kargs) + sizeof(te__attn_order) + sizeof(te__attn_table) + 24) % 64];
+    te__attn_bits bits;
+    unsigned char pad[64 - (sizeof(te__attn_kargs) + sizeof(te__attn_order) + sizeof(te__attn_table) + sizeof(te__attn_bits) + 24) % 64];
 } te__attn_bias_hopper_kargs;
 typedef char te__attn_bias_hopper_kargs_fit[sizeof(te__attn_bias_hopper_kargs) % 64 == 0 ? 1 : -1];
-#define TE__ATTN_BIAS_SHARED (7 * 32768 + 6 * (48 + 16) + 512) /* stages and the tile of the bias, messages and barriers, sums of columns */
+#define TE__ATTN_DBIAS_SHARED (7 * 32768 + 6 * (48 + 16) + 512) /* stages and the tile of the bias, messages and barriers, sums of columns */
 
 /* Hopper's forward: keys of a block, stages of Q, and shared memory, by channels and consumer warpgroups. Bytes of rows of d channels, in whole panels of 64. */
 #define TE__ATTN_BYTES(rows, d) ((rows) * 128 * (((d) + 63) / 64))

@@ -66,7 +66,7 @@ enum {
     BN = TE__ATTN_FWD_KEYS(X_D, X_D_V),
     STAGES_Q = TE__ATTN_FWD_STAGES_Q(X_D, X_D_V, X_WAVES),
     TURNS = WAVES == 3,
-    ONE_LOOP = HIDES || (BIAS && (!TILES || D > 128)) || BLOCKS || (DROPOUT && D > 128), // for blocks that are compared and others: they have much code, or registers for no second loop
+    ONE_LOOP = HIDES || (BIAS && (!TILES || D > 192)) || BLOCKS || (DROPOUT && D > 128), // for blocks that are compared and others: they have much code, or registers for no second loop
     THREADS = 128 * (WAVES + 1),
     PART_Q = TE__ATTN_BYTES(64, X_D), // bytes of a consumer's rows
     PART_O = TE__ATTN_BYTES(64, X_D_V),

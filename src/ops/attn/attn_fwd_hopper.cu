@@ -374,7 +374,7 @@ struct te_consumer {
         const te_u64 keep = kept(t.end - 1), show = shown(t.end - 1);
         te_wgmma_wait<0>();
         te_wgmma_keep(s);
-        if (ALIBI) te_wgmma_keep(line.a);
+        if (ALIBI && te_line::PRODUCT) te_wgmma_keep(line.a);
         release(EMPTY_K, k);
         adjust(t.end - 1, show);
         te_hide(s, t, t.row + own, t.end - 1);
@@ -400,7 +400,7 @@ struct te_consumer {
         if (TURNS) te_meet<256>(1 + w);
         te_wgmma_keep(o);
         te_wgmma_keep(p);
-        if (ALIBI) te_wgmma_keep(line.a);
+        if (ALIBI && te_line::PRODUCT) te_wgmma_keep(line.a);
         te_wgmma_fence();
         ask();
         await(FULL_V, v);
@@ -412,7 +412,7 @@ struct te_consumer {
         const te_u64 keep = kept(n), show = shown(n);
         te_wgmma_wait<1>();
         te_wgmma_keep(s);
-        if (ALIBI) te_wgmma_keep(line.a);
+        if (ALIBI && te_line::PRODUCT) te_wgmma_keep(line.a);
         release(EMPTY_K, k);
         adjust(n, show);
         if (ONE_LOOP ? n >= t.hidden_from || n < t.hidden_to : MASKED) te_hide(s, t, t.row + own, n);

@@ -65,7 +65,7 @@ enum {
     BN = TE__ATTN_FWD_KEYS(X_D, X_D_V),
     STAGES_Q = TE__ATTN_FWD_STAGES_Q(X_D, X_D_V, X_WAVES),
     TURNS = WAVES == 3,
-    ONE_LOOP = HIDES || (BIAS && (!TILES || D > 128)) || BLOCKS || (DROPOUT && D > 128), // for blocks that are compared and others: they have much code, or registers for no second loop
+    ONE_LOOP = HIDES || (BIAS && (!TILES || D > 192)) || BLOCKS || (DROPOUT && D > 128), // for blocks that are compared and others: they have much code, or registers for no second loop
     THREADS = 128 * (WAVES + 1),
     PART_Q = TE__ATTN_BYTES(64, X_D), // bytes of a consumer's rows
     PART_O = TE__ATTN_BYTES(64, X_D_V),
@@ -362,7 +362,7 @@ struct te_consumer {
         const te_u64 show = shown(t.end - 1);
         te_wgmma_wait<0>();
         te_wgmma_keep(s);
-        if (ALIBI) te_wgmma_keep(line.a);
+        if (ALIBI && te_line::PRODUCT) te_wgmma_keep(line.a);
         release(EMPTY_K, k);
         adjust(t.end - 1, show);
         te_hide(s, t, t.row + own, t.end - 1);
@@ -388,7 +388,7 @@ struct te_consumer {
         if (TURNS) te_meet<256>(1 + w);
         te_wgmma_keep(o);
         te_wgmma_keep(p);
-        if (ALIBI) te_wgmma_keep(line.a);
+        if (ALIBI && te_line::PRODUCT) te_wgmma_keep(line.a);
         te_wgmma_fence();
         ask();
         await(FULL_V, v);
@@ -401,7 +401,7 @@ struct te_consumer {
         const te_u64 show = shown(n);
         te_wgmma_wait<1>();
         te_wgmma_keep(s);
-        if (ALIBI) te_wgmma_keep(line.a);
+        if (ALIBI && te_line::PRODUCT) te_wgmma_keep(line.a);
         release(EMPTY_K, k);
         adjust(n, show);
         if (ONE_LOOP ? n >= t.hidden_from || n < t.hidden_to : MASKED) te_hide(s, t, t.row + own, n);

@@ -139,8 +139,12 @@ template <bool ADD, int N> TE_DEV void te_start_alibi(float (&s)[N], float slope
 
 // ALiBi as one more product, for S with queries along the rows. On one side of the diagonal it is a line along a row, tilt (at + column), of which the tensor cores add  tilt * column  to S,
 // and  tilt * at,  a number of the row, is left to the softmax, as `shift`. tilt = hi + mid + lo, of bf16 each: columns are exact in bf16, too, and so is what is added.
+//
+// Compilers behind CUDA 13.0 are not asked for it: that of 13.5 finds no registers for a product from registers onto S, and lets all products wait for each other. There S gets an addition
+// for each element, behind the wait.
 struct te_line {
-    float slope, shift[2]; // of the thread's two rows
+    enum { PRODUCT = __CUDACC_VER_MAJOR__ < 13 || (__CUDACC_VER_MAJOR__ == 13 && __CUDACC_VER_MINOR__ == 0) };
+    float slope, tilt, shift[2]; // shift: of the thread's two rows
     te_u32 rising, a[4];   // the slope as operand A, and the product's
     bool bent;             // the warp has elements on both sides: there is no product
     TE_DEV void open(float of) {
@@ -153,7 +157,8 @@ struct te_line {
     TE_DEV void start(int at, int first, int last) {
         const bool up = last <= 0, down = !up && first >= 0;
         bent = !up && !down;
-        const float tilt = up ? slope : down ? -slope : 0.0f;
+        tilt = up ? slope : down ? -slope : 0.0f;
+        if (!PRODUCT) at += 2 * (threadIdx.x & 3); // to the thread's first column
         a[0] = a[1] = up ? rising : down ? rising ^ 0x80008000u : 0;
         a[2] = a[3] = 0;
         shift[0] = tilt * (float)at;
@@ -167,6 +172,7 @@ struct te_line {
         }
     }
     template <int N> TE_DEV void add(float (&s)[N], te_u32 columns) const {
+        if (!PRODUCT) return;
         const te_u64 b = (te_u64)((columns & 0x3ffff) >> 4) | (te_u64)(128 >> 4) << 16 | (te_u64)(128 >> 4) << 32; // no swizzle: 128 bytes to the next eight of k, and of rows
 #define TE__PRODUCT(n) \
     if constexpr (N == n / 2) TE_WGMMA_A_##n("k16.f32.bf16.bf16", ", 1, 1, 0", s, a, b, 1);
@@ -175,9 +181,13 @@ struct te_line {
         TE__PRODUCT(128)
 #undef TE__PRODUCT
     }
-    // Behind the product: the distances where there is none. at: of the thread's first element.
+    // Behind the products: the distances where they have none. at: of the thread's first element.
     template <int N> TE_DEV void bend(float (&s)[N], int at) const {
-        if (!bent) return;
+        if (!bent) {
+#pragma unroll
+            for (int i = 0; i < (PRODUCT ? 0 : N); i++) s[i] = fmaf(tilt, (float)(8 * (i / 4) + i % 2), s[i]);
+            return;
+        }
 #pragma unroll
         for (int i = 0; i < N; i++) s[i] = fmaf(-slope, fabsf((float)(at - 8 * (i / 2 % 2) + 8 * (i / 4) + i % 2)), s[i]);
     }

@@ -5,6 +5,7 @@
     beside_torch.py train [RECIPE ...]     a training step of a random Llama of 1.24 G parameters, one sequence of 4096, AdamW, beside transformers and
                                            torch.compile in bf16; RECIPE: those of build/llama, else all
     beside_torch.py decode [RECIPE ...]    one id after 512, beside transformers with a static cache, compiled, and a dynamic one
+    --csv FILE: the attention's rows as those of tests/bench/h200.csv
     --small: a model of a few layers, to try the tool; --device cpu: on the CPU, without torch.compile
 
 Attention: TFLOP/s, 4 b h s^2 d forward, half of it under a causal mask, and 2.5 times that backward. Flushed: single runs, the L2 cache swept before each,
@@ -25,6 +26,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 DEVICE = sys.argv[sys.argv.index("--device") + 1] if "--device" in sys.argv else "cuda"
 SMALL = "--small" in sys.argv
+CSV = sys.argv[sys.argv.index("--csv") + 1] if "--csv" in sys.argv else None
 RECIPES = ["none", "delayed", "current", "block", "mxfp8", "nvfp4"]
 SKIPPED = 5  # steps, or ids, that compile and warm up
 BUILD = os.environ.get("BUILD", os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "build"))
@@ -46,6 +48,11 @@ WAYS = ("forward", "backward")
 def label(shape):
     batch, heads, groups, s, d, causal = shape
     return "b%d h%d/%d s%d d%d%s" % (batch, heads, groups, s, d, " c" if causal else "")
+
+
+def flops(shape, way):
+    batch, heads, _, s, d, causal = shape
+    return 4 * batch * heads * s * s * d * (0.5 if causal else 1) * (2.5 if way == "backward" else 1)
 
 
 def flushed(function, sweep, runs=12):
@@ -79,7 +86,6 @@ def sdpa(shapes, ways):
     figures, sweep = {}, torch.empty(64 << 20, dtype=torch.int32, device="cuda")
     for shape in shapes:
         batch, heads, groups, s, d, causal = shape
-        flops = 4e-9 * batch * heads * s * s * d * (0.5 if causal else 1)
         q, k, v = [torch.randn(batch, s, h, d, device="cuda", dtype=torch.bfloat16).transpose(1, 2).requires_grad_() for h in (heads, groups, groups)]
         do = torch.randn(batch, s, heads, d, device="cuda", dtype=torch.bfloat16).transpose(1, 2)
         with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
@@ -93,7 +99,7 @@ def sdpa(shapes, ways):
                         functions[way]()
                     time.sleep(0.04)
                     once = flushed(functions[way], sweep)
-                    work = flops * (2.5 if way == "backward" else 1)
+                    work = flops(shape, way) * 1e-9
                     figures[label(shape), way, "flushed"] = work / once
                     figures[label(shape), way, "sustained"] = work / sustained(functions[way], once)
             except RuntimeError:
@@ -123,6 +129,7 @@ def attention(words):
     before = sdpa(shapes, ways)
     ours = te_bench([label(x) for x in shapes] if words else ["attention " + x for x in ways])
     after = sdpa(shapes, ways)
+    rows = []
     print(torch.cuda.get_device_name(), "torch", torch.__version__, "cuDNN", torch.backends.cudnn.version(), time.strftime("%Y-%m-%d"))
     print("%-26s %-9s %30s   %30s" % ("TFLOP/s", "", "flushed: te.h  cuDNN  ratio", "sustained: te.h  cuDNN  ratio"))
     for shape in shapes:
@@ -132,8 +139,15 @@ def attention(words):
                 key = (label(shape), way, kind)
                 mine, theirs = ours.get(key), [x[key] for x in (before, after) if key in x]
                 cudnn = statistics.median(theirs) if theirs else None
+                if mine:
+                    name = "attention " + way + ("" if kind == "flushed" else ", sustained")
+                    compared = ["cuDNN", "%.4g" % cudnn, "%.3f" % (mine / cudnn)] if cudnn else ["", "", ""]
+                    rows.append([name, label(shape), "%.3f" % (flops(shape, way) / mine * 1e-6), "%.4g" % mine, "TFLOP/s", *compared])
                 text += "%17s %6s %6s   " % ("%.0f" % mine if mine else "-", "%.0f" % cudnn if cudnn else "-", "%.2f" % (mine / cudnn) if mine and cudnn else "-")
             print("%-26s %-9s %s" % (label(shape), way, text))
+    if CSV:
+        with open(CSV, "w") as f:
+            csv.writer(f, lineterminator="\n").writerows(rows)
 
 
 # ---- a whole model ----
@@ -240,7 +254,7 @@ def models(what, words):
 
 
 if __name__ == "__main__":
-    words = [x for i, x in enumerate(sys.argv[2:]) if not x.startswith("--") and sys.argv[1 + i] != "--device"]
+    words = [x for i, x in enumerate(sys.argv[2:]) if not x.startswith("--") and sys.argv[1 + i] not in ("--device", "--csv")]
     if len(sys.argv) < 2 or sys.argv[1] not in ("attention", "train", "decode"):
         sys.exit(__doc__)
     if sys.argv[1] == "attention":

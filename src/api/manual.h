@@ -116,7 +116,8 @@
  *     TE_NVRTC_PATH      the NVRTC library, or the folder that holds it; nothing else is tried then
  *     TE_LIBCUDA_PATH    the same for the driver's libcuda
  *     TE_KERNELS_FILE    read the kernels from this file (te_kernels.cu.inc) in place of the embedded ones
- *     TE_DEBUG_SYNC      1: wait after every kernel, so that an error names the one that failed; ranks of a group compare each product that they share
+ *     TE_DEBUG_SYNC      1: wait after every kernel, so that an error names the one that failed; ranks of a group compare each product that they share;
+ *                        sequences and pages of attention are looked at before it is launched
  *     AUTOMODEL_TE_STATS_EVERY  calls of injected attention between two lines of the log about them; default 500, 0 or less: no lines. Anything but a whole number,
  *                        with or without blanks around it, is an error of the first te_inject_te_attention or te_make_te_sdpa
  *

@@ -300,7 +300,7 @@ typedef struct te_score_mod {
  *   attention_mask   u8, 4 dimensions, each 1 or that of [b, H, s_q, s_kv], any strides: 1 => the key is masked; TE_MASK_ARBITRARY
  *   cu_seqlens_q, cu_seqlens_kv   i32 [b + 1], ascending: sequence b has cu[b + 1] - cu[b] queries or keys; padding masks, which need both. With TE_THD
  *                    cu[b] is also its first row, unless cu_seqlens_q_padded, cu_seqlens_kv_padded (i32 [b + 1]) say where it lies. Lengths are cut at
- *                    what memory there is (on the CPU, wrong starts are refused); other rows of o, dq, dk and dv become 0, and those of lse -inf
+ *                    what memory there is (wrong starts are refused on the CPU, and with TE_DEBUG_SYNC=1); other rows of o, dq, dk and dv become 0, and those of lse -inf
  *   max_seqlen_q, max_seqlen_kv   TE_THD: the longest sequence, for which there are blocks of a launch; 0 => as long as all rows. Longer ones are cut
  *   core_attention_bias   B of TE_ATTN_BIAS_PRE_SCALE and _POST_SCALE: f32, f16 or bf16 [b or 1, H or 1, s_q or 1, s_kv], contiguous (s_q, s_kv: the
  *                    longest sequences)
@@ -347,8 +347,9 @@ typedef struct te_attn_fp8 {
  *         padding mask); any strides, the last dimension contiguous; head h uses group h / (H / G); d up to 1024, above 256 by general kernels, which read chunks
  *         of 256 channels; v may have another head size than q and k
  *   lse   f32 [b, H, s_q], or [H, tokens]: log of the sum of exp of the scaled scores, -inf for a row that sees no key (its o is 0)
- *   rule.dropout_p   probability of zeroing an element of P; bits from Philox at (seed, offset) and rng, element ((b*H + h)*s_q + i)*s_kv + j (TE_THD: the
- *         longest sequences for s_q and s_kv)
+ *   rule.dropout_p   probability p of zeroing an element of P, rounded to a multiple of 1/65536 (below 1 at most 65535/65536); the others are divided by 1 - p, of the rounded p. Each
+ *         element has a number of 16 bits, and is kept if that is at least 65536 p. Bit n of the number of element [b, h, i, j] is bit j % 32 of word n % 4 of block 4 w + n / 4
+ *         of Philox4x32-7 at (seed, offset) and rng, w = ((b*H + h)*s_q + i)*ceil(s_kv/32) + j/32 (TE_THD: the longest sequences for s_q and s_kv)
  *   max_logit   f32 [H], optional, written: the largest score of each head, scaled, biased and masked; -inf if no row sees a key */
 typedef struct te_op_attn_fwd_args {
     const te_tensor *q, *k, *v;

@@ -35,18 +35,23 @@ TE__BOTH float te__fma(float a, float b, float c) {
 #endif
 }
 
-/* Four words for (seed, offset, block): key = seed, counter = block in the lower and offset in the upper half. */
-TE__BOTH void te__philox(uint64_t seed, uint64_t offset, uint64_t block, uint32_t out[4]) {
-    uint32_t k0 = (uint32_t)seed, k1 = (uint32_t)(seed >> 32);
-    uint32_t c0 = (uint32_t)block, c1 = (uint32_t)(block >> 32), c2 = (uint32_t)offset, c3 = (uint32_t)(offset >> 32);
-    for (int round = 0; round < 10; round++) {
-        uint64_t p0 = (uint64_t)0xD2511F53u * c0, p1 = (uint64_t)0xCD9E8D57u * c2;
-        uint32_t n0 = (uint32_t)(p1 >> 32) ^ c1 ^ k0, n2 = (uint32_t)(p0 >> 32) ^ c3 ^ k1;
-        c0 = n0, c1 = (uint32_t)p1, c2 = n2, c3 = (uint32_t)p0;
-        k0 += 0x9E3779B9u, k1 += 0xBB67AE85u;
-    }
-    out[0] = c0, out[1] = c1, out[2] = c2, out[3] = c3;
+TE__BOTH void te__philox_round(uint32_t c[4], uint32_t k0, uint32_t k1) {
+    uint64_t p0 = (uint64_t)0xD2511F53u * c[0], p1 = (uint64_t)0xCD9E8D57u * c[2];
+    uint32_t n0 = (uint32_t)(p1 >> 32) ^ c[1] ^ k0, n2 = (uint32_t)(p0 >> 32) ^ c[3] ^ k1;
+    c[0] = n0, c[1] = (uint32_t)p1, c[2] = n2, c[3] = (uint32_t)p0;
 }
+#define TE__PHILOX_STEP0 0x9E3779B9u /* of the key, from round to round */
+#define TE__PHILOX_STEP1 0xBB67AE85u
+/* Four words for (seed, offset, block): key = seed, counter = block in the lower and offset in the upper half. */
+TE__BOTH void te__philox_rounds(int rounds, uint64_t seed, uint64_t offset, uint64_t block, uint32_t out[4]) {
+    uint32_t k0 = (uint32_t)seed, k1 = (uint32_t)(seed >> 32);
+    out[0] = (uint32_t)block, out[1] = (uint32_t)(block >> 32), out[2] = (uint32_t)offset, out[3] = (uint32_t)(offset >> 32);
+    for (int round = 0; round < rounds; round++) {
+        te__philox_round(out, k0, k1);
+        k0 += TE__PHILOX_STEP0, k1 += TE__PHILOX_STEP1;
+    }
+}
+TE__BOTH void te__philox(uint64_t seed, uint64_t offset, uint64_t block, uint32_t out[4]) { te__philox_rounds(10, seed, offset, block, out); }
 
 /* Replaces the host's seed and offset by a random state in device memory, {seed, offset}, to which the host's offset is added. NULL: there is none. */
 TE__BOTH void te__rng_read(const void *state, uint64_t *seed, uint64_t *offset) {

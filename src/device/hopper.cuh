@@ -91,6 +91,10 @@ TE_DEV void te_tma_load4(te_u32 dst, const void *map, int x, int y, int z, int w
                  "r"(x), "r"(y), "r"(z), "r"(w), "r"(bar)
                  : "memory");
 }
+// The same box as far as the L2 cache.
+TE_DEV void te_tma_prefetch4(const void *map, int x, int y, int z, int w) {
+    asm volatile("cp.async.bulk.prefetch.tensor.4d.L2.global.tile [%0, {%1, %2, %3, %4}];" ::"l"(map), "r"(x), "r"(y), "r"(z), "r"(w) : "memory");
+}
 // Shared memory to the map's box at (x, y, z), or added to it; elements outside the tensor are not written, but whole pieces of 16 bytes
 // are: a row must end with one, or have nothing beside it. Before: te_async_fence() by all that wrote, and a barrier.
 TE_DEV void te_tma_store3(const void *map, te_u32 src, int x, int y, int z) {

@@ -1,10 +1,12 @@
 /* attn_formula.h: attention with all of te_attn_rule for test_attn_extras.c and test_attn_variants.c: cases, their tensors, the formula in float64 with its gradients, and how both are
  * compared. Knows the public API; shares no code with te.h. */
 
+#include "attn_keep.h"
+
 /* ---- a case: one choice of each option ---- */
 
 enum { MASK, LAYOUT, BIAS, SOFTMAX, WINDOW, DIAGONAL, DTYPE, GROUPED, SIZES, DROPOUT, OPTIONS };
-enum { BIAS_NONE, BIAS_FULL, BIAS_HEADS, BIAS_KEYS, BIAS_PRE, BIAS_ALIBI, BIAS_SLOPES, BIAS_SLOPES_OF_EACH };
+enum { BIAS_NONE, BIAS_FULL, BIAS_HEADS, BIAS_KEYS, BIAS_PRE, BIAS_ALIBI, BIAS_SLOPES, BIAS_SLOPES_OF_EACH, BIAS_ROWS, BIAS_SEQUENCES }; /* the last two: one of all heads, of all sequences or of each */
 enum { WINDOW_NONE, WINDOW_BOTH, WINDOW_LEFT };
 enum { LAYOUT_SBHD, LAYOUT_BSHD, LAYOUT_THD, LAYOUT_THD_PADDED };
 static const int choices[OPTIONS] = {7, 4, 8, 3, 3, 3, 3, 3, 5, 3};
@@ -51,7 +53,7 @@ static xcase make_sized_case(const int *option, const int64_t sizes[4]) {
     c.s_kv = sizes[1];
     c.d = sizes[2];
     c.d_v = sizes[3];
-    c.p = option[DROPOUT] == 1 ? 0.25f : 0;
+    c.p = option[DROPOUT] == 1 ? 0.3f : 0;
     c.scale = option[DROPOUT] == 2 ? 0.3f : (float)(1 / sqrt((double)c.d));
     c.window = option[WINDOW] != WINDOW_NONE;
     c.left = option[WINDOW] == WINDOW_BOTH ? 7 : 12;
@@ -133,11 +135,12 @@ typedef struct xdata {
     float s_amax, dp_amax; /* FP8 attention */
 } xdata;
 
-static bool has_bias(const xcase *c) { return c->option[BIAS] >= BIAS_FULL && c->option[BIAS] <= BIAS_PRE; }
+static bool has_alibi(const xcase *c) { return c->option[BIAS] >= BIAS_ALIBI && c->option[BIAS] <= BIAS_SLOPES_OF_EACH; }
+static bool has_bias(const xcase *c) { return c->option[BIAS] != BIAS_NONE && !has_alibi(c); }
 static void bias_shape(const xcase *c, int64_t shape[4]) {
     int kind = c->option[BIAS];
-    shape[0] = kind == BIAS_FULL ? c->b : 1;
-    shape[1] = kind == BIAS_KEYS ? 1 : c->heads;
+    shape[0] = kind == BIAS_FULL || kind == BIAS_SEQUENCES ? c->b : 1;
+    shape[1] = kind == BIAS_KEYS || kind >= BIAS_ROWS ? 1 : c->heads;
     shape[2] = kind == BIAS_KEYS ? 1 : c->s_q;
     shape[3] = c->s_kv;
 }
@@ -150,6 +153,18 @@ static int64_t bias_place(const xcase *c, int64_t b, int64_t h, int64_t i, int64
     int64_t s[4];
     bias_shape(c, s);
     return (((s[0] == 1 ? 0 : b) * s[1] + (s[1] == 1 ? 0 : h)) * s[2] + (s[2] == 1 ? 0 : i)) * s[3] + j;
+}
+
+/* What the bias has for rows and keys of no sequence becomes NaN, too. */
+static void spoil_bias(const xcase *c, float *bias) {
+    int64_t s[4];
+    bias_shape(c, s);
+    for (int64_t n = 0; n < s[0] * s[1] * s[2] * s[3]; n++) {
+        int64_t j = n % s[3], i = n / s[3] % s[2], of = n / (s[3] * s[2] * s[1]);
+        bool used = false;
+        for (int64_t b = 0; b < c->b; b++) used = used || ((s[0] == 1 || b == of) && i < c->length_q[b] && j < c->length_kv[b]);
+        if (!used) bias[n] = NAN;
+    }
 }
 
 /* Rows of padding are NaN: nothing may read them. */
@@ -167,27 +182,18 @@ static xdata make_data(const xcase *c) {
                 for (int64_t i = 0; i < (of_keys(part) ? c->length_kv : c->length_q)[b]; i++)
                     memcpy(d.x[part] + place(c, part, b, h, i), values + place(c, part, b, h, i), (size_t)w * 4);
     }
-    if (has_bias(c)) d.bias = test_rounded(c->bias_dtype, test_normal(bias_count(c), 5), bias_count(c));
+    if (has_bias(c)) {
+        d.bias = test_rounded(c->bias_dtype, test_normal(bias_count(c), 5), bias_count(c));
+        spoil_bias(c, d.bias);
+    }
     if (c->option[SOFTMAX] == TE_SOFTMAX_LEARNABLE) d.offset = test_normal(c->heads, 6);
-    if (c->option[BIAS] >= BIAS_SLOPES) d.slopes = test_uniform(c->heads * c->b, 7, 0.01f, 0.5f);
+    if (c->option[BIAS] == BIAS_SLOPES || c->option[BIAS] == BIAS_SLOPES_OF_EACH) d.slopes = test_uniform(c->heads * c->b, 7, 0.01f, 0.5f);
     if (c->mask == TE_MASK_ARBITRARY) {
         int64_t n = c->b * c->s_q * c->s_kv, *dice = test_integers(n + 1, 8, 0, 3);
         d.mask = (uint8_t *)test_alloc((size_t)n);
         for (int64_t i = 0; i < n; i++) d.mask[i] = dice[i] == 0 || i / c->s_kv % c->s_q == 3; /* row 3 sees no key */
     }
-    if (c->p > 0) { /* element i of P is kept when the i-th uniform number of (seed, offset) is at least p */
-        te_ctx *cpu = test_context("cpu");
-        te_op_random_args r;
-        int64_t n = c->b * c->heads * c->s_q * c->s_kv;
-        memset(&r, 0, sizeof r);
-        r.dst = te_tensor_empty(cpu, TE_F32, SHAPE(n));
-        r.b = 1;
-        r.seed = 21;
-        r.offset = 4;
-        te_op_random(cpu, &r);
-        d.keep = test_read(r.dst);
-        for (int64_t i = 0; i < n; i++) d.keep[i] = d.keep[i] >= c->p ? 1 / (1 - c->p) : 0;
-    }
+    if (c->p > 0) d.keep = attn_keep(c->p, 21, 4, c->b * c->heads * c->s_q, c->s_kv);
     return d;
 }
 
@@ -279,7 +285,7 @@ static double score(const xcase *c, const xdata *in, int64_t b, int64_t h, int64
     if (c->option[BIAS] == BIAS_PRE) s += (double)in->bias[bias_place(c, b, h, i, j)];
     s *= (double)c->scale;
     if (has_bias(c) && c->option[BIAS] != BIAS_PRE) s += (double)in->bias[bias_place(c, b, h, i, j)];
-    if (c->option[BIAS] >= BIAS_ALIBI) s -= slope_of(c, in, b, h) * fabs((double)(i + c->delta[b] - j));
+    if (has_alibi(c)) s -= slope_of(c, in, b, h) * fabs((double)(i + c->delta[b] - j));
     return s;
 }
 
@@ -419,7 +425,7 @@ static te_attn_rule make_rule(te_ctx *te, const xcase *c, const xdata *in) {
     bias_shape(c, s);
     if (in->bias) x.core_attention_bias = test_tensor(te, c->bias_dtype, 4, s, in->bias);
     x.core_attention_bias_type = has_bias(c) ? (c->option[BIAS] == BIAS_PRE ? TE_ATTN_BIAS_PRE_SCALE : TE_ATTN_BIAS_POST_SCALE)
-                                             : c->option[BIAS] >= BIAS_ALIBI ? TE_ATTN_BIAS_ALIBI : TE_ATTN_BIAS_NONE;
+                                             : has_alibi(c) ? TE_ATTN_BIAS_ALIBI : TE_ATTN_BIAS_NONE;
     if (c->option[BIAS] == BIAS_SLOPES) x.alibi_slopes = test_tensor(te, TE_F32, SHAPE(c->heads), in->slopes);
     if (c->option[BIAS] == BIAS_SLOPES_OF_EACH) x.alibi_slopes = test_tensor(te, TE_F32, SHAPE(c->b, c->heads), in->slopes);
     x.softmax_type = (te_softmax_type)c->option[SOFTMAX];

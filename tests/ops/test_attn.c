@@ -1,6 +1,7 @@
 /* test_attn.c: attention: the formula in float64, finite differences, masks, windows, grouped heads, layouts, dropout; the GPU against the
  * CPU; which kernels a plan picks. */
 #include "../te_test.h"
+#include "attn_keep.h"
 
 /* All sizes that are 0 below take these: one small causal problem. */
 typedef struct attn_case {
@@ -64,19 +65,7 @@ static attn_data make_data(const attn_case *c) {
         d.x[part] = test_rounded(c->dtype, values, n);
     }
     d.lse = test_floats(c->b * c->heads * c->s_q);
-    if (c->p > 0) { /* element i of P is kept when the i-th uniform number of (seed, offset) is at least p */
-        te_ctx *cpu = test_context("cpu");
-        te_op_random_args r = {0};
-        int64_t n = c->b * c->heads * c->s_q * c->s_kv;
-        r.dst = te_tensor_empty(cpu, TE_F32, SHAPE(n));
-        r.kind = TE_RANDOM_UNIFORM;
-        r.b = 1;
-        r.seed = 123;
-        r.offset = 9;
-        te_op_random(cpu, &r);
-        d.keep = test_read(r.dst);
-        for (int64_t i = 0; i < n; i++) d.keep[i] = d.keep[i] >= c->p ? 1 / (1 - c->p) : 0;
-    }
+    if (c->p > 0) d.keep = attn_keep(c->p, 123, 9, c->b * c->heads * c->s_q, c->s_kv);
     return d;
 }
 
@@ -371,6 +360,8 @@ TE_TEST_DEVICES(attn_above_128) {
         {.d = 256, .s_q = 100, .s_kv = 132, .heads = 4, .groups = 1, .p = 0.25f, .mask = TE_MASK_NONE},
         {.d = 192, .d_v = 128, .s_q = 195, .s_kv = 196, .p = 0.5f, .mask = TE_MASK_CAUSAL, .b = 2},
         {.d = 192, .s_q = 65, .s_kv = 64, .p = 1, .mask = TE_MASK_NONE},
+        {.d = 256, .s_q = 200, .s_kv = 131, .p = 0.1f, .mask = TE_MASK_NONE, .format = TE_BSHD},
+        {.d = 192, .s_q = 130, .s_kv = 391, .heads = 4, .groups = 2, .p = 0.1f, .mask = TE_MASK_CAUSAL_BOTTOM_RIGHT},
         {.d = 256, .d_v = 64, .s_q = 1, .s_kv = 300, .heads = 8, .groups = 2, .mask = TE_MASK_NONE},
         {.d = 64, .d_v = 192, .s_q = 300, .s_kv = 1, .mask = TE_MASK_NONE, .format = TE_BSHD},
         {.d = 160, .d_v = 104, .s_q = 128, .mask = TE_MASK_CAUSAL, .pad = 16, .b = 2},
@@ -428,10 +419,10 @@ TE_TEST_DEVICES(attn_rows_without_keys) {
     }
 }
 
-/* The same elements are dropped in both directions, on both devices, and they are those of te_random. */
+/* The same elements are dropped in both directions, on both devices, and they are those of the description. */
 TE_TEST_DEVICES(attn_dropout) {
     static const float ps[] = {0.1f, 0.5f, 1.0f};
-    static const int64_t lengths[][2] = {{64, 64}, {70, 132}, {33, 45}, {131, 20}};
+    static const int64_t lengths[][2] = {{64, 64}, {70, 132}, {33, 45}, {131, 20}, {200, 259}};
     for (int f = 0; f < COUNT(formats); f++)
         for (int i = 0; i < COUNT(lengths); i++)
             for (int k = 0; k < COUNT(ps); k++) {
@@ -661,15 +652,19 @@ static void check_plan(te_ctx *te, te_dtype dtype, int64_t d, float p, int64_t s
     te_op_attn_bwd_args b = backward_args(&c, &t);
     CHECK(te_explain(te, TE_OP_ATTN_FWD, &f, device, &e) == TE_OK && e.supported && e.deterministic);
     const char *forward = !fast_forward ? "attn/attn_fwd" : strcmp(device, "sm_90") == 0 ? "attn/attn_fwd_hopper" : "attn/attn_fwd_mma";
-    CHECK_MSG(strstr(e.kernels, forward) == e.kernels && e.kernels[strlen(forward)] != '_', "%s: %s, not %s", device, e.kernels, forward);
-    CHECK_EQ_INT(e.launches, 1);
+    const bool bits_forward = p > 0 && fast_forward && strcmp(device, "sm_90") == 0; /* one launch more, in front */
+    const char *kernel = strstr(e.kernels, forward);
+    CHECK_MSG(kernel == e.kernels + (bits_forward ? strlen("attn/attn_dropout_bits ") : 0) && kernel[strlen(forward)] != '_', "%s: %s, not %s", device, e.kernels, forward);
+    CHECK_MSG(!strstr(e.kernels, "attn/attn_dropout_bits") == !bits_forward, "%s: %s", device, e.kernels);
+    CHECK_EQ_INT(e.launches, 1 + bits_forward);
     CHECK_STR(e.why, !fast_forward ? "and not tensor cores: " : strcmp(device, "sm_90") == 0 ? "TMA and wgmma" : "by mma.sync and not wgmma: the chip is no Hopper");
     CHECK(te_explain(te, TE_OP_ATTN_BWD, &b, device, &e) == TE_OK && e.supported && e.deterministic);
     const bool hopper = fast_backward && strcmp(device, "sm_90") == 0;
     CHECK_STR(e.kernels, hopper ? d > 128 ? "attn/attn_bwd_dkv_hopper" : "attn/attn_bwd_hopper" : fast_backward ? "attn/attn_bwd_dkv_mma" : "attn/attn_bwd_dkv");
     CHECK_MSG(!strstr(e.kernels, "_mma") == !(fast_backward && !hopper), "%s: %s", device, e.kernels);
     CHECK_STR(e.why, hopper ? "TMA and wgmma" : fast_backward ? "by mma.sync and not wgmma: the chip is no Hopper" : "and not tensor cores: ");
-    CHECK_EQ_INT(e.launches, 3);
+    CHECK_MSG(!strstr(e.kernels, "attn/attn_dropout_bits") == !(hopper && p > 0), "%s: %s", device, e.kernels);
+    CHECK_EQ_INT(e.launches, 3 + (hopper && p > 0));
     CHECK(e.workspace >= 8 * (size_t)(c.heads * s));
     CHECK_OK(te);
 }
@@ -681,11 +676,70 @@ TE_TEST(attn_plans) {
         check_plan(te, TE_BF16, 128, 0, 100, devices[i], true, true);
         check_plan(te, TE_F16, 40, 0, 100, devices[i], true, true);
         check_plan(te, TE_BF16, 64, 0.1f, 100, devices[i], true, true);
-        check_plan(te, TE_BF16, 64, 0.1f, 101, devices[i], false, false);
+        check_plan(te, TE_BF16, 64, 0.1f, 101, devices[i], true, true);
         check_plan(te, TE_BF16, 256, 0, 100, devices[i], true, strcmp(devices[i], "sm_90") == 0);
         check_plan(te, TE_BF16, 128, 0.1f, 100, devices[i], true, true);
         check_plan(te, TE_BF16, 33, 0, 100, devices[i], false, false);
         check_plan(te, TE_F32, 64, 0, 100, devices[i], false, false);
+    }
+}
+
+/* Dropout's bits that would fill more than 2 GB are drawn by the kernels themselves. */
+TE_TEST(attn_plans_dropout) {
+    te_ctx *te = test_context("cpu");
+    if (!te) return;
+    for (int k = 0; k < 3; k++) {
+        te_explanation e;
+        attn_tensors t;
+        attn_case c = {.b = 4, .heads = 64, .s_q = k == 1 ? 8192 : 8191, .d = k == 2 ? 192 : 128, .p = 0.1f, .dtype = TE_BF16};
+        c = complete(c);
+        name_case(&c);
+        for (int part = 0; part < PARTS; part++)
+            t.x[part] = te_tensor_describe(te, TE_BF16, SHAPE(length_of(&c, part), c.b, heads_of(&c, part), channels_of(&c, part)));
+        t.lse = te_tensor_describe(te, TE_F32, SHAPE(c.b, c.heads, c.s_q));
+        te_op_attn_fwd_args f = forward_args(&c, &t);
+        te_op_attn_bwd_args b = backward_args(&c, &t);
+        CHECK(te_explain(te, TE_OP_ATTN_FWD, &f, "sm_90", &e) == TE_OK && e.supported);
+        CHECK_STR(e.kernels, "X_DROPOUT=2");
+        CHECK_STR(e.why, "TMA and wgmma, which draw dropout's bits themselves: these would fill more than 2 GB");
+        CHECK_EQ_INT(e.launches, 1);
+        CHECK(te_explain(te, TE_OP_ATTN_BWD, &b, "sm_90", &e) == TE_OK && e.supported);
+        CHECK_STR(e.kernels, "X_DROPOUT=2");
+        CHECK_STR(e.why, "these would fill more than 2 GB");
+        c.b = 3, f.rule.dropout_p = 1e-7f; /* which rounds to none */
+        CHECK(te_explain(te, TE_OP_ATTN_FWD, &f, "sm_90", &e) == TE_OK && e.supported);
+        CHECK_STR(e.kernels, "X_DROPOUT=0");
+        CHECK_OK(te);
+    }
+}
+
+/* Kernels that draw such bits themselves keep the same elements: all scores are 0, and channel c of v and of the gradient of o is 1 in every 64th row, so that o and dv count what is kept,
+ * 64 elements at most, times one factor. On Hopper alone: it takes 7 GB. */
+TE_TEST_DEVICES(attn_dropout_beyond_memory) {
+    enum { B = 1024, S = 4096, D = 64 };
+    te_tensor *all[PARTS];
+    if (!te_ctx_is_cuda(te) || te_ctx_sm(te) != 90) return;
+    for (int part = 0; part < PARTS; part++) all[part] = te_tensor_zeros(te, TE_BF16, SHAPE(B, S, 1, D));
+    te_tensor *lse = te_tensor_empty(te, TE_F32, SHAPE(B, 1, S));
+    float *one = test_floats((int64_t)S * D);
+    for (int i = 0; i < S; i++) one[i * D + i % D] = 1;
+    te_tensor *rows = test_tensor(te, TE_BF16, SHAPE(1, S, 1, D), one);
+    for (int b = 0; b < B; b++) te_tensor_copy(te_tensor_narrow(all[V], 0, b, 1), rows);
+    te_op_attn_fwd_args f = {.q = all[Q], .k = all[K], .v = all[V], .o = all[O], .lse = lse, .format = TE_BSHD, .rule = {.mask = TE_MASK_NONE, .dropout_p = 0.3f}, .seed = 5, .offset = 6};
+    te_op_attn_bwd_args g = {.q = all[Q], .k = all[K], .v = all[V], .o = all[O], .lse = lse, .d_o = all[V], .dq = all[DQ], .dk = all[DK], .dv = all[DV], .format = TE_BSHD, .rule = f.rule, .seed = 5, .offset = 6};
+    te_op_attn_fwd(te, &f);
+    te_op_attn_bwd(te, &g);
+    CHECK_OK(te);
+    const double factor = 1 / (1 - attn_used_p(0.3f)) / S;
+    for (int n = 0; n < 3; n++) {
+        const int b = n * (B - 1) / 2;
+        float *got_o = test_read(te_tensor_narrow(all[O], 0, b, 1)), *got_dv = test_read(te_tensor_narrow(all[DV], 0, b, 1)), *keep = attn_keep_from(0.3f, 5, 6, (int64_t)b * S, S, S);
+        float *want_o = test_floats((int64_t)S * D), *want_dv = test_floats((int64_t)S * D);
+        for (int i = 0; i < S; i++)
+            for (int j = 0; j < S; j++)
+                if (keep[(int64_t)i * S + j] != 0) want_o[i * D + j % D] += (float)factor, want_dv[j * D + i % D] += (float)factor;
+        CHECK_CLOSE("o", got_o, want_o, (int64_t)S * D, 6e-3, 0); /* one rounding to bf16, and that of P */
+        CHECK_CLOSE("dv", got_dv, want_dv, (int64_t)S * D, 6e-3, 0);
     }
 }
 

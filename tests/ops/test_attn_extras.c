@@ -341,6 +341,41 @@ TE_TEST_DEVICES(attn_extras_wrong_starts) {
         CHECK_ERROR(te, TE_ERR_INVALID, "rule.cu_seqlens_q has 17 rows for sequence 0, and rule.cu_seqlens_q_padded has 10 for it");
 }
 
+/* A GPU's numbers are looked at in the debug mode, and nothing is launched then; the CPU's always. */
+TE_TEST_DEVICES(attn_extras_places_in_debug_mode) {
+    te_ctx_desc desc;
+    memset(&desc, 0, sizeof desc);
+    desc.device = te_ctx_device(te);
+    test_setenv("TE_DEBUG_SYNC", "1");
+    te_ctx *debug = test_context_with(&desc);
+    test_setenv("TE_DEBUG_SYNC", NULL);
+    if (!debug) return;
+    const xcase packed = small_case(TE_MASK_PADDING, LAYOUT_THD, BIAS_NONE, TE_SOFTMAX_VANILLA, 2, 2);
+    xdata in = make_data(&packed);
+    xtensors t = make_tensors(debug, &packed, &in);
+    te_op_attn_fwd(debug, &t.f);
+    te_op_attn_bwd(debug, &t.g);
+    CHECK_OK(debug);
+    t.f.rule.cu_seqlens_q = t.g.rule.cu_seqlens_q = test_i32(debug, SHAPE(4), (const int64_t[]){0, 70, 9, 109});
+    te_op_attn_fwd(debug, &t.f);
+    CHECK_ERROR(debug, TE_ERR_INVALID, "attn_fwd: rule.cu_seqlens_q[1] is 70 and [2] is 9; starts must not descend");
+    te_op_attn_bwd(debug, &t.g);
+    CHECK_ERROR(debug, TE_ERR_INVALID, "attn_bwd: rule.cu_seqlens_q[1] is 70 and [2] is 9; starts must not descend");
+    xcase paged = small_case(TE_MASK_PADDING, LAYOUT_BSHD, BIAS_NONE, TE_SOFTMAX_VANILLA, 2, 2);
+    paged.kv_format = TE_BSHD;
+    paged.page_size = 4;
+    in = make_data(&paged);
+    t = make_tensors(debug, &paged, &in);
+    te_op_attn_fwd(debug, &t.f);
+    CHECK_OK(debug);
+    const int64_t pages = te_tensor_shape(t.f.rule.page_table)[1], all = te_tensor_shape(t.f.k)[0];
+    int64_t *ids = test_integers(3 * pages, 5, 0, all);
+    ids[pages + 1] = all + 7;
+    t.f.rule.page_table = test_i32(debug, SHAPE(3, pages), ids);
+    te_op_attn_fwd(debug, &t.f);
+    CHECK_ERROR(debug, TE_ERR_INVALID, "attn_fwd: rule.page_table[1][1] is 106; the cache has pages 0 to 98");
+}
+
 /* No sequences, and sequences of no rows. */
 TE_TEST_DEVICES(attn_extras_empty) {
     const xcase c = small_case(TE_MASK_PADDING, LAYOUT_THD, BIAS_NONE, TE_SOFTMAX_OFF_BY_ONE, 0, 0);

@@ -33,6 +33,14 @@ static const variant variants[] = {
     {{64, 132, 128, 128}, .bias = BIAS_HEADS, .bias_dtype = TE_F32, .dropout = 1, .mask = TE_MASK_PADDING_CAUSAL, .layout = LAYOUT_THD},
     {{129, 130, 128, 128}, .bias = BIAS_FULL, .bias_dtype = TE_BF16, .dtype = F16},
     {{129, 127, 128, 128}, .bias = BIAS_HEADS, .mask = TE_MASK_ARBITRARY, .grouped = 1},
+    {{129, 136, 128, 128}, .bias = BIAS_ROWS, .mask = TE_MASK_CAUSAL, .dtype = F16},
+    {{300, 520, 128, 128}, .bias = BIAS_SEQUENCES, .layout = LAYOUT_BSHD, .grouped = 1},
+    {{17, 8, 128, 128}, .bias = BIAS_FULL},
+    {{1000, 136, 128, 128}, .bias = BIAS_HEADS, .mask = TE_MASK_CAUSAL_BOTTOM_RIGHT}, /* tiles without a key */
+    {{700, 904, 128, 128}, .bias = BIAS_FULL, .window = WINDOW_BOTH, .dropout = 1, .grouped = 2},
+    {{200, 264, 128, 128}, .bias = BIAS_SEQUENCES, .mask = TE_MASK_PADDING_CAUSAL, .layout = LAYOUT_THD, .grouped = 1},
+    {{1000, 1000, 128, 128}, .bias = BIAS_FULL, .mask = TE_MASK_PADDING, .layout = LAYOUT_THD_PADDED, .softmax = TE_SOFTMAX_LEARNABLE},
+    {{129, 136, 128, 128}, .bias = BIAS_ROWS, .rule = RULE_CAP, .mask = TE_MASK_ARBITRARY},
     {{1000, 1000, 128, 128}, .bias = BIAS_ALIBI, .mask = TE_MASK_ARBITRARY},
     {{129, 129, 128, 128}, .rule = RULE_SLOPES, .mask = TE_MASK_CAUSAL, .grouped = 1},
     {{127, 1000, 128, 128}, .rule = RULE_CAP, .layout = LAYOUT_BSHD},
@@ -44,18 +52,30 @@ static const variant variants[] = {
     {{129, 129, 128, 128}, .bias = BIAS_ALIBI, .rule = RULE_BOTH, .mask = TE_MASK_ARBITRARY},
     {{1100, 1100, 64, 64}, .bias = BIAS_ALIBI, .mask = TE_MASK_CAUSAL, .grouped = 1},
     {{1100, 200, 64, 64}, .bias = BIAS_FULL},
+    {{1100, 1100, 64, 64}, .bias = BIAS_SLOPES, .window = WINDOW_BOTH, .grouped = 1},
+    {{300, 1000, 64, 64}, .bias = BIAS_HEADS, .mask = TE_MASK_CAUSAL_BOTTOM_RIGHT, .dtype = F16},
     {{129, 127, 64, 64}, .rule = RULE_CAP, .bias = BIAS_KEYS},
     {{200, 132, 64, 64}, .bias = BIAS_HEADS, .mask = TE_MASK_ARBITRARY, .dropout = 1},
     {{129, 300, 64, 64}, .rule = RULE_ROWS, .mask = TE_MASK_CAUSAL_BOTTOM_RIGHT, .bias = BIAS_ALIBI},
     {{129, 130, 96, 96}, .bias = BIAS_HEADS, .mask = TE_MASK_CAUSAL},
+    {{200, 136, 96, 96}, .bias = BIAS_ROWS, .mask = TE_MASK_PADDING_CAUSAL, .layout = LAYOUT_THD},
     {{200, 129, 96, 96}, .bias = BIAS_ALIBI, .rule = RULE_DOCUMENTS},
     {{129, 130, 192, 128}, .bias = BIAS_HEADS, .mask = TE_MASK_CAUSAL, .grouped = 1},
+    {{129, 136, 192, 128}, .bias = BIAS_HEADS, .mask = TE_MASK_CAUSAL, .grouped = 1},
+    {{300, 200, 256, 256}, .bias = BIAS_FULL, .mask = TE_MASK_CAUSAL},
     {{200, 200, 192, 192}, .bias = BIAS_ALIBI},
     {{130, 200, 192, 192}, .bias = BIAS_FULL, .mask = TE_MASK_ARBITRARY},
     {{129, 200, 256, 256}, .bias = BIAS_ALIBI, .mask = TE_MASK_CAUSAL_BOTTOM_RIGHT},
     {{129, 200, 256, 256}, .bias = BIAS_HEADS, .rule = RULE_BOTH},
     {{200, 132, 192, 192}, .dropout = 1, .mask = TE_MASK_CAUSAL},
     {{129, 200, 192, 128}, .dropout = 1, .bias = BIAS_ALIBI, .grouped = 1},
+    {{200, 333, 96, 96}, .dropout = 1, .mask = TE_MASK_CAUSAL, .dtype = F16},
+    {{1100, 1101, 64, 64}, .dropout = 1, .mask = TE_MASK_CAUSAL, .grouped = 1, .layout = LAYOUT_BSHD},
+    {{1000, 1001, 128, 128}, .dropout = 1, .mask = TE_MASK_PADDING_CAUSAL, .layout = LAYOUT_THD_PADDED, .softmax = TE_SOFTMAX_LEARNABLE},
+    {{257, 1100, 128, 128}, .dropout = 1, .window = WINDOW_BOTH, .grouped = 2},
+    {{1, 130, 128, 128}, .dropout = 1},
+    {{257, 391, 192, 128}, .dropout = 1, .mask = TE_MASK_PADDING, .layout = LAYOUT_THD},
+    {{140, 97, 192, 192}, .dropout = 1, .window = WINDOW_LEFT},
     {{130, 300, 256, 256}, .dropout = 1, .mask = TE_MASK_PADDING_CAUSAL, .layout = LAYOUT_THD},
     {{17, 129, 256, 256}, .bias = BIAS_SLOPES, .grouped = 1},
     {{300, 300, 192, 192}, .bias = BIAS_ALIBI, .mask = TE_MASK_PADDING_CAUSAL, .layout = LAYOUT_THD_PADDED, .softmax = TE_SOFTMAX_LEARNABLE},
@@ -79,6 +99,7 @@ static const variant variants[] = {
     {{129, 129, 128, 128}, .blocks = 2},
     {{1000, 1000, 128, 128}, .blocks = 1, .rule = RULE_DOCUMENTS, .mask = TE_MASK_PADDING_CAUSAL, .layout = LAYOUT_THD_PADDED, .softmax = TE_SOFTMAX_LEARNABLE},
     {{300, 700, 128, 128}, .blocks = 2, .rule = RULE_ROWS, .bias = BIAS_HEADS, .dropout = 1, .grouped = 1},
+    {{300, 704, 128, 128}, .blocks = 2, .bias = BIAS_FULL, .grouped = 1},
     {{700, 300, 128, 128}, .blocks = 1, .bias = BIAS_ALIBI, .window = WINDOW_LEFT},
     {{140, 140, 128, 128}, .blocks = 1, .rule = RULE_BOTH, .mask = TE_MASK_ARBITRARY},
     {{1100, 500, 64, 64}, .blocks = 1, .grouped = 1},
@@ -153,8 +174,12 @@ TE_TEST(attn_variants_plans) {
         xtensors t = make_tensors(te, &c, &in);
         CHECK(te_explain(te, TE_OP_ATTN_FWD, &t.f, "sm_90", &e) == TE_OK && e.supported && e.deterministic);
         CHECK_STR(e.kernels, "attn/attn_fwd_hopper");
+        CHECK_MSG(!strstr(e.kernels, "attn/attn_dropout_bits") == !variants[n].dropout, "%s", e.kernels);
         CHECK_STR(e.why, "TMA and wgmma");
-        check_options(&c, strstr(e.kernels, "attn/attn_fwd_hopper"));
+        const char *const forward = strstr(e.kernels, "attn/attn_fwd_hopper");
+        if (forward) check_options(&c, forward);
+        const bool room = c.d != 192 || c.d_v != 128, rows = has_bias(&c) && c.option[BIAS] != BIAS_KEYS && c.s_q > 1; /* of shared memory; one for each query */
+        CHECK_MSG(!strstr(e.kernels, "X_TILES") == !(rows && room && c.bias_dtype == c.dtype && c.s_kv % 8 == 0), "%s", e.kernels);
         CHECK(te_explain(te, TE_OP_ATTN_BWD, &t.g, "sm_90", &e) == TE_OK && e.supported && e.deterministic);
         CHECK_STR(e.why, "TMA and wgmma");
         for (int k = 0; k < (c.d <= 128 ? 1 : 2); k++) {

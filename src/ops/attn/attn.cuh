@@ -61,8 +61,8 @@ struct te_attn_blocks {
     }
     TE_DEV bool empty(int j) const { return EXTRA && row && row[j / TE_ATTN_BLOCK_SIZE] == TE_ATTN_BLOCK_EMPTY; } // a row is contiguous
 };
-// The first row or key of tiles of n, moved back to where a tile lies in one block.
-TE_DEV int te_attn_tile_begin(const te__attn_kargs &a, int begin, int n) { return a.x.blocks.p ? begin / n * n : begin; }
+// The first row or key of tiles of n, moved back to where a tile lies in one block of a block mask, and in one word of dropout.
+TE_DEV int te_attn_tile_begin(const te__attn_kargs &a, int begin, int n) { return a.x.blocks.p || a.dropout_p > 0.0f ? begin / n * n : begin; }
 
 // The user's rule for scores and masks. 0: none; else the number of its text.
 #ifndef X_MOD
@@ -98,14 +98,18 @@ enum { MOD_HIDES = 0 };
 #define TE_AUX3 TE_F32
 #endif
 
-// A tensor that expressions read: 0 outside of it.
+// A tensor that expressions read: 0 outside of it. No kernel writes it meanwhile; as the loads say so, and wait for no compare, the compiler makes one of those that elements share.
 template <int DT> struct te_attn_aux {
     typedef float type;
     TE_DEV static type at(const void *p, te_i64 i) { return te_load(p, i, DT); }
 };
+template <> struct te_attn_aux<TE_F32> {
+    typedef float type;
+    TE_DEV static type at(const void *p, te_i64 i) { return __ldg((const float *)p + i); }
+};
 template <> struct te_attn_aux<TE_I32> {
     typedef int type;
-    TE_DEV static type at(const void *p, te_i64 i) { return ((const int *)p)[i]; }
+    TE_DEV static type at(const void *p, te_i64 i) { return __ldg((const int *)p + i); }
 };
 template <> struct te_attn_aux<TE_I64> {
     typedef te_i64 type;
@@ -118,7 +122,10 @@ template <> struct te_attn_aux<TE_U8> {
 template <int DT> struct te_attn_aux_view {
     const void *p;
     te_i64 n;
-    TE_DEV typename te_attn_aux<DT>::type operator[](te_i64 i) const { return i >= 0 && i < n ? te_attn_aux<DT>::at(p, i) : 0; }
+    TE_DEV typename te_attn_aux<DT>::type operator[](te_i64 i) const {
+        const typename te_attn_aux<DT>::type x = te_attn_aux<DT>::at(p, i < 0 ? 0 : i < n ? i : n - 1);
+        return i >= 0 && i < n ? x : 0;
+    }
 };
 struct te_attn_mod {
     te_attn_aux_view<TE_AUX0> aux0;
@@ -257,38 +264,39 @@ TE_DEV void te_attn_raise(float *logit, float top2) {
         atomicMin((te_u32 *)logit, __float_as_uint(v));
 }
 
-// The index that dropout knows element (b, h, i, 0) of P by.
-TE_DEV te_u64 te_attn_dropout_row(const te__attn_kargs &a, int b, int h, int i) {
-    return (((te_u64)b * a.heads + h) * a.s_q + i) * (te_u64)a.s_kv;
-}
-// One bit for each of the four elements of a Philox block: bit w is set if element 4 block + w is kept.
-TE_DEV te_u32 te_attn_keeps4(const te__attn_kargs &a, te_u64 block) {
-    te_u32 bits[4], keep = 0;
+// Words of dropout: see te__attn_keep_word (sequence.h). Word w for a quad, four lanes whose first is a multiple of four, which share the work: each draws one block.
+TE_DEV te_u32 te_attn_keep_quad(const te__attn_kargs &a, te_u64 w) {
+    const int lane = threadIdx.x & 31;
+    const te_u32 threshold = te__attn_threshold(&a);
+    te_u32 bits[4], from_less, from_more; // at least the threshold, if the lower blocks are less, and if not
     uint64_t seed = a.seed, offset = a.offset;
     te__rng_read(a.rng, &seed, &offset);
-    te__philox(seed, offset, block, bits);
+    te__philox_rounds(7, seed, offset, 4 * w + (lane & 3), bits);
+    from_less = te__attn_keep_step(0u, bits, threshold, lane & 3);
+    from_more = te__attn_keep_step(0xffffffffu, bits, threshold, lane & 3);
 #pragma unroll
-    for (int w = 0; w < 4; w++) keep |= (te__uniform01(bits[w]) >= a.dropout_p ? 1u : 0u) << w;
+    for (int far = 1; far <= 2; far *= 2) { // one block behind the other
+        const te_u32 less = __shfl_xor_sync(0xffffffffu, from_less, far), more = __shfl_xor_sync(0xffffffffu, from_more, far);
+        const bool upper = lane & far;
+        const te_u32 low_less = upper ? less : from_less, low_more = upper ? more : from_more, up_less = upper ? from_less : less, up_more = upper ? from_more : more;
+        from_less = up_less | (up_more & low_less);
+        from_more = up_less | (up_more & low_more);
+    }
+    return threshold >> 16 ? 0u : from_more;
+}
+// For the general kernels: bit r tells that this lane's key, of 32 from j0 on, a multiple of 32, is kept in row first + r, r < 4.
+TE_DEV te_u32 te_attn_keep_four(const te__attn_kargs &a, int b, int h, int first, int j0) {
+    const int lane = threadIdx.x & 31;
+    const te_u32 word = te_attn_keep_quad(a, te__attn_keep_row(&a, b, h, first + (lane >> 2 & 3)) + j0 / 32);
+    te_u32 keep = 0;
+#pragma unroll
+    for (int r = 0; r < 4; r++) keep |= (__shfl_sync(0xffffffffu, word, 4 * r) >> lane & 1u) << r;
     return keep;
 }
-TE_DEV bool te_attn_keeps(const te__attn_kargs &a, te_u64 element) { return te_attn_keeps4(a, element / 4) >> (element % 4) & 1u; }
-// The same for an accumulator fragment, 16 rows by 8 keys, of rows whose length is a multiple of 4: bits 0 and 1 are this lane's two keys in
-// its upper row, 2 and 3 those in its lower row. `upper` is the element of the fragment's first key in the lane's upper row. Two lanes share
-// each Philox block: each lane computes one block, and they exchange them.
-TE_DEV te_u32 te_attn_keeps_fragment(const te__attn_kargs &a, te_u64 upper) {
-    const int lane = threadIdx.x & 31, odd = lane & 1;
-    te_u32 mine = te_attn_keeps4(a, (upper + (odd ? 8 * (te_u64)a.s_kv : 0)) / 4 + (lane >> 1 & 1));
-    te_u32 other = __shfl_xor_sync(0xffffffffu, mine, 1);
-    te_u32 up = odd ? other : mine, low = odd ? mine : other;
-    return (up >> (2 * odd) & 3u) | (low >> (2 * odd) & 3u) << 2;
-}
-// The same for the transposed fragment, 16 keys by 8 rows: bits 0 and 1 are the lane's upper key in its two rows, 2 and 3 its lower key. `corner` is
-// the element of the fragment's first key in its first row. Four lanes share the blocks of their two rows, for the upper and the lower keys.
-TE_DEV te_u32 te_attn_keeps_transposed(const te__attn_kargs &a, te_u64 corner) {
-    const int lane = threadIdx.x & 31, key = lane >> 2, mate = key & 3;
-    te_u64 row = corner + (2 * (lane & 3) + (mate & 1)) * (te_u64)a.s_kv;
-    te_u32 mine = te_attn_keeps4(a, row / 4 + (key >> 2) + (mate >> 1) * 2), keep = 0;
-#pragma unroll
-    for (int m = 0; m < 4; m++) keep |= (__shfl_sync(0xffffffffu, mine, (lane & ~12) | m << 2) >> mate & 1u) << m;
-    return keep;
+// For accumulator fragments with keys along the rows, 16 keys from `key` on, a multiple of 16, by 8 queries: bits 0 and 1 are the lane's upper key in its two queries, 2 and 3 its lower
+// key. word: te_attn_keep_quad of the query that is the quad's number.
+TE_DEV te_u32 te_attn_keep_transposed(te_u32 word, int key) {
+    const int lane = threadIdx.x & 31, at = (key & 16) + (lane >> 2);
+    const te_u32 even = __shfl_sync(0xffffffffu, word, 8 * (lane & 3)) >> at, odd = __shfl_sync(0xffffffffu, word, 8 * (lane & 3) + 4) >> at;
+    return (even & 1u) | (odd & 1u) << 1 | (even >> 8 & 1u) << 2 | (odd >> 8 & 1u) << 3;
 }

@@ -56,12 +56,13 @@ extern "C" __global__ void __launch_bounds__(128, 3) te_attn_bwd_bias(const __gr
                     te_attn_products(s, q + warp * TE_MINE * ld_q, ld_q, k + lane * ld_k, a.d);
                     te_attn_products(dp, g + warp * TE_MINE * ld_g, ld_g, v + lane * ld_v, a.d_v);
                 }
+                const te_u32 keep = a.dropout_p > 0.0f ? te_attn_keep_four(a, b, h, first, j0) : 15u;
 #pragma unroll
                 for (int r = 0; r < TE_MINE; r++) {
                     const te_i64 row = te_of::work_at(seq, b, h) + first + r;
                     float x = te_of::score2(a, seq, b, h, first + r, j, s[r], slope2);
                     if (x == -TE_INF) continue;
-                    if (a.dropout_p > 0.0f) dp[r] = te_attn_keeps(a, te_attn_dropout_row(a, b, h, first + r) + j) ? dp[r] * a.keep_scale : 0.0f;
+                    if (a.dropout_p > 0.0f) dp[r] = keep >> r & 1u ? dp[r] * a.keep_scale : 0.0f;
                     acc[r] += rounded(exp2f(x - a.lse2[row]) * (dp[r] - a.delta[row]) * te_of::bprop(a, seq, b, h, first + r, j, s[r], slope2));
                 }
             }

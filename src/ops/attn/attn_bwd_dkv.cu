@@ -68,10 +68,16 @@ extern "C" __global__ void __launch_bounds__(128, 3) te_attn_bwd_dkv(const __gri
                 te_attn_products(s, k + warp * TE_MINE * ld_k, ld_k, q + lane * ld_q, a.d);
                 te_attn_products(dp, v + warp * TE_MINE * ld_v, ld_v, g + lane * ld_g, a.d_v);
             }
+            te_u32 keep = 15u; // of the lane's row, in which the warp's keys lie in one word
+            if (a.dropout_p > 0.0f) {
+                uint64_t seed = a.seed, offset = a.offset;
+                te__rng_read(a.rng, &seed, &offset);
+                keep = te__attn_keep_word(te__attn_threshold(&a), seed, offset, te__attn_keep_row(&a, at.b, h, i) + first / 32) >> first % 32;
+            }
 #pragma unroll
             for (int r = 0; r < TE_MINE; r++) {
                 float x = te_of::score2(a, seq, at.b, h, i, first + r, s[r], slope2), p = x == -TE_INF ? 0.0f : exp2f(x - lse2), dropped = p;
-                if (a.dropout_p > 0.0f && p > 0.0f && !te_attn_keeps(a, te_attn_dropout_row(a, at.b, h, i) + (first + r))) dropped = dp[r] = 0.0f;
+                if (!(keep >> r & 1u)) dropped = dp[r] = 0.0f;
                 const float factor = MOD && p == 0.0f ? 0.0f : te_of::bprop(a, seq, at.b, h, i, first + r, s[r], slope2);
                 s[r] = rounded_dp(p * (dp[r] * a.keep_scale - delta) * factor);
                 dp[r] = rounded_s.on() ? rounded_s(dropped * a.keep_scale) : dropped;

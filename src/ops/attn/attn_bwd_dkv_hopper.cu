@@ -23,14 +23,14 @@
 // A bias and ALiBi are what S^T starts with; the bias is loaded a tile ahead, to the registers of S^T. Masks of elements become bits while products run. Under the user's rule P^T times the
 // rule's derivative passes to the other consumer, and P^T itself to dV.
 //
-// Options: X_DT, X_D, X_D_V (hopper.cuh: 192 and 256 alike, or 192 and 128), X_DROPOUT: P^T passes with a mark at what is dropped; those of hopper_scores.cuh.
+// Options: X_DT, X_D, X_D_V (hopper.cuh: 192 and 256 alike, or 192 and 128), those of hopper_dropout.cuh (P^T passes with a mark at what is dropped) and hopper_scores.cuh.
 // Benchmark: "attention backward" in tests/bench/h200.csv.
 //
 // Launch: grid: blocks of 64 keys of the longest sequence, of all heads and sequences; block 384; shared memory TE__ATTN_DKV_SHARED. Maps: boxes of 64 rows by 64 channels.
 //         Conditions as of attn_fwd_hopper.cu.
 // te:arch 90a
 // te:row X_DT=2|3 X_D=256 X_D_V=256 X_DROPOUT=0|1
-// te:row X_DT=3 X_D=192 X_D_V=128|192 X_DROPOUT=0|1
+// te:row X_DT=3 X_D=192 X_D_V=128|192 X_DROPOUT=0|1|2
 // te:row X_DT=3 X_D=256 X_D_V=256 X_DROPOUT=0|1 X_ALIBI=1
 // te:row X_DT=3 X_D=256 X_D_V=256 X_DROPOUT=0 X_BIAS=1|3 X_PAIRS=1|2
 // te:row X_DT=3 X_D=256 X_D_V=256 X_DROPOUT=1 X_BIAS=3 X_PAIRS=1
@@ -40,12 +40,11 @@
 // te:row X_DT=3 X_D=256 X_D_V=256 X_DROPOUT=0 X_BLOCKS=1 X_MOD=3
 // te:row X_DT=3 X_D=192 X_D_V=192 X_DROPOUT=0 X_BLOCKS=1
 // te:row X_DT=3 X_D=192 X_D_V=128 X_DROPOUT=0 X_BIAS=3 X_PAIRS=1
-#include "ops/attn/hopper_scores.cuh"
+#include "ops/attn/hopper_dropout.cuh"
 
 enum {
     D = X_D,
     D_V = X_D_V,
-    DROPOUT = X_DROPOUT,
     BK = 64,
     BQ = 64,
     STAGES = TE__ATTN_DKV_STAGES(X_D),
@@ -173,7 +172,8 @@ template <int N> struct te_consumer {
 
 // Found while products run: bits of the tile's elements that are not dropped, and of those that masks of elements show; the tile behind.
 struct te_beside {
-    te_u32 keep, show;
+    te_keep_columns keep;
+    te_u32 show;
     te_tiles ahead;
 };
 
@@ -198,7 +198,7 @@ struct te_values : te_consumer<D_V> {
     // S^T, beside dV of the tile before.
     template <bool FIRST> TE_DEV te_beside begin() {
         const int first = t.n * BK + 16 * warp, key = first + (lane >> 2), query = i.m * BQ + 2 * (lane & 3); // the warp's, the thread's first ones
-        te_beside x = {0, 0, i};
+        te_beside x = {{0}, 0, i};
         if (!FIRST) gather_values();
         if (BIAS) te_bias_columns<BQ / 2>::start(s, te_bias_scale(a.a));
         if (ALIBI) {
@@ -207,11 +207,7 @@ struct te_values : te_consumer<D_V> {
         }
         await(FULL_Q, now);
         products<D, !ALIBI && !BIAS>(AT_K, AT_Q);
-        if (DROPOUT) {
-            const te_u64 corner = te_attn_dropout_row(a.a, t.batch, i.head, i.m * BQ) + (t.n * BK + 16 * warp);
-#pragma unroll 1
-            for (int j = 0; j < BQ / 8; j++) x.keep |= te_attn_keeps_transposed(a.a, corner + 8 * j * (te_u64)a.a.s_kv) << (4 * j);
-        }
+        if (DROPOUT) x.keep.load(a.a, a.bits, t.batch, i.head, t.q_at, i.m * BQ, first);
         if (HIDES) x.show = (te_u32)te_shown<BQ / 2, true, 1>(a.a, t.batch, i.head, query, key, BLOCKS && i.full);
         if (BLOCKS) x.ahead.next(a.a, t);
         if (!FIRST) {
@@ -248,7 +244,7 @@ struct te_values : te_consumer<D_V> {
             for (int e = 0; e < 4; e++) {
                 float factor;
                 const float p = te_weight(a.a, s[4 * j + e], l[e & 1], t.batch, i.head, query + 8 * j + (e & 1), key + 4 * (e & 2), factor);
-                const bool dropped = DROPOUT && !(x.keep >> (4 * j + e) & 1);
+                const bool dropped = DROPOUT && !x.keep.one(e >> 1, j, e & 1);
                 word[e] = (__float_as_uint(factor) & (DROPOUT && MOD ? ~MARK : ~0u)) | (dropped ? MARK : 0u);
                 s[4 * j + e] = dropped ? 0.0f : p;
             }

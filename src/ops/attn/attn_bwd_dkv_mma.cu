@@ -14,7 +14,7 @@
 // Benchmark: "attention backward" in tests/bench/h200.csv.
 //
 // Launch: grid (ceil(s_kv / (16 M WARPS)) * batch * groups), block 32 WARPS, shared memory (2 D + 16) (32 M WARPS + 4 BM) + 16 BM bytes.
-//         Rows start at multiples of 16 bytes, d and d_v are multiples of 8, BM divides TE__ATTN_PAD; X_DROPOUT: s_kv is a multiple of 4.
+//         Rows start at multiples of 16 bytes, d and d_v are multiples of 8, BM divides TE__ATTN_PAD.
 // te:arch 80
 // te:row X_DT=3 X_D=32 X_TILE=64 X_WARPS=8 X_M=1 X_DROPOUT=0 X_EXTRA=0
 // te:row X_DT=3 X_D=64 X_TILE=64 X_WARPS=8 X_M=1 X_DROPOUT=0 X_EXTRA=0
@@ -166,7 +166,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, WARPS <= 4 ? 2 : 1) te_att
                 for (int n = 0; n < N; n++)
 #pragma unroll
                     for (int m = 0; m < M; m++) {
-                        keep[m][n] = te_attn_keeps_transposed(a, te_attn_dropout_row(a, at.b, h, i0 + 8 * n) + first + 16 * m);
+                        keep[m][n] = te_attn_keep_transposed(te_attn_keep_quad(a, te__attn_keep_row(&a, at.b, h, i0 + 8 * n + (lane >> 2)) + (first + 16 * m) / 32), first + 16 * m);
 #pragma unroll
                         for (int e = 0; e < 4; e++) p[m][n][e] = keep[m][n] >> e & 1 ? s[m][n][e] : 0.0f;
                     }

@@ -47,7 +47,7 @@ extern "C" __global__ void __launch_bounds__(128, 3) te_attn_bwd_dq(const __grid
     }
 
     const te_attn_blocks blocks(a, at.b, at.h, block_first);
-    const int begin = EXTRA ? te_attn_tile_begin(a, te_attn_keys_begin(seq, block_first), TE__ATTN_LANES) : te_attn_keys_begin(seq, block_first);
+    const int begin = te_attn_tile_begin(a, te_attn_keys_begin(seq, block_first), TE__ATTN_LANES);
     const int end = EXTRA && block_first >= seq.s_q ? 0 : te_attn_keys_end(seq, min(block_first + TE__ATTN_ROWS, seq.s_q) - 1);
     // P, the dropped dP and the factor of the user's rule, of the warp's rows and this lane's key.
     auto weigh = [&](int j0, float p[TE_MINE], float dp[TE_MINE], float factor[TE_MINE]) {
@@ -62,13 +62,13 @@ extern "C" __global__ void __launch_bounds__(128, 3) te_attn_bwd_dq(const __grid
             te_attn_products(p, q + warp * TE_MINE * ld_q, ld_q, k + lane * ld_k, a.d);
             te_attn_products(dp, g + warp * TE_MINE * ld_g, ld_g, v + lane * ld_v, a.d_v);
         }
+        const te_u32 keep = a.dropout_p > 0.0f ? te_attn_keep_four(a, at.b, at.h, first, j0) : 15u;
 #pragma unroll
         for (int r = 0; r < TE_MINE; r++) {
             float x = te_of::score2(a, seq, at.b, at.h, first + r, j0 + lane, p[r], slope2);
             factor[r] = MOD && x == -TE_INF ? 0.0f : te_of::bprop(a, seq, at.b, at.h, first + r, j0 + lane, p[r], slope2);
             p[r] = x == -TE_INF ? 0.0f : exp2f(x - lse2[r]);
-            if (a.dropout_p > 0.0f && p[r] > 0.0f)
-                dp[r] = te_attn_keeps(a, te_attn_dropout_row(a, at.b, at.h, first + r) + (j0 + lane)) ? dp[r] * a.keep_scale : 0.0f;
+            if (a.dropout_p > 0.0f) dp[r] = keep >> r & 1u ? dp[r] * a.keep_scale : 0.0f;
         }
     };
     if (te_of::in_fp8(a)) {

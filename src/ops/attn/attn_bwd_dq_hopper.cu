@@ -21,14 +21,14 @@
 // ALiBi is what S starts with. A bias is loaded to the registers of dS once these are free, and waits beside the products; masks of elements become bits then. Empty blocks of a block mask
 // are passed over: all roles ask the mask.
 //
-// Options: X_DT, X_D, X_D_V (hopper.cuh: 192 and 256 alike, or 192 and 128), X_DROPOUT, those of hopper_scores.cuh.
+// Options: X_DT, X_D, X_D_V (hopper.cuh: 192 and 256 alike, or 192 and 128), those of hopper_dropout.cuh and hopper_scores.cuh.
 // Benchmark: "attention backward" in tests/bench/h200.csv.
 //
 // Launch: grid: tiles of 128 queries of the longest sequence, of all heads and sequences; block 384; shared memory TE__ATTN_DQ_SHARED. Maps: boxes of 64 rows by 64 channels.
 //         Conditions as of attn_fwd_hopper.cu.
 // te:arch 90a
 // te:row X_DT=2|3 X_D=256 X_D_V=256 X_DROPOUT=0|1
-// te:row X_DT=3 X_D=192 X_D_V=128|192 X_DROPOUT=0|1
+// te:row X_DT=3 X_D=192 X_D_V=128|192 X_DROPOUT=0|1|2
 // te:row X_DT=3 X_D=256 X_D_V=256 X_DROPOUT=0|1 X_ALIBI=1
 // te:row X_DT=3 X_D=256 X_D_V=256 X_DROPOUT=0 X_BIAS=1|3 X_PAIRS=0|1|2
 // te:row X_DT=3 X_D=256 X_D_V=256 X_DROPOUT=1 X_BIAS=3 X_PAIRS=1
@@ -38,12 +38,11 @@
 // te:row X_DT=3 X_D=256 X_D_V=256 X_DROPOUT=0 X_BLOCKS=1 X_MOD=3
 // te:row X_DT=3 X_D=192 X_D_V=192 X_DROPOUT=0 X_BLOCKS=1
 // te:row X_DT=3 X_D=192 X_D_V=128 X_DROPOUT=0 X_BIAS=3 X_PAIRS=1
-#include "ops/attn/hopper_scores.cuh"
+#include "ops/attn/hopper_dropout.cuh"
 
 enum {
     D = X_D,
     D_V = X_D_V,
-    DROPOUT = X_DROPOUT,
     LATE = DROPOUT || HIDES, // what finds these bits needs the registers of the bias, which is loaded behind it
     BM = 128,
     BN = 64,
@@ -174,12 +173,8 @@ struct te_consumer {
         if (FIRST) te_mbar_wait(bar + 8 * FULL_DO, 0);
         te_mbar_wait(bar + 8 * (FULL_V + v.stage), v.parity);
         products<D_V, true>(dp, AT_DO, smem + AT_V + v.stage * BYTES_V);
-        te_u32 keep = 0;
-        if (DROPOUT) {
-            const te_u64 upper = te_attn_dropout_row(a.a, t.batch, t.head, row) + n * BN;
-#pragma unroll 1
-            for (int j = 0; j < BN / 8; j++) keep |= te_attn_keeps_fragment(a.a, upper + 8 * j) << (4 * j);
-        }
+        te_keep_rows<BN> keep;
+        if (DROPOUT) keep.load(a.a, a.bits, t.batch, t.head, t.q_at, row, n * BN);
         look(n);
         const te_u32 show = HIDES ? (te_u32)te_shown<BN / 2, false, 1>(a.a, t.batch, t.head, row, column, BLOCKS && full) : 0;
         if (BIAS && LATE) bias.load(n * BN);
@@ -204,7 +199,7 @@ struct te_consumer {
 #pragma unroll
         for (int i = 0; i < BN / 2; i++) {
             float g = dp[i];
-            if (DROPOUT) g = keep >> i & 1 ? g * a.a.keep_scale : 0.0f;
+            if (DROPOUT) g = keep.one(i / 2 % 2, i / 4, i % 2) ? g * a.a.keep_scale : 0.0f;
             s[i] *= g - delta[i / 2 & 1];
         }
         te_pack16(ds, s);

@@ -11,7 +11,7 @@
 // Benchmark: "attention backward" in tests/bench/h200.csv.
 //
 // Launch: grid (ceil(s_q / (16 M WARPS)) * batch * heads), block 32 WARPS, shared memory (2 D + 16) (32 M WARPS + 4 BN) bytes.
-//         Rows start at multiples of 16 bytes, d and d_v are multiples of 8, 16 M WARPS divides TE__ATTN_PAD; X_DROPOUT: s_kv is a multiple of 4.
+//         Rows start at multiples of 16 bytes, d and d_v are multiples of 8, 16 M WARPS divides TE__ATTN_PAD.
 // te:arch 80
 // te:row X_DT=3 X_D=32 X_TILE=64 X_WARPS=4 X_M=2 X_DROPOUT=0 X_EXTRA=0
 // te:row X_DT=3 X_D=64 X_TILE=64 X_WARPS=4 X_M=2 X_DROPOUT=0 X_EXTRA=0
@@ -125,14 +125,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, WARPS <= 4 ? 2 : 1) te_att
         te_products<DT, D>(dp, rows_first, g, channels_first, v);
 #pragma unroll
         for (int m = 0; m < M; m++) {
-            te_u64 upper = te_attn_dropout_row(a, at.b, at.h, first + 16 * m + (lane >> 2)) + j0;
+            te_u32 keep[2];
 #pragma unroll
             for (int n = 0; n < N; n++) {
-                te_u32 keep = DROPOUT ? te_attn_keeps_fragment(a, upper + 8 * n) : 15u;
+                if (DROPOUT && n % 4 == 0) {
+#pragma unroll
+                    for (int half = 0; half < 2; half++)
+                        keep[half] = te_attn_keep_quad(a, te__attn_keep_row(&a, at.b, at.h, first + 16 * m + 8 * half + (lane >> 2)) + (j0 + 8 * n) / 32) >> 2 * (lane & 3);
+                }
 #pragma unroll
                 for (int e = 0; e < 4; e++) {
                     float p = te_exp2(fmaf(s[m][n][e], te_of::scale2(a), -lse2[m][e >> 1])), x = dp[m][n][e];
-                    if (DROPOUT) x = keep >> e & 1 ? x * a.keep_scale : 0.0f;
+                    if (DROPOUT) x = keep[e >> 1] >> (8 * (n % 4) + (e & 1)) & 1 ? x * a.keep_scale : 0.0f;
                     s[m][n][e] = p * (x - delta[m][e >> 1]);
                 }
             }

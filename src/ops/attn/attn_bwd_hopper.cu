@@ -26,13 +26,14 @@
 // A bias is what S^T starts with: it is loaded to the registers of S a tile ahead, once these are free. So does ALiBi. The user's rule has a derivative, which P is
 // multiplied by once it is packed.
 //
-// Options: X_DT, X_D (64, 128; X_D_V alike), X_DROPOUT (D = 128: bits of 64 keys by 64 queries fit one register), those of hopper_scores.cuh.
+// Options: X_DT, X_D (64, 128; X_D_V alike), those of hopper_scores.cuh and hopper_dropout.cuh (X_DROPOUT: D = 128, whose tiles of 64 queries have as many bits as a register).
 // Benchmark: "attention backward" in tests/bench/h200.csv.
 //
 // Launch: grid: key blocks of the longest sequence, of all heads and sequences; block 384; shared memory TE__ATTN_BWD_SHARED. Maps: boxes of 64 channels, by BQ rows
 //         (q, d_o), 128 (k, v) and 64 (dk, dv). Conditions as of attn_fwd_hopper.cu.
 // te:arch 90a
 // te:row X_DT=2|3 X_D=128 X_D_V=128 X_DROPOUT=0|1
+// te:row X_DT=3 X_D=128 X_D_V=128 X_DROPOUT=2
 // te:row X_DT=3 X_D=64 X_D_V=64 X_DROPOUT=0
 // te:row X_DT=3 X_D=128 X_D_V=128 X_DROPOUT=0|1 X_ALIBI=1
 // te:row X_DT=3 X_D=128 X_D_V=128 X_DROPOUT=0 X_BIAS=1|3 X_PAIRS=1|2
@@ -43,11 +44,10 @@
 // te:row X_DT=3 X_D=64 X_D_V=64 X_DROPOUT=0 X_BLOCKS=1
 // te:row X_DT=3 X_D=64 X_D_V=64 X_DROPOUT=0 X_ALIBI=1
 // te:row X_DT=3 X_D=64 X_D_V=64 X_DROPOUT=0 X_BIAS=3 X_PAIRS=1
-#include "ops/attn/hopper_scores.cuh"
+#include "ops/attn/hopper_dropout.cuh"
 
 enum {
     D = X_D,
-    DROPOUT = X_DROPOUT,
     AHEAD = ALIBI || BIAS || BLOCKS, // consumers know their next tile early
     BK = 128,
     BQ = TE__ATTN_BWD_QUERIES(X_D),
@@ -214,12 +214,8 @@ TE_DEV void te_consume(const te__attn_bwd_hopper_kargs &a, te_u32 smem, int w) {
         te_mbar_wait(bar + 8 * (FULL_DO + stage), parity);
         scores(dp, v_rows, do_tile + stage * (BYTES_Q >> 4), true);
         const int query = i.m * BQ + 2 * (lane & 3); // this thread's first one
-        te_u32 keep = 0;
-        if (DROPOUT) {
-            const te_u64 corner = te_attn_dropout_row(a.a, t.batch, i.head, i.m * BQ) + (t.n * BK + 64 * w + 16 * warp);
-#pragma unroll 1
-            for (int j = 0; j < BQ / 8; j++) keep |= te_attn_keeps_transposed(a.a, corner + 8 * j * (te_u64)a.a.s_kv) << (4 * j);
-        }
+        te_keep_columns keep;
+        if (DROPOUT) keep.load(a.a, a.bits, t.batch, i.head, t.q_at, i.m * BQ, t.n * BK + 64 * w + 16 * warp);
         const te_u64 show = HIDES ? te_shown<BQ / 2, true>(a.a, t.batch, i.head, query, key, BLOCKS && i.full) : 0;
         if (AHEAD) next.next(a.a, t);
         te_wgmma_wait<1>();
@@ -242,7 +238,7 @@ TE_DEV void te_consume(const te__attn_bwd_hopper_kargs &a, te_u32 smem, int w) {
         }
         const te_u32 lse2 = smem + AT_LSE + stage * BYTES_ROWS + (lane & 3) * 8, delta = smem + AT_DELTA + stage * BYTES_ROWS + (lane & 3) * 8;
         auto pack_p = [&](int k) { // P^T, dropped
-            const float lo = DROPOUT && !(keep >> (2 * k) & 1) ? 0.0f : s[2 * k], hi = DROPOUT && !(keep >> (2 * k + 1) & 1) ? 0.0f : s[2 * k + 1];
+            const float lo = DROPOUT && !keep.one(k % 2, k / 2, 0) ? 0.0f : s[2 * k], hi = DROPOUT && !keep.one(k % 2, k / 2, 1) ? 0.0f : s[2 * k + 1];
             p[k] = te_pack16(lo, hi);
         };
 #pragma unroll
@@ -271,7 +267,7 @@ TE_DEV void te_consume(const te__attn_bwd_hopper_kargs &a, te_u32 smem, int w) {
 #pragma unroll
             for (int e = 0; e < 4; e++) {
                 float g = dp[4 * j + e];
-                if (DROPOUT) g = keep >> (4 * j + e) & 1 ? g * a.a.keep_scale : 0.0f;
+                if (DROPOUT) g = keep.one(e >> 1, j, e & 1) ? g * a.a.keep_scale : 0.0f;
                 dp[4 * j + e] = s[4 * j + e] * (g - d[e & 1]);
             }
         }

@@ -37,7 +37,7 @@ extern "C" __global__ void __launch_bounds__(128, 3) te_attn_fwd(const __grid_co
     if (!WIDE) te_attn_stage(q, ld_q, te_of::queries(a.q, seq), at.b, at.h, block_first, TE__ATTN_ROWS, seq.s_q, a.d);
 
     const te_attn_blocks blocks(a, at.b, at.h, block_first);
-    const int begin = EXTRA ? te_attn_tile_begin(a, te_attn_keys_begin(seq, block_first), TE__ATTN_LANES) : te_attn_keys_begin(seq, block_first);
+    const int begin = te_attn_tile_begin(a, te_attn_keys_begin(seq, block_first), TE__ATTN_LANES);
     const int end = EXTRA && block_first >= seq.s_q ? 0 : te_attn_keys_end(seq, min(block_first + TE__ATTN_ROWS, seq.s_q) - 1);
     te_attn_rounding<EXTRA> rounded(a.x.s_dt, a.x.s_scale);
     const float sink2 = EXTRA ? te_attn_sink2(a, at.h) : -TE_INF;
@@ -82,6 +82,7 @@ extern "C" __global__ void __launch_bounds__(128, 3) te_attn_fwd(const __grid_co
         float p[TE_MINE];
         if (blocks.empty(j0)) continue;
         score(j0, p);
+        const te_u32 keep = a.dropout_p > 0.0f ? te_attn_keep_four(a, at.b, at.h, first, j0) : 15u;
 #pragma unroll
         for (int r = 0; r < TE_MINE; r++) {
             float shrink = 1.0f;
@@ -89,7 +90,7 @@ extern "C" __global__ void __launch_bounds__(128, 3) te_attn_fwd(const __grid_co
                 p[r] = exp2f(p[r] - known2[r]);
             else
                 shrink = take(r, &p[r]);
-            if (a.dropout_p > 0.0f && p[r] > 0.0f && !te_attn_keeps(a, te_attn_dropout_row(a, at.b, at.h, first + r) + (j0 + lane))) p[r] = 0.0f;
+            if (!(keep >> r & 1u)) p[r] = 0.0f;
             if (rounded.on()) p[r] = rounded(p[r] * a.keep_scale);
 #pragma unroll
             for (int t = 0; t < TE_CHANNELS; t++) acc[r][t] *= shrink;

@@ -13,49 +13,59 @@
 //     | Q, STAGES_Q = 2 of WAVES parts of 64 rows | K, 2 stages | V, 2 stages | O, WAVES parts | barriers | two tiles' numbers |
 //     | 64 KB                                      | 64 KB       | 64 KB       | 32 KB          |
 //
-// With heads for which this is too much, Q has one stage and O takes the place of it.
+// With heads for which this is too much, Q has one stage and O takes the place of it. With TILES of a bias O takes the place of Q as well, and in O's place each consumer has a tile of
+// 64 rows by BN keys of the bias (two where they fit), which a producer's thread of its own brings by TMA and the consumer reads by ldmatrix while its products run.
 //
 // Barriers, one for each stage: FULL_X (X is Q, K, V, or T: what is known of the next tile): the producer arrives and announces the bytes that TMA brings;
-// consumers wait. EMPTY_X: each consumer warp arrives; the producer waits before it fills the stage again. Named barriers: 1 + w is consumer w's turn at
+// consumers wait. EMPTY_X: each consumer warp arrives (of T each thread, which has read it); the producer waits before it fills the stage again. FULL_B and EMPTY_B, of the bias, are one
+// consumer's each. Named barriers: 1 + w is consumer w's turn at
 // the tensor cores (TURNS), 8 + w joins its threads around the store of O.
 //
 // Which keys a tile meets, and rows of packed sequences: te__attn_seq (sequence.h). Blocks that all rows see have no compare. A tile that ends with its sequence
 // in the middle of packed rows is stored row by row, others by TMA. Empty blocks of a block mask are passed over: all roles ask the mask. Keys beyond a sequence's end may hold anything, so the rows of V there are cleared.
 //
-// A bias is loaded to registers before the products that it waits beside, a mask of elements becomes bits while they run.
+// ALiBi is one more step of the products of S (te_line), with the columns' numbers behind the tiles' in shared memory. A bias without TILES is loaded to registers before the products that it waits beside, a mask of elements becomes bits while they run; so are dropout's bits loaded, which P loses its elements by once it is packed.
 //
-// Options: X_DT, X_D, X_D_V (hopper.cuh), X_WAVES (2 or 3: 3 with ALiBi at most), X_DROPOUT, those of hopper_scores.cuh.
+// Options: X_DT, X_D, X_D_V (hopper.cuh), X_WAVES (2 or 3: 3 with ALiBi at most), X_TILES (1: a bias of 16 bits that TMA can read; with X_PAIRS = 1), those of hopper_scores.cuh and hopper_dropout.cuh.
 // Benchmark: "attention forward" in tests/bench/h200.csv.
 //
-// Launch: grid: any number of blocks; block 128 (WAVES + 1); shared memory TE__ATTN_FWD_SHARED of the options. Maps: q and o in boxes of 64 rows, k and v of BN,
-//         all of 64 channels. Addresses and strides of q, k, v and o are multiples of 16 bytes, d and d_v of 8; scale > 0; DROPOUT: s_kv is a multiple of 4.
+// Launch: grid: any number of blocks; block 128 (WAVES + 1); shared memory TE__ATTN_FWD_SHARED, or TE__ATTN_BIAS_SHARED, of the options, with ALiBi TE__ATTN_LINE_BYTES more. Maps: q and o in boxes of 64 rows, k and v of BN,
+//         all of 64 channels; the bias in boxes of 64 rows by 64 keys, with a size of 1 where it repeats. Addresses and strides of q, k, v and o are multiples of 16 bytes, d and d_v of 8; scale > 0.
 // te:arch 90a
 // te:row X_DT=3 X_D=64 X_D_V=64 X_WAVES=2|3 X_DROPOUT=0|1
 // te:row X_DT=3 X_D=96 X_D_V=96 X_WAVES=2 X_DROPOUT=0|1
-// te:row X_DT=2|3 X_D=128 X_D_V=128 X_WAVES=2 X_DROPOUT=0|1
+// te:row X_DT=2|3 X_D=128 X_D_V=128 X_WAVES=2 X_DROPOUT=0|1|2
 // te:row X_DT=3 X_D=192 X_D_V=128|192 X_WAVES=2 X_DROPOUT=0|1
 // te:row X_DT=3 X_D=256 X_D_V=256 X_WAVES=2 X_DROPOUT=0|1
 // te:row X_DT=3 X_D=64 X_D_V=64 X_WAVES=3 X_DROPOUT=0 X_ALIBI=1
 // te:row X_DT=3 X_D=128 X_D_V=128 X_WAVES=2 X_DROPOUT=0|1 X_ALIBI=1
 // te:row X_DT=3 X_D=128 X_D_V=128 X_WAVES=2 X_DROPOUT=0 X_BIAS=1|3 X_PAIRS=0|1|2
 // te:row X_DT=3 X_D=256 X_D_V=256 X_WAVES=2 X_DROPOUT=0 X_BIAS=3 X_PAIRS=1
+// te:row X_DT=2 X_D=128 X_D_V=128 X_WAVES=2 X_DROPOUT=0 X_BIAS=2 X_PAIRS=1 X_TILES=1
+// te:row X_DT=3 X_D=64 X_D_V=64 X_WAVES=2 X_DROPOUT=0 X_BIAS=3 X_PAIRS=1 X_TILES=1
+// te:row X_DT=3 X_D=128 X_D_V=128 X_WAVES=2 X_DROPOUT=0|1 X_BIAS=3 X_PAIRS=1 X_TILES=1
+// te:row X_DT=3 X_D=192 X_D_V=192 X_WAVES=2 X_DROPOUT=0 X_BIAS=3 X_PAIRS=1 X_TILES=1
+// te:row X_DT=3 X_D=256 X_D_V=256 X_WAVES=2 X_DROPOUT=0 X_BIAS=3 X_PAIRS=1 X_TILES=1
 // te:row X_DT=3 X_D=128 X_D_V=128 X_WAVES=2 X_DROPOUT=0 X_MASK=1
 // te:row X_DT=3 X_D=128 X_D_V=128 X_WAVES=2 X_DROPOUT=0 X_MOD=1|2|3
 // te:row X_DT=3 X_D=128 X_D_V=128 X_WAVES=2 X_DROPOUT=0 X_BLOCKS=1
 // te:row X_DT=3 X_D=128 X_D_V=128 X_WAVES=2 X_DROPOUT=0 X_BLOCKS=1 X_MOD=3
 // te:row X_DT=3 X_D=256 X_D_V=256 X_WAVES=2 X_DROPOUT=0 X_BLOCKS=1
-#include "ops/attn/hopper_scores.cuh"
+#include "ops/attn/hopper_dropout.cuh"
 
+#ifndef X_TILES
+#define X_TILES 0
+#endif
 enum {
+    TILES = X_TILES,
     D = X_D,
     D_V = X_D_V,
     WAVES = X_WAVES,
-    DROPOUT = X_DROPOUT,
     BM = 64 * WAVES,
     BN = TE__ATTN_FWD_KEYS(X_D, X_D_V),
     STAGES_Q = TE__ATTN_FWD_STAGES_Q(X_D, X_D_V, X_WAVES),
     TURNS = WAVES == 3,
-    ONE_LOOP = SCORES || BLOCKS || (DROPOUT && D > 128), // for blocks that are compared and others: they have much code, or registers for no second loop
+    ONE_LOOP = HIDES || (BIAS && (!TILES || D > 128)) || BLOCKS || (DROPOUT && D > 128), // for blocks that are compared and others: they have much code, or registers for no second loop
     THREADS = 128 * (WAVES + 1),
     PART_Q = TE__ATTN_BYTES(64, X_D), // bytes of a consumer's rows
     PART_O = TE__ATTN_BYTES(64, X_D_V),
@@ -64,15 +74,21 @@ enum {
     AT_Q = 0,
     AT_K = AT_Q + STAGES_Q * WAVES * PART_Q,
     AT_V = AT_K + 2 * BYTES_K,
-    AT_O = STAGES_Q == 1 ? AT_Q : AT_V + 2 * BYTES_V,
-    AT_BARRIERS = AT_V + 2 * BYTES_V + (STAGES_Q == 1 ? 0 : WAVES * PART_O),
-    AT_TILES = AT_BARRIERS + 16 * 8,
-    SHARED = AT_TILES + 2 * 64,
-    PART_STORE = STAGES_Q == 1 ? PART_Q : PART_O // from one consumer's rows of O to the next's
+    O_IN_Q = STAGES_Q == 1 || TILES,
+    STAGES_B = TE__ATTN_BIAS_STAGES(X_D, X_D_V, X_WAVES),
+    TILE_B = TE__ATTN_BIAS_TILE(X_D, X_D_V),
+    AT_O = O_IN_Q ? AT_Q : AT_V + 2 * BYTES_V, // of Q's first stage
+    AT_B = AT_V + 2 * BYTES_V,
+    AT_BARRIERS = AT_V + 2 * BYTES_V + (TILES ? WAVES * STAGES_B * TILE_B : O_IN_Q ? 0 : WAVES * PART_O),
+    AT_TILES = AT_BARRIERS + (TILES ? 24 : 16) * 8,
+    AT_LINE = AT_TILES + 2 * 64,
+    SHARED = AT_LINE + (ALIBI ? TE__ATTN_LINE_BYTES(BN) : 0),
+    PART_STORE = O_IN_Q ? PART_Q : PART_O // from one consumer's rows of O to the next's
 };
-static_assert(SHARED == TE__ATTN_FWD_SHARED(X_D, X_D_V, X_WAVES), "what the host asks for");
+static_assert(SHARED == (TILES ? TE__ATTN_BIAS_SHARED(X_D, X_D_V, X_WAVES) : TE__ATTN_FWD_SHARED(X_D, X_D_V, X_WAVES) + (ALIBI ? TE__ATTN_LINE_BYTES(BN) : 0)) && SHARED <= TE__ATTN_SHARED_MAX, "what the host asks for");
+static_assert(!TILES || (WAVES == 2 && PAIRS == 1 && BIAS != TE_F32), "a producer's warp for each consumer, and words of pairs");
 static_assert(!BLOCKS || (BM == TE_ATTN_BLOCK_SIZE && TE_ATTN_BLOCK_SIZE % BN == 0), "a tile, and its keys, lie in one block of a block mask");
-enum { FULL_Q = 0, EMPTY_Q = 2, FULL_K = 4, EMPTY_K = 6, FULL_V = 8, EMPTY_V = 10, FULL_T = 12, EMPTY_T = 14 };
+enum { FULL_Q = 0, EMPTY_Q = 2, FULL_K = 4, EMPTY_K = 6, FULL_V = 8, EMPTY_V = 10, FULL_T = 12, EMPTY_T = 14, FULL_B = 16, EMPTY_B = 20 };
 
 typedef te_attn_tile<BM, BN, BIAS != 0> te_q_tile;
 
@@ -120,8 +136,8 @@ TE_DEV void te_load_tiles(const te__attn_fwd_hopper_kargs &a, te_u32 smem) {
             load_v(row, head, batch);
             row = -1;
         }
-        if (t.begin >= t.end) { // consumers store zeros, from Q's place if it has one stage
-            if (STAGES_Q == 1) {
+        if (t.begin >= t.end) { // consumers store zeros, perhaps from Q's place
+            if (O_IN_Q) {
                 te_mbar_wait(bar + 8 * (EMPTY_Q + q.stage), q.parity ^ 1);
                 te_mbar_arrive(bar + 8 * (FULL_Q + q.stage));
                 q.next();
@@ -145,6 +161,33 @@ TE_DEV void te_load_tiles(const te__attn_fwd_hopper_kargs &a, te_u32 smem) {
     if (row >= 0) load_v(row, head, batch);
 }
 
+// Consumer w's tiles of the bias.
+TE_DEV void te_load_bias(const te__attn_fwd_hopper_kargs &a, te_u32 smem, int w) {
+    const te_u32 bar = smem + AT_BARRIERS;
+    te_queue<2> turn;
+    te_queue<STAGES_B> b;
+    for (;;) {
+        te_q_tile t;
+        te_mbar_wait(bar + 8 * (FULL_T + turn.stage), turn.parity);
+        const bool more = t.template hear<false>(smem + AT_TILES + 64 * turn.stage);
+        te_mbar_arrive(bar + 8 * (EMPTY_T + turn.stage));
+        turn.next();
+        if (!more) return;
+        const int row = t.row + 64 * w, head = a.a.x.bias.h ? t.head : 0, batch = a.a.x.bias.b ? t.batch : 0;
+        const te_u8 *const blocks = BLOCKS && t.begin < t.end ? te_blocks_of(a.a, t.batch, t.head, t.row) : 0;
+        for (int n = t.end - 1, below; n >= t.begin; n = below) {
+            const int at = w * STAGES_B + b.stage;
+            below = BLOCKS ? te_last_seen<BN>(blocks, t.begin, n) : n - 1;
+            if (below >= t.begin) // its load starts a step later, and is to take no longer than that
+                for (int i = 0; i < te_panels(BN); i++) te_tma_prefetch4(a.bias_map, below * BN + 64 * i, row, head, batch);
+            te_mbar_wait(bar + 8 * (EMPTY_B + at), b.parity ^ 1);
+            te_mbar_expect(bar + 8 * (FULL_B + at), TILE_B);
+            for (int i = 0; i < te_panels(BN); i++) te_tma_load4(smem + AT_B + at * TILE_B + i * 8192, a.bias_map, n * BN + 64 * i, row, head, batch, bar + 8 * (FULL_B + at));
+            b.next();
+        }
+    }
+}
+
 // -inf where a row does not see a key. Of S a thread has two rows, 8 apart, and of every eight columns two. `row`: its upper one.
 TE_DEV void te_hide(float (&s)[BN / 2], const te_q_tile &t, int row, int block) {
     const int column = block * BN + 2 * (threadIdx.x & 3), last = t.s_kv - 1 - column;
@@ -165,7 +208,8 @@ TE_DEV float te_row_max(float x) {
 }
 
 // S becomes 2^(scale2 (S - top)), with tops of the rows that this block may have raised; O is then to be multiplied by shrink. sum: the thread's part.
-template <bool FIRST> TE_DEV void te_softmax(float (&s)[BN / 2], float (&top)[2], float (&sum)[2], float (&shrink)[2], float scale2) {
+// shift: of rows, what S is to be increased by first.
+template <bool FIRST> TE_DEV void te_softmax(float (&s)[BN / 2], float (&top)[2], float (&sum)[2], float (&shrink)[2], float scale2, const float (&shift)[2]) {
     float x[4] = {s[0], s[1], s[2], s[3]}, base[2], z[4];
 #pragma unroll
     for (int j = 1; j < BN / 8; j++)
@@ -174,11 +218,12 @@ template <bool FIRST> TE_DEV void te_softmax(float (&s)[BN / 2], float (&top)[2]
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         float y = fmaxf(x[2 * i], x[2 * i + 1]);
+        if (ALIBI) y += shift[i];
         y = te_row_max(FIRST ? y : fmaxf(y, top[i]));
         const float finite = y == -TE_INF ? 0.0f : y; // rows that see no key yet
         shrink[i] = FIRST ? 1.0f : te_exp2((top[i] - finite) * scale2);
         top[i] = y;
-        base[i] = finite * scale2;
+        base[i] = (ALIBI ? finite - shift[i] : finite) * scale2;
         if (!FIRST) sum[i] *= shrink[i];
     }
 #pragma unroll
@@ -204,9 +249,10 @@ struct te_consumer {
     const float scale2;
     te_queue<2> k, v, turn;
     te_queue<STAGES_Q> q;
+    te_queue<STAGES_B> b;
     te_q_tile t;
     te_bias_rows<BN / 2> bias;
-    float slope; // ALiBi's
+    te_line line;
     const te_u8 *blocks;
     int below;              // the next block of keys that is not empty
     bool full, full_below;  // the user's mask hides nothing of this block, and of that one
@@ -225,19 +271,22 @@ struct te_consumer {
     TE_DEV bool next_tile() {
         await(FULL_T, turn);
         const bool more = t.template hear<true>(smem + AT_TILES + 64 * turn.stage);
-        __syncwarp(); // every lane has heard
-        release(EMPTY_T, turn);
+        te_mbar_arrive(bar + 8 * (EMPTY_T + turn.stage));
+        turn.next();
         return more;
     }
-    TE_DEV void start(int n) { // what S begins with
-        const int delta = a.a.x.bottom_right ? t.s_kv - t.s_q : 0;
-        if (ALIBI) te_start_alibi<false>(s, slope, n * BN + 2 * (lane & 3) - (t.row + own) - delta, n * BN - (t.row + 64 * w + 16 * warp + 15) - delta);
+    TE_DEV int apart(int n) const { return n * BN - (t.row + own) - (a.a.x.bottom_right ? t.s_kv - t.s_q : 0); } // ALiBi's distance, of block n's first key
+    TE_DEV void start(int n) {
+        if (!ALIBI) return;
+        const int delta = a.a.x.bottom_right ? t.s_kv - t.s_q : 0, of_warp = n * BN - (t.row + 64 * w + 16 * warp) - delta;
+        line.start(apart(n), max(of_warp - 15, t.lo - delta), min(of_warp + BN - 1, t.hi - delta));
     }
-    TE_DEV void ask() { // S = Q K^T, or added to it
+    TE_DEV void ask() { // S = Q K^T, and ALiBi's product
         const te_u64 at_q = te_wgmma_desc(smem + AT_Q + (q.stage * WAVES + w) * PART_Q, 0), at_k = te_wgmma_desc(smem + AT_K + k.stage * BYTES_K, 0);
-        te_multiply<0, 0, !ALIBI>(s, at_q, at_k);
+        te_multiply<0, 0, true>(s, at_q, at_k);
 #pragma unroll
         for (int i = 1; i < D / 16; i++) te_multiply<0, 0, false>(s, at_q + i / 4 * (8192 >> 4) + i % 4 * 2, at_k + i / 4 * (BN * 128 >> 4) + i % 4 * 2);
+        if (ALIBI) line.add(s, smem + AT_LINE);
         te_wgmma_commit();
     }
     TE_DEV void gather() { // O += P V
@@ -246,26 +295,38 @@ struct te_consumer {
         for (int i = 0; i < BN / 16; i++) te_multiply(o, p + 4 * i, at_v + i * 128);
         te_wgmma_commit();
     }
-    // Bit i: element i of S in block n is not dropped.
-    TE_DEV te_u64 kept(int n) const {
-        te_u64 keep = 0;
-        if (!DROPOUT) return keep;
-        const te_u64 upper = te_attn_dropout_row(a.a, t.batch, t.head, t.row + own) + n * BN;
-#pragma unroll 1
-        for (int j = 0; j < BN / 8; j++) keep |= (te_u64)te_attn_keeps_fragment(a.a, upper + 8 * j) << (4 * j);
+    // What dropout keeps of block n.
+    TE_DEV te_keep_rows<BN> kept(int n) const {
+        te_keep_rows<BN> keep;
+        if (DROPOUT) keep.load(a.a, a.bits, t.batch, t.head, t.q_at, t.row + own, n * BN);
         return keep;
     }
-    TE_DEV void drop(te_u64 keep) {
+    TE_DEV void drop(const te_keep_rows<BN> &keep) {
 #pragma unroll
-        for (int i = 0; i < (DROPOUT ? BN / 2 : 0); i++)
-            if (!(keep >> i & 1)) s[i] = 0.0f;
+        for (int i = 0; i < (DROPOUT ? BN / 4 : 0); i++) p[i] &= keep.pair(i % 2, i / 2);
+    }
+    // The bias of block n to registers: by loads that the products wait beside, before them; from its tile, behind them.
+    TE_DEV void load_before(int n) {
+        if (BIAS && PAIRS && !TILES) bias.load(n * BN);
+    }
+    TE_DEV void load_behind(int n) {
+        if (BIAS && !PAIRS) bias.load(n * BN);
+        if (TILES) {
+            const int at = w * STAGES_B + b.stage;
+            te_mbar_wait(bar + 8 * (FULL_B + at), b.parity);
+            bias.take(smem + AT_B + at * TILE_B);
+            __syncwarp(); // every lane has read
+            if (lane == 0) te_mbar_arrive(bar + 8 * (EMPTY_B + at));
+            b.next();
+        }
     }
     // Products of block n to scores.
     TE_DEV void adjust(int n, te_u64 show) {
-        const float scale = te_bias_scale(a.a);
         const int row = t.row + own, column = n * BN + 2 * (lane & 3);
         const te_attn_mod mod(a.a.x);
-        if (BIAS) bias.add(s, n * BN, scale);
+        if (BIAS) bias.add(s, n * BN, a.bias_factor);
+        if (ALIBI) line.bend(s, apart(n) + 2 * (lane & 3));
+        if (ALIBI && MOD) line.finish(s);
         if (MOD) {
 #pragma unroll
             for (int i = 0; i < BN / 2; i++) s[i] = mod.score(s[i] * a.a.scale, t.batch, t.head, row + 8 * (i / 2 % 2), column + 8 * (i / 4) + i % 2);
@@ -283,29 +344,31 @@ struct te_consumer {
         if (BLOCKS) full = full_below, below = te_last_seen<BN>(blocks, t.begin, n, full_below);
     }
     TE_DEV void first() {
-        if (ALIBI) slope = te_slope(a.a, t.batch, t.head);
+        if (ALIBI) line.open(te_slope(a.a, t.batch, t.head));
         if (BLOCKS) {
             blocks = te_blocks_of(a.a, t.batch, t.head, t.row);
             full_below = blocks[(t.end - 1) * BN / TE_ATTN_BLOCK_SIZE] == TE_ATTN_BLOCK_FULL;
         }
-        if (BIAS) bias.open(a.a, t.batch, t.head, t.row + own, 2 * (lane & 3));
-        if (BIAS && PAIRS) bias.load((t.end - 1) * BN);
+        if (BIAS && !TILES) bias.open(a.a, t.batch, t.head, t.row + own, 2 * (lane & 3));
+        load_before(t.end - 1);
         start(t.end - 1);
         await(FULL_Q, q);
         await(FULL_K, k);
         te_wgmma_fence();
         ask();
         look(t.end - 1);
-        if (BIAS && !PAIRS) bias.load((t.end - 1) * BN);
-        const te_u64 keep = kept(t.end - 1), show = shown(t.end - 1);
+        load_behind(t.end - 1);
+        const te_keep_rows<BN> keep = kept(t.end - 1);
+        const te_u64 show = shown(t.end - 1);
         te_wgmma_wait<0>();
         te_wgmma_keep(s);
+        if (ALIBI) te_wgmma_keep(line.a);
         release(EMPTY_K, k);
         adjust(t.end - 1, show);
         te_hide(s, t, t.row + own, t.end - 1);
-        te_softmax<true>(s, top, sum, shrink, scale2);
-        drop(keep);
+        te_softmax<true>(s, top, sum, shrink, scale2, line.shift);
         te_pack16(p, s);
+        drop(keep);
 #pragma unroll
         for (int i = 0; i < D_V / 2; i++) o[i] = 0.0f;
         if (t.tail) { // rows of V beyond the sequence
@@ -319,12 +382,13 @@ struct te_consumer {
     }
     // Q K(n) beside P V(n + 1).
     template <bool MASKED> TE_DEV void step(int n) {
-        if (BIAS && PAIRS) bias.load(n * BN);
+        load_before(n);
         start(n);
         await(FULL_K, k);
         if (TURNS) te_meet<256>(1 + w);
         te_wgmma_keep(o);
         te_wgmma_keep(p);
+        if (ALIBI) te_wgmma_keep(line.a);
         te_wgmma_fence();
         ask();
         await(FULL_V, v);
@@ -332,21 +396,23 @@ struct te_consumer {
         gather();
         if (TURNS) te_meet_later<256>(1 + (w + 1) % WAVES);
         look(n);
-        if (BIAS && !PAIRS) bias.load(n * BN);
-        const te_u64 keep = kept(n), show = shown(n);
+        load_behind(n);
+        const te_keep_rows<BN> keep = kept(n);
+        const te_u64 show = shown(n);
         te_wgmma_wait<1>();
         te_wgmma_keep(s);
+        if (ALIBI) te_wgmma_keep(line.a);
         release(EMPTY_K, k);
         adjust(n, show);
         if (ONE_LOOP ? n >= t.hidden_from || n < t.hidden_to : MASKED) te_hide(s, t, t.row + own, n);
-        te_softmax<false>(s, top, sum, shrink, scale2);
-        drop(keep);
+        te_softmax<false>(s, top, sum, shrink, scale2, line.shift);
         te_wgmma_keep(s);
         te_wgmma_wait<0>();
         te_wgmma_keep(o);
         te_wgmma_keep(p);
         release(EMPTY_V, v);
         te_pack16(p, s);
+        drop(keep);
         te_rescale(o, shrink);
     }
     TE_DEV void last() {
@@ -383,8 +449,8 @@ struct te_consumer {
             peak = te_warp_max(peak);
             if (lane == 0) te_attn_raise(g.x.max_logit + t.head, peak);
         }
-        const te_u32 out = smem + AT_O + w * PART_STORE;
-        if (STAGES_Q > 1) {
+        const te_u32 out = smem + AT_O + w * PART_STORE + (O_IN_Q && STAGES_Q > 1 ? q.stage * WAVES * PART_Q : 0);
+        if (!O_IN_Q) {
             if (thread == 0) te_bulk_wait_read<0>(); // the last tile's O has left
             te_meet<128>(8 + w);
         }
@@ -415,7 +481,7 @@ struct te_consumer {
                 if (r < rows) *(uint4 *)(to + 2 * r * g.o.s + 16 * piece) = te_lds16(out + (piece >> 3) * 8192 + te_swizzled(r, piece & 7));
             }
         }
-        if (STAGES_Q == 1) { // O lies where Q does
+        if (O_IN_Q) { // O lies where Q does
             if (thread == 0) te_bulk_wait_read<0>();
             te_async_fence();
             te_meet<128>(8 + w);
@@ -428,25 +494,33 @@ struct te_consumer {
             if (t.begin < t.end) {
                 first();
                 int n = BLOCKS ? below : t.end - 2;
-                if (!ONE_LOOP) {
+                if (MOD && !ONE_LOOP) { // one loop of each kind: the user's rule may be long
+#pragma unroll 1
+                    while (n >= t.begin) {
+#pragma unroll 1
+                        for (; n >= t.hidden_to && n < t.hidden_from; n--) step<false>(n);
+#pragma unroll 1
+                        for (; n >= t.begin && (n >= t.hidden_from || n < t.hidden_to); n--) step<true>(n);
+                    }
+                } else if (!ONE_LOOP) {
 #pragma unroll 1
                     for (; n >= t.hidden_from; n--) step<true>(n);
 #pragma unroll 1
                     for (; n >= t.hidden_to; n--) step<false>(n);
                 }
 #pragma unroll 1
-                for (; n >= t.begin; n = BLOCKS ? below : n - 1) step<true>(n);
-                if (STAGES_Q > 1) release(EMPTY_Q, q);
+                for (; (!MOD || ONE_LOOP) && n >= t.begin; n = BLOCKS ? below : n - 1) step<true>(n);
+                if (!O_IN_Q) release(EMPTY_Q, q);
                 last();
             } else {
-                if (STAGES_Q == 1) await(FULL_Q, q);
+                if (O_IN_Q) await(FULL_Q, q);
                 sum[0] = sum[1] = 0.0f;
                 top[0] = top[1] = -TE_INF;
 #pragma unroll
                 for (int i = 0; i < D_V / 2; i++) o[i] = 0.0f;
             }
             store();
-            if (STAGES_Q == 1) release(EMPTY_Q, q);
+            if (O_IN_Q) release(EMPTY_Q, q);
             more = next_tile();
         }
         if ((threadIdx.x & 127) == 0) te_bulk_wait_read<0>(); // shared memory ends with the block
@@ -461,9 +535,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) te_attn_fwd_hopper(cons
         for (int full = FULL_Q; full <= FULL_T; full += 4)
             for (int i = 0; i < 2; i++) {
                 te_mbar_init(bar + 8 * (full + i), 1);
-                te_mbar_init(bar + 8 * (full + 2 + i), 4 * WAVES + (full == FULL_T)); // tiles are read by the loader, too
+                te_mbar_init(bar + 8 * (full + 2 + i), full == FULL_T ? 128 * WAVES + 1 + TILES * WAVES : 4 * WAVES); // of tiles every thread reads what is told, the loaders too
+            }
+        if (TILES)
+            for (int i = 0; i < WAVES * STAGES_B; i++) {
+                te_mbar_init(bar + 8 * (FULL_B + i), 1);
+                te_mbar_init(bar + 8 * (EMPTY_B + i), 4);
             }
         te_mbar_init_done();
+    }
+    if (ALIBI) {
+        te_line::columns(smem + AT_LINE, BN, threadIdx.x, THREADS);
+        te_async_fence();
     }
     __syncthreads();
     const int group = __shfl_sync(TE_ALL, threadIdx.x / 128, 0);
@@ -471,6 +554,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) te_attn_fwd_hopper(cons
         te_registers_down<WAVES == 2 ? 40 : 32>();
         if (threadIdx.x == 0) te_load_tiles(a, smem);
         if (threadIdx.x == 32) te_schedule(a, smem);
+        if (TILES && threadIdx.x >= 64 && threadIdx.x % 32 == 0) te_load_bias(a, smem, threadIdx.x / 32 - 2);
     } else {
         te_registers_up<WAVES == 2 ? 232 : 160>();
         te_consumer consumer(a, smem, group - 1);

@@ -16,7 +16,7 @@
 // Benchmark: "attention forward" in tests/bench/h200.csv.
 //
 // Launch: grid (ceil(s_q / (16 M WARPS)) * batch * heads), block 32 WARPS, shared memory (2 D + 16) (16 M WARPS + 4 BN) bytes.
-//         Rows start at multiples of 16 bytes, d and d_v are multiples of 8, scale > 0; DROPOUT: s_kv is a multiple of 4.
+//         Rows start at multiples of 16 bytes, d and d_v are multiples of 8, scale > 0.
 // te:arch 80
 // te:row X_DT=3 X_D=32 X_TILE=64 X_WARPS=4 X_M=2 X_DROPOUT=0 X_EXTRA=0
 // te:row X_DT=3 X_D=64 X_TILE=64 X_WARPS=4 X_M=2 X_DROPOUT=0 X_EXTRA=0
@@ -169,13 +169,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, WARPS <= 4 ? 2 : 1) te_att
         if (DROPOUT) {
 #pragma unroll
             for (int m = 0; m < M; m++) {
-                te_u64 upper = te_attn_dropout_row(a, at.b, at.h, first + 16 * m + (lane >> 2)) + j0;
 #pragma unroll
-                for (int n = 0; n < N; n++) {
-                    te_u32 keep = te_attn_keeps_fragment(a, upper + 8 * n);
+                for (int half = 0; half < 2; half++) {
+                    const te_u64 row = te__attn_keep_row(&a, at.b, at.h, first + 16 * m + 8 * half + (lane >> 2)) + j0 / 32;
 #pragma unroll
-                    for (int e = 0; e < 4; e++)
-                        if (!(keep >> e & 1)) s[m][n][e] = 0.0f;
+                    for (int k = 0; k < N / 4; k++) {
+                        const te_u32 keep = te_attn_keep_quad(a, row + k) >> 2 * (lane & 3);
+#pragma unroll
+                        for (int e = 0; e < 8; e++)
+                            if (!(keep >> (8 * (e / 2) + e % 2) & 1)) s[m][4 * k + e / 2][2 * half + e % 2] = 0.0f;
+                    }
                 }
             }
         }

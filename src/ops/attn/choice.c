@@ -15,7 +15,6 @@ enum { TE__ATTN_MMA = 1, TE__ATTN_HOPPER = 2 };
     X(EMPTY, 0, 0, "no queries, or no keys")                                                                                 \
     X(SIGN, 0, 0, "a scale below 1e-30")                                                                                     \
     X(FP8, 0, 0, "S or dP rounded to FP8 codes by the sums of whole rows")                                                   \
-    X(DROPOUT_TAIL, 0, 0, "dropout with a number of keys that is no multiple of 4")                                          \
     X(OTHER_CHIP, TE__ATTN_MMA, TE__ATTN_MMA, "the chip is no Hopper")                                                       \
     X(ABOVE_128, TE__ATTN_MMA | TE__ATTN_HOPPER, TE__ATTN_HOPPER, "gradients of heads above 128 channels, which Hopper's kernels alone have") \
     X(BIAS_FORMAT, TE__ATTN_HOPPER, TE__ATTN_HOPPER, "a bias of the other 16-bit format")                                    \
@@ -90,7 +89,6 @@ static bool te__attn_has(const te__plan *p, const te__attn_kargs *a, bool mod, b
     case TE__ATTN_HAS_FP8: return te__attn_rounds(a);
     case TE__ATTN_HAS_MOD: return mod;
     case TE__ATTN_HAS_BIAS_FORMAT: return x->bias.dt != TE_DTYPE_NONE && x->bias.dt != dt && x->bias.dt != TE_F32;
-    case TE__ATTN_HAS_DROPOUT_TAIL: return a->dropout_p > 0.0f && a->s_kv % 4;
     case TE__ATTN_HAS_OTHER_CHIP: return !p->hopper;
     case TE__ATTN_HAS_ABOVE_128: return d > 128;
     case TE__ATTN_HAS_PAGES: return x->page_size != 0;

@@ -316,17 +316,16 @@ static void te__attn_exp_block(const te__attn_block *block, float *s, const floa
 
 /* drop(), on [keys, BLOCK]. */
 static void te__attn_drop(const te__attn_kargs *a, const te__attn_block *block, float *x) {
+    const uint32_t threshold = te__attn_threshold(a);
     int64_t r, j;
-    if (a->dropout_p == 0.0f) return;
+    if (threshold == 0) return;
     for (r = 0; r < block->n; r++) {
-        const uint64_t head = (uint64_t)block->b * (uint64_t)a->heads + (uint64_t)block->h;
-        const uint64_t row = (head * (uint64_t)a->s_q + (uint64_t)(block->first + r)) * (uint64_t)a->s_kv;
-        uint32_t bits[4] = TE_ZERO;
+        const uint64_t row = te__attn_keep_row(a, (int)block->b, (int)block->h, (int)(block->first + r));
+        uint32_t keep = 0;
         for (j = block->begin; j < block->end; j++) {
-            const uint64_t element = row + (uint64_t)j;
             float *y = x + j * TE__ATTN_BLOCK + r;
-            if (j == block->begin || element % 4 == 0) te__philox(a->seed, a->offset, element / 4, bits);
-            *y = te__uniform01(bits[element % 4]) >= a->dropout_p ? *y * a->keep_scale : 0.0f;
+            if (j == block->begin || j % 32 == 0) keep = te__attn_keep_word(threshold, a->seed, a->offset, row + (uint64_t)j / 32);
+            *y = keep >> (j % 32) & 1u ? *y * a->keep_scale : 0.0f;
         }
     }
 }

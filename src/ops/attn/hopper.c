@@ -42,6 +42,21 @@ static int te__attn_bias_pairs(const te__attn_kargs *a) {
     if (a->s_kv % 2 || t->j != 1 || t->b % 2 || t->h % 2 || t->i % 2 || (uintptr_t)t->p % (2 * (size_t)size)) return 0;
     return t->i == 0 ? 2 : 1;
 }
+/* TMA can bring the bias in tiles of elements of 16 bits (X_TILES of attn_fwd_hopper.cu), and there is shared memory for them. Queries that share a row leave more of it in registers. */
+static bool te__attn_bias_in_tiles(const te__attn_kargs *a, int d, int d_v, int waves) {
+    const te__attn_table *t = &a->x.bias;
+    const bool strides = t->i % 8 == 0 && t->h % 8 == 0 && t->b % 8 == 0 && t->i < (int64_t)1 << 38 && t->h < (int64_t)1 << 38 && t->b < (int64_t)1 << 38;
+    return t->dt != TE_DTYPE_NONE && t->dt != (int)TE_F32 && te__attn_bias_pairs(a) == 1 && strides && (uintptr_t)t->p % 16 == 0 &&
+           TE__ATTN_BIAS_SHARED(d, d_v, waves) <= TE__ATTN_SHARED_MAX;
+}
+/* A map over the bias, with a size of 1 where it repeats. */
+static void te__attn_map_bias(te__plan *p, unsigned long long map[16], const te__attn_kargs *a) {
+    const te__attn_table *t = &a->x.bias;
+    const uint64_t dims[4] = {(uint64_t)a->s_kv, (uint64_t)a->s_q, (uint64_t)(t->h ? a->heads : 1), (uint64_t)(t->b ? a->batch : 1)};
+    const uint64_t strides[3] = {(uint64_t)(2 * t->i), (uint64_t)(t->h ? 2 * t->h : 16), (uint64_t)(t->b ? 2 * t->b : 16)};
+    const uint32_t boxes[4] = {64, 64, 1, 1};
+    te__cuda_tensor_map(p, map, t->p, (te_dtype)t->dt, 4, dims, strides, boxes, 128);
+}
 /* What becomes of scores between product and softmax: options that plain attention does not have. mod: the text of the user's rule, or NULL. */
 static te_result te__attn_scores_options(te__plan *p, te__launch *l, const te__attn_kargs *a, const char *mod) {
     if (a->x.alibi) te__launch_option(l, "X_ALIBI", 1);
@@ -54,38 +69,72 @@ static te_result te__attn_scores_options(te__plan *p, te__launch *l, const te__a
     return te__attn_launch_mod(p, l, mod);
 }
 
+/* What dropout keeps, for kernels with `keys` keys of a block at least: made by a launch, unless it would fill more than 2 GB. */
+static te__attn_bits te__attn_plan_bits(te__plan *p, const te__attn_kargs *a, int keys) {
+    const int64_t of_all = a->x.packed_q ? a->heads * te__attn_packed_rows(a->x.t_q, a->batch) : (int64_t)a->batch * a->heads * a->s_pad;
+    const int64_t rows = of_all + 64 /* tiles have 192 rows at most, the padding 128 */, bytes = 16 * rows * te__div_up(te__round_up(a->s_kv, keys), 128);
+    te__attn_bits bits = TE_ZERO;
+    te__launch *l;
+    if (a->dropout_p == 0.0f) return bits;
+    if (bytes > (int64_t)2 << 30) {
+        te__plan_why(p, "tensor cores: TMA and wgmma, which draw dropout's bits themselves: these would fill more than 2 GB");
+        return bits;
+    }
+    bits.rows = rows;
+    bits.words = (unsigned *)te__plan_workspace(p, bytes);
+    if (!bits.words) return bits;
+    l = te__plan_launch(p, "attn", "attn_dropout_bits");
+    TE__KARGS(p, l, te__attn_bits_kargs)->a = *a;
+    TE__KARGS(p, l, te__attn_bits_kargs)->bits = bits;
+    te__launch_size(l, te__div_up(a->s_q, 128) * a->heads * a->batch, te__div_up(a->s_kv, TE__ATTN_BITS_KEYS), 1, 256, 0);
+    return bits;
+}
+/* X_DROPOUT (hopper_dropout.cuh). */
+static void te__attn_dropout_option(te__launch *l, const te__attn_kargs *a, const te__attn_bits *bits) {
+    te__launch_option(l, "X_DROPOUT", a->dropout_p == 0.0f ? 0 : bits->words ? 1 : 2);
+}
+
 static te_result te__attn_plan_fwd_hopper(te__plan *p, const te__attn_kargs *a, const char *mod) {
     /* Three warpgroups have no registers for these, and tiles of 192 rows lie in two blocks of a block mask. */
     const bool two = mod || a->x.bias.dt != TE_DTYPE_NONE || a->x.mask.dt != TE_DTYPE_NONE || a->x.blocks.dt != TE_DTYPE_NONE;
     int d, d_v, waves, keys;
+    bool bias_tiles;
     int64_t rows, tiles;
     te__launch *l;
     te__attn_fwd_hopper_kargs *k;
+    te__attn_bits bits;
     te__attn_hopper_heads(a, &d, &d_v);
     if (a->x.blocks.dt != TE_DTYPE_NONE && d_v == 192) d = d_v = 256; /* whose blocks of keys lie in one of the block mask */
     waves = d == 64 && a->s_q > 1024 && !two ? 3 : 2; /* 192 rows take fewer cycles each, but few tiles of them fill the chip worse */
     keys = TE__ATTN_FWD_KEYS(d, d_v);
+    bias_tiles = te__attn_bias_in_tiles(a, d, d_v, waves);
     rows = te__div_up(a->s_q, 64 * waves);
     tiles = rows * a->heads * a->batch;
     if (tiles > INT_MAX)
         return te__fail(p->te, TE_ERR_UNSUPPORTED, "attention: %d rows in each of %d heads of %d sequences are more tiles than a launch can have", a->s_q, a->heads, a->batch);
+    bits = te__attn_plan_bits(p, a, keys);
+    if (p->result != TE_OK) return p->result;
     l = te__plan_launch(p, "attn", "attn_fwd_hopper");
     k = TE__KARGS(p, l, te__attn_fwd_hopper_kargs);
     k->a = *a;
+    k->bits = bits;
     te__attn_maps_q(p, a, k->q_map, &a->q, a->d, 64);
     te__attn_maps_q(p, a, k->o_map, &a->o, a->d_v, 64);
     te__attn_maps_kv(p, a, k->k_map, &a->k, a->d, keys);
     te__attn_maps_kv(p, a, k->v_map, &a->v, a->d_v, keys);
+    k->bias_factor = a->x.bias_scale / a->scale;
     k->order.counter = te__plan_counters(p);
     k->order.tiles = (int)tiles;
     k->order.rows = (int)rows;
     k->order.together = te__attn_together(a);
-    te__launch_size(l, te__min(tiles, te__max(p->num_sms, 1)), 1, 1, 128 * (waves + 1), TE__ATTN_FWD_SHARED(d, d_v, waves));
+    if (bias_tiles) te__attn_map_bias(p, k->bias_map, a);
+    te__launch_size(l, te__min(tiles, te__max(p->num_sms, 1)), 1, 1, 128 * (waves + 1), bias_tiles ? TE__ATTN_BIAS_SHARED(d, d_v, waves) : TE__ATTN_FWD_SHARED(d, d_v, waves) + (a->x.alibi ? TE__ATTN_LINE_BYTES(keys) : 0));
     te__launch_option(l, "X_DT", a->q.dt);
     te__launch_option(l, "X_D", d);
     te__launch_option(l, "X_D_V", d_v);
     te__launch_option(l, "X_WAVES", waves);
-    te__launch_option(l, "X_DROPOUT", a->dropout_p > 0.0f);
+    te__attn_dropout_option(l, a, &bits);
+    if (bias_tiles) te__launch_option(l, "X_TILES", 1);
     return te__attn_scores_options(p, l, a, mod);
 }
 
@@ -106,7 +155,7 @@ static te__launch *te__attn_launch_bwd(te__plan *p, const te__attn_bwd_hopper_ka
     te__launch_option(l, "X_D", d);
     if (d_v == 0) return l;
     te__launch_option(l, "X_D_V", d_v);
-    te__launch_option(l, "X_DROPOUT", k->a.dropout_p > 0.0f);
+    te__attn_dropout_option(l, &k->a, &k->bits);
     return l;
 }
 static void te__attn_launch_rows(te__plan *p, const te__attn_bwd_hopper_kargs *k, int64_t rows, int d) {
@@ -126,6 +175,8 @@ static te_result te__attn_plan_bwd_wide(te__plan *p, const te__attn_kargs *a, in
     te__attn_hopper_heads(a, &d, &d_v);
     memset(&k, 0, sizeof(k));
     k.a = *a;
+    k.bits = te__attn_plan_bits(p, a, 64);
+    if (p->result != TE_OK) return p->result;
     te__attn_bwd_maps(p, a, &k, 64, 64);
     te__attn_maps_q(p, a, k.dq_map, &a->dq, a->d, 64);
     te__attn_launch_rows(p, &k, rows, a->d_v <= 128 ? 128 : 256);
@@ -139,7 +190,7 @@ static te_result te__attn_plan_bwd_wide(te__plan *p, const te__attn_kargs *a, in
     return te__attn_scores_options(p, l, a, mod);
 }
 
-/* The backward pass: rows' numbers, the products, dQ out of its sums. a: with lse2 and delta, `rows` of them. Heads of up to 64 channels with dropout run as those of 128. */
+/* The backward pass: rows' numbers, the products, dQ out of its sums. a: with lse2 and delta, `rows` of them. Heads of up to 64 channels with dropout run as those of 128: their kernel has no registers for its bits. */
 static te_result te__attn_plan_bwd_hopper(te__plan *p, const te__attn_kargs *a, int64_t rows, const char *mod) {
     const int d = te__max(a->d, a->d_v) <= 64 && a->dropout_p == 0.0f ? 64 : 128, queries = TE__ATTN_BWD_QUERIES(d);
     const int64_t keys = te__div_up(a->s_kv, 128), blocks = keys * a->groups * a->batch;
@@ -152,9 +203,10 @@ static te_result te__attn_plan_bwd_hopper(te__plan *p, const te__attn_kargs *a, 
     k.a = *a;
     k.queries = queries;
     k.tiles_of_head = of_head;
+    k.bits = te__attn_plan_bits(p, a, 128);
     k.dq_sum = (float *)te__plan_workspace(p, tiles * queries * d * (int64_t)sizeof(float));
     k.added = (int *)te__plan_workspace(p, tiles * (int64_t)sizeof(int));
-    if (!k.dq_sum || !k.added) return p->result;
+    if (!k.dq_sum || !k.added || p->result != TE_OK) return p->result;
     te__attn_bwd_maps(p, a, &k, queries, 128);
     k.order.counter = te__plan_counters(p);
     k.order.tiles = (int)blocks;

@@ -90,6 +90,15 @@ template <int N> struct te_bias_rows {
         if (first + 2 * N - 6 <= count) load_part<true>(first);
         else load_part<false>(first);
     }
+    // From a tile of 64 rows in shared memory, as TMA brings it: all of the words.
+    TE_DEV void take(te_u32 tile) {
+        const int row = threadIdx.x & 127;
+#pragma unroll
+        for (int j = 0; j < WORDS / 4; j++) {
+            const int piece = 2 * j + (row >> 4 & 1);
+            te_ldmatrix4(word + 4 * j, tile + (piece >> 3) * 8192 + te_swizzled(row >> 5 << 4 | (row & 15), piece & 7));
+        }
+    }
     // Of columns first + 8 j and the next one.
     TE_DEV void get(int first, int j, int half, float &x, float &y) const {
         const int r = half % ROWS;
@@ -127,6 +136,58 @@ template <bool ADD, int N> TE_DEV void te_start_alibi(float (&s)[N], float slope
         for (int i = 0; i < N; i++) s[i] = fmaf(-slope, fabsf((float)(at - 8 * (i / 2 % 2) + 8 * (i / 4) + i % 2)), ADD ? s[i] : 0.0f);
     }
 }
+
+// ALiBi as one more product, for S with queries along the rows. On one side of the diagonal it is a line along a row, tilt (at + column), of which the tensor cores add  tilt * column  to S,
+// and  tilt * at,  a number of the row, is left to the softmax, as `shift`. tilt = hi + mid + lo, of bf16 each: columns are exact in bf16, too, and so is what is added.
+struct te_line {
+    float slope, shift[2]; // of the thread's two rows
+    te_u32 rising, a[4];   // the slope as operand A, and the product's
+    bool bent;             // the warp has elements on both sides: there is no product
+    TE_DEV void open(float of) {
+        const int t = threadIdx.x & 3;
+        const float hi = te_bf16_to_f32(te_f32_to_bf16(of)), mid = te_bf16_to_f32(te_f32_to_bf16(of - hi));
+        slope = of;
+        rising = t == 0 ? te_f32x2_to_half(hi, mid, TE_BF16) : t == 1 ? te_f32x2_to_half(of - hi - mid, 0.0f, TE_BF16) : 0;
+    }
+    // at: of the upper row and column 0, key minus query, with its sign; first, last: of all of the warp that is seen.
+    TE_DEV void start(int at, int first, int last) {
+        const bool up = last <= 0, down = !up && first >= 0;
+        bent = !up && !down;
+        const float tilt = up ? slope : down ? -slope : 0.0f;
+        a[0] = a[1] = up ? rising : down ? rising ^ 0x80008000u : 0;
+        a[2] = a[3] = 0;
+        shift[0] = tilt * (float)at;
+        shift[1] = tilt * (float)(at - 8);
+    }
+    // Operand B in shared memory at `to`, by `threads`: rows of eight elements, their own number three times and zeros; eight zeros more, which the second half of k reads.
+    TE_DEV static void columns(te_u32 to, int n, int thread, int threads) {
+        for (int i = thread; i < n + 8; i += threads) {
+            const float j = i < n ? (float)i : 0.0f;
+            te_sts16(to + 16 * i, make_uint4(te_f32x2_to_half(j, j, TE_BF16), te_f32x2_to_half(j, 0.0f, TE_BF16), 0, 0));
+        }
+    }
+    template <int N> TE_DEV void add(float (&s)[N], te_u32 columns) const {
+        const te_u64 b = (te_u64)((columns & 0x3ffff) >> 4) | (te_u64)(128 >> 4) << 16 | (te_u64)(128 >> 4) << 32; // no swizzle: 128 bytes to the next eight of k, and of rows
+#define TE__PRODUCT(n) \
+    if constexpr (N == n / 2) TE_WGMMA_A_##n("k16.f32.bf16.bf16", ", 1, 1, 0", s, a, b, 1);
+        TE__PRODUCT(64)
+        TE__PRODUCT(96)
+        TE__PRODUCT(128)
+#undef TE__PRODUCT
+    }
+    // Behind the product: the distances where there is none. at: of the thread's first element.
+    template <int N> TE_DEV void bend(float (&s)[N], int at) const {
+        if (!bent) return;
+#pragma unroll
+        for (int i = 0; i < N; i++) s[i] = fmaf(-slope, fabsf((float)(at - 8 * (i / 2 % 2) + 8 * (i / 4) + i % 2)), s[i]);
+    }
+    // S becomes all of it.
+    template <int N> TE_DEV void finish(float (&s)[N]) {
+#pragma unroll
+        for (int i = 0; i < N; i++) s[i] += shift[i / 2 % 2];
+        shift[0] = shift[1] = 0.0f;
+    }
+};
 
 // Bit 4 k + 2 half + e: the mask of elements and the user's show key to query, of row `half` of a thread's fragment and column 8 k + e. i, j: the query and the key of its first element;
 // full: the user's is not asked. STEP: groups of four elements that are loaded at a time.

@@ -57,7 +57,7 @@ typedef struct te__attn_kargs {
     int d, d_v;           /* channels of q and k, of v and o */
     int lo, hi;           /* row i sees the keys from i + lo to i + hi, of 0 .. s_kv - 1 */
     float scale, scale2;  /* of the scores; times log2(e) */
-    float dropout_p, keep_scale; /* 1 / (1 - p) */
+    float dropout_p, keep_scale; /* a multiple of 2^-16; 1 / (1 - p) */
     unsigned long long seed, offset;
     const void *rng; /* te__rng_read */
     te__attn_extra x;
@@ -71,6 +71,17 @@ typedef struct te__attn_order {
     int pad;
 } te__attn_order;
 
+/* What dropout keeps, made beforehand: for each 128 keys, for each row as lse2 has them, four words of te__attn_keep_word. */
+typedef struct te__attn_bits {
+    unsigned *words; /* NULL: kernels draw them */
+    long long rows;
+} te__attn_bits;
+typedef struct te__attn_bits_kargs {
+    te__attn_kargs a;
+    te__attn_bits bits;
+} te__attn_bits_kargs;
+#define TE__ATTN_BITS_KEYS 1024 /* keys of a block of attn_dropout_bits.cu */
+
 /* Tensor maps must lie at multiples of 64 bytes, which kernel arguments do only when their type asks for it. Sizes are multiples of 64, so that both compilers see one. */
 #ifdef __CUDACC__
 #define TE__ATTN_ALIGN_64 __align__(64)
@@ -81,7 +92,11 @@ typedef struct TE__ATTN_ALIGN_64 te__attn_fwd_hopper_kargs {
     unsigned long long q_map[16], k_map[16], v_map[16], o_map[16];
     te__attn_kargs a;
     te__attn_order order;
-    unsigned char pad[64 - (sizeof(te__attn_kargs) + sizeof(te__attn_order)) % 64];
+    te__attn_bits bits;
+    unsigned char pad[64 - (sizeof(te__attn_kargs) + sizeof(te__attn_order) + sizeof(te__attn_bits)) % 64];
+    unsigned long long bias_map[16]; /* X_TILES */
+    float bias_factor;               /* of a bias in units of products */
+    unsigned char pad_bias[60];
 } te__attn_fwd_hopper_kargs;
 typedef char te__attn_fwd_hopper_kargs_fit[sizeof(te__attn_fwd_hopper_kargs) % 64 == 0 ? 1 : -1];
 
@@ -93,7 +108,8 @@ typedef struct TE__ATTN_ALIGN_64 te__attn_bwd_hopper_kargs {
     float *dq_sum;        /* of attn_bwd_hopper.cu: tiles of dQ in f32, each in the order of the registers */
     int *added;           /* for each of them: key blocks that have added to it; NULL: there are none */
     int queries, pad_queries; /* of a tile */
-    unsigned char pad[64 - (sizeof(te__attn_kargs) + sizeof(te__attn_order) + 2 * sizeof(void *) + 16) % 64];
+    te__attn_bits bits;
+    unsigned char pad[64 - (sizeof(te__attn_kargs) + sizeof(te__attn_order) + sizeof(te__attn_bits) + 2 * sizeof(void *) + 16) % 64];
 } te__attn_bwd_hopper_kargs;
 typedef char te__attn_bwd_hopper_kargs_fit[sizeof(te__attn_bwd_hopper_kargs) % 64 == 0 ? 1 : -1];
 #define TE__ATTN_BWD_QUERIES(d) (8192 / (d))
@@ -114,9 +130,19 @@ typedef char te__attn_bwd_hopper_kargs_fit[sizeof(te__attn_bwd_hopper_kargs) % 6
 #define TE__ATTN_BYTES(rows, d) ((rows) * 128 * (((d) + 63) / 64))
 #define TE__ATTN_FWD_KEYS(d, d_v) ((d) <= 128 || (d_v) <= 128 ? 128 : (d) <= 192 ? 96 : 64)
 #define TE__ATTN_FWD_STAGES_Q(d, d_v, waves) ((d) <= 128 ? 2 : 1)
-#define TE__ATTN_FWD_SHARED(d, d_v, waves)                                                                                          \
+#define TE__ATTN_FWD_INPUTS(d, d_v, waves)                                                                                          \
     (TE__ATTN_FWD_STAGES_Q(d, d_v, waves) * (waves) * TE__ATTN_BYTES(64, d) + 2 * TE__ATTN_BYTES(TE__ATTN_FWD_KEYS(d, d_v), d) +   \
-     2 * TE__ATTN_BYTES(TE__ATTN_FWD_KEYS(d, d_v), d_v) + (TE__ATTN_FWD_STAGES_Q(d, d_v, waves) == 1 ? 0 : (waves) * TE__ATTN_BYTES(64, d_v)) + 256)
+     2 * TE__ATTN_BYTES(TE__ATTN_FWD_KEYS(d, d_v), d_v))
+#define TE__ATTN_FWD_SHARED(d, d_v, waves)                                                                                          \
+    (TE__ATTN_FWD_INPUTS(d, d_v, waves) + (TE__ATTN_FWD_STAGES_Q(d, d_v, waves) == 1 ? 0 : (waves) * TE__ATTN_BYTES(64, d_v)) + 256)
+/* Bytes of the columns' numbers that ALiBi multiplies by (te_line), in addition. */
+#define TE__ATTN_LINE_BYTES(keys) (128 * ((keys) / 8 + 1))
+/* The same with tiles of a bias (X_TILES), O in the place of Q, and stages of those tiles: as many as fit, of one and two. */
+#define TE__ATTN_SHARED_MAX 232448
+#define TE__ATTN_BIAS_TILE(d, d_v) TE__ATTN_BYTES(64, TE__ATTN_FWD_KEYS(d, d_v))
+#define TE__ATTN_BIAS_SHARED_OF(d, d_v, waves, stages) (TE__ATTN_FWD_INPUTS(d, d_v, waves) + (stages) * (waves) * TE__ATTN_BIAS_TILE(d, d_v) + 320)
+#define TE__ATTN_BIAS_STAGES(d, d_v, waves) (TE__ATTN_BIAS_SHARED_OF(d, d_v, waves, 2) <= TE__ATTN_SHARED_MAX ? 2 : 1)
+#define TE__ATTN_BIAS_SHARED(d, d_v, waves) TE__ATTN_BIAS_SHARED_OF(d, d_v, waves, TE__ATTN_BIAS_STAGES(d, d_v, waves))
 
 /* The backward reads whole tiles of lse2 and delta, so their rows are padded to the largest tile. */
 #define TE__ATTN_PAD 128

@@ -198,6 +198,73 @@ static te_result te__attn_check_fp8(te_ctx *te, const char *op, const te_attn_fp
     return r == TE_OK ? te__want_numel(te, op, "fp8.dp_amax", f->dp_amax, 1) : r;
 }
 
+/* Sequences ascend, and none is longer, or lies further back, than there are rows. at, padded: [b + 1], in host memory; NULL: none. */
+static te_result te__attn_check_starts(te_ctx *te, const char *op, const char *name, const int32_t *at, const int32_t *padded, int64_t b, bool packed, int64_t rows) {
+    const int32_t *start = padded ? padded : at;
+    int64_t i;
+    for (i = 0; at && i < b; i++) {
+        const int64_t length = (int64_t)at[i + 1] - at[i], first = packed ? start[i] : 0;
+        if (length < 0)
+            return te__fail(te, TE_ERR_INVALID, "%s: rule.%s[%lld] is %d and [%lld] is %d; starts must not descend", op, name, (long long)i, (int)at[i],
+                            (long long)i + 1, (int)at[i + 1]);
+        if (first < 0 || first + length > rows)
+            return te__fail(te, TE_ERR_INVALID, "%s: by rule.%s%s, sequence %lld has rows %lld to %lld; there are %lld", op, name,
+                            packed && padded ? "_padded" : "", (long long)i, (long long)first, (long long)(first + length) - 1, (long long)rows);
+        if (packed && padded && first + length > start[i + 1])
+            return te__fail(te, TE_ERR_INVALID, "%s: rule.%s has %lld rows for sequence %lld, and rule.%s_padded has %d for it", op, name, (long long)length,
+                            (long long)i, name, (int)(start[i + 1] - start[i]));
+    }
+    return TE_OK;
+}
+/* The tensors of a rule that say where rows lie. */
+enum { TE__ATTN_PLACES = 5 };
+static void te__attn_places(const te_attn_rule *x, const te_tensor *places[TE__ATTN_PLACES]) {
+    places[0] = x->cu_seqlens_q, places[1] = x->cu_seqlens_q_padded, places[2] = x->cu_seqlens_kv, places[3] = x->cu_seqlens_kv_padded, places[4] = x->page_table;
+}
+/* at: those tensors' numbers in host memory, NULL for those that are not there. */
+static te_result te__attn_check_places(te_ctx *te, const char *op, const te_op_attn_fwd_args *a, const int32_t *const at[TE__ATTN_PLACES]) {
+    const te__attn_sizes s = te__attn_sizes_of(a);
+    const int64_t pages = at[4] ? a->rule.page_table->shape[1] : 0;
+    te_result r = te__attn_check_starts(te, op, "cu_seqlens_q", at[0], at[1], s.b, s.packed_q, s.rows_q);
+    int64_t b, i;
+    if (r == TE_OK) r = te__attn_check_starts(te, op, "cu_seqlens_kv", at[2], at[3], s.b, s.packed_kv, s.packed_kv ? s.rows_kv : s.s_kv);
+    for (b = 0; r == TE_OK && at[4] && b < s.b; b++) {
+        const int64_t used = at[2] ? te__div_up((int64_t)at[2][b + 1] - at[2][b], s.rows_kv) : pages;
+        for (i = 0; i < used; i++)
+            if (at[4][b * pages + i] < 0 || at[4][b * pages + i] >= s.kv_b)
+                return te__fail(te, TE_ERR_INVALID, "%s: rule.page_table[%lld][%lld] is %d; the cache has pages 0 to %lld", op, (long long)b, (long long)i,
+                                (int)at[4][b * pages + i], (long long)s.kv_b - 1);
+    }
+    return r;
+}
+/* Where they lie in host memory. */
+static te_result te__attn_check_lengths(te_ctx *te, const char *op, const te_op_attn_fwd_args *a) {
+    const te_tensor *places[TE__ATTN_PLACES];
+    const int32_t *at[TE__ATTN_PLACES];
+    int i;
+    te__attn_places(&a->rule, places);
+    for (i = 0; i < TE__ATTN_PLACES; i++) at[i] = (const int32_t *)te__data(places[i]);
+    return te__attn_check_places(te, op, a, at);
+}
+/* Where they lie in a GPU's memory kernels cut them so that no row is outside; the debug mode reads them back first. */
+static te_result te__attn_check_on_device(te_ctx *te, const char *op, const te_op_attn_fwd_args *a) {
+    const te_tensor *places[TE__ATTN_PLACES];
+    int32_t *at[TE__ATTN_PLACES] = {NULL, NULL, NULL, NULL, NULL};
+    te_result r = TE_OK;
+    int i;
+    if (!te->debug_sync || te->capture || !te_ctx_is_cuda(te)) return TE_OK;
+    te__attn_places(&a->rule, places);
+    for (i = 0; r == TE_OK && i < TE__ATTN_PLACES; i++) {
+        if (!places[i] || !places[i]->buffer) continue;
+        at[i] = (int32_t *)te__alloc(te, te__max(4, te_tensor_bytes(places[i])));
+        r = at[i] ? te_tensor_to_host(places[i], at[i]) : TE_ERR_OUT_OF_MEMORY;
+    }
+    if (r == TE_OK) r = te__attn_check_places(te, op, a, (const int32_t *const *)at);
+    for (i = 0; i < TE__ATTN_PLACES; i++)
+        if (at[i]) te__free(te, at[i], te__max(4, te_tensor_bytes(places[i])));
+    return r;
+}
+
 /* Of both directions: checks `a`, and fills the defaults of its rule. */
 static te_result te__attn_check(te_ctx *te, const char *op, te_op_attn_fwd_args *a) {
     char qt[TE__SHAPE_TEXT], kt[TE__SHAPE_TEXT];
@@ -232,7 +299,7 @@ static te_result te__attn_check(te_ctx *te, const char *op, te_op_attn_fwd_args 
     if (!(a->rule.dropout_p >= 0.0f && a->rule.dropout_p <= 1.0f))
         return te__fail(te, TE_ERR_INVALID, "%s: dropout_p is %g; it is a probability, 0 to 1", op, (double)a->rule.dropout_p);
     te__attn_resolve(&a->rule, s.d);
-    return TE_OK;
+    return te__attn_check_on_device(te, op, a);
 }
 
 static te_result te__check_attn_fwd(te_ctx *te, te_op_attn_fwd_args *a) {
@@ -282,32 +349,6 @@ static te_result te__check_attn_bwd(te_ctx *te, te_op_attn_bwd_args *a) {
     return r == TE_OK ? te__want_numel(te, op, "dsoftmax_offset", a->dsoftmax_offset, s.heads) : r;
 }
 
-/* Starts in host memory, where they can be read: they ascend, and no sequence is longer, or lies further back, than there are rows. */
-static te_result te__attn_check_starts(te_ctx *te, const char *op, const char *name, const te_tensor *cu, const te_tensor *padded, bool packed, int64_t rows) {
-    const int32_t *at = (const int32_t *)te__data(cu), *start = (const int32_t *)te__data(padded ? padded : cu);
-    int64_t i, b = cu ? te__numel(cu) - 1 : 0;
-    for (i = 0; i < b; i++) {
-        const int64_t length = (int64_t)at[i + 1] - at[i], first = packed ? start[i] : 0;
-        if (length < 0)
-            return te__fail(te, TE_ERR_INVALID, "%s: rule.%s[%lld] is %d and [%lld] is %d; starts must not descend", op, name, (long long)i, (int)at[i],
-                            (long long)i + 1, (int)at[i + 1]);
-        if (first < 0 || first + length > rows)
-            return te__fail(te, TE_ERR_INVALID, "%s: by rule.%s%s, sequence %lld has rows %lld to %lld; there are %lld", op, name,
-                            packed && padded ? "_padded" : "", (long long)i, (long long)first, (long long)(first + length) - 1, (long long)rows);
-        if (packed && padded && first + length > start[i + 1])
-            return te__fail(te, TE_ERR_INVALID, "%s: rule.%s has %lld rows for sequence %lld, and rule.%s_padded has %d for it", op, name, (long long)length,
-                            (long long)i, name, (int)(start[i + 1] - start[i]));
-    }
-    return TE_OK;
-}
-static te_result te__attn_check_lengths(te_ctx *te, const char *op, const te_op_attn_fwd_args *a) {
-    const te_attn_rule *x = &a->rule;
-    const te__attn_sizes s = te__attn_sizes_of(a);
-    te_result r = te__attn_check_starts(te, op, "cu_seqlens_q", x->cu_seqlens_q, x->cu_seqlens_q_padded, s.packed_q, s.rows_q);
-    if (r != TE_OK) return r;
-    return te__attn_check_starts(te, op, "cu_seqlens_kv", x->cu_seqlens_kv, x->cu_seqlens_kv_padded, s.packed_kv, s.packed_kv ? s.rows_kv : s.s_kv);
-}
-
 /* ---- the problem ---- */
 
 static te__attn_view te__attn_view_of(const te_tensor *x, te_qkv_format format) {
@@ -344,8 +385,8 @@ static void te__attn_told(te__attn_kargs *k, const te_attn_rule *in, const te__a
     te__attn_diagonals(x->left, x->right, x->causal, x->bottom_right ? k->s_kv - k->s_q : 0, k->s_q, k->s_kv, &k->lo, &k->hi);
     k->scale = in->softmax_scale;
     k->scale2 = (float)(in->softmax_scale * 1.4426950408889634);
-    k->dropout_p = in->dropout_p;
-    k->keep_scale = in->dropout_p < 1.0f ? 1.0f / (1.0f - in->dropout_p) : 0.0f;
+    k->dropout_p = in->dropout_p < 1.0f ? (float)te__min((int64_t)rintf(in->dropout_p * 65536.0f), 65535) / 65536.0f : 1.0f; /* te__attn_threshold */
+    k->keep_scale = k->dropout_p < 1.0f ? 1.0f / (1.0f - k->dropout_p) : 0.0f;
     x->cu_q = (const int *)te__data(in->cu_seqlens_q);
     x->cu_kv = (const int *)te__data(in->cu_seqlens_kv);
     x->at_q = (const int *)te__data(in->cu_seqlens_q_padded);
@@ -366,8 +407,8 @@ static void te__attn_told(te__attn_kargs *k, const te_attn_rule *in, const te__a
     x->softmax = (int)in->softmax_type;
     x->sink = (const float *)te__data(in->softmax_offset);
     for (i = 0; i < TE_SCORE_MOD_AUX; i++) {
-        x->aux[i] = te__data(in->score_mod.aux[i]);
         x->aux_n[i] = in->score_mod.aux[i] ? te__numel(in->score_mod.aux[i]) : 0;
+        x->aux[i] = x->aux_n[i] ? te__data(in->score_mod.aux[i]) : k->q.p; /* kernels load some element before they know whether theirs is there */
     }
     x->on = te__has_score_mod(&in->score_mod) || te__attn_pads(in->mask) || in->attention_mask || in->block_mask || in->core_attention_bias_type != TE_ATTN_BIAS_NONE ||
             in->softmax_type != TE_SOFTMAX_VANILLA;

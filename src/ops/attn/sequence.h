@@ -1,4 +1,4 @@
-/* ops/attn/sequence.h: where the rows of a sequence lie, which keys they see, and ALiBi's slopes. Read by the host and by kernels: knows the arguments
+/* ops/attn/sequence.h: where the rows of a sequence lie, which keys they see, ALiBi's slopes, and what dropout keeps. Read by the host and by kernels: knows the arguments
  * (kargs.h), no tensors and no tiles. */
 #ifndef TE__ATTN_SEQUENCE_H
 #define TE__ATTN_SEQUENCE_H
@@ -82,6 +82,37 @@ TE__BOTH float te__attn_slope(int heads, int h) {
     int n = 1;
     while (2 * n <= heads) n *= 2;
     return exp2f(h < n ? -8.0f * (float)(h + 1) / (float)n : -4.0f * (float)(2 * (h - n) + 1) / (float)n);
+}
+
+/* Dropout draws a number of 16 bits for each element of P, and keeps those of at least `threshold`, p in units of 2^-16. The numbers of 32 keys of a row are one word for each of their
+ * bits, so that one operation on words compares all 32: bit n of the number of key j is bit j % 32 of word n % 4 of block 4 w + n / 4 of Philox4x32-7, w = row ceil(s_kv / 32) + j / 32.
+ * Seven rounds pass all tests of BigCrush, as ten do (Salmon et al.). */
+TE__BOTH uint32_t te__attn_threshold(const te__attn_kargs *a) { return (uint32_t)(a->dropout_p * 65536.0f); }
+/* w of keys 0 .. 31 of row i. */
+TE__BOTH uint64_t te__attn_keep_row(const te__attn_kargs *a, int b, int h, int i) {
+    return (((uint64_t)b * (uint64_t)a->heads + (uint64_t)h) * (uint64_t)a->s_q + (uint64_t)i) * (uint64_t)((a->s_kv + 31) / 32);
+}
+TE__BOTH uint32_t te__majority(uint32_t a, uint32_t b, uint32_t c) { return (a & b) | (a & c) | (b & c); }
+/* Block `block` of the word w, from the numbers' bits below it on: at_least, whether these are at least the threshold's, becomes that with the next four bits. A higher bit decides where it
+ * differs from the threshold's: the majority of it, the lower bits' answer and the threshold's bit, inverted. */
+TE__BOTH uint32_t te__attn_keep_step(uint32_t at_least, const uint32_t bits[4], uint32_t threshold, int block) {
+    int n;
+    for (n = 0; n < 4; n++) {
+        const uint32_t other = (threshold >> (4 * block + n) & 1u) - 1u;
+        at_least = te__majority(at_least, bits[n], other);
+    }
+    return at_least;
+}
+/* Bit j: key j of the word is kept. */
+TE__BOTH uint32_t te__attn_keep_word(uint32_t threshold, uint64_t seed, uint64_t offset, uint64_t w) {
+    uint32_t keep = 0xffffffffu, bits[4];
+    int block;
+    for (block = 0; block < 4; block++) {
+        if (!(threshold & ((16u << (4 * block)) - 1u))) continue; /* any number is at least 0 */
+        te__philox_rounds(7, seed, offset, 4 * w + (uint64_t)block, bits);
+        keep = te__attn_keep_step(keep, bits, threshold, block);
+    }
+    return threshold >> 16 ? 0u : keep;
 }
 
 /* x as the code of a format and back: the numbers that FP8 attention multiplies. inverse: RN(1 / scale). */

@@ -187,7 +187,7 @@ static void check_options(const xcase *c, const char *kernels) {
     const struct {
         const char *name;
         bool wanted;
-    } options[] = {{"X_MOD=", c->rule != 0}, {"X_BIAS=", has_bias(c)}, {"X_ALIBI=", c->option[BIAS] >= BIAS_ALIBI}, {"X_MASK=", c->mask == TE_MASK_ARBITRARY}, {"X_BLOCKS=", c->blocks != 0}};
+    } options[] = {{"X_MOD=", c->rule != 0}, {"X_BIAS=", has_bias(c)}, {"X_ALIBI=", has_alibi(c)}, {"X_MASK=", c->mask == TE_MASK_ARBITRARY}, {"X_BLOCKS=", c->blocks != 0}};
     const char *const end = kernels + strcspn(kernels, " ");
     for (int i = 0; i < COUNT(options); i++) {
         const char *const at = strstr(kernels, options[i].name);

@@ -43,6 +43,7 @@
 enum {
     D = X_D,
     D_V = X_D_V,
+    LATE = DROPOUT || HIDES, // what finds these bits needs the registers of the bias, which is loaded behind it
     BM = 128,
     BN = 64,
     STAGES_K = TE__ATTN_DQ_STAGES_K(X_D),
@@ -168,7 +169,7 @@ struct te_consumer {
             gathered();
             if (lane == 0) te_mbar_arrive(bar + 8 * (EMPTY_K + old.stage));
         }
-        if (BIAS) bias.load(n * BN); // where dS was
+        if (BIAS && !LATE) bias.load(n * BN); // where dS was
         if (FIRST) te_mbar_wait(bar + 8 * FULL_DO, 0);
         te_mbar_wait(bar + 8 * (FULL_V + v.stage), v.parity);
         products<D_V, true>(dp, AT_DO, smem + AT_V + v.stage * BYTES_V);
@@ -176,6 +177,7 @@ struct te_consumer {
         if (DROPOUT) keep.load(a.a, a.bits, t.batch, t.head, t.q_at, row, n * BN);
         look(n);
         const te_u32 show = HIDES ? (te_u32)te_shown<BN / 2, false, 1>(a.a, t.batch, t.head, row, column, BLOCKS && full) : 0;
+        if (BIAS && LATE) bias.load(n * BN);
         te_wgmma_wait<1>();
         te_wgmma_keep(s);
         if (BIAS) bias.add(s, n * BN, te_bias_scale(a.a));

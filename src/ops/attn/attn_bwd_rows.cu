@@ -1,38 +1,53 @@
 // ops/attn/attn_bwd_rows.cu: before Hopper's backward kernels: delta and lse2 of each query row as attn_delta.cu has them, and 0 to the counts of tiles of dQ,
-// where there are any. 16-bit operands in aligned rows: PIECES threads have a row, 16 bytes each.
+// where there are any. 16-bit operands in aligned rows: PIECES threads have a row, 16 bytes each, and EACH rows,
+// whose loads are under way together. A block's rows are one head's: s_pad is a multiple of them.
 //
 // Options: X_DT, X_D (64, 128, 256: as many channels as v has, or more).
 //
-// Launch: grid ceil(batch * heads * s_pad / (256 / PIECES)), block 256.
+// Launch: grid batch * heads * s_pad / (EACH * ROWS), block 256.
 // te:arch 90a
 // te:row X_DT=2|3 X_D=64|128|256
 #include "device/vector.cuh"
 #include "ops/attn/attn.cuh"
 
-enum { PIECES = X_D / 8, ROWS = 256 / PIECES };
+enum { PIECES = X_D / 8, ROWS = 256 / PIECES, EACH = 4 };
+static_assert(TE__ATTN_PAD % (EACH * ROWS) == 0, "a block's rows are one head's");
 
 extern "C" __global__ void __launch_bounds__(256) te_attn_bwd_rows(const __grid_constant__ te__attn_bwd_hopper_kargs args) {
     te_follow();
     const te__attn_kargs &a = args.a;
     const int piece = threadIdx.x % PIECES;
-    const te_i64 row = (te_i64)blockIdx.x * ROWS + threadIdx.x / PIECES, head = row / a.s_pad;
-    const int i = (int)(row - head * a.s_pad), b = (int)(head / a.heads), h = (int)(head - (te_i64)b * a.heads);
-    if (b >= a.batch) return; // whole warps: s_pad is a multiple of their rows
+    const te_i64 row = (te_i64)blockIdx.x * (EACH * ROWS), head = row / a.s_pad;
+    const int first = (int)(row - head * a.s_pad) + threadIdx.x / PIECES, b = (int)(head / a.heads), h = (int)(head - (te_i64)b * a.heads);
     const te__attn_seq seq = te__attn_seq_of(&a, b);
-    const bool there = i < seq.s_q && 8 * piece < a.d_v;
-    float sum = 0.0f;
-    if (there) {
-        const te_i64 at = seq.q_at + i;
-        const te_raw<X_DT> o = te_raw_load<X_DT>(a.o.p, b * a.o.b + at * a.o.s + h * a.o.h + 8 * piece, X_DT);
-        const te_raw<X_DT> g = te_raw_load<X_DT>(a.d_o.p, b * a.d_o.b + at * a.d_o.s + h * a.d_o.h + 8 * piece, X_DT);
+    const int end = 8 * piece < a.d_v ? seq.s_q : 0; // of the rows that are read
+    te_raw<X_DT> o[EACH], g[EACH];
+    float lse[EACH];
 #pragma unroll
-        for (int c = 0; c < 8; c++) sum = fmaf(te_raw_get<X_DT>(o, c), te_raw_get<X_DT>(g, c), sum);
+    for (int k = 0; k < EACH; k++) {
+        const int i = first + k * ROWS;
+        if (i < end) {
+            const te_i64 at = seq.q_at + i;
+            o[k] = te_raw_load<X_DT>(a.o.p, b * a.o.b + at * a.o.s + h * a.o.h + 8 * piece, X_DT);
+            g[k] = te_raw_load<X_DT>(a.d_o.p, b * a.d_o.b + at * a.d_o.s + h * a.d_o.h + 8 * piece, X_DT);
+        }
+        lse[k] = piece == 0 && i < seq.s_q ? a.lse[seq.lse_at + h * seq.lse_head + i] : TE_INF;
     }
 #pragma unroll
-    for (int far = PIECES / 2; far; far /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, far);
-    if (piece || (a.x.on && i >= (seq.s_q + TE__ATTN_PAD - 1) / TE__ATTN_PAD * TE__ATTN_PAD && i >= seq.q_end)) return;
-    float lse2 = i < seq.s_q ? a.lse[seq.lse_at + h * seq.lse_head + i] * TE_LOG2E : TE_INF;
-    a.delta[seq.work_at + h * seq.work_head + i] = sum;
-    a.lse2[seq.work_at + h * seq.work_head + i] = lse2 == -TE_INF ? TE_INF : lse2;
-    if (args.added && i % args.queries == 0 && (!a.x.packed_q || i < seq.s_q)) args.added[te__attn_dq_tile(&args, b, h, (int)seq.q_at, i / args.queries)] = 0;
+    for (int k = 0; k < EACH; k++) {
+        const int i = first + k * ROWS;
+        float sum = 0.0f;
+        if (i < end) {
+#pragma unroll
+            for (int c = 0; c < 8; c++) sum = fmaf(te_raw_get<X_DT>(o[k], c), te_raw_get<X_DT>(g[k], c), sum);
+        }
+#pragma unroll
+        for (int far = PIECES / 2; far; far /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, far);
+        if (piece == 0 && !(a.x.on && i >= (seq.s_q + TE__ATTN_PAD - 1) / TE__ATTN_PAD * TE__ATTN_PAD && i >= seq.q_end)) {
+            const float lse2 = lse[k] * TE_LOG2E;
+            a.delta[seq.work_at + h * seq.work_head + i] = sum;
+            a.lse2[seq.work_at + h * seq.work_head + i] = lse2 == -TE_INF ? TE_INF : lse2;
+            if (args.added && i % args.queries == 0 && (!a.x.packed_q || i < seq.s_q)) args.added[te__attn_dq_tile(&args, b, h, (int)seq.q_at, i / args.queries)] = 0;
+        }
+    }
 }

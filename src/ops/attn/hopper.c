@@ -159,7 +159,7 @@ static te__launch *te__attn_launch_bwd(te__plan *p, const te__attn_bwd_hopper_ka
     return l;
 }
 static void te__attn_launch_rows(te__plan *p, const te__attn_bwd_hopper_kargs *k, int64_t rows, int d) {
-    te__attn_launch_bwd(p, k, "attn_bwd_rows", te__div_up(rows, 256 / (d / 8)), 256, 0, d, 0);
+    te__attn_launch_bwd(p, k, "attn_bwd_rows", rows / (8192 / d), 256, 0, d, 0);
 }
 static te_result te__attn_bwd_too_large(te__plan *p, const te__attn_kargs *a) {
     return te__fail(p->te, TE_ERR_UNSUPPORTED, "attention: the gradients of %d queries in each of %d heads of %d sequences need more blocks than a launch can have", a->s_q, a->heads, a->batch);

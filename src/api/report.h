@@ -16,7 +16,7 @@ typedef struct te_explanation {
     bool deterministic;  /* the same bits in each run */
     size_t workspace;    /* bytes, from the context's pool */
     int launches;        /* of kernels; 0 on the CPU */
-    char kernels[256];   /* "gemm/gemm_mma.A_DT=3,B_DT=3 ..." */
+    char kernels[512];   /* "gemm/gemm_mma.A_DT=3,B_DT=3 ..." */
     char why[256];       /* one sentence */
 } te_explanation;
 /* Fills `out` with how `op` with these args (its te_op_..._args) would run on `device`: "cpu", "sm_80" ... "sm_120", or NULL for the context's own.

@@ -75,6 +75,7 @@ static te__attn_bits te__attn_plan_bits(te__plan *p, const te__attn_kargs *a, in
     const int64_t rows = of_all + 128 /* tiles of 192 rows end that far behind whole ones of 128 */, bytes = 16 * rows * te__div_up(te__round_up(a->s_kv, keys), 128);
     te__attn_bits bits = TE_ZERO;
     te__launch *l;
+    te__attn_bits_kargs *k;
     if (a->dropout_p == 0.0f) return bits;
     if (bytes > (int64_t)2 << 30) {
         te__plan_why(p, "tensor cores: TMA and wgmma, which draw dropout's bits themselves: these would fill more than 2 GB");
@@ -84,8 +85,9 @@ static te__attn_bits te__attn_plan_bits(te__plan *p, const te__attn_kargs *a, in
     bits.words = (unsigned *)te__plan_workspace(p, bytes);
     if (!bits.words) return bits;
     l = te__plan_launch(p, "attn", "attn_dropout_bits");
-    TE__KARGS(p, l, te__attn_bits_kargs)->a = *a;
-    TE__KARGS(p, l, te__attn_bits_kargs)->bits = bits;
+    k = TE__KARGS(p, l, te__attn_bits_kargs);
+    k->a = *a;
+    k->bits = bits;
     te__launch_size(l, te__div_up(a->s_q, 128) * a->heads * a->batch, te__div_up(a->s_kv, TE__ATTN_BITS_KEYS), 1, 256, 0);
     return bits;
 }

@@ -73,8 +73,8 @@ typedef struct te__attn_order {
 
 /* What dropout keeps, made beforehand: for each 128 keys, for each row as lse2 has them, four words of te__attn_keep_word. */
 typedef struct te__attn_bits {
-    unsigned *words; /* NULL: kernels draw them */
     long long rows;
+    unsigned *words; /* NULL: kernels draw them */
 } te__attn_bits;
 typedef struct te__attn_bits_kargs {
     te__attn_kargs a;
@@ -90,9 +90,9 @@ typedef struct te__attn_bits_kargs {
 #endif
 typedef struct TE__ATTN_ALIGN_64 te__attn_fwd_hopper_kargs {
     unsigned long long q_map[16], k_map[16], v_map[16], o_map[16];
+    te__attn_bits bits;
     te__attn_kargs a;
     te__attn_order order;
-    te__attn_bits bits;
     unsigned char pad[64 - (sizeof(te__attn_kargs) + sizeof(te__attn_order) + sizeof(te__attn_bits)) % 64];
     unsigned long long bias_map[16]; /* X_TILES */
     float bias_factor;               /* of a bias in units of products */
@@ -103,12 +103,12 @@ typedef char te__attn_fwd_hopper_kargs_fit[sizeof(te__attn_fwd_hopper_kargs) % 6
 typedef struct TE__ATTN_ALIGN_64 te__attn_bwd_hopper_kargs {
     unsigned long long q_map[16], do_map[16], k_map[16], v_map[16], dk_map[16], dv_map[16], dq_map[16]; /* dq_map: of attn_bwd_dq_hopper.cu alone */
     long long tiles_of_head;
+    te__attn_bits bits;
     te__attn_kargs a;
     te__attn_order order; /* of blocks of keys, or of queries; counter: numbers drawn */
     float *dq_sum;        /* of attn_bwd_hopper.cu: tiles of dQ in f32, each in the order of the registers */
     int *added;           /* for each of them: key blocks that have added to it; NULL: there are none */
     int queries, pad_queries; /* of a tile */
-    te__attn_bits bits;
     unsigned char pad[64 - (sizeof(te__attn_kargs) + sizeof(te__attn_order) + sizeof(te__attn_bits) + 2 * sizeof(void *) + 16) % 64];
 } te__attn_bwd_hopper_kargs;
 typedef char te__attn_bwd_hopper_kargs_fit[sizeof(te__attn_bwd_hopper_kargs) % 64 == 0 ? 1 : -1];
@@ -129,14 +129,14 @@ typedef char te__attn_bwd_hopper_kargs_fit[sizeof(te__attn_bwd_hopper_kargs) % 6
 /* attn_bwd_bias_hopper.cu, and attn_bwd_bias_put.cu behind it. */
 typedef struct TE__ATTN_ALIGN_64 te__attn_bias_hopper_kargs {
     unsigned long long q_map[16], do_map[16], k_map[16], v_map[16];
+    long long part;       /* elements from one part to the next */
+    te__attn_bits bits;
+    te__attn_table to;    /* the gradient, or its parts: [parts, dbias_b, dbias_h, dbias_i, keys] in f32 */
     te__attn_kargs a;
     te__attn_order order; /* tiles: of all parts; rows: tiles of 128 queries */
-    te__attn_table to;    /* the gradient, or its parts: [parts, dbias_b, dbias_h, dbias_i, keys] in f32 */
-    long long part;       /* elements from one part to the next */
     int parts, tiles_of_part;
     int aligned;          /* of `to`, keys can be written 16 bytes at a time, of f32 8 */
     float by;             /* what sums are multiplied by */
-    te__attn_bits bits;
     unsigned char pad[64 - (sizeof(te__attn_kargs) + sizeof(te__attn_order) + sizeof(te__attn_table) + sizeof(te__attn_bits) + 24) % 64];
 } te__attn_bias_hopper_kargs;
 typedef char te__attn_bias_hopper_kargs_fit[sizeof(te__attn_bias_hopper_kargs) % 64 == 0 ? 1 : -1];

@@ -42,8 +42,8 @@ static int te__attn_bias_pairs(const te__attn_kargs *a) {
     if (a->s_kv % 2 || t->j != 1 || t->b % 2 || t->h % 2 || t->i % 2 || (uintptr_t)t->p % (2 * (size_t)size)) return 0;
     return t->i == 0 ? 2 : 1;
 }
-/* TMA can bring the bias in tiles of elements of 16 bits (X_TILES of attn_fwd_hopper.cu), and there is shared memory for two of them: a consumer's arrival does not wait for its ldmatrix, so that TMA could
- * write over the only one while it is read. Queries that share a row leave more of it in registers. */
+/* TMA can bring the bias in tiles of elements of 16 bits (X_TILES of attn_fwd_hopper.cu), and there is shared memory for two of them: with one, blocks were seen that had the bias of others: TMA
+ * seems to write over it while it is read. Queries that share a row leave more of it in registers. */
 static bool te__attn_bias_in_tiles(const te__attn_kargs *a, int d, int d_v, int waves) {
     const te__attn_table *t = &a->x.bias;
     const bool strides = t->i % 8 == 0 && t->h % 8 == 0 && t->b % 8 == 0 && t->i < (int64_t)1 << 38 && t->h < (int64_t)1 << 38 && t->b < (int64_t)1 << 38;

@@ -211,8 +211,7 @@ TE_TEST(attn_variants_plans) {
         CHECK_STR(e.why, "TMA and wgmma");
         const char *const forward = strstr(e.kernels, "attn/attn_fwd_hopper");
         if (forward) check_options(&c, forward);
-        const bool room = (c.d <= 64 && c.d_v <= 64) || c.d > 192, rows = has_bias(&c) && c.option[BIAS] != BIAS_KEYS && c.s_q > 1; /* of shared memory, for two tiles; one for each query */
-        CHECK_MSG(!strstr(e.kernels, "X_TILES") == !(rows && room && c.bias_dtype == c.dtype && c.s_kv % 8 == 0), "%s", e.kernels);
+        CHECK_MSG(!strstr(e.kernels, "X_TILES"), "%s", e.kernels); /* which gave wrong rows */
         CHECK(te_explain(te, TE_OP_ATTN_BWD, &t.g, "sm_90", &e) == TE_OK && e.supported && e.deterministic);
         CHECK_STR(e.why, "TMA and wgmma");
         for (int k = 0; k < (c.d <= 128 ? 1 : 2); k++) {

@@ -42,13 +42,14 @@ static int te__attn_bias_pairs(const te__attn_kargs *a) {
     if (a->s_kv % 2 || t->j != 1 || t->b % 2 || t->h % 2 || t->i % 2 || (uintptr_t)t->p % (2 * (size_t)size)) return 0;
     return t->i == 0 ? 2 : 1;
 }
-/* TMA can bring the bias in tiles of elements of 16 bits (X_TILES of attn_fwd_hopper.cu), and there is shared memory for two of them: with one, blocks were seen that had the bias of others: TMA
- * seems to write over it while it is read. Queries that share a row leave more of it in registers. */
+/* X_TILES of attn_fwd_hopper.cu is not chosen: on an H200 a few rows had the bias of another block, where a tile was used again (tests/bench/notes.md). */
+enum { TE__ATTN_CHOOSES_TILES = 0 };
+/* TMA can bring the bias in tiles of elements of 16 bits, and there is shared memory for them. Queries that share a row leave more of it in registers. */
 static bool te__attn_bias_in_tiles(const te__attn_kargs *a, int d, int d_v, int waves) {
     const te__attn_table *t = &a->x.bias;
     const bool strides = t->i % 8 == 0 && t->h % 8 == 0 && t->b % 8 == 0 && t->i < (int64_t)1 << 38 && t->h < (int64_t)1 << 38 && t->b < (int64_t)1 << 38;
     return t->dt != TE_DTYPE_NONE && t->dt != (int)TE_F32 && te__attn_bias_pairs(a) == 1 && strides && (uintptr_t)t->p % 16 == 0 &&
-           TE__ATTN_BIAS_STAGES(d, d_v, waves) == 2 && TE__ATTN_BIAS_SHARED(d, d_v, waves) <= TE__ATTN_SHARED_MAX;
+           TE__ATTN_CHOOSES_TILES && TE__ATTN_BIAS_SHARED(d, d_v, waves) <= TE__ATTN_SHARED_MAX;
 }
 /* A map over the bias, with a size of 1 where it repeats. */
 static void te__attn_map_bias(te__plan *p, unsigned long long map[16], const te__attn_kargs *a) {

@@ -47,7 +47,7 @@ static te_tensor *te__project(te_module *m, const char *name, te_tensor *x, cons
 static bool te__makes_output(const te_module *child) {
     return child && child->built_in && !child->own_forward && (child->cls == &te__linear_class || child->cls == &te__layernorm_linear_class) && !te__runs_graphs(child);
 }
-/* What a call's projection gives is seen as the packed tensor that the core reads: true if it does. later: queries or keys are changed once they are apart. */
+/* Can the core read q, k and v in y, the output of the call's projection? later: the module still changes q or k behind the projection (a norm of each, say), so they have to be apart. */
 static bool te__mha_packs(te_module *m, const te_forward_args *args, const te__packing *p, const te_tensor *y, bool later) {
     const te_module *core = te_module_find(m, "core_attention");
     return !later && y && y->buffer && core && core->cls == &te__dpa_class && core->built_in && !core->own_forward && !te__runs_graphs(core) &&

@@ -229,7 +229,7 @@ TE_TEST(attn_variants_plans) {
     }
 }
 
-/* The gradient of a bias: the same bits again, whichever blocks drew which tiles. */
+/* The gradient of a bias has the same bits in each run: its sums have one order, whichever block draws a tile. */
 TE_TEST_DEVICES(attn_variants_dbias_same_bits) {
     static const variant again[] = {
         {{300, 260, 128, 128}, .bias = BIAS_HEADS, .mask = TE_MASK_CAUSAL, .grouped = 1},

@@ -174,7 +174,7 @@ struct te_consumer {
 #pragma unroll
         for (int c = 0; c < te_panels(CHANNELS); c++) release();
     }
-    // d = this warpgroup's rows of Q or dO by the keys of K or V.
+    // d = Q K^T, or dO V^T, of this warpgroup's 64 rows and the tile's 128 keys.
     template <int CHANNELS> TE_DEV void product(float (&d)[N]) {
         te_queue<STAGES> ahead = at;
         te_u32 panel[te_panels(CHANNELS)]; // where it lies, in units of descriptors
@@ -218,7 +218,7 @@ struct te_consumer {
             s[2 * i] = fmaf(u, by, s[2 * i]), s[2 * i + 1] = fmaf(v, by, s[2 * i + 1]);
         }
     }
-    // The message in x and at `told`: dS of a pair, added to the sum.
+    // Adds dS of one pair of tiles to the sum. x and the words at `told` are the producer's message that describes the pair.
     TE_DEV void add(uint4 x, te_u32 told, bool fresh) {
         auto one = [](te_u32 v) { return (int)__shfl_sync(TE_ALL, v, 0); };
         const uint4 y = te_lds16(told), z = te_lds16(told + 16);

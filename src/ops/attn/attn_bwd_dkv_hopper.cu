@@ -3,8 +3,8 @@
 // A block owns 64 keys of one head of keys: K and V stay in shared memory, while tiles of 64 queries pass by, from the last that sees them to the first, and in each the query
 // heads of the group. Its two consumer warpgroups have the same keys, one gradient each, and the same work:
 //
-//     values    dV += P^T dO (tile before) | S^T  = K Q^T  | P^T = 2^(scale2 S^T - lse2), to the other
-//     keys      dK += dS^T Q (tile before) | dP^T = V dO^T | dS^T = P^T (dP^T - delta)
+//     values    dV += P^T dO, of the tile before | S^T  = K Q^T  | P^T = 2^(scale2 S^T - lse2), which passes to the other consumer
+//     keys      dK += dS^T Q, of the tile before | dP^T = V dO^T | dS^T = P^T (dP^T - delta)
 //
 // P^T passes in f32, from a thread to the one that has the same elements. Warpgroup 0 is the producer: one of its threads starts all loads.
 //

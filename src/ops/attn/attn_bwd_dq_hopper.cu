@@ -48,7 +48,7 @@ enum {
     BN = 64,
     STAGES_K = TE__ATTN_DQ_STAGES_K(X_D),
     STAGES_V = TE__ATTN_DQ_STAGES_V(X_D),
-    BYTES_K = TE__ATTN_BYTES(64, X_D),   // of a consumer's rows of Q, too
+    BYTES_K = TE__ATTN_BYTES(64, X_D),   // of 64 keys; 64 rows of Q have as many
     BYTES_V = TE__ATTN_BYTES(64, X_D_V), // of dO, too
     AT_Q = 0,
     AT_DO = AT_Q + 2 * BYTES_K,

@@ -295,7 +295,7 @@ struct te_consumer {
         for (int i = 0; i < BN / 16; i++) te_multiply(o, p + 4 * i, at_v + i * 128);
         te_wgmma_commit();
     }
-    // What dropout keeps of block n.
+    // Loads dropout's bits of block n.
     TE_DEV te_keep_rows<BN> kept(int n) const {
         te_keep_rows<BN> keep;
         if (DROPOUT) keep.load(a.a, a.bits, t.batch, t.head, t.q_at, t.row + own, n * BN);

@@ -59,7 +59,7 @@ static void te__attn_map_bias(te__plan *p, unsigned long long map[16], const te_
     const uint32_t boxes[4] = {64, 64, 1, 1};
     te__cuda_tensor_map(p, map, t->p, (te_dtype)t->dt, 4, dims, strides, boxes, 128);
 }
-/* What becomes of scores between product and softmax: options that plain attention does not have. mod: the text of the user's rule, or NULL. */
+/* Sets the options for ALiBi, a bias, masks and the user's rule (hopper_scores.cuh). Plain attention sets none. mod: the text of the user's rule, or NULL. */
 static te_result te__attn_scores_options(te__plan *p, te__launch *l, const te__attn_kargs *a, const char *mod) {
     if (a->x.alibi) te__launch_option(l, "X_ALIBI", 1);
     if (a->x.bias.dt != TE_DTYPE_NONE) {
@@ -71,7 +71,7 @@ static te_result te__attn_scores_options(te__plan *p, te__launch *l, const te__a
     return te__attn_launch_mod(p, l, mod);
 }
 
-/* What dropout keeps, for kernels with `keys` keys of a block at least: made by a launch, unless it would fill more than 2 GB. */
+/* Launches attn_dropout_bits, which writes dropout's bits for kernels whose blocks have `keys` keys. Returns where they lie; words is NULL without dropout, and where the bits would fill more than 2 GB. */
 static te__attn_bits te__attn_plan_bits(te__plan *p, const te__attn_kargs *a, int keys) {
     const int64_t of_all = a->x.packed_q ? a->heads * te__attn_packed_rows(a->x.t_q, a->batch) : (int64_t)a->batch * a->heads * a->s_pad;
     const int64_t rows = of_all + 128 /* tiles of 192 rows end that far behind whole ones of 128 */, bytes = 16 * rows * te__div_up(te__round_up(a->s_kv, keys), 128);

@@ -240,7 +240,7 @@ template <int N> TE_DEV void te_hide_outside(float (&s)[N], int half, int from, 
             if (8 * j + e < from || 8 * j + e > to) s[4 * j + 2 * half + e] = -TE_INF;
 }
 
-// Zeros to the rows of a tile of 64 rows from `from` on, by a warpgroup. What lies beyond a sequence may be anything, and 0 times NaN is NaN.
+// A warpgroup writes zeros to rows `from` to 63 of a tile of 64 rows: memory beyond a sequence may hold NaN, and 0 times NaN is NaN.
 template <int PANELS> TE_DEV void te_clear_rows64(te_u32 tile, int from) {
     for (int i = (threadIdx.x & 127) + 8 * from; i < 8 * 64; i += 128)
         for (int panel = 0; panel < PANELS; panel++) te_sts16(tile + panel * 8192 + 16 * i, make_uint4(0, 0, 0, 0));

@@ -71,7 +71,7 @@ typedef struct te__attn_order {
     int pad;
 } te__attn_order;
 
-/* What dropout keeps, made beforehand: for each 128 keys, for each row as lse2 has them, four words of te__attn_keep_word. */
+/* Dropout's bits in memory: for each 128 keys, and for each row in the order of lse2, four words of te__attn_keep_word. */
 typedef struct te__attn_bits {
     long long rows;
     unsigned *words; /* NULL: kernels draw them */

@@ -140,6 +140,7 @@
 #include "ops/rope/cuda.c"
 #include "ops/attn/kargs.h"
 #include "ops/attn/sequence.h"
+#include "ops/attn/tanh.h"
 #include "ops/attn/score_mod.c"
 #include "ops/attn/op.c"
 #include "ops/attn/cpu.c"

@@ -1496,7 +1496,7 @@ typedef struct attention_variant {
     bool gradient;   /* of the bias */
     const char *score_mod, *bprop, *mask_mod;
     bool blocks, sink, packed;
-    float dropout;
+    float dropout, softcap;
     int64_t window;
 } attention_variant;
 static const attention_variant attention_variants[] = {
@@ -1508,7 +1508,8 @@ static const attention_variant attention_variants[] = {
     {.name = "dbias 1,h,s,s", .batch = 4, .s = 4096, .bias_type = TE_ATTN_BIAS_POST_SCALE, .bias = {1, 32, 4096, 4096}, .gradient = true},
     {.name = "dbias 1,1,s,s", .batch = 4, .s = 4096, .bias_type = TE_ATTN_BIAS_POST_SCALE, .bias = {1, 1, 4096, 4096}, .gradient = true},
     {.name = "dbias b,1,1,s", .batch = 4, .s = 4096, .bias_type = TE_ATTN_BIAS_POST_SCALE, .bias = {4, 1, 1, 4096}, .gradient = true},
-    {.name = "soft cap", .batch = 4, .s = 4096, .score_mod = "50.0f * tanhf(score / 50.0f)", .bprop = "1.0f - tanhf(score / 50.0f) * tanhf(score / 50.0f)"},
+    {.name = "soft cap", .batch = 4, .s = 4096, .softcap = 50},
+    {.name = "soft cap, score_mod", .batch = 4, .s = 4096, .score_mod = "50.0f * tanhf(score / 50.0f)", .bprop = "1.0f - tanhf(score / 50.0f) * tanhf(score / 50.0f)"},
     {.name = "score rule", .batch = 4, .s = 4096, .score_mod = "score - 0.01f * fabsf(q_idx - kv_idx)", .bprop = "1.0f"},
     {.name = "documents", .batch = 4, .s = 4096, .mask_mod = "aux0[b * 4096 + q_idx] == aux0[b * 4096 + kv_idx]"},
     {.name = "documents, blocks", .batch = 4, .s = 4096, .mask_mod = "aux0[b * 4096 + q_idx] == aux0[b * 4096 + kv_idx]", .blocks = true},
@@ -1549,6 +1550,7 @@ static te_attn_rule attention_variant_rule(bench *b, const attention_variant *v,
         r.max_seqlen_q = r.max_seqlen_kv = v->s;
     }
     r.dropout_p = v->dropout;
+    r.softcap = v->softcap;
     r.window.on = v->window != 0, r.window.left = v->window, r.window.right = 0;
     return r;
 }

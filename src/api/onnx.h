@@ -26,7 +26,7 @@
  *
  *     TE_ERR_UNSUPPORTED  an operation that has no form in ONNX; the message names it and its module: dropout (te_module_train(m, false) ends it), packed sequences (thd),
  *                         caches, score_mod, the choice of a Gate, experts whose tokens the host counts, an operation that writes a list of tensors. Sizes that are not products of those
- *                         that vary. softcap with a sequence of more than 170 in `inputs`: the file takes longer ones. A module that ranks share; an autocast region with an
+ *                         that vary. A module that ranks share; an autocast region with an
  *                         amax_group of several ranks. A file above 2 GB, which readers of protobuf refuse
  *     TE_ERR_INVALID      inputs, inputs->input or path is NULL; an input that is quantized, empty or of another context; inputs whose sizes contradict each other
  *     TE_ERR_STATE        module is NULL; a module under delayed scaling without scales; inside a capture, a warm-up or a trace hook

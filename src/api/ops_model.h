@@ -276,7 +276,7 @@ typedef bool (*te_mask_mod_fn)(void *user, int64_t b, int64_t h, int64_t q_idx, 
  *   Their variables: score (float; not in mask_mod), b, h, q_idx, kv_idx (int; positions within the sequence), and aux0 .. aux3: aux0[i] is element i of aux[0], whatever its
  *   shape, as float or, of integers, int (i64: long long), and 0 where there is no such element. They may use numbers, operators, true, false, float, int, INFINITY and the
  *   functions abs, min, max, fminf, fmaxf, fabsf, expf, exp2f, expm1f, logf, log2f, log1pf, tanhf, sinf, cosf, sqrtf, rsqrtf, powf, floorf, ceilf, truncf, rintf, fmodf, erff,
- *   copysignf; no other name, assignment or statement
+ *   copysignf; no other name, assignment or statement. tanhf is within 6e-7 of itself, and a division by a number such as 50.0f within 2 ulp: it is a product with the reciprocal
  *   additive         the derivative is 1: no score_mod_bprop is needed. Without both a gradient is refused
  *   aux              f32, f16, bf16, i32, i64 or u8, contiguous, read only: they get no gradients */
 typedef struct te_score_mod {
@@ -293,6 +293,7 @@ typedef struct te_score_mod {
  *   window           on top of the mask: keys i + delta - left .. i + delta + right are visible; not on => unbounded; delta = len_kv - len_q or 0: see bottom_right_diagonal
  *   softmax_scale    factor of the scores; 0 => 1 / sqrt(d)
  *   dropout_p        probability of zeroing an element of the softmax, 0 to 1
+ *   softcap          scores x = scale * q k become softcap * tanh(x / softcap), before a bias or ALiBi is added, score_mod is asked and masks hide; 0 => none. Not with TE_ATTN_BIAS_PRE_SCALE
  *   bottom_right_diagonal   the window's diagonal, and that of ALiBi, is j = i + len_kv - len_q, not j = i. 0 => on, but for TE_MASK_CAUSAL and
  *                    TE_MASK_PADDING_CAUSAL, which always have j = i; masks with BOTTOM_RIGHT always have the other one. len_q, len_kv: s_q and s_kv, or
  *                    under a padding mask the sequence's own lengths
@@ -317,6 +318,7 @@ typedef struct te_attn_rule {
     te_window window;    /* zero => none */
     float softmax_scale; /* 0 => 1 / sqrt(d) */
     float dropout_p;     /* 0 => none */
+    float softcap;       /* 0 => none */
     te_switch bottom_right_diagonal;
     bool kv_bshd;
     te_tensor *attention_mask;

@@ -522,42 +522,6 @@ static te_result te__onnx_opaque(te__onnx *g, te__onnx_call *first, te__onnx_cal
     }
     return result;
 }
-/* A product of plain matrices and nothing else. */
-static bool te__onnx_is_plain(const te_op_gemm_args *a, bool b_transposed) {
-    return !a->a_transposed && a->b_transposed == b_transposed && !a->accumulate && a->epilogue == TE_EPILOGUE_NONE && !a->bias && !a->bias_gradient && te__is_float(a->a->dtype) &&
-           te__is_float(a->b->dtype);
-}
-/* Is y matrix `i` of those that lie behind each other, of which x is the first? */
-static bool te__onnx_is_behind(const te_tensor *x, const te_tensor *y, int64_t i) {
-    return x->ndim == 2 && te__is_contiguous(x) && te__is_contiguous(y) && te__same_shape(x, y) && x->dtype == y->dtype && x->buffer == y->buffer &&
-           y->offset == x->offset + i * (int64_t)te_tensor_bytes(x);
-}
-/* Are the three calls from c on those of head `i`, and `first` those of the first one? Of more than TE__CAPPED_ROWS queries te__onnx_capped_loop says what is wrong. */
-static bool te__onnx_is_head(const te__onnx_call *first, const te__onnx_call *c, int64_t i) {
-    const te_op_gemm_args *qk = &c->args.gemm, *pv = &c[2].args.gemm;
-    const te_op_capped_softmax_fwd_args *s = &c[1].args.capped_softmax_fwd, *f = &first[1].args.capped_softmax_fwd;
-    if (c->op != TE_OP_GEMM || c[1].op != TE_OP_CAPPED_SOFTMAX_FWD || c[2].op != TE_OP_GEMM || strcmp(c->module, first->module) != 0) return false;
-    if (s->x->shape[0] >= TE__CAPPED_ROWS) return true;
-    return s->scale == f->scale && s->cap == f->cap && s->mask == f->mask && s->window.on == f->window.on && s->window.left == f->window.left && s->window.right == f->window.right &&
-           te__onnx_is_plain(qk, true) && te__onnx_is_plain(pv, false) && te__onnx_is_behind(qk->d, s->x, 0) && te__onnx_is_behind(s->y, pv->a, 0) &&
-           te__onnx_is_behind(first->args.gemm.a, qk->a, i) && te__onnx_is_behind(first[2].args.gemm.d, pv->d, i);
-}
-/* How many calls from `at` on are those of attention with capped scores; *loop describes them. */
-static int te__onnx_loop_at(const te__onnx_run *r, int at, te__onnx_loop *loop) {
-    const te__onnx_call *c = &r->calls[at];
-    int64_t i, of_each;
-    for (i = 0; at + 3 * i + 2 < r->num_calls && te__onnx_is_head(c, c + 3 * i, i); i++) {}
-    if (i == 0) return 0;
-    loop->qk = &c->args.gemm;
-    loop->softmax = &c[1].args.capped_softmax_fwd;
-    loop->pv = &c[2].args.gemm;
-    loop->heads = i;
-    for (of_each = 1; of_each < i && c[3 * of_each].args.gemm.b->offset == loop->qk->b->offset; of_each++) {}
-    loop->groups = loop->heads / of_each;
-    if (loop->softmax->x->shape[0] >= TE__CAPPED_ROWS) return (int)(3 * loop->heads);
-    for (i = 0; i < loop->heads && te__onnx_is_behind(loop->qk->b, c[3 * i].args.gemm.b, i / of_each) && te__onnx_is_behind(loop->pv->b, c[3 * i + 2].args.gemm.b, i / of_each); i++) {}
-    return i == loop->heads && loop->heads % of_each == 0 ? (int)(3 * loop->heads) : 0;
-}
 /* Memory that a call has written, and something else after it. */
 static te_result te__onnx_refuse_foreign(te__onnx *g, const te_tensor *x) {
     te__onnx_pair pair = te__onnx_pair_of(x, x);
@@ -572,16 +536,13 @@ static te_result te__onnx_translate(te__onnx *g, te__onnx_run *first, te__onnx_r
     while (i < first->num_calls && k < second->num_calls && result == TE_OK) {
         te__onnx_call *a = &first->calls[i], *b = &second->calls[k];
         te__onnx_emit_fn emit = te__onnx_emitter(a->op);
-        te__onnx_loop loop, loop2;
-        int many = te__onnx_loop_at(first, i, &loop), many2 = te__onnx_loop_at(second, k, &loop2);
-        if (!te__onnx_is_one_call(a, b) || !many != !many2) break;
+        if (!te__onnx_is_one_call(a, b)) break;
         g->module = a->module;
         g->op = te_query_name(a->op);
         if (a->foreign && (result = te__onnx_refuse_foreign(g, a->foreign)) != TE_OK) break;
-        result = many ? te__onnx_capped_loop(g, &loop, &loop2) : emit ? emit(g, &a->args, &b->args) : te__onnx_opaque(g, a, b);
+        result = emit ? emit(g, &a->args, &b->args) : te__onnx_opaque(g, a, b);
         if (result == TE_OK) result = te_error_code(g->te);
-        i += many ? many : 1;
-        k += many2 ? many2 : 1;
+        i++, k++;
     }
     g->op = NULL;
     if (result != TE_OK || (i == first->num_calls && k == second->num_calls)) return result;

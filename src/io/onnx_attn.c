@@ -280,6 +280,7 @@ static te_result te__onnx_attn(te__onnx *g, const te__any_args *x, const te__any
     bias = a->rule.core_attention_bias ? te__onnx_read(g, a->rule.core_attention_bias, b->rule.core_attention_bias) : TE__ONNX_FAILED;
     if (bias_type == TE_ATTN_BIAS_PRE_SCALE) v = te__onnx_2(g, "Add", v, bias);
     v = te__onnx_scaled(g, v, a->rule.softmax_scale);
+    if (a->rule.softcap > 0.0f) v = te__onnx_capped(g, v, a->rule.softcap);
     if (bias_type == TE_ATTN_BIAS_POST_SCALE) v = te__onnx_2(g, "Add", v, bias);
     if (bias_type == TE_ATTN_BIAS_ALIBI) v = te__onnx_2(g, "Add", v, te__onnx_alibi(g, a, b, &s, heads));
     visible = te__onnx_visible(g, &s);
@@ -309,55 +310,4 @@ static te_result te__onnx_attn(te__onnx *g, const te__any_args *x, const te__any
     v = te__onnx_2(g, "MatMul", v, te__onnx_heads(g, te__onnx_read(g, a->v, b->v), kv_first, false, heads, groups, a->v->shape[3]));
     v = q_first ? te__onnx_swap4(g, v, 0, 2, 1, 3) : te__onnx_swap4(g, v, 2, 0, 1, 3);
     return te__onnx_store(g, a->o, b->o, v);
-}
-
-/* ---- attention with capped scores, head by head ----
- *
- * nn/capped.c runs a product, a softmax and a product for each head of each sequence: as many calls as there are heads, which depends on the batch. One set of nodes
- * stands for all of them, on matrices that lie behind each other. */
-
-typedef struct te__onnx_loop {
-    const te_op_gemm_args *qk, *pv; /* of the first head */
-    const te_op_capped_softmax_fwd_args *softmax;
-    int64_t heads, groups; /* of all sequences */
-} te__onnx_loop;
-
-/* The matrices of all heads from the first one on, [groups, of each, rows, columns]. */
-static te__onnx_pair te__onnx_of_heads(const te_tensor *x, const te_tensor *x2, te__onnx_size groups, te__onnx_size of_each) {
-    te__onnx_pair p = te__onnx_pair_of(x, x2);
-    te__onnx_size shape[4];
-    shape[0] = groups;
-    shape[1] = of_each;
-    shape[2] = te__onnx_dim(&p, 0);
-    shape[3] = te__onnx_dim(&p, 1);
-    return te__onnx_as(&p, 4, shape, shape[3]);
-}
-static te_result te__onnx_capped_loop(te__onnx *g, const te__onnx_loop *a, const te__onnx_loop *b) {
-    te__onnx_size groups, per_group;
-    te__onnx_pair x, scores = te__onnx_pair_of(a->softmax->x, b->softmax->x);
-    te__onnx_scores s = TE_ZERO;
-    int v, w, order[4] = {0, 1, 3, 2};
-    if (scores.second.shape[0] >= TE__CAPPED_ROWS)
-        return te__onnx_fail(g, TE_ERR_UNSUPPORTED, "capped scores are computed %d queries at a time, and the run at larger inputs has more; export with a sequence of at most %d: the file "
-                             "takes longer ones too", (int)TE__CAPPED_ROWS, (int)((TE__CAPPED_ROWS - 1) / g->symbol[TE__ONNX_SEQUENCE].times)), te_error_code(g->te);
-    groups.first = a->groups, groups.second = b->groups;
-    per_group.first = a->heads / a->groups, per_group.second = b->heads / b->groups;
-    x = te__onnx_of_heads(a->qk->a, b->qk->a, groups, per_group);
-    v = te__onnx_read_as(g, &x, a->qk->a, b->qk->a);
-    x = te__onnx_of_heads(a->qk->b, b->qk->b, groups, te__onnx_fixed(1));
-    w = te__onnx_read_as(g, &x, a->qk->b, b->qk->b);
-    v = te__onnx_2(g, "MatMul", v, te__onnx_transpose(g, w, 4, order));
-    s.s_q = te__onnx_dim(&scores, 0);
-    s.s_kv = te__onnx_dim(&scores, 1);
-    s.mask = a->softmax->mask;
-    s.window = a->softmax->window;
-    s.bottom_right_diagonal = TE_OFF;
-    v = te__onnx_scaled(g, v, a->softmax->scale);
-    if (a->softmax->cap != 0.0f) v = te__onnx_capped(g, v, a->softmax->cap);
-    v = te__onnx_softmax_of(g, v, te__onnx_visible(g, &s));
-    if (a->softmax->y->dtype != TE_F32) v = te__onnx_cast(g, te__onnx_cast(g, v, te__onnx_type(a->softmax->y->dtype)), TE__ONNX_FLOAT);
-    x = te__onnx_of_heads(a->pv->b, b->pv->b, groups, te__onnx_fixed(1));
-    v = te__onnx_2(g, "MatMul", v, te__onnx_read_as(g, &x, a->pv->b, b->pv->b));
-    x = te__onnx_of_heads(a->pv->d, b->pv->d, groups, per_group);
-    return te__onnx_store_as(g, &x, v);
 }

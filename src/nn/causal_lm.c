@@ -78,12 +78,12 @@ static te_result te__sdpa_forward(te_module *m, te_forward_args *args) {
     if (!te__options_ok(m->te, "SDPA", &te__sdpa_call_group, &args->attention)) return TE_ERR_UNSUPPORTED;
     a.format = s->format;
     a.rule = s->rule;
+    a.rule.softcap = s->softcap;
     if (args->attention.attn_mask_type) a.rule.mask = args->attention.attn_mask_type;
     if (args->attention.window.on) a.rule.window = args->attention.window;
     if (!te_module_is_training(m)) a.rule.dropout_p = 0.0f;
     a.rule.softmax_offset = te_tensor_cast(s->rule.softmax_offset, TE_F32);
     if (!args->key || !args->value) return te__fail(m->te, TE_ERR_INVALID, "SDPA: key and value are needed beside the input (the query)");
-    if (s->softcap != 0.0f) return te__output(m, args, te__capped_attention(args->input, args->key, args->value, s->softcap, &a));
     return te__output(m, args, te_attention(args->input, args->key, args->value, &a));
 }
 static const te_module_class te__sdpa_class = {"SDPA", sizeof(te_sdpa_desc), te__sdpa_forward, NULL, NULL};
@@ -95,19 +95,18 @@ TE_API te_module *te_sdpa_create(te_ctx *te, const te_sdpa_desc *desc) {
         te__fail(te, TE_ERR_INVALID, "te_sdpa_create: softcap is %g; a positive number, or 0 for none, is needed", (double)desc->softcap);
         return NULL;
     }
+    if (desc->rule.softcap != 0.0f) {
+        te__fail(te, TE_ERR_INVALID, "te_sdpa_create: rule.softcap is %g; give it as softcap, and leave this one 0", (double)desc->rule.softcap);
+        return NULL;
+    }
     if (!te__options_ok(te, "te_sdpa_create", &te__sdpa_rule_group, &desc->rule)) return NULL;
     if (!desc->rule.softmax_offset != (desc->rule.softmax_type != TE_SOFTMAX_LEARNABLE)) {
         te__fail(te, TE_ERR_INVALID, "te_sdpa_create: rule.softmax_offset is %s and rule.softmax_type %d; TE_SOFTMAX_LEARNABLE (%d) needs it, and others do not read it", desc->rule.softmax_offset ? "given" : "NULL",
                  (int)desc->rule.softmax_type, (int)TE_SOFTMAX_LEARNABLE);
         return NULL;
     }
-    if (desc->softcap != 0.0f && (desc->rule.softmax_type != TE_SOFTMAX_VANILLA || desc->rule.dropout_p > 0.0f)) {
-        te__fail(te, TE_ERR_UNSUPPORTED, "te_sdpa_create: softcap %g with %s; leave one of them zero", (double)desc->softcap, desc->rule.softmax_type != TE_SOFTMAX_VANILLA ? "softmax_type" : "dropout_p");
-        return NULL;
-    }
-    if ((int)desc->format < 0 || desc->format > (desc->softcap != 0.0f ? TE_BSHD : TE_THD)) {
-        te__fail(te, desc->format == TE_THD ? TE_ERR_UNSUPPORTED : TE_ERR_INVALID, "te_sdpa_create: format %d with softcap %g; TE_SBHD (0) and TE_BSHD (1), and TE_THD (2) where softcap is 0, are "
-                 "possible", (int)desc->format, (double)desc->softcap);
+    if ((int)desc->format < 0 || desc->format > TE_THD) {
+        te__fail(te, TE_ERR_INVALID, "te_sdpa_create: format %d; TE_SBHD (0), TE_BSHD (1) and TE_THD (2) are possible", (int)desc->format);
         return NULL;
     }
     m = te__module_named(te, &te__sdpa_class, desc->name, "sdpa");

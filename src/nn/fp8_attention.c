@@ -114,6 +114,16 @@ static te_result te__attention_one_scale(te_tensor *const x[3], const te_recipe 
     return result;
 }
 
+/* [s, b, n, d] or [b, s, n, d] to [b, n, s, d], or back. */
+static te_tensor *te__heads_first(te_tensor *x, te_qkv_format format) {
+    if (format == TE_SBHD) x = te_tensor_transpose(x, 0, 1);
+    return te_tensor_contiguous(te_tensor_transpose(x, 1, 2));
+}
+static te_tensor *te__heads_back(te_tensor *x, te_qkv_format format) {
+    x = te_tensor_transpose(x, 1, 2);
+    return te_tensor_contiguous(format == TE_SBHD ? te_tensor_transpose(x, 0, 1) : x);
+}
+
 /* Codes of q, k, v, or of their gradients; a v by blocks, which lies as `kv` says, is quantized as [b, h, s, d]. Without history. Where it fails, the ranks of the group hear of it. */
 static te_result te__attention_quantize(te_tensor *const x[3], te_qkv_format kv, const te__quant_call *call, bool backward, te_tensor *y[3]) {
     te__quant_spec spec = te__attention_spec(call, &call->recipe, backward, backward ? TE__SLOT_DQKV : TE__SLOT_QKV, TE_ROWWISE);

@@ -784,18 +784,6 @@ TE_TEST_DEVICES(onnx_refuses_calls) {
     te_module_destroy(shared);
 }
 
-/* Queries of capped scores are taken 512 at a time, and the larger run has three times as many as the first. */
-TE_TEST(onnx_of_long_capped_attention) {
-    te_ctx *te = test_context("cpu");
-    te_module *m = te_causal_lm_create(te, &(te_causal_lm_desc){.vocab_size = 8, .hidden_size = 8, .intermediate_size = 8, .num_hidden_layers = 1, .num_attention_heads = 1,
-                                                                .attn_logit_softcapping = 5});
-    CHECK_EQ_INT(export_of(m, te_tensor_zeros(te, TE_I32, SHAPE(1, 170)), test_path("long.onnx")), TE_OK);
-    REQUIRE_OK(te);
-    CHECK_EQ_INT(export_of(m, te_tensor_zeros(te, TE_I32, SHAPE(1, 171)), test_path("long.onnx")), TE_ERR_UNSUPPORTED);
-    CHECK_ERROR(te, TE_ERR_UNSUPPORTED, "export with a sequence of at most 170");
-    te_module_destroy(m);
-}
-
 /* ---- paths ---- */
 
 TE_TEST_DEVICES(onnx_leaves_no_half_file) {

@@ -41,8 +41,6 @@ TE_TEST(options_of_a_rule_that_sdpa_does_not_read) {
     CHECK_ERROR(te, TE_ERR_INVALID, "rule.softmax_offset is NULL and rule.softmax_type 2");
     CHECK(!te_sdpa_create(te, &(te_sdpa_desc){.rule.softmax_offset = te_tensor_zeros(te, TE_F32, SHAPE(2))}));
     CHECK_ERROR(te, TE_ERR_INVALID, "rule.softmax_offset is given and rule.softmax_type 0");
-    CHECK(!te_sdpa_create(te, &(te_sdpa_desc){.softcap = 2, .rule.softmax_type = TE_SOFTMAX_OFF_BY_ONE}));
-    CHECK_ERROR(te, TE_ERR_UNSUPPORTED, "softcap 2 with softmax_type");
 }
 
 TE_TEST(options_refused_masks_and_formats) {

@@ -5,11 +5,11 @@
 
 /* ---- a case: one choice of each option ---- */
 
-enum { MASK, LAYOUT, BIAS, SOFTMAX, WINDOW, DIAGONAL, DTYPE, GROUPED, SIZES, DROPOUT, OPTIONS };
+enum { MASK, LAYOUT, BIAS, SOFTMAX, WINDOW, DIAGONAL, DTYPE, GROUPED, SIZES, DROPOUT, SOFTCAP, OPTIONS };
 enum { BIAS_NONE, BIAS_FULL, BIAS_HEADS, BIAS_KEYS, BIAS_PRE, BIAS_ALIBI, BIAS_SLOPES, BIAS_SLOPES_OF_EACH, BIAS_ROWS, BIAS_SEQUENCES }; /* the last two: one of all heads, of all sequences or of each */
 enum { WINDOW_NONE, WINDOW_BOTH, WINDOW_LEFT };
 enum { LAYOUT_SBHD, LAYOUT_BSHD, LAYOUT_THD, LAYOUT_THD_PADDED };
-static const int choices[OPTIONS] = {7, 4, 8, 3, 3, 3, 3, 3, 5, 3};
+static const int choices[OPTIONS] = {7, 4, 8, 3, 3, 3, 3, 3, 5, 3, 2};
 static const te_dtype dtypes[3] = {TE_F32, TE_F16, TE_BF16};
 static const int head_counts[3][2] = {{2, 2}, {4, 2}, {3, 1}};
 
@@ -23,7 +23,7 @@ typedef struct xcase {
     int64_t length_q[MAX_B], length_kv[MAX_B], at_q[MAX_B + 1], at_kv[MAX_B + 1];
     bool pads, padded, window;
     int64_t left, right, delta[MAX_B];
-    float p, scale;
+    float p, scale, softcap;
     int64_t page_size; /* 0: no pages */
     te_dtype s_dtype, dp_dtype; /* FP8 attention; 0: none */
     float s_scale, dp_scale;
@@ -57,6 +57,8 @@ static xcase make_sized_case(const int *option, const int64_t sizes[4]) {
     c.d_v = sizes[3];
     c.p = option[DROPOUT] == 1 ? 0.3f : 0;
     c.scale = option[DROPOUT] == 2 ? 0.3f : (float)(1 / sqrt((double)c.d));
+    if (option[BIAS] == BIAS_PRE) c.option[SOFTCAP] = 0; /* refused */
+    c.softcap = c.option[SOFTCAP] ? 0.9f : 0;
     c.window = option[WINDOW] != WINDOW_NONE;
     c.left = option[WINDOW] == WINDOW_BOTH ? 7 : 12;
     c.right = option[WINDOW] == WINDOW_BOTH ? 4 : -1;
@@ -74,9 +76,9 @@ static xcase make_sized_case(const int *option, const int64_t sizes[4]) {
 }
 
 static void name_case(const xcase *c) {
-    test_case("%s format %d,%d mask %d b %lld heads %lld/%lld s %lld,%lld d %lld,%lld bias %d (%s) softmax %d window %d diagonal %d p %g page %lld rule %d blocks %d repeats %d dbias %d", te_dtype_name(c->dtype),
+    test_case("%s format %d,%d mask %d b %lld heads %lld/%lld s %lld,%lld d %lld,%lld bias %d (%s) softmax %d window %d diagonal %d p %g cap %g page %lld rule %d blocks %d repeats %d dbias %d", te_dtype_name(c->dtype),
               (int)c->format, (int)c->kv_format, (int)c->mask, (long long)c->b, (long long)c->heads, (long long)c->groups, (long long)c->s_q, (long long)c->s_kv,
-              (long long)c->d, (long long)c->d_v, c->option[BIAS], te_dtype_name(c->bias_dtype), c->option[SOFTMAX], c->option[WINDOW], c->option[DIAGONAL], (double)c->p, (long long)c->page_size, c->rule, c->blocks, c->repeats, (int)c->dbias_dtype);
+              (long long)c->d, (long long)c->d_v, c->option[BIAS], te_dtype_name(c->bias_dtype), c->option[SOFTMAX], c->option[WINDOW], c->option[DIAGONAL], (double)c->p, (double)c->softcap, (long long)c->page_size, c->rule, c->blocks, c->repeats, (int)c->dbias_dtype);
 }
 
 /* ---- memory: arrays as the tensors have them ---- */
@@ -284,12 +286,19 @@ static double slope_of(const xcase *c, const xdata *in, int64_t b, int64_t h) {
     while (2 * n <= c->heads) n *= 2;
     return h < n ? pow(pow(2, -8.0 / (double)n), (double)(h + 1)) : pow(pow(2, -4.0 / (double)n), (double)(2 * (h - n) + 1));
 }
-static double score(const xcase *c, const xdata *in, int64_t b, int64_t h, int64_t i, int64_t j) {
+/* `slope`: the derivative of the score by the scaled product. */
+static double score(const xcase *c, const xdata *in, int64_t b, int64_t h, int64_t i, int64_t j, double *slope) {
     const float *q = in->x[Q] + place(c, Q, b, h, i), *k = in->x[K] + place(c, K, b, h / (c->heads / c->groups), j);
     double s = 0;
     for (int64_t x = 0; x < c->d; x++) s += (double)q[x] * k[x];
     if (c->option[BIAS] == BIAS_PRE) s += (double)in->bias[bias_place(c, b, h, i, j)];
     s *= (double)c->scale;
+    *slope = 1;
+    if (c->softcap > 0) {
+        const double t = tanh(s / (double)c->softcap);
+        s = (double)c->softcap * t;
+        *slope = 1 - t * t;
+    }
     if (has_bias(c) && c->option[BIAS] != BIAS_PRE) s += (double)in->bias[bias_place(c, b, h, i, j)];
     if (has_alibi(c)) s -= slope_of(c, in, b, h) * fabs((double)(i + c->delta[b] - j));
     return s;
@@ -313,11 +322,11 @@ typedef struct xsums {
 } xsums;
 
 /* One row: its o, and what it adds to every gradient. Returns its lse. */
-static double row_of(const xcase *c, const xdata *in, xdata *out, xsums *sum, double *p, double *dp, double *factor, int64_t b, int64_t h, int64_t i) {
+static double row_of(const xcase *c, const xdata *in, xdata *out, xsums *sum, double *p, double *dp, double *factor, double *slope, int64_t b, int64_t h, int64_t i) {
     int64_t g = h / (c->heads / c->groups), qi = place(c, Q, b, h, i), oi = place(c, O, b, h, i);
     double top = -INFINITY, total = 0, delta = 0, sink = 0;
     for (int64_t j = 0; j < c->length_kv[b]; j++) {
-        const double x = sees(c, in, b, i, j) && rule_sees(c, b, h, i, j) ? score(c, in, b, h, i, j) : -INFINITY;
+        const double x = sees(c, in, b, i, j) && rule_sees(c, b, h, i, j) ? score(c, in, b, h, i, j, &slope[j]) : -INFINITY;
         p[j] = x == -INFINITY ? x : rule_score(c, x, h, i, j);
         factor[j] = x == -INFINITY ? 0 : rule_bprop(c, x);
         if (p[j] > top) top = p[j];
@@ -344,9 +353,10 @@ static double row_of(const xcase *c, const xdata *in, xdata *out, xsums *sum, do
     for (int64_t j = 0; j < c->length_kv[b]; j++) {
         double ds = p[j] * (dp[j] - delta) * factor[j];
         if (p[j] == 0) continue;
+        if (has_bias(c)) sum->dbias[bias_place(c, b, h, i, j)] += as_code(c->dp_dtype, ds, c->dp_scale) * (c->option[BIAS] == BIAS_PRE ? (double)c->scale : 1);
+        ds *= slope[j]; /* the bias is added to capped scores */
         sum->dp_amax = fmax(sum->dp_amax, fabs(ds));
         ds = as_code(c->dp_dtype, ds, c->dp_scale);
-        if (has_bias(c)) sum->dbias[bias_place(c, b, h, i, j)] += ds * (c->option[BIAS] == BIAS_PRE ? (double)c->scale : 1);
         for (int64_t x = 0, kj = place(c, K, b, g, j); x < c->d; x++) {
             sum->x[DQ][qi + x] += ds * (double)c->scale * in->x[K][kj + x];
             sum->x[DK][kj + x] += ds * (double)c->scale * in->x[Q][qi + x];
@@ -363,7 +373,7 @@ static float *rounded_sums(const double *x, int64_t n) {
 }
 static xdata reference(const xcase *c, const xdata *in, xsums *sum) {
     xdata out = *in;
-    double *p = zeros64(c->s_kv), *dp = zeros64(c->s_kv), *factor = zeros64(c->s_kv);
+    double *p = zeros64(c->s_kv), *dp = zeros64(c->s_kv), *factor = zeros64(c->s_kv), *slope = zeros64(c->s_kv);
     for (int part = 0; part < PARTS; part++) sum->x[part] = zeros64(count(c, part));
     sum->s_amax = sum->dp_amax = 0;
     sum->dbias = zeros64(has_bias(c) ? bias_count(c) : 0);
@@ -374,7 +384,7 @@ static xdata reference(const xcase *c, const xdata *in, xsums *sum) {
     for (int64_t h = 0; h < c->heads; h++) out.max_logit[h] = -INFINITY;
     for (int64_t b = 0; b < c->b; b++)
         for (int64_t h = 0; h < c->heads; h++)
-            for (int64_t i = 0; i < c->length_q[b]; i++) out.lse[lse_place(c, b, h, i)] = (float)row_of(c, in, &out, sum, p, dp, factor, b, h, i);
+            for (int64_t i = 0; i < c->length_q[b]; i++) out.lse[lse_place(c, b, h, i)] = (float)row_of(c, in, &out, sum, p, dp, factor, slope, b, h, i);
     for (int part = 0; part < PARTS; part++)
         if (is_output(part)) out.x[part] = rounded_sums(sum->x[part], count(c, part));
     out.s_amax = (float)sum->s_amax;
@@ -408,6 +418,7 @@ static te_attn_rule make_rule(te_ctx *te, const xcase *c, const xdata *in) {
     x.window.right = c->right;
     x.softmax_scale = c->scale;
     x.dropout_p = c->p;
+    x.softcap = c->softcap;
     x.bottom_right_diagonal = (te_switch)c->option[DIAGONAL];
     if (c->pads) {
         x.cu_seqlens_q = starts(te, c, c->length_q);

@@ -1,4 +1,4 @@
-/* test_attn_extras.c: te_attn_rule: every pair of choices of mask, window, layout, bias, softmax, heads, sizes, format and dropout against the formula in
+/* test_attn_extras.c: te_attn_rule: every pair of choices of mask, window, layout, bias, softmax, heads, sizes, format, dropout and soft cap against the formula in
  * float64, forward and backward; the gradients of that formula against differences; caches and pages; the same bits again; refusals. */
 #include "../te_test.h"
 #include "attn_formula.h"
@@ -44,13 +44,13 @@ TE_TEST_DEVICES(attn_extras_3) { check_share(te, 3); }
 TE_TEST_DEVICES(attn_extras_4) { check_share(te, 4); }
 TE_TEST_DEVICES(attn_extras_5) { check_share(te, 5); }
 
-/* Packed layouts exist under padding masks alone; all other pairs are among the cases. */
+/* Packed layouts exist under padding masks alone, soft caps without a bias before the scale; all other pairs are among the cases. */
 TE_TEST(attn_extras_has_all_pairs) {
     for (int x = 0; x < OPTIONS; x++)
         for (int y = 0; y < x; y++)
             for (int i = 0; i < choices[x]; i++)
                 for (int j = 0; j < choices[y]; j++) {
-                    bool found = x == LAYOUT && y == MASK && i >= LAYOUT_THD && !(j >= 3 && j <= 5);
+                    bool found = (x == LAYOUT && y == MASK && i >= LAYOUT_THD && !(j >= 3 && j <= 5)) || (x == SOFTCAP && y == BIAS && i && j == BIAS_PRE);
                     for (int n = 0; n < CASES && !found; n++) {
                         int option[OPTIONS];
                         nth_options(n, option);

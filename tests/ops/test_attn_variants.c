@@ -7,7 +7,7 @@ typedef struct variant {
     int64_t sizes[4];
     int bias, rule;
     te_attn_mask mask; /* 0: none */
-    int layout, softmax, window, dropout, dtype, grouped, blocks;
+    int layout, softmax, window, dropout, dtype, grouped, blocks, softcap;
     te_dtype bias_dtype, dbias_dtype;
     int repeats;
 } variant;
@@ -108,6 +108,22 @@ static const variant variants[] = {
     {{129, 300, 192, 192}, .blocks = 1},
     {{300, 300, 256, 256}, .blocks = 1, .mask = TE_MASK_CAUSAL},
     {{129, 150, 192, 128}, .blocks = 1, .rule = RULE_DOCUMENTS},
+    {{1, 129, 128, 128}, .softcap = 1},
+    {{129, 130, 128, 128}, .softcap = 1, .mask = TE_MASK_CAUSAL, .layout = LAYOUT_BSHD, .grouped = 1},
+    {{1000, 1000, 128, 128}, .softcap = 1, .mask = TE_MASK_PADDING_CAUSAL, .layout = LAYOUT_THD_PADDED, .grouped = 2},
+    {{127, 1000, 128, 128}, .softcap = 1, .window = WINDOW_BOTH, .softmax = TE_SOFTMAX_LEARNABLE, .dtype = F16},
+    {{64, 132, 128, 128}, .softcap = 1, .dropout = 1, .mask = TE_MASK_CAUSAL},
+    {{300, 260, 128, 128}, .softcap = 1, .blocks = 1, .mask = TE_MASK_ARBITRARY},
+    {{129, 129, 128, 128}, .softcap = 1, .rule = RULE_BOTH},
+    {{1100, 1100, 64, 64}, .softcap = 1, .mask = TE_MASK_CAUSAL, .grouped = 1},
+    {{129, 64, 64, 64}, .softcap = 1, .dropout = 1, .softmax = TE_SOFTMAX_OFF_BY_ONE},
+    {{129, 100, 64, 64}, .softcap = 1, .mask = TE_MASK_PADDING, .layout = LAYOUT_THD},
+    {{130, 129, 96, 96}, .softcap = 1, .mask = TE_MASK_CAUSAL_BOTTOM_RIGHT},
+    {{129, 140, 192, 128}, .softcap = 1, .mask = TE_MASK_CAUSAL, .grouped = 1},
+    {{140, 129, 192, 192}, .softcap = 1, .dtype = F16, .softmax = TE_SOFTMAX_LEARNABLE},
+    {{129, 130, 256, 256}, .softcap = 1, .mask = TE_MASK_CAUSAL, .window = WINDOW_LEFT, .grouped = 1},
+    {{1000, 1000, 256, 256}, .softcap = 1, .mask = TE_MASK_PADDING_CAUSAL, .layout = LAYOUT_THD_PADDED},
+    {{132, 128, 256, 256}, .softcap = 1, .dropout = 1},
     {{600, 600, 256, 256}, .blocks = 1, .mask = TE_MASK_CAUSAL, .layout = LAYOUT_BSHD, .grouped = 1},
     {{300, 700, 192, 192}, .blocks = 2, .rule = RULE_ROWS, .bias = BIAS_HEADS, .dropout = 1, .grouped = 1},
     {{700, 300, 256, 256}, .blocks = 1, .bias = BIAS_ALIBI, .window = WINDOW_LEFT},
@@ -155,6 +171,7 @@ static xcase case_of(const variant *v) {
     option[DTYPE] = v->dtype ? v->dtype : BF16;
     option[GROUPED] = v->grouped;
     option[DROPOUT] = v->dropout;
+    option[SOFTCAP] = v->softcap;
     xcase c = make_sized_case(option, v->sizes);
     if (v->bias_dtype) c.bias_dtype = v->bias_dtype;
     c.dbias_dtype = v->dbias_dtype;
@@ -182,12 +199,50 @@ TE_TEST_DEVICES(attn_variants_1) { check_variants(te, 1); }
 TE_TEST_DEVICES(attn_variants_2) { check_variants(te, 2); }
 TE_TEST_DEVICES(attn_variants_3) { check_variants(te, 3); }
 
+/* Bias and ALiBi are added to capped scores, which Hopper's kernels have not; without them the option has a kernel of every family. */
+TE_TEST(attn_softcap_plans) {
+    static const struct {
+        int bias;
+        const char *forward, *backward, *why;
+    } cases[] = {{BIAS_NONE, "attn/attn_fwd_hopper", "attn/attn_bwd_hopper", "TMA and wgmma"},
+                 {BIAS_FULL, "attn/attn_fwd_mma", "attn/attn_bwd_dkv", "a soft cap beside a bias or ALiBi"},
+                 {BIAS_ALIBI, "attn/attn_fwd_mma", "attn/attn_bwd_dkv", "a soft cap beside a bias or ALiBi"}};
+    te_ctx *te = test_context("cpu");
+    for (int n = 0; n < COUNT(cases); n++) {
+        const variant v = {{33, 40, 128, 128}, .softcap = 1, .bias = cases[n].bias};
+        xcase c = case_of(&v);
+        te_explanation e;
+        name_case(&c);
+        xdata in = make_data(&c);
+        xtensors t = make_tensors(te, &c, &in);
+        CHECK(te_explain(te, TE_OP_ATTN_FWD, &t.f, "sm_90", &e) == TE_OK && e.deterministic);
+        CHECK_STR(e.kernels, cases[n].forward);
+        CHECK_STR(e.kernels, "X_CAP=1");
+        CHECK_STR(e.why, cases[n].why);
+        CHECK(te_explain(te, TE_OP_ATTN_BWD, &t.g, "sm_90", &e) == TE_OK && e.deterministic);
+        CHECK_STR(e.kernels, cases[n].backward);
+        CHECK_STR(e.why, cases[n].why);
+        CHECK(te_explain(te, TE_OP_ATTN_BWD, &t.g, "sm_80", &e) == TE_OK && e.deterministic);
+        CHECK_STR(e.kernels, n ? "attn/attn_bwd_dkv" : "attn/attn_bwd_dkv_mma");
+    }
+    te_op_attn_fwd_args a = {.q = te_tensor_zeros(te, TE_F32, SHAPE(2, 1, 1, 4))};
+    a.k = a.v = a.q, a.o = te_tensor_zeros(te, TE_F32, SHAPE(2, 1, 1, 4));
+    for (int n = 0; n < 4; n++) {
+        a.rule.softcap = n == 0 ? -2.0f : n == 1 ? NAN : n == 2 ? INFINITY : 2.0f;
+        a.rule.core_attention_bias_type = n == 3 ? TE_ATTN_BIAS_PRE_SCALE : TE_ATTN_BIAS_NONE;
+        a.rule.core_attention_bias = n == 3 ? te_tensor_zeros(te, TE_F32, SHAPE(1, 1, 2, 2)) : NULL;
+        te_op_attn_fwd(te, &a);
+        if (n < 3) CHECK_ERROR(te, TE_ERR_INVALID, n == 0 ? "attn_fwd: softcap is -2; it is positive, or 0 for none" : "attn_fwd: softcap is");
+        else CHECK_ERROR(te, TE_ERR_UNSUPPORTED, "softcap 2 with TE_ATTN_BIAS_PRE_SCALE");
+    }
+}
+
 /* The first of `kernels` has the case's options, and none but these. */
 static void check_options(const xcase *c, const char *kernels) {
     const struct {
         const char *name;
         bool wanted;
-    } options[] = {{"X_MOD=", c->rule != 0}, {"X_BIAS=", has_bias(c)}, {"X_ALIBI=", has_alibi(c)}, {"X_MASK=", c->mask == TE_MASK_ARBITRARY}, {"X_BLOCKS=", c->blocks != 0}};
+    } options[] = {{"X_MOD=", c->rule != 0}, {"X_BIAS=", has_bias(c)}, {"X_ALIBI=", has_alibi(c)}, {"X_MASK=", c->mask == TE_MASK_ARBITRARY}, {"X_CAP=", c->softcap > 0}, {"X_BLOCKS=", c->blocks != 0}};
     const char *const end = kernels + strcspn(kernels, " ");
     for (int i = 0; i < COUNT(options); i++) {
         const char *const at = strstr(kernels, options[i].name);
@@ -211,7 +266,8 @@ TE_TEST(attn_variants_plans) {
         CHECK_STR(e.why, "TMA and wgmma");
         const char *const forward = strstr(e.kernels, "attn/attn_fwd_hopper");
         if (forward) check_options(&c, forward);
-        CHECK_MSG(!strstr(e.kernels, "X_TILES"), "%s", e.kernels); /* which gave wrong rows */
+        const bool room = c.d != 192 || c.d_v != 128, rows = has_bias(&c) && c.option[BIAS] != BIAS_KEYS && c.s_q > 1; /* of shared memory; one for each query */
+        CHECK_MSG(!strstr(e.kernels, "X_TILES") == !(rows && room && c.bias_dtype == c.dtype && c.s_kv % 8 == 0), "%s", e.kernels);
         CHECK(te_explain(te, TE_OP_ATTN_BWD, &t.g, "sm_90", &e) == TE_OK && e.supported && e.deterministic);
         CHECK_STR(e.why, "TMA and wgmma");
         for (int k = 0; k < (c.d <= 128 ? 1 : 2); k++) {

@@ -139,7 +139,7 @@ TE_TEST(gradients_by_differences) {
     CHECK_OK(te);
 }
 
-/* A cap far above every score changes nothing: te_attention's results and gradients, of sequences that take several blocks of queries, and of queries that see no key. */
+/* A cap far above every score changes nothing: te_attention's results and gradients, of sequences that take many tiles of queries, and of queries that see no key. */
 TE_TEST_DEVICES(a_cap_that_is_far_away) {
     static const struct {
         int64_t s_q, s_kv;
@@ -172,7 +172,7 @@ TE_TEST_DEVICES(a_cap_that_is_far_away) {
     }
 }
 
-/* A cap that bends the scores, over several blocks: the formula in f64. */
+/* A cap that bends the scores: the formula in f64. */
 TE_TEST_DEVICES(capped_attention_formula) {
     enum { LONG = 600, HEAD = 4 };
     const score_case c = {1, LONG, LONG, TE_F32, TE_MASK_CAUSAL, {true, 200, 0}, 0.7f, 0.9f};
@@ -246,13 +246,7 @@ TE_TEST(functions_refuse) {
     CHECK_ERROR(te, TE_ERR_INVALID, "cap is -1");
     CHECK(te_sdpa_create(te, &(te_sdpa_desc){.softcap = -2}) == NULL);
     CHECK_ERROR(te, TE_ERR_INVALID, "softcap is -2");
-    CHECK(te_sdpa_create(te, &(te_sdpa_desc){.softcap = 2, .rule.dropout_p = 0.5f}) == NULL);
-    CHECK_ERROR(te, TE_ERR_UNSUPPORTED, "softcap 2 with dropout_p");
     te_tensor *qkv[3] = {te_tensor_zeros(te, TE_F32, SHAPE(1, 2, 3, 4)), te_tensor_zeros(te, TE_F32, SHAPE(1, 2, 2, 4)), te_tensor_zeros(te, TE_F32, SHAPE(1, 2, 2, 4))};
     CHECK(attend(qkv, 1, TE_BSHD, TE_MASK_CAUSAL, (te_window){false, 0, 0}) == NULL);
-    CHECK_ERROR(te, TE_ERR_SHAPE, "the heads of k and v divide q's");
-    CHECK(attend(qkv, 1, TE_BSHD, TE_MASK_PADDING, (te_window){false, 0, 0}) == NULL);
-    CHECK_ERROR(te, TE_ERR_UNSUPPORTED, "mask 4 with softcap; TE_MASK_NONE (1)");
-    CHECK(attend(qkv, 1, TE_BSHD, TE_MASK_CAUSAL, (te_window){true, -2, 0}) == NULL);
-    CHECK_ERROR(te, TE_ERR_INVALID, "window is -2, 0");
+    CHECK_ERROR(te, TE_ERR_SHAPE, "q has 3 heads and k has 2");
 }

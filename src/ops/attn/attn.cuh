@@ -3,6 +3,7 @@
 #include "device/base.cuh"
 #include "ops/attn/kargs.h"
 #include "ops/attn/sequence.h"
+#include "ops/attn/tanh.h"
 
 #define TE_LOG2E 1.4426950408889634f
 #define TE_LN2 0.6931471805599453f
@@ -64,6 +65,17 @@ struct te_attn_blocks {
 // The first row or key of tiles of n, moved back to where a tile lies in one block of a block mask, and in one word of dropout.
 TE_DEV int te_attn_tile_begin(const te__attn_kargs &a, int begin, int n) { return a.x.blocks.p || a.dropout_p > 0.0f ? begin / n * n : begin; }
 
+// A soft cap of scores: an option of the kernels of tensor cores; the general ones ask the arguments.
+#ifndef X_CAP
+#define X_CAP 0
+#endif
+enum { CAP = X_CAP };
+// The tanh of a product, which times the cap is the score, and the score's derivative by the scaled product.
+TE_DEV float te_attn_tanh(const te__attn_kargs &a, float product) { return te__attn_tanh(product * a.x.softcap_in); }
+TE_DEV float te_attn_slope(float tanh) { return __saturatef(fmaf(-tanh, tanh, 1.0f)); } // of 0 .. 1, whatever is rounded
+// The score's derivative by the scaled product, from P and the row's lse2: their logarithms tell the capped score, to which nothing was added. 1 without a cap.
+TE_DEV float te_attn_slope_of(const te__attn_kargs &a, float p, float lse2) { return CAP ? te_attn_slope(__fdividef(__log2f(p) + lse2, a.x.softcap2)) : 1.0f; }
+
 // The user's rule for scores and masks. 0: none; else the number of its text.
 #ifndef X_MOD
 #define X_MOD 0
@@ -122,11 +134,16 @@ template <> struct te_attn_aux<TE_U8> {
 template <int DT> struct te_attn_aux_view {
     const void *p;
     te_i64 n;
-    TE_DEV typename te_attn_aux<DT>::type operator[](te_i64 i) const {
-        const typename te_attn_aux<DT>::type x = te_attn_aux<DT>::at(p, i < 0 ? 0 : i < n ? i : n - 1);
-        return i >= 0 && i < n ? x : 0;
+    // An int, as most indices are, takes one compare of 32 bits.
+    template <class T> TE_DEV typename te_attn_aux<DT>::type operator[](T i) const {
+        const bool is_int = sizeof(T) == 4 && (T)0.5f == (T)0 && (T)-1 < (T)0;
+        const te_u32 end = n >> 31 ? 0x80000000u : (te_u32)n;
+        const bool inside = is_int ? (te_u32)i < end : (te_i64)i >= 0 && (te_i64)i < n;
+        const typename te_attn_aux<DT>::type x = te_attn_aux<DT>::at(p, inside ? (te_i64)i : 0);
+        return inside ? x : 0;
     }
 };
+#define tanhf(x) te__attn_tanh(x) // a user's, too: CUDA's has branches and takes several times as long as the softmax
 struct te_attn_mod {
     te_attn_aux_view<TE_AUX0> aux0;
     te_attn_aux_view<TE_AUX1> aux1;
@@ -138,6 +155,7 @@ struct te_attn_mod {
     TE_DEV float bprop(float score, int b, int h, int q_idx, int kv_idx) const { return (float)(TE_MOD_BPROP); }
     TE_DEV bool mask(int b, int h, int q_idx, int kv_idx) const { return (bool)(TE_MOD_MASK); }
 };
+#undef tanhf
 
 // A kernel of option X_EXTRA = 0 reads lengths, diagonals and views of the arguments themselves; one of X_EXTRA = 1 has a te__attn_seq, and views that begin at
 // the sequence's first row.
@@ -157,6 +175,7 @@ template <int EXTRA> struct te_attn_of {
         return te_attn_sees(s, i, j) ? product * a.scale2 : -TE_INF;
     }
     TE_DEV static float bprop(const te__attn_kargs &, sequence, int, int, int, int, float, float) { return 1.0f; }
+    TE_DEV static float slope(const te__attn_kargs &, float) { return 1.0f; }
 };
 template <> struct te_attn_of<1> {
     typedef te__attn_seq sequence;
@@ -179,10 +198,14 @@ template <> struct te_attn_of<1> {
         if (!a.x.alibi) return 0.0f;
         return TE_LOG2E * (a.x.slopes ? a.x.slopes[(te_i64)b * a.x.slopes_b + h] : te__attn_slope(a.heads, h));
     }
+    // A product, scaled and capped.
+    TE_DEV static float capped(const te__attn_kargs &a, float product) { return a.x.softcap > 0.0f ? a.x.softcap * te_attn_tanh(a, product) : product * a.scale; }
+    // The derivative of that by the scaled product.
+    TE_DEV static float slope(const te__attn_kargs &a, float product) { return a.x.softcap > 0.0f ? te_attn_slope(te_attn_tanh(a, product)) : 1.0f; }
     // The score that the user's rule gets: of row i and key j, from their product.
     TE_DEV static float score(const te__attn_kargs &a, const sequence &s, int b, int h, int i, int j, float product, float slope2) {
         const te__attn_table &bias = a.x.bias;
-        float x = product * a.scale;
+        float x = capped(a, product);
         if (bias.p) x += a.x.bias_scale * te_load(bias.p, b * bias.b + h * bias.h + i * bias.i + j * bias.j, bias.dt);
         if (a.x.alibi) x -= slope2 * TE_LN2 * fabsf((float)(i + s.delta - j));
         return x;
@@ -201,7 +224,7 @@ template <> struct te_attn_of<1> {
             const bool full = te__attn_block_at(&a.x, b, h, i, j) == TE_ATTN_BLOCK_FULL;
             return full || mod.mask(b, h, i, j) ? mod.score(score(a, s, b, h, i, j, product, slope2), b, h, i, j) * TE_LOG2E : -TE_INF;
         }
-        float x = product * a.scale2;
+        float x = a.x.softcap > 0.0f ? a.x.softcap2 * te_attn_tanh(a, product) : product * a.scale2;
         if (bias.p) x += a.x.bias_scale * TE_LOG2E * te_load(bias.p, b * bias.b + h * bias.h + i * bias.i + j * bias.j, bias.dt);
         if (a.x.alibi) x -= slope2 * fabsf((float)(i + s.delta - j));
         return x;

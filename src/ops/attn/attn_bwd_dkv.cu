@@ -78,7 +78,7 @@ extern "C" __global__ void __launch_bounds__(128, 3) te_attn_bwd_dkv(const __gri
             for (int r = 0; r < TE_MINE; r++) {
                 float x = te_of::score2(a, seq, at.b, h, i, first + r, s[r], slope2), p = x == -TE_INF ? 0.0f : exp2f(x - lse2), dropped = p;
                 if (!(keep >> r & 1u)) dropped = dp[r] = 0.0f;
-                const float factor = MOD && p == 0.0f ? 0.0f : te_of::bprop(a, seq, at.b, h, i, first + r, s[r], slope2);
+                const float factor = EXTRA && p == 0.0f ? 0.0f : te_of::bprop(a, seq, at.b, h, i, first + r, s[r], slope2) * te_of::slope(a, s[r]);
                 s[r] = rounded_dp(p * (dp[r] * a.keep_scale - delta) * factor);
                 dp[r] = rounded_s.on() ? rounded_s(dropped * a.keep_scale) : dropped;
             }

@@ -20,8 +20,8 @@
 // Rows of Q and dO that are not there (beyond a sequence that ends within memory) may hold anything, so they are cleared: 0 times NaN is NaN. Those of K and V reach their own
 // rows of the sums alone, which are not stored.
 //
-// A bias and ALiBi are what S^T starts with; the bias is loaded a tile ahead, to the registers of S^T. Masks of elements become bits while products run. Under the user's rule P^T times the
-// rule's derivative passes to the other consumer, and P^T itself to dV.
+// A bias and ALiBi are what S^T starts with; the bias is loaded a tile ahead, to the registers of S^T. Masks of elements become bits while products run. Under a soft cap and the user's rule P^T times
+// the score's derivative passes to the other consumer, and P^T itself to dV.
 //
 // Options: X_DT, X_D, X_D_V (hopper.cuh: 192 and 256 alike, or 192 and 128), those of hopper_dropout.cuh (P^T passes with a mark at what is dropped) and hopper_scores.cuh.
 // Benchmark: "attention backward" in tests/bench/h200.csv.
@@ -40,6 +40,9 @@
 // te:row X_DT=3 X_D=256 X_D_V=256 X_DROPOUT=0 X_BLOCKS=1 X_MOD=3
 // te:row X_DT=3 X_D=192 X_D_V=192 X_DROPOUT=0 X_BLOCKS=1
 // te:row X_DT=3 X_D=192 X_D_V=128 X_DROPOUT=0 X_BIAS=3 X_PAIRS=1
+// te:row X_DT=3 X_D=256 X_D_V=256 X_DROPOUT=0|1 X_CAP=1
+// te:row X_DT=3 X_D=256 X_D_V=256 X_DROPOUT=0 X_CAP=1 X_MOD=2|3
+// te:row X_DT=3 X_D=192 X_D_V=128 X_DROPOUT=0 X_CAP=1
 #include "ops/attn/hopper_dropout.cuh"
 
 enum {
@@ -222,6 +225,7 @@ struct te_values : te_consumer<D_V> {
     // P^T of S^T.
     TE_DEV void finish(const te_beside &x) {
         const int key = t.n * BK + 16 * warp + (lane >> 2), query = i.m * BQ + 2 * (lane & 3);
+        te_cap(s, a.a);
         if (t.hides(i.m)) {
 #pragma unroll
             for (int half = 0; half < 2; half++) { // the queries that see the key

@@ -40,6 +40,7 @@
 // te:row X_DT=3 X_D=128 X_TILE=32 X_WARPS=8 X_M=1 X_DROPOUT=1 X_EXTRA=1
 // te:row X_DT=3 X_D=128 X_TILE=32 X_WARPS=4 X_M=1 X_DROPOUT=1 X_EXTRA=1
 // te:row X_DT=2 X_D=128 X_TILE=32 X_WARPS=8 X_M=1 X_DROPOUT=0 X_EXTRA=1
+// te:row X_DT=3 X_D=128 X_TILE=32 X_WARPS=4 X_M=1 X_DROPOUT=0 X_EXTRA=1 X_CAP=1
 #include "ops/attn/fragments.cuh"
 
 #ifndef X_DT // the rows above name every option; these stand in for them in an editor
@@ -176,14 +177,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, WARPS <= 4 ? 2 : 1) te_att
             }
 #pragma unroll
             for (int n = 0; n < N; n++) {
-                float2 delta = te_lds8(rows + 4 * (BM + 8 * n + 2 * (lane & 3)));
+                float2 delta = te_lds8(rows + 4 * (BM + 8 * n + 2 * (lane & 3))), lse2 = CAP ? te_lds8(rows + 4 * (8 * n + 2 * (lane & 3))) : delta;
 #pragma unroll
                 for (int m = 0; m < M; m++)
 #pragma unroll
                     for (int e = 0; e < 4; e++) {
                         float x = dp[m][n][e];
                         if (DROPOUT) x = keep[m][n] >> e & 1 ? x * a.keep_scale : 0.0f;
-                        s[m][n][e] *= x - (e & 1 ? delta.y : delta.x);
+                        s[m][n][e] *= (x - (e & 1 ? delta.y : delta.x)) * te_attn_slope_of(a, s[m][n][e], e & 1 ? lse2.y : lse2.x);
                     }
             }
             te_weighted<DT, D>(dk, s, rows_first, q);

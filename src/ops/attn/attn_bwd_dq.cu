@@ -49,7 +49,7 @@ extern "C" __global__ void __launch_bounds__(128, 3) te_attn_bwd_dq(const __grid
     const te_attn_blocks blocks(a, at.b, at.h, block_first);
     const int begin = te_attn_tile_begin(a, te_attn_keys_begin(seq, block_first), TE__ATTN_LANES);
     const int end = EXTRA && block_first >= seq.s_q ? 0 : te_attn_keys_end(seq, min(block_first + TE__ATTN_ROWS, seq.s_q) - 1);
-    // P, the dropped dP and the factor of the user's rule, of the warp's rows and this lane's key.
+    // P, the dropped dP and the derivative of the score by its scaled product, of the warp's rows and this lane's key.
     auto weigh = [&](int j0, float p[TE_MINE], float dp[TE_MINE], float factor[TE_MINE]) {
         if (WIDE) {
             te_attn_products_wide(p, q, te_of::queries(a.q, seq), at.h, block_first, seq.s_q, k, k_view, group, j0, seq.s_kv, at.b, a.d);
@@ -66,7 +66,7 @@ extern "C" __global__ void __launch_bounds__(128, 3) te_attn_bwd_dq(const __grid
 #pragma unroll
         for (int r = 0; r < TE_MINE; r++) {
             float x = te_of::score2(a, seq, at.b, at.h, first + r, j0 + lane, p[r], slope2);
-            factor[r] = MOD && x == -TE_INF ? 0.0f : te_of::bprop(a, seq, at.b, at.h, first + r, j0 + lane, p[r], slope2);
+            factor[r] = EXTRA && x == -TE_INF ? 0.0f : te_of::bprop(a, seq, at.b, at.h, first + r, j0 + lane, p[r], slope2) * te_of::slope(a, p[r]);
             p[r] = x == -TE_INF ? 0.0f : exp2f(x - lse2[r]);
             if (a.dropout_p > 0.0f) dp[r] = keep >> r & 1u ? dp[r] * a.keep_scale : 0.0f;
         }

@@ -38,6 +38,9 @@
 // te:row X_DT=3 X_D=256 X_D_V=256 X_DROPOUT=0 X_BLOCKS=1 X_MOD=3
 // te:row X_DT=3 X_D=192 X_D_V=192 X_DROPOUT=0 X_BLOCKS=1
 // te:row X_DT=3 X_D=192 X_D_V=128 X_DROPOUT=0 X_BIAS=3 X_PAIRS=1
+// te:row X_DT=3 X_D=256 X_D_V=256 X_DROPOUT=0|1 X_CAP=1
+// te:row X_DT=3 X_D=256 X_D_V=256 X_DROPOUT=0 X_CAP=1 X_MOD=2|3
+// te:row X_DT=3 X_D=192 X_D_V=128 X_DROPOUT=0 X_CAP=1
 #include "ops/attn/hopper_dropout.cuh"
 
 enum {
@@ -181,6 +184,7 @@ struct te_consumer {
         te_wgmma_wait<1>();
         te_wgmma_keep(s);
         if (BIAS) bias.add(s, n * BN, te_bias_scale(a.a));
+        te_cap(s, a.a);
         if (FIRST || n >= t.hidden_from || n < t.hidden_to) {
 #pragma unroll
             for (int half = 0; half < 2; half++) // the keys that the row sees

@@ -35,6 +35,7 @@
 // te:row X_DT=3 X_D=128 X_TILE=32 X_WARPS=8 X_M=1 X_DROPOUT=1 X_EXTRA=1
 // te:row X_DT=3 X_D=128 X_TILE=32 X_WARPS=4 X_M=1 X_DROPOUT=1 X_EXTRA=1
 // te:row X_DT=2 X_D=128 X_TILE=32 X_WARPS=8 X_M=1 X_DROPOUT=0 X_EXTRA=1
+// te:row X_DT=3 X_D=128 X_TILE=32 X_WARPS=4 X_M=1 X_DROPOUT=0 X_EXTRA=1 X_CAP=1
 #include "ops/attn/fragments.cuh"
 
 #ifndef X_DT // the rows above name every option; these stand in for them in an editor
@@ -137,7 +138,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, WARPS <= 4 ? 2 : 1) te_att
                 for (int e = 0; e < 4; e++) {
                     float p = te_exp2(fmaf(s[m][n][e], te_of::scale2(a), -lse2[m][e >> 1])), x = dp[m][n][e];
                     if (DROPOUT) x = keep[e >> 1] >> (8 * (n % 4) + (e & 1)) & 1 ? x * a.keep_scale : 0.0f;
-                    s[m][n][e] = p * (x - delta[m][e >> 1]);
+                    s[m][n][e] = p * (x - delta[m][e >> 1]) * te_attn_slope_of(a, p, lse2[m][e >> 1]);
                 }
             }
         }

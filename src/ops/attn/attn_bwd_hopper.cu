@@ -23,7 +23,7 @@
 //
 // Rows that are not there (beyond a sequence that ends within memory) may hold anything, so they are cleared: 0 times NaN is NaN.
 //
-// A bias is what S^T starts with: it is loaded to the registers of S a tile ahead, once these are free. So does ALiBi. The user's rule has a derivative, which P is
+// A bias is what S^T starts with: it is loaded to the registers of S a tile ahead, once these are free. So does ALiBi. A soft cap and the user's rule have a derivative, which P is
 // multiplied by once it is packed.
 //
 // Options: X_DT, X_D (64, 128; X_D_V alike), those of hopper_scores.cuh and hopper_dropout.cuh (X_DROPOUT: D = 128, whose tiles of 64 queries have as many bits as a register).
@@ -39,6 +39,9 @@
 // te:row X_DT=3 X_D=128 X_D_V=128 X_DROPOUT=0 X_BIAS=1|3 X_PAIRS=1|2
 // te:row X_DT=3 X_D=128 X_D_V=128 X_DROPOUT=0 X_MASK=1
 // te:row X_DT=3 X_D=128 X_D_V=128 X_DROPOUT=0 X_MOD=1|2|3
+// te:row X_DT=3 X_D=128 X_D_V=128 X_DROPOUT=0|1 X_CAP=1
+// te:row X_DT=3 X_D=128 X_D_V=128 X_DROPOUT=0 X_CAP=1 X_MOD=3
+// te:row X_DT=3 X_D=64 X_D_V=64 X_DROPOUT=0 X_CAP=1
 // te:row X_DT=3 X_D=128 X_D_V=128 X_DROPOUT=0 X_BLOCKS=1
 // te:row X_DT=3 X_D=128 X_D_V=128 X_DROPOUT=0 X_BLOCKS=1 X_MOD=3
 // te:row X_DT=3 X_D=64 X_D_V=64 X_DROPOUT=0 X_BLOCKS=1
@@ -49,6 +52,7 @@
 enum {
     D = X_D,
     AHEAD = ALIBI || BIAS || BLOCKS, // consumers know their next tile early
+    LATE = CAP && !MOD && X_D == 64, // the soft cap's derivative comes with dP, from P: there are registers then
     BK = 128,
     BQ = TE__ATTN_BWD_QUERIES(X_D),
     BYTES_KV = TE__ATTN_BYTES(BK, X_D),
@@ -220,6 +224,7 @@ TE_DEV void te_consume(const te__attn_bwd_hopper_kargs &a, te_u32 smem, int w) {
         if (AHEAD) next.next(a.a, t);
         te_wgmma_wait<1>();
         te_wgmma_keep(s);
+        te_cap(s, a.a);
         if ((t.n + 1) * BK > min(t.s_kv, i.m * BQ + t.hi + 1) || t.n * BK < i.m * BQ + BQ - 1 + t.lo || i.m * BQ + BQ > t.s_q) {
 #pragma unroll
             for (int half = 0; half < 2; half++) { // queries from .. to see key + 8 half
@@ -250,25 +255,26 @@ TE_DEV void te_consume(const te__attn_bwd_hopper_kargs &a, te_u32 smem, int w) {
                 float &y = s[4 * j + e];
                 y = te_weight(a.a, y, l[e & 1], t.batch, i.head, query + 8 * j + (e & 1), key + 4 * (e & 2), factor[e]);
             }
-            if (MOD) {
+            if (CHANGES && !LATE) {
                 pack_p(2 * j), pack_p(2 * j + 1);
 #pragma unroll
-                for (int e = 0; e < 4; e++) s[4 * j + e] = factor[e]; // P times the rule's derivative: P itself is packed
+                for (int e = 0; e < 4; e++) s[4 * j + e] = factor[e]; // P times the score's derivative: P itself is packed
             }
         }
 #pragma unroll
-        for (int k = 0; k < (MOD ? 0 : BQ / 4); k++) pack_p(k);
+        for (int k = 0; k < (CHANGES && !LATE ? 0 : BQ / 4); k++) pack_p(k);
         te_wgmma_wait<0>();
         te_wgmma_keep(dp);
 #pragma unroll
         for (int j = 0; j < BQ / 8; j++) {
-            float d[2];
+            float d[2], l[2];
             te_lds8(delta + j * 32, d[0], d[1]);
+            if (LATE) te_lds8(lse2 + j * 32, l[0], l[1]);
 #pragma unroll
             for (int e = 0; e < 4; e++) {
                 float g = dp[4 * j + e];
                 if (DROPOUT) g = keep.one(e >> 1, j, e & 1) ? g * a.a.keep_scale : 0.0f;
-                dp[4 * j + e] = s[4 * j + e] * (g - d[e & 1]);
+                dp[4 * j + e] = s[4 * j + e] * (g - d[e & 1]) * (LATE ? te_attn_slope_of(a.a, s[4 * j + e], l[e & 1]) : 1.0f);
             }
         }
         te_pack16(ds, dp);

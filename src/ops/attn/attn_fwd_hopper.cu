@@ -48,6 +48,10 @@
 // te:row X_DT=3 X_D=256 X_D_V=256 X_WAVES=2 X_DROPOUT=0 X_BIAS=3 X_PAIRS=1 X_TILES=1
 // te:row X_DT=3 X_D=128 X_D_V=128 X_WAVES=2 X_DROPOUT=0 X_MASK=1
 // te:row X_DT=3 X_D=128 X_D_V=128 X_WAVES=2 X_DROPOUT=0 X_MOD=1|2|3
+// te:row X_DT=3 X_D=64 X_D_V=64 X_WAVES=2 X_DROPOUT=0 X_CAP=1
+// te:row X_DT=3 X_D=128 X_D_V=128 X_WAVES=2 X_DROPOUT=0|1 X_CAP=1
+// te:row X_DT=3 X_D=128 X_D_V=128 X_WAVES=2 X_DROPOUT=0 X_CAP=1 X_MOD=3
+// te:row X_DT=3 X_D=256 X_D_V=256 X_WAVES=2 X_DROPOUT=0 X_CAP=1
 // te:row X_DT=3 X_D=128 X_D_V=128 X_WAVES=2 X_DROPOUT=0 X_BLOCKS=1
 // te:row X_DT=3 X_D=128 X_D_V=128 X_WAVES=2 X_DROPOUT=0 X_BLOCKS=1 X_MOD=3
 // te:row X_DT=3 X_D=256 X_D_V=256 X_WAVES=2 X_DROPOUT=0 X_BLOCKS=1
@@ -65,7 +69,7 @@ enum {
     BN = TE__ATTN_FWD_KEYS(X_D, X_D_V),
     STAGES_Q = TE__ATTN_FWD_STAGES_Q(X_D, X_D_V, X_WAVES),
     TURNS = WAVES == 3,
-    ONE_LOOP = HIDES || (BIAS && (!TILES || D > 192)) || BLOCKS || (DROPOUT && D > 128), // for blocks that are compared and others: they have much code, or registers for no second loop
+    ONE_LOOP = HIDES || (BIAS && (!TILES || D > 192)) || BLOCKS || ((DROPOUT || CAP) && D > 128), // for blocks that are compared and others: they have much code, or registers for no second loop
     THREADS = 128 * (WAVES + 1),
     PART_Q = TE__ATTN_BYTES(64, X_D), // bytes of a consumer's rows
     PART_O = TE__ATTN_BYTES(64, X_D_V),
@@ -314,9 +318,9 @@ struct te_consumer {
         if (TILES) {
             const int at = w * STAGES_B + b.stage;
             te_mbar_wait(bar + 8 * (FULL_B + at), b.parity);
-            bias.take(smem + AT_B + at * TILE_B);
-            __syncwarp(); // every lane has read
-            if (lane == 0) te_mbar_arrive(bar + 8 * (EMPTY_B + at));
+            const te_u32 read = bias.take(smem + AT_B + at * TILE_B); // 0 as soon as the words have come: an arrival alone does not wait for ldmatrix
+            __syncwarp();
+            if (lane == 0) te_mbar_arrive(bar + 8 * (EMPTY_B + at) + read);
             b.next();
         }
     }
@@ -327,9 +331,10 @@ struct te_consumer {
         if (BIAS) bias.add(s, n * BN, a.bias_factor);
         if (ALIBI) line.bend(s, apart(n) + 2 * (lane & 3));
         if (ALIBI && MOD) line.finish(s);
+        te_cap(s, a.a);
         if (MOD) {
 #pragma unroll
-            for (int i = 0; i < BN / 2; i++) s[i] = mod.score(s[i] * a.a.scale, t.batch, t.head, row + 8 * (i / 2 % 2), column + 8 * (i / 4) + i % 2);
+            for (int i = 0; i < BN / 2; i++) s[i] = mod.score(s[i] * te_score_scale(a.a), t.batch, t.head, row + 8 * (i / 2 % 2), column + 8 * (i / 4) + i % 2);
         }
         if (HIDES) {
 #pragma unroll

@@ -45,6 +45,7 @@
 // te:row X_DT=3 X_D=192 X_TILE=32 X_WARPS=4 X_M=1 X_DROPOUT=1 X_EXTRA=1
 // te:row X_DT=3 X_D=256 X_TILE=32 X_WARPS=4 X_M=1 X_DROPOUT=1 X_EXTRA=1
 // te:row X_DT=2 X_D=128 X_TILE=64 X_WARPS=4 X_M=1 X_DROPOUT=0 X_EXTRA=1
+// te:row X_DT=3 X_D=128 X_TILE=64 X_WARPS=4 X_M=1 X_DROPOUT=0 X_EXTRA=1 X_CAP=1
 #include "ops/attn/fragments.cuh"
 
 #ifndef X_DT // the rows above name every option; these stand in for them in an editor

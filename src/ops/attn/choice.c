@@ -21,6 +21,7 @@ enum { TE__ATTN_MMA = 1, TE__ATTN_HOPPER = 2 };
     X(PAGES, TE__ATTN_MMA, TE__ATTN_MMA, "keys in pages")                                                                    \
     X(SHORT, TE__ATTN_MMA | TE__ATTN_HOPPER, TE__ATTN_MMA, "gradients of packed sequences of less than 32 rows, whose sums would fill tiles of their own") \
     X(STRIDES, TE__ATTN_MMA, TE__ATTN_MMA, "strides of 0, or beyond 2^39 bytes")                                             \
+    X(SOFTCAP_ADDED, TE__ATTN_MMA, 0, "a soft cap beside a bias or ALiBi, which are added behind it")                        \
     X(MOD, TE__ATTN_HOPPER, TE__ATTN_HOPPER, "the user's rule for scores, compiled in")
 typedef enum te__attn_feature {
 #define TE__FEATURE(name, forward, backward, what) TE__ATTN_HAS_##name,
@@ -88,6 +89,7 @@ static bool te__attn_has(const te__plan *p, const te__attn_kargs *a, bool mod, b
     case TE__ATTN_HAS_SIGN: return !(a->scale >= 1e-30f); /* what is added to products is divided by it */
     case TE__ATTN_HAS_FP8: return te__attn_rounds(a);
     case TE__ATTN_HAS_MOD: return mod;
+    case TE__ATTN_HAS_SOFTCAP_ADDED: return x->softcap > 0.0f && (x->bias.dt != TE_DTYPE_NONE || x->alibi);
     case TE__ATTN_HAS_BIAS_FORMAT: return x->bias.dt != TE_DTYPE_NONE && x->bias.dt != dt && x->bias.dt != TE_F32;
     case TE__ATTN_HAS_OTHER_CHIP: return !p->hopper;
     case TE__ATTN_HAS_ABOVE_128: return d > 128;

@@ -3,7 +3,7 @@
  *   S_ij = scale q_i k_j    P = softmax over the keys that row i sees    O_i = sum_j drop(P_ij) v_j
  *   dV_j = sum_i drop(P_ij) dO_i    dP_ij = drop(dO_i v_j)    dS_ij = P_ij (dP_ij - D_i),  D_i = dO_i O_i
  *   dQ_i = scale sum_j dS_ij k_j    dK_j = scale sum_i dS_ij q_i           drop(x) = kept ? x / (1 - p) : 0
- *   With a bias B: S_ij = scale q_i k_j + c B_ij, dB = c dS summed over what B repeats. With an offset a of the softmax: e^a in its denominator,
+ *   With a soft cap S_ij = cap tanh(scale q_i k_j / cap), and dQ and dK have (1 - (S_ij / cap)^2) dS_ij. With a bias B: S_ij = scale q_i k_j + c B_ij, dB = c dS summed over what B repeats. With an offset a of the softmax: e^a in its denominator,
  *   da = - sum_i e^(a - lse_i) D_i.
  *   In FP8 drop(P) and dS are rounded to codes where they meet V, dO, K, Q and dB; D_i = sum_j P_ij dP_ij then, for O is made of rounded P.
  *
@@ -72,7 +72,7 @@ typedef struct te__attn_scratch {
     float *q_tile, *g_tile; /* [d, BLOCK], [d_v, BLOCK]: the same, turned around */
     float *s, *dp;          /* [keys, BLOCK]: scores, then P; dP, then dS */
     double *out;            /* [BLOCK, d_v]: rows of O; backward [BLOCK, d]: of dQ */
-    float *factor;          /* [keys, BLOCK]: the derivative of the user's rule; NULL: it is 1 */
+    float *factor;          /* [keys, BLOCK]: the derivative of the soft cap and the user's rule; NULL: it is 1 */
     double *dk, *dv;        /* [keys, d], [keys, d_v] */
     double *db;             /* [BLOCK, keys]: dB of a block */
     float *top;             /* [heads]: the largest scores so far */
@@ -115,7 +115,7 @@ static int64_t te__attn_lay_out(const te__attn_work *w, char *memory, te__attn_s
     s->g = (float *)te__attn_take(memory, &used, TE__ATTN_BLOCK * w->d_v * size);
     s->g_tile = (float *)te__attn_take(memory, &used, TE__ATTN_BLOCK * w->d_v * size);
     s->dp = (float *)te__attn_take(memory, &used, w->keys * TE__ATTN_BLOCK * size);
-    if (w->mod->score_fn && !w->mod->additive) s->factor = (float *)te__attn_take(memory, &used, w->keys * TE__ATTN_BLOCK * size);
+    if ((w->mod->score_fn && !w->mod->additive) || w->a.x.softcap > 0.0f) s->factor = (float *)te__attn_take(memory, &used, w->keys * TE__ATTN_BLOCK * size);
     if (w->table) {
         s->db = (double *)te__attn_take(memory, &used, TE__ATTN_BLOCK * w->keys * 2 * size);
         return used;
@@ -250,6 +250,20 @@ static void te__attn_seen_by(const te__attn_block *block, int64_t j, int64_t *fr
     *to = j < block->end ? te__max(*from, te__min(block->n, j - block->seq->lo - block->first + 1)) : *from;
 }
 
+/* The soft cap, on [keys, BLOCK] of scores; in the backward pass its derivative goes to `factor`. dB is that of the capped score, without it. */
+static void te__attn_cap(const te__attn_kargs *a, const te__attn_block *block, float *s, float *factor, bool table) {
+    const float cap = a->x.softcap;
+    int64_t j, r;
+    if (!(cap > 0.0f)) return;
+    for (j = block->begin; j < block->end; j++)
+        for (r = 0; r < block->n; r++) {
+            const int64_t at = j * TE__ATTN_BLOCK + r;
+            const float t = tanhf(s[at] / cap);
+            if (factor) factor[at] = table ? 1.0f : 1.0f - t * t;
+            s[at] = cap * t;
+        }
+}
+
 /* Bias and mask, on [keys, BLOCK] of scores: a masked one becomes -inf, whose exponential is 0. */
 static void te__attn_adjust(const te__attn_kargs *a, const te__attn_block *block, float *s) {
     const te__attn_extra *x = &a->x;
@@ -276,12 +290,12 @@ static bool te__attn_is_full(const te__attn_block *block, int64_t j) {
     return block->extra->blocks.p && te__attn_block_at(block->extra, (int)block->b, (int)block->h, (int)block->first, (int)j) == (int)TE_ATTN_BLOCK_FULL;
 }
 
-/* The user's rule, on the same where a row sees the key; in the backward pass its derivative goes to `factor`, which is 0 elsewhere. */
-static void te__attn_modify(const te_score_mod *m, const te__attn_block *block, float *s, float *factor) {
+/* The user's rule, on the same where a row sees the key; in the backward pass its derivative goes to `factor`, or multiplies the soft cap's there. */
+static void te__attn_modify(const te_score_mod *m, const te__attn_block *block, float *s, float *factor, bool capped) {
     int64_t j, r, from, to;
     if (!m->score_fn && !m->mask_fn) return;
     for (j = block->begin; j < block->end; j++) {
-        if (factor) memset(factor + j * TE__ATTN_BLOCK, 0, TE__ATTN_BLOCK * sizeof(float));
+        if (factor && !capped) memset(factor + j * TE__ATTN_BLOCK, 0, TE__ATTN_BLOCK * sizeof(float)); /* where no row sees the key */
         te__attn_seen_by(block, j, &from, &to);
         for (r = from; r < to; r++) {
             const int64_t i = block->first + r, at = j * TE__ATTN_BLOCK + r;
@@ -290,7 +304,7 @@ static void te__attn_modify(const te_score_mod *m, const te__attn_block *block, 
                 s[at] = -HUGE_VALF;
                 continue;
             }
-            if (factor) factor[at] = m->score_bprop_fn(m->user, s[at], block->b, block->h, i, j);
+            if (factor && m->score_fn && !m->additive) factor[at] = (capped ? factor[at] : 1.0f) * m->score_bprop_fn(m->user, s[at], block->b, block->h, i, j);
             if (m->score_fn) s[at] = m->score_fn(m->user, s[at], block->b, block->h, i, j);
         }
     }
@@ -360,8 +374,9 @@ static void te__attn_fwd_block(const te__attn_work *w, const te__attn_scratch *s
     const bool rounds = a->x.s_dt != 0;
     te__attn_load_block(&a->q, block->b, block->h, seq->q_at + block->first, block->n, a->d, w->d, s->q, s->q_tile);
     te__attn_scores(block, s->s, s->k, w->d, s->q_tile, a->d, a->scale, -HUGE_VALF);
+    te__attn_cap(a, block, s->s, NULL, false);
     te__attn_adjust(a, block, s->s);
-    te__attn_modify(w->mod, block, s->s, NULL);
+    te__attn_modify(w->mod, block, s->s, NULL, false);
     for (r = 0; r < TE__ATTN_BLOCK; r++) top[r] = -FLT_MAX;
     for (j = block->begin; j < block->end; j++) {
         const float *x = s->s + j * TE__ATTN_BLOCK;
@@ -413,8 +428,9 @@ static void te__attn_bwd_scores(const te__attn_work *w, const te__attn_scratch *
         for (c = 0; c < a->d_v; c++) sums[r] += (double)o[c] * (double)s->g[r * w->d_v + c];
     }
     te__attn_scores(block, s->s, s->k, w->d, s->q_tile, a->d, a->scale, -HUGE_VALF);
+    te__attn_cap(a, block, s->s, s->factor, w->table);
     te__attn_adjust(a, block, s->s);
-    te__attn_modify(w->mod, block, s->s, s->factor);
+    te__attn_modify(w->mod, block, s->s, s->factor, a->x.softcap > 0.0f);
     te__attn_exp_block(block, s->s, lse);
     te__attn_scores(block, s->dp, s->v, w->d_v, s->g_tile, a->d_v, 1.0, 0.0f);
     te__attn_drop(a, block, s->dp);
@@ -431,7 +447,7 @@ static void te__attn_bwd_scores(const te__attn_work *w, const te__attn_scratch *
             *x = r < block->n ? s->s[j * TE__ATTN_BLOCK + r] * (*x - delta[r]) : 0.0f;
             if (s->factor && j < block->end && r < block->n) *x *= s->factor[j * TE__ATTN_BLOCK + r];
         }
-    te__attn_round(block, s->dp, a->x.dp_dt, a->x.dp_scale, s->amax);
+    te__attn_round(block, s->dp, a->x.dp_dt, a->x.dp_scale, w->table ? NULL : s->amax); /* dB's are those of dQ and dK, or under a cap no scale of theirs */
 }
 
 /* dQ of a block, and its share of dK and dV. */

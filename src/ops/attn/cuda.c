@@ -88,6 +88,7 @@ static te_result te__attn_launch(te__plan *p, const te__attn_kargs *a, const cha
         te__launch_option(l, "X_M", t->m);
         te__launch_option(l, "X_DROPOUT", a->dropout_p > 0.0f);
         te__launch_option(l, "X_EXTRA", a->x.on);
+        if (a->x.softcap > 0.0f) te__launch_option(l, "X_CAP", 1);
     } else {
         te__launch_option(l, "X_WIDE", te__attn_is_wide(a));
         if (!a->x.on) te__launch_option(l, "X_EXTRA", 0);

@@ -181,7 +181,7 @@ template <int M, int N> TE_DEV void te_mask(float (&s)[M][N][4], const te__attn_
         }
 }
 
-// Products to scores in units of log2: scaled, biased, and -inf where row i does not see key j. `row` and `column` are this lane's first ones; in a tile of
+// Products to scores in units of log2: scaled, capped, biased, and -inf where row i does not see key j. `row` and `column` are this lane's first ones; in a tile of
 // queries by keys, or transposed. All that does not depend on elements is tested outside of their loops.
 template <int DT, bool TRANSPOSED, int M, int N>
 TE_DEV void te_adjust(float (&s)[M][N][4], const te__attn_kargs &a, const te__attn_seq &seq, int b, int h, int row, int column, float slope2) {
@@ -191,7 +191,7 @@ TE_DEV void te_adjust(float (&s)[M][N][4], const te__attn_kargs &a, const te__at
         const int across = 16 * m + (e & 2) * 4, along = 8 * n + (e & 1);                                 \
         const int i = row + (TRANSPOSED ? along : across), j = column + (TRANSPOSED ? across : along);    \
         float &x = s[m][n][e];
-    TE_EACH_SCORE x = te_attn_sees(seq, i, j) ? x * a.scale2 : -TE_INF; }
+    TE_EACH_SCORE x = !te_attn_sees(seq, i, j) ? -TE_INF : CAP ? a.x.softcap2 * te_attn_tanh(a, x) : x * a.scale2; }
     const te__attn_table &bias = a.x.bias, &mask = a.x.mask;
     if (bias.p) {
         const te_i64 at = b * bias.b + h * bias.h;

@@ -42,14 +42,12 @@ static int te__attn_bias_pairs(const te__attn_kargs *a) {
     if (a->s_kv % 2 || t->j != 1 || t->b % 2 || t->h % 2 || t->i % 2 || (uintptr_t)t->p % (2 * (size_t)size)) return 0;
     return t->i == 0 ? 2 : 1;
 }
-/* X_TILES of attn_fwd_hopper.cu is not chosen: on an H200 a few rows had the bias of another block, where a tile was used again (tests/bench/notes.md). */
-enum { TE__ATTN_CHOOSES_TILES = 0 };
 /* TMA can bring the bias in tiles of elements of 16 bits, and there is shared memory for them. Queries that share a row leave more of it in registers. */
 static bool te__attn_bias_in_tiles(const te__attn_kargs *a, int d, int d_v, int waves) {
     const te__attn_table *t = &a->x.bias;
     const bool strides = t->i % 8 == 0 && t->h % 8 == 0 && t->b % 8 == 0 && t->i < (int64_t)1 << 38 && t->h < (int64_t)1 << 38 && t->b < (int64_t)1 << 38;
     return t->dt != TE_DTYPE_NONE && t->dt != (int)TE_F32 && te__attn_bias_pairs(a) == 1 && strides && (uintptr_t)t->p % 16 == 0 &&
-           TE__ATTN_CHOOSES_TILES && TE__ATTN_BIAS_SHARED(d, d_v, waves) <= TE__ATTN_SHARED_MAX;
+           TE__ATTN_BIAS_SHARED(d, d_v, waves) <= TE__ATTN_SHARED_MAX;
 }
 /* A map over the bias, with a size of 1 where it repeats. */
 static void te__attn_map_bias(te__plan *p, unsigned long long map[16], const te__attn_kargs *a) {
@@ -61,6 +59,7 @@ static void te__attn_map_bias(te__plan *p, unsigned long long map[16], const te_
 }
 /* Sets the options for ALiBi, a bias, masks and the user's rule (hopper_scores.cuh). Plain attention sets none. mod: the text of the user's rule, or NULL. */
 static te_result te__attn_scores_options(te__plan *p, te__launch *l, const te__attn_kargs *a, const char *mod) {
+    if (a->x.softcap > 0.0f) te__launch_option(l, "X_CAP", 1);
     if (a->x.alibi) te__launch_option(l, "X_ALIBI", 1);
     if (a->x.bias.dt != TE_DTYPE_NONE) {
         te__launch_option(l, "X_BIAS", a->x.bias.dt);
@@ -100,7 +99,7 @@ static void te__attn_dropout_option(te__launch *l, const te__attn_kargs *a, cons
 
 static te_result te__attn_plan_fwd_hopper(te__plan *p, const te__attn_kargs *a, const char *mod) {
     /* Three warpgroups have no registers for these, and tiles of 192 rows lie in two blocks of a block mask. */
-    const bool two = mod || a->x.bias.dt != TE_DTYPE_NONE || a->x.mask.dt != TE_DTYPE_NONE || a->x.blocks.dt != TE_DTYPE_NONE;
+    const bool two = mod || a->x.softcap > 0.0f || a->x.bias.dt != TE_DTYPE_NONE || a->x.mask.dt != TE_DTYPE_NONE || a->x.blocks.dt != TE_DTYPE_NONE;
     int d, d_v, waves, keys;
     bool bias_tiles;
     int64_t rows, tiles;

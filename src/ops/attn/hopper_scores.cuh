@@ -2,10 +2,10 @@
 // fragments of S, no pipeline.
 //
 // A score is  scale * product + bias - slope |i + delta - j|,  changed by the user's rule. S is in units of products, so that the softmax multiplies by scale2 as ever: what is added is
-// divided by the scale. The user's rule makes it the score itself.
+// divided by the scale. The user's rule makes it the score itself. A soft cap, with which nothing is added, makes S the tanh, and the softmax multiplies by the cap.
 //
 // Options: X_ALIBI (0, 1), X_BIAS (0 or its te_dtype), X_PAIRS (0: a bias is read element by element; 1: its rows, of adjacent elements, start at multiples of
-//          two; 2: as 1, and all queries have one row), X_MASK (0, 1), X_MOD (attn.cuh). Plain attention has none of them.
+//          two; 2: as 1, and all queries have one row), X_MASK (0, 1), X_CAP (0, 1: without X_ALIBI and X_BIAS), X_MOD (attn.cuh). Plain attention has none of them.
 #pragma once
 #include "ops/attn/hopper.cuh"
 
@@ -21,10 +21,17 @@
 #ifndef X_MASK
 #define X_MASK 0
 #endif
-enum { ALIBI = X_ALIBI, BIAS = X_BIAS, PAIRS = X_PAIRS, MASK = X_MASK, HIDES = X_MASK || MOD_HIDES, SCORES = X_ALIBI || X_BIAS || X_MASK || X_MOD };
+enum { ALIBI = X_ALIBI, BIAS = X_BIAS, PAIRS = X_PAIRS, MASK = X_MASK, HIDES = X_MASK || MOD_HIDES, SCORES = X_ALIBI || X_BIAS || X_MASK || X_MOD || X_CAP, CHANGES = X_MOD || X_CAP };
 
 // The softmax's factor of S, in units of log2.
-TE_DEV float te_softmax_scale2(const te__attn_kargs &a) { return MOD ? TE_LOG2E : a.scale2; }
+TE_DEV float te_softmax_scale2(const te__attn_kargs &a) { return MOD ? TE_LOG2E : CAP ? a.x.softcap2 : a.scale2; }
+// Of S as the user's rule meets it: products, or their tanh.
+TE_DEV float te_score_scale(const te__attn_kargs &a) { return CAP ? a.x.softcap : a.scale; }
+// Products to their tanh, before anything is hidden: the derivative of what is hidden becomes 0 by itself.
+template <int N> TE_DEV void te_cap(float (&s)[N], const te__attn_kargs &a) {
+#pragma unroll
+    for (int i = 0; i < (CAP ? N : 0); i++) s[i] = te_attn_tanh(a, s[i]);
+}
 // ALiBi's slope, and the factor of a bias, in units of products.
 TE_DEV float te_slope(const te__attn_kargs &a, int b, int h) { return __fdividef(te_attn_of<1>::slope2(a, b, h), a.scale2); }
 TE_DEV float te_bias_scale(const te__attn_kargs &a) { return __fdividef(a.x.bias_scale, a.scale); }
@@ -90,14 +97,18 @@ template <int N> struct te_bias_rows {
         if (first + 2 * N - 6 <= count) load_part<true>(first);
         else load_part<false>(first);
     }
-    // From a tile of 64 rows in shared memory, as TMA brings it: all of the words.
-    TE_DEV void take(te_u32 tile) {
+    // From a tile of 64 rows in shared memory, as TMA brings it: all of the words. Returns 0, but as a sum that takes a word of every load, so that whoever needs it waits for them.
+    TE_DEV te_u32 take(te_u32 tile) {
         const int row = threadIdx.x & 127;
+        te_u32 any = 0;
 #pragma unroll
         for (int j = 0; j < WORDS / 4; j++) {
             const int piece = 2 * j + (row >> 4 & 1);
             te_ldmatrix4(word + 4 * j, tile + (piece >> 3) * 8192 + te_swizzled(row >> 5 << 4 | (row & 15), piece & 7));
+            any |= word[4 * j];
         }
+        asm volatile("{ .reg .b32 bits; popc.b32 bits, %1; shr.u32 %0, bits, 6; }" : "=r"(any) : "r"(any)); // at most 32 bits are set
+        return any;
     }
     // Of columns first + 8 j and the next one.
     TE_DEV void get(int first, int j, int half, float &x, float &y) const {
@@ -219,12 +230,13 @@ template <int N, bool TRANSPOSED, int STEP = 4> TE_DEV te_u64 te_shown(const te_
     return bits;
 }
 
-// P of a score in the backward pass, -inf: none. factor: P times the derivative of the user's rule, which dP - delta is multiplied by.
+// P of a score in the backward pass, -inf: none. factor: P times the derivative of the soft cap and of the user's rule, which dP - delta is multiplied by.
 TE_DEV float te_weight(const te__attn_kargs &a, float s, float lse2, int b, int h, int i, int j, float &factor) {
     const te_attn_mod mod(a.x);
-    float p = te_exp2(fmaf(MOD ? mod.score(s * a.scale, b, h, i, j) : s, te_softmax_scale2(a), -lse2));
+    float p = te_exp2(fmaf(MOD ? mod.score(s * te_score_scale(a), b, h, i, j) : s, te_softmax_scale2(a), -lse2));
     if (MOD && s == -TE_INF) p = 0.0f;
-    factor = !MOD ? p : p == 0.0f ? 0.0f : p * mod.bprop(s * a.scale, b, h, i, j);
+    factor = CAP ? p * te_attn_slope(s) : p;
+    if (MOD) factor = p == 0.0f ? 0.0f : factor * mod.bprop(s * te_score_scale(a), b, h, i, j);
     return p;
 }
 

@@ -31,6 +31,8 @@ typedef struct te__attn_extra {
     te__attn_table bias, mask; /* mask: u8 */
     te__attn_table blocks;     /* u8: te_attn_block of the keys and rows of TE_ATTN_BLOCK_SIZE */
     float bias_scale;          /* of B in the scores, and of dS in dB */
+    float softcap;             /* of scaled products; 0: none */
+    float softcap_in, softcap2; /* scale / softcap; softcap times log2(e) */
     int alibi;
     const float *slopes; /* NULL: te__attn_slope */
     int slopes_b;        /* from one sequence to the next */

@@ -298,6 +298,11 @@ static te_result te__attn_check(te_ctx *te, const char *op, te_op_attn_fwd_args 
                         (long long)a->rule.window.right);
     if (!(a->rule.dropout_p >= 0.0f && a->rule.dropout_p <= 1.0f))
         return te__fail(te, TE_ERR_INVALID, "%s: dropout_p is %g; it is a probability, 0 to 1", op, (double)a->rule.dropout_p);
+    if (!(a->rule.softcap >= 0.0f && a->rule.softcap <= FLT_MAX))
+        return te__fail(te, TE_ERR_INVALID, "%s: softcap is %g; it is positive, or 0 for none", op, (double)a->rule.softcap);
+    if (a->rule.softcap > 0.0f && a->rule.core_attention_bias_type == TE_ATTN_BIAS_PRE_SCALE)
+        return te__fail(te, TE_ERR_UNSUPPORTED, "%s: softcap %g with TE_ATTN_BIAS_PRE_SCALE, which is added to what is capped; give the bias as TE_ATTN_BIAS_POST_SCALE, which is added to capped scores", op,
+                        (double)a->rule.softcap);
     te__attn_resolve(&a->rule, s.d);
     return te__attn_check_on_device(te, op, a);
 }
@@ -401,6 +406,9 @@ static void te__attn_told(te__attn_kargs *k, const te_attn_rule *in, const te__a
     x->mask = te__attn_table_of(in->attention_mask);
     x->blocks = te__attn_table_of(in->block_mask);
     x->bias_scale = in->core_attention_bias_type == TE_ATTN_BIAS_PRE_SCALE ? in->softmax_scale : 1.0f;
+    x->softcap = in->softcap < 1e18f ? in->softcap : 0.0f; /* scores that tell such a cap from none leave a softmax one key */
+    x->softcap_in = x->softcap > 0.0f ? (float)fmin((double)in->softmax_scale / (double)x->softcap, 1e30) : 0.0f; /* finite: a product may be 0 */
+    x->softcap2 = (float)((double)x->softcap * 1.4426950408889634);
     x->alibi = in->core_attention_bias_type == TE_ATTN_BIAS_ALIBI;
     x->slopes = (const float *)te__data(in->alibi_slopes);
     x->slopes_b = in->alibi_slopes && te__numel(in->alibi_slopes) != s->heads ? (int)s->heads : 0;
@@ -410,7 +418,7 @@ static void te__attn_told(te__attn_kargs *k, const te_attn_rule *in, const te__a
         x->aux_n[i] = in->score_mod.aux[i] ? te__numel(in->score_mod.aux[i]) : 0;
         x->aux[i] = x->aux_n[i] ? te__data(in->score_mod.aux[i]) : k->q.p; /* kernels load some element before they know whether theirs is there */
     }
-    x->on = te__has_score_mod(&in->score_mod) || te__attn_pads(in->mask) || in->attention_mask || in->block_mask || in->core_attention_bias_type != TE_ATTN_BIAS_NONE ||
+    x->on = te__has_score_mod(&in->score_mod) || x->softcap > 0.0f || te__attn_pads(in->mask) || in->attention_mask || in->block_mask || in->core_attention_bias_type != TE_ATTN_BIAS_NONE ||
             in->softmax_type != TE_SOFTMAX_VANILLA;
 }
 static void te__attn_told_fp8(te__attn_extra *x, const te_attn_fp8 *in, bool backward) {

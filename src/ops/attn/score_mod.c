@@ -114,6 +114,25 @@ static te_result te__score_mod_check_form(te_ctx *te, const char *op, const te_s
 
 /* ---- the text ---- */
 
+/* The length of a number at `at` that a product with its reciprocal may divide by: digits with a point and an f behind them, few enough that the reciprocal is a normal float. 0: none is there. */
+static size_t te__score_mod_divisor(const char *at) {
+    size_t n = 0, points = 0;
+    for (; te__is_digit(at[n]) || at[n] == '.'; n++) points += at[n] == '.';
+    return n > 1 && n < 30 && points == 1 && (at[n] == 'f' || at[n] == 'F') && !te__is_letter(at[n + 1]) && !te__is_digit(at[n + 1]) ? n + 1 : 0;
+}
+/* The expression, where a / 50.0f becomes a * (1.0f / 50.0f): an exact division takes as long as ten products, and both are 2 ulp apart. */
+static void te__score_mod_put(te__text *out, const char *text) {
+    size_t i = 0;
+    while (text[i]) {
+        size_t to = i + 1, n;
+        while (text[i] == '/' && text[to] == ' ') to++;
+        n = text[i] == '/' ? te__score_mod_divisor(text + to) : 0;
+        if (n) te__text_printf(out, "* (1.0f / %.*s)", (int)n, text + to);
+        else te__text_printf(out, "%c", text[i]);
+        i = n ? to + n : i + 1;
+    }
+}
+
 /* In the place of ops/attn/score_mod.cuh. */
 static void te__score_mod_code(const te_score_mod *m, te__text *out) {
     static const char *const macros[3] = {"TE_MOD_SCORE", "TE_MOD_BPROP", "TE_MOD_MASK"};
@@ -122,6 +141,9 @@ static void te__score_mod_code(const te_score_mod *m, te__text *out) {
         if (m->aux[i]) te__text_printf(out, "#define TE_AUX%d %d\n", i, (int)m->aux[i]->dtype);
     for (i = 0; i < 3; i++) {
         const char *name, *text = te__score_mod_text(m, i, &name);
-        if (text && !(i == 1 && m->additive)) te__text_printf(out, "#define %s (%s)\n", macros[i], text);
+        if (!text || (i == 1 && m->additive)) continue;
+        te__text_printf(out, "#define %s (", macros[i]);
+        te__score_mod_put(out, text);
+        te__text_printf(out, ")\n");
     }
 }

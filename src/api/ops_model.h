@@ -349,7 +349,7 @@ typedef struct te_attn_fp8 {
  *         padding mask); any strides, the last dimension contiguous; head h uses group h / (H / G); d up to 1024, above 256 by general kernels, which read chunks
  *         of 256 channels; v may have another head size than q and k
  *   lse   f32 [b, H, s_q], or [H, tokens]: log of the sum of exp of the scaled scores, -inf for a row that sees no key (its o is 0)
- *   rule.dropout_p   probability p of zeroing an element of P, rounded to a multiple of 1/65536 (below 1 at most 65535/65536); the others are divided by 1 - p, of the rounded p. Each
+ *   rule.dropout_p   probability p of zeroing an element of P, rounded to a multiple of 1/4096 (below 1 at most 4095/4096), and below 1/64 of 1/65536; the others are divided by 1 - p, of the rounded p. Each
  *         element has a number of 16 bits, and is kept if that is at least 65536 p. Bit n of the number of element [b, h, i, j] is bit j % 32 of word n % 4 of block 4 w + n / 4
  *         of Philox4x32-7 at (seed, offset) and rng, w = ((b*H + h)*s_q + i)*ceil(s_kv/32) + j/32 (TE_THD: the longest sequences for s_q and s_kv)
  *   max_logit   f32 [H], optional, written: the largest score of each head, scaled, biased and masked; -inf if no row sees a key */

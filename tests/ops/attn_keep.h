@@ -14,8 +14,8 @@ static void attn_philox7(uint64_t seed, uint64_t offset, uint64_t block, uint32_
 }
 /* p as it is used. */
 static double attn_used_p(float p) {
-    double units = floor((double)p * 65536 + 0.5);
-    return p >= 1 ? 1 : (units > 65535 ? 65535 : units) / 65536;
+    const double steps = p < 1.0 / 64 ? 65536 : 4096, units = floor((double)p * steps + 0.5);
+    return p >= 1 ? 1 : (units > steps - 1 ? steps - 1 : units) / steps;
 }
 /* [rows, keys], from a row (b*H + h)*s_q + i on: what an element of P is multiplied by. */
 static float *attn_keep_from(float p, uint64_t seed, uint64_t offset, int64_t first, int64_t rows, int64_t keys) {

@@ -69,7 +69,8 @@ enum {
     BN = TE__ATTN_FWD_KEYS(X_D, X_D_V),
     STAGES_Q = TE__ATTN_FWD_STAGES_Q(X_D, X_D_V, X_WAVES),
     TURNS = WAVES == 3,
-    ONE_LOOP = HIDES || (BIAS && (!TILES || D > 192)) || BLOCKS || ((DROPOUT || CAP) && D > 128), // for blocks that are compared and others: they have much code, or registers for no second loop
+    MUCH = CAP && D > 64, // needs the registers that the producer can give
+    ONE_LOOP = HIDES || (BIAS && (!TILES || D > 192)) || BLOCKS || (DROPOUT && D > 128) || MUCH, // for blocks that are compared and others: they have much code, or registers for no second loop
     THREADS = 128 * (WAVES + 1),
     PART_Q = TE__ATTN_BYTES(64, X_D), // bytes of a consumer's rows
     PART_O = TE__ATTN_BYTES(64, X_D_V),
@@ -331,7 +332,8 @@ struct te_consumer {
         if (BIAS) bias.add(s, n * BN, a.bias_factor);
         if (ALIBI) line.bend(s, apart(n) + 2 * (lane & 3));
         if (ALIBI && MOD) line.finish(s);
-        te_cap(s, a.a);
+        if (DROPOUT || MOD) te_cap(s, a.a); // there are no registers for both ways
+        else te_cap_rows(s, a.a, (n + 1) * BN <= t.s_kv, row, t.s_q);
         if (MOD) {
 #pragma unroll
             for (int i = 0; i < BN / 2; i++) s[i] = mod.score(s[i] * te_score_scale(a.a), t.batch, t.head, row + 8 * (i / 2 % 2), column + 8 * (i / 4) + i % 2);
@@ -556,12 +558,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) te_attn_fwd_hopper(cons
     __syncthreads();
     const int group = __shfl_sync(TE_ALL, threadIdx.x / 128, 0);
     if (group == 0) {
-        te_registers_down<WAVES == 2 ? 40 : 32>();
+        te_registers_down<WAVES == 3 || MUCH ? 32 : 40>();
         if (threadIdx.x == 0) te_load_tiles(a, smem);
         if (threadIdx.x == 32) te_schedule(a, smem);
         if (TILES && threadIdx.x >= 64 && threadIdx.x % 32 == 0) te_load_bias(a, smem, threadIdx.x / 32 - 2);
     } else {
-        te_registers_up<WAVES == 2 ? 232 : 160>();
+        te_registers_up<WAVES == 3 ? 160 : MUCH ? 240 : 232>();
         te_consumer consumer(a, smem, group - 1);
         consumer.run();
     }

@@ -32,6 +32,25 @@ template <int N> TE_DEV void te_cap(float (&s)[N], const te__attn_kargs &a) {
 #pragma unroll
     for (int i = 0; i < (CAP ? N : 0); i++) s[i] = te_attn_tanh(a, s[i]);
 }
+// The same of a part of S with queries along the rows, in half of the operations where all of it is near 0, as scores are beside a cap that few of them reach. Rows and keys that are not
+// the sequence's may be those of another one beside it, and have no part in that choice: a sequence has the same bits anywhere. inside: all keys are the sequence's; i: the upper row of s_q.
+template <int N> TE_DEV void te_cap_rows(float (&s)[N], const te__attn_kargs &a, bool inside, int i, int s_q) {
+    if (!CAP) return;
+    float fourth[4] = {}; // sums of fourth powers: no element is beyond 0.5 if they are not beyond 1/16
+#pragma unroll
+    for (int n = 0; n < N; n++) {
+        s[n] *= a.x.softcap_in;
+        const float square = s[n] * s[n];
+        fourth[n % 4] = fmaf(square, square, fourth[n % 4]);
+    }
+    if (inside && (i >= s_q || fourth[0] + fourth[1] <= 0.0625f) && (i + 8 >= s_q || fourth[2] + fourth[3] <= 0.0625f)) {
+#pragma unroll
+        for (int n = 0; n < N; n++) s[n] = te__attn_tanh_near(s[n], s[n] * s[n]);
+    } else {
+#pragma unroll
+        for (int n = 0; n < N; n++) s[n] = te__attn_tanh(s[n]);
+    }
+}
 // ALiBi's slope, and the factor of a bias, in units of products.
 TE_DEV float te_slope(const te__attn_kargs &a, int b, int h) { return __fdividef(te_attn_of<1>::slope2(a, b, h), a.scale2); }
 TE_DEV float te_bias_scale(const te__attn_kargs &a) { return __fdividef(a.x.bias_scale, a.scale); }

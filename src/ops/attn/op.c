@@ -378,6 +378,11 @@ static te__attn_table te__attn_table_of(const te_tensor *x) {
     return t;
 }
 
+/* p as the kernels use it: see te__attn_threshold. From 1/64 on, 12 bits of a number have p to 1 %, and are drawn in three quarters of the time of 16. */
+static float te__attn_used_p(float p) {
+    const float steps = p < 1.0f / 64.0f ? 65536.0f : 4096.0f;
+    return p < 1.0f ? te__min(rintf(p * steps), steps - 1.0f) / steps : 1.0f;
+}
 /* Writes the rule, which te__attn_resolve has completed, to the arguments of all kernels. */
 static void te__attn_told(te__attn_kargs *k, const te_attn_rule *in, const te__attn_sizes *s) {
     const int64_t beyond = s->s_q + s->s_kv + 1;
@@ -390,7 +395,7 @@ static void te__attn_told(te__attn_kargs *k, const te_attn_rule *in, const te__a
     te__attn_diagonals(x->left, x->right, x->causal, x->bottom_right ? k->s_kv - k->s_q : 0, k->s_q, k->s_kv, &k->lo, &k->hi);
     k->scale = in->softmax_scale;
     k->scale2 = (float)(in->softmax_scale * 1.4426950408889634);
-    k->dropout_p = in->dropout_p < 1.0f ? (float)te__min((int64_t)rintf(in->dropout_p * 65536.0f), 65535) / 65536.0f : 1.0f; /* te__attn_threshold */
+    k->dropout_p = te__attn_used_p(in->dropout_p);
     k->keep_scale = k->dropout_p < 1.0f ? 1.0f / (1.0f - k->dropout_p) : 0.0f;
     x->cu_q = (const int *)te__data(in->cu_seqlens_q);
     x->cu_kv = (const int *)te__data(in->cu_seqlens_kv);

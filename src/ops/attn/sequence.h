@@ -85,7 +85,7 @@ TE__BOTH float te__attn_slope(int heads, int h) {
 }
 
 /* Dropout draws a number of 16 bits for each element of P, and keeps those of at least `threshold`, p in units of 2^-16. The numbers of 32 keys of a row are one word for each of their
- * bits, so that one operation on words compares all 32: bit n of the number of key j is bit j % 32 of word n % 4 of block 4 w + n / 4 of Philox4x32-7, w = row ceil(s_kv / 32) + j / 32.
+ * bits, so that one operation on words compares all 32, and bits below the threshold's last one need not be drawn: bit n of the number of key j is bit j % 32 of word n % 4 of block 4 w + n / 4 of Philox4x32-7, w = row ceil(s_kv / 32) + j / 32.
  * Seven rounds pass all tests of BigCrush, as ten do (Salmon et al.). */
 TE__BOTH uint32_t te__attn_threshold(const te__attn_kargs *a) { return (uint32_t)(a->dropout_p * 65536.0f); }
 /* w of keys 0 .. 31 of row i. */

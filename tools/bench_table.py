@@ -11,9 +11,9 @@ from html import escape
 BEGIN, END = "<!-- te_bench: begin -->\n", "<!-- te_bench: end -->\n"
 # The rows that the README shows.
 README_ROWS = ["gemm bf16 TN", "gemm fp8 fast accumulation", "gemm fp8 1x128 by 128x128", "few bf16", "rmsnorm forward", "quantize mxfp8 both copies",
-               "adam bf16 with f32 states", "layer bf16", "layer fp8 current scaling", "layer fp8 delayed scaling", "attention forward", "attention backward", "attention backward, sustained"]
+               "adam bf16 with f32 states", "layer bf16", "layer fp8 current scaling", "layer fp8 delayed scaling", "attention forward", "attention backward", "attention backward, sustained", "a training step", "a decoded id"]
 # Of the plot: which colour stands for what a row is compared with. Both are told apart on white and on black.
-COLOURS = {"cuBLASLt": "#2e6fe4", "cuDNN": "#c2410c", "copy": "#1f9d55", "our bf16": "#d9730d", "our dense": "#d9730d", "without it": "#b4419b", "padded": "#7a7f87"}
+COLOURS = {"cuBLASLt": "#2e6fe4", "cuDNN": "#c2410c", "torch.compile": "#8250df", "copy": "#1f9d55", "our bf16": "#d9730d", "our dense": "#d9730d", "without it": "#b4419b", "padded": "#7a7f87"}
 LABEL, SCALE, ROW, TOP, MOST = 330, 290, 16, 64, 1.75  # pixels; pixels a ratio of 1; the ratio at the right edge
 
 

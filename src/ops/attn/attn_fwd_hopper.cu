@@ -49,7 +49,8 @@
 // te:row X_DT=3 X_D=128 X_D_V=128 X_WAVES=2 X_DROPOUT=0 X_MASK=1
 // te:row X_DT=3 X_D=128 X_D_V=128 X_WAVES=2 X_DROPOUT=0 X_MOD=1|2|3
 // te:row X_DT=3 X_D=64 X_D_V=64 X_WAVES=2 X_DROPOUT=0 X_CAP=1
-// te:row X_DT=3 X_D=128 X_D_V=128 X_WAVES=2 X_DROPOUT=0|1 X_CAP=1
+// te:row X_DT=3 X_D=128 X_D_V=128 X_WAVES=2 X_DROPOUT=1 X_CAP=1
+// te:spills 32 X_DT=3 X_D=128 X_D_V=128 X_WAVES=2 X_DROPOUT=0 X_CAP=1
 // te:row X_DT=3 X_D=128 X_D_V=128 X_WAVES=2 X_DROPOUT=0 X_CAP=1 X_MOD=3
 // te:row X_DT=3 X_D=256 X_D_V=256 X_WAVES=2 X_DROPOUT=0 X_CAP=1
 // te:row X_DT=3 X_D=128 X_D_V=128 X_WAVES=2 X_DROPOUT=0 X_BLOCKS=1
@@ -69,8 +70,7 @@ enum {
     BN = TE__ATTN_FWD_KEYS(X_D, X_D_V),
     STAGES_Q = TE__ATTN_FWD_STAGES_Q(X_D, X_D_V, X_WAVES),
     TURNS = WAVES == 3,
-    MUCH = CAP && D > 64, // needs the registers that the producer can give
-    ONE_LOOP = HIDES || (BIAS && (!TILES || D > 192)) || BLOCKS || (DROPOUT && D > 128) || MUCH, // for blocks that are compared and others: they have much code, or registers for no second loop
+    ONE_LOOP = HIDES || (BIAS && (!TILES || D > 192)) || BLOCKS || (DROPOUT && (D > 128 || DROPOUT == 2)) || (CAP && D > (DROPOUT ? 128 : 64)), // for blocks that are compared and others: they have much code, or registers for no second loop
     THREADS = 128 * (WAVES + 1),
     PART_Q = TE__ATTN_BYTES(64, X_D), // bytes of a consumer's rows
     PART_O = TE__ATTN_BYTES(64, X_D_V),
@@ -333,7 +333,7 @@ struct te_consumer {
         if (ALIBI) line.bend(s, apart(n) + 2 * (lane & 3));
         if (ALIBI && MOD) line.finish(s);
         if (DROPOUT || MOD) te_cap(s, a.a); // there are no registers for both ways
-        else te_cap_rows(s, a.a, (n + 1) * BN <= t.s_kv, row, t.s_q);
+        else te_cap(s, a.a, (n + 1) * BN <= t.s_kv && t.row + BM <= t.s_q);
         if (MOD) {
 #pragma unroll
             for (int i = 0; i < BN / 2; i++) s[i] = mod.score(s[i] * te_score_scale(a.a), t.batch, t.head, row + 8 * (i / 2 % 2), column + 8 * (i / 4) + i % 2);
@@ -558,12 +558,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) te_attn_fwd_hopper(cons
     __syncthreads();
     const int group = __shfl_sync(TE_ALL, threadIdx.x / 128, 0);
     if (group == 0) {
-        te_registers_down<WAVES == 3 || MUCH ? 32 : 40>();
+        te_registers_down<WAVES == 2 ? 40 : 32>();
         if (threadIdx.x == 0) te_load_tiles(a, smem);
         if (threadIdx.x == 32) te_schedule(a, smem);
         if (TILES && threadIdx.x >= 64 && threadIdx.x % 32 == 0) te_load_bias(a, smem, threadIdx.x / 32 - 2);
     } else {
-        te_registers_up<WAVES == 3 ? 160 : MUCH ? 240 : 232>();
+        te_registers_up<WAVES == 2 ? 232 : 160>();
         te_consumer consumer(a, smem, group - 1);
         consumer.run();
     }

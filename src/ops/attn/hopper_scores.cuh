@@ -32,23 +32,31 @@ template <int N> TE_DEV void te_cap(float (&s)[N], const te__attn_kargs &a) {
 #pragma unroll
     for (int i = 0; i < (CAP ? N : 0); i++) s[i] = te_attn_tanh(a, s[i]);
 }
-// The same of a part of S with queries along the rows, in half of the operations where all of it is near 0, as scores are beside a cap that few of them reach. Rows and keys that are not
-// the sequence's may be those of another one beside it, and have no part in that choice: a sequence has the same bits anywhere. inside: all keys are the sequence's; i: the upper row of s_q.
-template <int N> TE_DEV void te_cap_rows(float (&s)[N], const te__attn_kargs &a, bool inside, int i, int s_q) {
+// The same of a part of S, in half of the operations where all of it is near 0, as scores are beside a cap that few of them reach. near: it may go that way. Rows and keys that are not the
+// sequence's, but perhaps its neighbour's, are to have no part in the choice: a sequence has the same bits anywhere.
+template <int N> TE_DEV void te_cap(float (&s)[N], const te__attn_kargs &a, bool near) {
     if (!CAP) return;
-    float fourth[4] = {}; // sums of fourth powers: no element is beyond 0.5 if they are not beyond 1/16
+    float fourth = 0.0f; // no element is beyond 0.5 if the sum of fourth powers is not beyond 1/16
 #pragma unroll
     for (int n = 0; n < N; n++) {
         s[n] *= a.x.softcap_in;
         const float square = s[n] * s[n];
-        fourth[n % 4] = fmaf(square, square, fourth[n % 4]);
+        fourth = fmaf(square, square, fourth);
     }
-    if (inside && (i >= s_q || fourth[0] + fourth[1] <= 0.0625f) && (i + 8 >= s_q || fourth[2] + fourth[3] <= 0.0625f)) {
+    if (near && fourth <= 0.0625f) {
 #pragma unroll
         for (int n = 0; n < N; n++) s[n] = te__attn_tanh_near(s[n], s[n] * s[n]);
     } else {
+#pragma unroll 1
+        for (int part = 0; part < N; part += 16) { // all at once would want more registers than there are, so the array goes round
+            float of[16];
 #pragma unroll
-        for (int n = 0; n < N; n++) s[n] = te__attn_tanh(s[n]);
+            for (int n = 0; n < 16; n++) of[n] = te__attn_tanh(s[n]);
+#pragma unroll
+            for (int n = 0; n < N - 16; n++) s[n] = s[n + 16];
+#pragma unroll
+            for (int n = 0; n < 16; n++) s[N - 16 + n] = of[n];
+        }
     }
 }
 // ALiBi's slope, and the factor of a bias, in units of products.

@@ -381,7 +381,7 @@ static te__attn_table te__attn_table_of(const te_tensor *x) {
 /* p as the kernels use it: see te__attn_threshold. From 1/64 on, 12 bits of a number have p to 1 %, and are drawn in three quarters of the time of 16. */
 static float te__attn_used_p(float p) {
     const float steps = p < 1.0f / 64.0f ? 65536.0f : 4096.0f;
-    return p < 1.0f ? te__min(rintf(p * steps), steps - 1.0f) / steps : 1.0f;
+    return p < 1.0f ? fminf(rintf(p * steps), steps - 1.0f) / steps : 1.0f;
 }
 /* Writes the rule, which te__attn_resolve has completed, to the arguments of all kernels. */
 static void te__attn_told(te__attn_kargs *k, const te_attn_rule *in, const te__attn_sizes *s) {

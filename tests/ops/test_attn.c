@@ -718,7 +718,10 @@ TE_TEST(attn_plans_dropout) {
 TE_TEST_DEVICES(attn_dropout_beyond_memory) {
     enum { B = 1024, S = 4096, D = 64 };
     te_tensor *all[PARTS];
-    if (!te_ctx_is_cuda(te) || te_ctx_sm(te) != 90) return;
+    if (!te_ctx_is_cuda(te) || te_ctx_sm(te) != 90) {
+        test_skip("a GPU of sm_90");
+        return;
+    }
     for (int part = 0; part < PARTS; part++) all[part] = te_tensor_zeros(te, TE_BF16, SHAPE(B, S, 1, D));
     te_tensor *lse = te_tensor_empty(te, TE_F32, SHAPE(B, 1, S));
     float *one = test_floats((int64_t)S * D);

@@ -70,7 +70,7 @@ enum {
     BN = TE__ATTN_FWD_KEYS(X_D, X_D_V),
     STAGES_Q = TE__ATTN_FWD_STAGES_Q(X_D, X_D_V, X_WAVES),
     TURNS = WAVES == 3,
-    ONE_LOOP = HIDES || (BIAS && (!TILES || D > 192)) || BLOCKS || (DROPOUT && (D > 128 || DROPOUT == 2)) || (CAP && D > (DROPOUT ? 128 : 64)), // for blocks that are compared and others: they have much code, or registers for no second loop
+    ONE_LOOP = HIDES || (BIAS && (!TILES || D > 192)) || BLOCKS || (DROPOUT && (D > 128 || DROPOUT == 2)) || CAP, // for blocks that are compared and others: they have much code, or registers for no second loop
     THREADS = 128 * (WAVES + 1),
     PART_Q = TE__ATTN_BYTES(64, X_D), // bytes of a consumer's rows
     PART_O = TE__ATTN_BYTES(64, X_D_V),
@@ -332,8 +332,7 @@ struct te_consumer {
         if (BIAS) bias.add(s, n * BN, a.bias_factor);
         if (ALIBI) line.bend(s, apart(n) + 2 * (lane & 3));
         if (ALIBI && MOD) line.finish(s);
-        if (DROPOUT || MOD) te_cap(s, a.a); // there are no registers for both ways
-        else te_cap(s, a.a, (n + 1) * BN <= t.s_kv && t.row + BM <= t.s_q);
+        te_cap(s, a.a, !DROPOUT && !MOD /* there are no registers for both ways */ && (n + 1) * BN <= t.s_kv && t.row + BM <= t.s_q);
         if (MOD) {
 #pragma unroll
             for (int i = 0; i < BN / 2; i++) s[i] = mod.score(s[i] * te_score_scale(a.a), t.batch, t.head, row + 8 * (i / 2 % 2), column + 8 * (i / 4) + i % 2);

@@ -35,6 +35,7 @@ template <int N> TE_DEV void te_cap(float (&s)[N], const te__attn_kargs &a) {
 // The same of a part of S, in half of the operations where all of it is near 0, as scores are beside a cap that few of them reach. near: it may go that way. Rows and keys that are not the
 // sequence's, but perhaps its neighbour's, are to have no part in the choice: a sequence has the same bits anywhere.
 template <int N> TE_DEV void te_cap(float (&s)[N], const te__attn_kargs &a, bool near) {
+    static_assert(N % 16 == 0, "whole parts");
     if (!CAP) return;
     float fourth = 0.0f; // no element is beyond 0.5 if the sum of fourth powers is not beyond 1/16
 #pragma unroll

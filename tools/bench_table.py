@@ -13,8 +13,8 @@ BEGIN, END = "<!-- te_bench: begin -->\n", "<!-- te_bench: end -->\n"
 README_ROWS = ["gemm bf16 TN", "gemm fp8 fast accumulation", "gemm fp8 1x128 by 128x128", "few bf16", "rmsnorm forward", "quantize mxfp8 both copies",
                "adam bf16 with f32 states", "layer bf16", "layer fp8 current scaling", "layer fp8 delayed scaling", "attention forward", "attention backward", "attention backward, sustained", "a training step", "a decoded id"]
 # Of the plot: which colour stands for what a row is compared with. Both are told apart on white and on black.
-COLOURS = {"cuBLASLt": "#2e6fe4", "cuDNN": "#c2410c", "torch.compile": "#8250df", "copy": "#1f9d55", "our bf16": "#d9730d", "our dense": "#d9730d", "without it": "#b4419b", "padded": "#7a7f87"}
-LABEL, SCALE, ROW, TOP, MOST = 330, 290, 16, 64, 1.75  # pixels; pixels a ratio of 1; the ratio at the right edge
+COLOURS = {"cuBLASLt": "#2e6fe4", "cuDNN": "#c2410c", "torch.compile bf16": "#8250df", "copy": "#1f9d55", "our bf16": "#d9730d", "our dense": "#d9730d", "without it": "#b4419b", "padded": "#7a7f87"}
+LABEL, SCALE, ROW, TOP, MOST = 330, 290, 16, 78, 1.75  # pixels; pixels a ratio of 1; the ratio at the right edge
 
 
 def read(path):
@@ -30,12 +30,17 @@ def mean(ratios):
     return math.exp(sum(map(math.log, ratios)) / len(ratios))
 
 
+def number(text):
+    x = float(text)
+    return f"{x:.0f}" if x >= 1e4 else f"{x:.4g}"
+
+
 def table(rows):
     lines = ["| what | shape | te.h | compared with | ratio | all shapes: mean | least |", "|---|---|---|---|---|---|---|"]
     for what, of_it in rows.items():
         first, compared = of_it[0], [r for r in of_it if r["ratio"]]
-        cells = [what, first["shape"], f'{float(first["ours"]):.4g} {first["unit"]}']
-        cells += [f'{first["against"]} {float(first["theirs"]):.4g}', f'{float(first["ratio"]):.2f}'] if first["ratio"] else ["", ""]
+        cells = [what, first["shape"], f'{number(first["ours"])} {first["unit"]}']
+        cells += [f'{first["against"]} {number(first["theirs"])}', f'{float(first["ratio"]):.2f}'] if first["ratio"] else ["", ""]
         if len(compared) > 1:
             least = min(compared, key=lambda r: float(r["ratio"]))
             cells += [f'{mean([float(r["ratio"]) for r in compared]):.2f} ({len(compared)})', f'{float(least["ratio"]):.2f} at {least["shape"]}']
@@ -58,10 +63,12 @@ def plot(head, rows):
         "<text x='10' y='20' font-size='14'>Speed over that of what the colour names: a dot for each shape, a stroke at their geometric mean</text>",
         f"<text x='10' y='36' font-size='10'>{escape(head)}</text>",
     ]
-    at = 10
+    at, line = 10, 50
     for against in dict.fromkeys(r["against"] for of_it in rows.values() for r in of_it):
         colour = COLOURS.get(against, "#888")
-        out.append(f"<circle cx='{at + 4}' cy='50' r='4' fill='{colour}'/><text x='{at + 12}' y='54'>{escape(against)}</text>")
+        if at + 40 + 6 * len(against) > width:
+            at, line = 10, line + 14
+        out.append(f"<circle cx='{at + 4}' cy='{line}' r='4' fill='{colour}'/><text x='{at + 12}' y='{line + 4}'>{escape(against)}</text>")
         at += 40 + 6 * len(against)
     for tick in range(0, int(MOST * 4) + 1):
         ratio = tick / 4

@@ -65,7 +65,7 @@ typedef struct te_sdpa_desc {
     float softcap;        /* scores x become cap * tanh(x / cap), after the scale and before the mask (rule.softcap of te_attention); 0 => not */
     const char *name;     /* copied; NULL => "sdpa" */
 } te_sdpa_desc;
-/* A module of that class, without parameters. NULL: TE_ERR_INVALID for a softcap that is negative, for rule.softcap, and for a softmax_offset that does not go with
+/* A module of that class, without parameters. NULL: TE_ERR_INVALID for a softcap that is negative, infinite or NaN, for rule.softcap, and for a softmax_offset that does not go with
  * softmax_type; TE_ERR_UNSUPPORTED for fields of the rule that it does not read. */
 TE_API te_module *te_sdpa_create(te_ctx *te, const te_sdpa_desc *desc);
 

@@ -267,7 +267,7 @@ typedef bool (*te_mask_mod_fn)(void *user, int64_t b, int64_t h, int64_t q_idx, 
 #define TE_SCORE_MOD_AUX 4       /* tensors that expressions may read */
 #define TE_SCORE_MOD_CHARS 1000  /* the longest expression */
 
-/* The user's own rule for scores and masks (FlexAttention; TransformerEngine: score_mod, score_mod_bprop, score_mod_tensors). The score that it changes is scaled and has its bias;
+/* The user's own rule for scores and masks (FlexAttention; TransformerEngine: score_mod, score_mod_bprop, score_mod_tensors). The score that it changes is scaled, capped and has its bias;
  * a key that mask, window or mask_mod hide is not asked about. CUDA compiles the expressions into the kernels (NVRTC is needed); the CPU calls the functions: give both where
  * both are used. Zero => none.
  *   score_mod        a CUDA C++ expression of the new score, such as "score - aux0[h] * fabsf(q_idx - kv_idx)"
@@ -276,7 +276,8 @@ typedef bool (*te_mask_mod_fn)(void *user, int64_t b, int64_t h, int64_t q_idx, 
  *   Their variables: score (float; not in mask_mod), b, h, q_idx, kv_idx (int; positions within the sequence), and aux0 .. aux3: aux0[i] is element i of aux[0], whatever its
  *   shape, as float or, of integers, int (i64: long long), and 0 where there is no such element. They may use numbers, operators, true, false, float, int, INFINITY and the
  *   functions abs, min, max, fminf, fmaxf, fabsf, expf, exp2f, expm1f, logf, log2f, log1pf, tanhf, sinf, cosf, sqrtf, rsqrtf, powf, floorf, ceilf, truncf, rintf, fmodf, erff,
- *   copysignf; no other name, assignment or statement. tanhf is within 6e-7 of itself, and a division by a number such as 50.0f within 2 ulp: it is a product with the reciprocal
+ *   copysignf; no other name, assignment or statement. tanhf is within 6e-7 of itself. A division by a number such as 50.0f is a product with the reciprocal, within 2 ulp, in score_mod
+ *   and score_mod_bprop where they have no comparison and do not round
  *   additive         the derivative is 1: no score_mod_bprop is needed. Without both a gradient is refused
  *   aux              f32, f16, bf16, i32, i64 or u8, contiguous, read only: they get no gradients */
 typedef struct te_score_mod {
@@ -348,11 +349,11 @@ typedef struct te_attn_fp8 {
  *   q, o  [s_q, b, H, d], k, v [s_kv, b, G, d] (format TE_BSHD: b first; TE_THD: [tokens, H, d] and [tokens, G, d], sequence behind sequence, under a
  *         padding mask); any strides, the last dimension contiguous; head h uses group h / (H / G); d up to 1024, above 256 by general kernels, which read chunks
  *         of 256 channels; v may have another head size than q and k
- *   lse   f32 [b, H, s_q], or [H, tokens]: log of the sum of exp of the scaled scores, -inf for a row that sees no key (its o is 0)
- *   rule.dropout_p   probability p of zeroing an element of P, rounded to a multiple of 1/4096 (below 1 at most 4095/4096), and below 1/64 of 1/65536; the others are divided by 1 - p, of the rounded p. Each
+ *   lse   f32 [b, H, s_q], or [H, tokens]: log of the sum of exp of the scores (scaled, capped, biased and masked), -inf for a row that sees no key (its o is 0)
+ *   rule.dropout_p   probability p of zeroing an element of P, rounded to a multiple of 1/65536 where it is below 1/64, else of 1/4096; a p below 1 becomes 4095/4096 at most. The others are divided by 1 - p, of the rounded p. Each
  *         element has a number of 16 bits, and is kept if that is at least 65536 p. Bit n of the number of element [b, h, i, j] is bit j % 32 of word n % 4 of block 4 w + n / 4
  *         of Philox4x32-7 at (seed, offset) and rng, w = ((b*H + h)*s_q + i)*ceil(s_kv/32) + j/32 (TE_THD: the longest sequences for s_q and s_kv)
- *   max_logit   f32 [H], optional, written: the largest score of each head, scaled, biased and masked; -inf if no row sees a key */
+ *   max_logit   f32 [H], optional, written: the largest score of each head, scaled, capped, biased and masked; -inf if no row sees a key */
 typedef struct te_op_attn_fwd_args {
     const te_tensor *q, *k, *v;
     te_tensor *o, *lse;

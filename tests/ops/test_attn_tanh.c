@@ -35,6 +35,8 @@ TE_TEST(score_mod_text_divides_by_products) {
                                            {"score / 50.0", "(score / 50.0)"},
                                            {"score / 1e-39f + score / 0x1.8p3f", "(score / 1e-39f + score / 0x1.8p3f)"},
                                            {"score / (2.0f)", "(score / (2.0f))"},
+                                           {"floorf(score / 41.0f)", "(floorf(score / 41.0f))"},
+                                           {"q_idx / 41.0f < 1.0f ? score : 0.0f", "(q_idx / 41.0f < 1.0f ? score : 0.0f)"},
                                            {"score / 0.00000000000000000000000000000000000000001f", "(score / 0.00000000000000000000000000000000000000001f)"}};
     for (int n = 0; n < COUNT(cases); n++) {
         te_score_mod m = {.score_mod = cases[n][0]};
@@ -44,4 +46,9 @@ TE_TEST(score_mod_text_divides_by_products) {
         CHECK_STR(out.s, cases[n][1]);
         te__text_free(&out);
     }
+    te_score_mod mask = {.mask_mod = "q_idx / 41.0f == kv_idx / 41.0f"}; /* a mask's are exact */
+    te__text out = TE_ZERO;
+    te__score_mod_code(&mask, &out);
+    CHECK_STR(out.s, "(q_idx / 41.0f == kv_idx / 41.0f)");
+    te__text_free(&out);
 }

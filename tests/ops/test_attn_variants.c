@@ -203,7 +203,14 @@ TE_TEST_DEVICES(attn_variants_1) { check_variants(te, 1); }
 TE_TEST_DEVICES(attn_variants_2) { check_variants(te, 2); }
 TE_TEST_DEVICES(attn_variants_3) { check_variants(te, 3); }
 
-/* Bias and ALiBi are added to capped scores, which Hopper's kernels have not; without them the option has a kernel of every family. */
+/* Capped scores are finite, and those of empty blocks stay hidden. Small enough for the CPU. */
+TE_TEST_DEVICES(attn_softcap_beside_a_block_mask) {
+    const variant v = {{70, 260, 64, 64}, .softcap = 1, .blocks = 1, .mask = TE_MASK_ARBITRARY};
+    xcase c = case_of(&v);
+    check_case(te, &c);
+}
+
+/* Hopper's kernels add no bias and no ALiBi behind a cap, so such calls have others. */
 TE_TEST(attn_softcap_plans) {
     static const struct {
         int bias;

@@ -70,7 +70,7 @@ TE_DEV int te_attn_tile_begin(const te__attn_kargs &a, int begin, int n) { retur
 #define X_CAP 0
 #endif
 enum { CAP = X_CAP };
-// The tanh of a product, which times the cap is the score, and the score's derivative by the scaled product.
+// tanh of a scaled product over the cap: times the cap it is the score. Then the score's derivative by the scaled product.
 TE_DEV float te_attn_tanh(const te__attn_kargs &a, float product) { return te__attn_tanh(product * a.x.softcap_in); }
 TE_DEV float te_attn_slope(float tanh) { return __saturatef(fmaf(-tanh, tanh, 1.0f)); } // of 0 .. 1, whatever is rounded
 // The score's derivative by the scaled product, from P and the row's lse2: their logarithms tell the capped score, to which nothing was added. 1 without a cap.

@@ -250,18 +250,20 @@ static void te__attn_seen_by(const te__attn_block *block, int64_t j, int64_t *fr
     *to = j < block->end ? te__max(*from, te__min(block->n, j - block->seq->lo - block->first + 1)) : *from;
 }
 
-/* The soft cap, on [keys, BLOCK] of scores; in the backward pass its derivative goes to `factor`. dB is that of the capped score, without it. */
+/* The soft cap, on [keys, BLOCK] of scores; in the backward pass its derivative goes to `factor`. dB is that of the capped score, without it. Keys of empty blocks stay hidden. */
 static void te__attn_cap(const te__attn_kargs *a, const te__attn_block *block, float *s, float *factor, bool table) {
     const float cap = a->x.softcap;
     int64_t j, r;
     if (!(cap > 0.0f)) return;
-    for (j = block->begin; j < block->end; j++)
+    for (j = block->begin; j < block->end; j++) {
+        const bool empty = block->extra->blocks.p && te__attn_block_at(block->extra, (int)block->b, (int)block->h, (int)block->first, (int)j) == (int)TE_ATTN_BLOCK_EMPTY;
         for (r = 0; r < block->n; r++) {
             const int64_t at = j * TE__ATTN_BLOCK + r;
             const float t = tanhf(s[at] / cap);
-            if (factor) factor[at] = table ? 1.0f : 1.0f - t * t;
-            s[at] = cap * t;
+            if (factor) factor[at] = empty ? 0.0f : table ? 1.0f : 1.0f - t * t;
+            if (!empty) s[at] = cap * t;
         }
+    }
 }
 
 /* Bias and mask, on [keys, BLOCK] of scores: a masked one becomes -inf, whose exponential is 0. */

@@ -57,7 +57,7 @@ static void te__attn_map_bias(te__plan *p, unsigned long long map[16], const te_
     const uint32_t boxes[4] = {64, 64, 1, 1};
     te__cuda_tensor_map(p, map, t->p, (te_dtype)t->dt, 4, dims, strides, boxes, 128);
 }
-/* Sets the options for ALiBi, a bias, masks and the user's rule (hopper_scores.cuh). Plain attention sets none. mod: the text of the user's rule, or NULL. */
+/* Sets the options for ALiBi, a bias, a soft cap, masks and the user's rule (hopper_scores.cuh). Plain attention sets none. mod: the text of the user's rule, or NULL. */
 static te_result te__attn_scores_options(te__plan *p, te__launch *l, const te__attn_kargs *a, const char *mod) {
     if (a->x.softcap > 0.0f) te__launch_option(l, "X_CAP", 1);
     if (a->x.alibi) te__launch_option(l, "X_ALIBI", 1);

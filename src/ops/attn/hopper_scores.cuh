@@ -32,8 +32,8 @@ template <int N> TE_DEV void te_cap(float (&s)[N], const te__attn_kargs &a) {
 #pragma unroll
     for (int i = 0; i < (CAP ? N : 0); i++) s[i] = te_attn_tanh(a, s[i]);
 }
-// The same of a part of S, in half of the operations where all of it is near 0, as scores are beside a cap that few of them reach. near: it may go that way. Rows and keys that are not the
-// sequence's, but perhaps its neighbour's, are to have no part in the choice: a sequence has the same bits anywhere.
+// The same of a thread's part of S. Where all of it is below 0.5 a polynomial does, in half of the operations. `near` allows that: it is false for tiles with rows or keys beyond the
+// sequence, which may be a neighbour's, so that a sequence has the same bits anywhere.
 template <int N> TE_DEV void te_cap(float (&s)[N], const te__attn_kargs &a, bool near) {
     static_assert(N % 16 == 0, "whole parts");
     if (!CAP) return;
@@ -125,7 +125,7 @@ template <int N> struct te_bias_rows {
         if (first + 2 * N - 6 <= count) load_part<true>(first);
         else load_part<false>(first);
     }
-    // From a tile of 64 rows in shared memory, as TMA brings it: all of the words. Returns 0, but as a sum that takes a word of every load, so that whoever needs it waits for them.
+    // From a tile of 64 rows in shared memory, as TMA brings it: all of the words. Returns 0, worked out of a word of every load: whatever needs it waits for all loads.
     TE_DEV te_u32 take(te_u32 tile) {
         const int row = threadIdx.x & 127;
         te_u32 any = 0;

@@ -378,7 +378,7 @@ static te__attn_table te__attn_table_of(const te_tensor *x) {
     return t;
 }
 
-/* p as the kernels use it: see te__attn_threshold. From 1/64 on, 12 bits of a number have p to 1 %, and are drawn in three quarters of the time of 16. */
+/* p as the kernels use it: see te__attn_threshold. From 1/64 on a step of 1/4096 is within 1 % of p. The threshold's four lowest bits are 0 then, so a quarter of the numbers' bits is not drawn. */
 static float te__attn_used_p(float p) {
     const float steps = p < 1.0f / 64.0f ? 65536.0f : 4096.0f;
     return p < 1.0f ? fminf(rintf(p * steps), steps - 1.0f) / steps : 1.0f;
@@ -411,8 +411,8 @@ static void te__attn_told(te__attn_kargs *k, const te_attn_rule *in, const te__a
     x->mask = te__attn_table_of(in->attention_mask);
     x->blocks = te__attn_table_of(in->block_mask);
     x->bias_scale = in->core_attention_bias_type == TE_ATTN_BIAS_PRE_SCALE ? in->softmax_scale : 1.0f;
-    x->softcap = in->softcap < 1e18f ? in->softcap : 0.0f; /* scores that tell such a cap from none leave a softmax one key */
-    x->softcap_in = x->softcap > 0.0f ? (float)fmin((double)in->softmax_scale / (double)x->softcap, 1e30) : 0.0f; /* finite: a product may be 0 */
+    x->softcap = in->softcap < 1e18f ? in->softcap : 0.0f; /* a cap this large changes scores above 1e14 alone, and a softmax of those has one key anyway */
+    x->softcap_in = x->softcap > 0.0f ? (float)fmax(-1e30, fmin((double)in->softmax_scale / (double)x->softcap, 1e30)) : 0.0f; /* finite: a product may be 0 */
     x->softcap2 = (float)((double)x->softcap * 1.4426950408889634);
     x->alibi = in->core_attention_bias_type == TE_ATTN_BIAS_ALIBI;
     x->slopes = (const float *)te__data(in->alibi_slopes);

@@ -120,7 +120,15 @@ static size_t te__score_mod_divisor(const char *at) {
     for (; te__is_digit(at[n]) || at[n] == '.'; n++) points += at[n] == '.';
     return n > 1 && n < 30 && points == 1 && (at[n] == 'f' || at[n] == 'F') && !te__is_letter(at[n + 1]) && !te__is_digit(at[n + 1]) ? n + 1 : 0;
 }
-/* The expression, where a / 50.0f becomes a * (1.0f / 50.0f): an exact division takes as long as ten products, and both are 2 ulp apart. */
+/* Two ulp may decide what such an expression gives: it has a step somewhere. */
+static bool te__score_mod_has_steps(const char *text) {
+    static const char *const words[] = {"floorf", "ceilf", "truncf", "rintf", "fmodf", "int", "==", "!=", "<", ">"};
+    int i;
+    for (i = 0; i < TE__COUNT(words); i++)
+        if (strstr(text, words[i])) return true;
+    return false;
+}
+/* The expression of a score or its derivative, where a / 50.0f becomes a * (1.0f / 50.0f): an exact division takes as long as ten products, and the product is within 2 ulp of it. */
 static void te__score_mod_put(te__text *out, const char *text) {
     size_t i = 0;
     while (text[i]) {
@@ -143,7 +151,8 @@ static void te__score_mod_code(const te_score_mod *m, te__text *out) {
         const char *name, *text = te__score_mod_text(m, i, &name);
         if (!text || (i == 1 && m->additive)) continue;
         te__text_printf(out, "#define %s (", macros[i]);
-        te__score_mod_put(out, text);
+        if (i == 2 || te__score_mod_has_steps(text)) te__text_printf(out, "%s", text);
+        else te__score_mod_put(out, text);
         te__text_printf(out, ")\n");
     }
 }

@@ -64,7 +64,7 @@ TE_TEST(attn_extras_has_all_pairs) {
 /* FP8 attention: S and dP are rounded to codes: with every other option, and by scales under which numbers saturate and become 0. */
 TE_TEST_DEVICES(attn_extras_fp8) {
     static const float scales[3] = {448, 16, 4000};
-    for (int n = 0; n < CASES; n += 5 * test_every(3)) {
+    for (int n = 0; n < CASES; n += 5 * test_every_sanitized(3)) {
         int option[OPTIONS];
         nth_options(n, option);
         xcase c = make_case(option);
@@ -79,7 +79,7 @@ TE_TEST_DEVICES(attn_extras_fp8) {
 /* Heads that kernels go through in chunks of 256 channels, with every other option; with FP8 attention, whose first pass over the keys leaves a sum for the others; and from a cache and its pages. */
 TE_TEST_DEVICES(attn_extras_wide) {
     static const int64_t wide[][2] = {{300, 300}, {512, 257}, {40, 600}, {1024, 1024}, {516, 16}};
-    for (int n = 0; n < CASES; n += 7 * test_every(3)) {
+    for (int n = 0; n < CASES; n += 7 * test_every_sanitized(3)) {
         int option[OPTIONS];
         nth_options(n, option);
         option[SIZES] %= 2;
@@ -105,7 +105,7 @@ TE_TEST_DEVICES(attn_extras_wide) {
 /* Heads above 128 channels with every other option. */
 TE_TEST_DEVICES(attn_extras_above_128) {
     static const int64_t sizes[][2] = {{256, 256}, {192, 128}, {192, 192}, {136, 200}};
-    for (int n = 0; n < CASES; n += 5 * test_every(3)) {
+    for (int n = 0; n < CASES; n += 5 * test_every_sanitized(3)) {
         int option[OPTIONS];
         nth_options(n, option);
         option[DTYPE] = 1 + n % 2;

@@ -193,7 +193,7 @@ static void check_variants(te_ctx *te, int share) {
     te_clear_error(te);
     for (int n = share; n < COUNT(variants); n += 4) {
         xcase c = case_of(&variants[n]);
-        if (!te_ctx_is_cuda(te) && (n % test_every(5) || c.s_q * c.s_kv > 20000)) continue;
+        if (!te_ctx_is_cuda(te) && (n % test_every_sanitized(5) || c.s_q * c.s_kv > 20000)) continue;
         if (c.rule && !compiles) continue;
         check_case(te, &c);
     }

@@ -276,7 +276,7 @@ typedef bool (*te_mask_mod_fn)(void *user, int64_t b, int64_t h, int64_t q_idx, 
  *   Their variables: score (float; not in mask_mod), b, h, q_idx, kv_idx (int; positions within the sequence), and aux0 .. aux3: aux0[i] is element i of aux[0], whatever its
  *   shape, as float or, of integers, int (i64: long long), and 0 where there is no such element. They may use numbers, operators, true, false, float, int, INFINITY and the
  *   functions abs, min, max, fminf, fmaxf, fabsf, expf, exp2f, expm1f, logf, log2f, log1pf, tanhf, sinf, cosf, sqrtf, rsqrtf, powf, floorf, ceilf, truncf, rintf, fmodf, erff,
- *   copysignf; no other name, assignment or statement. tanhf is within 6e-7 of itself. A division by a number such as 50.0f is a product with the reciprocal, within 2 ulp, in score_mod
+ *   copysignf; no other name, assignment or statement. tanhf is within 6e-7 of tanh, relative to it. A division by a number such as 50.0f is a product with the reciprocal, within 2 ulp, in score_mod
  *   and score_mod_bprop where they have no comparison and do not round
  *   additive         the derivative is 1: no score_mod_bprop is needed. Without both a gradient is refused
  *   aux              f32, f16, bf16, i32, i64 or u8, contiguous, read only: they get no gradients */

@@ -1,4 +1,4 @@
-/* test_attn_tanh.c: the tanh of scores beside the C library's, and the text that kernels get of a user's expressions. */
+/* test_attn_tanh.c: compares te__attn_tanh with the C library's tanh, and checks the text that kernels are given for a user's expression. */
 #define TE_STATIC
 #define TE_IMPLEMENTATION
 #include "../te_test.h"

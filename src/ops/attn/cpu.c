@@ -449,7 +449,7 @@ static void te__attn_bwd_scores(const te__attn_work *w, const te__attn_scratch *
             *x = r < block->n ? s->s[j * TE__ATTN_BLOCK + r] * (*x - delta[r]) : 0.0f;
             if (s->factor && j < block->end && r < block->n) *x *= s->factor[j * TE__ATTN_BLOCK + r];
         }
-    te__attn_round(block, s->dp, a->x.dp_dt, a->x.dp_scale, w->table ? NULL : s->amax); /* dB's are those of dQ and dK, or under a cap no scale of theirs */
+    te__attn_round(block, s->dp, a->x.dp_dt, a->x.dp_scale, w->table ? NULL : s->amax); /* the pass for dB records no amax: its dS is the main pass's, or under a cap lacks the cap's derivative */
 }
 
 /* dQ of a block, and its share of dK and dV. */

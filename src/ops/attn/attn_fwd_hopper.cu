@@ -24,7 +24,7 @@
 // Which keys a tile meets, and rows of packed sequences: te__attn_seq (sequence.h). Blocks that all rows see have no compare. A tile that ends with its sequence
 // in the middle of packed rows is stored row by row, others by TMA. Empty blocks of a block mask are passed over: all roles ask the mask. Keys beyond a sequence's end may hold anything, so the rows of V there are cleared.
 //
-// ALiBi is one more step of the products of S (te_line), with the columns' numbers behind the tiles' in shared memory. A bias without TILES is loaded to registers before the products that it waits beside, a mask of elements becomes bits while they run; so are dropout's bits loaded, which P loses its elements by once it is packed.
+// ALiBi is one more step of the products of S (te_line), with the columns' numbers in front of O in shared memory, and the barriers behind them. A bias without TILES is loaded to registers before the products that it waits beside, a mask of elements becomes bits while they run; so are dropout's bits loaded, which P loses its elements by once it is packed.
 //
 // Options: X_DT, X_D, X_D_V (hopper.cuh), X_WAVES (2 or 3: 3 with ALiBi at most), X_TILES (1: a bias of 16 bits that TMA can read; with X_PAIRS = 1), those of hopper_scores.cuh and hopper_dropout.cuh.
 // Benchmark: "attention forward" in tests/bench/h200.csv.
@@ -74,6 +74,7 @@ enum {
     THREADS = 128 * (WAVES + 1),
     PART_Q = TE__ATTN_BYTES(64, X_D), // bytes of a consumer's rows
     PART_O = TE__ATTN_BYTES(64, X_D_V),
+    PART_LINE = TE__ATTN_LINE_BYTES(X_D) + 256, // ALiBi's columns, and the barriers and tiles' numbers behind them
     BYTES_K = TE__ATTN_BYTES(BN, X_D),
     BYTES_V = TE__ATTN_BYTES(BN, X_D_V),
     AT_Q = 0,
@@ -82,15 +83,16 @@ enum {
     O_IN_Q = STAGES_Q == 1 || TILES,
     STAGES_B = TE__ATTN_BIAS_STAGES(X_D, X_D_V, X_WAVES),
     TILE_B = TE__ATTN_BIAS_TILE(X_D, X_D_V),
-    AT_O = O_IN_Q ? AT_Q : AT_V + 2 * BYTES_V, // of Q's first stage
+    AT_LINE = AT_V + 2 * BYTES_V,
+    AT_O = O_IN_Q ? AT_Q : AT_LINE + (ALIBI ? PART_LINE : 0), // of Q's first stage
     AT_B = AT_V + 2 * BYTES_V,
-    AT_BARRIERS = AT_V + 2 * BYTES_V + (TILES ? WAVES * STAGES_B * TILE_B : O_IN_Q ? 0 : WAVES * PART_O),
+    AT_BARRIERS = ALIBI ? AT_LINE + te_line::bytes(BN) : AT_V + 2 * BYTES_V + (TILES ? WAVES * STAGES_B * TILE_B : O_IN_Q ? 0 : WAVES * PART_O),
     AT_TILES = AT_BARRIERS + (TILES ? 24 : 16) * 8,
-    AT_LINE = AT_TILES + 2 * 64,
-    SHARED = AT_LINE + (ALIBI ? TE__ATTN_LINE_BYTES(BN) : 0),
+    SHARED = !ALIBI ? AT_TILES + 2 * 64 : AT_LINE + PART_LINE + (O_IN_Q ? 0 : WAVES * PART_O),
     PART_STORE = O_IN_Q ? PART_Q : PART_O // from one consumer's rows of O to the next's
 };
-static_assert(SHARED == (TILES ? TE__ATTN_BIAS_SHARED(X_D, X_D_V, X_WAVES) : TE__ATTN_FWD_SHARED(X_D, X_D_V, X_WAVES) + (ALIBI ? TE__ATTN_LINE_BYTES(BN) : 0)) && SHARED <= TE__ATTN_SHARED_MAX, "what the host asks for");
+static_assert(SHARED == (TILES ? TE__ATTN_BIAS_SHARED(X_D, X_D_V, X_WAVES) : TE__ATTN_FWD_SHARED(X_D, X_D_V, X_WAVES) + (ALIBI ? TE__ATTN_LINE_BYTES(X_D) : 0)) && SHARED <= TE__ATTN_SHARED_MAX, "what the host asks for");
+static_assert(!ALIBI || ((int)AT_TILES + 2 * 64 <= AT_LINE + PART_LINE && (!O_IN_Q || 32 * BN <= PART_LINE)), "memcheck takes the columns' numbers for 32 bytes of each");
 static_assert(!TILES || (WAVES == 2 && PAIRS == 1 && BIAS != TE_F32), "a producer's warp for each consumer, and words of pairs");
 static_assert(!BLOCKS || (BM == TE_ATTN_BLOCK_SIZE && TE_ATTN_BLOCK_SIZE % BN == 0), "a tile, and its keys, lie in one block of a block mask");
 enum { FULL_Q = 0, EMPTY_Q = 2, FULL_K = 4, EMPTY_K = 6, FULL_V = 8, EMPTY_V = 10, FULL_T = 12, EMPTY_T = 14, FULL_B = 16, EMPTY_B = 20 };

@@ -131,7 +131,7 @@ static te_result te__attn_plan_fwd_hopper(te__plan *p, const te__attn_kargs *a, 
     k->order.rows = (int)rows;
     k->order.together = te__attn_together(a);
     if (bias_tiles) te__attn_map_bias(p, k->bias_map, a);
-    te__launch_size(l, te__min(tiles, te__max(p->num_sms, 1)), 1, 1, 128 * (waves + 1), bias_tiles ? TE__ATTN_BIAS_SHARED(d, d_v, waves) : TE__ATTN_FWD_SHARED(d, d_v, waves) + (a->x.alibi ? TE__ATTN_LINE_BYTES(keys) : 0));
+    te__launch_size(l, te__min(tiles, te__max(p->num_sms, 1)), 1, 1, 128 * (waves + 1), bias_tiles ? TE__ATTN_BIAS_SHARED(d, d_v, waves) : TE__ATTN_FWD_SHARED(d, d_v, waves) + (a->x.alibi ? TE__ATTN_LINE_BYTES(d) : 0));
     te__launch_option(l, "X_DT", a->q.dt);
     te__launch_option(l, "X_D", d);
     te__launch_option(l, "X_D_V", d_v);

@@ -203,6 +203,7 @@ struct te_line {
         shift[0] = tilt * (float)at;
         shift[1] = tilt * (float)(at - 8);
     }
+    TE_DEV static constexpr int bytes(int n) { return 16 * (n + 8); }
     // Operand B in shared memory at `to`, by `threads`: rows of eight elements, their own number three times and zeros; eight zeros more, which the second half of k reads.
     TE_DEV static void columns(te_u32 to, int n, int thread, int threads) {
         for (int i = thread; i < n + 8; i += threads) {

@@ -153,8 +153,8 @@ typedef char te__attn_bias_hopper_kargs_fit[sizeof(te__attn_bias_hopper_kargs) %
      2 * TE__ATTN_BYTES(TE__ATTN_FWD_KEYS(d, d_v), d_v))
 #define TE__ATTN_FWD_SHARED(d, d_v, waves)                                                                                          \
     (TE__ATTN_FWD_INPUTS(d, d_v, waves) + (TE__ATTN_FWD_STAGES_Q(d, d_v, waves) == 1 ? 0 : (waves) * TE__ATTN_BYTES(64, d_v)) + 256)
-/* Bytes of the columns' numbers that ALiBi multiplies by (te_line), in addition. */
-#define TE__ATTN_LINE_BYTES(keys) (128 * ((keys) / 8 + 1))
+/* Bytes of the columns' numbers that ALiBi multiplies by (te_line), in addition: with the 256 of barriers a multiple of 1024, for O behind them, and what there is room for. */
+#define TE__ATTN_LINE_BYTES(d) ((d) > 64 && (d) <= 128 ? 2816 : 3840)
 /* The same with tiles of a bias (X_TILES), O in the place of Q, and stages of those tiles: as many as fit, of one and two. */
 #define TE__ATTN_SHARED_MAX 232448
 #define TE__ATTN_BIAS_TILE(d, d_v) TE__ATTN_BYTES(64, TE__ATTN_FWD_KEYS(d, d_v))

@@ -1031,19 +1031,6 @@ static inline bool call_numbered(call *c, te_ctx *te, int index, te_dtype dtype,
         c->args.softcap.y = call_out(c, te, dtype, 2, mn);
         c->args.softcap.cap = 0.7f;
         break;
-        CALL(93, CAPPED_SOFTMAX_FWD, "softmax of capped scores, causal")
-        c->args.capped_softmax_fwd.x = call_normal(te, dtype, 2, mn, 1);
-        c->args.capped_softmax_fwd.y = call_out(c, te, dtype, 2, mn);
-        c->args.capped_softmax_fwd.scale = 3;
-        c->args.capped_softmax_fwd.cap = 2;
-        break;
-        CALL(94, CAPPED_SOFTMAX_BWD, "softmax of capped scores, backward")
-        c->args.capped_softmax_bwd.x = call_normal(te, dtype, 2, mn, 1);
-        c->args.capped_softmax_bwd.dy = call_normal(te, dtype, 2, mn, 2);
-        c->args.capped_softmax_bwd.dx = call_out(c, te, dtype, 2, mn);
-        c->args.capped_softmax_bwd.scale = 3;
-        c->args.capped_softmax_bwd.cap = 2;
-        break;
         CALL(95, STEP_NUMBERS, "bias corrections behind a skipped step")
         c->args.step_numbers.found_inf = c->out[c->num_out++] = te_tensor_full(te, TE_F32, 1, one, 1);
         c->args.step_numbers.skipped = c->out[c->num_out++] = te_tensor_full(te, TE_F32, 1, one, 2);

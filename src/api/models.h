@@ -60,12 +60,11 @@ TE_API te_module *te_causal_lm_create(te_ctx *te, const te_causal_lm_desc *desc)
  * te_module_state gives. */
 typedef struct te_sdpa_desc {
     te_qkv_format format; /* of query, key, value and output; 0 => [s, b, H, d] */
-    te_attn_rule rule;    /* mask and window (where a call gives none), softmax_scale, dropout_p (in training), softmax_type and softmax_offset: f32 [H], attention sinks with
+    te_attn_rule rule;    /* mask and window (where a call gives none), softmax_scale, softcap, dropout_p (in training), softmax_type and softmax_offset: f32 [H], attention sinks with
                            * TE_SOFTMAX_LEARNABLE (borrowed for the module's lifetime, differentiable). Its other fields stay 0 */
-    float softcap;        /* scores x become cap * tanh(x / cap), after the scale and before the mask (rule.softcap of te_attention); 0 => not */
     const char *name;     /* copied; NULL => "sdpa" */
 } te_sdpa_desc;
-/* A module of that class, without parameters. NULL: TE_ERR_INVALID for a softcap that is negative, infinite or NaN, for rule.softcap, and for a softmax_offset that does not go with
+/* A module of that class, without parameters. NULL: TE_ERR_INVALID for a softcap that is negative, infinite or NaN, and for a softmax_offset that does not go with
  * softmax_type; TE_ERR_UNSUPPORTED for fields of the rule that it does not read. */
 TE_API te_module *te_sdpa_create(te_ctx *te, const te_sdpa_desc *desc);
 

@@ -103,9 +103,7 @@
     X(moe_aux_loss_fwd, MOE_AUX_LOSS_FWD, moe)         \
     X(moe_aux_loss_bwd, MOE_AUX_LOSS_BWD, moe)         \
     X(grouped_column_sum, GROUPED_COLUMN_SUM, moe)     \
-    X(softcap, SOFTCAP, softcap)                       \
-    X(capped_softmax_fwd, CAPPED_SOFTMAX_FWD, softcap) \
-    X(capped_softmax_bwd, CAPPED_SOFTMAX_BWD, softcap)
+    X(softcap, SOFTCAP, softcap)
 
 /* The operations: TE_OP_COPY, TE_OP_FILL ..., in the order of TE_OP_LIST. */
 typedef enum te_op {

@@ -338,7 +338,9 @@ typedef struct te_attn_rule {
 
 /* FP8 attention: the probabilities S, and the gradients dP of the scores, are replaced by the values of FP8 codes before their products read them:
  * x becomes f32(code) * RN(1 / scale) with the code of te_op_fp8_quantize. S is what multiplies V and dO, after dropout; dP what multiplies K and Q, and what the gradient of a
- * bias sums up. Products of all else are in high precision: quantize q, k, v, o and their gradients outside. Zero => neither. */
+ * bias sums up, but under a softcap: the bias is added behind it, so what its gradient sums up lacks the cap's
+ * derivative, which dp_scale knows, and is not rounded. Products of all else are in high precision: quantize q, k, v, o
+ * and their gradients outside. Zero => neither. */
 typedef struct te_attn_fp8 {
     te_dtype s_dtype, dp_dtype;   /* e4m3 or e5m2; 0 => S, or dP, stays as it is. dp_dtype is read by the backward pass alone */
     te_tensor *s_scale, *dp_scale; /* f32 [1], read; in the backward pass s_scale is that of the forward pass */
@@ -508,27 +510,6 @@ typedef struct te_op_softcap_args {
     te_tensor *y;
     float cap;
 } te_op_softcap_args;
-
-/* y = softmax of s over the keys that a query sees, 0 elsewhere (all of a row that sees none); s = cap * tanh(scale * x / cap), or scale * x without a cap.
- *   x, y    [.., s_q, s_kv]: products of queries and keys
- *   mask, window  as in te_op_attn_fwd; the window's diagonal is j = i, but for TE_MASK_CAUSAL_BOTTOM_RIGHT */
-typedef struct te_op_capped_softmax_fwd_args {
-    const te_tensor *x;
-    te_tensor *y;
-    float scale;       /* 0 => 1 */
-    float cap;         /* 0 => none */
-    te_attn_mask mask; /* 0 => causal */
-    te_window window;
-} te_op_capped_softmax_fwd_args;
-/* dx from dy and the x of the forward, whose results are computed again: all [.., s_q, s_kv]. scale, cap, mask and window are the forward's. */
-typedef struct te_op_capped_softmax_bwd_args {
-    const te_tensor *x, *dy;
-    te_tensor *dx;
-    float scale;
-    float cap;
-    te_attn_mask mask;
-    te_window window;
-} te_op_capped_softmax_bwd_args;
 
 /* ---- dropout ------------------------------------------------------------------------------------------------- */
 

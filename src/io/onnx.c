@@ -448,7 +448,6 @@ static te__onnx_emit_fn te__onnx_emitter(te_op op) {
                 {TE_OP_CU_SEQLENS, te__onnx_cu_seqlens},
                 {TE_OP_SOFTMAX_FWD, te__onnx_softmax},
                 {TE_OP_SOFTCAP, te__onnx_softcap},
-                {TE_OP_CAPPED_SOFTMAX_FWD, te__onnx_capped_softmax},
                 {TE_OP_MOE_ROUTER_FWD, te__onnx_router},
                 {TE_OP_MOE_CHUNK_MAP, te__onnx_chunk_map},
                 {TE_OP_MOE_MASK_MAP, te__onnx_mask_map},

@@ -297,16 +297,3 @@ static te_result te__onnx_softcap(te__onnx *g, const te__any_args *x, const te__
     if (a->dy) return te__onnx_fail(g, TE_ERR_UNSUPPORTED, "it is that of a backward pass"), te_error_code(g->te);
     return TE__ONNX_STORE(y, te__onnx_capped(g, TE__ONNX_READ(x), a->cap));
 }
-static te_result te__onnx_capped_softmax(te__onnx *g, const te__any_args *x, const te__any_args *y) {
-    const te_op_capped_softmax_fwd_args *a = &x->capped_softmax_fwd, *b = &y->capped_softmax_fwd;
-    te__onnx_pair in = te__onnx_pair_of(a->x, b->x);
-    te__onnx_scores s = TE_ZERO;
-    int v = te__onnx_scaled(g, TE__ONNX_READ(x), a->scale);
-    s.s_q = te__onnx_dim(&in, -2);
-    s.s_kv = te__onnx_dim(&in, -1);
-    s.mask = a->mask;
-    s.window = a->window;
-    s.bottom_right_diagonal = TE_OFF; /* of a window: j = i, but under TE_MASK_CAUSAL_BOTTOM_RIGHT */
-    if (a->cap != 0.0f) v = te__onnx_capped(g, v, a->cap);
-    return TE__ONNX_STORE(y, te__onnx_softmax_of(g, v, te__onnx_visible(g, &s)));
-}

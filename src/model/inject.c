@@ -315,7 +315,7 @@ static te_inject_reason te__inject_params(te_module *m, const te_inject_desc *de
     if (!desc->rules_of_automodel && ranks == 1 &&
         !(te__proj_fits(m, "q_proj", p->num_heads * p->head_dim, true) && te__proj_fits(m, "k_proj", p->num_kv_heads * p->head_dim, false)))
         return TE_INJECT_HEADS;
-    if (core && ((const te_sdpa_desc *)core->state)->softcap != 0.0f) return TE_INJECT_SOFTCAP;
+    if (core && ((const te_sdpa_desc *)core->state)->rule.softcap != 0.0f) return TE_INJECT_SOFTCAP;
     if (core && ((const te_sdpa_desc *)core->state)->format == TE_THD) return TE_INJECT_FORMAT;
     return TE_INJECT_OK;
 }

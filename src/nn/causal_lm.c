@@ -78,7 +78,6 @@ static te_result te__sdpa_forward(te_module *m, te_forward_args *args) {
     if (!te__options_ok(m->te, "SDPA", &te__sdpa_call_group, &args->attention)) return TE_ERR_UNSUPPORTED;
     a.format = s->format;
     a.rule = s->rule;
-    a.rule.softcap = s->softcap;
     if (args->attention.attn_mask_type) a.rule.mask = args->attention.attn_mask_type;
     if (args->attention.window.on) a.rule.window = args->attention.window;
     if (!te_module_is_training(m)) a.rule.dropout_p = 0.0f;
@@ -91,12 +90,8 @@ static const te_module_class te__sdpa_class = {"SDPA", sizeof(te_sdpa_desc), te_
 TE_API te_module *te_sdpa_create(te_ctx *te, const te_sdpa_desc *desc) {
     te_module *m;
     if (!te || !te__has_desc(te, desc, "te_sdpa_create")) return NULL;
-    if (!(desc->softcap >= 0.0f && desc->softcap <= FLT_MAX)) {
-        te__fail(te, TE_ERR_INVALID, "te_sdpa_create: softcap is %g; a positive number, or 0 for none, is needed", (double)desc->softcap);
-        return NULL;
-    }
-    if (desc->rule.softcap != 0.0f) {
-        te__fail(te, TE_ERR_INVALID, "te_sdpa_create: rule.softcap is %g; give it as softcap, and leave this one 0", (double)desc->rule.softcap);
+    if (!(desc->rule.softcap >= 0.0f && desc->rule.softcap <= FLT_MAX)) {
+        te__fail(te, TE_ERR_INVALID, "te_sdpa_create: rule.softcap is %g; a positive number, or 0 for none, is needed", (double)desc->rule.softcap);
         return NULL;
     }
     if (!te__options_ok(te, "te_sdpa_create", &te__sdpa_rule_group, &desc->rule)) return NULL;
@@ -532,7 +527,7 @@ static te_module *te__decoder_attention_create(te_ctx *te, const te_causal_lm_de
     core.rule.window.on = slides;
     core.rule.window.left = d->sliding_window - 1;
     core.rule.softmax_scale = d->softmax_scale;
-    core.softcap = d->attn_logit_softcapping;
+    core.rule.softcap = d->attn_logit_softcapping;
     core.rule.dropout_p = d->attention_dropout;
     te__adopt(m, "sdpa", te_sdpa_create(te, &core));
     return te__close_part(m, outer);

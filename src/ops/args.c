@@ -211,8 +211,6 @@ enum {
 #define TE__ARGS_softmax_bwd(T, L) T(dy, TE__IN | TE__AS_FLOAT | TE__SAME) T(y, TE__IN | TE__AS_FLOAT) T(dx, TE__OUT | TE__AS_FLOAT | TE__SAME)
 #define TE__ARGS_softcap(T, L)                                                                                                                 \
     T(x, TE__IN | TE__AS_FLOAT | TE__SAME) T(dy, TE__IN | TE__AS_FLOAT | TE__SAME | TE__OPT) T(y, TE__OUT | TE__AS_FLOAT | TE__SAME)
-#define TE__ARGS_capped_softmax_fwd(T, L) T(x, TE__IN | TE__AS_FLOAT) T(y, TE__OUT | TE__AS_FLOAT)
-#define TE__ARGS_capped_softmax_bwd(T, L) T(x, TE__IN | TE__AS_FLOAT) T(dy, TE__IN | TE__AS_FLOAT) T(dx, TE__OUT | TE__AS_FLOAT)
 #define TE__ARGS_dropout_add_fwd(T, L)                                                                                                         \
     T(x, TE__IN | TE__AS_FLOAT | TE__SAME) T(bias, TE__IN | TE__AS_FLOAT | TE__OPT) T(residual, TE__IN | TE__AS_FLOAT | TE__SAME | TE__OPT)    \
         T(y, TE__OUT | TE__AS_FLOAT | TE__SAME) T(rng, TE__IN | TE__AS_I64 | TE__OPT)
@@ -319,7 +317,6 @@ static void te__args_clear_padding(te_op op, te__any_args *args) {
         TE__HOLE(attn_fwd, ATTN_FWD, format, rule), TE__HOLE(attn_fwd, ATTN_FWD, rule.mask, rule.window), TE__HOLE(attn_fwd, ATTN_FWD, rule.window.on, rule.window.left), TE__HOLE(attn_fwd, ATTN_FWD, rule.kv_bshd, rule.attention_mask),
         TE__HOLE(attn_fwd, ATTN_FWD, rule.core_attention_bias_type, rule.core_attention_bias), TE__HOLE(attn_fwd, ATTN_FWD, rule.softmax_type, rule.softmax_offset),
         TE__HOLE(attn_fwd, ATTN_FWD, rule.score_mod.additive, rule.score_mod.aux), TE__TAIL(softmax_fwd, SOFTMAX_FWD, causal), TE__TAIL(softcap, SOFTCAP, cap),
-        TE__HOLE(capped_softmax_fwd, CAPPED_SOFTMAX_FWD, mask, window), TE__HOLE(capped_softmax_fwd, CAPPED_SOFTMAX_FWD, window.on, window.left),
         TE__HOLE(moe_router_fwd, MOE_ROUTER_FWD, use_pre_softmax, num_groups), TE__HOLE(moe_router_fwd, MOE_ROUTER_FWD, all_scores, norm_topk_prob),
         TE__TAIL(moe_router_fwd, MOE_ROUTER_FWD, zero_other_groups)};
 #undef TE__HOLE

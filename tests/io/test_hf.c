@@ -223,7 +223,7 @@ static te_result seen_attention(te_module *self, te_forward_args *args) {
     const te_sdpa_desc *d = (const te_sdpa_desc *)te_module_state(self);
     const te_attention_desc a = {.format = d->format, .rule.mask = args->attention.attn_mask_type, .rule.window = d->rule.window, .rule.softmax_scale = d->rule.softmax_scale};
     times_seen++;
-    CHECK(d->format == TE_BSHD && d->softcap == 0 && !d->rule.window.on);
+    CHECK(d->format == TE_BSHD && d->rule.softcap == 0 && !d->rule.window.on);
     CHECK(te_tensor_shape(args->input)[2] == HEADS && te_tensor_shape(args->key)[2] == GROUPS && te_tensor_shape(args->value)[3] == HEAD);
     args->outputs.out = te_attention(args->input, args->key, args->value, &a);
     return te_error_code(te_module_ctx(self));

@@ -554,16 +554,16 @@ static te_tensor *own_head(te_tensor *q, te_tensor *k, te_epilogue epilogue) {
     const int64_t t = te_tensor_shape(q)[0], d = te_tensor_shape(q)[1];
     te_tensor *s = te_tensor_empty(te, TE_F32, SHAPE(t, t)), *p = te_tensor_empty(te, TE_F32, SHAPE(t, t)), *o = te_tensor_empty(te, TE_F32, SHAPE(t, d));
     te_op_gemm(te, &(te_op_gemm_args){.a = q, .b = k, .b_transposed = true, .d = s, .m = t, .n = t, .k = d, .epilogue = epilogue});
-    te_op_capped_softmax_fwd(te, &(te_op_capped_softmax_fwd_args){.x = s, .y = p});
+    te_op_softmax_fwd(te, &(te_op_softmax_fwd_args){.x = s, .y = p, .causal = true});
     te_op_gemm(te, &(te_op_gemm_args){.a = p, .b = k, .d = o, .m = t, .n = d, .k = t});
     return o;
 }
-/* Like the attention with capped scores of te.h, but for what stands beside a product. */
+/* Attention out of single operations, with something beside the product of queries and keys. */
 static te_result ask_gelu_scores(te_module *m, te_forward_args *args) {
     args->outputs.out = own_head(args->input, te_scale(args->input, 2), TE_EPILOGUE_GELU);
     return te_error_code(te_module_ctx(m));
 }
-/* And for where matrices lie: the second one's keys are in front of the first one's. */
+/* And two heads of it: the second one's keys lie in front of the first one's. */
 static te_result ask_two_heads(te_module *m, te_forward_args *args) {
     const int64_t t = te_tensor_shape(args->input)[0], d = te_tensor_shape(args->input)[1];
     te_tensor *q[2] = {te_scale(args->input, 2), te_scale(args->input, 3)}, *k = te_tensor_empty(te_module_ctx(m), TE_F32, SHAPE(2 * t, d));

@@ -353,8 +353,9 @@ static double row_of(const xcase *c, const xdata *in, xdata *out, xsums *sum, do
     for (int64_t j = 0; j < c->length_kv[b]; j++) {
         double ds = p[j] * (dp[j] - delta) * factor[j];
         if (p[j] == 0) continue;
-        if (has_bias(c)) sum->dbias[bias_place(c, b, h, i, j)] += as_code(c->dp_dtype, ds, c->dp_scale) * (c->option[BIAS] == BIAS_PRE ? (double)c->scale : 1);
-        ds *= slope[j]; /* the bias is added to capped scores */
+        if (has_bias(c)) /* which is added to capped scores: its gradient lacks the cap's derivative, and is not rounded by a scale that knows it */
+            sum->dbias[bias_place(c, b, h, i, j)] += as_code(c->softcap > 0 ? TE_DTYPE_NONE : c->dp_dtype, ds, c->dp_scale) * (c->option[BIAS] == BIAS_PRE ? (double)c->scale : 1);
+        ds *= slope[j];
         sum->dp_amax = fmax(sum->dp_amax, fabs(ds));
         ds = as_code(c->dp_dtype, ds, c->dp_scale);
         for (int64_t x = 0, kj = place(c, K, b, g, j); x < c->d; x++) {

@@ -210,6 +210,15 @@ TE_TEST_DEVICES(attn_softcap_beside_a_block_mask) {
     check_case(te, &c);
 }
 
+/* Under a cap this small nearly all scores are at it, where the derivative is 0: one out of P and its row's logarithm is
+ * off by 0.5. */
+TE_TEST_DEVICES(attn_softcap_tiny) {
+    const variant v = {{70, 90, 64, 64}, .softcap = 1, .mask = TE_MASK_CAUSAL};
+    xcase c = case_of(&v);
+    c.softcap = 1e-6f;
+    check_case(te, &c);
+}
+
 /* Hopper's kernels add no bias and no ALiBi behind a cap, so such calls have others. */
 TE_TEST(attn_softcap_plans) {
     static const struct {
@@ -236,6 +245,24 @@ TE_TEST(attn_softcap_plans) {
         CHECK(te_explain(te, TE_OP_ATTN_BWD, &t.g, "sm_80", &e) == TE_OK && e.deterministic);
         CHECK_STR(e.kernels, n ? "attn/attn_bwd_dkv" : "attn/attn_bwd_dkv_mma");
     }
+    for (int n = 0; n < 4; n++) { /* caps too small for the backward kernels of tensor cores; the least that they have */
+        const variant v = {{33, 40, n % 2 ? 128 : 64, n % 2 ? 128 : 64}, .softcap = 1};
+        xcase c = case_of(&v);
+        te_explanation e;
+        c.softcap = n < 2 ? 0.00999f : 0.01f;
+        name_case(&c);
+        xdata in = make_data(&c);
+        xtensors t = make_tensors(te, &c, &in);
+        CHECK(te_explain(te, TE_OP_ATTN_FWD, &t.f, "sm_90", &e) == TE_OK && e.deterministic);
+        CHECK_STR(e.kernels, "attn/attn_fwd_hopper");
+        CHECK_STR(e.why, "TMA and wgmma");
+        CHECK(te_explain(te, TE_OP_ATTN_BWD, &t.g, "sm_90", &e) == TE_OK && e.deterministic);
+        CHECK_STR(e.kernels, n < 2 ? "attn/attn_bwd_dkv." : "attn/attn_bwd_hopper");
+        CHECK_STR(e.why, n < 2 ? "general kernels, in f32, and not tensor cores: gradients under a soft cap below 0.01" : "TMA and wgmma");
+        CHECK(te_explain(te, TE_OP_ATTN_BWD, &t.g, "sm_80", &e) == TE_OK && e.deterministic);
+        CHECK_STR(e.kernels, n < 2 ? "attn/attn_bwd_dkv." : "attn/attn_bwd_dkv_mma");
+        CHECK_STR(e.why, n < 2 ? "gradients under a soft cap below 0.01" : "the chip is no Hopper");
+    }
     te_op_attn_fwd_args a = {.q = te_tensor_zeros(te, TE_F32, SHAPE(2, 1, 1, 4))};
     a.k = a.v = a.q, a.o = te_tensor_zeros(te, TE_F32, SHAPE(2, 1, 1, 4));
     for (int n = 0; n < 4; n++) {
@@ -248,12 +275,19 @@ TE_TEST(attn_softcap_plans) {
     }
 }
 
+/* Hopper's forward kernel multiplies by a bias that all queries share. */
+static bool has_keys(const xcase *c) {
+    int64_t s[4];
+    bias_shape(c, s);
+    return has_bias(c) && s[2] == 1;
+}
 /* The first of `kernels` has the case's options, and none but these. */
-static void check_options(const xcase *c, const char *kernels) {
+static void check_options(const xcase *c, const char *kernels, bool forward) {
+    const bool keys = forward && has_keys(c);
     const struct {
         const char *name;
         bool wanted;
-    } options[] = {{"X_MOD=", c->rule != 0}, {"X_BIAS=", has_bias(c)}, {"X_ALIBI=", has_alibi(c)}, {"X_MASK=", c->mask == TE_MASK_ARBITRARY}, {"X_CAP=", c->softcap > 0}, {"X_BLOCKS=", c->blocks != 0}};
+    } options[] = {{"X_MOD=", c->rule != 0}, {"X_BIAS=", has_bias(c) && !keys}, {"X_KEYS=", keys}, {"X_ALIBI=", has_alibi(c)}, {"X_MASK=", c->mask == TE_MASK_ARBITRARY}, {"X_CAP=", c->softcap > 0}, {"X_BLOCKS=", c->blocks != 0}};
     const char *const end = kernels + strcspn(kernels, " ");
     for (int i = 0; i < COUNT(options); i++) {
         const char *const at = strstr(kernels, options[i].name);
@@ -274,9 +308,10 @@ TE_TEST(attn_variants_plans) {
         CHECK(te_explain(te, TE_OP_ATTN_FWD, &t.f, "sm_90", &e) == TE_OK && e.supported && e.deterministic);
         CHECK_STR(e.kernels, "attn/attn_fwd_hopper");
         CHECK_MSG(!strstr(e.kernels, "attn/attn_dropout_bits") == !variants[n].dropout, "%s", e.kernels);
+        CHECK_MSG(!strstr(e.kernels, "attn/attn_bias_line") == !has_keys(&c), "%s", e.kernels);
         CHECK_STR(e.why, "TMA and wgmma");
         const char *const forward = strstr(e.kernels, "attn/attn_fwd_hopper");
-        if (forward) check_options(&c, forward);
+        if (forward) check_options(&c, forward, true);
         const bool room = c.d != 192 || c.d_v != 128, rows = has_bias(&c) && c.option[BIAS] != BIAS_KEYS && c.s_q > 1; /* of shared memory; one for each query */
         CHECK_MSG(!strstr(e.kernels, "X_TILES") == !(rows && room && c.bias_dtype == c.dtype && c.s_kv % 8 == 0), "%s", e.kernels);
         CHECK(te_explain(te, TE_OP_ATTN_BWD, &t.g, "sm_90", &e) == TE_OK && e.supported && e.deterministic);
@@ -284,10 +319,16 @@ TE_TEST(attn_variants_plans) {
         for (int k = 0; k < (c.d <= 128 ? 1 : 2); k++) {
             const char *const name = c.d <= 128 ? "attn/attn_bwd_hopper" : k ? "attn/attn_bwd_dq_hopper" : "attn/attn_bwd_dkv_hopper", *const begin = strstr(e.kernels, name);
             CHECK_STR(e.kernels, name);
-            if (begin) check_options(&c, begin);
+            if (begin) check_options(&c, begin, false);
         }
+        CHECK_MSG(!strstr(e.kernels, "X_TILES") == !(rows && c.d <= 128 && c.bias_dtype == c.dtype && c.s_kv % 8 == 0), "%s", e.kernels);
         if (has_bias(&c)) {
-            CHECK_STR(e.kernels, "attn/attn_bwd_bias_hopper");
+            int64_t s[4];
+            bias_shape(&c, s);
+            const bool sums = c.d <= 128 && s[2] == 1 && (s[1] == 1 || c.heads == c.groups); /* of dK's kernel */
+            CHECK_MSG(!strstr(e.kernels, "X_SUMS=1") == !sums, "%s", e.kernels);
+            CHECK_STR(e.kernels, sums ? "attn/attn_bwd_bias_put" : "attn/attn_bwd_bias_hopper");
+            CHECK_MSG(!strstr(e.kernels, "attn/attn_bwd_bias_hopper") == sums, "%s", e.kernels);
             CHECK(te_explain(te, TE_OP_ATTN_BWD, &t.g, "sm_80", &e) == TE_OK && e.supported && e.deterministic);
             CHECK_STR(e.kernels, "attn/attn_bwd_bias.");
         }

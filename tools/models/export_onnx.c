@@ -135,7 +135,6 @@ static const scene scenes[] = {
     {.name = "own_arbitrary", .kind = OWN_ATTENTION, .mask = TE_MASK_ARBITRARY, .arbitrary_mask = true},
     {.name = "own_off_by_one", .kind = OWN_ATTENTION, .softmax = TE_SOFTMAX_OFF_BY_ONE, .window = {true, 4, 0}},
     {.name = "own_learnable", .kind = OWN_ATTENTION, .softmax = TE_SOFTMAX_LEARNABLE, .mask = TE_MASK_NONE, .format = TE_BSHD},
-    {.name = "own_softmax_capped", .kind = OWN_SOFTMAX, .caps = true, .mask = TE_MASK_NONE, .window = {true, 1, 2}},
     {.name = "own_softmax_masked", .kind = OWN_SOFTMAX},
     {.name = "own_experts", .kind = OWN_EXPERTS, .router.topk = 2},
     {.name = "own_experts_pre", .kind = OWN_EXPERTS, .router = {.topk = 2, .use_pre_softmax = true, .scaling_factor = 1.5f}},
@@ -216,13 +215,11 @@ static const te_module_class own_attention_class = {.name = "OwnAttention", .sta
 
 /* x [s, b, 4, 16] as scores. The second query's mask leaves it the last two keys, which its place in the sequence hides. */
 static te_result own_softmax(te_module *m, te_forward_args *args) {
-    const scene *s = ((own *)te_module_state(m))->s;
     te_ctx *te = te_module_ctx(m);
     te_tensor *x = args->input;
     uint8_t masked[HEADS * D] = {0};
     for (int i = D; i < 2 * D - 2; i++) masked[i] = 1;
     args->outputs.out = te_tensor_empty(te, te_tensor_dtype(x), te_tensor_ndim(x), te_tensor_shape(x));
-    if (s->caps) return te_op_capped_softmax_fwd(te, &(te_op_capped_softmax_fwd_args){.x = x, .y = args->outputs.out, .cap = 2, .mask = s->mask, .window = s->window});
     te_tensor *mask = te_tensor_from_host(te, TE_U8, 4, (int64_t[]){1, 1, HEADS, D}, masked);
     return te_op_softmax_fwd(te, &(te_op_softmax_fwd_args){.x = x, .y = args->outputs.out, .mask = mask, .causal = true});
 }

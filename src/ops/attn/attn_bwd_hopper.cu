@@ -19,18 +19,21 @@
 //     | D = 64  | 16 KB | 16 KB | 2 x 16 KB   | 2 x 16 KB    | 2 x 32 KB  | 2 x 32 KB   | 2 KB        |
 //
 // Barriers, two each: FULL_Q, FULL_DO (TMA; the first also bring K and V), EMPTY_Q, EMPTY_DO (8 consumer warps), FULL_DQ (for each consumer apart, its 4 warps),
-// EMPTY_DQ (the adding warp). Named barriers: 1 joins the consumers once dS^T is written; 2 + w consumer w's threads.
+// EMPTY_DQ (the adding warp), FULL_B (for each consumer, with TILES). Named barriers: 1 joins the consumers once dS^T is written; 2 + w consumer w's threads.
 //
 // Rows that are not there (beyond a sequence that ends within memory) may hold anything, so they are cleared: 0 times NaN is NaN.
 //
-// A bias is what S^T starts with: it is loaded to the registers of S a tile ahead, once these are free. So does ALiBi. A soft cap and the user's rule have a derivative, which P is
-// multiplied by once it is packed.
+// A bias is what S^T starts with, and so is ALiBi. With TILES, TMA brings a consumer's part of the bias to where its dS^T will be, once no one reads that buffer any more; without, it is loaded
+// to the registers of S a tile ahead, once these are free. A soft cap and the user's rule have a derivative, which P is multiplied by once it is packed.
 //
-// Options: X_DT, X_D (64, 128; X_D_V alike), those of hopper_scores.cuh and hopper_dropout.cuh (X_DROPOUT: D = 128, whose tiles of 64 queries have as many bits as a register).
+// The gradient of a bias that all queries share is a sum along the rows of dS^T. With SUMS a block writes those of its keys, over its heads, in f32; attn_bwd_bias_put.cu adds up blocks.
+//
+// Options: X_DT, X_D (64, 128; X_D_V alike), X_TILES (1: a bias of 16 bits that TMA can read; with X_PAIRS = 1), X_SUMS (0, 1), those of hopper_scores.cuh and hopper_dropout.cuh (X_DROPOUT:
+//          D = 128, whose tiles of 64 queries have as many bits as a register).
 // Benchmark: "attention backward" in tests/bench/h200.csv.
 //
 // Launch: grid: key blocks of the longest sequence, of all heads and sequences; block 384; shared memory TE__ATTN_BWD_SHARED. Maps: boxes of 64 channels, by BQ rows
-//         (q, d_o), 128 (k, v) and 64 (dk, dv). Conditions as of attn_fwd_hopper.cu.
+//         (q, d_o), 128 (k, v) and 64 (dk, dv, and the bias, whose size is 1 where it repeats). Conditions as of attn_fwd_hopper.cu.
 // te:arch 90a
 // te:row X_DT=2|3 X_D=128 X_D_V=128 X_DROPOUT=0|1
 // te:row X_DT=3 X_D=128 X_D_V=128 X_DROPOUT=2
@@ -47,9 +50,24 @@
 // te:row X_DT=3 X_D=64 X_D_V=64 X_DROPOUT=0 X_BLOCKS=1
 // te:row X_DT=3 X_D=64 X_D_V=64 X_DROPOUT=0 X_ALIBI=1
 // te:row X_DT=3 X_D=64 X_D_V=64 X_DROPOUT=0 X_BIAS=3 X_PAIRS=1
+// te:row X_DT=3 X_D=64 X_D_V=64 X_DROPOUT=0 X_BIAS=3 X_PAIRS=1 X_TILES=1
+// te:row X_DT=2 X_D=128 X_D_V=128 X_DROPOUT=0 X_BIAS=2 X_PAIRS=1 X_TILES=1
+// te:row X_DT=3 X_D=128 X_D_V=128 X_DROPOUT=0|1 X_BIAS=3 X_PAIRS=1 X_TILES=1
+// te:row X_DT=3 X_D=128 X_D_V=128 X_DROPOUT=0 X_BIAS=3 X_PAIRS=1 X_TILES=1 X_MOD=3
+// te:row X_DT=3 X_D=128 X_D_V=128 X_DROPOUT=0 X_BIAS=3 X_PAIRS=2 X_SUMS=1
+// te:spills 8 X_DT=3 X_D=128 X_D_V=128 X_DROPOUT=1 X_BIAS=3 X_PAIRS=2 X_SUMS=1
+// te:row X_DT=3 X_D=64 X_D_V=64 X_DROPOUT=0 X_BIAS=1 X_PAIRS=0 X_SUMS=1
 #include "ops/attn/hopper_dropout.cuh"
 
+#ifndef X_TILES
+#define X_TILES 0
+#endif
+#ifndef X_SUMS
+#define X_SUMS 0
+#endif
 enum {
+    TILES = X_TILES,
+    SUMS = X_SUMS,
     D = X_D,
     AHEAD = ALIBI || BIAS || BLOCKS, // consumers know their next tile early
     LATE = CAP && !MOD && X_D == 64, // the soft cap's derivative comes with dP, from P: there are registers then
@@ -69,12 +87,13 @@ enum {
     AT_LSE = AT_DQ + 2 * BYTES_DQ,
     AT_DELTA = AT_LSE + 2 * BYTES_ROWS,
     AT_BARRIERS = AT_DELTA + 2 * BYTES_ROWS,
-    AT_NUMBER = AT_BARRIERS + 14 * 8,
+    AT_NUMBER = AT_BARRIERS + 16 * 8,
     SHARED = AT_NUMBER + 16
 };
 static_assert(SHARED == TE__ATTN_BWD_SHARED(X_D), "what the host asks for");
 static_assert(!DROPOUT || BQ == 64, "see the options");
-enum { FULL_Q = 0, EMPTY_Q = 2, FULL_DO = 4, EMPTY_DO = 6, FULL_DQ = 8, EMPTY_DQ = 12 };
+static_assert(!TILES || (PAIRS == 1 && BIAS != TE_F32), "words of pairs");
+enum { FULL_Q = 0, EMPTY_Q = 2, FULL_DO = 4, EMPTY_DO = 6, FULL_DQ = 8, EMPTY_DQ = 12, FULL_B = 14 };
 
 struct te_keys : te_attn_keys<BK, BQ, BIAS != 0> {
     TE_DEV te_keys(const te__attn_bwd_hopper_kargs &a, te_u32 number) : te_attn_keys<BK, BQ, BIAS != 0>(a.a, a.order, number) {}
@@ -88,6 +107,11 @@ TE_DEV int te_before(const te__attn_kargs &a, const te_keys &t, const te_tiles &
     int count = 0;
     for (int n = begin; n < t.n; n += 32) count += __popc(__ballot_sync(TE_ALL, n + (threadIdx.x & 31) < t.n && blocks[n + (threadIdx.x & 31)] != TE_ATTN_BLOCK_EMPTY));
     return count;
+}
+
+// Boxes of 64 queries by 64 keys of the bias, of consumer w's keys and the tile's queries; number: of the box.
+template <class BOX> TE_DEV void te_bias_boxes(const te__attn_bwd_hopper_kargs &a, const te_keys &t, int head, int m, int w, BOX box) {
+    for (int i = 0; i < BQ / 64; i++) box(t.n * BK + 64 * w, m * BQ + 64 * i, a.a.x.bias.h ? head : 0, a.a.x.bias.b ? t.batch : 0, i);
 }
 
 TE_DEV void te_load_tiles(const te__attn_bwd_hopper_kargs &a, te_u32 smem) {
@@ -110,6 +134,8 @@ TE_DEV void te_load_tiles(const te__attn_bwd_hopper_kargs &a, te_u32 smem) {
             te_bulk_load(smem + rows_to + stage * BYTES_ROWS, of_rows + rows, BYTES_ROWS, b);
         };
         if (te_leads()) {
+            for (int w = 0; w < (TILES ? 2 : 0); w++) // consumers ask for it late
+                te_bias_boxes(a, t, i.head, i.m, w, [&](int key, int query, int head, int batch, int) { te_tma_prefetch4(a.bias_map, key, query, head, batch); });
             part(FULL_Q, EMPTY_Q, a.q_map, AT_Q, a.a.lse2, AT_LSE, a.k_map, AT_K);
             part(FULL_DO, EMPTY_DO, a.do_map, AT_DO, a.a.delta, AT_DELTA, a.v_map, AT_V);
         }
@@ -193,16 +219,27 @@ TE_DEV void te_consume(const te__attn_bwd_hopper_kargs &a, te_u32 smem, int w) {
     te_tiles i(a.a, t);
     bool keys = tail_kv;
     float slope = 0.0f; // ALiBi's, of the tile's head; it and the bias are loaded a tile ahead, the latter to where S will be
-    const float bias_scale = te_bias_scale(a.a);
+    float sums[2] = {0.0f, 0.0f}; // of dS, of the thread's two keys
+    auto load_tile = [&](int head, int m, int buffer) { // of the bias
+        if (!TILES || tid != 0) return;
+        te_mbar_expect(bar + 8 * (FULL_B + w), BQ * 128);
+        te_bias_boxes(a, t, head, m, w, [&](int at_key, int query, int of_head, int batch, int number) {
+            te_tma_load4(smem + AT_DS + buffer * BYTES_DS + number * 16384 + w * 8192, a.bias_map, at_key, query, of_head, batch, bar + 8 * (FULL_B + w));
+        });
+    };
     auto load_ahead = [&](int head, int m) {
         if (ALIBI) slope = te_slope(a.a, t.batch, head);
-        if (BIAS) te_bias_columns<BQ / 2>::load(s, a.a, t.batch, head, m * BQ + 2 * (lane & 3), key);
+        if (BIAS && !TILES) te_bias_columns<BQ / 2>::load(s, a.a, t.batch, head, m * BQ + 2 * (lane & 3), key);
     };
-    if (i.left > 0) load_ahead(i.head, i.m);
+    if (i.left > 0) load_ahead(i.head, i.m), load_tile(i.head, i.m, 0);
 #pragma unroll 1
     for (; i.left > 0;) {
         te_tiles next = i;
-        if (BIAS) te_bias_columns<BQ / 2>::start(s, bias_scale);
+        if (TILES) {
+            te_mbar_wait(bar + 8 * (FULL_B + w), stage); // a phase for each tile, of whichever stage
+            te_bias_columns<BQ / 2>::take(s, smem + AT_DS + stage * BYTES_DS + w * 8192);
+        }
+        if (BIAS) te_bias_columns<BQ / 2>::start(s, a.bias_factor);
         if (ALIBI) te_start_alibi<BIAS != 0>(s, slope, i.m * BQ + 2 * (lane & 3) - key + diagonal, i.m * BQ - (t.n * BK + 64 * w + 16 * warp + 15) + diagonal);
         te_mbar_wait(bar + 8 * (FULL_Q + stage), parity);
         const bool tail = BLOCKS ? tail_q && i.m * BQ + BQ > t.s_q : first_tail > 0;
@@ -275,14 +312,17 @@ TE_DEV void te_consume(const te__attn_bwd_hopper_kargs &a, te_u32 smem, int w) {
                 float g = dp[4 * j + e];
                 if (DROPOUT) g = keep.one(e >> 1, j, e & 1) ? g * a.a.keep_scale : 0.0f;
                 dp[4 * j + e] = s[4 * j + e] * (g - d[e & 1]) * (LATE ? te_attn_slope_of(a.a, s[4 * j + e], l[e & 1]) : 1.0f);
+                if (SUMS) sums[e >> 1] += dp[4 * j + e];
             }
         }
         te_pack16(ds, dp);
+        if (TILES) te_meet<128>(2 + w); // the bias, which dS replaces, has been read
 #pragma unroll
         for (int k = 0; k < BQ / 16; k++) te_stmatrix4(smem + AT_DS + stage * BYTES_DS + (k >> 2) * 16384 + te_swizzled(row, 2 * (k & 3) + (lane >> 4)), ds + 4 * k);
         accumulate(dv, p, do_tile + stage * (BYTES_Q >> 4));
         te_async_fence();
         te_meet<256>(1);
+        if (TILES && next.left > 0) load_tile(next.head, next.m, stage ^ 1); // both have multiplied by the dS that lies there
         te_wgmma_fence();
         const te_u64 left = dq_left + stage * (BYTES_DS >> 4);
         te_multiply<1, 1, true>(dq, left, dq_right);
@@ -315,6 +355,15 @@ TE_DEV void te_consume(const te__attn_bwd_hopper_kargs &a, te_u32 smem, int w) {
     }
     te_meet<256>(1); // nobody reads K any more
     const te_keys u(a, te_lds4(smem + AT_NUMBER)); // again, rather than in registers
+    if (SUMS) {
+        float *const to = a.bias_sum + ((te_i64)u.batch * a.a.groups + u.head) * a.bias_row + u.n * BK + 64 * w + 16 * warp + (lane >> 2);
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            float x = sums[half] + __shfl_xor_sync(TE_ALL, sums[half], 1);
+            x += __shfl_xor_sync(TE_ALL, x, 2);
+            if ((lane & 3) == 0) to[8 * half] = x;
+        }
+    }
     if (u.n * BK >= u.kv_end) return;
     auto stage_rows = [&](te_u32 at, const float(&d)[D / 2], float scale) {
 #pragma unroll
@@ -363,7 +412,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_attn_bwd_hopper(const __
             te_mbar_init(bar + 8 * (FULL_Q + i), 1), te_mbar_init(bar + 8 * (EMPTY_Q + i), 8);
             te_mbar_init(bar + 8 * (FULL_DO + i), 1), te_mbar_init(bar + 8 * (EMPTY_DO + i), 8);
             te_mbar_init(bar + 8 * (FULL_DQ + 2 * i), 4), te_mbar_init(bar + 8 * (FULL_DQ + 2 * i + 1), 4);
-            te_mbar_init(bar + 8 * (EMPTY_DQ + i), 1);
+            te_mbar_init(bar + 8 * (EMPTY_DQ + i), 1), te_mbar_init(bar + 8 * (FULL_B + i), 1);
         }
         te_mbar_init_done();
         const te_u32 number = atomicAdd(a.order.counter, 1u);

@@ -16,6 +16,11 @@
 // With heads for which this is too much, Q has one stage and O takes the place of it. With TILES of a bias O takes the place of Q as well, and in O's place each consumer has a tile of
 // 64 rows by BN keys of the bias (two where they fit), which a producer's thread of its own brings by TMA and the consumer reads by ldmatrix while its products run.
 //
+// With KEYS, O takes the place of Q above 64 channels, and in front of the barriers lie the operands of one more product, without a swizzle, 16 bytes of a row each: eight of k. Both find the
+// other eight among the zeros. (A checker that takes an operand for 32 bytes of each row finds them all in shared memory.)
+//
+//     | ones, 64 rows | B, 2 stages of BN keys | zeros, BN rows |
+//
 // Barriers, one for each stage: FULL_X (X is Q, K, V, or T: what is known of the next tile): the producer arrives and announces the bytes that TMA brings;
 // consumers wait. EMPTY_X: each consumer warp arrives (of T each thread, which has read it); the producer waits before it fills the stage again. FULL_B and EMPTY_B, of the bias, are one
 // consumer's each. Named barriers: 1 + w is consumer w's turn at
@@ -24,13 +29,16 @@
 // Which keys a tile meets, and rows of packed sequences: te__attn_seq (sequence.h). Blocks that all rows see have no compare. A tile that ends with its sequence
 // in the middle of packed rows is stored row by row, others by TMA. Empty blocks of a block mask are passed over: all roles ask the mask. Keys beyond a sequence's end may hold anything, so the rows of V there are cleared.
 //
-// ALiBi is one more step of the products of S (te_line), with the columns' numbers in front of O in shared memory, and the barriers behind them. A bias without TILES is loaded to registers before the products that it waits beside, a mask of elements becomes bits while they run; so are dropout's bits loaded, which P loses its elements by once it is packed.
+// ALiBi is one more step of the products of S (te_line), with the columns' numbers in front of O in shared memory, and the barriers behind them. So is a bias that all queries share (KEYS):
+// S += ones B^T, where key j of B has the three parts of its bias (attn_bias_line.cu), and a block of B comes with that of K, in a stage of the same number. Any other bias without TILES is
+// loaded to registers before the products that it waits beside, a mask of elements becomes bits while they run; so are dropout's bits loaded, which P loses its elements by once it is packed.
 //
-// Options: X_DT, X_D, X_D_V (hopper.cuh), X_WAVES (2 or 3: 3 with ALiBi at most), X_TILES (1: a bias of 16 bits that TMA can read; with X_PAIRS = 1), those of hopper_scores.cuh and hopper_dropout.cuh.
+// Options: X_DT, X_D, X_D_V (hopper.cuh), X_WAVES (2 or 3: 3 with ALiBi at most), X_TILES (1: a bias of 16 bits that TMA can read; with X_PAIRS = 1),
+//          X_KEYS (1: a bias that all queries share; without X_BIAS), those of hopper_scores.cuh and hopper_dropout.cuh.
 // Benchmark: "attention forward" in tests/bench/h200.csv.
 //
-// Launch: grid: any number of blocks; block 128 (WAVES + 1); shared memory TE__ATTN_FWD_SHARED, or TE__ATTN_BIAS_SHARED, of the options, with ALiBi TE__ATTN_LINE_BYTES more. Maps: q and o in boxes of 64 rows, k and v of BN,
-//         all of 64 channels; the bias in boxes of 64 rows by 64 keys, with a size of 1 where it repeats. Addresses and strides of q, k, v and o are multiples of 16 bytes, d and d_v of 8; scale > 0.
+// Launch: grid: any number of blocks; block 128 (WAVES + 1); shared memory TE__ATTN_FWD_SHARED, or TE__ATTN_BIAS_SHARED, or TE__ATTN_KEYS_SHARED, of the options, with ALiBi
+//         TE__ATTN_LINE_BYTES more. Maps: q and o in boxes of 64 rows, k and v of BN, all of 64 channels; the bias in boxes of 64 rows by 64 keys, with a size of 1 where it repeats. Addresses and strides of q, k, v and o are multiples of 16 bytes, d and d_v of 8; scale > 0.
 // te:arch 90a
 // te:row X_DT=3 X_D=64 X_D_V=64 X_WAVES=2|3 X_DROPOUT=0|1
 // te:row X_DT=3 X_D=96 X_D_V=96 X_WAVES=2 X_DROPOUT=0|1
@@ -39,13 +47,20 @@
 // te:row X_DT=3 X_D=256 X_D_V=256 X_WAVES=2 X_DROPOUT=0|1
 // te:row X_DT=3 X_D=64 X_D_V=64 X_WAVES=3 X_DROPOUT=0 X_ALIBI=1
 // te:row X_DT=3 X_D=128 X_D_V=128 X_WAVES=2 X_DROPOUT=0|1 X_ALIBI=1
-// te:row X_DT=3 X_D=128 X_D_V=128 X_WAVES=2 X_DROPOUT=0 X_BIAS=1|3 X_PAIRS=0|1|2
+// te:row X_DT=3 X_D=128 X_D_V=128 X_WAVES=2 X_DROPOUT=0 X_BIAS=1|3 X_PAIRS=0|1
 // te:row X_DT=3 X_D=256 X_D_V=256 X_WAVES=2 X_DROPOUT=0 X_BIAS=3 X_PAIRS=1
 // te:row X_DT=2 X_D=128 X_D_V=128 X_WAVES=2 X_DROPOUT=0 X_BIAS=2 X_PAIRS=1 X_TILES=1
 // te:row X_DT=3 X_D=64 X_D_V=64 X_WAVES=2 X_DROPOUT=0 X_BIAS=3 X_PAIRS=1 X_TILES=1
 // te:row X_DT=3 X_D=128 X_D_V=128 X_WAVES=2 X_DROPOUT=0|1 X_BIAS=3 X_PAIRS=1 X_TILES=1
 // te:row X_DT=3 X_D=192 X_D_V=192 X_WAVES=2 X_DROPOUT=0 X_BIAS=3 X_PAIRS=1 X_TILES=1
 // te:row X_DT=3 X_D=256 X_D_V=256 X_WAVES=2 X_DROPOUT=0 X_BIAS=3 X_PAIRS=1 X_TILES=1
+// te:row X_DT=3 X_D=64 X_D_V=64 X_WAVES=2 X_DROPOUT=0|1 X_KEYS=1
+// te:row X_DT=2|3 X_D=128 X_D_V=128 X_WAVES=2 X_DROPOUT=0|1 X_KEYS=1
+// te:row X_DT=3 X_D=192 X_D_V=128|192 X_WAVES=2 X_DROPOUT=0 X_KEYS=1
+// te:row X_DT=3 X_D=256 X_D_V=256 X_WAVES=2 X_DROPOUT=0 X_KEYS=1
+// te:row X_DT=3 X_D=128 X_D_V=128 X_WAVES=2 X_DROPOUT=0 X_KEYS=1 X_ALIBI=1
+// te:row X_DT=3 X_D=128 X_D_V=128 X_WAVES=2 X_DROPOUT=0 X_KEYS=1 X_BLOCKS=1
+// te:row X_DT=3 X_D=128 X_D_V=128 X_WAVES=2 X_DROPOUT=0 X_KEYS=1 X_MOD=3 X_MASK=1
 // te:row X_DT=3 X_D=128 X_D_V=128 X_WAVES=2 X_DROPOUT=0 X_MASK=1
 // te:row X_DT=3 X_D=128 X_D_V=128 X_WAVES=2 X_DROPOUT=0 X_MOD=1|2|3
 // te:row X_DT=3 X_D=64 X_D_V=64 X_WAVES=2 X_DROPOUT=0 X_CAP=1
@@ -61,8 +76,12 @@
 #ifndef X_TILES
 #define X_TILES 0
 #endif
+#ifndef X_KEYS
+#define X_KEYS 0
+#endif
 enum {
     TILES = X_TILES,
+    KEYS = X_KEYS,
     D = X_D,
     D_V = X_D_V,
     WAVES = X_WAVES,
@@ -80,24 +99,31 @@ enum {
     AT_Q = 0,
     AT_K = AT_Q + STAGES_Q * WAVES * PART_Q,
     AT_V = AT_K + 2 * BYTES_K,
-    O_IN_Q = STAGES_Q == 1 || TILES,
+    O_IN_Q = STAGES_Q == 1 || TILES || (KEYS && D > 64),
     STAGES_B = TE__ATTN_BIAS_STAGES(X_D, X_D_V, X_WAVES),
     TILE_B = TE__ATTN_BIAS_TILE(X_D, X_D_V),
-    AT_LINE = AT_V + 2 * BYTES_V,
-    AT_O = O_IN_Q ? AT_Q : AT_LINE + (ALIBI ? PART_LINE : 0), // of Q's first stage
+    AT_LINE = AT_V + 2 * BYTES_V + (KEYS && !O_IN_Q ? WAVES * PART_O : 0),
+    AT_O = O_IN_Q ? AT_Q : KEYS ? AT_V + 2 * BYTES_V : AT_LINE + (ALIBI ? PART_LINE : 0), // of Q's first stage
     AT_B = AT_V + 2 * BYTES_V,
-    AT_BARRIERS = ALIBI ? AT_LINE + te_line::bytes(BN) : AT_V + 2 * BYTES_V + (TILES ? WAVES * STAGES_B * TILE_B : O_IN_Q ? 0 : WAVES * PART_O),
+    AT_ONES = AT_LINE + (ALIBI ? TE__ATTN_LINE_BYTES(X_D) : 0), // KEYS: operand A
+    LINE_B = 16 * BN,                                           // bytes of a stage of operand B, its first eight of k
+    AT_LINES = AT_ONES + 64 * 16,
+    AT_ZEROS = AT_LINES + 2 * LINE_B, // the other eight of k, of A, too
+    AT_BARRIERS = KEYS ? AT_ZEROS + LINE_B : ALIBI ? AT_LINE + te_line::bytes(BN) : AT_V + 2 * BYTES_V + (TILES ? WAVES * STAGES_B * TILE_B : O_IN_Q ? 0 : WAVES * PART_O),
     AT_TILES = AT_BARRIERS + (TILES ? 24 : 16) * 8,
-    SHARED = !ALIBI ? AT_TILES + 2 * 64 : AT_LINE + PART_LINE + (O_IN_Q ? 0 : WAVES * PART_O),
+    SHARED = KEYS || !ALIBI ? AT_TILES + 2 * 64 : AT_LINE + PART_LINE + (O_IN_Q ? 0 : WAVES * PART_O),
     PART_STORE = O_IN_Q ? PART_Q : PART_O // from one consumer's rows of O to the next's
 };
-static_assert(SHARED == (TILES ? TE__ATTN_BIAS_SHARED(X_D, X_D_V, X_WAVES) : TE__ATTN_FWD_SHARED(X_D, X_D_V, X_WAVES) + (ALIBI ? TE__ATTN_LINE_BYTES(X_D) : 0)) && SHARED <= TE__ATTN_SHARED_MAX, "what the host asks for");
-static_assert(!ALIBI || ((int)AT_TILES + 2 * 64 <= AT_LINE + PART_LINE && (!O_IN_Q || 32 * BN <= PART_LINE)), "memcheck takes the columns' numbers for 32 bytes of each");
+static_assert(SHARED == (TILES ? TE__ATTN_BIAS_SHARED(X_D, X_D_V, X_WAVES) : (KEYS ? TE__ATTN_KEYS_SHARED(X_D, X_D_V, X_WAVES) : TE__ATTN_FWD_SHARED(X_D, X_D_V, X_WAVES)) + (ALIBI ? TE__ATTN_LINE_BYTES(X_D) : 0)) &&
+                  SHARED <= TE__ATTN_SHARED_MAX,
+              "what the host asks for");
+static_assert(!KEYS || (!BIAS && !TILES), "one bias");
+static_assert(!ALIBI || KEYS || ((int)AT_TILES + 2 * 64 <= AT_LINE + PART_LINE && (!O_IN_Q || 32 * BN <= PART_LINE)), "memcheck takes the columns' numbers for 32 bytes of each");
 static_assert(!TILES || (WAVES == 2 && PAIRS == 1 && BIAS != TE_F32), "a producer's warp for each consumer, and words of pairs");
 static_assert(!BLOCKS || (BM == TE_ATTN_BLOCK_SIZE && TE_ATTN_BLOCK_SIZE % BN == 0), "a tile, and its keys, lie in one block of a block mask");
 enum { FULL_Q = 0, EMPTY_Q = 2, FULL_K = 4, EMPTY_K = 6, FULL_V = 8, EMPTY_V = 10, FULL_T = 12, EMPTY_T = 14, FULL_B = 16, EMPTY_B = 20 };
 
-typedef te_attn_tile<BM, BN, BIAS != 0> te_q_tile;
+typedef te_attn_tile<BM, BN, BIAS || KEYS> te_q_tile;
 
 // Draws the numbers of tiles, and tells all others what each is.
 TE_DEV void te_schedule(const te__attn_fwd_hopper_kargs &a, te_u32 smem) {
@@ -124,9 +150,10 @@ TE_DEV void te_load_tiles(const te__attn_fwd_hopper_kargs &a, te_u32 smem) {
     const te_u32 bar = smem + AT_BARRIERS;
     te_queue<2> k, v, turn;
     te_queue<STAGES_Q> q;
-    auto load = [&](const void *map, int full, int empty, te_u32 to, int bytes, int panels, te_queue<2> &at, int row, int head, int batch) {
+    auto load = [&](const void *map, int full, int empty, te_u32 to, int bytes, int panels, te_queue<2> &at, int row, int head, int batch, const char *line = 0) {
         te_mbar_wait(bar + 8 * (empty + at.stage), at.parity ^ 1);
-        te_mbar_expect(bar + 8 * (full + at.stage), bytes);
+        te_mbar_expect(bar + 8 * (full + at.stage), bytes + (KEYS && line ? LINE_B : 0));
+        if (KEYS && line) te_bulk_load(smem + AT_LINES + at.stage * LINE_B, line, LINE_B, bar + 8 * (full + at.stage));
         for (int i = 0; i < panels; i++) te_tma_load4(to + at.stage * bytes + i * BN * 128, map, 64 * i, row, head, batch, bar + 8 * (full + at.stage));
         at.next();
     };
@@ -159,8 +186,9 @@ TE_DEV void te_load_tiles(const te__attn_fwd_hopper_kargs &a, te_u32 smem) {
                 te_tma_load4(smem + AT_Q + (q.stage * WAVES + w) * PART_Q + i * 8192, a.q_map, 64 * i, t.q_at + t.row + 64 * w, t.head, batch_q, bar + 8 * (FULL_Q + q.stage));
         q.next();
         const te_u8 *const blocks = BLOCKS ? te_blocks_of(a.a, t.batch, t.head, t.row) : 0;
+        const char *const line = KEYS ? (const char *)a.line.p + 16 * (t.batch * a.line.b + t.head * a.line.h) : 0;
         for (int n = t.end - 1; n >= t.begin; n = BLOCKS ? te_last_seen<BN>(blocks, t.begin, n) : n - 1) {
-            load(a.k_map, FULL_K, EMPTY_K, smem + AT_K, BYTES_K, te_panels(D), k, t.kv_at + n * BN, group, batch_kv);
+            load(a.k_map, FULL_K, EMPTY_K, smem + AT_K, BYTES_K, te_panels(D), k, t.kv_at + n * BN, group, batch_kv, KEYS ? line + (te_i64)n * LINE_B : 0);
             if (row >= 0) load_v(row, head, batch);
             row = t.kv_at + n * BN, head = group, batch = batch_kv;
         }
@@ -248,6 +276,26 @@ TE_DEV void te_rescale(float (&o)[D_V / 2], const float (&by)[2]) {
     for (int i = 0; i < D_V / 2; i++) o[i] *= by[i / 2 & 1];
 }
 
+// KEYS: operands of the bias' product, K-major without a swizzle: eight rows by eight of k in 128 bytes. `next`: bytes to the next eight of k; of rows 128.
+TE_DEV te_u64 te_desc_of_line(te_u32 at, int next) { return (te_u64)((at & 0x3ffff) >> 4) | (te_u64)(next >> 4) << 16 | (te_u64)(128 >> 4) << 32; }
+// What does not change of them: rows of A (1, 1, 1, 0 ...), and the zeros that both have behind the first eight of k.
+TE_DEV void te_start_lines(te_u32 smem) {
+    const te_u32 one = te_f32x2_to_half(1.0f, 0.0f, TE_BF16);
+    for (int i = threadIdx.x; i < 64; i += THREADS) te_sts16(smem + AT_ONES + 16 * i, make_uint4(one | one << 16, one, 0, 0));
+    for (int i = threadIdx.x; i < BN; i += THREADS) te_sts16(smem + AT_ZEROS + 16 * i, make_uint4(0, 0, 0, 0));
+}
+// S += A B^T, with B in stage `stage`.
+TE_DEV void te_add_line(float (&s)[BN / 2], te_u32 smem, int stage) {
+    const te_u64 a = te_desc_of_line(smem + AT_ONES, AT_ZEROS - AT_ONES), b = te_desc_of_line(smem + AT_LINES + stage * LINE_B, (2 - stage) * LINE_B);
+    static_assert(BN >= 64, "rows of A find zeros");
+#define TE__PRODUCT(n) \
+    if constexpr (BN == n) TE_WGMMA_TO_##n("+f", "k16.f32.bf16.bf16", ", 1, 1, 0, 0", s, a, b, 1);
+    TE__PRODUCT(64)
+    TE__PRODUCT(96)
+    TE__PRODUCT(128)
+#undef TE__PRODUCT
+}
+
 // Consumer warpgroup w: its state between tiles, and the steps of a tile.
 struct te_consumer {
     const te__attn_fwd_hopper_kargs &a;
@@ -288,12 +336,13 @@ struct te_consumer {
         const int delta = a.a.x.bottom_right ? t.s_kv - t.s_q : 0, of_warp = n * BN - (t.row + 64 * w + 16 * warp) - delta;
         line.start(apart(n), max(of_warp - 15, t.lo - delta), min(of_warp + BN - 1, t.hi - delta));
     }
-    TE_DEV void ask() { // S = Q K^T, and ALiBi's product
+    TE_DEV void ask() { // S = Q K^T, and the products of ALiBi and of a bias
         const te_u64 at_q = te_wgmma_desc(smem + AT_Q + (q.stage * WAVES + w) * PART_Q, 0), at_k = te_wgmma_desc(smem + AT_K + k.stage * BYTES_K, 0);
         te_multiply<0, 0, true>(s, at_q, at_k);
 #pragma unroll
         for (int i = 1; i < D / 16; i++) te_multiply<0, 0, false>(s, at_q + i / 4 * (8192 >> 4) + i % 4 * 2, at_k + i / 4 * (BN * 128 >> 4) + i % 4 * 2);
         if (ALIBI) line.add(s, smem + AT_LINE);
+        if (KEYS) te_add_line(s, smem, k.stage);
         te_wgmma_commit();
     }
     TE_DEV void gather() { // O += P V
@@ -554,6 +603,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) te_attn_fwd_hopper(cons
     }
     if (ALIBI) {
         te_line::columns(smem + AT_LINE, BN, threadIdx.x, THREADS);
+        te_async_fence();
+    }
+    if (KEYS) {
+        te_start_lines(smem);
         te_async_fence();
     }
     __syncthreads();

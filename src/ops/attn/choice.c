@@ -15,6 +15,7 @@ enum { TE__ATTN_MMA = 1, TE__ATTN_HOPPER = 2 };
     X(EMPTY, 0, 0, "no queries, or no keys")                                                                                 \
     X(SIGN, 0, 0, "a scale below 1e-30")                                                                                     \
     X(FP8, 0, 0, "S or dP rounded to FP8 codes by the sums of whole rows")                                                   \
+    X(SOFTCAP_TINY, TE__ATTN_MMA | TE__ATTN_HOPPER, 0, "gradients under a soft cap below 0.01, too small for a derivative out of P") \
     X(OTHER_CHIP, TE__ATTN_MMA, TE__ATTN_MMA, "the chip is no Hopper")                                                       \
     X(ABOVE_128, TE__ATTN_MMA | TE__ATTN_HOPPER, TE__ATTN_HOPPER, "gradients of heads above 128 channels, which Hopper's kernels alone have") \
     X(BIAS_FORMAT, TE__ATTN_HOPPER, TE__ATTN_HOPPER, "a bias of the other 16-bit format")                                    \
@@ -50,6 +51,11 @@ static bool te__attn_stride_fits(int64_t stride, int64_t size) { return size == 
 static bool te__attn_view_fits(const te__attn_view *x, int64_t rows, int64_t heads, int64_t batch) {
     return te__attn_stride_fits(x->s, rows) && te__attn_stride_fits(x->h, heads) && te__attn_stride_fits(x->b, batch);
 }
+
+/* Some kernels of tensor cores have a cap's derivative from log2(P) + lse2 (te_attn_slope_of), whose rounding error,
+ * some 1e-6, is divided by the cap. At this one the derivative, of 0 to 1, is off by 7e-5, where f16 rounds dS by 5e-4
+ * of itself; at a cap of 1e-3 by 7e-4, and at 1e-6 by 0.5. The general kernels have it from the products. */
+#define TE__ATTN_TINY_CAP 1e-2f
 
 /* FP8 attention: S or dP is rounded. */
 static bool te__attn_rounds(const te__attn_kargs *a) { return a->x.s_dt || a->x.dp_dt; }
@@ -88,6 +94,7 @@ static bool te__attn_has(const te__plan *p, const te__attn_kargs *a, bool mod, b
     case TE__ATTN_HAS_EMPTY: return a->s_q == 0 || a->s_kv == 0 || a->batch == 0 || a->heads == 0 || (x->packed_q && x->t_q == 0) || (x->packed_kv && x->t_kv == 0);
     case TE__ATTN_HAS_SIGN: return !(a->scale >= 1e-30f); /* what is added to products is divided by it */
     case TE__ATTN_HAS_FP8: return te__attn_rounds(a);
+    case TE__ATTN_HAS_SOFTCAP_TINY: return x->softcap > 0.0f && x->softcap < TE__ATTN_TINY_CAP;
     case TE__ATTN_HAS_MOD: return mod;
     case TE__ATTN_HAS_SOFTCAP_ADDED: return x->softcap > 0.0f && (x->bias.dt != TE_DTYPE_NONE || x->alibi);
     case TE__ATTN_HAS_BIAS_FORMAT: return x->bias.dt != TE_DTYPE_NONE && x->bias.dt != dt && x->bias.dt != TE_F32;

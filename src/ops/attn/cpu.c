@@ -6,6 +6,7 @@
  *   With a soft cap S_ij = cap tanh(scale q_i k_j / cap), and dQ and dK have (1 - (S_ij / cap)^2) dS_ij. With a bias B: S_ij = scale q_i k_j + c B_ij, dB = c dS summed over what B repeats. With an offset a of the softmax: e^a in its denominator,
  *   da = - sum_i e^(a - lse_i) D_i.
  *   In FP8 drop(P) and dS are rounded to codes where they meet V, dO, K, Q and dB; D_i = sum_j P_ij dP_ij then, for O is made of rounded P.
+ *   Under a soft cap dB's dS is not rounded: the scale is of the other dS, times the cap's derivative, which may be much less.
  *
  * Query rows are processed 32 at a time. Their scores are [keys, 32], so that an operation on one key's scores is one on a vector, and every
  * product is one of te__attn_madd. A task has all query heads of one head of K and V, which is decoded once. Each sum has one order, whichever
@@ -449,7 +450,8 @@ static void te__attn_bwd_scores(const te__attn_work *w, const te__attn_scratch *
             *x = r < block->n ? s->s[j * TE__ATTN_BLOCK + r] * (*x - delta[r]) : 0.0f;
             if (s->factor && j < block->end && r < block->n) *x *= s->factor[j * TE__ATTN_BLOCK + r];
         }
-    te__attn_round(block, s->dp, a->x.dp_dt, a->x.dp_scale, w->table ? NULL : s->amax); /* the pass for dB records no amax: its dS is the main pass's, or under a cap lacks the cap's derivative */
+    if (w->table && a->x.softcap > 0.0f) return; /* dP's scale is of scores' gradients with the cap's derivative, which those of dB lack */
+    te__attn_round(block, s->dp, a->x.dp_dt, a->x.dp_scale, w->table ? NULL : s->amax); /* the pass for dB records no amax: the main pass has the same dS */
 }
 
 /* dQ of a block, and its share of dK and dV. */

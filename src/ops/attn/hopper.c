@@ -42,12 +42,11 @@ static int te__attn_bias_pairs(const te__attn_kargs *a) {
     if (a->s_kv % 2 || t->j != 1 || t->b % 2 || t->h % 2 || t->i % 2 || (uintptr_t)t->p % (2 * (size_t)size)) return 0;
     return t->i == 0 ? 2 : 1;
 }
-/* TMA can bring the bias in tiles of elements of 16 bits, and there is shared memory for them. Queries that share a row leave more of it in registers. */
-static bool te__attn_bias_in_tiles(const te__attn_kargs *a, int d, int d_v, int waves) {
+/* TMA can bring the bias in tiles of elements of 16 bits. */
+static bool te__attn_bias_in_tiles(const te__attn_kargs *a) {
     const te__attn_table *t = &a->x.bias;
     const bool strides = t->i % 8 == 0 && t->h % 8 == 0 && t->b % 8 == 0 && t->i < (int64_t)1 << 38 && t->h < (int64_t)1 << 38 && t->b < (int64_t)1 << 38;
-    return t->dt != TE_DTYPE_NONE && t->dt != (int)TE_F32 && te__attn_bias_pairs(a) == 1 && strides && (uintptr_t)t->p % 16 == 0 &&
-           TE__ATTN_BIAS_SHARED(d, d_v, waves) <= TE__ATTN_SHARED_MAX;
+    return t->dt != TE_DTYPE_NONE && t->dt != (int)TE_F32 && te__attn_bias_pairs(a) == 1 && strides && (uintptr_t)t->p % 16 == 0;
 }
 /* A map over the bias, with a size of 1 where it repeats. */
 static void te__attn_map_bias(te__plan *p, unsigned long long map[16], const te__attn_kargs *a) {
@@ -92,6 +91,29 @@ static te__attn_bits te__attn_plan_bits(te__plan *p, const te__attn_kargs *a, in
     te__launch_size(l, te__div_up(a->s_q, 128) * a->heads * a->batch, te__div_up(a->s_kv, TE__ATTN_BITS_KEYS), 1, 256, 0);
     return bits;
 }
+/* Launches attn_bias_line, which makes of a bias that all queries share an operand of a product. keys: of a block of the forward kernel. Returns where it lies, with strides in keys. */
+static te__attn_table te__attn_plan_line(te__plan *p, const te__attn_kargs *a, int keys, float factor) {
+    const te__attn_table *bias = &a->x.bias;
+    const int64_t batch = bias->b ? a->batch : 1, heads = bias->h ? a->heads : 1, row = te__round_up(a->s_kv, keys);
+    te__attn_table line = TE_ZERO;
+    te__launch *l;
+    te__attn_line_kargs *k;
+    line.p = te__plan_workspace(p, 16 * row * heads * batch);
+    line.dt = (int)TE_BF16;
+    line.h = bias->h ? row : 0;
+    line.b = bias->b ? row * heads : 0;
+    if (!line.p) return line;
+    l = te__plan_launch(p, "attn", "attn_bias_line");
+    k = TE__KARGS(p, l, te__attn_line_kargs);
+    k->bias = *bias;
+    k->to = line;
+    k->heads = (int)heads;
+    k->s_kv = a->s_kv;
+    k->keys = (int)row;
+    k->factor = factor;
+    te__launch_size(l, te__div_up(row, 256) * heads * batch, 1, 1, 256, 0);
+    return line;
+}
 /* X_DROPOUT (hopper_dropout.cuh). */
 static void te__attn_dropout_option(te__launch *l, const te__attn_kargs *a, const te__attn_bits *bits) {
     te__launch_option(l, "X_DROPOUT", a->dropout_p == 0.0f ? 0 : bits->words ? 1 : 2);
@@ -100,45 +122,53 @@ static void te__attn_dropout_option(te__launch *l, const te__attn_kargs *a, cons
 static te_result te__attn_plan_fwd_hopper(te__plan *p, const te__attn_kargs *a, const char *mod) {
     /* Three warpgroups have no registers for these, and tiles of 192 rows lie in two blocks of a block mask. */
     const bool two = mod || a->x.softcap > 0.0f || a->x.bias.dt != TE_DTYPE_NONE || a->x.mask.dt != TE_DTYPE_NONE || a->x.blocks.dt != TE_DTYPE_NONE;
+    const bool bias_keys = a->x.bias.dt != TE_DTYPE_NONE && a->x.bias.i == 0; /* all queries share it: X_KEYS */
+    const float bias_factor = a->x.bias_scale / a->scale;
     int d, d_v, waves, keys;
     bool bias_tiles;
-    int64_t rows, tiles;
+    int64_t rows, tiles, shared;
     te__launch *l;
     te__attn_fwd_hopper_kargs *k;
     te__attn_bits bits;
+    te__attn_table line = TE_ZERO;
     te__attn_hopper_heads(a, &d, &d_v);
     if (a->x.blocks.dt != TE_DTYPE_NONE && d_v == 192) d = d_v = 256; /* whose blocks of keys lie in one of the block mask */
     waves = d == 64 && a->s_q > 1024 && !two ? 3 : 2; /* 192 rows take fewer cycles each, but few tiles of them fill the chip worse */
     keys = TE__ATTN_FWD_KEYS(d, d_v);
-    bias_tiles = te__attn_bias_in_tiles(a, d, d_v, waves);
+    bias_tiles = te__attn_bias_in_tiles(a) && TE__ATTN_BIAS_SHARED(d, d_v, waves) <= TE__ATTN_SHARED_MAX;
     rows = te__div_up(a->s_q, 64 * waves);
     tiles = rows * a->heads * a->batch;
     if (tiles > INT_MAX)
         return te__fail(p->te, TE_ERR_UNSUPPORTED, "attention: %d rows in each of %d heads of %d sequences are more tiles than a launch can have", a->s_q, a->heads, a->batch);
     bits = te__attn_plan_bits(p, a, keys);
+    if (bias_keys && p->result == TE_OK) line = te__attn_plan_line(p, a, keys, bias_factor);
     if (p->result != TE_OK) return p->result;
+    shared = bias_tiles ? TE__ATTN_BIAS_SHARED(d, d_v, waves) : (bias_keys ? TE__ATTN_KEYS_SHARED(d, d_v, waves) : TE__ATTN_FWD_SHARED(d, d_v, waves)) + (a->x.alibi ? TE__ATTN_LINE_BYTES(d) : 0);
     l = te__plan_launch(p, "attn", "attn_fwd_hopper");
     k = TE__KARGS(p, l, te__attn_fwd_hopper_kargs);
     k->a = *a;
+    if (bias_keys) memset(&k->a.x.bias, 0, sizeof(k->a.x.bias)); /* there is none but the line */
     k->bits = bits;
+    k->line = line;
     te__attn_maps_q(p, a, k->q_map, &a->q, a->d, 64);
     te__attn_maps_q(p, a, k->o_map, &a->o, a->d_v, 64);
     te__attn_maps_kv(p, a, k->k_map, &a->k, a->d, keys);
     te__attn_maps_kv(p, a, k->v_map, &a->v, a->d_v, keys);
-    k->bias_factor = a->x.bias_scale / a->scale;
+    k->bias_factor = bias_factor;
     k->order.counter = te__plan_counters(p);
     k->order.tiles = (int)tiles;
     k->order.rows = (int)rows;
     k->order.together = te__attn_together(a);
     if (bias_tiles) te__attn_map_bias(p, k->bias_map, a);
-    te__launch_size(l, te__min(tiles, te__max(p->num_sms, 1)), 1, 1, 128 * (waves + 1), bias_tiles ? TE__ATTN_BIAS_SHARED(d, d_v, waves) : TE__ATTN_FWD_SHARED(d, d_v, waves) + (a->x.alibi ? TE__ATTN_LINE_BYTES(d) : 0));
+    te__launch_size(l, te__min(tiles, te__max(p->num_sms, 1)), 1, 1, 128 * (waves + 1), shared);
     te__launch_option(l, "X_DT", a->q.dt);
     te__launch_option(l, "X_D", d);
     te__launch_option(l, "X_D_V", d_v);
     te__launch_option(l, "X_WAVES", waves);
     te__attn_dropout_option(l, a, &bits);
     if (bias_tiles) te__launch_option(l, "X_TILES", 1);
-    return te__attn_scores_options(p, l, a, mod);
+    if (bias_keys) te__launch_option(l, "X_KEYS", 1);
+    return te__attn_scores_options(p, l, &k->a, mod);
 }
 
 static void te__attn_bwd_maps(te__plan *p, const te__attn_kargs *a, te__attn_bwd_hopper_kargs *k, int queries, int keys) {
@@ -193,11 +223,42 @@ static te_result te__attn_plan_bwd_wide(te__plan *p, const te__attn_kargs *a, in
     return te__attn_scores_options(p, l, a, mod);
 }
 
+static te_result te__attn_bias_too_large(te__plan *p, const te__attn_kargs *a) {
+    return te__fail(p->te, TE_ERR_UNSUPPORTED, "attn_bwd: dbias of [%d, %d, %d, %d] needs more blocks than a launch can have", a->x.dbias_b, a->x.dbias_h, a->x.dbias_i, a->s_kv);
+}
+/* The kernel of dK and dV has the gradient of a bias that queries share in sums along its rows, over the heads that share keys. */
+static bool te__attn_bias_in_sums(const te__attn_kargs *a) {
+    const te__attn_extra *x = &a->x;
+    return te__max(a->d, a->d_v) <= 128 && x->dbias_i == 1 && x->dbias_b > 0 && (x->dbias_h == 1 || (x->dbias_h == a->heads && a->heads == a->groups));
+}
+/* Adds up those sums: attn_bwd_bias_put.cu. */
+static te_result te__attn_put_bias_sums(te__plan *p, const te__attn_bwd_hopper_kargs *from) {
+    const te__attn_extra *x = &from->a.x;
+    const int64_t elements = (int64_t)x->dbias_b * x->dbias_h * from->a.s_kv, of_batch = from->bias_row * from->a.groups;
+    const bool heads = x->dbias_h == 1 && from->a.groups > 1, batch = x->dbias_b == 1 && from->a.batch > 1; /* summed over */
+    te__attn_bias_hopper_kargs k;
+    te__launch *l;
+    if (te__div_up(elements, 256) > INT_MAX) return te__attn_bias_too_large(p, &from->a);
+    memset(&k, 0, sizeof(k));
+    k.a = from->a;
+    k.to.p = from->bias_sum;
+    k.to.dt = (int)TE_F32;
+    k.to.b = of_batch;
+    k.to.h = from->bias_row;
+    k.parts = (heads ? from->a.groups : 1) * (batch ? from->a.batch : 1); /* neighbours: heads within sequences */
+    k.part = heads || !batch ? from->bias_row : of_batch;
+    l = te__plan_launch(p, "attn", "attn_bwd_bias_put");
+    *TE__KARGS(p, l, te__attn_bias_hopper_kargs) = k;
+    te__launch_size(l, te__div_up(elements, 256), 1, 1, 256, 0);
+    return p->result;
+}
+
 /* The backward pass: rows' numbers, the products, dQ out of its sums. a: with lse2 and delta, `rows` of them. Heads of up to 64 channels with dropout run as those of 128: their kernel has no registers for its bits. */
 static te_result te__attn_plan_bwd_hopper(te__plan *p, const te__attn_kargs *a, int64_t rows, const char *mod, te__attn_bits *bits) {
     const int d = te__max(a->d, a->d_v) <= 64 && a->dropout_p == 0.0f ? 64 : 128, queries = TE__ATTN_BWD_QUERIES(d);
     const int64_t keys = te__div_up(a->s_kv, 128), blocks = keys * a->groups * a->batch;
     const int64_t of_head = a->x.packed_q ? a->x.t_q / queries + a->batch + 1 : a->s_pad / queries, tiles = of_head * a->heads * (a->x.packed_q ? 1 : a->batch);
+    const bool sums = te__attn_bias_in_sums(a), tiles_of_bias = te__attn_bias_in_tiles(a);
     te__attn_bwd_hopper_kargs k;
     te__launch *l;
     if (te__max(a->d, a->d_v) > 128) return te__attn_plan_bwd_wide(p, a, rows, mod, bits);
@@ -210,24 +271,30 @@ static te_result te__attn_plan_bwd_hopper(te__plan *p, const te__attn_kargs *a, 
     k.dq_sum = (float *)te__plan_workspace(p, tiles * queries * d * (int64_t)sizeof(float));
     k.added = (int *)te__plan_workspace(p, tiles * (int64_t)sizeof(int));
     if (!k.dq_sum || !k.added || p->result != TE_OK) return p->result;
+    if (sums) {
+        k.bias_row = keys * 128;
+        k.bias_sum = (float *)te__plan_workspace(p, k.bias_row * a->groups * a->batch * (int64_t)sizeof(float));
+        if (!k.bias_sum) return p->result;
+    }
     te__attn_bwd_maps(p, a, &k, queries, 128);
+    if (tiles_of_bias) te__attn_map_bias(p, k.bias_map, a);
+    k.bias_factor = a->x.bias_scale / a->scale;
     k.order.counter = te__plan_counters(p);
     k.order.tiles = (int)blocks;
     k.order.rows = (int)keys;
     k.order.together = te__min(a->groups <= 8 ? 8 : 16, a->groups * a->batch); /* heads whose blocks alternate */
     te__attn_launch_rows(p, &k, rows, d);
     l = te__attn_launch_bwd(p, &k, "attn_bwd_hopper", blocks, 384, TE__ATTN_BWD_SHARED(d), d, d);
+    if (tiles_of_bias) te__launch_option(l, "X_TILES", 1);
+    if (sums) te__launch_option(l, "X_SUMS", 1);
     if (te__attn_scores_options(p, l, a, mod) != TE_OK) return p->result;
     te__attn_launch_bwd(p, &k, "attn_bwd_put", te__div_up(a->s_q, queries) * a->heads * a->batch, 256, 0, d, 0);
-    return p->result;
+    return sums ? te__attn_put_bias_sums(p, &k) : p->result;
 }
 
 /* A tile's work can be cut into parts where tiles are few, in a way that sizes alone decide: so many tiles, or parts, are enough. Those of a bias that all queries share differ in how much they have. */
 enum { TE__ATTN_BIAS_TILES = 264, TE__ATTN_BIAS_TILES_SHARED = 1056 };
-static te_result te__attn_bias_too_large(te__plan *p, const te__attn_kargs *a) {
-    return te__fail(p->te, TE_ERR_UNSUPPORTED, "attn_bwd: dbias of [%d, %d, %d, %d] needs more blocks than a launch can have", a->x.dbias_b, a->x.dbias_h, a->x.dbias_i, a->s_kv);
-}
-/* The gradient of the bias, from lse2 and delta. */
+/* The gradient of the bias, from lse2 and delta, where it is no sum of dK's kernel. */
 static te_result te__attn_plan_bias_hopper(te__plan *p, const te__attn_kargs *a, const char *mod, const te__attn_bits *bits) {
     const te__attn_extra *x = &a->x;
     const bool shared = x->dbias_i == 1;
@@ -237,6 +304,7 @@ static te_result te__attn_plan_bias_hopper(te__plan *p, const te__attn_kargs *a,
     te__attn_bias_hopper_kargs k;
     te__launch *l;
     int d, d_v;
+    if (te__attn_bias_in_sums(a)) return p->result;
     if (te__max(of_part * parts, te__div_up(elements, 256)) > INT_MAX) return te__attn_bias_too_large(p, a);
     memset(&k, 0, sizeof(k));
     k.a = *a;

@@ -5,7 +5,7 @@
 // divided by the scale. The user's rule makes it the score itself. A soft cap, with which nothing is added, makes S the tanh, and the softmax multiplies by the cap.
 //
 // Options: X_ALIBI (0, 1), X_BIAS (0 or its te_dtype), X_PAIRS (0: a bias is read element by element; 1: its rows, of adjacent elements, start at multiples of
-//          two; 2: as 1, and all queries have one row), X_MASK (0, 1), X_CAP (0, 1: without X_ALIBI and X_BIAS), X_MOD (attn.cuh). Plain attention has none of them.
+//          two; 2: as 1, and all queries have one row: of the backward kernels alone, the forward has X_KEYS), X_MASK (0, 1), X_CAP (0, 1: without X_ALIBI and X_BIAS), X_MOD (attn.cuh). Plain attention has none of them.
 #pragma once
 #include "ops/attn/hopper.cuh"
 
@@ -247,15 +247,21 @@ template <int N, bool TRANSPOSED, int STEP = 4> TE_DEV te_u64 te_shown(const te_
     const te_u8 *const mask = (const te_u8 *)t.p + b * t.b + h * t.h;
     te_u64 bits = 0;
     if (!MASK && full) return ~bits;
-#pragma unroll STEP
-    for (int k = 0; k < N / 4; k++)
+#pragma unroll 1
+    for (int first = 0; first < N / 4; first += STEP) {
+        te_u32 some = 0;
 #pragma unroll
-        for (int e = 0; e < 4; e++) {
-            const int down = 8 * (e / 2), along = 8 * k + e % 2, query = i + (TRANSPOSED ? along : down), key = j + (TRANSPOSED ? down : along);
-            bool sees = full || mod.mask(b, h, query, key);
-            if (MASK) sees = sees && !mask[min(query, a.s_q - 1) * t.i + min(key, a.s_kv - 1) * t.j];
-            bits |= (te_u64)sees << (4 * k + e);
-        }
+        for (int k = 0; k < STEP; k++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                const int down = 8 * (e / 2), along = 8 * (first + k) + e % 2, query = i + (TRANSPOSED ? along : down), key = j + (TRANSPOSED ? down : along);
+                bool sees = full || mod.mask(b, h, query, key);
+                if (MASK) sees = sees && !mask[min(query, a.s_q - 1) * t.i + min(key, a.s_kv - 1) * t.j];
+                some |= sees ? 1u << (4 * k + e) : 0u;
+            }
+        asm volatile("" : "+r"(some)); // or all of it is done in 64 bits
+        bits |= (te_u64)some << (4 * first);
+    }
     return bits;
 }
 
@@ -288,6 +294,17 @@ template <int N> struct te_bias_columns {
             s[4 * (k / 2) + 2 + k % 2] = __uint_as_float(element(at + right));
             const te_i64 step = i + 8 * ((k + 1) / 2) + (k + 1) % 2 < a.s_q ? (k % 2 ? 7 : 1) * down : 0;
             asm volatile("add.s64 %0, %0, %1;" : "+l"(at) : "l"(step));
+        }
+    }
+    // The same from a tile in shared memory, as TMA brings it: boxes of 64 queries, 16 KB apart, with rows of the warpgroup's 64 keys.
+    TE_DEV static void take(float (&s)[N], te_u32 tile) {
+        const int lane = threadIdx.x & 31, piece = 2 * (threadIdx.x >> 5 & 3) + (lane >> 3 & 1);
+#pragma unroll
+        for (int k = 0; k < N / 8; k++) { // 16 queries
+            te_u32 word[4];
+            te_ldmatrix4_trans(word, tile + (k >> 2) * 16384 + te_swizzled(16 * (k & 3) + (lane >> 4 << 3 | (lane & 7)), piece));
+#pragma unroll
+            for (int i = 0; i < 4; i++) s[8 * k + 2 * i] = __uint_as_float(word[i] & 0xffffu), s[8 * k + 2 * i + 1] = __uint_as_float(word[i] >> 16);
         }
     }
     // What was loaded becomes what S starts with.

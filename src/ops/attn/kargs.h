@@ -84,6 +84,14 @@ typedef struct te__attn_bits_kargs {
 } te__attn_bits_kargs;
 #define TE__ATTN_BITS_KEYS 1024 /* keys of a block of attn_dropout_bits.cu */
 
+/* attn_bias_line.cu */
+typedef struct te__attn_line_kargs {
+    te__attn_table bias, to; /* to: bf16 [b|1, h|1, keys, 8]; strides in keys, 16 bytes each */
+    int heads;               /* that the bias has: 1 or all */
+    int s_kv, keys;          /* keys: s_kv up to whole blocks of the forward kernel */
+    float factor;            /* of the bias in units of products */
+} te__attn_line_kargs;
+
 /* Tensor maps must lie at multiples of 64 bytes, which kernel arguments do only when their type asks for it. Sizes are multiples of 64, so that both compilers see one. */
 #ifdef __CUDACC__
 #define TE__ATTN_ALIGN_64 __align__(64)
@@ -98,7 +106,9 @@ typedef struct TE__ATTN_ALIGN_64 te__attn_fwd_hopper_kargs {
     unsigned char pad[64 - (sizeof(te__attn_kargs) + sizeof(te__attn_order) + sizeof(te__attn_bits)) % 64];
     unsigned long long bias_map[16]; /* X_TILES */
     float bias_factor;               /* of a bias in units of products */
-    unsigned char pad_bias[60];
+    int pad_factor;
+    te__attn_table line;             /* X_KEYS: what attn_bias_line.cu made of the bias; strides as there */
+    unsigned char pad_bias[64 - (sizeof(te__attn_table) + 8) % 64];
 } te__attn_fwd_hopper_kargs;
 typedef char te__attn_fwd_hopper_kargs_fit[sizeof(te__attn_fwd_hopper_kargs) % 64 == 0 ? 1 : -1];
 
@@ -112,10 +122,15 @@ typedef struct TE__ATTN_ALIGN_64 te__attn_bwd_hopper_kargs {
     int *added;           /* for each of them: key blocks that have added to it; NULL: there are none */
     int queries, pad_queries; /* of a tile */
     unsigned char pad[64 - (sizeof(te__attn_kargs) + sizeof(te__attn_order) + sizeof(te__attn_bits) + 2 * sizeof(void *) + 16) % 64];
+    unsigned long long bias_map[16]; /* of attn_bwd_hopper.cu: X_TILES */
+    float *bias_sum;                 /* X_SUMS: [batch, groups, bias_row], of dS over a group's heads and all queries */
+    long long bias_row;              /* keys, up to whole blocks */
+    float bias_factor;               /* of a bias in units of products */
+    unsigned char pad_bias[64 - sizeof(void *) - 12];
 } te__attn_bwd_hopper_kargs;
 typedef char te__attn_bwd_hopper_kargs_fit[sizeof(te__attn_bwd_hopper_kargs) % 64 == 0 ? 1 : -1];
 #define TE__ATTN_BWD_QUERIES(d) (8192 / (d))
-#define TE__ATTN_BWD_SHARED(d) (2 * TE__ATTN_BYTES(128, d) + 4 * 16384 + 2 * 256 * TE__ATTN_BWD_QUERIES(d) + 2 * 32768 + 16 * TE__ATTN_BWD_QUERIES(d) + 14 * 8 + 16)
+#define TE__ATTN_BWD_SHARED(d) (2 * TE__ATTN_BYTES(128, d) + 4 * 16384 + 2 * 256 * TE__ATTN_BWD_QUERIES(d) + 2 * 32768 + 16 * TE__ATTN_BWD_QUERIES(d) + 16 * 8 + 16)
 
 /* Of heads above 128 channels: stages of queries (attn_bwd_dkv_hopper.cu), of keys and of values (attn_bwd_dq_hopper.cu), and shared memory. */
 #define TE__ATTN_DKV_STAGES(d) ((d) <= 192 ? 3 : 2)
@@ -161,6 +176,10 @@ typedef char te__attn_bias_hopper_kargs_fit[sizeof(te__attn_bias_hopper_kargs) %
 #define TE__ATTN_BIAS_SHARED_OF(d, d_v, waves, stages) (TE__ATTN_FWD_INPUTS(d, d_v, waves) + (stages) * (waves) * TE__ATTN_BIAS_TILE(d, d_v) + 320)
 #define TE__ATTN_BIAS_STAGES(d, d_v, waves) (TE__ATTN_BIAS_SHARED_OF(d, d_v, waves, 2) <= TE__ATTN_SHARED_MAX ? 2 : 1)
 #define TE__ATTN_BIAS_SHARED(d, d_v, waves) TE__ATTN_BIAS_SHARED_OF(d, d_v, waves, TE__ATTN_BIAS_STAGES(d, d_v, waves))
+/* The same with a bias that all queries share (X_KEYS): operand A of its product, 64 rows of 16 bytes; of B, 16 bytes a key, two stages and zeros. O lies in the place of Q above 64 channels. */
+#define TE__ATTN_KEYS_BYTES(d, d_v) (1024 + 3 * 16 * TE__ATTN_FWD_KEYS(d, d_v))
+#define TE__ATTN_KEYS_SHARED(d, d_v, waves) \
+    (TE__ATTN_FWD_INPUTS(d, d_v, waves) + ((d) <= 64 ? (waves) * TE__ATTN_BYTES(64, d_v) : 0) + TE__ATTN_KEYS_BYTES(d, d_v) + 256)
 
 /* The backward reads whole tiles of lse2 and delta, so their rows are padded to the largest tile. */
 #define TE__ATTN_PAD 128

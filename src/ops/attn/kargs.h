@@ -123,8 +123,8 @@ typedef struct TE__ATTN_ALIGN_64 te__attn_bwd_hopper_kargs {
     int queries, pad_queries; /* of a tile */
     unsigned char pad[64 - (sizeof(te__attn_kargs) + sizeof(te__attn_order) + sizeof(te__attn_bits) + 2 * sizeof(void *) + 16) % 64];
     unsigned long long bias_map[16]; /* of attn_bwd_hopper.cu: X_TILES */
-    float *bias_sum;                 /* X_SUMS: [batch, groups, bias_row], of dS over a group's heads and all queries */
-    long long bias_row;              /* keys, up to whole blocks */
+    long long bias_row;              /* X_SUMS: keys, up to whole blocks */
+    float *bias_sum;                 /* [batch, groups, bias_row], of dS over a group's heads and all queries */
     float bias_factor;               /* of a bias in units of products */
     unsigned char pad_bias[64 - sizeof(void *) - 12];
 } te__attn_bwd_hopper_kargs;

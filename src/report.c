@@ -58,7 +58,9 @@ static int te__arch_number(const char *name) {
     return n >= 80 && n < 1000 ? (int)n : 0;
 }
 /* Multiprocessors of a typical GPU of each architecture, for plans without a GPU. */
-static int te__arch_sms(int sm) { return sm == 80 ? 108 : sm == 86 ? 84 : sm == 89 ? 128 : sm == 90 ? 132 : sm == 120 ? 170 : 148; }
+static int te__arch_sms(int sm) {
+    return sm == 80 ? 108 : sm == 86 ? 84 : sm == 89 ? 128 : sm == 90 ? 132 : sm == 120 ? 170 : 148;
+}
 
 static void te__plan_describe(const te__plan *p, te_explanation *out) {
     size_t used = 0;
@@ -69,9 +71,11 @@ static void te__plan_describe(const te__plan *p, te_explanation *out) {
     out->launches = p->num_launches;
     for (i = 0; i < p->num_launches && used + 1 < sizeof(out->kernels); i++) {
         const te__launch *l = &p->launch[i];
-        used += (size_t)snprintf(out->kernels + used, sizeof(out->kernels) - used, "%s%s/%s", i ? " " : "", l->family, l->kernel);
+        used += (size_t)snprintf(out->kernels + used, sizeof(out->kernels) - used, "%s%s/%s", i ? " " : "", l->family,
+                                 l->kernel);
         for (k = 0; k < l->num_options && used + 1 < sizeof(out->kernels); k++)
-            used += (size_t)snprintf(out->kernels + used, sizeof(out->kernels) - used, "%c%s=%d", k ? ',' : '.', l->option[k].name, l->option[k].value);
+            used += (size_t)snprintf(out->kernels + used, sizeof(out->kernels) - used, "%c%s=%d", k ? ',' : '.',
+                                     l->option[k].name, l->option[k].value);
     }
     snprintf(out->why, sizeof(out->why), "%s", p->why);
 }
@@ -84,16 +88,19 @@ TE_API te_result te_explain(te_ctx *te, te_op op, const void *args, const char *
     bool pushed;
     int sm = 0;
     if (!te) return TE_ERR_STATE;
-    if ((int)op <= 0 || op >= TE_OP_COUNT || !args || !out) return te__fail(te, TE_ERR_INVALID, "te_explain: an operation, its args and a place for the answer are needed");
+    if ((int)op <= 0 || op >= TE_OP_COUNT || !args || !out)
+        return te__fail(te, TE_ERR_INVALID, "te_explain: an operation, its args and a place for the answer are needed");
     memset(out, 0, sizeof(*out));
     if (device && strcmp(device, "cpu") != 0 && (sm = te__arch_number(device)) == 0)
-        return te__fail(te, TE_ERR_INVALID, "te_explain: device \"%s\" is neither \"cpu\" nor \"sm_80\" or higher", device);
+        return te__fail(te, TE_ERR_INVALID, "te_explain: device \"%s\" is neither \"cpu\" nor \"sm_80\" or higher",
+                        device);
     memcpy(&copy, args, te__ops[op].args_size);
     result = te__check_args(te, &l, op, &copy, false);
     if (result == TE_OK && !sm && (device || !te->cuda)) {
         out->supported = out->native = out->deterministic = true;
         snprintf(out->kernels, sizeof(out->kernels), "%s/: the reference in C", te_query_family(op));
-        snprintf(out->why, sizeof(out->why), "The CPU backend is the reference: every operation, every format, any shape.");
+        snprintf(out->why, sizeof(out->why),
+                 "The CPU backend is the reference: every operation, every format, any shape.");
         return TE_OK;
     }
     if (result == TE_OK) {
@@ -123,7 +130,8 @@ TE_API te_result te_explain(te_ctx *te, te_op op, const void *args, const char *
 
 TE_API bool te_query_supported(te_ctx *te, te_op op, const void *args) {
     te_explanation e;
-    bool pending = !te_ok(te), failed = te && te->capture && te->capture->failed, step_failed = te && te->step_failed, supported = te_explain(te, op, args, NULL, &e) == TE_OK;
+    bool pending = !te_ok(te), failed = te && te->capture && te->capture->failed, step_failed = te && te->step_failed,
+         supported = te_explain(te, op, args, NULL, &e) == TE_OK;
     if (!te) return false;
     if (!supported && !pending) te__forget_error(te); /* the answer "no" is no error of the context, nor of a step under way */
     te->step_failed = step_failed;
@@ -148,7 +156,8 @@ TE_PRINTF(2, 3) static void te__say(te__report_text *t, const char *format, ...)
     va_list args;
     int n;
     va_start(args, format);
-    n = vsnprintf(t->used < t->size ? t->buffer + t->used : NULL, t->used < t->size ? t->size - t->used : 0, format, args);
+    n = vsnprintf(t->used < t->size ? t->buffer + t->used : NULL, t->used < t->size ? t->size - t->used : 0, format,
+                  args);
     va_end(args);
     if (n > 0) t->used += (size_t)n;
 }
@@ -162,7 +171,8 @@ static void te__report_devices(te__report_text *t) {
         return;
     }
     te__text_free(&why);
-    te__say(t, "driver: %s, for CUDA up to %d.%d\n", te__cu.lib.path, te__cu.version / 1000, te__cu.version % 1000 / 10);
+    te__say(t, "driver: %s, for CUDA up to %d.%d\n", te__cu.lib.path, te__cu.version / 1000,
+            te__cu.version % 1000 / 10);
     te__cu.DeviceGetCount(&count);
     for (i = 0; i < count; i++) {
         te__cu_device device;
@@ -171,8 +181,9 @@ static void te__report_devices(te__report_text *t) {
         if (te__cu.DeviceGet(&device, i)) continue;
         te__cu.DeviceGetName(name, (int)sizeof(name) - 1, device);
         te__cu.DeviceTotalMem(&bytes, device);
-        te__say(t, "cuda:%d: %s, sm_%d%d, %d multiprocessors, %.1f GiB\n", i, name, te__cu_attribute(device, TE__CU_SM_MAJOR),
-                te__cu_attribute(device, TE__CU_SM_MINOR), te__cu_attribute(device, TE__CU_NUM_SMS), (double)bytes / 1073741824.0);
+        te__say(t, "cuda:%d: %s, sm_%d%d, %d multiprocessors, %.1f GiB\n", i, name,
+                te__cu_attribute(device, TE__CU_SM_MAJOR), te__cu_attribute(device, TE__CU_SM_MINOR),
+                te__cu_attribute(device, TE__CU_NUM_SMS), (double)bytes / 1073741824.0);
     }
 }
 
@@ -201,23 +212,33 @@ TE_API size_t te_report(te_ctx *te, char *buffer, size_t size) {
     t.size = buffer ? size : 0;
     t.used = 0;
     if (t.size) buffer[0] = 0;
-    te__say(&t, "te.h %d.%d.%d, %d processors\n", TE_VERSION_MAJOR, TE_VERSION_MINOR, TE_VERSION_PATCH, te__cpu_count());
+    te__say(&t, "te.h %d.%d.%d, %d processors\n", TE_VERSION_MAJOR, TE_VERSION_MINOR, TE_VERSION_PATCH,
+            te__cpu_count());
     te__say(&t, "arithmetic: FLT_EVAL_METHOD %d%s\n", (int)FLT_EVAL_METHOD,
-            FLT_EVAL_METHOD == 0 ? "" : ": numbers are kept wider than their type, so the CPU backend's codes are not those of other machines (x86: -msse2 -mfpmath=sse)");
+            FLT_EVAL_METHOD == 0 ? ""
+                                 : ": numbers are kept wider than their type, so the CPU backend's codes are not those "
+                                   "of other machines (x86: -msse2 -mfpmath=sse)");
     te__report_devices(&t);
     te__report_compiler(&t);
     if (te) {
         te_memory_stats m = te_memory_get_stats(te);
         const te_jit_stats *j = &te->jit_stats;
         te__say(&t, "context: %s, %d CPU threads\n", te->device_name, te->cpu_threads);
-        te__say(&t, "memory: %.1f MiB in tensors (at most %.1f), %.1f MiB taken (at most %.1f), %llu requests, %llu to the device\n", (double)m.allocated / 1048576.0,
-                (double)m.peak_allocated / 1048576.0, (double)m.reserved / 1048576.0, (double)m.peak_reserved / 1048576.0, (unsigned long long)m.allocs,
-                (unsigned long long)m.device_allocs);
-        te__say(&t, "kernels: %d loaded: %d compiled in %.2f s, %d from the cache, %d from PTX; %llu launches\n", j->loaded, j->compiled, j->compile_seconds, j->from_cache,
-                j->from_ptx, (unsigned long long)j->launches);
+        te__say(&t,
+                "memory: %.1f MiB in tensors (at most %.1f), %.1f MiB taken (at most %.1f), %llu requests, %llu to the "
+                "device\n",
+                (double)m.allocated / 1048576.0, (double)m.peak_allocated / 1048576.0, (double)m.reserved / 1048576.0,
+                (double)m.peak_reserved / 1048576.0, (unsigned long long)m.allocs, (unsigned long long)m.device_allocs);
+        te__say(&t, "kernels: %d loaded: %d compiled in %.2f s, %d from the cache, %d from PTX; %llu launches\n",
+                j->loaded, j->compiled, j->compile_seconds, j->from_cache, j->from_ptx,
+                (unsigned long long)j->launches);
         for (i = 0; te->patches && i < te_num_patches(te); i++) {
             const te_patch_info p = te_patch_at(te, i);
-            te__say(&t, "patch %s: %s%s\n", p.name, p.state == TE_PATCH_APPLIED ? "" : p.state == TE_PATCH_SKIPPED ? "skipped: " : "waiting: ", p.why);
+            te__say(&t, "patch %s: %s%s\n", p.name,
+                    p.state == TE_PATCH_APPLIED   ? ""
+                    : p.state == TE_PATCH_SKIPPED ? "skipped: "
+                                                  : "waiting: ",
+                    p.why);
         }
         if (j->cache_damaged) te__say(&t, "cache: %d damaged entries were replaced\n", j->cache_damaged);
         if (te->error_code != TE_OK) te__say(&t, "error: %s\n", te_error(te));

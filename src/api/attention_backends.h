@@ -106,7 +106,8 @@ TE_API te_tensor *te_create_block_mask(te_ctx *te, const te_block_mask_desc *des
 /* The block mask of flex for causal attention with a window of `window_keys` keys, the query's own among them (-1 => no window), b sequences and H heads: u8 [1, 1, ceil(s_q / 128),
  * ceil(s_kv / 128)]. Made once and kept in the context by all five numbers, at most 64 of them: the oldest goes, and all with the last module of sdpa, flex and eager. Borrowed until then; NULL on
  * failure. Making one copies from host memory, which a graph's capture refuses: a call before it makes the mask. */
-TE_API te_tensor *te_flex_block_mask(te_ctx *te, int64_t window_keys, int64_t b, int64_t heads, int64_t s_q, int64_t s_kv);
+TE_API te_tensor *te_flex_block_mask(te_ctx *te, int64_t window_keys, int64_t b, int64_t heads, int64_t s_q,
+                                     int64_t s_kv);
 /* How many of them the context keeps. */
 TE_API int te_flex_block_mask_count(const te_ctx *te);
 
@@ -120,7 +121,8 @@ typedef struct te_sparse_attention_desc {
 } te_sparse_attention_desc;
 /* te_op_sparse_attn_fwd as a differentiable function of q [b, s_q, H, d], kv [b, s_kv, d] and sinks -> [b, s_q, H, v_dim] of q's format. indices i32 [b, s_q, n], -1 for an empty slot.
  * desc may be NULL. Deterministic, forward and backward. */
-TE_API te_tensor *te_sparse_attention(te_tensor *q, te_tensor *kv, te_tensor *indices, const te_sparse_attention_desc *desc);
+TE_API te_tensor *te_sparse_attention(te_tensor *q, te_tensor *kv, te_tensor *indices,
+                                      const te_sparse_attention_desc *desc);
 
 /* The lists of a window and of compressed keys (DeepSeek-V4). */
 typedef struct te_sparse_window_desc {

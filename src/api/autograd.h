@@ -53,7 +53,8 @@ TE_API bool te_grad_enabled(const te_ctx *te);
 
 /* The function of te_checkpoint. It must do the same each time, and read parameters, `inputs` and `user` alone: anything else that it reads must
  * not change until te_backward. It fills `outputs` (tensors of the innermost scope) and returns TE_OK, or an error's code. */
-typedef te_result (*te_checkpoint_fn)(te_ctx *te, void *user, te_tensor *const *inputs, int num_inputs, te_tensor **outputs, int num_outputs);
+typedef te_result (*te_checkpoint_fn)(te_ctx *te, void *user, te_tensor *const *inputs, int num_inputs,
+                                      te_tensor **outputs, int num_outputs);
 #define TE_MAX_CHECKPOINT_INPUTS 32  /* the most inputs of a te_checkpoint */
 #define TE_MAX_CHECKPOINT_OUTPUTS 16 /* the most outputs of a te_checkpoint */
 /* One call of te_checkpoint; the lists are read during the call. */

@@ -274,17 +274,21 @@ TE_API te_result te_get_llama_rope_config(te_ctx *te, const char *config, te_rop
 /* Fills *rotary as Automodel's models with experts rotate, whatever rope_type says: with a factor above 1 frequencies are YaRN's, between pairs that need not be whole
  * numbers, with beta_fast (0 => 32), beta_slow (0 => 1) and original_max_position_embeddings (0 => 4096); attention_factor 0.1 ln(factor) + 1. Else they stay as they are. TE_ERR_INVALID unless
  * 0 < low < high < dim / 2 - 1 for the two pairs of YaRN, dim = floor(head_dim * partial_rotary_factor) even. Source: gpt_oss RotaryEmbedding. */
-TE_API te_result te_rope_config_moe_rotary(te_ctx *te, const te_rope_config *rope, int head_dim, te_rotary_desc *rotary);
+TE_API te_result te_rope_config_moe_rotary(te_ctx *te, const te_rope_config *rope, int head_dim,
+                                           te_rotary_desc *rotary);
 /* Fills *rotary by rope_type, as transformers does: default, linear, dynamic, llama3, yarn, longrope (its lists are read from *rope, which must live as long as the desc is used).
  * TE_ERR_INVALID for another name, with the nearest, TE_ERR_FORMAT for a number that the type needs and that is missing or out of range. */
-TE_API te_result te_rope_config_llama_rotary(te_ctx *te, const te_rope_config *rope, int head_dim, te_rotary_desc *rotary);
+TE_API te_result te_rope_config_llama_rotary(te_ctx *te, const te_rope_config *rope, int head_dim,
+                                             te_rotary_desc *rotary);
 
 /* Tables of rotary embeddings, for models that rotate by themselves; te_apply_rotary_pos_emb and modules need none. Of *rotary (NULL => defaults) they read base, rotary_percent, scaling and
  * max_seqlen (0 => the largest position + 1); dim = floor(head_dim * rotary_percent), even, or 0 for a table without columns. Frequencies are made anew each time, so no rounded copy of a model changes them. Each computes on
  * the host and allocates; NULL with TE_ERR_INVALID for sizes that are not possible, or a negative position.
  *
  * f32 [n, dim]: the cosines of all pairs and behind them the sines, times the attention factor, of positions[0 .. n - 1] (borrowed for the call; NULL => 0 .. n - 1). */
-TE_API te_tensor *te_rope_cos_sin(te_ctx *te, const te_rotary_desc *rotary, int head_dim, const int64_t *positions, int64_t n);
+TE_API te_tensor *te_rope_cos_sin(te_ctx *te, const te_rotary_desc *rotary, int head_dim, const int64_t *positions,
+                                  int64_t n);
 /* f32 [n, 1, 1, dim]: the angles of all pairs, each twice as rotary->interleaved has its channels, of positions 0 .. n - 1, for a fused rotation (te_rotary_desc.freqs; rotary_pos_emb of TransformerEngine); *attention_factor (may be NULL) is for the caller to
  * multiply queries and keys by after the rotation. */
-TE_API te_tensor *te_rope_freqs(te_ctx *te, const te_rotary_desc *rotary, int head_dim, int64_t n, float *attention_factor);
+TE_API te_tensor *te_rope_freqs(te_ctx *te, const te_rotary_desc *rotary, int head_dim, int64_t n,
+                                float *attention_factor);

@@ -31,8 +31,9 @@ typedef struct te_padded_sequences {
 /* Pads each sequence of input_ids and labels (i32 or i64, [N] or [1, N]; labels may be NULL) behind its end to a multiple of divisibility_factor, which is 2 * cp_size, with padding_token_id
  * (usually 0) and padding_label_id (usually -100, which te_cross_entropy ignores). cu_seqlens i32 [b + 1]: tokens behind the last sequence are dropped. Reads all three to the host, so it waits for
  * the device. TE_ERR_INVALID for starts that descend or pass the end. Source: transformer_engine.pytorch, pad_thd_sequences_for_cp. */
-TE_API te_result te_pad_thd_sequences_for_cp(te_tensor *input_ids, te_tensor *labels, te_tensor *cu_seqlens, int64_t divisibility_factor, int64_t padding_token_id, int64_t padding_label_id,
-                                             te_padded_sequences *out);
+TE_API te_result te_pad_thd_sequences_for_cp(te_tensor *input_ids, te_tensor *labels, te_tensor *cu_seqlens,
+                                             int64_t divisibility_factor, int64_t padding_token_id,
+                                             int64_t padding_label_id, te_padded_sequences *out);
 /* 0, 1, 2 .. of each sequence, through its padding, for sequences that are padded so: i32 or i64 (0 => i64) [N']. Reads cu_seqlens to the host. Source: transformer_engine.pytorch,
  * generate_positional_ids_for_cp. */
 TE_API te_tensor *te_generate_positional_ids_for_cp(te_tensor *cu_seqlens, int64_t divisibility_factor, te_dtype dtype);

@@ -47,7 +47,8 @@ typedef struct te_group_desc {
 
     /* Line blocks of x [sum of send_counts, ...] go to the ranks in order; out [sum of recv_counts, ...] gets theirs. Both lists have `size` entries (never
      * NULL here), which count lines; x and out do not overlap; any format. */
-    te_result (*all_to_all)(void *user, te_ctx *te, const te_tensor *x, const int64_t *send_counts, te_tensor *out, const int64_t *recv_counts);
+    te_result (*all_to_all)(void *user, te_ctx *te, const te_tensor *x, const int64_t *send_counts, te_tensor *out,
+                            const int64_t *recv_counts);
     /* x goes to rank `to`, which receives it in the order of sending. */
     te_result (*send)(void *user, te_ctx *te, const te_tensor *x, int to);
     /* x = the next tensor from rank `from`. */
@@ -96,7 +97,8 @@ TE_API te_result te_broadcast(te_group *group, te_tensor *x, int root);
  * recv_counts[0] lines of rank 0, then those of rank 1 ... Counts may be 0 and differ everywhere; send_counts[k] of rank i must be recv_counts[i] of rank k. They
  * stand in host memory, `size` of them. NULL: equal blocks. Lines are all that stands under one index of the first dimension, in any format, and fill whole bytes.
  * x and out must not share memory. */
-TE_API te_result te_all_to_all(te_group *group, const te_tensor *x, const int64_t *send_counts, te_tensor *out, const int64_t *recv_counts);
+TE_API te_result te_all_to_all(te_group *group, const te_tensor *x, const int64_t *send_counts, te_tensor *out,
+                               const int64_t *recv_counts);
 /* Returns when all ranks have called it. Queued work of a GPU may still run: te_synchronize waits for it. */
 TE_API te_result te_barrier(te_group *group);
 

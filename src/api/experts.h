@@ -110,7 +110,8 @@ TE_API te_result te_set_moe_aux_loss_scale(te_ctx *te, float scale);
 /* A gate that chooses evenly, for benchmarks. Expert j of token t is skip + (t K + j) mod (E - skip), with weight 1 / K. With noise n: weights (1 - n) / K + n u / sum u, u uniform,
  * and the K best of uniform scores + 0.1 n N(0, 1) of each expert, from random numbers that x's first four elements decide (the host waits for them): equal tokens, equal choice.
  * 0 <= skip_first_n_experts < E. Weights are in x's format. No parameters; padding is not looked at. Source: nemo_automodel.components.moe.layers.FakeBalancedGate. */
-TE_API te_module *te_fake_balanced_gate_create(te_ctx *te, const te_moe_config *config, int skip_first_n_experts, float noise);
+TE_API te_module *te_fake_balanced_gate_create(te_ctx *te, const te_moe_config *config, int skip_first_n_experts,
+                                               float noise);
 
 /* Experts. y of token t = sum over its experts e, with weight p: act(x Wg_e + bg_e) p Wd_e + p bd_e. Copies are sorted by expert; sums over a token's experts are in f32. Parameters
  * of this rank's experts: gate_and_up_projs [E, dim, 2 inter] (not gated: [E, dim, inter]), down_projs [E, inter, dim], gate_up_proj_bias [E, 2 inter], down_proj_bias [E, dim]; of
@@ -127,7 +128,8 @@ TE_API te_module *te_fake_balanced_gate_create(te_ctx *te, const te_moe_config *
  * would reach into the next expert's weight (dim or inter no multiple of 32), the products are plain ones, and a context says so once.
  * TE_ERR_INVALID if the ranks do not divide E, and without a backend. Source: nemo_automodel.components.moe.experts, the classes of these names. */
 TE_API te_module *te_grouped_experts_create(te_ctx *te, const te_moe_config *config, const te_moe_backend *backend);
-TE_API te_module *te_grouped_experts_deepep_create(te_ctx *te, const te_moe_config *config, const te_moe_backend *backend);
+TE_API te_module *te_grouped_experts_deepep_create(te_ctx *te, const te_moe_config *config,
+                                                   const te_moe_backend *backend);
 TE_API te_module *te_grouped_experts_te_create(te_ctx *te, const te_moe_config *config, const te_moe_backend *backend);
 
 /* The stacked tensors of this rank's experts. */

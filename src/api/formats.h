@@ -48,12 +48,14 @@ TE_API te_result te_cast_model_to_dtype(te_module *m, const te_cast_model_desc *
 typedef struct te_fp32_snapshots te_fp32_snapshots;
 /* f32 copies of the floating parameters whose path contains one of parameter_keywords, and of the floating buffers whose path contains one of buffer_keywords: parameters
  * under the first of their paths, buffers under each. Owned by the caller: te_fp32_snapshots_destroy, before the context. NULL with an error. Allocates. */
-TE_API te_fp32_snapshots *te_snapshot_fp32_tensors(te_module *m, const char *const *parameter_keywords, int num_parameter_keywords, const char *const *buffer_keywords,
+TE_API te_fp32_snapshots *te_snapshot_fp32_tensors(te_module *m, const char *const *parameter_keywords,
+                                                   int num_parameter_keywords, const char *const *buffer_keywords,
                                                    int num_buffer_keywords);
 /* Puts the values of `parameters` and `buffers` (one and the same, or NULL for none) back by path: such a tensor becomes f32. The path of a parameter is passed
  * over where it leads nowhere, or is not the first one of the parameter there; one of a buffer that leads nowhere is tried without the steps "_checkpoint_wrapped_module" before that.
  * Nothing is added to a module. */
-TE_API te_result te_restore_fp32_tensor_snapshots(te_module *m, const te_fp32_snapshots *parameters, const te_fp32_snapshots *buffers);
+TE_API te_result te_restore_fp32_tensor_snapshots(te_module *m, const te_fp32_snapshots *parameters,
+                                                  const te_fp32_snapshots *buffers);
 /* How many tensors it holds. */
 TE_API int te_fp32_snapshots_count(const te_fp32_snapshots *s);
 /* Copy `index` (borrowed), its path (borrowed) and its kind, each of which may be NULL; NULL outside of the list. */
@@ -124,4 +126,5 @@ typedef struct te_lm_head_result {
 /* Runs `lm_head` on the hidden states [b, s, h] or [t, h], or on some of their positions. The input is cast to the head's format: te_module_param_dtype, or its "weight"'s; a head
  * without either takes it as it is. The logits have the format that the head gives them, but under fp32_lm_head. lm_head NULL: the logits are `hidden` itself. options may be NULL.
  * Recorded. Source: compute_lm_head_logits. */
-TE_API te_lm_head_result te_compute_lm_head_logits(te_module *lm_head, te_tensor *hidden, const te_lm_head_options *options);
+TE_API te_lm_head_result te_compute_lm_head_logits(te_module *lm_head, te_tensor *hidden,
+                                                   const te_lm_head_options *options);

@@ -30,7 +30,8 @@ TE_API te_tensor *te_activate(te_tensor *x, te_activation activation, const te_a
  * x. Any activation; te.ops have it for TE_SWIGLU, TE_SRELU and TE_CLAMPED_SWIGLU. params may be NULL. TE_ERR_SHAPE where the probabilities are not as many
  * as the rows.
  * Source: transformer_engine.pytorch.ops.ScaledSwiGLU, ScaledSReLU, ScaledClampedQGeGLU (common/activation/scaled_activation.cu). */
-TE_API te_tensor *te_scaled_activate(te_tensor *x, te_tensor *permuted_probs, te_activation activation, const te_activation_params *params);
+TE_API te_tensor *te_scaled_activate(te_tensor *x, te_tensor *permuted_probs, te_activation activation,
+                                     const te_activation_params *params);
 /* Zeroes elements with probability p and divides the others by 1 - p; p 0 => x itself. Draws from the context's random state. */
 TE_API te_tensor *te_dropout(te_tensor *x, float p);
 /* residual + dropout(x + bias, p); x, residual [.., N], bias [N]; bias and residual may be NULL. */
@@ -42,7 +43,8 @@ TE_API te_tensor *te_drop_path(te_tensor *x, te_tensor *residual, float p);
 TE_API te_tensor *te_embedding_lookup(te_tensor *table, te_tensor *ids);
 /* The same where ranks share the vocabulary: the table is rows vocab_start .. vocab_start + V - 1 of vocab_size. An id of another rank's gives zeros, so that te_all_reduce of the
  * ranks' results is the whole; ids outside 0 .. vocab_size - 1 are the error. Source: megatron.core VocabParallelEmbedding. */
-TE_API te_tensor *te_vocab_parallel_embedding_lookup(te_tensor *table, te_tensor *ids, int64_t vocab_size, int64_t vocab_start);
+TE_API te_tensor *te_vocab_parallel_embedding_lookup(te_tensor *table, te_tensor *ids, int64_t vocab_size,
+                                                     int64_t vocab_start);
 
 /* cap * tanh(x / cap), of any shape: what Gemma 2 does to its logits. cap positive. */
 TE_API te_tensor *te_softcap(te_tensor *x, float cap);
@@ -76,7 +78,8 @@ typedef struct te_rope_scaling {
 } te_rope_scaling;
 /* inv_freq [dim / 2] and *attention_factor of sequences of `length` tokens, dim even: te_rope_angles' fields. base 0 => 10000; scaling may be NULL. Fails where a field of the type
  * is out of its range. */
-TE_API te_result te_rope_frequencies(te_ctx *te, const te_rope_scaling *scaling, float base, int dim, int64_t length, float *inv_freq, float *attention_factor);
+TE_API te_result te_rope_frequencies(te_ctx *te, const te_rope_scaling *scaling, float base, int dim, int64_t length,
+                                     float *inv_freq, float *attention_factor);
 
 /* A rotary embedding. Source: transformer_engine.pytorch.attention.RotaryPositionEmbedding. */
 typedef struct te_rotary_desc {
@@ -142,8 +145,8 @@ TE_API te_tensor *te_mse_loss(te_tensor *x, te_tensor *target);
 /* The backward function of a recorded node: reads the gradients of the outputs (grad_outputs[i] is NULL where none arrived), and sets
  * grad_inputs[i] to a tensor of the input's shape and format (it may be one of grad_outputs) where needs[i] is true, leaving the others NULL.
  * Nothing is recorded inside (te_enable_grad_begin changes that). Returns TE_OK, or an error's code. */
-typedef te_result (*te_backward_fn)(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *grad_outputs,
-                                    te_tensor **grad_inputs, const bool *needs);
+typedef te_result (*te_backward_fn)(te_ctx *te, const void *state, te_tensor *const *saved,
+                                    te_tensor *const *grad_outputs, te_tensor **grad_inputs, const bool *needs);
 /* A differentiable function of the user's. The lists are copied by te_record. */
 typedef struct te_node_desc {
     const char *name;          /* for messages; must outlive the tape: a literal */

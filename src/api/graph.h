@@ -58,6 +58,7 @@ typedef struct te_graphed_desc {
  * than 1,000 parameters with gradients, one that delays weight gradients (delay_wgrad_compute), or one that draws random numbers and runs again (te_module_set_checkpoint); TE_ERR_INVALID for one
  * that is given twice. The microbatch that te_set_is_first_microbatch had set stays that of the graphs: another one gives TE_ERR_STATE,
  * and so does a parameter that requires a gradient now and was frozen then. Syncs. Source: transformer_engine.pytorch.make_graphed_callables. */
-TE_API te_result te_make_graphed_callables(te_ctx *te, te_module *const *modules, const te_forward_args *sample_args, int n, const te_graphed_desc *desc);
+TE_API te_result te_make_graphed_callables(te_ctx *te, te_module *const *modules, const te_forward_args *sample_args,
+                                           int n, const te_graphed_desc *desc);
 /* Takes the graphs away; the module runs as usual. te_module_destroy does it, too. NULL is fine. */
 TE_API void te_graphed_reset(te_module *m);

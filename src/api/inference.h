@@ -39,7 +39,8 @@ TE_API te_result te_inference_params_allocate_memory(te_inference_params *c, te_
  * Where a sequence would become longer than max_sequence_length, or sequences or pages run out, TE_ERR_STATE, with both numbers, before anything has changed: te_clear_error, and call
  * again with fewer sequences. TE_ERR_INVALID for a number twice, or lengths below 1 or above max_ctx_len. TE_ERR_STATE inside a graph's capture; a captured forward pass of as many
  * sequences or more, with as many tokens of each or more, serves this step. TransformerEngine's pre_step takes an ordered dict, and lets a sequence that it has go on by one token whatever its length there. */
-TE_API te_result te_inference_params_pre_step(te_inference_params *c, const int64_t *seq_ids, const int64_t *step_lens, int64_t n);
+TE_API te_result te_inference_params_pre_step(te_inference_params *c, const int64_t *seq_ids, const int64_t *step_lens,
+                                              int64_t n);
 /* Forgets all sequences; the memory of layers stays. */
 TE_API te_result te_inference_params_reset(te_inference_params *c);
 /* The number of sequences of the step; 0 for NULL. */
@@ -59,6 +60,8 @@ typedef struct te_inference_step {
 } te_inference_step;
 /* For attention of the user's: adds the rotated keys and values of the step's tokens, in `format`, to those of `layer` (any module, which is the name of its memory) and fills *step. k as
  * [longest, b, heads, d] or [b, longest, heads, d], or packed. DotProductAttention calls this itself. */
-TE_API te_result te_inference_params_step(te_inference_params *c, te_module *layer, te_tensor *k, te_tensor *v, te_qkv_format format, te_inference_step *step);
+TE_API te_result te_inference_params_step(te_inference_params *c, te_module *layer, te_tensor *k, te_tensor *v,
+                                          te_qkv_format format, te_inference_step *step);
 /* The keys and values of a layer's sequences in one piece, copied: *k [b, max_sequence_length, heads, d], *v likewise, in the innermost scope. Rows from a sequence's length on hold anything. */
-TE_API te_result te_inference_params_convert_paged_to_nonpaged(te_inference_params *c, te_module *layer, te_tensor **k, te_tensor **v);
+TE_API te_result te_inference_params_convert_paged_to_nonpaged(te_inference_params *c, te_module *layer, te_tensor **k,
+                                                               te_tensor **v);

@@ -21,11 +21,12 @@ typedef enum te_map_type {
 /* inp [T, H] -> [num_out_tokens, H]: a copy of each token for each of its experts, by expert and then by token; rows that nothing comes to are 0.
  * num_out_tokens: mask: at least 1; index: 0 => T * topk, and copies behind the first num_out_tokens are dropped. row_id_map: the map (borrowed from the
  * innermost scope), for te_moe_unpermute. Source: transformer_engine.pytorch.moe_permute. */
-TE_API te_tensor *te_moe_permute(te_tensor *inp, te_tensor *routing_map, int64_t num_out_tokens, te_map_type map_type, te_tensor **row_id_map);
+TE_API te_tensor *te_moe_permute(te_tensor *inp, te_tensor *routing_map, int64_t num_out_tokens, te_map_type map_type,
+                                 te_tensor **row_id_map);
 /* The same with a mask map, and the probabilities [T, E], whose entries of the copies become permuted_probs [num_out_tokens], differentiable. A copy
  * whose probability is 0 is a row of zeros. Source: transformer_engine.pytorch.moe_permute_with_probs. */
-TE_API te_tensor *te_moe_permute_with_probs(te_tensor *inp, te_tensor *probs, te_tensor *routing_map, int64_t num_out_tokens, te_tensor **permuted_probs,
-                                            te_tensor **row_id_map);
+TE_API te_tensor *te_moe_permute_with_probs(te_tensor *inp, te_tensor *probs, te_tensor *routing_map,
+                                            int64_t num_out_tokens, te_tensor **permuted_probs, te_tensor **row_id_map);
 /* The other results of te_moe_permute_and_pad_with_probs; all belong to the innermost scope. */
 typedef struct te_moe_padded {
     te_tensor *permuted_probs;           /* [num_out_tokens], differentiable; 0 in padding */
@@ -36,7 +37,8 @@ typedef struct te_moe_padded {
 /* The same with the rows of each expert padded with zeros to a multiple of align_size. tokens_per_expert: i32 or i64 [E], the sums of the columns of routing_map.
  * num_out_tokens: rows of the result, at least the sum of the padded sizes: T * topk + E * (align_size - 1) always is; 0 => that sum, for which the
  * host waits (TE_ERR_STATE in a graph's capture). Source: transformer_engine.pytorch.moe_permute_and_pad_with_probs. */
-TE_API te_tensor *te_moe_permute_and_pad_with_probs(te_tensor *inp, te_tensor *probs, te_tensor *routing_map, te_tensor *tokens_per_expert, int64_t align_size,
+TE_API te_tensor *te_moe_permute_and_pad_with_probs(te_tensor *inp, te_tensor *probs, te_tensor *routing_map,
+                                                    te_tensor *tokens_per_expert, int64_t align_size,
                                                     int64_t num_out_tokens, te_moe_padded *made);
 
 /* Options of te_moe_unpermute; zero is a sum over a mask map. */
@@ -54,7 +56,8 @@ TE_API te_tensor *te_moe_unpermute(te_tensor *inp, te_tensor *row_id_map, const 
 TE_API te_tensor *te_moe_sort_chunks_by_index(te_tensor *inp, te_tensor *split_sizes, te_tensor *sorted_index);
 /* The same, and the numbers probs [T] in the same order: permuted_probs [T], differentiable.
  * Source: transformer_engine.pytorch.moe_sort_chunks_by_index_with_probs. */
-TE_API te_tensor *te_moe_sort_chunks_by_index_with_probs(te_tensor *inp, te_tensor *probs, te_tensor *split_sizes, te_tensor *sorted_index, te_tensor **permuted_probs);
+TE_API te_tensor *te_moe_sort_chunks_by_index_with_probs(te_tensor *inp, te_tensor *probs, te_tensor *split_sizes,
+                                                         te_tensor *sorted_index, te_tensor **permuted_probs);
 
 /* How a router's choice is written. */
 typedef enum te_routing_map_format {
@@ -77,10 +80,12 @@ typedef struct te_fused_topk_desc {
  * (NVTE_RADIX_TOPK_THRESHOLD); below it a warp finds the largest, and of equal scores the one wins whose number modulo 32 comes first with its five bits read backwards (0, 16,
  * 8, 24, 4 ..), among these the lower number. With normally distributed bf16 logits, 128 experts and topk 8 that is another choice for 2.6 to 3.5 % of the tokens,
  * by the scale of the logits; scores of f32 logits are hardly ever equal. Source: transformer_engine.pytorch.router.fused_topk_with_score_function. */
-TE_API te_tensor *te_fused_topk_with_score_function(te_tensor *logits, const te_fused_topk_desc *desc, te_tensor **routing_map);
+TE_API te_tensor *te_fused_topk_with_score_function(te_tensor *logits, const te_fused_topk_desc *desc,
+                                                    te_tensor **routing_map);
 /* The normalised scores f32 [.., E] of all experts, for an auxiliary loss, and the choice by them: *routing_map (NULL: not wanted).
  * Source: transformer_engine.pytorch.router.fused_compute_score_for_moe_aux_loss. */
-TE_API te_tensor *te_fused_compute_score_for_moe_aux_loss(te_tensor *logits, int topk, te_score_function score_function, te_routing_map_format routing_map_format,
+TE_API te_tensor *te_fused_compute_score_for_moe_aux_loss(te_tensor *logits, int topk, te_score_function score_function,
+                                                          te_routing_map_format routing_map_format,
                                                           te_tensor **routing_map);
 /* The numbers of an auxiliary loss. */
 typedef struct te_fused_moe_aux_loss_desc {
@@ -92,7 +97,8 @@ typedef struct te_fused_moe_aux_loss_desc {
 /* coeff * num_experts / (topk * T^2) * the sum over experts of tokens_per_expert times the sum of their probs [T, E], in the format of probs, [1].
  * tokens_per_expert: i32, i64 or float [E]. For a loss of several sequences, probs and tokens_per_expert may have num_experts columns for each.
  * Source: transformer_engine.pytorch.router.fused_moe_aux_loss. */
-TE_API te_tensor *te_fused_moe_aux_loss(te_tensor *probs, te_tensor *tokens_per_expert, const te_fused_moe_aux_loss_desc *desc);
+TE_API te_tensor *te_fused_moe_aux_loss(te_tensor *probs, te_tensor *tokens_per_expert,
+                                        const te_fused_moe_aux_loss_desc *desc);
 
 /* Products of the rows of num_gemms groups, each with a weight of its own: y_i = x_i W_i^T + b_i. Parameters: weight0 [out, in], weight1 ..., bias0 [out] ...
  * The call says in m_splits or m_splits_tensor how many rows each group has; rows behind the last group give rows of zeros. Either way each group has quantizers of its

@@ -135,7 +135,8 @@ TE_API te_result te_set_tensor_parallel_group(te_module *m, te_group *group);
 /* Gives the ranks that share each sequence to the attention of m and of all modules below it (te_parallel_options.cp_group, cp_p2p_group, cp_comm_type). The groups are borrowed for the modules'
  * lifetime; NULL => none. MultiheadAttention then rotates each token by its place in the whole sequence, as cp_size and cp_rank of te_rotary_desc say, which it fills in.
  * TE_ERR_INVALID for a group of another context, or for cp_p2p_group with another kind than TE_CP_A2A_P2P. Source: transformer_engine.pytorch, set_context_parallel_group. */
-TE_API te_result te_set_context_parallel_group(te_module *m, te_group *cp_group, te_group *cp_p2p_group, te_cp_comm cp_comm_type);
+TE_API te_result te_set_context_parallel_group(te_module *m, te_group *cp_group, te_group *cp_p2p_group,
+                                               te_cp_comm cp_comm_type);
 /* Is the gradient of this parameter one rank's part, to be added up over the tensor-parallel ranks by the caller (te_all_reduce of te_tensor_grad) before te_optimizer_step?
  * So it is of norms and of biases by row under sequence_parallel, and of norms of heads under tensor parallelism. Source: the attribute sequence_parallel of parameters. */
 TE_API bool te_tensor_sequence_parallel(const te_tensor *x);

@@ -698,6 +698,7 @@ typedef struct te_op_update_scale_args {
 
 /* One function an operation: te_result te_op_gemm(te_ctx *te, const te_op_gemm_args *args), and so on. Errors: TE_ERR_SHAPE,
  * TE_ERR_DTYPE, TE_ERR_INVALID, TE_ERR_UNSUPPORTED, TE_ERR_OUT_OF_MEMORY, TE_ERR_COMPILE, TE_ERR_DEVICE. */
-#define TE_OP_FUNCTION(lower, UPPER, family) TE_API te_result te_op_##lower(te_ctx *te, const te_op_##lower##_args *args);
+#define TE_OP_FUNCTION(lower, UPPER, family)                                      \
+    TE_API te_result te_op_##lower(te_ctx *te, const te_op_##lower##_args *args);
 TE_OP_LIST(TE_OP_FUNCTION)
 #undef TE_OP_FUNCTION

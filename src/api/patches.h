@@ -16,7 +16,8 @@
  *   zero_buffer            the state is zeros; false: its values mean nothing until they are set
  *   store_param_remainders the state is remainders, u8 [elements, 2], and zeros in any case; false: of the format that the desc has for it
  * A new master has its parameter's value from the next step on. */
-typedef te_result (*te_initialize_state_fn)(te_optimizer *opt, te_tensor *param, const char *state_name, bool zero_buffer, bool store_param_remainders);
+typedef te_result (*te_initialize_state_fn)(te_optimizer *opt, te_tensor *param, const char *state_name,
+                                            bool zero_buffer, bool store_param_remainders);
 /* The three parts of the mend, which make the patch needless if a function has all of them. */
 typedef enum te_state_capability {
     TE_STATE_DEQUANTIZES = 1, /* a parameter that is stored quantized counts as the tensor that te_dequantize makes of it */
@@ -37,14 +38,18 @@ TE_API te_result te_fused_adam_set_methods(te_ctx *te, const te_fused_adam_metho
  * for TransformerEngine's uint8. Allocates; refused inside a graph's capture, and graphs with a step of `opt` cannot be launched any more. TE_ERR_INVALID for a tensor that is no
  * parameter of `opt`, or a name that it has no state of.
  * Source: FusedAdam.initialize_state of TransformerEngine, from 2.12 on. */
-TE_API te_result te_initialize_state(te_optimizer *opt, te_tensor *param, const char *state_name, bool zero_buffer, bool store_param_remainders);
+TE_API te_result te_initialize_state(te_optimizer *opt, te_tensor *param, const char *state_name, bool zero_buffer,
+                                     bool store_param_remainders);
 /* The function as it was before 2.12: TE_ERR_UNSUPPORTED for a parameter that is stored quantized, and no state is marked as sharded. Its capabilities are 0. */
-TE_API te_result te_initialize_state_legacy(te_optimizer *opt, te_tensor *param, const char *state_name, bool zero_buffer, bool store_param_remainders);
+TE_API te_result te_initialize_state_legacy(te_optimizer *opt, te_tensor *param, const char *state_name,
+                                            bool zero_buffer, bool store_param_remainders);
 /* Calls the function in force; TE_ERR_UNSUPPORTED for an optimizer that is not FusedAdam. */
-TE_API te_result te_optimizer_initialize_state(te_optimizer *opt, te_tensor *param, const char *state_name, bool zero_buffer, bool store_param_remainders);
+TE_API te_result te_optimizer_initialize_state(te_optimizer *opt, te_tensor *param, const char *state_name,
+                                               bool zero_buffer, bool store_param_remainders);
 /* A state as it is stored (borrowed); NULL if there is none of the name. *scale (may be NULL) becomes the state's scale, f32 [1] (borrowed): every state in another format than f32
  * has one, remainders aside, and that of a bf16 state stays 1; else NULL. te_optimizer_get_unscaled_state gives values. */
-TE_API te_tensor *te_optimizer_state(const te_optimizer *opt, const te_tensor *param, const char *state_name, te_tensor **scale);
+TE_API te_tensor *te_optimizer_state(const te_optimizer *opt, const te_tensor *param, const char *state_name,
+                                     te_tensor **scale);
 
 /* ---- patches ---- */
 

@@ -43,7 +43,8 @@ typedef struct te_custom_quantizer {
      * (retained). On failure returns an error code: no tensor is made, and existing ones stay as they are. */
     te_result (*quantize)(void *user, te_tensor *x, int which, te_tensor **data, te_tensor **scale);
     /* Decodes a copy into a new float tensor of `shape` and `dtype`. NULL on failure. */
-    te_tensor *(*dequantize)(void *user, te_tensor *data, te_tensor *scale, int which, int ndim, const int64_t *shape, te_dtype dtype);
+    te_tensor *(*dequantize)(void *user, te_tensor *data, te_tensor *scale, int which, int ndim, const int64_t *shape,
+                             te_dtype dtype);
     bool (*is_quantizable)(void *user, const te_tensor *x); /* can x be quantized? NULL => every float tensor can */
 } te_custom_quantizer;
 
@@ -283,7 +284,9 @@ TE_API te_recipe te_recipe_block_scaling(void);   /* FP8, a scale for 1 x 128 el
 TE_API te_recipe te_recipe_mxfp8(void);           /* FP8, an E8M0 scale for 32 elements (MXFP8BlockScaling) */
 TE_API te_recipe te_recipe_nvfp4(void);           /* FP4, an E4M3 scale for 16 elements, of weights 16 x 16 (NVFP4BlockScaling) */
 /* A quantizer for each slot, chosen by `factory` (te_custom_recipe), which gets `user` (borrowed). CustomRecipe. */
-TE_API te_recipe te_recipe_custom(te_result (*factory)(void *user, const te_quantizer_role *role, te_quantizer_desc *desc), void *user);
+TE_API te_recipe te_recipe_custom(te_result (*factory)(void *user, const te_quantizer_role *role,
+                                                       te_quantizer_desc *desc),
+                                  void *user);
 /* "delayed", "current", "block", "mxfp8", "nvfp4", "custom", "none". Static string; "?" for a value outside the list. */
 TE_API const char *te_recipe_name(te_recipe_kind kind);
 

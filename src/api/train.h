@@ -132,16 +132,20 @@ TE_API te_result te_grad_scaler_set_state(te_grad_scaler *s, te_grad_scaler_stat
 TE_API te_tensor *te_optimizer_get_unscaled_state(te_optimizer *opt, const te_tensor *param, const char *state_name);
 /* Sets it from f32 of the parameter's shape: with a new scale where it has one. A master of remainders sets the parameter, too, and syncs; any other one shows
  * in the parameter after the next step. */
-TE_API te_result te_optimizer_set_scaled_state(te_optimizer *opt, te_tensor *param, const char *state_name, const te_tensor *unscaled_state);
+TE_API te_result te_optimizer_set_scaled_state(te_optimizer *opt, te_tensor *param, const char *state_name,
+                                               const te_tensor *unscaled_state);
 
 /* out[i] = in[i] * scale; out[i] may be in[i], of any float formats otherwise. found_inf: f32 [1], becomes 1 if an input is not finite; may be NULL.
  * The multi_tensor functions of transformer_engine.pytorch.optimizers: te_op_multi_scale, te_op_l2norm, te_op_adam, te_op_sgd have more. */
-TE_API te_result te_multi_tensor_scale(te_ctx *te, te_tensor *const *in, te_tensor *const *out, int num_tensors, float scale, te_tensor *found_inf);
+TE_API te_result te_multi_tensor_scale(te_ctx *te, te_tensor *const *in, te_tensor *const *out, int num_tensors,
+                                       float scale, te_tensor *found_inf);
 /* The norm of all elements, f32 [1], in a fixed order; and if per_tensor is not NULL that of each tensor, f32 [num_tensors], there. New tensors of the innermost
  * scope; NULL with an error. */
-TE_API te_tensor *te_multi_tensor_l2norm(te_ctx *te, te_tensor *const *tensors, int num_tensors, te_tensor **per_tensor);
+TE_API te_tensor *te_multi_tensor_l2norm(te_ctx *te, te_tensor *const *tensors, int num_tensors,
+                                         te_tensor **per_tensor);
 /* The same of the elements times inv_scale, f32 [1] on the device (NULL => 1); the tensors stay as they are. */
-TE_API te_tensor *te_multi_tensor_unscale_l2norm(te_ctx *te, te_tensor *const *tensors, int num_tensors, const te_tensor *inv_scale, te_tensor **per_tensor);
+TE_API te_tensor *te_multi_tensor_unscale_l2norm(te_ctx *te, te_tensor *const *tensors, int num_tensors,
+                                                 const te_tensor *inv_scale, te_tensor **per_tensor);
 /* Scales all gradients of a module tree (main gradients, where there are some) in place by min(1, max_norm / (norm + 1e-6)), and returns the norm that they had,
  * f32 [1] of the innermost scope; NULL with an error. As torch.nn.utils.clip_grad_norm_. */
 TE_API te_tensor *te_clip_grad_norm(te_module *m, float max_norm);
@@ -155,8 +159,8 @@ typedef struct te_metadata {
  * ("<path>.row.data", ".row.scale", ".col.data" ...). Written to a temporary file beside it, synced and renamed (see te_safetensors_write): a failure
  * leaves the previous file whole. Syncs. m and opt may be NULL. The optimizer's learning rates, those of groups included, go
  * with it; a te_grad_scaler's state does not (te_grad_scaler_get_state). Errors: TE_ERR_IO; the context's error, if it has one: nothing is written then. */
-TE_API te_result te_model_save(te_ctx *te, const char *path, te_module *m, te_optimizer *opt, const te_metadata *metadata,
-                                    int num_metadata);
+TE_API te_result te_model_save(te_ctx *te, const char *path, te_module *m, te_optimizer *opt,
+                               const te_metadata *metadata, int num_metadata);
 /* Reads such a file into `m` and `opt` (each may be NULL). Every name, shape and format is checked, and all memory allocated, before the first byte
  * changes: after any error but TE_ERR_IO (a read failed) all is as it was. Entries that the model lacks are ignored with a warning; entries that the
  * file lacks are errors. For a weight that is stored quantized the file may have a plain one of any float format, which is quantized (by a custom quantizer, whose function may fail or

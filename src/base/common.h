@@ -10,9 +10,11 @@
 
 /* These flags let a compiler sum in another order, compute x / y as x * (1 / y), and ignore NaN and -0: codes would change. gcc defines a macro for
  * each flag, clang and MSVC one for all of them; te__arithmetic_is_exact finds the flags that define no macro. */
-#if defined(__FAST_MATH__) || (defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__) || defined(__ASSOCIATIVE_MATH__) || defined(__RECIPROCAL_MATH__) || \
-    defined(__NO_SIGNED_ZEROS__) || defined(_M_FP_FAST)
-#error "te.h: -ffast-math (-Ofast, /fp:fast) and its parts would change quantized codes: compile the one file that defines TE_IMPLEMENTATION with -fno-fast-math (/fp:precise) last among its flags; all others may keep theirs"
+#if defined(__FAST_MATH__) || (defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__) ||             \
+    defined(__ASSOCIATIVE_MATH__) || defined(__RECIPROCAL_MATH__) || defined(__NO_SIGNED_ZEROS__) || \
+    defined(_M_FP_FAST)
+#error \
+    "te.h: -ffast-math (-Ofast, /fp:fast) and its parts would change quantized codes: compile the one file that defines TE_IMPLEMENTATION with -fno-fast-math (/fp:precise) last among its flags; all others may keep theirs"
 #endif
 
 /* `= TE_ZERO` clears a struct or array in both languages without a warning. */

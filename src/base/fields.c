@@ -9,7 +9,7 @@ typedef struct te__field {
 } te__field;
 #define TE__FIELD(type, field, mark) {#field, offsetof(type, field), sizeof(((type *)0)->field), mark}
 /* C has no word for the offset of a member's member; a sum is what every compiler takes. */
-#define TE__FIELD_IN(type, group, group_type, field, mark)                                                                          \
+#define TE__FIELD_IN(type, group, group_type, field, mark)                                                           \
     {#group "." #field, offsetof(type, group) + offsetof(group_type, field), sizeof(((group_type *)0)->field), mark}
 
 /* An option of the type te_switch, where zero stands for by_default. */
@@ -39,6 +39,7 @@ static bool te__field_is_set(const void *s, const te__field *f) {
 static bool te__fields_same(const void *a, const void *b, const te__field *fields, int n) {
     int i;
     for (i = 0; i < n; i++)
-        if (memcmp((const char *)a + fields[i].offset, (const char *)b + fields[i].offset, fields[i].size) != 0) return false;
+        if (memcmp((const char *)a + fields[i].offset, (const char *)b + fields[i].offset, fields[i].size) != 0)
+            return false;
     return true;
 }

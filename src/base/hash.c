@@ -15,7 +15,9 @@ static inline uint64_t te__rotate_left(uint64_t x, int bits) { return x << bits 
 static inline uint32_t te__read_le32(const uint8_t *p) {
     return (uint32_t)p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 | (uint32_t)p[3] << 24;
 }
-static inline uint64_t te__read_le64(const uint8_t *p) { return te__read_le32(p) | (uint64_t)te__read_le32(p + 4) << 32; }
+static inline uint64_t te__read_le64(const uint8_t *p) {
+    return te__read_le32(p) | (uint64_t)te__read_le32(p + 4) << 32;
+}
 
 static inline uint64_t te__xx_round(uint64_t lane, uint64_t word) {
     return te__rotate_left(lane + word * TE__XX2, 31) * TE__XX1;
@@ -38,7 +40,8 @@ static inline void te__xx_stripes(uint64_t lane[4], const uint8_t *p, size_t n) 
 static inline uint64_t te__xx_end(const uint64_t lane[4], uint64_t seed, uint64_t total, const uint8_t *p, size_t n) {
     uint64_t h = seed + TE__XX5;
     if (total >= 32) {
-        h = te__rotate_left(lane[0], 1) + te__rotate_left(lane[1], 7) + te__rotate_left(lane[2], 12) + te__rotate_left(lane[3], 18);
+        h = te__rotate_left(lane[0], 1) + te__rotate_left(lane[1], 7) + te__rotate_left(lane[2], 12) +
+            te__rotate_left(lane[3], 18);
         for (int i = 0; i < 4; i++) h = (h ^ te__xx_round(0, lane[i])) * TE__XX1 + TE__XX4;
     }
     h += total;
@@ -118,8 +121,9 @@ static inline void te__digest(const void *data, size_t n, char hex[TE__DIGEST_CH
 /* ---- CRC-32 (IEEE 802.3, as in zip and PNG), half a byte at a time: a table small enough to be a constant ---- */
 
 static inline uint32_t te__crc32(const void *data, size_t n) {
-    static const uint32_t table[16] = {0x00000000, 0x1db71064, 0x3b6e20c8, 0x26d930ac, 0x76dc4190, 0x6b6b51f4, 0x4db26158, 0x5005713c,
-                                       0xedb88320, 0xf00f9344, 0xd6d6a3e8, 0xcb61b38c, 0x9b64c2b0, 0x86d3d2d4, 0xa00ae278, 0xbdbdf21c};
+    static const uint32_t table[16] = {0x00000000, 0x1db71064, 0x3b6e20c8, 0x26d930ac, 0x76dc4190, 0x6b6b51f4,
+                                       0x4db26158, 0x5005713c, 0xedb88320, 0xf00f9344, 0xd6d6a3e8, 0xcb61b38c,
+                                       0x9b64c2b0, 0x86d3d2d4, 0xa00ae278, 0xbdbdf21c};
     const uint8_t *p = (const uint8_t *)data;
     uint32_t crc = 0xffffffffu;
     for (size_t i = 0; i < n; i++) {

@@ -79,7 +79,8 @@ static inline size_t te__lz_unpack(const uint8_t *src, size_t n, uint8_t *dst, s
 /* ---- base 85: five characters for four bytes, most significant first; the last k < 4 bytes take k + 1 characters ---- */
 
 /* Printable characters that a C string takes as they are: no quote, no backslash, and no ? because of trigraphs. */
-static const char te__base85_alphabet[] = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%&()*+,-./:;<=>@[]^_";
+static const char te__base85_alphabet[] =
+    "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%&()*+,-./:;<=>@[]^_";
 
 /* Decodes the concatenation of `count` strings. Returns the bytes written to dst, or 0 when the text is damaged or dst too
  * small. */

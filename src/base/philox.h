@@ -45,13 +45,16 @@ TE__BOTH void te__philox_round(uint32_t c[4], uint32_t k0, uint32_t k1) {
 /* Four words for (seed, offset, block): key = seed, counter = block in the lower and offset in the upper half. */
 TE__BOTH void te__philox_rounds(int rounds, uint64_t seed, uint64_t offset, uint64_t block, uint32_t out[4]) {
     uint32_t k0 = (uint32_t)seed, k1 = (uint32_t)(seed >> 32);
-    out[0] = (uint32_t)block, out[1] = (uint32_t)(block >> 32), out[2] = (uint32_t)offset, out[3] = (uint32_t)(offset >> 32);
+    out[0] = (uint32_t)block, out[1] = (uint32_t)(block >> 32), out[2] = (uint32_t)offset,
+    out[3] = (uint32_t)(offset >> 32);
     for (int round = 0; round < rounds; round++) {
         te__philox_round(out, k0, k1);
         k0 += TE__PHILOX_STEP0, k1 += TE__PHILOX_STEP1;
     }
 }
-TE__BOTH void te__philox(uint64_t seed, uint64_t offset, uint64_t block, uint32_t out[4]) { te__philox_rounds(10, seed, offset, block, out); }
+TE__BOTH void te__philox(uint64_t seed, uint64_t offset, uint64_t block, uint32_t out[4]) {
+    te__philox_rounds(10, seed, offset, block, out);
+}
 
 /* Replaces the host's seed and offset by a random state in device memory, {seed, offset}, to which the host's offset is added. NULL: there is none. */
 TE__BOTH void te__rng_read(const void *state, uint64_t *seed, uint64_t *offset) {

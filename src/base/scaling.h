@@ -45,7 +45,9 @@ TE__BOTH float te__block_scale(float amax, float fp8_max, float epsilon, float l
 }
 
 /* MXFP8: the E8M0 code of a group. The product is rounded before its exponent is rounded up, so 448 * 2^k maps to k exactly. */
-TE__BOTH uint8_t te__mxfp8_exponent(float amax, float fp8_max_inverse) { return te__f32_to_e8m0(te__mul_f32(amax, fp8_max_inverse)); }
+TE__BOTH uint8_t te__mxfp8_exponent(float amax, float fp8_max_inverse) {
+    return te__f32_to_e8m0(te__mul_f32(amax, fp8_max_inverse));
+}
 
 /* RN(1 / 448) and RN(1 / 57344). */
 #define TE__E4M3_MAX_INVERSE 2.232142956927418709e-3f
@@ -70,7 +72,9 @@ TE__BOTH uint8_t te__nvfp4_block_code(float block_amax, float tensor_scale) {
     return te__f32_to_e4m3(te__mul_f32(block_amax, te__mul_f32(tensor_scale, TE__ONE_SIXTH)));
 }
 /* 4-over-6, which rounds in another order: the scale that maps the block's amax to 6; 1.5 times as much maps it to 4. */
-TE__BOTH float te__nvfp4_base(float block_amax, float tensor_scale) { return te__mul_f32(te__div_f32(block_amax, 6.0f), tensor_scale); }
+TE__BOTH float te__nvfp4_base(float block_amax, float tensor_scale) {
+    return te__mul_f32(te__div_f32(block_amax, 6.0f), tensor_scale);
+}
 
 /* The factor that a block's codes have: d / S. */
 TE__BOTH float te__nvfp4_step(uint8_t block_code, float tensor_scale) {
@@ -86,7 +90,8 @@ TE__BOTH float te__nvfp4_multiplier(uint8_t block_code, float tensor_scale) {
 /* The index of the scale of group `group` of line `line`; groups run along lines. ld: from one row of scales to the next; down: groups are rows.
  * Swizzled: tiles of 128 lines by 4 groups, and ld is the number of groups, a multiple of 4, whether down or not. */
 TE__BOTH int64_t te__group_scale_at(int swizzled, int down, int64_t ld, int64_t line, int64_t group) {
-    if (swizzled) return ((line >> 7) * (ld >> 2) + (group >> 2)) * 512 + (line & 31) * 16 + (line & 127) / 32 * 4 + (group & 3);
+    if (swizzled)
+        return ((line >> 7) * (ld >> 2) + (group >> 2)) * 512 + (line & 31) * 16 + (line & 127) / 32 * 4 + (group & 3);
     return down ? group * ld + line : line * ld + group;
 }
 

@@ -27,7 +27,8 @@ TE_API te_tensor *te_tensor_zeros(te_ctx *te, te_dtype dtype, int ndim, const in
     return x ? te__checked(x, te->device->clear(te, te__data(x), x->buffer->bytes)) : NULL;
 }
 
-static te_tensor *te__random_tensor(te_ctx *te, te_dtype dtype, int ndim, const int64_t *shape, te_random_kind kind, float a, float b) {
+static te_tensor *te__random_tensor(te_ctx *te, te_dtype dtype, int ndim, const int64_t *shape, te_random_kind kind,
+                                    float a, float b) {
     te_op_random_args args = TE_ZERO;
     te_tensor *x = te_tensor_empty(te, dtype, ndim, shape);
     te__rng_state before;
@@ -63,7 +64,9 @@ static te_result te__need_host(const te_tensor *x, const void *host, const char 
 TE_API te_result te_tensor_copy_from_host(te_tensor *x, const void *host) {
     if (!x) return TE_ERR_STATE;
     if (!x->buffer) return te__no_plain_memory(x, "te_tensor_copy_from_host");
-    if (!te__is_contiguous(x)) return te__fail(x->te, TE_ERR_INVALID, "te_tensor_copy_from_host: the tensor is strided; copy to a contiguous one");
+    if (!te__is_contiguous(x))
+        return te__fail(x->te, TE_ERR_INVALID,
+                        "te_tensor_copy_from_host: the tensor is strided; copy to a contiguous one");
     if (te__need_host(x, host, "te_tensor_copy_from_host") != TE_OK) return TE_ERR_INVALID;
     te__touch(x);
     return x->te->device->upload(x->te, te__data(x), host, te_tensor_bytes(x));
@@ -134,7 +137,8 @@ TE_API te_result te_tensor_to_f32(const te_tensor *x, float *host) {
     if (result == TE_OK && te_dtype_bits(plain->dtype) < 8) { /* each row begins at a byte of its own */
         int64_t rows = te__rows(plain), cols = te__cols(plain), i;
         for (i = 0; i < rows; i++)
-            te__load_row((const char *)bytes + (size_t)i * te__row_bytes(plain->dtype, cols), plain->dtype, 0, cols, host + i * cols);
+            te__load_row((const char *)bytes + (size_t)i * te__row_bytes(plain->dtype, cols), plain->dtype, 0, cols,
+                         host + i * cols);
     } else if (result == TE_OK)
         te__load_row(bytes, plain->dtype, 0, te__numel(plain), host);
     te__free(te, bytes, size);
@@ -147,7 +151,8 @@ TE_API double te_tensor_item(const te_tensor *x) {
     unsigned char raw[8];
     if (!x) return (double)NAN;
     if (te__numel(x) != 1 || x->quantized) {
-        te__fail(x->te, TE_ERR_SHAPE, "te_tensor_item: the tensor is %s; exactly one plain element is needed", te__shape_text(x, text));
+        te__fail(x->te, TE_ERR_SHAPE, "te_tensor_item: the tensor is %s; exactly one plain element is needed",
+                 te__shape_text(x, text));
         return (double)NAN;
     }
     if (te_tensor_to_host(x, raw) != TE_OK) return (double)NAN;
@@ -164,7 +169,8 @@ typedef struct te__view_state {
     int64_t start;
 } te__view_state;
 
-static te_tensor *te__record_unary(const char *name, te_tensor *x, te_tensor *y, const te__view_state *state, te_backward_fn backward) {
+static te_tensor *te__record_unary(const char *name, te_tensor *x, te_tensor *y, const te__view_state *state,
+                                   te_backward_fn backward) {
     te_node_desc node = TE_ZERO;
     if (y && x->te->recording) x->te->note_leaf(x->te, x);
     if (!y || !te__wants_grad(x)) return y;
@@ -179,7 +185,8 @@ static te_tensor *te__record_unary(const char *name, te_tensor *x, te_tensor *y,
     return te_record(x->te, &node) == TE_OK ? y : NULL;
 }
 
-static te_result te__view_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
+static te_result te__view_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy,
+                                   te_tensor **dx, const bool *needs) {
     const te__view_state *s = (const te__view_state *)state;
     (void)te, (void)saved, (void)needs;
     dx[0] = te_tensor_view(te_tensor_contiguous(dy[0]), s->ndim, s->shape);
@@ -196,9 +203,10 @@ TE_API te_tensor *te_tensor_view(te_tensor *x, int ndim, const int64_t *shape) {
     if (!x) return NULL;
     if (te__need_memory(x, "te_tensor_view") != TE_OK) return NULL;
     if (ndim < 0 || ndim > TE_MAX_DIMS || (ndim && !shape) || !x->buffer || !te__is_contiguous(x)) {
-        te__fail(x->te, TE_ERR_SHAPE, "te_tensor_view: %s", !x->buffer ? "the tensor is quantized: te_dequantize it, or see te_quantized_view"
-                                                            : te__is_contiguous(x) ? "0 to 8 dimensions with their sizes are needed"
-                                                                                   : "the tensor is strided: te_tensor_contiguous it first");
+        te__fail(x->te, TE_ERR_SHAPE, "te_tensor_view: %s",
+                 !x->buffer             ? "the tensor is quantized: te_dequantize it, or see te_quantized_view"
+                 : te__is_contiguous(x) ? "0 to 8 dimensions with their sizes are needed"
+                                        : "the tensor is strided: te_tensor_contiguous it first");
         return NULL;
     }
     for (i = 0; i < ndim && fits; i++) {
@@ -219,13 +227,16 @@ TE_API te_tensor *te_tensor_view(te_tensor *x, int ndim, const int64_t *shape) {
         fits = false;
     }
     if (!fits) {
-        te__fail(x->te, TE_ERR_SHAPE, "te_tensor_view: %s cannot be seen as %s: %lld elements", te__shape_text(x, a), te__dims_text(ndim, shape, b),
-                 (long long)te__numel(x));
+        te__fail(x->te, TE_ERR_SHAPE, "te_tensor_view: %s cannot be seen as %s: %lld elements", te__shape_text(x, a),
+                 te__dims_text(ndim, shape, b), (long long)te__numel(x));
         return NULL;
     }
     if (te__shape_bytes(x->dtype, ndim, full) != te_tensor_bytes(x)) {
-        te__fail(x->te, TE_ERR_SHAPE, "te_tensor_view: %s of %s has %llu bytes and %s %llu: its rows begin at whole bytes, so a view keeps the last size "
-                 "if that is odd, and an even one even", te__shape_text(x, a), te_dtype_name(x->dtype), (unsigned long long)te_tensor_bytes(x),
+        te__fail(x->te, TE_ERR_SHAPE,
+                 "te_tensor_view: %s of %s has %llu bytes and %s %llu: its rows begin at whole bytes, so a view keeps "
+                 "the last size "
+                 "if that is odd, and an even one even",
+                 te__shape_text(x, a), te_dtype_name(x->dtype), (unsigned long long)te_tensor_bytes(x),
                  te__dims_text(ndim, full, b), (unsigned long long)te__shape_bytes(x->dtype, ndim, full));
         return NULL;
     }
@@ -246,12 +257,14 @@ TE_API te_tensor *te_tensor_view(te_tensor *x, int ndim, const int64_t *shape) {
 static bool te__has_addresses(const te_tensor *x, const char *function) {
     if (!x->buffer) return te__no_plain_memory(x, function) == TE_OK;
     if (te_dtype_bits(x->dtype) >= 8) return true;
-    te__fail(x->te, TE_ERR_DTYPE, "%s: %s has two elements a byte, which no view can take apart", function, te_dtype_name(x->dtype));
+    te__fail(x->te, TE_ERR_DTYPE, "%s: %s has two elements a byte, which no view can take apart", function,
+             te_dtype_name(x->dtype));
     return false;
 }
 
 /* A gradient is stored where its range was; zeros around it. */
-static te_result te__narrow_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
+static te_result te__narrow_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy,
+                                     te_tensor **dx, const bool *needs) {
     const te__view_state *s = (const te__view_state *)state;
     te_tensor *whole = te_tensor_zeros(te, dy[0]->dtype, s->ndim, s->shape);
     te_tensor *part = te_tensor_narrow(whole, s->dim, s->start, dy[0]->shape[s->dim]);
@@ -268,8 +281,8 @@ TE_API te_tensor *te_tensor_narrow(te_tensor *x, int dim, int64_t start, int64_t
     if (!te__has_addresses(x, "te_tensor_narrow")) return NULL;
     if (dim < 0) dim += x->ndim;
     if (dim < 0 || dim >= x->ndim || start < 0 || length < 0 || start > x->shape[dim] - length) {
-        te__fail(x->te, TE_ERR_SHAPE, "te_tensor_narrow: %lld elements from %lld on of dimension %d do not exist in %s", (long long)length,
-                 (long long)start, dim, te__shape_text(x, a));
+        te__fail(x->te, TE_ERR_SHAPE, "te_tensor_narrow: %lld elements from %lld on of dimension %d do not exist in %s",
+                 (long long)length, (long long)start, dim, te__shape_text(x, a));
         return NULL;
     }
     y = te__alias(x);
@@ -283,7 +296,8 @@ TE_API te_tensor *te_tensor_narrow(te_tensor *x, int dim, int64_t start, int64_t
     return te__record_unary("narrow", x, y, &state, te__narrow_backward);
 }
 
-static te_result te__swap_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
+static te_result te__swap_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy,
+                                   te_tensor **dx, const bool *needs) {
     const te__view_state *s = (const te__view_state *)state;
     (void)saved, (void)needs;
     dx[0] = te_tensor_contiguous(te_tensor_transpose(dy[0], s->dim, s->other));
@@ -299,7 +313,8 @@ TE_API te_tensor *te_tensor_transpose(te_tensor *x, int a, int b) {
     if (a < 0) a += x->ndim;
     if (b < 0) b += x->ndim;
     if (a < 0 || b < 0 || a >= x->ndim || b >= x->ndim) {
-        te__fail(x->te, TE_ERR_SHAPE, "te_tensor_transpose: dimensions %d and %d do not both exist in %s", a, b, te__shape_text(x, text));
+        te__fail(x->te, TE_ERR_SHAPE, "te_tensor_transpose: dimensions %d and %d do not both exist in %s", a, b,
+                 te__shape_text(x, text));
         return NULL;
     }
     y = te__alias(x);
@@ -313,7 +328,8 @@ TE_API te_tensor *te_tensor_transpose(te_tensor *x, int a, int b) {
     return te__record_unary("transpose", x, y, &state, te__swap_backward);
 }
 
-static te_result te__cast_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
+static te_result te__cast_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy,
+                                   te_tensor **dx, const bool *needs) {
     const te__view_state *s = (const te__view_state *)state;
     (void)te, (void)saved, (void)needs;
     dx[0] = te_tensor_cast(dy[0], (te_dtype)s->dim);
@@ -341,13 +357,16 @@ TE_API te_tensor *te_tensor_contiguous(te_tensor *x) {
 TE_API te_tensor *te_tensor_cast(te_tensor *x, te_dtype dtype) {
     if (!x || x->dtype == dtype) return x;
     if (!te__is_float(x->dtype) || !te__is_float(dtype)) {
-        te__fail(x->te, TE_ERR_DTYPE, "te_tensor_cast: %s to %s; f32, f16 and bf16 are possible (te_quantize makes FP8)", te_dtype_name(x->dtype),
-                 te_dtype_name(dtype));
+        te__fail(x->te, TE_ERR_DTYPE,
+                 "te_tensor_cast: %s to %s; f32, f16 and bf16 are possible (te_quantize makes FP8)",
+                 te_dtype_name(x->dtype), te_dtype_name(dtype));
         return NULL;
     }
     return te__converted(x, dtype, "cast");
 }
-TE_API te_tensor *te_tensor_detach(te_tensor *x) { return !x ? NULL : x->quantized ? te__alias_quantized(x) : te__alias(x); }
+TE_API te_tensor *te_tensor_detach(te_tensor *x) {
+    return !x ? NULL : x->quantized ? te__alias_quantized(x) : te__alias(x);
+}
 
 /* ---- properties ---- */
 

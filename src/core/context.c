@@ -22,7 +22,8 @@ static void te__open_cpu(te_ctx *te) {
 /* Opens the device that was asked for; by default the first GPU, or the CPU if there is no GPU. After a failure the context has the CPU, so that no
  * later call crashes. */
 static void te__open_device(te_ctx *te, const te_ctx_desc *desc) {
-    const char *name = desc->device ? desc->device : te__env("TE_DEVICE"), *whose = desc->device ? "device \"" : "TE_DEVICE is \"";
+    const char *name = desc->device ? desc->device : te__env("TE_DEVICE"),
+               *whose = desc->device ? "device \"" : "TE_DEVICE is \"";
     bool any = !name || !name[0];
     int ordinal = any ? 0 : te__cuda_ordinal(name);
     if (!any && strcmp(name, "cpu") == 0) {
@@ -30,7 +31,8 @@ static void te__open_device(te_ctx *te, const te_ctx_desc *desc) {
         return;
     }
     if (ordinal < 0) {
-        te__fail(te, TE_ERR_INVALID, "te_ctx_create: %s%s\"%s is neither \"cpu\" nor \"cuda:N\"", whose, name, desc->device ? "" : ", which");
+        te__fail(te, TE_ERR_INVALID, "te_ctx_create: %s%s\"%s is neither \"cpu\" nor \"cuda:N\"", whose, name,
+                 desc->device ? "" : ", which");
         te__open_cpu(te);
         return;
     }
@@ -112,9 +114,11 @@ TE_API te_ctx *te_ctx_create(const te_ctx_desc *desc) {
     te->log = desc->log;
     te->log_user = desc->log_user;
     te->log_level = desc->log_level ? desc->log_level : TE_LOG_WARN;
-    if (!desc->log_level) te->log_level = (te_log_level)te__env_number(te, "TE_LOG", TE_LOG_ERROR, TE_LOG_DEBUG, TE_LOG_WARN);
+    if (!desc->log_level)
+        te->log_level = (te_log_level)te__env_number(te, "TE_LOG", TE_LOG_ERROR, TE_LOG_DEBUG, TE_LOG_WARN);
     te->debug_sync = te__env_number(te, "TE_DEBUG_SYNC", 0, 1, 0) != 0;
-    te->cpu_threads = desc->cpu_threads > 0 ? desc->cpu_threads : te__env_number(te, "TE_THREADS", 1, TE__MAX_THREADS, 0);
+    te->cpu_threads =
+        desc->cpu_threads > 0 ? desc->cpu_threads : te__env_number(te, "TE_THREADS", 1, TE__MAX_THREADS, 0);
     if (te->cpu_threads <= 0) te->cpu_threads = te__cpu_count();
     if (te->cpu_threads > TE__MAX_THREADS) te->cpu_threads = TE__MAX_THREADS;
     te->no_cubin_cache = desc->no_cubin_cache;
@@ -126,13 +130,18 @@ TE_API te_ctx *te_ctx_create(const te_ctx_desc *desc) {
     if (!halves) {
         te__open_device(te, desc);
     } else {
-        te__fail(te, TE_ERR_INVALID, "te_ctx_create: host_allocator or device_allocator has one of alloc and release; both are needed, or neither");
+        te__fail(te, TE_ERR_INVALID,
+                 "te_ctx_create: host_allocator or device_allocator has one of alloc and release; both are needed, or "
+                 "neither");
         te__open_cpu(te);
     }
     te__amax_words_open(te);
     if (!te__arithmetic_is_exact())
-        te__fail(te, TE_ERR_UNSUPPORTED, "te_ctx_create: te.h was compiled with flags that let sums be reordered, divisions be multiplications or -0 be 0: quantized codes "
-                 "would not be TransformerEngine's; add -fno-fast-math -fno-unsafe-math-optimizations behind them, for the file that defines TE_IMPLEMENTATION");
+        te__fail(te, TE_ERR_UNSUPPORTED,
+                 "te_ctx_create: te.h was compiled with flags that let sums be reordered, divisions be multiplications "
+                 "or -0 be 0: quantized codes "
+                 "would not be TransformerEngine's; add -fno-fast-math -fno-unsafe-math-optimizations behind them, for "
+                 "the file that defines TE_IMPLEMENTATION");
     return te;
 }
 
@@ -147,8 +156,13 @@ static void te__close_all(te_ctx *te) {
         else others++;
     }
     if (n)
-        te__warn(te, "te_ctx_destroy: %d %s%s%s still there; the context destroys all of them, and they must be neither used nor destroyed any more", n, kind,
-                 n == 1 ? "" : "s", others ? " and others are" : n == 1 ? " is" : " are");
+        te__warn(te,
+                 "te_ctx_destroy: %d %s%s%s still there; the context destroys all of them, and they must be neither "
+                 "used nor destroyed any more",
+                 n, kind, n == 1 ? "" : "s",
+                 others   ? " and others are"
+                 : n == 1 ? " is"
+                          : " are");
     while (te->closables) te->closables->close(te->closables->owner);
 }
 
@@ -175,7 +189,9 @@ TE_API void te_ctx_destroy(te_ctx *te) {
     te__masks_drop(te);
     while (te->num_live > 0) te_tensor_release(te->live[--te->num_live]);
     if (te->live_buffers > 0)
-        te__warn(te, "te_ctx_destroy: %lld tensors are still retained; the context releases them, and they must be neither used nor released any more",
+        te__warn(te,
+                 "te_ctx_destroy: %lld tensors are still retained; the context releases them, and they must be neither "
+                 "used nor released any more",
                  (long long)te->live_buffers);
     while (te->buffers) {
         te->buffers->refs = 1;

@@ -12,7 +12,8 @@ typedef struct te__deferred {
 } te__deferred;
 
 /* The state is copied by size. It is released with the work, or here after a failure. */
-static te_result te__defer(te_ctx *te, void *owner, te__deferred_fn run, void (*release)(te_ctx *te, void *state), void *state, size_t state_size) {
+static te_result te__defer(te_ctx *te, void *owner, te__deferred_fn run, void (*release)(te_ctx *te, void *state),
+                           void *state, size_t state_size) {
     te__deferred *d = (te__deferred *)te__alloc_zero(te, sizeof(te__deferred)), **end = &te->deferred;
     void *copy = d ? te__alloc(te, state_size) : NULL;
     if (!copy) {
@@ -52,8 +53,9 @@ static te_result te__deferred_take(te_ctx *te, te__owner_fn of, const void *user
         }
         *at = d->next;
         if (run && result == TE_OK && d->capture != (te->capture ? te->capture->id : 0))
-            result = te__fail(te, TE_ERR_STATE, "te_backward_dw %s a graph, and te_backward was called %s it: both belong to one capture", te->capture ? "inside" : "outside of",
-                              d->capture ? "inside" : "outside of");
+            result = te__fail(te, TE_ERR_STATE,
+                              "te_backward_dw %s a graph, and te_backward was called %s it: both belong to one capture",
+                              te->capture ? "inside" : "outside of", d->capture ? "inside" : "outside of");
         if (run && result == TE_OK) {
             te__frame_begin(te);
             result = d->run(te, d->state);
@@ -80,7 +82,9 @@ static void te__deferred_cut(te_ctx *te, int keep) {
     }
 }
 /* Drops the work of one owner, or of all (NULL). */
-static void te__deferred_forget(te_ctx *te, const void *owner) { te__deferred_take(te, owner ? te__same_owner : te__any_owner, owner, false); }
+static void te__deferred_forget(te_ctx *te, const void *owner) {
+    te__deferred_take(te, owner ? te__same_owner : te__any_owner, owner, false);
+}
 
 /* Drops the work of a capture that has failed. */
 static void te__deferred_forget_capture(te_ctx *te, uint64_t capture) {

@@ -66,13 +66,15 @@ TE_PRINTF(3, 4) static te_result te__fail(te_ctx *te, te_result code, const char
 
 /* Calls that a capture cannot record. */
 static te_result te__refuse_capture(te_ctx *te, const char *what, const char *instead) {
-    return te__fail(te, TE_ERR_STATE, "%s between te_graph_begin and te_graph_end, where nothing runs: %s", what, instead);
+    return te__fail(te, TE_ERR_STATE, "%s between te_graph_begin and te_graph_end, where nothing runs: %s", what,
+                    instead);
 }
 static te_result te__refuse_wait(te_ctx *te) {
     return te__refuse_capture(te, "waiting for the device", "te_synchronize after te_graph_launch");
 }
 static te_result te__refuse_download(te_ctx *te) {
-    return te__refuse_capture(te, "reading a tensor back (te_tensor_to_host, te_tensor_to_f32, te_tensor_item)", "retain it and read it after te_graph_launch");
+    return te__refuse_capture(te, "reading a tensor back (te_tensor_to_host, te_tensor_to_f32, te_tensor_item)",
+                              "retain it and read it after te_graph_launch");
 }
 static te_result te__refuse_upload(te_ctx *te) {
     return te__refuse_capture(te, "copying from host memory (te_tensor_from_host, te_tensor_copy_from_host)",
@@ -83,7 +85,9 @@ static te_result te__refuse_upload(te_ctx *te) {
 /* Calls that a trace hook must not make. */
 static te_result te__refuse_hook(te_ctx *te, const char *what) {
     if (!te->tracing) return TE_OK;
-    return te__fail(te, TE_ERR_STATE, "%s from inside a trace hook (te_set_trace): a hook only observes; retain the tensors that it needs, and make this call when the traced call has returned",
+    return te__fail(te, TE_ERR_STATE,
+                    "%s from inside a trace hook (te_set_trace): a hook only observes; retain the tensors that it "
+                    "needs, and make this call when the traced call has returned",
                     what);
 }
 
@@ -92,21 +96,26 @@ static bool te__is_forked(const te_ctx *te) { return te->forks != te__forks; }
 static te_result te__refuse_fork(te_ctx *te) {
     if (!te__is_forked(te)) return TE_OK;
     return te__fail(te, TE_ERR_STATE,
-                    "this context on %s was created in process %lld and is used in process %lld, a child of it by fork, where its threads and its GPU are gone: "
-                    "create contexts after fork", te->device_name, (long long)te->process_id, (long long)te__process_id());
+                    "this context on %s was created in process %lld and is used in process %lld, a child of it by "
+                    "fork, where its threads and its GPU are gone: "
+                    "create contexts after fork",
+                    te->device_name, (long long)te->process_id, (long long)te__process_id());
 }
 
 /* Checks the desc of a create function, whose name is `who`. */
 static bool te__has_desc(te_ctx *te, const void *desc, const char *who) {
     if (desc) return true;
-    te__fail(te, TE_ERR_INVALID, "%s: desc is NULL; it says what to make: zero one, and fill in what has no default", who);
+    te__fail(te, TE_ERR_INVALID, "%s: desc is NULL; it says what to make: zero one, and fill in what has no default",
+             who);
     return false;
 }
 
 /* Checks the result of a function of the program's: TE_OK and the codes of errors pass, any other number is an error. `of`: the name of the function's owner, or NULL. */
 static te_result te__returned(te_ctx *te, te_result r, const char *function, const char *of) {
     if ((int)r >= 0 && (int)r < TE_RESULT_COUNT) return r;
-    return te__fail(te, TE_ERR_INVALID, "%s%s%s%s returned %d, which is not a te_result: TE_OK or an error's code is needed", function, of ? " of \"" : "", of ? of : "", of ? "\"" : "", (int)r);
+    return te__fail(te, TE_ERR_INVALID,
+                    "%s%s%s%s returned %d, which is not a te_result: TE_OK or an error's code is needed", function,
+                    of ? " of \"" : "", of ? of : "", of ? "\"" : "", (int)r);
 }
 
 /* Waits for kernels that are still being compiled: one of them may fail, and the answer to "was there an error" must include it. */
@@ -145,16 +154,19 @@ TE_API void te_clear_error(te_ctx *te) {
 }
 
 TE_API const char *te_result_name(te_result result) {
-    static const char *const names[TE_RESULT_COUNT] = {"TE_OK",           "TE_ERR_INVALID",       "TE_ERR_SHAPE",  "TE_ERR_DTYPE",
-                                                       "TE_ERR_UNSUPPORTED", "TE_ERR_OUT_OF_MEMORY", "TE_ERR_DEVICE", "TE_ERR_LIBRARY",
-                                                       "TE_ERR_COMPILE",  "TE_ERR_IO",            "TE_ERR_FORMAT", "TE_ERR_STATE"};
+    static const char *const names[TE_RESULT_COUNT] = {"TE_OK",         "TE_ERR_INVALID",     "TE_ERR_SHAPE",
+                                                       "TE_ERR_DTYPE",  "TE_ERR_UNSUPPORTED", "TE_ERR_OUT_OF_MEMORY",
+                                                       "TE_ERR_DEVICE", "TE_ERR_LIBRARY",     "TE_ERR_COMPILE",
+                                                       "TE_ERR_IO",     "TE_ERR_FORMAT",      "TE_ERR_STATE"};
     return (int)result >= 0 && result < TE_RESULT_COUNT ? names[result] : "?";
 }
 
 /* ---- host memory ---- */
 
 /* For the context itself and for objects that outlive it. */
-static void *te__raw_alloc(const te_allocator *a, size_t bytes) { return a->alloc ? a->alloc(a->user, bytes, 16) : malloc(bytes); }
+static void *te__raw_alloc(const te_allocator *a, size_t bytes) {
+    return a->alloc ? a->alloc(a->user, bytes, 16) : malloc(bytes);
+}
 static void te__raw_free(const te_allocator *a, void *p, size_t bytes) {
     if (a->release)
         a->release(a->user, p, bytes);
@@ -177,7 +189,9 @@ struct te__block {
 static void *te__try_alloc(te_ctx *te, size_t bytes) {
     te__block *b;
     if (bytes == 0) bytes = 1;
-    b = bytes <= SIZE_MAX - sizeof(te__block) ? (te__block *)te__raw_alloc(&te->host_allocator, sizeof(te__block) + bytes) : NULL;
+    b = bytes <= SIZE_MAX - sizeof(te__block)
+            ? (te__block *)te__raw_alloc(&te->host_allocator, sizeof(te__block) + bytes)
+            : NULL;
     if (!b) return NULL;
     b->u.is.bytes = bytes;
     b->u.is.next = te->blocks;
@@ -188,7 +202,9 @@ static void *te__try_alloc(te_ctx *te, size_t bytes) {
 }
 static TE__NOINLINE void *te__alloc(te_ctx *te, size_t bytes) {
     void *p = te__try_alloc(te, bytes);
-    if (!p) te__fail(te, TE_ERR_OUT_OF_MEMORY, "%s: %llu bytes could not be allocated", te__no_memory_text, (unsigned long long)bytes);
+    if (!p)
+        te__fail(te, TE_ERR_OUT_OF_MEMORY, "%s: %llu bytes could not be allocated", te__no_memory_text,
+                 (unsigned long long)bytes);
     return p;
 }
 static TE__NOINLINE void *te__alloc_zero(te_ctx *te, size_t bytes) {

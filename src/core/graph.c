@@ -33,14 +33,17 @@ static bool te__graph_steps(const te_graph *g) {
 /* `n` words of the state for numbers that a part fills before each launch; -1 when there are no more. */
 static int te__graph_take_words(te_graph *g, int n) {
     if (g->num_words + n > TE__GRAPH_WORDS) {
-        te__fail(g->te, TE_ERR_UNSUPPORTED, "a graph can hold %d steps of optimizers at most", (TE__GRAPH_WORDS - TE__GRAPH_RNG_WORDS) / n);
+        te__fail(g->te, TE_ERR_UNSUPPORTED, "a graph can hold %d steps of optimizers at most",
+                 (TE__GRAPH_WORDS - TE__GRAPH_RNG_WORDS) / n);
         return -1;
     }
     g->num_words += n;
     return g->num_words - n;
 }
 /* `n` numbers of the state as a tensor of the innermost scope. */
-static te_tensor *te__graph_view(te_graph *g, te_dtype dtype, int64_t byte, int64_t n) { return te__alias_1d(g->state, byte, dtype, n); }
+static te_tensor *te__graph_view(te_graph *g, te_dtype dtype, int64_t byte, int64_t n) {
+    return te__alias_1d(g->state, byte, dtype, n);
+}
 
 /* ---- the end of a graph ---- */
 
@@ -112,11 +115,17 @@ static te_result te__graph_may_begin(te_ctx *te) {
     te_result result;
     if (te->error_code != TE_OK) return te->error_code;
     if (te__refuse_hook(te, "te_graph_begin") != TE_OK) return TE_ERR_STATE;
-    if (te->capture) return te__fail(te, TE_ERR_STATE, "te_graph_begin: a capture is under way already; te_graph_end is missing");
-    if (te->rng.fork) return te__fail(te, TE_ERR_STATE, "te_graph_begin: inside te_rng_fork_begin(\"%s\"); begin and end the region inside the capture", te->rng.tracker[te->rng.fork - 1].name);
+    if (te->capture)
+        return te__fail(te, TE_ERR_STATE, "te_graph_begin: a capture is under way already; te_graph_end is missing");
+    if (te->rng.fork)
+        return te__fail(te, TE_ERR_STATE,
+                        "te_graph_begin: inside te_rng_fork_begin(\"%s\"); begin and end the region inside the capture",
+                        te->rng.tracker[te->rng.fork - 1].name);
     if (te->warming) return te__fail(te, TE_ERR_STATE, "te_graph_begin: between te_warmup_begin and te_warmup_end");
     if (te->num_autocast > 0)
-        return te__fail(te, TE_ERR_STATE, "te_graph_begin: inside an autocast region, whose end updates scales: begin and end the region inside the capture");
+        return te__fail(te, TE_ERR_STATE,
+                        "te_graph_begin: inside an autocast region, whose end updates scales: begin and end the region "
+                        "inside the capture");
     result = te->device->synchronize(te);
     return result == TE_OK ? te__streams_synchronize(te) : result; /* so that te__stream_wait has nothing to wait for inside */
 }
@@ -179,11 +188,21 @@ TE_API te_graph *te_graph_end(te_ctx *te) {
         return NULL;
     }
     if (te__refuse_hook(te, "te_graph_end") != TE_OK) return NULL;
-    if (te->num_autocast > 0) te__fail(te, TE_ERR_STATE, "te_graph_end: inside an autocast region; te_autocast_end, which updates scales, belongs to the capture");
-    if (te->rng.fork) te__fail(te, TE_ERR_STATE, "te_graph_end: inside te_rng_fork_begin(\"%s\"); te_rng_fork_end belongs to the capture", te->rng.tracker[te->rng.fork - 1].name);
+    if (te->num_autocast > 0)
+        te__fail(
+            te, TE_ERR_STATE,
+            "te_graph_end: inside an autocast region; te_autocast_end, which updates scales, belongs to the capture");
+    if (te->rng.fork)
+        te__fail(te, TE_ERR_STATE,
+                 "te_graph_end: inside te_rng_fork_begin(\"%s\"); te_rng_fork_end belongs to the capture",
+                 te->rng.tracker[te->rng.fork - 1].name);
     if (te__num_deferred(te) > 0)
-        te__fail(te, TE_ERR_STATE, "te_graph_end: %d weight gradients of the capture wait for te_backward_dw, which belongs to it", te__num_deferred(te));
-    if (g->failed && te->error_code == TE_OK) te__fail(te, TE_ERR_STATE, "te_graph_end: a call since te_graph_begin has failed; its error was cleared, but there is no graph");
+        te__fail(te, TE_ERR_STATE,
+                 "te_graph_end: %d weight gradients of the capture wait for te_backward_dw, which belongs to it",
+                 te__num_deferred(te));
+    if (g->failed && te->error_code == TE_OK)
+        te__fail(te, TE_ERR_STATE,
+                 "te_graph_end: a call since te_graph_begin has failed; its error was cleared, but there is no graph");
     for (i = 0; i < g->num_parts; i++)
         if (g->parts[i].owner) g->parts[i].captured(g, g->parts[i].owner, g->parts[i].data);
     if (te->rng.fork) { /* there will be no graph; the context's own state has been put away */
@@ -214,7 +233,8 @@ TE_API te_graph *te_graph_end(te_ctx *te) {
 static te_result te__graph_launch(te_ctx *te, te_graph *g) {
     te_result result = TE_OK;
     int i;
-    for (i = 0; i < g->num_parts && result == TE_OK; i++) result = g->parts[i].before(g, g->parts[i].owner, g->parts[i].data);
+    for (i = 0; i < g->num_parts && result == TE_OK; i++)
+        result = g->parts[i].before(g, g->parts[i].owner, g->parts[i].data);
     if (result == TE_OK && (g->draws || g->num_parts > 0)) {
         g->word[0] = te->seed;
         g->word[1] = te->rng_offset;
@@ -234,7 +254,10 @@ TE_API te_result te_graph_launch(te_graph *g) {
     if (te__refuse_hook(te, "te_graph_launch") != TE_OK) return TE_ERR_STATE;
     if (te->capture) return te__refuse_capture(te, "te_graph_launch", "launch both graphs one after the other");
     if (te->warming) return TE_OK; /* its kernels are compiled already */
-    if (te->rng.fork) return te__fail(te, TE_ERR_STATE, "te_graph_launch: inside te_rng_fork_begin(\"%s\"); launch it before or after that region", te->rng.tracker[te->rng.fork - 1].name);
+    if (te->rng.fork)
+        return te__fail(te, TE_ERR_STATE,
+                        "te_graph_launch: inside te_rng_fork_begin(\"%s\"); launch it before or after that region",
+                        te->rng.tracker[te->rng.fork - 1].name);
     if (g->broken) return te__fail(te, TE_ERR_STATE, "te_graph_launch: %s", g->broken);
     if (!te__graph_steps(g) && te->keep_scales) result = te->keep_scales(te); /* a graph with an optimizer is a whole step, and fails before any of it runs */
     floats = te__floats_begin();

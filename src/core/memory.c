@@ -61,15 +61,20 @@ static const char *te__bytes_text(size_t bytes, char *out) {
 }
 
 static te_result te__pool_fail(te_ctx *te, size_t bytes) {
-    char asked[TE__BYTES_TEXT], unused[TE__BYTES_TEXT], total[TE__BYTES_TEXT], held[TE__BYTES_TEXT], room[3 * TE__BYTES_TEXT];
+    char asked[TE__BYTES_TEXT], unused[TE__BYTES_TEXT], total[TE__BYTES_TEXT], held[TE__BYTES_TEXT],
+        room[3 * TE__BYTES_TEXT];
     size_t free_bytes = 0, total_bytes = 0;
     if (te->device->memory_info) te->device->memory_info(te, &free_bytes, &total_bytes);
     snprintf(room, sizeof(room), "it is not known how much is free");
-    if (total_bytes) snprintf(room, sizeof(room), "%s free of %s", te__bytes_text(free_bytes, unused), te__bytes_text(total_bytes, total));
+    if (total_bytes)
+        snprintf(room, sizeof(room), "%s free of %s", te__bytes_text(free_bytes, unused),
+                 te__bytes_text(total_bytes, total));
     return te__fail(te, TE_ERR_OUT_OF_MEMORY,
-                    "%s: out of memory: %s asked for, %s, %s held by live tensors of this context. A smaller batch, te_scope_begin/te_scope_end "
+                    "%s: out of memory: %s asked for, %s, %s held by live tensors of this context. A smaller batch, "
+                    "te_scope_begin/te_scope_end "
                     "around each step, te_checkpoint or te_cpu_offload_begin need less",
-                    te->device_name, te__bytes_text(bytes, asked), room, te__bytes_text(te->pool.stats.allocated, held));
+                    te->device_name, te__bytes_text(bytes, asked), room,
+                    te__bytes_text(te->pool.stats.allocated, held));
 }
 
 /* A cached block of at least *want bytes, or NULL; *want becomes its capacity. The block is at most a quarter larger than asked for: larger ones are
@@ -416,7 +421,8 @@ static uint64_t te__buffer_version(const te__buffer *b) { return b->version + (b
 /* Keeps b alive until the graph is destroyed, since each launch will use its memory. Buffers of the graph's own arena need no reference. */
 static te_result te__capture_hold(te_graph *g, te__buffer *b) {
     if (!b || b->arena == g->arena || b->held == g->id) return TE_OK;
-    if (!te__grow(g->te, (void **)&g->held, &g->cap_held, g->num_held, sizeof(te__buffer *))) return TE_ERR_OUT_OF_MEMORY;
+    if (!te__grow(g->te, (void **)&g->held, &g->cap_held, g->num_held, sizeof(te__buffer *)))
+        return TE_ERR_OUT_OF_MEMORY;
     g->held[g->num_held++] = b;
     b->held = g->id;
     b->refs++;

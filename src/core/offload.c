@@ -117,7 +117,8 @@ static te_result te__offload_buffer(te_ctx *te, te__offload_region *r, const te_
     te__offload *o = te->offload;
     te__buffer *b = x ? x->buffer : NULL;
     *e = NULL;
-    if (!b || b->capacity == 0 || b->arena || (int64_t)b->bytes < r->min_bytes || b->kept_version == b->version) return TE_OK;
+    if (!b || b->capacity == 0 || b->arena || (int64_t)b->bytes < r->min_bytes || b->kept_version == b->version)
+        return TE_OK;
     if (b->offloaded && b->offloaded->version != b->version) te__offload_unwatch(b->offloaded);
     if (!b->offloaded) {
         r->offered += b->bytes;
@@ -238,7 +239,8 @@ static te_result te__offload_bring_older(te_ctx *te) {
     te__offload *o = te->offload;
     te__offloaded *e = o->inside ? o->inside->older : o->newest;
     te_result result = TE_OK;
-    for (; e && o->inside_bytes + e->bytes <= o->window && result == TE_OK; e = e->older) result = te__offload_bring(te, e);
+    for (; e && o->inside_bytes + e->bytes <= o->window && result == TE_OK; e = e->older)
+        result = te__offload_bring(te, e);
     return result;
 }
 
@@ -262,7 +264,9 @@ static te_tensor *te__offload_unpack(void *user, void *handle) {
     te_ctx *te = ((te__offload_region *)user)->te;
     te__offloaded_tensor *h = (te__offloaded_tensor *)handle;
     te_tensor *x = h->x, *part[TE__MAX_PARTS];
-    te_result result = te__grow(te, (void **)&te->live, &te->cap_live, te->num_live, sizeof(te_tensor *)) ? TE_OK : TE_ERR_OUT_OF_MEMORY;
+    te_result result = te__grow(te, (void **)&te->live, &te->cap_live, te->num_live, sizeof(te_tensor *))
+                           ? TE_OK
+                           : TE_ERR_OUT_OF_MEMORY;
     int i, n = te__parts(x, part);
     for (i = n - 1; i >= 0 && result == TE_OK; i--)
         if (h->part[i]) result = te__offload_attach(te, h->part[i], part[i]);
@@ -272,7 +276,9 @@ static te_tensor *te__offload_unpack(void *user, void *handle) {
     return result == TE_OK ? x : NULL;
 }
 
-static void te__offload_forget(void *user, void *handle) { te__offload_free(((te__offload_region *)user)->te, (te__offloaded_tensor *)handle); }
+static void te__offload_forget(void *user, void *handle) {
+    te__offload_free(((te__offload_region *)user)->te, (te__offloaded_tensor *)handle);
+}
 
 /* ---- regions ---- */
 
@@ -294,10 +300,12 @@ TE_API te_result te_cpu_offload_begin(te_ctx *te, const te_cpu_offload_desc *des
     if (!te) return TE_ERR_STATE;
     if (!desc) desc = &zero;
     if (!(desc->fraction >= 0 && desc->fraction <= 1))
-        return te__fail(te, TE_ERR_INVALID, "te_cpu_offload_begin: fraction is %g; 0 (all) to 1 is possible", (double)desc->fraction);
+        return te__fail(te, TE_ERR_INVALID, "te_cpu_offload_begin: fraction is %g; 0 (all) to 1 is possible",
+                        (double)desc->fraction);
     if (desc->min_bytes < 0 || desc->window_bytes < 0)
-        return te__fail(te, TE_ERR_INVALID, "te_cpu_offload_begin: min_bytes is %lld and window_bytes %lld; neither can be negative", (long long)desc->min_bytes,
-                        (long long)desc->window_bytes);
+        return te__fail(te, TE_ERR_INVALID,
+                        "te_cpu_offload_begin: min_bytes is %lld and window_bytes %lld; neither can be negative",
+                        (long long)desc->min_bytes, (long long)desc->window_bytes);
     if (te__refuse_stream(te) != TE_OK) return te_error_code(te);
     o = te__offload_open(te);
     if (!o) return te_error_code(te);
@@ -321,7 +329,8 @@ TE_API te_result te_cpu_offload_end(te_ctx *te) {
     if (!te) return TE_ERR_STATE;
     tape = &te->tape;
     if (tape->num_hooks == 0 || tape->hooks[tape->num_hooks - 1].pack != te__offload_pack)
-        return te__fail(te, TE_ERR_STATE, "te_cpu_offload_end: %s", tape->num_hooks ? "the innermost region is that of te_saved_tensors_begin: end it first"
-                                                                                    : "there is no te_cpu_offload_begin before it");
+        return te__fail(te, TE_ERR_STATE, "te_cpu_offload_end: %s",
+                        tape->num_hooks ? "the innermost region is that of te_saved_tensors_begin: end it first"
+                                        : "there is no te_cpu_offload_begin before it");
     return te_saved_tensors_end(te);
 }

@@ -30,9 +30,13 @@ static te_result te__outside_fail(te_ctx *te, int which, const te__outside *firs
     };
     const char *op = names[which][0], *ids = names[which][1], *range = names[which][2];
     if (!seen)
-        return te__fail(te, TE_ERR_INVALID, "%s: %s[%lld] is %lld; 0 to %lld are possible: %s", op, ids, (long long)first->place, (long long)first->id, (long long)first->bound - 1, range);
-    return te__fail(te, TE_ERR_INVALID, "%s: %llu of the %s of earlier calls were out of range, and counted as zeros; one of them: %s[%lld] is %lld; 0 to %lld are possible: %s "
-                    "(TE_DEBUG_SYNC=1 tells in the call itself, with the module)", op, first->count, ids, ids, (long long)first->place, (long long)first->id,
+        return te__fail(te, TE_ERR_INVALID, "%s: %s[%lld] is %lld; 0 to %lld are possible: %s", op, ids,
+                        (long long)first->place, (long long)first->id, (long long)first->bound - 1, range);
+    return te__fail(te, TE_ERR_INVALID,
+                    "%s: %llu of the %s of earlier calls were out of range, and counted as zeros; one of them: "
+                    "%s[%lld] is %lld; 0 to %lld are possible: %s "
+                    "(TE_DEBUG_SYNC=1 tells in the call itself, with the module)",
+                    op, first->count, ids, ids, (long long)first->place, (long long)first->id,
                     (long long)first->bound - 1, range);
 }
 
@@ -50,4 +54,6 @@ static te_result te__outside_tell(te_ctx *te, te__outside *all) {
 }
 
 /* Where the kernels of a plan count. */
-static te__outside *te__plan_outside(const te__plan *p, int which) { return p->explain || !p->outside ? (te__outside *)(uintptr_t)256 : (te__outside *)p->outside + which; }
+static te__outside *te__plan_outside(const te__plan *p, int which) {
+    return p->explain || !p->outside ? (te__outside *)(uintptr_t)256 : (te__outside *)p->outside + which;
+}

@@ -46,7 +46,8 @@ static te__launch *te__plan_launch(te__plan *p, const char *family, const char *
         /* The last one is overwritten, so that planning code needs no check of its own: the plan will not run. */
         if (p->result == TE_OK) p->result = TE_ERR_OUT_OF_MEMORY;
         p->num_launches--;
-        if (p->launch[p->num_launches].args_on_heap) te__free(p->te, p->launch[p->num_launches].args, p->launch[p->num_launches].args_bytes);
+        if (p->launch[p->num_launches].args_on_heap)
+            te__free(p->te, p->launch[p->num_launches].args, p->launch[p->num_launches].args_bytes);
     }
     l = &p->launch[p->num_launches++];
     memset(l, 0, sizeof(*l));
@@ -106,7 +107,8 @@ static te_result te__launch_code(te__plan *p, te__launch *l, const char *path, c
     return TE_OK;
 }
 
-static TE__NOINLINE void te__launch_size(te__launch *l, int64_t gx, int64_t gy, int64_t gz, int threads, int64_t shared_bytes) {
+static TE__NOINLINE void te__launch_size(te__launch *l, int64_t gx, int64_t gy, int64_t gz, int threads,
+                                         int64_t shared_bytes) {
     l->grid[0] = (unsigned)gx;
     l->grid[1] = (unsigned)gy;
     l->grid[2] = (unsigned)gz;
@@ -136,7 +138,9 @@ static void *te__plan_args(te__plan *p, te__launch *l, size_t bytes) {
 
 /* A counter in device memory for kernels whose last block finishes the work of all (te_last_block): 0 between kernels. The kernels of a context run
  * one after another, so they share it. */
-static unsigned *te__plan_counter(const te__plan *p) { return p->explain ? (unsigned *)(uintptr_t)256 : (unsigned *)p->counter; }
+static unsigned *te__plan_counter(const te__plan *p) {
+    return p->explain ? (unsigned *)(uintptr_t)256 : (unsigned *)p->counter;
+}
 /* TE__PLAN_COUNTERS more, for kernels whose groups of blocks have a last block each. They lie behind the words of te_last_block and te_grid_wait. */
 enum { TE__PLAN_COUNTERS = 32 };
 static unsigned *te__plan_counters(const te__plan *p) { return te__plan_counter(p) + 8; }

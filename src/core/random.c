@@ -8,7 +8,8 @@ TE_API void te_rng_get(const te_ctx *te, uint64_t *seed, uint64_t *offset) {
 TE_API void te_rng_set(te_ctx *te, uint64_t seed, uint64_t offset) {
     if (!te) return;
     if (te->capture) {
-        te__refuse_capture(te, "te_seed, te_rng_set", "set the random state before te_graph_begin, or before a te_graph_launch");
+        te__refuse_capture(te, "te_seed, te_rng_set",
+                           "set the random state before te_graph_begin, or before a te_graph_launch");
         return;
     }
     te->seed = seed;
@@ -36,22 +37,32 @@ static te__rng_tracker *te__rng_tracker_find(te_ctx *te, const char *name, const
     int i;
     for (i = 0; name && i < te->rng.num_trackers; i++)
         if (strcmp(te->rng.tracker[i].name, name) == 0) return &te->rng.tracker[i];
-    te__fail(te, TE_ERR_INVALID, "%s: there is no random state \"%s\"; te_rng_tracker_add makes one", who, name ? name : "(NULL)");
+    te__fail(te, TE_ERR_INVALID, "%s: there is no random state \"%s\"; te_rng_tracker_add makes one", who,
+             name ? name : "(NULL)");
     return NULL;
 }
 TE_API te_result te_rng_tracker_add(te_ctx *te, const char *name, uint64_t seed) {
     int i;
     if (!te) return TE_ERR_STATE;
     if (!name || !name[0] || strlen(name) >= sizeof(te->rng.tracker[0].name))
-        return te__fail(te, TE_ERR_INVALID, "te_rng_tracker_add: the name \"%.80s\"; one of 1 to %d characters is needed", name ? name : "(NULL)", (int)sizeof(te->rng.tracker[0].name) - 1);
+        return te__fail(te, TE_ERR_INVALID,
+                        "te_rng_tracker_add: the name \"%.80s\"; one of 1 to %d characters is needed",
+                        name ? name : "(NULL)", (int)sizeof(te->rng.tracker[0].name) - 1);
     for (i = 0; i < te->rng.num_trackers; i++) {
-        if (strcmp(te->rng.tracker[i].name, name) == 0) return te__fail(te, TE_ERR_INVALID, "te_rng_tracker_add: \"%s\" is there already; te_rng_tracker_set gives it another state", name);
+        if (strcmp(te->rng.tracker[i].name, name) == 0)
+            return te__fail(te, TE_ERR_INVALID,
+                            "te_rng_tracker_add: \"%s\" is there already; te_rng_tracker_set gives it another state",
+                            name);
         if (te->rng.tracker[i].first_seed == seed)
-            return te__fail(te, TE_ERR_INVALID, "te_rng_tracker_add: \"%s\" has the seed %llu already, and \"%s\" would draw the same numbers; take another seed", te->rng.tracker[i].name,
-                            (unsigned long long)seed, name);
+            return te__fail(te, TE_ERR_INVALID,
+                            "te_rng_tracker_add: \"%s\" has the seed %llu already, and \"%s\" would draw the same "
+                            "numbers; take another seed",
+                            te->rng.tracker[i].name, (unsigned long long)seed, name);
     }
     if (te->rng.num_trackers == TE_MAX_RNG_TRACKERS)
-        return te__fail(te, TE_ERR_INVALID, "te_rng_tracker_add: \"%s\" would be number %d; a context has at most %d (TE_MAX_RNG_TRACKERS)", name, te->rng.num_trackers + 1, TE_MAX_RNG_TRACKERS);
+        return te__fail(te, TE_ERR_INVALID,
+                        "te_rng_tracker_add: \"%s\" would be number %d; a context has at most %d (TE_MAX_RNG_TRACKERS)",
+                        name, te->rng.num_trackers + 1, TE_MAX_RNG_TRACKERS);
     i = te->rng.num_trackers++;
     memset(&te->rng.tracker[i], 0, sizeof(te->rng.tracker[i]));
     memcpy(te->rng.tracker[i].name, name, strlen(name) + 1);
@@ -81,7 +92,10 @@ TE_API te_result te_rng_fork_begin(te_ctx *te, const char *name) {
     if (!te) return TE_ERR_STATE;
     t = te__rng_tracker_find(te, name, "te_rng_fork_begin");
     if (!t) return TE_ERR_INVALID;
-    if (te->rng.num_forks == TE__MAX_FORKS) return te__fail(te, TE_ERR_STATE, "te_rng_fork_begin: %d regions are open, which is the most; is a te_rng_fork_end missing?", TE__MAX_FORKS);
+    if (te->rng.num_forks == TE__MAX_FORKS)
+        return te__fail(te, TE_ERR_STATE,
+                        "te_rng_fork_begin: %d regions are open, which is the most; is a te_rng_fork_end missing?",
+                        TE__MAX_FORKS);
     te->rng.outer_fork[te->rng.num_forks++] = te->rng.fork;
     te__rng_swap(te, (int)(t - te->rng.tracker) + 1);
     return TE_OK;
@@ -103,7 +117,9 @@ TE_API te_result te_rng_tracker_get(te_ctx *te, const char *name, uint64_t *seed
 TE_API te_result te_rng_tracker_set(te_ctx *te, const char *name, uint64_t seed, uint64_t offset) {
     te__rng_tracker *t = te ? te__rng_tracker_find(te, name, "te_rng_tracker_set") : NULL;
     if (!t) return te ? TE_ERR_INVALID : TE_ERR_STATE;
-    if (te->capture) return te__refuse_capture(te, "te_rng_tracker_set", "set random states before te_graph_begin, or before a te_graph_launch");
+    if (te->capture)
+        return te__refuse_capture(te, "te_rng_tracker_set",
+                                  "set random states before te_graph_begin, or before a te_graph_launch");
     t->seed = seed;
     t->offset = offset;
     if (te__rng_forked(te) == t) {
@@ -113,7 +129,9 @@ TE_API te_result te_rng_tracker_set(te_ctx *te, const char *name, uint64_t seed,
     return TE_OK;
 }
 TE_API int te_rng_num_trackers(const te_ctx *te) { return te ? te->rng.num_trackers : 0; }
-TE_API const char *te_rng_tracker_name(const te_ctx *te, int index) { return te && index >= 0 && index < te->rng.num_trackers ? te->rng.tracker[index].name : NULL; }
+TE_API const char *te_rng_tracker_name(const te_ctx *te, int index) {
+    return te && index >= 0 && index < te->rng.num_trackers ? te->rng.tracker[index].name : NULL;
+}
 
 /* ---- drawing ---- */
 
@@ -178,7 +196,9 @@ static te__draw te__rng_draw(te_ctx *te, uint64_t count) {
     d.rng = NULL;
     te->rng_offset += count;
     if (te->capture && te->replaying && te__draws_before(te, d.offset))
-        te__fail(te, TE_ERR_UNSUPPORTED, "a graph's capture: a function that ran before the capture runs again inside and draws random numbers again, and no launch could know which; capture "
+        te__fail(te, TE_ERR_UNSUPPORTED,
+                 "a graph's capture: a function that ran before the capture runs again inside and draws random numbers "
+                 "again, and no launch could know which; capture "
                  "both runs (the forward pass and its te_backward) in one graph, or run it without te_checkpoint");
     if (te->capture && te->rng.fork) {
         te__tracker_part *p = te__tracker_part_of(te->capture, te__rng_forked(te));

@@ -4,15 +4,22 @@
 TE_API te_result te_saved_tensors_begin(te_ctx *te, const te_saved_tensors_hooks *hooks) {
     if (!te) return TE_ERR_STATE;
     if (!hooks || !hooks->pack || !hooks->unpack)
-        return te__fail(te, TE_ERR_INVALID, "te_saved_tensors_begin: %s; both pack and unpack are needed", !hooks ? "hooks is NULL" : hooks->pack ? "unpack is NULL" : "pack is NULL");
+        return te__fail(te, TE_ERR_INVALID, "te_saved_tensors_begin: %s; both pack and unpack are needed",
+                        !hooks        ? "hooks is NULL"
+                        : hooks->pack ? "unpack is NULL"
+                                      : "pack is NULL");
     if (te->tape.num_hooks == TE__MAX_HOOKS)
-        return te__fail(te, TE_ERR_STATE, "te_saved_tensors_begin: %d regions are open, which is the most; is a te_saved_tensors_end missing?", TE__MAX_HOOKS);
+        return te__fail(
+            te, TE_ERR_STATE,
+            "te_saved_tensors_begin: %d regions are open, which is the most; is a te_saved_tensors_end missing?",
+            TE__MAX_HOOKS);
     te->tape.hooks[te->tape.num_hooks++] = *hooks;
     return TE_OK;
 }
 TE_API te_result te_saved_tensors_end(te_ctx *te) {
     if (!te) return TE_ERR_STATE;
-    if (te->tape.num_hooks == 0) return te__fail(te, TE_ERR_STATE, "te_saved_tensors_end without te_saved_tensors_begin");
+    if (te->tape.num_hooks == 0)
+        return te__fail(te, TE_ERR_STATE, "te_saved_tensors_end without te_saved_tensors_begin");
     te->tape.num_hooks--;
     return TE_OK;
 }
@@ -60,12 +67,18 @@ static te_result te__saved_unpack(te_ctx *te, te__node *node) {
         node->packed[i] = NULL; /* from here on unpack owns the handle */
         x = node->hooks.unpack(node->hooks.user, handle);
         if (te->error_code != TE_OK) return te->error_code;
-        if (!x) return te__fail(te, TE_ERR_STATE, "te_backward: %s: unpack gave NULL for saved tensor %d of %d", node->name, i + 1, node->num_saved);
+        if (!x)
+            return te__fail(te, TE_ERR_STATE, "te_backward: %s: unpack gave NULL for saved tensor %d of %d", node->name,
+                            i + 1, node->num_saved);
         if (x->te != te)
-            return te__fail(te, TE_ERR_INVALID, "te_backward: %s: unpack gave a tensor of another context (%s)", node->name, x->te->device_name);
-        if (x->dtype != as->dtype || x->ndim != as->ndim || memcmp(x->shape, as->shape, (size_t)as->ndim * sizeof(int64_t)) != 0)
-            return te__fail(te, TE_ERR_SHAPE, "te_backward: %s: unpack gave %s %s for saved tensor %d of %d; pack was given %s %s", node->name, te_dtype_name(x->dtype),
-                            te__shape_text(x, a), i + 1, node->num_saved, te_dtype_name(as->dtype), te__dims_text(as->ndim, as->shape, b));
+            return te__fail(te, TE_ERR_INVALID, "te_backward: %s: unpack gave a tensor of another context (%s)",
+                            node->name, x->te->device_name);
+        if (x->dtype != as->dtype || x->ndim != as->ndim ||
+            memcmp(x->shape, as->shape, (size_t)as->ndim * sizeof(int64_t)) != 0)
+            return te__fail(te, TE_ERR_SHAPE,
+                            "te_backward: %s: unpack gave %s %s for saved tensor %d of %d; pack was given %s %s",
+                            node->name, te_dtype_name(x->dtype), te__shape_text(x, a), i + 1, node->num_saved,
+                            te_dtype_name(as->dtype), te__dims_text(as->ndim, as->shape, b));
         node->saved[i] = te_tensor_retain(x);
     }
     return TE_OK;

@@ -148,7 +148,8 @@ typedef struct te__quant_spec {
     int usage;      /* TE_ROWWISE | TE_COLUMNWISE */
     te_tensor *x_amax; /* current: f32 [2], the amax of what is quantized, as te_op_fp8_quantize takes it (borrowed); NULL: the cast measures it */
     te_tensor *bias_grad; /* delayed, current: gets the sums of columns of what is quantized; or NULL */
-    bool two_dimensional, power_of_two, fp32_scales, swizzled, rht, no_random_sign_mask, stochastic, row_scaled, e4m3_max_256;
+    bool two_dimensional, power_of_two, fp32_scales, swizzled, rht, no_random_sign_mask, stochastic, row_scaled,
+        e4m3_max_256;
     te_4over6_error four_over_six;
     float epsilon;
     te_group *group;                        /* reduces amaxes; borrowed */

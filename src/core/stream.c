@@ -64,7 +64,8 @@ static te_result te__stream_wait(te_ctx *te, te__stream *s, te__event *e) {
 /* Has the work before the event run? Does not wait. A device that has failed runs no more work: true, with the error. */
 static bool te__event_passed(te__event *e) {
     bool passed = true;
-    if (e->pending && !te__is_forked(e->te) && e->te->device->event_wait(e->te, e->handle, &passed) != TE_OK) passed = true;
+    if (e->pending && !te__is_forked(e->te) && e->te->device->event_wait(e->te, e->handle, &passed) != TE_OK)
+        passed = true;
     e->pending = !passed;
     return passed;
 }
@@ -121,7 +122,9 @@ static te_result te__streams_synchronize(te_ctx *te) {
 static inline te__pinned *te__pinned_take(te_ctx *te, size_t bytes) {
     te__pinned *p, *best = NULL;
     for (p = te->pinned; p; p = p->next)
-        if (!p->taken && p->capacity >= bytes && p->capacity <= bytes + bytes / 4 + 4096 && (!best || p->capacity < best->capacity)) best = p;
+        if (!p->taken && p->capacity >= bytes && p->capacity <= bytes + bytes / 4 + 4096 &&
+            (!best || p->capacity < best->capacity))
+            best = p;
     if (best) {
         best->taken = true;
         return best;
@@ -131,7 +134,8 @@ static inline te__pinned *te__pinned_take(te_ctx *te, size_t bytes) {
     p->capacity = (bytes / 4096 + 1) * 4096;
     p->data = te->device->pinned_alloc(te, p->capacity);
     if (!p->data) {
-        te__fail(te, TE_ERR_OUT_OF_MEMORY, "%s: %llu bytes of pinned host memory could not be allocated", te->device_name, (unsigned long long)p->capacity);
+        te__fail(te, TE_ERR_OUT_OF_MEMORY, "%s: %llu bytes of pinned host memory could not be allocated",
+                 te->device_name, (unsigned long long)p->capacity);
         te__free(te, p, sizeof(*p));
         return NULL;
     }

@@ -17,7 +17,9 @@ static te__var *te__var_of(te_tensor *x) {
 TE_API te_tensor *te_tensor_set_requires_grad(te_tensor *x, bool on) {
     if (!x) return NULL;
     if (on && !te__is_float(x->dtype)) {
-        te__fail(x->te, TE_ERR_DTYPE, "te_tensor_set_requires_grad: a tensor of %s has no gradient; f32, f16 and bf16 have", te_dtype_name(x->dtype));
+        te__fail(x->te, TE_ERR_DTYPE,
+                 "te_tensor_set_requires_grad: a tensor of %s has no gradient; f32, f16 and bf16 have",
+                 te_dtype_name(x->dtype));
         return x;
     }
     x->requires_grad = on;
@@ -41,7 +43,8 @@ static bool te__memory_meets(const te_tensor *x, const te_tensor *y) {
     for (i = 0; i < 2; i++) {
         if (!te__data(each[i]) || te__numel(each[i]) == 0) return false;
         first[i] = last[i] = (uintptr_t)te__data(each[i]);
-        for (k = 0; k < each[i]->ndim; k++) last[i] += (uintptr_t)((each[i]->shape[k] - 1) * each[i]->stride[k] * te_dtype_bits(each[i]->dtype) / 8);
+        for (k = 0; k < each[i]->ndim; k++)
+            last[i] += (uintptr_t)((each[i]->shape[k] - 1) * each[i]->stride[k] * te_dtype_bits(each[i]->dtype) / 8);
     }
     return first[0] <= last[1] && first[1] <= last[0];
 }
@@ -65,20 +68,25 @@ TE_API te_result te_tensor_set_main_grad(te_tensor *x, te_tensor *main_grad) {
     if (!x) return TE_ERR_STATE;
     if (te__refuse_hook(x->te, "te_tensor_set_main_grad") != TE_OK) return TE_ERR_STATE;
     if (main_grad && !te__same_shape(x, main_grad))
-        return te__fail(x->te, TE_ERR_SHAPE, "te_tensor_set_main_grad: main_grad is %s, the tensor is %s", te__shape_text(main_grad, a),
-                        te__shape_text(x, b));
+        return te__fail(x->te, TE_ERR_SHAPE, "te_tensor_set_main_grad: main_grad is %s, the tensor is %s",
+                        te__shape_text(main_grad, a), te__shape_text(x, b));
     if (main_grad && main_grad->te != x->te)
-        return te__fail(x->te, TE_ERR_INVALID, "te_tensor_set_main_grad: main_grad belongs to another context (%s)", main_grad->te->device_name);
+        return te__fail(x->te, TE_ERR_INVALID, "te_tensor_set_main_grad: main_grad belongs to another context (%s)",
+                        main_grad->te->device_name);
     if (main_grad && main_grad->dtype != TE_F32 && main_grad->dtype != x->dtype)
-        return te__fail(x->te, TE_ERR_DTYPE, "te_tensor_set_main_grad: main_grad is %s; f32 or the tensor's own %s are possible",
+        return te__fail(x->te, TE_ERR_DTYPE,
+                        "te_tensor_set_main_grad: main_grad is %s; f32 or the tensor's own %s are possible",
                         te_dtype_name(main_grad->dtype), te_dtype_name(x->dtype));
     if (main_grad && !main_grad->buffer) return te__no_plain_memory(main_grad, "te_tensor_set_main_grad");
     if (main_grad && (main_grad == x || te__memory_meets(x, main_grad)))
-        return te__fail(x->te, TE_ERR_INVALID, "te_tensor_set_main_grad: main_grad lies in the tensor's own memory %s: gradients would be added into the weight",
+        return te__fail(x->te, TE_ERR_INVALID,
+                        "te_tensor_set_main_grad: main_grad lies in the tensor's own memory %s: gradients would be "
+                        "added into the weight",
                         te__shape_text(x, a));
     if (main_grad && (x->is_gradient || (main_grad->var && main_grad->var->main_grad)))
-        return te__fail(x->te, TE_ERR_INVALID, "te_tensor_set_main_grad: %s; a gradient has no main gradient of its own",
-                        x->is_gradient ? "the tensor is itself a gradient of another" : "main_grad has a main gradient itself");
+        return te__fail(
+            x->te, TE_ERR_INVALID, "te_tensor_set_main_grad: %s; a gradient has no main gradient of its own",
+            x->is_gradient ? "the tensor is itself a gradient of another" : "main_grad has a main gradient itself");
     if (!te__var_of(x)) return TE_ERR_OUT_OF_MEMORY;
     te_tensor_retain(main_grad);
     te_tensor_release(x->var->main_grad);
@@ -94,12 +102,16 @@ TE_API te_result te_tensor_set_decoupled_grad(te_tensor *x, te_tensor *grad) {
     if (!x) return TE_ERR_STATE;
     if (te__refuse_hook(x->te, function) != TE_OK) return TE_ERR_STATE;
     if (grad) {
-        if (grad->te != x->te) return te__fail(x->te, TE_ERR_INVALID, "%s: the gradient belongs to another context (%s)", function, grad->te->device_name);
+        if (grad->te != x->te)
+            return te__fail(x->te, TE_ERR_INVALID, "%s: the gradient belongs to another context (%s)", function,
+                            grad->te->device_name);
         if (!te__same_shape(x, grad))
-            return te__fail(x->te, TE_ERR_SHAPE, "%s: the gradient is %s, the tensor is %s", function, te__shape_text(grad, a), te__shape_text(x, b));
+            return te__fail(x->te, TE_ERR_SHAPE, "%s: the gradient is %s, the tensor is %s", function,
+                            te__shape_text(grad, a), te__shape_text(x, b));
         if (!te__is_float(grad->dtype) || !te__is_contiguous(grad))
-            return te__fail(x->te, TE_ERR_INVALID, "%s: the gradient is %s%s; a contiguous one in f32, f16 or bf16 is needed", function, te_dtype_name(grad->dtype),
-                            te__is_contiguous(grad) ? "" : ", strided");
+            return te__fail(x->te, TE_ERR_INVALID,
+                            "%s: the gradient is %s%s; a contiguous one in f32, f16 or bf16 is needed", function,
+                            te_dtype_name(grad->dtype), te__is_contiguous(grad) ? "" : ", strided");
         if (!grad->buffer) return te__no_plain_memory(grad, function);
         grad = te__kept_gradient(grad);
         if (!grad) return te_error_code(x->te);
@@ -129,7 +141,9 @@ TE_API void te_no_grad_end(te_ctx *te) {
 TE_API void te_enable_grad_begin(te_ctx *te) {
     if (!te) return;
     if (te->tape.num_grad_regions == TE__MAX_GRAD_REGIONS) {
-        te__fail(te, TE_ERR_STATE, "te_enable_grad_begin: %d regions are open, which is the most; is a te_enable_grad_end missing?", TE__MAX_GRAD_REGIONS);
+        te__fail(te, TE_ERR_STATE,
+                 "te_enable_grad_begin: %d regions are open, which is the most; is a te_enable_grad_end missing?",
+                 TE__MAX_GRAD_REGIONS);
         return;
     }
     te->tape.outer_no_grad[te->tape.num_grad_regions++] = te->tape.no_grad;
@@ -154,7 +168,8 @@ static bool te__node_tensors_ok(te_ctx *te, const te_node_desc *desc, te_tensor 
     for (i = 0; i < count; i++) {
         if (tensors[i] && te__need_memory(tensors[i], desc->name ? desc->name : "te_record") != TE_OK) return false;
         if (tensors[i] && tensors[i]->te != te) {
-            te__fail(te, TE_ERR_INVALID, "te_record: %s: a tensor of another context (%s)", desc->name ? desc->name : "?", tensors[i]->te->device_name);
+            te__fail(te, TE_ERR_INVALID, "te_record: %s: a tensor of another context (%s)",
+                     desc->name ? desc->name : "?", tensors[i]->te->device_name);
             return false;
         }
     }
@@ -182,18 +197,21 @@ static te_result te__record_node(te_ctx *te, const te_node_desc *desc, bool alwa
     int i;
     for (i = 0; i < desc->num_outputs; i++)
         if (!desc->outputs[i]) return TE_ERR_STATE;
-    if (!te__node_tensors_ok(te, desc, desc->inputs, desc->num_inputs) || !te__node_tensors_ok(te, desc, desc->outputs, desc->num_outputs) ||
+    if (!te__node_tensors_ok(te, desc, desc->inputs, desc->num_inputs) ||
+        !te__node_tensors_ok(te, desc, desc->outputs, desc->num_outputs) ||
         !te__node_tensors_ok(te, desc, desc->saved, desc->num_saved))
         return te->error_code;
-    if (!desc->backward) return te__fail(te, TE_ERR_INVALID, "te_record: %s has no backward function", desc->name ? desc->name : "?");
+    if (!desc->backward)
+        return te__fail(te, TE_ERR_INVALID, "te_record: %s has no backward function", desc->name ? desc->name : "?");
     if (te->recording)
         for (i = 0; i < desc->num_inputs; i++) te->note_leaf(te, desc->inputs[i]);
     for (i = 0; i < desc->num_inputs; i++) wanted = wanted || te__wants_grad(desc->inputs[i]);
     if (!wanted) return TE_OK;
     if (desc->num_inputs > TE__MAX_NODE_TENSORS || desc->num_outputs > TE__MAX_NODE_TENSORS)
-        return te__fail(te, TE_ERR_UNSUPPORTED, "te_record: %s has %d inputs and %d outputs; %d of each are possible", desc->name ? desc->name : "?", desc->num_inputs,
-                        desc->num_outputs, TE__MAX_NODE_TENSORS);
-    if (!te__grow(te, (void **)&segment->nodes, &segment->cap_nodes, segment->num_nodes, sizeof(te__node *))) return TE_ERR_OUT_OF_MEMORY;
+        return te__fail(te, TE_ERR_UNSUPPORTED, "te_record: %s has %d inputs and %d outputs; %d of each are possible",
+                        desc->name ? desc->name : "?", desc->num_inputs, desc->num_outputs, TE__MAX_NODE_TENSORS);
+    if (!te__grow(te, (void **)&segment->nodes, &segment->cap_nodes, segment->num_nodes, sizeof(te__node *)))
+        return TE_ERR_OUT_OF_MEMORY;
     node = (te__node *)te__alloc_zero(te, sizeof(te__node));
     if (!node) return TE_ERR_OUT_OF_MEMORY;
     node->name = desc->name ? desc->name : "?";
@@ -252,9 +270,12 @@ TE_API te_result te_record(te_ctx *te, const te_node_desc *desc) {
     int i;
     if (!te) return TE_ERR_STATE;
     if (!te__has_desc(te, desc, "te_record")) return te->error_code;
-    if (desc->num_inputs < 0 || desc->num_outputs < 0 || desc->num_saved < 0 || (desc->num_inputs && !desc->inputs) || (desc->num_outputs && !desc->outputs) || (desc->num_saved && !desc->saved))
-        return te__fail(te, TE_ERR_INVALID, "te_record: %s has %d inputs, %d outputs and %d saved tensors; 0 or more of each, with their lists, are needed", desc->name ? desc->name : "?",
-                        desc->num_inputs, desc->num_outputs, desc->num_saved);
+    if (desc->num_inputs < 0 || desc->num_outputs < 0 || desc->num_saved < 0 || (desc->num_inputs && !desc->inputs) ||
+        (desc->num_outputs && !desc->outputs) || (desc->num_saved && !desc->saved))
+        return te__fail(te, TE_ERR_INVALID,
+                        "te_record: %s has %d inputs, %d outputs and %d saved tensors; 0 or more of each, with their "
+                        "lists, are needed",
+                        desc->name ? desc->name : "?", desc->num_inputs, desc->num_outputs, desc->num_saved);
     for (i = 0; i < desc->num_outputs; i++)
         if (!desc->outputs[i]) te__fail(te, TE_ERR_STATE, "te_record: output %d of %d of %s is NULL", i + 1, desc->num_outputs, desc->name ? desc->name : "?"); /* after an error, a consequence */
     return te__record_always(te, desc, false);
@@ -269,7 +290,10 @@ static te_result te__record_quantized(te_ctx *te, const te_node_desc *desc) {
 }
 
 /* Does nobody else look at the memory of this tensor? Memory that is not te.h's may be looked at by anybody. */
-static bool te__tensor_is_alone(const te_tensor *x) { return x->refs == 1 && x->buffer && te__buffer_users(x->buffer) == 1 && (x->buffer->capacity > 0 || x->buffer->bytes == 0); }
+static bool te__tensor_is_alone(const te_tensor *x) {
+    return x->refs == 1 && x->buffer && te__buffer_users(x->buffer) == 1 &&
+           (x->buffer->capacity > 0 || x->buffer->bytes == 0);
+}
 
 /* Adds a gradient to a variable. The first one is shared, not copied: gradients are read-only until they are added up, and leaves get what is
  * theirs when te_backward ends (te__leaves_own). */
@@ -278,23 +302,29 @@ static te_result te__var_add_grad(te_ctx *te, te__var *v, te_tensor *grad) {
     te_tensor *sum;
     te_result result;
     if (v->played)
-        return te__fail(te, TE_ERR_STATE, "te_backward: a part of this graph was played backwards before and is gone; add the losses up and call "
-                                          "te_backward once");
+        return te__fail(
+            te, TE_ERR_STATE,
+            "te_backward: a part of this graph was played backwards before and is gone; add the losses up and call "
+            "te_backward once");
     if (te__need_memory(grad, "te_backward: a gradient") != TE_OK) return TE_ERR_STATE;
     if (!v->grad) {
         if (v->leaf && !v->fresh) {
-            if (!te__grow(te, (void **)&te->tape.fresh, &te->tape.cap_fresh, te->tape.num_fresh, sizeof(te__var *))) return TE_ERR_OUT_OF_MEMORY;
+            if (!te__grow(te, (void **)&te->tape.fresh, &te->tape.cap_fresh, te->tape.num_fresh, sizeof(te__var *)))
+                return TE_ERR_OUT_OF_MEMORY;
             te->tape.fresh[te->tape.num_fresh++] = v;
             v->fresh = true;
             v->refs++;
         }
         v->grad = te__kept_gradient(grad);
         if (!v->grad) return te_error_code(te);
-        if (te->capture && v->leaf && te__grow(te, (void **)&te->capture->vars, &te->capture->cap_vars, te->capture->num_vars, sizeof(te__var *))) {
+        if (te->capture && v->leaf &&
+            te__grow(te, (void **)&te->capture->vars, &te->capture->cap_vars, te->capture->num_vars,
+                     sizeof(te__var *))) {
             te->capture->vars[te->capture->num_vars++] = v; /* forgotten if the capture comes to nothing */
             v->refs++;
         }
-        if (te->warming && v->leaf && te__grow(te, (void **)&te->warm_vars, &te->cap_warm_vars, te->num_warm_vars, sizeof(te__var *))) {
+        if (te->warming && v->leaf &&
+            te__grow(te, (void **)&te->warm_vars, &te->cap_warm_vars, te->num_warm_vars, sizeof(te__var *))) {
             te->warm_vars[te->num_warm_vars++] = v; /* holds no meaningful value: te_warmup_end forgets it */
             v->refs++;
         }
@@ -316,8 +346,9 @@ static te_result te__var_add_grad(te_ctx *te, te__var *v, te_tensor *grad) {
         return te_op_axpby(te, &add);
     }
     if (v->leaf && v->grad->buffer && te__is_outside(v->grad->buffer))
-        return te__refuse_capture(te, "te_backward adds to a gradient that was there before and that shares its memory",
-                                  "forget gradients (te_optimizer_zero_grad, te_module_zero_grad) before te_graph_begin");
+        return te__refuse_capture(
+            te, "te_backward adds to a gradient that was there before and that shares its memory",
+            "forget gradients (te_optimizer_zero_grad, te_module_zero_grad) before te_graph_begin");
     sum = add.out = te__empty_like(v->grad, v->grad->dtype);
     if (!sum) return te_error_code(te);
     result = te_op_axpby(te, &add);
@@ -332,7 +363,8 @@ static te_result te__var_add_grad(te_ctx *te, te__var *v, te_tensor *grad) {
 static te_tensor *te__grad_so_far(te_ctx *te, int i, const te_tensor *like) {
     const te__var *v = te->playing ? te->playing->inputs[i] : NULL;
     te_tensor *grad = v && !v->played ? v->grad : NULL;
-    if (!grad || !grad->buffer || grad->dtype != like->dtype || !te__same_shape(grad, like) || !te__is_contiguous(grad)) return NULL;
+    if (!grad || !grad->buffer || grad->dtype != like->dtype || !te__same_shape(grad, like) || !te__is_contiguous(grad))
+        return NULL;
     return v->leaf && te__is_outside(grad->buffer) ? NULL : grad; /* a launch of the graph would not find it there again */
 }
 /* Where the sum goes: into its own place if nobody else looks at it. */
@@ -406,8 +438,10 @@ static te_result te__check_saved(te_ctx *te, const te__node *node) {
     memcpy(before, te->module_path, sizeof(before));
     if (node->path) memcpy(te->module_path, node->path->text, sizeof(before));
     result = te__fail(te, TE_ERR_STATE,
-                      "te_backward: %s: %s, %s %s, was written after the forward pass whose value of it is needed now; gradients would be wrong. Call "
-                      "te_backward before what writes it (te_optimizer_step, te_tensor_copy, te_tensor_fill ...), run the forward pass again after it, or "
+                      "te_backward: %s: %s, %s %s, was written after the forward pass whose value of it is needed now; "
+                      "gradients would be wrong. Call "
+                      "te_backward before what writes it (te_optimizer_step, te_tensor_copy, te_tensor_fill ...), run "
+                      "the forward pass again after it, or "
                       "write to another tensor",
                       node->name, what, te_dtype_name(node->saved[i]->dtype), te__shape_text(node->saved[i], shape));
     memcpy(te->module_path, before, sizeof(before));
@@ -478,13 +512,16 @@ static te_result te__node_play(te_ctx *te, te__node *node) {
         result = te__saved_unpack(te, node);
         if (result == TE_OK) result = te__decode_gradients(te, node, grad_outputs);
         if (result == TE_OK)
-            result = te__returned(te, node->backward(te, node->state, node->saved, grad_outputs, grad_inputs, needs), "te_backward: the backward function", node->name);
+            result = te__returned(te, node->backward(te, node->state, node->saved, grad_outputs, grad_inputs, needs),
+                                  "te_backward: the backward function", node->name);
         te->playing = outer;
         if (te->tape.num_grad_regions != grad_regions || te->tape.no_grad != no_grad) {
             te->tape.num_grad_regions = grad_regions;
             te->tape.no_grad = no_grad;
             if (result == TE_OK)
-                result = te__fail(te, TE_ERR_STATE, "te_backward: the backward function of %s begins and ends regions of te_no_grad or te_enable_grad unequally often",
+                result = te__fail(te, TE_ERR_STATE,
+                                  "te_backward: the backward function of %s begins and ends regions of te_no_grad or "
+                                  "te_enable_grad unequally often",
                                   node->name);
         }
         te__segment_end(te, &own);
@@ -492,7 +529,9 @@ static te_result te__node_play(te_ctx *te, te__node *node) {
             if (needs[i] && grad_inputs[i]) result = te__var_add_grad(te, node->inputs[i], grad_inputs[i]);
         te__frame_end(te, NULL, 0);
     }
-    if (result != TE_OK) te__fail(te, result, "te_backward: the backward function of %s returned %s", node->name, te_result_name(result));
+    if (result != TE_OK)
+        te__fail(te, result, "te_backward: the backward function of %s returned %s", node->name,
+                 te_result_name(result));
     if (result == TE_OK && te->error_code != TE_OK) result = te->error_code;
     te__forget_outputs(te, node);
     for (i = 0; i < node->num_outputs; i++)
@@ -509,7 +548,8 @@ static te__stash *te__stash_grads(te_ctx *te, te__segment *s, int *count, size_t
     te__stash *stash;
     int i, k, n = 0;
     for (i = 0; i < s->num_nodes; i++)
-        for (k = 0; s->nodes[i] && k < s->nodes[i]->num_outputs; k++) n += s->nodes[i]->outputs[k] && s->nodes[i]->outputs[k]->grad;
+        for (k = 0; s->nodes[i] && k < s->nodes[i]->num_outputs; k++)
+            n += s->nodes[i]->outputs[k] && s->nodes[i]->outputs[k]->grad;
     *bytes = (size_t)n * sizeof(te__stash);
     stash = (te__stash *)te__alloc(te, *bytes);
     *count = 0;
@@ -530,8 +570,10 @@ static te_result te__stash_return(te_ctx *te, te__stash *stash, int count, size_
     for (i = 0; i < count; i++) {
         te__var *v = stash[i].var;
         if (v->played)
-            result = te__fail(te, TE_ERR_STATE, "te_backward: a te_backward inside a backward function has played a part of the tape that the outer one needs as well; "
-                                                "record again, inside te_enable_grad_begin, what the inner one is to play");
+            result = te__fail(te, TE_ERR_STATE,
+                              "te_backward: a te_backward inside a backward function has played a part of the tape "
+                              "that the outer one needs as well; "
+                              "record again, inside te_enable_grad_begin, what the inner one is to play");
         if (v->played || v->grad)
             te_tensor_release(stash[i].grad);
         else
@@ -550,7 +592,8 @@ static te_result te__segment_play(te_ctx *te, te__segment *s) {
     for (i = s->num_nodes - 1; i >= 0 && result == TE_OK; i--) {
         te__node *node = i < s->num_nodes ? s->nodes[i] : NULL; /* a backward function may have ended scopes, and nodes with them */
         bool reached = false;
-        for (k = 0; node && k < node->num_outputs; k++) reached = reached || (node->outputs[k] && node->outputs[k]->grad);
+        for (k = 0; node && k < node->num_outputs; k++)
+            reached = reached || (node->outputs[k] && node->outputs[k]->grad);
         if (!reached) continue;
         s->nodes[i] = NULL;
         result = te__node_play(te, node);
@@ -625,16 +668,22 @@ static te_result te__backward(te_tensor *y, te_tensor *grad) {
         return te->error_code;
     }
     if (!te__same_shape(y, grad))
-        return te__fail(te, TE_ERR_SHAPE, "te_backward_from: the tensor is %s, its gradient %s", te__shape_text(y, a), te__shape_text(grad, b));
+        return te__fail(te, TE_ERR_SHAPE, "te_backward_from: the tensor is %s, its gradient %s", te__shape_text(y, a),
+                        te__shape_text(grad, b));
     if (grad->te != te)
-        return te__fail(te, TE_ERR_INVALID, "te_backward_from: the gradient belongs to another context (%s); copy it through the host", grad->te->device_name);
+        return te__fail(te, TE_ERR_INVALID,
+                        "te_backward_from: the gradient belongs to another context (%s); copy it through the host",
+                        grad->te->device_name);
     if (y->dtype != grad->dtype || grad->quantized)
-        return te__fail(te, TE_ERR_DTYPE, "te_backward_from: the tensor is %s, its gradient %s%s; they must be alike", te_dtype_name(y->dtype),
-                        grad->quantized ? "quantized, nominally " : "", te_dtype_name(grad->dtype));
+        return te__fail(te, TE_ERR_DTYPE, "te_backward_from: the tensor is %s, its gradient %s%s; they must be alike",
+                        te_dtype_name(y->dtype), grad->quantized ? "quantized, nominally " : "",
+                        te_dtype_name(grad->dtype));
     segment = y->requires_grad && y->var ? te__segment_of(te, y->var) : NULL;
     if (!segment)
-        return te__fail(te, TE_ERR_STATE, "te_backward: the tensor does not depend on anything that requires a gradient (was it made inside "
-                                          "te_no_grad_begin, or in a scope that has ended?)");
+        return te__fail(
+            te, TE_ERR_STATE,
+            "te_backward: the tensor does not depend on anything that requires a gradient (was it made inside "
+            "te_no_grad_begin, or in a scope that has ended?)");
     return te__backward_all(te, segment, &y, &grad, 1);
 }
 
@@ -644,8 +693,11 @@ enum { TE__UNSCOPED_STEPS = 100 };
 static void te__watch_scopes(te_ctx *te) {
     if (te->num_scopes > 0 || te->tape.unscoped == TE__UNSCOPED_STEPS) return;
     if (te->num_live > te->tape.unscoped_live && ++te->tape.unscoped == TE__UNSCOPED_STEPS)
-        te__warn(te, "te_backward was called %d times outside of any scope, and %d tensors are alive that nothing releases before te_ctx_destroy: memory grows "
-                     "with each step. Put te_scope_begin(te) before a step and te_scope_end(te) after it; te_tensor_retain keeps a tensor beyond",
+        te__warn(te,
+                 "te_backward was called %d times outside of any scope, and %d tensors are alive that nothing releases "
+                 "before te_ctx_destroy: memory grows "
+                 "with each step. Put te_scope_begin(te) before a step and te_scope_end(te) after it; te_tensor_retain "
+                 "keeps a tensor beyond",
                  TE__UNSCOPED_STEPS, te->num_live);
     te->tape.unscoped_live = te->num_live;
 }
@@ -668,8 +720,10 @@ TE_API te_result te_backward(te_tensor *loss) {
         return loss->te->error_code;
     }
     if (te__numel(loss) != 1)
-        return te__fail(loss->te, TE_ERR_SHAPE, "te_backward: the loss is %s; a tensor of one element is needed (te_mean_all, te_sum_all), or "
-                                                "te_backward_from with a gradient", te__shape_text(loss, text));
+        return te__fail(loss->te, TE_ERR_SHAPE,
+                        "te_backward: the loss is %s; a tensor of one element is needed (te_mean_all, te_sum_all), or "
+                        "te_backward_from with a gradient",
+                        te__shape_text(loss, text));
     te__frame_begin(loss->te);
     one = te_tensor_full(loss->te, loss->dtype, loss->ndim, loss->shape, 1.0);
     result = one ? te__backward(loss, one) : te_error_code(loss->te);

@@ -1,7 +1,8 @@
 /* core/tensor.c: tensors as values: shapes, references, scopes. Knows no operation: whatever needs one is in core/access.c. */
 
 TE_API TE__NOINLINE const char *te_dtype_name(te_dtype dtype) {
-    static const char *const names[TE_DTYPE_COUNT] = {"none", "f32", "f16", "bf16", "e4m3", "e5m2", "e8m0", "e2m1", "u8", "i32", "i64", "i16"};
+    static const char *const names[TE_DTYPE_COUNT] = {"none", "f32",  "f16", "bf16", "e4m3", "e5m2",
+                                                      "e8m0", "e2m1", "u8",  "i32",  "i64",  "i16"};
     return (int)dtype >= 0 && dtype < TE_DTYPE_COUNT ? names[dtype] : "?";
 }
 TE_API int te_dtype_bits(te_dtype dtype) {
@@ -33,7 +34,9 @@ static TE__NOINLINE int64_t te__numel(const te_tensor *x) {
     return n;
 }
 /* Bytes of `cols` neighbours that begin at a whole byte: a row of 4-bit elements is padded to one. */
-static size_t te__row_bytes(te_dtype dtype, int64_t cols) { return (size_t)(((uint64_t)cols * (uint64_t)te_dtype_bits(dtype) + 7) / 8); }
+static size_t te__row_bytes(te_dtype dtype, int64_t cols) {
+    return (size_t)(((uint64_t)cols * (uint64_t)te_dtype_bits(dtype) + 7) / 8);
+}
 /* Bytes of a contiguous block: those of its rows. A tensor without dimensions is a row of one element. */
 static size_t te__shape_bytes(te_dtype dtype, int ndim, const int64_t *shape) {
     size_t n = 1;
@@ -132,7 +135,8 @@ static bool te__written_since(te_tensor *x, uint64_t at) {
 enum { TE__SHAPE_TEXT = 24 * TE_MAX_DIMS };
 static const char *te__dims_text(int ndim, const int64_t *shape, char *out) {
     int i, n = snprintf(out, TE__SHAPE_TEXT, "[");
-    for (i = 0; i < ndim; i++) n += snprintf(out + n, (size_t)(TE__SHAPE_TEXT - n), i ? ", %lld" : "%lld", (long long)shape[i]);
+    for (i = 0; i < ndim; i++)
+        n += snprintf(out + n, (size_t)(TE__SHAPE_TEXT - n), i ? ", %lld" : "%lld", (long long)shape[i]);
     snprintf(out + n, (size_t)(TE__SHAPE_TEXT - n), "]");
     return out;
 }
@@ -149,14 +153,17 @@ static te_result te__no_plain_memory(const te_tensor *x, const char *who) {
     char text[TE__NAMED_TEXT];
     return te__fail(x->te, TE_ERR_STATE, "%s: the tensor %s %s", who, te__named_text(x, text),
                     x->quantized ? "is quantized: te_dequantize it first"
-                                 : "was made by te_tensor_describe and has no memory: such tensors are for te_explain, and for modules that answer with a shape");
+                                 : "was made by te_tensor_describe and has no memory: such tensors are for te_explain, "
+                                   "and for modules that answer with a shape");
 }
 /* Fails for tensors of te_tensor_describe; quantized tensors pass. */
 /* Is x a shape alone, which a module answers with a shape? */
 static bool te__is_unallocated(const te_tensor *x) {
     return !x || (!x->buffer && !x->quantized) || (x->te->automodel.empty_is_unallocated && te__numel(x) == 0);
 }
-static te_result te__need_memory(const te_tensor *x, const char *who) { return x->buffer || x->quantized ? TE_OK : te__no_plain_memory(x, who); }
+static te_result te__need_memory(const te_tensor *x, const char *who) {
+    return x->buffer || x->quantized ? TE_OK : te__no_plain_memory(x, who);
+}
 
 /* ---- references ---- */
 
@@ -236,20 +243,24 @@ static te_tensor *te__tensor_shell(te_ctx *te, te_dtype dtype, int ndim, const i
         return NULL;
     }
     if (ndim < 0 || ndim > TE_MAX_DIMS || (ndim > 0 && !shape)) {
-        te__fail(te, TE_ERR_SHAPE, "tensor: %d dimensions; 0 to %d are possible%s", ndim, TE_MAX_DIMS, shape ? "" : ", with a shape");
+        te__fail(te, TE_ERR_SHAPE, "tensor: %d dimensions; 0 to %d are possible%s", ndim, TE_MAX_DIMS,
+                 shape ? "" : ", with a shape");
         return NULL;
     }
     for (i = 0; i < ndim; i++) {
         if (shape[i] < 0 || ((shape[i] | n) >> 28 != 0 && shape[i] > 0 && n > TE__MAX_ELEMENTS / shape[i])) { /* divisions are slow */
-            te__fail(te, TE_ERR_SHAPE, "tensor: shape %s has a negative size or more elements than 64 bits can count", te__dims_text(ndim, shape, text));
+            te__fail(te, TE_ERR_SHAPE, "tensor: shape %s has a negative size or more elements than 64 bits can count",
+                     te__dims_text(ndim, shape, text));
             return NULL;
         }
         if (shape[i] > 0) n *= shape[i];
         else empty = true;
     }
     if (!empty && (uint64_t)(n * te__max(te__dtype_size(dtype), 1)) > (uint64_t)PTRDIFF_MAX) { /* only where addresses have 32 bits */
-        te__fail(te, TE_ERR_SHAPE, "tensor: %s of shape %s has more bytes than the %lld that a tensor can have where addresses have %d bits", te_dtype_name(dtype),
-                 te__dims_text(ndim, shape, text), (long long)PTRDIFF_MAX, (int)(8 * sizeof(void *)));
+        te__fail(
+            te, TE_ERR_SHAPE,
+            "tensor: %s of shape %s has more bytes than the %lld that a tensor can have where addresses have %d bits",
+            te_dtype_name(dtype), te__dims_text(ndim, shape, text), (long long)PTRDIFF_MAX, (int)(8 * sizeof(void *)));
         return NULL;
     }
     if (!te__grow(te, (void **)&te->live, &te->cap_live, te->num_live, sizeof(te_tensor *))) return NULL;
@@ -279,7 +290,9 @@ TE_API te_tensor *te_tensor_empty(te_ctx *te, te_dtype dtype, int ndim, const in
     }
     return x;
 }
-static TE__NOINLINE te_tensor *te__empty_like(const te_tensor *x, te_dtype dtype) { return te_tensor_empty(x->te, dtype, x->ndim, x->shape); }
+static TE__NOINLINE te_tensor *te__empty_like(const te_tensor *x, te_dtype dtype) {
+    return te_tensor_empty(x->te, dtype, x->ndim, x->shape);
+}
 static te_tensor *te__empty_1d(te_ctx *te, te_dtype dtype, int64_t n) { return te_tensor_empty(te, dtype, 1, &n); }
 static te_tensor *te__empty_2d(te_ctx *te, te_dtype dtype, int64_t rows, int64_t cols) {
     int64_t shape[2];
@@ -292,17 +305,19 @@ TE_API te_tensor *te_tensor_describe(te_ctx *te, te_dtype dtype, int ndim, const
     return te__tensor_shell(te, dtype, ndim, shape);
 }
 
-TE_API te_tensor *te_tensor_wrap(te_ctx *te, te_dtype dtype, int ndim, const int64_t *shape, void *data, void (*release)(void *user), void *user) {
+TE_API te_tensor *te_tensor_wrap(te_ctx *te, te_dtype dtype, int ndim, const int64_t *shape, void *data,
+                                 void (*release)(void *user), void *user) {
     te_tensor *x = te__tensor_shell(te, dtype, ndim, shape);
     if (!x) return NULL;
     if (!data && te__numel(x) > 0) {
-        te__fail(te, TE_ERR_INVALID, "te_tensor_wrap: data is NULL for a tensor of %lld elements", (long long)te__numel(x));
+        te__fail(te, TE_ERR_INVALID, "te_tensor_wrap: data is NULL for a tensor of %lld elements",
+                 (long long)te__numel(x));
         te__drop(x);
         return NULL;
     }
     if (te__dtype_size(dtype) > 1 && (uintptr_t)data % (uintptr_t)te__dtype_size(dtype) != 0) {
-        te__fail(te, TE_ERR_INVALID, "te_tensor_wrap: address %p is not aligned to the %d bytes of %s", data, (int)te__dtype_size(dtype),
-                 te_dtype_name(dtype));
+        te__fail(te, TE_ERR_INVALID, "te_tensor_wrap: address %p is not aligned to the %d bytes of %s", data,
+                 (int)te__dtype_size(dtype), te_dtype_name(dtype));
         te__drop(x);
         return NULL;
     }
@@ -323,7 +338,9 @@ static te_tensor *te__alias_as(const te_tensor *x, int64_t offset, te_dtype dtyp
     if (y->buffer) y->buffer->refs++;
     return y;
 }
-static te_tensor *te__alias_1d(const te_tensor *x, int64_t offset, te_dtype dtype, int64_t n) { return te__alias_as(x, offset, dtype, 1, &n); }
+static te_tensor *te__alias_1d(const te_tensor *x, int64_t offset, te_dtype dtype, int64_t n) {
+    return te__alias_as(x, offset, dtype, 1, &n);
+}
 static te_tensor *te__alias_2d(const te_tensor *x, int64_t offset, te_dtype dtype, int64_t rows, int64_t cols) {
     int64_t shape[2];
     shape[0] = rows;
@@ -401,7 +418,8 @@ static void te__segment_cut(te_ctx *te, te__segment *s, int first_node) {
 static void te__frame_begin(te_ctx *te) {
     int depth = te->num_scopes++;
     if (depth >= TE__MAX_SCOPES) {
-        te__fail(te, TE_ERR_STATE, "%d scopes are open; %d is the most: is a te_scope_end missing?", te->num_scopes, TE__MAX_SCOPES);
+        te__fail(te, TE_ERR_STATE, "%d scopes are open; %d is the most: is a te_scope_end missing?", te->num_scopes,
+                 TE__MAX_SCOPES);
         return;
     }
     te->scopes[depth].first_tensor = te->num_live;
@@ -444,6 +462,7 @@ TE_API void te_scope_end(te_ctx *te) {
         te__fail(te, TE_ERR_STATE, "te_scope_end without te_scope_begin");
         return;
     }
-    if (te->num_scopes <= TE__MAX_SCOPES) te__segment_cut(te, te->scopes[te->num_scopes - 1].segment, te->scopes[te->num_scopes - 1].first_node);
+    if (te->num_scopes <= TE__MAX_SCOPES)
+        te__segment_cut(te, te->scopes[te->num_scopes - 1].segment, te->scopes[te->num_scopes - 1].first_node);
     te__frame_end(te, NULL, 0);
 }

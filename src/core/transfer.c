@@ -11,7 +11,8 @@
  * waits for the copy on the device. An operation that reads x between te__copy_in and te__await reads undefined bytes. */
 
 /* Queues the copy behind all earlier work, and the event that the memory remembers behind the copy. */
-static te_result te__transfer_queue(te__stream *s, te__buffer *b, te__pinned *p, void *device, void *host, size_t bytes, bool out) {
+static te_result te__transfer_queue(te__stream *s, te__buffer *b, te__pinned *p, void *device, void *host, size_t bytes,
+                                    bool out) {
     te_ctx *te = s->te;
     te__event *before = te__event_create(te), *after = before ? te__event_create(te) : NULL;
     te_result result = after ? te__event_record(before, NULL) : te_error_code(te);
@@ -49,8 +50,9 @@ static te_result te__transfer(te__stream *s, te_tensor *x, te__pinned *p, size_t
     if (!te__is_contiguous(x)) return te__fail(te, TE_ERR_SHAPE, "%s: %s is strided", what, te__shape_text(x, text));
     bytes = te_tensor_bytes(x);
     if (at > p->capacity || bytes > p->capacity - at)
-        return te__fail(te, TE_ERR_SHAPE, "%s: %s needs %llu bytes from byte %llu on; the block has %llu", what, te__shape_text(x, text), (unsigned long long)bytes,
-                        (unsigned long long)at, (unsigned long long)p->capacity);
+        return te__fail(te, TE_ERR_SHAPE, "%s: %s needs %llu bytes from byte %llu on; the block has %llu", what,
+                        te__shape_text(x, text), (unsigned long long)bytes, (unsigned long long)at,
+                        (unsigned long long)p->capacity);
     return bytes ? te__transfer_queue(s, x->buffer, p, te__data(x), (char *)p->data + at, bytes, out) : TE_OK;
 }
 static inline te_result te__copy_out(te__stream *s, te__pinned *host, size_t at, const te_tensor *x) {
@@ -61,4 +63,6 @@ static inline te_result te__copy_in(te__stream *s, te_tensor *x, te__pinned *hos
     if (x->buffer) te__buffer_touch(x->buffer);
     return result;
 }
-static inline te_result te__await(const te_tensor *x) { return x->buffer ? te__stream_wait(x->te, NULL, x->buffer->used) : TE_OK; }
+static inline te_result te__await(const te_tensor *x) {
+    return x->buffer ? te__stream_wait(x->te, NULL, x->buffer->used) : TE_OK;
+}

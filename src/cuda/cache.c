@@ -25,7 +25,8 @@ typedef struct te__cache_key {
 /* $TE_CACHE_DIR (empty: no cache), else $XDG_CACHE_HOME/te, else ~/.cache/te. False, with the reason, when it cannot be used:
  * root is "" then, and kernels are compiled anew by every process. */
 static bool te__cache_open(te__cache *c, te__text *why) {
-    const char *dir = getenv("TE_CACHE_DIR"), *base = te__env("XDG_CACHE_HOME"), *extra = te__env("TE_CACHE_READONLY"), *below = "/te";
+    const char *dir = getenv("TE_CACHE_DIR"), *base = te__env("XDG_CACHE_HOME"), *extra = te__env("TE_CACHE_READONLY"),
+               *below = "/te";
     char root[TE__CACHE_PATH];
     int n;
     memset(c, 0, sizeof(*c));
@@ -88,7 +89,9 @@ static void te__cache_stem(const te__cache_key *key, te__text *out) {
     if (key->options[0]) te__text_printf(out, "%.96s.", key->options); /* for readers; the digest distinguishes longer texts */
     te__text_printf(out, "%.16s.", digest);
 }
-static const char *te__cache_suffix(const te__cache_key *key) { return te__starts_with(key->arch, "sm_") ? ".cubin" : ".ptx"; }
+static const char *te__cache_suffix(const te__cache_key *key) {
+    return te__starts_with(key->arch, "sm_") ? ".cubin" : ".ptx";
+}
 
 static void te__cache_path(const char *root, const te__cache_key *key, te__text *out) {
     te__cache_folder(root, key, out);
@@ -143,8 +146,10 @@ static bool te__cache_find_compiler(const char *root, te__cache_key *key) {
 static void te__cache_header(const te__cache_key *key, const char *image, size_t size, te__text *out) {
     char digest[TE__DIGEST_CHARS + 1];
     te__digest(image, size, digest);
-    te__text_printf(out, "te.h compiled kernel, format %d\nkernel %s\noptions %s\narch %s\n", TE__CACHE_FORMAT, key->kernel, key->options, key->arch);
-    te__text_printf(out, "text %s\ncompiler %s\nsize %llu\ndigest %s\n\n", key->text, key->compiler, (unsigned long long)size, digest);
+    te__text_printf(out, "te.h compiled kernel, format %d\nkernel %s\noptions %s\narch %s\n", TE__CACHE_FORMAT,
+                    key->kernel, key->options, key->arch);
+    te__text_printf(out, "text %s\ncompiler %s\nsize %llu\ndigest %s\n\n", key->text, key->compiler,
+                    (unsigned long long)size, digest);
 }
 
 /* Removes the header of an entry. False if the entry is damaged or of another key. */
@@ -237,7 +242,9 @@ static void te__cache_lock_acquire(const te__cache *c, const te__cache_key *key,
     if (te__dir_make(te__text_str(&folder), NULL)) {
         te__cache_path(c->root, key, &l->path);
         te__text_put(&l->path, ".lock");
-        while ((state = te__lock_try(&l->lock, te__text_str(&l->path), false, NULL)) == TE__LOCK_BUSY && te__time_now() < end) te__sleep(0.005);
+        while ((state = te__lock_try(&l->lock, te__text_str(&l->path), false, NULL)) == TE__LOCK_BUSY &&
+               te__time_now() < end)
+            te__sleep(0.005);
     }
     l->held = state == TE__LOCK_HELD;
     te__text_free(&folder);

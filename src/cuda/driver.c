@@ -46,64 +46,68 @@ enum {
 };
 
 /* Every function of libcuda that te.h calls: whether it is required, te.h's name, symbol, arguments. */
-#define TE__CU_LIST(X)                                                                                                                  \
-    X(1, Init, "cuInit", (unsigned flags))                                                                                              \
-    X(1, DriverGetVersion, "cuDriverGetVersion", (int *version))                                                                        \
-    X(1, GetErrorName, "cuGetErrorName", (te__cu_result code, const char **text))                                                       \
-    X(1, GetErrorString, "cuGetErrorString", (te__cu_result code, const char **text))                                                   \
-    X(1, DeviceGet, "cuDeviceGet", (te__cu_device * device, int ordinal))                                                               \
-    X(1, DeviceGetCount, "cuDeviceGetCount", (int *count))                                                                              \
-    X(1, DeviceGetName, "cuDeviceGetName", (char *name, int size, te__cu_device device))                                                \
-    X(1, DeviceGetAttribute, "cuDeviceGetAttribute", (int *value, int attribute, te__cu_device device))                                 \
-    X(1, DeviceTotalMem, "cuDeviceTotalMem_v2", (size_t *bytes, te__cu_device device))                                                  \
-    X(0, DeviceGetUuid, "cuDeviceGetUuid_v2", (te__cu_uuid * uuid, te__cu_device device))                                               \
-    X(1, DevicePrimaryCtxRetain, "cuDevicePrimaryCtxRetain", (te__cu_handle * context, te__cu_device device))                           \
-    X(1, DevicePrimaryCtxRelease, "cuDevicePrimaryCtxRelease_v2", (te__cu_device device))                                               \
-    X(1, CtxGetCurrent, "cuCtxGetCurrent", (te__cu_handle * context))                                                                   \
-    X(1, CtxPushCurrent, "cuCtxPushCurrent_v2", (te__cu_handle context))                                                                \
-    X(1, CtxPopCurrent, "cuCtxPopCurrent_v2", (te__cu_handle * context))                                                                \
-    X(1, CtxGetDevice, "cuCtxGetDevice", (te__cu_device * device))                                                                      \
-    X(1, MemAlloc, "cuMemAlloc_v2", (te__cu_address * address, size_t bytes))                                                           \
-    X(1, MemFree, "cuMemFree_v2", (te__cu_address address))                                                                             \
-    X(1, MemGetInfo, "cuMemGetInfo_v2", (size_t *free_bytes, size_t *total_bytes))                                                      \
-    X(1, MemHostAlloc, "cuMemHostAlloc", (void **host, size_t bytes, unsigned flags))                                                   \
-    X(1, MemFreeHost, "cuMemFreeHost", (void *host))                                                                                    \
-    X(1, MemcpyHtoDAsync, "cuMemcpyHtoDAsync_v2", (te__cu_address dst, const void *src, size_t bytes, te__cu_handle stream))            \
-    X(1, MemcpyDtoHAsync, "cuMemcpyDtoHAsync_v2", (void *dst, te__cu_address src, size_t bytes, te__cu_handle stream))                  \
-    X(1, MemcpyDtoDAsync, "cuMemcpyDtoDAsync_v2", (te__cu_address dst, te__cu_address src, size_t bytes, te__cu_handle stream))         \
-    X(1, MemsetD8Async, "cuMemsetD8Async", (te__cu_address dst, unsigned char value, size_t bytes, te__cu_handle stream))               \
-    X(1, StreamCreate, "cuStreamCreate", (te__cu_handle * stream, unsigned flags))                                                      \
-    X(1, StreamDestroy, "cuStreamDestroy_v2", (te__cu_handle stream))                                                                   \
-    X(1, StreamSynchronize, "cuStreamSynchronize", (te__cu_handle stream))                                                              \
-    X(1, StreamGetCtx, "cuStreamGetCtx", (te__cu_handle stream, te__cu_handle * context))                                               \
-    X(1, StreamWaitEvent, "cuStreamWaitEvent", (te__cu_handle stream, te__cu_handle event, unsigned flags))                            \
-    X(1, EventQuery, "cuEventQuery", (te__cu_handle event))                                                                            \
-    X(1, EventCreate, "cuEventCreate", (te__cu_handle * event, unsigned flags))                                                         \
-    X(1, EventRecord, "cuEventRecord", (te__cu_handle event, te__cu_handle stream))                                                     \
-    X(1, EventSynchronize, "cuEventSynchronize", (te__cu_handle event))                                                                 \
-    X(1, EventElapsedTime, "cuEventElapsedTime", (float *milliseconds, te__cu_handle start, te__cu_handle end))                         \
-    X(1, EventDestroy, "cuEventDestroy_v2", (te__cu_handle event))                                                                      \
-    X(1, ModuleLoadDataEx, "cuModuleLoadDataEx",                                                                                        \
-      (te__cu_handle * module, const void *image, unsigned num_options, int *options, void **values))                                   \
-    X(1, ModuleUnload, "cuModuleUnload", (te__cu_handle module))                                                                        \
-    X(1, ModuleGetFunction, "cuModuleGetFunction", (te__cu_handle * function, te__cu_handle module, const char *name))                  \
-    X(1, FuncSetAttribute, "cuFuncSetAttribute", (te__cu_handle function, int attribute, int value))                                    \
-    X(1, FuncGetAttribute, "cuFuncGetAttribute", (int *value, int attribute, te__cu_handle function))                                   \
-    X(1, LaunchKernel, "cuLaunchKernel",                                                                                                \
-      (te__cu_handle function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared_bytes,     \
-       te__cu_handle stream, void **params, void **extra))                                                                              \
-    X(0, LaunchKernelEx, "cuLaunchKernelEx",                                                                                            \
-      (const te__cu_launch_config *config, te__cu_handle function, void **params, void **extra))                                        \
-    X(1, OccupancyMaxActiveBlocks, "cuOccupancyMaxActiveBlocksPerMultiprocessor",                                                       \
-      (int *blocks, te__cu_handle function, int threads, size_t shared_bytes))                                                          \
-    X(0, TensorMapEncodeTiled, "cuTensorMapEncodeTiled",                                                                                \
-      (void *map, int type, unsigned rank, void *address, const uint64_t *dims, const uint64_t *strides, const uint32_t *box,           \
-       const uint32_t *steps, int interleave, int swizzle, int promotion, int fill))                                                    \
-    X(0, StreamBeginCapture, "cuStreamBeginCapture_v2", (te__cu_handle stream, int mode))                                               \
-    X(0, StreamEndCapture, "cuStreamEndCapture", (te__cu_handle stream, te__cu_handle * graph))                                         \
-    X(0, GraphInstantiate, "cuGraphInstantiateWithFlags", (te__cu_handle * graph_exec, te__cu_handle graph, unsigned long long flags))  \
-    X(0, GraphLaunch, "cuGraphLaunch", (te__cu_handle graph_exec, te__cu_handle stream))                                                \
-    X(0, GraphDestroy, "cuGraphDestroy", (te__cu_handle graph))                                                                         \
+#define TE__CU_LIST(X)                                                                                                 \
+    X(1, Init, "cuInit", (unsigned flags))                                                                             \
+    X(1, DriverGetVersion, "cuDriverGetVersion", (int *version))                                                       \
+    X(1, GetErrorName, "cuGetErrorName", (te__cu_result code, const char **text))                                      \
+    X(1, GetErrorString, "cuGetErrorString", (te__cu_result code, const char **text))                                  \
+    X(1, DeviceGet, "cuDeviceGet", (te__cu_device * device, int ordinal))                                              \
+    X(1, DeviceGetCount, "cuDeviceGetCount", (int *count))                                                             \
+    X(1, DeviceGetName, "cuDeviceGetName", (char *name, int size, te__cu_device device))                               \
+    X(1, DeviceGetAttribute, "cuDeviceGetAttribute", (int *value, int attribute, te__cu_device device))                \
+    X(1, DeviceTotalMem, "cuDeviceTotalMem_v2", (size_t *bytes, te__cu_device device))                                 \
+    X(0, DeviceGetUuid, "cuDeviceGetUuid_v2", (te__cu_uuid * uuid, te__cu_device device))                              \
+    X(1, DevicePrimaryCtxRetain, "cuDevicePrimaryCtxRetain", (te__cu_handle *context, te__cu_device device))          \
+    X(1, DevicePrimaryCtxRelease, "cuDevicePrimaryCtxRelease_v2", (te__cu_device device))                              \
+    X(1, CtxGetCurrent, "cuCtxGetCurrent", (te__cu_handle *context))                                                  \
+    X(1, CtxPushCurrent, "cuCtxPushCurrent_v2", (te__cu_handle context))                                               \
+    X(1, CtxPopCurrent, "cuCtxPopCurrent_v2", (te__cu_handle *context))                                               \
+    X(1, CtxGetDevice, "cuCtxGetDevice", (te__cu_device * device))                                                     \
+    X(1, MemAlloc, "cuMemAlloc_v2", (te__cu_address * address, size_t bytes))                                          \
+    X(1, MemFree, "cuMemFree_v2", (te__cu_address address))                                                            \
+    X(1, MemGetInfo, "cuMemGetInfo_v2", (size_t *free_bytes, size_t *total_bytes))                                     \
+    X(1, MemHostAlloc, "cuMemHostAlloc", (void **host, size_t bytes, unsigned flags))                                  \
+    X(1, MemFreeHost, "cuMemFreeHost", (void *host))                                                                   \
+    X(1, MemcpyHtoDAsync, "cuMemcpyHtoDAsync_v2",                                                                      \
+      (te__cu_address dst, const void *src, size_t bytes, te__cu_handle stream))                                       \
+    X(1, MemcpyDtoHAsync, "cuMemcpyDtoHAsync_v2", (void *dst, te__cu_address src, size_t bytes, te__cu_handle stream)) \
+    X(1, MemcpyDtoDAsync, "cuMemcpyDtoDAsync_v2",                                                                      \
+      (te__cu_address dst, te__cu_address src, size_t bytes, te__cu_handle stream))                                    \
+    X(1, MemsetD8Async, "cuMemsetD8Async",                                                                             \
+      (te__cu_address dst, unsigned char value, size_t bytes, te__cu_handle stream))                                   \
+    X(1, StreamCreate, "cuStreamCreate", (te__cu_handle *stream, unsigned flags))                                     \
+    X(1, StreamDestroy, "cuStreamDestroy_v2", (te__cu_handle stream))                                                  \
+    X(1, StreamSynchronize, "cuStreamSynchronize", (te__cu_handle stream))                                             \
+    X(1, StreamGetCtx, "cuStreamGetCtx", (te__cu_handle stream, te__cu_handle *context))                              \
+    X(1, StreamWaitEvent, "cuStreamWaitEvent", (te__cu_handle stream, te__cu_handle event, unsigned flags))            \
+    X(1, EventQuery, "cuEventQuery", (te__cu_handle event))                                                            \
+    X(1, EventCreate, "cuEventCreate", (te__cu_handle *event, unsigned flags))                                        \
+    X(1, EventRecord, "cuEventRecord", (te__cu_handle event, te__cu_handle stream))                                    \
+    X(1, EventSynchronize, "cuEventSynchronize", (te__cu_handle event))                                                \
+    X(1, EventElapsedTime, "cuEventElapsedTime", (float *milliseconds, te__cu_handle start, te__cu_handle end))        \
+    X(1, EventDestroy, "cuEventDestroy_v2", (te__cu_handle event))                                                     \
+    X(1, ModuleLoadDataEx, "cuModuleLoadDataEx",                                                                       \
+      (te__cu_handle *module, const void *image, unsigned num_options, int *options, void **values))                  \
+    X(1, ModuleUnload, "cuModuleUnload", (te__cu_handle module))                                                       \
+    X(1, ModuleGetFunction, "cuModuleGetFunction", (te__cu_handle *function, te__cu_handle module, const char *name)) \
+    X(1, FuncSetAttribute, "cuFuncSetAttribute", (te__cu_handle function, int attribute, int value))                   \
+    X(1, FuncGetAttribute, "cuFuncGetAttribute", (int *value, int attribute, te__cu_handle function))                  \
+    X(1, LaunchKernel, "cuLaunchKernel",                                                                               \
+      (te__cu_handle function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,           \
+       unsigned shared_bytes, te__cu_handle stream, void **params, void **extra))                                      \
+    X(0, LaunchKernelEx, "cuLaunchKernelEx",                                                                           \
+      (const te__cu_launch_config *config, te__cu_handle function, void **params, void **extra))                       \
+    X(1, OccupancyMaxActiveBlocks, "cuOccupancyMaxActiveBlocksPerMultiprocessor",                                      \
+      (int *blocks, te__cu_handle function, int threads, size_t shared_bytes))                                         \
+    X(0, TensorMapEncodeTiled, "cuTensorMapEncodeTiled",                                                               \
+      (void *map, int type, unsigned rank, void *address, const uint64_t *dims, const uint64_t *strides,               \
+       const uint32_t *box, const uint32_t *steps, int interleave, int swizzle, int promotion, int fill))              \
+    X(0, StreamBeginCapture, "cuStreamBeginCapture_v2", (te__cu_handle stream, int mode))                              \
+    X(0, StreamEndCapture, "cuStreamEndCapture", (te__cu_handle stream, te__cu_handle *graph))                        \
+    X(0, GraphInstantiate, "cuGraphInstantiateWithFlags",                                                              \
+      (te__cu_handle *graph_exec, te__cu_handle graph, unsigned long long flags))                                     \
+    X(0, GraphLaunch, "cuGraphLaunch", (te__cu_handle graph_exec, te__cu_handle stream))                               \
+    X(0, GraphDestroy, "cuGraphDestroy", (te__cu_handle graph))                                                        \
     X(0, GraphExecDestroy, "cuGraphExecDestroy", (te__cu_handle graph_exec))
 
 typedef struct te__driver {
@@ -139,28 +143,33 @@ static te_result te__driver_load(te__driver *d, te__text *why) {
     bool found = te__lib_open(TE__LIB_CUDA, &d->lib, &tried);
     if (!found)
         te__text_printf(why,
-                        "the NVIDIA driver's libcuda could not be opened:\n%sInstall the driver (the package named nvidia-driver, or cuda-drivers); "
-                        TE__CPU_UNTIL_THEN, te__text_str(&tried));
+                        "the NVIDIA driver's libcuda could not be opened:\n%sInstall the driver (the package named "
+                        "nvidia-driver, or cuda-drivers); " TE__CPU_UNTIL_THEN,
+                        te__text_str(&tried));
     te__text_free(&tried);
     if (!found) return TE_ERR_LIBRARY;
     for (int i = 0; i < TE__COUNT(list); i++) {
         if (te__dl_function(d->lib.handle, list[i].symbol, (char *)d + list[i].offset) || !list[i].must) continue;
-        te__text_printf(why, "%s has no %s: the driver is older than CUDA 12.0 (driver 525). Update it; " TE__CPU_UNTIL_THEN, d->lib.path,
-                        list[i].symbol);
+        te__text_printf(why,
+                        "%s has no %s: the driver is older than CUDA 12.0 (driver 525). Update it; " TE__CPU_UNTIL_THEN,
+                        d->lib.path, list[i].symbol);
         return TE_ERR_LIBRARY;
     }
     code = d->Init(0);
     if (code) {
         d->GetErrorName(code, &name);
         d->GetErrorString(code, &text);
-        te__text_printf(why, "cuInit: %s: %s. %s; " TE__CPU_UNTIL_THEN, name ? name : "unknown error", text ? text : "?",
-                        code == TE__CU_NO_DEVICE ? "No GPU is visible to this process (CUDA_VISIBLE_DEVICES, or the container's settings)"
-                                                 : "See whether nvidia-smi works on this machine");
+        te__text_printf(why, "cuInit: %s: %s. %s; " TE__CPU_UNTIL_THEN, name ? name : "unknown error",
+                        text ? text : "?",
+                        code == TE__CU_NO_DEVICE
+                            ? "No GPU is visible to this process (CUDA_VISIBLE_DEVICES, or the container's settings)"
+                            : "See whether nvidia-smi works on this machine");
         return TE_ERR_DEVICE;
     }
     d->DriverGetVersion(&d->version);
     if (d->version >= TE__DRIVER_MIN) return TE_OK;
-    te__text_printf(why, "the NVIDIA driver is for CUDA %d.%d, te.h needs 12.0 (driver 525). Update it; " TE__CPU_UNTIL_THEN,
+    te__text_printf(why,
+                    "the NVIDIA driver is for CUDA %d.%d, te.h needs 12.0 (driver 525). Update it; " TE__CPU_UNTIL_THEN,
                     d->version / 1000, d->version % 1000 / 10);
     return TE_ERR_LIBRARY;
 }
@@ -170,7 +179,8 @@ static te_result te__driver_open(te__text *why) {
     te_result result = TE_OK;
     te__mutex_lock(&te__driver_mutex);
     if (te__cu.ready && te__driver_forks != te__forks) {
-        te__text_put(why, "the driver was opened before this process was forked off, and cannot be used in a child: fork before the first context on a GPU, or "
+        te__text_put(why, "the driver was opened before this process was forked off, and cannot be used in a child: "
+                          "fork before the first context on a GPU, or "
                           "begin a new program (exec, posix_spawn)");
         result = TE_ERR_STATE;
     } else if (!te__cu.ready) {
@@ -191,7 +201,14 @@ static te_result te__driver_open(te__text *why) {
 
 /* ---- a context's device -------------------------------------------------------------------------------------- */
 
-enum { TE__MAP_SETS = 64, TE__MAP_WAYS = 4, TE__MAP_BYTES = 128, TE__STAGES = 4, TE__STAGE_BYTES = 1 << 20, TE__SMALL_UPLOAD = 4096 };
+enum {
+    TE__MAP_SETS = 64,
+    TE__MAP_WAYS = 4,
+    TE__MAP_BYTES = 128,
+    TE__STAGES = 4,
+    TE__STAGE_BYTES = 1 << 20,
+    TE__SMALL_UPLOAD = 4096
+};
 
 /* All that a tensor map depends on. Without padding, since memcmp compares it. */
 typedef struct te__map_key {
@@ -247,9 +264,10 @@ static te_result te__cu_fail(te_ctx *te, const char *call, te__cu_result code) {
     te__cu.GetErrorString(code, &text);
     /* ECC, traps and faults of a kernel leave a CUcontext in which every later call fails the same way. */
     if (code == 214 || code == 220 || code == 700 || code == 702 || (code >= 714 && code <= 719) || code == 721)
-        more = ". The GPU's context is lost; this process has to end. TE_DEBUG_SYNC=1 tells which kernel it was, compute-sanitizer where";
-    return te__fail(te, code == TE__CU_OUT_OF_MEMORY ? TE_ERR_OUT_OF_MEMORY : TE_ERR_DEVICE, "%s: %s: %s: %s%s", te->device_name, call,
-                    name ? name : "unknown error", text ? text : "?", more);
+        more = ". The GPU's context is lost; this process has to end. TE_DEBUG_SYNC=1 tells which kernel it was, "
+               "compute-sanitizer where";
+    return te__fail(te, code == TE__CU_OUT_OF_MEMORY ? TE_ERR_OUT_OF_MEMORY : TE_ERR_DEVICE, "%s: %s: %s: %s%s",
+                    te->device_name, call, name ? name : "unknown error", text ? text : "?", more);
 }
 
 /* Between enter and leave te's CUcontext is current; afterwards the caller's is again. `pushed` is handed from enter to leave. */
@@ -271,7 +289,9 @@ static TE__NOINLINE void te__cuda_leave(bool pushed) {
 }
 
 /* In a child by fork nothing is sent: the threads that compile are the parent's, and a wait for them would never end. */
-static te_result te__cuda_settle(te_ctx *te) { return te->cuda && te->cuda->settle && !te__is_forked(te) ? te->cuda->settle(te) : TE_OK; }
+static te_result te__cuda_settle(te_ctx *te) {
+    return te->cuda && te->cuda->settle && !te__is_forked(te) ? te->cuda->settle(te) : TE_OK;
+}
 
 static void te__cuda_device_close(te_ctx *te) {
     te__cuda *c = te->cuda;
@@ -319,8 +339,10 @@ static te_result te__cuda_take_context(te_ctx *te, int ordinal, void *cu_context
     }
     te__cu.DeviceGetCount(&count);
     if (ordinal >= count)
-        return te__fail(te, TE_ERR_DEVICE, "te_ctx_create: device \"cuda:%d\": this process sees %d GPU%s (nvidia-smi, CUDA_VISIBLE_DEVICES)",
-                        ordinal, count, count == 1 ? ": cuda:0" : "s");
+        return te__fail(
+            te, TE_ERR_DEVICE,
+            "te_ctx_create: device \"cuda:%d\": this process sees %d GPU%s (nvidia-smi, CUDA_VISIBLE_DEVICES)", ordinal,
+            count, count == 1 ? ": cuda:0" : "s");
     code = te__cu.DeviceGet(&c->device, ordinal);
     if (code) return te__cu_fail(te, "cuDeviceGet", code);
     code = te__cu.DevicePrimaryCtxRetain(&c->context, c->device);
@@ -344,8 +366,10 @@ static te_result te__cuda_take_stream(te_ctx *te, void *cu_stream) {
     code = te__cu.StreamGetCtx(cu_stream, &owner);
     if (code) return te__cu_fail(te, "te_ctx_desc.cu_stream: cuStreamGetCtx", code);
     if (owner != c->context)
-        return te__fail(te, TE_ERR_INVALID, "te_ctx_create: cu_stream belongs to another CUcontext than %s; hand in both, cu_context and cu_stream",
-                        c->retained_context ? "the device's primary one" : "cu_context");
+        return te__fail(
+            te, TE_ERR_INVALID,
+            "te_ctx_create: cu_stream belongs to another CUcontext than %s; hand in both, cu_context and cu_stream",
+            c->retained_context ? "the device's primary one" : "cu_context");
     c->stream = cu_stream;
     return TE_OK;
 }
@@ -394,9 +418,11 @@ static te_result te__cuda_device_open(te_ctx *te, int ordinal, void *cu_context,
         c->num_sms = te__cu_attribute(c->device, TE__CU_NUM_SMS);
         c->max_shared = te__cu_attribute(c->device, TE__CU_SHARED_OPTIN);
         if (c->sm < 80)
-            result = te__fail(te, TE_ERR_UNSUPPORTED,
-                              "te_ctx_create: %s (cuda:%d) is of compute capability %d.%d; te.h needs 8.0, or runs on the CPU: "
-                              "te_ctx_desc.device = \"cpu\"", c->name, (int)c->device, c->sm / 10, c->sm % 10);
+            result = te__fail(
+                te, TE_ERR_UNSUPPORTED,
+                "te_ctx_create: %s (cuda:%d) is of compute capability %d.%d; te.h needs 8.0, or runs on the CPU: "
+                "te_ctx_desc.device = \"cpu\"",
+                c->name, (int)c->device, c->sm / 10, c->sm % 10);
     }
     if (result == TE_OK) result = te__cuda_enter(te, &pushed);
     if (result == TE_OK) {
@@ -552,7 +578,8 @@ static te_result te__cuda_capture_begin(te_ctx *te) {
     te__cu_result code;
     bool pushed;
     te_result result;
-    if (!te__cu.StreamBeginCapture || !te__cu.StreamEndCapture || !te__cu.GraphInstantiate || !te__cu.GraphLaunch || !te__cu.GraphDestroy || !te__cu.GraphExecDestroy)
+    if (!te__cu.StreamBeginCapture || !te__cu.StreamEndCapture || !te__cu.GraphInstantiate || !te__cu.GraphLaunch ||
+        !te__cu.GraphDestroy || !te__cu.GraphExecDestroy)
         return te__fail(te, TE_ERR_LIBRARY, "te_graph_begin: the NVIDIA driver has no graphs: update it");
     result = te__cuda_settle(te);
     if (result == TE_OK) result = te__cuda_enter(te, &pushed);
@@ -608,19 +635,27 @@ static te_result te__cuda_encode_map(te_ctx *te, const te__map_key *k, unsigned 
     } memory;
     unsigned char *aligned = memory.bytes + (64 - ((uintptr_t)memory.bytes & 63)) % 64; /* the driver wants 64 */
     uint64_t starts = k->address; /* the bits that the addresses of rows have */
-    int i, promotion, swizzle = k->swizzle_bytes == 128 ? 3 : k->swizzle_bytes == 64 ? 2 : k->swizzle_bytes == 32 ? 1 : 0;
+    int i, promotion,
+        swizzle = k->swizzle_bytes == 128  ? 3
+                  : k->swizzle_bytes == 64 ? 2
+                  : k->swizzle_bytes == 32 ? 1
+                                           : 0;
     te__cu_result code;
     for (i = 0; i + 1 < k->rank; i++) starts |= k->strides[i];
     promotion = starts % 32 ? 2 : 3; /* see te__cuda_tensor_map */
-    if (!te__cu.TensorMapEncodeTiled) return te__fail(te, TE_ERR_LIBRARY, "the NVIDIA driver has no cuTensorMapEncodeTiled: update it");
-    code = te__cu.TensorMapEncodeTiled(aligned, types[k->dtype], (unsigned)k->rank, (void *)(uintptr_t)k->address, k->dims, k->strides, k->box,
-                                       steps, 0, swizzle, promotion, 0 /* zeros outside */);
+    if (!te__cu.TensorMapEncodeTiled)
+        return te__fail(te, TE_ERR_LIBRARY, "the NVIDIA driver has no cuTensorMapEncodeTiled: update it");
+    code =
+        te__cu.TensorMapEncodeTiled(aligned, types[k->dtype], (unsigned)k->rank, (void *)(uintptr_t)k->address, k->dims,
+                                    k->strides, k->box, steps, 0, swizzle, promotion, 0 /* zeros outside */);
     if (code) {
         char call[256];
         snprintf(call, sizeof(call),
-                 "tensor map of %s at 0x%llx, rank %d, size %llu x %llu, stride %llu bytes, box %u x %u, swizzle %d: cuTensorMapEncodeTiled",
-                 te_dtype_name((te_dtype)k->dtype), (unsigned long long)k->address, k->rank, (unsigned long long)k->dims[0],
-                 (unsigned long long)k->dims[1], (unsigned long long)k->strides[0], k->box[0], k->box[1], k->swizzle_bytes);
+                 "tensor map of %s at 0x%llx, rank %d, size %llu x %llu, stride %llu bytes, box %u x %u, swizzle %d: "
+                 "cuTensorMapEncodeTiled",
+                 te_dtype_name((te_dtype)k->dtype), (unsigned long long)k->address, k->rank,
+                 (unsigned long long)k->dims[0], (unsigned long long)k->dims[1], (unsigned long long)k->strides[0],
+                 k->box[0], k->box[1], k->swizzle_bytes);
         return te__cu_fail(te, call, code);
     }
     memcpy(map, aligned, TE__MAP_BYTES);
@@ -631,8 +666,9 @@ static te_result te__cuda_encode_map(te_ctx *te, const te__map_key *k, unsigned 
  * dimensions; swizzle_bytes 0, 32, 64 or 128. Zeros when the plan is only explained. Recent maps are kept, since encoding costs
  * time on the host. The L2 cache fetches 256 bytes at a time (CU_TENSOR_MAP_L2_PROMOTION_L2_256B), where a row does not start
  * at a multiple of 32, 128: tests/bench/notes.md. */
-static te_result te__cuda_tensor_map(te__plan *p, void *out128, const void *ptr, te_dtype dtype, int rank, const uint64_t *dims,
-                                     const uint64_t *strides_bytes, const uint32_t *box, int swizzle_bytes) {
+static te_result te__cuda_tensor_map(te__plan *p, void *out128, const void *ptr, te_dtype dtype, int rank,
+                                     const uint64_t *dims, const uint64_t *strides_bytes, const uint32_t *box,
+                                     int swizzle_bytes) {
     te_ctx *te = p->te;
     te__map_key key = TE_ZERO;
     te__map_set *set;
@@ -652,7 +688,8 @@ static te_result te__cuda_tensor_map(te__plan *p, void *out128, const void *ptr,
     key.dtype = (int)dtype;
     key.rank = rank;
     key.swizzle_bytes = swizzle_bytes;
-    set = &te->cuda->maps[te__hash64(&key, offsetof(te__map_key, strides), key.box[0] + 65536ull * key.box[1]) % TE__MAP_SETS];
+    set = &te->cuda->maps[te__hash64(&key, offsetof(te__map_key, strides), key.box[0] + 65536ull * key.box[1]) %
+                          TE__MAP_SETS];
     for (way = 0; way < TE__MAP_WAYS && memcmp(&set->slot[way].key, &key, sizeof(key)) != 0;) way++;
     slot = &set->slot[way < TE__MAP_WAYS ? way : (int)(set->turn++ % TE__MAP_WAYS)];
     if (way == TE__MAP_WAYS) {

@@ -14,7 +14,8 @@ static bool te__options_text(const te__launch *l, char out[TE__OPTIONS_TEXT]) {
         sorted[k] = &l->option[i];
     }
     for (int i = 0; i < l->num_options; i++) {
-        int n = snprintf(out + used, TE__OPTIONS_TEXT - used, "%s%s=%d", i ? "," : "", sorted[i]->name, sorted[i]->value);
+        int n =
+            snprintf(out + used, TE__OPTIONS_TEXT - used, "%s%s=%d", i ? "," : "", sorted[i]->name, sorted[i]->value);
         if (n < 0 || (size_t)n >= TE__OPTIONS_TEXT - used) return false;
         used += (size_t)n;
     }
@@ -72,8 +73,10 @@ static uint64_t te__jit_hash(te__cu_handle context, const te__launch *l, bool ba
 
 static bool te__same_text(const char *a, const char *b) { return a == b || strcmp(a, b) == 0; }
 
-static bool te__same_launch(const te__launch *a, const char *family, const char *kernel, const te__option *option, int num_options) {
-    if (a->num_options != num_options || !te__same_text(a->kernel, kernel) || !te__same_text(a->family, family)) return false;
+static bool te__same_launch(const te__launch *a, const char *family, const char *kernel, const te__option *option,
+                            int num_options) {
+    if (a->num_options != num_options || !te__same_text(a->kernel, kernel) || !te__same_text(a->family, family))
+        return false;
     for (int i = 0; i < num_options; i++)
         if (a->option[i].value != option[i].value || !te__same_text(a->option[i].name, option[i].name)) return false;
     return true;
@@ -97,7 +100,8 @@ static te__jit_entry *te__jit_find(te__cu_handle context, const te__launch *l, b
 }
 
 /* Adds a loaded kernel. If another thread has added it meanwhile, that entry stays and this module is unloaded. False when memory is out. */
-static bool te__jit_insert(te__cu_handle context, const te__launch *l, bool baseline, bool follows, te__cu_handle module, te__cu_handle function) {
+static bool te__jit_insert(te__cu_handle context, const te__launch *l, bool baseline, bool follows,
+                           te__cu_handle module, te__cu_handle function) {
     te__jit_entry *e = (te__jit_entry *)malloc(sizeof(te__jit_entry)), **bucket;
     bool added = false;
     if (e) {
@@ -198,8 +202,9 @@ static te_result te__jit_compile(te__jit_job *j, const te__unit *u, const char *
     j->seconds = te__time_now() - start;
     j->compiled = done;
     if (!done)
-        te__text_printf(&j->why, "kernel %s does not compile for %s with NVRTC %d.%d (%s):\n%s", te__launch_text(j->launch, name), j->arch,
-                        j->nvrtc->major, j->nvrtc->minor, j->nvrtc->lib.path, te__text_str(&log));
+        te__text_printf(&j->why, "kernel %s does not compile for %s with NVRTC %d.%d (%s):\n%s",
+                        te__launch_text(j->launch, name), j->arch, j->nvrtc->major, j->nvrtc->minor, j->nvrtc->lib.path,
+                        te__text_str(&log));
     te__text_free(&log);
     return done ? TE_OK : TE_ERR_COMPILE;
 }
@@ -248,8 +253,8 @@ static te_result te__jit_job_try(te__jit_job *j) {
         return TE_ERR_UNSUPPORTED;
     }
     if (!te__nvrtc_arch(j->nvrtc, j->sm, j->arch, sizeof(j->arch))) {
-        te__text_printf(&j->why, "NVRTC %d.%d knows no architecture that sm_%d could run. Install a newer one", j->nvrtc->major,
-                        j->nvrtc->minor, j->sm);
+        te__text_printf(&j->why, "NVRTC %d.%d knows no architecture that sm_%d could run. Install a newer one",
+                        j->nvrtc->major, j->nvrtc->minor, j->sm);
         return TE_ERR_LIBRARY;
     }
     snprintf(key.kernel, sizeof(key.kernel), "%s/%s", l->family, l->kernel);
@@ -292,7 +297,8 @@ static void te__jit_run(te__jit_job *jobs, int count) {
 /* ---- loading ------------------------------------------------------------------------------------------------- */
 
 /* Loads an image into the table, within te's CUcontext; the driver compiles PTX here. maker, for messages: the source of the image. */
-static te_result te__jit_load_image(te_ctx *te, const te__launch *l, bool baseline, const char *image, const char *maker, bool quiet) {
+static te_result te__jit_load_image(te_ctx *te, const te__launch *l, bool baseline, const char *image,
+                                    const char *maker, bool quiet) {
     enum { ERROR_LOG = 5, ERROR_LOG_BYTES = 6 }; /* CU_JIT_ERROR_LOG_BUFFER, ..._SIZE_BYTES */
     char log[2048] = "", entry[128], call[sizeof(log) + TE__LAUNCH_TEXT + 128], name[TE__LAUNCH_TEXT];
     int options[2] = {ERROR_LOG, ERROR_LOG_BYTES};
@@ -309,8 +315,9 @@ static te_result te__jit_load_image(te_ctx *te, const te__launch *l, bool baseli
         if (code) te__cu.ModuleUnload(module);
     }
     if (code) {
-        snprintf(call, sizeof(call), "kernel %s (%s; the driver is for CUDA %d.%d): %s%scuModuleLoadDataEx", te__launch_text(l, name), maker,
-                 te__cu.version / 1000, te__cu.version % 1000 / 10, log, log[0] ? ": " : "");
+        snprintf(call, sizeof(call), "kernel %s (%s; the driver is for CUDA %d.%d): %s%scuModuleLoadDataEx",
+                 te__launch_text(l, name), maker, te__cu.version / 1000, te__cu.version % 1000 / 10, log,
+                 log[0] ? ": " : "");
         return quiet ? TE_ERR_DEVICE : te__cu_fail(te, call, code);
     }
     follows = !baseline && te->cuda->sm >= 90 && te__cu.LaunchKernelEx && te__kernel_follows(l->family, l->kernel);
@@ -327,7 +334,8 @@ static void te__jit_count(te_ctx *te, const te__jit_job *j) {
     te->jit_stats.compiled += j->compiled;
     te->jit_stats.from_cache += !j->compiled;
     if (j->compiled)
-        te__log(te, TE_LOG_INFO, "compiled %s for %s in %.0f ms", te__launch_text(j->launch, name), j->arch, 1e3 * j->seconds);
+        te__log(te, TE_LOG_INFO, "compiled %s for %s in %.0f ms", te__launch_text(j->launch, name), j->arch,
+                1e3 * j->seconds);
     else
         te__log(te, TE_LOG_DEBUG, "%s for %s is from the cache", te__launch_text(j->launch, name), j->arch);
 }
@@ -345,11 +353,13 @@ static te_result te__jit_finish(te_ctx *te, te__jit_job *j) {
             j->fresh = true;
             te__jit_job_run(j);
             te__jit_count(te, j);
-            result = j->result == TE_OK ? te__jit_load_image(te, j->launch, false, j->image.s, maker, false) : j->result;
+            result =
+                j->result == TE_OK ? te__jit_load_image(te, j->launch, false, j->image.s, maker, false) : j->result;
         }
     }
     if (j->cache_why.n && te->cuda->cache && te->cuda->cache->root[0]) {
-        te__warn(te, "the cache of kernels is not written to (each process compiles its own): %s", te__text_str(&j->cache_why));
+        te__warn(te, "the cache of kernels is not written to (each process compiles its own): %s",
+                 te__text_str(&j->cache_why));
         te->cuda->cache->root[0] = 0;
     }
     if (j->missing) /* an entry without a function, so that the next plan need not search the disk */
@@ -388,7 +398,8 @@ static te_result te__jit_fail_missing(te_ctx *te, const te__launch *l) {
     te__text why = TE_ZERO;
     te_result result;
     te__nvrtc_open(te__driver_major(), &why);
-    result = te__fail(te, TE_ERR_LIBRARY, "kernel %s/%s is neither in a cache nor embedded as PTX, and %s", l->family, l->kernel, te__text_str(&why));
+    result = te__fail(te, TE_ERR_LIBRARY, "kernel %s/%s is neither in a cache nor embedded as PTX, and %s", l->family,
+                      l->kernel, te__text_str(&why));
     te__text_free(&why);
     return result;
 }
@@ -397,7 +408,8 @@ static te_result te__jit_fail_missing(te_ctx *te, const te__launch *l) {
 static te_result te__jit_load_baseline(te_ctx *te, const te__launch *l) {
     te__text ptx = TE_ZERO;
     bool there = te__baseline_find(l->family, l->kernel, &ptx);
-    te_result result = there ? te__jit_load_image(te, l, true, ptx.s, "embedded PTX", false) : te__jit_fail_missing(te, l);
+    te_result result =
+        there ? te__jit_load_image(te, l, true, ptx.s, "embedded PTX", false) : te__jit_fail_missing(te, l);
     te->jit_stats.from_ptx += result == TE_OK;
     te__text_free(&ptx);
     return result;
@@ -416,8 +428,8 @@ static te_result te__jit_allow_shared(te_ctx *te, const te__launch *l, te__jit_e
     }
     te__mutex_unlock(&te__jit_mutex);
     if (!code) return TE_OK;
-    snprintf(call, sizeof(call), "kernel %s with %u bytes of shared memory (a block may have %d): cuFuncSetAttribute", te__launch_text(l, name),
-             l->shared_bytes, te->cuda->max_shared);
+    snprintf(call, sizeof(call), "kernel %s with %u bytes of shared memory (a block may have %d): cuFuncSetAttribute",
+             te__launch_text(l, name), l->shared_bytes, te->cuda->max_shared);
     return te__cu_fail(te, call, code);
 }
 

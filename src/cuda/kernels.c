@@ -65,7 +65,8 @@ static bool te__kernels_replace(te__kernels *k, char *text, te__text *why) {
         file->text = next;
         sections++;
     }
-    if (!sections) te__text_put(why, "no section: te_kernels.cu.inc has lines like \"//// file: ops/norm/norm_fwd.cu\"");
+    if (!sections)
+        te__text_put(why, "no section: te_kernels.cu.inc has lines like \"//// file: ops/norm/norm_fwd.cu\"");
     return sections > 0;
 }
 
@@ -97,7 +98,9 @@ static te__kernels *te__kernels_open(const char *replacement, te__text *why) {
     }
     k->num_files = TE__COUNT(te__sources);
     if (!replacement) return k;
-    if (te__file_read(replacement, TE__KERNELS_FILE_LIMIT, &k->replaced, why) && te__kernels_replace(k, k->replaced.s, why)) return k;
+    if (te__file_read(replacement, TE__KERNELS_FILE_LIMIT, &k->replaced, why) &&
+        te__kernels_replace(k, k->replaced.s, why))
+        return k;
     te__text_put(why, " (TE_KERNELS_FILE)");
     te__kernels_close(k);
     return NULL;
@@ -124,7 +127,8 @@ static bool te__kernel_mark(const char *text, const char *name, int index, char 
     while (strncmp(text, "//", 2) == 0) {
         const char *end = strchr(text, '\n');
         if (!end) return false;
-        if (strncmp(text, "// te:", 6) == 0 && strncmp(text + 6, name, n) == 0 && (text[6 + n] == ' ' || text + 6 + n == end) && index-- == 0) {
+        if (strncmp(text, "// te:", 6) == 0 && strncmp(text + 6, name, n) == 0 &&
+            (text[6 + n] == ' ' || text + 6 + n == end) && index-- == 0) {
             const char *from = text + 6 + n;
             while (*from == ' ') from++;
             snprintf(value, size, "%.*s", (int)(end - from), from);
@@ -195,7 +199,8 @@ static bool te__unit_add_includes(const te__kernels *k, te__unit *u, int index, 
         snprintf(path, sizeof(path), "%.*s", (int)(quote - from), from);
         file = te__kernels_find(k, path);
         if (!file || u->num_files == TE__MAX_UNIT_FILES) {
-            te__text_printf(why, "src/%s includes %s, which is %s", u->file[index]->path, path, file ? "one file too many" : "not there");
+            te__text_printf(why, "src/%s includes %s, which is %s", u->file[index]->path, path,
+                            file ? "one file too many" : "not there");
             return false;
         }
         while (i < u->num_files && u->file[i] != file) i++;
@@ -277,8 +282,11 @@ static te__mutex te__baseline_mutex = TE__MUTEX_INIT;
 static char *te__baseline_text;
 
 static char *te__baseline_unpack(void) {
-    uint8_t *packed = (uint8_t *)malloc(te__baseline_packed_bytes + 1), *text = (uint8_t *)malloc(te__baseline_bytes + 1);
-    size_t n = packed && text ? te__unbase85(te__baseline_lines, te__num_baseline_lines, packed, te__baseline_packed_bytes) : 0;
+    uint8_t *packed = (uint8_t *)malloc(te__baseline_packed_bytes + 1),
+            *text = (uint8_t *)malloc(te__baseline_bytes + 1);
+    size_t n = packed && text
+                   ? te__unbase85(te__baseline_lines, te__num_baseline_lines, packed, te__baseline_packed_bytes)
+                   : 0;
     if (n == 0 || te__lz_unpack(packed, n, text, te__baseline_bytes) != te__baseline_bytes) {
         free(text);
         text = NULL;

@@ -24,7 +24,8 @@ static te_result te__cuda_open_cache(te_ctx *te) {
     te__cache *cache = (te__cache *)te__alloc(te, sizeof(te__cache));
     if (!cache) return TE_ERR_OUT_OF_MEMORY;
     if (!te__cache_open(cache, &why))
-        te__warn(te, "the cache of kernels is not used as asked (each process compiles its own): %s", te__text_str(&why));
+        te__warn(te, "the cache of kernels is not used as asked (each process compiles its own): %s",
+                 te__text_str(&why));
     te__text_free(&why);
     te->cuda->cache = cache;
     return TE_OK;
@@ -47,7 +48,8 @@ static void te__cuda_close(te_ctx *te) {
 static te_result te__cuda_open(te_ctx *te, int ordinal, void *cu_context, void *cu_stream) {
     te_result result = te__cuda_device_open(te, ordinal, cu_context, cu_stream);
     if (result != TE_OK) return result;
-    if (!te__jit_enter(te->cuda->context)) result = te__fail(te, TE_ERR_OUT_OF_MEMORY, "te_ctx_create: out of host memory");
+    if (!te__jit_enter(te->cuda->context))
+        result = te__fail(te, TE_ERR_OUT_OF_MEMORY, "te_ctx_create: out of host memory");
     if (result == TE_OK && !te->no_cubin_cache) result = te__cuda_open_cache(te);
     if (result != TE_OK) te__cuda_close(te);
     return result;
@@ -98,7 +100,8 @@ static te_result te__cuda_execute(te_ctx *te, te__plan *p) {
         if (te__queue_may_wait(te, p) && te__queue_add(te, p)) return TE_OK;
         result = te__jit_get(te, &p->launch[i], p->baseline, &p->launch[i].function);
     }
-    for (int i = 0; i < p->num_launches && result == TE_OK; i++) result = te__cuda_launch(te, &p->launch[i], p->launch[i].function);
+    for (int i = 0; i < p->num_launches && result == TE_OK; i++)
+        result = te__cuda_launch(te, &p->launch[i], p->launch[i].function);
     return result;
 }
 
@@ -107,7 +110,8 @@ static te_result te__cuda_execute(te_ctx *te, te__plan *p) {
 static bool te__warm_list_has(const te__warm_list *w, const te__launch *l, bool baseline) {
     for (int i = 0; i < w->count; i++) {
         const te__launch *o = &w->launches[i];
-        if (w->baseline[i] == baseline && te__same_launch(l, o->family, o->kernel, o->option, o->num_options)) return true;
+        if (w->baseline[i] == baseline && te__same_launch(l, o->family, o->kernel, o->option, o->num_options))
+            return true;
     }
     return false;
 }

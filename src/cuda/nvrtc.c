@@ -4,21 +4,22 @@
 typedef int te__nvrtc_result;
 typedef void *te__nvrtc_program;
 
-#define TE__NVRTC_LIST(X)                                                                                                             \
-    X(Version, "nvrtcVersion", te__nvrtc_result, (int *major, int *minor))                                                            \
-    X(GetErrorString, "nvrtcGetErrorString", const char *, (te__nvrtc_result code))                                                   \
-    X(GetNumSupportedArchs, "nvrtcGetNumSupportedArchs", te__nvrtc_result, (int *count))                                              \
-    X(GetSupportedArchs, "nvrtcGetSupportedArchs", te__nvrtc_result, (int *archs))                                                    \
-    X(CreateProgram, "nvrtcCreateProgram", te__nvrtc_result,                                                                          \
-      (te__nvrtc_program * program, const char *text, const char *name, int num_headers, const char *const *headers,                  \
-       const char *const *header_names))                                                                                              \
-    X(DestroyProgram, "nvrtcDestroyProgram", te__nvrtc_result, (te__nvrtc_program * program))                                         \
-    X(CompileProgram, "nvrtcCompileProgram", te__nvrtc_result, (te__nvrtc_program program, int num_options, const char *const *options)) \
-    X(GetCUBINSize, "nvrtcGetCUBINSize", te__nvrtc_result, (te__nvrtc_program program, size_t *size))                                 \
-    X(GetCUBIN, "nvrtcGetCUBIN", te__nvrtc_result, (te__nvrtc_program program, char *cubin))                                          \
-    X(GetPTXSize, "nvrtcGetPTXSize", te__nvrtc_result, (te__nvrtc_program program, size_t *size))                                     \
-    X(GetPTX, "nvrtcGetPTX", te__nvrtc_result, (te__nvrtc_program program, char *ptx))                                                \
-    X(GetProgramLogSize, "nvrtcGetProgramLogSize", te__nvrtc_result, (te__nvrtc_program program, size_t *size))                       \
+#define TE__NVRTC_LIST(X)                                                                                            \
+    X(Version, "nvrtcVersion", te__nvrtc_result, (int *major, int *minor))                                           \
+    X(GetErrorString, "nvrtcGetErrorString", const char *, (te__nvrtc_result code))                                  \
+    X(GetNumSupportedArchs, "nvrtcGetNumSupportedArchs", te__nvrtc_result, (int *count))                             \
+    X(GetSupportedArchs, "nvrtcGetSupportedArchs", te__nvrtc_result, (int *archs))                                   \
+    X(CreateProgram, "nvrtcCreateProgram", te__nvrtc_result,                                                         \
+      (te__nvrtc_program *program, const char *text, const char *name, int num_headers, const char *const *headers, \
+       const char *const *header_names))                                                                             \
+    X(DestroyProgram, "nvrtcDestroyProgram", te__nvrtc_result, (te__nvrtc_program *program))                        \
+    X(CompileProgram, "nvrtcCompileProgram", te__nvrtc_result,                                                       \
+      (te__nvrtc_program program, int num_options, const char *const *options))                                      \
+    X(GetCUBINSize, "nvrtcGetCUBINSize", te__nvrtc_result, (te__nvrtc_program program, size_t *size))                \
+    X(GetCUBIN, "nvrtcGetCUBIN", te__nvrtc_result, (te__nvrtc_program program, char *cubin))                         \
+    X(GetPTXSize, "nvrtcGetPTXSize", te__nvrtc_result, (te__nvrtc_program program, size_t *size))                    \
+    X(GetPTX, "nvrtcGetPTX", te__nvrtc_result, (te__nvrtc_program program, char *ptx))                               \
+    X(GetProgramLogSize, "nvrtcGetProgramLogSize", te__nvrtc_result, (te__nvrtc_program program, size_t *size))      \
     X(GetProgramLog, "nvrtcGetProgramLog", te__nvrtc_result, (te__nvrtc_program program, char *log))
 
 enum { TE__MAX_ARCHS = 64, TE__NVRTC_MIN_MAJOR = 12 };
@@ -50,20 +51,25 @@ static bool te__nvrtc_load(te__nvrtc *n, int newest, te__text *why) {
     te__file file;
     uint64_t bytes = 0;
     bool found = te__lib_open_at_most(TE__LIB_NVRTC, newest, &n->lib, &tried);
-    if (!found) te__text_printf(why, "the kernel compiler libnvrtc could not be opened:\n%s" TE__NVRTC_INSTALL, te__text_str(&tried));
+    if (!found)
+        te__text_printf(why, "the kernel compiler libnvrtc could not be opened:\n%s" TE__NVRTC_INSTALL,
+                        te__text_str(&tried));
     te__text_free(&tried);
     if (!found) return false;
     for (int i = 0; i < TE__COUNT(list); i++) {
         if (te__dl_function(n->lib.handle, list[i].symbol, (char *)n + list[i].offset)) continue;
-        te__text_printf(why, "%s has no %s: it is older than CUDA 12.0. " TE__NVRTC_INSTALL, n->lib.path, list[i].symbol);
+        te__text_printf(why, "%s has no %s: it is older than CUDA 12.0. " TE__NVRTC_INSTALL, n->lib.path,
+                        list[i].symbol);
         return false;
     }
     n->Version(&n->major, &n->minor);
     if (n->major < TE__NVRTC_MIN_MAJOR) {
-        te__text_printf(why, "%s is of CUDA %d.%d, te.h needs 12.0 or newer. " TE__NVRTC_INSTALL, n->lib.path, n->major, n->minor);
+        te__text_printf(why, "%s is of CUDA %d.%d, te.h needs 12.0 or newer. " TE__NVRTC_INSTALL, n->lib.path, n->major,
+                        n->minor);
         return false;
     }
-    if (n->GetNumSupportedArchs(&n->num_archs) || n->num_archs < 1 || n->num_archs > TE__MAX_ARCHS || n->GetSupportedArchs(n->archs)) {
+    if (n->GetNumSupportedArchs(&n->num_archs) || n->num_archs < 1 || n->num_archs > TE__MAX_ARCHS ||
+        n->GetSupportedArchs(n->archs)) {
         te__text_printf(why, "%s does not tell which architectures it knows", n->lib.path);
         return false;
     }
@@ -71,7 +77,8 @@ static bool te__nvrtc_load(te__nvrtc *n, int newest, te__text *why) {
         bytes = te__file_size(&file); /* builds of one version differ in it */
         te__file_close(&file);
     }
-    snprintf(n->compiler, sizeof(n->compiler), "nvrtc%d.%d-%08x", n->major, n->minor, (unsigned)(te__hash64(&bytes, sizeof(bytes), 0) & 0xffffffffu));
+    snprintf(n->compiler, sizeof(n->compiler), "nvrtc%d.%d-%08x", n->major, n->minor,
+             (unsigned)(te__hash64(&bytes, sizeof(bytes), 0) & 0xffffffffu));
     return true;
 }
 
@@ -141,7 +148,9 @@ static bool te__nvrtc_options_make(te__nvrtc_options *o, const char *options, co
 static bool te__nvrtc_take(const te__nvrtc *n, te__nvrtc_program program, bool ptx, te__text *image) {
     size_t size = 0;
     te__text_clear(image);
-    if ((ptx ? n->GetPTXSize(program, &size) : n->GetCUBINSize(program, &size)) || size == 0 || !te__text_reserve(image, size)) return false;
+    if ((ptx ? n->GetPTXSize(program, &size) : n->GetCUBINSize(program, &size)) || size == 0 ||
+        !te__text_reserve(image, size))
+        return false;
     if (ptx ? n->GetPTX(program, image->s) : n->GetCUBIN(program, image->s)) return false;
     image->n = size;
     image->s[size] = 0;
@@ -150,8 +159,8 @@ static bool te__nvrtc_take(const te__nvrtc *n, te__nvrtc_program program, bool p
 
 /* Compiles a unit with options "X_DT=3,Y_DT=3" for arch "sm_90a" (a cubin comes out) or "compute_80" (PTX, its 0 included). extra: NULL,
  * or one more compiler option. The compiler's messages, also after success, are added to log. */
-static bool te__nvrtc_compile(const te__nvrtc *n, const te__unit *u, const char *options, const char *arch, const char *extra, te__text *image,
-                              te__text *log) {
+static bool te__nvrtc_compile(const te__nvrtc *n, const te__unit *u, const char *options, const char *arch,
+                              const char *extra, te__text *image, te__text *log) {
     const char *texts[TE__MAX_UNIT_FILES], *names[TE__MAX_UNIT_FILES];
     te__nvrtc_options o;
     te__nvrtc_program program = NULL;

@@ -43,7 +43,8 @@ static te_result te__cuda_launch(te_ctx *te, const te__launch *l, te__cu_handle 
         code = te__cu.LaunchKernelEx ? te__cu.LaunchKernelEx(&config, function, params, NULL) : TE__CU_NOT_FOUND;
         function_name = "cuLaunchKernelEx";
     } else {
-        code = te__cu.LaunchKernel(function, l->grid[0], l->grid[1], l->grid[2], l->threads, 1, 1, l->shared_bytes, te->cuda->stream, params, NULL);
+        code = te__cu.LaunchKernel(function, l->grid[0], l->grid[1], l->grid[2], l->threads, 1, 1, l->shared_bytes,
+                                   te->cuda->stream, params, NULL);
     }
     if (!code && te->debug_sync && !te->capture) {
         code = te__cu.StreamSynchronize(te->cuda->stream);
@@ -51,8 +52,9 @@ static te_result te__cuda_launch(te_ctx *te, const te__launch *l, te__cu_handle 
     }
     te->jit_stats.launches++;
     if (!code) return te->debug_sync && !te->capture ? te__outside_tell(te, te->cuda->outside) : TE_OK;
-    snprintf(call, sizeof(call), "kernel %s, grid %u x %u x %u, block %u, cluster %u, %u bytes of shared memory: %s", te__launch_text(l, name),
-             l->grid[0], l->grid[1], l->grid[2], l->threads, l->cluster, l->shared_bytes, function_name);
+    snprintf(call, sizeof(call), "kernel %s, grid %u x %u x %u, block %u, cluster %u, %u bytes of shared memory: %s",
+             te__launch_text(l, name), l->grid[0], l->grid[1], l->grid[2], l->threads, l->cluster, l->shared_bytes,
+             function_name);
     return te__cu_fail(te, call, code);
 }
 
@@ -142,7 +144,9 @@ static te__jit_order *te__order_for(te_ctx *te, te__queue *q, const te__launch *
     *end = o;
     te__cond_signal(&q->changed);
     te__mutex_unlock(&q->mutex);
-    if (q->num_threads < te__min(te__cpu_count(), TE__JIT_THREADS) && te__thread_start(&q->threads[q->num_threads], te__queue_worker, q)) q->num_threads++;
+    if (q->num_threads < te__min(te__cpu_count(), TE__JIT_THREADS) &&
+        te__thread_start(&q->threads[q->num_threads], te__queue_worker, q))
+        q->num_threads++;
     return o;
 }
 
@@ -288,8 +292,8 @@ static bool te__queue_waits(const te_ctx *te) { return te->cuda->queue && te->cu
 
 /* May a plan wait for kernels that are missing? Never where other code can queue work on the stream, or inspects it. */
 static bool te__queue_may_wait(const te_ctx *te, const te__plan *p) {
-    return te->regions > 0 && te->cuda->own_stream && !te->cuda->stream_shown && !te->debug_sync && !te->capture && !p->baseline &&
-           te__nvrtc_open(te__driver_major(), NULL);
+    return te->regions > 0 && te->cuda->own_stream && !te->cuda->stream_shown && !te->debug_sync && !te->capture &&
+           !p->baseline && te__nvrtc_open(te__driver_major(), NULL);
 }
 
 /* Queues a plan; false, with nothing queued, when there is no memory for it. Within te's CUcontext. */

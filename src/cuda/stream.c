@@ -19,36 +19,47 @@ static te_result te__cuda_leave_with(te_ctx *te, bool pushed, const char *call, 
 static te_result te__cuda_stream_create(te_ctx *te, void **stream) {
     bool pushed;
     te_result result = te__cuda_enter(te, &pushed);
-    return result == TE_OK ? te__cuda_leave_with(te, pushed, "cuStreamCreate", te__cu.StreamCreate(stream, TE__CU_STREAM_NON_BLOCKING)) : result;
+    return result == TE_OK ? te__cuda_leave_with(te, pushed, "cuStreamCreate",
+                                                 te__cu.StreamCreate(stream, TE__CU_STREAM_NON_BLOCKING))
+                           : result;
 }
 static void te__cuda_stream_destroy(te_ctx *te, void *stream) {
     bool pushed;
-    if (te__cuda_enter(te, &pushed) == TE_OK) te__cuda_leave_with(te, pushed, "cuStreamDestroy", te__cu.StreamDestroy(stream));
+    if (te__cuda_enter(te, &pushed) == TE_OK)
+        te__cuda_leave_with(te, pushed, "cuStreamDestroy", te__cu.StreamDestroy(stream));
 }
 static te_result te__cuda_stream_synchronize(te_ctx *te, const te__stream *s) {
     bool pushed;
     te_result result = te__cuda_enter(te, &pushed);
-    return result == TE_OK ? te__cuda_leave_with(te, pushed, "cuStreamSynchronize", te__cu.StreamSynchronize(s->handle)) : result;
+    return result == TE_OK ? te__cuda_leave_with(te, pushed, "cuStreamSynchronize", te__cu.StreamSynchronize(s->handle))
+                           : result;
 }
 
 static te_result te__cuda_event_create(te_ctx *te, void **event) {
     bool pushed;
     te_result result = te__cuda_enter(te, &pushed);
-    return result == TE_OK ? te__cuda_leave_with(te, pushed, "cuEventCreate", te__cu.EventCreate(event, TE__CU_EVENT_NO_TIMING)) : result;
+    return result == TE_OK
+               ? te__cuda_leave_with(te, pushed, "cuEventCreate", te__cu.EventCreate(event, TE__CU_EVENT_NO_TIMING))
+               : result;
 }
 static void te__cuda_event_destroy(te_ctx *te, void *event) {
     bool pushed;
-    if (te__cuda_enter(te, &pushed) == TE_OK) te__cuda_leave_with(te, pushed, "cuEventDestroy", te__cu.EventDestroy(event));
+    if (te__cuda_enter(te, &pushed) == TE_OK)
+        te__cuda_leave_with(te, pushed, "cuEventDestroy", te__cu.EventDestroy(event));
 }
 static te_result te__cuda_event_record(te_ctx *te, void *event, const te__stream *s) {
     bool pushed;
     te_result result = te__cuda_enter(te, &pushed);
-    return result == TE_OK ? te__cuda_leave_with(te, pushed, "cuEventRecord", te__cu.EventRecord(event, te__cuda_stream_of(te, s))) : result;
+    return result == TE_OK
+               ? te__cuda_leave_with(te, pushed, "cuEventRecord", te__cu.EventRecord(event, te__cuda_stream_of(te, s)))
+               : result;
 }
 static te_result te__cuda_stream_wait(te_ctx *te, const te__stream *s, void *event) {
     bool pushed;
     te_result result = te__cuda_enter(te, &pushed);
-    return result == TE_OK ? te__cuda_leave_with(te, pushed, "cuStreamWaitEvent", te__cu.StreamWaitEvent(te__cuda_stream_of(te, s), event, 0)) : result;
+    return result == TE_OK ? te__cuda_leave_with(te, pushed, "cuStreamWaitEvent",
+                                                 te__cu.StreamWaitEvent(te__cuda_stream_of(te, s), event, 0))
+                           : result;
 }
 static te_result te__cuda_event_wait(te_ctx *te, void *event, bool *passed) {
     te__cu_result code;
@@ -57,11 +68,13 @@ static te_result te__cuda_event_wait(te_ctx *te, void *event, bool *passed) {
     if (result != TE_OK) return result;
     code = passed ? te__cu.EventQuery(event) : te__cu.EventSynchronize(event);
     if (passed) *passed = code != TE__CU_NOT_READY;
-    return te__cuda_leave_with(te, pushed, passed ? "cuEventQuery" : "cuEventSynchronize", passed && code == TE__CU_NOT_READY ? 0 : code);
+    return te__cuda_leave_with(te, pushed, passed ? "cuEventQuery" : "cuEventSynchronize",
+                               passed && code == TE__CU_NOT_READY ? 0 : code);
 }
 
 /* The host's side is pinned, so the copy overlaps with kernels. */
-static te_result te__cuda_transfer(te_ctx *te, const te__stream *s, void *dst, const void *src, size_t bytes, bool to_host) {
+static te_result te__cuda_transfer(te_ctx *te, const te__stream *s, void *dst, const void *src, size_t bytes,
+                                   bool to_host) {
     te__cu_result code;
     bool pushed;
     te_result result = te__cuda_enter(te, &pushed);
@@ -69,7 +82,9 @@ static te_result te__cuda_transfer(te_ctx *te, const te__stream *s, void *dst, c
     code = to_host ? te__cu.MemcpyDtoHAsync(dst, (te__cu_address)(uintptr_t)src, bytes, s->handle)
                    : te__cu.MemcpyHtoDAsync((te__cu_address)(uintptr_t)dst, src, bytes, s->handle);
     if (!code && te->debug_sync) code = te__cu.StreamSynchronize(s->handle);
-    return te__cuda_leave_with(te, pushed, to_host ? "copy to pinned memory: cuMemcpyDtoHAsync" : "copy from pinned memory: cuMemcpyHtoDAsync", code);
+    return te__cuda_leave_with(
+        te, pushed, to_host ? "copy to pinned memory: cuMemcpyDtoHAsync" : "copy from pinned memory: cuMemcpyHtoDAsync",
+        code);
 }
 
 /* NULL when there is none. */
@@ -86,5 +101,6 @@ static void *te__cuda_pinned_alloc(te_ctx *te, size_t bytes) {
 static void te__cuda_pinned_release(te_ctx *te, void *host, size_t bytes) {
     bool pushed;
     (void)bytes;
-    if (te__cuda_enter(te, &pushed) == TE_OK) te__cuda_leave_with(te, pushed, "cuMemFreeHost", te__cu.MemFreeHost(host));
+    if (te__cuda_enter(te, &pushed) == TE_OK)
+        te__cuda_leave_with(te, pushed, "cuMemFreeHost", te__cu.MemFreeHost(host));
 }

@@ -4,10 +4,14 @@
 
 // ---- mbarriers (8 bytes of shared memory, by address) ------------------------------------------------------------------
 
-TE_DEV void te_mbar_init(te_u32 bar, int count) { asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(count) : "memory"); }
+TE_DEV void te_mbar_init(te_u32 bar, int count) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(count) : "memory");
+}
 // After the inits, before the barrier that lets other threads and TMA use them.
 TE_DEV void te_mbar_init_done() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
-TE_DEV void te_mbar_arrive(te_u32 bar) { asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory"); }
+TE_DEV void te_mbar_arrive(te_u32 bar) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory");
+}
 // Arrives, and makes the phase wait for `bytes` of copies besides.
 TE_DEV void te_mbar_expect(te_u32 bar, int bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes) : "memory");
@@ -47,7 +51,9 @@ TE_DEV te_u32 te_cluster_at(te_u32 at, te_u32 rank) {
 }
 // Arrives at a barrier of another block: te_cluster_at. Orders TMA and wgmma accesses that this thread has waited for; not its own writes to
 // other blocks: release at the scope of a cluster costs a fence of the whole device.
-TE_DEV void te_mbar_arrive_there(te_u32 bar) { asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(bar) : "memory"); }
+TE_DEV void te_mbar_arrive_there(te_u32 bar) {
+    asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(bar) : "memory");
+}
 
 // A word to the same address in block `rank` of the cluster: four bytes that count towards the barrier there. (PTX 8.1)
 TE_DEV void te_store_at(te_u32 at, te_u32 value, te_u32 bar, te_u32 rank) {
@@ -64,61 +70,79 @@ TE_DEV void te_store_at(te_u32 at, te_u32 value, te_u32 bar, te_u32 rank) {
 TE_DEV void te_tma_prefetch_map(const void *map) { asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory"); }
 // A map in device memory that a kernel changes: its dimension DIM (of 0 and 1) ends at `size`, a positive number. (PTX 8.3)
 template <int DIM> TE_DEV void te_tma_map_end(void *map, int size) {
-    asm volatile("tensormap.replace.tile.global_dim.global.b1024.b32 [%0], %1, %2;" ::"l"(map), "n"(DIM), "r"(size) : "memory");
+    asm volatile("tensormap.replace.tile.global_dim.global.b1024.b32 [%0], %1, %2;" ::"l"(map), "n"(DIM), "r"(size)
+                 : "memory");
 }
 // Release after the changes, acquire in the thread that uses the map before it does.
 TE_DEV void te_tma_map_release() { asm volatile("fence.proxy.tensormap::generic.release.gpu;" ::: "memory"); }
-TE_DEV void te_tma_map_acquire(const void *map) { asm volatile("fence.proxy.tensormap::generic.acquire.gpu [%0], 128;" ::"l"(map) : "memory"); }
+TE_DEV void te_tma_map_acquire(const void *map) {
+    asm volatile("fence.proxy.tensormap::generic.acquire.gpu [%0], 128;" ::"l"(map) : "memory");
+}
 // The map's box at element (x, y), x along the contiguous dimension; its bytes count towards bar. Elements outside the tensor become zeros.
 TE_DEV void te_tma_load2(te_u32 dst, const void *map, int x, int y, te_u32 bar) {
-    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(dst), "l"(map),
-                 "r"(x), "r"(y), "r"(bar)
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, "
+                 "%3}], [%4];" ::"r"(dst),
+                 "l"(map), "r"(x), "r"(y), "r"(bar)
                  : "memory");
 }
 // The same into every block of the cluster whose bit is set in `blocks`, at the same address and with the same barrier in each.
 TE_DEV void te_tma_load2_to(te_u32 dst, const void *map, int x, int y, te_u32 bar, te_u16 blocks) {
-    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%2, %3}], [%4], %5;" ::"r"(dst),
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster "
+                 "[%0], [%1, {%2, %3}], [%4], %5;" ::"r"(dst),
                  "l"(map), "r"(x), "r"(y), "r"(bar), "h"(blocks)
                  : "memory");
 }
 TE_DEV void te_tma_load3(te_u32 dst, const void *map, int x, int y, int z, te_u32 bar) {
-    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], [%5];" ::"r"(dst), "l"(map),
-                 "r"(x), "r"(y), "r"(z), "r"(bar)
+    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, "
+                 "%4}], [%5];" ::"r"(dst),
+                 "l"(map), "r"(x), "r"(y), "r"(z), "r"(bar)
                  : "memory");
 }
 TE_DEV void te_tma_load4(te_u32 dst, const void *map, int x, int y, int z, int w, te_u32 bar) {
-    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5}], [%6];" ::"r"(dst), "l"(map),
-                 "r"(x), "r"(y), "r"(z), "r"(w), "r"(bar)
+    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, "
+                 "%4, %5}], [%6];" ::"r"(dst),
+                 "l"(map), "r"(x), "r"(y), "r"(z), "r"(w), "r"(bar)
                  : "memory");
 }
 // The same box as far as the L2 cache.
 TE_DEV void te_tma_prefetch4(const void *map, int x, int y, int z, int w) {
-    asm volatile("cp.async.bulk.prefetch.tensor.4d.L2.global.tile [%0, {%1, %2, %3, %4}];" ::"l"(map), "r"(x), "r"(y), "r"(z), "r"(w) : "memory");
+    asm volatile("cp.async.bulk.prefetch.tensor.4d.L2.global.tile [%0, {%1, %2, %3, %4}];" ::"l"(map), "r"(x), "r"(y),
+                 "r"(z), "r"(w)
+                 : "memory");
 }
 // Shared memory to the map's box at (x, y, z), or added to it; elements outside the tensor are not written, but whole pieces of 16 bytes
 // are: a row must end with one, or have nothing beside it. Before: te_async_fence() by all that wrote, and a barrier.
 TE_DEV void te_tma_store3(const void *map, te_u32 src, int x, int y, int z) {
-    asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [%0, {%1, %2, %3}], [%4];" ::"l"(map), "r"(x), "r"(y), "r"(z), "r"(src)
+    asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [%0, {%1, %2, %3}], [%4];" ::"l"(map),
+                 "r"(x), "r"(y), "r"(z), "r"(src)
                  : "memory");
 }
 TE_DEV void te_tma_add3(const void *map, te_u32 src, int x, int y, int z) {
-    asm volatile("cp.reduce.async.bulk.tensor.3d.global.shared::cta.add.tile.bulk_group [%0, {%1, %2, %3}], [%4];" ::"l"(map), "r"(x), "r"(y), "r"(z), "r"(src)
-                 : "memory");
+    asm volatile(
+        "cp.reduce.async.bulk.tensor.3d.global.shared::cta.add.tile.bulk_group [%0, {%1, %2, %3}], [%4];" ::"l"(map),
+        "r"(x), "r"(y), "r"(z), "r"(src)
+        : "memory");
 }
 TE_DEV void te_tma_store4(const void *map, te_u32 src, int x, int y, int z, int w) {
-    asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%1, %2, %3, %4}], [%5];" ::"l"(map), "r"(x), "r"(y), "r"(z), "r"(w), "r"(src)
+    asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%1, %2, %3, %4}], [%5];" ::"l"(map),
+                 "r"(x), "r"(y), "r"(z), "r"(w), "r"(src)
                  : "memory");
 }
 // `bytes` (a multiple of 16) of shared memory to memory, or added to f32 there.
 TE_DEV void te_bulk_store(void *dst, te_u32 src, int bytes) {
-    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(dst), "r"(src), "r"(bytes) : "memory");
+    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(dst), "r"(src), "r"(bytes)
+                 : "memory");
 }
 TE_DEV void te_bulk_add(void *dst, te_u32 src, int bytes) {
-    asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(dst), "r"(src), "r"(bytes) : "memory");
+    asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(dst), "r"(src),
+                 "r"(bytes)
+                 : "memory");
 }
 TE_DEV void te_bulk_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 // Waits until all but the latest N of this thread's groups of stores have read shared memory.
-template <int N> TE_DEV void te_bulk_wait_read() { asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(N) : "memory"); }
+template <int N> TE_DEV void te_bulk_wait_read() {
+    asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(N) : "memory");
+}
 // The same, until they have written memory.
 template <int N> TE_DEV void te_bulk_wait() { asm volatile("cp.async.bulk.wait_group %0;" ::"n"(N) : "memory"); }
 // Orders accesses of memory by TMA behind what this thread has acquired.
@@ -128,13 +152,16 @@ TE_DEV int te_load_acquire(const int *p) {
     asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
     return v;
 }
-TE_DEV void te_add_release(int *p, int v) { asm volatile("red.release.gpu.global.add.s32 [%0], %1;" ::"l"(p), "r"(v) : "memory"); }
+TE_DEV void te_add_release(int *p, int v) {
+    asm volatile("red.release.gpu.global.add.s32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
+}
 // Makes this thread's writes to shared memory visible to TMA and wgmma, once a barrier follows.
 TE_DEV void te_async_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 // `bytes` (a multiple of 16) from src to dst, both at multiples of 16; they count towards bar.
 TE_DEV void te_bulk_load(te_u32 dst, const void *src, int bytes, te_u32 bar) {
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(dst), "l"(src), "r"(bytes), "r"(bar)
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(dst),
+                 "l"(src), "r"(bytes), "r"(bar)
                  : "memory");
 }
 
@@ -147,12 +174,16 @@ template <int N> TE_DEV void te_registers_down() { asm volatile("setmaxnreg.dec.
 // A barrier of COUNT threads (whole warps), number `id`, 1 to 15.
 template <int COUNT> TE_DEV void te_meet(int id) { asm volatile("bar.sync %0, %1;" ::"r"(id), "n"(COUNT) : "memory"); }
 // Arrives at such a barrier without waiting.
-template <int COUNT> TE_DEV void te_meet_later(int id) { asm volatile("bar.arrive %0, %1;" ::"r"(id), "n"(COUNT) : "memory"); }
+template <int COUNT> TE_DEV void te_meet_later(int id) {
+    asm volatile("bar.arrive %0, %1;" ::"r"(id), "n"(COUNT) : "memory");
+}
 
 // Four 8x8 matrices of 16-bit words to shared memory, the inverse of te_ldmatrix4: lanes 8 i .. 8 i + 7 give the addresses of the
 // rows of matrix i.
 TE_DEV void te_stmatrix4(te_u32 row, const te_u32 r[4]) {
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row), "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3]) : "memory");
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row), "r"(r[0]), "r"(r[1]),
+                 "r"(r[2]), "r"(r[3])
+                 : "memory");
 }
 
 // ---- wgmma -------------------------------------------------------------------------------------------------------------
@@ -165,7 +196,8 @@ TE_DEV void te_stmatrix4(te_u32 row, const te_u32 r[4]) {
 //             elements of m or n; the next 16 k: + 128.
 
 TE_DEV te_u64 te_wgmma_desc(te_u32 tile, int group_bytes) {
-    return (te_u64)((tile & 0x3ffff) >> 4) | (te_u64)(group_bytes >> 4) << 16 | (te_u64)(1024 >> 4) << 32 | (te_u64)1 << 62;
+    return (te_u64)((tile & 0x3ffff) >> 4) | (te_u64)(group_bytes >> 4) << 16 | (te_u64)(1024 >> 4) << 32 |
+           (te_u64)1 << 62;
 }
 TE_DEV void te_wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 TE_DEV void te_wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
@@ -198,7 +230,8 @@ template <int N> TE_DEV void te_wgmma_keep(te_u32 (&d)[N]) {
     TE__REGISTERS_96 ", " \
     "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, " \
     "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
-#define TE__FLOATS_8(out, d, i) out(d[i]), out(d[i + 1]), out(d[i + 2]), out(d[i + 3]), out(d[i + 4]), out(d[i + 5]), out(d[i + 6]), out(d[i + 7])
+#define TE__FLOATS_8(out, d, i)                                                                                        \
+    out(d[i]), out(d[i + 1]), out(d[i + 2]), out(d[i + 3]), out(d[i + 4]), out(d[i + 5]), out(d[i + 6]), out(d[i + 7])
 #define TE__FLOATS_16(out, d, i) TE__FLOATS_8(out, d, i), TE__FLOATS_8(out, d, i + 8)
 #define TE__FLOATS_32(out, d, i) TE__FLOATS_16(out, d, i), TE__FLOATS_16(out, d, i + 16)
 #define TE__FLOATS_64(out, d, i) TE__FLOATS_32(out, d, i), TE__FLOATS_32(out, d, i + 32)
@@ -210,58 +243,63 @@ template <int N> TE_DEV void te_wgmma_keep(te_u32 (&d)[N]) {
 #define TE_WGMMA_128(types, flags, d, a, b, keep) TE_WGMMA_TO_128("+f", types, flags, d, a, b, keep)
 #define TE_WGMMA_192(types, flags, d, a, b, keep) TE_WGMMA_TO_192("+f", types, flags, d, a, b, keep)
 #define TE_WGMMA_256(types, flags, d, a, b, keep) TE_WGMMA_TO_256("+f", types, flags, d, a, b, keep)
-#define TE_WGMMA_TO_64(out, types, flags, d, a, b, keep)                                                                   \
-    asm volatile("{ .reg .pred p; setp.ne.b32 p, %34, 0;\n"                                                                \
-                 "wgmma.mma_async.sync.aligned.m64n64" types " {" TE__REGISTERS_32 "}, %32, %33, p" flags "; }"            \
-                 : TE__FLOATS_32(out, d, 0)                                                                                \
+#define TE_WGMMA_TO_64(out, types, flags, d, a, b, keep)                                                        \
+    asm volatile("{ .reg .pred p; setp.ne.b32 p, %34, 0;\n"                                                     \
+                 "wgmma.mma_async.sync.aligned.m64n64" types " {" TE__REGISTERS_32 "}, %32, %33, p" flags "; }" \
+                 : TE__FLOATS_32(out, d, 0)                                                                     \
                  : "l"(a), "l"(b), "r"((int)(keep)))
-#define TE_WGMMA_TO_96(out, types, flags, d, a, b, keep)                                                                   \
-    asm volatile("{ .reg .pred p; setp.ne.b32 p, %50, 0;\n"                                                                \
-                 "wgmma.mma_async.sync.aligned.m64n96" types " {" TE__REGISTERS_48 "}, %48, %49, p" flags "; }"            \
-                 : TE__FLOATS_32(out, d, 0), TE__FLOATS_16(out, d, 32)                                                     \
+#define TE_WGMMA_TO_96(out, types, flags, d, a, b, keep)                                                        \
+    asm volatile("{ .reg .pred p; setp.ne.b32 p, %50, 0;\n"                                                     \
+                 "wgmma.mma_async.sync.aligned.m64n96" types " {" TE__REGISTERS_48 "}, %48, %49, p" flags "; }" \
+                 : TE__FLOATS_32(out, d, 0), TE__FLOATS_16(out, d, 32)                                          \
                  : "l"(a), "l"(b), "r"((int)(keep)))
-#define TE_WGMMA_TO_128(out, types, flags, d, a, b, keep)                                                                  \
-    asm volatile("{ .reg .pred p; setp.ne.b32 p, %66, 0;\n"                                                                \
-                 "wgmma.mma_async.sync.aligned.m64n128" types " {" TE__REGISTERS_64 "}, %64, %65, p" flags "; }"           \
-                 : TE__FLOATS_64(out, d, 0)                                                                                \
+#define TE_WGMMA_TO_128(out, types, flags, d, a, b, keep)                                                        \
+    asm volatile("{ .reg .pred p; setp.ne.b32 p, %66, 0;\n"                                                      \
+                 "wgmma.mma_async.sync.aligned.m64n128" types " {" TE__REGISTERS_64 "}, %64, %65, p" flags "; }" \
+                 : TE__FLOATS_64(out, d, 0)                                                                      \
                  : "l"(a), "l"(b), "r"((int)(keep)))
-#define TE_WGMMA_TO_192(out, types, flags, d, a, b, keep)                                                                  \
-    asm volatile("{ .reg .pred p; setp.ne.b32 p, %98, 0;\n"                                                                \
-                 "wgmma.mma_async.sync.aligned.m64n192" types " {" TE__REGISTERS_96 "}, %96, %97, p" flags "; }"           \
-                 : TE__FLOATS_64(out, d, 0), TE__FLOATS_32(out, d, 64)                                                     \
+#define TE_WGMMA_TO_192(out, types, flags, d, a, b, keep)                                                        \
+    asm volatile("{ .reg .pred p; setp.ne.b32 p, %98, 0;\n"                                                      \
+                 "wgmma.mma_async.sync.aligned.m64n192" types " {" TE__REGISTERS_96 "}, %96, %97, p" flags "; }" \
+                 : TE__FLOATS_64(out, d, 0), TE__FLOATS_32(out, d, 64)                                           \
                  : "l"(a), "l"(b), "r"((int)(keep)))
-#define TE_WGMMA_TO_256(out, types, flags, d, a, b, keep)                                                                  \
-    asm volatile("{ .reg .pred p; setp.ne.b32 p, %130, 0;\n"                                                               \
-                 "wgmma.mma_async.sync.aligned.m64n256" types " {" TE__REGISTERS_128 "}, %128, %129, p" flags "; }"        \
-                 : TE__FLOATS_64(out, d, 0), TE__FLOATS_64(out, d, 64)                                                     \
+#define TE_WGMMA_TO_256(out, types, flags, d, a, b, keep)                                                           \
+    asm volatile("{ .reg .pred p; setp.ne.b32 p, %130, 0;\n"                                                        \
+                 "wgmma.mma_async.sync.aligned.m64n256" types " {" TE__REGISTERS_128 "}, %128, %129, p" flags "; }" \
+                 : TE__FLOATS_64(out, d, 0), TE__FLOATS_64(out, d, 64)                                              \
                  : "l"(a), "l"(b), "r"((int)(keep)))
 
 // The same with A in registers: a[0] .. a[3] are the lane's values of 16 bits of 64 x 16 elements, as te_ldmatrix4 gives them to each warp: two neighbouring
 // columns of row g, the same of row g + 8, then those of columns + 8. Sums of two neighbouring groups of eight columns, rounded, are in this order.
 // flags: ", 1, 1, trans-b".
 #define TE__WGMMA_A(a) "r"((a)[0]), "r"((a)[1]), "r"((a)[2]), "r"((a)[3])
-#define TE_WGMMA_A_64(types, flags, d, a, b, keep)                                                                          \
-    asm volatile("{ .reg .pred p; setp.ne.b32 p, %37, 0;\n"                                                                \
-                 "wgmma.mma_async.sync.aligned.m64n64" types " {" TE__REGISTERS_32 "}, {%32, %33, %34, %35}, %36, p" flags "; }" \
-                 : TE__FLOATS_32("+f", d, 0)                                                                                      \
+#define TE_WGMMA_A_64(types, flags, d, a, b, keep)                                 \
+    asm volatile("{ .reg .pred p; setp.ne.b32 p, %37, 0;\n"                        \
+                 "wgmma.mma_async.sync.aligned.m64n64" types " {" TE__REGISTERS_32 \
+                 "}, {%32, %33, %34, %35}, %36, p" flags "; }"                     \
+                 : TE__FLOATS_32("+f", d, 0)                                       \
                  : TE__WGMMA_A(a), "l"(b), "r"((int)(keep)))
-#define TE_WGMMA_A_96(types, flags, d, a, b, keep)                                                                          \
-    asm volatile("{ .reg .pred p; setp.ne.b32 p, %53, 0;\n"                                                                \
-                 "wgmma.mma_async.sync.aligned.m64n96" types " {" TE__REGISTERS_48 "}, {%48, %49, %50, %51}, %52, p" flags "; }" \
-                 : TE__FLOATS_32("+f", d, 0), TE__FLOATS_16("+f", d, 32)                                                                \
+#define TE_WGMMA_A_96(types, flags, d, a, b, keep)                                 \
+    asm volatile("{ .reg .pred p; setp.ne.b32 p, %53, 0;\n"                        \
+                 "wgmma.mma_async.sync.aligned.m64n96" types " {" TE__REGISTERS_48 \
+                 "}, {%48, %49, %50, %51}, %52, p" flags "; }"                     \
+                 : TE__FLOATS_32("+f", d, 0), TE__FLOATS_16("+f", d, 32)           \
                  : TE__WGMMA_A(a), "l"(b), "r"((int)(keep)))
-#define TE_WGMMA_A_128(types, flags, d, a, b, keep)                                                                         \
-    asm volatile("{ .reg .pred p; setp.ne.b32 p, %69, 0;\n"                                                                \
-                 "wgmma.mma_async.sync.aligned.m64n128" types " {" TE__REGISTERS_64 "}, {%64, %65, %66, %67}, %68, p" flags "; }" \
-                 : TE__FLOATS_64("+f", d, 0)                                                                                      \
+#define TE_WGMMA_A_128(types, flags, d, a, b, keep)                                 \
+    asm volatile("{ .reg .pred p; setp.ne.b32 p, %69, 0;\n"                         \
+                 "wgmma.mma_async.sync.aligned.m64n128" types " {" TE__REGISTERS_64 \
+                 "}, {%64, %65, %66, %67}, %68, p" flags "; }"                      \
+                 : TE__FLOATS_64("+f", d, 0)                                        \
                  : TE__WGMMA_A(a), "l"(b), "r"((int)(keep)))
-#define TE_WGMMA_A_192(types, flags, d, a, b, keep)                                                                         \
-    asm volatile("{ .reg .pred p; setp.ne.b32 p, %101, 0;\n"                                                               \
-                 "wgmma.mma_async.sync.aligned.m64n192" types " {" TE__REGISTERS_96 "}, {%96, %97, %98, %99}, %100, p" flags "; }" \
-                 : TE__FLOATS_64("+f", d, 0), TE__FLOATS_32("+f", d, 64)                                                                \
+#define TE_WGMMA_A_192(types, flags, d, a, b, keep)                                 \
+    asm volatile("{ .reg .pred p; setp.ne.b32 p, %101, 0;\n"                        \
+                 "wgmma.mma_async.sync.aligned.m64n192" types " {" TE__REGISTERS_96 \
+                 "}, {%96, %97, %98, %99}, %100, p" flags "; }"                     \
+                 : TE__FLOATS_64("+f", d, 0), TE__FLOATS_32("+f", d, 64)            \
                  : TE__WGMMA_A(a), "l"(b), "r"((int)(keep)))
-#define TE_WGMMA_A_256(types, flags, d, a, b, keep)                                                                         \
-    asm volatile("{ .reg .pred p; setp.ne.b32 p, %133, 0;\n"                                                               \
-                 "wgmma.mma_async.sync.aligned.m64n256" types " {" TE__REGISTERS_128 "}, {%128, %129, %130, %131}, %132, p" flags "; }" \
-                 : TE__FLOATS_64("+f", d, 0), TE__FLOATS_64("+f", d, 64)                                                                \
+#define TE_WGMMA_A_256(types, flags, d, a, b, keep)                                  \
+    asm volatile("{ .reg .pred p; setp.ne.b32 p, %133, 0;\n"                         \
+                 "wgmma.mma_async.sync.aligned.m64n256" types " {" TE__REGISTERS_128 \
+                 "}, {%128, %129, %130, %131}, %132, p" flags "; }"                  \
+                 : TE__FLOATS_64("+f", d, 0), TE__FLOATS_64("+f", d, 64)             \
                  : TE__WGMMA_A(a), "l"(b), "r"((int)(keep)))

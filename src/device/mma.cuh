@@ -27,10 +27,15 @@ TE_DEV void te_cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "me
 template <int N> TE_DEV void te_cp_async_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
 
 TE_DEV void te_sts16(te_u32 dst, uint4 v) {
-    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(dst), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
+    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(dst), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
+                 : "memory");
 }
-TE_DEV void te_sts8(te_u32 dst, float x, float y) { asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(dst), "f"(x), "f"(y) : "memory"); }
-TE_DEV void te_lds8(te_u32 src, float &x, float &y) { asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(x), "=f"(y) : "r"(src)); }
+TE_DEV void te_sts8(te_u32 dst, float x, float y) {
+    asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(dst), "f"(x), "f"(y) : "memory");
+}
+TE_DEV void te_lds8(te_u32 src, float &x, float &y) {
+    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(x), "=f"(y) : "r"(src));
+}
 TE_DEV void te_sts4(te_u32 dst, te_u32 v) { asm volatile("st.shared.b32 [%0], %1;" ::"r"(dst), "r"(v) : "memory"); }
 TE_DEV te_u16 te_lds2(te_u32 src) {
     te_u16 v;
@@ -39,7 +44,10 @@ TE_DEV te_u16 te_lds2(te_u32 src) {
 }
 TE_DEV uint4 te_lds16(te_u32 src) {
     uint4 v;
-    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(src) : "memory");
+    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "r"(src)
+                 : "memory");
     return v;
 }
 TE_DEV te_u32 te_lds4(te_u32 src) {
@@ -66,14 +74,20 @@ TE_DEV void te_ldmatrix4_trans(te_u32 r[4], te_u32 row) {
 
 // ---- products: d += a b, one warp --------------------------------------------------------------------------------------
 
-#define TE__MMA(instruction, d, a, b)                                                                                                       \
-    asm volatile("mma.sync.aligned." instruction " {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"                      \
-                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])                                                                      \
+#define TE__MMA(instruction, d, a, b)                                                                               \
+    asm volatile("mma.sync.aligned." instruction " {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};" \
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])                                                   \
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]))
 
-TE_DEV void te_mma_bf16(float d[4], const te_u32 a[4], const te_u32 b[2]) { TE__MMA("m16n8k16.row.col.f32.bf16.bf16.f32", d, a, b); }
-TE_DEV void te_mma_f16(float d[4], const te_u32 a[4], const te_u32 b[2]) { TE__MMA("m16n8k16.row.col.f32.f16.f16.f32", d, a, b); }
-TE_DEV void te_mma_tf32(float d[4], const te_u32 a[4], const te_u32 b[2]) { TE__MMA("m16n8k8.row.col.f32.tf32.tf32.f32", d, a, b); }
+TE_DEV void te_mma_bf16(float d[4], const te_u32 a[4], const te_u32 b[2]) {
+    TE__MMA("m16n8k16.row.col.f32.bf16.bf16.f32", d, a, b);
+}
+TE_DEV void te_mma_f16(float d[4], const te_u32 a[4], const te_u32 b[2]) {
+    TE__MMA("m16n8k16.row.col.f32.f16.f16.f32", d, a, b);
+}
+TE_DEV void te_mma_tf32(float d[4], const te_u32 a[4], const te_u32 b[2]) {
+    TE__MMA("m16n8k8.row.col.f32.tf32.tf32.f32", d, a, b);
+}
 
 // An f32 rounded to TF32 (nearest, ties away from zero), still an f32.
 TE_DEV te_u32 te_tf32(te_u32 f) {
@@ -108,9 +122,15 @@ TE_DEV te_u32 te_fp8x2_to_f16(te_u32 codes, int half, int dt) {
 // Tensor cores with fp8 mma.sync. Elsewhere mma.sync of fp8 does not exist or is translated into f16 products by the compiler.
 #if __CUDA_ARCH__ == 890 || __CUDA_ARCH__ >= 1200
 #define TE_HAS_FP8_MMA 1
-TE_DEV void te_mma_e4m3_e4m3(float d[4], const te_u32 a[4], const te_u32 b[2]) { TE__MMA("m16n8k32.row.col.f32.e4m3.e4m3.f32", d, a, b); }
-TE_DEV void te_mma_e4m3_e5m2(float d[4], const te_u32 a[4], const te_u32 b[2]) { TE__MMA("m16n8k32.row.col.f32.e4m3.e5m2.f32", d, a, b); }
-TE_DEV void te_mma_e5m2_e4m3(float d[4], const te_u32 a[4], const te_u32 b[2]) { TE__MMA("m16n8k32.row.col.f32.e5m2.e4m3.f32", d, a, b); }
+TE_DEV void te_mma_e4m3_e4m3(float d[4], const te_u32 a[4], const te_u32 b[2]) {
+    TE__MMA("m16n8k32.row.col.f32.e4m3.e4m3.f32", d, a, b);
+}
+TE_DEV void te_mma_e4m3_e5m2(float d[4], const te_u32 a[4], const te_u32 b[2]) {
+    TE__MMA("m16n8k32.row.col.f32.e4m3.e5m2.f32", d, a, b);
+}
+TE_DEV void te_mma_e5m2_e4m3(float d[4], const te_u32 a[4], const te_u32 b[2]) {
+    TE__MMA("m16n8k32.row.col.f32.e5m2.e4m3.f32", d, a, b);
+}
 #else
 #define TE_HAS_FP8_MMA 0
 #endif

@@ -23,7 +23,9 @@ TE_DEV void te_transpose_bytes(const te_u32 row[4], te_u32 out[4]) {
 }
 
 // The word of thread (tx, ty) for its column j.
-TE_DEV void te_tile_put(te_u32 *tile, int tx, int ty, int j, te_u32 word) { tile[(tx * 8 + j) * TE_TILE_WORDS + (ty ^ (tx * 4))] = word; }
+TE_DEV void te_tile_put(te_u32 *tile, int tx, int ty, int j, te_u32 word) {
+    tile[(tx * 8 + j) * TE_TILE_WORDS + (ty ^ (tx * 4))] = word;
+}
 TE_DEV uint4 te_tile_get(const te_u32 *tile, int column, int chunk) {
     return *(const uint4 *)(tile + column * TE_TILE_WORDS + 4 * (chunk ^ (column >> 3)));
 }
@@ -35,8 +37,8 @@ TE_DEV uint2 te_tile_get2(const te_u32 *tile, int column, int pair) {
 
 // Writes the finished tile: column j of it to dst + (first_col + j) * ld + first_row, in elements of `size` bytes; nothing beyond
 // `cols` columns and `rows` rows. 256 threads, of which this is number t; the caller has synchronised.
-TE_DEV void te_tile_store_part(const te_u32 *tile, void *dst, te_i64 ld, te_i64 rows, te_i64 first_row, te_i64 first_col, te_i64 cols, int size,
-                               bool vector, int t = threadIdx.x) {
+TE_DEV void te_tile_store_part(const te_u32 *tile, void *dst, te_i64 ld, te_i64 rows, te_i64 first_row,
+                               te_i64 first_col, te_i64 cols, int size, bool vector, int t = threadIdx.x) {
     int per_chunk = 16 / size;
 #pragma unroll
     for (int pass = 0; pass < 2; pass++) {
@@ -64,8 +66,8 @@ TE_DEV void te_tile_store_part(const te_u32 *tile, void *dst, te_i64 ld, te_i64 
     }
 }
 // The same for a dst whose rows hold exactly `ld` elements: rows = ld.
-TE_DEV void te_tile_store(const te_u32 *tile, void *dst, te_i64 ld, te_i64 first_row, te_i64 first_col, te_i64 cols, int size, bool vector,
-                          int t = threadIdx.x) {
+TE_DEV void te_tile_store(const te_u32 *tile, void *dst, te_i64 ld, te_i64 first_row, te_i64 first_col, te_i64 cols,
+                          int size, bool vector, int t = threadIdx.x) {
     te_tile_store_part(tile, dst, ld, ld, first_row, first_col, cols, size, vector, t);
 }
 

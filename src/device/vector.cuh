@@ -70,7 +70,9 @@ template <int N> TE_DEV void te_raw_values(const te_raw<TE_ANY, N> &b, int dt, f
         for (int k = 0; k < N; k++) out[k] = te_fp8_to_f32((te_u8)(b.w[k >> 2] >> (8 * (k & 3))), dt);
     }
 }
-template <int N> TE_DEV void te_load_n(const void *p, te_i64 i, int dt, float out[N]) { te_raw_values<N>(te_raw_ask<N>(p, i, dt), dt, out); }
+template <int N> TE_DEV void te_load_n(const void *p, te_i64 i, int dt, float out[N]) {
+    te_raw_values<N>(te_raw_ask<N>(p, i, dt), dt, out);
+}
 template <int N> TE_DEV void te_store_n(void *p, te_i64 i, int dt, const float in[N]) {
     te_u32 w[N / 2];
     if (dt == TE_F32) {
@@ -85,7 +87,8 @@ template <int N> TE_DEV void te_store_n(void *p, te_i64 i, int dt, const float i
     } else {
 #pragma unroll
         for (int k = 0; k < N / 4; k++)
-            w[k] = te_f32x2_to_fp8(in[4 * k], in[4 * k + 1], dt) | (te_u32)te_f32x2_to_fp8(in[4 * k + 2], in[4 * k + 3], dt) << 16;
+            w[k] = te_f32x2_to_fp8(in[4 * k], in[4 * k + 1], dt) |
+                   (te_u32)te_f32x2_to_fp8(in[4 * k + 2], in[4 * k + 3], dt) << 16;
         if (N == 8) *(uint2 *)((te_u8 *)p + i) = make_uint2(w[0], w[1]);
         else *(te_u32 *)((te_u8 *)p + i) = w[0];
     }
@@ -93,7 +96,8 @@ template <int N> TE_DEV void te_store_n(void *p, te_i64 i, int dt, const float i
 TE_DEV void te_load8(const void *p, te_i64 i, int dt, float out[8]) { te_load_n<8>(p, i, dt, out); }
 TE_DEV void te_store8(void *p, te_i64 i, int dt, const float in[8]) { te_store_n<8>(p, i, dt, in); }
 // The first n of eight numbers. vector: p + i is aligned as te_store8 requires. UNROLL: 1 in the general form of a kernel, for less code.
-template <int UNROLL = 8> TE_DEV void te_store_part(void *p, te_i64 i, int dt, te_i64 n, bool vector, const float v[8]) {
+template <int UNROLL = 8>
+TE_DEV void te_store_part(void *p, te_i64 i, int dt, te_i64 n, bool vector, const float v[8]) {
     if (UNROLL > 1 && vector && n >= 8) return te_store8(p, i, dt, v);
 #pragma unroll UNROLL
     for (int k = 0; k < 8; k++)
@@ -138,7 +142,8 @@ template <int FORMAT> TE_DEV te_raw<FORMAT> te_raw_load_part(const void *p, te_i
 //   ONCE       the same, and they are read once: they leave the L1 cache to bytes that all rows share
 //   HERE       at this place of the code: the compiler would hoist all loads of a loop to its beginning, and spill
 enum te_load_hint { TE_LOAD_CONSTANT, TE_LOAD_ONCE, TE_LOAD_HERE };
-#define TE__LOAD16(kind, w, at) kind ".v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"((w)[0]), "=r"((w)[1]), "=r"((w)[2]), "=r"((w)[3]) : "l"(at)
+#define TE__LOAD16(kind, w, at)                                                                               \
+    kind ".v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"((w)[0]), "=r"((w)[1]), "=r"((w)[2]), "=r"((w)[3]) : "l"(at)
 template <te_load_hint HINT> TE_DEV void te_load16(te_u32 *w, const void *at) {
     if constexpr (HINT == TE_LOAD_CONSTANT) asm(TE__LOAD16("ld.global.nc", w, at));
     else if constexpr (HINT == TE_LOAD_ONCE) asm(TE__LOAD16("ld.global.L1::no_allocate", w, at));
@@ -155,7 +160,8 @@ template <int FORMAT, te_load_hint HINT> TE_DEV te_raw<FORMAT> te_raw_load_hinte
 // Element j, a literal once the loop around it is unrolled.
 template <int FORMAT> TE_DEV float te_raw_get(const te_raw<FORMAT> &r, int j) {
     if constexpr (FORMAT == TE_F32) return __int_as_float((int)r.w[j]);
-    if constexpr (FORMAT == TE_BF16) return __int_as_float((int)(j & 1 ? r.w[j >> 1] & 0xffff0000u : r.w[j >> 1] << 16));
+    if constexpr (FORMAT == TE_BF16)
+        return __int_as_float((int)(j & 1 ? r.w[j >> 1] & 0xffff0000u : r.w[j >> 1] << 16));
     return te_f16_to_f32((te_u16)(r.w[j >> 1] >> (16 * (j & 1))));
 }
 // Keeps the compiler from unpacking elements once for several passes, which would take twice the registers.

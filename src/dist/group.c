@@ -13,8 +13,9 @@ typedef enum te__collective {
     TE__COLLECTIVE_COUNT
 } te__collective;
 static const char *te__collective_name(te__collective kind) {
-    static const char *const names[TE__COLLECTIVE_COUNT] = {"te_all_reduce", "te_all_gather", "te_reduce_scatter", "te_broadcast",
-                                                            "te_barrier",    "te_all_to_all", "te_send",           "te_recv"};
+    static const char *const names[TE__COLLECTIVE_COUNT] = {"te_all_reduce", "te_all_gather", "te_reduce_scatter",
+                                                            "te_broadcast",  "te_barrier",    "te_all_to_all",
+                                                            "te_send",       "te_recv"};
     return names[kind];
 }
 
@@ -37,7 +38,8 @@ TE_API te_group *te_group_create(te_ctx *te, const te_group_desc *desc) {
     const char *missing;
     if (!te || !te__has_desc(te, desc, "te_group_create")) return NULL;
     if (desc->size < 1 || desc->rank < 0 || desc->rank >= desc->size) {
-        te__fail(te, TE_ERR_INVALID, "te_group_create: rank %d of %d; ranks count from 0 to size - 1", desc->rank, desc->size);
+        te__fail(te, TE_ERR_INVALID, "te_group_create: rank %d of %d; ranks count from 0 to size - 1", desc->rank,
+                 desc->size);
         return NULL;
     }
     missing = !desc->all_reduce       ? "all_reduce"
@@ -47,7 +49,10 @@ TE_API te_group *te_group_create(te_ctx *te, const te_group_desc *desc) {
               : !desc->barrier        ? "barrier"
                                       : NULL;
     if (missing) {
-        te__fail(te, TE_ERR_INVALID, "te_group_create: %s is NULL; all_reduce, all_gather, reduce_scatter, broadcast and barrier must be there", missing);
+        te__fail(
+            te, TE_ERR_INVALID,
+            "te_group_create: %s is NULL; all_reduce, all_gather, reduce_scatter, broadcast and barrier must be there",
+            missing);
         return NULL;
     }
     group = (te_group *)te__alloc_zero(te, sizeof(te_group));
@@ -95,27 +100,33 @@ static te_result te__want_reducible(te__collective kind, const te_tensor *x, te_
     const char *what = te__collective_name(kind);
     bool bytes = x->dtype == TE_U8 || x->dtype == TE_F8E8M0;
     if (op != TE_REDUCE_SUM && op != TE_REDUCE_MAX)
-        return te__fail(x->te, TE_ERR_INVALID, "%s: op is %d; TE_REDUCE_SUM and TE_REDUCE_MAX are possible", what, (int)op);
+        return te__fail(x->te, TE_ERR_INVALID, "%s: op is %d; TE_REDUCE_SUM and TE_REDUCE_MAX are possible", what,
+                        (int)op);
     if (te__is_float(x->dtype) || te__is_index(x->dtype) || (bytes && op == TE_REDUCE_MAX)) return TE_OK;
-    return te__fail(x->te, TE_ERR_DTYPE, "%s: x is %s; f32, f16, bf16, i32 and i64 can be reduced, and u8 and e8m0 by TE_REDUCE_MAX", what,
+    return te__fail(x->te, TE_ERR_DTYPE,
+                    "%s: x is %s; f32, f16, bf16, i32 and i64 can be reduced, and u8 and e8m0 by TE_REDUCE_MAX", what,
                     te_dtype_name(x->dtype));
 }
 
 /* `whole` must hold one `part` for each rank. */
-static te_result te__want_parts(te__collective kind, const char *whole_name, const te_tensor *whole, const char *part_name, const te_tensor *part,
-                                int size) {
+static te_result te__want_parts(te__collective kind, const char *whole_name, const te_tensor *whole,
+                                const char *part_name, const te_tensor *part, int size) {
     const char *what = te__collective_name(kind);
     char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
     int64_t n = te__numel(part);
     if (whole->dtype != part->dtype)
-        return te__fail(part->te, TE_ERR_DTYPE, "%s: %s is %s and %s is %s; they must be of one format", what, whole_name,
-                        te_dtype_name(whole->dtype), part_name, te_dtype_name(part->dtype));
+        return te__fail(part->te, TE_ERR_DTYPE, "%s: %s is %s and %s is %s; they must be of one format", what,
+                        whole_name, te_dtype_name(whole->dtype), part_name, te_dtype_name(part->dtype));
     if (n > TE__MAX_ELEMENTS / size || te__numel(whole) != n * size)
-        return te__fail(part->te, TE_ERR_SHAPE, "%s: %s is %s and %s is %s; %d ranks need %d times the elements of %s in %s", what, whole_name,
-                        te__shape_text(whole, a), part_name, te__shape_text(part, b), size, size, part_name, whole_name);
+        return te__fail(part->te, TE_ERR_SHAPE,
+                        "%s: %s is %s and %s is %s; %d ranks need %d times the elements of %s in %s", what, whole_name,
+                        te__shape_text(whole, a), part_name, te__shape_text(part, b), size, size, part_name,
+                        whole_name);
     if (te_tensor_bytes(whole) != te_tensor_bytes(part) * (size_t)size)
-        return te__fail(part->te, TE_ERR_SHAPE, "%s: %s is %s and %s is %s; rows of %s fill whole bytes, so their last sizes must be the same", what,
-                        whole_name, te__shape_text(whole, a), part_name, te__shape_text(part, b), te_dtype_name(part->dtype));
+        return te__fail(part->te, TE_ERR_SHAPE,
+                        "%s: %s is %s and %s is %s; rows of %s fill whole bytes, so their last sizes must be the same",
+                        what, whole_name, te__shape_text(whole, a), part_name, te__shape_text(part, b),
+                        te_dtype_name(part->dtype));
     return TE_OK;
 }
 
@@ -125,7 +136,9 @@ static te_result te__refuse_peer(te_group *group, te__collective kind, int peer,
         group->refuse(group->is.user, group->te, kind, peer, code);
     return code;
 }
-static te_result te__refuse(te_group *group, te__collective kind, te_result code) { return te__refuse_peer(group, kind, -1, code); }
+static te_result te__refuse(te_group *group, te__collective kind, te_result code) {
+    return te__refuse_peer(group, kind, -1, code);
+}
 /* Is nothing to be exchanged? During a warm-up there are no results, and ranks warm up at different times. */
 static bool te__is_alone(const te_group *group) { return !group || group->is.size == 1 || group->te->warming; }
 
@@ -149,18 +162,20 @@ static te_result te__group_captures(te_group *group, te__collective kind, const 
 /* A group may lack an optional function. */
 static te_result te__group_has(te_group *group, const char *what, const char *member, bool there) {
     if (te__is_alone(group) || there) return TE_OK;
-    return te__fail(group->te, TE_ERR_UNSUPPORTED, "%s: group \"%s\" cannot do that: te_group_desc.%s is NULL; give te_group_create a function for it", what,
-                    group->name, member);
+    return te__fail(group->te, TE_ERR_UNSUPPORTED,
+                    "%s: group \"%s\" cannot do that: te_group_desc.%s is NULL; give te_group_create a function for it",
+                    what, group->name, member);
 }
 
 /* Completes the error of an implementation that failed without setting one. */
 static te_result te__report_collective(te_group *group, te__collective kind, te_result r) {
     if (r == TE_OK) return r;
     if ((int)r < 0 || (int)r >= TE_RESULT_COUNT)
-        return te__fail(group->te, TE_ERR_INVALID, "%s: group \"%s\", rank %d of %d: it returned %d, which is not a te_result",
+        return te__fail(group->te, TE_ERR_INVALID,
+                        "%s: group \"%s\", rank %d of %d: it returned %d, which is not a te_result",
                         te__collective_name(kind), group->name, group->is.rank, group->is.size, (int)r);
-    return te__fail(group->te, r, "%s: group \"%s\", rank %d of %d: it returned %s", te__collective_name(kind), group->name, group->is.rank,
-                    group->is.size, te_result_name(r));
+    return te__fail(group->te, r, "%s: group \"%s\", rank %d of %d: it returned %s", te__collective_name(kind),
+                    group->name, group->is.rank, group->is.size, te_result_name(r));
 }
 
 /* Copies the bytes of x to out, whatever their format. */
@@ -221,7 +236,8 @@ TE_API te_result te_reduce_scatter(te_group *group, const te_tensor *x, te_tenso
 TE_API te_result te_broadcast(te_group *group, te_tensor *x, int root) {
     te_result r = te__want_shared(group, TE__BROADCAST, "x", x);
     if (r == TE_OK && (root < 0 || root >= te_group_size(group)))
-        r = te__fail(x->te, TE_ERR_INVALID, "te_broadcast: root is %d; the ranks are 0 to %d", root, te_group_size(group) - 1);
+        r = te__fail(x->te, TE_ERR_INVALID, "te_broadcast: root is %d; the ranks are 0 to %d", root,
+                     te_group_size(group) - 1);
     if (r == TE_OK) r = te__group_captures(group, TE__BROADCAST, NULL, x);
     if (r != TE_OK) return te__refuse(group, TE__BROADCAST, r);
     if (te__is_alone(group)) return TE_OK;
@@ -247,31 +263,41 @@ static int64_t te__line_numel(const te_tensor *x) {
     for (i = 1; i < x->ndim; i++) n *= x->shape[i];
     return n;
 }
-static int64_t te__line_bytes(const te_tensor *x) { return (int64_t)te__shape_bytes(x->dtype, x->ndim - 1, x->shape + 1); }
+static int64_t te__line_bytes(const te_tensor *x) {
+    return (int64_t)te__shape_bytes(x->dtype, x->ndim - 1, x->shape + 1);
+}
 
 /* Writes to `full` how many lines of x go to each rank, or come from it: `counts`, or equal numbers. */
-static te_result te__want_lines(const char *name, const te_tensor *x, const char *counts_name, const int64_t *counts, int size, int64_t *full) {
+static te_result te__want_lines(const char *name, const te_tensor *x, const char *counts_name, const int64_t *counts,
+                                int size, int64_t *full) {
     const char *what = te__collective_name(TE__ALL_TO_ALL);
     char text[TE__SHAPE_TEXT];
     int64_t sum = 0, lines = x->ndim ? x->shape[0] : 0;
     int i;
     te__shape_text(x, text);
     if (x->ndim == 0 || (x->ndim == 1 && te_dtype_bits(x->dtype) < 8))
-        return te__fail(x->te, TE_ERR_SHAPE, "%s: %s is %s %s; lines along the first dimension are exchanged, each of whole bytes: view it as [lines, n]", what, name,
-                        te_dtype_name(x->dtype), text);
+        return te__fail(x->te, TE_ERR_SHAPE,
+                        "%s: %s is %s %s; lines along the first dimension are exchanged, each of whole bytes: view it "
+                        "as [lines, n]",
+                        what, name, te_dtype_name(x->dtype), text);
     if (!counts && lines % size != 0)
-        return te__fail(x->te, TE_ERR_SHAPE, "%s: %s is %s; without %s its first size must be a multiple of the %d ranks", what, name, text, counts_name, size);
+        return te__fail(x->te, TE_ERR_SHAPE,
+                        "%s: %s is %s; without %s its first size must be a multiple of the %d ranks", what, name, text,
+                        counts_name, size);
     for (i = 0; i < size; i++) {
         full[i] = counts ? counts[i] : lines / size;
         if (full[i] < 0 || full[i] > lines - sum) break;
         sum += full[i];
     }
     if (i < size)
-        return te__fail(x->te, TE_ERR_SHAPE, "%s: %s[%d] is %lld, after a sum of %lld before it; %s is %s, so %lld line%s are left", what, counts_name, i,
-                        (long long)full[i], (long long)sum, name, text, (long long)(lines - sum), lines - sum == 1 ? "" : "s");
+        return te__fail(x->te, TE_ERR_SHAPE,
+                        "%s: %s[%d] is %lld, after a sum of %lld before it; %s is %s, so %lld line%s are left", what,
+                        counts_name, i, (long long)full[i], (long long)sum, name, text, (long long)(lines - sum),
+                        lines - sum == 1 ? "" : "s");
     if (sum == lines) return TE_OK;
-    return te__fail(x->te, TE_ERR_SHAPE, "%s: the sum of %s is %lld and %s is %s; the counts must add up to its first size, %lld", what, counts_name, (long long)sum,
-                    name, text, (long long)lines);
+    return te__fail(x->te, TE_ERR_SHAPE,
+                    "%s: the sum of %s is %lld and %s is %s; the counts must add up to its first size, %lld", what,
+                    counts_name, (long long)sum, name, text, (long long)lines);
 }
 
 /* x and out must be of one format and have lines of one size, and share no memory. */
@@ -282,20 +308,25 @@ static te_result te__want_exchange(const te_tensor *x, const te_tensor *out) {
     int i;
     for (i = 1; i < x->ndim && lines; i++) lines = x->shape[i] == out->shape[i];
     if (x->dtype != out->dtype)
-        return te__fail(x->te, TE_ERR_DTYPE, "%s: x is %s and out is %s; they must be of one format", what, te_dtype_name(x->dtype), te_dtype_name(out->dtype));
+        return te__fail(x->te, TE_ERR_DTYPE, "%s: x is %s and out is %s; they must be of one format", what,
+                        te_dtype_name(x->dtype), te_dtype_name(out->dtype));
     if (!lines)
-        return te__fail(x->te, TE_ERR_SHAPE, "%s: x is %s and out is %s; they may differ in the first size alone", what, te__shape_text(x, a), te__shape_text(out, b));
+        return te__fail(x->te, TE_ERR_SHAPE, "%s: x is %s and out is %s; they may differ in the first size alone", what,
+                        te__shape_text(x, a), te__shape_text(out, b));
     if (x->buffer == out->buffer && x->offset < te__end(out) && out->offset < te__end(x))
-        return te__fail(x->te, TE_ERR_INVALID, "%s: x %s and out %s share memory; out must be a tensor of its own", what, te__shape_text(x, a), te__shape_text(out, b));
+        return te__fail(x->te, TE_ERR_INVALID, "%s: x %s and out %s share memory; out must be a tensor of its own",
+                        what, te__shape_text(x, a), te__shape_text(out, b));
     return TE_OK;
 }
 
-static te_result te__all_to_all(te_group *group, const te_tensor *x, const int64_t *send_counts, te_tensor *out, const int64_t *recv_counts, int64_t *full) {
+static te_result te__all_to_all(te_group *group, const te_tensor *x, const int64_t *send_counts, te_tensor *out,
+                                const int64_t *recv_counts, int64_t *full) {
     int size = te_group_size(group);
     te_result r = te__want_lines("x", x, "send_counts", send_counts, size, full);
     if (r == TE_OK) r = te__want_lines("out", out, "recv_counts", recv_counts, size, full + size);
     if (r == TE_OK && size == 1 && full[0] != full[1])
-        r = te__fail(x->te, TE_ERR_SHAPE, "te_all_to_all: this rank is alone, sends %lld lines and receives %lld", (long long)full[0], (long long)full[1]);
+        r = te__fail(x->te, TE_ERR_SHAPE, "te_all_to_all: this rank is alone, sends %lld lines and receives %lld",
+                     (long long)full[0], (long long)full[1]);
     if (r == TE_OK) r = te__group_captures(group, TE__ALL_TO_ALL, x, out);
     if (r != TE_OK) return te__refuse(group, TE__ALL_TO_ALL, r);
     if (te__is_alone(group)) return size == 1 ? te__copy_bytes(x, out) : TE_OK;
@@ -304,7 +335,8 @@ static te_result te__all_to_all(te_group *group, const te_tensor *x, const int64
     return te__report_collective(group, TE__ALL_TO_ALL, r);
 }
 
-TE_API te_result te_all_to_all(te_group *group, const te_tensor *x, const int64_t *send_counts, te_tensor *out, const int64_t *recv_counts) {
+TE_API te_result te_all_to_all(te_group *group, const te_tensor *x, const int64_t *send_counts, te_tensor *out,
+                               const int64_t *recv_counts) {
     size_t bytes = 2 * (size_t)te_group_size(group) * sizeof(int64_t);
     te_result r = te__want_shared(group, TE__ALL_TO_ALL, "x", x);
     int64_t *full = NULL;
@@ -325,7 +357,8 @@ static te_result te__want_peer(te_group *group, te__collective kind, const te_te
     int rank = te_group_rank(group), size = te_group_size(group);
     te_result r = te__want_shared(group, kind, "x", x);
     if (r == TE_OK && (peer < 0 || peer >= size || peer == rank))
-        r = te__fail(x->te, TE_ERR_INVALID, "%s: %s is %d; it names another rank than this one, %d of %d", te__collective_name(kind), name, peer, rank, size);
+        r = te__fail(x->te, TE_ERR_INVALID, "%s: %s is %d; it names another rank than this one, %d of %d",
+                     te__collective_name(kind), name, peer, rank, size);
     return r;
 }
 
@@ -334,7 +367,9 @@ TE_API te_result te_send(te_group *group, const te_tensor *x, int to) {
     if (r == TE_OK) r = te__group_has(group, "te_send", "send", group->is.send != NULL);
     if (r == TE_OK) r = te__group_captures(group, TE__SEND, x, NULL);
     if (r != TE_OK) return te__refuse_peer(group, TE__SEND, to, r);
-    return te__is_alone(group) ? TE_OK : te__report_collective(group, TE__SEND, group->is.send(group->is.user, group->te, x, to));
+    return te__is_alone(group)
+               ? TE_OK
+               : te__report_collective(group, TE__SEND, group->is.send(group->is.user, group->te, x, to));
 }
 
 TE_API te_result te_recv(te_group *group, te_tensor *x, int from) {
@@ -355,7 +390,9 @@ TE_API te_result te_recv(te_group *group, te_tensor *x, int from) {
 enum { TE__COMPARED_TEXT = 504, TE__COMPARED_BYTES = TE__COMPARED_TEXT + 8 };
 
 /* Do the ranks compare in this call? `met`: they have in an earlier one. Not in a capture, which runs nothing. */
-static bool te__group_compares(const te_group *group, bool met) { return !te__is_alone(group) && !group->te->capture && (!met || group->te->debug_sync); }
+static bool te__group_compares(const te_group *group, bool met) {
+    return !te__is_alone(group) && !group->te->capture && (!met || group->te->debug_sync);
+}
 
 /* The texts of all ranks, behind their checksums, to host memory. */
 static te_result te__group_texts(te_group *group, const unsigned char own[TE__COMPARED_BYTES], unsigned char *all) {
@@ -393,7 +430,9 @@ static te_result te__group_compare(te_group *group, const char *what, te_result 
         unsigned char *other = all + (size_t)r * TE__COMPARED_BYTES;
         if (!memcmp(all, other, 8)) continue;
         all[TE__COMPARED_BYTES - 1] = other[TE__COMPARED_BYTES - 1] = 0; /* they come from outside */
-        result = te__fail(te, TE_ERR_STATE, "group \"%.40s\": its ranks are about to do different things. Rank 0: %s. Rank %d: %s. Give all ranks the same modules, options and shapes, in the same order",
+        result = te__fail(te, TE_ERR_STATE,
+                          "group \"%.40s\": its ranks are about to do different things. Rank 0: %s. Rank %d: %s. Give "
+                          "all ranks the same modules, options and shapes, in the same order",
                           group->name, (const char *)all + 8, r, (const char *)other + 8);
     }
     te__free(te, all, bytes);

@@ -67,7 +67,9 @@ struct te_thread_hub {
     char text[TE__WHY_TEXT + 64];
 };
 
-static te__mailbox *te__hub_box(const te_thread_hub *hub, int from, int to) { return &hub->box[(size_t)from * (size_t)hub->size + (size_t)to]; }
+static te__mailbox *te__hub_box(const te_thread_hub *hub, int from, int to) {
+    return &hub->box[(size_t)from * (size_t)hub->size + (size_t)to];
+}
 
 static void te__hub_drop_mail(te_thread_hub *hub) {
     size_t i, n = (size_t)hub->size * (size_t)hub->size;
@@ -131,7 +133,8 @@ static te_result te__hub_why_over(const te_thread_hub *hub, int left, char *text
     else if (hub->closed)
         snprintf(text, TE__WHY_TEXT, "the hub has been destroyed (te_thread_hub_destroy) while its group was in use");
     else
-        snprintf(text, TE__WHY_TEXT, "rank %d has left the group (te_group_destroy, or the end of its context) and will not come", left);
+        snprintf(text, TE__WHY_TEXT,
+                 "rank %d has left the group (te_group_destroy, or the end of its context) and will not come", left);
     return TE_ERR_STATE;
 }
 
@@ -144,16 +147,20 @@ static te_result te__hub_judge_exchange(te_thread_hub *hub) {
     for (i = 1; i < hub->size; i++) {
         const te__post *b = &hub->post[i];
         if (b->dtype == a->dtype && b->line == a->line && b->line_bytes == a->line_bytes) continue;
-        snprintf(text, room, "rank 0 brings %s %s and rank %d brings %s %s; %s", te_dtype_name(a->dtype), a->shape, i, te_dtype_name(b->dtype), b->shape,
-                 b->dtype != a->dtype ? "all ranks must use one format" : "all ranks must bring lines of the same size");
+        snprintf(text, room, "rank 0 brings %s %s and rank %d brings %s %s; %s", te_dtype_name(a->dtype), a->shape, i,
+                 te_dtype_name(b->dtype), b->shape,
+                 b->dtype != a->dtype ? "all ranks must use one format"
+                                      : "all ranks must bring lines of the same size");
         return b->dtype != a->dtype ? TE_ERR_DTYPE : TE_ERR_SHAPE;
     }
     for (i = 0; i < hub->size; i++)
         for (k = 0; k < hub->size; k++) {
             int64_t sent = hub->post[i].send_counts[k], expected = hub->post[k].recv_counts[i];
             if (sent == expected) continue;
-            snprintf(text, room, "rank %d sends %lld lines to rank %d, which expects %lld (send_counts[%d] of the one, recv_counts[%d] of the other)", i,
-                     (long long)sent, k, (long long)expected, k, i);
+            snprintf(text, room,
+                     "rank %d sends %lld lines to rank %d, which expects %lld (send_counts[%d] of the one, "
+                     "recv_counts[%d] of the other)",
+                     i, (long long)sent, k, (long long)expected, k, i);
             return TE_ERR_SHAPE;
         }
     return TE_OK;
@@ -175,14 +182,15 @@ static te_result te__hub_judge(te_thread_hub *hub) {
     for (i = 1; i < hub->size; i++) {
         b = &hub->post[i];
         if (b->kind != a->kind) {
-            snprintf(text, room, "rank 0 calls %s and rank %d calls %s; all ranks must make the same calls in the same order", what, i,
-                     te__collective_name(b->kind));
+            snprintf(text, room,
+                     "rank 0 calls %s and rank %d calls %s; all ranks must make the same calls in the same order", what,
+                     i, te__collective_name(b->kind));
             return TE_ERR_STATE;
         }
         if (a->kind == TE__ALL_TO_ALL) continue;
         if (b->op != a->op) {
-            snprintf(text, room, "rank 0 wants the %s and rank %d the %s", a->op == TE_REDUCE_MAX ? "maximum" : "sum", i,
-                     b->op == TE_REDUCE_MAX ? "maximum" : "sum");
+            snprintf(text, room, "rank 0 wants the %s and rank %d the %s", a->op == TE_REDUCE_MAX ? "maximum" : "sum",
+                     i, b->op == TE_REDUCE_MAX ? "maximum" : "sum");
             return TE_ERR_INVALID;
         }
         if (b->root != a->root) {
@@ -190,8 +198,10 @@ static te_result te__hub_judge(te_thread_hub *hub) {
             return TE_ERR_INVALID;
         }
         if (b->dtype != a->dtype || b->numel != a->numel || b->bytes != a->bytes) {
-            snprintf(text, room, "rank 0 brings %s %s and rank %d brings %s %s; %s", te_dtype_name(a->dtype), a->shape, i, te_dtype_name(b->dtype),
-                     b->shape, b->dtype != a->dtype ? "all ranks must use one format" : "all ranks must bring the same number of elements");
+            snprintf(text, room, "rank 0 brings %s %s and rank %d brings %s %s; %s", te_dtype_name(a->dtype), a->shape,
+                     i, te_dtype_name(b->dtype), b->shape,
+                     b->dtype != a->dtype ? "all ranks must use one format"
+                                          : "all ranks must bring the same number of elements");
             return b->dtype != a->dtype ? TE_ERR_DTYPE : TE_ERR_SHAPE;
         }
     }
@@ -210,7 +220,9 @@ static void te__hub_tell_stuck(te_thread_hub *hub, char *text) {
         used += (size_t)(w->kind == TE__WAITS_MESSAGE ? snprintf(text + used, TE__WHY_TEXT - used, "rank %d;", w->from)
                                                  : snprintf(text + used, TE__WHY_TEXT - used, "all ranks;"));
     }
-    snprintf(text + used, TE__WHY_TEXT - used, " a te_send must come before the te_recv that takes it, and all ranks must make the same other calls in the same order");
+    snprintf(text + used, TE__WHY_TEXT - used,
+             " a te_send must come before the te_recv that takes it, and all ranks must make the same other calls in "
+             "the same order");
 }
 
 /* Can rank i go on, given the ranks that are known to (`live`)? */
@@ -277,7 +289,8 @@ static te_result te__hub_meet(te_thread_hub *hub, int rank, bool first, char *te
         w->kind = TE__WAITS_MEETING;
         te__hub_find_stuck(hub);
     }
-    while (hub->meeting == meeting && !w->stuck && !(first && te__hub_is_broken(hub))) te__cond_wait(&hub->cond, &hub->mutex);
+    while (hub->meeting == meeting && !w->stuck && !(first && te__hub_is_broken(hub)))
+        te__cond_wait(&hub->cond, &hub->mutex);
     if (hub->meeting != meeting) {
         r = hub->verdict;
         if (r != TE_OK) snprintf(text, TE__WHY_TEXT, "%.*s", TE__WHY_TEXT - 1, hub->text);
@@ -346,7 +359,8 @@ static te__mail *te__mail_wait(te_thread_hub *hub, int from, int to, char *text)
         w->from = from;
         hub->num_receiving++;
         te__hub_find_stuck(hub);
-        while (!box->first && !w->stuck && !te__hub_is_over(hub) && hub->seat[from] != TE__SEAT_LEFT) te__cond_wait(&hub->cond, &hub->mutex);
+        while (!box->first && !w->stuck && !te__hub_is_over(hub) && hub->seat[from] != TE__SEAT_LEFT)
+            te__cond_wait(&hub->cond, &hub->mutex);
         if (!w->stuck) hub->num_receiving--;
         w->kind = TE__WAITS_NOT;
     }
@@ -370,7 +384,9 @@ static void te__mail_skip(te_thread_hub *hub, int from, int to) {
 
 static void te__hub_abort(te_thread_hub *hub, int rank, const char *reason) {
     te__mutex_lock(&hub->mutex);
-    if (!hub->aborted) snprintf(hub->abort_text, sizeof(hub->abort_text), "rank %d has aborted the group (te_group_abort): %.900s", rank, reason);
+    if (!hub->aborted)
+        snprintf(hub->abort_text, sizeof(hub->abort_text), "rank %d has aborted the group (te_group_abort): %.900s",
+                 rank, reason);
     hub->aborted = true;
     te__cond_broadcast(&hub->cond);
     te__mutex_unlock(&hub->mutex);

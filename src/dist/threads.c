@@ -33,7 +33,9 @@ static te__post *te__post_tensor(te__thread_rank *me, te__collective kind, const
     return post;
 }
 /* The other ranks get the first error of this rank's context, which is the cause of its later ones. */
-static const char *te__rank_why(const te__thread_rank *me) { return te_ok(me->te) ? "it was given NULL in place of a tensor" : te_error(me->te); }
+static const char *te__rank_why(const te__thread_rank *me) {
+    return te_ok(me->te) ? "it was given NULL in place of a tensor" : te_error(me->te);
+}
 static void te__post_fail(te__thread_rank *me, te__post *post, te_result code) {
     if (post->result != TE_OK || code == TE_OK) return;
     snprintf(post->why, sizeof(post->why), "%s", te__rank_why(me));
@@ -44,13 +46,15 @@ static void te__post_data(te__thread_rank *me, te__post *post, const te_tensor *
     post->data = (char *)te__alloc(me->te, post->bytes);
     te__post_fail(me, post, post->data ? te_tensor_to_host(x, post->data) : TE_ERR_OUT_OF_MEMORY);
 }
-static void te__post_upload(te__thread_rank *me, te__post *post, te_tensor *x, int64_t at, const char *from, size_t bytes) {
+static void te__post_upload(te__thread_rank *me, te__post *post, te_tensor *x, int64_t at, const char *from,
+                            size_t bytes) {
     if (post->result == TE_OK && bytes)
         te__post_fail(me, post, me->te->device->upload(me->te, (char *)te__data(x) + at, from, bytes));
 }
 
 static te_result te__rank_fail(te__thread_rank *me, te__collective kind, te_result r, const char *text) {
-    return te__fail(me->te, r, "%s: group \"threads\", rank %d of %d: %s", te__collective_name(kind), me->rank, me->hub->size, text);
+    return te__fail(me->te, r, "%s: group \"threads\", rank %d of %d: %s", te__collective_name(kind), me->rank,
+                    me->hub->size, text);
 }
 /* The first meeting: every rank's post is complete, or all ranks fail. */
 static te_result te__rank_begin(te__thread_rank *me, te__collective kind) {
@@ -141,7 +145,8 @@ static te_result te__threads_all_reduce(void *user, te_ctx *te, te_tensor *x, te
     te__rank_meet(me, TE__ALL_REDUCE);
     for (rank = 0; rank < me->hub->size; rank++) {
         int64_t begin = te__min(piece * rank, post->numel), end = te__min(begin + piece, post->numel);
-        te__post_upload(me, post, x, begin * size, me->hub->post[rank].data + begin * size, (size_t)((end - begin) * size));
+        te__post_upload(me, post, x, begin * size, me->hub->post[rank].data + begin * size,
+                        (size_t)((end - begin) * size));
     }
     return te__rank_end(me, post, te__rank_meet(me, TE__ALL_REDUCE));
 }
@@ -193,7 +198,8 @@ static te_result te__threads_barrier(void *user) {
     return te__rank_begin(me, TE__BARRIER);
 }
 
-static te_result te__threads_all_to_all(void *user, te_ctx *te, const te_tensor *x, const int64_t *send_counts, te_tensor *out, const int64_t *recv_counts) {
+static te_result te__threads_all_to_all(void *user, te_ctx *te, const te_tensor *x, const int64_t *send_counts,
+                                        te_tensor *out, const int64_t *recv_counts) {
     te__thread_rank *me = (te__thread_rank *)user;
     te__post *post = te__post_tensor(me, TE__ALL_TO_ALL, x);
     int64_t at = 0;
@@ -237,7 +243,8 @@ static te_result te__threads_send(void *user, te_ctx *te, const te_tensor *x, in
     char text[TE__WHY_TEXT];
     te_result r;
     if (!m)
-        r = te__fail(te, TE_ERR_OUT_OF_MEMORY, "%s: te_send: %llu bytes for a message to rank %d could not be allocated", te__no_memory_text,
+        r = te__fail(te, TE_ERR_OUT_OF_MEMORY,
+                     "%s: te_send: %llu bytes for a message to rank %d could not be allocated", te__no_memory_text,
                      (unsigned long long)te_tensor_bytes(x), to);
     else
         r = te_tensor_to_host(x, te__mail_data(m));
@@ -261,8 +268,9 @@ static te_result te__threads_recv(void *user, te_ctx *te, te_tensor *x, int from
     if (m && r != TE_OK) {
         snprintf(text, sizeof(text), "rank %d failed: %.900s", from, te__mail_data(m));
     } else if (m && (m->dtype != x->dtype || m->numel != te__numel(x) || m->bytes != te_tensor_bytes(x))) {
-        snprintf(text, sizeof(text), "rank %d sends %s %s and this rank receives %s %s; format and number of elements must be the same", from, te_dtype_name(m->dtype),
-                 m->shape, te_dtype_name(x->dtype), te__shape_text(x, mine));
+        snprintf(text, sizeof(text),
+                 "rank %d sends %s %s and this rank receives %s %s; format and number of elements must be the same",
+                 from, te_dtype_name(m->dtype), m->shape, te_dtype_name(x->dtype), te__shape_text(x, mine));
         r = m->dtype != x->dtype ? TE_ERR_DTYPE : TE_ERR_SHAPE;
     }
     if (r != TE_OK)
@@ -337,10 +345,15 @@ static te_result te__threads_join(te_ctx *te, te_thread_hub *hub, int rank) {
     if (joins) return TE_OK;
     if (closed) return te__fail(te, TE_ERR_STATE, "te_thread_group_create: the hub has been destroyed");
     if (same >= 0)
-        return te__fail(te, TE_ERR_INVALID, "te_thread_group_create: this context is rank %d already; rank %d needs one of its own", same, rank);
+        return te__fail(te, TE_ERR_INVALID,
+                        "te_thread_group_create: this context is rank %d already; rank %d needs one of its own", same,
+                        rank);
     if (seat == TE__SEAT_TAKEN)
-        return te__fail(te, TE_ERR_STATE, "te_thread_group_create: rank %d of %d is taken by another context", rank, hub->size);
-    return te__fail(te, TE_ERR_STATE, "te_thread_group_create: rank %d of %d has left; a hub starts anew when all its ranks have", rank, hub->size);
+        return te__fail(te, TE_ERR_STATE, "te_thread_group_create: rank %d of %d is taken by another context", rank,
+                        hub->size);
+    return te__fail(te, TE_ERR_STATE,
+                    "te_thread_group_create: rank %d of %d has left; a hub starts anew when all its ranks have", rank,
+                    hub->size);
 }
 
 TE_API te_group *te_thread_group_create(te_ctx *te, te_thread_hub *hub, int rank) {
@@ -349,15 +362,19 @@ TE_API te_group *te_thread_group_create(te_ctx *te, te_thread_hub *hub, int rank
     te_group *group;
     if (!te) return NULL;
     if (!hub) {
-        te__fail(te, TE_ERR_INVALID, "te_thread_group_create: hub is NULL (te_thread_hub_create takes 1 thread or more)");
+        te__fail(te, TE_ERR_INVALID,
+                 "te_thread_group_create: hub is NULL (te_thread_hub_create takes 1 thread or more)");
         return NULL;
     }
     if (hub->forks != te__forks) {
-        te__fail(te, TE_ERR_STATE, "te_thread_group_create: the hub was created before fork, and its threads are the parent's: create hubs after fork");
+        te__fail(te, TE_ERR_STATE,
+                 "te_thread_group_create: the hub was created before fork, and its threads are the parent's: create "
+                 "hubs after fork");
         return NULL;
     }
     if (rank < 0 || rank >= hub->size) {
-        te__fail(te, TE_ERR_INVALID, "te_thread_group_create: rank %d; this hub has the ranks 0 to %d", rank, hub->size - 1);
+        te__fail(te, TE_ERR_INVALID, "te_thread_group_create: rank %d; this hub has the ranks 0 to %d", rank,
+                 hub->size - 1);
         return NULL;
     }
     me = (te__thread_rank *)te__alloc_zero(te, sizeof(*me));

@@ -91,7 +91,9 @@ static bool te__hf_is_plain_name(const char *name) {
     return name[0] && strcmp(name, ".") != 0 && strcmp(name, "..") != 0;
 }
 
-static int te__hf_by_tensor(const void *a, const void *b) { return strcmp(((const te__hf_place *)a)->tensor, ((const te__hf_place *)b)->tensor); }
+static int te__hf_by_tensor(const void *a, const void *b) {
+    return strcmp(((const te__hf_place *)a)->tensor, ((const te__hf_place *)b)->tensor);
+}
 
 static bool te__hf_parse_weight_map(te__hf_folder *f, te__json *j) {
     bool more;
@@ -104,7 +106,10 @@ static bool te__hf_parse_weight_map(te__hf_folder *f, te__json *j) {
         p->shard = te__json_string(j);
         if (j->failed) return false;
         if (!te__hf_is_plain_name(p->shard)) {
-            te__fail(f->te, TE_ERR_FORMAT, "%s: weight_map says that tensor " TE__ST_NAME " is in \"%.120s\"; the name of a file in the same folder is needed", j->path, p->tensor, p->shard);
+            te__fail(f->te, TE_ERR_FORMAT,
+                     "%s: weight_map says that tensor " TE__ST_NAME
+                     " is in \"%.120s\"; the name of a file in the same folder is needed",
+                     j->path, p->tensor, p->shard);
             return false;
         }
         f->num_places++;
@@ -135,7 +140,8 @@ static bool te__hf_parse_index(te__hf_folder *f) {
     if (!f->num_places) return te__json_fail(&j, "weight_map is %s", maps ? "empty" : "missing");
     qsort(f->places, (size_t)f->num_places, sizeof(te__hf_place), te__hf_by_tensor);
     for (i = 1; i < f->num_places; i++)
-        if (strcmp(f->places[i - 1].tensor, f->places[i].tensor) == 0) return te__json_fail(&j, "weight_map has tensor " TE__ST_NAME " twice", f->places[i].tensor);
+        if (strcmp(f->places[i - 1].tensor, f->places[i].tensor) == 0)
+            return te__json_fail(&j, "weight_map has tensor " TE__ST_NAME " twice", f->places[i].tensor);
     return true;
 }
 
@@ -150,7 +156,8 @@ static bool te__hf_open_shards(te__hf_folder *f) {
         }
         if (k == f->num_shards && te__hf_open_shard(f, f->places[i].shard) < 0) return false;
         if (te_safetensors_find(f->shards[k].file, f->places[i].tensor)) continue;
-        te__fail(f->te, TE_ERR_FORMAT, "%s says that tensor " TE__ST_NAME " is in %s, which has no tensor of that name", f->index_path.s, f->places[i].tensor, f->places[i].shard);
+        te__fail(f->te, TE_ERR_FORMAT, "%s says that tensor " TE__ST_NAME " is in %s, which has no tensor of that name",
+                 f->index_path.s, f->places[i].tensor, f->places[i].shard);
         return false;
     }
     for (k = 0; k < f->num_shards; k++)
@@ -161,7 +168,8 @@ static bool te__hf_open_shards(te__hf_folder *f) {
             key.shard = NULL;
             p = (const te__hf_place *)bsearch(&key, f->places, (size_t)f->num_places, sizeof(key), te__hf_by_tensor);
             if (p && strcmp(p->shard, f->shards[k].name) == 0) continue;
-            te__fail(f->te, TE_ERR_FORMAT, "%s has tensor " TE__ST_NAME ", which by %s is in %s", f->shards[k].name, key.tensor, f->index_path.s, p ? p->shard : "no file");
+            te__fail(f->te, TE_ERR_FORMAT, "%s has tensor " TE__ST_NAME ", which by %s is in %s", f->shards[k].name,
+                     key.tensor, f->index_path.s, p ? p->shard : "no file");
             return false;
         }
     return true;
@@ -185,8 +193,11 @@ static bool te__hf_has_no_pickle(te__hf_folder *f) {
     for (i = 0; i < 2 && fine; i++) {
         fine = te__hf_join(&path, f->te, f->path, names[i]);
         if (!fine || !te__file_exists(path.s)) continue;
-        te__fail(f->te, TE_ERR_UNSUPPORTED, "%s: the weights are pickled, and te.h reads safetensors. This line of Python writes them beside it, with transformers: "
-                 "AutoModelForCausalLM.from_pretrained(\"%s\", dtype=\"auto\").save_pretrained(\"%s\")", path.s, f->path, f->path);
+        te__fail(f->te, TE_ERR_UNSUPPORTED,
+                 "%s: the weights are pickled, and te.h reads safetensors. This line of Python writes them beside it, "
+                 "with transformers: "
+                 "AutoModelForCausalLM.from_pretrained(\"%s\", dtype=\"auto\").save_pretrained(\"%s\")",
+                 path.s, f->path, f->path);
         fine = false;
     }
     te__text_free(&path);
@@ -195,21 +206,33 @@ static bool te__hf_has_no_pickle(te__hf_folder *f) {
 
 static bool te__hf_open_weights(te__hf_folder *f) {
     te__text single = TE_ZERO;
-    const bool fine = te__hf_join(&single, f->te, f->path, "model.safetensors") && te__hf_join(&f->index_path, f->te, f->path, "model.safetensors.index.json");
+    const bool fine = te__hf_join(&single, f->te, f->path, "model.safetensors") &&
+                      te__hf_join(&f->index_path, f->te, f->path, "model.safetensors.index.json");
     const bool there = fine && te__file_exists(single.s);
     te__text_free(&single);
     if (!fine) return false;
     if (!there && !te__file_exists(f->index_path.s) && !te__hf_has_no_pickle(f)) return false;
     if (there || !te__file_exists(f->index_path.s)) return te__hf_open_shard(f, "model.safetensors") >= 0; /* as transformers chooses */
-    return te__hf_read_text(f, "model.safetensors.index.json", TE__ST_MAX_HEADER, &f->index_path, &f->index) && te__hf_parse_index(f) && te__hf_open_shards(f);
+    return te__hf_read_text(f, "model.safetensors.index.json", TE__ST_MAX_HEADER, &f->index_path, &f->index) &&
+           te__hf_parse_index(f) && te__hf_open_shards(f);
 }
 
 /* ---- files that te_hf_save takes along ---- */
 
 /* They are read when the folder is opened: at the time of saving it may have gone, or be the one that is written. */
 static bool te__hf_carry(te__hf_folder *f) {
-    static const char *const names[] = {"generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt",
-                                        "tokenizer.model", "tokenizer.model.v3", "tekken.json", "chat_template.jinja", "chat_template.json"};
+    static const char *const names[] = {"generation_config.json",
+                                        "tokenizer.json",
+                                        "tokenizer_config.json",
+                                        "special_tokens_map.json",
+                                        "added_tokens.json",
+                                        "vocab.json",
+                                        "merges.txt",
+                                        "tokenizer.model",
+                                        "tokenizer.model.v3",
+                                        "tekken.json",
+                                        "chat_template.jinja",
+                                        "chat_template.json"};
     te__text path = TE_ZERO, why = TE_ZERO;
     bool fine = true;
     int i;
@@ -259,19 +282,24 @@ static bool te__hf_sizes_are_there(te__hf_folder *f, const te_causal_lm_desc *d)
     const int64_t have = te__hf_num_tensors(f), need = (int64_t)d->num_hidden_layers * te__max(d->num_local_experts, 1);
     if (need <= have) return true;
     if (d->num_local_experts)
-        te__fail(f->te, TE_ERR_FORMAT, "%s: num_hidden_layers is %d with num_local_experts %d each, and the weights' files have %lld tensors", f->config_path.s, d->num_hidden_layers,
-                 d->num_local_experts, (long long)have);
-    else te__fail(f->te, TE_ERR_FORMAT, "%s: num_hidden_layers is %d, and the weights' files have %lld tensors", f->config_path.s, d->num_hidden_layers, (long long)have);
+        te__fail(f->te, TE_ERR_FORMAT,
+                 "%s: num_hidden_layers is %d with num_local_experts %d each, and the weights' files have %lld tensors",
+                 f->config_path.s, d->num_hidden_layers, d->num_local_experts, (long long)have);
+    else
+        te__fail(f->te, TE_ERR_FORMAT, "%s: num_hidden_layers is %d, and the weights' files have %lld tensors",
+                 f->config_path.s, d->num_hidden_layers, (long long)have);
     return false;
 }
 
 /* A tensor that the model does without. */
 static bool te__hf_is_spare(const te_causal_lm_desc *d, const char *name) {
-    return (d->tie_word_embeddings && strcmp(name, "lm_head.weight") == 0) || te__ends_with(name, ".self_attn.rotary_emb.inv_freq");
+    return (d->tie_word_embeddings && strcmp(name, "lm_head.weight") == 0) ||
+           te__ends_with(name, ".self_attn.rotary_emb.inv_freq");
 }
 
 /* The bytes of two tensors of one size, chunk by chunk: where they first differ, their size if they do not, -1 with an error. */
-static int64_t te__hf_first_difference(te__hf_folder *f, int a_shard, const te_safetensors_entry *a, int b_shard, const te_safetensors_entry *b) {
+static int64_t te__hf_first_difference(te__hf_folder *f, int a_shard, const te_safetensors_entry *a, int b_shard,
+                                       const te_safetensors_entry *b) {
     enum { CHUNK = 1 << 16 };
     char *bytes = (char *)te__alloc(f->te, 2 * (size_t)CHUNK);
     int64_t at = bytes ? 0 : -1, end = (int64_t)a->bytes;
@@ -283,7 +311,8 @@ static int64_t te__hf_first_difference(te__hf_folder *f, int a_shard, const te_s
         files[0] = f->shards[a_shard].file;
         files[1] = f->shards[b_shard].file;
         if (!te__file_read_at(&files[0]->file, files[0]->data_start + a->offset + (uint64_t)at, bytes, n, &why) ||
-            !te__file_read_at(&files[1]->file, files[1]->data_start + b->offset + (uint64_t)at, bytes + CHUNK, n, &why)) {
+            !te__file_read_at(&files[1]->file, files[1]->data_start + b->offset + (uint64_t)at, bytes + CHUNK, n,
+                              &why)) {
             te__fail(f->te, TE_ERR_IO, "%s", te__text_str(&why));
             at = -1;
             break;
@@ -303,17 +332,25 @@ static int64_t te__hf_first_difference(te__hf_folder *f, int a_shard, const te_s
 /* A tied model's files may have lm_head.weight as well, if it is the table: transformers does not tie two that differ. */
 static bool te__hf_ties(te__hf_folder *f, const te_causal_lm_desc *d) {
     int table_shard, head_shard;
-    const te_safetensors_entry *table = te__hf_find(f, "model.embed_tokens.weight", &table_shard), *head = te__hf_find(f, "lm_head.weight", &head_shard);
+    const te_safetensors_entry *table = te__hf_find(f, "model.embed_tokens.weight", &table_shard),
+                               *head = te__hf_find(f, "lm_head.weight", &head_shard);
     char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
     int64_t at;
     if (!d->tie_word_embeddings || !head || !table) return true; /* a table that is missing is found missing later */
-    if (head->dtype != table->dtype || head->ndim != table->ndim || memcmp(head->shape, table->shape, (size_t)table->ndim * sizeof(int64_t)) != 0)
-        return te__st_fail(f->shards[head_shard].file, TE_ERR_FORMAT, "tensor \"lm_head.weight\" is %s %s and \"model.embed_tokens.weight\" %s %s, and by %s they are one (tie_word_embeddings)",
-                           te_dtype_name(head->dtype), te__dims_text(head->ndim, head->shape, a), te_dtype_name(table->dtype), te__dims_text(table->ndim, table->shape, b), f->config_path.s);
+    if (head->dtype != table->dtype || head->ndim != table->ndim ||
+        memcmp(head->shape, table->shape, (size_t)table->ndim * sizeof(int64_t)) != 0)
+        return te__st_fail(f->shards[head_shard].file, TE_ERR_FORMAT,
+                           "tensor \"lm_head.weight\" is %s %s and \"model.embed_tokens.weight\" %s %s, and by %s they "
+                           "are one (tie_word_embeddings)",
+                           te_dtype_name(head->dtype), te__dims_text(head->ndim, head->shape, a),
+                           te_dtype_name(table->dtype), te__dims_text(table->ndim, table->shape, b), f->config_path.s);
     at = te__hf_first_difference(f, head_shard, head, table_shard, table);
     if (at == (int64_t)table->bytes || at < 0) return at >= 0;
-    return te__st_fail(f->shards[head_shard].file, TE_ERR_FORMAT, "tensor \"lm_head.weight\" differs from \"model.embed_tokens.weight\" at byte %lld, and by %s they are one: set tie_word_embeddings to "
-                       "false, or take lm_head.weight out", (long long)at, f->config_path.s);
+    return te__st_fail(f->shards[head_shard].file, TE_ERR_FORMAT,
+                       "tensor \"lm_head.weight\" differs from \"model.embed_tokens.weight\" at byte %lld, and by %s "
+                       "they are one: set tie_word_embeddings to "
+                       "false, or take lm_head.weight out",
+                       (long long)at, f->config_path.s);
 }
 
 typedef struct te__hf_walk {
@@ -331,16 +368,18 @@ static bool te__hf_compare(void *user, te_module *m, const char *path, te_tensor
     if (kind != TE_ENTRY_PARAMETER) return true;
     e = te__hf_find(f, path, &shard);
     if (!e) {
-        te__fail(f->te, TE_ERR_FORMAT, "%s has no tensor " TE__ST_NAME ", which a %s of %s needs", f->num_places ? f->index_path.s : f->shards[0].file->path, path, f->c.model_type, f->config_path.s);
+        te__fail(f->te, TE_ERR_FORMAT, "%s has no tensor " TE__ST_NAME ", which a %s of %s needs",
+                 f->num_places ? f->index_path.s : f->shards[0].file->path, path, f->c.model_type, f->config_path.s);
         return false;
     }
     if (e->ndim != x->ndim || memcmp(e->shape, x->shape, (size_t)x->ndim * sizeof(int64_t)) != 0) {
-        te__st_fail(f->shards[shard].file, TE_ERR_SHAPE, "tensor " TE__ST_NAME " is %s, and by %s it is %s", path, te__dims_text(e->ndim, e->shape, a), f->config_path.s, te__shape_text(x, b));
+        te__st_fail(f->shards[shard].file, TE_ERR_SHAPE, "tensor " TE__ST_NAME " is %s, and by %s it is %s", path,
+                    te__dims_text(e->ndim, e->shape, a), f->config_path.s, te__shape_text(x, b));
         return false;
     }
     if (!te__is_float(e->dtype)) {
-        te__st_fail(f->shards[shard].file, TE_ERR_UNSUPPORTED, "tensor " TE__ST_NAME " is %s; f32, f16 and bf16 are possible", path,
-                    te_dtype_name(e->dtype));
+        te__st_fail(f->shards[shard].file, TE_ERR_UNSUPPORTED,
+                    "tensor " TE__ST_NAME " is %s; f32, f16 and bf16 are possible", path, te_dtype_name(e->dtype));
         return false;
     }
     w->seen++;
@@ -366,8 +405,9 @@ static bool te__hf_check(te__hf_folder *f, te_module *m, const te_causal_lm_desc
                 owner = te_module_find(m, path);
             }
             if ((owner && te_module_parameter(owner, dot ? dot + 1 : name)) || te__hf_is_spare(d, name)) continue;
-            te__st_fail(f->shards[k].file, TE_ERR_FORMAT, "tensor " TE__ST_NAME " has no place in the %s of %s (%d layers%s)", name, f->c.model_type, f->config_path.s, d->num_hidden_layers,
-                        d->tie_word_embeddings ? ", tied embeddings" : "");
+            te__st_fail(f->shards[k].file, TE_ERR_FORMAT,
+                        "tensor " TE__ST_NAME " has no place in the %s of %s (%d layers%s)", name, f->c.model_type,
+                        f->config_path.s, d->num_hidden_layers, d->tie_word_embeddings ? ", tied embeddings" : "");
             return false;
         }
     return true;
@@ -408,8 +448,9 @@ static te_module *te__hf_build(te__hf_folder *f, const te_hf_desc *desc) {
     int shard;
     if (!te__hf_read_text(f, "config.json", TE__HF_MAX_CONFIG, &f->config_path, &f->config)) return NULL;
     f->config_text = te__copy_string(f->te, f->config.s);
-    if (!f->config_text || !te__hf_config_parse(&f->c, f->te, f->config_path.s, f->config.s, f->config.n) || !te__hf_config_desc(&f->c, &d) || !te__hf_open_weights(f) ||
-        !te__hf_ties(f, &d) || !te__hf_sizes_are_there(f, &d))
+    if (!f->config_text || !te__hf_config_parse(&f->c, f->te, f->config_path.s, f->config.s, f->config.n) ||
+        !te__hf_config_desc(&f->c, &d) || !te__hf_open_weights(f) || !te__hf_ties(f, &d) ||
+        !te__hf_sizes_are_there(f, &d))
         return NULL;
     table = te__hf_find(f, "model.embed_tokens.weight", &shard);
     d.params_dtype = desc && desc->params_dtype ? desc->params_dtype : table && te__is_float(table->dtype) ? table->dtype : TE_F32; /* else the comparison refuses it */
@@ -418,8 +459,8 @@ static te_module *te__hf_build(te__hf_folder *f, const te_hf_desc *desc) {
     m = te__hf_create(f, &d);
     if (!m) return NULL;
     ((te__causal_lm *)m->state)->folder = te__copy_string(f->te, f->path);
-    if (((te__causal_lm *)m->state)->folder && te__hf_check(f, m, &d) && te__hf_carry(f) && te_module_reset_parameters(m) == TE_OK &&
-        te_module_visit_tensors(m, te__hf_load, f)) {
+    if (((te__causal_lm *)m->state)->folder && te__hf_check(f, m, &d) && te__hf_carry(f) &&
+        te_module_reset_parameters(m) == TE_OK && te_module_visit_tensors(m, te__hf_load, f)) {
         ((te__causal_lm *)m->state)->config = f->config_text;
         ((te__causal_lm *)m->state)->carried = f->carried;
         f->config_text = NULL;
@@ -435,7 +476,9 @@ TE_API te_module *te_hf_open(te_ctx *te, const char *folder, const te_hf_desc *d
     te_module *m;
     if (!te || te->error_code != TE_OK) return NULL;
     if (!folder || !folder[0]) {
-        te__fail(te, TE_ERR_INVALID, "te_hf_open: folder is %s; the path of a model's folder is needed, \".\" for this one", folder ? "empty" : "NULL");
+        te__fail(te, TE_ERR_INVALID,
+                 "te_hf_open: folder is %s; the path of a model's folder is needed, \".\" for this one",
+                 folder ? "empty" : "NULL");
         return NULL;
     }
     if (desc && desc->params_dtype && !te__is_float(desc->params_dtype)) {
@@ -491,18 +534,24 @@ TE_API te_result te_hf_save(te_module *model, const char *folder) {
     te = model->te;
     if (te->error_code != TE_OK) return te->error_code;
     s = (const te__causal_lm *)model->state;
-    if (!folder || !folder[0]) return te__fail(te, TE_ERR_INVALID, "te_hf_save: folder is %s", folder ? "empty" : "NULL");
-    if (model->cls != &te__causal_lm_class || !s->config) return te__fail(te, TE_ERR_INVALID, "te_hf_save: the model was not made by te_hf_open, and has no config.json");
+    if (!folder || !folder[0])
+        return te__fail(te, TE_ERR_INVALID, "te_hf_save: folder is %s", folder ? "empty" : "NULL");
+    if (model->cls != &te__causal_lm_class || !s->config)
+        return te__fail(te, TE_ERR_INVALID, "te_hf_save: the model was not made by te_hf_open, and has no config.json");
     if (te__tree_whole(model) != TE_OK) return TE_ERR_STATE;
     if (!te_module_visit(model, te__hf_has_no_adapters, NULL))
-        return te__fail(te, TE_ERR_INVALID, "te_hf_save: the model has adapters, which this layout has no names for; te_lora_merge them first, or te_lora_save them alone");
+        return te__fail(te, TE_ERR_INVALID,
+                        "te_hf_save: the model has adapters, which this layout has no names for; te_lora_merge them "
+                        "first, or te_lora_save them alone");
     l.te = te;
     te__frame_begin(te);
     te_no_grad_begin(te);
     result = te_module_visit_tensors(model, te__hf_list_add, &l) ? TE_OK : te_error_code(te);
     if (result == TE_OK && !te__dir_make(folder, &why)) result = te__fail(te, TE_ERR_IO, "%s", te__text_str(&why));
-    if (result == TE_OK && te__hf_join(&path, te, folder, "model.safetensors")) result = te_safetensors_write(te, path.s, l.items, l.n, format, 1);
-    if (result == TE_OK && te__hf_join(&path, te, folder, "config.json") && !te__file_write_atomic(path.s, s->config, strlen(s->config), &why))
+    if (result == TE_OK && te__hf_join(&path, te, folder, "model.safetensors"))
+        result = te_safetensors_write(te, path.s, l.items, l.n, format, 1);
+    if (result == TE_OK && te__hf_join(&path, te, folder, "config.json") &&
+        !te__file_write_atomic(path.s, s->config, strlen(s->config), &why))
         result = te__fail(te, TE_ERR_IO, "%s", te__text_str(&why));
     if (result == TE_OK) result = te->error_code;
     if (result == TE_OK && !te__hf_write_carried(te, s->carried, folder)) result = te_error_code(te);

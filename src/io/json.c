@@ -40,7 +40,9 @@ static bool te__json_expect(te__json *j, char c) {
     return te__json_take(j, c) ? true : te__json_fail(j, "'%c' is missing", c);
 }
 /* Opens a list or an object: true if an element follows, false when it is empty or on an error. */
-static bool te__json_open(te__json *j, char open, char close) { return te__json_expect(j, open) && !te__json_take(j, close); }
+static bool te__json_open(te__json *j, char open, char close) {
+    return te__json_expect(j, open) && !te__json_take(j, close);
+}
 /* After an element: true if another follows, false at the end or on an error. */
 static bool te__json_more(te__json *j, char close) {
     if (j->failed || te__json_take(j, close)) return false;
@@ -51,7 +53,10 @@ static int te__json_hex4(te__json *j) {
     int i, value = 0;
     for (i = 0; i < 4; i++) {
         char c = *j->at;
-        int digit = c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
+        int digit = c >= '0' && c <= '9'   ? c - '0'
+                    : c >= 'a' && c <= 'f' ? c - 'a' + 10
+                    : c >= 'A' && c <= 'F' ? c - 'A' + 10
+                                           : -1;
         if (digit < 0) {
             te__json_fail(j, "\\u needs four hexadecimal digits");
             return 0;
@@ -207,7 +212,8 @@ static double te__json_number(te__json *j) {
     start = j->at;
     te__json_skip_number(j);
     if (j->failed) return 0;
-    if (te__read_number(start, (size_t)(j->at - start), &value) == 0 || value - value != 0) te__json_fail(j, "a number that is too large");
+    if (te__read_number(start, (size_t)(j->at - start), &value) == 0 || value - value != 0)
+        te__json_fail(j, "a number that is too large");
     return j->failed ? 0 : value;
 }
 /* Skips a value. */

@@ -40,7 +40,9 @@ static void te__onnx_look_for_foreign(te__onnx_run *r) {
     for (i = 0; i < r->num_calls; i++) {
         te__args_of(&l, r->calls[i].op, &r->calls[i].args, false);
         for (k = 0; k < l.n; k++)
-            if (!l.arg[k].list && (l.arg[k].flags & TE__IN) && te__onnx_is_foreign(r, te__arg_tensor(&l.arg[k], 0)->buffer)) r->calls[i].foreign = te__arg_tensor(&l.arg[k], 0);
+            if (!l.arg[k].list && (l.arg[k].flags & TE__IN) &&
+                te__onnx_is_foreign(r, te__arg_tensor(&l.arg[k], 0)->buffer))
+                r->calls[i].foreign = te__arg_tensor(&l.arg[k], 0);
     }
 }
 static void te__onnx_tensors(te__onnx_call *c, void (*visit)(te_tensor *x)) {
@@ -176,7 +178,9 @@ static bool te__onnx_is_whole(void *user, te_module *m) {
     char path[256];
     (void)user;
     if (m->parallel.size > 1)
-        te__fail(m->te, TE_ERR_UNSUPPORTED, "te_onnx_export: the work of \"%s\" is shared by %d ranks, and a file has one; load the parameters of all into a module of one rank",
+        te__fail(m->te, TE_ERR_UNSUPPORTED,
+                 "te_onnx_export: the work of \"%s\" is shared by %d ranks, and a file has one; load the parameters of "
+                 "all into a module of one rank",
                  te_module_path(m, path, sizeof(path)), m->parallel.size);
     return m->parallel.size <= 1;
 }
@@ -191,16 +195,24 @@ static te_result te__onnx_inputs_refuse(te_module *m, const te_forward_args *arg
     const te__autocast *autocast = te__autocast_now(te);
     if (!te_module_visit(m, te__onnx_is_whole, NULL)) return te_error_code(te);
     if (autocast && autocast->enabled && te_group_size(autocast->amax_group) > 1)
-        return te__fail(te, TE_ERR_UNSUPPORTED, "te_onnx_export: the autocast region reduces amaxes over the %d ranks of amax_group, and a file has one rank; open a region without it",
+        return te__fail(te, TE_ERR_UNSUPPORTED,
+                        "te_onnx_export: the autocast region reduces amaxes over the %d ranks of amax_group, and a "
+                        "file has one rank; open a region without it",
                         te_group_size(autocast->amax_group));
     if (args->m_splits)
-        return te__fail(te, TE_ERR_UNSUPPORTED, "te_onnx_export: m_splits are numbers of the host, which a graph has not; give them as m_splits_tensor, an input of the graph");
+        return te__fail(te, TE_ERR_UNSUPPORTED,
+                        "te_onnx_export: m_splits are numbers of the host, which a graph has not; give them as "
+                        "m_splits_tensor, an input of the graph");
     if (args->kv_cache || a->inference_params)
-        return te__fail(te, TE_ERR_UNSUPPORTED, "te_onnx_export: %s is memory that calls share, which a graph has not; export the call without it",
-                        args->kv_cache ? "kv_cache" : "inference_params");
+        return te__fail(
+            te, TE_ERR_UNSUPPORTED,
+            "te_onnx_export: %s is memory that calls share, which a graph has not; export the call without it",
+            args->kv_cache ? "kv_cache" : "inference_params");
     if (a->cu_seqlens_q || a->cu_seqlens_kv || a->cu_seqlens_q_padded || a->cu_seqlens_kv_padded)
-        return te__fail(te, TE_ERR_UNSUPPORTED, "te_onnx_export: the starts of sequences (cu_seqlens) are given; a graph takes batches of sequences, with an attention_mask where their lengths "
-                                                "differ");
+        return te__fail(te, TE_ERR_UNSUPPORTED,
+                        "te_onnx_export: the starts of sequences (cu_seqlens) are given; a graph takes batches of "
+                        "sequences, with an attention_mask where their lengths "
+                        "differ");
     return TE_OK;
 }
 
@@ -219,7 +231,10 @@ static int te__onnx_axis(const te__onnx *g, const te__onnx_slot *s, int axis, bo
     case TE__ONNX_HIDDEN:
     case TE__ONNX_HIDDEN_KV:
         if (x->ndim - !ids < 2) return axis == 0 && x->ndim - !ids == 1 ? TE__ONNX_BATCH : -1;
-        return axis > 1 ? -1 : (axis == 0) == batch_first ? TE__ONNX_BATCH : kv ? TE__ONNX_SEQUENCE_KV : TE__ONNX_SEQUENCE;
+        return axis > 1                     ? -1
+               : (axis == 0) == batch_first ? TE__ONNX_BATCH
+               : kv                         ? TE__ONNX_SEQUENCE_KV
+                                            : TE__ONNX_SEQUENCE;
     case TE__ONNX_SCORES:
     case TE__ONNX_SCORES_KV:
         if (axis == 0 && padding && x->shape[0] == g->symbol[TE__ONNX_BATCH].first) return TE__ONNX_BATCH; /* of one sequence too: each has its own padding */
@@ -229,8 +244,12 @@ static int te__onnx_axis(const te__onnx *g, const te__onnx_slot *s, int axis, bo
         if (s->axes == TE__ONNX_SCORES_KV) return TE__ONNX_SEQUENCE_KV;
         return te__onnx_keys(g, x->shape[axis], cross);
     case TE__ONNX_PADDING_Q: return axis == 0 ? TE__ONNX_BATCH : axis == x->ndim - 1 ? TE__ONNX_SEQUENCE : -1;
-    case TE__ONNX_POSITIONS: return axis == x->ndim - 1 ? TE__ONNX_SEQUENCE : axis == 0 && x->ndim == 2 ? TE__ONNX_BATCH : -1;
-    case TE__ONNX_POSITIONS_KV: return axis == x->ndim - 1 ? te__onnx_keys(g, x->shape[axis], cross) : axis == 0 && x->ndim == 2 ? TE__ONNX_BATCH : -1;
+    case TE__ONNX_POSITIONS:
+        return axis == x->ndim - 1 ? TE__ONNX_SEQUENCE : axis == 0 && x->ndim == 2 ? TE__ONNX_BATCH : -1;
+    case TE__ONNX_POSITIONS_KV:
+        return axis == x->ndim - 1         ? te__onnx_keys(g, x->shape[axis], cross)
+               : axis == 0 && x->ndim == 2 ? TE__ONNX_BATCH
+                                           : -1;
     case TE__ONNX_FREQS:
     case TE__ONNX_FREQS_KV: {
         const int keys = s->axes == TE__ONNX_FREQS_KV ? te__onnx_keys(g, x->shape[0], cross) : TE__ONNX_SEQUENCE;
@@ -275,7 +294,8 @@ static te_tensor *te__onnx_repeated(te_tensor *x, const int64_t *times) {
 }
 
 /* The graph's inputs, their sizes, and `large`, the same call at larger ones. */
-static te_result te__onnx_declare(te__onnx *g, te__onnx_inputs *in, te__onnx_inputs *large, bool batch_first, bool cross) {
+static te_result te__onnx_declare(te__onnx *g, te__onnx_inputs *in, te__onnx_inputs *large, bool batch_first,
+                                  bool cross) {
     static const char *const names[TE__ONNX_SYMBOLS] = {"batch", "sequence", "sequence_kv"};
     static const int64_t primes[TE__ONNX_SYMBOLS] = {2, 3, 5};
     char text[TE__SHAPE_TEXT];
@@ -291,7 +311,9 @@ static te_result te__onnx_declare(te__onnx *g, te__onnx_inputs *in, te__onnx_inp
         te__onnx_pair pair;
         te__onnx_write *w;
         if (te__numel(x) == 0)
-            return te__fail(g->te, TE_ERR_INVALID, "te_onnx_export: %s is %s; the module runs on it, so no size may be 0", in->slot[i].name, te__shape_text(x, text));
+            return te__fail(g->te, TE_ERR_INVALID,
+                            "te_onnx_export: %s is %s; the module runs on it, so no size may be 0", in->slot[i].name,
+                            te__shape_text(x, text));
         item = te__onnx_item_new(g, TE__ONNX_INPUT);
         if (!item || te__onnx_named(g, item, in->slot[i].name) < 0) return te_error_code(g->te);
         item->type = te__onnx_type(x->dtype);
@@ -304,8 +326,11 @@ static te_result te__onnx_declare(te__onnx *g, te__onnx_inputs *in, te__onnx_inp
             if (!symbol) continue;
             item->axis[d] = symbol->name;
             if (symbol->first && symbol->first != x->shape[d])
-                return te__fail(g->te, TE_ERR_INVALID, "te_onnx_export: dimension %d of %s is %s, %lld, and in %s %s is %lld; give inputs that go together", d, in->slot[i].name,
-                                symbol->name, (long long)x->shape[d], g->items[symbol->input].name, symbol->name, (long long)symbol->first);
+                return te__fail(g->te, TE_ERR_INVALID,
+                                "te_onnx_export: dimension %d of %s is %s, %lld, and in %s %s is %lld; give inputs "
+                                "that go together",
+                                d, in->slot[i].name, symbol->name, (long long)x->shape[d], g->items[symbol->input].name,
+                                symbol->name, (long long)symbol->first);
             if (symbol->first) continue;
             symbol->first = x->shape[d];
             symbol->input = g->num_items - 1;
@@ -345,7 +370,8 @@ static bool te__onnx_add_parameter(void *user, te_module *m, const char *path, t
     (void)m, (void)kind;
     if (!x->quantized) return te__onnx_add_weight(g, path, NULL, x) == TE_OK;
     /* forward products read the row-wise copy */
-    return te__onnx_add_weight(g, path, "row.data", x->quantized->row.data) == TE_OK && te__onnx_add_weight(g, path, "row.scale", x->quantized->row.scale) == TE_OK;
+    return te__onnx_add_weight(g, path, "row.data", x->quantized->row.data) == TE_OK &&
+           te__onnx_add_weight(g, path, "row.scale", x->quantized->row.scale) == TE_OK;
 }
 
 /* ---- scales and histories stay as they were ---- */
@@ -384,8 +410,11 @@ static te_result te__onnx_scales_known(te_ctx *te, const te__onnx_scales *list, 
     for (s = te->scaling; s; s = s->next) {
         for (i = 0; i < n && list[i].scaling != s; i++) {}
         if (s->forward.scale && s->module && (i == n || !list[i].scale))
-            return te__fail(te, TE_ERR_STATE, "te_onnx_export: \"%s\" has no scales yet, and the file would have 1 in their place: under delayed scaling a module must have run, or have loaded "
-                            "its scales, before", te_module_path(s->module, path, sizeof(path)));
+            return te__fail(te, TE_ERR_STATE,
+                            "te_onnx_export: \"%s\" has no scales yet, and the file would have 1 in their place: under "
+                            "delayed scaling a module must have run, or have loaded "
+                            "its scales, before",
+                            te_module_path(s->module, path, sizeof(path)));
     }
     return TE_OK;
 }
@@ -404,7 +433,8 @@ static te_result te__onnx_scales_give_back(te_ctx *te, const te__onnx_scales *li
             continue;
         }
         result = te_tensor_copy(slots->scale, list[i].scale);
-        if (result == TE_OK && te__same_shape(slots->history, list[i].history)) result = te_tensor_copy(slots->history, list[i].history);
+        if (result == TE_OK && te__same_shape(slots->history, list[i].history))
+            result = te_tensor_copy(slots->history, list[i].history);
     }
     return result;
 }
@@ -464,7 +494,9 @@ static te__onnx_emit_fn te__onnx_emitter(te_op op) {
 static void te__onnx_clear_sizes(te_op op, te__any_args *a) {
     switch (op) {
     case TE_OP_GEMM: a->gemm.m = a->gemm.n = a->gemm.k = 0; break;
-    case TE_OP_GROUPED_GEMM: a->grouped_gemm.m = a->grouped_gemm.n = a->grouped_gemm.k = a->grouped_gemm.groups = 0; break;
+    case TE_OP_GROUPED_GEMM:
+        a->grouped_gemm.m = a->grouped_gemm.n = a->grouped_gemm.k = a->grouped_gemm.groups = 0;
+        break;
     case TE_OP_FILL: a->fill.value = 0; break;
     case TE_OP_ROPE:
         a->rope.angles.position_scale = a->rope.angles.attention_factor = 0;
@@ -516,7 +548,9 @@ static te_result te__onnx_opaque(te__onnx *g, te__onnx_call *first, te__onnx_cal
     te__args_of(&m, second->op, &second->args, false);
     for (k = 0; k < l.n && k < m.n && result == TE_OK; k++) {
         if (!(l.arg[k].flags & TE__OUT)) continue;
-        if (l.arg[k].list) return te__onnx_fail(g, TE_ERR_UNSUPPORTED, "it writes a list of tensors, which has no form in ONNX"), te_error_code(g->te);
+        if (l.arg[k].list)
+            return te__onnx_fail(g, TE_ERR_UNSUPPORTED, "it writes a list of tensors, which has no form in ONNX"),
+                   te_error_code(g->te);
         result = te__onnx_store(g, te__arg_tensor(&l.arg[k], 0), te__arg_tensor(&m.arg[k], 0), TE__ONNX_FAILED);
     }
     return result;
@@ -526,7 +560,9 @@ static te_result te__onnx_refuse_foreign(te__onnx *g, const te_tensor *x) {
     te__onnx_pair pair = te__onnx_pair_of(x, x);
     char text[TE__SHAPE_TEXT];
     if (te__onnx_last(g, &pair, g->num_writes) < 0) return TE_OK; /* a constant, unless it differs between the runs */
-    te__onnx_fail(g, TE_ERR_UNSUPPORTED, "%s was written by something that is no operation, a collective or the host; a graph cannot do that", te__shape_text(x, text));
+    te__onnx_fail(g, TE_ERR_UNSUPPORTED,
+                  "%s was written by something that is no operation, a collective or the host; a graph cannot do that",
+                  te__shape_text(x, text));
     return te_error_code(g->te);
 }
 static te_result te__onnx_translate(te__onnx *g, te__onnx_run *first, te__onnx_run *second) {
@@ -545,9 +581,13 @@ static te_result te__onnx_translate(te__onnx *g, te__onnx_run *first, te__onnx_r
     }
     g->op = NULL;
     if (result != TE_OK || (i == first->num_calls && k == second->num_calls)) return result;
-    return te__fail(g->te, TE_ERR_UNSUPPORTED, "te_onnx_export: call %d of an operation is %s of \"%s\" for these inputs, and for larger ones %s of \"%s\", or with other "
-                    "arguments; the file serves all sizes, so the module must make the same calls for all of them", i + 1, i < first->num_calls ? te_query_name(first->calls[i].op) : "none",
-                    i < first->num_calls ? first->calls[i].module : "", k < second->num_calls ? te_query_name(second->calls[k].op) : "none",
+    return te__fail(g->te, TE_ERR_UNSUPPORTED,
+                    "te_onnx_export: call %d of an operation is %s of \"%s\" for these inputs, and for larger ones %s "
+                    "of \"%s\", or with other "
+                    "arguments; the file serves all sizes, so the module must make the same calls for all of them",
+                    i + 1, i < first->num_calls ? te_query_name(first->calls[i].op) : "none",
+                    i < first->num_calls ? first->calls[i].module : "",
+                    k < second->num_calls ? te_query_name(second->calls[k].op) : "none",
                     k < second->num_calls ? second->calls[k].module : "");
 }
 
@@ -556,16 +596,24 @@ static te_result te__onnx_add_output(te__onnx *g, const char *name, te_tensor *f
     te__onnx_output *y;
     int v;
     if (!first || !second) return TE_OK;
-    if (first->quantized) return te__fail(g->te, TE_ERR_UNSUPPORTED, "te_onnx_export: the output \"%s\" is quantized; export the module without fp8_output", name);
+    if (first->quantized)
+        return te__fail(g->te, TE_ERR_UNSUPPORTED,
+                        "te_onnx_export: the output \"%s\" is quantized; export the module without fp8_output", name);
     if (!te__onnx_type(first->dtype))
-        return te__fail(g->te, TE_ERR_UNSUPPORTED, "te_onnx_export: the output \"%s\" is %s, a format that ONNX's opset %d lacks", name, te_dtype_name(first->dtype), (int)TE__ONNX_OPSET);
+        return te__fail(g->te, TE_ERR_UNSUPPORTED,
+                        "te_onnx_export: the output \"%s\" is %s, a format that ONNX's opset %d lacks", name,
+                        te_dtype_name(first->dtype), (int)TE__ONNX_OPSET);
     if (te__is_fp8(first->dtype)) /* a graph stores the decoded values of such a tensor, never its codes */
-        return te__fail(g->te, TE_ERR_UNSUPPORTED, "te_onnx_export: the output \"%s\" is codes, %s, without their scale; a graph gives what they stand for: te_op_fp8_dequantize them", name,
-                        te_dtype_name(first->dtype));
+        return te__fail(g->te, TE_ERR_UNSUPPORTED,
+                        "te_onnx_export: the output \"%s\" is codes, %s, without their scale; a graph gives what they "
+                        "stand for: te_op_fp8_dequantize them",
+                        name, te_dtype_name(first->dtype));
     pair = te__onnx_pair_of(first, second);
     v = te__onnx_read(g, first, second);
-    if (v >= 0 && first->dtype != TE_F32 && first->dtype != TE_I64) v = te__onnx_cast(g, v, te__onnx_type(first->dtype));
-    if (v < 0 || !te__grow(g->te, (void **)&g->outputs, &g->cap_outputs, g->num_outputs, sizeof(te__onnx_output))) return te_error_code(g->te);
+    if (v >= 0 && first->dtype != TE_F32 && first->dtype != TE_I64)
+        v = te__onnx_cast(g, v, te__onnx_type(first->dtype));
+    if (v < 0 || !te__grow(g->te, (void **)&g->outputs, &g->cap_outputs, g->num_outputs, sizeof(te__onnx_output)))
+        return te_error_code(g->te);
     y = &g->outputs[g->num_outputs++];
     y->name = name;
     y->item = v;
@@ -590,12 +638,16 @@ static te_result te__onnx_forward(te_module *m, te__onnx_inputs *in, te__onnx_ru
     te->exporting = false;
     te_set_trace(te, NULL, NULL);
     te__onnx_look_for_foreign(r);
-    return y ? te_error_code(te) : te_error_code(te) != TE_OK ? te_error_code(te) : te__fail(te, TE_ERR_STATE, "te_onnx_export: the module made no output");
+    return y                            ? te_error_code(te)
+           : te_error_code(te) != TE_OK ? te_error_code(te)
+                                        : te__fail(te, TE_ERR_STATE, "te_onnx_export: the module made no output");
 }
 
 /* The runs and the graph; tensors that it makes belong to the caller's frame. */
-static te_result te__onnx_make(te__onnx *g, te_module *m, const te_forward_args *inputs, te__onnx_run *first, te__onnx_run *second) {
-    static const char *const names[TE__OUTPUTS] = {"out", "output_bias", "ln_out", "max_logit", "m_splits", "topk_indices", "aux_loss"};
+static te_result te__onnx_make(te__onnx *g, te_module *m, const te_forward_args *inputs, te__onnx_run *first,
+                               te__onnx_run *second) {
+    static const char *const names[TE__OUTPUTS] = {"out",      "output_bias",  "ln_out",  "max_logit",
+                                                   "m_splits", "topk_indices", "aux_loss"};
     te_ctx *te = g->te;
     te__onnx_inputs in = TE_ZERO, large = TE_ZERO;
     te_tensor *made[TE__OUTPUTS], *made2[TE__OUTPUTS];
@@ -609,9 +661,11 @@ static te_result te__onnx_make(te__onnx *g, te_module *m, const te_forward_args 
     for (i = 0; i < in.n; i++) {
         te_tensor *x = *in.slot[i].slot;
         if (x->te != te || te__need_memory(x, "te_onnx_export") != TE_OK || x->quantized)
-            return te_error_code(te) != TE_OK ? te_error_code(te)
-                                              : te__fail(te, TE_ERR_INVALID, "te_onnx_export: %s %s; it must be a plain tensor of the module's context", in.slot[i].name,
-                                                         x->quantized ? "is quantized" : "belongs to another context");
+            return te_error_code(te) != TE_OK
+                       ? te_error_code(te)
+                       : te__fail(te, TE_ERR_INVALID,
+                                  "te_onnx_export: %s %s; it must be a plain tensor of the module's context",
+                                  in.slot[i].name, x->quantized ? "is quantized" : "belongs to another context");
         *in.slot[i].slot = te__empty_like(x, x->dtype); /* a copy: inputs are known by their memory, so no two of them, and no input and parameter, may share any */
         if (!*in.slot[i].slot || te_tensor_copy(*in.slot[i].slot, x) != TE_OK) return te_error_code(te);
     }
@@ -622,9 +676,12 @@ static te_result te__onnx_make(te__onnx *g, te_module *m, const te_forward_args 
     }
     /* one run before those that are kept: first calls make scales and histories */
     result = te__onnx_forward(m, &in, first, false);
-    if (result == TE_OK && !first->has_heads && !te_module_visit(m, te__onnx_look_for_backends, &first->batch_first)) result = te_error_code(te);
+    if (result == TE_OK && !first->has_heads && !te_module_visit(m, te__onnx_look_for_backends, &first->batch_first))
+        result = te_error_code(te);
     if (result == TE_OK) result = te__onnx_scales_known(te, scales, num_scales);
-    if (result == TE_OK) result = te__onnx_declare(g, &in, &large, first->batch_first, strcmp(te_module_get_class(m)->name, "MultiheadAttention") == 0 || inputs->key);
+    if (result == TE_OK)
+        result = te__onnx_declare(g, &in, &large, first->batch_first,
+                                  strcmp(te_module_get_class(m)->name, "MultiheadAttention") == 0 || inputs->key);
     if (result == TE_OK && !te_module_visit_tensors(m, te__onnx_add_parameter, g)) result = te_error_code(te);
     if (result == TE_OK) result = te__onnx_forward(m, &in, first, true);
     te__outputs_list(&in.args.outputs, made);
@@ -649,13 +706,21 @@ TE_API te_result te_onnx_export(te_module *module, const te_forward_args *inputs
     te__onnx *g;
     te_ctx *te;
     te_result result;
-    if (!module) return te__fail(inputs && inputs->input ? inputs->input->te : NULL, TE_ERR_STATE, "te_onnx_export: the module is NULL");
+    if (!module)
+        return te__fail(inputs && inputs->input ? inputs->input->te : NULL, TE_ERR_STATE,
+                        "te_onnx_export: the module is NULL");
     te = te_module_ctx(module);
     if (te->error_code != TE_OK) return te->error_code;
     if (!inputs || (!inputs->input && !inputs->attention.qkv_layer) || !path)
-        return te__fail(te, TE_ERR_INVALID, "te_onnx_export: %s is NULL", !path ? "path" : !inputs ? "inputs" : "inputs->input");
+        return te__fail(te, TE_ERR_INVALID, "te_onnx_export: %s is NULL",
+                        !path     ? "path"
+                        : !inputs ? "inputs"
+                                  : "inputs->input");
     if (te->capture || te->warming || te->tracing)
-        return te__fail(te, TE_ERR_STATE, "te_onnx_export inside %s; call it outside", te->capture ? "a graph's capture" : te->warming ? "a warm-up" : "a trace hook");
+        return te__fail(te, TE_ERR_STATE, "te_onnx_export inside %s; call it outside",
+                        te->capture   ? "a graph's capture"
+                        : te->warming ? "a warm-up"
+                                      : "a trace hook");
     result = te__onnx_inputs_refuse(module, inputs);
     if (result != TE_OK) return result;
     g = (te__onnx *)te__alloc_zero(te, sizeof(te__onnx));

@@ -10,17 +10,23 @@ typedef struct te__onnx_rotation {
     te__onnx_size s;
 } te__onnx_rotation;
 
-static const char te__onnx_no_thd[] = "sequences behind each other (thd); a graph takes batches of sequences, bshd or sbhd, with an attention_mask where their lengths differ";
+static const char te__onnx_no_thd[] = "sequences behind each other (thd); a graph takes batches of sequences, bshd or "
+                                      "sbhd, with an attention_mask where their lengths differ";
 
 /* Schedules that look at the length give other angles to longer sequences. False with the error. */
 static bool te__onnx_angles_fit(te__onnx *g, const te__onnx_rotation *r) {
     const te_rope_angles *a = r->a, *b = r->b;
-    bool same = a->position_scale == b->position_scale && a->attention_factor == b->attention_factor && !a->inv_freq == !b->inv_freq;
+    bool same = a->position_scale == b->position_scale && a->attention_factor == b->attention_factor &&
+                !a->inv_freq == !b->inv_freq;
     if (same && a->inv_freq) same = memcmp(a->inv_freq, b->inv_freq, (size_t)(a->rotary_dim / 2) * sizeof(float)) == 0;
     if (same && a->cp_size <= 1) return true;
-    if (same) te__onnx_fail(g, TE_ERR_UNSUPPORTED, "cp_size is %d: the rank has a part of each sequence, and a file has one rank", a->cp_size);
+    if (same)
+        te__onnx_fail(g, TE_ERR_UNSUPPORTED,
+                      "cp_size is %d: the rank has a part of each sequence, and a file has one rank", a->cp_size);
     else
-        te__onnx_fail(g, TE_ERR_UNSUPPORTED, "positions or frequencies are others for longer inputs (seq_len_interpolation_factor with pretrained_max_position_embeddings, TE_ROPE_DYNAMIC, "
+        te__onnx_fail(g, TE_ERR_UNSUPPORTED,
+                      "positions or frequencies are others for longer inputs (seq_len_interpolation_factor with "
+                      "pretrained_max_position_embeddings, TE_ROPE_DYNAMIC, "
                       "TE_ROPE_LONGROPE); a graph has one set: give max_seqlen in the rotary desc");
     return false;
 }
@@ -41,12 +47,16 @@ static int te__onnx_positions(te__onnx *g, const te__onnx_rotation *r) {
         if (!r->batch_first) v = te__onnx_transpose(g, v, 2, order);
         v = te__onnx_unsqueeze(g, te__onnx_unsqueeze(g, v, -1), -1);
     } else
-        v = te__onnx_2(g, "Reshape", a->positions ? te__onnx_read(g, a->positions, r->b->positions) : te__onnx_range(g, r->s), te__onnx_i64s(g, 4, column));
+        v = te__onnx_2(g, "Reshape",
+                       a->positions ? te__onnx_read(g, a->positions, r->b->positions) : te__onnx_range(g, r->s),
+                       te__onnx_i64s(g, 4, column));
     if (a->position_offset) v = te__onnx_2(g, "Add", v, te__onnx_i64(g, a->position_offset));
     if (a->start_positions) {
         column[0] = column[1] = 1;
         column[r->batch_first ? 0 : 1] = -1;
-        v = te__onnx_2(g, "Add", v, te__onnx_2(g, "Reshape", te__onnx_read(g, a->start_positions, r->b->start_positions), te__onnx_i64s(g, 4, column)));
+        v = te__onnx_2(g, "Add", v,
+                       te__onnx_2(g, "Reshape", te__onnx_read(g, a->start_positions, r->b->start_positions),
+                                  te__onnx_i64s(g, 4, column)));
     }
     return v;
 }
@@ -58,7 +68,10 @@ static int te__onnx_rows_of_freqs(te__onnx *g, const te__onnx_rotation *r) {
     int v;
     if (f2->shape[1] > 1) { /* the larger run has more than one sequence */
         if (a->positions || a->start_positions)
-            return te__onnx_fail(g, TE_ERR_UNSUPPORTED, "freqs has angles of its own for each sequence, and %s chooses their rows; give a row for each token, and %s NULL", a->positions ? "positions" : "start_positions",
+            return te__onnx_fail(g, TE_ERR_UNSUPPORTED,
+                                 "freqs has angles of its own for each sequence, and %s chooses their rows; give a row "
+                                 "for each token, and %s NULL",
+                                 a->positions ? "positions" : "start_positions",
                                  a->positions ? "positions" : "start_positions");
         v = te__onnx_range(g, r->s);
         if (a->position_offset) v = te__onnx_2(g, "Add", v, te__onnx_i64(g, a->position_offset));
@@ -78,9 +91,11 @@ static int te__onnx_angles(te__onnx *g, const te__onnx_rotation *r, int mate) {
     int i, v;
     if (a->freqs && a->interleaved) return te__onnx_cut(g, te__onnx_rows_of_freqs(g, r), -1, mate, a->rotary_dim, 2);
     if (a->freqs) return te__onnx_cut(g, te__onnx_rows_of_freqs(g, r), -1, mate * half, (mate + 1) * half, 1);
-    for (i = 0; i < half; i++) inv_freq[i] = a->inv_freq ? a->inv_freq[i] : (float)pow((double)a->base, -2.0 * i / a->rotary_dim);
+    for (i = 0; i < half; i++)
+        inv_freq[i] = a->inv_freq ? a->inv_freq[i] : (float)pow((double)a->base, -2.0 * i / a->rotary_dim);
     v = te__onnx_scaled(g, te__onnx_cast(g, te__onnx_positions(g, r), TE__ONNX_FLOAT), a->position_scale);
-    return te__onnx_2(g, "Mul", v, te__onnx_numbers(g, TE__ONNX_FLOAT, 1, &half, inv_freq, (size_t)half * sizeof(float)));
+    return te__onnx_2(g, "Mul", v,
+                      te__onnx_numbers(g, TE__ONNX_FLOAT, 1, &half, inv_freq, (size_t)half * sizeof(float)));
 }
 /* x f32 [s, b, h, d], or b first, with the first rotary_dim of its d channels rotated. */
 static int te__onnx_rotated(te__onnx *g, int x, int64_t d, const te__onnx_rotation *r) {
@@ -127,7 +142,8 @@ static te_result te__onnx_rope(te__onnx *g, const te__any_args *x, const te__any
 
 static te_result te__onnx_qkv_rope(te__onnx *g, const te__any_args *x, const te__any_args *y) {
     const te_op_qkv_rope_args *a = &x->qkv_rope, *b = &y->qkv_rope;
-    te__onnx_pair packed = te__onnx_pair_of(a->qkv, b->qkv), leading = a->rotated ? packed : te__onnx_pair_of(a->q, b->q);
+    te__onnx_pair packed = te__onnx_pair_of(a->qkv, b->qkv),
+                  leading = a->rotated ? packed : te__onnx_pair_of(a->q, b->q);
     const int64_t heads = a->num_heads, groups = a->num_groups, in_group = heads / groups;
     const te_tensor *out[3], *out2[3];
     te__onnx_rotation r = TE_ZERO;
@@ -196,8 +212,10 @@ static int te__onnx_over_heads(te__onnx *g, int x, int64_t heads, bool of_sequen
     return te__onnx_2(g, "Reshape", x, te__onnx_i64s(g, 4, shape));
 }
 /* -slope * |i + delta - j| */
-static int te__onnx_alibi(te__onnx *g, const te_op_attn_fwd_args *a, const te_op_attn_fwd_args *b, const te__onnx_scores *s, int64_t heads) {
-    int distance = te__onnx_2(g, "Sub", te__onnx_distance(g, s), te__onnx_diagonal(g, s, te__onnx_corner(s), 0)), slope, h;
+static int te__onnx_alibi(te__onnx *g, const te_op_attn_fwd_args *a, const te_op_attn_fwd_args *b,
+                          const te__onnx_scores *s, int64_t heads) {
+    int distance = te__onnx_2(g, "Sub", te__onnx_distance(g, s), te__onnx_diagonal(g, s, te__onnx_corner(s), 0)), slope,
+        h;
     distance = te__onnx_cast(g, te__onnx_1(g, "Abs", distance), TE__ONNX_FLOAT);
     if (a->rule.alibi_slopes) {
         slope = te__onnx_read(g, a->rule.alibi_slopes, b->rule.alibi_slopes);
@@ -218,7 +236,8 @@ static int te__onnx_softmax_with(te__onnx *g, int scores, int visible, int extra
     most = te__onnx_2(g, "Max", te__onnx_reduce(g, "ReduceMax", scores, -1), extra);
     v = te__onnx_1(g, "Exp", te__onnx_2(g, "Sub", scores, most));
     if (visible != TE__ONNX_ALL) v = te__onnx_3(g, "Where", visible, v, zero);
-    sum = te__onnx_2(g, "Add", te__onnx_reduce(g, "ReduceSum", v, -1), te__onnx_1(g, "Exp", te__onnx_2(g, "Sub", extra, most)));
+    sum = te__onnx_2(g, "Add", te__onnx_reduce(g, "ReduceSum", v, -1),
+                     te__onnx_1(g, "Exp", te__onnx_2(g, "Sub", extra, most)));
     return te__onnx_2(g, "Div", v, sum);
 }
 
@@ -226,9 +245,12 @@ static int te__onnx_softmax_with(te__onnx *g, int scores, int visible, int extra
 static te_result te__onnx_cu_seqlens(te__onnx *g, const te__any_args *x, const te__any_args *y) {
     const te_op_cu_seqlens_args *a = &x->cu_seqlens, *b = &y->cu_seqlens;
     int64_t rows[2] = {0, -1}, last = 1; /* 0: as many as there are */
-    int v = te__onnx_cast(g, te__onnx_2(g, "Equal", te__onnx_read(g, a->mask, b->mask), te__onnx_i64(g, 0)), TE__ONNX_INT64);
+    int v = te__onnx_cast(g, te__onnx_2(g, "Equal", te__onnx_read(g, a->mask, b->mask), te__onnx_i64(g, 0)),
+                          TE__ONNX_INT64);
     te_result result = te__onnx_store(g, a->cu_seqlens, b->cu_seqlens, TE__ONNX_FAILED);
-    v = te__onnx_2(g, "Squeeze", te__onnx_reduce(g, "ReduceSum", te__onnx_2(g, "Reshape", v, te__onnx_i64s(g, 2, rows)), 1), te__onnx_i64s(g, 1, &last));
+    v = te__onnx_2(g, "Squeeze",
+                   te__onnx_reduce(g, "ReduceSum", te__onnx_2(g, "Reshape", v, te__onnx_i64s(g, 2, rows)), 1),
+                   te__onnx_i64s(g, 1, &last));
     if (result == TE_OK && v >= 0) g->writes[g->num_writes - 1].lengths = v;
     return te_error_code(g->te);
 }
@@ -238,18 +260,30 @@ static int te__onnx_lengths(te__onnx *g, const te_tensor *cu, const te_tensor *c
     te__onnx_pair x = te__onnx_pair_of(cu, cu2);
     int i = te__onnx_last(g, &x, g->num_writes);
     if (i < 0 || !g->writes[i].lengths)
-        return te__onnx_fail(g, TE_ERR_UNSUPPORTED, "the lengths of sequences (cu_seqlens) are given; a graph takes an attention_mask, from which it counts them");
+        return te__onnx_fail(g, TE_ERR_UNSUPPORTED,
+                             "the lengths of sequences (cu_seqlens) are given; a graph takes an attention_mask, from "
+                             "which it counts them");
     return te__onnx_2(g, "Reshape", g->writes[i].lengths, te__onnx_i64s(g, 4, shape));
 }
 static te_result te__onnx_attn_refuse(te__onnx *g, const te_op_attn_fwd_args *a) {
     const te_score_mod *m = &a->rule.score_mod;
     if (a->format == TE_THD) te__onnx_fail(g, TE_ERR_UNSUPPORTED, "%s", te__onnx_no_thd);
-    else if (a->rule.block_mask) te__onnx_fail(g, TE_ERR_UNSUPPORTED, "a block mask, of which a graph has none; export the module with another attention backend, which has masks of elements");
-    else if (a->rule.page_table) te__onnx_fail(g, TE_ERR_UNSUPPORTED, "a paged cache of keys and values: memory that calls share, which a graph has not");
+    else if (a->rule.block_mask)
+        te__onnx_fail(g, TE_ERR_UNSUPPORTED,
+                      "a block mask, of which a graph has none; export the module with another attention backend, "
+                      "which has masks of elements");
+    else if (a->rule.page_table)
+        te__onnx_fail(g, TE_ERR_UNSUPPORTED,
+                      "a paged cache of keys and values: memory that calls share, which a graph has not");
     else if (m->score_mod || m->mask_mod || m->score_fn || m->mask_fn)
-        te__onnx_fail(g, TE_ERR_UNSUPPORTED, "a score_mod of the user's: an expression that kernels are made of, and a graph is not; give a core_attention_bias or an attention_mask");
+        te__onnx_fail(g, TE_ERR_UNSUPPORTED,
+                      "a score_mod of the user's: an expression that kernels are made of, and a graph is not; give a "
+                      "core_attention_bias or an attention_mask");
     else if (a->rule.dropout_p > 0.0f)
-        te__onnx_fail(g, TE_ERR_UNSUPPORTED, "it drops elements with probability %g; te_module_train(module, false) makes the module one of inference", (double)a->rule.dropout_p);
+        te__onnx_fail(
+            g, TE_ERR_UNSUPPORTED,
+            "it drops elements with probability %g; te_module_train(module, false) makes the module one of inference",
+            (double)a->rule.dropout_p);
     return te_error_code(g->te);
 }
 static te_result te__onnx_attn(te__onnx *g, const te__any_args *x, const te__any_args *y) {
@@ -275,9 +309,11 @@ static te_result te__onnx_attn(te__onnx *g, const te__any_args *x, const te__any
         s.len_kv = te__onnx_lengths(g, a->rule.cu_seqlens_kv, b->rule.cu_seqlens_kv);
         if (s.len_q < 0 || s.len_kv < 0) return te_error_code(g->te);
     }
-    v = te__onnx_2(g, "MatMul", te__onnx_heads(g, te__onnx_read(g, a->q, b->q), q_first, false, heads, heads, a->q->shape[3]),
+    v = te__onnx_2(g, "MatMul",
+                   te__onnx_heads(g, te__onnx_read(g, a->q, b->q), q_first, false, heads, heads, a->q->shape[3]),
                    te__onnx_heads(g, te__onnx_read(g, a->k, b->k), kv_first, true, heads, groups, a->k->shape[3]));
-    bias = a->rule.core_attention_bias ? te__onnx_read(g, a->rule.core_attention_bias, b->rule.core_attention_bias) : TE__ONNX_FAILED;
+    bias = a->rule.core_attention_bias ? te__onnx_read(g, a->rule.core_attention_bias, b->rule.core_attention_bias)
+                                       : TE__ONNX_FAILED;
     if (bias_type == TE_ATTN_BIAS_PRE_SCALE) v = te__onnx_2(g, "Add", v, bias);
     v = te__onnx_scaled(g, v, a->rule.softmax_scale);
     if (a->rule.softcap > 0.0f) v = te__onnx_capped(g, v, a->rule.softcap);
@@ -285,7 +321,8 @@ static te_result te__onnx_attn(te__onnx *g, const te__any_args *x, const te__any
     if (bias_type == TE_ATTN_BIAS_ALIBI) v = te__onnx_2(g, "Add", v, te__onnx_alibi(g, a, b, &s, heads));
     visible = te__onnx_visible(g, &s);
     if (a->rule.attention_mask) {
-        int mask = te__onnx_2(g, "Equal", te__onnx_read(g, a->rule.attention_mask, b->rule.attention_mask), te__onnx_i64(g, 0));
+        int mask = te__onnx_2(g, "Equal", te__onnx_read(g, a->rule.attention_mask, b->rule.attention_mask),
+                              te__onnx_i64(g, 0));
         visible = te__onnx_both(g, visible, mask);
     }
     if (a->max_logit) {
@@ -303,11 +340,14 @@ static te_result te__onnx_attn(te__onnx *g, const te__any_args *x, const te__any
     else {
         extra = te__onnx_f32(g, 0.0f);
         if (a->rule.softmax_type == TE_SOFTMAX_LEARNABLE)
-            extra = te__onnx_over_heads(g, te__onnx_read(g, a->rule.softmax_offset, b->rule.softmax_offset), heads, false);
+            extra =
+                te__onnx_over_heads(g, te__onnx_read(g, a->rule.softmax_offset, b->rule.softmax_offset), heads, false);
         v = te__onnx_softmax_with(g, v, visible, extra);
     }
-    if (a->fp8.s_dtype) v = te__onnx_through_codes(g, v, te__onnx_inverse(g, a->fp8.s_scale, b->fp8.s_scale), a->fp8.s_dtype);
-    v = te__onnx_2(g, "MatMul", v, te__onnx_heads(g, te__onnx_read(g, a->v, b->v), kv_first, false, heads, groups, a->v->shape[3]));
+    if (a->fp8.s_dtype)
+        v = te__onnx_through_codes(g, v, te__onnx_inverse(g, a->fp8.s_scale, b->fp8.s_scale), a->fp8.s_dtype);
+    v = te__onnx_2(g, "MatMul", v,
+                   te__onnx_heads(g, te__onnx_read(g, a->v, b->v), kv_first, false, heads, groups, a->v->shape[3]));
     v = q_first ? te__onnx_swap4(g, v, 0, 2, 1, 3) : te__onnx_swap4(g, v, 2, 0, 1, 3);
     return te__onnx_store(g, a->o, b->o, v);
 }

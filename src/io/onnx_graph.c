@@ -98,7 +98,9 @@ static void te__onnx_graph_free(te__onnx *g) {
 /* A new item without a name, its last one; NULL with the error. */
 static te__onnx_item *te__onnx_item_new(te__onnx *g, te__onnx_kind kind) {
     te__onnx_item *x;
-    if (g->te->error_code != TE_OK || !te__grow(g->te, (void **)&g->items, &g->cap_items, g->num_items, sizeof(te__onnx_item))) return NULL;
+    if (g->te->error_code != TE_OK ||
+        !te__grow(g->te, (void **)&g->items, &g->cap_items, g->num_items, sizeof(te__onnx_item)))
+        return NULL;
     x = &g->items[g->num_items++];
     memset(x, 0, sizeof(*x));
     x->kind = kind;
@@ -114,7 +116,9 @@ static int te__onnx_named(te__onnx *g, te__onnx_item *x, const char *name) {
 static int te__onnx_weight(te__onnx *g, const char *name, te_tensor *tensor) {
     te__onnx_item *x;
     int type = te__onnx_type(tensor->dtype);
-    if (!type) return te__onnx_fail(g, TE_ERR_UNSUPPORTED, "\"%s\" is %s, a format that ONNX's opset %d lacks", name, te_dtype_name(tensor->dtype), (int)TE__ONNX_OPSET);
+    if (!type)
+        return te__onnx_fail(g, TE_ERR_UNSUPPORTED, "\"%s\" is %s, a format that ONNX's opset %d lacks", name,
+                             te_dtype_name(tensor->dtype), (int)TE__ONNX_OPSET);
     x = te__onnx_item_new(g, TE__ONNX_WEIGHT);
     if (!x) return TE__ONNX_FAILED;
     x->type = type;
@@ -135,8 +139,9 @@ static int te__onnx_once(te__onnx *g) {
     bucket = &g->bucket[hash % TE__ONNX_BUCKETS];
     for (i = *bucket - 1; i >= 0; i = g->items[i].next) {
         const te__onnx_item *y = &g->items[i];
-        if (x->kind == y->kind && x->type == y->type && x->num_in == y->num_in && x->bytes.n == y->bytes.n && x->ndim == y->ndim &&
-            memcmp(x->shape, y->shape, sizeof(x->shape)) == 0 && (!x->op || strcmp(x->op, y->op) == 0) &&
+        if (x->kind == y->kind && x->type == y->type && x->num_in == y->num_in && x->bytes.n == y->bytes.n &&
+            x->ndim == y->ndim && memcmp(x->shape, y->shape, sizeof(x->shape)) == 0 &&
+            (!x->op || strcmp(x->op, y->op) == 0) &&
             (!x->num_in || memcmp(x->in, y->in, (size_t)x->num_in * sizeof(int)) == 0) &&
             (!x->bytes.n || memcmp(x->bytes.s, y->bytes.s, x->bytes.n) == 0)) {
             te__onnx_item_free(g, x);
@@ -239,7 +244,9 @@ static int te__onnx_concat2(te__onnx *g, int axis, int x, int y) {
     in[1] = y;
     return te__onnx_concat(g, axis, 2, in);
 }
-static int te__onnx_unsqueeze(te__onnx *g, int x, int64_t axis) { return te__onnx_2(g, "Unsqueeze", x, te__onnx_i64s(g, 1, &axis)); }
+static int te__onnx_unsqueeze(te__onnx *g, int x, int64_t axis) {
+    return te__onnx_2(g, "Unsqueeze", x, te__onnx_i64s(g, 1, &axis));
+}
 /* Elements begin, begin + step .. before `end` along an axis; all of them 64-bit vectors of one number. */
 static int te__onnx_slice(te__onnx *g, int x, int64_t axis, int begin, int end, int64_t step) {
     int in[5];
@@ -254,7 +261,9 @@ static int te__onnx_cut(te__onnx *g, int x, int64_t axis, int64_t begin, int64_t
     return te__onnx_slice(g, x, axis, te__onnx_i64s(g, 1, &begin), te__onnx_i64s(g, 1, &end), step);
 }
 /* Over one axis, which stays with size 1. */
-static int te__onnx_reduce(te__onnx *g, const char *op, int x, int64_t axis) { return te__onnx_2(g, op, x, te__onnx_i64s(g, 1, &axis)); }
+static int te__onnx_reduce(te__onnx *g, const char *op, int x, int64_t axis) {
+    return te__onnx_2(g, op, x, te__onnx_i64s(g, 1, &axis));
+}
 /* Over everything: a number without dimensions. */
 static int te__onnx_reduce_all(te__onnx *g, const char *op, int x) {
     te__text t = te__onnx_attributes(g);
@@ -306,8 +315,11 @@ static bool te__onnx_factor(te__onnx *g, te__onnx_size s, int64_t *factor, int p
         for (; y->first && down % y->times == 0; down /= y->times, power[i]--) *factor *= y->first;
     }
     if (up == 1 && down == 1 && s.first > 0) return true;
-    te__onnx_fail(g, TE_ERR_UNSUPPORTED, "a size is %lld for the inputs that were given and %lld for larger ones; it must be a product of the sizes that vary, since the file serves "
-                  "all of them", (long long)s.first, (long long)s.second);
+    te__onnx_fail(g, TE_ERR_UNSUPPORTED,
+                  "a size is %lld for the inputs that were given and %lld for larger ones; it must be a product of the "
+                  "sizes that vary, since the file serves "
+                  "all of them",
+                  (long long)s.first, (long long)s.second);
     return false;
 }
 
@@ -338,7 +350,9 @@ static int te__onnx_scalar(te__onnx *g, te__onnx_size s) {
     return te__onnx_2(g, "Reshape", te__onnx_size_of(g, s), te__onnx_i64s(g, 0, NULL));
 }
 /* 0 .. n - 1 */
-static int te__onnx_range(te__onnx *g, te__onnx_size n) { return te__onnx_3(g, "Range", te__onnx_i64(g, 0), te__onnx_scalar(g, n), te__onnx_i64(g, 1)); }
+static int te__onnx_range(te__onnx *g, te__onnx_size n) {
+    return te__onnx_3(g, "Range", te__onnx_i64(g, 0), te__onnx_scalar(g, n), te__onnx_i64(g, 1));
+}
 
 /* A shape as Reshape and Expand take it. infer: one size that varies may be left to Reshape, as -1. */
 static int te__onnx_shape(te__onnx *g, int n, const te__onnx_size *shape, bool infer) {
@@ -352,7 +366,9 @@ static int te__onnx_shape(te__onnx *g, int n, const te__onnx_size *shape, bool i
     for (i = 0; i < n; i++) part[parts++] = te__onnx_size_of(g, shape[i]);
     return te__onnx_concat(g, 0, parts, part);
 }
-static int te__onnx_reshape(te__onnx *g, int x, int n, const te__onnx_size *shape) { return te__onnx_2(g, "Reshape", x, te__onnx_shape(g, n, shape, true)); }
+static int te__onnx_reshape(te__onnx *g, int x, int n, const te__onnx_size *shape) {
+    return te__onnx_2(g, "Reshape", x, te__onnx_shape(g, n, shape, true));
+}
 
 /* ---- the file ---- */
 
@@ -362,11 +378,14 @@ static bool te__onnx_mark(te__onnx *g) {
     for (i = g->num_items - 1; i >= 0; i--) /* a node stands behind what it reads */
         for (k = 0; g->items[i].live && k < g->items[i].num_in; k++) g->items[g->items[i].in[k]].live = true;
     for (i = 0; i < g->num_items; i++)
-        if (g->items[i].bytes.oom) return te__fail(g->te, TE_ERR_OUT_OF_MEMORY, "te_onnx_export: %s", te__no_memory_text) == TE_OK;
+        if (g->items[i].bytes.oom)
+            return te__fail(g->te, TE_ERR_OUT_OF_MEMORY, "te_onnx_export: %s", te__no_memory_text) == TE_OK;
     return true;
 }
 
-static int te__onnx_by_name(const void *a, const void *b) { return strcmp(*(const char *const *)a, *(const char *const *)b); }
+static int te__onnx_by_name(const void *a, const void *b) {
+    return strcmp(*(const char *const *)a, *(const char *const *)b);
+}
 /* No two values share a name: a module's own may be any. */
 static te_result te__onnx_names_differ(te__onnx *g) {
     te_ctx *te = g->te;
@@ -381,12 +400,16 @@ static te_result te__onnx_names_differ(te__onnx *g) {
     qsort(names, (size_t)n, sizeof(*names), te__onnx_by_name);
     for (i = 1; i < n && result == TE_OK; i++)
         if (strcmp(names[i - 1], names[i]) == 0)
-            result = te__fail(te, TE_ERR_INVALID, "te_onnx_export: two values of the graph are \"%s\"; give the module or the parameter another name", names[i]);
+            result = te__fail(
+                te, TE_ERR_INVALID,
+                "te_onnx_export: two values of the graph are \"%s\"; give the module or the parameter another name",
+                names[i]);
     te__free(te, names, bytes);
     return result;
 }
 
-static void te__onnx_put_node(te__text *graph, const te__onnx_item *items, const char *name, const char *op, int n, const int *in, const te__text *attributes) {
+static void te__onnx_put_node(te__text *graph, const te__onnx_item *items, const char *name, const char *op, int n,
+                              const int *in, const te__text *attributes) {
     te__text node = TE_ZERO;
     int i;
     node.memory = graph->memory;
@@ -429,8 +452,12 @@ static void te__onnx_put_output(te__onnx *g, te__text *graph, const te__onnx_out
     te__onnx_put_value(graph, 12, y->name, y->type, y->ndim, shape, axis);
 }
 
-static bool te__onnx_is_initializer(const te__onnx_item *x) { return x->live && (x->kind == TE__ONNX_WEIGHT || x->kind == TE__ONNX_NUMBERS); }
-static uint64_t te__onnx_bytes(const te__onnx_item *x) { return x->kind == TE__ONNX_WEIGHT ? te_tensor_bytes(x->tensor) : x->bytes.n; }
+static bool te__onnx_is_initializer(const te__onnx_item *x) {
+    return x->live && (x->kind == TE__ONNX_WEIGHT || x->kind == TE__ONNX_NUMBERS);
+}
+static uint64_t te__onnx_bytes(const te__onnx_item *x) {
+    return x->kind == TE__ONNX_WEIGHT ? te_tensor_bytes(x->tensor) : x->bytes.n;
+}
 /* The head of an initializer in the graph: its bytes follow. */
 static void te__onnx_put_initializer(te__text *t, const te__onnx_item *x) {
     te__text tensor = TE_ZERO;
@@ -458,7 +485,8 @@ static void te__onnx_put_model(te__text *head, te__text *tail, uint64_t graph_by
 }
 
 /* Head, nodes, inputs and outputs, then each initializer, whose bytes go from the tensor to the file. */
-static te_result te__onnx_stream(te__onnx *g, const char *path, const te__text *head, const te__text *graph, const te__text *tail) {
+static te_result te__onnx_stream(te__onnx *g, const char *path, const te__text *head, const te__text *graph,
+                                 const te__text *tail) {
     te_ctx *te = g->te;
     te__file_out out;
     te__text why = TE_ZERO, one = TE_ZERO;
@@ -498,9 +526,11 @@ static te_result te__onnx_write_file(te__onnx *g, const char *path, const char *
     graph.memory = head.memory = tail.memory = one.memory = &te->host_allocator;
     for (i = 0; i < g->num_items; i++) {
         const te__onnx_item *x = &g->items[i];
-        if (x->live && x->kind == TE__ONNX_NODE) te__onnx_put_node(&graph, g->items, x->name, x->op, x->num_in, x->in, &x->bytes);
+        if (x->live && x->kind == TE__ONNX_NODE)
+            te__onnx_put_node(&graph, g->items, x->name, x->op, x->num_in, x->in, &x->bytes);
     }
-    for (i = 0; i < g->num_outputs; i++) te__onnx_put_node(&graph, g->items, g->outputs[i].name, "Identity", 1, &g->outputs[i].item, NULL);
+    for (i = 0; i < g->num_outputs; i++)
+        te__onnx_put_node(&graph, g->items, g->outputs[i].name, "Identity", 1, &g->outputs[i].item, NULL);
     te__pb_string(&graph, 2, name);
     for (i = 0; i < g->num_items; i++) {
         const te__onnx_item *x = &g->items[i];
@@ -518,10 +548,14 @@ static te_result te__onnx_write_file(te__onnx *g, const char *path, const char *
     te__onnx_put_model(&head, &tail, bytes);
     bytes += head.n + tail.n;
     if (te->error_code != TE_OK) result = te->error_code;
-    else if (graph.oom || head.oom || tail.oom) result = te__fail(te, TE_ERR_OUT_OF_MEMORY, "te_onnx_export: %s", te__no_memory_text);
+    else if (graph.oom || head.oom || tail.oom)
+        result = te__fail(te, TE_ERR_OUT_OF_MEMORY, "te_onnx_export: %s", te__no_memory_text);
     else if (bytes > INT32_MAX)
-        result = te__fail(te, TE_ERR_UNSUPPORTED, "te_onnx_export: the file would have %llu bytes, and readers of protobuf take %lld at most; export a model of 16-bit or quantized "
-                          "weights, or its parts one by one", (unsigned long long)bytes, (long long)INT32_MAX);
+        result = te__fail(te, TE_ERR_UNSUPPORTED,
+                          "te_onnx_export: the file would have %llu bytes, and readers of protobuf take %lld at most; "
+                          "export a model of 16-bit or quantized "
+                          "weights, or its parts one by one",
+                          (unsigned long long)bytes, (long long)INT32_MAX);
     else
         result = te__onnx_stream(g, path, &head, &graph, &tail);
     te__text_free(&graph);

@@ -129,10 +129,12 @@ static bool te__onnx_is_dense(const te__onnx_pair *x, const int *order, int n, i
 }
 static bool te__onnx_same_place(const te__onnx_pair *x, const te__onnx_pair *y) {
     int i;
-    if (x->first.ndim != y->first.ndim || x->first.offset != y->first.offset || x->second.offset != y->second.offset) return false;
+    if (x->first.ndim != y->first.ndim || x->first.offset != y->first.offset || x->second.offset != y->second.offset)
+        return false;
     for (i = 0; i < x->first.ndim; i++) {
         if (!te__onnx_same(te__onnx_dim(x, i), te__onnx_dim(y, i))) return false;
-        if (!te__onnx_is(te__onnx_dim(x, i), 1) && !te__onnx_same(te__onnx_stride(x, i), te__onnx_stride(y, i))) return false;
+        if (!te__onnx_is(te__onnx_dim(x, i), 1) && !te__onnx_same(te__onnx_stride(x, i), te__onnx_stride(y, i)))
+            return false;
     }
     return true;
 }
@@ -156,7 +158,9 @@ static int te__onnx_wide(te__onnx *g, const te__onnx_write *w) {
     case TE_I32: return te__onnx_cast(g, w->value, TE__ONNX_INT64);
     case TE_F8E4M3:
     case TE_F8E5M2:
-        return te__onnx_fail(g, TE_ERR_UNSUPPORTED, "it moves codes%s%s apart from their scale; export the module outside of autocast, where stored weights are decoded",
+        return te__onnx_fail(g, TE_ERR_UNSUPPORTED,
+                             "it moves codes%s%s apart from their scale; export the module outside of autocast, where "
+                             "stored weights are decoded",
                              w->path ? " of " : "", w->path ? w->path : "");
     default: return w->value;
     }
@@ -182,7 +186,9 @@ static bool te__onnx_place_of(te__onnx_place *p, const te__onnx_pair *x, te__onn
         p->size[i] = i < n ? te__onnx_dim(x, p->order[i]) : te__onnx_fixed(1);
         if (!te__onnx_divide(&p->full[i], stride, &rest) || !te__onnx_is(rest, 0)) return false;
         if (!te__onnx_divide(&p->begin[i], stride, &at)) return false;
-        if (p->begin[i].first + p->size[i].first > p->full[i].first || p->begin[i].second + p->size[i].second > p->full[i].second) return false;
+        if (p->begin[i].first + p->size[i].first > p->full[i].first ||
+            p->begin[i].second + p->size[i].second > p->full[i].second)
+            return false;
         outer = stride;
     }
     p->n = te__onnx_is(p->full[n], 1) ? n : n + 1;
@@ -230,8 +236,9 @@ static int te__onnx_view(te__onnx *g, const te__onnx_write *w, const te__onnx_pa
         to.first = p.begin[i].first + p.size[i].first;
         to.second = p.begin[i].second + p.size[i].second;
         begin = te__onnx_size_of(g, p.begin[i]);
-        end = te__onnx_is_fixed(to) || te__onnx_is_fixed(p.begin[i]) == te__onnx_is_fixed(p.size[i]) ? te__onnx_size_of(g, to)
-                                                                                                      : te__onnx_2(g, "Add", begin, te__onnx_size_of(g, p.size[i]));
+        end = te__onnx_is_fixed(to) || te__onnx_is_fixed(p.begin[i]) == te__onnx_is_fixed(p.size[i])
+                  ? te__onnx_size_of(g, to)
+                  : te__onnx_2(g, "Add", begin, te__onnx_size_of(g, p.size[i]));
         v = te__onnx_slice(g, v, i, begin, end, 1);
     }
     /* and in the order and shape of x */
@@ -264,12 +271,16 @@ static int te__onnx_view(te__onnx *g, const te__onnx_write *w, const te__onnx_pa
 
 /* Does y differ from x in its place along dimension `axis` alone, and in its size there? *at becomes where it begins, from x's begin. */
 static bool te__onnx_is_beside(const te__onnx_pair *x, const te__onnx_pair *y, int axis, te__onnx_size *at) {
-    te__onnx_size rest, step = te__onnx_times(te__onnx_stride(x, axis), te__onnx_fixed(te__max(1, te__dtype_size(x->first.dtype))));
+    te__onnx_size rest,
+        step = te__onnx_times(te__onnx_stride(x, axis), te__onnx_fixed(te__max(1, te__dtype_size(x->first.dtype))));
     int i;
-    if (x->first.buffer != y->first.buffer || x->first.ndim != y->first.ndim || x->first.dtype != y->first.dtype) return false;
+    if (x->first.buffer != y->first.buffer || x->first.ndim != y->first.ndim || x->first.dtype != y->first.dtype)
+        return false;
     for (i = 0; i < x->first.ndim; i++) {
         if (i != axis && !te__onnx_same(te__onnx_dim(x, i), te__onnx_dim(y, i))) return false;
-        if (!te__onnx_is(te__onnx_dim(x, i), 1) && !te__onnx_is(te__onnx_dim(y, i), 1) && !te__onnx_same(te__onnx_stride(x, i), te__onnx_stride(y, i))) return false;
+        if (!te__onnx_is(te__onnx_dim(x, i), 1) && !te__onnx_is(te__onnx_dim(y, i), 1) &&
+            !te__onnx_same(te__onnx_stride(x, i), te__onnx_stride(y, i)))
+            return false;
     }
     at->first = y->first.offset - x->first.offset;
     at->second = y->second.offset - x->second.offset;
@@ -335,13 +346,17 @@ static int te__onnx_constant(te__onnx *g, te_tensor *first, te_tensor *second) {
     int v;
     if (same && first->buffer != second->buffer) {
         char *host = (char *)te__alloc(g->te, 2 * bytes);
-        if (host && te_tensor_to_host(first, host) == TE_OK && te_tensor_to_host(second, host + bytes) == TE_OK) same = memcmp(host, host + bytes, bytes) == 0;
+        if (host && te_tensor_to_host(first, host) == TE_OK && te_tensor_to_host(second, host + bytes) == TE_OK)
+            same = memcmp(host, host + bytes, bytes) == 0;
         te__free(g->te, host, 2 * bytes);
         if (te_error_code(g->te) != TE_OK) return TE__ONNX_FAILED;
     }
     if (!same)
-        return te__onnx_fail(g, TE_ERR_UNSUPPORTED, "it reads %s, and %s at larger inputs, which no operation has made of the inputs: the host computes it, or another rank, and a graph "
-                             "cannot", te__shape_text(first, a), te__shape_text(second, b));
+        return te__onnx_fail(g, TE_ERR_UNSUPPORTED,
+                             "it reads %s, and %s at larger inputs, which no operation has made of the inputs: the "
+                             "host computes it, or another rank, and a graph "
+                             "cannot",
+                             te__shape_text(first, a), te__shape_text(second, b));
     snprintf(name, sizeof(name), "constant_%d", ++g->num_constants);
     v = te__onnx_weight(g, name, first);
     w = v < 0 ? NULL : te__onnx_write_new(g, &x, v);
@@ -368,11 +383,13 @@ static int te__onnx_find(te__onnx *g, const te__onnx_pair *x, te_tensor *first, 
         }
         *found = i;
         if (fits || result != TE_OK || te_error_code(g->te) != TE_OK) return v;
-        return te__onnx_fail(g, TE_ERR_UNSUPPORTED, "it reads %s, of which %s has written a part; a graph has no memory to be written in parts", te__shape_text(&x->first, text),
-                             g->writes[i].by ? g->writes[i].by : "no operation");
+        return te__onnx_fail(
+            g, TE_ERR_UNSUPPORTED,
+            "it reads %s, of which %s has written a part; a graph has no memory to be written in parts",
+            te__shape_text(&x->first, text), g->writes[i].by ? g->writes[i].by : "no operation");
     }
-    return te__onnx_fail(g, TE_ERR_UNSUPPORTED, "it reads %s, a result of %s that has no form in ONNX", te__shape_text(&x->first, text),
-                         g->writes[i].by ? g->writes[i].by : "no operation");
+    return te__onnx_fail(g, TE_ERR_UNSUPPORTED, "it reads %s, a result of %s that has no form in ONNX",
+                         te__shape_text(&x->first, text), g->writes[i].by ? g->writes[i].by : "no operation");
 }
 /* In f32, or 64 bits of an integer format, in the shape of the pair. */
 static int te__onnx_read_as(te__onnx *g, const te__onnx_pair *x, const te_tensor *first, const te_tensor *second) {

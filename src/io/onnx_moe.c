@@ -22,7 +22,9 @@ static int te__onnx_marked(te__onnx *g, int which, int64_t n) {
     return te__onnx_reduce_away(g, "ReduceMax", te__onnx_cast(g, equal, TE__ONNX_INT64), -2);
 }
 static int te__onnx_softmax_last(te__onnx *g, int x) { return te__onnx_softmax_of(g, x, TE__ONNX_ALL); }
-static int te__onnx_sum_last(te__onnx *g, int x) { return te__onnx_2(g, "Add", te__onnx_reduce(g, "ReduceSum", x, -1), te__onnx_f32(g, 1e-20f)); }
+static int te__onnx_sum_last(te__onnx *g, int x) {
+    return te__onnx_2(g, "Add", te__onnx_reduce(g, "ReduceSum", x, -1), te__onnx_f32(g, 1e-20f));
+}
 
 static int te__onnx_score(te__onnx *g, te_score_function f, int x) {
     if (f == TE_SCORE_SIGMOID) return te__onnx_1(g, "Sigmoid", x);
@@ -44,9 +46,12 @@ static int te__onnx_keep_groups(te__onnx *g, int keys, int64_t experts, const te
         in[1] = te__onnx_top(g, of_group, te__onnx_i64s(g, 1, &best), true);
         top = te__onnx_node(g, "GatherElements", &t, 2, in);
     }
-    kept = te__onnx_marked(g, te__onnx_top(g, te__onnx_reduce_away(g, "ReduceSum", top, -1), te__onnx_i64s(g, 1, &groups), true), a->num_groups);
+    kept = te__onnx_marked(
+        g, te__onnx_top(g, te__onnx_reduce_away(g, "ReduceSum", top, -1), te__onnx_i64s(g, 1, &groups), true),
+        a->num_groups);
     kept = te__onnx_2(g, "Equal", te__onnx_unsqueeze(g, kept, -1), te__onnx_i64(g, 1));
-    return te__onnx_2(g, "Reshape", te__onnx_3(g, "Where", kept, of_group, te__onnx_f32(g, -3e38f)), te__onnx_i64s(g, 2, flat));
+    return te__onnx_2(g, "Reshape", te__onnx_3(g, "Where", kept, of_group, te__onnx_f32(g, -3e38f)),
+                      te__onnx_i64s(g, 2, flat));
 }
 static te_result te__onnx_router(te__onnx *g, const te__any_args *x, const te__any_args *y) {
     const te_op_moe_router_fwd_args *a = &x->moe_router_fwd, *b = &y->moe_router_fwd;
@@ -57,9 +62,12 @@ static te_result te__onnx_router(te__onnx *g, const te__any_args *x, const te__a
     int v, score, keys, which, map;
     te_result result = te__onnx_store(g, a->routing_bits, b->routing_bits, TE__ONNX_FAILED);
     if (result != TE_OK) return result;
-    if (!a->probs || a->topk_probs || a->bias_in_probs || a->zero_other_groups || (a->group_topk && a->group_best != a->topk / a->group_topk) ||
+    if (!a->probs || a->topk_probs || a->bias_in_probs || a->zero_other_groups ||
+        (a->group_topk && a->group_best != a->topk / a->group_topk) ||
         (a->norm_topk_prob == TE_ON) != (!softmax && (a->all_scores || a->topk > 1)))
-        return te__onnx_fail(g, TE_ERR_UNSUPPORTED, "it is the choice of a Gate (topk_probs, norm_topk_prob, bias_in_probs, group_best or zero_other_groups); a graph has te_fused_topk_with_score_function's"),
+        return te__onnx_fail(g, TE_ERR_UNSUPPORTED,
+                             "it is the choice of a Gate (topk_probs, norm_topk_prob, bias_in_probs, group_best or "
+                             "zero_other_groups); a graph has te_fused_topk_with_score_function's"),
                te_error_code(g->te);
     probs = te__onnx_pair_of(a->probs, b->probs);
     shape[0].first = te__rows(a->logits), shape[0].second = te__rows(b->logits);
@@ -109,7 +117,8 @@ static te_result te__onnx_mask_map(te__onnx *g, const te__any_args *x, const te_
     int64_t every = -1, first = 0;
     te__onnx_map m = TE_ZERO;
     te_result result;
-    mask = te__onnx_1(g, "Not", te__onnx_2(g, "Equal", te__onnx_read(g, a->routing_map, b->routing_map), te__onnx_i64(g, 0)));
+    mask = te__onnx_1(g, "Not",
+                      te__onnx_2(g, "Equal", te__onnx_read(g, a->routing_map, b->routing_map), te__onnx_i64(g, 0)));
     copies = te__onnx_1(g, "NonZero", te__onnx_transpose(g, mask, 2, order)); /* [2, copies]: by expert, then by token */
     flat = te__onnx_i64s(g, 1, &every);
     expert = te__onnx_2(g, "Reshape", te__onnx_cut(g, copies, 0, 0, 1, 1), flat);
@@ -118,10 +127,12 @@ static te_result te__onnx_mask_map(te__onnx *g, const te__any_args *x, const te_
     m.place = te__onnx_2(g, "Add", te__onnx_2(g, "Mul", m.source, te__onnx_i64(g, te__cols(a->routing_map))), expert);
     m.expert = expert;
     m.destination = te__onnx_3(g, "Range", te__onnx_i64(g, 0),
-                               te__onnx_2(g, "Squeeze", te__onnx_1(g, "Shape", m.source), te__onnx_i64s(g, 1, &first)), te__onnx_i64(g, 1));
+                               te__onnx_2(g, "Squeeze", te__onnx_1(g, "Shape", m.source), te__onnx_i64s(g, 1, &first)),
+                               te__onnx_i64(g, 1));
     result = te__onnx_store_map(g, a->row_id_map, b->row_id_map, &m);
     if (result != TE_OK || !a->tokens_per_expert) return result;
-    return te__onnx_store(g, a->tokens_per_expert, b->tokens_per_expert, te__onnx_reduce_away(g, "ReduceSum", te__onnx_cast(g, mask, TE__ONNX_INT64), 0));
+    return te__onnx_store(g, a->tokens_per_expert, b->tokens_per_expert,
+                          te__onnx_reduce_away(g, "ReduceSum", te__onnx_cast(g, mask, TE__ONNX_INT64), 0));
 }
 static te_result te__onnx_index_map(te__onnx *g, const te__any_args *x, const te__any_args *y) {
     const te_op_moe_index_map_args *a = &x->moe_index_map, *b = &y->moe_index_map;
@@ -130,7 +141,8 @@ static te_result te__onnx_index_map(te__onnx *g, const te__any_args *x, const te
     te__onnx_map m = TE_ZERO;
     int v = te__onnx_2(g, "Reshape", te__onnx_read(g, a->experts, b->experts), te__onnx_i64s(g, 1, &every));
     /* ids as unsigned 32-bit numbers: negative ones come last */
-    v = te__onnx_3(g, "Where", te__onnx_2(g, "Less", v, te__onnx_i64(g, 0)), te__onnx_2(g, "Add", v, te__onnx_i64(g, (int64_t)1 << 32)), v);
+    v = te__onnx_3(g, "Where", te__onnx_2(g, "Less", v, te__onnx_i64(g, 0)),
+                   te__onnx_2(g, "Add", v, te__onnx_i64(g, (int64_t)1 << 32)), v);
     copies.first = te__numel(a->experts);
     copies.second = te__numel(b->experts);
     kept = copies;
@@ -144,20 +156,27 @@ static te_result te__onnx_index_map(te__onnx *g, const te__any_args *x, const te
     return te__onnx_store_map(g, a->row_id_map, b->row_id_map, &m);
 }
 /* The map that a tensor stands for, with padding in front of each expert's rows. topk: the caller's. False with the error where there is none. */
-static bool te__onnx_map_of(te__onnx *g, const te_tensor *map, const te_tensor *map2, const te_tensor *pad, const te_tensor *pad2, int64_t topk, te__onnx_map *m) {
+static bool te__onnx_map_of(te__onnx *g, const te_tensor *map, const te_tensor *map2, const te_tensor *pad,
+                            const te_tensor *pad2, int64_t topk, te__onnx_map *m) {
     te__onnx_pair x = te__onnx_pair_of(map, map2);
     int i = te__onnx_last(g, &x, g->num_writes);
     if (i < 0 || !g->writes[i].map.is_map) {
-        te__onnx_fail(g, TE_ERR_UNSUPPORTED, "row_id_map is of %s; a graph has the maps of moe_mask_map and moe_index_map", i < 0 || !g->writes[i].by ? "the program" : g->writes[i].by);
+        te__onnx_fail(g, TE_ERR_UNSUPPORTED,
+                      "row_id_map is of %s; a graph has the maps of moe_mask_map and moe_index_map",
+                      i < 0 || !g->writes[i].by ? "the program" : g->writes[i].by);
         return false;
     }
     *m = g->writes[i].map;
     if (topk != m->topk) {
-        te__onnx_fail(g, TE_ERR_UNSUPPORTED, "topk is %lld, and the map is of %lld experts for each token (0: a mask map); a graph has them alike: give merging_probs", (long long)topk,
-                      (long long)m->topk);
+        te__onnx_fail(g, TE_ERR_UNSUPPORTED,
+                      "topk is %lld, and the map is of %lld experts for each token (0: a mask map); a graph has them "
+                      "alike: give merging_probs",
+                      (long long)topk, (long long)m->topk);
         return false;
     }
-    if (pad) m->destination = te__onnx_2(g, "Add", m->destination, te__onnx_2(g, "Gather", te__onnx_read(g, pad, pad2), m->expert));
+    if (pad)
+        m->destination =
+            te__onnx_2(g, "Add", m->destination, te__onnx_2(g, "Gather", te__onnx_read(g, pad, pad2), m->expert));
     return true;
 }
 
@@ -183,13 +202,21 @@ static te_result te__onnx_permute(te__onnx *g, const te__any_args *x, const te__
     te__onnx_map m;
     int rows, probs;
     te_result result;
-    if (!te__is_float(a->x->dtype)) return te__onnx_fail(g, TE_ERR_UNSUPPORTED, "it moves rows of %s; a graph moves floats", te_dtype_name(a->x->dtype)), te_error_code(g->te);
-    if (!te__onnx_map_of(g, a->row_id_map, b->row_id_map, a->pad_offsets, b->pad_offsets, a->topk, &m)) return te_error_code(g->te);
+    if (!te__is_float(a->x->dtype))
+        return te__onnx_fail(g, TE_ERR_UNSUPPORTED, "it moves rows of %s; a graph moves floats",
+                             te_dtype_name(a->x->dtype)),
+               te_error_code(g->te);
+    if (!te__onnx_map_of(g, a->row_id_map, b->row_id_map, a->pad_offsets, b->pad_offsets, a->topk, &m))
+        return te_error_code(g->te);
     rows = te__onnx_2(g, "Gather", te__onnx_read(g, a->x, b->x), m.source);
     if (a->probs) {
         probs = te__onnx_2(g, "Gather", te__onnx_flat(g, a->probs, b->probs), m.place);
-        if (!a->topk) rows = te__onnx_3(g, "Where", te__onnx_unsqueeze(g, te__onnx_2(g, "Equal", probs, te__onnx_f32(g, 0.0f)), -1), te__onnx_f32(g, 0.0f), rows);
-        result = te__onnx_store(g, a->permuted_probs, b->permuted_probs, te__onnx_scatter(g, a->permuted_probs, b->permuted_probs, m.destination, probs, false));
+        if (!a->topk)
+            rows =
+                te__onnx_3(g, "Where", te__onnx_unsqueeze(g, te__onnx_2(g, "Equal", probs, te__onnx_f32(g, 0.0f)), -1),
+                           te__onnx_f32(g, 0.0f), rows);
+        result = te__onnx_store(g, a->permuted_probs, b->permuted_probs,
+                                te__onnx_scatter(g, a->permuted_probs, b->permuted_probs, m.destination, probs, false));
         if (result != TE_OK) return result;
     }
     return te__onnx_store(g, a->y, b->y, te__onnx_scatter(g, a->y, b->y, m.destination, rows, false));
@@ -199,9 +226,14 @@ static te_result te__onnx_unpermute(te__onnx *g, const te__any_args *x, const te
     te__onnx_map m;
     int rows;
     te_result result = te__onnx_store(g, a->probs, b->probs, TE__ONNX_FAILED);
-    if (result != TE_OK || !te__onnx_map_of(g, a->row_id_map, b->row_id_map, a->pad_offsets, b->pad_offsets, a->topk, &m)) return te_error_code(g->te);
+    if (result != TE_OK ||
+        !te__onnx_map_of(g, a->row_id_map, b->row_id_map, a->pad_offsets, b->pad_offsets, a->topk, &m))
+        return te_error_code(g->te);
     rows = te__onnx_2(g, "Gather", te__onnx_read(g, a->x, b->x), m.destination);
     if (a->merging_probs)
-        rows = te__onnx_2(g, "Mul", rows, te__onnx_unsqueeze(g, te__onnx_2(g, "Gather", te__onnx_flat(g, a->merging_probs, b->merging_probs), m.place), -1));
+        rows = te__onnx_2(
+            g, "Mul", rows,
+            te__onnx_unsqueeze(
+                g, te__onnx_2(g, "Gather", te__onnx_flat(g, a->merging_probs, b->merging_probs), m.place), -1));
     return te__onnx_store(g, a->y, b->y, te__onnx_scatter(g, a->y, b->y, m.source, rows, true));
 }

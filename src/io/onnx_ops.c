@@ -27,10 +27,15 @@ static te_result te__onnx_fill(te__onnx *g, const te__any_args *x, const te__any
     te_result result;
     int v;
     if (te__is_float(a->dst->dtype) && a->value != b->value)
-        return te__onnx_fail(g, TE_ERR_UNSUPPORTED, "it writes %g, and %g at larger inputs; a number that varies is a whole one, a size", a->value, b->value), te_error_code(g->te);
+        return te__onnx_fail(g, TE_ERR_UNSUPPORTED,
+                             "it writes %g, and %g at larger inputs; a number that varies is a whole one, a size",
+                             a->value, b->value),
+               te_error_code(g->te);
     number.first = (int64_t)a->value;
     number.second = (int64_t)b->value;
-    v = te__is_float(a->dst->dtype) ? te__onnx_f32(g, (float)a->value) : number.first == number.second ? te__onnx_i64(g, number.first) : te__onnx_size_of(g, number);
+    v = te__is_float(a->dst->dtype)     ? te__onnx_f32(g, (float)a->value)
+        : number.first == number.second ? te__onnx_i64(g, number.first)
+                                        : te__onnx_size_of(g, number);
     te__onnx_dims(&dst, shape);
     result = TE__ONNX_STORE(dst, te__onnx_2(g, "Expand", v, te__onnx_shape(g, a->dst->ndim, shape, false)));
     if (result == TE_OK && !te__is_float(a->dst->dtype)) g->writes[g->num_writes - 1].filled = number;
@@ -40,7 +45,8 @@ static te_result te__onnx_axpby(te__onnx *g, const te__any_args *x, const te__an
     const te_op_axpby_args *a = &x->axpby, *b = &y->axpby;
     int v = TE__ONNX_READ(x), alpha = te__onnx_f32(g, a->alpha);
     if (a->alpha_device) alpha = te__onnx_2(g, "Mul", alpha, TE__ONNX_READ(alpha_device));
-    if (a->divide_device) alpha = te__onnx_2(g, "Div", alpha, te__onnx_2(g, "Max", TE__ONNX_READ(divide_device), te__onnx_f32(g, 1.0f)));
+    if (a->divide_device)
+        alpha = te__onnx_2(g, "Div", alpha, te__onnx_2(g, "Max", TE__ONNX_READ(divide_device), te__onnx_f32(g, 1.0f)));
     if (a->alpha != 1.0f || a->alpha_device || a->divide_device) v = te__onnx_2(g, "Mul", v, alpha);
     if (a->y) {
         int w = TE__ONNX_READ(y);
@@ -59,7 +65,8 @@ static te_result te__onnx_mul(te__onnx *g, const te__any_args *x, const te__any_
     const te_op_mul_args *a = &x->mul, *b = &y->mul;
     te__onnx_pair from = te__onnx_pair_of(a->x, b->x);
     int v = TE__ONNX_READ(x), w = TE__ONNX_READ(y);
-    return TE__ONNX_STORE(out, te__onnx_2(g, "Mul", v, te__mul_by_rows(a) || te__mul_by_rows(b) ? te__onnx_per_row(g, w, &from) : w));
+    return TE__ONNX_STORE(
+        out, te__onnx_2(g, "Mul", v, te__mul_by_rows(a) || te__mul_by_rows(b) ? te__onnx_per_row(g, w, &from) : w));
 }
 static te_result te__onnx_sum(te__onnx *g, const te__any_args *x, const te__any_args *y) {
     const te_op_sum_args *a = &x->sum, *b = &y->sum;
@@ -72,9 +79,12 @@ static te_result te__onnx_sum(te__onnx *g, const te__any_args *x, const te__any_
 static te_result te__onnx_embedding(te__onnx *g, const te__any_args *x, const te__any_args *y) {
     const te_op_embedding_fwd_args *a = &x->embedding_fwd, *b = &y->embedding_fwd;
     int ids = TE__ONNX_READ(ids), zero = te__onnx_i64(g, 0), inside, rows;
-    if (a->from_end) ids = te__onnx_3(g, "Where", te__onnx_2(g, "Less", ids, zero), te__onnx_2(g, "Add", ids, te__onnx_i64(g, a->vocab_size)), ids);
+    if (a->from_end)
+        ids = te__onnx_3(g, "Where", te__onnx_2(g, "Less", ids, zero),
+                         te__onnx_2(g, "Add", ids, te__onnx_i64(g, a->vocab_size)), ids);
     if (a->vocab_start) ids = te__onnx_2(g, "Sub", ids, te__onnx_i64(g, a->vocab_start));
-    inside = te__onnx_2(g, "And", te__onnx_2(g, "GreaterOrEqual", ids, zero), te__onnx_2(g, "Less", ids, te__onnx_i64(g, a->table->shape[0])));
+    inside = te__onnx_2(g, "And", te__onnx_2(g, "GreaterOrEqual", ids, zero),
+                        te__onnx_2(g, "Less", ids, te__onnx_i64(g, a->table->shape[0])));
     rows = te__onnx_2(g, "Gather", TE__ONNX_READ(table), te__onnx_3(g, "Where", inside, ids, zero));
     return TE__ONNX_STORE(y, te__onnx_3(g, "Where", te__onnx_unsqueeze(g, inside, -1), rows, te__onnx_f32(g, 0.0f)));
 }
@@ -82,7 +92,10 @@ static te_result te__onnx_dropout_add(te__onnx *g, const te__any_args *x, const 
     const te_op_dropout_add_fwd_args *a = &x->dropout_add_fwd, *b = &y->dropout_add_fwd;
     int v = TE__ONNX_READ(x);
     if (a->p > 0.0f) {
-        te__onnx_fail(g, TE_ERR_UNSUPPORTED, "it drops elements with probability %g; te_module_train(module, false) makes the module one of inference", (double)a->p);
+        te__onnx_fail(
+            g, TE_ERR_UNSUPPORTED,
+            "it drops elements with probability %g; te_module_train(module, false) makes the module one of inference",
+            (double)a->p);
         return te_error_code(g->te);
     }
     if (a->bias) v = te__onnx_2(g, "Add", v, TE__ONNX_READ(bias));
@@ -155,7 +168,9 @@ static int te__onnx_act_one(te__onnx *g, te_activation act, int x) {
     default: return te__onnx_1(g, "Sigmoid", x); /* TE_GLU */
     }
 }
-static int te__onnx_clip(te__onnx *g, int x, float limit) { return te__onnx_3(g, "Clip", x, te__onnx_f32(g, -limit), te__onnx_f32(g, limit)); }
+static int te__onnx_clip(te__onnx *g, int x, float limit) {
+    return te__onnx_3(g, "Clip", x, te__onnx_f32(g, -limit), te__onnx_f32(g, limit));
+}
 
 /* The halves of a gated input, whose columns may alternate by blocks. */
 static void te__onnx_halves(te__onnx *g, int x, int64_t n, int64_t block, int half[2]) {
@@ -173,10 +188,12 @@ static void te__onnx_halves(te__onnx *g, int x, int64_t n, int64_t block, int ha
     joined[0] = -1;
     joined[1] = n;
     blocks = te__onnx_2(g, "Reshape", x, te__onnx_i64s(g, 4, shape));
-    for (h = 0; h < 2; h++) half[h] = te__onnx_2(g, "Reshape", te__onnx_cut(g, blocks, 2, h, h + 1, 1), te__onnx_i64s(g, 2, joined));
+    for (h = 0; h < 2; h++)
+        half[h] = te__onnx_2(g, "Reshape", te__onnx_cut(g, blocks, 2, h, h + 1, 1), te__onnx_i64s(g, 2, joined));
 }
 /* The value of an activation; *from, the shape of x, becomes that of the result. */
-static int te__onnx_activated(te__onnx *g, int v, te__onnx_pair *from, te_activation act, float limit, float alpha, bool no_offset, int64_t block) {
+static int te__onnx_activated(te__onnx *g, int v, te__onnx_pair *from, te_activation act, float limit, float alpha,
+                              bool no_offset, int64_t block) {
     const int last = from->first.ndim - 1;
     te__onnx_size shape[TE_MAX_DIMS];
     int half[2];
@@ -199,7 +216,8 @@ static int te__onnx_activated(te__onnx *g, int v, te__onnx_pair *from, te_activa
 static te_result te__onnx_act(te__onnx *g, const te__any_args *x, const te__any_args *y) {
     const te_op_act_fwd_args *a = &x->act_fwd, *b = &y->act_fwd;
     te__onnx_pair from = te__onnx_pair_of(a->x, b->x);
-    int v = te__onnx_activated(g, TE__ONNX_READ(x), &from, a->activation, a->limit, a->alpha, a->no_glu_linear_offset, a->glu_interleave_size);
+    int v = te__onnx_activated(g, TE__ONNX_READ(x), &from, a->activation, a->limit, a->alpha, a->no_glu_linear_offset,
+                               a->glu_interleave_size);
     te_result result = TE__ONNX_STORE(amax, a->scale ? TE__ONNX_FAILED : te__onnx_vector(g, te__onnx_amax_of(g, v))); /* of f32, for the cast behind */
     if (result == TE_OK) result = TE__ONNX_UNKNOWN(col);
     return result == TE_OK ? te__onnx_store_result(g, v, &from, a->y, b->y, a->scale, b->scale) : result;
@@ -207,7 +225,8 @@ static te_result te__onnx_act(te__onnx *g, const te__any_args *x, const te__any_
 static te_result te__onnx_scaled_act(te__onnx *g, const te__any_args *x, const te__any_args *y) {
     const te_op_scaled_act_fwd_args *a = &x->scaled_act_fwd, *b = &y->scaled_act_fwd;
     te__onnx_pair from = te__onnx_pair_of(a->x, b->x);
-    int v = te__onnx_activated(g, TE__ONNX_READ(x), &from, a->activation, a->limit, a->alpha, a->no_glu_linear_offset, a->glu_interleave_size);
+    int v = te__onnx_activated(g, TE__ONNX_READ(x), &from, a->activation, a->limit, a->alpha, a->no_glu_linear_offset,
+                               a->glu_interleave_size);
     return TE__ONNX_STORE(y, te__onnx_2(g, "Mul", v, te__onnx_per_row(g, TE__ONNX_READ(act_scales), &from)));
 }
 
@@ -229,7 +248,9 @@ static int te__onnx_distance(te__onnx *g, const te__onnx_scores *s) {
     return te__onnx_2(g, "Sub", te__onnx_range(g, s->s_kv), te__onnx_unsqueeze(g, te__onnx_range(g, s->s_q), 1));
 }
 static bool te__onnx_is_top_left(te_attn_mask mask) { return mask == TE_MASK_CAUSAL || mask == TE_MASK_PADDING_CAUSAL; }
-static bool te__onnx_is_bottom_right(te_attn_mask mask) { return mask == TE_MASK_CAUSAL_BOTTOM_RIGHT || mask == TE_MASK_PADDING_CAUSAL_BOTTOM_RIGHT; }
+static bool te__onnx_is_bottom_right(te_attn_mask mask) {
+    return mask == TE_MASK_CAUSAL_BOTTOM_RIGHT || mask == TE_MASK_PADDING_CAUSAL_BOTTOM_RIGHT;
+}
 /* Does the diagonal of windows and of ALiBi end in the lower right corner? */
 static bool te__onnx_corner(const te__onnx_scores *s) {
     return te__onnx_is_bottom_right(s->mask) || (!te__onnx_is_top_left(s->mask) && s->bottom_right_diagonal != TE_OFF);
@@ -237,22 +258,33 @@ static bool te__onnx_corner(const te__onnx_scores *s) {
 /* The j - i of a diagonal, plus a number. */
 static int te__onnx_diagonal(te__onnx *g, const te__onnx_scores *s, bool bottom_right, int64_t plus) {
     int v = te__onnx_i64(g, plus);
-    if (!bottom_right || (!s->padded && te__onnx_same(s->s_q, s->s_kv)) || (s->padded && s->len_q == s->len_kv)) return v;
-    return te__onnx_2(g, "Add", s->padded ? te__onnx_2(g, "Sub", s->len_kv, s->len_q)
-                                          : te__onnx_2(g, "Sub", te__onnx_scalar(g, s->s_kv), te__onnx_scalar(g, s->s_q)), v);
+    if (!bottom_right || (!s->padded && te__onnx_same(s->s_q, s->s_kv)) || (s->padded && s->len_q == s->len_kv))
+        return v;
+    return te__onnx_2(g, "Add",
+                      s->padded ? te__onnx_2(g, "Sub", s->len_kv, s->len_q)
+                                : te__onnx_2(g, "Sub", te__onnx_scalar(g, s->s_kv), te__onnx_scalar(g, s->s_q)),
+                      v);
 }
 /* Two masks, either of which may be TE__ONNX_ALL. */
-static int te__onnx_both(te__onnx *g, int x, int y) { return x == TE__ONNX_ALL ? y : y == TE__ONNX_ALL ? x : te__onnx_2(g, "And", x, y); }
+static int te__onnx_both(te__onnx *g, int x, int y) {
+    return x == TE__ONNX_ALL ? y : y == TE__ONNX_ALL ? x : te__onnx_2(g, "And", x, y);
+}
 
 /* The keys that a query sees by mask, window and lengths: bool [s_q, s_kv] or [b, 1, s_q, s_kv], or TE__ONNX_ALL. */
 static int te__onnx_visible(te__onnx *g, const te__onnx_scores *s) {
-    const bool top_left = te__onnx_is_top_left(s->mask), bottom_right = te__onnx_is_bottom_right(s->mask), corner = te__onnx_corner(s);
+    const bool top_left = te__onnx_is_top_left(s->mask), bottom_right = te__onnx_is_bottom_right(s->mask),
+               corner = te__onnx_corner(s);
     int v = TE__ONNX_ALL;
-    if (top_left || bottom_right) v = te__onnx_2(g, "LessOrEqual", te__onnx_distance(g, s), te__onnx_diagonal(g, s, bottom_right, 0));
+    if (top_left || bottom_right)
+        v = te__onnx_2(g, "LessOrEqual", te__onnx_distance(g, s), te__onnx_diagonal(g, s, bottom_right, 0));
     if (s->window.on && s->window.right >= 0)
-        v = te__onnx_both(g, v, te__onnx_2(g, "LessOrEqual", te__onnx_distance(g, s), te__onnx_diagonal(g, s, corner, s->window.right)));
+        v = te__onnx_both(
+            g, v,
+            te__onnx_2(g, "LessOrEqual", te__onnx_distance(g, s), te__onnx_diagonal(g, s, corner, s->window.right)));
     if (s->window.on && s->window.left >= 0)
-        v = te__onnx_both(g, v, te__onnx_2(g, "GreaterOrEqual", te__onnx_distance(g, s), te__onnx_diagonal(g, s, corner, -s->window.left)));
+        v = te__onnx_both(
+            g, v,
+            te__onnx_2(g, "GreaterOrEqual", te__onnx_distance(g, s), te__onnx_diagonal(g, s, corner, -s->window.left)));
     if (s->padded) {
         v = te__onnx_both(g, v, te__onnx_2(g, "Less", te__onnx_range(g, s->s_kv), s->len_kv));
         v = te__onnx_both(g, v, te__onnx_2(g, "Less", te__onnx_unsqueeze(g, te__onnx_range(g, s->s_q), 1), s->len_q));
@@ -267,7 +299,9 @@ static int te__onnx_softmax_of(te__onnx *g, int scores, int visible) {
     v = te__onnx_node(g, "Softmax", &t, 1, &v);
     return visible == TE__ONNX_ALL ? v : te__onnx_3(g, "Where", visible, v, te__onnx_f32(g, 0.0f));
 }
-static int te__onnx_scaled(te__onnx *g, int x, float scale) { return scale == 1.0f ? x : te__onnx_2(g, "Mul", x, te__onnx_f32(g, scale)); }
+static int te__onnx_scaled(te__onnx *g, int x, float scale) {
+    return scale == 1.0f ? x : te__onnx_2(g, "Mul", x, te__onnx_f32(g, scale));
+}
 static int te__onnx_capped(te__onnx *g, int x, float cap) {
     return te__onnx_scaled(g, te__onnx_1(g, "Tanh", te__onnx_2(g, "Div", x, te__onnx_f32(g, cap))), cap);
 }
@@ -284,7 +318,8 @@ static te_result te__onnx_softmax(te__onnx *g, const te__any_args *x, const te__
         visible = te__onnx_visible(g, &s);
     }
     if (a->mask) { /* -10000 in place of the score; a row whose largest visible score is that is 0 */
-        int masked = te__onnx_f32(g, TE__SOFTMAX_MASKED), mask = te__onnx_2(g, "Equal", TE__ONNX_READ(mask), te__onnx_i64(g, 0)), seen;
+        int masked = te__onnx_f32(g, TE__SOFTMAX_MASKED),
+            mask = te__onnx_2(g, "Equal", TE__ONNX_READ(mask), te__onnx_i64(g, 0)), seen;
         v = te__onnx_3(g, "Where", mask, v, masked);
         seen = visible == TE__ONNX_ALL ? v : te__onnx_3(g, "Where", visible, v, te__onnx_f32(g, -3e38f));
         seen = te__onnx_1(g, "Not", te__onnx_2(g, "Equal", te__onnx_reduce(g, "ReduceMax", seen, -1), masked));

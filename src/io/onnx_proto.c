@@ -115,7 +115,8 @@ static void te__onnx_attr_ints(te__text *node, const char *name, int n, const in
 /* ---- TensorProto and ValueInfoProto ---- */
 
 /* All of a TensorProto but its bytes, `bytes` of them, whose field is the last. */
-static void te__onnx_put_tensor(te__text *t, const char *name, int type, int ndim, const int64_t *shape, uint64_t bytes) {
+static void te__onnx_put_tensor(te__text *t, const char *name, int type, int ndim, const int64_t *shape,
+                                uint64_t bytes) {
     int i;
     for (i = 0; i < ndim; i++) te__pb_int(t, 1, shape[i]);
     te__pb_int(t, 2, type);
@@ -123,7 +124,8 @@ static void te__onnx_put_tensor(te__text *t, const char *name, int type, int ndi
     te__pb_head(t, 9, bytes);
 }
 /* An input or output of the graph. axis[i]: the name of a size that varies, or NULL: shape[i]. */
-static void te__onnx_put_value(te__text *graph, int field, const char *name, int type, int ndim, const int64_t *shape, const char *const *axis) {
+static void te__onnx_put_value(te__text *graph, int field, const char *name, int type, int ndim, const int64_t *shape,
+                               const char *const *axis) {
     te__text value = TE_ZERO, kind = TE_ZERO, tensor = TE_ZERO, dims = TE_ZERO;
     int i;
     value.memory = kind.memory = tensor.memory = dims.memory = graph->memory;

@@ -9,13 +9,16 @@
 
 /* ---- codes of one scale ---- */
 
-static int te__onnx_zero_code(te__onnx *g, te_dtype codes) { return te__onnx_numbers(g, te__onnx_type(codes), 0, NULL, "", 1); }
+static int te__onnx_zero_code(te__onnx *g, te_dtype codes) {
+    return te__onnx_numbers(g, te__onnx_type(codes), 0, NULL, "", 1);
+}
 static int te__onnx_decoded(te__onnx *g, int codes, int scale_inv, te_dtype dtype) {
     return te__onnx_3(g, "DequantizeLinear", codes, scale_inv, te__onnx_zero_code(g, dtype));
 }
 /* x rounded to codes, and back. */
 static int te__onnx_through_codes(te__onnx *g, int x, int scale_inv, te_dtype dtype) {
-    return te__onnx_decoded(g, te__onnx_3(g, "QuantizeLinear", x, scale_inv, te__onnx_zero_code(g, dtype)), scale_inv, dtype);
+    return te__onnx_decoded(g, te__onnx_3(g, "QuantizeLinear", x, scale_inv, te__onnx_zero_code(g, dtype)), scale_inv,
+                            dtype);
 }
 /* 1 / scale, of a tensor that holds the scale. */
 static int te__onnx_inverse(te__onnx *g, const te_tensor *scale, const te_tensor *scale2) {
@@ -31,13 +34,17 @@ static int te__onnx_inverse(te__onnx *g, const te_tensor *scale, const te_tensor
 /* The largest power of two up to x: a logarithm may miss it by one, which comparisons mend. */
 static int te__onnx_power_of_two(te__onnx *g, int x) {
     int two = te__onnx_f32(g, 2.0f), half = te__onnx_f32(g, 0.5f);
-    int v = te__onnx_2(g, "Pow", two, te__onnx_1(g, "Floor", te__onnx_2(g, "Div", te__onnx_1(g, "Log", x), te__onnx_f32(g, 0.69314718f))));
+    int v =
+        te__onnx_2(g, "Pow", two,
+                   te__onnx_1(g, "Floor", te__onnx_2(g, "Div", te__onnx_1(g, "Log", x), te__onnx_f32(g, 0.69314718f))));
     v = te__onnx_3(g, "Where", te__onnx_2(g, "Greater", v, x), te__onnx_2(g, "Mul", v, half), v);
-    return te__onnx_3(g, "Where", te__onnx_2(g, "LessOrEqual", te__onnx_2(g, "Mul", v, two), x), te__onnx_2(g, "Mul", v, two), v);
+    return te__onnx_3(g, "Where", te__onnx_2(g, "LessOrEqual", te__onnx_2(g, "Mul", v, two), x),
+                      te__onnx_2(g, "Mul", v, two), v);
 }
 /* The scale by te_op_scale_from_amax's rule, of an amax without dimensions. */
 static int te__onnx_scale_of(te__onnx *g, int amax, float fp8_max, float epsilon, bool power_of_two) {
-    int v = epsilon > 0.0f ? te__onnx_2(g, "Max", amax, te__onnx_f32(g, epsilon)) : amax, one = te__onnx_f32(g, 1.0f), scale;
+    int v = epsilon > 0.0f ? te__onnx_2(g, "Max", amax, te__onnx_f32(g, epsilon)) : amax, one = te__onnx_f32(g, 1.0f),
+        scale;
     int none = te__onnx_2(g, "Equal", v, te__onnx_f32(g, 0.0f));
     scale = te__onnx_2(g, "Div", te__onnx_f32(g, fp8_max), te__onnx_3(g, "Where", none, one, v));
     if (power_of_two) scale = te__onnx_power_of_two(g, scale);
@@ -50,7 +57,8 @@ static int te__onnx_vector(te__onnx *g, int number) {
 }
 
 /* A value of that shape in the shape of its codes [M, ld], whose columns beyond the value's are 0. */
-static int te__onnx_rows(te__onnx *g, int value, const te__onnx_pair *from, const te_tensor *codes, const te_tensor *codes2) {
+static int te__onnx_rows(te__onnx *g, int value, const te__onnx_pair *from, const te_tensor *codes,
+                         const te_tensor *codes2) {
     te__onnx_pair to = te__onnx_pair_of(codes, codes2);
     te__onnx_size shape[TE_MAX_DIMS];
     int64_t pad[2 * TE_MAX_DIMS];
@@ -66,8 +74,8 @@ static int te__onnx_rows(te__onnx *g, int value, const te__onnx_pair *from, cons
 }
 
 /* A result of an operation that may quantize it itself: rounded to y's format, or to codes by `scale`. from: the value's shape. */
-static te_result te__onnx_store_result(te__onnx *g, int value, const te__onnx_pair *from, const te_tensor *y, const te_tensor *y2, const te_tensor *scale,
-                                       const te_tensor *scale2) {
+static te_result te__onnx_store_result(te__onnx *g, int value, const te__onnx_pair *from, const te_tensor *y,
+                                       const te_tensor *y2, const te_tensor *scale, const te_tensor *scale2) {
     if (!y || !te__is_fp8(y->dtype)) return te__onnx_store(g, y, y2, value);
     value = te__onnx_through_codes(g, value, te__onnx_inverse(g, scale, scale2), y->dtype);
     return te__onnx_store(g, y, y2, te__onnx_rows(g, value, from, y, y2));
@@ -86,13 +94,15 @@ static te_result te__onnx_chunk_map(te__onnx *g, const te__any_args *x, const te
     v = te__onnx_2(g, "CumSum", te__onnx_read(g, a->sizes, b->sizes), te__onnx_i64(g, 0));
     v = te__onnx_cast(g, te__onnx_2(g, "GreaterOrEqual", rows, v), TE__ONNX_INT64);
     v = te__onnx_2(g, "Squeeze", te__onnx_reduce(g, "ReduceSum", v, -1), te__onnx_i64s(g, 1, &last));
-    return te__onnx_store(g, a->row_id_map, b->row_id_map, te__onnx_3(g, "Where", te__onnx_2(g, "Equal", v, n), te__onnx_i64(g, -1), v));
+    return te__onnx_store(g, a->row_id_map, b->row_id_map,
+                          te__onnx_3(g, "Where", te__onnx_2(g, "Equal", v, n), te__onnx_i64(g, -1), v));
 }
 /* Of `n` numbers, one for each group, that of each row, as a column; 1 for rows of no group. */
 static int te__onnx_of_rows(te__onnx *g, int numbers, int groups, int64_t n) {
     int none = te__onnx_2(g, "Less", groups, te__onnx_i64(g, 0));
     numbers = te__onnx_concat2(g, 0, numbers, te__onnx_vector(g, te__onnx_f32(g, 1.0f)));
-    return te__onnx_unsqueeze(g, te__onnx_2(g, "Gather", numbers, te__onnx_3(g, "Where", none, te__onnx_i64(g, n), groups)), -1);
+    return te__onnx_unsqueeze(
+        g, te__onnx_2(g, "Gather", numbers, te__onnx_3(g, "Where", none, te__onnx_i64(g, n), groups)), -1);
 }
 /* The largest magnitude of each group's rows, of a matrix: [n]. */
 static int te__onnx_amax_of_groups(te__onnx *g, int x, int groups, int64_t n) {
@@ -103,13 +113,15 @@ static int te__onnx_amax_of_groups(te__onnx *g, int x, int groups, int64_t n) {
     return te__onnx_2(g, "Squeeze", te__onnx_reduce(g, "ReduceMax", of_rows, 0), te__onnx_i64s(g, 1, &first));
 }
 /* x, whose rows have the scales of their groups, rounded to codes and back. */
-static int te__onnx_through_codes_of_groups(te__onnx *g, int v, const te_op_fp8_quantize_args *a, const te_op_fp8_quantize_args *b, te_dtype codes) {
+static int te__onnx_through_codes_of_groups(te__onnx *g, int v, const te_op_fp8_quantize_args *a,
+                                            const te_op_fp8_quantize_args *b, te_dtype codes) {
     int64_t n = te__numel(a->scale);
     int scale;
     if (te__onnx_constant_of(g, a->scale, b->scale)) {
         float *known = (float *)te__alloc(g->te, (size_t)n * sizeof(float));
         te_tensor *flat = te_tensor_contiguous((te_tensor *)a->scale);
-        if (!known || !flat || te__onnx_host(g, flat, known, (int)n) != TE_OK) return te__free(g->te, known, (size_t)n * sizeof(float)), TE__ONNX_FAILED;
+        if (!known || !flat || te__onnx_host(g, flat, known, (int)n) != TE_OK)
+            return te__free(g->te, known, (size_t)n * sizeof(float)), TE__ONNX_FAILED;
         scale = te__onnx_numbers(g, TE__ONNX_FLOAT, 1, &n, known, (size_t)n * sizeof(float));
         te__free(g->te, known, (size_t)n * sizeof(float));
     } else
@@ -123,14 +135,18 @@ static te_result te__onnx_amax(te__onnx *g, const te__any_args *x, const te__any
     const te_op_amax_args *a = &x->amax, *b = &y->amax;
     if (a->keep || a->noop) return te__onnx_store(g, a->amax, b->amax, TE__ONNX_FAILED);
     if (a->groups)
-        return te__onnx_store(g, a->amax, b->amax, te__onnx_amax_of_groups(g, te__onnx_read(g, a->x, b->x), te__onnx_read(g, a->groups, b->groups), te__numel(a->amax)));
+        return te__onnx_store(g, a->amax, b->amax,
+                              te__onnx_amax_of_groups(g, te__onnx_read(g, a->x, b->x),
+                                                      te__onnx_read(g, a->groups, b->groups), te__numel(a->amax)));
     return te__onnx_store(g, a->amax, b->amax, te__onnx_vector(g, te__onnx_amax_of(g, te__onnx_read(g, a->x, b->x))));
 }
 static te_result te__onnx_scale_from_amax(te__onnx *g, const te__any_args *x, const te__any_args *y) {
     const te_op_scale_from_amax_args *a = &x->scale_from_amax, *b = &y->scale_from_amax;
     int v = te__onnx_scale_of(g, te__onnx_read(g, a->amax, b->amax), a->fp8_max, a->epsilon, a->power_of_two);
     te_result result = te__onnx_store(g, a->scale, b->scale, v);
-    return result == TE_OK ? te__onnx_store(g, a->scale_inv, b->scale_inv, te__onnx_2(g, "Div", te__onnx_f32(g, 1.0f), v)) : result;
+    return result == TE_OK
+               ? te__onnx_store(g, a->scale_inv, b->scale_inv, te__onnx_2(g, "Div", te__onnx_f32(g, 1.0f), v))
+               : result;
 }
 /* The state of a recipe, which the file does not have. */
 static te_result te__onnx_nothing(te__onnx *g, const te__any_args *x, const te__any_args *y) {
@@ -156,7 +172,8 @@ static te_result te__onnx_fp8_quantize(te__onnx *g, const te__any_args *x, const
     const te_op_fp8_quantize_args *a = &x->fp8_quantize, *b = &y->fp8_quantize;
     te_dtype codes = a->row ? a->row->dtype : a->col->dtype;
     te__onnx_pair from = te__onnx_pair_of(a->x, b->x);
-    int v = te__onnx_read(g, a->x, b->x), amax = a->current ? te__onnx_cast_amax(g, a, b, v) : TE__ONNX_FAILED, scale_inv;
+    int v = te__onnx_read(g, a->x, b->x), amax = a->current ? te__onnx_cast_amax(g, a, b, v) : TE__ONNX_FAILED,
+        scale_inv;
     float known;
     te_result result = te__onnx_store(g, a->col, b->col, TE__ONNX_FAILED);
     if (result == TE_OK) result = te__onnx_store(g, a->amax, b->amax, TE__ONNX_FAILED);
@@ -173,7 +190,8 @@ static te_result te__onnx_fp8_quantize(te__onnx *g, const te__any_args *x, const
     else if (a->scale_inv && te__onnx_constant_of(g, a->x, b->x))
         scale_inv = te__onnx_host(g, a->scale_inv, &known, 1) == TE_OK ? te__onnx_f32(g, known) : TE__ONNX_FAILED;
     else
-        scale_inv = te__onnx_2(g, "Div", te__onnx_f32(g, 1.0f), te__onnx_scale_of(g, amax, te_dtype_max(codes), a->epsilon, a->power_of_two));
+        scale_inv = te__onnx_2(g, "Div", te__onnx_f32(g, 1.0f),
+                               te__onnx_scale_of(g, amax, te_dtype_max(codes), a->epsilon, a->power_of_two));
     v = te__onnx_through_codes(g, v, scale_inv, codes);
     if (a->row) result = te__onnx_store(g, a->row, b->row, te__onnx_rows(g, v, &from, a->row, b->row));
     return result == TE_OK ? te__onnx_store(g, a->scale_inv, b->scale_inv, te__onnx_vector(g, scale_inv)) : result;
@@ -189,7 +207,9 @@ typedef struct te__onnx_plain {
     const char *path; /* borrowed of the write; static of a constant */
     int item;
 } te__onnx_plain;
-static void te__onnx_plain_free(te__onnx *g) { te__free(g->te, g->plain, (size_t)g->cap_plain * sizeof(te__onnx_plain)); }
+static void te__onnx_plain_free(te__onnx *g) {
+    te__free(g->te, g->plain, (size_t)g->cap_plain * sizeof(te__onnx_plain));
+}
 
 /* One copy of a quantized tensor, of the first run. */
 typedef struct te__onnx_codes {
@@ -199,7 +219,8 @@ typedef struct te__onnx_codes {
 } te__onnx_codes;
 
 /* The [rows, columns] numbers that codes of blocks stand for, as a weight of the file. x: where they come from, the weight or its stored codes. */
-static int te__onnx_decode_blocks(te__onnx *g, const te__onnx_codes *c, const te_tensor *x, int64_t rows, int64_t columns, const char *path) {
+static int te__onnx_decode_blocks(te__onnx *g, const te__onnx_codes *c, const te_tensor *x, int64_t rows,
+                                  int64_t columns, const char *path) {
     te_ctx *te = g->te;
     te_result result = TE_ERR_UNSUPPORTED;
     int64_t shape[2];
@@ -212,7 +233,9 @@ static int te__onnx_decode_blocks(te__onnx *g, const te__onnx_codes *c, const te
     for (i = 0; i < g->num_plain; i++) {
         p = &g->plain[i];
         seen = te__onnx_pair_of(&p->x, &p->x);
-        if (p->x.buffer == x->buffer && te__onnx_same_place(&seen, &from) && p->scaling == c->scaling && p->e4m3_max_256 == c->e4m3_max_256) return p->item;
+        if (p->x.buffer == x->buffer && te__onnx_same_place(&seen, &from) && p->scaling == c->scaling &&
+            p->e4m3_max_256 == c->e4m3_max_256)
+            return p->item;
         same_name += p->path && strcmp(p->path, path) == 0;
     }
     shape[0] = rows;
@@ -246,7 +269,8 @@ static int te__onnx_decode_blocks(te__onnx *g, const te__onnx_codes *c, const te
     }
     if (same_name) snprintf(name, sizeof(name), "%s.decoded_%d", path, same_name + 1); /* another part of it, or by another recipe */
     else snprintf(name, sizeof(name), "%s.decoded", path);
-    if (result != TE_OK || !te__grow(te, (void **)&g->plain, &g->cap_plain, g->num_plain, sizeof(te__onnx_plain))) return TE__ONNX_FAILED;
+    if (result != TE_OK || !te__grow(te, (void **)&g->plain, &g->cap_plain, g->num_plain, sizeof(te__onnx_plain)))
+        return TE__ONNX_FAILED;
     i = te__onnx_weight(g, name, out);
     if (i < 0) return i;
     p = &g->plain[g->num_plain++];
@@ -259,7 +283,8 @@ static int te__onnx_decode_blocks(te__onnx *g, const te__onnx_codes *c, const te
 }
 
 /* A call has made codes of x: of a parameter they are decoded, of anything else they stand for x. */
-static te_result te__onnx_blocks(te__onnx *g, const te__onnx_codes *c, const te_tensor *x, const te_tensor *x2, const te_tensor *row2) {
+static te_result te__onnx_blocks(te__onnx *g, const te__onnx_codes *c, const te_tensor *x, const te_tensor *x2,
+                                 const te_tensor *row2) {
     const te__onnx_write *w = te__onnx_constant_of(g, x, x2);
     te__onnx_pair from = te__onnx_pair_of(x, x2);
     te__onnx_size shape[TE_MAX_DIMS];
@@ -315,7 +340,11 @@ static te_result te__onnx_operand(te__onnx *g, const te__onnx_codes *c, const te
     te_dtype codes = c->q->dtype;
     float scale = 1.0f;
     if (te__is_float(codes)) return TE_OK;
-    if (i < 0) return te__onnx_fail(g, TE_ERR_UNSUPPORTED, "it reads codes %s that no operation of this forward has made, and that are no parameter", te_dtype_name(codes)), te_error_code(g->te);
+    if (i < 0)
+        return te__onnx_fail(g, TE_ERR_UNSUPPORTED,
+                             "it reads codes %s that no operation of this forward has made, and that are no parameter",
+                             te_dtype_name(codes)),
+               te_error_code(g->te);
     if (g->writes[i].wide || g->writes[i].by) return TE_OK;
     if (c->scaling == TE_SCALING_TENSOR) {
         if (c->scale && te__onnx_host(g, c->scale, &scale, 1) != TE_OK) return te_error_code(g->te);
@@ -335,7 +364,8 @@ static te_result te__onnx_operand(te__onnx *g, const te__onnx_codes *c, const te
 }
 
 /* Numbers from codes: what they stand for, without the padding of rows. */
-static te_result te__onnx_numbers_of(te__onnx *g, const te__onnx_codes *c, const te_tensor *q2, const te_tensor *y, const te_tensor *y2) {
+static te_result te__onnx_numbers_of(te__onnx *g, const te__onnx_codes *c, const te_tensor *q2, const te_tensor *y,
+                                     const te_tensor *y2) {
     te__onnx_pair out = te__onnx_pair_of(y, y2);
     te__onnx_size shape[TE_MAX_DIMS];
     int v;
@@ -386,7 +416,8 @@ static te_result te__onnx_nvfp4_dequantize(te__onnx *g, const te__any_args *x, c
 /* ---- products ---- */
 
 /* A matrix of rows x columns, whose tensor may have more of either, or more dimensions; turned: its transpose. */
-static te__onnx_pair te__onnx_matrix(const te_tensor *x, const te_tensor *x2, te__onnx_size rows, te__onnx_size columns) {
+static te__onnx_pair te__onnx_matrix(const te_tensor *x, const te_tensor *x2, te__onnx_size rows,
+                                     te__onnx_size columns) {
     te__onnx_pair p = te__onnx_pair_of(x, x2);
     te__onnx_size shape[2], ld;
     shape[0] = rows;
@@ -397,17 +428,22 @@ static te__onnx_pair te__onnx_matrix(const te_tensor *x, const te_tensor *x2, te
 }
 /* Is x, in its own shape, rows of that matrix? */
 static bool te__onnx_is_matrix(const te_tensor *x, const te_tensor *x2, te__onnx_size rows, te__onnx_size columns) {
-    return te__is_contiguous(x) && te__is_contiguous(x2) && te__rows(x) == rows.first && te__rows(x2) == rows.second && te__onnx_is(columns, te__cols(x));
+    return te__is_contiguous(x) && te__is_contiguous(x2) && te__rows(x) == rows.first && te__rows(x2) == rows.second &&
+           te__onnx_is(columns, te__cols(x));
 }
-static int te__onnx_read_matrix(te__onnx *g, const te_tensor *x, const te_tensor *x2, te__onnx_size rows, te__onnx_size columns, bool turned) {
+static int te__onnx_read_matrix(te__onnx *g, const te_tensor *x, const te_tensor *x2, te__onnx_size rows,
+                                te__onnx_size columns, bool turned) {
     te__onnx_pair p = turned ? te__onnx_matrix(x, x2, columns, rows) : te__onnx_matrix(x, x2, rows, columns);
     int order[2] = {1, 0}, v = te__onnx_read_as(g, &p, x, x2);
     return turned ? te__onnx_transpose(g, v, 2, order) : v;
 }
-static int te__onnx_sigmoid_of(te__onnx *g, int x, float factor) { return te__onnx_1(g, "Sigmoid", te__onnx_2(g, "Mul", x, te__onnx_f32(g, factor))); }
+static int te__onnx_sigmoid_of(te__onnx *g, int x, float factor) {
+    return te__onnx_1(g, "Sigmoid", te__onnx_2(g, "Mul", x, te__onnx_f32(g, factor)));
+}
 /* te__act_one's. */
 static int te__onnx_gelu(te__onnx *g, int x) {
-    int v = te__onnx_2(g, "Add", te__onnx_2(g, "Mul", te__onnx_2(g, "Mul", x, x), te__onnx_f32(g, 0.03567741f)), te__onnx_f32(g, 0.79788456f));
+    int v = te__onnx_2(g, "Add", te__onnx_2(g, "Mul", te__onnx_2(g, "Mul", x, x), te__onnx_f32(g, 0.03567741f)),
+                       te__onnx_f32(g, 0.79788456f));
     return te__onnx_2(g, "Mul", x, te__onnx_sigmoid_of(g, te__onnx_2(g, "Mul", x, v), 2.0f));
 }
 static te_result te__onnx_gemm(te__onnx *g, const te__any_args *x, const te__any_args *y) {
@@ -420,11 +456,14 @@ static te_result te__onnx_gemm(te__onnx *g, const te__any_args *x, const te__any
     m.first = a->m, m.second = b->m;
     n.first = a->n, n.second = b->n;
     k.first = a->k, k.second = b->k;
-    if (a->epilogue == TE_EPILOGUE_DGELU || a->bias_gradient) return te__onnx_fail(g, TE_ERR_UNSUPPORTED, "a product of a backward pass"), te_error_code(g->te);
+    if (a->epilogue == TE_EPILOGUE_DGELU || a->bias_gradient)
+        return te__onnx_fail(g, TE_ERR_UNSUPPORTED, "a product of a backward pass"), te_error_code(g->te);
     c.swizzled = a->swizzled_scales;
-    c.q = a->a, c.scale = a->scale_a, c.amax = a->amax_a, c.scaling = a->scaling_a, c.e4m3_max_256 = a->e4m3_max_256_a, c.two_dimensional = a->scaling_a == TE_SCALING_BLOCK_2D;
+    c.q = a->a, c.scale = a->scale_a, c.amax = a->amax_a, c.scaling = a->scaling_a, c.e4m3_max_256 = a->e4m3_max_256_a,
+    c.two_dimensional = a->scaling_a == TE_SCALING_BLOCK_2D;
     if (te__onnx_operand(g, &c, b->a, a->m, a->k) != TE_OK) return te_error_code(g->te);
-    c.q = a->b, c.scale = a->scale_b, c.amax = a->amax_b, c.scaling = a->scaling_b, c.e4m3_max_256 = a->e4m3_max_256_b, c.two_dimensional = a->scaling_b == TE_SCALING_BLOCK_2D;
+    c.q = a->b, c.scale = a->scale_b, c.amax = a->amax_b, c.scaling = a->scaling_b, c.e4m3_max_256 = a->e4m3_max_256_b,
+    c.two_dimensional = a->scaling_b == TE_SCALING_BLOCK_2D;
     if (te__onnx_operand(g, &c, b->b, a->n, a->k) != TE_OK) return te_error_code(g->te);
     whole = !a->a_transposed && te__onnx_is_matrix(a->a, b->a, m, k);
     v = whole ? te__onnx_read(g, a->a, b->a) : te__onnx_read_matrix(g, a->a, b->a, m, k, a->a_transposed);
@@ -459,14 +498,15 @@ static bool te__onnx_is_batch(const te__onnx *g, const te_op_grouped_gemm_args *
     sizes = te__onnx_pair_of(a->sizes, b->sizes);
     i = te__onnx_last(g, &sizes, g->num_writes);
     w = i < 0 ? NULL : &g->writes[i];
-    return w && w->filled.first > 0 && w->filled.first * a->groups == a->m && w->filled.second * b->groups == b->m && te__data(&w->x.first) == te__data(a->sizes) &&
-           te__numel(&w->x.first) == te__numel(a->sizes);
+    return w && w->filled.first > 0 && w->filled.first * a->groups == a->m && w->filled.second * b->groups == b->m &&
+           te__data(&w->x.first) == te__data(a->sizes) && te__numel(&w->x.first) == te__numel(a->sizes);
 }
 static te_result te__onnx_grouped_gemm(te__onnx *g, const te__any_args *x, const te__any_args *y) {
     enum { MOST = 1024 };
     const te_op_grouped_gemm_args *a = &x->grouped_gemm, *b = &y->grouped_gemm;
     const bool batch = te__onnx_is_batch(g, a, b);
-    int part[MOST + 1], ends = TE__ONNX_FAILED, rows, rest, weights, biases = TE__ONNX_FAILED, i, order[2] = {1, 0}, turned[3] = {0, 2, 1};
+    int part[MOST + 1], ends = TE__ONNX_FAILED, rows, rest, weights, biases = TE__ONNX_FAILED, i, order[2] = {1, 0},
+                        turned[3] = {0, 2, 1};
     te__onnx_pair d = te__onnx_pair_of(a->d, b->d), bp = te__onnx_pair_of(a->b, b->b);
     te__onnx_size m, n, k, ld, groups, shape[3];
     int64_t squeeze = 0, pads[2] = {1, 0};
@@ -475,17 +515,30 @@ static te_result te__onnx_grouped_gemm(te__onnx *g, const te__any_args *x, const
     k.first = a->k, k.second = b->k;
     groups.first = a->groups, groups.second = b->groups;
     if (!batch && a->groups != b->groups)
-        return te__onnx_fail(g, TE_ERR_UNSUPPORTED, "%lld groups, and %lld at larger inputs, whose sizes are not all alike; a graph has a product for each group", (long long)a->groups,
-                             (long long)b->groups), te_error_code(g->te);
-    if (a->along_k || a->a_transposed || a->accumulate || a->epilogue != TE_EPILOGUE_NONE || (!batch && a->groups > MOST))
-        return te__onnx_fail(g, TE_ERR_UNSUPPORTED, "%lld groups, %s; a graph has forward products of at most %d groups", (long long)a->groups,
-                             a->along_k || a->a_transposed ? "along k" : a->accumulate ? "added to what is there" : "with an epilogue or without", (int)MOST), te_error_code(g->te);
+        return te__onnx_fail(g, TE_ERR_UNSUPPORTED,
+                             "%lld groups, and %lld at larger inputs, whose sizes are not all alike; a graph has a "
+                             "product for each group",
+                             (long long)a->groups, (long long)b->groups),
+               te_error_code(g->te);
+    if (a->along_k || a->a_transposed || a->accumulate || a->epilogue != TE_EPILOGUE_NONE ||
+        (!batch && a->groups > MOST))
+        return te__onnx_fail(g, TE_ERR_UNSUPPORTED,
+                             "%lld groups, %s; a graph has forward products of at most %d groups", (long long)a->groups,
+                             a->along_k || a->a_transposed ? "along k"
+                             : a->accumulate               ? "added to what is there"
+                                                           : "with an epilogue or without",
+                             (int)MOST),
+               te_error_code(g->te);
     if (!te__is_float(a->b->dtype) && te__onnx_constant_of(g, a->b, b->b))
-        return te__onnx_fail(g, TE_ERR_UNSUPPORTED, "the weights of groups are stored as codes, %s; te_dequantize them first", te_dtype_name(a->b->dtype)), te_error_code(g->te);
+        return te__onnx_fail(g, TE_ERR_UNSUPPORTED,
+                             "the weights of groups are stored as codes, %s; te_dequantize them first",
+                             te_dtype_name(a->b->dtype)),
+               te_error_code(g->te);
     if (a->offsets)
         ends = te__onnx_read(g, a->offsets, b->offsets);
     else if (!batch) /* 0, then the running sum */
-        ends = te__onnx_2(g, "Pad", te__onnx_2(g, "CumSum", te__onnx_read(g, a->sizes, b->sizes), te__onnx_i64(g, 0)), te__onnx_i64s(g, 2, pads));
+        ends = te__onnx_2(g, "Pad", te__onnx_2(g, "CumSum", te__onnx_read(g, a->sizes, b->sizes), te__onnx_i64(g, 0)),
+                          te__onnx_i64s(g, 2, pads));
     rows = te__onnx_read_matrix(g, a->a, b->a, m, k, false);
     shape[0] = groups;
     shape[1] = a->b_transposed ? n : k;
@@ -505,14 +558,16 @@ static te_result te__onnx_grouped_gemm(te__onnx *g, const te__any_args *x, const
         te__onnx_size out[TE_MAX_DIMS];
         shape[1].first = m.first / groups.first, shape[1].second = m.second / groups.second;
         shape[2] = k;
-        i = te__onnx_2(g, "MatMul", te__onnx_reshape(g, rows, 3, shape), a->b_transposed ? te__onnx_transpose(g, weights, 3, turned) : weights);
+        i = te__onnx_2(g, "MatMul", te__onnx_reshape(g, rows, 3, shape),
+                       a->b_transposed ? te__onnx_transpose(g, weights, 3, turned) : weights);
         if (a->bias) i = te__onnx_2(g, "Add", i, te__onnx_unsqueeze(g, biases, 1));
         te__onnx_dims(&d, out);
         return te__onnx_store_as(g, &d, te__onnx_reshape(g, i, d.first.ndim, out));
     }
     for (i = 0; i < a->groups; i++) {
         int w = te__onnx_2(g, "Squeeze", te__onnx_cut(g, weights, 0, i, i + 1, 1), te__onnx_i64s(g, 1, &squeeze));
-        part[i] = te__onnx_slice(g, rows, 0, te__onnx_cut(g, ends, 0, i, i + 1, 1), te__onnx_cut(g, ends, 0, i + 1, i + 2, 1), 1);
+        part[i] = te__onnx_slice(g, rows, 0, te__onnx_cut(g, ends, 0, i, i + 1, 1),
+                                 te__onnx_cut(g, ends, 0, i + 1, i + 2, 1), 1);
         part[i] = te__onnx_2(g, "MatMul", part[i], a->b_transposed ? te__onnx_transpose(g, w, 2, order) : w);
         if (a->bias) part[i] = te__onnx_2(g, "Add", part[i], te__onnx_cut(g, biases, 0, i, i + 1, 1));
     }

@@ -13,11 +13,16 @@ typedef struct te__st_dtype {
     int bits;
     te_dtype dtype;
 } te__st_dtype;
-static const te__st_dtype te__st_dtypes[] = {
-    {"F32", 32, TE_F32},          {"F16", 16, TE_F16},          {"BF16", 16, TE_BF16},        {"F8_E4M3", 8, TE_F8E4M3},    {"F8_E5M2", 8, TE_F8E5M2},
-    {"F8_E8M0", 8, TE_F8E8M0},    {"F4", 4, TE_F4E2M1},         {"U8", 8, TE_U8},             {"I32", 32, TE_I32},          {"I64", 64, TE_I64},
-    {"BOOL", 8, TE_DTYPE_NONE},   {"I8", 8, TE_DTYPE_NONE},     {"I16", 16, TE_I16},   {"U16", 16, TE_DTYPE_NONE},   {"U32", 32, TE_DTYPE_NONE},
-    {"U64", 64, TE_DTYPE_NONE},   {"F64", 64, TE_DTYPE_NONE},   {"C64", 64, TE_DTYPE_NONE},   {"F6_E2M3", 6, TE_DTYPE_NONE}, {"F6_E3M2", 6, TE_DTYPE_NONE}};
+static const te__st_dtype te__st_dtypes[] = {{"F32", 32, TE_F32},           {"F16", 16, TE_F16},
+                                             {"BF16", 16, TE_BF16},         {"F8_E4M3", 8, TE_F8E4M3},
+                                             {"F8_E5M2", 8, TE_F8E5M2},     {"F8_E8M0", 8, TE_F8E8M0},
+                                             {"F4", 4, TE_F4E2M1},          {"U8", 8, TE_U8},
+                                             {"I32", 32, TE_I32},           {"I64", 64, TE_I64},
+                                             {"BOOL", 8, TE_DTYPE_NONE},    {"I8", 8, TE_DTYPE_NONE},
+                                             {"I16", 16, TE_I16},           {"U16", 16, TE_DTYPE_NONE},
+                                             {"U32", 32, TE_DTYPE_NONE},    {"U64", 64, TE_DTYPE_NONE},
+                                             {"F64", 64, TE_DTYPE_NONE},    {"C64", 64, TE_DTYPE_NONE},
+                                             {"F6_E2M3", 6, TE_DTYPE_NONE}, {"F6_E3M2", 6, TE_DTYPE_NONE}};
 
 typedef struct te__st_entry {
     te_safetensors_entry e; /* first, so that te_safetensors_at can hand it out */
@@ -73,7 +78,9 @@ static bool te__st_parse_metadata(te_safetensors *f, te__json *j) {
         const char *key = te__json_string(j), *value;
         te__json_expect(j, ':');
         value = te__json_string(j);
-        if (j->failed || !te__grow(f->te, (void **)&f->metadata, &f->cap_metadata, f->num_metadata, sizeof(te_metadata))) return false;
+        if (j->failed ||
+            !te__grow(f->te, (void **)&f->metadata, &f->cap_metadata, f->num_metadata, sizeof(te_metadata)))
+            return false;
         f->metadata[f->num_metadata].key = key;
         f->metadata[f->num_metadata++].value = value;
     }
@@ -84,7 +91,8 @@ static bool te__st_parse_shape(te_safetensors *f, te__json *j, te_safetensors_en
     bool more;
     for (more = te__json_open(j, '[', ']'); more; more = te__json_more(j, ']')) {
         if (e->ndim == TE_MAX_DIMS)
-            return te__st_fail(f, TE_ERR_FORMAT, "tensor " TE__ST_NAME " has more than %d dimensions", e->name, TE_MAX_DIMS);
+            return te__st_fail(f, TE_ERR_FORMAT, "tensor " TE__ST_NAME " has more than %d dimensions", e->name,
+                               TE_MAX_DIMS);
         e->shape[e->ndim++] = (int64_t)te__json_uint(j);
     }
     return !j->failed;
@@ -107,7 +115,9 @@ static bool te__st_parse_entry(te_safetensors *f, te__json *j, const char *name)
             const char *type = te__json_string(j);
             if (!type) return false;
             x->type = te__st_dtype_named(type);
-            if (!x->type) return te__st_fail(f, TE_ERR_FORMAT, "tensor " TE__ST_NAME " has the unknown dtype \"%.40s\"", name, type);
+            if (!x->type)
+                return te__st_fail(f, TE_ERR_FORMAT, "tensor " TE__ST_NAME " has the unknown dtype \"%.40s\"", name,
+                                   type);
             x->e.dtype = x->type->dtype;
         } else if (strcmp(key, "shape") == 0 && shapes++ == 0) {
             if (!te__st_parse_shape(f, j, &x->e)) return false;
@@ -123,11 +133,13 @@ static bool te__st_parse_entry(te_safetensors *f, te__json *j, const char *name)
     }
     if (j->failed) return false;
     if (types != 1 || shapes != 1 || offsets != 1)
-        return te__st_fail(f, TE_ERR_FORMAT, "tensor " TE__ST_NAME " needs dtype, shape and data_offsets once each; it has them %d, %d and %d times", name,
-                           types, shapes, offsets);
+        return te__st_fail(f, TE_ERR_FORMAT,
+                           "tensor " TE__ST_NAME
+                           " needs dtype, shape and data_offsets once each; it has them %d, %d and %d times",
+                           name, types, shapes, offsets);
     if (end < begin || end > f->data_size)
-        return te__st_fail(f, TE_ERR_FORMAT, "tensor " TE__ST_NAME " claims bytes %llu to %llu of %llu bytes of data", name, (unsigned long long)begin,
-                           (unsigned long long)end, (unsigned long long)f->data_size);
+        return te__st_fail(f, TE_ERR_FORMAT, "tensor " TE__ST_NAME " claims bytes %llu to %llu of %llu bytes of data",
+                           name, (unsigned long long)begin, (unsigned long long)end, (unsigned long long)f->data_size);
     x->e.offset = begin;
     x->e.bytes = end - begin;
     f->num_entries++;
@@ -142,13 +154,15 @@ static bool te__st_check_size(te_safetensors *f, const te__st_entry *x) {
     for (i = 0; i < x->e.ndim; i++) {
         uint64_t size = (uint64_t)x->e.shape[i];
         if (size != 0 && n > (uint64_t)INT64_MAX / 64 / size)
-            return te__st_fail(f, TE_ERR_FORMAT, "tensor " TE__ST_NAME " has the shape %s: more elements than 64 bits can count", x->e.name,
-                               te__dims_text(x->e.ndim, x->e.shape, text));
+            return te__st_fail(f, TE_ERR_FORMAT,
+                               "tensor " TE__ST_NAME " has the shape %s: more elements than 64 bits can count",
+                               x->e.name, te__dims_text(x->e.ndim, x->e.shape, text));
         n *= size;
     }
     if (n * (uint64_t)x->type->bits % 8 || n * (uint64_t)x->type->bits / 8 != x->e.bytes)
-        return te__st_fail(f, TE_ERR_FORMAT, "tensor " TE__ST_NAME " is %s %s, %llu bits, but its data has %llu bytes", x->e.name, x->type->name,
-                           te__dims_text(x->e.ndim, x->e.shape, text), (unsigned long long)(n * (uint64_t)x->type->bits), (unsigned long long)x->e.bytes);
+        return te__st_fail(f, TE_ERR_FORMAT, "tensor " TE__ST_NAME " is %s %s, %llu bits, but its data has %llu bytes",
+                           x->e.name, x->type->name, te__dims_text(x->e.ndim, x->e.shape, text),
+                           (unsigned long long)(n * (uint64_t)x->type->bits), (unsigned long long)x->e.bytes);
     return true;
 }
 
@@ -158,8 +172,12 @@ static int te__st_by_offset(const void *a, const void *b) {
     if (x->bytes != y->bytes) return x->bytes < y->bytes ? -1 : 1; /* empty ones before the one that begins there */
     return strcmp(x->name, y->name);
 }
-static int te__st_by_name(const void *a, const void *b) { return strcmp(((const te__st_name *)a)->name, ((const te__st_name *)b)->name); }
-static int te__st_by_key(const void *a, const void *b) { return strcmp(((const te_metadata *)a)->key, ((const te_metadata *)b)->key); }
+static int te__st_by_name(const void *a, const void *b) {
+    return strcmp(((const te__st_name *)a)->name, ((const te__st_name *)b)->name);
+}
+static int te__st_by_key(const void *a, const void *b) {
+    return strcmp(((const te_metadata *)a)->key, ((const te_metadata *)b)->key);
+}
 
 /* Sorts the entries, and refuses equal names, holes, overlaps, and bytes that belong to no tensor. */
 static bool te__st_check_layout(te_safetensors *f) {
@@ -173,15 +191,18 @@ static bool te__st_check_layout(te_safetensors *f) {
         const te_safetensors_entry *e = &f->entries[i].e;
         if (!te__st_check_size(f, &f->entries[i])) return false;
         if (e->offset != at)
-            return te__st_fail(f, TE_ERR_FORMAT, "tensor " TE__ST_NAME " begins at byte %llu of the data, %s: the one before ends at byte %llu", e->name,
-                               (unsigned long long)e->offset, e->offset < at ? "within another tensor" : "behind a hole", (unsigned long long)at);
+            return te__st_fail(f, TE_ERR_FORMAT,
+                               "tensor " TE__ST_NAME
+                               " begins at byte %llu of the data, %s: the one before ends at byte %llu",
+                               e->name, (unsigned long long)e->offset,
+                               e->offset < at ? "within another tensor" : "behind a hole", (unsigned long long)at);
         at += e->bytes;
         f->by_name[i].name = e->name;
         f->by_name[i].index = i;
     }
     if (at != f->data_size)
-        return te__st_fail(f, TE_ERR_FORMAT, "the tensors end at byte %llu of the data, the file has %llu bytes of it", (unsigned long long)at,
-                           (unsigned long long)f->data_size);
+        return te__st_fail(f, TE_ERR_FORMAT, "the tensors end at byte %llu of the data, the file has %llu bytes of it",
+                           (unsigned long long)at, (unsigned long long)f->data_size);
     qsort(f->by_name, (size_t)f->num_entries, sizeof(te__st_name), te__st_by_name);
     for (i = 1; i < f->num_entries; i++)
         if (strcmp(f->by_name[i - 1].name, f->by_name[i].name) == 0)
@@ -201,7 +222,8 @@ static bool te__st_parse_header(te_safetensors *f) {
     j.part = "the header";
     j.begin = j.at = f->header;
     j.end = f->header + f->header_size;
-    if (*j.at != '{') return te__st_fail(f, TE_ERR_FORMAT, "the header does not begin with '{': this is not a safetensors file");
+    if (*j.at != '{')
+        return te__st_fail(f, TE_ERR_FORMAT, "the header does not begin with '{': this is not a safetensors file");
     for (more = te__json_open(&j, '{', '}'); more; more = te__json_more(&j, '}')) {
         const char *name = te__json_string(&j);
         if (!te__json_expect(&j, ':')) return false;
@@ -223,28 +245,34 @@ static bool te__st_read_header(te_safetensors *f, te__text *why) {
     unsigned char raw[8];
     uint64_t size = te__file_size(&f->file), length = 0;
     int i;
-    if (size < 8) return te__st_fail(f, TE_ERR_FORMAT, "%llu bytes; a safetensors file has at least 8", (unsigned long long)size);
+    if (size < 8)
+        return te__st_fail(f, TE_ERR_FORMAT, "%llu bytes; a safetensors file has at least 8", (unsigned long long)size);
     if (!te__file_read_at(&f->file, 0, raw, 8, why)) return te__st_fail(f, TE_ERR_IO, "%s", te__text_str(why));
     for (i = 7; i >= 0; i--) length = length << 8 | raw[i];
     if (length > TE__ST_MAX_HEADER)
-        return te__st_fail(f, TE_ERR_FORMAT, "a header of %llu bytes is announced; %d is the most: this is not a safetensors file", (unsigned long long)length,
-                           (int)TE__ST_MAX_HEADER);
+        return te__st_fail(f, TE_ERR_FORMAT,
+                           "a header of %llu bytes is announced; %d is the most: this is not a safetensors file",
+                           (unsigned long long)length, (int)TE__ST_MAX_HEADER);
     if (length > size - 8)
-        return te__st_fail(f, TE_ERR_FORMAT, "a header of %llu bytes is announced, but only %llu bytes follow: the file is cut short", (unsigned long long)length,
-                           (unsigned long long)(size - 8));
+        return te__st_fail(f, TE_ERR_FORMAT,
+                           "a header of %llu bytes is announced, but only %llu bytes follow: the file is cut short",
+                           (unsigned long long)length, (unsigned long long)(size - 8));
     f->header = (char *)te__alloc(f->te, (size_t)length + 1);
     if (!f->header) return false;
     f->header_size = (size_t)length;
     f->data_start = 8 + length;
     f->data_size = size - 8 - length;
     f->header[length] = 0;
-    if (!te__file_read_at(&f->file, 8, f->header, (size_t)length, why)) return te__st_fail(f, TE_ERR_IO, "%s", te__text_str(why));
+    if (!te__file_read_at(&f->file, 8, f->header, (size_t)length, why))
+        return te__st_fail(f, TE_ERR_IO, "%s", te__text_str(why));
     return true;
 }
 
 /* ---- reading ---- */
 
-static size_t te__st_staging_bytes(const te_safetensors *f) { return (size_t)te__min((int64_t)f->data_size, TE__ST_CHUNK); }
+static size_t te__st_staging_bytes(const te_safetensors *f) {
+    return (size_t)te__min((int64_t)f->data_size, TE__ST_CHUNK);
+}
 
 TE_API void te_safetensors_close(te_safetensors *f) {
     te_ctx *te;
@@ -323,9 +351,12 @@ static const te__st_entry *te__st_readable(te_safetensors *f, const char *name) 
     if (!x) {
         te__st_fail(f, TE_ERR_INVALID, "there is no tensor " TE__ST_NAME, name ? name : "(NULL)");
     } else if (x->type->dtype == TE_DTYPE_NONE) {
-        te__st_fail(f, TE_ERR_UNSUPPORTED, "tensor " TE__ST_NAME " is %s, and te.h has no such tensors", name, x->type->name);
+        te__st_fail(f, TE_ERR_UNSUPPORTED, "tensor " TE__ST_NAME " is %s, and te.h has no such tensors", name,
+                    x->type->name);
     } else if (te__shape_bytes(x->e.dtype, x->e.ndim, x->e.shape) != x->e.bytes) {
-        te__st_fail(f, TE_ERR_UNSUPPORTED, "tensor " TE__ST_NAME " is %s with rows of odd length, which te.h pads and the file does not", name, x->type->name);
+        te__st_fail(f, TE_ERR_UNSUPPORTED,
+                    "tensor " TE__ST_NAME " is %s with rows of odd length, which te.h pads and the file does not", name,
+                    x->type->name);
     } else {
         return x;
     }
@@ -384,11 +415,13 @@ static te_result te__st_fits(te_safetensors *f, const char *name, const te_tenso
     same = x->e.ndim == dst->ndim;
     for (i = 0; same && i < dst->ndim; i++) same = x->e.shape[i] == dst->shape[i];
     if (!same) {
-        te__st_fail(f, TE_ERR_SHAPE, "tensor " TE__ST_NAME " is %s in the file and %s here", name, te__dims_text(x->e.ndim, x->e.shape, a), te__shape_text(dst, b));
+        te__st_fail(f, TE_ERR_SHAPE, "tensor " TE__ST_NAME " is %s in the file and %s here", name,
+                    te__dims_text(x->e.ndim, x->e.shape, a), te__shape_text(dst, b));
         return TE_ERR_SHAPE;
     }
     if (x->e.dtype != dst->dtype) {
-        te__st_fail(f, TE_ERR_DTYPE, "tensor " TE__ST_NAME " is %s in the file and %s here", name, te_dtype_name(x->e.dtype), te_dtype_name(dst->dtype));
+        te__st_fail(f, TE_ERR_DTYPE, "tensor " TE__ST_NAME " is %s in the file and %s here", name,
+                    te_dtype_name(x->e.dtype), te_dtype_name(dst->dtype));
         return TE_ERR_DTYPE;
     }
     return TE_OK;
@@ -422,21 +455,25 @@ static int te__st_by_item_name(const void *a, const void *b) {
 
 static te_result te__st_item_ok(te_ctx *te, const char *path, const te_safetensors_item *item) {
     const te_tensor *x = item->tensor;
-    if (!item->name || !x) return te__fail(te, TE_ERR_INVALID, "%s: an item without %s", path, item->name ? "a tensor" : "a name");
+    if (!item->name || !x)
+        return te__fail(te, TE_ERR_INVALID, "%s: an item without %s", path, item->name ? "a tensor" : "a name");
     if (strcmp(item->name, "__metadata__") == 0 || !te__is_utf8(item->name))
         return te__fail(te, TE_ERR_INVALID, "%s: " TE__ST_NAME " cannot be the name of a tensor: %s", path, item->name,
                         te__is_utf8(item->name) ? "the format reserves it" : "it is not UTF-8");
-    if (x->te != te) return te__fail(te, TE_ERR_INVALID, "%s: tensor " TE__ST_NAME " belongs to another context", path, item->name);
+    if (x->te != te)
+        return te__fail(te, TE_ERR_INVALID, "%s: tensor " TE__ST_NAME " belongs to another context", path, item->name);
     if (!x->buffer)
         return te__fail(te, TE_ERR_INVALID, "%s: tensor " TE__ST_NAME " %s", path, item->name,
                         x->quantized ? "is quantized: te_dequantize it first" : "has no memory");
     if (te__shape_bytes(x->dtype, x->ndim, x->shape) * 8 != (uint64_t)te__numel(x) * (uint64_t)te_dtype_bits(x->dtype))
-        return te__fail(te, TE_ERR_UNSUPPORTED, "%s: tensor " TE__ST_NAME " has %s rows of odd length, which the format cannot hold", path, item->name,
-                       te_dtype_name(x->dtype));
+        return te__fail(te, TE_ERR_UNSUPPORTED,
+                        "%s: tensor " TE__ST_NAME " has %s rows of odd length, which the format cannot hold", path,
+                        item->name, te_dtype_name(x->dtype));
     return TE_OK;
 }
 
-static void te__st_put_header(te__text *t, const te_safetensors_item *items, int num_items, const te_metadata *metadata, int num_metadata) {
+static void te__st_put_header(te__text *t, const te_safetensors_item *items, int num_items, const te_metadata *metadata,
+                              int num_metadata) {
     uint64_t at = 0;
     int i, k;
     te__text_put(t, "{");
@@ -455,7 +492,8 @@ static void te__st_put_header(te__text *t, const te_safetensors_item *items, int
         te__json_put_string(t, items[i].name);
         te__text_printf(t, ":{\"dtype\":\"%s\",\"shape\":[", te__st_dtypes[k].name);
         for (k = 0; k < x->ndim; k++) te__text_printf(t, k ? ",%lld" : "%lld", (long long)x->shape[k]);
-        te__text_printf(t, "],\"data_offsets\":[%llu,%llu]}", (unsigned long long)at, (unsigned long long)(at + te_tensor_bytes(x)));
+        te__text_printf(t, "],\"data_offsets\":[%llu,%llu]}", (unsigned long long)at,
+                        (unsigned long long)(at + te_tensor_bytes(x)));
         at += te_tensor_bytes(x);
     }
     te__text_put(t, "}");
@@ -493,7 +531,8 @@ static te_result te__st_end(te_ctx *te, te__file_out *out, te__text *why, te_res
 }
 
 /* Header and data to a temporary file, then into place. `items` are sorted and valid. */
-static te_result te__st_write(te_ctx *te, const char *path, const te_safetensors_item *items, int num_items, const te__text *header) {
+static te_result te__st_write(te_ctx *te, const char *path, const te_safetensors_item *items, int num_items,
+                              const te__text *header) {
     te__file_out out;
     te__text why = TE_ZERO;
     te_result result = TE_OK;
@@ -505,13 +544,14 @@ static te_result te__st_write(te_ctx *te, const char *path, const te_safetensors
     te__file_out_begin(&out, path, &why);
     te__file_out_write(&out, raw, 8);
     te__file_out_write(&out, header->s, header->n);
-    for (i = 0; i < num_items && result == TE_OK && !out.failed; i++) result = te__st_store(te, &out, items[i].tensor, staging);
+    for (i = 0; i < num_items && result == TE_OK && !out.failed; i++)
+        result = te__st_store(te, &out, items[i].tensor, staging);
     te__free(te, staging, TE__ST_CHUNK);
     return te__st_end(te, &out, &why, result);
 }
 
-TE_API te_result te_safetensors_write(te_ctx *te, const char *path, const te_safetensors_item *items, int num_items, const te_metadata *metadata,
-                                      int num_metadata) {
+TE_API te_result te_safetensors_write(te_ctx *te, const char *path, const te_safetensors_item *items, int num_items,
+                                      const te_metadata *metadata, int num_metadata) {
     te__text header = TE_ZERO;
     te_safetensors_item *sorted;
     te_result result = TE_OK;
@@ -526,7 +566,8 @@ TE_API te_result te_safetensors_write(te_ctx *te, const char *path, const te_saf
             return te__fail(te, TE_ERR_INVALID, "%s: metadata entry %d is not two texts in UTF-8", path, i);
         for (k = 0; k < i; k++)
             if (strcmp(metadata[k].key, metadata[i].key) == 0)
-                return te__fail(te, TE_ERR_INVALID, "%s: metadata key " TE__ST_NAME " is given twice", path, metadata[i].key);
+                return te__fail(te, TE_ERR_INVALID, "%s: metadata key " TE__ST_NAME " is given twice", path,
+                                metadata[i].key);
     }
     if (result != TE_OK) return result;
     sorted = (te_safetensors_item *)te__alloc(te, (size_t)num_items * sizeof(*sorted));
@@ -539,9 +580,11 @@ TE_API te_result te_safetensors_write(te_ctx *te, const char *path, const te_saf
     qsort(sorted, (size_t)num_items, sizeof(*sorted), te__st_by_width);
     header.memory = &te->host_allocator;
     te__st_put_header(&header, sorted, num_items, metadata, num_metadata);
-    if (result == TE_OK && header.oom) result = te__fail(te, TE_ERR_OUT_OF_MEMORY, "%s: the header: %s", path, te__no_memory_text);
+    if (result == TE_OK && header.oom)
+        result = te__fail(te, TE_ERR_OUT_OF_MEMORY, "%s: the header: %s", path, te__no_memory_text);
     if (result == TE_OK && header.n > TE__ST_MAX_HEADER)
-        result = te__fail(te, TE_ERR_INVALID, "%s: a header of %llu bytes; readers accept %d", path, (unsigned long long)header.n, (int)TE__ST_MAX_HEADER);
+        result = te__fail(te, TE_ERR_INVALID, "%s: a header of %llu bytes; readers accept %d", path,
+                          (unsigned long long)header.n, (int)TE__ST_MAX_HEADER);
     if (result == TE_OK) result = te__st_write(te, path, sorted, num_items, &header);
     te__text_free(&header);
     te__free(te, sorted, (size_t)num_items * sizeof(*sorted));

@@ -30,8 +30,12 @@ static te_result te__attn_mask_ok(te_module *m, const char *backend, const te_at
     int64_t full[4];
     bool fits = x->ndim == 2 || x->ndim == 4;
     int i;
-    if (x->te != m->te) return te__fail(m->te, TE_ERR_INVALID, "%s attention: attention_mask belongs to another context", backend);
-    if (in->q->ndim != 4 || in->k->ndim != 4) return te__fail(m->te, TE_ERR_SHAPE, "%s attention: attention_mask with a query %s; packed sequences have cu_seqlens", backend, te__shape_text(in->q, q));
+    if (x->te != m->te)
+        return te__fail(m->te, TE_ERR_INVALID, "%s attention: attention_mask belongs to another context", backend);
+    if (in->q->ndim != 4 || in->k->ndim != 4)
+        return te__fail(m->te, TE_ERR_SHAPE,
+                        "%s attention: attention_mask with a query %s; packed sequences have cu_seqlens", backend,
+                        te__shape_text(in->q, q));
     full[0] = in->q->shape[0];
     full[1] = in->q->shape[2];
     full[2] = in->q->shape[1];
@@ -39,18 +43,27 @@ static te_result te__attn_mask_ok(te_module *m, const char *backend, const te_at
     if (x->ndim == 2) fits = x->shape[0] == full[0] && x->shape[1] >= full[3];
     for (i = 0; x->ndim == 4 && i < 4; i++) fits = fits && (x->shape[i] == full[i] || (x->shape[i] == 1 && i < 3));
     if (!fits)
-        return te__fail(m->te, TE_ERR_SHAPE, "%s attention: attention_mask is %s, q %s and k %s; padding [%lld, %lld] or [%lld or 1, %lld or 1, %lld or 1, %lld] is needed", backend, te__shape_text(x, t),
-                        te__shape_text(in->q, q), te__shape_text(in->k, k), (long long)full[0], (long long)full[3], (long long)full[0], (long long)full[1], (long long)full[2], (long long)full[3]);
+        return te__fail(m->te, TE_ERR_SHAPE,
+                        "%s attention: attention_mask is %s, q %s and k %s; padding [%lld, %lld] or [%lld or 1, %lld "
+                        "or 1, %lld or 1, %lld] is needed",
+                        backend, te__shape_text(x, t), te__shape_text(in->q, q), te__shape_text(in->k, k),
+                        (long long)full[0], (long long)full[3], (long long)full[0], (long long)full[1],
+                        (long long)full[2], (long long)full[3]);
     if (x->dtype != TE_U8 && !(x->ndim == 4 && te__is_float(x->dtype)))
-        return te__fail(m->te, TE_ERR_DTYPE, "%s attention: attention_mask is %s %s; u8, and of four dimensions f32, f16 and bf16, are possible", backend, te_dtype_name(x->dtype), te__shape_text(x, t));
+        return te__fail(
+            m->te, TE_ERR_DTYPE,
+            "%s attention: attention_mask is %s %s; u8, and of four dimensions f32, f16 and bf16, are possible",
+            backend, te_dtype_name(x->dtype), te__shape_text(x, t));
     return TE_OK;
 }
 
 /* A mask of four dimensions is the whole mask: to *masked or *added. */
 static te_result te__attn_whole_mask(te_module *m, const char *backend, const te_attn_inputs *in, te_attn_args *out) {
     if (in->window.on && in->window.left >= 0)
-        return te__fail(m->te, TE_ERR_INVALID, "%s attention: window (%lld, %lld) beside an attention_mask of four dimensions, which is the whole mask; leave one of them out", backend,
-                        (long long)in->window.left, (long long)in->window.right);
+        return te__fail(m->te, TE_ERR_INVALID,
+                        "%s attention: window (%lld, %lld) beside an attention_mask of four dimensions, which is the "
+                        "whole mask; leave one of them out",
+                        backend, (long long)in->window.left, (long long)in->window.right);
     if (in->attention_mask->dtype == TE_U8) out->masked = te__mask_turned(in->attention_mask);
     else out->added = te_tensor_contiguous(in->attention_mask);
     out->is_causal = false;
@@ -77,9 +90,13 @@ static te_module *te__attn_te_create(te_ctx *te, const te_attn_module_desc *d) {
 /* cu_seqlens of packed sequences: one list for queries and keys, or two. */
 static te_result te__attn_te_packed(te_module *m, const te_attn_inputs *in, te_attention_call *c) {
     if (((const te__dpa_module *)m->state)->options.qkv_format != TE_THD)
-        return te__fail(m->te, TE_ERR_INVALID, "te attention: cu_seqlens are those of packed sequences, and the module was made with qkv_format TE_BSHD; make it with TE_THD");
+        return te__fail(m->te, TE_ERR_INVALID,
+                        "te attention: cu_seqlens are those of packed sequences, and the module was made with "
+                        "qkv_format TE_BSHD; make it with TE_THD");
     if (!in->cu_seqlens && (!in->cu_seqlens_q || !in->cu_seqlens_kv))
-        return te__fail(m->te, TE_ERR_INVALID, "te attention: %s is NULL; give cu_seqlens, or cu_seqlens_q and cu_seqlens_kv", in->cu_seqlens_q ? "cu_seqlens_kv" : "cu_seqlens_q");
+        return te__fail(m->te, TE_ERR_INVALID,
+                        "te attention: %s is NULL; give cu_seqlens, or cu_seqlens_q and cu_seqlens_kv",
+                        in->cu_seqlens_q ? "cu_seqlens_kv" : "cu_seqlens_q");
     c->cu_seqlens_q = in->cu_seqlens ? in->cu_seqlens : in->cu_seqlens_q;
     c->cu_seqlens_kv = in->cu_seqlens ? in->cu_seqlens : in->cu_seqlens_kv;
     c->cu_seqlens_q_padded = in->cu_seqlens ? in->cu_seqlens_padded : in->cu_seqlens_q_padded;
@@ -92,7 +109,9 @@ static te_result te__attn_te_packed(te_module *m, const te_attn_inputs *in, te_a
 /* A window belongs to causal masks. */
 static te_result te__attn_window_ok(te_module *m, const char *backend, te_window w, bool causal) {
     if (causal || !w.on || w.left < 0) return TE_OK;
-    return te__fail(m->te, TE_ERR_INVALID, "%s attention: window (%lld, %lld) without a causal mask; windows go with causal masks", backend, (long long)w.left, (long long)w.right);
+    return te__fail(m->te, TE_ERR_INVALID,
+                    "%s attention: window (%lld, %lld) without a causal mask; windows go with causal masks", backend,
+                    (long long)w.left, (long long)w.right);
 }
 static te_result te__attn_te_preprocess(te_module *m, const te_attn_inputs *in, te_attn_args *out) {
     const te_attn_mask own = ((const te__dpa_module *)m->state)->options.attn_mask_type;
@@ -106,7 +125,9 @@ static te_result te__attn_te_preprocess(te_module *m, const te_attn_inputs *in, 
     c->window.on = true;
     c->window.left = in->window.on ? in->window.left : -1;
     if (in->sink_weights)
-        return te__fail(m->te, TE_ERR_UNSUPPORTED, "te attention: sink_weights are flex's; te has them as the parameter softmax_offset (softmax_type TE_SOFTMAX_LEARNABLE)");
+        return te__fail(m->te, TE_ERR_UNSUPPORTED,
+                        "te attention: sink_weights are flex's; te has them as the parameter softmax_offset "
+                        "(softmax_type TE_SOFTMAX_LEARNABLE)");
     if (!in->attention_mask || in->attention_mask->ndim != 4) r = te__attn_window_ok(m, "te", in->window, causal);
     if (r != TE_OK) return r;
     if (in->attention_mask) {
@@ -148,7 +169,9 @@ static te_tensor *te__attn_te_postprocess(te_module *m, te_tensor *x) {
     int64_t shape[TE_MAX_DIMS];
     if (x->ndim >= TE_MAX_DIMS || x->shape[x->ndim - 1] % heads) {
         char t[TE__SHAPE_TEXT];
-        te__fail(m->te, TE_ERR_SHAPE, "te_postprocess_output_for_attn: the input is %s; [.., %lld heads of one size] is needed", te__shape_text(x, t), (long long)heads);
+        te__fail(m->te, TE_ERR_SHAPE,
+                 "te_postprocess_output_for_attn: the input is %s; [.., %lld heads of one size] is needed",
+                 te__shape_text(x, t), (long long)heads);
         return NULL;
     }
     memcpy(shape, x->shape, sizeof(shape));
@@ -159,7 +182,9 @@ static te_tensor *te__attn_te_postprocess(te_module *m, te_tensor *x) {
 
 /* ---- what sdpa, flex and eager share ---- */
 
-static const te_attn_module_desc *te__attn_desc(const te_module *m) { return &((const te__attn_module *)m->state)->desc; }
+static const te_attn_module_desc *te__attn_desc(const te_module *m) {
+    return &((const te__attn_module *)m->state)->desc;
+}
 
 /* [b, s, H, d] and [b, H, s, d], into each other. */
 static te_tensor *te__attn_turned(te_tensor *x) { return te_tensor_transpose(x, 1, 2); }
@@ -175,17 +200,26 @@ static te_result te__attn_open(te_module *m, const char *backend, const te_attn_
     const te_attn_module_desc *d = te__attn_desc(m);
     const te_tensor *q = in->q, *k = in->k, *v = in->v;
     char t[TE__SHAPE_TEXT], u[TE__SHAPE_TEXT], w[TE__SHAPE_TEXT];
-    if (in->cu_seqlens || in->cu_seqlens_q || in->cu_seqlens_kv || in->cu_seqlens_padded || in->cu_seqlens_q_padded || in->cu_seqlens_kv_padded || in->max_seqlen || in->max_seqlen_q ||
-        in->max_seqlen_kv)
-        return te__fail(m->te, TE_ERR_UNSUPPORTED, "%s attention: cu_seqlens or max_seqlen is given, and packed sequences are te's alone; give an attention_mask, or make the module with TE_ATTN_TE", backend);
-    if (q->ndim != 4 || k->ndim != 4 || v->ndim != 4 || q->shape[2] != d->num_attention_heads || k->shape[2] != d->num_gqa_groups || v->shape[2] != d->num_gqa_groups ||
-        q->shape[3] != d->num_qk_channels || k->shape[3] != d->num_qk_channels || v->shape[3] != d->num_v_channels || k->shape[0] != q->shape[0] || v->shape[0] != q->shape[0] || v->shape[1] != k->shape[1])
-        return te__fail(m->te, TE_ERR_SHAPE, "%s attention: q is %s, k %s and v %s; [b, s_q, %d, %lld], [b, s_kv, %d, %lld] and [b, s_kv, %d, %lld] are needed", backend, te__shape_text(q, t),
-                        te__shape_text(k, u), te__shape_text(v, w), d->num_attention_heads, (long long)d->num_qk_channels, d->num_gqa_groups, (long long)d->num_qk_channels, d->num_gqa_groups,
-                        (long long)d->num_v_channels);
+    if (in->cu_seqlens || in->cu_seqlens_q || in->cu_seqlens_kv || in->cu_seqlens_padded || in->cu_seqlens_q_padded ||
+        in->cu_seqlens_kv_padded || in->max_seqlen || in->max_seqlen_q || in->max_seqlen_kv)
+        return te__fail(m->te, TE_ERR_UNSUPPORTED,
+                        "%s attention: cu_seqlens or max_seqlen is given, and packed sequences are te's alone; give an "
+                        "attention_mask, or make the module with TE_ATTN_TE",
+                        backend);
+    if (q->ndim != 4 || k->ndim != 4 || v->ndim != 4 || q->shape[2] != d->num_attention_heads ||
+        k->shape[2] != d->num_gqa_groups || v->shape[2] != d->num_gqa_groups || q->shape[3] != d->num_qk_channels ||
+        k->shape[3] != d->num_qk_channels || v->shape[3] != d->num_v_channels || k->shape[0] != q->shape[0] ||
+        v->shape[0] != q->shape[0] || v->shape[1] != k->shape[1])
+        return te__fail(m->te, TE_ERR_SHAPE,
+                        "%s attention: q is %s, k %s and v %s; [b, s_q, %d, %lld], [b, s_kv, %d, %lld] and [b, s_kv, "
+                        "%d, %lld] are needed",
+                        backend, te__shape_text(q, t), te__shape_text(k, u), te__shape_text(v, w),
+                        d->num_attention_heads, (long long)d->num_qk_channels, d->num_gqa_groups,
+                        (long long)d->num_qk_channels, d->num_gqa_groups, (long long)d->num_v_channels);
     out->is_causal = in->is_causal ? in->is_causal == TE_ON : d->attn_mask_type == TE_MASK_CAUSAL;
     out->window_keys = te__attn_window_keys(d, ((const te__attn_module *)m->state)->backend, in->window);
-    if (out->window_keys >= 0 && te__attn_window_ok(m, backend, in->window, out->is_causal) != TE_OK) return te_error_code(m->te);
+    if (out->window_keys >= 0 && te__attn_window_ok(m, backend, in->window, out->is_causal) != TE_OK)
+        return te_error_code(m->te);
     if (in->attention_mask && te__attn_mask_ok(m, backend, in) != TE_OK) return te_error_code(m->te);
     out->q = te__attn_turned(in->q);
     out->k = te__attn_turned(in->k);
@@ -205,13 +239,15 @@ static te_attention_desc te__attn_told_by(te_module *m, const te_attn_args *a, t
 }
 /* te_attention of q, k and v [b, H, s, d], whose result lies likewise. */
 static te_tensor *te__attn_heads_first(const te_attn_args *a, const te_attention_desc *d) {
-    te_tensor *q = te__attn_turned(a->q), *k = te__attn_turned(a->k), *v = te__attn_turned(a->v), *o = q && k && v ? te_attention(q, k, v, d) : NULL;
+    te_tensor *q = te__attn_turned(a->q), *k = te__attn_turned(a->k), *v = te__attn_turned(a->v),
+              *o = q && k && v ? te_attention(q, k, v, d) : NULL;
     return o ? te__attn_turned(o) : NULL;
 }
 static te_tensor *te__attn_heads_last(te_module *m, te_tensor *x) {
     char t[TE__SHAPE_TEXT];
     if (x->ndim == 4) return te__attn_turned(x);
-    te__fail(m->te, TE_ERR_SHAPE, "te_postprocess_output_for_attn: the input is %s; [b, H, s, d] is needed", te__shape_text(x, t));
+    te__fail(m->te, TE_ERR_SHAPE, "te_postprocess_output_for_attn: the input is %s; [b, H, s, d] is needed",
+             te__shape_text(x, t));
     return NULL;
 }
 
@@ -221,7 +257,8 @@ static te_tensor *te__attn_heads_last(te_module *m, te_tensor *x) {
 static uint8_t *te__attn_tokens(te_tensor *x, int64_t s_kv, bool *all) {
     const int64_t b = x->shape[0], columns = x->shape[1];
     const size_t bytes = (size_t)te__numel(x) + 1;
-    uint8_t *host = (uint8_t *)te__alloc(x->te, bytes), *tokens = host ? (uint8_t *)te__alloc(x->te, (size_t)(b * s_kv) + 1) : NULL;
+    uint8_t *host = (uint8_t *)te__alloc(x->te, bytes),
+            *tokens = host ? (uint8_t *)te__alloc(x->te, (size_t)(b * s_kv) + 1) : NULL;
     int64_t i, j;
     *all = true;
     if (tokens && te_tensor_to_host(x, host) != TE_OK) {
@@ -239,19 +276,25 @@ static uint8_t *te__attn_tokens(te_tensor *x, int64_t s_kv, bool *all) {
 
 /* Of sdpa and eager: windows and padding become a mask of elements. */
 static te_result te__attn_elements(te_module *m, const char *backend, const te_attn_inputs *in, te_attn_args *out) {
-    const int64_t b = in->q->ndim == 4 ? in->q->shape[0] : 0, s_q = in->q->ndim == 4 ? in->q->shape[1] : 0, s_kv = in->k->ndim == 4 ? in->k->shape[1] : 0;
+    const int64_t b = in->q->ndim == 4 ? in->q->shape[0] : 0, s_q = in->q->ndim == 4 ? in->q->shape[1] : 0,
+                  s_kv = in->k->ndim == 4 ? in->k->shape[1] : 0;
     uint8_t *tokens = NULL;
     bool all = true;
     te_result r = te__attn_open(m, backend, in, out);
     if (r != TE_OK) return r;
-    if (in->sink_weights) return te__fail(m->te, TE_ERR_UNSUPPORTED, "%s attention: sink_weights are flex's; make the module with TE_ATTN_FLEX, or TE_ATTN_TE and TE_SOFTMAX_LEARNABLE", backend);
+    if (in->sink_weights)
+        return te__fail(m->te, TE_ERR_UNSUPPORTED,
+                        "%s attention: sink_weights are flex's; make the module with TE_ATTN_FLEX, or TE_ATTN_TE and "
+                        "TE_SOFTMAX_LEARNABLE",
+                        backend);
     if (in->attention_mask && in->attention_mask->ndim == 4) return te__attn_whole_mask(m, backend, in, out);
     if (in->attention_mask) {
         tokens = te__attn_tokens(in->attention_mask, s_kv, &all);
         if (!tokens) return te_error_code(m->te);
     }
     if (out->window_keys >= 0 || !all) {
-        te_tensor *kept = te__element_mask(m->te, b, s_q, s_kv, out->window_keys, out->is_causal ? te__max(s_kv - s_q, 0) : s_kv, all ? NULL : tokens);
+        te_tensor *kept = te__element_mask(m->te, b, s_q, s_kv, out->window_keys,
+                                           out->is_causal ? te__max(s_kv - s_q, 0) : s_kv, all ? NULL : tokens);
         out->masked = kept ? te_tensor_detach(kept) : NULL; /* an alias: the context may keep others before the caller is done */
         out->is_causal = false;
         if (!out->masked) r = te_error_code(m->te);
@@ -259,7 +302,9 @@ static te_result te__attn_elements(te_module *m, const char *backend, const te_a
     te__free(m->te, tokens, (size_t)(b * s_kv) + 1);
     return r;
 }
-static te_result te__attn_sdpa_preprocess(te_module *m, const te_attn_inputs *in, te_attn_args *out) { return te__attn_elements(m, "sdpa", in, out); }
+static te_result te__attn_sdpa_preprocess(te_module *m, const te_attn_inputs *in, te_attn_args *out) {
+    return te__attn_elements(m, "sdpa", in, out);
+}
 
 static te_tensor *te__attn_sdpa_call(te_module *m, const te_attn_args *a) {
     const te_attn_module_desc *d = te__attn_desc(m);
@@ -289,8 +334,10 @@ static te_result te__attn_flex_preprocess(te_module *m, const te_attn_inputs *in
     out->sink_weights = in->sink_weights;
     if (!in->attention_mask) return TE_OK;
     if (in->attention_mask->ndim != 2 || in->attention_mask->shape[1] != in->k->shape[1])
-        return te__fail(m->te, TE_ERR_UNSUPPORTED, "flex attention: attention_mask is %s; flex takes padding [%lld, %lld]: make the module with TE_ATTN_SDPA for other masks", te__shape_text(in->attention_mask, t),
-                        (long long)in->k->shape[0], (long long)in->k->shape[1]);
+        return te__fail(m->te, TE_ERR_UNSUPPORTED,
+                        "flex attention: attention_mask is %s; flex takes padding [%lld, %lld]: make the module with "
+                        "TE_ATTN_SDPA for other masks",
+                        te__shape_text(in->attention_mask, t), (long long)in->k->shape[0], (long long)in->k->shape[1]);
     out->padding = te__mask_of_padding(in->attention_mask);
     return out->padding ? TE_OK : te_error_code(m->te);
 }
@@ -302,7 +349,8 @@ static te_tensor *te__attn_flex_call(te_module *m, const te_attn_args *a) {
     if (a->is_causal) {
         o.rule.window.on = true;
         o.rule.window.left = a->window_keys < 0 ? -1 : a->window_keys - 1;
-        o.rule.block_mask = te_flex_block_mask(m->te, a->window_keys, a->q->shape[0], a->q->shape[1], a->q->shape[2], a->k->shape[2]);
+        o.rule.block_mask =
+            te_flex_block_mask(m->te, a->window_keys, a->q->shape[0], a->q->shape[1], a->q->shape[2], a->k->shape[2]);
         if (!o.rule.block_mask) return NULL;
     }
     if (a->sink_weights) {
@@ -318,8 +366,11 @@ static te_result te__attn_eager_preprocess(te_module *m, const te_attn_inputs *i
     char t[TE__SHAPE_TEXT];
     te_result r = te__attn_elements(m, "eager", in, out);
     if (r == TE_OK && out->masked && out->masked->shape[1] != 1)
-        return te__fail(m->te, TE_ERR_UNSUPPORTED, "eager attention: attention_mask is %s; a u8 mask alike for all heads is needed, [b or 1, 1, s_q or 1, s_kv]: make the module with TE_ATTN_SDPA for "
-                        "others, or give a float mask", te__shape_text(out->masked, t));
+        return te__fail(m->te, TE_ERR_UNSUPPORTED,
+                        "eager attention: attention_mask is %s; a u8 mask alike for all heads is needed, [b or 1, 1, "
+                        "s_q or 1, s_kv]: make the module with TE_ATTN_SDPA for "
+                        "others, or give a float mask",
+                        te__shape_text(out->masked, t));
     return r;
 }
 static te_tensor *te__attn_eager_call(te_module *m, const te_attn_args *a) {
@@ -329,7 +380,8 @@ static te_tensor *te__attn_eager_call(te_module *m, const te_attn_args *a) {
         masked = te__element_mask(m->te, a->q->shape[0], s_q, s_kv, -1, 0, NULL);
         if (!masked) return NULL;
     }
-    return te__eager_attention(a->q, a->k, a->v, masked, a->added, a->is_causal && s_q == s_kv, te__attn_desc(m)->softmax_scale);
+    return te__eager_attention(a->q, a->k, a->v, masked, a->added, a->is_causal && s_q == s_kv,
+                               te__attn_desc(m)->softmax_scale);
 }
 
 /* ---- the module of sdpa, flex and eager ---- */
@@ -339,11 +391,16 @@ static te_result te__attn_inputs_of(te_module *m, const te_forward_args *args, t
     const te_attention_call *c = &args->attention;
     const te_attn_mask mask = c->attn_mask_type;
     te_tensor *keep;
-    if (!args->input || !args->key || !args->value) return te__fail(m->te, TE_ERR_INVALID, "attention: key and value are needed beside the input (the query)");
-    if (c->attention_mask_q || c->core_attention_bias_type || c->core_attention_bias || c->alibi_slopes || c->inference_params || c->score_mod || c->qkv_layer || c->kv_layer ||
-        c->bottom_right_diagonal || c->checkpoint_core_attention || (mask && mask != TE_MASK_NONE && mask != TE_MASK_CAUSAL && !c->attention_mask))
-        return te__fail(m->te, TE_ERR_UNSUPPORTED, "attention: an option of the call (attn_mask_type %d) is te's alone; sdpa, flex and eager take attention_mask and a window, and TE_MASK_NONE and "
-                        "TE_MASK_CAUSAL without a mask", (int)mask);
+    if (!args->input || !args->key || !args->value)
+        return te__fail(m->te, TE_ERR_INVALID, "attention: key and value are needed beside the input (the query)");
+    if (c->attention_mask_q || c->core_attention_bias_type || c->core_attention_bias || c->alibi_slopes ||
+        c->inference_params || c->score_mod || c->qkv_layer || c->kv_layer || c->bottom_right_diagonal ||
+        c->checkpoint_core_attention || (mask && mask != TE_MASK_NONE && mask != TE_MASK_CAUSAL && !c->attention_mask))
+        return te__fail(m->te, TE_ERR_UNSUPPORTED,
+                        "attention: an option of the call (attn_mask_type %d) is te's alone; sdpa, flex and eager take "
+                        "attention_mask and a window, and TE_MASK_NONE and "
+                        "TE_MASK_CAUSAL without a mask",
+                        (int)mask);
     in->q = args->input;
     in->k = args->key;
     in->v = args->value;
@@ -386,13 +443,18 @@ static te_result te__attn_module_forward(te_module *m, te_forward_args *args) {
 static void te__attn_module_destroy(te_module *m) {
     if (((te__attn_module *)m->state)->steps && --m->te->mask_users == 0) te__masks_drop(m->te);
 }
-static const te_module_class te__attn_module_class = {"Attention", sizeof(te__attn_module), te__attn_module_forward, te__attn_module_destroy, NULL};
+static const te_module_class te__attn_module_class = {"Attention", sizeof(te__attn_module), te__attn_module_forward,
+                                                      te__attn_module_destroy, NULL};
 
 static te_module *te__attn_own_create(te_ctx *te, const te_attn_module_desc *d) {
     te_module *m;
-    if (d->qkv_format == TE_THD || d->softmax_type || (d->attn_mask_type != TE_MASK_NONE && d->attn_mask_type != TE_MASK_CAUSAL) || d->parallel.tp_group) {
-        te__fail(te, TE_ERR_UNSUPPORTED, "te_initialize_attn_module: qkv_format %d, softmax_type %d, attn_mask_type %d, parallel.tp_group %s: sdpa, flex and eager have TE_BSHD (%d), softmax_type 0, "
-                 "TE_MASK_NONE (%d) or TE_MASK_CAUSAL (%d), and no group; TE_ATTN_TE has the others", (int)d->qkv_format, (int)d->softmax_type, (int)d->attn_mask_type,
+    if (d->qkv_format == TE_THD || d->softmax_type ||
+        (d->attn_mask_type != TE_MASK_NONE && d->attn_mask_type != TE_MASK_CAUSAL) || d->parallel.tp_group) {
+        te__fail(te, TE_ERR_UNSUPPORTED,
+                 "te_initialize_attn_module: qkv_format %d, softmax_type %d, attn_mask_type %d, parallel.tp_group %s: "
+                 "sdpa, flex and eager have TE_BSHD (%d), softmax_type 0, "
+                 "TE_MASK_NONE (%d) or TE_MASK_CAUSAL (%d), and no group; TE_ATTN_TE has the others",
+                 (int)d->qkv_format, (int)d->softmax_type, (int)d->attn_mask_type,
                  d->parallel.tp_group ? "given" : "NULL", (int)TE_BSHD, (int)TE_MASK_NONE, (int)TE_MASK_CAUSAL);
         return NULL;
     }
@@ -424,7 +486,8 @@ TE_API te_attn_backend te_attn_backend_of(const te_module *m) {
 static const te__attn_backend_class *te__attn_class_of(te_module *m, const char *who) {
     const te_attn_backend backend = te_attn_backend_of(m);
     if (backend) return &te__attn_backends[backend];
-    te__fail(m->te, TE_ERR_INVALID, "%s: the module is a %s; one of te_initialize_attn_module is needed", who, m->cls->name);
+    te__fail(m->te, TE_ERR_INVALID, "%s: the module is a %s; one of te_initialize_attn_module is needed", who,
+             m->cls->name);
     return NULL;
 }
 
@@ -443,23 +506,34 @@ TE_API te_module *te_initialize_attn_module(te_ctx *te, te_attn_backend backend,
     if (!d.attn_mask_type) d.attn_mask_type = TE_MASK_CAUSAL;
     if (!d.qkv_format) d.qkv_format = TE_BSHD;
     if (backend == TE_ATTN_DEFAULT) backend = te_ctx_is_cuda(te) ? TE_ATTN_TE : TE_ATTN_SDPA;
-    if (d.num_attention_heads < 1 || d.num_gqa_groups < 1 || d.num_attention_heads % d.num_gqa_groups || d.num_qk_channels < 1 || d.num_v_channels < 1) {
-        te__fail(te, TE_ERR_INVALID, "%s: %d heads in %d groups, of %lld channels of q and k and %lld of v; sizes from 1 on, and groups that divide the heads, are needed", who, d.num_attention_heads,
-                 d.num_gqa_groups, (long long)d.num_qk_channels, (long long)d.num_v_channels);
+    if (d.num_attention_heads < 1 || d.num_gqa_groups < 1 || d.num_attention_heads % d.num_gqa_groups ||
+        d.num_qk_channels < 1 || d.num_v_channels < 1) {
+        te__fail(te, TE_ERR_INVALID,
+                 "%s: %d heads in %d groups, of %lld channels of q and k and %lld of v; sizes from 1 on, and groups "
+                 "that divide the heads, are needed",
+                 who, d.num_attention_heads, d.num_gqa_groups, (long long)d.num_qk_channels,
+                 (long long)d.num_v_channels);
         return NULL;
     }
     if (backend == TE_ATTN_MAGI && (d.num_qk_channels != d.num_v_channels || d.num_qk_channels > 128)) {
-        te__fail(te, TE_ERR_INVALID, "%s: magi with %lld channels of q and k and %lld of v; magi attention has one head size, up to 128", who, (long long)d.num_qk_channels, (long long)d.num_v_channels);
+        te__fail(te, TE_ERR_INVALID,
+                 "%s: magi with %lld channels of q and k and %lld of v; magi attention has one head size, up to 128",
+                 who, (long long)d.num_qk_channels, (long long)d.num_v_channels);
         return NULL;
     }
     name = (int)backend >= 0 && backend <= TE_ATTN_MAGI ? te__attn_backends[backend].name : NULL;
     if (!name || !te__attn_backends[backend].create) {
-        te__fail(te, TE_ERR_UNSUPPORTED, "%s: Unsupported attention implementation: %s (%d)%s; te (1), sdpa (2), flex (3) and eager (4) are possible", who, name ? name : "unknown", (int)backend,
-                 name ? ", whose kernels are not te.h's" : "");
+        te__fail(te, TE_ERR_UNSUPPORTED,
+                 "%s: Unsupported attention implementation: %s (%d)%s; te (1), sdpa (2), flex (3) and eager (4) are "
+                 "possible",
+                 who, name ? name : "unknown", (int)backend, name ? ", whose kernels are not te.h's" : "");
         return NULL;
     }
-    if (!(d.dropout_p >= 0.0f && d.dropout_p <= 1.0f) || (d.dropout_p > 0.0f && backend != TE_ATTN_TE && backend != TE_ATTN_SDPA)) {
-        te__fail(te, TE_ERR_INVALID, "%s: dropout_p %g with %s; a probability, 0 to 1, and 0 but for te and sdpa, is needed", who, (double)d.dropout_p, name);
+    if (!(d.dropout_p >= 0.0f && d.dropout_p <= 1.0f) ||
+        (d.dropout_p > 0.0f && backend != TE_ATTN_TE && backend != TE_ATTN_SDPA)) {
+        te__fail(te, TE_ERR_INVALID,
+                 "%s: dropout_p %g with %s; a probability, 0 to 1, and 0 but for te and sdpa, is needed", who,
+                 (double)d.dropout_p, name);
         return NULL;
     }
     if (d.softmax_scale == 0.0f) d.softmax_scale = te__floats_divide(1.0, sqrt((double)d.num_qk_channels));
@@ -475,8 +549,12 @@ TE_API te_module *te_initialize_attn_module(te_ctx *te, te_attn_backend backend,
 /* ---- calls ---- */
 
 /* The module and its tensors; the row of the table, or NULL with the error. */
-static const te__attn_backend_class *te__attn_check_call(te_module *m, const char *who, const te_tensor *q, const te_tensor *k, const te_tensor *v) {
-    if (q && k && v) return te__same_ctx(q, m->te, who) && te__same_ctx(k, m->te, who) && te__same_ctx(v, m->te, who) ? te__attn_class_of(m, who) : NULL;
+static const te__attn_backend_class *te__attn_check_call(te_module *m, const char *who, const te_tensor *q,
+                                                         const te_tensor *k, const te_tensor *v) {
+    if (q && k && v)
+        return te__same_ctx(q, m->te, who) && te__same_ctx(k, m->te, who) && te__same_ctx(v, m->te, who)
+                   ? te__attn_class_of(m, who)
+                   : NULL;
     te__fail(m->te, TE_ERR_STATE, "%s: %s is NULL; q, k and v are needed", who, !q ? "q" : !k ? "k" : "v");
     return NULL;
 }

@@ -20,7 +20,9 @@ static te_linear_backend te__linear_backend_of(te_linear_backend given, const te
     if (given != TE_LINEAR_DEFAULT) return given;
     return c->have_te && c->cuda ? TE_LINEAR_TE : TE_LINEAR_TORCH;
 }
-static te_rms_norm_backend te__rms_norm_backend_of(te_rms_norm_backend given) { return given != TE_RMS_NORM_DEFAULT ? given : TE_RMS_NORM_TORCH_FP32; }
+static te_rms_norm_backend te__rms_norm_backend_of(te_rms_norm_backend given) {
+    return given != TE_RMS_NORM_DEFAULT ? given : TE_RMS_NORM_TORCH_FP32;
+}
 static void te__default_int(int *field, int value) {
     if (*field == 0) *field = value;
 }
@@ -33,7 +35,9 @@ static void te__config_resolve(te_backend_config *c, const te_backend_capabiliti
     if (c->rope_fusion == TE_DEFAULT) c->rope_fusion = c->keep_rope_fusion && te_on_cuda ? TE_ON : TE_OFF;
     if (c->experts == TE_EXPERTS_DEFAULT) c->experts = has->cuda ? TE_EXPERTS_TORCH_MM : TE_EXPERTS_TORCH;
     if (c->dispatcher == TE_DISPATCHER_DEFAULT)
-        c->dispatcher = has->cuda && has->have_deep_ep ? TE_DISPATCHER_DEEPEP : has->cuda && has->have_uccl_ep ? TE_DISPATCHER_UCCL_EP : TE_DISPATCHER_TORCH;
+        c->dispatcher = has->cuda && has->have_deep_ep   ? TE_DISPATCHER_DEEPEP
+                        : has->cuda && has->have_uccl_ep ? TE_DISPATCHER_UCCL_EP
+                                                         : TE_DISPATCHER_TORCH;
     te__default_int(&c->dispatcher_num_sms, 20);
     te__default_int(&c->mok.fwd_num_comm_sms, 40);
     te__default_int(&c->mok.bwd_num_comm_sms, 28);
@@ -70,33 +74,52 @@ static te_result te__config_ranges(te_ctx *te, const te_backend_config *c) {
 }
 static te_result te__fp8_check(te_ctx *te, const char *who, const te_fp8_config *c) {
     if ((int)c->recipe < 0 || c->recipe > TE_FP8_OBJECT)
-        return te__fail(te, TE_ERR_INVALID, "%s: te_fp8.recipe is %d; TE_FP8_CURRENT to TE_FP8_OBJECT (0 to %d) are possible", who, (int)c->recipe, (int)TE_FP8_OBJECT);
-    if (c->recipe == TE_FP8_OBJECT && !c->object) return te__fail(te, TE_ERR_INVALID, "%s: te_fp8.recipe is TE_FP8_OBJECT and te_fp8.object NULL; give the recipe", who);
+        return te__fail(te, TE_ERR_INVALID,
+                        "%s: te_fp8.recipe is %d; TE_FP8_CURRENT to TE_FP8_OBJECT (0 to %d) are possible", who,
+                        (int)c->recipe, (int)TE_FP8_OBJECT);
+    if (c->recipe == TE_FP8_OBJECT && !c->object)
+        return te__fail(te, TE_ERR_INVALID,
+                        "%s: te_fp8.recipe is TE_FP8_OBJECT and te_fp8.object NULL; give the recipe", who);
     if (c->recipe != TE_FP8_OBJECT && c->object)
-        return te__fail(te, TE_ERR_INVALID, "%s: te_fp8.recipe is \"%s\" and te_fp8.object a recipe; TE_FP8_OBJECT reads it", who, te__fp8_names[c->recipe]);
+        return te__fail(te, TE_ERR_INVALID,
+                        "%s: te_fp8.recipe is \"%s\" and te_fp8.object a recipe; TE_FP8_OBJECT reads it", who,
+                        te__fp8_names[c->recipe]);
     return TE_OK;
 }
 static te_result te__cuda_graph_check(te_ctx *te, int modules) {
-    const int all = TE_CUDA_GRAPH_ATTN | TE_CUDA_GRAPH_TE_DPA | TE_CUDA_GRAPH_MOE_ROUTER | TE_CUDA_GRAPH_MOE_PREPROCESS, both = TE_CUDA_GRAPH_ATTN | TE_CUDA_GRAPH_TE_DPA;
-    if (modules & ~all) return te__fail(te, TE_ERR_INVALID, TE__VALIDATE ": cuda_graph.modules is %d; bits of te_cuda_graph_module (%d together) are possible", modules, all);
-    if ((modules & both) == both) return te__fail(te, TE_ERR_INVALID, TE__VALIDATE ": cuda_graph.modules has attn and te_dpa, which is a part of it; leave one out");
+    const int all = TE_CUDA_GRAPH_ATTN | TE_CUDA_GRAPH_TE_DPA | TE_CUDA_GRAPH_MOE_ROUTER | TE_CUDA_GRAPH_MOE_PREPROCESS,
+              both = TE_CUDA_GRAPH_ATTN | TE_CUDA_GRAPH_TE_DPA;
+    if (modules & ~all)
+        return te__fail(te, TE_ERR_INVALID,
+                        TE__VALIDATE
+                        ": cuda_graph.modules is %d; bits of te_cuda_graph_module (%d together) are possible",
+                        modules, all);
+    if ((modules & both) == both)
+        return te__fail(te, TE_ERR_INVALID,
+                        TE__VALIDATE ": cuda_graph.modules has attn and te_dpa, which is a part of it; leave one out");
     if (modules & TE_CUDA_GRAPH_MOE_PREPROCESS && !(modules & TE_CUDA_GRAPH_MOE_ROUTER))
-        return te__fail(te, TE_ERR_INVALID, TE__VALIDATE ": cuda_graph.modules has moe_preprocess without moe_router; add moe_router");
+        return te__fail(te, TE_ERR_INVALID,
+                        TE__VALIDATE ": cuda_graph.modules has moe_preprocess without moe_router; add moe_router");
     return TE_OK;
 }
 static te_result te__mok_check(te_ctx *te, const te_mok_backend_config *c) {
     const struct {
         const char *name;
         int value, multiple;
-    } rows[] = {{"fwd_num_comm_sms", c->fwd_num_comm_sms, 2}, {"bwd_num_comm_sms", c->bwd_num_comm_sms, 2}, {"minibatch_size", c->minibatch_size, 256},
-                {"macrobatch_size", c->macrobatch_size, c->minibatch_size}, {"all_gather_top_experts_chunk_bytes", c->all_gather_top_experts_chunk_bytes, 16}};
+    } rows[] = {{"fwd_num_comm_sms", c->fwd_num_comm_sms, 2},
+                {"bwd_num_comm_sms", c->bwd_num_comm_sms, 2},
+                {"minibatch_size", c->minibatch_size, 256},
+                {"macrobatch_size", c->macrobatch_size, c->minibatch_size},
+                {"all_gather_top_experts_chunk_bytes", c->all_gather_top_experts_chunk_bytes, 16}};
     const double m = c->schedule_capacity_multiplier;
     int i;
     for (i = 0; i < TE__COUNT(rows); i++)
         if (rows[i].value <= 0 || rows[i].value % rows[i].multiple)
-            return te__fail(te, TE_ERR_INVALID, TE__VALIDATE ": mok.%s is %d; a positive multiple of %d is needed", rows[i].name, rows[i].value, rows[i].multiple);
+            return te__fail(te, TE_ERR_INVALID, TE__VALIDATE ": mok.%s is %d; a positive multiple of %d is needed",
+                            rows[i].name, rows[i].value, rows[i].multiple);
     if (m > 0 && m - m == 0) return TE_OK;
-    return te__fail(te, TE_ERR_INVALID, TE__VALIDATE ": mok.schedule_capacity_multiplier is %g; a positive finite number is needed", m);
+    return te__fail(te, TE_ERR_INVALID,
+                    TE__VALIDATE ": mok.schedule_capacity_multiplier is %g; a positive finite number is needed", m);
 }
 /* Rule 9. */
 static te_result te__config_graph_rules(te_ctx *te, const te_backend_config *c) {
@@ -104,52 +127,75 @@ static te_result te__config_graph_rules(te_ctx *te, const te_backend_config *c) 
     const char *what = modules & TE_CUDA_GRAPH_ATTN ? "attn" : "te_dpa";
     if (modules & (TE_CUDA_GRAPH_ATTN | TE_CUDA_GRAPH_TE_DPA)) {
         if (c->attn != TE_ATTN_TE)
-            return te__fail(te, TE_ERR_INVALID, TE__VALIDATE ": cuda_graph.modules has %s and attn is \"%s\"; attn=te is needed", what, te_backend_name("attn", (int)c->attn));
-        if (modules & TE_CUDA_GRAPH_ATTN && (c->linear != TE_LINEAR_TORCH || c->rms_norm != TE_RMS_NORM_TORCH || c->rope_fusion == TE_ON))
-            return te__fail(te, TE_ERR_INVALID, TE__VALIDATE ": cuda_graph.modules has attn, linear is \"%s\", rms_norm \"%s\" and rope_fusion %s; linear=torch, rms_norm=torch and "
-                            "rope_fusion=false are needed", te_backend_name("linear", (int)c->linear), te_backend_name("rms_norm", (int)c->rms_norm), c->rope_fusion == TE_ON ? "true" : "false");
+            return te__fail(te, TE_ERR_INVALID,
+                            TE__VALIDATE ": cuda_graph.modules has %s and attn is \"%s\"; attn=te is needed", what,
+                            te_backend_name("attn", (int)c->attn));
+        if (modules & TE_CUDA_GRAPH_ATTN &&
+            (c->linear != TE_LINEAR_TORCH || c->rms_norm != TE_RMS_NORM_TORCH || c->rope_fusion == TE_ON))
+            return te__fail(te, TE_ERR_INVALID,
+                            TE__VALIDATE ": cuda_graph.modules has attn, linear is \"%s\", rms_norm \"%s\" and "
+                                         "rope_fusion %s; linear=torch, rms_norm=torch and "
+                                         "rope_fusion=false are needed",
+                            te_backend_name("linear", (int)c->linear), te_backend_name("rms_norm", (int)c->rms_norm),
+                            c->rope_fusion == TE_ON ? "true" : "false");
         if (c->has_te_fp8 && c->te_fp8.recipe == TE_FP8_OBJECT && c->te_fp8.object->fp8_dpa)
-            return te__fail(te, TE_ERR_INVALID, TE__VALIDATE ": cuda_graph.modules has %s and the recipe of te_fp8 has fp8_dpa; leave one out", what);
+            return te__fail(
+                te, TE_ERR_INVALID,
+                TE__VALIDATE ": cuda_graph.modules has %s and the recipe of te_fp8 has fp8_dpa; leave one out", what);
     }
     if (modules & TE_CUDA_GRAPH_MOE_ROUTER && c->fake_balanced_gate)
-        return te__fail(te, TE_ERR_INVALID, TE__VALIDATE ": cuda_graph.modules has moe_router and fake_balanced_gate is true, in which no router runs; leave one out");
+        return te__fail(te, TE_ERR_INVALID,
+                        TE__VALIDATE ": cuda_graph.modules has moe_router and fake_balanced_gate is true, in which no "
+                                     "router runs; leave one out");
     if (modules & TE_CUDA_GRAPH_MOE_PREPROCESS && c->dispatcher != TE_DISPATCHER_HYBRIDEP)
-        return te__fail(te, TE_ERR_INVALID, TE__VALIDATE ": cuda_graph.modules has moe_preprocess and dispatcher is \"%s\"; dispatcher=hybridep is needed",
-                        te_backend_name("dispatcher", (int)c->dispatcher));
+        return te__fail(
+            te, TE_ERR_INVALID,
+            TE__VALIDATE
+            ": cuda_graph.modules has moe_preprocess and dispatcher is \"%s\"; dispatcher=hybridep is needed",
+            te_backend_name("dispatcher", (int)c->dispatcher));
     return TE_OK;
 }
 /* Rules 1 to 10 of the documentation, in its order. */
 static te_result te__config_rules(te_ctx *te, te_backend_config *c, bool speaks) {
-    const bool all_to_all = c->dispatcher == TE_DISPATCHER_DEEPEP || c->dispatcher == TE_DISPATCHER_HYBRIDEP || c->dispatcher == TE_DISPATCHER_UCCL_EP || c->dispatcher == TE_DISPATCHER_MOK;
+    const bool all_to_all = c->dispatcher == TE_DISPATCHER_DEEPEP || c->dispatcher == TE_DISPATCHER_HYBRIDEP ||
+                            c->dispatcher == TE_DISPATCHER_UCCL_EP || c->dispatcher == TE_DISPATCHER_MOK;
     te_result result = TE_OK;
     if (c->rope == TE_ROPE_QUACK && c->rope_fusion == TE_ON) {
         te__warn(te, "rope=quack rotates by its own kernel: rope_fusion is turned off");
         c->rope_fusion = TE_OFF;
     }
     if (c->rope_fusion == TE_ON && !c->keep_rope_fusion) {
-        te__warn(te, "rope_fusion is turned off, as NeMo Automodel does: its f32 tables give other log-probabilities than transformers and vLLM; keep_rope_fusion keeps it");
+        te__warn(te, "rope_fusion is turned off, as NeMo Automodel does: its f32 tables give other log-probabilities "
+                     "than transformers and vLLM; keep_rope_fusion keeps it");
         c->rope_fusion = TE_OFF;
     }
     if (c->has_te_fp8) result = te__fp8_check(te, TE__VALIDATE, &c->te_fp8);
     if (result == TE_OK) result = te__cuda_graph_check(te, c->cuda_graph.modules);
     if (result == TE_OK) result = te__mok_check(te, &c->mok);
     if (result == TE_OK && ((int)c->gate_precision < 0 || c->gate_precision >= TE_DTYPE_COUNT))
-        result = te__fail(te, TE_ERR_INVALID, TE__VALIDATE ": gate_precision is %d; a te_dtype is needed", (int)c->gate_precision);
+        result = te__fail(te, TE_ERR_INVALID, TE__VALIDATE ": gate_precision is %d; a te_dtype is needed",
+                          (int)c->gate_precision);
     if (result != TE_OK) return result;
     if (c->enable_deepep != TE_DEFAULT) {
-        if (speaks) te__warn(te, "enable_deepep is gone and changes nothing: dispatcher=deepep and experts=gmm, or torch for both, say what it said");
+        if (speaks)
+            te__warn(te, "enable_deepep is gone and changes nothing: dispatcher=deepep and experts=gmm, or torch for "
+                         "both, say what it said");
         c->enable_deepep = TE_DEFAULT;
     }
     if ((c->experts == TE_EXPERTS_TE || c->experts == TE_EXPERTS_GMM) && !all_to_all) {
         if (speaks)
-            te__log(te, TE_LOG_INFO, "experts=%s needs the dispatcher deepep, hybridep, uccl_ep or mok, and it is %s: experts=torch_mm and dispatcher=torch are used",
+            te__log(te, TE_LOG_INFO,
+                    "experts=%s needs the dispatcher deepep, hybridep, uccl_ep or mok, and it is %s: experts=torch_mm "
+                    "and dispatcher=torch are used",
                     te_backend_name("experts", (int)c->experts), te_backend_name("dispatcher", (int)c->dispatcher));
         c->dispatcher = TE_DISPATCHER_TORCH;
         c->experts = TE_EXPERTS_TORCH_MM;
     }
     result = te__config_graph_rules(te, c);
     if (result != TE_OK || !c->has_te_fp8 || c->linear == TE_LINEAR_TE || c->experts == TE_EXPERTS_TE) return result;
-    return te__fail(te, TE_ERR_INVALID, TE__VALIDATE ": te_fp8 requires at least one TE backend, and linear is \"%s\" and experts \"%s\"; set linear=te or experts=te, or leave te_fp8 out",
+    return te__fail(te, TE_ERR_INVALID,
+                    TE__VALIDATE ": te_fp8 requires at least one TE backend, and linear is \"%s\" and experts \"%s\"; "
+                                 "set linear=te or experts=te, or leave te_fp8 out",
                     te_backend_name("linear", (int)c->linear), te_backend_name("experts", (int)c->experts));
 }
 TE_API te_result te_backend_config_validate(te_ctx *te, te_backend_config *config, const te_group *group) {
@@ -157,7 +203,9 @@ TE_API te_result te_backend_config_validate(te_ctx *te, te_backend_config *confi
     te_backend_config c;
     te_result result;
     if (!te) return TE_ERR_STATE;
-    if (!config) return te__fail(te, TE_ERR_INVALID, TE__VALIDATE ": config is NULL; zero one, and fill in what is not the default");
+    if (!config)
+        return te__fail(te, TE_ERR_INVALID,
+                        TE__VALIDATE ": config is NULL; zero one, and fill in what is not the default");
     has = te_backend_get_capabilities(te);
     c = *config;
     result = te__config_ranges(te, &c);
@@ -178,7 +226,9 @@ TE_API const te_recipe *te_fp8_config_build_recipe(te_ctx *te, const te_fp8_conf
     }
     if (te__fp8_check(te, "te_fp8_config_build_recipe", config) != TE_OK) return NULL;
     if (config->recipe == TE_FP8_OBJECT) return config->object;
-    if (config->recipe == TE_FP8_MXFP8) te__warn(te, "te_fp8 mxfp8 on %s: MXFP8 codes are multiplied as bf16, exactly and no faster than bf16", te->device_name);
+    if (config->recipe == TE_FP8_MXFP8)
+        te__warn(te, "te_fp8 mxfp8 on %s: MXFP8 codes are multiplied as bf16, exactly and no faster than bf16",
+                 te->device_name);
     *storage = config->recipe == TE_FP8_BLOCK ? te_recipe_block_scaling() : config->recipe == TE_FP8_MXFP8 ? te_recipe_mxfp8() : te_recipe_current_scaling();
     return storage;
 }

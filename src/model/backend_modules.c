@@ -41,7 +41,8 @@ static te_result te__torch_linear_reset(te_module *m) {
     }
     return result;
 }
-static const te_module_class te__torch_linear_class = {"TorchLinear", sizeof(te_init), te__torch_linear_forward, NULL, te__torch_linear_reset};
+static const te_module_class te__torch_linear_class = {"TorchLinear", sizeof(te_init), te__torch_linear_forward, NULL,
+                                                       te__torch_linear_reset};
 
 static te_module *te__torch_linear_create(te_ctx *te, const te_linear_module_desc *desc) {
     te_module *m = te__module_named(te, &te__torch_linear_class, desc->name, "linear");
@@ -55,7 +56,10 @@ static te_module *te__torch_linear_create(te_ctx *te, const te_linear_module_des
 /* The error of a backend that no module stands behind. */
 static te_module *te__no_backend(te_ctx *te, const char *who, const char *field, int value, const char *possible) {
     if (strcmp(te_backend_name(field, value), "quack") == 0)
-        te__fail(te, TE_ERR_UNSUPPORTED, "%s: %s='quack' names a package of kernels outside of te.h; %s are possible, and existing modules are not swapped for it", who, field, possible);
+        te__fail(te, TE_ERR_UNSUPPORTED,
+                 "%s: %s='quack' names a package of kernels outside of te.h; %s are possible, and existing modules are "
+                 "not swapped for it",
+                 who, field, possible);
     else te__fail(te, TE_ERR_INVALID, "%s: %s is %d, no backend; %s are possible", who, field, value, possible);
     return NULL;
 }
@@ -64,7 +68,9 @@ TE_API te_module *te_initialize_linear_module(te_ctx *te, const te_linear_module
     te_backend_capabilities has = te_backend_get_capabilities(te);
     te_linear_desc d = TE_ZERO;
     te_linear_backend impl;
-    if (!te || !te__has_desc(te, desc, who) || !te__layer_desc_ok(te, who, desc->in_features, desc->out_features, desc->dtype)) return NULL;
+    if (!te || !te__has_desc(te, desc, who) ||
+        !te__layer_desc_ok(te, who, desc->in_features, desc->out_features, desc->dtype))
+        return NULL;
     impl = te__linear_backend_of(desc->linear_impl, &has);
     if (impl == TE_LINEAR_TORCH) return te__torch_linear_create(te, desc);
     if (impl != TE_LINEAR_TE) return te__no_backend(te, who, "linear", (int)impl, "te and torch");
@@ -80,10 +86,14 @@ TE_API te_module *te_initialize_linear_module(te_ctx *te, const te_linear_module
 
 /* ---- RMSNorm ---- */
 
-TE_API te_tensor *te_float32_rms_norm(te_tensor *x, te_tensor *weight, float eps) { return te_rmsnorm(x, weight, eps, false); }
+TE_API te_tensor *te_float32_rms_norm(te_tensor *x, te_tensor *weight, float eps) {
+    return te_rmsnorm(x, weight, eps, false);
+}
 
-static const te_module_class te__float32_rms_norm_class = {"Float32RMSNorm", sizeof(te__norm_params), te__norm_forward, NULL, te__norm_module_reset};
-static const te_module_class te__torch_rms_norm_class = {"TorchRMSNorm", sizeof(te__norm_params), te__norm_forward, NULL, te__norm_module_reset};
+static const te_module_class te__float32_rms_norm_class = {"Float32RMSNorm", sizeof(te__norm_params), te__norm_forward,
+                                                           NULL, te__norm_module_reset};
+static const te_module_class te__torch_rms_norm_class = {"TorchRMSNorm", sizeof(te__norm_params), te__norm_forward,
+                                                         NULL, te__norm_module_reset};
 
 static te_module *te__rms_norm_create(te_ctx *te, const te_module_class *cls, const te_rms_norm_module_desc *desc) {
     te_module *m = te__module_named(te, cls, desc->name, "rmsnorm");
@@ -101,7 +111,9 @@ static bool te__rms_norm_desc_ok(te_ctx *te, const char *who, const te_rms_norm_
     return te && te__has_desc(te, desc, who) && te__layer_desc_ok(te, who, desc->dim, desc->dim, desc->dtype);
 }
 TE_API te_module *te_float32_rms_norm_create(te_ctx *te, const te_rms_norm_module_desc *desc) {
-    return te__rms_norm_desc_ok(te, "te_float32_rms_norm_create", desc) ? te__rms_norm_create(te, &te__float32_rms_norm_class, desc) : NULL;
+    return te__rms_norm_desc_ok(te, "te_float32_rms_norm_create", desc)
+               ? te__rms_norm_create(te, &te__float32_rms_norm_class, desc)
+               : NULL;
 }
 TE_API te_module *te_initialize_rms_norm_module(te_ctx *te, const te_rms_norm_module_desc *desc) {
     static const char who[] = "te_initialize_rms_norm_module";
@@ -125,10 +137,14 @@ TE_API te_module *te_initialize_rms_norm_module(te_ctx *te, const te_rms_norm_mo
 TE_API void te_set_is_first_microbatch(te_ctx *te, te_microbatch value) {
     if (!te) return;
     if ((int)value < 0 || value > TE_MICROBATCH_LATER)
-        te__fail(te, TE_ERR_INVALID, "te_set_is_first_microbatch: %d; TE_MICROBATCH_NONE to TE_MICROBATCH_LATER (0 to %d) are possible", (int)value, (int)TE_MICROBATCH_LATER);
+        te__fail(te, TE_ERR_INVALID,
+                 "te_set_is_first_microbatch: %d; TE_MICROBATCH_NONE to TE_MICROBATCH_LATER (0 to %d) are possible",
+                 (int)value, (int)TE_MICROBATCH_LATER);
     else te->automodel.is_first_microbatch = value;
 }
-TE_API te_microbatch te_get_is_first_microbatch(const te_ctx *te) { return te ? te->automodel.is_first_microbatch : TE_MICROBATCH_NONE; }
+TE_API te_microbatch te_get_is_first_microbatch(const te_ctx *te) {
+    return te ? te->automodel.is_first_microbatch : TE_MICROBATCH_NONE;
+}
 TE_API void te_set_is_optim_step(te_ctx *te, bool value) {
     if (te) te->automodel.is_optim_step = value;
 }
@@ -143,7 +159,8 @@ TE_API te_result te_module_set_step_hooks(te_module *m, const te_step_hooks *hoo
 static te_result te__step_hooks_run(te_ctx *te, te_module *const *parts, int num_parts, bool final, const char *who) {
     te_result result = TE_OK;
     int i;
-    if (num_parts < 0 || (num_parts && !parts)) return te__fail(te, TE_ERR_INVALID, "%s: %d parts, and parts is %s", who, num_parts, parts ? "given" : "NULL");
+    if (num_parts < 0 || (num_parts && !parts))
+        return te__fail(te, TE_ERR_INVALID, "%s: %d parts, and parts is %s", who, num_parts, parts ? "given" : "NULL");
     for (i = 0; i < num_parts && result == TE_OK; i++) {
         void *value;
         const te_step_hooks *hooks;
@@ -154,7 +171,9 @@ static te_result te__step_hooks_run(te_ctx *te, te_module *const *parts, int num
         if (!hook) continue;
         result = te__returned(te, hook(parts[i], hooks->user), "the hook", te_module_name(parts[i]));
         /* the first error stays: this one shows if the hook recorded none */
-        if (result != TE_OK) te__fail(te, result, "%s: the hook of \"%s\" returned %s", who, te_module_name(parts[i]), te_result_name(result));
+        if (result != TE_OK)
+            te__fail(te, result, "%s: the hook of \"%s\" returned %s", who, te_module_name(parts[i]),
+                     te_result_name(result));
     }
     return result;
 }

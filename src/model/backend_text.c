@@ -23,10 +23,12 @@ static const char *const te__graph_names[] = {"attn", "te_dpa", "moe_router", "m
 static const struct {
     const char *name;
     te_dtype dtype;
-} te__dtype_words[] = {{"float32", TE_F32}, {"float", TE_F32}, {"float16", TE_F16}, {"half", TE_F16}, {"bfloat16", TE_BF16}, {"bf16", TE_BF16},
-                       {"uint8", TE_U8},    {"int32", TE_I32}, {"int", TE_I32},     {"int64", TE_I64}, {"long", TE_I64}};
+} te__dtype_words[] = {{"float32", TE_F32},   {"float", TE_F32}, {"float16", TE_F16}, {"half", TE_F16},
+                       {"bfloat16", TE_BF16}, {"bf16", TE_BF16}, {"uint8", TE_U8},    {"int32", TE_I32},
+                       {"int", TE_I32},       {"int64", TE_I64}, {"long", TE_I64}};
 /* The formats that PyTorch has beside these. */
-static const char *const te__foreign_dtypes[] = {"float64", "double", "int8", "int16", "short", "bool", "complex64", "cfloat"};
+static const char *const te__foreign_dtypes[] = {"float64", "double", "int8",      "int16",
+                                                 "short",   "bool",   "complex64", "cfloat"};
 
 /* ---- the fields ---- */
 
@@ -51,7 +53,8 @@ typedef struct te__config_field {
 #define TE__ROW(field, kind, list) {#field, kind, offsetof(te_backend_config, field), TE__NAMES(list)}
 #define TE__NO_NAMES {NULL, 0}
 #define TE__PLAIN(field, kind) {#field, kind, offsetof(te_backend_config, field), TE__NO_NAMES}
-#define TE__MOK(field, kind) {"mok." #field, kind, offsetof(te_backend_config, mok) + offsetof(te_mok_backend_config, field), TE__NO_NAMES}
+#define TE__MOK(field, kind)                                                                                       \
+    {"mok." #field, kind, offsetof(te_backend_config, mok) + offsetof(te_mok_backend_config, field), TE__NO_NAMES}
 enum { TE__BACKEND_FIELDS = 6 }; /* the first ones choose backends */
 static const te__config_field te__config_fields[] = {
     TE__ROW(attn, TE__FIELD_ENUM, te__attn_names),
@@ -63,7 +66,8 @@ static const te__config_field te__config_fields[] = {
     TE__ROW(rope_fusion, TE__FIELD_ENUM, te__switch_names),
     TE__ROW(keep_rope_fusion, TE__FIELD_BOOL, te__bool_names),
     TE__PLAIN(dispatcher_num_sms, TE__FIELD_INT),
-    {"dispatcher_share_token_dispatcher", TE__FIELD_NOT, offsetof(te_backend_config, no_dispatcher_share_token_dispatcher), TE__NAMES(te__bool_names)},
+    {"dispatcher_share_token_dispatcher", TE__FIELD_NOT,
+     offsetof(te_backend_config, no_dispatcher_share_token_dispatcher), TE__NAMES(te__bool_names)},
     TE__ROW(dispatcher_async_dispatch, TE__FIELD_BOOL, te__bool_names),
     TE__MOK(fwd_num_comm_sms, TE__FIELD_INT),
     TE__MOK(bwd_num_comm_sms, TE__FIELD_INT),
@@ -74,13 +78,15 @@ static const te__config_field te__config_fields[] = {
     TE__ROW(enable_deepep, TE__FIELD_ENUM, te__switch_names),
     TE__ROW(fake_balanced_gate, TE__FIELD_BOOL, te__bool_names),
     TE__PLAIN(fake_gate_noise, TE__FIELD_NUMBER),
-    {"enable_hf_state_dict_adapter", TE__FIELD_NOT, offsetof(te_backend_config, no_enable_hf_state_dict_adapter), TE__NAMES(te__bool_names)},
+    {"enable_hf_state_dict_adapter", TE__FIELD_NOT, offsetof(te_backend_config, no_enable_hf_state_dict_adapter),
+     TE__NAMES(te__bool_names)},
     TE__ROW(enable_fsdp_optimizations, TE__FIELD_BOOL, te__bool_names),
     TE__ROW(te_fp8, TE__FIELD_FP8, te__fp8_names),
     TE__PLAIN(gate_precision, TE__FIELD_DTYPE),
     TE__ROW(compile_attn, TE__FIELD_BOOL, te__bool_names),
     TE__ROW(cuda_graph, TE__FIELD_MODULES, te__graph_names),
-    {"te_fp8.recipe", TE__FIELD_FP8, offsetof(te_backend_config, te_fp8), TE__NAMES(te__fp8_names)}, /* other names of the two, which are read and not written */
+    {"te_fp8.recipe", TE__FIELD_FP8, offsetof(te_backend_config, te_fp8),
+     TE__NAMES(te__fp8_names)}, /* other names of the two, which are read and not written */
     {"cuda_graph.modules", TE__FIELD_MODULES, offsetof(te_backend_config, cuda_graph), TE__NAMES(te__graph_names)}};
 #undef TE__ROW
 #undef TE__PLAIN
@@ -117,7 +123,8 @@ static void te__nearer(const char *word, size_t n, const char *name, const char 
 }
 /* "; is \"te\" meant?", if a name is so near that it may be. */
 static void te__text_nearest(te__text *t, const char *best, int edits) {
-    if (best && edits <= 2 + (int)strlen(best) / 4 && edits < (int)strlen(best)) te__text_printf(t, "; is \"%s\" meant?", best);
+    if (best && edits <= 2 + (int)strlen(best) / 4 && edits < (int)strlen(best))
+        te__text_printf(t, "; is \"%s\" meant?", best);
 }
 /* "te, sdpa, flex" */
 static void te__text_names(te__text *t, const te__names *names) {
@@ -130,7 +137,8 @@ static void te__text_names(te__text *t, const te__names *names) {
     }
 }
 /* TE_ERR_INVALID for a word that is none of `names`. `who` names the call, `field` the field. */
-static te_result te__unknown_name(te_ctx *te, const char *who, const char *field, const char *word, size_t n, const te__names *names) {
+static te_result te__unknown_name(te_ctx *te, const char *who, const char *field, const char *word, size_t n,
+                                  const te__names *names) {
     te__text t = TE_ZERO;
     const char *best = NULL;
     int i, edits = INT_MAX;
@@ -140,7 +148,8 @@ static te_result te__unknown_name(te_ctx *te, const char *who, const char *field
     te__text_names(&t, names);
     te__text_put(&t, names->count ? " are possible" : "");
     te__text_nearest(&t, best, edits);
-    result = te__fail(te, TE_ERR_INVALID, "%s: %s is \"%.*s\"; %s", who, field, (int)te__min((int64_t)n, TE__MAX_WORD), word, te__text_str(&t));
+    result = te__fail(te, TE_ERR_INVALID, "%s: %s is \"%.*s\"; %s", who, field, (int)te__min((int64_t)n, TE__MAX_WORD),
+                      word, te__text_str(&t));
     te__text_free(&t);
     return result;
 }
@@ -191,7 +200,9 @@ static te_result te__dtype_parse(te_ctx *te, const char *who, const te__config_f
     }
     for (k = 0; k < TE__COUNT(te__foreign_dtypes); k++)
         if (strcmp(lower, te__foreign_dtypes[k]) == 0)
-            return te__fail(te, TE_ERR_UNSUPPORTED, "%s: %s is \"%s\", a format that te.h does not have; float32 is its widest", who, f->name, lower);
+            return te__fail(te, TE_ERR_UNSUPPORTED,
+                            "%s: %s is \"%s\", a format that te.h does not have; float32 is its widest", who, f->name,
+                            lower);
     names.name = known;
     names.count = TE__COUNT(known);
     return te__unknown_name(te, who, f->name, lower, n, &names);
@@ -207,22 +218,30 @@ static te_result te__modules_parse(te_ctx *te, const char *who, const te__config
         te__word one = te__word_trimmed(w.at + at, n);
         int i = te__name_index(&f->names, one.at, one.n);
         if (i < 0) return te__unknown_name(te, who, f->name, one.at, one.n, &f->names);
-        if (*modules & 1 << i) return te__fail(te, TE_ERR_INVALID, "%s: %s has \"%s\" twice; once is enough", who, f->name, f->names.name[i]);
+        if (*modules & 1 << i)
+            return te__fail(te, TE_ERR_INVALID, "%s: %s has \"%s\" twice; once is enough", who, f->name,
+                            f->names.name[i]);
         *modules |= 1 << i;
         at += n + 1;
     }
     return TE_OK;
 }
 
-static const char *te__number_wanted(const te__config_field *f) { return f->kind == TE__FIELD_INT ? "a whole number" : "a number"; }
+static const char *te__number_wanted(const te__config_field *f) {
+    return f->kind == TE__FIELD_INT ? "a whole number" : "a number";
+}
 static te_result te__number_parse(te_ctx *te, const char *who, const te__config_field *f, te__word w, double *value) {
     bool whole = f->kind == TE__FIELD_INT;
-    if (w.n && te__read_number(w.at, w.n, value) == w.n && *value - *value == 0 && (!whole || (*value == floor(*value) && fabs(*value) <= INT_MAX))) return TE_OK;
-    return te__fail(te, TE_ERR_INVALID, "%s: %s is \"%.*s\"; %s is needed", who, f->name, (int)te__min((int64_t)w.n, TE__MAX_WORD), w.at, te__number_wanted(f));
+    if (w.n && te__read_number(w.at, w.n, value) == w.n && *value - *value == 0 &&
+        (!whole || (*value == floor(*value) && fabs(*value) <= INT_MAX)))
+        return TE_OK;
+    return te__fail(te, TE_ERR_INVALID, "%s: %s is \"%.*s\"; %s is needed", who, f->name,
+                    (int)te__min((int64_t)w.n, TE__MAX_WORD), w.at, te__number_wanted(f));
 }
 
 /* The value of one field. */
-static te_result te__field_parse(te_ctx *te, const char *who, const te__config_field *f, te__word w, te_backend_config *config) {
+static te_result te__field_parse(te_ctx *te, const char *who, const te__config_field *f, te__word w,
+                                 te_backend_config *config) {
     char *at = (char *)config + f->offset;
     double number = 0;
     te_result result;
@@ -254,7 +273,8 @@ static te_result te__field_parse(te_ctx *te, const char *who, const te__config_f
 static const te__config_field *te__field_find(const char *name, size_t n) {
     int i;
     for (i = 0; i < TE__COUNT(te__config_fields); i++)
-        if (strlen(te__config_fields[i].name) == n && memcmp(te__config_fields[i].name, name, n) == 0) return &te__config_fields[i];
+        if (strlen(te__config_fields[i].name) == n && memcmp(te__config_fields[i].name, name, n) == 0)
+            return &te__config_fields[i];
     return NULL;
 }
 /* The bit of a field among those that are given; its other name has the same one. */
@@ -270,7 +290,8 @@ static te_result te__unknown_field(te_ctx *te, const char *who, te__word w) {
     te_result result;
     for (i = 0; i < TE__COUNT(te__config_fields); i++) te__nearer(w.at, w.n, te__config_fields[i].name, &best, &edits);
     te__text_nearest(&t, best, edits);
-    result = te__fail(te, TE_ERR_INVALID, "%s: \"%.*s\" is no field of a te_backend_config%s", who, (int)te__min((int64_t)w.n, TE__MAX_WORD), w.at, te__text_str(&t));
+    result = te__fail(te, TE_ERR_INVALID, "%s: \"%.*s\" is no field of a te_backend_config%s", who,
+                      (int)te__min((int64_t)w.n, TE__MAX_WORD), w.at, te__text_str(&t));
     te__text_free(&t);
     return result;
 }
@@ -290,13 +311,16 @@ TE_API te_result te_backend_config_parse(te_ctx *te, const char *text, te_backen
         te_result result;
         if (!sign) {
             if (pair.n == 0 && !text[n]) break; /* spaces, or a comma at the end */
-            return te__fail(te, TE_ERR_INVALID, "%s: \"%.*s\" has no '='; pairs such as attn=te, with commas between them, are needed", who, (int)te__min((int64_t)pair.n, TE__MAX_WORD), pair.at);
+            return te__fail(te, TE_ERR_INVALID,
+                            "%s: \"%.*s\" has no '='; pairs such as attn=te, with commas between them, are needed", who,
+                            (int)te__min((int64_t)pair.n, TE__MAX_WORD), pair.at);
         }
         name = te__word_trimmed(text, (size_t)(sign - text));
         value = te__word_trimmed(sign + 1, n - (size_t)(sign + 1 - text));
         f = te__field_find(name.at, name.n);
         if (!f) return te__unknown_field(te, who, name);
-        if (given & te__field_bit(f)) return te__fail(te, TE_ERR_INVALID, "%s: %s is given twice; leave one out", who, f->name);
+        if (given & te__field_bit(f))
+            return te__fail(te, TE_ERR_INVALID, "%s: %s is given twice; leave one out", who, f->name);
         given |= te__field_bit(f);
         result = te__field_parse(te, who, f, value, &read);
         if (result != TE_OK) return result;
@@ -314,7 +338,8 @@ TE_API const char *te_backend_config_field(int index, char *values, size_t size)
     if (index < 0 || index >= TE__CONFIG_WRITTEN) return NULL;
     f = &te__config_fields[index];
     te__text_names(&t, &f->names);
-    for (i = 0; i < TE__COUNT(te__dtype_words) && f->kind == TE__FIELD_DTYPE; i++) te__text_printf(&t, "%s%s", i ? ", " : "", te__dtype_words[i].name);
+    for (i = 0; i < TE__COUNT(te__dtype_words) && f->kind == TE__FIELD_DTYPE; i++)
+        te__text_printf(&t, "%s%s", i ? ", " : "", te__dtype_words[i].name);
     if (f->kind == TE__FIELD_INT || f->kind == TE__FIELD_NUMBER) te__text_put(&t, te__number_wanted(f));
     if (values && size) snprintf(values, size, "%s", te__text_str(&t));
     te__text_free(&t);
@@ -325,9 +350,11 @@ TE_API te_result te_fp8_config_parse(te_ctx *te, const char *name, bool unknown_
     const te__names names = TE__NAMES(te__fp8_names);
     int i;
     if (!te) return TE_ERR_STATE;
-    if (!name || !config) return te__fail(te, TE_ERR_INVALID, "te_fp8_config_parse: %s is NULL", name ? "config" : "name");
+    if (!name || !config)
+        return te__fail(te, TE_ERR_INVALID, "te_fp8_config_parse: %s is NULL", name ? "config" : "name");
     i = te__name_index(&names, name, strlen(name));
-    if (i < 0 && !unknown_is_current) return te__unknown_name(te, "te_fp8_config_parse", "recipe", name, strlen(name), &names);
+    if (i < 0 && !unknown_is_current)
+        return te__unknown_name(te, "te_fp8_config_parse", "recipe", name, strlen(name), &names);
     config->recipe = i < 0 ? TE_FP8_CURRENT : (te_fp8_recipe)i;
     config->object = NULL;
     return TE_OK;
@@ -342,8 +369,13 @@ TE_API te_result te_backend_parse(te_ctx *te, const char *field, const char *nam
     int i;
     if (!te) return TE_ERR_STATE;
     if (!f || !name || !value)
-        return te__fail(te, TE_ERR_INVALID, "te_backend_parse: field \"%s\", %s; attn, linear, rms_norm, rope, experts and dispatcher are possible, with a name and a place for its value",
-                        field ? field : "NULL", !name ? "name NULL" : value ? name : "value NULL");
+        return te__fail(te, TE_ERR_INVALID,
+                        "te_backend_parse: field \"%s\", %s; attn, linear, rms_norm, rope, experts and dispatcher are "
+                        "possible, with a name and a place for its value",
+                        field ? field : "NULL",
+                        !name   ? "name NULL"
+                        : value ? name
+                                : "value NULL");
     i = te__name_index(&f->names, name, strlen(name));
     if (i < 0) return te__unknown_name(te, "te_backend_parse", field, name, strlen(name), &f->names);
     *value = i;
@@ -389,7 +421,10 @@ static void te__text_field(te__text *t, const te__config_field *f, const te_back
     case TE__FIELD_INT: te__text_printf(t, "%d", number); break;
     case TE__FIELD_NUMBER: te__text_number(t, *(const double *)(const void *)at); break;
     case TE__FIELD_DTYPE: te__text_put(t, te__dtype_word(config->gate_precision)); break;
-    case TE__FIELD_FP8: te__text_put(t, config->te_fp8.recipe == TE_FP8_OBJECT ? "object" : te__name_of(&f->names, (int)config->te_fp8.recipe)); break;
+    case TE__FIELD_FP8:
+        te__text_put(t, config->te_fp8.recipe == TE_FP8_OBJECT ? "object"
+                                                               : te__name_of(&f->names, (int)config->te_fp8.recipe));
+        break;
     case TE__FIELD_MODULES: te__text_modules(t, &f->names, config->cuda_graph.modules); break;
     }
 }

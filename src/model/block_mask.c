@@ -3,11 +3,13 @@
 /* ---- block masks ---- */
 
 /* Of queries first_q .. last_q and keys first_kv .. last_kv: is one seen, are all? */
-static te_attn_block te__block_of(const te_block_mask_desc *d, int lo, int hi, int64_t b, int64_t h, int64_t first_q, int64_t last_q, int64_t first_kv, int64_t last_kv) {
+static te_attn_block te__block_of(const te_block_mask_desc *d, int lo, int hi, int64_t b, int64_t h, int64_t first_q,
+                                  int64_t last_q, int64_t first_kv, int64_t last_kv) {
     bool some = false, all = true;
     int64_t i, j;
     if (last_kv < first_q + lo || first_kv > last_q + hi) return TE_ATTN_BLOCK_EMPTY;
-    if (!d->mask_fn) return first_kv >= last_q + lo && last_kv <= first_q + hi ? TE_ATTN_BLOCK_FULL : TE_ATTN_BLOCK_PARTIAL;
+    if (!d->mask_fn)
+        return first_kv >= last_q + lo && last_kv <= first_q + hi ? TE_ATTN_BLOCK_FULL : TE_ATTN_BLOCK_PARTIAL;
     for (i = first_q; i <= last_q; i++)
         for (j = first_kv; j <= last_kv && (all || !some); j++) {
             const bool seen = j >= i + lo && j <= i + hi && d->mask_fn(d->user, b, h, i, j);
@@ -31,14 +33,21 @@ TE_API te_tensor *te_create_block_mask(te_ctx *te, const te_block_mask_desc *des
     if (!d.heads) d.heads = 1;
     if (!d.mask) d.mask = TE_MASK_CAUSAL;
     if (!d.window.on) d.window.left = d.window.right = -1;
-    if (d.batch < 1 || d.heads < 1 || d.s_q < 0 || d.s_kv < 0 || d.s_q > most || d.s_kv > most || d.batch > most || d.heads > most) {
-        te__fail(te, TE_ERR_INVALID, "te_create_block_mask: batch %lld, heads %lld, s_q %lld, s_kv %lld; numbers up to 2^28 are possible, none negative", (long long)d.batch, (long long)d.heads,
-                 (long long)d.s_q, (long long)d.s_kv);
+    if (d.batch < 1 || d.heads < 1 || d.s_q < 0 || d.s_kv < 0 || d.s_q > most || d.s_kv > most || d.batch > most ||
+        d.heads > most) {
+        te__fail(te, TE_ERR_INVALID,
+                 "te_create_block_mask: batch %lld, heads %lld, s_q %lld, s_kv %lld; numbers up to 2^28 are possible, "
+                 "none negative",
+                 (long long)d.batch, (long long)d.heads, (long long)d.s_q, (long long)d.s_kv);
         return NULL;
     }
-    if ((int)d.mask < (int)TE_MASK_NONE || d.mask > TE_MASK_CAUSAL_BOTTOM_RIGHT || d.window.left < -1 || d.window.right < -1) {
-        te__fail(te, TE_ERR_INVALID, "te_create_block_mask: mask %d, window (%lld, %lld); TE_MASK_NONE (%d) to TE_MASK_CAUSAL_BOTTOM_RIGHT (%d), and numbers of keys or -1, are possible", (int)d.mask,
-                 (long long)d.window.left, (long long)d.window.right, (int)TE_MASK_NONE, (int)TE_MASK_CAUSAL_BOTTOM_RIGHT);
+    if ((int)d.mask < (int)TE_MASK_NONE || d.mask > TE_MASK_CAUSAL_BOTTOM_RIGHT || d.window.left < -1 ||
+        d.window.right < -1) {
+        te__fail(te, TE_ERR_INVALID,
+                 "te_create_block_mask: mask %d, window (%lld, %lld); TE_MASK_NONE (%d) to TE_MASK_CAUSAL_BOTTOM_RIGHT "
+                 "(%d), and numbers of keys or -1, are possible",
+                 (int)d.mask, (long long)d.window.left, (long long)d.window.right, (int)TE_MASK_NONE,
+                 (int)TE_MASK_CAUSAL_BOTTOM_RIGHT);
         return NULL;
     }
     shape[0] = d.batch;
@@ -46,13 +55,16 @@ TE_API te_tensor *te_create_block_mask(te_ctx *te, const te_block_mask_desc *des
     shape[2] = te__div_up(d.s_q, size);
     shape[3] = te__div_up(d.s_kv, size);
     if (shape[2] && shape[3] && d.batch > INT_MAX / d.heads / shape[2] / shape[3]) {
-        te__fail(te, TE_ERR_UNSUPPORTED, "te_create_block_mask: batch %lld, heads %lld, s_q %lld and s_kv %lld are more than 2^31 - 1 blocks; make one that is alike for all heads (heads 1)",
+        te__fail(te, TE_ERR_UNSUPPORTED,
+                 "te_create_block_mask: batch %lld, heads %lld, s_q %lld and s_kv %lld are more than 2^31 - 1 blocks; "
+                 "make one that is alike for all heads (heads 1)",
                  (long long)d.batch, (long long)d.heads, (long long)d.s_q, (long long)d.s_kv);
         return NULL;
     }
     beyond = d.s_q + d.s_kv + 1;
-    te__attn_diagonals((int)te__min(d.window.left, beyond), (int)te__min(d.window.right, beyond), d.mask != TE_MASK_NONE,
-                       d.mask == TE_MASK_CAUSAL_BOTTOM_RIGHT ? (int)(d.s_kv - d.s_q) : 0, (int)d.s_q, (int)d.s_kv, &lo, &hi);
+    te__attn_diagonals((int)te__min(d.window.left, beyond), (int)te__min(d.window.right, beyond),
+                       d.mask != TE_MASK_NONE, d.mask == TE_MASK_CAUSAL_BOTTOM_RIGHT ? (int)(d.s_kv - d.s_q) : 0,
+                       (int)d.s_q, (int)d.s_kv, &lo, &hi);
     bytes = (size_t)(shape[0] * shape[1] * shape[2] * shape[3]) + 1;
     blocks = (uint8_t *)te__alloc(te, bytes);
     if (!blocks) return NULL;
@@ -60,7 +72,8 @@ TE_API te_tensor *te_create_block_mask(te_ctx *te, const te_block_mask_desc *des
         for (h = 0; h < d.heads; h++)
             for (i = 0; i < d.s_q; i += size)
                 for (j = 0; j < d.s_kv; j += size)
-                    blocks[at++] = (uint8_t)te__block_of(&d, lo, hi, b, h, i, te__min(i + size, d.s_q) - 1, j, te__min(j + size, d.s_kv) - 1);
+                    blocks[at++] = (uint8_t)te__block_of(&d, lo, hi, b, h, i, te__min(i + size, d.s_q) - 1, j,
+                                                         te__min(j + size, d.s_kv) - 1);
     mask = te_tensor_from_host(te, TE_U8, 4, shape, blocks);
     te__free(te, blocks, bytes);
     return mask;
@@ -69,14 +82,18 @@ TE_API te_tensor *te_create_block_mask(te_ctx *te, const te_block_mask_desc *des
 /* ---- masks that a context keeps ---- */
 
 /* The mask of these numbers and bytes in a list of n; NULL: it is not there. */
-static te_tensor *te__mask_kept(const te__kept_mask *list, int n, const int64_t *key, const uint8_t *content, size_t bytes) {
+static te_tensor *te__mask_kept(const te__kept_mask *list, int n, const int64_t *key, const uint8_t *content,
+                                size_t bytes) {
     int i;
     for (i = 0; i < n; i++)
-        if (list[i].mask && memcmp(list[i].key, key, sizeof(list[i].key)) == 0 && list[i].bytes == bytes && (!bytes || memcmp(list[i].content, content, bytes) == 0)) return list[i].mask;
+        if (list[i].mask && memcmp(list[i].key, key, sizeof(list[i].key)) == 0 && list[i].bytes == bytes &&
+            (!bytes || memcmp(list[i].content, content, bytes) == 0))
+            return list[i].mask;
     return NULL;
 }
 /* Keeps a mask in the place of the oldest; content is copied. Returns it retained, or NULL with the error. */
-static te_tensor *te__mask_keep(te_ctx *te, te__kept_mask *list, int n, const int64_t *key, const uint8_t *content, size_t bytes, te_tensor *mask) {
+static te_tensor *te__mask_keep(te_ctx *te, te__kept_mask *list, int n, const int64_t *key, const uint8_t *content,
+                                size_t bytes, te_tensor *mask) {
     uint8_t *copy = mask && bytes ? (uint8_t *)te__alloc(te, bytes) : NULL;
     int i, at = 0;
     if (!mask || (bytes && !copy)) return NULL;
@@ -92,7 +109,8 @@ static te_tensor *te__mask_keep(te_ctx *te, te__kept_mask *list, int n, const in
     return mask;
 }
 
-TE_API te_tensor *te_flex_block_mask(te_ctx *te, int64_t window_keys, int64_t b, int64_t heads, int64_t s_q, int64_t s_kv) {
+TE_API te_tensor *te_flex_block_mask(te_ctx *te, int64_t window_keys, int64_t b, int64_t heads, int64_t s_q,
+                                     int64_t s_kv) {
     te_block_mask_desc d = TE_ZERO;
     int64_t key[5];
     te_tensor *mask;
@@ -105,7 +123,10 @@ TE_API te_tensor *te_flex_block_mask(te_ctx *te, int64_t window_keys, int64_t b,
     mask = te__mask_kept(te->block_masks, TE__BLOCK_MASKS, key, NULL, 0);
     if (mask) return mask;
     if (window_keys < -1 || window_keys == 0) {
-        te__fail(te, TE_ERR_INVALID, "te_flex_block_mask: window_keys is %lld; a query sees its own key: numbers from 1 on, or -1 for all before it, are possible", (long long)window_keys);
+        te__fail(te, TE_ERR_INVALID,
+                 "te_flex_block_mask: window_keys is %lld; a query sees its own key: numbers from 1 on, or -1 for all "
+                 "before it, are possible",
+                 (long long)window_keys);
         return NULL;
     }
     d.s_q = s_q;
@@ -125,7 +146,8 @@ TE_API int te_flex_block_mask_count(const te_ctx *te) {
 
 /* u8 [b or 1, 1, s_q, s_kv], 1 => masked: query i sees `keys` keys that end at its own, i + offset (-1: all up to it), of those that padding (u8 [b, s_kv], 1 for a token; NULL: all) leaves. The
  * context keeps it. */
-static te_tensor *te__element_mask(te_ctx *te, int64_t b, int64_t s_q, int64_t s_kv, int64_t keys, int64_t offset, const uint8_t *tokens) {
+static te_tensor *te__element_mask(te_ctx *te, int64_t b, int64_t s_q, int64_t s_kv, int64_t keys, int64_t offset,
+                                   const uint8_t *tokens) {
     int64_t key[5], shape[4], i, j, s;
     uint8_t *masked;
     size_t bytes;
@@ -144,9 +166,11 @@ static te_tensor *te__element_mask(te_ctx *te, int64_t b, int64_t s_q, int64_t s
     for (s = 0; s < shape[0]; s++)
         for (i = 0; i < s_q; i++)
             for (j = 0; j < s_kv; j++)
-                masked[(s * s_q + i) * s_kv + j] = (uint8_t)!(j <= i + offset && (keys < 0 || j > i + offset - keys) && (!tokens || tokens[s * s_kv + j]));
+                masked[(s * s_q + i) * s_kv + j] = (uint8_t)!(j <= i + offset && (keys < 0 || j > i + offset - keys) &&
+                                                              (!tokens || tokens[s * s_kv + j]));
     te__frame_begin(te);
-    mask = te__mask_keep(te, te->element_masks, TE__ELEMENT_MASKS, key, tokens, tokens ? (size_t)(b * s_kv) : 0, te_tensor_from_host(te, TE_U8, 4, shape, masked));
+    mask = te__mask_keep(te, te->element_masks, TE__ELEMENT_MASKS, key, tokens, tokens ? (size_t)(b * s_kv) : 0,
+                         te_tensor_from_host(te, TE_U8, 4, shape, masked));
     te__frame_end(te, NULL, 0);
     te__free(te, masked, bytes);
     return mask;

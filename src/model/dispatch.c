@@ -46,7 +46,8 @@ static te_tensor *te__padded_tokens(te_tensor *x, int64_t longest, double fill) 
     y = te_tensor_full(x->te, x->dtype, 2, shape, fill);
     return y && te_tensor_copy(te__rows_of(y, 0, te__rows(x)), x) == TE_OK ? y : NULL;
 }
-static te_result te__gather_tokens_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
+static te_result te__gather_tokens_backward(te_ctx *te, const void *state, te_tensor *const *saved,
+                                            te_tensor *const *dy, te_tensor **dx, const bool *needs) {
     const te__gather_state *s = (const te__gather_state *)state;
     te_tensor *all = te_tensor_contiguous(dy[0]), *sum = all ? te__empty_like(all, all->dtype) : NULL;
     te_result result;
@@ -69,7 +70,8 @@ static te_tensor *te__gather_tokens(const te__dispatch *d, te_tensor *x, double 
     if (!y) te__refuse(d->group, TE__ALL_GATHER, te_error_code(d->group->te)); /* others are at the next one */
     return y;
 }
-static te_result te__sum_tokens_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
+static te_result te__sum_tokens_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy,
+                                         te_tensor **dx, const bool *needs) {
     const te__gather_state *s = (const te__gather_state *)state;
     (void)saved, (void)needs;
     dx[0] = te__gather(s->group, te__padded_tokens(te_tensor_contiguous(dy[0]), s->longest, 0.0));
@@ -100,7 +102,8 @@ static te_result te__longest_tokens(te__dispatch *d, te_ctx *te) {
 /* ---- sorting by expert ---- */
 
 /* The place of each of `indices` among `count` experts from `first` on, i32, and how many copies each of these gets, i64 [count]. */
-static te_tensor *te__local_ids(te_tensor *indices, te_tensor *padding, int64_t first, int64_t count, te_tensor **sizes) {
+static te_tensor *te__local_ids(te_tensor *indices, te_tensor *padding, int64_t first, int64_t count,
+                                te_tensor **sizes) {
     te_op_moe_local_ids_args args = TE_ZERO;
     args.experts = indices;
     args.dropped = padding;
@@ -130,7 +133,9 @@ static te_tensor *te__sorted_ids(const te__dispatch *d, te_tensor *ids, int64_t 
     args.topk = d->topk;
     args.probs = floats;
     args.permuted_probs = sorted;
-    if (!floats || !sorted || !y || !args.x || !args.y || te_tensor_copy(floats, ids) != TE_OK || te_op_moe_permute(te, &args) != TE_OK) return NULL;
+    if (!floats || !sorted || !y || !args.x || !args.y || te_tensor_copy(floats, ids) != TE_OK ||
+        te_op_moe_permute(te, &args) != TE_OK)
+        return NULL;
     return te_tensor_copy(y, sorted) == TE_OK ? y : NULL;
 }
 /* The sums of each token's copies, in f32, rounded once; times the weights of the choice, if `weighted`. */
@@ -151,7 +156,8 @@ static te_tensor *te__sum_copies(const te__dispatch *d, te_tensor *rows, bool we
     args.row_id_map = saved[0] = d->map;
     args.y = te__empty_2d(rows->te, rows->dtype, te__numel(d->map) / d->topk, te__cols(rows));
     if (!args.y) return NULL;
-    return te__record("combine", te__checked(args.y, te_op_moe_unpermute(rows->te, &args)), te__unpermute_backward, &state, sizeof(state), &rows, 1, saved, 4);
+    return te__record("combine", te__checked(args.y, te_op_moe_unpermute(rows->te, &args)), te__unpermute_backward,
+                      &state, sizeof(state), &rows, 1, saved, 4);
 }
 
 /* The memory of a dispatch's lists: rows.host, and of an exchange the counts. */
@@ -183,7 +189,8 @@ static te_tensor *te__ids_of_sizes(te_ctx *te, const int64_t *sizes, int n) {
 }
 
 /* torch: the rows of this rank's experts, of the tokens of all ranks. on_host: their numbers are wanted on the host as well, and no other rows; ids: and the expert of each row. */
-static te_result te__gathered_rows(te__dispatch *d, te_tensor *x, te_tensor *indices, te_tensor *padding, bool on_host, bool ids, te__expert_rows *r) {
+static te_result te__gathered_rows(te__dispatch *d, te_tensor *x, te_tensor *indices, te_tensor *padding, bool on_host,
+                                   bool ids, te__expert_rows *r) {
     te_ctx *te = x->te;
     te_tensor *local, *sizes;
     int64_t rows;
@@ -226,10 +233,13 @@ typedef struct te__exchange_state {
     te_dtype dtype;
     bool probs;
 } te__exchange_state; /* rows sent to each rank and received from each follow it */
-static int64_t *te__exchange_counts(const te__exchange_state *s) { return (int64_t *)(void *)((char *)(uintptr_t)s + sizeof(te__exchange_state)); }
+static int64_t *te__exchange_counts(const te__exchange_state *s) {
+    return (int64_t *)(void *)((char *)(uintptr_t)s + sizeof(te__exchange_state));
+}
 
 /* Rows x to the ranks that `send` counts; what comes from them. x NULL: this rank has none to send, and all get an error. */
-static te_tensor *te__exchange_plain(te_group *group, te_tensor *x, te_dtype dtype, int64_t cols, const int64_t *send, const int64_t *recv) {
+static te_tensor *te__exchange_plain(te_group *group, te_tensor *x, te_dtype dtype, int64_t cols, const int64_t *send,
+                                     const int64_t *recv) {
     te_ctx *te = group->te;
     int64_t shape[2];
     te_tensor *y;
@@ -250,25 +260,29 @@ static te_tensor *te__given_or_zeros(te_ctx *te, te_tensor *g, te_dtype dtype, i
     g = g ? te_tensor_contiguous(g) : te_tensor_zeros(te, dtype, 2, shape);
     return g ? te__alias_2d(g, 0, dtype, rows, cols) : NULL;
 }
-static te_result te__exchange_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
+static te_result te__exchange_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy,
+                                       te_tensor **dx, const bool *needs) {
     const te__exchange_state *s = (const te__exchange_state *)state;
     const int64_t *send = te__exchange_counts(s), *recv = send + s->ranks;
     int64_t received = te__count_all(recv, s->ranks);
     (void)saved, (void)needs;
-    dx[0] = te__exchange_plain(s->group, te__given_or_zeros(te, dy[0], s->dtype, received, s->cols), s->dtype, s->cols, recv, send);
+    dx[0] = te__exchange_plain(s->group, te__given_or_zeros(te, dy[0], s->dtype, received, s->cols), s->dtype, s->cols,
+                               recv, send);
     if (!dx[0] || !s->probs) return dx[0] ? TE_OK : te_error_code(te);
     dx[1] = te__exchange_plain(s->group, te__given_or_zeros(te, dy[1], TE_F32, received, 1), TE_F32, 1, recv, send);
     if (dx[1]) dx[1] = te__alias_1d(dx[1], 0, TE_F32, te__numel(dx[1]));
     return dx[1] ? TE_OK : te_error_code(te);
 }
 /* Rows x [S, N], and their weights probs f32 [S] if given, with their history. */
-static te_tensor *te__exchange(const te__dispatch *d, te_tensor *x, te_dtype dtype, int64_t cols, te_tensor *probs, const int64_t *send, const int64_t *recv, te_tensor **got) {
+static te_tensor *te__exchange(const te__dispatch *d, te_tensor *x, te_dtype dtype, int64_t cols, te_tensor *probs,
+                               const int64_t *send, const int64_t *recv, te_tensor **got) {
     te_ctx *te = d->group->te;
     const size_t bytes = sizeof(te__exchange_state) + 2 * (size_t)d->ranks * sizeof(int64_t);
     te__exchange_state *s = x ? (te__exchange_state *)te__alloc_zero(te, bytes) : NULL;
     te_tensor *in[2], *y = te__exchange_plain(d->group, s ? x : NULL, dtype, cols, send, recv), *p = NULL;
     bool recorded = false, met;
-    if (y && probs) p = te__exchange_plain(d->group, te__alias_2d(probs, 0, TE_F32, te__numel(probs), 1), TE_F32, 1, send, recv);
+    if (y && probs)
+        p = te__exchange_plain(d->group, te__alias_2d(probs, 0, TE_F32, te__numel(probs), 1), TE_F32, 1, send, recv);
     met = p != NULL;
     if (p) p = te__alias_1d(p, 0, TE_F32, te__numel(p));
     if (s && y && (p || !probs)) {
@@ -330,7 +344,8 @@ static te_tensor *te__exchange_order(te__dispatch *d, te__expert_rows *r) {
     return d->back_sizes && d->back_order ? order : NULL;
 }
 /* deepep, uccl_ep, hybridep: the rows of this rank's experts, from all ranks. */
-static te_result te__exchanged_rows(te__dispatch *d, te_tensor *x, te_tensor *indices, te_tensor *padding, bool ids, te__expert_rows *r) {
+static te_result te__exchanged_rows(te__dispatch *d, te_tensor *x, te_tensor *indices, te_tensor *padding, bool ids,
+                                    te__expert_rows *r) {
     te_ctx *te = x->te;
     te_tensor *sizes = NULL, *local, *sent, *probs = NULL, *order;
     te_result result = te__dispatch_lists(te, d, r);

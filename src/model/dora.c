@@ -43,7 +43,8 @@ static te_tensor *te__dora_normalize(te_tensor *v) {
 
 static te_result te__magnitude_forward(te_module *m, te_forward_args *args) {
     (void)args;
-    return te__fail(m->te, TE_ERR_STATE, "%s: it is a vector beside its Linear's adapters; run the Linear", m->cls->name);
+    return te__fail(m->te, TE_ERR_STATE, "%s: it is a vector beside its Linear's adapters; run the Linear",
+                    m->cls->name);
 }
 /* The lengths of V's rows, so that the Linear computes what it did. Waits for the device. */
 static te_result te__magnitude_reset(te_module *m) {
@@ -56,7 +57,8 @@ static te_result te__magnitude_reset(te_module *m) {
     te__frame_begin(m->te);
     rnorm = te__dora_normalize(te__dora_weight(m->parent));
     result = rnorm ? te_tensor_to_host(rnorm, host) : te_error_code(m->te);
-    for (i = 0; i < te__numel(weight) && result == TE_OK; i++) host[i] = host[i] < 1e14f ? te__floats_divide(1.0, (double)host[i]) : 0.0f;
+    for (i = 0; i < te__numel(weight) && result == TE_OK; i++)
+        host[i] = host[i] < 1e14f ? te__floats_divide(1.0, (double)host[i]) : 0.0f;
     value = result == TE_OK ? te__empty_like(weight, TE_F32) : NULL;
     if (result == TE_OK) result = value ? te_tensor_copy_from_host(value, host) : te_error_code(m->te);
     if (result == TE_OK) result = te_tensor_copy(weight, value);

@@ -7,7 +7,8 @@ typedef struct te__eager_state {
 } te__eager_state;
 
 /* D = A B of each group; along_k: the groups lie along k. Sizes by the tensors: a [.., lda], b [groups, .., ldb]. */
-static te_result te__eager_product(te_tensor *sizes, te_tensor *a, te_tensor *b, bool b_transposed, te_tensor *d, bool along_k, bool accumulate) {
+static te_result te__eager_product(te_tensor *sizes, te_tensor *a, te_tensor *b, bool b_transposed, te_tensor *d,
+                                   bool along_k, bool accumulate) {
     te_op_grouped_gemm_args g = TE_ZERO;
     g.a = a;
     g.b = b;
@@ -26,15 +27,18 @@ static te_result te__eager_product(te_tensor *sizes, te_tensor *a, te_tensor *b,
 /* i32 [b G], H / G s_q each. */
 static te_tensor *te__eager_sizes(const te_tensor *q, const te_tensor *k) {
     const int64_t groups = k->shape[0] * k->shape[1];
-    return te_tensor_full(q->te, TE_I32, 1, &groups, groups ? (double)(q->shape[0] * q->shape[1] * q->shape[2] / groups) : 0.0);
+    return te_tensor_full(q->te, TE_I32, 1, &groups,
+                          groups ? (double)(q->shape[0] * q->shape[1] * q->shape[2] / groups) : 0.0);
 }
 static te_tensor *te__eager_scores(const te_tensor *q, const te_tensor *k, te_dtype dtype) {
     const int64_t shape[4] = {q->shape[0], q->shape[1], q->shape[2], k->shape[2]};
     return te_tensor_empty(q->te, dtype, 4, shape);
 }
 
-static te_result te__eager_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
-    te_tensor *q = saved[0], *k = saved[1], *v = saved[2], *p = saved[3], *d_o = te_tensor_contiguous(dy[0]), *sizes = te__eager_sizes(q, k);
+static te_result te__eager_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy,
+                                    te_tensor **dx, const bool *needs) {
+    te_tensor *q = saved[0], *k = saved[1], *v = saved[2], *p = saved[3], *d_o = te_tensor_contiguous(dy[0]),
+              *sizes = te__eager_sizes(q, k);
     te_tensor *dp = te__eager_scores(q, k, TE_F32), *ds = te__eager_scores(q, k, q->dtype);
     te_op_softmax_bwd_args back = TE_ZERO;
     te_result r;
@@ -81,7 +85,8 @@ static te_tensor *te__eager_mask(te_tensor *masked, int64_t s_q) {
 }
 
 /* masked u8 [b or 1, 1, s_q or 1, s_kv], 1 => masked; added: a float tensor over the scores; both optional. */
-static te_tensor *te__eager_attention(te_tensor *q, te_tensor *k, te_tensor *v, te_tensor *masked, te_tensor *added, bool causal, float scale) {
+static te_tensor *te__eager_attention(te_tensor *q, te_tensor *k, te_tensor *v, te_tensor *masked, te_tensor *added,
+                                      bool causal, float scale) {
     const int64_t shape[4] = {q->shape[0], q->shape[1], q->shape[2], v->shape[3]};
     te_op_softmax_fwd_args a = TE_ZERO;
     te__eager_state state = TE_ZERO;
@@ -115,5 +120,7 @@ static te_tensor *te__eager_attention(te_tensor *q, te_tensor *k, te_tensor *v, 
     }
     if (r == TE_OK) r = te_op_softmax_fwd(te, &a);
     if (r == TE_OK) r = te__eager_product(sizes, p, in[2], false, o, false, false);
-    return te__frame_return(te, r == TE_OK ? te__record("eager_attention", o, te__eager_backward, &state, sizeof(state), in, 3, saved, 4) : NULL);
+    return te__frame_return(
+        te, r == TE_OK ? te__record("eager_attention", o, te__eager_backward, &state, sizeof(state), in, 3, saved, 4)
+                       : NULL);
 }

@@ -1,9 +1,14 @@
 /* model/expert_files.c: the weights of experts between files with Hugging Face's names and the parameters of this rank's experts. Knows both layouts; must not know how either is used. */
 
 TE_API te_result te_expert_range(te_ctx *te, int n_experts, int rank, int size, int *first, int *count) {
-    if (!te || !first || !count) return te ? te__fail(te, TE_ERR_INVALID, "te_expert_range: %s is NULL; both results have a place", first ? "count" : "first") : TE_ERR_STATE;
+    if (!te || !first || !count)
+        return te ? te__fail(te, TE_ERR_INVALID, "te_expert_range: %s is NULL; both results have a place",
+                             first ? "count" : "first")
+                  : TE_ERR_STATE;
     if (n_experts < 0 || size < 1 || rank < 0 || rank >= size)
-        return te__fail(te, TE_ERR_INVALID, "te_expert_range: %d experts, and rank %d of %d; ranks count from 0 to size - 1", n_experts, rank, size);
+        return te__fail(te, TE_ERR_INVALID,
+                        "te_expert_range: %d experts, and rank %d of %d; ranks count from 0 to size - 1", n_experts,
+                        rank, size);
     *first = rank * (n_experts / size) + te__min(rank, n_experts % size);
     *count = n_experts / size + (rank < n_experts % size);
     return TE_OK;
@@ -15,14 +20,19 @@ static const char *const te__proj_names[TE__PROJS] = {"gate_proj", "up_proj", "d
 /* The memory of one projection of local expert i, seen as a file has it: [out, in], or of a bias [out]. */
 static te_tensor *te__proj_view(te_module *m, int proj, bool bias, int i) {
     const te__experts_module *s = (const te__experts_module *)m->state;
-    const te_experts_tensor which = bias ? (proj == TE__DOWN_PROJ ? TE_EXPERTS_DOWN_PROJ_BIAS : TE_EXPERTS_GATE_UP_PROJ_BIAS)
-                                         : (proj == TE__DOWN_PROJ ? TE_EXPERTS_DOWN_PROJS : TE_EXPERTS_GATE_AND_UP_PROJS);
-    const bool linears = m->cls == &te__te_experts_class, half = te__expert_is_gated(s->config.expert_activation) && proj != TE__DOWN_PROJ;
+    const te_experts_tensor which =
+        bias ? (proj == TE__DOWN_PROJ ? TE_EXPERTS_DOWN_PROJ_BIAS : TE_EXPERTS_GATE_UP_PROJ_BIAS)
+             : (proj == TE__DOWN_PROJ ? TE_EXPERTS_DOWN_PROJS : TE_EXPERTS_GATE_AND_UP_PROJS);
+    const bool linears = m->cls == &te__te_experts_class,
+               half = te__expert_is_gated(s->config.expert_activation) && proj != TE__DOWN_PROJ;
     te_tensor *x = linears ? te__te_parameter(m, which, i) : te_module_parameter(m, te_experts_tensor_name(which)), *y;
     int64_t step;
     if (!x || te__need_memory(x, te_experts_tensor_name(which)) != TE_OK) return NULL;
     if (x->quantized) {
-        te__fail(m->te, TE_ERR_UNSUPPORTED, "\"%s\": its weights are stored quantized, which files with Hugging Face's names do not have; te_model_save and te_model_load know them", m->name);
+        te__fail(m->te, TE_ERR_UNSUPPORTED,
+                 "\"%s\": its weights are stored quantized, which files with Hugging Face's names do not have; "
+                 "te_model_save and te_model_load know them",
+                 m->name);
         return NULL;
     }
     x = linears ? x : te__of_expert(x, i);
@@ -53,10 +63,15 @@ static te_result te__each_proj(te_module *m, const char *prefix, te__proj_fn fn,
     te_result result = TE_OK;
     int i, proj, bias;
     for (i = 0; i < s->local && result == TE_OK; i++)
-        for (proj = te__expert_is_gated(s->config.expert_activation) ? TE__GATE_PROJ : TE__UP_PROJ; proj < TE__PROJS && result == TE_OK; proj++)
+        for (proj = te__expert_is_gated(s->config.expert_activation) ? TE__GATE_PROJ : TE__UP_PROJ;
+             proj < TE__PROJS && result == TE_OK; proj++)
             for (bias = 0; bias <= (s->config.expert_bias ? 1 : 0) && result == TE_OK; bias++) {
-                int length = snprintf(name, sizeof(name), "%sexperts.%d.%s.%s", prefix ? prefix : "", first + i, te__proj_names[proj], bias ? "bias" : "weight");
-                if (length >= (int)sizeof(name)) return te__fail(m->te, TE_ERR_INVALID, "the prefix has %d characters; names of at most %d are possible", (int)strlen(prefix), (int)sizeof(name) - 1);
+                int length = snprintf(name, sizeof(name), "%sexperts.%d.%s.%s", prefix ? prefix : "", first + i,
+                                      te__proj_names[proj], bias ? "bias" : "weight");
+                if (length >= (int)sizeof(name))
+                    return te__fail(m->te, TE_ERR_INVALID,
+                                    "the prefix has %d characters; names of at most %d are possible",
+                                    (int)strlen(prefix), (int)sizeof(name) - 1);
                 result = fn(user, m, name, proj, bias != 0, i);
             }
     return result;
@@ -86,12 +101,17 @@ static te_result te__proj_check(void *user, te_module *m, const char *name, int 
     if (!view) return te_error_code(m->te) != TE_OK ? te_error_code(m->te) : TE_ERR_STATE;
     if (!e) {
         if (l->missing++ < TE__MISSING_SHOWN && l->used < sizeof(l->names))
-            l->used += (size_t)snprintf(l->names + l->used, sizeof(l->names) - l->used, "%s%s", l->used ? ", " : "", name);
+            l->used +=
+                (size_t)snprintf(l->names + l->used, sizeof(l->names) - l->used, "%s%s", l->used ? ", " : "", name);
         return TE_OK;
     }
-    if (!te__is_float(e->dtype)) return te__fail(m->te, TE_ERR_DTYPE, "te_experts_load_hf: %s is %s; f32, f16 and bf16 are possible: decode codes before", name, te_dtype_name(e->dtype));
+    if (!te__is_float(e->dtype))
+        return te__fail(m->te, TE_ERR_DTYPE,
+                        "te_experts_load_hf: %s is %s; f32, f16 and bf16 are possible: decode codes before", name,
+                        te_dtype_name(e->dtype));
     if (e->ndim != view->ndim || memcmp(e->shape, view->shape, (size_t)e->ndim * sizeof(int64_t)))
-        return te__fail(m->te, TE_ERR_SHAPE, "te_experts_load_hf: %s does not fit: the experts have %s there", name, te__shape_text(view, text));
+        return te__fail(m->te, TE_ERR_SHAPE, "te_experts_load_hf: %s does not fit: the experts have %s there", name,
+                        te__shape_text(view, text));
     return TE_OK;
 }
 static te_result te__proj_read(void *user, te_module *m, const char *name, int proj, bool bias, int expert) {
@@ -109,19 +129,28 @@ TE_API te_result te_experts_load_hf(te_module *m, te_safetensors *const *files, 
     te__experts_load l = TE_ZERO;
     te_result result;
     int i;
-    if (!te__stack_known(m, experts, TE_EXPERTS_DOWN_PROJS, "te_experts_load_hf")) return m ? te_error_code(m->te) : TE_ERR_STATE;
+    if (!te__stack_known(m, experts, TE_EXPERTS_DOWN_PROJS, "te_experts_load_hf"))
+        return m ? te_error_code(m->te) : TE_ERR_STATE;
     if (m->te->error_code != TE_OK) return m->te->error_code;
     for (i = 0; i < num_files; i++)
-        if (!files || !files[i]) return te__fail(m->te, TE_ERR_INVALID, "te_experts_load_hf: files[%d] is NULL; te_safetensors_open gives one", i);
+        if (!files || !files[i])
+            return te__fail(m->te, TE_ERR_INVALID,
+                            "te_experts_load_hf: files[%d] is NULL; te_safetensors_open gives one", i);
     for (i = 0; i < num_files; i++)
-        if (files[i]->te != m->te) return te__fail(m->te, TE_ERR_INVALID, "te_experts_load_hf: files[%d] belongs to another context; its errors would be that one's", i);
+        if (files[i]->te != m->te)
+            return te__fail(m->te, TE_ERR_INVALID,
+                            "te_experts_load_hf: files[%d] belongs to another context; its errors would be that one's",
+                            i);
     l.files = files;
     l.num_files = num_files;
     te__frame_begin(m->te);
     result = te__each_proj(experts, prefix, te__proj_check, &l);
     if (result == TE_OK && l.missing)
-        result = te__fail(m->te, TE_ERR_FORMAT, "te_experts_load_hf: %d tensors of this rank's experts are in none of the %d files: %s%s; is the prefix \"%s\" the right one?", l.missing, num_files,
-                          l.names, l.missing > TE__MISSING_SHOWN ? " ..." : "", prefix ? prefix : "");
+        result =
+            te__fail(m->te, TE_ERR_FORMAT,
+                     "te_experts_load_hf: %d tensors of this rank's experts are in none of the %d files: %s%s; is the "
+                     "prefix \"%s\" the right one?",
+                     l.missing, num_files, l.names, l.missing > TE__MISSING_SHOWN ? " ..." : "", prefix ? prefix : "");
     te__frame_end(m->te, NULL, 0);
     return result == TE_OK ? te__each_proj(experts, prefix, te__proj_read, &l) : result;
 }
@@ -135,7 +164,8 @@ typedef struct te__experts_save {
 static te_result te__proj_collect(void *user, te_module *m, const char *name, int proj, bool bias, int expert) {
     te__experts_save *s = (te__experts_save *)user;
     te_tensor *view = te__proj_view(m, proj, bias, expert), *x = view ? te__empty_like(view, view->dtype) : NULL;
-    if (!x || te_tensor_copy(x, view) != TE_OK) return te_error_code(m->te) != TE_OK ? te_error_code(m->te) : TE_ERR_STATE;
+    if (!x || te_tensor_copy(x, view) != TE_OK)
+        return te_error_code(m->te) != TE_OK ? te_error_code(m->te) : TE_ERR_STATE;
     s->items[s->num_items].name = te__copy_string(m->te, name);
     s->items[s->num_items].tensor = x;
     return s->items[s->num_items++].name ? TE_OK : TE_ERR_OUT_OF_MEMORY;
@@ -147,7 +177,8 @@ TE_API te_result te_experts_save_hf(te_module *m, const char *path, const char *
     te_result result;
     size_t bytes;
     int i;
-    if (!te__stack_known(m, experts, TE_EXPERTS_DOWN_PROJS, "te_experts_save_hf")) return m ? te_error_code(m->te) : TE_ERR_STATE;
+    if (!te__stack_known(m, experts, TE_EXPERTS_DOWN_PROJS, "te_experts_save_hf"))
+        return m ? te_error_code(m->te) : TE_ERR_STATE;
     e = (const te__experts_module *)experts->state;
     s.cap_items = 2 * TE__PROJS * e->local;
     bytes = (size_t)s.cap_items * sizeof(te_safetensors_item);

@@ -25,7 +25,9 @@ typedef struct te__expert_mm {
     int64_t rows, in, out;
     te_dtype bias_dtype;
 } te__expert_mm; /* with TE__EXPERTS_LOOP n sizes follow it */
-static int64_t *te__mm_sizes(const te__expert_mm *s) { return (int64_t *)(void *)((char *)(uintptr_t)s + sizeof(te__expert_mm)); }
+static int64_t *te__mm_sizes(const te__expert_mm *s) {
+    return (int64_t *)(void *)((char *)(uintptr_t)s + sizeof(te__expert_mm));
+}
 
 /* x with the values of its MXFP8 copy that has scales along `which`. */
 static te_tensor *te__through_mxfp8(te_tensor *x, int which) {
@@ -38,7 +40,8 @@ static te_tensor *te__through_mxfp8(te_tensor *x, int which) {
 }
 
 /* Rows of d = rows of a times the matrix of their group, [k, n] or, transposed, [n, k]. d holds zeros behind the last group. */
-static te_result te__mm_rows(te_ctx *te, const te__expert_mm *s, te_tensor *a, te_tensor *w, bool transposed, te_tensor *bias, te_tensor *sizes, te_tensor *d) {
+static te_result te__mm_rows(te_ctx *te, const te__expert_mm *s, te_tensor *a, te_tensor *w, bool transposed,
+                             te_tensor *bias, te_tensor *sizes, te_tensor *d) {
     int64_t size = te__cols(a) * te__cols(d) * te__dtype_size(w->dtype), at = 0;
     te_result result = TE_OK;
     int i;
@@ -57,9 +60,11 @@ static te_result te__mm_rows(te_ctx *te, const te__expert_mm *s, te_tensor *a, t
         if (!rows) continue;
         te__frame_begin(te);
         g.a = te__rows_of(a, at, rows);
-        g.b = te__alias_2d(w, i * size, w->dtype, transposed ? te__cols(d) : te__cols(a), transposed ? te__cols(a) : te__cols(d));
+        g.b = te__alias_2d(w, i * size, w->dtype, transposed ? te__cols(d) : te__cols(a),
+                           transposed ? te__cols(a) : te__cols(d));
         g.d = te__rows_of(d, at, rows);
-        g.bias = bias ? te__alias_1d(bias, i * te__cols(d) * te__dtype_size(bias->dtype), bias->dtype, te__cols(d)) : NULL;
+        g.bias =
+            bias ? te__alias_1d(bias, i * te__cols(d) * te__dtype_size(bias->dtype), bias->dtype, te__cols(d)) : NULL;
         g.b_transposed = transposed;
         g.m = rows;
         g.n = te__cols(d);
@@ -71,7 +76,8 @@ static te_result te__mm_rows(te_ctx *te, const te__expert_mm *s, te_tensor *a, t
     return result;
 }
 /* d [n * in, out]: x^T dy of each group's rows; 0 of one without. */
-static te_result te__mm_weights(te_ctx *te, const te__expert_mm *s, te_tensor *x, te_tensor *dy, te_tensor *sizes, te_tensor *d) {
+static te_result te__mm_weights(te_ctx *te, const te__expert_mm *s, te_tensor *x, te_tensor *dy, te_tensor *sizes,
+                                te_tensor *d) {
     int64_t at = 0;
     te_result result;
     int i;
@@ -101,14 +107,16 @@ static te_result te__mm_weights(te_ctx *te, const te__expert_mm *s, te_tensor *x
 }
 
 /* saved: x, w [n * in, out], sizes; inputs: x, w, bias. */
-static te_result te__expert_mm_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
+static te_result te__expert_mm_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy,
+                                        te_tensor **dx, const bool *needs) {
     const te__expert_mm *s = (const te__expert_mm *)state;
     te_tensor *g = te_tensor_contiguous(dy[0]);
     te_result result = g ? TE_OK : te_error_code(te);
     int64_t shape[3];
     if (result == TE_OK && needs[0]) {
         bool mxfp8 = s->way == TE__EXPERTS_MXFP8;
-        te_tensor *a = mxfp8 ? te__through_mxfp8(g, TE_ROWWISE) : g, *w = mxfp8 ? te__through_mxfp8(saved[1], TE_ROWWISE) : saved[1];
+        te_tensor *a = mxfp8 ? te__through_mxfp8(g, TE_ROWWISE) : g,
+                  *w = mxfp8 ? te__through_mxfp8(saved[1], TE_ROWWISE) : saved[1];
         shape[0] = s->rows;
         shape[1] = s->in;
         dx[0] = te_tensor_zeros(te, g->dtype, 2, shape);
@@ -119,7 +127,9 @@ static te_result te__expert_mm_backward(te_ctx *te, const void *state, te_tensor
         shape[1] = s->in;
         shape[2] = s->out;
         dx[1] = te_tensor_empty(te, g->dtype, 3, shape);
-        result = dx[1] ? te__mm_weights(te, s, saved[0], g, saved[2], te__alias_2d(dx[1], 0, g->dtype, s->n * s->in, s->out)) : te_error_code(te);
+        result =
+            dx[1] ? te__mm_weights(te, s, saved[0], g, saved[2], te__alias_2d(dx[1], 0, g->dtype, s->n * s->in, s->out))
+                  : te_error_code(te);
     }
     if (result == TE_OK && needs[2]) {
         te_op_grouped_column_sum_args sum = TE_ZERO;
@@ -132,7 +142,8 @@ static te_result te__expert_mm_backward(te_ctx *te, const void *state, te_tensor
     return result;
 }
 /* x [R, in] times w [n, in, out] of each row's group, + bias [n, out] or NULL -> [R, out]. */
-static te_tensor *te__expert_product(const te__expert_rows *r, te__expert_way way, te_tensor *x, te_tensor *w, te_tensor *bias) {
+static te_tensor *te__expert_product(const te__expert_rows *r, te__expert_way way, te_tensor *x, te_tensor *w,
+                                     te_tensor *bias) {
     te_ctx *te = x->te;
     const int n = (int)w->shape[0];
     const size_t bytes = sizeof(te__expert_mm) + (size_t)n * sizeof(int64_t);
@@ -171,7 +182,8 @@ static te_tensor *te__expert_product(const te__expert_rows *r, te__expert_way wa
 /* ---- biases that the choice weights ---- */
 
 /* saved: bias, ids, probs, sizes; inputs: y, bias, probs. */
-static te_result te__weighted_bias_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
+static te_result te__weighted_bias_backward(te_ctx *te, const void *state, te_tensor *const *saved,
+                                            te_tensor *const *dy, te_tensor **dx, const bool *needs) {
     te_tensor *g = te_tensor_contiguous(dy[0]), *factors = te__alias_2d(saved[2], 0, TE_F32, te__numel(saved[2]), 1);
     te_result result = g && factors ? TE_OK : te_error_code(te);
     (void)state;
@@ -229,7 +241,9 @@ static te_tensor *te__weighted_bias(const te__expert_rows *r, te_tensor *y, te_t
 static bool te__expert_is_gated(te_expert_activation a) { return a != TE_EXPERT_RELU2; }
 static te_tensor *te__expert_activate(te_tensor *h, te_expert_activation activation, const te_moe_config *c) {
     te_activation_params params = TE_ZERO;
-    te_activation a = activation == TE_EXPERT_RELU2 ? TE_SRELU : activation == TE_EXPERT_GEGLU ? TE_GEGLU : TE_CLAMPED_SWIGLU;
+    te_activation a = activation == TE_EXPERT_RELU2   ? TE_SRELU
+                      : activation == TE_EXPERT_GEGLU ? TE_GEGLU
+                                                      : TE_CLAMPED_SWIGLU;
     if (activation == TE_EXPERT_SWIGLU && c->swiglu_limit > 0.0f) {
         params.limit = c->swiglu_limit;
         params.alpha = 1.0f;
@@ -254,19 +268,25 @@ static te_tensor *te__expert_between(const te__expert_rows *r, te_tensor *h, con
 /* MXFP8 where its blocks stay within an expert's weight; what a context says about it, it says once. */
 static te__expert_way te__mxfp8_way(te_ctx *te, const te_moe_config *c) {
     if (te__expert_dim(c) % 32 == 0 && c->moe_inter_dim % 32 == 0) {
-        if (!te->automodel.told_mxfp8) te__log(te, TE_LOG_INFO, "experts torch_mm_mxfp8: products of experts are made of MXFP8 values");
+        if (!te->automodel.told_mxfp8)
+            te__log(te, TE_LOG_INFO, "experts torch_mm_mxfp8: products of experts are made of MXFP8 values");
         te->automodel.told_mxfp8 = true;
         return TE__EXPERTS_MXFP8;
     }
     if (!te->automodel.told_mxfp8_plain)
-        te__warn(te, "experts torch_mm_mxfp8: sizes %lld and %lld are no multiples of 32, so products of experts stay in high precision", (long long)te__expert_dim(c), (long long)c->moe_inter_dim);
+        te__warn(te,
+                 "experts torch_mm_mxfp8: sizes %lld and %lld are no multiples of 32, so products of experts stay in "
+                 "high precision",
+                 (long long)te__expert_dim(c), (long long)c->moe_inter_dim);
     te->automodel.told_mxfp8_plain = true;
     return TE__EXPERTS_GROUPED;
 }
 
 /* Both products of the experts whose stacks are m's parameters: [R, dim]. With apply_router_weight_after_down the weights of the choice are the caller's. */
-static te_tensor *te__expert_compute(te_module *m, const te_moe_config *c, te__expert_way way, const te__expert_rows *r) {
-    te_tensor *up = te_module_parameter(m, "gate_and_up_projs"), *down = te_module_parameter(m, "down_projs"), *down_bias = te_module_parameter(m, "down_proj_bias"), *y;
+static te_tensor *te__expert_compute(te_module *m, const te_moe_config *c, te__expert_way way,
+                                     const te__expert_rows *r) {
+    te_tensor *up = te_module_parameter(m, "gate_and_up_projs"), *down = te_module_parameter(m, "down_projs"),
+              *down_bias = te_module_parameter(m, "down_proj_bias"), *y;
     if (te__need_memory(up, m->cls->name) != TE_OK || te__need_memory(down, m->cls->name) != TE_OK) return NULL;
     y = te__expert_product(r, way, r->x, up, te_module_parameter(m, "gate_up_proj_bias"));
     y = y ? te__expert_between(r, y, c) : NULL;

@@ -27,7 +27,10 @@ static bool te__words_ok(te_module *m, const char *const *keywords, int count, c
     int i;
     for (i = 0; i < count && keywords && keywords[i]; i++) {}
     if (count >= 0 && i == count) return true;
-    te__fail(m->te, TE_ERR_INVALID, "%s: %d words for %s, and %s; give as many texts", who, count, m->name, count < 0 ? "no number of words is below 0" : keywords ? "one of them is NULL" : "the list is NULL");
+    te__fail(m->te, TE_ERR_INVALID, "%s: %d words for %s, and %s; give as many texts", who, count, m->name,
+             count < 0  ? "no number of words is below 0"
+             : keywords ? "one of them is NULL"
+                        : "the list is NULL");
     return false;
 }
 static bool te__word_matches(const char *const *keywords, int count, const char *path) {
@@ -36,7 +39,9 @@ static bool te__word_matches(const char *const *keywords, int count, const char 
         if (strstr(path, keywords[i])) return true;
     return false;
 }
-static bool te__words_match(const te__words *w, const char *path) { return w && te__word_matches((const char *const *)w->word, w->count, path); }
+static bool te__words_match(const te__words *w, const char *path) {
+    return w && te__word_matches((const char *const *)w->word, w->count, path);
+}
 
 TE_API te_result te_module_set_keep_in_fp32(te_module *m, const char *const *keywords, int count, bool strict) {
     const char *const key = strict ? te__strict_fp32_key : te__fp32_key;
@@ -114,7 +119,9 @@ static int te__first_by_tensor(const void *a, const void *b) {
     const int order = te__by_address(x->x, y->x);
     return order ? order : x->order < y->order ? -1 : x->order > y->order;
 }
-static int te__first_with_tensor(const void *a, const void *b) { return te__by_address(((const te__first *)a)->x, ((const te__first *)b)->x); }
+static int te__first_with_tensor(const void *a, const void *b) {
+    return te__by_address(((const te__first *)a)->x, ((const te__first *)b)->x);
+}
 static bool te__firsts_add(te__firsts *f, const te_module *m) {
     int i;
     for (i = 0; i < m->num_entries; i++) {
@@ -193,7 +200,8 @@ static bool te__is_scaling_path(const char *path, te_entry_kind kind) {
 /* Do the root's words keep the tensor of c->path in f32? */
 static bool te__cast_keeps(const te__cast *c, const te__entry *e) {
     if (!te__is_first(&c->firsts, e)) return false;
-    return te__words_match(c->strict, c->path) || ((!c->sharded || e->kind == TE_ENTRY_BUFFER) && te__words_match(c->words, c->path));
+    return te__words_match(c->strict, c->path) ||
+           ((!c->sharded || e->kind == TE_ENTRY_BUFFER) && te__words_match(c->words, c->path));
 }
 /* Is m, or a module between it and the root, a child of a name that is skipped? */
 static bool te__cast_skips(const te__cast *c, const te_module *m) {
@@ -234,7 +242,8 @@ static bool te__cast_walk(te__cast *c, te__cast_fn visit) {
 static bool te__cast_visit(te__cast *c, const te_module *m, const te__entry *e) {
     const bool skips = te__cast_skips(c, m);
     if (te__cast_keeps(c, e)) return te__recast_add(&c->list, e->tensor, TE_F32, 2);
-    return te__recast_add(&c->list, e->tensor, skips ? e->tensor->dtype : c->dtype, skips == (e->kind == TE_ENTRY_BUFFER));
+    return te__recast_add(&c->list, e->tensor, skips ? e->tensor->dtype : c->dtype,
+                          skips == (e->kind == TE_ENTRY_BUFFER));
 }
 static te_result te__cast_run(te__cast *c, te__cast_fn visit) {
     const bool ok = te__cast_walk(c, visit);
@@ -246,7 +255,9 @@ static void te__cast_warn(const te__cast *c, const char *who) {
     int n = 0;
     te__words_list(c->words, c->strict, &first, 1, &n);
     if (c->sharded && n > 0)
-        te__warn(c->root->te, "%s: %s has sharded parameters, which ranks cast alike: \"%.60s\"%s (te_module_set_keep_in_fp32) keep%s buffers alone in f32; make %s strict for parameters",
+        te__warn(c->root->te,
+                 "%s: %s has sharded parameters, which ranks cast alike: \"%.60s\"%s (te_module_set_keep_in_fp32) "
+                 "keep%s buffers alone in f32; make %s strict for parameters",
                  who, c->root->name, first, n > 1 ? " and other words" : "", n > 1 ? "" : "s", n > 1 ? "them" : "it");
 }
 static te_result te__cast_to(te_module *m, te_dtype dtype, const te_cast_model_desc *desc, const char *who) {
@@ -269,7 +280,8 @@ TE_API te_result te_cast_model_to_dtype(te_module *m, const te_cast_model_desc *
     if (!m) return TE_ERR_STATE;
     result = te__recast_may(m, who);
     if (result == TE_OK) result = te__want_floating(m->te, dtype, who, "dtype");
-    if (result == TE_OK && desc && !te__words_ok(m, desc->skip_modules, desc->num_skip_modules, who)) result = te_error_code(m->te);
+    if (result == TE_OK && desc && !te__words_ok(m, desc->skip_modules, desc->num_skip_modules, who))
+        result = te_error_code(m->te);
     return result == TE_OK ? te__cast_to(m, dtype, desc, who) : result;
 }
 
@@ -285,7 +297,8 @@ static bool te__restore_visit(te__cast *c, const te_module *m, const te__entry *
     *end = after;
     return !casts || te__recast_add(&c->list, e->tensor, TE_F32, 2);
 }
-static te_result te__restore_words(te_module *m, const char *const *keywords, int count, bool buffers_alone, const char *who) {
+static te_result te__restore_words(te_module *m, const char *const *keywords, int count, bool buffers_alone,
+                                   const char *who) {
     te__cast c;
     te_result result;
     if (!m) return TE_ERR_STATE;
@@ -298,8 +311,12 @@ static te_result te__restore_words(te_module *m, const char *const *keywords, in
     c.buffers_alone = buffers_alone;
     return te__cast_run(&c, te__restore_visit);
 }
-TE_API te_result te_restore_fp32_modules(te_module *m, const char *const *keywords, int count) { return te__restore_words(m, keywords, count, false, "te_restore_fp32_modules"); }
-TE_API te_result te_restore_fp32_buffers(te_module *m, const char *const *keywords, int count) { return te__restore_words(m, keywords, count, true, "te_restore_fp32_buffers"); }
+TE_API te_result te_restore_fp32_modules(te_module *m, const char *const *keywords, int count) {
+    return te__restore_words(m, keywords, count, false, "te_restore_fp32_modules");
+}
+TE_API te_result te_restore_fp32_buffers(te_module *m, const char *const *keywords, int count) {
+    return te__restore_words(m, keywords, count, true, "te_restore_fp32_buffers");
+}
 
 /* ---- sampling in f32 ---- */
 
@@ -335,12 +352,16 @@ static bool te__scope_visit(void *user, te_module *m, const char *path, te_tenso
     s->entry[s->num++].dtype = x->dtype;
     return true;
 }
-static int te__scope_by_tensor(const void *a, const void *b) { return te__by_address(((const te__scope_entry *)a)->x, ((const te__scope_entry *)b)->x); }
+static int te__scope_by_tensor(const void *a, const void *b) {
+    return te__by_address(((const te__scope_entry *)a)->x, ((const te__scope_entry *)b)->x);
+}
 
 /* The format of the first floating parameter, of those that the words do not keep in f32 if `c` has any. */
 static bool te__first_visit(te__cast *c, const te_module *m, const te__entry *e) {
     (void)m;
-    if (e->kind != TE_ENTRY_PARAMETER || !te__is_first(&c->firsts, e) || !te__is_floating(e->tensor) || te__cast_keeps(c, e)) return true;
+    if (e->kind != TE_ENTRY_PARAMETER || !te__is_first(&c->firsts, e) || !te__is_floating(e->tensor) ||
+        te__cast_keeps(c, e))
+        return true;
     c->dtype = e->tensor->dtype;
     return false;
 }
@@ -357,14 +378,19 @@ TE_API te_fp32_scope *te_yield_fp32_model_begin(te_module *m, const te_yield_fp3
     te__cast c;
     te_result result;
     if (!m) return NULL;
-    if (te__recast_may(m, who) != TE_OK || (desc && desc->restore_dtype && te__want_floating(m->te, desc->restore_dtype, who, "restore_dtype") != TE_OK)) return NULL;
+    if (te__recast_may(m, who) != TE_OK ||
+        (desc && desc->restore_dtype && te__want_floating(m->te, desc->restore_dtype, who, "restore_dtype") != TE_OK))
+        return NULL;
     s = (te_fp32_scope *)te__alloc_zero(m->te, sizeof(*s));
     if (!s) return NULL;
     s->te = m->te;
     s->m = m;
     te__closable_add(m->te, &s->closable, "region of te_yield_fp32_model_begin", te__scope_close, s);
     s->usual = te__first_dtype(m, false);
-    if (desc) s->dtype = desc->restore_dtype ? desc->restore_dtype : desc->restore_first_parameter ? te__first_dtype(m, true) : TE_DTYPE_NONE;
+    if (desc)
+        s->dtype = desc->restore_dtype             ? desc->restore_dtype
+                   : desc->restore_first_parameter ? te__first_dtype(m, true)
+                                                   : TE_DTYPE_NONE;
     te_module_visit_tensors(m, te__scope_visit, s);
     result = te_error_code(m->te);
     if (result == TE_OK) {
@@ -382,7 +408,9 @@ static bool te__scope_back(te__cast *c, const te_module *m, const te__entry *e) 
     (void)m;
     key.x = e->tensor;
     if (te__cast_keeps(c, e)) return te__recast_add(&c->list, e->tensor, TE_F32, 1);
-    if (c->scope->num) before = (te__scope_entry *)bsearch(&key, c->scope->entry, (size_t)c->scope->num, sizeof(key), te__scope_by_tensor);
+    if (c->scope->num)
+        before =
+            (te__scope_entry *)bsearch(&key, c->scope->entry, (size_t)c->scope->num, sizeof(key), te__scope_by_tensor);
     return te__recast_add(&c->list, e->tensor, before ? before->dtype : c->dtype, 0);
 }
 TE_API te_result te_yield_fp32_model_end(te_fp32_scope *scope) {

@@ -16,7 +16,8 @@ static bool te__count_module(void *user, te_module *m) {
 }
 /* A frozen parameter that is cast for its own sake. */
 static bool te__frozen_casts(const te__frozen *f, const te__entry *e) {
-    return !e->tensor->requires_grad && te__is_floating(e->tensor) && !e->tensor->sharded && !te__cast_keeps(&f->cast, e);
+    return !e->tensor->requires_grad && te__is_floating(e->tensor) && !e->tensor->sharded &&
+           !te__cast_keeps(&f->cast, e);
 }
 /* Marks m and what is below it; f->cast.path is m's. A parameter belongs to the first module that has it. */
 static unsigned char te__frozen_mark(te__frozen *f, te_module *m) {

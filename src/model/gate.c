@@ -6,7 +6,10 @@ static int64_t te__expert_dim(const te_moe_config *c) { return c->moe_latent_siz
 /* Experts are made by a backend, which says by what they compute. */
 static bool te__has_moe_backend(te_ctx *te, const te_moe_backend *backend, const char *who) {
     if (backend) return true;
-    te__fail(te, TE_ERR_INVALID, "%s: backend is NULL; a zeroed te_moe_backend has the defaults, and te_moe_backend_of makes one of a te_backend_config", who);
+    te__fail(te, TE_ERR_INVALID,
+             "%s: backend is NULL; a zeroed te_moe_backend has the defaults, and te_moe_backend_of makes one of a "
+             "te_backend_config",
+             who);
     return false;
 }
 /* Every maker of this chapter asks this of its config first: *c is `given` with the defaults that the others read. */
@@ -18,19 +21,27 @@ static bool te__moe_config_ok(te_ctx *te, const char *who, const te_moe_config *
     if (c->route_scale == 0.0f) c->route_scale = 1.0f;
     if (c->init_std == 0.0f) c->init_std = 0.02f;
     if (!c->dtype) c->dtype = TE_BF16;
-    if (c->n_routed_experts < 1 || c->n_routed_experts > TE_MOE_MAX_EXPERTS || c->n_activated_experts < 1 || c->n_activated_experts > c->n_routed_experts)
-        te__fail(te, TE_ERR_INVALID, "%s: n_activated_experts is %d of n_routed_experts %d; 1 to %d experts, and at least 1 and at most all of them for a token, are possible", who,
-                 c->n_activated_experts, c->n_routed_experts, TE_MOE_MAX_EXPERTS);
-    else if ((int)c->score_func < 0 || c->score_func > TE_GATE_SQRTSOFTPLUS || (int)c->expert_activation < 0 || c->expert_activation > TE_EXPERT_RELU2)
-        te__fail(te, TE_ERR_INVALID, "%s: score_func %d and expert_activation %d; 0 to %d and 0 to %d are possible", who, (int)c->score_func, (int)c->expert_activation, (int)TE_GATE_SQRTSOFTPLUS,
-                 (int)TE_EXPERT_RELU2);
+    if (c->n_routed_experts < 1 || c->n_routed_experts > TE_MOE_MAX_EXPERTS || c->n_activated_experts < 1 ||
+        c->n_activated_experts > c->n_routed_experts)
+        te__fail(te, TE_ERR_INVALID,
+                 "%s: n_activated_experts is %d of n_routed_experts %d; 1 to %d experts, and at least 1 and at most "
+                 "all of them for a token, are possible",
+                 who, c->n_activated_experts, c->n_routed_experts, TE_MOE_MAX_EXPERTS);
+    else if ((int)c->score_func < 0 || c->score_func > TE_GATE_SQRTSOFTPLUS || (int)c->expert_activation < 0 ||
+             c->expert_activation > TE_EXPERT_RELU2)
+        te__fail(te, TE_ERR_INVALID, "%s: score_func %d and expert_activation %d; 0 to %d and 0 to %d are possible",
+                 who, (int)c->score_func, (int)c->expert_activation, (int)TE_GATE_SQRTSOFTPLUS, (int)TE_EXPERT_RELU2);
     else if (c->enable_routing_replay)
         te__fail(te, TE_ERR_UNSUPPORTED, "%s: enable_routing_replay is not implemented yet; leave it false", who);
     else if (!(c->swiglu_limit >= 0.0f) || !(c->activation_limit >= 0.0f))
-        te__fail(te, TE_ERR_INVALID, "%s: swiglu_limit is %g and activation_limit %g; positive numbers are needed, or 0: none, and 7", who, (double)c->swiglu_limit, (double)c->activation_limit);
+        te__fail(te, TE_ERR_INVALID,
+                 "%s: swiglu_limit is %g and activation_limit %g; positive numbers are needed, or 0: none, and 7", who,
+                 (double)c->swiglu_limit, (double)c->activation_limit);
     else if (c->moe_latent_size < 0 || c->n_shared_experts < 0 || c->shared_expert_inter_dim < 0)
-        te__fail(te, TE_ERR_INVALID, "%s: moe_latent_size is %lld, n_shared_experts %d and shared_expert_inter_dim %lld; none can be negative", who, (long long)c->moe_latent_size,
-                 c->n_shared_experts, (long long)c->shared_expert_inter_dim);
+        te__fail(
+            te, TE_ERR_INVALID,
+            "%s: moe_latent_size is %lld, n_shared_experts %d and shared_expert_inter_dim %lld; none can be negative",
+            who, (long long)c->moe_latent_size, c->n_shared_experts, (long long)c->shared_expert_inter_dim);
     else
         return te__layer_desc_ok(te, who, c->dim, c->moe_inter_dim, c->dtype);
     return false;
@@ -42,7 +53,8 @@ static te_tensor *te__moe_matrix(te_module *m, te_tensor *x, int64_t size) {
     int64_t shape[2];
     if (!te__need_float(x, m->cls->name)) return NULL;
     if (x->ndim < 1 || te__cols(x) != size) {
-        te__fail(m->te, TE_ERR_SHAPE, "%s: the input is %s; [.., %lld] is needed", m->cls->name, te__shape_text(x, text), (long long)size);
+        te__fail(m->te, TE_ERR_SHAPE, "%s: the input is %s; [.., %lld] is needed", m->cls->name,
+                 te__shape_text(x, text), (long long)size);
         return NULL;
     }
     x = te_tensor_contiguous(x);
@@ -58,8 +70,9 @@ static bool te__moe_padding(te_module *m, const te_forward_args *args, int64_t t
     if (!x) return true;
     if (!te__same_ctx(x, m->te, m->cls->name)) return false;
     if (x->dtype != TE_U8 || te__numel(x) != tokens) {
-        te__fail(m->te, TE_ERR_SHAPE, "%s: attention_mask is %s %s; the padding of %lld tokens is needed, u8, one number for each", m->cls->name, te_dtype_name(x->dtype),
-                 te__shape_text(x, text), (long long)tokens);
+        te__fail(m->te, TE_ERR_SHAPE,
+                 "%s: attention_mask is %s %s; the padding of %lld tokens is needed, u8, one number for each",
+                 m->cls->name, te_dtype_name(x->dtype), te__shape_text(x, text), (long long)tokens);
         return false;
     }
     *padding = te_tensor_contiguous(x);
@@ -88,7 +101,8 @@ typedef struct te__gate_choice {
 } te__gate_choice;
 
 /* saved: logits, topk_indices or NULL, the bias or NULL. */
-static te_result te__gate_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
+static te_result te__gate_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy,
+                                   te_tensor **dx, const bool *needs) {
     const te__gate_choice *c = (const te__gate_choice *)state;
     te_op_moe_router_bwd_args args = TE_ZERO;
     te_tensor *g = te_tensor_contiguous(dy[0]);
@@ -111,7 +125,8 @@ static te_result te__gate_backward(te_ctx *te, const void *state, te_tensor *con
     return g && dx[0] ? te_op_moe_router_bwd(te, &args) : te_error_code(te);
 }
 /* Weights [T, K] in `dtype`, and *indices; or, with all_scores, the scores of all experts. */
-static te_tensor *te__gate_choose(te_tensor *logits, const te__gate_choice *c, te_tensor *bias, te_dtype dtype, te_tensor **indices) {
+static te_tensor *te__gate_choose(te_tensor *logits, const te__gate_choice *c, te_tensor *bias, te_dtype dtype,
+                                  te_tensor **indices) {
     te_ctx *te = logits->te;
     te_op_moe_router_fwd_args args = TE_ZERO;
     te_tensor *saved[3], *y = te__empty_2d(te, dtype, te__rows(logits), c->all_scores ? te__cols(logits) : c->topk);
@@ -139,13 +154,17 @@ static te_tensor *te__gate_choose(te_tensor *logits, const te__gate_choice *c, t
     saved[0] = logits;
     saved[1] = c->all_scores ? NULL : *indices;
     saved[2] = c->bias_in_probs ? bias : NULL;
-    return te__record("gate", te__checked(y, te_op_moe_router_fwd(te, &args)), te__gate_backward, c, sizeof(*c), &logits, 1, saved, 3);
+    return te__record("gate", te__checked(y, te_op_moe_router_fwd(te, &args)), te__gate_backward, c, sizeof(*c),
+                      &logits, 1, saved, 3);
 }
 static te__gate_choice te__gate_choice_of(const te_moe_config *c, bool has_bias) {
     te__gate_choice y = TE_ZERO;
     bool sigmoid = c->score_func == TE_GATE_SIGMOID || c->score_func == TE_GATE_SIGMOID_WITH_BIAS;
-    y.score = sigmoid ? TE_SCORE_SIGMOID : c->score_func == TE_GATE_SQRTSOFTPLUS ? TE_SCORE_SQRTSOFTPLUS : TE_SCORE_SOFTMAX;
-    y.over_all = c->score_func == TE_GATE_SOFTMAX_WITH_BIAS || (c->score_func == TE_GATE_SOFTMAX && c->softmax_before_topk);
+    y.score = sigmoid                                 ? TE_SCORE_SIGMOID
+              : c->score_func == TE_GATE_SQRTSOFTPLUS ? TE_SCORE_SQRTSOFTPLUS
+                                                      : TE_SCORE_SOFTMAX;
+    y.over_all =
+        c->score_func == TE_GATE_SOFTMAX_WITH_BIAS || (c->score_func == TE_GATE_SOFTMAX && c->softmax_before_topk);
     y.biased = has_bias && c->score_func != TE_GATE_SOFTMAX;
     y.bias_in_probs = y.biased && c->score_func == TE_GATE_SIGMOID && c->router_weight_uses_score_correction_bias;
     y.normalise = c->norm_topk_prob ? TE_ON : TE_OFF;
@@ -185,7 +204,8 @@ static te_tensor *te__sum_of_ranks(te_group *group, te_tensor *x) {
 }
 
 /* L of api/experts.h. The loads are divided by the square of the number of tokens, so that the operation's own division is by 1. *met: the exchanges between ranks have begun. */
-static te_tensor *te__gate_aux_loss(const te__gate_module *s, te_tensor *logits, const te__gate_choice *choice, te_tensor *bias, te_tensor *load, te_tensor *padding, bool *met) {
+static te_tensor *te__gate_aux_loss(const te__gate_module *s, te_tensor *logits, const te__gate_choice *choice,
+                                    te_tensor *bias, te_tensor *load, te_tensor *padding, bool *met) {
     te_ctx *te = logits->te;
     const te_moe_config *c = &s->config;
     te__gate_choice all = *choice;
@@ -217,7 +237,9 @@ static te_tensor *te__gate_aux_loss(const te__gate_module *s, te_tensor *logits,
     if (!scores || !keep || te_op_sum(te, &sum) != TE_OK) return NULL;
     load = te__axpby(load, NULL, 1.0f, 0.0f); /* the gate keeps its own */
     *met = cp;
-    if (cp && (te_all_reduce(s->cp_group, tokens, TE_REDUCE_SUM) != TE_OK || te_all_reduce(s->cp_group, load, TE_REDUCE_SUM) != TE_OK)) return NULL;
+    if (cp && (te_all_reduce(s->cp_group, tokens, TE_REDUCE_SUM) != TE_OK ||
+               te_all_reduce(s->cp_group, load, TE_REDUCE_SUM) != TE_OK))
+        return NULL;
     divide.x = divide.out = load;
     divide.alpha = 1.0f;
     divide.divide_device = tokens;
@@ -232,11 +254,15 @@ static te_tensor *te__gate_aux_loss(const te__gate_module *s, te_tensor *logits,
 }
 
 /* The weights as they are; their backward pass begins that of the loss. */
-static te_result te__attach_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
+static te_result te__attach_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy,
+                                     te_tensor **dx, const bool *needs) {
     int64_t one = 1;
     (void)state, (void)saved;
     dx[0] = dy[0];
-    if (needs[1]) dx[1] = te_tensor_full(te, TE_F32, 1, &one, te->automodel.moe_aux_loss_scale != 0.0f ? (double)te->automodel.moe_aux_loss_scale : 1.0);
+    if (needs[1])
+        dx[1] =
+            te_tensor_full(te, TE_F32, 1, &one,
+                           te->automodel.moe_aux_loss_scale != 0.0f ? (double)te->automodel.moe_aux_loss_scale : 1.0);
     return needs[1] && !dx[1] ? te_error_code(te) : TE_OK;
 }
 static te_tensor *te__attach_loss(te_tensor *weights, te_tensor *loss) {
@@ -247,30 +273,39 @@ static te_tensor *te__attach_loss(te_tensor *weights, te_tensor *loss) {
 }
 TE_API te_result te_set_moe_aux_loss_scale(te_ctx *te, float scale) {
     if (!te) return TE_ERR_STATE;
-    if (!(fabsf(scale) <= 3.4e38f)) return te__fail(te, TE_ERR_INVALID, "te_set_moe_aux_loss_scale: the scale is %g; a number is needed", (double)scale);
+    if (!(fabsf(scale) <= 3.4e38f))
+        return te__fail(te, TE_ERR_INVALID, "te_set_moe_aux_loss_scale: the scale is %g; a number is needed",
+                        (double)scale);
     te->automodel.moe_aux_loss_scale = scale;
     return TE_OK;
 }
 
 /* ---- Gate ---- */
 
-static bool te__gate_has_loss(const te_module *m) { return ((const te__gate_module *)m->state)->config.aux_loss_coeff > 0.0f && te_module_is_training(m); }
+static bool te__gate_has_loss(const te_module *m) {
+    return ((const te__gate_module *)m->state)->config.aux_loss_coeff > 0.0f && te_module_is_training(m);
+}
 /* A call of gate m that ends before its exchanges: the ranks that share its sequences would wait for it. */
 static te_result te__gate_misses(te_module *m, te_result result) {
-    return te__gate_has_loss(m) ? te__refuse(((const te__gate_module *)m->state)->cp_group, TE__ALL_REDUCE, result) : result;
+    return te__gate_has_loss(m) ? te__refuse(((const te__gate_module *)m->state)->cp_group, TE__ALL_REDUCE, result)
+                                : result;
 }
 static te_result te__gate_route(te_module *m, te_forward_args *args, bool *met) {
     te__gate_module *s = (te__gate_module *)m->state;
     te_ctx *te = m->te;
     const te_moe_config *c = &s->config;
-    te_tensor *x = te__moe_matrix(m, args->input, c->dim), *weight = te_module_parameter(m, "weight"), *row = te_module_parameter(m, "bias");
-    te_tensor *bias = te_module_parameter(m, "e_score_correction_bias"), *logits, *weights, *indices = NULL, *padding, *load = NULL;
+    te_tensor *x = te__moe_matrix(m, args->input, c->dim), *weight = te_module_parameter(m, "weight"),
+              *row = te_module_parameter(m, "bias");
+    te_tensor *bias = te_module_parameter(m, "e_score_correction_bias"), *logits, *weights, *indices = NULL, *padding,
+              *load = NULL;
     te__gate_choice choice = te__gate_choice_of(c, bias != NULL);
     bool counts = c->gate_bias_update_factor > 0.0f && te_module_is_training(m), aux = te__gate_has_loss(m);
     te_dtype precision;
-    if (!x || te__need_memory(weight, "Gate") != TE_OK || !te__moe_padding(m, args, te__rows(x), &padding)) return te_error_code(te);
+    if (!x || te__need_memory(weight, "Gate") != TE_OK || !te__moe_padding(m, args, te__rows(x), &padding))
+        return te_error_code(te);
     precision = s->precision ? s->precision : x->dtype;
-    logits = te_linear(te_tensor_cast(x, precision), te_tensor_cast(weight, precision), row ? te_tensor_cast(row, precision) : NULL);
+    logits = te_linear(te_tensor_cast(x, precision), te_tensor_cast(weight, precision),
+                       row ? te_tensor_cast(row, precision) : NULL);
     if (!logits) return te_error_code(te);
     weights = te__gate_choose(logits, &choice, bias, c->router_weights_fp32 ? TE_F32 : x->dtype, &indices);
     if (!weights) return te_error_code(te);
@@ -314,7 +349,8 @@ static void te__gate_destroy(te_module *m) {
     te_tensor_release(s->load);
     if (s->master) te__free(m->te, s->master, (size_t)s->config.n_routed_experts * sizeof(float));
 }
-static const te_module_class te__gate_class = {"Gate", sizeof(te__gate_module), te__gate_forward, te__gate_destroy, te__gate_reset};
+static const te_module_class te__gate_class = {"Gate", sizeof(te__gate_module), te__gate_forward, te__gate_destroy,
+                                               te__gate_reset};
 
 TE_API te_module *te_gate_create(te_ctx *te, const te_moe_config *config, te_dtype gate_precision, te_group *cp_group) {
     te_moe_config c;
@@ -323,11 +359,15 @@ TE_API te_module *te_gate_create(te_ctx *te, const te_moe_config *config, te_dty
     int64_t experts;
     if (!te__moe_config_ok(te, "te_gate_create", config, &c)) return NULL;
     if (gate_precision && !te__is_float(gate_precision)) {
-        te__fail(te, TE_ERR_DTYPE, "te_gate_create: gate_precision is %s; f32, f16 and bf16 are possible, or 0: the tokens' format", te_dtype_name(gate_precision));
+        te__fail(te, TE_ERR_DTYPE,
+                 "te_gate_create: gate_precision is %s; f32, f16 and bf16 are possible, or 0: the tokens' format",
+                 te_dtype_name(gate_precision));
         return NULL;
     }
     if (c.gate_bias_update_factor > 0.0f && c.no_train_gate) {
-        te__fail(te, TE_ERR_INVALID, "te_gate_create: gate_bias_update_factor is %g and no_train_gate is set; only the bias of a gate that is trained is updated: leave one of them 0",
+        te__fail(te, TE_ERR_INVALID,
+                 "te_gate_create: gate_bias_update_factor is %g and no_train_gate is set; only the bias of a gate that "
+                 "is trained is updated: leave one of them 0",
                  (double)c.gate_bias_update_factor);
         return NULL;
     }
@@ -344,7 +384,8 @@ TE_API te_module *te_gate_create(te_ctx *te, const te_moe_config *config, te_dty
     te_module_set_requires_grad(m, !c.no_train_gate);
     experts = c.n_routed_experts;
     te__frame_begin(te);
-    if (c.gate_bias_update_factor > 0.0f || c.force_e_score_correction_bias) te_module_add_buffer(m, "e_score_correction_bias", te_tensor_zeros(te, TE_F32, 1, &experts));
+    if (c.gate_bias_update_factor > 0.0f || c.force_e_score_correction_bias)
+        te_module_add_buffer(m, "e_score_correction_bias", te_tensor_zeros(te, TE_F32, 1, &experts));
     if (c.gate_bias_update_factor > 0.0f) {
         s->load = te_tensor_retain(te_tensor_zeros(te, TE_F32, 1, &experts));
         s->load_cleared = te_tensor_version(s->load);
@@ -378,7 +419,10 @@ static te_result te__gate_balance(te_module *m, te_tensor *bias, float *host, fl
     if (result != TE_OK) return result;
     for (e = 0; e < n; e++) mean += (double)load[e];
     mean /= n;
-    for (e = 0; e < n; e++) host[e] += s->config.gate_bias_update_factor * ((double)load[e] < mean ? 1.0f : (double)load[e] > mean ? -1.0f : 0.0f);
+    for (e = 0; e < n; e++)
+        host[e] += s->config.gate_bias_update_factor * ((double)load[e] < mean   ? 1.0f
+                                                        : (double)load[e] > mean ? -1.0f
+                                                                                 : 0.0f);
     made = te_tensor_from_f32(m->te, TE_F32, 1, &shape, host);
     result = made ? te_tensor_copy(bias, made) : te_error_code(m->te);
     if (result != TE_OK || !s->master) return result;
@@ -395,15 +439,23 @@ TE_API te_result te_gate_update_bias(te_module *m, te_group *group) {
     te_result result;
     if (!m) return TE_ERR_STATE;
     te = m->te;
-    if (!s) return m->cls && strcmp(m->cls->name, "FakeBalancedGate") == 0 ? TE_OK : te__fail(te, TE_ERR_INVALID, "te_gate_update_bias: \"%s\" is no Gate", m->name);
+    if (!s)
+        return m->cls && strcmp(m->cls->name, "FakeBalancedGate") == 0
+                   ? TE_OK
+                   : te__fail(te, TE_ERR_INVALID, "te_gate_update_bias: \"%s\" is no Gate", m->name);
     bias = te_module_parameter(m, "e_score_correction_bias");
     result = TE_OK;
     if (!s->load || !bias)
-        result = te__fail(te, TE_ERR_INVALID, "te_gate_update_bias: gate_bias_update_factor is 0, so nothing updates the bias; a gate with a positive one is needed");
+        result = te__fail(te, TE_ERR_INVALID,
+                          "te_gate_update_bias: gate_bias_update_factor is 0, so nothing updates the bias; a gate with "
+                          "a positive one is needed");
     else if (!te_module_is_training(m))
-        result = te__fail(te, TE_ERR_STATE, "te_gate_update_bias: the gate is in evaluation; te_module_train(m, true) before it");
+        result = te__fail(te, TE_ERR_STATE,
+                          "te_gate_update_bias: the gate is in evaluation; te_module_train(m, true) before it");
     else if (!te_gate_expert_load(m))
-        result = te__fail(te, TE_ERR_STATE, "te_gate_update_bias: no tokens have been counted since the last update; a forward pass in training comes before it");
+        result = te__fail(te, TE_ERR_STATE,
+                          "te_gate_update_bias: no tokens have been counted since the last update; a forward pass in "
+                          "training comes before it");
     bytes = 2 * (size_t)s->config.n_routed_experts * sizeof(float);
     host = result == TE_OK ? (float *)te__alloc(te, bytes) : NULL;
     if (!host) return te__refuse(group, TE__ALL_REDUCE, te_error_code(te));
@@ -439,7 +491,8 @@ static uint32_t te__draw_word(te__draws *d) {
 }
 
 /* Room of one token's choice. */
-static te_result te__fake_choice(const te__fake_gate *s, uint64_t seed, int64_t tokens, float *weights, int32_t *indices) {
+static te_result te__fake_choice(const te__fake_gate *s, uint64_t seed, int64_t tokens, float *weights,
+                                 int32_t *indices) {
     const int topk = s->config.n_activated_experts, experts = s->config.n_routed_experts - s->skip;
     float key[TE_MOE_MAX_EXPERTS], bias[TE_MOE_MAX_EXPERTS], pair[2];
     uint8_t taken[TE_MOE_MAX_EXPERTS];
@@ -460,7 +513,8 @@ static te_result te__fake_choice(const te__fake_gate *s, uint64_t seed, int64_t 
             w[k] = te__uniform01(te__draw_word(&d));
             sum += w[k];
         }
-        for (k = 0; k < topk; k++) w[k] = (1.0f - s->noise) / (float)topk + s->noise * (sum > 0.0f ? w[k] / sum : 1.0f / (float)topk);
+        for (k = 0; k < topk; k++)
+            w[k] = (1.0f - s->noise) / (float)topk + s->noise * (sum > 0.0f ? w[k] / sum : 1.0f / (float)topk);
     }
     for (e = 0; e < experts; e++) {
         uint32_t first = te__draw_word(&d), second = te__draw_word(&d);
@@ -516,28 +570,37 @@ static te_result te__fake_gate_forward(te_module *m, te_forward_args *args) {
         return te__output(m, args, made[0]);
     }
     args->outputs.topk_indices = te__alias_2d(s->indices, 0, TE_I32, tokens, te__cols(s->indices));
-    return te__output(m, args, args->outputs.topk_indices ? te__alias_2d(s->weights, 0, x->dtype, tokens, te__cols(s->weights)) : NULL);
+    return te__output(m, args,
+                      args->outputs.topk_indices ? te__alias_2d(s->weights, 0, x->dtype, tokens, te__cols(s->weights))
+                                                 : NULL);
 }
 static void te__fake_gate_destroy(te_module *m) {
     te__fake_gate *s = (te__fake_gate *)m->state;
     te_tensor_release(s->weights);
     te_tensor_release(s->indices);
 }
-static const te_module_class te__fake_gate_class = {"FakeBalancedGate", sizeof(te__fake_gate), te__fake_gate_forward, te__fake_gate_destroy, NULL};
+static const te_module_class te__fake_gate_class = {"FakeBalancedGate", sizeof(te__fake_gate), te__fake_gate_forward,
+                                                    te__fake_gate_destroy, NULL};
 
-TE_API te_module *te_fake_balanced_gate_create(te_ctx *te, const te_moe_config *config, int skip_first_n_experts, float noise) {
+TE_API te_module *te_fake_balanced_gate_create(te_ctx *te, const te_moe_config *config, int skip_first_n_experts,
+                                               float noise) {
     te_moe_config c;
     te_module *m;
     te__fake_gate *s;
     if (!te__moe_config_ok(te, "te_fake_balanced_gate_create", config, &c)) return NULL;
-    if (skip_first_n_experts < 0 || skip_first_n_experts >= c.n_routed_experts || !(noise >= 0.0f && noise <= FLT_MAX)) {
-        te__fail(te, TE_ERR_INVALID, "te_fake_balanced_gate_create: skip_first_n_experts is %d of %d, and noise %g; 0 to %d, and a noise that is finite and not negative, are needed", skip_first_n_experts,
-                 c.n_routed_experts, (double)noise, c.n_routed_experts - 1);
+    if (skip_first_n_experts < 0 || skip_first_n_experts >= c.n_routed_experts ||
+        !(noise >= 0.0f && noise <= FLT_MAX)) {
+        te__fail(te, TE_ERR_INVALID,
+                 "te_fake_balanced_gate_create: skip_first_n_experts is %d of %d, and noise %g; 0 to %d, and a noise "
+                 "that is finite and not negative, are needed",
+                 skip_first_n_experts, c.n_routed_experts, (double)noise, c.n_routed_experts - 1);
         return NULL;
     }
     if (noise > 0.0f && c.n_activated_experts > c.n_routed_experts - skip_first_n_experts) {
-        te__fail(te, TE_ERR_INVALID, "te_fake_balanced_gate_create: with noise, %d different experts of %d are chosen for a token; a smaller skip_first_n_experts is needed", c.n_activated_experts,
-                 c.n_routed_experts - skip_first_n_experts);
+        te__fail(te, TE_ERR_INVALID,
+                 "te_fake_balanced_gate_create: with noise, %d different experts of %d are chosen for a token; a "
+                 "smaller skip_first_n_experts is needed",
+                 c.n_activated_experts, c.n_routed_experts - skip_first_n_experts);
         return NULL;
     }
     m = te__module_named(te, &te__fake_gate_class, c.name, "gate");

@@ -10,22 +10,37 @@ typedef struct te__experts_module {
     bool gmm;         /* the class knows grouped products with sizes of the host */
 } te__experts_module;
 
-static int64_t te__up_size(const te_moe_config *c) { return (te__expert_is_gated(c->expert_activation) ? 2 : 1) * c->moe_inter_dim; }
+static int64_t te__up_size(const te_moe_config *c) {
+    return (te__expert_is_gated(c->expert_activation) ? 2 : 1) * c->moe_inter_dim;
+}
 
 /* The call's x [T, dim], and what a gate has chosen for it. */
-static te_result te__experts_begin(te_module *m, te_forward_args *args, te__dispatch *d, te_tensor **x, te_tensor **indices, te_tensor **padding) {
+static te_result te__experts_begin(te_module *m, te_forward_args *args, te__dispatch *d, te_tensor **x,
+                                   te_tensor **indices, te_tensor **padding) {
     te__experts_module *s = (te__experts_module *)m->state;
     te_tensor *w = args->topk_weights, *k = args->topk_indices;
     char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
     *x = te__moe_matrix(m, args->input, te__expert_dim(&s->config));
     if (!*x) return te_error_code(m->te);
     if (te_tensor_is_sharded(args->input))
-        return te__fail(m->te, TE_ERR_INVALID, "%s: the input is a shard (te_tensor_set_sharded); experts take a rank's own tokens, whole", m->cls->name);
-    if (!w || !k) return te__fail(m->te, TE_ERR_STATE, "%s: topk_weights and topk_indices are %s; a gate gives both", m->cls->name, !w && !k ? "NULL" : w ? "given and NULL" : "NULL and given");
-    if (!te__same_ctx(w, m->te, m->cls->name) || !te__same_ctx(k, m->te, m->cls->name) || !te__need_float(w, m->cls->name)) return te_error_code(m->te);
-    if (w->ndim != 2 || !te__same_shape(w, k) || w->shape[0] != te__rows(*x) || w->shape[1] < 1 || !te__is_index(k->dtype))
-        return te__fail(m->te, TE_ERR_SHAPE, "%s: topk_weights are %s and topk_indices %s %s; both must be [%lld, K], and indices i32 or i64", m->cls->name, te__shape_text(w, a),
-                        te_dtype_name(k->dtype), te__shape_text(k, b), (long long)te__rows(*x));
+        return te__fail(m->te, TE_ERR_INVALID,
+                        "%s: the input is a shard (te_tensor_set_sharded); experts take a rank's own tokens, whole",
+                        m->cls->name);
+    if (!w || !k)
+        return te__fail(m->te, TE_ERR_STATE, "%s: topk_weights and topk_indices are %s; a gate gives both",
+                        m->cls->name,
+                        !w && !k ? "NULL"
+                        : w      ? "given and NULL"
+                                 : "NULL and given");
+    if (!te__same_ctx(w, m->te, m->cls->name) || !te__same_ctx(k, m->te, m->cls->name) ||
+        !te__need_float(w, m->cls->name))
+        return te_error_code(m->te);
+    if (w->ndim != 2 || !te__same_shape(w, k) || w->shape[0] != te__rows(*x) || w->shape[1] < 1 ||
+        !te__is_index(k->dtype))
+        return te__fail(
+            m->te, TE_ERR_SHAPE,
+            "%s: topk_weights are %s and topk_indices %s %s; both must be [%lld, K], and indices i32 or i64",
+            m->cls->name, te__shape_text(w, a), te_dtype_name(k->dtype), te__shape_text(k, b), (long long)te__rows(*x));
     if (!te__moe_padding(m, args, te__rows(*x), padding)) return te_error_code(m->te);
     d->group = s->group;
     d->ranks = s->ranks;
@@ -43,24 +58,28 @@ static te_result te__experts_refuse(te_module *m, te_result result) {
     return s && s->ranks > 1 ? te__refuse(s->group, s->exchanges ? TE__ALL_TO_ALL : TE__ALL_REDUCE, result) : result;
 }
 /* The rows of this rank's experts, and their results back: by the dispatcher of the class, or of one rank on the spot. */
-static te_result te__experts_rows(te_module *m, te_forward_args *args, te__dispatch *d, bool on_host, te__expert_rows *rows) {
+static te_result te__experts_rows(te_module *m, te_forward_args *args, te__dispatch *d, bool on_host,
+                                  te__expert_rows *rows) {
     te__experts_module *s = (te__experts_module *)m->state;
     const bool ids = s->config.expert_bias && !s->config.apply_router_weight_after_down;
     te_tensor *x = NULL, *indices, *padding;
     te_result result = te__experts_begin(m, args, d, &x, &indices, &padding);
     if (result != TE_OK) return te__experts_refuse(m, result);
     d->dtype = x->dtype;
-    return s->exchanges ? te__exchanged_rows(d, x, indices, padding, ids, rows) : te__gathered_rows(d, x, indices, padding, on_host, ids, rows);
+    return s->exchanges ? te__exchanged_rows(d, x, indices, padding, ids, rows)
+                        : te__gathered_rows(d, x, indices, padding, on_host, ids, rows);
 }
 /* y, NULL after an error, back to [T, dim] in the shape of the call's input. */
-static te_result te__experts_back(te_module *m, te_forward_args *args, const te__dispatch *d, te_tensor *y, const te__expert_rows *rows) {
+static te_result te__experts_back(te_module *m, te_forward_args *args, const te__dispatch *d, te_tensor *y,
+                                  const te__expert_rows *rows) {
     te__experts_module *s = (te__experts_module *)m->state;
     const bool after = s->config.apply_router_weight_after_down;
     if (s->exchanges)
         y = te__exchanged_back(d, after ? te__scale_rows(y, rows->probs) : y, d->dtype, te__expert_dim(&s->config));
     else
         y = te__gathered_back(d, y, after);
-    return te__output(m, args, y && args->input->ndim != 2 ? te_tensor_view(y, args->input->ndim, args->input->shape) : y);
+    return te__output(m, args,
+                      y && args->input->ndim != 2 ? te_tensor_view(y, args->input->ndim, args->input->shape) : y);
 }
 
 /* ---- GroupedExperts, GroupedExpertsDeepEP ---- */
@@ -68,7 +87,8 @@ static te_result te__experts_back(te_module *m, te_forward_args *args, const te_
 static te__expert_way te__experts_way(te_module *m) {
     const te__experts_module *s = (const te__experts_module *)m->state;
     if (s->way == TE_EXPERTS_TORCH_MM_MXFP8) return te__mxfp8_way(m->te, &s->config);
-    return s->way == TE_EXPERTS_TORCH_MM || (s->way == TE_EXPERTS_GMM && s->gmm) ? TE__EXPERTS_GROUPED : TE__EXPERTS_LOOP;
+    return s->way == TE_EXPERTS_TORCH_MM || (s->way == TE_EXPERTS_GMM && s->gmm) ? TE__EXPERTS_GROUPED
+                                                                                 : TE__EXPERTS_LOOP;
 }
 static te_result te__grouped_experts_forward(te_module *m, te_forward_args *args) {
     te__experts_module *s = (te__experts_module *)m->state;
@@ -84,8 +104,11 @@ static te_result te__grouped_experts_forward(te_module *m, te_forward_args *args
 static const struct te__stacked_name {
     const char *name;
     bool bias;
-} te__stacked_names[4] = {{"gate_and_up_projs", false}, {"down_projs", false}, {"gate_up_proj_bias", true}, {"down_proj_bias", true}};
-TE_API const char *te_experts_tensor_name(te_experts_tensor which) { return (unsigned)which < 4 ? te__stacked_names[which].name : "?"; }
+} te__stacked_names[4] = {
+    {"gate_and_up_projs", false}, {"down_projs", false}, {"gate_up_proj_bias", true}, {"down_proj_bias", true}};
+TE_API const char *te_experts_tensor_name(te_experts_tensor which) {
+    return (unsigned)which < 4 ? te__stacked_names[which].name : "?";
+}
 
 static te_result te__stacked_reset(te_module *m) {
     te__experts_module *s = (te__experts_module *)m->state;
@@ -99,8 +122,10 @@ static te_result te__stacked_reset(te_module *m) {
     }
     return result;
 }
-static const te_module_class te__grouped_experts_class = {"GroupedExperts", sizeof(te__experts_module), te__grouped_experts_forward, NULL, te__stacked_reset};
-static const te_module_class te__deepep_class = {"GroupedExpertsDeepEP", sizeof(te__experts_module), te__grouped_experts_forward, NULL, te__stacked_reset};
+static const te_module_class te__grouped_experts_class = {"GroupedExperts", sizeof(te__experts_module),
+                                                          te__grouped_experts_forward, NULL, te__stacked_reset};
+static const te_module_class te__deepep_class = {"GroupedExpertsDeepEP", sizeof(te__experts_module),
+                                                 te__grouped_experts_forward, NULL, te__stacked_reset};
 
 /* A stack [n, rows, cols], or without rows [n, cols]. */
 static void te__add_experts(te_module *m, const char *name, te_dtype dtype, int64_t n, int64_t rows, int64_t cols) {
@@ -109,10 +134,13 @@ static void te__add_experts(te_module *m, const char *name, te_dtype dtype, int6
     shape[1] = rows ? rows : cols;
     shape[2] = cols;
     te__frame_begin(m->te);
-    te_module_add_parameter(m, name, m->meta ? te_tensor_describe(m->te, dtype, rows ? 3 : 2, shape) : te_tensor_empty(m->te, dtype, rows ? 3 : 2, shape));
+    te_module_add_parameter(m, name,
+                            m->meta ? te_tensor_describe(m->te, dtype, rows ? 3 : 2, shape)
+                                    : te_tensor_empty(m->te, dtype, rows ? 3 : 2, shape));
     te__frame_end(m->te, NULL, 0);
 }
-static te_module *te__experts_create(te_ctx *te, const char *who, const te_module_class *cls, const te_moe_config *config, const te_moe_backend *backend) {
+static te_module *te__experts_create(te_ctx *te, const char *who, const te_module_class *cls,
+                                     const te_moe_config *config, const te_moe_backend *backend) {
     te_moe_config c;
     te_module *m;
     te__experts_module *s;
@@ -124,7 +152,8 @@ static te_module *te__experts_create(te_ctx *te, const char *who, const te_modul
         return NULL;
     }
     if (c.n_routed_experts % ranks) {
-        te__fail(te, TE_ERR_INVALID, "%s: n_routed_experts is %d, and ep_group has %d ranks; they must divide it", who, c.n_routed_experts, ranks);
+        te__fail(te, TE_ERR_INVALID, "%s: n_routed_experts is %d, and ep_group has %d ranks; they must divide it", who,
+                 c.n_routed_experts, ranks);
         return NULL;
     }
     m = te__module_named(te, cls, c.name, "experts");
@@ -141,11 +170,13 @@ static te_module *te__experts_create(te_ctx *te, const char *who, const te_modul
     te__params_on(m, c.device);
     return m;
 }
-static te_module *te__stacked_experts_create(te_ctx *te, const char *who, const te_module_class *cls, const te_moe_config *config, const te_moe_backend *backend) {
+static te_module *te__stacked_experts_create(te_ctx *te, const char *who, const te_module_class *cls,
+                                             const te_moe_config *config, const te_moe_backend *backend) {
     te_module *m = te__experts_create(te, who, cls, config, backend);
     const te__experts_module *s = m ? (const te__experts_module *)m->state : NULL;
     if (!m) return NULL;
-    te__add_experts(m, "gate_and_up_projs", s->config.dtype, s->local, te__expert_dim(&s->config), te__up_size(&s->config));
+    te__add_experts(m, "gate_and_up_projs", s->config.dtype, s->local, te__expert_dim(&s->config),
+                    te__up_size(&s->config));
     te__add_experts(m, "down_projs", s->config.dtype, s->local, s->config.moe_inter_dim, te__expert_dim(&s->config));
     if (s->config.expert_bias) {
         te__add_experts(m, "gate_up_proj_bias", s->config.dtype, s->local, 0, te__up_size(&s->config));
@@ -156,14 +187,16 @@ static te_module *te__stacked_experts_create(te_ctx *te, const char *who, const 
 TE_API te_module *te_grouped_experts_create(te_ctx *te, const te_moe_config *config, const te_moe_backend *backend) {
     return te__stacked_experts_create(te, "te_grouped_experts_create", &te__grouped_experts_class, config, backend);
 }
-TE_API te_module *te_grouped_experts_deepep_create(te_ctx *te, const te_moe_config *config, const te_moe_backend *backend) {
+TE_API te_module *te_grouped_experts_deepep_create(te_ctx *te, const te_moe_config *config,
+                                                   const te_moe_backend *backend) {
     return te__stacked_experts_create(te, "te_grouped_experts_deepep_create", &te__deepep_class, config, backend);
 }
 
 /* ---- GroupedExpertsTE ---- */
 
 /* One product of all experts; *bias: [E, out], or NULL. */
-static te_tensor *te__te_product(te_module *m, const char *child, te_tensor *x, const int64_t *splits, const te_forward_args *outer, te_tensor **bias) {
+static te_tensor *te__te_product(te_module *m, const char *child, te_tensor *x, const int64_t *splits,
+                                 const te_forward_args *outer, te_tensor **bias) {
     te_forward_args args = TE_ZERO;
     te_tensor *y;
     if (!x) return NULL;
@@ -221,7 +254,8 @@ static te_result te__te_experts_forward(te_module *m, te_forward_args *args) {
     te__dispatch_close(te, &d);
     return result;
 }
-static const te_module_class te__te_experts_class = {"GroupedExpertsTE", sizeof(te__experts_module), te__te_experts_forward, NULL, NULL};
+static const te_module_class te__te_experts_class = {"GroupedExpertsTE", sizeof(te__experts_module),
+                                                     te__te_experts_forward, NULL, NULL};
 
 static void te__te_child(te_module *m, const char *name, int64_t in, int64_t out, bool return_bias) {
     te__experts_module *s = (te__experts_module *)m->state;
@@ -241,7 +275,10 @@ TE_API te_module *te_grouped_experts_te_create(te_ctx *te, const te_moe_config *
     te__experts_module *s;
     te_fp8_padding_desc pad = TE_ZERO;
     if (te && config && config->apply_router_weight_after_down) {
-        te__fail(te, TE_ERR_INVALID, "%s: apply_router_weight_after_down; GroupedLinears take the weights before: use other experts (torch_mm, gmm), or leave it false", who);
+        te__fail(te, TE_ERR_INVALID,
+                 "%s: apply_router_weight_after_down; GroupedLinears take the weights before: use other experts "
+                 "(torch_mm, gmm), or leave it false",
+                 who);
         return NULL;
     }
     m = te__experts_create(te, who, &te__te_experts_class, config, backend);
@@ -265,11 +302,16 @@ TE_API te_module *te_grouped_experts_te_create(te_ctx *te, const te_moe_config *
 static te_module *te__experts_of(te_module *m) {
     te_module *child = m ? te_module_find(m, "experts") : NULL;
     if (child) m = child;
-    return m && (m->cls == &te__grouped_experts_class || m->cls == &te__deepep_class || m->cls == &te__te_experts_class) ? m : NULL;
+    return m && (m->cls == &te__grouped_experts_class || m->cls == &te__deepep_class || m->cls == &te__te_experts_class)
+               ? m
+               : NULL;
 }
 /* Parameter `which` of expert i of a GroupedExpertsTE. */
 static te_tensor *te__te_parameter(const te_module *m, te_experts_tensor which, int i) {
-    te_module *child = te_module_find((te_module *)(uintptr_t)m, which == TE_EXPERTS_GATE_AND_UP_PROJS || which == TE_EXPERTS_GATE_UP_PROJ_BIAS ? "gate_up_linear" : "down_linear");
+    te_module *child =
+        te_module_find((te_module *)(uintptr_t)m,
+                       which == TE_EXPERTS_GATE_AND_UP_PROJS || which == TE_EXPERTS_GATE_UP_PROJ_BIAS ? "gate_up_linear"
+                                                                                                      : "down_linear");
     char name[32];
     snprintf(name, sizeof(name), "%s%d", te__stacked_names[which].bias ? "bias" : "weight", i);
     return child ? te_module_parameter(child, name) : NULL;
@@ -290,7 +332,11 @@ static te_result te__te_stack(te_module *m, te_experts_tensor which, te_tensor *
         te_tensor *x = te__te_parameter(m, which, i), *y = te__of_expert(stack, i);
         result = te__need_memory(x, te_experts_tensor_name(which));
         if (result == TE_OK && x->quantized)
-            result = into ? te__fail(m->te, TE_ERR_UNSUPPORTED, "te_experts_set: weight%d is stored quantized; set it before it is, outside of te_quantized_model_init_begin", i) : TE_OK;
+            result = into ? te__fail(m->te, TE_ERR_UNSUPPORTED,
+                                     "te_experts_set: weight%d is stored quantized; set it before it is, outside of "
+                                     "te_quantized_model_init_begin",
+                                     i)
+                          : TE_OK;
         if (result == TE_OK && x->quantized) x = te__quant_value(x, x->dtype);
         if (x && y && !te__stacked_names[which].bias) x = te_tensor_transpose(x, 0, 1);
         if (result == TE_OK) result = x && y ? te_tensor_copy(into ? x : y, into ? y : x) : te_error_code(m->te);
@@ -302,7 +348,9 @@ static te_result te__te_stack(te_module *m, te_experts_tensor which, te_tensor *
 static bool te__stack_known(te_module *m, te_module *experts, te_experts_tensor which, const char *who) {
     if (m && te__tree_whole(m) != TE_OK) return false;
     if (experts && (unsigned)which < 4) return true;
-    if (m) te__fail(m->te, TE_ERR_INVALID, "%s: %s; experts, or an MoE, and one of te_experts_tensor are needed", who, experts ? "no such tensor" : m->name);
+    if (m)
+        te__fail(m->te, TE_ERR_INVALID, "%s: %s; experts, or an MoE, and one of te_experts_tensor are needed", who,
+                 experts ? "no such tensor" : m->name);
     return false;
 }
 TE_API te_tensor *te_experts_get(te_module *m, te_experts_tensor which) {
@@ -328,16 +376,21 @@ TE_API te_result te_experts_set(te_module *m, te_experts_tensor which, te_tensor
     char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
     if (!te__stack_known(m, experts, which, "te_experts_set")) return m ? te_error_code(m->te) : TE_ERR_STATE;
     if (!value) return TE_OK;
-    if (!te__same_ctx(value, m->te, "te_experts_set") || !te__need_float(value, "te_experts_set")) return te_error_code(m->te);
+    if (!te__same_ctx(value, m->te, "te_experts_set") || !te__need_float(value, "te_experts_set"))
+        return te_error_code(m->te);
     te__frame_begin(m->te);
     like = te_experts_get(m, which);
     value = te_tensor_contiguous(value);
     if (!like)
-        result = te__fail(m->te, TE_ERR_INVALID, "te_experts_set: the experts have no %s; create them with expert_bias, or leave it out", te_experts_tensor_name(which));
+        result = te__fail(m->te, TE_ERR_INVALID,
+                          "te_experts_set: the experts have no %s; create them with expert_bias, or leave it out",
+                          te_experts_tensor_name(which));
     else if (!te__same_shape(like, value))
-        result = te__fail(m->te, TE_ERR_SHAPE, "te_experts_set: %s is %s and the value %s; they must be equal", te_experts_tensor_name(which), te__shape_text(like, a), te__shape_text(value, b));
+        result = te__fail(m->te, TE_ERR_SHAPE, "te_experts_set: %s is %s and the value %s; they must be equal",
+                          te_experts_tensor_name(which), te__shape_text(like, a), te__shape_text(value, b));
     else
-        result = experts->cls == &te__te_experts_class ? te__te_stack(experts, which, value, true) : te_tensor_copy(like, value);
+        result = experts->cls == &te__te_experts_class ? te__te_stack(experts, which, value, true)
+                                                       : te_tensor_copy(like, value);
     te__frame_end(m->te, NULL, 0);
     return result;
 }

@@ -25,7 +25,9 @@ TE_API te_attention_stats te_get_te_attention_stats(const te_ctx *te) {
 TE_API void te_reset_te_attention_stats(te_ctx *te) {
     if (te) memset(&te->sdpa.stats, 0, sizeof(te->sdpa.stats));
 }
-static uint64_t te__stats_sum(const te_attention_stats *s) { return s->te_hits + s->fallback_mask + s->fallback_scale_mismatch + s->fallback_other; }
+static uint64_t te__stats_sum(const te_attention_stats *s) {
+    return s->te_hits + s->fallback_mask + s->fallback_scale_mismatch + s->fallback_other;
+}
 
 /* Adds 1 to the counter that lies so many bytes into the stats, in f's and in the context's. */
 static void te__sdpa_count(te_te_sdpa *f, size_t counter) {
@@ -35,14 +37,21 @@ static void te__sdpa_count(te_te_sdpa *f, size_t counter) {
     ++*(uint64_t *)(void *)((char *)&f->stats + counter);
     ++*(uint64_t *)(void *)((char *)&te->sdpa.stats + counter);
     if (every > 0 && te__stats_sum(s) % (uint64_t)every == 0)
-        te__log(te, TE_LOG_INFO, "te_attention: of %llu calls %llu by DotProductAttention; fallbacks: %llu for masks, %llu for scales, %llu others", (unsigned long long)te__stats_sum(s),
-                (unsigned long long)s->te_hits, (unsigned long long)s->fallback_mask, (unsigned long long)s->fallback_scale_mismatch, (unsigned long long)s->fallback_other);
+        te__log(te, TE_LOG_INFO,
+                "te_attention: of %llu calls %llu by DotProductAttention; fallbacks: %llu for masks, %llu for scales, "
+                "%llu others",
+                (unsigned long long)te__stats_sum(s), (unsigned long long)s->te_hits,
+                (unsigned long long)s->fallback_mask, (unsigned long long)s->fallback_scale_mismatch,
+                (unsigned long long)s->fallback_other);
 }
 #define TE__COUNTER(name) offsetof(te_attention_stats, name)
 
 static bool te__stats_every_ok(te_ctx *te, const char *who) {
     if (!te->sdpa.bad_every[0]) return true;
-    te__fail(te, TE_ERR_INVALID, "%s: AUTOMODEL_TE_STATS_EVERY was \"%s\" when the context was made; a whole number of calls is needed, 0 for no lines in the log", who, te->sdpa.bad_every);
+    te__fail(te, TE_ERR_INVALID,
+             "%s: AUTOMODEL_TE_STATS_EVERY was \"%s\" when the context was made; a whole number of calls is needed, 0 "
+             "for no lines in the log",
+             who, te->sdpa.bad_every);
     return false;
 }
 
@@ -57,9 +66,15 @@ TE_API void te_te_sdpa_destroy(te_te_sdpa *f) {
 TE_API te_te_sdpa *te_make_te_sdpa(te_ctx *te, const te_make_te_sdpa_desc *desc) {
     te_te_sdpa *f;
     if (!te || !te__has_desc(te, desc, "te_make_te_sdpa") || !te__stats_every_ok(te, "te_make_te_sdpa")) return NULL;
-    if (!desc->attn_module || desc->attn_module->te != te || desc->num_heads < 1 || desc->num_kv_heads < 1 || desc->num_heads % desc->num_kv_heads) {
-        te__fail(te, TE_ERR_INVALID, "te_make_te_sdpa: attn_module is %s, num_heads %d, num_kv_heads %d; a module of this context is needed, and heads of which the second number divides the first",
-                 !desc->attn_module ? "NULL" : desc->attn_module->te != te ? "of another context" : "given", desc->num_heads, desc->num_kv_heads);
+    if (!desc->attn_module || desc->attn_module->te != te || desc->num_heads < 1 || desc->num_kv_heads < 1 ||
+        desc->num_heads % desc->num_kv_heads) {
+        te__fail(te, TE_ERR_INVALID,
+                 "te_make_te_sdpa: attn_module is %s, num_heads %d, num_kv_heads %d; a module of this context is "
+                 "needed, and heads of which the second number divides the first",
+                 !desc->attn_module            ? "NULL"
+                 : desc->attn_module->te != te ? "of another context"
+                                               : "given",
+                 desc->num_heads, desc->num_kv_heads);
         return NULL;
     }
     f = (te_te_sdpa *)te__alloc_zero(te, sizeof(*f));
@@ -93,12 +108,16 @@ static te_tensor *te__sdpa_fails(te_te_sdpa *f) {
 static bool te__sdpa_may_fall_back(te_te_sdpa *f, const char *why) {
     te__context *ranks = te__sdpa_ranks(f);
     if (!ranks) return true;
-    te__fail(f->te, TE_ERR_UNSUPPORTED, "te_attention: DotProductAttention cannot take the call (%s), and the attention from before knows this rank's keys alone, of cp_group with %d ranks; make calls with "
-             "is_causal in the place of a mask, or inject without cp_group", why, te__context_size(ranks));
+    te__fail(f->te, TE_ERR_UNSUPPORTED,
+             "te_attention: DotProductAttention cannot take the call (%s), and the attention from before knows this "
+             "rank's keys alone, of cp_group with %d ranks; make calls with "
+             "is_causal in the place of a mask, or inject without cp_group",
+             why, te__context_size(ranks));
     te__sdpa_fails(f);
     return false;
 }
-static te_tensor *te__sdpa_falls_back(te_te_sdpa *f, size_t counter, const char *why, te_tensor *q, te_tensor *k, te_tensor *v, const te_sdpa_args *args) {
+static te_tensor *te__sdpa_falls_back(te_te_sdpa *f, size_t counter, const char *why, te_tensor *q, te_tensor *k,
+                                      te_tensor *v, const te_sdpa_args *args) {
     if (!te__sdpa_may_fall_back(f, why)) return NULL;
     te__log(f->te, TE_LOG_DEBUG, "te_attention: %s: the call is the original's", why);
     te__sdpa_count(f, counter);
@@ -125,9 +144,11 @@ static te_tensor *te__heads_unrepeated(te_tensor *x, int kept) {
 /* Runs the module by te_forward_with; dropout_p is that of this call. */
 static te_tensor *te__run_dpa(te_te_sdpa *f, te_forward_args *call, float dropout_p) {
     te_module *m = f->desc.attn_module;
-    if (m->cls == &te__dpa_class) ((te__dpa_module *)m->state)->options.attention_dropout = f->desc.ignore_dropout ? 0.0f : dropout_p;
+    if (m->cls == &te__dpa_class)
+        ((te__dpa_module *)m->state)->options.attention_dropout = f->desc.ignore_dropout ? 0.0f : dropout_p;
     if (!te_forward_with(m, call)) return NULL;
-    te__log(f->te, TE_LOG_DEBUG, "te_attention: the call is %s's, with attn_mask_type %d", m->name, (int)call->attention.attn_mask_type);
+    te__log(f->te, TE_LOG_DEBUG, "te_attention: the call is %s's, with attn_mask_type %d", m->name,
+            (int)call->attention.attn_mask_type);
     te__sdpa_count(f, TE__COUNTER(te_hits));
     return call->outputs.out;
 }
@@ -139,7 +160,8 @@ static bool te__mask_is_of_call(const te_te_sdpa *f, const te_tensor *mask, cons
     const int64_t ranks = c ? te__context_size(c) : 1;
     if (f->desc.mask.strict && te__wants_grad(mask)) return false;
     return mask->ndim == 4 && q->ndim == 4 && k->ndim == 4 &&
-           ((mask->shape[2] == q->shape[2] && mask->shape[3] == k->shape[2]) || (mask->shape[2] == ranks * q->shape[2] && mask->shape[3] == ranks * k->shape[2]));
+           ((mask->shape[2] == q->shape[2] && mask->shape[3] == k->shape[2]) ||
+            (mask->shape[2] == ranks * q->shape[2] && mask->shape[3] == ranks * k->shape[2]));
 }
 static te_tensor *te__te_sdpa_run(te_te_sdpa *f, te_tensor *q, te_tensor *k, te_tensor *v, const te_sdpa_args *args) {
     const te_make_te_sdpa_desc *d = &f->desc;
@@ -148,7 +170,9 @@ static te_tensor *te__te_sdpa_run(te_te_sdpa *f, te_tensor *q, te_tensor *k, te_
     int64_t shape[4], step = 1;
     if (args->scale != 0.0f && d->softmax_scale != 0.0f && !(fabsf(args->scale - d->softmax_scale) <= 1e-6f)) {
         if (!f->te->sdpa.scale_warned)
-            te__warn(f->te, "te_attention: a call's scale is %g, that of its DotProductAttention %g: such calls keep the attention from before; counted as fallback_scale_mismatch",
+            te__warn(f->te,
+                     "te_attention: a call's scale is %g, that of its DotProductAttention %g: such calls keep the "
+                     "attention from before; counted as fallback_scale_mismatch",
                      (double)args->scale, (double)d->softmax_scale);
         f->te->sdpa.scale_warned = true;
         return te__sdpa_falls_back(f, TE__COUNTER(fallback_scale_mismatch), "scale", q, k, v, args);
@@ -156,10 +180,15 @@ static te_tensor *te__te_sdpa_run(te_te_sdpa *f, te_tensor *q, te_tensor *k, te_
     call.attention.attn_mask_type = args->attn_mask || args->is_causal ? TE_MASK_CAUSAL : TE_MASK_NONE;
     call.attention.window = d->window_size;
     if (args->attn_mask) {
-        if (!te__mask_is_of_call(f, args->attn_mask, q, k)) return te__sdpa_falls_back(f, TE__COUNTER(fallback_mask), "its mask learns, or is not [.., s_q, s_kv]", q, k, v, args);
+        if (!te__mask_is_of_call(f, args->attn_mask, q, k))
+            return te__sdpa_falls_back(f, TE__COUNTER(fallback_mask), "its mask learns, or is not [.., s_q, s_kv]", q,
+                                       k, v, args);
         if (!te_detect_causal_mask(args->attn_mask, d->window_size, &d->mask, &call.attention.window)) {
             if (te_error_code(f->te) != TE_OK) return te__sdpa_fails(f);
-            return te__sdpa_falls_back(f, TE__COUNTER(fallback_mask), f->te->capture ? "its mask is not known to be causal, and a capture cannot ask" : "its mask is not causal", q, k, v, args);
+            return te__sdpa_falls_back(f, TE__COUNTER(fallback_mask),
+                                       f->te->capture ? "its mask is not known to be causal, and a capture cannot ask"
+                                                      : "its mask is not causal",
+                                       q, k, v, args);
         }
     } else if (!args->is_causal) {
         call.attention.window.on = true;
@@ -167,8 +196,11 @@ static te_tensor *te__te_sdpa_run(te_te_sdpa *f, te_tensor *q, te_tensor *k, te_
     }
     if (q->ndim != 4 || k->ndim != 4 || v->ndim != 4 || q->shape[1] != d->num_heads || k->shape[1] != v->shape[1])
         return te__sdpa_falls_back(f, TE__COUNTER(fallback_other), "heads or sizes", q, k, v, args);
-    if (!args->enable_gqa && d->num_kv_heads < d->num_heads && k->shape[1] > d->num_kv_heads) step = k->shape[1] / d->num_kv_heads;
-    if (k->shape[1] != step * d->num_kv_heads || (d->attn_module->cls == &te__dpa_class && q->shape[3] != ((te__dpa_module *)d->attn_module->state)->options.kv_channels) ||
+    if (!args->enable_gqa && d->num_kv_heads < d->num_heads && k->shape[1] > d->num_kv_heads)
+        step = k->shape[1] / d->num_kv_heads;
+    if (k->shape[1] != step * d->num_kv_heads ||
+        (d->attn_module->cls == &te__dpa_class &&
+         q->shape[3] != ((te__dpa_module *)d->attn_module->state)->options.kv_channels) ||
         (args->dropout_p > 0.0f && !d->ignore_dropout && d->attn_module->cls != &te__dpa_class))
         return te__sdpa_falls_back(f, TE__COUNTER(fallback_other), "heads, sizes or dropout", q, k, v, args);
     call.input = te_tensor_transpose(q, 1, 2);
@@ -185,7 +217,9 @@ TE_API te_tensor *te_te_sdpa_call(void *user, te_tensor *q, te_tensor *k, te_ten
     te_te_sdpa *f = (te_te_sdpa *)user;
     te_sdpa_args zero = TE_ZERO;
     if (!f) return NULL;
-    if (!q || !k || !v || !te__same_ctx(q, f->te, "te_te_sdpa_call") || !te__same_ctx(k, f->te, "te_te_sdpa_call") || !te__same_ctx(v, f->te, "te_te_sdpa_call")) return te__sdpa_fails(f);
+    if (!q || !k || !v || !te__same_ctx(q, f->te, "te_te_sdpa_call") || !te__same_ctx(k, f->te, "te_te_sdpa_call") ||
+        !te__same_ctx(v, f->te, "te_te_sdpa_call"))
+        return te__sdpa_fails(f);
     te__frame_begin(f->te);
     return te__frame_return(f->te, te__te_sdpa_run(f, q, k, v, args ? args : &zero));
 }
@@ -196,7 +230,9 @@ typedef struct te__attn_attributes {
     te_attn_attributes values; /* the first field: the attribute is a te_attn_attributes * */
     te_ctx *te;
 } te__attn_attributes;
-static void te__attn_attributes_free(void *value) { te__free(((te__attn_attributes *)value)->te, value, sizeof(te__attn_attributes)); }
+static void te__attn_attributes_free(void *value) {
+    te__free(((te__attn_attributes *)value)->te, value, sizeof(te__attn_attributes));
+}
 TE_API te_result te_module_set_attn_attributes(te_module *m, const te_attn_attributes *attributes) {
     te__attn_attributes *a;
     te_result result;
@@ -229,12 +265,14 @@ static te_module *te__core_of(te_module *m) {
     return core && core->cls == &te__sdpa_class ? core : NULL;
 }
 static te_inject_reason te__attn_params_of(te_module *m, te_attn_params *p) {
-    const int64_t q_out = te_proj_out_features(te_module_find(m, "q_proj")), k_out = te_proj_out_features(te_module_find(m, "k_proj"));
+    const int64_t q_out = te_proj_out_features(te_module_find(m, "q_proj")),
+                  k_out = te_proj_out_features(te_module_find(m, "k_proj"));
     const te_module *core = te__core_of(m);
     te_attn_attributes a = TE_ZERO;
     void *value;
     memset(p, 0, sizeof(*p));
-    if (!te_module_find(m, "q_proj") || !te_module_find(m, "k_proj") || !te_module_find(m, "v_proj")) return TE_INJECT_PROJECTIONS;
+    if (!te_module_find(m, "q_proj") || !te_module_find(m, "k_proj") || !te_module_find(m, "v_proj"))
+        return TE_INJECT_PROJECTIONS;
     if (te_module_attribute(m, TE__ATTN_ATTRIBUTES, &value) && value) a = *(const te_attn_attributes *)value;
     if (m->cls == &te__decoder_attention_class) {
         const te__decoder_attention *s = (const te__decoder_attention *)m->state;
@@ -244,14 +282,20 @@ static te_inject_reason te__attn_params_of(te_module *m, te_attn_params *p) {
     }
     if (a.head_dim < 1) return TE_INJECT_HEAD_DIM;
     p->head_dim = a.head_dim;
-    p->num_heads = a.num_heads ? a.num_heads : a.num_attention_heads ? a.num_attention_heads : (int)te__min(q_out / a.head_dim, INT_MAX);
-    p->num_kv_heads = a.num_key_value_heads ? a.num_key_value_heads : k_out ? (int)te__min(k_out / a.head_dim, INT_MAX) : p->num_heads;
+    p->num_heads = a.num_heads             ? a.num_heads
+                   : a.num_attention_heads ? a.num_attention_heads
+                                           : (int)te__min(q_out / a.head_dim, INT_MAX);
+    p->num_kv_heads = a.num_key_value_heads ? a.num_key_value_heads
+                      : k_out               ? (int)te__min(k_out / a.head_dim, INT_MAX)
+                                            : p->num_heads;
     if (a.sliding_window > 0) {
         p->window_size.on = true;
         p->window_size.left = a.sliding_window - 1;
     } else if (core)
         p->window_size = ((const te_sdpa_desc *)core->state)->rule.window;
-    p->softmax_scale = a.scaling != 0.0f ? a.scaling : core ? ((const te_sdpa_desc *)core->state)->rule.softmax_scale : 0.0f;
+    p->softmax_scale = a.scaling != 0.0f ? a.scaling
+                       : core            ? ((const te_sdpa_desc *)core->state)->rule.softmax_scale
+                                         : 0.0f;
     if (p->softmax_scale == 0.0f) p->softmax_scale = te__floats_divide(1.0, sqrt((double)a.head_dim));
     return TE_INJECT_OK;
 }
@@ -260,7 +304,8 @@ TE_API bool te_infer_attn_params(te_module *self_attn, te_attn_params *params) {
     return self_attn && te__attn_params_of(self_attn, params ? params : &p) == TE_INJECT_OK;
 }
 
-static te_module *te__make_attn_module(te_ctx *te, const te_attn_params *p, const te_parallel_options *parallel, te_qkv_format format, te_softmax_type softmax_type, te_tensor *sinks) {
+static te_module *te__make_attn_module(te_ctx *te, const te_attn_params *p, const te_parallel_options *parallel,
+                                       te_qkv_format format, te_softmax_type softmax_type, te_tensor *sinks) {
     te_dot_product_attention_desc d = TE_ZERO;
     te_module *m;
     bool learns;
@@ -286,14 +331,22 @@ static te_module *te__make_attn_module(te_ctx *te, const te_attn_params *p, cons
     return m;
 }
 TE_API te_module *te_create_te_dot_product_attention(te_ctx *te, const te_attn_params *params) {
-    return te && te__has_desc(te, params, "te_create_te_dot_product_attention") ? te__make_attn_module(te, params, NULL, TE_BSHD, TE_SOFTMAX_VANILLA, NULL) : NULL;
+    return te && te__has_desc(te, params, "te_create_te_dot_product_attention")
+               ? te__make_attn_module(te, params, NULL, TE_BSHD, TE_SOFTMAX_VANILLA, NULL)
+               : NULL;
 }
 
 /* ---- injection ---- */
 
 TE_API const char *te_inject_reason_text(te_inject_reason reason) {
-    static const char *const texts[] = {"injected", "it has an attn_module", "it has no q_proj, k_proj and v_proj", "the size of its heads is not known, or above 1024",
-                                        "its numbers of heads are not known, do not divide each other, or do not fit its projections", "its sdpa caps scores", "its sdpa is of packed sequences"};
+    static const char *const texts[] = {
+        "injected",
+        "it has an attn_module",
+        "it has no q_proj, k_proj and v_proj",
+        "the size of its heads is not known, or above 1024",
+        "its numbers of heads are not known, do not divide each other, or do not fit its projections",
+        "its sdpa caps scores",
+        "its sdpa is of packed sequences"};
     return (unsigned)reason < TE__COUNT(texts) ? texts[reason] : "";
 }
 
@@ -304,16 +357,19 @@ static bool te__proj_fits(te_module *m, const char *name, int64_t channels, bool
 }
 static te_inject_reason te__inject_params(te_module *m, const te_inject_desc *desc, te_attn_params *p) {
     const te_module *core = te__core_of(m);
-    const int ranks = (int)te__max(desc->parallel.tp_group ? te_group_size(desc->parallel.tp_group) : desc->parallel.tp_size, 1);
+    const int ranks =
+        (int)te__max(desc->parallel.tp_group ? te_group_size(desc->parallel.tp_group) : desc->parallel.tp_size, 1);
     te_inject_reason reason;
     void *value;
-    if (te_module_attribute(m, TE__ATTN_MODULE, &value) && (value || desc->rules_of_automodel)) return TE_INJECT_PRESENT;
+    if (te_module_attribute(m, TE__ATTN_MODULE, &value) && (value || desc->rules_of_automodel))
+        return TE_INJECT_PRESENT;
     reason = te__attn_params_of(m, p);
     if (reason != TE_INJECT_OK) return reason;
     if (p->head_dim > TE__ATTN_MAX_D) return TE_INJECT_HEAD_DIM;
     if (p->num_heads < 1 || p->num_kv_heads < 1 || p->num_heads % p->num_kv_heads) return TE_INJECT_HEADS;
     if (!desc->rules_of_automodel && ranks == 1 &&
-        !(te__proj_fits(m, "q_proj", p->num_heads * p->head_dim, true) && te__proj_fits(m, "k_proj", p->num_kv_heads * p->head_dim, false)))
+        !(te__proj_fits(m, "q_proj", p->num_heads * p->head_dim, true) &&
+          te__proj_fits(m, "k_proj", p->num_kv_heads * p->head_dim, false)))
         return TE_INJECT_HEADS;
     if (core && ((const te_sdpa_desc *)core->state)->rule.softcap != 0.0f) return TE_INJECT_SOFTCAP;
     if (core && ((const te_sdpa_desc *)core->state)->format == TE_THD) return TE_INJECT_FORMAT;
@@ -346,7 +402,8 @@ static te_result te__injected_core_forward(te_module *m, te_forward_args *args) 
     if (!call.attention.attn_mask_type) call.attention.attn_mask_type = s->rule.mask;
     if (!w->on) *w = s->rule.window;
     if (call.attention.attn_mask_type != TE_MASK_NONE) w->right = 0;
-    if (args->input->ndim != 4 || !args->value || args->value->ndim != 4 || (w->on && call.attention.attn_mask_type == TE_MASK_NONE && (w->left < 0) != (w->right < 0))) {
+    if (args->input->ndim != 4 || !args->value || args->value->ndim != 4 ||
+        (w->on && call.attention.attn_mask_type == TE_MASK_NONE && (w->left < 0) != (w->right < 0))) {
         if (!te__sdpa_may_fall_back(f, "sizes or a window")) return TE_ERR_UNSUPPORTED;
         te__sdpa_count(f, TE__COUNTER(fallback_other));
         return m->cls->forward(m, args);
@@ -371,7 +428,10 @@ static te_result te__injected_forward(te_module *m, te_forward_args *args) {
     m->te->sdpa.depth = depth;
     if (result == TE_OK && !f->missed && before == te__stats_sum(&f->stats)) {
         f->missed = true;
-        te__warn(m->te, "te_inject_te_attention: %s has run without a call of te_scaled_dot_product_attention: it computes attention by itself, as before", m->te->module_path);
+        te__warn(m->te,
+                 "te_inject_te_attention: %s has run without a call of te_scaled_dot_product_attention: it computes "
+                 "attention by itself, as before",
+                 m->te->module_path);
     }
     return result;
 }
@@ -400,7 +460,10 @@ static void te__patch_forward(te_module *m, te_te_sdpa *f) {
 TE_API te_result te_patch_module_forward(te_module *m, te_te_sdpa *f) {
     te_result result;
     if (!m) return TE_ERR_STATE;
-    if (!f || f->te != m->te) return te__fail(m->te, TE_ERR_INVALID, "te_patch_module_forward: the te_te_sdpa for %s is %s; one of te_make_te_sdpa is needed", m->name, f ? "of another context" : "NULL");
+    if (!f || f->te != m->te)
+        return te__fail(m->te, TE_ERR_INVALID,
+                        "te_patch_module_forward: the te_te_sdpa for %s is %s; one of te_make_te_sdpa is needed",
+                        m->name, f ? "of another context" : "NULL");
     te__eject(m);
     result = te_module_set_attribute(m, TE__ATTN_SDPA, f, NULL);
     if (result == TE_OK) te__patch_forward(m, f);
@@ -417,7 +480,9 @@ static bool te__inject(te_module *m, const te_inject_desc *desc, const te_attn_p
     const te_sdpa_desc *s = core ? (const te_sdpa_desc *)core->state : NULL;
     te_make_te_sdpa_desc d = TE_ZERO;
     te_te_sdpa *f;
-    te_module *dpa = te__make_attn_module(te, p, &desc->parallel, s ? s->format : TE_BSHD, s ? s->rule.softmax_type : TE_SOFTMAX_VANILLA, s ? s->rule.softmax_offset : NULL);
+    te_module *dpa =
+        te__make_attn_module(te, p, &desc->parallel, s ? s->format : TE_BSHD,
+                             s ? s->rule.softmax_type : TE_SOFTMAX_VANILLA, s ? s->rule.softmax_offset : NULL);
     const bool had = te_module_attribute(m, TE__ATTN_MODULE, NULL);
     if (!dpa) return false;
     d.attn_module = dpa;
@@ -486,7 +551,8 @@ static bool te__inject_visit(void *user, te_module *m) {
     w->injected += reason == TE_INJECT_OK;
     w->had += reason == TE_INJECT_PRESENT;
     w->left_alone += reason != TE_INJECT_OK;
-    te__log(m->te, TE_LOG_DEBUG, "te_inject_te_attention: %s: %s", te_module_path(m, path, sizeof(path)), te_inject_reason_text(reason));
+    te__log(m->te, TE_LOG_DEBUG, "te_inject_te_attention: %s: %s", te_module_path(m, path, sizeof(path)),
+            te_inject_reason_text(reason));
     return true;
 }
 TE_API int te_inject_te_attention(te_module *model, const te_inject_desc *desc) {
@@ -501,13 +567,21 @@ TE_API int te_inject_te_attention(te_module *model, const te_inject_desc *desc) 
     if (w.injected && te_module_set_attribute(model, TE__ATTN_INJECTED, model, NULL) != TE_OK) whole = false;
     if (!whole) return -1;
     if (w.injected)
-        te__log(model->te, TE_LOG_INFO, "te_inject_te_attention: %s: %d modules have DotProductAttention now, %d are left alone", model->name, w.injected, w.left_alone);
+        te__log(model->te, TE_LOG_INFO,
+                "te_inject_te_attention: %s: %d modules have DotProductAttention now, %d are left alone", model->name,
+                w.injected, w.left_alone);
     else if (w.desc->parallel.tp_group || w.desc->parallel.tp_size > 1 || w.desc->parallel.cp_group) {
-        te__fail(model->te, TE_ERR_INVALID, "te_inject_te_attention: %s has no self_attn that could be injected, and parallel names ranks that are to share attention; %d modules were left alone (their "
-                 "reasons: te_inject_check)", model->name, w.left_alone);
+        te__fail(model->te, TE_ERR_INVALID,
+                 "te_inject_te_attention: %s has no self_attn that could be injected, and parallel names ranks that "
+                 "are to share attention; %d modules were left alone (their "
+                 "reasons: te_inject_check)",
+                 model->name, w.left_alone);
         return -1;
     } else if (!w.had || w.desc->rules_of_automodel)
-        te__warn(model->te, "te_inject_te_attention: %s has no self_attn that could be injected; %d were left alone (their reasons: te_inject_check)", model->name, w.left_alone);
+        te__warn(model->te,
+                 "te_inject_te_attention: %s has no self_attn that could be injected; %d were left alone (their "
+                 "reasons: te_inject_check)",
+                 model->name, w.left_alone);
     return w.injected;
 }
 
@@ -528,4 +602,7 @@ static bool te__find_injected(void *user, te_module *m) {
     (void)user;
     return !(te__is_self_attn(m) && te_module_attribute(m, TE__ATTN_MODULE, &value) && value);
 }
-TE_API bool te_uses_te_attention(te_module *model) { return model && (te_module_attribute(model, TE__ATTN_INJECTED, NULL) || !te__visit_modules(model, te__find_injected, NULL)); }
+TE_API bool te_uses_te_attention(te_module *model) {
+    return model &&
+           (te_module_attribute(model, TE__ATTN_INJECTED, NULL) || !te__visit_modules(model, te__find_injected, NULL));
+}

@@ -49,7 +49,9 @@ static te_result te__param_cast_begin(te__param_cast *c, te_module *m) {
     int i, k;
     for (i = 0; i < m->num_entries; i++) {
         te_tensor *x = m->entries[i].tensor;
-        if (m->entries[i].kind != TE_ENTRY_PARAMETER || !te__is_floating(x) || x->dtype == c->dtype || (!x->buffer && !x->quantized)) continue;
+        if (m->entries[i].kind != TE_ENTRY_PARAMETER || !te__is_floating(x) || x->dtype == c->dtype ||
+            (!x->buffer && !x->quantized))
+            continue;
         for (k = 0; k < c->num && c->item[k].x != x; k++) {}
         if (k == c->num) {
             te_tensor *y = te__cast_param(x, c->dtype);
@@ -100,7 +102,8 @@ typedef struct te__forward_cast_call {
     te_module *m;
     te_dtype dtype;
 } te__forward_cast_call;
-static te_result te__forward_cast_again(te_ctx *te, void *user, te_tensor *const *inputs, int num_inputs, te_tensor **outputs, int num_outputs) {
+static te_result te__forward_cast_again(te_ctx *te, void *user, te_tensor *const *inputs, int num_inputs,
+                                        te_tensor **outputs, int num_outputs) {
     const te__forward_cast_call *c = (const te__forward_cast_call *)user;
     (void)num_inputs, (void)num_outputs;
     outputs[0] = te__forward_cast(c->m, inputs[0], c->dtype);
@@ -128,7 +131,9 @@ static te_tensor *te__forward_in(te_module *m, te_tensor *x, te_dtype dtype) {
 /* ---- logits ---- */
 
 /* The rows of x [n, size] at these positions of n. */
-static te_tensor *te__take_rows(te_tensor *x, te_tensor *positions) { return te__embedding(x, positions, 0, 0, true, "te_compute_lm_head_logits"); }
+static te_tensor *te__take_rows(te_tensor *x, te_tensor *positions) {
+    return te__embedding(x, positions, 0, 0, true, "te_compute_lm_head_logits");
+}
 /* The rows of x [b, s, h] at these positions of s. */
 static te_tensor *te__take_positions(te_tensor *x, te_tensor *positions) {
     const int64_t b = x->shape[0], s = x->shape[1], h = x->shape[2], n = te__numel(positions);
@@ -152,7 +157,8 @@ static te_tensor *te__take_positions(te_tensor *x, te_tensor *positions) {
 static te_tensor *te__keep_positions(te_tensor *x, const te_lm_head_options *o) {
     const int axis = x->ndim == 2 ? 0 : 1;
     const int64_t size = x->shape[axis], n = o->logits_to_keep;
-    if (o->positions) return axis == 0 ? te__take_rows(te_tensor_contiguous(x), o->positions) : te__take_positions(x, o->positions);
+    if (o->positions)
+        return axis == 0 ? te__take_rows(te_tensor_contiguous(x), o->positions) : te__take_positions(x, o->positions);
     if (n == 0 || n >= size) return x; /* no view at all: one of a whole sharded tensor is more than its shard knows */
     if (n > 0) return te_tensor_narrow(x, axis, size - n, n);
     return n <= -size ? te_tensor_narrow(x, axis, size, 0) : te_tensor_narrow(x, axis, -n, size + n);
@@ -169,8 +175,10 @@ static te_result te__positions_ok(te_tensor *positions, int64_t size) {
     for (i = 0; i < n && result == TE_OK; i++) {
         const int64_t at = te__load_index(te__data(positions), positions->dtype, i);
         if (at < -size || at >= size)
-            result = te__fail(te, TE_ERR_INVALID, "te_compute_lm_head_logits: positions[%lld] is %lld, and hidden has %lld: 0 to %lld are possible, or %lld to -1, from the end", (long long)i, (long long)at,
-                              (long long)size, (long long)size - 1, -(long long)size);
+            result = te__fail(te, TE_ERR_INVALID,
+                              "te_compute_lm_head_logits: positions[%lld] is %lld, and hidden has %lld: 0 to %lld are "
+                              "possible, or %lld to -1, from the end",
+                              (long long)i, (long long)at, (long long)size, (long long)size - 1, -(long long)size);
     }
     te__frame_end(te, NULL, 0);
     return result;
@@ -181,16 +189,24 @@ static te_result te__lm_head_ok(te_module *head, const te_tensor *hidden, const 
     te_ctx *te = hidden->te;
     if (te->error_code != TE_OK) return te->error_code;
     if (!head) return TE_OK;
-    if (head->te != te) return te__fail(te, TE_ERR_INVALID, "%s: hidden is of another context (%s) than the head (%s)", who, te->device_name, head->te->device_name);
+    if (head->te != te)
+        return te__fail(te, TE_ERR_INVALID, "%s: hidden is of another context (%s) than the head (%s)", who,
+                        te->device_name, head->te->device_name);
     if (hidden->ndim < 2 || hidden->ndim > 3 || !te__is_floating(hidden))
-        return te__fail(te, hidden->ndim < 2 || hidden->ndim > 3 ? TE_ERR_SHAPE : TE_ERR_DTYPE, "%s: hidden is %s %s; [batch, positions, size] or [tokens, size] in f32, f16 or bf16 is needed", who,
-                        te_dtype_name(hidden->dtype), te__shape_text(hidden, text));
+        return te__fail(te, hidden->ndim < 2 || hidden->ndim > 3 ? TE_ERR_SHAPE : TE_ERR_DTYPE,
+                        "%s: hidden is %s %s; [batch, positions, size] or [tokens, size] in f32, f16 or bf16 is needed",
+                        who, te_dtype_name(hidden->dtype), te__shape_text(hidden, text));
     if (o->logits_to_keep < 0 && !o->negative_skips)
-        return te__fail(te, TE_ERR_INVALID, "%s: logits_to_keep is %lld; a number of last positions, or 0 for all, is needed (negative_skips: all but the first %llu)", who,
-                        (long long)o->logits_to_keep, 0ULL - (unsigned long long)o->logits_to_keep);
+        return te__fail(te, TE_ERR_INVALID,
+                        "%s: logits_to_keep is %lld; a number of last positions, or 0 for all, is needed "
+                        "(negative_skips: all but the first %llu)",
+                        who, (long long)o->logits_to_keep, 0ULL - (unsigned long long)o->logits_to_keep);
     if (o->positions && (o->logits_to_keep || o->positions->ndim != 1 || !te__is_index(o->positions->dtype)))
-        return te__fail(te, TE_ERR_INVALID, "%s: positions are %s %s beside logits_to_keep %lld; i32 or i64 of one dimension, and logits_to_keep 0, are needed", who,
-                        te_dtype_name(o->positions->dtype), te__shape_text(o->positions, text), (long long)o->logits_to_keep);
+        return te__fail(te, TE_ERR_INVALID,
+                        "%s: positions are %s %s beside logits_to_keep %lld; i32 or i64 of one dimension, and "
+                        "logits_to_keep 0, are needed",
+                        who, te_dtype_name(o->positions->dtype), te__shape_text(o->positions, text),
+                        (long long)o->logits_to_keep);
     return o->positions ? te__positions_ok(o->positions, hidden->shape[hidden->ndim - 2]) : TE_OK;
 }
 static te_tensor *te__as_batch(te_tensor *x) {
@@ -202,7 +218,8 @@ static te_tensor *te__as_batch(te_tensor *x) {
     return te_tensor_view(x, 3, shape);
 }
 
-TE_API te_lm_head_result te_compute_lm_head_logits(te_module *lm_head, te_tensor *hidden, const te_lm_head_options *options) {
+TE_API te_lm_head_result te_compute_lm_head_logits(te_module *lm_head, te_tensor *hidden,
+                                                   const te_lm_head_options *options) {
     te_lm_head_options o = TE_ZERO;
     te_lm_head_result out = TE_ZERO;
     te_tensor *x, *keep[2];
@@ -218,7 +235,10 @@ TE_API te_lm_head_result te_compute_lm_head_logits(te_module *lm_head, te_tensor
     if (lm_head) {
         const te_tensor *weight = te_module_parameter(lm_head, "weight");
         const te_dtype computes = o.fp32_lm_head ? TE_DTYPE_NONE : te_module_param_dtype(lm_head);
-        dtype = o.fp32_lm_head ? TE_F32 : computes ? computes : weight && te__is_floating(weight) ? weight->dtype : hidden->dtype;
+        dtype = o.fp32_lm_head                      ? TE_F32
+                : computes                          ? computes
+                : weight && te__is_floating(weight) ? weight->dtype
+                                                    : hidden->dtype;
         x = te_tensor_cast(te__keep_positions(x, &o), dtype);
         x = computes ? te__forward_in(lm_head, x, computes) : te_forward(lm_head, x);
         if (o.fp32_lm_head) x = te_tensor_cast(x, hidden->dtype);

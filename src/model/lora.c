@@ -39,7 +39,9 @@ static const te_module *te__root_of(const te_module *m) {
 /* ---- forward ---- */
 
 /* x, which may be NULL, in another format. */
-static te_tensor *te__lora_cast(te_tensor *x, te_dtype dtype) { return x && x->dtype != dtype ? te_tensor_cast(x, dtype) : x; }
+static te_tensor *te__lora_cast(te_tensor *x, te_dtype dtype) {
+    return x && x->dtype != dtype ? te_tensor_cast(x, dtype) : x;
+}
 
 /* The adapters' product of x, the input of holder m's site: B(A(x) * alpha / dim), in its own format. dropped: x has gone through the dropout in front of lora_A already. */
 static te_tensor *te__lora_product(te_module *m, const te_forward_args *args, te_tensor *x, bool dropped) {
@@ -71,13 +73,17 @@ static te_tensor *te__lora_added(te_module *m, const te_forward_args *args, te_t
 }
 static te_result te__lora_call_ok(const te_module *m, const te_forward_args *args) {
     if (!args->fp8_output && !args->fp8_grad) return TE_OK;
-    return te__fail(m->te, TE_ERR_UNSUPPORTED, "LoRA: %s: the sum of two products stays in high precision: leave it false, or te_lora_merge first", args->fp8_output ? "fp8_output" : "fp8_grad");
+    return te__fail(m->te, TE_ERR_UNSUPPORTED,
+                    "LoRA: %s: the sum of two products stays in high precision: leave it false, or te_lora_merge first",
+                    args->fp8_output ? "fp8_output" : "fp8_grad");
 }
 /* Linear, GroupedLinear, Embedding, and LayerNormLinear, whose product reads what the norm makes. */
 static te_result te__lora_forward(te_module *m, te_forward_args *args) {
     te_tensor *x = args->input, *y;
     te_result result = te__lora_call_ok(m, args);
-    if (result == TE_OK) result = m->cls == &te__layernorm_linear_class ? te__layernorm_linear_run(m, args, &x) : m->cls->forward(m, args);
+    if (result == TE_OK)
+        result =
+            m->cls == &te__layernorm_linear_class ? te__layernorm_linear_run(m, args, &x) : m->cls->forward(m, args);
     y = args->outputs.out;
     if (result != TE_OK || !y || (!y->buffer && !y->quantized)) return result; /* without memory: shapes alone came in */
     return te__output(m, args, te__lora_added(m, args, x, y));
@@ -85,7 +91,9 @@ static te_result te__lora_forward(te_module *m, te_forward_args *args) {
 
 static const char *const te__lora_mlp_names[2] = {"fc1", "fc2"}; /* by TE__FC1 and TE__FC2 */
 
-static te_result te__lora_mlp_part_forward(te_module *m, te_forward_args *args) { return te__output(m, args, te__lora_product(m, args, args->input, false)); }
+static te_result te__lora_mlp_part_forward(te_module *m, te_forward_args *args) {
+    return te__output(m, args, te__lora_product(m, args, args->input, false));
+}
 /* The holder of one of an MLP's products. Forward: the product's input -> what its adapters add to its output. */
 static const te_module_class te__lora_part_class = {"LoRA", 0, te__lora_mlp_part_forward, NULL, NULL};
 
@@ -131,13 +139,15 @@ static const char *te__lora_path(const te_module *root, const te__lora_site *s, 
     size_t n;
     te__path_below(root, s->owner, buffer, size);
     n = strlen(buffer);
-    if (s->owner->cls == &te__layernorm_mlp_class) snprintf(buffer + n, size - n, "%s%s", n ? "." : "", te__lora_mlp_names[s->gemm]);
+    if (s->owner->cls == &te__layernorm_mlp_class)
+        snprintf(buffer + n, size - n, "%s%s", n ? "." : "", te__lora_mlp_names[s->gemm]);
     return buffer;
 }
 /* Does a class multiply, or look up? `sites`: how many products its modules have. */
 static bool te__lora_has_sites(const te_module *m, int *sites) {
     *sites = m->cls == &te__layernorm_mlp_class ? 2 : 1;
-    return m->cls == &te__linear_class || m->cls == &te__layernorm_linear_class || m->cls == &te__layernorm_mlp_class || m->cls == &te__grouped_class || m->cls == &te__embedding_class;
+    return m->cls == &te__linear_class || m->cls == &te__layernorm_linear_class || m->cls == &te__layernorm_mlp_class ||
+           m->cls == &te__grouped_class || m->cls == &te__embedding_class;
 }
 /* The site of that path; false: there is none. */
 static bool te__lora_find_site(te_module *root, const char *path, te__lora_site *s) {
@@ -205,7 +215,9 @@ static te__lora_shape te__lora_shape_of(const te__lora_site *site) {
     }
     return x;
 }
-static te_tensor *te__lora_base(const te__lora_site *s, int weight) { return s->owner->entries[te__lora_shape_of(s).weights + weight].tensor; }
+static te_tensor *te__lora_base(const te__lora_site *s, int weight) {
+    return s->owner->entries[te__lora_shape_of(s).weights + weight].tensor;
+}
 /* The weight of an adapter, of group `product`; NULL: it is gone. */
 static te_tensor *te__lora_weight(const te__lora_site *s, const char *adapter, int product) {
     te_module *m = te_module_find(te__lora_holder(s), adapter);
@@ -229,19 +241,25 @@ static bool te__lora_list_add(te__lora_list *l, te__lora_site s) {
 }
 static void te__lora_list_free(te__lora_list *l) { te__free(l->te, l->list, (size_t)l->cap * sizeof(te__lora_site)); }
 
-static bool te__lora_collect(void *user, te_module *m) { return !te__lora_of(m) || te__lora_list_add((te__lora_list *)user, te__lora_site_of(m)); }
+static bool te__lora_collect(void *user, te_module *m) {
+    return !te__lora_of(m) || te__lora_list_add((te__lora_list *)user, te__lora_site_of(m));
+}
 /* All sites of the tree that have adapters: one at least. */
 static te_result te__lora_all(te__lora_list *l, te_module *model, const char *who) {
     l->te = model->te;
     l->root = model;
     if (!te_module_visit(model, te__lora_collect, l)) return te_error_code(l->te);
-    return l->n ? TE_OK : te__fail(l->te, TE_ERR_INVALID, "%s: no module below \"%s\" has adapters; te_lora_apply or te_lora_load gives them", who, model->name);
+    return l->n ? TE_OK
+                : te__fail(l->te, TE_ERR_INVALID,
+                           "%s: no module below \"%s\" has adapters; te_lora_apply or te_lora_load gives them", who,
+                           model->name);
 }
 
 /* The embedding's table where the model multiplies by it as well (tie_word_embeddings): no module says so, CausalLM reads it. */
 static bool te__is_tied_table(const te_module *m) {
     const te_module *up = m->parent ? m->parent->parent : NULL;
-    return m->cls == &te__embedding_class && up && up->cls == &te__causal_lm_class && ((const te__causal_lm *)up->state)->desc.tie_word_embeddings;
+    return m->cls == &te__embedding_class && up && up->cls == &te__causal_lm_class &&
+           ((const te__causal_lm *)up->state)->desc.tie_word_embeddings;
 }
 
 /* ---- what adapters add to weights ---- */
@@ -249,12 +267,16 @@ static bool te__is_tied_table(const te_module *m) {
 /* The two adapters' product, f32, in the shape of a weight of the site: B A, or of an Embedding A B^T. */
 static te_tensor *te__lora_delta(const te__lora_site *s, int product) {
     const bool table = s->owner->cls == &te__embedding_class;
-    te_tensor *a = te_tensor_cast(te__lora_weight(s, "lora_A", product), TE_F32), *b = te_tensor_cast(te__lora_weight(s, "lora_B", product), TE_F32);
+    te_tensor *a = te_tensor_cast(te__lora_weight(s, "lora_A", product), TE_F32),
+              *b = te_tensor_cast(te__lora_weight(s, "lora_B", product), TE_F32);
     te_op_gemm_args gemm = TE_ZERO;
     if (!a || !b) return NULL;
     gemm.d = te__empty_2d(a->te, TE_F32, te__rows(table ? a : b), table ? te__rows(b) : te__cols(a));
     if (!gemm.d) return NULL;
-    return (table ? te__product(a->te, a, false, b, true, &gemm) : te__product(a->te, b, false, a, false, &gemm)) == TE_OK ? gemm.d : NULL;
+    return (table ? te__product(a->te, a, false, b, true, &gemm) : te__product(a->te, b, false, a, false, &gemm)) ==
+                   TE_OK
+               ? gemm.d
+               : NULL;
 }
 /* weight + factor * delta, summed in f32, as a new tensor. */
 static te_tensor *te__lora_sum(te_tensor *weight, te_tensor *delta, float factor) {

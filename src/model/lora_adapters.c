@@ -29,7 +29,9 @@ static void te__lora_take_away(const te__lora_site *s) {
         return;
     }
     te__module_drop(s->owner, te__lora_mlp_names[s->gemm]);
-    if (!te_module_find(s->owner, te__lora_mlp_names[TE__FC1]) && !te_module_find(s->owner, te__lora_mlp_names[TE__FC2])) te_module_set_forward(s->owner, NULL);
+    if (!te_module_find(s->owner, te__lora_mlp_names[TE__FC1]) &&
+        !te_module_find(s->owner, te__lora_mlp_names[TE__FC2]))
+        te_module_set_forward(s->owner, NULL);
 }
 
 /* One of a site's two adapters. */
@@ -41,7 +43,8 @@ typedef struct te__lora_adapter {
     te_dtype dtype;
 } te__lora_adapter;
 
-static te_module *te__lora_create_linear(const te__lora_site *site, const te__lora_adapter *a, te_params_device device) {
+static te_module *te__lora_create_linear(const te__lora_site *site, const te__lora_adapter *a,
+                                         te_params_device device) {
     te_module *m = site->owner;
     const te__lora_shape shape = te__lora_shape_of(site);
     const bool divided = m->parallel.size > 1 && shape.mode == a->mode;
@@ -61,7 +64,8 @@ static te_module *te__lora_create_linear(const te__lora_site *site, const te__lo
     }
     return te__linear_create(m->te, &d, divided && a->mode == TE_PARALLEL_COLUMN ? shape.rows : NULL);
 }
-static te_module *te__lora_create_grouped(const te__lora_site *site, const te__lora_adapter *a, te_params_device device) {
+static te_module *te__lora_create_grouped(const te__lora_site *site, const te__lora_adapter *a,
+                                          te_params_device device) {
     te_grouped_linear_desc d = TE_ZERO;
     d.num_gemms = te__lora_shape_of(site).products;
     d.in_features = a->in;
@@ -89,7 +93,8 @@ static bool te__lora_add(const te__lora_site *site, te_module *holder, const te_
     te_module *m = site->owner, *child;
     const te_params_device device = m->meta && !m->awaits_group ? TE_PARAMS_META : TE_PARAMS_DEFAULT;
     if (m->cls == &te__grouped_class) child = te__lora_create_grouped(site, a, device);
-    else if (m->cls == &te__embedding_class && a->mode == TE_PARALLEL_ROW) child = te__lora_create_table(site, a, device);
+    else if (m->cls == &te__embedding_class && a->mode == TE_PARALLEL_ROW)
+        child = te__lora_create_table(site, a, device);
     else child = te__lora_create_linear(site, a, device);
     if (!child) return false;
     if (!te_module_add_child(holder, NULL, child) || !te__module_need(child)) {
@@ -97,7 +102,8 @@ static bool te__lora_add(const te__lora_site *site, te_module *holder, const te_
         return false;
     }
     child->evaluating = m->evaluating;
-    if (m->parallel.sequence && child->parallel.size < 2) te_tensor_set_sequence_parallel(te_module_parameter(child, "weight"), true);
+    if (m->parallel.sequence && child->parallel.size < 2)
+        te_tensor_set_sequence_parallel(te_module_parameter(child, "weight"), true);
     return true;
 }
 /* lora_A and lora_B: of an Embedding the second one begins with numbers, and the first with zeros, as in peft. */
@@ -167,6 +173,8 @@ static te_result te__lora_give(const te__lora_site *site, const te_lora_desc *d)
         te__lora_take_away(site);
         return te_error_code(m->te);
     }
-    te_module_set_forward(m, m->cls == &te__layernorm_mlp_class ? te__lora_mlp_forward : l->dora ? te__dora_forward : te__lora_forward);
+    te_module_set_forward(m, m->cls == &te__layernorm_mlp_class ? te__lora_mlp_forward
+                             : l->dora                          ? te__dora_forward
+                                                                : te__lora_forward);
     return TE_OK;
 }

@@ -5,7 +5,8 @@
 static bool te__lora_list_ok(te_ctx *te, const char *field, const char *const *names, int n) {
     int i;
     if (n < 0 || (n > 0 && !names)) {
-        te__fail(te, TE_ERR_INVALID, "te_lora_apply: %d %s (%s); the number goes with a list of as many names", n, field, names ? "given" : "NULL");
+        te__fail(te, TE_ERR_INVALID, "te_lora_apply: %d %s (%s); the number goes with a list of as many names", n,
+                 field, names ? "given" : "NULL");
         return false;
     }
     for (i = 0; i < n && names[i]; i++) {}
@@ -22,22 +23,36 @@ static bool te__lora_desc_ok(te_ctx *te, const te_lora_desc *desc, te_lora_desc 
     targets = d->num_target_modules != 0;
     excludes = d->num_exclude_modules != 0;
     if (d->dim < 1 || !(fabsf(d->alpha) <= FLT_MAX) || !(d->dropout >= 0.0f && d->dropout < 1.0f))
-        te__fail(te, TE_ERR_INVALID, "te_lora_apply: dim %d, alpha %g, dropout %g; dim is at least 1, alpha finite, dropout from 0 to below 1", d->dim, (double)d->alpha, (double)d->dropout);
-    else if ((int)d->dropout_position < 0 || d->dropout_position > TE_DROPOUT_PRE || (int)d->lora_A_init < 0 || d->lora_A_init > TE_LORA_KAIMING)
-        te__fail(te, TE_ERR_INVALID, "te_lora_apply: dropout_position %d, lora_A_init %d; TE_DROPOUT_POST and TE_DROPOUT_PRE, TE_LORA_XAVIER and TE_LORA_KAIMING (0 and 1 each) are possible",
+        te__fail(
+            te, TE_ERR_INVALID,
+            "te_lora_apply: dim %d, alpha %g, dropout %g; dim is at least 1, alpha finite, dropout from 0 to below 1",
+            d->dim, (double)d->alpha, (double)d->dropout);
+    else if ((int)d->dropout_position < 0 || d->dropout_position > TE_DROPOUT_PRE || (int)d->lora_A_init < 0 ||
+             d->lora_A_init > TE_LORA_KAIMING)
+        te__fail(te, TE_ERR_INVALID,
+                 "te_lora_apply: dropout_position %d, lora_A_init %d; TE_DROPOUT_POST and TE_DROPOUT_PRE, "
+                 "TE_LORA_XAVIER and TE_LORA_KAIMING (0 and 1 each) are possible",
                  (int)d->dropout_position, (int)d->lora_A_init);
     else if ((int)d->bias < 0 || d->bias > TE_LORA_BIAS_LORA_ONLY)
-        te__fail(te, TE_ERR_INVALID, "te_lora_apply: bias %d; TE_LORA_BIAS_NONE to TE_LORA_BIAS_LORA_ONLY (0 to %d) are possible", (int)d->bias, (int)TE_LORA_BIAS_LORA_ONLY);
+        te__fail(te, TE_ERR_INVALID,
+                 "te_lora_apply: bias %d; TE_LORA_BIAS_NONE to TE_LORA_BIAS_LORA_ONLY (0 to %d) are possible",
+                 (int)d->bias, (int)TE_LORA_BIAS_LORA_ONLY);
     else if (d->lora_dtype && !te__is_float(d->lora_dtype))
-        te__fail(te, TE_ERR_DTYPE, "te_lora_apply: lora_dtype %s; f32, f16 and bf16 are possible", te_dtype_name(d->lora_dtype));
+        te__fail(te, TE_ERR_DTYPE, "te_lora_apply: lora_dtype %s; f32, f16 and bf16 are possible",
+                 te_dtype_name(d->lora_dtype));
     else if (d->base_model_name_or_path && !te__is_utf8(d->base_model_name_or_path))
-        te__fail(te, TE_ERR_INVALID, "te_lora_apply: base_model_name_or_path is no UTF-8, which adapter_config.json is written in");
-    else if (!te__lora_list_ok(te, "target_modules", d->target_modules, d->num_target_modules) || !te__lora_list_ok(te, "exclude_modules", d->exclude_modules, d->num_exclude_modules) ||
+        te__fail(te, TE_ERR_INVALID,
+                 "te_lora_apply: base_model_name_or_path is no UTF-8, which adapter_config.json is written in");
+    else if (!te__lora_list_ok(te, "target_modules", d->target_modules, d->num_target_modules) ||
+             !te__lora_list_ok(te, "exclude_modules", d->exclude_modules, d->num_exclude_modules) ||
              !te__lora_list_ok(te, "modules_to_save", d->modules_to_save, d->num_modules_to_save))
         return false;
     else if ((int)targets + (int)excludes + (int)d->match_all_linear > 1)
-        te__fail(te, TE_ERR_INVALID, "te_lora_apply: %s and %s exclude each other; give one of target_modules, exclude_modules and match_all_linear",
-                 targets ? "target_modules" : "exclude_modules", d->match_all_linear ? "match_all_linear" : "exclude_modules");
+        te__fail(te, TE_ERR_INVALID,
+                 "te_lora_apply: %s and %s exclude each other; give one of target_modules, exclude_modules and "
+                 "match_all_linear",
+                 targets ? "target_modules" : "exclude_modules",
+                 d->match_all_linear ? "match_all_linear" : "exclude_modules");
     else
         return true;
     return false;
@@ -58,7 +73,10 @@ static te_result te__lora_open(te_module *model, const char *who) {
     graphed = !te_module_visit(model, te__has_no_graphs, NULL);
     for (up = model->parent; up && !graphed; up = up->parent) graphed = up->graphed != NULL;
     if (!graphed) return TE_OK;
-    return te__fail(model->te, TE_ERR_STATE, "%s: a module of the tree has graphs (te_make_graphed_callables), which would go on as they were; call it before these are made", who);
+    return te__fail(model->te, TE_ERR_STATE,
+                    "%s: a module of the tree has graphs (te_make_graphed_callables), which would go on as they were; "
+                    "call it before these are made",
+                    who);
 }
 
 /* ---- choosing ---- */
@@ -78,18 +96,33 @@ static bool te__lora_can(const te__lora_site *s, const char *path, bool dora) {
     te_module *m = s->owner;
     const te_module *up = m->parent ? m->parent->parent : NULL, *holder = te__lora_holder(s);
     if (up && up->cls == &te__experts_class)
-        te__fail(m->te, TE_ERR_UNSUPPORTED, "LoRA: \"%s\" is an expert's, and a GroupedLinear multiplies by the weights of all experts together; leave experts out (exclude_modules)", path);
-    else if (m->cls == &te__grouped_class && (((const te__grouped_module *)m->state)->borrow || (m->parent && te__starts_with(m->parent->cls->name, "GroupedExperts"))))
-        te__fail(m->te, TE_ERR_UNSUPPORTED, "LoRA: \"%s\" multiplies by the weights of a mixture's experts; leave experts out", path);
+        te__fail(m->te, TE_ERR_UNSUPPORTED,
+                 "LoRA: \"%s\" is an expert's, and a GroupedLinear multiplies by the weights of all experts together; "
+                 "leave experts out (exclude_modules)",
+                 path);
+    else if (m->cls == &te__grouped_class && (((const te__grouped_module *)m->state)->borrow ||
+                                              (m->parent && te__starts_with(m->parent->cls->name, "GroupedExperts"))))
+        te__fail(m->te, TE_ERR_UNSUPPORTED,
+                 "LoRA: \"%s\" multiplies by the weights of a mixture's experts; leave experts out", path);
     else if (m->cls == &te__grouped_class && m->parallel.size > 1)
-        te__fail(m->te, TE_ERR_UNSUPPORTED, "LoRA: \"%s\" is a GroupedLinear that %d ranks share, and exchanges nothing: gradients of its adapters would be parts; leave it out", path, m->parallel.size);
+        te__fail(m->te, TE_ERR_UNSUPPORTED,
+                 "LoRA: \"%s\" is a GroupedLinear that %d ranks share, and exchanges nothing: gradients of its "
+                 "adapters would be parts; leave it out",
+                 path, m->parallel.size);
     else if (dora && (m->cls != &te__linear_class || m->parallel.size > 1))
-        te__fail(m->te, TE_ERR_UNSUPPORTED, "LoRA: \"%s\" is a %s%s; use_dora is for Linears that one rank has: name these alone, or leave it false", path, m->cls->name,
-                 m->parallel.size > 1 ? " that ranks share" : "");
+        te__fail(
+            m->te, TE_ERR_UNSUPPORTED,
+            "LoRA: \"%s\" is a %s%s; use_dora is for Linears that one rank has: name these alone, or leave it false",
+            path, m->cls->name, m->parallel.size > 1 ? " that ranks share" : "");
     else if (holder && te__lora_of(holder))
-        te__fail(m->te, TE_ERR_INVALID, "LoRA: \"%s\" has adapters already; te_lora_merge or te_lora_remove them first, or name other modules", path);
+        te__fail(m->te, TE_ERR_INVALID,
+                 "LoRA: \"%s\" has adapters already; te_lora_merge or te_lora_remove them first, or name other modules",
+                 path);
     else if (m->own_forward && m->own_forward != te__lora_mlp_forward)
-        te__fail(m->te, TE_ERR_INVALID, "LoRA: \"%s\" has a forward of its own, which adapters would replace; take it away first (te_module_set_forward with NULL)", path);
+        te__fail(m->te, TE_ERR_INVALID,
+                 "LoRA: \"%s\" has a forward of its own, which adapters would replace; take it away first "
+                 "(te_module_set_forward with NULL)",
+                 path);
     else
         return true;
     return false;
@@ -125,7 +158,9 @@ static bool te__lora_choose(void *user, te_module *m) {
         bool wanted = te__lora_wants(c, m, path[0] ? path : m->name);
         if (sites > 1) path = te__lora_path(c->sites.root, &s, buffer, sizeof(buffer)); /* the module names both, "PATH.fc1" one */
         if (sites > 1 && !wanted) wanted = te__lora_wants(c, m, path);
-        if (wanted && (!te__lora_can(&s, path[0] ? path : m->name, c->desc->use_dora) || !te__lora_list_add(&c->sites, s))) return false;
+        if (wanted &&
+            (!te__lora_can(&s, path[0] ? path : m->name, c->desc->use_dora) || !te__lora_list_add(&c->sites, s)))
+            return false;
     }
     return true;
 }
@@ -138,7 +173,8 @@ static bool te__lora_train_saved(void *user, te_module *m) {
 }
 static bool te__lora_train_bias(void *user, te_module *m) {
     te__lora_choice *c = (te__lora_choice *)user;
-    return (c->desc->bias != TE_LORA_BIAS_ALL && !te__lora_is_owner(m)) || te__trained_list_give(&c->trained, m, false) == TE_OK;
+    return (c->desc->bias != TE_LORA_BIAS_ALL && !te__lora_is_owner(m)) ||
+           te__trained_list_give(&c->trained, m, false) == TE_OK;
 }
 static te_result te__lora_train_beside(te__lora_choice *c) {
     te_module *model = c->sites.root;
@@ -174,20 +210,30 @@ static te_result te__lora_set_name(te_module *m, const char *text) {
 static te_result te__lora_apply(te__lora_choice *c, te_module *model) {
     static const char *const projections[] = {"*_proj"};
     const te_lora_desc *d = c->desc;
-    const char *const *names = d->num_exclude_modules ? d->exclude_modules : d->num_target_modules ? d->target_modules : projections;
+    const char *const *names = d->num_exclude_modules  ? d->exclude_modules
+                               : d->num_target_modules ? d->target_modules
+                                                       : projections;
     const int n = d->num_exclude_modules ? d->num_exclude_modules : d->num_target_modules ? d->num_target_modules : 1;
     te_ctx *te = model->te;
     te_result result;
     c->sites.te = c->trained.te = te;
     c->sites.root = model;
     if (!te__name_list_open(&c->names, te, "te_lora_apply", names, d->match_all_linear ? 0 : n) ||
-        !te__name_list_open(&c->to_save, te, "te_lora_apply", d->modules_to_save, d->num_modules_to_save) || !te_module_visit(model, te__lora_choose, c))
+        !te__name_list_open(&c->to_save, te, "te_lora_apply", d->modules_to_save, d->num_modules_to_save) ||
+        !te_module_visit(model, te__lora_choose, c))
         return te_error_code(te);
     if (c->sites.n == 0)
-        return te__fail(te, TE_ERR_INVALID, "te_lora_apply: no Linear below \"%s\" is one of %s; te_module_print shows the names", model->name,
-                        d->match_all_linear ? "all" : d->num_exclude_modules ? "those that exclude_modules leave" : names[0]);
+        return te__fail(te, TE_ERR_INVALID,
+                        "te_lora_apply: no Linear below \"%s\" is one of %s; te_module_print shows the names",
+                        model->name,
+                        d->match_all_linear      ? "all"
+                        : d->num_exclude_modules ? "those that exclude_modules leave"
+                                                 : names[0]);
     if (d->num_modules_to_save && !c->saved)
-        return te__fail(te, TE_ERR_INVALID, "te_lora_apply: modules_to_save: no module below \"%s\" is named \"%s\"; te_module_print shows the names", model->name, d->modules_to_save[0]);
+        return te__fail(
+            te, TE_ERR_INVALID,
+            "te_lora_apply: modules_to_save: no module below \"%s\" is named \"%s\"; te_module_print shows the names",
+            model->name, d->modules_to_save[0]);
     for (c->given = 0; c->given < c->sites.n; c->given++) {
         result = te__lora_give(&c->sites.list[c->given], d);
         if (result != TE_OK) return result; /* this one has none */

@@ -5,19 +5,25 @@
 enum { TE__PEFT_NAME = TE__TREE_PATH + 64 };
 
 /* The name of an adapter's tensor in the file: "lora_A", "lora_B" or TE__MAGNITUDE of a site, of its group `product`. An Embedding's have other names, and its first one is transposed. */
-static const char *te__peft_name(const te__lora_site *s, const char *path, const char *adapter, int product, char name[TE__PEFT_NAME]) {
+static const char *te__peft_name(const te__lora_site *s, const char *path, const char *adapter, int product,
+                                 char name[TE__PEFT_NAME]) {
     const char *dot = path[0] ? "." : "";
-    if (s->owner->cls == &te__embedding_class) snprintf(name, TE__PEFT_NAME, TE__PEFT_PREFIX "%s%slora_embedding_%s", path, dot, adapter + strlen("lora_"));
-    else if (strcmp(adapter, TE__MAGNITUDE) == 0) snprintf(name, TE__PEFT_NAME, TE__PEFT_PREFIX "%s%s" TE__MAGNITUDE, path, dot);
-    else if (s->owner->cls == &te__grouped_class) snprintf(name, TE__PEFT_NAME, TE__PEFT_PREFIX "%s%s%s.weight%d", path, dot, adapter, product);
+    if (s->owner->cls == &te__embedding_class)
+        snprintf(name, TE__PEFT_NAME, TE__PEFT_PREFIX "%s%slora_embedding_%s", path, dot, adapter + strlen("lora_"));
+    else if (strcmp(adapter, TE__MAGNITUDE) == 0)
+        snprintf(name, TE__PEFT_NAME, TE__PEFT_PREFIX "%s%s" TE__MAGNITUDE, path, dot);
+    else if (s->owner->cls == &te__grouped_class)
+        snprintf(name, TE__PEFT_NAME, TE__PEFT_PREFIX "%s%s%s.weight%d", path, dot, adapter, product);
     else snprintf(name, TE__PEFT_NAME, TE__PEFT_PREFIX "%s%s%s.weight", path, dot, adapter);
     return name;
 }
 /* The name of a parameter of the model. peft moves those that adapters stand beside to a child base_layer, but saves modules_to_save without. */
-static const char *te__peft_parameter(const te_module *root, const te_module *m, const te__entry *e, char name[TE__PEFT_NAME]) {
+static const char *te__peft_parameter(const te_module *root, const te_module *m, const te__entry *e,
+                                      char name[TE__PEFT_NAME]) {
     char path[TE__TREE_PATH];
     te__path_below(root, m, path, sizeof(path));
-    snprintf(name, TE__PEFT_NAME, TE__PEFT_PREFIX "%s%s%s%s", path, path[0] ? "." : "", te__lora_of(m) ? "base_layer." : "", e->name);
+    snprintf(name, TE__PEFT_NAME, TE__PEFT_PREFIX "%s%s%s%s", path, path[0] ? "." : "",
+             te__lora_of(m) ? "base_layer." : "", e->name);
     return name;
 }
 
@@ -63,7 +69,8 @@ static bool te__peft_look(void *user, te_module *m) {
 }
 /* Is the table of a tied model trained? */
 static bool te__peft_ties(const te_module *root) {
-    const te_module *table = root->cls == &te__causal_lm_class ? te_module_find((te_module *)(uintptr_t)root, "model.embed_tokens") : NULL;
+    const te_module *table =
+        root->cls == &te__causal_lm_class ? te_module_find((te_module *)(uintptr_t)root, "model.embed_tokens") : NULL;
     const te__trained *t = table ? te__trained_of(table) : NULL;
     return t && t->whole && te__is_tied_table(table);
 }
@@ -109,7 +116,8 @@ static void te__peft_put_config(te__text *t, const te__lora_list *l) {
         te__text_put(t, i ? ", " : "");
         te__json_put_string(t, te__lora_path(l->root, &l->list[i], path, sizeof(path)));
     }
-    te__text_printf(t, "],\n  \"task_type\": \"CAUSAL_LM\",\n  \"use_dora\": %s,\n  \"use_rslora\": false\n}\n", first->dora ? "true" : "false");
+    te__text_printf(t, "],\n  \"task_type\": \"CAUSAL_LM\",\n  \"use_dora\": %s,\n  \"use_rslora\": false\n}\n",
+                    first->dora ? "true" : "false");
 }
 
 /* ---- adapter_model.safetensors ---- */
@@ -125,21 +133,36 @@ static te_result te__peft_list_site(const te__lora_list *l, int index, te__hf_li
     int i, product;
     te__lora_path(l->root, s, path, sizeof(path));
     if (s->owner->parallel.size > 1)
-        return te__fail(l->te, TE_ERR_UNSUPPORTED, "te_lora_save: \"%s\" is shared by %d ranks, and each has its part of the adapters; te_model_save writes this rank's", path, s->owner->parallel.size);
+        return te__fail(l->te, TE_ERR_UNSUPPORTED,
+                        "te_lora_save: \"%s\" is shared by %d ranks, and each has its part of the adapters; "
+                        "te_model_save writes this rank's",
+                        path, s->owner->parallel.size);
     if (x->dora != first->dora)
-        return te__fail(l->te, TE_ERR_UNSUPPORTED, "te_lora_save: \"%s\" has%s a magnitude (use_dora), other than \"%s\"; a folder of peft has one use_dora for all: te_model_save writes both", path,
-                        x->dora ? "" : " not", te__path_below(l->root, te__lora_holder(&l->list[0]), name, sizeof(name)));
+        return te__fail(l->te, TE_ERR_UNSUPPORTED,
+                        "te_lora_save: \"%s\" has%s a magnitude (use_dora), other than \"%s\"; a folder of peft has "
+                        "one use_dora for all: te_model_save writes both",
+                        path, x->dora ? "" : " not",
+                        te__path_below(l->root, te__lora_holder(&l->list[0]), name, sizeof(name)));
     for (i = 0; i < TE__COUNT(adapters); i++)
         for (product = 0; product < products; product++) {
             te_tensor *weight = te__lora_weight(s, adapters[i], product);
-            if (!weight) return te__fail(l->te, TE_ERR_STATE, "te_lora_save: \"%s\": its child \"%s\" is gone; te_lora_remove takes the others away", path, adapters[i]);
-            if (s->owner->cls == &te__embedding_class && i == 0 && weight->buffer) weight = te_tensor_contiguous(te_tensor_transpose(weight, 0, 1));
-            if (!weight || !te__hf_list_add(items, m, te__peft_name(s, path, adapters[i], product, name), weight, TE_ENTRY_PARAMETER)) return te_error_code(l->te);
+            if (!weight)
+                return te__fail(l->te, TE_ERR_STATE,
+                                "te_lora_save: \"%s\": its child \"%s\" is gone; te_lora_remove takes the others away",
+                                path, adapters[i]);
+            if (s->owner->cls == &te__embedding_class && i == 0 && weight->buffer)
+                weight = te_tensor_contiguous(te_tensor_transpose(weight, 0, 1));
+            if (!weight || !te__hf_list_add(items, m, te__peft_name(s, path, adapters[i], product, name), weight,
+                                            TE_ENTRY_PARAMETER))
+                return te_error_code(l->te);
         }
     if (!x->dora) return TE_OK;
-    if (!te_module_find(m, TE__MAGNITUDE)) return te__fail(l->te, TE_ERR_STATE, "te_lora_save: \"%s\": its child \"" TE__MAGNITUDE "\" is gone", path);
-    return te__hf_list_add(items, m, te__peft_name(s, path, TE__MAGNITUDE, 0, name), te_module_parameter(te_module_find(m, TE__MAGNITUDE), "weight"), TE_ENTRY_PARAMETER) ? TE_OK
-                                                                                                                                                                     : te_error_code(l->te);
+    if (!te_module_find(m, TE__MAGNITUDE))
+        return te__fail(l->te, TE_ERR_STATE, "te_lora_save: \"%s\": its child \"" TE__MAGNITUDE "\" is gone", path);
+    return te__hf_list_add(items, m, te__peft_name(s, path, TE__MAGNITUDE, 0, name),
+                           te_module_parameter(te_module_find(m, TE__MAGNITUDE), "weight"), TE_ENTRY_PARAMETER)
+               ? TE_OK
+               : te_error_code(l->te);
 }
 typedef struct te__peft_writer {
     const te_module *root;
@@ -151,20 +174,26 @@ static bool te__peft_list_trained(void *user, te_module *m) {
     char name[TE__PEFT_NAME];
     int i;
     if (t && t->n > 0 && m->parallel.size > 1) {
-        te__fail(m->te, TE_ERR_UNSUPPORTED, "te_lora_save: \"%s\" is shared by %d ranks, and each trains its part of it (modules_to_save, bias); te_model_save writes this rank's",
+        te__fail(m->te, TE_ERR_UNSUPPORTED,
+                 "te_lora_save: \"%s\" is shared by %d ranks, and each trains its part of it (modules_to_save, bias); "
+                 "te_model_save writes this rank's",
                  te__path_below(w->root, m, name, sizeof(name)), m->parallel.size);
         return false;
     }
     for (i = 0; t && i < t->n; i++) {
         const te__entry *e = &m->entries[t->items[i].entry];
-        if (!te__hf_list_add(w->items, m, te__peft_parameter(w->root, m, e, name), e->tensor, TE_ENTRY_PARAMETER)) return false;
+        if (!te__hf_list_add(w->items, m, te__peft_parameter(w->root, m, e, name), e->tensor, TE_ENTRY_PARAMETER))
+            return false;
         /* peft has two modules there, and with ensure_weight_tying it trains and saves both as one */
-        if (te__is_tied_table(m) && te__peft_ties(w->root) && !te__hf_list_add(w->items, m, TE__PEFT_PREFIX "lm_head.weight", e->tensor, TE_ENTRY_PARAMETER)) return false;
+        if (te__is_tied_table(m) && te__peft_ties(w->root) &&
+            !te__hf_list_add(w->items, m, TE__PEFT_PREFIX "lm_head.weight", e->tensor, TE_ENTRY_PARAMETER))
+            return false;
     }
     return true;
 }
 
-static te_result te__lora_write(te__lora_list *l, te__hf_list *items, const char *folder, te__text *config, te__text *path, te__text *why) {
+static te_result te__lora_write(te__lora_list *l, te__hf_list *items, const char *folder, te__text *config,
+                                te__text *path, te__text *why) {
     static const te_metadata format[1] = {{"format", "pt"}}; /* transformers refuses a file without this entry */
     te__peft_writer w;
     te_result result = TE_OK;
@@ -180,7 +209,9 @@ static te_result te__lora_write(te__lora_list *l, te__hf_list *items, const char
     if (!te__hf_join(path, l->te, folder, "adapter_model.safetensors")) return te_error_code(l->te);
     result = te_safetensors_write(l->te, path->s, items->items, items->n, format, 1);
     if (result != TE_OK || !te__hf_join(path, l->te, folder, "adapter_config.json")) return te_error_code(l->te);
-    return te__file_write_atomic(path->s, config->s, config->n, why) ? TE_OK : te__fail(l->te, TE_ERR_IO, "%s", te__text_str(why));
+    return te__file_write_atomic(path->s, config->s, config->n, why)
+               ? TE_OK
+               : te__fail(l->te, TE_ERR_IO, "%s", te__text_str(why));
 }
 
 TE_API te_result te_lora_save(te_module *model, const char *folder) {

@@ -44,8 +44,10 @@ static bool te__peft_open_alpha(te__peft *p, const char *key, te__peft_alpha *to
         return true;
     }
     if (strlen(key) > TE__PATTERN_LENGTH || p->num_patterns++ == TE__PEFT_MAX_PATTERNS) {
-        te__fail(p->j.te, TE_ERR_FORMAT, "%s: the alpha_pattern has \"%.60s\"; regular expressions of up to %d bytes, and up to %d of them, are possible", p->j.path, key,
-                 (int)TE__PATTERN_LENGTH, (int)TE__PEFT_MAX_PATTERNS);
+        te__fail(p->j.te, TE_ERR_FORMAT,
+                 "%s: the alpha_pattern has \"%.60s\"; regular expressions of up to %d bytes, and up to %d of them, "
+                 "are possible",
+                 p->j.path, key, (int)TE__PATTERN_LENGTH, (int)TE__PEFT_MAX_PATTERNS);
         return false;
     }
     snprintf(expression, sizeof(expression), "(.*\\.)?(%s)$", key);
@@ -57,7 +59,9 @@ static bool te__peft_parse_alphas(te__peft *p) {
     for (more = te__json_open(&p->j, '{', '}'); more; more = te__json_more(&p->j, '}')) {
         const char *key = te__json_string(&p->j);
         float alpha;
-        if (!key || !te__json_expect(&p->j, ':') || !te__grow(p->j.te, (void **)&p->alphas, &p->cap_alphas, p->num_alphas, sizeof(te__peft_alpha))) return false;
+        if (!key || !te__json_expect(&p->j, ':') ||
+            !te__grow(p->j.te, (void **)&p->alphas, &p->cap_alphas, p->num_alphas, sizeof(te__peft_alpha)))
+            return false;
         if (!te__peft_open_alpha(p, key, &p->alphas[p->num_alphas])) {
             p->j.failed = true;
             return false;
@@ -65,7 +69,8 @@ static bool te__peft_parse_alphas(te__peft *p) {
         p->num_alphas++;
         p->alphas[p->num_alphas - 1].alpha = alpha = (float)te__json_number(&p->j);
         if (!(fabsf(alpha) <= FLT_MAX)) {
-            te__fail(p->j.te, TE_ERR_FORMAT, "%s: the alpha_pattern of \"%.200s\" is %g; a finite number is needed", p->j.path, key, (double)alpha);
+            te__fail(p->j.te, TE_ERR_FORMAT, "%s: the alpha_pattern of \"%.200s\" is %g; a finite number is needed",
+                     p->j.path, key, (double)alpha);
             p->j.failed = true;
             return false;
         }
@@ -82,7 +87,9 @@ static bool te__peft_parse_saved(te__peft *p) {
     }
     for (more = te__json_open(&p->j, '[', ']'); more; more = te__json_more(&p->j, ']')) {
         const char *name = te__json_string(&p->j);
-        if (!name || !te__grow(p->j.te, (void **)(uintptr_t)&p->saved, &p->cap_saved, p->num_saved, sizeof(const char *))) return false;
+        if (!name ||
+            !te__grow(p->j.te, (void **)(uintptr_t)&p->saved, &p->cap_saved, p->num_saved, sizeof(const char *)))
+            return false;
         p->saved[p->num_saved++] = name;
     }
     return !p->j.failed;
@@ -111,13 +118,17 @@ static bool te__peft_parse_bias(te__peft *p) {
 }
 /* One key of the config. Which modules have adapters, and of what rank, the tensors themselves say. */
 static bool te__peft_take(te__peft *p, const char *key) {
-    static const char *const beyond[] = {"fan_in_fan_out", "lora_bias", "target_parameters", "trainable_token_indices", "use_qalora", "megatron_config", "layer_replication",
-                                         "alora_invocation_tokens", "arrow_config", "kasa_config", "monteclora_config", "use_bdlora", "velora_config"};
+    static const char *const beyond[] = {
+        "fan_in_fan_out", "lora_bias",       "target_parameters", "trainable_token_indices",
+        "use_qalora",     "megatron_config", "layer_replication", "alora_invocation_tokens",
+        "arrow_config",   "kasa_config",     "monteclora_config", "use_bdlora",
+        "velora_config"};
     static const char *const harmless[] = {"gaussian", "orthogonal", "eva"};
     const char *text;
     int i;
     for (i = 0; i < TE__COUNT(beyond); i++)
-        if (strcmp(key, beyond[i]) == 0) return te__peft_is_nothing(&p->j) || p->j.failed || te__peft_refuse(p, key, "set");
+        if (strcmp(key, beyond[i]) == 0)
+            return te__peft_is_nothing(&p->j) || p->j.failed || te__peft_refuse(p, key, "set");
     if (strcmp(key, "peft_type") == 0) {
         text = te__json_string(&p->j);
         return text && (strcmp(text, "LORA") == 0 || te__peft_refuse(p, key, text));
@@ -165,7 +176,9 @@ static bool te__peft_parse(te__peft *p, te__text *config) {
     te__json_space(&p->j);
     if (p->j.at != p->j.end) return te__json_fail(&p->j, "something follows the end");
     if (fabsf(p->alpha) <= FLT_MAX && p->dropout >= 0.0f && p->dropout < 1.0f) return true;
-    te__fail(p->j.te, TE_ERR_FORMAT, "%s: lora_alpha is %g and lora_dropout %g; a finite number, and one from 0 to below 1, are needed", p->j.path, (double)p->alpha, (double)p->dropout);
+    te__fail(p->j.te, TE_ERR_FORMAT,
+             "%s: lora_alpha is %g and lora_dropout %g; a finite number, and one from 0 to below 1, are needed",
+             p->j.path, (double)p->alpha, (double)p->dropout);
     return false;
 }
 
@@ -187,10 +200,18 @@ static te_module *te__peft_table(const te__peft *p) {
 }
 static bool te__peft_unknown(te__peft *p, const te_safetensors_entry *e) {
     if (te__peft_table(p) && te__starts_with(e->name, TE__PEFT_PREFIX "lm_head."))
-        return te__st_fail(p->file, TE_ERR_UNSUPPORTED, "tensor " TE__ST_NAME " is an adapter of lm_head, which this model has none of: it multiplies by the embedding's table (tie_word_embeddings); "
-                           "set that to false in config.json, with lm_head.weight beside the table, and open the model again", e->name);
-    return te__st_fail(p->file, TE_ERR_FORMAT, "tensor " TE__ST_NAME " is no adapter of a product of this model, and none of its parameters; adapters' names are " TE__PEFT_PREFIX
-                       "PATH.lora_A.weight and ...lora_B.weight", e->name);
+        return te__st_fail(
+            p->file, TE_ERR_UNSUPPORTED,
+            "tensor " TE__ST_NAME " is an adapter of lm_head, which this model has none of: it multiplies by the "
+                                  "embedding's table (tie_word_embeddings); "
+            "set that to false in config.json, with lm_head.weight beside the table, and open the model again",
+            e->name);
+    return te__st_fail(
+        p->file, TE_ERR_FORMAT,
+        "tensor " TE__ST_NAME
+        " is no adapter of a product of this model, and none of its parameters; adapters' names are " TE__PEFT_PREFIX
+        "PATH.lora_A.weight and ...lora_B.weight",
+        e->name);
 }
 /* The component in front of text[*n], which becomes its end; "" at the beginning. */
 static const char *te__peft_component(char *text, size_t *n) {
@@ -201,7 +222,8 @@ static const char *te__peft_component(char *text, size_t *n) {
     return text + at;
 }
 static bool te__peft_look_up(te__peft *p, const te_safetensors_entry *e, te__peft_tensor *t) {
-    static const char *const names[][2] = {{"lora_embedding_A", "lora_A"}, {"lora_embedding_B", "lora_B"}, {TE__MAGNITUDE, TE__MAGNITUDE}};
+    static const char *const names[][2] = {
+        {"lora_embedding_A", "lora_A"}, {"lora_embedding_B", "lora_B"}, {TE__MAGNITUDE, TE__MAGNITUDE}};
     const size_t before = strlen(TE__PEFT_PREFIX);
     char text[TE__PEFT_NAME], name[TE__PEFT_NAME];
     const char *last, *above;
@@ -220,20 +242,25 @@ static bool te__peft_look_up(te__peft *p, const te_safetensors_entry *e, te__pef
     if (!t->adapter) {
         const size_t parameter = n;
         above = te__peft_component(text, &n);
-        if (te__starts_with(last, "weight") && (strcmp(above, "lora_A") == 0 || strcmp(above, "lora_B") == 0)) t->adapter = above[5] == 'A' ? "lora_A" : "lora_B";
+        if (te__starts_with(last, "weight") && (strcmp(above, "lora_A") == 0 || strcmp(above, "lora_B") == 0))
+            t->adapter = above[5] == 'A' ? "lora_A" : "lora_B";
         t->path[t->adapter || strcmp(above, "base_layer") == 0 ? n : parameter] = 0;
-        for (i = 6; t->adapter && last[i] >= '0' && last[i] <= '9' && t->product < TE_MAX_GEMMS; i++) t->product = 10 * t->product + (last[i] - '0');
+        for (i = 6; t->adapter && last[i] >= '0' && last[i] <= '9' && t->product < TE_MAX_GEMMS; i++)
+            t->product = 10 * t->product + (last[i] - '0');
     }
     if (t->adapter) /* each has one name */
         return (te__lora_find_site(p->model, t->path, &t->site) && t->product < te__lora_shape_of(&t->site).products &&
-                strcmp(te__peft_name(&t->site, t->path, t->adapter, t->product, name), e->name) == 0) || te__peft_unknown(p, e);
+                strcmp(te__peft_name(&t->site, t->path, t->adapter, t->product, name), e->name) == 0) ||
+               te__peft_unknown(p, e);
     t->m = te_module_find(p->model, t->path);
     if (!t->m && te__peft_table(p) && strcmp(t->path, "lm_head") == 0) {
         t->m = te__peft_table(p);
         t->head = true;
     }
     entry = te__module_entry(t->m, last);
-    if (!entry || entry->kind != TE_ENTRY_PARAMETER || t->m->cls == &te__lora_part_class || (t->m->parent && te__lora_of(t->m->parent))) return te__peft_unknown(p, e);
+    if (!entry || entry->kind != TE_ENTRY_PARAMETER || t->m->cls == &te__lora_part_class ||
+        (t->m->parent && te__lora_of(t->m->parent)))
+        return te__peft_unknown(p, e);
     t->entry = (int)(entry - t->m->entries);
     return true;
 }
@@ -263,14 +290,17 @@ static bool te__peft_adapts(const te__peft *p, te_module *m) {
     s.owner = m;
     if (!te__lora_has_sites(m, &sites)) return false;
     for (s.gemm = 0; s.gemm < sites; s.gemm++)
-        if (te_safetensors_find(p->file, te__peft_name(&s, te__lora_path(p->model, &s, path, sizeof(path)), "lora_A", 0, name))) return true;
+        if (te_safetensors_find(p->file,
+                                te__peft_name(&s, te__lora_path(p->model, &s, path, sizeof(path)), "lora_A", 0, name)))
+            return true;
     return false;
 }
 /* Is the parameter one that the config has trained? */
 static bool te__peft_trains(const te__peft *p, te_module *m, int entry) {
     bool whole;
     if (te__peft_saves(p, m, &whole)) return true;
-    return te__is_bias(&m->entries[entry]) && (p->bias == TE_LORA_BIAS_ALL || (p->bias == TE_LORA_BIAS_LORA_ONLY && te__peft_adapts(p, m)));
+    return te__is_bias(&m->entries[entry]) &&
+           (p->bias == TE_LORA_BIAS_ALL || (p->bias == TE_LORA_BIAS_LORA_ONLY && te__peft_adapts(p, m)));
 }
 /* The tensor of a parameter, by either of its two names; NULL: the file has none. */
 static const te_safetensors_entry *te__peft_find_parameter(const te__peft *p, const te_module *m, int entry) {
@@ -280,21 +310,26 @@ static const te_safetensors_entry *te__peft_find_parameter(const te__peft *p, co
     int i;
     te__path_below(p->model, m, path, sizeof(path));
     for (i = 0; i < 2 && !e; i++) {
-        snprintf(name, sizeof(name), TE__PEFT_PREFIX "%s%s%s%s", path, path[0] ? "." : "", between[i], m->entries[entry].name);
+        snprintf(name, sizeof(name), TE__PEFT_PREFIX "%s%s%s%s", path, path[0] ? "." : "", between[i],
+                 m->entries[entry].name);
         e = te_safetensors_find(p->file, name);
     }
     return e;
 }
 static bool te__peft_value_fits(te__peft *p, const te_safetensors_entry *e, const te_tensor *x) {
     char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
-    if (!te__is_float(e->dtype)) return te__st_fail(p->file, TE_ERR_DTYPE, "tensor " TE__ST_NAME " is %s; f32, f16 and bf16 are possible", e->name, te_dtype_name(e->dtype));
+    if (!te__is_float(e->dtype))
+        return te__st_fail(p->file, TE_ERR_DTYPE, "tensor " TE__ST_NAME " is %s; f32, f16 and bf16 are possible",
+                           e->name, te_dtype_name(e->dtype));
     if (e->ndim == x->ndim && memcmp(e->shape, x->shape, (size_t)x->ndim * sizeof(int64_t)) == 0) return true;
-    return te__st_fail(p->file, TE_ERR_SHAPE, "tensor " TE__ST_NAME " is %s, and that of the model %s", e->name, te__dims_text(e->ndim, e->shape, a), te__shape_text(x, b));
+    return te__st_fail(p->file, TE_ERR_SHAPE, "tensor " TE__ST_NAME " is %s, and that of the model %s", e->name,
+                       te__dims_text(e->ndim, e->shape, a), te__shape_text(x, b));
 }
 /* Where x and y, of one shape, differ once both are in `dtype`: the place of a row, -1: nowhere, -2 with an error. */
 static int64_t te__peft_difference(te_tensor *x, te_tensor *y, te_dtype dtype) {
     te_ctx *te = x->te;
-    const int64_t rows = x->ndim ? x->shape[0] : 1, cols = te__numel(x) / te__max(rows, 1), chunk = te__max(1, TE__PEFT_CHUNK / te__max(cols, 1));
+    const int64_t rows = x->ndim ? x->shape[0] : 1, cols = te__numel(x) / te__max(rows, 1),
+                  chunk = te__max(1, TE__PEFT_CHUNK / te__max(cols, 1));
     const size_t bytes = (size_t)(te__min(rows, chunk) * cols * te__dtype_size(dtype));
     char *host = (char *)te__alloc(te, 2 * bytes);
     int64_t at, n, found = host ? -1 : -2;
@@ -312,13 +347,17 @@ static int64_t te__peft_difference(te_tensor *x, te_tensor *y, te_dtype dtype) {
     return found;
 }
 /* A tensor that the model has, and that nobody has trained: is it the same? Formats may differ; the wider one is rounded. */
-static bool te__peft_is_base(te__peft *p, const te_safetensors_entry *e, const te_safetensors_entry *other, te_tensor *x) {
+static bool te__peft_is_base(te__peft *p, const te_safetensors_entry *e, const te_safetensors_entry *other,
+                             te_tensor *x) {
     te_tensor *value;
     int64_t at = -2;
     if (!other && !te__peft_value_fits(p, e, x)) return false;
     if (!other && x->quantized)
-        return te__st_fail(p->file, TE_ERR_UNSUPPORTED, "tensor " TE__ST_NAME " is a parameter of the base model, which is stored quantized here, so that the two cannot be compared; open the model "
-                           "outside of te_quantized_model_init_begin", e->name);
+        return te__st_fail(p->file, TE_ERR_UNSUPPORTED,
+                           "tensor " TE__ST_NAME " is a parameter of the base model, which is stored quantized here, "
+                                                 "so that the two cannot be compared; open the model "
+                           "outside of te_quantized_model_init_begin",
+                           e->name);
     te__frame_begin(p->j.te);
     te_no_grad_begin(p->j.te);
     value = te_safetensors_read(p->file, e->name);
@@ -329,25 +368,48 @@ static bool te__peft_is_base(te__peft *p, const te_safetensors_entry *e, const t
     te__frame_end(p->j.te, NULL, 0);
     if (at < 0) return at == -1;
     if (other)
-        return te__st_fail(p->file, TE_ERR_UNSUPPORTED, "tensor " TE__ST_NAME " differs from " TE__ST_NAME " in or behind row %lld, and the model has one for both (tie_word_embeddings)", e->name, other->name,
-                           (long long)at);
-    return te__st_fail(p->file, TE_ERR_FORMAT, "tensor " TE__ST_NAME " differs from the model's in or behind row %lld, and modules_to_save and bias do not name it: these adapters belong to another base "
-                       "model", e->name, (long long)at);
+        return te__st_fail(p->file, TE_ERR_UNSUPPORTED,
+                           "tensor " TE__ST_NAME " differs from " TE__ST_NAME
+                           " in or behind row %lld, and the model has one for both (tie_word_embeddings)",
+                           e->name, other->name, (long long)at);
+    return te__st_fail(p->file, TE_ERR_FORMAT,
+                       "tensor " TE__ST_NAME " differs from the model's in or behind row %lld, and modules_to_save and "
+                                             "bias do not name it: these adapters belong to another base "
+                       "model",
+                       e->name, (long long)at);
 }
 static bool te__peft_check_parameter(te__peft *p, const te_safetensors_entry *e, const te__peft_tensor *t) {
     te_tensor *x = t->m->entries[t->entry].tensor;
-    if (!t->m->meta && !x->buffer && !x->quantized) return te__st_fail(p->file, TE_ERR_STATE, "\"%s\" has no memory yet; te_module_reset_parameters gives it", t->path);
-    if (t->m->meta) return te__st_fail(p->file, TE_ERR_STATE, "\"%s\" has no memory yet; te_module_reset_parameters gives it", t->path);
+    if (!t->m->meta && !x->buffer && !x->quantized)
+        return te__st_fail(p->file, TE_ERR_STATE, "\"%s\" has no memory yet; te_module_reset_parameters gives it",
+                           t->path);
+    if (t->m->meta)
+        return te__st_fail(p->file, TE_ERR_STATE, "\"%s\" has no memory yet; te_module_reset_parameters gives it",
+                           t->path);
     if (t->head && te__peft_trains(p, t->m, t->entry)) {
         const te_safetensors_entry *table = te__peft_find_parameter(p, t->m, t->entry);
-        return table && te__peft_value_fits(p, e, x) && te__peft_value_fits(p, table, x) ? te__peft_is_base(p, e, table, NULL) : table ? false : te__peft_unknown(p, e);
+        return table && te__peft_value_fits(p, e, x) && te__peft_value_fits(p, table, x)
+                   ? te__peft_is_base(p, e, table, NULL)
+               : table ? false
+                       : te__peft_unknown(p, e);
     }
     if (!te__peft_trains(p, t->m, t->entry)) return te__peft_is_base(p, e, NULL, x);
-    if (x->quantized) return te__st_fail(p->file, TE_ERR_UNSUPPORTED, "tensor " TE__ST_NAME " is of modules_to_save, and the model's is stored quantized; open it outside of te_quantized_model_init_begin", e->name);
-    if (t->m->parallel.size > 1) return te__st_fail(p->file, TE_ERR_UNSUPPORTED, "\"%s\" is shared by %d ranks; te_model_load reads this rank's part", t->path, t->m->parallel.size);
+    if (x->quantized)
+        return te__st_fail(p->file, TE_ERR_UNSUPPORTED,
+                           "tensor " TE__ST_NAME " is of modules_to_save, and the model's is stored quantized; open it "
+                                                 "outside of te_quantized_model_init_begin",
+                           e->name);
+    if (t->m->parallel.size > 1)
+        return te__st_fail(p->file, TE_ERR_UNSUPPORTED,
+                           "\"%s\" is shared by %d ranks; te_model_load reads this rank's part", t->path,
+                           t->m->parallel.size);
     if (t->m == te__peft_table(p) && !p->ties && !te_safetensors_find(p->file, TE__PEFT_PREFIX "lm_head.weight"))
-        return te__st_fail(p->file, TE_ERR_UNSUPPORTED, "tensor " TE__ST_NAME " is trained, and lm_head, which is the same in this model (tie_word_embeddings), is not (ensure_weight_tying); set "
-                           "tie_word_embeddings to false in config.json, with lm_head.weight beside the table, and open the model again", e->name);
+        return te__st_fail(p->file, TE_ERR_UNSUPPORTED,
+                           "tensor " TE__ST_NAME " is trained, and lm_head, which is the same in this model "
+                                                 "(tie_word_embeddings), is not (ensure_weight_tying); set "
+                           "tie_word_embeddings to false in config.json, with lm_head.weight beside the table, and "
+                           "open the model again",
+                           e->name);
     return te__peft_value_fits(p, e, x);
 }
 /* Modules of modules_to_save have all of their parameters in the file; trained parameters, of whatever call, are there as well, or are biases that stay. */
@@ -357,10 +419,14 @@ static bool te__peft_lacks_parameter(void *user, te_module *m) {
     char name[TE__PEFT_NAME];
     bool whole, saves = te__peft_saves(p, m, &whole), some = false;
     int i;
-    for (i = 0; i < m->num_entries && saves; i++) some = some || (m->entries[i].kind == TE_ENTRY_PARAMETER && te__peft_find_parameter(p, m, i));
+    for (i = 0; i < m->num_entries && saves; i++)
+        some = some || (m->entries[i].kind == TE_ENTRY_PARAMETER && te__peft_find_parameter(p, m, i));
     for (i = 0; i < m->num_entries; i++) {
-        if (m->entries[i].kind != TE_ENTRY_PARAMETER || !(((whole || some) && saves) || te__is_trained(t, i)) || te__peft_find_parameter(p, m, i)) continue;
-        return te__st_fail(p->file, TE_ERR_FORMAT, "there is no tensor " TE__ST_NAME ", which %s", te__peft_parameter(p->model, m, &m->entries[i], name),
+        if (m->entries[i].kind != TE_ENTRY_PARAMETER || !(((whole || some) && saves) || te__is_trained(t, i)) ||
+            te__peft_find_parameter(p, m, i))
+            continue;
+        return te__st_fail(p->file, TE_ERR_FORMAT, "there is no tensor " TE__ST_NAME ", which %s",
+                           te__peft_parameter(p->model, m, &m->entries[i], name),
                            saves ? "modules_to_save names" : "is trained; te_lora_remove first");
     }
     return true;
@@ -398,16 +464,25 @@ static bool te__peft_fill_trained(void *user, te_module *m) {
 /* ---- adapters ---- */
 
 /* Has tensor `name` two dimensions, or one if cols is 0, of these sizes? */
-static bool te__peft_adapter_fits(te__peft *p, const char *name, const char *with, const char *path, int64_t rows, int64_t cols) {
+static bool te__peft_adapter_fits(te__peft *p, const char *name, const char *with, const char *path, int64_t rows,
+                                  int64_t cols) {
     const te_safetensors_entry *e = te_safetensors_find(p->file, name);
-    if (!e) return te__st_fail(p->file, TE_ERR_FORMAT, "tensor " TE__ST_NAME " is there without " TE__ST_NAME, with, name);
-    if (!te__is_float(e->dtype)) return te__st_fail(p->file, TE_ERR_DTYPE, "tensor " TE__ST_NAME " is %s; f32, f16 and bf16 are possible", e->name, te_dtype_name(e->dtype));
+    if (!e)
+        return te__st_fail(p->file, TE_ERR_FORMAT, "tensor " TE__ST_NAME " is there without " TE__ST_NAME, with, name);
+    if (!te__is_float(e->dtype))
+        return te__st_fail(p->file, TE_ERR_DTYPE, "tensor " TE__ST_NAME " is %s; f32, f16 and bf16 are possible",
+                           e->name, te_dtype_name(e->dtype));
     if (e->ndim == (cols ? 2 : 1) && e->shape[0] == rows && (!cols || e->shape[1] == cols)) return true;
     if (cols)
-        return te__st_fail(p->file, TE_ERR_SHAPE, "tensor " TE__ST_NAME " has %d dimensions, %lld and %lld; [%lld, %lld] is needed for the features of \"%s\", and all its adapters have one rank", e->name,
-                           e->ndim, (long long)e->shape[0], (long long)e->shape[1], (long long)rows, (long long)cols, path);
-    return te__st_fail(p->file, TE_ERR_SHAPE, "tensor " TE__ST_NAME " has %d dimensions, the first one %lld; [%lld], the output features of \"%s\", is needed", e->name, e->ndim,
-                       (long long)e->shape[0], (long long)rows, path);
+        return te__st_fail(p->file, TE_ERR_SHAPE,
+                           "tensor " TE__ST_NAME " has %d dimensions, %lld and %lld; [%lld, %lld] is needed for the "
+                                                 "features of \"%s\", and all its adapters have one rank",
+                           e->name, e->ndim, (long long)e->shape[0], (long long)e->shape[1], (long long)rows,
+                           (long long)cols, path);
+    return te__st_fail(p->file, TE_ERR_SHAPE,
+                       "tensor " TE__ST_NAME
+                       " has %d dimensions, the first one %lld; [%lld], the output features of \"%s\", is needed",
+                       e->name, e->ndim, (long long)e->shape[0], (long long)rows, path);
 }
 /* The rank that the file has for a site: lora_A's rows. */
 static int64_t te__peft_rank(const te__peft *p, const te__lora_site *s, const char *path) {
@@ -427,23 +502,39 @@ static bool te__peft_fits(te__peft *p, const te__lora_site *s) {
     int i;
     te__lora_path(p->model, s, path, sizeof(path));
     rank = te__peft_rank(p, s, path);
-    if (m->parallel.size > 1) return te__st_fail(p->file, TE_ERR_UNSUPPORTED, "\"%s\" is shared by %d ranks; te_model_load reads this rank's part of adapters", path, m->parallel.size);
-    if (m->meta) return te__st_fail(p->file, TE_ERR_STATE, "\"%s\" has no memory yet; te_module_reset_parameters gives it", path);
+    if (m->parallel.size > 1)
+        return te__st_fail(p->file, TE_ERR_UNSUPPORTED,
+                           "\"%s\" is shared by %d ranks; te_model_load reads this rank's part of adapters", path,
+                           m->parallel.size);
+    if (m->meta)
+        return te__st_fail(p->file, TE_ERR_STATE, "\"%s\" has no memory yet; te_module_reset_parameters gives it",
+                           path);
     te__peft_name(s, path, "lora_A", 0, a);
-    if (rank < 1 || rank > INT32_MAX) return te__st_fail(p->file, TE_ERR_SHAPE, "tensor " TE__ST_NAME " has rank %lld; 1 to %d are possible, and two dimensions", a, (long long)rank, INT32_MAX);
+    if (rank < 1 || rank > INT32_MAX)
+        return te__st_fail(p->file, TE_ERR_SHAPE,
+                           "tensor " TE__ST_NAME " has rank %lld; 1 to %d are possible, and two dimensions", a,
+                           (long long)rank, INT32_MAX);
     for (i = 0; i < shape.products; i++) {
         te__peft_name(s, path, "lora_A", i, a);
         te__peft_name(s, path, "lora_B", i, b);
-        if (!te__peft_adapter_fits(p, a, b, path, rank, shape.in) || !te__peft_adapter_fits(p, b, a, path, shape.out, rank)) return false;
+        if (!te__peft_adapter_fits(p, a, b, path, rank, shape.in) ||
+            !te__peft_adapter_fits(p, b, a, path, shape.out, rank))
+            return false;
     }
     dora = te_safetensors_find(p->file, te__peft_name(s, path, TE__MAGNITUDE, 0, b)) != NULL && !table;
     if (dora != p->dora)
-        return te__st_fail(p->file, table ? TE_ERR_UNSUPPORTED : TE_ERR_FORMAT, "use_dora is %s, and \"%s\" has %s" TE__MAGNITUDE, p->dora ? "true" : "false", path,
-                           table ? "adapters of an Embedding: te.h has no " : p->dora ? "no " : "a ");
+        return te__st_fail(p->file, table ? TE_ERR_UNSUPPORTED : TE_ERR_FORMAT,
+                           "use_dora is %s, and \"%s\" has %s" TE__MAGNITUDE, p->dora ? "true" : "false", path,
+                           table     ? "adapters of an Embedding: te.h has no "
+                           : p->dora ? "no "
+                                     : "a ");
     if (dora && !te__peft_adapter_fits(p, b, a, path, shape.out, 0)) return false;
     if (l && (l->dim != rank || l->dora != dora))
-        return te__st_fail(p->file, TE_ERR_SHAPE, "tensor " TE__ST_NAME " has rank %lld%s and the adapters of \"%s\" %lld%s; te_lora_remove those", a, (long long)rank, dora ? " and a magnitude" : "", path,
-                           (long long)l->dim, l->dora ? " and a magnitude" : "");
+        return te__st_fail(p->file, TE_ERR_SHAPE,
+                           "tensor " TE__ST_NAME
+                           " has rank %lld%s and the adapters of \"%s\" %lld%s; te_lora_remove those",
+                           a, (long long)rank, dora ? " and a magnitude" : "", path, (long long)l->dim,
+                           l->dora ? " and a magnitude" : "");
     return true;
 }
 static bool te__peft_lacks(te__peft *p, const te__lora_site *s) {
@@ -462,10 +553,15 @@ static bool te__peft_check_tensor(te__peft *p, const te_safetensors_entry *e) {
     if (!t.adapter) return te__peft_check_parameter(p, e, &t);
     if (t.product > 0 || strcmp(t.adapter, "lora_A") != 0) {
         te__peft_name(&t.site, t.path, "lora_A", 0, name);
-        return te_safetensors_find(p->file, name) || te__st_fail(p->file, TE_ERR_FORMAT, "tensor " TE__ST_NAME " is there without " TE__ST_NAME, e->name, name);
+        return te_safetensors_find(p->file, name) ||
+               te__st_fail(p->file, TE_ERR_FORMAT, "tensor " TE__ST_NAME " is there without " TE__ST_NAME, e->name,
+                           name);
     }
     holder = te__lora_holder(&t.site);
-    if ((!holder || !te__lora_of(holder)) && (!te__lora_can(&t.site, t.path, p->dora && t.site.owner->cls == &te__linear_class) || !te__lora_list_add(&p->fresh, t.site))) return false;
+    if ((!holder || !te__lora_of(holder)) &&
+        (!te__lora_can(&t.site, t.path, p->dora && t.site.owner->cls == &te__linear_class) ||
+         !te__lora_list_add(&p->fresh, t.site)))
+        return false;
     return te__lora_list_add(&p->all, t.site);
 }
 /* Compares the file with the model, and lists the sites. */
@@ -488,7 +584,9 @@ static bool te__peft_check(te__peft *p) {
 static te_result te__peft_read(te__peft *p, const char *name, te_tensor *weight, bool transposed) {
     te_tensor *value;
     te_result result;
-    if (!weight) return te__fail(p->j.te, TE_ERR_STATE, "%s: tensor " TE__ST_NAME ": the child that it is for is gone", p->j.path, name);
+    if (!weight)
+        return te__fail(p->j.te, TE_ERR_STATE, "%s: tensor " TE__ST_NAME ": the child that it is for is gone",
+                        p->j.path, name);
     te__frame_begin(p->j.te);
     value = te_tensor_cast(te_safetensors_read(p->file, name), weight->dtype);
     if (value && transposed) value = te_tensor_transpose(value, 0, 1);
@@ -507,11 +605,17 @@ static te_result te__peft_fill(te__peft *p, const te__lora_site *s) {
     te__lora_path(p->model, s, path, sizeof(path));
     for (i = 0; i < TE__COUNT(adapters); i++)
         for (product = 0; product < products && result == TE_OK; product++)
-            result = te__peft_read(p, te__peft_name(s, path, adapters[i], product, name), te__lora_weight(s, adapters[i], product), i == 0 && s->owner->cls == &te__embedding_class);
-    if (result == TE_OK && l->dora) result = te__peft_read(p, te__peft_name(s, path, TE__MAGNITUDE, 0, name), te_module_parameter(te_module_find(te__lora_holder(s), TE__MAGNITUDE), "weight"), false);
+            result = te__peft_read(p, te__peft_name(s, path, adapters[i], product, name),
+                                   te__lora_weight(s, adapters[i], product),
+                                   i == 0 && s->owner->cls == &te__embedding_class);
+    if (result == TE_OK && l->dora)
+        result = te__peft_read(p, te__peft_name(s, path, TE__MAGNITUDE, 0, name),
+                               te_module_parameter(te_module_find(te__lora_holder(s), TE__MAGNITUDE), "weight"), false);
     if (result != TE_OK) return result;
     l->alpha = p->alpha;
-    for (i = 0; i < p->num_alphas && !(p->alphas[i].path ? strcmp(p->alphas[i].path, path) == 0 : te__pattern_matches(&p->alphas[i].pattern, path)); i++) {}
+    for (i = 0; i < p->num_alphas && !(p->alphas[i].path ? strcmp(p->alphas[i].path, path) == 0
+                                                         : te__pattern_matches(&p->alphas[i].pattern, path));
+         i++) {}
     if (i < p->num_alphas) l->alpha = p->alphas[i].alpha; /* the first key that fits, as in peft */
     if (p->rslora) l->alpha *= sqrtf((float)l->dim); /* its factor is alpha / sqrt(r) */
     return TE_OK;
@@ -528,7 +632,8 @@ static te_result te__peft_give(te__peft *p) {
     d.dropout_position = TE_DROPOUT_PRE;
     d.use_dora = p->dora;
     for (i = 0; i < p->fresh.n && result == TE_OK; i++) {
-        d.dim = (int)te__peft_rank(p, &p->fresh.list[i], te__lora_path(p->model, &p->fresh.list[i], path, sizeof(path)));
+        d.dim =
+            (int)te__peft_rank(p, &p->fresh.list[i], te__lora_path(p->model, &p->fresh.list[i], path, sizeof(path)));
         result = te__lora_give(&p->fresh.list[i], &d);
     }
     p->fresh.n = result == TE_OK ? i : i - (i > 0); /* those that have them now */
@@ -540,7 +645,8 @@ static te_result te__peft_load(te__peft *p, const char *folder, te__text *path, 
     te_result result;
     int i;
     if (!te__hf_join(path, te, folder, "adapter_config.json")) return te_error_code(te);
-    if (!te__file_read(path->s, TE__PEFT_MAX_CONFIG, config, why)) return te__fail(te, config->oom ? TE_ERR_OUT_OF_MEMORY : TE_ERR_IO, "%s", te__text_str(why));
+    if (!te__file_read(path->s, TE__PEFT_MAX_CONFIG, config, why))
+        return te__fail(te, config->oom ? TE_ERR_OUT_OF_MEMORY : TE_ERR_IO, "%s", te__text_str(why));
     p->j.path = path->s;
     if (!te__peft_parse(p, config)) return te_error_code(te);
     if (!te__hf_join(path, te, folder, "adapter_model.safetensors")) return te_error_code(te);

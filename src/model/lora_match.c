@@ -91,7 +91,9 @@ static bool te__pattern_insert(te__pattern *p, int at) {
 /* The character behind a backslash: punctuation is itself. */
 static bool te__pattern_escape(te__pattern *p, int *c) {
     const char next = p->at[1];
-    if (next <= ' ' || next > '~' || (next >= '0' && next <= '9') || (next >= 'A' && next <= 'Z') || (next >= 'a' && next <= 'z')) return te__pattern_fail(p, "an escape", 2);
+    if (next <= ' ' || next > '~' || (next >= '0' && next <= '9') || (next >= 'A' && next <= 'Z') ||
+        (next >= 'a' && next <= 'z'))
+        return te__pattern_fail(p, "an escape", 2);
     *c = next;
     p->at += 2;
     return true;
@@ -123,7 +125,8 @@ static bool te__pattern_class(te__pattern *p) {
             p->at = start;
             return te__pattern_fail(p, "a range from a later character to an earlier one", 3);
         }
-        if (!te__grow(p->te, (void **)&p->ranges, &p->cap_ranges, p->num_ranges, sizeof(te__pattern_range))) return false;
+        if (!te__grow(p->te, (void **)&p->ranges, &p->cap_ranges, p->num_ranges, sizeof(te__pattern_range)))
+            return false;
         p->ranges[p->num_ranges++] = r;
         p->steps[place].b++;
     }
@@ -161,7 +164,9 @@ static void te__pattern_group_end(te__pattern *p, const te__pattern_group *g) {
 /* The operator at p->at, of what begins at place `atom`. */
 static bool te__pattern_repeat(te__pattern *p, int atom) {
     const char op = *p->at;
-    if (atom < 0) return te__pattern_fail(p, atom == -1 ? "an operator with nothing in front of it" : "an operator behind an operator", 1);
+    if (atom < 0)
+        return te__pattern_fail(
+            p, atom == -1 ? "an operator with nothing in front of it" : "an operator behind an operator", 1);
     p->at++;
     if (*p->at == '?') p->at++; /* a shorter match first: there is one, or there is none */
     if (op == '+') return te__pattern_add(p, TE__PATTERN_FORK, atom, p->n + 1) >= 0;
@@ -195,7 +200,8 @@ static bool te__pattern_read(te__pattern *p) {
             p->at++;
         } else if (c == '(') {
             if (p->at[1] == '?') return te__pattern_fail(p, "an extension", 2);
-            if (++g == groups + TE__PATTERN_DEPTH + 1) return te__pattern_fail(p, "more than 64 groups within each other", 1);
+            if (++g == groups + TE__PATTERN_DEPTH + 1)
+                return te__pattern_fail(p, "more than 64 groups within each other", 1);
             g->start = g->part = place;
             g->ends = atom = -1;
             p->at++;
@@ -233,7 +239,10 @@ static bool te__pattern_open(te__pattern *p, te_ctx *te, const char *who, const 
         if (p->places) return true;
     }
     if (p->wrong)
-        te__fail(te, TE_ERR_UNSUPPORTED, "%s: the pattern \"%.200s\" has %s (\"%s\"); characters, ., *, +, ?, classes in [], groups in () and | are possible", who, text, p->wrong, p->found);
+        te__fail(te, TE_ERR_UNSUPPORTED,
+                 "%s: the pattern \"%.200s\" has %s (\"%s\"); characters, ., *, +, ?, classes in [], groups in () and "
+                 "| are possible",
+                 who, text, p->wrong, p->found);
     te__pattern_close(p);
     return false;
 }
@@ -242,7 +251,8 @@ static bool te__pattern_open_name(te__pattern *p, te_ctx *te, const char *who, c
     char expression[4 * TE__PATTERN_LENGTH + 3], *out = expression;
     const char *in;
     if (strlen(name) > TE__PATTERN_LENGTH) {
-        te__fail(te, TE_ERR_INVALID, "%s: the pattern \"%.60s...\" has %lld bytes; at most %d are possible", who, name, (long long)strlen(name), (int)TE__PATTERN_LENGTH);
+        te__fail(te, TE_ERR_INVALID, "%s: the pattern \"%.60s...\" has %lld bytes; at most %d are possible", who, name,
+                 (long long)strlen(name), (int)TE__PATTERN_LENGTH);
         return false;
     }
     *out++ = '^';
@@ -272,7 +282,8 @@ static int te__pattern_reach(te__pattern *p, int at, int *list, int n, int now, 
         next[0] = next[1] = -1;
         if (s->op == TE__PATTERN_FOUND) *found = true;
         else if (s->op <= TE__PATTERN_SET) list[n++] = place;
-        else if (s->op == TE__PATTERN_START || s->op == TE__PATTERN_END) next[0] = (s->op == TE__PATTERN_START ? first : last) ? place + 1 : -1;
+        else if (s->op == TE__PATTERN_START || s->op == TE__PATTERN_END)
+            next[0] = (s->op == TE__PATTERN_START ? first : last) ? place + 1 : -1;
         else next[0] = s->a;
         if (s->op == TE__PATTERN_FORK) next[1] = s->b;
         for (i = 0; i < 2; i++) {
@@ -302,7 +313,8 @@ static bool te__pattern_matches(te__pattern *p, const char *text) {
         int *swap = next, num_next = 0;
         now++;
         for (i = 0; i < n; i++)
-            if (te__pattern_takes(p, &p->steps[list[i]], c)) num_next = te__pattern_reach(p, list[i] + 1, next, num_next, now, false, last, &found);
+            if (te__pattern_takes(p, &p->steps[list[i]], c))
+                num_next = te__pattern_reach(p, list[i] + 1, next, num_next, now, false, last, &found);
         next = list;
         list = swap;
         n = num_next;

@@ -33,27 +33,44 @@ static const te_module *te__other_owner(const te_module *owner, te_tensor *x, in
 static te_result te__lora_mergeable(const te__lora_site *s) {
     const te__lora_shape shape = te__lora_shape_of(s);
     te_module *m = s->owner, *holder = te__lora_holder(s);
-    const te_module *a = te_module_find(holder, "lora_A"), *b = te_module_find(holder, "lora_B"), *length = te_module_find(holder, TE__MAGNITUDE);
+    const te_module *a = te_module_find(holder, "lora_A"), *b = te_module_find(holder, "lora_B"),
+                    *length = te_module_find(holder, TE__MAGNITUDE);
     char path[256], other_path[256];
     int i, entry;
     te_module_path(holder, path, sizeof(path));
     if (!a || !b || (te__lora_of(holder)->dora && !length))
-        return te__fail(m->te, TE_ERR_STATE, "te_lora_merge: \"%s\": its child \"%s\" is gone; te_lora_remove takes the others away", path, !a ? "lora_A" : !b ? "lora_B" : TE__MAGNITUDE);
+        return te__fail(m->te, TE_ERR_STATE,
+                        "te_lora_merge: \"%s\": its child \"%s\" is gone; te_lora_remove takes the others away", path,
+                        !a   ? "lora_A"
+                        : !b ? "lora_B"
+                             : TE__MAGNITUDE);
     if (m->meta || a->meta || b->meta || (length && length->meta))
-        return te__fail(m->te, TE_ERR_STATE, "te_lora_merge: \"%s\" or its adapters have no values yet; te_module_reset_parameters gives them", path);
+        return te__fail(
+            m->te, TE_ERR_STATE,
+            "te_lora_merge: \"%s\" or its adapters have no values yet; te_module_reset_parameters gives them", path);
     for (i = 0; i < shape.products * shape.parts; i++) {
         te_tensor *weight = te__lora_base(s, i);
         const te_module *other = te__other_owner(m, weight, &entry);
         if (weight->quantized && !weight->quantized->quantizer)
-            return te__fail(m->te, TE_ERR_STATE, "te_lora_merge: the weight of \"%s\" is quantized without its quantizer, and cannot take a new value", path);
+            return te__fail(
+                m->te, TE_ERR_STATE,
+                "te_lora_merge: the weight of \"%s\" is quantized without its quantizer, and cannot take a new value",
+                path);
         if (other)
-            return te__fail(m->te, TE_ERR_UNSUPPORTED, "te_lora_merge: the weight of \"%s\" is also \"%s\" of \"%s\"%s%s%s, which would change with it; give one of them a copy (te_module_add_parameter)",
-                            path, other->entries[entry].name, te_module_path(other, other_path, sizeof(other_path)), te__root_of(other) == te__root_of(m) ? "" : " in the tree of \"",
-                            te__root_of(other) == te__root_of(m) ? "" : te__root_of(other)->name, te__root_of(other) == te__root_of(m) ? "" : "\"");
+            return te__fail(m->te, TE_ERR_UNSUPPORTED,
+                            "te_lora_merge: the weight of \"%s\" is also \"%s\" of \"%s\"%s%s%s, which would change "
+                            "with it; give one of them a copy (te_module_add_parameter)",
+                            path, other->entries[entry].name, te_module_path(other, other_path, sizeof(other_path)),
+                            te__root_of(other) == te__root_of(m) ? "" : " in the tree of \"",
+                            te__root_of(other) == te__root_of(m) ? "" : te__root_of(other)->name,
+                            te__root_of(other) == te__root_of(m) ? "" : "\"");
     }
     if (te__is_tied_table(m))
-        return te__fail(m->te, TE_ERR_UNSUPPORTED, "te_lora_merge: the weight of \"%s\" is that of lm_head, too (tie_word_embeddings), which has no adapters and would change with it; te_lora_remove or "
-                        "te_lora_save them", path);
+        return te__fail(m->te, TE_ERR_UNSUPPORTED,
+                        "te_lora_merge: the weight of \"%s\" is that of lm_head, too (tie_word_embeddings), which has "
+                        "no adapters and would change with it; te_lora_remove or "
+                        "te_lora_save them",
+                        path);
     return TE_OK;
 }
 

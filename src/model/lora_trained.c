@@ -37,10 +37,13 @@ static bool te__is_trained(const te__trained *t, int entry) {
 static bool te__is_bias(const te__entry *e) {
     size_t n = strlen(e->name);
     while (n > 0 && e->name[n - 1] >= '0' && e->name[n - 1] <= '9') n--;
-    return e->kind == TE_ENTRY_PARAMETER && n >= 4 && strncmp(e->name + n - 4, "bias", 4) == 0 && (n == 4 || e->name[n - 5] == '_');
+    return e->kind == TE_ENTRY_PARAMETER && n >= 4 && strncmp(e->name + n - 4, "bias", 4) == 0 &&
+           (n == 4 || e->name[n - 5] == '_');
 }
 
-static bool te__trains(const te__entry *e, bool whole) { return whole ? e->kind == TE_ENTRY_PARAMETER : te__is_bias(e); }
+static bool te__trains(const te__entry *e, bool whole) {
+    return whole ? e->kind == TE_ENTRY_PARAMETER : te__is_bias(e);
+}
 
 /* Gives the parameters of m from number n on the tensors that they had, and says that m was `whole` before. */
 static void te__trained_cut(te_module *m, int n, bool whole) {
@@ -61,8 +64,11 @@ static te_result te__trained_copy(te_module *m, te__entry *e, te_tensor **before
     te_tensor *x = e->tensor, *copy, *main_grad = te_tensor_main_grad(x);
     te_result result;
     if (x->quantized)
-        return te__fail(m->te, TE_ERR_UNSUPPORTED, "LoRA: the parameter \"%s\" of \"%s\" is stored quantized, and modules_to_save trains a copy in high precision; leave the module out, or make the "
-                        "model outside of te_quantized_model_init_begin", e->name, m->name);
+        return te__fail(m->te, TE_ERR_UNSUPPORTED,
+                        "LoRA: the parameter \"%s\" of \"%s\" is stored quantized, and modules_to_save trains a copy "
+                        "in high precision; leave the module out, or make the "
+                        "model outside of te_quantized_model_init_begin",
+                        e->name, m->name);
     *before = NULL;
     if (!x->buffer) return te__var_of(x) ? TE_OK : te_error_code(m->te); /* te__lora_train cannot say that there is no memory for a gradient's place */
     te__frame_begin(m->te);
@@ -100,7 +106,8 @@ static te_result te__trained_give(te_module *m, bool whole) {
         te__entry *e = &m->entries[i];
         if (!te__trains(e, whole) || te__is_trained(te__trained_of(m), i)) continue;
         if (!t) t = te__trained_open(m);
-        if (!t || !te__grow(m->te, (void **)&t->items, &t->cap, t->n, sizeof(te__trained_item))) return te_error_code(m->te);
+        if (!t || !te__grow(m->te, (void **)&t->items, &t->cap, t->n, sizeof(te__trained_item)))
+            return te_error_code(m->te);
         result = te__trained_copy(m, e, &t->items[t->n].before);
         if (result == TE_OK) t->items[t->n++].entry = i;
     }
@@ -135,7 +142,8 @@ static te_result te__trained_list_give(te__trained_list *l, te_module *m, bool w
 }
 /* failed: all of them are again as they were. */
 static void te__trained_list_close(te__trained_list *l, bool failed) {
-    for (; failed && l->n > 0; l->n--) te__trained_cut(l->list[l->n - 1].m, l->list[l->n - 1].n, l->list[l->n - 1].whole);
+    for (; failed && l->n > 0; l->n--)
+        te__trained_cut(l->list[l->n - 1].m, l->list[l->n - 1].n, l->list[l->n - 1].whole);
     te__free(l->te, l->list, (size_t)l->cap * sizeof(te__trained_change));
 }
 
@@ -163,12 +171,16 @@ static bool te__trained_follow_one(void *user, te_module *m) {
     }
     return m->te->error_code == TE_OK;
 }
-static te_result te__trained_follow(te_module *model) { return te_module_visit(model, te__trained_follow_one, NULL) ? TE_OK : te_error_code(model->te); }
+static te_result te__trained_follow(te_module *model) {
+    return te_module_visit(model, te__trained_follow_one, NULL) ? TE_OK : te_error_code(model->te);
+}
 static bool te__trained_forget_one(void *user, te_module *m) {
     const bool keep = *(const bool *)user;
     const te__trained *t = te__trained_of(m);
     int i;
-    for (i = 0; t && i < t->n; i++) te_tensor_set_requires_grad(keep || !t->items[i].before ? m->entries[t->items[i].entry].tensor : t->items[i].before, false);
+    for (i = 0; t && i < t->n; i++)
+        te_tensor_set_requires_grad(
+            keep || !t->items[i].before ? m->entries[t->items[i].entry].tensor : t->items[i].before, false);
     if (keep) te_module_remove_attribute(m, TE__TRAINED); /* what was trained stays */
     else te__trained_cut(m, 0, false);
     return true;
@@ -193,7 +205,8 @@ static bool te__lora_train(void *user, te_module *m) {
     const te__trained *t = te__trained_of(m);
     int i;
     (void)user;
-    for (i = 0; i < TE__COUNT(names) && te__lora_of(m); i++) te_module_set_requires_grad(te_module_find(m, names[i]), true);
+    for (i = 0; i < TE__COUNT(names) && te__lora_of(m); i++)
+        te_module_set_requires_grad(te_module_find(m, names[i]), true);
     for (i = 0; t && i < t->n; i++) te_tensor_set_requires_grad(m->entries[t->items[i].entry].tensor, true);
     return true;
 }

@@ -28,7 +28,8 @@ static const char *te__version_suffix(const char *s, int *phase, long *number) {
     static const struct {
         const char *word;
         int phase;
-    } words[] = {{"dev", -4}, {"alpha", -3}, {"a", -3}, {"beta", -2}, {"b", -2}, {"preview", -1}, {"pre", -1}, {"rc", -1}, {"c", -1}, {"post", 1}};
+    } words[] = {{"dev", -4},     {"alpha", -3}, {"a", -3},  {"beta", -2}, {"b", -2},
+                 {"preview", -1}, {"pre", -1},   {"rc", -1}, {"c", -1},    {"post", 1}};
     char *end;
     size_t i;
     if (*s == '.' || *s == '-' || *s == '_') s++;
@@ -131,26 +132,39 @@ TE_API te_result te_register_patch(te_ctx *te, const te_patch *patch) {
     int i;
     if (!te) return TE_ERR_STATE;
     if (!patch || !patch->name || !patch->name[0] || !patch->apply || !patch->undo)
-        return te__fail(te, TE_ERR_INVALID, "te_register_patch: %s%.60s%s; a patch needs a name and the functions apply and undo", !patch ? "the patch is NULL" : "patch \"",
-                        patch && patch->name ? patch->name : "", !patch ? "" : !patch->apply ? "\" without apply" : !patch->undo ? "\" without undo" : "\"");
+        return te__fail(te, TE_ERR_INVALID,
+                        "te_register_patch: %s%.60s%s; a patch needs a name and the functions apply and undo",
+                        !patch ? "the patch is NULL" : "patch \"", patch && patch->name ? patch->name : "",
+                        !patch          ? ""
+                        : !patch->apply ? "\" without apply"
+                        : !patch->undo  ? "\" without undo"
+                                        : "\"");
     if (patch->fixed_in && !te__version_read(patch->fixed_in, &v))
-        return te__fail(te, TE_ERR_INVALID, "te_register_patch: patch \"%.60s\": fixed_in \"%.40s\" is no version; one like \"2.12\" or \"2.12.0rc1\" is needed, or NULL for all", patch->name,
-                        patch->fixed_in);
+        return te__fail(te, TE_ERR_INVALID,
+                        "te_register_patch: patch \"%.60s\": fixed_in \"%.40s\" is no version; one like \"2.12\" or "
+                        "\"2.12.0rc1\" is needed, or NULL for all",
+                        patch->name, patch->fixed_in);
     all = te__patches_of(te);
     for (i = 0; all && i < all->num; i++)
         if (strcmp(all->list[i].patch.name, patch->name) == 0)
-            return te__fail(te, TE_ERR_INVALID, "te_register_patch: patch %d is named \"%.60s\" already; choose another name", i, patch->name);
+            return te__fail(te, TE_ERR_INVALID,
+                            "te_register_patch: patch %d is named \"%.60s\" already; choose another name", i,
+                            patch->name);
     return all ? te__patches_add(te, all, patch) : te_error_code(te);
 }
 
-static const char *te__patched_version(const struct te__patches *all) { return all->version[0] ? all->version : TE_TRANSFORMER_ENGINE_VERSION; }
+static const char *te__patched_version(const struct te__patches *all) {
+    return all->version[0] ? all->version : TE_TRANSFORMER_ENGINE_VERSION;
+}
 TE_API te_result te_set_library_version(te_ctx *te, const char *version) {
     struct te__patches *all;
     te__version v;
     if (!te) return TE_ERR_STATE;
     if (version && !version[0]) version = "0.0.0";
     if (version && (strlen(version) >= sizeof(all->version) || !te__version_read(version, &v)))
-        return te__fail(te, TE_ERR_INVALID, "te_set_library_version: \"%.40s\" is no version; one like \"2.12\" or \"2.12.0.dev0\" is needed", version);
+        return te__fail(
+            te, TE_ERR_INVALID,
+            "te_set_library_version: \"%.40s\" is no version; one like \"2.12\" or \"2.12.0.dev0\" is needed", version);
     all = te__patches_of(te);
     if (!all) return te_error_code(te);
     snprintf(all->version, sizeof(all->version), "%s", version ? version : "");
@@ -163,10 +177,15 @@ static bool te__patch_skipped(te_ctx *te, int i) {
     const char *now = te__patched_version(te->patches);
     const size_t room = sizeof(te->patches->list[i].why);
     te__version have, fixed;
-    const bool gated = patch.fixed_in && te__version_read(now, &have) && te__version_read(patch.fixed_in, &fixed) && !te__version_before(&have, &fixed);
-    if (gated) snprintf(te->patches->list[i].why, room, "version %s is not older than %.40s, which has it", now, patch.fixed_in);
-    else if (patch.found && !patch.found(te, patch.user)) snprintf(te->patches->list[i].why, room, "there is nothing to patch");
-    else if (patch.needed && !patch.needed(te, patch.user)) snprintf(te->patches->list[i].why, room, "the function that it would replace has all that it brings");
+    const bool gated = patch.fixed_in && te__version_read(now, &have) && te__version_read(patch.fixed_in, &fixed) &&
+                       !te__version_before(&have, &fixed);
+    if (gated)
+        snprintf(te->patches->list[i].why, room, "version %s is not older than %.40s, which has it", now,
+                 patch.fixed_in);
+    else if (patch.found && !patch.found(te, patch.user))
+        snprintf(te->patches->list[i].why, room, "there is nothing to patch");
+    else if (patch.needed && !patch.needed(te, patch.user))
+        snprintf(te->patches->list[i].why, room, "the function that it would replace has all that it brings");
     else return false;
     return true;
 }
@@ -211,9 +230,12 @@ TE_API te_result te_unapply_patches(te_ctx *te) {
     for (i = all ? all->num - 1 : -1; i >= 0; i--) {
         te__patch *p = &all->list[i];
         all->looked = false;
-        if (p->state == TE_PATCH_APPLIED) result = te__returned(te, p->patch.undo(te, p->patch.user), "te_unapply_patches: undo", p->patch.name);
+        if (p->state == TE_PATCH_APPLIED)
+            result = te__returned(te, p->patch.undo(te, p->patch.user), "te_unapply_patches: undo", p->patch.name);
         if (result == TE_OK) result = te->error_code;
-        if (result != TE_OK) return te__fail(te, result, "te_unapply_patches: patch \"%s\": its undo returned %s", all->list[i].patch.name, te_result_name(result));
+        if (result != TE_OK)
+            return te__fail(te, result, "te_unapply_patches: patch \"%s\": its undo returned %s",
+                            all->list[i].patch.name, te_result_name(result));
         all->list[i].state = TE_PATCH_WAITING;
         snprintf(all->list[i].why, sizeof(all->list[i].why), "te_unapply_patches has undone it");
     }

@@ -65,21 +65,25 @@ static int te__recast_run_of(const te__recast *r, int first, int64_t *end) {
     *end = te__end(e->x);
     for (i = first + 1; i < r->num; i++) {
         const te__recast_item *next = &r->item[i];
-        if (next->x->buffer != e->x->buffer || next->x->dtype != e->x->dtype || next->dtype != e->dtype || next->x->offset > *end || (next->x->offset - e->x->offset) % size) break;
+        if (next->x->buffer != e->x->buffer || next->x->dtype != e->x->dtype || next->dtype != e->dtype ||
+            next->x->offset > *end || (next->x->offset - e->x->offset) % size)
+            break;
         *end = te__max(*end, te__end(next->x));
     }
     return i - first;
 }
 /* New memory for `count` items from `first` on, with their values in it. */
 static te_result te__recast_fill(te__recast *r, int first, int count, int64_t end) {
-    const int64_t begin = r->item[first].x->offset, size = te__dtype_size(r->item[first].x->dtype), fresh_size = te__dtype_size(r->item[first].dtype);
+    const int64_t begin = r->item[first].x->offset, size = te__dtype_size(r->item[first].x->dtype),
+                  fresh_size = te__dtype_size(r->item[first].dtype);
     const int64_t bytes = (end - begin) / size * fresh_size;
     te__buffer *b;
     te_result result;
     int i;
     if ((uint64_t)bytes > (uint64_t)PTRDIFF_MAX) /* only where addresses have 32 bits */
-        return te__fail(r->te, TE_ERR_OUT_OF_MEMORY, "a cast to %s: %lld bytes that lie together are more than addresses of %d bits reach", te_dtype_name(r->item[first].dtype), (long long)bytes,
-                        (int)(8 * sizeof(void *)));
+        return te__fail(r->te, TE_ERR_OUT_OF_MEMORY,
+                        "a cast to %s: %lld bytes that lie together are more than addresses of %d bits reach",
+                        te_dtype_name(r->item[first].dtype), (long long)bytes, (int)(8 * sizeof(void *)));
     b = te__buffer_create(r->te, (size_t)bytes);
     result = b ? TE_OK : te_error_code(r->te);
     for (i = first; i < first + count && result == TE_OK; i++) {
@@ -131,7 +135,8 @@ static void te__recast_break_graphs(const te__buffer *b) {
     int i;
     for (g = b->te->graphs; g; g = g->next) {
         for (i = 0; i < g->num_held && g->held[i] != b; i++) {}
-        if (i < g->num_held || (b->arena && b->arena == g->arena)) g->broken = "a tensor that it uses was cast to another format since: capture it again";
+        if (i < g->num_held || (b->arena && b->arena == g->arena))
+            g->broken = "a tensor that it uses was cast to another format since: capture it again";
     }
 }
 /* Cannot fail. */
@@ -189,7 +194,9 @@ static te_result te__recast_run(te__recast *r, bool ok) {
         te__device_leave(r->te, entered);
     }
     for (i = 0; i < r->num; i++) /* of a cast that failed */
-        if (r->item[i].init) te__free(r->te, r->item[i].init, te__shape_bytes(r->item[i].dtype, r->item[i].x->ndim, r->item[i].x->shape));
+        if (r->item[i].init)
+            te__free(r->te, r->item[i].init,
+                     te__shape_bytes(r->item[i].dtype, r->item[i].x->ndim, r->item[i].x->shape));
     te__free(r->te, r->item, (size_t)r->cap * sizeof(te__recast_item));
     memset(r, 0, sizeof(*r));
     return result;
@@ -201,6 +208,9 @@ static te_result te__recast_may(te_module *m, const char *who) {
     if (te->error_code != TE_OK) return te->error_code;
     if (te->capture) return te__refuse_capture(te, who, "cast the model before te_graph_begin");
     if (te__refuse_hook(te, who) != TE_OK) return TE_ERR_STATE;
-    if (te->warming) return te__fail(te, TE_ERR_STATE, "%s: between te_warmup_begin and te_warmup_end, where nothing runs: cast the model before", who);
+    if (te->warming)
+        return te__fail(te, TE_ERR_STATE,
+                        "%s: between te_warmup_begin and te_warmup_end, where nothing runs: cast the model before",
+                        who);
     return TE_OK;
 }

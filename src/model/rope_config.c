@@ -30,7 +30,8 @@ static bool te__rope_object(te__json *j, const char *text, te__hf_rope *rope, te
     return !j->failed;
 }
 static bool te__rope_parse(te__json *j, const char *text, te__rope_text *t) {
-    const te__hf_key keys[] = {{"rope_theta", TE__HF_NUMBER, offsetof(te__rope_text, theta)}, {"partial_rotary_factor", TE__HF_NUMBER, offsetof(te__rope_text, partial)},
+    const te__hf_key keys[] = {{"rope_theta", TE__HF_NUMBER, offsetof(te__rope_text, theta)},
+                               {"partial_rotary_factor", TE__HF_NUMBER, offsetof(te__rope_text, partial)},
                                {"max_position_embeddings", TE__HF_COUNT, offsetof(te__rope_text, max_position)},
                                {"original_max_position_embeddings", TE__HF_COUNT, offsetof(te__rope_text, original)}};
     bool more, known;
@@ -56,7 +57,8 @@ static bool te__rope_parse(te__json *j, const char *text, te__rope_text *t) {
 static double te__or_zero(double given) { return isnan(given) ? 0 : given; }
 static int64_t te__count_or_zero(int64_t given) { return given < 0 ? 0 : given; }
 /* The numbers of `r` into the public struct, where its lists are already. */
-static void te__rope_fill(te_rope_config *to, const te__hf_rope *r, const te__rope_text *t, double theta, double partial) {
+static void te__rope_fill(te_rope_config *to, const te__hf_rope *r, const te__rope_text *t, double theta,
+                          double partial) {
     const char *type = r->type ? r->type : r->older_type ? r->older_type : "";
     snprintf(to->rope_type, sizeof(to->rope_type), "%s", type);
     to->rope_theta = theta;
@@ -99,7 +101,8 @@ static te_result te__rope_positive(te_ctx *te, const char *who, const char *name
     if (value > 0 && value <= FLT_MAX) return TE_OK;
     return te__fail(te, TE_ERR_FORMAT, "%s: %s is %g; a positive number is needed", who, name, value);
 }
-static te_result te__rope_config_get(te_ctx *te, const char *who, const char *config, bool llama, te_rope_config *rope) {
+static te_result te__rope_config_get(te_ctx *te, const char *who, const char *config, bool llama,
+                                     te_rope_config *rope) {
     te__rope_text *t;
     te_rope_config *from;
     te_result result;
@@ -110,20 +113,27 @@ static te_result te__rope_config_get(te_ctx *te, const char *who, const char *co
     result = te__rope_read(te, who, config, t);
     from = &t->config[t->parameters.given ? 0 : 1];
     if (result == TE_OK && !llama && !t->parameters.given)
-        result = te__fail(te, TE_ERR_FORMAT, "%s: the config %s; an object with rope_theta is needed (te_get_llama_rope_config reads older keys)", who,
-                          t->is_null ? "has rope_parameters that are null" : "has no rope_parameters");
+        result = te__fail(
+            te, TE_ERR_FORMAT,
+            "%s: the config %s; an object with rope_theta is needed (te_get_llama_rope_config reads older keys)", who,
+            t->is_null ? "has rope_parameters that are null" : "has no rope_parameters");
     if (result == TE_OK && llama) {
         if (isnan(from->rope_theta)) from->rope_theta = isnan(t->theta) ? 10000 : t->theta;
-        if (!isnan(t->partial) && isnan(t->parameters.partial_rotary_factor) && isnan(t->scaling.partial_rotary_factor)) from->partial_rotary_factor = t->partial;
+        if (!isnan(t->partial) && isnan(t->parameters.partial_rotary_factor) && isnan(t->scaling.partial_rotary_factor))
+            from->partial_rotary_factor = t->partial;
     }
-    if (result == TE_OK && isnan(from->rope_theta)) result = te__fail(te, TE_ERR_FORMAT, "%s: rope_parameters has no rope_theta, the base of the rotary embedding", who);
+    if (result == TE_OK && isnan(from->rope_theta))
+        result =
+            te__fail(te, TE_ERR_FORMAT, "%s: rope_parameters has no rope_theta, the base of the rotary embedding", who);
     if (result == TE_OK) result = te__rope_positive(te, who, "rope_theta", from->rope_theta);
     if (result == TE_OK) result = te__rope_positive(te, who, "partial_rotary_factor", from->partial_rotary_factor);
     if (result == TE_OK) *rope = *from;
     te__free(te, t, sizeof(te__rope_text));
     return result;
 }
-TE_API te_result te_get_rope_config(te_ctx *te, const char *config, te_rope_config *rope) { return te__rope_config_get(te, "te_get_rope_config", config, false, rope); }
+TE_API te_result te_get_rope_config(te_ctx *te, const char *config, te_rope_config *rope) {
+    return te__rope_config_get(te, "te_get_rope_config", config, false, rope);
+}
 TE_API te_result te_get_llama_rope_config(te_ctx *te, const char *config, te_rope_config *rope) {
     return te__rope_config_get(te, "te_get_llama_rope_config", config, true, rope);
 }
@@ -131,19 +141,22 @@ TE_API te_result te_get_llama_rope_config(te_ctx *te, const char *config, te_rop
 /* ---- what models make of it ---- */
 
 /* Base and share of channels; *dim: how many channels of a head are rotated. */
-static te_result te__rope_begin(te_ctx *te, const char *who, const te_rope_config *rope, int head_dim, te_rotary_desc *rotary, int *dim) {
+static te_result te__rope_begin(te_ctx *te, const char *who, const te_rope_config *rope, int head_dim,
+                                te_rotary_desc *rotary, int *dim) {
     if (!te) return TE_ERR_STATE;
     if (!rope || !rotary) return te__fail(te, TE_ERR_INVALID, "%s: %s is NULL", who, rope ? "rotary" : "rope");
     *dim = rope->partial_rotary_factor > 0 && rope->partial_rotary_factor <= 1 && head_dim > 0 ? (int)((double)head_dim * rope->partial_rotary_factor) : -1;
     if (*dim < 0 || *dim % 2)
-        return te__fail(te, TE_ERR_INVALID, "%s: head_dim %d times partial_rotary_factor %g rotates %d channels; an even number is needed", who, head_dim, rope->partial_rotary_factor,
-                        *dim < 0 ? 0 : *dim);
+        return te__fail(te, TE_ERR_INVALID,
+                        "%s: head_dim %d times partial_rotary_factor %g rotates %d channels; an even number is needed",
+                        who, head_dim, rope->partial_rotary_factor, *dim < 0 ? 0 : *dim);
     memset(rotary, 0, sizeof(*rotary));
     rotary->base = (float)rope->rope_theta;
     rotary->rotary_percent = ((float)*dim + 0.5f) / (float)head_dim < 1.0f ? ((float)*dim + 0.5f) / (float)head_dim : 1.0f; /* whose floor is dim, however it is rounded */
     return TE_OK;
 }
-TE_API te_result te_rope_config_moe_rotary(te_ctx *te, const te_rope_config *rope, int head_dim, te_rotary_desc *rotary) {
+TE_API te_result te_rope_config_moe_rotary(te_ctx *te, const te_rope_config *rope, int head_dim,
+                                           te_rotary_desc *rotary) {
     static const char who[] = "te_rope_config_moe_rotary";
     double original, fast, slow, low, high;
     te_rotary_desc desc;
@@ -158,8 +171,11 @@ TE_API te_result te_rope_config_moe_rotary(te_ctx *te, const te_rope_config *rop
         low = te__rope_pair(fast, rope->rope_theta, dim, original);
         high = te__rope_pair(slow, rope->rope_theta, dim, original);
         if (!(0 < low && low < high && high < dim / 2 - 1))
-            return te__fail(te, TE_ERR_INVALID, "%s: beta_fast %g, beta_slow %g, original_max_position_embeddings %g and rope_theta %g interpolate between pairs %g and %g of %d; "
-                            "0 < low < high < %d is needed", who, fast, slow, original, rope->rope_theta, low, high, dim / 2, dim / 2 - 1);
+            return te__fail(te, TE_ERR_INVALID,
+                            "%s: beta_fast %g, beta_slow %g, original_max_position_embeddings %g and rope_theta %g "
+                            "interpolate between pairs %g and %g of %d; "
+                            "0 < low < high < %d is needed",
+                            who, fast, slow, original, rope->rope_theta, low, high, dim / 2, dim / 2 - 1);
         desc.scaling.type = TE_ROPE_YARN;
         desc.scaling.factor = (float)rope->factor;
         desc.scaling.original_max_position_embeddings = (int64_t)original;
@@ -173,16 +189,22 @@ TE_API te_result te_rope_config_moe_rotary(te_ctx *te, const te_rope_config *rop
 
 /* As te__hf_rotary has it: a number that is missing is NAN. */
 static double te__or_nan(double given) { return given != 0 ? given : (double)NAN; }
-static te_result te__rope_longrope(te_ctx *te, const char *who, const te_rope_config *rope, int dim, te_rope_scaling *s) {
-    double longest = (double)rope->max_position_embeddings, original = (double)rope->original_max_position_embeddings, factor = rope->factor;
+static te_result te__rope_longrope(te_ctx *te, const char *who, const te_rope_config *rope, int dim,
+                                   te_rope_scaling *s) {
+    double longest = (double)rope->max_position_embeddings, original = (double)rope->original_max_position_embeddings,
+           factor = rope->factor;
     te_result result;
     if (rope->num_short_factors != dim / 2 || rope->num_long_factors != dim / 2)
-        return te__fail(te, TE_ERR_FORMAT, "%s: rope_type is \"longrope\", short_factor has %d numbers and long_factor %d; %d are needed, one for each pair of channels", who,
-                        rope->num_short_factors, rope->num_long_factors, dim / 2);
+        return te__fail(te, TE_ERR_FORMAT,
+                        "%s: rope_type is \"longrope\", short_factor has %d numbers and long_factor %d; %d are needed, "
+                        "one for each pair of channels",
+                        who, rope->num_short_factors, rope->num_long_factors, dim / 2);
     if (original == 0) original = longest;
     if (factor == 0 && original != 0) factor = longest / original; /* transformers 5: the key counts first */
     result = te__rope_positive(te, who, "original_max_position_embeddings", original);
-    if (result == TE_OK) result = rope->attention_factor != 0 ? te__rope_positive(te, who, "attention_factor", rope->attention_factor) : te__rope_positive(te, who, "factor", factor);
+    if (result == TE_OK)
+        result = rope->attention_factor != 0 ? te__rope_positive(te, who, "attention_factor", rope->attention_factor)
+                                             : te__rope_positive(te, who, "factor", factor);
     s->factor = (float)factor;
     s->original_max_position_embeddings = (int64_t)original;
     s->attention_factor = (float)rope->attention_factor;
@@ -190,7 +212,8 @@ static te_result te__rope_longrope(te_ctx *te, const char *who, const te_rope_co
     s->long_factor = rope->long_factor;
     return result;
 }
-TE_API te_result te_rope_config_llama_rotary(te_ctx *te, const te_rope_config *rope, int head_dim, te_rotary_desc *rotary) {
+TE_API te_result te_rope_config_llama_rotary(te_ctx *te, const te_rope_config *rope, int head_dim,
+                                             te_rotary_desc *rotary) {
     static const char who[] = "te_rope_config_llama_rotary";
     static const char *const types[] = {"default", "linear", "dynamic", "llama3", "yarn", "longrope"};
     const te__names names = {types, TE__COUNT(types)};
@@ -235,11 +258,14 @@ TE_API te_result te_rope_config_llama_rotary(te_ctx *te, const te_rope_config *r
 /* ---- tables ---- */
 
 /* The frequencies of sequences of `length` tokens; returns how many channels they rotate, or -1 with the error recorded. */
-static int te__rope_table_begin(te_ctx *te, const char *who, const te_rotary_desc *d, int head_dim, int64_t n, int64_t length, float inv_freq[TE__ROPE_MAX_HALF], float *attention_factor) {
+static int te__rope_table_begin(te_ctx *te, const char *who, const te_rotary_desc *d, int head_dim, int64_t n,
+                                int64_t length, float inv_freq[TE__ROPE_MAX_HALF], float *attention_factor) {
     float percent = d && d->rotary_percent > 0.0f && d->rotary_percent < 1.0f ? d->rotary_percent : 1.0f;
     int dim = head_dim > 0 && head_dim <= 1 << 24 ? (int)((float)head_dim * percent) : -1;
     if (dim < 0 || dim % 2 || dim > 2 * TE__ROPE_MAX_HALF || n < 0) {
-        te__fail(te, TE_ERR_INVALID, "%s: %d channels of %d are rotated, at %lld positions; an even number of channels, at most %d, and no negative number of positions are possible",
+        te__fail(te, TE_ERR_INVALID,
+                 "%s: %d channels of %d are rotated, at %lld positions; an even number of channels, at most %d, and no "
+                 "negative number of positions are possible",
                  who, dim < 0 ? 0 : dim, head_dim, (long long)n, 2 * (int)TE__ROPE_MAX_HALF);
         return -1;
     }
@@ -249,7 +275,10 @@ static int te__rope_table_begin(te_ctx *te, const char *who, const te_rotary_des
     }
     if (dim == 0) return 0;
     if (d && d->max_seqlen > 0) length = d->max_seqlen;
-    return te_rope_frequencies(te, d ? &d->scaling : NULL, d ? d->base : 0.0f, dim, length, inv_freq, attention_factor) == TE_OK ? dim : -1;
+    return te_rope_frequencies(te, d ? &d->scaling : NULL, d ? d->base : 0.0f, dim, length, inv_freq,
+                               attention_factor) == TE_OK
+               ? dim
+               : -1;
 }
 /* y with the content of `table`, which is freed. */
 static te_tensor *te__rope_table_end(te_tensor *y, float *table) {
@@ -257,7 +286,8 @@ static te_tensor *te__rope_table_end(te_tensor *y, float *table) {
     te__free(y->te, table, te_tensor_bytes(y));
     return te__checked(y, result);
 }
-TE_API te_tensor *te_rope_cos_sin(te_ctx *te, const te_rotary_desc *rotary, int head_dim, const int64_t *positions, int64_t n) {
+TE_API te_tensor *te_rope_cos_sin(te_ctx *te, const te_rotary_desc *rotary, int head_dim, const int64_t *positions,
+                                  int64_t n) {
     float inv_freq[TE__ROPE_MAX_HALF], factor = 1.0f, *table;
     te_tensor *y = NULL;
     te__floats floats;
@@ -266,7 +296,8 @@ TE_API te_tensor *te_rope_cos_sin(te_ctx *te, const te_rotary_desc *rotary, int 
     if (!te) return NULL;
     for (i = 0; positions && i < n; i++) {
         if (positions[i] < 0 || positions[i] > INT_MAX) {
-            te__fail(te, TE_ERR_INVALID, "te_rope_cos_sin: positions[%lld] is %lld; 0 to %d are possible", (long long)i, (long long)positions[i], INT_MAX);
+            te__fail(te, TE_ERR_INVALID, "te_rope_cos_sin: positions[%lld] is %lld; 0 to %d are possible", (long long)i,
+                     (long long)positions[i], INT_MAX);
             return NULL;
         }
         longest = te__max(longest, positions[i] + 1);
@@ -288,7 +319,8 @@ TE_API te_tensor *te_rope_cos_sin(te_ctx *te, const te_rotary_desc *rotary, int 
     te__floats_end(&floats);
     return te__rope_table_end(y, table);
 }
-TE_API te_tensor *te_rope_freqs(te_ctx *te, const te_rotary_desc *rotary, int head_dim, int64_t n, float *attention_factor) {
+TE_API te_tensor *te_rope_freqs(te_ctx *te, const te_rotary_desc *rotary, int head_dim, int64_t n,
+                                float *attention_factor) {
     float inv_freq[TE__ROPE_MAX_HALF], factor = 1.0f, *table;
     te_tensor *y;
     te__floats floats;
@@ -308,7 +340,8 @@ TE_API te_tensor *te_rope_freqs(te_ctx *te, const te_rotary_desc *rotary, int he
     if (!table) return NULL;
     floats = te__floats_begin();
     for (i = 0; i < n; i++)
-        for (k = 0; k < dim; k++) table[i * dim + k] = (float)i * inv_freq[rotary && rotary->interleaved ? k / 2 : k % (dim / 2)];
+        for (k = 0; k < dim; k++)
+            table[i * dim + k] = (float)i * inv_freq[rotary && rotary->interleaved ? k / 2 : k % (dim / 2)];
     te__floats_end(&floats);
     y = te__rope_table_end(y, table);
     if (y && attention_factor) *attention_factor = factor;

@@ -9,7 +9,10 @@ static te_tensor *te__mask_of_four(te_tensor *mask) {
     char text[TE__SHAPE_TEXT];
     int i;
     if (mask->ndim > 4) {
-        te__fail(mask->te, TE_ERR_SHAPE, "te_scaled_dot_product_attention: attn_mask is %s; [b, H, s_q, s_kv], or what broadcasts to it, is needed", te__shape_text(mask, text));
+        te__fail(
+            mask->te, TE_ERR_SHAPE,
+            "te_scaled_dot_product_attention: attn_mask is %s; [b, H, s_q, s_kv], or what broadcasts to it, is needed",
+            te__shape_text(mask, text));
         return NULL;
     }
     for (i = 0; mask && i < mask->ndim; i++)
@@ -23,14 +26,16 @@ static te_tensor *te__mask_of_four(te_tensor *mask) {
 static te_tensor *te__mask_turned(te_tensor *mask) {
     te_ctx *te = mask->te;
     te_op_axpby_args sum = TE_ZERO;
-    te_tensor *x = te__empty_like(mask, TE_F32), *one = te_tensor_full(te, TE_F32, mask->ndim, mask->shape, 1.0), *y = te__empty_like(mask, TE_U8);
+    te_tensor *x = te__empty_like(mask, TE_F32), *one = te_tensor_full(te, TE_F32, mask->ndim, mask->shape, 1.0),
+              *y = te__empty_like(mask, TE_U8);
     if (!x || !one || !y) return NULL;
     sum.x = x;
     sum.y = one;
     sum.out = x;
     sum.alpha = -1.0f;
     sum.beta = 1.0f;
-    if (te_tensor_copy(x, mask) != TE_OK || te_op_axpby(te, &sum) != TE_OK || te_tensor_copy(y, x) != TE_OK) return NULL;
+    if (te_tensor_copy(x, mask) != TE_OK || te_op_axpby(te, &sum) != TE_OK || te_tensor_copy(y, x) != TE_OK)
+        return NULL;
     return y;
 }
 
@@ -41,20 +46,29 @@ static te_tensor *te__plain_sdpa(te_tensor *q, te_tensor *k, te_tensor *v, const
     te_attention_desc a = TE_ZERO;
     te_tensor *mask = args->attn_mask;
     char s[TE__SHAPE_TEXT], t[TE__SHAPE_TEXT], u[TE__SHAPE_TEXT];
-    if (!te__operand(q, k, false, "te_scaled_dot_product_attention") || !te__operand(q, v, false, "te_scaled_dot_product_attention") ||
+    if (!te__operand(q, k, false, "te_scaled_dot_product_attention") ||
+        !te__operand(q, v, false, "te_scaled_dot_product_attention") ||
         !te__operand(q, mask, true, "te_scaled_dot_product_attention"))
         return NULL;
-    if (q->ndim != 4 || k->ndim != 4 || v->ndim != 4 || (!args->enable_gqa && (q->shape[1] != k->shape[1] || q->shape[1] != v->shape[1]))) {
-        te__fail(te, TE_ERR_SHAPE, "te_scaled_dot_product_attention: q is %s, k %s, v %s; [b, heads, s, d] each, of as many heads unless enable_gqa is set", te__shape_text(q, s),
-                 te__shape_text(k, t), te__shape_text(v, u));
+    if (q->ndim != 4 || k->ndim != 4 || v->ndim != 4 ||
+        (!args->enable_gqa && (q->shape[1] != k->shape[1] || q->shape[1] != v->shape[1]))) {
+        te__fail(te, TE_ERR_SHAPE,
+                 "te_scaled_dot_product_attention: q is %s, k %s, v %s; [b, heads, s, d] each, of as many heads unless "
+                 "enable_gqa is set",
+                 te__shape_text(q, s), te__shape_text(k, t), te__shape_text(v, u));
         return NULL;
     }
     if (mask && args->is_causal) {
-        te__fail(te, TE_ERR_INVALID, "te_scaled_dot_product_attention: attn_mask %s and is_causal are both given; leave one of them out", te__shape_text(mask, s));
+        te__fail(te, TE_ERR_INVALID,
+                 "te_scaled_dot_product_attention: attn_mask %s and is_causal are both given; leave one of them out",
+                 te__shape_text(mask, s));
         return NULL;
     }
     if (mask && mask->dtype != TE_U8 && !te__is_float(mask->dtype)) {
-        te__fail(te, TE_ERR_DTYPE, "te_scaled_dot_product_attention: attn_mask is %s; u8 (0 => the key is masked), f32, f16 or bf16 (added to the scores) is needed", te_dtype_name(mask->dtype));
+        te__fail(te, TE_ERR_DTYPE,
+                 "te_scaled_dot_product_attention: attn_mask is %s; u8 (0 => the key is masked), f32, f16 or bf16 "
+                 "(added to the scores) is needed",
+                 te_dtype_name(mask->dtype));
         return NULL;
     }
     a.format = TE_BSHD;
@@ -73,7 +87,9 @@ static te_tensor *te__plain_sdpa(te_tensor *q, te_tensor *k, te_tensor *v, const
         }
         if (!mask) return NULL;
     }
-    return te_tensor_transpose(te_attention(te_tensor_transpose(q, 1, 2), te_tensor_transpose(k, 1, 2), te_tensor_transpose(v, 1, 2), &a), 1, 2);
+    return te_tensor_transpose(
+        te_attention(te_tensor_transpose(q, 1, 2), te_tensor_transpose(k, 1, 2), te_tensor_transpose(v, 1, 2), &a), 1,
+        2);
 }
 static te_tensor *te__plain_sdpa_call(void *user, te_tensor *q, te_tensor *k, te_tensor *v, const te_sdpa_args *args) {
     (void)user;
@@ -84,7 +100,8 @@ static te_tensor *te__plain_sdpa_call(void *user, te_tensor *q, te_tensor *k, te
 /* ---- regions ---- */
 
 /* A function of the program's in place of te_scaled_dot_product_attention; NULL without an error is one. */
-static te_tensor *te__sdpa_call(te_sdpa_fn fn, void *user, te_tensor *q, te_tensor *k, te_tensor *v, const te_sdpa_args *args) {
+static te_tensor *te__sdpa_call(te_sdpa_fn fn, void *user, te_tensor *q, te_tensor *k, te_tensor *v,
+                                const te_sdpa_args *args) {
     te_tensor *y = fn(user, q, k, v, args);
     if (!y) te__fail(q->te, TE_ERR_STATE, "te_scaled_dot_product_attention: the function in its place (te_sdpa_begin) returned NULL"); /* shows if it recorded no error of its own */
     return y;
@@ -101,8 +118,14 @@ TE_API te_tensor *te_scaled_dot_product_attention(te_tensor *q, te_tensor *k, te
 }
 TE_API te_result te_sdpa_begin(te_ctx *te, te_sdpa_fn fn, void *user) {
     if (!te) return TE_ERR_STATE;
-    if (!fn) return te__fail(te, TE_ERR_INVALID, "te_sdpa_begin: fn is NULL; the function that takes the place of te_scaled_dot_product_attention is needed");
-    if (te->sdpa.depth == TE__MAX_SDPA) return te__fail(te, TE_ERR_STATE, "te_sdpa_begin: %d regions are open, as many as there may be; te_sdpa_end ends one", TE__MAX_SDPA);
+    if (!fn)
+        return te__fail(te, TE_ERR_INVALID,
+                        "te_sdpa_begin: fn is NULL; the function that takes the place of "
+                        "te_scaled_dot_product_attention is needed");
+    if (te->sdpa.depth == TE__MAX_SDPA)
+        return te__fail(te, TE_ERR_STATE,
+                        "te_sdpa_begin: %d regions are open, as many as there may be; te_sdpa_end ends one",
+                        TE__MAX_SDPA);
     te->sdpa.fn[te->sdpa.depth] = fn;
     te->sdpa.user[te->sdpa.depth++] = user;
     return TE_OK;
@@ -134,7 +157,9 @@ static const te__mask_verdict *te__verdict_kept(const te_ctx *te, const te__mask
     int i;
     for (i = 0; v->written_at && i < TE__MASK_VERDICTS; i++) {
         const te__mask_verdict *kept = &te->sdpa.verdict[i];
-        if (memcmp(kept, v, offsetof(te__mask_verdict, buffer)) == 0 && kept->buffer == v->buffer && kept->dtype == v->dtype && kept->strict == v->strict) return kept;
+        if (memcmp(kept, v, offsetof(te__mask_verdict, buffer)) == 0 && kept->buffer == v->buffer &&
+            kept->dtype == v->dtype && kept->strict == v->strict)
+            return kept;
     }
     return NULL;
 }
@@ -169,7 +194,9 @@ TE_API bool te_detect_causal_mask(te_tensor *mask, te_window window, const te_ma
     window.on = true;
     window.right = 0;
     if (found) *found = window;
-    if (mask->ndim != 4 || mask->shape[2] != mask->shape[3] || te__numel(mask) == 0 || !(mask->dtype == TE_U8 || te__is_float(mask->dtype)) || !mask->buffer) return false;
+    if (mask->ndim != 4 || mask->shape[2] != mask->shape[3] || te__numel(mask) == 0 ||
+        !(mask->dtype == TE_U8 || te__is_float(mask->dtype)) || !mask->buffer)
+        return false;
     v = te__verdict_about(mask, window.left, check->strict);
     kept = check->cache ? te__verdict_kept(te, &v) : NULL;
     if (kept || te->capture) return kept && kept->causal;

@@ -54,7 +54,9 @@ static bool te__unit_list(te__unit_params *p, te_module *m) {
         if (!te__unit_list(p, m->children[i])) return false;
     return true;
 }
-static void te__unit_params_free(te_ctx *te, te__unit_params *p) { te__free(te, p->list, (size_t)p->cap * sizeof(te_tensor *)); }
+static void te__unit_params_free(te_ctx *te, te__unit_params *p) {
+    te__free(te, p->list, (size_t)p->cap * sizeof(te_tensor *));
+}
 
 /* Has a gradient of u been written since u exchanged? */
 static bool te__unit_is_reached(const te__dp_unit *u, const te__unit_params *p) {
@@ -98,7 +100,8 @@ static te_tensor *te__unit_flat(te_ctx *te, const te__unit_params *p, te_tensor 
     return result == TE_OK ? flat : NULL;
 }
 /* The sums become the gradients. A parameter without one gets one if another rank has it. */
-static te_result te__unit_spread(te__dp_unit *u, const te__unit_params *p, te_tensor *flat, te_tensor **grads, bool lacks, float factor) {
+static te_result te__unit_spread(te__dp_unit *u, const te__unit_params *p, te_tensor *flat, te_tensor **grads,
+                                 bool lacks, float factor) {
     te_ctx *te = u->module->te;
     const int fresh = te->tape.num_fresh;
     float *count = lacks ? (float *)te__alloc(te, ((size_t)p->n + 1) * sizeof(float)) : NULL;
@@ -130,7 +133,8 @@ static te_result te__unit_reduce(te__dp_unit *u, const te__unit_params *p) {
     te__frame_begin(te);
     te->tape.no_grad++;
     flat = grads ? te__unit_flat(te, p, grads, &lacks) : NULL;
-    result = flat ? te_all_reduce(u->desc.group, flat, TE_REDUCE_SUM) : te__refuse(u->desc.group, TE__ALL_REDUCE, te_error_code(te));
+    result = flat ? te_all_reduce(u->desc.group, flat, TE_REDUCE_SUM)
+                  : te__refuse(u->desc.group, TE__ALL_REDUCE, te_error_code(te));
     if (result == TE_OK) result = te__unit_spread(u, p, flat, grads, lacks, 1.0f / divide);
     te->tape.no_grad--;
     te__frame_end(te, NULL, 0);
@@ -178,7 +182,8 @@ static void te__units_mark(te_ctx *te, const te__segment *s, te_tensor *const *y
 static bool te__units_are_marked(const te_module *m, uint64_t pass) {
     bool marked = false;
     int i;
-    for (i = 0; i < m->num_entries && !marked; i++) marked = m->entries[i].tensor->var && m->entries[i].tensor->var->pass == pass;
+    for (i = 0; i < m->num_entries && !marked; i++)
+        marked = m->entries[i].tensor->var && m->entries[i].tensor->var->pass == pass;
     for (i = 0; i < m->num_children && !marked; i++) marked = te__units_are_marked(m->children[i], pass);
     return marked;
 }
@@ -207,10 +212,12 @@ static te_result te__units_exchange(te_ctx *te, const te_module *m, te_result re
         bool reached = false;
         if (!u->state.requires_gradient_sync) continue;
         if (result != TE_OK) {
-            if (m ? root == te__root_of(m) : te__units_are_marked(root, te->tape.passes)) return te__refuse(u->desc.group, TE__ALL_REDUCE, result);
+            if (m ? root == te__root_of(m) : te__units_are_marked(root, te->tape.passes))
+                return te__refuse(u->desc.group, TE__ALL_REDUCE, result);
             continue;
         }
-        for (other = te->units; other && !reached; other = other->next) reached = other->reached && te__root_of(other->module) == root;
+        for (other = te->units; other && !reached; other = other->next)
+            reached = other->reached && te__root_of(other->module) == root;
         if (reached) result = te__unit_exchange(u);
         if (result != TE_OK) return result;
     }
@@ -225,8 +232,12 @@ static te_result te__unit_share(te_group *group, te_module *m) {
     for (i = 0; i < m->num_entries && result == TE_OK; i++) {
         te_tensor *x = m->entries[i].tensor;
         if (x->quantized)
-            return te__refuse(group, TE__BROADCAST, te__fail(m->te, TE_ERR_UNSUPPORTED, "te_data_parallel: \"%s\" of \"%s\" is stored quantized, and is not copied from rank 0; seed all ranks "
-                                                             "alike and set no_init_sync", m->entries[i].name, m->name));
+            return te__refuse(group, TE__BROADCAST,
+                              te__fail(m->te, TE_ERR_UNSUPPORTED,
+                                       "te_data_parallel: \"%s\" of \"%s\" is stored quantized, and is not copied from "
+                                       "rank 0; seed all ranks "
+                                       "alike and set no_init_sync",
+                                       m->entries[i].name, m->name));
         result = te__need_memory(x, "te_data_parallel");
         result = result == TE_OK ? te_broadcast(group, x, 0) : te__refuse(group, TE__BROADCAST, result);
     }
@@ -240,16 +251,21 @@ static te_result te__unit_make(te_module *m, const te_data_parallel_desc *desc, 
     if (m->te->error_code != TE_OK) return m->te->error_code;
     if (m->te->capture) return te__refuse_capture(m->te, who, "make units before te_graph_begin");
     if (u && u->whole != whole)
-        return te__fail(m->te, TE_ERR_INVALID, "%s: \"%s\" is a unit by %s; take that back first (desc NULL)", who, m->name, whole ? "te_fsdp_unit" : "te_data_parallel");
+        return te__fail(m->te, TE_ERR_INVALID, "%s: \"%s\" is a unit by %s; take that back first (desc NULL)", who,
+                        m->name, whole ? "te_fsdp_unit" : "te_data_parallel");
     if (!desc) {
         te_module_remove_attribute(m, TE__UNIT);
         return TE_OK;
     }
     if (desc->group && desc->group->te != m->te)
-        return te__fail(m->te, TE_ERR_INVALID, "%s: the group is of another context (%s) than the module (%s); each rank takes the group that it joined", who, desc->group->te->device_name,
-                        m->te->device_name);
+        return te__fail(
+            m->te, TE_ERR_INVALID,
+            "%s: the group is of another context (%s) than the module (%s); each rank takes the group that it joined",
+            who, desc->group->te->device_name, m->te->device_name);
     if (!(desc->gradient_divide_factor >= 0.0f && desc->gradient_divide_factor <= FLT_MAX))
-        return te__fail(m->te, TE_ERR_INVALID, "%s: gradient_divide_factor is %g; a positive number, or 0 for the number of ranks, is needed", who, (double)desc->gradient_divide_factor);
+        return te__fail(m->te, TE_ERR_INVALID,
+                        "%s: gradient_divide_factor is %g; a positive number, or 0 for the number of ranks, is needed",
+                        who, (double)desc->gradient_divide_factor);
     if (whole && !desc->no_init_sync) result = te__unit_share(desc->group, m);
     if (result != TE_OK) return result;
     if (!u) {
@@ -270,8 +286,12 @@ static te_result te__unit_make(te_module *m, const te_data_parallel_desc *desc, 
     m->te->exchange_gradients = te__units_exchange;
     return TE_OK;
 }
-TE_API te_result te_data_parallel(te_module *m, const te_data_parallel_desc *desc) { return te__unit_make(m, desc, true, "te_data_parallel"); }
-TE_API te_result te_fsdp_unit(te_module *m, const te_data_parallel_desc *desc) { return te__unit_make(m, desc, false, "te_fsdp_unit"); }
+TE_API te_result te_data_parallel(te_module *m, const te_data_parallel_desc *desc) {
+    return te__unit_make(m, desc, true, "te_data_parallel");
+}
+TE_API te_result te_fsdp_unit(te_module *m, const te_data_parallel_desc *desc) {
+    return te__unit_make(m, desc, false, "te_fsdp_unit");
+}
 
 TE_API bool te_fsdp_get_state(const te_module *m, te_fsdp_state *state) {
     const te__dp_unit *u = te__unit_of(m);
@@ -285,7 +305,9 @@ static bool te__unit_set(void *user, te_module *m) {
 }
 TE_API te_result te_fsdp_set_state(te_module *m, te_fsdp_state state) {
     if (!m) return TE_ERR_STATE;
-    if (!te__unit_of(m)) return te__fail(m->te, TE_ERR_INVALID, "te_fsdp_set_state: \"%s\" is no unit; te_fsdp_unit or te_data_parallel makes one", m->name);
+    if (!te__unit_of(m))
+        return te__fail(m->te, TE_ERR_INVALID,
+                        "te_fsdp_set_state: \"%s\" is no unit; te_fsdp_unit or te_data_parallel makes one", m->name);
     te_module_visit(m, te__unit_set, &state);
     return TE_OK;
 }
@@ -311,8 +333,23 @@ static bool te__unit_yield_tree(void *user, te_module *m) {
     return true;
 }
 static bool te__is_multimodal(const char *name) {
-    static const char *const names[] = {"visual", "vision_tower", "vision_model", "vit_model", "image_encoder", "vision_encoder", "audio_tower", "audio_encoder", "audio_model", "embed_vision",
-                                        "embed_audio", "mm_projector", "multi_modal_projector", "multimodal_projector", "vision_projector", "vit_large_projector", "audio_projector"};
+    static const char *const names[] = {"visual",
+                                        "vision_tower",
+                                        "vision_model",
+                                        "vit_model",
+                                        "image_encoder",
+                                        "vision_encoder",
+                                        "audio_tower",
+                                        "audio_encoder",
+                                        "audio_model",
+                                        "embed_vision",
+                                        "embed_audio",
+                                        "mm_projector",
+                                        "multi_modal_projector",
+                                        "multimodal_projector",
+                                        "vision_projector",
+                                        "vit_large_projector",
+                                        "audio_projector"};
     int i;
     for (i = 0; i < TE__COUNT(names); i++)
         if (strcmp(name, names[i]) == 0) return true;
@@ -387,7 +424,10 @@ TE_API te_result te_model_set_fsdp_optimizations(te_module *model, bool on) {
 /* ---- behind a backward pass ---- */
 
 static te_result te__unit_root_callback(te__dp_unit *u) {
-    te_result result = u->desc.root_post_backward ? te__returned(u->module->te, u->desc.root_post_backward(u->desc.user, u->module), "the root_post_backward", u->module->name) : TE_OK;
+    te_result result = u->desc.root_post_backward
+                           ? te__returned(u->module->te, u->desc.root_post_backward(u->desc.user, u->module),
+                                          "the root_post_backward", u->module->name)
+                           : TE_OK;
     if (result != TE_OK) te__fail(u->module->te, result, "the root_post_backward of \"%s\" returned %s", u->module->name, te_result_name(result)); /* shows if it recorded no error of its own */
     return result;
 }
@@ -396,7 +436,10 @@ TE_API te_result te_fsdp_post_backward(te_module *unit) {
     te_result result;
     if (!unit) return TE_ERR_STATE;
     if (unit->te->error_code != TE_OK) return unit->te->error_code;
-    if (!u) return te__fail(unit->te, TE_ERR_INVALID, "te_fsdp_post_backward: \"%s\" is no unit; te_fsdp_unit or te_data_parallel makes one", unit->name);
+    if (!u)
+        return te__fail(unit->te, TE_ERR_INVALID,
+                        "te_fsdp_post_backward: \"%s\" is no unit; te_fsdp_unit or te_data_parallel makes one",
+                        unit->name);
     result = te__unit_exchange(u);
     return result == TE_OK ? te__unit_root_callback(u) : result;
 }
@@ -441,19 +484,25 @@ static te_result te__stage_run(te_module *stage, const te_stage_backward_desc *d
     int i;
     if (d->type == TE_BACKWARD_WEIGHT) return te_backward_dw(stage);
     for (i = 0; i < d->num_outputs && result == TE_OK; i++)
-        result = d->output_grads && d->output_grads[i] ? te_backward_from(d->stage_outputs[i], d->output_grads[i]) : te_backward(d->stage_outputs[i]);
+        result = d->output_grads && d->output_grads[i] ? te_backward_from(d->stage_outputs[i], d->output_grads[i])
+                                                       : te_backward(d->stage_outputs[i]);
     if (result == TE_OK && d->type == TE_BACKWARD_FULL && stage->te->deferred) result = te_backward_dw(stage);
     return result;
 }
 static te_result te__stage_check(te_module *stage, const te_stage_backward_desc *d) {
     int i = 0;
     if ((int)d->type < 0 || d->type > TE_BACKWARD_WEIGHT)
-        return te__fail(stage->te, TE_ERR_INVALID, "te_stage_backward: type %d; TE_BACKWARD_FULL, TE_BACKWARD_INPUT and TE_BACKWARD_WEIGHT (0 to 2) are possible", (int)d->type);
+        return te__fail(stage->te, TE_ERR_INVALID,
+                        "te_stage_backward: type %d; TE_BACKWARD_FULL, TE_BACKWARD_INPUT and TE_BACKWARD_WEIGHT (0 to "
+                        "2) are possible",
+                        (int)d->type);
     if (d->type == TE_BACKWARD_WEIGHT) return TE_OK;
     while (d->stage_outputs && i < d->num_outputs && d->stage_outputs[i]) i++;
     if (i > 0 && i == d->num_outputs) return TE_OK;
-    return te__fail(stage->te, TE_ERR_INVALID, "te_stage_backward: %d outputs, and stage_outputs %s; the tensors that the forward has made are needed", d->num_outputs,
-                    d->stage_outputs ? "has a NULL" : "is NULL");
+    return te__fail(
+        stage->te, TE_ERR_INVALID,
+        "te_stage_backward: %d outputs, and stage_outputs %s; the tensors that the forward has made are needed",
+        d->num_outputs, d->stage_outputs ? "has a NULL" : "is NULL");
 }
 /* A stage that is one unit: its outputs reach the parameters one by one, and gradients travel once, behind the last. */
 static te_result te__stage_run_whole(te_module *stage, te__dp_unit *u, const te_stage_backward_desc *d) {
@@ -462,7 +511,8 @@ static te_result te__stage_run_whole(te_module *stage, te__dp_unit *u, const te_
     u->state.requires_gradient_sync = false;
     result = te__stage_run(stage, d);
     u->state.requires_gradient_sync = true;
-    if (d->last_backward) result = result == TE_OK ? te_fsdp_post_backward(stage) : te__refuse(u->desc.group, TE__ALL_REDUCE, result);
+    if (d->last_backward)
+        result = result == TE_OK ? te_fsdp_post_backward(stage) : te__refuse(u->desc.group, TE__ALL_REDUCE, result);
     u->state = before;
     return result;
 }

@@ -45,7 +45,9 @@ static bool te__snapshot_visit(te__cast *walk, const te_module *m, const te__ent
     te_fp32_snapshots *s = made->s;
     te__fp32_copy *c;
     (void)m;
-    if (!te__is_floating(e->tensor) || !te__is_first(&walk->firsts, e) || !te__word_matches(made->keywords[e->kind], made->count[e->kind], walk->path)) return true;
+    if (!te__is_floating(e->tensor) || !te__is_first(&walk->firsts, e) ||
+        !te__word_matches(made->keywords[e->kind], made->count[e->kind], walk->path))
+        return true;
     if (!te__grow(s->te, (void **)&s->copy, &s->cap, s->num, sizeof(te__fp32_copy))) return false;
     c = &s->copy[s->num++];
     memset(c, 0, sizeof(*c));
@@ -56,12 +58,15 @@ static bool te__snapshot_visit(te__cast *walk, const te_module *m, const te__ent
     te__frame_end(s->te, NULL, 0);
     return c->path && c->value;
 }
-TE_API te_fp32_snapshots *te_snapshot_fp32_tensors(te_module *m, const char *const *parameter_keywords, int num_parameter_keywords, const char *const *buffer_keywords,
+TE_API te_fp32_snapshots *te_snapshot_fp32_tensors(te_module *m, const char *const *parameter_keywords,
+                                                   int num_parameter_keywords, const char *const *buffer_keywords,
                                                    int num_buffer_keywords) {
     static const char who[] = "te_snapshot_fp32_tensors";
     te__snapshotting made = TE_ZERO;
     te_fp32_snapshots *s;
-    if (!m || te__recast_may(m, who) != TE_OK || !te__words_ok(m, parameter_keywords, num_parameter_keywords, who) || !te__words_ok(m, buffer_keywords, num_buffer_keywords, who)) return NULL;
+    if (!m || te__recast_may(m, who) != TE_OK || !te__words_ok(m, parameter_keywords, num_parameter_keywords, who) ||
+        !te__words_ok(m, buffer_keywords, num_buffer_keywords, who))
+        return NULL;
     s = (te_fp32_snapshots *)te__alloc_zero(m->te, sizeof(*s));
     if (!s) return NULL;
     s->te = m->te;
@@ -133,8 +138,10 @@ static te_result te__snapshots_add(te__putting *p, const te_fp32_snapshots *s, t
         te_tensor *x = c->kind == kind ? te__snapshot_target(p, c) : NULL;
         if (!x || !te__is_floating(x)) continue;
         if (!te__same_shape(x, c->value))
-            return te__fail(p->m->te, TE_ERR_SHAPE, "te_restore_fp32_tensor_snapshots: \"%s\" is %s in the model and was %s: give the snapshots of this model", c->path, te__shape_text(x, a),
-                            te__shape_text(c->value, b));
+            return te__fail(p->m->te, TE_ERR_SHAPE,
+                            "te_restore_fp32_tensor_snapshots: \"%s\" is %s in the model and was %s: give the "
+                            "snapshots of this model",
+                            c->path, te__shape_text(x, a), te__shape_text(c->value, b));
         if (!te__recast_add(&p->list, x, TE_F32, 0)) return te_error_code(p->m->te);
     }
     return TE_OK;
@@ -145,18 +152,23 @@ static te_result te__snapshots_copy(const te__putting *p, const te_fp32_snapshot
     int i;
     for (i = 0; s && i < s->num && result == TE_OK; i++) {
         te_tensor *x = s->copy[i].kind == kind ? te__snapshot_target(p, &s->copy[i]) : NULL;
-        if (x && x->buffer && te__is_floating(x) && s->copy[i].value->buffer) result = te_tensor_copy(x, s->copy[i].value);
+        if (x && x->buffer && te__is_floating(x) && s->copy[i].value->buffer)
+            result = te_tensor_copy(x, s->copy[i].value);
     }
     return result;
 }
-TE_API te_result te_restore_fp32_tensor_snapshots(te_module *m, const te_fp32_snapshots *parameters, const te_fp32_snapshots *buffers) {
+TE_API te_result te_restore_fp32_tensor_snapshots(te_module *m, const te_fp32_snapshots *parameters,
+                                                  const te_fp32_snapshots *buffers) {
     te__putting p = TE_ZERO;
     te_result result;
     if (!m) return TE_ERR_STATE;
     result = te__recast_may(m, "te_restore_fp32_tensor_snapshots");
     if (result != TE_OK) return result;
     if ((parameters && parameters->te != m->te) || (buffers && buffers->te != m->te))
-        return te__fail(m->te, TE_ERR_INVALID, "te_restore_fp32_tensor_snapshots: the snapshots are of another context than %s; give those of this rank's model", m->name);
+        return te__fail(m->te, TE_ERR_INVALID,
+                        "te_restore_fp32_tensor_snapshots: the snapshots are of another context than %s; give those of "
+                        "this rank's model",
+                        m->name);
     p.m = m;
     p.list.te = m->te;
     if (!te__firsts_open(&p.firsts, m)) return te_error_code(m->te);

@@ -30,7 +30,8 @@ static void te__act_release(te_ctx *te, void *state) {
     te__quant_call_drop(&((te__act_state *)state)->quant);
 }
 
-static te_result te__act_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
+static te_result te__act_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy,
+                                  te_tensor **dx, const bool *needs) {
     const te__act_state *s = (const te__act_state *)state;
     te_tensor *x = saved[0];
     te_op_act_bwd_args args = TE_ZERO;
@@ -83,13 +84,15 @@ static te_result te__act_backward(te_ctx *te, const void *state, te_tensor *cons
 static bool te__activation_fits(const te_tensor *x, te_activation activation, const char *function) {
     char text[TE__SHAPE_TEXT];
     if (x->ndim >= 1 && !(te_activation_is_gated(activation) && te__cols(x) % 2)) return true;
-    te__fail(x->te, TE_ERR_SHAPE, "%s: the input is %s; a gated activation needs an even last size", function, te__shape_text(x, text));
+    te__fail(x->te, TE_ERR_SHAPE, "%s: the input is %s; a gated activation needs an even last size", function,
+             te__shape_text(x, text));
     return false;
 }
 
 /* As te__norm, for activations, but that under current scaling and NVFP4 the amax is that of the unrounded f32 result, as TransformerEngine's kernels take it.
  * `params` and `grad` may be NULL. */
-static te_tensor *te__activate(te_tensor *x, te_activation activation, const te_activation_params *params, const te__quant_spec *spec, const te__act_grad *grad) {
+static te_tensor *te__activate(te_tensor *x, te_activation activation, const te_activation_params *params,
+                               const te__quant_spec *spec, const te__act_grad *grad) {
     te_op_act_fwd_args args = TE_ZERO;
     te__act_state state = TE_ZERO;
     te__quant_out out = TE_ZERO;
@@ -134,9 +137,12 @@ static te_tensor *te__activate(te_tensor *x, te_activation activation, const te_
     in[1] = grad ? grad->bias : NULL;
     if (result != TE_OK) return te__frame_return(te, NULL);
     if (grad && grad->quant) state.quant = te__quant_call_keep(grad->quant);
-    return te__frame_return(te, te__record_owning("activate", y, te__act_backward, &state, sizeof(state), te__act_release, in, 2, &x, 1));
+    return te__frame_return(
+        te, te__record_owning("activate", y, te__act_backward, &state, sizeof(state), te__act_release, in, 2, &x, 1));
 }
-TE_API te_tensor *te_activate(te_tensor *x, te_activation activation, const te_activation_params *params) { return te__activate(x, activation, params, NULL, NULL); }
+TE_API te_tensor *te_activate(te_tensor *x, te_activation activation, const te_activation_params *params) {
+    return te__activate(x, activation, params, NULL, NULL);
+}
 
 /* ---- halves one behind the other ---- */
 
@@ -154,11 +160,13 @@ static te_tensor *te__half(const te_tensor *halves, int h, int ndim, const int64
 }
 /* Is x half h, and nothing else? */
 static bool te__is_half(const te_tensor *x, const te_tensor *halves, int h) {
-    return x && x->buffer == halves->buffer && x->offset == halves->offset + (int64_t)h * (int64_t)(te_tensor_bytes(halves) / 2) && te_tensor_bytes(x) == te_tensor_bytes(halves) / 2 &&
-           x->dtype == halves->dtype && te__is_contiguous(x);
+    return x && x->buffer == halves->buffer &&
+           x->offset == halves->offset + (int64_t)h * (int64_t)(te_tensor_bytes(halves) / 2) &&
+           te_tensor_bytes(x) == te_tensor_bytes(halves) / 2 && x->dtype == halves->dtype && te__is_contiguous(x);
 }
 
-static te_result te__halves_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
+static te_result te__halves_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy,
+                                     te_tensor **dx, const bool *needs) {
     te_op_act_bwd_args args = TE_ZERO;
     te_tensor *g = te_tensor_contiguous(dy[0]);
     int64_t shape[2];
@@ -196,7 +204,8 @@ typedef struct te__scaled_act_state {
     te_activation_params params;
 } te__scaled_act_state;
 
-static te_result te__scaled_act_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
+static te_result te__scaled_act_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy,
+                                         te_tensor **dx, const bool *needs) {
     const te__scaled_act_state *s = (const te__scaled_act_state *)state;
     te_op_scaled_act_bwd_args args = TE_ZERO;
     args.dy = te_tensor_contiguous(dy[0]);
@@ -212,18 +221,22 @@ static te_result te__scaled_act_backward(te_ctx *te, const void *state, te_tenso
     return args.dy && dx[0] && (!needs[1] || dx[1]) ? te_op_scaled_act_bwd(te, &args) : te_error_code(te);
 }
 
-TE_API te_tensor *te_scaled_activate(te_tensor *x, te_tensor *permuted_probs, te_activation activation, const te_activation_params *params) {
+TE_API te_tensor *te_scaled_activate(te_tensor *x, te_tensor *permuted_probs, te_activation activation,
+                                     const te_activation_params *params) {
     te_op_scaled_act_fwd_args args = TE_ZERO;
     te__scaled_act_state state = TE_ZERO;
     te_tensor *in[2], *y;
     int64_t shape[TE_MAX_DIMS];
     char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
     const char *who = "te_scaled_activate";
-    if (!x || !te__operand(x, permuted_probs, false, who) || !te__need_float(x, who) || !te__need_float(permuted_probs, who)) return NULL;
+    if (!x || !te__operand(x, permuted_probs, false, who) || !te__need_float(x, who) ||
+        !te__need_float(permuted_probs, who))
+        return NULL;
     if (!te__activation_fits(x, activation, who)) return NULL;
     if (te__numel(permuted_probs) != te__rows(x)) {
-        te__fail(x->te, TE_ERR_SHAPE, "%s: the input is %s and the probabilities are %s; one for each of its %lld rows is needed", who, te__shape_text(x, a),
-                 te__shape_text(permuted_probs, b), (long long)te__rows(x));
+        te__fail(x->te, TE_ERR_SHAPE,
+                 "%s: the input is %s and the probabilities are %s; one for each of its %lld rows is needed", who,
+                 te__shape_text(x, a), te__shape_text(permuted_probs, b), (long long)te__rows(x));
         return NULL;
     }
     te__frame_begin(x->te);
@@ -245,5 +258,6 @@ TE_API te_tensor *te_scaled_activate(te_tensor *x, te_tensor *permuted_probs, te
     args.act_scales = in[1];
     args.y = y;
     y = te__checked(y, te_op_scaled_act_fwd(x->te, &args));
-    return te__frame_return(x->te, te__record("scaled_activate", y, te__scaled_act_backward, &state, sizeof(state), in, 2, in, 2));
+    return te__frame_return(
+        x->te, te__record("scaled_activate", y, te__scaled_act_backward, &state, sizeof(state), in, 2, in, 2));
 }

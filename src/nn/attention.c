@@ -5,62 +5,94 @@
 #define TE__TURN (2 * 3.14159265358979323846)
 
 /* The factor of cosine and sine that YaRN derives from how far it stretches. */
-static double te__rope_mscale(double factor, double mscale) { return factor <= 1.0 ? 1.0 : 0.1 * mscale * log(factor) + 1.0; }
+static double te__rope_mscale(double factor, double mscale) {
+    return factor <= 1.0 ? 1.0 : 0.1 * mscale * log(factor) + 1.0;
+}
 /* The number, fractional, of the pair of `dim` channels that turns `turns` times within `original` positions. */
-static double te__rope_pair(double turns, double base, int dim, double original) { return dim * log(original / (turns * TE__TURN)) / (2 * log(base)); }
+static double te__rope_pair(double turns, double base, int dim, double original) {
+    return dim * log(original / (turns * TE__TURN)) / (2 * log(base));
+}
 
 static te_result te__rope_check_scaling(te_ctx *te, const te_rope_scaling *s, int dim) {
     const double original = (double)s->original_max_position_embeddings;
     int i;
     if ((int)s->type < 0 || s->type > TE_ROPE_LONGROPE)
-        return te__fail(te, TE_ERR_INVALID, "rope: scaling.type is %d; te_rope_type has 0 to %d", (int)s->type, (int)TE_ROPE_LONGROPE);
+        return te__fail(te, TE_ERR_INVALID, "rope: scaling.type is %d; te_rope_type has 0 to %d", (int)s->type,
+                        (int)TE_ROPE_LONGROPE);
     if (s->type != TE_ROPE_LONGROPE && !(s->factor > 0.0f))
-        return te__fail(te, TE_ERR_INVALID, "rope: scaling.factor is %g, with type %d; it must be positive", (double)s->factor, (int)s->type);
+        return te__fail(te, TE_ERR_INVALID, "rope: scaling.factor is %g, with type %d; it must be positive",
+                        (double)s->factor, (int)s->type);
     if (s->type != TE_ROPE_LINEAR && original <= 0)
-        return te__fail(te, TE_ERR_INVALID, "rope: scaling.original_max_position_embeddings is %lld, with type %d; it must be positive", (long long)s->original_max_position_embeddings, (int)s->type);
+        return te__fail(te, TE_ERR_INVALID,
+                        "rope: scaling.original_max_position_embeddings is %lld, with type %d; it must be positive",
+                        (long long)s->original_max_position_embeddings, (int)s->type);
     if (s->type == TE_ROPE_LLAMA3 && !(s->low_freq_factor > 0.0f && s->high_freq_factor > s->low_freq_factor))
-        return te__fail(te, TE_ERR_INVALID, "rope: scaling.low_freq_factor is %g and high_freq_factor %g; the first must be positive, and the second larger", (double)s->low_freq_factor,
-                        (double)s->high_freq_factor);
+        return te__fail(te, TE_ERR_INVALID,
+                        "rope: scaling.low_freq_factor is %g and high_freq_factor %g; the first must be positive, and "
+                        "the second larger",
+                        (double)s->low_freq_factor, (double)s->high_freq_factor);
     if (s->type == TE_ROPE_DYNAMIC && dim < 4)
-        return te__fail(te, TE_ERR_INVALID, "rope: %d channels are to be rotated, with TE_ROPE_DYNAMIC; its base grows by a power of dim / (dim - 2), so at least 4 are needed", dim);
-    if (s->type == TE_ROPE_YARN && !(s->beta_fast >= 0.0f && s->beta_slow >= 0.0f && (s->beta_fast > 0.0f ? s->beta_fast : 32.0f) > (s->beta_slow > 0.0f ? s->beta_slow : 1.0f)))
-        return te__fail(te, TE_ERR_INVALID, "rope: scaling.beta_fast is %g and beta_slow %g (0 => 32 and 1); the first must be the larger one", (double)s->beta_fast, (double)s->beta_slow);
+        return te__fail(te, TE_ERR_INVALID,
+                        "rope: %d channels are to be rotated, with TE_ROPE_DYNAMIC; its base grows by a power of dim / "
+                        "(dim - 2), so at least 4 are needed",
+                        dim);
+    if (s->type == TE_ROPE_YARN &&
+        !(s->beta_fast >= 0.0f && s->beta_slow >= 0.0f &&
+          (s->beta_fast > 0.0f ? s->beta_fast : 32.0f) > (s->beta_slow > 0.0f ? s->beta_slow : 1.0f)))
+        return te__fail(
+            te, TE_ERR_INVALID,
+            "rope: scaling.beta_fast is %g and beta_slow %g (0 => 32 and 1); the first must be the larger one",
+            (double)s->beta_fast, (double)s->beta_slow);
     if (s->type != TE_ROPE_LONGROPE) return TE_OK;
     if (!s->short_factor || !s->long_factor)
-        return te__fail(te, TE_ERR_INVALID, "rope: scaling.%s is NULL; TE_ROPE_LONGROPE divides frequencies by [dim / 2] factors", s->short_factor ? "long_factor" : "short_factor");
+        return te__fail(te, TE_ERR_INVALID,
+                        "rope: scaling.%s is NULL; TE_ROPE_LONGROPE divides frequencies by [dim / 2] factors",
+                        s->short_factor ? "long_factor" : "short_factor");
     for (i = 0; i < dim / 2; i++)
         if (!(s->short_factor[i] > 0.0f && s->long_factor[i] > 0.0f))
-            return te__fail(te, TE_ERR_INVALID, "rope: scaling.short_factor[%d] is %g and long_factor[%d] %g; they must be positive", i, (double)s->short_factor[i], i, (double)s->long_factor[i]);
+            return te__fail(te, TE_ERR_INVALID,
+                            "rope: scaling.short_factor[%d] is %g and long_factor[%d] %g; they must be positive", i,
+                            (double)s->short_factor[i], i, (double)s->long_factor[i]);
     return TE_OK;
 }
 
-TE_API te_result te_rope_frequencies(te_ctx *te, const te_rope_scaling *scaling, float base, int dim, int64_t length, float *inv_freq, float *attention_factor) {
+TE_API te_result te_rope_frequencies(te_ctx *te, const te_rope_scaling *scaling, float base, int dim, int64_t length,
+                                     float *inv_freq, float *attention_factor) {
     te_rope_scaling s = TE_ZERO;
     double theta = base != 0.0f ? (double)base : 10000.0, attention = 1.0, factor, original, low = 0, high = 0;
     te__floats floats;
     int i;
     if (!te) return TE_ERR_STATE;
-    if (!inv_freq) return te__fail(te, TE_ERR_INVALID, "te_rope_frequencies: inv_freq is NULL; room for %d numbers, half of dim, is needed", dim / 2);
+    if (!inv_freq)
+        return te__fail(te, TE_ERR_INVALID,
+                        "te_rope_frequencies: inv_freq is NULL; room for %d numbers, half of dim, is needed", dim / 2);
     if (scaling) s = *scaling;
     factor = (double)s.factor, original = (double)s.original_max_position_embeddings;
     if (s.type != TE_ROPE_DEFAULT && te__rope_check_scaling(te, &s, dim) != TE_OK) return te_error_code(te);
     floats = te__floats_begin();
-    if (s.type == TE_ROPE_DYNAMIC && (double)length > original) theta *= pow(factor * (double)length / original - (factor - 1.0), dim / (dim - 2.0));
+    if (s.type == TE_ROPE_DYNAMIC && (double)length > original)
+        theta *= pow(factor * (double)length / original - (factor - 1.0), dim / (dim - 2.0));
     if (s.type == TE_ROPE_YARN) {
         low = te__rope_pair(s.beta_fast > 0.0f ? (double)s.beta_fast : 32.0, theta, dim, original);
         high = te__rope_pair(s.beta_slow > 0.0f ? (double)s.beta_slow : 1.0, theta, dim, original);
         low = fmax(s.no_truncate ? low : floor(low), 0.0);
         high = fmin(s.no_truncate ? high : ceil(high), dim - 1.0);
         if (high <= low) high = low + 0.001; /* as transformers: no division by zero */
-        attention = s.mscale != 0.0f && s.mscale_all_dim != 0.0f ? te__rope_mscale(factor, (double)s.mscale) / te__rope_mscale(factor, (double)s.mscale_all_dim) : te__rope_mscale(factor, 1.0);
+        attention = s.mscale != 0.0f && s.mscale_all_dim != 0.0f
+                        ? te__rope_mscale(factor, (double)s.mscale) / te__rope_mscale(factor, (double)s.mscale_all_dim)
+                        : te__rope_mscale(factor, 1.0);
     }
     if (s.type == TE_ROPE_LONGROPE && factor > 1.0) attention = sqrt(1.0 + log(factor) / log(original));
-    if ((s.type == TE_ROPE_YARN || s.type == TE_ROPE_LONGROPE) && s.attention_factor != 0.0f) attention = (double)s.attention_factor;
+    if ((s.type == TE_ROPE_YARN || s.type == TE_ROPE_LONGROPE) && s.attention_factor != 0.0f)
+        attention = (double)s.attention_factor;
     for (i = 0; i < dim / 2; i++) {
         double f = pow(theta, -2.0 * i / dim), turns = original * f / (TE__TURN), kept = 0.0; /* within the original context; the share of f beside f / factor */
-        if (s.type == TE_ROPE_LLAMA3) kept = fmin(fmax((turns - (double)s.low_freq_factor) / (double)(s.high_freq_factor - s.low_freq_factor), 0.0), 1.0);
+        if (s.type == TE_ROPE_LLAMA3)
+            kept = fmin(
+                fmax((turns - (double)s.low_freq_factor) / (double)(s.high_freq_factor - s.low_freq_factor), 0.0), 1.0);
         if (s.type == TE_ROPE_YARN) kept = 1.0 - fmin(fmax((i - low) / (high - low), 0.0), 1.0);
-        if (s.type == TE_ROPE_LINEAR || s.type == TE_ROPE_LLAMA3 || s.type == TE_ROPE_YARN) f = (1.0 - kept) * f / factor + kept * f;
+        if (s.type == TE_ROPE_LINEAR || s.type == TE_ROPE_LLAMA3 || s.type == TE_ROPE_YARN)
+            f = (1.0 - kept) * f / factor + kept * f;
         if (s.type == TE_ROPE_LONGROPE) f /= (double)((double)length > original ? s.long_factor : s.short_factor)[i];
         inv_freq[i] = (float)f;
     }
@@ -77,15 +109,20 @@ typedef struct te__rope_state {
 
 /* The caller's own table in place of all that would make one. */
 static te_result te__rope_freqs_of(te_ctx *te, const te_rotary_desc *d, te_rope_angles *a) {
-    if (d->base != 0.0f || d->rotary_percent != 0.0f || d->seq_len_interpolation_factor != 0.0f || d->scaling.type != TE_ROPE_DEFAULT)
-        return te__fail(te, TE_ERR_INVALID, "rope: freqs are given, with base %g, rotary_percent %g, seq_len_interpolation_factor %g and scaling.type %d, which make angles in their place; leave them 0",
-                        (double)d->base, (double)d->rotary_percent, (double)d->seq_len_interpolation_factor, (int)d->scaling.type);
+    if (d->base != 0.0f || d->rotary_percent != 0.0f || d->seq_len_interpolation_factor != 0.0f ||
+        d->scaling.type != TE_ROPE_DEFAULT)
+        return te__fail(te, TE_ERR_INVALID,
+                        "rope: freqs are given, with base %g, rotary_percent %g, seq_len_interpolation_factor %g and "
+                        "scaling.type %d, which make angles in their place; leave them 0",
+                        (double)d->base, (double)d->rotary_percent, (double)d->seq_len_interpolation_factor,
+                        (int)d->scaling.type);
     a->attention_factor = d->attention_factor;
     a->freqs = te_tensor_contiguous(te_tensor_cast(te_tensor_detach(d->freqs), TE_F32));
     return a->freqs ? TE_OK : te_error_code(te);
 }
 /* Angles of heads of head_dim channels in sequences of `length` tokens. inv_freq: where scaled frequencies go; angles point there. A rotary_dim of 0 without freqs rotates no channel. */
-static te_result te__rope_angles_of(te_ctx *te, const te_rotary_desc *d, int64_t head_dim, int64_t length, te_rope_angles *a, float *inv_freq) {
+static te_result te__rope_angles_of(te_ctx *te, const te_rotary_desc *d, int64_t head_dim, int64_t length,
+                                    te_rope_angles *a, float *inv_freq) {
     float percent = d->rotary_percent > 0.0f && d->rotary_percent < 1.0f ? d->rotary_percent : 1.0f;
     if (d->max_seqlen > 0) length = d->max_seqlen;
     else if (d->cp_size > 1) length *= d->cp_size;
@@ -97,7 +134,10 @@ static te_result te__rope_angles_of(te_ctx *te, const te_rotary_desc *d, int64_t
     a->cp_rank = d->cp_rank;
     if (d->freqs) return te__rope_freqs_of(te, d, a);
     if (d->attention_factor != 0.0f)
-        return te__fail(te, TE_ERR_INVALID, "rope: attention_factor is %g, and freqs is NULL; it goes with a table, and scaling.attention_factor with frequencies: leave it 0", (double)d->attention_factor);
+        return te__fail(te, TE_ERR_INVALID,
+                        "rope: attention_factor is %g, and freqs is NULL; it goes with a table, and "
+                        "scaling.attention_factor with frequencies: leave it 0",
+                        (double)d->attention_factor);
     a->base = d->base;
     a->rotary_dim = (int)((float)te__min(head_dim, 1 << 24) * percent); /* exact in a float; te_op_rope refuses sizes far below 2^24 */
     if (a->rotary_dim == 0) return TE_OK;
@@ -105,23 +145,29 @@ static te_result te__rope_angles_of(te_ctx *te, const te_rotary_desc *d, int64_t
      * by the factor (TransformerEngine, RotaryPositionEmbedding). */
     if (d->seq_len_interpolation_factor > 0.0f && d->pretrained_max_position_embeddings > 0) {
         float limit = (float)d->pretrained_max_position_embeddings * d->seq_len_interpolation_factor;
-        a->position_scale = (float)length > limit ? te__floats_divide((float)d->pretrained_max_position_embeddings, (float)length)
-                                                     : te__floats_divide(1.0, d->seq_len_interpolation_factor);
+        a->position_scale = (float)length > limit
+                                ? te__floats_divide((float)d->pretrained_max_position_embeddings, (float)length)
+                                : te__floats_divide(1.0, d->seq_len_interpolation_factor);
     }
     if (d->scaling.type == TE_ROPE_DEFAULT || a->rotary_dim > 2 * TE__ROPE_MAX_HALF || a->rotary_dim % 2 != 0) return TE_OK; /* te_op_rope refuses such sizes */
     a->inv_freq = inv_freq;
-    return te_rope_frequencies(te, &d->scaling, d->base, a->rotary_dim, d->max_seqlen > 0 ? length : length + te__min(d->position_offset, TE__ROPE_MAX_OFFSET), inv_freq, &a->attention_factor);
+    return te_rope_frequencies(te, &d->scaling, d->base, a->rotary_dim,
+                               d->max_seqlen > 0 ? length : length + te__min(d->position_offset, TE__ROPE_MAX_OFFSET),
+                               inv_freq, &a->attention_factor);
 }
 static bool te__rope_is_none(const te_rope_angles *a) { return a->rotary_dim == 0 && !a->freqs; }
 /* Bytes of a state that ends with frequencies of these angles. */
-static size_t te__rope_state_size(const te_rope_angles *a, size_t before) { return before + (a->inv_freq ? (size_t)(a->rotary_dim / 2) * sizeof(float) : 0); }
+static size_t te__rope_state_size(const te_rope_angles *a, size_t before) {
+    return before + (a->inv_freq ? (size_t)(a->rotary_dim / 2) * sizeof(float) : 0);
+}
 
 static te_tensor *te__rope_apply(te_tensor *x, te_op_rope_args args) {
     args.x = x;
     args.y = te__empty_like(x, x->dtype);
     return args.y ? te__checked(args.y, te_op_rope(x->te, &args)) : NULL;
 }
-static te_result te__rope_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
+static te_result te__rope_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy,
+                                   te_tensor **dx, const bool *needs) {
     const te__rope_state *s = (const te__rope_state *)state;
     te_op_rope_args args = s->args;
     te_tensor *g = te_tensor_contiguous(dy[0]);
@@ -148,14 +194,17 @@ TE_API te_tensor *te_apply_rotary_pos_emb(te_tensor *x, const te_rotary_desc *de
         return NULL;
     }
     x = te_tensor_contiguous(x);
-    if (!x || te__rope_angles_of(x->te, desc, x->shape[x->ndim - 1], x->shape[format == TE_BSHD ? 1 : 0], &s.args.angles, s.inv_freq) != TE_OK) return NULL;
+    if (!x || te__rope_angles_of(x->te, desc, x->shape[x->ndim - 1], x->shape[format == TE_BSHD ? 1 : 0],
+                                 &s.args.angles, s.inv_freq) != TE_OK)
+        return NULL;
     s.args.format = format;
     s.args.no_rope = te__rope_is_none(&s.args.angles);
     saved[0] = desc->start_positions;
     saved[1] = desc->positions;
     saved[2] = (te_tensor *)s.args.angles.freqs;
     s.args.cu_seqlens = saved[3] = desc->cu_seqlens;
-    return te__record("rope", te__rope_apply(x, s.args), te__rope_backward, &s, te__rope_state_size(&s.args.angles, offsetof(te__rope_state, inv_freq)), &x, 1, saved, 4);
+    return te__record("rope", te__rope_apply(x, s.args), te__rope_backward, &s,
+                      te__rope_state_size(&s.args.angles, offsetof(te__rope_state, inv_freq)), &x, 1, saved, 4);
 }
 
 /* ---- a packed projection ---- */
@@ -170,7 +219,9 @@ typedef struct te__packing {
 
 /* Do queries lie in strides of two kinds, from one head of a group to the next, and from one group to the next? */
 static bool te__packing_spreads(const te__packing *p) { return p->interleaved && !p->keys && p->heads != p->groups; }
-static int64_t te__packing_width(const te__packing *p) { return ((p->keys ? 0 : (int64_t)p->heads) + 2 * (int64_t)p->groups) * p->head_dim; }
+static int64_t te__packing_width(const te__packing *p) {
+    return ((p->keys ? 0 : (int64_t)p->heads) + 2 * (int64_t)p->groups) * p->head_dim;
+}
 
 /* Queries (not of keys alone), keys and values where they lie in x [.., .., those of a token], without history. Spread ones, of sbhd alone, are seen as those of a sequence for each
  * group, [s, b G, H / G, d]. False on failure. */
@@ -181,7 +232,9 @@ static bool te__packed_views(const te__packing *p, te_tensor *x, te_qkv_format f
     int i;
     for (i = p->keys ? 1 : 0; i < 3; i++) {
         te_tensor *y = part[i] = te__alias(x);
-        int64_t first = p->interleaved ? (i ? of_group - 3 + i : 0) : i ? (p->keys ? 0 : p->heads) + (int64_t)(i - 1) * p->groups : 0;
+        int64_t first = p->interleaved ? (i ? of_group - 3 + i : 0)
+                        : i            ? (p->keys ? 0 : p->heads) + (int64_t)(i - 1) * p->groups
+                                       : 0;
         if (!y) return false;
         y->ndim = leading + 2;
         y->stride[leading - 1] = width;
@@ -206,7 +259,8 @@ typedef struct te__qkv_state { /* as te__rope_state */
 } te__qkv_state;
 
 /* The operation without its tensors of heads. Tokens of thd are those of one sequence, which is not rotated. False with the error recorded. */
-static bool te__qkv_open(te_tensor *x, const te__packing *p, te_qkv_format format, const te_rotary_desc *rotary, te__qkv_state *s) {
+static bool te__qkv_open(te_tensor *x, const te__packing *p, te_qkv_format format, const te_rotary_desc *rotary,
+                         te__qkv_state *s) {
     te_op_qkv_rope_args *a = &s->args;
     int64_t shape[3];
     memset(s, 0, offsetof(te__qkv_state, inv_freq));
@@ -219,12 +273,15 @@ static bool te__qkv_open(te_tensor *x, const te__packing *p, te_qkv_format forma
     a->num_groups = p->groups;
     a->head_dim = (int)p->head_dim;
     a->interleaved_groups = p->interleaved;
-    if (rotary && te__rope_angles_of(x->te, rotary, p->head_dim, x->shape[format == TE_BSHD ? 1 : 0], &a->angles, s->inv_freq) != TE_OK) return false;
+    if (rotary && te__rope_angles_of(x->te, rotary, p->head_dim, x->shape[format == TE_BSHD ? 1 : 0], &a->angles,
+                                     s->inv_freq) != TE_OK)
+        return false;
     a->no_rope = !rotary || te__rope_is_none(&a->angles);
     return a->qkv != NULL;
 }
 /* Records x -> out. */
-static te_result te__qkv_record(const char *name, te_tensor *x, const te_rotary_desc *rotary, te__qkv_state *s, te_backward_fn backward, te_tensor **out, int count) {
+static te_result te__qkv_record(const char *name, te_tensor *x, const te_rotary_desc *rotary, te__qkv_state *s,
+                                te_backward_fn backward, te_tensor **out, int count) {
     te_node_desc node = TE_ZERO;
     te_tensor *saved[3];
     saved[0] = rotary ? rotary->start_positions : NULL;
@@ -261,7 +318,8 @@ static te_op_qkv_rope_bwd_args te__qkv_back(const te__qkv_state *s, te_tensor *c
     return args;
 }
 
-static te_result te__split_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
+static te_result te__split_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy,
+                                    te_tensor **dx, const bool *needs) {
     const te__qkv_state *s = (const te__qkv_state *)state;
     const te_op_qkv_rope_args *f = &s->args;
     te_op_qkv_rope_bwd_args args;
@@ -287,7 +345,8 @@ static te_result te__split_backward(te_ctx *te, const void *state, te_tensor *co
 }
 
 /* A packed projection -> out[0] = q [s, b, H, d], out[1] = k, out[2] = v [s, b, G, d], of thd [tokens, .., d], each in memory of its own. False on failure. */
-static bool te__split_qkv(te_tensor *qkv, const te__packing *p, te_qkv_format format, const te_rotary_desc *rotary, te_tensor *out[3]) {
+static bool te__split_qkv(te_tensor *qkv, const te__packing *p, te_qkv_format format, const te_rotary_desc *rotary,
+                          te_tensor *out[3]) {
     te__qkv_state state;
     int64_t shape[4];
     int i;
@@ -307,7 +366,9 @@ static bool te__split_qkv(te_tensor *qkv, const te__packing *p, te_qkv_format fo
     state.args.q = out[0];
     state.args.k = out[1];
     state.args.v = out[2];
-    if (te_op_qkv_rope(qkv->te, &state.args) != TE_OK || te__qkv_record("split_qkv", qkv, rotary, &state, te__split_backward, out, 3) != TE_OK) return false;
+    if (te_op_qkv_rope(qkv->te, &state.args) != TE_OK ||
+        te__qkv_record("split_qkv", qkv, rotary, &state, te__split_backward, out, 3) != TE_OK)
+        return false;
     for (i = 0; i < 3 && format == TE_THD; i++) {
         shape[1] = i == 0 ? p->heads : p->groups;
         shape[2] = p->head_dim;
@@ -318,7 +379,8 @@ static bool te__split_qkv(te_tensor *qkv, const te__packing *p, te_qkv_format fo
 }
 
 /* The gradient is turned back where it lies, if nobody else looks at it: what attention has written into it is not read again. */
-static te_result te__rotate_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
+static te_result te__rotate_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy,
+                                     te_tensor **dx, const bool *needs) {
     const te__qkv_state *s = (const te__qkv_state *)state;
     te_tensor *g = te_tensor_contiguous(dy[0]), *from;
     te_op_qkv_rope_bwd_args args;
@@ -337,7 +399,8 @@ static te_result te__rotate_backward(te_ctx *te, const void *state, te_tensor *c
 }
 /* The packed projection x [s, b, ..] or [b, s, ..], of queries, keys and values, with the first two rotated. own: whoever made x has no use for its values; if nobody else looks at them,
  * they are rotated where they lie. */
-static te_tensor *te__rotate_qkv(te_tensor *x, const te__packing *p, te_qkv_format format, const te_rotary_desc *rotary, bool own) {
+static te_tensor *te__rotate_qkv(te_tensor *x, const te__packing *p, te_qkv_format format, const te_rotary_desc *rotary,
+                                 bool own) {
     te__qkv_state state;
     te_tensor *y;
     x = te_tensor_contiguous(x);
@@ -379,7 +442,8 @@ static void te__attention_tensors(te_attn_rule *x, te_tensor **list, bool back) 
 
 /* A node's own copies of the user's expressions, in one piece of memory. It begins with score_mod or, without one, with mask_mod: a derivative alone has been refused. */
 static size_t te__score_mod_bytes(const te_score_mod *m) {
-    return (m->score_mod ? strlen(m->score_mod) + 1 : 0) + (m->score_mod_bprop ? strlen(m->score_mod_bprop) + 1 : 0) + (m->mask_mod ? strlen(m->mask_mod) + 1 : 0);
+    return (m->score_mod ? strlen(m->score_mod) + 1 : 0) + (m->score_mod_bprop ? strlen(m->score_mod_bprop) + 1 : 0) +
+           (m->mask_mod ? strlen(m->mask_mod) + 1 : 0);
 }
 static bool te__score_mod_keep(te_ctx *te, te_score_mod *m) {
     const size_t bytes = te__score_mod_bytes(m);
@@ -397,8 +461,12 @@ static bool te__score_mod_keep(te_ctx *te, te_score_mod *m) {
     }
     return true;
 }
-static void te__score_mod_drop(te_ctx *te, te_score_mod *m) { te__free(te, (void *)(m->score_mod ? m->score_mod : m->mask_mod), te__score_mod_bytes(m)); }
-static void te__attention_release(te_ctx *te, void *state) { te__score_mod_drop(te, &((te_op_attn_fwd_args *)state)->rule.score_mod); }
+static void te__score_mod_drop(te_ctx *te, te_score_mod *m) {
+    te__free(te, (void *)(m->score_mod ? m->score_mod : m->mask_mod), te__score_mod_bytes(m));
+}
+static void te__attention_release(te_ctx *te, void *state) {
+    te__score_mod_drop(te, &((te_op_attn_fwd_args *)state)->rule.score_mod);
+}
 
 /* Gradients of q, k and v, each in memory of its own; NULL where it could not be made. */
 static void te__attention_apart(te_tensor *const *saved, te_tensor **made) {
@@ -406,7 +474,8 @@ static void te__attention_apart(te_tensor *const *saved, te_tensor **made) {
     for (i = 0; i < 3; i++) made[i] = te__empty_like(saved[i], saved[i]->dtype);
 }
 /* The backward pass of `f` without its d_o, from what te__attention_save saved, to `made`, the gradients of q, k and v. Makes the others; check all by te__attention_made. */
-static te_op_attn_bwd_args te__attention_gradients(const te_op_attn_fwd_args *f, te_tensor *const *saved, te_tensor *const made[3], te_tensor **dx, const bool *needs) {
+static te_op_attn_bwd_args te__attention_gradients(const te_op_attn_fwd_args *f, te_tensor *const *saved,
+                                                   te_tensor *const made[3], te_tensor **dx, const bool *needs) {
     te_op_attn_bwd_args args = TE_ZERO;
     args.q = saved[0];
     args.k = saved[1];
@@ -422,13 +491,17 @@ static te_op_attn_bwd_args te__attention_gradients(const te_op_attn_fwd_args *f,
     args.offset = f->offset;
     args.rng = saved[5];
     te__attention_tensors(&args.rule, (te_tensor **)saved + 6, true);
-    if (needs[3]) args.dbias = dx[3] = te__empty_like(args.rule.core_attention_bias, args.rule.core_attention_bias->dtype);
+    if (needs[3])
+        args.dbias = dx[3] = te__empty_like(args.rule.core_attention_bias, args.rule.core_attention_bias->dtype);
     if (needs[4]) args.dsoftmax_offset = dx[4] = te__empty_like(args.rule.softmax_offset, TE_F32);
     return args;
 }
-static bool te__attention_made(const te_op_attn_bwd_args *a, const bool *needs) { return a->dq && a->dk && a->dv && (!needs[3] || a->dbias) && (!needs[4] || a->dsoftmax_offset); }
+static bool te__attention_made(const te_op_attn_bwd_args *a, const bool *needs) {
+    return a->dq && a->dk && a->dv && (!needs[3] || a->dbias) && (!needs[4] || a->dsoftmax_offset);
+}
 
-static te_result te__attention_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
+static te_result te__attention_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy,
+                                        te_tensor **dx, const bool *needs) {
     te_op_attn_bwd_args args;
     te__attention_apart(saved, dx);
     args = te__attention_gradients((const te_op_attn_fwd_args *)state, saved, dx, dx, needs);
@@ -437,17 +510,22 @@ static te_result te__attention_backward(te_ctx *te, const void *state, te_tensor
 }
 
 /* The forward pass of `desc`, with its outputs, and with random bits if it needs some; te__rng_back undoes the draw. False with the error recorded. */
-static bool te__attention_open(te_tensor *q, te_tensor *k, te_tensor *v, const te_attention_desc *desc, te_op_attn_fwd_args *args) {
+static bool te__attention_open(te_tensor *q, te_tensor *k, te_tensor *v, const te_attention_desc *desc,
+                               te_op_attn_fwd_args *args) {
     te_ctx *te = q->te;
     te__draw draw = TE_ZERO;
     int64_t shape[4], lse[3];
     char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT], c[TE__SHAPE_TEXT];
     bool packed, packed_kv;
-    if (!te__operand(q, k, false, "te_attention") || !te__operand(q, v, false, "te_attention") || !te__need_float(q, "te_attention")) return false;
+    if (!te__operand(q, k, false, "te_attention") || !te__operand(q, v, false, "te_attention") ||
+        !te__need_float(q, "te_attention"))
+        return false;
     packed = desc->format == TE_THD;
     packed_kv = packed && !desc->rule.kv_bshd && !desc->rule.page_table;
     if (q->ndim != (packed ? 3 : 4) || k->ndim != (packed_kv ? 3 : 4) || v->ndim != (packed_kv ? 3 : 4)) {
-        te__fail(te, TE_ERR_SHAPE, "te_attention: q is %s, k %s, v %s; [s, b, heads, d] or [b, s, heads, d] each, or with TE_THD [tokens, heads, d]",
+        te__fail(te, TE_ERR_SHAPE,
+                 "te_attention: q is %s, k %s, v %s; [s, b, heads, d] or [b, s, heads, d] each, or with TE_THD "
+                 "[tokens, heads, d]",
                  te__shape_text(q, a), te__shape_text(k, b), te__shape_text(v, c));
         return false;
     }
@@ -475,7 +553,8 @@ static bool te__attention_open(te_tensor *q, te_tensor *k, te_tensor *v, const t
 /* Fills a node's lists from a forward pass: `saved` gets the tensors that the backward pass reads (q, k, v, o first, in this order), and `in` those that may have gradients,
  * first `parts`: q, k and v, or what they are parts of. args gets copies of the user's expressions, which te__attention_release frees. */
 enum { TE__ATTENTION_SAVED = 6 + TE__ATTENTION_TENSORS, TE__ATTENTION_INPUTS = 5 };
-static bool te__attention_save(te_op_attn_fwd_args *args, te_tensor *const parts[3], te_tensor **in, te_tensor **saved) {
+static bool te__attention_save(te_op_attn_fwd_args *args, te_tensor *const parts[3], te_tensor **in,
+                               te_tensor **saved) {
     te_ctx *te = parts[0]->te;
     bool wanted = false;
     int i;
@@ -509,7 +588,8 @@ TE_API te_tensor *te_attention(te_tensor *q, te_tensor *k, te_tensor *v, const t
     te__frame_begin(te);
     if (te__attention_open(q, k, v, desc ? desc : &zero, &args) && te_op_attn_fwd(te, &args) == TE_OK) {
         if (te__attention_save(&args, parts, in, saved))
-            o = te__record_owning("attention", args.o, te__attention_backward, &args, sizeof(args), te__attention_release, in, TE__ATTENTION_INPUTS, saved, TE__ATTENTION_SAVED);
+            o = te__record_owning("attention", args.o, te__attention_backward, &args, sizeof(args),
+                                  te__attention_release, in, TE__ATTENTION_INPUTS, saved, TE__ATTENTION_SAVED);
     }
     if (!o) te__rng_back(te, before);
     return te__frame_return(te, o);
@@ -523,7 +603,8 @@ typedef struct te__packed_attention {
 } te__packed_attention;
 
 /* The gradients go to where the values lie, into one tensor. */
-static te_result te__packed_attention_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
+static te_result te__packed_attention_backward(te_ctx *te, const void *state, te_tensor *const *saved,
+                                               te_tensor *const *dy, te_tensor **dx, const bool *needs) {
     const te__packed_attention *s = (const te__packed_attention *)state;
     const int at = s->packing.keys; /* queries apart come first */
     te_tensor *list[TE__ATTENTION_SAVED], *made[3], *d_o = te_tensor_contiguous(dy[0]);
@@ -532,7 +613,9 @@ static te_result te__packed_attention_backward(te_ctx *te, const void *state, te
     dx[0] = te__empty_like(saved[0], saved[0]->dtype);
     if (at) dx[at] = te__empty_like(saved[at], saved[at]->dtype);
     made[0] = dx[0];
-    if (!d_o || !dx[at] || !te__packed_views(&s->packing, saved[at], s->args.format, list) || !te__packed_views(&s->packing, dx[at], s->args.format, made)) return te_error_code(te);
+    if (!d_o || !dx[at] || !te__packed_views(&s->packing, saved[at], s->args.format, list) ||
+        !te__packed_views(&s->packing, dx[at], s->args.format, made))
+        return te_error_code(te);
     args = te__attention_gradients(&s->args, list, made, dx, needs);
     args.d_o = te__alias_as(d_o, 0, d_o->dtype, saved[3]->ndim, saved[3]->shape);
     return args.d_o && te__attention_made(&args, needs) ? te_op_attn_bwd(te, &args) : te_error_code(te);
@@ -540,10 +623,12 @@ static te_result te__packed_attention_backward(te_ctx *te, const void *state, te
 
 /* te_attention, of queries, keys and values that lie in `packed`; with p->keys q [.., heads, d] is apart. Nothing is copied. Spread ones (te__packing_spreads) have a rule that is alike for all
  * sequences and heads. */
-static te_tensor *te__packed_attention_run(te_tensor *q, te_tensor *packed, const te__packing *p, const te_attention_desc *desc) {
+static te_tensor *te__packed_attention_run(te_tensor *q, te_tensor *packed, const te__packing *p,
+                                           const te_attention_desc *desc) {
     te__packed_attention state = TE_ZERO;
     te_op_attn_fwd_args *args = &state.args;
-    te_tensor *parts[3], *from[3] = {NULL, NULL, NULL}, *in[TE__ATTENTION_INPUTS], *saved[TE__ATTENTION_SAVED], *o = NULL;
+    te_tensor *parts[3], *from[3] = {NULL, NULL, NULL}, *in[TE__ATTENTION_INPUTS], *saved[TE__ATTENTION_SAVED],
+                         *o = NULL;
     te_ctx *te = packed->te;
     const te__rng_state before = te__rng_now(te);
     int64_t shape[4];
@@ -552,7 +637,8 @@ static te_tensor *te__packed_attention_run(te_tensor *q, te_tensor *packed, cons
     parts[0] = from[0] = q;
     from[p->keys] = packed;
     state.packing = *p;
-    if (packed && te__packed_views(p, packed, desc->format, parts) && te__attention_open(parts[0], parts[1], parts[2], desc, args) && te_op_attn_fwd(te, args) == TE_OK) {
+    if (packed && te__packed_views(p, packed, desc->format, parts) &&
+        te__attention_open(parts[0], parts[1], parts[2], desc, args) && te_op_attn_fwd(te, args) == TE_OK) {
         memcpy(shape, from[0]->shape, sizeof(shape));
         shape[args->o->ndim - 2] = p->heads;
         shape[args->o->ndim - 1] = p->head_dim;
@@ -561,7 +647,8 @@ static te_tensor *te__packed_attention_run(te_tensor *q, te_tensor *packed, cons
     if (o && !te__attention_save(args, from, in, saved)) o = NULL;
     if (o) {
         memcpy(saved, from, sizeof(from));
-        o = te__record_owning("attention", o, te__packed_attention_backward, &state, sizeof(state), te__attention_release, in, TE__ATTENTION_INPUTS, saved, TE__ATTENTION_SAVED);
+        o = te__record_owning("attention", o, te__packed_attention_backward, &state, sizeof(state),
+                              te__attention_release, in, TE__ATTENTION_INPUTS, saved, TE__ATTENTION_SAVED);
     }
     if (!o) te__rng_back(te, before);
     return te__frame_return(te, o);

@@ -8,7 +8,8 @@ static te_tensor *te__softcap(te_tensor *x, te_tensor *dy, float cap) {
     args.cap = cap;
     return args.y ? te__checked(args.y, te_op_softcap(x->te, &args)) : NULL;
 }
-static te_result te__softcap_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
+static te_result te__softcap_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy,
+                                      te_tensor **dx, const bool *needs) {
     te_tensor *g = te_tensor_contiguous(dy[0]);
     (void)needs;
     dx[0] = g ? te__softcap(saved[0], g, *(const float *)state) : NULL;
@@ -17,5 +18,6 @@ static te_result te__softcap_backward(te_ctx *te, const void *state, te_tensor *
 TE_API te_tensor *te_softcap(te_tensor *x, float cap) {
     if (!x || !te__need_float(x, "te_softcap")) return NULL;
     x = te_tensor_contiguous(x);
-    return x ? te__record("softcap", te__softcap(x, NULL, cap), te__softcap_backward, &cap, sizeof(cap), &x, 1, &x, 1) : NULL;
+    return x ? te__record("softcap", te__softcap(x, NULL, cap), te__softcap_backward, &cap, sizeof(cap), &x, 1, &x, 1)
+             : NULL;
 }

@@ -30,7 +30,9 @@ TE_API int64_t te_kv_cache_length(const te_kv_cache *c) { return c ? c->length :
 TE_API te_result te_kv_cache_truncate(te_kv_cache *c, int64_t length) {
     if (!c) return TE_ERR_STATE;
     if (length < 0 || length > c->length)
-        return te__fail(c->te, TE_ERR_INVALID, "te_kv_cache_truncate: %lld positions are to stay of the %lld that there are", (long long)length, (long long)c->length);
+        return te__fail(c->te, TE_ERR_INVALID,
+                        "te_kv_cache_truncate: %lld positions are to stay of the %lld that there are",
+                        (long long)length, (long long)c->length);
     c->length = length;
     return TE_OK;
 }
@@ -40,11 +42,17 @@ static te_result te__kv_cache_takes(te_module *m, const te_kv_cache *c, int laye
     const te_tensor *kept = c->te == m->te && layer < c->num_layers ? c->layers[layer].k : NULL;
     char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
     if (!kept)
-        return te__fail(m->te, TE_ERR_INVALID, "%s: kv_cache has %d layers%s, and this is layer %d; te_kv_cache_create makes one for a model", m->cls->name, c->num_layers,
-                        c->te != m->te ? " in another context" : "", layer);
-    if (kept->shape[0] == k->shape[0] && kept->shape[2] == k->shape[2] && kept->shape[3] == k->shape[3] && kept->dtype == k->dtype && k->shape[1] <= c->max_length - c->length) return TE_OK;
-    return te__fail(m->te, TE_ERR_INVALID, "%s: the keys are %s %s, and kv_cache is %s %s, of which %lld positions are taken; te_kv_cache_create makes one for a model", m->cls->name,
-                    te_dtype_name(k->dtype), te__shape_text(k, a), te_dtype_name(kept->dtype), te__shape_text(kept, b), (long long)c->length);
+        return te__fail(m->te, TE_ERR_INVALID,
+                        "%s: kv_cache has %d layers%s, and this is layer %d; te_kv_cache_create makes one for a model",
+                        m->cls->name, c->num_layers, c->te != m->te ? " in another context" : "", layer);
+    if (kept->shape[0] == k->shape[0] && kept->shape[2] == k->shape[2] && kept->shape[3] == k->shape[3] &&
+        kept->dtype == k->dtype && k->shape[1] <= c->max_length - c->length)
+        return TE_OK;
+    return te__fail(m->te, TE_ERR_INVALID,
+                    "%s: the keys are %s %s, and kv_cache is %s %s, of which %lld positions are taken; "
+                    "te_kv_cache_create makes one for a model",
+                    m->cls->name, te_dtype_name(k->dtype), te__shape_text(k, a), te_dtype_name(kept->dtype),
+                    te__shape_text(kept, b), (long long)c->length);
 }
 /* Adds a layer's new keys and values, and gives all that there are then. */
 static te_result te__kv_cache_extend(te_kv_cache *c, int layer, te_tensor **k, te_tensor **v) {
@@ -82,7 +90,8 @@ static te_result te__sdpa_forward(te_module *m, te_forward_args *args) {
     if (args->attention.window.on) a.rule.window = args->attention.window;
     if (!te_module_is_training(m)) a.rule.dropout_p = 0.0f;
     a.rule.softmax_offset = te_tensor_cast(s->rule.softmax_offset, TE_F32);
-    if (!args->key || !args->value) return te__fail(m->te, TE_ERR_INVALID, "SDPA: key and value are needed beside the input (the query)");
+    if (!args->key || !args->value)
+        return te__fail(m->te, TE_ERR_INVALID, "SDPA: key and value are needed beside the input (the query)");
     return te__output(m, args, te_attention(args->input, args->key, args->value, &a));
 }
 static const te_module_class te__sdpa_class = {"SDPA", sizeof(te_sdpa_desc), te__sdpa_forward, NULL, NULL};
@@ -91,17 +100,21 @@ TE_API te_module *te_sdpa_create(te_ctx *te, const te_sdpa_desc *desc) {
     te_module *m;
     if (!te || !te__has_desc(te, desc, "te_sdpa_create")) return NULL;
     if (!(desc->rule.softcap >= 0.0f && desc->rule.softcap <= FLT_MAX)) {
-        te__fail(te, TE_ERR_INVALID, "te_sdpa_create: rule.softcap is %g; a positive number, or 0 for none, is needed", (double)desc->rule.softcap);
+        te__fail(te, TE_ERR_INVALID, "te_sdpa_create: rule.softcap is %g; a positive number, or 0 for none, is needed",
+                 (double)desc->rule.softcap);
         return NULL;
     }
     if (!te__options_ok(te, "te_sdpa_create", &te__sdpa_rule_group, &desc->rule)) return NULL;
     if (!desc->rule.softmax_offset != (desc->rule.softmax_type != TE_SOFTMAX_LEARNABLE)) {
-        te__fail(te, TE_ERR_INVALID, "te_sdpa_create: rule.softmax_offset is %s and rule.softmax_type %d; TE_SOFTMAX_LEARNABLE (%d) needs it, and others do not read it", desc->rule.softmax_offset ? "given" : "NULL",
-                 (int)desc->rule.softmax_type, (int)TE_SOFTMAX_LEARNABLE);
+        te__fail(te, TE_ERR_INVALID,
+                 "te_sdpa_create: rule.softmax_offset is %s and rule.softmax_type %d; TE_SOFTMAX_LEARNABLE (%d) needs "
+                 "it, and others do not read it",
+                 desc->rule.softmax_offset ? "given" : "NULL", (int)desc->rule.softmax_type, (int)TE_SOFTMAX_LEARNABLE);
         return NULL;
     }
     if ((int)desc->format < 0 || desc->format > TE_THD) {
-        te__fail(te, TE_ERR_INVALID, "te_sdpa_create: format %d; TE_SBHD (0), TE_BSHD (1) and TE_THD (2) are possible", (int)desc->format);
+        te__fail(te, TE_ERR_INVALID, "te_sdpa_create: format %d; TE_SBHD (0), TE_BSHD (1) and TE_THD (2) are possible",
+                 (int)desc->format);
         return NULL;
     }
     m = te__module_named(te, &te__sdpa_class, desc->name, "sdpa");
@@ -122,7 +135,8 @@ typedef struct te__decoder_attention {
 } te__decoder_attention;
 
 /* A projection of `x` as heads [b, s, n, d]; normalised and rotated if they are queries or keys. */
-static te_tensor *te__project_heads(te_module *m, const te_forward_args *args, const char *proj, const char *norm, int n, const te_rotary_desc *rotary) {
+static te_tensor *te__project_heads(te_module *m, const te_forward_args *args, const char *proj, const char *norm,
+                                    int n, const te_rotary_desc *rotary) {
     const te__decoder_attention *s = (const te__decoder_attention *)m->state;
     te_forward_args in = TE_ZERO;
     te_tensor *y;
@@ -150,14 +164,18 @@ static te_result te__decoder_attention_forward(te_module *m, te_forward_args *ar
     te_tensor *y;
     int64_t shape[3];
     char text[TE__SHAPE_TEXT];
-    if (args->input->ndim != 3) return te__fail(m->te, TE_ERR_SHAPE, "DecoderAttention: the input is %s; [b, s, hidden] is needed", te__shape_text(args->input, text));
+    if (args->input->ndim != 3)
+        return te__fail(m->te, TE_ERR_SHAPE, "DecoderAttention: the input is %s; [b, s, hidden] is needed",
+                        te__shape_text(args->input, text));
     if (cache) rotary.position_offset = cache->length;
     te__hand_on(&core, args);
     core.input = te__project_heads(m, args, "q_proj", "q_norm", s->heads, &rotary);
     core.key = te__project_heads(m, args, "k_proj", "k_norm", s->groups, &rotary);
     core.value = te__project_heads(m, args, "v_proj", NULL, s->groups, NULL);
     if (!core.input || !core.key || !core.value) return te_error_code(m->te);
-    if (cache && te_grad_enabled(m->te)) return te__fail(m->te, TE_ERR_STATE, "DecoderAttention: a call with kv_cache cannot be recorded; open te_no_grad_begin first");
+    if (cache && te_grad_enabled(m->te))
+        return te__fail(m->te, TE_ERR_STATE,
+                        "DecoderAttention: a call with kv_cache cannot be recorded; open te_no_grad_begin first");
     if (cache && te__kv_cache_takes(m, cache, s->layer, core.key) != TE_OK) return te_error_code(m->te);
     if (cache && te__kv_cache_extend(cache, s->layer, &core.key, &core.value) != TE_OK) return te_error_code(m->te);
     core.attention.attn_mask_type = cache && cache->length > 0 ? TE_MASK_CAUSAL_BOTTOM_RIGHT : TE_MASK_CAUSAL;
@@ -173,7 +191,9 @@ static void te__decoder_attention_destroy(te_module *m) {
     te__decoder_attention *s = (te__decoder_attention *)m->state;
     if (s->factors) te__free(m->te, s->factors, (size_t)s->head_dim * sizeof(float));
 }
-static const te_module_class te__decoder_attention_class = {"DecoderAttention", sizeof(te__decoder_attention), te__decoder_attention_forward, te__decoder_attention_destroy, NULL};
+static const te_module_class te__decoder_attention_class = {"DecoderAttention", sizeof(te__decoder_attention),
+                                                            te__decoder_attention_forward,
+                                                            te__decoder_attention_destroy, NULL};
 /* The lists of longrope become the module's own. */
 static void te__decoder_attention_factors(te_module *m) {
     te__decoder_attention *s = (te__decoder_attention *)m->state;
@@ -216,11 +236,13 @@ static te_result te__decoder_mlp_forward(te_module *m, te_forward_args *args) {
         parts[h] = te__run_child(m, h ? s->up : s->gate, &in);
     }
     m->te->place = NULL;
-    if (halves && te__is_half(parts[0], halves, 0) && te__is_half(parts[1], halves, 1)) in.input = te__activate_halves(halves, parts[0], parts[1], s->activation);
+    if (halves && te__is_half(parts[0], halves, 0) && te__is_half(parts[1], halves, 1))
+        in.input = te__activate_halves(halves, parts[0], parts[1], s->activation);
     else in.input = te_activate(te_concat(parts, 2, -1), s->activation, NULL);
     return te__output(m, args, te__run_child(m, s->down, &in));
 }
-static const te_module_class te__decoder_mlp_class = {"DecoderMLP", sizeof(te__decoder_mlp), te__decoder_mlp_forward, NULL, NULL};
+static const te_module_class te__decoder_mlp_class = {"DecoderMLP", sizeof(te__decoder_mlp), te__decoder_mlp_forward,
+                                                      NULL, NULL};
 
 /* ---- SparseMoe: experts ----
  *
@@ -246,7 +268,9 @@ static te_result te__sparse_moe_forward(te_module *m, te_forward_args *args) {
     te_fused_topk_desc choice = TE_ZERO;
     te_moe_unpermute_desc merge = TE_ZERO;
     te_tensor *x, *y, *routing = NULL, *counts, *map, *parts[2];
-    if (rows > INT32_MAX) return te__fail(te, TE_ERR_SHAPE, "SparseMoe: %lld tokens for %d experts each; at most 2^31 rows are possible", (long long)tokens, s->chosen);
+    if (rows > INT32_MAX)
+        return te__fail(te, TE_ERR_SHAPE, "SparseMoe: %lld tokens for %d experts each; at most 2^31 rows are possible",
+                        (long long)tokens, s->chosen);
     if (tokens == 0) return te__output(m, args, args->input);
     x = te_tensor_view(te_tensor_contiguous(args->input), 2, shape);
     te__hand_on(&in, args);
@@ -266,7 +290,8 @@ static te_result te__sparse_moe_forward(te_module *m, te_forward_args *args) {
     y = te_moe_unpermute(te__run_child(m, "w2", &in), map, &merge);
     return te__output(m, args, te_tensor_view(y, args->input->ndim, args->input->shape));
 }
-static const te_module_class te__sparse_moe_class = {"SparseMoe", sizeof(te__sparse_moe), te__sparse_moe_forward, NULL, NULL};
+static const te_module_class te__sparse_moe_class = {"SparseMoe", sizeof(te__sparse_moe), te__sparse_moe_forward, NULL,
+                                                     NULL};
 
 /* ---- DecoderLayer ---- */
 
@@ -283,7 +308,9 @@ static te_result te__decoder_layer_forward(te_module *m, te_forward_args *args) 
     te_tensor *x = args->input, *y = te__run_on(m, "self_attn", te__run_on(m, "input_layernorm", x, args), args);
     if (feedforward_norms) y = te__run_on(m, "post_attention_layernorm", y, args);
     x = te_add(x, y);
-    y = te__run_on(m, mlp, te__run_on(m, feedforward_norms ? "pre_feedforward_layernorm" : "post_attention_layernorm", x, args), args);
+    y = te__run_on(m, mlp,
+                   te__run_on(m, feedforward_norms ? "pre_feedforward_layernorm" : "post_attention_layernorm", x, args),
+                   args);
     if (feedforward_norms) y = te__run_on(m, "post_feedforward_layernorm", y, args);
     return te__output(m, args, te_add(x, y));
 }
@@ -348,7 +375,9 @@ static void te__carried_free(te_ctx *te, te__carried_file *f) {
 
 /* A factor as a tensor of that format holds it. */
 static float te__rounded_to(float x, te_dtype dtype) {
-    return dtype == TE_BF16 ? te__bf16_to_f32(te__f32_to_bf16(x)) : dtype == TE_F16 ? te__f16_to_f32(te__f32_to_f16(x)) : x;
+    return dtype == TE_BF16  ? te__bf16_to_f32(te__f32_to_bf16(x))
+           : dtype == TE_F16 ? te__f16_to_f32(te__f32_to_f16(x))
+                             : x;
 }
 
 /* ids [b, s] -> normalised hidden states [b, s, hidden]. */
@@ -367,19 +396,29 @@ static te_result te__decoder_model_forward(te_module *m, te_forward_args *args) 
     }
     return te__output(m, args, te__run_on(m, "norm", x, args));
 }
-static const te_module_class te__decoder_model_class = {"DecoderModel", sizeof(float), te__decoder_model_forward, NULL, NULL};
+static const te_module_class te__decoder_model_class = {"DecoderModel", sizeof(float), te__decoder_model_forward, NULL,
+                                                        NULL};
 
 static te_result te__kv_cache_fits(te_module *m, const te_kv_cache *c, const te_tensor *ids) {
     const te_causal_lm_desc *d = &((const te__causal_lm *)m->state)->desc;
     const int64_t *shape = c->layers[0].k->shape;
     char text[TE__SHAPE_TEXT];
-    if (c->te != m->te || c->num_layers != d->num_hidden_layers || shape[2] != d->num_key_value_heads || shape[3] != d->head_dim)
-        return te__fail(m->te, TE_ERR_INVALID, "CausalLM: kv_cache has %d layers of %lld heads of %lld%s, the model %d of %d of %lld; te_kv_cache_create makes one for a model", c->num_layers,
-                        (long long)shape[2], (long long)shape[3], c->te != m->te ? " in another context" : "", d->num_hidden_layers, d->num_key_value_heads, (long long)d->head_dim);
-    if (te_grad_enabled(m->te)) return te__fail(m->te, TE_ERR_STATE, "CausalLM: a call with kv_cache cannot be recorded; open te_no_grad_begin first");
+    if (c->te != m->te || c->num_layers != d->num_hidden_layers || shape[2] != d->num_key_value_heads ||
+        shape[3] != d->head_dim)
+        return te__fail(m->te, TE_ERR_INVALID,
+                        "CausalLM: kv_cache has %d layers of %lld heads of %lld%s, the model %d of %d of %lld; "
+                        "te_kv_cache_create makes one for a model",
+                        c->num_layers, (long long)shape[2], (long long)shape[3],
+                        c->te != m->te ? " in another context" : "", d->num_hidden_layers, d->num_key_value_heads,
+                        (long long)d->head_dim);
+    if (te_grad_enabled(m->te))
+        return te__fail(m->te, TE_ERR_STATE,
+                        "CausalLM: a call with kv_cache cannot be recorded; open te_no_grad_begin first");
     if (ids->shape[0] != c->batch || ids->shape[1] > c->max_length - c->length)
-        return te__fail(m->te, TE_ERR_INVALID, "CausalLM: the ids are %s, and kv_cache has room for %lld sequences of %lld, of which %lld are there", te__shape_text(ids, text),
-                        (long long)c->batch, (long long)c->max_length, (long long)c->length);
+        return te__fail(
+            m->te, TE_ERR_INVALID,
+            "CausalLM: the ids are %s, and kv_cache has room for %lld sequences of %lld, of which %lld are there",
+            te__shape_text(ids, text), (long long)c->batch, (long long)c->max_length, (long long)c->length);
     return TE_OK;
 }
 
@@ -390,7 +429,8 @@ static te_result te__causal_lm_forward(te_module *m, te_forward_args *args) {
     te_result result = TE_OK;
     char text[TE__SHAPE_TEXT];
     if (args->input->ndim != 2 || te__numel(args->input) == 0)
-        return te__fail(m->te, TE_ERR_SHAPE, "CausalLM: the ids are %s; [b, s] is needed, at least one of each", te__shape_text(args->input, text));
+        return te__fail(m->te, TE_ERR_SHAPE, "CausalLM: the ids are %s; [b, s] is needed, at least one of each",
+                        te__shape_text(args->input, text));
     if (args->kv_cache) result = te__kv_cache_fits(m, args->kv_cache, args->input);
     if (result != TE_OK) return result;
     te__hand_on(&in, args);
@@ -398,7 +438,9 @@ static te_result te__causal_lm_forward(te_module *m, te_forward_args *args) {
     x = te__run_child(m, "model", &in);
     if (!x) return te_error_code(m->te);
     in.input = x;
-    x = d->tie_word_embeddings ? te_linear(x, te_module_parameter(te_module_find(m, "model.embed_tokens"), "weight"), NULL) : te__run_plain(m, "lm_head", &in);
+    x = d->tie_word_embeddings
+            ? te_linear(x, te_module_parameter(te_module_find(m, "model.embed_tokens"), "weight"), NULL)
+            : te__run_plain(m, "lm_head", &in);
     if (x && d->final_logit_softcapping != 0.0f) x = te_softcap(x, d->final_logit_softcapping);
     if (x && args->kv_cache) args->kv_cache->length += args->input->shape[1];
     return te__output(m, args, x);
@@ -409,7 +451,8 @@ static void te__causal_lm_destroy(te_module *m) {
     te__free_string(m->te, s->folder);
     te__carried_free(m->te, s->carried);
 }
-static const te_module_class te__causal_lm_class = {"CausalLM", sizeof(te__causal_lm), te__causal_lm_forward, te__causal_lm_destroy, NULL};
+static const te_module_class te__causal_lm_class = {"CausalLM", sizeof(te__causal_lm), te__causal_lm_forward,
+                                                    te__causal_lm_destroy, NULL};
 
 TE_API te_kv_cache *te_kv_cache_create(te_module *model, int64_t batch, int64_t max_length) {
     const te_causal_lm_desc *d;
@@ -422,8 +465,9 @@ TE_API te_kv_cache *te_kv_cache_create(te_module *model, int64_t batch, int64_t 
     te = model->te;
     d = &((const te__causal_lm *)model->state)->desc;
     if (model->cls != &te__causal_lm_class || batch < 1 || max_length < 1) {
-        te__fail(te, TE_ERR_INVALID, "te_kv_cache_create: a %s, %lld sequences of %lld; a CausalLM, and at least one of one, are needed", model->cls->name, (long long)batch,
-                 (long long)max_length);
+        te__fail(te, TE_ERR_INVALID,
+                 "te_kv_cache_create: a %s, %lld sequences of %lld; a CausalLM, and at least one of one, are needed",
+                 model->cls->name, (long long)batch, (long long)max_length);
         return NULL;
     }
     table = te_module_parameter(te_module_find(model, "model.embed_tokens"), "weight"); /* keys have its format, which a cast may have changed */
@@ -453,7 +497,8 @@ TE_API te_kv_cache *te_kv_cache_create(te_module *model, int64_t batch, int64_t 
 
 /* ---- making ---- */
 
-static void te__add_linear(te_module *parent, const te_causal_lm_desc *d, const char *name, int64_t in, int64_t out, bool bias) {
+static void te__add_linear(te_module *parent, const te_causal_lm_desc *d, const char *name, int64_t in, int64_t out,
+                           bool bias) {
     te_linear_desc l = TE_ZERO;
     l.name = name;
     l.in_features = in;
@@ -465,7 +510,8 @@ static void te__add_linear(te_module *parent, const te_causal_lm_desc *d, const 
     te__adopt(parent, name, te_linear_create(parent->te, &l));
 }
 /* One whose weight is not stored quantized. */
-static void te__add_plain_linear(te_module *parent, const te_causal_lm_desc *d, const char *name, int64_t in, int64_t out) {
+static void te__add_plain_linear(te_module *parent, const te_causal_lm_desc *d, const char *name, int64_t in,
+                                 int64_t out) {
     te_quantized_model_init_desc off = TE_ZERO;
     te_module *m;
     off.not_enabled = true;
@@ -533,7 +579,8 @@ static te_module *te__decoder_attention_create(te_ctx *te, const te_causal_lm_de
     return te__close_part(m, outer);
 }
 
-static te_module *te__decoder_mlp_create(te_ctx *te, const te_causal_lm_desc *d, const char *name, const char *gate, const char *up, const char *down) {
+static te_module *te__decoder_mlp_create(te_ctx *te, const te_causal_lm_desc *d, const char *name, const char *gate,
+                                         const char *up, const char *down) {
     te_module *outer, *m = te__open_part(te, &te__decoder_mlp_class, name, &outer);
     te__decoder_mlp *s;
     if (!m) return NULL;
@@ -629,26 +676,36 @@ static te_module *te__decoder_model_create(te_ctx *te, const te_causal_lm_desc *
 static bool te__causal_lm_ok(te_ctx *te, te_causal_lm_desc *d) {
     const char *const who = "te_causal_lm_create";
     if (!d->num_key_value_heads) d->num_key_value_heads = d->num_attention_heads;
-    if (!d->head_dim && d->num_attention_heads > 0 && d->hidden_size % d->num_attention_heads == 0) d->head_dim = d->hidden_size / d->num_attention_heads;
+    if (!d->head_dim && d->num_attention_heads > 0 && d->hidden_size % d->num_attention_heads == 0)
+        d->head_dim = d->hidden_size / d->num_attention_heads;
     if (!d->activation) d->activation = TE_SWIGLU;
     if (!d->params_dtype) d->params_dtype = TE_BF16;
-    if (d->num_hidden_layers < 1 || d->num_attention_heads < 1 || d->num_key_value_heads < 1 || d->num_attention_heads % d->num_key_value_heads || d->head_dim < 1 ||
+    if (d->num_hidden_layers < 1 || d->num_attention_heads < 1 || d->num_key_value_heads < 1 ||
+        d->num_attention_heads % d->num_key_value_heads || d->head_dim < 1 ||
         d->head_dim > TE__MAX_LAYER_SIZE / d->num_attention_heads) {
-        te__fail(te, TE_ERR_INVALID, "%s: %d layers, hidden_size %lld, %d heads of %lld channels, %d of keys and values; there is at least one of each, the heads divide the hidden size (or head_dim is "
-                 "given), and those of keys and values divide the heads", who, d->num_hidden_layers, (long long)d->hidden_size, d->num_attention_heads, (long long)d->head_dim,
+        te__fail(te, TE_ERR_INVALID,
+                 "%s: %d layers, hidden_size %lld, %d heads of %lld channels, %d of keys and values; there is at least "
+                 "one of each, the heads divide the hidden size (or head_dim is "
+                 "given), and those of keys and values divide the heads",
+                 who, d->num_hidden_layers, (long long)d->hidden_size, d->num_attention_heads, (long long)d->head_dim,
                  d->num_key_value_heads);
         return false;
     }
     if (!te_activation_is_gated(d->activation)) {
-        te__fail(te, TE_ERR_INVALID, "%s: activation %d; a gated one is needed, TE_SWIGLU (%d) say", who, (int)d->activation, (int)TE_SWIGLU);
+        te__fail(te, TE_ERR_INVALID, "%s: activation %d; a gated one is needed, TE_SWIGLU (%d) say", who,
+                 (int)d->activation, (int)TE_SWIGLU);
         return false;
     }
-    if (d->num_local_experts < 0 || d->num_local_experts > TE_MAX_GEMMS || d->num_experts_per_tok < (d->num_local_experts ? 1 : 0) || d->num_experts_per_tok > d->num_local_experts) {
-        te__fail(te, TE_ERR_INVALID, "%s: %d of %d experts for each token (num_experts_per_tok, num_local_experts); one at least and all at most of up to %d are possible", who,
-                 d->num_experts_per_tok, d->num_local_experts, TE_MAX_GEMMS);
+    if (d->num_local_experts < 0 || d->num_local_experts > TE_MAX_GEMMS ||
+        d->num_experts_per_tok < (d->num_local_experts ? 1 : 0) || d->num_experts_per_tok > d->num_local_experts) {
+        te__fail(te, TE_ERR_INVALID,
+                 "%s: %d of %d experts for each token (num_experts_per_tok, num_local_experts); one at least and all "
+                 "at most of up to %d are possible",
+                 who, d->num_experts_per_tok, d->num_local_experts, TE_MAX_GEMMS);
         return false;
     }
-    return te__layer_desc_ok(te, who, d->vocab_size, d->hidden_size, d->params_dtype) && te__layer_desc_ok(te, who, d->hidden_size, d->intermediate_size, d->params_dtype);
+    return te__layer_desc_ok(te, who, d->vocab_size, d->hidden_size, d->params_dtype) &&
+           te__layer_desc_ok(te, who, d->hidden_size, d->intermediate_size, d->params_dtype);
 }
 
 TE_API te_module *te_causal_lm_create(te_ctx *te, const te_causal_lm_desc *desc) {

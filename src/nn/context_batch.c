@@ -8,17 +8,21 @@ static int te__batch_dim(const te_tensor *x, const te_cp_batch *b, const char *w
     const int dim = b->format == TE_BSHD || (b->format == TE_THD && x->ndim > 1 && x->shape[0] == 1) ? 1 : 0;
     char text[TE__SHAPE_TEXT];
     if ((int)b->format < 0 || b->format > TE_THD) {
-        te__fail(x->te, TE_ERR_INVALID, "%s: format is %d; TE_SBHD (0) to TE_THD (2) are possible", who, (int)b->format);
+        te__fail(x->te, TE_ERR_INVALID, "%s: format is %d; TE_SBHD (0) to TE_THD (2) are possible", who,
+                 (int)b->format);
         return -1;
     }
     if (!te__same_ctx(x, x->te, who) || te__need_memory(x, who) != TE_OK) return -1;
     if (x->ndim <= dim || x->quantized) {
-        te__fail(x->te, TE_ERR_SHAPE, "%s: the batch is %s%s, with format %d; a plain tensor with tokens along dimension %d is needed", who, te__shape_text(x, text), x->quantized ? ", quantized" : "",
-                 (int)b->format, dim);
+        te__fail(x->te, TE_ERR_SHAPE,
+                 "%s: the batch is %s%s, with format %d; a plain tensor with tokens along dimension %d is needed", who,
+                 te__shape_text(x, text), x->quantized ? ", quantized" : "", (int)b->format, dim);
         return -1;
     }
     if (b->format == TE_THD && !b->cu_seqlens_padded) {
-        te__fail(x->te, TE_ERR_INVALID, "%s: cu_seqlens_padded is NULL with TE_THD (%d); each sequence is divided, so their starts are needed", who, (int)TE_THD);
+        te__fail(x->te, TE_ERR_INVALID,
+                 "%s: cu_seqlens_padded is NULL with TE_THD (%d); each sequence is divided, so their starts are needed",
+                 who, (int)TE_THD);
         return -1;
     }
     return dim;
@@ -27,7 +31,8 @@ static int te__batch_dim(const te_tensor *x, const te_cp_batch *b, const char *w
 static te_tensor *te__batch_map(const te_tensor *x, const te_cp_batch *b, int dim, int ranks, int part) {
     te__context_order order = te__context_order_of(ranks, 1, part == 1);
     const int64_t sequences = dim == 1 ? x->shape[0] : 1;
-    return te__context_map(x->te, &order, sequences * x->shape[dim] * part, sequences, b->format == TE_THD ? b->cu_seqlens_padded : NULL);
+    return te__context_map(x->te, &order, sequences * x->shape[dim] * part, sequences,
+                           b->format == TE_THD ? b->cu_seqlens_padded : NULL);
 }
 /* A copy of x, so that no more than it stays. */
 static te_tensor *te__batch_copy(te_tensor *x) {
@@ -59,17 +64,23 @@ TE_API te_tensor *te_get_batch_on_this_cp_rank(te_tensor *x, const te_cp_batch *
 }
 
 /* The ranks' x, one behind the other; NULL on all ranks where one has none. */
-static te_tensor *te__batch_gathered(te_group *group, te_tensor *x) { return te_group_size(group) > 1 ? te__gather(group, x) : x; }
+static te_tensor *te__batch_gathered(te_group *group, te_tensor *x) {
+    return te_group_size(group) > 1 ? te__gather(group, x) : x;
+}
 
 TE_API te_tensor *te_gather_batch_of_cp_ranks(te_tensor *x, const te_cp_batch *batch) {
     const char *const who = "te_gather_batch_of_cp_ranks";
-    te_ctx *te = x ? x->te : batch && batch->cp_group ? batch->cp_group->te : batch && batch->cp_p2p_group ? batch->cp_p2p_group->te : NULL;
+    te_ctx *te = x                              ? x->te
+                 : batch && batch->cp_group     ? batch->cp_group->te
+                 : batch && batch->cp_p2p_group ? batch->cp_p2p_group->te
+                                                : NULL;
     te_tensor *all, *map;
     te__context c;
     int64_t shape[TE_MAX_DIMS];
     int dim, ranks;
     if (!te || !te__has_desc(te, batch, who)) return NULL;
-    if (!x && te_error_code(te) == TE_OK) te__fail(te, TE_ERR_INVALID, "%s: x is NULL; give this rank's part of the batch", who);
+    if (!x && te_error_code(te) == TE_OK)
+        te__fail(te, TE_ERR_INVALID, "%s: x is NULL; give this rank's part of the batch", who);
     c = te__context_of(batch->cp_group, batch->cp_p2p_group, TE_CP_A2A_P2P);
     ranks = te__context_size(&c);
     dim = x ? te__batch_dim(x, batch, who) : -1;
@@ -87,7 +98,8 @@ TE_API te_tensor *te_gather_batch_of_cp_ranks(te_tensor *x, const te_cp_batch *b
     return te__frame_return(te, all);
 }
 
-TE_API te_tensor *te_thd_get_partitioned_indices(te_tensor *cu_seqlens, int64_t total_tokens, int cp_size, int cp_rank) {
+TE_API te_tensor *te_thd_get_partitioned_indices(te_tensor *cu_seqlens, int64_t total_tokens, int cp_size,
+                                                 int cp_rank) {
     const char *const who = "te_thd_get_partitioned_indices";
     te__context_order order = te__context_order_of(cp_size, 1, false);
     te_tensor *map;
@@ -95,12 +107,15 @@ TE_API te_tensor *te_thd_get_partitioned_indices(te_tensor *cu_seqlens, int64_t 
     if (!cu_seqlens) return NULL;
     te = cu_seqlens->te;
     if (cp_size < 1 || cp_rank < 0 || cp_rank >= cp_size || total_tokens < 0 || total_tokens % (2 * (int64_t)cp_size)) {
-        te__fail(te, TE_ERR_INVALID, "%s: rank %d of %d, and %lld tokens; ranks are 0 to cp_size - 1, and 2 * cp_size divides the tokens", who, cp_rank, cp_size, (long long)total_tokens);
+        te__fail(te, TE_ERR_INVALID,
+                 "%s: rank %d of %d, and %lld tokens; ranks are 0 to cp_size - 1, and 2 * cp_size divides the tokens",
+                 who, cp_rank, cp_size, (long long)total_tokens);
         return NULL;
     }
     te__frame_begin(te);
     map = te__context_map(te, &order, total_tokens, 1, cu_seqlens);
-    return te__frame_return(te, te__batch_copy(te_tensor_narrow(map, 0, total_tokens / cp_size * cp_rank, total_tokens / cp_size)));
+    return te__frame_return(
+        te, te__batch_copy(te_tensor_narrow(map, 0, total_tokens / cp_size * cp_rank, total_tokens / cp_size)));
 }
 
 /* ---- padding ---- */
@@ -115,11 +130,13 @@ static int32_t *te__batch_starts(te_tensor *cu, int64_t tokens, int64_t factor, 
     if (te__need_memory(cu, who) != TE_OK) return NULL;
     *n = te__numel(cu) - 1;
     if (cu->dtype != TE_I32 || cu->ndim != 1 || *n < 0) {
-        te__fail(te, TE_ERR_SHAPE, "%s: cu_seqlens is %s %s; i32 [b + 1] is needed", who, te_dtype_name(cu->dtype), te__shape_text(cu, text));
+        te__fail(te, TE_ERR_SHAPE, "%s: cu_seqlens is %s %s; i32 [b + 1] is needed", who, te_dtype_name(cu->dtype),
+                 te__shape_text(cu, text));
         return NULL;
     }
     if (factor < 1 || factor > INT32_MAX) {
-        te__fail(te, TE_ERR_INVALID, "%s: divisibility_factor is %lld; 1 to 2^31 - 1 are possible: 2 * cp_size", who, (long long)factor);
+        te__fail(te, TE_ERR_INVALID, "%s: divisibility_factor is %lld; 1 to 2^31 - 1 are possible: 2 * cp_size", who,
+                 (long long)factor);
         return NULL;
     }
     bytes = (size_t)(*n + 1) * sizeof(int32_t);
@@ -130,14 +147,18 @@ static int32_t *te__batch_starts(te_tensor *cu, int64_t tokens, int64_t factor, 
     }
     for (b = 0; host && b <= *n; b++)
         if (host[b] < (b ? host[b - 1] : 0) || host[b] > tokens) {
-            te__fail(te, TE_ERR_INVALID, "%s: cu_seqlens[%lld] is %d, behind %d and of %lld tokens; starts do not descend, nor pass the end", who, (long long)b, host[b], b ? host[b - 1] : 0,
-                     (long long)tokens);
+            te__fail(
+                te, TE_ERR_INVALID,
+                "%s: cu_seqlens[%lld] is %d, behind %d and of %lld tokens; starts do not descend, nor pass the end",
+                who, (long long)b, host[b], b ? host[b - 1] : 0, (long long)tokens);
             te__free(te, host, bytes);
             return NULL;
         }
     return host;
 }
-static int64_t te__batch_padded(const int32_t *starts, int64_t b, int64_t factor) { return te__div_up(starts[b + 1] - starts[b], factor) * factor; }
+static int64_t te__batch_padded(const int32_t *starts, int64_t b, int64_t factor) {
+    return te__div_up(starts[b + 1] - starts[b], factor) * factor;
+}
 
 /* i32 or i64, as the host has it. */
 static void te__batch_put(void *host, te_dtype dtype, int64_t i, int64_t value) {
@@ -150,21 +171,28 @@ static void *te__batch_host(te_ctx *te, int64_t n, te_dtype dtype, size_t *bytes
     const uint64_t wanted = (uint64_t)n * (uint64_t)te__dtype_size(dtype) + 1;
     *bytes = (size_t)wanted;
     if (wanted <= (uint64_t)PTRDIFF_MAX) return te__alloc(te, *bytes);
-    te__fail(te, TE_ERR_OUT_OF_MEMORY, "%lld numbers of %s are more than addresses of %d bits reach; give fewer sequences at a time", (long long)n, te_dtype_name(dtype), (int)(8 * sizeof(void *)));
+    te__fail(te, TE_ERR_OUT_OF_MEMORY,
+             "%lld numbers of %s are more than addresses of %d bits reach; give fewer sequences at a time",
+             (long long)n, te_dtype_name(dtype), (int)(8 * sizeof(void *)));
     return NULL;
 }
 /* All sequences with their padding must be counted by 32 bits, as starts are. */
 static te_result te__batch_fits(te_ctx *te, int64_t total, int64_t factor, const char *who) {
     if (total <= INT32_MAX) return TE_OK;
-    return te__fail(te, TE_ERR_UNSUPPORTED, "%s: %lld tokens with their padding, by a divisibility_factor of %lld; at most 2^31 - 1 are possible", who, (long long)total, (long long)factor);
+    return te__fail(
+        te, TE_ERR_UNSUPPORTED,
+        "%s: %lld tokens with their padding, by a divisibility_factor of %lld; at most 2^31 - 1 are possible", who,
+        (long long)total, (long long)factor);
 }
 
 /* x with `pad` behind each sequence: [total]. */
-static te_tensor *te__batch_pad(te_tensor *x, const int32_t *starts, int64_t n, int64_t factor, int64_t total, int64_t pad) {
+static te_tensor *te__batch_pad(te_tensor *x, const int32_t *starts, int64_t n, int64_t factor, int64_t total,
+                                int64_t pad) {
     te_ctx *te = x->te;
     const size_t each = (size_t)te__dtype_size(x->dtype);
     size_t from_bytes, to_bytes;
-    char *from = (char *)te__batch_host(te, te__numel(x), x->dtype, &from_bytes), *to = (char *)te__batch_host(te, total, x->dtype, &to_bytes);
+    char *from = (char *)te__batch_host(te, te__numel(x), x->dtype, &from_bytes),
+         *to = (char *)te__batch_host(te, total, x->dtype, &to_bytes);
     te_tensor *y = NULL;
     int64_t b, i, at = 0;
     if (from && to && te_tensor_to_host(x, from) == TE_OK) {
@@ -184,14 +212,17 @@ static te_tensor *te__batch_pad(te_tensor *x, const int32_t *starts, int64_t n, 
 static bool te__batch_ids_ok(const te_tensor *x, const char *name, int64_t tokens, const char *who) {
     char text[TE__SHAPE_TEXT];
     if (te__need_memory(x, who) != TE_OK) return false;
-    if (te__is_index(x->dtype) && te__numel(x) == tokens && (x->ndim == 1 || (x->ndim == 2 && x->shape[0] == 1))) return true;
-    te__fail(x->te, te__is_index(x->dtype) ? TE_ERR_SHAPE : TE_ERR_DTYPE, "%s: %s is %s %s; i32 or i64 [%lld] or [1, %lld] is needed", who, name, te_dtype_name(x->dtype), te__shape_text(x, text),
-             (long long)tokens, (long long)tokens);
+    if (te__is_index(x->dtype) && te__numel(x) == tokens && (x->ndim == 1 || (x->ndim == 2 && x->shape[0] == 1)))
+        return true;
+    te__fail(x->te, te__is_index(x->dtype) ? TE_ERR_SHAPE : TE_ERR_DTYPE,
+             "%s: %s is %s %s; i32 or i64 [%lld] or [1, %lld] is needed", who, name, te_dtype_name(x->dtype),
+             te__shape_text(x, text), (long long)tokens, (long long)tokens);
     return false;
 }
 
-TE_API te_result te_pad_thd_sequences_for_cp(te_tensor *input_ids, te_tensor *labels, te_tensor *cu_seqlens, int64_t divisibility_factor, int64_t padding_token_id, int64_t padding_label_id,
-                                             te_padded_sequences *out) {
+TE_API te_result te_pad_thd_sequences_for_cp(te_tensor *input_ids, te_tensor *labels, te_tensor *cu_seqlens,
+                                             int64_t divisibility_factor, int64_t padding_token_id,
+                                             int64_t padding_label_id, te_padded_sequences *out) {
     const char *const who = "te_pad_thd_sequences_for_cp";
     te_tensor *made[3] = {NULL, NULL, NULL};
     int32_t *starts, *padded;
@@ -204,7 +235,9 @@ TE_API te_result te_pad_thd_sequences_for_cp(te_tensor *input_ids, te_tensor *la
     if (!out) return te__fail(te, TE_ERR_INVALID, "%s: out is NULL; it gets the padded tensors", who);
     memset(out, 0, sizeof(*out));
     if (!te__same_ctx(cu_seqlens, te, who) || (labels && !te__same_ctx(labels, te, who))) return te_error_code(te);
-    if (!te__batch_ids_ok(input_ids, "input_ids", te__numel(input_ids), who) || (labels && !te__batch_ids_ok(labels, "labels", te__numel(input_ids), who))) return te_error_code(te);
+    if (!te__batch_ids_ok(input_ids, "input_ids", te__numel(input_ids), who) ||
+        (labels && !te__batch_ids_ok(labels, "labels", te__numel(input_ids), who)))
+        return te_error_code(te);
     starts = te__batch_starts(cu_seqlens, te__numel(input_ids), divisibility_factor, who, &n);
     if (!starts) return te_error_code(te);
     bytes = (size_t)(n + 1) * sizeof(int32_t);
@@ -231,7 +264,8 @@ TE_API te_result te_pad_thd_sequences_for_cp(te_tensor *input_ids, te_tensor *la
     return TE_OK;
 }
 
-TE_API te_tensor *te_generate_positional_ids_for_cp(te_tensor *cu_seqlens, int64_t divisibility_factor, te_dtype dtype) {
+TE_API te_tensor *te_generate_positional_ids_for_cp(te_tensor *cu_seqlens, int64_t divisibility_factor,
+                                                    te_dtype dtype) {
     const char *const who = "te_generate_positional_ids_for_cp";
     int64_t n, b, i, at = 0, total = 0;
     int32_t *starts;
@@ -249,9 +283,11 @@ TE_API te_tensor *te_generate_positional_ids_for_cp(te_tensor *cu_seqlens, int64
     starts = te__batch_starts(cu_seqlens, INT32_MAX, divisibility_factor, who, &n);
     if (!starts) return NULL;
     for (b = 0; b < n; b++) total += te__batch_padded(starts, b, divisibility_factor);
-    host = te__batch_fits(te, total, divisibility_factor, who) == TE_OK ? te__batch_host(te, total, dtype, &bytes) : NULL;
+    host =
+        te__batch_fits(te, total, divisibility_factor, who) == TE_OK ? te__batch_host(te, total, dtype, &bytes) : NULL;
     for (b = 0; host && b < n; b++)
-        for (i = te__batch_padded(starts, b, divisibility_factor); i > 0; i--, at++) te__batch_put(host, dtype, at, te__batch_padded(starts, b, divisibility_factor) - i);
+        for (i = te__batch_padded(starts, b, divisibility_factor); i > 0; i--, at++)
+            te__batch_put(host, dtype, at, te__batch_padded(starts, b, divisibility_factor) - i);
     if (host) y = te_tensor_from_host(te, dtype, 1, &total, host);
     te__free(te, host, bytes);
     te__free(te, starts, (size_t)(n + 1) * sizeof(int32_t));

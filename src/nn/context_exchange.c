@@ -25,7 +25,9 @@ static te__context te__context_of(te_group *cp, te_group *p2p, te_cp_comm comm) 
     return c;
 }
 static int te__context_size(const te__context *c) { return te_group_size(c->heads) * te_group_size(c->ring); }
-static int te__context_rank(const te__context *c) { return te_group_size(c->heads) * te_group_rank(c->ring) + te_group_rank(c->heads); }
+static int te__context_rank(const te__context *c) {
+    return te_group_size(c->heads) * te_group_rank(c->ring) + te_group_rank(c->heads);
+}
 
 /* ---- tokens in the order of sequences ---- */
 
@@ -45,7 +47,8 @@ static te__context_order te__context_order_of(int ranks, int share, bool inverse
     return order;
 }
 /* The map of `rows` rows of all ranks: of sequences that begin at cu or, where it is NULL, of as many of one length. */
-static te_tensor *te__context_map(te_ctx *te, te__context_order *order, int64_t rows, int64_t sequences, te_tensor *cu) {
+static te_tensor *te__context_map(te_ctx *te, te__context_order *order, int64_t rows, int64_t sequences,
+                                  te_tensor *cu) {
     te_op_context_rows_args a = TE_ZERO;
     if (order->map && order->cu == cu && te__numel(order->map) == rows) return order->map;
     a.cu_seqlens = cu;
@@ -58,8 +61,10 @@ static te_tensor *te__context_map(te_ctx *te, te__context_order *order, int64_t 
     return order->map = a.map ? te__checked(a.map, te_op_context_rows(te, &a)) : NULL;
 }
 /* The same for heads x, which are 1 / `part` of all rows. */
-static te_tensor *te__context_map_of(te__context_order *order, const te_tensor *x, te_qkv_format format, int part, te_tensor *cu) {
-    const int64_t sequences = format == TE_BSHD ? x->shape[0] : 1, rows = sequences * x->shape[format == TE_BSHD ? 1 : 0];
+static te_tensor *te__context_map_of(te__context_order *order, const te_tensor *x, te_qkv_format format, int part,
+                                     te_tensor *cu) {
+    const int64_t sequences = format == TE_BSHD ? x->shape[0] : 1,
+                  rows = sequences * x->shape[format == TE_BSHD ? 1 : 0];
     return te__context_map(x->te, order, rows * part, sequences, cu);
 }
 /* Row i of x as row map[i] of a tensor of this shape. */
@@ -82,7 +87,8 @@ static te_tensor *te__context_moved(te_tensor *x, te_tensor *map, int ndim, cons
 /* ---- heads for tokens ---- */
 
 /* in[i] goes to all, out[i] comes from all. `result`: what has come about so far. */
-static te_result te__context_exchange(te_group *group, te_tensor *const *in, te_tensor *const *out, int n, te_result result) {
+static te_result te__context_exchange(te_group *group, te_tensor *const *in, te_tensor *const *out, int n,
+                                      te_result result) {
     int i;
     for (i = 0; i < n && result == TE_OK; i++)
         if (!in[i] || !out[i]) result = te_error_code(group->te);
@@ -99,7 +105,8 @@ static te_tensor *te__context_turned(te_tensor *x, int64_t a, int64_t b, int64_t
     return te_tensor_contiguous(te_tensor_transpose(te_tensor_view(x, 3, shape), 0, 1));
 }
 /* x[i] [tokens of this rank, H, d] becomes [tokens of the group, H / ranks, d], in any format; cu[i]: the starts of its sequences, in memory. */
-static te_result te__context_to_heads(const te__context *c, te_tensor **x, te_tensor *const *cu, int n, te_qkv_format format, te_result result) {
+static te_result te__context_to_heads(const te__context *c, te_tensor **x, te_tensor *const *cu, int n,
+                                      te_qkv_format format, te_result result) {
     const int ranks = te_group_size(c->heads), seq = format == TE_BSHD ? 1 : 0;
     te__context_order order = te__context_order_of(te_group_size(c->heads), te_group_size(c->ring), false);
     te_tensor *packed[3] = {NULL, NULL, NULL}, *got[3] = {NULL, NULL, NULL};
@@ -107,7 +114,9 @@ static te_result te__context_to_heads(const te__context *c, te_tensor **x, te_te
     int i;
     if (ranks < 2) return result;
     for (i = 0; i < n && result == TE_OK; i++) {
-        packed[i] = te__context_turned(x[i], te__numel(x[i]) / te__max(1, x[i]->shape[x[i]->ndim - 2] * x[i]->shape[x[i]->ndim - 1]), ranks, te__numel(x[i]));
+        packed[i] = te__context_turned(
+            x[i], te__numel(x[i]) / te__max(1, x[i]->shape[x[i]->ndim - 2] * x[i]->shape[x[i]->ndim - 1]), ranks,
+            te__numel(x[i]));
         got[i] = packed[i] ? te__empty_like(packed[i], packed[i]->dtype) : NULL;
     }
     result = te__context_exchange(c->heads, packed, got, n, result);
@@ -122,7 +131,8 @@ static te_result te__context_to_heads(const te__context *c, te_tensor **x, te_te
     return result;
 }
 /* And back. */
-static te_result te__context_to_tokens(const te__context *c, te_tensor **x, te_tensor *const *cu, int n, te_qkv_format format, te_result result) {
+static te_result te__context_to_tokens(const te__context *c, te_tensor **x, te_tensor *const *cu, int n,
+                                       te_qkv_format format, te_result result) {
     const int ranks = te_group_size(c->heads), seq = format == TE_BSHD ? 1 : 0;
     te__context_order order = te__context_order_of(te_group_size(c->heads), te_group_size(c->ring), true);
     te_tensor *packed[3] = {NULL, NULL, NULL}, *got[3] = {NULL, NULL, NULL};
@@ -143,7 +153,9 @@ static te_result te__context_to_tokens(const te__context *c, te_tensor **x, te_t
         memcpy(shape, x[i]->shape, sizeof(shape));
         shape[seq] /= ranks;
         shape[x[i]->ndim - 2] *= ranks;
-        x[i] = te_tensor_view(te__context_turned(got[i], ranks, te__numel(got[i]) / te__max(1, ranks * heads * d), te__numel(got[i])), x[i]->ndim, shape);
+        x[i] = te_tensor_view(
+            te__context_turned(got[i], ranks, te__numel(got[i]) / te__max(1, ranks * heads * d), te__numel(got[i])),
+            x[i]->ndim, shape);
         if (!x[i]) result = te_error_code(c->heads->te);
     }
     return result;
@@ -152,8 +164,10 @@ static te_result te__context_to_tokens(const te__context *c, te_tensor **x, te_t
 /* ---- the ring ---- */
 
 /* out[i] goes to the next rank, in[i] comes from the one before; where groups wait for the receiver, even ranks send first. */
-static te_result te__context_pass(te_group *group, te_tensor *const *out, te_tensor *const *in, int n, te_result result) {
-    const int size = te_group_size(group), rank = te_group_rank(group), next = (rank + 1) % size, last = (rank + size - 1) % size;
+static te_result te__context_pass(te_group *group, te_tensor *const *out, te_tensor *const *in, int n,
+                                  te_result result) {
+    const int size = te_group_size(group), rank = te_group_rank(group), next = (rank + 1) % size,
+              last = (rank + size - 1) % size;
     int turn, i;
     for (i = 0; i < n && result == TE_OK; i++)
         if (!out[i] || !in[i]) result = te_error_code(group->te);

@@ -67,18 +67,26 @@ static te__context_piece te__context_piece_of(const te__context_attention *s, in
 /* Those chunks of a rank's two that a piece takes. NULL passes through. */
 static te_tensor *te__context_part(te_tensor *x, int dim, te_context_chunks chunks) {
     const int64_t half = x ? x->shape[dim] / 2 : 0;
-    return !x || (chunks != TE_CHUNKS_FIRST && chunks != TE_CHUNKS_SECOND) ? x : te_tensor_narrow(x, dim, chunks == TE_CHUNKS_SECOND ? half : 0, half);
+    return !x || (chunks != TE_CHUNKS_FIRST && chunks != TE_CHUNKS_SECOND)
+               ? x
+               : te_tensor_narrow(x, dim, chunks == TE_CHUNKS_SECOND ? half : 0, half);
 }
-static te_tensor *te__context_queries(const te__context_attention *s, const te__context_piece *p, te_tensor *x) { return s->packed ? x : te__context_part(x, s->seq, p->q); }
+static te_tensor *te__context_queries(const te__context_attention *s, const te__context_piece *p, te_tensor *x) {
+    return s->packed ? x : te__context_part(x, s->seq, p->q);
+}
 static te_tensor *te__context_keys(const te__context_attention *s, const te__context_piece *p, te_tensor *x) {
     if (s->packed || !x) return x;
-    return s->context.gathers ? te_tensor_narrow(x, s->seq, p->first_key, p->num_keys) : te__context_part(x, s->seq, p->kv);
+    return s->context.gathers ? te_tensor_narrow(x, s->seq, p->first_key, p->num_keys)
+                              : te__context_part(x, s->seq, p->kv);
 }
 /* lse [b, H, s] of a piece's queries. */
-static te_tensor *te__context_sums(const te__context_attention *s, const te__context_piece *p, te_tensor *lse) { return s->packed ? lse : te__context_part(lse, 2, p->q); }
+static te_tensor *te__context_sums(const te__context_attention *s, const te__context_piece *p, te_tensor *lse) {
+    return s->packed ? lse : te__context_part(lse, 2, p->q);
+}
 
 /* Lengths and starts of packed queries or keys in a piece. */
-static te_result te__context_lengths(const te__context_attention *s, int rank, te_context_chunks chunks, te_tensor **cu, te_tensor **padded) {
+static te_result te__context_lengths(const te__context_attention *s, int rank, te_context_chunks chunks, te_tensor **cu,
+                                     te_tensor **padded) {
     te_op_context_lengths_args a = TE_ZERO;
     te_ctx *te = (*cu)->te;
     a.cu_seqlens = *cu;
@@ -93,25 +101,29 @@ static te_result te__context_lengths(const te__context_attention *s, int rank, t
     return a.lengths && a.starts ? te_op_context_lengths(te, &a) : te_error_code(te);
 }
 /* The longest of them, if that of whole sequences without padding between them is known. */
-static int64_t te__context_longest(const te__context_attention *s, te_context_chunks chunks, int64_t longest, const te_tensor *padded) {
+static int64_t te__context_longest(const te__context_attention *s, te_context_chunks chunks, int64_t longest,
+                                   const te_tensor *padded) {
     const int64_t chunk = te__div_up(longest, 2 * te_group_size(s->context.ring));
     return padded || chunks == TE_CHUNKS_UP_TO ? longest : chunks == TE_CHUNKS_BOTH ? 2 * chunk : chunk;
 }
 
 /* The columns of a bias of whole sequences that belong to a piece's keys, a part for each of their chunks. */
-static te_tensor *te__context_columns(const te__context_attention *s, const te__context_piece *p, te_tensor *bias, int i) {
+static te_tensor *te__context_columns(const te__context_attention *s, const te__context_piece *p, te_tensor *bias,
+                                      int i) {
     const int ranks = te_group_size(s->context.ring);
     const int64_t chunk = bias->shape[3] / (2 * ranks);
     if (bias->shape[2] > 1) bias = te__context_part(bias, 2, p->q);
     return te_tensor_narrow(bias, 3, (i ? 2 * ranks - 1 - p->owner : p->owner) * chunk, chunk);
 }
 /* Copies between a bias and what a piece has of it. */
-static te_result te__context_bias(const te__context_attention *s, const te__context_piece *p, te_tensor *bias, te_tensor *part, bool back) {
+static te_result te__context_bias(const te__context_attention *s, const te__context_piece *p, te_tensor *bias,
+                                  te_tensor *part, bool back) {
     const int n = p->kv == TE_CHUNKS_FIRST ? 1 : 2;
     te_result result = TE_OK;
     int i;
     for (i = 0; i < n && result == TE_OK; i++) {
-        te_tensor *of_whole = te__context_columns(s, p, bias, i), *of_part = te_tensor_narrow(part, 3, i * (part->shape[3] / n), part->shape[3] / n);
+        te_tensor *of_whole = te__context_columns(s, p, bias, i),
+                  *of_part = te_tensor_narrow(part, 3, i * (part->shape[3] / n), part->shape[3] / n);
         if (!of_whole || !of_part) return te_error_code(bias->te);
         result = back ? te_tensor_copy(of_whole, of_part) : te_tensor_copy(of_part, of_whole);
     }
@@ -128,7 +140,8 @@ static te_tensor *te__context_bias_part(const te__context_attention *s, const te
 }
 
 /* The forward pass of piece `i` without its outputs. k, v: those of its owner, or of all. */
-static te_result te__context_open(const te__context_attention *s, const te__context_piece *p, int i, te_tensor *q, te_tensor *k, te_tensor *v, te_op_attn_fwd_args *a) {
+static te_result te__context_open(const te__context_attention *s, const te__context_piece *p, int i, te_tensor *q,
+                                  te_tensor *k, te_tensor *v, te_op_attn_fwd_args *a) {
     te_attn_rule *x = &a->rule;
     te_result result = TE_OK;
     te_tensor *padded_q, *padded_kv;
@@ -145,9 +158,11 @@ static te_result te__context_open(const te__context_attention *s, const te__cont
     if (s->packed) {
         x->max_seqlen_q = te__context_longest(s, p->q, x->max_seqlen_q, padded_q);
         x->max_seqlen_kv = te__context_longest(s, p->kv, x->max_seqlen_kv, padded_kv);
-        result = te__context_lengths(s, te_group_rank(s->context.ring), p->q, &x->cu_seqlens_q, &x->cu_seqlens_q_padded);
+        result =
+            te__context_lengths(s, te_group_rank(s->context.ring), p->q, &x->cu_seqlens_q, &x->cu_seqlens_q_padded);
         if (result == TE_OK && (p->kv != TE_CHUNKS_UP_TO || p->up_to))
-            result = te__context_lengths(s, p->kv == TE_CHUNKS_UP_TO ? p->up_to : p->owner, p->kv, &x->cu_seqlens_kv, &x->cu_seqlens_kv_padded);
+            result = te__context_lengths(s, p->kv == TE_CHUNKS_UP_TO ? p->up_to : p->owner, p->kv, &x->cu_seqlens_kv,
+                                         &x->cu_seqlens_kv_padded);
     }
     if (result == TE_OK && x->core_attention_bias) {
         x->core_attention_bias = te__context_bias_part(s, p, x->core_attention_bias);
@@ -156,7 +171,8 @@ static te_result te__context_open(const te__context_attention *s, const te__cont
     return result == TE_OK && a->q && a->k && a->v ? TE_OK : te_error_code(q->te);
 }
 
-static te_result te__context_join(te_qkv_format format, te_tensor *x, te_tensor *x_lse, te_tensor *x_max, te_tensor *o, te_tensor *lse, te_tensor *max_logit) {
+static te_result te__context_join(te_qkv_format format, te_tensor *x, te_tensor *x_lse, te_tensor *x_max, te_tensor *o,
+                                  te_tensor *lse, te_tensor *max_logit) {
     te_op_context_merge_args a = TE_ZERO;
     if (!x || !o) return te_error_code(x ? x->te : o->te);
     a.format = format;
@@ -170,7 +186,8 @@ static te_result te__context_join(te_qkv_format format, te_tensor *x, te_tensor 
 }
 
 /* Piece `i` joins o f32, lse and, if it is not NULL, max_logit. */
-static te_result te__context_attend(const te__context_attention *s, int i, te_tensor *q, te_tensor *k, te_tensor *v, te_tensor *o, te_tensor *lse, te_tensor *max_logit) {
+static te_result te__context_attend(const te__context_attention *s, int i, te_tensor *q, te_tensor *k, te_tensor *v,
+                                    te_tensor *o, te_tensor *lse, te_tensor *max_logit) {
     te__context_piece p = te__context_piece_of(s, i, k->shape[s->seq]);
     te_op_attn_fwd_args a;
     te_tensor *sums = te__context_sums(s, &p, lse), *out = te__context_queries(s, &p, o);
@@ -190,7 +207,8 @@ typedef struct te__context_grads {
 } te__context_grads;
 
 /* The gradients of piece `i`: added to dq, dk and dv, all f32. */
-static te_result te__context_differentiate(const te__context_attention *s, int i, const te__context_grads *g, te_tensor *k, te_tensor *v, te_tensor *dk, te_tensor *dv) {
+static te_result te__context_differentiate(const te__context_attention *s, int i, const te__context_grads *g,
+                                           te_tensor *k, te_tensor *v, te_tensor *dk, te_tensor *dv) {
     te__context_piece p = te__context_piece_of(s, i, k->shape[s->seq]);
     te_op_attn_fwd_args f;
     te_op_attn_bwd_args a = TE_ZERO;
@@ -218,7 +236,8 @@ static te_result te__context_differentiate(const te__context_attention *s, int i
     if (g->dbias) a.dbias = te__empty_like(f.rule.core_attention_bias, g->dbias->dtype);
     if (!a.o || !a.d_o || !a.lse || !a.dq || !a.dk || !a.dv || (g->dbias && !a.dbias)) return te_error_code(te);
     result = te_op_attn_bwd(te, &a);
-    for (i = 0; i < 3 && result == TE_OK; i++) result = te__context_join(s->args.format, part[i], NULL, NULL, part[3 + i], NULL, NULL);
+    for (i = 0; i < 3 && result == TE_OK; i++)
+        result = te__context_join(s->args.format, part[i], NULL, NULL, part[3 + i], NULL, NULL);
     if (result == TE_OK && g->dbias) result = te__context_bias(s, &p, g->dbias, a.dbias, true);
     return result;
 }
@@ -226,7 +245,8 @@ static te_result te__context_differentiate(const te__context_attention *s, int i
 /* ---- all pieces ---- */
 
 /* Keys and values of all ranks of the ring, in the order of their sequences. */
-static te_result te__context_gather(const te__context_attention *s, te_tensor *const own[2], te_tensor *whole[2], te_result result) {
+static te_result te__context_gather(const te__context_attention *s, te_tensor *const own[2], te_tensor *whole[2],
+                                    te_result result) {
     te_group *ring = s->context.ring;
     te__context_order order = te__context_order_of(te_group_size(ring), 1, false);
     te_tensor *got[2] = {NULL, NULL};
@@ -243,21 +263,26 @@ static te_result te__context_gather(const te__context_attention *s, te_tensor *c
     for (i = 0; i < 2 && result == TE_OK; i++) {
         memcpy(shape, own[i]->shape, sizeof(shape));
         shape[s->seq] *= te_group_size(ring);
-        whole[i] = te__context_moved(got[i], te__context_map_of(&order, own[i], s->args.format, order.ranks, cu), own[i]->ndim, shape);
+        whole[i] = te__context_moved(got[i], te__context_map_of(&order, own[i], s->args.format, order.ranks, cu),
+                                     own[i]->ndim, shape);
         if (!whole[i]) result = te_error_code(own[i]->te);
     }
     return result;
 }
 /* The gradients of whole keys and values, added up over the ranks: dx[i] becomes this rank's, in the format of own[i]. */
-static te_result te__context_scatter(const te__context_attention *s, te_tensor *const own[2], te_tensor *const whole[2], te_tensor *dx[2], te_result result) {
+static te_result te__context_scatter(const te__context_attention *s, te_tensor *const own[2], te_tensor *const whole[2],
+                                     te_tensor *dx[2], te_result result) {
     te_group *ring = s->context.ring;
     te__context_order order = te__context_order_of(te_group_size(ring), 1, true);
-    te_tensor *cu = s->args.rule.cu_seqlens_kv_padded ? s->args.rule.cu_seqlens_kv_padded : s->args.rule.cu_seqlens_kv, *parts[2] = {NULL, NULL};
+    te_tensor *cu = s->args.rule.cu_seqlens_kv_padded ? s->args.rule.cu_seqlens_kv_padded : s->args.rule.cu_seqlens_kv,
+              *parts[2] = {NULL, NULL};
     int64_t shape[TE_MAX_DIMS];
     int i;
     for (i = 0; i < 2 && result == TE_OK; i++) {
         te__whole_shape(ring, own[i], shape);
-        parts[i] = te__context_moved(te_tensor_cast(whole[i], own[i]->dtype), te__context_map_of(&order, own[i], s->args.format, order.ranks, cu), own[i]->ndim, shape);
+        parts[i] =
+            te__context_moved(te_tensor_cast(whole[i], own[i]->dtype),
+                              te__context_map_of(&order, own[i], s->args.format, order.ranks, cu), own[i]->ndim, shape);
         dx[i] = te__empty_like(own[i], own[i]->dtype);
         if (!parts[i] || !dx[i]) result = te_error_code(ring->te);
     }
@@ -270,11 +295,14 @@ static te_result te__context_scatter(const te__context_attention *s, te_tensor *
 static void te__context_pair(te_tensor *const like[2], te_dtype dtype, bool zero, te_tensor *pair[2]) {
     int i;
     for (i = 0; i < 2; i++)
-        pair[i] = !like[i] ? NULL : zero ? te_tensor_zeros(like[i]->te, dtype, like[i]->ndim, like[i]->shape) : te__empty_like(like[i], dtype ? dtype : like[i]->dtype);
+        pair[i] = !like[i] ? NULL
+                  : zero   ? te_tensor_zeros(like[i]->te, dtype, like[i]->ndim, like[i]->shape)
+                           : te__empty_like(like[i], dtype ? dtype : like[i]->dtype);
 }
 
 /* Attention of q to the keys of all ranks of the ring. o f32 and zero, lse -inf; max_logit -inf, or NULL. */
-static te_result te__context_ring_forward(const te__context_attention *s, te_tensor *q, te_tensor *const kv[2], te_tensor *o, te_tensor *lse, te_tensor *max_logit, te_result result) {
+static te_result te__context_ring_forward(const te__context_attention *s, te_tensor *q, te_tensor *const kv[2],
+                                          te_tensor *o, te_tensor *lse, te_tensor *max_logit, te_result result) {
     te_group *ring = s->context.ring;
     const int ranks = te_group_size(ring), n = te__context_pieces(s);
     te_tensor *whole[2] = {NULL, NULL}, *spare[2][2] = {{NULL, NULL}, {NULL, NULL}}, *const *now = kv;
@@ -299,17 +327,21 @@ static te_result te__context_ring_forward(const te__context_attention *s, te_ten
 }
 
 /* The gradients of all pieces. Those of keys and values go round with them, and end where they belong: dx. */
-static te_result te__context_ring_backward(const te__context_attention *s, const te__context_grads *g, te_tensor *const kv[2], te_tensor *dx[2], te_result result) {
+static te_result te__context_ring_backward(const te__context_attention *s, const te__context_grads *g,
+                                           te_tensor *const kv[2], te_tensor *dx[2], te_result result) {
     te_group *ring = s->context.ring;
     const int ranks = te_group_size(ring), n = te__context_pieces(s);
-    te_tensor *whole[2] = {NULL, NULL}, *spare[2][2] = {{NULL, NULL}, {NULL, NULL}}, *sum[2][2] = {{NULL, NULL}, {NULL, NULL}}, *const *now = kv;
+    te_tensor *whole[2] = {NULL, NULL}, *spare[2][2] = {{NULL, NULL}, {NULL, NULL}},
+              *sum[2][2] = {{NULL, NULL}, {NULL, NULL}}, *const *now = kv;
     int i;
     if (s->context.gathers) {
         result = te__context_gather(s, kv, whole, result);
         te__context_pair(whole, TE_F32, true, sum[0]);
         for (i = 0; i < n && result == TE_OK; i++) {
             te__frame_begin(ring->te);
-            result = sum[0][0] && sum[0][1] ? te__context_differentiate(s, i, g, whole[0], whole[1], sum[0][0], sum[0][1]) : te_error_code(ring->te);
+            result = sum[0][0] && sum[0][1]
+                         ? te__context_differentiate(s, i, g, whole[0], whole[1], sum[0][0], sum[0][1])
+                         : te_error_code(ring->te);
             te__frame_end(ring->te, NULL, 0);
         }
         return te__context_scatter(s, kv, sum[0], dx, result);
@@ -317,7 +349,8 @@ static te_result te__context_ring_backward(const te__context_attention *s, const
     for (i = 0; i < 2 && result == TE_OK; i++) {
         if (i + 1 < ranks) te__context_pair(kv, (te_dtype)0, false, spare[i]);
         te__context_pair(kv, TE_F32, i == 0, sum[i]);
-        if ((i + 1 < ranks && (!spare[i][0] || !spare[i][1])) || !sum[i][0] || !sum[i][1]) result = te_error_code(ring->te);
+        if ((i + 1 < ranks && (!spare[i][0] || !spare[i][1])) || !sum[i][0] || !sum[i][1])
+            result = te_error_code(ring->te);
     }
     for (i = 0; i < ranks; i++) {
         if (i + 1 < ranks) result = te__context_pass(ring, now, spare[i % 2], 2, result);
@@ -344,7 +377,8 @@ static void te__context_starts(const te_attn_rule *x, te_tensor *cu[3]) {
     cu[1] = cu[2] = x->cu_seqlens_kv_padded ? x->cu_seqlens_kv_padded : x->cu_seqlens_kv;
 }
 
-static te_result te__context_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
+static te_result te__context_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy,
+                                      te_tensor **dx, const bool *needs) {
     te__context_attention s = *(const te__context_attention *)state;
     const te__context *c = &s.context;
     te__context_grads g = TE_ZERO;
@@ -381,7 +415,8 @@ static te_result te__context_backward(te_ctx *te, const void *state, te_tensor *
         if (needs[4] && result == TE_OK) { /* this rank's heads; the others' are theirs */
             dx[4] = te__empty_1d(te, TE_F32, heads * te_group_size(c->heads));
             result = dx[4] ? te_tensor_fill(dx[4], 0.0) : te_error_code(te);
-            if (result == TE_OK) result = te_tensor_copy(te_tensor_narrow(dx[4], 0, heads * te_group_rank(c->heads), heads), all[4]);
+            if (result == TE_OK)
+                result = te_tensor_copy(te_tensor_narrow(dx[4], 0, heads * te_group_rank(c->heads), heads), all[4]);
         }
     }
     result = te__context_to_tokens(c, d, cu, 3, s.args.format, result);
@@ -391,7 +426,8 @@ static te_result te__context_backward(te_ctx *te, const void *state, te_tensor *
 
 /* The forward pass: parts q, k, v of this rank's tokens become those that its attention reads, which the backward pass needs; *o: the output of its tokens. Where `result` is a failure,
  * it goes to the other ranks, and no tensor is looked at. */
-static te_result te__context_forward(te__context_attention *s, te_tensor *parts[3], te_tensor *max_logit, te_tensor **o, te_result result) {
+static te_result te__context_forward(te__context_attention *s, te_tensor *parts[3], te_tensor *max_logit, te_tensor **o,
+                                     te_result result) {
     const te__context *c = &s->context;
     te_op_attn_fwd_args *a = &s->args;
     te_ctx *te = c->heads ? c->heads->te : c->ring->te;
@@ -411,7 +447,9 @@ static te_result te__context_forward(te__context_attention *s, te_tensor *parts[
         a->o = te_tensor_empty(te, q->dtype, q->ndim, shape);
         a->lse = te_tensor_empty(te, TE_F32, 3, lse);
         if (max_logit && te_group_size(c->heads) > 1) own_max = te__empty_1d(te, TE_F32, heads);
-        if (a->rule.softmax_offset) a->rule.softmax_offset = te_tensor_narrow(te_tensor_detach(a->rule.softmax_offset), 0, heads * te_group_rank(c->heads), heads);
+        if (a->rule.softmax_offset)
+            a->rule.softmax_offset =
+                te_tensor_narrow(te_tensor_detach(a->rule.softmax_offset), 0, heads * te_group_rank(c->heads), heads);
         if (ring) sum = te_tensor_zeros(te, TE_F32, q->ndim, shape);
         if (!a->o || !a->lse || (max_logit && !own_max) || (ring && !sum)) result = te_error_code(te);
     }
@@ -437,15 +475,21 @@ static te_result te__context_forward(te__context_attention *s, te_tensor *parts[
 }
 
 /* The ranks compare their calls before the first one. `result`: a failure on the way there; one of any rank becomes one of all, and none goes on. */
-static te_result te__context_meets(te__context *c, te_tensor *const q_k_v[3], const te_attention_desc *d, te_result result, bool *compared) {
+static te_result te__context_meets(te__context *c, te_tensor *const q_k_v[3], const te_attention_desc *d,
+                                   te_result result, bool *compared) {
     te_group *const groups[2] = {c->heads, c->ring};
     char what[384] = "", q[TE__SHAPE_TEXT], k[TE__SHAPE_TEXT], v[TE__SHAPE_TEXT];
     int i;
     *compared = false;
     if (result == TE_OK)
-        snprintf(what, sizeof(what), "attention of q %s, k %s, v %s %s, format %d, attn_mask_type %d, window_size %lld, %lld, softmax_scale %g, dropout %g, %s%s%s", te__shape_text(q_k_v[0], q),
-                 te__shape_text(q_k_v[1], k), te__shape_text(q_k_v[2], v), te_dtype_name(q_k_v[0]->dtype), (int)d->format, (int)d->rule.mask, (long long)(d->rule.window.on ? d->rule.window.left : -1),
-                 (long long)(d->rule.window.on ? d->rule.window.right : -1), (double)d->rule.softmax_scale, (double)d->rule.dropout_p, d->rule.cu_seqlens_q ? "cu_seqlens, " : "",
+        snprintf(what, sizeof(what),
+                 "attention of q %s, k %s, v %s %s, format %d, attn_mask_type %d, window_size %lld, %lld, "
+                 "softmax_scale %g, dropout %g, %s%s%s",
+                 te__shape_text(q_k_v[0], q), te__shape_text(q_k_v[1], k), te__shape_text(q_k_v[2], v),
+                 te_dtype_name(q_k_v[0]->dtype), (int)d->format, (int)d->rule.mask,
+                 (long long)(d->rule.window.on ? d->rule.window.left : -1),
+                 (long long)(d->rule.window.on ? d->rule.window.right : -1), (double)d->rule.softmax_scale,
+                 (double)d->rule.dropout_p, d->rule.cu_seqlens_q ? "cu_seqlens, " : "",
                  d->rule.core_attention_bias ? "a bias, " : "", c->gathers ? "keys gathered" : "keys exchanged");
     for (i = 0; i < 2; i++) { /* a failure of the first goes on to the ranks of the second */
         if (!te__group_compares(groups[i], c->met)) continue;
@@ -459,7 +503,8 @@ static te_result te__context_meets(te__context *c, te_tensor *const q_k_v[3], co
 /* te_attention of q, k, v, the tokens that this rank has, with the keys that the ranks of *c have together; all call it. cu_seqlens and max_seqlen are those of whole sequences; the rows of a bias
  * are this rank's, its columns all keys in their order; max_logit is that of all ranks. `result`: a failure before the call, which the other ranks are told. The gradient of softmax_offset is that
  * of this rank's heads. */
-static te_tensor *te__context_attention_run(te_tensor *const q_k_v[3], const te_attention_desc *desc, te__context *c, te_result result) {
+static te_tensor *te__context_attention_run(te_tensor *const q_k_v[3], const te_attention_desc *desc, te__context *c,
+                                            te_result result) {
     te_ctx *te = c->heads ? c->heads->te : c->ring->te;
     const te__rng_state before = te__rng_now(te);
     te__context_attention s = TE_ZERO;
@@ -505,7 +550,8 @@ static te_tensor *te__context_attention_run(te_tensor *const q_k_v[3], const te_
         saved[5] = (te_tensor *)a->rng;
         a->max_logit = NULL;
         te__attention_tensors(&a->rule, saved + 6, false);
-        o = te__record("context_attention", o, te__context_backward, &s, sizeof(s), in, TE__CONTEXT_INPUTS, saved, TE__CONTEXT_SAVED);
+        o = te__record("context_attention", o, te__context_backward, &s, sizeof(s), in, TE__CONTEXT_INPUTS, saved,
+                       TE__CONTEXT_SAVED);
     } else
         o = NULL;
     if (!o) te__rng_back(te, before);

@@ -10,8 +10,10 @@ typedef struct te__dpa_module {
 } te__dpa_module;
 
 /* Ranks share the heads of attention, whole groups of them. */
-static bool te__heads_shared(te_module *m, const te_parallel_options *o, te_parallel_mode mode, const te_attention_options *a) {
-    return te__parallel_open(m, o, mode) && te__divides(m, "num_attention_heads", a->num_attention_heads) && te__divides(m, "num_gqa_groups", a->num_gqa_groups);
+static bool te__heads_shared(te_module *m, const te_parallel_options *o, te_parallel_mode mode,
+                             const te_attention_options *a) {
+    return te__parallel_open(m, o, mode) && te__divides(m, "num_attention_heads", a->num_attention_heads) &&
+           te__divides(m, "num_gqa_groups", a->num_gqa_groups);
 }
 
 /* ---- queries, keys and values ---- */
@@ -30,12 +32,17 @@ static te_tensor *te__packed_part(te_tensor *x, int n, int dim, int i) {
 static bool te__packed_fits(te_ctx *te, const char *name, const te_tensor *x, int ndim, int n, int dim) {
     char text[TE__SHAPE_TEXT];
     if (x->ndim == ndim + 1 && x->shape[x->ndim + dim] == n) return true;
-    te__fail(te, TE_ERR_SHAPE, "DotProductAttention: %s is %s and qkv_interleave_dim %d; %s of %d dimensions is needed", name, te__shape_text(x, text), dim,
-             dim == -3 ? n == 3 ? "[.., 3, H, d]" : "[.., 2, G, d]" : n == 3 ? "[.., H, 3, d]" : "[.., G, 2, d]", ndim + 1);
+    te__fail(te, TE_ERR_SHAPE, "DotProductAttention: %s is %s and qkv_interleave_dim %d; %s of %d dimensions is needed",
+             name, te__shape_text(x, text), dim,
+             dim == -3 ? n == 3 ? "[.., 3, H, d]" : "[.., 2, G, d]"
+             : n == 3  ? "[.., H, 3, d]"
+                       : "[.., G, 2, d]",
+             ndim + 1);
     return false;
 }
 /* Does x, the packed tensor of a call, have the heads of this module, as *p then says? Tensors of other sizes are told so as q, k and v. */
-static bool te__dpa_packing(const te_module *m, const te_attention_call *c, const te_tensor *x, int dim, te__packing *p) {
+static bool te__dpa_packing(const te_module *m, const te_attention_call *c, const te_tensor *x, int dim,
+                            te__packing *p) {
     const te_attention_options *o = &((const te__dpa_module *)m->state)->options;
     const int leading = o->qkv_format == TE_THD ? 1 : 2;
     const int64_t *of_token = x->shape + leading;
@@ -60,12 +67,14 @@ static bool te__core_reads_packed(const te_module *m, const te_attention_call *c
     te__autocast cast;
     if (c->inference_params || te__context_size(&s->context) > 1 || te__runs_fp8_attention(m, &cast)) return false;
     if (!te__packing_spreads(p)) return true;
-    return o->qkv_format == TE_SBHD && !te__attn_pads(mask) && mask != TE_MASK_ARBITRARY && !c->core_attention_bias_type &&
-           !c->core_attention_bias && !c->alibi_slopes && !c->score_mod && o->softmax_type == TE_SOFTMAX_VANILLA && !o->return_max_logit;
+    return o->qkv_format == TE_SBHD && !te__attn_pads(mask) && mask != TE_MASK_ARBITRARY &&
+           !c->core_attention_bias_type && !c->core_attention_bias && !c->alibi_slopes && !c->score_mod &&
+           o->softmax_type == TE_SOFTMAX_VANILLA && !o->return_max_logit;
 }
 
 /* The three of a call, each a tensor or part of a packed one; *packed: the latter, if they are read where they lie, as *p says. */
-static te_result te__dpa_parts(te_module *m, const te_forward_args *args, te_tensor *part[3], te_tensor **packed, te__packing *p) {
+static te_result te__dpa_parts(te_module *m, const te_forward_args *args, te_tensor *part[3], te_tensor **packed,
+                               te__packing *p) {
     const te_attention_options *o = &((const te__dpa_module *)m->state)->options;
     const te_attention_call *c = &args->attention;
     const int ndim = o->qkv_format == TE_THD ? 3 : 4, dim = c->qkv_interleave_dim ? c->qkv_interleave_dim : -3;
@@ -76,11 +85,19 @@ static te_result te__dpa_parts(te_module *m, const te_forward_args *args, te_ten
     part[1] = args->key;
     part[2] = args->value;
     if ((dim != -3 && dim != -2) || (c->qkv_interleave_dim && !x))
-        return te__fail(m->te, TE_ERR_INVALID, "DotProductAttention: qkv_interleave_dim %d%s; -3 and -2 are possible, with qkv_layer or kv_layer", dim,
-                        x ? "" : " without a packed tensor");
-    if ((c->qkv_layer && (args->input || args->key || args->value || c->kv_layer)) || (c->kv_layer && (args->key || args->value)))
-        return te__fail(m->te, TE_ERR_INVALID, "DotProductAttention: %s is given, and %s too; it stands in the place of both", c->qkv_layer ? "qkv_layer" : "kv_layer",
-                        c->qkv_layer ? args->input ? "input" : c->kv_layer ? "kv_layer" : "key or value" : "key or value");
+        return te__fail(
+            m->te, TE_ERR_INVALID,
+            "DotProductAttention: qkv_interleave_dim %d%s; -3 and -2 are possible, with qkv_layer or kv_layer", dim,
+            x ? "" : " without a packed tensor");
+    if ((c->qkv_layer && (args->input || args->key || args->value || c->kv_layer)) ||
+        (c->kv_layer && (args->key || args->value)))
+        return te__fail(m->te, TE_ERR_INVALID,
+                        "DotProductAttention: %s is given, and %s too; it stands in the place of both",
+                        c->qkv_layer ? "qkv_layer" : "kv_layer",
+                        c->qkv_layer ? args->input   ? "input"
+                                       : c->kv_layer ? "kv_layer"
+                                                     : "key or value"
+                                     : "key or value");
     if (x && te__need_memory(x, "DotProductAttention") == TE_OK && x->buffer && te__dpa_packing(m, c, x, dim, p)) {
         if (te__core_reads_packed(m, c, p)) {
             *packed = te_tensor_contiguous(x);
@@ -96,7 +113,8 @@ static te_result te__dpa_parts(te_module *m, const te_forward_args *args, te_ten
     }
     if (part[0] && part[1] && part[2]) return TE_OK;
     if (te_error_code(m->te) != TE_OK) return te_error_code(m->te);
-    return te__fail(m->te, TE_ERR_INVALID, "DotProductAttention: key and value are needed beside the input (the query)");
+    return te__fail(m->te, TE_ERR_INVALID,
+                    "DotProductAttention: key and value are needed beside the input (the query)");
 }
 static te_result te__dpa_shapes(te_module *m, te_tensor *const part[3]) {
     const te_attention_options *o = &((const te__dpa_module *)m->state)->options;
@@ -104,9 +122,13 @@ static te_result te__dpa_shapes(te_module *m, te_tensor *const part[3]) {
     const char *const rows = o->qkv_format == TE_THD ? "tokens" : ".., ..";
     const int ndim = o->qkv_format == TE_THD ? 3 : 4;
     char t[TE__SHAPE_TEXT], u[TE__SHAPE_TEXT];
-    if (part[0]->ndim == ndim && part[0]->shape[ndim - 2] == heads && part[0]->shape[ndim - 1] == o->kv_channels && part[1]->ndim == ndim && part[1]->shape[ndim - 2] == groups) return TE_OK;
-    return te__fail(m->te, TE_ERR_SHAPE, "DotProductAttention: query %s and key %s; [%s, %lld, %lld] and [%s, %lld, %lld] are needed", te__shape_text(part[0], t),
-                    te__shape_text(part[1], u), rows, heads, (long long)o->kv_channels, rows, groups, (long long)o->kv_channels);
+    if (part[0]->ndim == ndim && part[0]->shape[ndim - 2] == heads && part[0]->shape[ndim - 1] == o->kv_channels &&
+        part[1]->ndim == ndim && part[1]->shape[ndim - 2] == groups)
+        return TE_OK;
+    return te__fail(m->te, TE_ERR_SHAPE,
+                    "DotProductAttention: query %s and key %s; [%s, %lld, %lld] and [%s, %lld, %lld] are needed",
+                    te__shape_text(part[0], t), te__shape_text(part[1], u), rows, heads, (long long)o->kv_channels,
+                    rows, groups, (long long)o->kv_channels);
 }
 
 /* ---- masks and lengths ---- */
@@ -117,9 +139,12 @@ static te_tensor *te__lengths_of_mask(const char *name, te_tensor *mask, const t
     te_op_cu_seqlens_args a = TE_ZERO;
     te_tensor *cu;
     char text[TE__SHAPE_TEXT];
-    if (mask->dtype != TE_U8 || mask->ndim < 2 || mask->shape[0] != b || mask->shape[mask->ndim - 1] != s || te__numel(mask) != b * s) {
-        te__fail(x->te, mask->dtype != TE_U8 ? TE_ERR_DTYPE : TE_ERR_SHAPE, "DotProductAttention: %s is %s %s; of %lld sequences of %lld tokens u8 [%lld, 1, 1, %lld] is needed", name,
-                 te_dtype_name(mask->dtype), te__shape_text(mask, text), (long long)b, (long long)s, (long long)b, (long long)s);
+    if (mask->dtype != TE_U8 || mask->ndim < 2 || mask->shape[0] != b || mask->shape[mask->ndim - 1] != s ||
+        te__numel(mask) != b * s) {
+        te__fail(x->te, mask->dtype != TE_U8 ? TE_ERR_DTYPE : TE_ERR_SHAPE,
+                 "DotProductAttention: %s is %s %s; of %lld sequences of %lld tokens u8 [%lld, 1, 1, %lld] is needed",
+                 name, te_dtype_name(mask->dtype), te__shape_text(mask, text), (long long)b, (long long)s, (long long)b,
+                 (long long)s);
         return NULL;
     }
     a.mask = te_tensor_contiguous(mask);
@@ -136,21 +161,34 @@ static te_result te__dpa_lengths(te_module *m, const te_attention_call *c, te_te
     x->cu_seqlens_q = c->cu_seqlens_q;
     x->cu_seqlens_kv = c->cu_seqlens_kv ? c->cu_seqlens_kv : cross ? NULL : c->cu_seqlens_q;
     if (!x->cu_seqlens_q || !x->cu_seqlens_kv) {
-        const char *const missing = !x->cu_seqlens_q && !x->cu_seqlens_kv ? "cu_seqlens_q and cu_seqlens_kv are" : x->cu_seqlens_q ? "cu_seqlens_kv is" : "cu_seqlens_q is";
-        if (format == TE_THD || c->cu_seqlens_q || c->cu_seqlens_kv || !c->attention_mask || (cross && !c->attention_mask_q))
-            return te__fail(m->te, TE_ERR_INVALID, "DotProductAttention: %s NULL under a padding mask; give both%s", missing,
-                            format == TE_THD ? "" : cross ? ", or attention_mask_q and attention_mask, in place of them" : ", or attention_mask in place of them");
+        const char *const missing = !x->cu_seqlens_q && !x->cu_seqlens_kv ? "cu_seqlens_q and cu_seqlens_kv are"
+                                    : x->cu_seqlens_q                     ? "cu_seqlens_kv is"
+                                                                          : "cu_seqlens_q is";
+        if (format == TE_THD || c->cu_seqlens_q || c->cu_seqlens_kv || !c->attention_mask ||
+            (cross && !c->attention_mask_q))
+            return te__fail(m->te, TE_ERR_INVALID, "DotProductAttention: %s NULL under a padding mask; give both%s",
+                            missing,
+                            format == TE_THD ? ""
+                            : cross          ? ", or attention_mask_q and attention_mask, in place of them"
+                                             : ", or attention_mask in place of them");
         x->cu_seqlens_kv = te__lengths_of_mask("attention_mask", c->attention_mask, part[1], format);
-        if (c->attention_mask_q) x->cu_seqlens_q = te__lengths_of_mask("attention_mask_q", c->attention_mask_q, part[0], format);
-        else if (part[0]->shape[seq] != part[1]->shape[seq]) x->cu_seqlens_q = te__lengths_of_mask("attention_mask", c->attention_mask, part[0], format);
+        if (c->attention_mask_q)
+            x->cu_seqlens_q = te__lengths_of_mask("attention_mask_q", c->attention_mask_q, part[0], format);
+        else if (part[0]->shape[seq] != part[1]->shape[seq])
+            x->cu_seqlens_q = te__lengths_of_mask("attention_mask", c->attention_mask, part[0], format);
         else x->cu_seqlens_q = x->cu_seqlens_kv;
         if (!x->cu_seqlens_q || !x->cu_seqlens_kv) return te_error_code(m->te);
     }
     if (c->pad_between_seqs == TE_ON && !c->cu_seqlens_q_padded)
-        return te__fail(m->te, TE_ERR_INVALID, "DotProductAttention: pad_between_seqs is TE_ON (%d) and cu_seqlens_q_padded NULL; the padding stands between those starts", (int)TE_ON);
+        return te__fail(m->te, TE_ERR_INVALID,
+                        "DotProductAttention: pad_between_seqs is TE_ON (%d) and cu_seqlens_q_padded NULL; the padding "
+                        "stands between those starts",
+                        (int)TE_ON);
     if (c->pad_between_seqs != TE_OFF) {
         x->cu_seqlens_q_padded = c->cu_seqlens_q_padded;
-        x->cu_seqlens_kv_padded = c->cu_seqlens_kv_padded ? c->cu_seqlens_kv_padded : cross ? NULL : c->cu_seqlens_q_padded;
+        x->cu_seqlens_kv_padded = c->cu_seqlens_kv_padded ? c->cu_seqlens_kv_padded
+                                  : cross                 ? NULL
+                                                          : c->cu_seqlens_q_padded;
     }
     x->max_seqlen_q = c->max_seqlen_q;
     x->max_seqlen_kv = c->max_seqlen_kv ? c->max_seqlen_kv : cross || c->cu_seqlens_kv ? 0 : c->max_seqlen_q;
@@ -162,9 +200,13 @@ static te_result te__dpa_window(te_module *m, te_window w, te_attn_mask mask, te
     const bool causal = te__attn_is_causal(mask);
     *out = w;
     if (!w.on) return TE_OK;
-    if (w.left < -1 || w.right < -1 || (causal ? w.left == -1 && w.right > 0 : (w.left == -1) != (w.right == -1) && !(w.left == -1 && w.right == 0)))
-        return te__fail(m->te, TE_ERR_INVALID, "DotProductAttention: window (%lld, %lld) with attn_mask_type %d; under causal masks (left, 0) is possible, under others both are numbers of "
-                        "keys or both -1, for no bound", (long long)w.left, (long long)w.right, (int)mask);
+    if (w.left < -1 || w.right < -1 ||
+        (causal ? w.left == -1 && w.right > 0 : (w.left == -1) != (w.right == -1) && !(w.left == -1 && w.right == 0)))
+        return te__fail(m->te, TE_ERR_INVALID,
+                        "DotProductAttention: window (%lld, %lld) with attn_mask_type %d; under causal masks (left, 0) "
+                        "is possible, under others both are numbers of "
+                        "keys or both -1, for no bound",
+                        (long long)w.left, (long long)w.right, (int)mask);
     if (causal) out->right = 0;
     else if (w.left == -1) out->right = -1;
     return TE_OK;
@@ -181,7 +223,8 @@ static te_attn_mask te__cached_mask(te_attn_mask mask) {
 /* ALiBi's slopes of this rank's heads, out of those of all heads: te_attention would make slopes for as few heads as the rank has. */
 static te_tensor *te__dpa_slopes(te_module *m) {
     te__dpa_module *s = (te__dpa_module *)m->state;
-    const int heads = s->options.num_attention_heads, first = te_group_rank(m->parallel.group) * (int)te__per_rank(m, heads);
+    const int heads = s->options.num_attention_heads,
+              first = te_group_rank(m->parallel.group) * (int)te__per_rank(m, heads);
     const int64_t n = te__per_rank(m, heads);
     const size_t bytes = (size_t)n * sizeof(float);
     float *slopes;
@@ -206,18 +249,32 @@ static te_result te__dpa_rule(te_module *m, const te_attention_call *c, te_tenso
     te_inference_step step;
     te_result result;
     if ((int)mask < 0 || mask > TE_MASK_ARBITRARY)
-        return te__fail(m->te, TE_ERR_INVALID, "DotProductAttention: attn_mask_type %d; TE_MASK_NONE (1) to TE_MASK_ARBITRARY (7) are possible", (int)mask);
+        return te__fail(
+            m->te, TE_ERR_INVALID,
+            "DotProductAttention: attn_mask_type %d; TE_MASK_NONE (1) to TE_MASK_ARBITRARY (7) are possible",
+            (int)mask);
     if (!te__attn_pads(mask) && format == TE_THD && !c->inference_params)
-        return te__fail(m->te, TE_ERR_INVALID, "DotProductAttention: attn_mask_type %d with qkv_format TE_THD; packed sequences need a mask with padding (%d to %d)", (int)mask,
-                        (int)TE_MASK_PADDING, (int)TE_MASK_PADDING_CAUSAL_BOTTOM_RIGHT);
+        return te__fail(m->te, TE_ERR_INVALID,
+                        "DotProductAttention: attn_mask_type %d with qkv_format TE_THD; packed sequences need a mask "
+                        "with padding (%d to %d)",
+                        (int)mask, (int)TE_MASK_PADDING, (int)TE_MASK_PADDING_CAUSAL_BOTTOM_RIGHT);
     if (c->inference_params) mask = te__cached_mask(mask);
     if (c->inference_params && !te__attn_pads(mask))
-        return te__fail(m->te, TE_ERR_INVALID, "DotProductAttention: inference_params with attn_mask_type %d (TE_MASK_ARBITRARY); a cache takes the masks before it (1 to 6)", (int)mask);
-    if (!te__attn_pads(mask) && (c->cu_seqlens_q || c->cu_seqlens_kv || c->cu_seqlens_q_padded || c->cu_seqlens_kv_padded))
-        return te__fail(m->te, TE_ERR_INVALID, "DotProductAttention: cu_seqlens with attn_mask_type %d; lengths belong to masks with padding (%d to %d)", (int)mask, (int)TE_MASK_PADDING,
-                        (int)TE_MASK_PADDING_CAUSAL_BOTTOM_RIGHT);
+        return te__fail(m->te, TE_ERR_INVALID,
+                        "DotProductAttention: inference_params with attn_mask_type %d (TE_MASK_ARBITRARY); a cache "
+                        "takes the masks before it (1 to 6)",
+                        (int)mask);
+    if (!te__attn_pads(mask) &&
+        (c->cu_seqlens_q || c->cu_seqlens_kv || c->cu_seqlens_q_padded || c->cu_seqlens_kv_padded))
+        return te__fail(
+            m->te, TE_ERR_INVALID,
+            "DotProductAttention: cu_seqlens with attn_mask_type %d; lengths belong to masks with padding (%d to %d)",
+            (int)mask, (int)TE_MASK_PADDING, (int)TE_MASK_PADDING_CAUSAL_BOTTOM_RIGHT);
     if (mask == TE_MASK_ARBITRARY && !c->attention_mask)
-        return te__fail(m->te, TE_ERR_INVALID, "DotProductAttention: attention_mask is NULL with attn_mask_type %d (TE_MASK_ARBITRARY), which is that tensor", (int)TE_MASK_ARBITRARY);
+        return te__fail(m->te, TE_ERR_INVALID,
+                        "DotProductAttention: attention_mask is NULL with attn_mask_type %d (TE_MASK_ARBITRARY), which "
+                        "is that tensor",
+                        (int)TE_MASK_ARBITRARY);
     result = te__dpa_window(m, c->window.on ? c->window : o->window, mask, &window);
     if (result != TE_OK) return result;
     if (c->inference_params) {
@@ -245,7 +302,8 @@ static te_result te__dpa_rule(te_module *m, const te_attention_call *c, te_tenso
         if (!x->alibi_slopes) return te_error_code(m->te);
     }
     x->softmax_type = o->softmax_type;
-    if (o->softmax_type == TE_SOFTMAX_LEARNABLE) x->softmax_offset = te_tensor_cast(te_module_parameter(m, "softmax_offset"), TE_F32);
+    if (o->softmax_type == TE_SOFTMAX_LEARNABLE)
+        x->softmax_offset = te_tensor_cast(te_module_parameter(m, "softmax_offset"), TE_F32);
     if (c->score_mod) x->score_mod = *c->score_mod;
     return TE_OK;
 }
@@ -260,13 +318,20 @@ static const char *te__cp_name(te_cp_comm comm) {
 /* The groups of *m become these; `who` speaks. */
 static te_result te__dpa_share(te_module *m, const char *who, te_group *cp, te_group *p2p, te_cp_comm comm) {
     te__dpa_module *s = (te__dpa_module *)m->state;
-    if ((int)comm < 0 || comm > TE_CP_A2A_P2P) return te__fail(m->te, TE_ERR_INVALID, "%s: cp_comm_type %d; TE_CP_P2P (0) to TE_CP_A2A_P2P (3) are possible", who, (int)comm);
+    if ((int)comm < 0 || comm > TE_CP_A2A_P2P)
+        return te__fail(m->te, TE_ERR_INVALID, "%s: cp_comm_type %d; TE_CP_P2P (0) to TE_CP_A2A_P2P (3) are possible",
+                        who, (int)comm);
     if ((cp && cp->te != m->te) || (p2p && p2p->te != m->te))
-        return te__fail(m->te, TE_ERR_INVALID, "%s: %s is of another context (%s) than the module (%s); each rank takes the group that it joined", who, cp && cp->te != m->te ? "cp_group" : "cp_p2p_group",
-                        (cp && cp->te != m->te ? cp : p2p)->te->device_name, m->te->device_name);
+        return te__fail(
+            m->te, TE_ERR_INVALID,
+            "%s: %s is of another context (%s) than the module (%s); each rank takes the group that it joined", who,
+            cp && cp->te != m->te ? "cp_group" : "cp_p2p_group", (cp && cp->te != m->te ? cp : p2p)->te->device_name,
+            m->te->device_name);
     if (comm == TE_CP_A2A_P2P ? !cp != !p2p : p2p != NULL)
-        return te__fail(m->te, TE_ERR_INVALID, "%s: cp_comm_type %s, cp_group %s and cp_p2p_group %s; TE_CP_A2A_P2P takes both groups, all others cp_group alone", who, te__cp_name(comm),
-                        cp ? "given" : "NULL", p2p ? "given" : "NULL");
+        return te__fail(m->te, TE_ERR_INVALID,
+                        "%s: cp_comm_type %s, cp_group %s and cp_p2p_group %s; TE_CP_A2A_P2P takes both groups, all "
+                        "others cp_group alone",
+                        who, te__cp_name(comm), cp ? "given" : "NULL", p2p ? "given" : "NULL");
     s->context = te__context_of(cp, p2p, comm);
     s->cp_comm_type = comm;
     return TE_OK;
@@ -280,50 +345,93 @@ static te_result te__dpa_context_choices(te_module *m, const te_attention_call *
     const bool packed = a->format == TE_THD, ring = te_group_size(s->context.ring) > 1 && !s->context.gathers;
     const int ranks = te__context_size(&s->context);
     te__autocast cast;
-    if (c->inference_params) return te__fail(m->te, TE_ERR_UNSUPPORTED, "DotProductAttention: inference_params, and cp_group with %d ranks; a cache has whole sequences: leave one of them NULL", ranks);
-    if (c->score_mod) return te__fail(m->te, TE_ERR_UNSUPPORTED, "DotProductAttention: score_mod, and cp_group with %d ranks, whose rows have other positions; leave one of them NULL", ranks);
-    if (te__runs_fp8_attention(m, &cast))
-        return te__fail(m->te, TE_ERR_UNSUPPORTED, "DotProductAttention: fp8_dpa or fp8_mha of the recipe, and cp_group with %d ranks; te_module_set_recipe(core, NULL, true) keeps this core in high precision",
+    if (c->inference_params)
+        return te__fail(m->te, TE_ERR_UNSUPPORTED,
+                        "DotProductAttention: inference_params, and cp_group with %d ranks; a cache has whole "
+                        "sequences: leave one of them NULL",
                         ranks);
-    if (packed ? a->rule.mask != TE_MASK_PADDING && a->rule.mask != TE_MASK_PADDING_CAUSAL : a->rule.mask != TE_MASK_NONE && a->rule.mask != TE_MASK_CAUSAL)
-        return te__fail(m->te, TE_ERR_UNSUPPORTED, "DotProductAttention: attn_mask_type %d with qkv_format %d, and cp_group with %d ranks; %s are possible", (int)a->rule.mask, (int)a->format, ranks,
-                        packed ? "TE_MASK_PADDING (4) and TE_MASK_PADDING_CAUSAL (5)" : "TE_MASK_NONE (1) and TE_MASK_CAUSAL (2)");
-    if (bias == TE_ATTN_BIAS_ALIBI || bias == TE_ATTN_BIAS_PRE_SCALE || (bias != TE_ATTN_BIAS_NONE && (packed || comm != TE_CP_P2P)))
-        return te__fail(m->te, TE_ERR_UNSUPPORTED, "DotProductAttention: core_attention_bias_type %d with qkv_format %d and cp_comm_type %s over %d ranks; TE_ATTN_BIAS_POST_SCALE (%d) is possible with "
-                        "TE_CP_P2P, not with TE_THD", (int)bias, (int)a->format, te__cp_name(comm), ranks, (int)TE_ATTN_BIAS_POST_SCALE);
+    if (c->score_mod)
+        return te__fail(m->te, TE_ERR_UNSUPPORTED,
+                        "DotProductAttention: score_mod, and cp_group with %d ranks, whose rows have other positions; "
+                        "leave one of them NULL",
+                        ranks);
+    if (te__runs_fp8_attention(m, &cast))
+        return te__fail(m->te, TE_ERR_UNSUPPORTED,
+                        "DotProductAttention: fp8_dpa or fp8_mha of the recipe, and cp_group with %d ranks; "
+                        "te_module_set_recipe(core, NULL, true) keeps this core in high precision",
+                        ranks);
+    if (packed ? a->rule.mask != TE_MASK_PADDING && a->rule.mask != TE_MASK_PADDING_CAUSAL
+               : a->rule.mask != TE_MASK_NONE && a->rule.mask != TE_MASK_CAUSAL)
+        return te__fail(
+            m->te, TE_ERR_UNSUPPORTED,
+            "DotProductAttention: attn_mask_type %d with qkv_format %d, and cp_group with %d ranks; %s are possible",
+            (int)a->rule.mask, (int)a->format, ranks,
+            packed ? "TE_MASK_PADDING (4) and TE_MASK_PADDING_CAUSAL (5)" : "TE_MASK_NONE (1) and TE_MASK_CAUSAL (2)");
+    if (bias == TE_ATTN_BIAS_ALIBI || bias == TE_ATTN_BIAS_PRE_SCALE ||
+        (bias != TE_ATTN_BIAS_NONE && (packed || comm != TE_CP_P2P)))
+        return te__fail(m->te, TE_ERR_UNSUPPORTED,
+                        "DotProductAttention: core_attention_bias_type %d with qkv_format %d and cp_comm_type %s over "
+                        "%d ranks; TE_ATTN_BIAS_POST_SCALE (%d) is possible with "
+                        "TE_CP_P2P, not with TE_THD",
+                        (int)bias, (int)a->format, te__cp_name(comm), ranks, (int)TE_ATTN_BIAS_POST_SCALE);
     if (a->rule.softmax_type != TE_SOFTMAX_VANILLA && comm != TE_CP_A2A)
-        return te__fail(m->te, TE_ERR_UNSUPPORTED, "DotProductAttention: softmax_type %d with cp_comm_type %s over %d ranks; types beside TE_SOFTMAX_VANILLA (0) are possible with TE_CP_A2A",
+        return te__fail(m->te, TE_ERR_UNSUPPORTED,
+                        "DotProductAttention: softmax_type %d with cp_comm_type %s over %d ranks; types beside "
+                        "TE_SOFTMAX_VANILLA (0) are possible with TE_CP_A2A",
                         (int)a->rule.softmax_type, te__cp_name(comm), ranks);
-    if (a->rule.window.on && (a->rule.window.left >= 0 || (!te__attn_is_causal(a->rule.mask) && a->rule.window.right >= 0))) {
+    if (a->rule.window.on &&
+        (a->rule.window.left >= 0 || (!te__attn_is_causal(a->rule.mask) && a->rule.window.right >= 0))) {
         if (ring)
-            return te__fail(m->te, TE_ERR_UNSUPPORTED, "DotProductAttention: window (%lld, %lld) with cp_comm_type %s over %d ranks; windows are possible with TE_CP_ALL_GATHER and TE_CP_A2A",
+            return te__fail(m->te, TE_ERR_UNSUPPORTED,
+                            "DotProductAttention: window (%lld, %lld) with cp_comm_type %s over %d ranks; windows are "
+                            "possible with TE_CP_ALL_GATHER and TE_CP_A2A",
                             (long long)a->rule.window.left, (long long)a->rule.window.right, te__cp_name(comm), ranks);
         if (s->context.gathers && packed && a->rule.mask == TE_MASK_PADDING)
-            return te__fail(m->te, TE_ERR_UNSUPPORTED, "DotProductAttention: window (%lld, %lld) with attn_mask_type %d, qkv_format TE_THD and TE_CP_ALL_GATHER; a window of both sides of packed "
-                            "sequences is possible with TE_CP_A2A", (long long)a->rule.window.left, (long long)a->rule.window.right, (int)a->rule.mask);
+            return te__fail(m->te, TE_ERR_UNSUPPORTED,
+                            "DotProductAttention: window (%lld, %lld) with attn_mask_type %d, qkv_format TE_THD and "
+                            "TE_CP_ALL_GATHER; a window of both sides of packed "
+                            "sequences is possible with TE_CP_A2A",
+                            (long long)a->rule.window.left, (long long)a->rule.window.right, (int)a->rule.mask);
     }
     return TE_OK;
 }
 static te_result te__dpa_context_sizes(te_module *m, te_tensor *const part[3], const te_attention_desc *a) {
     const te__dpa_module *s = (const te__dpa_module *)m->state;
-    const int exchange = te_group_size(s->context.heads), ring = te_group_size(s->context.ring), seq = te__attn_seq_dim(a->format);
-    const int64_t s_q = part[0]->shape[seq], s_kv = part[1]->shape[seq], heads = part[0]->shape[part[0]->ndim - 2], groups = part[1]->shape[part[1]->ndim - 2];
+    const int exchange = te_group_size(s->context.heads), ring = te_group_size(s->context.ring),
+              seq = te__attn_seq_dim(a->format);
+    const int64_t s_q = part[0]->shape[seq], s_kv = part[1]->shape[seq], heads = part[0]->shape[part[0]->ndim - 2],
+                  groups = part[1]->shape[part[1]->ndim - 2];
     const te_tensor *bias = a->rule.core_attention_bias;
     char text[TE__SHAPE_TEXT];
     if (part[2]->ndim != part[1]->ndim || part[2]->shape[seq] != s_kv || part[2]->shape[part[2]->ndim - 2] != groups)
-        return te__fail(m->te, TE_ERR_SHAPE, "DotProductAttention: value is %s, and key has %lld tokens of %lld heads; they must be equal", te__shape_text(part[2], text), (long long)s_kv, (long long)groups);
+        return te__fail(m->te, TE_ERR_SHAPE,
+                        "DotProductAttention: value is %s, and key has %lld tokens of %lld heads; they must be equal",
+                        te__shape_text(part[2], text), (long long)s_kv, (long long)groups);
     if (s_q % 2 || s_kv % 2)
-        return te__fail(m->te, TE_ERR_SHAPE, "DotProductAttention: this rank has %lld queries and %lld keys of each sequence, and cp_group %d ranks; a rank has two chunks of one length of each: pad sequences to a "
-                        "multiple of %d", (long long)s_q, (long long)s_kv, exchange * ring, 2 * exchange * ring);
-    if (s_q != s_kv && (te__attn_is_causal(a->rule.mask) || (s->context.gathers && a->rule.window.on && a->rule.window.left >= 0)))
-        return te__fail(m->te, TE_ERR_UNSUPPORTED, "DotProductAttention: this rank has %lld queries and %lld keys, with attn_mask_type %d, a window %s and cp_comm_type %s; causal masks, and windows with "
-                        "TE_CP_ALL_GATHER, need as many of both", (long long)s_q, (long long)s_kv, (int)a->rule.mask, a->rule.window.on ? "on" : "off", te__cp_name(s->cp_comm_type));
+        return te__fail(m->te, TE_ERR_SHAPE,
+                        "DotProductAttention: this rank has %lld queries and %lld keys of each sequence, and cp_group "
+                        "%d ranks; a rank has two chunks of one length of each: pad sequences to a "
+                        "multiple of %d",
+                        (long long)s_q, (long long)s_kv, exchange * ring, 2 * exchange * ring);
+    if (s_q != s_kv &&
+        (te__attn_is_causal(a->rule.mask) || (s->context.gathers && a->rule.window.on && a->rule.window.left >= 0)))
+        return te__fail(m->te, TE_ERR_UNSUPPORTED,
+                        "DotProductAttention: this rank has %lld queries and %lld keys, with attn_mask_type %d, a "
+                        "window %s and cp_comm_type %s; causal masks, and windows with "
+                        "TE_CP_ALL_GATHER, need as many of both",
+                        (long long)s_q, (long long)s_kv, (int)a->rule.mask, a->rule.window.on ? "on" : "off",
+                        te__cp_name(s->cp_comm_type));
     if (heads % exchange || groups % exchange)
-        return te__fail(m->te, TE_ERR_SHAPE, "DotProductAttention: %lld heads in %lld groups with cp_comm_type %s over %d ranks, which exchange heads; the ranks must divide both", (long long)heads,
-                        (long long)groups, te__cp_name(s->cp_comm_type), exchange);
+        return te__fail(m->te, TE_ERR_SHAPE,
+                        "DotProductAttention: %lld heads in %lld groups with cp_comm_type %s over %d ranks, which "
+                        "exchange heads; the ranks must divide both",
+                        (long long)heads, (long long)groups, te__cp_name(s->cp_comm_type), exchange);
     if (bias && (bias->ndim != 4 || bias->shape[3] != s_kv * ring || (bias->shape[2] != 1 && bias->shape[2] != s_q)))
-        return te__fail(m->te, TE_ERR_SHAPE, "DotProductAttention: core_attention_bias is %s; of %lld queries of this rank and %lld keys of all %d, [.., .., %lld or 1, %lld] is needed", te__shape_text(bias, text),
-                        (long long)s_q, (long long)(s_kv * ring), ring, (long long)s_q, (long long)(s_kv * ring));
+        return te__fail(m->te, TE_ERR_SHAPE,
+                        "DotProductAttention: core_attention_bias is %s; of %lld queries of this rank and %lld keys of "
+                        "all %d, [.., .., %lld or 1, %lld] is needed",
+                        te__shape_text(bias, text), (long long)s_q, (long long)(s_kv * ring), ring, (long long)s_q,
+                        (long long)(s_kv * ring));
     return TE_OK;
 }
 
@@ -357,9 +465,10 @@ static te_result te__dpa_forward(te_module *m, te_forward_args *args) {
         if (shares) te__context_attention_run(part, &a, context, result); /* the other ranks are told */
         return result;
     }
-    y = shares ? te__heads_joined(te__context_attention_run(part, &a, context, TE_OK))
+    y = shares   ? te__heads_joined(te__context_attention_run(part, &a, context, TE_OK))
         : packed ? te__heads_joined(te__packed_attention_run(part[0], packed, &packing, &a))
-               : te__core_attention(m, ((const te__dpa_module *)m->state)->scaling, part[0], part[1], part[2], &a, args->fp8_output);
+                 : te__core_attention(m, ((const te__dpa_module *)m->state)->scaling, part[0], part[1], part[2], &a,
+                                      args->fp8_output);
     te__fork_end(m);
     return te__output(m, args, y);
 }
@@ -371,42 +480,54 @@ static te_result te__dpa_reset(te_module *m) {
     te_tensor *offset = te_module_parameter(m, "softmax_offset");
     return offset ? te_tensor_fill(offset, 0.0) : TE_OK;
 }
-static const te_module_class te__dpa_class = {"DotProductAttention", sizeof(te__dpa_module), te__dpa_forward, te__dpa_destroy, te__dpa_reset};
+static const te_module_class te__dpa_class = {"DotProductAttention", sizeof(te__dpa_module), te__dpa_forward,
+                                              te__dpa_destroy, te__dpa_reset};
 
 /* The ranks that share the sequences of m's core; NULL if it is not this class's. */
 static te__context *te__context_of_core(const te_module *core) {
     return core && core->cls == &te__dpa_class && !core->own_forward ? &((te__dpa_module *)core->state)->context : NULL;
 }
 static te_result te__context_set(te_module *m, te_group *cp, te_group *p2p, te_cp_comm comm) {
-    te_result result = m->cls == &te__dpa_class ? te__dpa_share(m, "te_set_context_parallel_group", cp, p2p, comm) : TE_OK;
+    te_result result =
+        m->cls == &te__dpa_class ? te__dpa_share(m, "te_set_context_parallel_group", cp, p2p, comm) : TE_OK;
     int i;
     for (i = 0; i < m->num_children && result == TE_OK; i++) result = te__context_set(m->children[i], cp, p2p, comm);
     return result;
 }
-TE_API te_result te_set_context_parallel_group(te_module *m, te_group *cp_group, te_group *cp_p2p_group, te_cp_comm cp_comm_type) {
+TE_API te_result te_set_context_parallel_group(te_module *m, te_group *cp_group, te_group *cp_p2p_group,
+                                               te_cp_comm cp_comm_type) {
     return m ? te__context_set(m, cp_group, cp_p2p_group, cp_comm_type) : TE_ERR_STATE;
 }
 
 /* Choices of the attention core; false with the error recorded. */
 static bool te__dpa_choices_ok(te_ctx *te, const te_attention_options *o) {
     const char *const who = "te_dot_product_attention_create";
-    if (o->num_attention_heads < 1 || o->num_gqa_groups < 1 || o->num_attention_heads % o->num_gqa_groups || o->kv_channels < 1) {
-        te__fail(te, TE_ERR_INVALID, "%s: %d heads of %lld channels in %d groups; the groups must divide the heads", who, o->num_attention_heads,
-                 (long long)o->kv_channels, o->num_gqa_groups);
+    if (o->num_attention_heads < 1 || o->num_gqa_groups < 1 || o->num_attention_heads % o->num_gqa_groups ||
+        o->kv_channels < 1) {
+        te__fail(te, TE_ERR_INVALID, "%s: %d heads of %lld channels in %d groups; the groups must divide the heads",
+                 who, o->num_attention_heads, (long long)o->kv_channels, o->num_gqa_groups);
         return false;
     }
-    if ((int)o->attn_mask_type < 0 || o->attn_mask_type > TE_MASK_ARBITRARY || (int)o->qkv_format < 0 || o->qkv_format > TE_THD) {
-        te__fail(te, TE_ERR_INVALID, "%s: attention.attn_mask_type %d, attention.qkv_format %d; masks up to TE_MASK_ARBITRARY (7), TE_SBHD (0) to TE_THD (2) are possible", who,
-                 (int)o->attn_mask_type, (int)o->qkv_format);
+    if ((int)o->attn_mask_type < 0 || o->attn_mask_type > TE_MASK_ARBITRARY || (int)o->qkv_format < 0 ||
+        o->qkv_format > TE_THD) {
+        te__fail(te, TE_ERR_INVALID,
+                 "%s: attention.attn_mask_type %d, attention.qkv_format %d; masks up to TE_MASK_ARBITRARY (7), TE_SBHD "
+                 "(0) to TE_THD (2) are possible",
+                 who, (int)o->attn_mask_type, (int)o->qkv_format);
         return false;
     }
-    if ((int)o->softmax_type < 0 || o->softmax_type > TE_SOFTMAX_LEARNABLE || (int)o->bottom_right_diagonal < 0 || o->bottom_right_diagonal > TE_OFF) {
-        te__fail(te, TE_ERR_INVALID, "%s: attention.softmax_type %d, attention.bottom_right_diagonal %d; softmax types up to TE_SOFTMAX_LEARNABLE (2), and TE_DEFAULT (0) to TE_OFF (2), are "
-                 "possible", who, (int)o->softmax_type, (int)o->bottom_right_diagonal);
+    if ((int)o->softmax_type < 0 || o->softmax_type > TE_SOFTMAX_LEARNABLE || (int)o->bottom_right_diagonal < 0 ||
+        o->bottom_right_diagonal > TE_OFF) {
+        te__fail(te, TE_ERR_INVALID,
+                 "%s: attention.softmax_type %d, attention.bottom_right_diagonal %d; softmax types up to "
+                 "TE_SOFTMAX_LEARNABLE (2), and TE_DEFAULT (0) to TE_OFF (2), are "
+                 "possible",
+                 who, (int)o->softmax_type, (int)o->bottom_right_diagonal);
         return false;
     }
     if (!(o->attention_dropout >= 0.0f && o->attention_dropout <= 1.0f)) {
-        te__fail(te, TE_ERR_INVALID, "%s: attention.attention_dropout %g; it is a probability, 0 to 1", who, (double)o->attention_dropout);
+        te__fail(te, TE_ERR_INVALID, "%s: attention.attention_dropout %g; it is a probability, 0 to 1", who,
+                 (double)o->attention_dropout);
         return false;
     }
     return true;
@@ -427,7 +548,8 @@ TE_API te_module *te_dot_product_attention_create(te_ctx *te, const te_dot_produ
     ((te__dpa_module *)m->state)->scaling = te__scaling_create(te, m, TE__ATTENTION_GEMMS);
     m->has_fp8_output = true;
     m->checkpoint = o.checkpoint_core_attention;
-    if (te__dpa_share(m, "te_dot_product_attention_create", desc->parallel.cp_group, desc->parallel.cp_p2p_group, desc->parallel.cp_comm_type) == TE_OK &&
+    if (te__dpa_share(m, "te_dot_product_attention_create", desc->parallel.cp_group, desc->parallel.cp_p2p_group,
+                      desc->parallel.cp_comm_type) == TE_OK &&
         te__heads_shared(m, &desc->parallel, TE_PARALLEL_COLUMN, &o) && o.softmax_type == TE_SOFTMAX_LEARNABLE)
         te__add_weight(m, "softmax_offset", TE_F32, te__per_rank(m, o.num_attention_heads), 0);
     te__rng_open(m, o.rng_tracker_name);
@@ -441,7 +563,10 @@ static bool te__cache_module(void *user, te_module *m) {
 }
 TE_API te_result te_inference_params_allocate_memory(te_inference_params *c, te_module *m) {
     if (!c || !m) return TE_ERR_STATE;
-    if (c->te != m->te) return te__fail(c->te, TE_ERR_INVALID, "te_inference_params_allocate_memory: the module is of another context than the cache; make both in one");
+    if (c->te != m->te)
+        return te__fail(
+            c->te, TE_ERR_INVALID,
+            "te_inference_params_allocate_memory: the module is of another context than the cache; make both in one");
     te_module_visit(m, te__cache_module, c);
     return te_error_code(c->te);
 }

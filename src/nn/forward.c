@@ -34,13 +34,16 @@ static te_outputs te__outputs_of(te_tensor *const list[TE__OUTPUTS]) {
 static bool te__codes_ok(const te_module *m, const te_forward_args *args) {
     bool output = args->fp8_output && !m->has_fp8_output, grad = args->fp8_grad && !m->has_fp8_grad;
     if (!output && !grad) return true;
-    te__fail(m->te, TE_ERR_UNSUPPORTED, "%s: %s: this module's %s stays in high precision; Linear and LayerNormLinear quantize both, if told: leave it false", m->cls->name,
-             output ? "fp8_output" : "fp8_grad", output ? "output" : "input's gradient");
+    te__fail(m->te, TE_ERR_UNSUPPORTED,
+             "%s: %s: this module's %s stays in high precision; Linear and LayerNormLinear quantize both, if told: "
+             "leave it false",
+             m->cls->name, output ? "fp8_output" : "fp8_grad", output ? "output" : "input's gradient");
     return false;
 }
 
 /* Runs `forward`, or if it is NULL the module's own. The frame releases the temporaries of a forward; the tape retains those that the backward pass reads. */
-static te_result te__module_run_as(te_module *m, te_forward_args *args, te_result (*forward)(te_module *m, te_forward_args *args, void *user), void *user) {
+static te_result te__module_run_as(te_module *m, te_forward_args *args,
+                                   te_result (*forward)(te_module *m, te_forward_args *args, void *user), void *user) {
     te_ctx *te = m->te;
     char before[sizeof(te->module_path)];
     te_tensor *made[TE__OUTPUTS];
@@ -49,18 +52,25 @@ static te_result te__module_run_as(te_module *m, te_forward_args *args, te_resul
     if (te__tree_whole(m) != TE_OK) return TE_ERR_STATE;
     if (m->built_in && !m->own_forward && !te__codes_ok(m, args)) return TE_ERR_UNSUPPORTED;
     if ((int)args->is_first_microbatch < 0 || args->is_first_microbatch > TE_MICROBATCH_LATER)
-        return te__fail(te, TE_ERR_INVALID, "%s: is_first_microbatch is %d; TE_MICROBATCH_NONE to TE_MICROBATCH_LATER (0 to %d) are possible", m->cls->name, (int)args->is_first_microbatch,
-                        (int)TE_MICROBATCH_LATER);
+        return te__fail(
+            te, TE_ERR_INVALID,
+            "%s: is_first_microbatch is %d; TE_MICROBATCH_NONE to TE_MICROBATCH_LATER (0 to %d) are possible",
+            m->cls->name, (int)args->is_first_microbatch, (int)TE_MICROBATCH_LATER);
     memcpy(before, te->module_path, sizeof(before));
     te_module_path(m, te->module_path, sizeof(te->module_path));
     path = te->path;
     te->path = NULL;
     memset(&args->outputs, 0, sizeof(args->outputs));
     te__frame_begin(te);
-    result = te__returned(te, forward ? forward(m, args, user) : m->own_forward ? m->own_forward(m, args) : m->cls->forward(m, args), m->cls->name, NULL);
+    result = te__returned(te,
+                          forward          ? forward(m, args, user)
+                          : m->own_forward ? m->own_forward(m, args)
+                                           : m->cls->forward(m, args),
+                          m->cls->name, NULL);
     if (result == TE_OK && !args->outputs.out) {
         /* an error was recorded before and the class did not look at it, or the class is wrong */
-        if (te->error_code == TE_OK) te__fail(te, TE_ERR_STATE, "%s: forward returned TE_OK without an output", m->cls->name);
+        if (te->error_code == TE_OK)
+            te__fail(te, TE_ERR_STATE, "%s: forward returned TE_OK without an output", m->cls->name);
         result = te->error_code;
     }
     if (result != TE_OK) te__fail(te, result, "%s: forward returned %s", m->cls->name, te_result_name(result)); /* shows if the class recorded no error of its own */
@@ -89,7 +99,8 @@ typedef struct te__module_call {
 static te_tensor **te__call_tensor(te__module_call *c, int i) {
     te_attention_call *a = &c->args.attention;
     te_tensor **list[TE__FORWARD_TENSORS];
-    if (i >= TE__FORWARD_TENSORS - TE_SCORE_MOD_AUX) return &c->score_mod.aux[i - (TE__FORWARD_TENSORS - TE_SCORE_MOD_AUX)];
+    if (i >= TE__FORWARD_TENSORS - TE_SCORE_MOD_AUX)
+        return &c->score_mod.aux[i - (TE__FORWARD_TENSORS - TE_SCORE_MOD_AUX)];
     list[0] = &c->args.input;
     list[1] = &c->args.encoder_output;
     list[2] = &c->args.key;
@@ -124,8 +135,10 @@ static te_result te__class_forward(te_module *m, te_forward_args *args, void *us
     (void)user;
     return m->cls->forward(m, args);
 }
-static te_result te__module_call_run(te_ctx *te, void *user, te_tensor *const *inputs, int num_inputs, te_tensor **outputs, int num_outputs) {
-    static const char *const names[TE__OUTPUTS] = {"out", "bias", "ln_out", "max_logit", "m_splits", "topk_indices", "aux_loss"};
+static te_result te__module_call_run(te_ctx *te, void *user, te_tensor *const *inputs, int num_inputs,
+                                     te_tensor **outputs, int num_outputs) {
+    static const char *const names[TE__OUTPUTS] = {"out",      "bias",         "ln_out",  "max_logit",
+                                                   "m_splits", "topk_indices", "aux_loss"};
     te__module_call *c = (te__module_call *)user, call = *c;
     te_tensor *made[TE__OUTPUTS];
     te_result result;
@@ -142,7 +155,9 @@ static te_result te__module_call_run(te_ctx *te, void *user, te_tensor *const *i
     te__outputs_list(&call.args.outputs, made);
     for (i = 0, c->num_outputs = 0; i < TE__OUTPUTS; i++) {
         if (num_outputs && (made[i] != NULL) != c->made[i])
-            return te__fail(te, TE_ERR_STATE, "te_module_set_checkpoint: run again for the backward pass, \"%s\" made %s; in the forward pass it did%s. It must do the same each time",
+            return te__fail(te, TE_ERR_STATE,
+                            "te_module_set_checkpoint: run again for the backward pass, \"%s\" made %s; in the forward "
+                            "pass it did%s. It must do the same each time",
                             c->m->name, names[i], c->made[i] ? "" : " not");
         c->made[i] = made[i] != NULL;
         if (made[i]) outputs[c->num_outputs++] = made[i];
@@ -184,7 +199,8 @@ TE_API void te_module_set_checkpoint(te_module *m, bool on) {
 /* Can this call be its graphs'? Elsewhere the module runs as usual. */
 static bool te__runs_graphs(const te_module *m) {
     const te_ctx *te = m->te;
-    return m->graphed && !m->evaluating && te_grad_enabled(te) && !te->capture && !te->warming && !te->replaying && !te->recording;
+    return m->graphed && !m->evaluating && te_grad_enabled(te) && !te->capture && !te->warming && !te->replaying &&
+           !te->recording;
 }
 
 TE_API te_tensor *te_forward_with(te_module *m, te_forward_args *args) {
@@ -206,7 +222,8 @@ TE_API te_tensor *te_forward_with(te_module *m, te_forward_args *args) {
     if (te__runs_graphs(m) && !shape)
         result = te__tree_whole(m) == TE_OK ? m->run_graphs(m, args) : TE_ERR_STATE;
     else
-        result = m->checkpoint && te_grad_enabled(te) && !shape ? te__module_run_checkpointed(m, args, false) : te__module_run(m, args);
+        result = m->checkpoint && te_grad_enabled(te) && !shape ? te__module_run_checkpointed(m, args, false)
+                                                                : te__module_run(m, args);
     te__device_leave(te, entered);
     if (result == TE_OK) return args->outputs.out;
     memset(&args->outputs, 0, sizeof(args->outputs));

@@ -25,10 +25,14 @@ static bool te__recipe_in_attention(const te_recipe *r) { return r->fp8_dpa || r
 /* The quantizer that a custom recipe's factory gave to slot i. */
 static const te__quant_spec *te__attention_answer(const te__quant_call *q, bool backward, int i) {
     const int step = backward ? TE__SLOTS_BACKWARD : TE__SLOTS_FORWARD;
-    return &te__custom_slots_of(q->scaling, &q->recipe)->slot[i / step * TE__CUSTOM_SLOTS + (backward ? (int)TE_TENSOR_GRAD_OUTPUT : 0) + i % step].spec;
+    return &te__custom_slots_of(q->scaling, &q->recipe)
+                ->slot[i / step * TE__CUSTOM_SLOTS + (backward ? (int)TE_TENSOR_GRAD_OUTPUT : 0) + i % step]
+                .spec;
 }
 static bool te__attention_by_blocks(const te__quant_call *q) {
-    return q->recipe.kind == TE_RECIPE_CUSTOM ? (te__attention_answer(q, false, TE__SLOT_QKV)->cls->facts & TE__BLOCKS_IN_ATTENTION) != 0 : q->recipe.kind == TE_RECIPE_MXFP8;
+    return q->recipe.kind == TE_RECIPE_CUSTOM
+               ? (te__attention_answer(q, false, TE__SLOT_QKV)->cls->facts & TE__BLOCKS_IN_ATTENTION) != 0
+               : q->recipe.kind == TE_RECIPE_MXFP8;
 }
 /* Refuses what a factory cannot answer: all have one scale a tensor, S and dP a given one; or all but these two are MXFP8. The ranks of one group reduce all amaxes that are measured. */
 static te_result te__attention_answers_fit(te_module *m, const te__quant_call *q) {
@@ -36,19 +40,30 @@ static te_result te__attention_answers_fit(te_module *m, const te__quant_call *q
         const char *name;
         bool backward, inner;
         int slot;
-    } slots[] = {{"q, k and v", false, false, TE__SLOT_QKV}, {"o", false, false, TE__SLOT_O}, {"the softmax", false, true, TE__SLOT_S},
-                 {"the gradients of q, k and v", true, false, TE__SLOT_DQKV}, {"the gradient of o", true, false, TE__SLOT_DO}, {"the gradient of the softmax", true, true, TE__SLOT_DP}};
+    } slots[] = {
+        {"q, k and v", false, false, TE__SLOT_QKV},      {"o", false, false, TE__SLOT_O},
+        {"the softmax", false, true, TE__SLOT_S},        {"the gradients of q, k and v", true, false, TE__SLOT_DQKV},
+        {"the gradient of o", true, false, TE__SLOT_DO}, {"the gradient of the softmax", true, true, TE__SLOT_DP}};
     const te_group *group = te__attention_answer(q, false, TE__SLOT_QKV)->group;
     int i;
     for (i = 0; i < (int)TE__COUNT(slots); i++) {
         const te__quant_spec *spec = te__attention_answer(q, slots[i].backward, slots[i].slot);
-        const int wanted = te__attention_by_blocks(q) ? TE__BLOCKS_IN_ATTENTION : slots[i].inner ? TE__SCALE_GIVEN : TE__TENSOR_SCALED;
+        const int wanted = te__attention_by_blocks(q) ? TE__BLOCKS_IN_ATTENTION
+                           : slots[i].inner           ? TE__SCALE_GIVEN
+                                                      : TE__TENSOR_SCALED;
         const bool fits = (te__attention_by_blocks(q) && slots[i].inner) || (spec->cls->facts & wanted) != 0;
         if (fits && !slots[i].inner && spec->group != group)
-            return te__fail(m->te, TE_ERR_UNSUPPORTED, "DotProductAttention: fp8_dpa, and the factory of recipe custom gives %s another amax_group than q, k and v; give all of them one", slots[i].name);
+            return te__fail(m->te, TE_ERR_UNSUPPORTED,
+                            "DotProductAttention: fp8_dpa, and the factory of recipe custom gives %s another "
+                            "amax_group than q, k and v; give all of them one",
+                            slots[i].name);
         if (!fits)
-            return te__fail(m->te, TE_ERR_UNSUPPORTED, "DotProductAttention: fp8_dpa, and the factory of recipe custom gives %s the kind %s; q, k, v, o and their gradients take delayed or current, "
-                            "or all MXFP8, and the softmax and its gradient delayed, but with MXFP8; leave fp8_dpa and fp8_mha off, or te_module_set_recipe(core, NULL, true)", slots[i].name, spec->cls->name);
+            return te__fail(m->te, TE_ERR_UNSUPPORTED,
+                            "DotProductAttention: fp8_dpa, and the factory of recipe custom gives %s the kind %s; q, "
+                            "k, v, o and their gradients take delayed or current, "
+                            "or all MXFP8, and the softmax and its gradient delayed, but with MXFP8; leave fp8_dpa and "
+                            "fp8_mha off, or te_module_set_recipe(core, NULL, true)",
+                            slots[i].name, spec->cls->name);
     }
     return TE_OK;
 }
@@ -87,7 +102,8 @@ static te_group *te__attention_meets(const te__quant_call *q) {
 }
 
 /* Current scaling: makes *spec that of the one scale which three tensors have together. */
-static te_result te__attention_one_scale(te_tensor *const x[3], const te_recipe *r, bool backward, te__quant_spec *spec) {
+static te_result te__attention_one_scale(te_tensor *const x[3], const te_recipe *r, bool backward,
+                                         te__quant_spec *spec) {
     const te_recipe given = te__attention_inner_recipe(r);
     const te_dtype dtype = spec->dtype;
     te_ctx *te = x[0]->te;
@@ -101,7 +117,9 @@ static te_result te__attention_one_scale(te_tensor *const x[3], const te_recipe 
         amax.amax = i < 3 ? te__slot_view(each, i) : all;
         result = amax.amax ? te_op_amax(te, &amax) : te_error_code(te);
     }
-    if (te_group_size(spec->group) > 1) result = result == TE_OK ? te_all_reduce(spec->group, all, TE_REDUCE_MAX) : te__refuse(spec->group, TE__ALL_REDUCE, result);
+    if (te_group_size(spec->group) > 1)
+        result = result == TE_OK ? te_all_reduce(spec->group, all, TE_REDUCE_MAX)
+                                 : te__refuse(spec->group, TE__ALL_REDUCE, result);
     scale.amax = all;
     scale.scale = te__empty_1d(te, TE_F32, 1);
     scale.fp8_max = te_dtype_max(spec->dtype);
@@ -125,9 +143,12 @@ static te_tensor *te__heads_back(te_tensor *x, te_qkv_format format) {
 }
 
 /* Codes of q, k, v, or of their gradients; a v by blocks, which lies as `kv` says, is quantized as [b, h, s, d]. Without history. Where it fails, the ranks of the group hear of it. */
-static te_result te__attention_quantize(te_tensor *const x[3], te_qkv_format kv, const te__quant_call *call, bool backward, te_tensor *y[3]) {
-    te__quant_spec spec = te__attention_spec(call, &call->recipe, backward, backward ? TE__SLOT_DQKV : TE__SLOT_QKV, TE_ROWWISE);
-    bool blocks = te__attention_by_blocks(call), current = (spec.cls->facts & TE__TENSOR_SCALED) && !(spec.cls->facts & TE__SCALE_GIVEN);
+static te_result te__attention_quantize(te_tensor *const x[3], te_qkv_format kv, const te__quant_call *call,
+                                        bool backward, te_tensor *y[3]) {
+    te__quant_spec spec =
+        te__attention_spec(call, &call->recipe, backward, backward ? TE__SLOT_DQKV : TE__SLOT_QKV, TE_ROWWISE);
+    bool blocks = te__attention_by_blocks(call),
+         current = (spec.cls->facts & TE__TENSOR_SCALED) && !(spec.cls->facts & TE__SCALE_GIVEN);
     te_tensor *flat[3];
     int i;
     for (i = 0; i < 3; i++) {
@@ -136,7 +157,8 @@ static te_result te__attention_quantize(te_tensor *const x[3], te_qkv_format kv,
         flat[i] = te_tensor_contiguous(flat[i]);
         if (!flat[i]) return te__refuse(te__attention_meets(call), TE__ALL_REDUCE, te_error_code(x[0]->te));
     }
-    if (current && te__attention_one_scale(flat, &call->recipe, backward, &spec) != TE_OK) return te_error_code(x[0]->te);
+    if (current && te__attention_one_scale(flat, &call->recipe, backward, &spec) != TE_OK)
+        return te_error_code(x[0]->te);
     for (i = 0; i < 3; i++) {
         spec.usage = blocks && i == 2 ? TE_COLUMNWISE : TE_ROWWISE;
         y[i] = te__quantize(flat[i], &spec);
@@ -183,7 +205,8 @@ static void te__fp8_attention_release(te_ctx *te, void *state) {
     te__quant_call_drop(&((te__fp8_attention *)state)->quant);
 }
 
-static te_result te__fp8_attention_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
+static te_result te__fp8_attention_backward(te_ctx *te, const void *state, te_tensor *const *saved,
+                                            te_tensor *const *dy, te_tensor **dx, const bool *needs) {
     const te__fp8_attention *s = (const te__fp8_attention *)state;
     const te_recipe *recipe = &s->quant.recipe, inner = te__attention_inner_recipe(recipe);
     const te_qkv_format kv = te__attn_kv_format(&s->args);
@@ -210,7 +233,8 @@ static te_result te__fp8_attention_backward(te_ctx *te, const void *state, te_te
         args.fp8.dp_amax = spec.amax;
     }
     result = args.d_o && te__attention_made(&args, needs) ? te_op_attn_bwd(te, &args) : te_error_code(te);
-    result = result == TE_OK ? te__attention_quantize(dx, kv, &s->quant, true, codes) : te__refuse(te__attention_meets(&s->quant), TE__ALL_REDUCE, result);
+    result = result == TE_OK ? te__attention_quantize(dx, kv, &s->quant, true, codes)
+                             : te__refuse(te__attention_meets(&s->quant), TE__ALL_REDUCE, result);
     return result == TE_OK ? te__attention_decode(codes, kv, blocks, dx) : result;
 }
 
@@ -218,17 +242,23 @@ static te_result te__fp8_attention_backward(te_ctx *te, const void *state, te_te
 static bool te__attention_blocks_fit(const te_op_attn_fwd_args *a) {
     const te_tensor *q = a->q, *k = a->k, *v = a->v;
     char x[TE__SHAPE_TEXT], y[TE__SHAPE_TEXT], z[TE__SHAPE_TEXT];
-    if (a->format != TE_THD && !a->rule.page_table && q->shape[te__attn_seq_dim(a->format)] % 128 == 0 && k->shape[te__attn_seq_dim(te__attn_kv_format(a))] % 128 == 0 &&
-        q->shape[3] % 32 == 0 && v->shape[3] % 32 == 0)
+    if (a->format != TE_THD && !a->rule.page_table && q->shape[te__attn_seq_dim(a->format)] % 128 == 0 &&
+        k->shape[te__attn_seq_dim(te__attn_kv_format(a))] % 128 == 0 && q->shape[3] % 32 == 0 && v->shape[3] % 32 == 0)
         return true;
-    te__fail(q->te, TE_ERR_SHAPE, "DotProductAttention: q is %s, k %s, v %s%s, with fp8_dpa of recipe mxfp8: sequences that are multiples of 128 and heads that are multiples of 32, "
-             "neither packed nor in pages, are needed; give the module another recipe (te_module_set_recipe)", te__shape_text(q, x), te__shape_text(k, y), te__shape_text(v, z),
-             a->format == TE_THD ? " (TE_THD)" : a->rule.page_table ? " (pages)" : "");
+    te__fail(q->te, TE_ERR_SHAPE,
+             "DotProductAttention: q is %s, k %s, v %s%s, with fp8_dpa of recipe mxfp8: sequences that are multiples "
+             "of 128 and heads that are multiples of 32, "
+             "neither packed nor in pages, are needed; give the module another recipe (te_module_set_recipe)",
+             te__shape_text(q, x), te__shape_text(k, y), te__shape_text(v, z),
+             a->format == TE_THD  ? " (TE_THD)"
+             : a->rule.page_table ? " (pages)"
+                                  : "");
     return false;
 }
 
 /* softmax(q k^T) v -> [.., H dv]; with fp8_output quantized, for a product. `call` is that of a recipe with fp8_dpa. */
-static te_tensor *te__fp8_attention_run(te_tensor *q, te_tensor *k, te_tensor *v, const te_attention_desc *desc, const te__quant_call *call, bool fp8_output) {
+static te_tensor *te__fp8_attention_run(te_tensor *q, te_tensor *k, te_tensor *v, const te_attention_desc *desc,
+                                        const te__quant_call *call, bool fp8_output) {
     te_ctx *te = q->te;
     const te_recipe inner = te__attention_inner_recipe(&call->recipe);
     const bool blocks = te__attention_by_blocks(call);
@@ -245,7 +275,9 @@ static te_tensor *te__fp8_attention_run(te_tensor *q, te_tensor *k, te_tensor *v
     te__frame_begin(te);
     ready = te__attention_open(q, k, v, desc, args) && (!blocks || te__attention_blocks_fit(args));
     if (ready && args->rule.page_table) {
-        te__fail(te, TE_ERR_UNSUPPORTED, "attention: fp8_dpa, and the keys lie in a cache's pages: one scale would be that of rows of other sequences, too; te_module_set_recipe(core, NULL, true) "
+        te__fail(te, TE_ERR_UNSUPPORTED,
+                 "attention: fp8_dpa, and the keys lie in a cache's pages: one scale would be that of rows of other "
+                 "sequences, too; te_module_set_recipe(core, NULL, true) "
                  "keeps this core in high precision");
         ready = false;
     }
@@ -269,7 +301,8 @@ static te_tensor *te__fp8_attention_run(te_tensor *q, te_tensor *k, te_tensor *v
     args->k = values[1];
     args->v = values[2];
     if (ready && te_op_attn_fwd(te, args) == TE_OK) {
-        spec = te__attention_spec(call, &call->recipe, false, TE__SLOT_O, TE_ROWWISE | (fp8_output && te__grad_will_be(te) ? TE_COLUMNWISE : 0));
+        spec = te__attention_spec(call, &call->recipe, false, TE__SLOT_O,
+                                  TE_ROWWISE | (fp8_output && te__grad_will_be(te) ? TE_COLUMNWISE : 0));
         y = te__heads_joined(te_tensor_detach(args->o));
         y = y ? te__quantize(y, &spec) : NULL;
         if (y && !fp8_output) y = te__quant_value(y, y->dtype);
@@ -281,8 +314,8 @@ static te_tensor *te__fp8_attention_run(te_tensor *q, te_tensor *k, te_tensor *v
         if (!blocks) saved[3] = NULL;
         memset(&args->fp8, 0, sizeof(args->fp8));
         state.quant = te__quant_call_keep(call);
-        y = te__record_owning("fp8_attention", y, te__fp8_attention_backward, &state, sizeof(state), te__fp8_attention_release, in, TE__ATTENTION_INPUTS, saved,
-                              TE__ATTENTION_SAVED + 1);
+        y = te__record_owning("fp8_attention", y, te__fp8_attention_backward, &state, sizeof(state),
+                              te__fp8_attention_release, in, TE__ATTENTION_INPUTS, saved, TE__ATTENTION_SAVED + 1);
     }
     if (!y) te__rng_back(te, before);
     return te__frame_return(te, y);
@@ -291,10 +324,13 @@ static te_tensor *te__fp8_attention_run(te_tensor *q, te_tensor *k, te_tensor *v
 /* ---- for DotProductAttention ---- */
 
 /* Does m quantize its core in this region? */
-static bool te__runs_fp8_attention(const te_module *m, te__autocast *cast) { return te__autocast_of(m, cast) && cast->enabled && te__recipe_in_attention(&cast->recipe); }
+static bool te__runs_fp8_attention(const te_module *m, te__autocast *cast) {
+    return te__autocast_of(m, cast) && cast->enabled && te__recipe_in_attention(&cast->recipe);
+}
 
 /* te_attention, or what it is in FP8, as m sees the region in force -> [.., H dv]. s: m's, for TE__ATTENTION_GEMMS products. */
-static te_tensor *te__core_attention(te_module *m, te__scaling *s, te_tensor *q, te_tensor *k, te_tensor *v, const te_attention_desc *desc, bool fp8_output) {
+static te_tensor *te__core_attention(te_module *m, te__scaling *s, te_tensor *q, te_tensor *k, te_tensor *v,
+                                     const te_attention_desc *desc, bool fp8_output) {
     te__autocast cast;
     te__quant_call call;
     te_recipe inner;
@@ -311,7 +347,10 @@ static te_tensor *te__core_attention(te_module *m, te__scaling *s, te_tensor *q,
 /* Does `core` hand its output to `proj` quantized? Where both are te.h's own and have recipes of one kind, with one scale a tensor. */
 static bool te__hands_fp8(const te_module *core, const te_module *proj) {
     te__autocast a, b;
-    return core && proj && core->built_in && !core->own_forward && proj->built_in && !proj->own_forward && core->has_fp8_output && proj->cls == &te__linear_class &&
-           te__runs_fp8_attention(core, &a) && te__autocast_of(proj, &b) && a.recipe.kind == b.recipe.kind && a.recipe.kind != TE_RECIPE_MXFP8 &&
-           (a.recipe.kind != TE_RECIPE_CUSTOM || (a.recipe.custom.factory == b.recipe.custom.factory && a.recipe.custom.user == b.recipe.custom.user)) && !te__runs_graphs(proj);
+    return core && proj && core->built_in && !core->own_forward && proj->built_in && !proj->own_forward &&
+           core->has_fp8_output && proj->cls == &te__linear_class && te__runs_fp8_attention(core, &a) &&
+           te__autocast_of(proj, &b) && a.recipe.kind == b.recipe.kind && a.recipe.kind != TE_RECIPE_MXFP8 &&
+           (a.recipe.kind != TE_RECIPE_CUSTOM ||
+            (a.recipe.custom.factory == b.recipe.custom.factory && a.recipe.custom.user == b.recipe.custom.user)) &&
+           !te__runs_graphs(proj);
 }

@@ -4,8 +4,9 @@
 /* ---- plumbing ---- */
 
 /* Records one output. NULL inputs are fine. Returns the output, or NULL. */
-static te_tensor *te__record_owning(const char *name, te_tensor *y, te_backward_fn backward, void *state, size_t state_size,
-                                    void (*release)(te_ctx *te, void *state), te_tensor *const *inputs, int num_inputs, te_tensor *const *saved, int num_saved) {
+static te_tensor *te__record_owning(const char *name, te_tensor *y, te_backward_fn backward, void *state,
+                                    size_t state_size, void (*release)(te_ctx *te, void *state),
+                                    te_tensor *const *inputs, int num_inputs, te_tensor *const *saved, int num_saved) {
     te_node_desc node = TE_ZERO;
     node.name = name;
     node.inputs = inputs;
@@ -21,9 +22,12 @@ static te_tensor *te__record_owning(const char *name, te_tensor *y, te_backward_
     return te_record(y->te, &node) == TE_OK ? y : NULL;
 }
 /* A state that owns nothing; y NULL passes through. */
-static te_tensor *te__record(const char *name, te_tensor *y, te_backward_fn backward, const void *state, size_t state_size, te_tensor *const *inputs,
-                             int num_inputs, te_tensor *const *saved, int num_saved) {
-    return y ? te__record_owning(name, y, backward, (void *)state, state_size, NULL, inputs, num_inputs, saved, num_saved) : NULL;
+static te_tensor *te__record(const char *name, te_tensor *y, te_backward_fn backward, const void *state,
+                             size_t state_size, te_tensor *const *inputs, int num_inputs, te_tensor *const *saved,
+                             int num_saved) {
+    return y ? te__record_owning(name, y, backward, (void *)state, state_size, NULL, inputs, num_inputs, saved,
+                                 num_saved)
+             : NULL;
 }
 
 /* The second operand of a function must be of the first one's context; NULL is fine where `optional`. A NULL that is not optional came
@@ -37,7 +41,8 @@ static bool te__operand(const te_tensor *x, const te_tensor *with, bool optional
 static bool te__fits_columns(const te_tensor *x, const te_tensor *p, const char *name, const char *what) {
     char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
     if (!p || te__numel(p) == te__cols(x)) return true;
-    te__fail(x->te, TE_ERR_SHAPE, "%s: the input is %s and the %s %s; it needs the input's last size", name, te__shape_text(x, a), what, te__shape_text(p, b));
+    te__fail(x->te, TE_ERR_SHAPE, "%s: the input is %s and the %s %s; it needs the input's last size", name,
+             te__shape_text(x, a), what, te__shape_text(p, b));
     return false;
 }
 
@@ -65,7 +70,8 @@ static te_tensor *te__axpby(te_tensor *x, te_tensor *y, float alpha, float beta)
     return te__checked(out, te_op_axpby(x->te, &args));
 }
 
-static te_result te__add_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
+static te_result te__add_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy,
+                                  te_tensor **dx, const bool *needs) {
     (void)te, (void)state, (void)saved, (void)needs;
     dx[0] = dx[1] = dy[0];
     return TE_OK;
@@ -75,8 +81,9 @@ TE_API te_tensor *te_add(te_tensor *x, te_tensor *y) {
     char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
     if (!x || !te__operand(x, y, false, "te_add") || !te__need_float(x, "te_add")) return NULL;
     if (!te__same_shape(x, y) || x->dtype != y->dtype) {
-        te__fail(x->te, te__same_shape(x, y) ? TE_ERR_DTYPE : TE_ERR_SHAPE, "te_add: %s %s and %s %s; both must be alike", te_dtype_name(x->dtype),
-                 te__shape_text(x, a), te_dtype_name(y->dtype), te__shape_text(y, b));
+        te__fail(x->te, te__same_shape(x, y) ? TE_ERR_DTYPE : TE_ERR_SHAPE,
+                 "te_add: %s %s and %s %s; both must be alike", te_dtype_name(x->dtype), te__shape_text(x, a),
+                 te_dtype_name(y->dtype), te__shape_text(y, b));
         return NULL;
     }
     in[0] = te_tensor_contiguous(x);
@@ -86,7 +93,8 @@ TE_API te_tensor *te_add(te_tensor *x, te_tensor *y) {
     return te__record("add", out, te__add_backward, NULL, 0, in, 2, NULL, 0);
 }
 
-static te_result te__scale_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
+static te_result te__scale_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy,
+                                    te_tensor **dx, const bool *needs) {
     (void)saved, (void)needs;
     dx[0] = te__axpby(dy[0], NULL, *(const float *)state, 0.0f);
     return dx[0] ? TE_OK : te_error_code(te);
@@ -94,7 +102,9 @@ static te_result te__scale_backward(te_ctx *te, const void *state, te_tensor *co
 TE_API te_tensor *te_scale(te_tensor *x, float factor) {
     if (!x || !te__need_float(x, "te_scale")) return NULL;
     x = te_tensor_contiguous(x);
-    return x ? te__record("scale", te__axpby(x, NULL, factor, 0.0f), te__scale_backward, &factor, sizeof(factor), &x, 1, NULL, 0) : NULL;
+    return x ? te__record("scale", te__axpby(x, NULL, factor, 0.0f), te__scale_backward, &factor, sizeof(factor), &x, 1,
+                          NULL, 0)
+             : NULL;
 }
 
 /* ---- products ---- */
@@ -107,7 +117,8 @@ static te_tensor *te__mul_into(te_tensor *out, te_tensor *x, te_tensor *y) {
     args.out = out;
     return out ? te__checked(out, te_op_mul(x->te, &args)) : NULL;
 }
-static te_result te__mul_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
+static te_result te__mul_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy,
+                                  te_tensor **dx, const bool *needs) {
     te_tensor *x = saved[0], *y = saved[1], *g = te_tensor_contiguous(dy[0]);
     (void)state;
     if (!g) return te_error_code(te);
@@ -133,16 +144,21 @@ static bool te__is_per_row(const te_tensor *x, const te_tensor *y) {
 TE_API te_tensor *te_mul(te_tensor *x, te_tensor *y) {
     te_tensor *in[2];
     char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
-    if (!x || !te__operand(x, y, false, "te_mul") || !te__need_float(x, "te_mul") || !te__need_float(y, "te_mul")) return NULL;
+    if (!x || !te__operand(x, y, false, "te_mul") || !te__need_float(x, "te_mul") || !te__need_float(y, "te_mul"))
+        return NULL;
     if (!te__same_shape(x, y) && !te__is_per_row(x, y)) {
-        te__fail(x->te, TE_ERR_SHAPE, "te_mul: %s and %s; the second has the first one's shape, or one number for each of its rows: its leading sizes, with or "
-                 "without a last one of 1", te__shape_text(x, a), te__shape_text(y, b));
+        te__fail(x->te, TE_ERR_SHAPE,
+                 "te_mul: %s and %s; the second has the first one's shape, or one number for each of its rows: its "
+                 "leading sizes, with or "
+                 "without a last one of 1",
+                 te__shape_text(x, a), te__shape_text(y, b));
         return NULL;
     }
     in[0] = te_tensor_contiguous(x);
     in[1] = te_tensor_contiguous(y);
     if (!in[0] || !in[1]) return NULL;
-    return te__record("mul", te__mul_into(te__empty_like(in[0], x->dtype), in[0], in[1]), te__mul_backward, NULL, 0, in, 2, in, 2);
+    return te__record("mul", te__mul_into(te__empty_like(in[0], x->dtype), in[0], in[1]), te__mul_backward, NULL, 0, in,
+                      2, in, 2);
 }
 
 /* ---- sums ---- */
@@ -153,7 +169,8 @@ typedef struct te__sum_state {
     int64_t shape[TE_MAX_DIMS];
     float scale;
 } te__sum_state;
-static te_result te__sum_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
+static te_result te__sum_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy,
+                                  te_tensor **dx, const bool *needs) {
     const te__sum_state *s = (const te__sum_state *)state;
     te_op_axpby_args args = TE_ZERO;
     te_tensor *ones = te_tensor_full(te, s->dtype, s->ndim, s->shape, 1.0);
@@ -201,7 +218,8 @@ typedef struct te__concat_state {
 } te__concat_state;
 static size_t te__concat_bytes(int n) { return sizeof(te__concat_state) + (size_t)n * sizeof(int64_t); }
 
-static te_result te__concat_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
+static te_result te__concat_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy,
+                                     te_tensor **dx, const bool *needs) {
     const te__concat_state *s = (const te__concat_state *)state;
     int64_t at = 0;
     int i;
@@ -224,8 +242,9 @@ static bool te__concat_fits(const te_tensor *x, const te_tensor *y, int dim) {
     int i;
     for (i = 0; same && i < x->ndim; i++) same = i == dim || x->shape[i] == y->shape[i];
     if (same && x->dtype == y->dtype) return true;
-    te__fail(x->te, same ? TE_ERR_DTYPE : TE_ERR_SHAPE, "te_concat: %s %s and %s %s along dimension %d; formats and all other sizes must be alike", te_dtype_name(x->dtype),
-             te__shape_text(x, a), te_dtype_name(y->dtype), te__shape_text(y, b), dim);
+    te__fail(x->te, same ? TE_ERR_DTYPE : TE_ERR_SHAPE,
+             "te_concat: %s %s and %s %s along dimension %d; formats and all other sizes must be alike",
+             te_dtype_name(x->dtype), te__shape_text(x, a), te_dtype_name(y->dtype), te__shape_text(y, b), dim);
     return false;
 }
 
@@ -256,7 +275,8 @@ TE_API te_tensor *te_concat(te_tensor *const *x, int n, int dim) {
     }
     if (dim < 0) dim += x[0]->ndim;
     if (dim < 0 || dim >= x[0]->ndim) {
-        te__fail(te, TE_ERR_INVALID, "te_concat: dimension %d of tensors that have %d", dim < 0 ? dim - x[0]->ndim : dim, x[0]->ndim);
+        te__fail(te, TE_ERR_INVALID, "te_concat: dimension %d of tensors that have %d",
+                 dim < 0 ? dim - x[0]->ndim : dim, x[0]->ndim);
         return NULL;
     }
     for (i = 1; i < n; i++)
@@ -278,7 +298,8 @@ typedef struct te__norm_state {
     bool rms, zero_centered;
 } te__norm_state;
 
-static te_result te__norm_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
+static te_result te__norm_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy,
+                                   te_tensor **dx, const bool *needs) {
     const te__norm_state *s = (const te__norm_state *)state;
     te_norm_bwd_args args = TE_ZERO;
     te_tensor *so_far;
@@ -303,7 +324,8 @@ static te_result te__norm_backward(te_ctx *te, const void *state, te_tensor *con
 
 /* The normalised rows; under `spec`, if there is one, as a quantized tensor, as TransformerEngine makes it: delayed from the unrounded f32 result, others (and
  * their amax) from one of x's format. rounded: as te_op_rmsnorm_fwd has it. */
-static te_tensor *te__norm(te_tensor *x, te_tensor *gamma, te_tensor *beta, float eps, bool rms, bool zero_centered, bool rounded, const te__quant_spec *spec) {
+static te_tensor *te__norm(te_tensor *x, te_tensor *gamma, te_tensor *beta, float eps, bool rms, bool zero_centered,
+                           bool rounded, const te__quant_spec *spec) {
     const char *name = rms ? "te_rmsnorm" : "te_layernorm";
     te_norm_fwd_args args = TE_ZERO;
     te__norm_state state;
@@ -311,7 +333,8 @@ static te_tensor *te__norm(te_tensor *x, te_tensor *gamma, te_tensor *beta, floa
     te_tensor *in[3], *saved[4], *y;
     te_ctx *te;
     te_result result;
-    if (!x || !te__operand(x, gamma, false, name) || !te__operand(x, beta, true, name) || !te__need_float(x, name)) return NULL;
+    if (!x || !te__operand(x, gamma, false, name) || !te__operand(x, beta, true, name) || !te__need_float(x, name))
+        return NULL;
     if (!te__fits_columns(x, gamma, name, "weight") || !te__fits_columns(x, beta, name, "bias")) return NULL;
     te = x->te;
     x = te_tensor_contiguous(x);
@@ -353,7 +376,8 @@ TE_API te_tensor *te_rmsnorm(te_tensor *x, te_tensor *weight, float eps, bool ze
     return te__norm(x, weight, NULL, eps, true, zero_centered_gamma, false, NULL);
 }
 
-static te_result te__l2_normalization_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
+static te_result te__l2_normalization_backward(te_ctx *te, const void *state, te_tensor *const *saved,
+                                               te_tensor *const *dy, te_tensor **dx, const bool *needs) {
     te_op_l2normalize_bwd_args args = TE_ZERO;
     (void)state, (void)needs;
     args.dy = te_tensor_contiguous(dy[0]);
@@ -375,7 +399,8 @@ TE_API te_tensor *te_l2_normalization(te_tensor *x, float eps) {
     args.rnorm = saved[1] = te__empty_1d(x->te, TE_F32, te__rows(x));
     args.eps = eps;
     y = args.rnorm ? te__checked(y, te_op_l2normalize_fwd(x->te, &args)) : NULL;
-    return te__frame_return(x->te, te__record("l2_normalization", y, te__l2_normalization_backward, NULL, 0, &x, 1, saved, 2));
+    return te__frame_return(x->te,
+                            te__record("l2_normalization", y, te__l2_normalization_backward, NULL, 0, &x, 1, saved, 2));
 }
 
 /* ---- dropout ---- */
@@ -387,7 +412,8 @@ typedef struct te__dropout_state {
     te_dtype bias_dtype;
 } te__dropout_state;
 
-static te_result te__dropout_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
+static te_result te__dropout_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy,
+                                      te_tensor **dx, const bool *needs) {
     const te__dropout_state *s = (const te__dropout_state *)state;
     te_tensor *g = te_tensor_contiguous(dy[0]), *kept = g;
     if (!g) return te_error_code(te);
@@ -416,8 +442,8 @@ static te_tensor *te__bias_dropout_add(te_tensor *x, te_tensor *bias, te_tensor 
     te__draw draw = TE_ZERO;
     te_tensor *in[3], *y;
     te_ctx *te;
-    if (!x || !te__operand(x, bias, true, "te_bias_dropout_add") || !te__operand(x, residual, true, "te_bias_dropout_add") ||
-        !te__need_float(x, "te_bias_dropout_add"))
+    if (!x || !te__operand(x, bias, true, "te_bias_dropout_add") ||
+        !te__operand(x, residual, true, "te_bias_dropout_add") || !te__need_float(x, "te_bias_dropout_add"))
         return NULL;
     if (!te__fits_columns(x, bias, "te_bias_dropout_add", "bias")) return NULL;
     if (!bias && !residual && p == 0.0f) return x;
@@ -448,7 +474,9 @@ static te_tensor *te__bias_dropout_add(te_tensor *x, te_tensor *bias, te_tensor 
     if (!y) te__rng_back(te, before);
     return y;
 }
-TE_API te_tensor *te_bias_dropout_add(te_tensor *x, te_tensor *bias, te_tensor *residual, float p) { return te__bias_dropout_add(x, bias, residual, p, 1); }
+TE_API te_tensor *te_bias_dropout_add(te_tensor *x, te_tensor *bias, te_tensor *residual, float p) {
+    return te__bias_dropout_add(x, bias, residual, p, 1);
+}
 TE_API te_tensor *te_dropout(te_tensor *x, float p) { return te_bias_dropout_add(x, NULL, NULL, p); }
 TE_API te_tensor *te_drop_path(te_tensor *x, te_tensor *residual, float p) {
     int64_t paths = x && x->ndim ? x->shape[0] : 1;
@@ -462,7 +490,8 @@ typedef struct te__embedding_state {
     bool from_end;
 } te__embedding_state;
 
-static te_result te__embedding_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
+static te_result te__embedding_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy,
+                                        te_tensor **dx, const bool *needs) {
     const te__embedding_state *s = (const te__embedding_state *)state;
     te_op_embedding_bwd_args args = TE_ZERO;
     (void)needs;
@@ -474,7 +503,8 @@ static te_result te__embedding_backward(te_ctx *te, const void *state, te_tensor
     args.from_end = s->from_end;
     return args.dy && dx[0] ? te_op_embedding_bwd(te, &args) : te_error_code(te);
 }
-static te_tensor *te__embedding(te_tensor *table, te_tensor *ids, int64_t vocab_size, int64_t vocab_start, bool from_end, const char *who) {
+static te_tensor *te__embedding(te_tensor *table, te_tensor *ids, int64_t vocab_size, int64_t vocab_start,
+                                bool from_end, const char *who) {
     te_op_embedding_fwd_args args = TE_ZERO;
     te__embedding_state state = TE_ZERO;
     te_tensor *y;
@@ -482,8 +512,9 @@ static te_tensor *te__embedding(te_tensor *table, te_tensor *ids, int64_t vocab_
     char text[TE__SHAPE_TEXT], more[TE__SHAPE_TEXT];
     if (!table || !te__operand(table, ids, false, who)) return NULL;
     if (table->ndim != 2 || ids->ndim + 1 > TE_MAX_DIMS) {
-        te__fail(table->te, TE_ERR_SHAPE, "%s: the table is %s and the ids %s; [vocabulary, width] and at most %d dimensions are needed", who, te__shape_text(table, text),
-                 te__shape_text(ids, more), TE_MAX_DIMS - 1);
+        te__fail(table->te, TE_ERR_SHAPE,
+                 "%s: the table is %s and the ids %s; [vocabulary, width] and at most %d dimensions are needed", who,
+                 te__shape_text(table, text), te__shape_text(ids, more), TE_MAX_DIMS - 1);
         return NULL;
     }
     ids = te_tensor_contiguous(ids);
@@ -502,8 +533,11 @@ static te_tensor *te__embedding(te_tensor *table, te_tensor *ids, int64_t vocab_
     y = te__checked(y, te_op_embedding_fwd(table->te, &args));
     return te__record("embedding", y, te__embedding_backward, &state, sizeof(state), &table, 1, &ids, 1);
 }
-TE_API te_tensor *te_embedding_lookup(te_tensor *table, te_tensor *ids) { return te__embedding(table, ids, 0, 0, false, "te_embedding_lookup"); }
-TE_API te_tensor *te_vocab_parallel_embedding_lookup(te_tensor *table, te_tensor *ids, int64_t vocab_size, int64_t vocab_start) {
+TE_API te_tensor *te_embedding_lookup(te_tensor *table, te_tensor *ids) {
+    return te__embedding(table, ids, 0, 0, false, "te_embedding_lookup");
+}
+TE_API te_tensor *te_vocab_parallel_embedding_lookup(te_tensor *table, te_tensor *ids, int64_t vocab_size,
+                                                     int64_t vocab_start) {
     return te__embedding(table, ids, vocab_size, vocab_start, false, "te_vocab_parallel_embedding_lookup");
 }
 
@@ -515,7 +549,8 @@ typedef struct te__loss_state {
     bool reduce, inplace;
 } te__loss_state;
 
-static te_result te__cross_entropy_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
+static te_result te__cross_entropy_backward(te_ctx *te, const void *state, te_tensor *const *saved,
+                                            te_tensor *const *dy, te_tensor **dx, const bool *needs) {
     const te__loss_state *s = (const te__loss_state *)state;
     te_op_cross_entropy_bwd_args args = TE_ZERO;
     (void)needs;
@@ -533,7 +568,8 @@ static te_result te__cross_entropy_backward(te_ctx *te, const void *state, te_te
 }
 
 /* The loss and lse of each row. Where ranks share the columns, each finds the parts of its own, and all merge the same list of parts. */
-static te_result te__cross_entropy_rows(te_group *group, te_op_cross_entropy_fwd_args *args, te_tensor *rows, te_tensor *lse) {
+static te_result te__cross_entropy_rows(te_group *group, te_op_cross_entropy_fwd_args *args, te_tensor *rows,
+                                        te_tensor *lse) {
     te_ctx *te = rows->te;
     te_op_cross_entropy_merge_args merge = TE_ZERO;
     te_tensor *all;
@@ -565,12 +601,15 @@ TE_API te_tensor *te_cross_entropy(te_tensor *logits, te_tensor *target, const t
     te_ctx *te;
     te_result result;
     char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
-    if (!logits || !te__operand(logits, target, false, "te_cross_entropy") || !te__need_float(logits, "te_cross_entropy")) return NULL;
+    if (!logits || !te__operand(logits, target, false, "te_cross_entropy") ||
+        !te__need_float(logits, "te_cross_entropy"))
+        return NULL;
     if (!desc) desc = &zero;
     group = desc->dist_process_group;
     te = logits->te;
     if (te__numel(target) != te__rows(logits)) {
-        te__fail(te, TE_ERR_SHAPE, "te_cross_entropy: the logits are %s and the target is %s; one id for each row of logits is needed",
+        te__fail(te, TE_ERR_SHAPE,
+                 "te_cross_entropy: the logits are %s and the target is %s; one id for each row of logits is needed",
                  te__shape_text(logits, a), te__shape_text(target, b));
         return NULL;
     }
@@ -610,11 +649,14 @@ TE_API te_tensor *te_cross_entropy(te_tensor *logits, te_tensor *target, const t
     saved[1] = target;
     saved[2] = lse;
     saved[3] = args.count;
-    if (result == TE_OK) loss = te__record("cross_entropy", loss, te__cross_entropy_backward, &state, sizeof(state), &logits, 1, saved, 4);
+    if (result == TE_OK)
+        loss =
+            te__record("cross_entropy", loss, te__cross_entropy_backward, &state, sizeof(state), &logits, 1, saved, 4);
     return te__frame_return(te, result == TE_OK ? loss : NULL);
 }
 
-static te_result te__mse_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
+static te_result te__mse_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy,
+                                  te_tensor **dx, const bool *needs) {
     te_op_mse_bwd_args args = TE_ZERO;
     (void)state;
     args.x = saved[0];

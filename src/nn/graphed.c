@@ -48,15 +48,19 @@ static void te__graphed_state_release(te_ctx *te, void *state) {
     te__graphed_release(((te__graphed_state *)state)->graphed);
 }
 
-static te_result te__graphed_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
+static te_result te__graphed_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy,
+                                      te_tensor **dx, const bool *needs) {
     const te__graphed_state *s = (const te__graphed_state *)state;
     te__graphed *g = s->graphed;
     te_result result = TE_OK;
     int i, at = 0;
     (void)saved;
     if (g->launches != s->launch)
-        return te__fail(te, TE_ERR_STATE, "te_make_graphed_callables: the module has run forward %llu times since, and its graphs keep the activations of one call; call te_backward "
-                        "before its next forward pass", (unsigned long long)(g->launches - s->launch));
+        return te__fail(te, TE_ERR_STATE,
+                        "te_make_graphed_callables: the module has run forward %llu times since, and its graphs keep "
+                        "the activations of one call; call te_backward "
+                        "before its next forward pass",
+                        (unsigned long long)(g->launches - s->launch));
     for (i = 0; i < TE__OUTPUTS && result == TE_OK; i++) {
         if (!g->dy[i]) continue;
         result = dy[at] ? te_tensor_copy(g->dy[i], dy[at]) : te_tensor_fill(g->dy[i], 0.0);
@@ -83,30 +87,44 @@ static te_result te__graphed_run(te_module *m, te_forward_args *args) {
     if (args->rotary_key) call.rotary_key = *args->rotary_key;
     if (args->attention.score_mod) call.score_mod = *args->attention.score_mod;
     if (!args->attention.score_mod != !g->call.args.attention.score_mod)
-        return te__fail(te, TE_ERR_INVALID, "te_make_graphed_callables: score_mod is %s and was %s in the sample; a graph repeats what it was captured with, with other tensors aux",
+        return te__fail(te, TE_ERR_INVALID,
+                        "te_make_graphed_callables: score_mod is %s and was %s in the sample; a graph repeats what it "
+                        "was captured with, with other tensors aux",
                         args->attention.score_mod ? "given" : "NULL", args->attention.score_mod ? "NULL" : "given");
     if (te->automodel.is_first_microbatch != g->microbatch && !args->is_first_microbatch)
-        return te__fail(te, TE_ERR_STATE, "te_make_graphed_callables: te_get_is_first_microbatch is %d and was %d when the module was graphed; a graph repeats what it was captured with",
+        return te__fail(te, TE_ERR_STATE,
+                        "te_make_graphed_callables: te_get_is_first_microbatch is %d and was %d when the module was "
+                        "graphed; a graph repeats what it was captured with",
                         (int)te->automodel.is_first_microbatch, (int)g->microbatch);
     if (args->is_first_microbatch != g->call.args.is_first_microbatch)
-        return te__fail(te, TE_ERR_INVALID, "te_make_graphed_callables: is_first_microbatch is %d and was %d in the sample; a graph repeats what it was captured with",
+        return te__fail(te, TE_ERR_INVALID,
+                        "te_make_graphed_callables: is_first_microbatch is %d and was %d in the sample; a graph "
+                        "repeats what it was captured with",
                         (int)args->is_first_microbatch, (int)g->call.args.is_first_microbatch);
     for (i = 0; i < g->num_frozen; i++)
         if (g->frozen[i]->requires_grad)
-            return te__fail(te, TE_ERR_STATE, "te_make_graphed_callables: parameter \"%s\" of \"%s\" requires a gradient and did not when the module was graphed; the graphs make none: "
-                            "te_graphed_reset, and graph it again", g->frozen[i]->name ? g->frozen[i]->name : "", m->name);
+            return te__fail(te, TE_ERR_STATE,
+                            "te_make_graphed_callables: parameter \"%s\" of \"%s\" requires a gradient and did not "
+                            "when the module was graphed; the graphs make none: "
+                            "te_graphed_reset, and graph it again",
+                            g->frozen[i]->name ? g->frozen[i]->name : "", m->name);
     te__frame_begin(te);
     for (i = 0; i < g->num_leaves; i++) in[i] = g->leaf[i];
     for (i = 0; i < TE__FORWARD_TENSORS && result == TE_OK; i++) {
         te_tensor *x = *te__call_tensor(&call, i), *to = *te__call_tensor(&g->call, i);
         in[i] = x;
         if ((x != NULL) != (to != NULL) || (x && (!te__same_shape(x, to) || x->dtype != to->dtype || x->quantized)))
-            result = te__fail(te, TE_ERR_SHAPE, "te_make_graphed_callables: tensor %d of the call is %s %s and was %s %s in the sample; a graph has one shape", i + 1,
-                              x ? te_dtype_name(x->dtype) : "not there,", x ? te__shape_text(x, a) : "NULL", to ? te_dtype_name(to->dtype) : "not there,",
-                              to ? te__shape_text(to, b) : "NULL");
+            result = te__fail(te, TE_ERR_SHAPE,
+                              "te_make_graphed_callables: tensor %d of the call is %s %s and was %s %s in the sample; "
+                              "a graph has one shape",
+                              i + 1, x ? te_dtype_name(x->dtype) : "not there,", x ? te__shape_text(x, a) : "NULL",
+                              to ? te_dtype_name(to->dtype) : "not there,", to ? te__shape_text(to, b) : "NULL");
         else if (x && x->requires_grad && !to->requires_grad)
-            result = te__fail(te, TE_ERR_INVALID, "te_make_graphed_callables: tensor %d of the call requires a gradient and the sample's did not; the graphs make none: let the "
-                              "sample's require one", i + 1);
+            result = te__fail(te, TE_ERR_INVALID,
+                              "te_make_graphed_callables: tensor %d of the call requires a gradient and the sample's "
+                              "did not; the graphs make none: let the "
+                              "sample's require one",
+                              i + 1);
         else if (x) {
             te->tape.no_grad++;
             result = te_tensor_copy(to, x);
@@ -184,7 +202,8 @@ static bool te__graphed_tensor(void *user, te_module *m, const char *path, te_te
         for (i = TE__FORWARD_TENSORS; i < k->g->num_leaves && k->g->leaf[i] != x; i++) {}
         k->too_many = i == TE__MAX_NODE_TENSORS;
         if (i == k->g->num_leaves && !k->too_many) k->g->leaf[k->g->num_leaves++] = te_tensor_retain(x);
-    } else if (!k->after && te__grow(m->te, (void **)&k->g->frozen, &k->g->cap_frozen, k->g->num_frozen, sizeof(te_tensor *)))
+    } else if (!k->after &&
+               te__grow(m->te, (void **)&k->g->frozen, &k->g->cap_frozen, k->g->num_frozen, sizeof(te_tensor *)))
         k->g->frozen[k->g->num_frozen++] = te_tensor_retain(x);
     return !k->too_many && te_ok(m->te);
 }
@@ -192,7 +211,10 @@ static bool te__graphed_tensor(void *user, te_module *m, const char *path, te_te
 /* Static copies of the sample's tensors. */
 static te_result te__graphed_inputs(te__graphed *g, const te_forward_args *sample) {
     int i;
-    if (sample->fp8_output) return te__fail(g->te, TE_ERR_UNSUPPORTED, "te_make_graphed_callables: the sample has fp8_output; graphs copy plain outputs: leave it false");
+    if (sample->fp8_output)
+        return te__fail(
+            g->te, TE_ERR_UNSUPPORTED,
+            "te_make_graphed_callables: the sample has fp8_output; graphs copy plain outputs: leave it false");
     g->call.args = *sample;
     if (sample->rotary) g->call.rotary = *sample->rotary;
     if (sample->rotary_key) g->call.rotary_key = *sample->rotary_key;
@@ -202,8 +224,13 @@ static te_result te__graphed_inputs(te__graphed *g, const te_forward_args *sampl
         te_tensor **x = te__call_tensor(&g->call, i), *from = *x;
         *x = NULL;
         if (!from) continue;
-        if (te__need_memory(from, "te_make_graphed_callables") != TE_OK || !te__same_ctx(from, g->te, "te_make_graphed_callables")) return te_error_code(g->te);
-        if (from->quantized) return te__fail(g->te, TE_ERR_DTYPE, "te_make_graphed_callables: tensor %d of the sample is quantized; graphs copy plain tensors", i + 1);
+        if (te__need_memory(from, "te_make_graphed_callables") != TE_OK ||
+            !te__same_ctx(from, g->te, "te_make_graphed_callables"))
+            return te_error_code(g->te);
+        if (from->quantized)
+            return te__fail(
+                g->te, TE_ERR_DTYPE,
+                "te_make_graphed_callables: tensor %d of the sample is quantized; graphs copy plain tensors", i + 1);
         *x = te__empty_like(from, from->dtype);
         if (!*x || te_tensor_copy(*x, from) != TE_OK) return te_error_code(g->te);
         g->leaf[i] = te_tensor_retain(*x);
@@ -215,7 +242,8 @@ static te_result te__graphed_inputs(te__graphed *g, const te_forward_args *sampl
     return TE_OK;
 }
 
-static te_result te__graphed_forward_pass(te_module *m, te__graphed *g, const te_autocast_desc *cast, te_outputs *outputs) {
+static te_result te__graphed_forward_pass(te_module *m, te__graphed *g, const te_autocast_desc *cast,
+                                          te_outputs *outputs) {
     te_forward_args args = g->call.args;
     te_result result = cast ? te_autocast_begin(g->te, cast) : TE_OK;
     te_tensor *y = result == TE_OK ? te_forward_with(m, &args) : NULL;
@@ -230,7 +258,8 @@ static te_result te__graphed_backward_pass(te__graphed *g, const te_outputs *out
     te__outputs_list(outputs, made);
     for (i = 0; i < TE__OUTPUTS; i++) {
         if (!made[i] || !made[i]->requires_grad || !made[i]->var || made[i]->var->leaf) continue;
-        if (!g->dy[i]) g->dy[i] = te_tensor_retain(te_tensor_zeros(g->te, made[i]->dtype, made[i]->ndim, made[i]->shape));
+        if (!g->dy[i])
+            g->dy[i] = te_tensor_retain(te_tensor_zeros(g->te, made[i]->dtype, made[i]->ndim, made[i]->shape));
         if (!g->dy[i]) return te_error_code(g->te);
         y[n] = made[i];
         dy[n++] = g->dy[i];
@@ -255,7 +284,8 @@ static te_result te__graphed_lend_main_grads(te__graphed *g, te_tensor **to) {
     te_result result = TE_OK;
     int i;
     for (i = TE__FORWARD_TENSORS; i < g->num_leaves && result == TE_OK; i++) {
-        te_tensor *x = g->leaf[i] && g->leaf[i]->var ? g->leaf[i]->var->main_grad : NULL, *y = x ? te_tensor_retain(te_tensor_zeros(g->te, x->dtype, x->ndim, x->shape)) : NULL;
+        te_tensor *x = g->leaf[i] && g->leaf[i]->var ? g->leaf[i]->var->main_grad : NULL,
+                  *y = x ? te_tensor_retain(te_tensor_zeros(g->te, x->dtype, x->ndim, x->shape)) : NULL;
         if (!x) continue;
         if (!y) {
             result = te_error_code(g->te);
@@ -288,7 +318,8 @@ static te_result te__graphed_capture(te_module *m, te__graphed *g, const te_auto
     g->forward = te_graph_end(te);
     if (!g->forward) return te_error_code(te);
     te->rng_offset += g->forward->rng_used; /* the second pass comes after the first */
-    for (i = 0; i < g->forward->num_parts; i++) g->forward->parts[i].after(g->forward, g->forward->parts[i].owner, g->forward->parts[i].data);
+    for (i = 0; i < g->forward->num_parts; i++)
+        g->forward->parts[i].after(g->forward, g->forward->parts[i].owner, g->forward->parts[i].data);
     result = te_graph_begin(te);
     if (result != TE_OK) return result;
     te__graphed_backward_pass(g, &g->made);
@@ -318,8 +349,10 @@ static te_result te__graphed_make(te_module *m, const te_forward_args *sample, c
     kept.g = g;
     if (result == TE_OK) te_module_visit_tensors(m, te__graphed_tensor, &kept);
     if (kept.too_many)
-        result = te__fail(te, TE_ERR_UNSUPPORTED, "te_make_graphed_callables: \"%s\" has more than %d parameters with gradients or %d buffers; graph its children one by one", m->name,
-                          (int)TE__MAX_NODE_TENSORS - (int)TE__FORWARD_TENSORS, (int)TE__COUNT(kept.buffer));
+        result = te__fail(te, TE_ERR_UNSUPPORTED,
+                          "te_make_graphed_callables: \"%s\" has more than %d parameters with gradients or %d buffers; "
+                          "graph its children one by one",
+                          m->name, (int)TE__MAX_NODE_TENSORS - (int)TE__FORWARD_TENSORS, (int)TE__COUNT(kept.buffer));
     if (result == TE_OK) result = te_error_code(te);
     te__graphed_swap_grads(g, before);
     te->units = NULL; /* ranks exchange the gradients of the program's backward passes, not those of these */
@@ -331,8 +364,11 @@ static te_result te__graphed_make(te_module *m, const te_forward_args *sample, c
     for (i = 0; i < g->num_leaves; i++) te_tensor_zero_grad(g->leaf[i]);
     te__graphed_return_main_grads(g, main_grads);
     if (result == TE_OK && te__deferred_length(te) > deferred)
-        result = te__fail(te, TE_ERR_UNSUPPORTED, "te_make_graphed_callables: \"%s\" has delay_wgrad_compute, and its graphs have no place for te_backward_dw; graph it without, or graph the "
-                          "modules in it that do not delay", m->name);
+        result = te__fail(te, TE_ERR_UNSUPPORTED,
+                          "te_make_graphed_callables: \"%s\" has delay_wgrad_compute, and its graphs have no place for "
+                          "te_backward_dw; graph it without, or graph the "
+                          "modules in it that do not delay",
+                          m->name);
     te__deferred_cut(te, deferred);
     te__rng_back(te, random);
     kept.after = true;
@@ -359,7 +395,8 @@ TE_API void te_graphed_reset(te_module *m) {
     te__graphed_release(m->graphed);
     m->graphed = NULL;
 }
-TE_API te_result te_make_graphed_callables(te_ctx *te, te_module *const *modules, const te_forward_args *sample_args, int n, const te_graphed_desc *desc) {
+TE_API te_result te_make_graphed_callables(te_ctx *te, te_module *const *modules, const te_forward_args *sample_args,
+                                           int n, const te_graphed_desc *desc) {
     te_graphed_desc zero = TE_ZERO;
     te_result result = TE_OK;
     int i;
@@ -367,19 +404,31 @@ TE_API te_result te_make_graphed_callables(te_ctx *te, te_module *const *modules
     if (te->error_code != TE_OK) return te->error_code;
     if (!desc) desc = &zero;
     if (n < 0 || (n && (!modules || !sample_args)) || desc->num_warmup_iters < 0)
-        return te__fail(te, TE_ERR_INVALID, "te_make_graphed_callables: %d modules, num_warmup_iters %d; each module needs its sample, and both counts 0 or more", n, desc->num_warmup_iters);
+        return te__fail(te, TE_ERR_INVALID,
+                        "te_make_graphed_callables: %d modules, num_warmup_iters %d; each module needs its sample, and "
+                        "both counts 0 or more",
+                        n, desc->num_warmup_iters);
     if (te->tape.root.num_nodes || te->num_autocast)
-        return te__fail(te, TE_ERR_STATE, "te_make_graphed_callables: %s; call it before the first forward pass of a step",
+        return te__fail(te, TE_ERR_STATE,
+                        "te_make_graphed_callables: %s; call it before the first forward pass of a step",
                         te->num_autocast ? "inside an autocast region" : "a forward pass waits for its te_backward");
     for (i = 0; i < n; i++)
-        if (!modules[i] || modules[i]->te != te || modules[i]->graphed || modules[i]->evaluating || !sample_args[i].input)
-            return te__fail(te, TE_ERR_INVALID, "te_make_graphed_callables: module %d %s", i, !modules[i] ? "is NULL" : modules[i]->te != te ? "is of another context" : modules[i]->graphed
-                            ? "is graphed already; te_graphed_reset it first" : modules[i]->evaluating ? "is in evaluation; te_module_train it" : "has a sample without input");
+        if (!modules[i] || modules[i]->te != te || modules[i]->graphed || modules[i]->evaluating ||
+            !sample_args[i].input)
+            return te__fail(te, TE_ERR_INVALID, "te_make_graphed_callables: module %d %s", i,
+                            !modules[i]              ? "is NULL"
+                            : modules[i]->te != te   ? "is of another context"
+                            : modules[i]->graphed    ? "is graphed already; te_graphed_reset it first"
+                            : modules[i]->evaluating ? "is in evaluation; te_module_train it"
+                                                     : "has a sample without input");
     for (i = 1; i < n; i++) {
         int k = 0;
         while (modules[k] != modules[i]) k++;
         if (k < i)
-            return te__fail(te, TE_ERR_INVALID, "te_make_graphed_callables: modules %d and %d are one; its graphs keep the activations of one call: give it once", k, i);
+            return te__fail(te, TE_ERR_INVALID,
+                            "te_make_graphed_callables: modules %d and %d are one; its graphs keep the activations of "
+                            "one call: give it once",
+                            k, i);
     }
     for (i = 0; i < n && result == TE_OK; i++) {
         result = te__graphed_make(modules[i], &sample_args[i], desc);

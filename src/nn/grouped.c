@@ -55,8 +55,12 @@ typedef struct te__each_state {
     int64_t shape[TE_MAX_DIMS];
     te_dtype dtype;
 } te__each_state;
-static size_t te__each_bytes(int n) { return sizeof(te__each_state) + (size_t)n * (sizeof(te__linear_state) + sizeof(int64_t)); }
-static te__linear_state *te__each_product(const te__each_state *s) { return (te__linear_state *)(void *)((char *)(uintptr_t)s + sizeof(te__each_state)); }
+static size_t te__each_bytes(int n) {
+    return sizeof(te__each_state) + (size_t)n * (sizeof(te__linear_state) + sizeof(int64_t));
+}
+static te__linear_state *te__each_product(const te__each_state *s) {
+    return (te__linear_state *)(void *)((char *)(uintptr_t)s + sizeof(te__each_state));
+}
 static int64_t *te__each_sizes(const te__each_state *s) { return (int64_t *)(void *)(te__each_product(s) + s->n); }
 
 static void te__each_release(te_ctx *te, void *state) {
@@ -64,7 +68,8 @@ static void te__each_release(te_ctx *te, void *state) {
     int i;
     for (i = 0; i < s->n; i++) te__linear_release(te, te__each_product(s) + i);
 }
-static te_result te__each_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
+static te_result te__each_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy,
+                                   te_tensor **dx, const bool *needs) {
     const te__each_state *s = (const te__each_state *)state;
     te_tensor *g = te_tensor_contiguous(dy[0]);
     te_result result = g ? TE_OK : te_error_code(te);
@@ -72,11 +77,13 @@ static te_result te__each_backward(te_ctx *te, const void *state, te_tensor *con
     int i;
     if (result == TE_OK && needs[0]) {
         dx[0] = te_tensor_empty(te, s->dtype, s->ndim, s->shape);
-        result = dx[0] ? te__zero_rows_from(te, te__alias_2d(dx[0], 0, s->dtype, s->rows, s->in), s->used) : te_error_code(te);
+        result = dx[0] ? te__zero_rows_from(te, te__alias_2d(dx[0], 0, s->dtype, s->rows, s->in), s->used)
+                       : te_error_code(te);
     }
     for (i = 0; i < s->n && result == TE_OK; i++) {
         int64_t rows = te__each_sizes(s)[i];
-        te_tensor *part = te__alias_2d(g, at * te__cols(g) * te__dtype_size(g->dtype), g->dtype, rows, te__cols(g)), *made[4] = {NULL, NULL, NULL, NULL};
+        te_tensor *part = te__alias_2d(g, at * te__cols(g) * te__dtype_size(g->dtype), g->dtype, rows, te__cols(g)),
+                  *made[4] = {NULL, NULL, NULL, NULL};
         bool wanted[4] = {false, false, false, false};
         wanted[0] = needs[0];
         wanted[1] = needs[1 + i];
@@ -94,10 +101,12 @@ static te_result te__each_backward(te_ctx *te, const void *state, te_tensor *con
 static te_result te__grouped_each(const te__grouped_call *c, te_tensor *input) {
     te_ctx *te = c->m->te;
     int n = c->s->desc.num_gemms, i, made = 0;
-    size_t made_bytes = (size_t)n * sizeof(te__linear_made), state_bytes = te__each_bytes(n), list_bytes = (size_t)(5 * n + 1) * sizeof(te_tensor *);
+    size_t made_bytes = (size_t)n * sizeof(te__linear_made), state_bytes = te__each_bytes(n),
+           list_bytes = (size_t)(5 * n + 1) * sizeof(te_tensor *);
     te__linear_made *all = (te__linear_made *)te__alloc_zero(te, made_bytes);
     te__each_state *state = (te__each_state *)te__alloc_zero(te, state_bytes);
-    te_tensor **list = (te_tensor **)te__alloc_zero(te, list_bytes), **in = list, **saved = list ? list + 2 * n + 1 : NULL;
+    te_tensor **list = (te_tensor **)te__alloc_zero(te, list_bytes), **in = list,
+              **saved = list ? list + 2 * n + 1 : NULL;
     te_result result = all && state && list ? TE_OK : TE_ERR_OUT_OF_MEMORY;
     int64_t at = 0;
     if (result == TE_OK) {
@@ -142,7 +151,9 @@ static te_result te__grouped_each(const te__grouped_call *c, te_tensor *input) {
         result = te__zero_rows_from(te, c->y, at);
     }
     if (result == TE_OK) { /* from here on the node, or its record, releases the state */
-        if (!te__record_owning("grouped_linear", c->y, te__each_backward, state, state_bytes, te__each_release, in, 1 + n + (c->biases ? n : 0), saved, 3 * n)) result = te_error_code(te);
+        if (!te__record_owning("grouped_linear", c->y, te__each_backward, state, state_bytes, te__each_release, in,
+                               1 + n + (c->biases ? n : 0), saved, 3 * n))
+            result = te_error_code(te);
     } else
         for (i = 0; i < made; i++) te__linear_release(te, &all[i].state);
     for (i = 0; i < made; i++) te__release_all(all[i].saved, 3);
@@ -156,10 +167,13 @@ static te_result te__grouped_each(const te__grouped_call *c, te_tensor *input) {
 
 /* n matrices [rows, cols] as one [n * rows, cols]: where they lie behind each other it is there already. */
 static te_tensor *te__stack(te_ctx *te, te_tensor *const *x, int n) {
-    int64_t rows = x[0]->ndim > 1 ? te__rows(x[0]) : 1, cols = te__cols(x[0]), bytes = rows * cols * te__dtype_size(x[0]->dtype);
+    int64_t rows = x[0]->ndim > 1 ? te__rows(x[0]) : 1, cols = te__cols(x[0]),
+            bytes = rows * cols * te__dtype_size(x[0]->dtype);
     te_tensor *all;
     int i;
-    for (i = 0; i < n && x[i]->buffer == x[0]->buffer && x[i]->dtype == x[0]->dtype && x[i]->offset == x[0]->offset + i * bytes && te__is_contiguous(x[i]); i++) {}
+    for (i = 0; i < n && x[i]->buffer == x[0]->buffer && x[i]->dtype == x[0]->dtype &&
+                x[i]->offset == x[0]->offset + i * bytes && te__is_contiguous(x[i]);
+         i++) {}
     if (i == n) return te__alias_2d(x[0], 0, x[0]->dtype, n * rows, cols);
     all = te__empty_2d(te, x[0]->dtype, n * rows, cols);
     for (i = 0; i < n && all; i++) {
@@ -174,15 +188,19 @@ static te_tensor *te__stack(te_ctx *te, te_tensor *const *x, int n) {
 typedef enum te__grouped_way { TE__GROUPED_CODES, TE__GROUPED_EXACT, TE__GROUPED_VALUES } te__grouped_way;
 
 /* The way of a's copy and those of all n others. Of blocks it multiplies 1 x 128 by 128 x 128 along rows, and 1 x 128 by 1 x 128 along k. */
-static te__grouped_way te__grouped_way_of(const te_tensor *a, int a_which, te_tensor *const *w, int n, int w_which, bool along_k) {
+static te__grouped_way te__grouped_way_of(const te_tensor *a, int a_which, te_tensor *const *w, int n, int w_which,
+                                          bool along_k) {
     te__grouped_way way = TE__GROUPED_CODES;
     int i;
     for (i = 0; i < n; i++) {
-        const te__quant_copy *ca = a->quantized ? te__copy_of(a, a_which) : NULL, *cw = w[i]->quantized ? te__copy_of(w[i], w_which) : NULL;
+        const te__quant_copy *ca = a->quantized ? te__copy_of(a, a_which) : NULL,
+                             *cw = w[i]->quantized ? te__copy_of(w[i], w_which) : NULL;
         if (!te__copies_meet(ca, cw)) return TE__GROUPED_VALUES;
         if (ca->cls->facts & TE__EXACT_CODES)
             way = TE__GROUPED_EXACT;
-        else if (!(ca->cls->facts & TE__TENSOR_SCALED) && (te__scaling_kind(ca) != TE_SCALING_BLOCK_1D || te__scaling_kind(cw) != (along_k ? TE_SCALING_BLOCK_1D : TE_SCALING_BLOCK_2D)))
+        else if (!(ca->cls->facts & TE__TENSOR_SCALED) &&
+                 (te__scaling_kind(ca) != TE_SCALING_BLOCK_1D ||
+                  te__scaling_kind(cw) != (along_k ? TE_SCALING_BLOCK_1D : TE_SCALING_BLOCK_2D)))
             return TE__GROUPED_VALUES;
     }
     return way;
@@ -190,7 +208,8 @@ static te__grouped_way te__grouped_way_of(const te_tensor *a, int a_which, te_te
 /* Codes times the scales of their blocks, without the amaxes and as a transform has left them: bf16 [M, N], groups apart where the copy has them so. */
 static te_tensor *te__exact_codes(const te_tensor *x, int which) {
     const te__quant_copy *c = te__copy_of(x, which);
-    te_tensor *y = x->quantized->sizes && te__copy_is_padded(c, which) ? te__padded_shell(x, c) : te__alias_quantized(x);
+    te_tensor *y =
+        x->quantized->sizes && te__copy_is_padded(c, which) ? te__padded_shell(x, c) : te__alias_quantized(x);
     te__quant_copy *own;
     int64_t one = 1;
     if (!y) return NULL;
@@ -215,7 +234,8 @@ static te_tensor *te__exact_scale(te_tensor *amax, const te__quant_copy *c) {
     return args.out && te_op_axpby(amax->te, &args) == TE_OK ? args.out : NULL;
 }
 /* One operand of all groups, and its scales. */
-static te_tensor *te__grouped_operand(te_tensor *x, int which, te__grouped_way way, te_dtype dtype, const te_tensor **scale, te_scaling *scaling) {
+static te_tensor *te__grouped_operand(te_tensor *x, int which, te__grouped_way way, te_dtype dtype,
+                                      const te_tensor **scale, te_scaling *scaling) {
     const te__quant_copy *c = way == TE__GROUPED_VALUES ? NULL : te__copy_of(x, which);
     if (!c) return te__plain_factor(x, which, dtype);
     if (way == TE__GROUPED_EXACT) {
@@ -228,7 +248,8 @@ static te_tensor *te__grouped_operand(te_tensor *x, int which, te__grouped_way w
 }
 
 /* D rows of g = A rows of g times w[g], or its transpose. */
-static te_result te__grouped_rows_product(te_ctx *te, te_tensor *a, te_tensor *const *w, int n, bool w_transposed, te_op_grouped_gemm_args *g) {
+static te_result te__grouped_rows_product(te_ctx *te, te_tensor *a, te_tensor *const *w, int n, bool w_transposed,
+                                          te_op_grouped_gemm_args *g) {
     int which = w_transposed ? TE_ROWWISE : TE_COLUMNWISE, i;
     size_t bytes = 2 * (size_t)n * sizeof(te_tensor *);
     te_tensor **list = (te_tensor **)te__alloc_zero(te, bytes), **scale = list ? list + n : NULL;
@@ -286,13 +307,16 @@ static te_tensor *te__every(const te_tensor *x, int first, int step, int n) {
     return y;
 }
 /* Codes of a scale that the program gives have that one in all groups; so have what functions of the program make. */
-static te_result te__spec_by_group(const te__quant_call *q, bool backward, int slot, te_tensor *sizes, te__quant_spec *spec) {
+static te_result te__spec_by_group(const te__quant_call *q, bool backward, int slot, te_tensor *sizes,
+                                   te__quant_spec *spec) {
     const te__slots *slots = backward ? &q->scaling->backward : q->forward;
     int step = backward ? TE__SLOTS_BACKWARD : TE__SLOTS_FORWARD, n = q->scaling->num_gemms;
     te_ctx *te = q->scaling->te;
     if (spec->cls->form != TE__FORM_CODES) return TE_OK;
     if (spec->row_scaled)
-        return te__fail(te, TE_ERR_UNSUPPORTED, "GroupedLinear: NVFP4 with an amax for each row, and m_splits_tensor, whose products take one for each group; give the sizes in m_splits, or "
+        return te__fail(te, TE_ERR_UNSUPPORTED,
+                        "GroupedLinear: NVFP4 with an amax for each row, and m_splits_tensor, whose products take one "
+                        "for each group; give the sizes in m_splits, or "
                         "leave row_scaled_activation off");
     if (spec->cls->facts & TE__SCALE_GIVEN) {
         if (spec->scale != slots->slot_scale[slot]) return TE_OK;
@@ -304,7 +328,8 @@ static te_result te__spec_by_group(const te__quant_call *q, bool backward, int s
     return TE_OK;
 }
 /* *s stays where it is: the spec points into it. */
-static te_result te__grouped_spec_of(const te__quant_call *q, bool backward, int slot, int usage, te_tensor *sizes, te__grouped_spec *s) {
+static te_result te__grouped_spec_of(const te__quant_call *q, bool backward, int slot, int usage, te_tensor *sizes,
+                                     te__grouped_spec *s) {
     te_result result = TE_OK;
     int i;
     s->spec = te__slot_spec(q, backward, 0, slot, usage);
@@ -319,7 +344,8 @@ static te_result te__grouped_spec_of(const te__quant_call *q, bool backward, int
 }
 
 /* Sizes of a call as a product's fields. Every byte is set, the padding between fields too, which a struct's copy may leave out: te_onnx_export compares bytes. */
-static void te__grouped_gemm_of(te_op_grouped_gemm_args *g, const te_tensor *sizes, int n, te_tensor *d, int64_t rows, int64_t cols, int64_t inner, bool split) {
+static void te__grouped_gemm_of(te_op_grouped_gemm_args *g, const te_tensor *sizes, int n, te_tensor *d, int64_t rows,
+                                int64_t cols, int64_t inner, bool split) {
     memset(g, 0, sizeof(*g));
     g->sizes = sizes;
     g->groups = n;
@@ -356,7 +382,9 @@ typedef struct te__all_wgrad {
     bool fused, overwrite, split;
     uint64_t saved_at;
 } te__all_wgrad;
-static te__var **te__wgrad_vars(const te__all_wgrad *g) { return (te__var **)(void *)((char *)(uintptr_t)g + sizeof(te__all_wgrad)); }
+static te__var **te__wgrad_vars(const te__all_wgrad *g) {
+    return (te__var **)(void *)((char *)(uintptr_t)g + sizeof(te__all_wgrad));
+}
 
 /* Adds into the main_grads, or gives the gradients in dw[]. */
 static te_result te__all_wgrad_product(te_ctx *te, const te__all_wgrad *g, te_tensor **dw) {
@@ -376,7 +404,8 @@ static te_result te__all_wgrad_product(te_ctx *te, const te__all_wgrad *g, te_te
     te__grouped_gemm_of(&gemm, g->sizes, g->n, all, g->out, g->in, g->rows, g->split);
     result = te__grouped_k_product(te, g->dy, g->x, &gemm);
     for (i = 0; i < g->n && result == TE_OK; i++) {
-        te_tensor *part = te__rows_of(all, i * g->out, g->out), *main_grad = g->fused && vars[i] ? vars[i]->main_grad : NULL;
+        te_tensor *part = te__rows_of(all, i * g->out, g->out),
+                  *main_grad = g->fused && vars[i] ? vars[i]->main_grad : NULL;
         te_op_axpby_args add = TE_ZERO;
         if (!part) return te_error_code(te);
         if (!main_grad) {
@@ -406,9 +435,14 @@ static te_result te__all_wgrad_run(te_ctx *te, void *state) {
     te_tensor **dw;
     te_result result;
     int i;
-    if (te__written_since(g->x, g->saved_at) || te__written_since(g->dy, g->saved_at) || te__written_since(g->sizes, g->saved_at))
-        return te__fail(te, TE_ERR_STATE, "te_backward_dw: the %s of a GroupedLinear was written after te_backward, and the weights' gradients need it; call te_backward_dw first",
-                        te__written_since(g->x, g->saved_at) ? "input" : te__written_since(g->dy, g->saved_at) ? "output's gradient" : "m_splits_tensor");
+    if (te__written_since(g->x, g->saved_at) || te__written_since(g->dy, g->saved_at) ||
+        te__written_since(g->sizes, g->saved_at))
+        return te__fail(te, TE_ERR_STATE,
+                        "te_backward_dw: the %s of a GroupedLinear was written after te_backward, and the weights' "
+                        "gradients need it; call te_backward_dw first",
+                        te__written_since(g->x, g->saved_at)    ? "input"
+                        : te__written_since(g->dy, g->saved_at) ? "output's gradient"
+                                                                : "m_splits_tensor");
     dw = (te_tensor **)te__alloc_zero(te, bytes);
     if (!dw) return TE_ERR_OUT_OF_MEMORY;
     result = te__all_wgrad_product(te, g, dw);
@@ -418,7 +452,8 @@ static te_result te__all_wgrad_run(te_ctx *te, void *state) {
     return result;
 }
 
-static te_result te__all_weight_grads(te_ctx *te, const te__all_state *s, te_tensor *dy, te_tensor *x, te_tensor *sizes, te_tensor **dx) {
+static te_result te__all_weight_grads(te_ctx *te, const te__all_state *s, te_tensor *dy, te_tensor *x, te_tensor *sizes,
+                                      te_tensor **dx) {
     size_t bytes = sizeof(te__all_wgrad) + (size_t)s->n * sizeof(te__var *);
     te__all_wgrad *g = (te__all_wgrad *)te__alloc_zero(te, bytes);
     te_result result;
@@ -457,7 +492,8 @@ static te_result te__all_weight_grads(te_ctx *te, const te__all_state *s, te_ten
 }
 
 /* saved: x, sizes, weights. */
-static te_result te__all_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
+static te_result te__all_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy,
+                                  te_tensor **dx, const bool *needs) {
     const te__all_state *s = (const te__all_state *)state;
     te_tensor *g = te_tensor_contiguous(dy[0]), *gq, *x = saved[0];
     bool weights = false, biases = false;
@@ -472,7 +508,8 @@ static te_result te__all_backward(te_ctx *te, const void *state, te_tensor *cons
     gq = g;
     if (s->quantize_grad && (needs[0] || weights)) {
         te__grouped_spec how;
-        result = te__grouped_spec_of(&s->quant, true, TE__SLOT_GRAD_OUTPUT, (needs[0] ? TE_ROWWISE : 0) | (weights ? TE_COLUMNWISE : 0), saved[1], &how);
+        result = te__grouped_spec_of(&s->quant, true, TE__SLOT_GRAD_OUTPUT,
+                                     (needs[0] ? TE_ROWWISE : 0) | (weights ? TE_COLUMNWISE : 0), saved[1], &how);
         gq = result == TE_OK ? te__quantize_operand(g, &how.spec) : NULL;
         if (!gq) return te_error_code(te);
         te__inspect(s->quant.scaling, 0, TE_TENSOR_GRAD_OUTPUT, g, gq);
@@ -542,7 +579,8 @@ static te_result te__grouped_calibrate(const te__grouped_call *c) {
 }
 
 /* in, and saved: room for all; te__grouped_all frees it. */
-static te_result te__grouped_all_with(const te__grouped_call *c, te_tensor *input, te__all_state *state, te_tensor **in, te_tensor **saved, te_tensor **w) {
+static te_result te__grouped_all_with(const te__grouped_call *c, te_tensor *input, te__all_state *state, te_tensor **in,
+                                      te_tensor **saved, te_tensor **w) {
     te_ctx *te = c->m->te;
     const te_grouped_linear_desc *d = &c->s->desc;
     const te_recipe *recipe = c->quant.enabled ? &c->quant.recipe : NULL;
@@ -550,8 +588,10 @@ static te_result te__grouped_all_with(const te__grouped_call *c, te_tensor *inpu
     te_tensor *xq = c->x;
     te_result result = TE_OK;
     bool wants_weight = false, wants_x = te__wants_grad(input), block = recipe && recipe->kind == TE_RECIPE_BLOCK;
-    int keep = recipe && recipe->backward_override == TE_BACKWARD_DEQUANTIZED ? TE_ROWWISE : TE_COLUMNWISE, i, n = d->num_gemms;
-    if (c->quant.calibrating && !c->quant.enabled && te__keeps_scales(c->quant.scaling, &c->quant.recipe)) result = te__grouped_calibrate(c);
+    int keep = recipe && recipe->backward_override == TE_BACKWARD_DEQUANTIZED ? TE_ROWWISE : TE_COLUMNWISE, i,
+        n = d->num_gemms;
+    if (c->quant.calibrating && !c->quant.enabled && te__keeps_scales(c->quant.scaling, &c->quant.recipe))
+        result = te__grouped_calibrate(c);
     if (result != TE_OK) return result;
     in[0] = input;
     for (i = 0; i < n; i++) {
@@ -562,11 +602,15 @@ static te_result te__grouped_all_with(const te__grouped_call *c, te_tensor *inpu
     if (recipe) {
         bool again = d->save_original_input && recipe->backward_override != TE_BACKWARD_HIGH_PRECISION;
         te__grouped_spec how;
-        result = te__grouped_spec_of(&c->quant, false, TE__SLOT_INPUT, TE_ROWWISE | (wants_weight && !again ? keep : 0), c->sizes, &how);
+        result = te__grouped_spec_of(&c->quant, false, TE__SLOT_INPUT, TE_ROWWISE | (wants_weight && !again ? keep : 0),
+                                     c->sizes, &how);
         if (result != TE_OK) return result;
         if (d->save_original_input && (how.spec.cls->facts & TE__SCALE_GIVEN || how.spec.stochastic))
-            return te__fail(te, TE_ERR_INVALID, "GroupedLinear: save_original_input, and the input's quantizer is %s: quantized again, the input would not be the same; leave the "
-                            "option off, or use another recipe", how.spec.stochastic ? "stochastic" : how.spec.cls->name);
+            return te__fail(te, TE_ERR_INVALID,
+                            "GroupedLinear: save_original_input, and the input's quantizer is %s: quantized again, the "
+                            "input would not be the same; leave the "
+                            "option off, or use another recipe",
+                            how.spec.stochastic ? "stochastic" : how.spec.cls->name);
         if (again && wants_weight && how.spec.cls->form != TE__FORM_PLAIN) state->quantize_x = keep;
         xq = te__quantize_operand(c->x, &how.spec);
         if (!xq) return te_error_code(te);
@@ -577,10 +621,13 @@ static te_result te__grouped_all_with(const te__grouped_call *c, te_tensor *inpu
     }
     for (i = 0; i < n && result == TE_OK; i++) {
         te_tensor *x = c->weights[i];
-        w[i] = recipe ? te__grouped_weight(c, i, TE_ROWWISE | (wants_x ? keep : 0)) : x->quantized ? te__quant_value(x, x->dtype) : x;
+        w[i] = recipe         ? te__grouped_weight(c, i, TE_ROWWISE | (wants_x ? keep : 0))
+               : x->quantized ? te__quant_value(x, x->dtype)
+                              : x;
         if (!w[i]) result = te_error_code(te);
     }
-    te__grouped_gemm_of(&gemm, c->sizes, n, c->y, te__rows(c->x), d->out_features, d->in_features, recipe && (block || te__switch(recipe->split_fprop, false)));
+    te__grouped_gemm_of(&gemm, c->sizes, n, c->y, te__rows(c->x), d->out_features, d->in_features,
+                        recipe && (block || te__switch(recipe->split_fprop, false)));
     if (result == TE_OK && c->biases) {
         gemm.bias = te__stack(te, c->biases, n);
         if (!gemm.bias) result = te_error_code(te);
@@ -589,13 +636,19 @@ static te_result te__grouped_all_with(const te__grouped_call *c, te_tensor *inpu
     if (result == TE_OK) result = te__grouped_rows_product(te, xq, w, n, true, &gemm);
     for (i = 0; i < n && result == TE_OK; i++) {
         te_tensor *x = c->weights[i];
-        if (recipe && recipe->backward_override == TE_BACKWARD_HIGH_PRECISION) w[i] = x->quantized ? te__quant_value(x, x->dtype) : x;
+        if (recipe && recipe->backward_override == TE_BACKWARD_HIGH_PRECISION)
+            w[i] = x->quantized ? te__quant_value(x, x->dtype) : x;
         if (!w[i]) return te_error_code(te);
-        saved[2 + i] = !wants_x ? NULL : w[i]->quantized && te__copy_of(w[i], keep)->data ? te__quant_keep(w[i], keep) : w[i];
+        saved[2 + i] = !wants_x                                           ? NULL
+                       : w[i]->quantized && te__copy_of(w[i], keep)->data ? te__quant_keep(w[i], keep)
+                                                                          : w[i];
         if (saved[2 + i] && x->var && x->var->leaf) saved[2 + i]->is_weight = true;
     }
     if (recipe && recipe->backward_override == TE_BACKWARD_HIGH_PRECISION) xq = c->x;
-    saved[0] = !wants_weight ? NULL : state->quantize_x ? c->x : xq->quantized ? te__quant_keep(xq, te__copy_of(xq, keep)->data ? keep : TE_ROWWISE) : xq;
+    saved[0] = !wants_weight       ? NULL
+               : state->quantize_x ? c->x
+               : xq->quantized     ? te__quant_keep(xq, te__copy_of(xq, keep)->data ? keep : TE_ROWWISE)
+                                   : xq;
     saved[1] = c->sizes;
     return result;
 }
@@ -628,7 +681,9 @@ static te_result te__grouped_all(const te__grouped_call *c, te_tensor *input) {
         state.delays = d->gemm.delay_wgrad_compute ? c->s->scaling : NULL;
         if (state.delays) state.delays->refs++;
         if (state.quantize_grad || state.quantize_x) state.quant = te__quant_call_keep(&c->quant);
-        if (!te__record_owning("grouped_linear", c->y, te__all_backward, &state, sizeof(state), te__all_release, list, 1 + n + (c->biases ? n : 0), saved, n + 2)) result = te_error_code(te);
+        if (!te__record_owning("grouped_linear", c->y, te__all_backward, &state, sizeof(state), te__all_release, list,
+                               1 + n + (c->biases ? n : 0), saved, n + 2))
+            result = te_error_code(te);
     }
     te__free(te, list, bytes);
     return result;

@@ -37,13 +37,17 @@ static int64_t te__cached_at(const te_inference_params *c, int list) {
     const int64_t b = c->desc.max_batch_size;
     return list == 0 ? 0 : list == 1 ? b + 1 : list == 2 ? 2 * (b + 1) : 2 * (b + 1) + b;
 }
-static int64_t te__cached_numbers(const te_inference_params *c) { return te__cached_at(c, 3) + c->desc.max_batch_size * c->pages_of_each; }
+static int64_t te__cached_numbers(const te_inference_params *c) {
+    return te__cached_at(c, 3) + c->desc.max_batch_size * c->pages_of_each;
+}
 
 /* ---- making ---- */
 
 static size_t te__cached_bytes(const te_inference_params *c, int list) {
     const size_t b = (size_t)c->desc.max_batch_size;
-    return list == 0 ? b * sizeof(te__cached_sequence) : list == 1 ? b * (size_t)c->pages_of_each * sizeof(int32_t) : (size_t)c->num_pages * sizeof(int32_t);
+    return list == 0   ? b * sizeof(te__cached_sequence)
+           : list == 1 ? b * (size_t)c->pages_of_each * sizeof(int32_t)
+                       : (size_t)c->num_pages * sizeof(int32_t);
 }
 static bool te__cached_open(te_inference_params *c, te__cached_state *s) {
     s->sequences = (te__cached_sequence *)te__alloc_zero(c->te, te__cached_bytes(c, 0));
@@ -82,11 +86,14 @@ static bool te__inference_desc_ok(te_ctx *te, te_inference_params_desc *d) {
     if (!d->head_dim_v) d->head_dim_v = d->head_dim_k;
     if (!d->dtype) d->dtype = TE_BF16;
     if (!d->max_ctx_len) d->max_ctx_len = d->max_sequence_length;
-    if (d->max_batch_size < 1 || d->max_sequence_length < 1 || d->num_heads_kv < 1 || d->head_dim_k < 1 || d->head_dim_v < 1 || d->max_ctx_len < 1 ||
-        d->max_sequence_length > most / d->max_batch_size) {
-        te__fail(te, TE_ERR_INVALID, "%s: max_batch_size %lld, max_sequence_length %lld, num_heads_kv %d, head_dim_k %lld, head_dim_v %lld, max_ctx_len %lld; each is at least 1, and "
-                 "the product of the first two at most 2^26", who, (long long)d->max_batch_size, (long long)d->max_sequence_length, d->num_heads_kv, (long long)d->head_dim_k, (long long)d->head_dim_v,
-                 (long long)d->max_ctx_len);
+    if (d->max_batch_size < 1 || d->max_sequence_length < 1 || d->num_heads_kv < 1 || d->head_dim_k < 1 ||
+        d->head_dim_v < 1 || d->max_ctx_len < 1 || d->max_sequence_length > most / d->max_batch_size) {
+        te__fail(te, TE_ERR_INVALID,
+                 "%s: max_batch_size %lld, max_sequence_length %lld, num_heads_kv %d, head_dim_k %lld, head_dim_v "
+                 "%lld, max_ctx_len %lld; each is at least 1, and "
+                 "the product of the first two at most 2^26",
+                 who, (long long)d->max_batch_size, (long long)d->max_sequence_length, d->num_heads_kv,
+                 (long long)d->head_dim_k, (long long)d->head_dim_v, (long long)d->max_ctx_len);
         return false;
     }
     if (!te__is_float(d->dtype)) {
@@ -94,12 +101,18 @@ static bool te__inference_desc_ok(te_ctx *te, te_inference_params_desc *d) {
         return false;
     }
     if (!d->is_paged && (d->page_size || d->total_num_pages)) {
-        te__fail(te, TE_ERR_INVALID, "%s: page_size %lld and total_num_pages %lld without is_paged; set it, or leave them zero", who, (long long)d->page_size, (long long)d->total_num_pages);
+        te__fail(te, TE_ERR_INVALID,
+                 "%s: page_size %lld and total_num_pages %lld without is_paged; set it, or leave them zero", who,
+                 (long long)d->page_size, (long long)d->total_num_pages);
         return false;
     }
-    if (d->is_paged && (d->page_size < 1 || d->max_sequence_length % d->page_size || d->total_num_pages < 0 || d->total_num_pages > most)) {
-        te__fail(te, TE_ERR_INVALID, "%s: page_size %lld, max_sequence_length %lld, total_num_pages %lld; the first divides the second, and the third is at most 2^26, or 0 for "
-                 "enough", who, (long long)d->page_size, (long long)d->max_sequence_length, (long long)d->total_num_pages);
+    if (d->is_paged && (d->page_size < 1 || d->max_sequence_length % d->page_size || d->total_num_pages < 0 ||
+                        d->total_num_pages > most)) {
+        te__fail(te, TE_ERR_INVALID,
+                 "%s: page_size %lld, max_sequence_length %lld, total_num_pages %lld; the first divides the second, "
+                 "and the third is at most 2^26, or 0 for "
+                 "enough",
+                 who, (long long)d->page_size, (long long)d->max_sequence_length, (long long)d->total_num_pages);
         return false;
     }
     return true;
@@ -168,41 +181,56 @@ static te_result te__step_sequences(te_inference_params *c, const int64_t *ids, 
         const int64_t at = te__cached_find(c, ids[i], i);
         te__cached_sequence *s = &c->next.sequences[i];
         if (lens[i] < 1 || lens[i] > c->desc.max_ctx_len)
-            return te__fail(c->te, TE_ERR_INVALID, "%s: sequence %lld has %lld new tokens; 1 to %lld (max_ctx_len) are possible", who, (long long)ids[i], (long long)lens[i],
-                            (long long)c->desc.max_ctx_len);
+            return te__fail(c->te, TE_ERR_INVALID,
+                            "%s: sequence %lld has %lld new tokens; 1 to %lld (max_ctx_len) are possible", who,
+                            (long long)ids[i], (long long)lens[i], (long long)c->desc.max_ctx_len);
         for (k = 0; at < 0 && k < i && c->next.sequences[k].id != ids[i]; k++) {}
         if (at >= 0 ? c->now.sequences[at].num_pages < 0 : k < i)
-            return te__fail(c->te, TE_ERR_INVALID, "%s: sequence %lld is twice in the list of %lld; once with all its new tokens is possible", who, (long long)ids[i], (long long)n);
+            return te__fail(c->te, TE_ERR_INVALID,
+                            "%s: sequence %lld is twice in the list of %lld; once with all its new tokens is possible",
+                            who, (long long)ids[i], (long long)n);
         s->id = ids[i];
         s->before = at < 0 ? 0 : c->now.sequences[at].length;
         s->num_pages = at < 0 ? 0 : c->now.sequences[at].num_pages;
         if (lens[i] > INT64_MAX - s->before)
-            return te__fail(c->te, TE_ERR_INVALID, "%s: step_lens[%lld] is %lld; the cache has room for %lld tokens of each sequence", who, (long long)i, (long long)lens[i],
-                            (long long)c->desc.max_sequence_length);
+            return te__fail(c->te, TE_ERR_INVALID,
+                            "%s: step_lens[%lld] is %lld; the cache has room for %lld tokens of each sequence", who,
+                            (long long)i, (long long)lens[i], (long long)c->desc.max_sequence_length);
         s->length = s->before + lens[i];
         if (at >= 0) {
-            memcpy(c->next.pages + i * c->pages_of_each, c->now.pages + at * c->pages_of_each, (size_t)s->num_pages * sizeof(int32_t));
+            memcpy(c->next.pages + i * c->pages_of_each, c->now.pages + at * c->pages_of_each,
+                   (size_t)s->num_pages * sizeof(int32_t));
             c->now.sequences[at].num_pages = -s->num_pages;
         }
         if (s->length > c->desc.max_sequence_length)
-            return te__fail(c->te, TE_ERR_STATE, "%s: sequence %lld would have %lld tokens (%lld and %lld new ones), and the cache has room for %lld of each (max_sequence_length): end it, or make "
-                            "a larger cache", who, (long long)s->id, (long long)s->length, (long long)s->before, (long long)lens[i], (long long)c->desc.max_sequence_length);
+            return te__fail(c->te, TE_ERR_STATE,
+                            "%s: sequence %lld would have %lld tokens (%lld and %lld new ones), and the cache has room "
+                            "for %lld of each (max_sequence_length): end it, or make "
+                            "a larger cache",
+                            who, (long long)s->id, (long long)s->length, (long long)s->before, (long long)lens[i],
+                            (long long)c->desc.max_sequence_length);
         needed += te__div_up(s->length, c->page_size) - s->num_pages;
     }
     /* pages of those that have ended go behind the free ones */
     memcpy(c->next.free, c->now.free, (size_t)c->now.num_free * sizeof(int32_t));
     c->next.num_free = c->now.num_free;
     for (i = 0; i < c->now.num_sequences; i++)
-        for (k = 0; k < c->now.sequences[i].num_pages; k++) c->next.free[c->next.num_free++] = c->now.pages[i * c->pages_of_each + k];
+        for (k = 0; k < c->now.sequences[i].num_pages; k++)
+            c->next.free[c->next.num_free++] = c->now.pages[i * c->pages_of_each + k];
     if (needed > c->next.num_free)
-        return te__fail(c->te, TE_ERR_STATE, "%s: the %lld sequences need %lld more pages of %lld tokens, and %lld are free (total_num_pages %lld): end some, which may begin anew "
-                        "later, or make a larger cache", who, (long long)n, (long long)needed, (long long)c->page_size, (long long)c->next.num_free, (long long)c->num_pages);
+        return te__fail(c->te, TE_ERR_STATE,
+                        "%s: the %lld sequences need %lld more pages of %lld tokens, and %lld are free "
+                        "(total_num_pages %lld): end some, which may begin anew "
+                        "later, or make a larger cache",
+                        who, (long long)n, (long long)needed, (long long)c->page_size, (long long)c->next.num_free,
+                        (long long)c->num_pages);
     return TE_OK;
 }
 
 /* Pages for next.sequences, and the numbers of the step. */
 static void te__step_fill(te_inference_params *c, int64_t n) {
-    int32_t *cu_q = c->numbers, *cu_kv = c->numbers + te__cached_at(c, 1), *start = c->numbers + te__cached_at(c, 2), *table = c->numbers + te__cached_at(c, 3);
+    int32_t *cu_q = c->numbers, *cu_kv = c->numbers + te__cached_at(c, 1), *start = c->numbers + te__cached_at(c, 2),
+            *table = c->numbers + te__cached_at(c, 3);
     int64_t i, taken = 0;
     cu_q[0] = cu_kv[0] = 0;
     for (i = 0; i < n; i++) {
@@ -226,19 +254,25 @@ static void te__step_fill(te_inference_params *c, int64_t n) {
     memmove(c->next.free, c->next.free + taken, (size_t)c->next.num_free * sizeof(int32_t));
 }
 
-TE_API te_result te_inference_params_pre_step(te_inference_params *c, const int64_t *seq_ids, const int64_t *step_lens, int64_t n) {
+TE_API te_result te_inference_params_pre_step(te_inference_params *c, const int64_t *seq_ids, const int64_t *step_lens,
+                                              int64_t n) {
     te__cached_state before;
     te_result result;
     int64_t i;
     if (!c) return TE_ERR_STATE;
     if (c->te->error_code != TE_OK) return c->te->error_code;
     if (n < 0 || (n > 0 && (!seq_ids || !step_lens)))
-        return te__fail(c->te, TE_ERR_INVALID, "te_inference_params_pre_step: %lld sequences%s", (long long)n, n > 0 ? ", and seq_ids or step_lens is NULL" : "; 0 or more are possible");
+        return te__fail(c->te, TE_ERR_INVALID, "te_inference_params_pre_step: %lld sequences%s", (long long)n,
+                        n > 0 ? ", and seq_ids or step_lens is NULL" : "; 0 or more are possible");
     if (n > c->desc.max_batch_size)
-        return te__fail(c->te, TE_ERR_STATE, "te_inference_params_pre_step: %lld sequences, and the cache has room for %lld (max_batch_size): leave out those that can wait, or "
-                        "make a larger cache", (long long)n, (long long)c->desc.max_batch_size);
+        return te__fail(c->te, TE_ERR_STATE,
+                        "te_inference_params_pre_step: %lld sequences, and the cache has room for %lld "
+                        "(max_batch_size): leave out those that can wait, or "
+                        "make a larger cache",
+                        (long long)n, (long long)c->desc.max_batch_size);
     result = te__step_sequences(c, seq_ids, step_lens, n);
-    for (i = 0; i < c->now.num_sequences; i++) c->now.sequences[i].num_pages = te__max(c->now.sequences[i].num_pages, -c->now.sequences[i].num_pages);
+    for (i = 0; i < c->now.num_sequences; i++)
+        c->now.sequences[i].num_pages = te__max(c->now.sequences[i].num_pages, -c->now.sequences[i].num_pages);
     if (result != TE_OK) return result;
     te__step_fill(c, n);
     result = te_tensor_copy_from_host(c->device, c->numbers);
@@ -263,7 +297,8 @@ static te__cached_layer *te__cached_layer_of(te_inference_params *c, te_module *
     for (i = 0; i < c->num_layers; i++)
         if (c->layers[i].module == m) return &c->layers[i];
     if (te->capture) {
-        te__refuse_capture(te, "making a layer's cache of keys and values", "call te_inference_params_allocate_memory before te_graph_begin");
+        te__refuse_capture(te, "making a layer's cache of keys and values",
+                           "call te_inference_params_allocate_memory before te_graph_begin");
         return NULL;
     }
     if (!te__grow(te, (void **)&c->layers, &c->cap_layers, c->num_layers, sizeof(te__cached_layer))) return NULL;
@@ -293,9 +328,13 @@ static te_tensor *te__cached_list(te_inference_params *c, int list, int64_t rows
     const int64_t byte = te__cached_at(c, list) * (int64_t)sizeof(int32_t);
     return cols ? te__alias_2d(c->device, byte, TE_I32, rows, cols) : te__alias_1d(c->device, byte, TE_I32, rows);
 }
-TE_API te_tensor *te_inference_params_get_seqlens_pre_step(te_inference_params *c) { return c ? te__cached_list(c, 2, c->now.num_sequences, 0) : NULL; }
+TE_API te_tensor *te_inference_params_get_seqlens_pre_step(te_inference_params *c) {
+    return c ? te__cached_list(c, 2, c->now.num_sequences, 0) : NULL;
+}
 /* i32 [b + 1]: where each sequence's tokens of the step begin. */
-static te_tensor *te__inference_cu_seqlens(te_inference_params *c) { return te__cached_list(c, 0, c->now.num_sequences + 1, 0); }
+static te_tensor *te__inference_cu_seqlens(te_inference_params *c) {
+    return te__cached_list(c, 0, c->now.num_sequences + 1, 0);
+}
 
 /* The tokens of the longest sequence. */
 static int64_t te__inference_longest(const te_inference_params *c) {
@@ -306,36 +345,51 @@ static int64_t te__inference_longest(const te_inference_params *c) {
 
 /* Can a call with this cache run? It is one of its context, unrecorded, in a step. */
 static te_result te__inference_ready(const te_inference_params *c, const te_ctx *te, const char *who) {
-    if (c->te != te) return te__fail((te_ctx *)te, TE_ERR_INVALID, "%s: inference_params is of another context; make it in that of the model", who);
-    if (te_grad_enabled(te)) return te__fail((te_ctx *)te, TE_ERR_STATE, "%s: a call with inference_params cannot be recorded; open te_no_grad_begin first", who);
-    if (c->now.num_sequences == 0) return te__fail((te_ctx *)te, TE_ERR_STATE, "%s: inference_params has no sequences; te_inference_params_pre_step says which ones a step has", who);
+    if (c->te != te)
+        return te__fail((te_ctx *)te, TE_ERR_INVALID,
+                        "%s: inference_params is of another context; make it in that of the model", who);
+    if (te_grad_enabled(te))
+        return te__fail((te_ctx *)te, TE_ERR_STATE,
+                        "%s: a call with inference_params cannot be recorded; open te_no_grad_begin first", who);
+    if (c->now.num_sequences == 0)
+        return te__fail(
+            (te_ctx *)te, TE_ERR_STATE,
+            "%s: inference_params has no sequences; te_inference_params_pre_step says which ones a step has", who);
     return TE_OK;
 }
 
 /* k or v is what the cache was made for, and has the tokens of the step. */
-static te_result te__inference_fits(const te_inference_params *c, const char *name, const te_tensor *x, int64_t channels, te_qkv_format format) {
+static te_result te__inference_fits(const te_inference_params *c, const char *name, const te_tensor *x,
+                                    int64_t channels, te_qkv_format format) {
     const char *const who = "te_inference_params_step";
     const int ndim = format == TE_THD ? 3 : 4;
     const int64_t n = c->now.num_sequences;
     char text[TE__SHAPE_TEXT];
-    if (x->ndim != ndim || x->shape[ndim - 2] != c->desc.num_heads_kv || x->shape[ndim - 1] != channels || x->dtype != c->desc.dtype)
-        return te__fail(c->te, x->dtype != c->desc.dtype ? TE_ERR_DTYPE : TE_ERR_SHAPE, "%s: %s is %s %s; the cache has %d heads of %lld channels in %s (%s)", who, name,
-                        te_dtype_name(x->dtype), te__shape_text(x, text), c->desc.num_heads_kv, (long long)channels, te_dtype_name(c->desc.dtype),
+    if (x->ndim != ndim || x->shape[ndim - 2] != c->desc.num_heads_kv || x->shape[ndim - 1] != channels ||
+        x->dtype != c->desc.dtype)
+        return te__fail(c->te, x->dtype != c->desc.dtype ? TE_ERR_DTYPE : TE_ERR_SHAPE,
+                        "%s: %s is %s %s; the cache has %d heads of %lld channels in %s (%s)", who, name,
+                        te_dtype_name(x->dtype), te__shape_text(x, text), c->desc.num_heads_kv, (long long)channels,
+                        te_dtype_name(c->desc.dtype),
                         format == TE_THD ? "[tokens, heads, d]" : "[s, b, heads, d] or [b, s, heads, d]");
-    if (format == TE_THD ? x->shape[0] < c->tokens : x->shape[format == TE_BSHD ? 0 : 1] != n || x->shape[format == TE_BSHD ? 1 : 0] < c->longest)
-        return te__fail(c->te, TE_ERR_SHAPE, "%s: %s is %s; the step has %lld sequences, of at most %lld new tokens and %lld in all", who, name, te__shape_text(x, text), (long long)n,
-                        (long long)c->longest, (long long)c->tokens);
+    if (format == TE_THD ? x->shape[0] < c->tokens
+                         : x->shape[format == TE_BSHD ? 0 : 1] != n || x->shape[format == TE_BSHD ? 1 : 0] < c->longest)
+        return te__fail(c->te, TE_ERR_SHAPE,
+                        "%s: %s is %s; the step has %lld sequences, of at most %lld new tokens and %lld in all", who,
+                        name, te__shape_text(x, text), (long long)n, (long long)c->longest, (long long)c->tokens);
     return TE_OK;
 }
 
-TE_API te_result te_inference_params_step(te_inference_params *c, te_module *layer, te_tensor *k, te_tensor *v, te_qkv_format format, te_inference_step *step) {
+TE_API te_result te_inference_params_step(te_inference_params *c, te_module *layer, te_tensor *k, te_tensor *v,
+                                          te_qkv_format format, te_inference_step *step) {
     te_op_copy_to_kv_cache_args a = TE_ZERO;
     te__cached_layer *l;
     te_tensor *before;
     te_result result;
     int64_t n;
     if (!c || !k || !v) return c && c->te->error_code != TE_OK ? c->te->error_code : TE_ERR_STATE;
-    if (!layer || !step) return te__fail(c->te, TE_ERR_INVALID, "te_inference_params_step: %s is NULL", layer ? "step" : "layer");
+    if (!layer || !step)
+        return te__fail(c->te, TE_ERR_INVALID, "te_inference_params_step: %s is NULL", layer ? "step" : "layer");
     result = te__inference_ready(c, k->te, "te_inference_params_step");
     if (result == TE_OK) result = te__inference_fits(c, "k", k, c->desc.head_dim_k, format);
     if (result == TE_OK) result = te__inference_fits(c, "v", v, c->desc.head_dim_v, format);
@@ -348,7 +402,8 @@ TE_API te_result te_inference_params_step(te_inference_params *c, te_module *lay
     step->rule.cu_seqlens_kv = te__cached_list(c, 1, n + 1, 0);
     step->rule.page_table = te__cached_list(c, 3, n, c->pages_of_each);
     if (format == TE_THD) step->rule.max_seqlen_q = c->longest;
-    if (!l || !before || !step->rule.cu_seqlens_q || !step->rule.cu_seqlens_kv || !step->rule.page_table) return te_error_code(c->te);
+    if (!l || !before || !step->rule.cu_seqlens_q || !step->rule.cu_seqlens_kv || !step->rule.page_table)
+        return te_error_code(c->te);
     a.k = k;
     a.v = v;
     a.k_cache = step->k = l->k;
@@ -374,13 +429,18 @@ static te_tensor *te__cached_whole(te_inference_params *c, te_tensor *pages) {
     shape[3] = d;
     return rows ? te_tensor_view(rows, 4, shape) : NULL;
 }
-TE_API te_result te_inference_params_convert_paged_to_nonpaged(te_inference_params *c, te_module *layer, te_tensor **k, te_tensor **v) {
+TE_API te_result te_inference_params_convert_paged_to_nonpaged(te_inference_params *c, te_module *layer, te_tensor **k,
+                                                               te_tensor **v) {
     te__cached_layer *l;
     if (k) *k = NULL;
     if (v) *v = NULL;
     if (!c || !layer) return TE_ERR_STATE;
     if (c->te->error_code != TE_OK) return c->te->error_code;
-    if (!k || !v) return te__fail(c->te, TE_ERR_INVALID, "te_inference_params_convert_paged_to_nonpaged: %s is NULL; the keys and the values go to tensors of the caller's", k ? "v" : "k");
+    if (!k || !v)
+        return te__fail(c->te, TE_ERR_INVALID,
+                        "te_inference_params_convert_paged_to_nonpaged: %s is NULL; the keys and the values go to "
+                        "tensors of the caller's",
+                        k ? "v" : "k");
     l = te__cached_layer_of(c, layer);
     if (!l) return te_error_code(c->te);
     *k = te__cached_whole(c, l->k);

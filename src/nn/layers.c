@@ -5,7 +5,8 @@
 #define TE__MAX_LAYER_SIZE (INT64_MAX / 2)
 static bool te__layer_desc_ok(te_ctx *te, const char *cls, int64_t in, int64_t out, te_dtype dtype) {
     if (in < 1 || out < 1 || in > TE__MAX_LAYER_SIZE || out > TE__MAX_LAYER_SIZE) {
-        te__fail(te, TE_ERR_INVALID, "%s: sizes %lld and %lld; both must be at least 1 and less than 2^62", cls, (long long)in, (long long)out);
+        te__fail(te, TE_ERR_INVALID, "%s: sizes %lld and %lld; both must be at least 1 and less than 2^62", cls,
+                 (long long)in, (long long)out);
         return false;
     }
     if (dtype != TE_DTYPE_NONE && !te__is_float(dtype)) {
@@ -20,7 +21,9 @@ static bool te__layer_desc_ok(te_ctx *te, const char *cls, int64_t in, int64_t o
 TE_API te_result te_module_set_recipe(te_module *m, const te_recipe *recipe, bool off) {
     te_recipe *copy = NULL;
     if (!m) return TE_ERR_STATE;
-    if (recipe && off) return te__fail(m->te, TE_ERR_INVALID, "te_module_set_recipe: a recipe (%s) and off; give one of them", te_recipe_name(recipe->kind));
+    if (recipe && off)
+        return te__fail(m->te, TE_ERR_INVALID, "te_module_set_recipe: a recipe (%s) and off; give one of them",
+                        te_recipe_name(recipe->kind));
     if (recipe && te__recipe_check(m->te, recipe) != TE_OK) return te_error_code(m->te);
     if (recipe) {
         copy = (te_recipe *)te__alloc(m->te, sizeof(te_recipe));
@@ -43,7 +46,8 @@ static bool te__autocast_of(const te_module *m, te__autocast *cast) {
 }
 
 /* Names of the buffers that hold scales and histories of the forward and of the backward slots. */
-static const char *const te__scaling_names[2][2] = {{"fp8_scale_fwd", "fp8_amax_history_fwd"}, {"fp8_scale_bwd", "fp8_amax_history_bwd"}};
+static const char *const te__scaling_names[2][2] = {{"fp8_scale_fwd", "fp8_amax_history_fwd"},
+                                                    {"fp8_scale_bwd", "fp8_amax_history_bwd"}};
 /* The scales and histories of m's slots, as `recipe`, a delayed or a custom one, keeps them: buffers of the module, unless a checkpoint has loaded them as such. */
 static te_result te__scaling_slots(te_module *m, te__scaling *s, const te_recipe *recipe, te__quant_call *call) {
     const int length = te__history_length(recipe);
@@ -53,8 +57,11 @@ static te_result te__scaling_slots(te_module *m, te__scaling *s, const te_recipe
     if (m->parallel.size > 1) {
         if (!call->group) call->group = m->parallel.group; /* codes of all ranks meet in one product */
         if (m->parallel.sequence && recipe->delayed.no_reduce_amax)
-            return te__fail(m->te, TE_ERR_INVALID, "%s: sequence_parallel over %d ranks, and the recipe has no_reduce_amax: the codes that they exchange need one scale; "
-                            "leave no_reduce_amax off", m->cls->name, m->parallel.size);
+            return te__fail(m->te, TE_ERR_INVALID,
+                            "%s: sequence_parallel over %d ranks, and the recipe has no_reduce_amax: the codes that "
+                            "they exchange need one scale; "
+                            "leave no_reduce_amax off",
+                            m->cls->name, m->parallel.size);
     }
     if (m->te->replaying) return te__snapshot_call(m->te, s, call);
     te__frame_begin(m->te);
@@ -62,17 +69,22 @@ static te_result te__scaling_slots(te_module *m, te__scaling *s, const te_recipe
     m->te->warming = false;
     for (i = 0; i < 2 && result == TE_OK; i++) {
         te__slots *slots = i ? &s->backward : &s->forward;
-        te_tensor *scale = te_module_parameter(m, te__scaling_names[i][0]), *history = te_module_parameter(m, te__scaling_names[i][1]);
+        te_tensor *scale = te_module_parameter(m, te__scaling_names[i][0]),
+                  *history = te_module_parameter(m, te__scaling_names[i][1]);
         int64_t n = slots->n;
-        if (scale && history && slots->scale == scale && slots->history == history && history->shape[0] == length) continue;
+        if (scale && history && slots->scale == scale && slots->history == history && history->shape[0] == length)
+            continue;
         if (m->te->capture) { /* each launch would fill them again */
             result = te__refuse_capture(m->te, "making the scales of a delayed recipe", TE__RUN_FIRST);
             break;
         }
-        if (!scale || scale->dtype != TE_F32 || scale->ndim != 1 || scale->shape[0] != n) scale = te_module_add_buffer(m, te__scaling_names[i][0], te_tensor_full(m->te, TE_F32, 1, &n, 1.0));
-        if (!history || history->dtype != TE_F32 || history->ndim != 2 || history->shape[1] != n || history->shape[0] != length) {
+        if (!scale || scale->dtype != TE_F32 || scale->ndim != 1 || scale->shape[0] != n)
+            scale = te_module_add_buffer(m, te__scaling_names[i][0], te_tensor_full(m->te, TE_F32, 1, &n, 1.0));
+        if (!history || history->dtype != TE_F32 || history->ndim != 2 || history->shape[1] != n ||
+            history->shape[0] != length) {
             bool usable = history && history->dtype == TE_F32 && history->ndim == 2 && history->shape[1] == n;
-            history = te_module_add_buffer(m, te__scaling_names[i][1], te__history_resized(m->te, usable ? history : NULL, length, (int)n));
+            history = te_module_add_buffer(m, te__scaling_names[i][1],
+                                           te__history_resized(m->te, usable ? history : NULL, length, (int)n));
         }
         result = te__slots_set(slots, scale, history);
         if (result == TE_OK) result = te__slots_keep(slots);
@@ -97,7 +109,8 @@ static te_result te__scaling_prepare(te_module *m, te__scaling *s, te__quant_cal
     call->calibrating = cast.calibrating;
     call->forward = &s->forward;
     if (call->recipe.kind == TE_RECIPE_CUSTOM) result = te__custom_prepare(m->te, s, &call->recipe, m->cls->name);
-    return result == TE_OK && te__keeps_scales(s, &call->recipe) ? te__scaling_slots(m, s, &call->recipe, call) : result;
+    return result == TE_OK && te__keeps_scales(s, &call->recipe) ? te__scaling_slots(m, s, &call->recipe, call)
+                                                                 : result;
 }
 
 /* Can an operation quantize what it makes for slot `slot`? Delayed scaling knows the scale beforehand; to a cast that takes an amax the operation leaves it.
@@ -117,14 +130,16 @@ static const te__quant_spec *te__fused_spec(const te__linear_call *c, te__quant_
 }
 
 /* The same of an activation's output. The transposed codes of halves that alternate are no kernel's result. */
-static const te__quant_spec *te__fused_act_spec(const te__linear_call *c, const te_activation_params *params, te__quant_spec *spec) {
+static const te__quant_spec *te__fused_act_spec(const te__linear_call *c, const te_activation_params *params,
+                                                te__quant_spec *spec) {
     const te__quant_spec *fused = te__fused_spec(c, spec);
     return fused && params->glu_interleave_size && fused->cls->facts & TE__SCALE_GIVEN ? NULL : fused;
 }
 
 /* The call of a module's product `gemm`: the module's options and state, and the args of its forward. */
-static te__linear_call te__linear_call_of(te_module *m, const te__quant_call *q, int gemm, te_parallel_mode mode, te__weight_cache *cache, const te_forward_args *args,
-                                        const te_gemm_options *o, te__scaling *scaling) {
+static te__linear_call te__linear_call_of(te_module *m, const te__quant_call *q, int gemm, te_parallel_mode mode,
+                                          te__weight_cache *cache, const te_forward_args *args,
+                                          const te_gemm_options *o, te__scaling *scaling) {
     te__linear_call c = TE_ZERO;
     c.quant = q;
     c.gemm = gemm;
@@ -155,7 +170,9 @@ static te_tensor *te__linear_biased(te__linear_call *c, te_tensor *bias, bool re
     bool behind = c->parallel.mode == TE_PARALLEL_ROW, quantizes = c->fp8_output && c->quant->enabled && c->weight;
     te__quant_spec spec = TE_ZERO;
     te_tensor *y;
-    if (quantizes) spec = te__slot_spec(c->quant, false, c->gemm, TE__SLOT_OUTPUT, TE_ROWWISE | (te__grad_will_be(c->weight->te) ? TE_COLUMNWISE : 0));
+    if (quantizes)
+        spec = te__slot_spec(c->quant, false, c->gemm, TE__SLOT_OUTPUT,
+                             TE_ROWWISE | (te__grad_will_be(c->weight->te) ? TE_COLUMNWISE : 0));
     quantizes = quantizes && spec.cls->form != TE__FORM_PLAIN;
     if (quantizes && !behind) c->y_dtype = te__result_dtype(&spec, c->weight->dtype);
     c->bias = returned || behind ? NULL : bias;
@@ -164,9 +181,13 @@ static te_tensor *te__linear_biased(te__linear_call *c, te_tensor *bias, bool re
     return y && quantizes ? te__linear_quantized(c, y, &spec) : y;
 }
 
-static te_tensor *te__bias_of(te_module *m, const char *name, bool no_bias) { return no_bias ? NULL : te_module_parameter(m, name); }
+static te_tensor *te__bias_of(te_module *m, const char *name, bool no_bias) {
+    return no_bias ? NULL : te_module_parameter(m, name);
+}
 /* Is this the second run of m's own checkpoint? Then nobody reads what it makes. */
-static bool te__runs_again(const te_module *m) { return m->te->replaying && m->te->replaying->module == m && !m->te->recording && !m->own_forward; }
+static bool te__runs_again(const te_module *m) {
+    return m->te->replaying && m->te->replaying->module == m && !m->te->recording && !m->own_forward;
+}
 
 /* ---- shapes without memory ---- */
 
@@ -176,14 +197,16 @@ static te_tensor *te__shape_only(const te_tensor *x, int64_t rows, int64_t cols)
     memcpy(shape, x->shape, sizeof(shape));
     shape[x->ndim - 1] = cols;
     if (x->ndim > 1) shape[0] = rows;
-    return x->buffer ? te_tensor_empty(x->te, x->dtype, x->ndim, shape) : te_tensor_describe(x->te, x->dtype, x->ndim, shape);
+    return x->buffer ? te_tensor_empty(x->te, x->dtype, x->ndim, shape)
+                     : te_tensor_describe(x->te, x->dtype, x->ndim, shape);
 }
 /* The forward of a module with `in` columns on such an input. */
 static te_result te__shape_forward(te_module *m, te_forward_args *args, int64_t in, int64_t rows, int64_t out) {
     const te_tensor *x = args->input;
     char text[TE__SHAPE_TEXT];
     if (x->ndim < 1 || te__cols(x) != in)
-        return te__fail(m->te, TE_ERR_SHAPE, "%s: the input is %s, a shape without memory; [.., %lld] is needed", m->cls->name, te__shape_text(x, text), (long long)in);
+        return te__fail(m->te, TE_ERR_SHAPE, "%s: the input is %s, a shape without memory; [.., %lld] is needed",
+                        m->cls->name, te__shape_text(x, text), (long long)in);
     return te__output(m, args, te__shape_only(x, rows, out));
 }
 
@@ -217,7 +240,8 @@ static te_result te__linear_end(te_module *m, te_forward_args *args, te__linear_
 static te_result te__linear_shape(te_module *m, te_forward_args *args) {
     const te_linear_desc *d = &((const te__linear_module *)m->state)->desc;
     const te_parallel_mode mode = m->parallel.size > 1 ? d->parallel.parallel_mode : TE_PARALLEL_NONE;
-    int64_t in = mode == TE_PARALLEL_ROW ? te__per_rank(m, d->in_features) : d->in_features, rows = args->input->ndim > 1 ? args->input->shape[0] : 1;
+    int64_t in = mode == TE_PARALLEL_ROW ? te__per_rank(m, d->in_features) : d->in_features,
+            rows = args->input->ndim > 1 ? args->input->shape[0] : 1;
     int64_t out = mode == TE_PARALLEL_COLUMN ? te__per_rank(m, d->out_features) : d->out_features;
     te_dtype dtype = d->gemm.params_dtype ? d->gemm.params_dtype : TE_BF16;
     if (m->parallel.sequence && mode == TE_PARALLEL_COLUMN) rows *= m->parallel.size;
@@ -245,7 +269,8 @@ static te_result te__linear_reset(te_module *m) {
     te__linear_module *s = (te__linear_module *)m->state;
     return te__product_reset(m, &s->params, &s->desc.gemm.init, s->desc.parallel.parallel_mode, &s->sharding);
 }
-static const te_module_class te__linear_class = {"Linear", sizeof(te__linear_module), te__linear_forward, te__linear_destroy, te__linear_reset};
+static const te_module_class te__linear_class = {"Linear", sizeof(te__linear_module), te__linear_forward,
+                                                 te__linear_destroy, te__linear_reset};
 
 /* `sharding`: the blocks of rows that ranks share one by one, or NULL. */
 static te_module *te__linear_create(te_ctx *te, const te_linear_desc *desc, const te__sharding *sharding) {
@@ -264,7 +289,8 @@ static te_module *te__linear_create(te_ctx *te, const te_linear_desc *desc, cons
     if (te__parallel_open(m, &desc->parallel, desc->parallel.parallel_mode)) {
         te__params_on(m, desc->gemm.device);
         te__rng_open(m, desc->gemm.rng_tracker_name);
-        te__product_open(m, &s->params, desc->parallel.parallel_mode, &desc->parameters_split, &desc->gemm, desc->out_features, desc->in_features);
+        te__product_open(m, &s->params, desc->parallel.parallel_mode, &desc->parameters_split, &desc->gemm,
+                         desc->out_features, desc->in_features);
         if (desc->parallel.parallel_mode == TE_PARALLEL_ROW) te__product_tag_bias(m, &s->params);
     }
     return te__module_built(m);
@@ -281,9 +307,12 @@ typedef struct te__norm_params {
     float eps;
 } te__norm_params;
 
-static void te__norm_open(te_module *m, te__norm_params *n, const char *weight, const char *bias, bool rms, const te_norm_options *o, te_dtype dtype, int64_t hidden) {
+static void te__norm_open(te_module *m, te__norm_params *n, const char *weight, const char *bias, bool rms,
+                          const te_norm_options *o, te_dtype dtype, int64_t hidden) {
     if ((int)o->normalization < 0 || o->normalization > TE_RMSNORM || !(o->eps >= 0.0f && o->eps <= FLT_MAX))
-        te__fail(m->te, TE_ERR_INVALID, "%s: norm.normalization is %d and norm.eps %g; TE_NORM_DEFAULT to TE_RMSNORM (0 to %d), and a finite number of at least 0 (0: 1e-5), are possible",
+        te__fail(m->te, TE_ERR_INVALID,
+                 "%s: norm.normalization is %d and norm.eps %g; TE_NORM_DEFAULT to TE_RMSNORM (0 to %d), and a finite "
+                 "number of at least 0 (0: 1e-5), are possible",
                  m->cls->name, (int)o->normalization, (double)o->eps, (int)TE_RMSNORM);
     n->weight = weight;
     n->bias = bias;
@@ -303,11 +332,13 @@ static te_result te__norm_reset(te_module *m, const te__norm_params *n) {
     return result;
 }
 static te_tensor *te__norm_run(te_module *m, const te__norm_params *n, te_tensor *x, const te__quant_spec *spec) {
-    return te__norm(x, te_module_parameter(m, n->weight), n->rms ? NULL : te_module_parameter(m, n->bias), n->eps, n->rms, n->zero_centered, n->rounded, spec);
+    return te__norm(x, te_module_parameter(m, n->weight), n->rms ? NULL : te_module_parameter(m, n->bias), n->eps,
+                    n->rms, n->zero_centered, n->rounded, spec);
 }
 
 /* Also inspects the result for the product that it goes to: fused, only a second run in high precision shows what was quantized. */
-static te_tensor *te__norm_run_for(te_module *m, const te__norm_params *n, te_tensor *x, const te__quant_spec *spec, const te__quant_call *q, int gemm) {
+static te_tensor *te__norm_run_for(te_module *m, const te__norm_params *n, te_tensor *x, const te__quant_spec *spec,
+                                   const te__quant_call *q, int gemm) {
     te_tensor *y = te__norm_run(m, n, x, spec), *plain;
     if (!y || !spec || !y->te->inspecting) return y;
     y->te->tape.no_grad++;
@@ -316,7 +347,8 @@ static te_tensor *te__norm_run_for(te_module *m, const te__norm_params *n, te_te
     y->te->tape.no_grad--;
     return y;
 }
-static te_tensor *te__activate_for(te_tensor *x, te_activation activation, const te_activation_params *params, const te__quant_spec *spec, const te__act_grad *grad, const te__quant_call *q,
+static te_tensor *te__activate_for(te_tensor *x, te_activation activation, const te_activation_params *params,
+                                   const te__quant_spec *spec, const te__act_grad *grad, const te__quant_call *q,
                                    int gemm) {
     te_tensor *y = te__activate(x, activation, params, spec, grad), *plain;
     if (!y || !spec || !y->te->inspecting) return y;
@@ -335,13 +367,15 @@ static te_tensor *te__activate_for(te_tensor *x, te_activation activation, const
 static te__act_grad te__act_grad_of(const te__linear_call *c, te_activation activation, bool ops) {
     const te_recipe *r = &c->quant->recipe;
     bool whole = r->kind == TE_RECIPE_DELAYED || r->kind == TE_RECIPE_MXFP8; /* one kernel does it all */
-    bool fused = ops ? !c->bias || activation == TE_GELU || activation == TE_RELU : whole && !te_activation_is_gated(activation);
+    bool fused =
+        ops ? !c->bias || activation == TE_GELU || activation == TE_RELU : whole && !te_activation_is_gated(activation);
     te__act_grad grad = TE_ZERO;
     grad.bias = c->bias;
     grad.gemm = c->gemm;
     grad.usage = (te__wants_grad(c->x) ? TE_ROWWISE : 0) | (te__wants_grad(c->weight) ? TE_COLUMNWISE : 0);
     if (grad.usage && te__fuses(c->quant, true, TE__SLOT_GRAD_OUTPUT)) grad.quant = c->quant;
-    if (fused && c->quant->enabled && !r->backward_override) grad.rounding = whole ? TE__ACT_UNROUNDED : TE__ACT_UNROUNDED_AMAX;
+    if (fused && c->quant->enabled && !r->backward_override)
+        grad.rounding = whole ? TE__ACT_UNROUNDED : TE__ACT_UNROUNDED_AMAX;
     return grad;
 }
 
@@ -356,23 +390,29 @@ static te_tensor *te__norm_returned(te__linear_call *c, bool gathered) {
 
 static te_result te__norm_forward(te_module *m, te_forward_args *args) {
     int64_t columns = te__numel(te_module_parameter(m, "weight"));
-    if (te__is_unallocated(args->input)) return te__shape_forward(m, args, columns, args->input->ndim > 1 ? args->input->shape[0] : 1, columns);
+    if (te__is_unallocated(args->input))
+        return te__shape_forward(m, args, columns, args->input->ndim > 1 ? args->input->shape[0] : 1, columns);
     return te__output(m, args, te__norm_run(m, (const te__norm_params *)m->state, args->input, NULL));
 }
 static te_result te__norm_module_reset(te_module *m) { return te__norm_reset(m, (const te__norm_params *)m->state); }
-static const te_module_class te__layernorm_class = {"LayerNorm", sizeof(te__norm_params), te__norm_forward, NULL, te__norm_module_reset};
-static const te_module_class te__rmsnorm_class = {"RMSNorm", sizeof(te__norm_params), te__norm_forward, NULL, te__norm_module_reset};
+static const te_module_class te__layernorm_class = {"LayerNorm", sizeof(te__norm_params), te__norm_forward, NULL,
+                                                    te__norm_module_reset};
+static const te_module_class te__rmsnorm_class = {"RMSNorm", sizeof(te__norm_params), te__norm_forward, NULL,
+                                                  te__norm_module_reset};
 
 static te_module *te__norm_create(te_ctx *te, const te_norm_desc *desc, bool rms) {
     const char *who = rms ? "te_rmsnorm_create" : "te_layernorm_create";
     te_module *m;
-    if (!te || !te__has_desc(te, desc, who) || !te__layer_desc_ok(te, who, desc->hidden_size, desc->hidden_size, desc->params_dtype))
+    if (!te || !te__has_desc(te, desc, who) ||
+        !te__layer_desc_ok(te, who, desc->hidden_size, desc->hidden_size, desc->params_dtype))
         return NULL;
-    m = te__module_named(te, rms ? &te__rmsnorm_class : &te__layernorm_class, desc->name, rms ? "rmsnorm" : "layernorm");
+    m = te__module_named(te, rms ? &te__rmsnorm_class : &te__layernorm_class, desc->name,
+                         rms ? "rmsnorm" : "layernorm");
     if (!m) return NULL;
     te__params_on(m, desc->device);
     m->parallel.sequence = desc->parallel.sequence_parallel; /* a mark on the parameters, whoever shares the rows */
-    te__norm_open(m, (te__norm_params *)m->state, "weight", "bias", rms, &desc->norm, desc->params_dtype, desc->hidden_size);
+    te__norm_open(m, (te__norm_params *)m->state, "weight", "bias", rms, &desc->norm, desc->params_dtype,
+                  desc->hidden_size);
     return te__module_built(m);
 }
 TE_API te_module *te_layernorm_create(te_ctx *te, const te_norm_desc *desc) { return te__norm_create(te, desc, false); }
@@ -396,10 +436,13 @@ static te_result te__layernorm_linear_run(te_module *m, te_forward_args *args, t
     te__quant_call quant;
     te__quant_spec spec;
     te_result result = te__scaling_prepare(m, s->scaling, &quant);
-    te__linear_call call = te__linear_call_of(m, &quant, 0, s->desc.parallel.parallel_mode, &s->cache, args, &s->desc.gemm, s->scaling);
+    te__linear_call call =
+        te__linear_call_of(m, &quant, 0, s->desc.parallel.parallel_mode, &s->cache, args, &s->desc.gemm, s->scaling);
     if (result != TE_OK) return result;
     call.weight = te__product_weight(m, &s->params);
-    call.x = te__norm_run_for(m, &s->norm, args->input, s->desc.return_layernorm_output || normed ? NULL : te__fused_spec(&call, &spec), &quant, 0);
+    call.x =
+        te__norm_run_for(m, &s->norm, args->input,
+                         s->desc.return_layernorm_output || normed ? NULL : te__fused_spec(&call, &spec), &quant, 0);
     if (normed) *normed = call.x;
     ln_out = te__norm_returned(&call, s->desc.return_layernorm_output && s->desc.return_layernorm_output_gathered);
     result = te__output(m, args, te__linear_biased(&call, bias, s->desc.gemm.return_bias));
@@ -407,7 +450,9 @@ static te_result te__layernorm_linear_run(te_module *m, te_forward_args *args, t
     if (s->desc.return_layernorm_output) args->outputs.ln_out = ln_out;
     return result;
 }
-static te_result te__layernorm_linear_forward(te_module *m, te_forward_args *args) { return te__layernorm_linear_run(m, args, NULL); }
+static te_result te__layernorm_linear_forward(te_module *m, te_forward_args *args) {
+    return te__layernorm_linear_run(m, args, NULL);
+}
 static void te__layernorm_linear_destroy(te_module *m) {
     te__layernorm_linear_module *s = (te__layernorm_linear_module *)m->state;
     te__weight_cache_close(&s->cache);
@@ -416,21 +461,28 @@ static void te__layernorm_linear_destroy(te_module *m) {
 static te_result te__layernorm_linear_reset(te_module *m) {
     te__layernorm_linear_module *s = (te__layernorm_linear_module *)m->state;
     te_result result = te__norm_reset(m, &s->norm);
-    return result == TE_OK ? te__product_reset(m, &s->params, &s->desc.gemm.init, s->desc.parallel.parallel_mode, &s->sharding) : result;
+    return result == TE_OK
+               ? te__product_reset(m, &s->params, &s->desc.gemm.init, s->desc.parallel.parallel_mode, &s->sharding)
+               : result;
 }
-static const te_module_class te__layernorm_linear_class = {"LayerNormLinear", sizeof(te__layernorm_linear_module), te__layernorm_linear_forward,
-                                                           te__layernorm_linear_destroy, te__layernorm_linear_reset};
+static const te_module_class te__layernorm_linear_class = {"LayerNormLinear", sizeof(te__layernorm_linear_module),
+                                                           te__layernorm_linear_forward, te__layernorm_linear_destroy,
+                                                           te__layernorm_linear_reset};
 
 /* As te__linear_create. */
-static te_module *te__layernorm_linear_create(te_ctx *te, const te_layernorm_linear_desc *desc, const te__sharding *sharding) {
+static te_module *te__layernorm_linear_create(te_ctx *te, const te_layernorm_linear_desc *desc,
+                                              const te__sharding *sharding) {
     te_module *m;
     te__layernorm_linear_module *s;
     if (!te || !te__has_desc(te, desc, "te_layernorm_linear_create") ||
-        !te__layer_desc_ok(te, "te_layernorm_linear_create", desc->in_features, desc->out_features, desc->gemm.params_dtype))
+        !te__layer_desc_ok(te, "te_layernorm_linear_create", desc->in_features, desc->out_features,
+                           desc->gemm.params_dtype))
         return NULL;
     if (desc->parallel.parallel_mode == TE_PARALLEL_ROW) {
-        te__fail(te, TE_ERR_INVALID, "te_layernorm_linear_create: parallel_mode %d (TE_PARALLEL_ROW); a norm needs whole rows: use TE_PARALLEL_COLUMN (%d)", (int)TE_PARALLEL_ROW,
-                 (int)TE_PARALLEL_COLUMN);
+        te__fail(te, TE_ERR_INVALID,
+                 "te_layernorm_linear_create: parallel_mode %d (TE_PARALLEL_ROW); a norm needs whole rows: use "
+                 "TE_PARALLEL_COLUMN (%d)",
+                 (int)TE_PARALLEL_ROW, (int)TE_PARALLEL_COLUMN);
         return NULL;
     }
     m = te__module_named(te, &te__layernorm_linear_class, desc->name, "layernorm_linear");
@@ -443,13 +495,16 @@ static te_module *te__layernorm_linear_create(te_ctx *te, const te_layernorm_lin
     if (te__parallel_open(m, &desc->parallel, desc->parallel.parallel_mode)) {
         te__params_on(m, desc->gemm.device);
         te__rng_open(m, desc->gemm.rng_tracker_name);
-        te__norm_open(m, &s->norm, "layer_norm_weight", "layer_norm_bias", desc->norm.normalization == TE_RMSNORM, &desc->norm, desc->gemm.params_dtype,
-                      desc->in_features);
-        te__product_open(m, &s->params, desc->parallel.parallel_mode, &desc->parameters_split, &desc->gemm, desc->out_features, desc->in_features);
+        te__norm_open(m, &s->norm, "layer_norm_weight", "layer_norm_bias", desc->norm.normalization == TE_RMSNORM,
+                      &desc->norm, desc->gemm.params_dtype, desc->in_features);
+        te__product_open(m, &s->params, desc->parallel.parallel_mode, &desc->parameters_split, &desc->gemm,
+                         desc->out_features, desc->in_features);
     }
     return te__module_built(m);
 }
-TE_API te_module *te_layernorm_linear_create(te_ctx *te, const te_layernorm_linear_desc *desc) { return te__layernorm_linear_create(te, desc, NULL); }
+TE_API te_module *te_layernorm_linear_create(te_ctx *te, const te_layernorm_linear_desc *desc) {
+    return te__layernorm_linear_create(te, desc, NULL);
+}
 
 /* ---- Embedding ---- */
 
@@ -457,9 +512,11 @@ static te_result te__embedding_forward(te_module *m, te_forward_args *args) {
     return te__output(m, args, te_embedding_lookup(te_module_parameter(m, "weight"), args->input));
 }
 static te_result te__embedding_reset(te_module *m) {
-    return te__init_weight(m, te_module_parameter(m, "weight"), &((te_embedding_desc *)m->state)->init, TE_PARALLEL_NONE, NULL);
+    return te__init_weight(m, te_module_parameter(m, "weight"), &((te_embedding_desc *)m->state)->init,
+                           TE_PARALLEL_NONE, NULL);
 }
-static const te_module_class te__embedding_class = {"Embedding", sizeof(te_embedding_desc), te__embedding_forward, NULL, te__embedding_reset};
+static const te_module_class te__embedding_class = {"Embedding", sizeof(te_embedding_desc), te__embedding_forward, NULL,
+                                                    te__embedding_reset};
 
 TE_API te_module *te_embedding_create(te_ctx *te, const te_embedding_desc *desc) {
     te_module *m;

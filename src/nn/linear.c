@@ -71,12 +71,16 @@ static void te__linear_release(te_ctx *te, void *state) {
 }
 
 /* Quantizes x by `spec`; returns x itself where the spec keeps high precision. */
-static te_tensor *te__quantize_operand(te_tensor *x, const te__quant_spec *spec) { return spec->cls->form == TE__FORM_PLAIN ? x : te__quantize(x, spec); }
+static te_tensor *te__quantize_operand(te_tensor *x, const te__quant_spec *spec) {
+    return spec->cls->form == TE__FORM_PLAIN ? x : te__quantize(x, spec);
+}
 
 /* How a slot of a product is quantized. An operand that is gathered before the product has one scale on all ranks that share it. */
-static te__quant_spec te__product_spec(const te__quant_call *q, const te__parallel *p, bool backward, int gemm, int slot, int usage) {
+static te__quant_spec te__product_spec(const te__quant_call *q, const te__parallel *p, bool backward, int gemm,
+                                       int slot, int usage) {
     te__quant_spec spec = te__slot_spec(q, backward, gemm, slot, usage);
-    bool gathered = backward ? te__gathers(p, TE_PARALLEL_ROW) : slot == TE__SLOT_INPUT && te__gathers(p, TE_PARALLEL_COLUMN);
+    bool gathered =
+        backward ? te__gathers(p, TE_PARALLEL_ROW) : slot == TE__SLOT_INPUT && te__gathers(p, TE_PARALLEL_COLUMN);
     if (gathered && spec.cls->form == TE__FORM_CODES && !spec.row_scaled) spec.group = p->group;
     return spec;
 }
@@ -113,28 +117,34 @@ static te_result te__wgrad_run(te_ctx *te, void *state) {
     te_tensor *dw;
     te_result result;
     if (te__written_since(g->x, g->saved_at) || te__written_since(g->dy, g->saved_at))
-        return te__fail(te, TE_ERR_STATE, "te_backward_dw: the %s of a linear layer was written after te_backward, and the weight's gradient needs it; call te_backward_dw first",
+        return te__fail(te, TE_ERR_STATE,
+                        "te_backward_dw: the %s of a linear layer was written after te_backward, and the weight's "
+                        "gradient needs it; call te_backward_dw first",
                         te__written_since(g->x, g->saved_at) ? "input" : "output's gradient");
     result = te__wgrad_product(te, g, &dw);
     return result == TE_OK && dw ? te__var_add_grad(te, g->weight, dw) : result;
 }
 
 /* dy as the products take it, whole. The bias gradient comes from dy before it is quantized, as TransformerEngine has it. */
-static te_tensor *te__linear_grad_output(te_ctx *te, const te__linear_state *s, te_tensor *dy, te_tensor **db, const bool *needs) {
+static te_tensor *te__linear_grad_output(te_ctx *te, const te__linear_state *s, te_tensor *dy, te_tensor **db,
+                                         const bool *needs) {
     bool gathers = te__gathers(&s->parallel, TE_PARALLEL_ROW), used = needs[0] || needs[1] || needs[3];
     te_tensor *dyq = dy, *shard = NULL;
     if (s->quantize_grad && !dy->quantized && used) { /* a quantized one comes from the activation behind */
-        te__quant_spec spec = te__product_spec(&s->quant, &s->parallel, true, s->gemm, TE__SLOT_GRAD_OUTPUT,
-                                               (needs[0] || needs[3] ? TE_ROWWISE : 0) | (needs[1] ? TE_COLUMNWISE : 0));
+        te__quant_spec spec =
+            te__product_spec(&s->quant, &s->parallel, true, s->gemm, TE__SLOT_GRAD_OUTPUT,
+                             (needs[0] || needs[3] ? TE_ROWWISE : 0) | (needs[1] ? TE_COLUMNWISE : 0));
         if (needs[2] && spec.cls->facts & TE__TENSOR_SCALED) {
             *db = spec.bias_grad = te__empty_1d(te, s->bias_dtype, te__cols(dy));
             if (!*db && gathers) te__refuse(s->parallel.group, TE__ALL_GATHER, te_error_code(te));
             if (!*db) return NULL;
         }
         dyq = gathers ? te__quantize_gathered(s->parallel.group, dy, &spec, &shard) : te__quantize_operand(dy, &spec);
-        if (dyq && (shard || !gathers)) te__inspect(s->quant.scaling, s->gemm, TE_TENSOR_GRAD_OUTPUT, dy, shard ? shard : dyq);
+        if (dyq && (shard || !gathers))
+            te__inspect(s->quant.scaling, s->gemm, TE_TENSOR_GRAD_OUTPUT, dy, shard ? shard : dyq);
     } else if (gathers && used)
-        dyq = te__gather_any(s->parallel.group, dy, (needs[0] || needs[3] ? TE_ROWWISE : 0) | (needs[1] ? TE_COLUMNWISE : 0));
+        dyq = te__gather_any(s->parallel.group, dy,
+                             (needs[0] || needs[3] ? TE_ROWWISE : 0) | (needs[1] ? TE_COLUMNWISE : 0));
     if (needs[2] && dy->quantized && !(dy = te__quant_value(dy, dy->dtype))) return NULL;
     if (dyq && needs[2] && !*db) *db = te__bias_grad(dy, s->bias_dtype);
     return needs[2] && !*db ? NULL : dyq;
@@ -147,7 +157,9 @@ static te_tensor *te__quantize_as(te_tensor *x, te_dtype dtype, const te__quant_
 }
 /* The format of a result that is to be quantized by `spec`: f32 where the scale is given (delayed scaling), so that nothing is rounded before the codes; else `dtype`, as
  * TransformerEngine has it. */
-static te_dtype te__result_dtype(const te__quant_spec *spec, te_dtype dtype) { return spec->cls->facts & TE__SCALE_GIVEN ? TE_F32 : dtype; }
+static te_dtype te__result_dtype(const te__quant_spec *spec, te_dtype dtype) {
+    return spec->cls->facts & TE__SCALE_GIVEN ? TE_F32 : dtype;
+}
 
 /* The input as the weight gradient takes it, whole. */
 static te_tensor *te__linear_saved_input(const te__linear_state *s, te_tensor *x) {
@@ -157,7 +169,11 @@ static te_tensor *te__linear_saved_input(const te__linear_state *s, te_tensor *x
         return gathers ? te__quantize_gathered(s->parallel.group, x, &spec, NULL) : te__quantize_operand(x, &spec);
     }
     if (!gathers) return x;
-    return te__gather_any(s->parallel.group, x, x->quantized && (x->quantized->col.data || (s->quantize_grad && x->quantized->cls->facts & TE__TENSOR_SCALED)) ? TE_COLUMNWISE : TE_ROWWISE);
+    return te__gather_any(
+        s->parallel.group, x,
+        x->quantized && (x->quantized->col.data || (s->quantize_grad && x->quantized->cls->facts & TE__TENSOR_SCALED))
+            ? TE_COLUMNWISE
+            : TE_ROWWISE);
 }
 
 /* A backward pass that cannot go on: ranks that wait for this one's part of the next exchange are told so. `gathered`: the gradient of y is whole, or never was in parts. */
@@ -165,12 +181,14 @@ static te_result te__linear_gives_up(te_ctx *te, const te__linear_state *s, cons
     const te__parallel *p = &s->parallel;
     te_result result = te_error_code(te);
     if (!gathered && te__gathers(p, TE_PARALLEL_ROW)) return te__refuse(p->group, TE__ALL_GATHER, result);
-    if (te__shares(p, TE_PARALLEL_COLUMN) && (needs[0] || needs[3])) return te__refuse(p->group, p->sequence ? TE__REDUCE_SCATTER : TE__ALL_REDUCE, result);
+    if (te__shares(p, TE_PARALLEL_COLUMN) && (needs[0] || needs[3]))
+        return te__refuse(p->group, p->sequence ? TE__REDUCE_SCATTER : TE__ALL_REDUCE, result);
     return te__gathers(p, TE_PARALLEL_COLUMN) && needs[1] ? te__refuse(p->group, TE__ALL_GATHER, result) : result;
 }
 
 /* dx[0] may be given: where the gradient of x goes. */
-static te_result te__linear_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *grad, te_tensor **dx, const bool *needs) {
+static te_result te__linear_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *grad,
+                                     te_tensor **dx, const bool *needs) {
     const te__linear_state *s = (const te__linear_state *)state;
     const te__parallel *p = &s->parallel;
     te_tensor *dy = grad[0]->quantized ? grad[0] : te_tensor_contiguous(grad[0]), *dyq;
@@ -178,7 +196,8 @@ static te_result te__linear_backward(te_ctx *te, const void *state, te_tensor *c
     bool quantizes;
     te_result result = TE_OK;
     if (!dy) return te__linear_gives_up(te, s, needs, !(needs[0] || needs[1] || needs[3]));
-    if (s->fp8_grad) grad_spec = te__slot_spec(&s->quant, true, s->gemm, TE__SLOT_GRAD_INPUT, TE_ROWWISE | TE_COLUMNWISE);
+    if (s->fp8_grad)
+        grad_spec = te__slot_spec(&s->quant, true, s->gemm, TE__SLOT_GRAD_INPUT, TE_ROWWISE | TE_COLUMNWISE);
     quantizes = s->fp8_grad && grad_spec.cls->form != TE__FORM_PLAIN;
     dyq = te__linear_grad_output(te, s, dy, &dx[2], needs);
     if (!dyq) return te__linear_gives_up(te, s, needs, true);
@@ -187,7 +206,9 @@ static te_result te__linear_backward(te_ctx *te, const void *state, te_tensor *c
         int64_t shape[TE_MAX_DIMS];
         memcpy(shape, s->shape, sizeof(shape));
         if (te__gathers(p, TE_PARALLEL_COLUMN)) shape[0] *= p->size;
-        gemm.d = dx[0] ? dx[0] : te_tensor_empty(te, quantizes ? te__result_dtype(&grad_spec, s->x_dtype) : s->x_dtype, s->ndim, shape);
+        gemm.d = dx[0] ? dx[0]
+                       : te_tensor_empty(te, quantizes ? te__result_dtype(&grad_spec, s->x_dtype) : s->x_dtype, s->ndim,
+                                         shape);
         gemm.split_accumulator = s->split_dgrad;
         if (s->gelu) { /* times gelu'(saved[2]), in the same kernel */
             gemm.epilogue = TE_EPILOGUE_DGELU;
@@ -195,7 +216,8 @@ static te_result te__linear_backward(te_ctx *te, const void *state, te_tensor *c
             if (needs[3]) dx[3] = gemm.bias_gradient = te__empty_1d(te, s->gelu_bias_dtype, s->shape[s->ndim - 1]);
         }
         dx[0] = gemm.d;
-        result = gemm.d && (!s->gelu || !needs[3] || dx[3]) ? te__product(te, dyq, false, saved[1], false, &gemm) : te_error_code(te);
+        result = gemm.d && (!s->gelu || !needs[3] || dx[3]) ? te__product(te, dyq, false, saved[1], false, &gemm)
+                                                            : te_error_code(te);
         if (te__shares(p, TE_PARALLEL_COLUMN)) result = te__reduce_parts(p, &dx[0], result); /* each rank knows its own outputs' share */
         if (result == TE_OK && quantizes) {
             dx[0] = te__quantize_as(dx[0], s->x_dtype, &grad_spec);
@@ -230,8 +252,11 @@ static te_result te__linear_backward(te_ctx *te, const void *state, te_tensor *c
 static te_tensor *te__primary_weight(te_tensor *weight, const te__quant_spec *spec) {
     te_quantizer *q = weight->quantized->quantizer;
     if (weight->quantized->cls != spec->cls) {
-        te__fail(weight->te, TE_ERR_STATE, "linear: the weight was quantized by a %s quantizer and the recipe in force asks for %s; run it under the recipe given to "
-                 "te_quantized_model_init_begin, or outside of autocast", weight->quantized->cls->name, spec->cls->name);
+        te__fail(weight->te, TE_ERR_STATE,
+                 "linear: the weight was quantized by a %s quantizer and the recipe in force asks for %s; run it under "
+                 "the recipe given to "
+                 "te_quantized_model_init_begin, or outside of autocast",
+                 weight->quantized->cls->name, spec->cls->name);
         return NULL;
     }
     if (q && spec->cls->facts & TE__SCALE_GIVEN && q->spec.scale != spec->scale && !weight->te->replaying) { /* from here on the module's history scales it */
@@ -248,7 +273,8 @@ static te_tensor *te__primary_weight(te_tensor *weight, const te__quant_spec *sp
         q->spec.scale = te_tensor_retain(spec->scale);
         q->spec.amax = te_tensor_retain(spec->amax);
     }
-    if ((spec->usage & TE_COLUMNWISE) && !weight->quantized->col.data && te__quant_add_columnwise(weight) != TE_OK) return NULL;
+    if ((spec->usage & TE_COLUMNWISE) && !weight->quantized->col.data && te__quant_add_columnwise(weight) != TE_OK)
+        return NULL;
     return weight;
 }
 
@@ -260,12 +286,15 @@ static te_tensor *te__quantized_weight(const te__linear_call *c, int usage) {
     te__quant_spec spec;
     uint64_t capture = weight->te->capture ? weight->te->capture->id : 0;
     if (c->microbatch == TE_MICROBATCH_LATER && !weight->quantized && (cache->copy ? cache->capture : 0) != capture) {
-        te__fail(weight->te, TE_ERR_STATE, "linear: is_first_microbatch is LATER %s a graph, and the kept weight is from %s; FIRST and its LATER belong to one capture",
+        te__fail(weight->te, TE_ERR_STATE,
+                 "linear: is_first_microbatch is LATER %s a graph, and the kept weight is from %s; FIRST and its LATER "
+                 "belong to one capture",
                  capture ? "inside" : "outside of", capture ? "outside" : "inside");
         return NULL;
     }
-    if (c->microbatch == TE_MICROBATCH_LATER && cache->copy && !weight->quantized && cache->buffer == weight->buffer && cache->offset == weight->offset &&
-        cache->version == te__buffer_version(weight->buffer) && te__recipe_same(&cache->recipe, &c->quant->recipe) &&
+    if (c->microbatch == TE_MICROBATCH_LATER && cache->copy && !weight->quantized && cache->buffer == weight->buffer &&
+        cache->offset == weight->offset && cache->version == te__buffer_version(weight->buffer) &&
+        te__recipe_same(&cache->recipe, &c->quant->recipe) &&
         (cache->copy->quantized->col.data || !(usage & TE_COLUMNWISE)))
         return cache->copy;
     spec = te__slot_spec(c->quant, false, c->gemm, TE__SLOT_WEIGHT, usage);
@@ -307,28 +336,36 @@ static bool te__linear_fits(const te__linear_call *c) {
     if (!x->quantized && !te__need_float(x, "linear")) return false;
     te = x->te;
     if (weight->ndim != 2 || x->ndim < 1 || te__cols(x) != weight->shape[1]) {
-        te__fail(te, TE_ERR_SHAPE, "linear: the input is %s and the weight %s [out, in]; the input's last size must be the weight's in",
+        te__fail(te, TE_ERR_SHAPE,
+                 "linear: the input is %s and the weight %s [out, in]; the input's last size must be the weight's in",
                  te__shape_text(x, a), te__shape_text(weight, b));
         return false;
     }
     if (c->parallel.size > 1 && x->ndim < 2) {
-        te__fail(te, TE_ERR_SHAPE, "linear: the input is %s, and %d ranks share the product; rows [.., in] are needed", te__shape_text(x, a), c->parallel.size);
+        te__fail(te, TE_ERR_SHAPE, "linear: the input is %s, and %d ranks share the product; rows [.., in] are needed",
+                 te__shape_text(x, a), c->parallel.size);
         return false;
     }
     if (bias && (bias->ndim != 1 || bias->shape[0] != weight->shape[0])) {
-        te__fail(te, TE_ERR_SHAPE, "linear: the bias is %s and the weight %s; a bias of [out] is needed", te__shape_text(bias, a), te__shape_text(weight, b));
+        te__fail(te, TE_ERR_SHAPE, "linear: the bias is %s and the weight %s; a bias of [out] is needed",
+                 te__shape_text(bias, a), te__shape_text(weight, b));
         return false;
     }
     if (x->dtype != weight->dtype) {
-        te__fail(te, TE_ERR_DTYPE, "linear: the input is %s and the weight %s; te_tensor_cast the input, or create the module with params_dtype %s",
+        te__fail(te, TE_ERR_DTYPE,
+                 "linear: the input is %s and the weight %s; te_tensor_cast the input, or create the module with "
+                 "params_dtype %s",
                  te_dtype_name(x->dtype), te_dtype_name(weight->dtype), te_dtype_name(x->dtype));
         return false;
     }
     if (quant && quant->enabled && x->quantized) {
         bool turned = te__gathers(&c->parallel, TE_PARALLEL_COLUMN) && x->quantized->cls->facts & TE__TENSOR_SCALED; /* where it arrives */
-        if (!x->quantized->row.data || (te__wants_grad(weight) && !quant->recipe.backward_override && !x->quantized->col.data && !turned)) {
-            te__fail(te, TE_ERR_STATE, "linear: the quantized input has no %s copy, which the %s needs (te_quantizer_set_usage)",
-                     x->quantized->row.data ? "column-wise" : "row-wise", x->quantized->row.data ? "weight's gradient" : "product");
+        if (!x->quantized->row.data ||
+            (te__wants_grad(weight) && !quant->recipe.backward_override && !x->quantized->col.data && !turned)) {
+            te__fail(te, TE_ERR_STATE,
+                     "linear: the quantized input has no %s copy, which the %s needs (te_quantizer_set_usage)",
+                     x->quantized->row.data ? "column-wise" : "row-wise",
+                     x->quantized->row.data ? "weight's gradient" : "product");
             return false;
         }
     }
@@ -336,7 +373,8 @@ static bool te__linear_fits(const te__linear_call *c) {
 }
 
 /* The input of a quantized product, quantized, whole, for its forward pass. *kept: this rank's, for the backward pass, which makes the copy s->quantize_x of it. */
-static te_tensor *te__linear_input(const te__linear_call *c, te_tensor *x, int keep, te__linear_state *s, te_tensor **kept) {
+static te_tensor *te__linear_input(const te__linear_call *c, te_tensor *x, int keep, te__linear_state *s,
+                                   te_tensor **kept) {
     const te__quant_call *quant = c->quant;
     bool gathers = te__gathers(&c->parallel, TE_PARALLEL_COLUMN), saves = te__wants_grad(c->weight);
     bool again = c->save_original_input && quant->recipe.backward_override != TE_BACKWARD_HIGH_PRECISION;
@@ -344,14 +382,20 @@ static te_tensor *te__linear_input(const te__linear_call *c, te_tensor *x, int k
     te_tensor *xq;
     *kept = x;
     if (x->quantized) return gathers ? te__gather_any(c->parallel.group, x, TE_ROWWISE) : x;
-    spec = te__product_spec(quant, &c->parallel, false, c->gemm, TE__SLOT_INPUT, TE_ROWWISE | (saves && !again ? keep : 0));
+    spec = te__product_spec(quant, &c->parallel, false, c->gemm, TE__SLOT_INPUT,
+                            TE_ROWWISE | (saves && !again ? keep : 0));
     if (c->save_original_input && (spec.cls->facts & TE__SCALE_GIVEN || spec.stochastic)) {
-        te__fail(x->te, TE_ERR_INVALID, "linear: save_original_input, and the input's quantizer is %s: quantized again, the input would not be the same; leave "
-                 "the option off, or use another recipe", spec.stochastic ? "stochastic" : spec.cls->name);
+        te__fail(x->te, TE_ERR_INVALID,
+                 "linear: save_original_input, and the input's quantizer is %s: quantized again, the input would not "
+                 "be the same; leave "
+                 "the option off, or use another recipe",
+                 spec.stochastic ? "stochastic" : spec.cls->name);
         return NULL;
     }
     if (gathers && !te__codes_gather(&spec, x)) again = true; /* this rank has no codes of its own */
-    if (again && saves && spec.cls->form != TE__FORM_PLAIN && quant->recipe.backward_override != TE_BACKWARD_HIGH_PRECISION) s->quantize_x = keep;
+    if (again && saves && spec.cls->form != TE__FORM_PLAIN &&
+        quant->recipe.backward_override != TE_BACKWARD_HIGH_PRECISION)
+        s->quantize_x = keep;
     if (!gathers) {
         xq = te__quantize_operand(x, &spec);
         if (!again) *kept = xq;
@@ -360,7 +404,8 @@ static te_tensor *te__linear_input(const te__linear_call *c, te_tensor *x, int k
         if (te__codes_gather(&spec, x)) {
             if (spec.cls->facts & TE__TENSOR_SCALED) spec.usage = TE_ROWWISE;
             shard = te__quantize_operand(x, &spec);
-            xq = shard ? te__gather_quantized(c->parallel.group, shard, TE_ROWWISE) : te__gather(c->parallel.group, NULL);
+            xq = shard ? te__gather_quantized(c->parallel.group, shard, TE_ROWWISE)
+                       : te__gather(c->parallel.group, NULL);
         } else {
             spec.usage = TE_ROWWISE;
             xq = te__quantize_gathered(c->parallel.group, x, &spec, NULL);
@@ -375,7 +420,8 @@ static te_tensor *te__linear_input(const te__linear_call *c, te_tensor *x, int k
 /* A forward pass that ends before its first exchange: the other ranks are told. */
 static void te__linear_misses(const te__parallel *p, te_result result) {
     if (te__gathers(p, TE_PARALLEL_COLUMN)) te__refuse(p->group, TE__ALL_GATHER, result);
-    else if (te__shares(p, TE_PARALLEL_ROW)) te__refuse(p->group, p->sequence ? TE__REDUCE_SCATTER : TE__ALL_REDUCE, result);
+    else if (te__shares(p, TE_PARALLEL_ROW))
+        te__refuse(p->group, p->sequence ? TE__REDUCE_SCATTER : TE__ALL_REDUCE, result);
 }
 
 /* Before the first product of these ranks they compare it, and in debug mode before each. `result`: a failure on the way there; one of any rank becomes one of all. */
@@ -387,8 +433,12 @@ static te_result te__linear_meets(const te__linear_call *c, te_result result) {
         return result;
     }
     if (result == TE_OK)
-        snprintf(what, sizeof(what), "product %d by %s%s of input %s %s and weight %s %s, recipe %s", c->gemm, p->mode == TE_PARALLEL_ROW ? "row" : p->mode == TE_PARALLEL_COLUMN ? "column" : "none",
-                 p->sequence ? ", sequence parallel," : "", te__shape_text(c->x, x), te_dtype_name(c->x->dtype), te__shape_text(c->weight, w), te_dtype_name(c->weight->dtype),
+        snprintf(what, sizeof(what), "product %d by %s%s of input %s %s and weight %s %s, recipe %s", c->gemm,
+                 p->mode == TE_PARALLEL_ROW      ? "row"
+                 : p->mode == TE_PARALLEL_COLUMN ? "column"
+                                                 : "none",
+                 p->sequence ? ", sequence parallel," : "", te__shape_text(c->x, x), te_dtype_name(c->x->dtype),
+                 te__shape_text(c->weight, w), te_dtype_name(c->weight->dtype),
                  c->quant && c->quant->enabled ? te_recipe_name(c->quant->recipe.kind) : "none");
     result = te__group_compare(p->group, what, result);
     if (result == TE_OK) *c->met |= 1u << c->gemm;
@@ -396,7 +446,8 @@ static te_result te__linear_meets(const te__linear_call *c, te_result result) {
 }
 
 /* A product's node: the gradient of y may be quantized, by the activation behind or by fp8_grad. */
-static te_tensor *te__linear_record(te_tensor *y, te__linear_state *state, te_tensor *const *in, te_tensor *const *saved) {
+static te_tensor *te__linear_record(te_tensor *y, te__linear_state *state, te_tensor *const *in,
+                                    te_tensor *const *saved) {
     te_node_desc node = TE_ZERO;
     node.name = "linear";
     node.inputs = in;
@@ -415,7 +466,8 @@ static te_tensor *te__linear_record(te_tensor *y, te__linear_state *state, te_te
 /* The memory of an output: te->place, if it fits. */
 static te_tensor *te__output_place(te_ctx *te, te_dtype dtype, int ndim, const int64_t *shape) {
     te_tensor *place = te->place;
-    if (!place || place->dtype != dtype || te__shape_bytes(dtype, ndim, shape) != te_tensor_bytes(place)) return te_tensor_empty(te, dtype, ndim, shape);
+    if (!place || place->dtype != dtype || te__shape_bytes(dtype, ndim, shape) != te_tensor_bytes(place))
+        return te_tensor_empty(te, dtype, ndim, shape);
     te->place = NULL;
     return te__alias_as(place, 0, dtype, ndim, shape);
 }
@@ -459,7 +511,8 @@ static te_tensor *te__linear(const te__linear_call *c) {
         state.split_wgrad = block || te__switch(recipe->split_wgrad, true);
         state.quantize_grad = recipe->backward_override == TE_BACKWARD_QUANTIZED;
     } else {
-        if (quant && quant->calibrating && te__keeps_scales(quant->scaling, &quant->recipe) && te__calibrate(c) != TE_OK) {
+        if (quant && quant->calibrating && te__keeps_scales(quant->scaling, &quant->recipe) &&
+            te__calibrate(c) != TE_OK) {
             te__linear_misses(p, te_error_code(te));
             return te__frame_return(te, NULL);
         }
@@ -471,7 +524,9 @@ static te_tensor *te__linear(const te__linear_call *c) {
     memcpy(shape, xq ? xq->shape : x->shape, sizeof(shape));
     shape[x->ndim - 1] = weight->shape[0];
     if (c->record_alone && te__gathers(p, TE_PARALLEL_ROW)) shape[0] /= p->size;
-    y = gemm.d = result != TE_OK ? NULL : c->out ? c->out : te__output_place(te, c->y_dtype ? c->y_dtype : x->dtype, x->ndim, shape);
+    y = gemm.d = result != TE_OK ? NULL
+                 : c->out        ? c->out
+                                 : te__output_place(te, c->y_dtype ? c->y_dtype : x->dtype, x->ndim, shape);
     gemm.bias = bias;
     if (result == TE_OK && !y) result = te_error_code(te);
     if (result == TE_OK && !c->record_alone) result = te__product(te, xq, false, w, true, &gemm);

@@ -10,7 +10,9 @@ typedef struct te__layernorm_mlp_module {
 enum { TE__FC1 = 0, TE__FC2 = 1 }; /* products of its scaling state */
 
 static te_parallel_mode te__mlp_mode(const te__layernorm_mlp_module *s, int gemm) {
-    return !s->desc.parallel.set_parallel_mode ? TE_PARALLEL_NONE : gemm == TE__FC1 ? TE_PARALLEL_COLUMN : TE_PARALLEL_ROW;
+    return !s->desc.parallel.set_parallel_mode ? TE_PARALLEL_NONE
+           : gemm == TE__FC1                   ? TE_PARALLEL_COLUMN
+                                               : TE_PARALLEL_ROW;
 }
 
 /* What a layer above adds to the output y of product `gemm`, from its input x, in high precision; y itself where it adds nothing. */
@@ -25,15 +27,19 @@ static te_result te__layernorm_mlp_run(te_module *m, te_forward_args *args, te__
     te_result result = te__scaling_prepare(m, s->scaling, &quant);
     bool alternate = add || s->desc.activation_params.glu_interleave_size != 0; /* then the activation's kernels leave codes and sums of columns to the products */
     te_tensor *normed, *y;
-    te__linear_call fc1 = te__linear_call_of(m, &quant, TE__FC1, te__mlp_mode(s, TE__FC1), &s->fc1, args, &s->desc.gemm, s->scaling);
-    te__linear_call fc2 = te__linear_call_of(m, &quant, TE__FC2, te__mlp_mode(s, TE__FC2), &s->fc2, args, &s->desc.gemm, s->scaling);
+    te__linear_call fc1 =
+        te__linear_call_of(m, &quant, TE__FC1, te__mlp_mode(s, TE__FC1), &s->fc1, args, &s->desc.gemm, s->scaling);
+    te__linear_call fc2 =
+        te__linear_call_of(m, &quant, TE__FC2, te__mlp_mode(s, TE__FC2), &s->fc2, args, &s->desc.gemm, s->scaling);
     if (result != TE_OK) return result;
     fc1.weight = te_module_parameter(m, "fc1_weight");
     fc2.weight = te_module_parameter(m, "fc2_weight");
     fc1.bias = te__bias_of(m, "fc1_bias", s->desc.gemm.no_bias);
     fc1.bias_grad_elsewhere = !alternate;
     fc2.record_alone = te__runs_again(m);
-    fc1.x = te__norm_run_for(m, &s->norm, args->input, s->desc.return_layernorm_output || add ? NULL : te__fused_spec(&fc1, &spec), &quant, TE__FC1);
+    fc1.x =
+        te__norm_run_for(m, &s->norm, args->input,
+                         s->desc.return_layernorm_output || add ? NULL : te__fused_spec(&fc1, &spec), &quant, TE__FC1);
     normed = fc1.x;
     ln_out = te__norm_returned(&fc1, s->desc.return_layernorm_output && s->desc.return_layernorm_output_gathered);
     z = te__linear(&fc1);
@@ -46,8 +52,9 @@ static te_result te__layernorm_mlp_run(te_module *m, te_forward_args *args, te__
         m->te->tape.no_grad--;
     } else { /* the activation's backward pass gives fc1's bias gradient, and quantizes its own if it can */
         te__act_grad grad = te__act_grad_of(&fc1, s->desc.activation, false);
-        fc2.x = te__activate_for(z, s->desc.activation, &s->desc.activation_params, add ? NULL : te__fused_act_spec(&fc2, &s->desc.activation_params, &spec), alternate ? NULL : &grad,
-                                 &quant, TE__FC2);
+        fc2.x = te__activate_for(z, s->desc.activation, &s->desc.activation_params,
+                                 add ? NULL : te__fused_act_spec(&fc2, &s->desc.activation_params, &spec),
+                                 alternate ? NULL : &grad, &quant, TE__FC2);
     }
     y = te__linear_biased(&fc2, fc2_bias, s->desc.gemm.return_bias);
     result = te__output(m, args, y && add ? add(m, args, TE__FC2, fc2.x, y) : y);
@@ -55,7 +62,9 @@ static te_result te__layernorm_mlp_run(te_module *m, te_forward_args *args, te__
     if (s->desc.return_layernorm_output) args->outputs.ln_out = ln_out;
     return result;
 }
-static te_result te__layernorm_mlp_forward(te_module *m, te_forward_args *args) { return te__layernorm_mlp_run(m, args, NULL); }
+static te_result te__layernorm_mlp_forward(te_module *m, te_forward_args *args) {
+    return te__layernorm_mlp_run(m, args, NULL);
+}
 static void te__layernorm_mlp_destroy(te_module *m) {
     te__layernorm_mlp_module *s = (te__layernorm_mlp_module *)m->state;
     te__weight_cache_close(&s->fc1);
@@ -64,22 +73,30 @@ static void te__layernorm_mlp_destroy(te_module *m) {
 }
 static te_result te__layernorm_mlp_reset(te_module *m) {
     te__layernorm_mlp_module *s = (te__layernorm_mlp_module *)m->state;
-    te_tensor *fc1_bias = te__bias_of(m, "fc1_bias", s->desc.gemm.no_bias), *fc2_bias = te__bias_of(m, "fc2_bias", s->desc.gemm.no_bias);
+    te_tensor *fc1_bias = te__bias_of(m, "fc1_bias", s->desc.gemm.no_bias),
+              *fc2_bias = te__bias_of(m, "fc2_bias", s->desc.gemm.no_bias);
     te_result result = te__norm_reset(m, &s->norm);
-    if (result == TE_OK) result = te__init_weight(m, te_module_parameter(m, "fc1_weight"), &s->desc.gemm.init, te__mlp_mode(s, TE__FC1), &s->fc1_sharding);
-    if (result == TE_OK) result = te__init_weight(m, te_module_parameter(m, "fc2_weight"), &s->desc.output_layer_init, te__mlp_mode(s, TE__FC2), NULL);
+    if (result == TE_OK)
+        result = te__init_weight(m, te_module_parameter(m, "fc1_weight"), &s->desc.gemm.init, te__mlp_mode(s, TE__FC1),
+                                 &s->fc1_sharding);
+    if (result == TE_OK)
+        result = te__init_weight(m, te_module_parameter(m, "fc2_weight"), &s->desc.output_layer_init,
+                                 te__mlp_mode(s, TE__FC2), NULL);
     if (result == TE_OK && fc1_bias) result = te_tensor_fill(fc1_bias, 0.0);
     if (result == TE_OK && fc2_bias) result = te_tensor_fill(fc2_bias, 0.0);
     return result;
 }
-static const te_module_class te__layernorm_mlp_class = {"LayerNormMLP", sizeof(te__layernorm_mlp_module), te__layernorm_mlp_forward,
-                                                        te__layernorm_mlp_destroy, te__layernorm_mlp_reset};
+static const te_module_class te__layernorm_mlp_class = {"LayerNormMLP", sizeof(te__layernorm_mlp_module),
+                                                        te__layernorm_mlp_forward, te__layernorm_mlp_destroy,
+                                                        te__layernorm_mlp_reset};
 
 static bool te__interleave_ok(te_ctx *te, const te_layernorm_mlp_desc *desc) {
     int64_t size = desc->activation_params.glu_interleave_size;
     if (size == 0 || (size > 0 && te_activation_is_gated(desc->activation))) return true;
-    te__fail(te, TE_ERR_INVALID, "te_layernorm_mlp_create: glu_interleave_size is %lld with activation %d; a gated activation and a size above 0 are needed, or 0", (long long)size,
-             (int)desc->activation);
+    te__fail(te, TE_ERR_INVALID,
+             "te_layernorm_mlp_create: glu_interleave_size is %lld with activation %d; a gated activation and a size "
+             "above 0 are needed, or 0",
+             (long long)size, (int)desc->activation);
     return false;
 }
 
@@ -87,15 +104,21 @@ TE_API te_module *te_layernorm_mlp_create(te_ctx *te, const te_layernorm_mlp_des
     te_module *m;
     te__layernorm_mlp_module *s;
     if (!te || !te__has_desc(te, desc, "te_layernorm_mlp_create") ||
-        !te__layer_desc_ok(te, "te_layernorm_mlp_create", desc->hidden_size, desc->ffn_hidden_size, desc->gemm.params_dtype))
+        !te__layer_desc_ok(te, "te_layernorm_mlp_create", desc->hidden_size, desc->ffn_hidden_size,
+                           desc->gemm.params_dtype))
         return NULL;
     if ((int)desc->activation < 0 || desc->activation > TE_CLAMPED_SWIGLU) {
-        te__fail(te, TE_ERR_INVALID, "te_layernorm_mlp_create: activation %d is not in te_activation", (int)desc->activation);
+        te__fail(te, TE_ERR_INVALID, "te_layernorm_mlp_create: activation %d is not in te_activation",
+                 (int)desc->activation);
         return NULL;
     }
-    if (desc->activation != TE_CLAMPED_SWIGLU && (desc->activation_params.limit != 0.0f || desc->activation_params.alpha != 0.0f)) {
-        te__fail(te, TE_ERR_INVALID, "te_layernorm_mlp_create: activation_params limit %g and alpha %g with activation %d; TE_CLAMPED_SWIGLU (%d) alone has them: leave both 0",
-                 (double)desc->activation_params.limit, (double)desc->activation_params.alpha, (int)desc->activation, (int)TE_CLAMPED_SWIGLU);
+    if (desc->activation != TE_CLAMPED_SWIGLU &&
+        (desc->activation_params.limit != 0.0f || desc->activation_params.alpha != 0.0f)) {
+        te__fail(te, TE_ERR_INVALID,
+                 "te_layernorm_mlp_create: activation_params limit %g and alpha %g with activation %d; "
+                 "TE_CLAMPED_SWIGLU (%d) alone has them: leave both 0",
+                 (double)desc->activation_params.limit, (double)desc->activation_params.alpha, (int)desc->activation,
+                 (int)TE_CLAMPED_SWIGLU);
         return NULL;
     }
     if (!te__interleave_ok(te, desc)) return NULL;
@@ -106,20 +129,25 @@ TE_API te_module *te_layernorm_mlp_create(te_ctx *te, const te_layernorm_mlp_des
     if (s->desc.activation == TE_ACTIVATION_DEFAULT) s->desc.activation = TE_GELU;
     m->checkpoint = desc->checkpoint;
     s->scaling = te__scaling_create(te, m, 2);
-    if (te__parallel_open(m, &desc->parallel, te__mlp_mode(s, TE__FC1)) && te__divides(m, "ffn_hidden_size", desc->ffn_hidden_size)) {
-        int64_t ffn = te__per_rank(m, desc->ffn_hidden_size), fc1_rows = ffn * (te_activation_is_gated(s->desc.activation) ? 2 : 1);
+    if (te__parallel_open(m, &desc->parallel, te__mlp_mode(s, TE__FC1)) &&
+        te__divides(m, "ffn_hidden_size", desc->ffn_hidden_size)) {
+        int64_t ffn = te__per_rank(m, desc->ffn_hidden_size),
+                fc1_rows = ffn * (te_activation_is_gated(s->desc.activation) ? 2 : 1);
         int64_t interleave = desc->activation_params.glu_interleave_size;
         if (interleave && ffn % interleave)
-            te__fail(te, TE_ERR_INVALID, "te_layernorm_mlp_create: glu_interleave_size is %lld and ffn_hidden_size %lld, of which each of %d ranks has %lld; it must divide that",
-                     (long long)interleave, (long long)desc->ffn_hidden_size, m->parallel.size > 1 ? m->parallel.size : 1, (long long)ffn);
+            te__fail(te, TE_ERR_INVALID,
+                     "te_layernorm_mlp_create: glu_interleave_size is %lld and ffn_hidden_size %lld, of which each of "
+                     "%d ranks has %lld; it must divide that",
+                     (long long)interleave, (long long)desc->ffn_hidden_size,
+                     m->parallel.size > 1 ? m->parallel.size : 1, (long long)ffn);
         if (fc1_rows != ffn && !interleave) {
             s->fc1_sharding.num_blocks = 2;
             s->fc1_sharding.block[0] = s->fc1_sharding.block[1] = desc->ffn_hidden_size;
         }
         te__params_on(m, desc->gemm.device);
         te__rng_open(m, desc->gemm.rng_tracker_name);
-        te__norm_open(m, &s->norm, "layer_norm_weight", "layer_norm_bias", desc->norm.normalization == TE_RMSNORM, &desc->norm, desc->gemm.params_dtype,
-                      desc->hidden_size);
+        te__norm_open(m, &s->norm, "layer_norm_weight", "layer_norm_bias", desc->norm.normalization == TE_RMSNORM,
+                      &desc->norm, desc->gemm.params_dtype, desc->hidden_size);
         te__add_product_weight(m, "fc1_weight", desc->gemm.params_dtype, fc1_rows, desc->hidden_size);
         if (!desc->gemm.no_bias) te__add_weight(m, "fc1_bias", desc->gemm.params_dtype, fc1_rows, 0);
         te__add_product_weight(m, "fc2_weight", desc->gemm.params_dtype, desc->hidden_size, ffn);

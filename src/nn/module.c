@@ -136,7 +136,8 @@ static void te__module_leave(te_module *m) {
     int i = 0;
     if (!parent) return;
     while (parent->children[i] != m) i++;
-    memmove(parent->children + i, parent->children + i + 1, (size_t)(parent->num_children - i - 1) * sizeof(te_module *));
+    memmove(parent->children + i, parent->children + i + 1,
+            (size_t)(parent->num_children - i - 1) * sizeof(te_module *));
     parent->num_children--;
     m->parent = NULL;
     if (!m->mark) return;
@@ -153,13 +154,17 @@ static bool te__module_is_whole(void *user, te_module *m) {
     if (!m->gone) return true;
     memcpy(before, te->module_path, sizeof(before));
     te_module_path(m, te->module_path, sizeof(te->module_path));
-    te__fail(te, TE_ERR_STATE, "%s: its child \"%s\" is gone: the program has destroyed it (te_module_destroy). te_module_add_child gives the module another of that name", m->cls->name,
-             m->gone->name);
+    te__fail(te, TE_ERR_STATE,
+             "%s: its child \"%s\" is gone: the program has destroyed it (te_module_destroy). te_module_add_child "
+             "gives the module another of that name",
+             m->cls->name, m->gone->name);
     memcpy(te->module_path, before, sizeof(before));
     return false;
 }
 /* Has every module from m down the children that its class runs? Whatever runs, saves or changes a tree as a whole asks this first, so that classes need not. */
-static te_result te__tree_whole(te_module *m) { return m->te->num_gone == 0 || te_module_visit(m, te__module_is_whole, NULL) ? TE_OK : TE_ERR_STATE; }
+static te_result te__tree_whole(te_module *m) {
+    return m->te->num_gone == 0 || te_module_visit(m, te__module_is_whole, NULL) ? TE_OK : TE_ERR_STATE;
+}
 
 /* ---- destroying ---- */
 
@@ -254,13 +259,17 @@ TE_API te_module *te_module_add_child(te_module *parent, const char *name, te_mo
     if (!parent || !child) return NULL;
     for (up = parent; up; up = up->parent, depth++)
         if (up == child || child->parent || child->te != parent->te) {
-            te__fail(parent->te, TE_ERR_INVALID, "te_module_add_child: %s cannot become a child of %s: it has a parent, is above it, or is of another context",
+            te__fail(parent->te, TE_ERR_INVALID,
+                     "te_module_add_child: %s cannot become a child of %s: it has a parent, is above it, or is of "
+                     "another context",
                      child->name, parent->name);
             return NULL;
         }
     height = te__module_height(child);
     if (depth + height > TE_MAX_MODULE_DEPTH) { /* the walks of a tree recurse once a level */
-        te__fail(parent->te, TE_ERR_INVALID, "te_module_add_child: %s has %d level%s, and %s is at level %d; a tree has at most %d (TE_MAX_MODULE_DEPTH)",
+        te__fail(parent->te, TE_ERR_INVALID,
+                 "te_module_add_child: %s has %d level%s, and %s is at level %d; a tree has at most %d "
+                 "(TE_MAX_MODULE_DEPTH)",
                  name ? name : child->name, height, height == 1 ? "" : "s", parent->name, depth, TE_MAX_MODULE_DEPTH);
         return NULL;
     }
@@ -270,10 +279,13 @@ TE_API te_module *te_module_add_child(te_module *parent, const char *name, te_mo
     }
     for (i = 0; i < parent->num_children; i++)
         if (strcmp(parent->children[i]->name, name ? name : child->name) == 0) {
-            te__fail(parent->te, TE_ERR_INVALID, "te_module_add_child: %s has a child named \"%s\" already", parent->name, name ? name : child->name);
+            te__fail(parent->te, TE_ERR_INVALID, "te_module_add_child: %s has a child named \"%s\" already",
+                     parent->name, name ? name : child->name);
             return NULL;
         }
-    if (!te__grow(parent->te, (void **)&parent->children, &parent->cap_children, parent->num_children, sizeof(te_module *))) return NULL;
+    if (!te__grow(parent->te, (void **)&parent->children, &parent->cap_children, parent->num_children,
+                  sizeof(te_module *)))
+        return NULL;
     copy = te__copy_string(parent->te, name ? name : child->name);
     if (!copy) return NULL;
     mark = te__gone_take(parent, copy); /* the child stands where one that is gone stood */
@@ -288,7 +300,8 @@ TE_API te_module *te_module_add_child(te_module *parent, const char *name, te_mo
     child->mark = mark;
     child->place = place;
     child->parent = parent;
-    for (i = parent->num_children++; i > 0 && parent->children[i - 1]->place > place; i--) parent->children[i] = parent->children[i - 1];
+    for (i = parent->num_children++; i > 0 && parent->children[i - 1]->place > place; i--)
+        parent->children[i] = parent->children[i - 1];
     parent->children[i] = child;
     return child;
 }
@@ -311,7 +324,8 @@ TE_API te_module *te_module_remove_child(te_module *parent, const char *name) {
     if (!parent) return NULL;
     if (te__refuse_hook(parent->te, "te_module_remove_child") != TE_OK) return NULL;
     if (!child || (parent->built_in && child->mark)) {
-        te__fail(parent->te, TE_ERR_INVALID, "te_module_remove_child: %s %s \"%s\"%s", parent->name, child ? "runs its child" : "has no child", name ? name : "(NULL)",
+        te__fail(parent->te, TE_ERR_INVALID, "te_module_remove_child: %s %s \"%s\"%s", parent->name,
+                 child ? "runs its child" : "has no child", name ? name : "(NULL)",
                  child ? "; te_module_destroy and te_module_add_child put another in its place" : "");
         return NULL;
     }
@@ -321,7 +335,9 @@ TE_API te_module *te_module_remove_child(te_module *parent, const char *name) {
     return child;
 }
 TE_API int te_module_num_children(const te_module *m) { return m ? m->num_children : 0; }
-TE_API te_module *te_module_child(const te_module *m, int index) { return m && index >= 0 && index < m->num_children ? m->children[index] : NULL; }
+TE_API te_module *te_module_child(const te_module *m, int index) {
+    return m && index >= 0 && index < m->num_children ? m->children[index] : NULL;
+}
 TE_API te_module *te_module_find(te_module *m, const char *path) {
     while (m && path && *path) {
         size_t n = strcspn(path, ".");
@@ -340,7 +356,9 @@ static te_tensor *te__module_add(te_module *m, const char *name, te_tensor *tens
     te__entry *e;
     int i;
     if (!m || !tensor) return NULL;
-    if (te__refuse_hook(m->te, "te_module_add_parameter") != TE_OK || !te__same_ctx(tensor, m->te, "te_module_add_parameter")) return NULL;
+    if (te__refuse_hook(m->te, "te_module_add_parameter") != TE_OK ||
+        !te__same_ctx(tensor, m->te, "te_module_add_parameter"))
+        return NULL;
     if (!name || !name[0]) {
         te__fail(m->te, TE_ERR_INVALID, "%s: a parameter or buffer needs a name", m->name);
         return NULL;
@@ -349,7 +367,8 @@ static te_tensor *te__module_add(te_module *m, const char *name, te_tensor *tens
     for (i = 0; i < m->num_entries; i++)
         if (strcmp(m->entries[i].name, name) == 0) {
             if (m->entries[i].kind != kind) {
-                te__fail(m->te, TE_ERR_INVALID, "%s: \"%s\" is a %s already", m->name, name, kind == TE_ENTRY_BUFFER ? "parameter" : "buffer");
+                te__fail(m->te, TE_ERR_INVALID, "%s: \"%s\" is a %s already", m->name, name,
+                         kind == TE_ENTRY_BUFFER ? "parameter" : "buffer");
                 return NULL;
             }
             te_tensor_retain(tensor);
@@ -378,7 +397,9 @@ TE_API te_tensor *te_module_add_parameter(te_module *m, const char *name, te_ten
     if (tensor) te_tensor_set_requires_grad(tensor, true);
     return tensor;
 }
-TE_API te_tensor *te_module_add_buffer(te_module *m, const char *name, te_tensor *tensor) { return te__module_add(m, name, tensor, TE_ENTRY_BUFFER); }
+TE_API te_tensor *te_module_add_buffer(te_module *m, const char *name, te_tensor *tensor) {
+    return te__module_add(m, name, tensor, TE_ENTRY_BUFFER);
+}
 static te__entry *te__module_entry(const te_module *m, const char *name) {
     int i;
     for (i = 0; m && name && i < m->num_entries; i++)
@@ -393,7 +414,8 @@ TE_API te_result te_module_set_buffer_persistent(te_module *m, const char *name,
     te__entry *e = te__module_entry(m, name);
     if (!m) return TE_ERR_STATE;
     if (!e || e->kind != TE_ENTRY_BUFFER)
-        return te__fail(m->te, TE_ERR_INVALID, "te_module_set_buffer_persistent: %s has no buffer \"%s\"%s", m->name, name ? name : "(NULL)", e ? ": that is a parameter" : "");
+        return te__fail(m->te, TE_ERR_INVALID, "te_module_set_buffer_persistent: %s has no buffer \"%s\"%s", m->name,
+                        name ? name : "(NULL)", e ? ": that is a parameter" : "");
     e->transient = !persistent;
     return TE_OK;
 }
@@ -423,10 +445,12 @@ TE_API bool te_module_attribute(const te_module *m, const char *key, void **valu
 TE_API te_result te_module_set_attribute(te_module *m, const char *key, void *value, void (*destroy)(void *value)) {
     te__attribute *a, before;
     if (!m) return TE_ERR_STATE;
-    if (!key || !key[0]) return te__fail(m->te, TE_ERR_INVALID, "te_module_set_attribute: an attribute of %s needs a key", m->name);
+    if (!key || !key[0])
+        return te__fail(m->te, TE_ERR_INVALID, "te_module_set_attribute: an attribute of %s needs a key", m->name);
     a = te__module_attribute(m, key);
     if (!a) {
-        if (!te__grow(m->te, (void **)&m->attributes, &m->cap_attributes, m->num_attributes, sizeof(te__attribute))) return te_error_code(m->te);
+        if (!te__grow(m->te, (void **)&m->attributes, &m->cap_attributes, m->num_attributes, sizeof(te__attribute)))
+            return te_error_code(m->te);
         a = &m->attributes[m->num_attributes];
         memset(a, 0, sizeof(*a));
         a->key = te__copy_string(m->te, key);
@@ -487,7 +511,8 @@ static bool te__visit_tensors(te_module *m, char *path, te_tensor_visit_fn visit
 }
 TE_API bool te_module_visit_tensors(te_module *m, te_tensor_visit_fn visit, void *user) {
     char path[TE__TREE_PATH] = "";
-    return !m || (te__has_visitor(m, visit != NULL, "te_module_visit_tensors") && te__visit_tensors(m, path, visit, user));
+    return !m ||
+           (te__has_visitor(m, visit != NULL, "te_module_visit_tensors") && te__visit_tensors(m, path, visit, user));
 }
 
 static bool te__count_parameter(void *user, te_module *m, const char *path, te_tensor *x, te_entry_kind kind) {
@@ -505,7 +530,9 @@ static bool te__set_parameter_grad(void *user, te_module *m, const char *path, t
     if (kind == TE_ENTRY_PARAMETER) te_tensor_set_requires_grad(x, *(const bool *)user);
     return true;
 }
-TE_API void te_module_set_requires_grad(te_module *m, bool on) { te_module_visit_tensors(m, te__set_parameter_grad, &on); }
+TE_API void te_module_set_requires_grad(te_module *m, bool on) {
+    te_module_visit_tensors(m, te__set_parameter_grad, &on);
+}
 static bool te__forget_grad(void *user, te_module *m, const char *path, te_tensor *x, te_entry_kind kind) {
     (void)user, (void)m, (void)path, (void)kind;
     te_tensor_zero_grad(x);
@@ -533,10 +560,10 @@ static void te__print_module(te_module *m, int depth, char *buffer, size_t size,
     char text[TE__SHAPE_TEXT];
     const te__gone *gone;
     int i;
-#define TE__PRINT(...)                                                                                                                \
-    do {                                                                                                                              \
-        int w = snprintf(*used < size ? buffer + *used : NULL, *used < size ? size - *used : 0, __VA_ARGS__);                          \
-        *used += w > 0 ? (size_t)w : 0;                                                                                               \
+#define TE__PRINT(...)                                                                                        \
+    do {                                                                                                      \
+        int w = snprintf(*used < size ? buffer + *used : NULL, *used < size ? size - *used : 0, __VA_ARGS__); \
+        *used += w > 0 ? (size_t)w : 0;                                                                       \
     } while (0)
     TE__PRINT("%*s%s: %s%s\n", 2 * depth, "", m->name, m->cls->name, m->own_forward ? " (forward of its own)" : "");
     for (i = 0; i < m->num_entries; i++)

@@ -1,8 +1,9 @@
 /* nn/moe.c: differentiable functions of mixtures of experts: routing, permutation, auxiliary loss. Knows raw operations; must not know modules. */
 
 /* Records two outputs, of which either may get no gradient. */
-static bool te__record_two(const char *name, te_tensor *y, te_tensor *z, te_backward_fn backward, const void *state, size_t state_size, te_tensor *const *inputs,
-                           int num_inputs, te_tensor *const *saved, int num_saved) {
+static bool te__record_two(const char *name, te_tensor *y, te_tensor *z, te_backward_fn backward, const void *state,
+                           size_t state_size, te_tensor *const *inputs, int num_inputs, te_tensor *const *saved,
+                           int num_saved) {
     te_node_desc node = TE_ZERO;
     te_tensor *outputs[2];
     outputs[0] = y;
@@ -30,7 +31,8 @@ typedef struct te__permute_state {
 } te__permute_state;
 
 /* saved: row_id_map, pad_offsets; inputs: x, probs. */
-static te_result te__permute_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
+static te_result te__permute_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy,
+                                      te_tensor **dx, const bool *needs) {
     const te__permute_state *s = (const te__permute_state *)state;
     te_op_moe_unpermute_args args = TE_ZERO;
     bool move = needs[0] && dy[0];
@@ -61,7 +63,10 @@ static bool te__moe_codes_ok(const te_tensor *inp, const char *name) {
     const char *why = NULL;
     te_scaling scaling;
     if (!row->data) {
-        te__fail(inp->te, TE_ERR_STATE, "%s: the input has a column-wise copy alone, whose rows are not tokens; te_dequantize it first, or quantize it with TE_ROWWISE", name);
+        te__fail(inp->te, TE_ERR_STATE,
+                 "%s: the input has a column-wise copy alone, whose rows are not tokens; te_dequantize it first, or "
+                 "quantize it with TE_ROWWISE",
+                 name);
         return false;
     }
     if (row->cls->form != TE__FORM_CODES) why = "are no codes of te.h's own";
@@ -69,12 +74,15 @@ static bool te__moe_codes_ok(const te_tensor *inp, const char *name) {
         scaling = te__scaling_kind(row);
         if (scaling == TE_SCALING_BLOCK_2D) why = "share scales with other rows (128 x 128 blocks)";
         if (scaling == TE_SCALING_NVFP4) why = "are codes of 4 bits";
-        if (scaling == TE_SCALING_MXFP8 && row->two_dimensional) why = "share scales with other rows (with_2d_quantization)";
+        if (scaling == TE_SCALING_MXFP8 && row->two_dimensional)
+            why = "share scales with other rows (with_2d_quantization)";
         if (scaling == TE_SCALING_MXFP8 && row->swizzled) why = "have swizzled scales (optimize_for_gemm)";
     }
     if (!why) return true;
-    te__fail(inp->te, TE_ERR_UNSUPPORTED, "%s: the rows of an input of kind %s %s; FP8 with one scale a tensor, with 1 x 128 blocks and MXFP8 can be moved: te_dequantize it first", name,
-             inp->quantized->cls->name, why);
+    te__fail(inp->te, TE_ERR_UNSUPPORTED,
+             "%s: the rows of an input of kind %s %s; FP8 with one scale a tensor, with 1 x 128 blocks and MXFP8 can "
+             "be moved: te_dequantize it first",
+             name, inp->quantized->cls->name, why);
     return false;
 }
 
@@ -111,14 +119,17 @@ static te_tensor *te__permute_codes(const char *name, te_tensor *inp, te_op_moe_
     if (result == TE_OK && scaling == TE_SCALING_TENSOR)
         result = te_tensor_copy(to->scale, from->scale);
     else if (result == TE_OK && scaling == TE_SCALING_BLOCK_1D) /* [blocks, tokens], tokens rounded up */
-        result = te__permute_scales(args, te_tensor_transpose(te_tensor_narrow(from->scale, 1, 0, te__rows(inp)), 0, 1), te_tensor_transpose(te_tensor_narrow(to->scale, 1, 0, rows), 0, 1));
+        result = te__permute_scales(args, te_tensor_transpose(te_tensor_narrow(from->scale, 1, 0, te__rows(inp)), 0, 1),
+                                    te_tensor_transpose(te_tensor_narrow(to->scale, 1, 0, rows), 0, 1));
     else if (result == TE_OK) /* [tokens rounded up, blocks] */
-        result = te__permute_scales(args, te_tensor_narrow(from->scale, 0, 0, te__rows(inp)), te_tensor_narrow(to->scale, 0, 0, rows));
+        result = te__permute_scales(args, te_tensor_narrow(from->scale, 0, 0, te__rows(inp)),
+                                    te_tensor_narrow(to->scale, 0, 0, rows));
     return te__checked(y, result);
 }
 
 /* inp's rows where the map sends them. probs [tokens, copies] and permuted_probs: NULL, or both given. */
-static te_tensor *te__permute(const char *name, te_tensor *inp, te_tensor *map, int64_t topk, te_tensor *pad_offsets, te_tensor *probs, te_tensor **permuted_probs, int64_t rows) {
+static te_tensor *te__permute(const char *name, te_tensor *inp, te_tensor *map, int64_t topk, te_tensor *pad_offsets,
+                              te_tensor *probs, te_tensor **permuted_probs, int64_t rows) {
     te_op_moe_permute_args args = TE_ZERO;
     te__permute_state state = TE_ZERO;
     te_tensor *in[2], *saved[2], *y, *moved = NULL;
@@ -160,7 +171,9 @@ static te_tensor *te__token_matrix(te_tensor *inp, const char *name, bool moved)
     char text[TE__SHAPE_TEXT];
     if (!(moved && inp->quantized) && !te__need_float(inp, name)) return NULL;
     if (inp->ndim != 2) {
-        te__fail(inp->te, TE_ERR_SHAPE, "%s: the input is %s; [tokens, hidden size] is needed (te_tensor_view joins sizes)", name, te__shape_text(inp, text));
+        te__fail(inp->te, TE_ERR_SHAPE,
+                 "%s: the input is %s; [tokens, hidden size] is needed (te_tensor_view joins sizes)", name,
+                 te__shape_text(inp, text));
         return NULL;
     }
     return inp->quantized ? inp : te_tensor_contiguous(inp);
@@ -171,7 +184,8 @@ static te_tensor *te__moe_routing(const te_tensor *inp, te_tensor *routing, cons
     char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
     if (!te__operand(inp, routing, false, name)) return NULL;
     if (routing->ndim != 2 || routing->shape[0] != inp->shape[0]) {
-        te__fail(inp->te, TE_ERR_SHAPE, "%s: the input is %s and routing_map %s; it needs a row for each token", name, te__shape_text(inp, a), te__shape_text(routing, b));
+        te__fail(inp->te, TE_ERR_SHAPE, "%s: the input is %s and routing_map %s; it needs a row for each token", name,
+                 te__shape_text(inp, a), te__shape_text(routing, b));
         return NULL;
     }
     return te_tensor_contiguous(routing);
@@ -185,7 +199,8 @@ static te_tensor *te__moe_mask_map(te_tensor *routing, te_tensor *tokens_per_exp
     return map && te_op_moe_mask_map(routing->te, &args) == TE_OK ? map : NULL;
 }
 
-TE_API te_tensor *te_moe_permute(te_tensor *inp, te_tensor *routing_map, int64_t num_out_tokens, te_map_type map_type, te_tensor **row_id_map) {
+TE_API te_tensor *te_moe_permute(te_tensor *inp, te_tensor *routing_map, int64_t num_out_tokens, te_map_type map_type,
+                                 te_tensor **row_id_map) {
     te_tensor *map, *y = NULL, *made[2];
     te_ctx *te;
     bool index = map_type == TE_MAP_INDEX;
@@ -193,12 +208,14 @@ TE_API te_tensor *te_moe_permute(te_tensor *inp, te_tensor *routing_map, int64_t
     if (!inp) return NULL;
     te = inp->te;
     if (map_type != TE_MAP_MASK && !index) {
-        te__fail(te, TE_ERR_INVALID, "te_moe_permute: map_type %d; TE_MAP_MASK (0) and TE_MAP_INDEX (1) are possible", (int)map_type);
+        te__fail(te, TE_ERR_INVALID, "te_moe_permute: map_type %d; TE_MAP_MASK (0) and TE_MAP_INDEX (1) are possible",
+                 (int)map_type);
         return NULL;
     }
     if (num_out_tokens < (index ? 0 : 1)) {
         te__fail(te, TE_ERR_INVALID, "te_moe_permute: num_out_tokens is %lld; %s", (long long)num_out_tokens,
-                 index ? "0 means all copies" : "a mask map does not say how many copies there are: tokens * topk is a bound");
+                 index ? "0 means all copies"
+                       : "a mask map does not say how many copies there are: tokens * topk is a bound");
         return NULL;
     }
     inp = te__token_matrix(inp, "te_moe_permute", true);
@@ -216,7 +233,9 @@ TE_API te_tensor *te_moe_permute(te_tensor *inp, te_tensor *routing_map, int64_t
         if (map && te_op_moe_index_map(te, &args) != TE_OK) map = NULL;
     } else
         map = te__moe_mask_map(routing_map, NULL);
-    if (map) y = te__permute("moe_permute", inp, map, index ? te__max(1, routing_map->shape[1]) : 0, NULL, NULL, NULL, num_out_tokens);
+    if (map)
+        y = te__permute("moe_permute", inp, map, index ? te__max(1, routing_map->shape[1]) : 0, NULL, NULL, NULL,
+                        num_out_tokens);
     made[0] = y;
     made[1] = y ? map : NULL;
     te__frame_end(te, made, 2);
@@ -225,7 +244,8 @@ TE_API te_tensor *te_moe_permute(te_tensor *inp, te_tensor *routing_map, int64_t
 }
 
 /* Both functions with probabilities of a mask map; padding by offsets, or NULL. */
-static te_tensor *te__permute_probs(const char *name, te_tensor *inp, te_tensor *probs, te_tensor *routing_map, te_tensor *pad_offsets, int64_t rows, te_tensor **permuted_probs,
+static te_tensor *te__permute_probs(const char *name, te_tensor *inp, te_tensor *probs, te_tensor *routing_map,
+                                    te_tensor *pad_offsets, int64_t rows, te_tensor **permuted_probs,
                                     te_tensor **row_id_map) {
     te_tensor *made[3] = {NULL, NULL, NULL}, *map;
     te_ctx *te = inp->te;
@@ -234,7 +254,8 @@ static te_tensor *te__permute_probs(const char *name, te_tensor *inp, te_tensor 
     routing_map = inp ? te__moe_routing(inp, routing_map, name) : NULL;
     if (!routing_map || !te__operand(inp, probs, false, name) || !te__need_float(probs, name)) return NULL;
     if (!te__same_shape(probs, routing_map)) {
-        te__fail(te, TE_ERR_SHAPE, "%s: probs are %s and routing_map %s; they must be equal", name, te__shape_text(probs, a), te__shape_text(routing_map, b));
+        te__fail(te, TE_ERR_SHAPE, "%s: probs are %s and routing_map %s; they must be equal", name,
+                 te__shape_text(probs, a), te__shape_text(routing_map, b));
         return NULL;
     }
     probs = te_tensor_contiguous(probs);
@@ -249,20 +270,25 @@ static te_tensor *te__permute_probs(const char *name, te_tensor *inp, te_tensor 
     return made[0];
 }
 
-TE_API te_tensor *te_moe_permute_with_probs(te_tensor *inp, te_tensor *probs, te_tensor *routing_map, int64_t num_out_tokens, te_tensor **permuted_probs,
+TE_API te_tensor *te_moe_permute_with_probs(te_tensor *inp, te_tensor *probs, te_tensor *routing_map,
+                                            int64_t num_out_tokens, te_tensor **permuted_probs,
                                             te_tensor **row_id_map) {
     if (permuted_probs) *permuted_probs = NULL;
     if (row_id_map) *row_id_map = NULL;
     if (!inp) return NULL;
     if (num_out_tokens < 1) {
-        te__fail(inp->te, TE_ERR_INVALID, "te_moe_permute_with_probs: num_out_tokens is %lld; at least 1 is needed: tokens * topk is a bound", (long long)num_out_tokens);
+        te__fail(inp->te, TE_ERR_INVALID,
+                 "te_moe_permute_with_probs: num_out_tokens is %lld; at least 1 is needed: tokens * topk is a bound",
+                 (long long)num_out_tokens);
         return NULL;
     }
-    return te__permute_probs("te_moe_permute_with_probs", inp, probs, routing_map, NULL, num_out_tokens, permuted_probs, row_id_map);
+    return te__permute_probs("te_moe_permute_with_probs", inp, probs, routing_map, NULL, num_out_tokens, permuted_probs,
+                             row_id_map);
 }
 
 /* Sizes of groups, on the device or of the host, padded: i64 [n]; and, if wanted, the padding before each group. NULL with an error. */
-static te_tensor *te__moe_splits(te_ctx *te, const te_tensor *sizes, const int64_t *values, int64_t n, int64_t align, te_tensor **offsets) {
+static te_tensor *te__moe_splits(te_ctx *te, const te_tensor *sizes, const int64_t *values, int64_t n, int64_t align,
+                                 te_tensor **offsets) {
     te_tensor *padded = te__empty_1d(te, TE_I64, n), *made = offsets ? te__empty_1d(te, TE_I64, n) : NULL;
     te_tensor *plain = NULL;
     te_op_moe_splits_args args = TE_ZERO;
@@ -298,15 +324,18 @@ static int64_t te__moe_sum(const te_tensor *x, const char *who) {
             sum += host[i];
             continue;
         }
-        te__fail(x->te, TE_ERR_INVALID, "%s: tokens_per_expert[%lld], padded, is %lld, after %lld rows of the experts before it; at most 2^31 - 1 rows in all are possible", who, (long long)i,
-                 (long long)host[i], (long long)sum);
+        te__fail(x->te, TE_ERR_INVALID,
+                 "%s: tokens_per_expert[%lld], padded, is %lld, after %lld rows of the experts before it; at most 2^31 "
+                 "- 1 rows in all are possible",
+                 who, (long long)i, (long long)host[i], (long long)sum);
         sum = -1;
     }
     te__free(x->te, host, bytes);
     return sum;
 }
 
-TE_API te_tensor *te_moe_permute_and_pad_with_probs(te_tensor *inp, te_tensor *probs, te_tensor *routing_map, te_tensor *tokens_per_expert, int64_t align_size,
+TE_API te_tensor *te_moe_permute_and_pad_with_probs(te_tensor *inp, te_tensor *probs, te_tensor *routing_map,
+                                                    te_tensor *tokens_per_expert, int64_t align_size,
                                                     int64_t num_out_tokens, te_moe_padded *made) {
     static const char name[] = "te_moe_permute_and_pad_with_probs";
     te_moe_padded none;
@@ -317,12 +346,15 @@ TE_API te_tensor *te_moe_permute_and_pad_with_probs(te_tensor *inp, te_tensor *p
     if (!inp) return NULL;
     te = inp->te;
     if (align_size < 1 || align_size > INT32_MAX || num_out_tokens < 0) { /* rows stand in maps as i32 */
-        te__fail(te, TE_ERR_INVALID, "%s: align_size is %lld and num_out_tokens %lld; 1 to 2^31 - 1, and at least 0, are needed", name, (long long)align_size, (long long)num_out_tokens);
+        te__fail(te, TE_ERR_INVALID,
+                 "%s: align_size is %lld and num_out_tokens %lld; 1 to 2^31 - 1, and at least 0, are needed", name,
+                 (long long)align_size, (long long)num_out_tokens);
         return NULL;
     }
     if (!te__operand(inp, tokens_per_expert, false, name)) return NULL;
     if (!num_out_tokens && te->capture) {
-        te__refuse_capture(te, "te_moe_permute_and_pad_with_probs without num_out_tokens", "give a bound of the padded sizes' sum: tokens * topk + experts * (align_size - 1)");
+        te__refuse_capture(te, "te_moe_permute_and_pad_with_probs without num_out_tokens",
+                           "give a bound of the padded sizes' sum: tokens * topk + experts * (align_size - 1)");
         return NULL;
     }
     tokens_per_expert = te_tensor_contiguous(tokens_per_expert);
@@ -330,7 +362,8 @@ TE_API te_tensor *te_moe_permute_and_pad_with_probs(te_tensor *inp, te_tensor *p
     padded = te__moe_splits(te, tokens_per_expert, NULL, te__numel(tokens_per_expert), align_size, &offsets);
     if (padded && !num_out_tokens) num_out_tokens = te__moe_sum(padded, name);
     if (!padded || num_out_tokens < 0) return NULL;
-    y = te__permute_probs(name, inp, probs, routing_map, offsets, num_out_tokens, &made->permuted_probs, &made->row_id_map);
+    y = te__permute_probs(name, inp, probs, routing_map, offsets, num_out_tokens, &made->permuted_probs,
+                          &made->row_id_map);
     made->target_tokens_per_expert = y ? padded : NULL;
     made->pad_offsets = y ? offsets : NULL;
     return y;
@@ -347,7 +380,8 @@ typedef struct te__unpermute_state {
 } te__unpermute_state;
 
 /* saved: row_id_map, pad_offsets, merging_probs, inp; inputs: inp, merging_probs. */
-static te_result te__unpermute_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
+static te_result te__unpermute_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy,
+                                        te_tensor **dx, const bool *needs) {
     const te__unpermute_state *s = (const te__unpermute_state *)state;
     te_op_moe_unpermute_bwd_args args = TE_ZERO;
     te_op_moe_permute_args plain = TE_ZERO;
@@ -386,18 +420,25 @@ TE_API te_tensor *te_moe_unpermute(te_tensor *inp, te_tensor *row_id_map, const 
     char text[TE__SHAPE_TEXT];
     if (!desc) desc = &zero;
     inp = inp ? te__moe_tokens(inp, "te_moe_unpermute") : NULL;
-    if (!inp || !te__operand(inp, row_id_map, false, "te_moe_unpermute") || !te__operand(inp, desc->merging_probs, true, "te_moe_unpermute") ||
+    if (!inp || !te__operand(inp, row_id_map, false, "te_moe_unpermute") ||
+        !te__operand(inp, desc->merging_probs, true, "te_moe_unpermute") ||
         !te__operand(inp, desc->pad_offsets, true, "te_moe_unpermute"))
         return NULL;
     te = inp->te;
     probs = desc->merging_probs;
     offsets = desc->pad_offsets;
     if (probs && (!te__need_float(probs, "te_moe_unpermute") || probs->ndim != 2)) {
-        te__fail(te, TE_ERR_SHAPE, "te_moe_unpermute: merging_probs are %s; [tokens, experts], or [tokens, topk] of an index map, is needed", te__shape_text(probs, text));
+        te__fail(
+            te, TE_ERR_SHAPE,
+            "te_moe_unpermute: merging_probs are %s; [tokens, experts], or [tokens, topk] of an index map, is needed",
+            te__shape_text(probs, text));
         return NULL;
     }
     if (desc->map_type != TE_MAP_INDEX && row_id_map->ndim != 2) {
-        te__fail(te, TE_ERR_SHAPE, "te_moe_unpermute: row_id_map is %s; that of a mask is [tokens, 2 * experts + 1] (map_type says which one it is)", te__shape_text(row_id_map, text));
+        te__fail(te, TE_ERR_SHAPE,
+                 "te_moe_unpermute: row_id_map is %s; that of a mask is [tokens, 2 * experts + 1] (map_type says which "
+                 "one it is)",
+                 te__shape_text(row_id_map, text));
         return NULL;
     }
     if (probs) probs = te_tensor_contiguous(probs);
@@ -427,13 +468,15 @@ TE_API te_tensor *te_moe_unpermute(te_tensor *inp, te_tensor *row_id_map, const 
     saved[1] = offsets;
     saved[2] = probs;
     saved[3] = te__wants_grad(probs) ? inp : NULL;
-    return te__record("moe_unpermute", te__checked(y, te_op_moe_unpermute(te, &args)), te__unpermute_backward, &state, sizeof(state), in, 2, saved, 4);
+    return te__record("moe_unpermute", te__checked(y, te_op_moe_unpermute(te, &args)), te__unpermute_backward, &state,
+                      sizeof(state), in, 2, saved, 4);
 }
 
 /* ---- chunks ---- */
 
 /* The map of an index map with topk 1: chunks sorted, or padding put between them. */
-static te_tensor *te__chunk_map(te_ctx *te, const te_tensor *sizes, const te_tensor *sorted_index, const te_tensor *offsets, int64_t tokens) {
+static te_tensor *te__chunk_map(te_ctx *te, const te_tensor *sizes, const te_tensor *sorted_index,
+                                const te_tensor *offsets, int64_t tokens) {
     te_op_moe_chunk_map_args args = TE_ZERO;
     te_tensor *map = te__empty_1d(te, TE_I32, tokens);
     args.sizes = sizes;
@@ -443,7 +486,8 @@ static te_tensor *te__chunk_map(te_ctx *te, const te_tensor *sizes, const te_ten
     return map && te_op_moe_chunk_map(te, &args) == TE_OK ? map : NULL;
 }
 
-static te_tensor *te__sort_chunks(const char *name, te_tensor *inp, te_tensor *probs, te_tensor *sizes, te_tensor *order, te_tensor **permuted_probs) {
+static te_tensor *te__sort_chunks(const char *name, te_tensor *inp, te_tensor *probs, te_tensor *sizes,
+                                  te_tensor *order, te_tensor **permuted_probs) {
     te_tensor *made[2] = {NULL, NULL}, *map;
     te_ctx *te = inp->te;
     char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
@@ -451,7 +495,8 @@ static te_tensor *te__sort_chunks(const char *name, te_tensor *inp, te_tensor *p
     if (!inp || !te__operand(inp, sizes, false, name) || !te__operand(inp, order, false, name)) return NULL;
     if (permuted_probs && (!te__operand(inp, probs, false, name) || !te__need_float(probs, name))) return NULL;
     if (probs && (probs->ndim != 1 || probs->shape[0] != inp->shape[0])) {
-        te__fail(te, TE_ERR_SHAPE, "%s: the input is %s and probs %s; one number for each row is needed", name, te__shape_text(inp, a), te__shape_text(probs, b));
+        te__fail(te, TE_ERR_SHAPE, "%s: the input is %s and probs %s; one number for each row is needed", name,
+                 te__shape_text(inp, a), te__shape_text(probs, b));
         return NULL;
     }
     sizes = te_tensor_contiguous(sizes);
@@ -468,10 +513,13 @@ static te_tensor *te__sort_chunks(const char *name, te_tensor *inp, te_tensor *p
 TE_API te_tensor *te_moe_sort_chunks_by_index(te_tensor *inp, te_tensor *split_sizes, te_tensor *sorted_index) {
     return inp ? te__sort_chunks("te_moe_sort_chunks_by_index", inp, NULL, split_sizes, sorted_index, NULL) : NULL;
 }
-TE_API te_tensor *te_moe_sort_chunks_by_index_with_probs(te_tensor *inp, te_tensor *probs, te_tensor *split_sizes, te_tensor *sorted_index, te_tensor **permuted_probs) {
+TE_API te_tensor *te_moe_sort_chunks_by_index_with_probs(te_tensor *inp, te_tensor *probs, te_tensor *split_sizes,
+                                                         te_tensor *sorted_index, te_tensor **permuted_probs) {
     te_tensor *unwanted;
     if (permuted_probs) *permuted_probs = NULL;
-    return inp ? te__sort_chunks("te_moe_sort_chunks_by_index_with_probs", inp, probs, split_sizes, sorted_index, permuted_probs ? permuted_probs : &unwanted) : NULL;
+    return inp ? te__sort_chunks("te_moe_sort_chunks_by_index_with_probs", inp, probs, split_sizes, sorted_index,
+                                 permuted_probs ? permuted_probs : &unwanted)
+               : NULL;
 }
 
 /* ---- router ---- */
@@ -484,7 +532,8 @@ typedef struct te__router_state {
 } te__router_state;
 
 /* saved: logits, the choice as bytes. */
-static te_result te__router_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
+static te_result te__router_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy,
+                                     te_tensor **dx, const bool *needs) {
     const te__router_state *s = (const te__router_state *)state;
     te_op_moe_router_bwd_args args = TE_ZERO;
     (void)needs;
@@ -500,21 +549,27 @@ static te_result te__router_backward(te_ctx *te, const void *state, te_tensor *c
     return args.dprobs && dx[0] ? te_op_moe_router_bwd(te, &args) : te_error_code(te);
 }
 
-static te_tensor *te__route(const char *name, te_tensor *logits, const te_fused_topk_desc *d, bool all_scores, te_tensor **routing_map) {
+static te_tensor *te__route(const char *name, te_tensor *logits, const te_fused_topk_desc *d, bool all_scores,
+                            te_tensor **routing_map) {
     te_op_moe_router_fwd_args args = TE_ZERO;
     te__router_state state = TE_ZERO;
     te_tensor *saved[2], *made[2] = {NULL, NULL}, *bytes, *bits = NULL;
     te_ctx *te;
     int64_t shape[TE_MAX_DIMS];
     if (routing_map) *routing_map = NULL;
-    if (!logits || !te__need_float(logits, name) || !te__operand(logits, d->expert_bias, true, name) || !te__operand(logits, d->topk_indices, true, name)) return NULL;
+    if (!logits || !te__need_float(logits, name) || !te__operand(logits, d->expert_bias, true, name) ||
+        !te__operand(logits, d->topk_indices, true, name))
+        return NULL;
     te = logits->te;
     if (d->routing_map_format != TE_ROUTING_BYTEMAP && d->routing_map_format != TE_ROUTING_BITMAP_U8) {
-        te__fail(te, TE_ERR_INVALID, "%s: routing_map_format %d; TE_ROUTING_BYTEMAP (0) and TE_ROUTING_BITMAP_U8 (1) are possible", name, (int)d->routing_map_format);
+        te__fail(te, TE_ERR_INVALID,
+                 "%s: routing_map_format %d; TE_ROUTING_BYTEMAP (0) and TE_ROUTING_BITMAP_U8 (1) are possible", name,
+                 (int)d->routing_map_format);
         return NULL;
     }
     if (d->expert_bias && d->score_function == TE_SCORE_SOFTMAX) {
-        te__fail(te, TE_ERR_INVALID, "%s: expert_bias with softmax; it goes with sigmoid and sqrtsoftplus scores", name);
+        te__fail(te, TE_ERR_INVALID, "%s: expert_bias with softmax; it goes with sigmoid and sqrtsoftplus scores",
+                 name);
         return NULL;
     }
     logits = te_tensor_contiguous(logits);
@@ -522,7 +577,8 @@ static te_tensor *te__route(const char *name, te_tensor *logits, const te_fused_
     te__frame_begin(te);
     memcpy(shape, logits->shape, sizeof(shape));
     if (logits->ndim > 0) shape[logits->ndim - 1] = te__div_up(te__cols(logits), 8);
-    if (routing_map && d->routing_map_format == TE_ROUTING_BITMAP_U8) bits = te_tensor_empty(te, TE_U8, logits->ndim, shape);
+    if (routing_map && d->routing_map_format == TE_ROUTING_BITMAP_U8)
+        bits = te_tensor_empty(te, TE_U8, logits->ndim, shape);
     bytes = te__empty_like(logits, TE_U8); /* the backward pass reads it, too */
     made[0] = te__empty_like(logits, all_scores ? TE_F32 : logits->dtype);
     args.logits = logits;
@@ -540,7 +596,8 @@ static te_tensor *te__route(const char *name, te_tensor *logits, const te_fused_
     args.all_scores = state.all_scores = all_scores;
     saved[0] = logits;
     saved[1] = all_scores ? NULL : bytes;
-    if (!bytes || (routing_map && d->routing_map_format == TE_ROUTING_BITMAP_U8 && !bits) || !made[0] || te_op_moe_router_fwd(te, &args) != TE_OK)
+    if (!bytes || (routing_map && d->routing_map_format == TE_ROUTING_BITMAP_U8 && !bits) || !made[0] ||
+        te_op_moe_router_fwd(te, &args) != TE_OK)
         made[0] = NULL;
     else
         made[0] = te__record(name, made[0], te__router_backward, &state, sizeof(state), &logits, 1, saved, 2);
@@ -549,12 +606,14 @@ static te_tensor *te__route(const char *name, te_tensor *logits, const te_fused_
     if (routing_map) *routing_map = made[1];
     return made[0];
 }
-TE_API te_tensor *te_fused_topk_with_score_function(te_tensor *logits, const te_fused_topk_desc *desc, te_tensor **routing_map) {
+TE_API te_tensor *te_fused_topk_with_score_function(te_tensor *logits, const te_fused_topk_desc *desc,
+                                                    te_tensor **routing_map) {
     if (routing_map) *routing_map = NULL;
     if (!logits || !te__has_desc(logits->te, desc, "te_fused_topk_with_score_function")) return NULL;
     return te__route("te_fused_topk_with_score_function", logits, desc, false, routing_map);
 }
-TE_API te_tensor *te_fused_compute_score_for_moe_aux_loss(te_tensor *logits, int topk, te_score_function score_function, te_routing_map_format routing_map_format,
+TE_API te_tensor *te_fused_compute_score_for_moe_aux_loss(te_tensor *logits, int topk, te_score_function score_function,
+                                                          te_routing_map_format routing_map_format,
                                                           te_tensor **routing_map) {
     te_fused_topk_desc desc = TE_ZERO;
     desc.topk = topk;
@@ -573,7 +632,8 @@ typedef struct te__aux_loss_state {
 } te__aux_loss_state;
 
 /* saved: tokens_per_expert, the number of tokens on the device. */
-static te_result te__aux_loss_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
+static te_result te__aux_loss_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy,
+                                       te_tensor **dx, const bool *needs) {
     const te__aux_loss_state *s = (const te__aux_loss_state *)state;
     te_op_moe_aux_loss_bwd_args args = TE_ZERO;
     (void)needs;
@@ -587,13 +647,15 @@ static te_result te__aux_loss_backward(te_ctx *te, const void *state, te_tensor 
     args.coeff = s->desc.coeff;
     return dx[0] ? te_op_moe_aux_loss_bwd(te, &args) : te_error_code(te);
 }
-TE_API te_tensor *te_fused_moe_aux_loss(te_tensor *probs, te_tensor *tokens_per_expert, const te_fused_moe_aux_loss_desc *desc) {
+TE_API te_tensor *te_fused_moe_aux_loss(te_tensor *probs, te_tensor *tokens_per_expert,
+                                        const te_fused_moe_aux_loss_desc *desc) {
     static const char name[] = "te_fused_moe_aux_loss";
     te_op_moe_aux_loss_fwd_args args = TE_ZERO;
     te__aux_loss_state state = TE_ZERO;
     te_tensor *saved[2], *loss;
     te_ctx *te;
-    if (!probs || !te__has_desc(probs->te, desc, name) || !te__need_float(probs, name) || !te__operand(probs, tokens_per_expert, false, name) ||
+    if (!probs || !te__has_desc(probs->te, desc, name) || !te__need_float(probs, name) ||
+        !te__operand(probs, tokens_per_expert, false, name) ||
         !te__operand(probs, desc->total_num_tokens_tensor, true, name))
         return NULL;
     te = probs->te;
@@ -613,7 +675,8 @@ TE_API te_tensor *te_fused_moe_aux_loss(te_tensor *probs, te_tensor *tokens_per_
     args.num_experts = desc->num_experts;
     args.topk = desc->topk;
     args.coeff = desc->coeff;
-    return te__record(name, te__checked(loss, te_op_moe_aux_loss_fwd(te, &args)), te__aux_loss_backward, &state, sizeof(state), &probs, 1, saved, 2);
+    return te__record(name, te__checked(loss, te_op_moe_aux_loss_fwd(te, &args)), te__aux_loss_backward, &state,
+                      sizeof(state), &probs, 1, saved, 2);
 }
 
 /* ---- factors of rows ---- */

@@ -10,17 +10,42 @@ typedef struct te__option_group {
 #define TE__LATER(field) TE__FIELD(TE__TYPE, field, 0)
 #define TE__TYPE te_attention_call
 /* SDPA reads masks without padding and windows alone. */
-static const te__field te__sdpa_call_later[] = {
-    TE__LATER(bottom_right_diagonal), TE__LATER(attention_mask), TE__LATER(attention_mask_q), TE__LATER(cu_seqlens_q), TE__LATER(cu_seqlens_kv), TE__LATER(cu_seqlens_q_padded),
-    TE__LATER(cu_seqlens_kv_padded), TE__LATER(max_seqlen_q), TE__LATER(max_seqlen_kv), TE__LATER(pad_between_seqs), TE__LATER(core_attention_bias_type),
-    TE__LATER(core_attention_bias), TE__LATER(alibi_slopes), TE__LATER(inference_params), TE__LATER(score_mod), TE__LATER(qkv_layer), TE__LATER(kv_layer), TE__LATER(qkv_interleave_dim)};
+static const te__field te__sdpa_call_later[] = {TE__LATER(bottom_right_diagonal),
+                                                TE__LATER(attention_mask),
+                                                TE__LATER(attention_mask_q),
+                                                TE__LATER(cu_seqlens_q),
+                                                TE__LATER(cu_seqlens_kv),
+                                                TE__LATER(cu_seqlens_q_padded),
+                                                TE__LATER(cu_seqlens_kv_padded),
+                                                TE__LATER(max_seqlen_q),
+                                                TE__LATER(max_seqlen_kv),
+                                                TE__LATER(pad_between_seqs),
+                                                TE__LATER(core_attention_bias_type),
+                                                TE__LATER(core_attention_bias),
+                                                TE__LATER(alibi_slopes),
+                                                TE__LATER(inference_params),
+                                                TE__LATER(score_mod),
+                                                TE__LATER(qkv_layer),
+                                                TE__LATER(kv_layer),
+                                                TE__LATER(qkv_interleave_dim)};
 #undef TE__TYPE
 #define TE__TYPE te_attn_rule
 /* Nor does its desc. */
-static const te__field te__sdpa_rule_later[] = {
-    TE__LATER(bottom_right_diagonal), TE__LATER(kv_bshd), TE__LATER(attention_mask), TE__LATER(cu_seqlens_q), TE__LATER(cu_seqlens_kv), TE__LATER(cu_seqlens_q_padded),
-    TE__LATER(cu_seqlens_kv_padded), TE__LATER(max_seqlen_q), TE__LATER(max_seqlen_kv), TE__LATER(core_attention_bias_type), TE__LATER(core_attention_bias), TE__LATER(alibi_slopes),
-    TE__LATER(page_table), TE__LATER(block_mask), TE__LATER(score_mod)};
+static const te__field te__sdpa_rule_later[] = {TE__LATER(bottom_right_diagonal),
+                                                TE__LATER(kv_bshd),
+                                                TE__LATER(attention_mask),
+                                                TE__LATER(cu_seqlens_q),
+                                                TE__LATER(cu_seqlens_kv),
+                                                TE__LATER(cu_seqlens_q_padded),
+                                                TE__LATER(cu_seqlens_kv_padded),
+                                                TE__LATER(max_seqlen_q),
+                                                TE__LATER(max_seqlen_kv),
+                                                TE__LATER(core_attention_bias_type),
+                                                TE__LATER(core_attention_bias),
+                                                TE__LATER(alibi_slopes),
+                                                TE__LATER(page_table),
+                                                TE__LATER(block_mask),
+                                                TE__LATER(score_mod)};
 #undef TE__TYPE
 #undef TE__LATER
 static const te__option_group te__sdpa_rule_group = {"rule.", te__sdpa_rule_later, TE__COUNT(te__sdpa_rule_later)};
@@ -31,7 +56,8 @@ static bool te__options_ok(te_ctx *te, const char *who, const te__option_group *
     int i;
     for (i = 0; i < group->num_fields; i++) {
         if (!te__field_is_set((const char *)options, &group->fields[i])) continue;
-        te__fail(te, TE_ERR_UNSUPPORTED, "%s: %s%s is not implemented yet; leave it zero", who, group->name, group->fields[i].name);
+        te__fail(te, TE_ERR_UNSUPPORTED, "%s: %s%s is not implemented yet; leave it zero", who, group->name,
+                 group->fields[i].name);
         return false;
     }
     return true;

@@ -11,7 +11,9 @@ static int64_t te__padding_align(const te_module *m) {
     te__autocast cast;
     if (s->desc.align_size > 0) return s->desc.align_size;
     if (!te__autocast_of(m, &cast)) return 16;
-    return cast.recipe.kind == TE_RECIPE_MXFP8 ? 32 : cast.recipe.kind == TE_RECIPE_NVFP4 || cast.recipe.kind == TE_RECIPE_CUSTOM ? 128 : 16;
+    return cast.recipe.kind == TE_RECIPE_MXFP8                                           ? 32
+           : cast.recipe.kind == TE_RECIPE_NVFP4 || cast.recipe.kind == TE_RECIPE_CUSTOM ? 128
+                                                                                         : 16;
 }
 /* The gradient of rows that were moved back. */
 static te_tensor *te__unmove(te_tensor *x, te_tensor *map) {
@@ -38,7 +40,8 @@ static te_result te__padding_run(te_module *m, te_forward_args *args, bool unpad
         after += te__round_up(args->m_splits[i], align);
     }
     if (args->m_splits && rows != (unpad ? after : before))
-        return te__fail(te, TE_ERR_SHAPE, "%s: the input has %lld rows, and the groups%s %lld", m->cls->name, (long long)rows, unpad ? ", padded," : "", (long long)(unpad ? after : before));
+        return te__fail(te, TE_ERR_SHAPE, "%s: the input has %lld rows, and the groups%s %lld", m->cls->name,
+                        (long long)rows, unpad ? ", padded," : "", (long long)(unpad ? after : before));
     if (!args->m_splits) { /* room for any sizes */
         before = rows;
         after = rows + n * (align - 1);
@@ -51,18 +54,22 @@ static te_result te__padding_run(te_module *m, te_forward_args *args, bool unpad
     if (!unpad) args->outputs.m_splits = padded;
     for (i = 0; !unpad && args->m_splits && args->padded_m_splits && i < n; i++) /* at the end: both may be one array */
         args->padded_m_splits[i] = te__round_up(args->m_splits[i], align);
-    return te__output(m, args, unpad ? te__unmove(x, map) : te__permute("fp8_padding", x, map, 1, NULL, NULL, NULL, after));
+    return te__output(m, args,
+                      unpad ? te__unmove(x, map) : te__permute("fp8_padding", x, map, 1, NULL, NULL, NULL, after));
 }
 static te_result te__pad_forward(te_module *m, te_forward_args *args) { return te__padding_run(m, args, false); }
 static te_result te__unpad_forward(te_module *m, te_forward_args *args) { return te__padding_run(m, args, true); }
 static const te_module_class te__pad_class = {"Fp8Padding", sizeof(te__padding_module), te__pad_forward, NULL, NULL};
-static const te_module_class te__unpad_class = {"Fp8Unpadding", sizeof(te__padding_module), te__unpad_forward, NULL, NULL};
+static const te_module_class te__unpad_class = {"Fp8Unpadding", sizeof(te__padding_module), te__unpad_forward, NULL,
+                                                NULL};
 
-static te_module *te__padding_create(te_ctx *te, const te_fp8_padding_desc *desc, const te_module_class *cls, const char *who, const char *name) {
+static te_module *te__padding_create(te_ctx *te, const te_fp8_padding_desc *desc, const te_module_class *cls,
+                                     const char *who, const char *name) {
     te_module *m;
     if (!te || !te__has_desc(te, desc, who) || !te__num_gemms_ok(te, who, desc->num_gemms)) return NULL;
     if (desc->align_size < 0 || desc->align_size > INT32_MAX) { /* rows stand in maps as i32 */
-        te__fail(te, TE_ERR_INVALID, "%s: align_size is %lld; 0 takes the recipe's, and at most 2^31 - 1 is possible", who, (long long)desc->align_size);
+        te__fail(te, TE_ERR_INVALID, "%s: align_size is %lld; 0 takes the recipe's, and at most 2^31 - 1 is possible",
+                 who, (long long)desc->align_size);
         return NULL;
     }
     m = te__module_named(te, cls, desc->name, name);

@@ -41,8 +41,12 @@ static te_result te__reduce_parts(const te__parallel *p, te_tensor **y, te_resul
     if (result != TE_OK) return te__refuse(p->group, kind, result);
     if (!p->sequence) return te_all_reduce(p->group, part, TE_REDUCE_SUM);
     if (part->shape[0] % p->size)
-        return te__refuse(p->group, kind, te__fail(part->te, TE_ERR_SHAPE, "sequence_parallel: the result of a product is %s, and %d ranks share its first dimension; "
-                                                   "pad it to a multiple of them", te__shape_text(part, text), p->size));
+        return te__refuse(
+            p->group, kind,
+            te__fail(part->te, TE_ERR_SHAPE,
+                     "sequence_parallel: the result of a product is %s, and %d ranks share its first dimension; "
+                     "pad it to a multiple of them",
+                     te__shape_text(part, text), p->size));
     memcpy(shape, part->shape, sizeof(shape));
     shape[0] /= p->size;
     *y = te_tensor_empty(part->te, part->dtype, part->ndim, shape);
@@ -55,7 +59,8 @@ static te_result te__reduce_parts(const te__parallel *p, te_tensor **y, te_resul
  * next rank's rows. */
 static bool te__codes_gather(const te__quant_spec *spec, const te_tensor *x) {
     int64_t tile = spec->cls->form == TE__FORM_CODES ? spec->cls->shard_tile : 0;
-    return tile && !spec->two_dimensional && !spec->row_scaled && !spec->swizzled && te__rows(x) % tile == 0 && te__cols(x) % tile == 0;
+    return tile && !spec->two_dimensional && !spec->row_scaled && !spec->swizzled && te__rows(x) % tile == 0 &&
+           te__cols(x) % tile == 0;
 }
 /* The same of the copy that a quantized tensor has. */
 static bool te__copy_gathers(const te_tensor *x) {
@@ -88,7 +93,9 @@ static te_result te__gather_matrix(te_group *group, const te_tensor *part, te_te
     if (!from || !to || !stage) return te__refuse(group, TE__ALL_GATHER, te_error_code(te));
     result = te_all_gather(group, from, stage);
     for (i = 0; to != stage && i < shape[0] && result == TE_OK; i++)
-        result = te_tensor_copy(te_tensor_narrow(to, dim, i * used, used), te_tensor_narrow(te__alias_2d(stage, i * shape[1] * shape[2], TE_U8, shape[1], shape[2]), dim, 0, used));
+        result = te_tensor_copy(
+            te_tensor_narrow(to, dim, i * used, used),
+            te_tensor_narrow(te__alias_2d(stage, i * shape[1] * shape[2], TE_U8, shape[1], shape[2]), dim, 0, used));
     te__touch(whole);
     return result;
 }
@@ -98,9 +105,11 @@ static te_result te__gather_copy(te_group *group, const te_tensor *x, te_tensor 
     te__quant_copy *to = te__copy_of(y, which);
     bool columnwise = which == TE_COLUMNWISE;
     int64_t m = te__rows(x);
-    te_result result = te__gather_matrix(group, from->data, to->data, columnwise && from->cls->facts & TE__TRANSPOSED, m);
+    te_result result =
+        te__gather_matrix(group, from->data, to->data, columnwise && from->cls->facts & TE__TRANSPOSED, m);
     if (result == TE_OK && !(from->cls->facts & TE__TENSOR_SCALED))
-        result = te__gather_matrix(group, from->scale, to->scale, from->cls->shard_scales[columnwise], columnwise ? m / from->cls->shard_tile : m);
+        result = te__gather_matrix(group, from->scale, to->scale, from->cls->shard_scales[columnwise],
+                                   columnwise ? m / from->cls->shard_tile : m);
     return result;
 }
 /* A factor of the whole tensor: the group agreed on it. */
@@ -138,7 +147,8 @@ static te_tensor *te__gather_quantized(te_group *group, const te_tensor *x, int 
 /* A shard in whatever form: what cannot travel as codes is decoded first. */
 static te_tensor *te__gather_any(te_group *group, te_tensor *x, int usage) {
     if (!x || !x->quantized) return te__gather(group, x);
-    return te__copy_gathers(x) ? te__gather_quantized(group, x, usage) : te__gather(group, te__quant_value(x, x->dtype));
+    return te__copy_gathers(x) ? te__gather_quantized(group, x, usage)
+                               : te__gather(group, te__quant_value(x, x->dtype));
 }
 
 /* x, a plain shard, as a quantized whole: as codes where these are the same then, else in high precision and quantized here. `shard`, if not NULL, gets the shard's
@@ -161,7 +171,8 @@ static te_tensor *te__quantize_gathered(te_group *group, te_tensor *x, const te_
 
 /* ---- as a function ---- */
 
-static te_result te__gather_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
+static te_result te__gather_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy,
+                                     te_tensor **dx, const bool *needs) {
     const te__parallel *p = (const te__parallel *)state;
     (void)saved, (void)needs;
     dx[0] = te_tensor_contiguous(dy[0]);

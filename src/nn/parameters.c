@@ -9,7 +9,9 @@ static bool te__rng_open(te_module *m, const char *name) {
     m->rng_tracker = t ? t->name : NULL;
     return !name || t;
 }
-static te_result te__fork_begin(te_module *m) { return m->rng_tracker ? te_rng_fork_begin(m->te, m->rng_tracker) : TE_OK; }
+static te_result te__fork_begin(te_module *m) {
+    return m->rng_tracker ? te_rng_fork_begin(m->te, m->rng_tracker) : TE_OK;
+}
 static void te__fork_end(te_module *m) {
     if (m->rng_tracker) te_rng_fork_end(m->te);
 }
@@ -25,7 +27,9 @@ static te_result te__init_fill(te_tensor *x, const te_init *init) {
         x->te->tape.no_grad--;
         if (result == TE_OK) result = x->te->error_code;
         /* the first error stays: this one shows if the function recorded none */
-        return result == TE_OK ? TE_OK : te__fail(x->te, result, "the init_method of \"%s\" returned %s", x->name ? x->name : "weight", te_result_name(result));
+        return result == TE_OK ? TE_OK
+                               : te__fail(x->te, result, "the init_method of \"%s\" returned %s",
+                                          x->name ? x->name : "weight", te_result_name(result));
     }
     args.dst = x;
     args.kind = TE_RANDOM_NORMAL;
@@ -48,7 +52,8 @@ static te_result te__take_shard(te_tensor *x, te_tensor *whole, const te__parall
     int64_t rank = te_group_rank(p->group), from = 0, to = 0;
     te_result result = TE_OK;
     int i, blocks = sharding->num_blocks ? sharding->num_blocks : 1;
-    if (p->mode == TE_PARALLEL_ROW) return te_tensor_copy(x, te_tensor_narrow(whole, 1, rank * x->shape[1], x->shape[1]));
+    if (p->mode == TE_PARALLEL_ROW)
+        return te_tensor_copy(x, te_tensor_narrow(whole, 1, rank * x->shape[1], x->shape[1]));
     for (i = 0; i < blocks && result == TE_OK; i++) {
         int64_t rows = sharding->num_blocks ? sharding->block[i] : whole->shape[0], own = rows / p->size;
         result = te_tensor_copy(te_tensor_narrow(x, 0, to, own), te_tensor_narrow(whole, 0, from + rank * own, own));
@@ -59,7 +64,8 @@ static te_result te__take_shard(te_tensor *x, te_tensor *whole, const te__parall
 }
 /* The first values of a weight. Ranks that share one draw the whole, alike, and take their shards: so these are the slices of what one rank would have, and the
  * random states of the ranks stay the same. */
-static te_result te__init_weight(te_module *m, te_tensor *x, const te_init *init, te_parallel_mode mode, const te__sharding *sharding) {
+static te_result te__init_weight(te_module *m, te_tensor *x, const te_init *init, te_parallel_mode mode,
+                                 const te__sharding *sharding) {
     te__parallel p = m->parallel;
     te__sharding one = TE_ZERO;
     te_tensor *plain, *whole;
@@ -69,7 +75,10 @@ static te_result te__init_weight(te_module *m, te_tensor *x, const te_init *init
     if (init->no_init) return TE_OK;
     p.mode = p.size > 1 ? mode : TE_PARALLEL_NONE;
     if (p.mode && !p.group)
-        return te__fail(m->te, TE_ERR_STATE, "%s: its weights are shared by %d ranks (tp_size), and which of them this is, is not known; call te_set_tensor_parallel_group", m->name, p.size);
+        return te__fail(m->te, TE_ERR_STATE,
+                        "%s: its weights are shared by %d ranks (tp_size), and which of them this is, is not known; "
+                        "call te_set_tensor_parallel_group",
+                        m->name, p.size);
     te__frame_begin(x->te);
     plain = whole = x->quantized ? te__empty_like(x, x->dtype) : x;
     if (p.mode && plain) {
@@ -100,14 +109,18 @@ static void te__add_weight(te_module *m, const char *name, te_dtype dtype, int64
     shape[1] = cols;
     if (!dtype) dtype = TE_BF16;
     te__frame_begin(m->te);
-    te_module_add_parameter(m, name, m->meta ? te_tensor_describe(m->te, dtype, cols ? 2 : 1, shape) : te_tensor_empty(m->te, dtype, cols ? 2 : 1, shape));
+    te_module_add_parameter(m, name,
+                            m->meta ? te_tensor_describe(m->te, dtype, cols ? 2 : 1, shape)
+                                    : te_tensor_empty(m->te, dtype, cols ? 2 : 1, shape));
     te__frame_end(m->te, NULL, 0);
 }
 /* The `device` of a desc, for the parameters that are added from here on. Shards have no values before it is known which ones they are. */
 static void te__params_on(te_module *m, te_params_device device) {
     m->awaits_group = device == TE_PARAMS_DEFAULT && m->parallel.size > 1 && !m->parallel.group;
     m->meta = device == TE_PARAMS_META || m->awaits_group;
-    if ((int)device < 0 || device > TE_PARAMS_META) te__fail(m->te, TE_ERR_INVALID, "%s: device %d; TE_PARAMS_DEFAULT (0) and TE_PARAMS_META (1) are possible", m->cls->name, (int)device);
+    if ((int)device < 0 || device > TE_PARAMS_META)
+        te__fail(m->te, TE_ERR_INVALID, "%s: device %d; TE_PARAMS_DEFAULT (0) and TE_PARAMS_META (1) are possible",
+                 m->cls->name, (int)device);
 }
 
 /* The weight of a product. */
@@ -149,7 +162,8 @@ static te_result te__quantize_weights(te_module *m) {
 
 /* Runs the class's function, if it has one. */
 static te_result te__class_reset(te_module *m) {
-    return m->cls->reset_parameters ? te__returned(m->te, m->cls->reset_parameters(m), "reset_parameters", m->name) : TE_OK;
+    return m->cls->reset_parameters ? te__returned(m->te, m->cls->reset_parameters(m), "reset_parameters", m->name)
+                                    : TE_OK;
 }
 /* First values, for a module whose parameters have none. */
 static te_result te__start_parameters(te_module *m) {
@@ -179,7 +193,9 @@ static int te__stack_of(const te_module *m, int first, size_t *bytes) {
     *bytes = 0;
     for (i = first; i < m->num_entries; i++) {
         const te_tensor *y = m->entries[i].tensor;
-        if (i > first && !(m->entries[first].stacked && m->entries[i].stacked && y->dtype == x->dtype && y->ndim == x->ndim && !y->buffer && !y->quantized)) break;
+        if (i > first && !(m->entries[first].stacked && m->entries[i].stacked && y->dtype == x->dtype &&
+                           y->ndim == x->ndim && !y->buffer && !y->quantized))
+            break;
         *bytes += te__shape_bytes(y->dtype, y->ndim, y->shape);
     }
     return i - first;
@@ -241,7 +257,9 @@ static te_result te__reset_by(te_module *m, te_result (*reset)(te_module *m), co
     te__device_leave(te, entered);
     return result;
 }
-TE_API te_result te_module_reset_parameters(te_module *m) { return m ? te__reset_by(m, te__reset_tree, "te_module_reset_parameters") : TE_ERR_STATE; }
+TE_API te_result te_module_reset_parameters(te_module *m) {
+    return m ? te__reset_by(m, te__reset_tree, "te_module_reset_parameters") : TE_ERR_STATE;
+}
 
 /* ---- tensor parallelism ---- */
 
@@ -257,7 +275,9 @@ static te_result te__group_set(te_module *m, te_group *group, bool check) {
     char path[256];
     int i;
     if (m->parallel.size > 1 && check && m->parallel.size != te_group_size(group))
-        return te__fail(m->te, TE_ERR_INVALID, "te_set_tensor_parallel_group: \"%s\" was created with tp_size %d and the group has %d ranks; they must be equal",
+        return te__fail(m->te, TE_ERR_INVALID,
+                        "te_set_tensor_parallel_group: \"%s\" was created with tp_size %d and the group has %d ranks; "
+                        "they must be equal",
                         te_module_path(m, path, sizeof(path)), m->parallel.size, te_group_size(group));
     if (m->parallel.size > 1 && !check) {
         m->parallel.group = group;
@@ -270,7 +290,9 @@ TE_API te_result te_set_tensor_parallel_group(te_module *m, te_group *group) {
     te_result result;
     if (!m) return TE_ERR_STATE;
     if (group && group->te != m->te)
-        return te__fail(m->te, TE_ERR_INVALID, "te_set_tensor_parallel_group: the group is of another context (%s) than the module (%s); each rank takes the group that it joined",
+        return te__fail(m->te, TE_ERR_INVALID,
+                        "te_set_tensor_parallel_group: the group is of another context (%s) than the module (%s); each "
+                        "rank takes the group that it joined",
                         group->te->device_name, m->te->device_name);
     result = te__group_set(m, group, true);
     if (result == TE_OK) result = te__group_set(m, group, false);
@@ -289,18 +311,26 @@ static bool te__parallel_open(te_module *m, const te_parallel_options *o, te_par
     te_ctx *te = m->te;
     int size = o->tp_group ? te_group_size(o->tp_group) : o->tp_size;
     if (o->tp_size < 0 || (o->tp_group && o->tp_size > 1 && o->tp_size != size)) {
-        te__fail(te, TE_ERR_INVALID, "%s: tp_size %d and a tp_group of %d rank%s; leave tp_size 0 where a group is given, or give the number of ranks", m->cls->name, o->tp_size,
-                 te_group_size(o->tp_group), te_group_size(o->tp_group) == 1 ? "" : "s");
+        te__fail(te, TE_ERR_INVALID,
+                 "%s: tp_size %d and a tp_group of %d rank%s; leave tp_size 0 where a group is given, or give the "
+                 "number of ranks",
+                 m->cls->name, o->tp_size, te_group_size(o->tp_group), te_group_size(o->tp_group) == 1 ? "" : "s");
         return false;
     }
     if (o->tp_group && o->tp_group->te != te) {
-        te__fail(te, TE_ERR_INVALID, "%s: tp_group is of another context (%s) than the module (%s); each rank takes the group that it joined", m->cls->name,
-                 o->tp_group->te->device_name, te->device_name);
+        te__fail(
+            te, TE_ERR_INVALID,
+            "%s: tp_group is of another context (%s) than the module (%s); each rank takes the group that it joined",
+            m->cls->name, o->tp_group->te->device_name, te->device_name);
         return false;
     }
-    if ((int)o->parallel_mode < 0 || o->parallel_mode > TE_PARALLEL_ROW || (int)o->symmetric_ar_type < 0 || o->symmetric_ar_type > TE_SYMMETRIC_AR_ONE_SHOT) {
-        te__fail(te, TE_ERR_INVALID, "%s: parallel_mode %d, symmetric_ar_type %d; TE_PARALLEL_NONE to TE_PARALLEL_ROW (0 to 2) and TE_SYMMETRIC_AR_NONE to "
-                 "TE_SYMMETRIC_AR_ONE_SHOT (0 to 3) are possible", m->cls->name, (int)o->parallel_mode, (int)o->symmetric_ar_type);
+    if ((int)o->parallel_mode < 0 || o->parallel_mode > TE_PARALLEL_ROW || (int)o->symmetric_ar_type < 0 ||
+        o->symmetric_ar_type > TE_SYMMETRIC_AR_ONE_SHOT) {
+        te__fail(te, TE_ERR_INVALID,
+                 "%s: parallel_mode %d, symmetric_ar_type %d; TE_PARALLEL_NONE to TE_PARALLEL_ROW (0 to 2) and "
+                 "TE_SYMMETRIC_AR_NONE to "
+                 "TE_SYMMETRIC_AR_ONE_SHOT (0 to 3) are possible",
+                 m->cls->name, (int)o->parallel_mode, (int)o->symmetric_ar_type);
         return false;
     }
     p->mode = mode;
@@ -313,14 +343,19 @@ static bool te__parallel_open(te_module *m, const te_parallel_options *o, te_par
 /* A size that the ranks share. */
 static bool te__divides(te_module *m, const char *name, int64_t size) {
     if (m->parallel.size < 2 || size % m->parallel.size == 0) return true;
-    te__fail(m->te, TE_ERR_INVALID, "%s: %s is %lld and tp_size %d; the ranks must divide it", m->cls->name, name, (long long)size, m->parallel.size);
+    te__fail(m->te, TE_ERR_INVALID, "%s: %s is %lld and tp_size %d; the ranks must divide it", m->cls->name, name,
+             (long long)size, m->parallel.size);
     return false;
 }
-static int64_t te__per_rank(const te_module *m, int64_t size) { return m->parallel.size > 1 ? size / m->parallel.size : size; }
+static int64_t te__per_rank(const te_module *m, int64_t size) {
+    return m->parallel.size > 1 ? size / m->parallel.size : size;
+}
 /* The work of a call can be shared: the group has come. */
 static te_result te__parallel_ready(const te_module *m) {
     if (m->parallel.size < 2 || m->parallel.group) return TE_OK;
-    return te__fail(m->te, TE_ERR_STATE, "%s: %d ranks share its work (tp_size) and it has no group; call te_set_tensor_parallel_group, or create it with tp_group",
+    return te__fail(m->te, TE_ERR_STATE,
+                    "%s: %d ranks share its work (tp_size) and it has no group; call te_set_tensor_parallel_group, or "
+                    "create it with tp_group",
                     m->cls->name, m->parallel.size);
 }
 /* m's parallelism as that of a product. */
@@ -337,7 +372,8 @@ typedef struct te__product_params {
 } te__product_params;
 
 /* Views of one tensor, row after row, so that te__join finds the whole where they lie. */
-static void te__add_parts(te_module *m, const te_parameters_split *split, const int64_t *rows, const char *kind, te_dtype dtype, int64_t cols) {
+static void te__add_parts(te_module *m, const te_parameters_split *split, const int64_t *rows, const char *kind,
+                          te_dtype dtype, int64_t cols) {
     int64_t shape[2], at = 0;
     te_tensor *whole = NULL;
     int i, before, ndim = cols ? 2 : 1;
@@ -353,19 +389,25 @@ static void te__add_parts(te_module *m, const te_parameters_split *split, const 
         snprintf(name, sizeof(name), "%.*s_%s", (int)te__min((int64_t)n, 200), split->names[i], kind);
         shape[0] = rows[i];
         before = m->num_entries;
-        te_module_add_parameter(m, name, m->meta ? te_tensor_describe(m->te, dtype, ndim, shape) : whole ? te__alias_as(whole, at, dtype, ndim, shape) : NULL);
+        te_module_add_parameter(m, name,
+                                m->meta ? te_tensor_describe(m->te, dtype, ndim, shape)
+                                : whole ? te__alias_as(whole, at, dtype, ndim, shape)
+                                        : NULL);
         if (m->num_entries > before) m->entries[before].stacked = true;
         at += rows[i] * (cols ? cols : 1) * te__dtype_size(dtype);
     }
     te__frame_end(m->te, NULL, 0);
 }
 /* The rows that each parameter has on this rank; false with the error recorded. */
-static bool te__split_rows(te_module *m, const te_parameters_split *split, te_parallel_mode mode, int64_t out, int64_t *rows) {
+static bool te__split_rows(te_module *m, const te_parameters_split *split, te_parallel_mode mode, int64_t out,
+                           int64_t *rows) {
     int64_t sum = 0;
     int i, k;
     if (!split->names || (!split->sizes && out % split->count)) {
-        te__fail(m->te, TE_ERR_INVALID, "%s: parameters_split: names %s, %d equal parts of out_features %lld; give names, and sizes where the parts are not equal", m->cls->name,
-                 split->names ? "given" : "NULL", split->count, (long long)out);
+        te__fail(m->te, TE_ERR_INVALID,
+                 "%s: parameters_split: names %s, %d equal parts of out_features %lld; give names, and sizes where the "
+                 "parts are not equal",
+                 m->cls->name, split->names ? "given" : "NULL", split->count, (long long)out);
         return false;
     }
     for (i = 0; i < split->count; i++) {
@@ -373,8 +415,11 @@ static bool te__split_rows(te_module *m, const te_parameters_split *split, te_pa
         rows[i] = split->sizes ? split->sizes[i] : out / split->count;
         for (k = 0; k < i && name && strcmp(split->names[k], name) != 0; k++) {}
         if (!name || !name[0] || k < i || rows[i] < 1 || rows[i] > out - sum) {
-            te__fail(m->te, TE_ERR_INVALID, "%s: parameters_split: part %d is \"%s\" with %lld rows, and %lld of out_features %lld are left; each part needs a name of its own, and "
-                     "all rows together are out_features", m->cls->name, i, name ? name : "", (long long)rows[i], (long long)(out - sum), (long long)out);
+            te__fail(m->te, TE_ERR_INVALID,
+                     "%s: parameters_split: part %d is \"%s\" with %lld rows, and %lld of out_features %lld are left; "
+                     "each part needs a name of its own, and "
+                     "all rows together are out_features",
+                     m->cls->name, i, name ? name : "", (long long)rows[i], (long long)(out - sum), (long long)out);
             return false;
         }
         sum += rows[i];
@@ -382,26 +427,34 @@ static bool te__split_rows(te_module *m, const te_parameters_split *split, te_pa
         if (mode == TE_PARALLEL_COLUMN) rows[i] = te__per_rank(m, rows[i]);
     }
     if (sum == out) return true;
-    te__fail(m->te, TE_ERR_INVALID, "%s: the sizes of parameters_split add up to %lld and out_features is %lld; they must be equal", m->cls->name, (long long)sum, (long long)out);
+    te__fail(m->te, TE_ERR_INVALID,
+             "%s: the sizes of parameters_split add up to %lld and out_features is %lld; they must be equal",
+             m->cls->name, (long long)sum, (long long)out);
     return false;
 }
 
 /* Makes them; `out` and `in` are those of the whole. */
-static void te__product_open(te_module *m, te__product_params *p, te_parallel_mode mode, const te_parameters_split *split, const te_gemm_options *o, int64_t out, int64_t in) {
+static void te__product_open(te_module *m, te__product_params *p, te_parallel_mode mode,
+                             const te_parameters_split *split, const te_gemm_options *o, int64_t out, int64_t in) {
     te_dtype dtype = o->params_dtype ? o->params_dtype : TE_BF16;
     int64_t rows[TE__MAX_NODE_TENSORS], own = mode == TE_PARALLEL_COLUMN ? te__per_rank(m, out) : out;
     p->count = split->count > 1 ? split->count : 1;
     p->weights = m->num_entries;
     p->biases = -1;
-    if (!te__divides(m, mode == TE_PARALLEL_ROW ? "in_features" : "out_features", mode == TE_PARALLEL_ROW ? in : out)) return;
+    if (!te__divides(m, mode == TE_PARALLEL_ROW ? "in_features" : "out_features", mode == TE_PARALLEL_ROW ? in : out))
+        return;
     if (mode == TE_PARALLEL_ROW) in = te__per_rank(m, in);
     if (split->count < 0 || split->count > TE__MAX_NODE_TENSORS) {
-        te__fail(m->te, TE_ERR_INVALID, "%s: parameters_split.count %d; 0 (one parameter) to %d are possible", m->cls->name, split->count, TE__MAX_NODE_TENSORS);
+        te__fail(m->te, TE_ERR_INVALID, "%s: parameters_split.count %d; 0 (one parameter) to %d are possible",
+                 m->cls->name, split->count, TE__MAX_NODE_TENSORS);
         return;
     }
     if (p->count > 1 && (o->fuse_wgrad_accumulation || te__quantizes_weights(m->te))) {
-        te__fail(m->te, TE_ERR_INVALID, "%s: parameters_split.count %d %s; one product reads all parts as one matrix: leave one of the two out", m->cls->name, split->count,
-                 o->fuse_wgrad_accumulation ? "and fuse_wgrad_accumulation" : "inside te_quantized_model_init_begin");
+        te__fail(
+            m->te, TE_ERR_INVALID,
+            "%s: parameters_split.count %d %s; one product reads all parts as one matrix: leave one of the two out",
+            m->cls->name, split->count,
+            o->fuse_wgrad_accumulation ? "and fuse_wgrad_accumulation" : "inside te_quantized_model_init_begin");
         return;
     }
     if (split->count == 0) {
@@ -419,7 +472,8 @@ typedef struct te__join_state {
     int count;
     int64_t rows[TE__MAX_NODE_TENSORS];
 } te__join_state;
-static te_result te__join_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
+static te_result te__join_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy,
+                                   te_tensor **dx, const bool *needs) {
     const te__join_state *s = (const te__join_state *)state;
     int64_t at = 0;
     int i;
@@ -439,11 +493,14 @@ static te_tensor *te__join(te_module *m, int at, int count) {
     state.count = count;
     for (i = 0; i < count; i++) {
         te_tensor *x = part[i] = m->entries[at + i].tensor;
-        if (x->quantized || x->ndim != first->ndim || x->ndim < 1 || x->dtype != first->dtype || (x->ndim == 2 && x->shape[1] != first->shape[1])) {
+        if (x->quantized || x->ndim != first->ndim || x->ndim < 1 || x->dtype != first->dtype ||
+            (x->ndim == 2 && x->shape[1] != first->shape[1])) {
             char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
-            te__fail(m->te, TE_ERR_SHAPE, "%s: the parameter \"%s\" is %s%s %s and \"%s\" %s %s; the parts of one matrix are plain, of one format and one number of columns",
-                     m->name, m->entries[at + i].name, x->quantized ? "quantized, " : "", te_dtype_name(x->dtype), te__shape_text(x, a), m->entries[at].name,
-                     te_dtype_name(first->dtype), te__shape_text(first, b));
+            te__fail(m->te, TE_ERR_SHAPE,
+                     "%s: the parameter \"%s\" is %s%s %s and \"%s\" %s %s; the parts of one matrix are plain, of one "
+                     "format and one number of columns",
+                     m->name, m->entries[at + i].name, x->quantized ? "quantized, " : "", te_dtype_name(x->dtype),
+                     te__shape_text(x, a), m->entries[at].name, te_dtype_name(first->dtype), te__shape_text(first, b));
             return NULL;
         }
         together = together && x->buffer == first->buffer && x->offset == next && te__is_contiguous(x);
@@ -452,22 +509,30 @@ static te_tensor *te__join(te_module *m, int at, int count) {
     }
     memcpy(shape, first->shape, sizeof(shape));
     shape[0] = rows;
-    y = together ? te__alias_as(first, 0, first->dtype, first->ndim, shape) : te_tensor_empty(m->te, first->dtype, first->ndim, shape);
+    y = together ? te__alias_as(first, 0, first->dtype, first->ndim, shape)
+                 : te_tensor_empty(m->te, first->dtype, first->ndim, shape);
     m->te->tape.no_grad++;
     for (i = 0, rows = 0; i < count && y && !together; rows += state.rows[i++])
         if (te_tensor_copy(te_tensor_narrow(y, 0, rows, state.rows[i]), part[i]) != TE_OK) y = NULL;
     m->te->tape.no_grad--;
     return te__record("join", y, te__join_backward, &state, sizeof(state), part, count, NULL, 0);
 }
-static te_tensor *te__product_weight(te_module *m, const te__product_params *p) { return te__join(m, p->weights, p->count); }
-static te_tensor *te__product_bias(te_module *m, const te__product_params *p) { return p->biases < 0 ? NULL : te__join(m, p->biases, p->count); }
+static te_tensor *te__product_weight(te_module *m, const te__product_params *p) {
+    return te__join(m, p->weights, p->count);
+}
+static te_tensor *te__product_bias(te_module *m, const te__product_params *p) {
+    return p->biases < 0 ? NULL : te__join(m, p->biases, p->count);
+}
 
 /* First values: each part draws its own. */
-static te_result te__product_reset(te_module *m, const te__product_params *p, const te_init *init, te_parallel_mode mode, const te__sharding *sharding) {
+static te_result te__product_reset(te_module *m, const te__product_params *p, const te_init *init,
+                                   te_parallel_mode mode, const te__sharding *sharding) {
     te_result result = TE_OK;
     int i;
-    for (i = 0; i < p->count && result == TE_OK; i++) result = te__init_weight(m, m->entries[p->weights + i].tensor, init, mode, sharding);
-    for (i = 0; i < p->count && p->biases >= 0 && result == TE_OK; i++) result = te_tensor_fill(m->entries[p->biases + i].tensor, 0.0);
+    for (i = 0; i < p->count && result == TE_OK; i++)
+        result = te__init_weight(m, m->entries[p->weights + i].tensor, init, mode, sharding);
+    for (i = 0; i < p->count && p->biases >= 0 && result == TE_OK; i++)
+        result = te_tensor_fill(m->entries[p->biases + i].tensor, 0.0);
     return result;
 }
 

@@ -37,10 +37,11 @@ static te__regions te__regions_now(const te_ctx *te) {
 }
 /* Puts right the regions that a function has begun or ended too often. Returns the name of one, or NULL. A scope that the function has ended took its tensors along. */
 static const char *te__regions_back(te_ctx *te, const te__regions *r) {
-    const char *what = te->num_scopes != r->scopes                                                           ? "te_scope"
-                       : te->num_autocast != r->autocast                                                     ? "te_autocast"
-                       : te->tape.num_grad_regions != r->grad_regions || te->tape.no_grad != r->no_grad ? "te_no_grad or te_enable_grad"
-                                                                                                             : NULL;
+    const char *what = te->num_scopes != r->scopes       ? "te_scope"
+                       : te->num_autocast != r->autocast ? "te_autocast"
+                       : te->tape.num_grad_regions != r->grad_regions || te->tape.no_grad != r->no_grad
+                           ? "te_no_grad or te_enable_grad"
+                           : NULL;
     while (te->num_scopes > r->scopes) te__frame_end(te, NULL, 0);
     while (te->num_scopes < r->scopes) te__frame_begin(te);
     te->num_autocast = r->autocast;
@@ -50,18 +51,24 @@ static const char *te__regions_back(te_ctx *te, const te__regions *r) {
 }
 
 /* Runs the function; TE_OK without one of the outputs is an error, and so is a region that it leaves open. */
-static te_result te__checkpoint_call(te_ctx *te, const te__checkpoint_state *s, te_tensor *const *inputs, te_tensor **outputs) {
+static te_result te__checkpoint_call(te_ctx *te, const te__checkpoint_state *s, te_tensor *const *inputs,
+                                     te_tensor **outputs) {
     const te__regions regions = te__regions_now(te);
     const char *left;
     te_result result;
     int i;
     for (i = 0; i < s->num_outputs; i++) outputs[i] = NULL;
-    result = te__returned(te, s->fn(te, s->user, inputs, s->num_inputs, outputs, s->num_outputs), "te_checkpoint: the function", NULL);
+    result = te__returned(te, s->fn(te, s->user, inputs, s->num_inputs, outputs, s->num_outputs),
+                          "te_checkpoint: the function", NULL);
     if (result == TE_OK) result = te->error_code;
     left = te__regions_back(te, &regions);
-    if (left && result == TE_OK) result = te__fail(te, TE_ERR_STATE, "te_checkpoint: the function begins and ends regions of %s unequally often", left);
+    if (left && result == TE_OK)
+        result = te__fail(te, TE_ERR_STATE, "te_checkpoint: the function begins and ends regions of %s unequally often",
+                          left);
     for (i = 0; i < s->num_outputs && result == TE_OK; i++)
-        if (!outputs[i]) result = te__fail(te, TE_ERR_STATE, "te_checkpoint: the function returned TE_OK without output %d of %d", i + 1, s->num_outputs);
+        if (!outputs[i])
+            result = te__fail(te, TE_ERR_STATE, "te_checkpoint: the function returned TE_OK without output %d of %d",
+                              i + 1, s->num_outputs);
     if (result != TE_OK) te__fail(te, result, "te_checkpoint: the function returned %s", te_result_name(result)); /* shows if the function recorded no error of its own */
     return result;
 }
@@ -71,15 +78,20 @@ static te_result te__checkpoint_same(te_ctx *te, const te__checkpoint_state *s, 
     char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
     int i;
     for (i = 0; i < s->num_outputs; i++)
-        if (outputs[i]->dtype != s->dtype[i] || outputs[i]->ndim != s->ndim[i] || memcmp(outputs[i]->shape, s->shape[i], (size_t)s->ndim[i] * sizeof(int64_t)) != 0)
-            return te__fail(te, TE_ERR_STATE, "te_checkpoint: run again for the backward pass, the function made %s %s of output %d; in the forward pass it was %s %s. It must do "
-                            "the same each time", te_dtype_name(outputs[i]->dtype), te__shape_text(outputs[i], a), i + 1, te_dtype_name(s->dtype[i]),
-                            te__dims_text(s->ndim[i], s->shape[i], b));
+        if (outputs[i]->dtype != s->dtype[i] || outputs[i]->ndim != s->ndim[i] ||
+            memcmp(outputs[i]->shape, s->shape[i], (size_t)s->ndim[i] * sizeof(int64_t)) != 0)
+            return te__fail(te, TE_ERR_STATE,
+                            "te_checkpoint: run again for the backward pass, the function made %s %s of output %d; in "
+                            "the forward pass it was %s %s. It must do "
+                            "the same each time",
+                            te_dtype_name(outputs[i]->dtype), te__shape_text(outputs[i], a), i + 1,
+                            te_dtype_name(s->dtype[i]), te__dims_text(s->ndim[i], s->shape[i], b));
     return TE_OK;
 }
 
 /* The gradient that an input has so far moves to the copy that the second run reads, and back: sums are then added in the order of a run without a checkpoint. */
-static te_result te__checkpoint_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
+static te_result te__checkpoint_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy,
+                                         te_tensor **dx, const bool *needs) {
     const te__checkpoint_state *s = (const te__checkpoint_state *)state;
     te__var *const *vars = te->playing->inputs;
     te_tensor *in[TE_MAX_CHECKPOINT_INPUTS], *out[TE_MAX_CHECKPOINT_OUTPUTS], *grad[TE_MAX_CHECKPOINT_OUTPUTS];
@@ -88,7 +100,8 @@ static te_result te__checkpoint_backward(te_ctx *te, const void *state, te_tenso
     te_result result = TE_OK;
     int i;
     for (i = 0; i < s->num_inputs && result == TE_OK; i++) {
-        in[i] = i == 0 && s->group ? te_tensor_view(te__gather(s->group, saved[0]), s->whole_ndim, s->whole) : te_tensor_detach(saved[i]);
+        in[i] = i == 0 && s->group ? te_tensor_view(te__gather(s->group, saved[0]), s->whole_ndim, s->whole)
+                                   : te_tensor_detach(saved[i]);
         if (saved[i] && !in[i]) result = te_error_code(te);
         if (in[i]) in[i]->requires_grad = false;
         if (!in[i] || !needs[i]) continue;
@@ -103,7 +116,8 @@ static te_result te__checkpoint_backward(te_ctx *te, const void *state, te_tenso
     if (result != TE_OK) return result;
     for (i = 0; i < s->num_outputs; i++) grad[i] = out[i]->requires_grad && out[i]->var ? dy[i] : NULL;
     for (i = 0; i < s->num_inputs; i++)
-        if (needs[i] && vars[i]->grad && !vars[i]->played && vars[i]->grad->buffer && !(vars[i]->leaf && te__is_outside(vars[i]->grad->buffer))) {
+        if (needs[i] && vars[i]->grad && !vars[i]->played && vars[i]->grad->buffer &&
+            !(vars[i]->leaf && te__is_outside(vars[i]->grad->buffer))) {
             in[i]->var->grad = vars[i]->grad;
             vars[i]->grad = NULL;
             moved[i] = true;
@@ -126,8 +140,10 @@ static const te__snapshot *te__checkpoint_snapshot(const te__node *node) {
 /* This rank's part of x, in memory of its own: the rest of x goes. */
 static te_tensor *te__checkpoint_part(te_tensor *x, te_group *group) {
     int64_t n = te__numel(x), own = n / te_group_size(group);
-    te_tensor *flat = te_tensor_view(te_tensor_contiguous(te_tensor_detach(x)), 1, &n), *part = flat ? te__empty_1d(x->te, x->dtype, own) : NULL;
-    return part ? te__checked(part, te_tensor_copy(part, te_tensor_narrow(flat, 0, te_group_rank(group) * own, own))) : NULL;
+    te_tensor *flat = te_tensor_view(te_tensor_contiguous(te_tensor_detach(x)), 1, &n),
+              *part = flat ? te__empty_1d(x->te, x->dtype, own) : NULL;
+    return part ? te__checked(part, te_tensor_copy(part, te_tensor_narrow(flat, 0, te_group_rank(group) * own, own)))
+                : NULL;
 }
 
 /* Has the function made output i in the frame, and given it once? */
@@ -212,23 +228,32 @@ TE_API te_result te_checkpoint(te_ctx *te, const te_checkpoint_desc *d) {
     if (!te) return TE_ERR_STATE;
     if (te->error_code != TE_OK) return te->error_code;
     if (!d || !d->fn) return te__fail(te, TE_ERR_INVALID, "te_checkpoint: %s", d ? "fn is NULL" : "desc is NULL");
-    if (d->num_inputs < 0 || d->num_inputs > TE_MAX_CHECKPOINT_INPUTS || (d->num_inputs && !d->inputs) || d->num_outputs < 1 ||
-        d->num_outputs > TE_MAX_CHECKPOINT_OUTPUTS || !d->outputs)
-        return te__fail(te, TE_ERR_INVALID, "te_checkpoint: %d inputs and %d outputs; 0 to %d and 1 to %d are possible, each with its list", d->num_inputs, d->num_outputs,
-                        TE_MAX_CHECKPOINT_INPUTS, TE_MAX_CHECKPOINT_OUTPUTS);
-    if (d->user_size && !d->user) return te__fail(te, TE_ERR_INVALID, "te_checkpoint: user_size is %llu and user NULL", (unsigned long long)d->user_size);
+    if (d->num_inputs < 0 || d->num_inputs > TE_MAX_CHECKPOINT_INPUTS || (d->num_inputs && !d->inputs) ||
+        d->num_outputs < 1 || d->num_outputs > TE_MAX_CHECKPOINT_OUTPUTS || !d->outputs)
+        return te__fail(te, TE_ERR_INVALID,
+                        "te_checkpoint: %d inputs and %d outputs; 0 to %d and 1 to %d are possible, each with its list",
+                        d->num_inputs, d->num_outputs, TE_MAX_CHECKPOINT_INPUTS, TE_MAX_CHECKPOINT_OUTPUTS);
+    if (d->user_size && !d->user)
+        return te__fail(te, TE_ERR_INVALID, "te_checkpoint: user_size is %llu and user NULL",
+                        (unsigned long long)d->user_size);
     for (i = 0; i < d->num_inputs; i++) {
-        if (!d->inputs[i]) return te__fail(te, TE_ERR_STATE, "te_checkpoint: input %d of %d is NULL", i + 1, d->num_inputs);
+        if (!d->inputs[i])
+            return te__fail(te, TE_ERR_STATE, "te_checkpoint: input %d of %d is NULL", i + 1, d->num_inputs);
         if (!te__same_ctx(d->inputs[i], te, "te_checkpoint")) return TE_ERR_INVALID;
     }
     if (d->distribute_saved_activations) {
         const te_tensor *x = d->num_inputs ? d->inputs[0] : NULL;
         char text[TE__SHAPE_TEXT];
         if (!d->tp_group || !x || x->quantized || te__numel(x) % te_group_size(d->tp_group))
-            return te__fail(te, TE_ERR_INVALID, "te_checkpoint: distribute_saved_activations with tp_group %s of %d ranks and a first input %s%s; a group is needed, and a plain tensor "
-                            "whose elements its ranks divide", d->tp_group ? "given," : "NULL,", te_group_size(d->tp_group), x ? te__shape_text(x, text) : "that is not there",
-                            x && x->quantized ? ", quantized" : "");
-        if (d->tp_group->te != te) return te__fail(te, TE_ERR_INVALID, "te_checkpoint: tp_group is of another context; each rank takes the group that it joined");
+            return te__fail(te, TE_ERR_INVALID,
+                            "te_checkpoint: distribute_saved_activations with tp_group %s of %d ranks and a first "
+                            "input %s%s; a group is needed, and a plain tensor "
+                            "whose elements its ranks divide",
+                            d->tp_group ? "given," : "NULL,", te_group_size(d->tp_group),
+                            x ? te__shape_text(x, text) : "that is not there", x && x->quantized ? ", quantized" : "");
+        if (d->tp_group->te != te)
+            return te__fail(te, TE_ERR_INVALID,
+                            "te_checkpoint: tp_group is of another context; each rank takes the group that it joined");
     }
     result = te__checkpoint_run(te, d, NULL, NULL);
     if (result != TE_OK)

@@ -6,12 +6,14 @@ static te_result te__activation_forward(te_module *m, te_forward_args *args) {
     const te_activation_desc *d = (const te_activation_desc *)m->state;
     return te__output(m, args, te_activate(args->input, d->activation, &d->activation_params));
 }
-static const te_module_class te__activation_class = {"Activation", sizeof(te_activation_desc), te__activation_forward, NULL, NULL};
+static const te_module_class te__activation_class = {"Activation", sizeof(te_activation_desc), te__activation_forward,
+                                                     NULL, NULL};
 TE_API te_module *te_activation_create(te_ctx *te, const te_activation_desc *desc) {
     te_module *m;
     if (!te || !te__has_desc(te, desc, "te_activation_create")) return NULL;
     if ((int)desc->activation < 0 || desc->activation > TE_CLAMPED_SWIGLU) {
-        te__fail(te, TE_ERR_INVALID, "te_activation_create: activation %d is not in te_activation", (int)desc->activation);
+        te__fail(te, TE_ERR_INVALID, "te_activation_create: activation %d is not in te_activation",
+                 (int)desc->activation);
         return NULL;
     }
     m = te__module_named(te, &te__activation_class, desc->name, "activation");
@@ -28,7 +30,9 @@ static te_result te__bias_reset(te_module *m) { return te_tensor_fill(te_module_
 static const te_module_class te__bias_class = {"Bias", sizeof(te_bias_desc), te__bias_forward, NULL, te__bias_reset};
 TE_API te_module *te_bias_create(te_ctx *te, const te_bias_desc *desc) {
     te_module *m;
-    if (!te || !te__has_desc(te, desc, "te_bias_create") || !te__layer_desc_ok(te, "te_bias_create", desc->size, desc->size, desc->params_dtype)) return NULL;
+    if (!te || !te__has_desc(te, desc, "te_bias_create") ||
+        !te__layer_desc_ok(te, "te_bias_create", desc->size, desc->size, desc->params_dtype))
+        return NULL;
     m = te__module_named(te, &te__bias_class, desc->name, "bias");
     if (!m) return NULL;
     te__params_on(m, desc->device);
@@ -36,8 +40,11 @@ TE_API te_module *te_bias_create(te_ctx *te, const te_bias_desc *desc) {
     return te__module_built(m);
 }
 
-static te_result te__scale_forward(te_module *m, te_forward_args *args) { return te__output(m, args, te_scale(args->input, ((const te_constant_scale_desc *)m->state)->scale)); }
-static const te_module_class te__scale_class = {"ConstantScale", sizeof(te_constant_scale_desc), te__scale_forward, NULL, NULL};
+static te_result te__scale_forward(te_module *m, te_forward_args *args) {
+    return te__output(m, args, te_scale(args->input, ((const te_constant_scale_desc *)m->state)->scale));
+}
+static const te_module_class te__scale_class = {"ConstantScale", sizeof(te_constant_scale_desc), te__scale_forward,
+                                                NULL, NULL};
 TE_API te_module *te_constant_scale_create(te_ctx *te, const te_constant_scale_desc *desc) {
     te_module *m;
     if (!te || !te__has_desc(te, desc, "te_constant_scale_create")) return NULL;
@@ -56,7 +63,8 @@ TE_API te_module *te_dropout_create(te_ctx *te, const te_dropout_desc *desc) {
     te_module *m;
     if (!te || !te__has_desc(te, desc, "te_dropout_create")) return NULL;
     if (!(desc->p >= 0.0f && desc->p < 1.0f)) {
-        te__fail(te, TE_ERR_INVALID, "te_dropout_create: p is %g; a probability from 0 up to, and without, 1 is needed", (double)desc->p);
+        te__fail(te, TE_ERR_INVALID, "te_dropout_create: p is %g; a probability from 0 up to, and without, 1 is needed",
+                 (double)desc->p);
         return NULL;
     }
     m = te__module_named(te, &te__dropout_class, desc->name, "dropout");
@@ -67,12 +75,15 @@ TE_API te_module *te_dropout_create(te_ctx *te, const te_dropout_desc *desc) {
 
 static te_result te__identity_forward(te_module *m, te_forward_args *args) { return te__output(m, args, args->input); }
 static const te_module_class te__identity_class = {"Identity", 0, te__identity_forward, NULL, NULL};
-TE_API te_module *te_identity_create(te_ctx *te, const char *name) { return te ? te__module_built(te__module_named(te, &te__identity_class, name, "identity")) : NULL; }
+TE_API te_module *te_identity_create(te_ctx *te, const char *name) {
+    return te ? te__module_built(te__module_named(te, &te__identity_class, name, "identity")) : NULL;
+}
 
 static te_result te__l2_module_forward(te_module *m, te_forward_args *args) {
     return te__output(m, args, te_l2_normalization(args->input, ((const te_l2normalization_desc *)m->state)->eps));
 }
-static const te_module_class te__l2_class = {"L2Normalization", sizeof(te_l2normalization_desc), te__l2_module_forward, NULL, NULL};
+static const te_module_class te__l2_class = {"L2Normalization", sizeof(te_l2normalization_desc), te__l2_module_forward,
+                                             NULL, NULL};
 TE_API te_module *te_l2normalization_create(te_ctx *te, const te_l2normalization_desc *desc) {
     te_module *m;
     if (!te || !te__has_desc(te, desc, "te_l2normalization_create")) return NULL;
@@ -102,7 +113,8 @@ typedef struct te__chain {
 } te__chain;
 
 /* y = activation(x), for the product `gemm` of q if spec is given. */
-static te_tensor *te__chain_activate(te__chain *chain, const te_module *m, te_tensor *x, const te__quant_spec *spec, const te__quant_call *q) {
+static te_tensor *te__chain_activate(te__chain *chain, const te_module *m, te_tensor *x, const te__quant_spec *spec,
+                                     const te__quant_call *q) {
     const te_activation_desc *d = (const te_activation_desc *)m->state;
     return te__activate_for(x, d->activation, &d->activation_params, spec, chain->made ? &chain->grad : NULL, q, 0);
 }
@@ -120,17 +132,18 @@ static te_result te__chain_linear(te_module *m, te_forward_args *args, void *use
     const te_activation_desc *act = front && te__is_activation(front) ? (const te_activation_desc *)front->state : NULL;
     chain->made = false;
     if (result != TE_OK) return result;
-    if (!call.save_original_input) fused = act ? te__fused_act_spec(&call, &act->activation_params, &spec) : te__fused_spec(&call, &spec);
+    if (!call.save_original_input)
+        fused = act ? te__fused_act_spec(&call, &act->activation_params, &spec) : te__fused_spec(&call, &spec);
     if (front && te__is_norm(front)) {
         call.x = te__norm_run_for((te_module *)front, (const te__norm_params *)front->state, x, fused, &quant, 0);
-    } else if (act && before.made && before.z == x && act->activation == TE_GELU && !quant.enabled && !before.quant.enabled) {
+    } else if (act && before.made && before.z == x && act->activation == TE_GELU && !quant.enabled &&
+               !before.quant.enabled) {
         call.gelu_of = x; /* this product's node computes GELU's gradient as well */
         call.gelu_bias = before.grad.bias;
         m->te->tape.no_grad++;
         call.x = te__activate(x, TE_GELU, NULL, NULL, NULL);
         m->te->tape.no_grad--;
-    } else
-        call.x = front ? te__chain_activate(&before, front, x, fused, &quant) : x;
+    } else call.x = front ? te__chain_activate(&before, front, x, fused, &quant) : x;
     call.bias_grad_elsewhere = chain->leaves_bias;
     result = te__linear_end(m, args, &call, bias);
     if (result != TE_OK || !chain->leaves_bias) return result;
@@ -154,8 +167,10 @@ static bool te__leaves_quantized(const te_module *m) { return te__is_norm(m) || 
 /* Does the activation `act` take over the gradient of this Linear's bias? Halves that alternate, and sums over ranks before the bias, keep it where it is. */
 static bool te__leaves_bias(const te_module *m, const te_module *act, const te_forward_args *args) {
     const te_linear_desc *d = &((const te__linear_module *)m->state)->desc;
-    return te__is_activation(act) && te__chains(act) && ((const te_activation_desc *)act->state)->activation_params.glu_interleave_size == 0 && !d->gemm.return_bias &&
-           d->parallel.parallel_mode != TE_PARALLEL_ROW && ((const te__linear_module *)m->state)->params.count == 1 && !args->fp8_output && !args->fp8_grad;
+    return te__is_activation(act) && te__chains(act) &&
+           ((const te_activation_desc *)act->state)->activation_params.glu_interleave_size == 0 &&
+           !d->gemm.return_bias && d->parallel.parallel_mode != TE_PARALLEL_ROW &&
+           ((const te__linear_module *)m->state)->params.count == 1 && !args->fp8_output && !args->fp8_grad;
 }
 
 /* Runs children from number *at on as one, if they are a chain, and moves *at to the last of them. */
@@ -164,7 +179,8 @@ static te_result te__sequential_child(te_module *m, int *at, te_forward_args *ca
     const bool chains = te__chains(c) && !te__is_unallocated(call->input);
     te_result result;
     chain->front = NULL;
-    if (chains && next && te__leaves_quantized(c) && te__is_linear(next) && te__chains(next) && !call->fp8_output && !call->fp8_grad) {
+    if (chains && next && te__leaves_quantized(c) && te__is_linear(next) && te__chains(next) && !call->fp8_output &&
+        !call->fp8_grad) {
         chain->front = c;
         c = next;
         next = ++*at + 1 < m->num_children ? m->children[*at + 1] : NULL;
@@ -193,9 +209,17 @@ static te_result te__sequential_forward(te_module *m, te_forward_args *args) {
     for (i = 0; i < m->num_children && result == TE_OK; i++) {
         if (call.outputs.bias || call.outputs.ln_out || call.outputs.max_logit || call.outputs.m_splits) {
             const te_module *before = m->children[i - 1];
-            result = te__fail(m->te, TE_ERR_STATE, "Sequential: child \"%s\", a %s, gives its %s beside its output, and \"%s\" after it takes one input; leave out what makes "
-                              "it return more (return_bias, return_layernorm_output), or write a class of your own around them",
-                              before->name, before->cls->name, call.outputs.bias ? "bias" : call.outputs.ln_out ? "ln_out" : call.outputs.max_logit ? "max_logit" : "m_splits", m->children[i]->name);
+            result = te__fail(
+                m->te, TE_ERR_STATE,
+                "Sequential: child \"%s\", a %s, gives its %s beside its output, and \"%s\" after it takes one input; "
+                "leave out what makes "
+                "it return more (return_bias, return_layernorm_output), or write a class of your own around them",
+                before->name, before->cls->name,
+                call.outputs.bias        ? "bias"
+                : call.outputs.ln_out    ? "ln_out"
+                : call.outputs.max_logit ? "max_logit"
+                                         : "m_splits",
+                m->children[i]->name);
             break;
         }
         call.input = call.outputs.out;
@@ -214,7 +238,8 @@ static const te_module_class te__sequential_class = {"Sequential", 0, te__sequen
 static bool te__sequential_children_ok(te_ctx *te, te_module *const *children, int n) {
     int i, k;
     if (n < 0 || (n > 0 && !children)) {
-        te__fail(te, TE_ERR_INVALID, "te_sequential_create: %d children%s", n, n > 0 ? ", and the list is NULL" : "; 0 or more are possible");
+        te__fail(te, TE_ERR_INVALID, "te_sequential_create: %d children%s", n,
+                 n > 0 ? ", and the list is NULL" : "; 0 or more are possible");
         return false;
     }
     for (i = 0; i < n; i++) {
@@ -224,15 +249,18 @@ static bool te__sequential_children_ok(te_ctx *te, te_module *const *children, i
             return false;
         }
         if (c->te != te) {
-            te__fail(te, TE_ERR_INVALID, "te_sequential_create: child %d, \"%s\", is of another context (%s); create it in this one (%s)", i, c->name,
-                     c->te->device_name, te->device_name);
+            te__fail(te, TE_ERR_INVALID,
+                     "te_sequential_create: child %d, \"%s\", is of another context (%s); create it in this one (%s)",
+                     i, c->name, c->te->device_name, te->device_name);
             return false;
         }
         for (k = 0; k < i && children[k] != c; k++) {}
         if (c->parent || k < i) {
-            te__fail(te, TE_ERR_INVALID, "te_sequential_create: child %d, \"%s\", is %s%s already; a module has one place in one tree (to tie weights, give "
-                     "two modules one parameter: te_module_add_parameter)", i, c->name, c->parent ? "a child of " : "in this list",
-                     c->parent ? c->parent->name : "");
+            te__fail(te, TE_ERR_INVALID,
+                     "te_sequential_create: child %d, \"%s\", is %s%s already; a module has one place in one tree (to "
+                     "tie weights, give "
+                     "two modules one parameter: te_module_add_parameter)",
+                     i, c->name, c->parent ? "a child of " : "in this list", c->parent ? c->parent->name : "");
             return false;
         }
     }
@@ -268,7 +296,8 @@ TE_API te_module *te_sequential_create(te_ctx *te, te_module *const *children, i
     te_module *m = NULL;
     char name[16];
     int i;
-    if (te && te__sequential_children_ok(te, children, n)) m = te__module_named(te, &te__sequential_class, NULL, "sequential");
+    if (te && te__sequential_children_ok(te, children, n))
+        m = te__module_named(te, &te__sequential_class, NULL, "sequential");
     if (m) m->has_fp8_output = m->has_fp8_grad = m->takes_any = true; /* its children say what they have, and it runs those that there are */
     for (i = 0; m && i < n; i++) children[i]->numbered = !te__sequential_keeps_name(children, n, i);
     for (i = 0; m && i < n; i++) {

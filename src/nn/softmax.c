@@ -1,6 +1,7 @@
 /* nn/softmax.c: the softmax functions of attention scores, forward and backward. Knows raw operations; must not know modules. */
 
-static te_result te__softmax_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
+static te_result te__softmax_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy,
+                                      te_tensor **dx, const bool *needs) {
     te_op_softmax_bwd_args args = TE_ZERO;
     (void)needs;
     args.y = saved[0];
@@ -27,13 +28,19 @@ static te_tensor *te__softmax(te_tensor *x, te_tensor *mask, float scale, bool c
     return te__record(function, y, te__softmax_backward, &scale, sizeof(scale), &x, 1, &y, 1);
 }
 
-TE_API te_tensor *te_scaled_softmax(te_tensor *x, float scale) { return te__softmax(x, NULL, scale, false, "te_scaled_softmax"); }
-TE_API te_tensor *te_scaled_masked_softmax(te_tensor *x, te_tensor *mask, float scale) { return te__softmax(x, mask, scale, false, "te_scaled_masked_softmax"); }
+TE_API te_tensor *te_scaled_softmax(te_tensor *x, float scale) {
+    return te__softmax(x, NULL, scale, false, "te_scaled_softmax");
+}
+TE_API te_tensor *te_scaled_masked_softmax(te_tensor *x, te_tensor *mask, float scale) {
+    return te__softmax(x, mask, scale, false, "te_scaled_masked_softmax");
+}
 TE_API te_tensor *te_scaled_upper_triang_masked_softmax(te_tensor *x, float scale) {
     char text[TE__SHAPE_TEXT];
     if (!x) return NULL;
     if (x->ndim < 2 || x->shape[x->ndim - 1] != x->shape[x->ndim - 2]) {
-        te__fail(x->te, TE_ERR_SHAPE, "te_scaled_upper_triang_masked_softmax: x is %s; square matrices, [.., s, s], are needed: te_scaled_aligned_causal_masked_softmax takes others",
+        te__fail(x->te, TE_ERR_SHAPE,
+                 "te_scaled_upper_triang_masked_softmax: x is %s; square matrices, [.., s, s], are needed: "
+                 "te_scaled_aligned_causal_masked_softmax takes others",
                  te__shape_text(x, text));
         return NULL;
     }

@@ -1,6 +1,7 @@
 /* nn/sparse_attention.c: attention by lists of keys as a differentiable function, and the lists of a window and of compressed keys. Knows raw operations; must not know modules. */
 
-static te_result te__sparse_attention_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
+static te_result te__sparse_attention_backward(te_ctx *te, const void *state, te_tensor *const *saved,
+                                               te_tensor *const *dy, te_tensor **dx, const bool *needs) {
     te_op_sparse_attn_bwd_args a = TE_ZERO;
     a.q = saved[0];
     a.kv = saved[1];
@@ -16,17 +17,22 @@ static te_result te__sparse_attention_backward(te_ctx *te, const void *state, te
     return a.d_o && dx[0] && dx[1] && (!needs[2] || dx[2]) ? te_op_sparse_attn_bwd(te, &a) : te_error_code(te);
 }
 
-TE_API te_tensor *te_sparse_attention(te_tensor *q, te_tensor *kv, te_tensor *indices, const te_sparse_attention_desc *desc) {
+TE_API te_tensor *te_sparse_attention(te_tensor *q, te_tensor *kv, te_tensor *indices,
+                                      const te_sparse_attention_desc *desc) {
     static const char who[] = "te_sparse_attention";
     te_op_sparse_attn_fwd_args a = TE_ZERO;
     te_tensor *in[3], *saved[6], *o = NULL;
     int64_t shape[4], lse[3];
     char t[TE__SHAPE_TEXT];
     te_ctx *te;
-    if (!q || !te__operand(q, kv, false, who) || !te__operand(q, indices, false, who) || !te__need_float(q, who)) return NULL;
+    if (!q || !te__operand(q, kv, false, who) || !te__operand(q, indices, false, who) || !te__need_float(q, who))
+        return NULL;
     te = q->te;
     if (q->ndim != 4 || (desc && desc->v_dim < 0)) {
-        te__fail(te, TE_ERR_SHAPE, "te_sparse_attention: q is %s and v_dim %lld; [b, s_q, H, d] and at most d channels of a value are needed", te__shape_text(q, t), (long long)(desc ? desc->v_dim : 0));
+        te__fail(
+            te, TE_ERR_SHAPE,
+            "te_sparse_attention: q is %s and v_dim %lld; [b, s_q, H, d] and at most d channels of a value are needed",
+            te__shape_text(q, t), (long long)(desc ? desc->v_dim : 0));
         return NULL;
     }
     memcpy(shape, q->shape, sizeof(shape));
@@ -49,7 +55,8 @@ TE_API te_tensor *te_sparse_attention(te_tensor *q, te_tensor *kv, te_tensor *in
     saved[4] = a.o;
     saved[5] = a.lse;
     if (a.indices && a.o && a.lse && te_op_sparse_attn_fwd(te, &a) == TE_OK)
-        o = te__record("sparse_attention", a.o, te__sparse_attention_backward, &a.softmax_scale, sizeof(a.softmax_scale), in, 3, saved, 6);
+        o = te__record("sparse_attention", a.o, te__sparse_attention_backward, &a.softmax_scale,
+                       sizeof(a.softmax_scale), in, 3, saved, 6);
     return te__frame_return(te, o);
 }
 
@@ -60,10 +67,14 @@ TE_API te_tensor *te_sparse_window_indices(te_ctx *te, const te_sparse_window_de
     size_t bytes;
     if (!te || !te__has_desc(te, d, "te_sparse_window_indices")) return NULL;
     first = d->first_compressed ? d->first_compressed : d->seq_len;
-    if (d->batch < 0 || d->seq_len < 0 || d->seq_len > INT_MAX || d->window < 0 || d->num_compressed < 0 || first < 0 || d->num_compressed > INT_MAX - te__min(first, INT_MAX) ||
-        (d->num_compressed && d->ratio < 1)) {
-        te__fail(te, TE_ERR_INVALID, "te_sparse_window_indices: batch %lld, seq_len %lld, window %lld, num_compressed %lld from row %lld on, ratio %lld; none may be negative, rows are below 2^31, and "
-                 "compressed keys need a ratio from 1 on", (long long)d->batch, (long long)d->seq_len, (long long)d->window, (long long)d->num_compressed, (long long)first, (long long)d->ratio);
+    if (d->batch < 0 || d->seq_len < 0 || d->seq_len > INT_MAX || d->window < 0 || d->num_compressed < 0 || first < 0 ||
+        d->num_compressed > INT_MAX - te__min(first, INT_MAX) || (d->num_compressed && d->ratio < 1)) {
+        te__fail(te, TE_ERR_INVALID,
+                 "te_sparse_window_indices: batch %lld, seq_len %lld, window %lld, num_compressed %lld from row %lld "
+                 "on, ratio %lld; none may be negative, rows are below 2^31, and "
+                 "compressed keys need a ratio from 1 on",
+                 (long long)d->batch, (long long)d->seq_len, (long long)d->window, (long long)d->num_compressed,
+                 (long long)first, (long long)d->ratio);
         return NULL;
     }
     in_window = te__min(d->window, te__max(d->seq_len, 1) - 1) + 1;
@@ -71,8 +82,10 @@ TE_API te_tensor *te_sparse_window_indices(te_ctx *te, const te_sparse_window_de
     shape[1] = d->seq_len;
     shape[2] = in_window + d->num_compressed;
     if (d->batch && d->seq_len && shape[2] > INT_MAX / d->batch / d->seq_len) {
-        te__fail(te, TE_ERR_UNSUPPORTED, "te_sparse_window_indices: a list of %lld keys for each of %lld queries in %lld sequences; at most 2^31 - 1 slots are possible", (long long)shape[2],
-                 (long long)d->seq_len, (long long)d->batch);
+        te__fail(te, TE_ERR_UNSUPPORTED,
+                 "te_sparse_window_indices: a list of %lld keys for each of %lld queries in %lld sequences; at most "
+                 "2^31 - 1 slots are possible",
+                 (long long)shape[2], (long long)d->seq_len, (long long)d->batch);
         return NULL;
     }
     bytes = (size_t)(shape[0] * shape[1] * shape[2]) * sizeof(int32_t) + 1;

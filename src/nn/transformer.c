@@ -18,7 +18,9 @@ static void te__adopt(te_module *parent, const char *name, te_module *child) {
 }
 
 /* Runs the child of that name, looked up at each call: the program may have replaced it. It is there, or te__tree_whole would have found its mark. */
-static te_tensor *te__run_child(te_module *m, const char *name, te_forward_args *args) { return te_forward_with(te_module_find(m, name), args); }
+static te_tensor *te__run_child(te_module *m, const char *name, te_forward_args *args) {
+    return te_forward_with(te_module_find(m, name), args);
+}
 
 /* ---- MultiheadAttention ---- */
 
@@ -33,7 +35,8 @@ static te_tensor *te__as_heads(te_tensor *x, int leading, int64_t heads, int64_t
     return te_tensor_view(x, leading + 2, shape);
 }
 /* A projection that is a child of m. */
-static te_tensor *te__project(te_module *m, const char *name, te_tensor *x, const te_forward_args *args, te_outputs *outputs) {
+static te_tensor *te__project(te_module *m, const char *name, te_tensor *x, const te_forward_args *args,
+                              te_outputs *outputs) {
     te_forward_args call = TE_ZERO;
     te_tensor *y;
     te__hand_on(&call, args);
@@ -45,13 +48,15 @@ static te_tensor *te__project(te_module *m, const char *name, te_tensor *x, cons
 
 /* Is the child a projection of te.h's own, whose output is made anew by each call? */
 static bool te__makes_output(const te_module *child) {
-    return child && child->built_in && !child->own_forward && (child->cls == &te__linear_class || child->cls == &te__layernorm_linear_class) && !te__runs_graphs(child);
+    return child && child->built_in && !child->own_forward &&
+           (child->cls == &te__linear_class || child->cls == &te__layernorm_linear_class) && !te__runs_graphs(child);
 }
 /* Can the core read q, k and v in y, the output of the call's projection? later: the module still changes q or k behind the projection (a norm of each, say), so they have to be apart. */
-static bool te__mha_packs(te_module *m, const te_forward_args *args, const te__packing *p, const te_tensor *y, bool later) {
+static bool te__mha_packs(te_module *m, const te_forward_args *args, const te__packing *p, const te_tensor *y,
+                          bool later) {
     const te_module *core = te_module_find(m, "core_attention");
-    return !later && y && y->buffer && core && core->cls == &te__dpa_class && core->built_in && !core->own_forward && !te__runs_graphs(core) &&
-           te__core_reads_packed(core, &args->attention, p);
+    return !later && y && y->buffer && core && core->cls == &te__dpa_class && core->built_in && !core->own_forward &&
+           !te__runs_graphs(core) && te__core_reads_packed(core, &args->attention, p);
 }
 static te_tensor *te__as_packed(te_tensor *y, const te__packing *p, int leading) {
     int64_t heads = te__packing_width(p) / p->head_dim, shape[TE_MAX_DIMS];
@@ -66,7 +71,8 @@ static te_tensor *te__as_packed(te_tensor *y, const te__packing *p, int leading)
 }
 
 /* Queries, keys and values of a call, projected, become those of the core's; rotated too if `rotary`. later: as in te__mha_packs. */
-static bool te__mha_parts(te_module *m, const te_forward_args *args, const te_rotary_desc *rotary, bool later, te_forward_args *core, te_tensor **ln_out) {
+static bool te__mha_parts(te_module *m, const te_forward_args *args, const te_rotary_desc *rotary, bool later,
+                          te_forward_args *core, te_tensor **ln_out) {
     const te_multihead_attention_desc *d = (const te_multihead_attention_desc *)m->state;
     const te_attention_options *o = &d->attention;
     const int leading = o->qkv_format == TE_THD ? 1 : 2;
@@ -99,7 +105,8 @@ static bool te__mha_parts(te_module *m, const te_forward_args *args, const te_ro
             core->attention.kv_layer = te__as_packed(y, &p, leading);
             return core->input && core->attention.kv_layer;
         }
-        y = p.interleaved ? te__as_heads(y, leading, p.groups, 2 * p.head_dim) : te__as_heads(y, leading, 2 * p.groups, p.head_dim);
+        y = p.interleaved ? te__as_heads(y, leading, p.groups, 2 * p.head_dim)
+                          : te__as_heads(y, leading, 2 * p.groups, p.head_dim);
         for (i = 1; i < 3; i++) { /* the second half follows within a head, or behind all heads */
             int dim = p.interleaved ? leading + 1 : leading;
             int64_t half = y ? y->shape[dim] / 2 : 0;
@@ -128,7 +135,10 @@ static bool te__rotary_is_shared(te_module *m, te_rotary_desc *r) {
     const int size = c ? te__context_size(c) : 1, rank = c ? te__context_rank(c) : 0;
     if (size < 2 || r->positions) return true;
     if (r->cp_size && (r->cp_size != size || r->cp_rank != rank)) {
-        te__fail(m->te, TE_ERR_INVALID, "MultiheadAttention: rotary->cp_rank is %d of cp_size %d, and its core is rank %d of %d (cp_group); leave both 0", r->cp_rank, r->cp_size, rank, size);
+        te__fail(m->te, TE_ERR_INVALID,
+                 "MultiheadAttention: rotary->cp_rank is %d of cp_size %d, and its core is rank %d of %d (cp_group); "
+                 "leave both 0",
+                 r->cp_rank, r->cp_size, rank, size);
         return false;
     }
     r->cp_size = size;
@@ -137,7 +147,8 @@ static bool te__rotary_is_shared(te_module *m, te_rotary_desc *r) {
 }
 
 /* The rotation of a call's queries (which 0) or keys (1), where its sequences stand: *own, or NULL. Under a cache it goes on behind the tokens that are there. */
-static te_result te__mha_rotary(te_module *m, const te_forward_args *args, int which, te_rotary_desc *own, const te_rotary_desc **rotary) {
+static te_result te__mha_rotary(te_module *m, const te_forward_args *args, int which, te_rotary_desc *own,
+                                const te_rotary_desc **rotary) {
     const te_attention_options *o = &((const te_multihead_attention_desc *)m->state)->attention;
     const te_attention_call *c = &args->attention;
     const te_rotary_desc *given = which && args->rotary_key ? args->rotary_key : args->rotary;
@@ -149,21 +160,32 @@ static te_result te__mha_rotary(te_module *m, const te_forward_args *args, int w
     if (!te__rotary_is_shared(m, own)) return TE_ERR_INVALID;
     if (c->inference_params) {
         if (given->start_positions)
-            return te__fail(m->te, TE_ERR_INVALID, "MultiheadAttention: rotary->start_positions with inference_params, which knows where each sequence stands; leave one of them NULL");
+            return te__fail(m->te, TE_ERR_INVALID,
+                            "MultiheadAttention: rotary->start_positions with inference_params, which knows where each "
+                            "sequence stands; leave one of them NULL");
         if (!te__rotary_goes_on(own, c->inference_params)) return te_error_code(m->te);
     }
     if (o->qkv_format != TE_THD) {
         if (!own->cu_seqlens) return TE_OK;
-        return te__fail(m->te, TE_ERR_INVALID, "MultiheadAttention: rotary->cu_seqlens with qkv_format %d; it belongs to packed sequences, TE_THD (%d): leave it NULL", (int)o->qkv_format, (int)TE_THD);
+        return te__fail(m->te, TE_ERR_INVALID,
+                        "MultiheadAttention: rotary->cu_seqlens with qkv_format %d; it belongs to packed sequences, "
+                        "TE_THD (%d): leave it NULL",
+                        (int)o->qkv_format, (int)TE_THD);
     }
     if (!own->max_seqlen) own->max_seqlen = cross && which ? c->max_seqlen_kv : c->max_seqlen_q;
     if (own->cu_seqlens) return TE_OK;
     if (c->inference_params) own->cu_seqlens = te__inference_cu_seqlens(c->inference_params);
-    else if (cross && which) own->cu_seqlens = c->cu_seqlens_kv_padded && c->pad_between_seqs != TE_OFF ? c->cu_seqlens_kv_padded : c->cu_seqlens_kv;
-    else own->cu_seqlens = c->cu_seqlens_q_padded && c->pad_between_seqs != TE_OFF ? c->cu_seqlens_q_padded : c->cu_seqlens_q;
+    else if (cross && which)
+        own->cu_seqlens =
+            c->cu_seqlens_kv_padded && c->pad_between_seqs != TE_OFF ? c->cu_seqlens_kv_padded : c->cu_seqlens_kv;
+    else
+        own->cu_seqlens =
+            c->cu_seqlens_q_padded && c->pad_between_seqs != TE_OFF ? c->cu_seqlens_q_padded : c->cu_seqlens_q;
     if (own->cu_seqlens) return TE_OK;
     if (te_error_code(m->te) != TE_OK) return te_error_code(m->te);
-    return te__fail(m->te, TE_ERR_INVALID, "MultiheadAttention: rotary with qkv_format TE_THD and cu_seqlens_%s NULL; positions begin anew at each sequence's start",
+    return te__fail(m->te, TE_ERR_INVALID,
+                    "MultiheadAttention: rotary with qkv_format TE_THD and cu_seqlens_%s NULL; positions begin anew at "
+                    "each sequence's start",
                     cross && which ? "kv" : "q");
 }
 
@@ -174,15 +196,24 @@ static te_result te__mha_call_ok(te_module *m, const te_forward_args *args) {
     const int ndim = packed ? 2 : 3;
     char text[TE__SHAPE_TEXT];
     if (args->input->ndim != ndim)
-        return te__fail(m->te, TE_ERR_SHAPE, "MultiheadAttention: the input is %s; %s is needed", te__shape_text(args->input, text), packed ? "[tokens, h]" : "[s, b, h] or [b, s, h]");
+        return te__fail(m->te, TE_ERR_SHAPE, "MultiheadAttention: the input is %s; %s is needed",
+                        te__shape_text(args->input, text), packed ? "[tokens, h]" : "[s, b, h] or [b, s, h]");
     if (cross && (!args->encoder_output || args->encoder_output->ndim != ndim))
-        return te__fail(m->te, args->encoder_output ? TE_ERR_SHAPE : TE_ERR_INVALID, "MultiheadAttention: encoder_output is %s; cross attention takes keys and values from it: %s is needed",
-                        args->encoder_output ? te__shape_text(args->encoder_output, text) : "NULL", packed ? "[tokens, h]" : "[s_kv, b, h] or [b, s_kv, h]");
+        return te__fail(
+            m->te, args->encoder_output ? TE_ERR_SHAPE : TE_ERR_INVALID,
+            "MultiheadAttention: encoder_output is %s; cross attention takes keys and values from it: %s is needed",
+            args->encoder_output ? te__shape_text(args->encoder_output, text) : "NULL",
+            packed ? "[tokens, h]" : "[s_kv, b, h] or [b, s_kv, h]");
     if (args->attention.qkv_layer || args->attention.kv_layer)
-        return te__fail(m->te, TE_ERR_INVALID, "MultiheadAttention: %s is given; it projects its input to queries, keys and values itself: leave it NULL, or call DotProductAttention",
+        return te__fail(m->te, TE_ERR_INVALID,
+                        "MultiheadAttention: %s is given; it projects its input to queries, keys and values itself: "
+                        "leave it NULL, or call DotProductAttention",
                         args->attention.qkv_layer ? "qkv_layer" : "kv_layer");
     if (!args->attention.inference_params) return TE_OK;
-    if (cross) return te__fail(m->te, TE_ERR_INVALID, "MultiheadAttention: inference_params with cross attention, whose keys are those of encoder_output; leave it NULL");
+    if (cross)
+        return te__fail(m->te, TE_ERR_INVALID,
+                        "MultiheadAttention: inference_params with cross attention, whose keys are those of "
+                        "encoder_output; leave it NULL");
     return te__inference_ready(args->attention.inference_params, m->te, "MultiheadAttention");
 }
 
@@ -200,9 +231,11 @@ static te_result te__mha_forward(te_module *m, te_forward_args *args) {
     int i;
     for (i = 0; i < 2 && result == TE_OK; i++) result = te__mha_rotary(m, args, i, &own[i], &rotary[i]);
     if (result != TE_OK) return result;
-    apart = (args->rotary_key && args->rotary_key != args->rotary) || o->qkv_format == TE_THD || (o->qk_norm_type && o->qk_norm_before_rope);
+    apart = (args->rotary_key && args->rotary_key != args->rotary) || o->qkv_format == TE_THD ||
+            (o->qk_norm_type && o->qk_norm_before_rope);
     te__hand_on(&core, args);
-    if (!te__mha_parts(m, args, apart ? NULL : rotary[0], o->qk_norm_type || (apart && (rotary[0] || rotary[1])), &core, &ln_out))
+    if (!te__mha_parts(m, args, apart ? NULL : rotary[0], o->qk_norm_type || (apart && (rotary[0] || rotary[1])), &core,
+                       &ln_out))
         return te_error_code(m->te) != TE_OK ? te_error_code(m->te) : TE_ERR_STATE;
     for (i = 0; i < 2; i++) {
         te_tensor **part = i == 0 ? &core.input : &core.key;
@@ -220,17 +253,21 @@ static te_result te__mha_forward(te_module *m, te_forward_args *args) {
     args->outputs.max_logit = core.outputs.max_logit;
     return te__output(m, args, proj.outputs.out);
 }
-static const te_module_class te__mha_class = {"MultiheadAttention", sizeof(te_multihead_attention_desc), te__mha_forward, NULL, NULL};
+static const te_module_class te__mha_class = {"MultiheadAttention", sizeof(te_multihead_attention_desc),
+                                              te__mha_forward, NULL, NULL};
 
 /* Fills the defaults; false with the error recorded when the sizes do not fit, or all heads together have more channels than a layer. */
 static bool te__heads_ok(te_ctx *te, const char *function, int64_t hidden, te_attention_options *o) {
-    if (o->num_attention_heads >= 1 && o->kv_channels == 0 && hidden >= 1 && hidden % o->num_attention_heads == 0) o->kv_channels = hidden / o->num_attention_heads;
+    if (o->num_attention_heads >= 1 && o->kv_channels == 0 && hidden >= 1 && hidden % o->num_attention_heads == 0)
+        o->kv_channels = hidden / o->num_attention_heads;
     if (o->num_gqa_groups == 0) o->num_gqa_groups = o->num_attention_heads;
-    if (o->num_attention_heads >= 1 && o->num_gqa_groups >= 1 && o->num_attention_heads % o->num_gqa_groups == 0 && o->kv_channels >= 1 && hidden >= 1 &&
+    if (o->num_attention_heads >= 1 && o->num_gqa_groups >= 1 && o->num_attention_heads % o->num_gqa_groups == 0 &&
+        o->kv_channels >= 1 && hidden >= 1 &&
         o->kv_channels <= TE__MAX_LAYER_SIZE / (o->num_attention_heads + 2 * (int64_t)o->num_gqa_groups))
         return true;
     te__fail(te, TE_ERR_INVALID,
-             "%s: hidden_size %lld, num_attention_heads %d, num_gqa_groups %d, kv_channels %lld; the heads must divide the hidden size (or kv_channels "
+             "%s: hidden_size %lld, num_attention_heads %d, num_gqa_groups %d, kv_channels %lld; the heads must divide "
+             "the hidden size (or kv_channels "
              "be given), the groups must divide the heads, and all channels be fewer than 2^62",
              function, (long long)hidden, o->num_attention_heads, o->num_gqa_groups, (long long)o->kv_channels);
     return false;
@@ -254,7 +291,8 @@ static te_module *te__mha_built(te_module *m, te_module *outer) {
 
 /* A projection of m, with the norm in front where `norm` says so. `blocks`: the rows of queries, keys and values that it has, each 0 for none. Not interleaved, each of the three
  * is shared by itself, so that each rank's heads are those that follow its number; not fused, each is a parameter of its own. */
-static void te__add_projection(te_module *m, const te_multihead_attention_desc *d, const char *name, bool norm, const int64_t blocks[3]) {
+static void te__add_projection(te_module *m, const te_multihead_attention_desc *d, const char *name, bool norm,
+                               const int64_t blocks[3]) {
     static const char *const parts[3] = {"query", "key", "value"};
     const char *names[3];
     int64_t sizes[3];
@@ -274,7 +312,8 @@ static void te__add_projection(te_module *m, const te_multihead_attention_desc *
     l.norm = d->norm;
     l.gemm = d->gemm;
     l.gemm.return_bias = false;
-    l.parallel = te__child_parallel(m, &d->parallel, d->parallel.set_parallel_mode ? TE_PARALLEL_COLUMN : TE_PARALLEL_NONE);
+    l.parallel =
+        te__child_parallel(m, &d->parallel, d->parallel.set_parallel_mode ? TE_PARALLEL_COLUMN : TE_PARALLEL_NONE);
     l.return_layernorm_output = d->return_layernorm_output;
     if (d->attention.no_fuse_qkv_params) {
         l.parameters_split.names = names;
@@ -315,9 +354,13 @@ static void te__add_qk_norms(te_module *m, const te_multihead_attention_desc *d)
 }
 /* Choices that no other place checks; false with the error recorded. */
 static bool te__mha_choices_ok(te_ctx *te, const te_attention_options *o) {
-    if ((int)o->attention_type < 0 || o->attention_type > TE_ATTENTION_CROSS || (int)o->qk_norm_type < 0 || o->qk_norm_type > TE_QK_NORM_LAYERNORM || !(o->qk_norm_eps >= 0.0f)) {
-        te__fail(te, TE_ERR_INVALID, "te_multihead_attention_create: attention_type %d, qk_norm_type %d, qk_norm_eps %g; TE_ATTENTION_SELF (0) and TE_ATTENTION_CROSS (1), "
-                 "TE_QK_NORM_NONE (0) to TE_QK_NORM_LAYERNORM (3), and 0 or more are possible", (int)o->attention_type, (int)o->qk_norm_type, (double)o->qk_norm_eps);
+    if ((int)o->attention_type < 0 || o->attention_type > TE_ATTENTION_CROSS || (int)o->qk_norm_type < 0 ||
+        o->qk_norm_type > TE_QK_NORM_LAYERNORM || !(o->qk_norm_eps >= 0.0f)) {
+        te__fail(te, TE_ERR_INVALID,
+                 "te_multihead_attention_create: attention_type %d, qk_norm_type %d, qk_norm_eps %g; TE_ATTENTION_SELF "
+                 "(0) and TE_ATTENTION_CROSS (1), "
+                 "TE_QK_NORM_NONE (0) to TE_QK_NORM_LAYERNORM (3), and 0 or more are possible",
+                 (int)o->attention_type, (int)o->qk_norm_type, (double)o->qk_norm_eps);
         return false;
     }
     return true;
@@ -331,13 +374,17 @@ TE_API te_module *te_multihead_attention_create(te_ctx *te, const te_multihead_a
     int64_t blocks[3];
     if (!te || !te__has_desc(te, desc, "te_multihead_attention_create")) return NULL;
     d = *desc;
-    if (!te__mha_choices_ok(te, &d.attention) || !te__heads_ok(te, "te_multihead_attention_create", d.hidden_size, &d.attention)) return NULL;
+    if (!te__mha_choices_ok(te, &d.attention) ||
+        !te__heads_ok(te, "te_multihead_attention_create", d.hidden_size, &d.attention))
+        return NULL;
     m = te__module_named(te, &te__mha_class, d.name, "self_attention");
     if (!m) return NULL;
     *(te_multihead_attention_desc *)m->state = d;
     outer = te->making;
     te->making = m;
-    if (!te__heads_shared(m, &d.parallel, d.parallel.set_parallel_mode ? TE_PARALLEL_COLUMN : TE_PARALLEL_NONE, &d.attention)) return te__mha_built(m, outer);
+    if (!te__heads_shared(m, &d.parallel, d.parallel.set_parallel_mode ? TE_PARALLEL_COLUMN : TE_PARALLEL_NONE,
+                          &d.attention))
+        return te__mha_built(m, outer);
     blocks[0] = d.attention.num_attention_heads * d.attention.kv_channels;
     blocks[1] = blocks[2] = d.attention.num_gqa_groups * d.attention.kv_channels;
     if (d.attention.attention_type == TE_ATTENTION_SELF)
@@ -359,7 +406,8 @@ TE_API te_module *te_multihead_attention_create(te_ctx *te, const te_multihead_a
     proj.in_features = d.attention.num_attention_heads * d.attention.kv_channels;
     proj.out_features = d.hidden_size;
     proj.gemm = d.gemm;
-    proj.parallel = te__child_parallel(m, &d.parallel, d.parallel.set_parallel_mode ? TE_PARALLEL_ROW : TE_PARALLEL_NONE);
+    proj.parallel =
+        te__child_parallel(m, &d.parallel, d.parallel.set_parallel_mode ? TE_PARALLEL_ROW : TE_PARALLEL_NONE);
     proj.gemm.init = d.output_layer_init;
     te__adopt(m, proj.name, te_linear_create(te, &proj));
     return te__mha_built(m, outer);
@@ -378,11 +426,15 @@ static te_tensor *te__residual(te_module *m, const te_outputs *y, te_tensor *res
 
 /* Of a call's options those that its two attentions share out: lengths go to the one whose mask has padding, and self attention's keys are its queries. If neither mask has
  * padding, both attentions get the lengths, and refuse them. */
-static void te__layer_calls(te_module *m, const te_forward_args *args, te_attention_call *self, te_attention_call *cross) {
+static void te__layer_calls(te_module *m, const te_forward_args *args, te_attention_call *self,
+                            te_attention_call *cross) {
     const te_transformer_layer_desc *d = (const te_transformer_layer_desc *)m->state;
     const te_cross_attention_call *c = &args->cross;
-    const bool pads = te__attn_pads(args->attention.attn_mask_type ? args->attention.attn_mask_type : d->attention.attn_mask_type);
-    const bool cross_pads = d->layer_type == TE_LAYER_DECODER && te__attn_pads(c->enc_dec_attn_mask_type ? c->enc_dec_attn_mask_type : d->enc_dec_attn_mask_type);
+    const bool pads =
+        te__attn_pads(args->attention.attn_mask_type ? args->attention.attn_mask_type : d->attention.attn_mask_type);
+    const bool cross_pads =
+        d->layer_type == TE_LAYER_DECODER &&
+        te__attn_pads(c->enc_dec_attn_mask_type ? c->enc_dec_attn_mask_type : d->enc_dec_attn_mask_type);
     te_attention_call *other = !pads && cross_pads ? self : pads && !cross_pads ? cross : NULL;
     *self = *cross = args->attention;
     self->cu_seqlens_kv = self->cu_seqlens_q;
@@ -394,7 +446,8 @@ static void te__layer_calls(te_module *m, const te_forward_args *args, te_attent
     cross->attention_mask = c->enc_dec_attn_mask;
     cross->attention_mask_q = c->enc_dec_attn_mask_q;
     cross->inference_params = NULL; /* its keys are the same in every step */
-    if (other) other->cu_seqlens_q = other->cu_seqlens_kv = other->cu_seqlens_q_padded = other->cu_seqlens_kv_padded = NULL;
+    if (other)
+        other->cu_seqlens_q = other->cu_seqlens_kv = other->cu_seqlens_q_padded = other->cu_seqlens_kv_padded = NULL;
 }
 
 static te_result te__layer_forward(te_module *m, te_forward_args *args) {
@@ -416,7 +469,8 @@ static te_result te__layer_forward(te_module *m, te_forward_args *args) {
         mlp.outputs.bias = NULL;
         out = te__residual(m, &mlp.outputs, x, d->drop_path_rate);
     } else { /* a residual begins at the norm's output if the norm returns it, else at the norm's input */
-        h = te__residual(m, &attention.outputs, attention.outputs.ln_out ? attention.outputs.ln_out : x, d->drop_path_rate);
+        h = te__residual(m, &attention.outputs, attention.outputs.ln_out ? attention.outputs.ln_out : x,
+                         d->drop_path_rate);
         if (d->layer_type == TE_LAYER_DECODER) {
             te__hand_on(&cross, args);
             cross.input = h;
@@ -441,31 +495,45 @@ static te_result te__layer_forward(te_module *m, te_forward_args *args) {
     args->outputs.max_logit = attention.outputs.max_logit;
     return te__output(m, args, out);
 }
-static const te_module_class te__layer_class = {"TransformerLayer", sizeof(te_transformer_layer_desc), te__layer_forward, NULL, NULL};
+static const te_module_class te__layer_class = {"TransformerLayer", sizeof(te_transformer_layer_desc),
+                                                te__layer_forward, NULL, NULL};
 
 /* Choices that no child checks; false with the error recorded. An encoder takes a decoder's at their defaults, written down or not. */
 static bool te__layer_choices_ok(te_ctx *te, const te_transformer_layer_desc *d) {
-    bool decoder = d->layer_type == TE_LAYER_DECODER, bounded = d->enc_dec_window.on && (d->enc_dec_window.left != -1 || d->enc_dec_window.right != -1);
-    bool cross = bounded || (d->enc_dec_attn_mask_type && d->enc_dec_attn_mask_type != TE_MASK_NONE) || d->enc_dec_bottom_right_diagonal;
-    if ((int)d->layer_type < 0 || d->layer_type > TE_LAYER_DECODER || !(d->drop_path_rate >= 0.0f && d->drop_path_rate < 1.0f)) {
-        te__fail(te, TE_ERR_INVALID, "te_transformer_layer_create: layer_type %d, drop_path_rate %g; TE_LAYER_ENCODER (0) and TE_LAYER_DECODER (1), and probabilities below 1 are possible",
+    bool decoder = d->layer_type == TE_LAYER_DECODER,
+         bounded = d->enc_dec_window.on && (d->enc_dec_window.left != -1 || d->enc_dec_window.right != -1);
+    bool cross = bounded || (d->enc_dec_attn_mask_type && d->enc_dec_attn_mask_type != TE_MASK_NONE) ||
+                 d->enc_dec_bottom_right_diagonal;
+    if ((int)d->layer_type < 0 || d->layer_type > TE_LAYER_DECODER ||
+        !(d->drop_path_rate >= 0.0f && d->drop_path_rate < 1.0f)) {
+        te__fail(te, TE_ERR_INVALID,
+                 "te_transformer_layer_create: layer_type %d, drop_path_rate %g; TE_LAYER_ENCODER (0) and "
+                 "TE_LAYER_DECODER (1), and probabilities below 1 are possible",
                  (int)d->layer_type, (double)d->drop_path_rate);
         return false;
     }
     if (d->attention.attention_type != TE_ATTENTION_SELF) {
-        te__fail(te, TE_ERR_INVALID, "te_transformer_layer_create: attention.attention_type %d; a layer has self attention, and cross attention beside it with layer_type TE_LAYER_DECODER: "
-                 "leave it 0", (int)d->attention.attention_type);
+        te__fail(te, TE_ERR_INVALID,
+                 "te_transformer_layer_create: attention.attention_type %d; a layer has self attention, and cross "
+                 "attention beside it with layer_type TE_LAYER_DECODER: "
+                 "leave it 0",
+                 (int)d->attention.attention_type);
         return false;
     }
     if ((decoder && d->parallel_attention_mlp) || (!decoder && cross)) {
         te__fail(te, TE_ERR_INVALID, "te_transformer_layer_create: layer_type %d with %s", (int)d->layer_type,
-                 decoder ? "parallel_attention_mlp; the two halves of a decoder follow each other: leave one of them out"
-                         : "enc_dec_attn_mask_type, enc_dec_window or enc_dec_bottom_right_diagonal; those are a decoder's: leave them at their defaults, or take TE_LAYER_DECODER (1)");
+                 decoder
+                     ? "parallel_attention_mlp; the two halves of a decoder follow each other: leave one of them out"
+                     : "enc_dec_attn_mask_type, enc_dec_window or enc_dec_bottom_right_diagonal; those are a "
+                       "decoder's: leave them at their defaults, or take TE_LAYER_DECODER (1)");
         return false;
     }
     if (d->parallel_attention_mlp && (d->apply_residual_connection_post_layernorm || d->output_layernorm)) {
-        te__fail(te, TE_ERR_INVALID, "te_transformer_layer_create: parallel_attention_mlp with %s; the halves of such a layer share one residual, which begins at its input, and each has its own "
-                 "norm in front: leave one of the two out", d->output_layernorm ? "output_layernorm" : "apply_residual_connection_post_layernorm");
+        te__fail(te, TE_ERR_INVALID,
+                 "te_transformer_layer_create: parallel_attention_mlp with %s; the halves of such a layer share one "
+                 "residual, which begins at its input, and each has its own "
+                 "norm in front: leave one of the two out",
+                 d->output_layernorm ? "output_layernorm" : "apply_residual_connection_post_layernorm");
         return false;
     }
     return true;
@@ -478,7 +546,8 @@ TE_API te_module *te_transformer_layer_create(te_ctx *te, const te_transformer_l
     te_module *m, *outer;
     if (!te || !te__has_desc(te, desc, "te_transformer_layer_create")) return NULL;
     d = *desc;
-    if (!te__layer_choices_ok(te, &d) || !te__heads_ok(te, "te_transformer_layer_create", d.hidden_size, &d.attention)) return NULL;
+    if (!te__layer_choices_ok(te, &d) || !te__heads_ok(te, "te_transformer_layer_create", d.hidden_size, &d.attention))
+        return NULL;
     m = te__module_named(te, &te__layer_class, d.name, "layer");
     if (!m) return NULL;
     d.gemm.return_bias = !d.parallel_attention_mlp; /* te_bias_dropout_add adds the biases */
@@ -525,7 +594,8 @@ TE_API te_module *te_transformer_layer_create(te_ctx *te, const te_transformer_l
         n.device = d.gemm.device;
         n.parallel = te__child_parallel(m, &d.parallel, TE_PARALLEL_NONE);
         n.name = "layernorm";
-        te__adopt(m, n.name, d.norm.normalization == TE_RMSNORM ? te_rmsnorm_create(te, &n) : te_layernorm_create(te, &n));
+        te__adopt(m, n.name,
+                  d.norm.normalization == TE_RMSNORM ? te_rmsnorm_create(te, &n) : te_layernorm_create(te, &n));
     }
     te->making = outer;
     return te__module_built(m);

@@ -47,242 +47,320 @@ enum {
 
 /* T(field, flags): a tensor. L(list, member, n, flags): n tensors: the pointers list[i], or, with a member, list[i].member. An operation without a line
  * does not compile; a field that is missing fails tests/nn/test_graph.c, a use that is wrong tests/mend/test_bytes_inside.c. */
-#define TE__ARGS_copy(T, L) T(src, TE__IN | TE__AS_BYTES | TE__STRIDED | TE__MEETS) T(dst, TE__OUT | TE__AS_BYTES | TE__STRIDED | TE__MEETS)
+#define TE__ARGS_copy(T, L) \
+    T(src, TE__IN | TE__AS_BYTES | TE__STRIDED | TE__MEETS) T(dst, TE__OUT | TE__AS_BYTES | TE__STRIDED | TE__MEETS)
 #define TE__ARGS_fill(T, L) T(dst, TE__OUT | TE__AS_BYTES)
 #define TE__ARGS_random(T, L) T(dst, TE__OUT | TE__AS_FLOAT) T(rng, TE__IN | TE__AS_I64 | TE__OPT)
-#define TE__ARGS_axpby(T, L)                                                                                                              \
-    T(x, TE__IN | TE__AS_FLOAT | TE__SAME) T(y, TE__IN | TE__AS_FLOAT | TE__SAME | TE__OPT) T(out, TE__OUT | TE__AS_FLOAT | TE__SAME)    \
-        T(alpha_device, TE__IN | TE__AS_F32 | TE__OPT) T(divide_device, TE__IN | TE__AS_F32 | TE__OPT)
-#define TE__ARGS_mul(T, L) T(x, TE__IN | TE__AS_FLOAT | TE__SAME) T(y, TE__IN | TE__AS_FLOAT | TE__SAME) T(out, TE__OUT | TE__AS_FLOAT | TE__SAME)
+#define TE__ARGS_axpby(T, L) \
+    T(x, TE__IN | TE__AS_FLOAT | TE__SAME) T(y, TE__IN | TE__AS_FLOAT | TE__SAME | TE__OPT) \
+    T(out, TE__OUT | TE__AS_FLOAT | TE__SAME) T(alpha_device, TE__IN | TE__AS_F32 | TE__OPT) \
+    T(divide_device, TE__IN | TE__AS_F32 | TE__OPT)
+#define TE__ARGS_mul(T, L) \
+    T(x, TE__IN | TE__AS_FLOAT | TE__SAME) T(y, TE__IN | TE__AS_FLOAT | TE__SAME) \
+    T(out, TE__OUT | TE__AS_FLOAT | TE__SAME)
 #define TE__ARGS_row_dot(T, L) T(x, TE__IN | TE__AS_FLOAT) T(y, TE__IN | TE__AS_FLOAT) T(out, TE__OUT | TE__AS_FLOAT)
 #define TE__ARGS_sum(T, L) T(x, TE__IN | TE__AS_FLOAT) T(out, TE__OUT | TE__AS_F32)
 #define TE__ARGS_column_sum(T, L) T(x, TE__IN | TE__AS_FLOAT) T(out, TE__SUM | TE__AS_FLOAT)
-#define TE__ARGS_embedding_fwd(T, L) T(ids, TE__IN | TE__AS_INDEX) T(table, TE__IN | TE__AS_FLOAT) T(y, TE__OUT | TE__AS_FLOAT)
-#define TE__ARGS_embedding_bwd(T, L) T(ids, TE__IN | TE__AS_INDEX) T(dy, TE__IN | TE__AS_FLOAT) T(dtable, TE__SUM | TE__AS_FLOAT)
+#define TE__ARGS_embedding_fwd(T, L) \
+    T(ids, TE__IN | TE__AS_INDEX) T(table, TE__IN | TE__AS_FLOAT) T(y, TE__OUT | TE__AS_FLOAT)
+#define TE__ARGS_embedding_bwd(T, L) \
+    T(ids, TE__IN | TE__AS_INDEX) T(dy, TE__IN | TE__AS_FLOAT) T(dtable, TE__SUM | TE__AS_FLOAT)
 #define TE__GROUPS(T) T(groups, TE__IN | TE__AS_I32 | TE__OPT) /* the group of each row */
-#define TE__ARGS_amax(T, L) T(x, TE__IN | TE__AS_FLOAT) T(amax, TE__KEPT | TE__AS_F32 | TE__STRIDED) T(noop, TE__IN | TE__AS_F32 | TE__OPT) TE__GROUPS(T)
-#define TE__ARGS_scale_from_amax(T, L) T(amax, TE__IN | TE__AS_F32) T(scale, TE__OUT | TE__AS_F32) T(scale_inv, TE__OUT | TE__AS_F32 | TE__OPT)
-#define TE__ARGS_delayed_update(T, L)                                                                                     \
-    L(amax_history, , a->count, TE__INOUT | TE__AS_F32) L(scale, , a->count, TE__INOUT | TE__AS_F32) T(reduced, TE__IN | TE__AS_F32 | TE__OPT)
+#define TE__ARGS_amax(T, L) \
+    T(x, TE__IN | TE__AS_FLOAT) T(amax, TE__KEPT | TE__AS_F32 | TE__STRIDED) T(noop, TE__IN | TE__AS_F32 | TE__OPT) \
+    TE__GROUPS(T)
+#define TE__ARGS_scale_from_amax(T, L) \
+    T(amax, TE__IN | TE__AS_F32) T(scale, TE__OUT | TE__AS_F32) T(scale_inv, TE__OUT | TE__AS_F32 | TE__OPT)
+#define TE__ARGS_delayed_update(T, L) \
+    L(amax_history, , a->count, TE__INOUT | TE__AS_F32) L(scale, , a->count, TE__INOUT | TE__AS_F32) \
+    T(reduced, TE__IN | TE__AS_F32 | TE__OPT)
 #define TE__ARGS_delayed_gather(T, L) L(amax_history, , a->count, TE__IN | TE__AS_F32) T(amaxes, TE__OUT | TE__AS_F32)
-#define TE__ARGS_fp8_quantize(T, L)                                                                                                           \
-    T(x, TE__IN | TE__AS_FLOAT) T(row, TE__MADE | TE__AS_FP8 | TE__OPT) T(col, TE__MADE | TE__AS_FP8 | TE__OPT)                                \
-        T(scale, TE__IN | TE__AS_F32 | TE__STRIDED | TE__NEED(!a->current)) T(scale_inv, TE__MADE | TE__AS_F32 | TE__OPT)                     \
-        T(amax, (a->current ? TE__MADE : TE__INOUT) | TE__AS_F32 | TE__STRIDED | TE__OPT) T(noop, TE__IN | TE__AS_F32 | TE__OPT)                \
-        T(x_amax, TE__INOUT | TE__AS_F32 | TE__OPT) T(dbias, TE__OUT | TE__AS_FLOAT | TE__OPT) TE__GROUPS(T)
+#define TE__ARGS_fp8_quantize(T, L) \
+    T(x, TE__IN | TE__AS_FLOAT) T(row, TE__MADE | TE__AS_FP8 | TE__OPT) T(col, TE__MADE | TE__AS_FP8 | TE__OPT) \
+    T(scale, TE__IN | TE__AS_F32 | TE__STRIDED | TE__NEED(!a->current)) \
+    T(scale_inv, TE__MADE | TE__AS_F32 | TE__OPT) \
+    T(amax, (a->current ? TE__MADE : TE__INOUT) | TE__AS_F32 | TE__STRIDED | TE__OPT) \
+    T(noop, TE__IN | TE__AS_F32 | TE__OPT) T(x_amax, TE__INOUT | TE__AS_F32 | TE__OPT) \
+    T(dbias, TE__OUT | TE__AS_FLOAT | TE__OPT) TE__GROUPS(T)
 #define TE__ARGS_FP8_DECODE(T) T(q, TE__IN | TE__AS_FP8) T(scale_inv, TE__IN | TE__AS_F32) T(y, TE__OUT | TE__AS_FLOAT)
 #define TE__ARGS_fp8_dequantize(T, L) TE__ARGS_FP8_DECODE(T) TE__GROUPS(T)
-#define TE__ARGS_transpose(T, L)                                                                                                       \
-    T(src, TE__IN | TE__AS_E2M1 | (TE__AS_BYTES & ~TE__AS_I64)) T(dst, TE__OUT | TE__AS_E2M1 | (TE__AS_BYTES & ~TE__AS_I64))
-#define TE__ARGS_block_quantize(T, L)                                                                                                         \
-    T(x, TE__IN | TE__AS_FLOAT) T(row, TE__MADE | TE__AS_FP8 | TE__OPT) T(row_scale_inv, TE__MADE | TE__AS_F32 | TE__NEED(a->row))             \
-        T(col, TE__MADE | TE__AS_FP8 | TE__OPT) T(col_scale_inv, TE__MADE | TE__AS_F32 | TE__NEED(a->col)) T(noop, TE__IN | TE__AS_F32 | TE__OPT)
+#define TE__ARGS_transpose(T, L) \
+    T(src, TE__IN | TE__AS_E2M1 | (TE__AS_BYTES & ~TE__AS_I64)) \
+    T(dst, TE__OUT | TE__AS_E2M1 | (TE__AS_BYTES & ~TE__AS_I64))
+#define TE__ARGS_block_quantize(T, L) \
+    T(x, TE__IN | TE__AS_FLOAT) T(row, TE__MADE | TE__AS_FP8 | TE__OPT) \
+    T(row_scale_inv, TE__MADE | TE__AS_F32 | TE__NEED(a->row)) T(col, TE__MADE | TE__AS_FP8 | TE__OPT) \
+    T(col_scale_inv, TE__MADE | TE__AS_F32 | TE__NEED(a->col)) T(noop, TE__IN | TE__AS_F32 | TE__OPT)
 #define TE__ARGS_block_dequantize(T, L) TE__ARGS_FP8_DECODE(T)
-#define TE__ARGS_mxfp8_quantize(T, L)                                                                                                         \
-    T(x, TE__IN | TE__AS_FLOAT) T(row, TE__MADE | TE__AS_FP8 | TE__OPT) T(row_scale, TE__MADE | TE__AS_E8M0 | TE__NEED(a->row))                \
-        T(col, TE__MADE | TE__AS_FP8 | TE__OPT) T(col_scale, TE__MADE | TE__AS_E8M0 | TE__NEED(a->col)) T(noop, TE__IN | TE__AS_F32 | TE__OPT)
-#define TE__ARGS_mxfp8_dequantize(T, L) T(q, TE__IN | TE__AS_FP8) T(scale, TE__IN | TE__AS_E8M0) T(y, TE__OUT | TE__AS_FLOAT)
+#define TE__ARGS_mxfp8_quantize(T, L) \
+    T(x, TE__IN | TE__AS_FLOAT) T(row, TE__MADE | TE__AS_FP8 | TE__OPT) \
+    T(row_scale, TE__MADE | TE__AS_E8M0 | TE__NEED(a->row)) T(col, TE__MADE | TE__AS_FP8 | TE__OPT) \
+    T(col_scale, TE__MADE | TE__AS_E8M0 | TE__NEED(a->col)) T(noop, TE__IN | TE__AS_F32 | TE__OPT)
+#define TE__ARGS_mxfp8_dequantize(T, L) \
+    T(q, TE__IN | TE__AS_FP8) T(scale, TE__IN | TE__AS_E8M0) T(y, TE__OUT | TE__AS_FLOAT)
 #define TE__ARGS_shard_amax(T, L) T(x, TE__IN | TE__AS_FLOAT) T(amax, TE__OUT | TE__AS_F32)
-#define TE__ARGS_shard_scales(T, L)                                                                                                            \
-    T(amax, TE__IN | TE__AS_F32 | TE__NEED(a->scaling != TE_SCALING_MXFP8 || a->row_scale))                                                    \
-        T(amax_col, TE__IN | TE__AS_F32 | TE__NEED(a->scaling == TE_SCALING_MXFP8 && a->col_scale))                                           \
-        T(amax_tensor, TE__IN | TE__AS_F32 | TE__NEED(a->scaling == TE_SCALING_NVFP4)) T(row_scale, TE__OUT | TE__AS_SCALE | TE__OPT)          \
-        T(col_scale, TE__OUT | TE__AS_SCALE | TE__OPT) T(multiplier, TE__OUT | TE__AS_F32 | TE__OPT)
-#define TE__ARGS_shard_cast(T, L)                                                                                                              \
-    T(x, TE__IN | TE__AS_FLOAT) T(dst, TE__INOUT | TE__AS_FP8 | TE__AS_E2M1) T(scale, TE__IN | TE__AS_SCALE)                                   \
-        T(amax_tensor, TE__IN | TE__AS_F32 | TE__NEED(a->scaling == TE_SCALING_NVFP4)) T(amax, TE__INOUT | TE__AS_F32 | TE__OPT)               \
-        T(multiplier, TE__IN | TE__AS_F32 | TE__OPT)
-#define TE__ARGS_quant_error(T, L)                                                                                                     \
-    T(x, TE__IN | TE__AS_FLOAT) T(y, TE__IN | TE__AS_F32) T(limit, TE__IN | TE__AS_F32 | TE__OPT) T(counts, TE__OUT | TE__AS_I64)      \
-        T(sums, TE__OUT | TE__AS_F32)
-#define TE__ARGS_nvfp4_amax(T, L)                                                                                                    \
-    T(x, TE__IN | TE__AS_FLOAT) T(amax_row, TE__KEPT | TE__AS_F32 | TE__OPT) T(amax_col, TE__KEPT | TE__AS_F32 | TE__OPT)           \
-        T(noop, TE__IN | TE__AS_F32 | TE__OPT) TE__GROUPS(T)
+#define TE__ARGS_shard_scales(T, L) \
+    T(amax, TE__IN | TE__AS_F32 | TE__NEED(a->scaling != TE_SCALING_MXFP8 || a->row_scale)) \
+    T(amax_col, TE__IN | TE__AS_F32 | TE__NEED(a->scaling == TE_SCALING_MXFP8 && a->col_scale)) \
+    T(amax_tensor, TE__IN | TE__AS_F32 | TE__NEED(a->scaling == TE_SCALING_NVFP4)) \
+    T(row_scale, TE__OUT | TE__AS_SCALE | TE__OPT) T(col_scale, TE__OUT | TE__AS_SCALE | TE__OPT) \
+    T(multiplier, TE__OUT | TE__AS_F32 | TE__OPT)
+#define TE__ARGS_shard_cast(T, L) \
+    T(x, TE__IN | TE__AS_FLOAT) T(dst, TE__INOUT | TE__AS_FP8 | TE__AS_E2M1) T(scale, TE__IN | TE__AS_SCALE) \
+    T(amax_tensor, TE__IN | TE__AS_F32 | TE__NEED(a->scaling == TE_SCALING_NVFP4)) \
+    T(amax, TE__INOUT | TE__AS_F32 | TE__OPT) T(multiplier, TE__IN | TE__AS_F32 | TE__OPT)
+#define TE__ARGS_quant_error(T, L) \
+    T(x, TE__IN | TE__AS_FLOAT) T(y, TE__IN | TE__AS_F32) T(limit, TE__IN | TE__AS_F32 | TE__OPT) \
+    T(counts, TE__OUT | TE__AS_I64) T(sums, TE__OUT | TE__AS_F32)
+#define TE__ARGS_nvfp4_amax(T, L) \
+    T(x, TE__IN | TE__AS_FLOAT) T(amax_row, TE__KEPT | TE__AS_F32 | TE__OPT) \
+    T(amax_col, TE__KEPT | TE__AS_F32 | TE__OPT) T(noop, TE__IN | TE__AS_F32 | TE__OPT) TE__GROUPS(T)
 /* One amax of both copies, if it is the same number of both: of the same values, and all of them. */
 #define TE__ONE_AMAX ((a->rht && a->col) || (a->amax_row && te__numel(a->amax_row) != 1) ? 0 : TE__TWIN)
-#define TE__ARGS_nvfp4_quantize(T, L)                                                                                                          \
-    T(x, TE__IN | TE__AS_FLOAT) T(row, TE__MADE | TE__AS_E2M1 | TE__OPT) T(row_scale, TE__MADE | TE__AS_E4M3 | TE__NEED(a->row))               \
-        T(col, TE__MADE | TE__AS_E2M1 | TE__OPT) T(col_scale, TE__MADE | TE__AS_E4M3 | TE__NEED(a->col))                                       \
-        T(amax_row, TE__MEASURED | TE__AS_F32 | TE__ONE_AMAX | TE__NEED(a->row || !a->amax_col))                                              \
-        T(amax_col, TE__MEASURED | TE__AS_F32 | TE__ONE_AMAX | TE__OPT) T(rng, TE__IN | TE__AS_I64 | TE__OPT)                                 \
-        T(noop, TE__IN | TE__AS_F32 | TE__OPT) TE__GROUPS(T)
+#define TE__ARGS_nvfp4_quantize(T, L) \
+    T(x, TE__IN | TE__AS_FLOAT) T(row, TE__MADE | TE__AS_E2M1 | TE__OPT) \
+    T(row_scale, TE__MADE | TE__AS_E4M3 | TE__NEED(a->row)) T(col, TE__MADE | TE__AS_E2M1 | TE__OPT) \
+    T(col_scale, TE__MADE | TE__AS_E4M3 | TE__NEED(a->col)) \
+    T(amax_row, TE__MEASURED | TE__AS_F32 | TE__ONE_AMAX | TE__NEED(a->row || !a->amax_col)) \
+    T(amax_col, TE__MEASURED | TE__AS_F32 | TE__ONE_AMAX | TE__OPT) T(rng, TE__IN | TE__AS_I64 | TE__OPT) \
+    T(noop, TE__IN | TE__AS_F32 | TE__OPT) TE__GROUPS(T)
 #define TE__ARGS_nvfp4_dequantize(T, L) \
-    T(q, TE__IN | TE__AS_E2M1) T(scale, TE__IN | TE__AS_E4M3) T(amax, TE__IN | TE__AS_F32) T(y, TE__OUT | TE__AS_FLOAT) TE__GROUPS(T)
-#define TE__ARGS_gemm(T, L)                                                                                                                    \
-    T(a, TE__IN | TE__AS_OPERAND | TE__STRIDED) T(b, TE__IN | TE__AS_OPERAND | TE__STRIDED)                                                          \
-        T(d, TE__SUM | TE__PART(d, a->m, a->n) | TE__AS_FLOAT | TE__STRIDED)                                                                   \
-        T(scale_a, TE__IN | TE__AS_SCALE | TE__NEED(a->scaling_a != TE_SCALING_TENSOR))                                                        \
-        T(scale_b, TE__IN | TE__AS_SCALE | TE__NEED(a->scaling_b != TE_SCALING_TENSOR)) T(bias, TE__IN | TE__AS_FLOAT | TE__OPT)               \
-        T(aux, TE__AUX | TE__PART(aux, a->m, a->n) | TE__AS_FLOAT | TE__STRIDED) T(bias_gradient, TE__OUT | TE__AS_FLOAT | TE__OPT)            \
-        T(amax_a, TE__IN | TE__AS_F32 | TE__NEED(a->scaling_a == TE_SCALING_NVFP4))                                                            \
-        T(amax_b, TE__IN | TE__AS_F32 | TE__NEED(a->scaling_b == TE_SCALING_NVFP4))
+    T(q, TE__IN | TE__AS_E2M1) T(scale, TE__IN | TE__AS_E4M3) T(amax, TE__IN | TE__AS_F32) \
+    T(y, TE__OUT | TE__AS_FLOAT) TE__GROUPS(T)
+#define TE__ARGS_gemm(T, L) \
+    T(a, TE__IN | TE__AS_OPERAND | TE__STRIDED) T(b, TE__IN | TE__AS_OPERAND | TE__STRIDED) \
+    T(d, TE__SUM | TE__PART(d, a->m, a->n) | TE__AS_FLOAT | TE__STRIDED) \
+    T(scale_a, TE__IN | TE__AS_SCALE | TE__NEED(a->scaling_a != TE_SCALING_TENSOR)) \
+    T(scale_b, TE__IN | TE__AS_SCALE | TE__NEED(a->scaling_b != TE_SCALING_TENSOR)) \
+    T(bias, TE__IN | TE__AS_FLOAT | TE__OPT) \
+    T(aux, TE__AUX | TE__PART(aux, a->m, a->n) | TE__AS_FLOAT | TE__STRIDED) \
+    T(bias_gradient, TE__OUT | TE__AS_FLOAT | TE__OPT) \
+    T(amax_a, TE__IN | TE__AS_F32 | TE__NEED(a->scaling_a == TE_SCALING_NVFP4)) \
+    T(amax_b, TE__IN | TE__AS_F32 | TE__NEED(a->scaling_b == TE_SCALING_NVFP4))
 /* Along rows the device alone knows how many the groups have. */
-#define TE__ARGS_grouped_gemm(T, L)                                                                                                            \
-    T(a, TE__IN | TE__AS_OPERAND | TE__STRIDED) T(b, TE__IN | TE__AS_OPERAND | TE__STRIDED)                                                          \
-        T(d, TE__SUM | TE__PART(d, a->along_k ? te__size_times(a->groups, a->m) : 0, a->n) | TE__AS_FLOAT | TE__STRIDED) \
-        T(sizes, TE__IN | TE__AS_INDEX | TE__OPT) T(offsets, TE__IN | TE__AS_INDEX | TE__OPT)                                                  \
-        T(scale_a, TE__IN | TE__AS_SCALE | TE__NEED(a->scaling_a != TE_SCALING_TENSOR))                                                        \
-        T(scale_b, TE__IN | TE__AS_SCALE | TE__NEED(a->scaling_b != TE_SCALING_TENSOR)) T(bias, TE__IN | TE__AS_FLOAT | TE__OPT)               \
-        T(aux, TE__AUX | TE__PART(aux, 0, a->n) | TE__AS_FLOAT | TE__STRIDED)
-#define TE__ARGS_layernorm_fwd(T, L)                                                                                                           \
-    T(x, TE__IN | TE__AS_FLOAT) T(gamma, TE__IN | TE__AS_FLOAT) T(beta, TE__IN | TE__AS_FLOAT | TE__OPT)                                       \
-        T(y, TE__OUT | TE__AS_FLOAT | TE__AS_FP8) T(mean, TE__OUT | TE__AS_F32 | TE__OPT) T(rstd, TE__OUT | TE__AS_F32 | TE__OPT)              \
-        T(scale, TE__IN | TE__AS_F32 | TE__OPT) T(scale_inv, TE__OUT | TE__AS_F32 | TE__OPT) T(amax, TE__INOUT | TE__AS_F32 | TE__OPT)         \
-        T(y_amax, TE__OUT | TE__AS_F32 | TE__OPT) T(y_col, TE__OUT | TE__AS_FP8 | TE__OPT)
-#define TE__ARGS_NORM_BWD(T, needs_mean)                                                                                                       \
-    T(dy, TE__IN | TE__AS_FLOAT | TE__SAME) T(x, TE__IN | TE__AS_FLOAT) T(gamma, TE__IN | TE__AS_FLOAT) T(mean, TE__IN | TE__AS_F32 | needs_mean)         \
-        T(rstd, TE__IN | TE__AS_F32) T(add, TE__IN | TE__AS_FLOAT | TE__SAME | TE__OPT) T(dx, TE__OUT | TE__AS_FLOAT | TE__SAME)               \
-        T(dgamma, TE__SUM | TE__AS_FLOAT | TE__OPT) T(dbeta, TE__SUM | TE__AS_FLOAT | TE__OPT)
+#define TE__ARGS_grouped_gemm(T, L) \
+    T(a, TE__IN | TE__AS_OPERAND | TE__STRIDED) T(b, TE__IN | TE__AS_OPERAND | TE__STRIDED) \
+    T(d, TE__SUM | TE__PART(d, a->along_k ? te__size_times(a->groups, a->m) : 0, a->n) | TE__AS_FLOAT | TE__STRIDED) \
+    T(sizes, TE__IN | TE__AS_INDEX | TE__OPT) T(offsets, TE__IN | TE__AS_INDEX | TE__OPT) \
+    T(scale_a, TE__IN | TE__AS_SCALE | TE__NEED(a->scaling_a != TE_SCALING_TENSOR)) \
+    T(scale_b, TE__IN | TE__AS_SCALE | TE__NEED(a->scaling_b != TE_SCALING_TENSOR)) \
+    T(bias, TE__IN | TE__AS_FLOAT | TE__OPT) T(aux, TE__AUX | TE__PART(aux, 0, a->n) | TE__AS_FLOAT | TE__STRIDED)
+#define TE__ARGS_layernorm_fwd(T, L) \
+    T(x, TE__IN | TE__AS_FLOAT) T(gamma, TE__IN | TE__AS_FLOAT) T(beta, TE__IN | TE__AS_FLOAT | TE__OPT) \
+    T(y, TE__OUT | TE__AS_FLOAT | TE__AS_FP8) T(mean, TE__OUT | TE__AS_F32 | TE__OPT) \
+    T(rstd, TE__OUT | TE__AS_F32 | TE__OPT) T(scale, TE__IN | TE__AS_F32 | TE__OPT) \
+    T(scale_inv, TE__OUT | TE__AS_F32 | TE__OPT) T(amax, TE__INOUT | TE__AS_F32 | TE__OPT) \
+    T(y_amax, TE__OUT | TE__AS_F32 | TE__OPT) T(y_col, TE__OUT | TE__AS_FP8 | TE__OPT)
+#define TE__ARGS_NORM_BWD(T, needs_mean) \
+    T(dy, TE__IN | TE__AS_FLOAT | TE__SAME) T(x, TE__IN | TE__AS_FLOAT) T(gamma, TE__IN | TE__AS_FLOAT) \
+    T(mean, TE__IN | TE__AS_F32 | needs_mean) T(rstd, TE__IN | TE__AS_F32) \
+    T(add, TE__IN | TE__AS_FLOAT | TE__SAME | TE__OPT) T(dx, TE__OUT | TE__AS_FLOAT | TE__SAME) \
+    T(dgamma, TE__SUM | TE__AS_FLOAT | TE__OPT) T(dbeta, TE__SUM | TE__AS_FLOAT | TE__OPT)
 #define TE__ARGS_layernorm_bwd(T, L) TE__ARGS_NORM_BWD(T, 0)
 #define TE__ARGS_rmsnorm_fwd(T, L) TE__ARGS_layernorm_fwd(T, L)
 #define TE__ARGS_rmsnorm_bwd(T, L) TE__ARGS_NORM_BWD(T, TE__OPT)
-#define TE__ARGS_act_fwd(T, L)                                                                                                                 \
-    T(x, TE__IN | TE__AS_FLOAT | TE__SAME) T(y, TE__OUT | TE__AS_FLOAT | TE__AS_FP8 | TE__SAME | TE__NEED(!a->col))                    \
-        T(scale, TE__IN | TE__AS_F32 | TE__OPT) T(scale_inv, TE__OUT | TE__AS_F32 | TE__OPT) T(amax, TE__INOUT | TE__AS_F32 | TE__OPT)         \
-        T(col, TE__OUT | TE__AS_FP8 | TE__OPT)
-#define TE__ARGS_act_bwd(T, L)                                                                                                                 \
-    T(dy, TE__IN | TE__AS_FLOAT | TE__SAME) T(x, TE__IN | TE__AS_FLOAT | TE__SAME)                                                     \
-        T(dx, TE__OUT | TE__AS_FLOAT | TE__AS_FP8 | TE__SAME | TE__NEED(!a->col)) T(scale, TE__IN | TE__AS_F32 | TE__OPT)                  \
-        T(scale_inv, TE__OUT | TE__AS_F32 | TE__OPT) T(amax, TE__INOUT | TE__AS_F32 | TE__OPT) T(col, TE__OUT | TE__AS_FP8 | TE__OPT)          \
-        T(dbias, TE__SUM | TE__AS_FLOAT | TE__OPT)
-#define TE__ARGS_scaled_act_fwd(T, L) T(x, TE__IN | TE__AS_FLOAT | TE__SAME) T(act_scales, TE__IN | TE__AS_FLOAT) T(y, TE__OUT | TE__AS_FLOAT | TE__SAME)
-#define TE__ARGS_scaled_act_bwd(T, L)                                                                                                          \
-    T(dy, TE__IN | TE__AS_FLOAT | TE__SAME) T(x, TE__IN | TE__AS_FLOAT | TE__SAME) T(act_scales, TE__IN | TE__AS_FLOAT)                        \
-        T(dx, TE__OUT | TE__AS_FLOAT | TE__SAME) T(dact_scales, TE__OUT | TE__AS_FLOAT | TE__OPT)
-#define TE__ARGS_ROPE_ANGLES(T)                                                                                                                \
-    T(angles.start_positions, TE__IN | TE__AS_I32 | TE__OPT) T(angles.positions, TE__IN | TE__AS_INDEX | TE__OPT)     \
-        T(angles.freqs, TE__IN | TE__AS_F32 | TE__OPT)
-#define TE__ARGS_rope(T, L)                                                                                                                    \
-    T(x, TE__IN | TE__AS_FLOAT | TE__STRIDED | TE__SAME) T(y, TE__OUT | TE__AS_FLOAT | TE__STRIDED | TE__SAME)                                 \
-        TE__ARGS_ROPE_ANGLES(T) T(cu_seqlens, TE__IN | TE__AS_I32 | TE__OPT)
-#define TE__ARGS_QKV(T, packed, parts)                                                                                                         \
-    T(qkv, packed | TE__AS_FLOAT | TE__SAME) T(q, parts | TE__AS_FLOAT | TE__STRIDED | TE__NEED(!a->rotated))                                  \
-        T(k, parts | TE__AS_FLOAT | TE__STRIDED | TE__NEED(!a->rotated)) T(v, parts | TE__AS_FLOAT | TE__STRIDED | TE__NEED(!a->rotated))      \
-        T(rotated, parts | TE__AS_FLOAT | TE__SAME | TE__OPT) TE__ARGS_ROPE_ANGLES(T)
+#define TE__ARGS_act_fwd(T, L) \
+    T(x, TE__IN | TE__AS_FLOAT | TE__SAME) T(y, TE__OUT | TE__AS_FLOAT | TE__AS_FP8 | TE__SAME | TE__NEED(!a->col)) \
+    T(scale, TE__IN | TE__AS_F32 | TE__OPT) T(scale_inv, TE__OUT | TE__AS_F32 | TE__OPT) \
+    T(amax, TE__INOUT | TE__AS_F32 | TE__OPT) T(col, TE__OUT | TE__AS_FP8 | TE__OPT)
+#define TE__ARGS_act_bwd(T, L) \
+    T(dy, TE__IN | TE__AS_FLOAT | TE__SAME) T(x, TE__IN | TE__AS_FLOAT | TE__SAME) \
+    T(dx, TE__OUT | TE__AS_FLOAT | TE__AS_FP8 | TE__SAME | TE__NEED(!a->col)) \
+    T(scale, TE__IN | TE__AS_F32 | TE__OPT) T(scale_inv, TE__OUT | TE__AS_F32 | TE__OPT) \
+    T(amax, TE__INOUT | TE__AS_F32 | TE__OPT) T(col, TE__OUT | TE__AS_FP8 | TE__OPT) \
+    T(dbias, TE__SUM | TE__AS_FLOAT | TE__OPT)
+#define TE__ARGS_scaled_act_fwd(T, L) \
+    T(x, TE__IN | TE__AS_FLOAT | TE__SAME) T(act_scales, TE__IN | TE__AS_FLOAT) \
+    T(y, TE__OUT | TE__AS_FLOAT | TE__SAME)
+#define TE__ARGS_scaled_act_bwd(T, L) \
+    T(dy, TE__IN | TE__AS_FLOAT | TE__SAME) T(x, TE__IN | TE__AS_FLOAT | TE__SAME) \
+    T(act_scales, TE__IN | TE__AS_FLOAT) T(dx, TE__OUT | TE__AS_FLOAT | TE__SAME) \
+    T(dact_scales, TE__OUT | TE__AS_FLOAT | TE__OPT)
+#define TE__ARGS_ROPE_ANGLES(T) \
+    T(angles.start_positions, TE__IN | TE__AS_I32 | TE__OPT) T(angles.positions, TE__IN | TE__AS_INDEX | TE__OPT) \
+    T(angles.freqs, TE__IN | TE__AS_F32 | TE__OPT)
+#define TE__ARGS_rope(T, L) \
+    T(x, TE__IN | TE__AS_FLOAT | TE__STRIDED | TE__SAME) T(y, TE__OUT | TE__AS_FLOAT | TE__STRIDED | TE__SAME) \
+    TE__ARGS_ROPE_ANGLES(T) T(cu_seqlens, TE__IN | TE__AS_I32 | TE__OPT)
+#define TE__ARGS_QKV(T, packed, parts) \
+    T(qkv, packed | TE__AS_FLOAT | TE__SAME) T(q, parts | TE__AS_FLOAT | TE__STRIDED | TE__NEED(!a->rotated)) \
+    T(k, parts | TE__AS_FLOAT | TE__STRIDED | TE__NEED(!a->rotated)) \
+    T(v, parts | TE__AS_FLOAT | TE__STRIDED | TE__NEED(!a->rotated)) \
+    T(rotated, parts | TE__AS_FLOAT | TE__SAME | TE__OPT) TE__ARGS_ROPE_ANGLES(T)
 #define TE__ARGS_qkv_rope(T, L) TE__ARGS_QKV(T, TE__IN, TE__OUT)
 #define TE__ARGS_qkv_rope_bwd(T, L) TE__ARGS_QKV(T, TE__OUT, TE__IN)
-#define TE__ARGS_ATTN_RULE(T)                                                                                                                \
-    T(rule.attention_mask, TE__IN | 1 << TE_U8 | TE__STRIDED | TE__OPT) T(rule.cu_seqlens_q, TE__IN | TE__AS_I32 | TE__OPT)                \
-        T(rule.cu_seqlens_kv, TE__IN | TE__AS_I32 | TE__OPT) T(rule.cu_seqlens_q_padded, TE__IN | TE__AS_I32 | TE__OPT)                    \
-        T(rule.cu_seqlens_kv_padded, TE__IN | TE__AS_I32 | TE__OPT) T(rule.core_attention_bias, TE__IN | TE__AS_FLOAT | TE__OPT)           \
-        T(rule.alibi_slopes, TE__IN | TE__AS_F32 | TE__OPT) T(rule.softmax_offset, TE__IN | TE__AS_F32 | TE__OPT)                    \
-        T(rule.block_mask, TE__IN | 1 << TE_U8 | TE__OPT)                                                                                    \
-        T(rule.score_mod.aux[0], TE__IN | TE__AS_AUX | TE__OPT) T(rule.score_mod.aux[1], TE__IN | TE__AS_AUX | TE__OPT)                    \
-        T(rule.score_mod.aux[2], TE__IN | TE__AS_AUX | TE__OPT) T(rule.score_mod.aux[3], TE__IN | TE__AS_AUX | TE__OPT)
-#define TE__ARGS_attn_fwd(T, L)                                                                                                                \
-    T(q, TE__IN | TE__AS_FLOAT | TE__STRIDED) T(k, TE__IN | TE__AS_FLOAT | TE__STRIDED) T(v, TE__IN | TE__AS_FLOAT | TE__STRIDED)              \
-        T(o, TE__OUT | TE__AS_FLOAT | TE__STRIDED) T(lse, TE__OUT | TE__AS_F32 | TE__OPT) T(rng, TE__IN | TE__AS_I64 | TE__OPT)              \
-        T(max_logit, TE__OUT | TE__AS_F32 | TE__OPT) TE__ARGS_ATTN_RULE(T) T(rule.page_table, TE__IN | TE__AS_I32 | TE__OPT)                      \
-        T(fp8.s_scale, TE__IN | TE__AS_F32 | TE__NEED(a->fp8.s_dtype)) T(fp8.s_amax, TE__INOUT | TE__AS_F32 | TE__OPT)
-#define TE__ARGS_attn_bwd(T, L)                                                                                                                \
-    T(q, TE__IN | TE__AS_FLOAT | TE__STRIDED) T(k, TE__IN | TE__AS_FLOAT | TE__STRIDED) T(v, TE__IN | TE__AS_FLOAT | TE__STRIDED)              \
-        T(o, TE__IN | TE__AS_FLOAT | TE__STRIDED | TE__NEED(!a->fp8.s_dtype && !a->fp8.dp_dtype)) T(lse, TE__IN | TE__AS_F32) T(d_o, TE__IN | TE__AS_FLOAT | TE__STRIDED)                      \
-        T(dq, TE__OUT | TE__AS_FLOAT | TE__STRIDED) T(dk, TE__OUT | TE__AS_FLOAT | TE__STRIDED) T(dv, TE__OUT | TE__AS_FLOAT | TE__STRIDED)    \
-        T(rng, TE__IN | TE__AS_I64 | TE__OPT) T(dbias, TE__OUT | TE__AS_FLOAT | TE__OPT)                                                       \
-        T(dsoftmax_offset, TE__OUT | TE__AS_F32 | TE__OPT) TE__ARGS_ATTN_RULE(T)                                                              \
-        T(fp8.s_scale, TE__IN | TE__AS_F32 | TE__NEED(a->fp8.s_dtype)) T(fp8.dp_scale, TE__IN | TE__AS_F32 | TE__NEED(a->fp8.dp_dtype))        \
-        T(fp8.dp_amax, TE__INOUT | TE__AS_F32 | TE__OPT)
-#define TE__ARGS_SPARSE_ATTN(T)                                                                                                                \
-    T(q, TE__IN | TE__AS_FLOAT | TE__STRIDED) T(kv, TE__IN | TE__AS_FLOAT | TE__STRIDED) T(indices, TE__IN | TE__AS_I32) T(sinks, TE__IN | TE__AS_F32 | TE__OPT)
-#define TE__ARGS_sparse_attn_fwd(T, L)                                                                                                         \
+#define TE__ARGS_ATTN_RULE(T) \
+    T(rule.attention_mask, TE__IN | 1 << TE_U8 | TE__STRIDED | TE__OPT) \
+    T(rule.cu_seqlens_q, TE__IN | TE__AS_I32 | TE__OPT) T(rule.cu_seqlens_kv, TE__IN | TE__AS_I32 | TE__OPT) \
+    T(rule.cu_seqlens_q_padded, TE__IN | TE__AS_I32 | TE__OPT) \
+    T(rule.cu_seqlens_kv_padded, TE__IN | TE__AS_I32 | TE__OPT) \
+    T(rule.core_attention_bias, TE__IN | TE__AS_FLOAT | TE__OPT) T(rule.alibi_slopes, TE__IN | TE__AS_F32 | TE__OPT) \
+    T(rule.softmax_offset, TE__IN | TE__AS_F32 | TE__OPT) T(rule.block_mask, TE__IN | 1 << TE_U8 | TE__OPT) \
+    T(rule.score_mod.aux[0], TE__IN | TE__AS_AUX | TE__OPT) T(rule.score_mod.aux[1], TE__IN | TE__AS_AUX | TE__OPT) \
+    T(rule.score_mod.aux[2], TE__IN | TE__AS_AUX | TE__OPT) T(rule.score_mod.aux[3], TE__IN | TE__AS_AUX | TE__OPT)
+#define TE__ARGS_attn_fwd(T, L) \
+    T(q, TE__IN | TE__AS_FLOAT | TE__STRIDED) T(k, TE__IN | TE__AS_FLOAT | TE__STRIDED) \
+    T(v, TE__IN | TE__AS_FLOAT | TE__STRIDED) T(o, TE__OUT | TE__AS_FLOAT | TE__STRIDED) \
+    T(lse, TE__OUT | TE__AS_F32 | TE__OPT) T(rng, TE__IN | TE__AS_I64 | TE__OPT) \
+    T(max_logit, TE__OUT | TE__AS_F32 | TE__OPT) TE__ARGS_ATTN_RULE(T) \
+    T(rule.page_table, TE__IN | TE__AS_I32 | TE__OPT) T(fp8.s_scale, TE__IN | TE__AS_F32 | TE__NEED(a->fp8.s_dtype)) \
+    T(fp8.s_amax, TE__INOUT | TE__AS_F32 | TE__OPT)
+#define TE__ARGS_attn_bwd(T, L) \
+    T(q, TE__IN | TE__AS_FLOAT | TE__STRIDED) T(k, TE__IN | TE__AS_FLOAT | TE__STRIDED) \
+    T(v, TE__IN | TE__AS_FLOAT | TE__STRIDED) \
+    T(o, TE__IN | TE__AS_FLOAT | TE__STRIDED | TE__NEED(!a->fp8.s_dtype && !a->fp8.dp_dtype)) \
+    T(lse, TE__IN | TE__AS_F32) T(d_o, TE__IN | TE__AS_FLOAT | TE__STRIDED) \
+    T(dq, TE__OUT | TE__AS_FLOAT | TE__STRIDED) T(dk, TE__OUT | TE__AS_FLOAT | TE__STRIDED) \
+    T(dv, TE__OUT | TE__AS_FLOAT | TE__STRIDED) T(rng, TE__IN | TE__AS_I64 | TE__OPT) \
+    T(dbias, TE__OUT | TE__AS_FLOAT | TE__OPT) T(dsoftmax_offset, TE__OUT | TE__AS_F32 | TE__OPT) \
+    TE__ARGS_ATTN_RULE(T) T(fp8.s_scale, TE__IN | TE__AS_F32 | TE__NEED(a->fp8.s_dtype)) \
+    T(fp8.dp_scale, TE__IN | TE__AS_F32 | TE__NEED(a->fp8.dp_dtype)) \
+    T(fp8.dp_amax, TE__INOUT | TE__AS_F32 | TE__OPT)
+#define TE__ARGS_SPARSE_ATTN(T) \
+    T(q, TE__IN | TE__AS_FLOAT | TE__STRIDED) T(kv, TE__IN | TE__AS_FLOAT | TE__STRIDED) \
+    T(indices, TE__IN | TE__AS_I32) T(sinks, TE__IN | TE__AS_F32 | TE__OPT)
+#define TE__ARGS_sparse_attn_fwd(T, L) \
     TE__ARGS_SPARSE_ATTN(T) T(o, TE__OUT | TE__AS_FLOAT | TE__STRIDED) T(lse, TE__OUT | TE__AS_F32 | TE__OPT)
-#define TE__ARGS_sparse_attn_bwd(T, L)                                                                                                         \
-    TE__ARGS_SPARSE_ATTN(T) T(o, TE__IN | TE__AS_FLOAT | TE__STRIDED) T(lse, TE__IN | TE__AS_F32) T(d_o, TE__IN | TE__AS_FLOAT | TE__STRIDED) \
-        T(dq, TE__OUT | TE__AS_FLOAT | TE__STRIDED) T(dkv, TE__OUT | TE__AS_FLOAT | TE__STRIDED) T(dsinks, TE__OUT | TE__AS_F32 | TE__OPT)
+#define TE__ARGS_sparse_attn_bwd(T, L) \
+    TE__ARGS_SPARSE_ATTN(T) T(o, TE__IN | TE__AS_FLOAT | TE__STRIDED) T(lse, TE__IN | TE__AS_F32) \
+    T(d_o, TE__IN | TE__AS_FLOAT | TE__STRIDED) T(dq, TE__OUT | TE__AS_FLOAT | TE__STRIDED) \
+    T(dkv, TE__OUT | TE__AS_FLOAT | TE__STRIDED) T(dsinks, TE__OUT | TE__AS_F32 | TE__OPT)
 #define TE__ARGS_cu_seqlens(T, L) T(mask, TE__IN | 1 << TE_U8) T(cu_seqlens, TE__OUT | TE__AS_I32)
 #define TE__ARGS_context_rows(T, L) T(cu_seqlens, TE__IN | TE__AS_I32 | TE__OPT) T(map, TE__OUT | TE__AS_I32)
-#define TE__ARGS_context_lengths(T, L)                                                                                                         \
-    T(cu_seqlens, TE__IN | TE__AS_I32) T(cu_seqlens_padded, TE__IN | TE__AS_I32 | TE__OPT) T(lengths, TE__OUT | TE__AS_I32) T(starts, TE__OUT | TE__AS_I32)
-#define TE__ARGS_context_merge(T, L)                                                                                                           \
-    T(x, TE__IN | TE__AS_FLOAT | TE__STRIDED) T(o, TE__INOUT | TE__AS_FLOAT | TE__STRIDED) T(x_lse, TE__IN | TE__AS_F32 | TE__NEED(a->lse))         \
-        T(lse, TE__INOUT | TE__AS_F32 | TE__STRIDED | TE__NEED(a->x_lse)) T(x_max_logit, TE__IN | TE__AS_F32 | TE__NEED(a->max_logit))           \
-        T(max_logit, TE__INOUT | TE__AS_F32 | TE__NEED(a->x_max_logit))
-#define TE__ARGS_copy_to_kv_cache(T, L)                                                                                                        \
-    T(k, TE__IN | TE__AS_FLOAT | TE__STRIDED) T(v, TE__IN | TE__AS_FLOAT | TE__STRIDED) T(cu_seqlens, TE__IN | TE__AS_I32)                     \
-        T(start_positions, TE__IN | TE__AS_I32) T(page_table, TE__IN | TE__AS_I32 | TE__OPT) T(k_cache, TE__INOUT | TE__AS_FLOAT | TE__STRIDED) \
-        T(v_cache, TE__INOUT | TE__AS_FLOAT | TE__STRIDED)
-#define TE__ARGS_detect_causal_mask(T, L) T(mask, TE__IN | TE__AS_FLOAT | 1 << TE_U8 | TE__STRIDED) T(causal, TE__OUT | TE__AS_I32)
-#define TE__ARGS_l2normalize_fwd(T, L)                                                                                                         \
-    T(x, TE__IN | TE__AS_FLOAT | TE__SAME) T(y, TE__OUT | TE__AS_FLOAT | TE__SAME) T(rnorm, TE__OUT | TE__AS_F32 | TE__OPT)
-#define TE__ARGS_l2normalize_bwd(T, L)                                                                                                         \
-    T(dy, TE__IN | TE__AS_FLOAT | TE__SAME) T(x, TE__IN | TE__AS_FLOAT) T(rnorm, TE__IN | TE__AS_F32) T(dx, TE__OUT | TE__AS_FLOAT | TE__SAME)
-#define TE__ARGS_softmax_fwd(T, L)                                                                                                             \
-    T(x, TE__IN | TE__AS_FLOAT | TE__SAME) T(mask, TE__IN | 1 << TE_U8 | TE__OPT) T(y, TE__OUT | TE__AS_FLOAT | TE__SAME)
-#define TE__ARGS_softmax_bwd(T, L) T(dy, TE__IN | TE__AS_FLOAT | TE__SAME) T(y, TE__IN | TE__AS_FLOAT) T(dx, TE__OUT | TE__AS_FLOAT | TE__SAME)
-#define TE__ARGS_softcap(T, L)                                                                                                                 \
-    T(x, TE__IN | TE__AS_FLOAT | TE__SAME) T(dy, TE__IN | TE__AS_FLOAT | TE__SAME | TE__OPT) T(y, TE__OUT | TE__AS_FLOAT | TE__SAME)
-#define TE__ARGS_dropout_add_fwd(T, L)                                                                                                         \
-    T(x, TE__IN | TE__AS_FLOAT | TE__SAME) T(bias, TE__IN | TE__AS_FLOAT | TE__OPT) T(residual, TE__IN | TE__AS_FLOAT | TE__SAME | TE__OPT)    \
-        T(y, TE__OUT | TE__AS_FLOAT | TE__SAME) T(rng, TE__IN | TE__AS_I64 | TE__OPT)
-#define TE__ARGS_dropout_add_bwd(T, L)                                                                                                         \
-    T(dy, TE__IN | TE__AS_FLOAT | TE__SAME) T(dx, TE__OUT | TE__AS_FLOAT | TE__SAME) T(rng, TE__IN | TE__AS_I64 | TE__OPT)
-#define TE__ARGS_cross_entropy_fwd(T, L)                                                                                                       \
-    T(logits, TE__IN | TE__AS_FLOAT) T(target, TE__IN | TE__AS_INDEX) T(loss, TE__OUT | TE__AS_F32 | TE__NEED(!a->parts))                      \
-        T(lse, TE__OUT | TE__AS_F32 | TE__NEED(!a->parts)) T(count, TE__OUT | TE__AS_F32 | TE__OPT) T(parts, TE__OUT | TE__AS_F32 | TE__OPT)
-#define TE__ARGS_cross_entropy_merge(T, L)                                                                                                     \
-    T(parts, TE__IN | TE__AS_F32) T(target, TE__IN | TE__AS_INDEX) T(loss, TE__OUT | TE__AS_F32) T(lse, TE__OUT | TE__AS_F32)
-#define TE__ARGS_cross_entropy_bwd(T, L)                                                                                                       \
-    T(logits, TE__IN | TE__AS_FLOAT | TE__SAME) T(target, TE__IN | TE__AS_INDEX) T(lse, TE__IN | TE__AS_F32) T(dloss, TE__IN | TE__AS_F32)     \
-        T(count, TE__IN | TE__AS_F32 | TE__OPT) T(dlogits, TE__OUT | TE__AS_FLOAT | TE__SAME)
-#define TE__ARGS_mse_fwd(T, L) T(x, TE__IN | TE__AS_FLOAT) T(target, TE__IN | TE__AS_FLOAT) T(loss, TE__OUT | TE__AS_F32)
+#define TE__ARGS_context_lengths(T, L) \
+    T(cu_seqlens, TE__IN | TE__AS_I32) T(cu_seqlens_padded, TE__IN | TE__AS_I32 | TE__OPT) \
+    T(lengths, TE__OUT | TE__AS_I32) T(starts, TE__OUT | TE__AS_I32)
+#define TE__ARGS_context_merge(T, L) \
+    T(x, TE__IN | TE__AS_FLOAT | TE__STRIDED) T(o, TE__INOUT | TE__AS_FLOAT | TE__STRIDED) \
+    T(x_lse, TE__IN | TE__AS_F32 | TE__NEED(a->lse)) \
+    T(lse, TE__INOUT | TE__AS_F32 | TE__STRIDED | TE__NEED(a->x_lse)) \
+    T(x_max_logit, TE__IN | TE__AS_F32 | TE__NEED(a->max_logit)) \
+    T(max_logit, TE__INOUT | TE__AS_F32 | TE__NEED(a->x_max_logit))
+#define TE__ARGS_copy_to_kv_cache(T, L) \
+    T(k, TE__IN | TE__AS_FLOAT | TE__STRIDED) T(v, TE__IN | TE__AS_FLOAT | TE__STRIDED) \
+    T(cu_seqlens, TE__IN | TE__AS_I32) T(start_positions, TE__IN | TE__AS_I32) \
+    T(page_table, TE__IN | TE__AS_I32 | TE__OPT) T(k_cache, TE__INOUT | TE__AS_FLOAT | TE__STRIDED) \
+    T(v_cache, TE__INOUT | TE__AS_FLOAT | TE__STRIDED)
+#define TE__ARGS_detect_causal_mask(T, L) \
+    T(mask, TE__IN | TE__AS_FLOAT | 1 << TE_U8 | TE__STRIDED) T(causal, TE__OUT | TE__AS_I32)
+#define TE__ARGS_l2normalize_fwd(T, L) \
+    T(x, TE__IN | TE__AS_FLOAT | TE__SAME) T(y, TE__OUT | TE__AS_FLOAT | TE__SAME) \
+    T(rnorm, TE__OUT | TE__AS_F32 | TE__OPT)
+#define TE__ARGS_l2normalize_bwd(T, L) \
+    T(dy, TE__IN | TE__AS_FLOAT | TE__SAME) T(x, TE__IN | TE__AS_FLOAT) T(rnorm, TE__IN | TE__AS_F32) \
+    T(dx, TE__OUT | TE__AS_FLOAT | TE__SAME)
+#define TE__ARGS_softmax_fwd(T, L) \
+    T(x, TE__IN | TE__AS_FLOAT | TE__SAME) T(mask, TE__IN | 1 << TE_U8 | TE__OPT) \
+    T(y, TE__OUT | TE__AS_FLOAT | TE__SAME)
+#define TE__ARGS_softmax_bwd(T, L) \
+    T(dy, TE__IN | TE__AS_FLOAT | TE__SAME) T(y, TE__IN | TE__AS_FLOAT) T(dx, TE__OUT | TE__AS_FLOAT | TE__SAME)
+#define TE__ARGS_softcap(T, L) \
+    T(x, TE__IN | TE__AS_FLOAT | TE__SAME) T(dy, TE__IN | TE__AS_FLOAT | TE__SAME | TE__OPT) \
+    T(y, TE__OUT | TE__AS_FLOAT | TE__SAME)
+#define TE__ARGS_dropout_add_fwd(T, L) \
+    T(x, TE__IN | TE__AS_FLOAT | TE__SAME) T(bias, TE__IN | TE__AS_FLOAT | TE__OPT) \
+    T(residual, TE__IN | TE__AS_FLOAT | TE__SAME | TE__OPT) T(y, TE__OUT | TE__AS_FLOAT | TE__SAME) \
+    T(rng, TE__IN | TE__AS_I64 | TE__OPT)
+#define TE__ARGS_dropout_add_bwd(T, L) \
+    T(dy, TE__IN | TE__AS_FLOAT | TE__SAME) T(dx, TE__OUT | TE__AS_FLOAT | TE__SAME) \
+    T(rng, TE__IN | TE__AS_I64 | TE__OPT)
+#define TE__ARGS_cross_entropy_fwd(T, L) \
+    T(logits, TE__IN | TE__AS_FLOAT) T(target, TE__IN | TE__AS_INDEX) \
+    T(loss, TE__OUT | TE__AS_F32 | TE__NEED(!a->parts)) T(lse, TE__OUT | TE__AS_F32 | TE__NEED(!a->parts)) \
+    T(count, TE__OUT | TE__AS_F32 | TE__OPT) T(parts, TE__OUT | TE__AS_F32 | TE__OPT)
+#define TE__ARGS_cross_entropy_merge(T, L) \
+    T(parts, TE__IN | TE__AS_F32) T(target, TE__IN | TE__AS_INDEX) T(loss, TE__OUT | TE__AS_F32) \
+    T(lse, TE__OUT | TE__AS_F32)
+#define TE__ARGS_cross_entropy_bwd(T, L) \
+    T(logits, TE__IN | TE__AS_FLOAT | TE__SAME) T(target, TE__IN | TE__AS_INDEX) T(lse, TE__IN | TE__AS_F32) \
+    T(dloss, TE__IN | TE__AS_F32) T(count, TE__IN | TE__AS_F32 | TE__OPT) \
+    T(dlogits, TE__OUT | TE__AS_FLOAT | TE__SAME)
+#define TE__ARGS_mse_fwd(T, L) \
+    T(x, TE__IN | TE__AS_FLOAT) T(target, TE__IN | TE__AS_FLOAT) T(loss, TE__OUT | TE__AS_F32)
 #define TE__ARGS_mse_bwd(T, L) \
-    T(x, TE__IN | TE__AS_FLOAT) T(target, TE__IN | TE__AS_FLOAT) T(dloss, TE__IN | TE__AS_F32) T(dx, TE__OUT | TE__AS_FLOAT)
-#define TE__ARGS_adam(T, L)                                                                                                                    \
-    L(tensors, .param, a->num_tensors, TE__INOUT | TE__AS_FLOAT) L(tensors, .grad, a->num_tensors, TE__IN | TE__AS_FLOAT)                      \
-        L(tensors, .m, a->num_tensors, TE__INOUT | TE__AS_FLOAT | TE__AS_E4M3) L(tensors, .v, a->num_tensors, TE__INOUT | TE__AS_FLOAT | TE__AS_E4M3) \
-        L(tensors, .master, a->num_tensors, TE__INOUT | TE__AS_F32 | 1 << TE_F16 | 1 << TE_U8 | TE__OPT)                                       \
-        L(tensors, .m_scale, a->num_tensors, TE__INOUT | TE__AS_F32 | TE__OPT) L(tensors, .v_scale, a->num_tensors, TE__INOUT | TE__AS_F32 | TE__OPT) \
-        L(tensors, .master_scale, a->num_tensors, TE__INOUT | TE__AS_F32 | TE__OPT) T(grad_scale, TE__IN | TE__AS_F32 | TE__OPT)               \
-        T(found_inf, TE__IN | TE__AS_F32 | TE__OPT) T(lr_device, TE__IN | TE__AS_F32 | TE__OPT) T(bias_correction, TE__IN | TE__AS_F32 | TE__OPT)
-#define TE__ARGS_store_state(T, L)                                                                                                             \
-    T(x, TE__IN | TE__AS_FLOAT) T(amax, TE__IN | TE__AS_F32) T(state, TE__OUT | 1 << TE_F16 | TE__AS_E4M3) T(scale, TE__OUT | TE__AS_F32)
-#define TE__ARGS_sgd(T, L)                                                                                                                     \
-    L(tensors, .param, a->num_tensors, TE__INOUT | TE__AS_FLOAT) L(tensors, .grad, a->num_tensors, TE__IN | TE__AS_FLOAT)                      \
-        L(tensors, .momentum, a->num_tensors, TE__INOUT | TE__AS_FLOAT | TE__OPT) L(tensors, .master, a->num_tensors, TE__INOUT | TE__AS_F32 | TE__OPT) \
-        T(grad_scale, TE__IN | TE__AS_F32 | TE__OPT) T(found_inf, TE__IN | TE__AS_F32 | TE__OPT) T(lr_device, TE__IN | TE__AS_F32 | TE__OPT)
-#define TE__ARGS_l2norm(T, L)                                                                                                                  \
-    L(tensors, , a->num_tensors, TE__IN | TE__AS_FLOAT) T(norm, TE__OUT | TE__AS_F32) T(per_tensor, TE__OUT | TE__AS_F32 | TE__OPT)            \
-        T(clip, TE__OUT | TE__AS_F32 | TE__OPT) T(inv_scale, TE__IN | TE__AS_F32 | TE__OPT) T(found_inf, TE__INOUT | TE__AS_F32 | TE__OPT)
-#define TE__ARGS_multi_scale(T, L)                                                                                                             \
-    L(in, , a->num_tensors, TE__IN | TE__AS_FLOAT | TE__SAME) L(out, , a->num_tensors, TE__OUT | TE__AS_FLOAT | TE__SAME)                      \
-        T(scale_device, TE__IN | TE__AS_F32 | TE__OPT) T(found_inf, TE__INOUT | TE__AS_F32 | TE__OPT)
-#define TE__ARGS_step_numbers(T, L)                                                                                                            \
-    T(found_inf, TE__INOUT | TE__AS_F32 | TE__OPT) T(skipped, TE__INOUT | TE__AS_F32) T(step_device, TE__IN | TE__AS_F32 | TE__OPT)            \
-        T(betas, TE__IN | TE__AS_F32 | TE__NEED(a->bias_correction)) T(bias_correction, TE__OUT | TE__AS_F32 | TE__NEED(a->betas))
-#define TE__ARGS_update_scale(T, L)                                                                                                            \
-    T(scale, TE__INOUT | TE__AS_F32) T(inv_scale, TE__OUT | TE__AS_F32) T(growth_tracker, TE__INOUT | TE__AS_F32) T(found_inf, TE__INOUT | TE__AS_F32)
-#define TE__ARGS_moe_splits(T, L) T(sizes, TE__IN | TE__AS_INDEX | TE__OPT) T(padded, TE__OUT | TE__AS_INDEX) T(offsets, TE__OUT | TE__AS_INDEX | TE__OPT)
+    T(x, TE__IN | TE__AS_FLOAT) T(target, TE__IN | TE__AS_FLOAT) T(dloss, TE__IN | TE__AS_F32) \
+    T(dx, TE__OUT | TE__AS_FLOAT)
+#define TE__ARGS_adam(T, L) \
+    L(tensors, .param, a->num_tensors, TE__INOUT | TE__AS_FLOAT) \
+    L(tensors, .grad, a->num_tensors, TE__IN | TE__AS_FLOAT) \
+    L(tensors, .m, a->num_tensors, TE__INOUT | TE__AS_FLOAT | TE__AS_E4M3) \
+    L(tensors, .v, a->num_tensors, TE__INOUT | TE__AS_FLOAT | TE__AS_E4M3) \
+    L(tensors, .master, a->num_tensors, TE__INOUT | TE__AS_F32 | 1 << TE_F16 | 1 << TE_U8 | TE__OPT) \
+    L(tensors, .m_scale, a->num_tensors, TE__INOUT | TE__AS_F32 | TE__OPT) \
+    L(tensors, .v_scale, a->num_tensors, TE__INOUT | TE__AS_F32 | TE__OPT) \
+    L(tensors, .master_scale, a->num_tensors, TE__INOUT | TE__AS_F32 | TE__OPT) \
+    T(grad_scale, TE__IN | TE__AS_F32 | TE__OPT) T(found_inf, TE__IN | TE__AS_F32 | TE__OPT) \
+    T(lr_device, TE__IN | TE__AS_F32 | TE__OPT) T(bias_correction, TE__IN | TE__AS_F32 | TE__OPT)
+#define TE__ARGS_store_state(T, L) \
+    T(x, TE__IN | TE__AS_FLOAT) T(amax, TE__IN | TE__AS_F32) T(state, TE__OUT | 1 << TE_F16 | TE__AS_E4M3) \
+    T(scale, TE__OUT | TE__AS_F32)
+#define TE__ARGS_sgd(T, L) \
+    L(tensors, .param, a->num_tensors, TE__INOUT | TE__AS_FLOAT) \
+    L(tensors, .grad, a->num_tensors, TE__IN | TE__AS_FLOAT) \
+    L(tensors, .momentum, a->num_tensors, TE__INOUT | TE__AS_FLOAT | TE__OPT) \
+    L(tensors, .master, a->num_tensors, TE__INOUT | TE__AS_F32 | TE__OPT) \
+    T(grad_scale, TE__IN | TE__AS_F32 | TE__OPT) T(found_inf, TE__IN | TE__AS_F32 | TE__OPT) \
+    T(lr_device, TE__IN | TE__AS_F32 | TE__OPT)
+#define TE__ARGS_l2norm(T, L) \
+    L(tensors, , a->num_tensors, TE__IN | TE__AS_FLOAT) T(norm, TE__OUT | TE__AS_F32) \
+    T(per_tensor, TE__OUT | TE__AS_F32 | TE__OPT) T(clip, TE__OUT | TE__AS_F32 | TE__OPT) \
+    T(inv_scale, TE__IN | TE__AS_F32 | TE__OPT) T(found_inf, TE__INOUT | TE__AS_F32 | TE__OPT)
+#define TE__ARGS_multi_scale(T, L) \
+    L(in, , a->num_tensors, TE__IN | TE__AS_FLOAT | TE__SAME) \
+    L(out, , a->num_tensors, TE__OUT | TE__AS_FLOAT | TE__SAME) T(scale_device, TE__IN | TE__AS_F32 | TE__OPT) \
+    T(found_inf, TE__INOUT | TE__AS_F32 | TE__OPT)
+#define TE__ARGS_step_numbers(T, L) \
+    T(found_inf, TE__INOUT | TE__AS_F32 | TE__OPT) T(skipped, TE__INOUT | TE__AS_F32) \
+    T(step_device, TE__IN | TE__AS_F32 | TE__OPT) T(betas, TE__IN | TE__AS_F32 | TE__NEED(a->bias_correction)) \
+    T(bias_correction, TE__OUT | TE__AS_F32 | TE__NEED(a->betas))
+#define TE__ARGS_update_scale(T, L) \
+    T(scale, TE__INOUT | TE__AS_F32) T(inv_scale, TE__OUT | TE__AS_F32) T(growth_tracker, TE__INOUT | TE__AS_F32) \
+    T(found_inf, TE__INOUT | TE__AS_F32)
+#define TE__ARGS_moe_splits(T, L) \
+    T(sizes, TE__IN | TE__AS_INDEX | TE__OPT) T(padded, TE__OUT | TE__AS_INDEX) \
+    T(offsets, TE__OUT | TE__AS_INDEX | TE__OPT)
 #define TE__ARGS_moe_mask_map(T, L) \
-    T(routing_map, TE__IN | TE__AS_MASK) T(row_id_map, TE__OUT | TE__AS_I32) T(tokens_per_expert, TE__OUT | TE__AS_INDEX | TE__OPT)
+    T(routing_map, TE__IN | TE__AS_MASK) T(row_id_map, TE__OUT | TE__AS_I32) \
+    T(tokens_per_expert, TE__OUT | TE__AS_INDEX | TE__OPT)
 #define TE__ARGS_moe_index_map(T, L) T(experts, TE__IN | TE__AS_INDEX) T(row_id_map, TE__OUT | TE__AS_I32)
-#define TE__ARGS_moe_local_ids(T, L)                                                                                                  \
-    T(experts, TE__IN | TE__AS_INDEX) T(dropped, TE__IN | TE__AS_U8 | TE__OPT) T(local, TE__OUT | TE__AS_I32) T(tokens_per_expert, TE__OUT | TE__AS_INDEX)
-#define TE__ARGS_moe_chunk_map(T, L)                                                                                                  \
-    T(sizes, TE__IN | TE__AS_INDEX) T(sorted_index, TE__IN | TE__AS_INDEX | TE__OPT) T(offsets, TE__IN | TE__AS_INDEX | TE__OPT)       \
-        T(row_id_map, TE__OUT | TE__AS_I32)
+#define TE__ARGS_moe_local_ids(T, L) \
+    T(experts, TE__IN | TE__AS_INDEX) T(dropped, TE__IN | TE__AS_U8 | TE__OPT) T(local, TE__OUT | TE__AS_I32) \
+    T(tokens_per_expert, TE__OUT | TE__AS_INDEX)
+#define TE__ARGS_moe_chunk_map(T, L) \
+    T(sizes, TE__IN | TE__AS_INDEX) T(sorted_index, TE__IN | TE__AS_INDEX | TE__OPT) \
+    T(offsets, TE__IN | TE__AS_INDEX | TE__OPT) T(row_id_map, TE__OUT | TE__AS_I32)
 #define TE__ARGS_MOE_MAP(T) T(row_id_map, TE__IN | TE__AS_I32) T(pad_offsets, TE__IN | TE__AS_INDEX | TE__OPT)
-#define TE__ARGS_moe_permute(T, L)                                                                                                             \
-    T(x, TE__IN | TE__AS_BYTES) TE__ARGS_MOE_MAP(T) T(probs, TE__IN | TE__AS_FLOAT | TE__NEED(a->permuted_probs)) T(y, TE__OUT | TE__AS_BYTES)   \
-        T(permuted_probs, TE__OUT | TE__AS_FLOAT | TE__NEED(a->probs))
-#define TE__ARGS_moe_unpermute(T, L)                                                                                                           \
-    T(x, TE__IN | TE__AS_FLOAT) TE__ARGS_MOE_MAP(T) T(merging_probs, TE__IN | TE__AS_FLOAT | TE__OPT)                                          \
-        T(permuted_probs, TE__IN | TE__AS_FLOAT | TE__NEED(a->probs)) T(y, TE__OUT | TE__AS_FLOAT) T(probs, TE__OUT | TE__AS_FLOAT | TE__NEED(a->permuted_probs))
-#define TE__ARGS_moe_unpermute_bwd(T, L)                                                                                                       \
-    T(dy, TE__IN | TE__AS_FLOAT) T(x, TE__IN | TE__AS_FLOAT | TE__NEED(a->dprobs)) TE__ARGS_MOE_MAP(T) T(merging_probs, TE__IN | TE__AS_FLOAT)  \
-        T(dx, TE__OUT | TE__AS_FLOAT | TE__OPT) T(dprobs, TE__OUT | TE__AS_FLOAT | TE__OPT)
-#define TE__ARGS_moe_router_fwd(T, L)                                                                                                          \
-    T(logits, TE__IN | TE__AS_FLOAT) T(expert_bias, TE__IN | TE__AS_FLOAT | TE__OPT)                                                           \
-        T(probs, TE__OUT | TE__AS_FLOAT | TE__NEED(!a->topk_probs)) T(topk_probs, TE__OUT | TE__AS_FLOAT | TE__OPT)                            \
-        T(routing_map, TE__OUT | TE__AS_U8 | TE__OPT) T(routing_bits, TE__OUT | TE__AS_U8 | TE__OPT) T(topk_indices, TE__OUT | TE__AS_INDEX | TE__AS_I16 | TE__NEED(a->topk_probs))
-#define TE__ARGS_moe_router_bwd(T, L)                                                                                                          \
-    T(logits, TE__IN | TE__AS_FLOAT) T(routing_map, TE__IN | TE__AS_U8 | TE__NEED(!a->all_scores && !a->dtopk_probs))                          \
-        T(dprobs, TE__IN | TE__AS_FLOAT | TE__NEED(!a->dtopk_probs)) T(topk_indices, TE__IN | TE__AS_INDEX | TE__AS_I16 | TE__NEED(a->dtopk_probs))           \
-        T(dtopk_probs, TE__IN | TE__AS_FLOAT | TE__OPT) T(expert_bias, TE__IN | TE__AS_FLOAT | TE__NEED(a->bias_in_probs))                      \
-        T(dlogits, TE__OUT | TE__AS_FLOAT)
-#define TE__ARGS_MOE_COUNTS(T) T(tokens_per_expert, TE__IN | TE__AS_INDEX | TE__AS_FLOAT) T(total_device, TE__IN | TE__AS_I64 | TE__OPT)
-#define TE__ARGS_moe_aux_loss_fwd(T, L) T(probs, TE__IN | TE__AS_FLOAT) TE__ARGS_MOE_COUNTS(T) T(loss, TE__OUT | TE__AS_FLOAT)
-#define TE__ARGS_moe_aux_loss_bwd(T, L) T(dloss, TE__IN | TE__AS_FLOAT) TE__ARGS_MOE_COUNTS(T) T(dprobs, TE__OUT | TE__AS_FLOAT)
-#define TE__ARGS_grouped_column_sum(T, L) T(x, TE__IN | TE__AS_FLOAT) T(sizes, TE__IN | TE__AS_INDEX) T(out, TE__OUT | TE__AS_FLOAT)
+#define TE__ARGS_moe_permute(T, L) \
+    T(x, TE__IN | TE__AS_BYTES) TE__ARGS_MOE_MAP(T) T(probs, TE__IN | TE__AS_FLOAT | TE__NEED(a->permuted_probs)) \
+    T(y, TE__OUT | TE__AS_BYTES) T(permuted_probs, TE__OUT | TE__AS_FLOAT | TE__NEED(a->probs))
+#define TE__ARGS_moe_unpermute(T, L) \
+    T(x, TE__IN | TE__AS_FLOAT) TE__ARGS_MOE_MAP(T) T(merging_probs, TE__IN | TE__AS_FLOAT | TE__OPT) \
+    T(permuted_probs, TE__IN | TE__AS_FLOAT | TE__NEED(a->probs)) T(y, TE__OUT | TE__AS_FLOAT) \
+    T(probs, TE__OUT | TE__AS_FLOAT | TE__NEED(a->permuted_probs))
+#define TE__ARGS_moe_unpermute_bwd(T, L) \
+    T(dy, TE__IN | TE__AS_FLOAT) T(x, TE__IN | TE__AS_FLOAT | TE__NEED(a->dprobs)) TE__ARGS_MOE_MAP(T) \
+    T(merging_probs, TE__IN | TE__AS_FLOAT) T(dx, TE__OUT | TE__AS_FLOAT | TE__OPT) \
+    T(dprobs, TE__OUT | TE__AS_FLOAT | TE__OPT)
+#define TE__ARGS_moe_router_fwd(T, L) \
+    T(logits, TE__IN | TE__AS_FLOAT) T(expert_bias, TE__IN | TE__AS_FLOAT | TE__OPT) \
+    T(probs, TE__OUT | TE__AS_FLOAT | TE__NEED(!a->topk_probs)) T(topk_probs, TE__OUT | TE__AS_FLOAT | TE__OPT) \
+    T(routing_map, TE__OUT | TE__AS_U8 | TE__OPT) T(routing_bits, TE__OUT | TE__AS_U8 | TE__OPT) \
+    T(topk_indices, TE__OUT | TE__AS_INDEX | TE__AS_I16 | TE__NEED(a->topk_probs))
+#define TE__ARGS_moe_router_bwd(T, L) \
+    T(logits, TE__IN | TE__AS_FLOAT) \
+    T(routing_map, TE__IN | TE__AS_U8 | TE__NEED(!a->all_scores && !a->dtopk_probs)) \
+    T(dprobs, TE__IN | TE__AS_FLOAT | TE__NEED(!a->dtopk_probs)) \
+    T(topk_indices, TE__IN | TE__AS_INDEX | TE__AS_I16 | TE__NEED(a->dtopk_probs)) \
+    T(dtopk_probs, TE__IN | TE__AS_FLOAT | TE__OPT) \
+    T(expert_bias, TE__IN | TE__AS_FLOAT | TE__NEED(a->bias_in_probs)) T(dlogits, TE__OUT | TE__AS_FLOAT)
+#define TE__ARGS_MOE_COUNTS(T) \
+    T(tokens_per_expert, TE__IN | TE__AS_INDEX | TE__AS_FLOAT) T(total_device, TE__IN | TE__AS_I64 | TE__OPT)
+#define TE__ARGS_moe_aux_loss_fwd(T, L) \
+    T(probs, TE__IN | TE__AS_FLOAT) TE__ARGS_MOE_COUNTS(T) T(loss, TE__OUT | TE__AS_FLOAT)
+#define TE__ARGS_moe_aux_loss_bwd(T, L) \
+    T(dloss, TE__IN | TE__AS_FLOAT) TE__ARGS_MOE_COUNTS(T) T(dprobs, TE__OUT | TE__AS_FLOAT)
+#define TE__ARGS_grouped_column_sum(T, L) \
+    T(x, TE__IN | TE__AS_FLOAT) T(sizes, TE__IN | TE__AS_INDEX) T(out, TE__OUT | TE__AS_FLOAT)
 
 /* Every args struct fits. */
 typedef union te__any_args {
@@ -296,34 +374,70 @@ typedef union te__any_args {
 
 /* The bytes between fields, and behind the last one, are whatever the caller's memory held. Of the operations whose args are compared (io/onnx.c). */
 static void te__args_clear_padding(te_op op, te__any_args *args) {
-#define TE__HOLE(lower, UPPER, before, next) \
-    {TE_OP_##UPPER, offsetof(te_op_##lower##_args, before) + sizeof(((te_op_##lower##_args *)0)->before), offsetof(te_op_##lower##_args, next)}
-#define TE__TAIL(lower, UPPER, last) {TE_OP_##UPPER, offsetof(te_op_##lower##_args, last) + sizeof(((te_op_##lower##_args *)0)->last), sizeof(te_op_##lower##_args)}
+#define TE__HOLE(lower, UPPER, before, next)                                                              \
+    {TE_OP_##UPPER, offsetof(te_op_##lower##_args, before) + sizeof(((te_op_##lower##_args *)0)->before), \
+     offsetof(te_op_##lower##_args, next)}
+#define TE__TAIL(lower, UPPER, last)                                                                     \
+    {                                                                                                    \
+        TE_OP_##UPPER, offsetof(te_op_##lower##_args, last) + sizeof(((te_op_##lower##_args *)0)->last), \
+            sizeof(te_op_##lower##_args)                                                                 \
+    }
     static const struct {
         te_op op;
         size_t begin, end; /* alike, or in the wrong order, where the machine's pointers leave no hole */
-    } holes[] = {
-        TE__TAIL(embedding_fwd, EMBEDDING_FWD, from_end), TE__TAIL(sum, SUM, scale), TE__HOLE(dropout_add_fwd, DROPOUT_ADD_FWD, p, run), TE__HOLE(amax, AMAX, keep, noop), TE__TAIL(scale_from_amax, SCALE_FROM_AMAX, power_of_two),
-        TE__HOLE(fp8_quantize, FP8_QUANTIZE, current, epsilon), TE__HOLE(fp8_quantize, FP8_QUANTIZE, power_of_two, x_amax), TE__HOLE(block_quantize, BLOCK_QUANTIZE, fp32_scales, epsilon),
-        TE__HOLE(mxfp8_quantize, MXFP8_QUANTIZE, swizzled, noop), TE__HOLE(nvfp4_quantize, NVFP4_QUANTIZE, stochastic_rounding, seed), TE__HOLE(nvfp4_quantize, NVFP4_QUANTIZE, measure, noop),
-        TE__TAIL(block_dequantize, BLOCK_DEQUANTIZE, columnwise), TE__TAIL(mxfp8_dequantize, MXFP8_DEQUANTIZE, swizzled), TE__HOLE(nvfp4_dequantize, NVFP4_DEQUANTIZE, swizzled, groups), TE__TAIL(moe_chunk_map, MOE_CHUNK_MAP, chunk_numbers),
-        TE__HOLE(gemm, GEMM, split_accumulator, scale_a), TE__HOLE(gemm, GEMM, epilogue, aux), TE__TAIL(gemm, GEMM, e4m3_max_256_b),
-        TE__HOLE(grouped_gemm, GROUPED_GEMM, split_accumulator, scale_a), TE__HOLE(grouped_gemm, GROUPED_GEMM, epilogue, aux), TE__TAIL(grouped_gemm, GROUPED_GEMM, scaling_b),
-        TE__HOLE(layernorm_fwd, LAYERNORM_FWD, zero_centered_gamma, scale), TE__TAIL(layernorm_fwd, LAYERNORM_FWD, rounded), TE__HOLE(rmsnorm_fwd, RMSNORM_FWD, zero_centered_gamma, scale),
-        TE__TAIL(rmsnorm_fwd, RMSNORM_FWD, rounded), TE__TAIL(l2normalize_fwd, L2NORMALIZE_FWD, eps), TE__HOLE(act_fwd, ACT_FWD, no_glu_linear_offset, scale),
-        TE__HOLE(scaled_act_fwd, SCALED_ACT_FWD, no_glu_linear_offset, glu_interleave_size),
-        TE__HOLE(rope, ROPE, format, angles), TE__HOLE(rope, ROPE, angles.base, angles.inv_freq), TE__HOLE(rope, ROPE, angles.interleaved, angles.position_scale), TE__TAIL(rope, ROPE, no_rope),
-        TE__HOLE(qkv_rope, QKV_ROPE, no_rope, angles), TE__HOLE(qkv_rope, QKV_ROPE, angles.base, angles.inv_freq), TE__HOLE(qkv_rope, QKV_ROPE, angles.interleaved, angles.position_scale),
-        TE__HOLE(attn_fwd, ATTN_FWD, format, rule), TE__HOLE(attn_fwd, ATTN_FWD, rule.mask, rule.window), TE__HOLE(attn_fwd, ATTN_FWD, rule.window.on, rule.window.left), TE__HOLE(attn_fwd, ATTN_FWD, rule.kv_bshd, rule.attention_mask),
-        TE__HOLE(attn_fwd, ATTN_FWD, rule.core_attention_bias_type, rule.core_attention_bias), TE__HOLE(attn_fwd, ATTN_FWD, rule.softmax_type, rule.softmax_offset),
-        TE__HOLE(attn_fwd, ATTN_FWD, rule.score_mod.additive, rule.score_mod.aux), TE__TAIL(softmax_fwd, SOFTMAX_FWD, causal), TE__TAIL(softcap, SOFTCAP, cap),
-        TE__HOLE(moe_router_fwd, MOE_ROUTER_FWD, use_pre_softmax, num_groups), TE__HOLE(moe_router_fwd, MOE_ROUTER_FWD, all_scores, norm_topk_prob),
-        TE__TAIL(moe_router_fwd, MOE_ROUTER_FWD, zero_other_groups)};
+    } holes[] = {TE__TAIL(embedding_fwd, EMBEDDING_FWD, from_end),
+                 TE__TAIL(sum, SUM, scale),
+                 TE__HOLE(dropout_add_fwd, DROPOUT_ADD_FWD, p, run),
+                 TE__HOLE(amax, AMAX, keep, noop),
+                 TE__TAIL(scale_from_amax, SCALE_FROM_AMAX, power_of_two),
+                 TE__HOLE(fp8_quantize, FP8_QUANTIZE, current, epsilon),
+                 TE__HOLE(fp8_quantize, FP8_QUANTIZE, power_of_two, x_amax),
+                 TE__HOLE(block_quantize, BLOCK_QUANTIZE, fp32_scales, epsilon),
+                 TE__HOLE(mxfp8_quantize, MXFP8_QUANTIZE, swizzled, noop),
+                 TE__HOLE(nvfp4_quantize, NVFP4_QUANTIZE, stochastic_rounding, seed),
+                 TE__HOLE(nvfp4_quantize, NVFP4_QUANTIZE, measure, noop),
+                 TE__TAIL(block_dequantize, BLOCK_DEQUANTIZE, columnwise),
+                 TE__TAIL(mxfp8_dequantize, MXFP8_DEQUANTIZE, swizzled),
+                 TE__HOLE(nvfp4_dequantize, NVFP4_DEQUANTIZE, swizzled, groups),
+                 TE__TAIL(moe_chunk_map, MOE_CHUNK_MAP, chunk_numbers),
+                 TE__HOLE(gemm, GEMM, split_accumulator, scale_a),
+                 TE__HOLE(gemm, GEMM, epilogue, aux),
+                 TE__TAIL(gemm, GEMM, e4m3_max_256_b),
+                 TE__HOLE(grouped_gemm, GROUPED_GEMM, split_accumulator, scale_a),
+                 TE__HOLE(grouped_gemm, GROUPED_GEMM, epilogue, aux),
+                 TE__TAIL(grouped_gemm, GROUPED_GEMM, scaling_b),
+                 TE__HOLE(layernorm_fwd, LAYERNORM_FWD, zero_centered_gamma, scale),
+                 TE__TAIL(layernorm_fwd, LAYERNORM_FWD, rounded),
+                 TE__HOLE(rmsnorm_fwd, RMSNORM_FWD, zero_centered_gamma, scale),
+                 TE__TAIL(rmsnorm_fwd, RMSNORM_FWD, rounded),
+                 TE__TAIL(l2normalize_fwd, L2NORMALIZE_FWD, eps),
+                 TE__HOLE(act_fwd, ACT_FWD, no_glu_linear_offset, scale),
+                 TE__HOLE(scaled_act_fwd, SCALED_ACT_FWD, no_glu_linear_offset, glu_interleave_size),
+                 TE__HOLE(rope, ROPE, format, angles),
+                 TE__HOLE(rope, ROPE, angles.base, angles.inv_freq),
+                 TE__HOLE(rope, ROPE, angles.interleaved, angles.position_scale),
+                 TE__TAIL(rope, ROPE, no_rope),
+                 TE__HOLE(qkv_rope, QKV_ROPE, no_rope, angles),
+                 TE__HOLE(qkv_rope, QKV_ROPE, angles.base, angles.inv_freq),
+                 TE__HOLE(qkv_rope, QKV_ROPE, angles.interleaved, angles.position_scale),
+                 TE__HOLE(attn_fwd, ATTN_FWD, format, rule),
+                 TE__HOLE(attn_fwd, ATTN_FWD, rule.mask, rule.window),
+                 TE__HOLE(attn_fwd, ATTN_FWD, rule.window.on, rule.window.left),
+                 TE__HOLE(attn_fwd, ATTN_FWD, rule.kv_bshd, rule.attention_mask),
+                 TE__HOLE(attn_fwd, ATTN_FWD, rule.core_attention_bias_type, rule.core_attention_bias),
+                 TE__HOLE(attn_fwd, ATTN_FWD, rule.softmax_type, rule.softmax_offset),
+                 TE__HOLE(attn_fwd, ATTN_FWD, rule.score_mod.additive, rule.score_mod.aux),
+                 TE__TAIL(softmax_fwd, SOFTMAX_FWD, causal),
+                 TE__TAIL(softcap, SOFTCAP, cap),
+                 TE__HOLE(moe_router_fwd, MOE_ROUTER_FWD, use_pre_softmax, num_groups),
+                 TE__HOLE(moe_router_fwd, MOE_ROUTER_FWD, all_scores, norm_topk_prob),
+                 TE__TAIL(moe_router_fwd, MOE_ROUTER_FWD, zero_other_groups)};
 #undef TE__HOLE
 #undef TE__TAIL
     int i;
     for (i = 0; i < TE__COUNT(holes); i++)
-        if (holes[i].op == op && holes[i].begin < holes[i].end) memset((char *)(void *)args + holes[i].begin, 0, holes[i].end - holes[i].begin);
+        if (holes[i].op == op && holes[i].begin < holes[i].end)
+            memset((char *)(void *)args + holes[i].begin, 0, holes[i].end - holes[i].begin);
 }
 
 /* ---- the arguments of one call ---- */
@@ -370,13 +484,13 @@ typedef struct te__args {
     p++;
 #define TE__ARG_COUNT_T(field, how) +1
 #define TE__ARG_COUNT_L(field, member, length, how) +1
-#define TE__ARGS_COLLECT(lower, UPPER, family)                                                                              \
-    typedef char te__##lower##_args_fit[0 TE__ARGS_##lower(TE__ARG_COUNT_T, TE__ARG_COUNT_L) <= TE__MAX_ARGS ? 1 : -1]; \
-    static te__arg *te__collect_##lower(te__arg *p, void *args, bool all) {                                                 \
-        te_op_##lower##_args *a = (te_op_##lower##_args *)args;                                                             \
-        (void)all;                                                                                                          \
-        TE__ARGS_##lower(TE__ARG_T, TE__ARG_L)                                                                              \
-        return p;                                                                                                           \
+#define TE__ARGS_COLLECT(lower, UPPER, family)                                                                 \
+    typedef char                                                                                               \
+        te__##lower##_args_fit[0 TE__ARGS_##lower(TE__ARG_COUNT_T, TE__ARG_COUNT_L) <= TE__MAX_ARGS ? 1 : -1]; \
+    static te__arg *te__collect_##lower(te__arg *p, void *args, bool all) {                                    \
+        te_op_##lower##_args *a = (te_op_##lower##_args *)args;                                                \
+        (void)all;                                                                                             \
+        TE__ARGS_##lower(TE__ARG_T, TE__ARG_L) return p;                                                       \
     }
 TE_OP_LIST(TE__ARGS_COLLECT)
 #undef TE__ARGS_COLLECT
@@ -455,7 +569,11 @@ static const char *te__formats_text(uint32_t formats, char out[96]) {
     out[0] = 0;
     for (d = 1; d < TE_DTYPE_COUNT; d++) {
         if (!(formats >> d & 1)) continue;
-        used += (size_t)snprintf(out + used, 96 - used, "%s%s", !used ? "" : (formats & 0xffffu) >> d == 1 ? " or " : ", ", te_dtype_name((te_dtype)d));
+        used += (size_t)snprintf(out + used, 96 - used, "%s%s",
+                                 !used                           ? ""
+                                 : (formats & 0xffffu) >> d == 1 ? " or "
+                                                                 : ", ",
+                                 te_dtype_name((te_dtype)d));
     }
     return out;
 }
@@ -473,7 +591,8 @@ static bool te__span_of(const te_tensor *x, te__span *s) {
         last += (x->shape[i] - 1) * x->stride[i];
         dense *= x->shape[i];
     }
-    if (s->begin) s->end += (uintptr_t)(x->dtype == TE_F4E2M1 ? te__end(x) - x->offset : (last + 1) * te__dtype_size(x->dtype));
+    if (s->begin)
+        s->end += (uintptr_t)(x->dtype == TE_F4E2M1 ? te__end(x) - x->offset : (last + 1) * te__dtype_size(x->dtype));
     return contiguous;
 }
 static bool te__spans_meet(te__span a, te__span b) { return a.begin < b.end && b.begin < a.end; }
@@ -492,13 +611,20 @@ static te_result te__arg_refuse(te_ctx *te, const char *op, const te__arg *p, in
     if (!x) return te__fail(te, TE_ERR_STATE, "%s: %s is NULL; a tensor is needed there", op, name);
     if (x->te != te) return te__fail(te, TE_ERR_INVALID, "%s: %s belongs to another context", op, name);
     if (x->quantized)
-        return te__fail(te, TE_ERR_DTYPE, "%s: %s is a quantized tensor; te_dequantize it, or pass the data of one copy (te_quantized_view)", op, name);
+        return te__fail(
+            te, TE_ERR_DTYPE,
+            "%s: %s is a quantized tensor; te_dequantize it, or pass the data of one copy (te_quantized_view)", op,
+            name);
     if (!(p->flags >> x->dtype & 1))
-        return te__fail(te, TE_ERR_DTYPE, "%s: %s is %s; %s is needed", op, name, te_dtype_name(x->dtype), te__formats_text(p->flags, text));
+        return te__fail(te, TE_ERR_DTYPE, "%s: %s is %s; %s is needed", op, name, te_dtype_name(x->dtype),
+                        te__formats_text(p->flags, text));
     if (!(p->flags & TE__STRIDED) && !te__is_contiguous(x))
-        return te__fail(te, TE_ERR_SHAPE, "%s: %s %s is strided; te_tensor_contiguous makes a copy that is not", op, name, te__shape_text(x, text));
-    return te__fail(te, TE_ERR_STATE, "%s: %s %s was made by te_tensor_describe and has no memory: such tensors are for te_explain, and for modules that answer with a shape", op, name,
-                    te__shape_text(x, text));
+        return te__fail(te, TE_ERR_SHAPE, "%s: %s %s is strided; te_tensor_contiguous makes a copy that is not", op,
+                        name, te__shape_text(x, text));
+    return te__fail(te, TE_ERR_STATE,
+                    "%s: %s %s was made by te_tensor_describe and has no memory: such tensors are for te_explain, and "
+                    "for modules that answer with a shape",
+                    op, name, te__shape_text(x, text));
 }
 
 /* The bytes of x as runs of neighbours, each beginning a multiple of `period` bytes after the first one. No period: there is one run. */
@@ -548,17 +674,22 @@ static te_result te__args_meet(te_ctx *te, const char *op, const te__arg *out, c
     te__span_of(x, &s);
     te__span_of(y, &t);
     if (te__tensors_equal(x, y))
-        return te__fail(te, TE_ERR_INVALID, "%s: %s, which is written, and %s are the same memory, bytes %#llx to %#llx; give %s memory of its own", op,
-                        te__arg_text(out, out->list ? i : 0, a), te__arg_text(other, other->list ? i : 0, b), (unsigned long long)s.begin,
-                        (unsigned long long)s.end, out->name);
-    return te__fail(te, TE_ERR_INVALID, "%s: %s, which is written, lies in bytes %#llx to %#llx and %s in %#llx to %#llx; they overlap: give %s memory of its own%s",
+        return te__fail(
+            te, TE_ERR_INVALID,
+            "%s: %s, which is written, and %s are the same memory, bytes %#llx to %#llx; give %s memory of its own", op,
+            te__arg_text(out, out->list ? i : 0, a), te__arg_text(other, other->list ? i : 0, b),
+            (unsigned long long)s.begin, (unsigned long long)s.end, out->name);
+    return te__fail(te, TE_ERR_INVALID,
+                    "%s: %s, which is written, lies in bytes %#llx to %#llx and %s in %#llx to %#llx; they overlap: "
+                    "give %s memory of its own%s",
                     op, te__arg_text(out, out->list ? i : 0, a), (unsigned long long)s.begin, (unsigned long long)s.end,
-                    te__arg_text(other, other->list ? i : 0, b), (unsigned long long)t.begin, (unsigned long long)t.end, out->name,
-                    allowed && (both & TE__SAME) ? ", or the very same, in one format" : "");
+                    te__arg_text(other, other->list ? i : 0, b), (unsigned long long)t.begin, (unsigned long long)t.end,
+                    out->name, allowed && (both & TE__SAME) ? ", or the very same, in one format" : "");
 }
 /* Do an output's bytes and another's meet? lists: one of the two stands in a list. */
 static bool te__pair_meets(const te__arg *out, const te__arg *other, bool lists) {
-    return te__spans_meet(out->span, other->span) && out != other && lists == (out->list || other->list) && (!(other->flags & TE__OUT) || out < other);
+    return te__spans_meet(out->span, other->span) && out != other && lists == (out->list || other->list) &&
+           (!(other->flags & TE__OUT) || out < other);
 }
 static bool te__any_meets(const te__args *l, bool lists) {
     const te__arg *end = l->arg + l->n, *out, *other;
@@ -583,14 +714,17 @@ static te_result te__args_check(te_ctx *te, te__args *l, bool run) {
         }
         p->span.begin = p->span.end = 0;
         if (p->count < 0) return te__fail(te, TE_ERR_INVALID, "%s: %s is %lld", op, p->count_name, (long long)p->count);
-        if (p->count > 0 && !p->slot) return te__fail(te, TE_ERR_INVALID, "%s: the list of %lld %s is NULL", op, (long long)p->count, p->list_name);
+        if (p->count > 0 && !p->slot)
+            return te__fail(te, TE_ERR_INVALID, "%s: the list of %lld %s is NULL", op, (long long)p->count,
+                            p->list_name);
         places = te__max(places, p->count);
     }
     l->meet = te__any_meets(l, false);
     for (i = 0; i < places; i++) {
         for (k = 0; k < l->n; k++) {
             te__arg *p = &l->arg[k];
-            if (p->list && i < p->count && !te__arg_is_fine(te, p, te__arg_tensor(p, i), run)) return te__arg_refuse(te, op, p, i);
+            if (p->list && i < p->count && !te__arg_is_fine(te, p, te__arg_tensor(p, i), run))
+                return te__arg_refuse(te, op, p, i);
         }
         l->meet = l->meet || te__any_meets(l, true);
     }
@@ -613,7 +747,8 @@ static te_result te__args_apart(te_ctx *te, te__args *l) {
         }
         for (o = 0; o < l->n && r == TE_OK; o++)
             for (k = 0; (l->arg[o].flags & TE__OUT) && k < l->n && r == TE_OK; k++)
-                if ((i == 0 && te__pair_meets(&l->arg[o], &l->arg[k], false)) || te__pair_meets(&l->arg[o], &l->arg[k], true))
+                if ((i == 0 && te__pair_meets(&l->arg[o], &l->arg[k], false)) ||
+                    te__pair_meets(&l->arg[o], &l->arg[k], true))
                     r = te__args_meet(te, te_query_name(l->op), &l->arg[o], &l->arg[k], i);
         if (r != TE_OK) return r;
     }

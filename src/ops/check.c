@@ -10,9 +10,11 @@ static te_result te__want(te_ctx *te, const char *op, const char *name, const te
     if (!x) return te__fail(te, TE_ERR_STATE, "%s: %s is NULL", op, name);
     if (x->te != te) return te__fail(te, TE_ERR_INVALID, "%s: %s belongs to another context", op, name);
     if (x->quantized)
-        return te__fail(te, TE_ERR_DTYPE, "%s: %s is a quantized tensor; dequantize it, or pass the data of one copy", op, name);
+        return te__fail(te, TE_ERR_DTYPE, "%s: %s is a quantized tensor; dequantize it, or pass the data of one copy",
+                        op, name);
     if (!te__is_contiguous(x))
-        return te__fail(te, TE_ERR_SHAPE, "%s: %s %s is strided; te_tensor_contiguous makes a copy that is not", op, name, te__shape_text(x, text));
+        return te__fail(te, TE_ERR_SHAPE, "%s: %s %s is strided; te_tensor_contiguous makes a copy that is not", op,
+                        name, te__shape_text(x, text));
     return TE_OK;
 }
 
@@ -23,71 +25,87 @@ static te_result te__want_given(te_ctx *te, const char *op, const char *name, co
 /* One format of those that the operation takes. */
 static te_result te__want_dtype(te_ctx *te, const char *op, const char *name, const te_tensor *x, te_dtype dtype) {
     if (x->dtype == dtype) return TE_OK;
-    return te__fail(te, TE_ERR_DTYPE, "%s: %s is %s; %s is needed", op, name, te_dtype_name(x->dtype), te_dtype_name(dtype));
+    return te__fail(te, TE_ERR_DTYPE, "%s: %s is %s; %s is needed", op, name, te_dtype_name(x->dtype),
+                    te_dtype_name(dtype));
 }
 
 /* n elements, in any shape; NULL is fine. */
 static te_result te__want_numel(te_ctx *te, const char *op, const char *name, const te_tensor *x, int64_t n) {
     char text[TE__SHAPE_TEXT];
     if (!x || te__numel(x) == n) return TE_OK;
-    return te__fail(te, TE_ERR_SHAPE, "%s: %s is %s; %lld element%s needed", op, name, te__shape_text(x, text), (long long)n, n == 1 ? " is" : "s are");
+    return te__fail(te, TE_ERR_SHAPE, "%s: %s is %s; %lld element%s needed", op, name, te__shape_text(x, text),
+                    (long long)n, n == 1 ? " is" : "s are");
 }
 
 /* The group of each row of x, for one of `numbers` [n] each; NULL is fine. */
-static te_result te__want_groups(te_ctx *te, const char *op, const te_tensor *groups, int64_t rows, const char *name, const te_tensor *numbers) {
+static te_result te__want_groups(te_ctx *te, const char *op, const te_tensor *groups, int64_t rows, const char *name,
+                                 const te_tensor *numbers) {
     char text[TE__SHAPE_TEXT];
     if (!groups) return TE_OK;
-    if (numbers && (numbers->ndim < 1 || te__numel(numbers) != numbers->shape[0] || te__numel(numbers) < 1 || te__numel(numbers) > INT32_MAX))
-        return te__fail(te, TE_ERR_SHAPE, "%s: %s is %s; with groups [n] or [n, 1] is needed, one number for each group", op, name, te__shape_text(numbers, text));
+    if (numbers && (numbers->ndim < 1 || te__numel(numbers) != numbers->shape[0] || te__numel(numbers) < 1 ||
+                    te__numel(numbers) > INT32_MAX))
+        return te__fail(te, TE_ERR_SHAPE,
+                        "%s: %s is %s; with groups [n] or [n, 1] is needed, one number for each group", op, name,
+                        te__shape_text(numbers, text));
     return te__want_numel(te, op, "groups", groups, rows);
 }
 
 /* a * b of sizes: 0 if one of them is below that; where 64 bits have no room for it, more than any tensor has. */
-static int64_t te__size_times(int64_t a, int64_t b) { return a <= 0 || b <= 0 ? 0 : b > INT64_MAX / a ? INT64_MAX : a * b; }
+static int64_t te__size_times(int64_t a, int64_t b) {
+    return a <= 0 || b <= 0 ? 0 : b > INT64_MAX / a ? INT64_MAX : a * b;
+}
 
 /* Equal in all sizes. */
-static te_result te__want_same(te_ctx *te, const char *op, const char *x_name, const te_tensor *x, const char *y_name, const te_tensor *y) {
+static te_result te__want_same(te_ctx *te, const char *op, const char *x_name, const te_tensor *x, const char *y_name,
+                               const te_tensor *y) {
     char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
     if (te__same_shape(x, y)) return TE_OK;
-    return te__fail(te, TE_ERR_SHAPE, "%s: %s is %s and %s is %s; they must be equal", op, x_name, te__shape_text(x, a), y_name, te__shape_text(y, b));
+    return te__fail(te, TE_ERR_SHAPE, "%s: %s is %s and %s is %s; they must be equal", op, x_name, te__shape_text(x, a),
+                    y_name, te__shape_text(y, b));
 }
 
 /* [m, n] when all sizes but the last are multiplied; `like` is the tensor that m and n come from. */
-static te_result te__want_matrix(te_ctx *te, const char *op, const char *name, const te_tensor *x, int64_t m, int64_t n, const char *like_name,
-                                 const te_tensor *like) {
+static te_result te__want_matrix(te_ctx *te, const char *op, const char *name, const te_tensor *x, int64_t m, int64_t n,
+                                 const char *like_name, const te_tensor *like) {
     char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
     if (te__rows(x) == m && te__cols(x) == n) return TE_OK;
-    return te__fail(te, TE_ERR_SHAPE, "%s: %s is %s and %s is %s; %s must be [%lld, %lld]", op, name, te__shape_text(x, a), like_name,
-                    te__shape_text(like, b), name, (long long)m, (long long)n);
+    return te__fail(te, TE_ERR_SHAPE, "%s: %s is %s and %s is %s; %s must be [%lld, %lld]", op, name,
+                    te__shape_text(x, a), like_name, te__shape_text(like, b), name, (long long)m, (long long)n);
 }
 /* The rows and columns of `like`; NULL is fine. */
-static te_result te__want_like(te_ctx *te, const char *op, const char *name, const te_tensor *x, const char *like_name, const te_tensor *like) {
+static te_result te__want_like(te_ctx *te, const char *op, const char *name, const te_tensor *x, const char *like_name,
+                               const te_tensor *like) {
     return x ? te__want_matrix(te, op, name, x, te__rows(like), te__cols(like), like_name, like) : TE_OK;
 }
 
 /* Codes [rows, ld] with ld >= cols. */
-static te_result te__want_codes(te_ctx *te, const char *op, const char *name, const te_tensor *q, int64_t rows, int64_t cols) {
+static te_result te__want_codes(te_ctx *te, const char *op, const char *name, const te_tensor *q, int64_t rows,
+                                int64_t cols) {
     char text[TE__SHAPE_TEXT];
     if (te__rows(q) == rows && te__cols(q) >= cols) return TE_OK;
-    return te__fail(te, TE_ERR_SHAPE, "%s: %s is %s; %lld rows of at least %lld columns are needed", op, name, te__shape_text(q, text), (long long)rows,
-                    (long long)cols);
+    return te__fail(te, TE_ERR_SHAPE, "%s: %s is %s; %lld rows of at least %lld columns are needed", op, name,
+                    te__shape_text(q, text), (long long)rows, (long long)cols);
 }
 /* Two copies, of which either may be missing, hold codes of one format. */
-static te_result te__want_one_format(te_ctx *te, const char *op, const char *x_name, const te_tensor *x, const char *y_name, const te_tensor *y) {
+static te_result te__want_one_format(te_ctx *te, const char *op, const char *x_name, const te_tensor *x,
+                                     const char *y_name, const te_tensor *y) {
     if (!x || !y || x->dtype == y->dtype) return TE_OK;
-    return te__fail(te, TE_ERR_DTYPE, "%s: %s is %s and %s is %s; both copies have one format", op, x_name, te_dtype_name(x->dtype), y_name,
-                    te_dtype_name(y->dtype));
+    return te__fail(te, TE_ERR_DTYPE, "%s: %s is %s and %s is %s; both copies have one format", op, x_name,
+                    te_dtype_name(x->dtype), y_name, te_dtype_name(y->dtype));
 }
 
 /* The result of an operation on x [m, n], by the name of out: floats [m, n]; or codes [m, ld], with a scale, and, beside or in place of them, col [n, ldc]. */
-static te_result te__want_output(te_ctx *te, const char *op, const char *name, const te_tensor *out, const te_tensor *col, const char *col_name,
-                                 const te_tensor *scale, const te_tensor *scale_inv, const te_tensor *amax, int64_t m, int64_t n, const te_tensor *x) {
+static te_result te__want_output(te_ctx *te, const char *op, const char *name, const te_tensor *out,
+                                 const te_tensor *col, const char *col_name, const te_tensor *scale,
+                                 const te_tensor *scale_inv, const te_tensor *amax, int64_t m, int64_t n,
+                                 const te_tensor *x) {
     te_result r = te__want_numel(te, op, "amax", amax, 1);
     if (r != TE_OK) return r;
     if (out && te__is_float(out->dtype)) {
         if (scale || scale_inv || col)
-            return te__fail(te, TE_ERR_INVALID, "%s: scale, scale_inv and %s belong to an e4m3 or e5m2 %s, and %s is %s", op, col_name, name, name,
-                            te_dtype_name(out->dtype));
+            return te__fail(te, TE_ERR_INVALID,
+                            "%s: scale, scale_inv and %s belong to an e4m3 or e5m2 %s, and %s is %s", op, col_name,
+                            name, name, te_dtype_name(out->dtype));
         return te__want_matrix(te, op, name, out, m, n, "x", x);
     }
     if (out) r = te__want_codes(te, op, name, out, m, n);
@@ -99,14 +117,17 @@ static te_result te__want_output(te_ctx *te, const char *op, const char *name, c
 }
 
 /* A rank has `part` lines of a vocabulary of *size (0 => part: all of it), from number `start` on. has: "the logits have", "columns". */
-static te_result te__want_vocabulary(te_ctx *te, const char *op, const char *has, int64_t part, const char *lines, int64_t *size, int64_t start) {
+static te_result te__want_vocabulary(te_ctx *te, const char *op, const char *has, int64_t part, const char *lines,
+                                     int64_t *size, int64_t start) {
     if (*size == 0) *size = part;
     if (start >= 0 && start <= *size - part) return TE_OK;
-    return te__fail(te, TE_ERR_INVALID, "%s: vocab_start is %lld, %s %lld %s and vocab_size is %lld; all %s must lie in the vocabulary", op, (long long)start, has, (long long)part,
-                    lines, (long long)*size, lines);
+    return te__fail(te, TE_ERR_INVALID,
+                    "%s: vocab_start is %lld, %s %lld %s and vocab_size is %lld; all %s must lie in the vocabulary", op,
+                    (long long)start, has, (long long)part, lines, (long long)*size, lines);
 }
 /* All ids are in lowest .. bound - 1, or *but (NULL: no other one); which: of TE__OUTSIDE_LIST. For the CPU, where a check of each costs little. */
-static te_result te__want_inside(te_ctx *te, int which, const te_tensor *ids, int64_t lowest, int64_t bound, const int64_t *but) {
+static te_result te__want_inside(te_ctx *te, int which, const te_tensor *ids, int64_t lowest, int64_t bound,
+                                 const int64_t *but) {
     int64_t n = te__numel(ids), i;
     for (i = 0; i < n; i++) {
         const int64_t id = te__load_index(te__data(ids), ids->dtype, i);
@@ -127,31 +148,40 @@ static te_result te__want_channels(te_ctx *te, const char *op, const char *name,
     const int last = x->ndim - 1;
     int i;
     if (x->shape[last] > 1 && x->stride[last] != 1)
-        return te__fail(te, TE_ERR_SHAPE, "%s: %s %s has channels that are %lld elements apart; te_tensor_contiguous makes a copy whose channels are adjacent",
+        return te__fail(te, TE_ERR_SHAPE,
+                        "%s: %s %s has channels that are %lld elements apart; te_tensor_contiguous makes a copy whose "
+                        "channels are adjacent",
                         op, name, te__shape_text(x, text), (long long)x->stride[last]);
     for (i = 0; i <= last; i++)
-        if (x->shape[i] > 1 << 28) return te__fail(te, TE_ERR_UNSUPPORTED, "%s: %s is %s; sizes of at most 2^28 are possible", op, name, te__shape_text(x, text));
+        if (x->shape[i] > 1 << 28)
+            return te__fail(te, TE_ERR_UNSUPPORTED, "%s: %s is %s; sizes of at most 2^28 are possible", op, name,
+                            te__shape_text(x, text));
     return TE_OK;
 }
 /* [s, b, heads, d] or [b, s, heads, d], channels adjacent. */
 static te_result te__want_heads(te_ctx *te, const char *op, const char *name, const te_tensor *x) {
     char text[TE__SHAPE_TEXT];
     if (x->ndim != 4)
-        return te__fail(te, TE_ERR_SHAPE, "%s: %s is %s; [s, b, heads, d] or [b, s, heads, d] is needed", op, name, te__shape_text(x, text));
+        return te__fail(te, TE_ERR_SHAPE, "%s: %s is %s; [s, b, heads, d] or [b, s, heads, d] is needed", op, name,
+                        te__shape_text(x, text));
     return te__want_channels(te, op, name, x);
 }
 static te_result te__want_format(te_ctx *te, const char *op, te_qkv_format format) {
     if (format == TE_SBHD || format == TE_BSHD) return TE_OK;
-    return te__fail(te, format == TE_THD ? TE_ERR_UNSUPPORTED : TE_ERR_INVALID, "%s: format is %d%s; TE_SBHD (0) and TE_BSHD (1) are possible", op, (int)format,
+    return te__fail(te, format == TE_THD ? TE_ERR_UNSUPPORTED : TE_ERR_INVALID,
+                    "%s: format is %d%s; TE_SBHD (0) and TE_BSHD (1) are possible", op, (int)format,
                     format == TE_THD ? " (TE_THD), which is not implemented yet" : "");
 }
 
 /* A random state, or NULL. */
 static te_result te__want_rng(te_ctx *te, const char *op, const te_tensor *x) {
     te_result r = te__want_numel(te, op, "rng", x, 2);
-    if (r == TE_OK && (uintptr_t)te__data(x) % 8) r = te__fail(te, TE_ERR_INVALID, "%s: rng is not at a multiple of 8 bytes", op);
+    if (r == TE_OK && (uintptr_t)te__data(x) % 8)
+        r = te__fail(te, TE_ERR_INVALID, "%s: rng is not at a multiple of 8 bytes", op);
     return r;
 }
 
 /* The address of x's first element is a multiple of `bytes`. True for NULL: nothing will be read there. */
-static TE__NOINLINE bool te__is_aligned(const te_tensor *x, uintptr_t bytes) { return (uintptr_t)te__data(x) % bytes == 0; }
+static TE__NOINLINE bool te__is_aligned(const te_tensor *x, uintptr_t bytes) {
+    return (uintptr_t)te__data(x) % bytes == 0;
+}

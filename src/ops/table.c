@@ -9,14 +9,21 @@ typedef struct te__op_info {
 } te__op_info;
 
 /* The families' functions take their own args types; these take any. */
-#define TE__OP_WRAP(lower, UPPER, family)                                                                              \
-    static te_result te__any_check_##lower(te_ctx *te, void *args) { return te__check_##lower(te, (te_op_##lower##_args *)args); } \
-    static te_result te__any_cpu_##lower(te_ctx *te, const void *args) { return te__cpu_##lower(te, (const te_op_##lower##_args *)args); } \
-    static te_result te__any_plan_##lower(te__plan *p, const void *args) { return te__cuda_plan_##lower(p, (const te_op_##lower##_args *)args); }
+#define TE__OP_WRAP(lower, UPPER, family)                                    \
+    static te_result te__any_check_##lower(te_ctx *te, void *args) {         \
+        return te__check_##lower(te, (te_op_##lower##_args *)args);          \
+    }                                                                        \
+    static te_result te__any_cpu_##lower(te_ctx *te, const void *args) {     \
+        return te__cpu_##lower(te, (const te_op_##lower##_args *)args);      \
+    }                                                                        \
+    static te_result te__any_plan_##lower(te__plan *p, const void *args) {   \
+        return te__cuda_plan_##lower(p, (const te_op_##lower##_args *)args); \
+    }
 TE_OP_LIST(TE__OP_WRAP)
 #undef TE__OP_WRAP
 
-#define TE__OP_ROW(lower, UPPER, family) {sizeof(te_op_##lower##_args), te__any_check_##lower, te__any_cpu_##lower, te__any_plan_##lower},
+#define TE__OP_ROW(lower, UPPER, family)                                                              \
+    {sizeof(te_op_##lower##_args), te__any_check_##lower, te__any_cpu_##lower, te__any_plan_##lower},
 static const te__op_info te__ops[TE_OP_COUNT] = {{0, NULL, NULL, NULL}, TE_OP_LIST(TE__OP_ROW)};
 #undef TE__OP_ROW
 
@@ -91,8 +98,10 @@ static te_result te__run(te_ctx *te, te_op op, const void *args) {
     return result;
 }
 
-#define TE__OP_FUNCTION(lower, UPPER, family) \
-    TE_API te_result te_op_##lower(te_ctx *te, const te_op_##lower##_args *args) { return te__run(te, TE_OP_##UPPER, args); }
+#define TE__OP_FUNCTION(lower, UPPER, family)                                      \
+    TE_API te_result te_op_##lower(te_ctx *te, const te_op_##lower##_args *args) { \
+        return te__run(te, TE_OP_##UPPER, args);                                   \
+    }
 TE_OP_LIST(TE__OP_FUNCTION)
 #undef TE__OP_FUNCTION
 
@@ -181,7 +190,8 @@ static te_result te__cpu_event_wait(te_ctx *te, void *event, bool *passed) {
     if (passed) *passed = true;
     return te__refuse_fork(te);
 }
-static te_result te__cpu_transfer(te_ctx *te, const te__stream *s, void *dst, const void *src, size_t bytes, bool to_host) {
+static te_result te__cpu_transfer(te_ctx *te, const te__stream *s, void *dst, const void *src, size_t bytes,
+                                  bool to_host) {
     (void)s, (void)to_host;
     if (te__is_forked(te)) return te__refuse_fork(te);
     if (bytes) memcpy(dst, src, bytes);
@@ -190,11 +200,34 @@ static te_result te__cpu_transfer(te_ctx *te, const te__stream *s, void *dst, co
 static void *te__cpu_pinned_alloc(te_ctx *te, size_t bytes) { return te__try_alloc(te, bytes); }
 static void te__cpu_pinned_release(te_ctx *te, void *host, size_t bytes) { te__free(te, host, bytes); }
 
-static const te__device te__cpu_device = {"cpu", te__cpu_mem_alloc, te__cpu_mem_release, te__cpu_upload, te__cpu_download, te__cpu_clear,
-                                          te__cpu_synchronize, NULL, te__cpu_run, NULL, NULL, NULL, NULL, te__cpu_capture_begin, te__cpu_capture_end,
-                                          te__cpu_graph_launch, te__records_free, te__cpu_handle, te__cpu_handle_free, te__cpu_stream_synchronize,
-                                          te__cpu_stream_wait, te__cpu_handle, te__cpu_handle_free, te__cpu_event_record, te__cpu_event_wait, te__cpu_transfer,
-                                          te__cpu_pinned_alloc, te__cpu_pinned_release};
+static const te__device te__cpu_device = {"cpu",
+                                          te__cpu_mem_alloc,
+                                          te__cpu_mem_release,
+                                          te__cpu_upload,
+                                          te__cpu_download,
+                                          te__cpu_clear,
+                                          te__cpu_synchronize,
+                                          NULL,
+                                          te__cpu_run,
+                                          NULL,
+                                          NULL,
+                                          NULL,
+                                          NULL,
+                                          te__cpu_capture_begin,
+                                          te__cpu_capture_end,
+                                          te__cpu_graph_launch,
+                                          te__records_free,
+                                          te__cpu_handle,
+                                          te__cpu_handle_free,
+                                          te__cpu_stream_synchronize,
+                                          te__cpu_stream_wait,
+                                          te__cpu_handle,
+                                          te__cpu_handle_free,
+                                          te__cpu_event_record,
+                                          te__cpu_event_wait,
+                                          te__cpu_transfer,
+                                          te__cpu_pinned_alloc,
+                                          te__cpu_pinned_release};
 
 /* ---- the CUDA device ---- */
 
@@ -227,8 +260,31 @@ static te_result te__cuda_run(te_ctx *te, te_op op, const void *args) {
     return result;
 }
 
-static const te__device te__cuda_device = {"cuda", te__cuda_mem_alloc, te__cuda_mem_release, te__cuda_upload, te__cuda_download, te__cuda_clear,
-                                           te__cuda_synchronize, te__cuda_memory_info, te__cuda_run, te__cuda_enter, te__cuda_leave, te__cuda_settle, te__cuda_close, te__cuda_capture_begin, te__cuda_capture_end,
-                                           te__cuda_graph_launch, te__cuda_graph_close, te__cuda_stream_create, te__cuda_stream_destroy,
-                                           te__cuda_stream_synchronize, te__cuda_stream_wait, te__cuda_event_create, te__cuda_event_destroy,
-                                           te__cuda_event_record, te__cuda_event_wait, te__cuda_transfer, te__cuda_pinned_alloc, te__cuda_pinned_release};
+static const te__device te__cuda_device = {"cuda",
+                                           te__cuda_mem_alloc,
+                                           te__cuda_mem_release,
+                                           te__cuda_upload,
+                                           te__cuda_download,
+                                           te__cuda_clear,
+                                           te__cuda_synchronize,
+                                           te__cuda_memory_info,
+                                           te__cuda_run,
+                                           te__cuda_enter,
+                                           te__cuda_leave,
+                                           te__cuda_settle,
+                                           te__cuda_close,
+                                           te__cuda_capture_begin,
+                                           te__cuda_capture_end,
+                                           te__cuda_graph_launch,
+                                           te__cuda_graph_close,
+                                           te__cuda_stream_create,
+                                           te__cuda_stream_destroy,
+                                           te__cuda_stream_synchronize,
+                                           te__cuda_stream_wait,
+                                           te__cuda_event_create,
+                                           te__cuda_event_destroy,
+                                           te__cuda_event_record,
+                                           te__cuda_event_wait,
+                                           te__cuda_transfer,
+                                           te__cuda_pinned_alloc,
+                                           te__cuda_pinned_release};

@@ -9,8 +9,11 @@ static te_result te__custom_hybrid_ok(te_ctx *te, const te_quantizer_desc *desc)
         const te_quantizer_desc *d = i ? desc->hybrid.columnwise_quantizer : desc->hybrid.rowwise_quantizer;
         const te__quant_class *half = d ? te__quant_class_of(d->kind) : NULL;
         if (half && half->facts & TE__SCALE_GIVEN && !d->delayed.scale)
-            return te__fail(te, TE_ERR_INVALID, "recipe custom: the %s quantizer of a %s one is %s without a scale, and nothing would update one; give delayed.scale and delayed.amax, or take "
-                            "another kind", i ? "column-wise" : "row-wise", cls->name, half->name);
+            return te__fail(te, TE_ERR_INVALID,
+                            "recipe custom: the %s quantizer of a %s one is %s without a scale, and nothing would "
+                            "update one; give delayed.scale and delayed.amax, or take "
+                            "another kind",
+                            i ? "column-wise" : "row-wise", cls->name, half->name);
     }
     return TE_OK;
 }
@@ -44,8 +47,11 @@ static te_result te__custom_prepare(te_ctx *te, te__scaling *s, const te_recipe 
         if (cls && cls->facts & TE__SCALE_GIVEN && !desc.delayed.scale) {
             te_dtype dtype = te__recipe_dtype(r, slot >= (int)TE_TENSOR_GRAD_OUTPUT);
             if (desc.dtype != TE_DTYPE_NONE && desc.dtype != dtype)
-                result = te__fail(te, TE_ERR_DTYPE, "recipe custom: a delayed slot in %s; the scales of this direction are updated for the recipe's format, %s: "
-                                  "change te_recipe.format, or give the quantizer a scale of its own", te_dtype_name(desc.dtype), te_dtype_name(dtype));
+                result = te__fail(te, TE_ERR_DTYPE,
+                                  "recipe custom: a delayed slot in %s; the scales of this direction are updated for "
+                                  "the recipe's format, %s: "
+                                  "change te_recipe.format, or give the quantizer a scale of its own",
+                                  te_dtype_name(desc.dtype), te_dtype_name(dtype));
             desc.dtype = dtype;
             c->own_scale = slots->any_own_scale = true;
         }
@@ -69,7 +75,8 @@ static bool te__keeps_scales(const te__scaling *s, const te_recipe *r) {
 /* ---- the delayed update ---- */
 
 /* With functions of the user's, on the host: TransformerEngine's unfused update, which rolls the history always. */
-static te_result te__slots_update_host(te_ctx *te, te__slots *slots, const te_recipe *r, float fp8_max, const float *reduced) {
+static te_result te__slots_update_host(te_ctx *te, te__slots *slots, const te_recipe *r, float fp8_max,
+                                       const float *reduced) {
     int length = (int)slots->history->shape[0], n = slots->n, i, k;
     size_t bytes = (size_t)(length * n + n + length) * sizeof(float);
     float *history = (float *)te__alloc(te, bytes), *scale, *column;
@@ -119,8 +126,11 @@ static te_result te__update_alike(te_ctx *te, te__scaling *first, bool backward)
     size_t bytes;
     te_result result = TE_OK;
     const te_recipe recipe = te__slots_of(first, backward)->recipe;
-    te_group *first_group = te__slots_of(first, backward)->group, *group = recipe.delayed.no_reduce_amax ? NULL : first_group;
-#define TE__ALIKE(s) (te__slots_of(s, backward)->pending && te__slots_of(s, backward)->group == first_group && te__recipe_same(&te__slots_of(s, backward)->recipe, &recipe))
+    te_group *first_group = te__slots_of(first, backward)->group,
+             *group = recipe.delayed.no_reduce_amax ? NULL : first_group;
+#define TE__ALIKE(s)                                                                          \
+    (te__slots_of(s, backward)->pending && te__slots_of(s, backward)->group == first_group && \
+     te__recipe_same(&te__slots_of(s, backward)->recipe, &recipe))
     for (s = first; s; s = s->next) count += TE__ALIKE(s);
     bytes = 2 * (size_t)count * sizeof(te_tensor *);
     list = (te_tensor **)te__alloc(te, bytes);
@@ -145,10 +155,12 @@ static te_result te__update_alike(te_ctx *te, te__scaling *first, bool backward)
         gather.count = count;
         gather.amaxes = reduced = te__empty_1d(te, TE_F32, amaxes);
         result = reduced ? te_op_delayed_gather(te, &gather) : te_error_code(te);
-        result = result == TE_OK ? te_all_reduce(group, reduced, TE_REDUCE_MAX) : te__refuse(group, TE__ALL_REDUCE, result);
+        result =
+            result == TE_OK ? te_all_reduce(group, reduced, TE_REDUCE_MAX) : te__refuse(group, TE__ALL_REDUCE, result);
         args.reduced = reduced;
     }
-    if (result == TE_OK && !recipe.delayed.amax_fn && !recipe.delayed.scale_fn) result = te_op_delayed_update(te, &args);
+    if (result == TE_OK && !recipe.delayed.amax_fn && !recipe.delayed.scale_fn)
+        result = te_op_delayed_update(te, &args);
     if (result == TE_OK && (recipe.delayed.amax_fn || recipe.delayed.scale_fn) && !te->warming) {
         float *host = reduced ? (float *)te__alloc(te, (size_t)amaxes * sizeof(float)) : NULL;
         int64_t at = 0;
@@ -184,14 +196,16 @@ TE_API te_result te_autocast_begin(te_ctx *te, const te_autocast_desc *desc) {
     te__autocast *a;
     if (!te) return TE_ERR_STATE;
     if (te->num_autocast == TE__MAX_AUTOCAST)
-        return te__fail(te, TE_ERR_STATE, "te_autocast_begin: %d regions are open; is a te_autocast_end missing?", te->num_autocast);
+        return te__fail(te, TE_ERR_STATE, "te_autocast_begin: %d regions are open; is a te_autocast_end missing?",
+                        te->num_autocast);
     a = &te->autocast[te->num_autocast];
     a->recipe = desc && desc->recipe ? *desc->recipe : te_recipe_delayed_scaling();
     a->enabled = !(desc && desc->not_enabled);
     a->calibrating = desc && desc->calibrating;
     a->amax_group = desc ? desc->amax_group : NULL;
     if (te__recipe_check(te, &a->recipe) != TE_OK) return te_error_code(te);
-    if (te->num_autocast == 0 && (a->enabled || a->calibrating) && te->keep_scales && te->keep_scales(te) != TE_OK) return te_error_code(te);
+    if (te->num_autocast == 0 && (a->enabled || a->calibrating) && te->keep_scales && te->keep_scales(te) != TE_OK)
+        return te_error_code(te);
     te->num_autocast++;
     te->after_backward = te__update_backward_slots;
     return TE_OK;
@@ -204,12 +218,16 @@ TE_API te_result te_autocast_end(te_ctx *te) {
     if (te->num_autocast == 0) return te__fail(te, TE_ERR_STATE, "te_autocast_end without te_autocast_begin");
     enabled = te->autocast[--te->num_autocast].enabled;
     result = te->error_code;
-    if (te->num_autocast == 0 && enabled && te->tape.no_grad == te->tape.hidden_no_grad && !te->replaying && result == TE_OK) result = te__update_slots(te, false);
+    if (te->num_autocast == 0 && enabled && te->tape.no_grad == te->tape.hidden_no_grad && !te->replaying &&
+        result == TE_OK)
+        result = te__update_slots(te, false);
     if (result != TE_OK) te__step_fails(te);
     return result;
 }
 
-static const te__autocast *te__autocast_now(const te_ctx *te) { return te->num_autocast ? &te->autocast[te->num_autocast - 1] : NULL; }
+static const te__autocast *te__autocast_now(const te_ctx *te) {
+    return te->num_autocast ? &te->autocast[te->num_autocast - 1] : NULL;
+}
 
 TE_API bool te_autocast_enabled(const te_ctx *te) {
     const te__autocast *a = te ? te__autocast_now(te) : NULL;
@@ -223,7 +241,8 @@ static te__quant_spec te__slot_spec(const te__quant_call *q, bool backward, int 
     const te__custom_slot *custom = NULL;
     te__quant_spec spec;
     if (q->recipe.kind == TE_RECIPE_CUSTOM) {
-        custom = &te__custom_slots_of(q->scaling, &q->recipe)->slot[gemm * TE__CUSTOM_SLOTS + (backward ? (int)TE_TENSOR_GRAD_OUTPUT : 0) + slot];
+        custom = &te__custom_slots_of(q->scaling, &q->recipe)
+                      ->slot[gemm * TE__CUSTOM_SLOTS + (backward ? (int)TE_TENSOR_GRAD_OUTPUT : 0) + slot];
         spec = custom->spec;
     } else
         spec = te__recipe_spec(&q->recipe, backward, slot, q->group);

@@ -9,10 +9,12 @@ static int64_t te__num_amaxes(const te__quant_spec *spec, int which, int64_t m, 
 }
 
 /* One copy of an [m, n] matrix by `spec`, uninitialised or cleared. The tensors belong to the copy. */
-static te_result te__copy_open(te_ctx *te, te__quant_copy *c, const te__quant_spec *spec, int which, te_dtype nominal, int64_t m, int64_t n, bool clear) {
+static te_result te__copy_open(te_ctx *te, te__quant_copy *c, const te__quant_spec *spec, int which, te_dtype nominal,
+                               int64_t m, int64_t n, bool clear) {
     te_tensor *(*make)(te_ctx *, te_dtype, int, const int64_t *) = clear ? te_tensor_zeros : te_tensor_empty;
     const te__quant_class *cls = spec->cls;
-    bool columnwise = which == TE_COLUMNWISE, turned = columnwise && cls->facts & TE__TRANSPOSED, codes = cls->form == TE__FORM_CODES;
+    bool columnwise = which == TE_COLUMNWISE, turned = columnwise && cls->facts & TE__TRANSPOSED,
+         codes = cls->form == TE__FORM_CODES;
     int64_t shape[2], amaxes = te__num_amaxes(spec, which, m, n);
     c->cls = cls;
     c->two_dimensional = spec->two_dimensional;
@@ -55,7 +57,8 @@ static te_tensor *te__sizes_of(const te__quant_spec *spec) {
     return of_row ? of_row : te__spec_of(spec, TE_COLUMNWISE)->sizes;
 }
 /* A quantized tensor with memory for the copies of `usage`. Belongs to the innermost scope. */
-static te_tensor *te__quant_empty(te_ctx *te, te_dtype nominal, int ndim, const int64_t *shape, const te__quant_spec *spec, int usage, bool clear) {
+static te_tensor *te__quant_empty(te_ctx *te, te_dtype nominal, int ndim, const int64_t *shape,
+                                  const te__quant_spec *spec, int usage, bool clear) {
     te_tensor *y = te__tensor_shell(te, nominal, ndim, shape);
     te_result result = TE_OK;
     int which;
@@ -69,7 +72,9 @@ static te_tensor *te__quant_empty(te_ctx *te, te_dtype nominal, int ndim, const 
     y->quantized->sizes = te_tensor_retain(te__sizes_of(spec));
     te__frame_begin(te);
     for (which = TE_ROWWISE; which <= TE_COLUMNWISE && result == TE_OK; which++)
-        if (usage & which) result = te__copy_open(te, te__copy_of(y, which), te__spec_of(spec, which), which, nominal, te__rows(y), te__cols(y), clear);
+        if (usage & which)
+            result = te__copy_open(te, te__copy_of(y, which), te__spec_of(spec, which), which, nominal, te__rows(y),
+                                   te__cols(y), clear);
     te__copies_share(y->quantized);
     te__frame_end(te, NULL, 0);
     if (result == TE_OK) return y;
@@ -77,7 +82,9 @@ static te_tensor *te__quant_empty(te_ctx *te, te_dtype nominal, int ndim, const 
     return NULL;
 }
 
-static bool te__is_custom(const te_tensor *x) { return te__is_opaque(x->quantized->row.cls) || te__is_opaque(x->quantized->col.cls); }
+static bool te__is_custom(const te_tensor *x) {
+    return te__is_opaque(x->quantized->row.cls) || te__is_opaque(x->quantized->col.cls);
+}
 
 static const te_tensor *te__quant_counted(const te_tensor *x) {
     const te__quant_copy *c = x->quantized->row.data ? &x->quantized->row : &x->quantized->col;
@@ -89,7 +96,9 @@ static uint64_t te__quant_version(const te_tensor *x) {
     return x->quantized->version_shift + (counted && counted->buffer ? te__buffer_version(counted->buffer) : 0);
 }
 /* The value lies in other memory now; its count goes on from `version`. */
-static void te__quant_set_version(te_tensor *x, uint64_t version) { x->quantized->version_shift += version - te__quant_version(x); }
+static void te__quant_set_version(te_tensor *x, uint64_t version) {
+    x->quantized->version_shift += version - te__quant_version(x);
+}
 
 /* ---- filling ---- */
 
@@ -122,8 +131,10 @@ static void te__amax_give(te_tensor *pair, bool read) {
 }
 
 /* Fills the copies that y has with x, by `spec`. Temporaries go to a frame of their own. */
-static te_result te__quant_fill(te_tensor *y, te_tensor *x, const te__quant_spec *spec, int usage, const te_tensor *noop) {
-    te__quant_copy *row = usage & TE_ROWWISE ? &y->quantized->row : NULL, *col = usage & TE_COLUMNWISE ? &y->quantized->col : NULL;
+static te_result te__quant_fill(te_tensor *y, te_tensor *x, const te__quant_spec *spec, int usage,
+                                const te_tensor *noop) {
+    te__quant_copy *row = usage & TE_ROWWISE ? &y->quantized->row : NULL,
+                   *col = usage & TE_COLUMNWISE ? &y->quantized->col : NULL;
     uint64_t before = te__quant_version(y);
     te_tensor *flat;
     te_result result;
@@ -160,12 +171,15 @@ static te_result te__quant_out_amax(te__quant_out *out, const te__quant_spec *sp
     const te__quant_copy *c = out->y->quantized->row.data ? &out->y->quantized->row : &out->y->quantized->col;
     bool grouped = te_group_size(spec->group) > 1;
     if (spec->cls->facts & TE__TENSOR_SCALED && !grouped) out->x_amax = te__amax_take(te);
-    out->amax = out->x_amax ? &te__amax_word_of(out->x_amax)->amax : c->amax && !grouped ? c->amax : te__empty_1d(te, TE_F32, 1);
+    out->amax = out->x_amax           ? &te__amax_word_of(out->x_amax)->amax
+                : c->amax && !grouped ? c->amax
+                                      : te__empty_1d(te, TE_F32, 1);
     return !out->amax ? te_error_code(te) : out->x_amax ? TE_OK : te_tensor_fill(out->amax, 0.0);
 }
 
 /* `spec` has a given scale, or takes an amax. y is NULL on failure. */
-static te__quant_out te__quant_out_open(te_ctx *te, te_dtype nominal, int ndim, const int64_t *shape, const te__quant_spec *spec) {
+static te__quant_out te__quant_out_open(te_ctx *te, te_dtype nominal, int ndim, const int64_t *shape,
+                                        const te__quant_spec *spec) {
     te__quant_out out = TE_ZERO;
     te__quant_copy *c;
     bool grouped = !(spec->cls->facts & TE__SCALE_GIVEN) && te_group_size(spec->group) > 1, empty = false;
@@ -205,11 +219,13 @@ static te_tensor *te__copy_dequantize(const te_tensor *x, int which, te_dtype dt
     const te__quant_copy *c = te__copy_of(x, which);
     te_tensor *y, *apart;
     te__frame_begin(x->te);
-    if (!x->quantized->sizes || !te__copy_is_padded(c, which)) return te__frame_return(x->te, c->cls->decode(x, c, which, dtype));
+    if (!x->quantized->sizes || !te__copy_is_padded(c, which))
+        return te__frame_return(x->te, c->cls->decode(x, c, which, dtype));
     apart = te__padded_shell(x, c);
     y = te__empty_like(x, dtype);
     apart = apart && y ? c->cls->decode(apart, c, which, dtype) : NULL;
-    return te__frame_return(x->te, apart && te__unpad_groups(apart, x->quantized->sizes, c->cls->group_rows, y) == TE_OK ? y : NULL);
+    return te__frame_return(
+        x->te, apart && te__unpad_groups(apart, x->quantized->sizes, c->cls->group_rows, y) == TE_OK ? y : NULL);
 }
 
 /* The value of the row-wise copy, or of the column-wise one if there is no other. */
@@ -222,8 +238,9 @@ static te_tensor *te__quant_value(const te_tensor *x, te_dtype dtype) {
 /* Does the column-wise copy of x follow from its row-wise one? The copies of a hybrid tensor are quantized independently. */
 static bool te__column_follows(const te_tensor *x) {
     const te__quant_copy *row = &x->quantized->row;
-    return row->data && row->cls == x->quantized->cls && row->cls->facts & TE__COLUMNS_FOLLOW && (row->two_dimensional || row->cls->slice_tile[0] == 0) &&
-           !row->rht && !row->swizzled && (!row->amax || te__numel(row->amax) == 1);
+    return row->data && row->cls == x->quantized->cls && row->cls->facts & TE__COLUMNS_FOLLOW &&
+           (row->two_dimensional || row->cls->slice_tile[0] == 0) && !row->rht && !row->swizzled &&
+           (!row->amax || te__numel(row->amax) == 1);
 }
 
 /* The spec by which a copy of this layout is opened. */
@@ -249,8 +266,10 @@ static te_result te__quant_add_columnwise(te_tensor *x) {
     bool warming = te->warming, is_new = !col->data;
     int64_t m = te__rows(x), n = te__cols(x);
     if (!te__column_follows(x))
-        return te__fail(te, TE_ERR_STATE, "a column-wise copy cannot be made from %s; quantize with TE_ROWWISE | TE_COLUMNWISE",
-                        row->data ? "a row-wise one of this kind: each holds numbers of its own" : "a tensor without a row-wise one");
+        return te__fail(te, TE_ERR_STATE,
+                        "a column-wise copy cannot be made from %s; quantize with TE_ROWWISE | TE_COLUMNWISE",
+                        row->data ? "a row-wise one of this kind: each holds numbers of its own"
+                                  : "a tensor without a row-wise one");
     if (is_new && te->capture && te__is_outside(row->data->buffer))
         return te__refuse_capture(te, "adding a column-wise copy to a tensor that was there before", TE__RUN_FIRST);
     te__frame_begin(te);

@@ -5,7 +5,9 @@
  * begins at a multiple of group_rows rows, between rows of zeros. */
 
 /* Rows enough for n groups of `rows` rows in all, each rounded up to a multiple of `align`. */
-static int64_t te__padded_rows(int64_t rows, int64_t n, int64_t align) { return (rows + n * (align - 1)) / align * align; }
+static int64_t te__padded_rows(int64_t rows, int64_t n, int64_t align) {
+    return (rows + n * (align - 1)) / align * align;
+}
 
 /* The group of each row, i32 [rows]. */
 static te_tensor *te__row_groups(te_ctx *te, const te_tensor *sizes, int64_t rows) {
@@ -59,11 +61,14 @@ static te_result te__unpad_groups(const te_tensor *x, const te_tensor *sizes, in
 }
 
 /* Are the groups moved apart in this copy of a tensor that has some? */
-static bool te__copy_is_padded(const te__quant_copy *c, int which) { return which == TE_COLUMNWISE && c->cls->group_rows > 1; }
+static bool te__copy_is_padded(const te__quant_copy *c, int which) {
+    return which == TE_COLUMNWISE && c->cls->group_rows > 1;
+}
 
 /* x as its padded copy has it: [rows, N], with the sizes of the padded groups. */
 static te_tensor *te__padded_shell(const te_tensor *x, const te__quant_copy *c) {
-    te_tensor *y = te__alias_quantized(x), *sizes = y ? te__padded_sizes(x->te, x->quantized->sizes, c->cls->group_rows, 0, NULL) : NULL;
+    te_tensor *y = te__alias_quantized(x),
+              *sizes = y ? te__padded_sizes(x->te, x->quantized->sizes, c->cls->group_rows, 0, NULL) : NULL;
     if (!sizes) return NULL;
     y->ndim = 2;
     y->shape[0] = te__padded_rows(te__rows(x), te__numel(sizes), c->cls->group_rows);
@@ -74,7 +79,8 @@ static te_tensor *te__padded_shell(const te_tensor *x, const te__quant_copy *c) 
 }
 
 /* spec->cls->fill, by groups if the spec has some. */
-static te_result te__fill_copies(te_tensor *x, const te__quant_spec *spec, te__quant_copy *row, te__quant_copy *col, const te_tensor *noop) {
+static te_result te__fill_copies(te_tensor *x, const te__quant_spec *spec, te__quant_copy *row, te__quant_copy *col,
+                                 const te_tensor *noop) {
     te__quant_spec apart = *spec;
     te_ctx *te = x->te;
     te_result result;

@@ -8,7 +8,10 @@ static te_tensor *te__quant_limit(const te_tensor *xq, int which) {
     if (!c || c->cls->form != TE__FORM_CODES || c->rht) return NULL;
     codes = te__empty_2d(xq->te, c->data->dtype, c->data->shape[0], c->data->shape[1]);
     bytes = codes ? te__alias_1d(codes, 0, TE_U8, (int64_t)te_tensor_bytes(codes)) : NULL;
-    if (!bytes || te_tensor_fill(bytes, c->data->dtype == TE_F8E4M3 ? 0x7e : c->data->dtype == TE_F8E5M2 ? 0x7b : 0x77) != TE_OK) return NULL;
+    if (!bytes || te_tensor_fill(bytes, c->data->dtype == TE_F8E4M3   ? 0x7e
+                                        : c->data->dtype == TE_F8E5M2 ? 0x7b
+                                                                      : 0x77) != TE_OK)
+        return NULL;
     te_tensor_release(c->data);
     c->data = te_tensor_retain(codes);
     return te__copy_dequantize(y, which, TE_F32);
@@ -28,7 +31,9 @@ static void te__inspect(te__scaling *s, int gemm, te_tensor_type type, te_tensor
     }
     if (te->module_path[0]) memcpy(s->inspection->path, te->module_path, sizeof(s->inspection->path)); /* empty in the backward pass */
     s->inspection->module_type = s->module_type;
-    slot = &s->inspection->slot[gemm * TE__INSPECTED_TYPES + (type == TE_TENSOR_INPUT ? 0 : type == TE_TENSOR_WEIGHT ? 1 : 2)];
+    slot = &s->inspection->slot[gemm * TE__INSPECTED_TYPES + (type == TE_TENSOR_INPUT    ? 0
+                                                              : type == TE_TENSOR_WEIGHT ? 1
+                                                                                         : 2)];
     memset(&fresh, 0, sizeof(fresh));
     te__frame_begin(te);
     te->tape.no_grad++;
@@ -39,7 +44,10 @@ static void te__inspect(te__scaling *s, int gemm, te_tensor_type type, te_tensor
     fresh.counts = te_tensor_retain(te__empty_1d(te, TE_I64, 6));
     fresh.sums = te_tensor_retain(te__empty_1d(te, TE_F32, 5));
     fresh.amax = te_tensor_retain(te__empty_1d(te, TE_F32, 1));
-    fresh.scale = te_tensor_retain(!copy->cls->tensor_factor || te__numel(copy->amax ? copy->amax : copy->scale) != 1 ? NULL : copy->amax ? copy->amax : copy->scale);
+    fresh.scale =
+        te_tensor_retain(!copy->cls->tensor_factor || te__numel(copy->amax ? copy->amax : copy->scale) != 1 ? NULL
+                         : copy->amax ? copy->amax
+                                      : copy->scale);
     error.x = te_tensor_contiguous(x);
     error.y = te__copy_dequantize(xq, fresh.which, TE_F32);
     error.limit = te__quant_limit(xq, fresh.which);
@@ -83,7 +91,9 @@ static te_result te__measured_read(const te__measured *slot, te_quant_stats *out
     out->underflow = counts[0] ? (float)((double)counts[1] / (double)counts[0]) : 0.0f;
     out->saturated = counts[0] ? (float)((double)counts[2] / (double)counts[0]) : 0.0f;
     out->scale = slot->scale ? slot->cls->tensor_factor(scale, slot->e4m3_max_256) : 0.0f;
-    out->cosine = sums[0] > 0.0f && sums[1] > 0.0f ? (float)(sums[2] / sqrt((double)sums[0] * sums[1])) : sums[0] == sums[1] ? 1.0f : 0.0f;
+    out->cosine = sums[0] > 0.0f && sums[1] > 0.0f ? (float)(sums[2] / sqrt((double)sums[0] * sums[1]))
+                  : sums[0] == sums[1]             ? 1.0f
+                                                   : 0.0f;
     out->snr_db = sums[3] > 0.0f ? (float)(10.0 * log10((double)sums[0] / sums[3])) : INFINITY;
     out->max_error = sums[4];
     te__floats_end(&floats);

@@ -2,12 +2,14 @@
 
 static te_result te__custom_resolve(te_ctx *te, const te_quantizer_desc *desc, te__quant_spec *spec, const char *who) {
     if (!desc->custom || !desc->custom->quantize || !desc->custom->dequantize || !desc->custom->name)
-        return te__fail(te, TE_ERR_INVALID, "%s: a custom quantizer needs a name and the functions quantize and dequantize", who);
+        return te__fail(te, TE_ERR_INVALID,
+                        "%s: a custom quantizer needs a name and the functions quantize and dequantize", who);
     spec->custom = *desc->custom;
     return TE_OK;
 }
 
-static te_result te__custom_fill(te_tensor *x, const te__quant_spec *spec, te__quant_copy *row, te__quant_copy *col, const te_tensor *noop) {
+static te_result te__custom_fill(te_tensor *x, const te__quant_spec *spec, te__quant_copy *row, te__quant_copy *col,
+                                 const te_tensor *noop) {
     te_ctx *te = x->te;
     const char *why;
     te__quant_copy made[2];
@@ -19,12 +21,15 @@ static te_result te__custom_fill(te_tensor *x, const te__quant_spec *spec, te__q
         te__quant_copy *c = which == TE_ROWWISE ? row : col, *fresh = &made[which - 1];
         if (!c) continue;
         if (te->capture && c->data) { /* the next launch would read the old memory */
-            result = te__refuse_capture(te, "a custom quantizer, whose function makes new memory, for a tensor that has some", "keep such weights out of it");
+            result = te__refuse_capture(
+                te, "a custom quantizer, whose function makes new memory, for a tensor that has some",
+                "keep such weights out of it");
             break;
         }
         *fresh = *c;
         fresh->data = fresh->scale = NULL;
-        result = te__returned(te, spec->custom.quantize(spec->custom.user, x, which, &fresh->data, &fresh->scale), "the quantize function", spec->custom.name);
+        result = te__returned(te, spec->custom.quantize(spec->custom.user, x, which, &fresh->data, &fresh->scale),
+                              "the quantize function", spec->custom.name);
         if (result == TE_OK && !fresh->data) {
             result = TE_ERR_STATE;
             why = "no data";
@@ -36,8 +41,9 @@ static te_result te__custom_fill(te_tensor *x, const te__quant_spec *spec, te__q
         te_tensor_retain(fresh->data);
         te_tensor_retain(fresh->scale);
         if (result != TE_OK)
-            te__fail(te, result, "custom quantizer \"%s\": its quantize function returned %s for the %s copy; nothing was changed", spec->custom.name,
-                     why, which == TE_ROWWISE ? "row-wise" : "column-wise");
+            te__fail(te, result,
+                     "custom quantizer \"%s\": its quantize function returned %s for the %s copy; nothing was changed",
+                     spec->custom.name, why, which == TE_ROWWISE ? "row-wise" : "column-wise");
     }
     for (which = TE_ROWWISE; which <= TE_COLUMNWISE; which++) { /* all or none */
         te__quant_copy *c = which == TE_ROWWISE ? row : col, *fresh = &made[which - 1];

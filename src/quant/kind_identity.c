@@ -1,6 +1,7 @@
 /* quant/kind_identity.c: the tensor as it is. */
 
-static te_result te__identity_fill(te_tensor *x, const te__quant_spec *spec, te__quant_copy *row, te__quant_copy *col, const te_tensor *noop) {
+static te_result te__identity_fill(te_tensor *x, const te__quant_spec *spec, te__quant_copy *row, te__quant_copy *col,
+                                   const te_tensor *noop) {
     te_result result = row ? te_tensor_copy(row->data, te__as_matrix(x)) : TE_OK;
     (void)spec, (void)noop;
     return col && result == TE_OK ? te_tensor_copy(col->data, te__as_matrix(x)) : result;

@@ -2,9 +2,14 @@
 
 static te_result te__nvfp4_resolve(te_ctx *te, const te_quantizer_desc *desc, te__quant_spec *spec, const char *who) {
     if (desc->nvfp4.with_rht && desc->with_2d_quantization)
-        return te__fail(te, TE_ERR_INVALID, "%s: with_rht and with_2d_quantization; the transform mixes rows, so its blocks are 1 x 16: choose one", who);
+        return te__fail(
+            te, TE_ERR_INVALID,
+            "%s: with_rht and with_2d_quantization; the transform mixes rows, so its blocks are 1 x 16: choose one",
+            who);
     if (desc->nvfp4.row_scaled && desc->amax_group)
-        return te__fail(te, TE_ERR_INVALID, "%s: row_scaled and amax_group; each row has an amax of its own, which no group shares: choose one", who);
+        return te__fail(
+            te, TE_ERR_INVALID,
+            "%s: row_scaled and amax_group; each row has an amax of its own, which no group shares: choose one", who);
     spec->two_dimensional = desc->with_2d_quantization;
     spec->swizzled = desc->optimize_for_gemm;
     spec->rht = desc->nvfp4.with_rht;
@@ -16,14 +21,16 @@ static te_result te__nvfp4_resolve(te_ctx *te, const te_quantizer_desc *desc, te
     return TE_OK;
 }
 
-static void te__nvfp4_scale_shape(const te__quant_copy *c, bool columnwise, int64_t outer, int64_t inner, int64_t shape[2]) {
+static void te__nvfp4_scale_shape(const te__quant_copy *c, bool columnwise, int64_t outer, int64_t inner,
+                                  int64_t shape[2]) {
     (void)c, (void)columnwise;
     shape[0] = te__round_up(outer, 128);
     shape[1] = te__round_up(te__div_up(inner, 16), 4);
 }
 
 /* spec->amax: the amax of x, which its maker left there: without a group the copies' own. Both copies have one then. */
-static te_result te__nvfp4_fill(te_tensor *x, const te__quant_spec *spec, te__quant_copy *row, te__quant_copy *col, const te_tensor *noop) {
+static te_result te__nvfp4_fill(te_tensor *x, const te__quant_spec *spec, te__quant_copy *row, te__quant_copy *col,
+                                const te_tensor *noop) {
     te_ctx *te = x->te;
     te_op_nvfp4_amax_args amax = TE_ZERO;
     te_op_nvfp4_quantize_args cast = TE_ZERO;
@@ -104,7 +111,8 @@ static te_tensor *te__nvfp4_decode(const te_tensor *x, const te__quant_copy *c, 
 }
 
 /* The scales of 16 x 16 tiles of a transposed copy: scale (n, j) is that of row 16 j and group n / 16. */
-static te_result te__nvfp4_turn_scales(te_ctx *te, const te__quant_copy *row, te__quant_copy *col, int64_t m, int64_t n) {
+static te_result te__nvfp4_turn_scales(te_ctx *te, const te__quant_copy *row, te__quant_copy *col, int64_t m,
+                                       int64_t n) {
     int64_t tiles = te__div_up(m, 16), from_ld = row->scale->shape[1], to_ld = col->scale->shape[1], part;
     te_result result = te->device->clear(te, te__data(col->scale), te_tensor_bytes(col->scale));
     for (part = 0; part < 2 && result == TE_OK; part++) { /* the whole groups of 16 columns, then the columns left over */
@@ -127,12 +135,27 @@ static te_result te__nvfp4_turn_scales(te_ctx *te, const te__quant_copy *row, te
     return result;
 }
 
-static float te__nvfp4_tensor_factor(float amax, bool e4m3_max_256) { return te__nvfp4_tensor_scale(amax, e4m3_max_256 ? 256.0f : 448.0f); }
+static float te__nvfp4_tensor_factor(float amax, bool e4m3_max_256) {
+    return te__nvfp4_tensor_scale(amax, e4m3_max_256 ? 256.0f : 448.0f);
+}
 
-static const te__quant_class te__quant_nvfp4 = {
-    TE_QUANT_NVFP4, "NVFP4", TE__FORM_CODES,
-    TE__TENSOR_AMAX | TE__TRANSPOSED | TE__IN_PRODUCTS | TE__COLUMNS_FOLLOW | TE__EXACT_CODES | TE__TAKES_AMAX,
-    TE_F4E2M1, TE_F8E4M3, {TE_SCALING_NVFP4, TE_SCALING_NVFP4}, {16, 16},
-    "NVFP4 with 1 x 16 blocks, a transform, stochastic rounding, row scales, 4-over-6 or swizzled scales; slices need plain 16 x 16 blocks",
-    te__nvfp4_resolve, te__nvfp4_scale_shape, te__nvfp4_fill, te__nvfp4_decode, te__nvfp4_turn_scales, te__nvfp4_tensor_factor, 16, {0, 1}, 16
-};
+static const te__quant_class te__quant_nvfp4 = {TE_QUANT_NVFP4,
+                                                "NVFP4",
+                                                TE__FORM_CODES,
+                                                TE__TENSOR_AMAX | TE__TRANSPOSED | TE__IN_PRODUCTS |
+                                                    TE__COLUMNS_FOLLOW | TE__EXACT_CODES | TE__TAKES_AMAX,
+                                                TE_F4E2M1,
+                                                TE_F8E4M3,
+                                                {TE_SCALING_NVFP4, TE_SCALING_NVFP4},
+                                                {16, 16},
+                                                "NVFP4 with 1 x 16 blocks, a transform, stochastic rounding, row "
+                                                "scales, 4-over-6 or swizzled scales; slices need plain 16 x 16 blocks",
+                                                te__nvfp4_resolve,
+                                                te__nvfp4_scale_shape,
+                                                te__nvfp4_fill,
+                                                te__nvfp4_decode,
+                                                te__nvfp4_turn_scales,
+                                                te__nvfp4_tensor_factor,
+                                                16,
+                                                {0, 1},
+                                                16};

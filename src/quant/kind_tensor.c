@@ -2,7 +2,8 @@
 
 /* The scale is given, or made from the amax of x, which a group of ranks reduces first. Groups of rows have a scale each. The operation that made x may have
  * left the amax: in a word that the cast clears (x_amax), or in a tensor. */
-static te_result te__tensor_fill(te_tensor *x, const te__quant_spec *spec, te__quant_copy *row, te__quant_copy *col, const te_tensor *noop) {
+static te_result te__tensor_fill(te_tensor *x, const te__quant_spec *spec, te__quant_copy *row, te__quant_copy *col,
+                                 const te_tensor *noop) {
     te_ctx *te = x->te;
     te_op_fp8_quantize_args cast = TE_ZERO;
     te_result result = TE_OK;
@@ -31,7 +32,8 @@ static te_result te__tensor_fill(te_tensor *x, const te__quant_spec *spec, te__q
         scale.power_of_two = spec->power_of_two;
         result = !amax.amax || !scale.scale ? te_error_code(te) : spec->amax ? TE_OK : te_op_amax(te, &amax);
         if (te_group_size(spec->group) > 1)
-            result = result == TE_OK ? te_all_reduce(spec->group, amax.amax, TE_REDUCE_MAX) : te__refuse(spec->group, TE__ALL_REDUCE, result);
+            result = result == TE_OK ? te_all_reduce(spec->group, amax.amax, TE_REDUCE_MAX)
+                                     : te__refuse(spec->group, TE__ALL_REDUCE, result);
         if (result == TE_OK) result = te_op_scale_from_amax(te, &scale);
         if (result != TE_OK) return result;
         cast.scale = scale.scale;
@@ -72,13 +74,25 @@ static float te__tensor_factor(float scale_inv, bool e4m3_max_256) {
     return 1.0f / scale_inv;
 }
 
-#define TE__TENSOR_SCALED_ROW(kind, name, facts)                                                                                    \
-    {                                                                                                                               \
-        kind, name, TE__FORM_CODES, TE__TENSOR_SCALED | TE__TRANSPOSED | TE__IN_PRODUCTS | TE__COLUMNS_FOLLOW | facts,              \
-        TE_DTYPE_NONE, TE_F32, {TE_SCALING_TENSOR, TE_SCALING_TENSOR}, {0, 0},                                                      \
-        NULL /* slices_need */, NULL /* resolve */, NULL /* scale_shape */, te__tensor_fill, te__tensor_decode, NULL /* turn_scales */,  \
-        te__tensor_factor, 1, {0, 0} /* both copies have one scale */, 1                                                             \
-    }
+#define TE__TENSOR_SCALED_ROW(kind, name, facts)                                        \
+    {kind,                                                                              \
+     name,                                                                              \
+     TE__FORM_CODES,                                                                    \
+     TE__TENSOR_SCALED | TE__TRANSPOSED | TE__IN_PRODUCTS | TE__COLUMNS_FOLLOW | facts, \
+     TE_DTYPE_NONE,                                                                     \
+     TE_F32,                                                                            \
+     {TE_SCALING_TENSOR, TE_SCALING_TENSOR},                                            \
+     {0, 0},                                                                            \
+     NULL /* slices_need */,                                                            \
+     NULL /* resolve */,                                                                \
+     NULL /* scale_shape */,                                                            \
+     te__tensor_fill,                                                                   \
+     te__tensor_decode,                                                                 \
+     NULL /* turn_scales */,                                                            \
+     te__tensor_factor,                                                                 \
+     1,                                                                                 \
+     {0, 0} /* both copies have one scale */,                                           \
+     1}
 static const te__quant_class te__quant_delayed = TE__TENSOR_SCALED_ROW(TE_QUANT_DELAYED, "delayed", TE__SCALE_GIVEN);
 static const te__quant_class te__quant_current = TE__TENSOR_SCALED_ROW(TE_QUANT_CURRENT, "current", TE__TAKES_AMAX);
 #undef TE__TENSOR_SCALED_ROW

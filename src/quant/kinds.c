@@ -1,17 +1,23 @@
 /* quant/kinds.c: the table of kinds. */
 
 /* In the order of te_quant_kind. */
-static const te__quant_class *const te__quant_classes[] = {
-    NULL, &te__quant_delayed, &te__quant_current, &te__quant_block, &te__quant_mxfp8, &te__quant_nvfp4, &te__quant_identity, &te__quant_hybrid, &te__quant_custom
-};
+static const te__quant_class *const te__quant_classes[] = {NULL,
+                                                           &te__quant_delayed,
+                                                           &te__quant_current,
+                                                           &te__quant_block,
+                                                           &te__quant_mxfp8,
+                                                           &te__quant_nvfp4,
+                                                           &te__quant_identity,
+                                                           &te__quant_hybrid,
+                                                           &te__quant_custom};
 
 /* NULL if there is no such kind. */
 static const te__quant_class *te__quant_class_of(te_quant_kind kind) {
     return (int)kind >= 0 && (int)kind < TE__COUNT(te__quant_classes) ? te__quant_classes[kind] : NULL;
 }
 static te_result te__quant_unknown(te_ctx *te, te_quant_kind kind, const char *who) {
-    return te__fail(te, TE_ERR_INVALID, "%s: kind %d; TE_QUANT_DELAYED (%d) to TE_QUANT_CUSTOM (%d) are possible", who, (int)kind, (int)TE_QUANT_DELAYED,
-                    (int)TE_QUANT_CUSTOM);
+    return te__fail(te, TE_ERR_INVALID, "%s: kind %d; TE_QUANT_DELAYED (%d) to TE_QUANT_CUSTOM (%d) are possible", who,
+                    (int)kind, (int)TE_QUANT_DELAYED, (int)TE_QUANT_CUSTOM);
 }
 
 /* The fields that not every kind reads, with a bit for each kind that does. */
@@ -41,12 +47,16 @@ static const te__field te__quantizer_fields[] = {
 };
 
 /* Refuses a field that is set and that this kind does not read. */
-static te_result te__quant_check_kinds(te_ctx *te, const te_quantizer_desc *desc, const te__quant_class *cls, const char *who) {
+static te_result te__quant_check_kinds(te_ctx *te, const te_quantizer_desc *desc, const te__quant_class *cls,
+                                       const char *who) {
     int i;
     for (i = 0; i < TE__COUNT(te__quantizer_fields); i++) {
         const te__field *f = &te__quantizer_fields[i];
         if (!(f->mark & 1 << cls->kind) && te__field_is_set(desc, f))
-            return te__fail(te, TE_ERR_INVALID, "%s: %s is set, which a quantizer of the kind %s does not read; leave it zero, or use a kind that reads it", who, f->name, cls->name);
+            return te__fail(te, TE_ERR_INVALID,
+                            "%s: %s is set, which a quantizer of the kind %s does not read; leave it zero, or use a "
+                            "kind that reads it",
+                            who, f->name, cls->name);
     }
     return TE_OK;
 }

@@ -38,7 +38,8 @@ struct te__quant_class {
     /* Shape of a copy's scales; `inner` runs along the contraction. NULL: TE__TENSOR_SCALED, or not codes. */
     void (*scale_shape)(const te__quant_copy *c, bool columnwise, int64_t outer, int64_t inner, int64_t shape[2]);
     /* Quantizes x (contiguous) into these copies, NULL for none; not both NULL. Opaque copies get new tensors. */
-    te_result (*fill)(te_tensor *x, const te__quant_spec *spec, te__quant_copy *row, te__quant_copy *col, const te_tensor *noop);
+    te_result (*fill)(te_tensor *x, const te__quant_spec *spec, te__quant_copy *row, te__quant_copy *col,
+                      const te_tensor *noop);
     /* The value of one copy of x as a plain tensor, without history; NULL with an error. */
     te_tensor *(*decode)(const te_tensor *x, const te__quant_copy *c, int which, te_dtype dtype);
     /* TE__COLUMNS_FOLLOW: the scales of the transposed codes. NULL: both copies share theirs. */
@@ -59,18 +60,22 @@ static bool te__takes_amax(const te__quant_spec *spec) {
 static bool te__is_opaque(const te__quant_class *cls) { return cls && cls->form == TE__FORM_OPAQUE; }
 
 /* Does a copy of one kind mean the same as that of the other? */
-static bool te__same_layout(const te__quant_class *a, const te__quant_class *b) { return a == b || (a->facts & b->facts & TE__TENSOR_SCALED); }
+static bool te__same_layout(const te__quant_class *a, const te__quant_class *b) {
+    return a == b || (a->facts & b->facts & TE__TENSOR_SCALED);
+}
 
 /* The spec of one copy: hybrid quantizers have two. */
 static const te__quant_spec *te__spec_of(const te__quant_spec *spec, int which) {
     if (spec->cls->form != TE__FORM_PARTS) return spec;
     return which == TE_ROWWISE ? spec->row : spec->col;
 }
-static te__quant_copy *te__copy_of(const te_tensor *x, int which) { return which == TE_ROWWISE ? &x->quantized->row : &x->quantized->col; }
+static te__quant_copy *te__copy_of(const te_tensor *x, int which) {
+    return which == TE_ROWWISE ? &x->quantized->row : &x->quantized->col;
+}
 
 /* The outputs of a cast into these copies; NULLs for a copy that is NULL. */
-static void te__cast_outputs(const te__quant_copy *row, const te__quant_copy *col, te_tensor **row_data, te_tensor **row_scale, te_tensor **col_data,
-                             te_tensor **col_scale) {
+static void te__cast_outputs(const te__quant_copy *row, const te__quant_copy *col, te_tensor **row_data,
+                             te_tensor **row_scale, te_tensor **col_data, te_tensor **col_scale) {
     *row_data = row ? row->data : NULL;
     *row_scale = row ? row->scale : NULL;
     *col_data = col ? col->data : NULL;
@@ -78,7 +83,9 @@ static void te__cast_outputs(const te__quant_copy *row, const te__quant_copy *co
 }
 
 /* Rows of codes start at multiples of 16 bytes, so that every kernel may load them 16 bytes at a time whatever the shape. */
-static int64_t te__quant_ld(te_dtype dtype, int64_t columns) { return te__round_up(columns, dtype == TE_F4E2M1 ? 32 : 16); }
+static int64_t te__quant_ld(te_dtype dtype, int64_t columns) {
+    return te__round_up(columns, dtype == TE_F4E2M1 ? 32 : 16);
+}
 
 /* A contiguous tensor as [M, N], without history. */
 static te_tensor *te__as_matrix(const te_tensor *x) { return te__alias_2d(x, 0, x->dtype, te__rows(x), te__cols(x)); }

@@ -27,23 +27,32 @@ typedef struct te__master_run {
 
 /* ---- checking: nothing is written before every weight has passed ---- */
 
-static te_result te__master_refuse(te_ctx *te, int i, const char *why) { return te__fail(te, TE_ERR_INVALID, "te_quantize_master_weights: weight %d: %s", i, why); }
+static te_result te__master_refuse(te_ctx *te, int i, const char *why) {
+    return te__fail(te, TE_ERR_INVALID, "te_quantize_master_weights: weight %d: %s", i, why);
+}
 
 static te_result te__master_check_spec(te_ctx *te, int i, const te__quant_spec *s, bool within_hybrid) {
     const te__quant_class *cls = s->cls;
-    bool plain = s->two_dimensional == (cls->slice_tile[0] > 1) && !s->rht && !s->stochastic && !s->row_scaled && !s->four_over_six && !s->swizzled;
-    if (within_hybrid && cls->slice_tile[0]) return te__master_refuse(te, i, "a hybrid quantizer with block scales; per-tensor and identity parts are possible");
+    bool plain = s->two_dimensional == (cls->slice_tile[0] > 1) && !s->rht && !s->stochastic && !s->row_scaled &&
+                 !s->four_over_six && !s->swizzled;
+    if (within_hybrid && cls->slice_tile[0])
+        return te__master_refuse(te, i,
+                                 "a hybrid quantizer with block scales; per-tensor and identity parts are possible");
     return cls->slices_need && (cls->slice_tile[0] == 0 || !plain) ? te__master_refuse(te, i, cls->slices_need) : TE_OK;
 }
 
 /* Checks the tensor that gets the codes of a slice in place of the weight. An empty slice needs none. */
-static te_result te__master_check_shard(te_ctx *te, int i, const te_tensor *shard, const te_tensor *data, int64_t start, int64_t n) {
+static te_result te__master_check_shard(te_ctx *te, int i, const te_tensor *shard, const te_tensor *data, int64_t start,
+                                        int64_t n) {
     int64_t need = data->dtype == TE_F4E2M1 ? (start % 2 + n + 1) / 2 : n * te__dtype_size(data->dtype);
     if (n == 0) return TE_OK;
-    if (!shard || shard->te != te || !shard->buffer || !te__is_contiguous(shard) || (shard->dtype != TE_U8 && shard->dtype != data->dtype) ||
-        (int64_t)te_tensor_bytes(shard) < need)
-        return te__fail(te, TE_ERR_INVALID, "te_quantize_master_weights: weight %d: the shard is %s of %lld bytes; a contiguous u8 or %s tensor of at least %lld is needed", i,
-                        shard ? te_dtype_name(shard->dtype) : "NULL", shard ? (long long)te_tensor_bytes(shard) : 0LL, te_dtype_name(data->dtype), (long long)need);
+    if (!shard || shard->te != te || !shard->buffer || !te__is_contiguous(shard) ||
+        (shard->dtype != TE_U8 && shard->dtype != data->dtype) || (int64_t)te_tensor_bytes(shard) < need)
+        return te__fail(te, TE_ERR_INVALID,
+                        "te_quantize_master_weights: weight %d: the shard is %s of %lld bytes; a contiguous u8 or %s "
+                        "tensor of at least %lld is needed",
+                        i, shard ? te_dtype_name(shard->dtype) : "NULL",
+                        shard ? (long long)te_tensor_bytes(shard) : 0LL, te_dtype_name(data->dtype), (long long)need);
     return TE_OK;
 }
 
@@ -54,23 +63,34 @@ static te_result te__master_check(te_ctx *te, const te_master_weights *w, int i,
     bool both;
     int64_t n, start;
     char text[TE__SHAPE_TEXT];
-    if (!weight || weight->te != te) return te__master_refuse(te, i, weight ? "it belongs to another context" : "it is NULL");
+    if (!weight || weight->te != te)
+        return te__master_refuse(te, i, weight ? "it belongs to another context" : "it is NULL");
     q = weight->quantized;
     if (!q || !q->quantizer)
-        return te__master_refuse(te, i, q ? "it has no quantizer; make it by te_quantize or under te_quantized_model_init_begin" : "it is plain; a quantized weight is needed");
-    if (weight->ndim != 2) return te__fail(te, TE_ERR_SHAPE, "te_quantize_master_weights: weight %d is %s; a matrix is needed", i, te__shape_text(weight, text));
+        return te__master_refuse(
+            te, i,
+            q ? "it has no quantizer; make it by te_quantize or under te_quantized_model_init_begin"
+              : "it is plain; a quantized weight is needed");
+    if (weight->ndim != 2)
+        return te__fail(te, TE_ERR_SHAPE, "te_quantize_master_weights: weight %d is %s; a matrix is needed", i,
+                        te__shape_text(weight, text));
     if (q->cls->form == TE__FORM_PARTS) {
         result = te__master_check_spec(te, i, q->quantizer->spec.row, true);
         if (result == TE_OK) result = te__master_check_spec(te, i, q->quantizer->spec.col, true);
         if (result == TE_OK && w->shard_weights && q->row.data && q->col.data)
-            result = te__master_refuse(te, i, "a hybrid weight with both copies cannot go to shards; gather it whole, or keep one copy");
+            result = te__master_refuse(
+                te, i, "a hybrid weight with both copies cannot go to shards; gather it whole, or keep one copy");
     } else
         result = te__master_check_spec(te, i, &q->quantizer->spec, false);
     if (result != TE_OK) return result;
     both = q->cls->facts & TE__BOTH_FROM_SLICES;
     if (both && !(q->row.data && q->col.data))
-        return te__fail(te, TE_ERR_INVALID, "te_quantize_master_weights: weight %d: an %s weight needs both copies (TE_ROWWISE | TE_COLUMNWISE)", i, q->cls->name);
-    if (!q->row.data && !(q->cls->facts & TE__TENSOR_SCALED) && q->cls->form != TE__FORM_PARTS) return te__master_refuse(te, i, "it has no row-wise copy");
+        return te__fail(
+            te, TE_ERR_INVALID,
+            "te_quantize_master_weights: weight %d: an %s weight needs both copies (TE_ROWWISE | TE_COLUMNWISE)", i,
+            q->cls->name);
+    if (!q->row.data && !(q->cls->facts & TE__TENSOR_SCALED) && q->cls->form != TE__FORM_PARTS)
+        return te__master_refuse(te, i, "it has no row-wise copy");
     if (!q->row.data && q->col.cls->facts & TE__TENSOR_SCALED && w->shard_weights)
         return te__master_refuse(te, i, "it has a column-wise copy alone, whose slices are not contiguous: no shards");
     *jobs += q->cls->form == TE__FORM_PARTS ? (q->row.data != NULL) + (q->col.data != NULL) : 1;
@@ -78,15 +98,20 @@ static te_result te__master_check(te_ctx *te, const te_master_weights *w, int i,
     n = te__numel(master);
     start = w->start_offsets[i];
     if (master->te != te || master->dtype != TE_F32 || !master->buffer || !te__is_contiguous(master))
-        return te__fail(te, TE_ERR_DTYPE, "te_quantize_master_weights: master %d is %s %s; a contiguous f32 tensor of this context is needed", i,
-                        te_dtype_name(master->dtype), te__shape_text(master, text));
+        return te__fail(
+            te, TE_ERR_DTYPE,
+            "te_quantize_master_weights: master %d is %s %s; a contiguous f32 tensor of this context is needed", i,
+            te_dtype_name(master->dtype), te__shape_text(master, text));
     if (start < 0 || n > te__numel(weight) || start > te__numel(weight) - n)
-        return te__fail(te, TE_ERR_SHAPE, "te_quantize_master_weights: slice %d begins at %lld and has %lld elements; the weight has %lld", i, (long long)start,
-                        (long long)n, (long long)te__numel(weight));
+        return te__fail(
+            te, TE_ERR_SHAPE,
+            "te_quantize_master_weights: slice %d begins at %lld and has %lld elements; the weight has %lld", i,
+            (long long)start, (long long)n, (long long)te__numel(weight));
     if (w->shard_weights) {
         result = te__master_check_shard(te, i, w->shard_weights[i], q->row.data ? q->row.data : q->col.data, start, n);
         if (result == TE_OK && both)
-            result = te__master_check_shard(te, i, w->shard_columnwise ? w->shard_columnwise[i] : NULL, q->col.data, start, n);
+            result = te__master_check_shard(te, i, w->shard_columnwise ? w->shard_columnwise[i] : NULL, q->col.data,
+                                            start, n);
     }
     return result;
 }
@@ -145,12 +170,14 @@ static te_result te__master_measure(const te__master_job *j) {
 /* ---- after the reduction: scales of the whole, codes of the slices ---- */
 
 /* Codes of the slice into the weight's copy `c`, or into its shard. */
-static te_result te__slice_cast(const te__master_job *j, te__quant_copy *c, te_tensor *shard, bool columnwise, const te_tensor *scale, const te_tensor *multiplier) {
+static te_result te__slice_cast(const te__master_job *j, te__quant_copy *c, te_tensor *shard, bool columnwise,
+                                const te_tensor *scale, const te_tensor *multiplier) {
     te_op_shard_cast_args args = TE_ZERO;
     te_tensor *flat = NULL;
     if (!j->slice) return TE_OK;
     if (shard) { /* a u8 shard is written in the codes' format */
-        flat = te__alias_1d(shard, 0, c->data->dtype, (int64_t)te_tensor_bytes(shard) * 8 / te_dtype_bits(c->data->dtype));
+        flat =
+            te__alias_1d(shard, 0, c->data->dtype, (int64_t)te_tensor_bytes(shard) * 8 / te_dtype_bits(c->data->dtype));
         if (!flat) return te_error_code(j->weight->te);
     }
     args.x = j->slice;
@@ -232,7 +259,8 @@ static te_result te__master_identity(const te__master_job *j) {
     te_dtype dtype = j->copy->data->dtype;
     te_tensor *dst, *src;
     if (!j->slice) return TE_OK;
-    dst = te__alias_1d(j->shard ? j->shard : j->copy->data, j->shard ? 0 : j->start * te__dtype_size(dtype), dtype, te__numel(j->slice));
+    dst = te__alias_1d(j->shard ? j->shard : j->copy->data, j->shard ? 0 : j->start * te__dtype_size(dtype), dtype,
+                       te__numel(j->slice));
     src = te__alias_1d(j->slice, 0, j->slice->dtype, te__numel(j->slice));
     return dst && src ? te_tensor_copy(dst, src) : te_error_code(j->weight->te);
 }
@@ -290,8 +318,11 @@ static te_result te__master_write(te__master_run *r) {
     for (i = 0; i < r->num_jobs && result == TE_OK; i++) {
         te__master_job *j = &r->job[i];
         if (!r->te->warming) te_quantized_clear_init_value(j->weight);
-        result = j->spec->cls->slice_tile[0] ? te__master_by_tile(j) : j->spec->cls->form == TE__FORM_PLAIN ? te__master_identity(j) : te__master_per_tensor(j);
-        if (result == TE_OK && !r->te->warming && !r->w->manual_post_processing && j->which == TE_ROWWISE && te__column_follows(j->weight)) {
+        result = j->spec->cls->slice_tile[0]            ? te__master_by_tile(j)
+                 : j->spec->cls->form == TE__FORM_PLAIN ? te__master_identity(j)
+                                                        : te__master_per_tensor(j);
+        if (result == TE_OK && !r->te->warming && !r->w->manual_post_processing && j->which == TE_ROWWISE &&
+            te__column_follows(j->weight)) {
             if (r->te->capture && j->weight->quantized->col.data) /* the next launch reads it where it is */
                 result = te__quant_add_columnwise(j->weight);
             else
@@ -309,7 +340,9 @@ TE_API te_result te_quantize_master_weights(te_ctx *te, const te_master_weights 
     if (!te) return TE_ERR_STATE;
     if (!te__has_desc(te, w, "te_quantize_master_weights")) return te->error_code;
     if (w->count < 0 || (w->count > 0 && (!w->model_weights || !w->master_weights || !w->start_offsets)))
-        result = te__fail(te, TE_ERR_INVALID, "te_quantize_master_weights: %d weights; three lists of as many entries are needed", w->count);
+        result =
+            te__fail(te, TE_ERR_INVALID,
+                     "te_quantize_master_weights: %d weights; three lists of as many entries are needed", w->count);
     for (i = 0; i < w->count && result == TE_OK; i++) result = te__master_check(te, w, i, &jobs);
     run.te = te;
     run.w = w;
@@ -321,7 +354,8 @@ TE_API te_result te_quantize_master_weights(te_ctx *te, const te_master_weights 
     te__frame_begin(te);
     te->tape.no_grad++;
     if (result == TE_OK) result = te__master_prepare(&run);
-    result = result == TE_OK ? te_all_reduce(w->group, run.buffer, TE_REDUCE_MAX) : te__refuse(w->group, TE__ALL_REDUCE, result);
+    result = result == TE_OK ? te_all_reduce(w->group, run.buffer, TE_REDUCE_MAX)
+                             : te__refuse(w->group, TE__ALL_REDUCE, result);
     if (result == TE_OK) result = te__master_write(&run);
     te->tape.no_grad--;
     te__frame_end(te, NULL, 0);
@@ -329,18 +363,24 @@ TE_API te_result te_quantize_master_weights(te_ctx *te, const te_master_weights 
     return result;
 }
 
-TE_API te_result te_cast_master_weights_to_fp8(te_ctx *te, const te_master_weights *w) { return te_quantize_master_weights(te, w); }
+TE_API te_result te_cast_master_weights_to_fp8(te_ctx *te, const te_master_weights *w) {
+    return te_quantize_master_weights(te, w);
+}
 
 TE_API te_result te_post_all_gather_processing(te_ctx *te, te_tensor *const *model_weights, int count) {
     te_result result = TE_OK;
     int i;
     if (!te) return TE_ERR_STATE;
-    if (count < 0 || (count > 0 && !model_weights)) return te__fail(te, TE_ERR_INVALID, "te_post_all_gather_processing: %d weights without a list", count);
+    if (count < 0 || (count > 0 && !model_weights))
+        return te__fail(te, TE_ERR_INVALID, "te_post_all_gather_processing: %d weights without a list", count);
     for (i = 0; i < count; i++) {
-        if (!model_weights[i] || model_weights[i]->te != te) return te__fail(te, TE_ERR_INVALID, "te_post_all_gather_processing: weight %d is NULL or of another context", i);
+        if (!model_weights[i] || model_weights[i]->te != te)
+            return te__fail(te, TE_ERR_INVALID,
+                            "te_post_all_gather_processing: weight %d is NULL or of another context", i);
     }
     for (i = 0; i < count && result == TE_OK; i++) {
-        if (model_weights[i]->quantized && te__column_follows(model_weights[i])) result = te__quant_add_columnwise(model_weights[i]);
+        if (model_weights[i]->quantized && te__column_follows(model_weights[i]))
+            result = te__quant_add_columnwise(model_weights[i]);
     }
     return result;
 }

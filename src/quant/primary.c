@@ -6,7 +6,9 @@ TE_API te_result te_quantized_model_init_begin(te_ctx *te, const te_quantized_mo
     te_result result;
     if (!te) return TE_ERR_STATE;
     if (te->num_quantized_init == TE__MAX_AUTOCAST)
-        return te__fail(te, TE_ERR_STATE, "te_quantized_model_init_begin: %d regions are open; is a te_quantized_model_init_end missing?", te->num_quantized_init);
+        return te__fail(te, TE_ERR_STATE,
+                        "te_quantized_model_init_begin: %d regions are open; is a te_quantized_model_init_end missing?",
+                        te->num_quantized_init);
     init = &te->quantized_init[te->num_quantized_init];
     init->recipe = desc && desc->recipe ? *desc->recipe : te_recipe_delayed_scaling();
     init->enabled = !(desc && desc->not_enabled);
@@ -17,11 +19,14 @@ TE_API te_result te_quantized_model_init_begin(te_ctx *te, const te_quantized_mo
 }
 TE_API te_result te_quantized_model_init_end(te_ctx *te) {
     if (!te) return TE_ERR_STATE;
-    if (te->num_quantized_init == 0) return te__fail(te, TE_ERR_STATE, "te_quantized_model_init_end without te_quantized_model_init_begin");
+    if (te->num_quantized_init == 0)
+        return te__fail(te, TE_ERR_STATE, "te_quantized_model_init_end without te_quantized_model_init_begin");
     te->num_quantized_init--;
     return TE_OK;
 }
-static bool te__quantizes_weights(const te_ctx *te) { return te->num_quantized_init > 0 && te->quantized_init[te->num_quantized_init - 1].enabled; }
+static bool te__quantizes_weights(const te_ctx *te) {
+    return te->num_quantized_init > 0 && te->quantized_init[te->num_quantized_init - 1].enabled;
+}
 
 /* The quantizer that the recipe of the region in force has for a weight. */
 static te_quantizer *te__weight_quantizer(te_ctx *te, const char *module_type, const char *path, int gemm) {
@@ -78,7 +83,9 @@ static te_tensor *te__primary_create(te_tensor *weight, const char *module_type,
 TE_API te_result te_quantized_init_value(const te_tensor *x, void *host) {
     if (!x) return TE_ERR_STATE;
     if (!x->quantized || !x->quantized->init_value)
-        return te__fail(x->te, TE_ERR_STATE, "te_quantized_init_value: the tensor has none; set preserve_high_precision_init_val in te_quantized_model_init_begin");
+        return te__fail(x->te, TE_ERR_STATE,
+                        "te_quantized_init_value: the tensor has none; set preserve_high_precision_init_val in "
+                        "te_quantized_model_init_begin");
     if (!host) return te__fail(x->te, TE_ERR_INVALID, "te_quantized_init_value: host is NULL");
     memcpy(host, x->quantized->init_value, x->quantized->init_bytes);
     return TE_OK;
@@ -91,14 +98,19 @@ TE_API void te_quantized_clear_init_value(te_tensor *x) {
 }
 
 /* Is the preserved value that of the codes as they are now? */
-static bool te__primary_has_start(const te_tensor *x) { return x->quantized->init_value && x->quantized->init_version == te__quant_version(x); }
+static bool te__primary_has_start(const te_tensor *x) {
+    return x->quantized->init_value && x->quantized->init_version == te__quant_version(x);
+}
 
 /* Writes a high-precision value into a weight that is stored quantized, from an optimizer. noop: f32 [1], or NULL: where it is 1, codes stay as they are (those of a custom kind, or plain
  * ones, are made again). */
 static te_result te__primary_assign(te_tensor *weight, te_tensor *value, const te_tensor *noop) {
     if (!weight->quantized->quantizer)
-        return te__fail(weight->te, TE_ERR_STATE, "a quantized weight without its quantizer cannot take a new value; make it by te_quantize or te_quantized_model_init_begin");
-    return te_quantize_into(weight->quantized->quantizer, value, weight, weight->quantized->cls->form == TE__FORM_CODES ? noop : NULL);
+        return te__fail(weight->te, TE_ERR_STATE,
+                        "a quantized weight without its quantizer cannot take a new value; make it by te_quantize or "
+                        "te_quantized_model_init_begin");
+    return te_quantize_into(weight->quantized->quantizer, value, weight,
+                            weight->quantized->cls->form == TE__FORM_CODES ? noop : NULL);
 }
 
 /* The same from an initialisation, a file or a sum: training starts from this value, so it replaces the preserved one, in the format of that. */
@@ -121,7 +133,9 @@ static const te__buffer *te__param_buffer(const te_tensor *x) {
     return counted ? counted->buffer : NULL;
 }
 /* Counts the values that a parameter has had, plain or quantized. */
-static uint64_t te__param_version(const te_tensor *x) { return x->quantized ? te__quant_version(x) : x->buffer ? te__buffer_version(x->buffer) : 0; }
+static uint64_t te__param_version(const te_tensor *x) {
+    return x->quantized ? te__quant_version(x) : x->buffer ? te__buffer_version(x->buffer) : 0;
+}
 
 TE_API te_result te_replace_raw_data(te_tensor *x, te_tensor *new_raw) {
     te__quant_copy *row;
@@ -133,20 +147,33 @@ TE_API te_result te_replace_raw_data(te_tensor *x, te_tensor *new_raw) {
     if (!x || !new_raw) return TE_ERR_STATE;
     te = x->te;
     if (!te__same_ctx(new_raw, te, "te_replace_raw_data")) return te_error_code(te);
-    if (!x->quantized) return te__fail(te, TE_ERR_INVALID, "te_replace_raw_data: the tensor is plain %s; a quantized one is needed", te_dtype_name(x->dtype));
+    if (!x->quantized)
+        return te__fail(te, TE_ERR_INVALID, "te_replace_raw_data: the tensor is plain %s; a quantized one is needed",
+                        te_dtype_name(x->dtype));
     row = &x->quantized->row;
     if (row->cls && row->cls->facts & TE__BOTH_FROM_SLICES)
-        return te__fail(te, TE_ERR_UNSUPPORTED, "te_replace_raw_data: %s; its row-wise codes do not give the column-wise ones: keep both where they are", row->cls->name);
+        return te__fail(
+            te, TE_ERR_UNSUPPORTED,
+            "te_replace_raw_data: %s; its row-wise codes do not give the column-wise ones: keep both where they are",
+            row->cls->name);
     if (!row->data || te__is_opaque(row->cls))
-        return te__fail(te, TE_ERR_STATE, "te_replace_raw_data: the tensor has no row-wise copy of a built-in kind (te_quantizer_set_usage)");
+        return te__fail(
+            te, TE_ERR_STATE,
+            "te_replace_raw_data: the tensor has no row-wise copy of a built-in kind (te_quantizer_set_usage)");
     bytes = (int64_t)te_tensor_bytes(row->data);
-    if ((new_raw->dtype != TE_U8 && new_raw->dtype != row->data->dtype) || !new_raw->buffer || !te__is_contiguous(new_raw) || (int64_t)te_tensor_bytes(new_raw) < bytes)
-        return te__fail(te, TE_ERR_INVALID, "te_replace_raw_data: the new memory is %s, %lld bytes, %s; u8 or %s, at least %lld bytes, contiguous, is needed",
-                        te_dtype_name(new_raw->dtype), (long long)te_tensor_bytes(new_raw), new_raw->buffer && te__is_contiguous(new_raw) ? "contiguous" : "not contiguous",
+    if ((new_raw->dtype != TE_U8 && new_raw->dtype != row->data->dtype) || !new_raw->buffer ||
+        !te__is_contiguous(new_raw) || (int64_t)te_tensor_bytes(new_raw) < bytes)
+        return te__fail(te, TE_ERR_INVALID,
+                        "te_replace_raw_data: the new memory is %s, %lld bytes, %s; u8 or %s, at least %lld bytes, "
+                        "contiguous, is needed",
+                        te_dtype_name(new_raw->dtype), (long long)te_tensor_bytes(new_raw),
+                        new_raw->buffer && te__is_contiguous(new_raw) ? "contiguous" : "not contiguous",
                         te_dtype_name(row->data->dtype), (long long)bytes);
-    if (te_dtype_bits(row->data->dtype) > 8 && (uintptr_t)te__data(new_raw) % (uintptr_t)te__dtype_size(row->data->dtype) != 0)
-        return te__fail(te, TE_ERR_INVALID, "te_replace_raw_data: the new memory begins at an odd byte; %s needs a multiple of %d", te_dtype_name(row->data->dtype),
-                        (int)te__dtype_size(row->data->dtype));
+    if (te_dtype_bits(row->data->dtype) > 8 &&
+        (uintptr_t)te__data(new_raw) % (uintptr_t)te__dtype_size(row->data->dtype) != 0)
+        return te__fail(te, TE_ERR_INVALID,
+                        "te_replace_raw_data: the new memory begins at an odd byte; %s needs a multiple of %d",
+                        te_dtype_name(row->data->dtype), (int)te__dtype_size(row->data->dtype));
     if (te->capture) return te__refuse_capture(te, "te_replace_raw_data", "replace the memory before te_graph_begin");
     warming = te->warming;
     te->warming = false; /* it outlives a warm-up, so the codes are really copied */

@@ -6,8 +6,8 @@ static te_scaling te__scaling_kind(const te__quant_copy *c) { return c->cls->sca
 /* Can a kernel read these two together? */
 static bool te__copies_meet(const te__quant_copy *a, const te__quant_copy *b) {
     if (!a || !b || !a->data || !b->data) return false;
-    return a->cls->facts & TE__IN_PRODUCTS && te__same_layout(a->cls, b->cls) && a->swizzled == b->swizzled && a->rht == b->rht &&
-           (!a->rht || a->no_random_sign_mask == b->no_random_sign_mask);
+    return a->cls->facts & TE__IN_PRODUCTS && te__same_layout(a->cls, b->cls) && a->swizzled == b->swizzled &&
+           a->rht == b->rht && (!a->rht || a->no_random_sign_mask == b->no_random_sign_mask);
 }
 
 /* x as a plain matrix, from the copy that is wanted if it is there. */
@@ -18,9 +18,11 @@ static te_tensor *te__plain_factor(te_tensor *x, int which, te_dtype dtype) {
 
 /* D = op(A) op(B) into g->d with the rest of g as it stands (bias, accumulate, split_accumulator). A is [m, k], or a_transposed [k, m]; B
  * is [k, n], or b_transposed [n, k]; of a quantized matrix the copy is read that is contiguous along k. */
-static te_result te__product(te_ctx *te, te_tensor *a, bool a_transposed, te_tensor *b, bool b_transposed, te_op_gemm_args *g) {
+static te_result te__product(te_ctx *te, te_tensor *a, bool a_transposed, te_tensor *b, bool b_transposed,
+                             te_op_gemm_args *g) {
     int a_which = a_transposed ? TE_COLUMNWISE : TE_ROWWISE, b_which = b_transposed ? TE_ROWWISE : TE_COLUMNWISE;
-    const te__quant_copy *ca = a->quantized ? te__copy_of(a, a_which) : NULL, *cb = b->quantized ? te__copy_of(b, b_which) : NULL;
+    const te__quant_copy *ca = a->quantized ? te__copy_of(a, a_which) : NULL,
+                         *cb = b->quantized ? te__copy_of(b, b_which) : NULL;
     te_result result;
     g->m = a_transposed ? te__cols(a) : te__rows(a);
     g->k = a_transposed ? te__rows(a) : te__cols(a);

@@ -11,17 +11,23 @@ static te_result te__spec_open(te_ctx *te, const te_quantizer_desc *desc, te__qu
     if (!cls) return te__quant_unknown(te, desc->kind, who);
     if (te__quant_check_kinds(te, desc, cls, who) != TE_OK) return TE_ERR_INVALID;
     if (cls->code_dtype && desc->dtype && desc->dtype != cls->code_dtype)
-        return te__fail(te, TE_ERR_DTYPE, "%s: dtype %s; the codes of %s are %s", who, te_dtype_name(desc->dtype), cls->name, te_dtype_name(cls->code_dtype));
+        return te__fail(te, TE_ERR_DTYPE, "%s: dtype %s; the codes of %s are %s", who, te_dtype_name(desc->dtype),
+                        cls->name, te_dtype_name(cls->code_dtype));
     if (!cls->code_dtype && desc->dtype && !te__is_fp8(desc->dtype))
         return te__fail(te, TE_ERR_DTYPE, "%s: dtype %s; e4m3 and e5m2 are possible", who, te_dtype_name(desc->dtype));
     if (desc->usage & ~(TE_ROWWISE | TE_COLUMNWISE))
-        return te__fail(te, TE_ERR_INVALID, "%s: usage %d; TE_ROWWISE (1), TE_COLUMNWISE (2) or both are possible", who, desc->usage);
-    if (!(desc->amax_epsilon >= 0.0f)) return te__fail(te, TE_ERR_INVALID, "%s: amax_epsilon %g; it cannot be negative", who, (double)desc->amax_epsilon);
+        return te__fail(te, TE_ERR_INVALID, "%s: usage %d; TE_ROWWISE (1), TE_COLUMNWISE (2) or both are possible", who,
+                        desc->usage);
+    if (!(desc->amax_epsilon >= 0.0f))
+        return te__fail(te, TE_ERR_INVALID, "%s: amax_epsilon %g; it cannot be negative", who,
+                        (double)desc->amax_epsilon);
     if ((int)desc->nvfp4.four_over_six < 0 || desc->nvfp4.four_over_six > TE_4OVER6_MSE)
-        return te__fail(te, TE_ERR_INVALID, "%s: four_over_six %d is not in te_4over6_error", who, (int)desc->nvfp4.four_over_six);
+        return te__fail(te, TE_ERR_INVALID, "%s: four_over_six %d is not in te_4over6_error", who,
+                        (int)desc->nvfp4.four_over_six);
     if (desc->delayed.scale && te__need_memory(desc->delayed.scale, who) != TE_OK) return TE_ERR_STATE;
     if (desc->delayed.amax && te__need_memory(desc->delayed.amax, who) != TE_OK) return TE_ERR_STATE;
-    if ((desc->delayed.scale && !te__is_one_f32(desc->delayed.scale)) || (desc->delayed.amax && !te__is_one_f32(desc->delayed.amax)))
+    if ((desc->delayed.scale && !te__is_one_f32(desc->delayed.scale)) ||
+        (desc->delayed.amax && !te__is_one_f32(desc->delayed.amax)))
         return te__fail(te, TE_ERR_SHAPE, "%s: scale and amax must be f32 tensors of one element", who);
     if ((desc->delayed.scale && desc->delayed.scale->te != te) || (desc->delayed.amax && desc->delayed.amax->te != te))
         return te__fail(te, TE_ERR_INVALID, "%s: scale or amax belongs to another context", who);
@@ -34,7 +40,8 @@ static te_result te__spec_open(te_ctx *te, const te_quantizer_desc *desc, te__qu
     result = cls->resolve ? cls->resolve(te, desc, spec, who) : TE_OK;
     if (result == TE_OK && cls->facts & TE__SCALE_GIVEN) {
         te__frame_begin(te);
-        spec->scale = te_tensor_retain(desc->delayed.scale ? desc->delayed.scale : te_tensor_full(te, TE_F32, 1, &one, 1.0));
+        spec->scale =
+            te_tensor_retain(desc->delayed.scale ? desc->delayed.scale : te_tensor_full(te, TE_F32, 1, &one, 1.0));
         spec->amax = te_tensor_retain(desc->delayed.amax ? desc->delayed.amax : te_tensor_zeros(te, TE_F32, 1, &one));
         te__frame_end(te, NULL, 0);
         if (!spec->scale || !spec->amax) return te_error_code(te);
@@ -54,14 +61,17 @@ static void te__spec_close_whole(te__quant_spec *spec, te__quant_spec child[2]) 
 }
 
 /* As te__spec_open, with the two specs that a hybrid one points to. On failure nothing is retained. */
-static te_result te__spec_open_whole(te_ctx *te, const te_quantizer_desc *desc, te__quant_spec *spec, te__quant_spec child[2], const char *who) {
+static te_result te__spec_open_whole(te_ctx *te, const te_quantizer_desc *desc, te__quant_spec *spec,
+                                     te__quant_spec child[2], const char *who) {
     te_result result = te__spec_open(te, desc, spec, who);
     int i;
     memset(child, 0, 2 * sizeof(*child));
     for (i = 0; i < 2 && result == TE_OK && spec->cls->form == TE__FORM_PARTS; i++) {
         const te_quantizer_desc *d = i ? desc->hybrid.columnwise_quantizer : desc->hybrid.rowwise_quantizer;
         if (!d || d->kind == desc->kind)
-            result = te__fail(te, TE_ERR_INVALID, "%s: a hybrid quantizer needs a %s quantizer that is not hybrid itself", who, i ? "column-wise" : "row-wise");
+            result =
+                te__fail(te, TE_ERR_INVALID, "%s: a hybrid quantizer needs a %s quantizer that is not hybrid itself",
+                         who, i ? "column-wise" : "row-wise");
         else
             result = te__spec_open(te, d, &child[i], who);
         child[i].usage = i ? TE_COLUMNWISE : TE_ROWWISE;
@@ -97,13 +107,16 @@ TE_API void te_quantizer_destroy(te_quantizer *q) {
 TE_API te_result te_quantizer_set_usage(te_quantizer *q, int usage) {
     if (!q) return TE_ERR_STATE;
     if (usage < 1 || usage > (TE_ROWWISE | TE_COLUMNWISE))
-        return te__fail(q->te, TE_ERR_INVALID, "te_quantizer_set_usage: %d; TE_ROWWISE (1), TE_COLUMNWISE (2) or both (3) are possible", usage);
+        return te__fail(q->te, TE_ERR_INVALID,
+                        "te_quantizer_set_usage: %d; TE_ROWWISE (1), TE_COLUMNWISE (2) or both (3) are possible",
+                        usage);
     q->spec.usage = usage;
     return TE_OK;
 }
 TE_API int te_quantizer_get_usage(const te_quantizer *q) { return q ? q->spec.usage : 0; }
 
-static te_result te__same_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
+static te_result te__same_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy,
+                                   te_tensor **dx, const bool *needs) {
     (void)te, (void)state, (void)saved, (void)needs;
     dx[0] = dy[0];
     return TE_OK;
@@ -130,18 +143,21 @@ static te_tensor *te__record_codes(te_tensor *x, te_tensor *y) {
 static bool te__need_float(const te_tensor *x, const char *function) {
     if (te__is_float(x->dtype) && x->buffer) return true;
     if (te__need_memory(x, function) != TE_OK) return false;
-    te__fail(x->te, TE_ERR_DTYPE, "%s: the input is %s%s; f32, f16 or bf16 is needed", function, x->quantized ? "quantized, nominally " : "",
-             te_dtype_name(x->dtype));
+    te__fail(x->te, TE_ERR_DTYPE, "%s: the input is %s%s; f32, f16 or bf16 is needed", function,
+             x->quantized ? "quantized, nominally " : "", te_dtype_name(x->dtype));
     return false;
 }
 static bool te__same_ctx(const te_tensor *x, te_ctx *te, const char *function) {
     if (!x || x->te == te) return true;
-    te__fail(te, TE_ERR_INVALID, "%s: a tensor of another context (%s) was given to a context on %s; copy it through the host", function,
+    te__fail(te, TE_ERR_INVALID,
+             "%s: a tensor of another context (%s) was given to a context on %s; copy it through the host", function,
              x->te->device_name, te->device_name);
     return false;
 }
 /* Asks a custom quantizer's own function, if it has one, whether x can be quantized; the built-in kinds take any x. */
-static bool te__custom_takes(const te__quant_spec *spec, const te_tensor *x) { return !spec->custom.is_quantizable || spec->custom.is_quantizable(spec->custom.user, x); }
+static bool te__custom_takes(const te__quant_spec *spec, const te_tensor *x) {
+    return !spec->custom.is_quantizable || spec->custom.is_quantizable(spec->custom.user, x);
+}
 
 /* Can `spec` quantize x? Records the error if not. */
 static bool te__can_quantize(te_ctx *te, const te__quant_spec *spec, te_tensor *x, const char *function) {
@@ -153,8 +169,8 @@ static bool te__can_quantize(te_ctx *te, const te__quant_spec *spec, te_tensor *
     for (i = 0; i < 2; i++)
         if (!te__custom_takes(part[i], x)) {
             char text[TE__SHAPE_TEXT];
-            te__fail(te, TE_ERR_SHAPE, "%s: the custom quantizer \"%s\" does not take %s %s", function, part[i]->custom.name, te_dtype_name(x->dtype),
-                     te__shape_text(x, text));
+            te__fail(te, TE_ERR_SHAPE, "%s: the custom quantizer \"%s\" does not take %s %s", function,
+                     part[i]->custom.name, te_dtype_name(x->dtype), te__shape_text(x, text));
             return false;
         }
     return true;
@@ -185,8 +201,9 @@ static bool te__copy_fits(const te_tensor *x, const te__quant_spec *spec, int wh
     if (!c->data) return true;
     if (!te__same_layout(c->cls, spec->cls)) return false;
     if (c->cls->form != TE__FORM_CODES) return true;
-    return c->data->dtype == spec->dtype && c->two_dimensional == spec->two_dimensional && c->swizzled == spec->swizzled &&
-           c->rht == (spec->rht && which == TE_COLUMNWISE) && c->no_random_sign_mask == spec->no_random_sign_mask && c->e4m3_max_256 == spec->e4m3_max_256 &&
+    return c->data->dtype == spec->dtype && c->two_dimensional == spec->two_dimensional &&
+           c->swizzled == spec->swizzled && c->rht == (spec->rht && which == TE_COLUMNWISE) &&
+           c->no_random_sign_mask == spec->no_random_sign_mask && c->e4m3_max_256 == spec->e4m3_max_256 &&
            (!c->amax || te__numel(c->amax) == te__num_amaxes(spec, which, te__rows(x), te__cols(x)));
 }
 
@@ -195,16 +212,27 @@ TE_API te_result te_quantize_into(te_quantizer *q, te_tensor *x, te_tensor *dst,
     te__rng_state before;
     te_result result;
     if (!q || !x || !dst) return TE_ERR_STATE;
-    if (!te__can_quantize(q->te, &q->spec, x, "te_quantize_into") || !te__same_ctx(dst, q->te, "te_quantize_into")) return te_error_code(q->te);
-    if (!dst->quantized) return te__fail(q->te, TE_ERR_INVALID, "te_quantize_into: the destination is plain %s; te_quantizer_make_empty makes one", te_dtype_name(dst->dtype));
+    if (!te__can_quantize(q->te, &q->spec, x, "te_quantize_into") || !te__same_ctx(dst, q->te, "te_quantize_into"))
+        return te_error_code(q->te);
+    if (!dst->quantized)
+        return te__fail(q->te, TE_ERR_INVALID,
+                        "te_quantize_into: the destination is plain %s; te_quantizer_make_empty makes one",
+                        te_dtype_name(dst->dtype));
     if (!te__same_shape(x, dst))
-        return te__fail(q->te, TE_ERR_SHAPE, "te_quantize_into: the input is %s and the destination %s; they must be equal", te__shape_text(x, a), te__shape_text(dst, b));
-    if (!te__copy_fits(dst, te__spec_of(&q->spec, TE_ROWWISE), TE_ROWWISE) || !te__copy_fits(dst, te__spec_of(&q->spec, TE_COLUMNWISE), TE_COLUMNWISE))
-        return te__fail(q->te, TE_ERR_INVALID, "te_quantize_into: the destination (%s) was made by a quantizer that differs from this one (%s) in kind, code format or layout; "
+        return te__fail(q->te, TE_ERR_SHAPE,
+                        "te_quantize_into: the input is %s and the destination %s; they must be equal",
+                        te__shape_text(x, a), te__shape_text(dst, b));
+    if (!te__copy_fits(dst, te__spec_of(&q->spec, TE_ROWWISE), TE_ROWWISE) ||
+        !te__copy_fits(dst, te__spec_of(&q->spec, TE_COLUMNWISE), TE_COLUMNWISE))
+        return te__fail(q->te, TE_ERR_INVALID,
+                        "te_quantize_into: the destination (%s) was made by a quantizer that differs from this one "
+                        "(%s) in kind, code format or layout; "
                         "te_quantizer_make_empty makes one that fits",
                         dst->quantized->cls->name, q->spec.cls->name);
     if (noop_flag && (q->spec.cls->form != TE__FORM_CODES || !te__is_one_f32(noop_flag)))
-        return te__fail(q->te, TE_ERR_INVALID, "te_quantize_into: noop_flag is an f32 [1] on the device, for quantizers of the FP8 and FP4 kinds");
+        return te__fail(
+            q->te, TE_ERR_INVALID,
+            "te_quantize_into: noop_flag is an f32 [1] on the device, for quantizers of the FP8 and FP4 kinds");
     before = te__rng_now(q->te);
     result = te__quant_fill(dst, x, &q->spec, te_quantized_usage(dst), noop_flag);
     if (result != TE_OK) te__rng_back(q->te, before);
@@ -214,11 +242,15 @@ TE_API te_result te_quantize_into(te_quantizer *q, te_tensor *x, te_tensor *dst,
 TE_API te_tensor *te_quantizer_make_empty(te_quantizer *q, te_dtype dtype, int ndim, const int64_t *shape) {
     if (!q) return NULL;
     if (!te__is_float(dtype)) {
-        te__fail(q->te, TE_ERR_DTYPE, "te_quantizer_make_empty: nominal dtype %s; f32, f16 and bf16 are possible", te_dtype_name(dtype));
+        te__fail(q->te, TE_ERR_DTYPE, "te_quantizer_make_empty: nominal dtype %s; f32, f16 and bf16 are possible",
+                 te_dtype_name(dtype));
         return NULL;
     }
-    if (te__is_opaque(te__spec_of(&q->spec, TE_ROWWISE)->cls) || te__is_opaque(te__spec_of(&q->spec, TE_COLUMNWISE)->cls)) {
-        te__fail(q->te, TE_ERR_UNSUPPORTED, "te_quantizer_make_empty: only its own function knows the layout of a custom quantizer; te_quantize a tensor");
+    if (te__is_opaque(te__spec_of(&q->spec, TE_ROWWISE)->cls) ||
+        te__is_opaque(te__spec_of(&q->spec, TE_COLUMNWISE)->cls)) {
+        te__fail(q->te, TE_ERR_UNSUPPORTED,
+                 "te_quantizer_make_empty: only its own function knows the layout of a custom quantizer; te_quantize a "
+                 "tensor");
         return NULL;
     }
     return te__quantized_by(te__quant_empty(q->te, dtype, ndim, shape, &q->spec, q->spec.usage, true), q);
@@ -266,9 +298,12 @@ TE_API te_tensor *te_dequantize(te_tensor *x, te_dtype dtype) {
     return y ? te__record_same("dequantize", x, y) : NULL;
 }
 
-TE_API te_quant_kind te_quantized_kind(const te_tensor *x) { return x && x->quantized ? x->quantized->cls->kind : TE_QUANT_NONE; }
+TE_API te_quant_kind te_quantized_kind(const te_tensor *x) {
+    return x && x->quantized ? x->quantized->cls->kind : TE_QUANT_NONE;
+}
 TE_API int te_quantized_usage(const te_tensor *x) {
-    return x && x->quantized ? (x->quantized->row.data ? TE_ROWWISE : 0) | (x->quantized->col.data ? TE_COLUMNWISE : 0) : 0;
+    return x && x->quantized ? (x->quantized->row.data ? TE_ROWWISE : 0) | (x->quantized->col.data ? TE_COLUMNWISE : 0)
+                             : 0;
 }
 TE_API bool te_is_custom(const te_tensor *x) {
     return x && x->quantized && te__is_custom(x);
@@ -278,11 +313,16 @@ TE_API te_result te_tensor_update_usage(te_tensor *x, int usage) {
     int have = te_quantized_usage(x);
     te_result result = TE_OK;
     if (!x) return TE_ERR_STATE;
-    if (!x->quantized) return te__fail(x->te, TE_ERR_STATE, "te_tensor_update_usage: the tensor is plain %s", te_dtype_name(x->dtype));
+    if (!x->quantized)
+        return te__fail(x->te, TE_ERR_STATE, "te_tensor_update_usage: the tensor is plain %s", te_dtype_name(x->dtype));
     if (usage < 1 || usage > (TE_ROWWISE | TE_COLUMNWISE))
-        return te__fail(x->te, TE_ERR_INVALID, "te_tensor_update_usage: %d; TE_ROWWISE (1), TE_COLUMNWISE (2) or both (3) are possible", usage);
+        return te__fail(x->te, TE_ERR_INVALID,
+                        "te_tensor_update_usage: %d; TE_ROWWISE (1), TE_COLUMNWISE (2) or both (3) are possible",
+                        usage);
     if (usage & ~have & TE_ROWWISE)
-        return te__fail(x->te, TE_ERR_STATE, "te_tensor_update_usage: a row-wise copy cannot be made from a column-wise one; quantize with TE_ROWWISE");
+        return te__fail(
+            x->te, TE_ERR_STATE,
+            "te_tensor_update_usage: a row-wise copy cannot be made from a column-wise one; quantize with TE_ROWWISE");
     if (usage & ~have & TE_COLUMNWISE) result = te__quant_add_columnwise(x);
     if (result != TE_OK) return result;
     if (!(usage & TE_ROWWISE)) te__copy_release(&x->quantized->row);
@@ -303,7 +343,8 @@ static const te__quant_copy *te__asked_copy(const te_tensor *x, int which, const
     }
     copy = te__copy_of(x, which);
     if (copy->data) return copy;
-    te__fail(x->te, TE_ERR_STATE, "%s: the %s copy was not made (see te_quantizer_set_usage)", function, which == TE_ROWWISE ? "row-wise" : "column-wise");
+    te__fail(x->te, TE_ERR_STATE, "%s: the %s copy was not made (see te_quantizer_set_usage)", function,
+             which == TE_ROWWISE ? "row-wise" : "column-wise");
     return NULL;
 }
 TE_API te_result te_quantized_view(const te_tensor *x, int which, te_tensor **data, te_tensor **scale) {

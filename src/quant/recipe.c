@@ -11,7 +11,9 @@ TE_API te_recipe te_recipe_current_scaling(void) { return te__recipe_of(TE_RECIP
 TE_API te_recipe te_recipe_block_scaling(void) { return te__recipe_of(TE_RECIPE_BLOCK); }
 TE_API te_recipe te_recipe_mxfp8(void) { return te__recipe_of(TE_RECIPE_MXFP8); }
 TE_API te_recipe te_recipe_nvfp4(void) { return te__recipe_of(TE_RECIPE_NVFP4); }
-TE_API te_recipe te_recipe_custom(te_result (*factory)(void *user, const te_quantizer_role *role, te_quantizer_desc *desc), void *user) {
+TE_API te_recipe te_recipe_custom(te_result (*factory)(void *user, const te_quantizer_role *role,
+                                                       te_quantizer_desc *desc),
+                                  void *user) {
     te_recipe r = te__recipe_of(TE_RECIPE_CUSTOM);
     r.custom.factory = factory;
     r.custom.user = user;
@@ -64,7 +66,9 @@ static const te__field te__recipe_fields[] = {
 };
 
 /* Are all fields of a and b equal? Floats are compared by their bits, so that a recipe with a NaN equals itself. */
-static bool te__recipe_same(const te_recipe *a, const te_recipe *b) { return te__fields_same(a, b, te__recipe_fields, TE__COUNT(te__recipe_fields)); }
+static bool te__recipe_same(const te_recipe *a, const te_recipe *b) {
+    return te__fields_same(a, b, te__recipe_fields, TE__COUNT(te__recipe_fields));
+}
 
 /* Refuses a field that is set and that recipes of this kind do not read. */
 static te_result te__recipe_check_kinds(te_ctx *te, const te_recipe *r) {
@@ -75,19 +79,32 @@ static te_result te__recipe_check_kinds(te_ctx *te, const te_recipe *r) {
         size_t used = 0;
         if (!f->mark || f->mark & 1 << r->kind || !te__field_is_set(r, f)) continue;
         for (kind = TE_RECIPE_NONE; kind <= TE_RECIPE_CUSTOM && used < sizeof(kinds); kind++)
-            if (f->mark & 1 << kind) used += (size_t)snprintf(kinds + used, sizeof(kinds) - used, "%s%s", used ? ", " : "", te_recipe_name((te_recipe_kind)kind));
-        return te__fail(te, TE_ERR_INVALID, "recipe %s: %s is set, a field of recipes of the kind %s; leave it zero, or use such a recipe", te_recipe_name(r->kind), f->name, kinds);
+            if (f->mark & 1 << kind)
+                used += (size_t)snprintf(kinds + used, sizeof(kinds) - used, "%s%s", used ? ", " : "",
+                                         te_recipe_name((te_recipe_kind)kind));
+        return te__fail(te, TE_ERR_INVALID,
+                        "recipe %s: %s is set, a field of recipes of the kind %s; leave it zero, or use such a recipe",
+                        te_recipe_name(r->kind), f->name, kinds);
     }
     return TE_OK;
 }
 
 /* Slots of one product, as TransformerEngine counts them. */
-enum { TE__SLOT_INPUT = 0, TE__SLOT_WEIGHT = 1, TE__SLOT_OUTPUT = 2, TE__SLOTS_FORWARD = 3, TE__SLOT_GRAD_OUTPUT = 0, TE__SLOT_GRAD_INPUT = 1, TE__SLOTS_BACKWARD = 2 };
+enum {
+    TE__SLOT_INPUT = 0,
+    TE__SLOT_WEIGHT = 1,
+    TE__SLOT_OUTPUT = 2,
+    TE__SLOTS_FORWARD = 3,
+    TE__SLOT_GRAD_OUTPUT = 0,
+    TE__SLOT_GRAD_INPUT = 1,
+    TE__SLOTS_BACKWARD = 2
+};
 
 /* Format of the FP8 codes of a direction. */
 static te_dtype te__recipe_dtype(const te_recipe *r, bool backward) {
     te_format format = r->format;
-    if (format == TE_FORMAT_DEFAULT) format = r->kind == TE_RECIPE_BLOCK || r->kind == TE_RECIPE_MXFP8 ? TE_FORMAT_E4M3 : TE_FORMAT_HYBRID;
+    if (format == TE_FORMAT_DEFAULT)
+        format = r->kind == TE_RECIPE_BLOCK || r->kind == TE_RECIPE_MXFP8 ? TE_FORMAT_E4M3 : TE_FORMAT_HYBRID;
     return backward && format == TE_FORMAT_HYBRID ? TE_F8E5M2 : TE_F8E4M3;
 }
 
@@ -114,7 +131,9 @@ static te__quant_spec te__recipe_spec(const te_recipe *r, bool backward, int slo
         break;
     case TE_RECIPE_BLOCK:
         s.cls = &te__quant_block;
-        s.two_dimensional = 2 == (weight ? te__block_dim(r->block.w_block_scaling_dim, 2) : te__block_dim(backward ? r->block.grad_block_scaling_dim : r->block.x_block_scaling_dim, 1));
+        s.two_dimensional =
+            2 == (weight ? te__block_dim(r->block.w_block_scaling_dim, 2)
+                         : te__block_dim(backward ? r->block.grad_block_scaling_dim : r->block.x_block_scaling_dim, 1));
         s.fp32_scales = r->block.fp32_scales;
         s.epsilon = r->amax_epsilon;
         break;
@@ -141,8 +160,10 @@ static te__quant_spec te__recipe_spec(const te_recipe *r, bool backward, int slo
 }
 
 /* Asks a custom recipe's factory about one operand; a desc without a kind leaves it in high precision. */
-static te_result te__recipe_ask(te_ctx *te, const te_recipe *r, const te_quantizer_role *role, te_quantizer_desc *desc) {
-    te_result result = te__returned(te, r->custom.factory(r->custom.user, role, desc), "recipe custom: the factory", NULL);
+static te_result te__recipe_ask(te_ctx *te, const te_recipe *r, const te_quantizer_role *role,
+                                te_quantizer_desc *desc) {
+    te_result result =
+        te__returned(te, r->custom.factory(r->custom.user, role, desc), "recipe custom: the factory", NULL);
     if (result != TE_OK) return te__fail(te, result, "recipe custom: the factory returned %s", te_result_name(result));
     if (desc->kind == TE_QUANT_NONE) desc->kind = te__quant_identity.kind;
     return TE_OK;
@@ -150,42 +171,71 @@ static te_result te__recipe_ask(te_ctx *te, const te_recipe *r, const te_quantiz
 
 /* TE_OK, or the error of the first field that is wrong. */
 static te_result te__recipe_check(te_ctx *te, const te_recipe *r) {
-    int x = te__block_dim(r->block.x_block_scaling_dim, 1), w = te__block_dim(r->block.w_block_scaling_dim, 2), g = te__block_dim(r->block.grad_block_scaling_dim, 1);
+    int x = te__block_dim(r->block.x_block_scaling_dim, 1), w = te__block_dim(r->block.w_block_scaling_dim, 2),
+        g = te__block_dim(r->block.grad_block_scaling_dim, 1);
     if ((int)r->kind <= TE_RECIPE_NONE || r->kind > TE_RECIPE_CUSTOM)
-        return te__fail(te, TE_ERR_INVALID, "recipe kind %d; te_recipe_delayed_scaling(), _current_scaling, _block_scaling, _mxfp8, _nvfp4 and _custom make valid ones",
+        return te__fail(te, TE_ERR_INVALID,
+                        "recipe kind %d; te_recipe_delayed_scaling(), _current_scaling, _block_scaling, _mxfp8, _nvfp4 "
+                        "and _custom make valid ones",
                         (int)r->kind);
     if (!te__is_switch(r->split_fprop) || !te__is_switch(r->split_dgrad) || !te__is_switch(r->split_wgrad))
-        return te__fail(te, TE_ERR_INVALID, "recipe %s: split_fprop %d, split_dgrad %d, split_wgrad %d; TE_DEFAULT (0), TE_ON (1) and TE_OFF (2) are possible",
+        return te__fail(te, TE_ERR_INVALID,
+                        "recipe %s: split_fprop %d, split_dgrad %d, split_wgrad %d; TE_DEFAULT (0), TE_ON (1) and "
+                        "TE_OFF (2) are possible",
                         te_recipe_name(r->kind), (int)r->split_fprop, (int)r->split_dgrad, (int)r->split_wgrad);
     if (r->format == TE_FORMAT_E5M2)
-        return te__fail(te, TE_ERR_INVALID, "recipe %s: format E5M2; a product of E5M2 with E5M2 does not exist: use TE_FORMAT_HYBRID (E5M2 gradients) or TE_FORMAT_E4M3",
+        return te__fail(te, TE_ERR_INVALID,
+                        "recipe %s: format E5M2; a product of E5M2 with E5M2 does not exist: use TE_FORMAT_HYBRID "
+                        "(E5M2 gradients) or TE_FORMAT_E4M3",
                         te_recipe_name(r->kind));
     if (te__recipe_check_kinds(te, r) != TE_OK) return TE_ERR_INVALID;
     if ((int)r->format < 0 || r->format > TE_FORMAT_E5M2)
-        return te__fail(te, TE_ERR_INVALID, "recipe %s: format %d; HYBRID (1) and E4M3 (2) are possible", te_recipe_name(r->kind), (int)r->format);
-    if (r->delayed.amax_history_len < 0) return te__fail(te, TE_ERR_INVALID, "recipe delayed: amax_history_len %d; 1 or more (0 => 1024)", r->delayed.amax_history_len);
+        return te__fail(te, TE_ERR_INVALID, "recipe %s: format %d; HYBRID (1) and E4M3 (2) are possible",
+                        te_recipe_name(r->kind), (int)r->format);
+    if (r->delayed.amax_history_len < 0)
+        return te__fail(te, TE_ERR_INVALID, "recipe delayed: amax_history_len %d; 1 or more (0 => 1024)",
+                        r->delayed.amax_history_len);
     if ((int)r->delayed.amax_algo < 0 || r->delayed.amax_algo > TE_AMAX_MOST_RECENT)
-        return te__fail(te, TE_ERR_INVALID, "recipe delayed: amax_algo %d is not in te_amax_algo", (int)r->delayed.amax_algo);
-    if (!(r->amax_epsilon >= 0.0f)) return te__fail(te, TE_ERR_INVALID, "recipe %s: amax_epsilon %g; it cannot be negative", te_recipe_name(r->kind), (double)r->amax_epsilon);
+        return te__fail(te, TE_ERR_INVALID, "recipe delayed: amax_algo %d is not in te_amax_algo",
+                        (int)r->delayed.amax_algo);
+    if (!(r->amax_epsilon >= 0.0f))
+        return te__fail(te, TE_ERR_INVALID, "recipe %s: amax_epsilon %g; it cannot be negative",
+                        te_recipe_name(r->kind), (double)r->amax_epsilon);
     if (r->kind == TE_RECIPE_BLOCK) {
         if (x < 1 || x > 2 || w < 1 || w > 2 || g < 1 || g > 2)
-            return te__fail(te, TE_ERR_INVALID, "recipe block: block scaling dimensions %d (x), %d (w), %d (grad); 1 (1 x 128) and 2 (128 x 128) are possible", x, w, g);
+            return te__fail(te, TE_ERR_INVALID,
+                            "recipe block: block scaling dimensions %d (x), %d (w), %d (grad); 1 (1 x 128) and 2 (128 "
+                            "x 128) are possible",
+                            x, w, g);
         if (x + w == 4 || g + w == 4 || x + g == 4)
-            return te__fail(te, TE_ERR_INVALID, "recipe block: block scaling dimensions %d (x), %d (w), %d (grad); two operands with 128 x 128 blocks do not meet in one "
-                            "product: at most one of the three may be 2", x, w, g);
+            return te__fail(te, TE_ERR_INVALID,
+                            "recipe block: block scaling dimensions %d (x), %d (w), %d (grad); two operands with 128 x "
+                            "128 blocks do not meet in one "
+                            "product: at most one of the three may be 2",
+                            x, w, g);
     }
-    if ((r->fp8_dpa || r->fp8_mha) && r->kind != TE_RECIPE_DELAYED && r->kind != TE_RECIPE_CURRENT && r->kind != TE_RECIPE_MXFP8 && r->kind != TE_RECIPE_CUSTOM)
-        return te__fail(te, TE_ERR_INVALID, "recipe %s: fp8_dpa %d and fp8_mha %d; attention takes %s: leave both off, or use a per-tensor recipe, which te_module_set_recipe can give to "
-                        "DotProductAttention alone", te_recipe_name(r->kind), r->fp8_dpa, r->fp8_mha,
+    if ((r->fp8_dpa || r->fp8_mha) && r->kind != TE_RECIPE_DELAYED && r->kind != TE_RECIPE_CURRENT &&
+        r->kind != TE_RECIPE_MXFP8 && r->kind != TE_RECIPE_CUSTOM)
+        return te__fail(te, TE_ERR_INVALID,
+                        "recipe %s: fp8_dpa %d and fp8_mha %d; attention takes %s: leave both off, or use a per-tensor "
+                        "recipe, which te_module_set_recipe can give to "
+                        "DotProductAttention alone",
+                        te_recipe_name(r->kind), r->fp8_dpa, r->fp8_mha,
                         r->kind == TE_RECIPE_BLOCK ? "no block scales" : "no FP4 operands");
     if ((int)r->backward_override < 0 || r->backward_override > TE_BACKWARD_DEQUANTIZED)
-        return te__fail(te, TE_ERR_INVALID, "recipe %s: backward_override %d is not in te_backward_override", te_recipe_name(r->kind), (int)r->backward_override);
+        return te__fail(te, TE_ERR_INVALID, "recipe %s: backward_override %d is not in te_backward_override",
+                        te_recipe_name(r->kind), (int)r->backward_override);
     if (r->backward_override && r->kind == TE_RECIPE_DELAYED)
-        return te__fail(te, TE_ERR_INVALID, "recipe delayed: backward_override; the scales of gradients would never be updated: use another recipe, or none of it");
+        return te__fail(te, TE_ERR_INVALID,
+                        "recipe delayed: backward_override; the scales of gradients would never be updated: use "
+                        "another recipe, or none of it");
     if ((int)r->nvfp4.four_over_six < 0 || r->nvfp4.four_over_six > TE_NVFP4_4OVER6_ALL)
-        return te__fail(te, TE_ERR_INVALID, "recipe nvfp4: four_over_six %d is not in te_nvfp4_4over6", (int)r->nvfp4.four_over_six);
+        return te__fail(te, TE_ERR_INVALID, "recipe nvfp4: four_over_six %d is not in te_nvfp4_4over6",
+                        (int)r->nvfp4.four_over_six);
     if ((int)r->nvfp4.four_over_six_e4m3_256 < 0 || r->nvfp4.four_over_six_e4m3_256 > TE_NVFP4_E4M3_256_NONE)
-        return te__fail(te, TE_ERR_INVALID, "recipe nvfp4: four_over_six_e4m3_256 %d is not in te_nvfp4_e4m3_256", (int)r->nvfp4.four_over_six_e4m3_256);
-    if (r->kind == TE_RECIPE_CUSTOM && !r->custom.factory) return te__fail(te, TE_ERR_INVALID, "recipe custom: the factory is NULL (te_recipe_custom)");
+        return te__fail(te, TE_ERR_INVALID, "recipe nvfp4: four_over_six_e4m3_256 %d is not in te_nvfp4_e4m3_256",
+                        (int)r->nvfp4.four_over_six_e4m3_256);
+    if (r->kind == TE_RECIPE_CUSTOM && !r->custom.factory)
+        return te__fail(te, TE_ERR_INVALID, "recipe custom: the factory is NULL (te_recipe_custom)");
     return TE_OK;
 }

@@ -90,7 +90,9 @@ static void te__slots_close(te_ctx *te, te__slots *s) {
 }
 
 /* Element i of an f32 tensor as a tensor of its own. */
-static te_tensor *te__slot_view(const te_tensor *x, int64_t i) { return te__alias_1d(x, i * (int64_t)sizeof(float), TE_F32, 1); }
+static te_tensor *te__slot_view(const te_tensor *x, int64_t i) {
+    return te__alias_1d(x, i * (int64_t)sizeof(float), TE_F32, 1);
+}
 
 /* Points the slots at these tensors (retained). On failure the slots are empty. */
 static te_result te__slots_set(te__slots *s, te_tensor *scale, te_tensor *history) {
@@ -121,7 +123,8 @@ static te_result te__slots_keep(te__slots *s) {
     s->kept_scale = te_tensor_retain(te__empty_like(s->scale, TE_F32));
     s->kept_history = te_tensor_retain(te__empty_like(s->history, TE_F32));
     s->kept_pending = false;
-    whole = s->kept_scale && s->kept_history && te_tensor_copy(s->kept_scale, s->scale) == TE_OK && te_tensor_copy(s->kept_history, s->history) == TE_OK;
+    whole = s->kept_scale && s->kept_history && te_tensor_copy(s->kept_scale, s->scale) == TE_OK &&
+            te_tensor_copy(s->kept_history, s->history) == TE_OK;
     te__frame_end(te, NULL, 0);
     if (!whole) te__slots_clear(s);
     return whole ? TE_OK : te_error_code(te);
@@ -137,7 +140,8 @@ static te_tensor *te__history_resized(te_ctx *te, const te_tensor *old, int64_t 
     x = te_tensor_zeros(te, TE_F32, 2, shape);
     if (!x || !old) return x;
     keep = te__min(length, old->shape[0]);
-    if (te_tensor_copy(te_tensor_narrow(x, 0, 0, keep), te_tensor_narrow(te__alias(old), 0, 0, keep)) != TE_OK) return NULL;
+    if (te_tensor_copy(te_tensor_narrow(x, 0, 0, keep), te_tensor_narrow(te__alias(old), 0, 0, keep)) != TE_OK)
+        return NULL;
     return x;
 }
 
@@ -208,7 +212,9 @@ static te_result te__scales_keep(te_ctx *te) {
     return result;
 }
 
-static int te__history_length(const te_recipe *r) { return r->delayed.amax_history_len > 0 ? r->delayed.amax_history_len : 1024; }
+static int te__history_length(const te_recipe *r) {
+    return r->delayed.amax_history_len > 0 ? r->delayed.amax_history_len : 1024;
+}
 
 static size_t te__inspection_bytes(const te__scaling *s) {
     return sizeof(te__inspection) + (size_t)(s->num_gemms * TE__INSPECTED_TYPES) * sizeof(te__measured);
@@ -226,13 +232,16 @@ static size_t te__custom_slots_bytes(const te__scaling *s) {
 }
 static void te__custom_slots_close(te__scaling *s, te__custom_slots *slots) {
     int i;
-    for (i = 0; i < s->num_gemms * TE__CUSTOM_SLOTS; i++) te__spec_close_whole(&slots->slot[i].spec, slots->slot[i].child);
+    for (i = 0; i < s->num_gemms * TE__CUSTOM_SLOTS; i++)
+        te__spec_close_whole(&slots->slot[i].spec, slots->slot[i].child);
     te__free(s->te, slots, te__custom_slots_bytes(s));
 }
 /* The answers of this recipe's factory, or NULL. */
 static te__custom_slots *te__custom_slots_of(const te__scaling *s, const te_recipe *r) {
     te__custom_slots *slots = s->custom;
-    while (slots && !(slots->factory == r->custom.factory && slots->user == r->custom.user && slots->format == r->format)) slots = slots->next;
+    while (slots &&
+           !(slots->factory == r->custom.factory && slots->user == r->custom.user && slots->format == r->format))
+        slots = slots->next;
     return slots;
 }
 /* NULL is fine. */
@@ -274,7 +283,9 @@ static te__scaling *te__scaling_create(te_ctx *te, te_module *module, int num_ge
     te->scaling = s;
     te->keep_scales = te__scales_keep;
     te->give_back_scales = te__scales_give_back;
-    if (te__slots_open(te, &s->forward, num_gemms * TE__SLOTS_FORWARD) && te__slots_open(te, &s->backward, num_gemms * TE__SLOTS_BACKWARD)) return s;
+    if (te__slots_open(te, &s->forward, num_gemms * TE__SLOTS_FORWARD) &&
+        te__slots_open(te, &s->backward, num_gemms * TE__SLOTS_BACKWARD))
+        return s;
     te__scaling_release(s);
     return NULL;
 }

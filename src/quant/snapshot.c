@@ -80,7 +80,8 @@ static void te__snapshot_end(te_ctx *te, te__snapshot *s) {
 static te_result te__snapshot_note(te_ctx *te, te__scaling *scaling, const te__slots *slots) {
     te__snapshot *s = te->recording;
     te__snapshot_scales *e;
-    if (!te__grow(te, (void **)&s->scales, &s->cap_scales, s->num_scales, sizeof(te__snapshot_scales))) return TE_ERR_OUT_OF_MEMORY;
+    if (!te__grow(te, (void **)&s->scales, &s->cap_scales, s->num_scales, sizeof(te__snapshot_scales)))
+        return TE_ERR_OUT_OF_MEMORY;
     e = &s->scales[s->num_scales];
     memset(e, 0, sizeof(*e));
     te__frame_begin(te);
@@ -104,8 +105,11 @@ static te_result te__snapshot_take(te_ctx *te, te__scaling *scaling, te__slots *
     te_tensor *amaxes;
     te_result result;
     if (!e || e->scaling != scaling)
-        return te__fail(te, TE_ERR_STATE, "te_checkpoint: the second run calls another module than the first: call %d of those that keep scales is of a %s, it was %s%s; a "
-                        "checkpointed function must do the same each time", s->next_scales + 1, scaling->module_type, e ? "of a " : "not there",
+        return te__fail(te, TE_ERR_STATE,
+                        "te_checkpoint: the second run calls another module than the first: call %d of those that keep "
+                        "scales is of a %s, it was %s%s; a "
+                        "checkpointed function must do the same each time",
+                        s->next_scales + 1, scaling->module_type, e ? "of a " : "not there",
                         e ? e->scaling->module_type : "");
     s->next_scales++;
     shape[0] = 1;
@@ -140,8 +144,11 @@ static te_result te__snapshot_replay(te_ctx *te, te__snapshot *s, te__replay *r)
     int i;
     for (i = 0; i < s->num_params; i++)
         if (te__written_since(s->params[i], s->taken_at))
-            return te__fail(te, TE_ERR_STATE, "te_checkpoint: the parameter %s, %s %s, was written after the forward pass, which is to run again now; gradients would be wrong. "
-                            "Call te_backward before what writes it (te_optimizer_step, te_tensor_copy ...)", s->params[i]->name ? s->params[i]->name : "without a name",
+            return te__fail(te, TE_ERR_STATE,
+                            "te_checkpoint: the parameter %s, %s %s, was written after the forward pass, which is to "
+                            "run again now; gradients would be wrong. "
+                            "Call te_backward before what writes it (te_optimizer_step, te_tensor_copy ...)",
+                            s->params[i]->name ? s->params[i]->name : "without a name",
                             te_dtype_name(s->params[i]->dtype), te__shape_text(s->params[i], shape));
     r->outer = te->replaying;
     r->rng = te__rng_now(te);

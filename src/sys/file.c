@@ -86,7 +86,10 @@ static inline const char *te__handle_kind(te__fd fd) {
 #else
 static inline const char *te__mode_kind(const struct stat *st) {
     if (S_ISREG(st->st_mode)) return NULL;
-    return S_ISDIR(st->st_mode) ? "a folder" : S_ISFIFO(st->st_mode) ? "a pipe" : S_ISCHR(st->st_mode) || S_ISBLK(st->st_mode) ? "a device" : "a socket";
+    return S_ISDIR(st->st_mode)                           ? "a folder"
+           : S_ISFIFO(st->st_mode)                        ? "a pipe"
+           : S_ISCHR(st->st_mode) || S_ISBLK(st->st_mode) ? "a device"
+                                                          : "a socket";
 }
 #endif
 
@@ -124,8 +127,8 @@ static inline bool te__file_open(te__file *f, const char *path, te__text *why) {
     te__wide w;
     LARGE_INTEGER size;
     if (te__dir_exists(path)) return te__path_complain(why, "open", path, "a folder");
-    f->fd = CreateFileW(te__widen(&w, path), GENERIC_READ, FILE_SHARE_READ | FILE_SHARE_WRITE | FILE_SHARE_DELETE, NULL, OPEN_EXISTING,
-                        FILE_ATTRIBUTE_NORMAL, NULL);
+    f->fd = CreateFileW(te__widen(&w, path), GENERIC_READ, FILE_SHARE_READ | FILE_SHARE_WRITE | FILE_SHARE_DELETE, NULL,
+                        OPEN_EXISTING, FILE_ATTRIBUTE_NORMAL, NULL);
     if (f->fd == TE__NO_FD) return te__file_complain(why, "open", path);
     if (te__handle_kind(f->fd)) {
         te__path_complain(why, "open", path, te__handle_kind(f->fd));
@@ -182,7 +185,9 @@ static inline bool te__file_read_at(const te__file *f, uint64_t offset, void *da
 #endif
         if (!fine) return te__file_complain(why, "read", f->path);
         if (got == 0) {
-            if (why) te__text_printf(why, "cannot read %s: it ends at byte %llu, too early", f->path, (unsigned long long)offset);
+            if (why)
+                te__text_printf(why, "cannot read %s: it ends at byte %llu, too early", f->path,
+                                (unsigned long long)offset);
             return false;
         }
         p += got;
@@ -198,7 +203,8 @@ static inline bool te__file_read(const char *path, size_t limit, te__text *into,
     if (!te__file_open(&f, path, why)) return false;
     bool fine = f.size <= limit;
     if (!fine && why)
-        te__text_printf(why, "cannot read %s: %llu bytes, at most %llu are expected", path, (unsigned long long)f.size, (unsigned long long)limit);
+        te__text_printf(why, "cannot read %s: %llu bytes, at most %llu are expected", path, (unsigned long long)f.size,
+                        (unsigned long long)limit);
     if (fine && !te__text_reserve(into, (size_t)f.size)) {
         fine = false;
         if (why) te__text_printf(why, "cannot read %s: no memory for %llu bytes", path, (unsigned long long)f.size);
@@ -223,7 +229,8 @@ static inline bool te__file_remove(const char *path, te__text *why) {
 /* ---- listing, links ---- */
 
 /* Calls each(user, name) for every entry but . and .., in the system's order, until it returns false. */
-static inline bool te__dir_list(const char *path, bool (*each)(void *user, const char *name), void *user, te__text *why) {
+static inline bool te__dir_list(const char *path, bool (*each)(void *user, const char *name), void *user,
+                                te__text *why) {
 #ifdef _WIN32
     te__text pattern = TE_ZERO;
     te__wide w;
@@ -234,7 +241,8 @@ static inline bool te__dir_list(const char *path, bool (*each)(void *user, const
     te__text_free(&pattern);
     if (dir == INVALID_HANDLE_VALUE) return te__file_complain(why, "list the folder", path);
     do {
-        if (!te__narrow(name, sizeof name, entry.cFileName) || strcmp(name, ".") == 0 || strcmp(name, "..") == 0) continue;
+        if (!te__narrow(name, sizeof name, entry.cFileName) || strcmp(name, ".") == 0 || strcmp(name, "..") == 0)
+            continue;
         if (!each(user, name)) break;
     } while (FindNextFileW(dir, &entry));
     FindClose(dir);
@@ -258,7 +266,8 @@ static inline bool te__path_follow(const char *path, te__text *file, te__text *w
     te__wide w;
     DWORD a = GetFileAttributesW(te__widen(&w, path));
     if (a != INVALID_FILE_ATTRIBUTES && (a & FILE_ATTRIBUTE_REPARSE_POINT)) {
-        HANDLE h = CreateFileW(w.s, 0, FILE_SHARE_READ | FILE_SHARE_WRITE | FILE_SHARE_DELETE, NULL, OPEN_EXISTING, FILE_FLAG_BACKUP_SEMANTICS, NULL);
+        HANDLE h = CreateFileW(w.s, 0, FILE_SHARE_READ | FILE_SHARE_WRITE | FILE_SHARE_DELETE, NULL, OPEN_EXISTING,
+                               FILE_FLAG_BACKUP_SEMANTICS, NULL);
         char real[4096];
         DWORD n = h != INVALID_HANDLE_VALUE ? GetFinalPathNameByHandleW(h, w.s, TE__COUNT(w.s), 0) : 0;
         bool found = n > 0 && n < (DWORD)TE__COUNT(w.s) && te__narrow(real, sizeof real, w.s);
@@ -323,13 +332,16 @@ static inline bool te__read_digits(const char **at, int64_t *number) {
     return true;
 }
 /* Is `name` that of a temporary file of the file `base`? */
-static inline bool te__temp_parse(const char *name, const char *base, size_t base_length, uint32_t *host, int64_t *process) {
+static inline bool te__temp_parse(const char *name, const char *base, size_t base_length, uint32_t *host,
+                                  int64_t *process) {
     const char *p = name + base_length, *digits = "0123456789abcdef", *digit = NULL;
     int64_t serial;
     int i;
     if (strncmp(name, base, base_length) != 0 || *p++ != '.') return false;
-    for (*host = 0, i = 0; i < 8 && *p && (digit = strchr(digits, *p)) != NULL; i++, p++) *host = *host << 4 | (uint32_t)(digit - digits);
-    return i == 8 && *p++ == '.' && te__read_digits(&p, process) && *p++ == '.' && te__read_digits(&p, &serial) && strcmp(p, ".tmp") == 0;
+    for (*host = 0, i = 0; i < 8 && *p && (digit = strchr(digits, *p)) != NULL; i++, p++)
+        *host = *host << 4 | (uint32_t)(digit - digits);
+    return i == 8 && *p++ == '.' && te__read_digits(&p, process) && *p++ == '.' && te__read_digits(&p, &serial) &&
+           strcmp(p, ".tmp") == 0;
 }
 
 typedef struct te__temp_search {
@@ -350,7 +362,8 @@ static inline bool te__temp_consider(void *user, const char *name) {
     if (s->path.oom) return false;
 #ifdef _WIN32
     HANDLE writer = host == te__host_token() ? OpenProcess(SYNCHRONIZE, FALSE, (DWORD)process) : NULL;
-    bool gone = host == te__host_token() && (writer ? WaitForSingleObject(writer, 0) == WAIT_OBJECT_0 : GetLastError() == ERROR_INVALID_PARAMETER);
+    bool gone = host == te__host_token() &&
+                (writer ? WaitForSingleObject(writer, 0) == WAIT_OBJECT_0 : GetLastError() == ERROR_INVALID_PARAMETER);
     if (writer) CloseHandle(writer);
     if (gone) te__file_remove(s->path.s, NULL);
 #else
@@ -440,8 +453,8 @@ static inline bool te__file_out_fail(te__file_out *f, const char *verb) {
 static inline bool te__temp_create(te__file_out *f) {
     TE__ALIGNED(8) static int64_t serial; /* two threads may write one path; so may two processes */
     te__text_clear(&f->temp);
-    te__text_printf(&f->temp, "%s.%08x.%lld.%lld.tmp", te__text_str(&f->path), (unsigned)te__host_token(), (long long)te__process_id(),
-                    (long long)te__atomic_add(&serial, 1));
+    te__text_printf(&f->temp, "%s.%08x.%lld.%lld.tmp", te__text_str(&f->path), (unsigned)te__host_token(),
+                    (long long)te__process_id(), (long long)te__atomic_add(&serial, 1));
     if (f->temp.oom) return false;
 #ifdef _WIN32
     te__wide w;
@@ -452,7 +465,8 @@ static inline bool te__temp_create(te__file_out *f) {
     do f->fd = open(f->temp.s, O_WRONLY | O_CREAT | O_EXCL | TE__O_CLOEXEC, 0666);
     while (f->fd < 0 && errno == EINTR);
     if (f->fd < 0) return false;
-    if ((flock(f->fd, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK) && fstat(f->fd, &st) == 0 && st.st_nlink > 0) return true;
+    if ((flock(f->fd, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK) && fstat(f->fd, &st) == 0 && st.st_nlink > 0)
+        return true;
     close(f->fd);
     f->fd = TE__NO_FD;
     errno = EEXIST;
@@ -540,7 +554,8 @@ static inline bool te__file_out_commit(te__file_out *f) {
         if (!done) te__file_out_fail(f, "flush");
         CloseHandle(f->fd);
         f->fd = TE__NO_FD;
-        if (done && !MoveFileExW(te__widen(&from, f->temp.s), te__widen(&to, f->path.s), MOVEFILE_REPLACE_EXISTING | MOVEFILE_WRITE_THROUGH))
+        if (done && !MoveFileExW(te__widen(&from, f->temp.s), te__widen(&to, f->path.s),
+                                 MOVEFILE_REPLACE_EXISTING | MOVEFILE_WRITE_THROUGH))
             done = te__file_out_fail(f, "replace");
 #else
         int synced;
@@ -592,7 +607,9 @@ static inline bool te__dir_make(const char *path, te__text *why) {
     }
     if (fine && !te__dir_exists(path)) {
         fine = false;
-        if (why) te__text_printf(why, "cannot make the folder %s: %s", path, part.oom ? "out of memory" : "something else has its name");
+        if (why)
+            te__text_printf(why, "cannot make the folder %s: %s", path,
+                            part.oom ? "out of memory" : "something else has its name");
     }
     te__text_free(&part);
     return fine;
@@ -642,9 +659,11 @@ static inline int te__lock_try(te__lock *l, const char *path, bool wait, te__tex
     te__wide w;
     OVERLAPPED at;
     memset(&at, 0, sizeof at);
-    l->fd = CreateFileW(te__widen(&w, path), GENERIC_READ | GENERIC_WRITE, FILE_SHARE_READ | FILE_SHARE_WRITE | FILE_SHARE_DELETE, NULL,
-                        OPEN_ALWAYS, FILE_ATTRIBUTE_NORMAL, NULL);
-    if (l->fd != TE__NO_FD && LockFileEx(l->fd, LOCKFILE_EXCLUSIVE_LOCK | (wait ? 0u : LOCKFILE_FAIL_IMMEDIATELY), 0, 1, 0, &at))
+    l->fd = CreateFileW(te__widen(&w, path), GENERIC_READ | GENERIC_WRITE,
+                        FILE_SHARE_READ | FILE_SHARE_WRITE | FILE_SHARE_DELETE, NULL, OPEN_ALWAYS,
+                        FILE_ATTRIBUTE_NORMAL, NULL);
+    if (l->fd != TE__NO_FD &&
+        LockFileEx(l->fd, LOCKFILE_EXCLUSIVE_LOCK | (wait ? 0u : LOCKFILE_FAIL_IMMEDIATELY), 0, 1, 0, &at))
         return TE__LOCK_HELD;
     bool busy = l->fd != TE__NO_FD && !wait && GetLastError() == ERROR_LOCK_VIOLATION;
 #else

@@ -27,14 +27,30 @@ typedef struct te__lib_spec {
 static const te__lib_spec te__lib_specs[TE__LIB_COUNT] = {
 #ifdef _WIN32
     {"libcuda", "TE_LIBCUDA_PATH", "cuInit", true, {"nvcuda.dll"}},
-    {"libnvrtc", "TE_NVRTC_PATH", "nvrtcVersion", false, {"nvrtc64_130_0.dll", "nvrtc64_120_0.dll", "nvrtc64_112_0.dll"}},
+    {"libnvrtc",
+     "TE_NVRTC_PATH",
+     "nvrtcVersion",
+     false,
+     {"nvrtc64_130_0.dll", "nvrtc64_120_0.dll", "nvrtc64_112_0.dll"}},
     {"libnccl", "TE_NCCL_PATH", "ncclGetVersion", false, {"nccl.dll"}},
-    {"libcublasLt", "TE_CUBLASLT_PATH", "cublasLtCreate", false, {"cublasLt64_13.dll", "cublasLt64_12.dll", "cublasLt64_11.dll"}},
+    {"libcublasLt",
+     "TE_CUBLASLT_PATH",
+     "cublasLtCreate",
+     false,
+     {"cublasLt64_13.dll", "cublasLt64_12.dll", "cublasLt64_11.dll"}},
 #else
     {"libcuda", "TE_LIBCUDA_PATH", "cuInit", true, {"libcuda.so.1", "libcuda.so"}},
-    {"libnvrtc", "TE_NVRTC_PATH", "nvrtcVersion", false, {"libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so.11.2", "libnvrtc.so"}},
+    {"libnvrtc",
+     "TE_NVRTC_PATH",
+     "nvrtcVersion",
+     false,
+     {"libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so.11.2", "libnvrtc.so"}},
     {"libnccl", "TE_NCCL_PATH", "ncclGetVersion", false, {"libnccl.so.2", "libnccl.so"}},
-    {"libcublasLt", "TE_CUBLASLT_PATH", "cublasLtCreate", false, {"libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so.11", "libcublasLt.so"}},
+    {"libcublasLt",
+     "TE_CUBLASLT_PATH",
+     "cublasLtCreate",
+     false,
+     {"libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so.11", "libcublasLt.so"}},
 #endif
 };
 
@@ -182,7 +198,9 @@ static inline bool te__lib_visit_below(te__lib_search *s, const char *dir, const
 }
 
 static bool te__lib_in_dir(te__lib_search *s, const char *dir) { return te__lib_try_dir(s, dir); }
-static bool te__lib_in_lib(te__lib_search *s, const char *dir) { return te__lib_visit_below(s, dir, "lib", te__lib_in_dir); }
+static bool te__lib_in_lib(te__lib_search *s, const char *dir) {
+    return te__lib_visit_below(s, dir, "lib", te__lib_in_dir);
+}
 
 /* A toolkit: /usr/local/cuda-12.8, $CUDA_HOME. */
 static bool te__lib_in_toolkit(te__lib_search *s, const char *dir) {
@@ -201,7 +219,8 @@ static bool te__lib_in_toolkit(te__lib_search *s, const char *dir) {
 /* site-packages/nvidia/cuda_nvrtc/lib, site-packages/nvidia/cu13/lib ...: pip puts each library into a package of its own. */
 static bool te__lib_in_package(te__lib_search *s, const char *dir) {
 #ifdef _WIN32
-    return te__lib_visit_below(s, dir, "bin/x86_64", te__lib_in_dir) || te__lib_visit_below(s, dir, "bin", te__lib_in_dir);
+    return te__lib_visit_below(s, dir, "bin/x86_64", te__lib_in_dir) ||
+           te__lib_visit_below(s, dir, "bin", te__lib_in_dir);
 #else
     return te__lib_in_lib(s, dir);
 #endif
@@ -236,14 +255,16 @@ static bool te__lib_in_site(te__lib_search *s, const char *dir) {
 }
 #ifndef _WIN32
 static bool te__lib_in_python(te__lib_search *s, const char *dir) {
-    return te__lib_visit_below(s, dir, "site-packages", te__lib_in_site) || te__lib_visit_below(s, dir, "dist-packages", te__lib_in_site);
+    return te__lib_visit_below(s, dir, "site-packages", te__lib_in_site) ||
+           te__lib_visit_below(s, dir, "dist-packages", te__lib_in_site);
 }
 #endif
 
 /* A prefix under which a Python may live: /usr/local, a virtual environment, a conda environment. */
 static inline bool te__lib_in_prefix(te__lib_search *s, const char *prefix) {
 #ifdef _WIN32
-    return te__lib_visit_below(s, prefix, "Lib/site-packages", te__lib_in_site) || te__lib_visit_below(s, prefix, "Library/bin", te__lib_in_dir);
+    return te__lib_visit_below(s, prefix, "Lib/site-packages", te__lib_in_site) ||
+           te__lib_visit_below(s, prefix, "Library/bin", te__lib_in_dir);
 #else
     static const char *const libs[2] = {"lib", "lib64"};
     bool found = false;
@@ -362,4 +383,6 @@ static inline bool te__lib_open_at_most(te__lib_kind kind, int newest, te__lib *
     return found;
 }
 
-static inline bool te__lib_open(te__lib_kind kind, te__lib *out, te__text *tried) { return te__lib_open_at_most(kind, 0, out, tried); }
+static inline bool te__lib_open(te__lib_kind kind, te__lib *out, te__text *tried) {
+    return te__lib_open_at_most(kind, 0, out, tried);
+}

@@ -159,11 +159,19 @@ static inline void te__thread_join(te__thread *t) { pthread_join(t->os, NULL); }
 /* Where an int64_t is 4-aligned, clang would call a library for it. */
 typedef int64_t te__atomic_word __attribute__((aligned(8)));
 /* Returns the value before. */
-static inline int64_t te__atomic_add(int64_t *x, int64_t by) { return __atomic_fetch_add((te__atomic_word *)x, by, __ATOMIC_SEQ_CST); }
-static inline int64_t te__atomic_load(const int64_t *x) { return __atomic_load_n((const te__atomic_word *)x, __ATOMIC_SEQ_CST); }
-static inline void te__atomic_store(int64_t *x, int64_t value) { __atomic_store_n((te__atomic_word *)x, value, __ATOMIC_SEQ_CST); }
+static inline int64_t te__atomic_add(int64_t *x, int64_t by) {
+    return __atomic_fetch_add((te__atomic_word *)x, by, __ATOMIC_SEQ_CST);
+}
+static inline int64_t te__atomic_load(const int64_t *x) {
+    return __atomic_load_n((const te__atomic_word *)x, __ATOMIC_SEQ_CST);
+}
+static inline void te__atomic_store(int64_t *x, int64_t value) {
+    __atomic_store_n((te__atomic_word *)x, value, __ATOMIC_SEQ_CST);
+}
 #else
-static inline int64_t te__atomic_add(int64_t *x, int64_t by) { return InterlockedExchangeAdd64((volatile LONG64 *)x, by); }
+static inline int64_t te__atomic_add(int64_t *x, int64_t by) {
+    return InterlockedExchangeAdd64((volatile LONG64 *)x, by);
+}
 static inline int64_t te__atomic_load(const int64_t *x) {
     return InterlockedCompareExchange64((volatile LONG64 *)(uintptr_t)x, 0, 0);
 }
@@ -327,7 +335,8 @@ static inline void te__text_os_error(te__text *t) {
     DWORD code = GetLastError();
     wchar_t wide[512];
     char text[1024];
-    DWORD n = FormatMessageW(FORMAT_MESSAGE_FROM_SYSTEM | FORMAT_MESSAGE_IGNORE_INSERTS, NULL, code, 0, wide, TE__COUNT(wide) - 1, NULL);
+    DWORD n = FormatMessageW(FORMAT_MESSAGE_FROM_SYSTEM | FORMAT_MESSAGE_IGNORE_INSERTS, NULL, code, 0, wide,
+                             TE__COUNT(wide) - 1, NULL);
     while (n > 0 && (wide[n - 1] == L'\n' || wide[n - 1] == L'\r' || wide[n - 1] == L'.')) n--;
     wide[n] = 0;
     if (n && te__narrow(text, sizeof text, wide)) te__text_put(t, text);

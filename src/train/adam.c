@@ -41,23 +41,31 @@ static te_result te__adam_run(te_optimizer *opt, const te__opt_step *step) {
     args.bias_correction = step->numbers;
     return te_op_adam(opt->te, &args);
 }
-static const te__opt_class te__adam_class = {"te_fused_adam_create", {"exp_avg", "exp_avg_sq", "master_param"}, te__adam_run, true, NULL, true};
+static const te__opt_class te__adam_class = {
+    "te_fused_adam_create", {"exp_avg", "exp_avg_sq", "master_param"}, te__adam_run, true, NULL, true};
 
 /* The format of a state: zero is f32. */
 static bool te__adam_format_ok(te_ctx *te, const char *name, te_dtype dtype, bool moment) {
-    if (dtype == TE_DTYPE_NONE || dtype == TE_F32 || dtype == TE_F16 || (moment && (dtype == TE_BF16 || dtype == TE_F8E4M3))) return true;
-    te__fail(te, TE_ERR_INVALID, "te_fused_adam_create: %s is %s; %s is possible", name, te_dtype_name(dtype), moment ? "f32, f16, bf16 or e4m3" : "f32 or f16");
+    if (dtype == TE_DTYPE_NONE || dtype == TE_F32 || dtype == TE_F16 ||
+        (moment && (dtype == TE_BF16 || dtype == TE_F8E4M3)))
+        return true;
+    te__fail(te, TE_ERR_INVALID, "te_fused_adam_create: %s is %s; %s is possible", name, te_dtype_name(dtype),
+             moment ? "f32, f16, bf16 or e4m3" : "f32 or f16");
     return false;
 }
 static bool te__adam_desc_ok(te_ctx *te, const te_fused_adam_desc *d) {
     const char *create = te__adam_class.create;
     if (!te__opt_in_range(te, create, "lr", d->lr, FLT_MAX) || !te__opt_in_range(te, create, "beta1", d->beta1, 1.0f) ||
-        !te__opt_in_range(te, create, "beta2", d->beta2, 1.0f) || !te__opt_in_range(te, create, "eps", d->eps, FLT_MAX) ||
-        !te__opt_in_range(te, create, "weight_decay", d->weight_decay, FLT_MAX) || !te__opt_in_range(te, create, "max_grad_norm", d->max_grad_norm, FLT_MAX) ||
-        !te__adam_format_ok(te, "master_weight_dtype", d->master_weight_dtype, false) || !te__adam_format_ok(te, "exp_avg_dtype", d->exp_avg_dtype, true) ||
+        !te__opt_in_range(te, create, "beta2", d->beta2, 1.0f) ||
+        !te__opt_in_range(te, create, "eps", d->eps, FLT_MAX) ||
+        !te__opt_in_range(te, create, "weight_decay", d->weight_decay, FLT_MAX) ||
+        !te__opt_in_range(te, create, "max_grad_norm", d->max_grad_norm, FLT_MAX) ||
+        !te__adam_format_ok(te, "master_weight_dtype", d->master_weight_dtype, false) ||
+        !te__adam_format_ok(te, "exp_avg_dtype", d->exp_avg_dtype, true) ||
         !te__adam_format_ok(te, "exp_avg_sq_dtype", d->exp_avg_sq_dtype, true))
         return false;
-    if (d->amsgrad) te__fail(te, TE_ERR_UNSUPPORTED, "%s: amsgrad is set; FusedAdam does not have the AMSGrad variant", create);
+    if (d->amsgrad)
+        te__fail(te, TE_ERR_UNSUPPORTED, "%s: amsgrad is set; FusedAdam does not have the AMSGrad variant", create);
     return !d->amsgrad;
 }
 

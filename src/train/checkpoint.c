@@ -23,7 +23,8 @@ typedef struct te__ckpt {
     int num_turn, cap_turn;
 } te__ckpt;
 
-static bool te__ckpt_list(te_ctx *te, te_safetensors_item **list, int *num, int *cap, const char *name, te_tensor *tensor) {
+static bool te__ckpt_list(te_ctx *te, te_safetensors_item **list, int *num, int *cap, const char *name,
+                          te_tensor *tensor) {
     if (!te__grow(te, (void **)list, cap, *num, sizeof(te_safetensors_item))) return false;
     (*list)[*num].name = te__copy_string(te, name);
     (*list)[*num].tensor = tensor;
@@ -31,14 +32,17 @@ static bool te__ckpt_list(te_ctx *te, te_safetensors_item **list, int *num, int 
     ++*num;
     return true;
 }
-static bool te__ckpt_add(te__ckpt *c, const char *name, te_tensor *tensor) { return te__ckpt_list(c->te, &c->items, &c->num_items, &c->cap_items, name, tensor); }
+static bool te__ckpt_add(te__ckpt *c, const char *name, te_tensor *tensor) {
+    return te__ckpt_list(c->te, &c->items, &c->num_items, &c->cap_items, name, tensor);
+}
 
 /* The parts of a weight that is stored quantized. */
 static bool te__ckpt_add_quantized(te__ckpt *c, const char *path, te_tensor *x) {
     static const char *const copies[2] = {"row", "col"}, *const parts[3] = {"data", "scale", "amax"};
     char name[640];
     int i, k;
-    if (c->file && te_safetensors_find(c->file, path)) return te__ckpt_list(c->te, &c->values, &c->num_values, &c->cap_values, path, x);
+    if (c->file && te_safetensors_find(c->file, path))
+        return te__ckpt_list(c->te, &c->values, &c->num_values, &c->cap_values, path, x);
     for (i = 0; i < 2; i++) {
         const te__quant_copy *copy = i ? &x->quantized->col : &x->quantized->row;
         te_tensor *part[3];
@@ -60,9 +64,12 @@ static bool te__ckpt_add_quantized(te__ckpt *c, const char *path, te_tensor *x) 
 }
 static bool te__ckpt_add_entry(void *user, te_module *m, const char *path, te_tensor *tensor, te_entry_kind kind) {
     if (kind == TE_ENTRY_BUFFER && te__module_is_transient(m, tensor)) return true;
-    return tensor->quantized ? te__ckpt_add_quantized((te__ckpt *)user, path, tensor) : te__ckpt_add((te__ckpt *)user, path, tensor);
+    return tensor->quantized ? te__ckpt_add_quantized((te__ckpt *)user, path, tensor)
+                             : te__ckpt_add((te__ckpt *)user, path, tensor);
 }
-static bool te__ckpt_add_state(void *user, const char *name, te_tensor *tensor) { return te__ckpt_add((te__ckpt *)user, name, tensor); }
+static bool te__ckpt_add_state(void *user, const char *name, te_tensor *tensor) {
+    return te__ckpt_add((te__ckpt *)user, name, tensor);
+}
 
 static void te__ckpt_close(te__ckpt *c) {
     int i;
@@ -73,17 +80,20 @@ static void te__ckpt_close(te__ckpt *c) {
     te__free(c->te, c->turn, (size_t)c->cap_turn * sizeof(te_tensor *));
 }
 
-static te_result te__ckpt_ready(te__ckpt *c, te_ctx *te, const char *function, const char *path, te_module *m, te_optimizer *opt) {
+static te_result te__ckpt_ready(te__ckpt *c, te_ctx *te, const char *function, const char *path, te_module *m,
+                                te_optimizer *opt) {
     memset(c, 0, sizeof(*c));
     c->te = te;
     if (te->error_code != TE_OK) return te->error_code; /* after an error tensors may be half written: they must not replace a good file */
     if (!path) return te__fail(te, TE_ERR_INVALID, "%s: path is NULL", function);
     if ((m && te_module_ctx(m) != te) || (opt && opt->te != te))
-        return te__fail(te, TE_ERR_INVALID, "%s: the %s belongs to another context", function, m && te_module_ctx(m) != te ? "module" : "optimizer");
+        return te__fail(te, TE_ERR_INVALID, "%s: the %s belongs to another context", function,
+                        m && te_module_ctx(m) != te ? "module" : "optimizer");
     return m ? te__tree_whole(m) : TE_OK;
 }
 static te_result te__ckpt_collect(te__ckpt *c, te_ctx *te, te_module *m, te_optimizer *opt) {
-    if (te_module_visit_tensors(m, te__ckpt_add_entry, c) && te__optimizer_visit(opt, te__ckpt_add_state, c)) return TE_OK;
+    if (te_module_visit_tensors(m, te__ckpt_add_entry, c) && te__optimizer_visit(opt, te__ckpt_add_state, c))
+        return TE_OK;
     return te_error_code(te);
 }
 
@@ -96,7 +106,8 @@ static void te__ckpt_put(te_metadata *all, int *n, const char *key, const char *
     all[(*n)++].value = value;
 }
 
-TE_API te_result te_model_save(te_ctx *te, const char *path, te_module *m, te_optimizer *opt, const te_metadata *metadata, int num_metadata) {
+TE_API te_result te_model_save(te_ctx *te, const char *path, te_module *m, te_optimizer *opt,
+                               const te_metadata *metadata, int num_metadata) {
     te__ckpt c;
     te__text lr[TE_MAX_PARAM_GROUPS + 1];
     char key[TE_MAX_PARAM_GROUPS + 1][24];
@@ -106,15 +117,18 @@ TE_API te_result te_model_save(te_ctx *te, const char *path, te_module *m, te_op
     char steps[24], seed[24], offset[24];
     int i, n = 0;
     if (!te) return TE_ERR_STATE;
-    if (num_metadata < 0 || (num_metadata > 0 && !metadata)) return te__fail(te, TE_ERR_INVALID, "te_model_save: metadata is missing");
+    if (num_metadata < 0 || (num_metadata > 0 && !metadata))
+        return te__fail(te, TE_ERR_INVALID, "te_model_save: metadata is missing");
     for (i = 0; i <= (int)TE_MAX_PARAM_GROUPS; i++) memset(&lr[i], 0, sizeof(lr[i]));
     result = te__ckpt_ready(&c, te, "te_model_save", path, m, opt);
     if (result == TE_OK) result = te__optimizer_before_save(opt);
     if (result == TE_OK) result = te__ckpt_collect(&c, te, m, opt);
     for (i = 0; i < num_metadata && result == TE_OK; i++)
         if (metadata[i].key && te__starts_with(metadata[i].key, te__ckpt_prefix))
-            result = te__fail(te, TE_ERR_INVALID, "te_model_save: metadata key \"%.100s\": te.h keeps those that begin with \"%s\" for itself",
-                              metadata[i].key, te__ckpt_prefix);
+            result =
+                te__fail(te, TE_ERR_INVALID,
+                         "te_model_save: metadata key \"%.100s\": te.h keeps those that begin with \"%s\" for itself",
+                         metadata[i].key, te__ckpt_prefix);
     if (result == TE_OK) all = (te_metadata *)te__alloc(te, all_bytes);
     if (result == TE_OK && !all) result = TE_ERR_OUT_OF_MEMORY;
     if (result == TE_OK) {
@@ -171,12 +185,14 @@ static bool te__ckpt_number(te_safetensors *f, const char *key, bool *found, uin
     if (found) *found = text != NULL;
     if (!text && found) return true;
     used = text ? te__read_number(text, n, &number) : 0;
-    if (used == 0 || used != n) return te__st_fail(f, TE_ERR_FORMAT, "metadata \"%s\" is %s%.40s%s; a number is needed", key, text ? "\"" : "missing", text ? text : "",
-                                                  text ? "\"" : "");
+    if (used == 0 || used != n)
+        return te__st_fail(f, TE_ERR_FORMAT, "metadata \"%s\" is %s%.40s%s; a number is needed", key,
+                           text ? "\"" : "missing", text ? text : "", text ? "\"" : "");
     if (real) *real = number;
     if (!value) return true;
     if (n > 20 || strspn(text, "0123456789") != n || (n == 20 && strcmp(text, "18446744073709551615") > 0))
-        return te__st_fail(f, TE_ERR_FORMAT, "metadata \"%s\" is \"%.40s\"; a whole number below 2^64 is needed", key, text);
+        return te__st_fail(f, TE_ERR_FORMAT, "metadata \"%s\" is \"%.40s\"; a whole number below 2^64 is needed", key,
+                           text);
     *value = (uint64_t)strtoull(text, NULL, 10);
     return true;
 }
@@ -194,7 +210,9 @@ static bool te__is_scaling_state(const te_module *m, const char *name, const te_
     const te__scaling *s = m->te->scaling;
     const bool history = te__starts_with(name, "fp8_amax_history_");
     while (s && s->module != m) s = s->next;
-    if (!s || e->dtype != TE_F32 || e->ndim != (history ? 2 : 1) || (history && (e->shape[0] < 1 || e->shape[0] > INT32_MAX))) return false;
+    if (!s || e->dtype != TE_F32 || e->ndim != (history ? 2 : 1) ||
+        (history && (e->shape[0] < 1 || e->shape[0] > INT32_MAX)))
+        return false;
     return e->shape[e->ndim - 1] == (strcmp(name + strlen(name) - 3, "fwd") == 0 ? s->forward.n : s->backward.n);
 }
 
@@ -223,7 +241,9 @@ static bool te__ckpt_take_fresh(te__ckpt_plan *p, te_module *m, const te_safeten
     memset(&x, 0, sizeof(x));
     x.entry = e->name;
     x.m = te__ckpt_module(m, e->name, &x.name);
-    if (!x.m || !te__is_scaling_name(x.name) || !te__is_scaling_state(x.m, x.name, e) || !te__grow(p->have.te, (void **)&p->fresh, &p->cap_fresh, p->num_fresh, sizeof(x))) return false;
+    if (!x.m || !te__is_scaling_name(x.name) || !te__is_scaling_state(x.m, x.name, e) ||
+        !te__grow(p->have.te, (void **)&p->fresh, &p->cap_fresh, p->num_fresh, sizeof(x)))
+        return false;
     p->fresh[p->num_fresh++] = x;
     return true;
 }
@@ -237,12 +257,14 @@ static te_result te__ckpt_check(te__ckpt_plan *p, te_safetensors *f, te_module *
     te_ctx *te = p->have.te;
     const char *first = NULL;
     int i, unused = 0;
-    if (p->have.num_items) qsort(p->have.items, (size_t)p->have.num_items, sizeof(te_safetensors_item), te__ckpt_by_name);
+    if (p->have.num_items)
+        qsort(p->have.items, (size_t)p->have.num_items, sizeof(te_safetensors_item), te__ckpt_by_name);
     for (i = 0; i < p->have.num_items; i++) {
         const char *name = p->have.items[i].name;
         te_result result;
         if (!te_safetensors_find(f, name)) {
-            te__st_fail(f, TE_ERR_FORMAT, "there is no tensor " TE__ST_NAME ", which the %s has", name, te__starts_with(name, "optimizer/") ? "optimizer" : "model");
+            te__st_fail(f, TE_ERR_FORMAT, "there is no tensor " TE__ST_NAME ", which the %s has", name,
+                        te__starts_with(name, "optimizer/") ? "optimizer" : "model");
             return TE_ERR_FORMAT;
         }
         result = te__st_fits(f, name, p->have.items[i].tensor);
@@ -252,9 +274,13 @@ static te_result te__ckpt_check(te__ckpt_plan *p, te_safetensors *f, te_module *
         const te_safetensors_entry *e = te_safetensors_find(f, p->have.values[i].name);
         const te_tensor *x = p->have.values[i].tensor;
         char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
-        if (te__is_float(e->dtype) && e->ndim == x->ndim && memcmp(e->shape, x->shape, (size_t)x->ndim * sizeof(int64_t)) == 0) continue;
-        te__st_fail(f, TE_ERR_SHAPE, "tensor " TE__ST_NAME " is %s %s; the model's is %s, stored quantized: f32, f16 or bf16 of that size is needed", e->name,
-                    te_dtype_name(e->dtype), te__dims_text(e->ndim, e->shape, a), te__shape_text(x, b));
+        if (te__is_float(e->dtype) && e->ndim == x->ndim &&
+            memcmp(e->shape, x->shape, (size_t)x->ndim * sizeof(int64_t)) == 0)
+            continue;
+        te__st_fail(f, TE_ERR_SHAPE,
+                    "tensor " TE__ST_NAME
+                    " is %s %s; the model's is %s, stored quantized: f32, f16 or bf16 of that size is needed",
+                    e->name, te_dtype_name(e->dtype), te__dims_text(e->ndim, e->shape, a), te__shape_text(x, b));
         return TE_ERR_SHAPE;
     }
     for (i = 0; i < te_safetensors_count(f); i++) {
@@ -267,7 +293,8 @@ static te_result te__ckpt_check(te__ckpt_plan *p, te_safetensors *f, te_module *
         if (state ? !opt : !m) continue; /* not asked for */
         for (k = 0; k < p->have.num_values && strcmp(p->have.values[k].name, e->name) != 0; k++) {}
         if (k < p->have.num_values) continue;
-        if (p->have.num_items && bsearch(&key, p->have.items, (size_t)p->have.num_items, sizeof(key), te__ckpt_by_name)) continue;
+        if (p->have.num_items && bsearch(&key, p->have.items, (size_t)p->have.num_items, sizeof(key), te__ckpt_by_name))
+            continue;
         if (!state && (te__ckpt_passes_over(m, e->name) || te__ckpt_take_fresh(p, m, e))) continue;
         if (unused++ == 0) first = e->name;
     }
@@ -279,10 +306,13 @@ static te_result te__ckpt_check(te__ckpt_plan *p, te_safetensors *f, te_module *
         snprintf(key, sizeof(key), i ? "te.lr.%d" : "te.lr", i - 1);
         if (!te__ckpt_number(f, key, i ? &p->has_lr[i] : NULL, NULL, &p->lr[i])) return TE_ERR_FORMAT;
         if (p->steps < (uint64_t)INT64_MAX && p->lr[i] >= 0.0 && p->lr[i] <= (double)FLT_MAX) continue;
-        te__st_fail(f, TE_ERR_FORMAT, "metadata \"te.steps\" is %llu and \"%s\" %g: no optimizer has such values", (unsigned long long)p->steps, key, p->lr[i]);
+        te__st_fail(f, TE_ERR_FORMAT, "metadata \"te.steps\" is %llu and \"%s\" %g: no optimizer has such values",
+                    (unsigned long long)p->steps, key, p->lr[i]);
         return TE_ERR_FORMAT;
     }
-    if (unused && te->error_code == TE_OK) te__warn(te, "%s: %d tensors that the model lacks are ignored, the first is " TE__ST_NAME, f->path, unused, first);
+    if (unused && te->error_code == TE_OK)
+        te__warn(te, "%s: %d tensors that the model lacks are ignored, the first is " TE__ST_NAME, f->path, unused,
+                 first);
     return te_error_code(te);
 }
 
@@ -308,7 +338,8 @@ static te_result te__ckpt_read(te__ckpt_plan *p, te_safetensors *f, te_optimizer
     }
     for (i = 0; i < p->have.num_items && result == TE_OK; i++)
         result = te_safetensors_read_into(f, p->have.items[i].name, (te_tensor *)p->have.items[i].tensor);
-    for (i = 0; i < p->have.num_values && result == TE_OK; i++) result = te__primary_start((te_tensor *)p->have.values[i].tensor, p->value[i]);
+    for (i = 0; i < p->have.num_values && result == TE_OK; i++)
+        result = te__primary_start((te_tensor *)p->have.values[i].tensor, p->value[i]);
     for (i = 0; i < p->have.num_turn && result == TE_OK; i++) result = te__quant_add_columnwise(p->have.turn[i]);
     if (result != TE_OK) return result;
     if (opt) result = te__optimizer_restored(opt, (int64_t)p->steps, (float)p->lr[0]);
@@ -349,7 +380,8 @@ TE_API te_result te_model_metadata(te_ctx *te, const char *path, const char *key
     const char *value;
     te_result result = TE_OK;
     if (!te) return TE_ERR_STATE;
-    if (!key || !buffer || size == 0) return te__fail(te, TE_ERR_INVALID, "te_model_metadata: key or buffer is missing");
+    if (!key || !buffer || size == 0)
+        return te__fail(te, TE_ERR_INVALID, "te_model_metadata: key or buffer is missing");
     buffer[0] = 0;
     f = te_safetensors_open(te, path);
     if (!f) return te_error_code(te);
@@ -358,8 +390,8 @@ TE_API te_result te_model_metadata(te_ctx *te, const char *path, const char *key
         te__st_fail(f, TE_ERR_INVALID, "there is no metadata " TE__ST_NAME, key);
         result = TE_ERR_INVALID;
     } else if (strlen(value) >= size) {
-        te__st_fail(f, TE_ERR_INVALID, "metadata " TE__ST_NAME " has %llu characters; the buffer has room for %llu", key, (unsigned long long)strlen(value),
-                    (unsigned long long)size - 1);
+        te__st_fail(f, TE_ERR_INVALID, "metadata " TE__ST_NAME " has %llu characters; the buffer has room for %llu",
+                    key, (unsigned long long)strlen(value), (unsigned long long)size - 1);
         result = TE_ERR_INVALID;
     } else {
         memcpy(buffer, value, strlen(value) + 1);

@@ -21,13 +21,15 @@ static bool te__opt_wants_master(const te_optimizer *opt, const te_tensor *param
 }
 static bool te__opt_wants_remainders(const te_optimizer *opt, const te_tensor *param) {
     const te_dtype dtype = opt->options.dtype[TE__OPT_MASTER];
-    return opt->options.store_param_remainders && (!dtype || dtype == TE_F32) && param->dtype == TE_BF16 && !param->quantized;
+    return opt->options.store_param_remainders && (!dtype || dtype == TE_F32) && param->dtype == TE_BF16 &&
+           !param->quantized;
 }
 
 /* ---- the slot of FusedAdam ---- */
 
 /* `mended`: what te_initialize_state does beyond te_initialize_state_legacy. */
-static te_result te__initialize_state(te_optimizer *opt, te_tensor *param, const char *name, bool zero_buffer, bool store_param_remainders, bool mended) {
+static te_result te__initialize_state(te_optimizer *opt, te_tensor *param, const char *name, bool zero_buffer,
+                                      bool store_param_remainders, bool mended) {
     const char *const who = mended ? "te_initialize_state" : "te_initialize_state_legacy";
     te__opt_param *p;
     te__opt_state *s, fresh = TE_ZERO;
@@ -41,15 +43,22 @@ static te_result te__initialize_state(te_optimizer *opt, te_tensor *param, const
     p = param ? te__opt_find(opt, param) : NULL;
     k = name ? te__opt_state_place(opt, name) : TE__OPT_STATES;
     if (!p || k == TE__OPT_STATES)
-        return te__fail(te, TE_ERR_INVALID, "%s: %s%.40s%s; a parameter of this optimizer and one of its states are needed", who,
-                        !param ? "the parameter is NULL" : !p ? "the tensor is no parameter of this optimizer" : !name ? "the state's name is NULL" : "there is no state \"", p && name ? name : "",
-                        p && name ? "\"" : "");
+        return te__fail(te, TE_ERR_INVALID,
+                        "%s: %s%.40s%s; a parameter of this optimizer and one of its states are needed", who,
+                        !param  ? "the parameter is NULL"
+                        : !p    ? "the tensor is no parameter of this optimizer"
+                        : !name ? "the state's name is NULL"
+                                : "there is no state \"",
+                        p && name ? name : "", p && name ? "\"" : "");
     if (param->quantized && !mended)
-        return te__fail(te, TE_ERR_UNSUPPORTED, "%s: parameter %s is stored quantized, and this function makes states of plain ones alone; call te_apply_patches before the optimizer is made", who,
-                        p->path);
+        return te__fail(te, TE_ERR_UNSUPPORTED,
+                        "%s: parameter %s is stored quantized, and this function makes states of plain ones alone; "
+                        "call te_apply_patches before the optimizer is made",
+                        who, p->path);
     dtype = store_param_remainders ? TE_U8 : opt->options.dtype[k] ? opt->options.dtype[k] : TE_F32;
     te__frame_begin(te);
-    ok = te__opt_state_make(&fresh, dtype, dtype != TE_F32 && !store_param_remainders, zero_buffer || store_param_remainders, param);
+    ok = te__opt_state_make(&fresh, dtype, dtype != TE_F32 && !store_param_remainders,
+                            zero_buffer || store_param_remainders, param);
     te__frame_end(te, NULL, 0);
     if (!ok) {
         te__opt_state_close(&fresh);
@@ -68,10 +77,12 @@ static te_result te__initialize_state(te_optimizer *opt, te_tensor *param, const
     return TE_OK;
 }
 
-TE_API te_result te_initialize_state(te_optimizer *opt, te_tensor *param, const char *state_name, bool zero_buffer, bool store_param_remainders) {
+TE_API te_result te_initialize_state(te_optimizer *opt, te_tensor *param, const char *state_name, bool zero_buffer,
+                                     bool store_param_remainders) {
     return te__initialize_state(opt, param, state_name, zero_buffer, store_param_remainders, true);
 }
-TE_API te_result te_initialize_state_legacy(te_optimizer *opt, te_tensor *param, const char *state_name, bool zero_buffer, bool store_param_remainders) {
+TE_API te_result te_initialize_state_legacy(te_optimizer *opt, te_tensor *param, const char *state_name,
+                                            bool zero_buffer, bool store_param_remainders) {
     return te__initialize_state(opt, param, state_name, zero_buffer, store_param_remainders, false);
 }
 
@@ -85,17 +96,27 @@ TE_API te_result te_fused_adam_set_methods(te_ctx *te, const te_fused_adam_metho
     te_fused_adam_methods none = TE_ZERO;
     if (!te) return TE_ERR_STATE;
     if (methods && !methods->initialize_state)
-        return te__fail(te, TE_ERR_INVALID, "te_fused_adam_set_methods: initialize_state is NULL; give a function, or NULL in place of the methods for te.h's own");
+        return te__fail(te, TE_ERR_INVALID,
+                        "te_fused_adam_set_methods: initialize_state is NULL; give a function, or NULL in place of the "
+                        "methods for te.h's own");
     te->fused_adam = methods ? *methods : none;
     return TE_OK;
 }
-TE_API te_result te_optimizer_initialize_state(te_optimizer *opt, te_tensor *param, const char *state_name, bool zero_buffer, bool store_param_remainders) {
+TE_API te_result te_optimizer_initialize_state(te_optimizer *opt, te_tensor *param, const char *state_name,
+                                               bool zero_buffer, bool store_param_remainders) {
     if (!opt) return TE_ERR_STATE;
     if (!opt->cls->has_methods)
-        return te__fail(opt->te, TE_ERR_UNSUPPORTED, "te_optimizer_initialize_state: the optimizer is made by %s; those of te_fused_adam_create have the function", opt->cls->create);
-    return te__returned(opt->te, te_fused_adam_get_methods(opt->te).initialize_state(opt, param, state_name, zero_buffer, store_param_remainders), "initialize_state", state_name);
+        return te__fail(opt->te, TE_ERR_UNSUPPORTED,
+                        "te_optimizer_initialize_state: the optimizer is made by %s; those of te_fused_adam_create "
+                        "have the function",
+                        opt->cls->create);
+    return te__returned(opt->te,
+                        te_fused_adam_get_methods(opt->te).initialize_state(opt, param, state_name, zero_buffer,
+                                                                            store_param_remainders),
+                        "initialize_state", state_name);
 }
-TE_API te_tensor *te_optimizer_state(const te_optimizer *opt, const te_tensor *param, const char *state_name, te_tensor **scale) {
+TE_API te_tensor *te_optimizer_state(const te_optimizer *opt, const te_tensor *param, const char *state_name,
+                                     te_tensor **scale) {
     const te__opt_param *p = opt && param ? te__opt_find(opt, param) : NULL;
     const int k = p && state_name ? te__opt_state_place(opt, state_name) : TE__OPT_STATES;
     const te__opt_state *s = k < TE__OPT_STATES ? &p->state[k] : NULL;
@@ -114,13 +135,20 @@ static te_result te__opt_make(te_optimizer *opt, te__opt_param *p, int k) {
     if (opt->cls->has_methods) {
         result = te_optimizer_initialize_state(opt, p->param, opt->cls->state[k], !master, remainders);
         if (result == TE_OK && !p->state[k].x)
-            result = te__fail(opt->te, TE_ERR_STATE, "%s: the function initialize_state of te_fused_adam_set_methods returned TE_OK, and parameter %s has no state \"%s\"; te_initialize_state "
-                              "makes one", opt->cls->create, p->path, opt->cls->state[k]);
-        return result == TE_OK ? te_error_code(opt->te) : te__fail(opt->te, result, "%s: initialize_state of parameter %s returned %s", opt->cls->create, p->path, te_result_name(result));
+            result = te__fail(opt->te, TE_ERR_STATE,
+                              "%s: the function initialize_state of te_fused_adam_set_methods returned TE_OK, and "
+                              "parameter %s has no state \"%s\"; te_initialize_state "
+                              "makes one",
+                              opt->cls->create, p->path, opt->cls->state[k]);
+        return result == TE_OK ? te_error_code(opt->te)
+                               : te__fail(opt->te, result, "%s: initialize_state of parameter %s returned %s",
+                                          opt->cls->create, p->path, te_result_name(result));
     }
     if (remainders) dtype = TE_U8;
     if (master) p->behind = true;
-    return te__opt_state_make(&p->state[k], dtype, o->dtype[k] && te__opt_is_scaled(dtype), true, p->param) ? TE_OK : te_error_code(opt->te);
+    return te__opt_state_make(&p->state[k], dtype, o->dtype[k] && te__opt_is_scaled(dtype), true, p->param)
+               ? TE_OK
+               : te_error_code(opt->te);
 }
 /* All states of a new parameter. */
 static te_result te__opt_make_all(te_optimizer *opt, te__opt_param *p) {
@@ -168,7 +196,9 @@ static te_result te__opt_follow(te_optimizer *opt) {
         te__opt_param *p = &opt->params[i];
         const te__opt_state *master = &p->state[TE__OPT_MASTER];
         if (p->dtype != p->param->dtype) {
-            if (te->capture) return te__refuse_capture(te, "the first te_optimizer_step after a cast of its parameters", "make it before te_graph_begin");
+            if (te->capture)
+                return te__refuse_capture(te, "the first te_optimizer_step after a cast of its parameters",
+                                          "make it before te_graph_begin");
             te__frame_begin(te);
             te->warming = false; /* these outlive a warm-up */
             if (te__opt_is_remainders(master) && p->param->dtype != TE_BF16) result = te__opt_whole_master(p);

@@ -1,7 +1,8 @@
 /* train/multi_tensor.c: norms and factors of many tensors, and of all gradients of a module tree. Knows the module tree and raw operations; must not know
  * optimizers. */
 
-TE_API te_result te_multi_tensor_scale(te_ctx *te, te_tensor *const *in, te_tensor *const *out, int num_tensors, float scale, te_tensor *found_inf) {
+TE_API te_result te_multi_tensor_scale(te_ctx *te, te_tensor *const *in, te_tensor *const *out, int num_tensors,
+                                       float scale, te_tensor *found_inf) {
     te_op_multi_scale_args args = TE_ZERO;
     if (!te) return TE_ERR_STATE;
     args.in = (const te_tensor *const *)in;
@@ -12,7 +13,8 @@ TE_API te_result te_multi_tensor_scale(te_ctx *te, te_tensor *const *in, te_tens
     return te_op_multi_scale(te, &args);
 }
 
-TE_API te_tensor *te_multi_tensor_unscale_l2norm(te_ctx *te, te_tensor *const *tensors, int num_tensors, const te_tensor *inv_scale, te_tensor **per_tensor) {
+TE_API te_tensor *te_multi_tensor_unscale_l2norm(te_ctx *te, te_tensor *const *tensors, int num_tensors,
+                                                 const te_tensor *inv_scale, te_tensor **per_tensor) {
     te_op_l2norm_args args = TE_ZERO;
     if (per_tensor) *per_tensor = NULL;
     if (!te) return NULL;
@@ -29,7 +31,8 @@ TE_API te_tensor *te_multi_tensor_unscale_l2norm(te_ctx *te, te_tensor *const *t
     if (per_tensor) *per_tensor = args.per_tensor;
     return args.norm;
 }
-TE_API te_tensor *te_multi_tensor_l2norm(te_ctx *te, te_tensor *const *tensors, int num_tensors, te_tensor **per_tensor) {
+TE_API te_tensor *te_multi_tensor_l2norm(te_ctx *te, te_tensor *const *tensors, int num_tensors,
+                                         te_tensor **per_tensor) {
     return te_multi_tensor_unscale_l2norm(te, tensors, num_tensors, NULL, per_tensor);
 }
 
@@ -62,7 +65,8 @@ TE_API te_tensor *te_clip_grad_norm(te_module *m, float max_norm) {
     l.te = te_module_ctx(m);
     if (l.te->error_code != TE_OK) return NULL;
     if (!(max_norm > 0.0f)) {
-        te__fail(l.te, TE_ERR_INVALID, "te_clip_grad_norm: max_norm is %g; a number above 0 is needed", (double)max_norm);
+        te__fail(l.te, TE_ERR_INVALID, "te_clip_grad_norm: max_norm is %g; a number above 0 is needed",
+                 (double)max_norm);
         return NULL;
     }
     te__frame_begin(l.te);

@@ -10,12 +10,19 @@ static bool te__opt_add(void *user, te_module *m, const char *path, te_tensor *x
     (void)m;
     if (kind != TE_ENTRY_PARAMETER || !x->requires_grad || te__opt_find(opt, x)) return true;
     if (x->quantized ? !x->quantized->quantizer : !x->buffer || !te__is_contiguous(x)) {
-        te__fail(te, TE_ERR_INVALID, "%s: parameter %s is %s; a plain contiguous tensor, or a quantized one that has its quantizer, is needed", opt->cls->create, path,
-                 x->quantized ? "quantized and has none" : x->buffer ? "strided" : "without memory");
+        te__fail(
+            te, TE_ERR_INVALID,
+            "%s: parameter %s is %s; a plain contiguous tensor, or a quantized one that has its quantizer, is needed",
+            opt->cls->create, path,
+            x->quantized ? "quantized and has none"
+            : x->buffer  ? "strided"
+                         : "without memory");
         return false;
     }
     if (x->quantized && opt->options.no_master_weights) {
-        te__fail(te, TE_ERR_INVALID, "%s: parameter %s is stored quantized, and no_master_weights is set; quantized weights need masters", opt->cls->create, path);
+        te__fail(te, TE_ERR_INVALID,
+                 "%s: parameter %s is stored quantized, and no_master_weights is set; quantized weights need masters",
+                 opt->cls->create, path);
         return false;
     }
     if (!te__grow(te, (void **)&opt->params, &opt->cap_params, opt->num_params, sizeof(te__opt_param))) return false;
@@ -63,7 +70,8 @@ typedef struct te__opt_groups {
 } te__opt_groups;
 
 /* An optimizer of a kind without parameters yet; NULL with an error. */
-static te_optimizer *te__opt_create(te_ctx *te, te_module *m, const te__opt_class *cls, const te__opt_options *options, size_t entry_size) {
+static te_optimizer *te__opt_create(te_ctx *te, te_module *m, const te__opt_class *cls, const te__opt_options *options,
+                                    size_t entry_size) {
     te_optimizer *opt;
     if (te_module_ctx(m) != te) {
         te__fail(te, TE_ERR_INVALID, "%s: module %s belongs to another context", cls->create, te_module_name(m));
@@ -87,7 +95,8 @@ static te_optimizer *te__opt_fill(te_optimizer *opt, te_module *m, const te__opt
     te_ctx *te = opt->te;
     bool ok;
     te__frame_begin(te);
-    ok = te__groups_open(opt, groups->groups, groups->num_groups, &groups->usual) && te_module_visit_tensors(m, te__opt_add, opt) && te__groups_share(opt, groups->groups);
+    ok = te__groups_open(opt, groups->groups, groups->num_groups, &groups->usual) &&
+         te_module_visit_tensors(m, te__opt_add, opt) && te__groups_share(opt, groups->groups);
     if (ok && opt->options.max_grad_norm > 0.0f) {
         opt->norm = te_tensor_retain(te__empty_1d(te, TE_F32, 1));
         opt->clip = te_tensor_retain(te__empty_1d(te, TE_F32, 1));
@@ -174,7 +183,8 @@ static bool te__opt_written_inside(const te_tensor *param) {
 }
 /* Is this gradient in memory of the step before, which is not where the next one will be? */
 static bool te__opt_grad_moves(const te_tensor *param, const te_tensor *grad) {
-    return grad != te_tensor_main_grad(param) && grad != te_tensor_decoupled_grad(param) && grad->buffer && !grad->buffer->arena;
+    return grad != te_tensor_main_grad(param) && grad != te_tensor_decoupled_grad(param) && grad->buffer &&
+           !grad->buffer->arena;
 }
 
 /* Appends parameters of a group to the `n` that are listed: all, or those of two dimensions and more (`matrices`), or the others. */
@@ -191,8 +201,9 @@ static te_result te__opt_collect_group(te_optimizer *opt, int group, bool matric
         if (result != TE_OK) return result;
         if (!grad) continue;
         if (opt->te->capture && te__opt_grad_moves(p->param, grad))
-            return te__refuse_capture(opt->te, "te_optimizer_step with a gradient from before, which will be elsewhere next time",
-                                      "forget gradients before te_graph_begin and capture te_backward too, or use te_tensor_set_main_grad");
+            return te__refuse_capture(
+                opt->te, "te_optimizer_step with a gradient from before, which will be elsewhere next time",
+                "forget gradients before te_graph_begin and capture te_backward too, or use te_tensor_set_main_grad");
         if (opt->te->capture && opt->cls->may_capture) result = opt->cls->may_capture(opt, p);
         if (result != TE_OK) return result;
         stale = p->version != te__param_version(p->param);
@@ -306,7 +317,9 @@ static te_result te__skips_open(te_optimizer *opt) {
     bool warming = te->warming;
     int g;
     if (s->found) return TE_OK;
-    if (te->capture) return te__refuse_capture(te, "the first step of an optimizer under loss scaling", "make it before te_graph_begin");
+    if (te->capture)
+        return te__refuse_capture(te, "the first step of an optimizer under loss scaling",
+                                  "make it before te_graph_begin");
     for (g = 0; g < opt->num_groups; g++) {
         betas[2 * g] = opt->groups[g].beta1;
         betas[2 * g + 1] = opt->groups[g].beta2;
@@ -389,7 +402,8 @@ static te_result te__opt_was_skipped(te_optimizer *opt, bool *skipped) {
     float found = 0.0f;
     te_result result = TE_OK;
     int i;
-    for (i = 0; i < opt->num_params && opt->started && !opt->te->warming; i++) asks = asks || (opt->params[i].listed && !opt->params[i].started);
+    for (i = 0; i < opt->num_params && opt->started && !opt->te->warming; i++)
+        asks = asks || (opt->params[i].listed && !opt->params[i].started);
     if (asks) result = te_tensor_to_host(opt->skips.found, &found);
     *skipped = found != 0.0f;
     return result;
@@ -415,8 +429,12 @@ static te_result te__opt_step_once(te_optimizer *opt, const te__opt_scaling *sca
     step.count = n;
     step.num_undecayed = n - decayed;
     if (result == TE_OK && opt->skips.unscaled && opt->skips.unscaled_in != te->capture)
-        result = te__fail(te, TE_ERR_STATE, "te_grad_scaler_step: te_grad_scaler_unscale was called %s a graph's capture, and this step is made %s one; a launch repeats both or neither: make "
-                          "both calls on the same side", opt->skips.unscaled_in ? "inside of" : "outside of", te->capture ? "inside of" : "outside of");
+        result =
+            te__fail(te, TE_ERR_STATE,
+                     "te_grad_scaler_step: te_grad_scaler_unscale was called %s a graph's capture, and this step is "
+                     "made %s one; a launch repeats both or neither: make "
+                     "both calls on the same side",
+                     opt->skips.unscaled_in ? "inside of" : "outside of", te->capture ? "inside of" : "outside of");
     if (scaling && result == TE_OK) result = te__skips_open(opt);
     if (te->capture && result == TE_OK) result = te__opt_capture(opt, &captured, &step);
     if (opt->skips.found && result == TE_OK) result = te__skips_count(opt, &step, opt->skips.unscaled);
@@ -428,19 +446,22 @@ static te_result te__opt_step_once(te_optimizer *opt, const te__opt_scaling *sca
     /* Also a step that failed gives parameters a new version; it has written master and parameter alike, or neither. A parameter that took no part
      * may lie in one memory with others that did. */
     for (i = 0; i < opt->num_params; i++)
-        if ((opt->params[i].listed && !te->warming) || opt->params[i].untouched) opt->params[i].version = te__param_version(opt->params[i].param);
+        if ((opt->params[i].listed && !te->warming) || opt->params[i].untouched)
+            opt->params[i].version = te__param_version(opt->params[i].param);
     opt->skips.unscaled = false;
     if (te->warming || result != TE_OK) return result; /* a warm-up leaves counts and gradients as they were */
     if (captured) {
         captured->steps++;
         captured->scaled = scaling != NULL;
         captured->counts = captured->counts || opt->skips.found;
-        for (i = 0; i < opt->num_params; i++) te__opt_listed(captured)[i] = te__opt_listed(captured)[i] || opt->params[i].listed;
+        for (i = 0; i < opt->num_params; i++)
+            te__opt_listed(captured)[i] = te__opt_listed(captured)[i] || opt->params[i].listed;
     }
     if (!captured) opt->skips.pending = scaling != NULL;
     opt->steps++;
     opt->clipped = opt->clip && n > 0;
-    for (i = 0; i < opt->num_params && !skipped; i++) opt->params[i].started = opt->params[i].started || opt->params[i].listed;
+    for (i = 0; i < opt->num_params && !skipped; i++)
+        opt->params[i].started = opt->params[i].started || opt->params[i].listed;
     if (!opt->keep_grad) te__opt_forget_all(opt);
     return TE_OK;
 }
@@ -453,7 +474,10 @@ static te_result te__opt_step_with(te_optimizer *opt, const te__opt_scaling *sca
     te = opt->te;
     before = te__rng_now(te);
     if (te__num_deferred(te) > 0)
-        te__warn(te, "te_optimizer_step: %d weight gradients wait for te_backward_dw (delay_wgrad_compute): this step goes without them", te__num_deferred(te));
+        te__warn(te,
+                 "te_optimizer_step: %d weight gradients wait for te_backward_dw (delay_wgrad_compute): this step goes "
+                 "without them",
+                 te__num_deferred(te));
     result = te->error_code == TE_OK ? te__device_enter(te, &entered) : te->error_code;
     if (result == TE_OK) {
         te__frame_begin(te);
@@ -492,14 +516,18 @@ TE_API int64_t te_optimizer_steps(const te_optimizer *opt) {
 TE_API te_tensor *te_optimizer_grad_norm(const te_optimizer *opt) { return opt && opt->clipped ? opt->norm : NULL; }
 
 /* The state `name` of a parameter, and the parameter; NULL with an error. A master of a parameter that was written since is taken anew. */
-static te__opt_state *te__opt_named_state(te_optimizer *opt, const te_tensor *param, const char *name, const char *function, te__opt_param **found) {
+static te__opt_state *te__opt_named_state(te_optimizer *opt, const te_tensor *param, const char *name,
+                                          const char *function, te__opt_param **found) {
     te_ctx *te = opt->te;
     te__opt_param *p = param ? te__opt_find(opt, param) : NULL;
     int k;
     *found = p;
     if (te->error_code != TE_OK) return NULL;
     if (!p || !name) {
-        te__fail(te, TE_ERR_INVALID, "%s: %s", function, !param ? "the parameter is NULL" : !name ? "the state's name is NULL" : "the tensor is no parameter of this optimizer");
+        te__fail(te, TE_ERR_INVALID, "%s: %s", function,
+                 !param  ? "the parameter is NULL"
+                 : !name ? "the state's name is NULL"
+                         : "the tensor is no parameter of this optimizer");
         return NULL;
     }
     if (te__opt_follow(opt) != TE_OK) return NULL;
@@ -507,14 +535,16 @@ static te__opt_state *te__opt_named_state(te_optimizer *opt, const te_tensor *pa
     if (k < TE__OPT_STATES && p->state[k].x) {
         const bool stale = k == TE__OPT_MASTER && (p->behind || p->version != te__param_version(p->param));
         if (stale && te->capture) { /* the copy would be noted, and not made */
-            te__refuse_capture(te, function, "look at the master of a parameter that was written since before te_graph_begin");
+            te__refuse_capture(te, function,
+                               "look at the master of a parameter that was written since before te_graph_begin");
             return NULL;
         }
         if (stale && !te->warming && te__opt_take_master(p) != TE_OK) return NULL;
         return &p->state[k];
     }
-    te__fail(te, TE_ERR_INVALID, "%s: parameter %s has no state \"%.40s\"; this optimizer's are %s%s%s%s%s", function, p->path, name,
-             opt->cls->state[0], opt->cls->state[1] ? ", " : "", opt->cls->state[1] ? opt->cls->state[1] : "", " and, of parameters that have masters, ",
+    te__fail(te, TE_ERR_INVALID, "%s: parameter %s has no state \"%.40s\"; this optimizer's are %s%s%s%s%s", function,
+             p->path, name, opt->cls->state[0], opt->cls->state[1] ? ", " : "",
+             opt->cls->state[1] ? opt->cls->state[1] : "", " and, of parameters that have masters, ",
              opt->cls->state[TE__OPT_MASTER]);
     return NULL;
 }
@@ -538,7 +568,8 @@ TE_API te_tensor *te_optimizer_get_unscaled_state(te_optimizer *opt, const te_te
         result = te__opt_unscale(s, out);
     return te__checked(out, result);
 }
-TE_API te_result te_optimizer_set_scaled_state(te_optimizer *opt, te_tensor *param, const char *state_name, const te_tensor *unscaled_state) {
+TE_API te_result te_optimizer_set_scaled_state(te_optimizer *opt, te_tensor *param, const char *state_name,
+                                               const te_tensor *unscaled_state) {
     static const char function[] = "te_optimizer_set_scaled_state";
     char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
     te__opt_param *p;
@@ -549,9 +580,11 @@ TE_API te_result te_optimizer_set_scaled_state(te_optimizer *opt, te_tensor *par
     if (!s) return te_error_code(opt->te);
     result = te__want(opt->te, function, "unscaled_state", unscaled_state);
     if (result == TE_OK && unscaled_state->dtype != TE_F32)
-        result = te__fail(opt->te, TE_ERR_DTYPE, "%s: unscaled_state is %s; f32 is needed", function, te_dtype_name(unscaled_state->dtype));
+        result = te__fail(opt->te, TE_ERR_DTYPE, "%s: unscaled_state is %s; f32 is needed", function,
+                          te_dtype_name(unscaled_state->dtype));
     if (result == TE_OK && !te__same_shape(param, unscaled_state))
-        result = te__fail(opt->te, TE_ERR_SHAPE, "%s: unscaled_state is %s and the parameter %s", function, te__shape_text(unscaled_state, a), te__shape_text(param, b));
+        result = te__fail(opt->te, TE_ERR_SHAPE, "%s: unscaled_state is %s and the parameter %s", function,
+                          te__shape_text(unscaled_state, a), te__shape_text(param, b));
     if (result != TE_OK) return result;
     te__frame_begin(opt->te);
     if (te__opt_is_remainders(s)) {
@@ -577,9 +610,11 @@ static bool te__optimizer_visit(te_optimizer *opt, te__state_visit_fn visit, voi
     for (i = 0; opt && i < opt->num_params; i++)
         for (k = 0; k < TE__OPT_STATES; k++) {
             const te__opt_state *s = &opt->params[i].state[k];
-            snprintf(name, sizeof(name), "optimizer/%s.%s", opt->params[i].path, opt->cls->state[k] ? opt->cls->state[k] : "");
+            snprintf(name, sizeof(name), "optimizer/%s.%s", opt->params[i].path,
+                     opt->cls->state[k] ? opt->cls->state[k] : "");
             if (s->x && !visit(user, name, s->x)) return false;
-            snprintf(name, sizeof(name), "optimizer/%s.%s_scale", opt->params[i].path, opt->cls->state[k] ? opt->cls->state[k] : "");
+            snprintf(name, sizeof(name), "optimizer/%s.%s_scale", opt->params[i].path,
+                     opt->cls->state[k] ? opt->cls->state[k] : "");
             if (s->scale && !visit(user, name, s->scale)) return false;
         }
     return !opt || !opt->started || visit(user, "optimizer/started", opt->started);

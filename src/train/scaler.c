@@ -8,11 +8,14 @@ struct te_grad_scaler {
 };
 
 static bool te__scaler_desc_ok(te_ctx *te, const te_grad_scaler_desc *d) {
-    if (d->init_scale > 0.0f && d->init_scale <= FLT_MAX && d->growth_factor > 1.0f && d->growth_factor <= FLT_MAX && d->backoff_factor > 0.0f && d->backoff_factor < 1.0f &&
-        d->growth_interval > 0)
+    if (d->init_scale > 0.0f && d->init_scale <= FLT_MAX && d->growth_factor > 1.0f && d->growth_factor <= FLT_MAX &&
+        d->backoff_factor > 0.0f && d->backoff_factor < 1.0f && d->growth_interval > 0)
         return true;
-    te__fail(te, TE_ERR_INVALID, "te_grad_scaler_create: init_scale %g, growth_factor %g, backoff_factor %g, growth_interval %d; a scale above 0, a growth above 1, a backoff between 0 and 1 and "
-             "an interval of at least 1 are needed, or 0 for the defaults", (double)d->init_scale, (double)d->growth_factor, (double)d->backoff_factor, d->growth_interval);
+    te__fail(te, TE_ERR_INVALID,
+             "te_grad_scaler_create: init_scale %g, growth_factor %g, backoff_factor %g, growth_interval %d; a scale "
+             "above 0, a growth above 1, a backoff between 0 and 1 and "
+             "an interval of at least 1 are needed, or 0 for the defaults",
+             (double)d->init_scale, (double)d->growth_factor, (double)d->backoff_factor, d->growth_interval);
     return false;
 }
 
@@ -63,17 +66,22 @@ static te_tensor *te__times(const te_tensor *x, const te_tensor *scale) {
     args.out = te__empty_like(x, x->dtype);
     return args.out ? te__checked(args.out, te_op_axpby(x->te, &args)) : NULL;
 }
-static te_result te__scaled_loss_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy, te_tensor **dx, const bool *needs) {
+static te_result te__scaled_loss_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy,
+                                          te_tensor **dx, const bool *needs) {
     te_tensor *g = te_tensor_contiguous(dy[0]);
     (void)state, (void)needs;
     dx[0] = g ? te__times(g, saved[0]) : NULL;
     return dx[0] ? TE_OK : te_error_code(te);
 }
 TE_API te_tensor *te_grad_scaler_scale(te_grad_scaler *s, te_tensor *loss) {
-    if (!s || !loss || !te__same_ctx(loss, s->te, "te_grad_scaler_scale") || !te__need_float(loss, "te_grad_scaler_scale")) return NULL;
+    if (!s || !loss || !te__same_ctx(loss, s->te, "te_grad_scaler_scale") ||
+        !te__need_float(loss, "te_grad_scaler_scale"))
+        return NULL;
     if (s->desc.not_enabled) return loss;
     loss = te_tensor_contiguous(loss);
-    return loss ? te__record("scaled_loss", te__times(loss, s->scale), te__scaled_loss_backward, NULL, 0, &loss, 1, &s->scale, 1) : NULL;
+    return loss ? te__record("scaled_loss", te__times(loss, s->scale), te__scaled_loss_backward, NULL, 0, &loss, 1,
+                             &s->scale, 1)
+                : NULL;
 }
 
 /* s and opt can work together. */
@@ -81,7 +89,8 @@ static te_result te__scaler_ready(const te_grad_scaler *s, const te_optimizer *o
     if (!s || !opt) return TE_ERR_STATE;
     if (s->te->error_code != TE_OK) return s->te->error_code;
     if (s->te == opt->te) return TE_OK;
-    return te__fail(s->te, TE_ERR_INVALID, "%s: the optimizer belongs to another context (%s) than the scaler (%s)", function, opt->te->device_name, s->te->device_name);
+    return te__fail(s->te, TE_ERR_INVALID, "%s: the optimizer belongs to another context (%s) than the scaler (%s)",
+                    function, opt->te->device_name, s->te->device_name);
 }
 
 static te_result te__scaler_unscale(te_grad_scaler *s, te_optimizer *opt) {
@@ -94,8 +103,11 @@ static te_result te__scaler_unscale(te_grad_scaler *s, te_optimizer *opt) {
         result = te__opt_grad(opt, opt->params[i].param, &grad);
         if (result != TE_OK || !grad) continue;
         if (grad->dtype == TE_F16)
-            return te__fail(s->te, TE_ERR_DTYPE, "te_grad_scaler_unscale: the gradient of %s is f16, in which it may vanish without the scale; te_grad_scaler_step unscales inside of the step: "
-                            "leave this call out, or train parameters in f32", opt->params[i].path);
+            return te__fail(s->te, TE_ERR_DTYPE,
+                            "te_grad_scaler_unscale: the gradient of %s is f16, in which it may vanish without the "
+                            "scale; te_grad_scaler_step unscales inside of the step: "
+                            "leave this call out, or train parameters in f32",
+                            opt->params[i].path);
         opt->grads[n++] = grad;
     }
     args.in = opt->grads;
@@ -111,7 +123,9 @@ TE_API te_result te_grad_scaler_unscale(te_grad_scaler *s, te_optimizer *opt) {
     bool entered;
     if (result != TE_OK || s->desc.not_enabled) return result;
     if (opt->skips.unscaled)
-        return te__fail(s->te, TE_ERR_STATE, "te_grad_scaler_unscale: this optimizer's gradients are unscaled already; call it once between te_backward and te_grad_scaler_step");
+        return te__fail(s->te, TE_ERR_STATE,
+                        "te_grad_scaler_unscale: this optimizer's gradients are unscaled already; call it once between "
+                        "te_backward and te_grad_scaler_step");
     result = te__device_enter(s->te, &entered);
     if (result != TE_OK) return result;
     te__frame_begin(s->te);
@@ -148,7 +162,9 @@ TE_API te_tensor *te_grad_scaler_get_scale(const te_grad_scaler *s) { return s ?
 TE_API te_grad_scaler_state te_grad_scaler_get_state(const te_grad_scaler *s) {
     te_grad_scaler_state state = TE_ZERO;
     float tracker = 0.0f;
-    if (!s || te_tensor_to_host(s->scale, &state.scale) != TE_OK || te_tensor_to_host(s->growth_tracker, &tracker) != TE_OK) return state;
+    if (!s || te_tensor_to_host(s->scale, &state.scale) != TE_OK ||
+        te_tensor_to_host(s->growth_tracker, &tracker) != TE_OK)
+        return state;
     state.growth_tracker = (int)tracker;
     return state;
 }
@@ -156,8 +172,10 @@ TE_API te_result te_grad_scaler_set_state(te_grad_scaler *s, te_grad_scaler_stat
     te_result result;
     if (!s) return TE_ERR_STATE;
     if (!(state.scale > 0.0f && state.scale <= FLT_MAX) || state.growth_tracker < 0)
-        return te__fail(s->te, TE_ERR_INVALID, "te_grad_scaler_set_state: scale %g and growth_tracker %d; a scale above 0 and a tracker of at least 0 are needed", (double)state.scale,
-                        state.growth_tracker);
+        return te__fail(s->te, TE_ERR_INVALID,
+                        "te_grad_scaler_set_state: scale %g and growth_tracker %d; a scale above 0 and a tracker of at "
+                        "least 0 are needed",
+                        (double)state.scale, state.growth_tracker);
     result = te_tensor_fill(s->scale, (double)state.scale);
     if (result == TE_OK) result = te_tensor_fill(s->inv_scale, 1.0 / (double)state.scale);
     if (result == TE_OK) result = te_tensor_fill(s->growth_tracker, (double)state.growth_tracker);

@@ -36,9 +36,12 @@ static te_result te__sgd_run(te_optimizer *opt, const te__opt_step *step) {
 }
 static te_result te__sgd_may_capture(te_optimizer *opt, const te__opt_param *p) {
     if (p->started || !te__sgd_first_counts(&opt->desc.sgd)) return TE_OK;
-    return te__refuse_capture(opt->te, "the first te_optimizer_step of an optimizer with dampening, which differs from all later ones", "make it before te_graph_begin");
+    return te__refuse_capture(
+        opt->te, "the first te_optimizer_step of an optimizer with dampening, which differs from all later ones",
+        "make it before te_graph_begin");
 }
-static const te__opt_class te__sgd_class = {"te_fused_sgd_create", {"momentum_buffer", NULL, "master_param"}, te__sgd_run, false, te__sgd_may_capture, false};
+static const te__opt_class te__sgd_class = {
+    "te_fused_sgd_create", {"momentum_buffer", NULL, "master_param"}, te__sgd_run, false, te__sgd_may_capture, false};
 static const te__opt_class te__sgd_plain_class = {"te_fused_sgd_create", {NULL, NULL, "master_param"}, te__sgd_run, false, te__sgd_may_capture, false}; /* no momentum */
 
 static bool te__sgd_desc_ok(te_ctx *te, const te_fused_sgd_desc *d) {
@@ -47,13 +50,16 @@ static bool te__sgd_desc_ok(te_ctx *te, const te_fused_sgd_desc *d) {
         te__fail(te, TE_ERR_INVALID, "%s: lr is 0; it has no default", create);
         return false;
     }
-    if (!te__opt_in_range(te, create, "lr", d->lr, FLT_MAX) || !te__opt_in_range(te, create, "momentum", d->momentum, FLT_MAX) ||
-        !te__opt_in_range(te, create, "dampening", d->dampening, FLT_MAX) || !te__opt_in_range(te, create, "weight_decay", d->weight_decay, FLT_MAX) ||
+    if (!te__opt_in_range(te, create, "lr", d->lr, FLT_MAX) ||
+        !te__opt_in_range(te, create, "momentum", d->momentum, FLT_MAX) ||
+        !te__opt_in_range(te, create, "dampening", d->dampening, FLT_MAX) ||
+        !te__opt_in_range(te, create, "weight_decay", d->weight_decay, FLT_MAX) ||
         !te__opt_in_range(te, create, "max_grad_norm", d->max_grad_norm, FLT_MAX))
         return false;
     if (!d->nesterov || (d->momentum > 0.0f && d->dampening == 0.0f)) return true;
-    te__fail(te, TE_ERR_INVALID, "%s: nesterov with momentum %g and dampening %g; a momentum above 0 and no dampening are needed", create, (double)d->momentum,
-             (double)d->dampening);
+    te__fail(te, TE_ERR_INVALID,
+             "%s: nesterov with momentum %g and dampening %g; a momentum above 0 and no dampening are needed", create,
+             (double)d->momentum, (double)d->dampening);
     return false;
 }
 
@@ -70,7 +76,8 @@ TE_API te_optimizer *te_fused_sgd_create(te_ctx *te, te_module *m, const te_fuse
     options.no_master_weights = d.no_master_weights;
     options.decay_matrices_only = d.decay_matrices_only;
     options.zero_grads = d.no_set_grad_none;
-    opt = te__opt_create(te, m, d.momentum > 0.0f ? &te__sgd_class : &te__sgd_plain_class, &options, sizeof(te_sgd_tensor));
+    opt = te__opt_create(te, m, d.momentum > 0.0f ? &te__sgd_class : &te__sgd_plain_class, &options,
+                         sizeof(te_sgd_tensor));
     if (!opt) return NULL;
     opt->desc.sgd = d;
     groups.groups = d.groups;

@@ -206,7 +206,8 @@ static te_result te__opt_prepare_values(te_optimizer *opt, bool may_skip) {
     int i;
     for (i = 0; i < opt->num_params; i++) {
         const te_tensor *x = opt->params[i].param;
-        if (opt->params[i].listed && x->quantized && x->dtype != TE_F32 && te__opt_shares_value(x)) most = te__max(most, (int64_t)te_tensor_bytes(x));
+        if (opt->params[i].listed && x->quantized && x->dtype != TE_F32 && te__opt_shares_value(x))
+            most = te__max(most, (int64_t)te_tensor_bytes(x));
     }
     if (most >= 0 && !(room = te__empty_1d(te, TE_U8, most))) return te_error_code(te);
     for (i = 0; i < opt->num_params; i++) {

@@ -64,7 +64,8 @@ TE_ACT_CALL float te_act_gate(int act, float a, float b, float limit, float alph
     a = fminf(a, limit);
     return a * te_act_sigmoid2(-TE_LOG2E * alpha * a) * (fminf(fmaxf(b, -limit), limit) + offset);
 }
-TE_ACT_CALL void te_act_gate_grad(int act, float a, float b, float dy, float limit, float alpha, float offset, float *da, float *db) {
+TE_ACT_CALL void te_act_gate_grad(int act, float a, float b, float dy, float limit, float alpha, float offset,
+                                  float *da, float *db) {
     if (act != TE_CLAMPED_SWIGLU) {
         float slope, f = te_act(act, a, &slope);
         *da = dy * slope * b;
@@ -81,7 +82,9 @@ TE_ACT_CALL void te_act_gate_grad(int act, float a, float b, float dy, float lim
 TE_DEV te_i64 te_act_at(te_i64 row, te_i64 column, te_i64 n, te_i64) { return row * 2 * n + column; }
 TE_DEV te_i64 te_act_block(te_i64 n, te_i64) { return n; }
 #else
-TE_DEV te_i64 te_act_at(te_i64 row, te_i64 column, te_i64 n, te_i64 block) { return row * 2 * n + column + (block == n ? 0 : column / block * block); }
+TE_DEV te_i64 te_act_at(te_i64 row, te_i64 column, te_i64 n, te_i64 block) {
+    return row * 2 * n + column + (block == n ? 0 : column / block * block);
+}
 TE_DEV te_i64 te_act_block(te_i64, te_i64 block) { return block; }
 #endif
 

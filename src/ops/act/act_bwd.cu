@@ -60,7 +60,8 @@ extern "C" __global__ void __launch_bounds__(256, 6) te_act_bwd(const __grid_con
             te_load8(a.x, other, X_DT, gate);
             te_act_begin(a, &scale, &seen);
 #pragma unroll
-            for (int j = 0; j < 8; j++) te_act_gate_grad(ACT, x[j], gate[j], dy[j], a.limit, a.alpha, a.offset, &dx[j], &dgate[j]);
+            for (int j = 0; j < 8; j++)
+                te_act_gate_grad(ACT, x[j], gate[j], dy[j], a.limit, a.alpha, a.offset, &dx[j], &dgate[j]);
             te_act_finish(a, DX_DT, scale, dx, &largest);
             te_act_finish(a, DX_DT, scale, dgate, &largest);
             te_store8(a.dx, at, DX_DT, dx);
@@ -87,7 +88,8 @@ extern "C" __global__ void __launch_bounds__(256, 6) te_act_bwd(const __grid_con
         if (te_act_gated(a.act)) {
             te_act_split(i, a.n, &row, &column);
             at = te_act_at(row, column, a.n, a.block);
-            te_act_gate_grad(a.act, te_load(a.x, at, a.x_dt), te_load(a.x, at + a.block, a.x_dt), dy, a.limit, a.alpha, a.offset, &da, &db);
+            te_act_gate_grad(a.act, te_load(a.x, at, a.x_dt), te_load(a.x, at + a.block, a.x_dt), dy, a.limit, a.alpha,
+                             a.offset, &da, &db);
             te_store(a.dx, at + a.block, a.dx_dt, a.scale ? db * scale : db);
         } else {
             te_act(a.act, te_load(a.x, i, a.x_dt), &da);

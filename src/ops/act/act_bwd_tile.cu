@@ -69,7 +69,8 @@ extern "C" __global__ void __launch_bounds__(256, BLOCKS) te_act_bwd_tile(const 
         for (int k = 0; k < 8; k++) {
             float g = te_raw_get(dy[r], k), u = te_raw_get(x[r], k);
             if (gated) {
-                te_act_gate_grad(ACT, u, te_raw_get(gate[r], k), g, a.limit, a.alpha, a.offset, &dx[0][k], &dx[halves - 1][k]);
+                te_act_gate_grad(ACT, u, te_raw_get(gate[r], k), g, a.limit, a.alpha, a.offset, &dx[0][k],
+                                 &dx[halves - 1][k]);
             } else {
                 te_act(ACT, u, &dx[0][k]);
                 dx[0][k] *= g;
@@ -96,7 +97,8 @@ extern "C" __global__ void __launch_bounds__(256, BLOCKS) te_act_bwd_tile(const 
             }
 #pragma unroll
             for (int i = 0; i < 2; i++)
-                code[h][r][i] = te_f32x2_to_fp8(dx[h][4 * i], dx[h][4 * i + 1], DX_DT) | (te_u32)te_f32x2_to_fp8(dx[h][4 * i + 2], dx[h][4 * i + 3], DX_DT) << 16;
+                code[h][r][i] = te_f32x2_to_fp8(dx[h][4 * i], dx[h][4 * i + 1], DX_DT) |
+                                (te_u32)te_f32x2_to_fp8(dx[h][4 * i + 2], dx[h][4 * i + 3], DX_DT) << 16;
             if (a.dx && r < rows) te_act_store_codes((te_u8 *)a.dx + to, there, a.vector_dx, code[h][r]);
         }
     }
@@ -107,7 +109,8 @@ extern "C" __global__ void __launch_bounds__(256, BLOCKS) te_act_bwd_tile(const 
 #pragma unroll
         for (int h = 0; h < halves; h++) {
             if (h == 1 && !gated) break;
-            te_tile_store(tile + h * TE_TILE_COLUMNS * TE_TILE_WORDS, (te_u8 *)a.col + h * a.n * a.ldc, a.ldc, p.first_row, p.first_col, a.n, 1, a.vector_col);
+            te_tile_store(tile + h * TE_TILE_COLUMNS * TE_TILE_WORDS, (te_u8 *)a.col + h * a.n * a.ldc, a.ldc,
+                          p.first_row, p.first_col, a.n, 1, a.vector_col);
         }
     }
     if (BIAS && p.first_row < a.m) {
@@ -115,7 +118,8 @@ extern "C" __global__ void __launch_bounds__(256, BLOCKS) te_act_bwd_tile(const 
 #pragma unroll
         for (int h = 0; h < halves; h++) {
             if (h == 1 && !gated) break;
-            te_tile_column_sums(sum[h], (float *)tile, a.partial + p.tile_m * width + h * a.n + p.first_col, a.n - p.first_col);
+            te_tile_column_sums(sum[h], (float *)tile, a.partial + p.tile_m * width + h * a.n + p.first_col,
+                                a.n - p.first_col);
         }
     }
     if (a.amax) te_act_amax(a.amax, seen, largest, a.amax_dt);

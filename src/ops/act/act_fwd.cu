@@ -60,7 +60,8 @@ extern "C" __global__ void __launch_bounds__(256) te_act_fwd(const __grid_consta
 #pragma unroll
             for (int j = 0; j < 8; j++) {
                 float u = te_raw_get(x[k], j);
-                y[j] = te_act_gated(ACT) ? te_act_gate(ACT, u, te_raw_get(x[1], j), a.limit, a.alpha, a.offset) : te_act(ACT, u, &slope);
+                y[j] = te_act_gated(ACT) ? te_act_gate(ACT, u, te_raw_get(x[1], j), a.limit, a.alpha, a.offset)
+                                         : te_act(ACT, u, &slope);
             }
             if (a.amax) {
 #pragma unroll

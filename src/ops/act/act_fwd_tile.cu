@@ -31,7 +31,8 @@ extern "C" __global__ void __launch_bounds__(256) te_act_fwd_tile(const __grid_c
     te_follow();
     __shared__ __align__(16) te_u32 tile[TE_TILE_COLUMNS * TE_TILE_WORDS];
     te_act_place p(a.tiles_n);
-    te_i64 left = a.m - p.row, cols = a.n - p.col, width = te_act_gated(ACT) ? 2 * a.n : a.n, at = p.row * width + p.col;
+    te_i64 left = a.m - p.row, cols = a.n - p.col, width = te_act_gated(ACT) ? 2 * a.n : a.n,
+           at = p.row * width + p.col;
     int rows = left > 4 ? 4 : left < 0 ? 0 : (int)left;
     te_raw<HELD> x[4], gate[4];
     te_act_load<HELD>(a.x, at, width, X_DT, rows, cols, a.vector_x, x);
@@ -45,14 +46,18 @@ extern "C" __global__ void __launch_bounds__(256) te_act_fwd_tile(const __grid_c
 #pragma unroll te_act_unroll
         for (int k = 0; k < 8; k++) {
             float u = te_raw_get(x[r], k);
-            y[k] = te_act_gated(ACT) ? te_act_gate(ACT, u, te_raw_get(gate[r], k), a.limit, a.alpha, a.offset) : te_act(ACT, u, &slope);
+            y[k] = te_act_gated(ACT) ? te_act_gate(ACT, u, te_raw_get(gate[r], k), a.limit, a.alpha, a.offset)
+                                     : te_act(ACT, u, &slope);
             largest = fmaxf(largest, fabsf(y[k]));
             y[k] *= scale;
             if (r >= rows || k >= cols) y[k] = 0.0f; // also when the scale is NaN
         }
 #pragma unroll
-        for (int h = 0; h < 2; h++) code[r][h] = te_f32x2_to_fp8(y[4 * h], y[4 * h + 1], Y_DT) | (te_u32)te_f32x2_to_fp8(y[4 * h + 2], y[4 * h + 3], Y_DT) << 16;
-        if (a.y && r < rows) te_act_store_codes((te_u8 *)a.y + (p.row + r) * a.ld + p.col, a.ld - p.col, a.vector_y, code[r]);
+        for (int h = 0; h < 2; h++)
+            code[r][h] = te_f32x2_to_fp8(y[4 * h], y[4 * h + 1], Y_DT) |
+                         (te_u32)te_f32x2_to_fp8(y[4 * h + 2], y[4 * h + 3], Y_DT) << 16;
+        if (a.y && r < rows)
+            te_act_store_codes((te_u8 *)a.y + (p.row + r) * a.ld + p.col, a.ld - p.col, a.vector_y, code[r]);
     }
     if (a.col) {
         te_act_turn(tile, code);

@@ -27,7 +27,9 @@ struct te_act_place {
 };
 
 // Four rows of eight elements of p [.., ld], from element `at` on; `rows` by `there` of them exist, the others are 0.
-template <int FORMAT> TE_DEV void te_act_load(const void *p, te_i64 at, te_i64 ld, int dt, int rows, te_i64 there, bool vector, te_raw<FORMAT> v[4]) {
+template <int FORMAT>
+TE_DEV void te_act_load(const void *p, te_i64 at, te_i64 ld, int dt, int rows, te_i64 there, bool vector,
+                        te_raw<FORMAT> v[4]) {
 #ifdef ACT
     if (vector && rows == 4 && there >= 8) {
 #pragma unroll
@@ -39,7 +41,9 @@ template <int FORMAT> TE_DEV void te_act_load(const void *p, te_i64 at, te_i64 l
 #else
     (void)vector;
 #pragma unroll 1
-    for (int i = 0; i < 32; i++) v[i >> 3].w[i & 7] = i >> 3 < rows && (i & 7) < there ? __float_as_uint(te_load(p, at + (i >> 3) * ld + (i & 7), dt)) : 0;
+    for (int i = 0; i < 32; i++)
+        v[i >> 3].w[i & 7] =
+            i >> 3 < rows && (i & 7) < there ? __float_as_uint(te_load(p, at + (i >> 3) * ld + (i & 7), dt)) : 0;
 #endif
 }
 

@@ -77,7 +77,8 @@ static void te__act_slopes(const te__act_job *j, const float *dy, int64_t count,
     int64_t k;
     if (j->act == TE_CLAMPED_SWIGLU)
         for (k = 0; k < count; k++) {
-            float c = fminf(u[k], j->limit), d = te__act_clamp(gate[k], j->limit) + j->offset, s = te__act_sigmoid(j->alpha * c);
+            float c = fminf(u[k], j->limit), d = te__act_clamp(gate[k], j->limit) + j->offset,
+                  s = te__act_sigmoid(j->alpha * c);
             bool inside = gate[k] >= -j->limit && gate[k] <= j->limit;
             u[k] = u[k] <= j->limit ? dy[k] * (s + j->alpha * c * s * (1.0f - s)) * d : 0.0f;
             gate[k] = inside ? dy[k] * c * s : 0.0f;
@@ -141,7 +142,8 @@ static void te__act_round(te_dtype format, int64_t count, float *v) {
 }
 
 /* The codes of a band to columns first .. first + count - 1 of a half of the transpose, rows from `row` on. */
-static void te__act_turn(const te__act_job *j, const uint8_t *code, int64_t half, int64_t first, int64_t count, int64_t row) {
+static void te__act_turn(const te__act_job *j, const uint8_t *code, int64_t half, int64_t first, int64_t count,
+                         int64_t row) {
     uint8_t *to = (uint8_t *)te__data(j->col) + (half * j->n + first) * j->ldc + row;
     int64_t rows = te__min(TE__ACT_BAND, j->ldc - row), k, r;
     for (k = 0; k < count; k++)
@@ -153,7 +155,8 @@ static void te__act_unit(const te__act_job *j, int64_t unit) {
     float v[2][TE__ACT_RUN], amax = 0.0f;
     double sum[2][TE__ACT_BAND];
     int halves = j->bwd && j->gated ? 2 : 1, h;
-    int64_t first = unit % j->runs * j->wide, count = te__max(0, te__min(j->wide, j->n - first)), row = unit / j->runs * j->tall, end, r, k;
+    int64_t first = unit % j->runs * j->wide, count = te__max(0, te__min(j->wide, j->n - first)),
+            row = unit / j->runs * j->tall, end, r, k;
     end = j->dbias ? te__max(j->m, j->ldc) : te__min(row + j->tall, te__max(j->m, j->ldc));
     if (j->dbias) memset(sum, 0, sizeof(sum));
     for (; row < end; row += j->tall) {
@@ -162,7 +165,8 @@ static void te__act_unit(const te__act_job *j, int64_t unit) {
             if (there) te__act_run(j, row + r, first, count, v);
             for (h = 0; h < halves; h++) {
                 /* Only the last half is followed by padding. */
-                int64_t last = j->ld - h * j->n - first, width = h == halves - 1 ? te__max(0, te__min(j->wide, last)) : count;
+                int64_t last = j->ld - h * j->n - first,
+                        width = h == halves - 1 ? te__max(0, te__min(j->wide, last)) : count;
                 for (k = there ? count : 0; k < j->wide; k++) v[h][k] = 0.0f;
                 if (j->amax)
                     for (k = 0; k < count; k++) amax = fabsf(v[h][k]) > amax ? fabsf(v[h][k]) : amax;
@@ -189,7 +193,8 @@ static void te__act_units(void *user, int64_t begin, int64_t end) {
     for (unit = begin; unit < end; unit++) te__act_unit((const te__act_job *)user, unit);
 }
 
-static te_result te__act_all(te_ctx *te, te__act_job *j, const te_tensor *scale, te_tensor *scale_inv, te_tensor *amax) {
+static te_result te__act_all(te_ctx *te, te__act_job *j, const te_tensor *scale, te_tensor *scale_inv,
+                             te_tensor *amax) {
     int halves = j->bwd && j->gated ? 2 : 1;
     int64_t wide, i;
     bool bands = j->col || j->dbias;
@@ -276,7 +281,8 @@ static void te__scaled_act_forward(const te__act_job *j, float scale, int64_t co
     for (k = 0; k < count; k++) v[0][k] *= scale;
 }
 /* dx in place of the columns in v; returns the sum of dy * act(x). */
-static double te__scaled_act_backward_run(const te__act_job *j, float scale, const float *dy, int64_t count, float v[2][TE__ACT_RUN]) {
+static double te__scaled_act_backward_run(const te__act_job *j, float scale, const float *dy, int64_t count,
+                                          float v[2][TE__ACT_RUN]) {
     float y[TE__ACT_RUN], ones[TE__ACT_RUN];
     double sum = 0;
     int64_t k;
@@ -316,7 +322,9 @@ static void te__scaled_act_rows(void *user, int64_t begin, int64_t end) {
         if (s->dscales) te__store_row(te__data(s->dscales), s->dscales->dtype, row, 1, &total);
     }
 }
-static te__scaled_act_job te__scaled_act_job_of(const te_tensor *x, te_tensor *out, const te_tensor *scales, te_activation act, float limit, float alpha, bool no_offset, int64_t block) {
+static te__scaled_act_job te__scaled_act_job_of(const te_tensor *x, te_tensor *out, const te_tensor *scales,
+                                                te_activation act, float limit, float alpha, bool no_offset,
+                                                int64_t block) {
     te__scaled_act_job s = TE_ZERO;
     s.act.act = act;
     s.act.limit = limit;
@@ -334,12 +342,14 @@ static te__scaled_act_job te__scaled_act_job_of(const te_tensor *x, te_tensor *o
     return s;
 }
 static te_result te__cpu_scaled_act_fwd(te_ctx *te, const te_op_scaled_act_fwd_args *a) {
-    te__scaled_act_job s = te__scaled_act_job_of(a->x, a->y, a->act_scales, a->activation, a->limit, a->alpha, a->no_glu_linear_offset, a->glu_interleave_size);
+    te__scaled_act_job s = te__scaled_act_job_of(a->x, a->y, a->act_scales, a->activation, a->limit, a->alpha,
+                                                 a->no_glu_linear_offset, a->glu_interleave_size);
     te__parallel_for(te, s.act.m, 4, te__scaled_act_rows, &s);
     return TE_OK;
 }
 static te_result te__cpu_scaled_act_bwd(te_ctx *te, const te_op_scaled_act_bwd_args *a) {
-    te__scaled_act_job s = te__scaled_act_job_of(a->x, a->dx, a->act_scales, a->activation, a->limit, a->alpha, a->no_glu_linear_offset, a->glu_interleave_size);
+    te__scaled_act_job s = te__scaled_act_job_of(a->x, a->dx, a->act_scales, a->activation, a->limit, a->alpha,
+                                                 a->no_glu_linear_offset, a->glu_interleave_size);
     s.act.bwd = &s.as_bwd;
     s.dy = a->dy;
     s.dscales = a->dact_scales;

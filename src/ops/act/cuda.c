@@ -28,7 +28,8 @@ static te__act_divisor te__act_divisor_of(int64_t width, int64_t all) {
 static te_result te__cuda_plan_act_fwd(te__plan *p, const te_op_act_fwd_args *a) {
     bool gated = te_activation_is_gated(a->activation), vector;
     const te_tensor *y = a->y ? a->y : a->col;
-    int64_t m = te__rows(a->x), n = gated ? te__cols(a->x) / 2 : te__cols(a->x), ld = a->y ? te__cols(a->y) : n, ldc = a->col ? te__cols(a->col) : 0;
+    int64_t m = te__rows(a->x), n = gated ? te__cols(a->x) / 2 : te__cols(a->x), ld = a->y ? te__cols(a->y) : n,
+            ldc = a->col ? te__cols(a->col) : 0;
     int64_t unit = te__is_fp8(y->dtype) ? 8 : 16, block; /* bytes of eight elements, or the size of a store */
     te__launch *l;
     te__act_fwd_kargs *k;
@@ -38,7 +39,8 @@ static te_result te__cuda_plan_act_fwd(te__plan *p, const te_op_act_fwd_args *a)
         m = 1;
     }
     block = gated ? a->glu_interleave_size : n;
-    vector = !p->baseline && n % 8 == 0 && block % 8 == 0 && ld % 8 == 0 && te__is_aligned(a->x, 16) && te__is_aligned(a->y, (uintptr_t)unit);
+    vector = !p->baseline && n % 8 == 0 && block % 8 == 0 && ld % 8 == 0 && te__is_aligned(a->x, 16) &&
+             te__is_aligned(a->y, (uintptr_t)unit);
     l = te__plan_launch(p, "act", a->col ? "act_fwd_tile" : "act_fwd");
     k = TE__KARGS(p, l, te__act_fwd_kargs);
     k->x = te__data(a->x);
@@ -81,7 +83,8 @@ static te_result te__cuda_plan_act_fwd(te__plan *p, const te_op_act_fwd_args *a)
 static te_result te__cuda_plan_act_bwd(te__plan *p, const te_op_act_bwd_args *a) {
     bool gated = te_activation_is_gated(a->activation), vector, tiled, any;
     const te_tensor *dx = a->dx ? a->dx : a->col;
-    int64_t m = te__rows(a->dy), n = te__cols(a->dy), width = te__cols(a->x), ld = a->dx ? te__cols(a->dx) : width, ldc = a->col ? te__cols(a->col) : 0;
+    int64_t m = te__rows(a->dy), n = te__cols(a->dy), width = te__cols(a->x), ld = a->dx ? te__cols(a->dx) : width,
+            ldc = a->col ? te__cols(a->col) : 0;
     int64_t unit = te__is_fp8(dx->dtype) ? 8 : 16, block;
     te__launch *l;
     te__act_bwd_kargs *k;
@@ -95,7 +98,8 @@ static te_result te__cuda_plan_act_bwd(te__plan *p, const te_op_act_bwd_args *a)
         width = ld = n;
     }
     block = gated ? a->glu_interleave_size : n;
-    vector = !p->baseline && n % 8 == 0 && block % 8 == 0 && te__is_aligned(a->dy, 16) && te__is_aligned(a->x, 16) && te__is_aligned(a->dx, (uintptr_t)unit);
+    vector = !p->baseline && n % 8 == 0 && block % 8 == 0 && te__is_aligned(a->dy, 16) && te__is_aligned(a->x, 16) &&
+             te__is_aligned(a->dx, (uintptr_t)unit);
     if (a->dbias) partial = (float *)te__plan_workspace(p, te__div_up(m, 128) * width * 4);
     if (any) {
         l = te__plan_launch(p, "act", tiled ? "act_bwd_tile" : "act_bwd");
@@ -145,7 +149,8 @@ static te_result te__cuda_plan_act_bwd(te__plan *p, const te_op_act_bwd_args *a)
 }
 
 /* Fills what both directions have; n: columns of y or dy. Returns whether eight elements may be moved at a time. */
-static bool te__scaled_act_kargs_of(te__scaled_act_kargs *k, const te__plan *p, const te_tensor *x, const te_tensor *scales, const te_tensor *out, te_activation act, float limit,
+static bool te__scaled_act_kargs_of(te__scaled_act_kargs *k, const te__plan *p, const te_tensor *x,
+                                    const te_tensor *scales, const te_tensor *out, te_activation act, float limit,
                                     float alpha, bool no_offset, int64_t block) {
     k->x = te__data(x);
     k->scales = te__data(scales);
@@ -170,7 +175,8 @@ static te_result te__cuda_plan_scaled_act_fwd(te__plan *p, const te_op_scaled_ac
     if (te__numel(a->y) == 0) return TE_OK;
     l = te__plan_launch(p, "act", "scaled_act_fwd");
     k = TE__KARGS(p, l, te__scaled_act_kargs);
-    vector = te__scaled_act_kargs_of(k, p, a->x, a->act_scales, a->y, a->activation, a->limit, a->alpha, a->no_glu_linear_offset, a->glu_interleave_size);
+    vector = te__scaled_act_kargs_of(k, p, a->x, a->act_scales, a->y, a->activation, a->limit, a->alpha,
+                                     a->no_glu_linear_offset, a->glu_interleave_size);
     if (vector) {
         te__launch_option(l, "ACT", k->act);
         te__launch_option(l, "X_DT", k->x_dt);
@@ -188,7 +194,9 @@ static te_result te__cuda_plan_scaled_act_bwd(te__plan *p, const te_op_scaled_ac
     if (te__rows(a->x) == 0) return TE_OK;
     l = te__plan_launch(p, "act", "scaled_act_bwd");
     k = TE__KARGS(p, l, te__scaled_act_kargs);
-    vector = te__scaled_act_kargs_of(k, p, a->x, a->act_scales, a->dx, a->activation, a->limit, a->alpha, a->no_glu_linear_offset, a->glu_interleave_size) && te__is_aligned(a->dy, 16);
+    vector = te__scaled_act_kargs_of(k, p, a->x, a->act_scales, a->dx, a->activation, a->limit, a->alpha,
+                                     a->no_glu_linear_offset, a->glu_interleave_size) &&
+             te__is_aligned(a->dy, 16);
     k->dy = te__data(a->dy);
     k->dy_dt = a->dy->dtype;
     k->dscales = te__data(a->dact_scales);

@@ -17,7 +17,8 @@
 #include "ops/act/kargs.h"
 
 // The gradients of one element, and f(x), which dy multiplies in the sum. g: dy times the row's number.
-TE_DEV float te_scaled_act(const te__scaled_act_kargs &a, int act, float x, float gate, float g, float *dx, float *dgate) {
+TE_DEV float te_scaled_act(const te__scaled_act_kargs &a, int act, float x, float gate, float g, float *dx,
+                           float *dgate) {
     float slope, f;
     if (te_act_gated(act)) {
         te_act_gate_grad(act, x, gate, 1.0f, a.limit, a.alpha, a.offset, dx, dgate);
@@ -38,20 +39,23 @@ extern "C" __global__ void __launch_bounds__(256) te_scaled_act_bwd(const __grid
     float scale = te_load(a.scales, row, a.scales_dt), sum = 0.0f;
 #ifdef ACT
     for (te_i64 column = lane * 8; column < a.n; column += 256) {
-        te_i64 i = row * a.n + column, at = te_act_gated(ACT) ? te_act_at(row, column, a.n, a.block) : i, other = at + te_act_block(a.n, a.block);
+        te_i64 i = row * a.n + column, at = te_act_gated(ACT) ? te_act_at(row, column, a.n, a.block) : i,
+               other = at + te_act_block(a.n, a.block);
         float dy[8], x[8], gate[8] = {}, dx[8], dgate[8];
         te_load8(a.dy, i, DY_DT, dy);
         te_load8(a.x, at, X_DT, x);
         if (te_act_gated(ACT)) te_load8(a.x, other, X_DT, gate);
 #pragma unroll
-        for (int j = 0; j < 8; j++) sum = fmaf(dy[j], te_scaled_act(a, ACT, x[j], gate[j], dy[j] * scale, &dx[j], &dgate[j]), sum);
+        for (int j = 0; j < 8; j++)
+            sum = fmaf(dy[j], te_scaled_act(a, ACT, x[j], gate[j], dy[j] * scale, &dx[j], &dgate[j]), sum);
         te_store8(a.out, at, DX_DT, dx);
         if (te_act_gated(ACT)) te_store8(a.out, other, DX_DT, dgate);
     }
 #else
     for (te_i64 column = lane; column < a.n; column += 32) {
         te_i64 i = row * a.n + column, at = te_act_gated(a.act) ? te_act_at(row, column, a.n, a.block) : i;
-        float dy = te_load(a.dy, i, a.dy_dt), gate = te_act_gated(a.act) ? te_load(a.x, at + a.block, a.x_dt) : 0.0f, dx, dgate;
+        float dy = te_load(a.dy, i, a.dy_dt), gate = te_act_gated(a.act) ? te_load(a.x, at + a.block, a.x_dt) : 0.0f,
+              dx, dgate;
         sum = fmaf(dy, te_scaled_act(a, a.act, te_load(a.x, at, a.x_dt), gate, dy * scale, &dx, &dgate), sum);
         te_store(a.out, at, a.out_dt, dx);
         if (te_act_gated(a.act)) te_store(a.out, at + a.block, a.out_dt, dgate);

@@ -31,7 +31,9 @@ extern "C" __global__ void __launch_bounds__(256) te_scaled_act_fwd(const __grid
 #pragma unroll
     for (int j = 0; j < 8; j++) {
         float u = te_raw_get(x, j);
-        y[j] = (te_act_gated(ACT) ? te_act_gate(ACT, u, te_raw_get(gate, j), a.limit, a.alpha, a.offset) : te_act(ACT, u, &slope)) * scale;
+        y[j] = (te_act_gated(ACT) ? te_act_gate(ACT, u, te_raw_get(gate, j), a.limit, a.alpha, a.offset)
+                                  : te_act(ACT, u, &slope)) *
+               scale;
     }
     te_store8(a.out, i, Y_DT, y);
 #else
@@ -41,7 +43,8 @@ extern "C" __global__ void __launch_bounds__(256) te_scaled_act_fwd(const __grid
         te_act_split(i, a.n, &row, &column);
         if (te_act_gated(a.act)) {
             te_i64 at = te_act_at(row, column, a.n, a.block);
-            y = te_act_gate(a.act, te_load(a.x, at, a.x_dt), te_load(a.x, at + a.block, a.x_dt), a.limit, a.alpha, a.offset);
+            y = te_act_gate(a.act, te_load(a.x, at, a.x_dt), te_load(a.x, at + a.block, a.x_dt), a.limit, a.alpha,
+                            a.offset);
         } else {
             y = te_act(a.act, te_load(a.x, i, a.x_dt), &slope);
         }

@@ -35,7 +35,9 @@ template <class S> TE_DEV int te_attn_keys_end(const S &a, int last) { return mi
 template <class S> TE_DEV int te_attn_rows_begin(const S &a, int first) { return max(0, first - a.hi); }
 template <class S> TE_DEV int te_attn_rows_end(const S &a, int last) { return min(a.s_q, last - a.lo + 1); }
 
-template <class S> TE_DEV bool te_attn_sees(const S &a, int i, int j) { return i < a.s_q && j < a.s_kv && j >= i + a.lo && j <= i + a.hi; }
+template <class S> TE_DEV bool te_attn_sees(const S &a, int i, int j) {
+    return i < a.s_q && j < a.s_kv && j >= i + a.lo && j <= i + a.hi;
+}
 
 TE_DEV char *te_attn_head(const te__attn_view &x, int b, int h, int element_bytes) {
     return (char *)x.p + (b * x.b + h * x.h) * element_bytes;
@@ -63,7 +65,9 @@ struct te_attn_blocks {
     TE_DEV bool empty(int j) const { return EXTRA && row && row[j / TE_ATTN_BLOCK_SIZE] == TE_ATTN_BLOCK_EMPTY; } // a row is contiguous
 };
 // The first row or key of tiles of n, moved back to where a tile lies in one block of a block mask, and in one word of dropout.
-TE_DEV int te_attn_tile_begin(const te__attn_kargs &a, int begin, int n) { return a.x.blocks.p || a.dropout_p > 0.0f ? begin / n * n : begin; }
+TE_DEV int te_attn_tile_begin(const te__attn_kargs &a, int begin, int n) {
+    return a.x.blocks.p || a.dropout_p > 0.0f ? begin / n * n : begin;
+}
 
 // A soft cap of scores: an option of the kernels of tensor cores; the general ones ask the arguments.
 #ifndef X_CAP
@@ -74,7 +78,9 @@ enum { CAP = X_CAP };
 TE_DEV float te_attn_tanh(const te__attn_kargs &a, float product) { return te__attn_tanh(product * a.x.softcap_in); }
 TE_DEV float te_attn_slope(float tanh) { return __saturatef(fmaf(-tanh, tanh, 1.0f)); } // of 0 .. 1, whatever is rounded
 // The score's derivative by the scaled product, from P and the row's lse2: their logarithms tell the capped score, to which nothing was added. 1 without a cap.
-TE_DEV float te_attn_slope_of(const te__attn_kargs &a, float p, float lse2) { return CAP ? te_attn_slope(__fdividef(__log2f(p) + lse2, a.x.softcap2)) : 1.0f; }
+TE_DEV float te_attn_slope_of(const te__attn_kargs &a, float p, float lse2) {
+    return CAP ? te_attn_slope(__fdividef(__log2f(p) + lse2, a.x.softcap2)) : 1.0f;
+}
 
 // The user's rule for scores and masks. 0: none; else the number of its text.
 #ifndef X_MOD
@@ -150,7 +156,8 @@ struct te_attn_mod {
     te_attn_aux_view<TE_AUX2> aux2;
     te_attn_aux_view<TE_AUX3> aux3;
     TE_DEV te_attn_mod(const te__attn_extra &e)
-        : aux0{e.aux[0], e.aux_n[0]}, aux1{e.aux[1], e.aux_n[1]}, aux2{e.aux[2], e.aux_n[2]}, aux3{e.aux[3], e.aux_n[3]} {}
+        : aux0{e.aux[0], e.aux_n[0]}, aux1{e.aux[1], e.aux_n[1]}, aux2{e.aux[2], e.aux_n[2]},
+          aux3{e.aux[3], e.aux_n[3]} {}
     TE_DEV float score(float score, int b, int h, int q_idx, int kv_idx) const { return (float)(TE_MOD_SCORE); }
     TE_DEV float bprop(float score, int b, int h, int q_idx, int kv_idx) const { return (float)(TE_MOD_BPROP); }
     TE_DEV bool mask(int b, int h, int q_idx, int kv_idx) const { return (bool)(TE_MOD_MASK); }
@@ -199,11 +206,16 @@ template <> struct te_attn_of<1> {
         return TE_LOG2E * (a.x.slopes ? a.x.slopes[(te_i64)b * a.x.slopes_b + h] : te__attn_slope(a.heads, h));
     }
     // A product, scaled and capped.
-    TE_DEV static float capped(const te__attn_kargs &a, float product) { return a.x.softcap > 0.0f ? a.x.softcap * te_attn_tanh(a, product) : product * a.scale; }
+    TE_DEV static float capped(const te__attn_kargs &a, float product) {
+        return a.x.softcap > 0.0f ? a.x.softcap * te_attn_tanh(a, product) : product * a.scale;
+    }
     // The derivative of that by the scaled product.
-    TE_DEV static float slope(const te__attn_kargs &a, float product) { return a.x.softcap > 0.0f ? te_attn_slope(te_attn_tanh(a, product)) : 1.0f; }
+    TE_DEV static float slope(const te__attn_kargs &a, float product) {
+        return a.x.softcap > 0.0f ? te_attn_slope(te_attn_tanh(a, product)) : 1.0f;
+    }
     // The score that the user's rule gets: of row i and key j, from their product.
-    TE_DEV static float score(const te__attn_kargs &a, const sequence &s, int b, int h, int i, int j, float product, float slope2) {
+    TE_DEV static float score(const te__attn_kargs &a, const sequence &s, int b, int h, int i, int j, float product,
+                              float slope2) {
         const te__attn_table &bias = a.x.bias;
         float x = capped(a, product);
         if (bias.p) x += a.x.bias_scale * te_load(bias.p, b * bias.b + h * bias.h + i * bias.i + j * bias.j, bias.dt);
@@ -211,21 +223,27 @@ template <> struct te_attn_of<1> {
         return x;
     }
     // The derivative of that rule, for a row that sees the key.
-    TE_DEV static float bprop(const te__attn_kargs &a, const sequence &s, int b, int h, int i, int j, float product, float slope2) {
+    TE_DEV static float bprop(const te__attn_kargs &a, const sequence &s, int b, int h, int i, int j, float product,
+                              float slope2) {
         return MOD ? te_attn_mod(a.x).bprop(score(a, s, b, h, i, j, product, slope2), b, h, i, j) : 1.0f;
     }
     // The score of row i and key j, in units of log2, from their product; -inf: masked.
-    TE_DEV static float score2(const te__attn_kargs &a, const sequence &s, int b, int h, int i, int j, float product, float slope2) {
+    TE_DEV static float score2(const te__attn_kargs &a, const sequence &s, int b, int h, int i, int j, float product,
+                               float slope2) {
         if (!te_attn_sees(s, i, j)) return -TE_INF;
         const te__attn_table &bias = a.x.bias, &mask = a.x.mask;
         if (mask.p && ((const te_u8 *)mask.p)[b * mask.b + h * mask.h + i * mask.i + j * mask.j]) return -TE_INF;
         if (MOD) {
             const te_attn_mod mod(a.x);
             const bool full = te__attn_block_at(&a.x, b, h, i, j) == TE_ATTN_BLOCK_FULL;
-            return full || mod.mask(b, h, i, j) ? mod.score(score(a, s, b, h, i, j, product, slope2), b, h, i, j) * TE_LOG2E : -TE_INF;
+            return full || mod.mask(b, h, i, j)
+                       ? mod.score(score(a, s, b, h, i, j, product, slope2), b, h, i, j) * TE_LOG2E
+                       : -TE_INF;
         }
         float x = a.x.softcap > 0.0f ? a.x.softcap2 * te_attn_tanh(a, product) : product * a.scale2;
-        if (bias.p) x += a.x.bias_scale * TE_LOG2E * te_load(bias.p, b * bias.b + h * bias.h + i * bias.i + j * bias.j, bias.dt);
+        if (bias.p)
+            x +=
+                a.x.bias_scale * TE_LOG2E * te_load(bias.p, b * bias.b + h * bias.h + i * bias.i + j * bias.j, bias.dt);
         if (a.x.alibi) x -= slope2 * fabsf((float)(i + s.delta - j));
         return x;
     }
@@ -267,7 +285,9 @@ template <> struct te_attn_rounding<1> {
 
 // The softmax's exponent beside the scores, in units of log2; -inf: none.
 TE_DEV float te_attn_sink2(const te__attn_kargs &a, int h) {
-    return a.x.softmax == TE_SOFTMAX_LEARNABLE ? a.x.sink[h] * TE_LOG2E : a.x.softmax == TE_SOFTMAX_OFF_BY_ONE ? 0.0f : -TE_INF;
+    return a.x.softmax == TE_SOFTMAX_LEARNABLE    ? a.x.sink[h] * TE_LOG2E
+           : a.x.softmax == TE_SOFTMAX_OFF_BY_ONE ? 0.0f
+                                                  : -TE_INF;
 }
 // A row's maximum and sum, with that exponent: returns what the products so far are to be multiplied by. Rows that see no key (sum 0) stay so.
 TE_DEV float te_attn_add_sink(float sink2, float *top, float *sum) {
@@ -299,9 +319,11 @@ TE_DEV te_u32 te_attn_keep_quad(const te__attn_kargs &a, te_u64 w) {
     from_more = te__attn_keep_step(0xffffffffu, bits, threshold, lane & 3);
 #pragma unroll
     for (int far = 1; far <= 2; far *= 2) { // one block behind the other
-        const te_u32 less = __shfl_xor_sync(0xffffffffu, from_less, far), more = __shfl_xor_sync(0xffffffffu, from_more, far);
+        const te_u32 less = __shfl_xor_sync(0xffffffffu, from_less, far),
+                     more = __shfl_xor_sync(0xffffffffu, from_more, far);
         const bool upper = lane & far;
-        const te_u32 low_less = upper ? less : from_less, low_more = upper ? more : from_more, up_less = upper ? from_less : less, up_more = upper ? from_more : more;
+        const te_u32 low_less = upper ? less : from_less, low_more = upper ? more : from_more,
+                     up_less = upper ? from_less : less, up_more = upper ? from_more : more;
         from_less = up_less | (up_more & low_less);
         from_more = up_less | (up_more & low_more);
     }
@@ -320,6 +342,7 @@ TE_DEV te_u32 te_attn_keep_four(const te__attn_kargs &a, int b, int h, int first
 // key. word: te_attn_keep_quad of the query that is the quad's number.
 TE_DEV te_u32 te_attn_keep_transposed(te_u32 word, int key) {
     const int lane = threadIdx.x & 31, at = (key & 16) + (lane >> 2);
-    const te_u32 even = __shfl_sync(0xffffffffu, word, 8 * (lane & 3)) >> at, odd = __shfl_sync(0xffffffffu, word, 8 * (lane & 3) + 4) >> at;
+    const te_u32 even = __shfl_sync(0xffffffffu, word, 8 * (lane & 3)) >> at,
+                 odd = __shfl_sync(0xffffffffu, word, 8 * (lane & 3) + 4) >> at;
     return (even & 1u) | (odd & 1u) << 1 | (even >> 8 & 1u) << 2 | (odd >> 8 & 1u) << 3;
 }

@@ -13,10 +13,12 @@ TE_DEV float te_cut(float x) { return __uint_as_float(__float_as_uint(x) & 0xfff
 
 extern "C" __global__ void __launch_bounds__(256) te_attn_bias_line(const __grid_constant__ te__attn_line_kargs a) {
     te_follow();
-    const te_u32 parts = (te_u32)(a.keys + 255) / 256, row = blockIdx.x / parts, b = row / (te_u32)a.heads, h = row - b * (te_u32)a.heads;
+    const te_u32 parts = (te_u32)(a.keys + 255) / 256, row = blockIdx.x / parts, b = row / (te_u32)a.heads,
+                 h = row - b * (te_u32)a.heads;
     const int j = (int)(blockIdx.x - row * parts) * 256 + (int)threadIdx.x;
     if (j >= a.keys) return;
-    const float x = j < a.s_kv ? a.factor * te_load(a.bias.p, b * a.bias.b + h * a.bias.h + j * a.bias.j, a.bias.dt) : 0.0f;
+    const float x =
+        j < a.s_kv ? a.factor * te_load(a.bias.p, b * a.bias.b + h * a.bias.h + j * a.bias.j, a.bias.dt) : 0.0f;
     const float hi = x == x ? te_cut(x) : __uint_as_float(0x7fc00000u /* NaN, of which a part may be an infinity */);
     const float rest = fabsf(x) < TE_INF ? x - hi : 0.0f, mid = te_cut(rest), lo = rest - mid;
     const te_u32 first = __float_as_uint(hi) >> 16 | __float_as_uint(mid), second = __float_as_uint(lo) >> 16;

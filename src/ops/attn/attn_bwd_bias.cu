@@ -16,16 +16,19 @@ extern "C" __global__ void __launch_bounds__(128, 3) te_attn_bwd_bias(const __gr
     te_follow();
     extern __shared__ float4 te_shared[];
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
-    const int key_tiles = (a.s_kv + TE__ATTN_LANES - 1) / TE__ATTN_LANES, row_tiles = (a.x.dbias_i + TE__ATTN_ROWS - 1) / TE__ATTN_ROWS;
+    const int key_tiles = (a.s_kv + TE__ATTN_LANES - 1) / TE__ATTN_LANES,
+              row_tiles = (a.x.dbias_i + TE__ATTN_ROWS - 1) / TE__ATTN_ROWS;
     const int j0 = (int)(blockIdx.x % key_tiles) * TE__ATTN_LANES, j = j0 + lane;
     te_u32 rest = blockIdx.x / key_tiles;
     const int row_first = (int)(rest % row_tiles) * TE__ATTN_ROWS;
     rest /= row_tiles;
     const int th = (int)(rest % a.x.dbias_h), tb = (int)(rest / a.x.dbias_h);
     const bool all_b = a.x.dbias_b == 1, all_h = a.x.dbias_h == 1, all_i = a.x.dbias_i == 1;
-    const int ld_q = TE__ATTN_ROW(WIDE ? TE__ATTN_CHUNK : a.d), ld_g = TE__ATTN_ROW(a.d_v), ld_k = TE__ATTN_LANE_ROW(WIDE ? TE__ATTN_CHUNK : a.d);
+    const int ld_q = TE__ATTN_ROW(WIDE ? TE__ATTN_CHUNK : a.d), ld_g = TE__ATTN_ROW(a.d_v),
+              ld_k = TE__ATTN_LANE_ROW(WIDE ? TE__ATTN_CHUNK : a.d);
     const int ld_v = WIDE ? ld_k : TE__ATTN_LANE_ROW(a.d_v);
-    float *q = (float *)te_shared, *g = WIDE ? q : q + TE__ATTN_ROWS * ld_q, *k = WIDE ? q + TE__ATTN_ROWS * ld_q : g + TE__ATTN_ROWS * ld_g;
+    float *q = (float *)te_shared, *g = WIDE ? q : q + TE__ATTN_ROWS * ld_q,
+          *k = WIDE ? q + TE__ATTN_ROWS * ld_q : g + TE__ATTN_ROWS * ld_g;
     float *v = WIDE ? k : k + TE__ATTN_LANES * ld_k;
     float *sums = v + TE__ATTN_LANES * ld_v;
 
@@ -36,7 +39,8 @@ extern "C" __global__ void __launch_bounds__(128, 3) te_attn_bwd_bias(const __gr
     for (int b = all_b ? 0 : tb; b < (all_b ? a.batch : tb + 1); b++) {
         const te__attn_seq seq = te__attn_seq_of(&a, b);
         if (j0 >= seq.s_kv) continue;
-        const te__attn_view q_view = te_of::queries(a.q, seq), g_view = te_of::queries(a.d_o, seq), k_view = te_of::keys(a.k, seq), v_view = te_of::keys(a.v, seq);
+        const te__attn_view q_view = te_of::queries(a.q, seq), g_view = te_of::queries(a.d_o, seq),
+                            k_view = te_of::keys(a.k, seq), v_view = te_of::keys(a.v, seq);
         for (int h = all_h ? 0 : th; h < (all_h ? a.heads : th + 1); h++) {
             const int group = h / (a.heads / a.groups);
             const float slope2 = te_of::slope2(a, b, h);
@@ -64,7 +68,8 @@ extern "C" __global__ void __launch_bounds__(128, 3) te_attn_bwd_bias(const __gr
                     float x = te_of::score2(a, seq, b, h, first + r, j, s[r], slope2);
                     if (x == -TE_INF) continue;
                     if (a.dropout_p > 0.0f) dp[r] = keep >> r & 1u ? dp[r] * a.keep_scale : 0.0f;
-                    acc[r] += rounded(exp2f(x - a.lse2[row]) * (dp[r] - a.delta[row]) * te_of::bprop(a, seq, b, h, first + r, j, s[r], slope2));
+                    acc[r] += rounded(exp2f(x - a.lse2[row]) * (dp[r] - a.delta[row]) *
+                                      te_of::bprop(a, seq, b, h, first + r, j, s[r], slope2));
                 }
             }
         }
@@ -79,6 +84,7 @@ extern "C" __global__ void __launch_bounds__(128, 3) te_attn_bwd_bias(const __gr
     for (int r = 0; r < TE_MINE; r++) {
         const int i = row_first + warp * TE_MINE + r;
         if (i < a.x.dbias_i && j < a.s_kv)
-            te_store(a.x.dbias.p, tb * a.x.dbias.b + th * a.x.dbias.h + i * a.x.dbias.i + j, a.x.dbias.dt, acc[r] * a.x.bias_scale);
+            te_store(a.x.dbias.p, tb * a.x.dbias.b + th * a.x.dbias.h + i * a.x.dbias.i + j, a.x.dbias.dt,
+                     acc[r] * a.x.bias_scale);
     }
 }

@@ -74,7 +74,9 @@ struct te_producer {
         else te_mbar_arrive(bar + 8 * (FULL + at.stage));
     }
     // Panels of both operands: to this stage, which has a message already, and to those that follow.
-    template <int CHANNELS> TE_DEV void load(const void *rows, int row, int head, int batch_q, const void *keys, int key, int group, int batch_kv, bool first) {
+    template <int CHANNELS>
+    TE_DEV void load(const void *rows, int row, int head, int batch_q, const void *keys, int key, int group,
+                     int batch_kv, bool first) {
         for (int c = 0; c < te_panels(CHANNELS); c++, at.next()) {
             const te_u32 full = bar + 8 * (FULL + at.stage), to = smem + at.stage * 2 * BYTES;
             if (!first || c) {
@@ -89,7 +91,8 @@ struct te_producer {
     TE_DEV void pair(const te__attn_seq &seq, int b, int h, int row, int key) {
         const te__attn_kargs &k = a.a;
         const te__attn_extra &x = k.x;
-        const int last = min(row + TILE, seq.s_q) - 1, group = h / (k.heads / k.groups), batch_q = x.packed_q ? 0 : b, batch_kv = x.packed_kv ? 0 : b;
+        const int last = min(row + TILE, seq.s_q) - 1, group = h / (k.heads / k.groups), batch_q = x.packed_q ? 0 : b,
+                  batch_kv = x.packed_kv ? 0 : b;
         if (row >= seq.s_q || key >= min(seq.s_kv, last + seq.hi + 1) || key + TILE <= row + seq.lo) return;
         int kind = PAIR;
         if (BLOCKS) {
@@ -97,9 +100,11 @@ struct te_producer {
             if (block == TE_ATTN_BLOCK_EMPTY) return;
             if (block == TE_ATTN_BLOCK_FULL) kind |= SEEN;
         }
-        if (key + TILE > min(seq.s_kv, row + seq.hi + 1) || key < row + TILE - 1 + seq.lo || row + TILE > seq.s_q) kind |= EDGE;
+        if (key + TILE > min(seq.s_kv, row + seq.hi + 1) || key < row + TILE - 1 + seq.lo || row + TILE > seq.s_q)
+            kind |= EDGE;
         const te_u64 work = (te_u64)(seq.work_at + h * seq.work_head + row);
-        tell(make_uint4(kind, b, h, row), make_uint4(key, seq.s_q, seq.s_kv, seq.lo), make_uint4(seq.hi, (te_u32)work, (te_u32)(work >> 32), 0), 2 * BYTES);
+        tell(make_uint4(kind, b, h, row), make_uint4(key, seq.s_q, seq.s_kv, seq.lo),
+             make_uint4(seq.hi, (te_u32)work, (te_u32)(work >> 32), 0), 2 * BYTES);
         load<X_D>(a.q_map, (int)seq.q_at + row, h, batch_q, a.k_map, (int)seq.kv_at + key, group, batch_kv, true);
         load<X_D_V>(a.do_map, (int)seq.q_at + row, h, batch_q, a.v_map, (int)seq.kv_at + key, group, batch_kv, false);
     }
@@ -107,8 +112,10 @@ struct te_producer {
     TE_DEV void tile(te_u32 number) {
         const te__attn_kargs &k = a.a;
         const te__attn_extra &x = k.x;
-        const int batches = x.dbias_b == 1 ? k.batch : 1, heads = x.dbias_h == 1 ? k.heads : 1, rows = x.dbias_i == 1 ? a.order.rows : 1;
-        const te_u32 part = number / (te_u32)a.tiles_of_part, n = (te_u32)(k.s_kv + TILE - 1) / TILE, own_rows = x.dbias_i == 1 ? 1 : a.order.rows;
+        const int batches = x.dbias_b == 1 ? k.batch : 1, heads = x.dbias_h == 1 ? k.heads : 1,
+                  rows = x.dbias_i == 1 ? a.order.rows : 1;
+        const te_u32 part = number / (te_u32)a.tiles_of_part, n = (te_u32)(k.s_kv + TILE - 1) / TILE,
+                     own_rows = x.dbias_i == 1 ? 1 : a.order.rows;
         te_u32 rest = number - part * (te_u32)a.tiles_of_part;
         const int key = (int)(rest % n) * TILE;
         rest /= n;
@@ -158,8 +165,8 @@ struct te_consumer {
     float sum[N], s[N], dp[N];
 
     TE_DEV te_consumer(const te__attn_bias_hopper_kargs &a, te_u32 smem, int w)
-        : a(a), smem(smem), bar(smem + AT_BARRIERS), w(w), lane(threadIdx.x & 31), warp(threadIdx.x >> 5 & 3), own(64 * w + 16 * (threadIdx.x >> 5 & 3) + ((threadIdx.x & 31) >> 2)),
-          column(2 * (threadIdx.x & 3)) {
+        : a(a), smem(smem), bar(smem + AT_BARRIERS), w(w), lane(threadIdx.x & 31), warp(threadIdx.x >> 5 & 3),
+          own(64 * w + 16 * (threadIdx.x >> 5 & 3) + ((threadIdx.x & 31) >> 2)), column(2 * (threadIdx.x & 3)) {
         clear();
     }
     TE_DEV void clear() {
@@ -187,7 +194,8 @@ struct te_consumer {
         te_wgmma_fence();
         te_multiply<0, 0, true>(d, left + panel[0], right + panel[0]);
 #pragma unroll
-        for (int i = 1; i < CHANNELS / 16; i++) te_multiply<0, 0, false>(d, left + panel[i >> 2] + (i & 3) * 2, right + panel[i >> 2] + (i & 3) * 2);
+        for (int i = 1; i < CHANNELS / 16; i++)
+            te_multiply<0, 0, false>(d, left + panel[i >> 2] + (i & 3) * 2, right + panel[i >> 2] + (i & 3) * 2);
         te_wgmma_commit();
     }
     // Ahead; or to shared memory, in the order of registers, of a tile's first pair.
@@ -200,7 +208,8 @@ struct te_consumer {
             bias.load(8 * (first / (WORDS * 4 / N)));
 #pragma unroll
             for (int i = 0; i < te_bias_rows<N>::WORDS; i += 4)
-                te_sts16(kept() + (first + i) * 1024, make_uint4(bias.word[i], bias.word[i + 1], bias.word[i + 2], bias.word[i + 3]));
+                te_sts16(kept() + (first + i) * 1024,
+                         make_uint4(bias.word[i], bias.word[i + 1], bias.word[i + 2], bias.word[i + 3]));
         }
     }
     TE_DEV te_u32 kept() const { return smem + AT_BIAS + (threadIdx.x - 128) * 16; }
@@ -208,7 +217,8 @@ struct te_consumer {
         const float by = te_bias_scale(a.a);
 #pragma unroll
         for (int i = 0; i < N / 2; i++) {
-            const int word = (i / 2 * te_bias_rows<N>::ROWS + i % 2) * te_bias_rows<N>::OF_PAIR, of = word % te_bias_rows<N>::WORDS;
+            const int word = (i / 2 * te_bias_rows<N>::ROWS + i % 2) * te_bias_rows<N>::OF_PAIR,
+                      of = word % te_bias_rows<N>::WORDS;
             if (KEPT && i % 2 < te_bias_rows<N>::ROWS && word % 4 == 0) {
                 const uint4 x = te_lds16(kept() + word * 1024);
                 bias.word[of] = x.x, bias.word[of + 1] = x.y, bias.word[of + 2] = x.z, bias.word[of + 3] = x.w;
@@ -222,7 +232,8 @@ struct te_consumer {
     TE_DEV void add(uint4 x, te_u32 told, bool fresh) {
         auto one = [](te_u32 v) { return (int)__shfl_sync(TE_ALL, v, 0); };
         const uint4 y = te_lds16(told), z = te_lds16(told + 16);
-        const int kind = one(x.x), b = one(x.y), h = one(x.z), row = one(x.w), key = one(y.x), s_q = one(y.y), s_kv = one(y.z), lo = one(y.w), hi = one(z.x);
+        const int kind = one(x.x), b = one(x.y), h = one(x.z), row = one(x.w), key = one(y.x), s_q = one(y.y),
+                  s_kv = one(y.z), lo = one(y.w), hi = one(z.x);
         const te_i64 work = (te_i64)((te_u64)z.z << 32 | z.y) + own; // rows of whole tiles are there
         const te__attn_kargs &k = a.a;
         const te_attn_mod mod(k.x);
@@ -231,7 +242,8 @@ struct te_consumer {
         te_bias_rows<N> bias;
         product<X_D>(s);
 #pragma unroll
-        for (int half = 0; half < 2; half++) lse2[half] = k.lse2[work + 8 * half], delta[half] = k.delta[work + 8 * half];
+        for (int half = 0; half < 2; half++)
+            lse2[half] = k.lse2[work + 8 * half], delta[half] = k.delta[work + 8 * half];
         load_bias(bias, b, h, row, key, fresh);
         te_keep_rows<TILE> keep;
         if (DROPOUT) keep.load(k, a.bits, b, h, work, i0, key);
@@ -263,7 +275,12 @@ struct te_consumer {
         te_wgmma_wait<0>();
         te_wgmma_keep(dp);
         released<X_D_V>();
-        auto ds = [&](int i) { return s[i] * ((!DROPOUT ? dp[i] : keep.one(i / 2 % 2, i / 4, i % 2) ? dp[i] * k.keep_scale : 0.0f) - delta[i / 2 % 2]); };
+        auto ds = [&](int i) {
+            return s[i] * ((!DROPOUT                            ? dp[i]
+                            : keep.one(i / 2 % 2, i / 4, i % 2) ? dp[i] * k.keep_scale
+                                                                : 0.0f) -
+                           delta[i / 2 % 2]);
+        };
         if (kind & EDGE) {
 #pragma unroll
             for (int i = 0; i < N; i++) sum[i] += s[i] == 0.0f ? 0.0f : ds(i);
@@ -345,7 +362,8 @@ struct te_consumer {
         const int key = (int)y.x, count = a.a.s_kv - key;
         const bool columns = a.a.x.dbias_i == 1;
         const int i = columns ? 0 : (int)x.w + own;
-        char *const to = (char *)t.p + (OUT == TE_F32 ? 4 : 2) * ((te_i64)y.y * a.part + (int)x.y * t.b + (int)x.z * t.h + i * t.i + key);
+        char *const to = (char *)t.p + (OUT == TE_F32 ? 4 : 2) *
+                                           ((te_i64)y.y * a.part + (int)x.y * t.b + (int)x.z * t.h + i * t.i + key);
         if (columns) put_column_sums(to, count);
         else put_rows(to, (OUT == TE_F32 ? 4 : 2) * t.i, a.a.s_q - i, count);
         clear();
@@ -371,7 +389,8 @@ struct te_consumer {
     }
 };
 
-extern "C" __global__ void __launch_bounds__(384, 1) te_attn_bwd_bias_hopper(const __grid_constant__ te__attn_bias_hopper_kargs a) {
+extern "C" __global__ void __launch_bounds__(384, 1)
+    te_attn_bwd_bias_hopper(const __grid_constant__ te__attn_bias_hopper_kargs a) {
     te_follow();
     extern __shared__ __align__(1024) char shared[];
     const te_u32 smem = te_smem(shared), bar = smem + AT_BARRIERS;

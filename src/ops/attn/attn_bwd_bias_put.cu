@@ -4,7 +4,8 @@
 // te:arch 90a
 #include "ops/attn/attn.cuh"
 
-extern "C" __global__ void __launch_bounds__(256) te_attn_bwd_bias_put(const __grid_constant__ te__attn_bias_hopper_kargs args) {
+extern "C" __global__ void __launch_bounds__(256)
+    te_attn_bwd_bias_put(const __grid_constant__ te__attn_bias_hopper_kargs args) {
     te_follow();
     const te__attn_kargs &a = args.a;
     const te__attn_table &to = a.x.dbias;

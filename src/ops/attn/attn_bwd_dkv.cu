@@ -26,9 +26,11 @@ extern "C" __global__ void __launch_bounds__(128, 3) te_attn_bwd_dkv(const __gri
     const int block_first = at.tile * TE__ATTN_ROWS, first = block_first + warp * TE_MINE;
     const int c = WIDE ? (int)blockIdx.y * TE__ATTN_CHUNK : 0; // the channels of dK and dV that the block has
     const int d = WIDE ? te_attn_chunk(a.d, c) : a.d, d_v = WIDE ? te_attn_chunk(a.d_v, c) : a.d_v;
-    const int ld_k = TE__ATTN_ROW(WIDE ? TE__ATTN_CHUNK : a.d), ld_v = TE__ATTN_ROW(a.d_v), ld_q = TE__ATTN_LANE_ROW(WIDE ? TE__ATTN_CHUNK : a.d);
+    const int ld_k = TE__ATTN_ROW(WIDE ? TE__ATTN_CHUNK : a.d), ld_v = TE__ATTN_ROW(a.d_v),
+              ld_q = TE__ATTN_LANE_ROW(WIDE ? TE__ATTN_CHUNK : a.d);
     const int ld_g = WIDE ? ld_q : TE__ATTN_LANE_ROW(a.d_v);
-    float *k = (float *)te_shared, *v = WIDE ? k : k + TE__ATTN_ROWS * ld_k, *q = WIDE ? k + TE__ATTN_ROWS * ld_k : v + TE__ATTN_ROWS * ld_v;
+    float *k = (float *)te_shared, *v = WIDE ? k : k + TE__ATTN_ROWS * ld_k,
+          *q = WIDE ? k + TE__ATTN_ROWS * ld_k : v + TE__ATTN_ROWS * ld_v;
     float *g = WIDE ? q : q + TE__ATTN_LANES * ld_q;
     float *weight = g + TE__ATTN_LANES * ld_g + warp * (TE__ATTN_LANES * TE_MINE);
 
@@ -42,8 +44,10 @@ extern "C" __global__ void __launch_bounds__(128, 3) te_attn_bwd_dkv(const __gri
     }
 
     te_attn_rounding<EXTRA> rounded_s(a.x.s_dt, a.x.s_scale), rounded_dp(a.x.dp_dt, a.x.dp_scale);
-    const int begin = EXTRA ? te_attn_tile_begin(a, te_attn_rows_begin(seq, block_first), TE__ATTN_LANES) : te_attn_rows_begin(seq, block_first);
-    const int end = EXTRA && block_first >= seq.s_kv ? 0 : te_attn_rows_end(seq, min(block_first + TE__ATTN_ROWS, seq.s_kv) - 1);
+    const int begin = EXTRA ? te_attn_tile_begin(a, te_attn_rows_begin(seq, block_first), TE__ATTN_LANES)
+                            : te_attn_rows_begin(seq, block_first);
+    const int end =
+        EXTRA && block_first >= seq.s_kv ? 0 : te_attn_rows_end(seq, min(block_first + TE__ATTN_ROWS, seq.s_kv) - 1);
     for (int h = at.h * per_group; h < (at.h + 1) * per_group; h++) {
         const float slope2 = te_of::slope2(a, at.b, h);
         for (int i0 = begin; i0 < end; i0 += TE__ATTN_LANES) {
@@ -61,8 +65,10 @@ extern "C" __global__ void __launch_bounds__(128, 3) te_attn_bwd_dkv(const __gri
                 delta = a.delta[row];
             }
             if (WIDE) {
-                te_attn_products_wide(s, k, te_of::keys(a.k, seq), at.h, block_first, seq.s_kv, q, q_view, h, i0, seq.s_q, at.b, a.d);
-                te_attn_products_wide(dp, v, te_of::keys(a.v, seq), at.h, block_first, seq.s_kv, g, g_view, h, i0, seq.s_q, at.b, a.d_v);
+                te_attn_products_wide(s, k, te_of::keys(a.k, seq), at.h, block_first, seq.s_kv, q, q_view, h, i0,
+                                      seq.s_q, at.b, a.d);
+                te_attn_products_wide(dp, v, te_of::keys(a.v, seq), at.h, block_first, seq.s_kv, g, g_view, h, i0,
+                                      seq.s_q, at.b, a.d_v);
             } else {
                 __syncthreads();
                 te_attn_products(s, k + warp * TE_MINE * ld_k, ld_k, q + lane * ld_q, a.d);
@@ -72,13 +78,18 @@ extern "C" __global__ void __launch_bounds__(128, 3) te_attn_bwd_dkv(const __gri
             if (a.dropout_p > 0.0f) {
                 uint64_t seed = a.seed, offset = a.offset;
                 te__rng_read(a.rng, &seed, &offset);
-                keep = te__attn_keep_word(te__attn_threshold(&a), seed, offset, te__attn_keep_row(&a, at.b, h, i) + first / 32) >> first % 32;
+                keep = te__attn_keep_word(te__attn_threshold(&a), seed, offset,
+                                          te__attn_keep_row(&a, at.b, h, i) + first / 32) >>
+                       first % 32;
             }
 #pragma unroll
             for (int r = 0; r < TE_MINE; r++) {
-                float x = te_of::score2(a, seq, at.b, h, i, first + r, s[r], slope2), p = x == -TE_INF ? 0.0f : exp2f(x - lse2), dropped = p;
+                float x = te_of::score2(a, seq, at.b, h, i, first + r, s[r], slope2),
+                      p = x == -TE_INF ? 0.0f : exp2f(x - lse2), dropped = p;
                 if (!(keep >> r & 1u)) dropped = dp[r] = 0.0f;
-                const float factor = EXTRA && p == 0.0f ? 0.0f : te_of::bprop(a, seq, at.b, h, i, first + r, s[r], slope2) * te_of::slope(a, s[r]);
+                const float factor = EXTRA && p == 0.0f ? 0.0f
+                                                        : te_of::bprop(a, seq, at.b, h, i, first + r, s[r], slope2) *
+                                                              te_of::slope(a, s[r]);
                 s[r] = rounded_dp(p * (dp[r] * a.keep_scale - delta) * factor);
                 dp[r] = rounded_s.on() ? rounded_s(dropped * a.keep_scale) : dropped;
             }
@@ -93,6 +104,8 @@ extern "C" __global__ void __launch_bounds__(128, 3) te_attn_bwd_dkv(const __gri
             te_attn_gather(dk, weight, q, ld_q, d);
         }
     }
-    te_attn_put(WIDE ? te_attn_channels(te_of::keys(a.dk, seq), c) : te_of::keys(a.dk, seq), at.b, at.h, first, kv_end, d, dk, a.scale);
-    te_attn_put(WIDE ? te_attn_channels(te_of::keys(a.dv, seq), c) : te_of::keys(a.dv, seq), at.b, at.h, first, kv_end, d_v, dv, rounded_s.on() ? 1.0f : a.keep_scale);
+    te_attn_put(WIDE ? te_attn_channels(te_of::keys(a.dk, seq), c) : te_of::keys(a.dk, seq), at.b, at.h, first, kv_end,
+                d, dk, a.scale);
+    te_attn_put(WIDE ? te_attn_channels(te_of::keys(a.dv, seq), c) : te_of::keys(a.dv, seq), at.b, at.h, first, kv_end,
+                d_v, dv, rounded_s.on() ? 1.0f : a.keep_scale);
 }

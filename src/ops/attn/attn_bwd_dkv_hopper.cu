@@ -86,13 +86,16 @@ TE_DEV void te_load_tiles(const te__attn_bwd_hopper_kargs &a, te_u32 smem) {
     bool keys = true; // K and V come with the first tile
     for (te_tiles i(a.a, t); i.left > 0; i.next(a.a, t), at.next(), keys = false) {
         const te_i64 rows = te_attn_work(a.a, t.batch, i.head, t.q_at) + i.m * BQ;
-        auto part = [&](int full, int empty, int bytes, const void *map, int to, const float *of_rows, int rows_to, const void *map_kv, int kv_to) {
+        auto part = [&](int full, int empty, int bytes, const void *map, int to, const float *of_rows, int rows_to,
+                        const void *map_kv, int kv_to) {
             const te_u32 b = bar + 8 * (full + at.stage);
             te_mbar_wait(bar + 8 * (empty + at.stage), at.parity ^ 1);
             te_mbar_expect(b, (keys ? 2 : 1) * bytes + BYTES_ROWS);
             for (int c = 0; c < bytes / 8192; c++) {
-                if (keys) te_tma_load4(smem + kv_to + c * 8192, map_kv, 64 * c, t.kv_at + t.n * BK, t.head, batch_kv, b);
-                te_tma_load4(smem + to + at.stage * bytes + c * 8192, map, 64 * c, t.q_at + i.m * BQ, i.head, batch_q, b);
+                if (keys)
+                    te_tma_load4(smem + kv_to + c * 8192, map_kv, 64 * c, t.kv_at + t.n * BK, t.head, batch_kv, b);
+                te_tma_load4(smem + to + at.stage * bytes + c * 8192, map, 64 * c, t.q_at + i.m * BQ, i.head, batch_q,
+                             b);
             }
             te_bulk_load(smem + rows_to + at.stage * BYTES_ROWS, of_rows + rows, BYTES_ROWS, b);
         };
@@ -117,7 +120,8 @@ template <int N> struct te_consumer {
     te_u32 weights[BQ / 4]; // 16-bit, of the tile before
 
     TE_DEV te_consumer(const te__attn_bwd_hopper_kargs &a, te_u32 smem)
-        : a(a), smem(smem), bar(smem + AT_BARRIERS), lane(threadIdx.x & 31), warp(threadIdx.x >> 5 & 3), t(a.a, a.order, blockIdx.x), i(a.a, t) {
+        : a(a), smem(smem), bar(smem + AT_BARRIERS), lane(threadIdx.x & 31), warp(threadIdx.x >> 5 & 3),
+          t(a.a, a.order, blockIdx.x), i(a.a, t) {
         const te__attn_extra &x = a.a.x;
         tail = t.tiles() > 0 && t.m_end * BQ > t.s_q && t.s_q < (x.packed_q ? x.t_q - t.q_at : a.a.s_q) ? i.heads : 0;
 #pragma unroll
@@ -128,7 +132,9 @@ template <int N> struct te_consumer {
         if (BLOCKS) return tail > 0 && m == t.m_end - 1;
         return tail > 0 && tail-- > 0;
     }
-    TE_DEV void await(int full, const te_queue<STAGES> &at) const { te_mbar_wait(bar + 8 * (full + at.stage), at.parity); }
+    TE_DEV void await(int full, const te_queue<STAGES> &at) const {
+        te_mbar_wait(bar + 8 * (full + at.stage), at.parity);
+    }
     TE_DEV void release(int empty, const te_queue<STAGES> &at) const {
         if (lane == 0) te_mbar_arrive(bar + 8 * (empty + at.stage));
     }
@@ -137,11 +143,14 @@ template <int N> struct te_consumer {
 
     // S^T or dP^T: the rows of K or V by the tile's. Or added to it.
     template <int CHANNELS, bool FRESH> TE_DEV void products(int keys, int queries) {
-        const te_u64 left = te_wgmma_desc(smem + keys, 0), right = te_wgmma_desc(smem + queries + now.stage * TE__ATTN_BYTES(64, CHANNELS), 0);
+        const te_u64 left = te_wgmma_desc(smem + keys, 0),
+                     right = te_wgmma_desc(smem + queries + now.stage * TE__ATTN_BYTES(64, CHANNELS), 0);
         te_wgmma_fence();
         te_multiply<0, 0, FRESH>(s, left, right);
 #pragma unroll
-        for (int k = 1; k < CHANNELS / 16; k++) te_multiply<0, 0, false>(s, left + (k >> 2) * (8192 >> 4) + (k & 3) * 2, right + (k >> 2) * (8192 >> 4) + (k & 3) * 2);
+        for (int k = 1; k < CHANNELS / 16; k++)
+            te_multiply<0, 0, false>(s, left + (k >> 2) * (8192 >> 4) + (k & 3) * 2,
+                                     right + (k >> 2) * (8192 >> 4) + (k & 3) * 2);
         te_wgmma_commit();
     }
     // sum += weights times dO or Q of the tile before.
@@ -169,7 +178,8 @@ template <int N> struct te_consumer {
         if (u.n * BK >= u.kv_end) return;
         const int key = u.n * BK + 16 * warp + (lane >> 2);
         const float by[2] = {key < u.s_kv ? scale : 0.0f, key + 8 < u.s_kv ? scale : 0.0f};
-        te_store_gradient(sum, by, smem + at, map, view, a.a.x.packed_kv, d, u.kv_at + u.n * BK, u.kv_end - u.n * BK, u.head, a.a.x.packed_kv ? 0 : u.batch, 1 + w);
+        te_store_gradient(sum, by, smem + at, map, view, a.a.x.packed_kv, d, u.kv_at + u.n * BK, u.kv_end - u.n * BK,
+                          u.head, a.a.x.packed_kv ? 0 : u.batch, 1 + w);
     }
 };
 
@@ -187,7 +197,9 @@ struct te_values : te_consumer<D_V> {
     TE_DEV void load_ahead() {
         if (i.left <= 0) return;
         if (ALIBI) slope = te_slope(a.a, t.batch, i.head);
-        if (BIAS) te_bias_columns<BQ / 2>::load(s, a.a, t.batch, i.head, i.m * BQ + 2 * (lane & 3), t.n * BK + 16 * warp + (lane >> 2));
+        if (BIAS)
+            te_bias_columns<BQ / 2>::load(s, a.a, t.batch, i.head, i.m * BQ + 2 * (lane & 3),
+                                          t.n * BK + 16 * warp + (lane >> 2));
     }
     TE_DEV void gather_values() {
         await(FULL_DO, old);
@@ -247,7 +259,8 @@ struct te_values : te_consumer<D_V> {
 #pragma unroll
             for (int e = 0; e < 4; e++) {
                 float factor;
-                const float p = te_weight(a.a, s[4 * j + e], l[e & 1], t.batch, i.head, query + 8 * j + (e & 1), key + 4 * (e & 2), factor);
+                const float p = te_weight(a.a, s[4 * j + e], l[e & 1], t.batch, i.head, query + 8 * j + (e & 1),
+                                          key + 4 * (e & 2), factor);
                 const bool dropped = DROPOUT && !x.keep.one(e >> 1, j, e & 1);
                 word[e] = (__float_as_uint(factor) & (DROPOUT && MOD ? ~MARK : ~0u)) | (dropped ? MARK : 0u);
                 s[4 * j + e] = dropped ? 0.0f : p;
@@ -346,7 +359,8 @@ struct te_keys_of : te_consumer<D> {
     }
 };
 
-extern "C" __global__ void __launch_bounds__(384, 1) te_attn_bwd_dkv_hopper(const __grid_constant__ te__attn_bwd_hopper_kargs a) {
+extern "C" __global__ void __launch_bounds__(384, 1)
+    te_attn_bwd_dkv_hopper(const __grid_constant__ te__attn_bwd_hopper_kargs a) {
     te_follow();
     extern __shared__ __align__(1024) char shared[];
     const te_u32 smem = te_smem(shared), bar = smem + AT_BARRIERS;

@@ -70,7 +70,8 @@ struct te_walk {
     int begin, h, i0; // of the tile that is copied next
     te_copier<D, BM, THREADS> q, g;
     TE_DEV te_walk(const te__attn_kargs &a, const te_of::sequence &seq, int b, int head, int first)
-        : begin(first), h(head), i0(first), q(te_of::queries(a.q, seq), b, head, first, a.d), g(te_of::queries(a.d_o, seq), b, head, first, a.d_v) {}
+        : begin(first), h(head), i0(first), q(te_of::queries(a.q, seq), b, head, first, a.d),
+          g(te_of::queries(a.d_o, seq), b, head, first, a.d_v) {}
     TE_DEV void copy(te_u32 slot, const te__attn_kargs &a, const te_of::sequence &seq, int b, int key, int end) { // key: the block's first
         te_i64 row = te_of::work_at(seq, b, h) + i0;
         const bool empty = EXTRA && te_attn_is_empty(a, b, h, i0, key);
@@ -83,7 +84,8 @@ struct te_walk {
         }
         if (!empty && threadIdx.x < BM / 2) { // four rows of lse2, or of delta, a thread
             bool second = threadIdx.x >= BM / 4;
-            te_cp_async16(slot + 2 * TILE + 16 * threadIdx.x, (second ? a.delta : a.lse2) + row + 4 * (threadIdx.x % (BM / 4)), 16);
+            te_cp_async16(slot + 2 * TILE + 16 * threadIdx.x,
+                          (second ? a.delta : a.lse2) + row + 4 * (threadIdx.x % (BM / 4)), 16);
         }
         te_cp_async_commit();
         i0 += BM;
@@ -91,20 +93,23 @@ struct te_walk {
     }
 };
 
-extern "C" __global__ void __launch_bounds__(THREADS, WARPS <= 4 ? 2 : 1) te_attn_bwd_dkv_mma(const __grid_constant__ te__attn_kargs a) {
+extern "C" __global__ void __launch_bounds__(THREADS, WARPS <= 4 ? 2 : 1)
+    te_attn_bwd_dkv_mma(const __grid_constant__ te__attn_kargs a) {
     te_follow();
     extern __shared__ uint4 te_shared[];
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
     const te_attn_place at((a.s_kv + BN - 1) / BN, a.groups, false);
     TE_ATTN_SEQUENCE(a, at.b);
-    const te_of::view k_view = te_of::keys(a.k, seq), v_view = te_of::keys(a.v, seq), dk_view = te_of::keys(a.dk, seq), dv_view = te_of::keys(a.dv, seq);
+    const te_of::view k_view = te_of::keys(a.k, seq), v_view = te_of::keys(a.v, seq), dk_view = te_of::keys(a.dk, seq),
+                      dv_view = te_of::keys(a.dv, seq);
     const int per_group = a.heads / a.groups;
     const int block_first = at.tile * BN, first = block_first + warp * 16 * M, last = min(first + 16 * M, seq.s_kv) - 1;
     const int begin = te_attn_rows_begin(seq, block_first) / BM * BM;
     const int end = EXTRA && block_first >= seq.s_kv ? 0 : te_attn_rows_end(seq, min(block_first + BN, seq.s_kv) - 1);
     if (EXTRA && block_first >= te_of::kv_end(seq)) return;
 
-    const te_u32 shared = te_smem(te_shared), k = shared + warp * (16 * M) * te_tile<D>::ROW, v = k + BN * te_tile<D>::ROW;
+    const te_u32 shared = te_smem(te_shared), k = shared + warp * (16 * M) * te_tile<D>::ROW,
+                 v = k + BN * te_tile<D>::ROW;
     const te_u32 slots = shared + 2 * BN * te_tile<D>::ROW;
     const te_reader<D> rows_first(true), channels_first(false);
     te_walk walk(a, seq, at.b, at.h * per_group, begin);
@@ -115,7 +120,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, WARPS <= 4 ? 2 : 1) te_att
     int left = begin < end ? (end - begin + BM - 1) / BM * per_group : 0; // tiles
     if (left) {
         te_copier<D, BN, THREADS>(k_view, at.b, at.h, block_first, a.d).copy(shared, a.k.s, seq.s_kv);
-        te_copier<D, BN, THREADS>(v_view, at.b, at.h, block_first, a.d_v).copy(shared + BN * te_tile<D>::ROW, a.v.s, seq.s_kv);
+        te_copier<D, BN, THREADS>(v_view, at.b, at.h, block_first, a.d_v)
+            .copy(shared + BN * te_tile<D>::ROW, a.v.s, seq.s_kv);
         walk.copy(slots, a, seq, at.b, block_first, end);
     }
     int i0 = begin, h = at.h * per_group;
@@ -129,7 +135,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, WARPS <= 4 ? 2 : 1) te_att
         if (left > 1) walk.copy(slots + (turn ^ 1) * SLOT, a, seq, at.b, block_first, end);
 
         // Rows i0 .. i0 + BM - 1 see keys i0 + lo .. i0 + BM - 1 + hi at most.
-        if (first <= i0 + BM - 1 + seq.hi && last >= i0 + seq.lo && !(EXTRA && te_attn_is_empty(a, at.b, h, i0, block_first))) {
+        if (first <= i0 + BM - 1 + seq.hi && last >= i0 + seq.lo &&
+            !(EXTRA && te_attn_is_empty(a, at.b, h, i0, block_first))) {
             float s[M][N][4], dp[M][N][4];
             te_u32 keep[M][N];
             te_clear(s);
@@ -157,7 +164,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, WARPS <= 4 ? 2 : 1) te_att
 #pragma unroll
                 for (int m = 0; m < M; m++)
 #pragma unroll
-                    for (int e = 0; e < 4; e++) s[m][n][e] = te_exp2(fmaf(s[m][n][e], te_of::scale2(a), -(e & 1 ? lse2.y : lse2.x)));
+                    for (int e = 0; e < 4; e++)
+                        s[m][n][e] = te_exp2(fmaf(s[m][n][e], te_of::scale2(a), -(e & 1 ? lse2.y : lse2.x)));
             }
             te_clear(dp);
             te_products<DT, D>(dp, rows_first, v, channels_first, g);
@@ -167,7 +175,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, WARPS <= 4 ? 2 : 1) te_att
                 for (int n = 0; n < N; n++)
 #pragma unroll
                     for (int m = 0; m < M; m++) {
-                        keep[m][n] = te_attn_keep_transposed(te_attn_keep_quad(a, te__attn_keep_row(&a, at.b, h, i0 + 8 * n + (lane >> 2)) + (first + 16 * m) / 32), first + 16 * m);
+                        keep[m][n] = te_attn_keep_transposed(
+                            te_attn_keep_quad(a, te__attn_keep_row(&a, at.b, h, i0 + 8 * n + (lane >> 2)) +
+                                                     (first + 16 * m) / 32),
+                            first + 16 * m);
 #pragma unroll
                         for (int e = 0; e < 4; e++) p[m][n][e] = keep[m][n] >> e & 1 ? s[m][n][e] : 0.0f;
                     }
@@ -177,14 +188,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, WARPS <= 4 ? 2 : 1) te_att
             }
 #pragma unroll
             for (int n = 0; n < N; n++) {
-                float2 delta = te_lds8(rows + 4 * (BM + 8 * n + 2 * (lane & 3))), lse2 = CAP ? te_lds8(rows + 4 * (8 * n + 2 * (lane & 3))) : delta;
+                float2 delta = te_lds8(rows + 4 * (BM + 8 * n + 2 * (lane & 3))),
+                       lse2 = CAP ? te_lds8(rows + 4 * (8 * n + 2 * (lane & 3))) : delta;
 #pragma unroll
                 for (int m = 0; m < M; m++)
 #pragma unroll
                     for (int e = 0; e < 4; e++) {
                         float x = dp[m][n][e];
                         if (DROPOUT) x = keep[m][n] >> e & 1 ? x * a.keep_scale : 0.0f;
-                        s[m][n][e] *= (x - (e & 1 ? delta.y : delta.x)) * te_attn_slope_of(a, s[m][n][e], e & 1 ? lse2.y : lse2.x);
+                        s[m][n][e] *= (x - (e & 1 ? delta.y : delta.x)) *
+                                      te_attn_slope_of(a, s[m][n][e], e & 1 ? lse2.y : lse2.x);
                     }
             }
             te_weighted<DT, D>(dk, s, rows_first, q);
@@ -203,5 +216,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, WARPS <= 4 ? 2 : 1) te_att
         v_scale[m][0] = v_scale[m][1] = a.keep_scale;
     }
     te_put<DT, D, M>(k, dk, k_scale, te_attn_head(dk_view, at.b, at.h, 2), 2 * a.dk.s, first, te_of::kv_end(seq), a.d);
-    te_put<DT, D, M>(v, dv, v_scale, te_attn_head(dv_view, at.b, at.h, 2), 2 * a.dv.s, first, te_of::kv_end(seq), a.d_v);
+    te_put<DT, D, M>(v, dv, v_scale, te_attn_head(dv_view, at.b, at.h, 2), 2 * a.dv.s, first, te_of::kv_end(seq),
+                     a.d_v);
 }

@@ -26,9 +26,11 @@ extern "C" __global__ void __launch_bounds__(128, 3) te_attn_bwd_dq(const __grid
     const float slope2 = te_of::slope2(a, at.b, at.h);
     const int block_first = at.tile * TE__ATTN_ROWS, first = block_first + warp * TE_MINE;
     const int c = WIDE ? (int)blockIdx.y * TE__ATTN_CHUNK : 0, d = WIDE ? te_attn_chunk(a.d, c) : a.d; // the channels of dQ that the block has
-    const int ld_q = TE__ATTN_ROW(WIDE ? TE__ATTN_CHUNK : a.d), ld_g = TE__ATTN_ROW(a.d_v), ld_k = TE__ATTN_LANE_ROW(WIDE ? TE__ATTN_CHUNK : a.d);
+    const int ld_q = TE__ATTN_ROW(WIDE ? TE__ATTN_CHUNK : a.d), ld_g = TE__ATTN_ROW(a.d_v),
+              ld_k = TE__ATTN_LANE_ROW(WIDE ? TE__ATTN_CHUNK : a.d);
     const int ld_v = WIDE ? ld_k : TE__ATTN_LANE_ROW(a.d_v);
-    float *q = (float *)te_shared, *g = WIDE ? q : q + TE__ATTN_ROWS * ld_q, *k = WIDE ? q + TE__ATTN_ROWS * ld_q : g + TE__ATTN_ROWS * ld_g;
+    float *q = (float *)te_shared, *g = WIDE ? q : q + TE__ATTN_ROWS * ld_q,
+          *k = WIDE ? q + TE__ATTN_ROWS * ld_q : g + TE__ATTN_ROWS * ld_g;
     float *v = WIDE ? k : k + TE__ATTN_LANES * ld_k;
     float *weight = v + TE__ATTN_LANES * ld_v + warp * (TE__ATTN_LANES * TE_MINE);
 
@@ -48,12 +50,15 @@ extern "C" __global__ void __launch_bounds__(128, 3) te_attn_bwd_dq(const __grid
 
     const te_attn_blocks blocks(a, at.b, at.h, block_first);
     const int begin = te_attn_tile_begin(a, te_attn_keys_begin(seq, block_first), TE__ATTN_LANES);
-    const int end = EXTRA && block_first >= seq.s_q ? 0 : te_attn_keys_end(seq, min(block_first + TE__ATTN_ROWS, seq.s_q) - 1);
+    const int end =
+        EXTRA && block_first >= seq.s_q ? 0 : te_attn_keys_end(seq, min(block_first + TE__ATTN_ROWS, seq.s_q) - 1);
     // P, the dropped dP and the derivative of the score by its scaled product, of the warp's rows and this lane's key.
     auto weigh = [&](int j0, float p[TE_MINE], float dp[TE_MINE], float factor[TE_MINE]) {
         if (WIDE) {
-            te_attn_products_wide(p, q, te_of::queries(a.q, seq), at.h, block_first, seq.s_q, k, k_view, group, j0, seq.s_kv, at.b, a.d);
-            te_attn_products_wide(dp, g, te_of::queries(a.d_o, seq), at.h, block_first, seq.s_q, v, v_view, group, j0, seq.s_kv, at.b, a.d_v);
+            te_attn_products_wide(p, q, te_of::queries(a.q, seq), at.h, block_first, seq.s_q, k, k_view, group, j0,
+                                  seq.s_kv, at.b, a.d);
+            te_attn_products_wide(dp, g, te_of::queries(a.d_o, seq), at.h, block_first, seq.s_q, v, v_view, group, j0,
+                                  seq.s_kv, at.b, a.d_v);
         } else {
             __syncthreads();
             te_attn_stage(k, ld_k, k_view, at.b, group, j0, TE__ATTN_LANES, seq.s_kv, a.d);
@@ -66,7 +71,9 @@ extern "C" __global__ void __launch_bounds__(128, 3) te_attn_bwd_dq(const __grid
 #pragma unroll
         for (int r = 0; r < TE_MINE; r++) {
             float x = te_of::score2(a, seq, at.b, at.h, first + r, j0 + lane, p[r], slope2);
-            factor[r] = EXTRA && x == -TE_INF ? 0.0f : te_of::bprop(a, seq, at.b, at.h, first + r, j0 + lane, p[r], slope2) * te_of::slope(a, p[r]);
+            factor[r] = EXTRA && x == -TE_INF ? 0.0f
+                                              : te_of::bprop(a, seq, at.b, at.h, first + r, j0 + lane, p[r], slope2) *
+                                                    te_of::slope(a, p[r]);
             p[r] = x == -TE_INF ? 0.0f : exp2f(x - lse2[r]);
             if (a.dropout_p > 0.0f) dp[r] = keep >> r & 1u ? dp[r] * a.keep_scale : 0.0f;
         }
@@ -82,7 +89,8 @@ extern "C" __global__ void __launch_bounds__(128, 3) te_attn_bwd_dq(const __grid
 #pragma unroll
         for (int r = 0; r < TE_MINE; r++) {
             delta[r] = te_warp_sum(delta[r]);
-            if (lane == 0 && first + r < seq.s_q && c == 0) a.delta[te_of::work_at(seq, at.b, at.h) + first + r] = delta[r];
+            if (lane == 0 && first + r < seq.s_q && c == 0)
+                a.delta[te_of::work_at(seq, at.b, at.h) + first + r] = delta[r];
         }
     }
     te_attn_rounding<EXTRA> rounded(a.x.dp_dt, a.x.dp_scale);
@@ -98,5 +106,6 @@ extern "C" __global__ void __launch_bounds__(128, 3) te_attn_bwd_dq(const __grid
         te_attn_gather(acc, weight, k, ld_k, d);
     }
     rounded.publish(a.x.dp_amax);
-    te_attn_put(WIDE ? te_attn_channels(te_of::queries(a.dq, seq), c) : te_of::queries(a.dq, seq), at.b, at.h, first, q_end, d, acc, a.scale);
+    te_attn_put(WIDE ? te_attn_channels(te_of::queries(a.dq, seq), c) : te_of::queries(a.dq, seq), at.b, at.h, first,
+                q_end, d, acc, a.scale);
 }

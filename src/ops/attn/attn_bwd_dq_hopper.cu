@@ -67,32 +67,40 @@ enum {
     SHARED = AT_BARRIERS + 8 * (EMPTY_V + STAGES_V)
 };
 static_assert(SHARED == TE__ATTN_DQ_SHARED(X_D, X_D_V), "what the host asks for");
-static_assert(!BLOCKS || (BM == TE_ATTN_BLOCK_SIZE && TE_ATTN_BLOCK_SIZE % BN == 0), "a tile, and its keys, lie in one block of a block mask");
+static_assert(!BLOCKS || (BM == TE_ATTN_BLOCK_SIZE && TE_ATTN_BLOCK_SIZE % BN == 0),
+              "a tile, and its keys, lie in one block of a block mask");
 typedef te_attn_tile<BM, BN, BIAS != 0> te_tile;
 
 TE_DEV void te_load_tiles(const te__attn_bwd_hopper_kargs &a, te_u32 smem) {
     const te_u32 bar = smem + AT_BARRIERS;
     te_tile t;
     t.find(a, blockIdx.x);
-    const int batch_q = a.a.x.packed_q ? 0 : t.batch, batch_kv = a.a.x.packed_kv ? 0 : t.batch, group = t.head / (a.a.heads / a.a.groups);
+    const int batch_q = a.a.x.packed_q ? 0 : t.batch, batch_kv = a.a.x.packed_kv ? 0 : t.batch,
+              group = t.head / (a.a.heads / a.a.groups);
     te_queue<STAGES_K> k;
     te_queue<STAGES_V> v;
     auto rows = [&](const void *map, te_u32 full, int to, int bytes) {
         te_mbar_expect(full, 2 * bytes);
         for (int w = 0; w < 2; w++)
-            for (int c = 0; c < bytes / 8192; c++) te_tma_load4(smem + to + w * bytes + c * 8192, map, 64 * c, t.q_at + t.row + 64 * w, t.head, batch_q, full);
+            for (int c = 0; c < bytes / 8192; c++)
+                te_tma_load4(smem + to + w * bytes + c * 8192, map, 64 * c, t.q_at + t.row + 64 * w, t.head, batch_q,
+                             full);
     };
     auto keys = [&](const void *map, te_u32 full, te_u32 empty, int parity, te_u32 to, int bytes, int n) {
         te_mbar_wait(empty, parity ^ 1);
         te_mbar_expect(full, bytes);
-        for (int c = 0; c < bytes / 8192; c++) te_tma_load4(to + c * 8192, map, 64 * c, t.kv_at + n * BN, group, batch_kv, full);
+        for (int c = 0; c < bytes / 8192; c++)
+            te_tma_load4(to + c * 8192, map, 64 * c, t.kv_at + n * BN, group, batch_kv, full);
     };
     const te_u8 *const blocks = BLOCKS ? te_blocks_of(a.a, t.batch, t.head, t.row) : 0;
-    for (int n = t.end - 1; n >= t.begin; n = BLOCKS ? te_last_seen<BN>(blocks, t.begin, n) : n - 1, k.next(), v.next()) {
+    for (int n = t.end - 1; n >= t.begin;
+         n = BLOCKS ? te_last_seen<BN>(blocks, t.begin, n) : n - 1, k.next(), v.next()) {
         if (n == t.end - 1) rows(a.q_map, bar + 8 * FULL_Q, AT_Q, BYTES_K);
-        keys(a.k_map, bar + 8 * (FULL_K + k.stage), bar + 8 * (EMPTY_K + k.stage), k.parity, smem + AT_K + k.stage * BYTES_K, BYTES_K, n);
+        keys(a.k_map, bar + 8 * (FULL_K + k.stage), bar + 8 * (EMPTY_K + k.stage), k.parity,
+             smem + AT_K + k.stage * BYTES_K, BYTES_K, n);
         if (n == t.end - 1) rows(a.do_map, bar + 8 * FULL_DO, AT_DO, BYTES_V);
-        keys(a.v_map, bar + 8 * (FULL_V + v.stage), bar + 8 * (EMPTY_V + v.stage), v.parity, smem + AT_V + v.stage * BYTES_V, BYTES_V, n);
+        keys(a.v_map, bar + 8 * (FULL_V + v.stage), bar + 8 * (EMPTY_V + v.stage), v.parity,
+             smem + AT_V + v.stage * BYTES_V, BYTES_V, n);
     }
 }
 
@@ -122,11 +130,14 @@ struct te_consumer {
     }
     // S or dP: this consumer's rows of Q or dO by the block's of K or V. Or added to it.
     template <int CHANNELS, bool FRESH> TE_DEV void products(float (&d)[BN / 2], int queries, te_u32 keys) {
-        const te_u64 left = te_wgmma_desc(smem + queries + w * TE__ATTN_BYTES(64, CHANNELS), 0), right = te_wgmma_desc(keys, 0);
+        const te_u64 left = te_wgmma_desc(smem + queries + w * TE__ATTN_BYTES(64, CHANNELS), 0),
+                     right = te_wgmma_desc(keys, 0);
         te_wgmma_fence();
         te_multiply<0, 0, FRESH>(d, left, right);
 #pragma unroll
-        for (int i = 1; i < CHANNELS / 16; i++) te_multiply<0, 0, false>(d, left + (i >> 2) * (8192 >> 4) + (i & 3) * 2, right + (i >> 2) * (8192 >> 4) + (i & 3) * 2);
+        for (int i = 1; i < CHANNELS / 16; i++)
+            te_multiply<0, 0, false>(d, left + (i >> 2) * (8192 >> 4) + (i & 3) * 2,
+                                     right + (i >> 2) * (8192 >> 4) + (i & 3) * 2);
         te_wgmma_commit();
     }
     TE_DEV void gather() { // dQ += dS K, of the block before
@@ -163,7 +174,8 @@ struct te_consumer {
         }
         if (ALIBI) {
             const int diagonal = a.a.x.bottom_right ? t.s_kv - t.s_q : 0;
-            te_start_alibi<false>(s, slope, column - row - diagonal, n * BN - (t.row + 64 * w + 16 * warp + 15) - diagonal);
+            te_start_alibi<false>(s, slope, column - row - diagonal,
+                                  n * BN - (t.row + 64 * w + 16 * warp + 15) - diagonal);
         }
         te_mbar_wait(bar + 8 * (FULL_K + k.stage), k.parity);
         products<D, !ALIBI>(s, AT_Q, smem + AT_K + k.stage * BYTES_K);
@@ -179,7 +191,8 @@ struct te_consumer {
         te_keep_rows<BN> keep;
         if (DROPOUT) keep.load(a.a, a.bits, t.batch, t.head, t.q_at, row, n * BN);
         look(n);
-        const te_u32 show = HIDES ? (te_u32)te_shown<BN / 2, false, 1>(a.a, t.batch, t.head, row, column, BLOCKS && full) : 0;
+        const te_u32 show =
+            HIDES ? (te_u32)te_shown<BN / 2, false, 1>(a.a, t.batch, t.head, row, column, BLOCKS && full) : 0;
         if (BIAS && LATE) bias.load(n * BN);
         te_wgmma_wait<1>();
         te_wgmma_keep(s);
@@ -188,7 +201,8 @@ struct te_consumer {
         if (FIRST || n >= t.hidden_from || n < t.hidden_to) {
 #pragma unroll
             for (int half = 0; half < 2; half++) // the keys that the row sees
-                te_hide_outside(s, half, row + 8 * half + t.lo - column, min(row + 8 * half + t.hi, t.s_kv - 1) - column);
+                te_hide_outside(s, half, row + 8 * half + t.lo - column,
+                                min(row + 8 * half + t.hi, t.s_kv - 1) - column);
         }
         if (HIDES) {
 #pragma unroll
@@ -196,7 +210,9 @@ struct te_consumer {
                 if (!(show >> i & 1)) s[i] = -TE_INF;
         }
 #pragma unroll
-        for (int i = 0; i < BN / 2; i++) te_weight(a.a, s[i], lse2[i / 2 & 1], t.batch, t.head, row + 8 * (i / 2 & 1), column + 8 * (i / 4) + (i & 1), s[i]);
+        for (int i = 0; i < BN / 2; i++)
+            te_weight(a.a, s[i], lse2[i / 2 & 1], t.batch, t.head, row + 8 * (i / 2 & 1),
+                      column + 8 * (i / 4) + (i & 1), s[i]);
         te_wgmma_wait<0>();
         te_wgmma_keep(dp);
         if (lane == 0) te_mbar_arrive(bar + 8 * (EMPTY_V + v.stage));
@@ -214,7 +230,8 @@ struct te_consumer {
         if (t.begin < t.end) {
             const te_i64 work = te_attn_work(a.a, t.batch, t.head, t.q_at) + row; // rows of whole tiles are there
 #pragma unroll
-            for (int half = 0; half < 2; half++) lse2[half] = a.a.lse2[work + 8 * half], delta[half] = a.a.delta[work + 8 * half];
+            for (int half = 0; half < 2; half++)
+                lse2[half] = a.a.lse2[work + 8 * half], delta[half] = a.a.delta[work + 8 * half];
             if (ALIBI) slope = te_slope(a.a, t.batch, t.head);
             if (BIAS) bias.open(a.a, t.batch, t.head, row, 2 * (lane & 3));
             if (BLOCKS) {
@@ -230,18 +247,22 @@ struct te_consumer {
         }
         const int first = t.row + 64 * w;
         const float by[2] = {row < t.s_q ? a.a.scale : 0.0f, row + 8 < t.s_q ? a.a.scale : 0.0f};
-        te_store_gradient(dq, by, smem + AT_Q + w * BYTES_K, a.dq_map, a.a.dq, a.a.x.packed_q, a.a.d, t.q_at + first, t.q_end - first, t.head, a.a.x.packed_q ? 0 : t.batch, 1 + w);
+        te_store_gradient(dq, by, smem + AT_Q + w * BYTES_K, a.dq_map, a.a.dq, a.a.x.packed_q, a.a.d, t.q_at + first,
+                          t.q_end - first, t.head, a.a.x.packed_q ? 0 : t.batch, 1 + w);
     }
 };
 
-extern "C" __global__ void __launch_bounds__(384, 1) te_attn_bwd_dq_hopper(const __grid_constant__ te__attn_bwd_hopper_kargs a) {
+extern "C" __global__ void __launch_bounds__(384, 1)
+    te_attn_bwd_dq_hopper(const __grid_constant__ te__attn_bwd_hopper_kargs a) {
     te_follow();
     extern __shared__ __align__(1024) char shared[];
     const te_u32 smem = te_smem(shared), bar = smem + AT_BARRIERS;
     if (threadIdx.x == 0) {
         te_mbar_init(bar + 8 * FULL_Q, 1), te_mbar_init(bar + 8 * FULL_DO, 1);
-        for (int i = 0; i < STAGES_K; i++) te_mbar_init(bar + 8 * (FULL_K + i), 1), te_mbar_init(bar + 8 * (EMPTY_K + i), 8);
-        for (int i = 0; i < STAGES_V; i++) te_mbar_init(bar + 8 * (FULL_V + i), 1), te_mbar_init(bar + 8 * (EMPTY_V + i), 8);
+        for (int i = 0; i < STAGES_K; i++)
+            te_mbar_init(bar + 8 * (FULL_K + i), 1), te_mbar_init(bar + 8 * (EMPTY_K + i), 8);
+        for (int i = 0; i < STAGES_V; i++)
+            te_mbar_init(bar + 8 * (FULL_V + i), 1), te_mbar_init(bar + 8 * (EMPTY_V + i), 8);
         te_mbar_init_done();
     }
     __syncthreads();

@@ -59,13 +59,15 @@ enum {
     SLOT = te_tile<D>::ROW * BN // bytes of a tile of K or V
 };
 
-extern "C" __global__ void __launch_bounds__(THREADS, WARPS <= 4 ? 2 : 1) te_attn_bwd_dq_mma(const __grid_constant__ te__attn_kargs a) {
+extern "C" __global__ void __launch_bounds__(THREADS, WARPS <= 4 ? 2 : 1)
+    te_attn_bwd_dq_mma(const __grid_constant__ te__attn_kargs a) {
     te_follow();
     extern __shared__ uint4 te_shared[];
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
     const te_attn_place at((a.s_q + BM - 1) / BM, a.heads, true);
     TE_ATTN_SEQUENCE(a, at.b);
-    const te_of::view q_view = te_of::queries(a.q, seq), g_view = te_of::queries(a.d_o, seq), dq_view = te_of::queries(a.dq, seq);
+    const te_of::view q_view = te_of::queries(a.q, seq), g_view = te_of::queries(a.d_o, seq),
+                      dq_view = te_of::queries(a.dq, seq);
     const te_of::view k_view = te_of::keys(a.k, seq), v_view = te_of::keys(a.v, seq);
     const int group = at.h / (a.heads / a.groups);
     const int block_first = at.tile * BM, first = block_first + warp * 16 * M, last = min(first + 16 * M, seq.s_q) - 1;
@@ -75,7 +77,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, WARPS <= 4 ? 2 : 1) te_att
     const float slope2 = te_of::slope2(a, at.b, at.h);
     if (EXTRA && block_first >= te_of::q_end(seq)) return;
 
-    const te_u32 shared = te_smem(te_shared), q = shared + warp * (16 * M) * te_tile<D>::ROW, g = q + BM * te_tile<D>::ROW;
+    const te_u32 shared = te_smem(te_shared), q = shared + warp * (16 * M) * te_tile<D>::ROW,
+                 g = q + BM * te_tile<D>::ROW;
     const te_u32 kv = shared + 2 * BM * te_tile<D>::ROW;
     te_copier<D, BN, THREADS> k_copier(k_view, at.b, group, begin, a.d), v_copier(v_view, at.b, group, begin, a.d_v);
     const te_reader<D> rows_first(true), channels_first(false);
@@ -93,7 +96,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, WARPS <= 4 ? 2 : 1) te_att
 
     if (begin < end) {
         te_copier<D, BM, THREADS>(q_view, at.b, at.h, block_first, a.d).copy(shared, a.q.s, seq.s_q);
-        te_copier<D, BM, THREADS>(g_view, at.b, at.h, block_first, a.d_v).copy(shared + BM * te_tile<D>::ROW, a.d_o.s, seq.s_q);
+        te_copier<D, BM, THREADS>(g_view, at.b, at.h, block_first, a.d_v)
+            .copy(shared + BM * te_tile<D>::ROW, a.d_o.s, seq.s_q);
         k_copier.copy(kv, a.k.s, seq.s_kv);
         v_copier.copy(kv + SLOT, a.v.s, seq.s_kv);
         te_cp_async_commit();
@@ -120,7 +124,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, WARPS <= 4 ? 2 : 1) te_att
 #if X_EXTRA
         te_adjust<DT, false>(s, a, seq, at.b, at.h, first + (lane >> 2), j0 + 2 * (lane & 3), slope2);
 #else
-        if (j0 + BN > a.s_kv || j0 + BN - 1 > first + a.hi || j0 < last + a.lo) te_mask(s, a, first + (lane >> 2), j0 + 2 * (lane & 3));
+        if (j0 + BN > a.s_kv || j0 + BN - 1 > first + a.hi || j0 < last + a.lo)
+            te_mask(s, a, first + (lane >> 2), j0 + 2 * (lane & 3));
 #endif
         te_clear(dp);
         te_products<DT, D>(dp, rows_first, g, channels_first, v);
@@ -132,7 +137,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, WARPS <= 4 ? 2 : 1) te_att
                 if (DROPOUT && n % 4 == 0) {
 #pragma unroll
                     for (int half = 0; half < 2; half++)
-                        keep[half] = te_attn_keep_quad(a, te__attn_keep_row(&a, at.b, at.h, first + 16 * m + 8 * half + (lane >> 2)) + (j0 + 8 * n) / 32) >> 2 * (lane & 3);
+                        keep[half] = te_attn_keep_quad(
+                                         a, te__attn_keep_row(&a, at.b, at.h, first + 16 * m + 8 * half + (lane >> 2)) +
+                                                (j0 + 8 * n) / 32) >>
+                                     2 * (lane & 3);
                 }
 #pragma unroll
                 for (int e = 0; e < 4; e++) {

@@ -96,7 +96,8 @@ static_assert(!TILES || (PAIRS == 1 && BIAS != TE_F32), "words of pairs");
 enum { FULL_Q = 0, EMPTY_Q = 2, FULL_DO = 4, EMPTY_DO = 6, FULL_DQ = 8, EMPTY_DQ = 12, FULL_B = 14 };
 
 struct te_keys : te_attn_keys<BK, BQ, BIAS != 0> {
-    TE_DEV te_keys(const te__attn_bwd_hopper_kargs &a, te_u32 number) : te_attn_keys<BK, BQ, BIAS != 0>(a.a, a.order, number) {}
+    TE_DEV te_keys(const te__attn_bwd_hopper_kargs &a, te_u32 number)
+        : te_attn_keys<BK, BQ, BIAS != 0>(a.a, a.order, number) {}
 };
 typedef te_attn_tiles<BK, BQ> te_tiles;
 // Key blocks before this one that add to tile i: n minus the first that its first row sees, less the empty ones.
@@ -105,13 +106,17 @@ TE_DEV int te_before(const te__attn_kargs &a, const te_keys &t, const te_tiles &
     if (!BLOCKS) return t.n - begin;
     const te_u8 *const blocks = te_blocks_of(a, t.batch, i.head, i.m * BQ);
     int count = 0;
-    for (int n = begin; n < t.n; n += 32) count += __popc(__ballot_sync(TE_ALL, n + (threadIdx.x & 31) < t.n && blocks[n + (threadIdx.x & 31)] != TE_ATTN_BLOCK_EMPTY));
+    for (int n = begin; n < t.n; n += 32)
+        count += __popc(__ballot_sync(TE_ALL, n + (threadIdx.x & 31) < t.n &&
+                                                  blocks[n + (threadIdx.x & 31)] != TE_ATTN_BLOCK_EMPTY));
     return count;
 }
 
 // Boxes of 64 queries by 64 keys of the bias, of consumer w's keys and the tile's queries; number: of the box.
-template <class BOX> TE_DEV void te_bias_boxes(const te__attn_bwd_hopper_kargs &a, const te_keys &t, int head, int m, int w, BOX box) {
-    for (int i = 0; i < BQ / 64; i++) box(t.n * BK + 64 * w, m * BQ + 64 * i, a.a.x.bias.h ? head : 0, a.a.x.bias.b ? t.batch : 0, i);
+template <class BOX>
+TE_DEV void te_bias_boxes(const te__attn_bwd_hopper_kargs &a, const te_keys &t, int head, int m, int w, BOX box) {
+    for (int i = 0; i < BQ / 64; i++)
+        box(t.n * BK + 64 * w, m * BQ + 64 * i, a.a.x.bias.h ? head : 0, a.a.x.bias.b ? t.batch : 0, i);
 }
 
 TE_DEV void te_load_tiles(const te__attn_bwd_hopper_kargs &a, te_u32 smem) {
@@ -123,19 +128,24 @@ TE_DEV void te_load_tiles(const te__attn_bwd_hopper_kargs &a, te_u32 smem) {
     bool keys = true; // K and V come with the first tile
     for (te_tiles i(a.a, t); i.left > 0; i.next(a.a, t), keys = false) {
         const te_i64 rows = te_attn_work(a.a, t.batch, i.head, t.q_at) + i.m * BQ;
-        auto part = [&](int full, int empty, const void *map, int to, const float *of_rows, int rows_to, const void *map_kv, int kv_to) {
+        auto part = [&](int full, int empty, const void *map, int to, const float *of_rows, int rows_to,
+                        const void *map_kv, int kv_to) {
             const te_u32 b = bar + 8 * (full + stage);
             te_mbar_wait(bar + 8 * (empty + stage), parity);
             te_mbar_expect(b, BYTES_Q + BYTES_ROWS + (keys ? BYTES_KV : 0));
             for (int c = 0; c < D / 64; c++) {
-                if (keys) te_tma_load4(smem + kv_to + c * BK * 128, map_kv, 64 * c, t.kv_at + t.n * BK, t.head, batch_kv, b);
-                te_tma_load4(smem + to + stage * BYTES_Q + c * BQ * 128, map, 64 * c, t.q_at + i.m * BQ, i.head, batch_q, b);
+                if (keys)
+                    te_tma_load4(smem + kv_to + c * BK * 128, map_kv, 64 * c, t.kv_at + t.n * BK, t.head, batch_kv, b);
+                te_tma_load4(smem + to + stage * BYTES_Q + c * BQ * 128, map, 64 * c, t.q_at + i.m * BQ, i.head,
+                             batch_q, b);
             }
             te_bulk_load(smem + rows_to + stage * BYTES_ROWS, of_rows + rows, BYTES_ROWS, b);
         };
         if (te_leads()) {
             for (int w = 0; w < (TILES ? 2 : 0); w++) // consumers ask for it late
-                te_bias_boxes(a, t, i.head, i.m, w, [&](int key, int query, int head, int batch, int) { te_tma_prefetch4(a.bias_map, key, query, head, batch); });
+                te_bias_boxes(a, t, i.head, i.m, w, [&](int key, int query, int head, int batch, int) {
+                    te_tma_prefetch4(a.bias_map, key, query, head, batch);
+                });
             part(FULL_Q, EMPTY_Q, a.q_map, AT_Q, a.a.lse2, AT_LSE, a.k_map, AT_K);
             part(FULL_DO, EMPTY_DO, a.do_map, AT_DO, a.a.delta, AT_DELTA, a.v_map, AT_V);
         }
@@ -145,7 +155,8 @@ TE_DEV void te_load_tiles(const te__attn_bwd_hopper_kargs &a, te_u32 smem) {
 }
 
 // A tile of dQ, of a buffer, once `before` others have been added.
-TE_DEV void te_add_tile(const te__attn_bwd_hopper_kargs &a, te_u32 smem, te_i64 number, int before, int buffer, int parity) {
+TE_DEV void te_add_tile(const te__attn_bwd_hopper_kargs &a, te_u32 smem, te_i64 number, int before, int buffer,
+                        int parity) {
     const te_u32 bar = smem + AT_BARRIERS;
     float *to = a.dq_sum + number * (BQ * D);
     while (te_load_acquire(a.added + number) < before) {} // starts that no one has checked may make tiles of two sequences one: it must not wait for ever
@@ -179,7 +190,8 @@ TE_DEV void te_add_tiles(const te__attn_bwd_hopper_kargs &a, te_u32 smem, int mi
 // Zeros to rows `from` .. rows - 1 of a tile of `rows`, by the 128 threads of a warpgroup.
 TE_DEV void te_clear_rows(te_u32 tile, int rows, int from) {
     for (int i = (threadIdx.x & 127) + 8 * from; i < 8 * rows; i += 128)
-        for (int panel = 0; panel < D / 64; panel++) te_sts16(tile + panel * rows * 128 + 16 * i, make_uint4(0, 0, 0, 0));
+        for (int panel = 0; panel < D / 64; panel++)
+            te_sts16(tile + panel * rows * 128 + 16 * i, make_uint4(0, 0, 0, 0));
 }
 
 TE_DEV void te_consume(const te__attn_bwd_hopper_kargs &a, te_u32 smem, int w) {
@@ -200,13 +212,16 @@ TE_DEV void te_consume(const te__attn_bwd_hopper_kargs &a, te_u32 smem, int w) {
     const te_u64 k_rows = te_wgmma_desc(smem + AT_K + w * 8192, 0), v_rows = te_wgmma_desc(smem + AT_V + w * 8192, 0);
     const te_u64 q_tile = te_wgmma_desc(smem + AT_Q, BQ * 128), do_tile = te_wgmma_desc(smem + AT_DO, BQ * 128);
     // dQ = dS K: dS^T is read transposed.
-    const te_u64 dq_left = te_wgmma_desc(smem + AT_DS + (D == 64 ? w * 16384 : 0), 0), dq_right = te_wgmma_desc(smem + AT_K + (D == 64 ? 0 : w * 16384), 16384);
+    const te_u64 dq_left = te_wgmma_desc(smem + AT_DS + (D == 64 ? w * 16384 : 0), 0),
+                 dq_right = te_wgmma_desc(smem + AT_K + (D == 64 ? 0 : w * 16384), 16384);
     auto scores = [&](float(&d)[BQ / 2], te_u64 left, te_u64 right, bool fresh) {
         te_wgmma_fence();
         if (fresh) te_multiply<0, 0, true>(d, left, right);
         else te_multiply<0, 0, false>(d, left, right);
 #pragma unroll
-        for (int k = 1; k < D / 16; k++) te_multiply<0, 0, false>(d, left + (k >> 2) * (BK * 128 >> 4) + (k & 3) * 2, right + (k >> 2) * (BQ * 128 >> 4) + (k & 3) * 2);
+        for (int k = 1; k < D / 16; k++)
+            te_multiply<0, 0, false>(d, left + (k >> 2) * (BK * 128 >> 4) + (k & 3) * 2,
+                                     right + (k >> 2) * (BQ * 128 >> 4) + (k & 3) * 2);
         te_wgmma_commit();
     };
     auto accumulate = [&](float(&d)[D / 2], const te_u32 *left, te_u64 right) {
@@ -224,7 +239,8 @@ TE_DEV void te_consume(const te__attn_bwd_hopper_kargs &a, te_u32 smem, int w) {
         if (!TILES || tid != 0) return;
         te_mbar_expect(bar + 8 * (FULL_B + w), BQ * 128);
         te_bias_boxes(a, t, head, m, w, [&](int at_key, int query, int of_head, int batch, int number) {
-            te_tma_load4(smem + AT_DS + buffer * BYTES_DS + number * 16384 + w * 8192, a.bias_map, at_key, query, of_head, batch, bar + 8 * (FULL_B + w));
+            te_tma_load4(smem + AT_DS + buffer * BYTES_DS + number * 16384 + w * 8192, a.bias_map, at_key, query,
+                         of_head, batch, bar + 8 * (FULL_B + w));
         });
     };
     auto load_ahead = [&](int head, int m) {
@@ -240,13 +256,18 @@ TE_DEV void te_consume(const te__attn_bwd_hopper_kargs &a, te_u32 smem, int w) {
             te_bias_columns<BQ / 2>::take(s, smem + AT_DS + stage * BYTES_DS + w * 8192);
         }
         if (BIAS) te_bias_columns<BQ / 2>::start(s, a.bias_factor);
-        if (ALIBI) te_start_alibi<BIAS != 0>(s, slope, i.m * BQ + 2 * (lane & 3) - key + diagonal, i.m * BQ - (t.n * BK + 64 * w + 16 * warp + 15) + diagonal);
+        if (ALIBI)
+            te_start_alibi<BIAS != 0>(s, slope, i.m * BQ + 2 * (lane & 3) - key + diagonal,
+                                      i.m * BQ - (t.n * BK + 64 * w + 16 * warp + 15) + diagonal);
         te_mbar_wait(bar + 8 * (FULL_Q + stage), parity);
         const bool tail = BLOCKS ? tail_q && i.m * BQ + BQ > t.s_q : first_tail > 0;
         if (keys || tail) {
             te_mbar_wait(bar + 8 * (FULL_DO + stage), parity);
-            if (keys) te_clear_rows(smem + AT_K, BK, t.s_kv - t.n * BK), te_clear_rows(smem + AT_V, BK, t.s_kv - t.n * BK);
-            if (tail) te_clear_rows(smem + AT_Q + stage * BYTES_Q, BQ, t.s_q - i.m * BQ), te_clear_rows(smem + AT_DO + stage * BYTES_Q, BQ, t.s_q - i.m * BQ);
+            if (keys)
+                te_clear_rows(smem + AT_K, BK, t.s_kv - t.n * BK), te_clear_rows(smem + AT_V, BK, t.s_kv - t.n * BK);
+            if (tail)
+                te_clear_rows(smem + AT_Q + stage * BYTES_Q, BQ, t.s_q - i.m * BQ),
+                    te_clear_rows(smem + AT_DO + stage * BYTES_Q, BQ, t.s_q - i.m * BQ);
             keys = false, first_tail--;
             te_async_fence();
             te_meet<128>(2 + w);
@@ -262,10 +283,12 @@ TE_DEV void te_consume(const te__attn_bwd_hopper_kargs &a, te_u32 smem, int w) {
         te_wgmma_wait<1>();
         te_wgmma_keep(s);
         te_cap(s, a.a);
-        if ((t.n + 1) * BK > min(t.s_kv, i.m * BQ + t.hi + 1) || t.n * BK < i.m * BQ + BQ - 1 + t.lo || i.m * BQ + BQ > t.s_q) {
+        if ((t.n + 1) * BK > min(t.s_kv, i.m * BQ + t.hi + 1) || t.n * BK < i.m * BQ + BQ - 1 + t.lo ||
+            i.m * BQ + BQ > t.s_q) {
 #pragma unroll
             for (int half = 0; half < 2; half++) { // queries from .. to see key + 8 half
-                const int j0 = key + 8 * half, from = j0 - t.hi - query, to = (j0 < t.s_kv ? min(j0 - t.lo, t.s_q - 1) : -1) - query;
+                const int j0 = key + 8 * half, from = j0 - t.hi - query,
+                          to = (j0 < t.s_kv ? min(j0 - t.lo, t.s_q - 1) : -1) - query;
 #pragma unroll
                 for (int j = 0; j < BQ / 8; j++)
 #pragma unroll
@@ -278,9 +301,11 @@ TE_DEV void te_consume(const te__attn_bwd_hopper_kargs &a, te_u32 smem, int w) {
             for (int e = 0; e < BQ / 2; e++)
                 if (!(show >> e & 1)) s[e] = -TE_INF;
         }
-        const te_u32 lse2 = smem + AT_LSE + stage * BYTES_ROWS + (lane & 3) * 8, delta = smem + AT_DELTA + stage * BYTES_ROWS + (lane & 3) * 8;
+        const te_u32 lse2 = smem + AT_LSE + stage * BYTES_ROWS + (lane & 3) * 8,
+                     delta = smem + AT_DELTA + stage * BYTES_ROWS + (lane & 3) * 8;
         auto pack_p = [&](int k) { // P^T, dropped
-            const float lo = DROPOUT && !keep.one(k % 2, k / 2, 0) ? 0.0f : s[2 * k], hi = DROPOUT && !keep.one(k % 2, k / 2, 1) ? 0.0f : s[2 * k + 1];
+            const float lo = DROPOUT && !keep.one(k % 2, k / 2, 0) ? 0.0f : s[2 * k],
+                        hi = DROPOUT && !keep.one(k % 2, k / 2, 1) ? 0.0f : s[2 * k + 1];
             p[k] = te_pack16(lo, hi);
         };
 #pragma unroll
@@ -311,14 +336,18 @@ TE_DEV void te_consume(const te__attn_bwd_hopper_kargs &a, te_u32 smem, int w) {
             for (int e = 0; e < 4; e++) {
                 float g = dp[4 * j + e];
                 if (DROPOUT) g = keep.one(e >> 1, j, e & 1) ? g * a.a.keep_scale : 0.0f;
-                dp[4 * j + e] = s[4 * j + e] * (g - d[e & 1]) * (LATE ? te_attn_slope_of(a.a, s[4 * j + e], l[e & 1]) : 1.0f);
+                dp[4 * j + e] =
+                    s[4 * j + e] * (g - d[e & 1]) * (LATE ? te_attn_slope_of(a.a, s[4 * j + e], l[e & 1]) : 1.0f);
                 if (SUMS) sums[e >> 1] += dp[4 * j + e];
             }
         }
         te_pack16(ds, dp);
         if (TILES) te_meet<128>(2 + w); // the bias, which dS replaces, has been read
 #pragma unroll
-        for (int k = 0; k < BQ / 16; k++) te_stmatrix4(smem + AT_DS + stage * BYTES_DS + (k >> 2) * 16384 + te_swizzled(row, 2 * (k & 3) + (lane >> 4)), ds + 4 * k);
+        for (int k = 0; k < BQ / 16; k++)
+            te_stmatrix4(smem + AT_DS + stage * BYTES_DS + (k >> 2) * 16384 +
+                             te_swizzled(row, 2 * (k & 3) + (lane >> 4)),
+                         ds + 4 * k);
         accumulate(dv, p, do_tile + stage * (BYTES_Q >> 4));
         te_async_fence();
         te_meet<256>(1);
@@ -341,7 +370,8 @@ TE_DEV void te_consume(const te__attn_bwd_hopper_kargs &a, te_u32 smem, int w) {
 #pragma unroll
         for (int j = 0; j < 8; j++)
             te_sts16(smem + AT_DQ + stage * BYTES_DQ + w * (BYTES_DQ / 2) + tid * 16 + j * 2048,
-                     make_uint4(__float_as_uint(dq[4 * j]), __float_as_uint(dq[4 * j + 1]), __float_as_uint(dq[4 * j + 2]), __float_as_uint(dq[4 * j + 3])));
+                     make_uint4(__float_as_uint(dq[4 * j]), __float_as_uint(dq[4 * j + 1]),
+                                __float_as_uint(dq[4 * j + 2]), __float_as_uint(dq[4 * j + 3])));
         te_async_fence();
         __syncwarp();
         if (lane == 0) te_mbar_arrive(bar + 8 * (FULL_DQ + 2 * stage + w));
@@ -356,7 +386,8 @@ TE_DEV void te_consume(const te__attn_bwd_hopper_kargs &a, te_u32 smem, int w) {
     te_meet<256>(1); // nobody reads K any more
     const te_keys u(a, te_lds4(smem + AT_NUMBER)); // again, rather than in registers
     if (SUMS) {
-        float *const to = a.bias_sum + ((te_i64)u.batch * a.a.groups + u.head) * a.bias_row + u.n * BK + 64 * w + 16 * warp + (lane >> 2);
+        float *const to = a.bias_sum + ((te_i64)u.batch * a.a.groups + u.head) * a.bias_row + u.n * BK + 64 * w +
+                          16 * warp + (lane >> 2);
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             float x = sums[half] + __shfl_xor_sync(TE_ALL, sums[half], 1);
@@ -383,8 +414,10 @@ TE_DEV void te_consume(const te__attn_bwd_hopper_kargs &a, te_u32 smem, int w) {
     if (!x.packed_kv || first + 64 <= u.kv_end) {
         if (tid == 0) {
             for (int c = 0; c < D / 64; c++) {
-                te_tma_store4(a.dv_map, smem + AT_V + c * 16384 + w * 8192, 64 * c, u.kv_at + first, u.head, x.packed_kv ? 0 : u.batch);
-                te_tma_store4(a.dk_map, smem + AT_K + c * 16384 + w * 8192, 64 * c, u.kv_at + first, u.head, x.packed_kv ? 0 : u.batch);
+                te_tma_store4(a.dv_map, smem + AT_V + c * 16384 + w * 8192, 64 * c, u.kv_at + first, u.head,
+                              x.packed_kv ? 0 : u.batch);
+                te_tma_store4(a.dk_map, smem + AT_K + c * 16384 + w * 8192, 64 * c, u.kv_at + first, u.head,
+                              x.packed_kv ? 0 : u.batch);
             }
             te_bulk_commit();
             te_bulk_wait_read<0>();
@@ -403,7 +436,8 @@ TE_DEV void te_consume(const te__attn_bwd_hopper_kargs &a, te_u32 smem, int w) {
     }
 }
 
-extern "C" __global__ void __launch_bounds__(384, 1) te_attn_bwd_hopper(const __grid_constant__ te__attn_bwd_hopper_kargs a) {
+extern "C" __global__ void __launch_bounds__(384, 1)
+    te_attn_bwd_hopper(const __grid_constant__ te__attn_bwd_hopper_kargs a) {
     te_follow();
     extern __shared__ __align__(1024) char shared[];
     const te_u32 smem = te_smem(shared), bar = smem + AT_BARRIERS;

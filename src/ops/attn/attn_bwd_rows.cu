@@ -13,12 +13,14 @@
 enum { PIECES = X_D / 8, ROWS = 256 / PIECES, EACH = 4 };
 static_assert(TE__ATTN_PAD % (EACH * ROWS) == 0, "a block's rows are one head's");
 
-extern "C" __global__ void __launch_bounds__(256) te_attn_bwd_rows(const __grid_constant__ te__attn_bwd_hopper_kargs args) {
+extern "C" __global__ void __launch_bounds__(256)
+    te_attn_bwd_rows(const __grid_constant__ te__attn_bwd_hopper_kargs args) {
     te_follow();
     const te__attn_kargs &a = args.a;
     const int piece = threadIdx.x % PIECES;
     const te_i64 row = (te_i64)blockIdx.x * (EACH * ROWS), head = row / a.s_pad;
-    const int first = (int)(row - head * a.s_pad) + threadIdx.x / PIECES, b = (int)(head / a.heads), h = (int)(head - (te_i64)b * a.heads);
+    const int first = (int)(row - head * a.s_pad) + threadIdx.x / PIECES, b = (int)(head / a.heads),
+              h = (int)(head - (te_i64)b * a.heads);
     const te__attn_seq seq = te__attn_seq_of(&a, b);
     const int end = 8 * piece < a.d_v ? seq.s_q : 0; // of the rows that are read
     te_raw<X_DT> o[EACH], g[EACH];
@@ -43,11 +45,13 @@ extern "C" __global__ void __launch_bounds__(256) te_attn_bwd_rows(const __grid_
         }
 #pragma unroll
         for (int far = PIECES / 2; far; far /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, far);
-        if (piece == 0 && !(a.x.on && i >= (seq.s_q + TE__ATTN_PAD - 1) / TE__ATTN_PAD * TE__ATTN_PAD && i >= seq.q_end)) {
+        if (piece == 0 &&
+            !(a.x.on && i >= (seq.s_q + TE__ATTN_PAD - 1) / TE__ATTN_PAD * TE__ATTN_PAD && i >= seq.q_end)) {
             const float lse2 = lse[k] * TE_LOG2E;
             a.delta[seq.work_at + h * seq.work_head + i] = sum;
             a.lse2[seq.work_at + h * seq.work_head + i] = lse2 == -TE_INF ? TE_INF : lse2;
-            if (args.added && i % args.queries == 0 && (!a.x.packed_q || i < seq.s_q)) args.added[te__attn_dq_tile(&args, b, h, (int)seq.q_at, i / args.queries)] = 0;
+            if (args.added && i % args.queries == 0 && (!a.x.packed_q || i < seq.s_q))
+                args.added[te__attn_dq_tile(&args, b, h, (int)seq.q_at, i / args.queries)] = 0;
         }
     }
 }

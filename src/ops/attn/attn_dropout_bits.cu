@@ -11,11 +11,13 @@
 // x, as something that is not worked out again in each turn of a loop. By whole warps, whose x are alike.
 TE_DEV te_u32 te_known(te_u32 x) { return __shfl_sync(0xffffffffu, x, 0); }
 
-extern "C" __global__ void __launch_bounds__(256) te_attn_dropout_bits(const __grid_constant__ te__attn_bits_kargs args) {
+extern "C" __global__ void __launch_bounds__(256)
+    te_attn_dropout_bits(const __grid_constant__ te__attn_bits_kargs args) {
     te_follow();
     const te__attn_kargs &a = args.a;
     const te_u32 tiles = (a.s_q + 127) / 128, of_head = blockIdx.x / tiles;
-    const int first = (int)(blockIdx.x - of_head * tiles) * 128, b = (int)(of_head / a.heads), h = (int)(of_head - (te_u32)b * a.heads);
+    const int first = (int)(blockIdx.x - of_head * tiles) * 128, b = (int)(of_head / a.heads),
+              h = (int)(of_head - (te_u32)b * a.heads);
     const te__attn_seq seq = te__attn_seq_of(&a, b);
     const int i = first + (threadIdx.x & 127), last = min(first + 128, seq.s_q) - 1;
     if (first > last) return;
@@ -27,7 +29,9 @@ extern "C" __global__ void __launch_bounds__(256) te_attn_dropout_bits(const __g
     te__rng_read(a.rng, &seed, &offset);
     te_u32 key[14], other[16]; // of rounds; the threshold's bits, inverted
 #pragma unroll
-    for (int n = 0; n < 7; n++) key[2 * n] = te_known((te_u32)seed + n * TE__PHILOX_STEP0), key[2 * n + 1] = te_known((te_u32)(seed >> 32) + n * TE__PHILOX_STEP1);
+    for (int n = 0; n < 7; n++)
+        key[2 * n] = te_known((te_u32)seed + n * TE__PHILOX_STEP0),
+                key[2 * n + 1] = te_known((te_u32)(seed >> 32) + n * TE__PHILOX_STEP1);
 #pragma unroll
     for (int n = 0; n < 16; n++) other[n] = te_known((threshold >> n & 1u) - 1u);
     if (i > last) return;

@@ -24,7 +24,8 @@ extern "C" __global__ void __launch_bounds__(128, 3) te_attn_fwd(const __grid_co
     const te_of::view k_view = te_of::keys(a.k, seq), v_view = te_of::keys(a.v, seq);
     const float slope2 = te_of::slope2(a, at.b, at.h);
     const int block_first = at.tile * TE__ATTN_ROWS, first = block_first + warp * TE_MINE;
-    const int ld_q = TE__ATTN_ROW(WIDE ? TE__ATTN_CHUNK : a.d), ld = TE__ATTN_LANE_ROW(WIDE ? TE__ATTN_CHUNK : max(a.d, a.d_v));
+    const int ld_q = TE__ATTN_ROW(WIDE ? TE__ATTN_CHUNK : a.d),
+              ld = TE__ATTN_LANE_ROW(WIDE ? TE__ATTN_CHUNK : max(a.d, a.d_v));
     const int c = WIDE ? (int)blockIdx.y * TE__ATTN_CHUNK : 0, d_v = WIDE ? te_attn_chunk(a.d_v, c) : a.d_v; // the channels of O that the block has
     float *q = (float *)te_shared, *kv = q + TE__ATTN_ROWS * ld_q;
     float *weight = kv + TE__ATTN_LANES * ld + warp * (TE__ATTN_LANES * TE_MINE);
@@ -38,13 +39,15 @@ extern "C" __global__ void __launch_bounds__(128, 3) te_attn_fwd(const __grid_co
 
     const te_attn_blocks blocks(a, at.b, at.h, block_first);
     const int begin = te_attn_tile_begin(a, te_attn_keys_begin(seq, block_first), TE__ATTN_LANES);
-    const int end = EXTRA && block_first >= seq.s_q ? 0 : te_attn_keys_end(seq, min(block_first + TE__ATTN_ROWS, seq.s_q) - 1);
+    const int end =
+        EXTRA && block_first >= seq.s_q ? 0 : te_attn_keys_end(seq, min(block_first + TE__ATTN_ROWS, seq.s_q) - 1);
     te_attn_rounding<EXTRA> rounded(a.x.s_dt, a.x.s_scale);
     const float sink2 = EXTRA ? te_attn_sink2(a, at.h) : -TE_INF;
     // The scores of the warp's rows and this lane's key.
     auto score = [&](int j0, float s[TE_MINE]) {
         if (WIDE) {
-            te_attn_products_wide(s, q, te_of::queries(a.q, seq), at.h, block_first, seq.s_q, kv, k_view, group, j0, seq.s_kv, at.b, a.d, &a.x);
+            te_attn_products_wide(s, q, te_of::queries(a.q, seq), at.h, block_first, seq.s_q, kv, k_view, group, j0,
+                                  seq.s_kv, at.b, a.d, &a.x);
         } else {
             __syncthreads();
             te_attn_stage(kv, ld, k_view, at.b, group, j0, TE__ATTN_LANES, seq.s_kv, a.d, &a.x);
@@ -106,7 +109,8 @@ extern "C" __global__ void __launch_bounds__(128, 3) te_attn_fwd(const __grid_co
         te_attn_gather(acc, weight, kv, ld, d_v);
     }
 
-    if (EXTRA && a.x.max_logit && lane == 0) te_attn_raise(a.x.max_logit + at.h, fmaxf(fmaxf(m[0], m[1]), fmaxf(m[2], m[3])));
+    if (EXTRA && a.x.max_logit && lane == 0)
+        te_attn_raise(a.x.max_logit + at.h, fmaxf(fmaxf(m[0], m[1]), fmaxf(m[2], m[3])));
     rounded.publish(a.x.s_amax);
 #pragma unroll
     for (int r = 0; r < TE_MINE; r++) {
@@ -117,5 +121,6 @@ extern "C" __global__ void __launch_bounds__(128, 3) te_attn_fwd(const __grid_co
 #pragma unroll
         for (int t = 0; t < TE_CHANNELS; t++) acc[r][t] *= inverse;
     }
-    te_attn_put(WIDE ? te_attn_channels(te_of::queries(a.o, seq), c) : te_of::queries(a.o, seq), at.b, at.h, first, q_end, d_v, acc, 1.0f);
+    te_attn_put(WIDE ? te_attn_channels(te_of::queries(a.o, seq), c) : te_of::queries(a.o, seq), at.b, at.h, first,
+                q_end, d_v, acc, 1.0f);
 }

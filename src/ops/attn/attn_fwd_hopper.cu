@@ -89,7 +89,8 @@ enum {
     BN = TE__ATTN_FWD_KEYS(X_D, X_D_V),
     STAGES_Q = TE__ATTN_FWD_STAGES_Q(X_D, X_D_V, X_WAVES),
     TURNS = WAVES == 3,
-    ONE_LOOP = HIDES || (BIAS && (!TILES || D > 192)) || BLOCKS || (DROPOUT && (D > 128 || DROPOUT == 2)) || CAP, // for blocks that are compared and others: they have much code, or registers for no second loop
+    ONE_LOOP = HIDES || (BIAS && (!TILES || D > 192)) || BLOCKS || (DROPOUT && (D > 128 || DROPOUT == 2)) ||
+        CAP, // for blocks that are compared and others: they have much code, or registers for no second loop
     THREADS = 128 * (WAVES + 1),
     PART_Q = TE__ATTN_BYTES(64, X_D), // bytes of a consumer's rows
     PART_O = TE__ATTN_BYTES(64, X_D_V),
@@ -103,25 +104,49 @@ enum {
     STAGES_B = TE__ATTN_BIAS_STAGES(X_D, X_D_V, X_WAVES),
     TILE_B = TE__ATTN_BIAS_TILE(X_D, X_D_V),
     AT_LINE = AT_V + 2 * BYTES_V + (KEYS && !O_IN_Q ? WAVES * PART_O : 0),
-    AT_O = O_IN_Q ? AT_Q : KEYS ? AT_V + 2 * BYTES_V : AT_LINE + (ALIBI ? PART_LINE : 0), // of Q's first stage
+    AT_O = O_IN_Q ? AT_Q
+    : KEYS        ? AT_V + 2 * BYTES_V
+                  : AT_LINE + (ALIBI ? PART_LINE : 0), // of Q's first stage
     AT_B = AT_V + 2 * BYTES_V,
     AT_ONES = AT_LINE + (ALIBI ? TE__ATTN_LINE_BYTES(X_D) : 0), // KEYS: operand A
-    LINE_B = 16 * BN,                                           // bytes of a stage of operand B, its first eight of k
+    LINE_B = 16 * BN, // bytes of a stage of operand B, its first eight of k
     AT_LINES = AT_ONES + 64 * 16,
     AT_ZEROS = AT_LINES + 2 * LINE_B, // the other eight of k, of A, too
-    AT_BARRIERS = KEYS ? AT_ZEROS + LINE_B : ALIBI ? AT_LINE + te_line::bytes(BN) : AT_V + 2 * BYTES_V + (TILES ? WAVES * STAGES_B * TILE_B : O_IN_Q ? 0 : WAVES * PART_O),
+    AT_BARRIERS = KEYS ? AT_ZEROS + LINE_B
+    : ALIBI            ? AT_LINE + te_line::bytes(BN)
+                       : AT_V + 2 * BYTES_V +
+                             (TILES    ? WAVES * STAGES_B * TILE_B
+                              : O_IN_Q ? 0
+                                       : WAVES * PART_O),
     AT_TILES = AT_BARRIERS + (TILES ? 24 : 16) * 8,
     SHARED = KEYS || !ALIBI ? AT_TILES + 2 * 64 : AT_LINE + PART_LINE + (O_IN_Q ? 0 : WAVES * PART_O),
     PART_STORE = O_IN_Q ? PART_Q : PART_O // from one consumer's rows of O to the next's
 };
-static_assert(SHARED == (TILES ? TE__ATTN_BIAS_SHARED(X_D, X_D_V, X_WAVES) : (KEYS ? TE__ATTN_KEYS_SHARED(X_D, X_D_V, X_WAVES) : TE__ATTN_FWD_SHARED(X_D, X_D_V, X_WAVES)) + (ALIBI ? TE__ATTN_LINE_BYTES(X_D) : 0)) &&
+static_assert(SHARED == (TILES ? TE__ATTN_BIAS_SHARED(X_D, X_D_V, X_WAVES)
+                               : (KEYS ? TE__ATTN_KEYS_SHARED(X_D, X_D_V, X_WAVES)
+                                       : TE__ATTN_FWD_SHARED(X_D, X_D_V, X_WAVES)) +
+                                     (ALIBI ? TE__ATTN_LINE_BYTES(X_D) : 0)) &&
                   SHARED <= TE__ATTN_SHARED_MAX,
               "what the host asks for");
 static_assert(!KEYS || (!BIAS && !TILES), "one bias");
-static_assert(!ALIBI || KEYS || ((int)AT_TILES + 2 * 64 <= AT_LINE + PART_LINE && (!O_IN_Q || 32 * BN <= PART_LINE)), "memcheck takes the columns' numbers for 32 bytes of each");
-static_assert(!TILES || (WAVES == 2 && PAIRS == 1 && BIAS != TE_F32), "a producer's warp for each consumer, and words of pairs");
-static_assert(!BLOCKS || (BM == TE_ATTN_BLOCK_SIZE && TE_ATTN_BLOCK_SIZE % BN == 0), "a tile, and its keys, lie in one block of a block mask");
-enum { FULL_Q = 0, EMPTY_Q = 2, FULL_K = 4, EMPTY_K = 6, FULL_V = 8, EMPTY_V = 10, FULL_T = 12, EMPTY_T = 14, FULL_B = 16, EMPTY_B = 20 };
+static_assert(!ALIBI || KEYS || ((int)AT_TILES + 2 * 64 <= AT_LINE + PART_LINE && (!O_IN_Q || 32 * BN <= PART_LINE)),
+              "memcheck takes the columns' numbers for 32 bytes of each");
+static_assert(!TILES || (WAVES == 2 && PAIRS == 1 && BIAS != TE_F32),
+              "a producer's warp for each consumer, and words of pairs");
+static_assert(!BLOCKS || (BM == TE_ATTN_BLOCK_SIZE && TE_ATTN_BLOCK_SIZE % BN == 0),
+              "a tile, and its keys, lie in one block of a block mask");
+enum {
+    FULL_Q = 0,
+    EMPTY_Q = 2,
+    FULL_K = 4,
+    EMPTY_K = 6,
+    FULL_V = 8,
+    EMPTY_V = 10,
+    FULL_T = 12,
+    EMPTY_T = 14,
+    FULL_B = 16,
+    EMPTY_B = 20
+};
 
 typedef te_attn_tile<BM, BN, BIAS || KEYS> te_q_tile;
 
@@ -150,14 +175,19 @@ TE_DEV void te_load_tiles(const te__attn_fwd_hopper_kargs &a, te_u32 smem) {
     const te_u32 bar = smem + AT_BARRIERS;
     te_queue<2> k, v, turn;
     te_queue<STAGES_Q> q;
-    auto load = [&](const void *map, int full, int empty, te_u32 to, int bytes, int panels, te_queue<2> &at, int row, int head, int batch, const char *line = 0) {
+    auto load = [&](const void *map, int full, int empty, te_u32 to, int bytes, int panels, te_queue<2> &at, int row,
+                    int head, int batch, const char *line = 0) {
         te_mbar_wait(bar + 8 * (empty + at.stage), at.parity ^ 1);
         te_mbar_expect(bar + 8 * (full + at.stage), bytes + (KEYS && line ? LINE_B : 0));
         if (KEYS && line) te_bulk_load(smem + AT_LINES + at.stage * LINE_B, line, LINE_B, bar + 8 * (full + at.stage));
-        for (int i = 0; i < panels; i++) te_tma_load4(to + at.stage * bytes + i * BN * 128, map, 64 * i, row, head, batch, bar + 8 * (full + at.stage));
+        for (int i = 0; i < panels; i++)
+            te_tma_load4(to + at.stage * bytes + i * BN * 128, map, 64 * i, row, head, batch,
+                         bar + 8 * (full + at.stage));
         at.next();
     };
-    auto load_v = [&](int row, int head, int batch) { load(a.v_map, FULL_V, EMPTY_V, smem + AT_V, BYTES_V, te_panels(D_V), v, row, head, batch); };
+    auto load_v = [&](int row, int head, int batch) {
+        load(a.v_map, FULL_V, EMPTY_V, smem + AT_V, BYTES_V, te_panels(D_V), v, row, head, batch);
+    };
     int row = -1, head = 0, batch = 0; // of the block of V that comes next: one behind K, across tiles too
     for (;;) {
         te_q_tile t;
@@ -178,17 +208,20 @@ TE_DEV void te_load_tiles(const te__attn_fwd_hopper_kargs &a, te_u32 smem) {
             }
             continue;
         }
-        const int batch_q = a.a.x.packed_q ? 0 : t.batch, batch_kv = a.a.x.packed_kv ? 0 : t.batch, group = t.head / (a.a.heads / a.a.groups);
+        const int batch_q = a.a.x.packed_q ? 0 : t.batch, batch_kv = a.a.x.packed_kv ? 0 : t.batch,
+                  group = t.head / (a.a.heads / a.a.groups);
         te_mbar_wait(bar + 8 * (EMPTY_Q + q.stage), q.parity ^ 1);
         te_mbar_expect(bar + 8 * (FULL_Q + q.stage), WAVES * PART_Q);
         for (int w = 0; w < WAVES; w++)
             for (int i = 0; i < te_panels(D); i++)
-                te_tma_load4(smem + AT_Q + (q.stage * WAVES + w) * PART_Q + i * 8192, a.q_map, 64 * i, t.q_at + t.row + 64 * w, t.head, batch_q, bar + 8 * (FULL_Q + q.stage));
+                te_tma_load4(smem + AT_Q + (q.stage * WAVES + w) * PART_Q + i * 8192, a.q_map, 64 * i,
+                             t.q_at + t.row + 64 * w, t.head, batch_q, bar + 8 * (FULL_Q + q.stage));
         q.next();
         const te_u8 *const blocks = BLOCKS ? te_blocks_of(a.a, t.batch, t.head, t.row) : 0;
         const char *const line = KEYS ? (const char *)a.line.p + 16 * (t.batch * a.line.b + t.head * a.line.h) : 0;
         for (int n = t.end - 1; n >= t.begin; n = BLOCKS ? te_last_seen<BN>(blocks, t.begin, n) : n - 1) {
-            load(a.k_map, FULL_K, EMPTY_K, smem + AT_K, BYTES_K, te_panels(D), k, t.kv_at + n * BN, group, batch_kv, KEYS ? line + (te_i64)n * LINE_B : 0);
+            load(a.k_map, FULL_K, EMPTY_K, smem + AT_K, BYTES_K, te_panels(D), k, t.kv_at + n * BN, group, batch_kv,
+                 KEYS ? line + (te_i64)n * LINE_B : 0);
             if (row >= 0) load_v(row, head, batch);
             row = t.kv_at + n * BN, head = group, batch = batch_kv;
         }
@@ -214,10 +247,13 @@ TE_DEV void te_load_bias(const te__attn_fwd_hopper_kargs &a, te_u32 smem, int w)
             const int at = w * STAGES_B + b.stage;
             below = BLOCKS ? te_last_seen<BN>(blocks, t.begin, n) : n - 1;
             if (below >= t.begin) // its load starts a step later, and is to take no longer than that
-                for (int i = 0; i < te_panels(BN); i++) te_tma_prefetch4(a.bias_map, below * BN + 64 * i, row, head, batch);
+                for (int i = 0; i < te_panels(BN); i++)
+                    te_tma_prefetch4(a.bias_map, below * BN + 64 * i, row, head, batch);
             te_mbar_wait(bar + 8 * (EMPTY_B + at), b.parity ^ 1);
             te_mbar_expect(bar + 8 * (FULL_B + at), TILE_B);
-            for (int i = 0; i < te_panels(BN); i++) te_tma_load4(smem + AT_B + at * TILE_B + i * 8192, a.bias_map, n * BN + 64 * i, row, head, batch, bar + 8 * (FULL_B + at));
+            for (int i = 0; i < te_panels(BN); i++)
+                te_tma_load4(smem + AT_B + at * TILE_B + i * 8192, a.bias_map, n * BN + 64 * i, row, head, batch,
+                             bar + 8 * (FULL_B + at));
             b.next();
         }
     }
@@ -244,7 +280,9 @@ TE_DEV float te_row_max(float x) {
 
 // S becomes 2^(scale2 (S - top)), with tops of the rows that this block may have raised; O is then to be multiplied by shrink. sum: the thread's part.
 // shift: of rows, what S is to be increased by first.
-template <bool FIRST> TE_DEV void te_softmax(float (&s)[BN / 2], float (&top)[2], float (&sum)[2], float (&shrink)[2], float scale2, const float (&shift)[2]) {
+template <bool FIRST>
+TE_DEV void te_softmax(float (&s)[BN / 2], float (&top)[2], float (&sum)[2], float (&shrink)[2], float scale2,
+                       const float (&shift)[2]) {
     float x[4] = {s[0], s[1], s[2], s[3]}, base[2], z[4];
 #pragma unroll
     for (int j = 1; j < BN / 8; j++)
@@ -277,16 +315,20 @@ TE_DEV void te_rescale(float (&o)[D_V / 2], const float (&by)[2]) {
 }
 
 // KEYS: operands of the bias' product, K-major without a swizzle: eight rows by eight of k in 128 bytes. `next`: bytes to the next eight of k; of rows 128.
-TE_DEV te_u64 te_desc_of_line(te_u32 at, int next) { return (te_u64)((at & 0x3ffff) >> 4) | (te_u64)(next >> 4) << 16 | (te_u64)(128 >> 4) << 32; }
+TE_DEV te_u64 te_desc_of_line(te_u32 at, int next) {
+    return (te_u64)((at & 0x3ffff) >> 4) | (te_u64)(next >> 4) << 16 | (te_u64)(128 >> 4) << 32;
+}
 // What does not change of them: rows of A (1, 1, 1, 0 ...), and the zeros that both have behind the first eight of k.
 TE_DEV void te_start_lines(te_u32 smem) {
     const te_u32 one = te_f32x2_to_half(1.0f, 0.0f, TE_BF16);
-    for (int i = threadIdx.x; i < 64; i += THREADS) te_sts16(smem + AT_ONES + 16 * i, make_uint4(one | one << 16, one, 0, 0));
+    for (int i = threadIdx.x; i < 64; i += THREADS)
+        te_sts16(smem + AT_ONES + 16 * i, make_uint4(one | one << 16, one, 0, 0));
     for (int i = threadIdx.x; i < BN; i += THREADS) te_sts16(smem + AT_ZEROS + 16 * i, make_uint4(0, 0, 0, 0));
 }
 // S += A B^T, with B in stage `stage`.
 TE_DEV void te_add_line(float (&s)[BN / 2], te_u32 smem, int stage) {
-    const te_u64 a = te_desc_of_line(smem + AT_ONES, AT_ZEROS - AT_ONES), b = te_desc_of_line(smem + AT_LINES + stage * LINE_B, (2 - stage) * LINE_B);
+    const te_u64 a = te_desc_of_line(smem + AT_ONES, AT_ZEROS - AT_ONES),
+                 b = te_desc_of_line(smem + AT_LINES + stage * LINE_B, (2 - stage) * LINE_B);
     static_assert(BN >= 64, "rows of A find zeros");
 #define TE__PRODUCT(n) \
     if constexpr (BN == n) TE_WGMMA_TO_##n("+f", "k16.f32.bf16.bf16", ", 1, 1, 0, 0", s, a, b, 1);
@@ -315,10 +357,12 @@ struct te_consumer {
     te_u32 p[BN / 4];
 
     TE_DEV te_consumer(const te__attn_fwd_hopper_kargs &a, te_u32 smem, int w)
-        : a(a), smem(smem), bar(smem + AT_BARRIERS), w(w), lane(threadIdx.x & 31), warp(threadIdx.x >> 5 & 3), own(w * 64 + (threadIdx.x >> 5 & 3) * 16 + ((threadIdx.x & 31) >> 2)),
-          scale2(te_softmax_scale2(a.a)) {}
+        : a(a), smem(smem), bar(smem + AT_BARRIERS), w(w), lane(threadIdx.x & 31), warp(threadIdx.x >> 5 & 3),
+          own(w * 64 + (threadIdx.x >> 5 & 3) * 16 + ((threadIdx.x & 31) >> 2)), scale2(te_softmax_scale2(a.a)) {}
 
-    template <int N> TE_DEV void await(int full, const te_queue<N> &at) const { te_mbar_wait(bar + 8 * (full + at.stage), at.parity); }
+    template <int N> TE_DEV void await(int full, const te_queue<N> &at) const {
+        te_mbar_wait(bar + 8 * (full + at.stage), at.parity);
+    }
     template <int N> TE_DEV void release(int empty, te_queue<N> &at) {
         if (lane == 0) te_mbar_arrive(bar + 8 * (empty + at.stage));
         at.next();
@@ -333,14 +377,18 @@ struct te_consumer {
     TE_DEV int apart(int n) const { return n * BN - (t.row + own) - (a.a.x.bottom_right ? t.s_kv - t.s_q : 0); } // ALiBi's distance, of block n's first key
     TE_DEV void start(int n) {
         if (!ALIBI) return;
-        const int delta = a.a.x.bottom_right ? t.s_kv - t.s_q : 0, of_warp = n * BN - (t.row + 64 * w + 16 * warp) - delta;
+        const int delta = a.a.x.bottom_right ? t.s_kv - t.s_q : 0,
+                  of_warp = n * BN - (t.row + 64 * w + 16 * warp) - delta;
         line.start(apart(n), max(of_warp - 15, t.lo - delta), min(of_warp + BN - 1, t.hi - delta));
     }
     TE_DEV void ask() { // S = Q K^T, and the products of ALiBi and of a bias
-        const te_u64 at_q = te_wgmma_desc(smem + AT_Q + (q.stage * WAVES + w) * PART_Q, 0), at_k = te_wgmma_desc(smem + AT_K + k.stage * BYTES_K, 0);
+        const te_u64 at_q = te_wgmma_desc(smem + AT_Q + (q.stage * WAVES + w) * PART_Q, 0),
+                     at_k = te_wgmma_desc(smem + AT_K + k.stage * BYTES_K, 0);
         te_multiply<0, 0, true>(s, at_q, at_k);
 #pragma unroll
-        for (int i = 1; i < D / 16; i++) te_multiply<0, 0, false>(s, at_q + i / 4 * (8192 >> 4) + i % 4 * 2, at_k + i / 4 * (BN * 128 >> 4) + i % 4 * 2);
+        for (int i = 1; i < D / 16; i++)
+            te_multiply<0, 0, false>(s, at_q + i / 4 * (8192 >> 4) + i % 4 * 2,
+                                     at_k + i / 4 * (BN * 128 >> 4) + i % 4 * 2);
         if (ALIBI) line.add(s, smem + AT_LINE);
         if (KEYS) te_add_line(s, smem, k.stage);
         te_wgmma_commit();
@@ -386,7 +434,9 @@ struct te_consumer {
         te_cap(s, a.a, !DROPOUT && !MOD /* there are no registers for both ways */ && (n + 1) * BN <= t.s_kv && t.row + BM <= t.s_q);
         if (MOD) {
 #pragma unroll
-            for (int i = 0; i < BN / 2; i++) s[i] = mod.score(s[i] * te_score_scale(a.a), t.batch, t.head, row + 8 * (i / 2 % 2), column + 8 * (i / 4) + i % 2);
+            for (int i = 0; i < BN / 2; i++)
+                s[i] = mod.score(s[i] * te_score_scale(a.a), t.batch, t.head, row + 8 * (i / 2 % 2),
+                                 column + 8 * (i / 4) + i % 2);
         }
         if (HIDES) {
 #pragma unroll
@@ -395,7 +445,11 @@ struct te_consumer {
         }
     }
     // Bit i: masks of elements show element i of S in block n.
-    TE_DEV te_u64 shown(int n) const { return HIDES ? te_shown<BN / 2, false>(a.a, t.batch, t.head, t.row + own, n * BN + 2 * (lane & 3), BLOCKS && full) : 0; }
+    TE_DEV te_u64 shown(int n) const {
+        return HIDES
+                   ? te_shown<BN / 2, false>(a.a, t.batch, t.head, t.row + own, n * BN + 2 * (lane & 3), BLOCKS && full)
+                   : 0;
+    }
     // Finds the block of keys after n.
     TE_DEV void look(int n) {
         if (BLOCKS) full = full_below, below = te_last_seen<BN>(blocks, t.begin, n, full_below);
@@ -432,7 +486,8 @@ struct te_consumer {
             await(FULL_V, v);
             const te_u32 at = smem + AT_V + v.stage * BYTES_V;
             for (int i = (threadIdx.x & 127) + 8 * (t.s_kv - (t.end - 1) * BN); i < 8 * BN; i += 128)
-                for (int panel = 0; panel < te_panels(D_V); panel++) te_sts16(at + panel * BN * 128 + 16 * i, make_uint4(0, 0, 0, 0));
+                for (int panel = 0; panel < te_panels(D_V); panel++)
+                    te_sts16(at + panel * BN * 128 + 16 * i, make_uint4(0, 0, 0, 0));
             te_async_fence();
             te_meet<128>(8 + w);
         }
@@ -498,7 +553,8 @@ struct te_consumer {
             const float by = te_attn_add_sink(sink2, &top2, &all);
             inverse[i] = sees ? __fdividef(by * g.keep_scale, all) : 0.0f;
             if (g.lse && (lane & 3) == 0 && row + 8 * i < t.q_end) {
-                const te_i64 at = g.x.packed_q ? t.q_at + (te_i64)t.head * g.x.t_q : ((te_i64)t.batch * g.heads + t.head) * g.s_q;
+                const te_i64 at =
+                    g.x.packed_q ? t.q_at + (te_i64)t.head * g.x.t_q : ((te_i64)t.batch * g.heads + t.head) * g.s_q;
                 g.lse[at + row + 8 * i] = sees ? (top2 + __log2f(all)) * TE_LN2 : -TE_INF;
             }
         }
@@ -527,7 +583,8 @@ struct te_consumer {
         if (!g.x.packed_q || t.row + 64 * (w + 1) <= t.q_end) {
             if (thread == 0) {
                 for (int i = 0; i < te_panels(D_V); i++)
-                    te_tma_store4(a.o_map, out + i * 8192, 64 * i, t.q_at + t.row + 64 * w, t.head, g.x.packed_q ? 0 : t.batch);
+                    te_tma_store4(a.o_map, out + i * 8192, 64 * i, t.q_at + t.row + 64 * w, t.head,
+                                  g.x.packed_q ? 0 : t.batch);
                 te_bulk_commit();
             }
         } else {
@@ -535,7 +592,9 @@ struct te_consumer {
             const int rows = t.q_end - t.row - 64 * w, pieces = g.d_v / 8;
             for (int i = thread; i < 64 * pieces; i += 128) {
                 const int r = i / pieces, piece = i - r * pieces;
-                if (r < rows) *(uint4 *)(to + 2 * r * g.o.s + 16 * piece) = te_lds16(out + (piece >> 3) * 8192 + te_swizzled(r, piece & 7));
+                if (r < rows)
+                    *(uint4 *)(to + 2 * r * g.o.s + 16 * piece) =
+                        te_lds16(out + (piece >> 3) * 8192 + te_swizzled(r, piece & 7));
             }
         }
         if (O_IN_Q) { // O lies where Q does
@@ -584,7 +643,8 @@ struct te_consumer {
     }
 };
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1) te_attn_fwd_hopper(const __grid_constant__ te__attn_fwd_hopper_kargs a) {
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+    te_attn_fwd_hopper(const __grid_constant__ te__attn_fwd_hopper_kargs a) {
     te_follow();
     extern __shared__ __align__(1024) char shared[];
     const te_u32 smem = te_smem(shared), bar = smem + AT_BARRIERS;

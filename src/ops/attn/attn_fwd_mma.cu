@@ -69,13 +69,15 @@ enum {
     SLOT = te_tile<D>::ROW * BN // bytes of a tile of K or V
 };
 
-extern "C" __global__ void __launch_bounds__(THREADS, WARPS <= 4 ? 2 : 1) te_attn_fwd_mma(const __grid_constant__ te__attn_kargs a) {
+extern "C" __global__ void __launch_bounds__(THREADS, WARPS <= 4 ? 2 : 1)
+    te_attn_fwd_mma(const __grid_constant__ te__attn_kargs a) {
     te_follow();
     extern __shared__ uint4 te_shared[];
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
     const te_attn_place at((a.s_q + BM - 1) / BM, a.heads, true);
     TE_ATTN_SEQUENCE(a, at.b);
-    const te_of::view q_view = te_of::queries(a.q, seq), o_view = te_of::queries(a.o, seq), k_view = te_of::keys(a.k, seq), v_view = te_of::keys(a.v, seq);
+    const te_of::view q_view = te_of::queries(a.q, seq), o_view = te_of::queries(a.o, seq),
+                      k_view = te_of::keys(a.k, seq), v_view = te_of::keys(a.v, seq);
     const int group = at.h / (a.heads / a.groups);
     const int block_first = at.tile * BM, first = block_first + warp * 16 * M, last = min(first + 16 * M, seq.s_q) - 1;
     const te_attn_blocks blocks(a, at.b, at.h, block_first);
@@ -84,8 +86,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, WARPS <= 4 ? 2 : 1) te_att
     const float slope2 = te_of::slope2(a, at.b, at.h);
     if (EXTRA && block_first >= te_of::q_end(seq)) return;
 
-    const te_u32 shared = te_smem(te_shared), q = shared + warp * (16 * M) * te_tile<D>::ROW, kv = shared + BM * te_tile<D>::ROW;
-    te_copier<D, BN, THREADS, EXTRA> k_copier(k_view, at.b, group, begin, a.d, &a.x), v_copier(v_view, at.b, group, begin, a.d_v, &a.x);
+    const te_u32 shared = te_smem(te_shared), q = shared + warp * (16 * M) * te_tile<D>::ROW,
+                 kv = shared + BM * te_tile<D>::ROW;
+    te_copier<D, BN, THREADS, EXTRA> k_copier(k_view, at.b, group, begin, a.d, &a.x),
+        v_copier(v_view, at.b, group, begin, a.d_v, &a.x);
     const te_reader<D> rows_first(true), channels_first(false);
 
     float o[M][D / 8][4], top[M][2], l[M][2]; // top: the maximum, in units of log2; l: this lane's share of the sum
@@ -124,7 +128,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, WARPS <= 4 ? 2 : 1) te_att
 #if X_EXTRA
         te_adjust<DT, false>(s, a, seq, at.b, at.h, first + (lane >> 2), j0 + 2 * (lane & 3), slope2);
 #else
-        if (j0 + BN > a.s_kv || j0 + BN - 1 > first + a.hi || j0 < last + a.lo) te_mask(s, a, first + (lane >> 2), j0 + 2 * (lane & 3));
+        if (j0 + BN > a.s_kv || j0 + BN - 1 > first + a.hi || j0 < last + a.lo)
+            te_mask(s, a, first + (lane >> 2), j0 + 2 * (lane & 3));
 #endif
 
         float grown[M][2];
@@ -147,7 +152,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, WARPS <= 4 ? 2 : 1) te_att
             for (int m = 0; m < M; m++)
 #pragma unroll
                 for (int half = 0; half < 2; half++) {
-                    float now = fmaxf(top[m][half], grown[m][half]), shrink = now == -TE_INF ? 1.0f : te_exp2(top[m][half] - now);
+                    float now = fmaxf(top[m][half], grown[m][half]),
+                          shrink = now == -TE_INF ? 1.0f : te_exp2(top[m][half] - now);
                     top[m][half] = now;
                     l[m][half] *= shrink;
 #pragma unroll
@@ -172,7 +178,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, WARPS <= 4 ? 2 : 1) te_att
             for (int m = 0; m < M; m++) {
 #pragma unroll
                 for (int half = 0; half < 2; half++) {
-                    const te_u64 row = te__attn_keep_row(&a, at.b, at.h, first + 16 * m + 8 * half + (lane >> 2)) + j0 / 32;
+                    const te_u64 row =
+                        te__attn_keep_row(&a, at.b, at.h, first + 16 * m + 8 * half + (lane >> 2)) + j0 / 32;
 #pragma unroll
                     for (int k = 0; k < N / 4; k++) {
                         const te_u32 keep = te_attn_keep_quad(a, row + k) >> 2 * (lane & 3);
@@ -203,7 +210,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, WARPS <= 4 ? 2 : 1) te_att
             float shrink = EXTRA ? te_attn_add_sink(sink2, &top[m][half], &sum) : 1.0f;
             inverse[m][half] = sum == 0.0f ? 0.0f : __fdividef(shrink * a.keep_scale, sum);
             if (a.lse && (lane & 3) == 0 && i < te_of::q_end(seq))
-                a.lse[te_of::lse_at(seq, at.b, at.h) + i] = sum == 0.0f ? -TE_INF : (top[m][half] + __log2f(sum)) * TE_LN2;
+                a.lse[te_of::lse_at(seq, at.b, at.h) + i] =
+                    sum == 0.0f ? -TE_INF : (top[m][half] + __log2f(sum)) * TE_LN2;
         }
     te_put<DT, D, M>(q, o, inverse, te_attn_head(o_view, at.b, at.h, 2), 2 * a.o.s, first, te_of::q_end(seq), a.d_v);
 }

@@ -6,23 +6,26 @@
 enum { TE__ATTN_MMA = 1, TE__ATTN_HOPPER = 2 };
 
 /* X(name, kernels of the forward pass that serve it, those of the backward pass, what it is) */
-#define TE__ATTN_TABLE(X)                                                                                                     \
-    X(WITHOUT_NVRTC, 0, 0, "no NVRTC to compile other kernels")                                                              \
-    X(FORMATS, 0, 0, "f32, or tensors of different formats")                                                                 \
-    X(CHANNELS, 0, 0, "heads of a size that is no multiple of 8")                                                            \
-    X(UNALIGNED, 0, 0, "rows that do not start at multiples of 16 bytes")                                                    \
-    X(WIDE, 0, 0, "heads above 256 channels")                                                                                \
-    X(EMPTY, 0, 0, "no queries, or no keys")                                                                                 \
-    X(SIGN, 0, 0, "a scale below 1e-30")                                                                                     \
-    X(FP8, 0, 0, "S or dP rounded to FP8 codes by the sums of whole rows")                                                   \
-    X(SOFTCAP_TINY, TE__ATTN_MMA | TE__ATTN_HOPPER, 0, "gradients under a soft cap below 0.01, too small for a derivative out of P") \
-    X(OTHER_CHIP, TE__ATTN_MMA, TE__ATTN_MMA, "the chip is no Hopper")                                                       \
-    X(ABOVE_128, TE__ATTN_MMA | TE__ATTN_HOPPER, TE__ATTN_HOPPER, "gradients of heads above 128 channels, which Hopper's kernels alone have") \
-    X(BIAS_FORMAT, TE__ATTN_HOPPER, TE__ATTN_HOPPER, "a bias of the other 16-bit format")                                    \
-    X(PAGES, TE__ATTN_MMA, TE__ATTN_MMA, "keys in pages")                                                                    \
-    X(SHORT, TE__ATTN_MMA | TE__ATTN_HOPPER, TE__ATTN_MMA, "gradients of packed sequences of less than 32 rows, whose sums would fill tiles of their own") \
-    X(STRIDES, TE__ATTN_MMA, TE__ATTN_MMA, "strides of 0, or beyond 2^39 bytes")                                             \
-    X(SOFTCAP_ADDED, TE__ATTN_MMA, 0, "a soft cap beside a bias or ALiBi, which are added behind it")                        \
+#define TE__ATTN_TABLE(X)                                                                             \
+    X(WITHOUT_NVRTC, 0, 0, "no NVRTC to compile other kernels")                                       \
+    X(FORMATS, 0, 0, "f32, or tensors of different formats")                                          \
+    X(CHANNELS, 0, 0, "heads of a size that is no multiple of 8")                                     \
+    X(UNALIGNED, 0, 0, "rows that do not start at multiples of 16 bytes")                             \
+    X(WIDE, 0, 0, "heads above 256 channels")                                                         \
+    X(EMPTY, 0, 0, "no queries, or no keys")                                                          \
+    X(SIGN, 0, 0, "a scale below 1e-30")                                                              \
+    X(FP8, 0, 0, "S or dP rounded to FP8 codes by the sums of whole rows")                            \
+    X(SOFTCAP_TINY, TE__ATTN_MMA | TE__ATTN_HOPPER, 0,                                                \
+      "gradients under a soft cap below 0.01, too small for a derivative out of P")                   \
+    X(OTHER_CHIP, TE__ATTN_MMA, TE__ATTN_MMA, "the chip is no Hopper")                                \
+    X(ABOVE_128, TE__ATTN_MMA | TE__ATTN_HOPPER, TE__ATTN_HOPPER,                                     \
+      "gradients of heads above 128 channels, which Hopper's kernels alone have")                     \
+    X(BIAS_FORMAT, TE__ATTN_HOPPER, TE__ATTN_HOPPER, "a bias of the other 16-bit format")             \
+    X(PAGES, TE__ATTN_MMA, TE__ATTN_MMA, "keys in pages")                                             \
+    X(SHORT, TE__ATTN_MMA | TE__ATTN_HOPPER, TE__ATTN_MMA,                                            \
+      "gradients of packed sequences of less than 32 rows, whose sums would fill tiles of their own") \
+    X(STRIDES, TE__ATTN_MMA, TE__ATTN_MMA, "strides of 0, or beyond 2^39 bytes")                      \
+    X(SOFTCAP_ADDED, TE__ATTN_MMA, 0, "a soft cap beside a bias or ALiBi, which are added behind it") \
     X(MOD, TE__ATTN_HOPPER, TE__ATTN_HOPPER, "the user's rule for scores, compiled in")
 typedef enum te__attn_feature {
 #define TE__FEATURE(name, forward, backward, what) TE__ATTN_HAS_##name,
@@ -35,7 +38,9 @@ typedef struct te__attn_row {
     const char *instead[2]; /* why the general kernels run, and why those of mma.sync do */
 } te__attn_row;
 static const te__attn_row te__attn_rows[TE__ATTN_FEATURES] = {
-#define TE__FEATURE(name, forward, backward, what) {{forward, backward}, {"general kernels, in f32, and not tensor cores: " what, "tensor cores by mma.sync and not wgmma: " what}},
+#define TE__FEATURE(name, forward, backward, what)                                                               \
+    {{forward, backward},                                                                                        \
+     {"general kernels, in f32, and not tensor cores: " what, "tensor cores by mma.sync and not wgmma: " what}},
     TE__ATTN_TABLE(TE__FEATURE)
 #undef TE__FEATURE
 };
@@ -43,11 +48,13 @@ static const char te__attn_why_hopper[] = "tensor cores: TMA and wgmma";
 
 /* 16-byte pieces of rows can be copied. A stride along a size of 1 is never used, but that packed sequences and pages begin at any row. */
 static bool te__attn_view_is_aligned(const te__attn_view *x, const te__attn_kargs *a, int s, int heads) {
-    return (uintptr_t)x->p % 16 == 0 && ((s == 1 && !a->x.on) || x->s % 8 == 0) && ((a->batch == 1 && !a->x.page_size) || x->b % 8 == 0) &&
-           (heads == 1 || x->h % 8 == 0);
+    return (uintptr_t)x->p % 16 == 0 && ((s == 1 && !a->x.on) || x->s % 8 == 0) &&
+           ((a->batch == 1 && !a->x.page_size) || x->b % 8 == 0) && (heads == 1 || x->h % 8 == 0);
 }
 /* TMA takes strides from 16 bytes to 2^40, but of what is there once. */
-static bool te__attn_stride_fits(int64_t stride, int64_t size) { return size == 1 || (stride > 0 && stride < (int64_t)1 << 38); }
+static bool te__attn_stride_fits(int64_t stride, int64_t size) {
+    return size == 1 || (stride > 0 && stride < (int64_t)1 << 38);
+}
 static bool te__attn_view_fits(const te__attn_view *x, int64_t rows, int64_t heads, int64_t batch) {
     return te__attn_stride_fits(x->s, rows) && te__attn_stride_fits(x->h, heads) && te__attn_stride_fits(x->b, batch);
 }
@@ -88,10 +95,13 @@ static bool te__attn_has(const te__plan *p, const te__attn_kargs *a, bool mod, b
     case TE__ATTN_HAS_CHANNELS: return a->d % 8 || a->d_v % 8;
     case TE__ATTN_HAS_UNALIGNED:
         for (i = 0; i < v.count; i++)
-            fits = fits && te__attn_view_is_aligned(v.of_q[i], a, a->s_q, a->heads) && te__attn_view_is_aligned(v.of_kv[i], a, a->s_kv, a->groups);
+            fits = fits && te__attn_view_is_aligned(v.of_q[i], a, a->s_q, a->heads) &&
+                   te__attn_view_is_aligned(v.of_kv[i], a, a->s_kv, a->groups);
         return !fits;
     case TE__ATTN_HAS_WIDE: return d > 256;
-    case TE__ATTN_HAS_EMPTY: return a->s_q == 0 || a->s_kv == 0 || a->batch == 0 || a->heads == 0 || (x->packed_q && x->t_q == 0) || (x->packed_kv && x->t_kv == 0);
+    case TE__ATTN_HAS_EMPTY:
+        return a->s_q == 0 || a->s_kv == 0 || a->batch == 0 || a->heads == 0 || (x->packed_q && x->t_q == 0) ||
+               (x->packed_kv && x->t_kv == 0);
     case TE__ATTN_HAS_SIGN: return !(a->scale >= 1e-30f); /* what is added to products is divided by it */
     case TE__ATTN_HAS_FP8: return te__attn_rounds(a);
     case TE__ATTN_HAS_SOFTCAP_TINY: return x->softcap > 0.0f && x->softcap < TE__ATTN_TINY_CAP;
@@ -104,8 +114,10 @@ static bool te__attn_has(const te__plan *p, const te__attn_kargs *a, bool mod, b
     case TE__ATTN_HAS_SHORT: return d <= 128 && x->packed_q && (int64_t)a->batch * 32 > (int64_t)x->t_q + 2048;
     case TE__ATTN_HAS_STRIDES:
         for (i = 0; i < v.count; i++)
-            fits = fits && te__attn_view_fits(v.of_q[i], x->packed_q ? x->t_q : a->s_q, a->heads, x->packed_q ? 1 : a->batch) &&
-                   te__attn_view_fits(v.of_kv[i], x->packed_kv ? x->t_kv : a->s_kv, a->groups, x->packed_kv ? 1 : a->batch);
+            fits = fits &&
+                   te__attn_view_fits(v.of_q[i], x->packed_q ? x->t_q : a->s_q, a->heads, x->packed_q ? 1 : a->batch) &&
+                   te__attn_view_fits(v.of_kv[i], x->packed_kv ? x->t_kv : a->s_kv, a->groups,
+                                      x->packed_kv ? 1 : a->batch);
         return !fits;
     case TE__ATTN_FEATURES: break;
     }

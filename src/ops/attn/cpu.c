@@ -23,7 +23,8 @@ enum { TE__ATTN_WIDE = 16, TE__ATTN_QUAD = 4, TE__ATTN_BLOCK = 32 };
 
 /* out[r][0 .. 15] += sum over i < n of a[r * row + i * step] * b[i * ld + 0 .. 15], for r = 0 .. 3; rows of out are out_ld apart. Runs of 64
  * are summed in f32, which compilers turn into vectors, and the runs in double. */
-static void te__attn_madd(double *out, int64_t out_ld, const float *a, int64_t row, int64_t step, const float *b, int64_t ld, int64_t n) {
+static void te__attn_madd(double *out, int64_t out_ld, const float *a, int64_t row, int64_t step, const float *b,
+                          int64_t ld, int64_t n) {
     enum { W = TE__ATTN_WIDE };
     int64_t i = 0;
     int c;
@@ -116,7 +117,8 @@ static int64_t te__attn_lay_out(const te__attn_work *w, char *memory, te__attn_s
     s->g = (float *)te__attn_take(memory, &used, TE__ATTN_BLOCK * w->d_v * size);
     s->g_tile = (float *)te__attn_take(memory, &used, TE__ATTN_BLOCK * w->d_v * size);
     s->dp = (float *)te__attn_take(memory, &used, w->keys * TE__ATTN_BLOCK * size);
-    if ((w->mod->score_fn && !w->mod->additive) || w->a.x.softcap > 0.0f) s->factor = (float *)te__attn_take(memory, &used, w->keys * TE__ATTN_BLOCK * size);
+    if ((w->mod->score_fn && !w->mod->additive) || w->a.x.softcap > 0.0f)
+        s->factor = (float *)te__attn_take(memory, &used, w->keys * TE__ATTN_BLOCK * size);
     if (w->table) {
         s->db = (double *)te__attn_take(memory, &used, TE__ATTN_BLOCK * w->keys * 2 * size);
         return used;
@@ -128,10 +130,13 @@ static int64_t te__attn_lay_out(const te__attn_work *w, char *memory, te__attn_s
 
 /* ---- rows ---- */
 
-static int64_t te__attn_row_at(const te__attn_view *x, int64_t b, int64_t h, int64_t i) { return b * x->b + h * x->h + i * x->s; }
+static int64_t te__attn_row_at(const te__attn_view *x, int64_t b, int64_t h, int64_t i) {
+    return b * x->b + h * x->h + i * x->s;
+}
 
 /* Rows first .. first + n - 1 of a head as f32; channels behind d, and rows behind n up to `rows`, become 0. */
-static void te__attn_load(const te__attn_view *x, int64_t b, int64_t h, int64_t first, int64_t n, int64_t rows, int64_t d, int64_t padded, float *out) {
+static void te__attn_load(const te__attn_view *x, int64_t b, int64_t h, int64_t first, int64_t n, int64_t rows,
+                          int64_t d, int64_t padded, float *out) {
     int64_t i;
     for (i = 0; i < n; i++) {
         te__load_row(x->p, (te_dtype)x->dt, te__attn_row_at(x, b, h, first + i), d, out + i * padded);
@@ -141,8 +146,8 @@ static void te__attn_load(const te__attn_view *x, int64_t b, int64_t h, int64_t 
 }
 
 /* All keys of a sequence, from x: k or v. */
-static void te__attn_load_keys(const te__attn_kargs *a, const te__attn_seq *seq, const te__attn_view *x, int64_t b, int64_t g, int64_t rows, int64_t d,
-                               int64_t padded, float *out) {
+static void te__attn_load_keys(const te__attn_kargs *a, const te__attn_seq *seq, const te__attn_view *x, int64_t b,
+                               int64_t g, int64_t rows, int64_t d, int64_t padded, float *out) {
     int64_t j, n;
     int row;
     if (!a->x.pages) {
@@ -158,15 +163,16 @@ static void te__attn_load_keys(const te__attn_kargs *a, const te__attn_seq *seq,
 }
 
 /* A block of query rows, and the same turned around. */
-static void te__attn_load_block(const te__attn_view *x, int64_t b, int64_t h, int64_t first, int64_t n, int64_t d, int64_t padded, float *rows,
-                                float *tile) {
+static void te__attn_load_block(const te__attn_view *x, int64_t b, int64_t h, int64_t first, int64_t n, int64_t d,
+                                int64_t padded, float *rows, float *tile) {
     int64_t r, c;
     te__attn_load(x, b, h, first, n, TE__ATTN_BLOCK, d, padded, rows);
     for (c = 0; c < padded; c++)
         for (r = 0; r < TE__ATTN_BLOCK; r++) tile[c * TE__ATTN_BLOCK + r] = rows[r * padded + c];
 }
 
-static void te__attn_store(const te__attn_view *x, int64_t b, int64_t h, int64_t i, int64_t n, const double *in, double scale) {
+static void te__attn_store(const te__attn_view *x, int64_t b, int64_t h, int64_t i, int64_t n, const double *in,
+                           double scale) {
     float row[TE__ATTN_MAX_D];
     int64_t c;
     for (c = 0; c < n; c++) row[c] = (float)(in[c] * scale);
@@ -182,7 +188,8 @@ typedef struct te__attn_block {
     int64_t b, h, first, n, rows, begin, end;
 } te__attn_block;
 
-static te__attn_block te__attn_block_of(const te__attn_kargs *a, const te__attn_seq *seq, int64_t b, int64_t h, int64_t first) {
+static te__attn_block te__attn_block_of(const te__attn_kargs *a, const te__attn_seq *seq, int64_t b, int64_t h,
+                                        int64_t first) {
     te__attn_block block;
     block.extra = &a->x;
     block.seq = seq;
@@ -205,15 +212,20 @@ static bool te__attn_next_run(const te__attn_block *block, int64_t *from, int64_
         *to = block->end;
         return j < block->end;
     }
-    while (j < block->end && te__attn_block_at(x, (int)block->b, (int)block->h, (int)block->first, (int)j) == (int)TE_ATTN_BLOCK_EMPTY) j = (j / TE_ATTN_BLOCK_SIZE + 1) * TE_ATTN_BLOCK_SIZE;
+    while (j < block->end &&
+           te__attn_block_at(x, (int)block->b, (int)block->h, (int)block->first, (int)j) == (int)TE_ATTN_BLOCK_EMPTY)
+        j = (j / TE_ATTN_BLOCK_SIZE + 1) * TE_ATTN_BLOCK_SIZE;
     *from = j;
-    while (j < block->end && te__attn_block_at(x, (int)block->b, (int)block->h, (int)block->first, (int)j) != (int)TE_ATTN_BLOCK_EMPTY) j = (j / TE_ATTN_BLOCK_SIZE + 1) * TE_ATTN_BLOCK_SIZE;
+    while (j < block->end &&
+           te__attn_block_at(x, (int)block->b, (int)block->h, (int)block->first, (int)j) != (int)TE_ATTN_BLOCK_EMPTY)
+        j = (j / TE_ATTN_BLOCK_SIZE + 1) * TE_ATTN_BLOCK_SIZE;
     *to = te__min(j, block->end);
     return *from < *to;
 }
 
 /* out[j][r] = scale * (row j of x) . (column r of tile); `none` for keys of empty blocks. */
-static void te__attn_scores(const te__attn_block *block, float *out, const float *x, int64_t padded, const float *tile, int64_t d, double scale, float none) {
+static void te__attn_scores(const te__attn_block *block, float *out, const float *x, int64_t padded, const float *tile,
+                            int64_t d, double scale, float none) {
     int64_t from, to = block->begin, j, r, c, half;
     for (j = block->begin; block->extra->blocks.p && j < te__round_up(block->end, TE__ATTN_QUAD); j++)
         for (r = 0; r < TE__ATTN_BLOCK; r++) out[j * TE__ATTN_BLOCK + r] = none;
@@ -223,26 +235,31 @@ static void te__attn_scores(const te__attn_block *block, float *out, const float
                 double sum[TE__ATTN_QUAD * TE__ATTN_WIDE] = TE_ZERO;
                 te__attn_madd(sum, TE__ATTN_WIDE, x + j * padded, padded, 1, tile + half, TE__ATTN_BLOCK, d);
                 for (r = 0; r < TE__ATTN_QUAD; r++)
-                    for (c = 0; c < TE__ATTN_WIDE; c++) out[(j + r) * TE__ATTN_BLOCK + half + c] = (float)(sum[r * TE__ATTN_WIDE + c] * scale);
+                    for (c = 0; c < TE__ATTN_WIDE; c++)
+                        out[(j + r) * TE__ATTN_BLOCK + half + c] = (float)(sum[r * TE__ATTN_WIDE + c] * scale);
             }
 }
 
 /* out[r][c] += sum over the block's keys j of weight[j][r] * (row j of x)[c]; out: [BLOCK, padded]. */
-static void te__attn_weighted(const te__attn_block *block, double *out, const float *weight, const float *x, int64_t padded) {
+static void te__attn_weighted(const te__attn_block *block, double *out, const float *weight, const float *x,
+                              int64_t padded) {
     int64_t from, to = block->begin, r, c;
     while (te__attn_next_run(block, &from, &to))
         for (r = 0; r < block->n; r += TE__ATTN_QUAD)
             for (c = 0; c < padded; c += TE__ATTN_WIDE)
-                te__attn_madd(out + r * padded + c, padded, weight + from * TE__ATTN_BLOCK + r, 1, TE__ATTN_BLOCK, x + from * padded + c, padded, to - from);
+                te__attn_madd(out + r * padded + c, padded, weight + from * TE__ATTN_BLOCK + r, 1, TE__ATTN_BLOCK,
+                              x + from * padded + c, padded, to - from);
 }
 
 /* out[j][c] += sum over the block's rows r of weight[j][r] * (row r of x)[c], for its keys j. */
-static void te__attn_scatter(const te__attn_block *block, double *out, const float *weight, const float *x, int64_t padded) {
+static void te__attn_scatter(const te__attn_block *block, double *out, const float *weight, const float *x,
+                             int64_t padded) {
     int64_t from, to = block->begin, j, c;
     while (te__attn_next_run(block, &from, &to))
         for (j = from; j < to; j += TE__ATTN_QUAD)
             for (c = 0; c < padded; c += TE__ATTN_WIDE)
-                te__attn_madd(out + j * padded + c, padded, weight + j * TE__ATTN_BLOCK, TE__ATTN_BLOCK, 1, x + c, padded, block->n);
+                te__attn_madd(out + j * padded + c, padded, weight + j * TE__ATTN_BLOCK, TE__ATTN_BLOCK, 1, x + c,
+                              padded, block->n);
 }
 
 /* Of the block's rows, those from *from to *to - 1 see key j. */
@@ -257,7 +274,9 @@ static void te__attn_cap(const te__attn_kargs *a, const te__attn_block *block, f
     int64_t j, r;
     if (!(cap > 0.0f)) return;
     for (j = block->begin; j < block->end; j++) {
-        const bool empty = block->extra->blocks.p && te__attn_block_at(block->extra, (int)block->b, (int)block->h, (int)block->first, (int)j) == (int)TE_ATTN_BLOCK_EMPTY;
+        const bool empty = block->extra->blocks.p &&
+                           te__attn_block_at(block->extra, (int)block->b, (int)block->h, (int)block->first, (int)j) ==
+                               (int)TE_ATTN_BLOCK_EMPTY;
         for (r = 0; r < block->n; r++) {
             const int64_t at = j * TE__ATTN_BLOCK + r;
             const float t = tanhf(s[at] / cap);
@@ -270,12 +289,15 @@ static void te__attn_cap(const te__attn_kargs *a, const te__attn_block *block, f
 /* Bias and mask, on [keys, BLOCK] of scores: a masked one becomes -inf, whose exponential is 0. */
 static void te__attn_adjust(const te__attn_kargs *a, const te__attn_block *block, float *s) {
     const te__attn_extra *x = &a->x;
-    const float slope = !x->alibi ? 0.0f : x->slopes ? x->slopes[block->b * x->slopes_b + block->h] : te__attn_slope(a->heads, (int)block->h);
+    const float slope = !x->alibi   ? 0.0f
+                        : x->slopes ? x->slopes[block->b * x->slopes_b + block->h]
+                                    : te__attn_slope(a->heads, (int)block->h);
     int64_t r, j;
     if (!x->alibi && !x->bias.p && !x->mask.p) return;
     for (r = 0; r < block->n; r++) {
         const int64_t i = block->first + r, bias = block->b * x->bias.b + block->h * x->bias.h + i * x->bias.i;
-        const uint8_t *mask = (const uint8_t *)x->mask.p + (block->b * x->mask.b + block->h * x->mask.h + i * x->mask.i);
+        const uint8_t *mask =
+            (const uint8_t *)x->mask.p + (block->b * x->mask.b + block->h * x->mask.h + i * x->mask.i);
         for (j = block->begin; j < block->end; j++) {
             float *y = s + j * TE__ATTN_BLOCK + r, b;
             if (x->alibi) *y -= slope * fabsf((float)(i + block->seq->delta - j));
@@ -290,7 +312,8 @@ static void te__attn_adjust(const te__attn_kargs *a, const te__attn_block *block
 
 /* The block mask says that the block's rows see key j, so mask_mod is not asked. */
 static bool te__attn_is_full(const te__attn_block *block, int64_t j) {
-    return block->extra->blocks.p && te__attn_block_at(block->extra, (int)block->b, (int)block->h, (int)block->first, (int)j) == (int)TE_ATTN_BLOCK_FULL;
+    return block->extra->blocks.p && te__attn_block_at(block->extra, (int)block->b, (int)block->h, (int)block->first,
+                                                       (int)j) == (int)TE_ATTN_BLOCK_FULL;
 }
 
 /* The user's rule, on the same where a row sees the key; in the backward pass its derivative goes to `factor`, or multiplies the soft cap's there. */
@@ -307,7 +330,8 @@ static void te__attn_modify(const te_score_mod *m, const te__attn_block *block, 
                 s[at] = -HUGE_VALF;
                 continue;
             }
-            if (factor && m->score_fn && !m->additive) factor[at] = (capped ? factor[at] : 1.0f) * m->score_bprop_fn(m->user, s[at], block->b, block->h, i, j);
+            if (factor && m->score_fn && !m->additive)
+                factor[at] = (capped ? factor[at] : 1.0f) * m->score_bprop_fn(m->user, s[at], block->b, block->h, i, j);
             if (m->score_fn) s[at] = m->score_fn(m->user, s[at], block->b, block->h, i, j);
         }
     }
@@ -341,7 +365,8 @@ static void te__attn_drop(const te__attn_kargs *a, const te__attn_block *block, 
         uint32_t keep = 0;
         for (j = block->begin; j < block->end; j++) {
             float *y = x + j * TE__ATTN_BLOCK + r;
-            if (j == block->begin || j % 32 == 0) keep = te__attn_keep_word(threshold, a->seed, a->offset, row + (uint64_t)j / 32);
+            if (j == block->begin || j % 32 == 0)
+                keep = te__attn_keep_word(threshold, a->seed, a->offset, row + (uint64_t)j / 32);
             *y = keep >> (j % 32) & 1u ? *y * a->keep_scale : 0.0f;
         }
     }
@@ -363,7 +388,8 @@ static void te__attn_round(const te__attn_block *block, float *x, int dt, const 
 static void te__attn_scale_rows(const te__attn_block *block, float *x, const double *factor) {
     int64_t j, r;
     for (j = block->begin; j < block->end; j++)
-        for (r = 0; r < block->n; r++) x[j * TE__ATTN_BLOCK + r] = (float)((double)x[j * TE__ATTN_BLOCK + r] * factor[r]);
+        for (r = 0; r < block->n; r++)
+            x[j * TE__ATTN_BLOCK + r] = (float)((double)x[j * TE__ATTN_BLOCK + r] * factor[r]);
 }
 
 /* ---- forward ---- */
@@ -405,8 +431,11 @@ static void te__attn_fwd_block(const te__attn_work *w, const te__attn_scratch *s
     te__attn_weighted(block, s->out, s->s, s->v, w->d_v);
     for (r = 0; r < block->rows; r++) {
         const int64_t i = block->first + r;
-        te__attn_store(&a->o, block->b, block->h, seq->q_at + i, a->d_v, s->out + r * w->d_v, rounds ? 1.0 : inverse[r]);
-        if (a->lse) a->lse[seq->lse_at + block->h * seq->lse_head + i] = sum[r] == 0.0 ? -HUGE_VALF : (float)((double)top[r] + log(sum[r]));
+        te__attn_store(&a->o, block->b, block->h, seq->q_at + i, a->d_v, s->out + r * w->d_v,
+                       rounds ? 1.0 : inverse[r]);
+        if (a->lse)
+            a->lse[seq->lse_at + block->h * seq->lse_head + i] =
+                sum[r] == 0.0 ? -HUGE_VALF : (float)((double)top[r] + log(sum[r]));
     }
 }
 
@@ -421,13 +450,15 @@ static void te__attn_bwd_scores(const te__attn_work *w, const te__attn_scratch *
     int64_t j, r, c;
     const bool rounds = a->x.s_dt || a->x.dp_dt;
     te__attn_load_block(&a->q, block->b, block->h, seq->q_at + block->first, block->n, a->d, w->d, s->q, s->q_tile);
-    te__attn_load_block(&a->d_o, block->b, block->h, seq->q_at + block->first, block->n, a->d_v, w->d_v, s->g, s->g_tile);
+    te__attn_load_block(&a->d_o, block->b, block->h, seq->q_at + block->first, block->n, a->d_v, w->d_v, s->g,
+                        s->g_tile);
     for (r = 0; r < block->n; r++) {
         const float x = a->lse[seq->lse_at + block->h * seq->lse_head + block->first + r];
         if (x == -HUGE_VALF) continue; /* every score of the row is -inf, or not looked at */
         lse[r] = x;
         if (rounds) continue;
-        te__load_row(a->o.p, (te_dtype)a->o.dt, te__attn_row_at(&a->o, block->b, block->h, seq->q_at + block->first + r), a->d_v, o);
+        te__load_row(a->o.p, (te_dtype)a->o.dt,
+                     te__attn_row_at(&a->o, block->b, block->h, seq->q_at + block->first + r), a->d_v, o);
         for (c = 0; c < a->d_v; c++) sums[r] += (double)o[c] * (double)s->g[r * w->d_v + c];
     }
     te__attn_scores(block, s->s, s->k, w->d, s->q_tile, a->d, a->scale, -HUGE_VALF);
@@ -438,10 +469,12 @@ static void te__attn_bwd_scores(const te__attn_work *w, const te__attn_scratch *
     te__attn_scores(block, s->dp, s->v, w->d_v, s->g_tile, a->d_v, 1.0, 0.0f);
     te__attn_drop(a, block, s->dp);
     for (j = block->begin; rounds && j < block->end; j++)
-        for (r = 0; r < block->n; r++) sums[r] += (double)s->s[j * TE__ATTN_BLOCK + r] * (double)s->dp[j * TE__ATTN_BLOCK + r];
+        for (r = 0; r < block->n; r++)
+            sums[r] += (double)s->s[j * TE__ATTN_BLOCK + r] * (double)s->dp[j * TE__ATTN_BLOCK + r];
     for (r = 0; r < block->n; r++) {
         delta[r] = (float)sums[r];
-        if (w->dsink && te__attn_sink(a, block->h, &sink) && a->lse[seq->lse_at + block->h * seq->lse_head + block->first + r] != -HUGE_VALF)
+        if (w->dsink && te__attn_sink(a, block->h, &sink) &&
+            a->lse[seq->lse_at + block->h * seq->lse_head + block->first + r] != -HUGE_VALF)
             w->dsink[block->b * a->heads + block->h] -= exp((double)sink - (double)lse[r]) * sums[r];
     }
     for (j = block->begin; j < te__round_up(block->end, TE__ATTN_QUAD); j++)
@@ -466,7 +499,8 @@ static void te__attn_bwd_block(const te__attn_work *w, const te__attn_scratch *s
     memset(s->out, 0, (size_t)(TE__ATTN_BLOCK * w->d) * sizeof(double));
     te__attn_weighted(block, s->out, s->dp, s->k, w->d);
     for (r = 0; r < block->rows; r++)
-        te__attn_store(&a->dq, block->b, block->h, block->seq->q_at + block->first + r, a->d, s->out + r * w->d, a->scale);
+        te__attn_store(&a->dq, block->b, block->h, block->seq->q_at + block->first + r, a->d, s->out + r * w->d,
+                       a->scale);
 }
 
 /* A task of the pass for dB: up to 32 of its rows, or its only one, summed over the sequences, heads and rows that B repeats. */
@@ -489,17 +523,21 @@ static void te__attn_table_task(const te__attn_work *w, const te__attn_scratch *
                 te__attn_load_keys(a, &seq, &a->v, b, g, w->keys, a->d_v, w->d_v, s->v);
                 loaded = g;
             }
-            for (first = tile * TE__ATTN_BLOCK; first < (x->dbias_i == 1 ? seq.s_q : te__min(seq.s_q, tile * TE__ATTN_BLOCK + 1)); first += TE__ATTN_BLOCK) {
+            for (first = tile * TE__ATTN_BLOCK;
+                 first < (x->dbias_i == 1 ? seq.s_q : te__min(seq.s_q, tile * TE__ATTN_BLOCK + 1));
+                 first += TE__ATTN_BLOCK) {
                 const te__attn_block block = te__attn_block_of(a, &seq, b, h, first);
                 te__attn_bwd_scores(w, s, &block);
                 for (j = block.begin; j < block.end; j++)
-                    for (r = 0; r < block.n; r++) s->db[(x->dbias_i == 1 ? 0 : r) * w->keys + j] += (double)s->dp[j * TE__ATTN_BLOCK + r];
+                    for (r = 0; r < block.n; r++)
+                        s->db[(x->dbias_i == 1 ? 0 : r) * w->keys + j] += (double)s->dp[j * TE__ATTN_BLOCK + r];
             }
         }
     }
     for (r = 0; r < rows; r++) {
         for (j = 0; j < a->s_kv; j++) out[j] = (float)(s->db[r * w->keys + j] * x->bias_scale);
-        te__store_row(x->dbias.p, (te_dtype)x->dbias.dt, ((tb * x->dbias_h + th) * x->dbias_i + tile * TE__ATTN_BLOCK + r) * a->s_kv, a->s_kv, out);
+        te__store_row(x->dbias.p, (te_dtype)x->dbias.dt,
+                      ((tb * x->dbias_h + th) * x->dbias_i + tile * TE__ATTN_BLOCK + r) * a->s_kv, a->s_kv, out);
     }
 }
 
@@ -507,7 +545,8 @@ static void te__attn_table_task(const te__attn_work *w, const te__attn_scratch *
 
 static void te__attn_task(const te__attn_work *w, const te__attn_scratch *s, int64_t task) {
     const te__attn_kargs *a = &w->a;
-    const int64_t per_group = a->heads / a->groups, split = task % w->splits, g = task / w->splits % a->groups, b = task / w->splits / a->groups;
+    const int64_t per_group = a->heads / a->groups, split = task % w->splits, g = task / w->splits % a->groups,
+                  b = task / w->splits / a->groups;
     const int64_t step = TE__ATTN_BLOCK * w->splits;
     const te__attn_seq seq = te__attn_seq_of(a, (int)b);
     int64_t h, first, j;
@@ -560,7 +599,8 @@ static void te__attn_gather_top(const te__attn_work *w) {
     for (worker = 0; worker < w->workers; worker++) {
         te__attn_lay_out(w, w->memory + worker * w->bytes, &s);
         if (amax && *s.amax > *amax) *amax = *s.amax;
-        for (h = 0; s.top && w->a.x.max_logit && h < w->a.heads; h++) w->a.x.max_logit[h] = s.top[h] > w->a.x.max_logit[h] ? s.top[h] : w->a.x.max_logit[h];
+        for (h = 0; s.top && w->a.x.max_logit && h < w->a.heads; h++)
+            w->a.x.max_logit[h] = s.top[h] > w->a.x.max_logit[h] ? s.top[h] : w->a.x.max_logit[h];
     }
 }
 
@@ -597,7 +637,8 @@ static void te__attn_clear_outputs(const te__attn_kargs *a, bool backward) {
 
 static te_result te__attn_cpu(te_ctx *te, const te__attn_kargs *a, const te_score_mod *mod, bool backward) {
     te__attn_work w = TE_ZERO;
-    const int64_t heads = (int64_t)a->batch * a->groups, threads = te__max(1, te->cpu_threads), sinks = (int64_t)a->batch * a->heads;
+    const int64_t heads = (int64_t)a->batch * a->groups, threads = te__max(1, te->cpu_threads),
+                  sinks = (int64_t)a->batch * a->heads;
     te_result r;
     int64_t i;
     te__attn_clear_outputs(a, backward);

@@ -8,7 +8,9 @@ typedef struct te__attn_tiles {
 } te__attn_tiles;
 
 /* Bytes of shared memory that a block can have. */
-static int64_t te__attn_shared_limit(const te__plan *p) { return (p->sm == 80 ? 163 : p->sm == 90 || p->sm == 100 || p->sm == 103 ? 227 : 99) * 1024; }
+static int64_t te__attn_shared_limit(const te__plan *p) {
+    return (p->sm == 80 ? 163 : p->sm == 90 || p->sm == 100 || p->sm == 103 ? 227 : 99) * 1024;
+}
 
 static int te__attn_padded_d(const te__attn_kargs *a) {
     int d = (int)te__round_up(te__max(a->d, a->d_v), 32);
@@ -16,9 +18,15 @@ static int te__attn_padded_d(const te__attn_kargs *a) {
 }
 static int64_t te__attn_row_bytes(int d) { return 2 * d + 16; }
 
-static int64_t te__attn_fwd_shared(te__attn_tiles t) { return te__attn_row_bytes(t.d) * (16 * t.m * t.warps + 4 * t.tile); }
-static int64_t te__attn_dq_shared(te__attn_tiles t) { return te__attn_row_bytes(t.d) * (32 * t.m * t.warps + 4 * t.tile); }
-static int64_t te__attn_dkv_shared(te__attn_tiles t) { return te__attn_row_bytes(t.d) * (32 * t.m * t.warps + 4 * t.tile) + 16 * t.tile; }
+static int64_t te__attn_fwd_shared(te__attn_tiles t) {
+    return te__attn_row_bytes(t.d) * (16 * t.m * t.warps + 4 * t.tile);
+}
+static int64_t te__attn_dq_shared(te__attn_tiles t) {
+    return te__attn_row_bytes(t.d) * (32 * t.m * t.warps + 4 * t.tile);
+}
+static int64_t te__attn_dkv_shared(te__attn_tiles t) {
+    return te__attn_row_bytes(t.d) * (32 * t.m * t.warps + 4 * t.tile) + 16 * t.tile;
+}
 
 /* The tiles that keep O, S and dP in registers and let two blocks share a multiprocessor where that helps: chosen by register counts. Extras, with their
  * lengths, strides and slopes, leave room for fewer. */
@@ -60,7 +68,8 @@ static te__attn_tiles te__attn_dkv_tiles(const te__plan *p, int d, bool dropout,
 /* Heads that the general kernels go through in chunks. */
 static bool te__attn_is_wide(const te__attn_kargs *a) { return te__max(a->d, a->d_v) > TE__ATTN_CHUNK; }
 /* The general kernels: TE__ATTN_ROWS rows of one or two tensors, TE__ATTN_LANES of one or two others, and a weight for each pair. Of wide heads: a chunk of one of either. */
-static int64_t te__attn_general_shared(const te__attn_kargs *a, int64_t mine, int64_t mine2, int64_t theirs, int64_t theirs2) {
+static int64_t te__attn_general_shared(const te__attn_kargs *a, int64_t mine, int64_t mine2, int64_t theirs,
+                                       int64_t theirs2) {
     int64_t rows, lanes;
     if (te__attn_is_wide(a)) mine = theirs = TE__ATTN_CHUNK, mine2 = theirs2 = 0;
     rows = TE__ATTN_ROW(mine) + TE__ATTN_ROW(mine2);
@@ -69,14 +78,16 @@ static int64_t te__attn_general_shared(const te__attn_kargs *a, int64_t mine, in
 }
 
 /* `rows` rows of each of `heads` heads of each sequence, of `channels` channels that the kernel writes. t: NULL for the general kernels, which alone have a mod, and chunks. */
-static te_result te__attn_launch(te__plan *p, const te__attn_kargs *a, const char *kernel, int64_t rows, int64_t heads, int64_t channels,
-                                 const te__attn_tiles *t, int64_t shared, const char *mod) {
+static te_result te__attn_launch(te__plan *p, const te__attn_kargs *a, const char *kernel, int64_t rows, int64_t heads,
+                                 int64_t channels, const te__attn_tiles *t, int64_t shared, const char *mod) {
     const int64_t blocks = te__div_up(rows, t ? 16 * t->m * t->warps : TE__ATTN_ROWS) * a->batch * heads;
     te__launch *l;
     if (blocks == 0) return TE_OK;
     if (blocks > INT_MAX)
-        return te__fail(p->te, TE_ERR_UNSUPPORTED, "attention: %lld rows in each of %lld heads of %d sequences are more blocks than a launch can have",
-                        (long long)rows, (long long)heads, a->batch);
+        return te__fail(
+            p->te, TE_ERR_UNSUPPORTED,
+            "attention: %lld rows in each of %lld heads of %d sequences are more blocks than a launch can have",
+            (long long)rows, (long long)heads, a->batch);
     l = te__plan_launch(p, "attn", kernel);
     *TE__KARGS(p, l, te__attn_kargs) = *a;
     te__launch_size(l, blocks, t ? 1 : te__div_up(channels, TE__ATTN_CHUNK), 1, t ? 32 * t->warps : 128, shared);
@@ -107,9 +118,11 @@ static void te__attn_launch_clear(te__plan *p, const te__attn_kargs *a, bool bac
 }
 
 /* The gradients of the bias and of the softmax's offset (`sink`), from lse2 and delta, by the kernels of the choice. Described tensors have no address, so none is asked for here. */
-static te_result te__attn_launch_extras(te__plan *p, const te__attn_kargs *a, bool sink, const char *mod, const te__attn_bits *bits) {
+static te_result te__attn_launch_extras(te__plan *p, const te__attn_kargs *a, bool sink, const char *mod,
+                                        const te__attn_bits *bits) {
     const te__attn_extra *x = &a->x;
-    const int64_t blocks = te__div_up(a->s_kv, TE__ATTN_LANES) * te__div_up(x->dbias_i, TE__ATTN_ROWS) * x->dbias_h * x->dbias_b;
+    const int64_t blocks =
+        te__div_up(a->s_kv, TE__ATTN_LANES) * te__div_up(x->dbias_i, TE__ATTN_ROWS) * x->dbias_h * x->dbias_b;
     te__launch *l;
     if (sink && a->heads) {
         l = te__plan_launch(p, "attn", "attn_bwd_sink");
@@ -133,7 +146,10 @@ static te_result te__attn_mod(te__plan *p, const char *op, const te_score_mod *m
     r = te__score_mod_check_form(p->te, op, m, true);
     if (r != TE_OK) return r;
     if (p->baseline)
-        return te__fail(p->te, TE_ERR_LIBRARY, "%s: rule.score_mod has expressions, and there is no NVRTC to compile them; install one (pip install nvidia-cuda-nvrtc-cu12), or name its file in TE_NVRTC_PATH", op);
+        return te__fail(p->te, TE_ERR_LIBRARY,
+                        "%s: rule.score_mod has expressions, and there is no NVRTC to compile them; install one (pip "
+                        "install nvidia-cuda-nvrtc-cu12), or name its file in TE_NVRTC_PATH",
+                        op);
     te__score_mod_code(m, code);
     return code->oom ? te__fail(p->te, TE_ERR_OUT_OF_MEMORY, "%s: out of host memory", op) : TE_OK;
 }
@@ -147,7 +163,8 @@ static te_result te__attn_plan_fwd(te__plan *p, const te_op_attn_fwd_args *args,
         const te__attn_tiles t = te__attn_fwd_tiles(p, te__attn_padded_d(&a), a.dropout_p > 0.0f, a.x.on);
         return te__attn_launch(p, &a, "attn_fwd_mma", a.s_q, a.heads, a.d_v, &t, te__attn_fwd_shared(t), NULL);
     }
-    return te__attn_launch(p, &a, "attn_fwd", a.s_q, a.heads, a.d_v, NULL, te__attn_general_shared(&a, a.d, 0, te__max(a.d, a.d_v), 0), mod);
+    return te__attn_launch(p, &a, "attn_fwd", a.s_q, a.heads, a.d_v, NULL,
+                           te__attn_general_shared(&a, a.d, 0, te__max(a.d, a.d_v), 0), mod);
 }
 static te_result te__cuda_plan_attn_fwd(te__plan *p, const te_op_attn_fwd_args *args) {
     te__text code = TE_ZERO;
@@ -165,7 +182,9 @@ static te_result te__attn_plan_bwd(te__plan *p, const te_op_attn_bwd_args *args,
     const int64_t kept = a.x.packed_q ? a.heads * te__attn_packed_rows(a.x.t_q, a.batch) : rows;
     te_result r;
     te__attn_launch_clear(p, &a, true, false);
-    if (rows / 8 > INT_MAX) return te__fail(p->te, TE_ERR_UNSUPPORTED, "attn_bwd: %lld query rows are more than a launch can have", (long long)rows);
+    if (rows / 8 > INT_MAX)
+        return te__fail(p->te, TE_ERR_UNSUPPORTED, "attn_bwd: %lld query rows are more than a launch can have",
+                        (long long)rows);
     if (kept > 0) {
         te__launch *l;
         a.lse2 = (float *)te__plan_workspace(p, 2 * kept * (int64_t)sizeof(float));
@@ -192,9 +211,12 @@ static te_result te__attn_plan_bwd(te__plan *p, const te_op_attn_bwd_args *args,
     if (r != TE_OK) return r;
     if (kernels == TE__ATTN_MMA) {
         const int d = te__attn_padded_d(&a);
-        const te__attn_tiles q = te__attn_dq_tiles(p, d, a.dropout_p > 0.0f, a.x.on), kv = te__attn_dkv_tiles(p, d, a.dropout_p > 0.0f, a.x.on);
+        const te__attn_tiles q = te__attn_dq_tiles(p, d, a.dropout_p > 0.0f, a.x.on),
+                             kv = te__attn_dkv_tiles(p, d, a.dropout_p > 0.0f, a.x.on);
         r = te__attn_launch(p, &a, "attn_bwd_dkv_mma", a.s_kv, a.groups, most, &kv, te__attn_dkv_shared(kv), NULL);
-        return r == TE_OK ? te__attn_launch(p, &a, "attn_bwd_dq_mma", a.s_q, a.heads, a.d, &q, te__attn_dq_shared(q), NULL) : r;
+        return r == TE_OK
+                   ? te__attn_launch(p, &a, "attn_bwd_dq_mma", a.s_q, a.heads, a.d, &q, te__attn_dq_shared(q), NULL)
+                   : r;
     }
     r = te__attn_launch(p, &a, "attn_bwd_dkv", a.s_kv, a.groups, most, NULL, shared, mod);
     return r == TE_OK ? te__attn_launch(p, &a, "attn_bwd_dq", a.s_q, a.heads, a.d, NULL, shared, mod) : r;

@@ -47,7 +47,8 @@ template <int D, int ROWS, int THREADS, int PAGED = 0> struct te_copier : te_pag
     te_u32 to;
     int row, channels; // the row of this thread's first piece; the channels from there on
 
-    TE_DEV te_copier(const te__attn_view &x, int b, int h, int first, int d, const te__attn_extra *extra = 0) : te_paging<PAGED>(x, b, extra) {
+    TE_DEV te_copier(const te__attn_view &x, int b, int h, int first, int d, const te__attn_extra *extra = 0)
+        : te_paging<PAGED>(x, b, extra) {
         int column = threadIdx.x % GROUP, r = threadIdx.x / GROUP;
         row = first + r;
         at = (const char *)x.p + 2 * (b * x.b + h * x.h + row * x.s) + 16 * column;
@@ -67,7 +68,8 @@ template <int D, int ROWS, int THREADS, int PAGED = 0> struct te_copier : te_pag
 #pragma unroll
             for (int j = 0; j < PIECES; j++) {
                 bool there = row + i * STEP < end && channels > 8 * GROUP * j;
-                te_cp_async16(tile + to + i * STEP * te_tile<D>::ROW + j * GROUP * 16, at + 2 * i * STEP * row_elements + j * GROUP * 16 + away, there ? 16 : 0);
+                te_cp_async16(tile + to + i * STEP * te_tile<D>::ROW + j * GROUP * 16,
+                              at + 2 * i * STEP * row_elements + j * GROUP * 16 + away, there ? 16 : 0);
             }
         }
         skip(row_elements);
@@ -80,7 +82,8 @@ template <int D> struct te_reader {
     te_u32 lane_at;
     TE_DEV te_reader(bool rows_first) {
         int lane = threadIdx.x & 31;
-        lane_at = rows_first ? te_tile<D>::piece(lane & 15, lane >> 4) : te_tile<D>::piece((lane & 7) + (lane >> 4) * 8, lane >> 3 & 1);
+        lane_at = rows_first ? te_tile<D>::piece(lane & 15, lane >> 4)
+                             : te_tile<D>::piece((lane & 7) + (lane >> 4) * 8, lane >> 3 & 1);
     }
     // Rows row .. row + 15 and channels 16 step .. 16 step + 15.
     TE_DEV te_u32 at(te_u32 tile, int row, int step) const { return tile + lane_at + te_tile<D>::piece(row, 2 * step); }
@@ -124,7 +127,8 @@ template <int M, int N> TE_DEV void te_clear(float (&x)[M][N][4]) {
 
 // s[m][n] += rows of A (16 m + .., all D channels) times rows of B (8 n + .., all D channels), both in their own layout.
 template <int DT, int D, int M, int N>
-TE_DEV void te_products(float (&s)[M][N][4], const te_reader<D> &reader_a, te_u32 a, const te_reader<D> &reader_b, te_u32 b) {
+TE_DEV void te_products(float (&s)[M][N][4], const te_reader<D> &reader_a, te_u32 a, const te_reader<D> &reader_b,
+                        te_u32 b) {
 #pragma unroll
     for (int step = 0; step < D / 16; step++) {
         te_u32 fa[M][4];
@@ -184,14 +188,16 @@ template <int M, int N> TE_DEV void te_mask(float (&s)[M][N][4], const te__attn_
 // Products to scores in units of log2: scaled, capped, biased, and -inf where row i does not see key j. `row` and `column` are this lane's first ones; in a tile of
 // queries by keys, or transposed. All that does not depend on elements is tested outside of their loops.
 template <int DT, bool TRANSPOSED, int M, int N>
-TE_DEV void te_adjust(float (&s)[M][N][4], const te__attn_kargs &a, const te__attn_seq &seq, int b, int h, int row, int column, float slope2) {
+TE_DEV void te_adjust(float (&s)[M][N][4], const te__attn_kargs &a, const te__attn_seq &seq, int b, int h, int row,
+                      int column, float slope2) {
 #define TE_EACH_SCORE                                                                                     \
     _Pragma("unroll") for (int m = 0; m < M; m++) _Pragma("unroll") for (int n = 0; n < N; n++)           \
         _Pragma("unroll") for (int e = 0; e < 4; e++) {                                                   \
         const int across = 16 * m + (e & 2) * 4, along = 8 * n + (e & 1);                                 \
         const int i = row + (TRANSPOSED ? along : across), j = column + (TRANSPOSED ? across : along);    \
         float &x = s[m][n][e];
-    TE_EACH_SCORE x = !te_attn_sees(seq, i, j) ? -TE_INF : CAP ? a.x.softcap2 * te_attn_tanh(a, x) : x * a.scale2; }
+    TE_EACH_SCORE x = !te_attn_sees(seq, i, j) ? -TE_INF : CAP ? a.x.softcap2 * te_attn_tanh(a, x) : x * a.scale2;
+}
     const te__attn_table &bias = a.x.bias, &mask = a.x.mask;
     if (bias.p) {
         const te_i64 at = b * bias.b + h * bias.h;
@@ -215,7 +221,8 @@ TE_DEV void te_adjust(float (&s)[M][N][4], const te__attn_kargs &a, const te__at
 // The warp's accumulators, scaled and rounded, to rows first .. of a head: through `tile`, rows of shared memory that are the warp's own, so
 // that the stores are of 16 bytes. scale[m][0] is for the fragment's upper eight rows, [1] for the lower ones.
 template <int DT, int D, int M>
-TE_DEV void te_put(te_u32 tile, const float (&acc)[M][D / 8][4], const float (&scale)[M][2], char *head, te_i64 stride_bytes, int first, int end, int d) {
+TE_DEV void te_put(te_u32 tile, const float (&acc)[M][D / 8][4], const float (&scale)[M][2], char *head,
+                   te_i64 stride_bytes, int first, int end, int d) {
     const int lane = threadIdx.x & 31;
     __syncwarp();
 #pragma unroll
@@ -224,7 +231,8 @@ TE_DEV void te_put(te_u32 tile, const float (&acc)[M][D / 8][4], const float (&s
         for (int n = 0; n < D / 8; n++)
 #pragma unroll
             for (int half = 0; half < 2; half++) {
-                te_u32 pair = te_pack<DT>(acc[m][n][2 * half] * scale[m][half], acc[m][n][2 * half + 1] * scale[m][half]);
+                te_u32 pair =
+                    te_pack<DT>(acc[m][n][2 * half] * scale[m][half], acc[m][n][2 * half + 1] * scale[m][half]);
                 te_sts4(tile + te_tile<D>::piece(16 * m + 8 * half + (lane >> 2), n) + (lane & 3) * 4, pair);
             }
     __syncwarp();

@@ -21,7 +21,8 @@
 
 // Rows first .. first + n - 1 of one head into shared memory as f32, `ld` floats a row; rows from `end` on and channels from d on are 0. With `paged` they
 // are keys, which may lie in pages.
-TE_DEV_CALL void te_attn_stage(float *dst, int ld, const te__attn_view &x, int b, int h, int first, int n, int end, int d, const te__attn_extra *paged = 0) {
+TE_DEV_CALL void te_attn_stage(float *dst, int ld, const te__attn_view &x, int b, int h, int first, int n, int end,
+                               int d, const te__attn_extra *paged = 0) {
     int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
     for (int r = warp; r < n; r += TE__ATTN_ROWS / TE_MINE) {
         te_i64 from = te_attn_at(x, b, h, first + r);
@@ -31,7 +32,8 @@ TE_DEV_CALL void te_attn_stage(float *dst, int ld, const te__attn_view &x, int b
             from = page * x.b + h * x.h + row * x.s;
         }
 #pragma unroll 1
-        for (int c = lane; c < ld; c += 32) dst[r * ld + c] = first + r < end && c < d ? te_load(x.p, from + c, x.dt) : 0.0f;
+        for (int c = lane; c < ld; c += 32)
+            dst[r * ld + c] = first + r < end && c < d ? te_load(x.p, from + c, x.dt) : 0.0f;
     }
 }
 
@@ -63,9 +65,11 @@ TE_DEV int te_attn_chunk(int d, int c) { return min(TE__ATTN_CHUNK, d - c); }
 
 // te_attn_products of wide heads: of rows `first` on of head `hx` of x, 16 of a block, and rows `other` on of head `hy` of y. `mine` and `theirs`: shared
 // memory for a chunk of either.
-TE_DEV_CALL void te_attn_products_wide(float out[TE_MINE], float *mine, const te__attn_view &x, int hx, int first, int end_x, float *theirs, const te__attn_view &y, int hy, int other,
-                                  int end_y, int b, int d, const te__attn_extra *paged = 0) {
-    const int ld_mine = TE__ATTN_ROW(TE__ATTN_CHUNK), ld = TE__ATTN_LANE_ROW(TE__ATTN_CHUNK), warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
+TE_DEV_CALL void te_attn_products_wide(float out[TE_MINE], float *mine, const te__attn_view &x, int hx, int first,
+                                       int end_x, float *theirs, const te__attn_view &y, int hy, int other, int end_y,
+                                       int b, int d, const te__attn_extra *paged = 0) {
+    const int ld_mine = TE__ATTN_ROW(TE__ATTN_CHUNK), ld = TE__ATTN_LANE_ROW(TE__ATTN_CHUNK), warp = threadIdx.x >> 5,
+              lane = threadIdx.x & 31;
 #pragma unroll
     for (int r = 0; r < TE_MINE; r++) out[r] = 0.0f;
 #pragma unroll 1
@@ -82,9 +86,11 @@ TE_DEV_CALL void te_attn_products_wide(float out[TE_MINE], float *mine, const te
     }
 }
 // Channels c on of those 32 rows, for te_attn_gather: `n` of them.
-TE_DEV void te_attn_stage_wide(float *theirs, const te__attn_view &y, int hy, int other, int end_y, int b, int c, int n, const te__attn_extra *paged = 0) {
+TE_DEV void te_attn_stage_wide(float *theirs, const te__attn_view &y, int hy, int other, int end_y, int b, int c, int n,
+                               const te__attn_extra *paged = 0) {
     __syncthreads();
-    te_attn_stage(theirs, TE__ATTN_LANE_ROW(TE__ATTN_CHUNK), te_attn_channels(y, c), b, hy, other, TE__ATTN_LANES, end_y, n, paged);
+    te_attn_stage(theirs, TE__ATTN_LANE_ROW(TE__ATTN_CHUNK), te_attn_channels(y, c), b, hy, other, TE__ATTN_LANES,
+                  end_y, n, paged);
     __syncthreads();
 }
 
@@ -115,11 +121,13 @@ TE_DEV void te_attn_clear(float acc[TE_MINE][TE_CHANNELS]) {
 }
 
 // Rows first .. first + 3 of a head from the lanes' sums.
-TE_DEV void te_attn_put(const te__attn_view &x, int b, int h, int first, int end, int d, const float acc[TE_MINE][TE_CHANNELS], float scale) {
+TE_DEV void te_attn_put(const te__attn_view &x, int b, int h, int first, int end, int d,
+                        const float acc[TE_MINE][TE_CHANNELS], float scale) {
     int lane = threadIdx.x & 31;
 #pragma unroll
     for (int r = 0; r < TE_MINE; r++)
 #pragma unroll
         for (int t = 0; t < TE_CHANNELS; t++)
-            if (first + r < end && lane + 32 * t < d) te_store(x.p, te_attn_at(x, b, h, first + r) + lane + 32 * t, x.dt, acc[r][t] * scale);
+            if (first + r < end && lane + 32 * t < d)
+                te_store(x.p, te_attn_at(x, b, h, first + r) + lane + 32 * t, x.dt, acc[r][t] * scale);
 }

@@ -10,21 +10,27 @@ static void te__attn_hopper_heads(const te__attn_kargs *a, int *d, int *d_v) {
 }
 
 /* A map over [batch, heads, rows, d] in boxes of 64 channels by `box` rows. */
-static void te__attn_map(te__plan *p, unsigned long long map[16], const te__attn_view *x, int64_t d, int64_t rows, int64_t heads, int64_t batch, int box) {
+static void te__attn_map(te__plan *p, unsigned long long map[16], const te__attn_view *x, int64_t d, int64_t rows,
+                         int64_t heads, int64_t batch, int box) {
     const uint64_t dims[4] = {(uint64_t)d, (uint64_t)rows, (uint64_t)heads, (uint64_t)batch};
-    const uint64_t strides[3] = {(uint64_t)(rows > 1 ? 2 * x->s : 16), (uint64_t)(heads > 1 ? 2 * x->h : 16), (uint64_t)(batch > 1 ? 2 * x->b : 16)};
+    const uint64_t strides[3] = {(uint64_t)(rows > 1 ? 2 * x->s : 16), (uint64_t)(heads > 1 ? 2 * x->h : 16),
+                                 (uint64_t)(batch > 1 ? 2 * x->b : 16)};
     const uint32_t boxes[4] = {64, (uint32_t)box, 1, 1};
     te__cuda_tensor_map(p, map, x->p, (te_dtype)x->dt, 4, dims, strides, boxes, 128);
 }
-static void te__attn_maps_q(te__plan *p, const te__attn_kargs *a, unsigned long long map[16], const te__attn_view *x, int d, int box) {
+static void te__attn_maps_q(te__plan *p, const te__attn_kargs *a, unsigned long long map[16], const te__attn_view *x,
+                            int d, int box) {
     te__attn_map(p, map, x, d, a->x.packed_q ? a->x.t_q : a->s_q, a->heads, a->x.packed_q ? 1 : a->batch, box);
 }
-static void te__attn_maps_kv(te__plan *p, const te__attn_kargs *a, unsigned long long map[16], const te__attn_view *x, int d, int box) {
+static void te__attn_maps_kv(te__plan *p, const te__attn_kargs *a, unsigned long long map[16], const te__attn_view *x,
+                             int d, int box) {
     te__attn_map(p, map, x, d, a->x.packed_kv ? a->x.t_kv : a->s_kv, a->groups, a->x.packed_kv ? 1 : a->batch, box);
 }
 
 /* The text of the user's rule, NULL for none, becomes code of the launch. */
-static te_result te__attn_launch_mod(te__plan *p, te__launch *l, const char *mod) { return mod ? te__launch_code(p, l, "ops/attn/score_mod.cuh", mod) : TE_OK; }
+static te_result te__attn_launch_mod(te__plan *p, te__launch *l, const char *mod) {
+    return mod ? te__launch_code(p, l, "ops/attn/score_mod.cuh", mod) : TE_OK;
+}
 
 /* Whole groups of heads whose keys and values fit into a third of the L2 cache; under a diagonal, where tiles of many heads even out how long they take, into two thirds. */
 static int te__attn_together(const te__attn_kargs *a) {
@@ -45,14 +51,18 @@ static int te__attn_bias_pairs(const te__attn_kargs *a) {
 /* TMA can bring the bias in tiles of elements of 16 bits. */
 static bool te__attn_bias_in_tiles(const te__attn_kargs *a) {
     const te__attn_table *t = &a->x.bias;
-    const bool strides = t->i % 8 == 0 && t->h % 8 == 0 && t->b % 8 == 0 && t->i < (int64_t)1 << 38 && t->h < (int64_t)1 << 38 && t->b < (int64_t)1 << 38;
-    return t->dt != TE_DTYPE_NONE && t->dt != (int)TE_F32 && te__attn_bias_pairs(a) == 1 && strides && (uintptr_t)t->p % 16 == 0;
+    const bool strides = t->i % 8 == 0 && t->h % 8 == 0 && t->b % 8 == 0 && t->i < (int64_t)1 << 38 &&
+                         t->h < (int64_t)1 << 38 && t->b < (int64_t)1 << 38;
+    return t->dt != TE_DTYPE_NONE && t->dt != (int)TE_F32 && te__attn_bias_pairs(a) == 1 && strides &&
+           (uintptr_t)t->p % 16 == 0;
 }
 /* A map over the bias, with a size of 1 where it repeats. */
 static void te__attn_map_bias(te__plan *p, unsigned long long map[16], const te__attn_kargs *a) {
     const te__attn_table *t = &a->x.bias;
-    const uint64_t dims[4] = {(uint64_t)a->s_kv, (uint64_t)a->s_q, (uint64_t)(t->h ? a->heads : 1), (uint64_t)(t->b ? a->batch : 1)};
-    const uint64_t strides[3] = {(uint64_t)(2 * t->i), (uint64_t)(t->h ? 2 * t->h : 16), (uint64_t)(t->b ? 2 * t->b : 16)};
+    const uint64_t dims[4] = {(uint64_t)a->s_kv, (uint64_t)a->s_q, (uint64_t)(t->h ? a->heads : 1),
+                              (uint64_t)(t->b ? a->batch : 1)};
+    const uint64_t strides[3] = {(uint64_t)(2 * t->i), (uint64_t)(t->h ? 2 * t->h : 16),
+                                 (uint64_t)(t->b ? 2 * t->b : 16)};
     const uint32_t boxes[4] = {64, 64, 1, 1};
     te__cuda_tensor_map(p, map, t->p, (te_dtype)t->dt, 4, dims, strides, boxes, 128);
 }
@@ -71,14 +81,16 @@ static te_result te__attn_scores_options(te__plan *p, te__launch *l, const te__a
 
 /* Launches attn_dropout_bits, which writes dropout's bits for kernels whose blocks have `keys` keys. Returns where they lie; words is NULL without dropout, and where the bits would fill more than 2 GB. */
 static te__attn_bits te__attn_plan_bits(te__plan *p, const te__attn_kargs *a, int keys) {
-    const int64_t of_all = a->x.packed_q ? a->heads * te__attn_packed_rows(a->x.t_q, a->batch) : (int64_t)a->batch * a->heads * a->s_pad;
+    const int64_t of_all =
+        a->x.packed_q ? a->heads * te__attn_packed_rows(a->x.t_q, a->batch) : (int64_t)a->batch * a->heads * a->s_pad;
     const int64_t rows = of_all + 128 /* tiles of 192 rows end that far behind whole ones of 128 */, bytes = 16 * rows * te__div_up(te__round_up(a->s_kv, keys), 128);
     te__attn_bits bits = TE_ZERO;
     te__launch *l;
     te__attn_bits_kargs *k;
     if (a->dropout_p == 0.0f) return bits;
     if (bytes > (int64_t)2 << 30) {
-        te__plan_why(p, "tensor cores: TMA and wgmma, which draw dropout's bits themselves: these would fill more than 2 GB");
+        te__plan_why(
+            p, "tensor cores: TMA and wgmma, which draw dropout's bits themselves: these would fill more than 2 GB");
         return bits;
     }
     bits.rows = rows;
@@ -88,7 +100,8 @@ static te__attn_bits te__attn_plan_bits(te__plan *p, const te__attn_kargs *a, in
     k = TE__KARGS(p, l, te__attn_bits_kargs);
     k->a = *a;
     k->bits = bits;
-    te__launch_size(l, te__div_up(a->s_q, 128) * a->heads * a->batch, te__div_up(a->s_kv, TE__ATTN_BITS_KEYS), 1, 256, 0);
+    te__launch_size(l, te__div_up(a->s_q, 128) * a->heads * a->batch, te__div_up(a->s_kv, TE__ATTN_BITS_KEYS), 1, 256,
+                    0);
     return bits;
 }
 /* Launches attn_bias_line, which makes of a bias that all queries share an operand of a product. keys: of a block of the forward kernel. Returns where it lies, with strides in keys. */
@@ -121,7 +134,8 @@ static void te__attn_dropout_option(te__launch *l, const te__attn_kargs *a, cons
 
 static te_result te__attn_plan_fwd_hopper(te__plan *p, const te__attn_kargs *a, const char *mod) {
     /* Three warpgroups have no registers for these, and tiles of 192 rows lie in two blocks of a block mask. */
-    const bool two = mod || a->x.softcap > 0.0f || a->x.bias.dt != TE_DTYPE_NONE || a->x.mask.dt != TE_DTYPE_NONE || a->x.blocks.dt != TE_DTYPE_NONE;
+    const bool two = mod || a->x.softcap > 0.0f || a->x.bias.dt != TE_DTYPE_NONE || a->x.mask.dt != TE_DTYPE_NONE ||
+                     a->x.blocks.dt != TE_DTYPE_NONE;
     const bool bias_keys = a->x.bias.dt != TE_DTYPE_NONE && a->x.bias.i == 0; /* all queries share it: X_KEYS */
     const float bias_factor = a->x.bias_scale / a->scale;
     int d, d_v, waves, keys;
@@ -139,11 +153,15 @@ static te_result te__attn_plan_fwd_hopper(te__plan *p, const te__attn_kargs *a, 
     rows = te__div_up(a->s_q, 64 * waves);
     tiles = rows * a->heads * a->batch;
     if (tiles > INT_MAX)
-        return te__fail(p->te, TE_ERR_UNSUPPORTED, "attention: %d rows in each of %d heads of %d sequences are more tiles than a launch can have", a->s_q, a->heads, a->batch);
+        return te__fail(p->te, TE_ERR_UNSUPPORTED,
+                        "attention: %d rows in each of %d heads of %d sequences are more tiles than a launch can have",
+                        a->s_q, a->heads, a->batch);
     bits = te__attn_plan_bits(p, a, keys);
     if (bias_keys && p->result == TE_OK) line = te__attn_plan_line(p, a, keys, bias_factor);
     if (p->result != TE_OK) return p->result;
-    shared = bias_tiles ? TE__ATTN_BIAS_SHARED(d, d_v, waves) : (bias_keys ? TE__ATTN_KEYS_SHARED(d, d_v, waves) : TE__ATTN_FWD_SHARED(d, d_v, waves)) + (a->x.alibi ? TE__ATTN_LINE_BYTES(d) : 0);
+    shared = bias_tiles ? TE__ATTN_BIAS_SHARED(d, d_v, waves)
+                        : (bias_keys ? TE__ATTN_KEYS_SHARED(d, d_v, waves) : TE__ATTN_FWD_SHARED(d, d_v, waves)) +
+                              (a->x.alibi ? TE__ATTN_LINE_BYTES(d) : 0);
     l = te__plan_launch(p, "attn", "attn_fwd_hopper");
     k = TE__KARGS(p, l, te__attn_fwd_hopper_kargs);
     k->a = *a;
@@ -171,7 +189,8 @@ static te_result te__attn_plan_fwd_hopper(te__plan *p, const te__attn_kargs *a, 
     return te__attn_scores_options(p, l, &k->a, mod);
 }
 
-static void te__attn_bwd_maps(te__plan *p, const te__attn_kargs *a, te__attn_bwd_hopper_kargs *k, int queries, int keys) {
+static void te__attn_bwd_maps(te__plan *p, const te__attn_kargs *a, te__attn_bwd_hopper_kargs *k, int queries,
+                              int keys) {
     te__attn_maps_q(p, a, k->q_map, &a->q, a->d, queries);
     te__attn_maps_q(p, a, k->do_map, &a->d_o, a->d_v, queries);
     te__attn_maps_kv(p, a, k->k_map, &a->k, a->d, keys);
@@ -180,7 +199,8 @@ static void te__attn_bwd_maps(te__plan *p, const te__attn_kargs *a, te__attn_bwd
     te__attn_maps_kv(p, a, k->dv_map, &a->dv, a->d_v, 64);
 }
 /* d_v: 0 for the kernels without products. */
-static te__launch *te__attn_launch_bwd(te__plan *p, const te__attn_bwd_hopper_kargs *k, const char *kernel, int64_t blocks, int threads, int64_t shared, int d, int d_v) {
+static te__launch *te__attn_launch_bwd(te__plan *p, const te__attn_bwd_hopper_kargs *k, const char *kernel,
+                                       int64_t blocks, int threads, int64_t shared, int d, int d_v) {
     te__launch *l = te__plan_launch(p, "attn", kernel);
     *TE__KARGS(p, l, te__attn_bwd_hopper_kargs) = *k;
     te__launch_size(l, blocks, 1, 1, threads, shared);
@@ -195,12 +215,17 @@ static void te__attn_launch_rows(te__plan *p, const te__attn_bwd_hopper_kargs *k
     te__attn_launch_bwd(p, k, "attn_bwd_rows", rows / (8192 / d), 256, 0, d, 0);
 }
 static te_result te__attn_bwd_too_large(te__plan *p, const te__attn_kargs *a) {
-    return te__fail(p->te, TE_ERR_UNSUPPORTED, "attention: the gradients of %d queries in each of %d heads of %d sequences need more blocks than a launch can have", a->s_q, a->heads, a->batch);
+    return te__fail(p->te, TE_ERR_UNSUPPORTED,
+                    "attention: the gradients of %d queries in each of %d heads of %d sequences need more blocks than "
+                    "a launch can have",
+                    a->s_q, a->heads, a->batch);
 }
 
 /* Heads above 128 channels, whose dK and dV of 128 keys do not fit into registers: two kernels, each with sums of its own. */
-static te_result te__attn_plan_bwd_wide(te__plan *p, const te__attn_kargs *a, int64_t rows, const char *mod, te__attn_bits *bits) {
-    const int64_t keys = te__div_up(a->s_kv, 64), queries = te__div_up(a->s_q, 128), of_keys = keys * a->groups * a->batch, of_queries = queries * a->heads * a->batch;
+static te_result te__attn_plan_bwd_wide(te__plan *p, const te__attn_kargs *a, int64_t rows, const char *mod,
+                                        te__attn_bits *bits) {
+    const int64_t keys = te__div_up(a->s_kv, 64), queries = te__div_up(a->s_q, 128),
+                  of_keys = keys * a->groups * a->batch, of_queries = queries * a->heads * a->batch;
     te__attn_bwd_hopper_kargs k;
     te__launch *l;
     int d, d_v;
@@ -224,17 +249,21 @@ static te_result te__attn_plan_bwd_wide(te__plan *p, const te__attn_kargs *a, in
 }
 
 static te_result te__attn_bias_too_large(te__plan *p, const te__attn_kargs *a) {
-    return te__fail(p->te, TE_ERR_UNSUPPORTED, "attn_bwd: dbias of [%d, %d, %d, %d] needs more blocks than a launch can have", a->x.dbias_b, a->x.dbias_h, a->x.dbias_i, a->s_kv);
+    return te__fail(p->te, TE_ERR_UNSUPPORTED,
+                    "attn_bwd: dbias of [%d, %d, %d, %d] needs more blocks than a launch can have", a->x.dbias_b,
+                    a->x.dbias_h, a->x.dbias_i, a->s_kv);
 }
 /* The kernel of dK and dV has the gradient of a bias that queries share in sums along its rows, over the heads that share keys. */
 static bool te__attn_bias_in_sums(const te__attn_kargs *a) {
     const te__attn_extra *x = &a->x;
-    return te__max(a->d, a->d_v) <= 128 && x->dbias_i == 1 && x->dbias_b > 0 && (x->dbias_h == 1 || (x->dbias_h == a->heads && a->heads == a->groups));
+    return te__max(a->d, a->d_v) <= 128 && x->dbias_i == 1 && x->dbias_b > 0 &&
+           (x->dbias_h == 1 || (x->dbias_h == a->heads && a->heads == a->groups));
 }
 /* Adds up those sums: attn_bwd_bias_put.cu. */
 static te_result te__attn_put_bias_sums(te__plan *p, const te__attn_bwd_hopper_kargs *from) {
     const te__attn_extra *x = &from->a.x;
-    const int64_t elements = (int64_t)x->dbias_b * x->dbias_h * from->a.s_kv, of_batch = from->bias_row * from->a.groups;
+    const int64_t elements = (int64_t)x->dbias_b * x->dbias_h * from->a.s_kv,
+                  of_batch = from->bias_row * from->a.groups;
     const bool heads = x->dbias_h == 1 && from->a.groups > 1, batch = x->dbias_b == 1 && from->a.batch > 1; /* summed over */
     te__attn_bias_hopper_kargs k;
     te__launch *l;
@@ -254,10 +283,12 @@ static te_result te__attn_put_bias_sums(te__plan *p, const te__attn_bwd_hopper_k
 }
 
 /* The backward pass: rows' numbers, the products, dQ out of its sums. a: with lse2 and delta, `rows` of them. Heads of up to 64 channels with dropout run as those of 128: their kernel has no registers for its bits. */
-static te_result te__attn_plan_bwd_hopper(te__plan *p, const te__attn_kargs *a, int64_t rows, const char *mod, te__attn_bits *bits) {
+static te_result te__attn_plan_bwd_hopper(te__plan *p, const te__attn_kargs *a, int64_t rows, const char *mod,
+                                          te__attn_bits *bits) {
     const int d = te__max(a->d, a->d_v) <= 64 && a->dropout_p == 0.0f ? 64 : 128, queries = TE__ATTN_BWD_QUERIES(d);
     const int64_t keys = te__div_up(a->s_kv, 128), blocks = keys * a->groups * a->batch;
-    const int64_t of_head = a->x.packed_q ? a->x.t_q / queries + a->batch + 1 : a->s_pad / queries, tiles = of_head * a->heads * (a->x.packed_q ? 1 : a->batch);
+    const int64_t of_head = a->x.packed_q ? a->x.t_q / queries + a->batch + 1 : a->s_pad / queries,
+                  tiles = of_head * a->heads * (a->x.packed_q ? 1 : a->batch);
     const bool sums = te__attn_bias_in_sums(a), tiles_of_bias = te__attn_bias_in_tiles(a);
     te__attn_bwd_hopper_kargs k;
     te__launch *l;
@@ -295,12 +326,17 @@ static te_result te__attn_plan_bwd_hopper(te__plan *p, const te__attn_kargs *a, 
 /* A tile's work can be cut into parts where tiles are few, in a way that sizes alone decide: so many tiles, or parts, are enough. Those of a bias that all queries share differ in how much they have. */
 enum { TE__ATTN_BIAS_TILES = 264, TE__ATTN_BIAS_TILES_SHARED = 1056 };
 /* The gradient of the bias, from lse2 and delta, where it is no sum of dK's kernel. */
-static te_result te__attn_plan_bias_hopper(te__plan *p, const te__attn_kargs *a, const char *mod, const te__attn_bits *bits) {
+static te_result te__attn_plan_bias_hopper(te__plan *p, const te__attn_kargs *a, const char *mod,
+                                           const te__attn_bits *bits) {
     const te__attn_extra *x = &a->x;
     const bool shared = x->dbias_i == 1;
-    const int64_t rows = te__div_up(a->s_q, 128), of_part = te__div_up(a->s_kv, 128) * (shared ? 1 : rows) * x->dbias_h * x->dbias_b;
-    const int64_t pairs = (x->dbias_b == 1 ? a->batch : 1) * (int64_t)(x->dbias_h == 1 ? a->heads : 1) * (shared ? rows : 1);
-    const int64_t parts = te__min(pairs, te__div_up(shared ? TE__ATTN_BIAS_TILES_SHARED : TE__ATTN_BIAS_TILES, of_part)), elements = (int64_t)x->dbias_b * x->dbias_h * x->dbias_i * a->s_kv;
+    const int64_t rows = te__div_up(a->s_q, 128),
+                  of_part = te__div_up(a->s_kv, 128) * (shared ? 1 : rows) * x->dbias_h * x->dbias_b;
+    const int64_t pairs =
+        (x->dbias_b == 1 ? a->batch : 1) * (int64_t)(x->dbias_h == 1 ? a->heads : 1) * (shared ? rows : 1);
+    const int64_t parts =
+                      te__min(pairs, te__div_up(shared ? TE__ATTN_BIAS_TILES_SHARED : TE__ATTN_BIAS_TILES, of_part)),
+                  elements = (int64_t)x->dbias_b * x->dbias_h * x->dbias_i * a->s_kv;
     te__attn_bias_hopper_kargs k;
     te__launch *l;
     int d, d_v;
@@ -334,7 +370,8 @@ static te_result te__attn_plan_bias_hopper(te__plan *p, const te__attn_kargs *a,
     }
     {
         const int64_t some = k.to.dt == (int)TE_F32 ? 2 : 8; /* elements of a store */
-        k.aligned = (parts > 1 || a->s_kv % some == 0) && k.to.b % some == 0 && k.to.h % some == 0 && k.to.i % some == 0 && (uintptr_t)k.to.p % 16 == 0;
+        k.aligned = (parts > 1 || a->s_kv % some == 0) && k.to.b % some == 0 && k.to.h % some == 0 &&
+                    k.to.i % some == 0 && (uintptr_t)k.to.p % 16 == 0;
     }
     l = te__plan_launch(p, "attn", "attn_bwd_bias_hopper");
     *TE__KARGS(p, l, te__attn_bias_hopper_kargs) = k;

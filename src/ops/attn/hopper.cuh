@@ -98,7 +98,9 @@ template <int BN> TE_DEV int te_last_seen(const te_u8 *row, int begin, int end) 
     for (; end > begin; end -= 8) { // eight loads at a time
         te_u32 seen = 0;
 #pragma unroll
-        for (int i = 1; i <= 8; i++) seen |= (te_u32)(end - i >= begin && row[(end - i) * BN / TE_ATTN_BLOCK_SIZE] != TE_ATTN_BLOCK_EMPTY) << (i - 1);
+        for (int i = 1; i <= 8; i++)
+            seen |= (te_u32)(end - i >= begin && row[(end - i) * BN / TE_ATTN_BLOCK_SIZE] != TE_ATTN_BLOCK_EMPTY)
+                    << (i - 1);
         if (seen) return end - __ffs(seen);
     }
     return begin - 1;
@@ -120,7 +122,8 @@ template <int BM, int BN, bool BY_HEAD = false> struct te_attn_tile {
         const te__attn_kargs &a = args.a;
         const te__attn_order &order = args.order;
         const te_u32 heads = (te_u32)a.heads * (te_u32)a.batch, section = (te_u32)order.together * (te_u32)order.rows;
-        const te_u32 s = number / section, r = number - s * section, width = min((te_u32)order.together, heads - s * order.together), m = r / width;
+        const te_u32 s = number / section, r = number - s * section,
+                     width = min((te_u32)order.together, heads - s * order.together), m = r / width;
         const te_u32 at = s * order.together + r - m * width;
         if (BY_HEAD) {
             head = (int)(at / (te_u32)a.batch);
@@ -170,7 +173,8 @@ template <int BK, int BQ, bool BY_HEAD = false> struct te_attn_keys {
     int m_begin, m_end;
     TE_DEV te_attn_keys(const te__attn_kargs &a, const te__attn_order &order, te_u32 number) {
         const te_u32 heads = (te_u32)a.groups * (te_u32)a.batch, section = (te_u32)order.together * (te_u32)order.rows;
-        const te_u32 s = number / section, r = number - s * section, width = min((te_u32)order.together, heads - s * order.together), row = r / width;
+        const te_u32 s = number / section, r = number - s * section,
+                     width = min((te_u32)order.together, heads - s * order.together), row = r / width;
         const te_u32 at = s * order.together + r - row * width;
         const te_u32 of_each = (te_u32)(BY_HEAD ? a.batch : a.groups), slow = at / of_each, fast = at - slow * of_each;
         batch = (int)(BY_HEAD ? fast : slow);
@@ -184,7 +188,9 @@ template <int BK, int BQ, bool BY_HEAD = false> struct te_attn_keys {
     }
     TE_DEV int tiles() const { return max(0, m_end - m_begin); }
     // Tile m has a query and a key that do not see each other, or rows that are not there.
-    TE_DEV bool hides(int m) const { return (n + 1) * BK > min(s_kv, m * BQ + hi + 1) || n * BK < m * BQ + BQ - 1 + lo || m * BQ + BQ > s_q; }
+    TE_DEV bool hides(int m) const {
+        return (n + 1) * BK > min(s_kv, m * BQ + hi + 1) || n * BK < m * BQ + BQ - 1 + lo || m * BQ + BQ > s_q;
+    }
 };
 // Those tiles, for all query heads of the group: heads within rows, the last row first.
 struct te_attn_queries {
@@ -201,7 +207,8 @@ struct te_attn_queries {
 // The same, and with a block mask those that are not empty, which a whole warp looks for.
 template <int BK, int BQ> struct te_attn_tiles : te_attn_queries {
     bool full; // the user's mask hides nothing
-    template <class KEYS> TE_DEV te_attn_tiles(const te__attn_kargs &a, const KEYS &t) : te_attn_queries(a, t), full(false) {
+    template <class KEYS>
+    TE_DEV te_attn_tiles(const te__attn_kargs &a, const KEYS &t) : te_attn_queries(a, t), full(false) {
         if (BLOCKS) head--, left++, next(a, t);
     }
     template <class KEYS> TE_DEV void next(const te__attn_kargs &a, const KEYS &t) {
@@ -212,7 +219,9 @@ template <int BK, int BQ> struct te_attn_tiles : te_attn_queries {
         const int lane = threadIdx.x & 31;
         for (int at = (t.m_end - 1 - m) * heads + head - first + 1; --left > 0; at += 32, left -= 31) {
             const int row = (at + lane) / heads, h = first + at + lane - row * heads;
-            const int kind = lane < left ? te_blocks_of(a, t.batch, h, (t.m_end - 1 - row) * BQ)[t.n * BK / TE_ATTN_BLOCK_SIZE] : TE_ATTN_BLOCK_EMPTY;
+            const int kind = lane < left
+                                 ? te_blocks_of(a, t.batch, h, (t.m_end - 1 - row) * BQ)[t.n * BK / TE_ATTN_BLOCK_SIZE]
+                                 : TE_ATTN_BLOCK_EMPTY;
             const te_u32 seen = __ballot_sync(TE_ALL, kind != TE_ATTN_BLOCK_EMPTY);
             if (!seen) continue;
             const int found = __ffs(seen) - 1;
@@ -227,7 +236,8 @@ TE_DEV bool te_leads() { return !BLOCKS || threadIdx.x % 32 == 0; }
 
 // Where lse2 and delta of a sequence's first query lie: te__attn_seq, of what a tile knows.
 TE_DEV te_i64 te_attn_work(const te__attn_kargs &a, int batch, int head, int q_at) {
-    if (a.x.packed_q) return (q_at + 3) / 4 * 4 + (te_i64)batch * (TE__ATTN_PAD + 4) + head * te__attn_packed_rows(a.x.t_q, a.batch);
+    if (a.x.packed_q)
+        return (q_at + 3) / 4 * 4 + (te_i64)batch * (TE__ATTN_PAD + 4) + head * te__attn_packed_rows(a.x.t_q, a.batch);
     return ((te_i64)batch * a.heads + head) * a.s_pad;
 }
 
@@ -250,14 +260,16 @@ template <int PANELS> TE_DEV void te_clear_rows64(te_u32 tile, int from) {
 // `from`, and from there to rows `row` .. `row` + 63 of the view, of which `rows` are the sequence's. Others, of unpacked tensors, are written, too. `named`: a barrier that joins
 // the warpgroup.
 template <int N>
-TE_DEV void te_store_gradient(const float (&d)[N], const float (&by)[2], te_u32 from, const void *map, const te__attn_view &view, bool packed, int d_of_head, te_i64 row, int rows,
-                              int head, int batch, int named) {
+TE_DEV void te_store_gradient(const float (&d)[N], const float (&by)[2], te_u32 from, const void *map,
+                              const te__attn_view &view, bool packed, int d_of_head, te_i64 row, int rows, int head,
+                              int batch, int named) {
     const int thread = threadIdx.x & 127, lane = threadIdx.x & 31;
 #pragma unroll
     for (int j = 0; j < N / 8; j++) {
         te_u32 r[4];
 #pragma unroll
-        for (int i = 0; i < 4; i++) r[i] = by[i & 1] == 0.0f ? 0u : te_pack16(d[8 * j + 2 * i] * by[i & 1], d[8 * j + 2 * i + 1] * by[i & 1]);
+        for (int i = 0; i < 4; i++)
+            r[i] = by[i & 1] == 0.0f ? 0u : te_pack16(d[8 * j + 2 * i] * by[i & 1], d[8 * j + 2 * i + 1] * by[i & 1]);
         const int piece = 2 * j + (lane >> 4);
         te_stmatrix4(from + (piece >> 3) * 8192 + te_swizzled(16 * (thread >> 5) + (lane & 15), piece & 7), r);
     }

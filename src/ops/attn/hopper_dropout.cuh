@@ -7,17 +7,23 @@
 enum { DROPOUT = X_DROPOUT };
 
 TE_DEV void te_ldg16(const void *p, te_u32 *x) {
-    asm volatile("ld.global.nc.v4.b32 {%0, %1, %2, %3}, [%4];" : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "l"(p));
+    asm volatile("ld.global.nc.v4.b32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+                 : "l"(p));
 }
 // The words of keys from j on of a row whose lse2 is number `row`; those of the next rows are four words apart.
-TE_DEV const te_u32 *te_kept(const te__attn_bits &bits, te_i64 row, int j) { return bits.words + 4 * (j / 128 * bits.rows + row) + j / 32 % 4; }
+TE_DEV const te_u32 *te_kept(const te__attn_bits &bits, te_i64 row, int j) {
+    return bits.words + 4 * (j / 128 * bits.rows + row) + j / 32 % 4;
+}
 
 // Of a thread's part of S with queries along the rows: two rows, 8 apart, and of every eight of N columns two.
 template <int N> struct te_keep_rows {
     te_u32 word[2][N / 32];
 
     // Of rows i and i + 8, and columns j .. j + N - 1. Rows beyond the last one are anything.
-    TE_DEV void load(const te__attn_kargs &a, const te__attn_bits &bits, int b, int h, int q_at, int i, int j) { load(a, bits, b, h, te_attn_work(a, b, h, q_at) + i, i, j); }
+    TE_DEV void load(const te__attn_kargs &a, const te__attn_bits &bits, int b, int h, int q_at, int i, int j) {
+        load(a, bits, b, h, te_attn_work(a, b, h, q_at) + i, i, j);
+    }
     TE_DEV void load(const te__attn_kargs &a, const te__attn_bits &bits, int b, int h, te_i64 row, int i, int j) {
 #pragma unroll
         for (int half = 0; half < 2; half++) {
@@ -27,7 +33,8 @@ template <int N> struct te_keep_rows {
 #pragma unroll
                 for (int k = 0; k < N / 32; k++) {
                     if (DROPOUT == 1) word[half][k] = te_ldg4(te_kept(bits, row + 8 * half, j + 32 * k));
-                    if (DROPOUT == 2) word[half][k] = te_attn_keep_quad(a, te__attn_keep_row(&a, b, h, i + 8 * half) + j / 32 + k);
+                    if (DROPOUT == 2)
+                        word[half][k] = te_attn_keep_quad(a, te__attn_keep_row(&a, b, h, i + 8 * half) + j / 32 + k);
                 }
             }
         }
@@ -37,11 +44,15 @@ template <int N> struct te_keep_rows {
         const int at = 2 * (threadIdx.x & 3), byte = 8 + j % 4;
         const te_u32 w = word[half][j / 4];
         te_u32 mask;
-        asm("prmt.b32 %0, %1, %2, %3;" : "=r"(mask) : "r"(w << (7 - at)), "r"(w << (6 - at)), "r"(0x11 * byte + 0x1100 * (byte + 4)));
+        asm("prmt.b32 %0, %1, %2, %3;"
+            : "=r"(mask)
+            : "r"(w << (7 - at)), "r"(w << (6 - at)), "r"(0x11 * byte + 0x1100 * (byte + 4)));
         return mask;
     }
     // One of them.
-    TE_DEV bool one(int half, int j, int e) const { return word[half][j / 4] >> 2 * (threadIdx.x & 3) >> (8 * (j % 4) + e) & 1; }
+    TE_DEV bool one(int half, int j, int e) const {
+        return word[half][j / 4] >> 2 * (threadIdx.x & 3) >> (8 * (j % 4) + e) & 1;
+    }
 };
 
 // Of a thread's part of S^T, 16 keys of a warp by 64 queries: of every eight queries two, and two keys, 8 apart. Bit 2 (j % 4) + e + 16 (j / 4) + 8 half of them.
@@ -64,7 +75,8 @@ struct te_keep_columns {
         if (DROPOUT == 2) {
 #pragma unroll 1
             for (int n = 0; n < 8; n++) {
-                const te_u32 x = te_attn_keep_transposed(te_attn_keep_quad(a, te__attn_keep_row(&a, b, h, i + 8 * n + (lane >> 2)) + j / 32), j);
+                const te_u32 x = te_attn_keep_transposed(
+                    te_attn_keep_quad(a, te__attn_keep_row(&a, b, h, i + 8 * n + (lane >> 2)) + j / 32), j);
                 bits |= ((x & 3) | (x >> 2) << 8) << (2 * (n % 4) + 16 * (n / 4));
             }
         }

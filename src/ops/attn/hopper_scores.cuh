@@ -21,7 +21,15 @@
 #ifndef X_MASK
 #define X_MASK 0
 #endif
-enum { ALIBI = X_ALIBI, BIAS = X_BIAS, PAIRS = X_PAIRS, MASK = X_MASK, HIDES = X_MASK || MOD_HIDES, SCORES = X_ALIBI || X_BIAS || X_MASK || X_MOD || X_CAP, CHANGES = X_MOD || X_CAP };
+enum {
+    ALIBI = X_ALIBI,
+    BIAS = X_BIAS,
+    PAIRS = X_PAIRS,
+    MASK = X_MASK,
+    HIDES = X_MASK || MOD_HIDES,
+    SCORES = X_ALIBI || X_BIAS || X_MASK || X_MOD || X_CAP,
+    CHANGES = X_MOD || X_CAP
+};
 
 // The softmax's factor of S, in units of log2.
 TE_DEV float te_softmax_scale2(const te__attn_kargs &a) { return MOD ? TE_LOG2E : CAP ? a.x.softcap2 : a.scale2; }
@@ -61,7 +69,9 @@ template <int N> TE_DEV void te_cap(float (&s)[N], const te__attn_kargs &a, bool
     }
 }
 // ALiBi's slope, and the factor of a bias, in units of products.
-TE_DEV float te_slope(const te__attn_kargs &a, int b, int h) { return __fdividef(te_attn_of<1>::slope2(a, b, h), a.scale2); }
+TE_DEV float te_slope(const te__attn_kargs &a, int b, int h) {
+    return __fdividef(te_attn_of<1>::slope2(a, b, h), a.scale2);
+}
 TE_DEV float te_bias_scale(const te__attn_kargs &a) { return __fdividef(a.x.bias_scale, a.scale); }
 
 // A word of memory that no kernel writes meanwhile. Volatile: where a load is issued decides what it waits beside.
@@ -70,7 +80,9 @@ TE_DEV te_u32 te_ldg4(const void *p) {
     asm volatile("ld.global.nc.b32 %0, [%1];" : "=r"(x) : "l"(p));
     return x;
 }
-TE_DEV void te_ldg8(const void *p, te_u32 &x, te_u32 &y) { asm volatile("ld.global.nc.v2.b32 {%0, %1}, [%2];" : "=r"(x), "=r"(y) : "l"(p)); }
+TE_DEV void te_ldg8(const void *p, te_u32 &x, te_u32 &y) {
+    asm volatile("ld.global.nc.v2.b32 {%0, %1}, [%2];" : "=r"(x), "=r"(y) : "l"(p));
+}
 
 TE_DEV te_u32 te_ldg2(const void *p) {
     te_u16 x;
@@ -98,7 +110,8 @@ template <int N> struct te_bias_rows {
         column = PAIRS ? SIZE : SIZE * t.j;
         count = a.s_kv - j;
 #pragma unroll
-        for (int r = 0; r < ROWS; r++) row[r] = (const char *)t.p + SIZE * (b * t.b + h * t.h + min(i + 8 * r, a.s_q - 1) * t.i) + j * column;
+        for (int r = 0; r < ROWS; r++)
+            row[r] = (const char *)t.p + SIZE * (b * t.b + h * t.h + min(i + 8 * r, a.s_q - 1) * t.i) + j * column;
     }
     // Two columns; WHOLE: both are there.
     template <bool WHOLE> TE_DEV void two(const char *from, int left, te_u32 &x, te_u32 &y) const {
@@ -172,7 +185,8 @@ template <bool ADD, int N> TE_DEV void te_start_alibi(float (&s)[N], float slope
         }
     } else {
 #pragma unroll
-        for (int i = 0; i < N; i++) s[i] = fmaf(-slope, fabsf((float)(at - 8 * (i / 2 % 2) + 8 * (i / 4) + i % 2)), ADD ? s[i] : 0.0f);
+        for (int i = 0; i < N; i++)
+            s[i] = fmaf(-slope, fabsf((float)(at - 8 * (i / 2 % 2) + 8 * (i / 4) + i % 2)), ADD ? s[i] : 0.0f);
     }
 }
 
@@ -190,7 +204,9 @@ struct te_line {
         const int t = threadIdx.x & 3;
         const float hi = te_bf16_to_f32(te_f32_to_bf16(of)), mid = te_bf16_to_f32(te_f32_to_bf16(of - hi));
         slope = of;
-        rising = t == 0 ? te_f32x2_to_half(hi, mid, TE_BF16) : t == 1 ? te_f32x2_to_half(of - hi - mid, 0.0f, TE_BF16) : 0;
+        rising = t == 0   ? te_f32x2_to_half(hi, mid, TE_BF16)
+                 : t == 1 ? te_f32x2_to_half(of - hi - mid, 0.0f, TE_BF16)
+                          : 0;
     }
     // at: of the upper row and column 0, key minus query, with its sign; first, last: of all of the warp that is seen.
     TE_DEV void start(int at, int first, int last) {
@@ -208,7 +224,8 @@ struct te_line {
     TE_DEV static void columns(te_u32 to, int n, int thread, int threads) {
         for (int i = thread; i < n + 8; i += threads) {
             const float j = i < n ? (float)i : 0.0f;
-            te_sts16(to + 16 * i, make_uint4(te_f32x2_to_half(j, j, TE_BF16), te_f32x2_to_half(j, 0.0f, TE_BF16), 0, 0));
+            te_sts16(to + 16 * i,
+                     make_uint4(te_f32x2_to_half(j, j, TE_BF16), te_f32x2_to_half(j, 0.0f, TE_BF16), 0, 0));
         }
     }
     template <int N> TE_DEV void add(float (&s)[N], te_u32 columns) const {
@@ -229,7 +246,8 @@ struct te_line {
             return;
         }
 #pragma unroll
-        for (int i = 0; i < N; i++) s[i] = fmaf(-slope, fabsf((float)(at - 8 * (i / 2 % 2) + 8 * (i / 4) + i % 2)), s[i]);
+        for (int i = 0; i < N; i++)
+            s[i] = fmaf(-slope, fabsf((float)(at - 8 * (i / 2 % 2) + 8 * (i / 4) + i % 2)), s[i]);
     }
     // S becomes all of it.
     template <int N> TE_DEV void finish(float (&s)[N]) {
@@ -241,7 +259,8 @@ struct te_line {
 
 // Bit 4 k + 2 half + e: the mask of elements and the user's show key to query, of row `half` of a thread's fragment and column 8 k + e. i, j: the query and the key of its first element;
 // full: the user's is not asked. STEP: groups of four elements that are loaded at a time.
-template <int N, bool TRANSPOSED, int STEP = 4> TE_DEV te_u64 te_shown(const te__attn_kargs &a, int b, int h, int i, int j, bool full) {
+template <int N, bool TRANSPOSED, int STEP = 4>
+TE_DEV te_u64 te_shown(const te__attn_kargs &a, int b, int h, int i, int j, bool full) {
     const te__attn_table &t = a.x.mask;
     const te_attn_mod mod(a.x);
     const te_u8 *const mask = (const te_u8 *)t.p + b * t.b + h * t.h;
@@ -254,7 +273,8 @@ template <int N, bool TRANSPOSED, int STEP = 4> TE_DEV te_u64 te_shown(const te_
         for (int k = 0; k < STEP; k++)
 #pragma unroll
             for (int e = 0; e < 4; e++) {
-                const int down = 8 * (e / 2), along = 8 * (first + k) + e % 2, query = i + (TRANSPOSED ? along : down), key = j + (TRANSPOSED ? down : along);
+                const int down = 8 * (e / 2), along = 8 * (first + k) + e % 2, query = i + (TRANSPOSED ? along : down),
+                          key = j + (TRANSPOSED ? down : along);
                 bool sees = full || mod.mask(b, h, query, key);
                 if (MASK) sees = sees && !mask[min(query, a.s_q - 1) * t.i + min(key, a.s_kv - 1) * t.j];
                 some |= sees ? 1u << (4 * k + e) : 0u;
@@ -286,7 +306,8 @@ template <int N> struct te_bias_columns {
     // more than registers hold.
     TE_DEV static void load(float (&s)[N], const te__attn_kargs &a, int b, int h, int i, int j) {
         const te__attn_table &t = a.x.bias;
-        const te_i64 upper = SIZE * t.j * min(j, a.s_kv - 1), right = SIZE * t.j * min(j + 8, a.s_kv - 1) - upper, down = SIZE * t.i;
+        const te_i64 upper = SIZE * t.j * min(j, a.s_kv - 1), right = SIZE * t.j * min(j + 8, a.s_kv - 1) - upper,
+                     down = SIZE * t.i;
         const char *at = (const char *)t.p + SIZE * (b * t.b + h * t.h + min(i, a.s_q - 1) * t.i) + upper;
 #pragma unroll
         for (int k = 0; k < (ONE ? 1 : N / 2); k++) {
@@ -302,9 +323,12 @@ template <int N> struct te_bias_columns {
 #pragma unroll
         for (int k = 0; k < N / 8; k++) { // 16 queries
             te_u32 word[4];
-            te_ldmatrix4_trans(word, tile + (k >> 2) * 16384 + te_swizzled(16 * (k & 3) + (lane >> 4 << 3 | (lane & 7)), piece));
+            te_ldmatrix4_trans(word, tile + (k >> 2) * 16384 +
+                                         te_swizzled(16 * (k & 3) + (lane >> 4 << 3 | (lane & 7)), piece));
 #pragma unroll
-            for (int i = 0; i < 4; i++) s[8 * k + 2 * i] = __uint_as_float(word[i] & 0xffffu), s[8 * k + 2 * i + 1] = __uint_as_float(word[i] >> 16);
+            for (int i = 0; i < 4; i++)
+                s[8 * k + 2 * i] = __uint_as_float(word[i] & 0xffffu),
+                              s[8 * k + 2 * i + 1] = __uint_as_float(word[i] >> 16);
         }
     }
     // What was loaded becomes what S starts with.
@@ -312,7 +336,9 @@ template <int N> struct te_bias_columns {
 #pragma unroll
         for (int i = 0; i < (ONE ? 4 : N); i++) {
             const te_u32 x = __float_as_uint(s[i]);
-            s[i] = scale * (BIAS == TE_F32 ? __uint_as_float(x) : BIAS == TE_BF16 ? __uint_as_float(x << 16) : te_f16_to_f32((te_u16)x));
+            s[i] = scale * (BIAS == TE_F32    ? __uint_as_float(x)
+                            : BIAS == TE_BF16 ? __uint_as_float(x << 16)
+                                              : te_f16_to_f32((te_u16)x));
         }
 #pragma unroll
         for (int i = 0; i < (ONE ? N : 0); i++) s[i] = s[i / 2 % 2 * 2];

@@ -121,7 +121,9 @@ typedef struct TE__ATTN_ALIGN_64 te__attn_bwd_hopper_kargs {
     float *dq_sum;        /* of attn_bwd_hopper.cu: tiles of dQ in f32, each in the order of the registers */
     int *added;           /* for each of them: key blocks that have added to it; NULL: there are none */
     int queries, pad_queries; /* of a tile */
-    unsigned char pad[64 - (sizeof(te__attn_kargs) + sizeof(te__attn_order) + sizeof(te__attn_bits) + 2 * sizeof(void *) + 16) % 64];
+    unsigned char
+        pad[64 -
+            (sizeof(te__attn_kargs) + sizeof(te__attn_order) + sizeof(te__attn_bits) + 2 * sizeof(void *) + 16) % 64];
     unsigned long long bias_map[16]; /* of attn_bwd_hopper.cu: X_TILES */
     long long bias_row;              /* X_SUMS: keys, up to whole blocks */
     float *bias_sum;                 /* [batch, groups, bias_row], of dS over a group's heads and all queries */
@@ -130,17 +132,19 @@ typedef struct TE__ATTN_ALIGN_64 te__attn_bwd_hopper_kargs {
 } te__attn_bwd_hopper_kargs;
 typedef char te__attn_bwd_hopper_kargs_fit[sizeof(te__attn_bwd_hopper_kargs) % 64 == 0 ? 1 : -1];
 #define TE__ATTN_BWD_QUERIES(d) (8192 / (d))
-#define TE__ATTN_BWD_SHARED(d) (2 * TE__ATTN_BYTES(128, d) + 4 * 16384 + 2 * 256 * TE__ATTN_BWD_QUERIES(d) + 2 * 32768 + 16 * TE__ATTN_BWD_QUERIES(d) + 16 * 8 + 16)
+#define TE__ATTN_BWD_SHARED(d)                                                                \
+    (2 * TE__ATTN_BYTES(128, d) + 4 * 16384 + 2 * 256 * TE__ATTN_BWD_QUERIES(d) + 2 * 32768 + \
+     16 * TE__ATTN_BWD_QUERIES(d) + 16 * 8 + 16)
 
 /* Of heads above 128 channels: stages of queries (attn_bwd_dkv_hopper.cu), of keys and of values (attn_bwd_dq_hopper.cu), and shared memory. */
 #define TE__ATTN_DKV_STAGES(d) ((d) <= 192 ? 3 : 2)
-#define TE__ATTN_DKV_SHARED(d, d_v)                                                                                                  \
-    ((TE__ATTN_DKV_STAGES(d) + 1) * (TE__ATTN_BYTES(64, d) + TE__ATTN_BYTES(64, d_v)) + 2 * 16384 + 2 * 256 * TE__ATTN_DKV_STAGES(d) + \
-     8 * (4 * TE__ATTN_DKV_STAGES(d) + 16))
+#define TE__ATTN_DKV_SHARED(d, d_v)                                                                 \
+    ((TE__ATTN_DKV_STAGES(d) + 1) * (TE__ATTN_BYTES(64, d) + TE__ATTN_BYTES(64, d_v)) + 2 * 16384 + \
+     2 * 256 * TE__ATTN_DKV_STAGES(d) + 8 * (4 * TE__ATTN_DKV_STAGES(d) + 16))
 #define TE__ATTN_DQ_STAGES_K(d) ((d) <= 192 ? 3 : 2)
 #define TE__ATTN_DQ_STAGES_V(d) ((d) <= 192 ? 2 : 1)
-#define TE__ATTN_DQ_SHARED(d, d_v)                                                                                                   \
-    ((2 + TE__ATTN_DQ_STAGES_K(d)) * TE__ATTN_BYTES(64, d) + (2 + TE__ATTN_DQ_STAGES_V(d)) * TE__ATTN_BYTES(64, d_v) +             \
+#define TE__ATTN_DQ_SHARED(d, d_v)                                                                                     \
+    ((2 + TE__ATTN_DQ_STAGES_K(d)) * TE__ATTN_BYTES(64, d) + (2 + TE__ATTN_DQ_STAGES_V(d)) * TE__ATTN_BYTES(64, d_v) + \
      8 * (2 + 2 * TE__ATTN_DQ_STAGES_K(d) + 2 * TE__ATTN_DQ_STAGES_V(d)))
 
 /* attn_bwd_bias_hopper.cu, and attn_bwd_bias_put.cu behind it. */
@@ -154,7 +158,9 @@ typedef struct TE__ATTN_ALIGN_64 te__attn_bias_hopper_kargs {
     int parts, tiles_of_part;
     int aligned;          /* of `to`, keys can be written 16 bytes at a time, of f32 8 */
     float by;             /* what sums are multiplied by */
-    unsigned char pad[64 - (sizeof(te__attn_kargs) + sizeof(te__attn_order) + sizeof(te__attn_table) + sizeof(te__attn_bits) + 24) % 64];
+    unsigned char pad[64 - (sizeof(te__attn_kargs) + sizeof(te__attn_order) + sizeof(te__attn_table) +
+                            sizeof(te__attn_bits) + 24) %
+                               64];
 } te__attn_bias_hopper_kargs;
 typedef char te__attn_bias_hopper_kargs_fit[sizeof(te__attn_bias_hopper_kargs) % 64 == 0 ? 1 : -1];
 #define TE__ATTN_DBIAS_SHARED (7 * 32768 + 6 * (48 + 16) + 512) /* stages and the tile of the bias, messages and barriers, sums of columns */
@@ -163,23 +169,26 @@ typedef char te__attn_bias_hopper_kargs_fit[sizeof(te__attn_bias_hopper_kargs) %
 #define TE__ATTN_BYTES(rows, d) ((rows) * 128 * (((d) + 63) / 64))
 #define TE__ATTN_FWD_KEYS(d, d_v) ((d) <= 128 || (d_v) <= 128 ? 128 : (d) <= 192 ? 96 : 64)
 #define TE__ATTN_FWD_STAGES_Q(d, d_v, waves) ((d) <= 128 ? 2 : 1)
-#define TE__ATTN_FWD_INPUTS(d, d_v, waves)                                                                                          \
-    (TE__ATTN_FWD_STAGES_Q(d, d_v, waves) * (waves) * TE__ATTN_BYTES(64, d) + 2 * TE__ATTN_BYTES(TE__ATTN_FWD_KEYS(d, d_v), d) +   \
-     2 * TE__ATTN_BYTES(TE__ATTN_FWD_KEYS(d, d_v), d_v))
-#define TE__ATTN_FWD_SHARED(d, d_v, waves)                                                                                          \
-    (TE__ATTN_FWD_INPUTS(d, d_v, waves) + (TE__ATTN_FWD_STAGES_Q(d, d_v, waves) == 1 ? 0 : (waves) * TE__ATTN_BYTES(64, d_v)) + 256)
+#define TE__ATTN_FWD_INPUTS(d, d_v, waves)                                                                  \
+    (TE__ATTN_FWD_STAGES_Q(d, d_v, waves) * (waves) * TE__ATTN_BYTES(64, d) +                               \
+     2 * TE__ATTN_BYTES(TE__ATTN_FWD_KEYS(d, d_v), d) + 2 * TE__ATTN_BYTES(TE__ATTN_FWD_KEYS(d, d_v), d_v))
+#define TE__ATTN_FWD_SHARED(d, d_v, waves)                                                      \
+    (TE__ATTN_FWD_INPUTS(d, d_v, waves) +                                                       \
+     (TE__ATTN_FWD_STAGES_Q(d, d_v, waves) == 1 ? 0 : (waves) * TE__ATTN_BYTES(64, d_v)) + 256)
 /* Bytes of the columns' numbers that ALiBi multiplies by (te_line), in addition: with the 256 of barriers a multiple of 1024, for O behind them, and what there is room for. */
 #define TE__ATTN_LINE_BYTES(d) ((d) > 64 && (d) <= 128 ? 2816 : 3840)
 /* The same with tiles of a bias (X_TILES), O in the place of Q, and stages of those tiles: as many as fit, of one and two. */
 #define TE__ATTN_SHARED_MAX 232448
 #define TE__ATTN_BIAS_TILE(d, d_v) TE__ATTN_BYTES(64, TE__ATTN_FWD_KEYS(d, d_v))
-#define TE__ATTN_BIAS_SHARED_OF(d, d_v, waves, stages) (TE__ATTN_FWD_INPUTS(d, d_v, waves) + (stages) * (waves) * TE__ATTN_BIAS_TILE(d, d_v) + 320)
+#define TE__ATTN_BIAS_SHARED_OF(d, d_v, waves, stages)                                           \
+    (TE__ATTN_FWD_INPUTS(d, d_v, waves) + (stages) * (waves) * TE__ATTN_BIAS_TILE(d, d_v) + 320)
 #define TE__ATTN_BIAS_STAGES(d, d_v, waves) (TE__ATTN_BIAS_SHARED_OF(d, d_v, waves, 2) <= TE__ATTN_SHARED_MAX ? 2 : 1)
 #define TE__ATTN_BIAS_SHARED(d, d_v, waves) TE__ATTN_BIAS_SHARED_OF(d, d_v, waves, TE__ATTN_BIAS_STAGES(d, d_v, waves))
 /* The same with a bias that all queries share (X_KEYS): operand A of its product, 64 rows of 16 bytes; of B, 16 bytes a key, two stages and zeros. O lies in the place of Q above 64 channels. */
 #define TE__ATTN_KEYS_BYTES(d, d_v) (1024 + 3 * 16 * TE__ATTN_FWD_KEYS(d, d_v))
-#define TE__ATTN_KEYS_SHARED(d, d_v, waves) \
-    (TE__ATTN_FWD_INPUTS(d, d_v, waves) + ((d) <= 64 ? (waves) * TE__ATTN_BYTES(64, d_v) : 0) + TE__ATTN_KEYS_BYTES(d, d_v) + 256)
+#define TE__ATTN_KEYS_SHARED(d, d_v, waves)                                                     \
+    (TE__ATTN_FWD_INPUTS(d, d_v, waves) + ((d) <= 64 ? (waves) * TE__ATTN_BYTES(64, d_v) : 0) + \
+     TE__ATTN_KEYS_BYTES(d, d_v) + 256)
 
 /* The backward reads whole tiles of lse2 and delta, so their rows are padded to the largest tile. */
 #define TE__ATTN_PAD 128

@@ -1,14 +1,18 @@
 /* ops/attn/op.c: the front door of attention: defaults, checks, and the one description of a problem that both backends start from.
  * Knows tensors; must not know which backend runs. */
 
-static bool te__attn_pads(te_attn_mask mask) { return (int)mask >= (int)TE_MASK_PADDING && (int)mask <= (int)TE_MASK_PADDING_CAUSAL_BOTTOM_RIGHT; }
+static bool te__attn_pads(te_attn_mask mask) {
+    return (int)mask >= (int)TE_MASK_PADDING && (int)mask <= (int)TE_MASK_PADDING_CAUSAL_BOTTOM_RIGHT;
+}
 static bool te__attn_is_causal(te_attn_mask mask) {
     return mask != TE_MASK_NONE && mask != TE_MASK_PADDING && mask != TE_MASK_ARBITRARY;
 }
 
 /* ---- defaults ---- */
 
-static te_attn_mask te__attn_mask_of(const te_attn_rule *x) { return x->mask == TE_MASK_DEFAULT ? TE_MASK_CAUSAL : x->mask; }
+static te_attn_mask te__attn_mask_of(const te_attn_rule *x) {
+    return x->mask == TE_MASK_DEFAULT ? TE_MASK_CAUSAL : x->mask;
+}
 /* Fills the defaults of a rule that has been checked; d: the size of a head of q. Backends and kernels' arguments start from what this leaves. */
 static void te__attn_resolve(te_attn_rule *x, int64_t d) {
     x->mask = te__attn_mask_of(x);
@@ -49,7 +53,9 @@ static te__attn_sizes te__attn_sizes_of(const te_op_attn_fwd_args *a) {
     s.b = s.packed_q ? te__numel(x->cu_seqlens_q) - 1 : a->q->shape[1 - te__attn_seq_dim(a->format)];
     s.kv_b = s.packed_kv ? s.b : a->k->shape[1 - te__attn_seq_dim(kv)];
     s.s_q = s.packed_q && x->max_seqlen_q ? x->max_seqlen_q : s.rows_q;
-    s.s_kv = s.paged ? (s.kv_b ? x->page_table->shape[1] * s.rows_kv : 0) : s.packed_kv && x->max_seqlen_kv ? x->max_seqlen_kv : s.rows_kv;
+    s.s_kv = s.paged                           ? (s.kv_b ? x->page_table->shape[1] * s.rows_kv : 0)
+             : s.packed_kv && x->max_seqlen_kv ? x->max_seqlen_kv
+                                               : s.rows_kv;
     s.heads = a->q->shape[a->q->ndim - 2];
     s.groups = a->k->shape[a->k->ndim - 2];
     s.d = a->q->shape[a->q->ndim - 1];
@@ -59,16 +65,20 @@ static te__attn_sizes te__attn_sizes_of(const te_op_attn_fwd_args *a) {
 
 /* ---- checks ---- */
 
-static te_result te__attn_want_heads(te_ctx *te, const char *op, const char *name, const te_tensor *x, te_qkv_format format) {
+static te_result te__attn_want_heads(te_ctx *te, const char *op, const char *name, const te_tensor *x,
+                                     te_qkv_format format) {
     char text[TE__SHAPE_TEXT];
     if (format != TE_THD) return te__want_heads(te, op, name, x);
-    if (x->ndim != 3) return te__fail(te, TE_ERR_SHAPE, "%s: %s is %s; [tokens, heads, d] is needed with TE_THD", op, name, te__shape_text(x, text));
+    if (x->ndim != 3)
+        return te__fail(te, TE_ERR_SHAPE, "%s: %s is %s; [tokens, heads, d] is needed with TE_THD", op, name,
+                        te__shape_text(x, text));
     return te__want_channels(te, op, name, x);
 }
 
 /* x is [s, b, heads, d] in the given format; `like` names where the sizes come from. */
-static te_result te__attn_want_shape(te_ctx *te, const char *op, const char *name, const te_tensor *x, te_qkv_format format, int64_t s, int64_t b,
-                                     int64_t heads, int64_t d, const char *like) {
+static te_result te__attn_want_shape(te_ctx *te, const char *op, const char *name, const te_tensor *x,
+                                     te_qkv_format format, int64_t s, int64_t b, int64_t heads, int64_t d,
+                                     const char *like) {
     char text[TE__SHAPE_TEXT], want[TE__SHAPE_TEXT];
     const int at = te__attn_seq_dim(format), ndim = format == TE_THD ? 3 : 4;
     int64_t shape[4];
@@ -79,18 +89,22 @@ static te_result te__attn_want_shape(te_ctx *te, const char *op, const char *nam
     shape[ndim - 2] = heads;
     shape[ndim - 1] = d;
     if (memcmp(shape, x->shape, (size_t)ndim * sizeof(int64_t)) == 0) return TE_OK;
-    return te__fail(te, TE_ERR_SHAPE, "%s: %s is %s; with %s it must be %s", op, name, te__shape_text(x, text), like, te__dims_text(ndim, shape, want));
+    return te__fail(te, TE_ERR_SHAPE, "%s: %s is %s; with %s it must be %s", op, name, te__shape_text(x, text), like,
+                    te__dims_text(ndim, shape, want));
 }
 
 /* x goes with one choice of an option, and must be there; with others it must not. */
-static te_result te__attn_want_with(te_ctx *te, const char *op, const char *name, const te_tensor *x, bool wanted, const char *with) {
+static te_result te__attn_want_with(te_ctx *te, const char *op, const char *name, const te_tensor *x, bool wanted,
+                                    const char *with) {
     if (!x == !wanted) return TE_OK;
-    return x ? te__fail(te, TE_ERR_INVALID, "%s: rule.%s belongs to %s, which is not what was asked for; leave it NULL", op, name, with)
+    return x ? te__fail(te, TE_ERR_INVALID, "%s: rule.%s belongs to %s, which is not what was asked for; leave it NULL",
+                        op, name, with)
              : te__fail(te, TE_ERR_STATE, "%s: rule.%s is NULL; %s needs it", op, name, with);
 }
 
 /* x has four dimensions, each 1 or that of [b, heads, s_q, s_kv]; `whole`: the last is s_kv. */
-static te_result te__attn_want_table(te_ctx *te, const char *op, const char *name, const te_tensor *x, const te__attn_sizes *s, bool whole) {
+static te_result te__attn_want_table(te_ctx *te, const char *op, const char *name, const te_tensor *x,
+                                     const te__attn_sizes *s, bool whole) {
     char text[TE__SHAPE_TEXT];
     int64_t full[4];
     bool fits = x->ndim == 4;
@@ -101,17 +115,23 @@ static te_result te__attn_want_table(te_ctx *te, const char *op, const char *nam
     full[3] = s->s_kv;
     for (i = 0; fits && i < 4; i++) fits = x->shape[i] == full[i] || (x->shape[i] == 1 && !(whole && i == 3));
     if (fits) return TE_OK;
-    return te__fail(te, TE_ERR_SHAPE, "%s: rule.%s is %s; [%lld or 1, %lld or 1, %lld or 1, %lld%s] is needed", op, name, te__shape_text(x, text),
-                    (long long)full[0], (long long)full[1], (long long)full[2], (long long)full[3], whole ? "" : " or 1");
+    return te__fail(te, TE_ERR_SHAPE, "%s: rule.%s is %s; [%lld or 1, %lld or 1, %lld or 1, %lld%s] is needed", op,
+                    name, te__shape_text(x, text), (long long)full[0], (long long)full[1], (long long)full[2],
+                    (long long)full[3], whole ? "" : " or 1");
 }
 
 /* A block mask has a te_attn_block for each block of the longest sequences. */
 static te_result te__attn_want_blocks(te_ctx *te, const char *op, const te_tensor *x, const te__attn_sizes *s) {
     const int64_t rows = te__div_up(s->s_q, TE_ATTN_BLOCK_SIZE), columns = te__div_up(s->s_kv, TE_ATTN_BLOCK_SIZE);
     char text[TE__SHAPE_TEXT];
-    if (x->ndim == 4 && (x->shape[0] == s->b || x->shape[0] == 1) && (x->shape[1] == s->heads || x->shape[1] == 1) && x->shape[2] == rows && x->shape[3] == columns) return TE_OK;
-    return te__fail(te, TE_ERR_SHAPE, "%s: rule.block_mask is %s; [%lld or 1, %lld or 1, %lld, %lld] is needed, a byte for each %d queries and keys", op, te__shape_text(x, text),
-                    (long long)s->b, (long long)s->heads, (long long)rows, (long long)columns, TE_ATTN_BLOCK_SIZE);
+    if (x->ndim == 4 && (x->shape[0] == s->b || x->shape[0] == 1) && (x->shape[1] == s->heads || x->shape[1] == 1) &&
+        x->shape[2] == rows && x->shape[3] == columns)
+        return TE_OK;
+    return te__fail(
+        te, TE_ERR_SHAPE,
+        "%s: rule.block_mask is %s; [%lld or 1, %lld or 1, %lld, %lld] is needed, a byte for each %d queries and keys",
+        op, te__shape_text(x, text), (long long)s->b, (long long)s->heads, (long long)rows, (long long)columns,
+        TE_ATTN_BLOCK_SIZE);
 }
 
 /* Before sizes are known: options that say which tensors there are. */
@@ -122,48 +142,67 @@ static te_result te__attn_check_options(te_ctx *te, const char *op, const te_op_
     bool pads;
     te_result r = TE_OK;
     char text[TE__SHAPE_TEXT];
-    if ((int)mask < (int)TE_MASK_NONE || (int)mask > (int)TE_MASK_ARBITRARY) return te__fail(te, TE_ERR_INVALID, "%s: mask is %d; see te_attn_mask", op, (int)mask);
+    if ((int)mask < (int)TE_MASK_NONE || (int)mask > (int)TE_MASK_ARBITRARY)
+        return te__fail(te, TE_ERR_INVALID, "%s: mask is %d; see te_attn_mask", op, (int)mask);
     if ((int)a->format < (int)TE_SBHD || (int)a->format > (int)TE_THD)
-        return te__fail(te, TE_ERR_INVALID, "%s: format is %d; TE_SBHD (0), TE_BSHD (1) and TE_THD (2) are possible", op, (int)a->format);
+        return te__fail(te, TE_ERR_INVALID, "%s: format is %d; TE_SBHD (0), TE_BSHD (1) and TE_THD (2) are possible",
+                        op, (int)a->format);
     pads = te__attn_pads(mask);
     if (a->format == TE_THD && !pads)
-        return te__fail(te, TE_ERR_INVALID, "%s: mask is %d with TE_THD; packed sequences need a padding mask (%d to %d)", op, (int)mask, (int)TE_MASK_PADDING,
-                        (int)TE_MASK_PADDING_CAUSAL_BOTTOM_RIGHT);
+        return te__fail(te, TE_ERR_INVALID,
+                        "%s: mask is %d with TE_THD; packed sequences need a padding mask (%d to %d)", op, (int)mask,
+                        (int)TE_MASK_PADDING, (int)TE_MASK_PADDING_CAUSAL_BOTTOM_RIGHT);
     r = te__attn_want_with(te, op, "cu_seqlens_q", x->cu_seqlens_q, pads, padding);
     if (r == TE_OK) r = te__attn_want_with(te, op, "cu_seqlens_kv", x->cu_seqlens_kv, pads, padding);
-    if (r == TE_OK && x->cu_seqlens_q_padded) r = te__attn_want_with(te, op, "cu_seqlens_q_padded", x->cu_seqlens_q_padded, a->format == TE_THD, "TE_THD");
+    if (r == TE_OK && x->cu_seqlens_q_padded)
+        r = te__attn_want_with(te, op, "cu_seqlens_q_padded", x->cu_seqlens_q_padded, a->format == TE_THD, "TE_THD");
     if (r == TE_OK && x->cu_seqlens_kv_padded)
-        r = te__attn_want_with(te, op, "cu_seqlens_kv_padded", x->cu_seqlens_kv_padded, te__attn_kv_format(a) == TE_THD, "packed keys");
-    if (r == TE_OK) r = te__attn_want_with(te, op, "attention_mask", x->attention_mask, mask == TE_MASK_ARBITRARY, "TE_MASK_ARBITRARY");
+        r = te__attn_want_with(te, op, "cu_seqlens_kv_padded", x->cu_seqlens_kv_padded, te__attn_kv_format(a) == TE_THD,
+                               "packed keys");
+    if (r == TE_OK)
+        r = te__attn_want_with(te, op, "attention_mask", x->attention_mask, mask == TE_MASK_ARBITRARY,
+                               "TE_MASK_ARBITRARY");
     if (r == TE_OK && x->page_table) r = te__attn_want_with(te, op, "page_table", x->page_table, pads, padding);
     if (r != TE_OK) return r;
     if ((int)x->bottom_right_diagonal < (int)TE_DEFAULT || (int)x->bottom_right_diagonal > (int)TE_OFF)
-        return te__fail(te, TE_ERR_INVALID, "%s: rule.bottom_right_diagonal is %d; see te_switch", op, (int)x->bottom_right_diagonal);
-    if ((int)x->core_attention_bias_type < (int)TE_ATTN_BIAS_NONE || (int)x->core_attention_bias_type > (int)TE_ATTN_BIAS_ALIBI)
-        return te__fail(te, TE_ERR_INVALID, "%s: rule.core_attention_bias_type is %d; see te_attn_bias", op, (int)x->core_attention_bias_type);
+        return te__fail(te, TE_ERR_INVALID, "%s: rule.bottom_right_diagonal is %d; see te_switch", op,
+                        (int)x->bottom_right_diagonal);
+    if ((int)x->core_attention_bias_type < (int)TE_ATTN_BIAS_NONE ||
+        (int)x->core_attention_bias_type > (int)TE_ATTN_BIAS_ALIBI)
+        return te__fail(te, TE_ERR_INVALID, "%s: rule.core_attention_bias_type is %d; see te_attn_bias", op,
+                        (int)x->core_attention_bias_type);
     if ((int)x->softmax_type < (int)TE_SOFTMAX_VANILLA || (int)x->softmax_type > (int)TE_SOFTMAX_LEARNABLE)
-        return te__fail(te, TE_ERR_INVALID, "%s: rule.softmax_type is %d; see te_softmax_type", op, (int)x->softmax_type);
+        return te__fail(te, TE_ERR_INVALID, "%s: rule.softmax_type is %d; see te_softmax_type", op,
+                        (int)x->softmax_type);
     r = te__attn_want_with(te, op, "core_attention_bias", x->core_attention_bias,
-                           x->core_attention_bias_type == TE_ATTN_BIAS_PRE_SCALE || x->core_attention_bias_type == TE_ATTN_BIAS_POST_SCALE,
+                           x->core_attention_bias_type == TE_ATTN_BIAS_PRE_SCALE ||
+                               x->core_attention_bias_type == TE_ATTN_BIAS_POST_SCALE,
                            "TE_ATTN_BIAS_PRE_SCALE or TE_ATTN_BIAS_POST_SCALE");
     if (r == TE_OK && x->alibi_slopes)
-        r = te__attn_want_with(te, op, "alibi_slopes", x->alibi_slopes, x->core_attention_bias_type == TE_ATTN_BIAS_ALIBI, "TE_ATTN_BIAS_ALIBI");
-    if (r == TE_OK) r = te__attn_want_with(te, op, "softmax_offset", x->softmax_offset, x->softmax_type == TE_SOFTMAX_LEARNABLE, "TE_SOFTMAX_LEARNABLE");
+        r = te__attn_want_with(te, op, "alibi_slopes", x->alibi_slopes,
+                               x->core_attention_bias_type == TE_ATTN_BIAS_ALIBI, "TE_ATTN_BIAS_ALIBI");
+    if (r == TE_OK)
+        r = te__attn_want_with(te, op, "softmax_offset", x->softmax_offset, x->softmax_type == TE_SOFTMAX_LEARNABLE,
+                               "TE_SOFTMAX_LEARNABLE");
     if (r != TE_OK) return r;
     if (x->max_seqlen_q < 0 || x->max_seqlen_q > 1 << 28 || x->max_seqlen_kv < 0 || x->max_seqlen_kv > 1 << 28)
-        return te__fail(te, TE_ERR_INVALID, "%s: rule.max_seqlen_q is %lld and max_seqlen_kv is %lld; 0 to 2^28 are possible", op, (long long)x->max_seqlen_q,
-                        (long long)x->max_seqlen_kv);
+        return te__fail(te, TE_ERR_INVALID,
+                        "%s: rule.max_seqlen_q is %lld and max_seqlen_kv is %lld; 0 to 2^28 are possible", op,
+                        (long long)x->max_seqlen_q, (long long)x->max_seqlen_kv);
     r = te__score_mod_check(te, op, &x->score_mod);
     if (r != TE_OK) return r;
     if (x->cu_seqlens_q && te__numel(x->cu_seqlens_q) < 1)
-        return te__fail(te, TE_ERR_SHAPE, "%s: rule.cu_seqlens_q is %s; [b + 1] is needed", op, te__shape_text(x->cu_seqlens_q, text));
+        return te__fail(te, TE_ERR_SHAPE, "%s: rule.cu_seqlens_q is %s; [b + 1] is needed", op,
+                        te__shape_text(x->cu_seqlens_q, text));
     if (x->page_table && x->page_table->ndim != 2)
-        return te__fail(te, TE_ERR_SHAPE, "%s: rule.page_table is %s; [b, pages of each sequence] is needed", op, te__shape_text(x->page_table, text));
+        return te__fail(te, TE_ERR_SHAPE, "%s: rule.page_table is %s; [b, pages of each sequence] is needed", op,
+                        te__shape_text(x->page_table, text));
     return TE_OK;
 }
 
 /* The shapes of the rule's tensors. */
-static te_result te__attn_check_shapes(te_ctx *te, const char *op, const te_op_attn_fwd_args *a, const te__attn_sizes *s) {
+static te_result te__attn_check_shapes(te_ctx *te, const char *op, const te_op_attn_fwd_args *a,
+                                       const te__attn_sizes *s) {
     const te_attn_rule *x = &a->rule;
     char text[TE__SHAPE_TEXT];
     te_result r = te__want_numel(te, op, "rule.cu_seqlens_q", x->cu_seqlens_q, s->b + 1);
@@ -171,27 +210,32 @@ static te_result te__attn_check_shapes(te_ctx *te, const char *op, const te_op_a
     if (r == TE_OK) r = te__want_numel(te, op, "rule.cu_seqlens_q_padded", x->cu_seqlens_q_padded, s->b + 1);
     if (r == TE_OK) r = te__want_numel(te, op, "rule.cu_seqlens_kv_padded", x->cu_seqlens_kv_padded, s->b + 1);
     if (r == TE_OK && x->attention_mask) r = te__attn_want_table(te, op, "attention_mask", x->attention_mask, s, false);
-    if (r == TE_OK && x->core_attention_bias) r = te__attn_want_table(te, op, "core_attention_bias", x->core_attention_bias, s, true);
+    if (r == TE_OK && x->core_attention_bias)
+        r = te__attn_want_table(te, op, "core_attention_bias", x->core_attention_bias, s, true);
     if (r == TE_OK && x->block_mask) r = te__attn_want_blocks(te, op, x->block_mask, s);
     if (r == TE_OK) r = te__want_numel(te, op, "rule.softmax_offset", x->softmax_offset, s->heads);
     if (r == TE_OK) r = te__want_numel(te, op, "max_logit", a->max_logit, s->heads);
     if (r != TE_OK) return r;
     if (x->alibi_slopes && te__numel(x->alibi_slopes) != s->heads && te__numel(x->alibi_slopes) != s->b * s->heads)
-        return te__fail(te, TE_ERR_SHAPE, "%s: rule.alibi_slopes is %s; [%lld] or [%lld, %lld] is needed", op, te__shape_text(x->alibi_slopes, text),
-                        (long long)s->heads, (long long)s->b, (long long)s->heads);
+        return te__fail(te, TE_ERR_SHAPE, "%s: rule.alibi_slopes is %s; [%lld] or [%lld, %lld] is needed", op,
+                        te__shape_text(x->alibi_slopes, text), (long long)s->heads, (long long)s->b,
+                        (long long)s->heads);
     if (x->page_table && x->page_table->shape[0] != s->b)
-        return te__fail(te, TE_ERR_SHAPE, "%s: rule.page_table is %s and q has %lld sequences; a row for each is needed", op, te__shape_text(x->page_table, text),
-                        (long long)s->b);
+        return te__fail(te, TE_ERR_SHAPE,
+                        "%s: rule.page_table is %s and q has %lld sequences; a row for each is needed", op,
+                        te__shape_text(x->page_table, text), (long long)s->b);
     if (s->s_kv > 1 << 28)
-        return te__fail(te, TE_ERR_UNSUPPORTED, "%s: rule.page_table has room for %lld keys; at most 2^28 are possible", op, (long long)s->s_kv);
+        return te__fail(te, TE_ERR_UNSUPPORTED, "%s: rule.page_table has room for %lld keys; at most 2^28 are possible",
+                        op, (long long)s->s_kv);
     return TE_OK;
 }
 
 static te_result te__attn_check_fp8(te_ctx *te, const char *op, const te_attn_fp8 *f) {
     te_result r;
     if ((f->s_dtype && !te__is_fp8(f->s_dtype)) || (f->dp_dtype && !te__is_fp8(f->dp_dtype)))
-        return te__fail(te, TE_ERR_DTYPE, "%s: fp8.s_dtype is %s and fp8.dp_dtype is %s; e4m3, e5m2 and none (0) are possible", op, te_dtype_name(f->s_dtype),
-                        te_dtype_name(f->dp_dtype));
+        return te__fail(te, TE_ERR_DTYPE,
+                        "%s: fp8.s_dtype is %s and fp8.dp_dtype is %s; e4m3, e5m2 and none (0) are possible", op,
+                        te_dtype_name(f->s_dtype), te_dtype_name(f->dp_dtype));
     r = te__want_numel(te, op, "fp8.s_scale", f->s_scale, 1);
     if (r == TE_OK) r = te__want_numel(te, op, "fp8.s_amax", f->s_amax, 1);
     if (r == TE_OK) r = te__want_numel(te, op, "fp8.dp_scale", f->dp_scale, 1);
@@ -199,41 +243,49 @@ static te_result te__attn_check_fp8(te_ctx *te, const char *op, const te_attn_fp
 }
 
 /* Sequences ascend, and none is longer, or lies further back, than there are rows. at, padded: [b + 1], in host memory; NULL: none. */
-static te_result te__attn_check_starts(te_ctx *te, const char *op, const char *name, const int32_t *at, const int32_t *padded, int64_t b, bool packed, int64_t rows) {
+static te_result te__attn_check_starts(te_ctx *te, const char *op, const char *name, const int32_t *at,
+                                       const int32_t *padded, int64_t b, bool packed, int64_t rows) {
     const int32_t *start = padded ? padded : at;
     int64_t i;
     for (i = 0; at && i < b; i++) {
         const int64_t length = (int64_t)at[i + 1] - at[i], first = packed ? start[i] : 0;
         if (length < 0)
-            return te__fail(te, TE_ERR_INVALID, "%s: rule.%s[%lld] is %d and [%lld] is %d; starts must not descend", op, name, (long long)i, (int)at[i],
-                            (long long)i + 1, (int)at[i + 1]);
+            return te__fail(te, TE_ERR_INVALID, "%s: rule.%s[%lld] is %d and [%lld] is %d; starts must not descend", op,
+                            name, (long long)i, (int)at[i], (long long)i + 1, (int)at[i + 1]);
         if (first < 0 || first + length > rows)
-            return te__fail(te, TE_ERR_INVALID, "%s: by rule.%s%s, sequence %lld has rows %lld to %lld; there are %lld", op, name,
-                            packed && padded ? "_padded" : "", (long long)i, (long long)first, (long long)(first + length) - 1, (long long)rows);
+            return te__fail(te, TE_ERR_INVALID, "%s: by rule.%s%s, sequence %lld has rows %lld to %lld; there are %lld",
+                            op, name, packed && padded ? "_padded" : "", (long long)i, (long long)first,
+                            (long long)(first + length) - 1, (long long)rows);
         if (packed && padded && first + length > start[i + 1])
-            return te__fail(te, TE_ERR_INVALID, "%s: rule.%s has %lld rows for sequence %lld, and rule.%s_padded has %d for it", op, name, (long long)length,
-                            (long long)i, name, (int)(start[i + 1] - start[i]));
+            return te__fail(te, TE_ERR_INVALID,
+                            "%s: rule.%s has %lld rows for sequence %lld, and rule.%s_padded has %d for it", op, name,
+                            (long long)length, (long long)i, name, (int)(start[i + 1] - start[i]));
     }
     return TE_OK;
 }
 /* The tensors of a rule that say where rows lie. */
 enum { TE__ATTN_PLACES = 5 };
 static void te__attn_places(const te_attn_rule *x, const te_tensor *places[TE__ATTN_PLACES]) {
-    places[0] = x->cu_seqlens_q, places[1] = x->cu_seqlens_q_padded, places[2] = x->cu_seqlens_kv, places[3] = x->cu_seqlens_kv_padded, places[4] = x->page_table;
+    places[0] = x->cu_seqlens_q, places[1] = x->cu_seqlens_q_padded, places[2] = x->cu_seqlens_kv,
+    places[3] = x->cu_seqlens_kv_padded, places[4] = x->page_table;
 }
 /* at: those tensors' numbers in host memory, NULL for those that are not there. */
-static te_result te__attn_check_places(te_ctx *te, const char *op, const te_op_attn_fwd_args *a, const int32_t *const at[TE__ATTN_PLACES]) {
+static te_result te__attn_check_places(te_ctx *te, const char *op, const te_op_attn_fwd_args *a,
+                                       const int32_t *const at[TE__ATTN_PLACES]) {
     const te__attn_sizes s = te__attn_sizes_of(a);
     const int64_t pages = at[4] ? a->rule.page_table->shape[1] : 0;
     te_result r = te__attn_check_starts(te, op, "cu_seqlens_q", at[0], at[1], s.b, s.packed_q, s.rows_q);
     int64_t b, i;
-    if (r == TE_OK) r = te__attn_check_starts(te, op, "cu_seqlens_kv", at[2], at[3], s.b, s.packed_kv, s.packed_kv ? s.rows_kv : s.s_kv);
+    if (r == TE_OK)
+        r = te__attn_check_starts(te, op, "cu_seqlens_kv", at[2], at[3], s.b, s.packed_kv,
+                                  s.packed_kv ? s.rows_kv : s.s_kv);
     for (b = 0; r == TE_OK && at[4] && b < s.b; b++) {
         const int64_t used = at[2] ? te__div_up((int64_t)at[2][b + 1] - at[2][b], s.rows_kv) : pages;
         for (i = 0; i < used; i++)
             if (at[4][b * pages + i] < 0 || at[4][b * pages + i] >= s.kv_b)
-                return te__fail(te, TE_ERR_INVALID, "%s: rule.page_table[%lld][%lld] is %d; the cache has pages 0 to %lld", op, (long long)b, (long long)i,
-                                (int)at[4][b * pages + i], (long long)s.kv_b - 1);
+                return te__fail(te, TE_ERR_INVALID,
+                                "%s: rule.page_table[%lld][%lld] is %d; the cache has pages 0 to %lld", op,
+                                (long long)b, (long long)i, (int)at[4][b * pages + i], (long long)s.kv_b - 1);
     }
     return r;
 }
@@ -279,30 +331,38 @@ static te_result te__attn_check(te_ctx *te, const char *op, te_op_attn_fwd_args 
     if (r != TE_OK) return r;
     s = te__attn_sizes_of(a);
     if ((!s.paged && s.kv_b != s.b) || a->k->shape[a->k->ndim - 1] != s.d)
-        return te__fail(te, TE_ERR_SHAPE, "%s: q is %s and k is %s; batch and head size must be equal", op, te__shape_text(a->q, qt), te__shape_text(a->k, kt));
+        return te__fail(te, TE_ERR_SHAPE, "%s: q is %s and k is %s; batch and head size must be equal", op,
+                        te__shape_text(a->q, qt), te__shape_text(a->k, kt));
     if (s.groups == 0 ? s.heads != 0 : s.heads % s.groups != 0)
-        return te__fail(te, TE_ERR_SHAPE, "%s: q has %lld heads and k has %lld; the second must divide the first", op, (long long)s.heads, (long long)s.groups);
+        return te__fail(te, TE_ERR_SHAPE, "%s: q has %lld heads and k has %lld; the second must divide the first", op,
+                        (long long)s.heads, (long long)s.groups);
     r = te__attn_want_shape(te, op, "v", a->v, kv, s.rows_kv, s.kv_b, s.groups, s.d_v, "k");
     if (r == TE_OK) r = te__attn_want_shape(te, op, "o", a->o, a->format, s.rows_q, s.b, s.heads, s.d_v, "q and v");
     if (r != TE_OK) return r;
     if (s.d < 1 || s.d > TE__ATTN_MAX_D || s.d_v < 1 || s.d_v > TE__ATTN_MAX_D)
-        return te__fail(te, TE_ERR_UNSUPPORTED, "%s: the head sizes are %lld (q and k) and %lld (v); 1 to %d are possible", op, (long long)s.d, (long long)s.d_v,
-                        TE__ATTN_MAX_D);
+        return te__fail(te, TE_ERR_UNSUPPORTED,
+                        "%s: the head sizes are %lld (q and k) and %lld (v); 1 to %d are possible", op, (long long)s.d,
+                        (long long)s.d_v, TE__ATTN_MAX_D);
     r = te__want_numel(te, op, "lse", a->lse, s.packed_q ? s.heads * s.rows_q : s.b * s.heads * s.s_q);
     if (r == TE_OK) r = te__want_rng(te, op, a->rng);
     if (r == TE_OK) r = te__attn_check_shapes(te, op, a, &s);
     if (r == TE_OK) r = te__attn_check_fp8(te, op, &a->fp8);
     if (r != TE_OK) return r;
     if (a->rule.window.on && (a->rule.window.left < -1 || a->rule.window.right < -1))
-        return te__fail(te, TE_ERR_INVALID, "%s: the window is %lld, %lld; each is a number of keys, or -1 for no bound", op, (long long)a->rule.window.left,
-                        (long long)a->rule.window.right);
+        return te__fail(te, TE_ERR_INVALID,
+                        "%s: the window is %lld, %lld; each is a number of keys, or -1 for no bound", op,
+                        (long long)a->rule.window.left, (long long)a->rule.window.right);
     if (!(a->rule.dropout_p >= 0.0f && a->rule.dropout_p <= 1.0f))
-        return te__fail(te, TE_ERR_INVALID, "%s: dropout_p is %g; it is a probability, 0 to 1", op, (double)a->rule.dropout_p);
+        return te__fail(te, TE_ERR_INVALID, "%s: dropout_p is %g; it is a probability, 0 to 1", op,
+                        (double)a->rule.dropout_p);
     if (!(a->rule.softcap >= 0.0f && a->rule.softcap <= FLT_MAX))
-        return te__fail(te, TE_ERR_INVALID, "%s: softcap is %g; it is positive, or 0 for none", op, (double)a->rule.softcap);
-    if (a->rule.softcap > 0.0f && a->rule.core_attention_bias_type == TE_ATTN_BIAS_PRE_SCALE)
-        return te__fail(te, TE_ERR_UNSUPPORTED, "%s: softcap %g with TE_ATTN_BIAS_PRE_SCALE, which is added to what is capped; give the bias as TE_ATTN_BIAS_POST_SCALE, which is added to capped scores", op,
+        return te__fail(te, TE_ERR_INVALID, "%s: softcap is %g; it is positive, or 0 for none", op,
                         (double)a->rule.softcap);
+    if (a->rule.softcap > 0.0f && a->rule.core_attention_bias_type == TE_ATTN_BIAS_PRE_SCALE)
+        return te__fail(te, TE_ERR_UNSUPPORTED,
+                        "%s: softcap %g with TE_ATTN_BIAS_PRE_SCALE, which is added to what is capped; give the bias "
+                        "as TE_ATTN_BIAS_POST_SCALE, which is added to capped scores",
+                        op, (double)a->rule.softcap);
     te__attn_resolve(&a->rule, s.d);
     return te__attn_check_on_device(te, op, a);
 }
@@ -339,7 +399,9 @@ static te_result te__check_attn_bwd(te_ctx *te, te_op_attn_bwd_args *a) {
     r = te__score_mod_check_gradient(te, op, &a->rule.score_mod);
     if (r != TE_OK) return r;
     if (a->rule.page_table)
-        return te__fail(te, TE_ERR_UNSUPPORTED, "%s: keys in pages (rule.page_table) are for inference and have no gradients; pass contiguous k and v", op);
+        return te__fail(
+            te, TE_ERR_UNSUPPORTED,
+            "%s: keys in pages (rule.page_table) are for inference and have no gradients; pass contiguous k and v", op);
     s = te__attn_sizes_of(&f);
     kv = te__attn_kv_format(&f);
     r = te__attn_want_shape(te, op, "d_o", a->d_o, a->format, s.rows_q, s.b, s.heads, s.d_v, "q and v");
@@ -347,10 +409,15 @@ static te_result te__check_attn_bwd(te_ctx *te, te_op_attn_bwd_args *a) {
     if (r == TE_OK) r = te__attn_want_shape(te, op, "dk", a->dk, kv, s.rows_kv, s.kv_b, s.groups, s.d, "k");
     if (r == TE_OK) r = te__attn_want_shape(te, op, "dv", a->dv, kv, s.rows_kv, s.kv_b, s.groups, s.d_v, "v");
     if (r == TE_OK && a->dbias && !a->rule.core_attention_bias)
-        r = te__fail(te, TE_ERR_INVALID, "%s: dbias is given and rule.core_attention_bias is NULL; there is no bias to have a gradient", op);
-    if (r == TE_OK && a->dbias) r = te__want_same(te, op, "dbias", a->dbias, "rule.core_attention_bias", a->rule.core_attention_bias);
+        r = te__fail(te, TE_ERR_INVALID,
+                     "%s: dbias is given and rule.core_attention_bias is NULL; there is no bias to have a gradient",
+                     op);
+    if (r == TE_OK && a->dbias)
+        r = te__want_same(te, op, "dbias", a->dbias, "rule.core_attention_bias", a->rule.core_attention_bias);
     if (r == TE_OK && a->dsoftmax_offset && !a->rule.softmax_offset)
-        r = te__fail(te, TE_ERR_INVALID, "%s: dsoftmax_offset is given and rule.softmax_offset is NULL; there is no offset to have a gradient", op);
+        r = te__fail(
+            te, TE_ERR_INVALID,
+            "%s: dsoftmax_offset is given and rule.softmax_offset is NULL; there is no offset to have a gradient", op);
     return r == TE_OK ? te__want_numel(te, op, "dsoftmax_offset", a->dsoftmax_offset, s.heads) : r;
 }
 
@@ -392,7 +459,8 @@ static void te__attn_told(te__attn_kargs *k, const te_attn_rule *in, const te__a
     x->bottom_right = in->bottom_right_diagonal == TE_ON;
     x->left = (int)te__min(in->window.left, beyond);
     x->right = (int)te__min(in->window.right, beyond);
-    te__attn_diagonals(x->left, x->right, x->causal, x->bottom_right ? k->s_kv - k->s_q : 0, k->s_q, k->s_kv, &k->lo, &k->hi);
+    te__attn_diagonals(x->left, x->right, x->causal, x->bottom_right ? k->s_kv - k->s_q : 0, k->s_q, k->s_kv, &k->lo,
+                       &k->hi);
     k->scale = in->softmax_scale;
     k->scale2 = (float)(in->softmax_scale * 1.4426950408889634);
     k->dropout_p = te__attn_used_p(in->dropout_p);
@@ -423,7 +491,8 @@ static void te__attn_told(te__attn_kargs *k, const te_attn_rule *in, const te__a
         x->aux_n[i] = in->score_mod.aux[i] ? te__numel(in->score_mod.aux[i]) : 0;
         x->aux[i] = x->aux_n[i] ? te__data(in->score_mod.aux[i]) : k->q.p; /* kernels load some element before they know whether theirs is there */
     }
-    x->on = te__has_score_mod(&in->score_mod) || x->softcap > 0.0f || te__attn_pads(in->mask) || in->attention_mask || in->block_mask || in->core_attention_bias_type != TE_ATTN_BIAS_NONE ||
+    x->on = te__has_score_mod(&in->score_mod) || x->softcap > 0.0f || te__attn_pads(in->mask) || in->attention_mask ||
+            in->block_mask || in->core_attention_bias_type != TE_ATTN_BIAS_NONE ||
             in->softmax_type != TE_SOFTMAX_VANILLA;
 }
 static void te__attn_told_fp8(te__attn_extra *x, const te_attn_fp8 *in, bool backward) {

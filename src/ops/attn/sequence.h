@@ -7,7 +7,8 @@
  * diagonal that both count from; left, right: -1 for no bound. */
 TE__BOTH void te__attn_diagonals(int left, int right, int causal, int delta, int s_q, int s_kv, int *lo, int *hi) {
     const int beyond = s_q + s_kv + 1;
-    int from = left < 0 || left > beyond ? -beyond : delta - left, to = right < 0 || right > beyond ? beyond : delta + right;
+    int from = left < 0 || left > beyond ? -beyond : delta - left,
+        to = right < 0 || right > beyond ? beyond : delta + right;
     if (causal && to > delta) to = delta;
     *lo = from < -s_q ? -s_q : from > s_kv ? s_kv : from;
     *hi = to < -s_q - 1 ? -s_q - 1 : to > s_kv ? s_kv : to;
@@ -24,11 +25,14 @@ typedef struct te__attn_seq {
 } te__attn_seq;
 
 /* Floats of lse2, and of delta, for one head of packed sequences: each starts at a multiple of four and has whole tiles behind it. */
-TE__BOTH long long te__attn_packed_rows(int tokens, int batch) { return ((long long)tokens + 3) / 4 * 4 + (long long)(batch + 1) * (TE__ATTN_PAD + 4); }
+TE__BOTH long long te__attn_packed_rows(int tokens, int batch) {
+    return ((long long)tokens + 3) / 4 * 4 + (long long)(batch + 1) * (TE__ATTN_PAD + 4);
+}
 
 /* Sequence b's length by `cu`, cut at `longest` and at its memory; *first: its first row. `tokens`: rows of packed tensors. Kernels get
  * starts that no one has checked: whatever they are, rows stay inside. */
-TE__BOTH int te__attn_extent(const int *cu, const int *at, int tokens, int packed, int longest, int b, long long *first) {
+TE__BOTH int te__attn_extent(const int *cu, const int *at, int tokens, int packed, int longest, int b,
+                             long long *first) {
     long long length = cu ? (long long)cu[b + 1] - cu[b] : longest, room = longest, start = 0;
     if (packed) {
         start = at ? at[b] : cu[b];
@@ -53,7 +57,8 @@ TE__BOTH te__attn_seq te__attn_seq_of(const te__attn_kargs *a, int b) {
     s.lse_head = x->packed_q ? x->t_q : a->s_q;
     s.lse_at = x->packed_q ? s.q_at : (long long)b * a->heads * a->s_q;
     s.work_head = x->packed_q ? te__attn_packed_rows(x->t_q, a->batch) : a->s_pad;
-    s.work_at = x->packed_q ? (s.q_at + 3) / 4 * 4 + (long long)b * (TE__ATTN_PAD + 4) : (long long)b * a->heads * a->s_pad;
+    s.work_at =
+        x->packed_q ? (s.q_at + 3) / 4 * 4 + (long long)b * (TE__ATTN_PAD + 4) : (long long)b * a->heads * a->s_pad;
     return s;
 }
 
@@ -74,7 +79,8 @@ TE__BOTH long long te__attn_page(const te__attn_extra *x, int b, int j, int *row
 TE__BOTH int te__attn_block_at(const te__attn_extra *x, int b, int h, int i, int j) {
     const te__attn_table *t = &x->blocks;
     if (!t->p) return (int)TE_ATTN_BLOCK_PARTIAL;
-    return ((const unsigned char *)t->p)[b * t->b + h * t->h + i / TE_ATTN_BLOCK_SIZE * t->i + j / TE_ATTN_BLOCK_SIZE * t->j];
+    return ((const unsigned char *)
+                t->p)[b * t->b + h * t->h + i / TE_ATTN_BLOCK_SIZE * t->i + j / TE_ATTN_BLOCK_SIZE * t->j];
 }
 
 /* The slope of head h of `heads` (Press, Smith and Lewis, 2022): see te_attn_rule. */
@@ -90,7 +96,8 @@ TE__BOTH float te__attn_slope(int heads, int h) {
 TE__BOTH uint32_t te__attn_threshold(const te__attn_kargs *a) { return (uint32_t)(a->dropout_p * 65536.0f); }
 /* w of keys 0 .. 31 of row i. */
 TE__BOTH uint64_t te__attn_keep_row(const te__attn_kargs *a, int b, int h, int i) {
-    return (((uint64_t)b * (uint64_t)a->heads + (uint64_t)h) * (uint64_t)a->s_q + (uint64_t)i) * (uint64_t)((a->s_kv + 31) / 32);
+    return (((uint64_t)b * (uint64_t)a->heads + (uint64_t)h) * (uint64_t)a->s_q + (uint64_t)i) *
+           (uint64_t)((a->s_kv + 31) / 32);
 }
 TE__BOTH uint32_t te__majority(uint32_t a, uint32_t b, uint32_t c) { return (a & b) | (a & c) | (b & c); }
 /* Block `block` of the word w, from the numbers' bits below it on: at_least, whether these are at least the threshold's, becomes that with the next four bits. A higher bit decides where it
@@ -117,7 +124,9 @@ TE__BOTH uint32_t te__attn_keep_word(uint32_t threshold, uint64_t seed, uint64_t
 
 /* x as the code of a format and back: the numbers that FP8 attention multiplies. inverse: RN(1 / scale). */
 TE__BOTH float te__attn_rounded(int dt, float x, float scale, float inverse) {
-    return (dt == (int)TE_F8E5M2 ? te__e5m2_to_f32(te__f32_to_e5m2(x * scale)) : te__e4m3_to_f32(te__f32_to_e4m3(x * scale))) * inverse;
+    return (dt == (int)TE_F8E5M2 ? te__e5m2_to_f32(te__f32_to_e5m2(x * scale))
+                                 : te__e4m3_to_f32(te__f32_to_e4m3(x * scale))) *
+           inverse;
 }
 
 #endif

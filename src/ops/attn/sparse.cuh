@@ -57,13 +57,15 @@ TE_DEV void te_sparse_heads(float *dst, int ld, const te__attn_view &x, const te
 #pragma unroll 1
     for (int c = threadIdx.x; c < TE__SPARSE_ROWS * ld; c += 128) {
         const int r = c / ld, channel = c - r * ld, h = at.first + r;
-        dst[c] = h < heads && channel < d ? te_sparse_load(x.p, te_attn_at(x, at.b, h, at.i) + channel, TE_SPARSE_DT(x)) : 0.0f;
+        dst[c] = h < heads && channel < d ? te_sparse_load(x.p, te_attn_at(x, at.b, h, at.i) + channel, TE_SPARSE_DT(x))
+                                          : 0.0f;
     }
 }
 
 // The keys of slots k0 .. k0 + tile - 1 into shared memory; those of no key become 0. Returns this lane's key. Between two barriers, but where no slot has a key.
 TE_DEV int te_sparse_keys(float *dst, int ld, const te__sparse_attn_kargs &a, const int *list, int b, int k0) {
-    const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, mine = lane < a.tile ? te_sparse_key(a, list, k0 + lane) : -1;
+    const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31,
+              mine = lane < a.tile ? te_sparse_key(a, list, k0 + lane) : -1;
     if (!__any_sync(0xffffffffu, mine >= 0)) return -1; // alike in all warps
     __syncthreads();
 #pragma unroll 1
@@ -71,7 +73,8 @@ TE_DEV int te_sparse_keys(float *dst, int ld, const te__sparse_attn_kargs &a, co
         const int key = __shfl_sync(0xffffffffu, mine, r);
         const te_i64 from = te_attn_at(a.kv, b, 0, key);
 #pragma unroll 1
-        for (int c = lane; c < ld; c += 32) dst[r * ld + c] = key >= 0 && c < a.d ? te_sparse_load(a.kv.p, from + c, TE_SPARSE_DT(a.kv)) : 0.0f;
+        for (int c = lane; c < ld; c += 32)
+            dst[r * ld + c] = key >= 0 && c < a.d ? te_sparse_load(a.kv.p, from + c, TE_SPARSE_DT(a.kv)) : 0.0f;
     }
     __syncthreads();
     return mine;
@@ -95,7 +98,8 @@ TE_DEV void te_sparse_products(float out[TE_SPARSE_MINE], const float *mine, int
 }
 
 // acc[r][c] = acc[r][c] * shrink[r] + sum over the tile's keys j of weight[j][r] * keys[j][c], c < d: each lane has its own words of acc, rows of ld_acc.
-TE_DEV void te_sparse_gather(float *acc, int ld_acc, const float shrink[TE_SPARSE_MINE], const float *weight, const float *keys, int ld, int tile, int d) {
+TE_DEV void te_sparse_gather(float *acc, int ld_acc, const float shrink[TE_SPARSE_MINE], const float *weight,
+                             const float *keys, int ld, int tile, int d) {
 #pragma unroll 1
     for (int first = threadIdx.x & 31; first < d; first += 32 * TE_SPARSE_WIDE) {
         float sum[TE_SPARSE_MINE][TE_SPARSE_WIDE] = {};
@@ -113,15 +117,19 @@ TE_DEV void te_sparse_gather(float *acc, int ld_acc, const float shrink[TE_SPARS
         for (int t = 0; t < TE_SPARSE_WIDE; t++)
 #pragma unroll
             for (int r = 0; r < TE_SPARSE_MINE; r++)
-                if (first + 32 * t < d) acc[r * ld_acc + first + 32 * t] = acc[r * ld_acc + first + 32 * t] * shrink[r] + sum[r][t];
+                if (first + 32 * t < d)
+                    acc[r * ld_acc + first + 32 * t] = acc[r * ld_acc + first + 32 * t] * shrink[r] + sum[r][t];
     }
 }
 
 // A warp's heads from the lanes' sums.
-TE_DEV void te_sparse_put(const te__attn_view &x, const te_sparse_place &at, int first, int heads, int d, const float *acc, int ld_acc, const float scale[TE_SPARSE_MINE]) {
+TE_DEV void te_sparse_put(const te__attn_view &x, const te_sparse_place &at, int first, int heads, int d,
+                          const float *acc, int ld_acc, const float scale[TE_SPARSE_MINE]) {
 #pragma unroll 1
     for (int c = threadIdx.x & 31; c < d; c += 32)
 #pragma unroll
         for (int r = 0; r < TE_SPARSE_MINE; r++)
-            if (first + r < heads) te_sparse_store(x.p, te_attn_at(x, at.b, first + r, at.i) + c, TE_SPARSE_DT(x), acc[r * ld_acc + c] * scale[r]);
+            if (first + r < heads)
+                te_sparse_store(x.p, te_attn_at(x, at.b, first + r, at.i) + c, TE_SPARSE_DT(x),
+                                acc[r * ld_acc + c] * scale[r]);
 }

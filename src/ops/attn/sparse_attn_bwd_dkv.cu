@@ -8,10 +8,12 @@
 // te:row X_DT=1|3
 #include "ops/attn/sparse.cuh"
 
-extern "C" __global__ void __launch_bounds__(256, 2) te_sparse_attn_bwd_dkv(const __grid_constant__ te__sparse_attn_kargs a) {
+extern "C" __global__ void __launch_bounds__(256, 2)
+    te_sparse_attn_bwd_dkv(const __grid_constant__ te__sparse_attn_kargs a) {
     te_follow();
     __shared__ float sums[8][TE__SPARSE_MAX_D], key[TE__SPARSE_MAX_D];
-    const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, b = (int)(blockIdx.x / (te_u32)a.s_kv), j = (int)(blockIdx.x - (te_u32)b * (te_u32)a.s_kv);
+    const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, b = (int)(blockIdx.x / (te_u32)a.s_kv),
+              j = (int)(blockIdx.x - (te_u32)b * (te_u32)a.s_kv);
     const int *start = a.start + (te_i64)b * (a.s_kv + 1) + j, *list = a.list + (te_i64)b * a.s_q * a.n + start[0];
     const te_i64 pairs = (te_i64)(start[1] - start[0]) * a.heads, row = te_attn_at(a.kv, b, 0, j);
     for (int c = threadIdx.x; c < a.d; c += 256) key[c] = te_sparse_load(a.kv.p, row + c, TE_SPARSE_DT(a.kv));
@@ -20,13 +22,15 @@ extern "C" __global__ void __launch_bounds__(256, 2) te_sparse_attn_bwd_dkv(cons
 #pragma unroll 1
     for (te_i64 pair = warp; pair < pairs; pair += 8) {
         const int e = (int)(pair / a.heads), h = (int)(pair - (te_i64)e * a.heads), i = list[e];
-        const te_i64 q_at = te_attn_at(a.q, b, h, i), g_at = te_attn_at(a.d_o, b, h, i), at = ((te_i64)b * a.heads + h) * a.s_q + i;
+        const te_i64 q_at = te_attn_at(a.q, b, h, i), g_at = te_attn_at(a.d_o, b, h, i),
+                     at = ((te_i64)b * a.heads + h) * a.s_q + i;
         float s = 0.0f, dp = 0.0f;
 #pragma unroll TE_SPARSE_UNROLL
         for (int c = lane; c < a.d; c += 32) s += te_sparse_load(a.q.p, q_at + c, TE_SPARSE_DT(a.q)) * key[c];
 #pragma unroll TE_SPARSE_UNROLL
         for (int c = lane; c < a.d_v; c += 32) dp += te_sparse_load(a.d_o.p, g_at + c, TE_SPARSE_DT(a.d_o)) * key[c];
-        const float p = exp2f(te_warp_sum(s) * a.scale2 - a.lse2[at]), ds = p * (te_warp_sum(dp) - a.delta[at]) * a.scale;
+        const float p = exp2f(te_warp_sum(s) * a.scale2 - a.lse2[at]),
+                    ds = p * (te_warp_sum(dp) - a.delta[at]) * a.scale;
 #pragma unroll TE_SPARSE_UNROLL
         for (int c = lane; c < a.d; c += 32) { // read again, from the L1 cache; the words of sums are the lane's own
             float sum = sums[warp][c] + ds * te_sparse_load(a.q.p, q_at + c, TE_SPARSE_DT(a.q));

@@ -8,10 +8,12 @@
 // te:baseline
 #include "ops/attn/sparse.cuh"
 
-extern "C" __global__ void __launch_bounds__(256, 4) te_sparse_attn_list(const __grid_constant__ te__sparse_attn_kargs a) {
+extern "C" __global__ void __launch_bounds__(256, 4)
+    te_sparse_attn_list(const __grid_constant__ te__sparse_attn_kargs a) {
     te_follow();
     __shared__ int sums[256];
-    const int chunk = a.step == 1 ? 0 : (int)(blockIdx.x % a.chunks), b = a.step == 1 ? (int)blockIdx.x : (int)(blockIdx.x / a.chunks);
+    const int chunk = a.step == 1 ? 0 : (int)(blockIdx.x % a.chunks),
+              b = a.step == 1 ? (int)blockIdx.x : (int)(blockIdx.x / a.chunks);
     int *cursor = a.cursor + ((te_i64)b * a.chunks + chunk) * a.s_kv;
     if (a.step == 1) {
         int before = 0;
@@ -44,7 +46,8 @@ extern "C" __global__ void __launch_bounds__(256, 4) te_sparse_attn_list(const _
         if (threadIdx.x == 0) a.start[(te_i64)b * (a.s_kv + 1) + a.s_kv] = before;
         return;
     }
-    const int rows = (a.s_q + a.chunks - 1) / a.chunks, begin = min(a.s_q, chunk * rows), end = min(a.s_q, begin + rows);
+    const int rows = (a.s_q + a.chunks - 1) / a.chunks, begin = min(a.s_q, chunk * rows),
+              end = min(a.s_q, begin + rows);
 #pragma unroll 1
     for (int j = threadIdx.x; a.step == 0 && j < a.s_kv; j += 256) cursor[j] = 0;
     __syncthreads();

@@ -16,15 +16,18 @@
 #define X_BACKWARD (a.d_o.p != 0)
 #endif
 
-extern "C" __global__ void __launch_bounds__(128, 2) te_sparse_attn_query(const __grid_constant__ te__sparse_attn_kargs a) {
+extern "C" __global__ void __launch_bounds__(128, 2)
+    te_sparse_attn_query(const __grid_constant__ te__sparse_attn_kargs a) {
     te_follow();
     extern __shared__ float4 te_shared[];
     const te_sparse_place at(a);
     const bool backward = X_BACKWARD;
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, first = at.first + warp * TE_SPARSE_MINE;
-    const int ld_q = TE__ATTN_ROW(a.d), ld_v = TE__ATTN_ROW(a.d_v), ld = TE__ATTN_LANE_ROW(a.d), d_acc = backward ? a.d : a.d_v, ld_acc = TE__ATTN_ROW(d_acc);
+    const int ld_q = TE__ATTN_ROW(a.d), ld_v = TE__ATTN_ROW(a.d_v), ld = TE__ATTN_LANE_ROW(a.d),
+              d_acc = backward ? a.d : a.d_v, ld_acc = TE__ATTN_ROW(d_acc);
     const int *list = a.indices + ((te_i64)at.b * a.s_q + at.i) * a.n;
-    float *q = (float *)te_shared, *g = q + TE__SPARSE_ROWS * ld_q, *acc = backward ? g + TE__SPARSE_ROWS * ld_v : g, *keys = acc + TE__SPARSE_ROWS * ld_acc;
+    float *q = (float *)te_shared, *g = q + TE__SPARSE_ROWS * ld_q, *acc = backward ? g + TE__SPARSE_ROWS * ld_v : g,
+          *keys = acc + TE__SPARSE_ROWS * ld_acc;
     float *weight = keys + a.tile * ld + warp * (a.tile * TE_SPARSE_MINE);
     float m[TE_SPARSE_MINE], l[TE_SPARSE_MINE]; // forward: the maximum in units of log2, and this lane's share of the sum; backward: lse2 and delta
     te_sparse_heads(q, ld_q, a.q, at, a.heads, a.d);
@@ -42,7 +45,8 @@ extern "C" __global__ void __launch_bounds__(128, 2) te_sparse_attn_query(const 
         if (!backward || first + r >= a.heads) continue;
         const te_i64 o = te_attn_at(a.o, at.b, first + r, at.i);
 #pragma unroll 1
-        for (int c = lane; c < a.d_v; c += 32) l[r] += te_sparse_load(a.o.p, o + c, TE_SPARSE_DT(a.o)) * g[r * ld_v + c];
+        for (int c = lane; c < a.d_v; c += 32)
+            l[r] += te_sparse_load(a.o.p, o + c, TE_SPARSE_DT(a.o)) * g[r * ld_v + c];
         l[r] = te_warp_sum(l[r]);
         m[r] = a.lse[at.row(a, first + r)] * TE_LOG2E;
         if (m[r] == -TE_INF) m[r] = TE_INF;
@@ -83,7 +87,8 @@ extern "C" __global__ void __launch_bounds__(128, 2) te_sparse_attn_query(const 
         float sum = te_warp_sum(l[r]);
         const float shrink = te_attn_add_sink(sink2, &m[r], &sum);
         factor[r] = sum == 0.0f ? 0.0f : shrink / sum;
-        if (a.lse && lane == 0 && first + r < a.heads) a.lse[at.row(a, first + r)] = (sum == 0.0f ? sink2 : m[r] + log2f(sum)) * TE_LN2;
+        if (a.lse && lane == 0 && first + r < a.heads)
+            a.lse[at.row(a, first + r)] = (sum == 0.0f ? sink2 : m[r] + log2f(sum)) * TE_LN2;
     }
     te_sparse_put(backward ? a.dq : a.o, at, first, a.heads, d_acc, acc, ld_acc, factor);
 }

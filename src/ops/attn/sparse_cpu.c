@@ -12,7 +12,9 @@ typedef struct te__sparse_work {
     int64_t workers;
 } te__sparse_work;
 
-static int te__sparse_key_of(const te__sparse_attn_kargs *a, const int *list, int64_t k) { return list[k] >= 0 && list[k] < a->s_kv ? list[k] : -1; }
+static int te__sparse_key_of(const te__sparse_attn_kargs *a, const int *list, int64_t k) {
+    return list[k] >= 0 && list[k] < a->s_kv ? list[k] : -1;
+}
 
 static double te__sparse_dot(const float *x, const float *y, int n) {
     double sum = 0.0;
@@ -20,8 +22,11 @@ static double te__sparse_dot(const float *x, const float *y, int n) {
     for (c = 0; c < n; c++) sum += (double)x[c] * (double)y[c];
     return sum;
 }
-static void te__sparse_row(const te__attn_view *x, int64_t b, int64_t h, int64_t i, int n, float *out) { te__load_row(x->p, (te_dtype)x->dt, te__attn_row_at(x, b, h, i), n, out); }
-static void te__sparse_store(const te__attn_view *x, int64_t b, int64_t h, int64_t i, int n, const double *in, double scale) {
+static void te__sparse_row(const te__attn_view *x, int64_t b, int64_t h, int64_t i, int n, float *out) {
+    te__load_row(x->p, (te_dtype)x->dt, te__attn_row_at(x, b, h, i), n, out);
+}
+static void te__sparse_store(const te__attn_view *x, int64_t b, int64_t h, int64_t i, int n, const double *in,
+                             double scale) {
     float row[TE__SPARSE_MAX_D];
     int c;
     for (c = 0; c < n; c++) row[c] = (float)(in[c] * scale);
@@ -29,7 +34,8 @@ static void te__sparse_store(const te__attn_view *x, int64_t b, int64_t h, int64
 }
 
 /* One head of a query; keys [n, d] and their scores [n]. `seen`: slots with a key, which are the first ones. */
-static void te__sparse_head_fwd(const te__sparse_attn_kargs *a, const float *keys, int64_t seen, float *scores, int64_t b, int64_t i, int64_t h) {
+static void te__sparse_head_fwd(const te__sparse_attn_kargs *a, const float *keys, int64_t seen, float *scores,
+                                int64_t b, int64_t i, int64_t h) {
     const double sink = a->sinks ? (double)a->sinks[h] : -HUGE_VAL;
     double o[TE__SPARSE_MAX_D] = TE_ZERO, sum = 0.0, top = -1e30, p;
     float q[TE__SPARSE_MAX_D];
@@ -58,7 +64,8 @@ static void te__sparse_head_fwd(const te__sparse_attn_kargs *a, const float *key
 }
 
 /* dQ of the same, and delta. */
-static void te__sparse_head_bwd(const te__sparse_attn_kargs *a, const float *keys, int64_t seen, int64_t b, int64_t i, int64_t h) {
+static void te__sparse_head_bwd(const te__sparse_attn_kargs *a, const float *keys, int64_t seen, int64_t b, int64_t i,
+                                int64_t h) {
     const int64_t row = (b * a->heads + h) * a->s_q + i;
     double dq[TE__SPARSE_MAX_D] = TE_ZERO, ds;
     float q[TE__SPARSE_MAX_D], g[TE__SPARSE_MAX_D], o[TE__SPARSE_MAX_D];
@@ -70,7 +77,8 @@ static void te__sparse_head_bwd(const te__sparse_attn_kargs *a, const float *key
     a->delta[row] = (float)te__sparse_dot(g, o, a->d_v);
     for (k = 0; k < seen && a->lse[row] != -HUGE_VALF; k++) {
         const float *key = keys + k * a->d;
-        ds = exp(te__sparse_dot(q, key, a->d) * (double)a->scale - (double)a->lse[row]) * (te__sparse_dot(g, key, a->d_v) - (double)a->delta[row]);
+        ds = exp(te__sparse_dot(q, key, a->d) * (double)a->scale - (double)a->lse[row]) *
+             (te__sparse_dot(g, key, a->d_v) - (double)a->delta[row]);
         for (c = 0; c < a->d; c++) dq[c] += ds * (double)key[c];
     }
     te__sparse_store(&a->dq, b, h, i, a->d, dq, (double)a->scale);
@@ -87,7 +95,8 @@ static void te__sparse_queries(void *user, int64_t begin, int64_t end) {
             const int64_t b = task / a->s_q, i = task % a->s_q;
             const int *list = a->indices + task * a->n;
             for (k = 0, seen = 0; k < a->n; k++)
-                if (te__sparse_key_of(a, list, k) >= 0) te__sparse_row(&a->kv, b, 0, list[k], a->d, keys + a->d * seen++);
+                if (te__sparse_key_of(a, list, k) >= 0)
+                    te__sparse_row(&a->kv, b, 0, list[k], a->d, keys + a->d * seen++);
             for (h = 0; h < a->heads; h++) {
                 if (w->backward) te__sparse_head_bwd(a, keys, seen, b, i, h);
                 else te__sparse_head_fwd(a, keys, seen, scores, b, i, h);
@@ -182,7 +191,8 @@ static te_result te__cpu_sparse_attn_bwd(te_ctx *te, const te_op_sparse_attn_bwd
         for (b = 0; b < a->batch; b++)
             for (i = 0; i < a->s_q; i++) {
                 const int64_t row = (b * a->heads + h) * a->s_q + i;
-                if (a->lse[row] != -HUGE_VALF) sum -= exp((double)a->sinks[h] - (double)a->lse[row]) * (double)a->delta[row];
+                if (a->lse[row] != -HUGE_VALF)
+                    sum -= exp((double)a->sinks[h] - (double)a->lse[row]) * (double)a->delta[row];
             }
         ((float *)te__data(args->dsinks))[h] = (float)sum;
     }

@@ -2,12 +2,15 @@
 
 /* Bytes of shared memory: eight heads of q and o, or of q, dO and dQ, and a tile of keys. */
 static int64_t te__sparse_shared(const te__sparse_attn_kargs *a, bool backward) {
-    return 4 * (TE__SPARSE_ROWS * ((backward ? 2 : 1) * TE__ATTN_ROW(a->d) + TE__ATTN_ROW(a->d_v)) + (int64_t)a->tile * TE__ATTN_LANE_ROW(a->d) + (int64_t)TE__SPARSE_ROWS * a->tile);
+    return 4 * (TE__SPARSE_ROWS * ((backward ? 2 : 1) * TE__ATTN_ROW(a->d) + TE__ATTN_ROW(a->d_v)) +
+                (int64_t)a->tile * TE__ATTN_LANE_ROW(a->d) + (int64_t)TE__SPARSE_ROWS * a->tile);
 }
 
-static te__launch *te__sparse_launch(te__plan *p, const te__sparse_attn_kargs *a, const char *kernel, int64_t blocks, int threads, int64_t shared, bool formats) {
+static te__launch *te__sparse_launch(te__plan *p, const te__sparse_attn_kargs *a, const char *kernel, int64_t blocks,
+                                     int threads, int64_t shared, bool formats) {
     te__launch *l = te__plan_launch(p, "attn", kernel);
-    const bool alike = a->kv.dt == a->q.dt && a->o.dt == a->q.dt && (!a->d_o.dt || (a->d_o.dt == a->q.dt && a->dq.dt == a->q.dt && a->dkv.dt == a->q.dt));
+    const bool alike = a->kv.dt == a->q.dt && a->o.dt == a->q.dt &&
+                       (!a->d_o.dt || (a->d_o.dt == a->q.dt && a->dq.dt == a->q.dt && a->dkv.dt == a->q.dt));
     *TE__KARGS(p, l, te__sparse_attn_kargs) = *a;
     te__launch_size(l, blocks, 1, 1, threads, shared);
     if (formats && alike) te__launch_option(l, "X_DT", a->q.dt);
@@ -18,11 +21,17 @@ static te__launch *te__sparse_launch(te__plan *p, const te__sparse_attn_kargs *a
 static te_result te__sparse_plan_queries(te__plan *p, te__sparse_attn_kargs *a, bool backward) {
     const int64_t blocks = (int64_t)a->batch * a->s_q * te__div_up(a->heads, TE__SPARSE_ROWS);
     if (blocks > INT_MAX)
-        return te__fail(p->te, TE_ERR_UNSUPPORTED, "sparse attention: %d sequences of %d queries of %d heads are more blocks than a launch can have", a->batch, a->s_q, a->heads);
+        return te__fail(
+            p->te, TE_ERR_UNSUPPORTED,
+            "sparse attention: %d sequences of %d queries of %d heads are more blocks than a launch can have", a->batch,
+            a->s_q, a->heads);
     a->tile = 32;
     if (te__sparse_shared(a, backward) > te__attn_shared_limit(p)) a->tile = 16;
     te__plan_why(p, "general: any format and stride, in f32; eight heads of a query share what is read of its keys");
-    if (blocks) te__launch_option(te__sparse_launch(p, a, "sparse_attn_query", blocks, 128, te__sparse_shared(a, backward), true), "X_BACKWARD", backward);
+    if (blocks)
+        te__launch_option(
+            te__sparse_launch(p, a, "sparse_attn_query", blocks, 128, te__sparse_shared(a, backward), true),
+            "X_BACKWARD", backward);
     return TE_OK;
 }
 
@@ -51,7 +60,8 @@ static void te__sparse_plan_sinks(te__plan *p, const te__sparse_attn_kargs *a, c
 
 static te_result te__cuda_plan_sparse_attn_bwd(te__plan *p, const te_op_sparse_attn_bwd_args *args) {
     te__sparse_attn_kargs a = te__sparse_attn_problem_bwd(args);
-    const int64_t rows = (int64_t)a.batch * a.heads * a.s_q, slots = (int64_t)a.batch * a.s_q * a.n, keys = (int64_t)a.batch * a.s_kv;
+    const int64_t rows = (int64_t)a.batch * a.heads * a.s_q, slots = (int64_t)a.batch * a.s_q * a.n,
+                  keys = (int64_t)a.batch * a.s_kv;
     int64_t cursors;
     te_result r;
     a.chunks = (int)te__max(1, te__min(64, te__div_up(a.s_q, 32)));
@@ -65,7 +75,9 @@ static te_result te__cuda_plan_sparse_attn_bwd(te__plan *p, const te_op_sparse_a
     r = te__sparse_plan_queries(p, &a, true);
     if (r == TE_OK && args->dsinks && a.heads) te__sparse_plan_sinks(p, &a, args->dsinks);
     if (r != TE_OK || keys == 0) return r;
-    for (a.step = 0; a.step < 3; a.step++) te__sparse_launch(p, &a, "sparse_attn_list", a.step == 1 ? a.batch : (int64_t)a.batch * a.chunks, 256, 0, false);
+    for (a.step = 0; a.step < 3; a.step++)
+        te__sparse_launch(p, &a, "sparse_attn_list", a.step == 1 ? a.batch : (int64_t)a.batch * a.chunks, 256, 0,
+                          false);
     te__sparse_launch(p, &a, "sparse_attn_bwd_dkv", keys, 256, 0, true);
     return TE_OK;
 }

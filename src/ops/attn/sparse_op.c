@@ -1,10 +1,12 @@
 /* ops/attn/sparse_op.c: the front door of sparse attention: defaults, checks, and the description that both backends start from. Knows tensors; must not know which backend runs. */
 
 /* Channels are adjacent, and the sizes are these. */
-static te_result te__sparse_want(te_ctx *te, const char *op, const char *name, const te_tensor *x, int ndim, const int64_t *shape) {
+static te_result te__sparse_want(te_ctx *te, const char *op, const char *name, const te_tensor *x, int ndim,
+                                 const int64_t *shape) {
     char text[TE__SHAPE_TEXT], want[TE__SHAPE_TEXT];
     if (x->ndim != ndim || memcmp(shape, x->shape, (size_t)ndim * sizeof(int64_t)) != 0)
-        return te__fail(te, TE_ERR_SHAPE, "%s: %s is %s; with this q, kv and o it must be %s", op, name, te__shape_text(x, text), te__dims_text(ndim, shape, want));
+        return te__fail(te, TE_ERR_SHAPE, "%s: %s is %s; with this q, kv and o it must be %s", op, name,
+                        te__shape_text(x, text), te__dims_text(ndim, shape, want));
     return te__want_channels(te, op, name, x);
 }
 
@@ -13,12 +15,17 @@ static te_result te__sparse_attn_check(te_ctx *te, const char *op, te_op_sparse_
     const te_tensor *q = a->q, *kv = a->kv, *x = a->indices;
     int64_t shape[4];
     te_result r;
-    if (q->ndim != 4 || kv->ndim != 3 || a->o->ndim != 4 || x->ndim != 3 || kv->shape[0] != q->shape[0] || kv->shape[2] != q->shape[3] || x->shape[0] != q->shape[0] || x->shape[1] != q->shape[1])
-        return te__fail(te, TE_ERR_SHAPE, "%s: q is %s, kv %s, indices %s and o %s; [b, s_q, H, d], [b, s_kv, d], [b, s_q, n] and [b, s_q, H, d_v] are needed", op, te__shape_text(q, t), te__shape_text(kv, u),
-                        te__shape_text(x, v), te__shape_text(a->o, w));
+    if (q->ndim != 4 || kv->ndim != 3 || a->o->ndim != 4 || x->ndim != 3 || kv->shape[0] != q->shape[0] ||
+        kv->shape[2] != q->shape[3] || x->shape[0] != q->shape[0] || x->shape[1] != q->shape[1])
+        return te__fail(te, TE_ERR_SHAPE,
+                        "%s: q is %s, kv %s, indices %s and o %s; [b, s_q, H, d], [b, s_kv, d], [b, s_q, n] and [b, "
+                        "s_q, H, d_v] are needed",
+                        op, te__shape_text(q, t), te__shape_text(kv, u), te__shape_text(x, v), te__shape_text(a->o, w));
     if (q->shape[3] < 1 || q->shape[3] > TE__SPARSE_MAX_D || a->o->shape[3] < 1 || a->o->shape[3] > q->shape[3])
-        return te__fail(te, TE_ERR_UNSUPPORTED, "%s: keys have %lld channels and values %lld; 1 to %d are possible, and values have no more than keys", op, (long long)q->shape[3],
-                        (long long)a->o->shape[3], TE__SPARSE_MAX_D);
+        return te__fail(
+            te, TE_ERR_UNSUPPORTED,
+            "%s: keys have %lld channels and values %lld; 1 to %d are possible, and values have no more than keys", op,
+            (long long)q->shape[3], (long long)a->o->shape[3], TE__SPARSE_MAX_D);
     memcpy(shape, q->shape, sizeof(shape));
     shape[3] = a->o->shape[3];
     r = te__sparse_want(te, op, "o", a->o, 4, shape);
@@ -27,12 +34,15 @@ static te_result te__sparse_attn_check(te_ctx *te, const char *op, te_op_sparse_
     if (r == TE_OK) r = te__want_numel(te, op, "sinks", a->sinks, q->shape[2]);
     if (r == TE_OK) r = te__want_numel(te, op, "lse", a->lse, te__rows(q));
     if (r == TE_OK && (te__numel(x) > INT_MAX || te__rows(kv) > INT_MAX || te__rows(q) > INT_MAX))
-        r = te__fail(te, TE_ERR_UNSUPPORTED, "%s: q is %s, kv %s and indices %s; at most 2^31 - 1 rows of q and kv, and slots, are possible", op, te__shape_text(q, t), te__shape_text(kv, u),
-                     te__shape_text(x, v));
+        r = te__fail(te, TE_ERR_UNSUPPORTED,
+                     "%s: q is %s, kv %s and indices %s; at most 2^31 - 1 rows of q and kv, and slots, are possible",
+                     op, te__shape_text(q, t), te__shape_text(kv, u), te__shape_text(x, v));
     if (a->softmax_scale == 0.0f) a->softmax_scale = (float)(1.0 / sqrt((double)q->shape[3]));
     return r;
 }
-static te_result te__check_sparse_attn_fwd(te_ctx *te, te_op_sparse_attn_fwd_args *a) { return te__sparse_attn_check(te, "sparse_attn_fwd", a); }
+static te_result te__check_sparse_attn_fwd(te_ctx *te, te_op_sparse_attn_fwd_args *a) {
+    return te__sparse_attn_check(te, "sparse_attn_fwd", a);
+}
 
 /* The forward that a backward belongs to. */
 static te_op_sparse_attn_fwd_args te__sparse_attn_forward_of(const te_op_sparse_attn_bwd_args *a) {
@@ -55,7 +65,9 @@ static te_result te__check_sparse_attn_bwd(te_ctx *te, te_op_sparse_attn_bwd_arg
     r = te__sparse_want(te, op, "d_o", a->d_o, 4, a->o->shape);
     if (r == TE_OK) r = te__sparse_want(te, op, "dq", a->dq, 4, a->q->shape);
     if (r == TE_OK) r = te__sparse_want(te, op, "dkv", a->dkv, 3, a->kv->shape);
-    if (r == TE_OK && a->dsinks && !a->sinks) r = te__fail(te, TE_ERR_INVALID, "%s: dsinks is given and sinks is NULL; there are no sinks to have a gradient", op);
+    if (r == TE_OK && a->dsinks && !a->sinks)
+        r = te__fail(te, TE_ERR_INVALID, "%s: dsinks is given and sinks is NULL; there are no sinks to have a gradient",
+                     op);
     return r == TE_OK ? te__want_numel(te, op, "dsinks", a->dsinks, a->q->shape[2]) : r;
 }
 

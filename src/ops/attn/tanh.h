@@ -38,7 +38,8 @@ TE__BOTH float te__attn_tanh(float x) {
 }
 /* tanh x to 7e-7 of itself, of x from -0.5 to 0.5 alone, whose square is u: without a reciprocal. */
 TE__BOTH float te__attn_tanh_near(float x, float u) {
-    return x * TE__TANH_FMA(TE__TANH_FMA(TE__TANH_FMA(-0.0444446111f, u, 0.131918896f), u, -0.333264679f), u, 0.999999477f);
+    return x *
+           TE__TANH_FMA(TE__TANH_FMA(TE__TANH_FMA(-0.0444446111f, u, 0.131918896f), u, -0.333264679f), u, 0.999999477f);
 }
 
 #endif

@@ -22,7 +22,8 @@ TE_DEV te_i64 te_scale_at(const te__block_dequantize_kargs &a, te_i64 row, te_i6
     return a.two_dimensional ? (row >> 7) * a.ld_scale + (col >> 7) : (col >> 7) * a.ld_scale + row;
 }
 
-extern "C" __global__ void __launch_bounds__(256) te_block_dequantize(const __grid_constant__ te__block_dequantize_kargs a) {
+extern "C" __global__ void __launch_bounds__(256)
+    te_block_dequantize(const __grid_constant__ te__block_dequantize_kargs a) {
     te_follow();
     te_i64 per_row = te_div_up(a.n, 8), groups = a.m * per_row, first = (te_i64)blockIdx.x * 1024 + threadIdx.x;
     te_i64 row[4], col[4];

@@ -25,7 +25,8 @@
 #define Y_DT a.y_dt
 #endif
 
-extern "C" __global__ void __launch_bounds__(256) te_block_dequantize_col(const __grid_constant__ te__block_dequantize_kargs a) {
+extern "C" __global__ void __launch_bounds__(256)
+    te_block_dequantize_col(const __grid_constant__ te__block_dequantize_kargs a) {
     te_follow();
     __shared__ __align__(16) te_u32 tile[2 * TE_TILE_COLUMNS * TE_TILE_WORDS]; // 64 rows of y each
     __shared__ __align__(16) float scale[128]; // of each column of y
@@ -49,7 +50,9 @@ extern "C" __global__ void __launch_bounds__(256) te_block_dequantize_col(const 
     }
     if (threadIdx.x < 128) {
         te_i64 col = first_col + threadIdx.x;
-        scale[threadIdx.x] = col < a.n ? a.scale_inv[a.two_dimensional ? tile_n * a.ld_scale + tile_m : tile_m * a.ld_scale + col] : 0.0f;
+        scale[threadIdx.x] =
+            col < a.n ? a.scale_inv[a.two_dimensional ? tile_n * a.ld_scale + tile_m : tile_m * a.ld_scale + col]
+                      : 0.0f;
     }
 #pragma unroll
     for (int h = 0; h < 4; h++) {
@@ -57,7 +60,8 @@ extern "C" __global__ void __launch_bounds__(256) te_block_dequantize_col(const 
         te_transpose_bytes(in, out);
 #pragma unroll
         for (int j = 0; j < 4; j++)
-            te_tile_put(tile + (tx >> 2) * TE_TILE_COLUMNS * TE_TILE_WORDS, (tx & 3) * 2 + (h >> 1), ty, 4 * (h & 1) + j, out[j]);
+            te_tile_put(tile + (tx >> 2) * TE_TILE_COLUMNS * TE_TILE_WORDS, (tx & 3) * 2 + (h >> 1), ty,
+                        4 * (h & 1) + j, out[j]);
     }
     __syncthreads();
     int chunk = threadIdx.x & 15; // of the columns

@@ -48,7 +48,8 @@ template <int n> TE_DEV void te_halve(float *v, int lane_bit) {
     }
 }
 
-extern "C" __global__ void __launch_bounds__(512, BLOCKS) te_block_quantize(const __grid_constant__ te__block_quantize_kargs a) {
+extern "C" __global__ void __launch_bounds__(512, BLOCKS)
+    te_block_quantize(const __grid_constant__ te__block_quantize_kargs a) {
     te_follow();
     __shared__ __align__(16) te_u32 tile[2 * TE_TILE_COLUMNS * TE_TILE_WORDS];
     __shared__ __align__(16) float col_scale[128];
@@ -141,7 +142,8 @@ extern "C" __global__ void __launch_bounds__(512, BLOCKS) te_block_quantize(cons
                 float scale = te__block_scale(amax, fp8_max, a.epsilon, a.limit, a.power_of_two);
                 te_i64 c = first_col + threadIdx.x;
                 col_scale[threadIdx.x] = scale;
-                if (scaled && c < a.ld_col_scale) a.col_scale[tile_m * a.ld_col_scale + c] = c < a.n ? te__rcp_f32(scale) : 0.0f;
+                if (scaled && c < a.ld_col_scale)
+                    a.col_scale[tile_m * a.ld_col_scale + c] = c < a.n ? te__rcp_f32(scale) : 0.0f;
             }
         }
     }
@@ -186,6 +188,7 @@ extern "C" __global__ void __launch_bounds__(512, BLOCKS) te_block_quantize(cons
         }
         __syncthreads();
         int half = threadIdx.x >> 8; // of the block, and of the columns
-        te_tile_store(tile + half * TE_TILE_COLUMNS * TE_TILE_WORDS, a.col, a.ldc, first_row, first_col + 64 * half, a.n, 1, a.vector_col, threadIdx.x & 255);
+        te_tile_store(tile + half * TE_TILE_COLUMNS * TE_TILE_WORDS, a.col, a.ldc, first_row, first_col + 64 * half,
+                      a.n, 1, a.vector_col, threadIdx.x & 255);
     }
 }

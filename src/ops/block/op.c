@@ -7,17 +7,19 @@ enum { TE__BLOCK = 128 };
 
 /* One copy: codes [rows, ld] with ld >= cols and their scales. 1-D scales have the block's index first, 2-D ones lie as the blocks do; either way
  * the last size is a multiple of 4, so that the scales of four neighbours are 16 aligned bytes. */
-static te_result te__block_check_copy(te_ctx *te, const char *op, const char *name, const char *scale_name, const te_tensor *q, const te_tensor *scale_inv,
-                                      int64_t rows, int64_t cols, bool two_dimensional) {
+static te_result te__block_check_copy(te_ctx *te, const char *op, const char *name, const char *scale_name,
+                                      const te_tensor *q, const te_tensor *scale_inv, int64_t rows, int64_t cols,
+                                      bool two_dimensional) {
     char text[TE__SHAPE_TEXT];
     int64_t scale_rows = two_dimensional ? te__div_up(rows, TE__BLOCK) : te__div_up(cols, TE__BLOCK);
     int64_t scale_cols = te__round_up(two_dimensional ? te__div_up(cols, TE__BLOCK) : rows, 4);
     te_result result = te__want_codes(te, op, name, q, rows, cols);
     if (result != TE_OK) return result;
     if (te__rows(scale_inv) != scale_rows || te__cols(scale_inv) != scale_cols)
-        return te__fail(te, TE_ERR_SHAPE, "%s: %s is %s; with %s blocks, %s of %lld rows and %lld columns has [%lld, %lld]", op, scale_name,
-                        te__shape_text(scale_inv, text), two_dimensional ? "128 x 128" : "1 x 128", name, (long long)rows, (long long)cols,
-                        (long long)scale_rows, (long long)scale_cols);
+        return te__fail(te, TE_ERR_SHAPE,
+                        "%s: %s is %s; with %s blocks, %s of %lld rows and %lld columns has [%lld, %lld]", op,
+                        scale_name, te__shape_text(scale_inv, text), two_dimensional ? "128 x 128" : "1 x 128", name,
+                        (long long)rows, (long long)cols, (long long)scale_rows, (long long)scale_cols);
     return TE_OK;
 }
 
@@ -26,22 +28,28 @@ static te_result te__check_block_quantize(te_ctx *te, te_op_block_quantize_args 
     te_result result = TE_OK;
     if (!a->row && !a->col) return te__fail(te, TE_ERR_INVALID, "block_quantize: neither row nor col is given");
     if ((!a->row && a->row_scale_inv) || (!a->col && a->col_scale_inv))
-        return te__fail(te, TE_ERR_INVALID, "block_quantize: %s_scale_inv is given without %s", a->row ? "col" : "row", a->row ? "col" : "row");
+        return te__fail(te, TE_ERR_INVALID, "block_quantize: %s_scale_inv is given without %s", a->row ? "col" : "row",
+                        a->row ? "col" : "row");
     if (a->row)
-        result = te__block_check_copy(te, "block_quantize", "row", "row_scale_inv", a->row, a->row_scale_inv, m, n, a->two_dimensional);
+        result = te__block_check_copy(te, "block_quantize", "row", "row_scale_inv", a->row, a->row_scale_inv, m, n,
+                                      a->two_dimensional);
     if (result == TE_OK && a->col)
-        result = te__block_check_copy(te, "block_quantize", "col", "col_scale_inv", a->col, a->col_scale_inv, n, m, a->two_dimensional);
+        result = te__block_check_copy(te, "block_quantize", "col", "col_scale_inv", a->col, a->col_scale_inv, n, m,
+                                      a->two_dimensional);
     if (result == TE_OK) result = te__want_one_format(te, "block_quantize", "row", a->row, "col", a->col);
     return result == TE_OK ? te__want_numel(te, "block_quantize", "noop", a->noop, 1) : result;
 }
 
 static te_result te__check_block_dequantize(te_ctx *te, te_op_block_dequantize_args *a) {
-    return te__block_check_copy(te, "block_dequantize", "q", "scale_inv", a->q, a->scale_inv, a->columnwise ? te__cols(a->y) : te__rows(a->y),
+    return te__block_check_copy(te, "block_dequantize", "q", "scale_inv", a->q, a->scale_inv,
+                                a->columnwise ? te__cols(a->y) : te__rows(a->y),
                                 a->columnwise ? te__rows(a->y) : te__cols(a->y), a->two_dimensional);
 }
 
 /* The scale where fp8_max / amax is beyond f32: the largest number of x's format (TransformerEngine's block kernels). */
-static float te__block_limit(te_dtype dtype) { return dtype == TE_F16 ? 65504.0f : dtype == TE_BF16 ? te__bf16_to_f32(0x7f7f) : FLT_MAX; }
+static float te__block_limit(te_dtype dtype) {
+    return dtype == TE_F16 ? 65504.0f : dtype == TE_BF16 ? te__bf16_to_f32(0x7f7f) : FLT_MAX;
+}
 
 /* ---- CPU: quantize ---- */
 
@@ -86,12 +94,14 @@ static void te__block_scales(const te__block_job *j, te__block_tile *t) {
 
 /* The tile's part of one copy, which has `lines` rows of `length` elements: its block `block` of the rows from line_block * 128 on. Where the
  * tile lies beyond the lines or their length there is padding, or nothing. */
-static void te__block_store(const te__block_job *j, const te__block_tile *t, bool columnwise, int64_t line_block, int64_t block, int64_t lines,
-                            int64_t length) {
-    const te_tensor *q = columnwise ? j->a->col : j->a->row, *scale_inv = columnwise ? j->a->col_scale_inv : j->a->row_scale_inv;
+static void te__block_store(const te__block_job *j, const te__block_tile *t, bool columnwise, int64_t line_block,
+                            int64_t block, int64_t lines, int64_t length) {
+    const te_tensor *q = columnwise ? j->a->col : j->a->row,
+                    *scale_inv = columnwise ? j->a->col_scale_inv : j->a->row_scale_inv;
     const float *scale = columnwise ? t->col_scale : t->row_scale;
     float *inverse = (float *)te__data(scale_inv), line[TE__BLOCK];
-    int64_t first = line_block * TE__BLOCK, at = block * TE__BLOCK, ld = te__cols(q), scale_cols = te__cols(scale_inv), i, k;
+    int64_t first = line_block * TE__BLOCK, at = block * TE__BLOCK, ld = te__cols(q), scale_cols = te__cols(scale_inv),
+            i, k;
     int64_t size = te__min(TE__BLOCK, ld - at), count = te__min(TE__BLOCK, lines - first);
     for (i = 0; i < count && size > 0; i++) {
         if (columnwise)
@@ -158,7 +168,8 @@ static void te__block_dequantize_bands(void *user, int64_t begin, int64_t end) {
     const te_op_block_dequantize_args *a = (const te_op_block_dequantize_args *)user;
     const float *scale = (const float *)te__data(a->scale_inv);
     const void *q = te__data(a->q);
-    int64_t m = te__rows(a->y), n = te__cols(a->y), ld = te__cols(a->q), scale_cols = te__cols(a->scale_inv), band, row, col, r, c;
+    int64_t m = te__rows(a->y), n = te__cols(a->y), ld = te__cols(a->q), scale_cols = te__cols(a->scale_inv), band, row,
+            col, r, c;
     float v[ROWS][TE__BLOCK], line[ROWS];
     for (band = begin; band < end; band++)
         for (row = band * TE__BLOCK; row < te__min(m, (band + 1) * TE__BLOCK); row += ROWS)
@@ -166,13 +177,15 @@ static void te__block_dequantize_bands(void *user, int64_t begin, int64_t end) {
                 int64_t rows = te__min(ROWS, m - row), cols = te__min(TE__BLOCK, n - col), block = col / TE__BLOCK;
                 if (!a->columnwise) {
                     for (r = 0; r < rows; r++) {
-                        float s = a->two_dimensional ? scale[band * scale_cols + block] : scale[block * scale_cols + row + r];
+                        float s =
+                            a->two_dimensional ? scale[band * scale_cols + block] : scale[block * scale_cols + row + r];
                         te__load_row(q, a->q->dtype, (row + r) * ld + col, cols, v[r]);
                         for (c = 0; c < cols; c++) v[r][c] *= s;
                     }
                 } else {
                     for (c = 0; c < cols; c++) {
-                        float s = a->two_dimensional ? scale[block * scale_cols + band] : scale[band * scale_cols + col + c];
+                        float s =
+                            a->two_dimensional ? scale[block * scale_cols + band] : scale[band * scale_cols + col + c];
                         te__load_row(q, a->q->dtype, (col + c) * ld + row, rows, line);
                         for (r = 0; r < rows; r++) v[r][c] = line[r] * s;
                     }
@@ -233,8 +246,10 @@ static te_result te__cuda_plan_block_quantize(te__plan *p, const te_op_block_qua
     te__launch_option(l, "Y_DT", k->y_dt);
     te__launch_size(l, tiles_m * tiles_n, 1, 1, 512, 0);
     p->native = p->sm >= 89;
-    te__plan_why(p, p->native ? "one pass for scales and both copies; cvt instructions"
-                              : "one pass for scales and both copies; FP8 rounding in integer arithmetic, which gives the same bits");
+    te__plan_why(
+        p, p->native
+               ? "one pass for scales and both copies; cvt instructions"
+               : "one pass for scales and both copies; FP8 rounding in integer arithmetic, which gives the same bits");
     return TE_OK;
 }
 

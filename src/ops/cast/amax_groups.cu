@@ -31,7 +31,8 @@ extern "C" __global__ void __launch_bounds__(256) te_amax_groups(const __grid_co
                 for (int k = 0; k < 8; k++) largest = fmaxf(largest, fabsf(v[k]));
             } else {
 #pragma unroll 1
-                for (te_i64 c = col; c < a.n && c < col + 8; c++) largest = fmaxf(largest, fabsf(te_load(a.x, row * a.n + c, X_DT)));
+                for (te_i64 c = col; c < a.n && c < col + 8; c++)
+                    largest = fmaxf(largest, fabsf(te_load(a.x, row * a.n + c, X_DT)));
             }
         }
         te_u32 all = __reduce_max_sync(0xffffffffu, __float_as_uint(largest)); // non-negative floats order like their bits

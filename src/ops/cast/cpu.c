@@ -41,11 +41,14 @@ static void te__amax_parts(void *user, int64_t begin, int64_t end) {
 static float te__amax_whole(te_ctx *te, const te_tensor *x, float largest) {
     te__amax_job j;
     j.x = x;
-    te__parallel_for(te, TE__AMAX_PARTS, te__max(1, TE__AMAX_PARTS * 32768 / te__max(1, te__numel(x))), te__amax_parts, &j);
+    te__parallel_for(te, TE__AMAX_PARTS, te__max(1, TE__AMAX_PARTS * 32768 / te__max(1, te__numel(x))), te__amax_parts,
+                     &j);
     return te__amax_of(j.part, TE__AMAX_PARTS, largest);
 }
 /* Element i of a vector of any stride, of one number for each group; NULL for numbers of no group, and of no vector. */
-static float *te__of_group(const te_tensor *x, int64_t i) { return x && i >= 0 && i < te__numel(x) ? (float *)te__data(x) + i * (x->ndim ? x->stride[0] : 0) : NULL; }
+static float *te__of_group(const te_tensor *x, int64_t i) {
+    return x && i >= 0 && i < te__numel(x) ? (float *)te__data(x) + i * (x->ndim ? x->stride[0] : 0) : NULL;
+}
 
 /* Groups begin .. end - 1: a maximum with the number that stands there. */
 static void te__amax_groups(void *user, int64_t begin, int64_t end) {
@@ -92,7 +95,8 @@ static te_result te__cpu_scale_from_amax(te_ctx *te, const te_op_scale_from_amax
 
 /* One slot of TransformerEngine's fused delayed-scaling update (common/recipe/delayed_scaling.cu). Row 0 gathers the amax of the step that
  * runs; rows 1 .. L-1 hold the earlier ones, the newest last. A step in which nothing was seen (last == 0) leaves the slot alone. */
-static void te__delayed_slot(float *history, int64_t length, int64_t n, float *scale, float reduced, float scaled_max, bool most_recent) {
+static void te__delayed_slot(float *history, int64_t length, int64_t n, float *scale, float reduced, float scaled_max,
+                             bool most_recent) {
     float last = reduced != 0.0f ? reduced : history[0], amax = 0.0f, next;
     int64_t row;
     if (last == 0.0f) return;
@@ -117,7 +121,8 @@ static te_result te__cpu_delayed_update(te_ctx *te, const te_op_delayed_update_a
         float *history = (float *)te__data(a->amax_history[i]), *scale = (float *)te__data(a->scale[i]);
         int64_t length = a->amax_history[i]->shape[0], n = a->amax_history[i]->shape[1];
         for (slot = 0; slot < n; slot++)
-            te__delayed_slot(history + slot, length, n, scale + slot, reduced ? *reduced++ : 0.0f, scaled_max, a->algo == TE_AMAX_MOST_RECENT);
+            te__delayed_slot(history + slot, length, n, scale + slot, reduced ? *reduced++ : 0.0f, scaled_max,
+                             a->algo == TE_AMAX_MOST_RECENT);
     }
     return TE_OK;
 }
@@ -179,12 +184,14 @@ static float te__quantize_tile(const te__quantize_job *j, int64_t first_row, int
     }
     if (row_data && first_col < j->ld) {
         size_t bytes = (size_t)te__min(TE__CAST_TILE, j->ld - first_col);
-        for (r = 0; r < rows; r++) memcpy(row_data + (first_row + r) * j->ld + first_col, code + r * TE__CAST_TILE, bytes);
+        for (r = 0; r < rows; r++)
+            memcpy(row_data + (first_row + r) * j->ld + first_col, code + r * TE__CAST_TILE, bytes);
     }
     if (col_data && first_row < j->ldc) {
         size_t bytes = (size_t)te__min(TE__CAST_TILE, j->ldc - first_row);
         te__transpose_tile(code, turned);
-        for (i = 0; i < cols; i++) memcpy(col_data + (first_col + i) * j->ldc + first_row, turned + i * TE__CAST_TILE, bytes);
+        for (i = 0; i < cols; i++)
+            memcpy(col_data + (first_col + i) * j->ldc + first_row, turned + i * TE__CAST_TILE, bytes);
     }
     return largest;
 }
@@ -194,7 +201,8 @@ static void te__quantize_parts(void *user, int64_t begin, int64_t end) {
     for (part = begin; part < end; part++) {
         float largest = 0.0f;
         for (tile = tiles * part / j->parts; tile < tiles * (part + 1) / j->parts; tile++)
-            largest = te__quantize_tile(j, tile / j->tiles_n * TE__CAST_TILE, tile % j->tiles_n * TE__CAST_TILE, largest);
+            largest =
+                te__quantize_tile(j, tile / j->tiles_n * TE__CAST_TILE, tile % j->tiles_n * TE__CAST_TILE, largest);
         j->part[part] = largest;
     }
 }
@@ -284,7 +292,8 @@ static void te__transpose_bands(void *user, int64_t begin, int64_t end) {
                 for (n = band * 32; n < last; n++) memcpy(to + n * ldd * 4, from + n * 4, 4);
             }
         }
-        for (n = band * 32; n < last && ldd > a->rows; n++) memset(dst + (n * ldd + a->rows) * size, 0, (size_t)((ldd - a->rows) * size));
+        for (n = band * 32; n < last && ldd > a->rows; n++)
+            memset(dst + (n * ldd + a->rows) * size, 0, (size_t)((ldd - a->rows) * size));
     }
 }
 /* The same of 4-bit elements, the even one in the low half of a byte; rows are padded to whole bytes. */
@@ -302,7 +311,8 @@ static void te__transpose_nibbles(void *user, int64_t begin, int64_t end) {
                 dst[n * ldd + m / 2] = (uint8_t)((even[n / 2] >> shift & 15) | high << 4);
             }
         }
-        for (n = band * 32; n < last; n++) memset(dst + n * ldd + (a->rows + 1) / 2, 0, (size_t)(ldd - (a->rows + 1) / 2));
+        for (n = band * 32; n < last; n++)
+            memset(dst + n * ldd + (a->rows + 1) / 2, 0, (size_t)(ldd - (a->rows + 1) / 2));
     }
 }
 static te_result te__cpu_transpose(te_ctx *te, const te_op_transpose_args *a) {

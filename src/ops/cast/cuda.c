@@ -78,8 +78,8 @@ static te_result te__cuda_plan_scale_from_amax(te__plan *p, const te_op_scale_fr
 }
 
 /* The list cut into tables; slots_a_block of the kernel. `with` holds the fields that the tables share, its amaxes those of all slots. */
-static void te__plan_delayed(te__plan *p, const char *kernel, int slots_a_block, te_tensor *const *history, te_tensor *const *scale, int count,
-                             const te__delayed_kargs *with) {
+static void te__plan_delayed(te__plan *p, const char *kernel, int slots_a_block, te_tensor *const *history,
+                             te_tensor *const *scale, int count, const te__delayed_kargs *with) {
     te__launch *l = NULL;
     te__delayed_kargs *k = NULL;
     int64_t slots = 0, before = 0; /* of this table, of earlier ones */
@@ -125,8 +125,12 @@ static te_result te__cuda_plan_delayed_gather(te__plan *p, const te_op_delayed_g
 }
 
 /* Tiles cover the padding too. One also when there is nothing to cast: scale_inv is written all the same. */
-static int64_t te__cast_tiles_m(const te_op_fp8_quantize_args *a) { return te__max(1, te__div_up(te__max(te__rows(a->x), a->col ? te__cols(a->col) : 0), 128)); }
-static int64_t te__cast_tiles_n(const te_op_fp8_quantize_args *a) { return te__max(1, te__div_up(te__max(te__cols(a->x), a->row ? te__cols(a->row) : 0), 64)); }
+static int64_t te__cast_tiles_m(const te_op_fp8_quantize_args *a) {
+    return te__max(1, te__div_up(te__max(te__rows(a->x), a->col ? te__cols(a->col) : 0), 128));
+}
+static int64_t te__cast_tiles_n(const te_op_fp8_quantize_args *a) {
+    return te__max(1, te__div_up(te__max(te__cols(a->x), a->row ? te__cols(a->row) : 0), 64));
+}
 
 static te_result te__cuda_plan_fp8_quantize(te__plan *p, const te_op_fp8_quantize_args *a) {
     te__launch *l = te__plan_launch(p, "cast", "fp8_quantize");
@@ -142,7 +146,8 @@ static te_result te__cuda_plan_fp8_quantize(te__plan *p, const te_op_fp8_quantiz
     }
     k->m = te__rows(a->x);
     k->n = te__cols(a->x);
-    if (a->dbias && k->n > 0 && !p->baseline) k->sums = (float *)te__plan_workspace(p, tiles_m * k->n * (int64_t)sizeof(float));
+    if (a->dbias && k->n > 0 && !p->baseline)
+        k->sums = (float *)te__plan_workspace(p, tiles_m * k->n * (int64_t)sizeof(float));
     k->current = twice;
     k->x_amax = (unsigned long long *)te__data(a->x_amax);
     k->tiles = (unsigned)tiles;
@@ -180,9 +185,11 @@ static te_result te__cuda_plan_fp8_quantize(te__plan *p, const te_op_fp8_quantiz
     else if (a->dbias) te__plan_column_sum(p, k->x, a->x->dtype, k->m, k->n, a->dbias, false);
     p->native = p->sm >= 89;
     if (twice)
-        te__plan_why(p, p->native ? "amax and cast in one launch; cvt instructions" : "amax and cast in one launch; FP8 rounding in integer arithmetic, exactly");
+        te__plan_why(p, p->native ? "amax and cast in one launch; cvt instructions"
+                                  : "amax and cast in one launch; FP8 rounding in integer arithmetic, exactly");
     else
-        te__plan_why(p, p->native ? "one pass; cvt instructions" : "one pass; FP8 rounding in integer arithmetic, which gives the same bits");
+        te__plan_why(p, p->native ? "one pass; cvt instructions"
+                                  : "one pass; FP8 rounding in integer arithmetic, which gives the same bits");
     return TE_OK;
 }
 

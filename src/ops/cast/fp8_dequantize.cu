@@ -37,7 +37,8 @@ TE_DEV void te_dequantize8(uint2 code, int dt, float scale_inv, float v[8]) {
     for (int k = 0; k < 8; k++) v[k] = __fmul_rn(v[k], scale_inv);
 }
 
-extern "C" __global__ void __launch_bounds__(256) te_fp8_dequantize(const __grid_constant__ te__fp8_dequantize_kargs a) {
+extern "C" __global__ void __launch_bounds__(256)
+    te_fp8_dequantize(const __grid_constant__ te__fp8_dequantize_kargs a) {
     te_follow();
     te_i64 per_row = te_div_up(a.n, 8), groups = a.m * per_row, first = (te_i64)blockIdx.x * 1024 + threadIdx.x;
     float scale_inv = GROUPS ? 0.0f : *a.scale_inv, v[8];

@@ -77,7 +77,8 @@ struct te_cast_place {
             for (int r = 0; r < 4; r++) w[r] = te_raw_load<HELD>(a.x, (row + r) * a.n + col, X_DT);
         } else {
 #pragma unroll
-            for (int r = 0; r < 4; r++) w[r] = te_raw_load_part<HELD>(a.x, (row + r) * a.n + col, X_DT, row + r < a.m ? a.n - col : 0);
+            for (int r = 0; r < 4; r++)
+                w[r] = te_raw_load_part<HELD>(a.x, (row + r) * a.n + col, X_DT, row + r < a.m ? a.n - col : 0);
         }
     }
 };
@@ -128,7 +129,8 @@ TE_DEV void te_cast_group_amaxes(const te__fp8_quantize_kargs &a, const te_cast_
 }
 
 // The codes of v to both copies.
-TE_DEV void te_cast_tile(const te__fp8_quantize_kargs &a, const te_cast_place &p, const te_raw<HELD> w[4], float scale, te_u32 *tile) {
+TE_DEV void te_cast_tile(const te__fp8_quantize_kargs &a, const te_cast_place &p, const te_raw<HELD> w[4], float scale,
+                         te_u32 *tile) {
     float v[4][8];
     te_u32 code[4][2]; // eight columns of a row
     float sum[8];
@@ -157,7 +159,8 @@ TE_DEV void te_cast_tile(const te__fp8_quantize_kargs &a, const te_cast_place &p
         }
 #pragma unroll
         for (int h = 0; h < 2; h++)
-            code[r][h] = te_f32x2_to_fp8(v[r][4 * h], v[r][4 * h + 1], Y_DT) | (te_u32)te_f32x2_to_fp8(v[r][4 * h + 2], v[r][4 * h + 3], Y_DT) << 16;
+            code[r][h] = te_f32x2_to_fp8(v[r][4 * h], v[r][4 * h + 1], Y_DT) |
+                         (te_u32)te_f32x2_to_fp8(v[r][4 * h + 2], v[r][4 * h + 3], Y_DT) << 16;
     }
     if (a.row) {
         te_u8 *q = (te_u8 *)a.row;
@@ -190,7 +193,8 @@ TE_DEV void te_cast_tile(const te__fp8_quantize_kargs &a, const te_cast_place &p
     }
 }
 
-extern "C" __global__ void __launch_bounds__(256, RESIDENT) te_fp8_quantize(const __grid_constant__ te__fp8_quantize_kargs a) {
+extern "C" __global__ void __launch_bounds__(256, RESIDENT)
+    te_fp8_quantize(const __grid_constant__ te__fp8_quantize_kargs a) {
     te_follow();
     __shared__ __align__(16) te_u32 tile[TE_TILE_COLUMNS * TE_TILE_WORDS];
     __shared__ float scratch[32];
@@ -232,7 +236,8 @@ extern "C" __global__ void __launch_bounds__(256, RESIDENT) te_fp8_quantize(cons
         if (a.amax) largest = te_cast_largest(w, largest, X_DT);
     }
     if (GROUPS) {
-        for (int i = threadIdx.x; a.scale_inv && blockIdx.x == 0 && i < a.count; i += 256) a.scale_inv[i] = __frcp_rn(a.scale[i * a.scale_stride]);
+        for (int i = threadIdx.x; a.scale_inv && blockIdx.x == 0 && i < a.count; i += 256)
+            a.scale_inv[i] = __frcp_rn(a.scale[i * a.scale_stride]);
     } else if (a.scale_inv && blockIdx.x == 0 && threadIdx.x == 0)
         *a.scale_inv = __frcp_rn(scale);
 

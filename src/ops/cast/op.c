@@ -3,14 +3,17 @@
 
 static te_result te__cast_check_fp8_max(te_ctx *te, const char *op, float fp8_max) {
     if (fp8_max > 0.0f && fp8_max <= FLT_MAX) return TE_OK;
-    return te__fail(te, TE_ERR_INVALID, "%s: fp8_max is %g; 448 (E4M3) and 57344 (E5M2) are usual", op, (double)fp8_max);
+    return te__fail(te, TE_ERR_INVALID, "%s: fp8_max is %g; 448 (E4M3) and 57344 (E5M2) are usual", op,
+                    (double)fp8_max);
 }
 
 /* ---- amax, scales ---- */
 
 static te_result te__check_amax(te_ctx *te, te_op_amax_args *a) {
-    te_result result = a->groups ? te__want_groups(te, "amax", a->groups, te__rows(a->x), "amax", a->amax) : te__want_numel(te, "amax", "amax", a->amax, 1);
-    if (result == TE_OK && a->groups && a->noop) result = te__fail(te, TE_ERR_INVALID, "amax: groups with noop; leave one of them out");
+    te_result result = a->groups ? te__want_groups(te, "amax", a->groups, te__rows(a->x), "amax", a->amax)
+                                 : te__want_numel(te, "amax", "amax", a->amax, 1);
+    if (result == TE_OK && a->groups && a->noop)
+        result = te__fail(te, TE_ERR_INVALID, "amax: groups with noop; leave one of them out");
     return result == TE_OK ? te__want_numel(te, "amax", "noop", a->noop, 1) : result;
 }
 
@@ -23,14 +26,16 @@ static te_result te__check_scale_from_amax(te_ctx *te, te_op_scale_from_amax_arg
 /* ---- delayed scaling ---- */
 
 /* The histories of a list, and the number of all their slots. */
-static te_result te__cast_check_histories(te_ctx *te, const char *op, te_tensor *const *history, int count, int64_t *slots) {
+static te_result te__cast_check_histories(te_ctx *te, const char *op, te_tensor *const *history, int count,
+                                          int64_t *slots) {
     char text[TE__SHAPE_TEXT];
     int i;
     *slots = 0;
     for (i = 0; i < count; i++) {
         const te_tensor *x = history[i];
         if (x->ndim != 2 || x->shape[0] < 1 || x->shape[0] > INT32_MAX || x->shape[1] > INT32_MAX)
-            return te__fail(te, TE_ERR_SHAPE, "%s: amax_history[%d] is %s; [L, n] with L of 1 or more is needed", op, i, te__shape_text(x, text));
+            return te__fail(te, TE_ERR_SHAPE, "%s: amax_history[%d] is %s; [L, n] with L of 1 or more is needed", op, i,
+                            te__shape_text(x, text));
         *slots += x->shape[1];
     }
     return TE_OK;
@@ -43,14 +48,15 @@ static te_result te__check_delayed_update(te_ctx *te, te_op_delayed_update_args 
     te_result result = te__cast_check_histories(te, "delayed_update", a->amax_history, a->count, &slots);
     for (i = 0; i < a->count && result == TE_OK; i++)
         if (te__numel(a->scale[i]) != a->amax_history[i]->shape[1])
-            result = te__fail(te, TE_ERR_SHAPE, "delayed_update: scale[%d] is %s, not [%lld]", i, te__shape_text(a->scale[i], text),
-                              (long long)a->amax_history[i]->shape[1]);
+            result = te__fail(te, TE_ERR_SHAPE, "delayed_update: scale[%d] is %s, not [%lld]", i,
+                              te__shape_text(a->scale[i], text), (long long)a->amax_history[i]->shape[1]);
     if (result == TE_OK) result = te__want_numel(te, "delayed_update", "reduced", a->reduced, slots);
     if (result == TE_OK) result = te__cast_check_fp8_max(te, "delayed_update", a->fp8_max);
     if (result != TE_OK) return result;
     if (a->algo != TE_AMAX_MAX && a->algo != TE_AMAX_MOST_RECENT)
         return te__fail(te, TE_ERR_INVALID, "delayed_update: %d is not a te_amax_algo", (int)a->algo);
-    if (!(fabsf(a->margin) <= 64.0f)) return te__fail(te, TE_ERR_INVALID, "delayed_update: margin is %g; -64 to 64 are possible", (double)a->margin);
+    if (!(fabsf(a->margin) <= 64.0f))
+        return te__fail(te, TE_ERR_INVALID, "delayed_update: margin is %g; -64 to 64 are possible", (double)a->margin);
     return TE_OK;
 }
 
@@ -67,8 +73,10 @@ static float te__delayed_scaled_max(const te_op_delayed_update_args *a) { return
 /* The largest of x from its producer, and a count of the blocks that have read it: one word of eight bytes. */
 static te_result te__cast_check_x_amax(te_ctx *te, const te_op_fp8_quantize_args *a) {
     if (!a->current || a->noop)
-        return te__fail(te, TE_ERR_INVALID, "fp8_quantize: x_amax %s", a->current ? "with noop: what is not done would leave it as it is" : "belongs to `current`");
-    if ((uintptr_t)te__data(a->x_amax) % 8) return te__fail(te, TE_ERR_INVALID, "fp8_quantize: x_amax is not at a multiple of 8 bytes");
+        return te__fail(te, TE_ERR_INVALID, "fp8_quantize: x_amax %s",
+                        a->current ? "with noop: what is not done would leave it as it is" : "belongs to `current`");
+    if ((uintptr_t)te__data(a->x_amax) % 8)
+        return te__fail(te, TE_ERR_INVALID, "fp8_quantize: x_amax is not at a multiple of 8 bytes");
     return te__want_numel(te, "fp8_quantize", "x_amax", a->x_amax, 2);
 }
 /* A scale for each group of rows. */
@@ -76,9 +84,10 @@ static te_result te__cast_check_groups(te_ctx *te, const te_op_fp8_quantize_args
     const char *op = "fp8_quantize";
     te_result result;
     if (a->current || a->noop || a->dbias)
-        return te__fail(te, TE_ERR_INVALID, "fp8_quantize: groups with %s", a->current ? "`current`: te_op_amax and te_op_scale_from_amax make the groups' scales"
-                                                                            : a->noop  ? "noop; leave one of them out"
-                                                                                       : "dbias; te_op_grouped_column_sum sums the columns of each group");
+        return te__fail(te, TE_ERR_INVALID, "fp8_quantize: groups with %s",
+                        a->current ? "`current`: te_op_amax and te_op_scale_from_amax make the groups' scales"
+                        : a->noop  ? "noop; leave one of them out"
+                                   : "dbias; te_op_grouped_column_sum sums the columns of each group");
     result = te__want_groups(te, op, a->groups, te__rows(a->x), "scale", a->scale);
     if (result == TE_OK) result = te__want_groups(te, op, a->groups, te__rows(a->x), "amax", a->amax);
     if (result == TE_OK) result = te__want_numel(te, op, "scale_inv", a->scale_inv, te__numel(a->scale));
@@ -92,7 +101,8 @@ static te_result te__check_fp8_quantize(te_ctx *te, te_op_fp8_quantize_args *a) 
     if (result == TE_OK && a->col) result = te__want_codes(te, op, "col", a->col, te__cols(a->x), te__rows(a->x));
     if (result == TE_OK) result = te__want_one_format(te, op, "row", a->row, "col", a->col);
     if (result == TE_OK && a->current && a->scale)
-        result = te__fail(te, TE_ERR_INVALID, "fp8_quantize: scale is given, and with `current` the scale comes from x; leave it NULL");
+        result = te__fail(te, TE_ERR_INVALID,
+                          "fp8_quantize: scale is given, and with `current` the scale comes from x; leave it NULL");
     if (result == TE_OK && a->x_amax) result = te__cast_check_x_amax(te, a);
     if (result == TE_OK && a->groups) return te__cast_check_groups(te, a);
     if (result == TE_OK) result = te__want_numel(te, op, "scale", a->scale, 1);
@@ -100,24 +110,30 @@ static te_result te__check_fp8_quantize(te_ctx *te, te_op_fp8_quantize_args *a) 
     if (result == TE_OK) result = te__want_numel(te, op, "amax", a->amax, 1);
     if (result == TE_OK) result = te__want_numel(te, op, "noop", a->noop, 1);
     if (result == TE_OK) result = te__want_numel(te, op, "dbias", a->dbias, te__cols(a->x));
-    if (result == TE_OK && a->dbias && a->noop) result = te__fail(te, TE_ERR_INVALID, "fp8_quantize: dbias with noop; sum the columns by te_op_column_sum");
+    if (result == TE_OK && a->dbias && a->noop)
+        result = te__fail(te, TE_ERR_INVALID, "fp8_quantize: dbias with noop; sum the columns by te_op_column_sum");
     return result;
 }
 
 static te_result te__check_fp8_dequantize(te_ctx *te, te_op_fp8_dequantize_args *a) {
     te_result result = te__want_codes(te, "fp8_dequantize", "q", a->q, te__rows(a->y), te__cols(a->y));
     if (result != TE_OK) return result;
-    return a->groups ? te__want_groups(te, "fp8_dequantize", a->groups, te__rows(a->y), "scale_inv", a->scale_inv) : te__want_numel(te, "fp8_dequantize", "scale_inv", a->scale_inv, 1);
+    return a->groups ? te__want_groups(te, "fp8_dequantize", a->groups, te__rows(a->y), "scale_inv", a->scale_inv)
+                     : te__want_numel(te, "fp8_dequantize", "scale_inv", a->scale_inv, 1);
 }
 
 static te_result te__check_transpose(te_ctx *te, te_op_transpose_args *a) {
     char src[TE__SHAPE_TEXT], dst[TE__SHAPE_TEXT];
     if (a->src->dtype != a->dst->dtype)
-        return te__fail(te, TE_ERR_DTYPE, "transpose: src is %s and dst is %s; one format of 4, 8, 16 or 32 bits is needed",
+        return te__fail(te, TE_ERR_DTYPE,
+                        "transpose: src is %s and dst is %s; one format of 4, 8, 16 or 32 bits is needed",
                         te_dtype_name(a->src->dtype), te_dtype_name(a->dst->dtype));
-    if (a->rows < 0 || a->columns < 0 || te__rows(a->src) != a->rows || te__cols(a->src) < a->columns || te__rows(a->dst) != a->columns ||
-        te__cols(a->dst) < a->rows)
-        return te__fail(te, TE_ERR_SHAPE, "transpose: src %s to dst %s with rows %lld and columns %lld; [rows, >= columns] and [columns, >= rows] are needed",
-                        te__shape_text(a->src, src), te__shape_text(a->dst, dst), (long long)a->rows, (long long)a->columns);
+    if (a->rows < 0 || a->columns < 0 || te__rows(a->src) != a->rows || te__cols(a->src) < a->columns ||
+        te__rows(a->dst) != a->columns || te__cols(a->dst) < a->rows)
+        return te__fail(te, TE_ERR_SHAPE,
+                        "transpose: src %s to dst %s with rows %lld and columns %lld; [rows, >= columns] and [columns, "
+                        ">= rows] are needed",
+                        te__shape_text(a->src, src), te__shape_text(a->dst, dst), (long long)a->rows,
+                        (long long)a->columns);
     return TE_OK;
 }

@@ -6,7 +6,8 @@
 #include "device/base.cuh"
 #include "ops/cast/kargs.h"
 
-extern "C" __global__ void __launch_bounds__(256) te_scale_from_amax(const __grid_constant__ te__scale_from_amax_kargs a) {
+extern "C" __global__ void __launch_bounds__(256)
+    te_scale_from_amax(const __grid_constant__ te__scale_from_amax_kargs a) {
     te_follow();
     te_i64 i = (te_i64)blockIdx.x * 256 + threadIdx.x;
     if (i >= a.n) return;

@@ -40,7 +40,8 @@ TE_DEV void te_nibbles_put(te_u32 *tile, const te_u32 w[8]) {
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             te_u32 even_row = w[2 * i], odd_row = w[2 * i + 1];
-            in[i] = odd ? (even_row >> 4 & 0x0f0f0f0fu) | (odd_row & 0xf0f0f0f0u) : (even_row & 0x0f0f0f0fu) | (odd_row << 4 & 0xf0f0f0f0u);
+            in[i] = odd ? (even_row >> 4 & 0x0f0f0f0fu) | (odd_row & 0xf0f0f0f0u)
+                        : (even_row & 0x0f0f0f0fu) | (odd_row << 4 & 0xf0f0f0f0u);
         }
         te_transpose_bytes(in, out);
 #pragma unroll
@@ -48,7 +49,8 @@ TE_DEV void te_nibbles_put(te_u32 *tile, const te_u32 w[8]) {
     }
 }
 
-extern "C" __global__ void __launch_bounds__(256) te_transpose_nibbles(const __grid_constant__ te__transpose_nibbles_kargs a) {
+extern "C" __global__ void __launch_bounds__(256)
+    te_transpose_nibbles(const __grid_constant__ te__transpose_nibbles_kargs a) {
     te_follow();
     __shared__ __align__(16) te_u32 tile[2][TE_TILE_COLUMNS * TE_TILE_WORDS];
     te_u32 tile_m = blockIdx.x / a.tiles_n, tile_n = blockIdx.x - tile_m * a.tiles_n;
@@ -60,5 +62,6 @@ extern "C" __global__ void __launch_bounds__(256) te_transpose_nibbles(const __g
     for (int i = 0; i < 2; i++) te_nibbles_put(tile[i], w[i]);
     __syncthreads();
 #pragma unroll
-    for (int i = 0; i < 2; i++) te_tile_store(tile[i], a.dst, a.ldd, (te_i64)tile_m * 128, first_col + 64 * i, a.n, 1, a.vector_dst);
+    for (int i = 0; i < 2; i++)
+        te_tile_store(tile[i], a.dst, a.ldd, (te_i64)tile_m * 128, first_col + 64 * i, a.n, 1, a.vector_dst);
 }

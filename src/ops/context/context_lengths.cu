@@ -9,7 +9,8 @@
 #include "base/sequences.h"
 #include "ops/context/kargs.h"
 
-extern "C" __global__ void __launch_bounds__(TE__CONTEXT_THREADS) te_context_lengths(const __grid_constant__ te__context_lengths_kargs a) {
+extern "C" __global__ void __launch_bounds__(TE__CONTEXT_THREADS)
+    te_context_lengths(const __grid_constant__ te__context_lengths_kargs a) {
     te_follow();
     __shared__ int lengths[TE__CONTEXT_THREADS];
     const int t = threadIdx.x;

@@ -20,7 +20,8 @@
 template <typename T> struct te_context_row {
     te_i64 from, to, lse, x_lse;
     TE_DEV te_context_row(const te__context_merge_kargs &a, T row) {
-        const T heads = (T)a.size[2], places = (T)a.size[1], token = row / heads, h = row - token * heads, b = token / places, s = token - b * places;
+        const T heads = (T)a.size[2], places = (T)a.size[1], token = row / heads, h = row - token * heads,
+                b = token / places, s = token - b * places;
         from = b * a.x_stride[0] + s * a.x_stride[1] + h * a.x_stride[2];
         to = b * a.o_stride[0] + s * a.o_stride[1] + h * a.o_stride[2];
         lse = b * a.lse_stride[0] + s * a.lse_stride[1] + h * a.lse_stride[2];
@@ -30,9 +31,11 @@ template <typename T> struct te_context_row {
 
 #ifdef X_VECTOR
 TE_DEV void te_context_rows(const te__context_merge_kargs &a) {
-    const int lane = threadIdx.x % TE_WARP, of_row = a.d / 8, together = TE_WARP / of_row, mine = lane / of_row, c = (lane - mine * of_row) * 8;
+    const int lane = threadIdx.x % TE_WARP, of_row = a.d / 8, together = TE_WARP / of_row, mine = lane / of_row,
+              c = (lane - mine * of_row) * 8;
     const te_u32 rows = (te_u32)(a.size[0] * a.size[1] * a.size[2]);
-    for (te_u32 first = (blockIdx.x * 4 + threadIdx.x / TE_WARP) * together; first < rows; first += gridDim.x * 4 * together) {
+    for (te_u32 first = (blockIdx.x * 4 + threadIdx.x / TE_WARP) * together; first < rows;
+         first += gridDim.x * 4 * together) {
         const bool on = mine < together && first + mine < rows;
         const te_context_row<te_u32> at(a, on ? first + mine : first);
         te_raw<TE_ANY> x, o;
@@ -63,7 +66,9 @@ TE_DEV void te_context_rows(const te__context_merge_kargs &a) {
             __syncwarp();
             if (lane == 0) a.lse[at.lse] = sum;
         }
-        for (int c = lane; c < a.d; c += TE_WARP) te_store(a.o, at.to + c, a.o_dt, te_load(a.o, at.to + c, a.o_dt) * of_o + te_load(a.x, at.from + c, a.x_dt) * of_x);
+        for (int c = lane; c < a.d; c += TE_WARP)
+            te_store(a.o, at.to + c, a.o_dt,
+                     te_load(a.o, at.to + c, a.o_dt) * of_o + te_load(a.x, at.from + c, a.x_dt) * of_x);
     }
 }
 #endif

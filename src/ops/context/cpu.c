@@ -1,12 +1,16 @@
 /* ops/context/cpu.c: what ranks that share sequences do beside attention itself, on the CPU. Knows number formats only through cpu/rows.c. */
 
 /* Here the numbers can be read: starts are multiples of `step`, do not descend, and stay within `rows`. */
-static te_result te__context_check_starts(te_ctx *te, const char *op, const char *name, const int *cu, long long n, long long step, long long rows) {
+static te_result te__context_check_starts(te_ctx *te, const char *op, const char *name, const int *cu, long long n,
+                                          long long step, long long rows) {
     long long b;
     for (b = 0; b <= n; b++)
         if (cu[b] % step || cu[b] > rows || (b ? cu[b] < cu[b - 1] : cu[b] != 0))
-            return te__fail(te, TE_ERR_INVALID, "%s: %s[%lld] is %d, behind %d; starts begin at 0, are multiples of %lld, do not descend and are at most %lld, for each rank has two chunks of "
-                            "each sequence: pad the sequences (te_pad_thd_sequences_for_cp)", op, name, b, cu[b], b ? cu[b - 1] : 0, step, rows);
+            return te__fail(te, TE_ERR_INVALID,
+                            "%s: %s[%lld] is %d, behind %d; starts begin at 0, are multiples of %lld, do not descend "
+                            "and are at most %lld, for each rank has two chunks of "
+                            "each sequence: pad the sequences (te_pad_thd_sequences_for_cp)",
+                            op, name, b, cu[b], b ? cu[b - 1] : 0, step, rows);
     return TE_OK;
 }
 
@@ -16,8 +20,10 @@ static te_result te__context_check_room(te_ctx *te, const te__context_lengths_ka
     for (b = 0; b < a->sequences; b++) {
         const long long n = (long long)a->cu[b + 1] - a->cu[b], room = (long long)a->padded[b + 1] - a->padded[b];
         if (n < 0 || n > room)
-            return te__fail(te, TE_ERR_INVALID, "context_lengths: cu_seqlens[%lld] is %d and [%lld] is %d: %lld tokens, and by cu_seqlens_padded the sequence has room for %lld", b, a->cu[b], b + 1,
-                            a->cu[b + 1], n, room);
+            return te__fail(te, TE_ERR_INVALID,
+                            "context_lengths: cu_seqlens[%lld] is %d and [%lld] is %d: %lld tokens, and by "
+                            "cu_seqlens_padded the sequence has room for %lld",
+                            b, a->cu[b], b + 1, a->cu[b + 1], n, room);
     }
     return TE_OK;
 }
@@ -25,7 +31,9 @@ static te_result te__context_check_room(te_ctx *te, const te__context_lengths_ka
 static te_result te__cpu_context_rows(te_ctx *te, const te_op_context_rows_args *args) {
     const te__context_rows_kargs a = te__context_rows_problem(args);
     long long w, rank, local;
-    te_result r = a.cu ? te__context_check_starts(te, "context_rows", "cu_seqlens", a.cu, a.sequences, 2LL * a.ranks * a.share, a.rows * a.share) : TE_OK;
+    te_result r = a.cu ? te__context_check_starts(te, "context_rows", "cu_seqlens", a.cu, a.sequences,
+                                                  2LL * a.ranks * a.share, a.rows * a.share)
+                       : TE_OK;
     if (r != TE_OK) return r;
     for (w = 0; w < a.rows; w++) {
         long long at = w;
@@ -37,7 +45,8 @@ static te_result te__cpu_context_rows(te_ctx *te, const te_op_context_rows_args 
 
 static te_result te__cpu_context_lengths(te_ctx *te, const te_op_context_lengths_args *args) {
     const te__context_lengths_kargs a = te__context_lengths_problem(args);
-    te_result r = te__context_check_starts(te, "context_lengths", "cu_seqlens_padded", a.padded, a.sequences, 2LL * a.ranks, INT32_MAX);
+    te_result r = te__context_check_starts(te, "context_lengths", "cu_seqlens_padded", a.padded, a.sequences,
+                                           2LL * a.ranks, INT32_MAX);
     int sum = 0, start;
     long long b;
     if (r == TE_OK) r = te__context_check_room(te, &a);
@@ -59,7 +68,8 @@ static void te__context_merge_rows(void *user, int64_t begin, int64_t end) {
     float x[TE__CONTEXT_RUN], o[TE__CONTEXT_RUN];
     for (; begin < end; begin++) {
         const int64_t h = begin % a->size[2], s = begin / a->size[2] % a->size[1], b = begin / a->size[2] / a->size[1];
-        const int64_t from = b * a->x_stride[0] + s * a->x_stride[1] + h * a->x_stride[2], to = b * a->o_stride[0] + s * a->o_stride[1] + h * a->o_stride[2];
+        const int64_t from = b * a->x_stride[0] + s * a->x_stride[1] + h * a->x_stride[2],
+                      to = b * a->o_stride[0] + s * a->o_stride[1] + h * a->o_stride[2];
         float of_o = 1.0f, of_x = 1.0f;
         int64_t c, i;
         if (a->lse) {

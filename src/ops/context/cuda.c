@@ -35,7 +35,8 @@ static te_result te__cuda_plan_context_merge(te__plan *p, const te_op_context_me
     l = te__plan_launch(p, "context", "context_merge");
     *TE__KARGS(p, l, te__context_merge_kargs) = a;
     if (vector) te__launch_option(l, "X_VECTOR", a.x_dt);
-    te__launch_size(l, te__max(1, te__min(te__div_up(rows, 4 * of_warp), 64 * (int64_t)te__max(p->num_sms, 1))), 1, 1, 128, 0);
+    te__launch_size(l, te__max(1, te__min(te__div_up(rows, 4 * of_warp), 64 * (int64_t)te__max(p->num_sms, 1))), 1, 1,
+                    128, 0);
     te__plan_why(p, vector ? "eight channels a thread" : "general: a warp for each row of a head");
     return TE_OK;
 }

@@ -62,7 +62,12 @@ TE__BOTH bool te__context_place(const te__context_rows_kargs *a, long long w, lo
 TE__BOTH int te__context_length(const te__context_lengths_kargs *a, long long b, int *start) {
     const int length = a->cu[b + 1] - a->cu[b], from = a->padded[b], chunk = (a->padded[b + 1] - from) / (2 * a->ranks);
     const int first = length - a->rank * chunk, second = length - (2 * a->ranks - 1 - a->rank) * chunk;
-    const int in_first = first < 0 ? 0 : first < chunk ? first : chunk, in_second = second < 0 ? 0 : second < chunk ? second : chunk;
+    const int in_first = first < 0       ? 0
+                         : first < chunk ? first
+                                         : chunk,
+              in_second = second < 0       ? 0
+                          : second < chunk ? second
+                                           : chunk;
     *start = a->chunks == (int)TE_CHUNKS_UP_TO ? from : from / a->ranks + (a->chunks == (int)TE_CHUNKS_SECOND ? chunk : 0);
     if (a->chunks == (int)TE_CHUNKS_UP_TO) return length < a->rank * chunk ? length : a->rank * chunk;
     return (a->chunks == (int)TE_CHUNKS_SECOND ? 0 : in_first) + (a->chunks == (int)TE_CHUNKS_FIRST ? 0 : in_second);

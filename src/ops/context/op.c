@@ -2,10 +2,15 @@
  * not know which backend runs, nor groups. */
 
 static te_result te__context_want_ranks(te_ctx *te, const char *op, int ranks, int64_t rows) {
-    if (ranks < 1 || ranks > 1 << 20) return te__fail(te, TE_ERR_INVALID, "%s: ranks is %d; 1 to 2^20 are possible", op, ranks);
-    if (rows > INT32_MAX) return te__fail(te, TE_ERR_UNSUPPORTED, "%s: %lld rows; at most 2^31 - 1 are possible", op, (long long)rows);
+    if (ranks < 1 || ranks > 1 << 20)
+        return te__fail(te, TE_ERR_INVALID, "%s: ranks is %d; 1 to 2^20 are possible", op, ranks);
+    if (rows > INT32_MAX)
+        return te__fail(te, TE_ERR_UNSUPPORTED, "%s: %lld rows; at most 2^31 - 1 are possible", op, (long long)rows);
     if (rows % (2 * ranks))
-        return te__fail(te, TE_ERR_SHAPE, "%s: %lld rows and %d ranks, each with two chunks of a sequence; the rows must be a multiple of %d: pad each sequence", op, (long long)rows, ranks, 2 * ranks);
+        return te__fail(te, TE_ERR_SHAPE,
+                        "%s: %lld rows and %d ranks, each with two chunks of a sequence; the rows must be a multiple "
+                        "of %d: pad each sequence",
+                        op, (long long)rows, ranks, 2 * ranks);
     return TE_OK;
 }
 
@@ -16,13 +21,20 @@ static te_result te__check_context_rows(te_ctx *te, te_op_context_rows_args *a) 
     if (!a->sequences) a->sequences = 1;
     if (!a->share) a->share = 1;
     if (a->sequences < 1 || a->share < 1)
-        return te__fail(te, TE_ERR_INVALID, "%s: sequences is %lld and share %d; numbers from 1 on are possible, or 0 for 1", op, (long long)a->sequences, a->share);
+        return te__fail(te, TE_ERR_INVALID,
+                        "%s: sequences is %lld and share %d; numbers from 1 on are possible, or 0 for 1", op,
+                        (long long)a->sequences, a->share);
     r = te__context_want_ranks(te, op, a->ranks, rows);
     if (r != TE_OK) return r;
     if (!a->cu_seqlens && rows > 0 && (a->sequences > rows || rows % (a->sequences * 2 * a->ranks)))
-        return te__fail(te, TE_ERR_SHAPE, "%s: %lld rows of %lld sequences, and %d ranks, each with two chunks of a sequence; the length of a sequence must be a multiple of %d: pad it", op,
-                        (long long)rows, (long long)a->sequences, a->ranks, 2 * a->ranks);
-    if (a->cu_seqlens && te__numel(a->cu_seqlens) < 2) return te__fail(te, TE_ERR_SHAPE, "%s: cu_seqlens has %lld elements; b + 1 are needed, for one sequence or more", op, (long long)te__numel(a->cu_seqlens));
+        return te__fail(te, TE_ERR_SHAPE,
+                        "%s: %lld rows of %lld sequences, and %d ranks, each with two chunks of a sequence; the length "
+                        "of a sequence must be a multiple of %d: pad it",
+                        op, (long long)rows, (long long)a->sequences, a->ranks, 2 * a->ranks);
+    if (a->cu_seqlens && te__numel(a->cu_seqlens) < 2)
+        return te__fail(te, TE_ERR_SHAPE,
+                        "%s: cu_seqlens has %lld elements; b + 1 are needed, for one sequence or more", op,
+                        (long long)te__numel(a->cu_seqlens));
     return TE_OK;
 }
 
@@ -36,9 +48,11 @@ static te_result te__check_context_lengths(te_ctx *te, te_op_context_lengths_arg
     if (r == TE_OK) r = te__want_numel(te, op, "lengths", a->lengths, n);
     if (r == TE_OK) r = te__want_numel(te, op, "starts", a->starts, n);
     if (r != TE_OK) return r;
-    if ((int)a->chunks < 0 || (int)a->chunks > (int)TE_CHUNKS_UP_TO) return te__fail(te, TE_ERR_INVALID, "%s: chunks is %d; see te_context_chunks", op, (int)a->chunks);
+    if ((int)a->chunks < 0 || (int)a->chunks > (int)TE_CHUNKS_UP_TO)
+        return te__fail(te, TE_ERR_INVALID, "%s: chunks is %d; see te_context_chunks", op, (int)a->chunks);
     if (a->rank < 0 || (a->chunks == TE_CHUNKS_UP_TO ? a->rank > 2 * a->ranks : a->rank >= a->ranks))
-        return te__fail(te, TE_ERR_INVALID, "%s: rank is %d of %d ranks; 0 to %d are possible", op, a->rank, a->ranks, a->chunks == TE_CHUNKS_UP_TO ? 2 * a->ranks : a->ranks - 1);
+        return te__fail(te, TE_ERR_INVALID, "%s: rank is %d of %d ranks; 0 to %d are possible", op, a->rank, a->ranks,
+                        a->chunks == TE_CHUNKS_UP_TO ? 2 * a->ranks : a->ranks - 1);
     return TE_OK;
 }
 
@@ -50,19 +64,23 @@ static te_result te__check_context_merge(te_ctx *te, te_op_context_merge_args *a
     int64_t lse[3];
     te_result r;
     if ((int)a->format < (int)TE_SBHD || (int)a->format > (int)TE_THD)
-        return te__fail(te, TE_ERR_INVALID, "%s: format is %d; TE_SBHD (0), TE_BSHD (1) and TE_THD (2) are possible", op, (int)a->format);
+        return te__fail(te, TE_ERR_INVALID, "%s: format is %d; TE_SBHD (0), TE_BSHD (1) and TE_THD (2) are possible",
+                        op, (int)a->format);
     if (a->o->ndim != ndim)
-        return te__fail(te, TE_ERR_SHAPE, "%s: o is %s; %s is needed", op, te__shape_text(a->o, text), packed ? "[tokens, heads, d]" : "[s, b, heads, d] or [b, s, heads, d]");
+        return te__fail(te, TE_ERR_SHAPE, "%s: o is %s; %s is needed", op, te__shape_text(a->o, text),
+                        packed ? "[tokens, heads, d]" : "[s, b, heads, d] or [b, s, heads, d]");
     r = te__want_same(te, op, "x", a->x, "o", a->o);
     if (r == TE_OK) r = te__want_channels(te, op, "x", a->x);
     if (r == TE_OK) r = te__want_channels(te, op, "o", a->o);
     if (r == TE_OK && a->o->shape[ndim - 1] > 1 << 20)
-        r = te__fail(te, TE_ERR_UNSUPPORTED, "%s: o is %s; at most 2^20 channels of a head are possible", op, te__shape_text(a->o, text));
+        r = te__fail(te, TE_ERR_UNSUPPORTED, "%s: o is %s; at most 2^20 channels of a head are possible", op,
+                     te__shape_text(a->o, text));
     lse[0] = packed ? 1 : a->o->shape[1 - seq];
     lse[1] = a->o->shape[ndim - 2];
     lse[2] = a->o->shape[seq];
     if (r == TE_OK && a->lse && (a->lse->ndim != 3 || memcmp(a->lse->shape, lse, sizeof(lse)) != 0))
-        r = te__fail(te, TE_ERR_SHAPE, "%s: lse is %s; [%lld, %lld, %lld] is needed", op, te__shape_text(a->lse, text), (long long)lse[0], (long long)lse[1], (long long)lse[2]);
+        r = te__fail(te, TE_ERR_SHAPE, "%s: lse is %s; [%lld, %lld, %lld] is needed", op, te__shape_text(a->lse, text),
+                     (long long)lse[0], (long long)lse[1], (long long)lse[2]);
     if (r == TE_OK) r = te__want_numel(te, op, "x_lse", a->x_lse, lse[0] * lse[1] * lse[2]);
     if (r == TE_OK) r = te__want_numel(te, op, "max_logit", a->max_logit, lse[1]);
     return r == TE_OK ? te__want_numel(te, op, "x_max_logit", a->x_max_logit, lse[1]) : r;

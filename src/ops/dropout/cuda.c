@@ -3,8 +3,10 @@
 static te_result te__cuda_plan_dropout_add_fwd(te__plan *p, const te_op_dropout_add_fwd_args *a) {
     int64_t count = te__numel(a->x), n = te__cols(a->x);
     te_dtype dt = a->x->dtype;
-    bool vector = !p->baseline && count % 8 == 0 && (!a->bias || n % 8 == 0) && a->y->dtype == dt && (!a->residual || a->residual->dtype == dt) &&
-                  (a->run == 1 || a->run % 8 == 0) && te__is_aligned(a->x, 16) && te__is_aligned(a->bias, 16) && te__is_aligned(a->residual, 16) && te__is_aligned(a->y, 16);
+    bool vector = !p->baseline && count % 8 == 0 && (!a->bias || n % 8 == 0) && a->y->dtype == dt &&
+                  (!a->residual || a->residual->dtype == dt) && (a->run == 1 || a->run % 8 == 0) &&
+                  te__is_aligned(a->x, 16) && te__is_aligned(a->bias, 16) && te__is_aligned(a->residual, 16) &&
+                  te__is_aligned(a->y, 16);
     te__launch *l;
     te__dropout_add_kargs *k;
     if (count == 0) return TE_OK;

@@ -1,8 +1,11 @@
 /* ops/dropout/op.c: the front door of dropout: checks. Knows tensors; must not know which backend runs. */
 
 static te_result te__check_dropout_p(te_ctx *te, const char *op, float p, int64_t *run) {
-    if (!(p >= 0.0f && p <= 1.0f)) return te__fail(te, TE_ERR_INVALID, "%s: p is %g; it is a probability, 0 to 1", op, (double)p);
-    if (*run < 0) return te__fail(te, TE_ERR_INVALID, "%s: run is %lld; it counts elements, at least 1 (0 => 1)", op, (long long)*run);
+    if (!(p >= 0.0f && p <= 1.0f))
+        return te__fail(te, TE_ERR_INVALID, "%s: p is %g; it is a probability, 0 to 1", op, (double)p);
+    if (*run < 0)
+        return te__fail(te, TE_ERR_INVALID, "%s: run is %lld; it counts elements, at least 1 (0 => 1)", op,
+                        (long long)*run);
     if (*run == 0) *run = 1;
     return TE_OK;
 }

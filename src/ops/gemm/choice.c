@@ -13,7 +13,9 @@ typedef struct te__gemm_tile_kind {
 static int te__gemm_share_a(const te__gemm_tile_kind *t) { return t->bm > t->bn ? t->cluster : 1; }
 static int te__gemm_share_b(const te__gemm_tile_kind *t) { return t->bm > t->bn ? 1 : t->cluster; }
 /* Clusters at a time. */
-static int64_t te__gemm_clusters(const te__plan *p, const te__gemm_tile_kind *t) { return te__max(p->num_sms / t->cluster, 1); }
+static int64_t te__gemm_clusters(const te__plan *p, const te__gemm_tile_kind *t) {
+    return te__max(p->num_sms / t->cluster, 1);
+}
 
 enum { TE__GEMM_PINGPONG = 3 };
 
@@ -42,7 +44,9 @@ typedef struct te__gemm_problem {
 /* Tiles of bm x bn that there can be: along rows each group ends with one that is not full. */
 static int64_t te__gemm_num_tiles(const te__gemm_problem *q, int64_t bm, int64_t bn) {
     const te_op_gemm_args *a = q->args;
-    int64_t down = !q->groups ? te__div_up(a->m, bm) : q->groups->along_k ? q->groups->groups * te__div_up(a->m, bm) : te__min(a->m / bm + q->groups->groups, a->m);
+    int64_t down = !q->groups           ? te__div_up(a->m, bm)
+                   : q->groups->along_k ? q->groups->groups * te__div_up(a->m, bm)
+                                        : te__min(a->m / bm + q->groups->groups, a->m);
     return down * te__div_up(a->n, bn);
 }
 /* ... clusters counting as one. */
@@ -50,9 +54,13 @@ static int64_t te__gemm_cluster_tiles(const te__gemm_problem *q, const te__gemm_
     return te__gemm_num_tiles(q, t->bm * te__gemm_share_b(t), t->bn * te__gemm_share_a(t));
 }
 
-static bool te__gemm_side_is_aligned(const te__gemm_side *x) { return (uintptr_t)x->data % 16 == 0 && x->ld * te_dtype_bits(x->dtype) % 128 == 0; }
+static bool te__gemm_side_is_aligned(const te__gemm_side *x) {
+    return (uintptr_t)x->data % 16 == 0 && x->ld * te_dtype_bits(x->dtype) % 128 == 0;
+}
 /* A and B, and their rows, start at multiples of 16 bytes. */
-static bool te__gemm_is_aligned(const te__gemm_problem *q) { return te__gemm_side_is_aligned(&q->a) && te__gemm_side_is_aligned(&q->b); }
+static bool te__gemm_is_aligned(const te__gemm_problem *q) {
+    return te__gemm_side_is_aligned(&q->a) && te__gemm_side_is_aligned(&q->b);
+}
 /* Aligned rows of which some start in the middle of a sector of the L2 cache. */
 static bool te__gemm_side_is_off(const te__gemm_side *x) {
     return te__gemm_side_is_aligned(x) && ((uintptr_t)x->data % 32 != 0 || x->ld * te_dtype_bits(x->dtype) % 256 != 0);
@@ -72,15 +80,18 @@ static double te__gemm_tma_cost(const te__gemm_tile_kind *t, const te__gemm_prob
  * A tile costs its slabs and the part of writing D that is not hidden, and device memory bounds all of them: 2.2 MB a slab, 80 KB for one
  * block. A cluster costs its start. Split-K costs a second launch and a pass of its partial sums through the L2 cache. work: of the epilogue, on 128 x 256
  * values. */
-static double te__gemm_cost(const te__plan *p, const te__gemm_tile_kind *t, double speed, const te__gemm_problem *q, int64_t slabs, int64_t splits, bool tma,
-                            double work) {
+static double te__gemm_cost(const te__plan *p, const te__gemm_tile_kind *t, double speed, const te__gemm_problem *q,
+                            int64_t slabs, int64_t splits, bool tma, double work) {
     const te_op_gemm_args *a = q->args;
-    double size = (double)t->bm * t->bn / (128.0 * 256.0), bytes = (double)(a->m + a->n) * (double)a->k * (double)te__dtype_size(q->a.dtype);
-    int64_t at_once = te__gemm_clusters(p, t), items = te__gemm_cluster_tiles(q, t) * splits, rounds = te__div_up(items, at_once);
+    double size = (double)t->bm * t->bn / (128.0 * 256.0),
+           bytes = (double)(a->m + a->n) * (double)a->k * (double)te__dtype_size(q->a.dtype);
+    int64_t at_once = te__gemm_clusters(p, t), items = te__gemm_cluster_tiles(q, t) * splits,
+            rounds = te__div_up(items, at_once);
     int64_t blocks = te__min(items, at_once) * t->cluster;
     double slab = fmax(size / speed, tma ? te__gemm_tma_cost(t, q) : 0.0), tail = (1.6 + work) * size;
     double floor = bytes / fmin(2.2e6, 80e3 * (double)te__max(blocks, 1));
-    double cost = (double)rounds * ((double)te__div_up(slabs, splits) * slab + 0.8) + (t->option == TE__GEMM_PINGPONG ? 1.0 : (double)rounds) * tail;
+    double cost = (double)rounds * ((double)te__div_up(slabs, splits) * slab + 0.8) +
+                  (t->option == TE__GEMM_PINGPONG ? 1.0 : (double)rounds) * tail;
     cost = fmax(cost, floor) + 0.1 * fmin(cost, floor);
     if (t->cluster > 1) cost += 0.3;
     if (splits > 1) cost += 3.2 + (double)a->m * (double)a->n * 4.0 * (double)(splits + 1) / 1.9e6;
@@ -88,12 +99,14 @@ static double te__gemm_cost(const te__plan *p, const te__gemm_tile_kind *t, doub
 }
 
 /* Times as te__gemm_cost's, with its earlier constants, which grouped products were measured with: as if the groups were alike. */
-static double te__grouped_cost(const te__plan *p, const te__gemm_tile_kind *t, double speed, const te_op_grouped_gemm_args *a, int64_t bk, bool hopper) {
+static double te__grouped_cost(const te__plan *p, const te__gemm_tile_kind *t, double speed,
+                               const te_op_grouped_gemm_args *a, int64_t bk, bool hopper) {
     int64_t granule = !hopper ? 128 : a->along_k ? 256 : 64; /* rows that cost something when one of them is there */
     int64_t m = a->along_k ? a->m : te__div_up(a->m, a->groups), k = a->along_k ? te__div_up(a->k, a->groups) : a->k;
     int64_t down = te__div_up(m, t->bm), across = te__div_up(a->n, t->bn);
     double size = (double)te__round_up(m, te__min(granule, t->bm)) / (double)down * (double)t->bn / (128.0 * 256.0); /* of a tile, on average */
-    int64_t rounds = te__div_up(a->groups * down * te__round_up(across, a->along_k ? 1 : t->cluster), te__max(p->num_sms, 1));
+    int64_t rounds =
+        te__div_up(a->groups * down * te__round_up(across, a->along_k ? 1 : t->cluster), te__max(p->num_sms, 1));
     return (double)rounds * ((double)te__div_up(k, bk) * size / speed + 0.3 + size);
 }
 
@@ -127,11 +140,14 @@ static bool te__gemm_tma_may_store(const void *data, int64_t ld, int64_t n, int6
 static double te__gemm_work(const te__plan *p, const te__gemm_problem *q) {
     const te_op_gemm_args *a = q->args;
     if (a->epilogue != TE_EPILOGUE_NONE || a->bias_gradient) return 6.0;
-    return !p->hopper || te__gemm_tma_may_store(te__data(a->d), te__gemm_ld(a->d), a->n, te__dtype_size(a->d->dtype)) ? 0.0 : 0.5;
+    return !p->hopper || te__gemm_tma_may_store(te__data(a->d), te__gemm_ld(a->d), a->n, te__dtype_size(a->d->dtype))
+               ? 0.0
+               : 0.5;
 }
 
 /* use: the kind of product, an index of `speed`. bk: elements of k in a slab. hopper: for gemm_hopper, which reads by TMA. */
-static te__gemm_choice te__gemm_search(const te__plan *p, const te__gemm_tile_kind *kinds, int count, int use, const te__gemm_problem *q, int64_t bk, bool hopper) {
+static te__gemm_choice te__gemm_search(const te__plan *p, const te__gemm_tile_kind *kinds, int count, int use,
+                                       const te__gemm_problem *q, int64_t bk, bool hopper) {
     const te_op_gemm_args *a = q->args;
     static const int64_t splits[] = {1, 2, 3, 4, 6, 8, 12, 16};
     enum { SHORTEST = 4 }; /* slabs of a split: fewer do not fill the pipeline */
@@ -145,9 +161,14 @@ static te__gemm_choice te__gemm_search(const te__plan *p, const te__gemm_tile_ki
         for (s = 0; s < TE__COUNT(splits); s++) {
             const te__gemm_tile_kind *t = &kinds[i];
             double cost;
-            if (t->speed[use] == 0.0 || (q->block && (t->bn > 128 || (t->cluster > 1 && q->groups && q->groups->along_k)))) continue;
-            if (s > 0 && (q->groups || slabs < SHORTEST * splits[s] || (double)a->m * (double)a->n * 4.0 * (double)splits[s] > (double)most_workspace)) continue;
-            cost = q->groups ? te__grouped_cost(p, t, t->speed[use], q->groups, bk, hopper) : te__gemm_cost(p, t, t->speed[use], q, slabs, splits[s], hopper, work);
+            if (t->speed[use] == 0.0 ||
+                (q->block && (t->bn > 128 || (t->cluster > 1 && q->groups && q->groups->along_k))))
+                continue;
+            if (s > 0 && (q->groups || slabs < SHORTEST * splits[s] ||
+                          (double)a->m * (double)a->n * 4.0 * (double)splits[s] > (double)most_workspace))
+                continue;
+            cost = q->groups ? te__grouped_cost(p, t, t->speed[use], q->groups, bk, hopper)
+                             : te__gemm_cost(p, t, t->speed[use], q, slabs, splits[s], hopper, work);
             if ((!q->groups && TE__GEMM_SKIPS(cost)) || (best.tile && cost >= best_cost)) continue;
             best.tile = t;
             best.splits = splits[s];
@@ -164,9 +185,16 @@ static te__gemm_choice te__gemm_search(const te__plan *p, const te__gemm_tile_ki
 typedef char te__gemm_memo_fits[sizeof(te__gemm_choice) <= TE__MEMO_VALUE ? 1 : -1];
 
 /* The same problem has the same choice: a search costs a quarter of a launch. */
-static te__gemm_choice te__gemm_choose(te__plan *p, const te__gemm_tile_kind *kinds, int count, int use, const te__gemm_problem *q, int64_t bk, bool hopper) {
+static te__gemm_choice te__gemm_choose(te__plan *p, const te__gemm_tile_kind *kinds, int count, int use,
+                                       const te__gemm_problem *q, int64_t bk, bool hopper) {
     const te_op_gemm_args *a = q->args;
-    int64_t key[TE__MEMO_KEY / 8] = {a->m, a->n, a->k, (int64_t)(uintptr_t)kinds, (int64_t)q->a.dtype, q->block << 3 | use, (int64_t)(2.0 * te__gemm_work(p, q)) << 2};
+    int64_t key[TE__MEMO_KEY / 8] = {a->m,
+                                     a->n,
+                                     a->k,
+                                     (int64_t)(uintptr_t)kinds,
+                                     (int64_t)q->a.dtype,
+                                     q->block << 3 | use,
+                                     (int64_t)(2.0 * te__gemm_work(p, q)) << 2};
     te__gemm_choice c;
     bool known = false;
     void *memo;

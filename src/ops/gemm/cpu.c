@@ -33,7 +33,9 @@ enum {
 #endif
 
 /* fma: the machine has the instruction; without it fmaf is a slow function. */
-TE__GEMM_INLINE float te__gemm_add(bool fma, float a, float b, float c) { return fma ? TE__GEMM_FMA(a, b, c) : c + a * b; }
+TE__GEMM_INLINE float te__gemm_add(bool fma, float a, float b, float c) {
+    return fma ? TE__GEMM_FMA(a, b, c) : c + a * b;
+}
 TE__GEMM_INLINE void te__gemm_micro(bool fma, int64_t k, const float *a, const float *b, float *c) {
     float sum[TE__GEMM_MR][TE__GEMM_NR];
     int64_t p;
@@ -59,14 +61,18 @@ typedef void (*te__gemm_micro_fn)(int64_t k, const float *a, const float *b, flo
 #else
 #define TE__GEMM_HAS_FMA false
 #endif
-static void te__gemm_micro_built(int64_t k, const float *a, const float *b, float *c) { te__gemm_micro(TE__GEMM_HAS_FMA, k, a, b, c); }
+static void te__gemm_micro_built(int64_t k, const float *a, const float *b, float *c) {
+    te__gemm_micro(TE__GEMM_HAS_FMA, k, a, b, c);
+}
 
 /* A program built for any x86-64 detects vector instructions at run time: two to six times faster, without -march. */
 #if defined(__GNUC__) && defined(__x86_64__) && !defined(__AVX512F__)
-__attribute__((target("avx2,fma"))) static void te__gemm_micro_avx2(int64_t k, const float *a, const float *b, float *c) {
+__attribute__((target("avx2,fma"))) static void te__gemm_micro_avx2(int64_t k, const float *a, const float *b,
+                                                                    float *c) {
     te__gemm_micro(true, k, a, b, c);
 }
-__attribute__((target("avx512f,avx512vl,avx2,fma"))) static void te__gemm_micro_avx512(int64_t k, const float *a, const float *b, float *c) {
+__attribute__((target("avx512f,avx512vl,avx2,fma"))) static void te__gemm_micro_avx512(int64_t k, const float *a,
+                                                                                       const float *b, float *c) {
     te__gemm_micro(true, k, a, b, c);
 }
 static te__gemm_micro_fn te__gemm_micro_best(void) {
@@ -98,8 +104,8 @@ typedef struct te__gemm_operand {
     float *packed;     /* panels of [k][width], zeros beyond the end */
 } te__gemm_operand;
 
-static void te__gemm_operand_init(te__gemm_operand *x, const te_tensor *t, bool k_major, int64_t size, int64_t k, int width, const te_tensor *scale, te_scaling scaling,
-                                  bool swizzled) {
+static void te__gemm_operand_init(te__gemm_operand *x, const te_tensor *t, bool k_major, int64_t size, int64_t k,
+                                  int width, const te_tensor *scale, te_scaling scaling, bool swizzled) {
     int c;
     x->data = te__data(t);
     x->dtype = t->dtype;
@@ -111,7 +117,8 @@ static void te__gemm_operand_init(te__gemm_operand *x, const te_tensor *t, bool 
     x->task = width == TE__GEMM_MR ? TE__GEMM_MC : TE__GEMM_NC;
     x->block = te__min(te__max(TE__GEMM_PACKED / te__max(k, 1) / x->task, 1) * x->task, te__round_up(size, x->task));
     if (te__is_fp8(t->dtype))
-        for (c = 0; c < 256; c++) x->fp8[c] = t->dtype == TE_F8E4M3 ? te__e4m3_to_f32((uint8_t)c) : te__e5m2_to_f32((uint8_t)c);
+        for (c = 0; c < 256; c++)
+            x->fp8[c] = t->dtype == TE_F8E4M3 ? te__e4m3_to_f32((uint8_t)c) : te__e5m2_to_f32((uint8_t)c);
     x->scaling = scaling;
     x->scale = scaling == TE_SCALING_TENSOR ? NULL : te__data(scale);
     x->scale_ld = x->scale ? te__cols(scale) : 0; /* of the whole tensor's, where the operand is one group's part */
@@ -130,7 +137,8 @@ static void te__gemm_block_scales(const te__gemm_operand *x, int64_t line, int64
     const float *scale = (const float *)x->scale;
     int64_t i;
     for (i = 0; i < n; i++)
-        out[i] = x->scaling == TE_SCALING_BLOCK_2D ? scale[(line + i) / TE__GEMM_KB * x->scale_ld + block] : scale[block * x->scale_ld + line + i];
+        out[i] = x->scaling == TE_SCALING_BLOCK_2D ? scale[(line + i) / TE__GEMM_KB * x->scale_ld + block]
+                                                   : scale[block * x->scale_ld + line + i];
 }
 
 /* n neighbours in memory: row `row` of the operand as it lies, from element `at` on. */
@@ -217,7 +225,8 @@ static float te__gemm_dgelu(float x) {
 }
 
 /* n sums of row `row` from column `col` on become elements of D. */
-static void te__gemm_finish(const te__gemm_job *job, int64_t row, int64_t col, int64_t n, const float *sums, const float *bias) {
+static void te__gemm_finish(const te__gemm_job *job, int64_t row, int64_t col, int64_t n, const float *sums,
+                            const float *bias) {
     const te_op_gemm_args *g = job->args;
     float v[TE__GEMM_NC], other[TE__GEMM_NC], of_row = job->amax_a ? job->amax_a[row] * job->factor_a : 1.0f;
     int64_t i;
@@ -239,15 +248,17 @@ static void te__gemm_finish(const te__gemm_job *job, int64_t row, int64_t col, i
 }
 
 /* sums += A B over n values of k from p on, one block of k, times its scales, for a tile of rows x cols whose panels start at pa and pb. */
-static void te__gemm_scaled_slab(const te__gemm_job *job, const float *pa, const float *pb, int64_t row, int64_t rows, int64_t col, int64_t cols, int64_t p,
-                                 int64_t n, float sums[TE__GEMM_MC][TE__GEMM_NC]) {
+static void te__gemm_scaled_slab(const te__gemm_job *job, const float *pa, const float *pb, int64_t row, int64_t rows,
+                                 int64_t col, int64_t cols, int64_t p, int64_t n,
+                                 float sums[TE__GEMM_MC][TE__GEMM_NC]) {
     float part[TE__GEMM_MR][TE__GEMM_NC], scale_a[TE__GEMM_MC], scale_b[TE__GEMM_NC];
     int64_t i, j, r, c, k = job->a.k;
     te__gemm_block_scales(&job->a, row, rows, p / TE__GEMM_KB, scale_a);
     te__gemm_block_scales(&job->b, col, cols, p / TE__GEMM_KB, scale_b);
     for (i = 0; i < rows; i += TE__GEMM_MR) {
         memset(part, 0, sizeof(part));
-        for (j = 0; j < cols; j += TE__GEMM_NR) job->micro(n, pa + i * k + p * TE__GEMM_MR, pb + j * k + p * TE__GEMM_NR, &part[0][j]);
+        for (j = 0; j < cols; j += TE__GEMM_NR)
+            job->micro(n, pa + i * k + p * TE__GEMM_MR, pb + j * k + p * TE__GEMM_NR, &part[0][j]);
         for (r = 0; r < te__min(TE__GEMM_MR, rows - i); r++)
             for (c = 0; c < cols; c++) sums[i + r][c] += part[r][c] * scale_a[i + r] * scale_b[c];
     }
@@ -263,7 +274,8 @@ static void te__gemm_tile(const te__gemm_job *job, int64_t row, int64_t col) {
         n = te__min(k - p, blocks ? TE__GEMM_KB : TE__GEMM_KC);
         if (blocks) te__gemm_scaled_slab(job, pa, pb, row, rows, col, cols, p, n, sums);
         for (j = 0; j < cols && !blocks; j += TE__GEMM_NR)
-            for (i = 0; i < rows; i += TE__GEMM_MR) job->micro(n, pa + i * k + p * TE__GEMM_MR, pb + j * k + p * TE__GEMM_NR, &sums[i][j]);
+            for (i = 0; i < rows; i += TE__GEMM_MR)
+                job->micro(n, pa + i * k + p * TE__GEMM_MR, pb + j * k + p * TE__GEMM_NR, &sums[i][j]);
     }
     if (job->args->bias) te__load_row(te__data(job->args->bias), job->args->bias->dtype, col, cols, bias);
     for (i = 0; i < rows; i++) te__gemm_finish(job, row + i, col, cols, sums[i], bias);
@@ -273,11 +285,13 @@ static void te__gemm_tile(const te__gemm_job *job, int64_t row, int64_t col) {
 static void te__gemm_tiles(void *user, int64_t begin, int64_t end) {
     const te__gemm_job *job = (const te__gemm_job *)user;
     int64_t down = te__div_up(job->a.end - job->a.begin, TE__GEMM_MC);
-    for (; begin < end; begin++) te__gemm_tile(job, job->a.begin + begin % down * TE__GEMM_MC, job->b.begin + begin / down * TE__GEMM_NC);
+    for (; begin < end; begin++)
+        te__gemm_tile(job, job->a.begin + begin % down * TE__GEMM_MC, job->b.begin + begin / down * TE__GEMM_NC);
 }
 
 /* One operand's factor of the sums in the epilogue. NULL or the amaxes of its lines, times their factor: these instead. */
-static const float *te__gemm_job_scale(te__gemm_job *job, const te_tensor *scale, const te_tensor *amax, float *factor, bool e4m3_max_256) {
+static const float *te__gemm_job_scale(te__gemm_job *job, const te_tensor *scale, const te_tensor *amax, float *factor,
+                                       bool e4m3_max_256) {
     if (job->args->scaling_a == TE_SCALING_TENSOR && scale) job->scale *= *(const float *)te__data(scale);
     if (job->args->scaling_a != TE_SCALING_NVFP4) return NULL;
     *factor = te__gemm_nvfp4_factor(e4m3_max_256);
@@ -303,8 +317,10 @@ static te_result te__cpu_gemm(te_ctx *te, const te_op_gemm_args *g) {
     job.amax_a = te__gemm_job_scale(&job, g->scale_a, g->amax_a, &job.factor_a, g->e4m3_max_256_a);
     job.amax_b = te__gemm_job_scale(&job, g->scale_b, g->amax_b, &job.factor_b, g->e4m3_max_256_b);
     job.micro = te__gemm_micro_best();
-    te__gemm_operand_init(&job.a, g->a, !g->a_transposed, g->m, g->k, TE__GEMM_MR, g->scale_a, g->scaling_a, g->swizzled_scales);
-    te__gemm_operand_init(&job.b, g->b, g->b_transposed, g->n, g->k, TE__GEMM_NR, g->scale_b, g->scaling_b, g->swizzled_scales);
+    te__gemm_operand_init(&job.a, g->a, !g->a_transposed, g->m, g->k, TE__GEMM_MR, g->scale_a, g->scaling_a,
+                          g->swizzled_scales);
+    te__gemm_operand_init(&job.b, g->b, g->b_transposed, g->n, g->k, TE__GEMM_NR, g->scale_b, g->scaling_b,
+                          g->swizzled_scales);
     size = (job.a.block + job.b.block) * g->k;
     bytes = (uint64_t)size <= SIZE_MAX / sizeof(float) ? (size_t)size * sizeof(float) : SIZE_MAX; /* on 32 bits a size that would wrap around is refused */
     job.a.packed = (float *)te__alloc(te, bytes);
@@ -314,7 +330,9 @@ static te_result te__cpu_gemm(te_ctx *te, const te_op_gemm_args *g) {
         te__gemm_pack_block(te, &job.b, j);
         for (i = 0; i < g->m; i += job.a.block) {
             if (job.a.block < g->m || j == 0) te__gemm_pack_block(te, &job.a, i); /* all of A is decoded once if it fits */
-            te__parallel_for(te, te__div_up(job.a.end - job.a.begin, TE__GEMM_MC) * te__div_up(job.b.end - job.b.begin, TE__GEMM_NC), 1, te__gemm_tiles, &job);
+            te__parallel_for(
+                te, te__div_up(job.a.end - job.a.begin, TE__GEMM_MC) * te__div_up(job.b.end - job.b.begin, TE__GEMM_NC),
+                1, te__gemm_tiles, &job);
         }
     }
     te__free(te, job.a.packed, bytes);

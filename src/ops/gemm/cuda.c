@@ -95,14 +95,16 @@ static bool te__gemm_split(te__plan *p, te__gemm_kargs *k, const te__gemm_choice
 }
 
 /* ... and a second kernel adds them up and does the rest. */
-static void te__gemm_plan_reduce(te__plan *p, const te__gemm_problem *q, const te__gemm_choice *c, const void *partial) {
+static void te__gemm_plan_reduce(te__plan *p, const te__gemm_problem *q, const te__gemm_choice *c,
+                                 const void *partial) {
     const te_op_gemm_args *a = q->args;
     te__launch *l = te__plan_launch(p, "gemm", "gemm_reduce");
     te__gemm_kargs *k = TE__KARGS(p, l, te__gemm_kargs);
     te__gemm_fill(k, q);
     k->partial = (const float *)partial;
     k->splits = (int)c->splits;
-    te__launch_size(l, te__min(te__div_up(a->m * te__div_up(a->n, 8), 256), 8 * (int64_t)te__max(p->num_sms, 1)), 1, 1, 256, 0);
+    te__launch_size(l, te__min(te__div_up(a->m * te__div_up(a->n, 8), 256), 8 * (int64_t)te__max(p->num_sms, 1)), 1, 1,
+                    256, 0);
 }
 
 static void te__gemm_options(te__launch *l, const te__gemm_problem *q) {
@@ -114,15 +116,15 @@ static void te__gemm_options(te__launch *l, const te__gemm_problem *q) {
 }
 
 /* The reason that te_explain prints: how operands were prepared, and then `text`. */
-#define TE__GEMM_WHY(q, text)                                                                                                \
-    ((q)->args->scaling_a == TE_SCALING_MXFP8   ? "MXFP8 decoded exactly into bf16, then " text                               \
-     : (q)->args->scaling_a == TE_SCALING_NVFP4 ? "NVFP4 decoded exactly into bf16, then " text                              \
-     : (q)->aligned                             ? "A or B, whose rows are not 16-byte aligned, copied; then " text            \
+#define TE__GEMM_WHY(q, text)                                                                                      \
+    ((q)->args->scaling_a == TE_SCALING_MXFP8   ? "MXFP8 decoded exactly into bf16, then " text                    \
+     : (q)->args->scaling_a == TE_SCALING_NVFP4 ? "NVFP4 decoded exactly into bf16, then " text                    \
+     : (q)->aligned                             ? "A or B, whose rows are not 16-byte aligned, copied; then " text \
                                                 : text)
 /* The same, and at the end how sums of 128 k are added up. */
-#define TE__GEMM_WHY_SUMS(q, promote, text)                                                                                  \
-    ((q)->block ? TE__GEMM_WHY(q, text ", sums of 128 k scaled in f32")                                                      \
-     : promote  ? TE__GEMM_WHY(q, text ", partial sums of 128 k promoted to f32")                                            \
+#define TE__GEMM_WHY_SUMS(q, promote, text)                                       \
+    ((q)->block ? TE__GEMM_WHY(q, text ", sums of 128 k scaled in f32")           \
+     : promote  ? TE__GEMM_WHY(q, text ", partial sums of 128 k promoted to f32") \
                 : TE__GEMM_WHY(q, text))
 
 /* ---- gemm_prepare ---------------------------------------------------------------------------------------------------- */
@@ -163,8 +165,10 @@ static bool te__gemm_plan_prepare(te__plan *p, te__gemm_problem *q) {
     int64_t pieces = 0;
     int i;
     if (!te__gemm_fits_prepare(q)) {
-        p->result = te__fail(p->te, TE_ERR_UNSUPPORTED, "gemm: A and B of m, n, k = %lld, %lld, %lld have more than 64424509440 codes to decode; multiply them in parts", (long long)q->args->m,
-                             (long long)q->args->n, (long long)q->args->k);
+        p->result = te__fail(p->te, TE_ERR_UNSUPPORTED,
+                             "gemm: A and B of m, n, k = %lld, %lld, %lld have more than 64424509440 codes to decode; "
+                             "multiply them in parts",
+                             (long long)q->args->m, (long long)q->args->n, (long long)q->args->k);
         return false;
     }
     for (i = 0; i < 2; i++) {
@@ -201,7 +205,9 @@ static bool te__gemm_plan_bias_gradient(te__plan *p, const te_op_gemm_args *a, c
 }
 
 /* Tensor cores would round f32 operands to TF32. */
-static bool te__gemm_is_exact(const te__plan *p, const te__gemm_problem *q) { return q->a.dtype == TE_F32 && p->te->exact_f32; }
+static bool te__gemm_is_exact(const te__plan *p, const te__gemm_problem *q) {
+    return q->a.dtype == TE_F32 && p->te->exact_f32;
+}
 
 /* ---- gemm_naive ------------------------------------------------------------------------------------------------------ */
 
@@ -211,7 +217,10 @@ static te_result te__gemm_plan_naive(te__plan *p, const te__gemm_problem *q) {
     te__launch_size(l, te__gemm_num_tiles(q, 64, 64), 1, 1, 256, 0);
     if (q->args->bias_gradient && !te__gemm_plan_bias_gradient(p, q->args, NULL, 0)) return p->result;
     p->native = false;
-    te__plan_why(p, q->args->k == 0 ? "k is 0: D is the epilogue of zeros" : te__gemm_is_exact(p, q) ? "exact_f32: plain f32 arithmetic, no tensor cores" : TE__GEMM_WHY(q, "plain f32 arithmetic from the embedded PTX, no tensor cores: no NVRTC"));
+    te__plan_why(p, q->args->k == 0 ? "k is 0: D is the epilogue of zeros"
+                    : te__gemm_is_exact(p, q)
+                        ? "exact_f32: plain f32 arithmetic, no tensor cores"
+                        : TE__GEMM_WHY(q, "plain f32 arithmetic from the embedded PTX, no tensor cores: no NVRTC"));
     return TE_OK;
 }
 
@@ -219,12 +228,15 @@ static te_result te__gemm_plan_naive(te__plan *p, const te__gemm_problem *q) {
 
 static te_result te__gemm_plan_mma(te__plan *p, const te__gemm_problem *q) {
     /* speed: of products, and of those that need more registers a thread. Each slot of shared memory holds 64 bytes of k; there are four slots. */
-    static const te__gemm_tile_kind kinds[] = {{128, 256, 2, 1, {1.0}}, {128, 128, 1, 1, {0.9}}, {128, 128, 3, 1, {0.0, 0.8}}, {64, 64, 0, 1, {0.6, 0.6}}};
+    static const te__gemm_tile_kind kinds[] = {
+        {128, 256, 2, 1, {1.0}}, {128, 128, 1, 1, {0.9}}, {128, 128, 3, 1, {0.0, 0.8}}, {64, 64, 0, 1, {0.6, 0.6}}};
     bool fp8 = te__is_fp8(q->a.dtype), fp8_cores = p->sm == 89 || p->sm >= 120;
     bool within_rows = q->groups && q->groups->along_k && (q->a.k_major || q->b.k_major); /* groups start there, at any element */
-    bool aligned = te__gemm_is_aligned(q) && !within_rows, promote = fp8 && fp8_cores && q->args->split_accumulator && !q->block;
+    bool aligned = te__gemm_is_aligned(q) && !within_rows,
+         promote = fp8 && fp8_cores && q->args->split_accumulator && !q->block;
     bool is_heavy = q->a.dtype == TE_F32 || !aligned || promote || q->block;
-    te__gemm_choice c = te__gemm_choose(p, kinds, TE__COUNT(kinds), is_heavy, q, 64 / te__dtype_size(q->a.dtype), false);
+    te__gemm_choice c =
+        te__gemm_choose(p, kinds, TE__COUNT(kinds), is_heavy, q, 64 / te__dtype_size(q->a.dtype), false);
     te__launch *l = te__plan_launch(p, "gemm", "gemm_mma");
     te__gemm_kargs *k = TE__KARGS(p, l, te__gemm_kargs);
     te__gemm_fill(k, q);
@@ -233,16 +245,21 @@ static te_result te__gemm_plan_mma(te__plan *p, const te__gemm_problem *q) {
     te__launch_option(l, "ALIGNED", aligned);
     te__launch_option(l, "PROMOTE", promote);
     if (q->groups) te__launch_option(l, "GROUPED", 1);
-    te__launch_size(l, c.tiles, c.splits, 1, c.tile->option >= 2 ? 256 : 128, (int64_t)(c.tile->bm + c.tile->bn) * 64 * 4);
+    te__launch_size(l, c.tiles, c.splits, 1, c.tile->option >= 2 ? 256 : 128,
+                    (int64_t)(c.tile->bm + c.tile->bn) * 64 * 4);
     if (!te__gemm_split(p, k, &c)) return p->result;
     if (c.splits > 1) te__gemm_plan_reduce(p, q, &c, k->d);
     if (q->args->bias_gradient && !te__gemm_plan_bias_gradient(p, q->args, NULL, 0)) return p->result;
     p->native = q->args->scaling_a < TE_SCALING_MXFP8 && (!fp8 || fp8_cores);
-    te__plan_why(p, !aligned               ? TE__GEMM_WHY_SUMS(q, promote, "tensor cores (mma.sync), shifted out of aligned words of 16 bytes (A, B, their rows or the groups are not 16-byte aligned)")
-                    : q->a.dtype == TE_F32 ? "tensor cores (mma.sync), f32 as TF32"
-                    : fp8 && !fp8_cores    ? TE__GEMM_WHY_SUMS(q, promote, "fp8 decoded exactly into f16 on the way to the tensor cores (mma.sync)")
-                    : fp8                  ? TE__GEMM_WHY_SUMS(q, promote, "fp8 tensor cores (mma.sync)")
-                                           : TE__GEMM_WHY_SUMS(q, promote, "tensor cores (mma.sync)"));
+    te__plan_why(
+        p, !aligned ? TE__GEMM_WHY_SUMS(q, promote,
+                                        "tensor cores (mma.sync), shifted out of aligned words of 16 bytes (A, B, "
+                                        "their rows or the groups are not 16-byte aligned)")
+           : q->a.dtype == TE_F32 ? "tensor cores (mma.sync), f32 as TF32"
+           : fp8 && !fp8_cores
+               ? TE__GEMM_WHY_SUMS(q, promote, "fp8 decoded exactly into f16 on the way to the tensor cores (mma.sync)")
+           : fp8 ? TE__GEMM_WHY_SUMS(q, promote, "fp8 tensor cores (mma.sync)")
+                 : TE__GEMM_WHY_SUMS(q, promote, "tensor cores (mma.sync)"));
     return TE_OK;
 }
 
@@ -256,21 +273,30 @@ static bool te__gemm_fits_hopper(const te__plan *p, const te__gemm_problem *q) {
 }
 
 /* A map of `depth` matrices of rows x columns, `apart` elements from one to the next, in boxes of 128 bytes by `box` rows. depth 0: of one, in two dimensions. */
-static te_result te__gemm_map(te__plan *p, void *map, const void *data, te_dtype dtype, int64_t ld, int64_t columns, int64_t rows, int64_t box, int64_t depth, int64_t apart) {
+static te_result te__gemm_map(te__plan *p, void *map, const void *data, te_dtype dtype, int64_t ld, int64_t columns,
+                              int64_t rows, int64_t box, int64_t depth, int64_t apart) {
     int64_t size = te__dtype_size(dtype);
-    uint64_t dims[3] = {(uint64_t)columns, (uint64_t)rows, (uint64_t)depth}, strides[2] = {(uint64_t)(ld * size), (uint64_t)(apart * size)};
+    uint64_t dims[3] = {(uint64_t)columns, (uint64_t)rows, (uint64_t)depth},
+             strides[2] = {(uint64_t)(ld * size), (uint64_t)(apart * size)};
     uint32_t boxes[3] = {(uint32_t)(128 / size), (uint32_t)box, 1};
     return te__cuda_tensor_map(p, map, data, dtype, depth ? 3 : 2, dims, strides, boxes, 128);
 }
 /* Of an operand of `size` rows or columns and length k, read in boxes of `box` of them by one slab of k; operands that are not k-major in boxes of 64 by one
  * slab, or, if `box` is no multiple of 64, by half of one. stack: of one for each of so many groups, so that each ends in zeros of its own. */
-static te_result te__gemm_operand_map(te__plan *p, void *map, const te__gemm_side *x, int64_t size, int64_t k, int64_t box, int64_t stack) {
+static te_result te__gemm_operand_map(te__plan *p, void *map, const te__gemm_side *x, int64_t size, int64_t k,
+                                      int64_t box, int64_t stack) {
     int64_t rows = x->k_major ? size : k;
-    return te__gemm_map(p, map, x->data, x->dtype, x->ld, x->k_major ? k : size, rows, x->k_major ? box : box % 64 ? 32 : 64, stack, x->ld * rows);
+    return te__gemm_map(p, map, x->data, x->dtype, x->ld, x->k_major ? k : size, rows,
+                        x->k_major ? box
+                        : box % 64 ? 32
+                                   : 64,
+                        stack, x->ld * rows);
 }
 /* Of D or aux: of all splits, or along k groups. */
 static te_result te__gemm_out_map(te__plan *p, void *map, const te__gemm_kargs *k, const void *data, int64_t ld) {
-    int64_t depth = k->groups.along_k ? k->groups.count : k->splits, apart = k->groups.along_k ? k->groups.b_elements : k->splits > 1 ? k->d_split : ld;
+    int64_t depth = k->groups.along_k ? k->groups.count : k->splits, apart = k->groups.along_k ? k->groups.b_elements
+                                                                             : k->splits > 1   ? k->d_split
+                                                                                               : ld;
     return te__gemm_map(p, map, data, (te_dtype)k->d_dt, ld, k->n, k->m, 64, depth, apart);
 }
 
@@ -278,15 +304,18 @@ static te_result te__gemm_out_map(te__plan *p, void *map, const te__gemm_kargs *
  * that are added to and have aux. The workspace of splits has nothing beside its rows. */
 static int te__gemm_store_of(const te__gemm_kargs *k) {
     int64_t size = te__dtype_size((te_dtype)k->d_dt);
-    bool aligned = k->splits > 1 || (te__gemm_tma_may_store(k->d, k->ldd, k->n, size) && te__gemm_tma_may_store(k->aux, k->ldaux, k->n, size));
+    bool aligned = k->splits > 1 || (te__gemm_tma_may_store(k->d, k->ldd, k->n, size) &&
+                                     te__gemm_tma_may_store(k->aux, k->ldaux, k->n, size));
     bool gelu = k->epilogue == TE_EPILOGUE_GELU, dgelu = k->epilogue == TE_EPILOGUE_DGELU, f32 = k->d_dt == TE_F32;
     bool aux_and_old = k->aux && k->accumulate && !f32, lines = k->rows_a || k->columns_b;
-    int store = (k->bias ? TE__GEMM_STORE_BIAS : 0) | (gelu ? TE__GEMM_STORE_GELU : 0) | (gelu && k->aux ? TE__GEMM_STORE_AUX : 0) |
-                (dgelu ? TE__GEMM_STORE_DGELU : 0) | (k->accumulate ? TE__GEMM_STORE_ADD : 0) | (lines ? TE__GEMM_STORE_LINES : 0);
+    int store = (k->bias ? TE__GEMM_STORE_BIAS : 0) | (gelu ? TE__GEMM_STORE_GELU : 0) |
+                (gelu && k->aux ? TE__GEMM_STORE_AUX : 0) | (dgelu ? TE__GEMM_STORE_DGELU : 0) |
+                (k->accumulate ? TE__GEMM_STORE_ADD : 0) | (lines ? TE__GEMM_STORE_LINES : 0);
     return !aligned || lines || (dgelu && f32) || aux_and_old ? store : store | TE__GEMM_STORE_TMA;
 }
 /* gemm_groups comes first, and gets the maps that gemm_hopper must not use as they are. */
-static void te__gemm_plan_groups(te__plan *p, te__launch *l, const te__gemm_problem *q, te__gemm_hopper_kargs *h, const te__gemm_choice *c, bool by_tma) {
+static void te__gemm_plan_groups(te__plan *p, te__launch *l, const te__gemm_problem *q, te__gemm_hopper_kargs *h,
+                                 const te__gemm_choice *c, bool by_tma) {
     const te_op_grouped_gemm_args *a = q->groups;
     te__gemm_groups_kargs *k = TE__KARGS(p, l, te__gemm_groups_kargs);
     memcpy(k->map[0], a->along_k ? h->a_map : h->d_map, sizeof(k->map[0]));
@@ -295,10 +324,12 @@ static void te__gemm_plan_groups(te__plan *p, te__launch *l, const te__gemm_prob
     k->dim[1] = a->along_k ? !q->b.k_major : by_tma && a->aux ? 1 : -1;
     k->groups = h->g.groups;
     k->total = a->along_k ? a->k : a->m;
-    k->per_row = (unsigned)(a->along_k ? c->tiles / a->groups : te__div_up(a->n, c->tile->bn * te__gemm_share_a(c->tile)));
+    k->per_row =
+        (unsigned)(a->along_k ? c->tiles / a->groups : te__div_up(a->n, c->tile->bn * te__gemm_share_a(c->tile)));
     k->bm = c->tile->bm;
     k->skip_empty = a->accumulate;
-    h->rows = k->rows = (te__gemm_group_row *)te__plan_workspace(p, (a->groups + 1) * (int64_t)sizeof(te__gemm_group_row));
+    h->rows = k->rows =
+        (te__gemm_group_row *)te__plan_workspace(p, (a->groups + 1) * (int64_t)sizeof(te__gemm_group_row));
     h->maps = k->maps = (unsigned long long *)te__plan_workspace(p, a->groups * 2 * 128);
     te__launch_size(l, 1, 1, 1, 32, 0);
 }
@@ -319,9 +350,16 @@ static te_result te__gemm_plan_hopper(te__plan *p, const te__gemm_problem *q) {
                                                {128, 192, 1, 1, {0.95, 0.95, 0.0, 0.0, 0.0, 0.0}},
                                                {128, 192, 1, 2, {0.95, 0.975, 0.0, 0.0, 0.0, 0.0}}};
     const te_op_gemm_args *a = q->args;
-    const bool promote = te__is_fp8(q->a.dtype) && (a->split_accumulator || q->block), along_k = q->groups && q->groups->along_k, along_rows = q->groups && !along_k;
-    te__gemm_choice c = te__gemm_choose(p, kinds, TE__COUNT(kinds), (along_k ? 4 : along_rows ? 2 : 0) + promote, q, 128 / te__dtype_size(q->a.dtype), true);
-    te__launch *prepare = q->groups ? te__plan_launch(p, "gemm", "gemm_groups") : NULL, *l = te__plan_launch(p, "gemm", "gemm_hopper");
+    const bool promote = te__is_fp8(q->a.dtype) && (a->split_accumulator || q->block),
+               along_k = q->groups && q->groups->along_k, along_rows = q->groups && !along_k;
+    te__gemm_choice c = te__gemm_choose(p, kinds, TE__COUNT(kinds),
+                                        (along_k      ? 4
+                                         : along_rows ? 2
+                                                      : 0) +
+                                            promote,
+                                        q, 128 / te__dtype_size(q->a.dtype), true);
+    te__launch *prepare = q->groups ? te__plan_launch(p, "gemm", "gemm_groups") : NULL,
+               *l = te__plan_launch(p, "gemm", "gemm_hopper");
     te__gemm_hopper_kargs *k = TE__KARGS(p, l, te__gemm_hopper_kargs);
     int64_t blocks, sum_rows = 0, box_a = along_rows && c.tile->bm == 256 ? 128 : c.tile->bm / te__gemm_share_a(c.tile);
     float *sums_of_d = NULL;
@@ -350,7 +388,8 @@ static te_result te__gemm_plan_hopper(te__plan *p, const te__gemm_problem *q) {
     blocks = c.tile->cluster * te__min(c.tiles * c.splits, te__gemm_clusters(p, c.tile));
     te__launch_size(l, blocks, 1, 1, 384, TE__GEMM_HOPPER_SHARED);
     if (te__gemm_operand_map(p, k->a_map, &q->a, a->m, a->k, box_a, 0) != TE_OK ||
-        te__gemm_operand_map(p, k->b_map, &q->b, a->n, a->k, c.tile->bn / te__gemm_share_b(c.tile), along_rows ? q->groups->groups : 0) != TE_OK ||
+        te__gemm_operand_map(p, k->b_map, &q->b, a->n, a->k, c.tile->bn / te__gemm_share_b(c.tile),
+                             along_rows ? q->groups->groups : 0) != TE_OK ||
         (by_tma && te__gemm_out_map(p, k->d_map, &k->g, k->g.d, k->g.ldd) != TE_OK) ||
         (k->g.aux && by_tma && te__gemm_out_map(p, k->aux_map, &k->g, k->g.aux, k->g.ldaux) != TE_OK))
         return p->result;
@@ -379,7 +418,8 @@ static bool te__gemm_is_gemv(const te__plan *p, const te__gemm_problem *q, bool 
     if (TE__GEMM_TUNES || te__min(a->m, a->n) > (!mn && aligned && !q->block ? 16 : 8)) return false;
     if (mn && (te__gemv_x(q)->k_major || size != 2 || lines < 64)) return false;
     if (!mn && (!q->a.k_major || !q->b.k_major || size > 2 || (a->k > 16384 && lines < 4 * sms))) return false;
-    return !(aligned && (mn || plain) && a->m < a->n && te__gemm_fits_hopper(p, q) && lines * size > (mn ? 512 : 192) * sms);
+    return !(aligned && (mn || plain) && a->m < a->n && te__gemm_fits_hopper(p, q) &&
+             lines * size > (mn ? 512 : 192) * sms);
 }
 
 /* Lanes of gemv_mn have eight lines each if blocks with four a lane, sixteen warps, would not all be resident at once, two a multiprocessor:
@@ -423,8 +463,12 @@ static te_result te__gemm_plan_gemv(te__plan *p, const te__gemm_problem *q) {
     if (c.splits > 1) te__gemm_plan_reduce(p, q, &c, k->d);
     if (a->bias_gradient && !te__gemm_plan_bias_gradient(p, a, NULL, 0)) return p->result;
     p->native = a->scaling_a < TE_SCALING_MXFP8 && !te__is_fp8(q->a.dtype);
-    te__plan_why(p, scales || !te__is_fp8(q->a.dtype) ? TE__GEMM_WHY(q, "straight from memory to the tensor cores (mma.sync): GEMV")
-                                                      : TE__GEMM_WHY_SUMS(q, false, "GEMV: straight from memory, fp8 decoded exactly into f16, to the tensor cores (mma.sync)"));
+    te__plan_why(p,
+                 scales || !te__is_fp8(q->a.dtype)
+                     ? TE__GEMM_WHY(q, "straight from memory to the tensor cores (mma.sync): GEMV")
+                     : TE__GEMM_WHY_SUMS(
+                           q, false,
+                           "GEMV: straight from memory, fp8 decoded exactly into f16, to the tensor cores (mma.sync)"));
     return TE_OK;
 }
 
@@ -436,14 +480,18 @@ static int64_t te__gemm_phased_from = (int64_t)1 << 27; /* elements of D; fewer 
  * of A by the rows of B from there on are a product whose D it does store. Worth its launches if D is large and k short: behind long products stores are hidden. */
 static bool te__gemm_has_phases(const te__gemm_problem *q) {
     const te_op_gemm_args *a = q->args;
-    if ((a->scaling_a != TE_SCALING_TENSOR && q->block != TE__GEMM_1D_2D) || a->bias || a->aux || a->accumulate || a->bias_gradient || TE__GEMM_TUNES) return false;
-    return q->a.k_major && q->b.k_major && a->m * a->n >= te__gemm_phased_from && te__min(a->m, a->n) >= 64 && a->k * te__dtype_size(q->a.dtype) <= 5120 &&
+    if ((a->scaling_a != TE_SCALING_TENSOR && q->block != TE__GEMM_1D_2D) || a->bias || a->aux || a->accumulate ||
+        a->bias_gradient || TE__GEMM_TUNES)
+        return false;
+    return q->a.k_major && q->b.k_major && a->m * a->n >= te__gemm_phased_from && te__min(a->m, a->n) >= 64 &&
+           a->k * te__dtype_size(q->a.dtype) <= 5120 &&
            !te__gemm_tma_may_store(te__data(a->d), te__gemm_ld(a->d), a->n, te__dtype_size(a->d->dtype));
 }
 /* Whole pieces of 16 bytes of each phase; then the columns at both ends, which may share such a piece with other rows. */
 static te_result te__gemm_plan_phases(te__plan *p, const te__gemm_problem *q) {
     const te_op_gemm_args *a = q->args;
-    const int64_t size = te__dtype_size(a->d->dtype), of_a = te__dtype_size(q->a.dtype), piece = 16 / size, ld = te__gemm_ld(a->d);
+    const int64_t size = te__dtype_size(a->d->dtype), of_a = te__dtype_size(q->a.dtype), piece = 16 / size,
+                  ld = te__gemm_ld(a->d);
     int64_t phases = 1, i, row, col;
     while (phases * ld * size % 16) phases *= 2;
     for (i = 0; i < phases + 2; i++) {
@@ -452,7 +500,9 @@ static te_result te__gemm_plan_phases(te__plan *p, const te__gemm_problem *q) {
         te_op_gemm_args args = *a;
         te_tensor d = *a->d;
         row = ends ? 0 : i;
-        col = i == phases ? 0 : ends ? a->n - piece : -(int64_t)((uintptr_t)te__data(a->d) / (uintptr_t)size + (uintptr_t)(row * ld)) & (piece - 1);
+        col = i == phases ? 0
+              : ends ? a->n - piece
+                     : -(int64_t)((uintptr_t)te__data(a->d) / (uintptr_t)size + (uintptr_t)(row * ld)) & (piece - 1);
         one.args = &args, args.d = &d;
         one.a.data = (const void *)((uintptr_t)q->a.data + (uintptr_t)(row * q->a.ld * of_a)); /* not a sum of pointers: te_explain has none */
         one.b.data = (const void *)((uintptr_t)q->b.data + (uintptr_t)(col * q->b.ld * of_a));
@@ -466,7 +516,9 @@ static te_result te__gemm_plan_phases(te__plan *p, const te__gemm_problem *q) {
         if ((ends ? te__gemm_plan_gemv(p, &one) : te__gemm_plan_hopper(p, &one)) != TE_OK) break;
     }
     p->native = true; /* but for the ends */
-    te__plan_why(p, TE__GEMM_WHY_SUMS(q, te__is_fp8(q->a.dtype) && a->split_accumulator, "TMA and wgmma, by rows of D that start at one place within 16 bytes; a few columns at D's ends by a GEMV"));
+    te__plan_why(p, TE__GEMM_WHY_SUMS(q, te__is_fp8(q->a.dtype) && a->split_accumulator,
+                                      "TMA and wgmma, by rows of D that start at one place within 16 bytes; a few "
+                                      "columns at D's ends by a GEMV"));
     return p->result;
 }
 
@@ -496,7 +548,8 @@ static te__gemm_side te__gemm_side_of(const te_tensor *x, bool k_major) {
 
 static te_result te__cuda_plan_gemm(te__plan *p, const te_op_gemm_args *a) {
     te__gemm_problem q = TE_ZERO;
-    if (a->m == 0 || a->n == 0) return a->bias_gradient && a->n && !te__gemm_plan_bias_gradient(p, a, NULL, 0) ? p->result : TE_OK;
+    if (a->m == 0 || a->n == 0)
+        return a->bias_gradient && a->n && !te__gemm_plan_bias_gradient(p, a, NULL, 0) ? p->result : TE_OK;
     q.args = a;
     q.a = te__gemm_side_of(a->a, !a->a_transposed);
     q.b = te__gemm_side_of(a->b, a->b_transposed);
@@ -505,7 +558,9 @@ static te_result te__cuda_plan_gemm(te__plan *p, const te_op_gemm_args *a) {
         te__gemm_one_line(&q.b, a->n, a->k);
     }
     if (te__gemm_is_block(a->scaling_a))
-        q.block = a->scaling_a == TE_SCALING_BLOCK_2D ? TE__GEMM_2D_1D : a->scaling_b == TE_SCALING_BLOCK_2D ? TE__GEMM_1D_2D : TE__GEMM_1D_1D;
+        q.block = a->scaling_a == TE_SCALING_BLOCK_2D   ? TE__GEMM_2D_1D
+                  : a->scaling_b == TE_SCALING_BLOCK_2D ? TE__GEMM_1D_2D
+                                                        : TE__GEMM_1D_1D;
     if (a->k == 0 || te__gemm_is_exact(p, &q)) return te__gemm_plan_naive(p, &q);
     if (!p->baseline && te__gemm_is_gemv(p, &q, false)) return te__gemm_plan_gemv(p, &q);
     if (a->scaling_a >= TE_SCALING_MXFP8 && !te__gemm_plan_prepare(p, &q)) return p->result;
@@ -529,5 +584,6 @@ static te_result te__cuda_plan_grouped_gemm(te__plan *p, const te_op_grouped_gem
     q.b = te__gemm_side_of(a->b, a->b_transposed);
     if (te__gemm_is_block(a->scaling_a)) q.block = a->along_k ? TE__GEMM_1D_1D : TE__GEMM_1D_2D;
     if (a->k == 0 || p->baseline || te__gemm_is_exact(p, &q)) return te__gemm_plan_naive(p, &q);
-    return p->edits_maps && te__gemm_fits_hopper(p, &q) && te__gemm_is_aligned(&q) ? te__gemm_plan_hopper(p, &q) : te__gemm_plan_mma(p, &q);
+    return p->edits_maps && te__gemm_fits_hopper(p, &q) && te__gemm_is_aligned(&q) ? te__gemm_plan_hopper(p, &q)
+                                                                                   : te__gemm_plan_mma(p, &q);
 }

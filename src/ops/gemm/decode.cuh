@@ -6,7 +6,8 @@
 // The lower (half = 0) or upper two of four fp8 codes times their scales e, E8M0 in the lower two bytes.
 TE_DEV te_u32 te_decode_fp8x2(te_u32 codes, int half, int dt, te_u32 e) {
     te_u32 h = te_fp8x2_to_f16(codes, half, dt);
-    float low = te_f16_to_f32((te_u16)h) * te__e8m0_to_f32((te_u8)e), high = te_f16_to_f32((te_u16)(h >> 16)) * te__e8m0_to_f32((te_u8)(e >> 8));
+    float low = te_f16_to_f32((te_u16)h) * te__e8m0_to_f32((te_u8)e),
+          high = te_f16_to_f32((te_u16)(h >> 16)) * te__e8m0_to_f32((te_u8)(e >> 8));
     return te_f32x2_to_half(low, high, TE_BF16);
 }
 

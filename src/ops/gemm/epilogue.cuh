@@ -18,7 +18,9 @@
 // A loop over the formats in its place changes the order of gemv_k's loads: tests/bench/notes.md.
 template <int N> TE_DEV void te_gemm_load(const void *p, te_i64 i, int dt, float v[N]) {
     if constexpr (N == 8) {
-        dt == TE_F32 ? te_load8(p, i, TE_F32, v) : dt == TE_BF16 ? te_load8(p, i, TE_BF16, v) : te_load8(p, i, TE_F16, v);
+        dt == TE_F32    ? te_load8(p, i, TE_F32, v)
+        : dt == TE_BF16 ? te_load8(p, i, TE_BF16, v)
+                        : te_load8(p, i, TE_F16, v);
     } else {
         v[0] = dt == TE_F32 ? te_load(p, i, TE_F32) : dt == TE_BF16 ? te_load(p, i, TE_BF16) : te_load(p, i, TE_F16);
     }
@@ -27,12 +29,17 @@ template <int N> TE_DEV void te_gemm_store(void *p, te_i64 i, int dt, const floa
     if constexpr (N == 8) {
         te_u32 w[8];
 #pragma unroll
-        for (int k = 0; k < 8; k++) w[k] = dt == TE_F32 ? __float_as_uint(v[k]) : k < 4 ? te_f32x2_to_half(v[2 * k], v[2 * k + 1], dt) : 0;
+        for (int k = 0; k < 8; k++)
+            w[k] = dt == TE_F32 ? __float_as_uint(v[k]) : k < 4 ? te_f32x2_to_half(v[2 * k], v[2 * k + 1], dt) : 0;
 #pragma unroll
         for (int k = 0; k < (dt == TE_F32 ? 8 : 4); k += 4) // in gemm_hopper the compiler would store a uint4 word by word
-            asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"((char *)p + i * (dt == TE_F32 ? 4 : 2) + 4 * k), "r"(w[k]), "r"(w[k + 1]), "r"(w[k + 2]), "r"(w[k + 3]));
+            asm volatile(
+                "st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"((char *)p + i * (dt == TE_F32 ? 4 : 2) + 4 * k),
+                "r"(w[k]), "r"(w[k + 1]), "r"(w[k + 2]), "r"(w[k + 3]));
     } else {
-        dt == TE_F32 ? te_store(p, i, TE_F32, v[0]) : dt == TE_BF16 ? te_store(p, i, TE_BF16, v[0]) : te_store(p, i, TE_F16, v[0]);
+        dt == TE_F32    ? te_store(p, i, TE_F32, v[0])
+        : dt == TE_BF16 ? te_store(p, i, TE_BF16, v[0])
+                        : te_store(p, i, TE_F16, v[0]);
     }
 }
 
@@ -65,7 +72,8 @@ TE_DEV float te_gemm_gelu(float x) { return x * te_gemm_sigmoid2u(x); }
 // The derivative for two between -8 and 8, or NaN, which stays where it is: the exponential is at most 2^60 for it too, and the other one's reciprocal finite.
 TE_DEV float2 te_gemm_dgelu_within_8(float x, float y) {
     float2 s = te_gemm_sigmoid2u(x, y);
-    return make_float2(fmaf(x * fmaf(x * x, 0.2140644486f, 1.59576912f), fmaf(-s.x, s.x, s.x), s.x), fmaf(y * fmaf(y * y, 0.2140644486f, 1.59576912f), fmaf(-s.y, s.y, s.y), s.y));
+    return make_float2(fmaf(x * fmaf(x * x, 0.2140644486f, 1.59576912f), fmaf(-s.x, s.x, s.x), s.x),
+                       fmaf(y * fmaf(y * y, 0.2140644486f, 1.59576912f), fmaf(-s.y, s.y, s.y), s.y));
 }
 TE_DEV float te_gemm_dgelu(float x) { // beyond 8 the slope is 0 or 1; NaN stays
     x = x < -8.0f ? -8.0f : x > 8.0f ? 8.0f : x;
@@ -111,13 +119,16 @@ struct te_gemm_row {
     // Columns from `col` on before the first that lies at a multiple of 16 bytes in D and aux; `all` if there is none for both.
     TE_DEV int before_piece(const te__gemm_kargs &a, te_i64 col, int all) const {
         if (a.vector) return 0;
-        int size = a.d_dt == TE_F32 ? 4 : 2, off = (int)((te_u64)a.d + (d + col) * size) & 15, off_aux = (int)((te_u64)a.aux + (aux + col) * size) & 15;
+        int size = a.d_dt == TE_F32 ? 4 : 2, off = (int)((te_u64)a.d + (d + col) * size) & 15,
+            off_aux = (int)((te_u64)a.aux + (aux + col) * size) & 15;
         return a.aux && off != off_aux ? all : min(((16 - off) & 15) / size, all);
     }
 };
 
 // v[N] holds the accumulators of a row from column `col` on; eight of them start at a multiple of 16 bytes in D and aux.
-template <int N> TE_DEV void te_gemm_finish(const te__gemm_kargs &a, float scale, const float bias[N], const te_gemm_row &row, te_i64 col, float v[N]) {
+template <int N>
+TE_DEV void te_gemm_finish(const te__gemm_kargs &a, float scale, const float bias[N], const te_gemm_row &row,
+                           te_i64 col, float v[N]) {
     float other[N], of_row = a.rows_a ? a.scale_a[row.number] * a.factor_a : 1.0f;
 #pragma unroll
     for (int i = 0; i < N; i++) {
@@ -146,7 +157,9 @@ TE_DEV void te_gemm_finish(const te__gemm_kargs &a, float scale, const te_gemm_r
     te_gemm_bias<1>(a, col, bias);
     te_gemm_finish<1>(a, scale, bias, row, col, &acc);
 }
-TE_DEV void te_gemm_finish(const te__gemm_kargs &a, float scale, te_i64 row, te_i64 col, float acc) { te_gemm_finish(a, scale, te_gemm_row(a, row), col, acc); }
+TE_DEV void te_gemm_finish(const te__gemm_kargs &a, float scale, te_i64 row, te_i64 col, float acc) {
+    te_gemm_finish(a, scale, te_gemm_row(a, row), col, acc);
+}
 
 // ---- a warp's stage: 16 rows of 32 or 64 f32, or 8 of 128 -----------------------------------------------------------------
 

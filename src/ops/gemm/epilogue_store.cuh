@@ -24,9 +24,11 @@ struct te_tma_store_path {
     float scale;
     te_u32 bias[(WN + 127) / 128]; // of column threadIdx.x % 128 .., in its own format
 
-    TE_DEV te_tma_store_path(const te__gemm_hopper_kargs &args, te_u32 buffers_, te_u32 loads_, te_u32 biases_, int group_)
-        : a(args), d_map(args.d_map), aux_map(args.aux_map), bias_from(args.g.bias), buffers(buffers_), loads(loads_), biases(biases_),
-          group(group_), lane(threadIdx.x & 31), turn(0), leader(threadIdx.x % 128 == 0), scale(te_gemm_scale(args.g)) {}
+    TE_DEV te_tma_store_path(const te__gemm_hopper_kargs &args, te_u32 buffers_, te_u32 loads_, te_u32 biases_,
+                             int group_)
+        : a(args), d_map(args.d_map), aux_map(args.aux_map), bias_from(args.g.bias), buffers(buffers_), loads(loads_),
+          biases(biases_), group(group_), lane(threadIdx.x & 31), turn(0), leader(threadIdx.x % 128 == 0),
+          scale(te_gemm_scale(args.g)) {}
 
 #if GROUPED
     bool tall, fresh; // the second accumulator has rows; the group's maps have not been acquired
@@ -67,7 +69,8 @@ struct te_tma_store_path {
             if (leader) {
                 te_bulk_wait_read<0>(); // the last tile needs the buffers no more
 #pragma unroll
-                for (int chunk = 0; chunk < CHUNKS && chunk < BUFFERS; chunk++) ask(turn + chunk, row + row_of(chunk), col + col_of(chunk), split);
+                for (int chunk = 0; chunk < CHUNKS && chunk < BUFFERS; chunk++)
+                    ask(turn + chunk, row + row_of(chunk), col + col_of(chunk), split);
             }
             __syncwarp();
         }
@@ -76,7 +79,8 @@ struct te_tma_store_path {
             for (int i = 0; i < (WN + 127) / 128; i++) { // nothing waits for them here
                 te_i64 at = col + threadIdx.x % 128 + 128 * i;
                 bias[i] = 0;
-                if (at < a.g.n) bias[i] = a.g.bias_dt == TE_F32 ? ((const te_u32 *)bias_from)[at] : ((const te_u16 *)bias_from)[at];
+                if (at < a.g.n)
+                    bias[i] = a.g.bias_dt == TE_F32 ? ((const te_u32 *)bias_from)[at] : ((const te_u16 *)bias_from)[at];
             }
         }
     }
@@ -86,7 +90,8 @@ struct te_tma_store_path {
         for (int i = 0; i < (WN + 127) / 128; i++) {
             float b = __uint_as_float(a.g.bias_dt == TE_F32 ? bias[i] : bias[i] << 16);
             if (a.g.bias_dt == TE_F16) b = te_f16_to_f32((te_u16)bias[i]);
-            if (threadIdx.x % 128 + 128 * i < WN) te_sts4(biases + (threadIdx.x % 128 + 128 * i) * 4, __float_as_uint(b));
+            if (threadIdx.x % 128 + 128 * i < WN)
+                te_sts4(biases + (threadIdx.x % 128 + 128 * i) * 4, __float_as_uint(b));
         }
     }
 
@@ -104,7 +109,8 @@ struct te_tma_store_path {
         te_u32 r[4];
         te_ldmatrix4(r, word(buffer, j));
 #pragma unroll
-        for (int i = 0; i < 4; i++) te_gemm_unpack(STORE & 16 ? te_gemm_clamp_8(r[i], D_DT) : r[i], D_DT, v[2 * i], v[2 * i + 1]);
+        for (int i = 0; i < 4; i++)
+            te_gemm_unpack(STORE & 16 ? te_gemm_clamp_8(r[i], D_DT) : r[i], D_DT, v[2 * i], v[2 * i + 1]);
     }
     TE_DEV void put(te_u32 buffer, const float (&v)[CHUNK / 2]) const {
         if (D_DT == 1) {
@@ -181,7 +187,8 @@ struct te_tma_store_path {
                 float2 b = make_float2(0.0f, 0.0f);
                 if (STORE & 2) te_lds8(biases + (first + 8 * j + 2 * (lane & 3)) * 4, b.x, b.y);
 #pragma unroll
-                for (int e = 0; e < 4; e++) v[4 * j + e] = fmaf(acc[sum][first / 2 + 4 * j + e], scale, e & 1 ? b.y : b.x);
+                for (int e = 0; e < 4; e++)
+                    v[4 * j + e] = fmaf(acc[sum][first / 2 + 4 * j + e], scale, e & 1 ? b.y : b.x);
             }
             if (STORE & 8) {
                 put(buffer_of(turn), v);

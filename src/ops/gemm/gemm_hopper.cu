@@ -140,7 +140,8 @@ static_assert(BN != 192 || (WAVES == 1 && !GROUPED), "not of groups");
 static_assert(!PINGPONG || (WAVES == 1 && BN == 128 && !PROMOTE), "two waves of one warpgroup are a tile");
 static_assert(!GROUPED || STAGES + 2 <= ENTRIES, "mail");
 static_assert(GROUPED != 1 || !A_T, "groups along rows are rows of A");
-static_assert(!GROUPED || (!PINGPONG && (!BLOCK || (GROUPED == 1 ? BLOCK == 2 : BLOCK == 1 && CLUSTER == 1))), "what groups cannot have");
+static_assert(!GROUPED || (!PINGPONG && (!BLOCK || (GROUPED == 1 ? BLOCK == 2 : BLOCK == 1 && CLUSTER == 1))),
+              "what groups cannot have");
 static_assert(!TMA_OUT || !(STORE & 16) || D_DT != 1, "aux is read two values a word");
 
 #define JOIN_OF(a, b) a##b
@@ -266,15 +267,18 @@ template <int R, int K_MAJOR> TE_DEV void te_clear_start(char *slab, int n) {
             te_u32 *w = (te_u32 *)(slab + r * SLAB + ((r & 7) << 4));
             int bytes = n * (FP8 ? 1 : 2);
 #pragma unroll
-            for (int i = 0; i < 4; i++) w[i] = bytes >= 4 * i + 4 ? 0 : bytes <= 4 * i ? w[i] : w[i] >> (bytes & 3) * 8 << (bytes & 3) * 8;
+            for (int i = 0; i < 4; i++)
+                w[i] = bytes >= 4 * i + 4 ? 0 : bytes <= 4 * i ? w[i] : w[i] >> (bytes & 3) * 8 << (bytes & 3) * 8;
         }
     } else { // they are the first rows of each box
-        for (int i = threadIdx.x & 255; i < R / 64 * n * 8; i += 256) *(uint4 *)(slab + i / (n * 8) * GROUP + i % (n * 8) * 16) = make_uint4(0, 0, 0, 0);
+        for (int i = threadIdx.x & 255; i < R / 64 * n * 8; i += 256)
+            *(uint4 *)(slab + i / (n * 8) * GROUP + i % (n * 8) * 16) = make_uint4(0, 0, 0, 0);
     }
 }
 
 // acc += part times the block scales. of_rows: of rows g and g + 8; of_tile: te_ahead's; of_columns: shared memory, of the thread's columns if each has its own.
-TE_DEV void te_add_scaled(float (&acc)[WN / 2], const float (&part)[WN / 2], const float of_rows[2], const float of_tile[PARTS], te_u32 of_columns) {
+TE_DEV void te_add_scaled(float (&acc)[WN / 2], const float (&part)[WN / 2], const float of_rows[2],
+                          const float of_tile[PARTS], te_u32 of_columns) {
 #pragma unroll
     for (int j = 0; j < WN / 8; j++) {
         float2 c;
@@ -283,7 +287,9 @@ TE_DEV void te_add_scaled(float (&acc)[WN / 2], const float (&part)[WN / 2], con
         for (int e = 0; e < 4; e++) {
             float &sum = acc[4 * j + e], more = part[4 * j + e], of_row = of_rows[e / 2];
             if (B_1D) sum = fmaf(more * of_row, e % 2 ? c.y : c.x, sum);
-            else sum = fmaf(more, te_gemm_block_product(of_row, of_tile[PARTS > 1 && j == WN / 8 - 1 ? 1 + e % 2 : 0]), sum);
+            else
+                sum = fmaf(more, te_gemm_block_product(of_row, of_tile[PARTS > 1 && j == WN / 8 - 1 ? 1 + e % 2 : 0]),
+                           sum);
         }
     }
 }
@@ -322,7 +328,8 @@ struct te_ahead {
 extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid_constant__ te__gemm_hopper_kargs a) {
     extern __shared__ __align__(1024) char shared[];
     char *base = shared; // at a multiple of 1024: nothing lies before it but the KB of the system
-    te_u32 slots = te_smem(base), staged = slots + STAGES * SLOT, scales = staged + 2 * STAGED, full = scales + STAGES * SCALES, empty = full + 8 * STAGES;
+    te_u32 slots = te_smem(base), staged = slots + STAGES * SLOT, scales = staged + 2 * STAGED,
+           full = scales + STAGES * SCALES, empty = full + 8 * STAGES;
     te_u32 loads = empty + 8 * STAGES, busy = loads + 2 * BUFFERS * 8, biases = busy + 16;
     te_u32 entries = (biases + 2 * BIASES + 15) & ~15u, rank = CLUSTER > 1 ? te_cluster_rank() : 0;
     int group = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0), group_before = -1;
@@ -372,10 +379,14 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid
                     te_i64 columns = B_1D ? (a.g.n + 3) / 4 * 4 - w.col : 0; // that have scales
                     int bytes = columns <= 0 ? 0 : columns < BN ? (int)columns * 4 : BN * 4;
                     te_mbar_expect(bar, (both ? SLOT : SLOT - BM / 2 * SLAB) + bytes);
-                    if (bytes) te_bulk_load(scales + ring.slot * SCALES, a.g.block_b + te_block_of(a.g, k) * a.g.ld_block_b + w.col, bytes, bar);
+                    if (bytes)
+                        te_bulk_load(scales + ring.slot * SCALES,
+                                     a.g.block_b + te_block_of(a.g, k) * a.g.ld_block_b + w.col, bytes, bar);
                     te_load_slab<BM, !A_T, SHARE_A, HALVES, 0>(slot, a_map, k, w.row, 0, bar, rank, both);
-                    te_load_slab<BN, B_T, SHARE_B, 0, GROUPED == 1>(slot + BM * SLAB, b_map, k, w.col, w.group, bar, rank, true);
-                    if (GROUPED && CLUSTER > 1 && rank == 0 && slab == 0) te_store_at(te_entry(entries, number), next, te_entry(entries, number) + 8, 1);
+                    te_load_slab<BN, B_T, SHARE_B, 0, GROUPED == 1>(slot + BM * SLAB, b_map, k, w.col, w.group, bar,
+                                                                    rank, true);
+                    if (GROUPED && CLUSTER > 1 && rank == 0 && slab == 0)
+                        te_store_at(te_entry(entries, number), next, te_entry(entries, number) + 8, 1);
                 }
                 if (GROUPED && CLUSTER > 1 && rank == 1) {
                     te_mbar_expect(te_entry(entries, number) + 8, 4);
@@ -384,7 +395,8 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid
                 }
             }
             te_ring last = ring; // CLUSTER = 2: the wait at the end
-            for (int i = 0; i < (CLUSTER > 1 && !B_1D ? STAGES : 0); i++, last.next()) te_mbar_wait(empty + 8 * last.slot, last.parity ^ 1);
+            for (int i = 0; i < (CLUSTER > 1 && !B_1D ? STAGES : 0); i++, last.next())
+                te_mbar_wait(empty + 8 * last.slot, last.parity ^ 1);
             if (GROUPED) {
                 te_mbar_wait(empty + 8 * ring.slot, ring.parity ^ 1);
                 te_sts4(te_entry(entries, ring.slot) + 44, ~0u); // group: there is no more
@@ -401,7 +413,8 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid
     const int step_a = A_T ? 128 : 2, step_b = B_T ? 2 : 128;
     int rows = WAVES && !PINGPONG ? group * (STEP == 128 ? 64 : 64 * WAVES) : 0, columns = WAVES ? 0 : group * WN;
 #if TMA_OUT
-    te_tma_store_path out(a, staged + group * BUFFERS * BUFFER, loads + group * BUFFERS * 8, biases + group * BIASES, group);
+    te_tma_store_path out(a, staged + group * BUFFERS * BUFFER, loads + group * BUFFERS * 8, biases + group * BIASES,
+                          group);
 #endif
     te_u32 empty_there = CLUSTER > 1 ? te_cluster_at(empty, rank ^ 1) : 0; // once: the mapping has the latency of a part of a product
     auto release = [&](int slot) {
@@ -460,12 +473,14 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid
         for (int i = 0; i < SUMS * WN / 2; i++) acc[i / (WN / 2)][i % (WN / 2)] = 0.0f;
 #endif
 #if BLOCK
-        te_ahead ahead(a.g, a.g.block_b + w.group * a.g.groups.block_b, te_block_of(a.g, w.k0), row + warp % 4 * 16 + lane / 4, col);
+        te_ahead ahead(a.g, a.g.block_b + w.group * a.g.groups.block_b, te_block_of(a.g, w.k0),
+                       row + warp % 4 * 16 + lane / 4, col);
 #endif
 #pragma unroll 1
         for (int slab = 0; slab < w.slabs; slab++, ring.next()) {
             te_u32 slot = slots + ring.slot * SLOT;
-            te_u64 da = te_wgmma_desc(slot + rows * SLAB, GROUP), db = te_wgmma_desc(slot + (BM + columns) * SLAB, GROUP);
+            te_u64 da = te_wgmma_desc(slot + rows * SLAB, GROUP),
+                   db = te_wgmma_desc(slot + (BM + columns) * SLAB, GROUP);
 #if BLOCK
             te_ahead now = ahead; // loaded a slab ago: the latency of the L2 cache is longer than the product of a slab
             te_u32 of_columns = scales + ring.slot * SCALES + (columns + threadIdx.x % 4 * 2) * 4;
@@ -512,14 +527,16 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid
             if (!w.tall(row)) {
                 te_wgmma_fence();
 #pragma unroll
-                for (int s = 0; s < 4; s++) MULTIPLY(TYPES, FLAGS, acc[0], da + s * step_a, db + s * step_b, (slab | s) != 0);
+                for (int s = 0; s < 4; s++)
+                    MULTIPLY(TYPES, FLAGS, acc[0], da + s * step_a, db + s * step_b, (slab | s) != 0);
             } else {
                 te_wgmma_fence();
 #pragma unroll
                 for (int s = 0; s < 4; s++)
 #pragma unroll
                     for (int v = 0; v < SUMS; v++)
-                        MULTIPLY(TYPES, FLAGS, acc[v], da + v * (STEP * SLAB >> 4) + s * step_a, db + s * step_b, (slab | s) != 0);
+                        MULTIPLY(TYPES, FLAGS, acc[v], da + v * (STEP * SLAB >> 4) + s * step_a, db + s * step_b,
+                                 (slab | s) != 0);
             }
             te_wgmma_commit();
 #if TMA_OUT
@@ -557,7 +574,8 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid
             for (int p = 0; p < SUMS * ACROSS * DOWN; p++)
                 if (p == part) {
 #pragma unroll
-                    for (int j = 0; j < COLUMNS / 8; j++) stage.put(8 * j, &acc[p / DOWN / ACROSS][p / DOWN % ACROSS * (COLUMNS / 2) + 4 * j], p % DOWN);
+                    for (int j = 0; j < COLUMNS / 8; j++)
+                        stage.put(8 * j, &acc[p / DOWN / ACROSS][p / DOWN % ACROSS * (COLUMNS / 2) + 4 * j], p % DOWN);
                 }
             int rows_on = part / DOWN / ACROSS * STEP + part % DOWN * 8, columns_on = part / DOWN % ACROSS * COLUMNS;
             stage.finish(e, scale, row + warp % 4 * 16 + rows_on, col + columns_on);
@@ -567,5 +585,6 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid
 #if TMA_OUT
     if (out.leader) te_bulk_wait_read<0>(); // shared memory ends with the block
 #endif
-    for (int i = 0; i < (CLUSTER > 1 && B_1D ? STAGES : 0); i++, ring.next()) te_mbar_wait(empty + 8 * ring.slot, ring.parity ^ 1);
+    for (int i = 0; i < (CLUSTER > 1 && B_1D ? STAGES : 0); i++, ring.next())
+        te_mbar_wait(empty + 8 * ring.slot, ring.parity ^ 1);
 }

@@ -123,7 +123,10 @@ template <int R, int K_MAJOR> struct te_copier {
 #pragma unroll
         for (int i = 0; i < PIECES; i++) {
             const char *from = at + i * STEP * ld;
-            int bytes = !K_MAJOR ? (i * STEP < k_left ? valid : 0) : !(valid >> i & 1) || k_left <= 0 ? 0 : k_left < 16 ? (int)k_left : 16;
+            int bytes = !K_MAJOR                           ? (i * STEP < k_left ? valid : 0)
+                        : !(valid >> i & 1) || k_left <= 0 ? 0
+                        : k_left < 16                      ? (int)k_left
+                                                           : 16;
             if (ALIGNED) te_cp_async16(slot + to_of(i), bytes ? from : base, bytes);
             else part[i].ask((const te_u8 *)from, 8 * bytes, (const te_u8 *)end);
         }
@@ -146,7 +149,8 @@ TE_DEV void te_load_a(te_u32 a[4], te_u32 slot, int row, int half) {
     if (!A_T) {
         te_ldmatrix4(a, slot + te_piece<BM, 1>(row + (lane & 15), 2 * half + (lane >> 4)));
     } else if (SIZE == 2) {
-        te_ldmatrix4_trans(a, slot + te_piece<BM, 0>(16 * half + (lane & 7) + (lane >> 4) * 8, row / 8 + (lane >> 3 & 1)));
+        te_ldmatrix4_trans(a,
+                           slot + te_piece<BM, 0>(16 * half + (lane & 7) + (lane >> 4) * 8, row / 8 + (lane >> 3 & 1)));
     } else {
 #pragma unroll
         for (int i = 0; i < 4; i++) {
@@ -276,7 +280,8 @@ struct te_block_scales {
 
 // ---- the kernel ------------------------------------------------------------------------------------------------------
 
-extern "C" __global__ void __launch_bounds__(THREADS, TILE < 2 ? 2 : 1) te_gemm_mma(const __grid_constant__ te__gemm_kargs all) {
+extern "C" __global__ void __launch_bounds__(THREADS, TILE < 2 ? 2 : 1)
+    te_gemm_mma(const __grid_constant__ te__gemm_kargs all) {
     te_follow();
     te__gemm_kargs a = all;
     te_u32 tile = blockIdx.x;

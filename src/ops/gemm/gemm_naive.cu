@@ -16,7 +16,8 @@
 #define SLAB 16
 
 // 64 x 16 elements of op(A), or of op(B) transposed, as to[k][row]. k_major: neighbours along k are neighbours in memory.
-TE_DEV void te_naive_load(float to[SLAB][TILE + 4], const void *from, int dt, int k_major, te_i64 ld, te_i64 row0, te_i64 rows, te_i64 k0, te_i64 ks) {
+TE_DEV void te_naive_load(float to[SLAB][TILE + 4], const void *from, int dt, int k_major, te_i64 ld, te_i64 row0,
+                          te_i64 rows, te_i64 k0, te_i64 ks) {
 #pragma unroll
     for (int i = 0; i < TILE * SLAB / 256; i++) {
         int at = threadIdx.x + 256 * i;
@@ -55,8 +56,10 @@ extern "C" __global__ void __launch_bounds__(256, 1) te_gemm_naive(const __grid_
 #pragma unroll
             for (int i = 0; i < 4; i++) { // beyond the last row or column: its scale
                 te_i64 row = row0 + 4 * y + i, col = col0 + 4 * x + i;
-                of_rows[i] = te_gemm_block_scale(a.block_a, a.block == TE__GEMM_2D_1D, a.ld_block_a, row < a.m ? row : a.m - 1, k0 >> 7);
-                of_columns[i] = te_gemm_block_scale(a.block_b, a.block == TE__GEMM_1D_2D, a.ld_block_b, col < a.n ? col : a.n - 1, k0 >> 7);
+                of_rows[i] = te_gemm_block_scale(a.block_a, a.block == TE__GEMM_2D_1D, a.ld_block_a,
+                                                 row < a.m ? row : a.m - 1, k0 >> 7);
+                of_columns[i] = te_gemm_block_scale(a.block_b, a.block == TE__GEMM_1D_2D, a.ld_block_b,
+                                                    col < a.n ? col : a.n - 1, k0 >> 7);
             }
 #pragma unroll
             for (int i = 0; i < 16; i++) {

@@ -54,7 +54,8 @@ extern "C" __global__ void __launch_bounds__(256) te_gemm_prepare(const __grid_c
 #pragma unroll
             for (int i = 0; i < 16; i++) {
                 if (i % 4 == 0) scales[i / 4] = 0;
-                scales[i / 4] |= (te_u32)s.scale[te__group_scale_at(a.swizzled, 1, s.ld_scale, col + i, row >> 5)] << (8 * (i % 4));
+                scales[i / 4] |= (te_u32)s.scale[te__group_scale_at(a.swizzled, 1, s.ld_scale, col + i, row >> 5)]
+                                 << (8 * (i % 4));
             }
         } else {
             te_u32 e = s.scale[te__group_scale_at(a.swizzled, 0, s.ld_scale, row, bits == 4 ? col >> 4 : col >> 5)];
@@ -68,7 +69,8 @@ extern "C" __global__ void __launch_bounds__(256) te_gemm_prepare(const __grid_c
             for (int i = 0; i < 8; i++) out[i] = te_decode_fp4x2(w[i / 4], i % 4, scale);
         } else {
 #pragma unroll
-            for (int i = 0; i < 8; i++) out[i] = te_decode_fp8x2(w[i / 2], i % 2, s.dt, scales[i / 2] >> (16 * (i % 2)));
+            for (int i = 0; i < 8; i++)
+                out[i] = te_decode_fp8x2(w[i / 2], i % 2, s.dt, scales[i / 2] >> (16 * (i % 2)));
         }
         uint4 *to = (uint4 *)(s.out + (row * s.ld_out + col) * 2);
         to[0] = make_uint4(out[0], out[1], out[2], out[3]);

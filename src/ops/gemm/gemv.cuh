@@ -4,7 +4,8 @@
 
 // Adds up the sums of all warps, in order, and finishes D: of OF_X lines of the long operand, from `first` on, by all of the short one. Split s writes m rows,
 // from row s m of D on. WARPS and SHORT_A are options of the kernel.
-template <int OF_X, int FEW, int LINES> TE_DEV void te_gemv_finish(const te__gemm_kargs &a, const float (&sums)[WARPS][FEW][LINES], te_i64 first) {
+template <int OF_X, int FEW, int LINES>
+TE_DEV void te_gemv_finish(const te__gemm_kargs &a, const float (&sums)[WARPS][FEW][LINES], te_i64 first) {
     __syncthreads();
 #pragma unroll
     for (int i = 0; i < FEW * OF_X; i += 32 * WARPS) {
@@ -14,6 +15,7 @@ template <int OF_X, int FEW, int LINES> TE_DEV void te_gemv_finish(const te__gem
         float all = 0.0f;
 #pragma unroll
         for (int w = 0; w < WARPS; w++) all += sums[w][other][line];
-        te_gemm_finish(a, te_gemm_scale(a), (SHORT_A ? other : first + line) + blockIdx.y * a.m, SHORT_A ? first + line : other, all);
+        te_gemm_finish(a, te_gemm_scale(a), (SHORT_A ? other : first + line) + blockIdx.y * a.m,
+                       SHORT_A ? first + line : other, all);
     }
 }

@@ -48,7 +48,8 @@
 #define PIECE (128 / BITS)  // elements of 16 bytes
 #define TURN (8 * PIECE)    // of a turn: two steps of four lanes
 // Warps on a multiprocessor: as many as registers allow.
-#define RESIDENT ((SCALES == 2 && EIGHTS > 1) || (BLOCK && !ALIGNED) ? 8 : !ALIGNED || SCALES ? 16 : BLOCK || EIGHTS > 1 ? 24 : 32)
+#define RESIDENT                                                                                                       \
+    ((SCALES == 2 && EIGHTS > 1) || (BLOCK && !ALIGNED) ? 8 : !ALIGNED || SCALES ? 16 : BLOCK || EIGHTS > 1 ? 24 : 32)
 #define A_2D (BLOCK == 3)   // of te__gemm_block_kind
 #define B_2D (BLOCK == 2)
 
@@ -66,7 +67,9 @@ TE_DEV uint4 te_gemv_load(const te_u8 *p) {
 }
 TE_DEV uint4 te_gemv_load_once(const te_u8 *p) {
     uint4 u;
-    asm("ld.global.nc.L1::no_allocate" FETCH ".v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(u.x), "=r"(u.y), "=r"(u.z), "=r"(u.w) : "l"(p));
+    asm("ld.global.nc.L1::no_allocate" FETCH ".v4.u32 {%0, %1, %2, %3}, [%4];"
+        : "=r"(u.x), "=r"(u.y), "=r"(u.z), "=r"(u.w)
+        : "l"(p));
     return u;
 }
 
@@ -74,7 +77,8 @@ TE_DEV uint4 te_gemv_load_once(const te_u8 *p) {
 struct te_gemv_line {
     const te_u8 *from, *end, *scale; // the line's; the operand's; the operand's, with SCALES
     te_i64 line, ld_scale;
-    TE_DEV void open(const void *operand, te_i64 ld, te_i64 lines, te_i64 k, const void *scales, te_i64 ld_scales, te_i64 number) {
+    TE_DEV void open(const void *operand, te_i64 ld, te_i64 lines, te_i64 k, const void *scales, te_i64 ld_scales,
+                     te_i64 number) {
         line = min(number, lines - 1), ld_scale = ld_scales, scale = (const te_u8 *)scales;
         from = (const te_u8 *)operand + line * ld * BITS / 8;
         end = (const te_u8 *)operand + (((lines - 1) * ld + k) * BITS + 7) / 8;
@@ -149,18 +153,22 @@ TE_DEV void te_gemv_multiply(float sum[4], const te_gemv_piece &x, const te_gemv
     }
 }
 
-extern "C" __global__ void __launch_bounds__(32 * WARPS, RESIDENT / WARPS) te_gemv_k(const __grid_constant__ te__gemm_kargs a) {
+extern "C" __global__ void __launch_bounds__(32 * WARPS, RESIDENT / WARPS)
+    te_gemv_k(const __grid_constant__ te__gemm_kargs a) {
     te_follow();
     __shared__ float sums[WARPS][8 * EIGHTS][16];
     const te_i64 lines = SHORT_A ? a.n : a.m, few = SHORT_A ? a.m : a.n, first = (te_i64)blockIdx.x * 16;
     int warp = threadIdx.x >> 5, g = (threadIdx.x & 31) >> 2, t = threadIdx.x & 3;
     const void *scales_x = SHORT_A ? a.block_b : a.block_a, *scales_y = SHORT_A ? a.block_a : a.block_b;
-    const te_i64 ld_scales_x = SHORT_A ? a.ld_block_b : a.ld_block_a, ld_scales_y = SHORT_A ? a.ld_block_a : a.ld_block_b;
+    const te_i64 ld_scales_x = SHORT_A ? a.ld_block_b : a.ld_block_a,
+                 ld_scales_y = SHORT_A ? a.ld_block_a : a.ld_block_b;
     te_gemv_line x[2], y[EIGHTS];
 #pragma unroll
-    for (int i = 0; i < 2; i++) x[i].open(SHORT_A ? a.b : a.a, SHORT_A ? a.ldb : a.lda, lines, a.k, scales_x, ld_scales_x, first + g + 8 * i);
+    for (int i = 0; i < 2; i++)
+        x[i].open(SHORT_A ? a.b : a.a, SHORT_A ? a.ldb : a.lda, lines, a.k, scales_x, ld_scales_x, first + g + 8 * i);
 #pragma unroll
-    for (int i = 0; i < EIGHTS; i++) y[i].open(SHORT_A ? a.a : a.b, SHORT_A ? a.lda : a.ldb, few, a.k, scales_y, ld_scales_y, g + 8 * i);
+    for (int i = 0; i < EIGHTS; i++)
+        y[i].open(SHORT_A ? a.a : a.b, SHORT_A ? a.lda : a.ldb, few, a.k, scales_y, ld_scales_y, g + 8 * i);
     float sum[EIGHTS][4] = {}; // of each eight lines of Y: lines g, g, g + 8, g + 8 of X by lines 2 t, 2 t + 1 of them, twice
     auto take = [&](te_i64 k, bool end) {
         te_gemv_piece u[2][2], v[2][EIGHTS];
@@ -168,9 +176,11 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, RESIDENT / WARPS) te_ge
         for (int i = 0; i < 2; i++) {
             te_i64 at = k + (4 * i + t) * PIECE;
 #pragma unroll
-            for (int l = 0; l < 2; l++) u[i][l].u = end ? x[l].load_end(at, a.k) : x[l].load(at, false), u[i][l].scales = x[l].scales(at, a.k);
+            for (int l = 0; l < 2; l++)
+                u[i][l].u = end ? x[l].load_end(at, a.k) : x[l].load(at, false), u[i][l].scales = x[l].scales(at, a.k);
 #pragma unroll
-            for (int l = 0; l < EIGHTS; l++) v[i][l].u = end ? y[l].load_end(at, a.k) : y[l].load(at, true), v[i][l].scales = y[l].scales(at, a.k);
+            for (int l = 0; l < EIGHTS; l++)
+                v[i][l].u = end ? y[l].load_end(at, a.k) : y[l].load(at, true), v[i][l].scales = y[l].scales(at, a.k);
         }
 #pragma unroll
         for (int l = 0; l < EIGHTS; l++) {
@@ -178,13 +188,17 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, RESIDENT / WARPS) te_ge
             float part[4] = {}, of_x[2], of_y[2];
 #pragma unroll
             for (int i = 0; i < 2; i++) {
-                of_x[i] = te_gemm_block_scale((const float *)scales_x, SHORT_A ? B_2D : A_2D, ld_scales_x, min(first + g + 8 * i, lines - 1) + (SHORT_A ? a.first_b : 0), k >> 7);
-                of_y[i] = te_gemm_block_scale((const float *)scales_y, SHORT_A ? A_2D : B_2D, ld_scales_y, min((te_i64)(8 * l + 2 * t + i), few - 1) + (SHORT_A ? 0 : a.first_b), k >> 7);
+                of_x[i] = te_gemm_block_scale((const float *)scales_x, SHORT_A ? B_2D : A_2D, ld_scales_x,
+                                              min(first + g + 8 * i, lines - 1) + (SHORT_A ? a.first_b : 0), k >> 7);
+                of_y[i] =
+                    te_gemm_block_scale((const float *)scales_y, SHORT_A ? A_2D : B_2D, ld_scales_y,
+                                        min((te_i64)(8 * l + 2 * t + i), few - 1) + (SHORT_A ? 0 : a.first_b), k >> 7);
             }
 #pragma unroll
             for (int i = 0; i < 2; i++) te_gemv_multiply(part, u[i][0], u[i][1], v[i][l]);
 #pragma unroll
-            for (int e = 0; e < 4; e++) sum[l][e] = fmaf(part[e], te_gemm_block_product(of_x[e / 2], of_y[e % 2]), sum[l][e]);
+            for (int e = 0; e < 4; e++)
+                sum[l][e] = fmaf(part[e], te_gemm_block_product(of_x[e / 2], of_y[e % 2]), sum[l][e]);
 #else
 #pragma unroll
             for (int i = 0; i < 2; i++) te_gemv_multiply(sum[l], u[i][0], u[i][1], v[i][l]);

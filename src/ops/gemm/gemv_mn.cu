@@ -40,7 +40,10 @@ struct te_gemv_piece {
     te_u32 word[PIECE / 2];
     // Nothing writes there while the kernel runs, and hardly any byte is read twice. Four lines have no words 2 and 3, but the asm needs operands.
     TE_DEV void load(te_u64 at) {
-        if (PIECE == 8) asm("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(word[0]), "=r"(word[1]), "=r"(word[PIECE / 2 - 2]), "=r"(word[PIECE / 2 - 1]) : "l"(at));
+        if (PIECE == 8)
+            asm("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+                : "=r"(word[0]), "=r"(word[1]), "=r"(word[PIECE / 2 - 2]), "=r"(word[PIECE / 2 - 1])
+                : "l"(at));
         else asm("ld.global.nc.L1::no_allocate.v2.u32 {%0, %1}, [%2];" : "=r"(word[0]), "=r"(word[1]) : "l"(at));
     }
     // Only those from `first` to `last`; one of these in place of each of the others.

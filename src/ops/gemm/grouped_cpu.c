@@ -1,7 +1,8 @@
 /* ops/gemm/grouped_cpu.c: products by groups on the CPU: one te_op_gemm for each group. Knows tensors; must not know CUDA. */
 
 /* rows x cols elements of x as a matrix, from element (row, col) of its [M, N] view on: `part`, for the length of a call. NULL if x is. */
-static te_tensor *te__grouped_part(te_tensor *part, const te_tensor *x, int64_t row, int64_t col, int64_t rows, int64_t cols) {
+static te_tensor *te__grouped_part(te_tensor *part, const te_tensor *x, int64_t row, int64_t col, int64_t rows,
+                                   int64_t cols) {
     int64_t ld;
     if (!x) return NULL;
     ld = te__gemm_ld(x);
@@ -19,7 +20,8 @@ static te_tensor *te__grouped_part(te_tensor *part, const te_tensor *x, int64_t 
 static int64_t te__grouped_end(const te_op_grouped_gemm_args *a, int64_t g, int64_t begin, int64_t total) {
     const te_tensor *x = a->sizes ? a->sizes : a->offsets;
     int64_t at = a->sizes ? g : g + 1, v = 0;
-    if (at >= 0) v = x->dtype == TE_I64 ? ((const int64_t *)te__data(x))[at] : (int64_t)((const int32_t *)te__data(x))[at];
+    if (at >= 0)
+        v = x->dtype == TE_I64 ? ((const int64_t *)te__data(x))[at] : (int64_t)((const int32_t *)te__data(x))[at];
     if (a->sizes) v = te__min(te__max(v, 0), total) + begin;
     return te__min(te__max(v, begin), total);
 }
@@ -30,7 +32,8 @@ static const te_tensor *te__grouped_scale(te_tensor *part, const te_tensor *scal
 }
 
 /* Group `group`, whose rows or values of k are begin .. end - 1. */
-static te_result te__grouped_product(te_ctx *te, const te_op_grouped_gemm_args *a, int64_t group, int64_t begin, int64_t end) {
+static te_result te__grouped_product(te_ctx *te, const te_op_grouped_gemm_args *a, int64_t group, int64_t begin,
+                                     int64_t end) {
     te_op_gemm_args g = te__grouped_one(a);
     te_tensor pa, pb, pd, paux, pbias, psa, psb;
     bool inside_a = a->along_k && !a->a_transposed, inside_b = a->along_k && a->b_transposed; /* each row holds a part of every group */
@@ -39,8 +42,13 @@ static te_result te__grouped_product(te_ctx *te, const te_op_grouped_gemm_args *
     g.m = a->along_k ? a->m : end - begin;
     g.k = a->along_k ? end - begin : a->k;
     rows_b = a->b_transposed ? a->n : g.k;
-    g.a = te__grouped_part(&pa, a->a, inside_a ? 0 : begin, inside_a ? begin : 0, a->a_transposed ? g.k : g.m, a->a_transposed ? g.m : g.k);
-    g.b = te__grouped_part(&pb, a->b, !a->along_k ? group * rows_b : inside_b ? 0 : begin, inside_b ? begin : 0, rows_b, a->b_transposed ? g.k : a->n);
+    g.a = te__grouped_part(&pa, a->a, inside_a ? 0 : begin, inside_a ? begin : 0, a->a_transposed ? g.k : g.m,
+                           a->a_transposed ? g.m : g.k);
+    g.b = te__grouped_part(&pb, a->b,
+                           !a->along_k ? group * rows_b
+                           : inside_b  ? 0
+                                       : begin,
+                           inside_b ? begin : 0, rows_b, a->b_transposed ? g.k : a->n);
     g.d = te__grouped_part(&pd, a->d, a->along_k ? group * a->m : begin, 0, g.m, a->n);
     g.aux = te__grouped_part(&paux, a->aux, begin, 0, g.m, a->n);
     g.bias = te__grouped_part(&pbias, a->bias, 0, group * a->n, 1, a->n);
@@ -51,7 +59,8 @@ static te_result te__grouped_product(te_ctx *te, const te_op_grouped_gemm_args *
         g.scale_a = te__grouped_part(&psa, a->scale_a, begin / 128, 0, te__div_up(g.k, 128), te__cols(a->scale_a));
         g.scale_b = te__grouped_part(&psb, a->scale_b, begin / 128, 0, te__div_up(g.k, 128), te__cols(a->scale_b));
     } else {
-        int64_t lines = te__gemm_scale_rows(a->scaling_b, false, a->n, a->k), ld = te__gemm_scale_ld(a->scaling_b, false, a->n, a->k);
+        int64_t lines = te__gemm_scale_rows(a->scaling_b, false, a->n, a->k),
+                ld = te__gemm_scale_ld(a->scaling_b, false, a->n, a->k);
         g.scale_a = te__grouped_part(&psa, a->scale_a, 0, begin, te__rows(a->scale_a), te__cols(a->scale_a));
         g.scale_b = te__grouped_part(&psb, a->scale_b, 0, group * lines * ld, lines, ld);
     }

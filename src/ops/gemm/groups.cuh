@@ -29,11 +29,14 @@ struct te_group_scan {
             begin = te_clamp(te_load_index(s.sizes, there ? g : s.count, s.dt), 0, total);
             end = te_clamp(te_load_index(s.sizes, there ? g + 1 : s.count, s.dt), begin, total);
         } else {
-            te_i64 size = there ? te_clamp(te_load_index(s.sizes, g, s.dt), 0, total) : 0, sum = before + te_warp_scan(size);
+            te_i64 size = there ? te_clamp(te_load_index(s.sizes, g, s.dt), 0, total) : 0,
+                   sum = before + te_warp_scan(size);
             begin = te_clamp(sum - size, 0, total);
             end = te_clamp(sum, 0, total);
         }
-        te_i64 tiles = !there ? 0 : s.along_k ? (skip_empty && begin == end ? 0 : per_row) : (end - begin + bm - 1) / bm * per_row;
+        te_i64 tiles = !there      ? 0
+                       : s.along_k ? (skip_empty && begin == end ? 0 : per_row)
+                                   : (end - begin + bm - 1) / bm * per_row;
         tiles_end = tiles_before + te_warp_scan(tiles);
         tiles_begin = tiles_end - tiles;
         before = __shfl_sync(0xffffffffu, end, 31);
@@ -42,7 +45,9 @@ struct te_group_scan {
 };
 
 TE_DEV int te_gemm_size(int dt) { return dt == TE_F32 ? 4 : dt == TE_F16 || dt == TE_BF16 ? 2 : 1; }
-TE_DEV const void *te_gemm_at(const void *p, te_i64 element, int dt) { return (const char *)p + element * te_gemm_size(dt); }
+TE_DEV const void *te_gemm_at(const void *p, te_i64 element, int dt) {
+    return (const char *)p + element * te_gemm_size(dt);
+}
 
 // The product of group `group`, which begins at row, or k, `begin` and has `size` of them.
 TE_DEV te__gemm_kargs te_group_product(const te__gemm_kargs &a, te_u32 group, te_i64 begin, te_i64 size) {

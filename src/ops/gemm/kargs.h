@@ -42,7 +42,12 @@ typedef struct te__gemm_kargs {
 } te__gemm_kargs;
 
 /* Shapes of the blocks of A and B. */
-typedef enum te__gemm_block_kind { TE__GEMM_1D_1D = 1, TE__GEMM_1D_2D = 2, TE__GEMM_2D_1D = 3, TE__GEMM_1D_2D_SHIFTED = 4 } te__gemm_block_kind;
+typedef enum te__gemm_block_kind {
+    TE__GEMM_1D_1D = 1,
+    TE__GEMM_1D_2D = 2,
+    TE__GEMM_2D_1D = 3,
+    TE__GEMM_1D_2D_SHIFTED = 4
+} te__gemm_block_kind;
 
 /* One operand of gemm_prepare, whose copy has rows at multiples of 16 elements: bytes that move, or MXFP8's or NVFP4's codes, which become bf16. */
 typedef struct te__gemm_prepare_side {

@@ -39,7 +39,8 @@ struct te_part {
         te_u32 w[4] = {u.x, u.y, u.z, u.w};
         if (!whole) {
 #pragma unroll
-            for (int i = 0; i < 16; i++) w[i / 4] = (i % 4 ? w[i / 4] : 0) | (8 * i < bits ? (te_u32)from[i] << (8 * (i % 4)) : 0);
+            for (int i = 0; i < 16; i++)
+                w[i / 4] = (i % 4 ? w[i / 4] : 0) | (8 * i < bits ? (te_u32)from[i] << (8 * (i % 4)) : 0);
         }
 #pragma unroll
         for (int i = 0; i < 4; i++) w[i] &= __funnelshift_rc(0xffffffffu, 0, max(32 * (i + 1) - bits, 0)); // none behind the last

@@ -16,7 +16,8 @@ extern "C" __global__ void __launch_bounds__(128) te_copy_to_kv_cache(const __gr
         if (!te__kv_place(&a, at, &b, &t, &page, &row)) continue;
         for (int i = threadIdx.x; i < a.heads * s.d; i += 128) {
             const int h = i / s.d, c = i - h * s.d;
-            te_store(s.cache, page * s.page + row * s.row + h * s.head + c, s.cache_dt, te_load(s.x, t * s.x_s + b * s.x_b + h * s.x_h + c, s.x_dt));
+            te_store(s.cache, page * s.page + row * s.row + h * s.head + c, s.cache_dt,
+                     te_load(s.x, t * s.x_s + b * s.x_b + h * s.x_h + c, s.x_dt));
         }
     }
 }

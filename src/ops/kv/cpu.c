@@ -28,7 +28,8 @@ static void te__kv_copy_rows(void *user, int64_t begin, int64_t end) {
                 for (c = 0; c < s->d; c += TE__KV_RUN) {
                     const int64_t n = te__min(s->d - c, TE__KV_RUN);
                     te__load_row(s->x, (te_dtype)s->x_dt, t * s->x_s + b * s->x_b + h * s->x_h + c, n, x);
-                    te__store_row(s->cache, (te_dtype)s->cache_dt, page * s->page + row * s->row + h * s->head + c, n, x);
+                    te__store_row(s->cache, (te_dtype)s->cache_dt, page * s->page + row * s->row + h * s->head + c, n,
+                                  x);
                 }
         }
     }
@@ -43,17 +44,25 @@ static te_result te__kv_check_places(te_ctx *te, const te__kv_copy_kargs *a) {
         const long long n = (long long)a->cu[b + 1] - a->cu[b];
         const bool beyond = a->packed && (a->cu[b] < 0 || a->cu[b + 1] > a->tokens);
         if (n < 0 || beyond)
-            return te__fail(te, TE_ERR_INVALID, "copy_to_kv_cache: cu_seqlens[%d] is %d and [%d] is %d, of %lld tokens; starts must not descend, nor be beyond the tokens", b, a->cu[b],
-                            b + 1, a->cu[b + 1], a->tokens);
+            return te__fail(te, TE_ERR_INVALID,
+                            "copy_to_kv_cache: cu_seqlens[%d] is %d and [%d] is %d, of %lld tokens; starts must not "
+                            "descend, nor be beyond the tokens",
+                            b, a->cu[b], b + 1, a->cu[b + 1], a->tokens);
         if (!a->packed && n > a->rows_of_each)
-            return te__fail(te, TE_ERR_INVALID, "copy_to_kv_cache: by cu_seqlens sequence %d has %lld tokens, and k has %lld for each", b, n, a->rows_of_each);
+            return te__fail(te, TE_ERR_INVALID,
+                            "copy_to_kv_cache: by cu_seqlens sequence %d has %lld tokens, and k has %lld for each", b,
+                            n, a->rows_of_each);
         if (n > 0 && (a->start[b] < 0 || a->start[b] + n > room))
-            return te__fail(te, TE_ERR_INVALID, "copy_to_kv_cache: sequence %d adds %lld tokens to %d, and the cache has room for %lld", b, n, a->start[b], room);
+            return te__fail(te, TE_ERR_INVALID,
+                            "copy_to_kv_cache: sequence %d adds %lld tokens to %d, and the cache has room for %lld", b,
+                            n, a->start[b], room);
         /* earlier pages are not written, and may have been given back: their entries are not checked */
-        for (i = n > 0 ? a->start[b] / a->page_size : 0; n > 0 && a->table && i <= (a->start[b] + n - 1) / a->page_size; i++) {
+        for (i = n > 0 ? a->start[b] / a->page_size : 0; n > 0 && a->table && i <= (a->start[b] + n - 1) / a->page_size;
+             i++) {
             page = a->table[(long long)b * a->pages_of_each + i];
             if (page < 0 || page >= a->pages)
-                return te__fail(te, TE_ERR_INVALID, "copy_to_kv_cache: page_table[%d, %d] is %lld; there are %d pages", b, i, page, a->pages);
+                return te__fail(te, TE_ERR_INVALID, "copy_to_kv_cache: page_table[%d, %d] is %lld; there are %d pages",
+                                b, i, page, a->pages);
         }
     }
     return TE_OK;

@@ -11,14 +11,16 @@
 #include "base/sequences.h"
 #include "ops/kv/kargs.h"
 
-extern "C" __global__ void __launch_bounds__(TE__CU_SEQLENS_THREADS) te_cu_seqlens(const __grid_constant__ te__cu_seqlens_kargs a) {
+extern "C" __global__ void __launch_bounds__(TE__CU_SEQLENS_THREADS)
+    te_cu_seqlens(const __grid_constant__ te__cu_seqlens_kargs a) {
     te_follow();
     __shared__ int counts[TE__CU_SEQLENS_THREADS];
     const int warp = threadIdx.x / TE_WARP, lane = threadIdx.x % TE_WARP, warps = TE__CU_SEQLENS_THREADS / TE_WARP;
     int before = 0; // tokens of the sequences before this round's
     if (threadIdx.x == 0) a.cu[0] = 0;
     for (te_i64 first = 0; first < a.sequences; first += TE__CU_SEQLENS_THREADS) {
-        const int n = (int)(a.sequences - first < TE__CU_SEQLENS_THREADS ? a.sequences - first : TE__CU_SEQLENS_THREADS);
+        const int n =
+            (int)(a.sequences - first < TE__CU_SEQLENS_THREADS ? a.sequences - first : TE__CU_SEQLENS_THREADS);
         for (int b = warp; b < n; b += warps) {
             int count = 0;
             for (te_i64 i = lane; i < a.length; i += TE_WARP) count += a.mask[(first + b) * a.length + i] == 0;

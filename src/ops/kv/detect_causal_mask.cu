@@ -13,7 +13,8 @@
 #include "base/sequences.h"
 #include "ops/kv/kargs.h"
 
-extern "C" __global__ void __launch_bounds__(TE__MASK_THREADS) te_detect_causal_mask(const __grid_constant__ te__causal_mask_kargs a) {
+extern "C" __global__ void __launch_bounds__(TE__MASK_THREADS)
+    te_detect_causal_mask(const __grid_constant__ te__causal_mask_kargs a) {
     te_follow();
     bool fits = true;
 #pragma unroll 1
@@ -25,7 +26,8 @@ extern "C" __global__ void __launch_bounds__(TE__MASK_THREADS) te_detect_causal_
 #pragma unroll 4
         for (te_i64 j = threadIdx.x; j < a.s; j += TE__MASK_THREADS) {
             const te_i64 k = row + j * a.stride_j;
-            const float v = a.dt == TE_U8 ? ((const unsigned char *)a.mask)[k] ? 0.0f : -TE_INF : te_load(a.mask, k, a.dt);
+            const float v =
+                a.dt == TE_U8 ? ((const unsigned char *)a.mask)[k] ? 0.0f : -TE_INF : te_load(a.mask, k, a.dt);
             seen += v > -10000.0f;
             fits = fits && te__mask_key_fits(&a, at == 0, i, j, v);
         }

@@ -46,7 +46,8 @@ typedef struct te__causal_mask_kargs {
 
 /* Row `at` of those that are looked at: its first element, and its place i in the matrix. */
 TE__BOTH long long te__mask_row(const te__causal_mask_kargs *a, long long at, long long *i) {
-    const long long matrix = a->strict ? at / a->s : at / 2, h = a->strict ? matrix % a->heads : 0, b = a->strict ? matrix / a->heads : matrix;
+    const long long matrix = a->strict ? at / a->s : at / 2, h = a->strict ? matrix % a->heads : 0,
+                    b = a->strict ? matrix / a->heads : matrix;
     *i = a->strict ? at % a->s : at % 2 ? a->s - 1 : 0;
     return b * a->stride_b + h * a->stride_h + *i * a->stride_i;
 }
@@ -56,10 +57,13 @@ TE__BOTH bool te__mask_key_fits(const te__causal_mask_kargs *a, bool first, long
     return !first || ((j > 0 || v > -10000.0f) && (j < a->s - 1 || v < -10000.0f));
 }
 /* How many keys row i sees. */
-TE__BOTH long long te__mask_row_keys(const te__causal_mask_kargs *a, long long i) { return i < a->left ? i + 1 : a->left + 1; }
+TE__BOTH long long te__mask_row_keys(const te__causal_mask_kargs *a, long long i) {
+    return i < a->left ? i + 1 : a->left + 1;
+}
 
 /* Where row `at` of x goes: false for padding, and for a row that the cache has no place for. *b, *t: its sequence, and its place along x's dimension of tokens. */
-TE__BOTH bool te__kv_place(const te__kv_copy_kargs *a, long long at, int *b, long long *t, long long *page, long long *row) {
+TE__BOTH bool te__kv_place(const te__kv_copy_kargs *a, long long at, int *b, long long *t, long long *page,
+                           long long *row) {
     long long i, to;
     if (a->packed) {
         *b = te__sequence_of(a->cu, a->sequences, at);
@@ -70,7 +74,9 @@ TE__BOTH bool te__kv_place(const te__kv_copy_kargs *a, long long at, int *b, lon
         *t = i = a->batch_first ? at % a->rows_of_each : at / a->sequences;
     }
     to = i + a->start[*b];
-    if (i < 0 || i >= (long long)a->cu[*b + 1] - a->cu[*b] || to < 0 || to >= (long long)a->page_size * a->pages_of_each) return false;
+    if (i < 0 || i >= (long long)a->cu[*b + 1] - a->cu[*b] || to < 0 ||
+        to >= (long long)a->page_size * a->pages_of_each)
+        return false;
     *page = a->table ? a->table[(long long)*b * a->pages_of_each + to / a->page_size] : *b;
     *row = to % a->page_size;
     return *page >= 0 && *page < a->pages;

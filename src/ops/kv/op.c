@@ -4,25 +4,30 @@
 static te_result te__check_cu_seqlens(te_ctx *te, te_op_cu_seqlens_args *a) {
     char text[TE__SHAPE_TEXT];
     if (a->mask->ndim < 1 || te__numel(a->mask) > INT32_MAX)
-        return te__fail(te, TE_ERR_SHAPE, "cu_seqlens: mask is %s; [b, .., s] of at most 2^31 - 1 elements is needed", te__shape_text(a->mask, text));
+        return te__fail(te, TE_ERR_SHAPE, "cu_seqlens: mask is %s; [b, .., s] of at most 2^31 - 1 elements is needed",
+                        te__shape_text(a->mask, text));
     return te__want_numel(te, "cu_seqlens", "cu_seqlens", a->cu_seqlens, a->mask->shape[0] + 1);
 }
 
 /* x is what is copied into `cache`: their heads agree, and the cache is four-dimensional. */
-static te_result te__kv_want_side(te_ctx *te, const char *name, const te_tensor *x, const char *cache_name, const te_tensor *cache, te_qkv_format format) {
+static te_result te__kv_want_side(te_ctx *te, const char *name, const te_tensor *x, const char *cache_name,
+                                  const te_tensor *cache, te_qkv_format format) {
     const char *const op = "copy_to_kv_cache";
     const bool packed = format == TE_THD;
     char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
     te_result r;
     if (x->ndim != (packed ? 3 : 4))
-        return te__fail(te, TE_ERR_SHAPE, "%s: %s is %s; %s is needed", op, name, te__shape_text(x, a), packed ? "[tokens, heads, d]" : "[s, b, heads, d] or [b, s, heads, d]");
+        return te__fail(te, TE_ERR_SHAPE, "%s: %s is %s; %s is needed", op, name, te__shape_text(x, a),
+                        packed ? "[tokens, heads, d]" : "[s, b, heads, d] or [b, s, heads, d]");
     r = te__want_channels(te, op, name, x);
     if (r == TE_OK) r = te__want_heads(te, op, cache_name, cache);
     if (r == TE_OK && cache->shape[2] * cache->shape[3] > 1 << 28)
-        r = te__fail(te, TE_ERR_UNSUPPORTED, "%s: %s is %s; at most 2^28 channels of all heads are possible", op, cache_name, te__shape_text(cache, b));
+        r = te__fail(te, TE_ERR_UNSUPPORTED, "%s: %s is %s; at most 2^28 channels of all heads are possible", op,
+                     cache_name, te__shape_text(cache, b));
     if (r == TE_OK && (x->shape[x->ndim - 2] != cache->shape[2] || x->shape[x->ndim - 1] != cache->shape[3]))
-        r = te__fail(te, TE_ERR_SHAPE, "%s: %s is %s and %s is %s; their last two sizes, heads and channels, must be equal", op, name, te__shape_text(x, a), cache_name,
-                     te__shape_text(cache, b));
+        r = te__fail(te, TE_ERR_SHAPE,
+                     "%s: %s is %s and %s is %s; their last two sizes, heads and channels, must be equal", op, name,
+                     te__shape_text(x, a), cache_name, te__shape_text(cache, b));
     return r;
 }
 
@@ -33,32 +38,45 @@ static te_result te__check_copy_to_kv_cache(te_ctx *te, te_op_copy_to_kv_cache_a
     char x[TE__SHAPE_TEXT], y[TE__SHAPE_TEXT];
     te_result r;
     if ((int)a->format < (int)TE_SBHD || (int)a->format > (int)TE_THD)
-        return te__fail(te, TE_ERR_INVALID, "%s: format is %d; TE_SBHD (0), TE_BSHD (1) and TE_THD (2) are possible", op, (int)a->format);
+        return te__fail(te, TE_ERR_INVALID, "%s: format is %d; TE_SBHD (0), TE_BSHD (1) and TE_THD (2) are possible",
+                        op, (int)a->format);
     r = te__kv_want_side(te, "k", a->k, "k_cache", a->k_cache, a->format);
     if (r == TE_OK) r = te__kv_want_side(te, "v", a->v, "v_cache", a->v_cache, a->format);
     if (r != TE_OK) return r;
     if (memcmp(a->k->shape, a->v->shape, (size_t)(dims + 1) * sizeof(int64_t)) != 0)
-        return te__fail(te, TE_ERR_SHAPE, "%s: k is %s and v is %s; all but the head sizes must be equal", op, te__shape_text(a->k, x), te__shape_text(a->v, y));
+        return te__fail(te, TE_ERR_SHAPE, "%s: k is %s and v is %s; all but the head sizes must be equal", op,
+                        te__shape_text(a->k, x), te__shape_text(a->v, y));
     if (memcmp(a->k_cache->shape, a->v_cache->shape, 3 * sizeof(int64_t)) != 0)
-        return te__fail(te, TE_ERR_SHAPE, "%s: k_cache is %s and v_cache is %s; all but the head sizes must be equal", op, te__shape_text(a->k_cache, x),
-                        te__shape_text(a->v_cache, y));
-    if (b < 0) return te__fail(te, TE_ERR_SHAPE, "%s: cu_seqlens is %s; [b + 1] is needed", op, te__shape_text(a->cu_seqlens, x));
+        return te__fail(te, TE_ERR_SHAPE, "%s: k_cache is %s and v_cache is %s; all but the head sizes must be equal",
+                        op, te__shape_text(a->k_cache, x), te__shape_text(a->v_cache, y));
+    if (b < 0)
+        return te__fail(te, TE_ERR_SHAPE, "%s: cu_seqlens is %s; [b + 1] is needed", op,
+                        te__shape_text(a->cu_seqlens, x));
     if (dims == 2 && a->k->shape[a->format == TE_BSHD ? 0 : 1] != b)
-        return te__fail(te, TE_ERR_SHAPE, "%s: k is %s and cu_seqlens has %lld sequences; it has one more number than there are sequences in k", op, te__shape_text(a->k, x), (long long)b);
+        return te__fail(
+            te, TE_ERR_SHAPE,
+            "%s: k is %s and cu_seqlens has %lld sequences; it has one more number than there are sequences in k", op,
+            te__shape_text(a->k, x), (long long)b);
     r = te__want_numel(te, op, "start_positions", a->start_positions, b);
     if (r == TE_OK && a->page_table && (a->page_table->ndim != 2 || a->page_table->shape[0] != b))
-        r = te__fail(te, TE_ERR_SHAPE, "%s: page_table is %s; [%lld, pages of each sequence] is needed", op, te__shape_text(a->page_table, x), (long long)b);
+        r = te__fail(te, TE_ERR_SHAPE, "%s: page_table is %s; [%lld, pages of each sequence] is needed", op,
+                     te__shape_text(a->page_table, x), (long long)b);
     if (r == TE_OK && !a->page_table && a->k_cache->shape[0] < b)
-        r = te__fail(te, TE_ERR_SHAPE, "%s: k_cache is %s; without page_table the first size is at least that of the sequences, %lld", op, te__shape_text(a->k_cache, x), (long long)b);
+        r = te__fail(te, TE_ERR_SHAPE,
+                     "%s: k_cache is %s; without page_table the first size is at least that of the sequences, %lld", op,
+                     te__shape_text(a->k_cache, x), (long long)b);
     return r;
 }
 
 static te_result te__check_detect_causal_mask(te_ctx *te, te_op_detect_causal_mask_args *a) {
     char text[TE__SHAPE_TEXT];
     if (a->mask->ndim != 4 || a->mask->shape[2] != a->mask->shape[3] || te__numel(a->mask) == 0)
-        return te__fail(te, TE_ERR_SHAPE, "detect_causal_mask: mask is %s; [b, H, s, s] with no size of 0 is needed", te__shape_text(a->mask, text));
+        return te__fail(te, TE_ERR_SHAPE, "detect_causal_mask: mask is %s; [b, H, s, s] with no size of 0 is needed",
+                        te__shape_text(a->mask, text));
     if (a->window.on && a->window.right > 0)
-        return te__fail(te, TE_ERR_INVALID, "detect_causal_mask: window is %lld, %lld; a causal one ends at the row's own key: (left, 0)", (long long)a->window.left, (long long)a->window.right);
+        return te__fail(te, TE_ERR_INVALID,
+                        "detect_causal_mask: window is %lld, %lld; a causal one ends at the row's own key: (left, 0)",
+                        (long long)a->window.left, (long long)a->window.right);
     return te__want_numel(te, "detect_causal_mask", "causal", a->causal, 1);
 }
 

@@ -50,7 +50,8 @@ static void te__cross_entropy_fwd_rows(void *user, int64_t begin, int64_t end) {
             parts[2] = a->label_smoothing > 0.0f ? (float)sum : 0.0f;
             continue;
         }
-        ((float *)te__data(a->loss))[row] = t >= 0 ? te__loss_of(lse, x_target, (float)sum, a->label_smoothing, a->vocab_size) : 0.0f;
+        ((float *)te__data(a->loss))[row] =
+            t >= 0 ? te__loss_of(lse, x_target, (float)sum, a->label_smoothing, a->vocab_size) : 0.0f;
         ((float *)te__data(a->lse))[row] = lse;
     }
 }
@@ -58,7 +59,8 @@ static void te__cross_entropy_fwd_rows(void *user, int64_t begin, int64_t end) {
 static te_result te__cpu_cross_entropy_fwd(te_ctx *te, const te_op_cross_entropy_fwd_args *a) {
     te_op_cross_entropy_fwd_args args = *a;
     int64_t m = te__rows(a->logits), v = te__cols(a->logits), row, counted = 0;
-    if (te__want_inside(te, TE__OUTSIDE_cross_entropy_fwd, a->target, 0, a->vocab_size, &a->ignore_index) != TE_OK) return TE_ERR_INVALID;
+    if (te__want_inside(te, TE__OUTSIDE_cross_entropy_fwd, a->target, 0, a->vocab_size, &a->ignore_index) != TE_OK)
+        return TE_ERR_INVALID;
     te__parallel_for(te, m, te__max(1, 4096 / te__max(1, v)), te__cross_entropy_fwd_rows, &args);
     if (!a->count) return TE_OK;
     for (row = 0; row < m; row++) counted += te__loss_target(a->target, row, a->ignore_index, a->vocab_size) >= 0;
@@ -68,7 +70,8 @@ static te_result te__cpu_cross_entropy_fwd(te_ctx *te, const te_op_cross_entropy
 
 static te_result te__cpu_cross_entropy_merge(te_ctx *te, const te_op_cross_entropy_merge_args *a) {
     int64_t m = te__numel(a->target), ranks = m ? te__numel(a->parts) / (3 * m) : 0, row, r;
-    if (te__want_inside(te, TE__OUTSIDE_cross_entropy_merge, a->target, 0, a->vocab_size, &a->ignore_index) != TE_OK) return TE_ERR_INVALID;
+    if (te__want_inside(te, TE__OUTSIDE_cross_entropy_merge, a->target, 0, a->vocab_size, &a->ignore_index) != TE_OK)
+        return TE_ERR_INVALID;
     for (row = 0; row < m; row++) {
         const float *parts = (const float *)te__data(a->parts) + 3 * row;
         float most = -INFINITY, x_target = -INFINITY, lse;
@@ -83,7 +86,9 @@ static te_result te__cpu_cross_entropy_merge(te_ctx *te, const te_op_cross_entro
         lse = (float)((double)most + log(s));
         ((float *)te__data(a->lse))[row] = lse;
         ((float *)te__data(a->loss))[row] =
-            te__loss_target(a->target, row, a->ignore_index, a->vocab_size) >= 0 ? te__loss_of(lse, x_target, (float)sum, a->label_smoothing, a->vocab_size) : 0.0f;
+            te__loss_target(a->target, row, a->ignore_index, a->vocab_size) >= 0
+                ? te__loss_of(lse, x_target, (float)sum, a->label_smoothing, a->vocab_size)
+                : 0.0f;
     }
     return TE_OK;
 }
@@ -96,7 +101,8 @@ static void te__cross_entropy_bwd_rows(void *user, int64_t begin, int64_t end) {
     if (a->count) count_of_targets = fmaxf(*(const float *)te__data(a->count), 1.0f);
     everywhere = e / (float)a->vocab_size;
     for (row = begin; row < end; row++) {
-        int64_t t = te__loss_target(a->target, row, a->ignore_index, a->vocab_size), column = t < 0 ? -1 : t - a->vocab_start;
+        int64_t t = te__loss_target(a->target, row, a->ignore_index, a->vocab_size),
+                column = t < 0 ? -1 : t - a->vocab_start;
         float factor = dloss[row * step] * a->scale / count_of_targets;
         for (i = 0; i < v; i += TE__LOSS_RUN) {
             count = te__min(TE__LOSS_RUN, v - i);
@@ -113,7 +119,8 @@ static te_result te__cpu_cross_entropy_bwd(te_ctx *te, const te_op_cross_entropy
     te_op_cross_entropy_bwd_args args = *a;
     int64_t v = te__cols(a->logits);
     if (v == 0) return TE_OK;
-    if (te__want_inside(te, TE__OUTSIDE_cross_entropy_bwd, a->target, 0, a->vocab_size, &a->ignore_index) != TE_OK) return TE_ERR_INVALID;
+    if (te__want_inside(te, TE__OUTSIDE_cross_entropy_bwd, a->target, 0, a->vocab_size, &a->ignore_index) != TE_OK)
+        return TE_ERR_INVALID;
     te__parallel_for(te, te__rows(a->logits), te__max(1, 4096 / v), te__cross_entropy_bwd_rows, &args);
     return TE_OK;
 }

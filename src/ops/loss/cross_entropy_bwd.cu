@@ -17,11 +17,13 @@
 #include "ops/loss/kargs.h"
 #include "ops/loss/loss.cuh"
 
-extern "C" __global__ void __launch_bounds__(256) te_cross_entropy_bwd(const __grid_constant__ te__cross_entropy_bwd_kargs a) {
+extern "C" __global__ void __launch_bounds__(256)
+    te_cross_entropy_bwd(const __grid_constant__ te__cross_entropy_bwd_kargs a) {
     te_follow();
     float everywhere = a.smoothing / (float)a.vocab, count = a.count ? fmaxf(*a.count, 1.0f) : 1.0f;
     for (te_i64 row = blockIdx.x; row < a.m; row += gridDim.x) {
-        te_i64 first = row * a.v, t = te_loss_target(a.target, row, a.target_dt, a.ignore_index, a.vocab), column = t - a.start;
+        te_i64 first = row * a.v, t = te_loss_target(a.target, row, a.target_dt, a.ignore_index, a.vocab),
+               column = t - a.start;
         float lse = a.lse[row], factor = a.dloss[row * a.dloss_step] * a.scale / count;
         auto gradient = [&](float x, te_i64 i) {
             float d = te_loss_exp(x - lse) - everywhere;
@@ -54,6 +56,7 @@ extern "C" __global__ void __launch_bounds__(256) te_cross_entropy_bwd(const __g
             for (te_i64 i = segment + threadIdx.x; i < segment + step && i < a.v; i += blockDim.x)
                 te_store(a.dlogits, first + i, a.dlogits_dt, gradient(te_load(a.logits, first + i, a.logits_dt), i));
 #endif
-        if (t < 0 && threadIdx.x == 0 && blockIdx.y == 0) te_loss_tell(a.outside, a.target, row, a.target_dt, a.ignore_index, a.vocab);
+        if (t < 0 && threadIdx.x == 0 && blockIdx.y == 0)
+            te_loss_tell(a.outside, a.target, row, a.target_dt, a.ignore_index, a.vocab);
     }
 }

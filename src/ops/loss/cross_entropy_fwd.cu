@@ -47,7 +47,8 @@ TE_DEV void te_running_add8(te_running *r, const float x[8]) {
 }
 #endif
 
-extern "C" __global__ void __launch_bounds__(512) te_cross_entropy_fwd(const __grid_constant__ te__cross_entropy_fwd_kargs a) {
+extern "C" __global__ void __launch_bounds__(512)
+    te_cross_entropy_fwd(const __grid_constant__ te__cross_entropy_fwd_kargs a) {
     te_follow();
     __shared__ float scratch[32];
     for (te_i64 row = blockIdx.x; row < a.m; row += gridDim.x) {
@@ -64,7 +65,8 @@ extern "C" __global__ void __launch_bounds__(512) te_cross_entropy_fwd(const __g
         }
         if (threadIdx.x < a.v - span.tail) te_running_add(&r, te_load(a.logits, first + span.tail + threadIdx.x, X_DT));
 #else
-        for (te_i64 i = threadIdx.x; i < a.v; i += blockDim.x) te_running_add(&r, te_load(a.logits, first + i, a.logits_dt));
+        for (te_i64 i = threadIdx.x; i < a.v; i += blockDim.x)
+            te_running_add(&r, te_load(a.logits, first + i, a.logits_dt));
 #endif
         float m = te_block_max(r.m, scratch);
         float s = te_block_sum(r.s * te_loss_exp(r.m - te_loss_reference(m)), scratch);
@@ -72,7 +74,9 @@ extern "C" __global__ void __launch_bounds__(512) te_cross_entropy_fwd(const __g
         if (threadIdx.x == 0) {
             te_i64 t = te_loss_target(a.target, row, a.target_dt, a.ignore_index, a.vocab), column = t - a.start;
             if (t < 0) te_loss_tell(a.outside, a.target, row, a.target_dt, a.ignore_index, a.vocab);
-            float lse = m + logf(s), x_target = t >= 0 && column >= 0 && column < a.v ? te_load(a.logits, first + column, a.logits_dt) : -TE_INF;
+            float lse = m + logf(s), x_target = t >= 0 && column >= 0 && column < a.v
+                                                    ? te_load(a.logits, first + column, a.logits_dt)
+                                                    : -TE_INF;
             if (a.parts) {
                 a.parts[3 * row] = lse, a.parts[3 * row + 1] = x_target, a.parts[3 * row + 2] = sum;
             } else {

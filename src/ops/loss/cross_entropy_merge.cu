@@ -8,7 +8,8 @@
 #include "ops/loss/kargs.h"
 #include "ops/loss/loss.cuh"
 
-extern "C" __global__ void __launch_bounds__(256) te_cross_entropy_merge(const __grid_constant__ te__cross_entropy_merge_kargs a) {
+extern "C" __global__ void __launch_bounds__(256)
+    te_cross_entropy_merge(const __grid_constant__ te__cross_entropy_merge_kargs a) {
     te_follow();
     te_i64 row = (te_i64)blockIdx.x * 256 + threadIdx.x;
     if (row >= a.m) return;

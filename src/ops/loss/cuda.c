@@ -72,7 +72,8 @@ static te_result te__cuda_plan_cross_entropy_bwd(te__plan *p, const te_op_cross_
     bool vector;
     int threads;
     if (m == 0 || v == 0) return TE_OK;
-    vector = !p->baseline && a->logits->dtype == a->dlogits->dtype && ((uintptr_t)te__data(a->logits) - (uintptr_t)te__data(a->dlogits)) % 16 == 0;
+    vector = !p->baseline && a->logits->dtype == a->dlogits->dtype &&
+             ((uintptr_t)te__data(a->logits) - (uintptr_t)te__data(a->dlogits)) % 16 == 0;
     threads = te__loss_threads(v, 8, 256);
     l = te__plan_launch(p, "loss", "cross_entropy_bwd");
     k = TE__KARGS(p, l, te__cross_entropy_bwd_kargs);
@@ -134,8 +135,8 @@ static te_result te__cuda_plan_mse_fwd(te__plan *p, const te_op_mse_fwd_args *a)
 
 static te_result te__cuda_plan_mse_bwd(te__plan *p, const te_op_mse_bwd_args *a) {
     int64_t count = te__numel(a->x);
-    bool vector = !p->baseline && count % 8 == 0 && a->dx->dtype == a->x->dtype && te__is_aligned(a->x, 16) && te__is_aligned(a->target, 16) &&
-                  te__is_aligned(a->dx, 16);
+    bool vector = !p->baseline && count % 8 == 0 && a->dx->dtype == a->x->dtype && te__is_aligned(a->x, 16) &&
+                  te__is_aligned(a->target, 16) && te__is_aligned(a->dx, 16);
     te__launch *l;
     te__mse_kargs *k;
     if (count == 0) return TE_OK;

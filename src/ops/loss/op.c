@@ -1,7 +1,8 @@
 /* ops/loss/op.c: the front door of the losses: defaults and checks. Knows tensors; must not know which backend runs. */
 
-static te_result te__check_cross_entropy_target(te_ctx *te, const char *op, const te_tensor *logits, const te_tensor *target, const te_tensor *lse,
-                                                const te_tensor *count, float smoothing) {
+static te_result te__check_cross_entropy_target(te_ctx *te, const char *op, const te_tensor *logits,
+                                                const te_tensor *target, const te_tensor *lse, const te_tensor *count,
+                                                float smoothing) {
     te_result r = te__want_numel(te, op, "target", target, te__rows(logits));
     if (r == TE_OK && !(smoothing >= 0.0f && smoothing <= 1.0f))
         r = te__fail(te, TE_ERR_INVALID, "%s: label_smoothing is %g; 0 to 1 is possible", op, (double)smoothing);
@@ -12,10 +13,13 @@ static te_result te__check_cross_entropy_target(te_ctx *te, const char *op, cons
 static te_result te__check_cross_entropy_fwd(te_ctx *te, te_op_cross_entropy_fwd_args *a) {
     const char *op = "cross_entropy_fwd";
     te_result r = te__check_cross_entropy_target(te, op, a->logits, a->target, a->lse, a->count, a->label_smoothing);
-    if (r == TE_OK) r = te__want_vocabulary(te, op, "the logits have", te__cols(a->logits), "columns", &a->vocab_size, a->vocab_start);
+    if (r == TE_OK)
+        r = te__want_vocabulary(te, op, "the logits have", te__cols(a->logits), "columns", &a->vocab_size,
+                                a->vocab_start);
     if (r == TE_OK) r = te__want_numel(te, op, "parts", a->parts, 3 * te__rows(a->logits));
     if (r == TE_OK && a->parts && (a->loss || a->lse))
-        r = te__fail(te, TE_ERR_INVALID, "%s: parts and %s are given; parts stand in place of loss and lse", op, a->loss ? "loss" : "lse");
+        r = te__fail(te, TE_ERR_INVALID, "%s: parts and %s are given; parts stand in place of loss and lse", op,
+                     a->loss ? "loss" : "lse");
     return r == TE_OK ? te__want_numel(te, op, "loss", a->loss, te__rows(a->logits)) : r;
 }
 
@@ -25,13 +29,16 @@ static te_result te__check_cross_entropy_merge(te_ctx *te, te_op_cross_entropy_m
     int64_t m = te__numel(a->target);
     te_result r = TE_OK;
     if (m == 0 ? te__numel(a->parts) != 0 : te__numel(a->parts) == 0 || te__numel(a->parts) % (3 * m) != 0)
-        r = te__fail(te, TE_ERR_SHAPE, "%s: parts is %s; a multiple of 3 x %lld elements is needed, three numbers for each target and rank", op,
-                     te__shape_text(a->parts, text), (long long)m);
+        r = te__fail(
+            te, TE_ERR_SHAPE,
+            "%s: parts is %s; a multiple of 3 x %lld elements is needed, three numbers for each target and rank", op,
+            te__shape_text(a->parts, text), (long long)m);
     if (r == TE_OK) r = te__want_numel(te, op, "loss", a->loss, m);
     if (r == TE_OK) r = te__want_numel(te, op, "lse", a->lse, m);
     if (r == TE_OK && (!(a->label_smoothing >= 0.0f && a->label_smoothing <= 1.0f) || a->vocab_size < 1))
-        r = te__fail(te, TE_ERR_INVALID, "%s: label_smoothing is %g and vocab_size %lld; 0 to 1 and 1 or more are possible", op, (double)a->label_smoothing,
-                     (long long)a->vocab_size);
+        r = te__fail(te, TE_ERR_INVALID,
+                     "%s: label_smoothing is %g and vocab_size %lld; 0 to 1 and 1 or more are possible", op,
+                     (double)a->label_smoothing, (long long)a->vocab_size);
     return r;
 }
 
@@ -41,9 +48,12 @@ static te_result te__check_cross_entropy_bwd(te_ctx *te, te_op_cross_entropy_bwd
     int64_t m = te__rows(a->logits);
     te_result r = te__check_cross_entropy_target(te, op, a->logits, a->target, a->lse, a->count, a->label_smoothing);
     if (a->scale == 0.0f) a->scale = 1.0f;
-    if (r == TE_OK) r = te__want_vocabulary(te, op, "the logits have", te__cols(a->logits), "columns", &a->vocab_size, a->vocab_start);
+    if (r == TE_OK)
+        r = te__want_vocabulary(te, op, "the logits have", te__cols(a->logits), "columns", &a->vocab_size,
+                                a->vocab_start);
     if (r == TE_OK && te__numel(a->dloss) != 1 && te__numel(a->dloss) != m)
-        r = te__fail(te, TE_ERR_SHAPE, "%s: dloss is %s; %lld elements are needed, or one for all rows", op, te__shape_text(a->dloss, text), (long long)m);
+        r = te__fail(te, TE_ERR_SHAPE, "%s: dloss is %s; %lld elements are needed, or one for all rows", op,
+                     te__shape_text(a->dloss, text), (long long)m);
     return r == TE_OK ? te__want_like(te, op, "dlogits", a->dlogits, "logits", a->logits) : r;
 }
 

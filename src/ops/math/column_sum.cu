@@ -45,17 +45,19 @@ TE_DEV float4 te_column_part(const te__column_sum_kargs &a, te_i64 chunk, te_i64
 #ifdef X_DT
     return col < a.n ? __ldcg((const float4 *)p) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 #else
-    return make_float4(col < a.n ? __ldcg(p) : 0.0f, col + 1 < a.n ? __ldcg(p + 1) : 0.0f, col + 2 < a.n ? __ldcg(p + 2) : 0.0f,
-                       col + 3 < a.n ? __ldcg(p + 3) : 0.0f);
+    return make_float4(col < a.n ? __ldcg(p) : 0.0f, col + 1 < a.n ? __ldcg(p + 1) : 0.0f,
+                       col + 2 < a.n ? __ldcg(p + 2) : 0.0f, col + 3 < a.n ? __ldcg(p + 3) : 0.0f);
 #endif
 }
 
-extern "C" __global__ void __launch_bounds__(256, RESIDENT) te_column_sum(const __grid_constant__ te__column_sum_kargs a) {
+extern "C" __global__ void __launch_bounds__(256, RESIDENT)
+    te_column_sum(const __grid_constant__ te__column_sum_kargs a) {
     te_follow();
     __shared__ __align__(16) float part[8][256];
     int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
     te_u32 chunk = blockIdx.x / a.column_blocks, column_block = blockIdx.x - chunk * a.column_blocks;
-    te_i64 col = (te_i64)column_block * 256 + lane * 8, begin = chunk * a.chunk, end = begin + a.chunk < a.m ? begin + a.chunk : a.m;
+    te_i64 col = (te_i64)column_block * 256 + lane * 8, begin = chunk * a.chunk,
+           end = begin + a.chunk < a.m ? begin + a.chunk : a.m;
     te_i64 row = begin + warp;
     float sum[8] = {};
 #ifdef X_DT
@@ -73,7 +75,8 @@ extern "C" __global__ void __launch_bounds__(256, RESIDENT) te_column_sum(const 
         }
         te_raw<X_DT> x[8]; // the remaining rows, all loads at once as well
 #pragma unroll
-        for (int r = 0; r < 8; r++) x[r] = row + 8 * r < end ? te_raw_load_hinted<X_DT, TE_LOAD_ONCE>(at + r * stride, 0) : te_raw_zero<X_DT>();
+        for (int r = 0; r < 8; r++)
+            x[r] = row + 8 * r < end ? te_raw_load_hinted<X_DT, TE_LOAD_ONCE>(at + r * stride, 0) : te_raw_zero<X_DT>();
 #pragma unroll
         for (int r = 0; r < 8; r++)
             if (row + 8 * r < end)

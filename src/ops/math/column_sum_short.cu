@@ -14,7 +14,8 @@
 #include "device/base.cuh"
 #include "ops/math/kargs.h"
 
-extern "C" __global__ void __launch_bounds__(256) te_column_sum_short(const __grid_constant__ te__column_sum_short_kargs a) {
+extern "C" __global__ void __launch_bounds__(256)
+    te_column_sum_short(const __grid_constant__ te__column_sum_short_kargs a) {
     te_follow();
     __shared__ float part[8][32];
     int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;

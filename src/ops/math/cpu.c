@@ -34,11 +34,13 @@ static void te__copy_raw(const char *src, int64_t src_stride, char *dst, int64_t
     }
     for (i = 0; i < n; i++) memcpy(dst + i * dst_stride * size, src + i * src_stride * size, (size_t)size);
 }
-static void te__copy_convert(const te__copy_job *j, const char *src, int64_t src_stride, char *dst, int64_t dst_stride, int64_t n) {
+static void te__copy_convert(const te__copy_job *j, const char *src, int64_t src_stride, char *dst, int64_t dst_stride,
+                             int64_t n) {
     float row[TE__MATH_PIECE];
     int64_t i;
     if (te__is_integer(j->src_dtype) && te__is_integer(j->dst_dtype)) {
-        for (i = 0; i < n; i++) te__store_integer(dst, j->dst_dtype, i * dst_stride, te__load_integer(src, j->src_dtype, i * src_stride));
+        for (i = 0; i < n; i++)
+            te__store_integer(dst, j->dst_dtype, i * dst_stride, te__load_integer(src, j->src_dtype, i * src_stride));
         return;
     }
     if (src_stride == 1) {
@@ -107,7 +109,9 @@ static te_result te__cpu_copy(te_ctx *te, const te_op_copy_args *a) {
 /* ---- fill, random, axpby: pieces of a flat array ---- */
 
 static int64_t te__math_pieces(int64_t n) { return te__div_up(n, TE__MATH_PIECE); }
-static int64_t te__math_piece_size(int64_t piece, int64_t n) { return te__min(TE__MATH_PIECE, n - piece * TE__MATH_PIECE); }
+static int64_t te__math_piece_size(int64_t piece, int64_t n) {
+    return te__min(TE__MATH_PIECE, n - piece * TE__MATH_PIECE);
+}
 
 static te_result te__cpu_fill(te_ctx *te, const te_op_fill_args *a) {
     uint64_t bits = te__fill_bits(a->dst->dtype, a->value);
@@ -196,7 +200,8 @@ static void te__mul_pieces(void *user, int64_t begin, int64_t end) {
         te__load_row(te__data(a->x), a->x->dtype, at, size, x);
         if (!by_rows) te__load_row(te__data(a->y), a->y->dtype, at, size, y);
         for (i = 0; i < size; i++) {
-            if (by_rows && (i == 0 || (at + i) % columns == 0)) te__load_row(te__data(a->y), a->y->dtype, (at + i) / columns, 1, y);
+            if (by_rows && (i == 0 || (at + i) % columns == 0))
+                te__load_row(te__data(a->y), a->y->dtype, (at + i) / columns, 1, y);
             x[i] *= y[by_rows ? 0 : i];
         }
         te__store_row(te__data(a->out), a->out->dtype, at, size, x);
@@ -265,7 +270,8 @@ static te_result te__cpu_sum(te_ctx *te, const te_op_sum_args *a) {
     double sum = 0;
     int i;
     j.a = a;
-    te__parallel_for(te, TE__SUM_PARTS, te__max(1, TE__SUM_PARTS * 32768 / te__max(1, te__numel(a->x))), te__sum_parts, &j);
+    te__parallel_for(te, TE__SUM_PARTS, te__max(1, TE__SUM_PARTS * 32768 / te__max(1, te__numel(a->x))), te__sum_parts,
+                     &j);
     for (i = 0; i < TE__SUM_PARTS; i++) sum += j.part[i];
     *(float *)te__data(a->out) = (float)(sum * a->scale);
     return TE_OK;
@@ -321,7 +327,8 @@ static int64_t te__embedding_row(const te_tensor *ids, int64_t i, bool from_end,
     return (from_end && id < 0 ? id + size : id) - start;
 }
 static te_result te__embedding_ids(te_ctx *te, int which, const te_tensor *ids, bool from_end, int64_t size) {
-    return te__want_inside(te, from_end ? (int)TE__OUTSIDE_embedding_from_end : which, ids, from_end ? -size : 0, size, NULL);
+    return te__want_inside(te, from_end ? (int)TE__OUTSIDE_embedding_from_end : which, ids, from_end ? -size : 0, size,
+                           NULL);
 }
 static void te__embedding_fwd_rows(void *user, int64_t begin, int64_t end) {
     const te_op_embedding_fwd_args *a = (const te_op_embedding_fwd_args *)user;
@@ -337,7 +344,8 @@ static void te__embedding_fwd_rows(void *user, int64_t begin, int64_t end) {
 static te_result te__cpu_embedding_fwd(te_ctx *te, const te_op_embedding_fwd_args *a) {
     te_op_embedding_fwd_args args = *a;
     if (te__numel(a->y) == 0) return TE_OK;
-    if (te__embedding_ids(te, TE__OUTSIDE_embedding_fwd, a->ids, a->from_end, a->vocab_size) != TE_OK) return TE_ERR_INVALID;
+    if (te__embedding_ids(te, TE__OUTSIDE_embedding_fwd, a->ids, a->from_end, a->vocab_size) != TE_OK)
+        return TE_ERR_INVALID;
     te__parallel_for(te, te__numel(a->ids), 64, te__embedding_fwd_rows, &args);
     return TE_OK;
 }
@@ -375,7 +383,8 @@ static te_result te__cpu_embedding_bwd(te_ctx *te, const te_op_embedding_bwd_arg
     int64_t tokens = te__numel(a->ids), vocab = a->dtable->shape[0], i, id;
     size_t start_bytes = (size_t)(vocab + 2) * sizeof(int64_t), order_bytes = (size_t)tokens * sizeof(int64_t);
     if (te__numel(a->dtable) == 0) return TE_OK;
-    if (te__embedding_ids(te, TE__OUTSIDE_embedding_bwd, a->ids, a->from_end, a->vocab_size) != TE_OK) return TE_ERR_INVALID;
+    if (te__embedding_ids(te, TE__OUTSIDE_embedding_bwd, a->ids, a->from_end, a->vocab_size) != TE_OK)
+        return TE_ERR_INVALID;
     j.a = a;
     j.start = (int64_t *)te__alloc_zero(te, start_bytes);
     if (!j.start) return TE_ERR_OUT_OF_MEMORY;

@@ -34,7 +34,8 @@ static int te__copy_run_width(const te__copy_walk *w, const te_tensor *src, cons
 }
 
 /* One launch over part of a flat copy, or over a whole strided one. `offset`: elements to skip on both sides. */
-static void te__copy_launch(te__plan *p, const te__copy_walk *w, const te_tensor *src, const te_tensor *dst, int64_t offset, int unit, int width) {
+static void te__copy_launch(te__plan *p, const te__copy_walk *w, const te_tensor *src, const te_tensor *dst,
+                            int64_t offset, int unit, int width) {
     te__launch *l = te__plan_launch(p, "math", "copy");
     te__copy_kargs *k = TE__KARGS(p, l, te__copy_kargs);
     int64_t per_item = unit ? unit / te__dtype_size(src->dtype) : width;
@@ -70,7 +71,8 @@ static int64_t te__transpose_wide(int size) { return size == 1 ? 128 : 64; }
 
 /* Transposes of matrices of elements of t->size bytes; the fields that follow from the rest of t are filled in. */
 static void te__plan_transpose(te__plan *p, te__transpose_kargs *t) {
-    uintptr_t src_at = (uintptr_t)t->src | (uintptr_t)(t->lds * t->size), dst_at = (uintptr_t)t->dst | (uintptr_t)(t->ldd * t->size);
+    uintptr_t src_at = (uintptr_t)t->src | (uintptr_t)(t->lds * t->size),
+              dst_at = (uintptr_t)t->dst | (uintptr_t)(t->ldd * t->size);
     te__launch *l = te__plan_launch(p, "math", "transpose");
     int64_t blocks;
     int d;
@@ -105,7 +107,8 @@ static bool te__plan_copy_transposed(te__plan *p, const te__copy_walk *w, int si
     t.n = w->shape[across];
     t.lds = w->src[last];
     t.ldd = w->dst[across];
-    if (te__round_up(t.m, te__transpose_tall(size)) * te__round_up(t.n, te__transpose_wide(size)) > 8 * t.m * t.n) return false;
+    if (te__round_up(t.m, te__transpose_tall(size)) * te__round_up(t.n, te__transpose_wide(size)) > 8 * t.m * t.n)
+        return false;
     for (d = 0; d < last; d++) {
         if (d == across) continue;
         t.shape[t.dims] = (unsigned)w->shape[d];
@@ -139,7 +142,8 @@ static void te__plan_copy_apart(te__plan *p, const te_op_copy_args *a) {
         }
     }
     if (raw && te__plan_copy_transposed(p, &w, size, a)) return;
-    te__copy_launch(p, &w, a->src, a->dst, 0, raw ? te__copy_unit(&w, size, a->src, a->dst) : 0, raw ? 1 : te__copy_run_width(&w, a->src, a->dst));
+    te__copy_launch(p, &w, a->src, a->dst, 0, raw ? te__copy_unit(&w, size, a->src, a->dst) : 0,
+                    raw ? 1 : te__copy_run_width(&w, a->src, a->dst));
     te__plan_why(p, flat ? "contiguous, but not aligned to 16 bytes" : "strided");
 }
 static te_result te__cuda_plan_copy(te__plan *p, const te_op_copy_args *a) {
@@ -244,7 +248,8 @@ static te_result te__cuda_plan_mul(te__plan *p, const te_op_mul_args *a) {
     k = TE__KARGS(p, l, te__mul_kargs);
     te__mul_kargs_of(k, a->x, a->y, a->out);
     k->by_rows = te__mul_by_rows(a);
-    k->vector = te__math_aligned(a->x) && te__math_aligned(a->out) && (k->by_rows ? k->n % 8 == 0 : te__math_aligned(a->y));
+    k->vector =
+        te__math_aligned(a->x) && te__math_aligned(a->out) && (k->by_rows ? k->n % 8 == 0 : te__math_aligned(a->y));
     te__launch_option(l, "X_DT", k->x_dt);
     te__launch_option(l, "Y_DT", k->y_dt);
     te__launch_option(l, "OUT_DT", k->out_dt);
@@ -295,7 +300,8 @@ static te_result te__cuda_plan_sum(te__plan *p, const te_op_sum_args *a) {
 }
 
 /* out [n] = (accumulate ? out : 0) + the sums of the columns of x [m, n]. */
-static te_result te__plan_column_sum(te__plan *p, const void *x, te_dtype x_dt, int64_t m, int64_t n, te_tensor *out, bool accumulate) {
+static te_result te__plan_column_sum(te__plan *p, const void *x, te_dtype x_dt, int64_t m, int64_t n, te_tensor *out,
+                                     bool accumulate) {
     te__column_sum_kargs args = TE_ZERO;
     te__launch *l;
     int64_t chunks;
@@ -323,7 +329,8 @@ static te_result te__plan_column_sum(te__plan *p, const void *x, te_dtype x_dt, 
     return TE_OK;
 }
 /* The same of f32 in one pass without a workspace, for at most some thousand rows. */
-static void te__plan_column_sum_short(te__plan *p, const float *x, int64_t m, int64_t n, te_tensor *out, bool accumulate) {
+static void te__plan_column_sum_short(te__plan *p, const float *x, int64_t m, int64_t n, te_tensor *out,
+                                      bool accumulate) {
     te__launch *l = te__plan_launch(p, "math", "column_sum_short");
     te__column_sum_short_kargs *k = TE__KARGS(p, l, te__column_sum_short_kargs);
     k->x = x;

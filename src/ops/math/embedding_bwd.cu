@@ -76,5 +76,6 @@ extern "C" __global__ void __launch_bounds__(256) te_embedding_bwd(const __grid_
     if (id >= a.vocab) return;
     te_u32 begin = a.start[id], end = a.start[id + 1];
     if (begin == end && a.accumulate) return;
-    for (te_i64 col = (warp - id * a.splits) * 256; col < a.h; col += a.splits * 256) te_embedding_add(a, id, begin, end, col + (threadIdx.x & 31) * 8);
+    for (te_i64 col = (warp - id * a.splits) * 256; col < a.h; col += a.splits * 256)
+        te_embedding_add(a, id, begin, end, col + (threadIdx.x & 31) * 8);
 }

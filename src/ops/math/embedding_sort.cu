@@ -20,14 +20,16 @@ TE_DEV te_i64 te_token_id(const te__embedding_bwd_kargs &a, te_i64 t, te_i64 end
 }
 
 // A part of the ids for each block: those that are out of range. Apart from the rest, whose registers are few.
-static __device__ __noinline__ void te_tell_ids(const void *ids, int dt, te_i64 tokens, te_i64 all, int from_end, te__outside *to) {
+static __device__ __noinline__ void te_tell_ids(const void *ids, int dt, te_i64 tokens, te_i64 all, int from_end,
+                                                te__outside *to) {
     for (te_i64 t = (te_i64)blockIdx.x * 1024 + threadIdx.x; t < tokens; t += (te_i64)gridDim.x * 1024) {
         te_i64 id = te_load_index(ids, t, dt);
         if ((te_u64)te_from_begin(id, all, from_end) >= (te_u64)all) te_tell_outside(to, id, t, all);
     }
 }
 
-extern "C" __global__ void __launch_bounds__(1024, 2) te_embedding_sort(const __grid_constant__ te__embedding_bwd_kargs a) {
+extern "C" __global__ void __launch_bounds__(1024, 2)
+    te_embedding_sort(const __grid_constant__ te__embedding_bwd_kargs a) {
     te_follow();
     te_tell_ids(a.ids, a.ids_dt, a.tokens, a.all, a.from_end, a.outside);
     __shared__ te_u32 place[32][TE__EMBEDDING_BUCKET];

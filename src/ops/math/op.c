@@ -6,14 +6,19 @@
 static bool te__is_integer(te_dtype dtype) { return dtype == TE_U8 || dtype == TE_I32 || dtype == TE_I64; }
 
 /* The bytes are copied as they are. */
-static bool te__copy_is_raw(te_dtype src, te_dtype dst) { return src == dst || (dst == TE_U8 && te_dtype_bits(src) == 8); }
+static bool te__copy_is_raw(te_dtype src, te_dtype dst) {
+    return src == dst || (dst == TE_U8 && te_dtype_bits(src) == 8);
+}
 
 static te_result te__check_copy(te_ctx *te, te_op_copy_args *a) {
     te_result result = te__want_same(te, "copy", "src", a->src, "dst", a->dst);
     if (result != TE_OK) return result;
-    if (!te__copy_is_raw(a->src->dtype, a->dst->dtype) && !((te__is_float(a->src->dtype) || te__is_integer(a->src->dtype)) &&
-                                                            (te__is_float(a->dst->dtype) || te__is_integer(a->dst->dtype))))
-        return te__fail(te, TE_ERR_DTYPE, "copy: %s to %s; 8-bit floats and i16 copy to their own format, 8-bit floats also to u8 (te_quantize and te_dequantize convert)",
+    if (!te__copy_is_raw(a->src->dtype, a->dst->dtype) &&
+        !((te__is_float(a->src->dtype) || te__is_integer(a->src->dtype)) &&
+          (te__is_float(a->dst->dtype) || te__is_integer(a->dst->dtype))))
+        return te__fail(te, TE_ERR_DTYPE,
+                        "copy: %s to %s; 8-bit floats and i16 copy to their own format, 8-bit floats also to u8 "
+                        "(te_quantize and te_dequantize convert)",
                         te_dtype_name(a->src->dtype), te_dtype_name(a->dst->dtype));
     return TE_OK;
 }
@@ -81,7 +86,9 @@ typedef struct te__copy_detour {
 static te_dtype te__copy_between(const te_op_copy_args *a) {
     return te__dtype_size(a->dst->dtype) < te__dtype_size(a->src->dtype) ? a->dst->dtype : a->src->dtype;
 }
-static int64_t te__copy_detour_bytes(const te_op_copy_args *a) { return te__numel(a->src) * te__dtype_size(te__copy_between(a)); }
+static int64_t te__copy_detour_bytes(const te_op_copy_args *a) {
+    return te__numel(a->src) * te__dtype_size(te__copy_between(a));
+}
 static void te__copy_detour_make(te__copy_detour *d, const te_op_copy_args *a, void *memory) {
     int64_t n = 1;
     int i;
@@ -111,11 +118,18 @@ static uint64_t te__fill_bits(te_dtype dtype, double value) {
     uint32_t u = te__f32_bits(f);
     if (dtype == TE_F32) return u;
     if (te__is_integer(dtype) || dtype == TE_I16) {
-        double low = dtype == TE_U8 ? 0 : dtype == TE_I16 ? -32768.0 : dtype == TE_I32 ? -2147483648.0 : -9223372036854775808.0;
-        double high = dtype == TE_U8 ? 255 : dtype == TE_I16 ? 32767.0 : dtype == TE_I32 ? 2147483647.0 : 9223372036854775807.0;
+        double low = dtype == TE_U8    ? 0
+                     : dtype == TE_I16 ? -32768.0
+                     : dtype == TE_I32 ? -2147483648.0
+                                       : -9223372036854775808.0;
+        double high = dtype == TE_U8    ? 255
+                      : dtype == TE_I16 ? 32767.0
+                      : dtype == TE_I32 ? 2147483647.0
+                                        : 9223372036854775807.0;
         if (value != value) return 0;
         if (value <= low) return dtype == TE_I64 ? (uint64_t)INT64_MIN : (uint64_t)(int64_t)low;
-        return value >= high ? (dtype == TE_I64 ? (uint64_t)INT64_MAX : (uint64_t)(int64_t)high) : (uint64_t)(int64_t)value;
+        return value >= high ? (dtype == TE_I64 ? (uint64_t)INT64_MAX : (uint64_t)(int64_t)high)
+                             : (uint64_t)(int64_t)value;
     }
     if ((double)f != value && fabsf(f) <= FLT_MAX) {
         if (fabs((double)f) > fabs(value)) u--;
@@ -135,14 +149,18 @@ static te_result te__check_fill(te_ctx *te, te_op_fill_args *a) {
 }
 
 static te_result te__check_random(te_ctx *te, te_op_random_args *a) {
-    if (a->kind != TE_RANDOM_UNIFORM && a->kind != TE_RANDOM_NORMAL) return te__fail(te, TE_ERR_INVALID, "random: %d is not a te_random_kind", (int)a->kind);
+    if (a->kind != TE_RANDOM_UNIFORM && a->kind != TE_RANDOM_NORMAL)
+        return te__fail(te, TE_ERR_INVALID, "random: %d is not a te_random_kind", (int)a->kind);
     if (!(fabsf(a->a) <= FLT_MAX) || !(fabsf(a->b) <= FLT_MAX) || (a->kind == TE_RANDOM_UNIFORM && a->b < a->a) ||
         (a->kind == TE_RANDOM_NORMAL && a->b < 0.0f))
-        return te__fail(te, TE_ERR_INVALID, a->kind == TE_RANDOM_UNIFORM ? "random: uniform from %g to %g: the range must be finite and upwards"
-                                                                        : "random: normal with mean %g and standard deviation %g",
+        return te__fail(te, TE_ERR_INVALID,
+                        a->kind == TE_RANDOM_UNIFORM
+                            ? "random: uniform from %g to %g: the range must be finite and upwards"
+                            : "random: normal with mean %g and standard deviation %g",
                         (double)a->a, (double)a->b);
     if (a->kind == TE_RANDOM_UNIFORM && !(fabsf(a->b - a->a) <= FLT_MAX)) /* kernels multiply by it, in f32 */
-        return te__fail(te, TE_ERR_INVALID, "random: uniform from %g to %g: the difference must be a finite f32, too", (double)a->a, (double)a->b);
+        return te__fail(te, TE_ERR_INVALID, "random: uniform from %g to %g: the difference must be a finite f32, too",
+                        (double)a->a, (double)a->b);
     return te__want_rng(te, "random", a->rng);
 }
 /* The largest uniform number: a + u (b - a) in f32 may round to b, and is lowered to the number below. */
@@ -161,8 +179,9 @@ static bool te__mul_by_rows(const te_op_mul_args *a) { return te__numel(a->y) !=
 static te_result te__check_mul(te_ctx *te, te_op_mul_args *a) {
     char x[TE__SHAPE_TEXT], y[TE__SHAPE_TEXT];
     if (!te__same_shape(a->x, a->y) && te__numel(a->y) != te__rows(a->x))
-        return te__fail(te, TE_ERR_SHAPE, "mul: x is %s and y is %s; they must be equal, or y one number for each of x's %lld rows", te__shape_text(a->x, x),
-                        te__shape_text(a->y, y), (long long)te__rows(a->x));
+        return te__fail(te, TE_ERR_SHAPE,
+                        "mul: x is %s and y is %s; they must be equal, or y one number for each of x's %lld rows",
+                        te__shape_text(a->x, x), te__shape_text(a->y, y), (long long)te__rows(a->x));
     return te__want_same(te, "mul", "x", a->x, "out", a->out);
 }
 static te_result te__check_row_dot(te_ctx *te, te_op_row_dot_args *a) {
@@ -176,25 +195,31 @@ static te_result te__check_sum(te_ctx *te, te_op_sum_args *a) {
 static te_result te__check_column_sum(te_ctx *te, te_op_column_sum_args *a) {
     char x[TE__SHAPE_TEXT], out[TE__SHAPE_TEXT];
     if (te__numel(a->out) == te__cols(a->x)) return TE_OK;
-    return te__fail(te, TE_ERR_SHAPE, "column_sum: x is %s, so out must be [%lld], not %s", te__shape_text(a->x, x), (long long)te__cols(a->x),
-                    te__shape_text(a->out, out));
+    return te__fail(te, TE_ERR_SHAPE, "column_sum: x is %s, so out must be [%lld], not %s", te__shape_text(a->x, x),
+                    (long long)te__cols(a->x), te__shape_text(a->out, out));
 }
 
 /* ---- embedding ---- */
 
 /* table [V, H], rows [.., H] with one row an id. */
-static te_result te__embedding_check(te_ctx *te, const char *op, const te_tensor *ids, const char *table_name, const te_tensor *table,
-                                     const char *rows_name, const te_tensor *rows, int64_t *vocab_size, int64_t vocab_start) {
+static te_result te__embedding_check(te_ctx *te, const char *op, const te_tensor *ids, const char *table_name,
+                                     const te_tensor *table, const char *rows_name, const te_tensor *rows,
+                                     int64_t *vocab_size, int64_t vocab_start) {
     char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT], c[TE__SHAPE_TEXT];
     if (table->ndim != 2 || rows->ndim < 1 || te__cols(rows) != table->shape[1] || te__rows(rows) != te__numel(ids))
-        return te__fail(te, TE_ERR_SHAPE, "%s: ids %s, %s %s, %s %s; [..], [V, H] and [.., H] are needed", op, te__shape_text(ids, a), table_name,
-                        te__shape_text(table, b), rows_name, te__shape_text(rows, c));
-    if (te__numel(ids) > UINT32_MAX) return te__fail(te, TE_ERR_INVALID, "%s: %lld ids; at most 2^32 - 1 go in one call", op, (long long)te__numel(ids));
+        return te__fail(te, TE_ERR_SHAPE, "%s: ids %s, %s %s, %s %s; [..], [V, H] and [.., H] are needed", op,
+                        te__shape_text(ids, a), table_name, te__shape_text(table, b), rows_name,
+                        te__shape_text(rows, c));
+    if (te__numel(ids) > UINT32_MAX)
+        return te__fail(te, TE_ERR_INVALID, "%s: %lld ids; at most 2^32 - 1 go in one call", op,
+                        (long long)te__numel(ids));
     return te__want_vocabulary(te, op, "the table has", table->shape[0], "rows", vocab_size, vocab_start);
 }
 static te_result te__check_embedding_fwd(te_ctx *te, te_op_embedding_fwd_args *a) {
-    return te__embedding_check(te, "embedding_fwd", a->ids, "table", a->table, "y", a->y, &a->vocab_size, a->vocab_start);
+    return te__embedding_check(te, "embedding_fwd", a->ids, "table", a->table, "y", a->y, &a->vocab_size,
+                               a->vocab_start);
 }
 static te_result te__check_embedding_bwd(te_ctx *te, te_op_embedding_bwd_args *a) {
-    return te__embedding_check(te, "embedding_bwd", a->ids, "dtable", a->dtable, "dy", a->dy, &a->vocab_size, a->vocab_start);
+    return te__embedding_check(te, "embedding_bwd", a->ids, "dtable", a->dtable, "dy", a->dy, &a->vocab_size,
+                               a->vocab_start);
 }

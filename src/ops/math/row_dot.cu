@@ -27,7 +27,8 @@ extern "C" __global__ void __launch_bounds__(256) te_row_dot(const __grid_consta
             for (int k = 0; k < 8; k++) sum = fmaf(x[k], y[k], sum);
         }
     } else {
-        for (te_i64 column = lane; column < a.n; column += 32) sum = fmaf(te_load(a.x, row * a.n + column, X_DT), te_load(a.y, row * a.n + column, Y_DT), sum);
+        for (te_i64 column = lane; column < a.n; column += 32)
+            sum = fmaf(te_load(a.x, row * a.n + column, X_DT), te_load(a.y, row * a.n + column, Y_DT), sum);
     }
     sum = te_warp_sum(sum);
     if (lane == 0) te_store(a.out, row, a.out_dt, sum);

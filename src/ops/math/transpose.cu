@@ -50,7 +50,8 @@ TE_DEV void te_transpose_load(const void *p, te_i64 i, int size, te_i64 n, te_u3
 }
 
 // A thread's words of a tile at (first_row, first_col) of src.
-TE_DEV void te_transpose_ask(const te__transpose_kargs &a, const void *src, te_i64 first_row, te_i64 first_col, te_u32 w[4][8]) {
+TE_DEV void te_transpose_ask(const te__transpose_kargs &a, const void *src, te_i64 first_row, te_i64 first_col,
+                             te_u32 w[4][8]) {
     const int rows = 4 / SIZE; // of a word
     te_i64 row = first_row + (threadIdx.x >> 3) * rows, col = first_col + (threadIdx.x & 7) * 8, there = a.n - col;
     if (a.vector_src && there >= 8 && row + rows <= a.m) {
@@ -75,7 +76,8 @@ TE_DEV void te_transpose_put(te_u32 *tile, int size, const te_u32 w[4][8]) {
         }
     } else if (size == 2) {
 #pragma unroll
-        for (int j = 0; j < 8; j++) te_tile_put(tile, tx, ty, j, __byte_perm(w[0][j >> 1], w[1][j >> 1], j & 1 ? 0x7632 : 0x5410));
+        for (int j = 0; j < 8; j++)
+            te_tile_put(tile, tx, ty, j, __byte_perm(w[0][j >> 1], w[1][j >> 1], j & 1 ? 0x7632 : 0x5410));
     } else {
 #pragma unroll
         for (int j = 0; j < 8; j++) te_tile_put(tile, tx, ty, j, w[0][j]);
@@ -109,5 +111,6 @@ extern "C" __global__ void __launch_bounds__(256) te_transpose(const __grid_cons
     for (int i = 0; i < 2; i++) te_transpose_put(tile[i], SIZE, w[i]);
     __syncthreads();
 #pragma unroll
-    for (int i = 0; i < 2; i++) te_tile_store_part(tile[i], dst, a.ldd, a.filled, row + i * down, col + i * across, a.n, SIZE, a.vector_dst);
+    for (int i = 0; i < 2; i++)
+        te_tile_store_part(tile[i], dst, a.ldd, a.filled, row + i * down, col + i * across, a.n, SIZE, a.vector_dst);
 }

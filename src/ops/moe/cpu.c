@@ -66,7 +66,8 @@ static te_result te__cpu_moe_index_map(te_ctx *te, const te_op_moe_index_map_arg
     uint64_t *order = (uint64_t *)te__alloc(te, bytes);
     int32_t *map = (int32_t *)te__data(a->row_id_map);
     if (!order) return TE_ERR_OUT_OF_MEMORY;
-    for (i = 0; i < items; i++) order[i] = (uint64_t)(uint32_t)te__load_index(te__data(a->experts), a->experts->dtype, i) << 32 | (uint64_t)i;
+    for (i = 0; i < items; i++)
+        order[i] = (uint64_t)(uint32_t)te__load_index(te__data(a->experts), a->experts->dtype, i) << 32 | (uint64_t)i;
     qsort(order, (size_t)items, sizeof(uint64_t), te__moe_compare);
     for (i = 0; i < items; i++) {
         int64_t item = (int64_t)(uint32_t)order[i];
@@ -85,7 +86,9 @@ static te_result te__cpu_moe_local_ids(te_ctx *te, const te_op_moe_local_ids_arg
         e = te__load_index(te__data(a->experts), a->experts->dtype, i);
         e = e < a->first || e - a->first >= a->count || (dropped && dropped[i / topk]) ? -1 : e - a->first;
         ((int32_t *)te__data(a->local))[i] = (int32_t)e;
-        if (e >= 0) te__store_index(a->tokens_per_expert, e, te__load_index(te__data(a->tokens_per_expert), a->tokens_per_expert->dtype, e) + 1);
+        if (e >= 0)
+            te__store_index(a->tokens_per_expert, e,
+                            te__load_index(te__data(a->tokens_per_expert), a->tokens_per_expert->dtype, e) + 1);
     }
     return TE_OK;
 }
@@ -95,15 +98,19 @@ static te_result te__cpu_moe_chunk_map(te_ctx *te, const te_op_moe_chunk_map_arg
     int64_t n = te__numel(a->sizes), tokens = te__numel(a->row_id_map), i, k, t = 0;
     const void *sizes = te__data(a->sizes);
     int32_t *map = (int32_t *)te__data(a->row_id_map);
-    if (a->sorted_index && te__want_inside(te, TE__OUTSIDE_moe_chunk_map, a->sorted_index, 0, n, NULL) != TE_OK) return TE_ERR_INVALID;
+    if (a->sorted_index && te__want_inside(te, TE__OUTSIDE_moe_chunk_map, a->sorted_index, 0, n, NULL) != TE_OK)
+        return TE_ERR_INVALID;
     for (i = 0; i < n; i++) {
-        int64_t size = te__max(0, te__load_index(sizes, a->sizes->dtype, i)), to = a->offsets ? te__moe_bounded(te__load_index(te__data(a->offsets), a->offsets->dtype, i)) + t : t, end;
+        int64_t size = te__max(0, te__load_index(sizes, a->sizes->dtype, i)),
+                to = a->offsets ? te__moe_bounded(te__load_index(te__data(a->offsets), a->offsets->dtype, i)) + t : t,
+                end;
         if (a->sorted_index) {
             to = 0;
             for (k = 0; k < n; k++) {
                 int64_t chunk = te__load_index(te__data(a->sorted_index), a->sorted_index->dtype, k);
                 if (chunk == i) break;
-                if (chunk >= 0 && chunk < n) to += te__max(0, te__moe_bounded(te__load_index(sizes, a->sizes->dtype, chunk)));
+                if (chunk >= 0 && chunk < n)
+                    to += te__max(0, te__moe_bounded(te__load_index(sizes, a->sizes->dtype, chunk)));
             }
         }
         for (end = te__min(tokens - t, size); end > 0; end--, to++) map[t++] = (int32_t)(a->chunk_numbers ? i : to);
@@ -122,7 +129,8 @@ typedef struct te__moe_route {
     int64_t rows; /* of the permuted side */
 } te__moe_route;
 
-static te__moe_route te__moe_route_of(te_ctx *te, const te_tensor *row_id_map, int64_t topk, const te_tensor *pad_offsets, int64_t rows) {
+static te__moe_route te__moe_route_of(te_ctx *te, const te_tensor *row_id_map, int64_t topk,
+                                      const te_tensor *pad_offsets, int64_t rows) {
     te__moe_route r;
     te__moe_map_of(te, "", row_id_map, topk, pad_offsets, &r.m);
     r.map = (const int32_t *)te__data(row_id_map);
@@ -144,7 +152,8 @@ static int64_t te__moe_row(const te__moe_route *r, int64_t t, int64_t i, int64_t
         *place = r->map[t * (2 * experts + 1) + experts + i];
         row = r->map[t * (2 * experts + 1) + i];
         if (*place < 0 || *place >= experts) return -1;
-        if (row >= 0 && r->pad_offsets) row += te__moe_bounded(te__load_index(te__data(r->pad_offsets), r->pad_offsets->dtype, *place));
+        if (row >= 0 && r->pad_offsets)
+            row += te__moe_bounded(te__load_index(te__data(r->pad_offsets), r->pad_offsets->dtype, *place));
     }
     return row >= 0 && row < r->rows ? row : -1;
 }
@@ -180,7 +189,9 @@ static void te__moe_permute_rows(void *user, int64_t begin, int64_t end) {
         float p = from >= 0 && a->probs ? te__load_element(te__data(a->probs), a->probs->dtype, from) : 0.0f;
         bool zero = from < 0 || (a->probs && j->m.experts && p == 0.0f);
         if (bytes && zero) memset((char *)te__data(a->y) + row * bytes, 0, (size_t)bytes);
-        if (bytes && !zero) memcpy((char *)te__data(a->y) + row * bytes, (const char *)te__data(a->x) + from / j->m.copies * bytes, (size_t)bytes);
+        if (bytes && !zero)
+            memcpy((char *)te__data(a->y) + row * bytes, (const char *)te__data(a->x) + from / j->m.copies * bytes,
+                   (size_t)bytes);
         if (a->probs) te__store_row(te__data(a->permuted_probs), a->probs->dtype, row, 1, &p);
     }
 }
@@ -213,14 +224,17 @@ static void te__moe_unpermute_token(const te__moe_unpermute_job *j, int64_t t) {
             int64_t row = te__moe_row(&j->route, t, i, &place);
             float p;
             if (row < 0) continue;
-            p = a->merging_probs ? te__load_element(te__data(a->merging_probs), a->merging_probs->dtype, t * j->route.m.copies + place) : 1.0f;
+            p = a->merging_probs ? te__load_element(te__data(a->merging_probs), a->merging_probs->dtype,
+                                                    t * j->route.m.copies + place)
+                                 : 1.0f;
             te__load_row(te__data(a->x), a->x->dtype, row * h + at, n, v);
             for (k = 0; k < n; k++) sum[k] = te__fma(v[k], p, sum[k]);
         }
         te__store_row(te__data(a->y), a->y->dtype, t * h + at, n, sum);
     }
     if (!a->probs) return;
-    for (i = 0, sum[0] = 0.0f; i < j->route.m.copies; i++) te__store_row(te__data(a->probs), a->probs->dtype, t * j->route.m.copies + i, 1, sum);
+    for (i = 0, sum[0] = 0.0f; i < j->route.m.copies; i++)
+        te__store_row(te__data(a->probs), a->probs->dtype, t * j->route.m.copies + i, 1, sum);
     for (i = 0; i < count; i++) {
         int64_t row = te__moe_row(&j->route, t, i, &place);
         if (row < 0) continue;
@@ -291,7 +305,10 @@ static te_result te__cpu_moe_unpermute_bwd(te_ctx *te, const te_op_moe_unpermute
     size_t bytes = 0;
     int32_t *source = NULL;
     job.a = a;
-    job.route = te__moe_route_of(te, a->row_id_map, a->topk, a->pad_offsets, a->dx ? te__rows(a->dx) : a->x ? te__rows(a->x) : 0);
+    job.route = te__moe_route_of(te, a->row_id_map, a->topk, a->pad_offsets,
+                                 a->dx  ? te__rows(a->dx)
+                                 : a->x ? te__rows(a->x)
+                                        : 0);
     if (a->dprobs) te__parallel_for(te, job.route.m.tokens, 16, te__moe_dprobs_tokens, &job);
     if (!a->dx) return TE_OK;
     job.source = source = te__moe_invert(te, &job.route, &bytes);
@@ -317,16 +334,19 @@ static te_result te__cpu_moe_aux_loss_fwd(te_ctx *te, const te_op_moe_aux_loss_f
     (void)te;
     for (k = 0; k < cols; k++) {
         double column = 0.0;
-        for (i = 0; i < rows; i++) column += (double)te__load_element(te__data(a->probs), a->probs->dtype, i * cols + k);
+        for (i = 0; i < rows; i++)
+            column += (double)te__load_element(te__data(a->probs), a->probs->dtype, i * cols + k);
         sum += column * (double)te__load_element(te__data(a->tokens_per_expert), a->tokens_per_expert->dtype, k);
     }
-    loss = (float)(sum * (double)te__moe_coefficient(te__moe_loss_factor(a->coeff, a->num_experts, a->topk), a->total_device, a->total_num_tokens));
+    loss = (float)(sum * (double)te__moe_coefficient(te__moe_loss_factor(a->coeff, a->num_experts, a->topk),
+                                                     a->total_device, a->total_num_tokens));
     te__store_row(te__data(a->loss), a->loss->dtype, 0, 1, &loss);
     return TE_OK;
 }
 static te_result te__cpu_moe_aux_loss_bwd(te_ctx *te, const te_op_moe_aux_loss_bwd_args *a) {
     int64_t rows = te__rows(a->dprobs), cols = te__cols(a->dprobs), i, k;
-    float c = te__moe_coefficient(te__moe_loss_factor(a->coeff, a->num_experts, a->topk), a->total_device, a->total_num_tokens);
+    float c = te__moe_coefficient(te__moe_loss_factor(a->coeff, a->num_experts, a->topk), a->total_device,
+                                  a->total_num_tokens);
     float g = te__load_element(te__data(a->dloss), a->dloss->dtype, 0);
     (void)te;
     for (k = 0; k < cols; k++) {
@@ -347,7 +367,8 @@ static void te__grouped_sum_columns(void *user, int64_t begin, int64_t end) {
     for (col = begin; col < end; col++) {
         int64_t row = 0;
         for (g = 0; g < j->groups; g++) {
-            int64_t size = te__load_index(te__data(a->sizes), a->sizes->dtype, g), last = row + te__min(te__max(size, 0), m - row);
+            int64_t size = te__load_index(te__data(a->sizes), a->sizes->dtype, g),
+                    last = row + te__min(te__max(size, 0), m - row);
             double sum = 0.0;
             float f;
             for (i = row; i < last; i++) sum += (double)te__load_element(te__data(a->x), a->x->dtype, i * n + col);

@@ -141,7 +141,8 @@ static te_result te__cuda_plan_moe_chunk_map(te__plan *p, const te_op_moe_chunk_
 /* ---- permute ---- */
 
 /* Plans what finds the copy of each row; the rest of k is filled in already, but for the map's sizes. */
-static void te__plan_moe_source(te__plan *p, te__moe_rows_kargs *k, const te_tensor *row_id_map, int64_t topk, const te_tensor *pad_offsets) {
+static void te__plan_moe_source(te__plan *p, te__moe_rows_kargs *k, const te_tensor *row_id_map, int64_t topk,
+                                const te_tensor *pad_offsets) {
     te__moe_map m;
     te__launch *l;
     te__fill_kargs *fill;
@@ -193,7 +194,8 @@ static te_result te__cuda_plan_moe_permute(te__plan *p, const te_op_moe_permute_
 }
 
 /* The map, and what both sums over it share. */
-static te__moe_sum_kargs te__moe_sum_of(te__plan *p, const te_tensor *row_id_map, int64_t topk, const te_tensor *pad_offsets, const te_tensor *x) {
+static te__moe_sum_kargs te__moe_sum_of(te__plan *p, const te_tensor *row_id_map, int64_t topk,
+                                        const te_tensor *pad_offsets, const te_tensor *x) {
     te__moe_sum_kargs k = TE_ZERO;
     te__moe_map m;
     te__moe_map_of(p->te, "", row_id_map, topk, pad_offsets, &m);

@@ -7,7 +7,8 @@
 // te:baseline
 #include "ops/moe/loop.cuh"
 
-extern "C" __global__ void __launch_bounds__(256) te_grouped_column_sum(const __grid_constant__ te__grouped_column_sum_kargs a) {
+extern "C" __global__ void __launch_bounds__(256)
+    te_grouped_column_sum(const __grid_constant__ te__grouped_column_sum_kargs a) {
     te_follow();
     __shared__ float part[8][32];
     te_i64 tiles = te_div_up(a.n, 32), group = blockIdx.x / tiles, begin = 0, end = 0;

@@ -10,7 +10,8 @@ TE_DEV te_i64 te_moe_count(const int *map, te_i64 t, te_i64 copies, int experts)
     return n < 0 ? 0 : n < experts ? n : experts;
 }
 // The row of copy i of token t, or -1; and its place among the probabilities.
-TE_DEV_CALL te_i64 te_moe_row(const int *map, const void *pad_offsets, int offsets_dt, te_i64 t, te_i64 i, te_i64 tokens, te_i64 rows, int experts, te_i64 *place) {
+TE_DEV_CALL te_i64 te_moe_row(const int *map, const void *pad_offsets, int offsets_dt, te_i64 t, te_i64 i,
+                              te_i64 tokens, te_i64 rows, int experts, te_i64 *place) {
     te_i64 row;
     if (!experts) {
         *place = i;

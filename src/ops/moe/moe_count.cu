@@ -14,7 +14,8 @@ extern "C" __global__ void __launch_bounds__(256) te_moe_count(const __grid_cons
         TE_LOOP
         for (te_i64 t = begin; t < end; t++) {
             te_i64 at = t * a.experts + e;
-            n += (a.routing_dt == TE_U8 ? (te_i64)((const te_u8 *)a.routing)[at] : te_load_index(a.routing, at, a.routing_dt)) != 0;
+            n += (a.routing_dt == TE_U8 ? (te_i64)((const te_u8 *)a.routing)[at]
+                                        : te_load_index(a.routing, at, a.routing_dt)) != 0;
         }
         a.counts[e * a.chunks + blockIdx.x] = n;
     }

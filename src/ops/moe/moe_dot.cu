@@ -28,7 +28,8 @@ extern "C" __global__ void __launch_bounds__(256) te_moe_dot(const __grid_consta
             for (int k = 0; k < 8; k++) sum = fmaf(v[k], w[k], sum);
         }
         TE_LOOP
-        for (te_i64 col = whole + lane; col < a.h; col += 32) sum = fmaf(te_get(a.dy, t * a.h + col, a.dy_dt), te_get(a.x, row * a.h + col, a.x_dt), sum);
+        for (te_i64 col = whole + lane; col < a.h; col += 32)
+            sum = fmaf(te_get(a.dy, t * a.h + col, a.dy_dt), te_get(a.x, row * a.h + col, a.x_dt), sum);
         sum = te_warp_sum(sum);
         if (lane == 0) te_put(a.probs, t * a.copies + place, a.probs_dt, sum);
     }

@@ -30,6 +30,7 @@ extern "C" __global__ void __launch_bounds__(256) te_moe_gather(const __grid_con
     case 1: te_move_row<te_u8>(a.x, token, a.y, row, a.h, zero); break;
     default:
         TE_LOOP
-        for (te_i64 i = lane; i < a.h; i += 32) te_put(a.y, row * a.h + i, a.y_dt, zero ? 0.0f : te_get(a.x, token * a.h + i, a.x_dt) * p);
+        for (te_i64 i = lane; i < a.h; i += 32)
+            te_put(a.y, row * a.h + i, a.y_dt, zero ? 0.0f : te_get(a.x, token * a.h + i, a.x_dt) * p);
     }
 }

@@ -59,7 +59,8 @@ extern "C" __global__ void te_moe_router_bwd(const __grid_constant__ te__moe_rou
     along = te_warp_sum(along);
     TE_LOOP
     for (int e = lane; e < n; e += 32) {
-        float g = softmax ? score[e] * (grad[e] - along) : grad[e] * te_expert_slope(a.score, te_get(a.logits, t * n + e, a.logits_dt), score[e]);
+        float g = softmax ? score[e] * (grad[e] - along)
+                          : grad[e] * te_expert_slope(a.score, te_get(a.logits, t * n + e, a.logits_dt), score[e]);
         te_put(a.probs, t * n + e, a.probs_dt, g);
     }
 }

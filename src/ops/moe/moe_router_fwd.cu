@@ -114,7 +114,9 @@ extern "C" __global__ void te_moe_router_fwd(const __grid_constant__ te__moe_rou
     }
     __syncwarp(); // one lane has written the indices, and the lanes the scores
     TE_LOOP
-    for (int i = lane; a.topk_probs && i < a.topk; i += 32) te_put(a.topk_probs, t * a.topk + i, a.topk_probs_dt, score[te_expert_index(a.indices, t * a.topk + i, a.indices_dt)]);
+    for (int i = lane; a.topk_probs && i < a.topk; i += 32)
+        te_put(a.topk_probs, t * a.topk + i, a.topk_probs_dt,
+               score[te_expert_index(a.indices, t * a.topk + i, a.indices_dt)]);
     TE_LOOP
     for (int byte = lane; a.bits && byte < (n + 7) / 8; byte += 32) {
         int bits = 0;

@@ -17,7 +17,8 @@ extern "C" __global__ void __launch_bounds__(256) te_moe_rows(const __grid_const
         TE_LOOP
         for (te_i64 t = begin; t < end; t++) {
             te_i64 at = t * a.experts + e;
-            bool routed = (a.routing_dt == TE_U8 ? (te_i64)((const te_u8 *)a.routing)[at] : te_load_index(a.routing, at, a.routing_dt)) != 0;
+            bool routed = (a.routing_dt == TE_U8 ? (te_i64)((const te_u8 *)a.routing)[at]
+                                                 : te_load_index(a.routing, at, a.routing_dt)) != 0;
             a.rows[at] = routed ? row++ : -1;
         }
     }

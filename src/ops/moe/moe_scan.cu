@@ -43,7 +43,8 @@ extern "C" __global__ void __launch_bounds__(1024) te_moe_scan(const __grid_cons
     if (!a.counts_out) return;
     TE_LOOP
     for (te_i64 e = threadIdx.x; e < a.experts; e += 1024) {
-        int begin = a.chunks ? a.counts[e * a.chunks] : 0, end = a.chunks && e + 1 < a.experts ? a.counts[(e + 1) * a.chunks] : before;
+        int begin = a.chunks ? a.counts[e * a.chunks] : 0,
+            end = a.chunks && e + 1 < a.experts ? a.counts[(e + 1) * a.chunks] : before;
         if (a.counts_dt == TE_I64) ((te_i64 *)a.counts_out)[e] = end - begin;
         else ((int *)a.counts_out)[e] = end - begin;
     }

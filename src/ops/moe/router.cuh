@@ -3,7 +3,9 @@
 #include "ops/moe/loop.cuh"
 
 // Element i of topk_indices, which may be i16 as well.
-TE_DEV te_i64 te_expert_index(const void *p, te_i64 i, int dt) { return dt == TE_I16 ? (te_i64)((const short *)p)[i] : te_load_index(p, i, dt); }
+TE_DEV te_i64 te_expert_index(const void *p, te_i64 i, int dt) {
+    return dt == TE_I16 ? (te_i64)((const short *)p)[i] : te_load_index(p, i, dt);
+}
 
 TE_DEV_CALL float te_expert_score(int f, float x) {
     if (f == TE_SCORE_SIGMOID) return te_sigmoid(x);

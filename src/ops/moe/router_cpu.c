@@ -87,7 +87,8 @@ static void te__route_token(const te_op_moe_router_fwd_args *a, te__router_room 
     if (a->all_scores) te__finish_scores(a, m, experts);
     for (e = 0; e < experts; e++) {
         m->key[e] = m->score[e];
-        if (a->expert_bias && !a->all_scores) m->key[e] += te__load_element(te__data(a->expert_bias), a->expert_bias->dtype, e);
+        if (a->expert_bias && !a->all_scores)
+            m->key[e] += te__load_element(te__data(a->expert_bias), a->expert_bias->dtype, e);
         if (te__is_nan_bits(m->key[e])) m->key[e] = -INFINITY;
     }
     if (a->group_topk) te__keep_groups(a, m, experts);
@@ -103,7 +104,8 @@ static void te__route_token(const te_op_moe_router_fwd_args *a, te__router_room 
     }
     for (i = 0; i < a->topk && a->topk_indices; i++) {
         te__store_index(a->topk_indices, t * a->topk + i, m->which[i]);
-        if (a->topk_probs) te__store_row(te__data(a->topk_probs), a->topk_probs->dtype, t * a->topk + i, 1, &m->score[m->which[i]]);
+        if (a->topk_probs)
+            te__store_row(te__data(a->topk_probs), a->topk_probs->dtype, t * a->topk + i, 1, &m->score[m->which[i]]);
     }
 }
 
@@ -149,7 +151,8 @@ static void te__route_token_bwd(const te_op_moe_router_bwd_args *a, te__router_r
         dot += (double)m->group[e] * (double)biased;
     }
     for (e = 0; e < experts; e++) {
-        if (a->norm_topk_prob == TE_ON && m->map[e]) m->group[e] = (float)((double)m->group[e] / sum - dot / (sum * sum));
+        if (a->norm_topk_prob == TE_ON && m->map[e])
+            m->group[e] = (float)((double)m->group[e] / sum - dot / (sum * sum));
         along += (double)m->group[e] * (double)m->score[e];
     }
     for (e = 0; e < experts; e++) {
@@ -167,7 +170,9 @@ static void te__router_bwd_tokens(void *user, int64_t begin, int64_t end) {
 }
 static te_result te__cpu_moe_router_bwd(te_ctx *te, const te_op_moe_router_bwd_args *a) {
     te_op_moe_router_bwd_args args = *a;
-    if (a->dtopk_probs && te__want_inside(te, TE__OUTSIDE_moe_router_bwd, a->topk_indices, 0, te__cols(a->logits), NULL) != TE_OK) return TE_ERR_INVALID;
+    if (a->dtopk_probs &&
+        te__want_inside(te, TE__OUTSIDE_moe_router_bwd, a->topk_indices, 0, te__cols(a->logits), NULL) != TE_OK)
+        return TE_ERR_INVALID;
     te__parallel_for(te, te__rows(a->logits), 16, te__router_bwd_tokens, &args);
     return TE_OK;
 }

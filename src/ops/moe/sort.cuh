@@ -2,7 +2,9 @@
 #pragma once
 #include "ops/moe/loop.cuh"
 
-TE_DEV int te_moe_sort_key(const te__moe_sort_kargs &a, te_i64 i) { return a.from ? a.from[i] : (int)te_load_index(a.experts, i, a.experts_dt); }
+TE_DEV int te_moe_sort_key(const te__moe_sort_kargs &a, te_i64 i) {
+    return a.from ? a.from[i] : (int)te_load_index(a.experts, i, a.experts_dt);
+}
 
 // The eight bits of this pass of the block's items; how many it has.
 TE_DEV int te_moe_sort_bits(const te__moe_sort_kargs &a, te_u8 *bits) {

@@ -39,7 +39,8 @@ static void te__mx_tile_load(const te__mx_quantize_job *j, te__mx_tile *t) {
     for (r = 0; r < t->rows; r++) {
         te__load_row(te__data(j->a->x), j->a->x->dtype, (t->first_row + r) * j->n + t->first_col, t->cols, t->v[r]);
         for (g = 0; g < TE__MX_TILE_GROUPS; g++)
-            for (i = 0; i < TE__MX_GROUP; i++) row_most[r][g] = te__mx_larger(row_most[r][g], t->v[r][g * TE__MX_GROUP + i]);
+            for (i = 0; i < TE__MX_GROUP; i++)
+                row_most[r][g] = te__mx_larger(row_most[r][g], t->v[r][g * TE__MX_GROUP + i]);
         for (i = 0; i < TE__MX_COLUMNS; i++) col_most[i] = te__mx_larger(col_most[i], t->v[r][i]);
     }
     for (g = 0; g < TE__MX_TILE_GROUPS && j->a->two_dimensional; g++) {
@@ -48,17 +49,21 @@ static void te__mx_tile_load(const te__mx_quantize_job *j, te__mx_tile *t) {
         for (r = 0; r < TE__MX_GROUP; r++) row_most[r][g] = col_most[g * TE__MX_GROUP + r] = both;
     }
     for (r = 0; r < TE__MX_GROUP; r++)
-        for (g = 0; g < TE__MX_TILE_GROUPS; g++) t->row_e[r][g] = te__mxfp8_exponent(te__bits_f32((uint32_t)row_most[r][g]), j->max_inverse);
-    for (i = 0; i < TE__MX_COLUMNS; i++) t->col_e[i] = te__mxfp8_exponent(te__bits_f32((uint32_t)col_most[i]), j->max_inverse);
+        for (g = 0; g < TE__MX_TILE_GROUPS; g++)
+            t->row_e[r][g] = te__mxfp8_exponent(te__bits_f32((uint32_t)row_most[r][g]), j->max_inverse);
+    for (i = 0; i < TE__MX_COLUMNS; i++)
+        t->col_e[i] = te__mxfp8_exponent(te__bits_f32((uint32_t)col_most[i]), j->max_inverse);
 }
 
 /* Codes of row r into one copy; the zeros around x become its padding. */
-static void te__mx_store_codes(const te__mx_quantize_job *j, const te__mx_tile *t, te_tensor *copy, int64_t ld, int r, const float *multiplier) {
+static void te__mx_store_codes(const te__mx_quantize_job *j, const te__mx_tile *t, te_tensor *copy, int64_t ld, int r,
+                               const float *multiplier) {
     float scaled[TE__MX_COLUMNS];
     int i;
     if (t->first_col >= ld) return;
     for (i = 0; i < TE__MX_COLUMNS; i++) scaled[i] = te__mul_f32(t->v[r][i], multiplier[i]);
-    te__store_row(te__data(copy), j->format, (t->first_row + r) * ld + t->first_col, te__min(TE__MX_COLUMNS, ld - t->first_col), scaled);
+    te__store_row(te__data(copy), j->format, (t->first_row + r) * ld + t->first_col,
+                  te__min(TE__MX_COLUMNS, ld - t->first_col), scaled);
 }
 
 static void te__mx_tile_store_row(const te__mx_quantize_job *j, const te__mx_tile *t) {
@@ -69,7 +74,9 @@ static void te__mx_tile_store_row(const te__mx_quantize_job *j, const te__mx_til
         for (g = 0; g < TE__MX_TILE_GROUPS; g++) {
             float f = te__mxfp8_multiplier(t->row_e[r][g]);
             for (i = 0; i < TE__MX_GROUP; i++) multiplier[g * TE__MX_GROUP + i] = f;
-            if (g * TE__MX_GROUP < t->cols) scale[te__mx_scale_at(&j->row_layout, t->first_row + r, t->first_col / TE__MX_GROUP + g)] = t->row_e[r][g];
+            if (g * TE__MX_GROUP < t->cols)
+                scale[te__mx_scale_at(&j->row_layout, t->first_row + r, t->first_col / TE__MX_GROUP + g)] =
+                    t->row_e[r][g];
         }
         te__mx_store_codes(j, t, j->a->row, j->ld, r, multiplier);
     }
@@ -80,7 +87,8 @@ static void te__mx_tile_store_col(const te__mx_quantize_job *j, const te__mx_til
     int r, i;
     for (i = 0; i < TE__MX_COLUMNS; i++) {
         multiplier[i] = te__mxfp8_multiplier(t->col_e[i]);
-        if (i < t->cols) scale[te__mx_scale_at(&j->col_layout, t->first_col + i, t->first_row / TE__MX_GROUP)] = t->col_e[i];
+        if (i < t->cols)
+            scale[te__mx_scale_at(&j->col_layout, t->first_col + i, t->first_row / TE__MX_GROUP)] = t->col_e[i];
     }
     for (r = 0; r < t->rows; r++) te__mx_store_codes(j, t, j->a->col, j->ldc, r, multiplier);
 }
@@ -140,7 +148,10 @@ static void te__mx_dequantize_tiles(void *user, int64_t begin, int64_t end) {
                     factor[i] = te__e8m0_to_f32(scale[te__mx_scale_at(&j->layout, first_col + i, row / TE__MX_GROUP)]);
             } else {
                 for (i = 0; i < cols; i++)
-                    factor[i] = i % TE__MX_GROUP ? factor[i - 1] : te__e8m0_to_f32(scale[te__mx_scale_at(&j->layout, row, (first_col + i) / TE__MX_GROUP)]);
+                    factor[i] =
+                        i % TE__MX_GROUP
+                            ? factor[i - 1]
+                            : te__e8m0_to_f32(scale[te__mx_scale_at(&j->layout, row, (first_col + i) / TE__MX_GROUP)]);
             }
             te__load_row(te__data(j->a->q), j->a->q->dtype, row * j->ld + first_col, cols, v);
             for (i = 0; i < cols; i++) v[i] = te__mul_f32(v[i], factor[i]);

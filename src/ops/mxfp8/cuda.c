@@ -42,8 +42,10 @@ static te_result te__cuda_plan_mxfp8_quantize(te__plan *p, const te_op_mxfp8_qua
     te__launch_option(l, "Y_DT", args.y_dt);
     te__mx_grid(l, args.scale_rows, wide);
     p->native = p->sm >= 89;
-    te__plan_why(p, p->native ? "one read of x, tiles of 32 x 256; cvt instructions"
-                              : "one read of x, tiles of 32 x 256; FP8 rounding in integer arithmetic, which gives the same bits");
+    te__plan_why(
+        p, p->native
+               ? "one read of x, tiles of 32 x 256; cvt instructions"
+               : "one read of x, tiles of 32 x 256; FP8 rounding in integer arithmetic, which gives the same bits");
     return TE_OK;
 }
 
@@ -68,6 +70,7 @@ static te_result te__cuda_plan_mxfp8_dequantize(te__plan *p, const te_op_mxfp8_d
     te__launch_option(l, "Y_DT", k->y_dt);
     te__mx_grid(l, k->m, k->n);
     p->native = p->sm >= 89;
-    te__plan_why(p, p->native ? "one pass, tiles of 32 x 256; cvt instructions" : "one pass, tiles of 32 x 256; FP8 decoded in integer arithmetic, exactly");
+    te__plan_why(p, p->native ? "one pass, tiles of 32 x 256; cvt instructions"
+                              : "one pass, tiles of 32 x 256; FP8 decoded in integer arithmetic, exactly");
     return TE_OK;
 }

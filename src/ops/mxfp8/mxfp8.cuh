@@ -23,7 +23,8 @@ struct te_mx_place {
 
     // Grid: tiles along n in x, tiles along m in y and, beyond the limit of y, in z.
     TE_DEV te_mx_place() {
-        first_row = (te_i64)(blockIdx.z * gridDim.y + blockIdx.y) * TE__MX_ROWS, first_col = (te_i64)blockIdx.x * TE__MX_COLS;
+        first_row = (te_i64)(blockIdx.z * gridDim.y + blockIdx.y) * TE__MX_ROWS,
+        first_col = (te_i64)blockIdx.x * TE__MX_COLS;
         lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
         row = first_row + warp * 4, col = first_col + lane * 8;
     }

@@ -19,7 +19,8 @@
 #define Y_DT a.y_dt
 #endif
 
-extern "C" __global__ void __launch_bounds__(256) te_mxfp8_dequantize(const __grid_constant__ te__mxfp8_dequantize_kargs a) {
+extern "C" __global__ void __launch_bounds__(256)
+    te_mxfp8_dequantize(const __grid_constant__ te__mxfp8_dequantize_kargs a) {
     te_follow();
     te_mx_place p;
     int rows = te_mx_left(a.m, p.row, 4), cols = te_mx_left(a.n, p.col, 8);
@@ -61,7 +62,8 @@ extern "C" __global__ void __launch_bounds__(256) te_mxfp8_dequantize(const __gr
     for (int r = 0; r < 4; r++) {
         float v[8];
 #pragma unroll
-        for (int h = 0; h < 4; h++) te_fp8x2_to_f32((h < 2 ? code[r].x : code[r].y) >> (16 * (h & 1)), Q_DT, v + 2 * h, v + 2 * h + 1);
+        for (int h = 0; h < 4; h++)
+            te_fp8x2_to_f32((h < 2 ? code[r].x : code[r].y) >> (16 * (h & 1)), Q_DT, v + 2 * h, v + 2 * h + 1);
 #pragma unroll
         for (int k = 0; k < 8; k++) v[k] = __fmul_rn(v[k], a.columnwise ? factor[k] : factor[r]);
         if (whole) {

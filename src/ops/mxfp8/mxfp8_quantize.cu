@@ -80,8 +80,8 @@ TE_DEV float te_mx_group_most(const float v[4], int lane) {
 
 // The codes of the thread's elements for one copy; `there` columns have a place in it. `scale` holds a factor for each column, or one in
 // its first four for each row.
-TE_DEV void te_mx_store_codes(te_u8 *to, te_i64 ld, int rows, int there, bool vector, const te_raw<TE_ANY> w[4], int dt, const float scale[8],
-                              bool columnwise, int y_dt) {
+TE_DEV void te_mx_store_codes(te_u8 *to, te_i64 ld, int rows, int there, bool vector, const te_raw<TE_ANY> w[4], int dt,
+                              const float scale[8], bool columnwise, int y_dt) {
 #pragma unroll
     for (int r = 0; r < 4; r++) {
         te_u32 c[4];
@@ -103,7 +103,8 @@ TE_DEV void te_mx_store_codes(te_u8 *to, te_i64 ld, int rows, int there, bool ve
     }
 }
 
-extern "C" __global__ void __launch_bounds__(256, BLOCKS) te_mxfp8_quantize(const __grid_constant__ te__mxfp8_quantize_kargs a) {
+extern "C" __global__ void __launch_bounds__(256, BLOCKS)
+    te_mxfp8_quantize(const __grid_constant__ te__mxfp8_quantize_kargs a) {
     te_follow();
     __shared__ __align__(16) float part[8][TE__MX_COLS]; // maxima over each warp's rows
     __shared__ __align__(16) te_u16 factors[TE__MX_COLS]; // upper halves: a power of two has no other
@@ -116,7 +117,8 @@ extern "C" __global__ void __launch_bounds__(256, BLOCKS) te_mxfp8_quantize(cons
         for (int r = 0; r < 4; r++) w[r] = te_raw_ask<8>(a.x, (p.row + r) * a.n + p.col, X_DT);
     } else {
 #pragma unroll
-        for (int r = 0; r < 4; r++) w[r] = te_raw_ask_part<8>(a.x, (p.row + r) * a.n + p.col, X_DT, r < rows ? cols : 0);
+        for (int r = 0; r < 4; r++)
+            w[r] = te_raw_ask_part<8>(a.x, (p.row + r) * a.n + p.col, X_DT, r < rows ? cols : 0);
     }
     if (a.noop && *a.noop == 1.0f) return;
     float max_inverse = Y_DT == TE_F8E4M3 ? TE__E4M3_MAX_INVERSE : TE__E5M2_MAX_INVERSE, scale[8];
@@ -136,10 +138,12 @@ extern "C" __global__ void __launch_bounds__(256, BLOCKS) te_mxfp8_quantize(cons
         // A tile's scale is repeated for the rows and columns that exist, and for no other.
         te_i64 col = p.first_col + threadIdx.x, row = p.first_row + p.lane, group = p.first_row / 32;
         if (a.col && col < a.scale_cols && p.first_row < a.scale_rows)
-            a.col_scale[te_mx_scale_at(col, group, a.scale_cols, a.scale_rows / 32, true, a.swizzled)] = col < a.n ? e : (te_u8)0;
+            a.col_scale[te_mx_scale_at(col, group, a.scale_cols, a.scale_rows / 32, true, a.swizzled)] =
+                col < a.n ? e : (te_u8)0;
         group = p.first_col / 32 + p.warp;
         if (a.two_dimensional && a.row && row < a.scale_rows && group * 32 < a.scale_cols)
-            a.row_scale[te_mx_scale_at(row, group, a.scale_rows, a.scale_cols / 32, false, a.swizzled)] = row < a.m ? e : (te_u8)0;
+            a.row_scale[te_mx_scale_at(row, group, a.scale_rows, a.scale_cols / 32, false, a.swizzled)] =
+                row < a.m ? e : (te_u8)0;
         __syncthreads();
     }
     if (a.row) {
@@ -156,13 +160,15 @@ extern "C" __global__ void __launch_bounds__(256, BLOCKS) te_mxfp8_quantize(cons
 #pragma unroll
             for (int r = 0; r < 4; r++) scale[r] = __shfl_sync(TE_MX_ALL, mine, (p.lane & 28) | r);
         }
-        te_mx_store_codes((te_u8 *)a.row + p.row * a.ld + p.col, a.ld, rows, te_mx_left(a.ld, p.col, 8), a.vector_row, w, X_DT, scale, false, Y_DT);
+        te_mx_store_codes((te_u8 *)a.row + p.row * a.ld + p.col, a.ld, rows, te_mx_left(a.ld, p.col, 8), a.vector_row,
+                          w, X_DT, scale, false, Y_DT);
     }
     if (a.col) {
         uint4 u = *(const uint4 *)(factors + p.lane * 8);
         te_u32 pair[4] = {u.x, u.y, u.z, u.w};
 #pragma unroll
         for (int k = 0; k < 8; k++) scale[k] = __uint_as_float(k & 1 ? pair[k >> 1] & 0xffff0000u : pair[k >> 1] << 16);
-        te_mx_store_codes((te_u8 *)a.col + p.row * a.ldc + p.col, a.ldc, rows, te_mx_left(a.ldc, p.col, 8), a.vector_col, w, X_DT, scale, true, Y_DT);
+        te_mx_store_codes((te_u8 *)a.col + p.row * a.ldc + p.col, a.ldc, rows, te_mx_left(a.ldc, p.col, 8),
+                          a.vector_col, w, X_DT, scale, true, Y_DT);
     }
 }

@@ -22,24 +22,30 @@ static te__mx_layout te__mx_layout_of(int64_t m, int64_t n, bool columnwise, boo
 /* Where the scale of a line's group stands, in bytes. Swizzled: 128 x 4 scales are 512 bytes, as one instruction of Blackwell's tensor cores
  * reads them. */
 static int64_t te__mx_scale_at(const te__mx_layout *l, int64_t line, int64_t group) {
-    return te__group_scale_at(l->swizzled, l->columnwise, l->columnwise && !l->swizzled ? l->lines : l->groups, line, group);
+    return te__group_scale_at(l->swizzled, l->columnwise, l->columnwise && !l->swizzled ? l->lines : l->groups, line,
+                              group);
 }
 
 /* One copy of codes: [m, ld] with ld >= n. */
-static te_result te__mx_want_codes(te_ctx *te, const char *op, const char *name, const te_tensor *q, int64_t m, int64_t n) {
+static te_result te__mx_want_codes(te_ctx *te, const char *op, const char *name, const te_tensor *q, int64_t m,
+                                   int64_t n) {
     char text[TE__SHAPE_TEXT];
     if (te__rows(q) == m && te__cols(q) >= n) return TE_OK;
-    return te__fail(te, TE_ERR_SHAPE, "%s: %s is %s; it must be [%lld, %lld or more]%s", op, name, te__shape_text(q, text), (long long)m, (long long)n,
+    return te__fail(te, TE_ERR_SHAPE, "%s: %s is %s; it must be [%lld, %lld or more]%s", op, name,
+                    te__shape_text(q, text), (long long)m, (long long)n,
                     te__rows(q) == n && te__cols(q) >= m && m != n ? " (MXFP8 transposes no copy)" : "");
 }
 /* Its scales, with their padding. */
-static te_result te__mx_want_scale(te_ctx *te, const char *op, const char *name, const te_tensor *scale, int64_t m, int64_t n, bool columnwise) {
+static te_result te__mx_want_scale(te_ctx *te, const char *op, const char *name, const te_tensor *scale, int64_t m,
+                                   int64_t n, bool columnwise) {
     char text[TE__SHAPE_TEXT];
     te__mx_layout l = te__mx_layout_of(m, n, columnwise, false);
     int64_t rows = columnwise ? l.groups : l.lines, cols = columnwise ? l.lines : l.groups;
     if (scale->ndim == 2 && scale->shape[0] == rows && scale->shape[1] == cols) return TE_OK;
-    return te__fail(te, TE_ERR_SHAPE, "%s: %s is %s; the scales of a %s [%lld, %lld], padding included, are [%lld, %lld]", op, name,
-                    te__shape_text(scale, text), columnwise ? "column-wise" : "row-wise", (long long)m, (long long)n, (long long)rows, (long long)cols);
+    return te__fail(te, TE_ERR_SHAPE,
+                    "%s: %s is %s; the scales of a %s [%lld, %lld], padding included, are [%lld, %lld]", op, name,
+                    te__shape_text(scale, text), columnwise ? "column-wise" : "row-wise", (long long)m, (long long)n,
+                    (long long)rows, (long long)cols);
 }
 
 static te_result te__check_mxfp8_quantize(te_ctx *te, te_op_mxfp8_quantize_args *a) {
@@ -69,4 +75,6 @@ static te_result te__check_mxfp8_dequantize(te_ctx *te, te_op_mxfp8_dequantize_a
 }
 
 /* RN(1 / largest number): the factor of an amax. */
-static float te__mx_max_inverse(te_dtype codes) { return codes == TE_F8E4M3 ? TE__E4M3_MAX_INVERSE : TE__E5M2_MAX_INVERSE; }
+static float te__mx_max_inverse(te_dtype codes) {
+    return codes == TE_F8E4M3 ? TE__E4M3_MAX_INVERSE : TE__E5M2_MAX_INVERSE;
+}

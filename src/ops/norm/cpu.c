@@ -5,7 +5,9 @@
 
 enum { TE__NORM_RUN = 512, TE__NORM_COLUMNS = 64 };
 
-static double te__norm_add_lanes(const double s[8]) { return ((s[0] + s[4]) + (s[1] + s[5])) + ((s[2] + s[6]) + (s[3] + s[7])); }
+static double te__norm_add_lanes(const double s[8]) {
+    return ((s[0] + s[4]) + (s[1] + s[5])) + ((s[2] + s[6]) + (s[3] + s[7]));
+}
 
 static double te__norm_sum(const float *x, int64_t n) {
     double s[8] = {0, 0, 0, 0, 0, 0, 0, 0};
@@ -36,7 +38,8 @@ static double te__norm_dot(const float *x, const float *y, int64_t n) {
 }
 
 /* gamma' [n] in f32, and behind it beta [n] (zeros without one). Freed with the same size, 2 * n floats. */
-static float *te__norm_weights(te_ctx *te, const te_tensor *gamma, const te_tensor *beta, bool zero_centered, int64_t n) {
+static float *te__norm_weights(te_ctx *te, const te_tensor *gamma, const te_tensor *beta, bool zero_centered,
+                               int64_t n) {
     float *w = (float *)te__alloc_zero(te, (size_t)(2 * n) * sizeof(float));
     int64_t i;
     if (!w) return NULL;
@@ -163,9 +166,11 @@ typedef struct te__norm_bwd_job {
 } te__norm_bwd_job;
 
 /* xhat and dy of columns i .. i + count - 1 of one row. */
-static void te__norm_bwd_load(const te__norm_bwd_job *job, int64_t row, int64_t i, int64_t count, float *xhat, float *dy) {
+static void te__norm_bwd_load(const te__norm_bwd_job *job, int64_t row, int64_t i, int64_t count, float *xhat,
+                              float *dy) {
     const te_norm_bwd_args *a = job->a;
-    float mean = job->layernorm ? ((const float *)te__data(a->mean))[row] : 0.0f, rstd = ((const float *)te__data(a->rstd))[row];
+    float mean = job->layernorm ? ((const float *)te__data(a->mean))[row] : 0.0f,
+          rstd = ((const float *)te__data(a->rstd))[row];
     int64_t k;
     te__load_row(te__data(a->x), a->x->dtype, row * job->n + i, count, xhat);
     te__load_row(te__data(a->dy), a->dy->dtype, row * job->n + i, count, dy);
@@ -174,7 +179,8 @@ static void te__norm_bwd_load(const te__norm_bwd_job *job, int64_t row, int64_t 
 
 static void te__norm_bwd_row(const te__norm_bwd_job *job, int64_t row) {
     const te_norm_bwd_args *a = job->a;
-    float xhat[TE__NORM_RUN], g[TE__NORM_RUN], add[TE__NORM_RUN], c1, c2, rstd = ((const float *)te__data(a->rstd))[row];
+    float xhat[TE__NORM_RUN], g[TE__NORM_RUN], add[TE__NORM_RUN], c1, c2,
+        rstd = ((const float *)te__data(a->rstd))[row];
     double sum_gx = 0.0, sum_g = 0.0;
     int64_t n = job->n, i, k, count;
     for (i = 0; i < n; i += TE__NORM_RUN) {
@@ -206,7 +212,8 @@ static void te__norm_bwd_rows(void *user, int64_t begin, int64_t end) {
     for (row = begin; row < end; row++) te__norm_bwd_row((const te__norm_bwd_job *)user, row);
 }
 
-static void te__norm_bwd_store_sums(const te_tensor *out, int64_t first, int64_t count, const double *sums, bool accumulate) {
+static void te__norm_bwd_store_sums(const te_tensor *out, int64_t first, int64_t count, const double *sums,
+                                    bool accumulate) {
     float run[TE__NORM_COLUMNS] = TE_ZERO;
     int64_t k;
     if (!out) return;
@@ -246,13 +253,22 @@ static te_result te__cpu_norm_bwd(te_ctx *te, const te_norm_bwd_args *a, bool la
     job.gamma = weights;
     /* Before dx, which may be in place of dy or x. */
     if (a->dgamma || a->dbeta)
-        te__parallel_for(te, te__div_up(job.n, TE__NORM_COLUMNS), te__max(1, 256 / te__max(1, job.m)), te__norm_bwd_columns, &job);
+        te__parallel_for(te, te__div_up(job.n, TE__NORM_COLUMNS), te__max(1, 256 / te__max(1, job.m)),
+                         te__norm_bwd_columns, &job);
     te__parallel_for(te, job.m, te__max(1, 16384 / job.n), te__norm_bwd_rows, &job);
     te__free(te, weights, (size_t)(2 * job.n) * sizeof(float));
     return TE_OK;
 }
 
-static te_result te__cpu_layernorm_fwd(te_ctx *te, const te_op_layernorm_fwd_args *a) { return te__cpu_norm_fwd(te, a, true); }
-static te_result te__cpu_rmsnorm_fwd(te_ctx *te, const te_op_rmsnorm_fwd_args *a) { return te__cpu_norm_fwd(te, a, false); }
-static te_result te__cpu_layernorm_bwd(te_ctx *te, const te_op_layernorm_bwd_args *a) { return te__cpu_norm_bwd(te, a, true); }
-static te_result te__cpu_rmsnorm_bwd(te_ctx *te, const te_op_rmsnorm_bwd_args *a) { return te__cpu_norm_bwd(te, a, false); }
+static te_result te__cpu_layernorm_fwd(te_ctx *te, const te_op_layernorm_fwd_args *a) {
+    return te__cpu_norm_fwd(te, a, true);
+}
+static te_result te__cpu_rmsnorm_fwd(te_ctx *te, const te_op_rmsnorm_fwd_args *a) {
+    return te__cpu_norm_fwd(te, a, false);
+}
+static te_result te__cpu_layernorm_bwd(te_ctx *te, const te_op_layernorm_bwd_args *a) {
+    return te__cpu_norm_bwd(te, a, true);
+}
+static te_result te__cpu_rmsnorm_bwd(te_ctx *te, const te_op_rmsnorm_bwd_args *a) {
+    return te__cpu_norm_bwd(te, a, false);
+}

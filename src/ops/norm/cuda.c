@@ -27,12 +27,15 @@ static te__norm_tiling te__norm_tile(int64_t vectors, int most) {
 }
 
 /* Shared memory that one block may have, in bytes (CUDA programming guide, technical specifications). */
-static int64_t te__norm_shared_limit(int sm) { return sm == 80 ? 163 * 1024 : sm == 90 || sm == 100 || sm == 103 ? 227 * 1024 : 99 * 1024; }
+static int64_t te__norm_shared_limit(int sm) {
+    return sm == 80 ? 163 * 1024 : sm == 90 || sm == 100 || sm == 103 ? 227 * 1024 : 99 * 1024;
+}
 
 /* Is it norm_fwd_queue's? 32 MB of x and more, rows of 4 to 16 KB: a row of more would have a multiprocessor for itself. Which of the two
  * kernels it is changes no bit. */
 static bool te__norm_wants_queue(const te__plan *p, int64_t m, int64_t n, te__norm_tiling t, te_dtype dtype) {
-    return te__norm_shared_limit(p->sm) >= 227 * 1024 && te__dtype_size(dtype) == 2 && n >= 2048 && t.warps <= 8 && m <= 1 << 30 && m * n >= 16 << 20;
+    return te__norm_shared_limit(p->sm) >= 227 * 1024 && te__dtype_size(dtype) == 2 && n >= 2048 && t.warps <= 8 &&
+           m <= 1 << 30 && m * n >= 16 << 20;
 }
 static void te__norm_plan_queue(te__plan *p, te__launch *l, te__norm_fwd_kargs *k, te__norm_tiling t) {
     enum { STAGES = 4 };
@@ -57,8 +60,9 @@ static te_result te__cuda_plan_norm_fwd(te__plan *p, const te_norm_fwd_args *a, 
     te__norm_fwd_kargs *k;
     bool in_registers, queued;
     if (t.warps == 0) t = te__norm_tile(n / 8, 8);
-    in_registers = !p->baseline && t.warps > 0 && n % 8 == 0 && ld % 8 == 0 && m < INT_MAX && (!a->beta || a->beta->dtype == a->gamma->dtype) &&
-                   te__is_aligned(a->x, 16) && te__is_aligned(a->gamma, 16) && te__is_aligned(a->beta, 16) &&
+    in_registers = !p->baseline && t.warps > 0 && n % 8 == 0 && ld % 8 == 0 && m < INT_MAX &&
+                   (!a->beta || a->beta->dtype == a->gamma->dtype) && te__is_aligned(a->x, 16) &&
+                   te__is_aligned(a->gamma, 16) && te__is_aligned(a->beta, 16) &&
                    te__is_aligned(a->y, te__is_fp8(a->y->dtype) ? 8 : 16);
     queued = in_registers && t.full && ld == n && te__norm_wants_queue(p, m, n, t, a->x->dtype);
     if (m > 0 && n > 0) {
@@ -136,7 +140,8 @@ typedef struct te__norm_bwd_tiling {
     int64_t shared; /* bytes */
 } te__norm_bwd_tiling;
 
-static bool te__norm_bwd_tile(int64_t n, int64_t element, int streams, int kinds, int64_t limit, te__norm_bwd_tiling *t) {
+static bool te__norm_bwd_tile(int64_t n, int64_t element, int streams, int kinds, int64_t limit,
+                              te__norm_bwd_tiling *t) {
     int64_t stage, sums;
     t->row = te__norm_tile(n / 8, 2);
     t->sums_shared = t->row.warps == 0;
@@ -160,8 +165,9 @@ static te_result te__cuda_plan_norm_bwd(te__plan *p, const te_norm_bwd_args *a, 
     te__norm_bwd_tiling t = TE_ZERO;
     te_dtype dt = a->x->dtype;
     if (n == 0) return TE_OK;
-    fast = !p->baseline && n % 8 == 0 && dt == a->dy->dtype && dt == a->dx->dtype && (!a->add || dt == a->add->dtype) && te__is_aligned(a->x, 16) &&
-           te__is_aligned(a->dy, 16) && te__is_aligned(a->dx, 16) && te__is_aligned(a->add, 16) && te__is_aligned(a->gamma, 16) &&
+    fast = !p->baseline && n % 8 == 0 && dt == a->dy->dtype && dt == a->dx->dtype && (!a->add || dt == a->add->dtype) &&
+           te__is_aligned(a->x, 16) && te__is_aligned(a->dy, 16) && te__is_aligned(a->dx, 16) &&
+           te__is_aligned(a->add, 16) && te__is_aligned(a->gamma, 16) &&
            te__norm_bwd_tile(n, te__dtype_size(dt), a->add ? 3 : 2, (int)kinds, te__norm_shared_limit(p->sm), &t);
     /* From the shape alone, so that the bits are too: as many parts as an H100 has multiprocessors. */
     blocks = te__min(132, fast ? te__div_up(m, t.groups) : m);
@@ -230,7 +236,15 @@ static te_result te__cuda_plan_norm_bwd(te__plan *p, const te_norm_bwd_args *a, 
     return TE_OK;
 }
 
-static te_result te__cuda_plan_layernorm_fwd(te__plan *p, const te_op_layernorm_fwd_args *a) { return te__cuda_plan_norm_fwd(p, a, true); }
-static te_result te__cuda_plan_rmsnorm_fwd(te__plan *p, const te_op_rmsnorm_fwd_args *a) { return te__cuda_plan_norm_fwd(p, a, false); }
-static te_result te__cuda_plan_layernorm_bwd(te__plan *p, const te_op_layernorm_bwd_args *a) { return te__cuda_plan_norm_bwd(p, a, true); }
-static te_result te__cuda_plan_rmsnorm_bwd(te__plan *p, const te_op_rmsnorm_bwd_args *a) { return te__cuda_plan_norm_bwd(p, a, false); }
+static te_result te__cuda_plan_layernorm_fwd(te__plan *p, const te_op_layernorm_fwd_args *a) {
+    return te__cuda_plan_norm_fwd(p, a, true);
+}
+static te_result te__cuda_plan_rmsnorm_fwd(te__plan *p, const te_op_rmsnorm_fwd_args *a) {
+    return te__cuda_plan_norm_fwd(p, a, false);
+}
+static te_result te__cuda_plan_layernorm_bwd(te__plan *p, const te_op_layernorm_bwd_args *a) {
+    return te__cuda_plan_norm_bwd(p, a, true);
+}
+static te_result te__cuda_plan_rmsnorm_bwd(te__plan *p, const te_op_rmsnorm_bwd_args *a) {
+    return te__cuda_plan_norm_bwd(p, a, false);
+}

@@ -20,7 +20,8 @@ extern "C" __global__ void __launch_bounds__(128) te_l2normalize(const __grid_co
     for (te_i64 row = (te_i64)blockIdx.x * 4 + (threadIdx.x >> 5); row < a.m; row += (te_i64)gridDim.x * 4) {
         te_i64 first = row * a.n;
         float sum = 0.0f;
-        for (te_i64 i = lane; i < a.n; i += 32) sum = fmaf(te_load(a.x, first + i, a.x_dt), te_load(other, first + i, other_dt), sum);
+        for (te_i64 i = lane; i < a.n; i += 32)
+            sum = fmaf(te_load(a.x, first + i, a.x_dt), te_load(other, first + i, other_dt), sum);
         sum = te_warp_sum(sum);
         float rnorm = backward ? a.rnorm[row] : __frsqrt_rn(sum + a.eps), along = backward ? rnorm * rnorm * sum : 0.0f;
         for (te_i64 i = lane; i < a.n; i += 32) {

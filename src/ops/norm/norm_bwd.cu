@@ -55,7 +55,9 @@ struct te_norm_ring {
     static constexpr int pieces = STREAMS * CHUNKS * te_size<X_DT> / 2, pitch = THREADS * GROUPS * 16; // of 16 bytes
     static constexpr int slot_bytes = pieces * pitch;
     te_u32 mine; // where the thread's first 16 bytes go
-    TE_DEV te_u32 at(int slot, int vector, int part) const { return mine + slot * slot_bytes + (vector * (te_size<X_DT> / 2) + part) * pitch; }
+    TE_DEV te_u32 at(int slot, int vector, int part) const {
+        return mine + slot * slot_bytes + (vector * (te_size<X_DT> / 2) + part) * pitch;
+    }
     TE_DEV void clear(int slots) const {
         for (int i = 0; i < slots * pieces; i++) te_sts16(mine + i * pitch, make_uint4(0, 0, 0, 0));
     }
@@ -126,17 +128,20 @@ TE_DEV float2 te_norm_sum2(float2 v, float (*scratch)[WARPS], int group) {
     return v;
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS * GROUPS, 1) te_norm_bwd(const __grid_constant__ te__norm_bwd_kargs a) {
+extern "C" __global__ void __launch_bounds__(THREADS *GROUPS, 1)
+    te_norm_bwd(const __grid_constant__ te__norm_bwd_kargs a) {
     te_follow();
     __shared__ __align__(16) float scratch[GROUPS][2][2][WARPS];
     extern __shared__ __align__(16) te_u32 te_norm_shared[];
     te_norm_ring ring = {te_smem(te_norm_shared) + threadIdx.x * 16};
-    int group = threadIdx.x / THREADS, t = threadIdx.x % THREADS, vectors = FULL ? CHUNKS * THREADS : (int)(a.n >> 3), turn = 0, slot = 0;
+    int group = threadIdx.x / THREADS, t = threadIdx.x % THREADS, vectors = FULL ? CHUNKS * THREADS : (int)(a.n >> 3),
+        turn = 0, slot = 0;
     float one_nth = FULL ? 1.0f / (CHUNKS * THREADS * 8) : 1.0f / (float)a.n;
     te_i64 first = (te_i64)blockIdx.x * GROUPS + group, step = (te_i64)gridDim.x * GROUPS;
 
     const char *x_at = (const char *)a.x + (first * a.n + 8 * t) * te_size<X_DT>; // of the next row to be fetched
-    te_i64 dy_off = (const char *)a.dy - (const char *)a.x, add_off = (const char *)a.add - (const char *)a.x, ahead = first;
+    te_i64 dy_off = (const char *)a.dy - (const char *)a.x, add_off = (const char *)a.add - (const char *)a.x,
+           ahead = first;
     auto fetch = [&](int s) {
         if (ahead < a.m) {
 #pragma unroll
@@ -164,7 +169,8 @@ extern "C" __global__ void __launch_bounds__(THREADS * GROUPS, 1) te_norm_bwd(co
 #pragma unroll
     for (int c = 0; c < CHUNKS; c++) {
         bool there = FULL || t + c * THREADS < vectors;
-        te_raw<W_DT> g = there ? te_raw_load_hinted<W_DT, TE_LOAD_CONSTANT>(a.gamma, 8 * (t + c * THREADS)) : te_raw_zero<W_DT>();
+        te_raw<W_DT> g =
+            there ? te_raw_load_hinted<W_DT, TE_LOAD_CONSTANT>(a.gamma, 8 * (t + c * THREADS)) : te_raw_zero<W_DT>();
 #pragma unroll
         for (int j = 0; j < 8; j++) gamma[c][j] = te_raw_get(g, j) + (a.zero_centered ? 1.0f : 0.0f);
     }
@@ -259,7 +265,8 @@ extern "C" __global__ void __launch_bounds__(THREADS * GROUPS, 1) te_norm_bwd(co
     __syncthreads();
     te_grid_wait(a.counter);
     te_u32 units = (te_u32)((a.n + 127) / 128);
-    for (te_u32 u = blockIdx.x; u < KINDS * units; u += gridDim.x) te_norm_add_parts<4>(a.sum, u / units, u % units, (float *)te_norm_shared);
+    for (te_u32 u = blockIdx.x; u < KINDS * units; u += gridDim.x)
+        te_norm_add_parts<4>(a.sum, u / units, u % units, (float *)te_norm_shared);
 }
 
 #else
@@ -303,7 +310,8 @@ extern "C" __global__ void __launch_bounds__(512) te_norm_bwd(const __grid_const
             float g = dy * (te_load(a.gamma, i, a.gamma_dt) + centre);
             float add = a.add ? te_load(a.add, row * a.n + i, a.add_dt) : 0.0f;
             float dx = fmaf(-c1, xhat, g - c2);
-            te_store(a.dx, row * a.n + i, a.dx_dt, a.rounded ? te_norm_stored(fmaf(rstd, dx, 0.0f), 1, a.dx_dt) + add : fmaf(rstd, dx, add));
+            te_store(a.dx, row * a.n + i, a.dx_dt,
+                     a.rounded ? te_norm_stored(fmaf(rstd, dx, 0.0f), 1, a.dx_dt) + add : fmaf(rstd, dx, add));
             if (a.partial) {
                 dgamma[i] += dy * xhat;
                 if (a.layernorm) dgamma[a.n + i] += dy;

@@ -36,7 +36,8 @@
 
 #define ROWS (WARPS == 1 ? 4 : 1) /* of a block */
 
-extern "C" __global__ void __launch_bounds__(THREADS * ROWS, RESIDENT) te_norm_fwd(const __grid_constant__ te__norm_fwd_kargs a) {
+extern "C" __global__ void __launch_bounds__(THREADS *ROWS, RESIDENT)
+    te_norm_fwd(const __grid_constant__ te__norm_fwd_kargs a) {
     te_follow();
     __shared__ te_norm_scratch scratch;
     int t = threadIdx.x % THREADS, vectors = FULL ? CHUNKS * THREADS : (int)(a.n >> 3);
@@ -46,8 +47,10 @@ extern "C" __global__ void __launch_bounds__(THREADS * ROWS, RESIDENT) te_norm_f
     te_norm_row r;
 #pragma unroll
     for (int c = 0; c < CHUNKS; c++)
-        r.x[c] = FULL || t + c * THREADS < vectors ? te_raw_load_hinted<X_DT, TE_LOAD_ONCE>(from, c * THREADS * 8) : te_raw_zero<X_DT>();
-    float scale = te_quantized ? *a.scale : 1.0f, largest = 0.0f, one_nth = FULL ? 1.0f / (CHUNKS * THREADS * 8) : 1.0f / (float)a.n;
+        r.x[c] = FULL || t + c * THREADS < vectors ? te_raw_load_hinted<X_DT, TE_LOAD_ONCE>(from, c * THREADS * 8)
+                                                   : te_raw_zero<X_DT>();
+    float scale = te_quantized ? *a.scale : 1.0f, largest = 0.0f,
+          one_nth = FULL ? 1.0f / (CHUNKS * THREADS * 8) : 1.0f / (float)a.n;
     te_norm_scale_inv(a);
     r.finish(r.add(r.share(t, vectors, 0.0f), scratch.sums[0]), t, vectors, one_nth, a.eps, scratch);
     if (PACKED) te_raw_seal(r.x);

@@ -54,7 +54,8 @@ struct te_norm_feed {
         queue.rows[place] = row;
         if (row < (int)a.m) {
             te_mbar_expect(bar, te_row_bytes);
-            te_bulk_load(places + place * te_row_bytes, (const char *)a.x + row * (te_i64)te_row_bytes, te_row_bytes, bar);
+            te_bulk_load(places + place * te_row_bytes, (const char *)a.x + row * (te_i64)te_row_bytes, te_row_bytes,
+                         bar);
             row++, left--;
         } else {
             te_mbar_arrive(bar);
@@ -65,7 +66,10 @@ struct te_norm_feed {
 // From shared memory, at a multiple of 16; 16-bit formats.
 template <int DT> TE_DEV te_raw<DT> te_raw_shared(te_u32 at) {
     te_raw<DT> r;
-    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(r.w[0]), "=r"(r.w[1]), "=r"(r.w[2]), "=r"(r.w[3]) : "r"(at) : "memory");
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r.w[0]), "=r"(r.w[1]), "=r"(r.w[2]), "=r"(r.w[3])
+                 : "r"(at)
+                 : "memory");
     return r;
 }
 
@@ -78,7 +82,8 @@ TE_DEV te_raw<TE_F32> te_norm_weights(const void *p, int i, bool centred) {
     return r;
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) te_norm_fwd_queue(const __grid_constant__ te__norm_fwd_kargs a) {
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
+    te_norm_fwd_queue(const __grid_constant__ te__norm_fwd_kargs a) {
     te_follow();
     __shared__ te_norm_scratch scratch;
     __shared__ te_norm_queue queue;
@@ -112,7 +117,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) te_norm_fwd_queu
         if (row >= (int)a.m) break;
         te_norm_row r;
 #pragma unroll
-        for (int c = 0; c < CHUNKS; c++) r.x[c] = te_raw_shared<X_DT>(places + place * te_row_bytes + (c * THREADS + t) * 16);
+        for (int c = 0; c < CHUNKS; c++)
+            r.x[c] = te_raw_shared<X_DT>(places + place * te_row_bytes + (c * THREADS + t) * 16);
         float2 sum = r.add(r.share(t, CHUNKS * THREADS, 0.0f), scratch.sums[turn]);
         if (t == 0) feed.fill(a, queue, places, place); // the barrier of the sum: all threads have read the place
         r.finish(sum, t, CHUNKS * THREADS, 1.0f / (CHUNKS * THREADS * 8), a.eps, scratch);

@@ -94,7 +94,8 @@ struct te_norm_row {
         rstd = __frsqrt_rn(variance + eps);
     }
     // y of vector c, before it is scaled.
-    template <int G_DT> TE_DEV void result(int c, const te_raw<G_DT> &gamma, const te_raw<G_DT> &beta, bool centred, float y[8]) const {
+    template <int G_DT>
+    TE_DEV void result(int c, const te_raw<G_DT> &gamma, const te_raw<G_DT> &beta, bool centred, float y[8]) const {
 #pragma unroll
         for (int j = 0; j < 8; j++) {
             float g = te_raw_get(gamma, j), v = te_raw_get(x[c], j);

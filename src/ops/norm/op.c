@@ -6,14 +6,18 @@ static te_result te__check_norm_fwd(te_ctx *te, te_norm_fwd_args *a, bool layern
     te_result r;
     if (a->eps == 0.0f) a->eps = 1e-5f;
     if (!(a->eps > 0.0f)) return te__fail(te, TE_ERR_INVALID, "%s: eps is %g; it must be positive", op, (double)a->eps);
-    if (!layernorm && (a->beta || a->mean)) return te__fail(te, TE_ERR_INVALID, "%s: RMSNorm has no %s", op, a->beta ? "beta" : "mean");
-    if (layernorm && a->rounded) return te__fail(te, TE_ERR_INVALID, "%s: rounded is an option of rmsnorm_fwd; leave it false", op);
+    if (!layernorm && (a->beta || a->mean))
+        return te__fail(te, TE_ERR_INVALID, "%s: RMSNorm has no %s", op, a->beta ? "beta" : "mean");
+    if (layernorm && a->rounded)
+        return te__fail(te, TE_ERR_INVALID, "%s: rounded is an option of rmsnorm_fwd; leave it false", op);
     if (a->y_amax && te__is_fp8(a->y->dtype))
-        return te__fail(te, TE_ERR_INVALID, "%s: y_amax belongs to a float y, and y is %s; it has amax", op, te_dtype_name(a->y->dtype));
+        return te__fail(te, TE_ERR_INVALID, "%s: y_amax belongs to a float y, and y is %s; it has amax", op,
+                        te_dtype_name(a->y->dtype));
     if (a->y_amax && a->amax) return te__fail(te, TE_ERR_INVALID, "%s: amax and y_amax; one of them is possible", op);
     r = te__want_numel(te, op, "gamma", a->gamma, n);
     if (r == TE_OK) r = te__want_numel(te, op, "beta", a->beta, n);
-    if (r == TE_OK) r = te__want_output(te, op, "y", a->y, a->y_col, "y_col", a->scale, a->scale_inv, a->amax, m, n, a->x);
+    if (r == TE_OK)
+        r = te__want_output(te, op, "y", a->y, a->y_col, "y_col", a->scale, a->scale_inv, a->amax, m, n, a->x);
     if (r == TE_OK) r = te__want_numel(te, op, "mean", a->mean, m);
     if (r == TE_OK) r = te__want_numel(te, op, "rstd", a->rstd, m);
     return r == TE_OK ? te__want_numel(te, op, "y_amax", a->y_amax, 1) : r;
@@ -23,7 +27,8 @@ static te_result te__check_norm_bwd(te_ctx *te, te_norm_bwd_args *a, bool layern
     const char *op = layernorm ? "layernorm_bwd" : "rmsnorm_bwd";
     int64_t m = te__rows(a->x), n = te__cols(a->x);
     te_result r;
-    if (!layernorm && (a->dbeta || a->mean)) return te__fail(te, TE_ERR_INVALID, "%s: RMSNorm has no %s", op, a->dbeta ? "dbeta" : "mean");
+    if (!layernorm && (a->dbeta || a->mean))
+        return te__fail(te, TE_ERR_INVALID, "%s: RMSNorm has no %s", op, a->dbeta ? "dbeta" : "mean");
     r = te__want_like(te, op, "dy", a->dy, "x", a->x);
     if (r == TE_OK) r = te__want_like(te, op, "dx", a->dx, "x", a->x);
     if (r == TE_OK) r = te__want_like(te, op, "add", a->add, "x", a->x);
@@ -37,7 +42,8 @@ static te_result te__check_norm_bwd(te_ctx *te, te_norm_bwd_args *a, bool layern
 static te_result te__check_l2normalize_fwd(te_ctx *te, te_op_l2normalize_fwd_args *a) {
     te_result r = te__want_like(te, "l2normalize_fwd", "y", a->y, "x", a->x);
     if (a->eps == 0.0f) a->eps = 1e-6f;
-    if (r == TE_OK && !(a->eps > 0.0f)) r = te__fail(te, TE_ERR_INVALID, "l2normalize_fwd: eps is %g; it must be positive", (double)a->eps);
+    if (r == TE_OK && !(a->eps > 0.0f))
+        r = te__fail(te, TE_ERR_INVALID, "l2normalize_fwd: eps is %g; it must be positive", (double)a->eps);
     return r == TE_OK ? te__want_numel(te, "l2normalize_fwd", "rnorm", a->rnorm, te__rows(a->x)) : r;
 }
 static te_result te__check_l2normalize_bwd(te_ctx *te, te_op_l2normalize_bwd_args *a) {
@@ -56,7 +62,15 @@ static te_op_transpose_args te__norm_transpose_args(const te_norm_fwd_args *a) {
     return t;
 }
 
-static te_result te__check_layernorm_fwd(te_ctx *te, te_op_layernorm_fwd_args *a) { return te__check_norm_fwd(te, a, true); }
-static te_result te__check_rmsnorm_fwd(te_ctx *te, te_op_rmsnorm_fwd_args *a) { return te__check_norm_fwd(te, a, false); }
-static te_result te__check_layernorm_bwd(te_ctx *te, te_op_layernorm_bwd_args *a) { return te__check_norm_bwd(te, a, true); }
-static te_result te__check_rmsnorm_bwd(te_ctx *te, te_op_rmsnorm_bwd_args *a) { return te__check_norm_bwd(te, a, false); }
+static te_result te__check_layernorm_fwd(te_ctx *te, te_op_layernorm_fwd_args *a) {
+    return te__check_norm_fwd(te, a, true);
+}
+static te_result te__check_rmsnorm_fwd(te_ctx *te, te_op_rmsnorm_fwd_args *a) {
+    return te__check_norm_fwd(te, a, false);
+}
+static te_result te__check_layernorm_bwd(te_ctx *te, te_op_layernorm_bwd_args *a) {
+    return te__check_norm_bwd(te, a, true);
+}
+static te_result te__check_rmsnorm_bwd(te_ctx *te, te_op_rmsnorm_bwd_args *a) {
+    return te__check_norm_bwd(te, a, false);
+}

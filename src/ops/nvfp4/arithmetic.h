@@ -120,12 +120,15 @@ TE__BOTH uint8_t te__nvfp4_stochastic(float y, uint32_t k) {
     return (uint8_t)(m == m ? code | (te__f32_bits(y) >> 28 & 8u) : 7u);
 }
 /* Byte t of Philox's four words. */
-TE__BOTH uint32_t te__nvfp4_random_byte(const uint32_t words[4], int t) { return words[t >> 2] >> (8 * (t & 3)) & 0xffu; }
+TE__BOTH uint32_t te__nvfp4_random_byte(const uint32_t words[4], int t) {
+    return words[t >> 2] >> (8 * (t & 3)) & 0xffu;
+}
 
 /* 4-over-6: the error of quantizing x, |e| or e * e. d: the block's scale; most: 6 F. Here alone the decoded value is computed with a division by
  * `most`, not by S: the amax may be so small that S is no multiple of 1 / amax. */
 TE__BOTH float te__nvfp4_loss(float x, uint8_t code, float d, float amax, float most, int squared) {
-    float value = te__div_f32(te__mul_f32(te__mul_f32(te__e2m1_to_f32(code), d), amax), most), e = te__nvfp4_sum(value, -x);
+    float value = te__div_f32(te__mul_f32(te__mul_f32(te__e2m1_to_f32(code), d), amax), most),
+          e = te__nvfp4_sum(value, -x);
     return squared ? te__nvfp4_product(e, e) : te__nvfp4_abs(e);
 }
 

@@ -28,13 +28,16 @@ static te__nvfp4_row_groups te__nvfp4_groups_of(const te_tensor *groups, const t
     return g;
 }
 /* -1: none. */
-static int64_t te__nvfp4_group(const te__nvfp4_row_groups *g, int64_t row) { return row < g->rows && g->of_row[row] < g->count ? g->of_row[row] : -1; }
+static int64_t te__nvfp4_group(const te__nvfp4_row_groups *g, int64_t row) {
+    return row < g->rows && g->of_row[row] < g->count ? g->of_row[row] : -1;
+}
 
 /* The 16 x 16 elements at (16 strip, 16 group) of x, zeros where x has none. */
 static void te__nvfp4_load(const te_tensor *x, int64_t strip, int64_t group, te__nvfp4_tile v) {
     int64_t m = te__rows(x), n = te__cols(x), r, size = te__max(0, te__min(16, n - 16 * group));
     memset(v, 0, sizeof(te__nvfp4_tile));
-    for (r = 0; r < 16 && 16 * strip + r < m; r++) te__load_row(te__data(x), x->dtype, (16 * strip + r) * n + 16 * group, size, v[r]);
+    for (r = 0; r < 16 && 16 * strip + r < m; r++)
+        te__load_row(te__data(x), x->dtype, (16 * strip + r) * n + 16 * group, size, v[r]);
 }
 /* The input of the column-wise copy: the transpose, transformed. */
 static void te__nvfp4_turn(te__nvfp4_tile v, int transform, te__nvfp4_tile turned) {
@@ -59,7 +62,8 @@ typedef struct te__nvfp4_amax_job {
 static void te__nvfp4_amax_parts(void *user, int64_t begin, int64_t end) {
     te__nvfp4_amax_job *j = (te__nvfp4_amax_job *)user;
     const te_op_nvfp4_amax_args *a = j->a;
-    int64_t m = te__rows(a->x), strips = te__div_up(m, 16), groups = te__div_up(te__cols(a->x), 16), part, strip, group, r;
+    int64_t m = te__rows(a->x), strips = te__div_up(m, 16), groups = te__div_up(te__cols(a->x), 16), part, strip, group,
+            r;
     int transform = te__nvfp4_transform(a->rht, a->no_random_sign_mask);
     float *rows = te__nvfp4_is_vector(a->amax_row) ? (float *)te__data(a->amax_row) : NULL;
     te__nvfp4_tile v, turned;
@@ -131,7 +135,8 @@ static te_result te__cpu_nvfp4_amax(te_ctx *te, const te_op_nvfp4_amax_args *a) 
         return TE_OK;
     }
     if (te__nvfp4_is_vector(a->amax_col)) {
-        te__parallel_for(te, te__div_up(te__cols(a->x), 16), te__max(1, 1024 / te__max(1, te__rows(a->x))), te__nvfp4_amax_columns, &rest);
+        te__parallel_for(te, te__div_up(te__cols(a->x), 16), te__max(1, 1024 / te__max(1, te__rows(a->x))),
+                         te__nvfp4_amax_columns, &rest);
         if (!a->amax_row) return TE_OK;
         rest.amax_col = NULL;
         rest.rht = false;
@@ -139,8 +144,10 @@ static te_result te__cpu_nvfp4_amax(te_ctx *te, const te_op_nvfp4_amax_args *a) 
     row = (float *)te__data(rest.amax_row);
     col = (float *)te__data(rest.amax_col);
     j.a = &rest;
-    te__parallel_for(te, TE__NVFP4_PARTS, te__max(1, TE__NVFP4_PARTS * 16384 / te__max(1, te__numel(a->x))), te__nvfp4_amax_parts, &j);
-    if (row && !te__nvfp4_is_vector(rest.amax_row)) *row = te__nvfp4_largest(j.row, TE__NVFP4_PARTS, a->keep ? *row : 0.0f);
+    te__parallel_for(te, TE__NVFP4_PARTS, te__max(1, TE__NVFP4_PARTS * 16384 / te__max(1, te__numel(a->x))),
+                     te__nvfp4_amax_parts, &j);
+    if (row && !te__nvfp4_is_vector(rest.amax_row))
+        *row = te__nvfp4_largest(j.row, TE__NVFP4_PARTS, a->keep ? *row : 0.0f);
     if (col) *col = te__nvfp4_largest(j.col, TE__NVFP4_PARTS, a->keep ? *col : 0.0f);
     return TE_OK;
 }
@@ -157,7 +164,8 @@ typedef struct te__nvfp4_rounding {
 } te__nvfp4_rounding;
 
 /* Codes of 16 elements under the block scale d; `block` counts the blocks of the copy. */
-static void te__nvfp4_codes(const te__nvfp4_rounding *how, const float v[16], uint8_t d, float tensor_scale, uint64_t block, uint8_t code[16]) {
+static void te__nvfp4_codes(const te__nvfp4_rounding *how, const float v[16], uint8_t d, float tensor_scale,
+                            uint64_t block, uint8_t code[16]) {
     float multiplier = te__nvfp4_multiplier(d, tensor_scale);
     uint32_t words[4];
     int i;
@@ -170,14 +178,16 @@ static void te__nvfp4_codes(const te__nvfp4_rounding *how, const float v[16], ui
         return;
     }
     te__philox(how->seed, how->offset, block, words);
-    for (i = 0; i < 16; i++) code[i] = te__nvfp4_stochastic(te__nvfp4_product(v[i], multiplier), te__nvfp4_random_byte(words, i));
+    for (i = 0; i < 16; i++)
+        code[i] = te__nvfp4_stochastic(te__nvfp4_product(v[i], multiplier), te__nvfp4_random_byte(words, i));
 }
 static float te__nvfp4_error(const te__nvfp4_rounding *how, const float v[16], uint8_t d, float amax, uint64_t block) {
     uint8_t code[16];
     float scale = te__e4m3_to_f32(d), most = te__mul_f32(how->code_max, 6.0f), sum = 0.0f;
     int i;
     te__nvfp4_codes(how, v, d, te__nvfp4_tensor_scale(amax, how->code_max), block, code);
-    for (i = 0; i < 16; i++) sum = te__nvfp4_sum(sum, te__nvfp4_loss(v[i], code[i], scale, amax, most, how->four == TE_4OVER6_MSE));
+    for (i = 0; i < 16; i++)
+        sum = te__nvfp4_sum(sum, te__nvfp4_loss(v[i], code[i], scale, amax, most, how->four == TE_4OVER6_MSE));
     return sum;
 }
 /* The errors of a tile's 16 runs, in the order in which the lanes of a warp add them. */
@@ -188,8 +198,10 @@ static float te__nvfp4_tile_sum(float e[16]) {
     return e[0];
 }
 /* The block scale of `rows` runs of 16 elements, of which amax is the tensor's: 1, or 16 for a tile, whose runs are blocks `stride` apart. */
-static uint8_t te__nvfp4_choose(const te__nvfp4_rounding *how, te__nvfp4_tile v, int rows, float amax, uint64_t block, uint64_t stride) {
-    float largest = te__nvfp4_largest(v[0], 16 * rows, 0.0f), tensor_scale = te__nvfp4_tensor_scale(amax, how->code_max), base, six[16], four[16];
+static uint8_t te__nvfp4_choose(const te__nvfp4_rounding *how, te__nvfp4_tile v, int rows, float amax, uint64_t block,
+                                uint64_t stride) {
+    float largest = te__nvfp4_largest(v[0], 16 * rows, 0.0f),
+          tensor_scale = te__nvfp4_tensor_scale(amax, how->code_max), base, six[16], four[16];
     uint8_t d, stretched;
     int r, i;
     for (i = 0; how->nan && i < 16 * rows; i++)
@@ -214,7 +226,8 @@ typedef struct te__nvfp4_copy {
     te__nvfp4_rounding how;
 } te__nvfp4_copy;
 
-static void te__nvfp4_copy_of(te__nvfp4_copy *c, const te_op_nvfp4_quantize_args *a, te_tensor *q, te_tensor *scale, int64_t rows, int64_t cols) {
+static void te__nvfp4_copy_of(te__nvfp4_copy *c, const te_op_nvfp4_quantize_args *a, te_tensor *q, te_tensor *scale,
+                              int64_t rows, int64_t cols) {
     memset(c, 0, sizeof *c);
     c->how.stochastic = a->stochastic_rounding;
     c->how.nan = a->rht && !a->two_dimensional;
@@ -239,22 +252,28 @@ static void te__nvfp4_put(const te__nvfp4_copy *c, int64_t i, int64_t j, const f
     uint8_t code[16];
     int64_t b;
     if (i < c->rows && 8 * j < c->bytes) {
-        te__nvfp4_codes(&c->how, v, d, te__nvfp4_tensor_scale(amax, c->how.code_max), (uint64_t)(i * c->blocks + j), code);
+        te__nvfp4_codes(&c->how, v, d, te__nvfp4_tensor_scale(amax, c->how.code_max), (uint64_t)(i * c->blocks + j),
+                        code);
         for (b = d == 0x7fu ? te__max(0, c->cols - 16 * j) : 16; b < 16; b++) code[b] = 0; /* elements beyond the edge are no NaN */
-        for (b = 0; b < 8 && 8 * j + b < c->bytes; b++) c->q[i * c->bytes + 8 * j + b] = (uint8_t)(code[2 * b] | code[2 * b + 1] << 4);
+        for (b = 0; b < 8 && 8 * j + b < c->bytes; b++)
+            c->q[i * c->bytes + 8 * j + b] = (uint8_t)(code[2 * b] | code[2 * b + 1] << 4);
     }
     if (i < c->scale_rows && j < c->groups) /* a tile's scale is not repeated beyond the edge */
         c->scale[te__nvfp4_scale_at(i, j, c->groups, c->swizzled)] = i < c->rows ? d : 0;
 }
 /* The 16 runs of tile (strip, group) of a copy, as they lie in it. amax: of all, or one for each row of the copy; by_group: one for each group of rows of x. */
-static void te__nvfp4_put_tile(const te__nvfp4_copy *c, int64_t strip, int64_t group, te__nvfp4_tile v, const float *amax, bool per_row, const te__nvfp4_row_groups *by_group,
-                               bool turned, bool two) {
+static void te__nvfp4_put_tile(const te__nvfp4_copy *c, int64_t strip, int64_t group, te__nvfp4_tile v,
+                               const float *amax, bool per_row, const te__nvfp4_row_groups *by_group, bool turned,
+                               bool two) {
     uint8_t d = 0;
     int r;
-    if (two) d = te__nvfp4_choose(&c->how, v, 16, *amax, (uint64_t)(16 * strip * c->blocks + group), (uint64_t)c->blocks);
+    if (two)
+        d = te__nvfp4_choose(&c->how, v, 16, *amax, (uint64_t)(16 * strip * c->blocks + group), (uint64_t)c->blocks);
     for (r = 0; r < 16; r++) {
         int64_t i = 16 * strip + r;
-        float of_row = by_group->of_row ? amax[te__max(0, te__nvfp4_group(by_group, turned ? 16 * group : i))] : per_row && i < c->rows ? amax[i] : *amax;
+        float of_row = by_group->of_row         ? amax[te__max(0, te__nvfp4_group(by_group, turned ? 16 * group : i))]
+                       : per_row && i < c->rows ? amax[i]
+                                                : *amax;
         if (!two) d = te__nvfp4_choose(&c->how, v + r, 1, of_row, (uint64_t)(i * c->blocks + group), 0);
         te__nvfp4_put(c, i, group, v[r], d, of_row);
     }
@@ -278,10 +297,13 @@ static void te__nvfp4_strips(void *user, int64_t begin, int64_t end) {
     for (strip = begin; strip < end; strip++)
         for (group = 0; group < j->groups; group++) {
             te__nvfp4_load(a->x, strip, group, v);
-            if (j->row.rows > 0) te__nvfp4_put_tile(&j->row, strip, group, v, j->amax_row, j->per_row, &j->by_group, false, a->two_dimensional);
+            if (j->row.rows > 0)
+                te__nvfp4_put_tile(&j->row, strip, group, v, j->amax_row, j->per_row, &j->by_group, false,
+                                   a->two_dimensional);
             if (j->col.rows == 0) continue;
             te__nvfp4_turn(v, transform, turned);
-            te__nvfp4_put_tile(&j->col, group, strip, turned, j->amax_col, j->per_col, &j->by_group, true, a->two_dimensional);
+            te__nvfp4_put_tile(&j->col, group, strip, turned, j->amax_col, j->per_col, &j->by_group, true,
+                               a->two_dimensional);
         }
 }
 static te_result te__cpu_nvfp4_quantize(te_ctx *te, const te_op_nvfp4_quantize_args *a) {
@@ -321,9 +343,13 @@ typedef struct te__nvfp4_dequantize_job {
 
 /* The 16 values of block (i, j) of the codes. */
 static void te__nvfp4_block_values(const te__nvfp4_dequantize_job *job, int64_t i, int64_t j, float v[16]) {
-    const uint8_t *q = (const uint8_t *)te__data(job->a->q) + i * job->bytes, *scale = (const uint8_t *)te__data(job->a->scale);
-    int64_t amax = job->by_group.of_row ? te__max(0, te__nvfp4_group(&job->by_group, job->a->columnwise ? 16 * j : i)) : job->per_row ? i : 0;
-    float step = te__nvfp4_decode_step(scale[te__nvfp4_scale_at(i, j, job->groups, job->a->swizzled)], job->amax[amax], job->code_max);
+    const uint8_t *q = (const uint8_t *)te__data(job->a->q) + i * job->bytes,
+                  *scale = (const uint8_t *)te__data(job->a->scale);
+    int64_t amax = job->by_group.of_row ? te__max(0, te__nvfp4_group(&job->by_group, job->a->columnwise ? 16 * j : i))
+                   : job->per_row       ? i
+                                        : 0;
+    float step = te__nvfp4_decode_step(scale[te__nvfp4_scale_at(i, j, job->groups, job->a->swizzled)], job->amax[amax],
+                                       job->code_max);
     int k;
     for (k = 0; k < 16; k++) {
         int64_t at = 8 * j + k / 2;

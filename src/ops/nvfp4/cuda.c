@@ -1,7 +1,9 @@
 /* ops/nvfp4/cuda.c: plans of the NVFP4 amaxes and casts. Knows the kernels' contracts; must not know what they compute. */
 
 /* Rows of `bytes` bytes all start at multiples of `unit`. */
-static bool te__nvfp4_aligned(const te_tensor *x, int64_t bytes, int64_t unit) { return te__is_aligned(x, (uintptr_t)unit) && bytes % unit == 0; }
+static bool te__nvfp4_aligned(const te_tensor *x, int64_t bytes, int64_t unit) {
+    return te__is_aligned(x, (uintptr_t)unit) && bytes % unit == 0;
+}
 
 static te_result te__cuda_plan_nvfp4_amax(te__plan *p, const te_op_nvfp4_amax_args *a) {
     te__nvfp4_amax_kargs args = TE_ZERO;
@@ -24,7 +26,11 @@ static te_result te__cuda_plan_nvfp4_amax(te__plan *p, const te_op_nvfp4_amax_ar
     args.keep = a->keep;
     if (!a->keep && (args.per_row || args.per_col || args.groups || args.pieces == 0)) {
         l = te__plan_launch(p, "nvfp4", "nvfp4_amax_zero");
-        te__launch_size(l, te__max(1, te__div_up(te__max(args.count, te__max(args.per_row ? args.m : 1, args.per_col ? args.n : 1)), 256)), 1, 1, 256, 0);
+        te__launch_size(
+            l,
+            te__max(
+                1, te__div_up(te__max(args.count, te__max(args.per_row ? args.m : 1, args.per_col ? args.n : 1)), 256)),
+            1, 1, 256, 0);
         *TE__KARGS(p, l, te__nvfp4_amax_kargs) = args;
     }
     if (args.pieces > 0) {
@@ -41,7 +47,8 @@ static te_result te__cuda_plan_nvfp4_amax(te__plan *p, const te_op_nvfp4_amax_ar
         te__launch_size(l, blocks, 1, 1, 256, 0);
         *TE__KARGS(p, l, te__nvfp4_amax_kargs) = args;
     }
-    te__plan_why(p, args.rht ? "one pass; the transform in registers, 16 rows of four columns a thread" : "one pass, the last block takes the largest");
+    te__plan_why(p, args.rht ? "one pass; the transform in registers, 16 rows of four columns a thread"
+                             : "one pass, the last block takes the largest");
     return TE_OK;
 }
 
@@ -121,7 +128,8 @@ static te_result te__cuda_plan_nvfp4_quantize(te__plan *p, const te_op_nvfp4_qua
     te__launch_option(l, "MEASURE", at_once);
     te__launch_option(l, "PER_LINE", k->per_row || k->per_col);
     te__launch_size(l, blocks, 1, 1, 256, 0);
-    te__plan_why(p, at_once ? "one launch: amaxes, then both copies of each tile in shared memory" : "one read of x, a tile in shared memory, both copies from it");
+    te__plan_why(p, at_once ? "one launch: amaxes, then both copies of each tile in shared memory"
+                            : "one read of x, a tile in shared memory, both copies from it");
     return TE_OK;
 }
 
@@ -154,6 +162,7 @@ static te_result te__cuda_plan_nvfp4_dequantize(te__plan *p, const te_op_nvfp4_d
     te__launch_option(l, "COLUMNWISE", k->columnwise);
     te__launch_option(l, "RHT", k->rht);
     te__launch_size(l, te__div_up(k->m, k->columnwise ? 64 : 32) * (int64_t)k->tiles_n, 1, 1, 256, 0);
-    te__plan_why(p, k->columnwise ? "tiles through shared memory, 16 bytes a store" : "one pass, eight elements at a time");
+    te__plan_why(p, k->columnwise ? "tiles through shared memory, 16 bytes a store"
+                                  : "one pass, eight elements at a time");
     return TE_OK;
 }

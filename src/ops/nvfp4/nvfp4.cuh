@@ -31,7 +31,9 @@ TE_DEV float te_nvfp4_fma_sat(float a, float b, float c) {
 // Four magnitudes y (>= 0, no NaN) to the low 16 bits, the first in the lowest four. E2M1's codes are piecewise linear: 2 y up to 2, then y + 2,
 // then y / 2 + 4 up to 6. The three pieces are cut out exactly and added to 2^23, where the sum rounds to integers, to nearest even, and so
 // to even codes, or, `down`, to the code below; only one of the pieces is ever at a fraction. Times 16 makes room for the next code.
-template <bool down> TE_DEV float te_nvfp4_add(float a, float b, float c) { return down ? __fmaf_rd(a, b, c) : __fmaf_rn(a, b, c); }
+template <bool down> TE_DEV float te_nvfp4_add(float a, float b, float c) {
+    return down ? __fmaf_rd(a, b, c) : __fmaf_rn(a, b, c);
+}
 template <bool down> TE_DEV te_u32 te_nvfp4_pack4(const float y[4]) {
     float r = 8388608.0f;
 #pragma unroll
@@ -65,7 +67,8 @@ TE_DEV te_u32 te_nvfp4_pack8_stochastic(const float v[8], float multiplier, cons
     float t[8];
 #pragma unroll
     for (int i = 0; i < 8; i++) {
-        float y = __fmul_rn(fabsf(v[i]), multiplier), twice = __uint_as_float(__float_as_uint(fmaxf(y, 1.0f)) & 0x7f800000u);
+        float y = __fmul_rn(fabsf(v[i]), multiplier),
+              twice = __uint_as_float(__float_as_uint(fmaxf(y, 1.0f)) & 0x7f800000u);
         float k = __uint_as_float(__byte_perm(random[i >> 2], 0x46800000u, 0x7650 | (i & 3))) - 16384.0f;
         t[i] = __fmaf_rn(k, twice, y);
     }
@@ -84,7 +87,9 @@ TE_DEV te_nvfp4_tensor te_nvfp4_tensor_of(float amax, float code_max) {
     return s;
 }
 TE_DEV te_u8 te_nvfp4_to_e4m3(float f) { return (te_u8)te_f32x2_to_fp8(f, 0.0f, TE_F8E4M3); }
-TE_DEV te_u8 te_nvfp4_block_code(float amax, const te_nvfp4_tensor &s) { return te_nvfp4_to_e4m3(__fmul_rn(amax, s.sixth)); }
+TE_DEV te_u8 te_nvfp4_block_code(float amax, const te_nvfp4_tensor &s) {
+    return te_nvfp4_to_e4m3(__fmul_rn(amax, s.sixth));
+}
 TE_DEV float te_nvfp4_scale_value(te_u8 d) {
 #if TE_HAS_FP8_CVT
     te_u32 h;
@@ -149,16 +154,21 @@ TE_DEV te_u8 te_nvfp4_code(const te_nvfp4_rounding &how, float y, const te_u32 r
 TE_DEV uint2 te_nvfp4_slow(const te_nvfp4_rounding &how, const float v[16], float multiplier, const te_u32 random[4]) {
     te_u32 w[2] = {0, 0};
 #pragma unroll
-    for (int i = 0; i < 16; i++) w[i >> 3] |= (te_u32)te_nvfp4_code(how, __fmul_rn(v[i], multiplier), random, i) << (4 * (i & 7));
+    for (int i = 0; i < 16; i++)
+        w[i >> 3] |= (te_u32)te_nvfp4_code(how, __fmul_rn(v[i], multiplier), random, i) << (4 * (i & 7));
     return make_uint2(w[0], w[1]);
 }
-TE_DEV uint2 te_nvfp4_codes(const te_nvfp4_rounding &how, const float v[16], float multiplier, const te_u32 random[4], bool slow) {
+TE_DEV uint2 te_nvfp4_codes(const te_nvfp4_rounding &how, const float v[16], float multiplier, const te_u32 random[4],
+                            bool slow) {
     if (slow) return te_nvfp4_slow(how, v, multiplier, random);
-    if (how.stochastic) return make_uint2(te_nvfp4_pack8_stochastic(v, multiplier, random), te_nvfp4_pack8_stochastic(v + 8, multiplier, random + 2));
+    if (how.stochastic)
+        return make_uint2(te_nvfp4_pack8_stochastic(v, multiplier, random),
+                          te_nvfp4_pack8_stochastic(v + 8, multiplier, random + 2));
     return make_uint2(te_nvfp4_pack8(v, multiplier), te_nvfp4_pack8(v + 8, multiplier));
 }
 // The error of quantizing 16 elements with the block scale d.
-TE_DEV float te_nvfp4_error(const te_nvfp4_rounding &how, const float v[16], te_u8 d, const te_nvfp4_tensor &s, const te_u32 random[4]) {
+TE_DEV float te_nvfp4_error(const te_nvfp4_rounding &how, const float v[16], te_u8 d, const te_nvfp4_tensor &s,
+                            const te_u32 random[4]) {
     float multiplier = te_nvfp4_multiplier(d, s), scale = te_nvfp4_scale_value(d), sum = 0.0f;
 #pragma unroll
     for (int i = 0; i < 16; i++) {
@@ -168,7 +178,8 @@ TE_DEV float te_nvfp4_error(const te_nvfp4_rounding &how, const float v[16], te_
     return sum;
 }
 // The better of the two scales of 4-over-6 for 16 elements of a block with this amax. tile: of 16 lanes, whose errors are summed.
-TE_DEV te_u8 te_nvfp4_four_over_six(const te_nvfp4_rounding &how, const float v[16], float amax, const te_nvfp4_tensor &s, const te_u32 random[4], bool tile) {
+TE_DEV te_u8 te_nvfp4_four_over_six(const te_nvfp4_rounding &how, const float v[16], float amax,
+                                    const te_nvfp4_tensor &s, const te_u32 random[4], bool tile) {
     float base = te__nvfp4_base(amax, s.scale), least = 0.0f;
     te_u8 best = 0;
 #pragma unroll 1
@@ -176,15 +187,16 @@ TE_DEV te_u8 te_nvfp4_four_over_six(const te_nvfp4_rounding &how, const float v[
         te_u8 d = te_nvfp4_to_e4m3(__fmul_rn(base, k ? 1.5f : 1.0f));
         float lost = te_nvfp4_error(how, v, d, s, random);
 #pragma unroll
-        for (int half = 8; tile && half; half >>= 1) lost = __fadd_rn(lost, __shfl_down_sync(0xffffffffu, lost, half, 16));
+        for (int half = 8; tile && half; half >>= 1)
+            lost = __fadd_rn(lost, __shfl_down_sync(0xffffffffu, lost, half, 16));
         if (k == 0 || lost < least) best = d, least = lost;
     }
     return best;
 }
 // One block of 16: its codes and its scale. amax: te_nvfp4_amax's. tile: it belongs to one, whose scale is tile_code. block: its
 // number in the copy. multipliers: of the 128 block scales of the tensor, or NULL.
-TE_DEV uint2 te_nvfp4_block(const te_nvfp4_rounding &how, const float v[16], float amax, const te_nvfp4_tensor &s, const float *multipliers, bool tile,
-                            const int &tile_code, te_u64 block, te_u8 *scale) {
+TE_DEV uint2 te_nvfp4_block(const te_nvfp4_rounding &how, const float v[16], float amax, const te_nvfp4_tensor &s,
+                            const float *multipliers, bool tile, const int &tile_code, te_u64 block, te_u8 *scale) {
     te_u32 random[4];
     if (how.stochastic) te_nvfp4_draw(how, block, random);
     bool nan = amax != amax;
@@ -193,10 +205,13 @@ TE_DEV uint2 te_nvfp4_block(const te_nvfp4_rounding &how, const float v[16], flo
         return make_uint2(0x77777777u, 0x77777777u);
     }
     if (nan) amax = te_nvfp4_largest(v);
-    te_u8 d = tile ? (te_u8)tile_code : how.four ? te_nvfp4_four_over_six(how, v, amax, s, random, false) : te_nvfp4_block_code(amax, s);
+    te_u8 d = tile       ? (te_u8)tile_code
+              : how.four ? te_nvfp4_four_over_six(how, v, amax, s, random, false)
+                         : te_nvfp4_block_code(amax, s);
     *scale = d;
     float multiplier = multipliers ? multipliers[d] : te_nvfp4_multiplier(d, s);
-    return te_nvfp4_codes(how, v, multiplier, random, nan || (how.stochastic && !(__fmul_rn(amax, multiplier) <= TE_FLT_MAX)));
+    return te_nvfp4_codes(how, v, multiplier, random,
+                          nan || (how.stochastic && !(__fmul_rn(amax, multiplier) <= TE_FLT_MAX)));
 }
 
 // The transform of 16 elements of format dt for the column-wise copy; rht 1 with signs, 2 without. Nearly always the magnitudes are so close that each

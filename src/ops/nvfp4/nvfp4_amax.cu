@@ -58,7 +58,9 @@ extern "C" __global__ void __launch_bounds__(256, 3) te_nvfp4_amax(const __grid_
             for (int r = 0; r < 16; r++) w[r] = te_raw_ask<4>(a.x, (row + r) * a.n + col, X_DT);
         } else {
 #pragma unroll
-            for (int r = 0; r < 16; r++) w[r] = te_raw_ask_part<4>(a.x, (row + r) * a.n + col, X_DT, row + r < a.m && piece < a.pieces ? a.n - col : 0);
+            for (int r = 0; r < 16; r++)
+                w[r] = te_raw_ask_part<4>(a.x, (row + r) * a.n + col, X_DT,
+                                          row + r < a.m && piece < a.pieces ? a.n - col : 0);
         }
         if (PER_ROW || !RHT || a.row) {
 #pragma unroll
@@ -69,7 +71,8 @@ extern "C" __global__ void __launch_bounds__(256, 3) te_nvfp4_amax(const __grid_
                 of_row = fmaxf(of_row, largest);
                 if (PER_ROW) { // non-negative floats order like their bits
                     te_u32 all = __reduce_max_sync(0xffffffffu, __float_as_uint(largest));
-                    if ((threadIdx.x & 31) == 0 && row + r < a.m && piece < a.pieces) te_nvfp4_raise(a.row + row + r, __uint_as_float(all));
+                    if ((threadIdx.x & 31) == 0 && row + r < a.m && piece < a.pieces)
+                        te_nvfp4_raise(a.row + row + r, __uint_as_float(all));
                 }
             }
         }

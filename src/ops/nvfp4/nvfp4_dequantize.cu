@@ -66,12 +66,14 @@ TE_DEV void te_nvfp4_decode8(te_u32 w, float step, float v[8]) {
     }
 }
 
-extern "C" __global__ void __launch_bounds__(256) te_nvfp4_dequantize(const __grid_constant__ te__nvfp4_dequantize_kargs a) {
+extern "C" __global__ void __launch_bounds__(256)
+    te_nvfp4_dequantize(const __grid_constant__ te__nvfp4_dequantize_kargs a) {
     te_follow();
     te_i64 bytes = (a.ld + 1) >> 1;
     te_u32 tile_m = blockIdx.x / a.tiles_n, tile_n = blockIdx.x - tile_m * a.tiles_n;
     if (!COLUMNWISE) {
-        te_i64 row = (te_i64)tile_m * 32 + (threadIdx.x >> 5), col = (te_i64)tile_n * 256 + (threadIdx.x & 31) * 8, left = bytes - (col >> 1);
+        te_i64 row = (te_i64)tile_m * 32 + (threadIdx.x >> 5), col = (te_i64)tile_n * 256 + (threadIdx.x & 31) * 8,
+               left = bytes - (col >> 1);
         const te_u8 *q = a.q + row * bytes + (col >> 1);
         int rows = left <= 0 || col >> 4 >= a.groups || row >= a.m ? 0 : a.m - row > 24 ? 4 : (int)(a.m - row + 7) / 8; // that have codes
         te_u32 w[4] = {};
@@ -106,7 +108,8 @@ extern "C" __global__ void __launch_bounds__(256) te_nvfp4_dequantize(const __gr
     if (i < a.n && left > 0 && j < a.groups) {
         te_u32 w[2];
         te_nvfp4_codes<2>(a.q + i * bytes + 8 * j, left, a.vector_q, w);
-        float step = te__nvfp4_decode_step(a.scale[te__nvfp4_scale_at(i, j, a.groups, a.swizzled)], a.amax[te_nvfp4_amax_of(a, 16 * j, i)], a.code_max);
+        float step = te__nvfp4_decode_step(a.scale[te__nvfp4_scale_at(i, j, a.groups, a.swizzled)],
+                                           a.amax[te_nvfp4_amax_of(a, 16 * j, i)], a.code_max);
         te_nvfp4_decode8(w[0], step, v);
         te_nvfp4_decode8(w[1], step, v + 8);
     } else {
@@ -126,6 +129,8 @@ extern "C" __global__ void __launch_bounds__(256) te_nvfp4_dequantize(const __gr
 #pragma unroll
     for (int pass = 0; pass < 2; pass++) {
         int r = pass * 32 + (threadIdx.x >> 3), c = (threadIdx.x & 7) * 8;
-        if (first_row + r < a.m) te_store_part(a.y, (first_row + r) * a.n + first_col + c, Y_DT, a.n - first_col - c, a.vector_y, tile + r * TE_COLUMNS + c);
+        if (first_row + r < a.m)
+            te_store_part(a.y, (first_row + r) * a.n + first_col + c, Y_DT, a.n - first_col - c, a.vector_y,
+                          tile + r * TE_COLUMNS + c);
     }
 }

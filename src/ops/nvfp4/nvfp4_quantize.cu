@@ -91,7 +91,8 @@ struct te_nvfp4_tile {
     }
     TE_DEV void load(const te__nvfp4_quantize_kargs &a) const;
     TE_DEV void measure(const te__nvfp4_quantize_kargs &a, float &of_row, float &of_col) const;
-    TE_DEV void choose(const te__nvfp4_quantize_kargs &a, const te_nvfp4_rounding &how, bool columns, te_i64 blocks) const;
+    TE_DEV void choose(const te__nvfp4_quantize_kargs &a, const te_nvfp4_rounding &how, bool columns,
+                       te_i64 blocks) const;
     TE_DEV void cast(const te__nvfp4_quantize_kargs &a) const;
 };
 
@@ -112,7 +113,8 @@ TE_DEV void te_nvfp4_tile::load(const te__nvfp4_quantize_kargs &a) const {
             te_i64 left = (a.n - first_col) * TE_SIZE - 16 * piece;
             int bytes = first_row + r < a.m && left > 0 ? (int)(left < 16 ? left : 16) : 0;
             const te_u8 *from = (const te_u8 *)a.x + ((first_row + r) * a.n + first_col) * TE_SIZE + 16 * piece;
-            te_cp_async16((te_u32)__cvta_generic_to_shared(tile + r * TE_STRIDE + 16 * piece), bytes ? from : (const te_u8 *)a.x, bytes);
+            te_cp_async16((te_u32)__cvta_generic_to_shared(tile + r * TE_STRIDE + 16 * piece),
+                          bytes ? from : (const te_u8 *)a.x, bytes);
         }
         te_cp_async_commit();
     } else {
@@ -141,17 +143,20 @@ TE_DEV void te_nvfp4_tile::measure(const te__nvfp4_quantize_kargs &a, float &of_
 }
 
 // The scales of the tile's 16 x 16 blocks, for the row-wise copy or for the column-wise one: 16 lanes have the rows, or columns, of a block.
-TE_DEV void te_nvfp4_tile::choose(const te__nvfp4_quantize_kargs &a, const te_nvfp4_rounding &how, bool columns, te_i64 blocks) const {
+TE_DEV void te_nvfp4_tile::choose(const te__nvfp4_quantize_kargs &a, const te_nvfp4_rounding &how, bool columns,
+                                  te_i64 blocks) const {
     const int groups = TE_COLUMNS / 16; // of a row of the tile
     const te_nvfp4_tensor s = of_tensor[columns];
 #pragma unroll 1
     for (int i = threadIdx.x; i < 128 * groups; i += 256) {
         float v[16], largest;
-        int block = i >> 4, down = block / groups, across = block - down * groups, line = (columns ? across : down) * 16 + (i & 15);
+        int block = i >> 4, down = block / groups, across = block - down * groups,
+            line = (columns ? across : down) * 16 + (i & 15);
         if (columns) {
             const te_u8 *from = tile + 16 * down * TE_STRIDE + (line * TE_SIZE & ~3);
 #pragma unroll
-            for (int k = 0; k < 16; k++) v[k] = te_nvfp4_of_word(*(const te_u32 *)(from + k * TE_STRIDE), line & 1, X_DT);
+            for (int k = 0; k < 16; k++)
+                v[k] = te_nvfp4_of_word(*(const te_u32 *)(from + k * TE_STRIDE), line & 1, X_DT);
             largest = te_nvfp4_largest(v);
         } else {
             largest = te_nvfp4_row16(tile + line * TE_STRIDE + 16 * across * TE_SIZE, X_DT, v);
@@ -164,7 +169,8 @@ TE_DEV void te_nvfp4_tile::choose(const te__nvfp4_quantize_kargs &a, const te_nv
             continue;
         }
         te_u32 random[4];
-        te_i64 at = columns ? (first_col + line) * blocks + first_row / 16 + down : (first_row + line) * blocks + first_col / 16 + across;
+        te_i64 at = columns ? (first_col + line) * blocks + first_row / 16 + down
+                            : (first_row + line) * blocks + first_col / 16 + across;
         if (how.stochastic) te_nvfp4_draw(how, (te_u64)at, random);
         te_u8 code = te_nvfp4_four_over_six(how, v, largest, s, random, true);
         if ((i & 15) == 0) tile_code[64 * columns + block] = code;
@@ -182,7 +188,8 @@ TE_DEV void te_nvfp4_tile::cast(const te__nvfp4_quantize_kargs &a) const {
     if (TWO) {
 #pragma unroll 1
         for (int columns = 0; columns <= (FOUR != 0); columns++)
-            if (!FOUR || (columns ? a.col : a.row)) choose(a, columns ? by_col : by_row, columns != 0, columns ? col_blocks : row_blocks);
+            if (!FOUR || (columns ? a.col : a.row))
+                choose(a, columns ? by_col : by_row, columns != 0, columns ? col_blocks : row_blocks);
         __syncthreads();
     }
 
@@ -194,14 +201,16 @@ TE_DEV void te_nvfp4_tile::cast(const te__nvfp4_quantize_kargs &a) const {
             te_i64 row = first_row + r, col = first_col + 32 * chunk;
             te_u32 code[4];
             te_u8 scale[2];
-            if (PER_LINE && a.per_row && row < a.m) of_row = te_nvfp4_tensor_of(a.amax_row[a.groups ? te_nvfp4_group(a, row) : row], a.code_max);
+            if (PER_LINE && a.per_row && row < a.m)
+                of_row = te_nvfp4_tensor_of(a.amax_row[a.groups ? te_nvfp4_group(a, row) : row], a.code_max);
 #pragma unroll
             for (int h = 0; h < 2; h++) {
                 float v[16];
                 int j = 2 * chunk + h;
                 float amax = te_nvfp4_row16(tile + r * TE_STRIDE + 16 * j * TE_SIZE, X_DT, v);
                 uint2 u = te_nvfp4_block(by_row, v, amax, of_row, PER_LINE && a.per_row ? NULL : multipliers[0], TWO,
-                                         tile_code[(r >> 4) * (TE_COLUMNS / 16) + j], (te_u64)(row * row_blocks + (col >> 4) + h), scale + h);
+                                         tile_code[(r >> 4) * (TE_COLUMNS / 16) + j],
+                                         (te_u64)(row * row_blocks + (col >> 4) + h), scale + h);
                 te_i64 left = a.n - col - 16 * h;
                 if (RHT && scale[h] == 0x7f && left < 16) { // elements beyond the edge are no NaN
                     u.x &= left < 8 ? (1u << (4 * (int)left)) - 1 : 0xffffffffu;
@@ -247,9 +256,14 @@ TE_DEV void te_nvfp4_tile::cast(const te__nvfp4_quantize_kargs &a) const {
             float v[16];
             te_u8 scale;
 #pragma unroll
-            for (int r = 0; r < 16; r++) v[r] = te_nvfp4_of_word(RHT ? *(const te_u32 *)(from + r * TE_STRIDE) : w[r], half, X_DT);
+            for (int r = 0; r < 16; r++)
+                v[r] = te_nvfp4_of_word(RHT ? *(const te_u32 *)(from + r * TE_STRIDE) : w[r], half, X_DT);
             te_nvfp4_transform(v, RHT, X_DT);
-            if (PER_LINE && a.per_col) of_col = te_nvfp4_tensor_of(a.amax_col[a.groups ? te_nvfp4_group(a, first_row + 16 * g) : first_col + c < a.n ? first_col + c : 0], a.code_max);
+            if (PER_LINE && a.per_col)
+                of_col = te_nvfp4_tensor_of(a.amax_col[a.groups              ? te_nvfp4_group(a, first_row + 16 * g)
+                                                       : first_col + c < a.n ? first_col + c
+                                                                             : 0],
+                                            a.code_max);
             float amax = X_DT == TE_F32 || RHT ? te_nvfp4_amax(v) : fabsf(te_nvfp4_of_word(most, half, X_DT));
             uint2 u = te_nvfp4_block(by_col, v, amax, of_col, PER_LINE && a.per_col ? NULL : multipliers[1],
                                      TWO, tile_code[(FOUR ? 64 : 0) + g * (TE_COLUMNS / 16) + (c >> 4)],
@@ -265,7 +279,8 @@ TE_DEV void te_nvfp4_tile::cast(const te__nvfp4_quantize_kargs &a) const {
         int c = i >> 2, chunk = i & 3;
         te_i64 n = first_col + c, m = first_row + 32 * chunk;
         if (n >= a.n || m >= a.ldc) continue;
-        uint2 lo = *(const uint2 *)(turned + c * TE_TURNED + 16 * chunk), hi = *(const uint2 *)(turned + c * TE_TURNED + 16 * chunk + 8);
+        uint2 lo = *(const uint2 *)(turned + c * TE_TURNED + 16 * chunk),
+              hi = *(const uint2 *)(turned + c * TE_TURNED + 16 * chunk + 8);
         te_u32 code[4] = {lo.x, lo.y, hi.x, hi.y};
         te_u8 *to = a.col + n * bytes + (m >> 1);
         if (a.vector_col && m + 32 <= a.ldc) *(uint4 *)to = make_uint4(code[0], code[1], code[2], code[3]);
@@ -282,7 +297,8 @@ TE_DEV void te_nvfp4_tile::cast(const te__nvfp4_quantize_kargs &a) const {
     }
 }
 
-extern "C" __global__ void __launch_bounds__(256, 4) te_nvfp4_quantize(const __grid_constant__ te__nvfp4_quantize_kargs a) {
+extern "C" __global__ void __launch_bounds__(256, 4)
+    te_nvfp4_quantize(const __grid_constant__ te__nvfp4_quantize_kargs a) {
     te_follow();
     __shared__ __align__(16) te_u8 tile[128 * TE_STRIDE];
     __shared__ __align__(16) te_u8 turned[128 * TE_TURNED];
@@ -314,7 +330,8 @@ extern "C" __global__ void __launch_bounds__(256, 4) te_nvfp4_quantize(const __g
         if (t == 0) a.part[blockIdx.x] = of_row, a.part[gridDim.x + blockIdx.x] = of_col;
         te_grid_wait(a.counter);
         of_row = of_col = 0.0f;
-        for (int b = t; b < gridDim.x; b += 256) of_row = fmaxf(of_row, __ldcg(a.part + b)), of_col = fmaxf(of_col, __ldcg(a.part + gridDim.x + b));
+        for (int b = t; b < gridDim.x; b += 256)
+            of_row = fmaxf(of_row, __ldcg(a.part + b)), of_col = fmaxf(of_col, __ldcg(a.part + gridDim.x + b));
         of_row = te_block_max(of_row, scratch);
         of_col = RHT && a.out_col ? te_block_max(of_col, scratch) : of_row;
         if (t < 2) of_tensor[t] = te_nvfp4_tensor_of(t ? of_col : of_row, a.code_max);

@@ -27,7 +27,8 @@ TE_DEV te_i64 te_adam_group(const te__adam_kargs &a, const te_adam_step &step, i
     if (i >= whole) return whole;
     void *param = a.param[t];
     float *m_at = a.m[t], *v_at = a.v[t], *master_at = a.master[t];
-    te_raw<TE_ANY, 4> g = te_raw_ask<4>(a.grad[t], i, G), m = te_raw_ask<4>(m_at, i, TE_F32), v = te_raw_ask<4>(v_at, i, TE_F32);
+    te_raw<TE_ANY, 4> g = te_raw_ask<4>(a.grad[t], i, G), m = te_raw_ask<4>(m_at, i, TE_F32),
+                      v = te_raw_ask<4>(v_at, i, TE_F32);
     te_raw<TE_ANY, 4> before = MASTER ? te_raw_ask<4>(master_at, i, TE_F32) : te_raw_ask<4>(param, i, P);
     float g4[4], p4[4], m4[4], v4[4];
     te_raw_values<4>(g, G, g4);
@@ -48,15 +49,21 @@ extern "C" __global__ void __launch_bounds__(256) te_adam(const __grid_constant_
     if (te_adam_skips(a.numbers)) return;
     te_adam_step step = te_adam_begin(a.numbers);
     int t = te_tensor_of(a.first, a.tensors, blockIdx.x);
-    te_i64 begin = (te_i64)(blockIdx.x - a.first[t]) * TE__ADAM_CHUNK, end = begin + TE__ADAM_CHUNK < a.n[t] ? begin + TE__ADAM_CHUNK : a.n[t];
+    te_i64 begin = (te_i64)(blockIdx.x - a.first[t]) * TE__ADAM_CHUNK,
+           end = begin + TE__ADAM_CHUNK < a.n[t] ? begin + TE__ADAM_CHUNK : a.n[t];
     int g_dt = a.grad_dt[t], p_dt = a.param_dt[t];
     bool master = a.master[t] != 0;
     if (a.vector[t]) {
-        if (g_dt == TE_F32 && p_dt == TE_F32 && !master) begin = te_adam_group<TE_F32, TE_F32, false>(a, step, t, begin, end);
-        else if (g_dt == TE_F32 && p_dt == TE_BF16 && master) begin = te_adam_group<TE_F32, TE_BF16, true>(a, step, t, begin, end);
-        else if (g_dt == TE_BF16 && p_dt == TE_BF16 && master) begin = te_adam_group<TE_BF16, TE_BF16, true>(a, step, t, begin, end);
-        else if (g_dt == TE_BF16 && p_dt == TE_BF16) begin = te_adam_group<TE_BF16, TE_BF16, false>(a, step, t, begin, end);
-        else if (g_dt == TE_F16 && p_dt == TE_F16 && master) begin = te_adam_group<TE_F16, TE_F16, true>(a, step, t, begin, end);
+        if (g_dt == TE_F32 && p_dt == TE_F32 && !master)
+            begin = te_adam_group<TE_F32, TE_F32, false>(a, step, t, begin, end);
+        else if (g_dt == TE_F32 && p_dt == TE_BF16 && master)
+            begin = te_adam_group<TE_F32, TE_BF16, true>(a, step, t, begin, end);
+        else if (g_dt == TE_BF16 && p_dt == TE_BF16 && master)
+            begin = te_adam_group<TE_BF16, TE_BF16, true>(a, step, t, begin, end);
+        else if (g_dt == TE_BF16 && p_dt == TE_BF16)
+            begin = te_adam_group<TE_BF16, TE_BF16, false>(a, step, t, begin, end);
+        else if (g_dt == TE_F16 && p_dt == TE_F16 && master)
+            begin = te_adam_group<TE_F16, TE_F16, true>(a, step, t, begin, end);
     }
     for (te_i64 i = begin + threadIdx.x; i < end; i += 256) { // the remaining elements: a tail, or everything
         float p = master ? a.master[t][i] : te_load(a.param[t], i, p_dt), m = a.m[t][i], v = a.v[t][i];

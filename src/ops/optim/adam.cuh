@@ -21,17 +21,19 @@ struct te_adam_step {
 };
 TE_DEV bool te_adam_skips(const te__adam_numbers &a) { return a.found_inf && *a.found_inf != 0.0f; }
 TE_DEV te_adam_step te_adam_begin(const te__adam_numbers &a) {
-    te_adam_step step = {a.grad_scale ? *a.grad_scale : 1.0f, a.lr_device ? *a.lr_device : a.lr, a.unbias ? a.unbias[0] : a.unbias1,
-                         a.unbias ? a.unbias[1] : a.unbias2, a};
+    te_adam_step step = {a.grad_scale ? *a.grad_scale : 1.0f, a.lr_device ? *a.lr_device : a.lr,
+                         a.unbias ? a.unbias[0] : a.unbias1, a.unbias ? a.unbias[1] : a.unbias2, a};
     return step;
 }
 
 // Element i of tensor t's states, as they are after the step: x[TE__STATE_MASTER] is the parameter where there is no master.
-TE_DEV void te_adam_element(const te__adam_states_kargs &a, const te_adam_step &step, int t, const float scale[TE__STATES], te_i64 i, float x[TE__STATES]) {
+TE_DEV void te_adam_element(const te__adam_states_kargs &a, const te_adam_step &step, int t,
+                            const float scale[TE__STATES], te_i64 i, float x[TE__STATES]) {
     const void *master = a.state[TE__STATE_MASTER][t];
     int dt = a.state_dt[TE__STATE_MASTER][t];
     if (!master) x[TE__STATE_MASTER] = te_load(a.param[t], i, a.param_dt[t]);
-    else if (dt == TE_U8) x[TE__STATE_MASTER] = te__join_master(((const te_u16 *)a.param[t])[i], ((const te_u16 *)master)[i]);
+    else if (dt == TE_U8)
+        x[TE__STATE_MASTER] = te__join_master(((const te_u16 *)a.param[t])[i], ((const te_u16 *)master)[i]);
     else x[TE__STATE_MASTER] = __fmul_rn(te_load(master, i, dt), scale[TE__STATE_MASTER]);
     x[TE__STATE_M] = __fmul_rn(te_load(a.state[TE__STATE_M][t], i, a.state_dt[TE__STATE_M][t]), scale[TE__STATE_M]);
     x[TE__STATE_V] = __fmul_rn(te_load(a.state[TE__STATE_V][t], i, a.state_dt[TE__STATE_V][t]), scale[TE__STATE_V]);

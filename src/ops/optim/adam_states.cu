@@ -28,6 +28,7 @@ extern "C" __global__ void __launch_bounds__(256) te_adam_states(const __grid_co
             te__split_master(p, (te_u16 *)a.param[t] + i, (te_u16 *)a.state[TE__STATE_MASTER][t] + i);
         else te_store(a.param[t], i, a.param_dt[t], p);
         for (int k = 0; k < TE__STATES; k++)
-            if (a.state[k][t] && a.state_dt[k][t] != TE_U8) te_store(a.state[k][t], i, a.state_dt[k][t], __fmul_rn(x[k], multiplier[k]));
+            if (a.state[k][t] && a.state_dt[k][t] != TE_U8)
+                te_store(a.state[k][t], i, a.state_dt[k][t], __fmul_rn(x[k], multiplier[k]));
     }
 }

@@ -17,7 +17,8 @@ TE__BOTH float te__state_scale(float amax, int e4m3) {
 }
 
 /* The scale of a loss after a step; it grows where the larger one is a number. */
-TE__BOTH void te__scale_after(float *scale, float *inv_scale, float *tracker, float *found_inf, float growth, float backoff, float interval) {
+TE__BOTH void te__scale_after(float *scale, float *inv_scale, float *tracker, float *found_inf, float growth,
+                              float backoff, float interval) {
     if (*found_inf != 0.0f) {
         *scale *= backoff;
         *tracker = 0.0f;

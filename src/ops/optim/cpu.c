@@ -10,7 +10,8 @@ typedef struct te__pieces {
 } te__pieces;
 
 /* `tensor(list, t)` is any tensor of entry t that has its size. False when there is no memory. */
-static bool te__pieces_make(te_ctx *te, te__pieces *p, int num, const te_tensor *(*tensor)(const void *list, int t), const void *list) {
+static bool te__pieces_make(te_ctx *te, te__pieces *p, int num, const te_tensor *(*tensor)(const void *list, int t),
+                            const void *list) {
     int t;
     p->num = num;
     p->first = (int64_t *)te__alloc(te, (size_t)(num + 1) * sizeof(int64_t));
@@ -19,7 +20,9 @@ static bool te__pieces_make(te_ctx *te, te__pieces *p, int num, const te_tensor 
     for (t = 0; t < num; t++) p->first[t + 1] = p->first[t] + te__div_up(te__numel(tensor(list, t)), TE__OPTIM_PIECE);
     return true;
 }
-static void te__pieces_free(te_ctx *te, te__pieces *p) { te__free(te, p->first, (size_t)(p->num + 1) * sizeof(int64_t)); }
+static void te__pieces_free(te_ctx *te, te__pieces *p) {
+    te__free(te, p->first, (size_t)(p->num + 1) * sizeof(int64_t));
+}
 /* The tensor of a piece, and where in it the piece begins. */
 static int te__piece_tensor(const te__pieces *p, int64_t piece, int64_t *begin) {
     int low = 0, high = p->num - 1;
@@ -62,13 +65,17 @@ static te__adam_step te__adam_step_of(const te_op_adam_args *a, int entry) {
     s.is = te__adam_numbers_of(a, entry);
     if (a->lr_device) s.is.lr = ((const float *)te__data(a->lr_device))[place];
     if (entry >= a->num_tensors - a->num_undecayed) s.is.weight_decay = 0.0f;
-    s.unbias1 = a->bias_correction ? ((const float *)te__data(a->bias_correction))[2 * place] : te__adam_unbias(a->no_bias_correction, s.is.beta1, a->step);
-    s.unbias2 = a->bias_correction ? ((const float *)te__data(a->bias_correction))[2 * place + 1] : te__adam_unbias(a->no_bias_correction, s.is.beta2, a->step);
+    s.unbias1 = a->bias_correction ? ((const float *)te__data(a->bias_correction))[2 * place]
+                                   : te__adam_unbias(a->no_bias_correction, s.is.beta1, a->step);
+    s.unbias2 = a->bias_correction ? ((const float *)te__data(a->bias_correction))[2 * place + 1]
+                                   : te__adam_unbias(a->no_bias_correction, s.is.beta2, a->step);
     return s;
 }
 
-static void te__adam_row(const te__adam_job *j, const te__adam_step *s, const float *g, float *p, float *m, float *v, int64_t n) {
-    float beta1 = s->is.beta1, beta2 = s->is.beta2, rest1 = 1.0f - beta1, rest2 = 1.0f - beta2, eps = s->is.eps, decay = s->is.weight_decay;
+static void te__adam_row(const te__adam_job *j, const te__adam_step *s, const float *g, float *p, float *m, float *v,
+                         int64_t n) {
+    float beta1 = s->is.beta1, beta2 = s->is.beta2, rest1 = 1.0f - beta1, rest2 = 1.0f - beta2, eps = s->is.eps,
+          decay = s->is.weight_decay;
     float grad_scale = j->grad_scale, lr = s->is.lr, unbias1 = s->unbias1, unbias2 = s->unbias2;
     float decay_gradient = j->a->no_adam_w_mode ? decay : 0.0f, decay_step = j->a->no_adam_w_mode ? 0.0f : decay;
     int64_t i;
@@ -81,8 +88,12 @@ static void te__adam_row(const te__adam_job *j, const te__adam_step *s, const fl
     }
 }
 /* The three states of an entry, with their scales. */
-static te_tensor *te__adam_state(const te_adam_tensor *t, int k) { return k == TE__STATE_M ? t->m : k == TE__STATE_V ? t->v : t->master; }
-static te_tensor *te__adam_scale(const te_adam_tensor *t, int k) { return k == TE__STATE_M ? t->m_scale : k == TE__STATE_V ? t->v_scale : t->master_scale; }
+static te_tensor *te__adam_state(const te_adam_tensor *t, int k) {
+    return k == TE__STATE_M ? t->m : k == TE__STATE_V ? t->v : t->master;
+}
+static te_tensor *te__adam_scale(const te_adam_tensor *t, int k) {
+    return k == TE__STATE_M ? t->m_scale : k == TE__STATE_V ? t->v_scale : t->master_scale;
+}
 
 /* Elements of a state, or of the parameter where there is no master, as f32: in their own memory if they may be written there, else in `row`. */
 static float *te__adam_load(const te__adam_job *j, int entry, int k, int64_t at, int64_t n, float *row) {
@@ -91,7 +102,8 @@ static float *te__adam_load(const te__adam_job *j, int entry, int k, int64_t at,
     int64_t i;
     if (!x) x = t->param;
     if (x->dtype == TE_U8) {
-        const uint16_t *param = (const uint16_t *)te__data(t->param) + at, *remainder = (const uint16_t *)te__data(x) + at;
+        const uint16_t *param = (const uint16_t *)te__data(t->param) + at,
+                       *remainder = (const uint16_t *)te__data(x) + at;
         for (i = 0; i < n; i++) row[i] = te__join_master(param[i], remainder[i]);
         return row;
     }
@@ -110,7 +122,8 @@ static void te__adam_store(const te__adam_job *j, int entry, int k, int64_t at, 
         for (i = 0; i < n; i++) te__split_master(row[i], &param[i], &remainder[i]);
         return;
     }
-    if (k == TE__STATE_MASTER && (x || t->param->dtype != TE_F32)) te__store_row(te__data(t->param), t->param->dtype, at, n, row);
+    if (k == TE__STATE_MASTER && (x || t->param->dtype != TE_F32))
+        te__store_row(te__data(t->param), t->param->dtype, at, n, row);
     if (!x || x->dtype == TE_F32) return;
     if (te__adam_scale(t, k))
         for (i = 0; i < n; i++) row[i] *= j->factors[entry].multiplier[k];
@@ -137,7 +150,8 @@ static void te__adam_pieces(void *user, int64_t begin, int64_t end) {
                 if (!j->amax)
                     te__adam_store(j, entry, k, at, n, x[k]);
                 else
-                    for (i = 0; i < n; i++) j->amax[piece][k] = fabsf(x[k][i]) > j->amax[piece][k] ? fabsf(x[k][i]) : j->amax[piece][k];
+                    for (i = 0; i < n; i++)
+                        j->amax[piece][k] = fabsf(x[k][i]) > j->amax[piece][k] ? fabsf(x[k][i]) : j->amax[piece][k];
             }
         }
     }
@@ -152,7 +166,8 @@ static void te__adam_rescale(te__adam_job *j) {
             bool e4m3 = scale && te__adam_state(&j->a->tensors[entry], k)->dtype == TE_F8E4M3;
             float amax = 0.0f;
             if (!scale || j->pieces.first[entry] == j->pieces.first[entry + 1]) continue;
-            for (piece = j->pieces.first[entry]; piece < j->pieces.first[entry + 1]; piece++) amax = j->amax[piece][k] > amax ? j->amax[piece][k] : amax;
+            for (piece = j->pieces.first[entry]; piece < j->pieces.first[entry + 1]; piece++)
+                amax = j->amax[piece][k] > amax ? j->amax[piece][k] : amax;
             j->factors[entry].multiplier[k] = te__state_multiplier(amax, e4m3);
             *(float *)te__data(scale) = te__state_scale(amax, e4m3);
         }
@@ -198,7 +213,8 @@ static te_result te__cpu_adam(te_ctx *te, const te_op_adam_args *a) {
 
 static void te__store_state_rows(void *user, int64_t begin, int64_t end) {
     const te_op_store_state_args *a = (const te_op_store_state_args *)user;
-    float row[TE__OPTIM_ROW], factor = te__state_multiplier(*(const float *)te__data(a->amax), a->state->dtype == TE_F8E4M3);
+    float row[TE__OPTIM_ROW],
+        factor = te__state_multiplier(*(const float *)te__data(a->amax), a->state->dtype == TE_F8E4M3);
     int64_t at, i, n;
     for (at = begin; at < end; at += n) {
         n = te__min(TE__OPTIM_ROW, end - at);
@@ -224,9 +240,11 @@ typedef struct te__sgd_job {
 
 static const te_tensor *te__sgd_entry(const void *list, int t) { return ((const te_sgd_tensor *)list)[t].param; }
 
-static void te__sgd_row(const te__sgd_job *j, float lr, float decay, bool first, const float *g, float *p, float *b, int64_t n) {
+static void te__sgd_row(const te__sgd_job *j, float lr, float decay, bool first, const float *g, float *p, float *b,
+                        int64_t n) {
     const te_op_sgd_args *a = j->a;
-    float before = a->wd_after_momentum ? 0.0f : decay, after = a->wd_after_momentum ? decay : 0.0f, rest = 1.0f - a->dampening;
+    float before = a->wd_after_momentum ? 0.0f : decay, after = a->wd_after_momentum ? decay : 0.0f,
+          rest = 1.0f - a->dampening;
     int64_t i;
     for (i = 0; i < n; i++) {
         float d = g[i] * j->grad_scale;
@@ -247,7 +265,8 @@ static void te__sgd_pieces(void *user, int64_t begin, int64_t end) {
         int64_t at, stop;
         int place = te__piece_tensor(&j->pieces, piece, &at);
         const te_sgd_tensor *t = &j->a->tensors[place];
-        const te_tensor *from = t->master ? t->master : t->param, *momentum = j->a->momentum != 0.0f ? t->momentum : NULL;
+        const te_tensor *from = t->master ? t->master : t->param,
+                        *momentum = j->a->momentum != 0.0f ? t->momentum : NULL;
         te_sgd_numbers numbers = te__sgd_numbers_of(j->a, place);
         if (place >= j->a->num_tensors - j->a->num_undecayed) numbers.weight_decay = 0.0f;
         if (j->a->lr_device) numbers.lr = ((const float *)te__data(j->a->lr_device))[t->place];
@@ -397,7 +416,8 @@ static te_result te__cpu_multi_scale(te_ctx *te, const te_op_multi_scale_args *a
 /* ---- loss scaling ---- */
 
 static te_result te__cpu_step_numbers(te_ctx *te, const te_op_step_numbers_args *a) {
-    float *skipped = (float *)te__data(a->skipped), *found = (float *)te__data(a->found_inf), *out = (float *)te__data(a->bias_correction);
+    float *skipped = (float *)te__data(a->skipped), *found = (float *)te__data(a->found_inf),
+          *out = (float *)te__data(a->bias_correction);
     const float *betas = (const float *)te__data(a->betas);
     int64_t i, n;
     (void)te;
@@ -409,7 +429,7 @@ static te_result te__cpu_step_numbers(te_ctx *te, const te_op_step_numbers_args 
 }
 static te_result te__cpu_update_scale(te_ctx *te, const te_op_update_scale_args *a) {
     (void)te;
-    te__scale_after((float *)te__data(a->scale), (float *)te__data(a->inv_scale), (float *)te__data(a->growth_tracker), (float *)te__data(a->found_inf), a->growth_factor,
-                    a->backoff_factor, (float)a->growth_interval);
+    te__scale_after((float *)te__data(a->scale), (float *)te__data(a->inv_scale), (float *)te__data(a->growth_tracker),
+                    (float *)te__data(a->found_inf), a->growth_factor, a->backoff_factor, (float)a->growth_interval);
     return TE_OK;
 }

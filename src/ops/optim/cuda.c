@@ -2,8 +2,11 @@
  * must not know what they compute. */
 
 /* Kernel arguments may have 4,096 bytes on every architecture. */
-typedef char te__optim_kargs_fit[sizeof(te__adam_kargs) <= 4000 && sizeof(te__adam_states_kargs) <= 4000 && sizeof(te__sgd_kargs) <= 4000 &&
-                                           sizeof(te__l2norm_kargs) <= 4000 && sizeof(te__multi_scale_kargs) <= 4000 ? 1 : -1];
+typedef char te__optim_kargs_fit[sizeof(te__adam_kargs) <= 4000 && sizeof(te__adam_states_kargs) <= 4000 &&
+                                         sizeof(te__sgd_kargs) <= 4000 && sizeof(te__l2norm_kargs) <= 4000 &&
+                                         sizeof(te__multi_scale_kargs) <= 4000
+                                     ? 1
+                                     : -1];
 
 /* x starts at a multiple of `elements` elements, or is not there. */
 static bool te__optim_aligned(const te_tensor *x, int elements) {
@@ -14,7 +17,8 @@ static bool te__optim_aligned(const te_tensor *x, int elements) {
 static bool te__adam_turns(const te_op_adam_args *a, int i) {
     const te_adam_tensor *t = &a->tensors[i], *before = t - 1;
     if (i == 0) return false;
-    if (i == a->num_tensors - a->num_undecayed || t->own_numbers != before->own_numbers || t->place != before->place) return true;
+    if (i == a->num_tensors - a->num_undecayed || t->own_numbers != before->own_numbers || t->place != before->place)
+        return true;
     return t->own_numbers && memcmp(&t->numbers, &before->numbers, sizeof(t->numbers)) != 0;
 }
 static void te__adam_fill_numbers(te__adam_numbers *k, const te_op_adam_args *a, int i) {
@@ -62,8 +66,8 @@ static void te__cuda_plan_adam_f32(te__plan *p, const te_op_adam_args *a) {
         k->first[at] = (unsigned)chunks;
         k->grad_dt[at] = (unsigned char)t->grad->dtype;
         k->param_dt[at] = (unsigned char)t->param->dtype;
-        k->vector[at] = te__optim_aligned(t->grad, 4) && te__optim_aligned(t->param, 4) && te__optim_aligned(t->m, 4) && te__optim_aligned(t->v, 4) &&
-                        te__optim_aligned(t->master, 4);
+        k->vector[at] = te__optim_aligned(t->grad, 4) && te__optim_aligned(t->param, 4) && te__optim_aligned(t->m, 4) &&
+                        te__optim_aligned(t->v, 4) && te__optim_aligned(t->master, 4);
         chunks += more;
         te__launch_size(l, chunks, 1, 1, 256, 0);
     }
@@ -125,7 +129,9 @@ static void te__cuda_plan_adam_states(te__plan *p, const te_op_adam_args *a) {
             const te_tensor *x = s == TE__STATE_M ? t->m : s == TE__STATE_V ? t->v : t->master;
             k.state[s][at] = te__data(x);
             k.state_dt[s][at] = (unsigned char)(x ? x->dtype : TE_DTYPE_NONE);
-            k.scale[s][at] = (float *)te__data(s == TE__STATE_M ? t->m_scale : s == TE__STATE_V ? t->v_scale : t->master_scale);
+            k.scale[s][at] = (float *)te__data(s == TE__STATE_M   ? t->m_scale
+                                               : s == TE__STATE_V ? t->v_scale
+                                                                  : t->master_scale);
         }
         chunks += more;
     }
@@ -133,7 +139,8 @@ static void te__cuda_plan_adam_states(te__plan *p, const te_op_adam_args *a) {
 static te_result te__cuda_plan_adam(te__plan *p, const te_op_adam_args *a) {
     te__cuda_plan_adam_f32(p, a);
     te__cuda_plan_adam_states(p, a);
-    te__plan_why(p, "states in f32: 70 tensors a launch, 1,024 elements a block, four a thread; others: 44 tensors, 4,096 elements");
+    te__plan_why(p, "states in f32: 70 tensors a launch, 1,024 elements a block, four a thread; others: 44 tensors, "
+                    "4,096 elements");
     return p->result;
 }
 
@@ -155,7 +162,8 @@ static te_result te__cuda_plan_store_state(te__plan *p, const te_op_store_state_
 static bool te__sgd_turns(const te_op_sgd_args *a, int i) {
     const te_sgd_tensor *t = &a->tensors[i], *before = t - 1;
     if (i == 0) return false;
-    if (i == a->num_tensors - a->num_undecayed || t->own_numbers != before->own_numbers || t->place != before->place) return true;
+    if (i == a->num_tensors - a->num_undecayed || t->own_numbers != before->own_numbers || t->place != before->place)
+        return true;
     return t->own_numbers && memcmp(&t->numbers, &before->numbers, sizeof(t->numbers)) != 0;
 }
 static te_result te__cuda_plan_sgd(te__plan *p, const te_op_sgd_args *a) {

@@ -42,7 +42,8 @@ typedef struct te__adam_states_kargs {
     float *amax;   /* [chunks of this launch][TE__STATES]; NULL: no scales */
     float *factor; /* [tensors of this launch][2][TE__STATES]: scales before the step, and the multipliers after it */
     unsigned first[TE__ADAM_STATES_MAX];
-    unsigned char grad_dt[TE__ADAM_STATES_MAX], param_dt[TE__ADAM_STATES_MAX], state_dt[TE__STATES][TE__ADAM_STATES_MAX];
+    unsigned char grad_dt[TE__ADAM_STATES_MAX], param_dt[TE__ADAM_STATES_MAX],
+        state_dt[TE__STATES][TE__ADAM_STATES_MAX];
     int tensors;
 } te__adam_states_kargs;
 

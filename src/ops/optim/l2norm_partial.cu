@@ -31,11 +31,14 @@ extern "C" __global__ void __launch_bounds__(256) te_l2norm_partial(const __grid
     te_follow();
     __shared__ float scratch[32];
     int t = te_tensor_of(a.first, a.tensors, blockIdx.x), dt = a.dt[t];
-    te_i64 begin = (te_i64)(blockIdx.x - a.first[t]) * TE__NORM_CHUNK, end = begin + TE__NORM_CHUNK < a.n[t] ? begin + TE__NORM_CHUNK : a.n[t];
+    te_i64 begin = (te_i64)(blockIdx.x - a.first[t]) * TE__NORM_CHUNK,
+           end = begin + TE__NORM_CHUNK < a.n[t] ? begin + TE__NORM_CHUNK : a.n[t];
     const void *x = a.x[t];
     float sum = 0.0f, inv_scale = a.inv_scale ? *a.inv_scale : 1.0f;
     if (a.vector[t] && end - begin == TE__NORM_CHUNK) {
-        sum = dt == TE_F32 ? te_squares<TE_F32>(x, begin, inv_scale) : dt == TE_BF16 ? te_squares<TE_BF16>(x, begin, inv_scale) : te_squares<TE_F16>(x, begin, inv_scale);
+        sum = dt == TE_F32    ? te_squares<TE_F32>(x, begin, inv_scale)
+              : dt == TE_BF16 ? te_squares<TE_BF16>(x, begin, inv_scale)
+                              : te_squares<TE_F16>(x, begin, inv_scale);
     } else {
         for (te_i64 i = begin + threadIdx.x * 8; i < end; i += 2048)
             for (int k = 0; k < 8 && i + k < end; k++) {

@@ -18,7 +18,8 @@ template <int IN, int OUT> TE_DEV bool te_scale_chunk(const void *in, void *out,
 #pragma unroll
     for (int g = 0; g < 4; g++) {
 #pragma unroll
-        for (int k = 0; k < 8; k++) finite = finite && fabsf(v[g][k]) <= TE_FLT_MAX, v[g][k] = __fmul_rn(v[g][k], scale);
+        for (int k = 0; k < 8; k++)
+            finite = finite && fabsf(v[g][k]) <= TE_FLT_MAX, v[g][k] = __fmul_rn(v[g][k], scale);
         te_store8(out, begin + threadIdx.x * 8 + g * 2048, OUT, v[g]);
     }
     return finite;
@@ -28,7 +29,8 @@ extern "C" __global__ void __launch_bounds__(256) te_multi_scale(const __grid_co
     te_follow();
     float scale = a.scale_device ? __fmul_rn(a.scale, *a.scale_device) : a.scale;
     int t = te_tensor_of(a.first, a.tensors, blockIdx.x), in_dt = a.in_dt[t], out_dt = a.out_dt[t];
-    te_i64 begin = (te_i64)(blockIdx.x - a.first[t]) * TE__SCALE_CHUNK, end = begin + TE__SCALE_CHUNK < a.n[t] ? begin + TE__SCALE_CHUNK : a.n[t];
+    te_i64 begin = (te_i64)(blockIdx.x - a.first[t]) * TE__SCALE_CHUNK,
+           end = begin + TE__SCALE_CHUNK < a.n[t] ? begin + TE__SCALE_CHUNK : a.n[t];
     bool finite = true, whole = a.vector[t] && end - begin == TE__SCALE_CHUNK;
     if (whole && in_dt == TE_F32 && out_dt == TE_F32) {
         finite = te_scale_chunk<TE_F32, TE_F32>(a.in[t], a.out[t], begin, scale);

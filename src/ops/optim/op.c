@@ -2,35 +2,46 @@
  * runs. */
 
 /* As many elements as another one of entry `i`; NULL is fine. */
-static te_result te__optim_check_like(te_ctx *te, const char *op, const char *name, int i, const te_tensor *x, const char *with_name, const te_tensor *with) {
+static te_result te__optim_check_like(te_ctx *te, const char *op, const char *name, int i, const te_tensor *x,
+                                      const char *with_name, const te_tensor *with) {
     char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
     if (!x || te__numel(x) == te__numel(with)) return TE_OK;
-    return te__fail(te, TE_ERR_SHAPE, "%s: %s[%d] is %s and %s[%d] is %s; their sizes must be equal", op, name, i, te__shape_text(x, a), with_name, i,
-                    te__shape_text(with, b));
+    return te__fail(te, TE_ERR_SHAPE, "%s: %s[%d] is %s and %s[%d] is %s; their sizes must be equal", op, name, i,
+                    te__shape_text(x, a), with_name, i, te__shape_text(with, b));
 }
 
 /* A state of entry `i` has the scale that its format needs, and no other. */
-static te_result te__optim_check_scale(te_ctx *te, const char *name, int i, const te_tensor *x, const te_tensor *scale) {
+static te_result te__optim_check_scale(te_ctx *te, const char *name, int i, const te_tensor *x,
+                                       const te_tensor *scale) {
     char text[TE__SHAPE_TEXT];
     bool scaled = x && (x->dtype == TE_F16 || x->dtype == TE_F8E4M3);
     if (!scaled && !scale) return TE_OK;
     if (!scaled)
-        return te__fail(te, TE_ERR_INVALID, "adam: %s_scale[%d] is given and %s[%d] is %s; a scale belongs to f16 and e4m3 alone", name, i, name, i,
-                        x ? te_dtype_name(x->dtype) : "NULL");
-    if (!scale) return te__fail(te, TE_ERR_STATE, "adam: %s[%d] is %s and %s_scale[%d] is NULL; f32 [1] is needed there", name, i, te_dtype_name(x->dtype), name, i);
+        return te__fail(te, TE_ERR_INVALID,
+                        "adam: %s_scale[%d] is given and %s[%d] is %s; a scale belongs to f16 and e4m3 alone", name, i,
+                        name, i, x ? te_dtype_name(x->dtype) : "NULL");
+    if (!scale)
+        return te__fail(te, TE_ERR_STATE, "adam: %s[%d] is %s and %s_scale[%d] is NULL; f32 [1] is needed there", name,
+                        i, te_dtype_name(x->dtype), name, i);
     if (te__numel(scale) == 1) return TE_OK;
-    return te__fail(te, TE_ERR_SHAPE, "adam: %s_scale[%d] is %s; 1 element is needed", name, i, te__shape_text(scale, text));
+    return te__fail(te, TE_ERR_SHAPE, "adam: %s_scale[%d] is %s; 1 element is needed", name, i,
+                    te__shape_text(scale, text));
 }
 /* A master of twice as many bytes is remainders. */
 static te_result te__adam_check_master(te_ctx *te, int i, const te_adam_tensor *t) {
     char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
-    if (!t->master || t->master->dtype != TE_U8) return te__optim_check_like(te, "adam", "master", i, t->master, "param", t->param);
+    if (!t->master || t->master->dtype != TE_U8)
+        return te__optim_check_like(te, "adam", "master", i, t->master, "param", t->param);
     if (t->param->dtype != TE_BF16)
-        return te__fail(te, TE_ERR_DTYPE, "adam: master[%d] is u8, remainders, and param[%d] is %s; bf16 is needed", i, i, te_dtype_name(t->param->dtype));
+        return te__fail(te, TE_ERR_DTYPE, "adam: master[%d] is u8, remainders, and param[%d] is %s; bf16 is needed", i,
+                        i, te_dtype_name(t->param->dtype));
     if (te__numel(t->master) != 2 * te__numel(t->param))
-        return te__fail(te, TE_ERR_SHAPE, "adam: master[%d] is u8 %s and param[%d] is %s; two bytes for each element are needed", i, te__shape_text(t->master, a), i,
-                        te__shape_text(t->param, b));
-    if ((uintptr_t)te__data(t->master) % 2) return te__fail(te, TE_ERR_INVALID, "adam: master[%d] begins at an odd address; remainders have two bytes each", i);
+        return te__fail(te, TE_ERR_SHAPE,
+                        "adam: master[%d] is u8 %s and param[%d] is %s; two bytes for each element are needed", i,
+                        te__shape_text(t->master, a), i, te__shape_text(t->param, b));
+    if ((uintptr_t)te__data(t->master) % 2)
+        return te__fail(te, TE_ERR_INVALID, "adam: master[%d] begins at an odd address; remainders have two bytes each",
+                        i);
     return TE_OK;
 }
 
@@ -54,20 +65,23 @@ static te_sgd_numbers te__sgd_numbers_of(const te_op_sgd_args *a, int i) {
 }
 /* A learning rate for each place, where they come from the device. `most`: the largest place. */
 static te_result te__optim_check_places(te_ctx *te, const char *op, int place, int entry, int64_t *most) {
-    if (place < 0) return te__fail(te, TE_ERR_INVALID, "%s: the place of entry %d is %d; the first one is 0", op, entry, place);
+    if (place < 0)
+        return te__fail(te, TE_ERR_INVALID, "%s: the place of entry %d is %d; the first one is 0", op, entry, place);
     *most = te__max(*most, place);
     return TE_OK;
 }
 static te_result te__adam_check_numbers(te_ctx *te, const te_adam_numbers *n) {
     if (n->beta1 >= 0.0f && n->beta1 < 1.0f && n->beta2 >= 0.0f && n->beta2 < 1.0f && n->eps >= 0.0f) return TE_OK;
-    return te__fail(te, TE_ERR_INVALID, "adam: beta1 %g, beta2 %g, eps %g; 0 <= beta < 1 and eps >= 0 are needed", (double)n->beta1, (double)n->beta2, (double)n->eps);
+    return te__fail(te, TE_ERR_INVALID, "adam: beta1 %g, beta2 %g, eps %g; 0 <= beta < 1 and eps >= 0 are needed",
+                    (double)n->beta1, (double)n->beta2, (double)n->eps);
 }
 
 /* A table of numbers with `each` for every place, and for more places if the caller has them. */
-static te_result te__optim_want_places(te_ctx *te, const char *op, const char *name, const te_tensor *x, int64_t places, int each) {
+static te_result te__optim_want_places(te_ctx *te, const char *op, const char *name, const te_tensor *x, int64_t places,
+                                       int each) {
     if (!x || te__numel(x) >= places * each) return TE_OK;
-    return te__fail(te, TE_ERR_SHAPE, "%s: %s has %lld elements; the largest place is %lld, so %lld or more are needed", op, name, (long long)te__numel(x), (long long)places - 1,
-                    (long long)places * each);
+    return te__fail(te, TE_ERR_SHAPE, "%s: %s has %lld elements; the largest place is %lld, so %lld or more are needed",
+                    op, name, (long long)te__numel(x), (long long)places - 1, (long long)places * each);
 }
 
 static te_result te__check_adam(te_ctx *te, te_op_adam_args *a) {
@@ -90,7 +104,8 @@ static te_result te__check_adam(te_ctx *te, te_op_adam_args *a) {
     if (result == TE_OK) result = te__want_numel(te, "adam", "grad_scale", a->grad_scale, 1);
     if (result == TE_OK) result = te__want_numel(te, "adam", "found_inf", a->found_inf, 1);
     if (result == TE_OK) result = te__optim_want_places(te, "adam", "lr_device", a->lr_device, places + 1, 1);
-    if (result == TE_OK) result = te__optim_want_places(te, "adam", "bias_correction", a->bias_correction, places + 1, 2);
+    if (result == TE_OK)
+        result = te__optim_want_places(te, "adam", "bias_correction", a->bias_correction, places + 1, 2);
     usual.lr = a->lr;
     usual.beta1 = a->beta1;
     usual.beta2 = a->beta2;
@@ -99,8 +114,10 @@ static te_result te__check_adam(te_ctx *te, te_op_adam_args *a) {
     if (result == TE_OK) result = te__adam_check_numbers(te, &usual);
     if (result != TE_OK) return result;
     if (a->num_undecayed < 0 || a->num_undecayed > a->num_tensors)
-        return te__fail(te, TE_ERR_INVALID, "adam: num_undecayed is %d of %d tensors", a->num_undecayed, a->num_tensors);
-    if (a->step < 1 && !a->bias_correction) return te__fail(te, TE_ERR_INVALID, "adam: step is %lld; the first one is 1", (long long)a->step);
+        return te__fail(te, TE_ERR_INVALID, "adam: num_undecayed is %d of %d tensors", a->num_undecayed,
+                        a->num_tensors);
+    if (a->step < 1 && !a->bias_correction)
+        return te__fail(te, TE_ERR_INVALID, "adam: step is %lld; the first one is 1", (long long)a->step);
     return TE_OK;
 }
 /* Not all in f32, which has a kernel of its own. */
@@ -130,14 +147,18 @@ static te_result te__check_sgd(te_ctx *te, te_op_sgd_args *a) {
         if (result == TE_OK) result = te__optim_check_like(te, "sgd", "master", i, t->master, "param", t->param);
         if (result == TE_OK) result = te__optim_check_places(te, "sgd", t->place, i, &places);
         if (result == TE_OK && a->momentum != 0.0f && !t->momentum)
-            result = te__fail(te, TE_ERR_STATE, "sgd: momentum is %g and momentum[%d] is NULL; a tensor is needed there", (double)a->momentum, i);
+            result =
+                te__fail(te, TE_ERR_STATE, "sgd: momentum is %g and momentum[%d] is NULL; a tensor is needed there",
+                         (double)a->momentum, i);
     }
     if (result == TE_OK) result = te__want_numel(te, "sgd", "grad_scale", a->grad_scale, 1);
     if (result == TE_OK) result = te__want_numel(te, "sgd", "found_inf", a->found_inf, 1);
     if (result == TE_OK) result = te__optim_want_places(te, "sgd", "lr_device", a->lr_device, places + 1, 1);
     if (result != TE_OK) return result;
     if (!(a->momentum >= 0.0f) || (a->nesterov && (a->momentum == 0.0f || a->dampening != 0.0f)))
-        return te__fail(te, TE_ERR_INVALID, "sgd: momentum %g, dampening %g, nesterov %d; momentum >= 0 is needed, and for nesterov momentum > 0 and dampening 0",
+        return te__fail(te, TE_ERR_INVALID,
+                        "sgd: momentum %g, dampening %g, nesterov %d; momentum >= 0 is needed, and for nesterov "
+                        "momentum > 0 and dampening 0",
                         (double)a->momentum, (double)a->dampening, a->nesterov);
     if (a->num_undecayed < 0 || a->num_undecayed > a->num_tensors)
         return te__fail(te, TE_ERR_INVALID, "sgd: num_undecayed is %d of %d tensors", a->num_undecayed, a->num_tensors);
@@ -170,9 +191,12 @@ static te_result te__check_step_numbers(te_ctx *te, te_op_step_numbers_args *a) 
     if (result == TE_OK) result = te__want_numel(te, "step_numbers", "skipped", a->skipped, 1);
     if (result == TE_OK) result = te__want_numel(te, "step_numbers", "step_device", a->step_device, 1);
     if (result == TE_OK && a->betas && te__numel(a->betas) % 2)
-        result = te__fail(te, TE_ERR_SHAPE, "step_numbers: betas are %s; pairs are needed", te__shape_text(a->betas, text));
-    if (result == TE_OK && a->betas) result = te__want_numel(te, "step_numbers", "bias_correction", a->bias_correction, te__numel(a->betas));
-    if (result == TE_OK && !a->step_device && a->step < 1) result = te__fail(te, TE_ERR_INVALID, "step_numbers: step is %lld; the first one is 1", (long long)a->step);
+        result =
+            te__fail(te, TE_ERR_SHAPE, "step_numbers: betas are %s; pairs are needed", te__shape_text(a->betas, text));
+    if (result == TE_OK && a->betas)
+        result = te__want_numel(te, "step_numbers", "bias_correction", a->bias_correction, te__numel(a->betas));
+    if (result == TE_OK && !a->step_device && a->step < 1)
+        result = te__fail(te, TE_ERR_INVALID, "step_numbers: step is %lld; the first one is 1", (long long)a->step);
     return result;
 }
 static te_result te__check_update_scale(te_ctx *te, te_op_update_scale_args *a) {
@@ -181,7 +205,9 @@ static te_result te__check_update_scale(te_ctx *te, te_op_update_scale_args *a) 
     if (result == TE_OK) result = te__want_numel(te, "update_scale", "growth_tracker", a->growth_tracker, 1);
     if (result == TE_OK) result = te__want_numel(te, "update_scale", "found_inf", a->found_inf, 1);
     if (result == TE_OK && !(a->growth_factor > 0.0f && a->backoff_factor > 0.0f && a->growth_interval > 0))
-        result = te__fail(te, TE_ERR_INVALID, "update_scale: growth_factor %g, backoff_factor %g, growth_interval %d; numbers above 0 are needed", (double)a->growth_factor,
-                          (double)a->backoff_factor, a->growth_interval);
+        result = te__fail(
+            te, TE_ERR_INVALID,
+            "update_scale: growth_factor %g, backoff_factor %g, growth_interval %d; numbers above 0 are needed",
+            (double)a->growth_factor, (double)a->backoff_factor, a->growth_interval);
     return result;
 }

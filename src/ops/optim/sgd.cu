@@ -17,9 +17,12 @@
 extern "C" __global__ void __launch_bounds__(256) te_sgd(const __grid_constant__ te__sgd_kargs a) {
     te_follow();
     if (a.found_inf && *a.found_inf != 0.0f) return;
-    float grad_scale = a.grad_scale ? *a.grad_scale : 1.0f, lr = a.lr_device ? *a.lr_device : a.lr, rest = 1.0f - a.dampening;
-    int t = te_tensor_of(a.begin, a.tensors, blockIdx.x), g_dt = a.grad_dt[t], p_dt = a.param_dt[t], b_dt = a.momentum_dt[t];
-    te_i64 begin = (te_i64)(blockIdx.x - a.begin[t]) * TE__SGD_CHUNK, end = begin + TE__SGD_CHUNK < a.n[t] ? begin + TE__SGD_CHUNK : a.n[t];
+    float grad_scale = a.grad_scale ? *a.grad_scale : 1.0f, lr = a.lr_device ? *a.lr_device : a.lr,
+          rest = 1.0f - a.dampening;
+    int t = te_tensor_of(a.begin, a.tensors, blockIdx.x), g_dt = a.grad_dt[t], p_dt = a.param_dt[t],
+        b_dt = a.momentum_dt[t];
+    te_i64 begin = (te_i64)(blockIdx.x - a.begin[t]) * TE__SGD_CHUNK,
+           end = begin + TE__SGD_CHUNK < a.n[t] ? begin + TE__SGD_CHUNK : a.n[t];
     const void *grad = a.grad[t];
     void *param = a.param[t], *momentum = a.momentum[t];
     float *master = a.master[t];
@@ -27,7 +30,9 @@ extern "C" __global__ void __launch_bounds__(256) te_sgd(const __grid_constant__
         float d = __fmul_rn(te_load(grad, i, g_dt), grad_scale), p = master ? master[i] : te_load(param, i, p_dt);
         if (a.weight_decay != 0.0f && !a.wd_after_momentum) d = __fadd_rn(d, __fmul_rn(a.weight_decay, p));
         if (a.momentum_factor != 0.0f) {
-            float b = a.first[t] ? d : __fadd_rn(__fmul_rn(a.momentum_factor, te_load(momentum, i, b_dt)), __fmul_rn(rest, d));
+            float b = a.first[t]
+                          ? d
+                          : __fadd_rn(__fmul_rn(a.momentum_factor, te_load(momentum, i, b_dt)), __fmul_rn(rest, d));
             d = a.nesterov ? __fadd_rn(d, __fmul_rn(a.momentum_factor, b)) : b;
             te_store(momentum, i, b_dt, b);
         }

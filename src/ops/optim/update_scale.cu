@@ -9,5 +9,6 @@
 
 extern "C" __global__ void te_update_scale(const __grid_constant__ te__update_scale_kargs a) {
     te_follow();
-    te__scale_after(a.scale, a.inv_scale, a.growth_tracker, a.found_inf, a.growth_factor, a.backoff_factor, a.growth_interval);
+    te__scale_after(a.scale, a.inv_scale, a.growth_tracker, a.found_inf, a.growth_factor, a.backoff_factor,
+                    a.growth_interval);
 }

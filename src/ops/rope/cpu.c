@@ -6,7 +6,8 @@
 /* Where head `packed_head` of the packed side lies on the other: in q (0), k (1) or v (2), as head *h. */
 static int te__rope_part(const te__rope_kargs *a, int packed_head, int *h) {
     if (a->grouped && a->groups) {
-        const int queries = a->heads / a->groups, group = packed_head / (queries + 2), in_group = packed_head % (queries + 2);
+        const int queries = a->heads / a->groups, group = packed_head / (queries + 2),
+                  in_group = packed_head % (queries + 2);
         *h = in_group < queries ? group * queries + in_group : group;
         return in_group < queries ? 0 : in_group - queries + 1;
     }
@@ -61,8 +62,10 @@ static void te__rope_tokens(void *user, int64_t begin, int64_t end) {
         for (n = 0; n < te__rope_heads(a); n++) {
             const int head = te__rope_packed_head(a, n);
             int h, part = te__rope_part(a, head, &h);
-            const te__rope_view *one = views[a->whole ? 0 : part], *src = a->gather ? one : &a->packed, *dst = a->gather ? &a->packed : one;
-            const int64_t in_one = t * one->s + b * one->b + (a->whole ? head : h) * one->h, in_packed = t * a->packed.s + b * a->packed.b + head * a->packed.h;
+            const te__rope_view *one = views[a->whole ? 0 : part], *src = a->gather ? one : &a->packed,
+                                *dst = a->gather ? &a->packed : one;
+            const int64_t in_one = t * one->s + b * one->b + (a->whole ? head : h) * one->h,
+                          in_packed = t * a->packed.s + b * a->packed.b + head * a->packed.h;
             const int64_t from = a->gather ? in_one : in_packed, to = a->gather ? in_packed : in_one;
             /* The rotated channels as one run, the rest in runs that fit the buffer. */
             for (c = 0; c < a->d;) {
@@ -85,8 +88,10 @@ static te_result te__rope_check_rows(te_ctx *te, const te__rope_kargs *a) {
         te__rope_place_of(a, token, &t, &b);
         position = te__rope_position(a, t, &b);
         if (!te__rope_row(a, position, b))
-            return te__fail(te, TE_ERR_INVALID, "rope: token %d of sequence %d has position %lld, and freqs has %lld rows; 0 to %lld are possible", t, b, (long long)position, a->freqs_rows,
-                            a->freqs_rows - 1);
+            return te__fail(
+                te, TE_ERR_INVALID,
+                "rope: token %d of sequence %d has position %lld, and freqs has %lld rows; 0 to %lld are possible", t,
+                b, (long long)position, a->freqs_rows, a->freqs_rows - 1);
     }
     return TE_OK;
 }

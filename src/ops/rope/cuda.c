@@ -14,20 +14,23 @@ static te_result te__rope_plan(te__plan *p, const te__rope_kargs *a) {
     l = te__plan_launch(p, "rope", "rope");
     k = TE__KARGS(p, l, te__rope_kargs);
     *k = *a;
-    k->vector = a->d % 8 == 0 && a->half % 8 == 0 && te__rope_view_is_aligned(&a->packed) && te__rope_view_is_aligned(&a->q) &&
-                te__rope_view_is_aligned(&a->k) && te__rope_view_is_aligned(&a->v);
+    k->vector = a->d % 8 == 0 && a->half % 8 == 0 && te__rope_view_is_aligned(&a->packed) &&
+                te__rope_view_is_aligned(&a->q) && te__rope_view_is_aligned(&a->k) && te__rope_view_is_aligned(&a->v);
     units = heads * (a->d - a->half) / (k->vector ? 8 : 1);
     /* Enough tokens for eight units a thread, if the GPU is full then; their angles in at most 32 KB. */
-    k->tokens = (int)te__max(2 * TE__ROPE_THREADS / units, te__min(8 * TE__ROPE_THREADS / units, tokens / (4 * te__max(p->num_sms, 1))));
+    k->tokens = (int)te__max(2 * TE__ROPE_THREADS / units,
+                             te__min(8 * TE__ROPE_THREADS / units, tokens / (4 * te__max(p->num_sms, 1))));
     k->tokens = (int)te__max(1, te__min(k->tokens, (a->has_freqs ? 2048 : 4096) / te__max(a->half, 1)));
     if (te__div_up(tokens, k->tokens) > INT_MAX)
-        return te__fail(p->te, TE_ERR_UNSUPPORTED, "rope: %lld tokens are more than a launch can have", (long long)tokens);
+        return te__fail(p->te, TE_ERR_UNSUPPORTED, "rope: %lld tokens are more than a launch can have",
+                        (long long)tokens);
     if (k->vector && !p->baseline && alike && a->packed.dt == a->q.dt) {
         te__launch_option(l, "X_DT", a->q.dt);
         te__launch_option(l, "X_VECTOR", 1);
         te__launch_option(l, "X_FREQS", a->has_freqs);
     }
-    te__launch_size(l, te__div_up(tokens, k->tokens), 1, 1, TE__ROPE_THREADS, (a->has_freqs ? 16 : 8) * (int64_t)k->tokens * a->half);
+    te__launch_size(l, te__div_up(tokens, k->tokens), 1, 1, TE__ROPE_THREADS,
+                    (a->has_freqs ? 16 : 8) * (int64_t)k->tokens * a->half);
     te__plan_why(p, k->vector ? "eight channels a thread" : "general: one channel pair at a time");
     return TE_OK;
 }

@@ -43,7 +43,9 @@ typedef struct te__rope_kargs {
 } te__rope_kargs;
 
 /* The heads of a token that are gone through. Values stay where they are in place: they are the last head of each group, or the last `groups` of all. */
-TE__BOTH int te__rope_heads(const te__rope_kargs *a) { return a->heads + (a->whole == TE__ROPE_IN_PLACE ? 1 : 2) * a->groups; }
+TE__BOTH int te__rope_heads(const te__rope_kargs *a) {
+    return a->heads + (a->whole == TE__ROPE_IN_PLACE ? 1 : 2) * a->groups;
+}
 /* The packed head of which this is number n. */
 TE__BOTH int te__rope_packed_head(const te__rope_kargs *a, int n) {
     return a->whole == TE__ROPE_IN_PLACE && a->grouped ? n + n / (a->heads / a->groups + 1) : n;
@@ -65,12 +67,16 @@ TE__BOTH long long te__rope_position(const te__rope_kargs *a, int t, int *b) {
         length = (a->cu[*b + 1] - a->cu[*b]) / a->cp_size;
         if (a->has_freqs && (place < 0 || place >= length)) place = 0; /* a row of no sequence needs none of the table */
     }
-    place = !a->positions ? te__rope_place(a, place, length) : a->positions_dt == TE_I64 ? ((const long long *)a->positions)[at] : ((const int *)a->positions)[at];
+    place = !a->positions               ? te__rope_place(a, place, length)
+            : a->positions_dt == TE_I64 ? ((const long long *)a->positions)[at]
+                                        : ((const int *)a->positions)[at];
     return place + a->offset + (a->start ? a->start[*b] : 0);
 }
 /* The angles of a token of sequence b: 2 half of them, or NULL for a position that freqs have no row for. */
 TE__BOTH const float *te__rope_row(const te__rope_kargs *a, long long position, int b) {
-    return position < 0 || position >= a->freqs_rows ? 0 : a->freqs + position * a->freqs_row + (long long)b * a->freqs_step;
+    return position < 0 || position >= a->freqs_rows
+               ? 0
+               : a->freqs + position * a->freqs_row + (long long)b * a->freqs_step;
 }
 
 #endif

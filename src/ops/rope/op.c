@@ -10,17 +10,23 @@
 static te_result te__rope_check_freqs(te_ctx *te, const char *op, te_rope_angles *a, int64_t b) {
     const te_tensor *f = a->freqs;
     char text[TE__SHAPE_TEXT];
-    if (f->ndim != 4 || (f->shape[1] != 1 && f->shape[1] != b) || f->shape[2] != 1 || (a->rotary_dim && a->rotary_dim != f->shape[3]))
-        return te__fail(te, TE_ERR_SHAPE, a->rotary_dim ? "%s: freqs is %s; [positions, 1 or %lld, 1, %d] is needed" : "%s: freqs is %s; [positions, 1 or %lld, 1, rotary_dim] is needed", op,
-                        te__shape_text(f, text), (long long)b, a->rotary_dim);
+    if (f->ndim != 4 || (f->shape[1] != 1 && f->shape[1] != b) || f->shape[2] != 1 ||
+        (a->rotary_dim && a->rotary_dim != f->shape[3]))
+        return te__fail(te, TE_ERR_SHAPE,
+                        a->rotary_dim ? "%s: freqs is %s; [positions, 1 or %lld, 1, %d] is needed"
+                                      : "%s: freqs is %s; [positions, 1 or %lld, 1, rotary_dim] is needed",
+                        op, te__shape_text(f, text), (long long)b, a->rotary_dim);
     if (a->base != 0.0f || a->inv_freq || (a->position_scale != 0.0f && a->position_scale != 1.0f))
-        return te__fail(te, TE_ERR_INVALID, "%s: freqs is given, with base %g, inv_freq %s and position_scale %g, which make angles in its place; leave them 0", op, (double)a->base,
-                        a->inv_freq ? "given" : "NULL", (double)a->position_scale);
+        return te__fail(te, TE_ERR_INVALID,
+                        "%s: freqs is given, with base %g, inv_freq %s and position_scale %g, which make angles in its "
+                        "place; leave them 0",
+                        op, (double)a->base, a->inv_freq ? "given" : "NULL", (double)a->position_scale);
     a->rotary_dim = (int)te__min(f->shape[3], INT_MAX);
     return TE_OK;
 }
 /* Angles of b sequences of s tokens, or, packed, of s tokens of b sequences, with heads of d channels. Fills defaults. */
-static te_result te__rope_check_angles(te_ctx *te, const char *op, te_rope_angles *a, bool packed, int64_t s, int64_t b, int64_t d) {
+static te_result te__rope_check_angles(te_ctx *te, const char *op, te_rope_angles *a, bool packed, int64_t s, int64_t b,
+                                       int64_t d) {
     const int64_t positions = a->positions ? te__numel(a->positions) : 0;
     te_result r = a->freqs ? te__rope_check_freqs(te, op, a, b) : TE_OK;
     if (r != TE_OK) return r;
@@ -29,37 +35,55 @@ static te_result te__rope_check_angles(te_ctx *te, const char *op, te_rope_angle
     if (a->attention_factor == 0.0f) a->attention_factor = 1.0f;
     if (a->rotary_dim == 0 && !a->freqs) a->rotary_dim = (int)te__min(d, INT_MAX);
     if (a->cp_size == 0) a->cp_size = 1;
-    if (!a->freqs && !(a->base > 0.0f)) return te__fail(te, TE_ERR_INVALID, "%s: base is %g; it must be positive", op, (double)a->base);
+    if (!a->freqs && !(a->base > 0.0f))
+        return te__fail(te, TE_ERR_INVALID, "%s: base is %g; it must be positive", op, (double)a->base);
     if (a->rotary_dim < 0 || a->rotary_dim > d || a->rotary_dim % 2 != 0)
-        return te__fail(te, TE_ERR_SHAPE, "%s: %d of %lld channels are to be rotated; an even number of those that there are is possible", op, a->rotary_dim,
-                        (long long)d);
+        return te__fail(te, TE_ERR_SHAPE,
+                        "%s: %d of %lld channels are to be rotated; an even number of those that there are is possible",
+                        op, a->rotary_dim, (long long)d);
     if (a->rotary_dim > 2 * TE__ROPE_MAX_HALF)
-        return te__fail(te, TE_ERR_UNSUPPORTED, "%s: %d channels are to be rotated; at most %d are possible", op, a->rotary_dim, 2 * TE__ROPE_MAX_HALF);
+        return te__fail(te, TE_ERR_UNSUPPORTED, "%s: %d channels are to be rotated; at most %d are possible", op,
+                        a->rotary_dim, 2 * TE__ROPE_MAX_HALF);
     if (a->position_offset > TE__ROPE_MAX_OFFSET || a->position_offset < -TE__ROPE_MAX_OFFSET)
-        return te__fail(te, TE_ERR_INVALID, "%s: position_offset is %lld; 2^53 at most is possible, either way", op, (long long)a->position_offset);
+        return te__fail(te, TE_ERR_INVALID, "%s: position_offset is %lld; 2^53 at most is possible, either way", op,
+                        (long long)a->position_offset);
     if (a->cp_size > TE__ROPE_MAX_RANKS)
-        return te__fail(te, TE_ERR_UNSUPPORTED, "%s: cp_size is %d; at most %d ranks are possible", op, a->cp_size, TE__ROPE_MAX_RANKS);
+        return te__fail(te, TE_ERR_UNSUPPORTED, "%s: cp_size is %d; at most %d ranks are possible", op, a->cp_size,
+                        TE__ROPE_MAX_RANKS);
     if (a->cp_size < 1 || a->cp_rank < 0 || a->cp_rank >= a->cp_size)
-        return te__fail(te, TE_ERR_INVALID, "%s: cp_rank is %d and cp_size %d; ranks are 0 to cp_size - 1", op, a->cp_rank, a->cp_size);
+        return te__fail(te, TE_ERR_INVALID, "%s: cp_rank is %d and cp_size %d; ranks are 0 to cp_size - 1", op,
+                        a->cp_rank, a->cp_size);
     if (a->cp_size > 1 && a->positions)
-        return te__fail(te, TE_ERR_INVALID, "%s: positions are given, and cp_size is %d; with positions a rank needs no cp_size: leave it 0", op, a->cp_size);
+        return te__fail(
+            te, TE_ERR_INVALID,
+            "%s: positions are given, and cp_size is %d; with positions a rank needs no cp_size: leave it 0", op,
+            a->cp_size);
     if (a->cp_size > 1 && !packed && s % 2 != 0)
-        return te__fail(te, TE_ERR_SHAPE, "%s: the sequence has %lld tokens and cp_size is %d; a rank has two chunks of the same length, so an even number is needed", op,
-                        (long long)s, a->cp_size);
+        return te__fail(te, TE_ERR_SHAPE,
+                        "%s: the sequence has %lld tokens and cp_size is %d; a rank has two chunks of the same length, "
+                        "so an even number is needed",
+                        op, (long long)s, a->cp_size);
     if (a->positions && positions != s && (packed || positions != s * b))
-        return te__fail(te, TE_ERR_SHAPE, packed ? "%s: positions has %lld elements; one for each of %lld tokens is needed" : "%s: positions has %lld elements; [%lld], or as many for each of %lld sequences, is needed",
-                        op, (long long)positions, (long long)s, (long long)b);
+        return te__fail(
+            te, TE_ERR_SHAPE,
+            packed ? "%s: positions has %lld elements; one for each of %lld tokens is needed"
+                   : "%s: positions has %lld elements; [%lld], or as many for each of %lld sequences, is needed",
+            op, (long long)positions, (long long)s, (long long)b);
     if (a->freqs && !packed && !a->positions && !a->start_positions && a->freqs->shape[3] > 0 && s * b > 0 &&
         (a->position_offset < 0 || a->position_offset + s * a->cp_size > a->freqs->shape[0]))
-        return te__fail(te, TE_ERR_SHAPE, "%s: freqs has %lld rows, and the positions are %lld to %lld; a row for each is needed", op, (long long)a->freqs->shape[0],
-                        (long long)a->position_offset, (long long)(a->position_offset + s * a->cp_size - 1));
+        return te__fail(te, TE_ERR_SHAPE,
+                        "%s: freqs has %lld rows, and the positions are %lld to %lld; a row for each is needed", op,
+                        (long long)a->freqs->shape[0], (long long)a->position_offset,
+                        (long long)(a->position_offset + s * a->cp_size - 1));
     return te__want_numel(te, op, "start_positions", a->start_positions, b);
 }
 
 static te_result te__rope_want_heads(te_ctx *te, const char *name, const te_tensor *x, bool packed) {
     char text[TE__SHAPE_TEXT];
     if (!packed) return te__want_heads(te, "rope", name, x);
-    if (x->ndim != 3) return te__fail(te, TE_ERR_SHAPE, "rope: %s is %s; [tokens, heads, d] is needed with TE_THD", name, te__shape_text(x, text));
+    if (x->ndim != 3)
+        return te__fail(te, TE_ERR_SHAPE, "rope: %s is %s; [tokens, heads, d] is needed with TE_THD", name,
+                        te__shape_text(x, text));
     return te__want_channels(te, "rope", name, x);
 }
 static te_result te__check_rope(te_ctx *te, te_op_rope_args *a) {
@@ -69,15 +93,20 @@ static te_result te__check_rope(te_ctx *te, te_op_rope_args *a) {
     if (r == TE_OK) r = te__want_same(te, "rope", "x", a->x, "y", a->y);
     if (r == TE_OK && a->no_rope) return packed ? TE_OK : te__want_format(te, "rope", a->format);
     if (r == TE_OK && packed != (a->cu_seqlens != NULL))
-        r = te__fail(te, TE_ERR_INVALID, "rope: format is %d and cu_seqlens %s; sequences in one tensor (TE_THD, 2) have their starts there, and other formats none", (int)a->format,
-                     a->cu_seqlens ? "given" : "NULL");
+        r = te__fail(te, TE_ERR_INVALID,
+                     "rope: format is %d and cu_seqlens %s; sequences in one tensor (TE_THD, 2) have their starts "
+                     "there, and other formats none",
+                     (int)a->format, a->cu_seqlens ? "given" : "NULL");
     if (r == TE_OK && packed && te__numel(a->cu_seqlens) < 2 && te__numel(a->x) > 0)
-        r = te__fail(te, TE_ERR_SHAPE, "rope: cu_seqlens has %lld elements; [b + 1] is needed, and x has %lld tokens of at least one sequence", (long long)te__numel(a->cu_seqlens),
-                     (long long)a->x->shape[0]);
+        r = te__fail(
+            te, TE_ERR_SHAPE,
+            "rope: cu_seqlens has %lld elements; [b + 1] is needed, and x has %lld tokens of at least one sequence",
+            (long long)te__numel(a->cu_seqlens), (long long)a->x->shape[0]);
     if (r == TE_OK && !packed) r = te__want_format(te, "rope", a->format);
     if (r != TE_OK) return r;
     return te__rope_check_angles(te, "rope", &a->angles, packed, a->x->shape[a->format == TE_BSHD ? 1 : 0],
-                                 packed ? te__numel(a->cu_seqlens) - 1 : a->x->shape[a->format == TE_BSHD ? 0 : 1], a->x->shape[a->x->ndim - 1]);
+                                 packed ? te__numel(a->cu_seqlens) - 1 : a->x->shape[a->format == TE_BSHD ? 0 : 1],
+                                 a->x->shape[a->x->ndim - 1]);
 }
 
 /* The two argument structs differ in const alone. */
@@ -110,14 +139,22 @@ static te_result te__qkv_rope_check_parts(te_ctx *te, const char *op, const te_o
     part[2] = a->v;
     for (i = 0; i < 3; i++) {
         if (!a->rotated) r = te__want_heads(te, op, names[i], part[i]);
-        else if (part[i]) r = te__fail(te, TE_ERR_INVALID, "%s: %s and rotated are given; rotated stands in the place of q, k and v: leave one of them NULL", op, names[i]);
+        else if (part[i])
+            r = te__fail(
+                te, TE_ERR_INVALID,
+                "%s: %s and rotated are given; rotated stands in the place of q, k and v: leave one of them NULL", op,
+                names[i]);
         if (r != TE_OK) return r;
     }
     if (a->num_heads < 1 || a->num_groups < 1 || a->num_heads % a->num_groups != 0 || a->head_dim < 1)
-        return te__fail(te, TE_ERR_INVALID, "%s: %d heads in %d groups, of size %d; the groups must divide the heads, and the size be positive", op,
-                        a->num_heads, a->num_groups, a->head_dim);
+        return te__fail(
+            te, TE_ERR_INVALID,
+            "%s: %d heads in %d groups, of size %d; the groups must divide the heads, and the size be positive", op,
+            a->num_heads, a->num_groups, a->head_dim);
     if (a->rotated) {
-        if (a->qkv->ndim != 3) return te__fail(te, TE_ERR_SHAPE, "%s: qkv is %s; [s, b, (H + 2G) * d] is needed with rotated", op, te__shape_text(a->qkv, text));
+        if (a->qkv->ndim != 3)
+            return te__fail(te, TE_ERR_SHAPE, "%s: qkv is %s; [s, b, (H + 2G) * d] is needed with rotated", op,
+                            te__shape_text(a->qkv, text));
         memcpy(shape, a->qkv->shape, 2 * sizeof(int64_t));
         return te__want_same(te, op, "rotated", a->rotated, "qkv", a->qkv);
     }
@@ -126,8 +163,8 @@ static te_result te__qkv_rope_check_parts(te_ctx *te, const char *op, const te_o
     for (i = 0; i < 3; i++) {
         shape[2] = i == 0 ? a->num_heads : a->num_groups;
         if (memcmp(shape, part[i]->shape, 4 * sizeof(int64_t)) != 0)
-            return te__fail(te, TE_ERR_SHAPE, "%s: %s is %s; with %d heads in %d groups it must be %s", op, names[i], te__shape_text(part[i], text),
-                            a->num_heads, a->num_groups, te__dims_text(4, shape, want));
+            return te__fail(te, TE_ERR_SHAPE, "%s: %s is %s; with %d heads in %d groups it must be %s", op, names[i],
+                            te__shape_text(part[i], text), a->num_heads, a->num_groups, te__dims_text(4, shape, want));
     }
     return TE_OK;
 }
@@ -136,10 +173,13 @@ static te_result te__qkv_rope_check(te_ctx *te, const char *op, te_op_qkv_rope_a
     const int seq = a->format == TE_BSHD ? 1 : 0;
     te_result r = te__qkv_rope_check_parts(te, op, a, shape);
     if (r == TE_OK)
-        r = te__want_matrix(te, op, "qkv", a->qkv, shape[0] * shape[1], ((int64_t)a->num_heads + 2 * (int64_t)a->num_groups) * a->head_dim, a->rotated ? "rotated" : "q",
-                            a->rotated ? a->rotated : a->q);
+        r = te__want_matrix(te, op, "qkv", a->qkv, shape[0] * shape[1],
+                            ((int64_t)a->num_heads + 2 * (int64_t)a->num_groups) * a->head_dim,
+                            a->rotated ? "rotated" : "q", a->rotated ? a->rotated : a->q);
     if (r == TE_OK) r = te__want_format(te, op, a->format);
-    return r == TE_OK && !a->no_rope ? te__rope_check_angles(te, op, &a->angles, false, shape[seq], shape[1 - seq], a->head_dim) : r;
+    return r == TE_OK && !a->no_rope
+               ? te__rope_check_angles(te, op, &a->angles, false, shape[seq], shape[1 - seq], a->head_dim)
+               : r;
 }
 
 static te_result te__check_qkv_rope(te_ctx *te, te_op_qkv_rope_args *a) {
@@ -194,7 +234,8 @@ static void te__rope_describe(te__rope_kargs *k, const te_tensor *x, te_qkv_form
     k->positions_step = a->positions && te__numel(a->positions) > k->seq ? k->seq : 0;
     k->cp_size = a->cp_size;
     k->cp_rank = a->cp_rank;
-    for (i = 0; i < k->half && !a->freqs; i++) k->inv_freq[i] = a->inv_freq ? a->inv_freq[i] : (float)pow((double)a->base, -2.0 * i / a->rotary_dim);
+    for (i = 0; i < k->half && !a->freqs; i++)
+        k->inv_freq[i] = a->inv_freq ? a->inv_freq[i] : (float)pow((double)a->base, -2.0 * i / a->rotary_dim);
 }
 
 static void te__rope_problem(te__rope_kargs *k, const te_op_rope_args *a) {

@@ -99,11 +99,13 @@ template <int W> struct te_rope_unit {
     int cx, cy, src_dt, dst_dt; // cy -1: there is no y
 
     TE_DEV void ask(const te__rope_kargs &a, const te_rope_tokens &tokens, te_rope_walk &walk) {
-        const int pairs = a.half / W, unit = walk.unit, token = walk.token, packed_head = te__rope_packed_head(&a, walk.head);
+        const int pairs = a.half / W, unit = walk.unit, token = walk.token,
+                  packed_head = te__rope_packed_head(&a, walk.head);
         int where_t, where_b, part = 0, h = packed_head; // part: q, k or v; h: the head in it
         tokens.locate(token, where_t, where_b);
         if (a.groups && a.grouped) {
-            const int per_group = a.heads / a.groups + 2, group = packed_head / per_group, in_group = packed_head - group * per_group;
+            const int per_group = a.heads / a.groups + 2, group = packed_head / per_group,
+                      in_group = packed_head - group * per_group;
             part = max(0, in_group - (per_group - 3));
             h = part ? group : group * (per_group - 2) + in_group;
         } else if (a.groups) {

@@ -22,7 +22,8 @@ static void te__shard_amax_rows(void *user, int64_t begin, int64_t end) {
         for (row = tile * a->tile_rows; row < last; row++) {
             te__shard_columns(row, a->columns, a->start, n, &from, &to);
             for (at = from; at < to; at += TE__SHARD_PIECE) {
-                int64_t size = te__min(TE__SHARD_PIECE, to - at), t = at / a->tile_columns, left = (t + 1) * a->tile_columns - at;
+                int64_t size = te__min(TE__SHARD_PIECE, to - at), t = at / a->tile_columns,
+                        left = (t + 1) * a->tile_columns - at;
                 te__load_row(te__data(a->x), a->x->dtype, row * a->columns + at - a->start, size, v);
                 for (i = 0; i < size; i++, left--) {
                     float magnitude = fabsf(v[i]);
@@ -39,7 +40,8 @@ static void te__shard_amax_rows(void *user, int64_t begin, int64_t end) {
 static te_result te__cpu_shard_amax(te_ctx *te, const te_op_shard_amax_args *a) {
     te_op_shard_amax_args args = *a;
     if (te__numel(a->amax) == 0) return TE_OK;
-    te__parallel_for(te, te__rows(a->amax), te__max(1, 32768 / te__max(1, a->tile_rows * a->columns)), te__shard_amax_rows, &args);
+    te__parallel_for(te, te__rows(a->amax), te__max(1, 32768 / te__max(1, a->tile_rows * a->columns)),
+                     te__shard_amax_rows, &args);
     return TE_OK;
 }
 
@@ -50,7 +52,8 @@ static float te__shard_block_scale(const te_op_shard_scales_args *a, float amax)
 }
 static void te__shard_scales_block(const te_op_shard_scales_args *a, te_tensor *out, bool columnwise, bool multiplier) {
     const float *amax = (const float *)te__data(a->amax);
-    int64_t tiles_n = te__cols(a->amax), along = columnwise ? te__rows(a->amax) : tiles_n, i, j, m = te__rows(out), n = te__cols(out);
+    int64_t tiles_n = te__cols(a->amax), along = columnwise ? te__rows(a->amax) : tiles_n, i, j, m = te__rows(out),
+            n = te__cols(out);
     float *scale = (float *)te__data(out);
     for (i = 0; i < m; i++)
         for (j = 0; j < n; j++) {
@@ -64,14 +67,17 @@ static void te__shard_scales_mxfp8(const te_op_shard_scales_args *a, const te_te
     uint8_t *scale = (uint8_t *)te__data(out);
     float inverse = a->dtype == TE_F8E5M2 ? TE__E5M2_MAX_INVERSE : TE__E4M3_MAX_INVERSE;
     for (i = 0; i < m; i++)
-        for (j = 0; j < n; j++) scale[i * n + j] = i < groups_m && j < groups_n ? te__mxfp8_exponent(amax[i * groups_n + j], inverse) : 0;
+        for (j = 0; j < n; j++)
+            scale[i * n + j] = i < groups_m && j < groups_n ? te__mxfp8_exponent(amax[i * groups_n + j], inverse) : 0;
 }
 static void te__shard_scales_nvfp4(const te_op_shard_scales_args *a, te_tensor *out, bool columnwise) {
     const float *amax = (const float *)te__data(a->amax);
-    int64_t tiles_n = te__cols(a->amax), along = columnwise ? te__rows(a->amax) : tiles_n, across = columnwise ? a->columns : a->rows;
+    int64_t tiles_n = te__cols(a->amax), along = columnwise ? te__rows(a->amax) : tiles_n,
+            across = columnwise ? a->columns : a->rows;
     int64_t i, j, m = te__rows(out), n = te__cols(out);
     uint8_t *scale = (uint8_t *)te__data(out);
-    float tensor_scale = te__nvfp4_tensor_scale(*(const float *)te__data(a->amax_tensor), a->e4m3_max_256 ? 256.0f : 448.0f);
+    float tensor_scale =
+        te__nvfp4_tensor_scale(*(const float *)te__data(a->amax_tensor), a->e4m3_max_256 ? 256.0f : 448.0f);
     for (i = 0; i < m; i++)
         for (j = 0; j < n; j++) {
             int64_t tile = columnwise ? j * tiles_n + i / 16 : i / 16 * tiles_n + j;
@@ -113,8 +119,10 @@ static float te__shard_multiplier(const te__shard_job *j, int64_t row, int64_t c
         if (a->multiplier) return ((const float *)te__data(a->multiplier))[row / 128 * ld + column / 128];
         return te__rcp_f32(((const float *)scale)[row / 128 * ld + column / 128]);
     case TE_SCALING_MXFP8:
-        return te__mxfp8_multiplier(((const uint8_t *)scale)[a->columnwise ? row / 32 * ld + column : row * ld + column / 32]);
-    case TE_SCALING_NVFP4: return te__nvfp4_multiplier(((const uint8_t *)scale)[row * ld + column / 16], j->tensor_scale);
+        return te__mxfp8_multiplier(
+            ((const uint8_t *)scale)[a->columnwise ? row / 32 * ld + column : row * ld + column / 32]);
+    case TE_SCALING_NVFP4:
+        return te__nvfp4_multiplier(((const uint8_t *)scale)[row * ld + column / 16], j->tensor_scale);
     default: return *(const float *)scale;
     }
 }
@@ -179,7 +187,9 @@ static te_result te__cpu_shard_cast(te_ctx *te, const te_op_shard_cast_args *a) 
     if (j.n == 0) return TE_OK;
     j.first_pair = a->start / a->columns / 2;
     j.pairs = (a->start + j.n - 1) / a->columns / 2 - j.first_pair + 1;
-    j.tensor_scale = a->scaling == TE_SCALING_NVFP4 ? te__nvfp4_tensor_scale(*(const float *)te__data(a->amax_tensor), a->e4m3_max_256 ? 256.0f : 448.0f) : 1.0f;
+    j.tensor_scale = a->scaling == TE_SCALING_NVFP4 ? te__nvfp4_tensor_scale(*(const float *)te__data(a->amax_tensor),
+                                                                             a->e4m3_max_256 ? 256.0f : 448.0f)
+                                                    : 1.0f;
     te__parallel_for(te, TE__SHARD_PARTS, te__max(1, TE__SHARD_PARTS * 16384 / j.n), te__shard_cast_parts, &j);
     if (a->amax) {
         float *amax = (float *)te__data(a->amax);

@@ -106,13 +106,15 @@ static te_result te__cuda_plan_shard_cast(te__plan *p, const te_op_shard_cast_ar
         return TE_OK;
     }
     k->straight = a->flat && a->scaling == TE_SCALING_NVFP4 && a->columns % 2 != 0;
-    k->vector = te__is_aligned(a->x, 16) && te__is_aligned(a->dst, 16) && a->columns % 16 == 0 && a->start % 16 == 0 && (a->flat || k->ld % 16 == 0) &&
-                (a->scaling != TE_SCALING_MXFP8 || te__is_aligned(a->scale, 16));
+    k->vector = te__is_aligned(a->x, 16) && te__is_aligned(a->dst, 16) && a->columns % 16 == 0 && a->start % 16 == 0 &&
+                (a->flat || k->ld % 16 == 0) && (a->scaling != TE_SCALING_MXFP8 || te__is_aligned(a->scale, 16));
     k->groups_per_row = te__div_up(k->straight ? a->rows * a->columns : a->columns, 16);
     k->first = k->straight ? a->start / 16 : a->start / a->columns * k->groups_per_row + a->start % a->columns / 16;
-    k->count = (k->straight ? last / 16 : last / a->columns * k->groups_per_row + last % a->columns / 16) - k->first + 1;
+    k->count =
+        (k->straight ? last / 16 : last / a->columns * k->groups_per_row + last % a->columns / 16) - k->first + 1;
     te__launch_option(l, "SCALING", k->scaling);
     te__launch_size(l, te__div_up(k->count, 256), 1, 1, 256, 0);
-    te__plan_why(p, k->vector ? "one pass, 16 codes a thread" : "one pass, element by element: columns, start or addresses are no multiples of 16");
+    te__plan_why(p, k->vector ? "one pass, 16 codes a thread"
+                              : "one pass, element by element: columns, start or addresses are no multiples of 16");
     return TE_OK;
 }

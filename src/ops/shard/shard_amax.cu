@@ -68,7 +68,8 @@ extern "C" __global__ void __launch_bounds__(256) te_shard_amax(const __grid_con
 #pragma unroll
         for (int r = 0; r < 4; r++) {
             te_i64 row = first_row + s * 32 + ty * 4 + r;
-            te_shard_load8(a.x, row * a.columns + column - a.start, row < a.rows ? a.n : 0, a.columns - column, a.vector, X_DT, v[r]);
+            te_shard_load8(a.x, row * a.columns + column - a.start, row < a.rows ? a.n : 0, a.columns - column,
+                           a.vector, X_DT, v[r]);
         }
 #pragma unroll
         for (int r = 0; r < 4; r++) {

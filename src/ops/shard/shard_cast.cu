@@ -38,8 +38,10 @@ TE_DEV float te_shard_multiplier(const te__shard_cast_kargs &a, te_i64 row, te_i
     }
     const te_u8 *code = (const te_u8 *)a.scale;
     if (SCALING == TE_SCALING_MXFP8)
-        return te__mxfp8_multiplier(code[a.columnwise ? (row >> 5) * a.scale_ld + column : row * a.scale_ld + (column >> 5)]);
-    return te__nvfp4_multiplier(code[row * a.scale_ld + (column >> 4)], te__nvfp4_tensor_scale(*a.amax_tensor, a.code_max));
+        return te__mxfp8_multiplier(
+            code[a.columnwise ? (row >> 5) * a.scale_ld + column : row * a.scale_ld + (column >> 5)]);
+    return te__nvfp4_multiplier(code[row * a.scale_ld + (column >> 4)],
+                                te__nvfp4_tensor_scale(*a.amax_tensor, a.code_max));
 }
 
 // Sixteen codes, four bits each.
@@ -72,7 +74,8 @@ extern "C" __global__ void __launch_bounds__(256) te_shard_cast(const __grid_con
             uint4 u = *(const uint4 *)((const te_u8 *)a.scale + (row >> 5) * a.scale_ld + column);
             te_u32 e[4] = {u.x, u.y, u.z, u.w};
 #pragma unroll
-            for (int k = 0; k < 16; k++) v[k] = __fmul_rn(v[k], te__mxfp8_multiplier((te_u8)(e[k >> 2] >> (8 * (k & 3)))));
+            for (int k = 0; k < 16; k++)
+                v[k] = __fmul_rn(v[k], te__mxfp8_multiplier((te_u8)(e[k >> 2] >> (8 * (k & 3)))));
         } else {
             float multiplier = te_shard_multiplier(a, row, column);
 #pragma unroll
@@ -88,7 +91,8 @@ extern "C" __global__ void __launch_bounds__(256) te_shard_cast(const __grid_con
             te_u32 w[4];
 #pragma unroll
             for (int k = 0; k < 4; k++)
-                w[k] = te_f32x2_to_fp8(v[4 * k], v[4 * k + 1], a.q_dt) | (te_u32)te_f32x2_to_fp8(v[4 * k + 2], v[4 * k + 3], a.q_dt) << 16;
+                w[k] = te_f32x2_to_fp8(v[4 * k], v[4 * k + 1], a.q_dt) |
+                       (te_u32)te_f32x2_to_fp8(v[4 * k + 2], v[4 * k + 3], a.q_dt) << 16;
             *(uint4 *)(dst + at) = make_uint4(w[0], w[1], w[2], w[3]);
         }
     } else if (some) {

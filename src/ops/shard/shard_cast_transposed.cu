@@ -19,7 +19,8 @@
 #define X_DT a.x_dt
 #endif
 
-extern "C" __global__ void __launch_bounds__(256) te_shard_cast_transposed(const __grid_constant__ te__shard_cast_kargs a) {
+extern "C" __global__ void __launch_bounds__(256)
+    te_shard_cast_transposed(const __grid_constant__ te__shard_cast_kargs a) {
     te_follow();
     __shared__ __align__(16) te_u32 tile[TE_TILE_COLUMNS * TE_TILE_WORDS];
     __shared__ float scratch[32];
@@ -30,7 +31,8 @@ extern "C" __global__ void __launch_bounds__(256) te_shard_cast_transposed(const
     float v[4][8], largest = 0.0f, scale = *(const float *)a.scale;
 #pragma unroll
     for (int r = 0; r < 4; r++)
-        te_shard_load8(a.x, (row + r) * a.columns + column - a.start, row + r < a.rows ? a.n : 0, a.columns - column, a.vector, X_DT, v[r]);
+        te_shard_load8(a.x, (row + r) * a.columns + column - a.start, row + r < a.rows ? a.n : 0, a.columns - column,
+                       a.vector, X_DT, v[r]);
     te_u32 code[4][2];
 #pragma unroll
     for (int r = 0; r < 4; r++) {
@@ -38,7 +40,8 @@ extern "C" __global__ void __launch_bounds__(256) te_shard_cast_transposed(const
         for (int k = 0; k < 8; k++) largest = fmaxf(largest, fabsf(v[r][k])), v[r][k] = __fmul_rn(v[r][k], scale);
 #pragma unroll
         for (int h = 0; h < 2; h++)
-            code[r][h] = te_f32x2_to_fp8(v[r][4 * h], v[r][4 * h + 1], a.q_dt) | (te_u32)te_f32x2_to_fp8(v[r][4 * h + 2], v[r][4 * h + 3], a.q_dt) << 16;
+            code[r][h] = te_f32x2_to_fp8(v[r][4 * h], v[r][4 * h + 1], a.q_dt) |
+                         (te_u32)te_f32x2_to_fp8(v[r][4 * h + 2], v[r][4 * h + 3], a.q_dt) << 16;
     }
 #pragma unroll
     for (int h = 0; h < 2; h++) {
@@ -62,7 +65,8 @@ extern "C" __global__ void __launch_bounds__(256) te_shard_cast_transposed(const
             te_u32 w[4] = {u.x, u.y, u.z, u.w};
 #pragma unroll
             for (int b = 0; b < 16; b++)
-                if (r + b < a.rows && i + b * a.columns >= 0 && i + b * a.columns < a.n) to[b] = (te_u8)(w[b >> 2] >> (8 * (b & 3)));
+                if (r + b < a.rows && i + b * a.columns >= 0 && i + b * a.columns < a.n)
+                    to[b] = (te_u8)(w[b >> 2] >> (8 * (b & 3)));
         }
     }
     if (a.amax) {

@@ -18,11 +18,13 @@ extern "C" __global__ void __launch_bounds__(256) te_shard_scales(const __grid_c
     te_i64 width = columnwise ? a.col_n : a.row_n, i = at / width, j = at - i * width;
     if (a.scaling == TE_SCALING_BLOCK_2D) {
         te_i64 tiles_n = te_div_up(a.columns, 128), along = columnwise ? te_div_up(a.rows, 128) : tiles_n;
-        float *out = (float *)(columnwise ? a.col_scale : a.row_scale), *multiplier = columnwise ? nullptr : a.multiplier;
+        float *out = (float *)(columnwise ? a.col_scale : a.row_scale),
+              *multiplier = columnwise ? nullptr : a.multiplier;
         for (int k = 0; k < 4; k++) {
             float scale = 0.0f, inverse = 0.0f;
             if (j + k < along) {
-                scale = te__block_scale(a.amax[columnwise ? (j + k) * tiles_n + i : i * tiles_n + j + k], a.fp8_max, a.epsilon, a.limit, a.power_of_two);
+                scale = te__block_scale(a.amax[columnwise ? (j + k) * tiles_n + i : i * tiles_n + j + k], a.fp8_max,
+                                        a.epsilon, a.limit, a.power_of_two);
                 inverse = te__rcp_f32(scale);
             }
             if (out) out[at + k] = inverse;
@@ -34,9 +36,11 @@ extern "C" __global__ void __launch_bounds__(256) te_shard_scales(const __grid_c
     if (a.scaling == TE_SCALING_MXFP8) {
         const float *amax = columnwise ? a.amax_col : a.amax;
         te_i64 m = columnwise ? te_div_up(a.rows, 32) : a.rows, n = columnwise ? a.columns : te_div_up(a.columns, 32);
-        for (int k = 0; k < 4 && i < m && j + k < n; k++) codes |= (te_u32)te__mxfp8_exponent(amax[i * n + j + k], a.fp8_max_inverse) << (8 * k);
+        for (int k = 0; k < 4 && i < m && j + k < n; k++)
+            codes |= (te_u32)te__mxfp8_exponent(amax[i * n + j + k], a.fp8_max_inverse) << (8 * k);
     } else {
-        te_i64 tiles_n = te_div_up(a.columns, 16), across = columnwise ? a.columns : a.rows, along = columnwise ? te_div_up(a.rows, 16) : tiles_n;
+        te_i64 tiles_n = te_div_up(a.columns, 16), across = columnwise ? a.columns : a.rows,
+               along = columnwise ? te_div_up(a.rows, 16) : tiles_n;
         float tensor_scale = te__nvfp4_tensor_scale(*a.amax_tensor, a.code_max);
         for (int k = 0; k < 4 && i < across && j + k < along; k++) {
             float amax = a.amax[columnwise ? (j + k) * tiles_n + i / 16 : i / 16 * tiles_n + j + k];

@@ -2,7 +2,8 @@
 
 static te_result te__check_softcap(te_ctx *te, te_op_softcap_args *a) {
     te_result r;
-    if (!(a->cap > 0.0f && a->cap <= FLT_MAX)) return te__fail(te, TE_ERR_INVALID, "softcap: cap is %g; it is positive", (double)a->cap);
+    if (!(a->cap > 0.0f && a->cap <= FLT_MAX))
+        return te__fail(te, TE_ERR_INVALID, "softcap: cap is %g; it is positive", (double)a->cap);
     r = te__want_like(te, "softcap", "dy", a->dy, "x", a->x);
     return r == TE_OK ? te__want_like(te, "softcap", "y", a->y, "x", a->x) : r;
 }

@@ -5,7 +5,8 @@ static int te__softmax_threads(int64_t n) { return (int)te__min(512, te__round_u
 
 static te_result te__cuda_plan_softmax_fwd(te__plan *p, const te_op_softmax_fwd_args *a) {
     int64_t m = te__rows(a->x), n = te__cols(a->x);
-    bool vector = !p->baseline && n % 8 == 0 && a->x->dtype == a->y->dtype && te__is_aligned(a->x, 16) && te__is_aligned(a->y, 16);
+    bool vector = !p->baseline && n % 8 == 0 && a->x->dtype == a->y->dtype && te__is_aligned(a->x, 16) &&
+                  te__is_aligned(a->y, 16);
     te__launch *l;
     te__softmax_fwd_kargs *k;
     if (m == 0 || n == 0) return TE_OK;
@@ -25,14 +26,15 @@ static te_result te__cuda_plan_softmax_fwd(te__plan *p, const te_op_softmax_fwd_
     k->y_dt = a->y->dtype;
     if (vector) te__launch_option(l, "X_DT", a->x->dtype);
     te__launch_size(l, te__min(m, INT_MAX), 1, 1, te__softmax_threads(n), 0);
-    te__plan_why(p, vector ? "a block for each row, eight scores a thread" : "general: a block for each row, one score at a time");
+    te__plan_why(p, vector ? "a block for each row, eight scores a thread"
+                           : "general: a block for each row, one score at a time");
     return TE_OK;
 }
 
 static te_result te__cuda_plan_softmax_bwd(te__plan *p, const te_op_softmax_bwd_args *a) {
     int64_t m = te__rows(a->y), n = te__cols(a->y);
-    bool vector = !p->baseline && n % 8 == 0 && a->dy->dtype == a->y->dtype && a->dx->dtype == a->y->dtype && te__is_aligned(a->y, 16) && te__is_aligned(a->dy, 16) &&
-                  te__is_aligned(a->dx, 16);
+    bool vector = !p->baseline && n % 8 == 0 && a->dy->dtype == a->y->dtype && a->dx->dtype == a->y->dtype &&
+                  te__is_aligned(a->y, 16) && te__is_aligned(a->dy, 16) && te__is_aligned(a->dx, 16);
     te__launch *l;
     te__softmax_bwd_kargs *k;
     if (m == 0 || n == 0) return TE_OK;
@@ -49,6 +51,7 @@ static te_result te__cuda_plan_softmax_bwd(te__plan *p, const te_op_softmax_bwd_
     k->dx_dt = a->dx->dtype;
     if (vector) te__launch_option(l, "X_DT", a->y->dtype);
     te__launch_size(l, te__min(m, INT_MAX), 1, 1, te__softmax_threads(n), 0);
-    te__plan_why(p, vector ? "a block for each row, eight numbers a thread" : "general: a block for each row, one number at a time");
+    te__plan_why(p, vector ? "a block for each row, eight numbers a thread"
+                           : "general: a block for each row, one number at a time");
     return TE_OK;
 }

@@ -42,7 +42,8 @@ static void te__stats_parts(void *user, int64_t begin, int64_t end) {
         for (at = j->n / TE__STATS_PARTS * part; at < stop; at += TE__STATS_PIECE) {
             int64_t size = te__min(TE__STATS_PIECE, stop - at);
             te__load_row(te__data(a->x), a->x->dtype, at, size, x);
-            for (i = 0; i < size; i++) te__stats_element(&j->part[part], x[i], y[at + i], limit ? limit[at + i] : FLT_MAX);
+            for (i = 0; i < size; i++)
+                te__stats_element(&j->part[part], x[i], y[at + i], limit ? limit[at + i] : FLT_MAX);
         }
     }
 }

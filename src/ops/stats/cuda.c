@@ -10,7 +10,8 @@ static te_result te__cuda_plan_quant_error(te__plan *p, const te_op_quant_error_
     args.sums = (float *)te__data(a->sums);
     args.n = te__numel(a->x);
     args.partials = te__div_up(args.n, TE__STATS_CHUNK);
-    args.partial = (te__quant_error_partial *)te__plan_workspace(p, args.partials * (int64_t)sizeof(te__quant_error_partial));
+    args.partial =
+        (te__quant_error_partial *)te__plan_workspace(p, args.partials * (int64_t)sizeof(te__quant_error_partial));
     args.x_dt = a->x->dtype;
     args.vector = te__is_aligned(a->x, 16) && te__is_aligned(a->y, 16) && (!a->limit || te__is_aligned(a->limit, 16));
     if (args.partials > 0) {

@@ -28,7 +28,8 @@ TE_DEV te_u32 te_warp_count(te_u32 v) {
 extern "C" __global__ void __launch_bounds__(256) te_quant_error(const __grid_constant__ te__quant_error_kargs a) {
     te_follow();
     __shared__ te__quant_error_partial part[8];
-    te_i64 begin = (te_i64)blockIdx.x * TE__STATS_CHUNK, end = begin + TE__STATS_CHUNK < a.n ? begin + TE__STATS_CHUNK : a.n;
+    te_i64 begin = (te_i64)blockIdx.x * TE__STATS_CHUNK,
+           end = begin + TE__STATS_CHUNK < a.n ? begin + TE__STATS_CHUNK : a.n;
     te__quant_error_partial p = {};
     for (te_i64 i = begin + threadIdx.x * 8; i < end; i += 2048) {
         float x[8], y[8], limit[8];
@@ -56,12 +57,14 @@ extern "C" __global__ void __launch_bounds__(256) te_quant_error(const __grid_co
             p.count[4] += k < valid && x[k] == 0.0f;
             if (finite && fabsf(y[k]) <= TE_FLT_MAX) {
                 float d = __fsub_rn(x[k], y[k]);
-                p.xx = fmaf(x[k], x[k], p.xx), p.yy = fmaf(y[k], y[k], p.yy), p.xy = fmaf(x[k], y[k], p.xy), p.dd = fmaf(d, d, p.dd);
+                p.xx = fmaf(x[k], x[k], p.xx), p.yy = fmaf(y[k], y[k], p.yy), p.xy = fmaf(x[k], y[k], p.xy),
+                p.dd = fmaf(d, d, p.dd);
                 p.largest = fmaxf(p.largest, fabsf(d));
             }
         }
     }
-    p.xx = te_warp_sum(p.xx), p.yy = te_warp_sum(p.yy), p.xy = te_warp_sum(p.xy), p.dd = te_warp_sum(p.dd), p.largest = te_warp_max(p.largest);
+    p.xx = te_warp_sum(p.xx), p.yy = te_warp_sum(p.yy), p.xy = te_warp_sum(p.xy), p.dd = te_warp_sum(p.dd),
+    p.largest = te_warp_max(p.largest);
 #pragma unroll
     for (int c = 0; c < TE__STATS_COUNTS; c++) p.count[c] = te_warp_count(p.count[c]);
     if ((threadIdx.x & 31) == 0) part[threadIdx.x >> 5] = p;

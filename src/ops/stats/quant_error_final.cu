@@ -6,7 +6,8 @@
 #include "device/base.cuh"
 #include "ops/stats/kargs.h"
 
-extern "C" __global__ void __launch_bounds__(256) te_quant_error_final(const __grid_constant__ te__quant_error_kargs a) {
+extern "C" __global__ void __launch_bounds__(256)
+    te_quant_error_final(const __grid_constant__ te__quant_error_kargs a) {
     te_follow();
     __shared__ double sum[4][256];
     __shared__ te_u64 count[TE__STATS_COUNTS][256];

@@ -133,7 +133,8 @@ TE_API bool te_query_supported(te_ctx *te, te_op op, const void *args) {
     bool pending = !te_ok(te), failed = te && te->capture && te->capture->failed, step_failed = te && te->step_failed,
          supported = te_explain(te, op, args, NULL, &e) == TE_OK;
     if (!te) return false;
-    if (!supported && !pending) te__forget_error(te); /* the answer "no" is no error of the context, nor of a step under way */
+    if (!supported && !pending) te__forget_error(te); /* the answer "no" is no error of the context, nor of a step under
+                                                       * way */
     te->step_failed = step_failed;
     if (te->capture) te->capture->failed = failed;
     return supported;

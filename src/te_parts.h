@@ -203,7 +203,8 @@
 
 /* what is built from operations */
 
-/* No kernel of the CPU backend stands from here on. At -O1 these parts cost gcc half of the time; with strict aliasing, which -O2 has as well, they run as fast. */
+/* No kernel of the CPU backend stands from here on. At -O1 these parts cost gcc half of the time; with strict aliasing,
+ * which -O2 has as well, they run as fast. */
 #if defined(__GNUC__) && !defined(__clang__) && defined(__OPTIMIZE__) && !defined(__OPTIMIZE_SIZE__)
 #pragma GCC push_options
 #pragma GCC optimize("O1", "strict-aliasing")

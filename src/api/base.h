@@ -9,8 +9,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Compiler attributes, empty where the compiler has none: TE_MAYBE_UNUSED silences the warning about an unused function, TE_PRINTF(f, a) has the
- * format string (parameter f) checked against its arguments (from parameter a on). */
+/* Compiler attributes, empty where the compiler has none: TE_MAYBE_UNUSED silences the warning about an unused
+ * function, TE_PRINTF(f, a) has the format string (parameter f) checked against its arguments (from parameter a on). */
 #if defined(__GNUC__) || defined(__clang__)
 #define TE_MAYBE_UNUSED __attribute__((unused))
 #define TE_PRINTF(f, a) __attribute__((format(printf, f, a)))
@@ -19,8 +19,9 @@
 #define TE_PRINTF(f, a)
 #endif
 
-/* TE_API is the linkage of every public function: extern "C". TE_STATIC, defined before the include, makes them private to the including
- * file, so that two files of one program can each carry a te.h of their own. Such a file has its implementation too. */
+/* TE_API is the linkage of every public function: extern "C". TE_STATIC, defined before the include, makes them private
+ * to the including file, so that two files of one program can each carry a te.h of their own. Such a file has its
+ * implementation too. */
 #ifdef TE_STATIC
 #define TE_API static TE_MAYBE_UNUSED
 #elif defined(__cplusplus)
@@ -71,10 +72,12 @@ typedef enum te_switch {
 #define TE_MAX_DIMS 8
 
 typedef struct te_ctx te_ctx;             /* a device, its stream and memory, and all state: te_ctx_create */
-typedef struct te_tensor te_tensor;       /* a reference-counted view of memory, plain or quantized: api/tensor.h, api/quant.h */
+typedef struct te_tensor te_tensor;       /* a reference-counted view of memory, plain or quantized: api/tensor.h,
+                                           * api/quant.h */
 typedef struct te_module te_module;       /* a node of a model's tree: api/module.h */
 typedef struct te_optimizer te_optimizer; /* an optimizer and its states: te_fused_adam_create */
 typedef struct te_quantizer te_quantizer; /* how tensors are quantized: te_quantizer_create */
-typedef struct te_group te_group;         /* this rank's place among ranks that compute together: te_group_create, te_thread_group_create */
+typedef struct te_group te_group;         /* this rank's place among ranks that compute together: te_group_create,
+                                           * te_thread_group_create */
 typedef struct te_kv_cache te_kv_cache;   /* keys and values of earlier positions: te_kv_cache_create */
 typedef struct te_graph te_graph;         /* a captured sequence of calls: te_graph_end */

@@ -1,4 +1,5 @@
-/* api/enums.h: the choices that host code and kernels both know. Plain enums, nothing else: kernels include this file. */
+/* api/enums.h: the choices that host code and kernels both know. Plain enums, nothing else: kernels include this
+ * file. */
 
 /* Number formats. E4M3 is the "fn" variant (no infinity, NaN = S.1111.111, largest 448); E5M2 is the IEEE-like one
  * (largest 57344); E8M0 is a power of two 2^(e-127) with 0xFF = NaN; E2M1 packs two values a byte, the even element in
@@ -15,7 +16,8 @@ typedef enum te_dtype {
     TE_U8 = 8,         /* raw bytes */
     TE_I32 = 9,        /* ids, offsets */
     TE_I64 = 10,       /* ids, offsets, counts */
-    TE_I16 = 11,       /* experts that a router has chosen (topk_indices): moved and read back, converted by the host alone */
+    TE_I16 = 11,       /* experts that a router has chosen (topk_indices): moved and read back, converted by the host
+                        * alone */
     TE_DTYPE_COUNT = 12
 } te_dtype;
 
@@ -25,7 +27,8 @@ typedef enum te_random_kind {
     TE_RANDOM_NORMAL = 1   /* mean a, standard deviation b */
 } te_random_kind;
 
-/* Which chunks of a sequence: 2 n ranks' chunks of equal length make it up, and rank r of n has numbers r and 2 n - 1 - r. */
+/* Which chunks of a sequence: 2 n ranks' chunks of equal length make it up, and rank r of n has numbers r and 2 n - 1 -
+ * r. */
 typedef enum te_context_chunks {
     TE_CHUNKS_BOTH = 0,   /* the two of a rank */
     TE_CHUNKS_FIRST = 1,  /* the earlier one */
@@ -39,16 +42,19 @@ typedef enum te_amax_algo {
     TE_AMAX_MOST_RECENT = 1 /* the last step's ("most_recent") */
 } te_amax_algo;
 
-/* The layout of a quantized matrix's scales; te_op_block_quantize, te_op_mxfp8_quantize and te_op_nvfp4_quantize describe each. */
+/* The layout of a quantized matrix's scales; te_op_block_quantize, te_op_mxfp8_quantize and te_op_nvfp4_quantize
+ * describe each. */
 typedef enum te_scaling {
     TE_SCALING_TENSOR = 0,   /* one f32 */
     TE_SCALING_BLOCK_1D = 1, /* f32, one for each 128 elements along the contraction */
     TE_SCALING_BLOCK_2D = 2, /* f32, one for each 128 x 128 elements */
     TE_SCALING_MXFP8 = 3,    /* E8M0, one for each 32 elements along the contraction */
-    TE_SCALING_NVFP4 = 4     /* E4M3, one for each 16 elements along the contraction, and an f32 amax of the tensor or of each row */
+    TE_SCALING_NVFP4 = 4     /* E4M3, one for each 16 elements along the contraction, and an f32 amax of the tensor or
+                              * of each row */
 } te_scaling;
 
-/* NVFP4's 4-over-6: each block is quantized twice, with 6 and with 4 as its largest code, and keeps the one with the smaller error. */
+/* NVFP4's 4-over-6: each block is quantized twice, with 6 and with 4 as its largest code, and keeps the one with the
+ * smaller error. */
 typedef enum te_4over6_error {
     TE_4OVER6_OFF = 0, /* always 6 */
     TE_4OVER6_MAE = 1, /* error: sum of |x - decoded| */
@@ -62,8 +68,8 @@ typedef enum te_epilogue {
     TE_EPILOGUE_DGELU = 2  /* D = acc * gelu'(aux); aux is read */
 } te_epilogue;
 
-/* Activations, computed as TransformerEngine does (gated ones: Shazeer 2020). A gated activation takes [M, 2N], a the first and b the second
- * half of a row, and gives [M, N]. */
+/* Activations, computed as TransformerEngine does (gated ones: Shazeer 2020). A gated activation takes [M, 2N], a the
+ * first and b the second half of a row, and gives [M, N]. */
 typedef enum te_activation {
     TE_ACTIVATION_DEFAULT = 0, /* GELU in modules; te_activate and te_op_act_fwd refuse it */
     TE_GELU = 1,               /* x Phi(x), the tanh approximation */
@@ -77,7 +83,8 @@ typedef enum te_activation {
     TE_QGEGLU = 9,             /* qgelu(a) b */
     TE_SREGLU = 10,            /* srelu(a) b */
     TE_GLU = 11,               /* sigmoid(a) b */
-    TE_CLAMPED_SWIGLU = 12     /* gpt-oss: c sigmoid(alpha c) (clamp(b, -limit, limit) + 1), c = min(a, limit); without the 1 on request */
+    TE_CLAMPED_SWIGLU = 12     /* gpt-oss: c sigmoid(alpha c) (clamp(b, -limit, limit) + 1), c = min(a, limit); without
+                                * the 1 on request */
 } te_activation;
 
 /* The order of dimensions of queries, keys and values. */
@@ -89,7 +96,8 @@ typedef enum te_qkv_format {
 
 /* Which keys j query i sees. */
 typedef enum te_attn_mask {
-    TE_MASK_DEFAULT = 0,             /* TE_MASK_CAUSAL, as in TransformerEngine's modules; in a forward call: the module's own */
+    TE_MASK_DEFAULT = 0,             /* TE_MASK_CAUSAL, as in TransformerEngine's modules; in a forward call: the
+                                      * module's own */
     TE_MASK_NONE = 1,                /* all */
     TE_MASK_CAUSAL = 2,              /* j <= i */
     TE_MASK_CAUSAL_BOTTOM_RIGHT = 3, /* j <= i + s_kv - s_q */
@@ -106,7 +114,8 @@ typedef enum te_softmax_type {
     TE_SOFTMAX_LEARNABLE = 2   /* plus exp of a parameter `softmax_offset`, one for each head */
 } te_softmax_type;
 
-/* How much a block of queries sees of a block of keys, TE_ATTN_BLOCK_SIZE of each: an element of te_attn_rule.block_mask. */
+/* How much a block of queries sees of a block of keys, TE_ATTN_BLOCK_SIZE of each: an element of
+ * te_attn_rule.block_mask. */
 typedef enum te_attn_block {
     TE_ATTN_BLOCK_EMPTY = 0,   /* nothing, whatever the masks say: neither read nor multiplied */
     TE_ATTN_BLOCK_PARTIAL = 1, /* what the masks say */

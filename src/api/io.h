@@ -1,5 +1,5 @@
-/* api/io.h: safetensors files. The parser trusts nothing in them: every size and offset is checked against the file before anything is
- * allocated. */
+/* api/io.h: safetensors files. The parser trusts nothing in them: every size and offset is checked against the file
+ * before anything is allocated. */
 
 /* An open file: te_safetensors_open. */
 typedef struct te_safetensors te_safetensors;
@@ -12,8 +12,8 @@ typedef struct te_safetensors_entry {
     uint64_t offset, bytes;     /* within the data section */
 } te_safetensors_entry;
 
-/* Opens a file and reads its header. Owned by the caller: te_safetensors_close. NULL with TE_ERR_IO (also for anything but a regular file) or
- * TE_ERR_FORMAT. */
+/* Opens a file and reads its header. Owned by the caller: te_safetensors_close. NULL with TE_ERR_IO (also for anything
+ * but a regular file) or TE_ERR_FORMAT. */
 TE_API te_safetensors *te_safetensors_open(te_ctx *te, const char *path);
 /* Closes it; its entries and names go with it. NULL is fine. */
 TE_API void te_safetensors_close(te_safetensors *f);
@@ -35,9 +35,10 @@ typedef struct te_safetensors_item {
     const char *name;        /* UTF-8, unique in the file */
     const te_tensor *tensor; /* plain, of the writing context */
 } te_safetensors_item;
-/* Writes a file: to PATH.HOST.PROCESS.SERIAL.tmp beside it, synced and renamed, so that the previous file stays whole if anything fails. A process that
- * is killed while it writes leaves its temporary file; the next one that writes or opens the same path removes it (one of another host only an hour
- * after its last write). A symbolic link stays, and its target is replaced. A folder, a pipe or a device is refused. Syncs. Errors: TE_ERR_IO,
- * TE_ERR_INVALID; the context's error, if it has one: nothing is written then. */
+/* Writes a file: to PATH.HOST.PROCESS.SERIAL.tmp beside it, synced and renamed, so that the previous file stays whole
+ * if anything fails. A process that is killed while it writes leaves its temporary file; the next one that writes or
+ * opens the same path removes it (one of another host only an hour after its last write). A symbolic link stays, and
+ * its target is replaced. A folder, a pipe or a device is refused. Syncs. Errors: TE_ERR_IO, TE_ERR_INVALID; the
+ * context's error, if it has one: nothing is written then. */
 TE_API te_result te_safetensors_write(te_ctx *te, const char *path, const te_safetensors_item *items, int num_items,
                                       const te_metadata *metadata, int num_metadata);

@@ -1,8 +1,9 @@
 /* te.h: NVIDIA TransformerEngine in one C header
  * ==============================================
  *
- * te.h builds and trains transformers in FP8 and FP4, from C or C++. On a machine with an NVIDIA driver it runs its own CUDA kernels; on
- * any other it runs the same models on the CPU. It needs no CUDA toolkit, no cuBLAS, no cuDNN, no Python. MIT licence.
+ * te.h builds and trains transformers in FP8 and FP4, from C or C++. On a machine with an NVIDIA driver it runs its own
+ * CUDA kernels; on any other it runs the same models on the CPU. It needs no CUDA toolkit, no cuBLAS, no cuDNN, no
+ * Python. MIT licence.
  *
  *
  * Quick start
@@ -14,7 +15,8 @@
  *     int main(void) {
  *         te_ctx *te = te_ctx_create(NULL);           // GPU 0 if there is one, else the CPU
  *         te_module *layer = te_transformer_layer_create(te, &(te_transformer_layer_desc){
- *             .hidden_size = 1024, .ffn_hidden_size = 2816, .attention.num_attention_heads = 16, .attention.num_gqa_groups = 4,
+ *             .hidden_size = 1024, .ffn_hidden_size = 2816, .attention.num_attention_heads = 16,
+ *             .attention.num_gqa_groups = 4,
  *             .norm.normalization = TE_RMSNORM, .activation = TE_SWIGLU, .gemm.no_bias = true });
  *         te_optimizer *adam = te_fused_adam_create(te, layer, &(te_fused_adam_desc){ .lr = 3e-4f });
  *         te_recipe recipe = te_recipe_current_scaling();
@@ -38,15 +40,16 @@
  *     }
  *
  *
- * A model is a module of modules. te_sequential_create runs its modules in order; any other model is a class of your own (te_module_class: a
- * forward function).
+ * A model is a module of modules. te_sequential_create runs its modules in order; any other model is a class of your
+ * own (te_module_class: a forward function).
  *
  *     te_module *model = te_sequential_create(te, (te_module *[]){
  *         te_embedding_create(te, &(te_embedding_desc){ .num_embeddings = 256, .embedding_dim = 1024 }),
  *         te_transformer_layer_create(te, &layer_desc),
  *         te_transformer_layer_create(te, &layer_desc),
  *         te_rmsnorm_create(te, &(te_norm_desc){ .hidden_size = 1024 }),
- *         te_linear_create(te, &(te_linear_desc){ .in_features = 1024, .out_features = 256, .gemm.no_bias = true }) }, 5);
+ *         te_linear_create(te, &(te_linear_desc){ .in_features = 1024, .out_features = 256, .gemm.no_bias = true }) },
+ *         5);
  *     te_tensor *logits = te_forward(model, ids);     // optimizers, checkpoints, te_module_print ... take `model`
  *
  *
@@ -60,33 +63,40 @@
  *     CMake    find_package(Threads)
  *              target_link_libraries(app m ${CMAKE_DL_LIBS} Threads::Threads)
  *
- * The header alone is C99 and C++11, the implementation C11 and C++17. TE_STATIC makes every function private to the including file, which
- * then defines TE_IMPLEMENTATION too. -O3 makes the CPU backend two to three times as fast as -O2. Libraries are opened at run time: libcuda
- * (the driver) for GPUs, libnvrtc (CUDA 12.0 or newer) to compile kernels for the GPU at hand. Without libnvrtc the driver compiles the simpler
- * kernels that are embedded as PTX.
+ * The header alone is C99 and C++11, the implementation C11 and C++17. TE_STATIC makes every function private to the
+ * including file, which then defines TE_IMPLEMENTATION too. -O3 makes the CPU backend two to three times as fast as
+ * -O2. Libraries are opened at run time: libcuda (the driver) for GPUs, libnvrtc (CUDA 12.0 or newer) to compile
+ * kernels for the GPU at hand. Without libnvrtc the driver compiles the simpler kernels that are embedded as PTX.
  *
- * Quantized codes are the same bytes on every machine, so the implementation refuses -ffast-math: give the file that defines
- * TE_IMPLEMENTATION -fno-fast-math as its last flag. If the process flushes subnormals, has another rounding mode or traps floating-point
- * exceptions, operations set that aside on the caller's thread while they run. 32-bit x86 needs -msse2 -mfpmath=sse: without, the compiler
- * keeps numbers wider than their type, and codes of the CPU backend differ in places (te_report tells). On 32-bit Linux
- * -D_FILE_OFFSET_BITS=64 opens files of 2 GiB and more. Windows: MSVC, clang or MinGW, 32 or 64 bits; te.h may be included before or
- * after windows.h.
+ * Quantized codes are the same bytes on every machine, so the implementation refuses -ffast-math: give the file that
+ * defines TE_IMPLEMENTATION -fno-fast-math as its last flag. If the process flushes subnormals, has another rounding
+ * mode or traps floating-point exceptions, operations set that aside on the caller's thread while they run. 32-bit x86
+ * needs -msse2 -mfpmath=sse: without, the compiler keeps numbers wider than their type, and codes of the CPU backend
+ * differ in places (te_report tells). On 32-bit Linux -D_FILE_OFFSET_BITS=64 opens files of 2 GiB and more. Windows:
+ * MSVC, clang or MinGW, 32 or 64 bits; te.h may be included before or after windows.h.
  *
  *
  * Rules that hold everywhere
  * --------------------------
  *
- * - The caller zero-initialises structs called ..._desc and ..._args; a zero field has the default that its comment names ("Options").
- * - The context keeps the first error until te_clear_error. A function that makes a tensor returns NULL on failure, and a
+ * - The caller zero-initialises structs called ..._desc and ..._args; a zero field has the default that its comment
+ * names ("Options").
+ * - The context keeps the first error until te_clear_error. A function that makes a tensor returns NULL on failure, and
+ * a
  *   NULL input passes through in silence: check te_ok once a step.
- * - Functions of the program's that return a te_result return TE_OK or an error's code; any other number is TE_ERR_INVALID.
- * - Pointers are owned (release it), borrowed (valid while its owner is), retained (a reference is kept) or an alias (the
+ * - Functions of the program's that return a te_result return TE_OK or an error's code; any other number is
+ * TE_ERR_INVALID.
+ * - Pointers are owned (release it), borrowed (valid while its owner is), retained (a reference is kept) or an alias
+ * (the
  *   same memory). Tensors belong to the innermost scope.
  * - te.h prints nothing but warnings, through the log function (default: stderr), and never exits or aborts.
  * - Work on CUDA is queued; functions that wait say "Syncs".
- * - A reference is released as often as it was taken; a module, optimizer or context is destroyed once. One release too many is not detected.
- * - A context does not outlive fork(): neither its worker threads nor a GPU's context exist in the child. There every call on it gives
- *   TE_ERR_STATE, and destroying it works. Create contexts after fork. A child of a process that has opened a GPU cannot open one: fork
+ * - A reference is released as often as it was taken; a module, optimizer or context is destroyed once. One release too
+ * many is not detected.
+ * - A context does not outlive fork(): neither its worker threads nor a GPU's context exist in the child. There every
+ * call on it gives
+ *   TE_ERR_STATE, and destroying it works. Create contexts after fork. A child of a process that has opened a GPU
+ *   cannot open one: fork
  *   before, or start a new program.
  * - The same program gives the same bits again on the same device.
  *
@@ -97,11 +107,14 @@
  * Names are TransformerEngine's, and zero is always the default. A choice between on and off is
  *
  *     bool NAME          where the default is off
- *     bool no_NAME       where the default is on: .no_bias = true is TransformerEngine's bias=False (not_NAME before an adjective: .not_enabled)
- *     te_switch NAME     where the default depends on something else: TE_DEFAULT (0: the comment says what that is), TE_ON or TE_OFF
+ *     bool no_NAME       where the default is on: .no_bias = true is TransformerEngine's bias=False (not_NAME before an
+ *                        adjective: .not_enabled)
+ *     te_switch NAME     where the default depends on something else: TE_DEFAULT (0: the comment says what that is),
+ *                        TE_ON or TE_OFF
  *
- * Options that several modules have stand in groups, structs that each desc embeds: .gemm, .norm, .attention, .parallel. Options of one kind of recipe
- * or quantizer stand in the group of that kind, and one that is set while the kind is another is an error, not a word without effect.
+ * Options that several modules have stand in groups, structs that each desc embeds: .gemm, .norm, .attention,
+ * .parallel. Options of one kind of recipe or quantizer stand in the group of that kind, and one that is set while the
+ * kind is another is an error, not a word without effect.
  *
  *
  * Environment
@@ -110,20 +123,25 @@
  *     TE_DEVICE          "cpu", "cuda:0" ...: the device when te_ctx_desc names none
  *     TE_LOG             1 silence, 2 warnings (default), 3 also errors and compiled kernels, 4 everything
  *     TE_THREADS         threads of the CPU backend, at most 64; default: the processors of the machine
- *     TE_CACHE_DIR       folder of compiled kernels; default: $XDG_CACHE_HOME/te, else ~/.cache/te (Windows: %LOCALAPPDATA%\te\cache); empty:
+ *     TE_CACHE_DIR       folder of compiled kernels; default: $XDG_CACHE_HOME/te, else ~/.cache/te (Windows:
+ *                        %LOCALAPPDATA%\te\cache); empty:
  *                        none (Windows, where no variable is empty: te_ctx_desc.no_cubin_cache)
  *     TE_CACHE_READONLY  more such folders, separated as in PATH: searched first, never written
  *     TE_NVRTC_PATH      the NVRTC library, or the folder that holds it; nothing else is tried then
  *     TE_LIBCUDA_PATH    the same for the driver's libcuda
  *     TE_KERNELS_FILE    read the kernels from this file (te_kernels.cu.inc) in place of the embedded ones
- *     TE_DEBUG_SYNC      1: wait after every kernel, so that an error names the one that failed; ranks of a group compare each product that they share;
+ *     TE_DEBUG_SYNC      1: wait after every kernel, so that an error names the one that failed; ranks of a group
+ *                        compare each product that they share;
  *                        sequences and pages of attention are looked at before it is launched
- *     AUTOMODEL_TE_STATS_EVERY  calls of injected attention between two lines of the log about them; default 500, 0 or less: no lines. Anything but a whole number,
- *                        with or without blanks around it, is an error of the first te_inject_te_attention or te_make_te_sdpa
+ *     AUTOMODEL_TE_STATS_EVERY  calls of injected attention between two lines of the log about them; default 500, 0 or
+ *                               less: no lines. Anything but a whole number,
+ *                        with or without blanks around it, is an error of the first te_inject_te_attention or
+ *                        te_make_te_sdpa
  *
  * A number out of its range is ignored, with a warning.
  *
- * Without TE_NVRTC_PATH, libnvrtc is also looked for where CUDA_HOME, CUDA_PATH, CUDA_ROOT, VIRTUAL_ENV, CONDA_PREFIX and PATH point.
+ * Without TE_NVRTC_PATH, libnvrtc is also looked for where CUDA_HOME, CUDA_PATH, CUDA_ROOT, VIRTUAL_ENV, CONDA_PREFIX
+ * and PATH point.
  *
  *
  * Shape letters
@@ -144,7 +162,8 @@
  *     context     device, stream, memory, error, log, random state, scopes
  *     tensor      making, viewing, copying, reading
  *     autograd    the tape
- *     ops         raw operations with explicit outputs: what all share; those that quantize (ops_quant), of experts (ops_moe), of models (ops_model)
+ *     ops         raw operations with explicit outputs: what all share; those that quantize (ops_quant), of experts
+ *                 (ops_moe), of models (ops_model)
  *     trace       every operation that runs, seen from outside
  *     dist        groups of ranks that compute together
  *     quant       quantizers, recipes, autocast, inspection, quantized weights

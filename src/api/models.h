@@ -1,7 +1,8 @@
 /* api/models.h: models that exist: language models of the Llama kind, and the folders that they are published in.
  *
- * A model's parameters have the names that its files have ("model.layers.0.self_attn.q_proj.weight"), so te_module_visit_tensors, optimizers and
- * checkpoints speak of them by these. Hidden states are [b, s, hidden], ids [b, s]. */
+ * A model's parameters have the names that its files have ("model.layers.0.self_attn.q_proj.weight"), so
+ * te_module_visit_tensors, optimizers and checkpoints speak of them by these. Hidden states are [b, s, hidden], ids [b,
+ * s]. */
 
 /* How a layer rotates queries and keys. */
 typedef struct te_lm_rotary {
@@ -9,25 +10,30 @@ typedef struct te_lm_rotary {
     te_rope_scaling scaling;        /* for longer contexts; 0 => none. The lists of TE_ROPE_LONGROPE are copied */
 } te_lm_rotary;
 
-/* A language model: embedding, num_hidden_layers layers of attention and a gated MLP, each behind an RMSNorm, a norm, and a product with the vocabulary.
+/* A language model: embedding, num_hidden_layers layers of attention and a gated MLP, each behind an RMSNorm, a norm,
+ * and a product with the vocabulary.
  *
  *     model.embed_tokens                 Embedding
  *     model.layers.N                     DecoderLayer
  *         input_layernorm, post_attention_layernorm[, pre_feedforward_layernorm, post_feedforward_layernorm]   RMSNorm
- *         self_attn                      DecoderAttention: q_proj, k_proj, v_proj, o_proj (Linear)[, q_norm, k_norm (RMSNorm)], sdpa (SDPA)
+ *         self_attn                      DecoderAttention: q_proj, k_proj, v_proj, o_proj (Linear)[, q_norm, k_norm
+ *                                        (RMSNorm)], sdpa (SDPA)
  *         mlp                            DecoderMLP: gate_proj, up_proj, down_proj (Linear)
- *         block_sparse_moe               with experts, in place of mlp: gate (Linear), experts.E: w1 (gate), w3 (up), w2 (down), and w1, w3, w2 (GroupedLinear)
+ *         block_sparse_moe               with experts, in place of mlp: gate (Linear), experts.E: w1 (gate), w3 (up),
+ *                                        w2 (down), and w1, w3, w2 (GroupedLinear)
  *     model.norm                         RMSNorm
  *     lm_head                            Linear, unless the embedding's table is used for it
  *
- * Under autocast the projections are quantized; the embedding, the gate of experts and the product with the vocabulary stay in high precision, and are
- * not stored quantized either.
+ * Under autocast the projections are quantized; the embedding, the gate of experts and the product with the vocabulary
+ * stay in high precision, and are not stored quantized either.
  *
- * Experts run together, and sizes that the gate decides stay on the device, so te_graph_begin can record such a model. Each of the three GroupedLinear multiplies the rows of
- * all experts by the weights of the Linear of its name in each: those hold the parameters, and a forward or a recipe of their own is not asked; set it on the GroupedLinear.
+ * Experts run together, and sizes that the gate decides stay on the device, so te_graph_begin can record such a model.
+ * Each of the three GroupedLinear multiplies the rows of all experts by the weights of the Linear of its name in each:
+ * those hold the parameters, and a forward or a recipe of their own is not asked; set it on the GroupedLinear.
  * Zero-initialised. */
 typedef struct te_causal_lm_desc {
-    int64_t vocab_size, hidden_size, intermediate_size; /* rows of the embedding, their size, and the size inside the MLP (of each expert) */
+    int64_t vocab_size, hidden_size, intermediate_size; /* rows of the embedding, their size, and the size inside the
+                                                         * MLP (of each expert) */
     int num_hidden_layers;       /* at least 1 */
     int num_attention_heads, num_key_value_heads;        /* the second divides the first; 0 => as many */
     int64_t head_dim;                                    /* 0 => hidden_size / num_attention_heads */
@@ -36,41 +42,49 @@ typedef struct te_causal_lm_desc {
     bool zero_centered_gamma;    /* norms multiply by 1 + weight */
     bool qkv_bias, o_bias, mlp_bias; /* biases of q_proj, k_proj and v_proj; of o_proj; of the MLP's products */
     bool qk_norm;                /* an RMSNorm of each head of queries and keys, before the rotation */
-    bool feedforward_norms;      /* norms behind the attention and on both sides of the MLP: residuals are added to what is normalised */
+    bool feedforward_norms;      /* norms behind the attention and on both sides of the MLP: residuals are added to what
+                                  * is normalised */
     bool tie_word_embeddings;    /* no lm_head: the embedding's table */
     float embedding_scale;       /* factor of the embedding's rows, rounded to their format; 0 => 1 */
     float softmax_scale;         /* 0 => 1 / sqrt(head_dim) */
-    float attn_logit_softcapping, final_logit_softcapping; /* x becomes cap * tanh(x / cap), of scores and of logits; 0 => not */
+    float attn_logit_softcapping, final_logit_softcapping; /* x becomes cap * tanh(x / cap), of scores and of logits; 0
+                                                            * => not */
     float attention_dropout;     /* probability, in training; 0 => none */
     int64_t sliding_window;      /* keys that a layer with a window sees, the query's own included; 0 => no windows */
     const bool *sliding_layers;  /* [num_hidden_layers]: which layers have it; NULL => all. Copied */
     te_lm_rotary rotary, sliding_rotary; /* of layers without and with a window */
-    int num_local_experts, num_experts_per_tok; /* experts of each layer, up to TE_MAX_GEMMS, and how many of them a token goes to, by the softmax of these; 0 => none */
+    int num_local_experts, num_experts_per_tok; /* experts of each layer, up to TE_MAX_GEMMS, and how many of them a
+                                                 * token goes to, by the softmax of these; 0 => none */
     te_dtype params_dtype;       /* of parameters and hidden states: f32, f16 or bf16; 0 => bf16 */
     te_params_device device;     /* of parameters; 0 => the context's */
     te_init init;                /* of weights */
     const char *name;            /* copied; NULL => "causal_lm" */
 } te_causal_lm_desc;
-/* Makes such a model. Forward: ids i32 or i64 [b, s], at least one, -> logits [b, s, vocab_size] in params_dtype. NULL with TE_ERR_INVALID for sizes that do not fit. Owned by the caller. */
+/* Makes such a model. Forward: ids i32 or i64 [b, s], at least one, -> logits [b, s, vocab_size] in params_dtype. NULL
+ * with TE_ERR_INVALID for sizes that do not fit. Owned by the caller. */
 TE_API te_module *te_causal_lm_create(te_ctx *te, const te_causal_lm_desc *desc);
 
-/* The attention core of such a model, the child `sdpa` of each self_attn: what another attention takes the place of, by te_module_set_forward. Its forward gets
- * the query in args->input [b, s, H, d], args->key and args->value [b, s_kv, G, d], rotated and with the cache's part in front, and makes args->outputs.out
- * [b, s, H, d]; args->attention.attn_mask_type is TE_MASK_CAUSAL, or TE_MASK_CAUSAL_BOTTOM_RIGHT where keys of earlier calls are there. The rest is this desc, which
- * te_module_state gives. */
+/* The attention core of such a model, the child `sdpa` of each self_attn: what another attention takes the place of, by
+ * te_module_set_forward. Its forward gets the query in args->input [b, s, H, d], args->key and args->value [b, s_kv, G,
+ * d], rotated and with the cache's part in front, and makes args->outputs.out [b, s, H, d];
+ * args->attention.attn_mask_type is TE_MASK_CAUSAL, or TE_MASK_CAUSAL_BOTTOM_RIGHT where keys of earlier calls are
+ * there. The rest is this desc, which te_module_state gives. */
 typedef struct te_sdpa_desc {
     te_qkv_format format; /* of query, key, value and output; 0 => [s, b, H, d] */
-    te_attn_rule rule;    /* mask and window (where a call gives none), softmax_scale, softcap, dropout_p (in training), softmax_type and softmax_offset: f32 [H], attention sinks with
-                           * TE_SOFTMAX_LEARNABLE (borrowed for the module's lifetime, differentiable). Its other fields stay 0 */
+    te_attn_rule rule;    /* mask and window (where a call gives none), softmax_scale, softcap, dropout_p (in training),
+                           * softmax_type and softmax_offset: f32 [H], attention sinks with TE_SOFTMAX_LEARNABLE
+                           * (borrowed for the module's lifetime, differentiable). Its other fields stay 0 */
     const char *name;     /* copied; NULL => "sdpa" */
 } te_sdpa_desc;
-/* A module of that class, without parameters. NULL: TE_ERR_INVALID for a softcap that is negative, infinite or NaN, and for a softmax_offset that does not go with
- * softmax_type; TE_ERR_UNSUPPORTED for fields of the rule that it does not read. */
+/* A module of that class, without parameters. NULL: TE_ERR_INVALID for a softcap that is negative, infinite or NaN, and
+ * for a softmax_offset that does not go with softmax_type; TE_ERR_UNSUPPORTED for fields of the rule that it does not
+ * read. */
 TE_API te_module *te_sdpa_create(te_ctx *te, const te_sdpa_desc *desc);
 
-/* Makes room for the keys and values of `max_length` positions of `batch` sequences, for all layers of a model (te_causal_lm_create, te_hf_open), in its format. A forward
- * with args->kv_cache takes its ids as those that follow on the cached ones, and adds their keys and values: recording must be off (te_no_grad_begin), and the
- * length then is within max_length (TE_ERR_INVALID). Owned by the caller: te_kv_cache_destroy. */
+/* Makes room for the keys and values of `max_length` positions of `batch` sequences, for all layers of a model
+ * (te_causal_lm_create, te_hf_open), in its format. A forward with args->kv_cache takes its ids as those that follow on
+ * the cached ones, and adds their keys and values: recording must be off (te_no_grad_begin), and the length then is
+ * within max_length (TE_ERR_INVALID). Owned by the caller: te_kv_cache_destroy. */
 TE_API te_kv_cache *te_kv_cache_create(te_module *model, int64_t batch, int64_t max_length);
 /* Releases it. NULL is fine. */
 TE_API void te_kv_cache_destroy(te_kv_cache *c);
@@ -81,18 +95,26 @@ TE_API te_result te_kv_cache_truncate(te_kv_cache *c, int64_t length);
 
 /* Options of te_hf_open; zero-initialised. */
 typedef struct te_hf_desc {
-    te_dtype params_dtype; /* f32, f16 or bf16, which the file's formats are converted to; 0 => that of the embedding in the file */
+    te_dtype params_dtype; /* f32, f16 or bf16, which the file's formats are converted to; 0 => that of the embedding in
+                            * the file */
 } te_hf_desc;
-/* Opens a model in the folder layout of Hugging Face transformers: config.json, and model.safetensors or the shards that model.safetensors.index.json lists. Its model_type is one of
- * llama, mistral, mixtral, qwen2, qwen3, gemma, gemma2, gemma3_text. The model is one of te_causal_lm_create; inside te_quantized_model_init_begin its projections are stored
- * quantized. desc may be NULL. Owned by the caller: te_module_destroy. It allocates and syncs.
+/* Opens a model in the folder layout of Hugging Face transformers: config.json, and model.safetensors or the shards
+ * that model.safetensors.index.json lists. Its model_type is one of llama, mistral, mixtral, qwen2, qwen3, gemma,
+ * gemma2, gemma3_text. The model is one of te_causal_lm_create; inside te_quantized_model_init_begin its projections
+ * are stored quantized. desc may be NULL. Owned by the caller: te_module_destroy. It allocates and syncs.
  *
- * Nothing in the folder is trusted. NULL, and the message names the file, the key or tensor, and both values: TE_ERR_IO for what cannot be read, TE_ERR_FORMAT for damage and for files that
- * contradict each other (a tensor that is missing, or too many, or not where the index says), TE_ERR_SHAPE for shapes that are not those of config.json, TE_ERR_UNSUPPORTED for a model that
- * te.h would compute wrongly, and for weights in pytorch_model.bin alone. The files that te_hf_save takes along are read as well, and kept as long as the model; each has 256 MiB at most (TE_ERR_IO). */
+ * Nothing in the folder is trusted. NULL, and the message names the file, the key or tensor, and both values: TE_ERR_IO
+ * for what cannot be read, TE_ERR_FORMAT for damage and for files that contradict each other (a tensor that is missing,
+ * or too many, or not where the index says), TE_ERR_SHAPE for shapes that are not those of config.json,
+ * TE_ERR_UNSUPPORTED for a model that te.h would compute wrongly, and for weights in pytorch_model.bin alone. The files
+ * that te_hf_save takes along are read as well, and kept as long as the model; each has 256 MiB at most (TE_ERR_IO). */
 TE_API te_module *te_hf_open(te_ctx *te, const char *folder, const te_hf_desc *desc);
-/* Writes such a folder, which is made if it is missing: config.json as te_hf_open read it, and all parameters of `model` into model.safetensors, quantized ones decoded. With them, byte for byte, go
- * those files that the folder had when te_hf_open read it: generation_config.json, tokenizer.json, tokenizer_config.json, special_tokens_map.json, added_tokens.json, vocab.json, merges.txt, tokenizer.model,
- * tokenizer.model.v3, tekken.json, chat_template.jinja, chat_template.json. It may be the same folder. TE_ERR_INVALID for a model that te_hf_open has not made; else as te_safetensors_write. Syncs. Each file is
- * replaced whole, the weights first, then config.json: if that cannot be written, the folder has new weights beside its old one. Shards and other files that were there stay; the shards are not read any more. */
+/* Writes such a folder, which is made if it is missing: config.json as te_hf_open read it, and all parameters of
+ * `model` into model.safetensors, quantized ones decoded. With them, byte for byte, go those files that the folder had
+ * when te_hf_open read it: generation_config.json, tokenizer.json, tokenizer_config.json, special_tokens_map.json,
+ * added_tokens.json, vocab.json, merges.txt, tokenizer.model, tokenizer.model.v3, tekken.json, chat_template.jinja,
+ * chat_template.json. It may be the same folder. TE_ERR_INVALID for a model that te_hf_open has not made; else as
+ * te_safetensors_write. Syncs. Each file is replaced whole, the weights first, then config.json: if that cannot be
+ * written, the folder has new weights beside its old one. Shards and other files that were there stay; the shards are
+ * not read any more. */
 TE_API te_result te_hf_save(te_module *model, const char *folder);

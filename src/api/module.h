@@ -1,7 +1,8 @@
 /* api/module.h: the module tree of which a model is made, built-in classes and the user's alike.
  *
- * A module has a class, a name, children, parameters (trained) and buffers (saved, not trained). Everything that walks a model walks this
- * tree: optimizers, checkpoints, printing, freezing. The built-in classes use the functions of this chapter alone. */
+ * A module has a class, a name, children, parameters (trained) and buffers (saved, not trained). Everything that walks
+ * a model walks this tree: optimizers, checkpoints, printing, freezing. The built-in classes use the functions of this
+ * chapter alone. */
 
 /* The tensors that a module makes, by name: NULL where it does not. Borrowed from the innermost scope. */
 typedef struct te_outputs {
@@ -15,28 +16,34 @@ typedef struct te_outputs {
 /* The place of a forward call among the microbatches of a step (TransformerEngine: is_first_microbatch). */
 typedef enum te_microbatch {
     TE_MICROBATCH_NONE = 0,  /* not given: every call quantizes its weights */
-    TE_MICROBATCH_FIRST = 1, /* quantizes the weights and keeps their copies; with fuse_wgrad_accumulation its weight gradients replace what main gradients hold */
+    TE_MICROBATCH_FIRST = 1, /* quantizes the weights and keeps their copies; with fuse_wgrad_accumulation its weight
+                              * gradients replace what main gradients hold */
     TE_MICROBATCH_LATER = 2  /* uses the kept copies, unless a weight was written meanwhile */
 } te_microbatch;
 #define TE_MAX_MODULE_DEPTH 256 /* the most levels of a tree of modules */
-/* One forward call: its tensors, its options, its outputs. Zero-initialised; zero means "not given". Tensors are borrowed for the call. */
+/* One forward call: its tensors, its options, its outputs. Zero-initialised; zero means "not given". Tensors are
+ * borrowed for the call. */
 typedef struct te_forward_args {
     te_tensor *input;                  /* hidden states [s, b, h] or [b, s, h], ids, a query ..., by the class */
-    te_tensor *encoder_output;         /* cross attention: where keys and values come from, [s_kv, b, h] or [b, s_kv, h], or packed [tokens, h] */
+    te_tensor *encoder_output;         /* cross attention: where keys and values come from, [s_kv, b, h] or [b, s_kv,
+                                        * h], or packed [tokens, h] */
     te_tensor *key, *value;            /* DotProductAttention: [s_kv, b, G, d] each, beside the query in `input` */
     const te_rotary_desc *rotary;      /* rotates queries and keys (TransformerEngine: rotary_pos_emb); NULL => none */
     const te_rotary_desc *rotary_key;  /* rotates keys; NULL => as queries */
     te_attention_call attention;       /* for modules with attention */
     te_cross_attention_call cross;     /* for a decoder's cross attention */
-    const int64_t *m_splits;           /* GroupedLinear, Fp8Padding, Fp8Unpadding: the rows of each group, [num_gemms]; under te_module_set_checkpoint they live until te_backward; or: */
+    const int64_t *m_splits;           /* GroupedLinear, Fp8Padding, Fp8Unpadding: the rows of each group, [num_gemms];
+                                        * under te_module_set_checkpoint they live until te_backward; or: */
     te_tensor *m_splits_tensor;        /* the same, i32 or i64, on the device */
     te_tensor *topk_weights, *topk_indices; /* experts: what a Gate has chosen (api/experts.h) */
     int64_t *padded_m_splits;          /* written by Fp8Padding with m_splits, [num_gemms]; NULL => not asked for */
-    bool fp8_output, fp8_grad;         /* Linear, LayerNormLinear: in an enabled autocast region `out`, and the gradient of the product's input, are quantized as the recipe has it:
-                                        * modules take such inputs, other functions after te_dequantize; a leaf gets its gradient decoded. DotProductAttention under a recipe with
-                                        * fp8_dpa: fp8_output alone */
+    bool fp8_output, fp8_grad;         /* Linear, LayerNormLinear: in an enabled autocast region `out`, and the gradient
+                                        * of the product's input, are quantized as the recipe has it: modules take such
+                                        * inputs, other functions after te_dequantize; a leaf gets its gradient decoded.
+                                        * DotProductAttention under a recipe with fp8_dpa: fp8_output alone */
     te_microbatch is_first_microbatch; /* 0 => not given: Linear and GroupedLinear take te_get_is_first_microbatch */
-    te_kv_cache *kv_cache;             /* CausalLM: keys and values of earlier calls, to which this one adds its own; NULL => none */
+    te_kv_cache *kv_cache;             /* CausalLM: keys and values of earlier calls, to which this one adds its own;
+                                        * NULL => none */
     void *user;                        /* for classes of the user's; the built-in ones hand it to their children */
     te_outputs outputs;                /* written */
 } te_forward_args;
@@ -45,56 +52,64 @@ typedef struct te_forward_args {
 typedef struct te_module_class {
     const char *name;    /* "Linear" ...; must outlive the modules */
     size_t state_size;   /* bytes of the class's own data, zeroed, 16-byte aligned: te_module_state */
-    /* Fills args->outputs, at least out. On failure returns the result code after the context has its error. Every class has one, containers that
-     * run their children too: te_module_create refuses a class without. */
+    /* Fills args->outputs, at least out. On failure returns the result code after the context has its error. Every
+     * class has one, containers that run their children too: te_module_create refuses a class without. */
     te_result (*forward)(te_module *self, te_forward_args *args);
-    void (*destroy)(te_module *self);               /* called before children and parameters are released; may be NULL */
+    void (*destroy)(te_module *self);               /* called before children and parameters are released; may be
+                                                     * NULL */
     te_result (*reset_parameters)(te_module *self); /* fills the parameters with their first values; may be NULL */
 } te_module_class;
 
-/* A module of `cls` without children and parameters, named `name` (copied; NULL => the class's name). Owned by the caller until it is given to a
- * parent: te_module_destroy. TE_ERR_STATE inside a graph's capture. */
+/* A module of `cls` without children and parameters, named `name` (copied; NULL => the class's name). Owned by the
+ * caller until it is given to a parent: te_module_destroy. TE_ERR_STATE inside a graph's capture. */
 TE_API te_module *te_module_create(te_ctx *te, const te_module_class *cls, const char *name);
-/* Releases a module and the tree below it, and removes it from its parent. Records on the tape stay valid: te_backward may still play them. NULL is
- * fine. TE_ERR_STATE, and nothing happens, inside a trace hook.
+/* Releases a module and the tree below it, and removes it from its parent. Records on the tape stay valid: te_backward
+ * may still play them. NULL is fine. TE_ERR_STATE, and nothing happens, inside a trace hook.
  *
- * A parent whose class runs the child remembers its name: any module but a Sequential, which runs those that are left, and a module of te.h to which the program gave the child beside
- * its own. Until te_module_add_child gives it another of that name, whatever runs, saves or merges a tree that the parent is in, resets its parameters, or gives it adapters, is refused
- * with TE_ERR_STATE: "its child .. is gone". te_module_print shows it. */
+ * A parent whose class runs the child remembers its name: any module but a Sequential, which runs those that are left,
+ * and a module of te.h to which the program gave the child beside its own. Until te_module_add_child gives it another
+ * of that name, whatever runs, saves or merges a tree that the parent is in, resets its parameters, or gives it
+ * adapters, is refused with TE_ERR_STATE: "its child .. is gone". te_module_print shows it. */
 TE_API void te_module_destroy(te_module *m);
-TE_API void *te_module_state(te_module *m);                            /* state_size bytes of the class's own (borrowed) */
+TE_API void *te_module_state(te_module *m);                            /* state_size bytes of the class's own
+                                                                        * (borrowed) */
 TE_API te_ctx *te_module_ctx(const te_module *m);                      /* the context that it was made in (borrowed) */
 TE_API const te_module_class *te_module_get_class(const te_module *m); /* its class (borrowed) */
-TE_API const char *te_module_name(const te_module *m);                 /* its name among its parent's children (borrowed); "" for NULL */
+TE_API const char *te_module_name(const te_module *m);                 /* its name among its parent's children
+                                                                        * (borrowed); "" for NULL */
 TE_API te_module *te_module_parent(const te_module *m);                /* borrowed; NULL at the root */
-/* Writes the names from the root's child down to m, "layers.3.self_attention.qkv", into buffer (truncated to fit); of a root, its own name. Returns
- * buffer. */
+/* Writes the names from the root's child down to m, "layers.3.self_attention.qkv", into buffer (truncated to fit); of a
+ * root, its own name. Returns buffer. */
 TE_API const char *te_module_path(const te_module *m, char *buffer, size_t size);
 
-/* Gives `child` to `parent`, which owns it from here on, under `name` (copied; NULL => the name it has; without a dot), behind the other children, or where one of that name stood
- * that is gone (te_module_destroy). Returns child. A NULL child passes through. TE_ERR_INVALID, and the child stays the caller's, if it has a parent, is above `parent`, is of another context, has a sibling of
- * that name, or lies below level TE_MAX_MODULE_DEPTH. */
+/* Gives `child` to `parent`, which owns it from here on, under `name` (copied; NULL => the name it has; without a dot),
+ * behind the other children, or where one of that name stood that is gone (te_module_destroy). Returns child. A NULL
+ * child passes through. TE_ERR_INVALID, and the child stays the caller's, if it has a parent, is above `parent`, is of
+ * another context, has a sibling of that name, or lies below level TE_MAX_MODULE_DEPTH. */
 TE_API te_module *te_module_add_child(te_module *parent, const char *name, te_module *child);
-/* Takes parent's child of that name out of the tree: the caller owns it from here on, and parent does without it. Returns it; NULL with TE_ERR_INVALID if there is none, or a class of
- * te.h runs it. */
+/* Takes parent's child of that name out of the tree: the caller owns it from here on, and parent does without it.
+ * Returns it; NULL with TE_ERR_INVALID if there is none, or a class of te.h runs it. */
 TE_API te_module *te_module_remove_child(te_module *parent, const char *name);
 TE_API int te_module_num_children(const te_module *m);            /* direct ones */
-TE_API te_module *te_module_child(const te_module *m, int index); /* in the order in which they were added (borrowed); NULL outside */
+TE_API te_module *te_module_child(const te_module *m, int index); /* in the order in which they were added (borrowed);
+                                                                   * NULL outside */
 /* The module below m at a dotted path (borrowed); NULL if there is none; m for "". */
 TE_API te_module *te_module_find(te_module *m, const char *path);
 
-/* Registers a tensor (retained) as a parameter under `name` (copied), or puts it in the place of the parameter of that name. It requires a gradient
- * from here on. Returns the tensor. */
+/* Registers a tensor (retained) as a parameter under `name` (copied), or puts it in the place of the parameter of that
+ * name. It requires a gradient from here on. Returns the tensor. */
 TE_API te_tensor *te_module_add_parameter(te_module *m, const char *name, te_tensor *tensor);
 /* The same for a buffer: saved with the model, not trained. */
 TE_API te_tensor *te_module_add_buffer(te_module *m, const char *name, te_tensor *tensor);
-/* persistent = false: te_model_save and te_model_load pass over the module's own buffer of that name, and over an entry of that name in a file (PyTorch: register_buffer(persistent=False)). TE_ERR_INVALID if there is none. */
+/* persistent = false: te_model_save and te_model_load pass over the module's own buffer of that name, and over an entry
+ * of that name in a file (PyTorch: register_buffer(persistent=False)). TE_ERR_INVALID if there is none. */
 TE_API te_result te_module_set_buffer_persistent(te_module *m, const char *name, bool persistent);
 /* The module's own parameter or buffer of that name (borrowed); NULL if there is none. */
 TE_API te_tensor *te_module_parameter(const te_module *m, const char *name);
 
-/* Keeps `value` with the module under `key` (copied), in the place of the one that is there: whatever a user, or a layer above, has to say about it. No walk, checkpoint or cast
- * sees it. `destroy` (may be NULL) is called with a value when it is replaced, taken away or its module goes, before the class's own destroy function. A NULL value is a value;
+/* Keeps `value` with the module under `key` (copied), in the place of the one that is there: whatever a user, or a
+ * layer above, has to say about it. No walk, checkpoint or cast sees it. `destroy` (may be NULL) is called with a value
+ * when it is replaced, taken away or its module goes, before the class's own destroy function. A NULL value is a value;
  * te_module_remove_attribute takes one away. */
 TE_API te_result te_module_set_attribute(te_module *m, const char *key, void *value, void (*destroy)(void *value));
 /* Writes the value into *value (may be NULL) and returns true; false if there is none of that key. */
@@ -109,18 +124,21 @@ typedef enum te_entry_kind {
 } te_entry_kind;
 /* Called with each module of a tree. Returns false to stop the walk. */
 typedef bool (*te_module_visit_fn)(void *user, te_module *m);
-/* Called with each parameter and buffer of a tree, its module, and its dotted path from the walk's root (valid during the call). Returns false to
- * stop the walk. */
+/* Called with each parameter and buffer of a tree, its module, and its dotted path from the walk's root (valid during
+ * the call). Returns false to stop the walk. */
 typedef bool (*te_tensor_visit_fn)(void *user, te_module *m, const char *path, te_tensor *tensor, te_entry_kind kind);
-/* Calls `visit` with m and all modules below, parents first, children in order. Returns false if `visit` has stopped it or is NULL. */
+/* Calls `visit` with m and all modules below, parents first, children in order. Returns false if `visit` has stopped it
+ * or is NULL. */
 TE_API bool te_module_visit(te_module *m, te_module_visit_fn visit, void *user);
 /* Calls `visit` with every parameter and buffer, module by module in the same order. */
 TE_API bool te_module_visit_tensors(te_module *m, te_tensor_visit_fn visit, void *user);
 /* The number of elements of all parameters of the tree; a shared parameter counts wherever it is registered. */
 TE_API int64_t te_module_num_parameters(te_module *m);
-/* Gives all parameters of the tree their first values again, children in order: those that the create functions would draw from the random state as it is. Parameters of
- * TE_PARAMS_META get their memory (inside te_quantized_model_init_begin .. _end their quantized form); whatever reads or trains one before gives TE_ERR_STATE or
- * TE_ERR_INVALID. On failure the random state is what it was, and the call may be repeated. TE_ERR_STATE inside a graph's capture. */
+/* Gives all parameters of the tree their first values again, children in order: those that the create functions would
+ * draw from the random state as it is. Parameters of TE_PARAMS_META get their memory (inside
+ * te_quantized_model_init_begin .. _end their quantized form); whatever reads or trains one before gives TE_ERR_STATE
+ * or TE_ERR_INVALID. On failure the random state is what it was, and the call may be repeated. TE_ERR_STATE inside a
+ * graph's capture. */
 TE_API te_result te_module_reset_parameters(te_module *m);
 /* Freezes (false) or trains (true) all parameters of the tree. */
 TE_API void te_module_set_requires_grad(te_module *m, bool on);
@@ -130,20 +148,23 @@ TE_API void te_module_zero_grad(te_module *m);
 TE_API void te_module_train(te_module *m, bool training);
 /* Is m in training? False for NULL. */
 TE_API bool te_module_is_training(const te_module *m);
-/* Writes an indented tree of names, classes, formats and shapes into buffer (truncated to fit); returns the length of the whole text. */
+/* Writes an indented tree of names, classes, formats and shapes into buffer (truncated to fit); returns the length of
+ * the whole text. */
 TE_API size_t te_module_print(te_module *m, char *buffer, size_t size);
 
 /* A forward function, as te_module_class has it. */
 typedef te_result (*te_module_forward_fn)(te_module *self, te_forward_args *args);
-/* Gives this instance a forward of its own, which shadows its class's; NULL takes it away. Returns the one before, or NULL. */
+/* Gives this instance a forward of its own, which shadows its class's; NULL takes it away. Returns the one before, or
+ * NULL. */
 TE_API te_module_forward_fn te_module_set_forward(te_module *m, te_module_forward_fn forward);
 
-/* on: the module's forward runs under te_checkpoint: its activations are freed, and computed again in the backward pass. args->user and its target
- * must then live until te_backward. Off by default. */
+/* on: the module's forward runs under te_checkpoint: its activations are freed, and computed again in the backward
+ * pass. args->user and its target must then live until te_backward. Off by default. */
 TE_API void te_module_set_checkpoint(te_module *m, bool on);
 
-/* Runs a module on one input; returns its first output, in the innermost scope, or NULL: TE_ERR_STATE if the module or the input is NULL. Asynchronous on CUDA. The first call with new formats
- * compiles kernels, in parallel on other threads; the results wait for them, the call does not. */
+/* Runs a module on one input; returns its first output, in the innermost scope, or NULL: TE_ERR_STATE if the module or
+ * the input is NULL. Asynchronous on CUDA. The first call with new formats compiles kernels, in parallel on other
+ * threads; the results wait for them, the call does not. */
 TE_API te_tensor *te_forward(te_module *m, te_tensor *x);
 /* The same with every option of the call; all outputs are in args->outputs. */
 TE_API te_tensor *te_forward_with(te_module *m, te_forward_args *args);

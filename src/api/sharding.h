@@ -1,8 +1,10 @@
 /* api/sharding.h: data parallelism: ranks that have the same model and other data, and when they exchange gradients.
  *
- * A unit is a module whose gradients are exchanged together: those of the parameters below it that belong to no unit further down. At the end of each te_backward (with
- * delay_wgrad_compute: of the te_backward_dw that computes the last gradient) units whose requires_gradient_sync is set add up their gradients over their group, in f32 and rounded
- * once, and divide them by its number of ranks; the others keep theirs, to which the next microbatch adds. So a step of several microbatches exchanges once:
+ * A unit is a module whose gradients are exchanged together: those of the parameters below it that belong to no unit
+ * further down. At the end of each te_backward (with delay_wgrad_compute: of the te_backward_dw that computes the last
+ * gradient) units whose requires_gradient_sync is set add up their gradients over their group, in f32 and rounded once,
+ * and divide them by its number of ranks; the others keep theirs, to which the next microbatch adds. So a step of
+ * several microbatches exchanges once:
  *
  *     te_data_parallel(model, &(te_data_parallel_desc){ .group = group });
  *     for (int i = 0; i < n; i++) {
@@ -11,64 +13,83 @@
  *     }
  *     te_optimizer_step(adam);                                           // the same on all ranks
  *
- * The exchanges are part of te_backward: all ranks call it alike, and each of its calls reaches the parameters of the model or none of them does. A parameter that has no gradient on this
- * rank gets the others'; where no rank has one, none is made. A pass that fails on one rank before the exchanges tells the ranks that wait in the first one. A rank that never gets so far
- * (its context had an error already), or whose memory runs out between two units, tells nobody: it calls te_group_abort, which frees them. te.h's parameters are whole on every rank: units say when gradients travel, and no memory is saved.
+ * The exchanges are part of te_backward: all ranks call it alike, and each of its calls reaches the parameters of the
+ * model or none of them does. A parameter that has no gradient on this rank gets the others'; where no rank has one,
+ * none is made. A pass that fails on one rank before the exchanges tells the ranks that wait in the first one. A rank
+ * that never gets so far (its context had an error already), or whose memory runs out between two units, tells nobody:
+ * it calls te_group_abort, which frees them. te.h's parameters are whole on every rank: units say when gradients
+ * travel, and no memory is saved.
  *
- * Source: torch.nn.parallel.DistributedDataParallel, torch.distributed.fsdp (FSDPModule), nemo_automodel.components.moe.fsdp_mixin. */
+ * Source: torch.nn.parallel.DistributedDataParallel, torch.distributed.fsdp (FSDPModule),
+ * nemo_automodel.components.moe.fsdp_mixin. */
 
-/* The three flags of a unit (FSDPModule's set_is_last_backward, set_reshard_after_backward and set_requires_gradient_sync). All are true in a new unit. */
+/* The three flags of a unit (FSDPModule's set_is_last_backward, set_reshard_after_backward and
+ * set_requires_gradient_sync). All are true in a new unit. */
 typedef struct te_fsdp_state {
-    bool is_last_backward;       /* the backward pass that comes is the step's last: for post_backward functions; te.h's own exchange does not look at it */
-    bool reshard_after_backward; /* parameters that post_backward functions have gathered may go; te.h's own are whole, and stay */
+    bool is_last_backward;       /* the backward pass that comes is the step's last: for post_backward functions; te.h's
+                                  * own exchange does not look at it */
+    bool reshard_after_backward; /* parameters that post_backward functions have gathered may go; te.h's own are whole,
+                                  * and stay */
     bool requires_gradient_sync; /* gradients are exchanged */
 } te_fsdp_state;
 
 /* How the gradients of a unit are exchanged. Zero-initialised; copied. */
 typedef struct te_data_parallel_desc {
-    te_group *group;               /* the ranks with other data (borrowed for the unit's lifetime, of the module's context); NULL => one rank */
+    te_group *group;               /* the ranks with other data (borrowed for the unit's lifetime, of the module's
+                                    * context); NULL => one rank */
     float gradient_divide_factor;  /* sums are divided by it; 0 => by the number of ranks */
-    bool no_init_sync;             /* te_data_parallel: parameters and buffers stay what they are; false => they become rank 0's */
-    /* An exchange of the program's own, in place of te.h's: called once te_backward has gradients and the unit's flag is set. Returns TE_OK, or an error's code. NULL => te.h's. */
+    bool no_init_sync;             /* te_data_parallel: parameters and buffers stay what they are; false => they become
+                                    * rank 0's */
+    /* An exchange of the program's own, in place of te.h's: called once te_backward has gradients and the unit's flag
+     * is set. Returns TE_OK, or an error's code. NULL => te.h's. */
     te_result (*post_backward)(void *user, te_module *unit);
     /* Called behind the exchanges of all units by te_stage_backward and te_fsdp_post_backward. NULL => nothing. */
     te_result (*root_post_backward)(void *user, te_module *unit);
     void *user;                    /* handed to both; borrowed for the unit's lifetime */
 } te_data_parallel_desc;
 
-/* Makes the tree of m one unit (DistributedDataParallel); desc NULL takes that back. Parameters and buffers become rank 0's first (TE_ERR_UNSUPPORTED for weights that are stored
- * quantized: seed all ranks alike and set no_init_sync): all ranks call it. TE_ERR_INVALID for a module that te_fsdp_unit has made one, a group of another context, or a factor
+/* Makes the tree of m one unit (DistributedDataParallel); desc NULL takes that back. Parameters and buffers become rank
+ * 0's first (TE_ERR_UNSUPPORTED for weights that are stored quantized: seed all ranks alike and set no_init_sync): all
+ * ranks call it. TE_ERR_INVALID for a module that te_fsdp_unit has made one, a group of another context, or a factor
  * that is negative or not finite; TE_ERR_STATE inside a graph's capture. Allocates; syncs if the group does. */
 TE_API te_result te_data_parallel(te_module *m, const te_data_parallel_desc *desc);
-/* Makes m a unit among others of its tree (fully_shard, of gradients alone); desc NULL takes that back. Its parameters stay what they are. The same errors. */
+/* Makes m a unit among others of its tree (fully_shard, of gradients alone); desc NULL takes that back. Its parameters
+ * stay what they are. The same errors. */
 TE_API te_result te_fsdp_unit(te_module *m, const te_data_parallel_desc *desc);
 /* Writes the flags of a unit (of either kind) into *state, and returns true; false for any other module. */
 TE_API bool te_fsdp_get_state(const te_module *m, te_fsdp_state *state);
 /* Sets them, of the unit and of all units below it. TE_ERR_INVALID for a module that is no unit. */
 TE_API te_result te_fsdp_set_state(te_module *m, te_fsdp_state state);
 
-/* Calls `visit` with the units of a model that Automodel drives, each once: the model itself, its child `model`, embed_tokens of that, lm_head, the multimodal towers and projectors with
- * all that is below them (vision_tower, visual, multi_modal_projector ...), the experts of each layer (layers.N.mlp.experts, .moe.experts, and te.h's .block_sparse_moe.experts), and the
- * blocks below mtp.layers with theirs. Modules that are no units are passed over. Returns false if `visit` has stopped it or is NULL. Source: _iter_fsdp_modules. */
+/* Calls `visit` with the units of a model that Automodel drives, each once: the model itself, its child `model`,
+ * embed_tokens of that, lm_head, the multimodal towers and projectors with all that is below them (vision_tower,
+ * visual, multi_modal_projector ...), the experts of each layer (layers.N.mlp.experts, .moe.experts, and te.h's
+ * .block_sparse_moe.experts), and the blocks below mtp.layers with theirs. Modules that are no units are passed over.
+ * Returns false if `visit` has stopped it or is NULL. Source: _iter_fsdp_modules. */
 TE_API bool te_fsdp_units_visit(te_module *model, te_module_visit_fn visit, void *user);
 /* Sets all three flags of these units, and of the units below them, to `on`. Source: MoEFSDPSyncMixin. */
 TE_API te_result te_model_set_requires_grad_sync(te_module *model, bool on);
-/* on (enable_fsdp_optimizations of te_backend_config): te_prepare_for_grad_accumulation sets the flags of the model's units to false, and te_prepare_for_final_backward to true; the model's
- * te_step_hooks are these from here on. Off, the default: both leave them as they are. */
+/* on (enable_fsdp_optimizations of te_backend_config): te_prepare_for_grad_accumulation sets the flags of the model's
+ * units to false, and te_prepare_for_final_backward to true; the model's te_step_hooks are these from here on. Off, the
+ * default: both leave them as they are. */
 TE_API te_result te_model_set_fsdp_optimizations(te_module *model, bool on);
-/* Exchanges the gradients of one unit now if its flag says so (its post_backward, if it has one), then calls its root_post_backward. TE_ERR_INVALID for a module that is no unit. */
+/* Exchanges the gradients of one unit now if its flag says so (its post_backward, if it has one), then calls its
+ * root_post_backward. TE_ERR_INVALID for a module that is no unit. */
 TE_API te_result te_fsdp_post_backward(te_module *unit);
 
 /* The gradients that a call of te_stage_backward computes: a pipeline's schedule may split a backward pass in two. */
 typedef enum te_backward_type {
     TE_BACKWARD_FULL = 0,  /* gradients of inputs and weights ("full") */
-    TE_BACKWARD_INPUT = 1, /* of inputs: te_backward, where modules with delay_wgrad_compute leave the weights' for later ("input") */
+    TE_BACKWARD_INPUT = 1, /* of inputs: te_backward, where modules with delay_wgrad_compute leave the weights' for
+                            * later ("input") */
     TE_BACKWARD_WEIGHT = 2 /* of the weights that were left: te_backward_dw ("weight") */
 } te_backward_type;
 /* The backward pass of a pipeline's stage for one of its microbatches. Zero-initialised. */
 typedef struct te_stage_backward_desc {
     te_backward_type type;           /* 0 => full */
-    te_tensor *const *stage_outputs; /* [num_outputs] what the stage's forward has made: the last stage's loss, of one element, or tensors whose gradients come from the next stage; not read by weight */
+    te_tensor *const *stage_outputs; /* [num_outputs] what the stage's forward has made: the last stage's loss, of one
+                                      * element, or tensors whose gradients come from the next stage; not read by
+                                      * weight */
     te_tensor *const *output_grads;  /* [num_outputs] of the same shapes; NULL, or a NULL in it: a loss */
     int num_outputs;                 /* how many; at least 1, but for weight */
     bool last_backward;              /* the stage's last of the schedule */
@@ -77,10 +98,13 @@ typedef struct te_stage_backward_desc {
 /* Runs it, and decides whether gradients are exchanged:
  *
  *     the stage is one unit by te_data_parallel     only if last_backward
- *     the stage is a unit by te_fsdp_unit           all flags of it false (reduce_grad_per_microbatch: true); if last_backward, afterwards true, and all units below it exchange
- *     te_model_set_fsdp_optimizations(stage, true)  all flags of te_fsdp_units_visit's false; if last_backward and te_get_is_optim_step, afterwards true, and these exchange, then
+ *     the stage is a unit by te_fsdp_unit           all flags of it false (reduce_grad_per_microbatch: true); if
+ *                                                   last_backward, afterwards true, and all units below it exchange
+ *     te_model_set_fsdp_optimizations(stage, true)  all flags of te_fsdp_units_visit's false; if last_backward and
+ *                                                   te_get_is_optim_step, afterwards true, and these exchange, then
  *                                                   each root_post_backward
  *     none of these                                 flags stay as they are
  *
- * The first row that fits counts. TE_ERR_INVALID for another type, or outputs that are missing; else as te_backward_from and te_backward_dw. Source: patched_backward_maybe_with_nosync. */
+ * The first row that fits counts. TE_ERR_INVALID for another type, or outputs that are missing; else as
+ * te_backward_from and te_backward_dw. Source: patched_backward_maybe_with_nosync. */
 TE_API te_result te_stage_backward(te_module *stage, const te_stage_backward_desc *desc);

@@ -1,5 +1,5 @@
-/* base/fields.c: fields of the caller's structs as tables: which are set, which differ. Padding is the caller's and is never read. Must not know what any field
- * means. */
+/* base/fields.c: fields of the caller's structs as tables: which are set, which differ. Padding is the caller's and is
+ * never read. Must not know what any field means. */
 
 /* One field, or one inside of an embedded group. */
 typedef struct te__field {

@@ -1,5 +1,5 @@
-/* base/hash.c: fingerprints of bytes: a fast 64-bit hash, a 128-bit digest in hex, CRC-32. Knows nothing but bytes; the results
- * are the same on every machine. They detect accidental differences, not deliberate ones. */
+/* base/hash.c: fingerprints of bytes: a fast 64-bit hash, a 128-bit digest in hex, CRC-32. Knows nothing but bytes; the
+ * results are the same on every machine. They detect accidental differences, not deliberate ones. */
 
 /* ---- XXH64: Y. Collet's public algorithm, in four lanes of multiply and rotate ---- */
 

@@ -1,12 +1,13 @@
-/* base/lz.c: unpacks the data embedded in te.h: bytes as printable text, and LZ77. Knows neither the meaning of the bytes nor
- * their packer (tools/lz_pack.h). A damaged input gives 0, and no byte outside the output is touched.
+/* base/lz.c: unpacks the data embedded in te.h: bytes as printable text, and LZ77. Knows neither the meaning of the
+ * bytes nor their packer (tools/lz_pack.h). A damaged input gives 0, and no byte outside the output is touched.
  *
  * A packed block:
  *
  *     size        varint           of the unpacked bytes, at least 1
  *     crc         4 bytes, LE      CRC-32 of the unpacked bytes
  *     sequences until `size` bytes have come out; the last may end behind its literals:
- *         token      1 byte        literals in the upper half (15: a varint is added), match length - 4 in the lower half (same)
+ *         token      1 byte        literals in the upper half (15: a varint is added), match length - 4 in the lower
+ *                                  half (same)
  *         [varint]                 more literals
  *         [varint]                 more match length
  *         literals                 copied as they are
@@ -76,14 +77,15 @@ static inline size_t te__lz_unpack(const uint8_t *src, size_t n, uint8_t *dst, s
     return (size_t)size;
 }
 
-/* ---- base 85: five characters for four bytes, most significant first; the last k < 4 bytes take k + 1 characters ---- */
+/* ---- base 85: five characters for four bytes, most significant first; the last k < 4 bytes take k + 1 characters ----
+ * */
 
 /* Printable characters that a C string takes as they are: no quote, no backslash, and no ? because of trigraphs. */
 static const char te__base85_alphabet[] =
     "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%&()*+,-./:;<=>@[]^_";
 
-/* Decodes the concatenation of `count` strings. Returns the bytes written to dst, or 0 when the text is damaged or dst too
- * small. */
+/* Decodes the concatenation of `count` strings. Returns the bytes written to dst, or 0 when the text is damaged or dst
+ * too small. */
 static inline size_t te__unbase85(const char *const *lines, int count, uint8_t *dst, size_t cap) {
     uint8_t value[256];
     memset(value, 0xff, sizeof value);

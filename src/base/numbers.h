@@ -1,9 +1,10 @@
-/* base/numbers.h: the number formats, bit by bit: bf16, f16, e4m3, e5m2, e8m0, e2m1 from and to f32. Read by the host and by
- * kernels, so it knows neither.
+/* base/numbers.h: the number formats, bit by bit: bf16, f16, e4m3, e5m2, e8m0, e2m1 from and to f32. Read by the host
+ * and by kernels, so it knows neither.
  *
  * Every conversion is integer arithmetic on the bits of the f32: no compiler flag (contraction, fast math, flushing of
- * subnormals) and no rounding mode can change a result, and loops over it vectorize. The rules are those of the GPU's cvt
- * instructions, NaN included: one positive NaN code per format, whatever the NaN that came in; of f32 0x7fffffff. */
+ * subnormals) and no rounding mode can change a result, and loops over it vectorize. The rules are those of the GPU's
+ * cvt instructions, NaN included: one positive NaN code per format, whatever the NaN that came in; of f32
+ * 0x7fffffff. */
 #ifndef TE__NUMBERS_H
 #define TE__NUMBERS_H
 
@@ -49,8 +50,8 @@ TE__BOTH float te__bits_f32(uint32_t u) {
 
 /* Rounds |f| (its bits without the sign) to a smaller float of `man` mantissa bits whose smallest normal number is
  * 2^(min_exp - 127); to nearest, ties to even. Returns the code of an unbounded exponent range: the caller caps it.
- * Normal numbers and subnormals need no distinction: the significand, implicit bit included, is shifted further right the
- * further the value lies below the normal range, and a carry out of the mantissa increases the exponent. Values
+ * Normal numbers and subnormals need no distinction: the significand, implicit bit included, is shifted further right
+ * the further the value lies below the normal range, and a carry out of the mantissa increases the exponent. Values
  * below 2^-126 are treated as normal ones; all of them round to 0 anyway. */
 TE__BOTH uint32_t te__round_small(uint32_t magnitude, int man, int min_exp) {
     int e = (int)(magnitude >> 23);

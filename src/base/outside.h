@@ -1,4 +1,5 @@
-/* base/outside.h: ids outside of their range, as a kernel leaves them for the host. Read by the host and by kernels: a plain struct alone. */
+/* base/outside.h: ids outside of their range, as a kernel leaves them for the host. Read by the host and by kernels: a
+ * plain struct alone. */
 #ifndef TE__OUTSIDE_H
 #define TE__OUTSIDE_H
 

@@ -1,16 +1,18 @@
-/* base/philox.h: Philox4x32, of ten rounds unless a number is given, and the two distributions drawn from it. Read by the host and by kernels, which get the same
- * bits: knows numbers.h alone.
+/* base/philox.h: Philox4x32, of ten rounds unless a number is given, and the two distributions drawn from it. Read by
+ * the host and by kernels, which get the same bits: knows numbers.h alone.
  *
  * Philox: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
  *
- * Equal bits from two compilers need arithmetic that neither may rearrange. So each float operation here is either exact
- * (a conversion of a small integer, a product with a power of two), or a fused multiply-add written as such, or the
- * correctly rounded square root. A plain a * b next to a plus would be fused by some compilers and not by others. */
+ * Equal bits from two compilers need arithmetic that neither may rearrange. So each float operation here is either
+ * exact (a conversion of a small integer, a product with a power of two), or a fused multiply-add written as such, or
+ * the correctly rounded square root. A plain a * b next to a plus would be fused by some compilers and not by
+ * others. */
 #ifndef TE__PHILOX_H
 #define TE__PHILOX_H
 
 #if defined(__MINGW32__) && !defined(__FMA__) && !defined(__ARM_FEATURE_FMA)
-/* MinGW's own fmaf rounds twice. The product is exact in double; the sum is rounded to odd there, so that the rounding to float sees what was cut off. */
+/* MinGW's own fmaf rounds twice. The product is exact in double; the sum is rounded to odd there, so that the rounding
+ * to float sees what was cut off. */
 static inline float te__exact_fmaf(float a, float b, float c) {
     volatile double product = (double)a * b, sum = product + c; /* volatile: in 64 bits, on the x87 as well */
     volatile double back = sum - product, error = (product - (sum - back)) + (c - back);
@@ -56,7 +58,8 @@ TE__BOTH void te__philox(uint64_t seed, uint64_t offset, uint64_t block, uint32_
     te__philox_rounds(10, seed, offset, block, out);
 }
 
-/* Replaces the host's seed and offset by a random state in device memory, {seed, offset}, to which the host's offset is added. NULL: there is none. */
+/* Replaces the host's seed and offset by a random state in device memory, {seed, offset}, to which the host's offset is
+ * added. NULL: there is none. */
 TE__BOTH void te__rng_read(const void *state, uint64_t *seed, uint64_t *offset) {
     const uint64_t *words = (const uint64_t *)state;
     if (!words) return;
@@ -67,8 +70,8 @@ TE__BOTH void te__rng_read(const void *state, uint64_t *seed, uint64_t *offset) 
 /* [0, 1) in steps of 2^-24. */
 TE__BOTH float te__uniform01(uint32_t x) { return (float)(int32_t)(x >> 8) * 5.9604644775390625e-8f; }
 
-/* ln u for 2^-100 < u <= 1, to about 1e-7 of its value. u = 2^e (1 + f) with 1 + f in [sqrt 1/2, sqrt 2]; the polynomial is a
- * Chebyshev fit of (ln(1 + f) - f) / f^2 there. */
+/* ln u for 2^-100 < u <= 1, to about 1e-7 of its value. u = 2^e (1 + f) with 1 + f in [sqrt 1/2, sqrt 2]; the
+ * polynomial is a Chebyshev fit of (ln(1 + f) - f) / f^2 there. */
 TE__BOTH float te__ln_unit(float u) {
     uint32_t i = te__f32_bits(u) - 0x3f3504f3u + 0x3f800000u; /* e = exponent of i, so that 1 + f starts at sqrt 1/2 */
     int32_t e = (int32_t)(i >> 23) - 127;
@@ -85,8 +88,8 @@ TE__BOTH float te__ln_unit(float u) {
     return te__fma((float)e, 0.693147182f, te__fma(ff, q, f));
 }
 
-/* sin and cos of t / 2^32 turns. The nearest quarter turn is taken off in integers; what is left, x in [-1/8, 1/8] turns, goes
- * through Chebyshev fits of sin(2 pi x) / x and (cos(2 pi x) - 1) / x^2 in x^2. */
+/* sin and cos of t / 2^32 turns. The nearest quarter turn is taken off in integers; what is left, x in [-1/8, 1/8]
+ * turns, goes through Chebyshev fits of sin(2 pi x) / x and (cos(2 pi x) - 1) / x^2 in x^2. */
 TE__BOTH void te__sincos_turn(uint32_t t, float *s, float *c) {
     uint32_t quarter = (t + 0x20000000u) >> 30;
     float x = (float)(int32_t)(t - (quarter << 30)) * 2.3283064365386963e-10f;
@@ -105,8 +108,8 @@ TE__BOTH void te__sincos_turn(uint32_t t, float *s, float *c) {
     *c = (quarter + 1u) & 2u ? -b : b;
 }
 
-/* Two independent standard normal numbers from two words (Box and Muller). a picks the radius: u in (0, 1], the middle of its
- * 2^-32 wide cell, so that tails reach 6.7 sigma. */
+/* Two independent standard normal numbers from two words (Box and Muller). a picks the radius: u in (0, 1], the middle
+ * of its 2^-32 wide cell, so that tails reach 6.7 sigma. */
 TE__BOTH void te__normal2(uint32_t a, uint32_t b, float out[2]) {
     float u = te__fma((float)a, 2.3283064365386963e-10f, 1.16415321826934814e-10f);
     float t = -2.0f * te__ln_unit(u);

@@ -1,8 +1,8 @@
-/* base/text.c: a text that grows, and numbers as text in the C locale whatever the program's locale is. Knows the caller's allocator
- * and nothing else. */
+/* base/text.c: a text that grows, and numbers as text in the C locale whatever the program's locale is. Knows the
+ * caller's allocator and nothing else. */
 
-/* `te__text t = TE_ZERO;` is an empty text. Any bytes may go in; a NUL always stands behind them. When memory runs out, the
- * text stays as it is, ignores further additions, and `oom` stays true: one check at the end is enough. */
+/* `te__text t = TE_ZERO;` is an empty text. Any bytes may go in; a NUL always stands behind them. When memory runs out,
+ * the text stays as it is, ignores further additions, and `oom` stays true: one check at the end is enough. */
 typedef struct te__text {
     char *s; /* NULL while nothing was ever added: te__text_str reads it safely */
     size_t n, cap;
@@ -127,8 +127,8 @@ static inline void te__text_number(te__text *t, double x) {
     te__text_put(t, p + strlen(point));
 }
 
-/* Reads a decimal number ([-+] digits [. digits] [e [-+] digits]) at the start of n bytes, correctly rounded. Returns how many
- * bytes it took, 0 if there is none. Neither hexadecimal nor "inf" nor "nan" nor white space counts. */
+/* Reads a decimal number ([-+] digits [. digits] [e [-+] digits]) at the start of n bytes, correctly rounded. Returns
+ * how many bytes it took, 0 if there is none. Neither hexadecimal nor "inf" nor "nan" nor white space counts. */
 static inline size_t te__read_number(const char *s, size_t n, double *value) {
     size_t i = 0, point_at = 0, digits = 0;
     bool point = false;

@@ -1,4 +1,5 @@
-/* core/access.c: functions of tensors that run operations: filling, copying, converting, reading back, views with history.
+/* core/access.c: functions of tensors that run operations: filling, copying, converting, reading back, views with
+ * history.
  * Knows the math and cast operations; must not know modules. */
 
 /* ---- filling ---- */
@@ -196,7 +197,8 @@ static te_result te__view_backward(te_ctx *te, const void *state, te_tensor *con
 TE_API te_tensor *te_tensor_view(te_tensor *x, int ndim, const int64_t *shape) {
     te__view_state state = TE_ZERO;
     te_tensor *y;
-    int64_t full[TE_MAX_DIMS], n = 1, nonzero = 1; /* products of all sizes, and of those that are not 0: strides come from the latter */
+    int64_t full[TE_MAX_DIMS], n = 1, nonzero = 1; /* products of all sizes, and of those that are not 0: strides come
+                                                    * from the latter */
     char a[TE__SHAPE_TEXT], b[TE__SHAPE_TEXT];
     int i, open = -1;
     bool fits = true;
@@ -253,7 +255,8 @@ TE_API te_tensor *te_tensor_view(te_tensor *x, int ndim, const int64_t *shape) {
     return te__record_unary("view", x, y, &state, te__view_backward);
 }
 
-/* Plain memory, and an address for each element: no view begins at an element of 4 bits, or steps from one to the next. */
+/* Plain memory, and an address for each element: no view begins at an element of 4 bits, or steps from one to the
+ * next. */
 static bool te__has_addresses(const te_tensor *x, const char *function) {
     if (!x->buffer) return te__no_plain_memory(x, function) == TE_OK;
     if (te_dtype_bits(x->dtype) >= 8) return true;

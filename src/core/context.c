@@ -1,5 +1,5 @@
-/* core/context.c: opening and closing a context, its random state, synchronizing. Knows both devices' tables; must not know
- * operations. */
+/* core/context.c: opening and closing a context, its random state, synchronizing. Knows both devices' tables; must not
+ * know operations. */
 
 TE_API int te_version(void) { return TE_VERSION_MAJOR * 10000 + TE_VERSION_MINOR * 100 + TE_VERSION_PATCH; }
 
@@ -19,8 +19,8 @@ static void te__open_cpu(te_ctx *te) {
     te__threads_open(te);
 }
 
-/* Opens the device that was asked for; by default the first GPU, or the CPU if there is no GPU. After a failure the context has the CPU, so that no
- * later call crashes. */
+/* Opens the device that was asked for; by default the first GPU, or the CPU if there is no GPU. After a failure the
+ * context has the CPU, so that no later call crashes. */
 static void te__open_device(te_ctx *te, const te_ctx_desc *desc) {
     const char *name = desc->device ? desc->device : te__env("TE_DEVICE"),
                *whose = desc->device ? "device \"" : "TE_DEVICE is \"";
@@ -66,7 +66,8 @@ static void te__amax_words_open(te_ctx *te) {
     }
 }
 
-/* The whole number in an environment variable; `otherwise` if there is none, or, with a warning, none from `low` to `high`. */
+/* The whole number in an environment variable; `otherwise` if there is none, or, with a warning, none from `low` to
+ * `high`. */
 static int te__env_number(te_ctx *te, const char *name, int low, int high, int otherwise) {
     const char *text = te__env(name);
     char *end;

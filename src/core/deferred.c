@@ -1,4 +1,5 @@
-/* core/deferred.c: work that a backward pass puts off, in the order of te__defer. Knows host memory; must not know what the work is. */
+/* core/deferred.c: work that a backward pass puts off, in the order of te__defer. Knows host memory; must not know what
+ * the work is. */
 
 typedef te_result (*te__deferred_fn)(te_ctx *te, void *state);
 typedef struct te__deferred {
@@ -41,7 +42,8 @@ static void te__deferred_free(te_ctx *te, te__deferred *d) {
 
 typedef bool (*te__owner_fn)(const void *owner, const void *user);
 
-/* Runs the work of the owners that `of` selects, or, without `run`, drops it. After the first failure the rest of it is dropped. */
+/* Runs the work of the owners that `of` selects, or, without `run`, drops it. After the first failure the rest of it is
+ * dropped. */
 static te_result te__deferred_take(te_ctx *te, te__owner_fn of, const void *user, bool run) {
     te__deferred **at = &te->deferred;
     te_result result = TE_OK;

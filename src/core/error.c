@@ -91,7 +91,8 @@ static te_result te__refuse_hook(te_ctx *te, const char *what) {
                     what);
 }
 
-/* Is this process a child, by fork, of the one that made the context? The context's threads and the driver's state do not exist in a child. */
+/* Is this process a child, by fork, of the one that made the context? The context's threads and the driver's state do
+ * not exist in a child. */
 static bool te__is_forked(const te_ctx *te) { return te->forks != te__forks; }
 static te_result te__refuse_fork(te_ctx *te) {
     if (!te__is_forked(te)) return TE_OK;
@@ -110,7 +111,8 @@ static bool te__has_desc(te_ctx *te, const void *desc, const char *who) {
     return false;
 }
 
-/* Checks the result of a function of the program's: TE_OK and the codes of errors pass, any other number is an error. `of`: the name of the function's owner, or NULL. */
+/* Checks the result of a function of the program's: TE_OK and the codes of errors pass, any other number is an error.
+ * `of`: the name of the function's owner, or NULL. */
 static te_result te__returned(te_ctx *te, te_result r, const char *function, const char *of) {
     if ((int)r >= 0 && (int)r < TE_RESULT_COUNT) return r;
     return te__fail(te, TE_ERR_INVALID,
@@ -118,7 +120,8 @@ static te_result te__returned(te_ctx *te, te_result r, const char *function, con
                     of ? " of \"" : "", of ? of : "", of ? "\"" : "", (int)r);
 }
 
-/* Waits for kernels that are still being compiled: one of them may fail, and the answer to "was there an error" must include it. */
+/* Waits for kernels that are still being compiled: one of them may fail, and the answer to "was there an error" must
+ * include it. */
 static void te__settle(const te_ctx *te) {
     if (te && te->device && te->device->settle) te->device->settle((te_ctx *)te);
 }
@@ -136,7 +139,8 @@ TE_API const char *te_error(const te_ctx *te) {
     if (te->error_code == TE_OK) return "";
     return te->error ? te->error : te__no_memory_text;
 }
-/* The library calls this only after a failure, since it may wait; to ask whether one has happened, it reads te->error_code. */
+/* The library calls this only after a failure, since it may wait; to ask whether one has happened, it reads
+ * te->error_code. */
 TE_API TE__NOINLINE te_result te_error_code(const te_ctx *te) {
     te__settle_error(te);
     return te ? te->error_code : TE_ERR_STATE;
@@ -150,7 +154,8 @@ TE_API void te_clear_error(te_ctx *te) {
     if (!te) return;
     te__settle(te); /* the errors of calls before this one are forgotten, too */
     te__forget_error(te);
-    if (te->step_failed && !te->capture && te->give_back_scales(te) != TE_OK) te__forget_error(te); /* the next step tries again, and says so */
+    /* the next step tries again, and says so */
+    if (te->step_failed && !te->capture && te->give_back_scales(te) != TE_OK) te__forget_error(te);
 }
 
 TE_API const char *te_result_name(te_result result) {
@@ -174,7 +179,8 @@ static void te__raw_free(const te_allocator *a, void *p, size_t bytes) {
         free(p);
 }
 
-/* The header of every other allocation, 16-byte aligned as the memory behind it. It keeps a list, by which te_ctx_destroy releases what is left. */
+/* The header of every other allocation, 16-byte aligned as the memory behind it. It keeps a list, by which
+ * te_ctx_destroy releases what is left. */
 struct te__block {
     union {
         struct {

@@ -1,5 +1,5 @@
-/* core/graph.c: graphs from te_graph_begin to te_graph_destroy, and the numbers that the host writes before each launch. Knows the device by its table;
- * must not know modules or optimizers, which add parts.
+/* core/graph.c: graphs from te_graph_begin to te_graph_destroy, and the numbers that the host writes before each
+ * launch. Knows the device by its table; must not know modules or optimizers, which add parts.
  * Benchmark: "step of a layer" in tests/bench/h200.csv, and tests/bench/notes.md. */
 
 /* ---- parts, and the state ---- */
@@ -127,7 +127,8 @@ static te_result te__graph_may_begin(te_ctx *te) {
                         "te_graph_begin: inside an autocast region, whose end updates scales: begin and end the region "
                         "inside the capture");
     result = te->device->synchronize(te);
-    return result == TE_OK ? te__streams_synchronize(te) : result; /* so that te__stream_wait has nothing to wait for inside */
+    return result == TE_OK ? te__streams_synchronize(te) : result; /* so that te__stream_wait has nothing to wait for
+                                                                    * inside */
 }
 
 TE_API te_result te_graph_begin(te_ctx *te) {
@@ -138,7 +139,8 @@ TE_API te_result te_graph_begin(te_ctx *te) {
     if (!te) return TE_ERR_STATE;
     result = te__graph_may_begin(te);
     if (result != TE_OK) return result;
-    g = (te_graph *)te__raw_alloc(&te->host_allocator, sizeof(te_graph)); /* te_graph_destroy may come after the context's end */
+    /* te_graph_destroy may come after the context's end */
+    g = (te_graph *)te__raw_alloc(&te->host_allocator, sizeof(te_graph));
     if (!g) return te__fail(te, TE_ERR_OUT_OF_MEMORY, "%s: te_graph_begin", te__no_memory_text);
     memset(g, 0, sizeof(*g));
     g->te = te;
@@ -259,7 +261,8 @@ TE_API te_result te_graph_launch(te_graph *g) {
                         "te_graph_launch: inside te_rng_fork_begin(\"%s\"); launch it before or after that region",
                         te->rng.tracker[te->rng.fork - 1].name);
     if (g->broken) return te__fail(te, TE_ERR_STATE, "te_graph_launch: %s", g->broken);
-    if (!te__graph_steps(g) && te->keep_scales) result = te->keep_scales(te); /* a graph with an optimizer is a whole step, and fails before any of it runs */
+    /* a graph with an optimizer is a whole step, and fails before any of it runs */
+    if (!te__graph_steps(g) && te->keep_scales) result = te->keep_scales(te);
     floats = te__floats_begin();
     if (result == TE_OK) result = te__graph_launch(te, g);
     te__floats_end(&floats);

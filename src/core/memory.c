@@ -1,6 +1,7 @@
-/* core/memory.c: the caching pool of device memory, arenas beside it, and reference-counted buffers from both. Knows the device only through its
- * table of functions. All operations of a context are ordered by its own stream, so a block may be handed out again as soon as it
- * is released; where another stream has used it, once that one's event has passed. */
+/* core/memory.c: the caching pool of device memory, arenas beside it, and reference-counted buffers from both. Knows
+ * the device only through its table of functions. All operations of a context are ordered by its own stream, so a block
+ * may be handed out again as soon as it is released; where another stream has used it, once that one's event has
+ * passed. */
 
 static te_result te__device_enter(te_ctx *te, bool *entered) {
     te_result result;
@@ -15,7 +16,8 @@ static void te__device_leave(te_ctx *te, bool entered) {
     if (entered) te->device->leave(entered);
 }
 
-/* Capacities come in steps of an eighth of a power of two, at least 512 bytes: a small number of sizes, at most 12.5 % waste. */
+/* Capacities come in steps of an eighth of a power of two, at least 512 bytes: a small number of sizes, at most 12.5 %
+ * waste. */
 static size_t te__pool_capacity(size_t bytes) {
     size_t step = 512;
     while (step * 8 < bytes) step *= 2;
@@ -77,8 +79,8 @@ static te_result te__pool_fail(te_ctx *te, size_t bytes) {
                     te__bytes_text(te->pool.stats.allocated, held));
 }
 
-/* A cached block of at least *want bytes, or NULL; *want becomes its capacity. The block is at most a quarter larger than asked for: larger ones are
- * left to larger requests. */
+/* A cached block of at least *want bytes, or NULL; *want becomes its capacity. The block is at most a quarter larger
+ * than asked for: larger ones are left to larger requests. */
 static void *te__pool_take(te__pool *pool, size_t *want) {
     size_t most = *want + *want / 4;
     int i = te__pool_find(pool, *want);
@@ -135,7 +137,8 @@ static void te__pool_keep(te_ctx *te, void *data, size_t capacity) {
 static void te__pool_defer(te_ctx *te, void *data, size_t capacity, te__event *used) {
     te__pool *pool = &te->pool;
     te__free_block *b;
-    bool waits = !used->awaited && !te__event_passed(used); /* the context's own stream, which alone will use the block, does already */
+    bool waits = !used->awaited && !te__event_passed(used); /* the context's own stream, which alone will use the block,
+                                                             * does already */
     if (!waits || (!pool->spare && !te__pool_add_spare(te, pool))) {
         if (waits) te__event_synchronize(used);
         te__event_release(used);
@@ -168,8 +171,9 @@ static void te__pool_reclaim(te_ctx *te, bool wait) {
     }
 }
 
-/* A block of at least `bytes`, to be released with *capacity. It returns to `arena`, if that is not NULL; the host memory for its place in a list of the
- * arena is allocated now, so that the release cannot fail: the graph goes on writing its blocks, and no other pool may have them. */
+/* A block of at least `bytes`, to be released with *capacity. It returns to `arena`, if that is not NULL; the host
+ * memory for its place in a list of the arena is allocated now, so that the release cannot fail: the graph goes on
+ * writing its blocks, and no other pool may have them. */
 static void *te__pool_alloc(te_ctx *te, te__arena *arena, size_t bytes, size_t *capacity) {
     te__pool *pool = &te->pool;
     size_t want = te__pool_capacity(bytes);
@@ -362,8 +366,8 @@ static void te__buffer_touch(te__buffer *b) {
     b->num_writes = 0;
 }
 
-/* Makes room in the list of writes to parts. Writes older than every node on the tape are dropped; in a list that is still at its limit, each pair of
- * neighbours becomes one write, which covers both. */
+/* Makes room in the list of writes to parts. Writes older than every node on the tape are dropped; in a list that is
+ * still at its limit, each pair of neighbours becomes one write, which covers both. */
 enum { TE__MAX_WRITES = 1024 };
 static void te__writes_shrink(te_ctx *te, te__buffer *b) {
     const te__segment *root = &te->tape.root;
@@ -390,7 +394,8 @@ static void te__buffer_touch_part(te__buffer *b, int64_t begin, int64_t end) {
     te__write *last = b->num_writes ? &b->writes[b->num_writes - 1] : NULL;
     b->version++;
     b->written_at = ++te->writes;
-    if (last && last->begin == begin && last->end == end && last->at > b->saved_at) { /* no node was recorded in between */
+    /* no node was recorded in between */
+    if (last && last->begin == begin && last->end == end && last->at > b->saved_at) {
         last->at = te->writes;
         return;
     }
@@ -418,7 +423,8 @@ static bool te__buffer_written(const te__buffer *b, int64_t begin, int64_t end, 
 /* Counts the writes; a launch of a graph counts as a write to every buffer of its arena. */
 static uint64_t te__buffer_version(const te__buffer *b) { return b->version + (b->arena ? b->arena->launches : 0); }
 
-/* Keeps b alive until the graph is destroyed, since each launch will use its memory. Buffers of the graph's own arena need no reference. */
+/* Keeps b alive until the graph is destroyed, since each launch will use its memory. Buffers of the graph's own arena
+ * need no reference. */
 static te_result te__capture_hold(te_graph *g, te__buffer *b) {
     if (!b || b->arena == g->arena || b->held == g->id) return TE_OK;
     if (!te__grow(g->te, (void **)&g->held, &g->cap_held, g->num_held, sizeof(te__buffer *)))

@@ -1,15 +1,17 @@
-/* core/offload.c: te_cpu_offload_begin: hooks on saved tensors that keep activations in pinned host memory between the forward and the backward pass. Knows
- * hooks, buffers and transfers; must not know what the tensors mean.
+/* core/offload.c: te_cpu_offload_begin: hooks on saved tensors that keep activations in pinned host memory between the
+ * forward and the backward pass. Knows hooks, buffers and transfers; must not know what the tensors mean.
  *
- * The unit is the buffer: tensors that share memory, and nodes that save the same tensor, share one copy of it (te__offloaded). Buffers stand in one list, in
- * the order in which nodes last saved them, which is the reverse of the order in which the backward pass needs them:
+ * The unit is the buffer: tensors that share memory, and nodes that save the same tensor, share one copy of it
+ * (te__offloaded). Buffers stand in one list, in the order in which nodes last saved them, which is the reverse of the
+ * order in which the backward pass needs them:
  *
  *     oldest | host memory alone ............ | inside the window: on the device too | newest
  *
- * Forward: a buffer is copied out as soon as a node saves it, and enters the window at the new end. A buffer that leaves at the old end gives up its device
- * memory behind its copy (the device waits), unless other tensors hold it. Backward: the window moves the other way. The buffers that nodes have read leave
- * it, and the next older ones are copied in. So the device memory of copies under way is bounded, copies in are queued up to a window's length ahead of their
- * use, and the buffers that the backward pass reads first have never left. */
+ * Forward: a buffer is copied out as soon as a node saves it, and enters the window at the new end. A buffer that
+ * leaves at the old end gives up its device memory behind its copy (the device waits), unless other tensors hold it.
+ * Backward: the window moves the other way. The buffers that nodes have read leave it, and the next older ones are
+ * copied in. So the device memory of copies under way is bounded, copies in are queued up to a window's length ahead of
+ * their use, and the buffers that the backward pass reads first have never left. */
 
 enum { TE__OFFLOAD_LEAST = 512 << 10 };
 typedef struct te__offload_region {
@@ -65,7 +67,8 @@ static void te__offload_leave(te__offload *o, te__offloaded *e) {
     te__buffer_release(b); /* may end it, and e->buffer with it */
 }
 
-/* Stops watching the buffer, whose bytes on the device have changed. An entry inside the window keeps its reference until it leaves. */
+/* Stops watching the buffer, whose bytes on the device have changed. An entry inside the window keeps its reference
+ * until it leaves. */
 static void te__offload_unwatch(te__offloaded *e) {
     if (e->buffer && e->buffer->offloaded == e) e->buffer->offloaded = NULL;
     if (!e->inside) e->buffer = NULL;
@@ -111,8 +114,8 @@ static te__offloaded *te__offload_send(te_ctx *te, te__buffer *b) {
     return e;
 }
 
-/* The copy of the buffer that x lies in, made now if there is none; *e NULL: the buffer stays on the device. Of the bytes that are offered the region's
- * fraction goes out, evenly from the first to the last. */
+/* The copy of the buffer that x lies in, made now if there is none; *e NULL: the buffer stays on the device. Of the
+ * bytes that are offered the region's fraction goes out, evenly from the first to the last. */
 static te_result te__offload_buffer(te_ctx *te, te__offload_region *r, const te_tensor *x, te__offloaded **e) {
     te__offload *o = te->offload;
     te__buffer *b = x ? x->buffer : NULL;
@@ -167,7 +170,8 @@ static te_tensor *te__offload_alias(te_ctx *te, const te_tensor *x) {
     te__frame_end(te, NULL, 0);
     return y;
 }
-/* Replaces a part by one without memory; other holders of a quantized tensor share its parts, so the part itself must not change. */
+/* Replaces a part by one without memory; other holders of a quantized tensor share its parts, so the part itself must
+ * not change. */
 static te_result te__offload_detach(te_ctx *te, te_tensor **part) {
     te_tensor *own = te__offload_alias(te, *part);
     if (!own) return te_error_code(te);
@@ -185,7 +189,8 @@ static void *te__offload_pack(void *user, te_tensor *x) {
     te__offloaded_tensor *h;
     te_result result = TE_OK;
     int i, n = te__parts(x, part), gone = 0;
-    if (te->playing || te->warming) return NULL; /* a record made in a backward function is played at once; a warm-up has no values */
+    if (te->playing || te->warming) return NULL; /* a record made in a backward function is played at once; a warm-up
+                                                  * has no values */
     if (te__refuse_stream(te) != TE_OK) return NULL;
     h = (te__offloaded_tensor *)te__alloc_zero(te, sizeof(te__offloaded_tensor));
     if (!h) return NULL;
@@ -207,7 +212,8 @@ static void *te__offload_pack(void *user, te_tensor *x) {
 
 /* ---- backward ---- */
 
-/* Queues the copy of the entry's bytes to the device, and has it enter the window: it stands right before it, or at the new end. Does not wait. */
+/* Queues the copy of the entry's bytes to the device, and has it enter the window: it stands right before it, or at the
+ * new end. Does not wait. */
 static te_result te__offload_bring(te_ctx *te, te__offloaded *e) {
     te__offload *o = te->offload;
     te__buffer *b = e->buffer;
@@ -309,7 +315,8 @@ TE_API te_result te_cpu_offload_begin(te_ctx *te, const te_cpu_offload_desc *des
     if (te__refuse_stream(te) != TE_OK) return te_error_code(te);
     o = te__offload_open(te);
     if (!o) return te_error_code(te);
-    /* Regions and hooks are counted alike, so that a region's place is free when its hooks have gone; its nodes need `te` alone. */
+    /* Regions and hooks are counted alike, so that a region's place is free when its hooks have gone; its nodes need
+     * `te` alone. */
     r = &o->region[te__min(te->tape.num_hooks, TE__MAX_HOOKS - 1)];
     hooks.pack = te__offload_pack;
     hooks.unpack = te__offload_unpack;

@@ -1,8 +1,8 @@
-/* core/outside.c: ids outside of their range: the error of a call on the CPU, the count of a GPU's kernels, and the error of the call that waits for them. Knows which
- * arguments are ids; must not know what an operation does with them.
+/* core/outside.c: ids outside of their range: the error of a call on the CPU, the count of a GPU's kernels, and the
+ * error of the call that waits for them. Knows which arguments are ids; must not know what an operation does with them.
  *
- * The counts lie in pinned memory of the host, a te__outside for each line of the list: kernels write there in the rare case alone, and the host reads them wherever it has
- * waited for the context's stream, so neither costs anything. */
+ * The counts lie in pinned memory of the host, a te__outside for each line of the list: kernels write there in the rare
+ * case alone, and the host reads them wherever it has waited for the context's stream, so neither costs anything. */
 
 #define TE__OUTSIDE_LIST(X)                                                                        \
     X(embedding_fwd, "ids", "the rows of the table")                                               \

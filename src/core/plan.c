@@ -1,8 +1,9 @@
-/* core/plan.c: the launches of an operation: kernels, options, sizes, arguments, workspace. Knows no driver: launching is
- * cuda/launch.c's. */
+/* core/plan.c: the launches of an operation: kernels, options, sizes, arguments, workspace. Knows no driver: launching
+ * is cuda/launch.c's. */
 
 static void te__plan_begin(te__plan *p, te_ctx *te) {
-    memset(p, 0, offsetof(te__plan, workspace)); /* the rest is cleared where it is handed out, since every operation makes a plan */
+    memset(p, 0, offsetof(te__plan, workspace)); /* the rest is cleared where it is handed out, since every operation
+                                                  * makes a plan */
     p->te = te;
     p->launch = p->own_launch;
     p->cap_launches = TE__OWN_LAUNCHES;
@@ -39,7 +40,8 @@ static TE__NOINLINE bool te__plan_grow(te__plan *p) {
     return true;
 }
 
-/* The next launch. Beyond TE__OWN_LAUNCHES it may move those before it: whoever plans a list of any length writes to its latest one alone. */
+/* The next launch. Beyond TE__OWN_LAUNCHES it may move those before it: whoever plans a list of any length writes to
+ * its latest one alone. */
 static te__launch *te__plan_launch(te__plan *p, const char *family, const char *kernel) {
     te__launch *l;
     if (p->num_launches == p->cap_launches && (p->result != TE_OK || !te__plan_grow(p))) {
@@ -65,7 +67,8 @@ static TE__NOINLINE void te__launch_option(te__launch *l, const char *name, int 
     l->num_options++;
 }
 
-/* Code of the user's, which a kernel includes in the place of a file: as an option, whose value names the text. The texts of a process are kept, as its kernels are. */
+/* Code of the user's, which a kernel includes in the place of a file: as an option, whose value names the text. The
+ * texts of a process are kept, as its kernels are. */
 #define TE__CODE_OPTION "X_MOD"
 typedef struct te__code {
     struct te__code *next;
@@ -87,7 +90,8 @@ static const te__kernel_file *te__code_find(int id) {
     te__mutex_unlock(&te__codes_mutex);
     return c ? &c->file : NULL;
 }
-/* A text's number comes from its hash, so that processes agree about the names of what they compiled; two texts of one number: the second gets another. `path` is static. */
+/* A text's number comes from its hash, so that processes agree about the names of what they compiled; two texts of one
+ * number: the second gets another. `path` is static. */
 static te_result te__launch_code(te__plan *p, te__launch *l, const char *path, const char *text) {
     const size_t size = strlen(text) + 1;
     int id = (int)(te__hash64(text, size, 0) & 0x3fffffffu) + 16; /* smaller ones are te_kcheck's */
@@ -136,19 +140,21 @@ static void *te__plan_args(te__plan *p, te__launch *l, size_t bytes) {
 }
 #define TE__KARGS(p, l, type) ((type *)te__plan_args((p), (l), sizeof(type)))
 
-/* A counter in device memory for kernels whose last block finishes the work of all (te_last_block): 0 between kernels. The kernels of a context run
- * one after another, so they share it. */
+/* A counter in device memory for kernels whose last block finishes the work of all (te_last_block): 0 between kernels.
+ * The kernels of a context run one after another, so they share it. */
 static unsigned *te__plan_counter(const te__plan *p) {
     return p->explain ? (unsigned *)(uintptr_t)256 : (unsigned *)p->counter;
 }
-/* TE__PLAN_COUNTERS more, for kernels whose groups of blocks have a last block each. They lie behind the words of te_last_block and te_grid_wait. */
+/* TE__PLAN_COUNTERS more, for kernels whose groups of blocks have a last block each. They lie behind the words of
+ * te_last_block and te_grid_wait. */
 enum { TE__PLAN_COUNTERS = 32 };
 static unsigned *te__plan_counters(const te__plan *p) { return te__plan_counter(p) + 8; }
 /* A float for the maximum over all blocks: 0 between kernels, too. */
 static float *te__plan_largest(const te__plan *p) { return (float *)(te__plan_counter(p) + 4); }
 
-/* How many blocks of a cooperative launch there may be: all run at once if the kernel's launch bounds allow `per_sm` of them on a
- * multiprocessor. The smaller chips of each generation have room for 1,536 threads and 100 KB of shared memory. shared: of a block, static too. */
+/* How many blocks of a cooperative launch there may be: all run at once if the kernel's launch bounds allow `per_sm` of
+ * them on a multiprocessor. The smaller chips of each generation have room for 1,536 threads and 100 KB of shared
+ * memory. shared: of a block, static too. */
 static int64_t te__plan_resident(const te__plan *p, int64_t threads, int64_t shared, int64_t per_sm) {
     bool small_chip = p->sm == 86 || p->sm == 89 || p->sm == 120;
     int64_t memory = small_chip ? 100 * 1024 : p->sm == 80 ? 164 * 1024 : 228 * 1024;

@@ -1,4 +1,5 @@
-/* core/random.c: the random state, named ones beside it, and what operations draw from them, in captures too. Knows graphs; must not know who draws. */
+/* core/random.c: the random state, named ones beside it, and what operations draw from them, in captures too. Knows
+ * graphs; must not know who draws. */
 
 TE_API void te_seed(te_ctx *te, uint64_t seed) { te_rng_set(te, seed, 0); }
 TE_API void te_rng_get(const te_ctx *te, uint64_t *seed, uint64_t *offset) {
@@ -26,7 +27,8 @@ static void te__rng_back(te_ctx *te, te__rng_state s) {
     int made = te->rng.num_trackers;
     te->seed = s.seed;
     te->rng_offset = s.offset;
-    memcpy(s.tracker + s.num_trackers, te->rng.tracker + s.num_trackers, (size_t)(made - s.num_trackers) * sizeof(s.tracker[0])); /* those that came since stay */
+    /* those that came since stay */
+    memcpy(s.tracker + s.num_trackers, te->rng.tracker + s.num_trackers, (size_t)(made - s.num_trackers) * sizeof(s.tracker[0]));
     s.num_trackers = made;
     te->rng = s;
 }

@@ -1,5 +1,5 @@
-/* core/saved.c: hooks on the tensors that tape nodes save: packed when they are saved, unpacked when they are read. Knows nodes; must not know what a
- * hook does with a tensor. */
+/* core/saved.c: hooks on the tensors that tape nodes save: packed when they are saved, unpacked when they are read.
+ * Knows nodes; must not know what a hook does with a tensor. */
 
 TE_API te_result te_saved_tensors_begin(te_ctx *te, const te_saved_tensors_hooks *hooks) {
     if (!te) return TE_ERR_STATE;
@@ -24,7 +24,8 @@ TE_API te_result te_saved_tensors_end(te_ctx *te) {
     return TE_OK;
 }
 
-/* Offers each saved tensor to the innermost region's hooks; parameters are left out, since the model holds their memory anyway. */
+/* Offers each saved tensor to the innermost region's hooks; parameters are left out, since the model holds their memory
+ * anyway. */
 static te_result te__saved_pack(te_ctx *te, te__node *node) {
     int i;
     if (te->tape.num_hooks == 0 || node->num_saved == 0) return TE_OK;

@@ -4,7 +4,8 @@
 
 typedef struct te__block te__block; /* core/error.c: in front of each piece of host memory */
 
-/* A field of every object that te_ctx_destroy closes if its owner has not (modules, groups, open files): closing one takes more than freeing its memory. */
+/* A field of every object that te_ctx_destroy closes if its owner has not (modules, groups, open files): closing one
+ * takes more than freeing its memory. */
 typedef struct te__closable {
     struct te__closable *next, **at; /* at: the pointer to this; NULL: in no list */
     const char *kind;             /* "module" */
@@ -29,7 +30,8 @@ typedef struct te__event {
     void *handle;
     const te__stream *stream; /* where it was recorded: compared, never followed; NULL: the context's own */
     bool pending;             /* recorded, and not known to have passed */
-    bool awaited;             /* the context's own stream has been told to wait for it: whatever comes there from then on runs behind it */
+    bool awaited;             /* the context's own stream has been told to wait for it: whatever comes there from then
+                               * on runs behind it */
 } te__event;
 
 /* A block of pinned host memory, for copies on a second stream. */
@@ -49,8 +51,8 @@ typedef struct te__write {
     int64_t begin, end; /* bytes */
 } te__write;
 
-/* A block of device memory with a reference count. `version` counts the writes, so that a cached quantized copy can tell
- * whether it is stale; the three times, in te->writes, tell the tape. */
+/* A block of device memory with a reference count. `version` counts the writes, so that a cached quantized copy can
+ * tell whether it is stale; the three times, in te->writes, tell the tape. */
 typedef struct te__buffer {
     te_ctx *te;
     struct te__buffer *next, **at; /* te->buffers; at: the pointer to this */
@@ -72,7 +74,8 @@ typedef struct te__buffer {
     int num_writes, cap_writes;
 } te__buffer;
 
-/* A free block lies in a list of blocks of the same capacity; a block that another stream still uses lies in the pool's `pending`. */
+/* A free block lies in a list of blocks of the same capacity; a block that another stream still uses lies in the pool's
+ * `pending`. */
 typedef struct te__free_block {
     void *data;
     struct te__free_block *next;
@@ -91,8 +94,9 @@ typedef struct te__pool {
     te_memory_stats stats;
 } te__pool;
 
-/* The memory of a graph. Blocks that were free when the capture ended stay free, since the graph's kernels alone write there. The arena outlives the
- * graph as long as buffers of it live; when they are released, their blocks go to the context's pool. */
+/* The memory of a graph. Blocks that were free when the capture ended stay free, since the graph's kernels alone write
+ * there. The arena outlives the graph as long as buffers of it live; when they are released, their blocks go to the
+ * context's pool. */
 typedef struct te__arena {
     int refs; /* the graph and every living buffer */
     bool open; /* the graph exists */
@@ -105,7 +109,8 @@ typedef struct te__arena {
 typedef struct te__offloaded {
     struct te__offloaded *older, *newer; /* in the order in which nodes last saved it */
     int refs;          /* saved tensors that wait for it */
-    te__buffer *buffer; /* its device memory: a reference while `inside`; otherwise watched alone, and NULL once it is freed or written */
+    te__buffer *buffer; /* its device memory: a reference while `inside`; otherwise watched alone, and NULL once it is
+                         * freed or written */
     uint64_t version;  /* of buffer, when it held these bytes */
     bool inside;       /* the window */
     size_t bytes;
@@ -128,8 +133,8 @@ typedef struct te__var {
 
 typedef struct te__quant_class te__quant_class; /* quant/kinds.h: a kind of quantizer */
 
-/* One copy of a quantized tensor, and how it is to be read; the layouts stand at te_quantized_view. The copies of a hybrid tensor are of
- * different kinds. */
+/* One copy of a quantized tensor, and how it is to be read; the layouts stand at te_quantized_view. The copies of a
+ * hybrid tensor are of different kinds. */
 typedef struct te__quant_copy {
     const te__quant_class *cls;
     te_tensor *data;  /* NULL: this copy was not made */
@@ -146,16 +151,19 @@ typedef struct te__quant_spec {
     const te__quant_class *cls;
     te_dtype dtype; /* of the codes */
     int usage;      /* TE_ROWWISE | TE_COLUMNWISE */
-    te_tensor *x_amax; /* current: f32 [2], the amax of what is quantized, as te_op_fp8_quantize takes it (borrowed); NULL: the cast measures it */
+    te_tensor *x_amax; /* current: f32 [2], the amax of what is quantized, as te_op_fp8_quantize takes it (borrowed);
+                        * NULL: the cast measures it */
     te_tensor *bias_grad; /* delayed, current: gets the sums of columns of what is quantized; or NULL */
     bool two_dimensional, power_of_two, fp32_scales, swizzled, rht, no_random_sign_mask, stochastic, row_scaled,
         e4m3_max_256;
     te_4over6_error four_over_six;
     float epsilon;
     te_group *group;                        /* reduces amaxes; borrowed */
-    te_tensor *scale, *amax;                /* delayed: f32 [1] each; with sizes [n], of any stride. Others: scale NULL, amax that of what is quantized, if its
-                                             * maker left it (te__quant_out_open) */
-    te_tensor *sizes;                       /* i32 or i64 [n]: rows of groups, each quantized by itself (borrowed); NULL: one group */
+    te_tensor *scale, *amax;                /* delayed: f32 [1] each; with sizes [n], of any stride. Others: scale NULL,
+                                             * amax that of what is quantized, if its maker left it
+                                             * (te__quant_out_open) */
+    te_tensor *sizes;                       /* i32 or i64 [n]: rows of groups, each quantized by itself (borrowed);
+                                             * NULL: one group */
     const struct te__quant_spec *row, *col; /* hybrid */
     te_custom_quantizer custom;
 } te__quant_spec;
@@ -171,9 +179,12 @@ typedef struct te__quantized {
     const te__quant_class *cls; /* of the quantizer that made it */
     te_quantizer *quantizer; /* that quantizer (a reference), if the user holds it too, else NULL */
     te__quant_copy row, col;
-    te_tensor *sizes; /* of groups of rows, each with scales and amaxes of its own, [n] (quant/groups.c); NULL: one group */
-    uint64_t version_shift; /* added to the version of the memory that counts its values: they may move to other memory */
-    void *init_value; /* of a weight: its value before it was first quantized, in its nominal dtype, in host memory; or NULL */
+    te_tensor *sizes; /* of groups of rows, each with scales and amaxes of its own, [n] (quant/groups.c); NULL: one
+                       * group */
+    uint64_t version_shift; /* added to the version of the memory that counts its values: they may move to other
+                             * memory */
+    void *init_value; /* of a weight: its value before it was first quantized, in its nominal dtype, in host memory; or
+                       * NULL */
     size_t init_bytes;
     uint64_t init_version; /* the version of the tensor that init_value is the value of */
 } te__quantized;
@@ -198,7 +209,8 @@ struct te_tensor {
 
 /* ---- plans ---- */
 
-/* A plan holds its first launches and arguments itself; those of lists of thousands of tensors go to memory of the host. */
+/* A plan holds its first launches and arguments itself; those of lists of thousands of tensors go to memory of the
+ * host. */
 enum { TE__MAX_OPTIONS = 12, TE__OWN_LAUNCHES = 128, TE__MAX_WORKSPACES = 16, TE__PLAN_ARG_BYTES = 12288 };
 
 typedef struct te__option {
@@ -261,7 +273,8 @@ typedef struct te__device {
     const char *kind; /* "cpu", "cuda" */
     void *(*alloc)(te_ctx *te, size_t bytes); /* NULL when there is none */
     void (*release)(te_ctx *te, void *data, size_t bytes);
-    te_result (*upload)(te_ctx *te, void *dst, const void *host, size_t bytes);   /* the caller may reuse `host` on return */
+    /* the caller may reuse `host` on return */
+    te_result (*upload)(te_ctx *te, void *dst, const void *host, size_t bytes);
     te_result (*download)(te_ctx *te, void *host, const void *src, size_t bytes); /* waits */
     te_result (*clear)(te_ctx *te, void *dst, size_t bytes);
     te_result (*synchronize)(te_ctx *te);
@@ -272,19 +285,22 @@ typedef struct te__device {
     te_result (*settle)(te_ctx *te); /* queues the launches that wait for their kernels; NULL: none ever wait */
     void (*close)(te_ctx *te);
     te_result (*capture_begin)(te_ctx *te); /* from here on operations are noted in te->capture in place of being run */
-    te_result (*capture_end)(te_ctx *te, te_graph *g); /* makes g ready to be launched; g NULL: drops the noted operations */
+    te_result (*capture_end)(te_ctx *te, te_graph *g); /* makes g ready to be launched; g NULL: drops the noted
+                                                        * operations */
     te_result (*graph_launch)(te_ctx *te, te_graph *g);
     void (*graph_close)(te_ctx *te, te_graph *g);
     /* Streams and events: core/stream.c, the only one to call these. A stream NULL is the context's own. */
     te_result (*stream_create)(te_ctx *te, void **stream);
     void (*stream_destroy)(te_ctx *te, void *stream);
     te_result (*stream_synchronize)(te_ctx *te, const te__stream *s); /* never NULL */
-    te_result (*stream_wait)(te_ctx *te, const te__stream *s, void *event); /* later work on the stream runs after the event */
+    /* later work on the stream runs after the event */
+    te_result (*stream_wait)(te_ctx *te, const te__stream *s, void *event);
     te_result (*event_create)(te_ctx *te, void **event);
     void (*event_destroy)(te_ctx *te, void *event);
     te_result (*event_record)(te_ctx *te, void *event, const te__stream *s);
     te_result (*event_wait)(te_ctx *te, void *event, bool *passed); /* does not wait; passed NULL: the host waits */
-    te_result (*copy)(te_ctx *te, const te__stream *s, void *dst, const void *src, size_t bytes, bool to_host); /* the host's side is pinned */
+    /* the host's side is pinned */
+    te_result (*copy)(te_ctx *te, const te__stream *s, void *dst, const void *src, size_t bytes, bool to_host);
     void *(*pinned_alloc)(te_ctx *te, size_t bytes); /* NULL when there is none */
     void (*pinned_release)(te_ctx *te, void *host, size_t bytes);
 } te__device;
@@ -323,12 +339,13 @@ typedef struct te__node {
     void (*release)(te_ctx *te, void *state); /* or NULL */
     bool takes_quantized; /* gradients that come quantized stay so; for other nodes they are decoded */
     te_saved_tensors_hooks hooks; /* with packed: */
-    void **packed;                /* [num_saved] handles in place of tensors, NULL where a tensor stayed; or NULL: no hooks */
+    void **packed;                /* [num_saved] handles in place of tensors, NULL where a tensor stayed; or NULL: no
+                                   * hooks */
     te__packed_as *packed_as;
 } te__node;
 
-/* A recorded region: a list of nodes in the order of recording. The context has one; a backward function records into one of its own, which is played
- * or forgotten before the function's node is done. */
+/* A recorded region: a list of nodes in the order of recording. The context has one; a backward function records into
+ * one of its own, which is played or forgotten before the function's node is done. */
 typedef struct te__segment {
     struct te__segment *outer;
     te__node **nodes; /* NULL where one is being played, or was */
@@ -359,18 +376,21 @@ typedef struct te__scope {
 
 /* ---- graphs ---- */
 
-/* State of the host that changes with each launch, such as an optimizer's count of steps. The functions get the owner and `data`. */
+/* State of the host that changes with each launch, such as an optimizer's count of steps. The functions get the owner
+ * and `data`. */
 typedef struct te__graph_part {
     void *owner;
     void *data; /* `bytes` of host memory, the graph's */
     size_t bytes;
     bool random; /* a random state; else a step of an optimizer */
-    te_result (*before)(te_graph *g, void *owner, void *data); /* a launch: may run operations, and fills its words of the state */
+    te_result (*before)(te_graph *g, void *owner, void *data); /* a launch: may run operations, and fills its words of
+                                                                * the state */
     void (*after)(te_graph *g, void *owner, void *data);
     void (*captured)(te_graph *g, void *owner, void *data); /* the capture has ended: undoes the counting that it did */
 } te__graph_part;
 
-/* The state of a graph: numbers in device memory that the host writes before each launch. Words 0 and 1: the random state. */
+/* The state of a graph: numbers in device memory that the host writes before each launch. Words 0 and 1: the random
+ * state. */
 enum { TE__GRAPH_WORDS = 512, TE__GRAPH_RNG_WORDS = 2 };
 
 struct te_graph {
@@ -420,7 +440,8 @@ typedef struct te__rng_tracker {
     uint64_t seed, offset, first_seed;
 } te__rng_tracker;
 enum { TE__MAX_FORKS = 32 }; /* open regions of te_rng_fork_begin */
-/* All random states: for a call that puts them back if it fails, and for a function that runs again. Regions of te_rng_fork_begin name trackers by number. */
+/* All random states: for a call that puts them back if it fails, and for a function that runs again. Regions of
+ * te_rng_fork_begin name trackers by number. */
 typedef struct te__rng_state {
     uint64_t seed, offset;         /* te->seed and te->rng_offset, in a copy */
     uint64_t own_seed, own_offset; /* the context's, while another is in force */
@@ -430,11 +451,13 @@ typedef struct te__rng_state {
     int outer_fork[TE__MAX_FORKS], num_forks; /* what was in force before each open region */
 } te__rng_state;
 
-/* A word of device memory in which an operation leaves the amax of its output, for the cast that quantizes this output next (te__amax_take). The cast leaves 0
- * there, so the word needs neither an allocation nor a launch that clears it. */
+/* A word of device memory in which an operation leaves the amax of its output, for the cast that quantizes this output
+ * next (te__amax_take). The cast leaves 0 there, so the word needs neither an allocation nor a launch that clears
+ * it. */
 enum { TE__AMAX_WORDS = 4 };
 typedef struct te__amax_word {
-    te_tensor pair; /* f32 [2]: the amax, and a count of blocks for the cast; 0 while the word is free. The first field: te__amax_give finds the word by its address */
+    te_tensor pair; /* f32 [2]: the amax, and a count of blocks for the cast; 0 while the word is free. The first field:
+                     * te__amax_give finds the word by its address */
     te_tensor amax; /* the first number of the pair */
     te__buffer buffer;
     bool taken;
@@ -442,13 +465,15 @@ typedef struct te__amax_word {
 
 /* A verdict of te_detect_causal_mask, and the mask that it is about. */
 typedef struct te__mask_verdict {
-    uint64_t version, written_at; /* the second: a time that no other buffer has been written at; 0 in a place that is free */
+    uint64_t version, written_at; /* the second: a time that no other buffer has been written at; 0 in a place that is
+                                   * free */
     int64_t offset, shape[4], stride[4], left;
     const te__buffer *buffer; /* compared, never followed */
     te_dtype dtype;
     bool strict, causal;
 } te__mask_verdict;
-/* model/sdpa.c, model/inject.c: the function that te_scaled_dot_product_attention is, and what was counted about the one of te.h. */
+/* model/sdpa.c, model/inject.c: the function that te_scaled_dot_product_attention is, and what was counted about the
+ * one of te.h. */
 enum { TE__MAX_SDPA = 16, TE__MASK_VERDICTS = 8 };
 typedef struct te__sdpa_state {
     te_sdpa_fn fn[TE__MAX_SDPA];
@@ -496,7 +521,8 @@ struct te_ctx {
     te_allocator host_allocator, device_allocator;
     char device_name[16];
     const te__device *device;
-    int regions; /* calls of te__device_enter without their te__device_leave: a forward, a backward, an optimizer step */
+    int regions; /* calls of te__device_enter without their te__device_leave: a forward, a backward, an optimizer
+                  * step */
     te__cuda *cuda;       /* NULL on the CPU */
     te__threads *threads; /* NULL: one thread */
     int cpu_threads;
@@ -523,15 +549,18 @@ struct te_ctx {
     bool exporting;  /* io/onnx.c: a call stands for calls of other sizes */
     te_tensor *place; /* nn/: where the next output of a product that fits goes; NULL: to memory of its own */
     struct te__scaling *scaling; /* quant/: the scaling states of this context's modules, a list */
-    struct te__snapshot *recording, *replaying; /* quant/snapshot.c: of the innermost checkpoint that runs for the first time, or again */
+    struct te__snapshot *recording, *replaying; /* quant/snapshot.c: of the innermost checkpoint that runs for the first
+                                                 * time, or again */
     void (*note_leaf)(te_ctx *te, te_tensor *x);  /* quant/: with `recording` */
     void (*after_backward)(te_ctx *te); /* quant/: the update of the backward slots */
     struct te__dp_unit *units; /* model/sharding.c: modules whose gradients ranks exchange, a list */
-    void (*mark_reached)(te_ctx *te, const te__segment *s, te_tensor *const *y, int count); /* with `units`: before a backward pass */
-    /* With `units`: at the end of a backward pass; result: how that went. m: of a te_backward_dw; NULL: it was a te_backward. */
+    /* with `units`: before a backward pass */
+    void (*mark_reached)(te_ctx *te, const te__segment *s, te_tensor *const *y, int count);
+    /* With `units`: at the end of a backward pass; result: how that went. m: of a te_backward_dw; NULL: it was a
+     * te_backward. */
     te_result (*exchange_gradients)(te_ctx *te, const te_module *m, te_result result);
-    /* A step of training, from an outermost te_autocast_begin to a te_optimizer_step: quant/ keeps the scales as they were (keep_scales), and
-     * te_clear_error gives them back if the step has failed. */
+    /* A step of training, from an outermost te_autocast_begin to a te_optimizer_step: quant/ keeps the scales as they
+     * were (keep_scales), and te_clear_error gives them back if the step has failed. */
     bool in_step, step_failed;
     int num_optimizers; /* 0: no call tells when a step has ended */
     te_fused_adam_methods fused_adam; /* te_fused_adam_set_methods; no function: te.h's own */

@@ -1,8 +1,9 @@
-/* core/stream.c: streams beside the context's own one, events, and pinned host memory. Knows the device by its table of functions; must not know tensors
- * nor the pool.
+/* core/stream.c: streams beside the context's own one, events, and pinned host memory. Knows the device by its table of
+ * functions; must not know tensors nor the pool.
  *
- * Operations run on the context's own stream alone. A second stream copies between device memory and pinned host memory while they run (core/transfer.c). An
- * event marks a point in the work of one stream, for the host or for another stream to wait for; NULL as a stream means the context's own one everywhere.
+ * Operations run on the context's own stream alone. A second stream copies between device memory and pinned host memory
+ * while they run (core/transfer.c). An event marks a point in the work of one stream, for the host or for another
+ * stream to wait for; NULL as a stream means the context's own one everywhere.
  * On the CPU all of it happens at once. Streams do not take part in captures. */
 
 static te_result te__refuse_stream(te_ctx *te) {
@@ -52,7 +53,8 @@ static te_result te__event_record(te__event *e, te__stream *s) {
     e->awaited = false;
     return TE_OK;
 }
-/* Work given to `s` from here on runs after the event; the host does not wait. No event is recorded in a capture, and te_graph_begin has waited for those from before. */
+/* Work given to `s` from here on runs after the event; the host does not wait. No event is recorded in a capture, and
+ * te_graph_begin has waited for those from before. */
 static te_result te__stream_wait(te_ctx *te, te__stream *s, te__event *e) {
     te_result result;
     if (!e || !e->pending || e->stream == s || (!s && e->awaited) || te->capture) return TE_OK;
@@ -61,7 +63,8 @@ static te_result te__stream_wait(te_ctx *te, te__stream *s, te__event *e) {
     if (result == TE_OK && !s) e->awaited = true;
     return result;
 }
-/* Has the work before the event run? Does not wait. A device that has failed runs no more work: true, with the error. */
+/* Has the work before the event run? Does not wait. A device that has failed runs no more work: true, with the
+ * error. */
 static bool te__event_passed(te__event *e) {
     bool passed = true;
     if (e->pending && !te__is_forked(e->te) && e->te->device->event_wait(e->te, e->handle, &passed) != TE_OK)
@@ -117,8 +120,9 @@ static te_result te__streams_synchronize(te_ctx *te) {
 
 /* ---- pinned host memory ---- */
 
-/* A block of at least `bytes`, until te__pinned_give; NULL with an error. Allocation by the driver is slow and waits for the device, so blocks are kept. A copy may
- * still run on a block that was given back: later copies wait for it on the device, the host by te__pinned_wait. */
+/* A block of at least `bytes`, until te__pinned_give; NULL with an error. Allocation by the driver is slow and waits
+ * for the device, so blocks are kept. A copy may still run on a block that was given back: later copies wait for it on
+ * the device, the host by te__pinned_wait. */
 static inline te__pinned *te__pinned_take(te_ctx *te, size_t bytes) {
     te__pinned *p, *best = NULL;
     for (p = te->pinned; p; p = p->next)

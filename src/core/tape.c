@@ -1,5 +1,5 @@
-/* core/tape.c: recording nodes and playing them backwards. Knows tensors and how gradients are added, copied and decoded; must
- * not know what a node computes. */
+/* core/tape.c: recording nodes and playing them backwards. Knows tensors and how gradients are added, copied and
+ * decoded; must not know what a node computes. */
 
 /* The variable of x, made when it is first needed. NULL only when out of memory. */
 static te__var *te__var_of(te_tensor *x) {
@@ -33,7 +33,8 @@ TE_API void te_tensor_zero_grad(te_tensor *x) {
     te_tensor_release(x->var->grad);
     x->var->grad = NULL;
 }
-/* Do the bytes from the first to the last element of x meet those of y? Strided tensors may lie between each other's rows: they count as meeting. */
+/* Do the bytes from the first to the last element of x meet those of y? Strided tensors may lie between each other's
+ * rows: they count as meeting. */
 static bool te__memory_meets(const te_tensor *x, const te_tensor *y) {
     const te_tensor *each[2];
     uintptr_t first[2], last[2];
@@ -49,8 +50,9 @@ static bool te__memory_meets(const te_tensor *x, const te_tensor *y) {
     return first[0] <= last[1] && first[1] <= last[0];
 }
 
-/* The tensor that a variable keeps for a gradient, retained. It never has a variable of its own: that could hold, through others, the variable that
- * is to hold it, and neither would be freed. For the same reason te_tensor_set_main_grad refuses a gradient. */
+/* The tensor that a variable keeps for a gradient, retained. It never has a variable of its own: that could hold,
+ * through others, the variable that is to hold it, and neither would be freed. For the same reason
+ * te_tensor_set_main_grad refuses a gradient. */
 static te_tensor *te__kept_gradient(te_tensor *grad) {
     te_tensor *kept = grad;
     if (grad->var) {
@@ -189,7 +191,8 @@ static te__path *te__path_now(te_ctx *te) {
     return te->path;
 }
 
-/* Puts a node onto the tape, `always` or if an input wants a gradient. The state is the tape's from here on, whatever comes of it. */
+/* Puts a node onto the tape, `always` or if an input wants a gradient. The state is the tape's from here on, whatever
+ * comes of it. */
 static te_result te__record_node(te_ctx *te, const te_node_desc *desc, bool always) {
     te__segment *segment = te->tape.segment;
     te__node *node;
@@ -277,7 +280,8 @@ TE_API te_result te_record(te_ctx *te, const te_node_desc *desc) {
                         "lists, are needed",
                         desc->name ? desc->name : "?", desc->num_inputs, desc->num_outputs, desc->num_saved);
     for (i = 0; i < desc->num_outputs; i++)
-        if (!desc->outputs[i]) te__fail(te, TE_ERR_STATE, "te_record: output %d of %d of %s is NULL", i + 1, desc->num_outputs, desc->name ? desc->name : "?"); /* after an error, a consequence */
+        /* after an error, a consequence */
+        if (!desc->outputs[i]) te__fail(te, TE_ERR_STATE, "te_record: output %d of %d of %s is NULL", i + 1, desc->num_outputs, desc->name ? desc->name : "?");
     return te__record_always(te, desc, false);
 }
 /* The same for a node that takes quantized gradients as they come. */
@@ -295,8 +299,8 @@ static bool te__tensor_is_alone(const te_tensor *x) {
            (x->buffer->capacity > 0 || x->buffer->bytes == 0);
 }
 
-/* Adds a gradient to a variable. The first one is shared, not copied: gradients are read-only until they are added up, and leaves get what is
- * theirs when te_backward ends (te__leaves_own). */
+/* Adds a gradient to a variable. The first one is shared, not copied: gradients are read-only until they are added up,
+ * and leaves get what is theirs when te_backward ends (te__leaves_own). */
 static te_result te__var_add_grad(te_ctx *te, te__var *v, te_tensor *grad) {
     te_op_axpby_args add = TE_ZERO;
     te_tensor *sum;
@@ -358,14 +362,15 @@ static te_result te__var_add_grad(te_ctx *te, te__var *v, te_tensor *grad) {
     return TE_OK;
 }
 
-/* For a backward function that can add up gradients on its way: what input i of its node has gathered so far, as a plain tensor like `like`; NULL
- * if there is nothing of that kind. */
+/* For a backward function that can add up gradients on its way: what input i of its node has gathered so far, as a
+ * plain tensor like `like`; NULL if there is nothing of that kind. */
 static te_tensor *te__grad_so_far(te_ctx *te, int i, const te_tensor *like) {
     const te__var *v = te->playing ? te->playing->inputs[i] : NULL;
     te_tensor *grad = v && !v->played ? v->grad : NULL;
     if (!grad || !grad->buffer || grad->dtype != like->dtype || !te__same_shape(grad, like) || !te__is_contiguous(grad))
         return NULL;
-    return v->leaf && te__is_outside(grad->buffer) ? NULL : grad; /* a launch of the graph would not find it there again */
+    return v->leaf && te__is_outside(grad->buffer) ? NULL : grad; /* a launch of the graph would not find it there
+                                                                   * again */
 }
 /* Where the sum goes: into its own place if nobody else looks at it. */
 static te_tensor *te__grad_sum_place(te_tensor *so_far) {
@@ -379,9 +384,9 @@ static void te__grad_sum_done(te_ctx *te, int i, te_tensor *sum) {
     v->grad = sum;
 }
 
-/* The gradient of a leaf stays: no other leaf, no tensor of the caller's and no tape node may share its memory. Most came out of an operation
- * and are the leaf's alone by now; the others are copied, quantized ones decoded. In a capture a gradient from before is copied too, since
- * launches do not write it. */
+/* The gradient of a leaf stays: no other leaf, no tensor of the caller's and no tape node may share its memory. Most
+ * came out of an operation and are the leaf's alone by now; the others are copied, quantized ones decoded. In a capture
+ * a gradient from before is copied too, since launches do not write it. */
 static te_result te__leaf_own(te_ctx *te, te__var *v) {
     te_tensor *grad = v->grad, *own;
     te_result result;
@@ -397,8 +402,8 @@ static te_result te__leaf_own(te_ctx *te, te__var *v) {
     te__frame_end(te, NULL, 0);
     return result;
 }
-/* The end of a te_backward: what it began in leaves (those of te->tape.fresh from `first` on) becomes theirs; after a failure it is forgotten. Of an inner one the leaves from before stay
- * listed, since the outer one may still fail. */
+/* The end of a te_backward: what it began in leaves (those of te->tape.fresh from `first` on) becomes theirs; after a
+ * failure it is forgotten. Of an inner one the leaves from before stay listed, since the outer one may still fail. */
 static te_result te__leaves_own(te_ctx *te, int first, te_result result) {
     int i, kept = first;
     for (i = first; i < te->tape.num_fresh && result == TE_OK; i++) result = te__leaf_own(te, te->tape.fresh[i]);
@@ -421,8 +426,8 @@ static te_result te__leaves_own(te_ctx *te, int first, te_result result) {
 
 /* ---- playing ---- */
 
-/* The backward function reads the values that the forward pass has read, or does not run. A node that was recorded in a capture reads what the last
- * launch has written. */
+/* The backward function reads the values that the forward pass has read, or does not run. A node that was recorded in a
+ * capture reads what the last launch has written. */
 static te_result te__check_saved(te_ctx *te, const te__node *node) {
     uint64_t at = node->arena && node->arena->launched_at > node->saved_at ? node->arena->launched_at : node->saved_at;
     char before[sizeof(te->module_path)], what[160], shape[TE__SHAPE_TEXT];
@@ -472,7 +477,8 @@ static void te__segment_end(te_ctx *te, te__segment *s) {
     te__segment_cut(te, s, 0);
     te__free(te, s->nodes, (size_t)s->cap_nodes * sizeof(te__node *));
     te->tape.segment = s->outer;
-    for (i = 0; i < te__min(te->num_scopes, TE__MAX_SCOPES); i++) /* one that was begun here, or begun anew after one too many was ended */
+    for (i = 0; i < te__min(te->num_scopes, TE__MAX_SCOPES); i++) /* one that was begun here, or begun anew after one
+                                                                   * too many was ended */
         if (te->scopes[i].segment == s) {
             te->scopes[i].segment = s->outer;
             te->scopes[i].first_node = s->outer->num_nodes;
@@ -590,7 +596,8 @@ static te_result te__segment_play(te_ctx *te, te__segment *s) {
     int i, k, kept = 0;
     s->plays++;
     for (i = s->num_nodes - 1; i >= 0 && result == TE_OK; i--) {
-        te__node *node = i < s->num_nodes ? s->nodes[i] : NULL; /* a backward function may have ended scopes, and nodes with them */
+        te__node *node = i < s->num_nodes ? s->nodes[i] : NULL; /* a backward function may have ended scopes, and nodes
+                                                                 * with them */
         bool reached = false;
         for (k = 0; node && k < node->num_outputs; k++)
             reached = reached || (node->outputs[k] && node->outputs[k]->grad);
@@ -608,7 +615,8 @@ static te_result te__segment_play(te_ctx *te, te__segment *s) {
     return result;
 }
 
-/* The segment that has made v: the innermost first; the outermost for leaves, and for what was played. NULL: the nodes went with their scope. */
+/* The segment that has made v: the innermost first; the outermost for leaves, and for what was played. NULL: the nodes
+ * went with their scope. */
 static te__segment *te__segment_of(te_ctx *te, const te__var *v) {
     te__segment *s;
     int i, k;
@@ -619,7 +627,8 @@ static te__segment *te__segment_of(te_ctx *te, const te__var *v) {
     return v->leaf || v->played ? &te->tape.root : NULL;
 }
 
-/* Gradients of several tensors at once; NULL where there is none. All are of one segment. The last te_backward to end gives leaves what is theirs. */
+/* Gradients of several tensors at once; NULL where there is none. All are of one segment. The last te_backward to end
+ * gives leaves what is theirs. */
 static te_result te__backward_all(te_ctx *te, te__segment *s, te_tensor *const *y, te_tensor *const *grad, int count) {
     te__stash *stash = NULL;
     size_t stash_bytes = 0;
@@ -687,8 +696,9 @@ static te_result te__backward(te_tensor *y, te_tensor *grad) {
     return te__backward_all(te, segment, &y, &grad, 1);
 }
 
-/* A program that never opens a scope keeps every tensor that it makes. Models and data are built in between few calls of te_backward, so it takes
- * this many, each with more tensors alive than the one before, to tell such a program; a hundred steps are some hundred KB. */
+/* A program that never opens a scope keeps every tensor that it makes. Models and data are built in between few calls
+ * of te_backward, so it takes this many, each with more tensors alive than the one before, to tell such a program; a
+ * hundred steps are some hundred KB. */
 enum { TE__UNSCOPED_STEPS = 100 };
 static void te__watch_scopes(te_ctx *te) {
     if (te->num_scopes > 0 || te->tape.unscoped == TE__UNSCOPED_STEPS) return;

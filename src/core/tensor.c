@@ -1,4 +1,5 @@
-/* core/tensor.c: tensors as values: shapes, references, scopes. Knows no operation: whatever needs one is in core/access.c. */
+/* core/tensor.c: tensors as values: shapes, references, scopes. Knows no operation: whatever needs one is in
+ * core/access.c. */
 
 TE_API TE__NOINLINE const char *te_dtype_name(te_dtype dtype) {
     static const char *const names[TE_DTYPE_COUNT] = {"none", "f32",  "f16", "bf16", "e4m3", "e5m2",
@@ -82,7 +83,8 @@ static void te__touch(te_tensor *x) {
     if (!b) return;
     if (b->used) te__stream_wait(x->te, NULL, b->used); /* a copy on another stream reads what stands there */
     if (x->te->capture) b->written = x->te->capture->id;
-    if (b->saved_at && (x->te->tape.root.num_nodes || x->te->tape.segment->num_nodes)) { /* nodes may have saved another part */
+    /* nodes may have saved another part */
+    if (b->saved_at && (x->te->tape.root.num_nodes || x->te->tape.segment->num_nodes)) {
         int64_t end = te__end(x);
         if (x->offset > 0 || end < (int64_t)b->bytes) {
             te__buffer_touch_part(b, x->offset, end);
@@ -92,7 +94,8 @@ static void te__touch(te_tensor *x) {
     te__buffer_touch(b);
 }
 
-/* Where the plain tensors stand that hold the value of *x: *x itself, or the parts of its two copies, of which some may be NULL. Returns their number. */
+/* Where the plain tensors stand that hold the value of *x: *x itself, or the parts of its two copies, of which some may
+ * be NULL. Returns their number. */
 enum { TE__MAX_PARTS = 6 };
 static int te__part_slots(te_tensor **x, te_tensor **slot[TE__MAX_PARTS]) {
     te__quantized *q = (*x)->quantized;
@@ -248,7 +251,8 @@ static te_tensor *te__tensor_shell(te_ctx *te, te_dtype dtype, int ndim, const i
         return NULL;
     }
     for (i = 0; i < ndim; i++) {
-        if (shape[i] < 0 || ((shape[i] | n) >> 28 != 0 && shape[i] > 0 && n > TE__MAX_ELEMENTS / shape[i])) { /* divisions are slow */
+        /* divisions are slow */
+        if (shape[i] < 0 || ((shape[i] | n) >> 28 != 0 && shape[i] > 0 && n > TE__MAX_ELEMENTS / shape[i])) {
             te__fail(te, TE_ERR_SHAPE, "tensor: shape %s has a negative size or more elements than 64 bits can count",
                      te__dims_text(ndim, shape, text));
             return NULL;
@@ -256,7 +260,8 @@ static te_tensor *te__tensor_shell(te_ctx *te, te_dtype dtype, int ndim, const i
         if (shape[i] > 0) n *= shape[i];
         else empty = true;
     }
-    if (!empty && (uint64_t)(n * te__max(te__dtype_size(dtype), 1)) > (uint64_t)PTRDIFF_MAX) { /* only where addresses have 32 bits */
+    /* only where addresses have 32 bits */
+    if (!empty && (uint64_t)(n * te__max(te__dtype_size(dtype), 1)) > (uint64_t)PTRDIFF_MAX) {
         te__fail(
             te, TE_ERR_SHAPE,
             "tensor: %s of shape %s has more bytes than the %lld that a tensor can have where addresses have %d bits",

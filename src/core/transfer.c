@@ -1,14 +1,16 @@
-/* core/transfer.c: copies between tensors and pinned host memory on a stream beside the context's own one. Knows buffers and streams; must not know the
- * tape, nor the purpose of a copy.
+/* core/transfer.c: copies between tensors and pinned host memory on a stream beside the context's own one. Knows
+ * buffers and streams; must not know the tape, nor the purpose of a copy.
  *
  *     te__copy_out(s, host, at, x)   the bytes of x to pinned memory
  *     te__copy_in(s, x, host, at)    and back
  *     te__await(x)                   operations queued from here on read the bytes that were copied in
  *
- * Both copies run after all that the context has queued so far, and after earlier copies on the same memory, whatever stream these ran on; neither the host nor
- * an operation waits for them. The buffer and the pinned block remember the event behind their last copy: memory that is released before that event is reused
- * only after it has passed, or once the context's own stream waits for it (te__pool_release), so x may be released at once. A write to x (te__touch)
- * waits for the copy on the device. An operation that reads x between te__copy_in and te__await reads undefined bytes. */
+ * Both copies run after all that the context has queued so far, and after earlier copies on the same memory, whatever
+ * stream these ran on; neither the host nor an operation waits for them. The buffer and the pinned block remember the
+ * event behind their last copy: memory that is released before that event is reused only after it has passed, or once
+ * the context's own stream waits for it (te__pool_release), so x may be released at once. A write to x (te__touch)
+ * waits for the copy on the device. An operation that reads x between te__copy_in and te__await reads undefined
+ * bytes. */
 
 /* Queues the copy behind all earlier work, and the event that the memory remembers behind the copy. */
 static te_result te__transfer_queue(te__stream *s, te__buffer *b, te__pinned *p, void *device, void *host, size_t bytes,

@@ -1,5 +1,5 @@
-/* cpu/rows.c: runs of elements of any number format to and from f32: the only place of the CPU backend that switches over
- * formats. Knows base/numbers.h; must not know operations. */
+/* cpu/rows.c: runs of elements of any number format to and from f32: the only place of the CPU backend that switches
+ * over formats. Knows base/numbers.h; must not know operations. */
 
 /* Elements index .. index + n - 1 of an array of `dtype`. */
 static void te__load_row(const void *data, te_dtype dtype, int64_t index, int64_t n, float *out) {

@@ -1,8 +1,8 @@
 /* cuda/cache.c: compiled kernels on disk. Knows files, folders and locks; must not know the driver, NVRTC or contexts.
  *
- * An entry is ROOT/sm_90a/norm/norm_fwd.X_DT=3,Y_DT=3.<key>.<compiler>.cubin: a short text, then the bytes. The text repeats
- * the whole key, so that `head` shows it and a comparison of bytes detects a wrong or damaged entry. Entries are code that will be
- * run, so a folder that others could write to is not used. */
+ * An entry is ROOT/sm_90a/norm/norm_fwd.X_DT=3,Y_DT=3.<key>.<compiler>.cubin: a short text, then the bytes. The text
+ * repeats the whole key, so that `head` shows it and a comparison of bytes detects a wrong or damaged entry. Entries
+ * are code that will be run, so a folder that others could write to is not used. */
 
 enum { TE__CACHE_FORMAT = 1, TE__CACHE_PATH = 1024, TE__CACHE_ENTRY_LIMIT = 256 << 20 };
 
@@ -22,8 +22,8 @@ typedef struct te__cache_key {
 
 /* ---- folders ------------------------------------------------------------------------------------------------- */
 
-/* $TE_CACHE_DIR (empty: no cache), else $XDG_CACHE_HOME/te, else ~/.cache/te. False, with the reason, when it cannot be used:
- * root is "" then, and kernels are compiled anew by every process. */
+/* $TE_CACHE_DIR (empty: no cache), else $XDG_CACHE_HOME/te, else ~/.cache/te. False, with the reason, when it cannot be
+ * used: root is "" then, and kernels are compiled anew by every process. */
 static bool te__cache_open(te__cache *c, te__text *why) {
     const char *dir = getenv("TE_CACHE_DIR"), *base = te__env("XDG_CACHE_HOME"), *extra = te__env("TE_CACHE_READONLY"),
                *below = "/te";
@@ -86,7 +86,8 @@ static void te__cache_stem(const te__cache_key *key, te__text *out) {
     te__hasher_string(&h, key->text);
     te__hasher_hex(&h, digest);
     te__text_printf(out, "%.64s.", kernel ? kernel + 1 : key->kernel);
-    if (key->options[0]) te__text_printf(out, "%.96s.", key->options); /* for readers; the digest distinguishes longer texts */
+    if (key->options[0]) te__text_printf(out, "%.96s.", key->options); /* for readers; the digest distinguishes longer
+                                                                        * texts */
     te__text_printf(out, "%.16s.", digest);
 }
 static const char *te__cache_suffix(const te__cache_key *key) {
@@ -101,8 +102,8 @@ static void te__cache_path(const char *root, const te__cache_key *key, te__text 
     te__text_put(out, te__cache_suffix(key));
 }
 
-/* Of the entries that differ in their compiler alone, the one whose name is the last in the alphabet, so that the choice is always
- * the same. */
+/* Of the entries that differ in their compiler alone, the one whose name is the last in the alphabet, so that the
+ * choice is always the same. */
 typedef struct te__cache_search {
     const char *stem, *suffix;
     te__text best;
@@ -186,8 +187,8 @@ static bool te__cache_load_from(const char *root, const te__cache_key *key, te__
     return fine;
 }
 
-/* Reads the compiled kernel of a key; PTX ends with a 0. False if there is none, or only a damaged one (*damaged), which the next
- * store replaces. */
+/* Reads the compiled kernel of a key; PTX ends with a 0. False if there is none, or only a damaged one (*damaged),
+ * which the next store replaces. */
 static bool te__cache_load(const te__cache *c, const te__cache_key *key, te__text *image, bool *damaged) {
     const char *list = c->read_only;
     char folder[TE__CACHE_PATH];
@@ -221,7 +222,8 @@ static bool te__cache_store(const te__cache *c, const te__cache_key *key, const 
 
 /* ---- one compilation for many processes ---------------------------------------------------------------------- */
 
-/* Seconds to wait for another process that compiles a kernel; then this process compiles it too, since the other may be stopped. */
+/* Seconds to wait for another process that compiles a kernel; then this process compiles it too, since the other may be
+ * stopped. */
 enum { TE__CACHE_PATIENCE = 120 };
 
 typedef struct te__cache_lock {
@@ -230,8 +232,8 @@ typedef struct te__cache_lock {
     bool held;
 } te__cache_lock;
 
-/* The process that holds the lock of a key compiles it; the others wait here, and then read it from the cache. Where locks do not work, several
- * may compile the same: the last one's file stays. */
+/* The process that holds the lock of a key compiles it; the others wait here, and then read it from the cache. Where
+ * locks do not work, several may compile the same: the last one's file stays. */
 static void te__cache_lock_acquire(const te__cache *c, const te__cache_key *key, te__cache_lock *l) {
     double end = te__time_now() + (double)TE__CACHE_PATIENCE;
     te__text folder = TE_ZERO;
@@ -249,7 +251,8 @@ static void te__cache_lock_acquire(const te__cache *c, const te__cache_key *key,
     l->held = state == TE__LOCK_HELD;
     te__text_free(&folder);
 }
-/* The file is removed as well. A process that waits for it then holds the lock of a file without a name, reads the entry, and releases it. */
+/* The file is removed as well. A process that waits for it then holds the lock of a file without a name, reads the
+ * entry, and releases it. */
 static void te__cache_lock_release(te__cache_lock *l) {
     if (l->held) {
         te__file_remove(te__text_str(&l->path), NULL);

@@ -1,10 +1,12 @@
-/* cuda/driver.c: libcuda: its functions, a context's device, memory, copies, errors, tensor maps. Knows the driver; must not know
- * kernels or how they are compiled. The types are te.h's own: no CUDA header is needed, and one that is included does not conflict. */
+/* cuda/driver.c: libcuda: its functions, a context's device, memory, copies, errors, tensor maps. Knows the driver;
+ * must not know kernels or how they are compiled. The types are te.h's own: no CUDA header is needed, and one that is
+ * included does not conflict. */
 
 typedef int te__cu_result; /* CUresult */
 typedef int te__cu_device;
 typedef unsigned long long te__cu_address; /* CUdeviceptr */
-typedef void *te__cu_handle;               /* CUcontext, CUstream, CUevent, CUmodule, CUfunction, CUgraph, CUgraphExec */
+typedef void *te__cu_handle;               /* CUcontext, CUstream, CUevent, CUmodule, CUfunction, CUgraph,
+                                            * CUgraphExec */
 
 typedef struct te__cu_uuid {
     unsigned char bytes[16];
@@ -42,7 +44,8 @@ enum {
     TE__CU_EVENT_NO_TIMING = 2,
     TE__CU_HOST_MAPPED = 2,
     TE__CU_STREAM_NON_BLOCKING = 1,
-    TE__CU_CAPTURE_RELAXED = 2 /* of CUstreamCaptureMode: memory may be allocated and kernels loaded during the capture */
+    TE__CU_CAPTURE_RELAXED = 2 /* of CUstreamCaptureMode: memory may be allocated and kernels loaded during the
+                                * capture */
 };
 
 /* Every function of libcuda that te.h calls: whether it is required, te.h's name, symbol, arguments. */
@@ -250,8 +253,8 @@ struct te__cuda {
     unsigned memo_turn;
     struct te__cache *cache; /* cuda/cache.c */
     bool stream_shown;       /* the caller may queue work of its own on the stream */
-    /* While launches wait for their kernels (cuda/queue.c), else NULL. settle: waits for the kernels and launches all. enqueue: adds a write of `bytes`
-     * to dst behind the launches, from a copy of host memory, or zeros (host NULL). */
+    /* While launches wait for their kernels (cuda/queue.c), else NULL. settle: waits for the kernels and launches all.
+     * enqueue: adds a write of `bytes` to dst behind the launches, from a copy of host memory, or zeros (host NULL). */
     struct te__queue *queue;
     te_result (*settle)(te_ctx *te);
     te_result (*enqueue)(te_ctx *te, void *dst, const void *host, size_t bytes);
@@ -270,7 +273,8 @@ static te_result te__cu_fail(te_ctx *te, const char *call, te__cu_result code) {
                     te->device_name, call, name ? name : "unknown error", text ? text : "?", more);
 }
 
-/* Between enter and leave te's CUcontext is current; afterwards the caller's is again. `pushed` is handed from enter to leave. */
+/* Between enter and leave te's CUcontext is current; afterwards the caller's is again. `pushed` is handed from enter to
+ * leave. */
 static te_result te__cuda_enter(te_ctx *te, bool *pushed) {
     te__cu_handle current = NULL;
     te__cu_result code;
@@ -288,7 +292,8 @@ static TE__NOINLINE void te__cuda_leave(bool pushed) {
     if (pushed) te__cu.CtxPopCurrent(&popped);
 }
 
-/* In a child by fork nothing is sent: the threads that compile are the parent's, and a wait for them would never end. */
+/* In a child by fork nothing is sent: the threads that compile are the parent's, and a wait for them would never
+ * end. */
 static te_result te__cuda_settle(te_ctx *te) {
     return te->cuda && te->cuda->settle && !te__is_forked(te) ? te->cuda->settle(te) : TE_OK;
 }
@@ -351,8 +356,8 @@ static te_result te__cuda_take_context(te_ctx *te, int ordinal, void *cu_context
     return TE_OK;
 }
 
-/* Within te's CUcontext: the caller's stream, or a new one that synchronizes with the legacy default stream, on which callers without a stream
- * of their own work. */
+/* Within te's CUcontext: the caller's stream, or a new one that synchronizes with the legacy default stream, on which
+ * callers without a stream of their own work. */
 static te_result te__cuda_take_stream(te_ctx *te, void *cu_stream) {
     te__cuda *c = te->cuda;
     te__cu_handle owner = NULL;
@@ -506,8 +511,9 @@ static te_result te__cuda_stage_open(te_ctx *te) {
     return TE_OK;
 }
 
-/* Through pinned memory, so that the caller may reuse its memory on return and no copy waits for the kernels queued before it. The driver does the same
- * by itself for small copies from memory that is not pinned, and never waits for room. */
+/* Through pinned memory, so that the caller may reuse its memory on return and no copy waits for the kernels queued
+ * before it. The driver does the same by itself for small copies from memory that is not pinned, and never waits for
+ * room. */
 static te_result te__cuda_upload(te_ctx *te, void *dst, const void *src, size_t bytes) {
     te__cuda *c = te->cuda;
     te__cu_result code = 0;
@@ -627,7 +633,8 @@ static void te__cuda_graph_close(te_ctx *te, te_graph *g) {
 /* ---- tensor maps --------------------------------------------------------------------------------------------- */
 
 static te_result te__cuda_encode_map(te_ctx *te, const te__map_key *k, unsigned char map[TE__MAP_BYTES]) {
-    static const int types[TE_DTYPE_COUNT] = {-1, 7, 6, 9, 0, 0, 0, 0, 0, 3, 5, 1}; /* CUtensorMapDataType; formats of 8 bits and less are copied as bytes */
+    /* CUtensorMapDataType; formats of 8 bits and less are copied as bytes */
+    static const int types[TE_DTYPE_COUNT] = {-1, 7, 6, 9, 0, 0, 0, 0, 0, 3, 5, 1};
     static const uint32_t steps[5] = {1, 1, 1, 1, 1};
     union {
         unsigned char bytes[TE__MAP_BYTES + 64];
@@ -662,10 +669,10 @@ static te_result te__cuda_encode_map(te_ctx *te, const te__map_key *k, unsigned 
     return TE_OK;
 }
 
-/* A CUtensorMap (128 bytes) for TMA: dims[rank] in elements and box[rank], innermost first; strides_bytes[rank - 1] of the outer
- * dimensions; swizzle_bytes 0, 32, 64 or 128. Zeros when the plan is only explained. Recent maps are kept, since encoding costs
- * time on the host. The L2 cache fetches 256 bytes at a time (CU_TENSOR_MAP_L2_PROMOTION_L2_256B), where a row does not start
- * at a multiple of 32, 128: tests/bench/notes.md. */
+/* A CUtensorMap (128 bytes) for TMA: dims[rank] in elements and box[rank], innermost first; strides_bytes[rank - 1] of
+ * the outer dimensions; swizzle_bytes 0, 32, 64 or 128. Zeros when the plan is only explained. Recent maps are kept,
+ * since encoding costs time on the host. The L2 cache fetches 256 bytes at a time (CU_TENSOR_MAP_L2_PROMOTION_L2_256B),
+ * where a row does not start at a multiple of 32, 128: tests/bench/notes.md. */
 static te_result te__cuda_tensor_map(te__plan *p, void *out128, const void *ptr, te_dtype dtype, int rank,
                                      const uint64_t *dims, const uint64_t *strides_bytes, const uint32_t *box,
                                      int swizzle_bytes) {
@@ -704,8 +711,8 @@ static te_result te__cuda_tensor_map(te__plan *p, void *out128, const void *ptr,
 
 /* ---- a cache of planning ------------------------------------------------------------------------------------- */
 
-/* The TE__MEMO_VALUE bytes that belong to `key` (TE__MEMO_KEY bytes, not all 0); if not *known, the caller fills them. NULL: nothing is kept for this
- * plan. A value must depend on the key and on the device alone. */
+/* The TE__MEMO_VALUE bytes that belong to `key` (TE__MEMO_KEY bytes, not all 0); if not *known, the caller fills them.
+ * NULL: nothing is kept for this plan. A value must depend on the key and on the device alone. */
 static void *te__cuda_memo(te__plan *p, const void *key, bool *known) {
     static const unsigned char free_key[TE__MEMO_KEY] = TE_ZERO;
     te__cuda *c = p->te->cuda;

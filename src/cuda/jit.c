@@ -1,4 +1,5 @@
-/* cuda/jit.c: finds a launch's function of the driver: the process's table of loaded kernels, filled from the cache, NVRTC or embedded PTX.
+/* cuda/jit.c: finds a launch's function of the driver: the process's table of loaded kernels, filled from the cache,
+ * NVRTC or embedded PTX.
  * Knows everything in this folder but how to launch; must not know what kernels compute. */
 
 /* ---- names --------------------------------------------------------------------------------------------------- */
@@ -47,15 +48,16 @@ typedef struct te__jit_entry {
     unsigned shared_bytes; /* dynamic shared memory that launches may ask for */
 } te__jit_entry;
 
-/* Counts te.h's contexts on a CUcontext. With the last of them its modules are unloaded: the caller may destroy the CUcontext then, and
- * the driver may give its address to another. */
+/* Counts te.h's contexts on a CUcontext. With the last of them its modules are unloaded: the caller may destroy the
+ * CUcontext then, and the driver may give its address to another. */
 typedef struct te__jit_user {
     struct te__jit_user *next;
     te__cu_handle context;
     int count;
 } te__jit_user;
 
-/* TE__SHARED_FREE: so much dynamic shared memory needs no attribute of the function: the limit is 48 KB, less the kernel's static part. */
+/* TE__SHARED_FREE: so much dynamic shared memory needs no attribute of the function: the limit is 48 KB, less the
+ * kernel's static part. */
 enum { TE__JIT_BUCKETS = 1024, TE__SHARED_FREE = 32 << 10 };
 
 static te__mutex te__jit_mutex = TE__MUTEX_INIT;
@@ -99,7 +101,8 @@ static te__jit_entry *te__jit_find(te__cu_handle context, const te__launch *l, b
     return e;
 }
 
-/* Adds a loaded kernel. If another thread has added it meanwhile, that entry stays and this module is unloaded. False when memory is out. */
+/* Adds a loaded kernel. If another thread has added it meanwhile, that entry stays and this module is unloaded. False
+ * when memory is out. */
 static bool te__jit_insert(te__cu_handle context, const te__launch *l, bool baseline, bool follows,
                            te__cu_handle module, te__cu_handle function) {
     te__jit_entry *e = (te__jit_entry *)malloc(sizeof(te__jit_entry)), **bucket;
@@ -266,7 +269,8 @@ static te_result te__jit_job_try(te__jit_job *j) {
         return TE_ERR_COMPILE;
     }
     result = te__jit_cache_or_compile(j, &unit, &key);
-    if (result == TE_ERR_COMPILE && code) te__text_printf(&j->why, "\nThe code of the call is\n%s", code->text); /* the compiler shows the macros alone */
+    /* the compiler shows the macros alone */
+    if (result == TE_ERR_COMPILE && code) te__text_printf(&j->why, "\nThe code of the call is\n%s", code->text);
     return result;
 }
 
@@ -296,7 +300,8 @@ static void te__jit_run(te__jit_job *jobs, int count) {
 
 /* ---- loading ------------------------------------------------------------------------------------------------- */
 
-/* Loads an image into the table, within te's CUcontext; the driver compiles PTX here. maker, for messages: the source of the image. */
+/* Loads an image into the table, within te's CUcontext; the driver compiles PTX here. maker, for messages: the source
+ * of the image. */
 static te_result te__jit_load_image(te_ctx *te, const te__launch *l, bool baseline, const char *image,
                                     const char *maker, bool quiet) {
     enum { ERROR_LOG = 5, ERROR_LOG_BYTES = 6 }; /* CU_JIT_ERROR_LOG_BUFFER, ..._SIZE_BYTES */
@@ -346,7 +351,8 @@ static te_result te__jit_finish(te_ctx *te, te__jit_job *j) {
     te_result result = j->result;
     te__jit_count(te, j);
     if (result == TE_OK) {
-        bool again = !j->compiled && j->nvrtc; /* the driver may refuse an image of an earlier process on another driver */
+        bool again = !j->compiled && j->nvrtc; /* the driver may refuse an image of an earlier process on another
+                                                * driver */
         result = te__jit_load_image(te, j->launch, false, j->image.s, maker, again);
         if (result == TE_ERR_DEVICE && again) {
             te->jit_stats.from_cache--;
@@ -369,8 +375,8 @@ static te_result te__jit_finish(te_ctx *te, te__jit_job *j) {
 
 static int te__driver_major(void) { return te__cu.ready ? te__cu.version / 1000 : 0; }
 
-/* Brings kernels into the table, several threads at once. Within te's CUcontext. A kernel that is missing because there is no NVRTC is
- * no failure here: its entry has no function. */
+/* Brings kernels into the table, several threads at once. Within te's CUcontext. A kernel that is missing because there
+ * is no NVRTC is no failure here: its entry has no function. */
 static te_result te__jit_load(te_ctx *te, const te__launch *const *launches, int count) {
     te__jit_job *jobs = (te__jit_job *)te__alloc_zero(te, (size_t)count * sizeof(te__jit_job));
     te_result result = TE_OK;
@@ -433,7 +439,8 @@ static te_result te__jit_allow_shared(te_ctx *te, const te__launch *l, te__jit_e
     return te__cu_fail(te, call, code);
 }
 
-/* The function that a launch names, if its kernel is in the table; else false. baseline: the one from the embedded PTX. Within te's CUcontext. */
+/* The function that a launch names, if its kernel is in the table; else false. baseline: the one from the embedded PTX.
+ * Within te's CUcontext. */
 static bool te__jit_get_loaded(te_ctx *te, te__launch *l, bool baseline, te__cu_handle *function, te_result *result) {
     te__jit_entry *e = te__jit_find(te->cuda->context, l, baseline);
     if (!e) return false;

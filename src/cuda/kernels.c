@@ -1,5 +1,5 @@
-/* cuda/kernels.c: the text of every kernel, the marks in it, and the embedded PTX. Knows files by their path below src/; must not
- * know the driver or NVRTC. */
+/* cuda/kernels.c: the text of every kernel, the marks in it, and the embedded PTX. Knows files by their path below
+ * src/; must not know the driver or NVRTC. */
 
 typedef struct te__source {
     const char *path; /* below src/ */
@@ -186,7 +186,8 @@ typedef struct te__unit {
     int num_files;
 } te__unit;
 
-/* Adds the files that the text of u->file[index] includes. Conditional includes are added too: a key may depend on more than it must, never on less. */
+/* Adds the files that the text of u->file[index] includes. Conditional includes are added too: a key may depend on more
+ * than it must, never on less. */
 static bool te__unit_add_includes(const te__kernels *k, te__unit *u, int index, te__text *why) {
     static const char word[] = "#include \"";
     for (const char *line = u->file[index]->text, *end; line; line = end ? end + 1 : NULL) {
@@ -242,14 +243,14 @@ static void te__unit_digest(const te__unit *u, char hex[TE__DIGEST_CHARS + 1]) {
 
 /* ---- embedded PTX --------------------------------------------------------------------------------------------
  *
- * The compiler numbers registers and labels through a whole kernel, so that equal pieces of code are never equal text. In the
- * embedded text a number is its difference to the one before of the same kind, with its sign ("%f+1", "%rd-12"), which packs
- * better. tools/te_ptx.c writes it. */
+ * The compiler numbers registers and labels through a whole kernel, so that equal pieces of code are never equal text.
+ * In the embedded text a number is its difference to the one before of the same kind, with its sign ("%f+1", "%rd-12"),
+ * which packs better. tools/te_ptx.c writes it. */
 
 static const char *const te__ptx_kinds[] = {"%r", "%rd", "%rs", "%f", "%fd", "%p", "$L__BB0_"};
 
-/* The kind of register or label whose name begins here; -1 if none. *size: of the part before its number, which begins with a digit
- * or a sign. */
+/* The kind of register or label whose name begins here; -1 if none. *size: of the part before its number, which begins
+ * with a digit or a sign. */
 static int te__ptx_kind(const char *text, size_t *size) {
     if (*text != '%' && *text != '$') return -1;
     for (int i = 0; i < TE__COUNT(te__ptx_kinds); i++) {

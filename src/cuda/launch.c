@@ -1,5 +1,5 @@
-/* cuda/launch.c: opening and closing a context's CUDA device, running plans, warming up. Knows plans, functions and the stream; must not know
- * operations. */
+/* cuda/launch.c: opening and closing a context's CUDA device, running plans, warming up. Knows plans, functions and the
+ * stream; must not know operations. */
 
 /* ---- opening and closing ------------------------------------------------------------------------------------- */
 
@@ -70,8 +70,8 @@ static void te__cuda_plan_facts(te_ctx *te, te__plan *p) {
     p->baseline = false;
 }
 
-/* True for a plan whose kernels can neither be compiled (no NVRTC) nor read from a cache: it has to be made again with p->baseline,
- * for the embedded kernels. */
+/* True for a plan whose kernels can neither be compiled (no NVRTC) nor read from a cache: it has to be made again with
+ * p->baseline, for the embedded kernels. */
 static bool te__cuda_plan_lacks_kernels(te_ctx *te, const te__plan *p) {
     bool pushed, lacks;
     if (p->baseline || te__nvrtc_open(te__driver_major(), NULL) || te__cuda_enter(te, &pushed) != TE_OK) return false;
@@ -87,7 +87,8 @@ static void te__cuda_drop_options(te__plan *p) {
 
 /* ---- running ------------------------------------------------------------------------------------------------- */
 
-/* Queues the plan's launches on te's stream, within te's CUcontext. Nothing is queued unless every kernel is loaded or being compiled. */
+/* Queues the plan's launches on te's stream, within te's CUcontext. Nothing is queued unless every kernel is loaded or
+ * being compiled. */
 static te_result te__cuda_execute(te_ctx *te, te__plan *p) {
     te_result result = TE_OK;
     te__cuda_drop_options(p);

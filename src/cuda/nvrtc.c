@@ -1,5 +1,6 @@
-/* cuda/nvrtc.c: libnvrtc: from a kernel's text to a cubin, or to PTX where it does not know the GPU yet. Knows NVRTC and the kernels'
- * texts; must not know the driver, contexts or files. Everything here may be called from any thread. */
+/* cuda/nvrtc.c: libnvrtc: from a kernel's text to a cubin, or to PTX where it does not know the GPU yet. Knows NVRTC
+ * and the kernels' texts; must not know the driver, contexts or files. Everything here may be called from any
+ * thread. */
 
 typedef int te__nvrtc_result;
 typedef void *te__nvrtc_program;
@@ -87,8 +88,8 @@ static te__nvrtc te__nvrtc_of_process;
 static int te__nvrtc_state; /* 0: not searched for yet; 1: found; -1: not found, for te__nvrtc_reason */
 static te__text te__nvrtc_reason;
 
-/* NVRTC, searched for once a process; NULL, with the reason added to why (may be NULL), when no usable one is found. newest: the newest
- * CUDA major whose cubins the driver accepts; 0: any. */
+/* NVRTC, searched for once a process; NULL, with the reason added to why (may be NULL), when no usable one is found.
+ * newest: the newest CUDA major whose cubins the driver accepts; 0: any. */
 static const te__nvrtc *te__nvrtc_open(int newest, te__text *why) {
     int state;
     te__mutex_lock(&te__nvrtc_mutex);
@@ -102,8 +103,9 @@ static const te__nvrtc *te__nvrtc_open(int newest, te__text *why) {
     return state > 0 ? &te__nvrtc_of_process : NULL;
 }
 
-/* The target of NVRTC for a GPU of this architecture: "sm_90a", its own features included; "compute_90" (PTX, which the driver compiles)
- * when the GPU is newer than NVRTC. n may be NULL: the name of cubins made elsewhere. False if no architecture of NVRTC fits. */
+/* The target of NVRTC for a GPU of this architecture: "sm_90a", its own features included; "compute_90" (PTX, which the
+ * driver compiles) when the GPU is newer than NVRTC. n may be NULL: the name of cubins made elsewhere. False if no
+ * architecture of NVRTC fits. */
 static bool te__nvrtc_arch(const te__nvrtc *n, int sm, char *name, size_t size) {
     int i, best = 0;
     bool known = !n;
@@ -157,8 +159,9 @@ static bool te__nvrtc_take(const te__nvrtc *n, te__nvrtc_program program, bool p
     return true;
 }
 
-/* Compiles a unit with options "X_DT=3,Y_DT=3" for arch "sm_90a" (a cubin comes out) or "compute_80" (PTX, its 0 included). extra: NULL,
- * or one more compiler option. The compiler's messages, also after success, are added to log. */
+/* Compiles a unit with options "X_DT=3,Y_DT=3" for arch "sm_90a" (a cubin comes out) or "compute_80" (PTX, its 0
+ * included). extra: NULL, or one more compiler option. The compiler's messages, also after success, are added to
+ * log. */
 static bool te__nvrtc_compile(const te__nvrtc *n, const te__unit *u, const char *options, const char *arch,
                               const char *extra, te__text *image, te__text *log) {
     const char *texts[TE__MAX_UNIT_FILES], *names[TE__MAX_UNIT_FILES];

@@ -1,10 +1,11 @@
-/* cuda/queue.c: planned launches go to the stream: at once, or through a queue while other threads compile their kernels. Knows the table of kernels
- * and the stream; must not know operations.
+/* cuda/queue.c: planned launches go to the stream: at once, or through a queue while other threads compile their
+ * kernels. Knows the table of kernels and the stream; must not know operations.
  *
- * The first step of a model needs dozens of kernels that no cache has, and to compile them one after the other would take long. So inside a forward, a
- * backward or an optimizer step a launch whose kernel is missing waits in a queue, a thread begins to compile, and the host goes on planning. All later
- * work for the stream is queued behind it, so that the order stays the same. The queue is emptied as far as kernels are ready, and completely whenever
- * the host needs the device: for a copy to the host, te_synchronize, te_ok, a release of memory, a graph. */
+ * The first step of a model needs dozens of kernels that no cache has, and to compile them one after the other would
+ * take long. So inside a forward, a backward or an optimizer step a launch whose kernel is missing waits in a queue, a
+ * thread begins to compile, and the host goes on planning. All later work for the stream is queued behind it, so that
+ * the order stays the same. The queue is emptied as far as kernels are ready, and completely whenever the host needs
+ * the device: for a copy to the host, te_synchronize, te_ok, a release of memory, a graph. */
 
 /* ---- one launch ---------------------------------------------------------------------------------------------- */
 
@@ -72,7 +73,8 @@ typedef struct te__jit_order {
     char module_path[sizeof(((te_ctx *)0)->module_path)]; /* of the call that needed it first, for a message */
 } te__jit_order;
 
-/* An entry of the queue: a launch, or a write to device memory (kernel NULL). Its arguments or bytes follow the struct. */
+/* An entry of the queue: a launch, or a write to device memory (kernel NULL). Its arguments or bytes follow the
+ * struct. */
 typedef struct te__queued {
     struct te__queued *next;
     size_t size; /* of this allocation */
@@ -185,7 +187,8 @@ static te_result te__queued_send(te_ctx *te, te__queued *e) {
     return code ? te__cu_fail(te, e->host ? "copy to the device: cuMemcpyHtoDAsync" : "cuMemsetD8Async", code) : TE_OK;
 }
 
-/* Launches from the front of the queue as far as kernels are compiled; with `wait`, all of it. te's CUcontext must be current. */
+/* Launches from the front of the queue as far as kernels are compiled; with `wait`, all of it. te's CUcontext must be
+ * current. */
 static te_result te__queue_send(te_ctx *te, te__queue *q, bool wait) {
     te_result first_failure = TE_OK;
     q->sending = true; /* a log function may ask about errors, which would settle the queue that is read here */

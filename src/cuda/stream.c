@@ -1,7 +1,8 @@
-/* cuda/stream.c: streams beside the context's own one, events and pinned memory, as the device interface wants them. Knows the driver; must not know kernels.
+/* cuda/stream.c: streams beside the context's own one, events and pinned memory, as the device interface wants them.
+ * Knows the driver; must not know kernels.
  *
- * Launches may wait for their kernels (cuda/queue.c): they are launched before an event is recorded on the context's own stream, and before that stream
- * waits for one. */
+ * Launches may wait for their kernels (cuda/queue.c): they are launched before an event is recorded on the context's
+ * own stream, and before that stream waits for one. */
 
 /* The handle of a stream of core/stream.c; NULL: the context's own, after the launches that waited. */
 static te__cu_handle te__cuda_stream_of(te_ctx *te, const te__stream *s) {

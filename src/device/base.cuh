@@ -1,7 +1,8 @@
-// device/base.cuh: included by every kernel: number formats in memory, warp and block reductions, small math. Knows no operation.
+// device/base.cuh: included by every kernel: number formats in memory, warp and block reductions, small math. Knows no
+// operation.
 //
-// NVRTC compiles this without any toolkit header. Conversions use the hardware's instructions where the architecture has them and the
-// integer code of base/numbers.h elsewhere; both give the same bits.
+// NVRTC compiles this without any toolkit header. Conversions use the hardware's instructions where the architecture
+// has them and the integer code of base/numbers.h elsewhere; both give the same bits.
 #pragma once
 #include "api/enums.h"
 #include "base/numbers.h"
@@ -16,7 +17,8 @@ typedef long long te_i64;
 
 #define TE_DEV __device__ __forceinline__
 // Embedded PTX (te_ptx defines TE_SMALL) is a part of te.h, so its size counts. There
-//   TE_DEV_CALL     a function is called, since inlined it would be there many times: conversions of formats known at run time
+//   TE_DEV_CALL     a function is called, since inlined it would be there many times: conversions of formats known at
+//                   run time
 //   TE_UNROLL(n)    the body of a loop of n stands once
 //   TE_WIDE(vector) rows are read element by element
 #ifdef TE_SMALL
@@ -39,11 +41,12 @@ typedef long long te_i64;
 #define TE_HAS_FP8_CVT 0
 #endif
 
-// A statement of its own at the top level of a kernel, the first unless there is work that needs no memory: waits until the kernels before it in the stream have
-// ended and their writes are there. A kernel that has it is launched so that its blocks may become resident while the kernel before it ends (programmatic
-// dependent launch), and must access no memory of the device but its arguments before this call. A kernel of few blocks lets the next kernel become resident
-// at once, not only near its own end; blocks that wait beside many others slow those: tests/bench/notes.md. It does so after its own wait: so the next kernel,
-// which waits for this one alone, comes after all earlier ones too.
+// A statement of its own at the top level of a kernel, the first unless there is work that needs no memory: waits until
+// the kernels before it in the stream have ended and their writes are there. A kernel that has it is launched so that
+// its blocks may become resident while the kernel before it ends (programmatic dependent launch), and must access no
+// memory of the device but its arguments before this call. A kernel of few blocks lets the next kernel become resident
+// at once, not only near its own end; blocks that wait beside many others slow those: tests/bench/notes.md. It does so
+// after its own wait: so the next kernel, which waits for this one alone, comes after all earlier ones too.
 TE_DEV void te_follow() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
@@ -76,7 +79,8 @@ TE_DEV te_u32 te_f32x2_to_half(float a, float b, int dt) {
     else asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(b), "f"(a));
     return r;
 }
-// Two f32 to two fp8 codes, `a` in the low byte. The cvt instruction saturates finite and infinite values alike and keeps NaN.
+// Two f32 to two fp8 codes, `a` in the low byte. The cvt instruction saturates finite and infinite values alike and
+// keeps NaN.
 TE_DEV_CALL te_u16 te_f32x2_to_fp8(float a, float b, int dt) {
 #if TE_HAS_FP8_CVT
     te_u16 r;
@@ -178,8 +182,8 @@ TE_DEV float te_block_max(float v, float *scratch) {
     __syncthreads();
     return v;
 }
-// True in every thread of the block that arrives last; the writes of thread 0 of every other block are visible to it. The last block leaves the
-// counter (te__plan_counter) at 0.
+// True in every thread of the block that arrives last; the writes of thread 0 of every other block are visible to it.
+// The last block leaves the counter (te__plan_counter) at 0.
 TE_DEV bool te_last_block(te_u32 *counter) {
     __shared__ bool last;
     if (threadIdx.x == 0) {
@@ -190,7 +194,8 @@ TE_DEV bool te_last_block(te_u32 *counter) {
     __syncthreads();
     return last;
 }
-// Returns once every block of a cooperative launch has arrived; the earlier writes of their threads 0 are visible. counter[1] counts the barriers.
+// Returns once every block of a cooperative launch has arrived; the earlier writes of their threads 0 are visible.
+// counter[1] counts the barriers.
 TE_DEV void te_grid_wait(te_u32 *counter) {
     if (threadIdx.x == 0) {
         volatile te_u32 *times = counter + 1;
@@ -206,8 +211,8 @@ TE_DEV void te_grid_wait(te_u32 *counter) {
     }
     __syncthreads();
 }
-// amax = max(amax, v) for v >= 0, atomically; the result does not depend on the order. Non-negative floats order like their bits. v is no NaN:
-// fmaxf has dropped it.
+// amax = max(amax, v) for v >= 0, atomically; the result does not depend on the order. Non-negative floats order like
+// their bits. v is no NaN: fmaxf has dropped it.
 TE_DEV void te_atomic_amax(float *amax, float v) { atomicMax((int *)amax, __float_as_int(v)); }
 
 // ---- small math ----------------------------------------------------------------------------------------------------

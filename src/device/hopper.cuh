@@ -1,8 +1,10 @@
-// device/hopper.cuh: features of sm_90a alone: mbarriers, TMA loads, wgmma, the registers of a warpgroup. Knows neither operations nor tiles.
+// device/hopper.cuh: features of sm_90a alone: mbarriers, TMA loads, wgmma, the registers of a warpgroup. Knows neither
+// operations nor tiles.
 #pragma once
 #include "device/mma.cuh"
 
-// ---- mbarriers (8 bytes of shared memory, by address) ------------------------------------------------------------------
+// ---- mbarriers (8 bytes of shared memory, by address)
+// ------------------------------------------------------------------
 
 TE_DEV void te_mbar_init(te_u32 bar, int count) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(count) : "memory");
@@ -29,15 +31,17 @@ TE_DEV void te_mbar_wait(te_u32 bar, int parity) {
     } while (!done);
 }
 
-// ---- clusters: blocks that see each other's shared memory ----------------------------------------------------------------
+// ---- clusters: blocks that see each other's shared memory
+// ----------------------------------------------------------------
 
 TE_DEV te_u32 te_cluster_rank() {
     te_u32 r;
     asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(r));
     return r;
 }
-// Barrier of all threads of all blocks of the cluster. The other blocks see mbarriers afterwards, by te_mbar_init_done(), but perhaps not other writes: an
-// arrival that releases all writes, as it does by default, costs a fence of the whole device.
+// Barrier of all threads of all blocks of the cluster. The other blocks see mbarriers afterwards, by
+// te_mbar_init_done(), but perhaps not other writes: an arrival that releases all writes, as it does by default, costs
+// a fence of the whole device.
 TE_DEV void te_cluster_meet() {
     asm volatile("barrier.cluster.arrive.relaxed.aligned;\n"
                  "barrier.cluster.wait.acquire.aligned;" ::
@@ -49,8 +53,8 @@ TE_DEV te_u32 te_cluster_at(te_u32 at, te_u32 rank) {
     asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(r) : "r"(at), "r"(rank));
     return r;
 }
-// Arrives at a barrier of another block: te_cluster_at. Orders TMA and wgmma accesses that this thread has waited for; not its own writes to
-// other blocks: release at the scope of a cluster costs a fence of the whole device.
+// Arrives at a barrier of another block: te_cluster_at. Orders TMA and wgmma accesses that this thread has waited for;
+// not its own writes to other blocks: release at the scope of a cluster costs a fence of the whole device.
 TE_DEV void te_mbar_arrive_there(te_u32 bar) {
     asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(bar) : "memory");
 }
@@ -65,10 +69,12 @@ TE_DEV void te_store_at(te_u32 at, te_u32 value, te_u32 bar, te_u32 rank) {
                  : "memory");
 }
 
-// ---- TMA ---------------------------------------------------------------------------------------------------------------
+// ---- TMA
+// ---------------------------------------------------------------------------------------------------------------
 
 TE_DEV void te_tma_prefetch_map(const void *map) { asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory"); }
-// A map in device memory that a kernel changes: its dimension DIM (of 0 and 1) ends at `size`, a positive number. (PTX 8.3)
+// A map in device memory that a kernel changes: its dimension DIM (of 0 and 1) ends at `size`, a positive number. (PTX
+// 8.3)
 template <int DIM> TE_DEV void te_tma_map_end(void *map, int size) {
     asm volatile("tensormap.replace.tile.global_dim.global.b1024.b32 [%0], %1, %2;" ::"l"(map), "n"(DIM), "r"(size)
                  : "memory");
@@ -78,14 +84,16 @@ TE_DEV void te_tma_map_release() { asm volatile("fence.proxy.tensormap::generic.
 TE_DEV void te_tma_map_acquire(const void *map) {
     asm volatile("fence.proxy.tensormap::generic.acquire.gpu [%0], 128;" ::"l"(map) : "memory");
 }
-// The map's box at element (x, y), x along the contiguous dimension; its bytes count towards bar. Elements outside the tensor become zeros.
+// The map's box at element (x, y), x along the contiguous dimension; its bytes count towards bar. Elements outside the
+// tensor become zeros.
 TE_DEV void te_tma_load2(te_u32 dst, const void *map, int x, int y, te_u32 bar) {
     asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, "
                  "%3}], [%4];" ::"r"(dst),
                  "l"(map), "r"(x), "r"(y), "r"(bar)
                  : "memory");
 }
-// The same into every block of the cluster whose bit is set in `blocks`, at the same address and with the same barrier in each.
+// The same into every block of the cluster whose bit is set in `blocks`, at the same address and with the same barrier
+// in each.
 TE_DEV void te_tma_load2_to(te_u32 dst, const void *map, int x, int y, te_u32 bar, te_u16 blocks) {
     asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster "
                  "[%0], [%1, {%2, %3}], [%4], %5;" ::"r"(dst),
@@ -110,8 +118,9 @@ TE_DEV void te_tma_prefetch4(const void *map, int x, int y, int z, int w) {
                  "r"(z), "r"(w)
                  : "memory");
 }
-// Shared memory to the map's box at (x, y, z), or added to it; elements outside the tensor are not written, but whole pieces of 16 bytes
-// are: a row must end with one, or have nothing beside it. Before: te_async_fence() by all that wrote, and a barrier.
+// Shared memory to the map's box at (x, y, z), or added to it; elements outside the tensor are not written, but whole
+// pieces of 16 bytes are: a row must end with one, or have nothing beside it. Before: te_async_fence() by all that
+// wrote, and a barrier.
 TE_DEV void te_tma_store3(const void *map, te_u32 src, int x, int y, int z) {
     asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [%0, {%1, %2, %3}], [%4];" ::"l"(map),
                  "r"(x), "r"(y), "r"(z), "r"(src)
@@ -165,7 +174,8 @@ TE_DEV void te_bulk_load(te_u32 dst, const void *src, int bytes, te_u32 bar) {
                  : "memory");
 }
 
-// ---- warpgroups --------------------------------------------------------------------------------------------------------
+// ---- warpgroups
+// --------------------------------------------------------------------------------------------------------
 
 // The sum of all threads' registers must not exceed that at the start of the block: 3 x 168 with three warpgroups.
 template <int N> TE_DEV void te_registers_up() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N)); }
@@ -178,21 +188,24 @@ template <int COUNT> TE_DEV void te_meet_later(int id) {
     asm volatile("bar.arrive %0, %1;" ::"r"(id), "n"(COUNT) : "memory");
 }
 
-// Four 8x8 matrices of 16-bit words to shared memory, the inverse of te_ldmatrix4: lanes 8 i .. 8 i + 7 give the addresses of the
-// rows of matrix i.
+// Four 8x8 matrices of 16-bit words to shared memory, the inverse of te_ldmatrix4: lanes 8 i .. 8 i + 7 give the
+// addresses of the rows of matrix i.
 TE_DEV void te_stmatrix4(te_u32 row, const te_u32 r[4]) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row), "r"(r[0]), "r"(r[1]),
                  "r"(r[2]), "r"(r[3])
                  : "memory");
 }
 
-// ---- wgmma -------------------------------------------------------------------------------------------------------------
-// One warpgroup: D [64, N] += A [64, 32 bytes of k] B [32 bytes of k, N], A and B in shared memory behind descriptors. Warp w has rows
-// 16 w .. 16 w + 15; a lane 4 g + t has d[4 j], d[4 j + 1] at (row g, columns 8 j + 2 t and + 1) and d[4 j + 2], d[4 j + 3] in row g + 8.
+// ---- wgmma
+// -------------------------------------------------------------------------------------------------------------
+// One warpgroup: D [64, N] += A [64, 32 bytes of k] B [32 bytes of k, N], A and B in shared memory behind descriptors.
+// Warp w has rows 16 w .. 16 w + 15; a lane 4 g + t has d[4 j], d[4 j + 1] at (row g, columns 8 j + 2 t and + 1) and
+// d[4 j + 2], d[4 j + 3] in row g + 8.
 //
 // Descriptors here are of tiles with the 128-byte swizzle that start at multiples of 1024 bytes:
 //   K-major   rows of 128 bytes along k, 8 rows to an atom of 1024 bytes. The next 32 bytes of k: + 2.
-//   MN-major  (16-bit types) rows of 64 elements along m or n, one for each k, 8 of them to an atom. group_bytes leads to the next 64
+//   MN-major  (16-bit types) rows of 64 elements along m or n, one for each k, 8 of them to an atom. group_bytes leads
+//             to the next 64
 //             elements of m or n; the next 16 k: + 128.
 
 TE_DEV te_u64 te_wgmma_desc(te_u32 tile, int group_bytes) {
@@ -202,7 +215,8 @@ TE_DEV te_u64 te_wgmma_desc(te_u32 tile, int group_bytes) {
 TE_DEV void te_wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 TE_DEV void te_wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 template <int N> TE_DEV void te_wgmma_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory"); }
-// Between a wait and the first use of the sums: the compiler must not move the use up. Of an operand in registers: behind the wait, before it is written again.
+// Between a wait and the first use of the sums: the compiler must not move the use up. Of an operand in registers:
+// behind the wait, before it is written again.
 template <int N> TE_DEV void te_wgmma_keep(float (&d)[N]) {
 #pragma unroll
     for (int i = 0; i < N; i++) asm volatile("" : "+f"(d[i])::"memory");
@@ -236,8 +250,9 @@ template <int N> TE_DEV void te_wgmma_keep(te_u32 (&d)[N]) {
 #define TE__FLOATS_32(out, d, i) TE__FLOATS_16(out, d, i), TE__FLOATS_16(out, d, i + 16)
 #define TE__FLOATS_64(out, d, i) TE__FLOATS_32(out, d, i), TE__FLOATS_32(out, d, i + 32)
 
-// types: "k16.f32.bf16.bf16" ...; flags: ", 1, 1" and for 16-bit types also ", trans-a, trans-b" (1: MN-major). keep 0: D = A B. out: "+f", or "=f" where keep
-// is 0 in any case: then what D held before is not read, and the compiler knows it.
+// types: "k16.f32.bf16.bf16" ...; flags: ", 1, 1" and for 16-bit types also ", trans-a, trans-b" (1: MN-major). keep 0:
+// D = A B. out: "+f", or "=f" where keep is 0 in any case: then what D held before is not read, and the compiler knows
+// it.
 #define TE_WGMMA_64(types, flags, d, a, b, keep) TE_WGMMA_TO_64("+f", types, flags, d, a, b, keep)
 #define TE_WGMMA_96(types, flags, d, a, b, keep) TE_WGMMA_TO_96("+f", types, flags, d, a, b, keep)
 #define TE_WGMMA_128(types, flags, d, a, b, keep) TE_WGMMA_TO_128("+f", types, flags, d, a, b, keep)
@@ -269,9 +284,9 @@ template <int N> TE_DEV void te_wgmma_keep(te_u32 (&d)[N]) {
                  : TE__FLOATS_64(out, d, 0), TE__FLOATS_64(out, d, 64)                                              \
                  : "l"(a), "l"(b), "r"((int)(keep)))
 
-// The same with A in registers: a[0] .. a[3] are the lane's values of 16 bits of 64 x 16 elements, as te_ldmatrix4 gives them to each warp: two neighbouring
-// columns of row g, the same of row g + 8, then those of columns + 8. Sums of two neighbouring groups of eight columns, rounded, are in this order.
-// flags: ", 1, 1, trans-b".
+// The same with A in registers: a[0] .. a[3] are the lane's values of 16 bits of 64 x 16 elements, as te_ldmatrix4
+// gives them to each warp: two neighbouring columns of row g, the same of row g + 8, then those of columns + 8. Sums of
+// two neighbouring groups of eight columns, rounded, are in this order. flags: ", 1, 1, trans-b".
 #define TE__WGMMA_A(a) "r"((a)[0]), "r"((a)[1]), "r"((a)[2]), "r"((a)[3])
 #define TE_WGMMA_A_64(types, flags, d, a, b, keep)                                 \
     asm volatile("{ .reg .pred p; setp.ne.b32 p, %37, 0;\n"                        \

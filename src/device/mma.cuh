@@ -1,20 +1,25 @@
-// device/mma.cuh: matrix products on Ampere and later: cp.async, ldmatrix, mma.sync. Knows neither operations nor tiles.
+// device/mma.cuh: matrix products on Ampere and later: cp.async, ldmatrix, mma.sync. Knows neither operations nor
+// tiles.
 //
-// Fragments of mma.sync m16n8k(32 bytes), lane = 4 g + t; a "word" is 32 bits of neighbours along k (one f32, two 16-bit or four 8-bit values):
-//   A  a[0] (row g,     word t)   a[1] (row g + 8, word t)   a[2] (row g,     word t + 4)   a[3] (row g + 8, word t + 4)
+// Fragments of mma.sync m16n8k(32 bytes), lane = 4 g + t; a "word" is 32 bits of neighbours along k (one f32, two
+// 16-bit or four 8-bit values):
+//   A  a[0] (row g,     word t)   a[1] (row g + 8, word t)   a[2] (row g,     word t + 4)   a[3] (row g + 8, word t +
+//      4)
 //   B  b[0] (column g,  word t)   b[1] (column g,  word t + 4)
 //   D  d[0] (row g, column 2t)    d[1] (row g, column 2t + 1)    d[2], d[3] the same in row g + 8
-// ldmatrix loads exactly these words from rows of 16 bytes that run along k; its .trans form does so for 16-bit elements whose rows
-// run along m or n.
+// ldmatrix loads exactly these words from rows of 16 bytes that run along k; its .trans form does so for 16-bit
+// elements whose rows run along m or n.
 #pragma once
 #include "device/base.cuh"
 
 // An address of shared memory, as PTX operands require it.
 TE_DEV te_u32 te_smem(const void *p) { return (te_u32)__cvta_generic_to_shared(p); }
 
-// ---- copies from device to shared memory -----------------------------------------------------------------------------
+// ---- copies from device to shared memory
+// -----------------------------------------------------------------------------
 
-// 16 bytes of which the first `bytes` (0 .. 16) are read and the others become zero. Both addresses are multiples of 16.
+// 16 bytes of which the first `bytes` (0 .. 16) are read and the others become zero. Both addresses are multiples of
+// 16.
 TE_DEV void te_cp_async16(te_u32 dst, const void *src, int bytes) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(dst), "l"(src), "r"(bytes) : "memory");
 }
@@ -56,8 +61,10 @@ TE_DEV te_u32 te_lds4(te_u32 src) {
     return r;
 }
 
-// ---- fragments from shared memory ------------------------------------------------------------------------------------
-// Four 8x8 matrices of 16-bit words; lanes 8 i .. 8 i + 7 give the addresses of the rows of matrix i, which lands in r[i].
+// ---- fragments from shared memory
+// ------------------------------------------------------------------------------------
+// Four 8x8 matrices of 16-bit words; lanes 8 i .. 8 i + 7 give the addresses of the rows of matrix i, which lands in
+// r[i].
 
 TE_DEV void te_ldmatrix4(te_u32 r[4], te_u32 row) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
@@ -72,7 +79,8 @@ TE_DEV void te_ldmatrix4_trans(te_u32 r[4], te_u32 row) {
                  : "memory");
 }
 
-// ---- products: d += a b, one warp --------------------------------------------------------------------------------------
+// ---- products: d += a b, one warp
+// --------------------------------------------------------------------------------------
 
 #define TE__MMA(instruction, d, a, b)                                                                               \
     asm volatile("mma.sync.aligned." instruction " {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};" \
@@ -96,10 +104,11 @@ TE_DEV te_u32 te_tf32(te_u32 f) {
     return r;
 }
 
-// ---- fp8 -----------------------------------------------------------------------------------------------------------------
+// ---- fp8
+// -----------------------------------------------------------------------------------------------------------------
 
-// The lower (half = 0) or upper two of four fp8 codes as two f16 values, exactly: every finite code of both formats, the infinities of E5M2
-// and NaN have an f16 of their own.
+// The lower (half = 0) or upper two of four fp8 codes as two f16 values, exactly: every finite code of both formats,
+// the infinities of E5M2 and NaN have an f16 of their own.
 TE_DEV te_u32 te_fp8x2_to_f16(te_u32 codes, int half, int dt) {
     te_u32 r = __byte_perm(codes, 0, half ? 0x3424 : 0x1404); // each code as the upper byte of an f16: right for E5M2
     if (dt == TE_F8E5M2) return r;
@@ -119,7 +128,8 @@ TE_DEV te_u32 te_fp8x2_to_f16(te_u32 codes, int half, int dt) {
     return r;
 }
 
-// Tensor cores with fp8 mma.sync. Elsewhere mma.sync of fp8 does not exist or is translated into f16 products by the compiler.
+// Tensor cores with fp8 mma.sync. Elsewhere mma.sync of fp8 does not exist or is translated into f16 products by the
+// compiler.
 #if __CUDA_ARCH__ == 890 || __CUDA_ARCH__ >= 1200
 #define TE_HAS_FP8_MMA 1
 TE_DEV void te_mma_e4m3_e4m3(float d[4], const te_u32 a[4], const te_u32 b[2]) {

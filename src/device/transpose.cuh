@@ -1,13 +1,16 @@
-// device/transpose.cuh: transposes a tile through shared memory, 4 bytes in and 16 bytes out. Knows bytes; must not know what they mean.
+// device/transpose.cuh: transposes a tile through shared memory, 4 bytes in and 16 bytes out. Knows bytes; must not
+// know what they mean.
 //
-// A tile has 64 columns; each of them is 32 words of 4 bytes in shared memory: a word holds 4 / size elements of neighbouring rows, so
-// a tile is 128 rows of bytes, 64 of 16-bit or 32 of 32-bit elements.
+// A tile has 64 columns; each of them is 32 words of 4 bytes in shared memory: a word holds 4 / size elements of
+// neighbouring rows, so a tile is 128 rows of bytes, 64 of 16-bit or 32 of 32-bit elements.
 //
-//   writing    thread (tx = t % 8, ty = t / 8) has columns 8 tx .. 8 tx + 7 of the rows of word ty, and writes eight words
-//   reading    thread reads 16 bytes, words 4c .. 4c+3 of one column, which go to 16 neighbouring bytes of the transpose
+//   writing    thread (tx = t % 8, ty = t / 8) has columns 8 tx .. 8 tx + 7 of the rows of word ty, and writes eight
+//              words
+//   reading    thread reads 16 bytes, words 4c .. 4c+3 of one column, which go to 16 neighbouring bytes of the
+//              transpose
 //
-// Word w of column j lies at w ^ 4 (j / 8 % 8). The 32 lanes of a write (8 tx, 4 ty) then meet 32 banks, and so do the 8 lanes that read
-// one column 16 bytes each.
+// Word w of column j lies at w ^ 4 (j / 8 % 8). The 32 lanes of a write (8 tx, 4 ty) then meet 32 banks, and so do the
+// 8 lanes that read one column 16 bytes each.
 #pragma once
 #include "device/base.cuh"
 
@@ -16,7 +19,8 @@
 
 // Four bytes of each of four rows to four words of four rows: out[j] holds byte j of every row.
 TE_DEV void te_transpose_bytes(const te_u32 row[4], te_u32 out[4]) {
-    te_u32 a = __byte_perm(row[0], row[1], 0x5140), b = __byte_perm(row[2], row[3], 0x5140); // bytes 0 and 1, rows interleaved
+    // bytes 0 and 1, rows interleaved
+    te_u32 a = __byte_perm(row[0], row[1], 0x5140), b = __byte_perm(row[2], row[3], 0x5140);
     te_u32 c = __byte_perm(row[0], row[1], 0x7362), d = __byte_perm(row[2], row[3], 0x7362);
     out[0] = __byte_perm(a, b, 0x5410), out[1] = __byte_perm(a, b, 0x7632);
     out[2] = __byte_perm(c, d, 0x5410), out[3] = __byte_perm(c, d, 0x7632);
@@ -35,8 +39,8 @@ TE_DEV uint2 te_tile_get2(const te_u32 *tile, int column, int pair) {
     return *(const uint2 *)(tile + column * TE_TILE_WORDS + 4 * (pair >> 1 ^ column >> 3) + 2 * (pair & 1));
 }
 
-// Writes the finished tile: column j of it to dst + (first_col + j) * ld + first_row, in elements of `size` bytes; nothing beyond
-// `cols` columns and `rows` rows. 256 threads, of which this is number t; the caller has synchronised.
+// Writes the finished tile: column j of it to dst + (first_col + j) * ld + first_row, in elements of `size` bytes;
+// nothing beyond `cols` columns and `rows` rows. 256 threads, of which this is number t; the caller has synchronised.
 TE_DEV void te_tile_store_part(const te_u32 *tile, void *dst, te_i64 ld, te_i64 rows, te_i64 first_row,
                                te_i64 first_col, te_i64 cols, int size, bool vector, int t = threadIdx.x) {
     int per_chunk = 16 / size;
@@ -71,7 +75,8 @@ TE_DEV void te_tile_store(const te_u32 *tile, void *dst, te_i64 ld, te_i64 first
     te_tile_store_part(tile, dst, ld, ld, first_row, first_col, cols, size, vector, t);
 }
 
-// ---- sums of a tile's columns ----------------------------------------------------------------------------------------
+// ---- sums of a tile's columns
+// ----------------------------------------------------------------------------------------
 
 // Lanes that differ in one bit share 2n sums; each keeps n, the upper ones where its bit is set.
 template <int n> TE_DEV void te_tile_add_halves(float *v, int lane_bit) {
@@ -82,7 +87,8 @@ template <int n> TE_DEV void te_tile_add_halves(float *v, int lane_bit) {
         v[i] = (upper ? v[i + n] : v[i]) + other;
     }
 }
-// The sums of the tile's columns, from each thread's sums of its rows; sums: 8 x 64 floats of shared memory. Writes those before `cols`.
+// The sums of the tile's columns, from each thread's sums of its rows; sums: 8 x 64 floats of shared memory. Writes
+// those before `cols`.
 TE_DEV void te_tile_column_sums(float v[8], float *sums, float *to, te_i64 cols) {
     int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
     te_tile_add_halves<4>(v, 16);

@@ -1,7 +1,9 @@
-// device/vector.cuh: neighbouring elements of a row: loads and stores of 4 or 8 of them, and registers that hold them in their own format.
+// device/vector.cuh: neighbouring elements of a row: loads and stores of 4 or 8 of them, and registers that hold them
+// in their own format.
 // Knows formats and where an array ends; must not know the operation.
 //
-// A held element is converted when it is used. 16-bit formats stay packed until then: half the registers, and one instruction an element.
+// A held element is converted when it is used. 16-bit formats stay packed until then: half the registers, and one
+// instruction an element.
 #pragma once
 #include "device/base.cuh"
 
@@ -9,13 +11,15 @@
 
 template <int FORMAT> constexpr int te_size = FORMAT == TE_F32 ? 4 : 2; // bytes of an element
 
-// N neighbours in format FORMAT. TE_ANY: 16-bit formats fill the first half of the words, 8-bit formats the first quarter.
+// N neighbours in format FORMAT. TE_ANY: 16-bit formats fill the first half of the words, 8-bit formats the first
+// quarter.
 template <int FORMAT, int N = 8> struct te_raw {
     enum { words = FORMAT == TE_F16 || FORMAT == TE_BF16 ? N / 2 : N };
     te_u32 w[words];
 };
 
-// ---- the format at run time ------------------------------------------------------------------------------------------
+// ---- the format at run time
+// ------------------------------------------------------------------------------------------
 // p + i must be aligned to the bytes that are read or written, or to 16.
 
 template <int N> TE_DEV te_raw<TE_ANY, N> te_raw_ask(const void *p, te_i64 i, int dt) {
@@ -95,7 +99,8 @@ template <int N> TE_DEV void te_store_n(void *p, te_i64 i, int dt, const float i
 }
 TE_DEV void te_load8(const void *p, te_i64 i, int dt, float out[8]) { te_load_n<8>(p, i, dt, out); }
 TE_DEV void te_store8(void *p, te_i64 i, int dt, const float in[8]) { te_store_n<8>(p, i, dt, in); }
-// The first n of eight numbers. vector: p + i is aligned as te_store8 requires. UNROLL: 1 in the general form of a kernel, for less code.
+// The first n of eight numbers. vector: p + i is aligned as te_store8 requires. UNROLL: 1 in the general form of a
+// kernel, for less code.
 template <int UNROLL = 8>
 TE_DEV void te_store_part(void *p, te_i64 i, int dt, te_i64 n, bool vector, const float v[8]) {
     if (UNROLL > 1 && vector && n >= 8) return te_store8(p, i, dt, v);
@@ -104,7 +109,8 @@ TE_DEV void te_store_part(void *p, te_i64 i, int dt, te_i64 n, bool vector, cons
         if (k < n) te_store(p, i + k, dt, v[k]);
 }
 
-// ---- the format in the type ------------------------------------------------------------------------------------------
+// ---- the format in the type
+// ------------------------------------------------------------------------------------------
 
 template <int FORMAT> TE_DEV te_raw<FORMAT> te_raw_zero() {
     te_raw<FORMAT> r;
@@ -172,10 +178,12 @@ template <int FORMAT, int N> TE_DEV void te_raw_seal(te_raw<FORMAT> (&r)[N]) {
         for (int j = 0; j < te_raw<FORMAT>::words; j++) asm volatile("" : "+r"(r[i].w[j]));
 }
 
-// Loads above stay above: the compiler may not move one down to where its element is used, which would add up their latencies.
+// Loads above stay above: the compiler may not move one down to where its element is used, which would add up their
+// latencies.
 TE_DEV void te_loads_go_first() { asm volatile("" ::: "memory"); }
 
-// ---- maxima ----------------------------------------------------------------------------------------------------------
+// ---- maxima
+// ----------------------------------------------------------------------------------------------------------
 
 // The larger value of each half of two words of a 16-bit format; of a number and NaN, the number.
 TE_DEV te_u32 te_half2_max(te_u32 a, te_u32 b, int dt) {

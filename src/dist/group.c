@@ -1,5 +1,5 @@
-/* dist/group.c: groups of ranks: the public functions of the collectives, which check a call and hand it to the group's implementation. Knows tensors and
- * captures; must not know modules and recipes. */
+/* dist/group.c: groups of ranks: the public functions of the collectives, which check a call and hand it to the group's
+ * implementation. Knows tensors and captures; must not know modules and recipes. */
 
 typedef enum te__collective {
     TE__ALL_REDUCE,
@@ -23,8 +23,8 @@ struct te_group {
     te_ctx *te;
     te_group_desc is;
     char *name; /* is.name */
-    /* Takes part in a collective with a failure in place of a tensor, so that the other ranks fail too and do not wait; `peer` is the other rank of
-     * a te_send or te_recv. NULL: the implementation cannot do that. */
+    /* Takes part in a collective with a failure in place of a tensor, so that the other ranks fail too and do not wait;
+     * `peer` is the other rank of a te_send or te_recv. NULL: the implementation cannot do that. */
     void (*refuse)(void *user, te_ctx *te, te__collective kind, int peer, te_result code);
     te__closable closable;
 };
@@ -74,7 +74,8 @@ TE_API void te_group_destroy(te_group *group) {
     if (!group) return;
     te = group->te;
     te__closable_remove(&group->closable);
-    if (group->is.destroy && !te__is_forked(te)) group->is.destroy(group->is.user); /* the other ranks are the parent's */
+    /* the other ranks are the parent's */
+    if (group->is.destroy && !te__is_forked(te)) group->is.destroy(group->is.user);
     te__free_string(te, group->name);
     te__free(te, group, sizeof(*group));
 }
@@ -84,7 +85,8 @@ TE_API int te_group_size(const te_group *group) { return group ? group->is.size 
 
 /* ---- collectives ---- */
 
-/* x must be of the group's context and have plain contiguous memory. A NULL fails without an error: the call that returned it has set one. */
+/* x must be of the group's context and have plain contiguous memory. A NULL fails without an error: the call that
+ * returned it has set one. */
 static te_result te__want_shared(te_group *group, te__collective kind, const char *name, const te_tensor *x) {
     te_ctx *te;
     te_result r;
@@ -142,8 +144,8 @@ static te_result te__refuse(te_group *group, te__collective kind, te_result code
 /* Is nothing to be exchanged? During a warm-up there are no results, and ranks warm up at different times. */
 static bool te__is_alone(const te_group *group) { return !group || group->is.size == 1 || group->te->warming; }
 
-/* In a capture nothing runs, so a function that only queues work on the stream can be called, and no other. The graph holds the memory that each
- * launch will read and write. */
+/* In a capture nothing runs, so a function that only queues work on the stream can be called, and no other. The graph
+ * holds the memory that each launch will read and write. */
 static te_result te__group_captures(te_group *group, te__collective kind, const te_tensor *read, te_tensor *written) {
     te_ctx *te = group ? group->te : NULL;
     char what[128];
@@ -385,8 +387,9 @@ TE_API te_result te_recv(te_group *group, te_tensor *x, int from) {
 
 /* ---- comparing ---- */
 
-/* Ranks that are about to do different things end in wrong numbers, or wait for one another. So they compare a text of what is about to happen where they first meet: in a module's first
- * call, and in debug mode (TE_DEBUG_SYNC=1, for all ranks alike) in each. A message has room for the first TE__COMPARED_TEXT bytes; the checksum is of all. */
+/* Ranks that are about to do different things end in wrong numbers, or wait for one another. So they compare a text of
+ * what is about to happen where they first meet: in a module's first call, and in debug mode (TE_DEBUG_SYNC=1, for all
+ * ranks alike) in each. A message has room for the first TE__COMPARED_TEXT bytes; the checksum is of all. */
 enum { TE__COMPARED_TEXT = 504, TE__COMPARED_BYTES = TE__COMPARED_TEXT + 8 };
 
 /* Do the ranks compare in this call? `met`: they have in an earlier one. Not in a capture, which runs nothing. */
@@ -401,7 +404,8 @@ static te_result te__group_texts(te_group *group, const unsigned char own[TE__CO
     te_tensor *x, *out;
     te_result result;
     te__frame_begin(te);
-    result = te->device->synchronize(te); /* what earlier kernels have to tell is told to all: behind the exchange no rank fails alone */
+    result = te->device->synchronize(te); /* what earlier kernels have to tell is told to all: behind the exchange no
+                                           * rank fails alone */
     x = result == TE_OK ? te_tensor_from_host(te, TE_U8, 1, &bytes, own) : NULL;
     bytes *= group->is.size;
     out = x ? te_tensor_empty(te, TE_U8, 1, &bytes) : NULL;
@@ -411,8 +415,9 @@ static te_result te__group_texts(te_group *group, const unsigned char own[TE__CO
     return result;
 }
 
-/* TE_OK if all ranks are about to do `what`; else TE_ERR_STATE on all of them, with both texts. `result`: a failure on the way here, which the others are told in place of a text. A failure
- * is one of all ranks, so none goes on to its next collective. */
+/* TE_OK if all ranks are about to do `what`; else TE_ERR_STATE on all of them, with both texts. `result`: a failure on
+ * the way here, which the others are told in place of a text. A failure is one of all ranks, so none goes on to its
+ * next collective. */
 static te_result te__group_compare(te_group *group, const char *what, te_result result) {
     te_ctx *te = group->te;
     unsigned char own[TE__COMPARED_BYTES], *all;
@@ -441,7 +446,8 @@ static te_result te__group_compare(te_group *group, const char *what, te_result 
 
 /* ---- aborting ---- */
 
-/* Another thread may be inside a collective of this group, so the context is not written to unless the function is missing. */
+/* Another thread may be inside a collective of this group, so the context is not written to unless the function is
+ * missing. */
 TE_API te_result te_group_abort(te_group *group, const char *reason) {
     if (!group || group->is.size == 1) return TE_OK;
     if (te__is_forked(group->te)) return TE_ERR_STATE;

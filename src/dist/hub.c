@@ -1,9 +1,10 @@
-/* dist/hub.c: synchronization of the threads of a group: meetings of all ranks, messages between two, and errors for waits that would never end. Knows the
- * names of the collectives; must not know tensors. */
+/* dist/hub.c: synchronization of the threads of a group: meetings of all ranks, messages between two, and errors for
+ * waits that would never end. Knows the names of the collectives; must not know tensors. */
 
 enum { TE__WHY_TEXT = 1024 };
 
-/* A rank's part in a collective. Its own thread writes it before a meeting; the others read it between this meeting and the next. */
+/* A rank's part in a collective. Its own thread writes it before a meeting; the others read it between this meeting and
+ * the next. */
 typedef struct te__post {
     te_ctx *te;
     te__collective kind;
@@ -35,7 +36,8 @@ typedef struct te__mailbox {
     int skip; /* so many later messages are dropped: their receives have failed already */
 } te__mailbox;
 
-/* The wait that a rank is in. If every rank waits for another, all are stuck, and the hub ends their waits with an error. */
+/* The wait that a rank is in. If every rank waits for another, all are stuck, and the hub ends their waits with an
+ * error. */
 typedef enum te__wait_kind { TE__WAITS_NOT, TE__WAITS_MEETING, TE__WAITS_MESSAGE } te__wait_kind;
 typedef struct te__wait {
     te__wait_kind kind;
@@ -166,8 +168,8 @@ static te_result te__hub_judge_exchange(te_thread_hub *hub) {
     return TE_OK;
 }
 
-/* Do the posts of all ranks match? If not, hub->text says why. Ranks are compared with rank 0 in order, so that all threads get the same error in every
- * run. */
+/* Do the posts of all ranks match? If not, hub->text says why. Ranks are compared with rank 0 in order, so that all
+ * threads get the same error in every run. */
 static te_result te__hub_judge(te_thread_hub *hub) {
     const te__post *a = &hub->post[0], *b = NULL;
     const char *what = te__collective_name(a->kind);
@@ -237,8 +239,9 @@ static bool te__hub_can_go_on(const te_thread_hub *hub, int i) {
     return true;
 }
 
-/* Called when a rank is about to wait, or has left. Ends all waits with an error if the ranks would wait for each other for ever. As long as one rank can go
- * on, nothing is done: it may make the call that the others wait in, and all ranks of a collective must fail together. */
+/* Called when a rank is about to wait, or has left. Ends all waits with an error if the ranks would wait for each other
+ * for ever. As long as one rank can go on, nothing is done: it may make the call that the others wait in, and all ranks
+ * of a collective must fail together. */
 static void te__hub_find_stuck(te_thread_hub *hub) {
     char text[TE__WHY_TEXT];
     bool more = true;
@@ -263,8 +266,9 @@ static void te__hub_find_stuck(te_thread_hub *hub) {
     te__cond_broadcast(&hub->cond);
 }
 
-/* Waits until all ranks have arrived; all return the same verdict, and `text` if it is not TE_OK. If a rank has left the group or aborted it, only the first
- * meeting of a collective fails: after it other ranks may read this rank's memory, which the later meetings protect. */
+/* Waits until all ranks have arrived; all return the same verdict, and `text` if it is not TE_OK. If a rank has left
+ * the group or aborted it, only the first meeting of a collective fails: after it other ranks may read this rank's
+ * memory, which the later meetings protect. */
 static te_result te__hub_meet(te_thread_hub *hub, int rank, bool first, char *text) {
     te__wait *w = &hub->wait[rank];
     te_result r = TE_ERR_STATE;
@@ -346,8 +350,8 @@ static te__mail *te__mailbox_pop(te__mailbox *box) {
     return m;
 }
 
-/* Waits for the next message, which the caller frees; NULL: none will come, for the reason in `text`. A message whose sender has left since is still
- * received. */
+/* Waits for the next message, which the caller frees; NULL: none will come, for the reason in `text`. A message whose
+ * sender has left since is still received. */
 static te__mail *te__mail_wait(te_thread_hub *hub, int from, int to, char *text) {
     te__mailbox *box = te__hub_box(hub, from, to);
     te__wait *w = &hub->wait[to];

@@ -1,5 +1,5 @@
-/* dist/threads.c: the group whose ranks are threads of this process: copies in host memory, arithmetic in rank order. Knows the hub and tensors; must
- * not know modules and recipes. */
+/* dist/threads.c: the group whose ranks are threads of this process: copies in host memory, arithmetic in rank order.
+ * Knows the hub and tensors; must not know modules and recipes. */
 
 /* ---- a rank of the thread group ---- */
 
@@ -113,8 +113,8 @@ static void te__reduce_ints(const te_thread_hub *hub, te_dtype dtype, te_reduce_
     }
 }
 
-/* Elements begin .. end - 1 of this rank's copy become the result over all ranks. Each rank has a range of its own, which no other rank reads or writes in
- * any copy, so neither locks nor more memory are needed. */
+/* Elements begin .. end - 1 of this rank's copy become the result over all ranks. Each rank has a range of its own,
+ * which no other rank reads or writes in any copy, so neither locks nor more memory are needed. */
 static void te__reduce_range(te__thread_rank *me, te__post *post, int64_t begin, int64_t end) {
     te__floats floats = te__floats_begin();
     int64_t at;

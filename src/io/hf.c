@@ -1,7 +1,8 @@
-/* io/hf.c: folders of Hugging Face transformers: opening and writing. Knows config.json by io/hf_config.c and weights by io/safetensors.c; must not know what a model
- * computes.
+/* io/hf.c: folders of Hugging Face transformers: opening and writing. Knows config.json by io/hf_config.c and weights
+ * by io/safetensors.c; must not know what a model computes.
  *
- * A model is made without memory first, and its names and shapes are compared with those of the files: memory is taken for what the files have. */
+ * A model is made without memory first, and its names and shapes are compared with those of the files: memory is taken
+ * for what the files have. */
 
 enum { TE__HF_MAX_SHARDS = 10000, TE__HF_MAX_CARRIED = 256 << 20 };
 
@@ -212,7 +213,8 @@ static bool te__hf_open_weights(te__hf_folder *f) {
     te__text_free(&single);
     if (!fine) return false;
     if (!there && !te__file_exists(f->index_path.s) && !te__hf_has_no_pickle(f)) return false;
-    if (there || !te__file_exists(f->index_path.s)) return te__hf_open_shard(f, "model.safetensors") >= 0; /* as transformers chooses */
+    /* as transformers chooses */
+    if (there || !te__file_exists(f->index_path.s)) return te__hf_open_shard(f, "model.safetensors") >= 0;
     return te__hf_read_text(f, "model.safetensors.index.json", TE__ST_MAX_HEADER, &f->index_path, &f->index) &&
            te__hf_parse_index(f) && te__hf_open_shards(f);
 }
@@ -297,7 +299,8 @@ static bool te__hf_is_spare(const te_causal_lm_desc *d, const char *name) {
            te__ends_with(name, ".self_attn.rotary_emb.inv_freq");
 }
 
-/* The bytes of two tensors of one size, chunk by chunk: where they first differ, their size if they do not, -1 with an error. */
+/* The bytes of two tensors of one size, chunk by chunk: where they first differ, their size if they do not, -1 with an
+ * error. */
 static int64_t te__hf_first_difference(te__hf_folder *f, int a_shard, const te_safetensors_entry *a, int b_shard,
                                        const te_safetensors_entry *b) {
     enum { CHUNK = 1 << 16 };
@@ -329,7 +332,8 @@ static int64_t te__hf_first_difference(te__hf_folder *f, int a_shard, const te_s
     return at;
 }
 
-/* A tied model's files may have lm_head.weight as well, if it is the table: transformers does not tie two that differ. */
+/* A tied model's files may have lm_head.weight as well, if it is the table: transformers does not tie two that
+ * differ. */
 static bool te__hf_ties(te__hf_folder *f, const te_causal_lm_desc *d) {
     int table_shard, head_shard;
     const te_safetensors_entry *table = te__hf_find(f, "model.embed_tokens.weight", &table_shard),
@@ -431,7 +435,8 @@ static bool te__hf_load(void *user, te_module *m, const char *path, te_tensor *x
     return result == TE_OK;
 }
 
-/* The model that the configuration describes; an error names the file, as those of a module's forward name the module. */
+/* The model that the configuration describes; an error names the file, as those of a module's forward name the
+ * module. */
 static te_module *te__hf_create(te__hf_folder *f, const te_causal_lm_desc *d) {
     char before[sizeof(f->te->module_path)];
     te_module *m;
@@ -453,7 +458,8 @@ static te_module *te__hf_build(te__hf_folder *f, const te_hf_desc *desc) {
         !te__hf_sizes_are_there(f, &d))
         return NULL;
     table = te__hf_find(f, "model.embed_tokens.weight", &shard);
-    d.params_dtype = desc && desc->params_dtype ? desc->params_dtype : table && te__is_float(table->dtype) ? table->dtype : TE_F32; /* else the comparison refuses it */
+    /* else the comparison refuses it */
+    d.params_dtype = desc && desc->params_dtype ? desc->params_dtype : table && te__is_float(table->dtype) ? table->dtype : TE_F32;
     d.device = TE_PARAMS_META;
     d.init.no_init = true;
     m = te__hf_create(f, &d);

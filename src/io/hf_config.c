@@ -1,7 +1,8 @@
-/* io/hf_config.c: config.json of Hugging Face transformers as a te_causal_lm_desc. Knows the keys of each model_type, those of older files included; must not know
- * weights.
+/* io/hf_config.c: config.json of Hugging Face transformers as a te_causal_lm_desc. Knows the keys of each model_type,
+ * those of older files included; must not know weights.
  *
- * A key that changes what a model computes is either read or refused: a model that opens computes what transformers computes. */
+ * A key that changes what a model computes is either read or refused: a model that opens computes what transformers
+ * computes. */
 
 enum { TE__HF_MAX_CONFIG = 16 << 20, TE__HF_MAX_LAYERS = 100000 };
 
@@ -62,7 +63,8 @@ typedef struct te__hf_rope {
     int num_short_factors, num_long_factors;
 } te__hf_rope;
 
-/* The keys as they are in the file. Missing: NAN, -1, NULL. Where null does not mean the default, it has a number of its own, which no file can contain. */
+/* The keys as they are in the file. Missing: NAN, -1, NULL. Where null does not mean the default, it has a number of
+ * its own, which no file can contain. */
 #define TE__HF_NULL (-2)          /* of a TE__HF_COUNT */
 #define TE__HF_NULL_CAP ((double)-INFINITY) /* of a TE__HF_CAP */
 typedef struct te__hf_config {
@@ -75,11 +77,14 @@ typedef struct te__hf_config {
     double rms_norm_eps, rope_theta, rope_local_base_freq, query_pre_attn_scalar, attn_logit_softcapping,
         final_logit_softcapping, attention_dropout, partial_rotary_factor;
     double router_jitter_noise;
-    int64_t tie_word_embeddings, attention_bias, mlp_bias, use_sliding_window, use_bidirectional_attention, is_causal; /* 0, 1 */
-    te__hf_rope scaling, parameters, full, sliding; /* rope_scaling; rope_parameters, of all layers or by the kind of layer */
+    /* 0, 1 */
+    int64_t tie_word_embeddings, attention_bias, mlp_bias, use_sliding_window, use_bidirectional_attention, is_causal;
+    te__hf_rope scaling, parameters, full, sliding; /* rope_scaling; rope_parameters, of all layers or by the kind of
+                                                     * layer */
     bool *slides; /* [num_slides]: "layer_types" */
     int num_slides, cap_slides;
-    const char *other_layer; /* the first of "layer_types" that is no type of a family here, number num_slides; NULL => none */
+    const char *other_layer; /* the first of "layer_types" that is no type of a family here, number num_slides; NULL =>
+                              * none */
     bool quantized, per_layer; /* "quantization_config", "per_layer_config" */
 } te__hf_config;
 
@@ -420,7 +425,8 @@ static bool te__hf_rotaries(te__hf_config *c, const te__hf_family *f, te_causal_
         return false;
     d->sliding_rotary = d->rotary;
     if (!by_kind) return true;
-    memset(&d->sliding_rotary, 0, sizeof(d->sliding_rotary)); /* Gemma 3: windowed layers turn faster, and are not scaled */
+    memset(&d->sliding_rotary, 0, sizeof(d->sliding_rotary)); /* Gemma 3: windowed layers turn faster, and are not
+                                                               * scaled */
     return te__hf_rotary(c, &c->sliding, "rope_local_base_freq",
                          isnan(c->rope_local_base_freq) ? 10000 : c->rope_local_base_freq, &d->sliding_rotary);
 }
@@ -435,7 +441,8 @@ static bool te__hf_activation(te__hf_config *c, const te__hf_family *f, te_activ
     const char *name = f->has & TE__HF_HIDDEN_ACTIVATION ? c->hidden_activation : c->hidden_act;
     int i;
     *to = f->has & TE__HF_GEMMA ? TE_GEGLU : TE_SWIGLU;
-    if (!name || (strcmp(f->model_type, "gemma") == 0 && strcmp(name, "gelu") == 0)) return true; /* the first Gemma's files say gelu, and mean the other one */
+    /* the first Gemma's files say gelu, and mean the other one */
+    if (!name || (strcmp(f->model_type, "gemma") == 0 && strcmp(name, "gelu") == 0)) return true;
     for (i = 0; i < TE__COUNT(all); i++)
         if (strcmp(name, all[i].name) == 0) {
             *to = all[i].gated;

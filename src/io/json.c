@@ -1,7 +1,8 @@
-/* io/json.c: a strict JSON parser that works in place, and the writing of strings. Knows the context, for its errors; must not know what a document means.
+/* io/json.c: a strict JSON parser that works in place, and the writing of strings. Knows the context, for its errors;
+ * must not know what a document means.
  *
- * The caller asks for the element that it expects (te__json_open, te__json_string, te__json_uint ...) and may test `failed` late: after the
- * first failure every call is without effect. */
+ * The caller asks for the element that it expects (te__json_open, te__json_string, te__json_uint ...) and may test
+ * `failed` late: after the first failure every call is without effect. */
 
 enum { TE__JSON_MAX_NESTING = 32 };
 
@@ -90,7 +91,8 @@ static unsigned te__json_escape(te__json *j) {
     return 0x10000u + (((unsigned)high - 0xD800u) << 10) + ((unsigned)low - 0xDC00u);
 }
 
-/* Bytes of the UTF-8 character at p, or 0 if there is none: no overlong forms, no surrogates, nothing above U+10FFFF. */
+/* Bytes of the UTF-8 character at p, or 0 if there is none: no overlong forms, no surrogates, nothing above
+ * U+10FFFF. */
 static int te__utf8_length(const char *text) {
     const unsigned char *p = (const unsigned char *)text;
     int n = p[0] < 0x80 ? 1 : p[0] < 0xC2 ? 0 : p[0] < 0xE0 ? 2 : p[0] < 0xF0 ? 3 : p[0] < 0xF5 ? 4 : 0, i;

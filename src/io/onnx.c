@@ -1,5 +1,5 @@
-/* io/onnx.c: te_onnx_export: two runs of the module, whose calls of operations become nodes one by one. Knows modules from outside, by their args and outputs; must not know
- * what any of them computes. */
+/* io/onnx.c: te_onnx_export: two runs of the module, whose calls of operations become nodes one by one. Knows modules
+ * from outside, by their args and outputs; must not know what any of them computes. */
 
 /* ---- the calls of a run ---- */
 
@@ -10,7 +10,8 @@ typedef struct te__onnx_call {
     float *inv_freq;     /* of a rotation, which the args lead to: a copy, since theirs lives for the call alone */
     size_t inv_freq_bytes;
     uint64_t begin, end; /* writes of the context up to the call, and with it */
-    te_tensor *foreign;  /* one of its tensors that something else than an operation has written during the run, or NULL */
+    te_tensor *foreign;  /* one of its tensors that something else than an operation has written during the run, or
+                          * NULL */
 } te__onnx_call;
 typedef struct te__onnx_run {
     te_ctx *te;
@@ -104,7 +105,8 @@ static void te__onnx_run_free(te__onnx_run *r) {
 
 /* The meaning of the dimensions of an input. */
 typedef enum te__onnx_axes {
-    TE__ONNX_HIDDEN,    /* sequence and batch, in the module's order; of hidden states [.., h] with 2 dimensions the first is the batch */
+    TE__ONNX_HIDDEN,    /* sequence and batch, in the module's order; of hidden states [.., h] with 2 dimensions the
+                         * first is the batch */
     TE__ONNX_HIDDEN_KV, /* the same of keys */
     TE__ONNX_SCORES,    /* [b or 1, H or 1, s_q or 1, s_kv or 1] */
     TE__ONNX_SCORES_KV, /* the same of cross attention */
@@ -184,7 +186,8 @@ static bool te__onnx_is_whole(void *user, te_module *m) {
                  te_module_path(m, path, sizeof(path)), m->parallel.size);
     return m->parallel.size <= 1;
 }
-/* Is one of the modules attention of a backend whose operations do not say the order of dimensions (eager)? Such modules have the batch first. */
+/* Is one of the modules attention of a backend whose operations do not say the order of dimensions (eager)? Such
+ * modules have the batch first. */
 static bool te__onnx_look_for_backends(void *user, te_module *m) {
     if (strcmp(te_module_get_class(m)->name, "Attention") == 0) *(bool *)user = true;
     return true;
@@ -254,7 +257,8 @@ static int te__onnx_axis(const te__onnx *g, const te__onnx_slot *s, int axis, bo
     case TE__ONNX_FREQS_KV: {
         const int keys = s->axes == TE__ONNX_FREQS_KV ? te__onnx_keys(g, x->shape[0], cross) : TE__ONNX_SEQUENCE;
         if (axis == 1 && x->ndim == 4 && x->shape[1] > 1) return TE__ONNX_BATCH;
-        return axis == 0 && x->shape[0] == g->symbol[keys].first ? keys : -1; /* of more positions than tokens: a table of all */
+        /* of more positions than tokens: a table of all */
+        return axis == 0 && x->shape[0] == g->symbol[keys].first ? keys : -1;
     }
     case TE__ONNX_SEQUENCES: return axis == 0 ? TE__ONNX_BATCH : -1;
     case TE__ONNX_SLOPES: return axis == 0 && x->ndim == 2 ? TE__ONNX_BATCH : -1;
@@ -402,7 +406,8 @@ static te_result te__onnx_scales_take(te_ctx *te, te__onnx_scales **list, int *n
     }
     return result;
 }
-/* Was every scale there before the first run? One that the run has made is 1, and says nothing of the tensors that a file is for. */
+/* Was every scale there before the first run? One that the run has made is 1, and says nothing of the tensors that a
+ * file is for. */
 static te_result te__onnx_scales_known(te_ctx *te, const te__onnx_scales *list, int n) {
     const te__scaling *s;
     char path[256];
@@ -489,8 +494,9 @@ static te__onnx_emit_fn te__onnx_emitter(te_op op) {
         if (rows[i].op == op) return rows[i].emit;
     return NULL;
 }
-/* Clears the fields that may differ between the runs of one module: sizes, which the tensors show too, and numbers that are filled in, which may be sizes; the place in the random
- * numbers, of which no call draws any; and the angles of rotations and lengths of sequences, which emitters compare themselves. */
+/* Clears the fields that may differ between the runs of one module: sizes, which the tensors show too, and numbers that
+ * are filled in, which may be sizes; the place in the random numbers, of which no call draws any; and the angles of
+ * rotations and lengths of sequences, which emitters compare themselves. */
 static void te__onnx_clear_sizes(te_op op, te__any_args *a) {
     switch (op) {
     case TE_OP_GEMM: a->gemm.m = a->gemm.n = a->gemm.k = 0; break;
@@ -525,7 +531,8 @@ static bool te__onnx_is_one_call(const te__onnx_call *first, const te__onnx_call
     te__args_of(&m, second->op, &b, true);
     for (k = 0; k < l.n; k++) {
         const te_tensor *x, *y;
-        if (l.arg[k].list) return true; /* te__onnx_opaque refuses operations with lists: their other tensors need no comparison */
+        if (l.arg[k].list) return true; /* te__onnx_opaque refuses operations with lists: their other tensors need no
+                                         * comparison */
         x = te__arg_tensor(&l.arg[k], 0);
         y = te__arg_tensor(&m.arg[k], 0);
         if (!x != !y || (x && (x->dtype != y->dtype || x->ndim != y->ndim))) return false;
@@ -538,8 +545,8 @@ static bool te__onnx_is_one_call(const te__onnx_call *first, const te__onnx_call
     te__args_clear_padding(second->op, &b);
     return memcmp(&a, &b, te__ops[first->op].args_size) == 0;
 }
-/* A call without a form in ONNX: whatever reads its results is refused, by its name. A list of results lived for the call alone, so nothing tells which tensors it
- * wrote: the call itself is refused. */
+/* A call without a form in ONNX: whatever reads its results is refused, by its name. A list of results lived for the
+ * call alone, so nothing tells which tensors it wrote: the call itself is refused. */
 static te_result te__onnx_opaque(te__onnx *g, te__onnx_call *first, te__onnx_call *second) {
     te__args l, m;
     te_result result = TE_OK;
@@ -666,7 +673,8 @@ static te_result te__onnx_make(te__onnx *g, te_module *m, const te_forward_args 
                        : te__fail(te, TE_ERR_INVALID,
                                   "te_onnx_export: %s %s; it must be a plain tensor of the module's context",
                                   in.slot[i].name, x->quantized ? "is quantized" : "belongs to another context");
-        *in.slot[i].slot = te__empty_like(x, x->dtype); /* a copy: inputs are known by their memory, so no two of them, and no input and parameter, may share any */
+        *in.slot[i].slot = te__empty_like(x, x->dtype); /* a copy: inputs are known by their memory, so no two of them,
+                                                         * and no input and parameter, may share any */
         if (!*in.slot[i].slot || te_tensor_copy(*in.slot[i].slot, x) != TE_OK) return te_error_code(te);
     }
     result = te__onnx_scales_take(te, &scales, &num_scales);

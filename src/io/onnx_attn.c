@@ -1,6 +1,8 @@
-/* io/onnx_attn.c: the nodes of rotary embeddings and attention. Knows the args of operations and their formulas; must not know modules.
+/* io/onnx_attn.c: the nodes of rotary embeddings and attention. Knows the args of operations and their formulas; must
+ * not know modules.
  *
- * Positions, masks and distances are computed from the sizes that the graph finds in its inputs. Attention is its two products and the softmax between them. */
+ * Positions, masks and distances are computed from the sizes that the graph finds in its inputs. Attention is its two
+ * products and the softmax between them. */
 
 /* ---- rotary embeddings ---- */
 
@@ -83,7 +85,8 @@ static int te__onnx_rows_of_freqs(te__onnx *g, const te__onnx_rotation *r) {
     v = te__onnx_2(g, "Squeeze", te__onnx_positions(g, r), te__onnx_i64s(g, 1, &last));
     return te__onnx_2(g, "Gather", te__onnx_2(g, "Reshape", te__onnx_read(g, f, f2), te__onnx_i64s(g, 2, table)), v);
 }
-/* Angles f32 [s or 1, b or 1, 1, half], the first two exchanged with batch_first: of the first channel of each pair (mate 0), or of the second. */
+/* Angles f32 [s or 1, b or 1, 1, half], the first two exchanged with batch_first: of the first channel of each pair
+ * (mate 0), or of the second. */
 static int te__onnx_angles(te__onnx *g, const te__onnx_rotation *r, int mate) {
     const te_rope_angles *a = r->a;
     float inv_freq[TE__ROPE_MAX_HALF];
@@ -241,7 +244,8 @@ static int te__onnx_softmax_with(te__onnx *g, int scores, int visible, int extra
     return te__onnx_2(g, "Div", v, sum);
 }
 
-/* The starts of sequences, from a padding mask: [b + 1], no product of sizes that vary. The graph has the lengths in their place. */
+/* The starts of sequences, from a padding mask: [b + 1], no product of sizes that vary. The graph has the lengths in
+ * their place. */
 static te_result te__onnx_cu_seqlens(te__onnx *g, const te__any_args *x, const te__any_args *y) {
     const te_op_cu_seqlens_args *a = &x->cu_seqlens, *b = &y->cu_seqlens;
     int64_t rows[2] = {0, -1}, last = 1; /* 0: as many as there are */

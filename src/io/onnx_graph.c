@@ -1,11 +1,12 @@
-/* io/onnx_graph.c: the graph of an ONNX file while it is made: values, nodes, sizes that vary; and the writing of the file. Knows tensors as sources of bytes;
- * must not know operations of te.h.
+/* io/onnx_graph.c: the graph of an ONNX file while it is made: values, nodes, sizes that vary; and the writing of the
+ * file. Knows tensors as sources of bytes; must not know operations of te.h.
  *
- * Every value is an item: an input, a weight, numbers of the exporter's, or the one result of a node. A node that is asked for twice is made once, so layers
- * share their masks and rotations. Items that no output needs are left out of the file.
+ * Every value is an item: an input, a weight, numbers of the exporter's, or the one result of a node. A node that is
+ * asked for twice is made once, so layers share their masks and rotations. Items that no output needs are left out of
+ * the file.
  *
- * A function that makes a value returns its item, or TE__ONNX_FAILED after the context has its error; it takes failed items and passes the failure on, so a
- * chain of them is checked at its end. */
+ * A function that makes a value returns its item, or TE__ONNX_FAILED after the context has its error; it takes failed
+ * items and passes the failure on, so a chain of them is checked at its end. */
 
 enum { TE__ONNX_FAILED = -1, TE__ONNX_BUCKETS = 4096 };
 enum { TE__ONNX_BATCH, TE__ONNX_SEQUENCE, TE__ONNX_SEQUENCE_KV, TE__ONNX_SYMBOLS }; /* the sizes that vary */
@@ -273,8 +274,9 @@ static int te__onnx_reduce_all(te__onnx *g, const char *op, int x) {
 
 /* ---- sizes that vary ----
  *
- * The module runs at the caller's sizes and at larger ones, in which each size that varies is multiplied by a prime of its own. So the ratio of what a number is
- * in the two runs tells of which of them it is a product, and the number itself the factor. */
+ * The module runs at the caller's sizes and at larger ones, in which each size that varies is multiplied by a prime of
+ * its own. So the ratio of what a number is in the two runs tells of which of them it is a product, and the number
+ * itself the factor. */
 
 static te__onnx_size te__onnx_fixed(int64_t n) {
     te__onnx_size s;

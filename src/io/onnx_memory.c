@@ -1,11 +1,14 @@
-/* io/onnx_memory.c: which value of the graph a tensor of a traced call holds. Knows memory and strides; must not know what operations compute.
+/* io/onnx_memory.c: which value of the graph a tensor of a traced call holds. Knows memory and strides; must not know
+ * what operations compute.
  *
- * A view makes no call of an operation, so the trace shows memory alone: this call wrote those bytes, that one reads these. All writes stand in one list, parameters and
- * inputs first. A tensor has the value of the last write to its memory, which the graph reshapes, slices, transposes or expands to the tensor's shape. A tensor whose parts
- * were written by several calls is a Concat of their values. Memory that no call wrote, and that is no input, is a constant.
+ * A view makes no call of an operation, so the trace shows memory alone: this call wrote those bytes, that one reads
+ * these. All writes stand in one list, parameters and inputs first. A tensor has the value of the last write to its
+ * memory, which the graph reshapes, slices, transposes or expands to the tensor's shape. A tensor whose parts were
+ * written by several calls is a Concat of their values. Memory that no call wrote, and that is no input, is a constant.
  *
- * The graph computes in f32 and 64-bit integers, as the operations do inside: a value is cast to its tensor's format where it is written and back where it is read. So it
- * is rounded where te.h rounds it, and runtimes need no arithmetic of 16 bits, which onnxruntime's CPU kernels lack for bfloat16. */
+ * The graph computes in f32 and 64-bit integers, as the operations do inside: a value is cast to its tensor's format
+ * where it is written and back where it is read. So it is rounded where te.h rounds it, and runtimes need no arithmetic
+ * of 16 bits, which onnxruntime's CPU kernels lack for bfloat16. */
 
 /* One tensor of a call, in the run at the caller's sizes and in that at larger ones. */
 typedef struct te__onnx_pair {
@@ -25,8 +28,10 @@ typedef struct te__onnx_write {
     bool wide;          /* the value is f32 or 64-bit already: of codes, what they stand for */
     te__onnx_map map;   /* what the memory stands for, if it is a map */
     te__onnx_size filled; /* of whole numbers that are all alike: the number; 0: not known */
-    int lengths;        /* of memory that holds the starts of sequences: their lengths, an item [b]; 0: it holds something else */
-    const char *by;     /* the operation, for messages (static); NULL: the memory is a parameter, an input or a constant */
+    int lengths;        /* of memory that holds the starts of sequences: their lengths, an item [b]; 0: it holds
+                         * something else */
+    const char *by;     /* the operation, for messages (static); NULL: the memory is a parameter, an input or a
+                         * constant */
     te_tensor *tensor;  /* a parameter or a constant: itself (borrowed; the trace keeps it) */
     char *path;         /* a parameter: its name; else NULL */
 } te__onnx_write;
@@ -76,7 +81,8 @@ static te__onnx_pair te__onnx_as(const te__onnx_pair *x, int n, const te__onnx_s
 static bool te__onnx_spans_meet(const te_tensor *x, const te_tensor *y) {
     te__span s, t;
     if (x->buffer != y->buffer) return false;
-    if (x->dtype == TE_F4E2M1 || y->dtype == TE_F4E2M1) return true; /* strides count whole bytes; codes have memory of their own */
+    if (x->dtype == TE_F4E2M1 || y->dtype == TE_F4E2M1) return true; /* strides count whole bytes; codes have memory of
+                                                                      * their own */
     te__span_of(x, &s);
     te__span_of(y, &t);
     return te__spans_meet(s, t) && te__tensors_meet(x, y);
@@ -113,8 +119,9 @@ static int te__onnx_order(const te__onnx_pair *x, int order[TE_MAX_DIMS]) {
     }
     return n;
 }
-/* Does x fill its memory without gaps? Else *gap becomes the place in `order` behind the innermost dimension whose stride is not the size of what is inside it: [4, 3] with
- * rows 8 elements apart has a gap behind each row, and *gap is 1, the place of the columns. */
+/* Does x fill its memory without gaps? Else *gap becomes the place in `order` behind the innermost dimension whose
+ * stride is not the size of what is inside it: [4, 3] with rows 8 elements apart has a gap behind each row, and *gap is
+ * 1, the place of the columns. */
 static bool te__onnx_is_dense(const te__onnx_pair *x, const int *order, int n, int *gap) {
     te__onnx_size expect = te__onnx_fixed(1);
     int i;
@@ -166,7 +173,8 @@ static int te__onnx_wide(te__onnx *g, const te__onnx_write *w) {
     }
 }
 
-/* Where a tensor lies in a block of memory without gaps. The block has `n` dimensions, of sizes `full`; along each the tensor takes `size` elements from `begin` on.
+/* Where a tensor lies in a block of memory without gaps. The block has `n` dimensions, of sizes `full`; along each the
+ * tensor takes `size` elements from `begin` on.
  * The last 3 columns of a [4, 8] matrix: full 4, 8; begin 0, 5; size 4, 3. */
 typedef struct te__onnx_place {
     int n, order[TE_MAX_DIMS]; /* the tensor's dimension at each place; the last place may have none */
@@ -247,7 +255,8 @@ static int te__onnx_view(te__onnx *g, const te__onnx_write *w, const te__onnx_pa
     if (turned) {
         if (k == 0 && !alike) v = te__onnx_reshape(g, v, p.n, p.full);
         for (i = 0; i < p.n; i++) back[i] = i;
-        for (i = 0; i < n; i++) { /* place `i` of the result is the place that holds x's i-th dimension of more than one element */
+        for (i = 0; i < n; i++) { /* place `i` of the result is the place that holds x's i-th dimension of more than one
+                                   * element */
             int rank = 0, j;
             for (j = 0; j < n; j++) rank += order[j] < order[i];
             back[rank] = i;
@@ -269,7 +278,8 @@ static int te__onnx_view(te__onnx *g, const te__onnx_write *w, const te__onnx_pa
 
 /* ---- tensors whose parts several calls wrote ---- */
 
-/* Does y differ from x in its place along dimension `axis` alone, and in its size there? *at becomes where it begins, from x's begin. */
+/* Does y differ from x in its place along dimension `axis` alone, and in its size there? *at becomes where it begins,
+ * from x's begin. */
 static bool te__onnx_is_beside(const te__onnx_pair *x, const te__onnx_pair *y, int axis, te__onnx_size *at) {
     te__onnx_size rest,
         step = te__onnx_times(te__onnx_stride(x, axis), te__onnx_fixed(te__max(1, te__dtype_size(x->first.dtype))));
@@ -320,7 +330,8 @@ static bool te__onnx_join(te__onnx *g, int last, te_result *result) {
         end.second += te__onnx_dim(&w->x, axis).second;
     }
     for (i = 0; i < count; i++) {
-        if (te__onnx_last(g, &g->writes[piece[i]].x, g->num_writes) != piece[i]) return false; /* something else has written there */
+        /* something else has written there */
+        if (te__onnx_last(g, &g->writes[piece[i]].x, g->num_writes) != piece[i]) return false;
         in[i] = g->writes[piece[i]].value < 0 ? TE__ONNX_FAILED : te__onnx_wide(g, &g->writes[piece[i]]);
         if (in[i] < 0) return false;
     }
@@ -421,7 +432,8 @@ static te_result te__onnx_store(te__onnx *g, const te_tensor *first, const te_te
     return te__onnx_store_as(g, &x, value);
 }
 
-/* The write that a tensor comes from, if it is a parameter's or a constant's memory, whole: what a runtime may compute once. NULL: it is not. */
+/* The write that a tensor comes from, if it is a parameter's or a constant's memory, whole: what a runtime may compute
+ * once. NULL: it is not. */
 static const te__onnx_write *te__onnx_constant_of(te__onnx *g, const te_tensor *first, const te_tensor *second) {
     te__onnx_pair x = te__onnx_pair_of(first, second);
     int i = te__onnx_last(g, &x, g->num_writes);

@@ -1,9 +1,12 @@
-/* io/onnx_moe.c: the nodes of routers and of the rows that they move. Knows the args of operations and their formulas; must not know modules.
+/* io/onnx_moe.c: the nodes of routers and of the rows that they move. Knows the args of operations and their formulas;
+ * must not know modules.
  *
- * A map from rows of tokens to rows by expert is three vectors with an element for each copy of a token: the row that it comes from, its place in a flat [T, E] or
- * [T, topk], and the row that it goes to. The memory of row_id_map stands for them. */
+ * A map from rows of tokens to rows by expert is three vectors with an element for each copy of a token: the row that
+ * it comes from, its place in a flat [T, E] or [T, topk], and the row that it goes to. The memory of row_id_map stands
+ * for them. */
 
-/* TopK's second result, 64-bit: the places of the `k` (64-bit vector of one number) largest or smallest along the last axis, in their order; of equals the first. */
+/* TopK's second result, 64-bit: the places of the `k` (64-bit vector of one number) largest or smallest along the last
+ * axis, in their order; of equals the first. */
 static int te__onnx_top(te__onnx *g, int x, int k, bool largest) {
     te__text t = te__onnx_attributes(g);
     int in[2];
@@ -119,7 +122,8 @@ static te_result te__onnx_mask_map(te__onnx *g, const te__any_args *x, const te_
     te_result result;
     mask = te__onnx_1(g, "Not",
                       te__onnx_2(g, "Equal", te__onnx_read(g, a->routing_map, b->routing_map), te__onnx_i64(g, 0)));
-    copies = te__onnx_1(g, "NonZero", te__onnx_transpose(g, mask, 2, order)); /* [2, copies]: by expert, then by token */
+    /* [2, copies]: by expert, then by token */
+    copies = te__onnx_1(g, "NonZero", te__onnx_transpose(g, mask, 2, order));
     flat = te__onnx_i64s(g, 1, &every);
     expert = te__onnx_2(g, "Reshape", te__onnx_cut(g, copies, 0, 0, 1, 1), flat);
     m.is_map = true;
@@ -155,7 +159,8 @@ static te_result te__onnx_index_map(te__onnx *g, const te__any_args *x, const te
     m.destination = te__onnx_range(g, kept);
     return te__onnx_store_map(g, a->row_id_map, b->row_id_map, &m);
 }
-/* The map that a tensor stands for, with padding in front of each expert's rows. topk: the caller's. False with the error where there is none. */
+/* The map that a tensor stands for, with padding in front of each expert's rows. topk: the caller's. False with the
+ * error where there is none. */
 static bool te__onnx_map_of(te__onnx *g, const te_tensor *map, const te_tensor *map2, const te_tensor *pad,
                             const te_tensor *pad2, int64_t topk, te__onnx_map *m) {
     te__onnx_pair x = te__onnx_pair_of(map, map2);

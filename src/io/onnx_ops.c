@@ -1,6 +1,8 @@
-/* io/onnx_ops.c: the nodes of products, norms, activations and the small operations. Knows the args of operations and their formulas; must not know modules.
+/* io/onnx_ops.c: the nodes of products, norms, activations and the small operations. Knows the args of operations and
+ * their formulas; must not know modules.
  *
- * An emitter gets the args of one call in both runs, and writes down what the call computes, in f32, before its results are rounded to their formats. */
+ * An emitter gets the args of one call in both runs, and writes down what the call computes, in f32, before its results
+ * are rounded to their formats. */
 
 /* Both runs' tensors in one field of the args. */
 #define TE__ONNX_READ(field) te__onnx_read(g, a->field, b->field)
@@ -16,7 +18,8 @@ static te_result te__onnx_copy(te__onnx *g, const te__any_args *x, const te__any
     int v = TE__ONNX_READ(src);
     if (te__is_integer(from) && te__is_float(to)) v = te__onnx_cast(g, v, TE__ONNX_FLOAT);
     if (te__is_float(from) && to == TE_I64) v = te__onnx_cast(g, v, TE__ONNX_INT64);
-    if (from != to && !te__is_float(from) && !te__is_integer(from)) v = TE__ONNX_FAILED; /* codes as bytes: the graph has what they stand for */
+    /* codes as bytes: the graph has what they stand for */
+    if (from != to && !te__is_float(from) && !te__is_integer(from)) v = TE__ONNX_FAILED;
     return TE__ONNX_STORE(dst, v);
 }
 static te_result te__onnx_fill(te__onnx *g, const te__any_args *x, const te__any_args *y) {
@@ -74,8 +77,8 @@ static te_result te__onnx_sum(te__onnx *g, const te__any_args *x, const te__any_
     int v = te__onnx_2(g, "Mul", te__onnx_reduce_all(g, "ReduceSum", TE__ONNX_READ(x)), te__onnx_f32(g, a->scale));
     return TE__ONNX_STORE(out, te__onnx_2(g, "Reshape", v, te__onnx_i64s(g, 1, &one)));
 }
-/* Gather counts a negative id from the table's end, and ids of another rank's rows are legal here: ids outside of the table give zeros. te.h refuses those outside of the
- * vocabulary, which a graph of ONNX cannot. */
+/* Gather counts a negative id from the table's end, and ids of another rank's rows are legal here: ids outside of the
+ * table give zeros. te.h refuses those outside of the vocabulary, which a graph of ONNX cannot. */
 static te_result te__onnx_embedding(te__onnx *g, const te__any_args *x, const te__any_args *y) {
     const te_op_embedding_fwd_args *a = &x->embedding_fwd, *b = &y->embedding_fwd;
     int ids = TE__ONNX_READ(ids), zero = te__onnx_i64(g, 0), inside, rows;
@@ -218,7 +221,8 @@ static te_result te__onnx_act(te__onnx *g, const te__any_args *x, const te__any_
     te__onnx_pair from = te__onnx_pair_of(a->x, b->x);
     int v = te__onnx_activated(g, TE__ONNX_READ(x), &from, a->activation, a->limit, a->alpha, a->no_glu_linear_offset,
                                a->glu_interleave_size);
-    te_result result = TE__ONNX_STORE(amax, a->scale ? TE__ONNX_FAILED : te__onnx_vector(g, te__onnx_amax_of(g, v))); /* of f32, for the cast behind */
+    /* of f32, for the cast behind */
+    te_result result = TE__ONNX_STORE(amax, a->scale ? TE__ONNX_FAILED : te__onnx_vector(g, te__onnx_amax_of(g, v)));
     if (result == TE_OK) result = TE__ONNX_UNKNOWN(col);
     return result == TE_OK ? te__onnx_store_result(g, v, &from, a->y, b->y, a->scale, b->scale) : result;
 }

@@ -1,10 +1,11 @@
-/* io/onnx_proto.c: protobuf's wire format, and the numbers that ONNX gives to its messages and formats. Knows bytes; must not know tensors, nor what an
- * operation computes.
+/* io/onnx_proto.c: protobuf's wire format, and the numbers that ONNX gives to its messages and formats. Knows bytes;
+ * must not know tensors, nor what an operation computes.
  *
- * A message is a sequence of fields, each a key (number, wire type) and a value: a varint, four bytes, or a length with so many bytes. A message inside another is
- * such bytes, so its length must be known before it is written. */
+ * A message is a sequence of fields, each a key (number, wire type) and a value: a varint, four bytes, or a length with
+ * so many bytes. A message inside another is such bytes, so its length must be known before it is written. */
 
-enum { TE__ONNX_OPSET = 19, TE__ONNX_IR = 9 }; /* 19: the first with FP8 in QuantizeLinear; 9: the IR version that came with it */
+enum { TE__ONNX_OPSET = 19, TE__ONNX_IR = 9 }; /* 19: the first with FP8 in QuantizeLinear; 9: the IR version that came
+                                                * with it */
 
 /* TensorProto.DataType */
 enum {
@@ -78,7 +79,8 @@ static void te__pb_float(te__text *t, int field, float v) {
 
 /* ---- attributes of a node: NodeProto.attribute (5) ---- */
 
-enum { TE__ONNX_ATTR_FLOAT = 1, TE__ONNX_ATTR_INT = 2, TE__ONNX_ATTR_STRING = 3, TE__ONNX_ATTR_INTS = 7 }; /* AttributeProto.AttributeType */
+/* AttributeProto.AttributeType */
+enum { TE__ONNX_ATTR_FLOAT = 1, TE__ONNX_ATTR_INT = 2, TE__ONNX_ATTR_STRING = 3, TE__ONNX_ATTR_INTS = 7 };
 
 static te__text te__onnx_attr_begin(te__text *node, const char *name) {
     te__text a = TE_ZERO;

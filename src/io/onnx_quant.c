@@ -1,11 +1,13 @@
-/* io/onnx_quant.c: the nodes of quantization and of the products that read codes. Knows the args of operations; must not know recipes.
+/* io/onnx_quant.c: the nodes of quantization and of the products that read codes. Knows the args of operations; must
+ * not know recipes.
  *
- * One scale a tensor: QuantizeLinear and DequantizeLinear, as runtimes look for them. The scale is a number where the run has it beforehand (delayed scaling; a parameter
- * under current scaling) and else computed from the tensor. An item of the graph that stands for codes holds the numbers that they decode to, so products multiply plain
- * numbers.
+ * One scale a tensor: QuantizeLinear and DequantizeLinear, as runtimes look for them. The scale is a number where the
+ * run has it beforehand (delayed scaling; a parameter under current scaling) and else computed from the tensor. An item
+ * of the graph that stands for codes holds the numbers that they decode to, so products multiply plain numbers.
  *
- * Scales of blocks have no form in this opset. Codes of a parameter are decoded: the decoded parameter is stored in place of the parameter. Codes of other tensors
- * stand for the numbers that they were made of: the product of the file is that of operands that were not rounded to codes. */
+ * Scales of blocks have no form in this opset. Codes of a parameter are decoded: the decoded parameter is stored in
+ * place of the parameter. Codes of other tensors stand for the numbers that they were made of: the product of the file
+ * is that of operands that were not rounded to codes. */
 
 /* ---- codes of one scale ---- */
 
@@ -73,7 +75,8 @@ static int te__onnx_rows(te__onnx *g, int value, const te__onnx_pair *from, cons
     return pad[2 * n - 1] > 0 ? te__onnx_2(g, "Pad", value, te__onnx_i64s(g, 2 * n, pad)) : value;
 }
 
-/* A result of an operation that may quantize it itself: rounded to y's format, or to codes by `scale`. from: the value's shape. */
+/* A result of an operation that may quantize it itself: rounded to y's format, or to codes by `scale`. from: the
+ * value's shape. */
 static te_result te__onnx_store_result(te__onnx *g, int value, const te__onnx_pair *from, const te_tensor *y,
                                        const te_tensor *y2, const te_tensor *scale, const te_tensor *scale2) {
     if (!y || !te__is_fp8(y->dtype)) return te__onnx_store(g, y, y2, value);
@@ -83,7 +86,8 @@ static te_result te__onnx_store_result(te__onnx *g, int value, const te__onnx_pa
 
 /* ---- groups of rows ---- */
 
-/* The number of each row's group, -1 of rows behind the last: how many groups end before the row. Other maps of chunks move rows of what is trained alone. */
+/* The number of each row's group, -1 of rows behind the last: how many groups end before the row. Other maps of chunks
+ * move rows of what is trained alone. */
 static te_result te__onnx_chunk_map(te__onnx *g, const te__any_args *x, const te__any_args *y) {
     const te_op_moe_chunk_map_args *a = &x->moe_chunk_map, *b = &y->moe_chunk_map;
     te__onnx_pair map = te__onnx_pair_of(a->row_id_map, b->row_id_map);
@@ -154,7 +158,8 @@ static te_result te__onnx_nothing(te__onnx *g, const te__any_args *x, const te__
     return TE_OK;
 }
 
-/* The amax, without dimensions, of a cast under current scaling: what the operation that made x has left in x_amax, if that is known, else x's own. */
+/* The amax, without dimensions, of a cast under current scaling: what the operation that made x has left in x_amax, if
+ * that is known, else x's own. */
 static int te__onnx_cast_amax(te__onnx *g, const te_op_fp8_quantize_args *a, const te_op_fp8_quantize_args *b, int x) {
     te_tensor left, left2;
     te__onnx_pair amax;
@@ -218,7 +223,8 @@ typedef struct te__onnx_codes {
     bool swizzled, e4m3_max_256, two_dimensional;
 } te__onnx_codes;
 
-/* The [rows, columns] numbers that codes of blocks stand for, as a weight of the file. x: where they come from, the weight or its stored codes. */
+/* The [rows, columns] numbers that codes of blocks stand for, as a weight of the file. x: where they come from, the
+ * weight or its stored codes. */
 static int te__onnx_decode_blocks(te__onnx *g, const te__onnx_codes *c, const te_tensor *x, int64_t rows,
                                   int64_t columns, const char *path) {
     te_ctx *te = g->te;
@@ -267,7 +273,8 @@ static int te__onnx_decode_blocks(te__onnx *g, const te__onnx_codes *c, const te
         args.two_dimensional = c->two_dimensional;
         result = te_op_block_dequantize(te, &args);
     }
-    if (same_name) snprintf(name, sizeof(name), "%s.decoded_%d", path, same_name + 1); /* another part of it, or by another recipe */
+    /* another part of it, or by another recipe */
+    if (same_name) snprintf(name, sizeof(name), "%s.decoded_%d", path, same_name + 1);
     else snprintf(name, sizeof(name), "%s.decoded", path);
     if (result != TE_OK || !te__grow(te, (void **)&g->plain, &g->cap_plain, g->num_plain, sizeof(te__onnx_plain)))
         return TE__ONNX_FAILED;
@@ -489,7 +496,8 @@ static te_result te__onnx_gemm(te__onnx *g, const te__any_args *x, const te__any
 }
 
 /* Group after group, each a slice of the rows whose ends the graph computes; rows behind the last group are 0. */
-/* Groups of as many rows each, by an operation that filled their sizes in: a product of a batch, [groups, rows, k] by [groups, k, n], for any number of groups. */
+/* Groups of as many rows each, by an operation that filled their sizes in: a product of a batch, [groups, rows, k] by
+ * [groups, k, n], for any number of groups. */
 static bool te__onnx_is_batch(const te__onnx *g, const te_op_grouped_gemm_args *a, const te_op_grouped_gemm_args *b) {
     te__onnx_pair sizes;
     const te__onnx_write *w;
@@ -572,7 +580,8 @@ static te_result te__onnx_grouped_gemm(te__onnx *g, const te__any_args *x, const
         if (a->bias) part[i] = te__onnx_2(g, "Add", part[i], te__onnx_cut(g, biases, 0, i, i + 1, 1));
     }
     rest = te__onnx_2(g, "Sub", te__onnx_size_of(g, m), te__onnx_cut(g, ends, 0, a->groups, a->groups + 1, 1));
-    part[a->groups] = te__onnx_1(g, "ConstantOfShape", te__onnx_concat2(g, 0, rest, te__onnx_size_of(g, n))); /* of f32 zeros */
+    /* of f32 zeros */
+    part[a->groups] = te__onnx_1(g, "ConstantOfShape", te__onnx_concat2(g, 0, rest, te__onnx_size_of(g, n)));
     i = te__onnx_concat(g, 0, (int)a->groups + 1, part);
     if (d.first.ndim != 2) {
         te__onnx_size out[TE_MAX_DIMS];

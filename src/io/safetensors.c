@@ -1,9 +1,9 @@
-/* io/safetensors.c: reading and writing safetensors files: 8 bytes of header length, a JSON header, the data. Knows files and tensors; must
- * not know modules.
+/* io/safetensors.c: reading and writing safetensors files: 8 bytes of header length, a JSON header, the data. Knows
+ * files and tensors; must not know modules.
  *
  * No file is trusted: the length is checked against the file before the header is read, every size and
- * offset against the data before a tensor is made. The rules are those of the reference implementation: data without holes and
- * overlaps, no name twice, every byte accounted for. */
+ * offset against the data before a tensor is made. The rules are those of the reference implementation: data without
+ * holes and overlaps, no name twice, every byte accounted for. */
 
 enum { TE__ST_MAX_HEADER = 100000000, TE__ST_CHUNK = 8 << 20 };
 
@@ -363,7 +363,8 @@ static const te__st_entry *te__st_readable(te_safetensors *f, const char *name) 
     return NULL;
 }
 
-/* Allocates the staging memory, the only memory that reading into existing tensors needs. False with the error on failure. */
+/* Allocates the staging memory, the only memory that reading into existing tensors needs. False with the error on
+ * failure. */
 static bool te__st_stage(te_safetensors *f) {
     if (!f->staging) f->staging = te__alloc(f->te, te__st_staging_bytes(f));
     return f->staging != NULL;
@@ -441,8 +442,8 @@ TE_API te_result te_safetensors_read_into(te_safetensors *f, const char *name, t
 
 /* ---- writing ---- */
 
-/* Wide formats first, as the reference does, so that each tensor is aligned to its own elements; then by name: equal content gives equal
- * files. */
+/* Wide formats first, as the reference does, so that each tensor is aligned to its own elements; then by name: equal
+ * content gives equal files. */
 static int te__st_by_width(const void *a, const void *b) {
     const te_safetensors_item *x = (const te_safetensors_item *)a, *y = (const te_safetensors_item *)b;
     int wide = te_dtype_bits(y->tensor->dtype) - te_dtype_bits(x->tensor->dtype);
@@ -557,7 +558,8 @@ TE_API te_result te_safetensors_write(te_ctx *te, const char *path, const te_saf
     te_result result = TE_OK;
     int i, k;
     if (!te) return TE_ERR_STATE;
-    if (te->error_code != TE_OK) return te->error_code; /* after an error tensors may be half written: they must not replace a good file */
+    if (te->error_code != TE_OK) return te->error_code; /* after an error tensors may be half written: they must not
+                                                         * replace a good file */
     if (!path || num_items < 0 || num_metadata < 0 || (num_items && !items) || (num_metadata && !metadata))
         return te__fail(te, TE_ERR_INVALID, "te_safetensors_write: path, items or metadata is missing");
     for (i = 0; i < num_items && result == TE_OK; i++) result = te__st_item_ok(te, path, &items[i]);

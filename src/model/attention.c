@@ -1,4 +1,5 @@
-/* model/attention.c: attention behind a backend's name: te__attn_backend_class has a row for each. Knows DotProductAttention, te_attention and raw operations; must not know which models call it. */
+/* model/attention.c: attention behind a backend's name: te__attn_backend_class has a row for each. Knows
+ * DotProductAttention, te_attention and raw operations; must not know which models call it. */
 
 typedef struct te__attn_backend_class {
     const char *name;
@@ -227,7 +228,8 @@ static te_result te__attn_open(te_module *m, const char *backend, const te_attn_
     return out->q && out->k && out->v ? TE_OK : te_error_code(m->te);
 }
 
-/* te_attention's desc of a call, with `masked` (u8 of te_attention's kind, or NULL) beside or in place of the causal mask: sdpa's and flex's. */
+/* te_attention's desc of a call, with `masked` (u8 of te_attention's kind, or NULL) beside or in place of the causal
+ * mask: sdpa's and flex's. */
 static te_attention_desc te__attn_told_by(te_module *m, const te_attn_args *a, te_tensor *masked) {
     const te_attn_module_desc *d = te__attn_desc(m);
     te_attention_desc o = TE_ZERO;
@@ -253,7 +255,8 @@ static te_tensor *te__attn_heads_last(te_module *m, te_tensor *x) {
 
 /* ---- sdpa ---- */
 
-/* The last s_kv columns of padding [b, columns] on the host, which the caller frees by te__free (b s_kv + 1 bytes); *all: there is no padding. */
+/* The last s_kv columns of padding [b, columns] on the host, which the caller frees by te__free (b s_kv + 1 bytes);
+ * *all: there is no padding. */
 static uint8_t *te__attn_tokens(te_tensor *x, int64_t s_kv, bool *all) {
     const int64_t b = x->shape[0], columns = x->shape[1];
     const size_t bytes = (size_t)te__numel(x) + 1;
@@ -295,7 +298,8 @@ static te_result te__attn_elements(te_module *m, const char *backend, const te_a
     if (out->window_keys >= 0 || !all) {
         te_tensor *kept = te__element_mask(m->te, b, s_q, s_kv, out->window_keys,
                                            out->is_causal ? te__max(s_kv - s_q, 0) : s_kv, all ? NULL : tokens);
-        out->masked = kept ? te_tensor_detach(kept) : NULL; /* an alias: the context may keep others before the caller is done */
+        out->masked = kept ? te_tensor_detach(kept) : NULL; /* an alias: the context may keep others before the caller
+                                                             * is done */
         out->is_causal = false;
         if (!out->masked) r = te_error_code(m->te);
     }
@@ -376,7 +380,8 @@ static te_result te__attn_eager_preprocess(te_module *m, const te_attn_inputs *i
 static te_tensor *te__attn_eager_call(te_module *m, const te_attn_args *a) {
     const int64_t s_q = a->q->shape[2], s_kv = a->k->shape[2];
     te_tensor *masked = a->masked;
-    if (a->is_causal && s_q != s_kv) { /* the softmax's own causal mask ends in the last key, this one begins in the first */
+    if (a->is_causal && s_q != s_kv) { /* the softmax's own causal mask ends in the last key, this one begins in the
+                                        * first */
         masked = te__element_mask(m->te, a->q->shape[0], s_q, s_kv, -1, 0, NULL);
         if (!masked) return NULL;
     }

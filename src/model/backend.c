@@ -1,5 +1,5 @@
-/* model/backend.c: how a model is put together: what there is, the defaults that follow from it, the rules of a te_backend_config, FP8 of a whole model. Knows the names of backends;
- * must not know what any of them computes. */
+/* model/backend.c: how a model is put together: what there is, the defaults that follow from it, the rules of a
+ * te_backend_config, FP8 of a whole model. Knows the names of backends; must not know what any of them computes. */
 
 /* ---- what there is ---- */
 

@@ -1,4 +1,5 @@
-/* model/backend_modules.c: modules by backend, a model's place in a training step. Knows the classes; must not know files. */
+/* model/backend_modules.c: modules by backend, a model's place in a training step. Knows the classes; must not know
+ * files. */
 
 /* ---- shapes without memory ---- */
 
@@ -18,7 +19,8 @@ static te_result te__torch_linear_forward(te_module *m, te_forward_args *args) {
     if (te__is_unallocated(args->input)) return te__module_shape(m, args, weight->shape[1], weight->shape[0]);
     return te__output(m, args, te_linear(args->input, weight, te_module_parameter(m, "bias")));
 }
-/* torch.nn.Linear: kaiming_uniform_ with a = sqrt(5), whose bound is 1 / sqrt(in), and the bias by the same bound; or as the desc says. */
+/* torch.nn.Linear: kaiming_uniform_ with a = sqrt(5), whose bound is 1 / sqrt(in), and the bias by the same bound; or
+ * as the desc says. */
 static te_result te__torch_linear_reset(te_module *m) {
     const te_init *init = (const te_init *)m->state;
     te_tensor *const parameter[2] = {te_module_parameter(m, "weight"), te_module_parameter(m, "bias")};

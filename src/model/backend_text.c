@@ -1,5 +1,5 @@
-/* model/backend_text.c: the backends of a model as text: names of values, the fields of a te_backend_config, reading and writing. Knows names; must not know what a backend is
- * or which of them go together. */
+/* model/backend_text.c: the backends of a model as text: names of values, the fields of a te_backend_config, reading
+ * and writing. Knows names; must not know what a backend is or which of them go together. */
 
 /* ---- names ---- */
 

@@ -1,4 +1,5 @@
-/* model/block_mask.c: block masks, and the masks that a context keeps for its attention modules (te_ctx: block_masks, element_masks). Knows tensors; must not know modules. */
+/* model/block_mask.c: block masks, and the masks that a context keeps for its attention modules (te_ctx: block_masks,
+ * element_masks). Knows tensors; must not know modules. */
 
 /* ---- block masks ---- */
 
@@ -144,8 +145,8 @@ TE_API int te_flex_block_mask_count(const te_ctx *te) {
     return n;
 }
 
-/* u8 [b or 1, 1, s_q, s_kv], 1 => masked: query i sees `keys` keys that end at its own, i + offset (-1: all up to it), of those that padding (u8 [b, s_kv], 1 for a token; NULL: all) leaves. The
- * context keeps it. */
+/* u8 [b or 1, 1, s_q, s_kv], 1 => masked: query i sees `keys` keys that end at its own, i + offset (-1: all up to it),
+ * of those that padding (u8 [b, s_kv], 1 for a token; NULL: all) leaves. The context keeps it. */
 static te_tensor *te__element_mask(te_ctx *te, int64_t b, int64_t s_q, int64_t s_kv, int64_t keys, int64_t offset,
                                    const uint8_t *tokens) {
     int64_t key[5], shape[4], i, j, s;

@@ -1,7 +1,8 @@
-/* model/dispatch.c: tokens on their way to the ranks of their experts and back: gathered by all ranks, or exchanged between them. Knows groups and maps of rows; must not know what
- * experts compute. */
+/* model/dispatch.c: tokens on their way to the ranks of their experts and back: gathered by all ranks, or exchanged
+ * between them. Knows groups and maps of rows; must not know what experts compute. */
 
-/* Where a rank's tokens go. Of both dispatchers: the copies of tokens are sorted by expert, and `map` says where each stands. */
+/* Where a rank's tokens go. Of both dispatchers: the copies of tokens are sorted by expert, and `map` says where each
+ * stands. */
 typedef struct te__dispatch {
     te_group *group;
     int ranks, local;    /* ranks that share the experts, experts of each */
@@ -9,10 +10,12 @@ typedef struct te__dispatch {
     int64_t topk, tokens; /* of a token; this rank's */
     te_dtype dtype;      /* of the tokens */
     te_tensor *weights;  /* f32 [tokens that this rank sorts, topk] */
-    int64_t longest;     /* gathered: the most tokens of a rank; each rank's places among the gathered ones are so many */
+    int64_t longest;     /* gathered: the most tokens of a rank; each rank's places among the gathered ones are so
+                          * many */
     int64_t *send, *recv; /* exchanged: rows to and from each rank */
     int64_t *chunks;     /* [ranks, local]: rows of each local expert, from each rank */
-    te_tensor *chunk_sizes, *back_sizes, *back_order; /* on the device: chunks as they arrive; as the experts have them, and the order in which they go back */
+    te_tensor *chunk_sizes, *back_sizes, *back_order; /* on the device: chunks as they arrive; as the experts have them,
+                                                       * and the order in which they go back */
     int64_t *host;       /* the memory of the lists above, and of rows.host */
     size_t bytes;
 } te__dispatch;
@@ -58,7 +61,8 @@ static te_result te__gather_tokens_backward(te_ctx *te, const void *state, te_te
     dx[0] = te__rows_of(sum, te_group_rank(s->group) * s->longest, s->tokens);
     return dx[0] ? TE_OK : te_error_code(te);
 }
-/* The tokens x [T, N] of all ranks, each in a place of its rank, [ranks * longest, N]. Its backward pass adds the ranks' gradients up. NULL with an error on all ranks. */
+/* The tokens x [T, N] of all ranks, each in a place of its rank, [ranks * longest, N]. Its backward pass adds the
+ * ranks' gradients up. NULL with an error on all ranks. */
 static te_tensor *te__gather_tokens(const te__dispatch *d, te_tensor *x, double fill) {
     te__gather_state s = TE_ZERO;
     te_tensor *y = te__gather(d->group, te__padded_tokens(x, d->longest, fill));
@@ -101,7 +105,8 @@ static te_result te__longest_tokens(te__dispatch *d, te_ctx *te) {
 
 /* ---- sorting by expert ---- */
 
-/* The place of each of `indices` among `count` experts from `first` on, i32, and how many copies each of these gets, i64 [count]. */
+/* The place of each of `indices` among `count` experts from `first` on, i32, and how many copies each of these gets,
+ * i64 [count]. */
 static te_tensor *te__local_ids(te_tensor *indices, te_tensor *padding, int64_t first, int64_t count,
                                 te_tensor **sizes) {
     te_op_moe_local_ids_args args = TE_ZERO;
@@ -126,7 +131,8 @@ static te_tensor *te__sort_copies(te__dispatch *d, te_tensor *x, te_tensor *ids,
 static te_tensor *te__sorted_ids(const te__dispatch *d, te_tensor *ids, int64_t rows) {
     te_ctx *te = ids->te;
     te_op_moe_permute_args args = TE_ZERO;
-    te_tensor *floats = te__empty_like(ids, TE_F32), *sorted = te__empty_1d(te, TE_F32, rows), *y = te__empty_1d(te, TE_I32, rows); /* ids are exact in f32 */
+    /* ids are exact in f32 */
+    te_tensor *floats = te__empty_like(ids, TE_F32), *sorted = te__empty_1d(te, TE_F32, rows), *y = te__empty_1d(te, TE_I32, rows);
     args.x = te__empty_2d(te, TE_F32, te__rows(ids), 0);
     args.y = te__empty_2d(te, TE_F32, rows, 0);
     args.row_id_map = d->map;
@@ -188,14 +194,16 @@ static te_tensor *te__ids_of_sizes(te_ctx *te, const int64_t *sizes, int n) {
     return y;
 }
 
-/* torch: the rows of this rank's experts, of the tokens of all ranks. on_host: their numbers are wanted on the host as well, and no other rows; ids: and the expert of each row. */
+/* torch: the rows of this rank's experts, of the tokens of all ranks. on_host: their numbers are wanted on the host as
+ * well, and no other rows; ids: and the expert of each row. */
 static te_result te__gathered_rows(te__dispatch *d, te_tensor *x, te_tensor *indices, te_tensor *padding, bool on_host,
                                    bool ids, te__expert_rows *r) {
     te_ctx *te = x->te;
     te_tensor *local, *sizes;
     int64_t rows;
     te_result result = te__dispatch_lists(te, d, r);
-    local = result == TE_OK ? te__local_ids(indices, padding, 0, (int64_t)d->ranks * d->local, &sizes) : NULL; /* what is padding is -1 from here on */
+    /* what is padding is -1 from here on */
+    local = result == TE_OK ? te__local_ids(indices, padding, 0, (int64_t)d->ranks * d->local, &sizes) : NULL;
     if (d->ranks > 1) {
         if (!local) return te__refuse(d->group, TE__ALL_REDUCE, te_error_code(te));
         result = te__longest_tokens(d, te);
@@ -237,7 +245,8 @@ static int64_t *te__exchange_counts(const te__exchange_state *s) {
     return (int64_t *)(void *)((char *)(uintptr_t)s + sizeof(te__exchange_state));
 }
 
-/* Rows x to the ranks that `send` counts; what comes from them. x NULL: this rank has none to send, and all get an error. */
+/* Rows x to the ranks that `send` counts; what comes from them. x NULL: this rank has none to send, and all get an
+ * error. */
 static te_tensor *te__exchange_plain(te_group *group, te_tensor *x, te_dtype dtype, int64_t cols, const int64_t *send,
                                      const int64_t *recv) {
     te_ctx *te = group->te;
@@ -297,13 +306,15 @@ static te_tensor *te__exchange(const te__dispatch *d, te_tensor *x, te_dtype dty
         in[1] = probs;
         recorded = te__record_two("exchange", y, p, te__exchange_backward, s, bytes, in, probs ? 2 : 1, NULL, 0);
     }
-    if (met && !recorded) te__refuse(d->group, TE__ALL_TO_ALL, te_error_code(te)); /* the exchanges went well, and others are on their way back */
+    /* the exchanges went well, and others are on their way back */
+    if (met && !recorded) te__refuse(d->group, TE__ALL_TO_ALL, te_error_code(te));
     if (s) te__free(te, s, bytes);
     if (got) *got = recorded ? p : NULL;
     return recorded ? y : NULL;
 }
 
-/* Fills the counts in: of copies that go to each rank, from `counts` i64 [E] of this rank's copies, and of those that come. */
+/* Fills the counts in: of copies that go to each rank, from `counts` i64 [E] of this rank's copies, and of those that
+ * come. */
 static te_result te__exchange_sizes(te__dispatch *d, te_tensor *counts) {
     te_ctx *te = d->group->te;
     const int experts = d->ranks * d->local;
@@ -320,7 +331,8 @@ static te_result te__exchange_sizes(te__dispatch *d, te_tensor *counts) {
     d->chunk_sizes = recv;
     return TE_OK;
 }
-/* The orders in which chunks stand by expert, and go back by rank: as they arrive chunk r * local + e is that of rank r for expert e. */
+/* The orders in which chunks stand by expert, and go back by rank: as they arrive chunk r * local + e is that of rank r
+ * for expert e. */
 static te_tensor *te__exchange_order(te__dispatch *d, te__expert_rows *r) {
     te_ctx *te = d->group->te;
     const int experts = d->ranks * d->local;

@@ -1,10 +1,11 @@
-/* model/dora.c: DoRA on Linears: a trained length for each row of W + alpha / dim B A (Liu et al. 2024). Knows Linear, its adapters and the factors of rows; must not know how adapters are
- * chosen, or files.
+/* model/dora.c: DoRA on Linears: a trained length for each row of W + alpha / dim B A (Liu et al. 2024). Knows Linear,
+ * its adapters and the factors of rows; must not know how adapters are chosen, or files.
  *
  * y = x V^T * m / |V| + b, V = W + alpha / dim B A, with the lengths |V| of V's rows taken as constants in the backward pass, as in section 4.3 of the paper and in peft. */
 
 #define TE__MAGNITUDE "lora_magnitude_vector"
-#define TE__DORA_EPS 1e-30f /* what lengths' squares are raised by: a row of zeros has the length 1e-15, and the others have theirs */
+#define TE__DORA_EPS 1e-30f /* what lengths' squares are raised by: a row of zeros has the length 1e-15, and the others
+                             * have theirs */
 
 /* Columns of u [.., N] times g, f32 [N]. Differentiable in both. */
 static te_tensor *te__scale_columns(te_tensor *u, te_tensor *g) {

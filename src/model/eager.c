@@ -1,6 +1,8 @@
-/* model/eager.c: attention as a product, a softmax and a product, with the scores in memory: the eager backend. Knows raw operations; must not know modules.
+/* model/eager.c: attention as a product, a softmax and a product, with the scores in memory: the eager backend. Knows
+ * raw operations; must not know modules.
  *
- * q [b, H, s_q, d], k [b, G, s_kv, d], v [b, G, s_kv, d_v], contiguous: the heads of a group follow each other, so that each product is one of b G groups of H / G s_q rows. */
+ * q [b, H, s_q, d], k [b, G, s_kv, d], v [b, G, s_kv, d_v], contiguous: the heads of a group follow each other, so that
+ * each product is one of b G groups of H / G s_q rows. */
 
 typedef struct te__eager_state {
     float scale;
@@ -108,7 +110,8 @@ static te_tensor *te__eager_attention(te_tensor *q, te_tensor *k, te_tensor *v, 
     a.causal = causal;
     r = in[0] && in[1] && in[2] && sizes && scores && p && o && (a.mask || !masked) ? TE_OK : te_error_code(te);
     if (r == TE_OK) r = te__eager_product(sizes, in[0], in[1], true, scores, false, false);
-    if (r == TE_OK && added) { /* behind the scale: the smallest number of a format, by which models mask, must not become infinite on the way */
+    if (r == TE_OK && added) { /* behind the scale: the smallest number of a format, by which models mask, must not
+                                * become infinite on the way */
         te_op_axpby_args sum = TE_ZERO;
         te_tensor *all = te__eager_scores(q, k, TE_F32);
         r = all ? te__eager_repeat(added, all) : te_error_code(te);

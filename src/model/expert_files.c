@@ -1,4 +1,5 @@
-/* model/expert_files.c: the weights of experts between files with Hugging Face's names and the parameters of this rank's experts. Knows both layouts; must not know how either is used. */
+/* model/expert_files.c: the weights of experts between files with Hugging Face's names and the parameters of this
+ * rank's experts. Knows both layouts; must not know how either is used. */
 
 TE_API te_result te_expert_range(te_ctx *te, int n_experts, int rank, int size, int *first, int *count) {
     if (!te || !first || !count)

@@ -1,5 +1,6 @@
-/* model/experts.c: what the experts of a rank compute: products with a weight for each group of rows, the activation between them, biases and the weights of the choice. Knows rows that
- * are sorted by expert; must not know where they come from. */
+/* model/experts.c: what the experts of a rank compute: products with a weight for each group of rows, the activation
+ * between them, biases and the weights of the choice. Knows rows that are sorted by expert; must not know where they
+ * come from. */
 
 /* How the products of groups are made. */
 typedef enum te__expert_way {
@@ -39,7 +40,8 @@ static te_tensor *te__through_mxfp8(te_tensor *x, int which) {
     return y ? te__copy_dequantize(y, which, x->dtype) : NULL;
 }
 
-/* Rows of d = rows of a times the matrix of their group, [k, n] or, transposed, [n, k]. d holds zeros behind the last group. */
+/* Rows of d = rows of a times the matrix of their group, [k, n] or, transposed, [n, k]. d holds zeros behind the last
+ * group. */
 static te_result te__mm_rows(te_ctx *te, const te__expert_mm *s, te_tensor *a, te_tensor *w, bool transposed,
                              te_tensor *bias, te_tensor *sizes, te_tensor *d) {
     int64_t size = te__cols(a) * te__cols(d) * te__dtype_size(w->dtype), at = 0;
@@ -282,7 +284,8 @@ static te__expert_way te__mxfp8_way(te_ctx *te, const te_moe_config *c) {
     return TE__EXPERTS_GROUPED;
 }
 
-/* Both products of the experts whose stacks are m's parameters: [R, dim]. With apply_router_weight_after_down the weights of the choice are the caller's. */
+/* Both products of the experts whose stacks are m's parameters: [R, dim]. With apply_router_weight_after_down the
+ * weights of the choice are the caller's. */
 static te_tensor *te__expert_compute(te_module *m, const te_moe_config *c, te__expert_way way,
                                      const te__expert_rows *r) {
     te_tensor *up = te_module_parameter(m, "gate_and_up_projs"), *down = te_module_parameter(m, "down_projs"),

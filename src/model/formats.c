@@ -1,5 +1,5 @@
-/* model/formats.c: which tensors of a model are cast, and to what: by words, by what is frozen, for a while; and the logits of a language model. Knows modules and their
- * paths; must not know how a tensor is given another format. */
+/* model/formats.c: which tensors of a model are cast, and to what: by words, by what is frozen, for a while; and the
+ * logits of a language model. Knows modules and their paths; must not know how a tensor is given another format. */
 
 /* ---- words ---- */
 
@@ -69,7 +69,8 @@ TE_API te_result te_module_set_keep_in_fp32(te_module *m, const char *const *key
     return result;
 }
 
-/* Adds the words of w that are not there yet; *n counts those beyond room, too. `outer`: words that stand before them. */
+/* Adds the words of w that are not there yet; *n counts those beyond room, too. `outer`: words that stand before
+ * them. */
 static void te__words_list(const te__words *w, const te__words *outer, const char **keywords, int room, int *n) {
     int i, k;
     for (i = 0; w && i < w->count; i++) {
@@ -140,7 +141,8 @@ static void te__firsts_close(te__firsts *f) {
     te__free(f->te, f->item, (size_t)f->cap * sizeof(te__first));
     memset(f, 0, sizeof(*f));
 }
-/* Of the parameters below m, whose modules must not change until te__firsts_close; false with an error, and nothing to close. */
+/* Of the parameters below m, whose modules must not change until te__firsts_close; false with an error, and nothing to
+ * close. */
 static bool te__firsts_open(te__firsts *f, const te_module *m) {
     int i, n = 0;
     memset(f, 0, sizeof(*f));

@@ -1,4 +1,5 @@
-/* model/frozen.c: which tensors of a model go to the compute format because they, or what they adapt, are frozen. Knows which words keep a tensor in f32 (model/formats.c). */
+/* model/frozen.c: which tensors of a model go to the compute format because they, or what they adapt, are frozen. Knows
+ * which words keep a tensor in f32 (model/formats.c). */
 
 enum { TE__HAS_PARAMS = 1, TE__HAS_TRAINABLE = 2 /* at or below the module */, TE__OWNS_BASE = 4 /* the module itself has a frozen weight that trainable parameters may adapt */ };
 
@@ -39,7 +40,8 @@ static unsigned char te__frozen_mark(te__frozen *f, te_module *m) {
     f->cast.path[used] = 0;
     return f->mark[own] = mark;
 }
-/* Lists what is cast in m and below. mixed: m is one with adapters, or below one; frozen: likewise one with parameters and none to train. */
+/* Lists what is cast in m and below. mixed: m is one with adapters, or below one; frozen: likewise one with parameters
+ * and none to train. */
 static bool te__frozen_list(te__frozen *f, te_module *m, bool mixed, bool frozen) {
     const size_t used = strlen(f->cast.path);
     const unsigned char mark = f->mark[f->at++];

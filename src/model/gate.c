@@ -1,5 +1,5 @@
-/* model/gate.c: the gates of a mixture of experts: Gate, with its auxiliary loss and the bias that balances it, and FakeBalancedGate. Knows the router's operations; must not know
- * experts. */
+/* model/gate.c: the gates of a mixture of experts: Gate, with its auxiliary loss and the bias that balances it, and
+ * FakeBalancedGate. Knows the router's operations; must not know experts. */
 
 static int64_t te__expert_dim(const te_moe_config *c) { return c->moe_latent_size ? c->moe_latent_size : c->dim; }
 
@@ -195,7 +195,8 @@ static te_tensor *te__gate_count(te_tensor *indices, te_tensor *padding, int64_t
     return te__checked(load, te_tensor_copy(load, counts));
 }
 
-/* The sum over the ranks of a number of which this rank has a summand: the gradient of the summand is that of the sum. */
+/* The sum over the ranks of a number of which this rank has a summand: the gradient of the summand is that of the
+ * sum. */
 static te_tensor *te__sum_of_ranks(te_group *group, te_tensor *x) {
     te_tensor *y = x ? te__empty_like(x, x->dtype) : NULL;
     if (y && te_tensor_copy(y, x) != TE_OK) y = NULL;
@@ -203,7 +204,8 @@ static te_tensor *te__sum_of_ranks(te_group *group, te_tensor *x) {
     return y ? te__record_same("sum_of_ranks", x, y) : NULL;
 }
 
-/* L of api/experts.h. The loads are divided by the square of the number of tokens, so that the operation's own division is by 1. *met: the exchanges between ranks have begun. */
+/* L of api/experts.h. The loads are divided by the square of the number of tokens, so that the operation's own division
+ * is by 1. *met: the exchanges between ranks have begun. */
 static te_tensor *te__gate_aux_loss(const te__gate_module *s, te_tensor *logits, const te__gate_choice *choice,
                                     te_tensor *bias, te_tensor *load, te_tensor *padding, bool *met) {
     te_ctx *te = logits->te;
@@ -411,7 +413,8 @@ static te_result te__gate_balance(te_module *m, te_tensor *bias, float *host, fl
     if (bias->dtype != TE_F32 && s->master && s->master_of == te_tensor_version(bias))
         memcpy(host, s->master, (size_t)n * sizeof(float));
     else
-        result = te_tensor_to_f32(bias, host); /* an f32 buffer, the first update, or a value that was written since: from a checkpoint, say */
+        result = te_tensor_to_f32(bias, host); /* an f32 buffer, the first update, or a value that was written since:
+                                                * from a checkpoint, say */
     if (result == TE_OK && bias->dtype != TE_F32 && !s->master) {
         s->master = (float *)te__alloc_zero(m->te, (size_t)n * sizeof(float));
         if (!s->master) return TE_ERR_OUT_OF_MEMORY;

@@ -1,5 +1,5 @@
-/* model/grouped_experts.c: GroupedExperts, GroupedExpertsDeepEP and GroupedExpertsTE: the parameters of a rank's experts, and their calls. Knows dispatchers and what experts compute; must
- * not know gates. */
+/* model/grouped_experts.c: GroupedExperts, GroupedExpertsDeepEP and GroupedExpertsTE: the parameters of a rank's
+ * experts, and their calls. Knows dispatchers and what experts compute; must not know gates. */
 
 typedef struct te__experts_module {
     te_moe_config config;
@@ -57,7 +57,8 @@ static te_result te__experts_refuse(te_module *m, te_result result) {
     const te__experts_module *s = m ? (const te__experts_module *)m->state : NULL;
     return s && s->ranks > 1 ? te__refuse(s->group, s->exchanges ? TE__ALL_TO_ALL : TE__ALL_REDUCE, result) : result;
 }
-/* The rows of this rank's experts, and their results back: by the dispatcher of the class, or of one rank on the spot. */
+/* The rows of this rank's experts, and their results back: by the dispatcher of the class, or of one rank on the
+ * spot. */
 static te_result te__experts_rows(te_module *m, te_forward_args *args, te__dispatch *d, bool on_host,
                                   te__expert_rows *rows) {
     te__experts_module *s = (te__experts_module *)m->state;

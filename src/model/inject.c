@@ -1,4 +1,5 @@
-/* model/inject.c: DotProductAttention in the place of the attention of models that exist. Knows the module tree, DotProductAttention and the language models; must not know files. */
+/* model/inject.c: DotProductAttention in the place of the attention of models that exist. Knows the module tree,
+ * DotProductAttention and the language models; must not know files. */
 
 #define TE__ATTN_MODULE "attn_module"
 #define TE__ATTN_INJECTED "_te_attention_injected"
@@ -153,8 +154,9 @@ static te_tensor *te__run_dpa(te_te_sdpa *f, te_forward_args *call, float dropou
     return call->outputs.out;
 }
 
-/* Is `mask` of these queries and keys, each by each, or of those of all ranks that share them? A smaller mask stands for
- * many elements, and the verdict looks at its own alone. A mask that requires a gradient goes to the original function, which computes one; DotProductAttention does not. */
+/* Is `mask` of these queries and keys, each by each, or of those of all ranks that share them? A smaller mask stands
+ * for many elements, and the verdict looks at its own alone. A mask that requires a gradient goes to the original
+ * function, which computes one; DotProductAttention does not. */
 static bool te__mask_is_of_call(const te_te_sdpa *f, const te_tensor *mask, const te_tensor *q, const te_tensor *k) {
     te__context *c = te__sdpa_ranks(f);
     const int64_t ranks = c ? te__context_size(c) : 1;

@@ -1,5 +1,5 @@
-/* model/lm_head.c: the logits of a language model, of all positions or some, and modules that compute in another format than that of their parameters. Knows tensors and one
- * module, which computes them. */
+/* model/lm_head.c: the logits of a language model, of all positions or some, and modules that compute in another format
+ * than that of their parameters. Knows tensors and one module, which computes them. */
 
 /* ---- the format of a module's computation ---- */
 
@@ -109,7 +109,8 @@ static te_result te__forward_cast_again(te_ctx *te, void *user, te_tensor *const
     outputs[0] = te__forward_cast(c->m, inputs[0], c->dtype);
     return te_error_code(te);
 }
-/* m(x), with floating parameters cast to `dtype` for the call, as FSDP's mixed precision has them: their gradients come back in the parameters' own formats. */
+/* m(x), with floating parameters cast to `dtype` for the call, as FSDP's mixed precision has them: their gradients come
+ * back in the parameters' own formats. */
 static te_tensor *te__forward_in(te_module *m, te_tensor *x, te_dtype dtype) {
     te__forward_cast_call call = TE_ZERO;
     te_checkpoint_desc d = TE_ZERO;

@@ -1,8 +1,8 @@
-/* model/lora.c: the products that can have adapters, and their forward passes with these. Knows the classes that multiply, embeddings and the module tree; must not know how adapters are
- * chosen, or files.
+/* model/lora.c: the products that can have adapters, and their forward passes with these. Knows the classes that
+ * multiply, embeddings and the module tree; must not know how adapters are chosen, or files.
  *
- * A *site* is one product of a module, its *owner*. Its adapters are the children lora_A and lora_B of its *holder*: the owner itself, or, where that has two products (LayerNormMLP), a child
- * fc1 or fc2 which is made for them. */
+ * A *site* is one product of a module, its *owner*. Its adapters are the children lora_A and lora_B of its *holder*:
+ * the owner itself, or, where that has two products (LayerNormMLP), a child fc1 or fc2 which is made for them. */
 
 /* The numbers of a site's adapters, which the holder keeps as its attribute TE__LORA. */
 typedef struct te__lora {
@@ -43,7 +43,8 @@ static te_tensor *te__lora_cast(te_tensor *x, te_dtype dtype) {
     return x && x->dtype != dtype ? te_tensor_cast(x, dtype) : x;
 }
 
-/* The adapters' product of x, the input of holder m's site: B(A(x) * alpha / dim), in its own format. dropped: x has gone through the dropout in front of lora_A already. */
+/* The adapters' product of x, the input of holder m's site: B(A(x) * alpha / dim), in its own format. dropped: x has
+ * gone through the dropout in front of lora_A already. */
 static te_tensor *te__lora_product(te_module *m, const te_forward_args *args, te_tensor *x, bool dropped) {
     const te__lora *l = te__lora_of(m);
     const te_module *a = te_module_find(m, "lora_A");
@@ -85,7 +86,8 @@ static te_result te__lora_forward(te_module *m, te_forward_args *args) {
         result =
             m->cls == &te__layernorm_linear_class ? te__layernorm_linear_run(m, args, &x) : m->cls->forward(m, args);
     y = args->outputs.out;
-    if (result != TE_OK || !y || (!y->buffer && !y->quantized)) return result; /* without memory: shapes alone came in */
+    /* without memory: shapes alone came in */
+    if (result != TE_OK || !y || (!y->buffer && !y->quantized)) return result;
     return te__output(m, args, te__lora_added(m, args, x, y));
 }
 
@@ -255,7 +257,8 @@ static te_result te__lora_all(te__lora_list *l, te_module *model, const char *wh
                            model->name);
 }
 
-/* The embedding's table where the model multiplies by it as well (tie_word_embeddings): no module says so, CausalLM reads it. */
+/* The embedding's table where the model multiplies by it as well (tie_word_embeddings): no module says so, CausalLM
+ * reads it. */
 static bool te__is_tied_table(const te_module *m) {
     const te_module *up = m->parent ? m->parent->parent : NULL;
     return m->cls == &te__embedding_class && up && up->cls == &te__causal_lm_class &&

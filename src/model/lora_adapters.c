@@ -1,4 +1,5 @@
-/* model/lora_adapters.c: giving adapters to a site, and taking them away. Knows the forward passes with adapters; must not know how sites are chosen, or files. */
+/* model/lora_adapters.c: giving adapters to a site, and taking them away. Knows the forward passes with adapters; must
+ * not know how sites are chosen, or files. */
 
 static te_result te__lora_fill_uniform(void *user, te_tensor *weight) {
     te_op_random_args args = TE_ZERO;
@@ -88,7 +89,8 @@ static te_module *te__lora_create_table(const te__lora_site *site, const te__lor
     d.device = device;
     return te_embedding_create(site->owner->te, &d);
 }
-/* Adds it to the holder. Under sequence parallelism ranks have different rows, so the gradient of an adapter that is not divided is this rank's part. */
+/* Adds it to the holder. Under sequence parallelism ranks have different rows, so the gradient of an adapter that is
+ * not divided is this rank's part. */
 static bool te__lora_add(const te__lora_site *site, te_module *holder, const te__lora_adapter *a) {
     te_module *m = site->owner, *child;
     const te_params_device device = m->meta && !m->awaits_group ? TE_PARAMS_META : TE_PARAMS_DEFAULT;

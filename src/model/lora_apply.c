@@ -1,4 +1,5 @@
-/* model/lora_apply.c: te_lora_apply: which sites of a tree get adapters, and what is trained beside them. Knows patterns of names and how adapters are given; must not know files. */
+/* model/lora_apply.c: te_lora_apply: which sites of a tree get adapters, and what is trained beside them. Knows
+ * patterns of names and how adapters are given; must not know files. */
 
 /* ---- options ---- */
 
@@ -127,7 +128,8 @@ static bool te__lora_can(const te__lora_site *s, const char *path, bool dora) {
         return true;
     return false;
 }
-/* Do the options name it? Patterns may well name norms, containers and embeddings, and pass over them: an Embedding gets adapters by its plain name alone. */
+/* Do the options name it? Patterns may well name norms, containers and embeddings, and pass over them: an Embedding
+ * gets adapters by its plain name alone. */
 static bool te__lora_wants(te__lora_choice *c, const te_module *m, const char *path) {
     const bool linear = m->cls == &te__linear_class;
     bool plain;
@@ -151,12 +153,14 @@ static bool te__lora_choose(void *user, te_module *m) {
         c->saved++;
         return true;
     }
-    if (!te__lora_has_sites(m, &sites) || (m->parent && te__lora_of(m->parent))) return true; /* the second: an adapter */
+    /* the second: an adapter */
+    if (!te__lora_has_sites(m, &sites) || (m->parent && te__lora_of(m->parent))) return true;
     s.owner = m;
     for (s.gemm = 0; s.gemm < sites; s.gemm++) {
         const char *path = te__path_below(c->sites.root, m, buffer, sizeof(buffer));
         bool wanted = te__lora_wants(c, m, path[0] ? path : m->name);
-        if (sites > 1) path = te__lora_path(c->sites.root, &s, buffer, sizeof(buffer)); /* the module names both, "PATH.fc1" one */
+        /* the module names both, "PATH.fc1" one */
+        if (sites > 1) path = te__lora_path(c->sites.root, &s, buffer, sizeof(buffer));
         if (sites > 1 && !wanted) wanted = te__lora_wants(c, m, path);
         if (wanted &&
             (!te__lora_can(&s, path[0] ? path : m->name, c->desc->use_dora) || !te__lora_list_add(&c->sites, s)))
@@ -185,7 +189,8 @@ static te_result te__lora_train_beside(te__lora_choice *c) {
 
 /* ---- the base model's name ---- */
 
-#define TE__LORA_BASE "te.lora.base" /* an attribute of the module that te_lora_apply or te_lora_load was called with: te__lora_name */
+#define TE__LORA_BASE "te.lora.base" /* an attribute of the module that te_lora_apply or te_lora_load was called with:
+                                      * te__lora_name */
 typedef struct te__lora_name {
     te_ctx *te;
     char *text;

@@ -1,10 +1,12 @@
-/* model/lora_files.c: writing adapters as the peft library's folders: adapter_config.json and adapter_model.safetensors. Knows the sites of adapters, what is trained beside them, and the
- * files; must not know what adapters compute. */
+/* model/lora_files.c: writing adapters as the peft library's folders: adapter_config.json and
+ * adapter_model.safetensors. Knows the sites of adapters, what is trained beside them, and the files; must not know
+ * what adapters compute. */
 
 #define TE__PEFT_PREFIX "base_model.model."
 enum { TE__PEFT_NAME = TE__TREE_PATH + 64 };
 
-/* The name of an adapter's tensor in the file: "lora_A", "lora_B" or TE__MAGNITUDE of a site, of its group `product`. An Embedding's have other names, and its first one is transposed. */
+/* The name of an adapter's tensor in the file: "lora_A", "lora_B" or TE__MAGNITUDE of a site, of its group `product`.
+ * An Embedding's have other names, and its first one is transposed. */
 static const char *te__peft_name(const te__lora_site *s, const char *path, const char *adapter, int product,
                                  char name[TE__PEFT_NAME]) {
     const char *dot = path[0] ? "." : "";
@@ -17,7 +19,8 @@ static const char *te__peft_name(const te__lora_site *s, const char *path, const
     else snprintf(name, TE__PEFT_NAME, TE__PEFT_PREFIX "%s%s%s.weight", path, dot, adapter);
     return name;
 }
-/* The name of a parameter of the model. peft moves those that adapters stand beside to a child base_layer, but saves modules_to_save without. */
+/* The name of a parameter of the model. peft moves those that adapters stand beside to a child base_layer, but saves
+ * modules_to_save without. */
 static const char *te__peft_parameter(const te_module *root, const te_module *m, const te__entry *e,
                                       char name[TE__PEFT_NAME]) {
     char path[TE__TREE_PATH];

@@ -1,9 +1,11 @@
-/* model/lora_load.c: reading the peft library's folders: adapter_config.json and adapter_model.safetensors. Knows the sites of adapters, what is trained beside them, and the files; must
- * not know what adapters compute. Nothing in them is trusted: the model changes when all names, shapes and options have been found good. */
+/* model/lora_load.c: reading the peft library's folders: adapter_config.json and adapter_model.safetensors. Knows the
+ * sites of adapters, what is trained beside them, and the files; must not know what adapters compute. Nothing in them
+ * is trusted: the model changes when all names, shapes and options have been found good. */
 
 enum { TE__PEFT_MAX_CONFIG = 1 << 24, TE__PEFT_MAX_PATTERNS = 1000, TE__PEFT_CHUNK = 1 << 16 };
 
-/* The alpha of the modules that a key of alpha_pattern names: a module's path, or else a regular expression for a path or its end behind a dot. */
+/* The alpha of the modules that a key of alpha_pattern names: a module's path, or else a regular expression for a path
+ * or its end behind a dot. */
 typedef struct te__peft_alpha {
     const char *path; /* points into the text; NULL: the pattern */
     te__pattern pattern;
@@ -34,7 +36,8 @@ static bool te__peft_refuse(te__peft *p, const char *key, const char *what) {
 
 /* ---- adapter_config.json ---- */
 
-/* One key of alpha_pattern, by peft's rule: re.match("(.*\\.)?(KEY)$", path). The path of a module may have any characters, and te_lora_save writes it as it is. */
+/* One key of alpha_pattern, by peft's rule: re.match("(.*\\.)?(KEY)$", path). The path of a module may have any
+ * characters, and te_lora_save writes it as it is. */
 static bool te__peft_open_alpha(te__peft *p, const char *key, te__peft_alpha *to) {
     char expression[TE__PATTERN_LENGTH + 16], who[512];
     te__lora_site s;
@@ -136,7 +139,8 @@ static bool te__peft_take(te__peft *p, const char *key) {
     if (strcmp(key, "bias") == 0) return te__peft_parse_bias(p);
     if (strcmp(key, "modules_to_save") == 0) return te__peft_parse_saved(p);
     te__json_space(&p->j);
-    if (strcmp(key, "init_lora_weights") == 0 && *p->j.at == '"') { /* peft changes the weight itself where adapters begin as parts of it */
+    if (strcmp(key, "init_lora_weights") == 0 && *p->j.at == '"') { /* peft changes the weight itself where adapters
+                                                                     * begin as parts of it */
         text = te__json_string(&p->j);
         for (i = 0; text && i < TE__COUNT(harmless); i++)
             if (strcmp(text, harmless[i]) == 0) return true;
@@ -346,7 +350,8 @@ static int64_t te__peft_difference(te_tensor *x, te_tensor *y, te_dtype dtype) {
     te__free(te, host, 2 * bytes);
     return found;
 }
-/* A tensor that the model has, and that nobody has trained: is it the same? Formats may differ; the wider one is rounded. */
+/* A tensor that the model has, and that nobody has trained: is it the same? Formats may differ; the wider one is
+ * rounded. */
 static bool te__peft_is_base(te__peft *p, const te_safetensors_entry *e, const te_safetensors_entry *other,
                              te_tensor *x) {
     te_tensor *value;
@@ -412,7 +417,8 @@ static bool te__peft_check_parameter(te__peft *p, const te_safetensors_entry *e,
                            e->name);
     return te__peft_value_fits(p, e, x);
 }
-/* Modules of modules_to_save have all of their parameters in the file; trained parameters, of whatever call, are there as well, or are biases that stay. */
+/* Modules of modules_to_save have all of their parameters in the file; trained parameters, of whatever call, are there
+ * as well, or are biases that stay. */
 static bool te__peft_lacks_parameter(void *user, te_module *m) {
     te__peft *p = (te__peft *)user;
     const te__trained *t = te__trained_of(m);

@@ -1,7 +1,8 @@
-/* model/lora_match.c: patterns of module names: the part of regular expressions that NeMo Automodel's and peft's lists of modules use. Knows text alone; must not know modules.
+/* model/lora_match.c: patterns of module names: the part of regular expressions that NeMo Automodel's and peft's lists
+ * of modules use. Knows text alone; must not know modules.
  *
- * A pattern becomes a program of one step a character or operator (Thompson 1968), and a match moves all places of the program at once along the text: its time is their product,
- * whatever the pattern. No step looks back. */
+ * A pattern becomes a program of one step a character or operator (Thompson 1968), and a match moves all places of the
+ * program at once along the text: its time is their product, whatever the pattern. No step looks back. */
 
 enum { TE__PATTERN_LENGTH = 512, TE__PATTERN_DEPTH = 64 }; /* bytes of a pattern; groups within each other */
 
@@ -138,7 +139,8 @@ static bool te__pattern_class(te__pattern *p) {
 /* A group, or the whole pattern, that is being read. */
 typedef struct te__pattern_group {
     int start, part; /* places where it and its last alternative begin */
-    int ends;        /* the GO at the end of the alternative before, which names that of the one before it ... ; -1: none */
+    int ends;        /* the GO at the end of the alternative before, which names that of the one before it ... ; -1:
+                      * none */
 } te__pattern_group;
 
 /* Another alternative: those before it are left through their GO. */
@@ -246,7 +248,8 @@ static bool te__pattern_open(te__pattern *p, te_ctx *te, const char *who, const 
     te__pattern_close(p);
     return false;
 }
-/* Reads a name as NeMo Automodel's module_matcher does: * and .* are any characters, and the rest is a regular expression between ^ and $, which bind more than | does. */
+/* Reads a name as NeMo Automodel's module_matcher does: * and .* are any characters, and the rest is a regular
+ * expression between ^ and $, which bind more than | does. */
 static bool te__pattern_open_name(te__pattern *p, te_ctx *te, const char *who, const char *name) {
     char expression[4 * TE__PATTERN_LENGTH + 3], *out = expression;
     const char *in;
@@ -270,7 +273,8 @@ static bool te__pattern_open_name(te__pattern *p, te_ctx *te, const char *who, c
 
 /* ---- matching ---- */
 
-/* Adds place `at` to a list of n, and all that it goes on at without a character. *found: one of them is the end of the program. */
+/* Adds place `at` to a list of n, and all that it goes on at without a character. *found: one of them is the end of the
+ * program. */
 static int te__pattern_reach(te__pattern *p, int at, int *list, int n, int now, bool first, bool last, bool *found) {
     int *seen = p->places + 2 * p->n, *open = p->places + 3 * p->n, num_open = 0;
     if (seen[at] != now) open[num_open++] = at;

@@ -1,4 +1,5 @@
-/* model/lora_merge.c: te_lora_merge and te_lora_remove. Knows the sites of adapters and what shares their weights; must not know files. */
+/* model/lora_merge.c: te_lora_merge and te_lora_remove. Knows the sites of adapters and what shares their weights; must
+ * not know files. */
 
 /* ---- who else has a weight ---- */
 
@@ -17,7 +18,8 @@ static bool te__values_meet(te_tensor *x, te_tensor *y) {
         }
     return x == y;
 }
-/* The module beside `owner`, of whatever tree, that has x among its parameters, and its number there; NULL: none has. */
+/* The module beside `owner`, of whatever tree, that has x among its parameters, and its number there; NULL: none
+ * has. */
 static const te_module *te__other_owner(const te_module *owner, te_tensor *x, int *entry) {
     const te__closable *c;
     for (c = owner->te->closables; c; c = c->next) {

@@ -1,6 +1,8 @@
-/* model/lora_trained.c: parameters that are trained beside adapters: those of modules_to_save, and biases. Knows the sites of adapters and parameters; must not know files.
+/* model/lora_trained.c: parameters that are trained beside adapters: those of modules_to_save, and biases. Knows the
+ * sites of adapters and parameters; must not know files.
  *
- * Such a parameter is a copy. The module keeps the tensor that it had, and gets it back when the adapters are taken away. */
+ * Such a parameter is a copy. The module keeps the tensor that it had, and gets it back when the adapters are taken
+ * away. */
 
 #define TE__TRAINED "te.lora.trained"
 
@@ -70,7 +72,8 @@ static te_result te__trained_copy(te_module *m, te__entry *e, te_tensor **before
                         "model outside of te_quantized_model_init_begin",
                         e->name, m->name);
     *before = NULL;
-    if (!x->buffer) return te__var_of(x) ? TE_OK : te_error_code(m->te); /* te__lora_train cannot say that there is no memory for a gradient's place */
+    /* te__lora_train cannot say that there is no memory for a gradient's place */
+    if (!x->buffer) return te__var_of(x) ? TE_OK : te_error_code(m->te);
     te__frame_begin(m->te);
     copy = te__empty_like(x, x->dtype);
     if (copy && x->name) te_tensor_set_name(copy, x->name);
@@ -185,7 +188,8 @@ static bool te__trained_forget_one(void *user, te_module *m) {
     else te__trained_cut(m, 0, false);
     return true;
 }
-/* Ends the training of a tree: with the values that there are now, or, without `keep`, with those from before. All are frozen. */
+/* Ends the training of a tree: with the values that there are now, or, without `keep`, with those from before. All are
+ * frozen. */
 static void te__trained_forget(te_module *model, bool keep) { te_module_visit(model, te__trained_forget_one, &keep); }
 
 /* ---- freezing ---- */

@@ -1,4 +1,5 @@
-/* model/moe.c: the MLP of shared experts, and MoE: a gate, experts, shared experts and projections as one module. Knows gates and experts as modules; must not know how tokens travel. */
+/* model/moe.c: the MLP of shared experts, and MoE: a gate, experts, shared experts and projections as one module. Knows
+ * gates and experts as modules; must not know how tokens travel. */
 
 /* m's new child, or NULL with an error. */
 static te_module *te__moe_child(te_module *m, const char *name, te_module *child) {

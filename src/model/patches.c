@@ -1,4 +1,5 @@
-/* model/patches.c: patches: which there are, whether they are needed, applying and undoing them. Knows the slot of FusedAdam; must not know what an optimizer does with it. */
+/* model/patches.c: patches: which there are, whether they are needed, applying and undoing them. Knows the slot of
+ * FusedAdam; must not know what an optimizer does with it. */
 
 typedef struct te__patch {
     te_patch patch; /* with copies of its strings */
@@ -212,7 +213,8 @@ TE_API te_result te_apply_patches(te_ctx *te) {
         result = te__returned(te, p->patch.apply(te, p->patch.user), "te_apply_patches: apply", p->patch.name);
         p = &all->list[i];
         if (result == TE_OK) result = te->error_code;
-        if (result != TE_OK) return te__fail(te, result, "te_apply_patches: patch \"%s\": its apply returned %s", p->patch.name, te_result_name(result)); /* shows if it recorded no error */
+        /* shows if it recorded no error */
+        if (result != TE_OK) return te__fail(te, result, "te_apply_patches: patch \"%s\": its apply returned %s", p->patch.name, te_result_name(result));
         p->state = TE_PATCH_APPLIED;
         snprintf(p->why, sizeof(p->why), "applied to version %s", te__patched_version(all));
         te__log(te, TE_LOG_INFO, "patch \"%s\" is applied to version %s", p->patch.name, te__patched_version(all));

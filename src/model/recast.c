@@ -1,5 +1,5 @@
-/* model/recast.c: other formats for the tensors of a model, all or none, in place: handles stay, memory is new. Knows tensors, and who else looks at their memory; must not know
- * which tensors are cast, or why. */
+/* model/recast.c: other formats for the tensors of a model, all or none, in place: handles stay, memory is new. Knows
+ * tensors, and who else looks at their memory; must not know which tensors are cast, or why. */
 
 typedef struct te__recast_item {
     te_tensor *x;
@@ -14,7 +14,8 @@ typedef struct te__recast {
     int num, cap;
 } te__recast;
 
-static bool te__is_floating(const te_tensor *x) { return te__is_float(x->dtype); } /* a quantized tensor has its nominal format there */
+/* a quantized tensor has its nominal format there */
+static bool te__is_floating(const te_tensor *x) { return te__is_float(x->dtype); }
 
 static bool te__recast_add(te__recast *r, te_tensor *x, te_dtype dtype, int hold) {
     te__recast_item *e;
@@ -56,8 +57,8 @@ static void te__recast_resolve(te__recast *r) {
     if (r->num) qsort(r->item, (size_t)r->num, sizeof(te__recast_item), te__recast_by_memory);
 }
 
-/* How many items from `first` on lie one behind the other, or over each other, in one buffer: they will again, as modules read neighbours as one tensor and tied views have one
- * value. *end: of their bytes. */
+/* How many items from `first` on lie one behind the other, or over each other, in one buffer: they will again, as
+ * modules read neighbours as one tensor and tied views have one value. *end: of their bytes. */
 static int te__recast_run_of(const te__recast *r, int first, int64_t *end) {
     const te__recast_item *e = &r->item[first];
     const int64_t size = te__dtype_size(e->x->dtype);
@@ -97,7 +98,8 @@ static te_result te__recast_fill(te__recast *r, int first, int count, int64_t en
         b->refs++;
         result = te_tensor_copy(e->fresh, e->x);
     }
-    /* A cast is no new value: optimizers go on with the masters that they have. Cached quantized copies look at the buffer as well. */
+    /* A cast is no new value: optimizers go on with the masters that they have. Cached quantized copies look at the
+     * buffer as well. */
     if (b) b->version = te__buffer_version(r->item[first].x->buffer);
     te__buffer_release(b);
     return result;

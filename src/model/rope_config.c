@@ -1,6 +1,8 @@
-/* model/rope_config.c: the rotary embedding that a config.json names, as the models of NeMo Automodel read it. Knows the keys; must not know how anything is rotated.
+/* model/rope_config.c: the rotary embedding that a config.json names, as the models of NeMo Automodel read it. Knows
+ * the keys; must not know how anything is rotated.
  *
- * The keys of te__hf_rope_keys (io/hf_config.c) are read into a te__hf_rope, whose missing numbers are NAN and -1; the public struct has 0 for them. */
+ * The keys of te__hf_rope_keys (io/hf_config.c) are read into a te__hf_rope, whose missing numbers are NAN and -1; the
+ * public struct has 0 for them. */
 
 typedef struct te__rope_text {
     te__hf_rope parameters, scaling;
@@ -72,7 +74,8 @@ static void te__rope_fill(te_rope_config *to, const te__hf_rope *r, const te__ro
     to->low_freq_factor = te__or_zero(r->low_freq_factor);
     to->high_freq_factor = te__or_zero(r->high_freq_factor);
     to->no_truncate = r->truncate == 0;
-    to->original_max_position_embeddings = te__count_or_zero(t->original >= 0 ? t->original : r->original); /* the config's own counts first, as in transformers */
+    /* the config's own counts first, as in transformers */
+    to->original_max_position_embeddings = te__count_or_zero(t->original >= 0 ? t->original : r->original);
     to->max_position_embeddings = te__count_or_zero(t->max_position);
 }
 
@@ -152,7 +155,8 @@ static te_result te__rope_begin(te_ctx *te, const char *who, const te_rope_confi
                         who, head_dim, rope->partial_rotary_factor, *dim < 0 ? 0 : *dim);
     memset(rotary, 0, sizeof(*rotary));
     rotary->base = (float)rope->rope_theta;
-    rotary->rotary_percent = ((float)*dim + 0.5f) / (float)head_dim < 1.0f ? ((float)*dim + 0.5f) / (float)head_dim : 1.0f; /* whose floor is dim, however it is rounded */
+    /* whose floor is dim, however it is rounded */
+    rotary->rotary_percent = ((float)*dim + 0.5f) / (float)head_dim < 1.0f ? ((float)*dim + 0.5f) / (float)head_dim : 1.0f;
     return TE_OK;
 }
 TE_API te_result te_rope_config_moe_rotary(te_ctx *te, const te_rope_config *rope, int head_dim,
@@ -257,7 +261,8 @@ TE_API te_result te_rope_config_llama_rotary(te_ctx *te, const te_rope_config *r
 
 /* ---- tables ---- */
 
-/* The frequencies of sequences of `length` tokens; returns how many channels they rotate, or -1 with the error recorded. */
+/* The frequencies of sequences of `length` tokens; returns how many channels they rotate, or -1 with the error
+ * recorded. */
 static int te__rope_table_begin(te_ctx *te, const char *who, const te_rotary_desc *d, int head_dim, int64_t n,
                                 int64_t length, float inv_freq[TE__ROPE_MAX_HALF], float *attention_factor) {
     float percent = d && d->rotary_percent > 0.0f && d->rotary_percent < 1.0f ? d->rotary_percent : 1.0f;

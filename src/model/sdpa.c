@@ -1,5 +1,6 @@
-/* model/sdpa.c: te_scaled_dot_product_attention: the function that attention modules call, the regions in which it is another one, and whether a mask is that of causal attention. Knows functions
- * and operations; must not know modules. */
+/* model/sdpa.c: te_scaled_dot_product_attention: the function that attention modules call, the regions in which it is
+ * another one, and whether a mask is that of causal attention. Knows functions and operations; must not know
+ * modules. */
 
 /* ---- masks of any kind, for te_attention ---- */
 
@@ -103,7 +104,8 @@ static te_tensor *te__plain_sdpa_call(void *user, te_tensor *q, te_tensor *k, te
 static te_tensor *te__sdpa_call(te_sdpa_fn fn, void *user, te_tensor *q, te_tensor *k, te_tensor *v,
                                 const te_sdpa_args *args) {
     te_tensor *y = fn(user, q, k, v, args);
-    if (!y) te__fail(q->te, TE_ERR_STATE, "te_scaled_dot_product_attention: the function in its place (te_sdpa_begin) returned NULL"); /* shows if it recorded no error of its own */
+    /* shows if it recorded no error of its own */
+    if (!y) te__fail(q->te, TE_ERR_STATE, "te_scaled_dot_product_attention: the function in its place (te_sdpa_begin) returned NULL");
     return y;
 }
 

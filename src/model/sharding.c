@@ -1,5 +1,5 @@
-/* model/sharding.c: units whose gradients ranks exchange, their flags, and when a pipeline's stage exchanges. Knows the module tree, groups and gradients; must not know what a module
- * computes. */
+/* model/sharding.c: units whose gradients ranks exchange, their flags, and when a pipeline's stage exchanges. Knows the
+ * module tree, groups and gradients; must not know what a module computes. */
 
 #define TE__UNIT "te.unit" /* the attribute */
 typedef struct te__dp_unit {
@@ -78,7 +78,8 @@ static te_result te__unit_move(te_tensor *x, te_tensor *out, float factor) {
     a.alpha = factor;
     return a.x && a.out ? te_op_axpby(x->te, &a) : te_error_code(x->te);
 }
-/* The gradients one behind the other in f32, zeros where there is none, then for each parameter how many ranks have one. */
+/* The gradients one behind the other in f32, zeros where there is none, then for each parameter how many ranks have
+ * one. */
 static te_tensor *te__unit_flat(te_ctx *te, const te__unit_params *p, te_tensor **grads, bool *lacks) {
     te_tensor *flat = te__empty_1d(te, TE_F32, p->numel + p->n);
     int64_t at = 0;
@@ -152,7 +153,8 @@ static te_result te__unit_exchange(te__dp_unit *u) {
         result = te__refuse(u->desc.group, TE__ALL_REDUCE, te_error_code(te));
     else if (u->desc.post_backward) {
         result = te__returned(te, u->desc.post_backward(u->desc.user, u->module), "the post_backward", u->module->name);
-        if (result != TE_OK) te__fail(te, result, "the post_backward of \"%s\" returned %s", u->module->name, te_result_name(result)); /* shows if it recorded no error of its own */
+        /* shows if it recorded no error of its own */
+        if (result != TE_OK) te__fail(te, result, "the post_backward of \"%s\" returned %s", u->module->name, te_result_name(result));
     } else
         result = te__unit_reduce(u, &p);
     u->exchanged_at = te->writes;
@@ -160,7 +162,8 @@ static te_result te__unit_exchange(te__dp_unit *u) {
     return result;
 }
 
-/* Before a backward pass from y: marks the leaves that it can reach. After the pass its nodes are gone, and a failed one still has to know whose ranks to tell. */
+/* Before a backward pass from y: marks the leaves that it can reach. After the pass its nodes are gone, and a failed
+ * one still has to know whose ranks to tell. */
 static void te__units_mark(te_ctx *te, const te__segment *s, te_tensor *const *y, int count) {
     const uint64_t pass = ++te->tape.passes;
     int i, k;
@@ -193,8 +196,9 @@ static bool te__units_are_deferred(const te_module *root) {
     while (d && !te__scaling_below(d->owner, root)) d = d->next;
     return d != NULL;
 }
-/* The end of a backward pass. Ranks may reach other units of a model, but all reach the model: so all of its units exchange, or none does. After a failure the ranks that wait in an
- * exchange of that model are told: those of another one's group do not wait for this rank. */
+/* The end of a backward pass. Ranks may reach other units of a model, but all reach the model: so all of its units
+ * exchange, or none does. After a failure the ranks that wait in an exchange of that model are told: those of another
+ * one's group do not wait for this rank. */
 static te_result te__units_exchange(te_ctx *te, const te_module *m, te_result result) {
     te__dp_unit *u, *other;
     if (te->warming) return result;
@@ -202,7 +206,8 @@ static te_result te__units_exchange(te_ctx *te, const te_module *m, te_result re
         te__unit_params p = TE_ZERO;
         p.unit = u->module;
         u->reached = false;
-        if (te__units_are_deferred(te__root_of(u->module))) continue; /* te_backward_dw ends with the rest of the gradients */
+        if (te__units_are_deferred(te__root_of(u->module))) continue; /* te_backward_dw ends with the rest of the
+                                                                       * gradients */
         if (!te__unit_list(&p, u->module)) result = te_error_code(te);
         u->reached = result == TE_OK && te__unit_is_reached(u, &p);
         te__unit_params_free(te, &p);
@@ -428,7 +433,8 @@ static te_result te__unit_root_callback(te__dp_unit *u) {
                            ? te__returned(u->module->te, u->desc.root_post_backward(u->desc.user, u->module),
                                           "the root_post_backward", u->module->name)
                            : TE_OK;
-    if (result != TE_OK) te__fail(u->module->te, result, "the root_post_backward of \"%s\" returned %s", u->module->name, te_result_name(result)); /* shows if it recorded no error of its own */
+    /* shows if it recorded no error of its own */
+    if (result != TE_OK) te__fail(u->module->te, result, "the root_post_backward of \"%s\" returned %s", u->module->name, te_result_name(result));
     return result;
 }
 TE_API te_result te_fsdp_post_backward(te_module *unit) {

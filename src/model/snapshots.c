@@ -1,4 +1,5 @@
-/* model/snapshots.c: f32 copies of a model's tensors, and putting them back by path. Knows what gives a tensor another format (model/recast.c). */
+/* model/snapshots.c: f32 copies of a model's tensors, and putting them back by path. Knows what gives a tensor another
+ * format (model/recast.c). */
 
 typedef struct te__fp32_copy {
     char *path;
@@ -94,7 +95,8 @@ typedef struct te__putting {
     te__firsts firsts;
     te__recast list;
 } te__putting;
-/* The tensor that goes by that path below the root, of that kind; NULL if there is none. Names of tensors may have dots themselves. */
+/* The tensor that goes by that path below the root, of that kind; NULL if there is none. Names of tensors may have dots
+ * themselves. */
 static te_tensor *te__tensor_at(const te__putting *p, const char *path, te_entry_kind kind) {
     char owner[TE__TREE_PATH];
     size_t n = te__min(strlen(path), sizeof(owner) - 1);

@@ -1,5 +1,5 @@
-/* nn/activations.c: activations as differentiable functions: plain, quantized for the product behind, times a factor for each row. Knows raw operations and the codes that
- * products take; must not know modules. */
+/* nn/activations.c: activations as differentiable functions: plain, quantized for the product behind, times a factor
+ * for each row. Knows raw operations and the codes that products take; must not know modules. */
 
 /* What the results below are made of: the gradient as it would be stored, or in f32. */
 typedef enum te__act_rounding {
@@ -8,7 +8,8 @@ typedef enum te__act_rounding {
     TE__ACT_UNROUNDED      /* none is */
 } te__act_rounding;
 
-/* Two results that an activation's backward pass makes of its gradient for the product that made x: the bias gradient (sums of columns) and codes. */
+/* Two results that an activation's backward pass makes of its gradient for the product that made x: the bias gradient
+ * (sums of columns) and codes. */
 typedef struct te__act_grad {
     te_tensor *bias; /* of that product, or NULL: x is its sum with it */
     const te__quant_call *quant; /* NULL: the gradient stays plain */
@@ -89,7 +90,8 @@ static bool te__activation_fits(const te_tensor *x, te_activation activation, co
     return false;
 }
 
-/* As te__norm, for activations, but that under current scaling and NVFP4 the amax is that of the unrounded f32 result, as TransformerEngine's kernels take it.
+/* As te__norm, for activations, but that under current scaling and NVFP4 the amax is that of the unrounded f32 result,
+ * as TransformerEngine's kernels take it.
  * `params` and `grad` may be NULL. */
 static te_tensor *te__activate(te_tensor *x, te_activation activation, const te_activation_params *params,
                                const te__quant_spec *spec, const te__act_grad *grad) {
@@ -146,8 +148,9 @@ TE_API te_tensor *te_activate(te_tensor *x, te_activation activation, const te_a
 
 /* ---- halves one behind the other ---- */
 
-/* Memory for two tensors of `rows` rows of n, the second one right behind the first, as [1, all of both]: one row for an activation whose operands they are. NULL without an error:
- * the second one would not start at a multiple of 16 bytes, which fast products need. */
+/* Memory for two tensors of `rows` rows of n, the second one right behind the first, as [1, all of both]: one row for
+ * an activation whose operands they are. NULL without an error: the second one would not start at a multiple of 16
+ * bytes, which fast products need. */
 static te_tensor *te__halves_empty(te_ctx *te, te_dtype dtype, int64_t rows, int64_t n) {
     int64_t shape[2];
     shape[0] = 1;

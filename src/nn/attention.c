@@ -1,4 +1,5 @@
-/* nn/attention.c: rotary embedding, splitting a packed projection, attention: differentiable functions like those of nn/functions.c. */
+/* nn/attention.c: rotary embedding, splitting a packed projection, attention: differentiable functions like those of
+ * nn/functions.c. */
 
 /* ---- rope ---- */
 
@@ -86,7 +87,8 @@ TE_API te_result te_rope_frequencies(te_ctx *te, const te_rope_scaling *scaling,
     if ((s.type == TE_ROPE_YARN || s.type == TE_ROPE_LONGROPE) && s.attention_factor != 0.0f)
         attention = (double)s.attention_factor;
     for (i = 0; i < dim / 2; i++) {
-        double f = pow(theta, -2.0 * i / dim), turns = original * f / (TE__TURN), kept = 0.0; /* within the original context; the share of f beside f / factor */
+        /* within the original context; the share of f beside f / factor */
+        double f = pow(theta, -2.0 * i / dim), turns = original * f / (TE__TURN), kept = 0.0;
         if (s.type == TE_ROPE_LLAMA3)
             kept = fmin(
                 fmax((turns - (double)s.low_freq_factor) / (double)(s.high_freq_factor - s.low_freq_factor), 0.0), 1.0);
@@ -101,7 +103,8 @@ TE_API te_result te_rope_frequencies(te_ctx *te, const te_rope_scaling *scaling,
     return TE_OK;
 }
 
-/* The state of a rotation's node: its args, and the frequencies to which they point. A node stores only those that are used (te__rope_state_size). */
+/* The state of a rotation's node: its args, and the frequencies to which they point. A node stores only those that are
+ * used (te__rope_state_size). */
 typedef struct te__rope_state {
     te_op_rope_args args;
     float inv_freq[TE__ROPE_MAX_HALF];
@@ -120,7 +123,8 @@ static te_result te__rope_freqs_of(te_ctx *te, const te_rotary_desc *d, te_rope_
     a->freqs = te_tensor_contiguous(te_tensor_cast(te_tensor_detach(d->freqs), TE_F32));
     return a->freqs ? TE_OK : te_error_code(te);
 }
-/* Angles of heads of head_dim channels in sequences of `length` tokens. inv_freq: where scaled frequencies go; angles point there. A rotary_dim of 0 without freqs rotates no channel. */
+/* Angles of heads of head_dim channels in sequences of `length` tokens. inv_freq: where scaled frequencies go; angles
+ * point there. A rotary_dim of 0 without freqs rotates no channel. */
 static te_result te__rope_angles_of(te_ctx *te, const te_rotary_desc *d, int64_t head_dim, int64_t length,
                                     te_rope_angles *a, float *inv_freq) {
     float percent = d->rotary_percent > 0.0f && d->rotary_percent < 1.0f ? d->rotary_percent : 1.0f;
@@ -139,17 +143,19 @@ static te_result te__rope_angles_of(te_ctx *te, const te_rotary_desc *d, int64_t
                         "scaling.attention_factor with frequencies: leave it 0",
                         (double)d->attention_factor);
     a->base = d->base;
-    a->rotary_dim = (int)((float)te__min(head_dim, 1 << 24) * percent); /* exact in a float; te_op_rope refuses sizes far below 2^24 */
+    a->rotary_dim = (int)((float)te__min(head_dim, 1 << 24) * percent); /* exact in a float; te_op_rope refuses sizes
+                                                                         * far below 2^24 */
     if (a->rotary_dim == 0) return TE_OK;
-    /* Positions are interpolated when both fields are set: sequences beyond the stretched range are squeezed into it, others are divided
-     * by the factor (TransformerEngine, RotaryPositionEmbedding). */
+    /* Positions are interpolated when both fields are set: sequences beyond the stretched range are squeezed into it,
+     * others are divided by the factor (TransformerEngine, RotaryPositionEmbedding). */
     if (d->seq_len_interpolation_factor > 0.0f && d->pretrained_max_position_embeddings > 0) {
         float limit = (float)d->pretrained_max_position_embeddings * d->seq_len_interpolation_factor;
         a->position_scale = (float)length > limit
                                 ? te__floats_divide((float)d->pretrained_max_position_embeddings, (float)length)
                                 : te__floats_divide(1.0, d->seq_len_interpolation_factor);
     }
-    if (d->scaling.type == TE_ROPE_DEFAULT || a->rotary_dim > 2 * TE__ROPE_MAX_HALF || a->rotary_dim % 2 != 0) return TE_OK; /* te_op_rope refuses such sizes */
+    /* te_op_rope refuses such sizes */
+    if (d->scaling.type == TE_ROPE_DEFAULT || a->rotary_dim > 2 * TE__ROPE_MAX_HALF || a->rotary_dim % 2 != 0) return TE_OK;
     a->inv_freq = inv_freq;
     return te_rope_frequencies(te, &d->scaling, d->base, a->rotary_dim,
                                d->max_seqlen > 0 ? length : length + te__min(d->position_offset, TE__ROPE_MAX_OFFSET),
@@ -209,7 +215,8 @@ TE_API te_tensor *te_apply_rotary_pos_emb(te_tensor *x, const te_rotary_desc *de
 
 /* ---- a packed projection ---- */
 
-/* How queries, keys and values lie in one tensor: a head behind the other, of all (heads + 2 groups) or, keys, of keys and values alone (2 groups). */
+/* How queries, keys and values lie in one tensor: a head behind the other, of all (heads + 2 groups) or, keys, of keys
+ * and values alone (2 groups). */
 typedef struct te__packing {
     int heads, groups;
     int64_t head_dim;
@@ -223,8 +230,8 @@ static int64_t te__packing_width(const te__packing *p) {
     return ((p->keys ? 0 : (int64_t)p->heads) + 2 * (int64_t)p->groups) * p->head_dim;
 }
 
-/* Queries (not of keys alone), keys and values where they lie in x [.., .., those of a token], without history. Spread ones, of sbhd alone, are seen as those of a sequence for each
- * group, [s, b G, H / G, d]. False on failure. */
+/* Queries (not of keys alone), keys and values where they lie in x [.., .., those of a token], without history. Spread
+ * ones, of sbhd alone, are seen as those of a sequence for each group, [s, b G, H / G, d]. False on failure. */
 static bool te__packed_views(const te__packing *p, te_tensor *x, te_qkv_format format, te_tensor *part[3]) {
     const int leading = format == TE_THD ? 1 : 2, in_group = p->heads / p->groups;
     const int64_t d = p->head_dim, width = te__packing_width(p), of_group = p->keys ? 2 : in_group + 2;
@@ -258,7 +265,8 @@ typedef struct te__qkv_state { /* as te__rope_state */
     float inv_freq[TE__ROPE_MAX_HALF];
 } te__qkv_state;
 
-/* The operation without its tensors of heads. Tokens of thd are those of one sequence, which is not rotated. False with the error recorded. */
+/* The operation without its tensors of heads. Tokens of thd are those of one sequence, which is not rotated. False with
+ * the error recorded. */
 static bool te__qkv_open(te_tensor *x, const te__packing *p, te_qkv_format format, const te_rotary_desc *rotary,
                          te__qkv_state *s) {
     te_op_qkv_rope_args *a = &s->args;
@@ -344,7 +352,8 @@ static te_result te__split_backward(te_ctx *te, const void *state, te_tensor *co
     return te_op_qkv_rope_bwd(te, &args);
 }
 
-/* A packed projection -> out[0] = q [s, b, H, d], out[1] = k, out[2] = v [s, b, G, d], of thd [tokens, .., d], each in memory of its own. False on failure. */
+/* A packed projection -> out[0] = q [s, b, H, d], out[1] = k, out[2] = v [s, b, G, d], of thd [tokens, .., d], each in
+ * memory of its own. False on failure. */
 static bool te__split_qkv(te_tensor *qkv, const te__packing *p, te_qkv_format format, const te_rotary_desc *rotary,
                           te_tensor *out[3]) {
     te__qkv_state state;
@@ -378,7 +387,8 @@ static bool te__split_qkv(te_tensor *qkv, const te__packing *p, te_qkv_format fo
     return true;
 }
 
-/* The gradient is turned back where it lies, if nobody else looks at it: what attention has written into it is not read again. */
+/* The gradient is turned back where it lies, if nobody else looks at it: what attention has written into it is not read
+ * again. */
 static te_result te__rotate_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy,
                                      te_tensor **dx, const bool *needs) {
     const te__qkv_state *s = (const te__qkv_state *)state;
@@ -397,8 +407,8 @@ static te_result te__rotate_backward(te_ctx *te, const void *state, te_tensor *c
     args.rotated = from;
     return args.qkv ? te_op_qkv_rope_bwd(te, &args) : te_error_code(te);
 }
-/* The packed projection x [s, b, ..] or [b, s, ..], of queries, keys and values, with the first two rotated. own: whoever made x has no use for its values; if nobody else looks at them,
- * they are rotated where they lie. */
+/* The packed projection x [s, b, ..] or [b, s, ..], of queries, keys and values, with the first two rotated. own:
+ * whoever made x has no use for its values; if nobody else looks at them, they are rotated where they lie. */
 static te_tensor *te__rotate_qkv(te_tensor *x, const te__packing *p, te_qkv_format format, const te_rotary_desc *rotary,
                                  bool own) {
     te__qkv_state state;
@@ -440,7 +450,8 @@ static void te__attention_tensors(te_attn_rule *x, te_tensor **list, bool back) 
     }
 }
 
-/* A node's own copies of the user's expressions, in one piece of memory. It begins with score_mod or, without one, with mask_mod: a derivative alone has been refused. */
+/* A node's own copies of the user's expressions, in one piece of memory. It begins with score_mod or, without one, with
+ * mask_mod: a derivative alone has been refused. */
 static size_t te__score_mod_bytes(const te_score_mod *m) {
     return (m->score_mod ? strlen(m->score_mod) + 1 : 0) + (m->score_mod_bprop ? strlen(m->score_mod_bprop) + 1 : 0) +
            (m->mask_mod ? strlen(m->mask_mod) + 1 : 0);
@@ -473,7 +484,8 @@ static void te__attention_apart(te_tensor *const *saved, te_tensor **made) {
     int i;
     for (i = 0; i < 3; i++) made[i] = te__empty_like(saved[i], saved[i]->dtype);
 }
-/* The backward pass of `f` without its d_o, from what te__attention_save saved, to `made`, the gradients of q, k and v. Makes the others; check all by te__attention_made. */
+/* The backward pass of `f` without its d_o, from what te__attention_save saved, to `made`, the gradients of q, k and v.
+ * Makes the others; check all by te__attention_made. */
 static te_op_attn_bwd_args te__attention_gradients(const te_op_attn_fwd_args *f, te_tensor *const *saved,
                                                    te_tensor *const made[3], te_tensor **dx, const bool *needs) {
     te_op_attn_bwd_args args = TE_ZERO;
@@ -509,7 +521,8 @@ static te_result te__attention_backward(te_ctx *te, const void *state, te_tensor
     return args.d_o && te__attention_made(&args, needs) ? te_op_attn_bwd(te, &args) : te_error_code(te);
 }
 
-/* The forward pass of `desc`, with its outputs, and with random bits if it needs some; te__rng_back undoes the draw. False with the error recorded. */
+/* The forward pass of `desc`, with its outputs, and with random bits if it needs some; te__rng_back undoes the draw.
+ * False with the error recorded. */
 static bool te__attention_open(te_tensor *q, te_tensor *k, te_tensor *v, const te_attention_desc *desc,
                                te_op_attn_fwd_args *args) {
     te_ctx *te = q->te;
@@ -550,8 +563,9 @@ static bool te__attention_open(te_tensor *q, te_tensor *k, te_tensor *v, const t
     return args->o && args->lse;
 }
 
-/* Fills a node's lists from a forward pass: `saved` gets the tensors that the backward pass reads (q, k, v, o first, in this order), and `in` those that may have gradients,
- * first `parts`: q, k and v, or what they are parts of. args gets copies of the user's expressions, which te__attention_release frees. */
+/* Fills a node's lists from a forward pass: `saved` gets the tensors that the backward pass reads (q, k, v, o first, in
+ * this order), and `in` those that may have gradients, first `parts`: q, k and v, or what they are parts of. args gets
+ * copies of the user's expressions, which te__attention_release frees. */
 enum { TE__ATTENTION_SAVED = 6 + TE__ATTENTION_TENSORS, TE__ATTENTION_INPUTS = 5 };
 static bool te__attention_save(te_op_attn_fwd_args *args, te_tensor *const parts[3], te_tensor **in,
                                te_tensor **saved) {
@@ -621,8 +635,8 @@ static te_result te__packed_attention_backward(te_ctx *te, const void *state, te
     return args.d_o && te__attention_made(&args, needs) ? te_op_attn_bwd(te, &args) : te_error_code(te);
 }
 
-/* te_attention, of queries, keys and values that lie in `packed`; with p->keys q [.., heads, d] is apart. Nothing is copied. Spread ones (te__packing_spreads) have a rule that is alike for all
- * sequences and heads. */
+/* te_attention, of queries, keys and values that lie in `packed`; with p->keys q [.., heads, d] is apart. Nothing is
+ * copied. Spread ones (te__packing_spreads) have a rule that is alike for all sequences and heads. */
 static te_tensor *te__packed_attention_run(te_tensor *q, te_tensor *packed, const te__packing *p,
                                            const te_attention_desc *desc) {
     te__packed_attention state = TE_ZERO;

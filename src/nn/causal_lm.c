@@ -1,4 +1,5 @@
-/* nn/causal_lm.c: CausalLM and what it is made of: language models of the Llama kind. Knows functions and modules; must not know files. */
+/* nn/causal_lm.c: CausalLM and what it is made of: language models of the Llama kind. Knows functions and modules; must
+ * not know files. */
 
 /* ---- a cache of keys and values ---- */
 
@@ -215,8 +216,8 @@ typedef struct te__decoder_mlp {
     te_activation activation;     /* gated: one kernel for activation and product */
 } te__decoder_mlp;
 
-/* Memory that the children's outputs may go to, one behind the other, so that the activation reads both without a copy; NULL: to memory of their own. A graph of exported nodes has rows of
- * other numbers. */
+/* Memory that the children's outputs may go to, one behind the other, so that the activation reads both without a copy;
+ * NULL: to memory of their own. A graph of exported nodes has rows of other numbers. */
 static te_tensor *te__decoder_mlp_halves(te_module *m, const te_tensor *x) {
     const te__decoder_mlp *s = (const te__decoder_mlp *)m->state;
     te_module *gate = te_module_find(m, s->gate);
@@ -246,8 +247,9 @@ static const te_module_class te__decoder_mlp_class = {"DecoderMLP", sizeof(te__d
 
 /* ---- SparseMoe: experts ----
  *
- * The weights are those of experts.E.w1, w3 and w2, under the names of the file. Three GroupedLinear beside them, w1, w3 and w2, multiply the rows of all experts at
- * once, by sizes that stay on the device: no forward waits for the router's choice. */
+ * The weights are those of experts.E.w1, w3 and w2, under the names of the file. Three GroupedLinear beside them, w1,
+ * w3 and w2, multiply the rows of all experts at once, by sizes that stay on the device: no forward waits for the
+ * router's choice. */
 
 typedef struct te__sparse_moe {
     int experts, chosen; /* of each token */
@@ -323,8 +325,8 @@ static te_result te__list_forward(te_module *m, te_forward_args *args) {
 }
 static const te_module_class te__list_class = {"ModuleList", 0, te__list_forward, NULL, NULL};
 
-/* Gives the weights of all experts their memory, one behind the other, so that a grouped product reads them where they are. Those that are stored quantized have codes
- * of their own. */
+/* Gives the weights of all experts their memory, one behind the other, so that a grouped product reads them where they
+ * are. Those that are stored quantized have codes of their own. */
 static te_result te__experts_reset(te_module *m) {
     static const char *const names[] = {"w1", "w3", "w2"};
     te_result result = TE_OK;
@@ -470,7 +472,8 @@ TE_API te_kv_cache *te_kv_cache_create(te_module *model, int64_t batch, int64_t 
                  model->cls->name, (long long)batch, (long long)max_length);
         return NULL;
     }
-    table = te_module_parameter(te_module_find(model, "model.embed_tokens"), "weight"); /* keys have its format, which a cast may have changed */
+    /* keys have its format, which a cast may have changed */
+    table = te_module_parameter(te_module_find(model, "model.embed_tokens"), "weight");
     c = (te_kv_cache *)te__alloc_zero(te, sizeof(*c));
     if (!c) return NULL;
     c->te = te;

@@ -1,5 +1,5 @@
-/* nn/context_batch.c: batches for ranks that share sequences: padded, divided, put together again. Knows the order of their tokens (nn/context_exchange.c); must not know
- * attention. */
+/* nn/context_batch.c: batches for ranks that share sequences: padded, divided, put together again. Knows the order of
+ * their tokens (nn/context_exchange.c); must not know attention. */
 
 /* ---- this rank's tokens, and all ---- */
 
@@ -120,7 +120,8 @@ TE_API te_tensor *te_thd_get_partitioned_indices(te_tensor *cu_seqlens, int64_t 
 
 /* ---- padding ---- */
 
-/* cu_seqlens on the host, checked: *n sequences of at most `tokens` tokens. NULL with the error recorded. Free (*n + 1) numbers. */
+/* cu_seqlens on the host, checked: *n sequences of at most `tokens` tokens. NULL with the error recorded. Free (*n + 1)
+ * numbers. */
 static int32_t *te__batch_starts(te_tensor *cu, int64_t tokens, int64_t factor, const char *who, int64_t *n) {
     te_ctx *te = cu->te;
     int32_t *host;

@@ -1,14 +1,18 @@
-/* nn/context_exchange.c: ranks that share sequences (TransformerEngine: context parallelism): who has which tokens, and how heads, keys and values come to where they are needed. Knows groups and
- * operations; must not know attention.
+/* nn/context_exchange.c: ranks that share sequences (TransformerEngine: context parallelism): who has which tokens, and
+ * how heads, keys and values come to where they are needed. Knows groups and operations; must not know attention.
  *
- * A sequence is 2 n chunks, and rank r of n has numbers r and 2 n - 1 - r, one behind the other: under a causal mask all ranks have the same work.
+ * A sequence is 2 n chunks, and rank r of n has numbers r and 2 n - 1 - r, one behind the other: under a causal mask
+ * all ranks have the same work.
  *
  *   heads    ranks exchange heads for tokens: each attends with its share of the heads to all that the group has (a2a)
- *   ring     keys and values go round, and each rank attends to those of one rank at a time (p2p); memory stays that of its own tokens. Or they are gathered at once (all_gather)
+ *   ring     keys and values go round, and each rank attends to those of one rank at a time (p2p); memory stays that of
+ *            its own tokens. Or they are gathered at once (all_gather)
  *
- * With both, the exchange comes first: the chunks that the ranks of `heads` have together are the two of a rank of `ring`, for the ranks of `heads` follow each other.
+ * With both, the exchange comes first: the chunks that the ranks of `heads` have together are the two of a rank of
+ * `ring`, for the ranks of `heads` follow each other.
  *
- * A rank that fails goes on to take part in every exchange, without a tensor, so that no other rank waits; at the end all ranks of a ring know whether all have come through. */
+ * A rank that fails goes on to take part in every exchange, without a tensor, so that no other rank waits; at the end
+ * all ranks of a ring know whether all have come through. */
 
 typedef struct te__context {
     te_group *heads, *ring; /* borrowed; NULL or of one rank: there is no such exchange */
@@ -104,7 +108,8 @@ static te_tensor *te__context_turned(te_tensor *x, int64_t a, int64_t b, int64_t
     shape[2] = numel / te__max(1, a * b);
     return te_tensor_contiguous(te_tensor_transpose(te_tensor_view(x, 3, shape), 0, 1));
 }
-/* x[i] [tokens of this rank, H, d] becomes [tokens of the group, H / ranks, d], in any format; cu[i]: the starts of its sequences, in memory. */
+/* x[i] [tokens of this rank, H, d] becomes [tokens of the group, H / ranks, d], in any format; cu[i]: the starts of its
+ * sequences, in memory. */
 static te_result te__context_to_heads(const te__context *c, te_tensor **x, te_tensor *const *cu, int n,
                                       te_qkv_format format, te_result result) {
     const int ranks = te_group_size(c->heads), seq = format == TE_BSHD ? 1 : 0;
@@ -163,7 +168,8 @@ static te_result te__context_to_tokens(const te__context *c, te_tensor **x, te_t
 
 /* ---- the ring ---- */
 
-/* out[i] goes to the next rank, in[i] comes from the one before; where groups wait for the receiver, even ranks send first. */
+/* out[i] goes to the next rank, in[i] comes from the one before; where groups wait for the receiver, even ranks send
+ * first. */
 static te_result te__context_pass(te_group *group, te_tensor *const *out, te_tensor *const *in, int n,
                                   te_result result) {
     const int size = te_group_size(group), rank = te_group_rank(group), next = (rank + 1) % size,

@@ -1,7 +1,9 @@
-/* nn/context_parallel.c: attention over sequences that ranks share. Knows the operations of attention, and exchanges (nn/context_exchange.c); must not know modules.
+/* nn/context_parallel.c: attention over sequences that ranks share. Knows the operations of attention, and exchanges
+ * (nn/context_exchange.c); must not know modules.
  *
- * Attention is a list of pieces, queries of this rank with some keys each. Their outputs are merged by te_op_context_merge in f32. The backward pass needs no parts: the gradients of a
- * piece follow from the whole output and its lse. */
+ * Attention is a list of pieces, queries of this rank with some keys each. Their outputs are merged by
+ * te_op_context_merge in f32. The backward pass needs no parts: the gradients of a piece follow from the whole output
+ * and its lse. */
 
 /* ---- pieces ---- */
 
@@ -269,7 +271,8 @@ static te_result te__context_gather(const te__context_attention *s, te_tensor *c
     }
     return result;
 }
-/* The gradients of whole keys and values, added up over the ranks: dx[i] becomes this rank's, in the format of own[i]. */
+/* The gradients of whole keys and values, added up over the ranks: dx[i] becomes this rank's, in the format of
+ * own[i]. */
 static te_result te__context_scatter(const te__context_attention *s, te_tensor *const own[2], te_tensor *const whole[2],
                                      te_tensor *dx[2], te_result result) {
     te_group *ring = s->context.ring;
@@ -291,7 +294,8 @@ static te_result te__context_scatter(const te__context_attention *s, te_tensor *
     return result;
 }
 
-/* Two tensors like like[0], like[1], of a format (0: theirs) and, if `zero`, filled with 0. NULL where there is no memory. */
+/* Two tensors like like[0], like[1], of a format (0: theirs) and, if `zero`, filled with 0. NULL where there is no
+ * memory. */
 static void te__context_pair(te_tensor *const like[2], te_dtype dtype, bool zero, te_tensor *pair[2]) {
     int i;
     for (i = 0; i < 2; i++)
@@ -424,8 +428,9 @@ static te_result te__context_backward(te_ctx *te, const void *state, te_tensor *
     return result;
 }
 
-/* The forward pass: parts q, k, v of this rank's tokens become those that its attention reads, which the backward pass needs; *o: the output of its tokens. Where `result` is a failure,
- * it goes to the other ranks, and no tensor is looked at. */
+/* The forward pass: parts q, k, v of this rank's tokens become those that its attention reads, which the backward pass
+ * needs; *o: the output of its tokens. Where `result` is a failure, it goes to the other ranks, and no tensor is looked
+ * at. */
 static te_result te__context_forward(te__context_attention *s, te_tensor *parts[3], te_tensor *max_logit, te_tensor **o,
                                      te_result result) {
     const te__context *c = &s->context;
@@ -474,7 +479,8 @@ static te_result te__context_forward(te__context_attention *s, te_tensor *parts[
     return te__context_to_tokens(c, o, cu, 1, a->format, result);
 }
 
-/* The ranks compare their calls before the first one. `result`: a failure on the way there; one of any rank becomes one of all, and none goes on. */
+/* The ranks compare their calls before the first one. `result`: a failure on the way there; one of any rank becomes one
+ * of all, and none goes on. */
 static te_result te__context_meets(te__context *c, te_tensor *const q_k_v[3], const te_attention_desc *d,
                                    te_result result, bool *compared) {
     te_group *const groups[2] = {c->heads, c->ring};
@@ -500,9 +506,10 @@ static te_result te__context_meets(te__context *c, te_tensor *const q_k_v[3], co
     return result;
 }
 
-/* te_attention of q, k, v, the tokens that this rank has, with the keys that the ranks of *c have together; all call it. cu_seqlens and max_seqlen are those of whole sequences; the rows of a bias
- * are this rank's, its columns all keys in their order; max_logit is that of all ranks. `result`: a failure before the call, which the other ranks are told. The gradient of softmax_offset is that
- * of this rank's heads. */
+/* te_attention of q, k, v, the tokens that this rank has, with the keys that the ranks of *c have together; all call
+ * it. cu_seqlens and max_seqlen are those of whole sequences; the rows of a bias are this rank's, its columns all keys
+ * in their order; max_logit is that of all ranks. `result`: a failure before the call, which the other ranks are told.
+ * The gradient of softmax_offset is that of this rank's heads. */
 static te_tensor *te__context_attention_run(te_tensor *const q_k_v[3], const te_attention_desc *desc, te__context *c,
                                             te_result result) {
     te_ctx *te = c->heads ? c->heads->te : c->ring->te;
@@ -521,7 +528,8 @@ static te_tensor *te__context_attention_run(te_tensor *const q_k_v[3], const te_
     s.seq = te__attn_seq_dim(desc->format);
     a->format = desc->format;
     a->rule = desc->rule;
-    if (a->rule.window.left < 0) a->rule.window.on = false; /* no bound beside the mask's: (-1, 0) under a causal one, else (-1, -1) */
+    if (a->rule.window.left < 0) a->rule.window.on = false; /* no bound beside the mask's: (-1, 0) under a causal one,
+                                                             * else (-1, -1) */
     if (result == TE_OK && a->rule.core_attention_bias) {
         a->rule.core_attention_bias = te_tensor_detach(a->rule.core_attention_bias);
         if (!a->rule.core_attention_bias) result = te_error_code(te);

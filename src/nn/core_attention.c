@@ -1,9 +1,10 @@
-/* nn/core_attention.c: DotProductAttention: the options of the module and of its call become those of te_attention. Knows functions and the module tree; must not know
- * MultiheadAttention. */
+/* nn/core_attention.c: DotProductAttention: the options of the module and of its call become those of te_attention.
+ * Knows functions and the module tree; must not know MultiheadAttention. */
 
 typedef struct te__dpa_module {
     te_attention_options options; /* with defaults */
-    te_tensor *slopes;            /* ALiBi's of this rank's heads (retained), where ranks share them; NULL until a call needs them */
+    te_tensor *slopes;            /* ALiBi's of this rank's heads (retained), where ranks share them; NULL until a call
+                                   * needs them */
     te__scaling *scaling;         /* of attention in FP8 */
     te__context context;          /* the ranks that share sequences */
     te_cp_comm cp_comm_type;
@@ -40,7 +41,8 @@ static bool te__packed_fits(te_ctx *te, const char *name, const te_tensor *x, in
              ndim + 1);
     return false;
 }
-/* Does x, the packed tensor of a call, have the heads of this module, as *p then says? Tensors of other sizes are told so as q, k and v. */
+/* Does x, the packed tensor of a call, have the heads of this module, as *p then says? Tensors of other sizes are told
+ * so as q, k and v. */
 static bool te__dpa_packing(const te_module *m, const te_attention_call *c, const te_tensor *x, int dim,
                             te__packing *p) {
     const te_attention_options *o = &((const te__dpa_module *)m->state)->options;
@@ -58,8 +60,9 @@ static bool te__dpa_packing(const te_module *m, const te_attention_call *c, cons
     if (dim == -2) return of_token[0] == p->groups && of_token[0] * of_token[1] * p->head_dim == te__packing_width(p);
     return of_token[0] == (p->keys ? 2 : 3) && of_token[1] == p->groups && (p->keys || p->heads == p->groups);
 }
-/* Does the core read q, k and v of such a call where they lie? With a cache, with ranks that share sequences, and in FP8 each of them is copied apart. Spread queries (te__packing_spreads)
- * run as one sequence for each group: that needs sbhd, where sequences lie side by side, and one rule for all sequences and heads. */
+/* Does the core read q, k and v of such a call where they lie? With a cache, with ranks that share sequences, and in
+ * FP8 each of them is copied apart. Spread queries (te__packing_spreads) run as one sequence for each group: that needs
+ * sbhd, where sequences lie side by side, and one rule for all sequences and heads. */
 static bool te__core_reads_packed(const te_module *m, const te_attention_call *c, const te__packing *p) {
     const te__dpa_module *s = (const te__dpa_module *)m->state;
     const te_attention_options *o = &s->options;
@@ -72,7 +75,8 @@ static bool te__core_reads_packed(const te_module *m, const te_attention_call *c
            o->softmax_type == TE_SOFTMAX_VANILLA && !o->return_max_logit;
 }
 
-/* The three of a call, each a tensor or part of a packed one; *packed: the latter, if they are read where they lie, as *p says. */
+/* The three of a call, each a tensor or part of a packed one; *packed: the latter, if they are read where they lie, as
+ * *p says. */
 static te_result te__dpa_parts(te_module *m, const te_forward_args *args, te_tensor *part[3], te_tensor **packed,
                                te__packing *p) {
     const te_attention_options *o = &((const te__dpa_module *)m->state)->options;
@@ -220,7 +224,8 @@ static te_attn_mask te__cached_mask(te_attn_mask mask) {
 
 /* ---- the call ---- */
 
-/* ALiBi's slopes of this rank's heads, out of those of all heads: te_attention would make slopes for as few heads as the rank has. */
+/* ALiBi's slopes of this rank's heads, out of those of all heads: te_attention would make slopes for as few heads as
+ * the rank has. */
 static te_tensor *te__dpa_slopes(te_module *m) {
     te__dpa_module *s = (te__dpa_module *)m->state;
     const int heads = s->options.num_attention_heads,
@@ -240,7 +245,8 @@ static te_tensor *te__dpa_slopes(te_module *m) {
     return s->slopes;
 }
 
-/* *x: the rule of te_attention, zero before, by the options of the module and of its call: no other place makes one of them. Keys and values go through the cache, if there is one. */
+/* *x: the rule of te_attention, zero before, by the options of the module and of its call: no other place makes one of
+ * them. Keys and values go through the cache, if there is one. */
 static te_result te__dpa_rule(te_module *m, const te_attention_call *c, te_tensor *part[3], te_attn_rule *x) {
     const te_attention_options *o = &((const te__dpa_module *)m->state)->options;
     const te_qkv_format format = o->qkv_format;
@@ -337,7 +343,8 @@ static te_result te__dpa_share(te_module *m, const char *who, te_group *cp, te_g
     return TE_OK;
 }
 
-/* Refuses the options that TransformerEngine refuses where ranks share sequences, those that te.h's kernels could compute among them. */
+/* Refuses the options that TransformerEngine refuses where ranks share sequences, those that te.h's kernels could
+ * compute among them. */
 static te_result te__dpa_context_choices(te_module *m, const te_attention_call *c, const te_attention_desc *a) {
     const te__dpa_module *s = (const te__dpa_module *)m->state;
     const te_cp_comm comm = s->cp_comm_type;

@@ -1,5 +1,5 @@
-/* nn/forward.c: a module runs: its path for messages, a frame for its temporaries, its checkpoint. Knows the module tree; must not know what any
- * class computes. */
+/* nn/forward.c: a module runs: its path for messages, a frame for its temporaries, its checkpoint. Knows the module
+ * tree; must not know what any class computes. */
 
 TE_API te_module_forward_fn te_module_set_forward(te_module *m, te_module_forward_fn forward) {
     te_module_forward_fn old = m ? m->own_forward : NULL;
@@ -41,7 +41,8 @@ static bool te__codes_ok(const te_module *m, const te_forward_args *args) {
     return false;
 }
 
-/* Runs `forward`, or if it is NULL the module's own. The frame releases the temporaries of a forward; the tape retains those that the backward pass reads. */
+/* Runs `forward`, or if it is NULL the module's own. The frame releases the temporaries of a forward; the tape retains
+ * those that the backward pass reads. */
 static te_result te__module_run_as(te_module *m, te_forward_args *args,
                                    te_result (*forward)(te_module *m, te_forward_args *args, void *user), void *user) {
     te_ctx *te = m->te;
@@ -73,7 +74,8 @@ static te_result te__module_run_as(te_module *m, te_forward_args *args,
             te__fail(te, TE_ERR_STATE, "%s: forward returned TE_OK without an output", m->cls->name);
         result = te->error_code;
     }
-    if (result != TE_OK) te__fail(te, result, "%s: forward returned %s", m->cls->name, te_result_name(result)); /* shows if the class recorded no error of its own */
+    /* shows if the class recorded no error of its own */
+    if (result != TE_OK) te__fail(te, result, "%s: forward returned %s", m->cls->name, te_result_name(result));
     te__outputs_list(&args->outputs, made);
     te__frame_end(te, made, result == TE_OK ? TE__OUTPUTS : 0);
     memcpy(te->module_path, before, sizeof(before));
@@ -85,7 +87,8 @@ static te_result te__module_run(te_module *m, te_forward_args *args) { return te
 
 /* ---- checkpoints ---- */
 
-/* A module's call as a checkpointed function. Its inputs are the tensors that the call gives, in the order of te__call_tensor. */
+/* A module's call as a checkpointed function. Its inputs are the tensors that the call gives, in the order of
+ * te__call_tensor. */
 enum { TE__FORWARD_TENSORS = 27 + TE_SCORE_MOD_AUX };
 typedef struct te__module_call {
     te_module *m;
@@ -149,7 +152,8 @@ static te_result te__module_call_run(te_ctx *te, void *user, te_tensor *const *i
     if (c->args.rotary) call.args.rotary = &call.rotary;
     if (c->args.rotary_key) call.args.rotary_key = &call.rotary_key;
     if (c->args.attention.score_mod) call.args.attention.score_mod = &call.score_mod;
-    if (num_outputs) call.args.padded_m_splits = NULL; /* written in the forward pass; by the backward pass the caller's memory may be gone */
+    if (num_outputs) call.args.padded_m_splits = NULL; /* written in the forward pass; by the backward pass the caller's
+                                                        * memory may be gone */
     result = te__module_run_as(c->m, &call.args, c->of_class ? te__class_forward : NULL, NULL);
     if (result != TE_OK) return result;
     te__outputs_list(&call.args.outputs, made);

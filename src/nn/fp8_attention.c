@@ -1,15 +1,19 @@
-/* nn/fp8_attention.c: the core of attention under a recipe with fp8_dpa: q, k, v, S, o and the gradients of all are rounded to FP8 codes where TransformerEngine rounds
- * them, and the products run in high precision on what the codes say. Knows te_attention's parts, quantizers and the scaling state; must not know the module tree.
+/* nn/fp8_attention.c: the core of attention under a recipe with fp8_dpa: q, k, v, S, o and the gradients of all are
+ * rounded to FP8 codes where TransformerEngine rounds them, and the products run in high precision on what the codes
+ * say. Knows te_attention's parts, quantizers and the scaling state; must not know the module tree.
  *
  *              forward                                   backward
  *   per-tensor q, k, v by one scale; S; o                dO; dP; dq, dk, dv by one scale
  *   MXFP8      q, k along d, v along s; o along d        dO along d; dq, dk along d, dv along s
  *
- * Delayed scaling has six slots. Current scaling measures the tensors first. S and dP are never whole in memory, so their amax is not known before they are rounded: these
- * two go by delayed scaling with the latest amax, as in TransformerEngine. A custom recipe's factory is asked for the six slots, and its quantizer of q, k and v says which of
- * the two columns above is meant. D, the sum of S times its gradient, is that of the unrounded S (ops/attn/cpu.c): gradients pass through the roundings unchanged. */
+ * Delayed scaling has six slots. Current scaling measures the tensors first. S and dP are never whole in memory, so
+ * their amax is not known before they are rounded: these two go by delayed scaling with the latest amax, as in
+ * TransformerEngine. A custom recipe's factory is asked for the six slots, and its quantizer of q, k and v says which
+ * of the two columns above is meant. D, the sum of S times its gradient, is that of the unrounded S (ops/attn/cpu.c):
+ * gradients pass through the roundings unchanged. */
 
-/* TransformerEngine's slots of three products: qkv is an output of the first, o an input of the second, S an output of the third. */
+/* TransformerEngine's slots of three products: qkv is an output of the first, o an input of the second, S an output of
+ * the third. */
 enum {
     TE__ATTENTION_GEMMS = 3,
     TE__SLOT_QKV = 0 * TE__SLOTS_FORWARD + TE__SLOT_OUTPUT,
@@ -34,7 +38,8 @@ static bool te__attention_by_blocks(const te__quant_call *q) {
                ? (te__attention_answer(q, false, TE__SLOT_QKV)->cls->facts & TE__BLOCKS_IN_ATTENTION) != 0
                : q->recipe.kind == TE_RECIPE_MXFP8;
 }
-/* Refuses what a factory cannot answer: all have one scale a tensor, S and dP a given one; or all but these two are MXFP8. The ranks of one group reduce all amaxes that are measured. */
+/* Refuses what a factory cannot answer: all have one scale a tensor, S and dP a given one; or all but these two are
+ * MXFP8. The ranks of one group reduce all amaxes that are measured. */
 static te_result te__attention_answers_fit(te_module *m, const te__quant_call *q) {
     static const struct {
         const char *name;
@@ -142,7 +147,8 @@ static te_tensor *te__heads_back(te_tensor *x, te_qkv_format format) {
     return te_tensor_contiguous(format == TE_SBHD ? te_tensor_transpose(x, 0, 1) : x);
 }
 
-/* Codes of q, k, v, or of their gradients; a v by blocks, which lies as `kv` says, is quantized as [b, h, s, d]. Without history. Where it fails, the ranks of the group hear of it. */
+/* Codes of q, k, v, or of their gradients; a v by blocks, which lies as `kv` says, is quantized as [b, h, s, d].
+ * Without history. Where it fails, the ranks of the group hear of it. */
 static te_result te__attention_quantize(te_tensor *const x[3], te_qkv_format kv, const te__quant_call *call,
                                         bool backward, te_tensor *y[3]) {
     te__quant_spec spec =
@@ -162,7 +168,8 @@ static te_result te__attention_quantize(te_tensor *const x[3], te_qkv_format kv,
     for (i = 0; i < 3; i++) {
         spec.usage = blocks && i == 2 ? TE_COLUMNWISE : TE_ROWWISE;
         y[i] = te__quantize(flat[i], &spec);
-        if (!y[i]) return backward ? te_error_code(x[0]->te) : te__refuse(te__attention_meets(call), TE__ALL_REDUCE, te_error_code(x[0]->te)); /* o comes next */
+        /* o comes next */
+        if (!y[i]) return backward ? te_error_code(x[0]->te) : te__refuse(te__attention_meets(call), TE__ALL_REDUCE, te_error_code(x[0]->te));
     }
     return TE_OK;
 }
@@ -271,7 +278,8 @@ static te_tensor *te__fp8_attention_run(te_tensor *q, te_tensor *k, te_tensor *v
     parts[0] = q;
     parts[1] = k;
     parts[2] = v;
-    fp8_output = fp8_output && !(blocks && call->recipe.kind == TE_RECIPE_CUSTOM); /* which te__hands_fp8 could not know */
+    /* which te__hands_fp8 could not know */
+    fp8_output = fp8_output && !(blocks && call->recipe.kind == TE_RECIPE_CUSTOM);
     te__frame_begin(te);
     ready = te__attention_open(q, k, v, desc, args) && (!blocks || te__attention_blocks_fit(args));
     if (ready && args->rule.page_table) {
@@ -328,7 +336,8 @@ static bool te__runs_fp8_attention(const te_module *m, te__autocast *cast) {
     return te__autocast_of(m, cast) && cast->enabled && te__recipe_in_attention(&cast->recipe);
 }
 
-/* te_attention, or what it is in FP8, as m sees the region in force -> [.., H dv]. s: m's, for TE__ATTENTION_GEMMS products. */
+/* te_attention, or what it is in FP8, as m sees the region in force -> [.., H dv]. s: m's, for TE__ATTENTION_GEMMS
+ * products. */
 static te_tensor *te__core_attention(te_module *m, te__scaling *s, te_tensor *q, te_tensor *k, te_tensor *v,
                                      const te_attention_desc *desc, bool fp8_output) {
     te__autocast cast;
@@ -344,7 +353,8 @@ static te_tensor *te__core_attention(te_module *m, te__scaling *s, te_tensor *q,
     return result == TE_OK ? te__fp8_attention_run(q, k, v, desc, &call, fp8_output) : NULL;
 }
 
-/* Does `core` hand its output to `proj` quantized? Where both are te.h's own and have recipes of one kind, with one scale a tensor. */
+/* Does `core` hand its output to `proj` quantized? Where both are te.h's own and have recipes of one kind, with one
+ * scale a tensor. */
 static bool te__hands_fp8(const te_module *core, const te_module *proj) {
     te__autocast a, b;
     return core && proj && core->built_in && !core->own_forward && proj->built_in && !proj->own_forward &&

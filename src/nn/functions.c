@@ -1,5 +1,5 @@
-/* nn/functions.c: differentiable functions, each after its backward function. A function checks its arguments, makes its output, runs raw operations and
- * records a node. Knows raw operations; must not know modules. */
+/* nn/functions.c: differentiable functions, each after its backward function. A function checks its arguments, makes
+ * its output, runs raw operations and records a node. Knows raw operations; must not know modules. */
 
 /* ---- plumbing ---- */
 
@@ -30,8 +30,8 @@ static te_tensor *te__record(const char *name, te_tensor *y, te_backward_fn back
              : NULL;
 }
 
-/* The second operand of a function must be of the first one's context; NULL is fine where `optional`. A NULL that is not optional came
- * from an error that was reported already. */
+/* The second operand of a function must be of the first one's context; NULL is fine where `optional`. A NULL that is
+ * not optional came from an error that was reported already. */
 static bool te__operand(const te_tensor *x, const te_tensor *with, bool optional, const char *function) {
     if (!with) return optional;
     return te__same_ctx(with, x->te, function);
@@ -270,7 +270,8 @@ TE_API te_tensor *te_concat(te_tensor *const *x, int n, int dim) {
     if (!x || i >= n) return NULL; /* no tensor, so no context that an error could go to */
     te = x[i]->te;
     for (i = 0; i < n; i++) {
-        if (!x[i]) te__fail(te, TE_ERR_STATE, "te_concat: tensor %d of %d is NULL", i + 1, n); /* after an error, a consequence */
+        /* after an error, a consequence */
+        if (!x[i]) te__fail(te, TE_ERR_STATE, "te_concat: tensor %d of %d is NULL", i + 1, n);
         if (!x[i] || !te__operand(x[0], x[i], false, "te_concat") || !te__need_float(x[i], "te_concat")) return NULL;
     }
     if (dim < 0) dim += x[0]->ndim;
@@ -322,8 +323,9 @@ static te_result te__norm_backward(te_ctx *te, const void *state, te_tensor *con
     return result;
 }
 
-/* The normalised rows; under `spec`, if there is one, as a quantized tensor, as TransformerEngine makes it: delayed from the unrounded f32 result, others (and
- * their amax) from one of x's format. rounded: as te_op_rmsnorm_fwd has it. */
+/* The normalised rows; under `spec`, if there is one, as a quantized tensor, as TransformerEngine makes it: delayed
+ * from the unrounded f32 result, others (and their amax) from one of x's format. rounded: as te_op_rmsnorm_fwd has
+ * it. */
 static te_tensor *te__norm(te_tensor *x, te_tensor *gamma, te_tensor *beta, float eps, bool rms, bool zero_centered,
                            bool rounded, const te__quant_spec *spec) {
     const char *name = rms ? "te_rmsnorm" : "te_layernorm";
@@ -567,7 +569,8 @@ static te_result te__cross_entropy_backward(te_ctx *te, const void *state, te_te
     return args.dloss && dx[0] ? te_op_cross_entropy_bwd(te, &args) : te_error_code(te);
 }
 
-/* The loss and lse of each row. Where ranks share the columns, each finds the parts of its own, and all merge the same list of parts. */
+/* The loss and lse of each row. Where ranks share the columns, each finds the parts of its own, and all merge the same
+ * list of parts. */
 static te_result te__cross_entropy_rows(te_group *group, te_op_cross_entropy_fwd_args *args, te_tensor *rows,
                                         te_tensor *lse) {
     te_ctx *te = rows->te;

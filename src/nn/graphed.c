@@ -1,4 +1,5 @@
-/* nn/graphed.c: modules whose forward and backward passes are two graphs. Knows modules, graphs and the tape; must not know what any class computes. */
+/* nn/graphed.c: modules whose forward and backward passes are two graphs. Knows modules, graphs and the tape; must not
+ * know what any class computes. */
 
 /* A graphed module: static tensors that both graphs read and write. A node of the tape holds a reference. */
 struct te__graphed {
@@ -11,7 +12,8 @@ struct te__graphed {
     te_tensor *leaf[TE__MAX_NODE_TENSORS];    /* inputs, NULL where the call has none, and parameters (retained) */
     te_tensor *dx[TE__MAX_NODE_TENSORS];      /* their gradients from the backward graph (retained), or NULL */
     int num_leaves;
-    te_tensor **frozen;                       /* parameters that required no gradient when the module was graphed (retained) */
+    te_tensor **frozen;                       /* parameters that required no gradient when the module was graphed
+                                               * (retained) */
     int num_frozen, cap_frozen;
     uint64_t launches; /* of the forward graph */
     te_microbatch microbatch; /* te_set_is_first_microbatch's when they were captured */
@@ -279,7 +281,8 @@ static void te__graphed_swap_grads(te__graphed *g, te_tensor **to) {
     }
 }
 
-/* Warm-up passes write main gradients (a FIRST microbatch overwrites them): new tensors stand in for those, which wait in `to`. */
+/* Warm-up passes write main gradients (a FIRST microbatch overwrites them): new tensors stand in for those, which wait
+ * in `to`. */
 static te_result te__graphed_lend_main_grads(te__graphed *g, te_tensor **to) {
     te_result result = TE_OK;
     int i;

@@ -1,8 +1,9 @@
-/* nn/grouped.c: products of groups of rows, whose sizes the host or the device alone knows. Knows the linear product, and GroupedLinear's state; must not know its
- * parameters, or what chooses the groups.
+/* nn/grouped.c: products of groups of rows, whose sizes the host or the device alone knows. Knows the linear product,
+ * and GroupedLinear's state; must not know its parameters, or what chooses the groups.
  *
- * Sizes of the host under a recipe: one product for each group, as a Linear's. Otherwise te_op_grouped_gemm multiplies all groups at once, and reads the
- * weights as one stack: they are made as parts of one, and copied together where they are not (any more). */
+ * Sizes of the host under a recipe: one product for each group, as a Linear's. Otherwise te_op_grouped_gemm multiplies
+ * all groups at once, and reads the weights as one stack: they are made as parts of one, and copied together where they
+ * are not (any more). */
 
 /* The weight (kind "weight") or the bias (kind "bias") of group i, which is a parameter of another module. */
 typedef te_tensor *(*te__group_parameter_fn)(te_module *m, const char *kind, int i);
@@ -183,11 +184,12 @@ static te_tensor *te__stack(te_ctx *te, te_tensor *const *x, int n) {
     return all;
 }
 
-/* How te_op_grouped_gemm takes copies that meet: the codes themselves; codes times the scales of their blocks, exactly, as bf16, which is how te_op_gemm multiplies them;
- * or, with rounding, their values. */
+/* How te_op_grouped_gemm takes copies that meet: the codes themselves; codes times the scales of their blocks, exactly,
+ * as bf16, which is how te_op_gemm multiplies them; or, with rounding, their values. */
 typedef enum te__grouped_way { TE__GROUPED_CODES, TE__GROUPED_EXACT, TE__GROUPED_VALUES } te__grouped_way;
 
-/* The way of a's copy and those of all n others. Of blocks it multiplies 1 x 128 by 128 x 128 along rows, and 1 x 128 by 1 x 128 along k. */
+/* The way of a's copy and those of all n others. Of blocks it multiplies 1 x 128 by 128 x 128 along rows, and 1 x 128
+ * by 1 x 128 along k. */
 static te__grouped_way te__grouped_way_of(const te_tensor *a, int a_which, te_tensor *const *w, int n, int w_which,
                                           bool along_k) {
     te__grouped_way way = TE__GROUPED_CODES;
@@ -205,7 +207,8 @@ static te__grouped_way te__grouped_way_of(const te_tensor *a, int a_which, te_te
     }
     return way;
 }
-/* Codes times the scales of their blocks, without the amaxes and as a transform has left them: bf16 [M, N], groups apart where the copy has them so. */
+/* Codes times the scales of their blocks, without the amaxes and as a transform has left them: bf16 [M, N], groups
+ * apart where the copy has them so. */
 static te_tensor *te__exact_codes(const te_tensor *x, int which) {
     const te__quant_copy *c = te__copy_of(x, which);
     te_tensor *y =
@@ -219,12 +222,14 @@ static te_tensor *te__exact_codes(const te_tensor *x, int which) {
     own->rht = false;
     if (own->amax) {
         te_tensor_release(own->amax);
-        own->amax = te_tensor_retain(te_tensor_zeros(x->te, TE_F32, 1, &one)); /* a factor of 1, but for less than bf16 can tell */
+        /* a factor of 1, but for less than bf16 can tell */
+        own->amax = te_tensor_retain(te_tensor_zeros(x->te, TE_F32, 1, &one));
         if (!own->amax) return NULL;
     }
     return own->cls->decode(y, own, which, TE_BF16);
 }
-/* What te_op_gemm multiplies the products of a copy's exact codes with: of each group, or of all. NULL: nothing, or an error. */
+/* What te_op_gemm multiplies the products of a copy's exact codes with: of each group, or of all. NULL: nothing, or an
+ * error. */
 static te_tensor *te__exact_scale(te_tensor *amax, const te__quant_copy *c) {
     te_op_axpby_args args = TE_ZERO;
     if (!amax) return NULL;
@@ -343,7 +348,8 @@ static te_result te__grouped_spec_of(const te__quant_call *q, bool backward, int
     return result;
 }
 
-/* Sizes of a call as a product's fields. Every byte is set, the padding between fields too, which a struct's copy may leave out: te_onnx_export compares bytes. */
+/* Sizes of a call as a product's fields. Every byte is set, the padding between fields too, which a struct's copy may
+ * leave out: te_onnx_export compares bytes. */
 static void te__grouped_gemm_of(te_op_grouped_gemm_args *g, const te_tensor *sizes, int n, te_tensor *d, int64_t rows,
                                 int64_t cols, int64_t inner, bool split) {
     memset(g, 0, sizeof(*g));

@@ -1,8 +1,10 @@
-/* nn/inference.c: keys and values of earlier calls: which sequences there are, the pages that each has, and each layer's memory. Knows functions and the module tree; must not know
- * what any class computes.
+/* nn/inference.c: keys and values of earlier calls: which sequences there are, the pages that each has, and each
+ * layer's memory. Knows functions and the module tree; must not know what any class computes.
  *
- * A cache without pages is one whose pages hold whole sequences: there is one way to find a key. Lists that a step replaces are kept twice, so that a step that is refused changes
- * nothing. All numbers that kernels read lie in one tensor, at places that no step moves: a graph that was captured with as many sequences, or more, finds those of its step. */
+ * A cache without pages is one whose pages hold whole sequences: there is one way to find a key. Lists that a step
+ * replaces are kept twice, so that a step that is refused changes nothing. All numbers that kernels read lie in one
+ * tensor, at places that no step moves: a graph that was captured with as many sequences, or more, finds those of its
+ * step. */
 
 typedef struct te__cached_sequence {
     int64_t id, before, length; /* tokens before the step, and with it */
@@ -172,8 +174,9 @@ TE_API int64_t te_inference_params_seqlen(const te_inference_params *c, int64_t 
 
 /* ---- a step ---- */
 
-/* next.sequences from the lists of the step; its pages come later. now.sequences that go on get a negative num_pages: so one that is
- * listed twice is seen, and later those that have ended. The caller turns the signs back, also on failure. */
+/* next.sequences from the lists of the step; its pages come later. now.sequences that go on get a negative num_pages:
+ * so one that is listed twice is seen, and later those that have ended. The caller turns the signs back, also on
+ * failure. */
 static te_result te__step_sequences(te_inference_params *c, const int64_t *ids, const int64_t *lens, int64_t n) {
     const char *const who = "te_inference_params_pre_step";
     int64_t i, k, needed = 0;

@@ -1,7 +1,8 @@
-/* nn/layers.c: Linear, LayerNorm, RMSNorm, LayerNormLinear, LayerNormMLP, Embedding. Knows the functions and the module tree; must not
- * know attention. */
+/* nn/layers.c: Linear, LayerNorm, RMSNorm, LayerNormLinear, LayerNormMLP, Embedding. Knows the functions and the module
+ * tree; must not know attention. */
 
-/* Checks the sizes and the format of a desc with weights. A gated activation doubles its rows, and the double must fit into int64_t. */
+/* Checks the sizes and the format of a desc with weights. A gated activation doubles its rows, and the double must fit
+ * into int64_t. */
 #define TE__MAX_LAYER_SIZE (INT64_MAX / 2)
 static bool te__layer_desc_ok(te_ctx *te, const char *cls, int64_t in, int64_t out, te_dtype dtype) {
     if (in < 1 || out < 1 || in > TE__MAX_LAYER_SIZE || out > TE__MAX_LAYER_SIZE) {
@@ -48,7 +49,8 @@ static bool te__autocast_of(const te_module *m, te__autocast *cast) {
 /* Names of the buffers that hold scales and histories of the forward and of the backward slots. */
 static const char *const te__scaling_names[2][2] = {{"fp8_scale_fwd", "fp8_amax_history_fwd"},
                                                     {"fp8_scale_bwd", "fp8_amax_history_bwd"}};
-/* The scales and histories of m's slots, as `recipe`, a delayed or a custom one, keeps them: buffers of the module, unless a checkpoint has loaded them as such. */
+/* The scales and histories of m's slots, as `recipe`, a delayed or a custom one, keeps them: buffers of the module,
+ * unless a checkpoint has loaded them as such. */
 static te_result te__scaling_slots(te_module *m, te__scaling *s, const te_recipe *recipe, te__quant_call *call) {
     const int length = te__history_length(recipe);
     te_result result = TE_OK;
@@ -113,15 +115,18 @@ static te_result te__scaling_prepare(te_module *m, te__scaling *s, te__quant_cal
                                                                  : result;
 }
 
-/* Can an operation quantize what it makes for slot `slot`? Delayed scaling knows the scale beforehand; to a cast that takes an amax the operation leaves it.
- * A backward pass that reads operands in high precision rules it out, and so does a factory of quantizers: TransformerEngine makes plain numbers for both. */
+/* Can an operation quantize what it makes for slot `slot`? Delayed scaling knows the scale beforehand; to a cast that
+ * takes an amax the operation leaves it.
+ * A backward pass that reads operands in high precision rules it out, and so does a factory of quantizers:
+ * TransformerEngine makes plain numbers for both. */
 static bool te__fuses(const te__quant_call *q, bool backward, int slot) {
     te__quant_spec spec;
     if (!q->enabled || q->recipe.backward_override || q->recipe.kind == TE_RECIPE_CUSTOM) return false;
     spec = te__recipe_spec(&q->recipe, backward, slot, q->group);
     return spec.cls->facts & TE__SCALE_GIVEN || te__takes_amax(&spec);
 }
-/* The spec of such an output, the input of a product; NULL where the product quantizes its input itself. Codes that are gathered are transposed where they arrive. */
+/* The spec of such an output, the input of a product; NULL where the product quantizes its input itself. Codes that are
+ * gathered are transposed where they arrive. */
 static const te__quant_spec *te__fused_spec(const te__linear_call *c, te__quant_spec *spec) {
     bool gathered = te__gathers(&c->parallel, TE_PARALLEL_COLUMN);
     if (!te__fuses(c->quant, false, TE__SLOT_INPUT)) return NULL;
@@ -154,7 +159,8 @@ static te__linear_call te__linear_call_of(te_module *m, const te__quant_call *q,
     return c;
 }
 
-/* y as the recipe in force quantizes an output, for products behind; y itself where it is not quantized. Gradients pass. */
+/* y as the recipe in force quantizes an output, for products behind; y itself where it is not quantized. Gradients
+ * pass. */
 static te_tensor *te__linear_quantized(const te__linear_call *c, te_tensor *y, const te__quant_spec *spec) {
     te_tensor *q;
     te__frame_begin(y->te);
@@ -165,7 +171,8 @@ static te_tensor *te__linear_quantized(const te__linear_call *c, te_tensor *y, c
 /* Will a backward pass read what is made now? Also where recording is off for the first run of a checkpoint alone. */
 static bool te__grad_will_be(const te_ctx *te) { return te->tape.no_grad == te->tape.hidden_no_grad; }
 
-/* Runs a product with the bias where it belongs: in the product, or, where ranks add up (by row), behind it. `returned`: the caller of the module adds it. */
+/* Runs a product with the bias where it belongs: in the product, or, where ranks add up (by row), behind it.
+ * `returned`: the caller of the module adds it. */
 static te_tensor *te__linear_biased(te__linear_call *c, te_tensor *bias, bool returned) {
     bool behind = c->parallel.mode == TE_PARALLEL_ROW, quantizes = c->fp8_output && c->quant->enabled && c->weight;
     te__quant_spec spec = TE_ZERO;
@@ -220,7 +227,8 @@ typedef struct te__linear_module {
     te__weight_cache cache;
 } te__linear_module;
 
-/* The forward of a Linear in two halves: te__linear_begin fills the product's call, all but its input call->x; te__linear_end multiplies and sets the outputs. */
+/* The forward of a Linear in two halves: te__linear_begin fills the product's call, all but its input call->x;
+ * te__linear_end multiplies and sets the outputs. */
 static te_result te__linear_begin(te_module *m, te_forward_args *args, te__quant_call *quant, te__linear_call *call) {
     te__linear_module *s = (te__linear_module *)m->state;
     te_result result = te__scaling_prepare(m, s->scaling, quant);
@@ -336,7 +344,8 @@ static te_tensor *te__norm_run(te_module *m, const te__norm_params *n, te_tensor
                     n->rms, n->zero_centered, n->rounded, spec);
 }
 
-/* Also inspects the result for the product that it goes to: fused, only a second run in high precision shows what was quantized. */
+/* Also inspects the result for the product that it goes to: fused, only a second run in high precision shows what was
+ * quantized. */
 static te_tensor *te__norm_run_for(te_module *m, const te__norm_params *n, te_tensor *x, const te__quant_spec *spec,
                                    const te__quant_call *q, int gemm) {
     te_tensor *y = te__norm_run(m, n, x, spec), *plain;
@@ -359,10 +368,13 @@ static te_tensor *te__activate_for(te_tensor *x, te_activation activation, const
     return y;
 }
 
-/* What the activation behind product `c` does with its gradient for it. LayerNormMLP and te.ops round at different places, as in TransformerEngine (module/layernorm_mlp.py,
- * ops/basic/activation.py and ops/fused/backward_activation_bias.py):
- *   LayerNormMLP  plain activations under delayed scaling and MXFP8: dbias and codes in one kernel, from f32 (MXFP8's codes from rounded numbers); all others: rounded
- *   te.ops        without a bias, and GELU and ReLU with one: activation.cpp and bias.cpp, which take the amax from f32, and under delayed scaling the codes; the others'
+/* What the activation behind product `c` does with its gradient for it. LayerNormMLP and te.ops round at different
+ * places, as in TransformerEngine (module/layernorm_mlp.py, ops/basic/activation.py and
+ * ops/fused/backward_activation_bias.py):
+ *   LayerNormMLP  plain activations under delayed scaling and MXFP8: dbias and codes in one kernel, from f32 (MXFP8's
+ *                 codes from rounded numbers); all others: rounded
+ *   te.ops        without a bias, and GELU and ReLU with one: activation.cpp and bias.cpp, which take the amax from
+ *                 f32, and under delayed scaling the codes; the others'
  *                 bias rounds first */
 static te__act_grad te__act_grad_of(const te__linear_call *c, te_activation activation, bool ops) {
     const te_recipe *r = &c->quant->recipe;
@@ -379,7 +391,8 @@ static te__act_grad te__act_grad_of(const te__linear_call *c, te_activation acti
     return grad;
 }
 
-/* The output `ln_out`, from the norm's output, which is the input of `c`: this rank's rows, or those of all ranks. They are gathered once, for the caller and the product. */
+/* The output `ln_out`, from the norm's output, which is the input of `c`: this rank's rows, or those of all ranks. They
+ * are gathered once, for the caller and the product. */
 static te_tensor *te__norm_returned(te__linear_call *c, bool gathered) {
     if (gathered && te__gathers(&c->parallel, TE_PARALLEL_COLUMN)) {
         c->x = te__gather_rows(&c->parallel, c->x);

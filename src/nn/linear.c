@@ -1,5 +1,6 @@
-/* nn/linear.c: y = x W^T + b in high precision or quantized, with its three products and what ranks exchange around them: the function that every GEMM module
- * calls. Knows quantizers and the scaling state; must not know the module tree. */
+/* nn/linear.c: y = x W^T + b in high precision or quantized, with its three products and what ranks exchange around
+ * them: the function that every GEMM module calls. Knows quantizers and the scaling state; must not know the module
+ * tree. */
 
 /* A module's quantized copy of the weight for one of its products, kept between microbatches. */
 typedef struct te__weight_cache {
@@ -30,20 +31,24 @@ typedef struct te__linear_call {
     bool fuse_wgrad;
     te__scaling *delays;      /* te_backward_dw of its module computes the weight's gradient; NULL: te_backward does */
     bool save_original_input; /* the backward pass quantizes x again */
-    bool fp8_output, fp8_grad; /* where quant is enabled: te__linear_quantized quantizes y, and the backward pass the gradient of x */
+    bool fp8_output, fp8_grad; /* where quant is enabled: te__linear_quantized quantizes y, and the backward pass the
+                                * gradient of x */
     bool bias_grad_elsewhere; /* the node of the activation behind makes the bias gradient */
     bool record_alone;        /* nobody reads y: its node is made, not the product */
-    te_tensor *gelu_of, *gelu_bias; /* in high precision, or NULL: x = GELU(gelu_of), which no node records; gelu_of includes gelu_bias */
+    te_tensor *gelu_of, *gelu_bias; /* in high precision, or NULL: x = GELU(gelu_of), which no node records; gelu_of
+                                     * includes gelu_bias */
     int group;                      /* of a node with many weights: this one's input is 1 + group */
     te_tensor *out;                 /* where y goes; NULL: to a new tensor */
     te_dtype y_dtype;               /* of that; 0: x's */
-    struct te__linear_made *made;   /* gets what the node would keep, for a node of the caller's; NULL: te__linear records its own */
+    struct te__linear_made *made;   /* gets what the node would keep, for a node of the caller's; NULL: te__linear
+                                     * records its own */
 } te__linear_call;
 
 typedef struct te__linear_state {
     bool quantize_grad; /* else the gradient stays as it is */
     bool fp8_grad;      /* the gradient of x is quantized */
-    int quantize_x;     /* usage of the copy that the backward pass makes of saved[0]; 0: saved[0] is the product's operand */
+    int quantize_x;     /* usage of the copy that the backward pass makes of saved[0]; 0: saved[0] is the product's
+                         * operand */
     bool gelu;          /* the first gradient is that of GELU's input, saved[2] */
     te_dtype gelu_bias_dtype;
     bool fuse_wgrad, overwrite_main_grad;
@@ -75,7 +80,8 @@ static te_tensor *te__quantize_operand(te_tensor *x, const te__quant_spec *spec)
     return spec->cls->form == TE__FORM_PLAIN ? x : te__quantize(x, spec);
 }
 
-/* How a slot of a product is quantized. An operand that is gathered before the product has one scale on all ranks that share it. */
+/* How a slot of a product is quantized. An operand that is gathered before the product has one scale on all ranks that
+ * share it. */
 static te__quant_spec te__product_spec(const te__quant_call *q, const te__parallel *p, bool backward, int gemm,
                                        int slot, int usage) {
     te__quant_spec spec = te__slot_spec(q, backward, gemm, slot, usage);
@@ -125,7 +131,8 @@ static te_result te__wgrad_run(te_ctx *te, void *state) {
     return result == TE_OK && dw ? te__var_add_grad(te, g->weight, dw) : result;
 }
 
-/* dy as the products take it, whole. The bias gradient comes from dy before it is quantized, as TransformerEngine has it. */
+/* dy as the products take it, whole. The bias gradient comes from dy before it is quantized, as TransformerEngine has
+ * it. */
 static te_tensor *te__linear_grad_output(te_ctx *te, const te__linear_state *s, te_tensor *dy, te_tensor **db,
                                          const bool *needs) {
     bool gathers = te__gathers(&s->parallel, TE_PARALLEL_ROW), used = needs[0] || needs[1] || needs[3];
@@ -155,8 +162,8 @@ static te_tensor *te__quantize_as(te_tensor *x, te_dtype dtype, const te__quant_
     te_tensor *y = te__quant_empty(x->te, dtype, x->ndim, x->shape, spec, spec->usage, false);
     return y && te__quant_fill(y, x, spec, spec->usage, NULL) == TE_OK ? y : NULL;
 }
-/* The format of a result that is to be quantized by `spec`: f32 where the scale is given (delayed scaling), so that nothing is rounded before the codes; else `dtype`, as
- * TransformerEngine has it. */
+/* The format of a result that is to be quantized by `spec`: f32 where the scale is given (delayed scaling), so that
+ * nothing is rounded before the codes; else `dtype`, as TransformerEngine has it. */
 static te_dtype te__result_dtype(const te__quant_spec *spec, te_dtype dtype) {
     return spec->cls->facts & TE__SCALE_GIVEN ? TE_F32 : dtype;
 }
@@ -176,7 +183,8 @@ static te_tensor *te__linear_saved_input(const te__linear_state *s, te_tensor *x
             : TE_ROWWISE);
 }
 
-/* A backward pass that cannot go on: ranks that wait for this one's part of the next exchange are told so. `gathered`: the gradient of y is whole, or never was in parts. */
+/* A backward pass that cannot go on: ranks that wait for this one's part of the next exchange are told so. `gathered`:
+ * the gradient of y is whole, or never was in parts. */
 static te_result te__linear_gives_up(te_ctx *te, const te__linear_state *s, const bool *needs, bool gathered) {
     const te__parallel *p = &s->parallel;
     te_result result = te_error_code(te);
@@ -218,7 +226,8 @@ static te_result te__linear_backward(te_ctx *te, const void *state, te_tensor *c
         dx[0] = gemm.d;
         result = gemm.d && (!s->gelu || !needs[3] || dx[3]) ? te__product(te, dyq, false, saved[1], false, &gemm)
                                                             : te_error_code(te);
-        if (te__shares(p, TE_PARALLEL_COLUMN)) result = te__reduce_parts(p, &dx[0], result); /* each rank knows its own outputs' share */
+        /* each rank knows its own outputs' share */
+        if (te__shares(p, TE_PARALLEL_COLUMN)) result = te__reduce_parts(p, &dx[0], result);
         if (result == TE_OK && quantizes) {
             dx[0] = te__quantize_as(dx[0], s->x_dtype, &grad_spec);
             if (!dx[0]) return te_error_code(te);
@@ -237,7 +246,8 @@ static te_result te__linear_backward(te_ctx *te, const void *state, te_tensor *c
         g.overwrite = s->overwrite_main_grad;
         g.split = s->split_wgrad;
         g.saved_at = te->writes;
-        if (!s->delays || !s->delays->module || !g.weight->leaf) return te__wgrad_product(te, &g, &dx[1]); /* te_backward_dw could not reach it */
+        /* te_backward_dw could not reach it */
+        if (!s->delays || !s->delays->module || !g.weight->leaf) return te__wgrad_product(te, &g, &dx[1]);
         te_tensor_retain(g.dy);
         te_tensor_retain(g.x);
         te__note_saved(g.dy);
@@ -259,7 +269,8 @@ static te_tensor *te__primary_weight(te_tensor *weight, const te__quant_spec *sp
                  weight->quantized->cls->name, spec->cls->name);
         return NULL;
     }
-    if (q && spec->cls->facts & TE__SCALE_GIVEN && q->spec.scale != spec->scale && !weight->te->replaying) { /* from here on the module's history scales it */
+    /* from here on the module's history scales it */
+    if (q && spec->cls->facts & TE__SCALE_GIVEN && q->spec.scale != spec->scale && !weight->te->replaying) {
         if (q->refs > 1) { /* other tensors share it and keep its scale */
             te_quantizer *own = (te_quantizer *)te__alloc_zero(weight->te, sizeof(te_quantizer));
             if (!own) return NULL;
@@ -278,8 +289,8 @@ static te_tensor *te__primary_weight(te_tensor *weight, const te__quant_spec *sp
     return weight;
 }
 
-/* The weight's quantized copy: the weight itself if it is stored quantized; the cached copy if the microbatch allows it and the weight was not written; else
- * a new one. */
+/* The weight's quantized copy: the weight itself if it is stored quantized; the cached copy if the microbatch allows it
+ * and the weight was not written; else a new one. */
 static te_tensor *te__quantized_weight(const te__linear_call *c, int usage) {
     te_tensor *weight = c->weight, *w;
     te__weight_cache *cache = c->cache;
@@ -314,7 +325,8 @@ static te_tensor *te__quantized_weight(const te__linear_call *c, int usage) {
     return w;
 }
 
-/* Calibration of delayed scaling: measures the amaxes of operands that stay in high precision, for the scales of later calls. */
+/* Calibration of delayed scaling: measures the amaxes of operands that stay in high precision, for the scales of later
+ * calls. */
 static te_result te__calibrate(const te__linear_call *c) {
     te_result result = TE_OK;
     int slot;
@@ -359,7 +371,8 @@ static bool te__linear_fits(const te__linear_call *c) {
         return false;
     }
     if (quant && quant->enabled && x->quantized) {
-        bool turned = te__gathers(&c->parallel, TE_PARALLEL_COLUMN) && x->quantized->cls->facts & TE__TENSOR_SCALED; /* where it arrives */
+        /* where it arrives */
+        bool turned = te__gathers(&c->parallel, TE_PARALLEL_COLUMN) && x->quantized->cls->facts & TE__TENSOR_SCALED;
         if (!x->quantized->row.data ||
             (te__wants_grad(weight) && !quant->recipe.backward_override && !x->quantized->col.data && !turned)) {
             te__fail(te, TE_ERR_STATE,
@@ -372,7 +385,8 @@ static bool te__linear_fits(const te__linear_call *c) {
     return true;
 }
 
-/* The input of a quantized product, quantized, whole, for its forward pass. *kept: this rank's, for the backward pass, which makes the copy s->quantize_x of it. */
+/* The input of a quantized product, quantized, whole, for its forward pass. *kept: this rank's, for the backward pass,
+ * which makes the copy s->quantize_x of it. */
 static te_tensor *te__linear_input(const te__linear_call *c, te_tensor *x, int keep, te__linear_state *s,
                                    te_tensor **kept) {
     const te__quant_call *quant = c->quant;
@@ -424,7 +438,8 @@ static void te__linear_misses(const te__parallel *p, te_result result) {
         te__refuse(p->group, p->sequence ? TE__REDUCE_SCATTER : TE__ALL_REDUCE, result);
 }
 
-/* Before the first product of these ranks they compare it, and in debug mode before each. `result`: a failure on the way there; one of any rank becomes one of all. */
+/* Before the first product of these ranks they compare it, and in debug mode before each. `result`: a failure on the
+ * way there; one of any rank becomes one of all. */
 static te_result te__linear_meets(const te__linear_call *c, te_result result) {
     const te__parallel *p = &c->parallel;
     char what[384] = "", x[TE__SHAPE_TEXT], w[TE__SHAPE_TEXT];
@@ -502,7 +517,8 @@ static te_tensor *te__linear(const te__linear_call *c) {
     in[3] = c->gelu_of ? c->gelu_bias : NULL;
     kept = x;
     if (quantized) {
-        keep = recipe->backward_override == TE_BACKWARD_DEQUANTIZED ? TE_ROWWISE : TE_COLUMNWISE; /* the copy that the backward pass reads */
+        /* the copy that the backward pass reads */
+        keep = recipe->backward_override == TE_BACKWARD_DEQUANTIZED ? TE_ROWWISE : TE_COLUMNWISE;
         xq = te__linear_input(c, x, keep, &state, &kept);
         w = te__quantized_weight(c, TE_ROWWISE | (te__wants_grad(x) ? keep : 0));
         block = recipe->kind == TE_RECIPE_BLOCK; /* its products have no fast accumulation */
@@ -530,15 +546,18 @@ static te_tensor *te__linear(const te__linear_call *c) {
     gemm.bias = bias;
     if (result == TE_OK && !y) result = te_error_code(te);
     if (result == TE_OK && !c->record_alone) result = te__product(te, xq, false, w, true, &gemm);
-    if (te__shares(p, TE_PARALLEL_ROW) && !c->record_alone) result = te__reduce_parts(p, &y, result); /* each rank knows its own inputs' share */
+    /* each rank knows its own inputs' share */
+    if (te__shares(p, TE_PARALLEL_ROW) && !c->record_alone) result = te__reduce_parts(p, &y, result);
     if (result != TE_OK) return te__frame_return(te, NULL);
-    if (quantized && recipe->backward_override == TE_BACKWARD_HIGH_PRECISION) { /* saves the operands from before quantization */
+    /* saves the operands from before quantization */
+    if (quantized && recipe->backward_override == TE_BACKWARD_HIGH_PRECISION) {
         kept = x->quantized ? te__quant_value(x, x->dtype) : x;
         w = weight->quantized ? te__quant_value(weight, weight->dtype) : weight;
         if (!kept || !w) return te__frame_return(te, NULL);
     }
     saved[0] = te__wants_grad(weight) ? kept : NULL;
-    if (saved[0] && saved[0]->quantized) saved[0] = te__quant_keep(kept, te__copy_of(kept, keep)->data ? keep : TE_ROWWISE); /* the other copy has done its work */
+    /* the other copy has done its work */
+    if (saved[0] && saved[0]->quantized) saved[0] = te__quant_keep(kept, te__copy_of(kept, keep)->data ? keep : TE_ROWWISE);
     saved[1] = te__wants_grad(in[0]) || te__wants_grad(in[3]) ? w : NULL;
     if (saved[1] && w->quantized && te__copy_of(w, keep)->data) saved[1] = te__quant_keep(w, keep);
     if (saved[1] && weight->var && weight->var->leaf) saved[1]->is_weight = true;

@@ -1,4 +1,5 @@
-/* nn/mlp.c: LayerNormMLP: a norm, two products and the activation between them. Knows the layers; must not know attention. */
+/* nn/mlp.c: LayerNormMLP: a norm, two products and the activation between them. Knows the layers; must not know
+ * attention. */
 
 typedef struct te__layernorm_mlp_module {
     te_layernorm_mlp_desc desc;
@@ -15,7 +16,8 @@ static te_parallel_mode te__mlp_mode(const te__layernorm_mlp_module *s, int gemm
                                                : TE_PARALLEL_ROW;
 }
 
-/* What a layer above adds to the output y of product `gemm`, from its input x, in high precision; y itself where it adds nothing. */
+/* What a layer above adds to the output y of product `gemm`, from its input x, in high precision; y itself where it
+ * adds nothing. */
 typedef te_tensor *(*te__mlp_add)(te_module *m, const te_forward_args *args, int gemm, te_tensor *x, te_tensor *y);
 
 /* add: NULL, or called behind each product. */
@@ -25,7 +27,8 @@ static te_result te__layernorm_mlp_run(te_module *m, te_forward_args *args, te__
     te__quant_call quant;
     te__quant_spec spec;
     te_result result = te__scaling_prepare(m, s->scaling, &quant);
-    bool alternate = add || s->desc.activation_params.glu_interleave_size != 0; /* then the activation's kernels leave codes and sums of columns to the products */
+    /* then the activation's kernels leave codes and sums of columns to the products */
+    bool alternate = add || s->desc.activation_params.glu_interleave_size != 0;
     te_tensor *normed, *y;
     te__linear_call fc1 =
         te__linear_call_of(m, &quant, TE__FC1, te__mlp_mode(s, TE__FC1), &s->fc1, args, &s->desc.gemm, s->scaling);

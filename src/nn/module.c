@@ -6,7 +6,8 @@ typedef struct te__entry {
     te_entry_kind kind;
     bool product_weight; /* te_quantized_model_init stores it quantized */
     bool transient;      /* te_module_set_buffer_persistent(false) */
-    bool stacked;        /* lies behind the entry before it, if that is stacked as well: the class reads them as one tensor */
+    bool stacked;        /* lies behind the entry before it, if that is stacked as well: the class reads them as one
+                          * tensor */
 } te__entry;
 
 typedef struct te__attribute {
@@ -15,7 +16,8 @@ typedef struct te__attribute {
     void (*destroy)(void *value);
 } te__attribute;
 
-/* The mark that a child leaves which its parent's class runs, and which the program has destroyed. It is made with the child, so that it needs no memory then. */
+/* The mark that a child leaves which its parent's class runs, and which the program has destroyed. It is made with the
+ * child, so that it needs no memory then. */
 typedef struct te__gone {
     struct te__gone *next;
     int64_t place; /* the child's */
@@ -32,7 +34,8 @@ struct te_module {
     bool named;      /* by its maker, in place of the name that all of its class have */
     bool numbered;   /* by its Sequential, in place of its name */
     te_module *parent;
-    te_module *maker; /* while it is created: the module whose create function makes it and becomes its parent; else NULL */
+    te_module *maker; /* while it is created: the module whose create function makes it and becomes its parent; else
+                       * NULL */
     te_module **children; /* by place */
     int num_children, cap_children;
     int64_t place, places; /* its own among its parent's children; those of its children so far */
@@ -161,7 +164,8 @@ static bool te__module_is_whole(void *user, te_module *m) {
     memcpy(te->module_path, before, sizeof(before));
     return false;
 }
-/* Has every module from m down the children that its class runs? Whatever runs, saves or changes a tree as a whole asks this first, so that classes need not. */
+/* Has every module from m down the children that its class runs? Whatever runs, saves or changes a tree as a whole asks
+ * this first, so that classes need not. */
 static te_result te__tree_whole(te_module *m) {
     return m->te->num_gone == 0 || te_module_visit(m, te__module_is_whole, NULL) ? TE_OK : TE_ERR_STATE;
 }
@@ -235,7 +239,8 @@ TE_API const char *te_module_path(const te_module *m, char *buffer, size_t size)
     for (; m && m->parent && n < TE_MAX_MODULE_DEPTH; m = m->parent) chain[n++] = m;
     return te__join_names(chain, n, buffer, size);
 }
-/* The path of a module that is being made. It begins at the module whose create function the program called: that has no parent yet. */
+/* The path of a module that is being made. It begins at the module whose create function the program called: that has
+ * no parent yet. */
 static const char *te__making_path(const te_module *m, char *buffer, size_t size) {
     const te_module *chain[TE_MAX_MODULE_DEPTH];
     int n = 0;
@@ -346,7 +351,8 @@ TE_API te_module *te_module_find(te_module *m, const char *path) {
         for (i = 0; i < m->num_children && !next; i++)
             if (strlen(m->children[i]->name) == n && strncmp(m->children[i]->name, path, n) == 0) next = m->children[i];
         m = next;
-        if (path[n] && !path[n + 1]) return NULL; /* "a." is no other name of "a": names in files are compared with paths */
+        if (path[n] && !path[n + 1]) return NULL; /* "a." is no other name of "a": names in files are compared with
+                                                   * paths */
         path += path[n] ? n + 1 : n;
     }
     return m;
@@ -489,7 +495,8 @@ TE_API bool te_module_visit(te_module *m, te_module_visit_fn visit, void *user) 
     return !m || (te__has_visitor(m, visit != NULL, "te_module_visit") && te__visit_modules(m, visit, user));
 }
 
-/* Paths count from the module that the walk began at. `path` holds m's own, `used` characters of it; each call leaves it as it was. */
+/* Paths count from the module that the walk began at. `path` holds m's own, `used` characters of it; each call leaves
+ * it as it was. */
 enum { TE__TREE_PATH = 512 };
 static void te__path_append(char *path, size_t used, const char *name) {
     snprintf(path + used, TE__TREE_PATH - used, "%s%s", used ? "." : "", name);

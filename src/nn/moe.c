@@ -1,4 +1,5 @@
-/* nn/moe.c: differentiable functions of mixtures of experts: routing, permutation, auxiliary loss. Knows raw operations; must not know modules. */
+/* nn/moe.c: differentiable functions of mixtures of experts: routing, permutation, auxiliary loss. Knows raw
+ * operations; must not know modules. */
 
 /* Records two outputs, of which either may get no gradient. */
 static bool te__record_two(const char *name, te_tensor *y, te_tensor *z, te_backward_fn backward, const void *state,
@@ -86,7 +87,8 @@ static bool te__moe_codes_ok(const te_tensor *inp, const char *name) {
     return false;
 }
 
-/* Scales by rows, [R, n], from those of the tokens, [T, n], both possibly strided, where the map sends them. 0 in rows that nothing comes to. */
+/* Scales by rows, [R, n], from those of the tokens, [T, n], both possibly strided, where the map sends them. 0 in rows
+ * that nothing comes to. */
 static te_result te__permute_scales(const te_op_moe_permute_args *codes, te_tensor *from, te_tensor *to) {
     te_op_moe_permute_args args = *codes;
     args.probs = NULL;
@@ -97,7 +99,8 @@ static te_result te__permute_scales(const te_op_moe_permute_args *codes, te_tens
     return te_tensor_copy(to, args.y);
 }
 
-/* The tensor that holds inp's row-wise codes where the map sends them; its scales have moved along. args: all but x and y. */
+/* The tensor that holds inp's row-wise codes where the map sends them; its scales have moved along. args: all but x and
+ * y. */
 static te_tensor *te__permute_codes(const char *name, te_tensor *inp, te_op_moe_permute_args *args, int64_t rows) {
     te__quant_copy *from = &inp->quantized->row, *to;
     te__quant_spec spec;
@@ -163,7 +166,8 @@ static te_tensor *te__permute(const char *name, te_tensor *inp, te_tensor *map, 
     in[1] = probs;
     saved[0] = map;
     saved[1] = pad_offsets;
-    return te__record_two(name, y, moved, te__permute_backward, &state, sizeof(state), in, 2, saved, 2) ? y : NULL; /* codes and plain rows alike: the gradient is plain */
+    /* codes and plain rows alike: the gradient is plain */
+    return te__record_two(name, y, moved, te__permute_backward, &state, sizeof(state), in, 2, saved, 2) ? y : NULL;
 }
 
 /* A float matrix of tokens, contiguous, or NULL. Where rows are only moved (moved), also a quantized one. */
@@ -286,7 +290,8 @@ TE_API te_tensor *te_moe_permute_with_probs(te_tensor *inp, te_tensor *probs, te
                              row_id_map);
 }
 
-/* Sizes of groups, on the device or of the host, padded: i64 [n]; and, if wanted, the padding before each group. NULL with an error. */
+/* Sizes of groups, on the device or of the host, padded: i64 [n]; and, if wanted, the padding before each group. NULL
+ * with an error. */
 static te_tensor *te__moe_splits(te_ctx *te, const te_tensor *sizes, const int64_t *values, int64_t n, int64_t align,
                                  te_tensor **offsets) {
     te_tensor *padded = te__empty_1d(te, TE_I64, n), *made = offsets ? te__empty_1d(te, TE_I64, n) : NULL;

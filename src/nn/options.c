@@ -1,5 +1,5 @@
-/* nn/options.c: options that have a field and that a module does not read: a table of them for each group, and the check that refuses one that is set. Must not know what any
- * option does. */
+/* nn/options.c: options that have a field and that a module does not read: a table of them for each group, and the
+ * check that refuses one that is set. Must not know what any option does. */
 
 typedef struct te__option_group {
     const char *name; /* of the member that embeds it, with a dot */

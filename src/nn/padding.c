@@ -1,11 +1,12 @@
-/* nn/padding.c: Fp8Padding, Fp8Unpadding: rows of zeros behind groups of rows, by maps of chunks. Knows the sizes of a call as GroupedLinear takes them; must not know
- * products. */
+/* nn/padding.c: Fp8Padding, Fp8Unpadding: rows of zeros behind groups of rows, by maps of chunks. Knows the sizes of a
+ * call as GroupedLinear takes them; must not know products. */
 
 typedef struct te__padding_module {
     te_fp8_padding_desc desc;
 } te__padding_module;
 
-/* That of the desc, or of the recipe in force for m: asked at each call, since a first call outside of autocast says nothing about later ones. */
+/* That of the desc, or of the recipe in force for m: asked at each call, since a first call outside of autocast says
+ * nothing about later ones. */
 static int64_t te__padding_align(const te_module *m) {
     const te__padding_module *s = (const te__padding_module *)m->state;
     te__autocast cast;

@@ -1,5 +1,6 @@
-/* nn/parallel.c: ranks that share the products of a layer: what each has of them, and how shards of a tensor's first dimension become the whole, quantized ones
- * as codes and scales. Knows groups and quantized copies; must not know modules. */
+/* nn/parallel.c: ranks that share the products of a layer: what each has of them, and how shards of a tensor's first
+ * dimension become the whole, quantized ones as codes and scales. Knows groups and quantized copies; must not know
+ * modules. */
 
 typedef struct te__parallel {
     te_group *group; /* borrowed; NULL with a size above 1: it comes later */
@@ -18,7 +19,8 @@ static void te__whole_shape(const te_group *group, const te_tensor *x, int64_t s
     memcpy(shape, x->shape, sizeof(x->shape));
     shape[0] *= te_group_size(group);
 }
-/* The ranks' x, one behind the other, without history. NULL with an error on all ranks; x NULL: this rank could not make its own. */
+/* The ranks' x, one behind the other, without history. NULL with an error on all ranks; x NULL: this rank could not
+ * make its own. */
 static te_tensor *te__gather(te_group *group, const te_tensor *x) {
     int64_t shape[TE_MAX_DIMS];
     te_tensor *y;
@@ -32,7 +34,8 @@ static te_tensor *te__gather(te_group *group, const te_tensor *x) {
     return y ? te__checked(y, te_all_gather(group, x, y)) : NULL;
 }
 
-/* *y, this rank's part of a sum over the ranks, becomes that sum: this rank's piece of it (sequence), or all of it. `result`: did it come about? */
+/* *y, this rank's part of a sum over the ranks, becomes that sum: this rank's piece of it (sequence), or all of it.
+ * `result`: did it come about? */
 static te_result te__reduce_parts(const te__parallel *p, te_tensor **y, te_result result) {
     te__collective kind = p->sequence ? TE__REDUCE_SCATTER : TE__ALL_REDUCE;
     te_tensor *part = *y;
@@ -55,8 +58,8 @@ static te_result te__reduce_parts(const te__parallel *p, te_tensor **y, te_resul
 
 /* ---- quantized shards ---- */
 
-/* Would x, quantized by `spec` on each rank, be what its whole is quantized to? One scale a tensor is the group's, by its amaxes; blocks must not reach into the
- * next rank's rows. */
+/* Would x, quantized by `spec` on each rank, be what its whole is quantized to? One scale a tensor is the group's, by
+ * its amaxes; blocks must not reach into the next rank's rows. */
 static bool te__codes_gather(const te__quant_spec *spec, const te_tensor *x) {
     int64_t tile = spec->cls->form == TE__FORM_CODES ? spec->cls->shard_tile : 0;
     return tile && !spec->two_dimensional && !spec->row_scaled && !spec->swizzled && te__rows(x) % tile == 0 &&
@@ -72,7 +75,8 @@ static bool te__copy_gathers(const te_tensor *x) {
     return te__codes_gather(&spec, x);
 }
 
-/* The ranks' `part`, a matrix, one behind the other along dimension `dim` of `whole`: `used` rows or columns of each, the rest is padding. Counts bytes. */
+/* The ranks' `part`, a matrix, one behind the other along dimension `dim` of `whole`: `used` rows or columns of each,
+ * the rest is padding. Counts bytes. */
 static te_result te__gather_matrix(te_group *group, const te_tensor *part, te_tensor *whole, int dim, int64_t used) {
     te_ctx *te = part->te;
     int64_t shape[3], to_row = (int64_t)te__row_bytes(whole->dtype, whole->shape[1]);
@@ -119,8 +123,8 @@ static void te__share_factor(te_tensor **to, te_tensor *from) {
     *to = te_tensor_retain(from);
 }
 
-/* The whole of a quantized shard that says yes to te__copy_gathers, with the copies of `usage`. Of one scale a tensor the row-wise codes travel, and are transposed
- * where they arrive. */
+/* The whole of a quantized shard that says yes to te__copy_gathers, with the copies of `usage`. Of one scale a tensor
+ * the row-wise codes travel, and are transposed where they arrive. */
 static te_tensor *te__gather_quantized(te_group *group, const te_tensor *x, int usage) {
     const te__quant_copy *first = x->quantized->row.data ? &x->quantized->row : &x->quantized->col;
     bool turned = first->cls->facts & TE__TENSOR_SCALED;
@@ -151,8 +155,8 @@ static te_tensor *te__gather_any(te_group *group, te_tensor *x, int usage) {
                                : te__gather(group, te__quant_value(x, x->dtype));
 }
 
-/* x, a plain shard, as a quantized whole: as codes where these are the same then, else in high precision and quantized here. `shard`, if not NULL, gets the shard's
- * codes in the first case, and NULL in the second. */
+/* x, a plain shard, as a quantized whole: as codes where these are the same then, else in high precision and quantized
+ * here. `shard`, if not NULL, gets the shard's codes in the first case, and NULL in the second. */
 static te_tensor *te__quantize_gathered(te_group *group, te_tensor *x, const te__quant_spec *spec, te_tensor **shard) {
     te__quant_spec own = *spec;
     te_tensor *codes;

@@ -1,7 +1,8 @@
-/* nn/parameters.c: parameters of the classes with weights: their memory, their first values, whole, sharded or stored quantized. Knows modules; must not know what
- * any class computes. */
+/* nn/parameters.c: parameters of the classes with weights: their memory, their first values, whole, sharded or stored
+ * quantized. Knows modules; must not know what any class computes. */
 
-/* Every forward looks its parameters up again: te_module_add_parameter may have replaced one, for example to tie weights. */
+/* Every forward looks its parameters up again: te_module_add_parameter may have replaced one, for example to tie
+ * weights. */
 
 /* The random state that a module's option names; false with the error recorded. */
 static bool te__rng_open(te_module *m, const char *name) {
@@ -41,7 +42,8 @@ static te_result te__init_fill(te_tensor *x, const te_init *init) {
     return te_op_random(x->te, &args);
 }
 
-/* How a weight is divided among ranks: all by rows or all by columns, and by rows in up to three blocks of which each rank has a piece (queries, keys, values). */
+/* How a weight is divided among ranks: all by rows or all by columns, and by rows in up to three blocks of which each
+ * rank has a piece (queries, keys, values). */
 typedef struct te__sharding {
     int num_blocks;   /* 0: one */
     int64_t block[3]; /* rows of the whole */
@@ -62,8 +64,8 @@ static te_result te__take_shard(te_tensor *x, te_tensor *whole, const te__parall
     }
     return result;
 }
-/* The first values of a weight. Ranks that share one draw the whole, alike, and take their shards: so these are the slices of what one rank would have, and the
- * random states of the ranks stay the same. */
+/* The first values of a weight. Ranks that share one draw the whole, alike, and take their shards: so these are the
+ * slices of what one rank would have, and the random states of the ranks stay the same. */
 static te_result te__init_weight(te_module *m, te_tensor *x, const te_init *init, te_parallel_mode mode,
                                  const te__sharding *sharding) {
     te__parallel p = m->parallel;
@@ -114,7 +116,8 @@ static void te__add_weight(te_module *m, const char *name, te_dtype dtype, int64
                                     : te_tensor_empty(m->te, dtype, cols ? 2 : 1, shape));
     te__frame_end(m->te, NULL, 0);
 }
-/* The `device` of a desc, for the parameters that are added from here on. Shards have no values before it is known which ones they are. */
+/* The `device` of a desc, for the parameters that are added from here on. Shards have no values before it is known
+ * which ones they are. */
 static void te__params_on(te_module *m, te_params_device device) {
     m->awaits_group = device == TE_PARAMS_DEFAULT && m->parallel.size > 1 && !m->parallel.group;
     m->meta = device == TE_PARAMS_META || m->awaits_group;
@@ -251,7 +254,8 @@ static te_result te__reset_by(te_module *m, te_result (*reset)(te_module *m), co
     result = reset(m);
     if (result == TE_OK) result = te->error_code;
     if (result != TE_OK) {
-        te__fail(te, result, "%s: the function of a class returned %s", who, te_result_name(result)); /* shows if the class recorded no error of its own */
+        /* shows if the class recorded no error of its own */
+        te__fail(te, result, "%s: the function of a class returned %s", who, te_result_name(result));
         te__rng_back(te, random);
     }
     te__device_leave(te, entered);
@@ -269,7 +273,8 @@ static te_result te__group_joined(te_module *m) {
     for (i = 0; i < m->num_children && result == TE_OK; i++) result = te__group_joined(m->children[i]);
     return result;
 }
-/* Gives the group to all modules below m whose work as many ranks share; `check`: says which one is shared by another number of them. */
+/* Gives the group to all modules below m whose work as many ranks share; `check`: says which one is shared by another
+ * number of them. */
 static te_result te__group_set(te_module *m, te_group *group, bool check) {
     te_result result = TE_OK;
     char path[256];
@@ -305,7 +310,8 @@ TE_API te_tensor *te_tensor_set_sequence_parallel(te_tensor *x, bool on) {
     return x;
 }
 
-/* Reads the options of a desc into m; false with the error recorded. `mode`: TE_PARALLEL_NONE keeps nothing but the group, for a class that shares nothing. */
+/* Reads the options of a desc into m; false with the error recorded. `mode`: TE_PARALLEL_NONE keeps nothing but the
+ * group, for a class that shares nothing. */
 static bool te__parallel_open(te_module *m, const te_parallel_options *o, te_parallel_mode mode) {
     te__parallel *p = &m->parallel;
     te_ctx *te = m->te;
@@ -482,7 +488,8 @@ static te_result te__join_backward(te_ctx *te, const void *state, te_tensor *con
         if (needs[i] && !(dx[i] = te_tensor_narrow(dy[0], 0, at, s->rows[i]))) return te_error_code(te);
     return TE_OK;
 }
-/* The rows of the parameters from entry `at` on as one tensor: an alias where they lie one behind the other, as they were made; else a copy. */
+/* The rows of the parameters from entry `at` on as one tensor: an alias where they lie one behind the other, as they
+ * were made; else a copy. */
 static te_tensor *te__join(te_module *m, int at, int count) {
     te__join_state state = TE_ZERO;
     te_tensor *part[TE__MAX_NODE_TENSORS], *y, *first = m->entries[at].tensor;

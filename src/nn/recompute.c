@@ -1,5 +1,5 @@
-/* nn/recompute.c: activation checkpointing: a function runs without a record, and again, recorded, when te_backward comes to it. Knows the tape and
- * snapshots; must not know what the function computes. */
+/* nn/recompute.c: activation checkpointing: a function runs without a record, and again, recorded, when te_backward
+ * comes to it. Knows the tape and snapshots; must not know what the function computes. */
 
 typedef struct te__checkpoint_state {
     te_checkpoint_fn fn;
@@ -35,7 +35,8 @@ static te__regions te__regions_now(const te_ctx *te) {
     r.autocast = te->num_autocast;
     return r;
 }
-/* Puts right the regions that a function has begun or ended too often. Returns the name of one, or NULL. A scope that the function has ended took its tensors along. */
+/* Puts right the regions that a function has begun or ended too often. Returns the name of one, or NULL. A scope that
+ * the function has ended took its tensors along. */
 static const char *te__regions_back(te_ctx *te, const te__regions *r) {
     const char *what = te->num_scopes != r->scopes       ? "te_scope"
                        : te->num_autocast != r->autocast ? "te_autocast"
@@ -69,7 +70,8 @@ static te_result te__checkpoint_call(te_ctx *te, const te__checkpoint_state *s, 
         if (!outputs[i])
             result = te__fail(te, TE_ERR_STATE, "te_checkpoint: the function returned TE_OK without output %d of %d",
                               i + 1, s->num_outputs);
-    if (result != TE_OK) te__fail(te, result, "te_checkpoint: the function returned %s", te_result_name(result)); /* shows if the function recorded no error of its own */
+    /* shows if the function recorded no error of its own */
+    if (result != TE_OK) te__fail(te, result, "te_checkpoint: the function returned %s", te_result_name(result));
     return result;
 }
 
@@ -89,7 +91,8 @@ static te_result te__checkpoint_same(te_ctx *te, const te__checkpoint_state *s, 
     return TE_OK;
 }
 
-/* The gradient that an input has so far moves to the copy that the second run reads, and back: sums are then added in the order of a run without a checkpoint. */
+/* The gradient that an input has so far moves to the copy that the second run reads, and back: sums are then added in
+ * the order of a run without a checkpoint. */
 static te_result te__checkpoint_backward(te_ctx *te, const void *state, te_tensor *const *saved, te_tensor *const *dy,
                                          te_tensor **dx, const bool *needs) {
     const te__checkpoint_state *s = (const te__checkpoint_state *)state;
@@ -124,7 +127,8 @@ static te_result te__checkpoint_backward(te_ctx *te, const void *state, te_tenso
         }
     result = te__backward_all(te, te->tape.segment, out, grad, s->num_outputs);
     for (i = 0; i < s->num_inputs; i++)
-        if (moved[i] && !vars[i]->grad) { /* not by dx: to te_backward it would be a gradient that this call has begun, and is forgotten if it fails */
+        if (moved[i] && !vars[i]->grad) { /* not by dx: to te_backward it would be a gradient that this call has begun,
+                                           * and is forgotten if it fails */
             vars[i]->grad = in[i]->var->grad;
             in[i]->var->grad = NULL;
         } else if (needs[i] && result == TE_OK)
@@ -156,7 +160,8 @@ static bool te__checkpoint_made(const te_ctx *te, te_tensor *const *outputs, int
     return k >= first;
 }
 
-/* Runs d->fn unrecorded, then records one node for it. `m`: the module whose forward d->fn runs, which sets *num_outputs; or NULL. */
+/* Runs d->fn unrecorded, then records one node for it. `m`: the module whose forward d->fn runs, which sets
+ * *num_outputs; or NULL. */
 static te_result te__checkpoint_run(te_ctx *te, const te_checkpoint_desc *d, te_module *m, const int *num_outputs) {
     te__checkpoint_state s = TE_ZERO;
     te_node_desc node = TE_ZERO;
@@ -167,7 +172,8 @@ static te_result te__checkpoint_run(te_ctx *te, const te_checkpoint_desc *d, te_
     s.user = d->user;
     s.num_inputs = d->num_inputs;
     s.num_outputs = d->num_outputs;
-    if (!te_grad_enabled(te)) return te__checkpoint_call(te, &s, d->inputs, d->outputs); /* no backward pass will run it again */
+    /* no backward pass will run it again */
+    if (!te_grad_enabled(te)) return te__checkpoint_call(te, &s, d->inputs, d->outputs);
     te__frame_begin(te);
     s.snapshot = te__snapshot_begin(te, m);
     result = s.snapshot ? te__checkpoint_call(te, &s, d->inputs, d->outputs) : TE_ERR_OUT_OF_MEMORY;
@@ -175,7 +181,8 @@ static te_result te__checkpoint_run(te_ctx *te, const te_checkpoint_desc *d, te_
     if (m) s.num_outputs = *num_outputs;
     for (i = 0; i < s.num_outputs && result == TE_OK; i++) {
         te_tensor *y = d->outputs[i];
-        if (y->var || !te__checkpoint_made(te, d->outputs, i)) d->outputs[i] = y = te_tensor_detach(y); /* an input or a parameter: it keeps its place on the tape */
+        /* an input or a parameter: it keeps its place on the tape */
+        if (y->var || !te__checkpoint_made(te, d->outputs, i)) d->outputs[i] = y = te_tensor_detach(y);
         if (!y) {
             result = te_error_code(te);
             break;

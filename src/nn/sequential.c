@@ -1,4 +1,5 @@
-/* nn/sequential.c: Sequential, the small modules that stand in one, and the chains of children that it runs as one. Knows the layers; must not know attention. */
+/* nn/sequential.c: Sequential, the small modules that stand in one, and the chains of children that it runs as one.
+ * Knows the layers; must not know attention. */
 
 /* ---- modules of one function ---- */
 
@@ -103,10 +104,12 @@ static bool te__is_linear(const te_module *m) { return m->cls == &te__linear_cla
 
 /* The state of a chain between two children. */
 typedef struct te__chain {
-    te_module *front;      /* a norm or an activation that runs in the forward of the Linear behind it, whose input it quantizes; NULL: none */
+    te_module *front;      /* a norm or an activation that runs in the forward of the Linear behind it, whose input it
+                            * quantizes; NULL: none */
     bool leaves_bias;      /* the activation behind this Linear makes the gradient of its bias */
     te_activation activation; /* that one */
-    bool made;             /* the child before was a Linear that left its bias gradient to the activation that comes next: its three numbers are below */
+    bool made;             /* the child before was a Linear that left its bias gradient to the activation that comes
+                            * next: its three numbers are below */
     te__quant_call quant;
     te__act_grad grad;
     te_tensor *z;          /* its output */
@@ -164,7 +167,8 @@ static te_result te__chain_activation(te_module *m, te_forward_args *args, void 
 
 /* May the Linear behind m get what m makes quantized? */
 static bool te__leaves_quantized(const te_module *m) { return te__is_norm(m) || te__is_activation(m); }
-/* Does the activation `act` take over the gradient of this Linear's bias? Halves that alternate, and sums over ranks before the bias, keep it where it is. */
+/* Does the activation `act` take over the gradient of this Linear's bias? Halves that alternate, and sums over ranks
+ * before the bias, keep it where it is. */
 static bool te__leaves_bias(const te_module *m, const te_module *act, const te_forward_args *args) {
     const te_linear_desc *d = &((const te__linear_module *)m->state)->desc;
     return te__is_activation(act) && te__chains(act) &&
@@ -196,7 +200,8 @@ static te_result te__sequential_child(te_module *m, int *at, te_forward_args *ca
 
 /* ---- Sequential ---- */
 
-/* Each child gets the call with its predecessor's output as the input; the sweep releases that output after the child has run, unless the tape retains it. */
+/* Each child gets the call with its predecessor's output as the input; the sweep releases that output after the child
+ * has run, unless the tape retains it. */
 static te_result te__sequential_forward(te_module *m, te_forward_args *args) {
     te_forward_args call = *args;
     te_tensor *made[TE__OUTPUTS];
@@ -267,7 +272,8 @@ static bool te__sequential_children_ok(te_ctx *te, te_module *const *children, i
     return true;
 }
 
-/* Destroys those that have no parent. They are chained first: one may lie in the tree of another, and one may be listed twice. */
+/* Destroys those that have no parent. They are chained first: one may lie in the tree of another, and one may be listed
+ * twice. */
 static void te__destroy_orphans(te_module *const *children, int n) {
     te_module end, *first = &end;
     int i;
@@ -298,7 +304,8 @@ TE_API te_module *te_sequential_create(te_ctx *te, te_module *const *children, i
     int i;
     if (te && te__sequential_children_ok(te, children, n))
         m = te__module_named(te, &te__sequential_class, NULL, "sequential");
-    if (m) m->has_fp8_output = m->has_fp8_grad = m->takes_any = true; /* its children say what they have, and it runs those that there are */
+    if (m) m->has_fp8_output = m->has_fp8_grad = m->takes_any = true; /* its children say what they have, and it runs
+                                                                       * those that there are */
     for (i = 0; m && i < n; i++) children[i]->numbered = !te__sequential_keeps_name(children, n, i);
     for (i = 0; m && i < n; i++) {
         snprintf(name, sizeof(name), "%d", i);

@@ -1,4 +1,5 @@
-/* nn/transformer.c: MultiheadAttention, TransformerLayer: composed of the layers before and of DotProductAttention. Knows modules alone. */
+/* nn/transformer.c: MultiheadAttention, TransformerLayer: composed of the layers before and of DotProductAttention.
+ * Knows modules alone. */
 
 /* Hands the options of a call on to a child's. */
 static void te__hand_on(te_forward_args *to, const te_forward_args *from) {
@@ -17,7 +18,8 @@ static void te__adopt(te_module *parent, const char *name, te_module *child) {
     if (!te_module_add_child(parent, name, child)) te_module_destroy(child);
 }
 
-/* Runs the child of that name, looked up at each call: the program may have replaced it. It is there, or te__tree_whole would have found its mark. */
+/* Runs the child of that name, looked up at each call: the program may have replaced it. It is there, or te__tree_whole
+ * would have found its mark. */
 static te_tensor *te__run_child(te_module *m, const char *name, te_forward_args *args) {
     return te_forward_with(te_module_find(m, name), args);
 }
@@ -51,7 +53,8 @@ static bool te__makes_output(const te_module *child) {
     return child && child->built_in && !child->own_forward &&
            (child->cls == &te__linear_class || child->cls == &te__layernorm_linear_class) && !te__runs_graphs(child);
 }
-/* Can the core read q, k and v in y, the output of the call's projection? later: the module still changes q or k behind the projection (a norm of each, say), so they have to be apart. */
+/* Can the core read q, k and v in y, the output of the call's projection? later: the module still changes q or k behind
+ * the projection (a norm of each, say), so they have to be apart. */
 static bool te__mha_packs(te_module *m, const te_forward_args *args, const te__packing *p, const te_tensor *y,
                           bool later) {
     const te_module *core = te_module_find(m, "core_attention");
@@ -70,7 +73,8 @@ static te_tensor *te__as_packed(te_tensor *y, const te__packing *p, int leading)
     return te_tensor_view(y, n + 2, shape);
 }
 
-/* Queries, keys and values of a call, projected, become those of the core's; rotated too if `rotary`. later: as in te__mha_packs. */
+/* Queries, keys and values of a call, projected, become those of the core's; rotated too if `rotary`. later: as in
+ * te__mha_packs. */
 static bool te__mha_parts(te_module *m, const te_forward_args *args, const te_rotary_desc *rotary, bool later,
                           te_forward_args *core, te_tensor **ln_out) {
     const te_multihead_attention_desc *d = (const te_multihead_attention_desc *)m->state;
@@ -122,14 +126,16 @@ static bool te__mha_parts(te_module *m, const te_forward_args *args, const te_ro
     return parts[0] && parts[1] && parts[2];
 }
 
-/* Under a cache a rotation goes on where each sequence stands, unless the caller says where its tokens are, and the longest sequence is the cache's. */
+/* Under a cache a rotation goes on where each sequence stands, unless the caller says where its tokens are, and the
+ * longest sequence is the cache's. */
 static bool te__rotary_goes_on(te_rotary_desc *r, te_inference_params *cache) {
     if (!r->positions) r->start_positions = te_inference_params_get_seqlens_pre_step(cache);
     if (!r->max_seqlen) r->max_seqlen = te__inference_longest(cache);
     return r->positions || r->start_positions;
 }
 
-/* Where ranks share the sequences of m, its tokens are those of chunks of them, unless the caller says where they are. False with the error recorded. */
+/* Where ranks share the sequences of m, its tokens are those of chunks of them, unless the caller says where they are.
+ * False with the error recorded. */
 static bool te__rotary_is_shared(te_module *m, te_rotary_desc *r) {
     const te__context *c = te__context_of_core(te_module_find(m, "core_attention"));
     const int size = c ? te__context_size(c) : 1, rank = c ? te__context_rank(c) : 0;
@@ -146,7 +152,8 @@ static bool te__rotary_is_shared(te_module *m, te_rotary_desc *r) {
     return true;
 }
 
-/* The rotation of a call's queries (which 0) or keys (1), where its sequences stand: *own, or NULL. Under a cache it goes on behind the tokens that are there. */
+/* The rotation of a call's queries (which 0) or keys (1), where its sequences stand: *own, or NULL. Under a cache it
+ * goes on behind the tokens that are there. */
 static te_result te__mha_rotary(te_module *m, const te_forward_args *args, int which, te_rotary_desc *own,
                                 const te_rotary_desc **rotary) {
     const te_attention_options *o = &((const te_multihead_attention_desc *)m->state)->attention;
@@ -256,7 +263,8 @@ static te_result te__mha_forward(te_module *m, te_forward_args *args) {
 static const te_module_class te__mha_class = {"MultiheadAttention", sizeof(te_multihead_attention_desc),
                                               te__mha_forward, NULL, NULL};
 
-/* Fills the defaults; false with the error recorded when the sizes do not fit, or all heads together have more channels than a layer. */
+/* Fills the defaults; false with the error recorded when the sizes do not fit, or all heads together have more channels
+ * than a layer. */
 static bool te__heads_ok(te_ctx *te, const char *function, int64_t hidden, te_attention_options *o) {
     if (o->num_attention_heads >= 1 && o->kv_channels == 0 && hidden >= 1 && hidden % o->num_attention_heads == 0)
         o->kv_channels = hidden / o->num_attention_heads;
@@ -289,8 +297,9 @@ static te_module *te__mha_built(te_module *m, te_module *outer) {
     return te__module_built(m);
 }
 
-/* A projection of m, with the norm in front where `norm` says so. `blocks`: the rows of queries, keys and values that it has, each 0 for none. Not interleaved, each of the three
- * is shared by itself, so that each rank's heads are those that follow its number; not fused, each is a parameter of its own. */
+/* A projection of m, with the norm in front where `norm` says so. `blocks`: the rows of queries, keys and values that
+ * it has, each 0 for none. Not interleaved, each of the three is shared by itself, so that each rank's heads are those
+ * that follow its number; not fused, each is a parameter of its own. */
 static void te__add_projection(te_module *m, const te_multihead_attention_desc *d, const char *name, bool norm,
                                const int64_t blocks[3]) {
     static const char *const parts[3] = {"query", "key", "value"};
@@ -424,8 +433,8 @@ static te_tensor *te__residual(te_module *m, const te_outputs *y, te_tensor *res
     return te_drop_path(te_bias_dropout_add(y->out, y->bias, NULL, p), residual, path);
 }
 
-/* Of a call's options those that its two attentions share out: lengths go to the one whose mask has padding, and self attention's keys are its queries. If neither mask has
- * padding, both attentions get the lengths, and refuse them. */
+/* Of a call's options those that its two attentions share out: lengths go to the one whose mask has padding, and self
+ * attention's keys are its queries. If neither mask has padding, both attentions get the lengths, and refuse them. */
 static void te__layer_calls(te_module *m, const te_forward_args *args, te_attention_call *self,
                             te_attention_call *cross) {
     const te_transformer_layer_desc *d = (const te_transformer_layer_desc *)m->state;
@@ -475,14 +484,16 @@ static te_result te__layer_forward(te_module *m, te_forward_args *args) {
             te__hand_on(&cross, args);
             cross.input = h;
             cross.attention = calls[1];
-            if (args->attention.inference_params && args->rotary) { /* its queries stand where those of self attention do */
+            if (args->attention.inference_params && args->rotary) { /* its queries stand where those of self attention
+                                                                     * do */
                 rotary = *args->rotary;
                 if (!te__rotary_goes_on(&rotary, args->attention.inference_params)) return te_error_code(m->te);
                 cross.rotary_key = args->rotary_key ? args->rotary_key : args->rotary;
                 cross.rotary = &rotary;
             }
             if (!te__run_child(m, "inter_attention", &cross)) return te_error_code(m->te);
-            h = te__residual(m, &cross.outputs, cross.outputs.ln_out ? cross.outputs.ln_out : h, 0.0f); /* TransformerEngine drops no path here */
+            /* TransformerEngine drops no path here */
+            h = te__residual(m, &cross.outputs, cross.outputs.ln_out ? cross.outputs.ln_out : h, 0.0f);
         }
         mlp.input = h;
         if (!te__run_child(m, "layernorm_mlp", &mlp)) return te_error_code(m->te);
@@ -498,7 +509,8 @@ static te_result te__layer_forward(te_module *m, te_forward_args *args) {
 static const te_module_class te__layer_class = {"TransformerLayer", sizeof(te_transformer_layer_desc),
                                                 te__layer_forward, NULL, NULL};
 
-/* Choices that no child checks; false with the error recorded. An encoder takes a decoder's at their defaults, written down or not. */
+/* Choices that no child checks; false with the error recorded. An encoder takes a decoder's at their defaults, written
+ * down or not. */
 static bool te__layer_choices_ok(te_ctx *te, const te_transformer_layer_desc *d) {
     bool decoder = d->layer_type == TE_LAYER_DECODER,
          bounded = d->enc_dec_window.on && (d->enc_dec_window.left != -1 || d->enc_dec_window.right != -1);

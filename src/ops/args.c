@@ -1,8 +1,9 @@
-/* ops/args.c: the tensors among each operation's arguments, how it uses them, and the checks that all front doors share.
+/* ops/args.c: the tensors among each operation's arguments, how it uses them, and the checks that all front doors
+ * share.
  * Knows every args struct; must not know what operations compute.
  *
- * One line an operation in the list below. From it come the common checks (te__args_check), the count of writes (te__args_touch), what a capture holds and
- * keeps (ops/record.c), te_query_args and the trace hook. */
+ * One line an operation in the list below. From it come the common checks (te__args_check), the count of writes
+ * (te__args_touch), what a capture holds and keeps (ops/record.c), te_query_args and the trace hook. */
 
 /* ---- the words of the list ---- */
 
@@ -21,8 +22,10 @@ enum {
     TE__AS_FLOAT = TE__AS_F32 | 1 << TE_F16 | 1 << TE_BF16,
     TE__AS_AUX = TE__AS_FLOAT | TE__AS_MASK, /* what the user's expressions read */
     TE__AS_FP8 = TE__AS_E4M3 | 1 << TE_F8E5M2,
-    TE__AS_SCALE = TE__AS_F32 | TE__AS_E8M0 | TE__AS_E4M3, /* by blocks: the operation says which one goes with which codes */
-    TE__AS_BYTES = TE__AS_FLOAT | TE__AS_FP8 | TE__AS_E8M0 | 1 << TE_U8 | TE__AS_INDEX | TE__AS_I16, /* elements of whole bytes */
+    TE__AS_SCALE = TE__AS_F32 | TE__AS_E8M0 | TE__AS_E4M3, /* by blocks: the operation says which one goes with which
+                                                            * codes */
+    /* elements of whole bytes */
+    TE__AS_BYTES = TE__AS_FLOAT | TE__AS_FP8 | TE__AS_E8M0 | 1 << TE_U8 | TE__AS_INDEX | TE__AS_I16,
     TE__AS_OPERAND = TE__AS_FLOAT | TE__AS_FP8 | TE__AS_E2M1,
     /* The use, and the liberties. */
     TE__IN = TE_ARG_IN << 16,
@@ -30,7 +33,8 @@ enum {
     TE__INOUT = TE__IN | TE__OUT, /* what stands there counts for what is written */
     TE__OPT = 1 << 18,            /* may be NULL */
     TE__STRIDED = 1 << 19,        /* any strides, as far as the front doors care */
-    TE__SAME = 1 << 20,           /* an output and an input that both have it may be one and the same: element i is read before it is written */
+    TE__SAME = 1 << 20,           /* an output and an input that both have it may be one and the same: element i is read
+                                   * before it is written */
     TE__MEETS = 1 << 21,          /* an output and an input that both have it may overlap in any way */
     TE__TWIN = 1 << 22            /* two outputs that both have it may be one and the same */
 };
@@ -40,13 +44,15 @@ enum {
 #define TE__MADE (a->noop ? TE__INOUT : TE__OUT) /* the device may say that nothing is */
 #define TE__KEPT (a->keep ? TE__INOUT : TE__MADE)
 #define TE__MEASURED (a->measure ? TE__MADE : TE__IN)
-#define TE__PART(x, rows, cols) (a->x && (te__rows(a->x) > (rows) || te__cols(a->x) > (cols)) ? TE__IN : 0) /* what lies beside these keeps its values */
+/* what lies beside these keeps its values */
+#define TE__PART(x, rows, cols) (a->x && (te__rows(a->x) > (rows) || te__cols(a->x) > (cols)) ? TE__IN : 0)
 #define TE__AUX (a->epilogue == TE_EPILOGUE_GELU ? TE__OUT : TE__IN) | TE__NEED(a->epilogue == TE_EPILOGUE_DGELU)
 
 /* ---- the list ---- */
 
-/* T(field, flags): a tensor. L(list, member, n, flags): n tensors: the pointers list[i], or, with a member, list[i].member. An operation without a line
- * does not compile; a field that is missing fails tests/nn/test_graph.c, a use that is wrong tests/mend/test_bytes_inside.c. */
+/* T(field, flags): a tensor. L(list, member, n, flags): n tensors: the pointers list[i], or, with a member,
+ * list[i].member. An operation without a line does not compile; a field that is missing fails tests/nn/test_graph.c, a
+ * use that is wrong tests/mend/test_bytes_inside.c. */
 #define TE__ARGS_copy(T, L) \
     T(src, TE__IN | TE__AS_BYTES | TE__STRIDED | TE__MEETS) T(dst, TE__OUT | TE__AS_BYTES | TE__STRIDED | TE__MEETS)
 #define TE__ARGS_fill(T, L) T(dst, TE__OUT | TE__AS_BYTES)
@@ -372,7 +378,8 @@ typedef union te__any_args {
 
 /* ---- padding ---- */
 
-/* The bytes between fields, and behind the last one, are whatever the caller's memory held. Of the operations whose args are compared (io/onnx.c). */
+/* The bytes between fields, and behind the last one, are whatever the caller's memory held. Of the operations whose
+ * args are compared (io/onnx.c). */
 static void te__args_clear_padding(te_op op, te__any_args *args) {
 #define TE__HOLE(lower, UPPER, before, next)                                                              \
     {TE_OP_##UPPER, offsetof(te_op_##lower##_args, before) + sizeof(((te_op_##lower##_args *)0)->before), \
@@ -447,7 +454,8 @@ typedef struct te__span {
     uintptr_t begin, end;
 } te__span;
 
-/* A field that holds a tensor, or `count` of them, `stride` bytes apart. Pointers differ in const alone, so they are read and written by memcpy. */
+/* A field that holds a tensor, or `count` of them, `stride` bytes apart. Pointers differ in const alone, so they are
+ * read and written by memcpy. */
 typedef struct te__arg {
     const char *name;
     unsigned char *slot; /* of the (first) pointer; NULL: the list is */
@@ -525,7 +533,8 @@ static void te__args_touch(const te__args *l) {
 
 /* ---- names ---- */
 
-static const char *const te__op_names[TE_OP_COUNT][2] = {{"?", "?"}, /* name and family; the first for a te_op that does not exist */
+static const char *const te__op_names[TE_OP_COUNT][2] = {{"?", "?"}, /* name and family; the first for a te_op that does
+                                                                      * not exist */
 #define TE__OP_NAME(lower, UPPER, family) {#lower, #family},
     TE_OP_LIST(TE__OP_NAME)
 #undef TE__OP_NAME
@@ -627,7 +636,8 @@ static te_result te__arg_refuse(te_ctx *te, const char *op, const te__arg *p, in
                     op, name, te__shape_text(x, text));
 }
 
-/* The bytes of x as runs of neighbours, each beginning a multiple of `period` bytes after the first one. No period: there is one run. */
+/* The bytes of x as runs of neighbours, each beginning a multiple of `period` bytes after the first one. No period:
+ * there is one run. */
 static void te__runs_of(const te_tensor *x, uint64_t *run, uint64_t *period) {
     uint64_t length = 1, gcd = 0, size = (uint64_t)te__dtype_size(x->dtype);
     int i;
@@ -644,8 +654,9 @@ static void te__runs_of(const te_tensor *x, uint64_t *run, uint64_t *period) {
     *run = length * size;
     *period = gcd * size;
 }
-/* Two tensors whose spans meet: do their bytes? Contiguous ones do. The columns of a matrix, or the heads of a packed projection, may alternate: with the
- * periods of both in common, one's runs lie between those of the other. Ranges for which neither test decides count as meeting. */
+/* Two tensors whose spans meet: do their bytes? Contiguous ones do. The columns of a matrix, or the heads of a packed
+ * projection, may alternate: with the periods of both in common, one's runs lie between those of the other. Ranges for
+ * which neither test decides count as meeting. */
 static bool te__tensors_meet(const te_tensor *x, const te_tensor *y) {
     uint64_t run_x, run_y, a, b, rest, at;
     if (te__is_contiguous(x) && te__is_contiguous(y)) return true;
@@ -653,7 +664,8 @@ static bool te__tensors_meet(const te_tensor *x, const te_tensor *y) {
     te__runs_of(y, &run_y, &b);
     for (; b; a = b, b = rest) rest = a % b;
     if (!a) return true;
-    at = (uint64_t)((uintptr_t)te__data(y) % a + a - (uintptr_t)te__data(x) % a) % a; /* from the begin of a run of x to that of one of y */
+    /* from the begin of a run of x to that of one of y */
+    at = (uint64_t)((uintptr_t)te__data(y) % a + a - (uintptr_t)te__data(x) % a) % a;
     return !(run_x <= at && at + run_y <= a);
 }
 /* Element i of one is element i of the other. */
@@ -700,8 +712,9 @@ static bool te__any_meets(const te__args *l, bool lists) {
     return false;
 }
 
-/* Every tensor that is needed is there, plain, of this context, of a format that the operation takes, contiguous unless strides are fine. run: they
- * have memory, too. Different places of lists are not compared: of thousands of tensors these would be millions of pairs. */
+/* Every tensor that is needed is there, plain, of this context, of a format that the operation takes, contiguous unless
+ * strides are fine. run: they have memory, too. Different places of lists are not compared: of thousands of tensors
+ * these would be millions of pairs. */
 static te_result te__args_check(te_ctx *te, te__args *l, bool run) {
     const char *op = te_query_name(l->op);
     int64_t places = 0, i;
@@ -731,7 +744,8 @@ static te_result te__args_check(te_ctx *te, te__args *l, bool run) {
     return TE_OK;
 }
 
-/* Outputs overlap with nothing but what the list allows. Asked of args that are right in all else: a wrong size is the better complaint. */
+/* Outputs overlap with nothing but what the list allows. Asked of args that are right in all else: a wrong size is the
+ * better complaint. */
 static te_result te__args_apart(te_ctx *te, te__args *l) {
     int64_t places = 1, i;
     te_result r = TE_OK;

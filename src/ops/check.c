@@ -1,8 +1,9 @@
-/* ops/check.c: questions that several operations ask of a tensor beyond te__args_check, and how they complain; the alignment that fast kernels want.
+/* ops/check.c: questions that several operations ask of a tensor beyond te__args_check, and how they complain; the
+ * alignment that fast kernels want.
  * Knows tensors; must not know operations.
  *
- * `op` and `name` are what the message calls them: "rmsnorm_fwd", "gamma". Each returns TE_OK or the recorded error. Tensors have passed te__args_check, but
- * those that are needed only because of another one's format may be missing. */
+ * `op` and `name` are what the message calls them: "rmsnorm_fwd", "gamma". Each returns TE_OK or the recorded error.
+ * Tensors have passed te__args_check, but those that are needed only because of another one's format may be missing. */
 
 /* For calls that are no operations: present, of this context, plain (not quantized), contiguous. */
 static te_result te__want(te_ctx *te, const char *op, const char *name, const te_tensor *x) {
@@ -94,7 +95,8 @@ static te_result te__want_one_format(te_ctx *te, const char *op, const char *x_n
                     te_dtype_name(x->dtype), y_name, te_dtype_name(y->dtype));
 }
 
-/* The result of an operation on x [m, n], by the name of out: floats [m, n]; or codes [m, ld], with a scale, and, beside or in place of them, col [n, ldc]. */
+/* The result of an operation on x [m, n], by the name of out: floats [m, n]; or codes [m, ld], with a scale, and,
+ * beside or in place of them, col [n, ldc]. */
 static te_result te__want_output(te_ctx *te, const char *op, const char *name, const te_tensor *out,
                                  const te_tensor *col, const char *col_name, const te_tensor *scale,
                                  const te_tensor *scale_inv, const te_tensor *amax, int64_t m, int64_t n,
@@ -116,7 +118,8 @@ static te_result te__want_output(te_ctx *te, const char *op, const char *name, c
     return r == TE_OK ? te__want_numel(te, op, "scale_inv", scale_inv, 1) : r;
 }
 
-/* A rank has `part` lines of a vocabulary of *size (0 => part: all of it), from number `start` on. has: "the logits have", "columns". */
+/* A rank has `part` lines of a vocabulary of *size (0 => part: all of it), from number `start` on. has: "the logits
+ * have", "columns". */
 static te_result te__want_vocabulary(te_ctx *te, const char *op, const char *has, int64_t part, const char *lines,
                                      int64_t *size, int64_t start) {
     if (*size == 0) *size = part;
@@ -125,7 +128,8 @@ static te_result te__want_vocabulary(te_ctx *te, const char *op, const char *has
                     "%s: vocab_start is %lld, %s %lld %s and vocab_size is %lld; all %s must lie in the vocabulary", op,
                     (long long)start, has, (long long)part, lines, (long long)*size, lines);
 }
-/* All ids are in lowest .. bound - 1, or *but (NULL: no other one); which: of TE__OUTSIDE_LIST. For the CPU, where a check of each costs little. */
+/* All ids are in lowest .. bound - 1, or *but (NULL: no other one); which: of TE__OUTSIDE_LIST. For the CPU, where a
+ * check of each costs little. */
 static te_result te__want_inside(te_ctx *te, int which, const te_tensor *ids, int64_t lowest, int64_t bound,
                                  const int64_t *but) {
     int64_t n = te__numel(ids), i;

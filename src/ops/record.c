@@ -1,7 +1,8 @@
-/* ops/record.c: a capture holds the memory of an operation's tensors, and on the CPU keeps the call. Knows te__args; must not know what
- * operations compute.
+/* ops/record.c: a capture holds the memory of an operation's tensors, and on the CPU keeps the call. Knows te__args;
+ * must not know what operations compute.
  *
- * A capture outlives what it was given: a kept call has copies, of its own, of tensors, of every list and of a rotation's frequencies. */
+ * A capture outlives what it was given: a kept call has copies, of its own, of tensors, of every list and of a
+ * rotation's frequencies. */
 
 /* The memory that a call names stays as long as the graph under way. */
 static te_result te__capture_args(te_graph *g, const te__args *l) {
@@ -74,8 +75,8 @@ static te_rope_angles *te__angles_of(te_op op, void *args) {
     if (op == TE_OP_QKV_ROPE) return f->no_rope ? NULL : &f->angles;
     return op == TE_OP_QKV_ROPE_BWD && !b->no_rope ? &b->angles : NULL;
 }
-/* The frequencies of its angles: like lists and tensors, the caller may free them when the call returns. Functions and texts (te_score_mod) have to outlive
- * the call anyway, and are not copied. */
+/* The frequencies of its angles: like lists and tensors, the caller may free them when the call returns. Functions and
+ * texts (te_score_mod) have to outlive the call anyway, and are not copied. */
 static void te__keep_frequencies(te_op op, void *args, unsigned char *memory, size_t *used) {
     te_rope_angles *x = te__angles_of(op, args);
     size_t bytes = x && x->inv_freq ? (size_t)(x->rotary_dim / 2) * sizeof(float) : 0;

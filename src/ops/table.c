@@ -231,7 +231,8 @@ static const te__device te__cpu_device = {"cpu",
 
 /* ---- the CUDA device ---- */
 
-/* Plans one operation on te's GPU: with every kernel there is, and where those cannot be had, with the embedded ones. */
+/* Plans one operation on te's GPU: with every kernel there is, and where those cannot be had, with the embedded
+ * ones. */
 static te_result te__cuda_plan(te_ctx *te, te__plan *p, te_op op, const void *args) {
     te_result result;
     te__plan_begin(p, te);
@@ -251,7 +252,8 @@ static te_result te__cuda_plan(te_ctx *te, te__plan *p, te_op op, const void *ar
 static te_result te__cuda_run(te_ctx *te, te_op op, const void *args) {
     te__plan plan;
     bool pushed;
-    te_result result = te__cuda_enter(te, &pushed); /* planning encodes tensor maps: that wants a current CUcontext, too */
+    te_result result = te__cuda_enter(te, &pushed); /* planning encodes tensor maps: that wants a current CUcontext,
+                                                     * too */
     if (result != TE_OK) return result;
     result = te__cuda_plan(te, &plan, op, args);
     if (result == TE_OK) result = te->warming ? te__cuda_note(te, &plan) : te__cuda_execute(te, &plan);

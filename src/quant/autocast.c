@@ -1,7 +1,8 @@
-/* quant/autocast.c: the autocast stack, and the scaling state that recipes keep for each module. Knows recipes and quantizers; must not
- * know what a module computes. */
+/* quant/autocast.c: the autocast stack, and the scaling state that recipes keep for each module. Knows recipes and
+ * quantizers; must not know what a module computes. */
 
-/* Delayed parts of a hybrid quantizer need scales of their own: the update of a module computes one scale for each slot, and theirs would stay 1. */
+/* Delayed parts of a hybrid quantizer need scales of their own: the update of a module computes one scale for each
+ * slot, and theirs would stay 1. */
 static te_result te__custom_hybrid_ok(te_ctx *te, const te_quantizer_desc *desc) {
     const te__quant_class *cls = te__quant_class_of(desc->kind);
     int i;

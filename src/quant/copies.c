@@ -1,9 +1,11 @@
-/* quant/copies.c: the two copies of a quantized tensor: their memory, filling them, reading them back, making one from the other.
+/* quant/copies.c: the two copies of a quantized tensor: their memory, filling them, reading them back, making one from
+ * the other.
  * Knows the rows of kinds; must not know recipes or modules. */
 
 /* ---- memory ---- */
 
-/* The number of amaxes of a copy of an [m, n] matrix: one for each group of rows; row-scaled: one for each row, in the column-wise copy one for each column. */
+/* The number of amaxes of a copy of an [m, n] matrix: one for each group of rows; row-scaled: one for each row, in the
+ * column-wise copy one for each column. */
 static int64_t te__num_amaxes(const te__quant_spec *spec, int which, int64_t m, int64_t n) {
     return spec->sizes ? te__numel(spec->sizes) : !spec->row_scaled ? 1 : which == TE_ROWWISE ? m : n;
 }
@@ -37,7 +39,8 @@ static te_result te__copy_open(te_ctx *te, te__quant_copy *c, const te__quant_sp
     return c->scale && (c->amax || !(cls->facts & TE__TENSOR_AMAX)) ? TE_OK : te_error_code(te);
 }
 
-/* Both copies share one tensor for a value that they have in common: the scale of a whole tensor, the amax of an untransformed one. */
+/* Both copies share one tensor for a value that they have in common: the scale of a whole tensor, the amax of an
+ * untransformed one. */
 static void te__copies_share(te__quantized *q) {
     te__quant_copy *row = &q->row, *col = &q->col;
     if (!row->data || !col->data || row->cls != q->cls || col->cls != q->cls) return;
@@ -90,7 +93,8 @@ static const te_tensor *te__quant_counted(const te_tensor *x) {
     const te__quant_copy *c = x->quantized->row.data ? &x->quantized->row : &x->quantized->col;
     return c->scale ? c->scale : c->data;
 }
-/* Counts the values that a quantized tensor has had: by the writes of its scale, for the codes of many tensors may lie in one buffer. */
+/* Counts the values that a quantized tensor has had: by the writes of its scale, for the codes of many tensors may lie
+ * in one buffer. */
 static uint64_t te__quant_version(const te_tensor *x) {
     const te_tensor *counted = te__quant_counted(x);
     return x->quantized->version_shift + (counted && counted->buffer ? te__buffer_version(counted->buffer) : 0);
@@ -141,7 +145,8 @@ static te_result te__quant_fill(te_tensor *y, te_tensor *x, const te__quant_spec
     te__frame_begin(x->te);
     flat = te_tensor_contiguous(x);
     result = !flat ? te_error_code(x->te) : row || col ? te__fill_copies(flat, spec, row, col, noop) : TE_OK;
-    if (result == TE_OK && !x->te->warming && te__is_custom(y)) te__quant_set_version(y, before + 1); /* the new tensors have counts of their own */
+    /* the new tensors have counts of their own */
+    if (result == TE_OK && !x->te->warming && te__is_custom(y)) te__quant_set_version(y, before + 1);
     te__frame_end(x->te, NULL, 0);
     return result;
 }
@@ -155,8 +160,9 @@ static te_tensor *te__quantize(te_tensor *x, const te__quant_spec *spec) {
     return te__frame_return(x->te, y);
 }
 
-/* The result of an operation that quantizes it itself. Codes are written at once where the scale is known beforehand; else the operation writes a
- * plain tensor, which te__quant_out_close quantizes. So does an empty result, for which no operation would write a scale. */
+/* The result of an operation that quantizes it itself. Codes are written at once where the scale is known beforehand;
+ * else the operation writes a plain tensor, which te__quant_out_close quantizes. So does an empty result, for which no
+ * operation would write a scale. */
 typedef struct te__quant_out {
     te_tensor *y, *plain; /* plain NULL: the codes are written at once */
     const te_tensor *scale;
@@ -164,8 +170,8 @@ typedef struct te__quant_out {
     te_tensor *x_amax; /* a taken word, whose first number is `amax`; or NULL */
 } te__quant_out;
 
-/* Where the operation leaves the amax of what it makes, for the cast: in a word, which a cast by one scale clears; in the copies' own amax; else, and where a group
- * reduces it, in a tensor of its own. */
+/* Where the operation leaves the amax of what it makes, for the cast: in a word, which a cast by one scale clears; in
+ * the copies' own amax; else, and where a group reduces it, in a tensor of its own. */
 static te_result te__quant_out_amax(te__quant_out *out, const te__quant_spec *spec) {
     te_ctx *te = out->y->te;
     const te__quant_copy *c = out->y->quantized->row.data ? &out->y->quantized->row : &out->y->quantized->col;
@@ -235,7 +241,8 @@ static te_tensor *te__quant_value(const te_tensor *x, te_dtype dtype) {
 
 /* ---- one copy from the other ---- */
 
-/* Does the column-wise copy of x follow from its row-wise one? The copies of a hybrid tensor are quantized independently. */
+/* Does the column-wise copy of x follow from its row-wise one? The copies of a hybrid tensor are quantized
+ * independently. */
 static bool te__column_follows(const te_tensor *x) {
     const te__quant_copy *row = &x->quantized->row;
     return row->data && row->cls == x->quantized->cls && row->cls->facts & TE__COLUMNS_FOLLOW &&
@@ -257,7 +264,8 @@ static te__quant_spec te__copy_spec(const te__quant_copy *c) {
     return spec;
 }
 
-/* Adds a column-wise copy to a tensor that has a row-wise one, or brings the one that is there up to date, in its memory. */
+/* Adds a column-wise copy to a tensor that has a row-wise one, or brings the one that is there up to date, in its
+ * memory. */
 static te_result te__quant_add_columnwise(te_tensor *x) {
     te__quantized *q = x->quantized;
     te__quant_copy *row = &q->row, *col = &q->col;

@@ -1,8 +1,9 @@
-/* quant/groups.c: groups of rows whose sizes lie on the device, each quantized by itself: the group of each row, and rows moved apart so that no block of a
- * column-wise copy is of two groups. Knows the rows of kinds and the maps of chunks; must not know what the groups are.
+/* quant/groups.c: groups of rows whose sizes lie on the device, each quantized by itself: the group of each row, and
+ * rows moved apart so that no block of a column-wise copy is of two groups. Knows the rows of kinds and the maps of
+ * chunks; must not know what the groups are.
  *
- * The row-wise copy of such a tensor has the rows where they are. So has the column-wise copy of a kind with one scale a tensor; in those of other kinds each group
- * begins at a multiple of group_rows rows, between rows of zeros. */
+ * The row-wise copy of such a tensor has the rows where they are. So has the column-wise copy of a kind with one scale
+ * a tensor; in those of other kinds each group begins at a multiple of group_rows rows, between rows of zeros. */
 
 /* Rows enough for n groups of `rows` rows in all, each rounded up to a multiple of `align`. */
 static int64_t te__padded_rows(int64_t rows, int64_t n, int64_t align) {

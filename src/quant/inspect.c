@@ -1,5 +1,6 @@
-/* quant/inspect.c: the error of quantizing each operand of each module, measured in the call that quantizes it. Knows scaling states and the
- * error operation; must not know what a module computes. Off, it costs one comparison a quantization. */
+/* quant/inspect.c: the error of quantizing each operand of each module, measured in the call that quantizes it. Knows
+ * scaling states and the error operation; must not know what a module computes. Off, it costs one comparison a
+ * quantization. */
 
 /* The largest magnitude that each element of a copy could have had: its value with the largest code everywhere. */
 static te_tensor *te__quant_limit(const te_tensor *xq, int which) {
@@ -17,19 +18,22 @@ static te_tensor *te__quant_limit(const te_tensor *xq, int which) {
     return te__copy_dequantize(y, which, TE_F32);
 }
 
-/* Compares xq with x, the operand `type` of product `gemm`; the figures replace the slot's earlier ones. No effect unless inspecting. */
+/* Compares xq with x, the operand `type` of product `gemm`; the figures replace the slot's earlier ones. No effect
+ * unless inspecting. */
 static void te__inspect(te__scaling *s, int gemm, te_tensor_type type, te_tensor *x, const te_tensor *xq) {
     te_ctx *te = x->te;
     te_op_quant_error_args error = TE_ZERO;
     te_op_amax_args amax = TE_ZERO;
     te__measured *slot, fresh;
     const te__quant_copy *copy;
-    if (!te->inspecting || te->warming || !x->buffer || !xq->quantized) return; /* a custom recipe may leave an operand as it is */
+    /* a custom recipe may leave an operand as it is */
+    if (!te->inspecting || te->warming || !x->buffer || !xq->quantized) return;
     if (!s->inspection) {
         s->inspection = (te__inspection *)te__alloc_zero(te, te__inspection_bytes(s));
         if (!s->inspection) return;
     }
-    if (te->module_path[0]) memcpy(s->inspection->path, te->module_path, sizeof(s->inspection->path)); /* empty in the backward pass */
+    /* empty in the backward pass */
+    if (te->module_path[0]) memcpy(s->inspection->path, te->module_path, sizeof(s->inspection->path));
     s->inspection->module_type = s->module_type;
     slot = &s->inspection->slot[gemm * TE__INSPECTED_TYPES + (type == TE_TENSOR_INPUT    ? 0
                                                               : type == TE_TENSOR_WEIGHT ? 1

@@ -47,7 +47,8 @@ static te_result te__custom_fill(te_tensor *x, const te__quant_spec *spec, te__q
     }
     for (which = TE_ROWWISE; which <= TE_COLUMNWISE; which++) { /* all or none */
         te__quant_copy *c = which == TE_ROWWISE ? row : col, *fresh = &made[which - 1];
-        if (c && result == TE_OK && !(te->warming && c->data)) { /* a warm-up computes nothing, and changes nothing that is there */
+        if (c && result == TE_OK && !(te->warming && c->data)) { /* a warm-up computes nothing, and changes nothing that
+                                                                  * is there */
             te__copy_release(c);
             *c = *fresh;
         } else

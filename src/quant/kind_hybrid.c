@@ -1,4 +1,5 @@
-/* quant/kind_hybrid.c: a row-wise copy of one kind, a column-wise one of another. The other parts find both by te__spec_of. */
+/* quant/kind_hybrid.c: a row-wise copy of one kind, a column-wise one of another. The other parts find both by
+ * te__spec_of. */
 
 /* Custom functions may fail: they go first, and their copies take effect when all is done. */
 static te_result te__hybrid_fill(te_tensor *x, const te__quant_spec *spec, te__quant_copy *row, te__quant_copy *col,

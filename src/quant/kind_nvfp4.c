@@ -35,7 +35,8 @@ static te_result te__nvfp4_fill(te_tensor *x, const te__quant_spec *spec, te__qu
     te_op_nvfp4_amax_args amax = TE_ZERO;
     te_op_nvfp4_quantize_args cast = TE_ZERO;
     te_op_amax_args by_rows = TE_ZERO;
-    te_tensor *whole[2] = {NULL, NULL}; /* the copies' amaxes, while a group reduces temporaries: a collective that fails leaves the copies as they are */
+    te_tensor *whole[2] = {NULL, NULL}; /* the copies' amaxes, while a group reduces temporaries: a collective that
+                                         * fails leaves the copies as they are */
     te_result result = TE_OK;
     int i;
     amax.x = x;
@@ -58,7 +59,8 @@ static te_result te__nvfp4_fill(te_tensor *x, const te__quant_spec *spec, te__qu
         whole[i] = own;
     }
     cast.measure = !whole[0] && !whole[1] && !spec->sizes && !spec->amax; /* else the cast measures its amaxes itself */
-    if (spec->sizes && row) { /* groups begin at any row, and the column-wise copy is another call's (te__fill_copies) */
+    if (spec->sizes && row) { /* groups begin at any row, and the column-wise copy is another call's
+                               * (te__fill_copies) */
         by_rows.x = x;
         by_rows.amax = amax.amax_row;
         by_rows.groups = amax.groups;
@@ -115,7 +117,8 @@ static te_result te__nvfp4_turn_scales(te_ctx *te, const te__quant_copy *row, te
                                        int64_t n) {
     int64_t tiles = te__div_up(m, 16), from_ld = row->scale->shape[1], to_ld = col->scale->shape[1], part;
     te_result result = te->device->clear(te, te__data(col->scale), te_tensor_bytes(col->scale));
-    for (part = 0; part < 2 && result == TE_OK; part++) { /* the whole groups of 16 columns, then the columns left over */
+    for (part = 0; part < 2 && result == TE_OK; part++) { /* the whole groups of 16 columns, then the columns left
+                                                           * over */
         int64_t first = part ? n / 16 : 0, shape[3];
         te_tensor *src, *dst;
         shape[0] = part ? n % 16 != 0 : n / 16;

@@ -1,5 +1,6 @@
-/* quant/kinds.h: the row of one kind of quantizer, a table of facts and functions, and helpers that several kinds use. The rows stand in
- * quant/kind_NAME.c; all other parts ask a row and compare no kinds. Must not know any one of them. */
+/* quant/kinds.h: the row of one kind of quantizer, a table of facts and functions, and helpers that several kinds use.
+ * The rows stand in quant/kind_NAME.c; all other parts ask a row and compare no kinds. Must not know any one of
+ * them. */
 
 typedef enum te__quant_form {
     TE__FORM_CODES, /* FP8 or FP4 codes and scales, which operations write and read */
@@ -11,14 +12,18 @@ typedef enum te__quant_form {
 /* Facts of a kind. */
 enum {
     TE__TENSOR_SCALED = 1,    /* one scale a tensor, f32 [1], in both copies; such kinds read each other's copies */
-    TE__SCALE_GIVEN = 2,      /* spec->scale and spec->amax come from outside: the scale in force, and the amax for its update */
+    TE__SCALE_GIVEN = 2,      /* spec->scale and spec->amax come from outside: the scale in force, and the amax for its
+                               * update */
     TE__TENSOR_AMAX = 4,      /* each copy keeps an f32 amax of the whole tensor, or one a line */
     TE__TRANSPOSED = 8,       /* a column-wise copy lies transposed */
     TE__IN_PRODUCTS = 16,     /* te_op_gemm reads the copies; products decode those of other kinds */
-    TE__COLUMNS_FOLLOW = 32,  /* the column-wise copy is the row-wise one transposed, where a scale is that of a square of elements, or of all */
-    TE__BOTH_FROM_SLICES = 64, /* slices are cast into both copies, for neither gives the other; tiles are turned in the column-wise one */
+    TE__COLUMNS_FOLLOW = 32,  /* the column-wise copy is the row-wise one transposed, where a scale is that of a square
+                               * of elements, or of all */
+    TE__BOTH_FROM_SLICES = 64, /* slices are cast into both copies, for neither gives the other; tiles are turned in the
+                                * column-wise one */
     TE__EXACT_CODES = 128,    /* codes times the scales of their blocks are bf16 without rounding */
-    TE__TAKES_AMAX = 256,     /* the cast takes the amax of the whole tensor from the operation that made it: spec->amax or spec->x_amax */
+    TE__TAKES_AMAX = 256,     /* the cast takes the amax of the whole tensor from the operation that made it: spec->amax
+                               * or spec->x_amax */
     TE__BLOCKS_IN_ATTENTION = 512 /* FP8 attention takes q, k, v, o and their gradients by these blocks */
 };
 
@@ -30,10 +35,12 @@ struct te__quant_class {
     int facts;
     te_dtype code_dtype, scale_dtype; /* code_dtype NONE: e4m3 or e5m2, as the desc asks */
     te_scaling scaling[2];            /* for operations that read the copies; [1]: of two-dimensional blocks */
-    int64_t slice_tile[2];            /* rows and columns that share a scale in weights quantized by slices; 0: none do */
-    const char *slices_need;          /* the refusal of a spec whose blocks are not such tiles, or that casts with other options; of any spec if there
-                                       * are no tiles; NULL: any spec will do */
-    /* Copies the fields of a desc that this kind alone reads into the spec, and refuses wrong ones. NULL: it has none. */
+    int64_t slice_tile[2];            /* rows and columns that share a scale in weights quantized by slices; 0: none
+                                       * do */
+    const char *slices_need;          /* the refusal of a spec whose blocks are not such tiles, or that casts with other
+                                       * options; of any spec if there are no tiles; NULL: any spec will do */
+    /* Copies the fields of a desc that this kind alone reads into the spec, and refuses wrong ones. NULL: it has
+     * none. */
     te_result (*resolve)(te_ctx *te, const te_quantizer_desc *desc, te__quant_spec *spec, const char *who);
     /* Shape of a copy's scales; `inner` runs along the contraction. NULL: TE__TENSOR_SCALED, or not codes. */
     void (*scale_shape)(const te__quant_copy *c, bool columnwise, int64_t outer, int64_t inner, int64_t shape[2]);
@@ -44,15 +51,20 @@ struct te__quant_class {
     te_tensor *(*decode)(const te_tensor *x, const te__quant_copy *c, int which, te_dtype dtype);
     /* TE__COLUMNS_FOLLOW: the scales of the transposed codes. NULL: both copies share theirs. */
     te_result (*turn_scales)(te_ctx *te, const te__quant_copy *row, te__quant_copy *col, int64_t m, int64_t n);
-    /* The factor of a whole tensor, for inspection, from its amax or (without TE__TENSOR_AMAX) its scale. NULL: it has none. */
+    /* The factor of a whole tensor, for inspection, from its amax or (without TE__TENSOR_AMAX) its scale. NULL: it has
+     * none. */
     float (*tensor_factor)(float word, bool e4m3_max_256);
-    /* Shards of a tensor's first dimension travel between ranks as codes and scales where their rows and columns are multiples of this; 0: never. */
+    /* Shards of a tensor's first dimension travel between ranks as codes and scales where their rows and columns are
+     * multiples of this; 0: never. */
     int64_t shard_tile;
-    int shard_scales[2]; /* the dimension of the scales that grows with the rows: of the row-wise copy, of the column-wise one */
-    int64_t group_rows;  /* rows that blocks of the column-wise copy have in common: groups of rows begin at multiples of these there; 0: not codes */
+    int shard_scales[2]; /* the dimension of the scales that grows with the rows: of the row-wise copy, of the
+                          * column-wise one */
+    int64_t group_rows;  /* rows that blocks of the column-wise copy have in common: groups of rows begin at multiples
+                          * of these there; 0: not codes */
 };
 
-/* Does a cast by `spec` take an amax? Not where the numbers are transformed first, or where each line or each group of rows has an amax of its own. */
+/* Does a cast by `spec` take an amax? Not where the numbers are transformed first, or where each line or each group of
+ * rows has an amax of its own. */
 static bool te__takes_amax(const te__quant_spec *spec) {
     return spec->cls->facts & TE__TAKES_AMAX && !spec->rht && !spec->row_scaled && !spec->sizes;
 }
@@ -82,7 +94,8 @@ static void te__cast_outputs(const te__quant_copy *row, const te__quant_copy *co
     *col_scale = col ? col->scale : NULL;
 }
 
-/* Rows of codes start at multiples of 16 bytes, so that every kernel may load them 16 bytes at a time whatever the shape. */
+/* Rows of codes start at multiples of 16 bytes, so that every kernel may load them 16 bytes at a time whatever the
+ * shape. */
 static int64_t te__quant_ld(te_dtype dtype, int64_t columns) {
     return te__round_up(columns, dtype == TE_F4E2M1 ? 32 : 16);
 }

@@ -1,9 +1,11 @@
-/* quant/master.c: from sharded f32 master weights to the quantized weights of a model: amaxes of the slices, reduced over the ranks; scales
- * of the whole; codes of the slices. Knows slices and groups; must not know optimizers or modules.
+/* quant/master.c: from sharded f32 master weights to the quantized weights of a model: amaxes of the slices, reduced
+ * over the ranks; scales of the whole; codes of the slices. Knows slices and groups; must not know optimizers or
+ * modules.
  *
- * Numbers: TransformerEngine, pytorch/tensor/utils.py (quantize_master_weights). There each kind of scaling has a reduction of its own; here the
- * amaxes of all weights lie in one buffer, and one te_all_reduce reduces them. So every rank calls one collective whatever it owns, and nothing is
- * written before it: if a rank fails until then, the call fails on all ranks and changes nothing. */
+ * Numbers: TransformerEngine, pytorch/tensor/utils.py (quantize_master_weights). There each kind of scaling has a
+ * reduction of its own; here the amaxes of all weights lie in one buffer, and one te_all_reduce reduces them. So every
+ * rank calls one collective whatever it owns, and nothing is written before it: if a rank fails until then, the call
+ * fails on all ranks and changes nothing. */
 
 /* One copy of one weight; with TE__BOTH_FROM_SLICES both of them. */
 typedef struct te__master_job {
@@ -155,7 +157,8 @@ static te_result te__slice_amax(const te__master_job *j, te_tensor *amax, int64_
     return te_op_shard_amax(j->weight->te, &args);
 }
 
-/* The amaxes of the job's slice; a rank without a slice leaves 0. Delayed: at least the amax that the weight's quantizer has recorded. */
+/* The amaxes of the job's slice; a rank without a slice leaves 0. Delayed: at least the amax that the weight's
+ * quantizer has recorded. */
 static te_result te__master_measure(const te__master_job *j) {
     const te__quant_class *cls = j->spec->cls;
     te_result result = TE_OK;
@@ -210,7 +213,8 @@ static te_result te__master_per_tensor(const te__master_job *j) {
     te_ctx *te = j->weight->te;
     te_op_scale_from_amax_args args = TE_ZERO;
     te_result result;
-    if (j->spec->cls->facts & TE__SCALE_GIVEN) { /* the scale stays until the delayed update, which reads the amax; several weights may share both */
+    if (j->spec->cls->facts & TE__SCALE_GIVEN) { /* the scale stays until the delayed update, which reads the amax;
+                                                  * several weights may share both */
         args.scale = j->spec->scale;
         result = te__amax_into(j->amax_tensor, j->spec->amax);
         if (result == TE_OK) result = te__scale_inverse(te, args.scale, j->copy->scale);
@@ -282,7 +286,8 @@ static te_result te__master_add(te__master_run *r, int i, int which, const te__q
     j->shard = w->shard_weights ? w->shard_weights[i] : NULL;
     j->shard_col = w->shard_columnwise ? w->shard_columnwise[i] : NULL;
     j->start = w->start_offsets[i];
-    j->slice = te_tensor_cast(master, j->weight->dtype); /* a weight that is stored in its nominal format has these values */
+    j->slice = te_tensor_cast(master, j->weight->dtype); /* a weight that is stored in its nominal format has these
+                                                          * values */
     return j->slice ? TE_OK : te_error_code(r->te);
 }
 

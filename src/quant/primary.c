@@ -1,5 +1,5 @@
-/* quant/primary.c: weights that are stored quantized: making them, their first values, their memory. Knows recipes and quantizers; must
- * not know which module a weight belongs to. */
+/* quant/primary.c: weights that are stored quantized: making them, their first values, their memory. Knows recipes and
+ * quantizers; must not know which module a weight belongs to. */
 
 TE_API te_result te_quantized_model_init_begin(te_ctx *te, const te_quantized_model_init_desc *desc) {
     te__quantized_init *init;
@@ -55,7 +55,8 @@ static te_quantizer *te__weight_quantizer(te_ctx *te, const char *module_type, c
     return q;
 }
 
-/* A quantized tensor in place of a weight that was just given its first value; the weight itself where the recipe keeps it in high precision. */
+/* A quantized tensor in place of a weight that was just given its first value; the weight itself where the recipe keeps
+ * it in high precision. */
 static te_tensor *te__primary_create(te_tensor *weight, const char *module_type, const char *path, int gemm) {
     te_ctx *te = weight->te;
     te_quantizer *q = te__weight_quantizer(te, module_type, path, gemm);
@@ -102,8 +103,8 @@ static bool te__primary_has_start(const te_tensor *x) {
     return x->quantized->init_value && x->quantized->init_version == te__quant_version(x);
 }
 
-/* Writes a high-precision value into a weight that is stored quantized, from an optimizer. noop: f32 [1], or NULL: where it is 1, codes stay as they are (those of a custom kind, or plain
- * ones, are made again). */
+/* Writes a high-precision value into a weight that is stored quantized, from an optimizer. noop: f32 [1], or NULL:
+ * where it is 1, codes stay as they are (those of a custom kind, or plain ones, are made again). */
 static te_result te__primary_assign(te_tensor *weight, te_tensor *value, const te_tensor *noop) {
     if (!weight->quantized->quantizer)
         return te__fail(weight->te, TE_ERR_STATE,
@@ -113,14 +114,16 @@ static te_result te__primary_assign(te_tensor *weight, te_tensor *value, const t
                             weight->quantized->cls->form == TE__FORM_CODES ? noop : NULL);
 }
 
-/* The same from an initialisation, a file or a sum: training starts from this value, so it replaces the preserved one, in the format of that. */
+/* The same from an initialisation, a file or a sum: training starts from this value, so it replaces the preserved one,
+ * in the format of that. */
 static te_result te__primary_start(te_tensor *weight, te_tensor *value) {
     te__quantized *q = weight->quantized;
     const bool preserves = q->init_value && !weight->te->warming;
     te_tensor *first;
     te_result result;
     te__frame_begin(weight->te);
-    first = preserves ? te_tensor_cast(value, weight->dtype) : value; /* what can fail for want of memory comes before the codes change */
+    first = preserves ? te_tensor_cast(value, weight->dtype) : value; /* what can fail for want of memory comes before
+                                                                       * the codes change */
     result = first ? te__primary_assign(weight, value, NULL) : te_error_code(weight->te);
     if (result == TE_OK && preserves) result = te_tensor_to_host(first, q->init_value);
     if (result == TE_OK && preserves) q->init_version = te__quant_version(weight);

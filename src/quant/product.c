@@ -1,5 +1,5 @@
-/* quant/product.c: a product of two matrices, each plain or quantized: the copies that fit go to the matrix kernels as they are, the
- * others are decoded. Knows the copies; must not know recipes, modules or the tape. */
+/* quant/product.c: a product of two matrices, each plain or quantized: the copies that fit go to the matrix kernels as
+ * they are, the others are decoded. Knows the copies; must not know recipes, modules or the tape. */
 
 static te_scaling te__scaling_kind(const te__quant_copy *c) { return c->cls->scaling[c->two_dimensional]; }
 
@@ -16,8 +16,9 @@ static te_tensor *te__plain_factor(te_tensor *x, int which, te_dtype dtype) {
     return te__copy_dequantize(x, te__copy_of(x, which)->data ? which : TE_ROWWISE + TE_COLUMNWISE - which, dtype);
 }
 
-/* D = op(A) op(B) into g->d with the rest of g as it stands (bias, accumulate, split_accumulator). A is [m, k], or a_transposed [k, m]; B
- * is [k, n], or b_transposed [n, k]; of a quantized matrix the copy is read that is contiguous along k. */
+/* D = op(A) op(B) into g->d with the rest of g as it stands (bias, accumulate, split_accumulator). A is [m, k], or
+ * a_transposed [k, m]; B is [k, n], or b_transposed [n, k]; of a quantized matrix the copy is read that is contiguous
+ * along k. */
 static te_result te__product(te_ctx *te, te_tensor *a, bool a_transposed, te_tensor *b, bool b_transposed,
                              te_op_gemm_args *g) {
     int a_which = a_transposed ? TE_COLUMNWISE : TE_ROWWISE, b_which = b_transposed ? TE_ROWWISE : TE_COLUMNWISE;

@@ -1,5 +1,5 @@
-/* quant/recipe.c: recipes: how each operand of a product is quantized, and the options that exclude each other. Knows quantizers; must not know
- * the autocast stack or modules. */
+/* quant/recipe.c: recipes: how each operand of a product is quantized, and the options that exclude each other. Knows
+ * quantizers; must not know the autocast stack or modules. */
 
 static te_recipe te__recipe_of(te_recipe_kind kind) {
     te_recipe r = TE_ZERO;
@@ -24,7 +24,8 @@ TE_API const char *te_recipe_name(te_recipe_kind kind) {
     return (int)kind >= 0 && (int)kind < TE__COUNT(names) ? names[kind] : "?";
 }
 
-/* Every field, with a bit for each kind that reads it (0: all do). Recipes are compared field by field; a field of another kind is refused if it is set. */
+/* Every field, with a bit for each kind that reads it (0: all do). Recipes are compared field by field; a field of
+ * another kind is refused if it is set. */
 static const te__field te__recipe_fields[] = {
 #define TE__ONE(field) TE__FIELD(te_recipe, field, 0)
 #define TE__OF(KIND) (1 << TE_RECIPE_##KIND)

@@ -1,5 +1,5 @@
-/* quant/scaling.c: what modules keep for their recipes: scales and histories of delayed slots, the answers of a custom recipe, the last
- * inspection. Knows quantizers; must not know when any of it is used. */
+/* quant/scaling.c: what modules keep for their recipes: scales and histories of delayed slots, the answers of a custom
+ * recipe, the last inspection. Knows quantizers; must not know when any of it is used. */
 
 /* One direction: scale f32 [n], history f32 [L, n]; views of single slots for the casts. */
 typedef struct te__slots {
@@ -51,7 +51,8 @@ static void te__measured_close(te__measured *s) {
     te_tensor_release(s->scale);
     memset(s, 0, sizeof(*s));
 }
-/* A module's state, for as many products as it has. The module holds a reference, and so does each tape node whose backward function quantizes. */
+/* A module's state, for as many products as it has. The module holds a reference, and so does each tape node whose
+ * backward function quantizes. */
 typedef struct te__scaling {
     te_ctx *te;
     int refs;
@@ -147,10 +148,12 @@ static te_tensor *te__history_resized(te_ctx *te, const te_tensor *old, int64_t 
 
 /* ---- a step that fails ----
  *
- * Scales and histories change during a step: casts record amaxes, te_autocast_end and te_backward roll the histories and make new scales. If a later
- * call fails, the step is repeated from its beginning and must find them as they were. So they are copied when a step begins (one launch for some thirty
- * products), and te_clear_error restores them. A step ends with te_optimizer_step, since its microbatches belong together; in a context without an
- * optimizer, with the next outermost te_autocast_begin. te_model_load ends it too: no version tells the scales that it loaded from those of the step. */
+ * Scales and histories change during a step: casts record amaxes, te_autocast_end and te_backward roll the histories
+ * and make new scales. If a later call fails, the step is repeated from its beginning and must find them as they were.
+ * So they are copied when a step begins (one launch for some thirty products), and te_clear_error restores them. A step
+ * ends with te_optimizer_step, since its microbatches belong together; in a context without an optimizer, with the next
+ * outermost te_autocast_begin. te_model_load ends it too: no version tells the scales that it loaded from those of the
+ * step. */
 
 /* Copies all scales and histories to their kept copies, or back. */
 static te_result te__scales_move(te_ctx *te, bool back) {
@@ -202,7 +205,8 @@ static te_result te__scales_give_back(te_ctx *te) {
 static te_result te__scales_keep(te_ctx *te) {
     te_result result = TE_OK;
     if (te->capture || te->warming || te->replaying) return TE_OK;
-    if (te->error_code != TE_OK && te->in_step) return TE_OK; /* the step has failed, and the program has not called te_clear_error yet */
+    if (te->error_code != TE_OK && te->in_step) return TE_OK; /* the step has failed, and the program has not called
+                                                               * te_clear_error yet */
     if (te->step_failed) result = te__scales_give_back(te);
     if (result != TE_OK || (te->in_step && te->num_optimizers > 0)) return result;
     te->in_step = false; /* if the copy fails, there is nothing to restore */
@@ -292,14 +296,16 @@ static te__scaling *te__scaling_create(te_ctx *te, te_module *module, int num_ge
 
 /* ---- a call -------------------------------------------------------------------------------------------------- */
 
-/* How one call of a module quantizes. A tape node keeps a copy, so that its backward pass goes by the recipe and the group of its own forward. */
+/* How one call of a module quantizes. A tape node keeps a copy, so that its backward pass goes by the recipe and the
+ * group of its own forward. */
 typedef struct te__quant_call {
     te__scaling *scaling; /* NULL: in high precision */
     te_recipe recipe;
     te_group *group; /* reduces amaxes; borrowed */
     bool enabled;    /* else amaxes alone may be wanted: calibrating */
     bool calibrating;
-    te__slots *forward; /* the scales that the forward reads, the amaxes that it leaves: the module's, or those of a forward that runs again */
+    te__slots *forward; /* the scales that the forward reads, the amaxes that it leaves: the module's, or those of a
+                         * forward that runs again */
 } te__quant_call;
 
 /* For a node's state; te__quant_call_drop releases the reference. */

@@ -1,5 +1,6 @@
-/* quant/snapshot.c: the state that the second run of a checkpointed function must find: the random state, the autocast stack, the scales of delayed
- * recipes, and unchanged parameters. Knows scaling states and the tape; must not know modules. */
+/* quant/snapshot.c: the state that the second run of a checkpointed function must find: the random state, the autocast
+ * stack, the scales of delayed recipes, and unchanged parameters. Knows scaling states and the tape; must not know
+ * modules. */
 
 typedef struct te__snapshot_scales {
     te__scaling *scaling; /* a reference */
@@ -123,7 +124,8 @@ static te_result te__snapshot_take(te_ctx *te, te__scaling *scaling, te__slots *
     return result;
 }
 
-/* A module that keeps scales is called: in a second run it reads those of the first; a first run notes what it reads. */
+/* A module that keeps scales is called: in a second run it reads those of the first; a first run notes what it
+ * reads. */
 static te_result te__snapshot_call(te_ctx *te, te__scaling *scaling, te__quant_call *call) {
     te_result result = te->replaying ? te__snapshot_take(te, scaling, &call->forward) : TE_OK;
     return result == TE_OK && te->recording ? te__snapshot_note(te, scaling, call->forward) : result;

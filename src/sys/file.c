@@ -1,8 +1,8 @@
-/* sys/file.c: files: read whole or at random, replaced atomically, locked; folders. Paths are UTF-8. Knows the operating system, and
- * nothing of what files hold.
+/* sys/file.c: files: read whole or at random, replaced atomically, locked; folders. Paths are UTF-8. Knows the
+ * operating system, and nothing of what files hold.
  *
- * A function that can fail returns false and adds a whole sentence, with the path and the system's own words, to `why` (which
- * may be NULL). */
+ * A function that can fail returns false and adds a whole sentence, with the path and the system's own words, to `why`
+ * (which may be NULL). */
 
 static inline bool te__file_complain(te__text *why, const char *verb, const char *path) {
     if (!why) return false;
@@ -71,8 +71,8 @@ typedef int te__fd;
 #endif
 #endif
 
-/* Refuses an empty path, or one of a folder, a pipe or a device: these have no size to check against, and must not be replaced. `kind`: the kind's name, or
- * NULL. */
+/* Refuses an empty path, or one of a folder, a pipe or a device: these have no size to check against, and must not be
+ * replaced. `kind`: the kind's name, or NULL. */
 static inline bool te__path_complain(te__text *why, const char *verb, const char *path, const char *kind) {
     if (why && !path[0]) te__text_printf(why, "cannot %s the file: its path is empty", verb);
     else if (why) te__text_printf(why, "cannot %s %s: it is %s, not a regular file", verb, path, kind);
@@ -143,7 +143,8 @@ static inline bool te__file_open(te__file *f, const char *path, te__text *why) {
     f->size = (uint64_t)size.QuadPart;
 #else
     struct stat st;
-    /* The kind is checked before open, since to open a pipe would wait for its writer, and again after it, for the file that was opened. */
+    /* The kind is checked before open, since to open a pipe would wait for its writer, and again after it, for the file
+     * that was opened. */
     if (stat(path, &st) != 0) return te__file_complain(why, "open", path);
     if (S_ISREG(st.st_mode)) {
         do f->fd = open(path, O_RDONLY | TE__O_CLOEXEC);
@@ -258,7 +259,8 @@ static inline bool te__dir_list(const char *path, bool (*each)(void *user, const
     return true;
 }
 
-/* Follows symbolic links from `path` to the file itself, beside which its replacement must be written. The file need not exist. */
+/* Follows symbolic links from `path` to the file itself, beside which its replacement must be written. The file need
+ * not exist. */
 static inline bool te__path_follow(const char *path, te__text *file, te__text *why) {
     te__text_clear(file);
     te__text_put(file, path);
@@ -317,10 +319,12 @@ static inline const char *te__path_other_kind(const char *path) {
 
 /* ---- temporary files ----
  *
- * FILE is written as FILE.HOST.PROCESS.SERIAL.tmp beside it. A killed process leaves that file behind; the next process that opens or writes FILE removes it.
- * Process ids are reused, and differ between containers, so a writer locks its file (flock): the system drops the lock when the writer ends, however it
- * ends. A file that can be locked has no writer if it is of this host; of another host, only an hour after the last write, since not every file
- * system shares locks between hosts. Without locks such files stay. Windows does not let a process remove a file that a writer has open. */
+ * FILE is written as FILE.HOST.PROCESS.SERIAL.tmp beside it. A killed process leaves that file behind; the next process
+ * that opens or writes FILE removes it.
+ * Process ids are reused, and differ between containers, so a writer locks its file (flock): the system drops the lock
+ * when the writer ends, however it ends. A file that can be locked has no writer if it is of this host; of another
+ * host, only an hour after the last write, since not every file system shares locks between hosts. Without locks such
+ * files stay. Windows does not let a process remove a file that a writer has open. */
 
 enum { TE__TEMP_PATIENCE = 3600 };
 
@@ -399,12 +403,12 @@ static inline void te__temps_remove_of(const char *path) {
 
 /* ---- writing ---- */
 
-/* For tests: every file that is written finds the disk full after so many bytes. Negative: off. With TE_TEST_HOOKS the environment
- * variable TE_TEST_FILE_FAIL_AFTER does the same. */
+/* For tests: every file that is written finds the disk full after so many bytes. Negative: off. With TE_TEST_HOOKS the
+ * environment variable TE_TEST_FILE_FAIL_AFTER does the same. */
 static int64_t te__file_fail_after = -1;
 
-/* A file that is being written: beside the final path under a name of its own, and moved there by te__file_out_commit when every byte
- * is on the disk. Until then, and if anything fails, the file that was there before stays as it is. */
+/* A file that is being written: beside the final path under a name of its own, and moved there by te__file_out_commit
+ * when every byte is on the disk. Until then, and if anything fails, the file that was there before stays as it is. */
 typedef struct te__file_out {
     te__fd fd;
     te__text path, temp;
@@ -449,7 +453,8 @@ static inline bool te__file_out_fail(te__file_out *f, const char *verb) {
     return false;
 }
 
-/* Creates a file with a name of its own, locked as long as it is open. False: the name is in use, or another process removed the file before it was locked. */
+/* Creates a file with a name of its own, locked as long as it is open. False: the name is in use, or another process
+ * removed the file before it was locked. */
 static inline bool te__temp_create(te__file_out *f) {
     TE__ALIGNED(8) static int64_t serial; /* two threads may write one path; so may two processes */
     te__text_clear(&f->temp);
@@ -481,7 +486,8 @@ static inline bool te__name_is_taken(void) {
 #endif
 }
 
-/* After a failed begin, writes and the commit fail too, without another message. A link stays a link: the file that it leads to is replaced. */
+/* After a failed begin, writes and the commit fail too, without another message. A link stays a link: the file that it
+ * leads to is replaced. */
 static inline bool te__file_out_begin(te__file_out *f, const char *path, te__text *why) {
     const char *kind;
     int tries = 0;
@@ -531,7 +537,8 @@ static inline bool te__file_out_write(te__file_out *f, const void *data, size_t 
 }
 
 #ifndef _WIN32
-/* Makes the folder's new entry outlive a power cut. Some file systems cannot; the file is complete then all the same. */
+/* Makes the folder's new entry outlive a power cut. Some file systems cannot; the file is complete then all the
+ * same. */
 static inline void te__dir_sync(const char *path_in_it) {
     te__text dir = TE_ZERO;
     te__text_add(&dir, path_in_it, te__path_dir_length(path_in_it));
@@ -544,7 +551,8 @@ static inline void te__dir_sync(const char *path_in_it) {
 }
 #endif
 
-/* Puts the file in its place, if every write succeeded: flush to disk, rename, flush the folder. Else as te__file_out_abort. */
+/* Puts the file in its place, if every write succeeded: flush to disk, rename, flush the folder. Else as
+ * te__file_out_abort. */
 static inline bool te__file_out_commit(te__file_out *f) {
     bool done = false;
     if (!f->failed) {
@@ -615,8 +623,8 @@ static inline bool te__dir_make(const char *path, te__text *why) {
     return fine;
 }
 
-/* Nobody but this user can put files there: it is the user's own and neither group nor others may write. On Windows the profile's
- * access list sees to that. */
+/* Nobody but this user can put files there: it is the user's own and neither group nor others may write. On Windows the
+ * profile's access list sees to that. */
 static inline bool te__dir_is_private(const char *path, te__text *why) {
 #ifdef _WIN32
     if (te__dir_exists(path)) return true;
@@ -635,8 +643,8 @@ static inline bool te__dir_is_private(const char *path, te__text *why) {
 
 /* ---- locks between processes ---- */
 
-/* Held by at most one holder on the machine (threads of one process exclude each other, too). The system releases it when the
- * process ends, however it ends; the empty file stays. */
+/* Held by at most one holder on the machine (threads of one process exclude each other, too). The system releases it
+ * when the process ends, however it ends; the empty file stays. */
 typedef struct te__lock {
     te__fd fd;
 } te__lock;
@@ -653,7 +661,8 @@ static inline void te__lock_release(te__lock *l) {
     l->fd = TE__NO_FD;
 }
 
-/* TE__LOCK_BUSY, without a message, is possible only if `wait` is false; TE__LOCK_FAILED means that locks do not work here at all. */
+/* TE__LOCK_BUSY, without a message, is possible only if `wait` is false; TE__LOCK_FAILED means that locks do not work
+ * here at all. */
 static inline int te__lock_try(te__lock *l, const char *path, bool wait, te__text *why) {
 #ifdef _WIN32
     te__wide w;

@@ -1,6 +1,7 @@
-/* sys/floats.c: how the processor rounds, and whether it takes subnormal numbers for zeros. Any library of the process may have set that: one that was
- * linked with -ffast-math does so when it is loaded. Codes must not depend on it, so arithmetic runs between te__floats_begin and te__floats_end. Knows
- * the control registers of x86 (SSE) and arm64, and <fenv.h>; nothing of what is computed. */
+/* sys/floats.c: how the processor rounds, and whether it takes subnormal numbers for zeros. Any library of the process
+ * may have set that: one that was linked with -ffast-math does so when it is loaded. Codes must not depend on it, so
+ * arithmetic runs between te__floats_begin and te__floats_end. Knows the control registers of x86 (SSE) and arm64, and
+ * <fenv.h>; nothing of what is computed. */
 
 #include <fenv.h>
 #if defined(__SSE__) || defined(_M_X64) || (defined(_M_IX86_FP) && _M_IX86_FP > 0)
@@ -38,7 +39,8 @@ static inline void te__floats_set_control(uint64_t control) {
     (void)control;
 #endif
 }
-/* The control register of a new process: rounding to nearest, subnormals kept, no traps. On x86 the exception flags, which stay, share the register. */
+/* The control register of a new process: rounding to nearest, subnormals kept, no traps. On x86 the exception flags,
+ * which stay, share the register. */
 static inline uint64_t te__floats_usual(uint64_t control) {
 #if defined(TE__FLOATS_SSE)
     return (control & 0x3fu) | 0x1f80u;
@@ -65,7 +67,8 @@ static inline void te__floats_end(const te__floats *was) {
     te__floats_set_control(was->control);
 }
 
-/* a / b for host code outside of operations. Volatile, since compilers may move other arithmetic across the calls above. */
+/* a / b for host code outside of operations. Volatile, since compilers may move other arithmetic across the calls
+ * above. */
 static inline float te__floats_divide(double a, double b) {
     volatile double x = a, y = b;
     volatile float quotient;
@@ -75,8 +78,9 @@ static inline float te__floats_divide(double a, double b) {
     return quotient;
 }
 
-/* Does the compiler's arithmetic follow the source? False if it may reorder sums, divide by multiplying, or ignore -0: clang defines no macro for these
- * flags. Where every number is kept wider than its type (FLT_EVAL_METHOD 2, te_report) this cannot be tested. */
+/* Does the compiler's arithmetic follow the source? False if it may reorder sums, divide by multiplying, or ignore -0:
+ * clang defines no macro for these flags. Where every number is kept wider than its type (FLT_EVAL_METHOD 2, te_report)
+ * this cannot be tested. */
 static inline bool te__arithmetic_is_exact(void) {
 #if FLT_EVAL_METHOD == 0
     volatile float large = 16777216.0f, one = 1.0f, five = 5.0f, minus_zero = -0.0f, quotient, zero;

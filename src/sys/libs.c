@@ -1,5 +1,5 @@
-/* sys/libs.c: finds and opens NVIDIA's libraries: in the loader's path, toolkits, Python packages. Of their functions it
- * knows only those that identify a library. */
+/* sys/libs.c: finds and opens NVIDIA's libraries: in the loader's path, toolkits, Python packages. Of their functions
+ * it knows only those that identify a library. */
 
 typedef enum te__lib_kind {
     TE__LIB_CUDA = 0,     /* the driver */
@@ -66,8 +66,8 @@ typedef struct te__lib_search {
 /* ---- opening ---- */
 
 #ifndef _WIN32
-/* NVRTC opens its builtins library by bare name when it first compiles. Far from the loader's path that works only if the
- * library is loaded already, so every candidate beside NVRTC is loaded first; a wrong one is never asked for. */
+/* NVRTC opens its builtins library by bare name when it first compiles. Far from the loader's path that works only if
+ * the library is loaded already, so every candidate beside NVRTC is loaded first; a wrong one is never asked for. */
 static bool te__lib_load_builtins(void *dir, const char *name) {
     te__text path = TE_ZERO;
     te__text_printf(&path, "%s/%s", (const char *)dir, name);
@@ -78,8 +78,8 @@ static bool te__lib_load_builtins(void *dir, const char *name) {
 }
 #endif
 
-/* False, with the reason, for an NVRTC of a later CUDA than s->newest. The library itself is asked, since a name like libnvrtc.so
- * has no version. */
+/* False, with the reason, for an NVRTC of a later CUDA than s->newest. The library itself is asked, since a name like
+ * libnvrtc.so has no version. */
 static inline bool te__lib_old_enough(const te__lib_search *s, void *handle, te__text *why) {
     int (*version)(int *major, int *minor) = NULL;
     int major = 0, minor = 0;
@@ -216,7 +216,8 @@ static bool te__lib_in_toolkit(te__lib_search *s, const char *dir) {
 #endif
 }
 
-/* site-packages/nvidia/cuda_nvrtc/lib, site-packages/nvidia/cu13/lib ...: pip puts each library into a package of its own. */
+/* site-packages/nvidia/cuda_nvrtc/lib, site-packages/nvidia/cu13/lib ...: pip puts each library into a package of its
+ * own. */
 static bool te__lib_in_package(te__lib_search *s, const char *dir) {
 #ifdef _WIN32
     return te__lib_visit_below(s, dir, "bin/x86_64", te__lib_in_dir) ||
@@ -355,9 +356,9 @@ static inline bool te__lib_search_driver(te__lib_search *s) {
 
 /* ---- the search ---- */
 
-/* Opens a library. `newest` is the newest CUDA major that NVRTC may be of (a driver does not take machine code of a later one than its
- * own); 0: any. On success `out` says where it was found; te__dl_close(out->handle) closes it. `tried` gets a line for every name and
- * folder that failed, whether or not one succeeded at last.
+/* Opens a library. `newest` is the newest CUDA major that NVRTC may be of (a driver does not take machine code of a
+ * later one than its own); 0: any. On success `out` says where it was found; te__dl_close(out->handle) closes it.
+ * `tried` gets a line for every name and folder that failed, whether or not one succeeded at last.
  *
  * Order: the environment variable, alone if it is set; the loader's path; toolkits; Python packages. */
 static inline bool te__lib_open_at_most(te__lib_kind kind, int newest, te__lib *out, te__text *tried) {

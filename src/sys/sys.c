@@ -1,5 +1,5 @@
-/* sys/sys.c: mutexes, threads, atomics, time, environment, shared libraries: one small function each over POSIX or Windows. With its
- * two neighbours the only place that includes OS headers; knows nothing of tensors. */
+/* sys/sys.c: mutexes, threads, atomics, time, environment, shared libraries: one small function each over POSIX or
+ * Windows. With its two neighbours the only place that includes OS headers; knows nothing of tensors. */
 
 #ifdef _WIN32
 #ifndef WIN32_LEAN_AND_MEAN
@@ -22,15 +22,16 @@
 #include <time.h>
 #include <unistd.h>
 /* te.h is included wherever its user likes: a feature macro would come too late when <stdio.h> came first, and under
- * `-std=c11` the C library then hides what ISO C does not have. The hidden functions that te.h needs are declared here: a second
- * declaration is legal C, and C++ compilers hide nothing. */
+ * `-std=c11` the C library then hides what ISO C does not have. The hidden functions that te.h needs are declared here:
+ * a second declaration is legal C, and C++ compilers hide nothing. */
 #if defined(__linux__) && defined(__STRICT_ANSI__) && !defined(__cplusplus)
 extern int clock_gettime(int clock, struct timespec *now);
 extern int nanosleep(const struct timespec *time, struct timespec *left);
 extern int fsync(int fd);
 extern ssize_t readlink(const char *path, char *target, size_t size);
 #if defined(__GLIBC__) && defined(__USE_FILE_OFFSET64) && !defined(__LP64__)
-extern ssize_t pread(int fd, void *data, size_t n, off_t offset) __asm__("pread64"); /* as <unistd.h> has it for a 64-bit off_t */
+/* as <unistd.h> has it for a 64-bit off_t */
+extern ssize_t pread(int fd, void *data, size_t n, off_t offset) __asm__("pread64");
 #else
 extern ssize_t pread(int fd, void *data, size_t n, off_t offset);
 #endif
@@ -41,8 +42,8 @@ extern ssize_t pread(int fd, void *data, size_t n, off_t offset);
 #endif
 
 /* ---- mutex, condition variable, once ----
- * `static te__mutex m = TE__MUTEX_INIT;` is ready for use, and so are the others. te__*_init and _free are for those inside
- * other objects. */
+ * `static te__mutex m = TE__MUTEX_INIT;` is ready for use, and so are the others. te__*_init and _free are for those
+ * inside other objects. */
 
 #ifdef _WIN32
 
@@ -222,8 +223,8 @@ static inline int64_t te__process_id(void) {
 #endif
 }
 
-/* The number of forks between the first te__watch_forks and this process: a value kept from before a fork differs in the child. Always 0 on Windows, which
- * has no fork. */
+/* The number of forks between the first te__watch_forks and this process: a value kept from before a fork differs in
+ * the child. Always 0 on Windows, which has no fork. */
 static TE_MAYBE_UNUSED int te__forks;
 #ifdef _WIN32
 static inline void te__watch_forks(void) {}
@@ -348,7 +349,8 @@ static inline void te__text_os_error(te__text *t) {
 
 /* ---- shared libraries ---- */
 
-/* NULL on failure; the reason is added to why (which may be NULL). A name without a slash is searched for by the system's rules. */
+/* NULL on failure; the reason is added to why (which may be NULL). A name without a slash is searched for by the
+ * system's rules. */
 static inline void *te__dl_open(const char *name, te__text *why) {
 #ifdef _WIN32
     te__wide w;
@@ -378,8 +380,8 @@ static inline void *te__dl_sym(void *library, const char *symbol) {
 #endif
 }
 
-/* Fills *fn, a pointer to a function pointer. ISO C has no cast between the two kinds of pointers. False if the library lacks the
- * symbol. */
+/* Fills *fn, a pointer to a function pointer. ISO C has no cast between the two kinds of pointers. False if the library
+ * lacks the symbol. */
 static inline bool te__dl_function(void *library, const char *symbol, void *fn) {
     void *address = te__dl_sym(library, symbol);
     memcpy(fn, &address, sizeof address);
@@ -405,7 +407,8 @@ typedef struct te__dl_info {
 } te__dl_info;
 #endif
 
-/* The file that a loaded library came from, by its handle and the name of one of its symbols. False if the system does not say. */
+/* The file that a loaded library came from, by its handle and the name of one of its symbols. False if the system does
+ * not say. */
 static inline bool te__dl_path(void *library, const char *symbol, char *path, size_t cap) {
 #ifdef _WIN32
     te__wide w;

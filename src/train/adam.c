@@ -1,4 +1,5 @@
-/* train/adam.c: FusedAdam: its options, and one multi-tensor operation a step. Knows train/optimizer.c; must not know files. */
+/* train/adam.c: FusedAdam: its options, and one multi-tensor operation a step. Knows train/optimizer.c; must not know
+ * files. */
 
 static te_result te__adam_run(te_optimizer *opt, const te__opt_step *step) {
     const te_fused_adam_desc *d = &opt->desc.adam;

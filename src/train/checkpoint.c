@@ -1,15 +1,19 @@
-/* train/checkpoint.c: a model, its optimizer and the random state as one safetensors file, and back. Knows the module tree, optimizers and
- * safetensors; must not know what any module computes.
+/* train/checkpoint.c: a model, its optimizer and the random state as one safetensors file, and back. Knows the module
+ * tree, optimizers and safetensors; must not know what any module computes.
  *
  *     layers.0.self_attention.proj.weight             a parameter or buffer, by its path
- *     layers.0 ... .weight.row.data                   a part of a weight that is stored quantized (.row.scale, .row.amax, .col. ..)
- *     optimizer/layers.0 ... .weight.exp_avg          a state of the optimizer (.exp_avg_sq, .master_param, .exp_avg_scale ..)
- *     optimizer/started                               which parameters have been stepped, where the first step differs from later ones
+ *     layers.0 ... .weight.row.data                   a part of a weight that is stored quantized (.row.scale,
+ *                                                     .row.amax, .col. ..)
+ *     optimizer/layers.0 ... .weight.exp_avg          a state of the optimizer (.exp_avg_sq, .master_param,
+ *                                                     .exp_avg_scale ..)
+ *     optimizer/started                               which parameters have been stepped, where the first step differs
+ *                                                     from later ones
  *     te.steps, te.lr, te.seed, te.offset             metadata: the optimizer's and the random state's
- *     te.lr.0                                         the learning rate of the optimizer's first group, if it has one of its own
+ *     te.lr.0                                         the learning rate of the optimizer's first group, if it has one
+ *                                                     of its own
  *
- * A quantized model also loads a file that has the whole weight in high precision: it is quantized. The scaling state of delayed recipes needs no
- * names of its own: modules keep it as buffers. */
+ * A quantized model also loads a file that has the whole weight in high precision: it is quantized. The scaling state
+ * of delayed recipes needs no names of its own: modules keep it as buffers. */
 
 /* The tensors of a module tree and an optimizer with their names in the file. */
 typedef struct te__ckpt {
@@ -19,7 +23,8 @@ typedef struct te__ckpt {
     int num_items, cap_items;
     te_safetensors_item *values; /* loading: quantized weights that the file has in high precision */
     int num_values, cap_values;
-    te_tensor **turn; /* loading: quantized weights whose column-wise copy follows from the row-wise one that was read */
+    te_tensor **turn; /* loading: quantized weights whose column-wise copy follows from the row-wise one that was
+                       * read */
     int num_turn, cap_turn;
 } te__ckpt;
 
@@ -53,7 +58,8 @@ static bool te__ckpt_add_quantized(te__ckpt *c, const char *path, te_tensor *x) 
             continue;
         }
         part[0] = copy->data;
-        part[1] = i && copy->scale == x->quantized->row.scale ? NULL : copy->scale; /* a tensor that both copies share is saved once */
+        /* a tensor that both copies share is saved once */
+        part[1] = i && copy->scale == x->quantized->row.scale ? NULL : copy->scale;
         part[2] = i && copy->amax == x->quantized->row.amax ? NULL : copy->amax;
         for (k = 0; k < 3; k++) {
             snprintf(name, sizeof(name), "%s.%s.%s", path, copies[i], parts[k]);
@@ -84,7 +90,8 @@ static te_result te__ckpt_ready(te__ckpt *c, te_ctx *te, const char *function, c
                                 te_optimizer *opt) {
     memset(c, 0, sizeof(*c));
     c->te = te;
-    if (te->error_code != TE_OK) return te->error_code; /* after an error tensors may be half written: they must not replace a good file */
+    if (te->error_code != TE_OK) return te->error_code; /* after an error tensors may be half written: they must not
+                                                         * replace a good file */
     if (!path) return te__fail(te, TE_ERR_INVALID, "%s: path is NULL", function);
     if ((m && te_module_ctx(m) != te) || (opt && opt->te != te))
         return te__fail(te, TE_ERR_INVALID, "%s: the %s belongs to another context", function,
@@ -177,7 +184,8 @@ typedef struct te__ckpt_plan {
     bool has_lr[TE_MAX_PARAM_GROUPS + 1]; /* of groups: the file has one */
 } te__ckpt_plan;
 
-/* A number from the metadata: false with an error if it is damaged, or is missing where it must not be. *found may be NULL. */
+/* A number from the metadata: false with an error if it is damaged, or is missing where it must not be. *found may be
+ * NULL. */
 static bool te__ckpt_number(te_safetensors *f, const char *key, bool *found, uint64_t *value, double *real) {
     const char *text = te_safetensors_metadata(f, key);
     double number = 0.0;
@@ -204,8 +212,8 @@ static bool te__is_scaling_name(const char *name) {
         if (strcmp(name, te__scaling_names[i / 2][i % 2]) == 0) return true;
     return false;
 }
-/* Scaling state that m would make itself: f32 scales [n], or a history [L, n]. Anything else would become a buffer that the module never looks at, and that every file after this one
- * would have to hold. */
+/* Scaling state that m would make itself: f32 scales [n], or a history [L, n]. Anything else would become a buffer that
+ * the module never looks at, and that every file after this one would have to hold. */
 static bool te__is_scaling_state(const te_module *m, const char *name, const te_safetensors_entry *e) {
     const te__scaling *s = m->te->scaling;
     const bool history = te__starts_with(name, "fp8_amax_history_");

@@ -1,4 +1,5 @@
-/* train/groups.c: parameter groups of an optimizer: which parameters have numbers of their own, and these. Knows train/states.c; must not know what a step does. */
+/* train/groups.c: parameter groups of an optimizer: which parameters have numbers of their own, and these. Knows
+ * train/states.c; must not know what a step does. */
 
 /* Does `text` match `pattern`, in which * stands for any characters, and ? for one? */
 static bool te__matches(const char *pattern, const char *text) {
@@ -135,7 +136,8 @@ static bool te__opt_decays(const te_optimizer *opt) {
     return false;
 }
 
-/* The numbers that change from step to step, as a graph keeps them: [groups] learning rates, [groups, 2] bias corrections, and the step's own number. */
+/* The numbers that change from step to step, as a graph keeps them: [groups] learning rates, [groups, 2] bias
+ * corrections, and the step's own number. */
 static int te__opt_numbers_count(const te_optimizer *opt) { return 3 * opt->num_groups + 1; }
 static void te__opt_numbers(const te_optimizer *opt, int64_t step, float *out) {
     int g;

@@ -1,7 +1,8 @@
-/* train/initialize.c: the first states of an optimizer's parameters, and those of a parameter whose format has changed since. Knows train/states.c; must not know what
- * a step does. */
+/* train/initialize.c: the first states of an optimizer's parameters, and those of a parameter whose format has changed
+ * since. Knows train/states.c; must not know what a step does. */
 
-/* A parameter may sit in the tree twice (tied weights); it is stepped once. The last ones first: a new parameter is looked for once for each state. */
+/* A parameter may sit in the tree twice (tied weights); it is stepped once. The last ones first: a new parameter is
+ * looked for once for each state. */
 static te__opt_param *te__opt_find(const te_optimizer *opt, const te_tensor *param) {
     int i;
     for (i = opt->num_params - 1; i >= 0; i--)
@@ -161,8 +162,8 @@ static te_result te__opt_make_all(te_optimizer *opt, te__opt_param *p) {
     return result == TE_OK && master ? te__opt_take_master(p) : result;
 }
 
-/* Remainders belong to a bf16 parameter: those of one that was cast since become a whole master. It has the same value, as f32 and f16 hold every number of bf16 but those
- * outside of the range of f16. */
+/* Remainders belong to a bf16 parameter: those of one that was cast since become a whole master. It has the same value,
+ * as f32 and f16 hold every number of bf16 but those outside of the range of f16. */
 static te_result te__opt_whole_master(te__opt_param *p) {
     te__opt_state *s = &p->state[TE__OPT_MASTER], whole = TE_ZERO;
     const bool written = p->behind || p->version != te__param_version(p->param);
@@ -185,8 +186,8 @@ static te_result te__opt_whole_master(te__opt_param *p) {
     p->behind = written;
     return TE_OK;
 }
-/* Gives parameters that were cast since (te_cast_model_to_dtype) the master that they need now, and new masters their parameter's value. A master that is there stays: its value
- * is as good or better. */
+/* Gives parameters that were cast since (te_cast_model_to_dtype) the master that they need now, and new masters their
+ * parameter's value. A master that is there stays: its value is as good or better. */
 static te_result te__opt_follow(te_optimizer *opt) {
     te_ctx *te = opt->te;
     const bool warming = te->warming;

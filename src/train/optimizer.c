@@ -1,5 +1,6 @@
-/* train/optimizer.c: the part that all optimizers share: the parameters of a module tree, their gradients, steps by call and in graphs, states by name. Knows train/states.c and
- * the module tree; must not know any optimizer's arithmetic, or files. */
+/* train/optimizer.c: the part that all optimizers share: the parameters of a module tree, their gradients, steps by
+ * call and in graphs, states by name. Knows train/states.c and the module tree; must not know any optimizer's
+ * arithmetic, or files. */
 
 /* ---- making one ---- */
 
@@ -90,7 +91,8 @@ static te_optimizer *te__opt_create(te_ctx *te, te_module *m, const te__opt_clas
     te->num_optimizers++;
     return opt;
 }
-/* Its parameters and states. keep_started: the flags of parameters go into files. Destroys `opt` and returns NULL with an error. */
+/* Its parameters and states. keep_started: the flags of parameters go into files. Destroys `opt` and returns NULL with
+ * an error. */
 static te_optimizer *te__opt_fill(te_optimizer *opt, te_module *m, const te__opt_groups *groups, bool keep_started) {
     te_ctx *te = opt->te;
     bool ok;
@@ -122,8 +124,8 @@ static te_optimizer *te__opt_fill(te_optimizer *opt, te_module *m, const te__opt
 
 /* ---- stepping ---- */
 
-/* The gradient of a parameter; NULL: it took no part in this step. Weight-gradient GEMMs add into the main gradient, if there is one; the gradient that the tape
- * brought (from other uses of the weight) is added to it here. */
+/* The gradient of a parameter; NULL: it took no part in this step. Weight-gradient GEMMs add into the main gradient, if
+ * there is one; the gradient that the tape brought (from other uses of the weight) is added to it here. */
 static te_result te__main_or_grad(te_tensor *param, te_tensor **grad) {
     te_tensor *main_grad = te_tensor_main_grad(param);
     te_op_axpby_args add = TE_ZERO;
@@ -176,7 +178,8 @@ TE_API void te_optimizer_zero_grad(te_optimizer *opt) {
     te__opt_forget_all(opt);
 }
 
-/* Has the capture under way written the parameter? Then each launch writes it, and each captured step must copy it to the master. */
+/* Has the capture under way written the parameter? Then each launch writes it, and each captured step must copy it to
+ * the master. */
 static bool te__opt_written_inside(const te_tensor *param) {
     const te__buffer *b = te__param_buffer(param);
     return b && b->written == b->te->capture->id;
@@ -187,7 +190,8 @@ static bool te__opt_grad_moves(const te_tensor *param, const te_tensor *grad) {
            !grad->buffer->arena;
 }
 
-/* Appends parameters of a group to the `n` that are listed: all, or those of two dimensions and more (`matrices`), or the others. */
+/* Appends parameters of a group to the `n` that are listed: all, or those of two dimensions and more (`matrices`), or
+ * the others. */
 static te_result te__opt_collect_group(te_optimizer *opt, int group, bool matrices, bool all, int *n) {
     int i;
     for (i = 0; i < opt->num_params; i++) {
@@ -233,7 +237,8 @@ static te_result te__opt_collect(te_optimizer *opt, bool matrices, bool all, int
 /* A graph's record of the steps that it holds. */
 typedef struct te__opt_steps {
     int steps;
-    short word[(int)TE__GRAPH_WORDS / 2]; /* of each step: the index in g->word of its numbers, which take two words or more */
+    short word[(int)TE__GRAPH_WORDS / 2]; /* of each step: the index in g->word of its numbers, which take two words or
+                                           * more */
     bool clipped; /* before the capture */
     bool scaled;  /* its last step is under loss scaling */
     bool counts;  /* its steps count a skipped one before them */
@@ -257,7 +262,8 @@ static te_result te__opt_before(te_graph *g, void *owner, void *data) {
         te__opt_numbers(opt, opt->steps + 1 + i, numbers);
         memcpy(&g->word[s->word[i]], numbers, (size_t)te__opt_numbers_count(opt) * sizeof(float));
     }
-    if (opt->skips.found && !opt->skips.pending && result == TE_OK) result = te_tensor_fill(opt->skips.found, 0.0); /* the launch would count it */
+    /* the launch would count it */
+    if (opt->skips.found && !opt->skips.pending && result == TE_OK) result = te_tensor_fill(opt->skips.found, 0.0);
     return result;
 }
 static void te__opt_after(te_graph *g, void *owner, void *data) {
@@ -304,8 +310,9 @@ static te_result te__opt_capture(te_optimizer *opt, te__opt_steps **steps, te__o
 
 /* ---- loss scaling ----
  *
- * The host does not know which steps are skipped. The flag of a step, `found`, stays until the next one counts it in `skipped`, before its own gradients are looked at: so a step that
- * fails after its flag was set has counted nothing, and is done again from there. */
+ * The host does not know which steps are skipped. The flag of a step, `found`, stays until the next one counts it in
+ * `skipped`, before its own gradients are looked at: so a step that fails after its flag was set has counted nothing,
+ * and is done again from there. */
 
 /* The numbers on the device, in the first step under loss scaling. */
 static te_result te__skips_open(te_optimizer *opt) {
@@ -396,7 +403,8 @@ static te_result te__opt_measure(te_optimizer *opt, const te__opt_scaling *scali
     return result;
 }
 
-/* Was the step skipped? Asked where the answer is needed at once: a parameter's first step differs from later ones, so the host must know now whether this one counted. Waits for the device. */
+/* Was the step skipped? Asked where the answer is needed at once: a parameter's first step differs from later ones, so
+ * the host must know now whether this one counted. Waits for the device. */
 static te_result te__opt_was_skipped(te_optimizer *opt, bool *skipped) {
     bool asks = false;
     float found = 0.0f;
@@ -440,11 +448,12 @@ static te_result te__opt_step_once(te_optimizer *opt, const te__opt_scaling *sca
     if (opt->skips.found && result == TE_OK) result = te__skips_count(opt, &step, opt->skips.unscaled);
     if (n > 0 && result == TE_OK) result = te__opt_measure(opt, scaling, &step);
     if (scaling && result == TE_OK) result = te__opt_was_skipped(opt, &skipped);
-    if (result == TE_OK) result = te__opt_prepare_values(opt, scaling != NULL); /* the last allocation: no step is left half done for want of memory */
+    /* the last allocation: no step is left half done for want of memory */
+    if (result == TE_OK) result = te__opt_prepare_values(opt, scaling != NULL);
     if (result == TE_OK && n > 0) result = opt->cls->run(opt, &step);
     if (result == TE_OK) result = te__opt_requantize(opt, step.found_inf);
-    /* Also a step that failed gives parameters a new version; it has written master and parameter alike, or neither. A parameter that took no part
-     * may lie in one memory with others that did. */
+    /* Also a step that failed gives parameters a new version; it has written master and parameter alike, or neither. A
+     * parameter that took no part may lie in one memory with others that did. */
     for (i = 0; i < opt->num_params; i++)
         if ((opt->params[i].listed && !te->warming) || opt->params[i].untouched)
             opt->params[i].version = te__param_version(opt->params[i].param);
@@ -515,7 +524,8 @@ TE_API int64_t te_optimizer_steps(const te_optimizer *opt) {
 }
 TE_API te_tensor *te_optimizer_grad_norm(const te_optimizer *opt) { return opt && opt->clipped ? opt->norm : NULL; }
 
-/* The state `name` of a parameter, and the parameter; NULL with an error. A master of a parameter that was written since is taken anew. */
+/* The state `name` of a parameter, and the parameter; NULL with an error. A master of a parameter that was written
+ * since is taken anew. */
 static te__opt_state *te__opt_named_state(te_optimizer *opt, const te_tensor *param, const char *name,
                                           const char *function, te__opt_param **found) {
     te_ctx *te = opt->te;
@@ -597,7 +607,8 @@ TE_API te_result te_optimizer_set_scaled_state(te_optimizer *opt, te_tensor *par
     } else
         result = te__opt_store(s, unscaled_state);
     te__frame_end(opt->te, NULL, 0);
-    if (result == TE_OK && s == &p->state[TE__OPT_FIRST]) p->started = true; /* the next step goes on from this momentum */
+    /* the next step goes on from this momentum */
+    if (result == TE_OK && s == &p->state[TE__OPT_FIRST]) p->started = true;
     return result;
 }
 
@@ -619,8 +630,8 @@ static bool te__optimizer_visit(te_optimizer *opt, te__state_visit_fn visit, voi
         }
     return !opt || !opt->started || visit(user, "optimizer/started", opt->started);
 }
-/* Called before the states are saved. A master of a parameter that was written since is taken anew: whoever loads both takes it for that parameter's value. The flags `started` become a
- * tensor. */
+/* Called before the states are saved. A master of a parameter that was written since is taken anew: whoever loads both
+ * takes it for that parameter's value. The flags `started` become a tensor. */
 static te_result te__optimizer_before_save(te_optimizer *opt) {
     te_result result = TE_OK;
     bool copies;

@@ -1,4 +1,5 @@
-/* train/scaler.c: a scale of the loss that follows the gradients' range, as torch.amp.GradScaler. Knows optimizers' steps; must not know their arithmetic. */
+/* train/scaler.c: a scale of the loss that follows the gradients' range, as torch.amp.GradScaler. Knows optimizers'
+ * steps; must not know their arithmetic. */
 
 struct te_grad_scaler {
     te_ctx *te;
@@ -147,7 +148,8 @@ TE_API te_result te_grad_scaler_step(te_grad_scaler *s, te_optimizer *opt) {
 TE_API te_result te_grad_scaler_update(te_grad_scaler *s) {
     te_op_update_scale_args args = TE_ZERO;
     if (!s) return TE_ERR_STATE;
-    if (s->desc.not_enabled || s->te->error_code != TE_OK) return s->te->error_code; /* the step is done again, and its update with it */
+    /* the step is done again, and its update with it */
+    if (s->desc.not_enabled || s->te->error_code != TE_OK) return s->te->error_code;
     args.scale = s->scale;
     args.inv_scale = s->inv_scale;
     args.growth_tracker = s->growth_tracker;

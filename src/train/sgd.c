@@ -1,4 +1,5 @@
-/* train/sgd.c: FusedSGD: its options, and one multi-tensor operation a step. Knows train/optimizer.c; must not know files. */
+/* train/sgd.c: FusedSGD: its options, and one multi-tensor operation a step. Knows train/optimizer.c; must not know
+ * files. */
 
 /* A first momentum is the gradient as it is; dampening alone makes that differ from a step of a momentum of zeros. */
 static bool te__sgd_first_counts(const te_fused_sgd_desc *d) { return d->momentum > 0.0f && d->dampening != 0.0f; }
@@ -42,7 +43,8 @@ static te_result te__sgd_may_capture(te_optimizer *opt, const te__opt_param *p) 
 }
 static const te__opt_class te__sgd_class = {
     "te_fused_sgd_create", {"momentum_buffer", NULL, "master_param"}, te__sgd_run, false, te__sgd_may_capture, false};
-static const te__opt_class te__sgd_plain_class = {"te_fused_sgd_create", {NULL, NULL, "master_param"}, te__sgd_run, false, te__sgd_may_capture, false}; /* no momentum */
+/* no momentum */
+static const te__opt_class te__sgd_plain_class = {"te_fused_sgd_create", {NULL, NULL, "master_param"}, te__sgd_run, false, te__sgd_may_capture, false};
 
 static bool te__sgd_desc_ok(te_ctx *te, const te_fused_sgd_desc *d) {
     const char *create = te__sgd_class.create;

@@ -1,10 +1,12 @@
-/* train/states.c: an optimizer's states of a parameter, in any format, and the masters that speak for parameters. Knows raw operations; must not know which
- * optimizer steps, or when. */
+/* train/states.c: an optimizer's states of a parameter, in any format, and the masters that speak for parameters. Knows
+ * raw operations; must not know which optimizer steps, or when. */
 
-/* A state of a parameter: f32 or bf16; or f16 or e4m3, which stand for their elements times `scale`, f32 [1]; or a master's remainders, u8 [elements, 2]. */
+/* A state of a parameter: f32 or bf16; or f16 or e4m3, which stand for their elements times `scale`, f32 [1]; or a
+ * master's remainders, u8 [elements, 2]. */
 typedef struct te__opt_state {
     te_tensor *x, *scale; /* retained; NULL: there is none */
-    te_tensor *unit;      /* f32 [1], 1: the scale of a state of 16 bits that stands for itself (te_optimizer_state); no arithmetic reads it */
+    te_tensor *unit;      /* f32 [1], 1: the scale of a state of 16 bits that stands for itself (te_optimizer_state); no
+                           * arithmetic reads it */
 } te__opt_state;
 enum { TE__OPT_FIRST, TE__OPT_SECOND, TE__OPT_MASTER, TE__OPT_STATES };
 
@@ -43,7 +45,8 @@ typedef struct te__opt_class {
     const char *state[TE__OPT_STATES]; /* their names; NULL: it has none */
     te_result (*run)(te_optimizer *opt, const te__opt_step *step);
     bool has_betas; /* 1 / (1 - beta^step) changes from step to step, beside the learning rate */
-    te_result (*may_capture)(te_optimizer *opt, const te__opt_param *p);  /* may a capture take this parameter's step? NULL: yes */
+    /* may a capture take this parameter's step? NULL: yes */
+    te_result (*may_capture)(te_optimizer *opt, const te__opt_param *p);
     bool has_methods; /* the context's te_fused_adam_methods make its states */
 } te__opt_class;
 
@@ -89,7 +92,8 @@ struct te_optimizer {
     int *order;      /* [num_params]: the parameters of a step */
     const te_tensor **grads; /* [num_params], in that order */
     te_tensor *norm, *clip;  /* f32 [1], NULL without clipping */
-    te_tensor *started;      /* u8 [num_params]: the flags `started` of the parameters, in files alone; NULL: no step reads them */
+    te_tensor *started;      /* u8 [num_params]: the flags `started` of the parameters, in files alone; NULL: no step
+                              * reads them */
     uint8_t *flags;          /* [num_params], with `started`: the same on the host, on their way to a file or from it */
     int64_t steps;
     bool keep_grad, clipped; /* clipped: norm holds a value */
@@ -197,8 +201,9 @@ static bool te__opt_shares_value(const te_tensor *param) {
     return form == TE__FORM_CODES || form == TE__FORM_PLAIN;
 }
 
-/* Allocates the tensors into which the masters of quantized parameters are rounded before they are quantized. It runs before the masters change, so that
- * the step changes all or nothing. Parameters whose kinds keep no reference share one block. */
+/* Allocates the tensors into which the masters of quantized parameters are rounded before they are quantized. It runs
+ * before the masters change, so that the step changes all or nothing. Parameters whose kinds keep no reference share
+ * one block. */
 static te_result te__opt_prepare_values(te_optimizer *opt, bool may_skip) {
     te_ctx *te = opt->te;
     te_tensor *room = NULL;
@@ -223,11 +228,13 @@ static te_result te__opt_prepare_values(te_optimizer *opt, bool may_skip) {
             if (room->buffer) room->buffer->refs++;
         }
         if (!p->stepped || !p->value) return te_error_code(te);
-        if (may_skip && p->state[TE__OPT_MASTER].scale && te__opt_unscale(&p->state[TE__OPT_MASTER], p->stepped) != TE_OK) return te_error_code(te); /* a skipped step leaves this value */
+        /* a skipped step leaves this value */
+        if (may_skip && p->state[TE__OPT_MASTER].scale && te__opt_unscale(&p->state[TE__OPT_MASTER], p->stepped) != TE_OK) return te_error_code(te);
     }
     return TE_OK;
 }
-/* After the step of the masters: each is rounded to the nominal dtype, as a plain parameter would be, and quantized. found_inf: the step was skipped where it is 1, and codes stay; or NULL. */
+/* After the step of the masters: each is rounded to the nominal dtype, as a plain parameter would be, and quantized.
+ * found_inf: the step was skipped where it is 1, and codes stay; or NULL. */
 static te_result te__opt_requantize(te_optimizer *opt, const te_tensor *found_inf) {
     te_result result = TE_OK;
     int i;
@@ -241,7 +248,8 @@ static te_result te__opt_requantize(te_optimizer *opt, const te_tensor *found_in
     }
     return result;
 }
-/* The tensors in the operation's entry of a parameter: the one that it steps, and the master beside it, if there is one. */
+/* The tensors in the operation's entry of a parameter: the one that it steps, and the master beside it, if there is
+ * one. */
 static te_tensor *te__opt_entry_param(const te__opt_param *p) { return p->param->quantized ? p->stepped : p->param; }
 static const te__opt_state *te__opt_entry_master(const te__opt_param *p) {
     static const te__opt_state none = TE_ZERO;

@@ -3,7 +3,8 @@
 //   plain   y = f(x)                    dx = dy f'(x)
 //   gated   y = f(a) b, x = [a | b]     da = dy f'(a) b,  db = dy f(a)
 //
-// Few instructions fit into the time in which memory delivers an element, so the sigmoid has no branch and no slow path.
+// Few instructions fit into the time in which memory delivers an element, so the sigmoid has no branch and no slow
+// path.
 #pragma once
 #include "device/base.cuh"
 
@@ -25,7 +26,8 @@ TE_DEV float te_act_sigmoid2(float t) {
     return s;
 }
 
-// f and f' of the nonlinearity that `act` applies to x, or to the first half of a gated input. Without a use of `slope` its code folds away.
+// f and f' of the nonlinearity that `act` applies to x, or to the first half of a gated input. Without a use of `slope`
+// its code folds away.
 //
 // GELU is the tanh form, with 0.5 + 0.5 tanh(u) = sigmoid(2 u): cheaper, and without the cancellation on the left.
 TE_ACT_CALL float te_act(int act, float x, float *slope) {
@@ -77,7 +79,8 @@ TE_ACT_CALL void te_act_gate_grad(int act, float a, float b, float dy, float lim
     *db = b >= -limit && b <= limit ? dy * c * s : 0.0f;
 }
 
-// Where the first operand of gated element (row, column) of n stands; the second one is a block further on. Eight neighbours are in one block with options.
+// Where the first operand of gated element (row, column) of n stands; the second one is a block further on. Eight
+// neighbours are in one block with options.
 #if defined(ACT) && !defined(INTERLEAVED)
 TE_DEV te_i64 te_act_at(te_i64 row, te_i64 column, te_i64 n, te_i64) { return row * 2 * n + column; }
 TE_DEV te_i64 te_act_block(te_i64 n, te_i64) { return n; }
@@ -93,7 +96,8 @@ TE_DEV void te_act_split(te_i64 i, te_i64 width, te_i64 *row, te_i64 *column) {
     *row = i / width;
     *column = i - *row * width;
 }
-// The same of a width and an i that are multiples of 8, by te__act_divisor of cuda.c: a division costs as much as an activation.
+// The same of a width and an i that are multiples of 8, by te__act_divisor of cuda.c: a division costs as much as an
+// activation.
 TE_DEV void te_act_split8(te_i64 i, te_i64 width, te_u32 magic, int shift, te_i64 *row, te_i64 *column) {
     if (shift < 0) {
         te_act_split(i, width, row, column);

@@ -6,8 +6,9 @@
 //
 // Benchmark: "gelu backward", "swiglu backward" in tests/bench/h200.csv.
 //
-// Launch: block of 256 threads, grid ceil(m * n / 2048); dx is as wide as x, without `col` or `partial`. With options: n a multiple of 8, all
-// pointers aligned to 16 bytes (FP8: 8), blocks of interleaved halves multiples of 8, and what is not gated is one long row. Without: anything.
+// Launch: block of 256 threads, grid ceil(m * n / 2048); dx is as wide as x, without `col` or `partial`. With options:
+// n a multiple of 8, all pointers aligned to 16 bytes (FP8: 8), blocks of interleaved halves multiples of 8, and what
+// is not gated is one long row. Without: anything.
 //
 // te:baseline
 // te:row ACT=1 DY_DT=3 X_DT=3 DX_DT=3
@@ -42,7 +43,8 @@ TE_DEV void te_act_finish(const te__act_bwd_kargs &a, int dt, float scale, float
     }
 }
 
-// Six blocks on a multiprocessor, not eight: with 32 registers a thread the second load would have to wait for the registers of the first one.
+// Six blocks on a multiprocessor, not eight: with 32 registers a thread the second load would have to wait for the
+// registers of the first one.
 extern "C" __global__ void __launch_bounds__(256, 6) te_act_bwd(const __grid_constant__ te__act_bwd_kargs a) {
     te_follow();
     float largest = 0.0f, scale = 1.0f, seen = 0.0f;

@@ -1,13 +1,13 @@
-// ops/act/act_bwd_tile.cu: activations, backward, with results that need a tile: codes of dx along columns too, and sums of its columns
-// (the gradient of a bias). Formulas: act.cuh; tiles: act_tile.cuh.
+// ops/act/act_bwd_tile.cu: activations, backward, with results that need a tile: codes of dx along columns too, and
+// sums of its columns (the gradient of a bias). Formulas: act.cuh; tiles: act_tile.cuh.
 //
 //   dx = dy f'(x);   gated: [da | db] = [dy f'(a) b | dy f(a)]
 //   FP8: q = saturate(dx * scale), row-wise [m, ld] and transposed [n or 2n, ldc], padded with 0;   amax = max |dx|, rounded to the format amax_dt
 //   partial [tile along m][column] = sum of dx over the tile's rows, before it is rounded
 //   ROUNDED: dx is rounded to x's format first, as if it had been stored there and read again
 //
-// Tiles cover dy, of a gated input twice: da and db have a tile each in shared memory. They extend over `ld` and `ldc`, and so write
-// the padding.
+// Tiles cover dy, of a gated input twice: da and db have a tile each in shared memory. They extend over `ld` and `ldc`,
+// and so write the padding.
 //
 // Benchmark: "gelu backward e5m2 both copies", "swiglu backward e5m2 both copies" in tests/bench/h200.csv.
 //
@@ -32,7 +32,8 @@
 #define HELD_DY DY_DT
 #define HELD X_DT
 #define GATED (ACT >= TE_GEGLU)
-#define BLOCKS (__CUDA_ARCH__ >= 890 && HELD != TE_F32 && !(GATED && BIAS) ? GATED ? 3 : 4 : 1) // resident blocks of a multiprocessor, if the registers suffice
+// resident blocks of a multiprocessor, if the registers suffice
+#define BLOCKS (__CUDA_ARCH__ >= 890 && HELD != TE_F32 && !(GATED && BIAS) ? GATED ? 3 : 4 : 1)
 #else
 #define ACT a.act
 #define DY_DT a.dy_dt

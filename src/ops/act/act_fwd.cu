@@ -2,7 +2,8 @@
 //
 //   y = f(x) or f(a) b;   FP8: q = saturate(y * scale), columns n .. ld-1 are 0;   amax = max |y| before y is scaled or rounded
 //
-// With options, a thread computes eight neighbours of y, or, if it is not gated, twice eight, 2048 apart: its loads are issued first.
+// With options, a thread computes eight neighbours of y, or, if it is not gated, twice eight, 2048 apart: its loads are
+// issued first.
 //
 //       block 0: [thread 0: y 0..7][thread 1: y 8..15] ..   block 1: [y 2048..] ..
 //
@@ -10,9 +11,9 @@
 //
 // Benchmark: "gelu forward", "swiglu forward" in tests/bench/h200.csv.
 //
-// Launch: block of 256 threads, grid ceil(m * ld / 2048), or / 4096 with options and not gated; no `col`. With options: n, ld and blocks of interleaved
-// halves multiples of 8, x aligned to 16 bytes, y to 16 (8 for FP8), and rows that are neither gated nor padded are one long row: m = 1, ld = n. Without:
-// anything.
+// Launch: block of 256 threads, grid ceil(m * ld / 2048), or / 4096 with options and not gated; no `col`. With options:
+// n, ld and blocks of interleaved halves multiples of 8, x aligned to 16 bytes, y to 16 (8 for FP8), and rows that are
+// neither gated nor padded are one long row: m = 1, ld = n. Without: anything.
 //
 // te:baseline
 // te:row ACT=1 X_DT=3 Y_DT=3

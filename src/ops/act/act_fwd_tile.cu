@@ -1,4 +1,5 @@
-// ops/act/act_fwd_tile.cu: activations, forward, into FP8 with a column-wise copy: codes row-wise and transposed from one read of x.
+// ops/act/act_fwd_tile.cu: activations, forward, into FP8 with a column-wise copy: codes row-wise and transposed from
+// one read of x.
 // Formulas: act.cuh; tiles: act_tile.cuh.
 //
 //   y = f(x) or f(a) b;   q = saturate(y * scale), amax = max |y|;   row [m, ld] and col [n, ldc], padded with 0

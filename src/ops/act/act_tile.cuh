@@ -1,4 +1,5 @@
-// ops/act/act_tile.cuh: a thread's part of a tile of 128 rows and 64 columns, and how its results are stored: rows, their transpose, sums of columns.
+// ops/act/act_tile.cuh: a thread's part of a tile of 128 rows and 64 columns, and how its results are stored: rows,
+// their transpose, sums of columns.
 // Knows positions of elements; must not know the activation.
 //
 //            64 columns (tx = t % 8: 8 each)
@@ -72,10 +73,12 @@ TE_DEV float te_act_rounded(float v, int dt) {
     return dt == TE_BF16 ? te_bf16_to_f32(te_f32_to_bf16(v)) : dt == TE_F16 ? te_f16_to_f32(te_f32_to_f16(v)) : v;
 }
 
-// Raises amax to the warp's maximum, by one atomic if the maximum is above `seen`, the value when the block began, and above the value now. All lanes
-// call it. dt: the format of the numbers that it is the amax of; the largest rounded number is the largest number, rounded.
+// Raises amax to the warp's maximum, by one atomic if the maximum is above `seen`, the value when the block began, and
+// above the value now. All lanes call it. dt: the format of the numbers that it is the amax of; the largest rounded
+// number is the largest number, rounded.
 TE_DEV void te_act_amax(float *amax, float seen, float largest, int dt) {
     largest = te_act_rounded(largest, dt);
-    largest = __uint_as_float(__reduce_max_sync(0xffffffffu, __float_as_uint(largest))); // not negative: they order like their bits
+    // not negative: they order like their bits
+    largest = __uint_as_float(__reduce_max_sync(0xffffffffu, __float_as_uint(largest)));
     if ((threadIdx.x & 31) == 0 && largest > seen && largest > *(volatile float *)amax) te_atomic_amax(amax, largest);
 }

@@ -4,8 +4,8 @@ enum { TE__ACT_RUN = 512 };
 
 static float te__act_sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
 
-/* f and f' of the nonlinearity that `act` puts on x, or on the first half of a gated input. GELU is the tanh form of Hendrycks and
- * Gimpel, with 0.5 + 0.5 tanh(u) = sigmoid(2 u), which does not cancel on the left. */
+/* f and f' of the nonlinearity that `act` puts on x, or on the first half of a gated input. GELU is the tanh form of
+ * Hendrycks and Gimpel, with 0.5 + 0.5 tanh(u) = sigmoid(2 u), which does not cancel on the left. */
 static float te__act_one(te_activation act, float x, float *slope) {
     float s;
     switch (act) {
@@ -38,8 +38,9 @@ static float te__act_one(te_activation act, float x, float *slope) {
 /* fminf and fmaxf drop a NaN, as the GPU's do. */
 static float te__act_clamp(float x, float limit) { return fminf(fmaxf(x, -limit), limit); }
 
-/* The storing of a run of results, forward and backward alike. A unit is a run of columns of one row, or, if `col` is wanted, of
- * TE__ACT_BAND rows, whose codes are transposed as one tile; with sums of columns it goes on over all bands. */
+/* The storing of a run of results, forward and backward alike. A unit is a run of columns of one row, or, if `col` is
+ * wanted, of TE__ACT_BAND rows, whose codes are transposed as one tile; with sums of columns it goes on over all
+ * bands. */
 enum { TE__ACT_BAND = 64 };
 
 typedef struct te__act_job {
@@ -96,7 +97,8 @@ static void te__act_slopes(const te__act_job *j, const float *dy, int64_t count,
         }
 }
 
-/* Columns first .. first + count - 1 of a half, which stand block by block. Returns how many of them stand together, and where in the row. */
+/* Columns first .. first + count - 1 of a half, which stand block by block. Returns how many of them stand together,
+ * and where in the row. */
 static int64_t te__act_piece(const te__act_job *j, int h, int64_t first, int64_t count, int64_t *at) {
     *at = first + (j->gated ? (first / j->block + h) * j->block : 0);
     return j->gated ? te__min(count, j->block - first % j->block) : count;
@@ -223,7 +225,8 @@ static te_result te__act_all(te_ctx *te, te__act_job *j, const te_tensor *scale,
         for (i = 0; i < j->units; i++)
             if (j->amax[i] > largest) largest = j->amax[i];
         te__free(te, j->amax, (size_t)j->units * sizeof(float));
-        if (j->bwd) te__act_round(te__act_amax_dtype(j->bwd), 1, &largest); /* the largest rounded number is the largest number, rounded */
+        /* the largest rounded number is the largest number, rounded */
+        if (j->bwd) te__act_round(te__act_amax_dtype(j->bwd), 1, &largest);
         if (largest > *to) *to = largest;
     }
     if (scale_inv) *(float *)te__data(scale_inv) = 1.0f / j->scale;

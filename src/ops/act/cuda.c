@@ -12,8 +12,8 @@ static unsigned te__act_tiles(te__launch *l, int64_t m, int64_t n) {
     return (unsigned)tiles_n;
 }
 
-/* The divisor of numbers below 2^31 by width / 8; numbers up to all / 8 come up. 2^(l-1) < d <= 2^l: magic = floor(2^(31+l) / d) + 1 has 32 bits,
- * and is exact enough for 31. */
+/* The divisor of numbers below 2^31 by width / 8; numbers up to all / 8 come up. 2^(l-1) < d <= 2^l: magic =
+ * floor(2^(31+l) / d) + 1 has 32 bits, and is exact enough for 31. */
 static te__act_divisor te__act_divisor_of(int64_t width, int64_t all) {
     te__act_divisor d = TE_ZERO;
     int l = 1;

@@ -1,6 +1,8 @@
-/* ops/act/kargs.h: arguments of the activation kernels. Read by the host's compiler and by the kernels': plain structs alone. */
+/* ops/act/kargs.h: arguments of the activation kernels. Read by the host's compiler and by the kernels': plain structs
+ * alone. */
 
-/* Division of i / 8 < 2^31 by a width / 8: the upper word of its product with `magic`, shifted. shift < 0: the number of elements is beyond. */
+/* Division of i / 8 < 2^31 by a width / 8: the upper word of its product with `magic`, shifted. shift < 0: the number
+ * of elements is beyond. */
 typedef struct te__act_divisor {
     unsigned magic;
     int shift;
@@ -14,7 +16,8 @@ typedef struct te__act_fwd_kargs {
     const float *scale;      /* [1], or NULL: y is not quantized */
     float *scale_inv, *amax; /* [1], or NULL */
     long long m, n, ld, ldc;
-    long long block;         /* gated: columns of x that come from one half before those of the other; n: one half behind the other */
+    long long block;         /* gated: columns of x that come from one half before those of the other; n: one half
+                              * behind the other */
     unsigned tiles_n;        /* of act_fwd_tile: tiles along n */
     te__act_divisor divisor; /* of act_fwd with options: by ld */
     float limit, alpha, offset;
@@ -24,7 +27,8 @@ typedef struct te__act_fwd_kargs {
     int vector_col; /* rows of col start at multiples of 16 bytes */
 } te__act_fwd_kargs;
 
-/* y [m, n] = f(x) scales[row]; backward dx = (dy scales[row]) f'(x), dscales[row] = sum of dy f(x). x and dx [m, n] or, gated, [m, 2n]. */
+/* y [m, n] = f(x) scales[row]; backward dx = (dy scales[row]) f'(x), dscales[row] = sum of dy f(x). x and dx [m, n] or,
+ * gated, [m, 2n]. */
 typedef struct te__scaled_act_kargs {
     const void *dy, *x, *scales; /* dy: of the backward; scales [m] */
     void *out;                   /* y or dx */

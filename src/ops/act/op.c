@@ -1,4 +1,5 @@
-/* ops/act/op.c: the front door of the activations: defaults and checks. Knows tensors; must not know which backend runs. */
+/* ops/act/op.c: the front door of the activations: defaults and checks. Knows tensors; must not know which backend
+ * runs. */
 
 TE_API bool te_activation_is_gated(te_activation activation) {
     return activation >= TE_GEGLU && activation <= TE_CLAMPED_SWIGLU;

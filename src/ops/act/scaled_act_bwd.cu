@@ -1,10 +1,12 @@
-// ops/act/scaled_act_bwd.cu: activations times one number for each row, backward, both gradients from one read. Formulas: act.cuh.
+// ops/act/scaled_act_bwd.cu: activations times one number for each row, backward, both gradients from one read.
+// Formulas: act.cuh.
 //
 //   dx = (dy scales[row]) f'(x);   gated: [da | db] = (dy scales[row]) [f'(a) b | f(a)];   dscales[row] = sum of dy f(x)
 //
 // A warp has a row; with options each lane computes eight neighbours at a time.
 //
-// Launch: block of 256 threads, grid ceil(m / 8). With options: n and blocks of interleaved halves multiples of 8, dy, x and dx aligned to 16 bytes. Without: anything.
+// Launch: block of 256 threads, grid ceil(m / 8). With options: n and blocks of interleaved halves multiples of 8, dy,
+// x and dx aligned to 16 bytes. Without: anything.
 //
 // te:baseline
 // te:row ACT=8 DY_DT=3 X_DT=3 DX_DT=3

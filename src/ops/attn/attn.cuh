@@ -1,4 +1,5 @@
-// ops/attn/attn.cuh: shared by all attention kernels: the mask (the keys that a row attends to), scores, and dropout. Knows no tiles.
+// ops/attn/attn.cuh: shared by all attention kernels: the mask (the keys that a row attends to), scores, and dropout.
+// Knows no tiles.
 #pragma once
 #include "device/base.cuh"
 #include "ops/attn/kargs.h"
@@ -15,8 +16,8 @@ TE_DEV float te_exp2(float x) {
     return y;
 }
 
-// The (batch, head) and the tile of a block: tiles of one head follow each other, so that blocks that run at the same time read
-// the same keys. `last_first`: under a causal mask the last rows have the most work.
+// The (batch, head) and the tile of a block: tiles of one head follow each other, so that blocks that run at the same
+// time read the same keys. `last_first`: under a causal mask the last rows have the most work.
 struct te_attn_place {
     int b, h, tile;
     TE_DEV te_attn_place(int tiles, int heads, bool last_first) {
@@ -62,9 +63,11 @@ struct te_attn_blocks {
         const te__attn_table &t = a.x.blocks;
         if (EXTRA && t.p) row = (const te_u8 *)t.p + b * t.b + h * t.h + i / TE_ATTN_BLOCK_SIZE * t.i;
     }
-    TE_DEV bool empty(int j) const { return EXTRA && row && row[j / TE_ATTN_BLOCK_SIZE] == TE_ATTN_BLOCK_EMPTY; } // a row is contiguous
+    // a row is contiguous
+    TE_DEV bool empty(int j) const { return EXTRA && row && row[j / TE_ATTN_BLOCK_SIZE] == TE_ATTN_BLOCK_EMPTY; }
 };
-// The first row or key of tiles of n, moved back to where a tile lies in one block of a block mask, and in one word of dropout.
+// The first row or key of tiles of n, moved back to where a tile lies in one block of a block mask, and in one word of
+// dropout.
 TE_DEV int te_attn_tile_begin(const te__attn_kargs &a, int begin, int n) {
     return a.x.blocks.p || a.dropout_p > 0.0f ? begin / n * n : begin;
 }
@@ -74,10 +77,13 @@ TE_DEV int te_attn_tile_begin(const te__attn_kargs &a, int begin, int n) {
 #define X_CAP 0
 #endif
 enum { CAP = X_CAP };
-// tanh of a scaled product over the cap: times the cap it is the score. Then the score's derivative by the scaled product.
+// tanh of a scaled product over the cap: times the cap it is the score. Then the score's derivative by the scaled
+// product.
 TE_DEV float te_attn_tanh(const te__attn_kargs &a, float product) { return te__attn_tanh(product * a.x.softcap_in); }
-TE_DEV float te_attn_slope(float tanh) { return __saturatef(fmaf(-tanh, tanh, 1.0f)); } // of 0 .. 1, whatever is rounded
-// The score's derivative by the scaled product, from P and the row's lse2: their logarithms tell the capped score, to which nothing was added. 1 without a cap.
+// of 0 .. 1, whatever is rounded
+TE_DEV float te_attn_slope(float tanh) { return __saturatef(fmaf(-tanh, tanh, 1.0f)); }
+// The score's derivative by the scaled product, from P and the row's lse2: their logarithms tell the capped score, to
+// which nothing was added. 1 without a cap.
 TE_DEV float te_attn_slope_of(const te__attn_kargs &a, float p, float lse2) {
     return CAP ? te_attn_slope(__fdividef(__log2f(p) + lse2, a.x.softcap2)) : 1.0f;
 }
@@ -116,7 +122,8 @@ enum { MOD_HIDES = 0 };
 #define TE_AUX3 TE_F32
 #endif
 
-// A tensor that expressions read: 0 outside of it. No kernel writes it meanwhile; as the loads say so, and wait for no compare, the compiler makes one of those that elements share.
+// A tensor that expressions read: 0 outside of it. No kernel writes it meanwhile; as the loads say so, and wait for no
+// compare, the compiler makes one of those that elements share.
 template <int DT> struct te_attn_aux {
     typedef float type;
     TE_DEV static type at(const void *p, te_i64 i) { return te_load(p, i, DT); }
@@ -164,8 +171,8 @@ struct te_attn_mod {
 };
 #undef tanhf
 
-// A kernel of option X_EXTRA = 0 reads lengths, diagonals and views of the arguments themselves; one of X_EXTRA = 1 has a te__attn_seq, and views that begin at
-// the sequence's first row.
+// A kernel of option X_EXTRA = 0 reads lengths, diagonals and views of the arguments themselves; one of X_EXTRA = 1 has
+// a te__attn_seq, and views that begin at the sequence's first row.
 template <int EXTRA> struct te_attn_of {
     typedef const te__attn_kargs &sequence;
     typedef const te__attn_view &view;
@@ -176,7 +183,8 @@ template <int EXTRA> struct te_attn_of {
     TE_DEV static te_i64 lse_at(sequence s, int b, int h) { return ((te_i64)b * s.heads + h) * s.s_q; }
     TE_DEV static te_i64 work_at(sequence s, int b, int h) { return ((te_i64)b * s.heads + h) * s.s_pad; }
     TE_DEV static bool in_fp8(const te__attn_kargs &) { return false; }
-    TE_DEV static float scale2(const te__attn_kargs &a) { return a.scale2; } // of products, or of what te_adjust made of them
+    // of products, or of what te_adjust made of them
+    TE_DEV static float scale2(const te__attn_kargs &a) { return a.scale2; }
     TE_DEV static float slope2(const te__attn_kargs &, int, int) { return 0.0f; }
     TE_DEV static float score2(const te__attn_kargs &a, sequence s, int, int, int i, int j, float product, float) {
         return te_attn_sees(s, i, j) ? product * a.scale2 : -TE_INF;
@@ -198,7 +206,8 @@ template <> struct te_attn_of<1> {
     TE_DEV static int kv_end(const sequence &s) { return s.kv_end; }
     TE_DEV static te_i64 lse_at(const sequence &s, int, int h) { return s.lse_at + h * s.lse_head; }
     TE_DEV static te_i64 work_at(const sequence &s, int, int h) { return s.work_at + h * s.work_head; }
-    TE_DEV static bool in_fp8(const te__attn_kargs &a) { return a.x.s_dt || a.x.dp_dt; } // O is not made of P, or dP is rounded
+    // O is not made of P, or dP is rounded
+    TE_DEV static bool in_fp8(const te__attn_kargs &a) { return a.x.s_dt || a.x.dp_dt; }
     TE_DEV static float scale2(const te__attn_kargs &) { return 1.0f; }
     // ALiBi's slope of a head, in units of log2 as scores are; 0 without ALiBi.
     TE_DEV static float slope2(const te__attn_kargs &a, int b, int h) {
@@ -250,7 +259,8 @@ template <> struct te_attn_of<1> {
 };
 
 typedef te_attn_of<EXTRA> te_of;
-// Declares seq, for sequence b. Plain kernels bind it to the arguments themselves: through a function, the compiler makes other code of all that follows.
+// Declares seq, for sequence b. Plain kernels bind it to the arguments themselves: through a function, the compiler
+// makes other code of all that follows.
 #if X_EXTRA
 #define TE_ATTN_SEQUENCE(a, b) const te__attn_seq seq = te__attn_seq_of(&(a), b)
 #else
@@ -289,7 +299,8 @@ TE_DEV float te_attn_sink2(const te__attn_kargs &a, int h) {
            : a.x.softmax == TE_SOFTMAX_OFF_BY_ONE ? 0.0f
                                                   : -TE_INF;
 }
-// A row's maximum and sum, with that exponent: returns what the products so far are to be multiplied by. Rows that see no key (sum 0) stay so.
+// A row's maximum and sum, with that exponent: returns what the products so far are to be multiplied by. Rows that see
+// no key (sum 0) stay so.
 TE_DEV float te_attn_add_sink(float sink2, float *top, float *sum) {
     if (sink2 == -TE_INF || *sum == 0.0f) return 1.0f;
     float base = fmaxf(*top, sink2), shrink = exp2f(*top - base);
@@ -297,7 +308,8 @@ TE_DEV float te_attn_add_sink(float sink2, float *top, float *sum) {
     *top = base;
     return shrink;
 }
-// The largest score of a head, from a maximum in units of log2: atomic, and the same whatever the order. Bits of floats of one sign order as integers do.
+// The largest score of a head, from a maximum in units of log2: atomic, and the same whatever the order. Bits of floats
+// of one sign order as integers do.
 TE_DEV void te_attn_raise(float *logit, float top2) {
     float v = top2 * TE_LN2 + 0.0f;
     if (v == -TE_INF) return;
@@ -307,7 +319,8 @@ TE_DEV void te_attn_raise(float *logit, float top2) {
         atomicMin((te_u32 *)logit, __float_as_uint(v));
 }
 
-// Words of dropout: see te__attn_keep_word (sequence.h). Word w for a quad, four lanes whose first is a multiple of four, which share the work: each draws one block.
+// Words of dropout: see te__attn_keep_word (sequence.h). Word w for a quad, four lanes whose first is a multiple of
+// four, which share the work: each draws one block.
 TE_DEV te_u32 te_attn_keep_quad(const te__attn_kargs &a, te_u64 w) {
     const int lane = threadIdx.x & 31;
     const te_u32 threshold = te__attn_threshold(&a);
@@ -329,7 +342,8 @@ TE_DEV te_u32 te_attn_keep_quad(const te__attn_kargs &a, te_u64 w) {
     }
     return threshold >> 16 ? 0u : from_more;
 }
-// For the general kernels: bit r tells that this lane's key, of 32 from j0 on, a multiple of 32, is kept in row first + r, r < 4.
+// For the general kernels: bit r tells that this lane's key, of 32 from j0 on, a multiple of 32, is kept in row first +
+// r, r < 4.
 TE_DEV te_u32 te_attn_keep_four(const te__attn_kargs &a, int b, int h, int first, int j0) {
     const int lane = threadIdx.x & 31;
     const te_u32 word = te_attn_keep_quad(a, te__attn_keep_row(&a, b, h, first + (lane >> 2 & 3)) + j0 / 32);
@@ -338,8 +352,9 @@ TE_DEV te_u32 te_attn_keep_four(const te__attn_kargs &a, int b, int h, int first
     for (int r = 0; r < 4; r++) keep |= (__shfl_sync(0xffffffffu, word, 4 * r) >> lane & 1u) << r;
     return keep;
 }
-// For accumulator fragments with keys along the rows, 16 keys from `key` on, a multiple of 16, by 8 queries: bits 0 and 1 are the lane's upper key in its two queries, 2 and 3 its lower
-// key. word: te_attn_keep_quad of the query that is the quad's number.
+// For accumulator fragments with keys along the rows, 16 keys from `key` on, a multiple of 16, by 8 queries: bits 0 and
+// 1 are the lane's upper key in its two queries, 2 and 3 its lower key. word: te_attn_keep_quad of the query that is
+// the quad's number.
 TE_DEV te_u32 te_attn_keep_transposed(te_u32 word, int key) {
     const int lane = threadIdx.x & 31, at = (key & 16) + (lane >> 2);
     const te_u32 even = __shfl_sync(0xffffffffu, word, 8 * (lane & 3)) >> at,

@@ -1,8 +1,10 @@
-// ops/attn/attn_bias_line.cu: before Hopper's forward kernel with X_KEYS: a bias that all queries share, [b|1, h|1, 1, s_kv] of any format and strides, as operand B of a product
-// that adds it to S.
+// ops/attn/attn_bias_line.cu: before Hopper's forward kernel with X_KEYS: a bias that all queries share, [b|1, h|1, 1,
+// s_kv] of any format and strides, as operand B of a product that adds it to S.
 //
-// Of key j a thread writes (hi, mid, lo, 0, 0, 0, 0, 0) in bf16, whose sum is the bias in units of products: 8 bits of its fraction each, all 24 of f32. They are cut off, not rounded, so that
-// nothing finite becomes infinite. Of an infinity there is hi alone: what it leaves would be NaN. Keys beyond s_kv, up to a whole block of the forward kernel, have zeros.
+// Of key j a thread writes (hi, mid, lo, 0, 0, 0, 0, 0) in bf16, whose sum is the bias in units of products: 8 bits of
+// its fraction each, all 24 of f32. They are cut off, not rounded, so that nothing finite becomes infinite. Of an
+// infinity there is hi alone: what it leaves would be NaN. Keys beyond s_kv, up to a whole block of the forward kernel,
+// have zeros.
 //
 // Launch: grid: rows of the bias, each ceil(keys / 256) times; block 256.
 // te:arch 90a

@@ -1,16 +1,21 @@
-// ops/attn/attn_bwd_bias_hopper.cu: dB = c dS on Hopper, summed over what B repeats: TMA, mbarriers, wgmma; bf16 and f16. Deterministic. c: 1, or the scale (TE_ATTN_BIAS_PRE_SCALE).
+// ops/attn/attn_bwd_bias_hopper.cu: dB = c dS on Hopper, summed over what B repeats: TMA, mbarriers, wgmma; bf16 and
+// f16. Deterministic. c: 1, or the scale (TE_ATTN_BIAS_PRE_SCALE).
 //
-// A block draws tiles of 128 queries by 128 keys of B, and goes through the sequences and heads that share one, in that order; two consumer warpgroups have 64 queries each:
+// A block draws tiles of 128 queries by 128 keys of B, and goes through the sequences and heads that share one, in that
+// order; two consumer warpgroups have 64 queries each:
 //
 //     S = Q K^T | P = 2^(scale2 S - lse2), with all of hopper_scores.cuh | dP = dO V^T | sum += P (dP - delta)
 //
-// Of a B that all queries share a tile is 128 keys: the loop has the tiles of queries, too, innermost, and in the end the warps add up their columns one after the other. Where tiles are few, the
-// loop is cut into parts, whose sums go to memory in f32; attn_bwd_bias_put.cu adds them in order.
+// Of a B that all queries share a tile is 128 keys: the loop has the tiles of queries, too, innermost, and in the end
+// the warps add up their columns one after the other. Where tiles are few, the loop is cut into parts, whose sums go to
+// memory in f32; attn_bwd_bias_put.cu adds them in order.
 //
 // A tile of B is the same for all that it repeats over, so it is read once.
 //
-// Warpgroup 0 is the producer: one of its threads draws tiles, finds what they are made of, loads it, and tells the consumers through the stages' own barriers: a stage has a message besides its
-// panels, of a pair of tiles to multiply, of a sum to put, or of the end. Products and their operands are any number of panels, so that heads may have up to 256 channels.
+// Warpgroup 0 is the producer: one of its threads draws tiles, finds what they are made of, loads it, and tells the
+// consumers through the stages' own barriers: a stage has a message besides its panels, of a pair of tiles to multiply,
+// of a sum to put, or of the end. Products and their operands are any number of panels, so that heads may have up to
+// 256 channels.
 //
 // Shared memory, in all 225 KB:
 //
@@ -18,15 +23,19 @@
 //     | B of 16 bit | 6 x (16 + 16) KB                                                         | 32 KB                                    | 6 x 48 B | 512 B           |          |
 //     | B in f32    | 5 x (16 + 16) KB                                                         | 64 KB                                    |          |                 |          |
 //
-// Barriers, for each stage: FULL (TMA, or the message alone), EMPTY (8 consumer warps). Named barriers: 1 joins the consumers where they add up columns.
+// Barriers, for each stage: FULL (TMA, or the message alone), EMPTY (8 consumer warps). Named barriers: 1 joins the
+// consumers where they add up columns.
 //
-// P is complete before dP begins, since registers hold the sum, S and either the bias or dP; meanwhile the other consumer has the tensor cores. Rows and keys that are not there may hold
-// anything, and 0 times NaN is NaN: at the edge of a sequence what P has as 0 is left out.
+// P is complete before dP begins, since registers hold the sum, S and either the bias or dP; meanwhile the other
+// consumer has the tensor cores. Rows and keys that are not there may hold anything, and 0 times NaN is NaN: at the
+// edge of a sequence what P has as 0 is left out.
 //
-// Options: X_DT, X_D, X_D_V (hopper.cuh), X_OUT (te_dtype of what is written), those of hopper_dropout.cuh and hopper_scores.cuh: X_BIAS always, X_ALIBI never.
+// Options: X_DT, X_D, X_D_V (hopper.cuh), X_OUT (te_dtype of what is written), those of hopper_dropout.cuh and
+// hopper_scores.cuh: X_BIAS always, X_ALIBI never.
 // Benchmark: "attention variants" in tests/bench/h200.csv.
 //
-// Launch: grid min(tiles, multiprocessors), block 384, shared memory TE__ATTN_DBIAS_SHARED. Maps: boxes of 128 rows by 64 channels. Conditions as of attn_fwd_hopper.cu.
+// Launch: grid min(tiles, multiprocessors), block 384, shared memory TE__ATTN_DBIAS_SHARED. Maps: boxes of 128 rows by
+// 64 channels. Conditions as of attn_fwd_hopper.cu.
 // te:arch 90a
 // te:row X_DT=2|3 X_D=128 X_D_V=128 X_DROPOUT=0 X_OUT=3 X_BIAS=3 X_PAIRS=0|1|2
 // te:row X_DT=3 X_D=128 X_D_V=128 X_DROPOUT=0|1 X_OUT=1 X_BIAS=1 X_PAIRS=0|1|2
@@ -45,7 +54,8 @@ enum {
     N = TILE / 2, // registers of a warpgroup's rows of a tile
     STAGES = BIAS == TE_F32 ? 5 : 6,
     BYTES = TE__ATTN_BYTES(TILE, 64), // of a panel; a stage has two
-    KEPT = BIAS == TE_F32 || PAIRS != 2, // B stays in shared memory while the tile is summed; else it fits into the registers that it is loaded to
+    KEPT = BIAS == TE_F32 || PAIRS != 2, // B stays in shared memory while the tile is summed; else it fits into the
+                                         // registers that it is loaded to
     WORDS = N / 4 * te_bias_rows<N>::ROWS * te_bias_rows<N>::OF_PAIR, // of a thread
     TOLD = 48,
     AT_BIAS = STAGES * 2 * BYTES,
@@ -58,7 +68,8 @@ enum {
 };
 static_assert(SHARED == TE__ATTN_DBIAS_SHARED, "what the host asks for");
 static_assert(BIAS && !ALIBI, "the gradient of a bias");
-enum { PAIR, PUT, STOP, EDGE = 16, SEEN = 32 }; // messages; some of the pair's do not see each other, or are not there; the user's mask hides nothing
+enum { PAIR, PUT, STOP, EDGE = 16, SEEN = 32 }; // messages; some of the pair's do not see each other, or are not there;
+                                                // the user's mask hides nothing
 
 struct te_producer {
     const te__attn_bias_hopper_kargs &a;
@@ -228,7 +239,8 @@ struct te_consumer {
             s[2 * i] = fmaf(u, by, s[2 * i]), s[2 * i + 1] = fmaf(v, by, s[2 * i + 1]);
         }
     }
-    // Adds dS of one pair of tiles to the sum. x and the words at `told` are the producer's message that describes the pair.
+    // Adds dS of one pair of tiles to the sum. x and the words at `told` are the producer's message that describes the
+    // pair.
     TE_DEV void add(uint4 x, te_u32 told, bool fresh) {
         auto one = [](te_u32 v) { return (int)__shfl_sync(TE_ALL, v, 0); };
         const uint4 y = te_lds16(told), z = te_lds16(told + 16);
@@ -293,7 +305,8 @@ struct te_consumer {
         if (OUT == TE_F32) *(float *)to = x;
         else *(te_u16 *)to = (te_u16)te_f32x2_to_half(x, 0.0f, OUT);
     }
-    // Rows of the sum to memory: `to` is the place of the thread's upper row and of the tile's first key, of which `count` are there.
+    // Rows of the sum to memory: `to` is the place of the thread's upper row and of the tile's first key, of which
+    // `count` are there.
     TE_DEV void put_rows(char *to, te_i64 row_bytes, int rows, int count) {
         enum { SIZE = OUT == TE_F32 ? 4 : 2 };
         const float by = a.by;

@@ -1,8 +1,9 @@
-// ops/attn/attn_bwd_dkv.cu: dK = scale dS^T Q and dV = P^T dO, summed over the query heads of a group, for any formats, sizes and strides,
-// in f32.
+// ops/attn/attn_bwd_dkv.cu: dK = scale dS^T Q and dV = P^T dO, summed over the query heads of a group, for any formats,
+// sizes and strides, in f32.
 //
-// The tiles are those of general.cuh, with the sides swapped: 16 keys against 32 query rows at a time, head after head of the group, so that
-// every sum has one order. P and dS as in attn_bwd_dq.cu, which FP8 attention has run before; P is rounded, too.
+// The tiles are those of general.cuh, with the sides swapped: 16 keys against 32 query rows at a time, head after head
+// of the group, so that every sum has one order. P and dS as in attn_bwd_dq.cu, which FP8 attention has run before; P
+// is rounded, too.
 //
 // Options: X_EXTRA, X_MOD (attn.cuh), X_WIDE (general.cuh).
 //

@@ -1,12 +1,15 @@
-// ops/attn/attn_bwd_dkv_hopper.cu: dK and dV on Hopper, of heads above 128 channels: TMA, mbarriers, wgmma; bf16 and f16. Deterministic. dQ: attn_bwd_dq_hopper.cu.
+// ops/attn/attn_bwd_dkv_hopper.cu: dK and dV on Hopper, of heads above 128 channels: TMA, mbarriers, wgmma; bf16 and
+// f16. Deterministic. dQ: attn_bwd_dq_hopper.cu.
 //
-// A block owns 64 keys of one head of keys: K and V stay in shared memory, while tiles of 64 queries pass by, from the last that sees them to the first, and in each the query
-// heads of the group. Its two consumer warpgroups have the same keys, one gradient each, and the same work:
+// A block owns 64 keys of one head of keys: K and V stay in shared memory, while tiles of 64 queries pass by, from the
+// last that sees them to the first, and in each the query heads of the group. Its two consumer warpgroups have the same
+// keys, one gradient each, and the same work:
 //
 //     values    dV += P^T dO, of the tile before | S^T  = K Q^T  | P^T = 2^(scale2 S^T - lse2), which passes to the other consumer
 //     keys      dK += dS^T Q, of the tile before | dP^T = V dO^T | dS^T = P^T (dP^T - delta)
 //
-// P^T passes in f32, from a thread to the one that has the same elements. Warpgroup 0 is the producer: one of its threads starts all loads.
+// P^T passes in f32, from a thread to the one that has the same elements. Warpgroup 0 is the producer: one of its
+// threads starts all loads.
 //
 // Shared memory (panels of 64 channels, 128-byte swizzle), for D = D_V:
 //
@@ -14,19 +17,23 @@
 //     | D = 256 | 32 KB | 32 KB | 2 x 32 KB | 2 x 32 KB  | 2 x 16 KB | 1 KB        |
 //     | D = 192 | 24 KB | 24 KB | 3 x 24 KB | 3 x 24 KB  | 2 x 16 KB | 1.5 KB      |
 //
-// Barriers, one for each stage: FULL_Q, FULL_DO (TMA; the first also bring K and V), EMPTY_Q, EMPTY_DO (8 consumer warps). FULL_P, EMPTY_P: for each of the two buffers and each
-// warp, whose rows pass apart. Named barriers: 1 + w joins consumer w's threads.
+// Barriers, one for each stage: FULL_Q, FULL_DO (TMA; the first also bring K and V), EMPTY_Q, EMPTY_DO (8 consumer
+// warps). FULL_P, EMPTY_P: for each of the two buffers and each warp, whose rows pass apart. Named barriers: 1 + w
+// joins consumer w's threads.
 //
-// Rows of Q and dO that are not there (beyond a sequence that ends within memory) may hold anything, so they are cleared: 0 times NaN is NaN. Those of K and V reach their own
-// rows of the sums alone, which are not stored.
+// Rows of Q and dO that are not there (beyond a sequence that ends within memory) may hold anything, so they are
+// cleared: 0 times NaN is NaN. Those of K and V reach their own rows of the sums alone, which are not stored.
 //
-// A bias and ALiBi are what S^T starts with; the bias is loaded a tile ahead, to the registers of S^T. Masks of elements become bits while products run. Under a soft cap and the user's rule P^T times
-// the score's derivative passes to the other consumer, and P^T itself to dV.
+// A bias and ALiBi are what S^T starts with; the bias is loaded a tile ahead, to the registers of S^T. Masks of
+// elements become bits while products run. Under a soft cap and the user's rule P^T times the score's derivative passes
+// to the other consumer, and P^T itself to dV.
 //
-// Options: X_DT, X_D, X_D_V (hopper.cuh: 192 and 256 alike, or 192 and 128), those of hopper_dropout.cuh (P^T passes with a mark at what is dropped) and hopper_scores.cuh.
+// Options: X_DT, X_D, X_D_V (hopper.cuh: 192 and 256 alike, or 192 and 128), those of hopper_dropout.cuh (P^T passes
+// with a mark at what is dropped) and hopper_scores.cuh.
 // Benchmark: "attention backward" in tests/bench/h200.csv.
 //
-// Launch: grid: blocks of 64 keys of the longest sequence, of all heads and sequences; block 384; shared memory TE__ATTN_DKV_SHARED. Maps: boxes of 64 rows by 64 channels.
+// Launch: grid: blocks of 64 keys of the longest sequence, of all heads and sequences; block 384; shared memory
+// TE__ATTN_DKV_SHARED. Maps: boxes of 64 rows by 64 channels.
 //         Conditions as of attn_fwd_hopper.cu.
 // te:arch 90a
 // te:row X_DT=2|3 X_D=256 X_D_V=256 X_DROPOUT=0|1
@@ -75,7 +82,8 @@ static_assert(SHARED == TE__ATTN_DKV_SHARED(X_D, X_D_V), "what the host asks for
 typedef te_attn_keys<BK, BQ, BIAS != 0> te_keys;
 typedef te_attn_tiles<BK, BQ> te_tiles;
 
-// The bit of what passes from one consumer to the other that marks what is dropped: the sign, or, if a derivative may need it, the last one.
+// The bit of what passes from one consumer to the other that marks what is dropped: the sign, or, if a derivative may
+// need it, the last one.
 constexpr te_u32 MARK = MOD ? 1u : 0x80000000u;
 
 TE_DEV void te_load_tiles(const te__attn_bwd_hopper_kargs &a, te_u32 smem) {
@@ -183,7 +191,8 @@ template <int N> struct te_consumer {
     }
 };
 
-// Found while products run: bits of the tile's elements that are not dropped, and of those that masks of elements show; the tile behind.
+// Found while products run: bits of the tile's elements that are not dropped, and of those that masks of elements show;
+// the tile behind.
 struct te_beside {
     te_keep_columns keep;
     te_u32 show;
@@ -212,7 +221,8 @@ struct te_values : te_consumer<D_V> {
     }
     // S^T, beside dV of the tile before.
     template <bool FIRST> TE_DEV te_beside begin() {
-        const int first = t.n * BK + 16 * warp, key = first + (lane >> 2), query = i.m * BQ + 2 * (lane & 3); // the warp's, the thread's first ones
+        // the warp's, the thread's first ones
+        const int first = t.n * BK + 16 * warp, key = first + (lane >> 2), query = i.m * BQ + 2 * (lane & 3);
         te_beside x = {{0}, 0, i};
         if (!FIRST) gather_values();
         if (BIAS) te_bias_columns<BQ / 2>::start(s, te_bias_scale(a.a));
@@ -355,7 +365,8 @@ struct te_keys_of : te_consumer<D> {
             te_wgmma_wait<0>();
             gathered();
         }
-        store(AT_Q, a.dk_map, a.a.dk, a.a.d, a.a.scale, 1); // where the first tiles were: the other consumer has read all by the last P^T
+        store(AT_Q, a.dk_map, a.a.dk, a.a.d, a.a.scale, 1); // where the first tiles were: the other consumer has read
+                                                            // all by the last P^T
     }
 };
 

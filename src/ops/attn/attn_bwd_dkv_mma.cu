@@ -1,19 +1,24 @@
-// ops/attn/attn_bwd_dkv_mma.cu: dK = scale dS^T Q and dV = P^T dO, summed over the query heads of a group, in bf16 or f16 on the tensor cores
-// of sm_80 and later (mma.sync).
+// ops/attn/attn_bwd_dkv_mma.cu: dK = scale dS^T Q and dV = P^T dO, summed over the query heads of a group, in bf16 or
+// f16 on the tensor cores of sm_80 and later (mma.sync).
 //
-//             query rows              A block owns WARPS * 16 M keys of one head of K and V, a warp 16 M of them. Q and dO (and lse2, delta) come BM
-//            BM   BM                  rows at a time by cp.async into two slots, head after head of the group, so that every sum has one order.
+//             query rows              A block owns WARPS * 16 M keys of one head of K and V, a warp 16 M of them. Q and
+//                                     dO (and lse2, delta) come BM
+//            BM   BM                  rows at a time by cp.async into two slots, head after head of the group, so that
+//                                     every sum has one order.
 //          +----+----+----            Per tile, transposed: S^T = K Q^T, P^T = 2^(scale2 S^T - lse2), dV += P^T dO, dP^T = V dO^T,
 //     warp0|    |    | ...            dS^T = P^T (dP^T - delta), dK += dS^T Q: four products. The accumulator layout of P^T and dS^T is the
 //     warp1|    |    |                operand layout that the sums need.
 //     keys
-//                                     Tiles whose rows see none of the block's keys are never read, and a warp skips those that see none of its.
+//                                     Tiles whose rows see none of the block's keys are never read, and a warp skips
+//                                     those that see none of its.
 //
-// Options: X_DT (te_dtype of all six), X_D (d and d_v, rounded up to a multiple of 32; the channels between are zeros), X_TILE, X_WARPS, X_M,
+// Options: X_DT (te_dtype of all six), X_D (d and d_v, rounded up to a multiple of 32; the channels between are zeros),
+// X_TILE, X_WARPS, X_M,
 //          X_DROPOUT, X_EXTRA (attn.cuh).
 // Benchmark: "attention backward" in tests/bench/h200.csv.
 //
-// Launch: grid (ceil(s_kv / (16 M WARPS)) * batch * groups), block 32 WARPS, shared memory (2 D + 16) (32 M WARPS + 4 BM) + 16 BM bytes.
+// Launch: grid (ceil(s_kv / (16 M WARPS)) * batch * groups), block 32 WARPS, shared memory (2 D + 16) (32 M WARPS + 4
+// BM) + 16 BM bytes.
 //         Rows start at multiples of 16 bytes, d and d_v are multiples of 8, BM divides TE__ATTN_PAD.
 // te:arch 80
 // te:row X_DT=3 X_D=32 X_TILE=64 X_WARPS=8 X_M=1 X_DROPOUT=0 X_EXTRA=0
@@ -72,7 +77,8 @@ struct te_walk {
     TE_DEV te_walk(const te__attn_kargs &a, const te_of::sequence &seq, int b, int head, int first)
         : begin(first), h(head), i0(first), q(te_of::queries(a.q, seq), b, head, first, a.d),
           g(te_of::queries(a.d_o, seq), b, head, first, a.d_v) {}
-    TE_DEV void copy(te_u32 slot, const te__attn_kargs &a, const te_of::sequence &seq, int b, int key, int end) { // key: the block's first
+    // key: the block's first
+    TE_DEV void copy(te_u32 slot, const te__attn_kargs &a, const te_of::sequence &seq, int b, int key, int end) {
         te_i64 row = te_of::work_at(seq, b, h) + i0;
         const bool empty = EXTRA && te_attn_is_empty(a, b, h, i0, key);
         if (empty) {

@@ -1,8 +1,9 @@
 // ops/attn/attn_bwd_dq.cu: dQ = scale dS K for any formats, sizes and strides, in f32.
 //
-// The tiles are those of general.cuh: 16 query rows against 32 keys at a time. P is computed anew from lse2, dP = dO V^T (dropped as the
-// forward dropped P), dS = P (dP - delta); attn_delta.cu made lse2 and delta. FP8 attention has O from rounded P, so its delta is the sum of P dP, which a
-// first pass over the keys makes and leaves for the other kernels; dS is rounded.
+// The tiles are those of general.cuh: 16 query rows against 32 keys at a time. P is computed anew from lse2, dP = dO
+// V^T (dropped as the forward dropped P), dS = P (dP - delta); attn_delta.cu made lse2 and delta. FP8 attention has O
+// from rounded P, so its delta is the sum of P dP, which a first pass over the keys makes and leaves for the other
+// kernels; dS is rounded.
 //
 // Options: X_EXTRA, X_MOD (attn.cuh), X_WIDE (general.cuh).
 //
@@ -25,7 +26,8 @@ extern "C" __global__ void __launch_bounds__(128, 3) te_attn_bwd_dq(const __grid
     const te_of::view k_view = te_of::keys(a.k, seq), v_view = te_of::keys(a.v, seq);
     const float slope2 = te_of::slope2(a, at.b, at.h);
     const int block_first = at.tile * TE__ATTN_ROWS, first = block_first + warp * TE_MINE;
-    const int c = WIDE ? (int)blockIdx.y * TE__ATTN_CHUNK : 0, d = WIDE ? te_attn_chunk(a.d, c) : a.d; // the channels of dQ that the block has
+    // the channels of dQ that the block has
+    const int c = WIDE ? (int)blockIdx.y * TE__ATTN_CHUNK : 0, d = WIDE ? te_attn_chunk(a.d, c) : a.d;
     const int ld_q = TE__ATTN_ROW(WIDE ? TE__ATTN_CHUNK : a.d), ld_g = TE__ATTN_ROW(a.d_v),
               ld_k = TE__ATTN_LANE_ROW(WIDE ? TE__ATTN_CHUNK : a.d);
     const int ld_v = WIDE ? ld_k : TE__ATTN_LANE_ROW(a.d_v);

@@ -1,7 +1,8 @@
-// ops/attn/attn_bwd_dq_hopper.cu: dQ on Hopper, of heads above 128 channels: TMA, mbarriers, wgmma; bf16 and f16. Deterministic. dK and dV: attn_bwd_dkv_hopper.cu.
+// ops/attn/attn_bwd_dq_hopper.cu: dQ on Hopper, of heads above 128 channels: TMA, mbarriers, wgmma; bf16 and f16.
+// Deterministic. dK and dV: attn_bwd_dkv_hopper.cu.
 //
-// A block owns 128 queries of one head: Q and dO stay in shared memory, while blocks of 64 keys pass by, from the last that they see to the first. Two consumer warpgroups have 64
-// queries each:
+// A block owns 128 queries of one head: Q and dO stay in shared memory, while blocks of 64 keys pass by, from the last
+// that they see to the first. Two consumer warpgroups have 64 queries each:
 //
 //     dQ += dS K (block before) | S = Q K^T | dP = dO V^T, P = 2^(scale2 S - lse2) | dS = P (dP - delta)
 //
@@ -13,18 +14,21 @@
 //     | D = 256 | 64 KB             | 64 KB              | 2 x 32 KB   | 32 KB       |
 //     | D = 192 | 48 KB             | 48 KB              | 3 x 24 KB   | 2 x 24 KB   |
 //
-// Barriers: FULL_Q, FULL_DO (TMA); for each stage FULL_K, FULL_V (TMA), EMPTY_K, EMPTY_V (8 consumer warps). Named barriers: 1 + w joins consumer w's threads.
+// Barriers: FULL_Q, FULL_DO (TMA); for each stage FULL_K, FULL_V (TMA), EMPTY_K, EMPTY_V (8 consumer warps). Named
+// barriers: 1 + w joins consumer w's threads.
 //
-// Keys that are not there (beyond a sequence that ends within memory) may hold anything, so they are cleared: 0 times NaN is NaN. Such queries reach their own rows of dQ alone,
-// which become 0.
+// Keys that are not there (beyond a sequence that ends within memory) may hold anything, so they are cleared: 0 times
+// NaN is NaN. Such queries reach their own rows of dQ alone, which become 0.
 //
-// ALiBi is what S starts with. A bias is loaded to the registers of dS once these are free, and waits beside the products; masks of elements become bits then. Empty blocks of a block mask
-// are passed over: all roles ask the mask.
+// ALiBi is what S starts with. A bias is loaded to the registers of dS once these are free, and waits beside the
+// products; masks of elements become bits then. Empty blocks of a block mask are passed over: all roles ask the mask.
 //
-// Options: X_DT, X_D, X_D_V (hopper.cuh: 192 and 256 alike, or 192 and 128), those of hopper_dropout.cuh and hopper_scores.cuh.
+// Options: X_DT, X_D, X_D_V (hopper.cuh: 192 and 256 alike, or 192 and 128), those of hopper_dropout.cuh and
+// hopper_scores.cuh.
 // Benchmark: "attention backward" in tests/bench/h200.csv.
 //
-// Launch: grid: tiles of 128 queries of the longest sequence, of all heads and sequences; block 384; shared memory TE__ATTN_DQ_SHARED. Maps: boxes of 64 rows by 64 channels.
+// Launch: grid: tiles of 128 queries of the longest sequence, of all heads and sequences; block 384; shared memory
+// TE__ATTN_DQ_SHARED. Maps: boxes of 64 rows by 64 channels.
 //         Conditions as of attn_fwd_hopper.cu.
 // te:arch 90a
 // te:row X_DT=2|3 X_D=256 X_D_V=256 X_DROPOUT=0|1

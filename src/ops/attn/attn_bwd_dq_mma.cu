@@ -1,7 +1,9 @@
 // ops/attn/attn_bwd_dq_mma.cu: dQ = scale dS K in bf16 or f16 on the tensor cores of sm_80 and later (mma.sync).
 //
-//               keys                  A block owns WARPS * 16 M query rows of one head, a warp 16 M of them. K and V come BN keys at a time by
-//            BN   BN                  cp.async into two slots, as in attn_fwd_mma.cu. Per tile: S = Q K^T, P = 2^(scale2 S - lse2),
+//               keys                  A block owns WARPS * 16 M query rows of one head, a warp 16 M of them. K and V
+//                                     come BN keys at a time by
+//            BN   BN                  cp.async into two slots, as in attn_fwd_mma.cu. Per tile: S = Q K^T, P =
+//                                     2^(scale2 S - lse2),
 //          +----+----+----            dP = dO V^T (dropped as P was), dS = P (dP - delta), dQ += dS K: three products, all in registers.
 //     warp0|    |    | ...
 //     warp1|    |    |                dK and dV are attn_bwd_dkv_mma.cu's, which computes S and dP again: two products more than one kernel
@@ -10,7 +12,8 @@
 // Options: as in attn_fwd_mma.cu.
 // Benchmark: "attention backward" in tests/bench/h200.csv.
 //
-// Launch: grid (ceil(s_q / (16 M WARPS)) * batch * heads), block 32 WARPS, shared memory (2 D + 16) (32 M WARPS + 4 BN) bytes.
+// Launch: grid (ceil(s_q / (16 M WARPS)) * batch * heads), block 32 WARPS, shared memory (2 D + 16) (32 M WARPS + 4 BN)
+// bytes.
 //         Rows start at multiples of 16 bytes, d and d_v are multiples of 8, 16 M WARPS divides TE__ATTN_PAD.
 // te:arch 80
 // te:row X_DT=3 X_D=32 X_TILE=64 X_WARPS=4 X_M=2 X_DROPOUT=0 X_EXTRA=0

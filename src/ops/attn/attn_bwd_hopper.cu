@@ -1,14 +1,17 @@
-// ops/attn/attn_bwd_hopper.cu: dQ, dK and dV on Hopper: TMA, mbarriers, wgmma; bf16 and f16, heads of 64 and 128. Deterministic.
+// ops/attn/attn_bwd_hopper.cu: dQ, dK and dV on Hopper: TMA, mbarriers, wgmma; bf16 and f16, heads of 64 and 128.
+// Deterministic.
 //
-// A block owns 128 keys of one head of keys: K and V stay in shared memory, dK and dV in registers, while tiles of BQ queries pass by, from the last that sees
-// them to the first, and in each the query heads of the group. Two consumer warpgroups have 64 keys each:
+// A block owns 128 keys of one head of keys: K and V stay in shared memory, dK and dV in registers, while tiles of BQ
+// queries pass by, from the last that sees them to the first, and in each the query heads of the group. Two consumer
+// warpgroups have 64 keys each:
 //
 //     S^T = K Q^T | dP^T = V dO^T, P^T | dS^T to shared memory | dV += P^T dO | (meet) dQ = dS K | dK += dS^T Q
 //
-// Of dQ, each consumer computes half of the channels (D = 128) or of the rows (D = 64). A tile of dQ is a sum over key blocks, in f32, in memory; it has one
-// order: block n adds to it when all blocks before n that see the tile have (`added` counts them). Blocks of a head wait for those with smaller numbers alone, and
-// numbers are drawn as blocks start, so that whatever is waited for is running. Long blocks come first. attn_bwd_rows.cu comes before (delta, lse2, the counts),
-// attn_bwd_put.cu after (dQ in its own format).
+// Of dQ, each consumer computes half of the channels (D = 128) or of the rows (D = 64). A tile of dQ is a sum over key
+// blocks, in f32, in memory; it has one order: block n adds to it when all blocks before n that see the tile have
+// (`added` counts them). Blocks of a head wait for those with smaller numbers alone, and numbers are drawn as blocks
+// start, so that whatever is waited for is running. Long blocks come first. attn_bwd_rows.cu comes before (delta, lse2,
+// the counts), attn_bwd_put.cu after (dQ in its own format).
 //
 // Warpgroup 0: warp 0 loads; warps 1 and 2 add dQ, of buffers 0 and 1.
 //
@@ -18,22 +21,29 @@
 //     | D = 128 | 32 KB | 32 KB | 2 x 16 KB   | 2 x 16 KB    | 2 x 16 KB  | 2 x 32 KB   | 1 KB        |
 //     | D = 64  | 16 KB | 16 KB | 2 x 16 KB   | 2 x 16 KB    | 2 x 32 KB  | 2 x 32 KB   | 2 KB        |
 //
-// Barriers, two each: FULL_Q, FULL_DO (TMA; the first also bring K and V), EMPTY_Q, EMPTY_DO (8 consumer warps), FULL_DQ (for each consumer apart, its 4 warps),
-// EMPTY_DQ (the adding warp), FULL_B (for each consumer, with TILES). Named barriers: 1 joins the consumers once dS^T is written; 2 + w consumer w's threads.
+// Barriers, two each: FULL_Q, FULL_DO (TMA; the first also bring K and V), EMPTY_Q, EMPTY_DO (8 consumer warps),
+// FULL_DQ (for each consumer apart, its 4 warps), EMPTY_DQ (the adding warp), FULL_B (for each consumer, with TILES).
+// Named barriers: 1 joins the consumers once dS^T is written; 2 + w consumer w's threads.
 //
-// Rows that are not there (beyond a sequence that ends within memory) may hold anything, so they are cleared: 0 times NaN is NaN.
+// Rows that are not there (beyond a sequence that ends within memory) may hold anything, so they are cleared: 0 times
+// NaN is NaN.
 //
-// A bias is what S^T starts with, and so is ALiBi. With TILES, TMA brings a consumer's part of the bias to where its dS^T will be, once no one reads that buffer any more; without, it is loaded
-// to the registers of S a tile ahead, once these are free. A soft cap and the user's rule have a derivative, which P is multiplied by once it is packed.
+// A bias is what S^T starts with, and so is ALiBi. With TILES, TMA brings a consumer's part of the bias to where its
+// dS^T will be, once no one reads that buffer any more; without, it is loaded to the registers of S a tile ahead, once
+// these are free. A soft cap and the user's rule have a derivative, which P is multiplied by once it is packed.
 //
-// The gradient of a bias that all queries share is a sum along the rows of dS^T. With SUMS a block writes those of its keys, over its heads, in f32; attn_bwd_bias_put.cu adds up blocks.
+// The gradient of a bias that all queries share is a sum along the rows of dS^T. With SUMS a block writes those of its
+// keys, over its heads, in f32; attn_bwd_bias_put.cu adds up blocks.
 //
-// Options: X_DT, X_D (64, 128; X_D_V alike), X_TILES (1: a bias of 16 bits that TMA can read; with X_PAIRS = 1), X_SUMS (0, 1), those of hopper_scores.cuh and hopper_dropout.cuh (X_DROPOUT:
+// Options: X_DT, X_D (64, 128; X_D_V alike), X_TILES (1: a bias of 16 bits that TMA can read; with X_PAIRS = 1), X_SUMS
+// (0, 1), those of hopper_scores.cuh and hopper_dropout.cuh (X_DROPOUT:
 //          D = 128, whose tiles of 64 queries have as many bits as a register).
 // Benchmark: "attention backward" in tests/bench/h200.csv.
 //
-// Launch: grid: key blocks of the longest sequence, of all heads and sequences; block 384; shared memory TE__ATTN_BWD_SHARED. Maps: boxes of 64 channels, by BQ rows
-//         (q, d_o), 128 (k, v) and 64 (dk, dv, and the bias, whose size is 1 where it repeats). Conditions as of attn_fwd_hopper.cu.
+// Launch: grid: key blocks of the longest sequence, of all heads and sequences; block 384; shared memory
+// TE__ATTN_BWD_SHARED. Maps: boxes of 64 channels, by BQ rows
+//         (q, d_o), 128 (k, v) and 64 (dk, dv, and the bias, whose size is 1 where it repeats). Conditions as of
+//         attn_fwd_hopper.cu.
 // te:arch 90a
 // te:row X_DT=2|3 X_D=128 X_D_V=128 X_DROPOUT=0|1
 // te:row X_DT=3 X_D=128 X_D_V=128 X_DROPOUT=2
@@ -159,7 +169,8 @@ TE_DEV void te_add_tile(const te__attn_bwd_hopper_kargs &a, te_u32 smem, te_i64 
                         int parity) {
     const te_u32 bar = smem + AT_BARRIERS;
     float *to = a.dq_sum + number * (BQ * D);
-    while (te_load_acquire(a.added + number) < before) {} // starts that no one has checked may make tiles of two sequences one: it must not wait for ever
+    while (te_load_acquire(a.added + number) < before) {} // starts that no one has checked may make tiles of two
+                                                          // sequences one: it must not wait for ever
     te_async_fence_global();
     for (int w = 0; w < 2; w++) {
         te_mbar_wait(bar + 8 * (FULL_DQ + 2 * buffer + w), parity);
@@ -230,10 +241,12 @@ TE_DEV void te_consume(const te__attn_bwd_hopper_kargs &a, te_u32 smem, int w) {
         for (int k = 0; k < BQ / 16; k++) te_multiply(d, left + 4 * k, right + k * 128);
         te_wgmma_commit();
     };
-    int stage = 0, parity = 0, first_tail = t.tiles() > 0 && t.m_end * BQ > t.s_q && tail_q ? a.a.heads / a.a.groups : 0; // tiles with such rows come first
+    // tiles with such rows come first
+    int stage = 0, parity = 0, first_tail = t.tiles() > 0 && t.m_end * BQ > t.s_q && tail_q ? a.a.heads / a.a.groups : 0;
     te_tiles i(a.a, t);
     bool keys = tail_kv;
-    float slope = 0.0f; // ALiBi's, of the tile's head; it and the bias are loaded a tile ahead, the latter to where S will be
+    float slope = 0.0f; // ALiBi's, of the tile's head; it and the bias are loaded a tile ahead, the latter to where S
+                        // will be
     float sums[2] = {0.0f, 0.0f}; // of dS, of the thread's two keys
     auto load_tile = [&](int head, int m, int buffer) { // of the bias
         if (!TILES || tid != 0) return;
@@ -320,7 +333,8 @@ TE_DEV void te_consume(const te__attn_bwd_hopper_kargs &a, te_u32 smem, int w) {
             if (CHANGES && !LATE) {
                 pack_p(2 * j), pack_p(2 * j + 1);
 #pragma unroll
-                for (int e = 0; e < 4; e++) s[4 * j + e] = factor[e]; // P times the score's derivative: P itself is packed
+                for (int e = 0; e < 4; e++) s[4 * j + e] = factor[e]; // P times the score's derivative: P itself is
+                                                                      // packed
             }
         }
 #pragma unroll
@@ -351,7 +365,8 @@ TE_DEV void te_consume(const te__attn_bwd_hopper_kargs &a, te_u32 smem, int w) {
         accumulate(dv, p, do_tile + stage * (BYTES_Q >> 4));
         te_async_fence();
         te_meet<256>(1);
-        if (TILES && next.left > 0) load_tile(next.head, next.m, stage ^ 1); // both have multiplied by the dS that lies there
+        // both have multiplied by the dS that lies there
+        if (TILES && next.left > 0) load_tile(next.head, next.m, stage ^ 1);
         te_wgmma_fence();
         const te_u64 left = dq_left + stage * (BYTES_DS >> 4);
         te_multiply<1, 1, true>(dq, left, dq_right);

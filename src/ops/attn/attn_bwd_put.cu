@@ -1,4 +1,5 @@
-// ops/attn/attn_bwd_put.cu: behind attn_bwd_hopper.cu: dQ = scale times its sums, in its own format and place; tiles that no key block has added to are 0.
+// ops/attn/attn_bwd_put.cu: behind attn_bwd_hopper.cu: dQ = scale times its sums, in its own format and place; tiles
+// that no key block has added to are 0.
 //
 // A block has a tile: the sums of two warpgroups, in the order of their registers, by shared memory into rows.
 //

@@ -1,6 +1,7 @@
-// ops/attn/attn_bwd_rows.cu: before Hopper's backward kernels: delta and lse2 of each query row as attn_delta.cu has them, and 0 to the counts of tiles of dQ,
-// where there are any. 16-bit operands in aligned rows: PIECES threads have a row, 16 bytes each, and EACH rows,
-// whose loads are under way together. A block's rows are one head's: s_pad is a multiple of them.
+// ops/attn/attn_bwd_rows.cu: before Hopper's backward kernels: delta and lse2 of each query row as attn_delta.cu has
+// them, and 0 to the counts of tiles of dQ, where there are any. 16-bit operands in aligned rows: PIECES threads have a
+// row, 16 bytes each, and EACH rows, whose loads are under way together. A block's rows are one head's: s_pad is a
+// multiple of them.
 //
 // Options: X_DT, X_D (64, 128, 256: as many channels as v has, or more).
 //

@@ -1,9 +1,12 @@
-// ops/attn/attn_dropout_bits.cu: before Hopper's kernels with dropout, of the forward and of the backward pass: what is kept of P, a bit each, of the keys that rows see.
+// ops/attn/attn_dropout_bits.cu: before Hopper's kernels with dropout, of the forward and of the backward pass: what is
+// kept of P, a bit each, of the keys that rows see.
 //
-// A thread has a row and 128 keys at a time, four words of te__attn_keep_word (sequence.h), whose draws do not wait for each other; what all draws have in common is
-// worked out once. Neighbours have neighbouring rows: their 16 bytes are adjacent.
+// A thread has a row and 128 keys at a time, four words of te__attn_keep_word (sequence.h), whose draws do not wait for
+// each other; what all draws have in common is worked out once. Neighbours have neighbouring rows: their 16 bytes are
+// adjacent.
 //
-// Launch: grid (tiles of 128 rows of the longest sequence, of all heads and sequences; ceil(s_kv / TE__ATTN_BITS_KEYS)), block 256: two tiles of 128 keys.
+// Launch: grid (tiles of 128 rows of the longest sequence, of all heads and sequences; ceil(s_kv /
+// TE__ATTN_BITS_KEYS)), block 256: two tiles of 128 keys.
 // te:arch 90a
 // te:row
 #include "ops/attn/attn.cuh"

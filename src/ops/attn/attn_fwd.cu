@@ -1,8 +1,10 @@
-// ops/attn/attn_fwd.cu: O = softmax(scale Q K^T, masked) V for any formats, sizes and strides, in f32, without an s x s matrix.
+// ops/attn/attn_fwd.cu: O = softmax(scale Q K^T, masked) V for any formats, sizes and strides, in f32, without an s x s
+// matrix.
 //
-// The tiles are those of general.cuh: 16 query rows against 32 keys at a time. A running maximum m and sum l per row rescale what has been
-// summed so far whenever m grows (Milakov and Gimelshein, 2018; FlashAttention). A row that sees no key keeps l = 0: o = 0, lse = -inf. FP8 attention
-// rounds P itself, so the keys are gone through twice: for m and l, then for P V.
+// The tiles are those of general.cuh: 16 query rows against 32 keys at a time. A running maximum m and sum l per row
+// rescale what has been summed so far whenever m grows (Milakov and Gimelshein, 2018; FlashAttention). A row that sees
+// no key keeps l = 0: o = 0, lse = -inf. FP8 attention rounds P itself, so the keys are gone through twice: for m and
+// l, then for P V.
 //
 // Options: X_EXTRA, X_MOD (attn.cuh), X_WIDE (general.cuh).
 //
@@ -26,7 +28,8 @@ extern "C" __global__ void __launch_bounds__(128, 3) te_attn_fwd(const __grid_co
     const int block_first = at.tile * TE__ATTN_ROWS, first = block_first + warp * TE_MINE;
     const int ld_q = TE__ATTN_ROW(WIDE ? TE__ATTN_CHUNK : a.d),
               ld = TE__ATTN_LANE_ROW(WIDE ? TE__ATTN_CHUNK : max(a.d, a.d_v));
-    const int c = WIDE ? (int)blockIdx.y * TE__ATTN_CHUNK : 0, d_v = WIDE ? te_attn_chunk(a.d_v, c) : a.d_v; // the channels of O that the block has
+    // the channels of O that the block has
+    const int c = WIDE ? (int)blockIdx.y * TE__ATTN_CHUNK : 0, d_v = WIDE ? te_attn_chunk(a.d_v, c) : a.d_v;
     float *q = (float *)te_shared, *kv = q + TE__ATTN_ROWS * ld_q;
     float *weight = kv + TE__ATTN_LANES * ld + warp * (TE__ATTN_LANES * TE_MINE);
 

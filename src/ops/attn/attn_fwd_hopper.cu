@@ -1,44 +1,60 @@
 // ops/attn/attn_fwd_hopper.cu: O = softmax(scale Q K^T, masked) V on Hopper: TMA, mbarriers, wgmma; bf16 and f16.
 //
-//               keys                  A tile is 64 WAVES queries of one head. Warpgroup 0 is the producer: one of its threads draws the numbers of tiles,
-//            BN   BN                  another one starts all loads. Each other warpgroup, a consumer, has 64 rows of the tile, with S, P and O in registers. Keys
+//               keys                  A tile is 64 WAVES queries of one head. Warpgroup 0 is the producer: one of its
+//                                     threads draws the numbers of tiles,
+//            BN   BN                  another one starts all loads. Each other warpgroup, a consumer, has 64 rows of
+//                                     the tile, with S, P and O in registers. Keys
 //          +----+----+----            come BN at a time from right to left, so that the first block is the one with the diagonal:
 //      wg 1|    |    | ...
 //      wg 2|    |    |                Q K(n-1), softmax | Q K(n-2) beside P V(n-1), softmax | ... | Q K(first) beside P V, softmax | P V(first), store
 //
-// Blocks are persistent: loads of the next tile begin while this one is multiplied, and its store is under way while the next one is.
+// Blocks are persistent: loads of the next tile begin while this one is multiplied, and its store is under way while
+// the next one is.
 //
 // Shared memory (panels of 64 channels, 128-byte swizzle), for D = D_V = 128 and WAVES = 2:
 //
 //     | Q, STAGES_Q = 2 of WAVES parts of 64 rows | K, 2 stages | V, 2 stages | O, WAVES parts | barriers | two tiles' numbers |
 //     | 64 KB                                      | 64 KB       | 64 KB       | 32 KB          |
 //
-// With heads for which this is too much, Q has one stage and O takes the place of it. With TILES of a bias O takes the place of Q as well, and in O's place each consumer has a tile of
-// 64 rows by BN keys of the bias (two where they fit), which a producer's thread of its own brings by TMA and the consumer reads by ldmatrix while its products run.
+// With heads for which this is too much, Q has one stage and O takes the place of it. With TILES of a bias O takes the
+// place of Q as well, and in O's place each consumer has a tile of 64 rows by BN keys of the bias (two where they fit),
+// which a producer's thread of its own brings by TMA and the consumer reads by ldmatrix while its products run.
 //
-// With KEYS, O takes the place of Q above 64 channels, and in front of the barriers lie the operands of one more product, without a swizzle, 16 bytes of a row each: eight of k. Both find the
-// other eight among the zeros. (A checker that takes an operand for 32 bytes of each row finds them all in shared memory.)
+// With KEYS, O takes the place of Q above 64 channels, and in front of the barriers lie the operands of one more
+// product, without a swizzle, 16 bytes of a row each: eight of k. Both find the other eight among the zeros. (A checker
+// that takes an operand for 32 bytes of each row finds them all in shared memory.)
 //
 //     | ones, 64 rows | B, 2 stages of BN keys | zeros, BN rows |
 //
-// Barriers, one for each stage: FULL_X (X is Q, K, V, or T: what is known of the next tile): the producer arrives and announces the bytes that TMA brings;
-// consumers wait. EMPTY_X: each consumer warp arrives (of T each thread, which has read it); the producer waits before it fills the stage again. FULL_B and EMPTY_B, of the bias, are one
-// consumer's each. Named barriers: 1 + w is consumer w's turn at
-// the tensor cores (TURNS), 8 + w joins its threads around the store of O.
+// Barriers, one for each stage: FULL_X (X is Q, K, V, or T: what is known of the next tile): the producer arrives and
+// announces the bytes that TMA brings; consumers wait. EMPTY_X: each consumer warp arrives (of T each thread, which has
+// read it); the producer waits before it fills the stage again. FULL_B and EMPTY_B, of the bias, are one consumer's
+// each. Named barriers: 1 + w is consumer w's turn at the tensor cores (TURNS), 8 + w joins its threads around the
+// store of O.
 //
-// Which keys a tile meets, and rows of packed sequences: te__attn_seq (sequence.h). Blocks that all rows see have no compare. A tile that ends with its sequence
-// in the middle of packed rows is stored row by row, others by TMA. Empty blocks of a block mask are passed over: all roles ask the mask. Keys beyond a sequence's end may hold anything, so the rows of V there are cleared.
+// Which keys a tile meets, and rows of packed sequences: te__attn_seq (sequence.h). Blocks that all rows see have no
+// compare. A tile that ends with its sequence in the middle of packed rows is stored row by row, others by TMA. Empty
+// blocks of a block mask are passed over: all roles ask the mask. Keys beyond a sequence's end may hold anything, so
+// the rows of V there are cleared.
 //
-// ALiBi is one more step of the products of S (te_line), with the columns' numbers in front of O in shared memory, and the barriers behind them. So is a bias that all queries share (KEYS):
-// S += ones B^T, where key j of B has the three parts of its bias (attn_bias_line.cu), and a block of B comes with that of K, in a stage of the same number. Any other bias without TILES is
-// loaded to registers before the products that it waits beside, a mask of elements becomes bits while they run; so are dropout's bits loaded, which P loses its elements by once it is packed.
+// ALiBi is one more step of the products of S (te_line), with the columns' numbers in front of O in shared memory, and
+// the barriers behind them. So is a bias that all queries share (KEYS):
+// S += ones B^T, where key j of B has the three parts of its bias (attn_bias_line.cu), and a block of B comes with that
+// of K, in a stage of the same number. Any other bias without TILES is loaded to registers before the products that it
+// waits beside, a mask of elements becomes bits while they run; so are dropout's bits loaded, which P loses its
+// elements by once it is packed.
 //
-// Options: X_DT, X_D, X_D_V (hopper.cuh), X_WAVES (2 or 3: 3 with ALiBi at most), X_TILES (1: a bias of 16 bits that TMA can read; with X_PAIRS = 1),
-//          X_KEYS (1: a bias that all queries share; without X_BIAS), those of hopper_scores.cuh and hopper_dropout.cuh.
+// Options: X_DT, X_D, X_D_V (hopper.cuh), X_WAVES (2 or 3: 3 with ALiBi at most), X_TILES (1: a bias of 16 bits that
+// TMA can read; with X_PAIRS = 1),
+//          X_KEYS (1: a bias that all queries share; without X_BIAS), those of hopper_scores.cuh and
+//          hopper_dropout.cuh.
 // Benchmark: "attention forward" in tests/bench/h200.csv.
 //
-// Launch: grid: any number of blocks; block 128 (WAVES + 1); shared memory TE__ATTN_FWD_SHARED, or TE__ATTN_BIAS_SHARED, or TE__ATTN_KEYS_SHARED, of the options, with ALiBi
-//         TE__ATTN_LINE_BYTES more. Maps: q and o in boxes of 64 rows, k and v of BN, all of 64 channels; the bias in boxes of 64 rows by 64 keys, with a size of 1 where it repeats. Addresses and strides of q, k, v and o are multiples of 16 bytes, d and d_v of 8; scale > 0.
+// Launch: grid: any number of blocks; block 128 (WAVES + 1); shared memory TE__ATTN_FWD_SHARED, or
+// TE__ATTN_BIAS_SHARED, or TE__ATTN_KEYS_SHARED, of the options, with ALiBi
+//         TE__ATTN_LINE_BYTES more. Maps: q and o in boxes of 64 rows, k and v of BN, all of 64 channels; the bias in
+//         boxes of 64 rows by 64 keys, with a size of 1 where it repeats. Addresses and strides of q, k, v and o are
+//         multiples of 16 bytes, d and d_v of 8; scale > 0.
 // te:arch 90a
 // te:row X_DT=3 X_D=64 X_D_V=64 X_WAVES=2|3 X_DROPOUT=0|1
 // te:row X_DT=3 X_D=96 X_D_V=96 X_WAVES=2 X_DROPOUT=0|1
@@ -196,7 +212,8 @@ TE_DEV void te_load_tiles(const te__attn_fwd_hopper_kargs &a, te_u32 smem) {
         te_mbar_arrive(bar + 8 * (EMPTY_T + turn.stage));
         turn.next();
         if (!more) break;
-        if (row >= 0 && (STAGES_Q == 1 || t.begin >= t.end)) { // consumers want it before they release Q, or come to a tile without keys
+        if (row >= 0 && (STAGES_Q == 1 || t.begin >= t.end)) { // consumers want it before they release Q, or come to a
+                                                               // tile without keys
             load_v(row, head, batch);
             row = -1;
         }
@@ -259,7 +276,8 @@ TE_DEV void te_load_bias(const te__attn_fwd_hopper_kargs &a, te_u32 smem, int w)
     }
 }
 
-// -inf where a row does not see a key. Of S a thread has two rows, 8 apart, and of every eight columns two. `row`: its upper one.
+// -inf where a row does not see a key. Of S a thread has two rows, 8 apart, and of every eight columns two. `row`: its
+// upper one.
 TE_DEV void te_hide(float (&s)[BN / 2], const te_q_tile &t, int row, int block) {
     const int column = block * BN + 2 * (threadIdx.x & 3), last = t.s_kv - 1 - column;
 #pragma unroll
@@ -278,8 +296,8 @@ TE_DEV float te_row_max(float x) {
     return fmaxf(x, __shfl_xor_sync(TE_ALL, x, 2));
 }
 
-// S becomes 2^(scale2 (S - top)), with tops of the rows that this block may have raised; O is then to be multiplied by shrink. sum: the thread's part.
-// shift: of rows, what S is to be increased by first.
+// S becomes 2^(scale2 (S - top)), with tops of the rows that this block may have raised; O is then to be multiplied by
+// shrink. sum: the thread's part. shift: of rows, what S is to be increased by first.
 template <bool FIRST>
 TE_DEV void te_softmax(float (&s)[BN / 2], float (&top)[2], float (&sum)[2], float (&shrink)[2], float scale2,
                        const float (&shift)[2]) {
@@ -314,7 +332,8 @@ TE_DEV void te_rescale(float (&o)[D_V / 2], const float (&by)[2]) {
     for (int i = 0; i < D_V / 2; i++) o[i] *= by[i / 2 & 1];
 }
 
-// KEYS: operands of the bias' product, K-major without a swizzle: eight rows by eight of k in 128 bytes. `next`: bytes to the next eight of k; of rows 128.
+// KEYS: operands of the bias' product, K-major without a swizzle: eight rows by eight of k in 128 bytes. `next`: bytes
+// to the next eight of k; of rows 128.
 TE_DEV te_u64 te_desc_of_line(te_u32 at, int next) {
     return (te_u64)((at & 0x3ffff) >> 4) | (te_u64)(next >> 4) << 16 | (te_u64)(128 >> 4) << 32;
 }
@@ -374,7 +393,8 @@ struct te_consumer {
         turn.next();
         return more;
     }
-    TE_DEV int apart(int n) const { return n * BN - (t.row + own) - (a.a.x.bottom_right ? t.s_kv - t.s_q : 0); } // ALiBi's distance, of block n's first key
+    // ALiBi's distance, of block n's first key
+    TE_DEV int apart(int n) const { return n * BN - (t.row + own) - (a.a.x.bottom_right ? t.s_kv - t.s_q : 0); }
     TE_DEV void start(int n) {
         if (!ALIBI) return;
         const int delta = a.a.x.bottom_right ? t.s_kv - t.s_q : 0,
@@ -409,7 +429,8 @@ struct te_consumer {
 #pragma unroll
         for (int i = 0; i < (DROPOUT ? BN / 4 : 0); i++) p[i] &= keep.pair(i % 2, i / 2);
     }
-    // The bias of block n to registers: by loads that the products wait beside, before them; from its tile, behind them.
+    // The bias of block n to registers: by loads that the products wait beside, before them; from its tile, behind
+    // them.
     TE_DEV void load_before(int n) {
         if (BIAS && PAIRS && !TILES) bias.load(n * BN);
     }
@@ -418,7 +439,8 @@ struct te_consumer {
         if (TILES) {
             const int at = w * STAGES_B + b.stage;
             te_mbar_wait(bar + 8 * (FULL_B + at), b.parity);
-            const te_u32 read = bias.take(smem + AT_B + at * TILE_B); // 0 as soon as the words have come: an arrival alone does not wait for ldmatrix
+            const te_u32 read = bias.take(smem + AT_B + at * TILE_B); // 0 as soon as the words have come: an arrival
+                                                                      // alone does not wait for ldmatrix
             __syncwarp();
             if (lane == 0) te_mbar_arrive(bar + 8 * (EMPTY_B + at) + read);
             b.next();
@@ -573,7 +595,8 @@ struct te_consumer {
 #pragma unroll
             for (int i = 0; i < 4; i++) {
                 const float by = inverse[i & 1];
-                r[i] = by == 0.0f ? 0u : te_pack16(o[8 * j + 2 * i] * by, o[8 * j + 2 * i + 1] * by); // of rows that are not there O is anything
+                // of rows that are not there O is anything
+                r[i] = by == 0.0f ? 0u : te_pack16(o[8 * j + 2 * i] * by, o[8 * j + 2 * i + 1] * by);
             }
             const int piece = 2 * j + (lane >> 4);
             te_stmatrix4(out + (piece >> 3) * 8192 + te_swizzled(warp * 16 + (lane & 15), piece & 7), r);
@@ -652,7 +675,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         for (int full = FULL_Q; full <= FULL_T; full += 4)
             for (int i = 0; i < 2; i++) {
                 te_mbar_init(bar + 8 * (full + i), 1);
-                te_mbar_init(bar + 8 * (full + 2 + i), full == FULL_T ? 128 * WAVES + 1 + TILES * WAVES : 4 * WAVES); // of tiles every thread reads what is told, the loaders too
+                // of tiles every thread reads what is told, the loaders too
+                te_mbar_init(bar + 8 * (full + 2 + i), full == FULL_T ? 128 * WAVES + 1 + TILES * WAVES : 4 * WAVES);
             }
         if (TILES)
             for (int i = 0; i < WAVES * STAGES_B; i++) {

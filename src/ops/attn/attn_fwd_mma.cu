@@ -1,21 +1,26 @@
-// ops/attn/attn_fwd_mma.cu: O = softmax(scale Q K^T, masked) V in bf16 or f16 on the tensor cores of sm_80 and later (mma.sync), by the
-// method of FlashAttention-2 (Dao, 2023).
+// ops/attn/attn_fwd_mma.cu: O = softmax(scale Q K^T, masked) V in bf16 or f16 on the tensor cores of sm_80 and later
+// (mma.sync), by the method of FlashAttention-2 (Dao, 2023).
 //
-//               keys                  A block owns WARPS * 16 M query rows of one head, a warp 16 M of them, whole rows: so a row's softmax stays
-//            BN   BN                  in the four lanes of a quad. K and V come BN keys at a time by cp.async into two slots: the next tile is
+//               keys                  A block owns WARPS * 16 M query rows of one head, a warp 16 M of them, whole
+//                                     rows: so a row's softmax stays
+//            BN   BN                  in the four lanes of a quad. K and V come BN keys at a time by cp.async into two
+//                                     slots: the next tile is
 //          +----+----+----            under way while this one is multiplied. S = Q K^T stays in registers; the accumulator layout of S is the
 //     warp0|    |    | ...            operand layout of P, so P V needs no exchange either.
 //     warp1|    |    |
-//                                     Tiles that no row sees are never read; a warp skips those that none of its own rows see.
+//                                     Tiles that no row sees are never read; a warp skips those that none of its own
+//                                     rows see.
 //
-// The running maximum is raised only when it would grow by more than 8 (in units of log2): until then P is at most 2^8, which both formats can hold,
-// and O need not be rescaled. l sums the same terms, so the result is the same.
+// The running maximum is raised only when it would grow by more than 8 (in units of log2): until then P is at most 2^8,
+// which both formats can hold, and O need not be rescaled. l sums the same terms, so the result is the same.
 //
-// Options: X_DT (te_dtype of q, k, v and o), X_D (d and d_v, rounded up to a multiple of 32; the channels between are zeros), X_TILE, X_WARPS, X_M,
+// Options: X_DT (te_dtype of q, k, v and o), X_D (d and d_v, rounded up to a multiple of 32; the channels between are
+// zeros), X_TILE, X_WARPS, X_M,
 //          X_DROPOUT, X_EXTRA (attn.cuh).
 // Benchmark: "attention forward" in tests/bench/h200.csv.
 //
-// Launch: grid (ceil(s_q / (16 M WARPS)) * batch * heads), block 32 WARPS, shared memory (2 D + 16) (16 M WARPS + 4 BN) bytes.
+// Launch: grid (ceil(s_q / (16 M WARPS)) * batch * heads), block 32 WARPS, shared memory (2 D + 16) (16 M WARPS + 4 BN)
+// bytes.
 //         Rows start at multiples of 16 bytes, d and d_v are multiples of 8, scale > 0.
 // te:arch 80
 // te:row X_DT=3 X_D=32 X_TILE=64 X_WARPS=4 X_M=2 X_DROPOUT=0 X_EXTRA=0

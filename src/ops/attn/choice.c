@@ -1,6 +1,8 @@
-/* ops/attn/choice.c: which kernels serve a problem of attention, and what keeps it from faster ones. Knows plans; must not know tiles.
+/* ops/attn/choice.c: which kernels serve a problem of attention, and what keeps it from faster ones. Knows plans; must
+ * not know tiles.
  *
- * The table has a row for each thing that a problem can have and that some kernel lacks. The choice, and the sentence of te_explain, both come from it. */
+ * The table has a row for each thing that a problem can have and that some kernel lacks. The choice, and the sentence
+ * of te_explain, both come from it. */
 
 /* Kernels, the fastest last: the general ones serve all. */
 enum { TE__ATTN_MMA = 1, TE__ATTN_HOPPER = 2 };
@@ -46,7 +48,8 @@ static const te__attn_row te__attn_rows[TE__ATTN_FEATURES] = {
 };
 static const char te__attn_why_hopper[] = "tensor cores: TMA and wgmma";
 
-/* 16-byte pieces of rows can be copied. A stride along a size of 1 is never used, but that packed sequences and pages begin at any row. */
+/* 16-byte pieces of rows can be copied. A stride along a size of 1 is never used, but that packed sequences and pages
+ * begin at any row. */
 static bool te__attn_view_is_aligned(const te__attn_view *x, const te__attn_kargs *a, int s, int heads) {
     return (uintptr_t)x->p % 16 == 0 && ((s == 1 && !a->x.on) || x->s % 8 == 0) &&
            ((a->batch == 1 && !a->x.page_size) || x->b % 8 == 0) && (heads == 1 || x->h % 8 == 0);
@@ -80,7 +83,8 @@ static te__attn_views te__attn_views_of(const te__attn_kargs *a, bool backward) 
     return v;
 }
 
-/* Does the problem have it? `mod`: scores have a rule of the user's. Described tensors have no address: their formats tell that they are there. */
+/* Does the problem have it? `mod`: scores have a rule of the user's. Described tensors have no address: their formats
+ * tell that they are there. */
 static bool te__attn_has(const te__plan *p, const te__attn_kargs *a, bool mod, bool backward, te__attn_feature f) {
     const te__attn_views v = te__attn_views_of(a, backward);
     const te__attn_extra *x = &a->x;
@@ -124,7 +128,8 @@ static bool te__attn_has(const te__plan *p, const te__attn_kargs *a, bool mod, b
     return false;
 }
 
-/* The fastest kernels that serve the problem: TE__ATTN_HOPPER, TE__ATTN_MMA or, the general ones, 0. The plan says what keeps it from faster ones. */
+/* The fastest kernels that serve the problem: TE__ATTN_HOPPER, TE__ATTN_MMA or, the general ones, 0. The plan says what
+ * keeps it from faster ones. */
 static int te__attn_choose(te__plan *p, const te__attn_kargs *a, bool mod, bool backward) {
     int serves = TE__ATTN_MMA | TE__ATTN_HOPPER, f;
     te__plan_why(p, te__attn_why_hopper);

@@ -3,14 +3,18 @@
  *   S_ij = scale q_i k_j    P = softmax over the keys that row i sees    O_i = sum_j drop(P_ij) v_j
  *   dV_j = sum_i drop(P_ij) dO_i    dP_ij = drop(dO_i v_j)    dS_ij = P_ij (dP_ij - D_i),  D_i = dO_i O_i
  *   dQ_i = scale sum_j dS_ij k_j    dK_j = scale sum_i dS_ij q_i           drop(x) = kept ? x / (1 - p) : 0
- *   With a soft cap S_ij = cap tanh(scale q_i k_j / cap), and dQ and dK have (1 - (S_ij / cap)^2) dS_ij. With a bias B: S_ij = scale q_i k_j + c B_ij, dB = c dS summed over what B repeats. With an offset a of the softmax: e^a in its denominator,
+ *   With a soft cap S_ij = cap tanh(scale q_i k_j / cap), and dQ and dK have (1 - (S_ij / cap)^2) dS_ij. With a bias B:
+ *   S_ij = scale q_i k_j + c B_ij, dB = c dS summed over what B repeats. With an offset a of the softmax: e^a in its
+ *   denominator,
  *   da = - sum_i e^(a - lse_i) D_i.
- *   In FP8 drop(P) and dS are rounded to codes where they meet V, dO, K, Q and dB; D_i = sum_j P_ij dP_ij then, for O is made of rounded P.
- *   Under a soft cap dB's dS is not rounded: the scale is of the other dS, times the cap's derivative, which may be much less.
+ *   In FP8 drop(P) and dS are rounded to codes where they meet V, dO, K, Q and dB; D_i = sum_j P_ij dP_ij then, for O
+ *   is made of rounded P.
+ *   Under a soft cap dB's dS is not rounded: the scale is of the other dS, times the cap's derivative, which may be
+ *   much less.
  *
- * Query rows are processed 32 at a time. Their scores are [keys, 32], so that an operation on one key's scores is one on a vector, and every
- * product is one of te__attn_madd. A task has all query heads of one head of K and V, which is decoded once. Each sum has one order, whichever
- * thread runs the task. */
+ * Query rows are processed 32 at a time. Their scores are [keys, 32], so that an operation on one key's scores is one
+ * on a vector, and every product is one of te__attn_madd. A task has all query heads of one head of K and V, which is
+ * decoded once. Each sum has one order, whichever thread runs the task. */
 
 enum { TE__ATTN_WIDE = 16, TE__ATTN_QUAD = 4, TE__ATTN_BLOCK = 32 };
 
@@ -21,8 +25,8 @@ enum { TE__ATTN_WIDE = 16, TE__ATTN_QUAD = 4, TE__ATTN_BLOCK = 32 };
 #define TE__ATTN_FMA(a, b, c) ((a) * (b) + (c))
 #endif
 
-/* out[r][0 .. 15] += sum over i < n of a[r * row + i * step] * b[i * ld + 0 .. 15], for r = 0 .. 3; rows of out are out_ld apart. Runs of 64
- * are summed in f32, which compilers turn into vectors, and the runs in double. */
+/* out[r][0 .. 15] += sum over i < n of a[r * row + i * step] * b[i * ld + 0 .. 15], for r = 0 .. 3; rows of out are
+ * out_ld apart. Runs of 64 are summed in f32, which compilers turn into vectors, and the runs in double. */
 static void te__attn_madd(double *out, int64_t out_ld, const float *a, int64_t row, int64_t step, const float *b,
                           int64_t ld, int64_t n) {
     enum { W = TE__ATTN_WIDE };
@@ -51,9 +55,9 @@ static void te__attn_madd(double *out, int64_t out_ld, const float *a, int64_t r
     }
 }
 
-/* e^x to an ulp or two, in a form that compilers turn into vectors: no branch, and excluded values are masked in integers. 0 from e^-87 down,
- * infinity beyond FLT_MAX, NaN stays. e^x = 2^n e^r with r in [-ln 2 / 2, ln 2 / 2]; adding 1.5 * 2^23 rounds to an integer; the polynomial
- * is that of Cephes' expf (Moshier). */
+/* e^x to an ulp or two, in a form that compilers turn into vectors: no branch, and excluded values are masked in
+ * integers. 0 from e^-87 down, infinity beyond FLT_MAX, NaN stays. e^x = 2^n e^r with r in [-ln 2 / 2, ln 2 / 2];
+ * adding 1.5 * 2^23 rounds to an integer; the polynomial is that of Cephes' expf (Moshier). */
 static inline float te__attn_exp(float x) {
     const int32_t m = (int32_t)(te__f32_bits(x * 1.44269504f + 12582912.0f) - 0x4b400000u), n = m < 127 ? m : 127;
     const float r = (x - (float)n * 0.693359375f) + (float)n * 2.12194440e-4f;
@@ -181,7 +185,8 @@ static void te__attn_store(const te__attn_view *x, int64_t b, int64_t h, int64_t
 
 /* ---- blocks of scores ---- */
 
-/* Query rows of one head, 32 or those that are left: `n` that attend, and `rows` that are written. And the keys begin .. end - 1 that any of them sees. */
+/* Query rows of one head, 32 or those that are left: `n` that attend, and `rows` that are written. And the keys begin
+ * .. end - 1 that any of them sees. */
 typedef struct te__attn_block {
     const te__attn_extra *extra;
     const te__attn_seq *seq;
@@ -203,7 +208,8 @@ static te__attn_block te__attn_block_of(const te__attn_kargs *a, const te__attn_
     return block;
 }
 
-/* Keys *from .. *to - 1: the next of the block's that no empty block of a block mask holds, from *to on; false: there are none. Rows of a block lie in one of the mask's. */
+/* Keys *from .. *to - 1: the next of the block's that no empty block of a block mask holds, from *to on; false: there
+ * are none. Rows of a block lie in one of the mask's. */
 static bool te__attn_next_run(const te__attn_block *block, int64_t *from, int64_t *to) {
     const te__attn_extra *x = block->extra;
     int64_t j = *to;
@@ -268,7 +274,8 @@ static void te__attn_seen_by(const te__attn_block *block, int64_t j, int64_t *fr
     *to = j < block->end ? te__max(*from, te__min(block->n, j - block->seq->lo - block->first + 1)) : *from;
 }
 
-/* The soft cap, on [keys, BLOCK] of scores; in the backward pass its derivative goes to `factor`. dB is that of the capped score, without it. Keys of empty blocks stay hidden. */
+/* The soft cap, on [keys, BLOCK] of scores; in the backward pass its derivative goes to `factor`. dB is that of the
+ * capped score, without it. Keys of empty blocks stay hidden. */
 static void te__attn_cap(const te__attn_kargs *a, const te__attn_block *block, float *s, float *factor, bool table) {
     const float cap = a->x.softcap;
     int64_t j, r;
@@ -316,12 +323,14 @@ static bool te__attn_is_full(const te__attn_block *block, int64_t j) {
                                                        (int)j) == (int)TE_ATTN_BLOCK_FULL;
 }
 
-/* The user's rule, on the same where a row sees the key; in the backward pass its derivative goes to `factor`, or multiplies the soft cap's there. */
+/* The user's rule, on the same where a row sees the key; in the backward pass its derivative goes to `factor`, or
+ * multiplies the soft cap's there. */
 static void te__attn_modify(const te_score_mod *m, const te__attn_block *block, float *s, float *factor, bool capped) {
     int64_t j, r, from, to;
     if (!m->score_fn && !m->mask_fn) return;
     for (j = block->begin; j < block->end; j++) {
-        if (factor && !capped) memset(factor + j * TE__ATTN_BLOCK, 0, TE__ATTN_BLOCK * sizeof(float)); /* where no row sees the key */
+        /* where no row sees the key */
+        if (factor && !capped) memset(factor + j * TE__ATTN_BLOCK, 0, TE__ATTN_BLOCK * sizeof(float));
         te__attn_seen_by(block, j, &from, &to);
         for (r = from; r < to; r++) {
             const int64_t i = block->first + r, at = j * TE__ATTN_BLOCK + r;
@@ -483,8 +492,10 @@ static void te__attn_bwd_scores(const te__attn_work *w, const te__attn_scratch *
             *x = r < block->n ? s->s[j * TE__ATTN_BLOCK + r] * (*x - delta[r]) : 0.0f;
             if (s->factor && j < block->end && r < block->n) *x *= s->factor[j * TE__ATTN_BLOCK + r];
         }
-    if (w->table && a->x.softcap > 0.0f) return; /* dP's scale is of scores' gradients with the cap's derivative, which those of dB lack */
-    te__attn_round(block, s->dp, a->x.dp_dt, a->x.dp_scale, w->table ? NULL : s->amax); /* the pass for dB records no amax: the main pass has the same dS */
+    if (w->table && a->x.softcap > 0.0f) return; /* dP's scale is of scores' gradients with the cap's derivative, which
+                                                  * those of dB lack */
+    /* the pass for dB records no amax: the main pass has the same dS */
+    te__attn_round(block, s->dp, a->x.dp_dt, a->x.dp_scale, w->table ? NULL : s->amax);
 }
 
 /* dQ of a block, and its share of dK and dV. */
@@ -503,7 +514,8 @@ static void te__attn_bwd_block(const te__attn_work *w, const te__attn_scratch *s
                        a->scale);
 }
 
-/* A task of the pass for dB: up to 32 of its rows, or its only one, summed over the sequences, heads and rows that B repeats. */
+/* A task of the pass for dB: up to 32 of its rows, or its only one, summed over the sequences, heads and rows that B
+ * repeats. */
 static void te__attn_table_task(const te__attn_work *w, const te__attn_scratch *s, int64_t task) {
     const te__attn_kargs *a = &w->a;
     const te__attn_extra *x = &a->x;

@@ -1,4 +1,5 @@
-/* ops/attn/cuda.c: attention by mma.sync and by the general kernels: tiles and launches. Knows plans; must not know the driver.
+/* ops/attn/cuda.c: attention by mma.sync and by the general kernels: tiles and launches. Knows plans; must not know the
+ * driver.
  *
  * Head sizes are rounded up to one that a tensor-core kernel is made for: zeros between cost time, not results. */
 
@@ -28,8 +29,8 @@ static int64_t te__attn_dkv_shared(te__attn_tiles t) {
     return te__attn_row_bytes(t.d) * (32 * t.m * t.warps + 4 * t.tile) + 16 * t.tile;
 }
 
-/* The tiles that keep O, S and dP in registers and let two blocks share a multiprocessor where that helps: chosen by register counts. Extras, with their
- * lengths, strides and slopes, leave room for fewer. */
+/* The tiles that keep O, S and dP in registers and let two blocks share a multiprocessor where that helps: chosen by
+ * register counts. Extras, with their lengths, strides and slopes, leave room for fewer. */
 static te__attn_tiles te__attn_fwd_tiles(const te__plan *p, int d, bool dropout, bool extras) {
     te__attn_tiles t;
     t.d = d;
@@ -67,7 +68,8 @@ static te__attn_tiles te__attn_dkv_tiles(const te__plan *p, int d, bool dropout,
 
 /* Heads that the general kernels go through in chunks. */
 static bool te__attn_is_wide(const te__attn_kargs *a) { return te__max(a->d, a->d_v) > TE__ATTN_CHUNK; }
-/* The general kernels: TE__ATTN_ROWS rows of one or two tensors, TE__ATTN_LANES of one or two others, and a weight for each pair. Of wide heads: a chunk of one of either. */
+/* The general kernels: TE__ATTN_ROWS rows of one or two tensors, TE__ATTN_LANES of one or two others, and a weight for
+ * each pair. Of wide heads: a chunk of one of either. */
 static int64_t te__attn_general_shared(const te__attn_kargs *a, int64_t mine, int64_t mine2, int64_t theirs,
                                        int64_t theirs2) {
     int64_t rows, lanes;
@@ -77,7 +79,8 @@ static int64_t te__attn_general_shared(const te__attn_kargs *a, int64_t mine, in
     return 4 * (TE__ATTN_ROWS * rows + TE__ATTN_LANES * lanes + TE__ATTN_ROWS * TE__ATTN_LANES);
 }
 
-/* `rows` rows of each of `heads` heads of each sequence, of `channels` channels that the kernel writes. t: NULL for the general kernels, which alone have a mod, and chunks. */
+/* `rows` rows of each of `heads` heads of each sequence, of `channels` channels that the kernel writes. t: NULL for the
+ * general kernels, which alone have a mod, and chunks. */
 static te_result te__attn_launch(te__plan *p, const te__attn_kargs *a, const char *kernel, int64_t rows, int64_t heads,
                                  int64_t channels, const te__attn_tiles *t, int64_t shared, const char *mod) {
     const int64_t blocks = te__div_up(rows, t ? 16 * t->m * t->warps : TE__ATTN_ROWS) * a->batch * heads;
@@ -117,7 +120,8 @@ static void te__attn_launch_clear(te__plan *p, const te__attn_kargs *a, bool bac
     te__launch_size(l, te__max(1, te__div_up(rows, 8)), 1, 1, 256, 0);
 }
 
-/* The gradients of the bias and of the softmax's offset (`sink`), from lse2 and delta, by the kernels of the choice. Described tensors have no address, so none is asked for here. */
+/* The gradients of the bias and of the softmax's offset (`sink`), from lse2 and delta, by the kernels of the choice.
+ * Described tensors have no address, so none is asked for here. */
 static te_result te__attn_launch_extras(te__plan *p, const te__attn_kargs *a, bool sink, const char *mod,
                                         const te__attn_bits *bits) {
     const te__attn_extra *x = &a->x;
@@ -177,7 +181,8 @@ static te_result te__cuda_plan_attn_fwd(te__plan *p, const te_op_attn_fwd_args *
 static te_result te__attn_plan_bwd(te__plan *p, const te_op_attn_bwd_args *args, const char *mod) {
     te__attn_kargs a = te__attn_problem_bwd(args);
     const int64_t rows = (int64_t)a.batch * a.heads * a.s_pad; /* of the launch; packed sequences need less memory */
-    const int64_t shared = te__attn_general_shared(&a, a.d, a.d_v, a.d, a.d_v), most = te__max(a.d, a.d_v); /* of the general kernels */
+    /* of the general kernels */
+    const int64_t shared = te__attn_general_shared(&a, a.d, a.d_v, a.d, a.d_v), most = te__max(a.d, a.d_v);
     const int kernels = te__attn_choose(p, &a, mod != NULL, true);
     const int64_t kept = a.x.packed_q ? a.heads * te__attn_packed_rows(a.x.t_q, a.batch) : rows;
     te_result r;

@@ -1,7 +1,8 @@
-// ops/attn/fragments.cuh: tiles of 16-bit values for the tensor-core attention kernels: rows of D channels in shared memory, and their fragments.
+// ops/attn/fragments.cuh: tiles of 16-bit values for the tensor-core attention kernels: rows of D channels in shared
+// memory, and their fragments.
 //
-// A row is D / 8 pieces of 16 bytes and one unused piece: as D / 8 is even, the eight rows that ldmatrix reads at one channel lie in
-// different banks, and every address is a lane's own plus a constant.
+// A row is D / 8 pieces of 16 bytes and one unused piece: as D / 8 is even, the eight rows that ldmatrix reads at one
+// channel lie in different banks, and every address is a lane's own plus a constant.
 #pragma once
 #include "device/mma.cuh"
 #include "ops/attn/attn.cuh"
@@ -21,7 +22,8 @@ template <int D> struct te_tile {
     TE_DEV static te_u32 piece(int row, int piece) { return (te_u32)(row * ROW + piece * 16); }
 };
 
-// Bytes from where a row would be if its sequence lay in one piece to its place; PAGED: rows are keys, which may lie in pages.
+// Bytes from where a row would be if its sequence lay in one piece to its place; PAGED: rows are keys, which may lie in
+// pages.
 template <int PAGED> struct te_paging {
     TE_DEV te_paging(const te__attn_view &, int, const te__attn_extra *) {}
     TE_DEV te_i64 away(int, te_i64, int) const { return 0; }
@@ -76,8 +78,9 @@ template <int D, int ROWS, int THREADS, int PAGED = 0> struct te_copier : te_pag
     }
 };
 
-// The address of this lane's row of an ldmatrix, for all of a tile's fragments: `rows_first` order gives the four matrices as
-// (rows 0-7, rows 8-15) x (channels 0-7, then 8-15): operand A, and B transposed; else channels first: operand B as stored.
+// The address of this lane's row of an ldmatrix, for all of a tile's fragments: `rows_first` order gives the four
+// matrices as (rows 0-7, rows 8-15) x (channels 0-7, then 8-15): operand A, and B transposed; else channels first:
+// operand B as stored.
 template <int D> struct te_reader {
     te_u32 lane_at;
     TE_DEV te_reader(bool rows_first) {
@@ -125,7 +128,8 @@ template <int M, int N> TE_DEV void te_clear(float (&x)[M][N][4]) {
             for (int e = 0; e < 4; e++) x[m][n][e] = 0.0f;
 }
 
-// s[m][n] += rows of A (16 m + .., all D channels) times rows of B (8 n + .., all D channels), both in their own layout.
+// s[m][n] += rows of A (16 m + .., all D channels) times rows of B (8 n + .., all D channels), both in their own
+// layout.
 template <int DT, int D, int M, int N>
 TE_DEV void te_products(float (&s)[M][N][4], const te_reader<D> &reader_a, te_u32 a, const te_reader<D> &reader_b,
                         te_u32 b) {
@@ -185,8 +189,9 @@ template <int M, int N> TE_DEV void te_mask(float (&s)[M][N][4], const te__attn_
         }
 }
 
-// Products to scores in units of log2: scaled, capped, biased, and -inf where row i does not see key j. `row` and `column` are this lane's first ones; in a tile of
-// queries by keys, or transposed. All that does not depend on elements is tested outside of their loops.
+// Products to scores in units of log2: scaled, capped, biased, and -inf where row i does not see key j. `row` and
+// `column` are this lane's first ones; in a tile of queries by keys, or transposed. All that does not depend on
+// elements is tested outside of their loops.
 template <int DT, bool TRANSPOSED, int M, int N>
 TE_DEV void te_adjust(float (&s)[M][N][4], const te__attn_kargs &a, const te__attn_seq &seq, int b, int h, int row,
                       int column, float slope2) {
@@ -218,8 +223,9 @@ TE_DEV void te_adjust(float (&s)[M][N][4], const te__attn_kargs &a, const te__at
 #undef TE_EACH_SCORE
 }
 
-// The warp's accumulators, scaled and rounded, to rows first .. of a head: through `tile`, rows of shared memory that are the warp's own, so
-// that the stores are of 16 bytes. scale[m][0] is for the fragment's upper eight rows, [1] for the lower ones.
+// The warp's accumulators, scaled and rounded, to rows first .. of a head: through `tile`, rows of shared memory that
+// are the warp's own, so that the stores are of 16 bytes. scale[m][0] is for the fragment's upper eight rows, [1] for
+// the lower ones.
 template <int DT, int D, int M>
 TE_DEV void te_put(te_u32 tile, const float (&acc)[M][D / 8][4], const float (&scale)[M][2], char *head,
                    te_i64 stride_bytes, int first, int end, int d) {

@@ -1,10 +1,13 @@
-// ops/attn/general.cuh: the tiles of the general attention kernels: any float format, any head size up to 1024, any strides, in f32.
+// ops/attn/general.cuh: the tiles of the general attention kernels: any float format, any head size up to 1024, any
+// strides, in f32.
 //
-// A block of four warps owns 16 rows of one side (queries, or keys for dK and dV), four a warp, and walks over the other side 32 rows at a
-// time. Scores: each lane has one of the 32 rows and four of the warp's. Sums over the 32 rows: each lane has channels lane + 32 t.
+// A block of four warps owns 16 rows of one side (queries, or keys for dK and dV), four a warp, and walks over the
+// other side 32 rows at a time. Scores: each lane has one of the 32 rows and four of the warp's. Sums over the 32 rows:
+// each lane has channels lane + 32 t.
 //
-// Heads of more than TE__ATTN_CHUNK channels (WIDE) are gone through chunk by chunk: a product is the sum of those of its chunks, and block y of the grid
-// owns chunk y of what the kernel writes, for which it computes all scores. 16 rows and 32 rows of one chunk are in shared memory at a time.
+// Heads of more than TE__ATTN_CHUNK channels (WIDE) are gone through chunk by chunk: a product is the sum of those of
+// its chunks, and block y of the grid owns chunk y of what the kernel writes, for which it computes all scores. 16 rows
+// and 32 rows of one chunk are in shared memory at a time.
 //
 // Option: X_WIDE (else the sizes of heads say it).
 #pragma once
@@ -19,8 +22,8 @@
 #define WIDE (max(a.d, a.d_v) > TE__ATTN_CHUNK)
 #endif
 
-// Rows first .. first + n - 1 of one head into shared memory as f32, `ld` floats a row; rows from `end` on and channels from d on are 0. With `paged` they
-// are keys, which may lie in pages.
+// Rows first .. first + n - 1 of one head into shared memory as f32, `ld` floats a row; rows from `end` on and channels
+// from d on are 0. With `paged` they are keys, which may lie in pages.
 TE_DEV_CALL void te_attn_stage(float *dst, int ld, const te__attn_view &x, int b, int h, int first, int n, int end,
                                int d, const te__attn_extra *paged = 0) {
     int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
@@ -37,7 +40,8 @@ TE_DEV_CALL void te_attn_stage(float *dst, int ld, const te__attn_view &x, int b
     }
 }
 
-// out[r] = the product of row r of `mine` (same for all lanes) and this lane's row of `theirs`; d channels, padded with zeros to four.
+// out[r] = the product of row r of `mine` (same for all lanes) and this lane's row of `theirs`; d channels, padded with
+// zeros to four.
 TE_DEV void te_attn_products(float out[TE_MINE], const float *mine, int ld_mine, const float *theirs, int d) {
 #pragma unroll
     for (int r = 0; r < TE_MINE; r++) out[r] = 0.0f;
@@ -63,8 +67,8 @@ TE_DEV te__attn_view te_attn_channels(const te__attn_view &x, int c) {
 }
 TE_DEV int te_attn_chunk(int d, int c) { return min(TE__ATTN_CHUNK, d - c); }
 
-// te_attn_products of wide heads: of rows `first` on of head `hx` of x, 16 of a block, and rows `other` on of head `hy` of y. `mine` and `theirs`: shared
-// memory for a chunk of either.
+// te_attn_products of wide heads: of rows `first` on of head `hx` of x, 16 of a block, and rows `other` on of head `hy`
+// of y. `mine` and `theirs`: shared memory for a chunk of either.
 TE_DEV_CALL void te_attn_products_wide(float out[TE_MINE], float *mine, const te__attn_view &x, int hx, int first,
                                        int end_x, float *theirs, const te__attn_view &y, int hy, int other, int end_y,
                                        int b, int d, const te__attn_extra *paged = 0) {

@@ -1,4 +1,5 @@
-/* ops/attn/hopper.c: attention by the kernels of sm_90a: tensor maps, the order of tiles, launches. Knows plans; must not know the driver. */
+/* ops/attn/hopper.c: attention by the kernels of sm_90a: tensor maps, the order of tiles, launches. Knows plans; must
+ * not know the driver. */
 
 /* Channels that the kernels are made for. */
 static int te__attn_hopper_d(int d) { return d <= 64 ? 64 : d <= 96 ? 96 : d <= 128 ? 128 : d <= 192 ? 192 : 256; }
@@ -32,7 +33,8 @@ static te_result te__attn_launch_mod(te__plan *p, te__launch *l, const char *mod
     return mod ? te__launch_code(p, l, "ops/attn/score_mod.cuh", mod) : TE_OK;
 }
 
-/* Whole groups of heads whose keys and values fit into a third of the L2 cache; under a diagonal, where tiles of many heads even out how long they take, into two thirds. */
+/* Whole groups of heads whose keys and values fit into a third of the L2 cache; under a diagonal, where tiles of many
+ * heads even out how long they take, into two thirds. */
 static int te__attn_together(const te__attn_kargs *a) {
     const bool diagonal = a->x.causal || a->x.left >= 0 || a->x.right >= 0;
     const int64_t bytes = te__max(1, (int64_t)a->s_kv * (a->d + a->d_v) * 2), heads = (int64_t)a->batch * a->heads;
@@ -66,7 +68,8 @@ static void te__attn_map_bias(te__plan *p, unsigned long long map[16], const te_
     const uint32_t boxes[4] = {64, 64, 1, 1};
     te__cuda_tensor_map(p, map, t->p, (te_dtype)t->dt, 4, dims, strides, boxes, 128);
 }
-/* Sets the options for ALiBi, a bias, a soft cap, masks and the user's rule (hopper_scores.cuh). Plain attention sets none. mod: the text of the user's rule, or NULL. */
+/* Sets the options for ALiBi, a bias, a soft cap, masks and the user's rule (hopper_scores.cuh). Plain attention sets
+ * none. mod: the text of the user's rule, or NULL. */
 static te_result te__attn_scores_options(te__plan *p, te__launch *l, const te__attn_kargs *a, const char *mod) {
     if (a->x.softcap > 0.0f) te__launch_option(l, "X_CAP", 1);
     if (a->x.alibi) te__launch_option(l, "X_ALIBI", 1);
@@ -79,7 +82,8 @@ static te_result te__attn_scores_options(te__plan *p, te__launch *l, const te__a
     return te__attn_launch_mod(p, l, mod);
 }
 
-/* Launches attn_dropout_bits, which writes dropout's bits for kernels whose blocks have `keys` keys. Returns where they lie; words is NULL without dropout, and where the bits would fill more than 2 GB. */
+/* Launches attn_dropout_bits, which writes dropout's bits for kernels whose blocks have `keys` keys. Returns where they
+ * lie; words is NULL without dropout, and where the bits would fill more than 2 GB. */
 static te__attn_bits te__attn_plan_bits(te__plan *p, const te__attn_kargs *a, int keys) {
     const int64_t of_all =
         a->x.packed_q ? a->heads * te__attn_packed_rows(a->x.t_q, a->batch) : (int64_t)a->batch * a->heads * a->s_pad;
@@ -104,7 +108,8 @@ static te__attn_bits te__attn_plan_bits(te__plan *p, const te__attn_kargs *a, in
                     0);
     return bits;
 }
-/* Launches attn_bias_line, which makes of a bias that all queries share an operand of a product. keys: of a block of the forward kernel. Returns where it lies, with strides in keys. */
+/* Launches attn_bias_line, which makes of a bias that all queries share an operand of a product. keys: of a block of
+ * the forward kernel. Returns where it lies, with strides in keys. */
 static te__attn_table te__attn_plan_line(te__plan *p, const te__attn_kargs *a, int keys, float factor) {
     const te__attn_table *bias = &a->x.bias;
     const int64_t batch = bias->b ? a->batch : 1, heads = bias->h ? a->heads : 1, row = te__round_up(a->s_kv, keys);
@@ -146,8 +151,10 @@ static te_result te__attn_plan_fwd_hopper(te__plan *p, const te__attn_kargs *a, 
     te__attn_bits bits;
     te__attn_table line = TE_ZERO;
     te__attn_hopper_heads(a, &d, &d_v);
-    if (a->x.blocks.dt != TE_DTYPE_NONE && d_v == 192) d = d_v = 256; /* whose blocks of keys lie in one of the block mask */
-    waves = d == 64 && a->s_q > 1024 && !two ? 3 : 2; /* 192 rows take fewer cycles each, but few tiles of them fill the chip worse */
+    if (a->x.blocks.dt != TE_DTYPE_NONE && d_v == 192) d = d_v = 256; /* whose blocks of keys lie in one of the block
+                                                                       * mask */
+    waves = d == 64 && a->s_q > 1024 && !two ? 3 : 2; /* 192 rows take fewer cycles each, but few tiles of them fill the
+                                                       * chip worse */
     keys = TE__ATTN_FWD_KEYS(d, d_v);
     bias_tiles = te__attn_bias_in_tiles(a) && TE__ATTN_BIAS_SHARED(d, d_v, waves) <= TE__ATTN_SHARED_MAX;
     rows = te__div_up(a->s_q, 64 * waves);
@@ -221,7 +228,8 @@ static te_result te__attn_bwd_too_large(te__plan *p, const te__attn_kargs *a) {
                     a->s_q, a->heads, a->batch);
 }
 
-/* Heads above 128 channels, whose dK and dV of 128 keys do not fit into registers: two kernels, each with sums of its own. */
+/* Heads above 128 channels, whose dK and dV of 128 keys do not fit into registers: two kernels, each with sums of its
+ * own. */
 static te_result te__attn_plan_bwd_wide(te__plan *p, const te__attn_kargs *a, int64_t rows, const char *mod,
                                         te__attn_bits *bits) {
     const int64_t keys = te__div_up(a->s_kv, 64), queries = te__div_up(a->s_q, 128),
@@ -253,7 +261,8 @@ static te_result te__attn_bias_too_large(te__plan *p, const te__attn_kargs *a) {
                     "attn_bwd: dbias of [%d, %d, %d, %d] needs more blocks than a launch can have", a->x.dbias_b,
                     a->x.dbias_h, a->x.dbias_i, a->s_kv);
 }
-/* The kernel of dK and dV has the gradient of a bias that queries share in sums along its rows, over the heads that share keys. */
+/* The kernel of dK and dV has the gradient of a bias that queries share in sums along its rows, over the heads that
+ * share keys. */
 static bool te__attn_bias_in_sums(const te__attn_kargs *a) {
     const te__attn_extra *x = &a->x;
     return te__max(a->d, a->d_v) <= 128 && x->dbias_i == 1 && x->dbias_b > 0 &&
@@ -264,7 +273,8 @@ static te_result te__attn_put_bias_sums(te__plan *p, const te__attn_bwd_hopper_k
     const te__attn_extra *x = &from->a.x;
     const int64_t elements = (int64_t)x->dbias_b * x->dbias_h * from->a.s_kv,
                   of_batch = from->bias_row * from->a.groups;
-    const bool heads = x->dbias_h == 1 && from->a.groups > 1, batch = x->dbias_b == 1 && from->a.batch > 1; /* summed over */
+    /* summed over */
+    const bool heads = x->dbias_h == 1 && from->a.groups > 1, batch = x->dbias_b == 1 && from->a.batch > 1;
     te__attn_bias_hopper_kargs k;
     te__launch *l;
     if (te__div_up(elements, 256) > INT_MAX) return te__attn_bias_too_large(p, &from->a);
@@ -282,7 +292,8 @@ static te_result te__attn_put_bias_sums(te__plan *p, const te__attn_bwd_hopper_k
     return p->result;
 }
 
-/* The backward pass: rows' numbers, the products, dQ out of its sums. a: with lse2 and delta, `rows` of them. Heads of up to 64 channels with dropout run as those of 128: their kernel has no registers for its bits. */
+/* The backward pass: rows' numbers, the products, dQ out of its sums. a: with lse2 and delta, `rows` of them. Heads of
+ * up to 64 channels with dropout run as those of 128: their kernel has no registers for its bits. */
 static te_result te__attn_plan_bwd_hopper(te__plan *p, const te__attn_kargs *a, int64_t rows, const char *mod,
                                           te__attn_bits *bits) {
     const int d = te__max(a->d, a->d_v) <= 64 && a->dropout_p == 0.0f ? 64 : 128, queries = TE__ATTN_BWD_QUERIES(d);
@@ -323,7 +334,8 @@ static te_result te__attn_plan_bwd_hopper(te__plan *p, const te__attn_kargs *a, 
     return sums ? te__attn_put_bias_sums(p, &k) : p->result;
 }
 
-/* A tile's work can be cut into parts where tiles are few, in a way that sizes alone decide: so many tiles, or parts, are enough. Those of a bias that all queries share differ in how much they have. */
+/* A tile's work can be cut into parts where tiles are few, in a way that sizes alone decide: so many tiles, or parts,
+ * are enough. Those of a bias that all queries share differ in how much they have. */
 enum { TE__ATTN_BIAS_TILES = 264, TE__ATTN_BIAS_TILES_SHARED = 1056 };
 /* The gradient of the bias, from lse2 and delta, where it is no sum of dK's kernel. */
 static te_result te__attn_plan_bias_hopper(te__plan *p, const te__attn_kargs *a, const char *mod,

@@ -1,10 +1,11 @@
-// ops/attn/hopper.cuh: shared by the attention kernels of sm_90a: products by wgmma, tiles in shared memory, which keys a tile of queries meets. Knows no
-// pipeline.
+// ops/attn/hopper.cuh: shared by the attention kernels of sm_90a: products by wgmma, tiles in shared memory, which keys
+// a tile of queries meets. Knows no pipeline.
 //
-// A matrix of 16-bit channels lies in shared memory as TMA brings it: panels of 64 channels, rows of 128 bytes with the 128-byte swizzle. Of a head size that
-// is no multiple of 64 the last panel is read in part.
+// A matrix of 16-bit channels lies in shared memory as TMA brings it: panels of 64 channels, rows of 128 bytes with the
+// 128-byte swizzle. Of a head size that is no multiple of 64 the last panel is read in part.
 //
-// Options: X_DT (bf16, f16), X_D, X_D_V (channels of q and k, of v and o: 64, 96, 128, 192, 256; larger than the heads' own, the rest are zeros), X_BLOCKS (there is
+// Options: X_DT (bf16, f16), X_D, X_D_V (channels of q and k, of v and o: 64, 96, 128, 192, 256; larger than the heads'
+// own, the rest are zeros), X_BLOCKS (there is
 //          a block mask; without one it may be missing).
 #pragma once
 #include "device/hopper.cuh"
@@ -81,7 +82,8 @@ TE_DEV const te_u8 *te_blocks_of(const te__attn_kargs &a, int b, int h, int i) {
     const te__attn_table &t = a.x.blocks;
     return (const te_u8 *)t.p + b * t.b + h * t.h + i / TE_ATTN_BLOCK_SIZE * t.i;
 }
-// The last of blocks begin .. end - 1, of BN keys each, that is not empty; begin - 1: none. `full` tells what it is. By a warp, or by one thread.
+// The last of blocks begin .. end - 1, of BN keys each, that is not empty; begin - 1: none. `full` tells what it is. By
+// a warp, or by one thread.
 template <int BN> TE_DEV int te_last_seen(const te_u8 *row, int begin, int end, bool &full) {
     const int lane = threadIdx.x & 31;
     for (; end > begin; end -= 32) {
@@ -106,16 +108,19 @@ template <int BN> TE_DEV int te_last_seen(const te_u8 *row, int begin, int end) 
     return begin - 1;
 }
 
-// A tile of BM queries of a head, and the blocks of BN keys that any of them sees: begin .. end - 1. The producer finds it, and tells the consumers through shared memory.
+// A tile of BM queries of a head, and the blocks of BN keys that any of them sees: begin .. end - 1. The producer finds
+// it, and tells the consumers through shared memory.
 //
-// Tiles are numbered so that blocks of a grid that run at one time have `together` heads, whose keys stay in the L2 cache; of each head the last rows come
-// first, which have the most work under a causal mask. BY_HEAD: neighbours are one head of several sequences, which may share a bias; else the heads of one sequence.
+// Tiles are numbered so that blocks of a grid that run at one time have `together` heads, whose keys stay in the L2
+// cache; of each head the last rows come first, which have the most work under a causal mask. BY_HEAD: neighbours are
+// one head of several sequences, which may share a bias; else the heads of one sequence.
 template <int BM, int BN, bool BY_HEAD = false> struct te_attn_tile {
     int begin, end;
     int row, head, batch;
     int s_q, s_kv, lo, hi;      // of te__attn_seq
     int q_at, kv_at, q_end;
-    int hidden_from, hidden_to; // blocks from the first on, and those before the second, hold keys that some row does not see
+    int hidden_from, hidden_to; // blocks from the first on, and those before the second, hold keys that some row does
+                                // not see
     bool tail;                  // the last block holds keys of memory beyond the sequence
 
     template <class ARGS> TE_DEV void find(const ARGS &args, te_u32 number) {
@@ -150,7 +155,8 @@ template <int BM, int BN, bool BY_HEAD = false> struct te_attn_tile {
         te_sts16(to + 32, make_uint4(hi, q_at, q_end, hidden_from));
         te_sts16(to + 48, make_uint4(hidden_to, tail, more, kv_at));
     }
-    // False: there are no more tiles. WARP: values come from lane 0, so that the compiler knows that they are the warp's.
+    // False: there are no more tiles. WARP: values come from lane 0, so that the compiler knows that they are the
+    // warp's.
     template <bool WARP> TE_DEV bool hear(te_u32 from) {
         auto one = [](te_u32 x) { return (int)(WARP ? __shfl_sync(TE_ALL, x, 0) : x); };
         uint4 x = te_lds16(from);
@@ -165,8 +171,9 @@ template <int BM, int BN, bool BY_HEAD = false> struct te_attn_tile {
     }
 };
 
-// BK keys of a head of keys, and the tiles of BQ queries that see any of them: m_end - 1 down to m_begin. Numbers: heads that run together, within blocks of keys,
-// of which the first have the most work under a causal mask. BY_HEAD: of those heads neighbours are one head of several sequences, which may share a bias.
+// BK keys of a head of keys, and the tiles of BQ queries that see any of them: m_end - 1 down to m_begin. Numbers:
+// heads that run together, within blocks of keys, of which the first have the most work under a causal mask. BY_HEAD:
+// of those heads neighbours are one head of several sequences, which may share a bias.
 template <int BK, int BQ, bool BY_HEAD = false> struct te_attn_keys {
     int n, head, batch; // head: of keys
     int s_q, s_kv, lo, hi, q_at, kv_at, kv_end;
@@ -231,7 +238,8 @@ template <int BK, int BQ> struct te_attn_tiles : te_attn_queries {
         }
     }
 };
-// Warps of a producer of tiles of queries run as one thread, and with a block mask whole, to look for tiles; then one of their threads does what is to be done.
+// Warps of a producer of tiles of queries run as one thread, and with a block mask whole, to look for tiles; then one
+// of their threads does what is to be done.
 TE_DEV bool te_leads() { return !BLOCKS || threadIdx.x % 32 == 0; }
 
 // Where lse2 and delta of a sequence's first query lie: te__attn_seq, of what a tile knows.
@@ -241,7 +249,8 @@ TE_DEV te_i64 te_attn_work(const te__attn_kargs &a, int batch, int head, int q_a
     return ((te_i64)batch * a.heads + head) * a.s_pad;
 }
 
-// -inf to the elements of a thread's upper (half 0) or lower row that lie outside of columns from .. to, counted from its own first column.
+// -inf to the elements of a thread's upper (half 0) or lower row that lie outside of columns from .. to, counted from
+// its own first column.
 template <int N> TE_DEV void te_hide_outside(float (&s)[N], int half, int from, int to) {
 #pragma unroll
     for (int j = 0; j < N / 4; j++)
@@ -250,15 +259,17 @@ template <int N> TE_DEV void te_hide_outside(float (&s)[N], int half, int from, 
             if (8 * j + e < from || 8 * j + e > to) s[4 * j + 2 * half + e] = -TE_INF;
 }
 
-// A warpgroup writes zeros to rows `from` to 63 of a tile of 64 rows: memory beyond a sequence may hold NaN, and 0 times NaN is NaN.
+// A warpgroup writes zeros to rows `from` to 63 of a tile of 64 rows: memory beyond a sequence may hold NaN, and 0
+// times NaN is NaN.
 template <int PANELS> TE_DEV void te_clear_rows64(te_u32 tile, int from) {
     for (int i = (threadIdx.x & 127) + 8 * from; i < 8 * 64; i += 128)
         for (int panel = 0; panel < PANELS; panel++) te_sts16(tile + panel * 8192 + 16 * i, make_uint4(0, 0, 0, 0));
 }
 
-// A gradient leaves a warpgroup: its 64 rows of sums, the upper and the lower one of each thread times `by` (0: they become 0, whatever the sums are), go to shared memory at
-// `from`, and from there to rows `row` .. `row` + 63 of the view, of which `rows` are the sequence's. Others, of unpacked tensors, are written, too. `named`: a barrier that joins
-// the warpgroup.
+// A gradient leaves a warpgroup: its 64 rows of sums, the upper and the lower one of each thread times `by` (0: they
+// become 0, whatever the sums are), go to shared memory at `from`, and from there to rows `row` .. `row` + 63 of the
+// view, of which `rows` are the sequence's. Others, of unpacked tensors, are written, too. `named`: a barrier that
+// joins the warpgroup.
 template <int N>
 TE_DEV void te_store_gradient(const float (&d)[N], const float (&by)[2], te_u32 from, const void *map,
                               const te__attn_view &view, bool packed, int d_of_head, te_i64 row, int rows, int head,

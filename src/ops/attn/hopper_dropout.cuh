@@ -1,6 +1,7 @@
 // ops/attn/hopper_dropout.cuh: what the attention kernels of sm_90a keep of P. Knows fragments of S, no pipeline.
 //
-// Options: X_DROPOUT: 0: there is no dropout; 1: its bits lie in memory (attn_dropout_bits.cu); 2: they would not fit there, so the kernels draw them.
+// Options: X_DROPOUT: 0: there is no dropout; 1: its bits lie in memory (attn_dropout_bits.cu); 2: they would not fit
+// there, so the kernels draw them.
 #pragma once
 #include "ops/attn/hopper_scores.cuh"
 
@@ -39,7 +40,8 @@ template <int N> struct te_keep_rows {
             }
         }
     }
-    // Ones to each half of a word that is kept: of columns 8 j + 2 (lane & 3) and the next one. Their bits become the signs of bytes, which are spread.
+    // Ones to each half of a word that is kept: of columns 8 j + 2 (lane & 3) and the next one. Their bits become the
+    // signs of bytes, which are spread.
     TE_DEV te_u32 pair(int half, int j) const {
         const int at = 2 * (threadIdx.x & 3), byte = 8 + j % 4;
         const te_u32 w = word[half][j / 4];
@@ -55,7 +57,8 @@ template <int N> struct te_keep_rows {
     }
 };
 
-// Of a thread's part of S^T, 16 keys of a warp by 64 queries: of every eight queries two, and two keys, 8 apart. Bit 2 (j % 4) + e + 16 (j / 4) + 8 half of them.
+// Of a thread's part of S^T, 16 keys of a warp by 64 queries: of every eight queries two, and two keys, 8 apart. Bit 2
+// (j % 4) + e + 16 (j / 4) + 8 half of them.
 struct te_keep_columns {
     te_u32 bits;
 

@@ -1,11 +1,14 @@
-// ops/attn/hopper_scores.cuh: what the attention kernels of sm_90a do to a product before the softmax: ALiBi, a bias, a mask of elements, the user's rule. Knows
-// fragments of S, no pipeline.
+// ops/attn/hopper_scores.cuh: what the attention kernels of sm_90a do to a product before the softmax: ALiBi, a bias, a
+// mask of elements, the user's rule. Knows fragments of S, no pipeline.
 //
 // A score is  scale * product + bias - slope |i + delta - j|,  changed by the user's rule. S is in units of products, so that the softmax multiplies by scale2 as ever: what is added is
-// divided by the scale. The user's rule makes it the score itself. A soft cap, with which nothing is added, makes S the tanh, and the softmax multiplies by the cap.
+// divided by the scale. The user's rule makes it the score itself. A soft cap, with which nothing is added, makes S the
+// tanh, and the softmax multiplies by the cap.
 //
-// Options: X_ALIBI (0, 1), X_BIAS (0 or its te_dtype), X_PAIRS (0: a bias is read element by element; 1: its rows, of adjacent elements, start at multiples of
-//          two; 2: as 1, and all queries have one row: of the backward kernels alone, the forward has X_KEYS), X_MASK (0, 1), X_CAP (0, 1: without X_ALIBI and X_BIAS), X_MOD (attn.cuh). Plain attention has none of them.
+// Options: X_ALIBI (0, 1), X_BIAS (0 or its te_dtype), X_PAIRS (0: a bias is read element by element; 1: its rows, of
+// adjacent elements, start at multiples of
+//          two; 2: as 1, and all queries have one row: of the backward kernels alone, the forward has X_KEYS), X_MASK
+//          (0, 1), X_CAP (0, 1: without X_ALIBI and X_BIAS), X_MOD (attn.cuh). Plain attention has none of them.
 #pragma once
 #include "ops/attn/hopper.cuh"
 
@@ -40,8 +43,9 @@ template <int N> TE_DEV void te_cap(float (&s)[N], const te__attn_kargs &a) {
 #pragma unroll
     for (int i = 0; i < (CAP ? N : 0); i++) s[i] = te_attn_tanh(a, s[i]);
 }
-// The same of a thread's part of S. Where all of it is below 0.5 a polynomial does, in half of the operations. `near` allows that: it is false for tiles with rows or keys beyond the
-// sequence, which may be a neighbour's, so that a sequence has the same bits anywhere.
+// The same of a thread's part of S. Where all of it is below 0.5 a polynomial does, in half of the operations. `near`
+// allows that: it is false for tiles with rows or keys beyond the sequence, which may be a neighbour's, so that a
+// sequence has the same bits anywhere.
 template <int N> TE_DEV void te_cap(float (&s)[N], const te__attn_kargs &a, bool near) {
     static_assert(N % 16 == 0, "whole parts");
     if (!CAP) return;
@@ -57,7 +61,8 @@ template <int N> TE_DEV void te_cap(float (&s)[N], const te__attn_kargs &a, bool
         for (int n = 0; n < N; n++) s[n] = te__attn_tanh_near(s[n], s[n] * s[n]);
     } else {
 #pragma unroll 1
-        for (int part = 0; part < N; part += 16) { // all at once would want more registers than there are, so the array goes round
+        for (int part = 0; part < N; part += 16) { // all at once would want more registers than there are, so the array
+                                                   // goes round
             float of[16];
 #pragma unroll
             for (int n = 0; n < 16; n++) of[n] = te__attn_tanh(s[n]);
@@ -90,13 +95,15 @@ TE_DEV te_u32 te_ldg2(const void *p) {
     return x;
 }
 
-// The bias beside a thread's part of S with queries along the rows: two rows, 8 apart, and of every eight columns two; N elements in all.
+// The bias beside a thread's part of S with queries along the rows: two rows, 8 apart, and of every eight columns two;
+// N elements in all.
 template <int N> struct te_bias_rows {
     enum {
         SIZE = BIAS == TE_F32 ? 4 : 2,
         ROWS = PAIRS == 2 ? 1 : 2,
         OF_PAIR = SIZE / 2,                         // words
-        AHEAD = ROWS * OF_PAIR == 4 ? N / 8 : N / 4, // groups of eight columns that are loaded ahead: as many as fit into N / 2 registers
+        AHEAD = ROWS * OF_PAIR == 4 ? N / 8 : N / 4, // groups of eight columns that are loaded ahead: as many as fit
+                                                     // into N / 2 registers
         WORDS = AHEAD * ROWS * OF_PAIR
     };
     const char *row[ROWS]; // from the thread's first column on
@@ -138,7 +145,8 @@ template <int N> struct te_bias_rows {
         if (first + 2 * N - 6 <= count) load_part<true>(first);
         else load_part<false>(first);
     }
-    // From a tile of 64 rows in shared memory, as TMA brings it: all of the words. Returns 0, worked out of a word of every load: whatever needs it waits for all loads.
+    // From a tile of 64 rows in shared memory, as TMA brings it: all of the words. Returns 0, worked out of a word of
+    // every load: whatever needs it waits for all loads.
     TE_DEV te_u32 take(te_u32 tile) {
         const int row = threadIdx.x & 127;
         te_u32 any = 0;
@@ -148,7 +156,8 @@ template <int N> struct te_bias_rows {
             te_ldmatrix4(word + 4 * j, tile + (piece >> 3) * 8192 + te_swizzled(row >> 5 << 4 | (row & 15), piece & 7));
             any |= word[4 * j];
         }
-        asm volatile("{ .reg .b32 bits; popc.b32 bits, %1; shr.u32 %0, bits, 6; }" : "=r"(any) : "r"(any)); // at most 32 bits are set
+        // at most 32 bits are set
+        asm volatile("{ .reg .b32 bits; popc.b32 bits, %1; shr.u32 %0, bits, 6; }" : "=r"(any) : "r"(any));
         return any;
     }
     // Of columns first + 8 j and the next one.
@@ -172,8 +181,9 @@ template <int N> struct te_bias_rows {
     }
 };
 
-// What S starts with under ALiBi, in a thread's fragment: -slope times the distance between query and key. Those of neighbours along a row differ by 1, of the next eight by 8, and of
-// the row 8 further down by -8. at: of the thread's first element, with its sign; least: of all of its warp. ADD: to what is there.
+// What S starts with under ALiBi, in a thread's fragment: -slope times the distance between query and key. Those of
+// neighbours along a row differ by 1, of the next eight by 8, and of the row 8 further down by -8. at: of the thread's
+// first element, with its sign; least: of all of its warp. ADD: to what is there.
 template <bool ADD, int N> TE_DEV void te_start_alibi(float (&s)[N], float slope, int at, int least) {
     const bool rising = least >= 0, falling = least + 2 * N + 14 <= 0;
     if (rising || falling) { // a line, whose steps are constants
@@ -191,10 +201,11 @@ template <bool ADD, int N> TE_DEV void te_start_alibi(float (&s)[N], float slope
 }
 
 // ALiBi as one more product, for S with queries along the rows. On one side of the diagonal it is a line along a row, tilt (at + column), of which the tensor cores add  tilt * column  to S,
-// and  tilt * at,  a number of the row, is left to the softmax, as `shift`. tilt = hi + mid + lo, of bf16 each: columns are exact in bf16, too, and so is what is added.
+// and  tilt * at,  a number of the row, is left to the softmax, as `shift`. tilt = hi + mid + lo, of bf16 each: columns
+//                  are exact in bf16, too, and so is what is added.
 //
-// Compilers behind CUDA 13.0 are not asked for it: that of 13.5 finds no registers for a product from registers onto S, and lets all products wait for each other. There S gets an addition
-// for each element, behind the wait.
+// Compilers behind CUDA 13.0 are not asked for it: that of 13.5 finds no registers for a product from registers onto S,
+// and lets all products wait for each other. There S gets an addition for each element, behind the wait.
 struct te_line {
     enum { PRODUCT = __CUDACC_VER_MAJOR__ < 13 || (__CUDACC_VER_MAJOR__ == 13 && __CUDACC_VER_MINOR__ == 0) };
     float slope, tilt, shift[2]; // shift: of the thread's two rows
@@ -220,7 +231,8 @@ struct te_line {
         shift[1] = tilt * (float)(at - 8);
     }
     TE_DEV static constexpr int bytes(int n) { return 16 * (n + 8); }
-    // Operand B in shared memory at `to`, by `threads`: rows of eight elements, their own number three times and zeros; eight zeros more, which the second half of k reads.
+    // Operand B in shared memory at `to`, by `threads`: rows of eight elements, their own number three times and zeros;
+    // eight zeros more, which the second half of k reads.
     TE_DEV static void columns(te_u32 to, int n, int thread, int threads) {
         for (int i = thread; i < n + 8; i += threads) {
             const float j = i < n ? (float)i : 0.0f;
@@ -230,7 +242,8 @@ struct te_line {
     }
     template <int N> TE_DEV void add(float (&s)[N], te_u32 columns) const {
         if (!PRODUCT) return;
-        const te_u64 b = (te_u64)((columns & 0x3ffff) >> 4) | (te_u64)(128 >> 4) << 16 | (te_u64)(128 >> 4) << 32; // no swizzle: 128 bytes to the next eight of k, and of rows
+        // no swizzle: 128 bytes to the next eight of k, and of rows
+        const te_u64 b = (te_u64)((columns & 0x3ffff) >> 4) | (te_u64)(128 >> 4) << 16 | (te_u64)(128 >> 4) << 32;
 #define TE__PRODUCT(n) \
     if constexpr (N == n / 2) TE_WGMMA_A_##n("k16.f32.bf16.bf16", ", 1, 1, 0", s, a, b, 1);
         TE__PRODUCT(64)
@@ -257,8 +270,9 @@ struct te_line {
     }
 };
 
-// Bit 4 k + 2 half + e: the mask of elements and the user's show key to query, of row `half` of a thread's fragment and column 8 k + e. i, j: the query and the key of its first element;
-// full: the user's is not asked. STEP: groups of four elements that are loaded at a time.
+// Bit 4 k + 2 half + e: the mask of elements and the user's show key to query, of row `half` of a thread's fragment and
+// column 8 k + e. i, j: the query and the key of its first element; full: the user's is not asked. STEP: groups of four
+// elements that are loaded at a time.
 template <int N, bool TRANSPOSED, int STEP = 4>
 TE_DEV te_u64 te_shown(const te__attn_kargs &a, int b, int h, int i, int j, bool full) {
     const te__attn_table &t = a.x.mask;
@@ -285,7 +299,8 @@ TE_DEV te_u64 te_shown(const te__attn_kargs &a, int b, int h, int i, int j, bool
     return bits;
 }
 
-// P of a score in the backward pass, -inf: none. factor: P times the derivative of the soft cap and of the user's rule, which dP - delta is multiplied by.
+// P of a score in the backward pass, -inf: none. factor: P times the derivative of the soft cap and of the user's rule,
+// which dP - delta is multiplied by.
 TE_DEV float te_weight(const te__attn_kargs &a, float s, float lse2, int b, int h, int i, int j, float &factor) {
     const te_attn_mod mod(a.x);
     float p = te_exp2(fmaf(MOD ? mod.score(s * te_score_scale(a), b, h, i, j) : s, te_softmax_scale2(a), -lse2));
@@ -302,8 +317,8 @@ template <int N> struct te_bias_columns {
         if (BIAS == TE_F32) return te_ldg4(p);
         return te_ldg2(p);
     }
-    // Of queries i, i + 1, i + 8 .. and keys j and j + 8. In the place of those that are not there, which see nothing, others are read. One address leads to the next: all at a time would be
-    // more than registers hold.
+    // Of queries i, i + 1, i + 8 .. and keys j and j + 8. In the place of those that are not there, which see nothing,
+    // others are read. One address leads to the next: all at a time would be more than registers hold.
     TE_DEV static void load(float (&s)[N], const te__attn_kargs &a, int b, int h, int i, int j) {
         const te__attn_table &t = a.x.bias;
         const te_i64 upper = SIZE * t.j * min(j, a.s_kv - 1), right = SIZE * t.j * min(j + 8, a.s_kv - 1) - upper,
@@ -317,7 +332,8 @@ template <int N> struct te_bias_columns {
             asm volatile("add.s64 %0, %0, %1;" : "+l"(at) : "l"(step));
         }
     }
-    // The same from a tile in shared memory, as TMA brings it: boxes of 64 queries, 16 KB apart, with rows of the warpgroup's 64 keys.
+    // The same from a tile in shared memory, as TMA brings it: boxes of 64 queries, 16 KB apart, with rows of the
+    // warpgroup's 64 keys.
     TE_DEV static void take(float (&s)[N], te_u32 tile) {
         const int lane = threadIdx.x & 31, piece = 2 * (threadIdx.x >> 5 & 3) + (lane >> 3 & 1);
 #pragma unroll

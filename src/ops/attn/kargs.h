@@ -4,8 +4,8 @@
 
 /* One of q, k, v, o and their gradients. Channels are adjacent. */
 typedef struct te__attn_view {
-    long long s, b, h; /* elements from one position, sequence, head to the next. First, since no kernel changes s in a copy: NVRTC 12.0 reads the first member of a
-                        * changed copy from the arguments themselves */
+    long long s, b, h; /* elements from one position, sequence, head to the next. First, since no kernel changes s in a
+                        * copy: NVRTC 12.0 reads the first member of a changed copy from the arguments themselves */
     void *p;           /* element [0, 0, 0, 0] */
     int dt;            /* te_dtype */
 } te__attn_view;
@@ -20,7 +20,8 @@ typedef struct te__attn_table {
 /* The part of te_attn_rule and te_attn_fp8 that plain attention does not have. */
 typedef struct te__attn_extra {
     int on;                    /* any of it */
-    int causal, bottom_right;  /* the mask has a diagonal; the diagonal ends in the corner of the last row and the last key */
+    int causal, bottom_right;  /* the mask has a diagonal; the diagonal ends in the corner of the last row and the last
+                                * key */
     int left, right;           /* the window; -1: no bound */
     int packed_q, packed_kv;   /* sequences lie one behind the other */
     int t_q, t_kv;             /* packed: rows of q, of k and v */
@@ -49,7 +50,8 @@ typedef struct te__attn_extra {
     float *s_amax, *dp_amax; /* or NULL */
 } te__attn_extra;
 
-/* The arguments of all attention kernels; each reads a part of them. te__attn_problem_of (op.c) fills all but lse2 and delta. */
+/* The arguments of all attention kernels; each reads a part of them. te__attn_problem_of (op.c) fills all but lse2 and
+ * delta. */
 typedef struct te__attn_kargs {
     te__attn_view q, k, v, o, d_o, dq, dk, dv;
     float *lse;          /* [batch, heads, s_q], natural logarithm; may be NULL in the forward */
@@ -73,7 +75,8 @@ typedef struct te__attn_order {
     int pad;
 } te__attn_order;
 
-/* Dropout's bits in memory: for each 128 keys, and for each row in the order of lse2, four words of te__attn_keep_word. */
+/* Dropout's bits in memory: for each 128 keys, and for each row in the order of lse2, four words of
+ * te__attn_keep_word. */
 typedef struct te__attn_bits {
     long long rows;
     unsigned *words; /* NULL: kernels draw them */
@@ -92,7 +95,8 @@ typedef struct te__attn_line_kargs {
     float factor;            /* of the bias in units of products */
 } te__attn_line_kargs;
 
-/* Tensor maps must lie at multiples of 64 bytes, which kernel arguments do only when their type asks for it. Sizes are multiples of 64, so that both compilers see one. */
+/* Tensor maps must lie at multiples of 64 bytes, which kernel arguments do only when their type asks for it. Sizes are
+ * multiples of 64, so that both compilers see one. */
 #ifdef __CUDACC__
 #define TE__ATTN_ALIGN_64 __align__(64)
 #else
@@ -113,7 +117,8 @@ typedef struct TE__ATTN_ALIGN_64 te__attn_fwd_hopper_kargs {
 typedef char te__attn_fwd_hopper_kargs_fit[sizeof(te__attn_fwd_hopper_kargs) % 64 == 0 ? 1 : -1];
 
 typedef struct TE__ATTN_ALIGN_64 te__attn_bwd_hopper_kargs {
-    unsigned long long q_map[16], do_map[16], k_map[16], v_map[16], dk_map[16], dv_map[16], dq_map[16]; /* dq_map: of attn_bwd_dq_hopper.cu alone */
+    /* dq_map: of attn_bwd_dq_hopper.cu alone */
+    unsigned long long q_map[16], do_map[16], k_map[16], v_map[16], dk_map[16], dv_map[16], dq_map[16];
     long long tiles_of_head;
     te__attn_bits bits;
     te__attn_kargs a;
@@ -136,7 +141,8 @@ typedef char te__attn_bwd_hopper_kargs_fit[sizeof(te__attn_bwd_hopper_kargs) % 6
     (2 * TE__ATTN_BYTES(128, d) + 4 * 16384 + 2 * 256 * TE__ATTN_BWD_QUERIES(d) + 2 * 32768 + \
      16 * TE__ATTN_BWD_QUERIES(d) + 16 * 8 + 16)
 
-/* Of heads above 128 channels: stages of queries (attn_bwd_dkv_hopper.cu), of keys and of values (attn_bwd_dq_hopper.cu), and shared memory. */
+/* Of heads above 128 channels: stages of queries (attn_bwd_dkv_hopper.cu), of keys and of values
+ * (attn_bwd_dq_hopper.cu), and shared memory. */
 #define TE__ATTN_DKV_STAGES(d) ((d) <= 192 ? 3 : 2)
 #define TE__ATTN_DKV_SHARED(d, d_v)                                                                 \
     ((TE__ATTN_DKV_STAGES(d) + 1) * (TE__ATTN_BYTES(64, d) + TE__ATTN_BYTES(64, d_v)) + 2 * 16384 + \
@@ -163,9 +169,11 @@ typedef struct TE__ATTN_ALIGN_64 te__attn_bias_hopper_kargs {
                                64];
 } te__attn_bias_hopper_kargs;
 typedef char te__attn_bias_hopper_kargs_fit[sizeof(te__attn_bias_hopper_kargs) % 64 == 0 ? 1 : -1];
-#define TE__ATTN_DBIAS_SHARED (7 * 32768 + 6 * (48 + 16) + 512) /* stages and the tile of the bias, messages and barriers, sums of columns */
+#define TE__ATTN_DBIAS_SHARED (7 * 32768 + 6 * (48 + 16) + 512) /* stages and the tile of the bias, messages and
+                                                                 * barriers, sums of columns */
 
-/* Hopper's forward: keys of a block, stages of Q, and shared memory, by channels and consumer warpgroups. Bytes of rows of d channels, in whole panels of 64. */
+/* Hopper's forward: keys of a block, stages of Q, and shared memory, by channels and consumer warpgroups. Bytes of rows
+ * of d channels, in whole panels of 64. */
 #define TE__ATTN_BYTES(rows, d) ((rows) * 128 * (((d) + 63) / 64))
 #define TE__ATTN_FWD_KEYS(d, d_v) ((d) <= 128 || (d_v) <= 128 ? 128 : (d) <= 192 ? 96 : 64)
 #define TE__ATTN_FWD_STAGES_Q(d, d_v, waves) ((d) <= 128 ? 2 : 1)
@@ -175,16 +183,19 @@ typedef char te__attn_bias_hopper_kargs_fit[sizeof(te__attn_bias_hopper_kargs) %
 #define TE__ATTN_FWD_SHARED(d, d_v, waves)                                                      \
     (TE__ATTN_FWD_INPUTS(d, d_v, waves) +                                                       \
      (TE__ATTN_FWD_STAGES_Q(d, d_v, waves) == 1 ? 0 : (waves) * TE__ATTN_BYTES(64, d_v)) + 256)
-/* Bytes of the columns' numbers that ALiBi multiplies by (te_line), in addition: with the 256 of barriers a multiple of 1024, for O behind them, and what there is room for. */
+/* Bytes of the columns' numbers that ALiBi multiplies by (te_line), in addition: with the 256 of barriers a multiple of
+ * 1024, for O behind them, and what there is room for. */
 #define TE__ATTN_LINE_BYTES(d) ((d) > 64 && (d) <= 128 ? 2816 : 3840)
-/* The same with tiles of a bias (X_TILES), O in the place of Q, and stages of those tiles: as many as fit, of one and two. */
+/* The same with tiles of a bias (X_TILES), O in the place of Q, and stages of those tiles: as many as fit, of one and
+ * two. */
 #define TE__ATTN_SHARED_MAX 232448
 #define TE__ATTN_BIAS_TILE(d, d_v) TE__ATTN_BYTES(64, TE__ATTN_FWD_KEYS(d, d_v))
 #define TE__ATTN_BIAS_SHARED_OF(d, d_v, waves, stages)                                           \
     (TE__ATTN_FWD_INPUTS(d, d_v, waves) + (stages) * (waves) * TE__ATTN_BIAS_TILE(d, d_v) + 320)
 #define TE__ATTN_BIAS_STAGES(d, d_v, waves) (TE__ATTN_BIAS_SHARED_OF(d, d_v, waves, 2) <= TE__ATTN_SHARED_MAX ? 2 : 1)
 #define TE__ATTN_BIAS_SHARED(d, d_v, waves) TE__ATTN_BIAS_SHARED_OF(d, d_v, waves, TE__ATTN_BIAS_STAGES(d, d_v, waves))
-/* The same with a bias that all queries share (X_KEYS): operand A of its product, 64 rows of 16 bytes; of B, 16 bytes a key, two stages and zeros. O lies in the place of Q above 64 channels. */
+/* The same with a bias that all queries share (X_KEYS): operand A of its product, 64 rows of 16 bytes; of B, 16 bytes a
+ * key, two stages and zeros. O lies in the place of Q above 64 channels. */
 #define TE__ATTN_KEYS_BYTES(d, d_v) (1024 + 3 * 16 * TE__ATTN_FWD_KEYS(d, d_v))
 #define TE__ATTN_KEYS_SHARED(d, d_v, waves)                                                     \
     (TE__ATTN_FWD_INPUTS(d, d_v, waves) + ((d) <= 64 ? (waves) * TE__ATTN_BYTES(64, d_v) : 0) + \
@@ -199,15 +210,18 @@ typedef char te__attn_bias_hopper_kargs_fit[sizeof(te__attn_bias_hopper_kargs) %
 #define TE__ATTN_CHUNK 256 /* channels that they have at a time; heads of more are gone through in chunks */
 #define TE__ATTN_MAX_D 1024
 
-/* The arguments of the kernels of sparse attention, a query of which reads the keys of its list. They have `heads` query heads, and one of keys, which are the values, too. */
+/* The arguments of the kernels of sparse attention, a query of which reads the keys of its list. They have `heads`
+ * query heads, and one of keys, which are the values, too. */
 typedef struct te__sparse_attn_kargs {
     te__attn_view q, kv, o, d_o, dq, dkv; /* kv, dkv: [batch, s_kv, d]; a value is the first d_v channels of its key */
     const int *indices;  /* [batch, s_q, n]; outside of 0 .. s_kv - 1: none */
     const float *sinks;  /* [heads], or NULL */
     float *lse;          /* [batch, heads, s_q], natural logarithm; may be NULL in the forward */
     float *lse2, *delta; /* backward, [batch, heads, s_q]: as in attn_delta.cu */
-    int *cursor;         /* backward, [batch, chunks, s_kv]: the queries of a chunk that read the key, then where in `list` they go */
-    int *start, *list;   /* backward, [batch, s_kv + 1], [batch, s_q n]: the queries that read key j are list[start[j]] to list[start[j + 1] - 1], ascending */
+    int *cursor;         /* backward, [batch, chunks, s_kv]: the queries of a chunk that read the key, then where in
+                          * `list` they go */
+    int *start, *list;   /* backward, [batch, s_kv + 1], [batch, s_q n]: the queries that read key j are list[start[j]]
+                          * to list[start[j + 1] - 1], ascending */
     int batch, heads, s_q, s_kv, n, d, d_v;
     int tile;            /* keys in shared memory at a time, 16 or 32 */
     int chunks, step;    /* of sparse_attn_list.cu */
@@ -216,7 +230,8 @@ typedef struct te__sparse_attn_kargs {
 #define TE__SPARSE_ROWS 8 /* heads of a block */
 #define TE__SPARSE_MAX_D 576
 
-/* Floats in a row of their shared memory: read four at a time at one offset of eight neighbouring rows, or along one row. */
+/* Floats in a row of their shared memory: read four at a time at one offset of eight neighbouring rows, or along one
+ * row. */
 #define TE__ATTN_ROW(d) (((d) + 3) / 4 * 4)
 #define TE__ATTN_LANE_ROW(d) (((d) + 31) / 32 * 32 + 4)
 

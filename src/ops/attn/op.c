@@ -1,4 +1,5 @@
-/* ops/attn/op.c: the front door of attention: defaults, checks, and the one description of a problem that both backends start from.
+/* ops/attn/op.c: the front door of attention: defaults, checks, and the one description of a problem that both backends
+ * start from.
  * Knows tensors; must not know which backend runs. */
 
 static bool te__attn_pads(te_attn_mask mask) {
@@ -13,7 +14,8 @@ static bool te__attn_is_causal(te_attn_mask mask) {
 static te_attn_mask te__attn_mask_of(const te_attn_rule *x) {
     return x->mask == TE_MASK_DEFAULT ? TE_MASK_CAUSAL : x->mask;
 }
-/* Fills the defaults of a rule that has been checked; d: the size of a head of q. Backends and kernels' arguments start from what this leaves. */
+/* Fills the defaults of a rule that has been checked; d: the size of a head of q. Backends and kernels' arguments start
+ * from what this leaves. */
 static void te__attn_resolve(te_attn_rule *x, int64_t d) {
     x->mask = te__attn_mask_of(x);
     if (x->mask == TE_MASK_CAUSAL || x->mask == TE_MASK_PADDING_CAUSAL)
@@ -242,7 +244,8 @@ static te_result te__attn_check_fp8(te_ctx *te, const char *op, const te_attn_fp
     return r == TE_OK ? te__want_numel(te, op, "fp8.dp_amax", f->dp_amax, 1) : r;
 }
 
-/* Sequences ascend, and none is longer, or lies further back, than there are rows. at, padded: [b + 1], in host memory; NULL: none. */
+/* Sequences ascend, and none is longer, or lies further back, than there are rows. at, padded: [b + 1], in host memory;
+ * NULL: none. */
 static te_result te__attn_check_starts(te_ctx *te, const char *op, const char *name, const int32_t *at,
                                        const int32_t *padded, int64_t b, bool packed, int64_t rows) {
     const int32_t *start = padded ? padded : at;
@@ -445,7 +448,8 @@ static te__attn_table te__attn_table_of(const te_tensor *x) {
     return t;
 }
 
-/* p as the kernels use it: see te__attn_threshold. From 1/64 on a step of 1/4096 is within 1 % of p. The threshold's four lowest bits are 0 then, so a quarter of the numbers' bits is not drawn. */
+/* p as the kernels use it: see te__attn_threshold. From 1/64 on a step of 1/4096 is within 1 % of p. The threshold's
+ * four lowest bits are 0 then, so a quarter of the numbers' bits is not drawn. */
 static float te__attn_used_p(float p) {
     const float steps = p < 1.0f / 64.0f ? 65536.0f : 4096.0f;
     return p < 1.0f ? fminf(rintf(p * steps), steps - 1.0f) / steps : 1.0f;
@@ -479,8 +483,10 @@ static void te__attn_told(te__attn_kargs *k, const te_attn_rule *in, const te__a
     x->mask = te__attn_table_of(in->attention_mask);
     x->blocks = te__attn_table_of(in->block_mask);
     x->bias_scale = in->core_attention_bias_type == TE_ATTN_BIAS_PRE_SCALE ? in->softmax_scale : 1.0f;
-    x->softcap = in->softcap < 1e18f ? in->softcap : 0.0f; /* a cap this large changes scores above 1e14 alone, and a softmax of those has one key anyway */
-    x->softcap_in = x->softcap > 0.0f ? (float)fmax(-1e30, fmin((double)in->softmax_scale / (double)x->softcap, 1e30)) : 0.0f; /* finite: a product may be 0 */
+    x->softcap = in->softcap < 1e18f ? in->softcap : 0.0f; /* a cap this large changes scores above 1e14 alone, and a
+                                                            * softmax of those has one key anyway */
+    /* finite: a product may be 0 */
+    x->softcap_in = x->softcap > 0.0f ? (float)fmax(-1e30, fmin((double)in->softmax_scale / (double)x->softcap, 1e30)) : 0.0f;
     x->softcap2 = (float)((double)x->softcap * 1.4426950408889634);
     x->alibi = in->core_attention_bias_type == TE_ATTN_BIAS_ALIBI;
     x->slopes = (const float *)te__data(in->alibi_slopes);
@@ -489,7 +495,8 @@ static void te__attn_told(te__attn_kargs *k, const te_attn_rule *in, const te__a
     x->sink = (const float *)te__data(in->softmax_offset);
     for (i = 0; i < TE_SCORE_MOD_AUX; i++) {
         x->aux_n[i] = in->score_mod.aux[i] ? te__numel(in->score_mod.aux[i]) : 0;
-        x->aux[i] = x->aux_n[i] ? te__data(in->score_mod.aux[i]) : k->q.p; /* kernels load some element before they know whether theirs is there */
+        /* kernels load some element before they know whether theirs is there */
+        x->aux[i] = x->aux_n[i] ? te__data(in->score_mod.aux[i]) : k->q.p;
     }
     x->on = te__has_score_mod(&in->score_mod) || x->softcap > 0.0f || te__attn_pads(in->mask) || in->attention_mask ||
             in->block_mask || in->core_attention_bias_type != TE_ATTN_BIAS_NONE ||
@@ -505,7 +512,8 @@ static void te__attn_told_fp8(te__attn_extra *x, const te_attn_fp8 *in, bool bac
     x->on = x->on || x->s_dt || x->dp_dt;
 }
 
-/* The kernels' arguments, by checked args: all but the memory that a backend adds. back: the backward pass of `a`, or NULL. */
+/* The kernels' arguments, by checked args: all but the memory that a backend adds. back: the backward pass of `a`, or
+ * NULL. */
 static te__attn_kargs te__attn_problem_of(const te_op_attn_fwd_args *a, const te_op_attn_bwd_args *back) {
     const te__attn_sizes s = te__attn_sizes_of(a);
     const te_qkv_format kv = te__attn_kv_format(a);

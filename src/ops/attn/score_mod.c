@@ -1,4 +1,5 @@
-/* ops/attn/score_mod.c: the user's expressions (te_score_mod): which ones reach the compiler, and the text that kernels include. Knows text; must not know attention. */
+/* ops/attn/score_mod.c: the user's expressions (te_score_mod): which ones reach the compiler, and the text that kernels
+ * include. Knows text; must not know attention. */
 
 static bool te__has_score_mod(const te_score_mod *m) {
     return m->score_mod || m->mask_mod || m->score_fn || m->mask_fn;
@@ -31,8 +32,9 @@ static bool te__score_mod_knows(const te_score_mod *m, bool mask, const char *at
     return false;
 }
 
-/* A mark that would assign, take an address or follow one, begin a lambda, or stand for a bracket (a digraph): with these an expression could reach any memory.
- * behind: an operand ends in front of it, so that * and & are a product and a conjunction of bits, and [ an index. */
+/* A mark that would assign, take an address or follow one, begin a lambda, or stand for a bracket (a digraph): with
+ * these an expression could reach any memory. behind: an operand ends in front of it, so that * and & are a product and
+ * a conjunction of bits, and [ an index. */
 static bool te__score_mod_escapes(const char *text, size_t i, bool behind) {
     const char c = text[i], next = text[i + 1], last = i ? text[i - 1] : 0;
     if ((c == '*' || c == '&' || c == '[') && !behind) return true;
@@ -71,7 +73,8 @@ static te_result te__score_mod_check_text(te_ctx *te, const char *op, const te_s
                                 "those that it may use",
                                 op, name, (int)te__min(n, 40), text + i, (int)i + 1, why);
             }
-            behind = !((n == 5 && strncmp(text + i, "float", n) == 0) || (n == 3 && strncmp(text + i, "int", n) == 0)); /* of these no pointer is made */
+            /* of these no pointer is made */
+            behind = !((n == 5 && strncmp(text + i, "float", n) == 0) || (n == 3 && strncmp(text + i, "int", n) == 0));
         } else if (te__is_digit(c) || (c == '.' && te__is_digit(text[i + 1]))) { /* a number, with its suffix */
             while (te__is_letter(text[i + n]) || te__is_digit(text[i + n]) || text[i + n] == '.' ||
                    ((text[i + n] == '-' || text[i + n] == '+') && (text[i + n - 1] | 32) == 'e'))
@@ -149,7 +152,8 @@ static te_result te__score_mod_check_form(te_ctx *te, const char *op, const te_s
 
 /* ---- the text ---- */
 
-/* The length of a number at `at` that a product with its reciprocal may divide by: digits with a point and an f behind them, few enough that the reciprocal is a normal float. 0: none is there. */
+/* The length of a number at `at` that a product with its reciprocal may divide by: digits with a point and an f behind
+ * them, few enough that the reciprocal is a normal float. 0: none is there. */
 static size_t te__score_mod_divisor(const char *at) {
     size_t n = 0, points = 0;
     for (; te__is_digit(at[n]) || at[n] == '.'; n++) points += at[n] == '.';
@@ -166,7 +170,8 @@ static bool te__score_mod_has_steps(const char *text) {
         if (strstr(text, words[i])) return true;
     return false;
 }
-/* The expression of a score or its derivative, where a / 50.0f becomes a * (1.0f / 50.0f): an exact division takes as long as ten products, and the product is within 2 ulp of it. */
+/* The expression of a score or its derivative, where a / 50.0f becomes a * (1.0f / 50.0f): an exact division takes as
+ * long as ten products, and the product is within 2 ulp of it. */
 static void te__score_mod_put(te__text *out, const char *text) {
     size_t i = 0;
     while (text[i]) {

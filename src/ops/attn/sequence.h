@@ -1,10 +1,10 @@
-/* ops/attn/sequence.h: where the rows of a sequence lie, which keys they see, ALiBi's slopes, and what dropout keeps. Read by the host and by kernels: knows the arguments
- * (kargs.h), no tensors and no tiles. */
+/* ops/attn/sequence.h: where the rows of a sequence lie, which keys they see, ALiBi's slopes, and what dropout keeps.
+ * Read by the host and by kernels: knows the arguments (kargs.h), no tensors and no tiles. */
 #ifndef TE__ATTN_SEQUENCE_H
 #define TE__ATTN_SEQUENCE_H
 
-/* Masks and windows as two diagonals: row i sees the keys i + lo .. i + hi, which stay within -s_q - 1 .. s_kv: as good as further out. `delta`: the
- * diagonal that both count from; left, right: -1 for no bound. */
+/* Masks and windows as two diagonals: row i sees the keys i + lo .. i + hi, which stay within -s_q - 1 .. s_kv: as good
+ * as further out. `delta`: the diagonal that both count from; left, right: -1 for no bound. */
 TE__BOTH void te__attn_diagonals(int left, int right, int causal, int delta, int s_q, int s_kv, int *lo, int *hi) {
     const int beyond = s_q + s_kv + 1;
     int from = left < 0 || left > beyond ? -beyond : delta - left,
@@ -24,13 +24,14 @@ typedef struct te__attn_seq {
     long long work_at, work_head; /* lse2 and delta likewise */
 } te__attn_seq;
 
-/* Floats of lse2, and of delta, for one head of packed sequences: each starts at a multiple of four and has whole tiles behind it. */
+/* Floats of lse2, and of delta, for one head of packed sequences: each starts at a multiple of four and has whole tiles
+ * behind it. */
 TE__BOTH long long te__attn_packed_rows(int tokens, int batch) {
     return ((long long)tokens + 3) / 4 * 4 + (long long)(batch + 1) * (TE__ATTN_PAD + 4);
 }
 
-/* Sequence b's length by `cu`, cut at `longest` and at its memory; *first: its first row. `tokens`: rows of packed tensors. Kernels get
- * starts that no one has checked: whatever they are, rows stay inside. */
+/* Sequence b's length by `cu`, cut at `longest` and at its memory; *first: its first row. `tokens`: rows of packed
+ * tensors. Kernels get starts that no one has checked: whatever they are, rows stay inside. */
 TE__BOTH int te__attn_extent(const int *cu, const int *at, int tokens, int packed, int longest, int b,
                              long long *first) {
     long long length = cu ? (long long)cu[b + 1] - cu[b] : longest, room = longest, start = 0;
@@ -62,13 +63,15 @@ TE__BOTH te__attn_seq te__attn_seq_of(const te__attn_kargs *a, int b) {
     return s;
 }
 
-/* The number of tile m of dQ, of a sequence whose first row is q_at: packed sequences have the tiles that they fill, and at most one more each. */
+/* The number of tile m of dQ, of a sequence whose first row is q_at: packed sequences have the tiles that they fill,
+ * and at most one more each. */
 TE__BOTH long long te__attn_dq_tile(const te__attn_bwd_hopper_kargs *a, int b, int h, int q_at, int m) {
     if (!a->a.x.packed_q) return ((long long)b * a->a.heads + h) * a->tiles_of_head + m;
     return (long long)h * a->tiles_of_head + q_at / a->queries + b + m;
 }
 
-/* Key j of sequence b in a paged cache: its page, and its row there. Ids outside the cache are cut, since no one has checked them. */
+/* Key j of sequence b in a paged cache: its page, and its row there. Ids outside the cache are cut, since no one has
+ * checked them. */
 TE__BOTH long long te__attn_page(const te__attn_extra *x, int b, int j, int *row) {
     const int page = x->pages[(long long)b * x->pages_of_each + j / x->page_size];
     *row = j % x->page_size;
@@ -90,8 +93,10 @@ TE__BOTH float te__attn_slope(int heads, int h) {
     return exp2f(h < n ? -8.0f * (float)(h + 1) / (float)n : -4.0f * (float)(2 * (h - n) + 1) / (float)n);
 }
 
-/* Dropout draws a number of 16 bits for each element of P, and keeps those of at least `threshold`, p in units of 2^-16. The numbers of 32 keys of a row are one word for each of their
- * bits, so that one operation on words compares all 32, and bits below the threshold's last one need not be drawn: bit n of the number of key j is bit j % 32 of word n % 4 of block 4 w + n / 4 of Philox4x32-7, w = row ceil(s_kv / 32) + j / 32.
+/* Dropout draws a number of 16 bits for each element of P, and keeps those of at least `threshold`, p in units of
+ * 2^-16. The numbers of 32 keys of a row are one word for each of their bits, so that one operation on words compares
+ * all 32, and bits below the threshold's last one need not be drawn: bit n of the number of key j is bit j % 32 of word
+ * n % 4 of block 4 w + n / 4 of Philox4x32-7, w = row ceil(s_kv / 32) + j / 32.
  * Seven rounds pass all tests of BigCrush, as ten do (Salmon et al.). */
 TE__BOTH uint32_t te__attn_threshold(const te__attn_kargs *a) { return (uint32_t)(a->dropout_p * 65536.0f); }
 /* w of keys 0 .. 31 of row i. */
@@ -100,8 +105,9 @@ TE__BOTH uint64_t te__attn_keep_row(const te__attn_kargs *a, int b, int h, int i
            (uint64_t)((a->s_kv + 31) / 32);
 }
 TE__BOTH uint32_t te__majority(uint32_t a, uint32_t b, uint32_t c) { return (a & b) | (a & c) | (b & c); }
-/* Block `block` of the word w, from the numbers' bits below it on: at_least, whether these are at least the threshold's, becomes that with the next four bits. A higher bit decides where it
- * differs from the threshold's: the majority of it, the lower bits' answer and the threshold's bit, inverted. */
+/* Block `block` of the word w, from the numbers' bits below it on: at_least, whether these are at least the
+ * threshold's, becomes that with the next four bits. A higher bit decides where it differs from the threshold's: the
+ * majority of it, the lower bits' answer and the threshold's bit, inverted. */
 TE__BOTH uint32_t te__attn_keep_step(uint32_t at_least, const uint32_t bits[4], uint32_t threshold, int block) {
     int n;
     for (n = 0; n < 4; n++) {

@@ -1,5 +1,6 @@
-// ops/attn/sparse.cuh: the tiles of sparse attention: a block of four warps owns eight heads of one query, two a warp, and walks over the keys of the
-// query's list, a tile at a time, in f32. Scores: each lane has one of the tile's keys. Sums over the keys, in shared memory: each lane has channels lane + 32 t.
+// ops/attn/sparse.cuh: the tiles of sparse attention: a block of four warps owns eight heads of one query, two a warp,
+// and walks over the keys of the query's list, a tile at a time, in f32. Scores: each lane has one of the tile's keys.
+// Sums over the keys, in shared memory: each lane has channels lane + 32 t.
 //
 // Options: X_DT: te_dtype of q, kv, o and their gradients, if they all have one.
 #pragma once
@@ -38,12 +39,14 @@ TE_DEV void te_sparse_store(void *p, te_i64 i, int dt, float f) { te_store(p, i,
 struct te_sparse_place {
     int b, i, first; // first: the block's first head
     TE_DEV te_sparse_place(const te__sparse_attn_kargs &a) {
-        const te_u32 tiles = (te_u32)(a.heads + TE__SPARSE_ROWS - 1) / TE__SPARSE_ROWS, row = blockIdx.x / tiles; // blocks of one query read the same keys
+        // blocks of one query read the same keys
+        const te_u32 tiles = (te_u32)(a.heads + TE__SPARSE_ROWS - 1) / TE__SPARSE_ROWS, row = blockIdx.x / tiles;
         first = (int)(blockIdx.x - row * tiles) * TE__SPARSE_ROWS;
         b = (int)(row / (te_u32)a.s_q);
         i = (int)(row - (te_u32)b * (te_u32)a.s_q);
     }
-    TE_DEV te_i64 row(const te__sparse_attn_kargs &a, int h) const { return ((te_i64)b * a.heads + h) * a.s_q + i; } // of lse, lse2 and delta
+    // of lse, lse2 and delta
+    TE_DEV te_i64 row(const te__sparse_attn_kargs &a, int h) const { return ((te_i64)b * a.heads + h) * a.s_q + i; }
 };
 
 // The key that slot k of a query's list names, -1 for none.
@@ -62,7 +65,8 @@ TE_DEV void te_sparse_heads(float *dst, int ld, const te__attn_view &x, const te
     }
 }
 
-// The keys of slots k0 .. k0 + tile - 1 into shared memory; those of no key become 0. Returns this lane's key. Between two barriers, but where no slot has a key.
+// The keys of slots k0 .. k0 + tile - 1 into shared memory; those of no key become 0. Returns this lane's key. Between
+// two barriers, but where no slot has a key.
 TE_DEV int te_sparse_keys(float *dst, int ld, const te__sparse_attn_kargs &a, const int *list, int b, int k0) {
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31,
               mine = lane < a.tile ? te_sparse_key(a, list, k0 + lane) : -1;
@@ -80,7 +84,8 @@ TE_DEV int te_sparse_keys(float *dst, int ld, const te__sparse_attn_kargs &a, co
     return mine;
 }
 
-// out[r] = the product of row r of `mine` (same for all lanes) and this lane's key; d channels, `mine` padded with zeros to four.
+// out[r] = the product of row r of `mine` (same for all lanes) and this lane's key; d channels, `mine` padded with
+// zeros to four.
 TE_DEV void te_sparse_products(float out[TE_SPARSE_MINE], const float *mine, int ld, const float *key, int d) {
     out[0] = out[1] = 0.0f;
 #pragma unroll 1
@@ -97,7 +102,8 @@ TE_DEV void te_sparse_products(float out[TE_SPARSE_MINE], const float *mine, int
     }
 }
 
-// acc[r][c] = acc[r][c] * shrink[r] + sum over the tile's keys j of weight[j][r] * keys[j][c], c < d: each lane has its own words of acc, rows of ld_acc.
+// acc[r][c] = acc[r][c] * shrink[r] + sum over the tile's keys j of weight[j][r] * keys[j][c], c < d: each lane has its
+// own words of acc, rows of ld_acc.
 TE_DEV void te_sparse_gather(float *acc, int ld_acc, const float shrink[TE_SPARSE_MINE], const float *weight,
                              const float *keys, int ld, int tile, int d) {
 #pragma unroll 1

@@ -1,5 +1,6 @@
-// ops/attn/sparse_attn_bwd_dkv.cu: dKV = scale dS^T Q + P^T dO of sparse attention, in whose P and dS keys are values, too: see sparse_attn_query.cu, which has run before. A block
-// owns one key and goes through the queries of its list (sparse_attn_list.cu); warp w takes every eighth pair of a query and a head. Each sum has one order.
+// ops/attn/sparse_attn_bwd_dkv.cu: dKV = scale dS^T Q + P^T dO of sparse attention, in whose P and dS keys are values,
+// too: see sparse_attn_query.cu, which has run before. A block owns one key and goes through the queries of its list
+// (sparse_attn_list.cu); warp w takes every eighth pair of a query and a head. Each sum has one order.
 //
 // Options: X_DT (sparse.cuh).
 //

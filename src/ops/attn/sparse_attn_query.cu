@@ -1,14 +1,19 @@
-// ops/attn/sparse_attn_query.cu: the passes over the queries of sparse attention, in which each query reads the keys of a list of its own, and keys are values, too (multi-query
-// attention; DeepSeek-V4's sparse attention). In f32, for any formats and strides.
-//   forward    o = sum p kv, p = e^(s - m) / (sum e^(s - m) + e^(sink - m)), s = scale q kv, m = max(s, -1e30). A running maximum and sum per head rescale what has been summed so far
-//              whenever the maximum grows. A head whose sum is 0, since it has no key or no score near -1e30 or above, has o = 0
-//   backward   dQ = scale dS KV, dS = P (dP - delta), P = e^(s - lse), dP = dO KV, delta = dO O; and lse2 and delta, which sparse_attn_bwd_dkv.cu and attn_bwd_sink.cu read
+// ops/attn/sparse_attn_query.cu: the passes over the queries of sparse attention, in which each query reads the keys of
+// a list of its own, and keys are values, too (multi-query attention; DeepSeek-V4's sparse attention). In f32, for any
+// formats and strides.
+//   forward    o = sum p kv, p = e^(s - m) / (sum e^(s - m) + e^(sink - m)), s = scale q kv, m = max(s, -1e30). A
+//              running maximum and sum per head rescale what has been summed so far
+//              whenever the maximum grows. A head whose sum is 0, since it has no key or no score near -1e30 or above,
+//              has o = 0
+//   backward   dQ = scale dS KV, dS = P (dP - delta), P = e^(s - lse), dP = dO KV, delta = dO O; and lse2 and delta,
+//              which sparse_attn_bwd_dkv.cu and attn_bwd_sink.cu read
 // The tiles are those of sparse.cuh.
 //
 // Options: X_BACKWARD: the pass; without, the backward one if there is a dO. X_DT (sparse.cuh).
 // Benchmark: "sparse attention" of te_bench.
 //
-// Launch: grid batch * s_q * ceil(heads / 8), block 128, shared memory 4 * (8 * (ROW(d) + ROW(d_v)) + tile * LANE_ROW(d) + 8 * tile) bytes, 32 * ROW(d) more of the backward pass (kargs.h).
+// Launch: grid batch * s_q * ceil(heads / 8), block 128, shared memory 4 * (8 * (ROW(d) + ROW(d_v)) + tile *
+// LANE_ROW(d) + 8 * tile) bytes, 32 * ROW(d) more of the backward pass (kargs.h).
 // te:baseline
 // te:row X_DT=1|3 X_BACKWARD=0|1
 #include "ops/attn/sparse.cuh"
@@ -29,7 +34,8 @@ extern "C" __global__ void __launch_bounds__(128, 2)
     float *q = (float *)te_shared, *g = q + TE__SPARSE_ROWS * ld_q, *acc = backward ? g + TE__SPARSE_ROWS * ld_v : g,
           *keys = acc + TE__SPARSE_ROWS * ld_acc;
     float *weight = keys + a.tile * ld + warp * (a.tile * TE_SPARSE_MINE);
-    float m[TE_SPARSE_MINE], l[TE_SPARSE_MINE]; // forward: the maximum in units of log2, and this lane's share of the sum; backward: lse2 and delta
+    float m[TE_SPARSE_MINE], l[TE_SPARSE_MINE]; // forward: the maximum in units of log2, and this lane's share of the
+                                                // sum; backward: lse2 and delta
     te_sparse_heads(q, ld_q, a.q, at, a.heads, a.d);
     if (backward) te_sparse_heads(g, ld_v, a.d_o, at, a.heads, a.d_v);
 #pragma unroll 1

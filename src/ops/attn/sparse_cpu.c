@@ -1,9 +1,12 @@
-/* ops/attn/sparse_cpu.c: sparse attention by its formulas (api/ops_model.h), sums in double. Knows number formats only through cpu/rows.c.
+/* ops/attn/sparse_cpu.c: sparse attention by its formulas (api/ops_model.h), sums in double. Knows number formats only
+ * through cpu/rows.c.
  *
- *   dP_k = dO kv_k    dS_k = P_k (dP_k - D),  D = dO O    dQ = scale sum_k dS_k kv_k    dKV_j = sum over the slots that name j of scale dS q + P dO
+ *   dP_k = dO kv_k    dS_k = P_k (dP_k - D),  D = dO O    dQ = scale sum_k dS_k kv_k    dKV_j = sum over the slots that
+ *                     name j of scale dS q + P dO
  *   dsink = - sum over queries of e^(sink - lse) D
  *
- * A task of the first pass is a query, one of the second a key, which has the queries that read it in a list: so each sum has one order, whichever thread runs the task. */
+ * A task of the first pass is a query, one of the second a key, which has the queries that read it in a list: so each
+ * sum has one order, whichever thread runs the task. */
 
 typedef struct te__sparse_work {
     te__sparse_attn_kargs a;
@@ -145,7 +148,8 @@ static void te__sparse_turn(const te__sparse_attn_kargs *a) {
         for (j = 0; j < a->s_kv; j++) start[j + 1] += start[j];
         for (k = 0; k < slots; k++)
             if ((j = te__sparse_key_of(a, from, k)) >= 0) list[start[j]++] = (int)(k / a->n);
-        for (j = a->s_kv; j > 0; j--) start[j] = start[j - 1]; /* each start has become its end, which is the next one's start */
+        for (j = a->s_kv; j > 0; j--) start[j] = start[j - 1]; /* each start has become its end, which is the next one's
+                                                                * start */
         start[0] = 0;
     }
 }

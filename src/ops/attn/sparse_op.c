@@ -1,4 +1,5 @@
-/* ops/attn/sparse_op.c: the front door of sparse attention: defaults, checks, and the description that both backends start from. Knows tensors; must not know which backend runs. */
+/* ops/attn/sparse_op.c: the front door of sparse attention: defaults, checks, and the description that both backends
+ * start from. Knows tensors; must not know which backend runs. */
 
 /* Channels are adjacent, and the sizes are these. */
 static te_result te__sparse_want(te_ctx *te, const char *op, const char *name, const te_tensor *x, int ndim,

@@ -1,4 +1,5 @@
-/* ops/attn/tanh.h: tanh without branches, for kernels that take one of each score. Read by both compilers: the host's tests compare it with the C library's. */
+/* ops/attn/tanh.h: tanh without branches, for kernels that take one of each score. Read by both compilers: the host's
+ * tests compare it with the C library's. */
 #ifndef TE__ATTN_TANH_H
 #define TE__ATTN_TANH_H
 
@@ -24,8 +25,8 @@ static inline float te__tanh_inverse(float x) { return 1.0f / x; }
 #define TE__TANH_FMA(a, b, c) ((a) * (b) + (c)) /* fmaf may be a slow function */
 #endif
 
-/* tanh x to 6e-7 of itself: x P(x^2) / Q(x^2), minimax in the relative error on 0 .. 8, from where on tanh is within 3e-7 of 1. One instruction of the special function unit, which the
- * softmax's exponential keeps busy. */
+/* tanh x to 6e-7 of itself: x P(x^2) / Q(x^2), minimax in the relative error on 0 .. 8, from where on tanh is within
+ * 3e-7 of 1. One instruction of the special function unit, which the softmax's exponential keeps busy. */
 TE__BOTH float te__attn_tanh(float x) {
     const float y = te__tanh_cut(x), u = y * y;
     float p = TE__TANH_FMA(1.14285107e-5f, u, 2.95105223e-3f), q = TE__TANH_FMA(2.45919872e-7f, u, 2.38671857e-4f);

@@ -1,4 +1,5 @@
-// ops/block/block.cuh: FP8 codes to f32, as the two dequantizations use them. Knows codes; must not know where scales lie.
+// ops/block/block.cuh: FP8 codes to f32, as the two dequantizations use them. Knows codes; must not know where scales
+// lie.
 #pragma once
 #include "device/vector.cuh"
 

@@ -1,5 +1,5 @@
-// ops/block/block_quantize.cu: FP8 with a scale for each 128 elements of a row (row-wise copy), of a column (column-wise copy, transposed), or
-// for each 128 x 128: scales and both copies from one read of x.
+// ops/block/block_quantize.cu: FP8 with a scale for each 128 elements of a row (row-wise copy), of a column
+// (column-wise copy, transposed), or for each 128 x 128: scales and both copies from one read of x.
 //
 //            128 columns: tx, 8 of each
 //          +-------------------------+     thread (tx = t % 16, ty = t / 16) keeps 4 x 8 elements of x in registers
@@ -7,9 +7,11 @@
 //   rows   |    8 elements           |     column amax  across the 2 ty of a warp, then 16 warps in shared memory
 //          +-------------------------+     both copies  scaled and rounded from the same registers
 //
-// Column-wise codes: a word is one column of 4 rows, which goes through shared memory (transpose.cuh) to stores of 16 bytes.
+// Column-wise codes: a word is one column of 4 rows, which goes through shared memory (transpose.cuh) to stores of 16
+// bytes.
 //
-// Beyond the edges of x the tile holds zeros, which change no amax, and tiles cover `ld` columns and `ldc` rows: padding included.
+// Beyond the edges of x the tile holds zeros, which change no amax, and tiles cover `ld` columns and `ldc` rows:
+// padding included.
 // Tiles of padding alone have no scales.
 //
 // Benchmark: "quantize 1x128 blocks both copies", "quantize 128x128 blocks both copies" in tests/bench/h200.csv.
@@ -29,7 +31,8 @@
 #include "base/scaling.h"
 #ifdef X_DT
 #define HELD X_DT
-#define BLOCKS (TE_HAS_FP8_CVT && PACKED ? (__CUDA_ARCH__ < 1200 ? 3 : 2) : 1) // resident blocks of a multiprocessor, if the registers suffice
+// resident blocks of a multiprocessor, if the registers suffice
+#define BLOCKS (TE_HAS_FP8_CVT && PACKED ? (__CUDA_ARCH__ < 1200 ? 3 : 2) : 1)
 #else
 #define X_DT a.x_dt
 #define Y_DT a.y_dt
@@ -38,7 +41,8 @@
 #endif
 #define PACKED (HELD != TE_F32)
 
-// One step of a maximum across lanes: those whose index differs in `lane_bit` share 2n values; each keeps n, the upper ones where its bit is set.
+// One step of a maximum across lanes: those whose index differs in `lane_bit` share 2n values; each keeps n, the upper
+// ones where its bit is set.
 template <int n> TE_DEV void te_halve(float *v, int lane_bit) {
     bool upper = threadIdx.x & lane_bit;
 #pragma unroll
@@ -111,7 +115,8 @@ extern "C" __global__ void __launch_bounds__(512, BLOCKS)
         float amax = te_block_max(fmaxf(fmaxf(row_amax[0], row_amax[1]), fmaxf(row_amax[2], row_amax[3])), scratch);
         row_scale = te__block_scale(amax, fp8_max, a.epsilon, a.limit, a.power_of_two);
         if (threadIdx.x < 128) col_scale[threadIdx.x] = row_scale;
-        if (scaled && threadIdx.x < 8) { // thread 0 writes the tile's scale; the others the zeros after the last one of a line
+        if (scaled && threadIdx.x < 8) { // thread 0 writes the tile's scale; the others the zeros after the last one of
+                                         // a line
             te_i64 blocks_m = te_div_up(a.m, 128), blocks_n = te_div_up(a.n, 128);
             float inverse = threadIdx.x & 3 ? 0.0f : te__rcp_f32(row_scale);
             te_i64 at_n = (te_i64)tile_n + (threadIdx.x & 3), at_m = (te_i64)tile_m + (threadIdx.x & 3);

@@ -1,4 +1,5 @@
-/* ops/block/kargs.h: arguments of the block-scaling kernels. Read by the host's compiler and by the kernels': plain structs alone. */
+/* ops/block/kargs.h: arguments of the block-scaling kernels. Read by the host's compiler and by the kernels': plain
+ * structs alone. */
 
 /* A thread block does one tile of 128 rows and 128 columns. */
 typedef struct te__block_quantize_kargs {

@@ -1,12 +1,13 @@
-/* ops/block/op.c: FP8 with one f32 scale for each 1 x 128 or 128 x 128 elements: checks, the CPU's reference, plans. Knows where the scales of
- * each copy lie; must not know how a GPU computes them, nor what the copies are for. */
+/* ops/block/op.c: FP8 with one f32 scale for each 1 x 128 or 128 x 128 elements: checks, the CPU's reference, plans.
+ * Knows where the scales of each copy lie; must not know how a GPU computes them, nor what the copies are for. */
 
 enum { TE__BLOCK = 128 };
 
 /* ---- checks ---- */
 
-/* One copy: codes [rows, ld] with ld >= cols and their scales. 1-D scales have the block's index first, 2-D ones lie as the blocks do; either way
- * the last size is a multiple of 4, so that the scales of four neighbours are 16 aligned bytes. */
+/* One copy: codes [rows, ld] with ld >= cols and their scales. 1-D scales have the block's index first, 2-D ones lie as
+ * the blocks do; either way the last size is a multiple of 4, so that the scales of four neighbours are 16 aligned
+ * bytes. */
 static te_result te__block_check_copy(te_ctx *te, const char *op, const char *name, const char *scale_name,
                                       const te_tensor *q, const te_tensor *scale_inv, int64_t rows, int64_t cols,
                                       bool two_dimensional) {
@@ -46,7 +47,8 @@ static te_result te__check_block_dequantize(te_ctx *te, te_op_block_dequantize_a
                                 a->columnwise ? te__rows(a->y) : te__cols(a->y), a->two_dimensional);
 }
 
-/* The scale where fp8_max / amax is beyond f32: the largest number of x's format (TransformerEngine's block kernels). */
+/* The scale where fp8_max / amax is beyond f32: the largest number of x's format (TransformerEngine's block
+ * kernels). */
 static float te__block_limit(te_dtype dtype) {
     return dtype == TE_F16 ? 65504.0f : dtype == TE_BF16 ? te__bf16_to_f32(0x7f7f) : FLT_MAX;
 }
@@ -60,14 +62,15 @@ typedef struct te__block_job {
     float fp8_max, limit;
 } te__block_job;
 
-/* One tile of x with zeros around it where x ends, and the scales of its rows and columns. Rows are a little longer than a tile's: a column's
- * elements then lie in different sets of the cache. */
+/* One tile of x with zeros around it where x ends, and the scales of its rows and columns. Rows are a little longer
+ * than a tile's: a column's elements then lie in different sets of the cache. */
 typedef struct te__block_tile {
     float v[TE__BLOCK][TE__BLOCK + 16];
     float row_scale[TE__BLOCK], col_scale[TE__BLOCK];
 } te__block_tile;
 
-/* Amaxes are kept as bits: non-negative floats order like their bits, a NaN counts as 0, and a maximum of integers vectorizes. */
+/* Amaxes are kept as bits: non-negative floats order like their bits, a NaN counts as 0, and a maximum of integers
+ * vectorizes. */
 static void te__block_scales(const te__block_job *j, te__block_tile *t) {
     const te_op_block_quantize_args *a = j->a;
     int32_t row[TE__BLOCK], col[TE__BLOCK], largest = 0;
@@ -92,8 +95,8 @@ static void te__block_scales(const te__block_job *j, te__block_tile *t) {
     }
 }
 
-/* The tile's part of one copy, which has `lines` rows of `length` elements: its block `block` of the rows from line_block * 128 on. Where the
- * tile lies beyond the lines or their length there is padding, or nothing. */
+/* The tile's part of one copy, which has `lines` rows of `length` elements: its block `block` of the rows from
+ * line_block * 128 on. Where the tile lies beyond the lines or their length there is padding, or nothing. */
 static void te__block_store(const te__block_job *j, const te__block_tile *t, bool columnwise, int64_t line_block,
                             int64_t block, int64_t lines, int64_t length) {
     const te_tensor *q = columnwise ? j->a->col : j->a->row,

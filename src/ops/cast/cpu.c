@@ -1,7 +1,8 @@
 /* ops/cast/cpu.c: reference of amax, scales, FP8 casts, transpose. Every GPU gives the same bytes. Work is cut by the
  * shape alone. */
 
-/* max(largest, |x|): non-negative floats order like their bits, a NaN counts as 0, and a maximum of integers vectorizes. */
+/* max(largest, |x|): non-negative floats order like their bits, a NaN counts as 0, and a maximum of integers
+ * vectorizes. */
 static float te__amax_of(const float *x, int64_t n, float largest) {
     int32_t most = (int32_t)te__f32_bits(largest);
     int64_t i;
@@ -93,8 +94,9 @@ static te_result te__cpu_scale_from_amax(te_ctx *te, const te_op_scale_from_amax
 
 /* ---- delayed scaling ---- */
 
-/* One slot of TransformerEngine's fused delayed-scaling update (common/recipe/delayed_scaling.cu). Row 0 gathers the amax of the step that
- * runs; rows 1 .. L-1 hold the earlier ones, the newest last. A step in which nothing was seen (last == 0) leaves the slot alone. */
+/* One slot of TransformerEngine's fused delayed-scaling update (common/recipe/delayed_scaling.cu). Row 0 gathers the
+ * amax of the step that runs; rows 1 .. L-1 hold the earlier ones, the newest last. A step in which nothing was seen
+ * (last == 0) leaves the slot alone. */
 static void te__delayed_slot(float *history, int64_t length, int64_t n, float *scale, float reduced, float scaled_max,
                              bool most_recent) {
     float last = reduced != 0.0f ? reduced : history[0], amax = 0.0f, next;
@@ -163,7 +165,8 @@ typedef struct te__quantize_job {
     float part[64]; /* amax of each part */
 } te__quantize_job;
 
-/* One tile of x, with zeros around it where x ends, into `row` and `col`. Returns the larger of its amax and `largest`. */
+/* One tile of x, with zeros around it where x ends, into `row` and `col`. Returns the larger of its amax and
+ * `largest`. */
 static float te__quantize_tile(const te__quantize_job *j, int64_t first_row, int64_t first_col, float largest) {
     uint8_t code[TE__CAST_TILE * TE__CAST_TILE], turned[TE__CAST_TILE * TE__CAST_TILE];
     const te_tensor *x = j->a->x;

@@ -77,7 +77,8 @@ static te_result te__cuda_plan_scale_from_amax(te__plan *p, const te_op_scale_fr
     return TE_OK;
 }
 
-/* The list cut into tables; slots_a_block of the kernel. `with` holds the fields that the tables share, its amaxes those of all slots. */
+/* The list cut into tables; slots_a_block of the kernel. `with` holds the fields that the tables share, its amaxes
+ * those of all slots. */
 static void te__plan_delayed(te__plan *p, const char *kernel, int slots_a_block, te_tensor *const *history,
                              te_tensor *const *scale, int count, const te__delayed_kargs *with) {
     te__launch *l = NULL;
@@ -181,7 +182,8 @@ static te_result te__cuda_plan_fp8_quantize(te__plan *p, const te_op_fp8_quantiz
     te__launch_option(l, "CURRENT", k->current);
     te__launch_option(l, "BIAS", k->sums != NULL);
     te__launch_size(l, blocks, 1, 1, 256, 0);
-    if (k->sums) te__plan_column_sum(p, k->sums, TE_F32, te__div_up(k->m, 128), k->n, a->dbias, false); /* without rows: zeros */
+    /* without rows: zeros */
+    if (k->sums) te__plan_column_sum(p, k->sums, TE_F32, te__div_up(k->m, 128), k->n, a->dbias, false);
     else if (a->dbias) te__plan_column_sum(p, k->x, a->x->dtype, k->m, k->n, a->dbias, false);
     p->native = p->sm >= 89;
     if (twice)

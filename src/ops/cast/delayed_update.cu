@@ -1,5 +1,5 @@
-// ops/cast/delayed_update.cu: one step of delayed scaling for every slot of many states: history [length, n], scale [n]; see te__delayed_slot
-// in cpu.c.
+// ops/cast/delayed_update.cu: one step of delayed scaling for every slot of many states: history [length, n], scale
+// [n]; see te__delayed_slot in cpu.c.
 //
 //   last = amaxes, where there is one that is not 0, else row 0
 //   last == 0: nothing is written

@@ -1,4 +1,5 @@
-// ops/cast/fp8_quantize.cu: q = saturate(round_to_nearest_even(f32(x) * scale)), row-wise, transposed, or both, from one read of x.
+// ops/cast/fp8_quantize.cu: q = saturate(round_to_nearest_even(f32(x) * scale)), row-wise, transposed, or both, from
+// one read of x.
 //
 //            64 columns (tx: 8 each)                    transposed, through shared memory (transpose.cuh)
 //          +-------------------------+                  +---------------- 128 rows ----------------+
@@ -6,15 +7,17 @@
 //   rows   |    x eight columns      |                  |                                          |
 //          +-------------------------+                  +------------------------------------------+
 //
-// Beyond the edges of x the tile holds zeros, and tiles cover `ld` columns and `ldc` rows: that is how the padding is written.
+// Beyond the edges of x the tile holds zeros, and tiles cover `ld` columns and `ldc` rows: that is how the padding is
+// written.
 // amax = max |x| before scaling (NaN drops out of fmaxf), one atomic a block; scale_inv = 1 / scale, correctly rounded.
 //
-// current: a cooperative launch whose blocks walk over their tiles twice. First, in ascending order, each block writes the maximum of its tiles; the
-// blocks wait for each other, and each computes the scale from the largest maximum. Then they cast in descending order, since the last tile is still
-// in their registers. Hints that keep the end of x in the L2 cache (ld.cs, st.cs) made it slower.
+// current: a cooperative launch whose blocks walk over their tiles twice. First, in ascending order, each block writes
+// the maximum of its tiles; the blocks wait for each other, and each computes the scale from the largest maximum. Then
+// they cast in descending order, since the last tile is still in their registers. Hints that keep the end of x in the
+// L2 cache (ld.cs, st.cs) made it slower.
 //
-// x_amax: the kernel that wrote x left its maximum. It lies in one word with a count of the blocks, so that one atomic gives a block both; the last
-// block leaves 0.
+// x_amax: the kernel that wrote x left its maximum. It lies in one word with a count of the blocks, so that one atomic
+// gives a block both; the last block leaves 0.
 //
 // GROUPS: each row has the scale of its group, and raises the group's amax; rows of no group become 0.
 //
@@ -22,8 +25,9 @@
 //
 // Benchmark: "quantize e4m3 ...", "quantize e5m2 ..." in tests/bench/h200.csv.
 //
-// Launch: block 256, grid: tiles, consecutive along a row of tiles; at least one. current: at most TE__CAST_RESIDENT blocks a
-// multiprocessor (16-bit x, but for the general row: TE__CAST_RESIDENT_HALVES), and as many as there are partial maxima. Any size, any alignment.
+// Launch: block 256, grid: tiles, consecutive along a row of tiles; at least one. current: at most TE__CAST_RESIDENT
+// blocks a multiprocessor (16-bit x, but for the general row: TE__CAST_RESIDENT_HALVES), and as many as there are
+// partial maxima. Any size, any alignment.
 //
 // te:baseline
 // te:row X_DT=3 Y_DT=4 CURRENT=0 BIAS=0
@@ -120,7 +124,8 @@ TE_DEV void te_cast_group_amaxes(const te__fp8_quantize_kargs &a, const te_cast_
 #pragma unroll
         for (int k = 0; k < 8; k++) largest = fmaxf(largest, fabsf(te_raw_get(w[r], k)));
 #pragma unroll
-        for (int d = 4; d; d >>= 1) largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, d)); // the eight threads of a row
+        // the eight threads of a row
+        for (int d = 4; d; d >>= 1) largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, d));
         int group = te_cast_group(a, p.row + r);
         if ((threadIdx.x & 7) || group < 0) continue;
         float *to = a.amax + group * a.amax_stride;

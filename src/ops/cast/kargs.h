@@ -1,5 +1,5 @@
-/* ops/cast/kargs.h: arguments of the cast kernels. Read by the host's compiler and by the kernels': plain structs alone, at most 4,000
- * bytes each. */
+/* ops/cast/kargs.h: arguments of the cast kernels. Read by the host's compiler and by the kernels': plain structs
+ * alone, at most 4,000 bytes each. */
 
 typedef struct te__amax_kargs {
     const void *x;
@@ -8,7 +8,8 @@ typedef struct te__amax_kargs {
     unsigned *counter; /* of te_last_block */
     const float *noop; /* [1], or NULL */
     long long n;
-    long long vectors; /* of 16 bytes, from element `head` on; elements before and behind them are processed one by one */
+    long long vectors; /* of 16 bytes, from element `head` on; elements before and behind them are processed one by
+                        * one */
     int head;
     int x_dt;
     int keep; /* the maximum with the value in amax */
@@ -34,14 +35,15 @@ typedef struct te__scale_from_amax_kargs {
     int power_of_two;
 } te__scale_from_amax_kargs;
 
-/* A table of states. Slot s of the launch belongs to the state i with first[i] <= s < first[i + 1]. Each distinct length is stored once,
- * which lets some 200 states fit. */
+/* A table of states. Slot s of the launch belongs to the state i with first[i] <= s < first[i + 1]. Each distinct
+ * length is stored once, which lets some 200 states fit. */
 #define TE__DELAYED_MAX 186
 #define TE__DELAYED_LENGTHS 16
 typedef struct te__delayed_kargs {
     float *history[TE__DELAYED_MAX]; /* [length, n] */
     float *scale[TE__DELAYED_MAX];   /* [n]; the gather has none */
-    float *amaxes; /* of this launch's slots. The update reads them in place of row 0, or it is NULL; the gather writes them */
+    float *amaxes; /* of this launch's slots. The update reads them in place of row 0, or it is NULL; the gather writes
+                    * them */
     unsigned first[TE__DELAYED_MAX + 1];
     unsigned length[TE__DELAYED_LENGTHS];          /* 0: unused */
     unsigned char length_index[TE__DELAYED_MAX]; /* of a state: into `length` */
@@ -62,7 +64,8 @@ typedef struct te__fp8_quantize_kargs {
     float *partial;    /* [blocks], if `current`: maxima */
     unsigned *counter; /* of te_grid_wait, if `current` */
     float *sums;       /* [tiles along m, n]: of each tile's columns, or NULL */
-    unsigned long long *x_amax; /* [1], or NULL: the lower half is the amax of x, the upper one counts the blocks that know it */
+    unsigned long long *x_amax; /* [1], or NULL: the lower half is the amax of x, the upper one counts the blocks that
+                                 * know it */
     const int *groups; /* [m]: scale, scale_inv and amax have a number for each group; or NULL */
     long long scale_stride, amax_stride; /* from one group to the next */
     long long m, n, ld, ldc;

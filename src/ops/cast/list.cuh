@@ -1,4 +1,5 @@
-// ops/cast/list.cuh: finds the state of a table that a slot belongs to. Knows the table's layout; must not know the use of the slot.
+// ops/cast/list.cuh: finds the state of a table that a slot belongs to. Knows the table's layout; must not know the use
+// of the slot.
 #pragma once
 #include "device/base.cuh"
 #include "ops/cast/kargs.h"

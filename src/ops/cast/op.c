@@ -1,5 +1,5 @@
-/* ops/cast/op.c: amax, scales, FP8 casts, transpose: the checks of each call, and the scale arithmetic of the recipes. Knows tensors;
- * must not know which backend runs. */
+/* ops/cast/op.c: amax, scales, FP8 casts, transpose: the checks of each call, and the scale arithmetic of the recipes.
+ * Knows tensors; must not know which backend runs. */
 
 static te_result te__cast_check_fp8_max(te_ctx *te, const char *op, float fp8_max) {
     if (fp8_max > 0.0f && fp8_max <= FLT_MAX) return TE_OK;

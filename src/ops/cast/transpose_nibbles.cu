@@ -1,5 +1,5 @@
-// ops/cast/transpose_nibbles.cu: dst [n, 2 ldd] = the transpose of the first n columns of src [m, 2 lds], two elements a byte, the even one in
-// the low half; columns m .. of dst are 0. lds and ldd are in bytes: rows begin with a byte.
+// ops/cast/transpose_nibbles.cu: dst [n, 2 ldd] = the transpose of the first n columns of src [m, 2 lds], two elements
+// a byte, the even one in the low half; columns m .. of dst are 0. lds and ldd are in bytes: rows begin with a byte.
 //
 //            64 columns (tx: 8 each, 4 bytes)
 //          +----------------------------------+

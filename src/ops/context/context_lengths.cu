@@ -1,4 +1,5 @@
-// ops/context/context_lengths.cu: the tokens of each sequence in some of its chunks (te__context_length), added up, and where these chunks begin.
+// ops/context/context_lengths.cu: the tokens of each sequence in some of its chunks (te__context_length), added up, and
+// where these chunks begin.
 //
 // The lengths are added up 1024 at a time, by each thread for its own one; batches are that small.
 //

@@ -7,8 +7,10 @@
 // Options: X_VECTOR (te_dtype of x: a lane has eight channels; else a warp has a row, of any formats and strides).
 // Benchmark: "attention joins attention" in tests/bench/h200.csv.
 //
-// Launch: blocks of 128 threads, each warp with 32 / (d / 8) rows or one, which step on; the first block takes the maxima, too.
-//         X_VECTOR: addresses are multiples of 16 bytes, strides and d, 256 at most, of 8 elements, and there are fewer than 2^31 rows.
+// Launch: blocks of 128 threads, each warp with 32 / (d / 8) rows or one, which step on; the first block takes the
+// maxima, too.
+//         X_VECTOR: addresses are multiples of 16 bytes, strides and d, 256 at most, of 8 elements, and there are fewer
+//         than 2^31 rows.
 //
 // te:baseline
 // te:row X_VECTOR=1|2|3

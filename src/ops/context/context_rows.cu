@@ -1,4 +1,5 @@
-// ops/context/context_rows.cu: which rank has which row of sequences that ranks share (te__context_place), as a map for moe_permute, or its inverse.
+// ops/context/context_rows.cu: which rank has which row of sequences that ranks share (te__context_place), as a map for
+// moe_permute, or its inverse.
 //
 // Launch: a thread for each row, or fewer, which step on. Blocks of 256 threads.
 //

@@ -1,4 +1,5 @@
-/* ops/context/cpu.c: what ranks that share sequences do beside attention itself, on the CPU. Knows number formats only through cpu/rows.c. */
+/* ops/context/cpu.c: what ranks that share sequences do beside attention itself, on the CPU. Knows number formats only
+ * through cpu/rows.c. */
 
 /* Here the numbers can be read: starts are multiples of `step`, do not descend, and stay within `rows`. */
 static te_result te__context_check_starts(te_ctx *te, const char *op, const char *name, const int *cu, long long n,

@@ -1,4 +1,5 @@
-/* ops/context/cuda.c: the kernels of ranks that share sequences, and how they are launched. Knows plans; must not know the driver. */
+/* ops/context/cuda.c: the kernels of ranks that share sequences, and how they are launched. Knows plans; must not know
+ * the driver. */
 
 static te_result te__cuda_plan_context_rows(te__plan *p, const te_op_context_rows_args *args) {
     const te__context_rows_kargs a = te__context_rows_problem(args);

@@ -1,4 +1,5 @@
-/* ops/context/kargs.h: arguments of the kernels of ranks that share sequences, and which rank has which token. Read by both compilers. */
+/* ops/context/kargs.h: arguments of the kernels of ranks that share sequences, and which rank has which token. Read by
+ * both compilers. */
 #ifndef TE__CONTEXT_KARGS_H
 #define TE__CONTEXT_KARGS_H
 
@@ -29,8 +30,9 @@ typedef struct te__context_merge_kargs {
     int d, x_dt, o_dt;
 } te__context_merge_kargs;
 
-/* Row w of all sequences, in their order, is local row *local of rank *rank. Rows behind the last sequence are shared evenly. Returns false where the lengths cannot be shared; a GPU then
- * leaves the row where it is, for no one has checked them there. */
+/* Row w of all sequences, in their order, is local row *local of rank *rank. Rows behind the last sequence are shared
+ * evenly. Returns false where the lengths cannot be shared; a GPU then leaves the row where it is, for no one has
+ * checked them there. */
 TE__BOTH bool te__context_place(const te__context_rows_kargs *a, long long w, long long *rank, long long *local) {
     const long long each = a->rows / a->ranks;
     const long long end = a->cu ? a->cu[a->sequences] / a->share : a->rows;
@@ -58,7 +60,8 @@ TE__BOTH bool te__context_place(const te__context_rows_kargs *a, long long w, lo
     return *rank >= 0 && *rank < a->ranks && *local >= 0 && *local < each;
 }
 
-/* The tokens of sequence b among the chunks that are asked for, and the row that the first of these chunks begins at. */
+/* The tokens of sequence b among the chunks that are asked for, and the row that the first of these chunks begins
+ * at. */
 TE__BOTH int te__context_length(const te__context_lengths_kargs *a, long long b, int *start) {
     const int length = a->cu[b + 1] - a->cu[b], from = a->padded[b], chunk = (a->padded[b + 1] - from) / (2 * a->ranks);
     const int first = length - a->rank * chunk, second = length - (2 * a->ranks - 1 - a->rank) * chunk;

@@ -1,4 +1,5 @@
-/* ops/dropout/cpu.c: dropout with bias and residual, the reference. Knows rows of numbers and Philox; must not know CUDA. */
+/* ops/dropout/cpu.c: dropout with bias and residual, the reference. Knows rows of numbers and Philox; must not know
+ * CUDA. */
 
 /* Units of TE__DROPOUT_RUN columns of one row: a bias is then a run as well. */
 enum { TE__DROPOUT_RUN = 512 };

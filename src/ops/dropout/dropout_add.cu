@@ -2,7 +2,8 @@
 //
 //   y[i] = residual[i] + (u(i) >= p ? (x[i] + bias[i % n]) * (1 / (1 - p)) : 0)
 //
-//   u(i) is word r % 4 of Philox block r / 4, where r = i / run: i itself, but where elements are kept or not in runs (drop path). So a thread has whole blocks of four
+//   u(i) is word r % 4 of Philox block r / 4, where r = i / run: i itself, but where elements are kept or not in runs
+//   (drop path). So a thread has whole blocks of four
 //   elements, or (option rows) eight elements of one run:
 //
 //       thread t:  | block 2t: i = 8t .. 8t+3 | block 2t+1: 8t+4 .. 8t+7 |
@@ -11,8 +12,8 @@
 //
 // Benchmark: "residual add" in tests/bench/h200.csv.
 //
-// Launch: block of 256 threads, grid ceil(count / 2048). With options: x, residual and y of X_DT, all pointers aligned to 16 bytes, count
-// a multiple of 8, run 1 or such a multiple, and n too if there is a bias. Without: anything.
+// Launch: block of 256 threads, grid ceil(count / 2048). With options: x, residual and y of X_DT, all pointers aligned
+// to 16 bytes, count a multiple of 8, run 1 or such a multiple, and n too if there is a bias. Without: anything.
 //
 // te:baseline
 // te:row X_DT=3 W_DT=3
@@ -76,7 +77,8 @@ extern "C" __global__ void __launch_bounds__(256) te_dropout_add(const __grid_co
             if (i >= a.count) break;
             float v = te_load(a.x, i, a.x_dt);
             if (a.bias) v += te_load(a.bias, i % a.n, a.bias_dt);
-            te_u64 r = (te_u64)(i / a.run); /* of a run longer than 1, each element draws its block anew: the simple way */
+            te_u64 r = (te_u64)(i / a.run); /* of a run longer than 1, each element draws its block anew: the simple
+                                             * way */
             if (a.p > 0.0f && a.run > 1) te__philox(seed, offset, r / 4, words);
             if (a.p > 0.0f) v = te_dropout_keep(a, v, words[r % 4]);
             if (a.residual) v = __fadd_rn(te_load(a.residual, i, a.residual_dt), v);

@@ -1,4 +1,5 @@
-/* ops/dropout/kargs.h: arguments of the dropout kernels. Read by the host's compiler and by the kernels': plain structs alone. */
+/* ops/dropout/kargs.h: arguments of the dropout kernels. Read by the host's compiler and by the kernels': plain structs
+ * alone. */
 
 /* y = residual + keep(x + bias) * keep_scale. The backward is the same without bias and residual. */
 typedef struct te__dropout_add_kargs {

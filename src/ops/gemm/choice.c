@@ -1,12 +1,14 @@
-/* ops/gemm/choice.c: the choice of a tile size and of a number of splits of k, by a small model of the time that each would take, never by trying: the
- * same shapes get the same kernel, and the same bits, in every run. Knows what tiles cost; must not know kernels' arguments. */
+/* ops/gemm/choice.c: the choice of a tile size and of a number of splits of k, by a small model of the time that each
+ * would take, never by trying: the same shapes get the same kernel, and the same bits, in every run. Knows what tiles
+ * cost; must not know kernels' arguments. */
 
 /* A tile that a kernel can have. */
 typedef struct te__gemm_tile_kind {
     int bm, bn;
     int option;  /* gemm_mma: TILE; gemm_hopper: WAVES, or TE__GEMM_PINGPONG */
     int cluster; /* blocks that share the larger of their operands: tiles above each other, or, if bm > bn, beside */
-    double speed[6]; /* share of the best utilisation of the tensor cores, for each kind of product that the kernel's table names; 0: the tile is not for these */
+    double speed[6]; /* share of the best utilisation of the tensor cores, for each kind of product that the kernel's
+                      * table names; 0: the tile is not for these */
 } te__gemm_tile_kind;
 
 /* Blocks that have a tile's part of A in common, and of B. */
@@ -66,20 +68,20 @@ static bool te__gemm_side_is_off(const te__gemm_side *x) {
     return te__gemm_side_is_aligned(x) && ((uintptr_t)x->data % 32 != 0 || x->ld * te_dtype_bits(x->dtype) % 256 != 0);
 }
 
-/* The least time of a slab for a block if rows are off sectors: some three cycles for each row that the block loads by TMA, and one for each that the
- * other block of its cluster loads. Fitted with the rest. */
+/* The least time of a slab for a block if rows are off sectors: some three cycles for each row that the block loads by
+ * TMA, and one for each that the other block of its cluster loads. Fitted with the rest. */
 static double te__gemm_tma_cost(const te__gemm_tile_kind *t, const te__gemm_problem *q) {
     int share_a = te__gemm_share_a(t), share_b = te__gemm_share_b(t);
     double rows_a = te__gemm_side_is_off(&q->a) ? t->bm : 0, rows_b = te__gemm_side_is_off(&q->b) ? t->bn : 0;
     return 0.9e-3 * (rows_a + rows_b) + 2.2e-3 * (rows_a / share_a + rows_b / share_b);
 }
 
-/* Times are in slabs of a 128 x 256 tile (0.55 us on an H200), fitted to measurements of 41 shapes by `te_bench --tune`; of these and others, 64, the
- * picks were 1 % slower than the best alternatives on average, 11 % at most. Fitted since, by hand: 128 x 192 tiles in clusters, to eight shapes more, and
- * the start of a cluster, to 35.
- * A tile costs its slabs and the part of writing D that is not hidden, and device memory bounds all of them: 2.2 MB a slab, 80 KB for one
- * block. A cluster costs its start. Split-K costs a second launch and a pass of its partial sums through the L2 cache. work: of the epilogue, on 128 x 256
- * values. */
+/* Times are in slabs of a 128 x 256 tile (0.55 us on an H200), fitted to measurements of 41 shapes by `te_bench
+ * --tune`; of these and others, 64, the picks were 1 % slower than the best alternatives on average, 11 % at most.
+ * Fitted since, by hand: 128 x 192 tiles in clusters, to eight shapes more, and the start of a cluster, to 35.
+ * A tile costs its slabs and the part of writing D that is not hidden, and device memory bounds all of them: 2.2 MB a
+ * slab, 80 KB for one block. A cluster costs its start. Split-K costs a second launch and a pass of its partial sums
+ * through the L2 cache. work: of the epilogue, on 128 x 256 values. */
 static double te__gemm_cost(const te__plan *p, const te__gemm_tile_kind *t, double speed, const te__gemm_problem *q,
                             int64_t slabs, int64_t splits, bool tma, double work) {
     const te_op_gemm_args *a = q->args;
@@ -98,13 +100,15 @@ static double te__gemm_cost(const te__plan *p, const te__gemm_tile_kind *t, doub
     return cost;
 }
 
-/* Times as te__gemm_cost's, with its earlier constants, which grouped products were measured with: as if the groups were alike. */
+/* Times as te__gemm_cost's, with its earlier constants, which grouped products were measured with: as if the groups
+ * were alike. */
 static double te__grouped_cost(const te__plan *p, const te__gemm_tile_kind *t, double speed,
                                const te_op_grouped_gemm_args *a, int64_t bk, bool hopper) {
     int64_t granule = !hopper ? 128 : a->along_k ? 256 : 64; /* rows that cost something when one of them is there */
     int64_t m = a->along_k ? a->m : te__div_up(a->m, a->groups), k = a->along_k ? te__div_up(a->k, a->groups) : a->k;
     int64_t down = te__div_up(m, t->bm), across = te__div_up(a->n, t->bn);
-    double size = (double)te__round_up(m, te__min(granule, t->bm)) / (double)down * (double)t->bn / (128.0 * 256.0); /* of a tile, on average */
+    /* of a tile, on average */
+    double size = (double)te__round_up(m, te__min(granule, t->bm)) / (double)down * (double)t->bn / (128.0 * 256.0);
     int64_t rounds =
         te__div_up(a->groups * down * te__round_up(across, a->along_k ? 1 : t->cluster), te__max(p->num_sms, 1));
     return (double)rounds * ((double)te__div_up(k, bk) * size / speed + 0.3 + size);
@@ -123,15 +127,16 @@ static bool te__gemm_skips(double cost) {
 }
 #define TE__GEMM_SKIPS(cost) te__gemm_skips(cost)
 #define TE__GEMM_TUNES (te__gemm_tune.take >= 0)
-#define TE__GEMM_REMEMBERS (te__gemm_tune.take < 0 && te__gemm_tune.count > 0) /* count 0: the alternatives are about to be counted */
+/* count 0: the alternatives are about to be counted */
+#define TE__GEMM_REMEMBERS (te__gemm_tune.take < 0 && te__gemm_tune.count > 0)
 #else
 #define TE__GEMM_SKIPS(cost) false
 #define TE__GEMM_TUNES false
 #define TE__GEMM_REMEMBERS true
 #endif
 
-/* Rows of n elements that TMA may store: they start and end at multiples of 16 bytes. It writes whole pieces of 16: where a row ends within one, over what
- * lies beside it. */
+/* Rows of n elements that TMA may store: they start and end at multiples of 16 bytes. It writes whole pieces of 16:
+ * where a row ends within one, over what lies beside it. */
 static bool te__gemm_tma_may_store(const void *data, int64_t ld, int64_t n, int64_t size) {
     return (uintptr_t)data % 16 == 0 && ld * size % 16 == 0 && n * size % 16 == 0;
 }
@@ -145,7 +150,8 @@ static double te__gemm_work(const te__plan *p, const te__gemm_problem *q) {
                : 0.5;
 }
 
-/* use: the kind of product, an index of `speed`. bk: elements of k in a slab. hopper: for gemm_hopper, which reads by TMA. */
+/* use: the kind of product, an index of `speed`. bk: elements of k in a slab. hopper: for gemm_hopper, which reads by
+ * TMA. */
 static te__gemm_choice te__gemm_search(const te__plan *p, const te__gemm_tile_kind *kinds, int count, int use,
                                        const te__gemm_problem *q, int64_t bk, bool hopper) {
     const te_op_gemm_args *a = q->args;
@@ -180,7 +186,8 @@ static te__gemm_choice te__gemm_search(const te__plan *p, const te__gemm_tile_ki
     return best;
 }
 
-/* ---- the choice, kept ---------------------------------------------------------------------------------------------- */
+/* ---- the choice, kept ----------------------------------------------------------------------------------------------
+ * */
 
 typedef char te__gemm_memo_fits[sizeof(te__gemm_choice) <= TE__MEMO_VALUE ? 1 : -1];
 

@@ -1,18 +1,22 @@
-/* ops/gemm/cpu.c: D = epilogue(scale_a scale_b op(A) op(B) + bias) + D on the CPU, fast enough to train with: the reference of every scaling.
+/* ops/gemm/cpu.c: D = epilogue(scale_a scale_b op(A) op(B) + bias) + D on the CPU, fast enough to train with: the
+ * reference of every scaling.
  * Knows tensors; must not know CUDA.
  *
- * Both operands are decoded once, whatever their format and layout, into panels of f32 in the order in which the micro-kernel reads
- * them: six rows of A, or 32 columns of B, for k = 0, 1, 2 ... A panel is a product of two panels: six by 32 sums that live in vector
- * registers. Sums run over 256 values of k at a time, upwards, and these over all of k, upwards: the bits depend on neither the number
- * of threads nor on the block or tile that an element falls into.
+ * Both operands are decoded once, whatever their format and layout, into panels of f32 in the order in which the
+ * micro-kernel reads them: six rows of A, or 32 columns of B, for k = 0, 1, 2 ... A panel is a product of two panels:
+ * six by 32 sums that live in vector registers. Sums run over 256 values of k at a time, upwards, and these over all of
+ * k, upwards: the bits depend on neither the number of threads nor on the block or tile that an element falls into.
  *
- * MXFP8 and NVFP4 values are multiplied with the scale of their group as they are decoded, which f32 holds exactly. Block scales are
- * arbitrary numbers: sums over their 128 values of k are scaled, as the tensor cores' are, and not the values. */
+ * MXFP8 and NVFP4 values are multiplied with the scale of their group as they are decoded, which f32 holds exactly.
+ * Block scales are arbitrary numbers: sums over their 128 values of k are scaled, as the tensor cores' are, and not the
+ * values. */
 
 enum {
-    TE__GEMM_MR = 6, /* rows of a panel of A: 6 x 32 sums fill 12 of the 32 registers of AVX-512, and do well with fewer */
+    TE__GEMM_MR = 6, /* rows of a panel of A: 6 x 32 sums fill 12 of the 32 registers of AVX-512, and do well with
+                      * fewer */
     TE__GEMM_NR = 32,
-    TE__GEMM_MC = 96, /* a task: 96 x 128 of D, 48 KB of sums on the stack; one slab of A (96 KB) and of B (128 KB) stay in the L2 cache */
+    TE__GEMM_MC = 96, /* a task: 96 x 128 of D, 48 KB of sums on the stack; one slab of A (96 KB) and of B (128 KB) stay
+                       * in the L2 cache */
     TE__GEMM_NC = 128,
     TE__GEMM_KC = 256,      /* of k; a slab of one panel of B is 32 KB of L1 */
     TE__GEMM_KB = 128,      /* of k that share a block scale */
@@ -20,9 +24,10 @@ enum {
     TE__GEMM_PACKED = 1 << 24 /* most elements of one operand that are decoded at a time: 64 MB */
 };
 
-/* ---- six rows by 32 columns -------------------------------------------------------------------------------------------
- * c[i][j] += sum_p a[p][i] b[p][j]. One source for every instruction set: compilers vectorise each loop over j. The six rows are written out:
- * some compilers keep the sums of a loop over rows in memory. */
+/* ---- six rows by 32 columns
+ * -------------------------------------------------------------------------------------------
+ * c[i][j] += sum_p a[p][i] b[p][j]. One source for every instruction set: compilers vectorise each loop over j. The six
+ * rows are written out: some compilers keep the sums of a loop over rows in memory. */
 
 #if defined(__GNUC__)
 #define TE__GEMM_INLINE static inline __attribute__((always_inline))
@@ -84,7 +89,8 @@ static te__gemm_micro_fn te__gemm_micro_best(void) {
 static te__gemm_micro_fn te__gemm_micro_best(void) { return te__gemm_micro_built; }
 #endif
 
-/* ---- operands into panels -------------------------------------------------------------------------------------------- */
+/* ---- operands into panels
+ * -------------------------------------------------------------------------------------------- */
 
 /* op(A) by rows or op(B) by columns: `size` of them, each k long. */
 typedef struct te__gemm_operand {
@@ -94,7 +100,8 @@ typedef struct te__gemm_operand {
     bool k_major;      /* neighbours along k are neighbours in memory */
     int width;         /* of a panel */
     int64_t task;      /* lines of one tile of D, decoded by one task */
-    int64_t block;     /* lines that are decoded at a time: whole tasks, and no more than the limit unless one task is */
+    int64_t block;     /* lines that are decoded at a time: whole tasks, and no more than the limit unless one task
+                        * is */
     float fp8[256];    /* value of each code */
     te_scaling scaling;
     const void *scale; /* of MXFP8, NVFP4 or blocks; NULL for other operands */
@@ -206,7 +213,8 @@ static void te__gemm_pack_block(te_ctx *te, te__gemm_operand *x, int64_t begin) 
     te__parallel_for(te, te__div_up(x->end - x->begin, x->task), 1, te__gemm_pack, x);
 }
 
-/* ---- tiles of D -------------------------------------------------------------------------------------------------------- */
+/* ---- tiles of D
+ * -------------------------------------------------------------------------------------------------------- */
 
 typedef struct te__gemm_job {
     const te_op_gemm_args *args;
@@ -247,7 +255,8 @@ static void te__gemm_finish(const te__gemm_job *job, int64_t row, int64_t col, i
     te__store_row(te__data(g->d), g->d->dtype, row * job->ldd + col, n, v);
 }
 
-/* sums += A B over n values of k from p on, one block of k, times its scales, for a tile of rows x cols whose panels start at pa and pb. */
+/* sums += A B over n values of k from p on, one block of k, times its scales, for a tile of rows x cols whose panels
+ * start at pa and pb. */
 static void te__gemm_scaled_slab(const te__gemm_job *job, const float *pa, const float *pb, int64_t row, int64_t rows,
                                  int64_t col, int64_t cols, int64_t p, int64_t n,
                                  float sums[TE__GEMM_MC][TE__GEMM_NC]) {
@@ -289,7 +298,8 @@ static void te__gemm_tiles(void *user, int64_t begin, int64_t end) {
         te__gemm_tile(job, job->a.begin + begin % down * TE__GEMM_MC, job->b.begin + begin / down * TE__GEMM_NC);
 }
 
-/* One operand's factor of the sums in the epilogue. NULL or the amaxes of its lines, times their factor: these instead. */
+/* One operand's factor of the sums in the epilogue. NULL or the amaxes of its lines, times their factor: these
+ * instead. */
 static const float *te__gemm_job_scale(te__gemm_job *job, const te_tensor *scale, const te_tensor *amax, float *factor,
                                        bool e4m3_max_256) {
     if (job->args->scaling_a == TE_SCALING_TENSOR && scale) job->scale *= *(const float *)te__data(scale);
@@ -322,14 +332,16 @@ static te_result te__cpu_gemm(te_ctx *te, const te_op_gemm_args *g) {
     te__gemm_operand_init(&job.b, g->b, g->b_transposed, g->n, g->k, TE__GEMM_NR, g->scale_b, g->scaling_b,
                           g->swizzled_scales);
     size = (job.a.block + job.b.block) * g->k;
-    bytes = (uint64_t)size <= SIZE_MAX / sizeof(float) ? (size_t)size * sizeof(float) : SIZE_MAX; /* on 32 bits a size that would wrap around is refused */
+    /* on 32 bits a size that would wrap around is refused */
+    bytes = (uint64_t)size <= SIZE_MAX / sizeof(float) ? (size_t)size * sizeof(float) : SIZE_MAX;
     job.a.packed = (float *)te__alloc(te, bytes);
     if (!job.a.packed) return TE_ERR_OUT_OF_MEMORY;
     job.b.packed = job.a.packed + job.a.block * g->k;
     for (j = 0; j < g->n; j += job.b.block) {
         te__gemm_pack_block(te, &job.b, j);
         for (i = 0; i < g->m; i += job.a.block) {
-            if (job.a.block < g->m || j == 0) te__gemm_pack_block(te, &job.a, i); /* all of A is decoded once if it fits */
+            /* all of A is decoded once if it fits */
+            if (job.a.block < g->m || j == 0) te__gemm_pack_block(te, &job.a, i);
             te__parallel_for(
                 te, te__div_up(job.a.end - job.a.begin, TE__GEMM_MC) * te__div_up(job.b.end - job.b.begin, TE__GEMM_NC),
                 1, te__gemm_tiles, &job);

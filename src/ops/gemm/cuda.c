@@ -1,11 +1,14 @@
-/* ops/gemm/cuda.c: matrix products, one by one and by groups: the kernels and their launches. Knows plans; must not know the driver beyond tensor maps.
+/* ops/gemm/cuda.c: matrix products, one by one and by groups: the kernels and their launches. Knows plans; must not
+ * know the driver beyond tensor maps.
  *
- * Five kernels: gemm_hopper (wgmma, sm_90a), gemm_mma (mma.sync, sm_80 on), gemv_k (GEMV: up to sixteen lines by a K-major operand), gemv_mn (up to
- * eight by an MN-major operand), gemm_naive (anything, anywhere). MXFP8 and NVFP4 operands are decoded into the workspace first (gemm_prepare), and
- * are bf16 to all but gemv_k. Groups (args of te_op_grouped_gemm) are gemm_hopper's, gemm_mma's or gemm_naive's. How many tiles there are only the device
- * knows then: along rows a launch has as many blocks as there can be, and those without a tile end at once. */
+ * Five kernels: gemm_hopper (wgmma, sm_90a), gemm_mma (mma.sync, sm_80 on), gemv_k (GEMV: up to sixteen lines by a
+ * K-major operand), gemv_mn (up to eight by an MN-major operand), gemm_naive (anything, anywhere). MXFP8 and NVFP4
+ * operands are decoded into the workspace first (gemm_prepare), and are bf16 to all but gemv_k. Groups (args of
+ * te_op_grouped_gemm) are gemm_hopper's, gemm_mma's or gemm_naive's. How many tiles there are only the device knows
+ * then: along rows a launch has as many blocks as there can be, and those without a tile end at once. */
 
-/* ---- arguments ------------------------------------------------------------------------------------------------------- */
+/* ---- arguments
+ * ------------------------------------------------------------------------------------------------------- */
 
 static void te__gemm_fill_scales(te__gemm_kargs *k, const te__gemm_problem *q) {
     const te_op_gemm_args *a = q->args;
@@ -14,7 +17,8 @@ static void te__gemm_fill_scales(te__gemm_kargs *k, const te__gemm_problem *q) {
     if (a->scaling_a != TE_SCALING_TENSOR) { /* MXFP8's and NVFP4's for gemv_k alone: the others get bf16 */
         k->block_a = (const float *)te__data(a->scale_a);
         k->block_b = (const float *)te__data(a->scale_b);
-        k->ld_block_a = te__cols(a->scale_a); /* scale_a has all rows of A; in a phase of D, a->m counts that phase's alone */
+        k->ld_block_a = te__cols(a->scale_a); /* scale_a has all rows of A; in a phase of D, a->m counts that phase's
+                                               * alone */
         k->ld_block_b = te__gemm_scale_ld(a->scaling_b, false, a->n, a->k);
         k->phase = q->phase, k->phases = q->phases, k->first_b = q->first_b;
     } else {
@@ -127,7 +131,8 @@ static void te__gemm_options(te__launch *l, const te__gemm_problem *q) {
      : promote  ? TE__GEMM_WHY(q, text ", partial sums of 128 k promoted to f32") \
                 : TE__GEMM_WHY(q, text))
 
-/* ---- gemm_prepare ---------------------------------------------------------------------------------------------------- */
+/* ---- gemm_prepare
+ * ---------------------------------------------------------------------------------------------------- */
 
 /* A (i = 0) or B as gemm_prepare reads it, MXFP8's and NVFP4's codes or bytes, and the length of its copy's rows. */
 static te__gemm_prepare_side te__gemm_prepare_one(const te__gemm_problem *q, int i) {
@@ -140,24 +145,27 @@ static te__gemm_prepare_side te__gemm_prepare_one(const te__gemm_problem *q, int
     s.rows = x->k_major ? lines : a->k;
     s.columns = (x->k_major ? a->k : lines) * bytes;
     s.ld = x->ld * bytes;
-    /* Bytes: a row of a slab is one line of the L2 cache then, not two, or at least whole sectors, unless that would be many times the row. */
+    /* Bytes: a row of a slab is one line of the L2 cache then, not two, or at least whole sectors, unless that would be
+     * many times the row. */
     s.ld_out = te__round_up(s.columns, decoded ? 16 : s.columns >= 512 ? 128 : s.columns > 16 ? 32 : 16);
     if (!decoded) return s;
     s.scale = (const unsigned char *)te__data(i ? a->scale_b : a->scale_a);
-    s.ld_scale = te__gemm_scale_ld(a->scaling_a, !x->k_major && !a->swizzled_scales, lines, a->k); /* swizzled: tiles are counted by groups */
+    /* swizzled: tiles are counted by groups */
+    s.ld_scale = te__gemm_scale_ld(a->scaling_a, !x->k_major && !a->swizzled_scales, lines, a->k);
     s.dt = x->dtype;
     s.down = !x->k_major;
     return s;
 }
 
-/* gemm_prepare counts pieces of 16 elements in 32 bits, and its count passes the last one by up to a step of its loop: the limit leaves room for that. */
+/* gemm_prepare counts pieces of 16 elements in 32 bits, and its count passes the last one by up to a step of its loop:
+ * the limit leaves room for that. */
 static bool te__gemm_fits_prepare(const te__gemm_problem *q) {
     te__gemm_prepare_side a = te__gemm_prepare_one(q, 0), b = te__gemm_prepare_one(q, 1);
     return a.rows * (a.ld_out / 16) + b.rows * (b.ld_out / 16) <= 0xf0000000;
 }
 
-/* Operands that the other kernels do not read as they lie become copies in the workspace: bf16 of codes, aligned rows of all others. False: there was
- * no workspace. */
+/* Operands that the other kernels do not read as they lie become copies in the workspace: bf16 of codes, aligned rows
+ * of all others. False: there was no workspace. */
 static bool te__gemm_plan_prepare(te__plan *p, te__gemm_problem *q) {
     const bool decoded = q->args->scaling_a >= TE_SCALING_MXFP8;
     te__launch *l = te__plan_launch(p, "gemm", "gemm_prepare");
@@ -190,7 +198,8 @@ static bool te__gemm_plan_prepare(te__plan *p, te__gemm_problem *q) {
     return true;
 }
 
-/* ---- bias gradient ---------------------------------------------------------------------------------------------------- */
+/* ---- bias gradient
+ * ---------------------------------------------------------------------------------------------------- */
 
 /* The sums of D's columns: of sums [rows, n] that a kernel left, or of D. False: no workspace. */
 static bool te__gemm_plan_bias_gradient(te__plan *p, const te_op_gemm_args *a, const float *sums, int64_t rows) {
@@ -209,7 +218,8 @@ static bool te__gemm_is_exact(const te__plan *p, const te__gemm_problem *q) {
     return q->a.dtype == TE_F32 && p->te->exact_f32;
 }
 
-/* ---- gemm_naive ------------------------------------------------------------------------------------------------------ */
+/* ---- gemm_naive
+ * ------------------------------------------------------------------------------------------------------ */
 
 static te_result te__gemm_plan_naive(te__plan *p, const te__gemm_problem *q) {
     te__launch *l = te__plan_launch(p, "gemm", "gemm_naive");
@@ -224,14 +234,17 @@ static te_result te__gemm_plan_naive(te__plan *p, const te__gemm_problem *q) {
     return TE_OK;
 }
 
-/* ---- gemm_mma -------------------------------------------------------------------------------------------------------- */
+/* ---- gemm_mma
+ * -------------------------------------------------------------------------------------------------------- */
 
 static te_result te__gemm_plan_mma(te__plan *p, const te__gemm_problem *q) {
-    /* speed: of products, and of those that need more registers a thread. Each slot of shared memory holds 64 bytes of k; there are four slots. */
+    /* speed: of products, and of those that need more registers a thread. Each slot of shared memory holds 64 bytes of
+     * k; there are four slots. */
     static const te__gemm_tile_kind kinds[] = {
         {128, 256, 2, 1, {1.0}}, {128, 128, 1, 1, {0.9}}, {128, 128, 3, 1, {0.0, 0.8}}, {64, 64, 0, 1, {0.6, 0.6}}};
     bool fp8 = te__is_fp8(q->a.dtype), fp8_cores = p->sm == 89 || p->sm >= 120;
-    bool within_rows = q->groups && q->groups->along_k && (q->a.k_major || q->b.k_major); /* groups start there, at any element */
+    /* groups start there, at any element */
+    bool within_rows = q->groups && q->groups->along_k && (q->a.k_major || q->b.k_major);
     bool aligned = te__gemm_is_aligned(q) && !within_rows,
          promote = fp8 && fp8_cores && q->args->split_accumulator && !q->block;
     bool is_heavy = q->a.dtype == TE_F32 || !aligned || promote || q->block;
@@ -263,7 +276,8 @@ static te_result te__gemm_plan_mma(te__plan *p, const te__gemm_problem *q) {
     return TE_OK;
 }
 
-/* ---- gemm_hopper ----------------------------------------------------------------------------------------------------- */
+/* ---- gemm_hopper
+ * ----------------------------------------------------------------------------------------------------- */
 
 /* TMA counts in 32 bits, and brings the scales of B's blocks of 1 x 128 along, 16 bytes at a time. */
 static bool te__gemm_fits_hopper(const te__plan *p, const te__gemm_problem *q) {
@@ -272,7 +286,8 @@ static bool te__gemm_fits_hopper(const te__plan *p, const te__gemm_problem *q) {
            (!q->block || te__is_aligned(a->scale_b, 16));
 }
 
-/* A map of `depth` matrices of rows x columns, `apart` elements from one to the next, in boxes of 128 bytes by `box` rows. depth 0: of one, in two dimensions. */
+/* A map of `depth` matrices of rows x columns, `apart` elements from one to the next, in boxes of 128 bytes by `box`
+ * rows. depth 0: of one, in two dimensions. */
 static te_result te__gemm_map(te__plan *p, void *map, const void *data, te_dtype dtype, int64_t ld, int64_t columns,
                               int64_t rows, int64_t box, int64_t depth, int64_t apart) {
     int64_t size = te__dtype_size(dtype);
@@ -281,8 +296,9 @@ static te_result te__gemm_map(te__plan *p, void *map, const void *data, te_dtype
     uint32_t boxes[3] = {(uint32_t)(128 / size), (uint32_t)box, 1};
     return te__cuda_tensor_map(p, map, data, dtype, depth ? 3 : 2, dims, strides, boxes, 128);
 }
-/* Of an operand of `size` rows or columns and length k, read in boxes of `box` of them by one slab of k; operands that are not k-major in boxes of 64 by one
- * slab, or, if `box` is no multiple of 64, by half of one. stack: of one for each of so many groups, so that each ends in zeros of its own. */
+/* Of an operand of `size` rows or columns and length k, read in boxes of `box` of them by one slab of k; operands that
+ * are not k-major in boxes of 64 by one slab, or, if `box` is no multiple of 64, by half of one. stack: of one for each
+ * of so many groups, so that each ends in zeros of its own. */
 static te_result te__gemm_operand_map(te__plan *p, void *map, const te__gemm_side *x, int64_t size, int64_t k,
                                       int64_t box, int64_t stack) {
     int64_t rows = x->k_major ? size : k;
@@ -300,8 +316,9 @@ static te_result te__gemm_out_map(te__plan *p, void *map, const te__gemm_kargs *
     return te__gemm_map(p, map, data, (te_dtype)k->d_dt, ld, k->n, k->m, 64, depth, apart);
 }
 
-/* TE__GEMM_STORE_...: the epilogue, and whether TMA stores D: if it may store D and aux, lines have no scales, and D is neither f32 with dGELU nor 16 bits
- * that are added to and have aux. The workspace of splits has nothing beside its rows. */
+/* TE__GEMM_STORE_...: the epilogue, and whether TMA stores D: if it may store D and aux, lines have no scales, and D is
+ * neither f32 with dGELU nor 16 bits that are added to and have aux. The workspace of splits has nothing beside its
+ * rows. */
 static int te__gemm_store_of(const te__gemm_kargs *k) {
     int64_t size = te__dtype_size((te_dtype)k->d_dt);
     bool aligned = k->splits > 1 || (te__gemm_tma_may_store(k->d, k->ldd, k->n, size) &&
@@ -335,8 +352,9 @@ static void te__gemm_plan_groups(te__plan *p, te__launch *l, const te__gemm_prob
 }
 
 static te_result te__gemm_plan_hopper(te__plan *p, const te__gemm_problem *q) {
-    /* speed: of one product, of groups along rows, of groups along k; each without and with promoted sums. Along rows clusters share A, since tiles of one row belong
-     * to one group, and tiles of 256 rows compute only the rows of their group. */
+    /* speed: of one product, of groups along rows, of groups along k; each without and with promoted sums. Along rows
+     * clusters share A, since tiles of one row belong to one group, and tiles of 256 rows compute only the rows of
+     * their group. */
     static const te__gemm_tile_kind kinds[] = {{128, 256, 1, 2, {1.0, 0.0, 0.0, 0.0, 1.0, 0.0}},
                                                {128, 256, 1, 1, {0.985, 0.0, 0.0, 0.0, 0.985, 0.0}},
                                                {256, 128, 2, 2, {0.995, 0.96, 1.0, 1.0, 0.0, 0.96}},
@@ -401,16 +419,19 @@ static te_result te__gemm_plan_hopper(te__plan *p, const te__gemm_problem *q) {
     return p->result;
 }
 
-/* ---- gemv_k and gemv_mn ------------------------------------------------------------------------------------------- */
+/* ---- gemv_k and gemv_mn -------------------------------------------------------------------------------------------
+ * */
 
 /* The long operand. */
 static const te__gemm_side *te__gemv_x(const te__gemm_problem *q) { return q->args->m <= q->args->n ? &q->b : &q->a; }
 
-/* Is this a GEMV for gemv_mn, or for gemv_k? Both are bound by the bytes of the long operand. gemv_k takes up to sixteen lines of the short one, and up to eight if
- * lines are shifted or blocks have scales, which need the registers of the others. It does not split k, and leaves long lines in a small grid (k > 16384, fewer
- * than four blocks a multiprocessor) to other kernels. gemv_mn takes 64 lines or more of the long operand, so that it reads no piece beyond them in vain. Very
- * many lines are gemm_hopper's, whose ring has more bytes in flight than warps do (tests/bench/notes.md): the bound is in bytes of one k for each
- * multiprocessor. With a short B most of that ring is B's and empty, and a GEMV is quicker for any number of lines. */
+/* Is this a GEMV for gemv_mn, or for gemv_k? Both are bound by the bytes of the long operand. gemv_k takes up to
+ * sixteen lines of the short one, and up to eight if lines are shifted or blocks have scales, which need the registers
+ * of the others. It does not split k, and leaves long lines in a small grid (k > 16384, fewer than four blocks a
+ * multiprocessor) to other kernels. gemv_mn takes 64 lines or more of the long operand, so that it reads no piece
+ * beyond them in vain. Very many lines are gemm_hopper's, whose ring has more bytes in flight than warps do
+ * (tests/bench/notes.md): the bound is in bytes of one k for each multiprocessor. With a short B most of that ring is
+ * B's and empty, and a GEMV is quicker for any number of lines. */
 static bool te__gemm_is_gemv(const te__plan *p, const te__gemm_problem *q, bool mn) {
     const te_op_gemm_args *a = q->args;
     const bool aligned = te__gemm_is_aligned(q), plain = !q->block && a->scaling_a < TE_SCALING_MXFP8;
@@ -422,8 +443,9 @@ static bool te__gemm_is_gemv(const te__plan *p, const te__gemm_problem *q, bool 
              lines * size > (mn ? 512 : 192) * sms);
 }
 
-/* Lanes of gemv_mn have eight lines each if blocks with four a lane, sixteen warps, would not all be resident at once, two a multiprocessor:
- * tests/bench/notes.md. gemv_mn splits k if blocks are at most half as many as multiprocessors. */
+/* Lanes of gemv_mn have eight lines each if blocks with four a lane, sixteen warps, would not all be resident at once,
+ * two a multiprocessor: tests/bench/notes.md. gemv_mn splits k if blocks are at most half as many as
+ * multiprocessors. */
 static te_result te__gemm_plan_gemv(te__plan *p, const te__gemm_problem *q) {
     const te_op_gemm_args *a = q->args;
     enum { SHORTEST = 1024 }; /* k of a split: four turns of each warp */
@@ -472,12 +494,14 @@ static te_result te__gemm_plan_gemv(te__plan *p, const te__gemm_problem *q) {
     return TE_OK;
 }
 
-/* ---- D by phases ----------------------------------------------------------------------------------------------------- */
+/* ---- D by phases
+ * ----------------------------------------------------------------------------------------------------- */
 
 static int64_t te__gemm_phased_from = (int64_t)1 << 27; /* elements of D; fewer in tests */
 
-/* TMA stores no D whose rows start anywhere. But all, or every second, fourth or eighth of them, by ldd, start at the same place within 16 bytes: these rows
- * of A by the rows of B from there on are a product whose D it does store. Worth its launches if D is large and k short: behind long products stores are hidden. */
+/* TMA stores no D whose rows start anywhere. But all, or every second, fourth or eighth of them, by ldd, start at the
+ * same place within 16 bytes: these rows of A by the rows of B from there on are a product whose D it does store. Worth
+ * its launches if D is large and k short: behind long products stores are hidden. */
 static bool te__gemm_has_phases(const te__gemm_problem *q) {
     const te_op_gemm_args *a = q->args;
     if ((a->scaling_a != TE_SCALING_TENSOR && q->block != TE__GEMM_1D_2D) || a->bias || a->aux || a->accumulate ||
@@ -487,7 +511,8 @@ static bool te__gemm_has_phases(const te__gemm_problem *q) {
            a->k * te__dtype_size(q->a.dtype) <= 5120 &&
            !te__gemm_tma_may_store(te__data(a->d), te__gemm_ld(a->d), a->n, te__dtype_size(a->d->dtype));
 }
-/* Whole pieces of 16 bytes of each phase; then the columns at both ends, which may share such a piece with other rows. */
+/* Whole pieces of 16 bytes of each phase; then the columns at both ends, which may share such a piece with other
+ * rows. */
 static te_result te__gemm_plan_phases(te__plan *p, const te__gemm_problem *q) {
     const te_op_gemm_args *a = q->args;
     const int64_t size = te__dtype_size(a->d->dtype), of_a = te__dtype_size(q->a.dtype), piece = 16 / size,
@@ -504,7 +529,8 @@ static te_result te__gemm_plan_phases(te__plan *p, const te__gemm_problem *q) {
               : ends ? a->n - piece
                      : -(int64_t)((uintptr_t)te__data(a->d) / (uintptr_t)size + (uintptr_t)(row * ld)) & (piece - 1);
         one.args = &args, args.d = &d;
-        one.a.data = (const void *)((uintptr_t)q->a.data + (uintptr_t)(row * q->a.ld * of_a)); /* not a sum of pointers: te_explain has none */
+        /* not a sum of pointers: te_explain has none */
+        one.a.data = (const void *)((uintptr_t)q->a.data + (uintptr_t)(row * q->a.ld * of_a));
         one.b.data = (const void *)((uintptr_t)q->b.data + (uintptr_t)(col * q->b.ld * of_a));
         one.a.ld *= ends ? 1 : phases;
         one.phase = (int)i, one.phases = (int)phases, one.first_b = (int)col;
@@ -522,9 +548,11 @@ static te_result te__gemm_plan_phases(te__plan *p, const te__gemm_problem *q) {
     return p->result;
 }
 
-/* ---- the choice ------------------------------------------------------------------------------------------------------ */
+/* ---- the choice
+ * ------------------------------------------------------------------------------------------------------ */
 
-/* Done before a second kernel would start: gemm_mma reads unaligned operands as they lie, but waits for each slab; 16-bit operands go there if k is one slab. */
+/* Done before a second kernel would start: gemm_mma reads unaligned operands as they lie, but waits for each slab;
+ * 16-bit operands go there if k is one slab. */
 static bool te__gemm_is_small(const te__gemm_problem *q) {
     const te_op_gemm_args *a = q->args;
     return (te__is_fp8(q->a.dtype) || a->k <= 32) && (double)a->m * (double)a->n * (double)a->k <= 8e6;

@@ -1,5 +1,5 @@
-// ops/gemm/decode.cuh: MXFP8 and NVFP4 codes times their scales as bf16. Exact: a code has at most 4 significant bits, an E4M3 scale too, and bf16 has 8
-// and f32's exponents; only bits below 2^-133 are lost.
+// ops/gemm/decode.cuh: MXFP8 and NVFP4 codes times their scales as bf16. Exact: a code has at most 4 significant bits,
+// an E4M3 scale too, and bf16 has 8 and f32's exponents; only bits below 2^-133 are lost.
 #pragma once
 #include "device/mma.cuh"
 
@@ -22,7 +22,8 @@ TE_DEV te_u32 te_decode_times(te_u32 pair, te_u32 factors) {
     asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(r) : "r"(pair), "r"(factors), "r"(0x80008000u));
     return r;
 }
-// Byte `i` of a word of fp4 codes, two of them, times their scale. S.EE.M moved to S.000000EE.M000000 is the value times 2^-126, denormals included.
+// Byte `i` of a word of fp4 codes, two of them, times their scale. S.EE.M moved to S.000000EE.M000000 is the value
+// times 2^-126, denormals included.
 TE_DEV te_u32 te_decode_fp4x2(te_u32 codes, int i, te_u32 scale) {
     te_u32 two = codes >> (8 * i);
     two = (two & 15) | (two & 0xf0) << 12;

@@ -1,19 +1,22 @@
-// ops/gemm/epilogue.cuh: the epilogue of an accumulator: scale, bias, GELU or its derivative, accumulate, store. And the order of tiles.
+// ops/gemm/epilogue.cuh: the epilogue of an accumulator: scale, bias, GELU or its derivative, accumulate, store. And
+// the order of tiles.
 //
-//   v = scale_a scale_b acc + bias      GELU: aux = v, v = gelu(v)      DGELU: v = v gelu'(aux)      D = v + (accumulate ? D : 0)
+//   v = scale_a scale_b acc + bias      GELU: aux = v, v = gelu(v)      DGELU: v = v gelu'(aux)      D = v +
+//                                       (accumulate ? D : 0)
 //
-// scale_a may be one number for each row of D, scale_b one for each column: they are multiplied in first. Scales of blocks of k are not the
-// epilogue's: they have been applied to partial sums.
+// scale_a may be one number for each row of D, scale_b one for each column: they are multiplied in first. Scales of
+// blocks of k are not the epilogue's: they have been applied to partial sums.
 //
-// Tensor-core kernels pass their accumulators through a stage of shared memory, a few rows for each warp, so that device memory sees long pieces of rows
-// whatever the fragment looks like.
+// Tensor-core kernels pass their accumulators through a stage of shared memory, a few rows for each warp, so that
+// device memory sees long pieces of rows whatever the fragment looks like.
 #pragma once
 #include "device/vector.cuh"
 #include "ops/gemm/kargs.h"
 
-// ---- D, aux and bias: f32, f16 or bf16, known at run time -------------------------------------------------------------
-// With a literal format the functions of base.cuh and vector.cuh fold to one case; these choose among the three that can come. N: 1, or 8 at a multiple of
-// 16 bytes.
+// ---- D, aux and bias: f32, f16 or bf16, known at run time
+// -------------------------------------------------------------
+// With a literal format the functions of base.cuh and vector.cuh fold to one case; these choose among the three that
+// can come. N: 1, or 8 at a multiple of 16 bytes.
 
 // A loop over the formats in its place changes the order of gemv_k's loads: tests/bench/notes.md.
 template <int N> TE_DEV void te_gemm_load(const void *p, te_i64 i, int dt, float v[N]) {
@@ -32,7 +35,8 @@ template <int N> TE_DEV void te_gemm_store(void *p, te_i64 i, int dt, const floa
         for (int k = 0; k < 8; k++)
             w[k] = dt == TE_F32 ? __float_as_uint(v[k]) : k < 4 ? te_f32x2_to_half(v[2 * k], v[2 * k + 1], dt) : 0;
 #pragma unroll
-        for (int k = 0; k < (dt == TE_F32 ? 8 : 4); k += 4) // in gemm_hopper the compiler would store a uint4 word by word
+        for (int k = 0; k < (dt == TE_F32 ? 8 : 4); k += 4) // in gemm_hopper the compiler would store a uint4 word by
+                                                            // word
             asm volatile(
                 "st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"((char *)p + i * (dt == TE_F32 ? 4 : 2) + 4 * k),
                 "r"(w[k]), "r"(w[k + 1]), "r"(w[k + 2]), "r"(w[k + 3]));
@@ -43,10 +47,11 @@ template <int N> TE_DEV void te_gemm_store(void *p, te_i64 i, int dt, const floa
     }
 }
 
-// ---- one value -------------------------------------------------------------------------------------------------------
+// ---- one value
+// -------------------------------------------------------------------------------------------------------
 
-// The tanh form of Hendrycks and Gimpel, as TransformerEngine has it, by 0.5 + 0.5 tanh(u) = sigmoid(2 u): one exponential and one reciprocal,
-// and no cancellation where x is far below 0.
+// The tanh form of Hendrycks and Gimpel, as TransformerEngine has it, by 0.5 + 0.5 tanh(u) = sigmoid(2 u): one
+// exponential and one reciprocal, and no cancellation where x is far below 0.
 TE_DEV float te_gemm_exp2(float x) {
     float r;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
@@ -69,7 +74,8 @@ TE_DEV float2 te_gemm_sigmoid2u(float x, float y) {
     return make_float2(r * b, r * a);
 }
 TE_DEV float te_gemm_gelu(float x) { return x * te_gemm_sigmoid2u(x); }
-// The derivative for two between -8 and 8, or NaN, which stays where it is: the exponential is at most 2^60 for it too, and the other one's reciprocal finite.
+// The derivative for two between -8 and 8, or NaN, which stays where it is: the exponential is at most 2^60 for it too,
+// and the other one's reciprocal finite.
 TE_DEV float2 te_gemm_dgelu_within_8(float x, float y) {
     float2 s = te_gemm_sigmoid2u(x, y);
     return make_float2(fmaf(x * fmaf(x * x, 0.2140644486f, 1.59576912f), fmaf(-s.x, s.x, s.x), s.x),
@@ -101,7 +107,8 @@ TE_DEV float te_gemm_block_product(float a, float b) {
     return s > TE_FLT_MAX ? TE_FLT_MAX : s;
 }
 
-// ---- neighbours of a row -----------------------------------------------------------------------------------------------
+// ---- neighbours of a row
+// -----------------------------------------------------------------------------------------------
 
 // bias[N] of the columns from `col` on; zeros without one and beyond the last.
 template <int N> TE_DEV void te_gemm_bias(const te__gemm_kargs &a, te_i64 col, float bias[N]) {
@@ -116,7 +123,8 @@ template <int N> TE_DEV void te_gemm_bias(const te__gemm_kargs &a, te_i64 col, f
 struct te_gemm_row {
     te_i64 number, d, aux;
     TE_DEV te_gemm_row(const te__gemm_kargs &a, te_i64 row) : number(row), d(row * a.ldd), aux(row * a.ldaux) {}
-    // Columns from `col` on before the first that lies at a multiple of 16 bytes in D and aux; `all` if there is none for both.
+    // Columns from `col` on before the first that lies at a multiple of 16 bytes in D and aux; `all` if there is none
+    // for both.
     TE_DEV int before_piece(const te__gemm_kargs &a, te_i64 col, int all) const {
         if (a.vector) return 0;
         int size = a.d_dt == TE_F32 ? 4 : 2, off = (int)((te_u64)a.d + (d + col) * size) & 15,
@@ -125,7 +133,8 @@ struct te_gemm_row {
     }
 };
 
-// v[N] holds the accumulators of a row from column `col` on; eight of them start at a multiple of 16 bytes in D and aux.
+// v[N] holds the accumulators of a row from column `col` on; eight of them start at a multiple of 16 bytes in D and
+// aux.
 template <int N>
 TE_DEV void te_gemm_finish(const te__gemm_kargs &a, float scale, const float bias[N], const te_gemm_row &row,
                            te_i64 col, float v[N]) {
@@ -161,26 +170,32 @@ TE_DEV void te_gemm_finish(const te__gemm_kargs &a, float scale, te_i64 row, te_
     te_gemm_finish(a, scale, te_gemm_row(a, row), col, acc);
 }
 
-// ---- a warp's stage: 16 rows of 32 or 64 f32, or 8 of 128 -----------------------------------------------------------------
+// ---- a warp's stage: 16 rows of 32 or 64 f32, or 8 of 128
+// -----------------------------------------------------------------
 
 template <int COLS> struct te_gemm_stage {
-    static const int ROWS = COLS == 128 ? 8 : 16, PITCH = COLS + 4; // floats from one row to the next: rows start in other banks
+    static const int ROWS = COLS == 128 ? 8 : 16, PITCH = COLS + 4; // floats from one row to the next: rows start in
+                                                                    // other banks
     static const int BYTES = ((ROWS - 1) * PITCH + COLS) * 4;
-    static const int PIECES = COLS == 128 ? 2 : 1, LANES = COLS / 8 / PIECES; // a lane stores PIECES pieces of a row, LANES lanes the whole row
+    // a lane stores PIECES pieces of a row, LANES lanes the whole row
+    static const int PIECES = COLS == 128 ? 2 : 1, LANES = COLS / 8 / PIECES;
     float *at;
 
-    // Columns `col` .. col + 7 of an m16n8 fragment; of its upper (half = 0) or lower eight rows, if there is no room for both.
+    // Columns `col` .. col + 7 of an m16n8 fragment; of its upper (half = 0) or lower eight rows, if there is no room
+    // for both.
     TE_DEV void put(int col, const float *d, int half = 0) const {
         float *to = at + (threadIdx.x & 31) / 4 * PITCH + col + threadIdx.x % 4 * 2;
         *(float2 *)to = make_float2(d[2 * half], d[2 * half + 1]);
         if (ROWS == 16) *(float2 *)(to + 8 * PITCH) = make_float2(d[2], d[3]);
     }
 
-    // To rows row0 .. and columns col0 .. of D. The whole warp calls; the stage is free again when it returns. A row of D may start anywhere: lanes store
-    // pieces of eight neighbours from the first multiple of 16 bytes on, and one by one the elements before and behind these.
+    // To rows row0 .. and columns col0 .. of D. The whole warp calls; the stage is free again when it returns. A row of
+    // D may start anywhere: lanes store pieces of eight neighbours from the first multiple of 16 bytes on, and one by
+    // one the elements before and behind these.
     TE_DEV void finish(const te__gemm_kargs &a, float scale, te_i64 row0, te_i64 col0) const {
         int lane = threadIdx.x & 31;
-        asm volatile("" : "+r"(lane)); // values derived from it are computed here, and hold no registers in the mainloop
+        asm volatile("" : "+r"(lane)); // values derived from it are computed here, and hold no registers in the
+                                       // mainloop
         int first = lane % LANES, cols = a.n - col0 < COLS ? (int)(a.n - col0) : COLS;
         float bias[PIECES][8];
         __syncwarp();
@@ -211,10 +226,11 @@ template <int COLS> struct te_gemm_stage {
     }
 };
 
-// ---- order of tiles --------------------------------------------------------------------------------------------------
+// ---- order of tiles
+// --------------------------------------------------------------------------------------------------
 
-// Bands of eight tile rows, column by column: blocks that run at the same time share operands in the L2 cache. Tiles are counted in
-// 32 bits: 64-bit division is slow, and more tiles than that do not fit into a memory.
+// Bands of eight tile rows, column by column: blocks that run at the same time share operands in the L2 cache. Tiles
+// are counted in 32 bits: 64-bit division is slow, and more tiles than that do not fit into a memory.
 TE_DEV void te_gemm_raster(te_u32 tile, te_u32 tiles_m, te_u32 tiles_n, te_u32 &tm, te_u32 &tn) {
     te_u32 band = tile / (8 * tiles_n), at = tile - band * 8 * tiles_n;
     te_u32 rows = tiles_m - band * 8 < 8 ? tiles_m - band * 8 : 8;

@@ -1,6 +1,8 @@
-// ops/gemm/epilogue_store.cuh: gemm_hopper's epilogue that stores by TMA. A part of gemm_hopper.cu, whose options and names it uses.
+// ops/gemm/epilogue_store.cuh: gemm_hopper's epilogue that stores by TMA. A part of gemm_hopper.cu, whose options and
+// names it uses.
 //
-//   accumulators -> v = scale acc + bias -> [aux] -> GELU, dGELU, + D -> a chunk of shared memory, 64 rows of 128 bytes -> TMA -> D
+//   accumulators -> v = scale acc + bias -> [aux] -> GELU, dGELU, + D -> a chunk of shared memory, 64 rows of 128 bytes
+//   -> TMA -> D
 //
 // A warpgroup has BUFFERS chunks, and waits for the one that it writes next alone.
 #pragma once
@@ -95,7 +97,8 @@ struct te_tma_store_path {
         }
     }
 
-    // Where this thread's word of matrix rows (0, 8) and columns 8 j .. of the chunk lies: for ldmatrix and stmatrix by lanes.
+    // Where this thread's word of matrix rows (0, 8) and columns 8 j .. of the chunk lies: for ldmatrix and stmatrix by
+    // lanes.
     TE_DEV te_u32 word(te_u32 buffer, int j) const {
         int row = threadIdx.x % 128 / 32 * 16 + (lane & 15);
         return buffer + row * 128 + (((j + (lane >> 4)) ^ (row & 7)) << 4);
@@ -105,7 +108,8 @@ struct te_tma_store_path {
         int row = threadIdx.x % 128 / 32 * 16 + (lane >> 2), t = lane & 3;
         return buffer + row * 128 + (((2 * j + (t >> 1)) ^ (row & 7)) << 4) + (t & 1) * 8;
     }
-    TE_DEV void get(te_u32 buffer, int j, float v[8]) const { // aux not as it is, but within 8: beyond, its slope is 0 or 1
+    TE_DEV void get(te_u32 buffer, int j, float v[8]) const { // aux not as it is, but within 8: beyond, its slope is 0
+                                                              // or 1
         te_u32 r[4];
         te_ldmatrix4(r, word(buffer, j));
 #pragma unroll
@@ -141,7 +145,8 @@ struct te_tma_store_path {
         __syncwarp();
     }
 
-    // The columns of a chunk, as it is stored, added up over this warp's 16 rows of it: a lane has a word of each row, one column or two.
+    // The columns of a chunk, as it is stored, added up over this warp's 16 rows of it: a lane has a word of each row,
+    // one column or two.
     TE_DEV void sum_columns(te_u32 buffer, int row, int col) const {
         const int first = threadIdx.x % 128 / 32 * 16, mine = D_DT == 1 ? lane : 2 * lane;
         float sum[2] = {0.0f, 0.0f};
@@ -204,7 +209,8 @@ struct te_tma_store_path {
             }
             if (LOADS) {
 #pragma unroll
-                for (int j = 0; j < CHUNK / 8; j += 2) { // rows g and g + 8 of columns 8 j .., then of columns 8 j + 8 ..
+                for (int j = 0; j < CHUNK / 8; j += 2) { // rows g and g + 8 of columns 8 j .., then of columns 8 j + 8
+                                                         // ..
                     float old[8];
                     get(buffer_of(turn), j, old);
 #pragma unroll

@@ -1,45 +1,54 @@
-// ops/gemm/gemm_hopper.cu: D = epilogue(scale_a scale_b op(A) op(B) + bias) + D on Hopper: TMA, mbarriers, wgmma; bf16, f16, fp8; any m, n, k.
+// ops/gemm/gemm_hopper.cu: D = epilogue(scale_a scale_b op(A) op(B) + bias) + D on Hopper: TMA, mbarriers, wgmma; bf16,
+// f16, fp8; any m, n, k.
 //
-//          BN                     Three warpgroups, specialised. The first is the producer: one thread issues TMA loads of slab after slab of A and B (128
+//          BN                     Three warpgroups, specialised. The first is the producer: one thread issues TMA loads
+//                                 of slab after slab of A and B (128
 //       +-------+                 bytes of k: 64 values of 16 bits, 128 of 8) into a ring of slots (stages), waiting on empty[slot]. The other two are
 //    BM |  wg 1 |  64 * WAVES     consumers: each has half the rows of a tile as WAVES accumulators of 64 x BN, waits on full[slot], and arrives at
 //       +-------+                 empty[slot]. Blocks are persistent: block i computes tiles i, i + gridDim.x, ... and slabs of the next tile are
 //       |  wg 2 |                 loaded during the epilogue of this one. WAVES = 0: BM is 64, and each consumer has half the columns.
 //       +-------+
 //
-// TMA stores slabs in the 128-byte swizzle that wgmma reads and fills elements outside the operands with zeros. 16-bit operands may have either
-// major dimension: boxes of K-major ones are 128 bytes of k by rows of A or B, of MN-major ones 64 elements of m or n by 64 of k, in sequence.
+// TMA stores slabs in the 128-byte swizzle that wgmma reads and fills elements outside the operands with zeros. 16-bit
+// operands may have either major dimension: boxes of K-major ones are 128 bytes of k by rows of A or B, of MN-major
+// ones 64 elements of m or n by 64 of k, in sequence.
 //
-// CLUSTER = 2: two blocks compute adjacent tiles and share the larger operand of a tile: B of two tiles in a column, or, if BM > BN, A of two tiles in a
-// row. Each loads its half (of 192 MN-major columns: half of k), and TMA multicasts it to both: a third less to read from the L2 cache. A slot is
-// empty when the consumers of both blocks have released it. Shared memory ends with its block, so each block waits at its end until all its slots are
-// empty and the other one has no more to send. The producer waits, while D is stored. With 1 x 128 blocks of B the consumers wait instead, after the
-// store: the producer's wait makes ptxas schedule their loop worse (tests/bench/notes.md).
+// CLUSTER = 2: two blocks compute adjacent tiles and share the larger operand of a tile: B of two tiles in a column,
+// or, if BM > BN, A of two tiles in a row. Each loads its half (of 192 MN-major columns: half of k), and TMA multicasts
+// it to both: a third less to read from the L2 cache. A slot is empty when the consumers of both blocks have released
+// it. Shared memory ends with its block, so each block waits at its end until all its slots are empty and the other one
+// has no more to send. The producer waits, while D is stored. With 1 x 128 blocks of B the consumers wait instead,
+// after the store: the producer's wait makes ptxas schedule their loop worse (tests/bench/notes.md).
 //
-// PINGPONG: each consumer has tiles of 128 x 128 of its own, in turns: slabs of one consumer's tile follow those of the other's, and one multiplies
-// during the epilogue of the other.
+// PINGPONG: each consumer has tiles of 128 x 128 of its own, in turns: slabs of one consumer's tile follow those of the
+// other's, and one multiplies during the epilogue of the other.
 //
-// STORE & 1: the epilogue stores D by TMA as well: chunks of 128 bytes of 64 rows pass through two or four buffers of each warpgroup, and are clipped at D's
-// edges. The L2 cache adds f32 to D. A 16-bit chunk that needs aux or the old D has it loaded into its buffer as many chunks ahead, the
-// first chunks of a tile while it is multiplied. Without that bit epilogue.cuh stores D: where rows of D or aux start or end within 16 bytes (TMA writes whole
-// pieces), with scales of rows or columns, f32 D with dGELU, and 16-bit D that is added to and has aux. The bias gradient is left as sums over 16 rows of
-// D, which column_sum adds up.
+// STORE & 1: the epilogue stores D by TMA as well: chunks of 128 bytes of 64 rows pass through two or four buffers of
+// each warpgroup, and are clipped at D's edges. The L2 cache adds f32 to D. A 16-bit chunk that needs aux or the old D
+// has it loaded into its buffer as many chunks ahead, the first chunks of a tile while it is multiplied. Without that
+// bit epilogue.cuh stores D: where rows of D or aux start or end within 16 bytes (TMA writes whole pieces), with scales
+// of rows or columns, f32 D with dGELU, and 16-bit D that is added to and has aux. The bias gradient is left as sums
+// over 16 rows of D, which column_sum adds up.
 //
-// Block scales: wgmma's sums of each slab are scaled and added up in f32. A's scales, and the one of a 128 x 128 block of B, are read by the
-// threads that need them while wgmma runs; the 128 of B's 1 x 128 blocks are loaded with the slab, into shared memory behind the slots. BLOCK = 4: the first
-// column of B is not a block's first, but less than eight after it, so that the last eight columns of 128 may be of two blocks.
+// Block scales: wgmma's sums of each slab are scaled and added up in f32. A's scales, and the one of a 128 x 128 block
+// of B, are read by the threads that need them while wgmma runs; the 128 of B's 1 x 128 blocks are loaded with the
+// slab, into shared memory behind the slots. BLOCK = 4: the first column of B is not a block's first, but less than
+// eight after it, so that the last eight columns of 128 may be of two blocks.
 //
-// GROUPED: te_grouped_gemm, along rows (1) or along k (2). gemm_groups has computed the groups' offsets and tiles, and has made tensor maps
-// that end with a group: along rows of D and aux, so that the last tile of a group does not write the next one's rows; along k of A and B, so
-// that the last slab ends in zeros. Tiles are otherwise ordinary: rows (or k) are counted through all groups. Along rows the consumers have the
-// rows of a tile in turns of 64; rows beyond the group's end are not multiplied, and if they are half of a tile (WAVES = 2) not read either.
-// The cost of a tile depends on its rows, or k, so tiles are scheduled dynamically: a block (the first of a cluster) draws a number when it starts a tile, and
-// computes the tile of that number next. The consumers get the number with the first slab, the other block of a cluster through its shared memory.
+// GROUPED: te_grouped_gemm, along rows (1) or along k (2). gemm_groups has computed the groups' offsets and tiles, and
+// has made tensor maps that end with a group: along rows of D and aux, so that the last tile of a group does not write
+// the next one's rows; along k of A and B, so that the last slab ends in zeros. Tiles are otherwise ordinary: rows (or
+// k) are counted through all groups. Along rows the consumers have the rows of a tile in turns of 64; rows beyond the
+// group's end are not multiplied, and if they are half of a tile (WAVES = 2) not read either.
+// The cost of a tile depends on its rows, or k, so tiles are scheduled dynamically: a block (the first of a cluster)
+// draws a number when it starts a tile, and computes the tile of that number next. The consumers get the number with
+// the first slab, the other block of a cluster through its shared memory.
 //
-// Blocks of k have scales of their own (BLOCK = 1 along k): groups begin with a block. The slab of zeros of an empty group takes the last block's scales.
+// Blocks of k have scales of their own (BLOCK = 1 along k): groups begin with a block. The slab of zeros of an empty
+// group takes the last block's scales.
 //
-// TMA loads start at multiples of 16 bytes: a group along k whose rows of memory start within such a piece is loaded from there, and the elements of other
-// groups are zeroed before the first slab is multiplied.
+// TMA loads start at multiples of 16 bytes: a group along k whose rows of memory start within such a piece is loaded
+// from there, and the elements of other groups are zeroed before the first slab is multiplied.
 //
 // Options: A_DT, B_DT  bf16 or f16 alike, or fp8 but e5m2 x e5m2
 //          A_T, B_T    A lies k x m, B lies n x k
@@ -47,11 +56,14 @@
 //          CLUSTER     1 or 2
 //          PROMOTE     fp8: partial sums of 128 k are added up in f32; BN = 128, or 192
 //          STORE, D_DT bits of TE__GEMM_STORE_...; format of D
-//          and, 0 where left out: PINGPONG (WAVES = 1, BN = 128), BLOCK (te__gemm_block_kind, with PROMOTE and BN = 128), GROUPED (without PINGPONG;
+//          and, 0 where left out: PINGPONG (WAVES = 1, BN = 128), BLOCK (te__gemm_block_kind, with PROMOTE and BN =
+//          128), GROUPED (without PINGPONG;
 //          along rows clusters share A always).
 // Launch: grid (blocks, 1, 1), any number of whole clusters; block 384; shared TE__GEMM_HOPPER_SHARED. A, B
-//         and their rows at multiples of 16 bytes, by TMA those of D and aux too, and their ends. Split s of a tile does k
-//         from s * k_split on, to D + s * d_split (by TMA: z = s of d_map). BLOCK: block_b at a multiple of 16 bytes, k_split of 128.
+//         and their rows at multiples of 16 bytes, by TMA those of D and aux too, and their ends. Split s of a tile
+//         does k
+//         from s * k_split on, to D + s * d_split (by TMA: z = s of d_map). BLOCK: block_b at a multiple of 16 bytes,
+//         k_split of 128.
 //
 // Benchmark: "gemm ...", "grouped ...", "odd ..." in tests/bench/h200.csv.
 // te:arch 90a
@@ -116,16 +128,19 @@
 #define SHARE_B (CLUSTER == 2 && !SHARE_A)
 #define B_1D (BLOCK == 1 || BLOCK == 3) // of te__gemm_block_kind
 #define A_2D (BLOCK == 3)
-#define PARTS (BLOCK == 4 ? 3 : 1) // scales of B that a thread needs for a slab: the tile's; with BLOCK = 4 also of each of its last two columns
+#define PARTS (BLOCK == 4 ? 3 : 1) // scales of B that a thread needs for a slab: the tile's; with BLOCK = 4 also of
+                                   // each of its last two columns
 #define SCALES (B_1D ? BN * 4 : 0) // bytes of a slab
-#define BUFFERS (TMA_OUT && (PINGPONG || (PROMOTE && STORE & 16)) ? 4 : 2) // of a warpgroup; with loads and promotion three slots remain for slabs
+// of a warpgroup; with loads and promotion three slots remain for slabs
+#define BUFFERS (TMA_OUT && (PINGPONG || (PROMOTE && STORE & 16)) ? 4 : 2)
 #define BIASES (TMA_OUT && STORE & 2 ? WN * 4 : 0) // of a warpgroup
 #define OTHERS (32 + 2 * (STAGED + BUFFERS * 8 + BIASES) + (GROUPED ? 16 + ENTRIES * 48 : 0)) // bytes beside the slots
 #define STAGES ((TE__GEMM_HOPPER_SHARED - OTHERS) / (SLOT + SCALES + 16))
 #define GROUP (64 * SLAB) // bytes of one box of an operand that is not k-major
 #define BUFFER (64 * 128) // bytes of a chunk of D
 #define COLUMNS (WN % 128 ? 64 : 128) // of te_gemm_stage
-#define STAGED (TMA_OUT ? BUFFERS * BUFFER : 4 * te_gemm_stage<COLUMNS>::BYTES) // bytes of shared memory through which a warpgroup stores D
+// bytes of shared memory through which a warpgroup stores D
+#define STAGED (TMA_OUT ? BUFFERS * BUFFER : 4 * te_gemm_stage<COLUMNS>::BYTES)
 #define CHUNK (D_DT == 1 ? 32 : 64) // columns of it
 #define CHUNKS (SUMS * WN / CHUNK)  // of a warpgroup's part of a tile
 #define STEP (GROUPED == 1 ? 128 : 64) // rows from one accumulator of a warpgroup to the next
@@ -176,16 +191,17 @@ struct te_ring {
     TE_DEV int before() const { return slot ? slot - 1 : STAGES - 1; }
 };
 
-// Entries of 48 bytes. Mail of the first block of a cluster to the other: a number, and at + 8 the barrier of its arrival; one block is at
-// most a ring, and the next tile, ahead of the other. At + 16 the work whose first slab is in slot i, for the consumers: no load from device memory.
+// Entries of 48 bytes. Mail of the first block of a cluster to the other: a number, and at + 8 the barrier of its
+// arrival; one block is at most a ring, and the next tile, ahead of the other. At + 16 the work whose first slab is in
+// slot i, for the consumers: no load from device memory.
 TE_DEV te_u32 te_entry(te_u32 entries, te_u32 i) { return entries + i % ENTRIES * 48; }
 
 // Work items are splits of tiles, of two tiles with CLUSTER.
 TE_DEV te_u32 te_tiles_m(const te__gemm_kargs &a) { return (te_u32)te_div_up(a.m, SHARE_B ? 2 * BM : BM); }
 TE_DEV te_u32 te_tiles_n(const te__gemm_kargs &a) { return (te_u32)te_div_up(a.n, SHARE_A ? 2 * BN : BN); }
 
-// The tile and the k of work item `work` for block `rank` of the cluster. By groups, group_ is the group of the block's last item, and becomes this one's: a
-// block goes through its work upwards, and so through the groups.
+// The tile and the k of work item `work` for block `rank` of the cluster. By groups, group_ is the group of the block's
+// last item, and becomes this one's: a block goes through its work upwards, and so through the groups.
 struct te_work {
     int row, col, rows_end, slabs, k0;
     int split;  // the third coordinate of D, which are the groups if they lie along k
@@ -230,14 +246,16 @@ struct te_work {
         before = INSIDE ? begin & (FP8 ? 15 : 7) : 0;
         k0 = begin - before;
         slabs = (end - k0 + BK - 1) / BK;
-        if (GROUPED == 2 && begin == end) slabs = 1, k0 = (int)te_div_up(a.k, BK) * BK, before = 0; // nothing: a slab of zeros, from beyond the end
+        // nothing: a slab of zeros, from beyond the end
+        if (GROUPED == 2 && begin == end) slabs = 1, k0 = (int)te_div_up(a.k, BK) * BK, before = 0;
     }
     // There are rows for a second accumulator, or a second half of A, above the first ones, which start at `from`.
     TE_DEV bool tall(int from) const { return !HALVES || from + 128 < rows_end; }
 };
 
-// One slab of an operand of R rows; x, y: coordinates along k and along m or n. SHARED: this block's half of it, into both blocks. HALVED: K-major, in
-// halves, the second one only if `both`. STACKED: of matrix z of several, and not shared.
+// One slab of an operand of R rows; x, y: coordinates along k and along m or n. SHARED: this block's half of it, into
+// both blocks. HALVED: K-major, in halves, the second one only if `both`. STACKED: of matrix z of several, and not
+// shared.
 template <int R, int K_MAJOR, int SHARED, int HALVED, int STACKED>
 TE_DEV void te_load_slab(te_u32 dst, const void *map, int k, int row, int z, te_u32 bar, te_u32 rank, bool both) {
     const bool half_k = SHARED && !K_MAJOR && R / 2 % 64; // three boxes: k is halved
@@ -276,7 +294,8 @@ template <int R, int K_MAJOR> TE_DEV void te_clear_start(char *slab, int n) {
     }
 }
 
-// acc += part times the block scales. of_rows: of rows g and g + 8; of_tile: te_ahead's; of_columns: shared memory, of the thread's columns if each has its own.
+// acc += part times the block scales. of_rows: of rows g and g + 8; of_tile: te_ahead's; of_columns: shared memory, of
+// the thread's columns if each has its own.
 TE_DEV void te_add_scaled(float (&acc)[WN / 2], const float (&part)[WN / 2], const float of_rows[2],
                           const float of_tile[PARTS], te_u32 of_columns) {
 #pragma unroll
@@ -294,7 +313,8 @@ TE_DEV void te_add_scaled(float (&acc)[WN / 2], const float (&part)[WN / 2], con
     }
 }
 
-// Block scales of a slab: of the thread's rows, and of the tile if it has one for all its columns, or with BLOCK = 4 also of the thread's last two columns.
+// Block scales of a slab: of the thread's rows, and of the tile if it has one for all its columns, or with BLOCK = 4
+// also of the thread's last two columns.
 // Rows beyond the last have its scale.
 struct te_ahead {
     const float *rows, *tile[PARTS];
@@ -416,17 +436,18 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid
     te_tma_store_path out(a, staged + group * BUFFERS * BUFFER, loads + group * BUFFERS * 8, biases + group * BIASES,
                           group);
 #endif
-    te_u32 empty_there = CLUSTER > 1 ? te_cluster_at(empty, rank ^ 1) : 0; // once: the mapping has the latency of a part of a product
+    // once: the mapping has the latency of a part of a product
+    te_u32 empty_there = CLUSTER > 1 ? te_cluster_at(empty, rank ^ 1) : 0;
     auto release = [&](int slot) {
         if (lane == 0) te_mbar_arrive(empty + 8 * slot);
         if (CLUSTER > 1 && lane == 1) te_mbar_arrive_there(empty_there + 8 * slot);
     };
 
-    // Ping-pong: a warpgroup multiplies once the other has seen its last slab come: barrier 3 + group. Until then the phase it waits for is not
-    // the next one of its slot, and a barrier knows only odd from even.
+    // Ping-pong: a warpgroup multiplies once the other has seen its last slab come: barrier 3 + group. Until then the
+    // phase it waits for is not the next one of its slot, and a barrier knows only odd from even.
     if (PINGPONG && group == 1) te_meet_later<256>(3);
-    // PROMOTE: one warpgroup shall add up while the other multiplies, and not both at once the same. So none begins to multiply before the other has done half
-    // of what it has begun. That is for speed alone: no warp waits for long.
+    // PROMOTE: one warpgroup shall add up while the other multiplies, and not both at once the same. So none begins to
+    // multiply before the other has done half of what it has begun. That is for speed alone: no warp waits for long.
     auto set_busy = [&](te_u32 is) {
         if (threadIdx.x % 128 == 0) te_sts4(busy + 4 * group, is);
     };
@@ -557,7 +578,8 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid
         out.finish(acc, row, col, w.split);
 #else
         te__gemm_kargs e = a.g;
-        e.d_dt = D_DT, e.epilogue = STORE & 4 ? TE_EPILOGUE_GELU : STORE & 16 ? TE_EPILOGUE_DGELU : TE_EPILOGUE_NONE; // known to the compiler from here on
+        // known to the compiler from here on
+        e.d_dt = D_DT, e.epilogue = STORE & 4 ? TE_EPILOGUE_GELU : STORE & 16 ? TE_EPILOGUE_DGELU : TE_EPILOGUE_NONE;
         if (!(STORE & 2)) e.bias = NULL;
         if (!(STORE & 24)) e.aux = NULL;
         if (!(STORE & 32)) e.accumulate = 0;
@@ -566,10 +588,12 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid
         if (GROUPED) e.m = w.rows_end;
         if (GROUPED == 2) e.d = (void *)te_gemm_at(e.d, w.group * a.g.groups.b_elements, e.d_dt);
         if (GROUPED == 1 && e.bias) e.bias = te_gemm_at(e.bias, w.group * e.n, e.bias_dt);
-        const int ACROSS = WN / COLUMNS, DOWN = COLUMNS == 128 ? 2 : 1; // stages for 16 rows of an accumulator, and parts of these rows
+        const int ACROSS = WN / COLUMNS, DOWN = COLUMNS == 128 ? 2 : 1; // stages for 16 rows of an accumulator, and
+                                                                        // parts of these rows
         te_gemm_stage<COLUMNS> stage = {(float *)(base + STAGES * SLOT + warp * te_gemm_stage<COLUMNS>::BYTES)};
 #pragma unroll 1
-        for (int part = 0; part < SUMS * ACROSS * DOWN; part++) { // the store is there once; the way to the stage must name its registers, and is unrolled
+        for (int part = 0; part < SUMS * ACROSS * DOWN; part++) { // the store is there once; the way to the stage must
+                                                                  // name its registers, and is unrolled
 #pragma unroll
             for (int p = 0; p < SUMS * ACROSS * DOWN; p++)
                 if (p == part) {

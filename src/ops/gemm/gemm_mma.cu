@@ -1,6 +1,8 @@
-// ops/gemm/gemm_mma.cu: D = epilogue(scale_a scale_b op(A) op(B) + bias) + D on the tensor cores of sm_80 and later (mma.sync), any m, n, k.
+// ops/gemm/gemm_mma.cu: D = epilogue(scale_a scale_b op(A) op(B) + bias) + D on the tensor cores of sm_80 and later
+// (mma.sync), any m, n, k.
 //
-//            BN                       A block computes a BM x BN tile of D, each warp WM x WN of it. 64 bytes of k (a slab: 32 values of 16
+//            BN                       A block computes a BM x BN tile of D, each warp WM x WN of it. 64 bytes of k (a
+//                                     slab: 32 values of 16
 //       +----+----+                   bits, 64 of 8, 16 of 32) of A and B at a time are copied by cp.async into one of four slots of shared memory:
 //    BM | w0 | w1 |  ...              the copies of slab s + 3 are under way while slab s is multiplied, and the fragments of each half slab
 //       +----+----+                   are read while the half before it is.
@@ -8,23 +10,28 @@
 //       +----+----+                   Operands may be K-major (rows of 64 bytes along k) or, for 16 and 32 bits, MN-major (ldmatrix.trans
 //                                     transposes 16-bit ones; 32-bit ones are read word by word).
 //
-// Pieces of 16 bytes are permuted within the rows of a slot, so that neither copies nor fragment reads have bank conflicts. Rows and columns past
-// the end are read as zeros and not stored. Products: bf16, f16; f32 rounded to TF32; fp8 as it is where the tensor cores have it (sm_89,
-// sm_120), and else decoded exactly into f16 in registers. Block scales: the sums of each two slabs, 128 k, are scaled and added up
-// in f32; the scales are loaded from device memory, a slab before they are needed.
+// Pieces of 16 bytes are permuted within the rows of a slot, so that neither copies nor fragment reads have bank
+// conflicts. Rows and columns past the end are read as zeros and not stored. Products: bf16, f16; f32 rounded to TF32;
+// fp8 as it is where the tensor cores have it (sm_89, sm_120), and else decoded exactly into f16 in registers. Block
+// scales: the sums of each two slabs, 128 k, are scaled and added up in f32; the scales are loaded from device memory,
+// a slab before they are needed.
 //
 // Options: A_DT, B_DT (te_dtype; of one size), A_T (A lies k x m), B_T (B lies n x k), TILE (see below),
-//          ALIGNED (A, B and their rows start at multiples of 16 bytes), PROMOTE (fp8: partial sums of 128 k are added up in f32),
-//          BLOCK (te__gemm_block_kind, fp8; 0 if left out), GROUPED (te_grouped_gemm, either kind: groups.cuh computes the group and the tile of a
+//          ALIGNED (A, B and their rows start at multiples of 16 bytes), PROMOTE (fp8: partial sums of 128 k are added
+//          up in f32),
+//          BLOCK (te__gemm_block_kind, fp8; 0 if left out), GROUPED (te_grouped_gemm, either kind: groups.cuh computes
+//          the group and the tile of a
 //          block, the rest is an ordinary product; 0 if left out).
 // Benchmark: "gemm f32 as TF32 TN" in tests/bench/h200.csv.
 //
-// Launch: grid (tiles, splits, 1), GROUPED: (tiles that there can be, 1, 1); split s does k from s * k_split (BLOCK: a multiple of 128) on, to D + s * d_split. By TILE:
+// Launch: grid (tiles, splits, 1), GROUPED: (tiles that there can be, 1, 1); split s does k from s * k_split (BLOCK: a
+// multiple of 128) on, to D + s * d_split. By TILE:
 //          TILE   BM x BN     warps of      block   shared
 //          0      64 x 64     32 x 32       128     32 KB
 //          1      128 x 128   64 x 64       128     64 KB
 //          2      128 x 256   64 x 64       256     96 KB
-//          3      128 x 128   64 x 32       256     64 KB    for products that need more registers than 1 and 2 have: f32, PROMOTE, BLOCK, ALIGNED=0
+//          3      128 x 128   64 x 32       256     64 KB    for products that need more registers than 1 and 2 have:
+//                                                            f32, PROMOTE, BLOCK, ALIGNED=0
 // te:arch 80
 // te:row A_DT=3 B_DT=3 A_T=0 B_T=0|1 TILE=1 ALIGNED=1 PROMOTE=0 GROUPED=0|1
 // te:row A_DT=3 B_DT=3 A_T=1 B_T=0 TILE=2 ALIGNED=1 PROMOTE=0 GROUPED=0|1
@@ -76,9 +83,11 @@ static_assert(TILE == 0 || TILE == 3 || (SIZE != 4 && ALIGNED && !PROMOTING), "r
 static_assert(!FP8 || (!A_T && B_T), "fp8 operands are k-major");
 static_assert(FP8 || !BLOCK, "blocks of fp8");
 
-// ---- device to shared memory -----------------------------------------------------------------------------------------
+// ---- device to shared memory
+// -----------------------------------------------------------------------------------------
 
-// The address of 16-byte piece `piece` of row `row` in a slot. K-major: rows of four pieces, two rows to the 128 bytes of all banks.
+// The address of 16-byte piece `piece` of row `row` in a slot. K-major: rows of four pieces, two rows to the 128 bytes
+// of all banks.
 // Else R elements a row: 16-bit rows are read eight at a time, 32-bit ones four at a time.
 template <int R, int K_MAJOR> TE_DEV te_u32 te_piece(int row, int piece) {
     if (K_MAJOR) return (te_u32)(row * SLAB + ((piece ^ ((row >> 1) & 3)) << 4));
@@ -93,7 +102,8 @@ template <int R, int K_MAJOR> struct te_copier {
         PIECES = R * SLAB / 16 / THREADS
     };
     const char *base, *at, *end; // the operand, this thread's first piece of the next slab, and where the operand ends
-    te_i64 ld, k_left;     // bytes from row to row; k that is left, from this thread's first piece on (k-major: in bytes, else in rows)
+    te_i64 ld, k_left;     // bytes from row to row; k that is left, from this thread's first piece on (k-major: in
+                           // bytes, else in rows)
     int valid;             // k-major: bit i: row i exists. Else: bytes of the piece that exist
     te_u32 to;
     te_part part[PIECES];
@@ -141,7 +151,8 @@ template <int R, int K_MAJOR> struct te_copier {
     TE_DEV te_u32 to_of(int i) const { return to + (te_u32)(i * STEP * (K_MAJOR ? SLAB : R * SIZE)); }
 };
 
-// ---- shared memory to fragments --------------------------------------------------------------------------------------
+// ---- shared memory to fragments
+// --------------------------------------------------------------------------------------
 
 // Fragments of A for rows row .. row + 15 of the tile and half `half` (32 bytes of k) of the slab.
 TE_DEV void te_load_a(te_u32 a[4], te_u32 slot, int row, int half) {
@@ -196,13 +207,14 @@ struct te_fragments {
     }
 };
 
-// ---- fragments to accumulators ---------------------------------------------------------------------------------------
+// ---- fragments to accumulators
+// ---------------------------------------------------------------------------------------
 
 // acc += A B over 32 bytes of k.
 TE_DEV void te_multiply(float acc[MI][NI][4], const te_fragments &f) {
 #if FP8 && !TE_HAS_FP8_MMA
-    // The lower codes of every word first, then the upper ones: two values a word, as mma.sync of f16 requires. Which k a word
-    // holds does not matter as long as A and B agree.
+    // The lower codes of every word first, then the upper ones: two values a word, as mma.sync of f16 requires. Which k
+    // a word holds does not matter as long as A and B agree.
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         te_u32 bh[NI][2];
@@ -244,13 +256,15 @@ TE_DEV void te_multiply(float acc[MI][NI][4], const te_fragments &f) {
 #endif
 }
 
-// ---- sums of 128 k to sums of all ----------------------------------------------------------------------------------------
+// ---- sums of 128 k to sums of all
+// ----------------------------------------------------------------------------------------
 
 #define A_2D (BLOCK == 3) // of te__gemm_block_kind
 #define B_2D (BLOCK == 2)
 
-// The block scales of this thread's rows and columns: a[2 i] and a[2 i + 1] of rows g and g + 8 of fragment i, b[2 j + c] of column
-// 2t + c of fragment j. A 2-D side has one for the whole tile, which lies within one of its blocks, and it is folded into the other side.
+// The block scales of this thread's rows and columns: a[2 i] and a[2 i + 1] of rows g and g + 8 of fragment i, b[2 j +
+// c] of column 2t + c of fragment j. A 2-D side has one for the whole tile, which lies within one of its blocks, and it
+// is folded into the other side.
 struct te_block_scales {
     float a[2 * MI], b[2 * NI];
 
@@ -278,7 +292,8 @@ struct te_block_scales {
     }
 };
 
-// ---- the kernel ------------------------------------------------------------------------------------------------------
+// ---- the kernel
+// ------------------------------------------------------------------------------------------------------
 
 extern "C" __global__ void __launch_bounds__(THREADS, TILE < 2 ? 2 : 1)
     te_gemm_mma(const __grid_constant__ te__gemm_kargs all) {
@@ -348,7 +363,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, TILE < 2 ? 2 : 1)
     float scale = te_gemm_scale(a);
     if (a.splits > 1) a.d = (float *)a.d + blockIdx.y * a.d_split;
 #pragma unroll 1
-    for (int part = 0; part < MI; part++) { // the store is there once; the way to the stage must name its registers, and is unrolled
+    for (int part = 0; part < MI; part++) { // the store is there once; the way to the stage must name its registers,
+                                            // and is unrolled
 #pragma unroll
         for (int i = 0; i < MI; i++)
             if (i == part) {

@@ -1,13 +1,16 @@
-// ops/gemm/gemm_naive.cu: D = epilogue(scale_a scale_b op(A) op(B) + bias) + D, and te_op_grouped_gemm's, by plain f32 FMAs: every format, layout, size
-// and alignment. The oracle of the tensor-core kernels, and the fallback where those cannot run.
+// ops/gemm/gemm_naive.cu: D = epilogue(scale_a scale_b op(A) op(B) + bias) + D, and te_op_grouped_gemm's, by plain f32
+// FMAs: every format, layout, size and alignment. The oracle of the tensor-core kernels, and the fallback where those
+// cannot run.
 //
-//        64 columns                 256 threads, 4 x 4 accumulators each: thread (x, y) has rows 4 y .. 4 y + 3, columns 4 x .. 4 x + 3.
+//        64 columns                 256 threads, 4 x 4 accumulators each: thread (x, y) has rows 4 y .. 4 y + 3,
+//                                   columns 4 x .. 4 x + 3.
 //      +-------------+              A and B pass through shared memory as f32, 16 values of k at a time; k runs upwards, so that the
 //   64 | x 0..15     |              bits depend on nothing but the operands.
 // rows | y 0..15     |
 //      +-------------+              Block scales: the sums of each 128 k are scaled and added up. (MXFP8 and NVFP4 come decoded.)
 //
-// Launch: grid (tiles, 1, 1), one block a tile, by groups along rows at least as many as there can be; block 256; no dynamic shared memory; no alignment.
+// Launch: grid (tiles, 1, 1), one block a tile, by groups along rows at least as many as there can be; block 256; no
+// dynamic shared memory; no alignment.
 //
 // te:baseline
 #include "ops/gemm/groups.cuh"
@@ -15,7 +18,8 @@
 #define TILE 64
 #define SLAB 16
 
-// 64 x 16 elements of op(A), or of op(B) transposed, as to[k][row]. k_major: neighbours along k are neighbours in memory.
+// 64 x 16 elements of op(A), or of op(B) transposed, as to[k][row]. k_major: neighbours along k are neighbours in
+// memory.
 TE_DEV void te_naive_load(float to[SLAB][TILE + 4], const void *from, int dt, int k_major, te_i64 ld, te_i64 row0,
                           te_i64 rows, te_i64 k0, te_i64 ks) {
 #pragma unroll

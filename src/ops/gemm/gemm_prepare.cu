@@ -1,17 +1,21 @@
-// ops/gemm/gemm_prepare.cu: operands that the kernels of products do not read as they lie, copied: rows of any alignment to rows at multiples of 16 bytes,
-// for TMA; MXFP8 and NVFP4 codes times their scales to bf16, for tensor cores that read neither (exact: see decode.cuh).
+// ops/gemm/gemm_prepare.cu: operands that the kernels of products do not read as they lie, copied: rows of any
+// alignment to rows at multiples of 16 bytes, for TMA; MXFP8 and NVFP4 codes times their scales to bf16, for tensor
+// cores that read neither (exact: see decode.cuh).
 //
 //   from  ... | x x x x | x x x x | x x . .      A thread takes 16 neighbours of a row at a time, bytes or codes. Two aligned words of 16 bytes hold bytes
-//   to        [ x x x x   x x x x   x x 0 0 ]    that begin anywhere; the word that the thread's neighbour reads as well is in the L1 cache.
+//   to        [ x x x x   x x x x   x x 0 0 ]    that begin anywhere; the word that the thread's neighbour reads as
+//                                                well is in the L1 cache.
 //
-// Codes: 16 bytes of fp8 or 8 of fp4 in, 32 bytes out. Along a row they share one scale (groups are of 32 or 16); down the columns (MXFP8's
-// column-wise copy) each has its own. The operand keeps its major dimension: the bf16 kernels read both. Elements beyond a row's last are 0.
+// Codes: 16 bytes of fp8 or 8 of fp4 in, 32 bytes out. Along a row they share one scale (groups are of 32 or 16); down
+// the columns (MXFP8's column-wise copy) each has its own. The operand keeps its major dimension: the bf16 kernels read
+// both. Elements beyond a row's last are 0.
 // The floor is the bytes: 2 for each that moves, 3 for each fp8 code, 2.5 for fp4.
 //
 // Benchmark: "odd ...", "gemm mxfp8", "gemm nvfp4" in tests/bench/h200.csv, and tests/bench/notes.md.
 //
 // Options: DECODED  the operands are codes with scales; else bytes
-// Launch: grid (blocks, 2, 1), any number of blocks, block y does side y; block 256. Rows of the output at multiples of 16 elements.
+// Launch: grid (blocks, 2, 1), any number of blocks, block y does side y; block 256. Rows of the output at multiples of
+// 16 elements.
 // te:baseline
 // te:row DECODED=0|1
 #include "ops/gemm/decode.cuh"
@@ -49,7 +53,8 @@ extern "C" __global__ void __launch_bounds__(256) te_gemm_prepare(const __grid_c
             *(uint4 *)(s.out + row * s.ld_out + col) = te_load_part(from, 8 * n, end);
             continue;
         }
-        te_u32 scales[4], out[8]; // scales: a byte of each code; loaded before the codes, behind whose load control flow joins and waits
+        te_u32 scales[4], out[8]; // scales: a byte of each code; loaded before the codes, behind whose load control
+                                  // flow joins and waits
         if (s.down) { // there are scales for columns up to a multiple of 128
 #pragma unroll
             for (int i = 0; i < 16; i++) {

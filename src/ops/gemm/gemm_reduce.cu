@@ -1,7 +1,9 @@
-// ops/gemm/gemm_reduce.cu: D = epilogue(scale_a scale_b sum_s partial[s] + bias) + D: the second half of a product whose k was split over blocks.
-// partial f32 [splits, m, ld], ld the next multiple of 8; the sum runs over s upwards, so the bits do not depend on which block came first.
+// ops/gemm/gemm_reduce.cu: D = epilogue(scale_a scale_b sum_s partial[s] + bias) + D: the second half of a product
+// whose k was split over blocks. partial f32 [splits, m, ld], ld the next multiple of 8; the sum runs over s upwards,
+// so the bits do not depend on which block came first.
 //
-// Launch: grid (blocks, 1, 1), block 256; a thread does eight columns at a time and strides over the rest. No alignment.
+// Launch: grid (blocks, 1, 1), block 256; a thread does eight columns at a time and strides over the rest. No
+// alignment.
 //
 // te:arch 80
 #include "device/base.cuh"
@@ -22,7 +24,8 @@ extern "C" __global__ void __launch_bounds__(256) te_gemm_reduce(const __grid_co
         }
         if (!a.vector || col + 8 > a.n) {
 #pragma unroll 1
-            for (int i = 0; i < 8 && col + i < a.n; i++) { // with an index that the compiler does not know v would lie in memory
+            for (int i = 0; i < 8 && col + i < a.n; i++) { // with an index that the compiler does not know v would lie
+                                                           // in memory
                 te_gemm_finish(a, scale, row, col + i, v[0]);
 #pragma unroll
                 for (int k = 0; k < 7; k++) v[k] = v[k + 1];

@@ -1,15 +1,17 @@
-// ops/gemm/gemv_k.cu: D = epilogue(scale_a scale_b op(A) op(B) + bias) + D where one operand has at most sixteen lines (rows of A, columns of
-// B): a GEMV, or a product with up to sixteen vectors, of two K-major operands, as in decoding. The floor is the long operand's bytes.
+// ops/gemm/gemv_k.cu: D = epilogue(scale_a scale_b op(A) op(B) + bias) + D where one operand has at most sixteen lines
+// (rows of A, columns of B): a GEMV, or a product with up to sixteen vectors, of two K-major operands, as in decoding.
+// The floor is the long operand's bytes.
 //
-//        k                                          A block has 16 lines of the long operand, X. Its warps have turns of 128 bytes of k,
+//        k                                          A block has 16 lines of the long operand, X. Its warps have turns
+//                                                   of 128 bytes of k,
 //        +----+----+-- ..  --+----+----+            and their sums are added at the end, in order. Both operands are loaded from memory into
 //     16 | w0 | w1 |         | w0 | w1 | ..         registers: no other block needs the bytes of X, and those of Y, the short one, are in the L1 cache.
 //        +----+----+-- ..  --+----+----+
 //
-// mma.sync multiplies 16 x 8 x 16 values of 16 bits: lines of X, of Y, and k. The order of k is free, as long as X and Y agree: so lane
-// 4 g + t loads the 16 bytes t of 64 of lines g and g + 8 of X and of line g of Y, and these are its operands word by word. FP8 is decoded into f16,
-// MXFP8 and NVFP4 with their scales into bf16, exactly. Lines may have any alignment: 16 bytes that do not begin at a multiple of 16 are shifted out of
-// the two pieces that hold them.
+// mma.sync multiplies 16 x 8 x 16 values of 16 bits: lines of X, of Y, and k. The order of k is free, as long as X and
+// Y agree: so lane 4 g + t loads the 16 bytes t of 64 of lines g and g + 8 of X and of line g of Y, and these are its
+// operands word by word. FP8 is decoded into f16, MXFP8 and NVFP4 with their scales into bf16, exactly. Lines may have
+// any alignment: 16 bytes that do not begin at a multiple of 16 are shifted out of the two pieces that hold them.
 //
 // Benchmark: "gemv ..." in tests/bench/h200.csv.
 //
@@ -17,7 +19,8 @@
 //          SHORT_A     A is the short operand
 //          EIGHTS      of lines of the short one: 1, or, ALIGNED and without BLOCK, 2
 //          ALIGNED     A, B and their lines start at multiples of 16 bytes
-//          WARPS       of a block: 16, for a small grid, ALIGNED and EIGHTS=1, without BLOCK and SCALES; else 8, which have more registers
+//          WARPS       of a block: 16, for a small grid, ALIGNED and EIGHTS=1, without BLOCK and SCALES; else 8, which
+//                      have more registers
 //          BLOCK       te__gemm_block_kind or 0: sums of 128 k of fp8, a turn, are scaled in f32
 //          SCALES      1: MXFP8's, 2: NVFP4's, where block_a and block_b point to, row-wise; or 0
 //          SWIZZLED    these are swizzled
@@ -53,8 +56,8 @@
 #define A_2D (BLOCK == 3)   // of te__gemm_block_kind
 #define B_2D (BLOCK == 2)
 
-// Sixteen bytes that nothing writes while the kernel runs. The L2 cache fetches 256 with them, which is quicker but for aligned lines of 16 bits:
-// tests/bench/notes.md.
+// Sixteen bytes that nothing writes while the kernel runs. The L2 cache fetches 256 with them, which is quicker but for
+// aligned lines of 16 bits: tests/bench/notes.md.
 #if BITS == 16 && ALIGNED
 #define FETCH ""
 #else
@@ -84,7 +87,8 @@ struct te_gemv_line {
         end = (const te_u8 *)operand + (((lines - 1) * ld + k) * BITS + 7) / 8;
     }
 
-    // Sixteen bytes from element `at` on, a multiple of PIECE. Not aligned: up to 15 bytes on both sides are read with them.
+    // Sixteen bytes from element `at` on, a multiple of PIECE. Not aligned: up to 15 bytes on both sides are read with
+    // them.
     TE_DEV uint4 load(te_i64 at, bool kept) const { // kept: in the L1 cache, since it is loaded again
         const te_u8 *p = from + at * BITS / 8;
         int by = ALIGNED ? 0 : (int)((te_u64)p & 15);
@@ -169,7 +173,8 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, RESIDENT / WARPS)
 #pragma unroll
     for (int i = 0; i < EIGHTS; i++)
         y[i].open(SHORT_A ? a.a : a.b, SHORT_A ? a.lda : a.ldb, few, a.k, scales_y, ld_scales_y, g + 8 * i);
-    float sum[EIGHTS][4] = {}; // of each eight lines of Y: lines g, g, g + 8, g + 8 of X by lines 2 t, 2 t + 1 of them, twice
+    float sum[EIGHTS][4] = {}; // of each eight lines of Y: lines g, g, g + 8, g + 8 of X by lines 2 t, 2 t + 1 of them,
+                               // twice
     auto take = [&](te_i64 k, bool end) {
         te_gemv_piece u[2][2], v[2][EIGHTS];
 #pragma unroll
@@ -206,7 +211,8 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, RESIDENT / WARPS)
         }
     };
     te_i64 turn = warp, turns = te_div_up(a.k, TURN);
-    te_i64 whole = (ALIGNED ? a.k : a.k - min(a.k, (te_i64)PIECE)) / TURN; // turns that need not look where the line ends
+    // turns that need not look where the line ends
+    te_i64 whole = (ALIGNED ? a.k : a.k - min(a.k, (te_i64)PIECE)) / TURN;
     const int at_once = RESIDENT == 32 ? 2 : 1;
 #pragma unroll at_once
     for (; turn < whole; turn += WARPS) take(turn * TURN, false);

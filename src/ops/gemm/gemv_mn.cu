@@ -1,17 +1,20 @@
-// ops/gemm/gemv_mn.cu: D = epilogue(scale_a scale_b op(A) op(B) + bias) + D where one operand has at most eight lines (rows of A, columns of
-// B), and the other, X, is MN-major: values of one k of all its lines are contiguous. gemv_k is for K-major X. The floor is X's bytes.
+// ops/gemm/gemv_mn.cu: D = epilogue(scale_a scale_b op(A) op(B) + bias) + D where one operand has at most eight lines
+// (rows of A, columns of B), and the other, X, is MN-major: values of one k of all its lines are contiguous. gemv_k is
+// for K-major X. The floor is X's bytes.
 //
-//            lines of X                             A block has STEP lines of X. Its warps have turns of 16 values of k, and their sums are added at the
+//            lines of X                             A block has STEP lines of X. Its warps have turns of 16 values of
+//                                                   k, and their sums are added at the
 //        +----+----+-- .. --+----+                  end, in order. Both operands are loaded from memory into registers.
 //      k |    |    | STEP   |    |
 //        +----+----+-- .. --+----+                  mma.sync multiplies 16 x 8 x 16 values: lines of X, of the short operand, Y, and k. Their order is free:
 //        |    |    |        |    |                  lane 4 g + t loads PIECE neighbouring lines, from PIECE g on, of four values of k; two lines each
 //        +----+----+-- .. --+----+                  are rows g and g + 8 of a product, once words of two lines have become words of two k.
 //
-// Rows (of one k) may have any alignment, but pieces are loaded from aligned addresses. So rows are dealt out to the warps by their alignment: PIECE
-// consecutive rows may each have another one within a piece, and the next row has that of the first. A warp has rows of one kind, whose pieces are all
-// aligned alike: its lines are off by up to PIECE - 1 from those of an aligned X, which the final sums correct. The last piece of each
-// block's lines is then read by its neighbour too.
+// Rows (of one k) may have any alignment, but pieces are loaded from aligned addresses. So rows are dealt out to the
+// warps by their alignment: PIECE consecutive rows may each have another one within a piece, and the next row has that
+// of the first. A warp has rows of one kind, whose pieces are all aligned alike: its lines are off by up to PIECE - 1
+// from those of an aligned X, which the final sums correct. The last piece of each block's lines is then read by its
+// neighbour too.
 //
 // Benchmark: "gemv bf16 NN" in tests/bench/h200.csv, and tests/bench/notes.md.
 //
@@ -20,8 +23,10 @@
 //          Y_T         the short operand is MN-major too
 //          PIECE       lines of a lane: 4 or 8
 //          ALIGNED     all rows of X start at multiples of a piece
-//          WARPS       of a block: 16, or 8 with PIECE=8, which needs more registers; two blocks are resident on a multiprocessor
-// Launch: grid (ceil(lines of X / STEP), splits, 1), block 32 WARPS. X has at least PIECE lines. Split s does k from s * k_split on, to D + s * d_split.
+//          WARPS       of a block: 16, or 8 with PIECE=8, which needs more registers; two blocks are resident on a
+//                      multiprocessor
+// Launch: grid (ceil(lines of X / STEP), splits, 1), block 32 WARPS. X has at least PIECE lines. Split s does k from s
+// * k_split on, to D + s * d_split.
 //
 // te:arch 80
 // te:row A_DT=3 B_DT=3 SHORT_A=1 Y_T=0|1 PIECE=4 ALIGNED=0|1 WARPS=16
@@ -38,7 +43,8 @@
 // PIECE lines of one k.
 struct te_gemv_piece {
     te_u32 word[PIECE / 2];
-    // Nothing writes there while the kernel runs, and hardly any byte is read twice. Four lines have no words 2 and 3, but the asm needs operands.
+    // Nothing writes there while the kernel runs, and hardly any byte is read twice. Four lines have no words 2 and 3,
+    // but the asm needs operands.
     TE_DEV void load(te_u64 at) {
         if (PIECE == 8)
             asm("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -106,7 +112,8 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 2) te_gemv_mn(const __g
         }
         row += 16 * WARPS, x += 32 * WARPS * ld, y += 16 * WARPS * y_k;
     };
-    te_i64 turn = warp / KINDS, turns = te_div_up(end_k - k0, TURN), whole = (end_k - k0 - (end_k == a.k)) / TURN; // whole ones are without the last row
+    // whole ones are without the last row
+    te_i64 turn = warp / KINDS, turns = te_div_up(end_k - k0, TURN), whole = (end_k - k0 - (end_k == a.k)) / TURN;
 #pragma unroll 2
     for (; turn < whole; turn += WARPS / KINDS) take(false);
 #pragma unroll 1

@@ -1,6 +1,8 @@
-/* ops/gemm/grouped_cpu.c: products by groups on the CPU: one te_op_gemm for each group. Knows tensors; must not know CUDA. */
+/* ops/gemm/grouped_cpu.c: products by groups on the CPU: one te_op_gemm for each group. Knows tensors; must not know
+ * CUDA. */
 
-/* rows x cols elements of x as a matrix, from element (row, col) of its [M, N] view on: `part`, for the length of a call. NULL if x is. */
+/* rows x cols elements of x as a matrix, from element (row, col) of its [M, N] view on: `part`, for the length of a
+ * call. NULL if x is. */
 static te_tensor *te__grouped_part(te_tensor *part, const te_tensor *x, int64_t row, int64_t col, int64_t rows,
                                    int64_t cols) {
     int64_t ld;
@@ -36,7 +38,8 @@ static te_result te__grouped_product(te_ctx *te, const te_op_grouped_gemm_args *
                                      int64_t end) {
     te_op_gemm_args g = te__grouped_one(a);
     te_tensor pa, pb, pd, paux, pbias, psa, psb;
-    bool inside_a = a->along_k && !a->a_transposed, inside_b = a->along_k && a->b_transposed; /* each row holds a part of every group */
+    /* each row holds a part of every group */
+    bool inside_a = a->along_k && !a->a_transposed, inside_b = a->along_k && a->b_transposed;
     int64_t rows_b;
     if (a->along_k && a->accumulate && begin == end) return TE_OK;
     g.m = a->along_k ? a->m : end - begin;

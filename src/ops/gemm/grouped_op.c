@@ -1,6 +1,8 @@
-/* ops/gemm/grouped_op.c: the front door of products by groups: checks. Knows tensors; must not know which backend runs. */
+/* ops/gemm/grouped_op.c: the front door of products by groups: checks. Knows tensors; must not know which backend
+ * runs. */
 
-/* One group's product, as te_op_gemm has it, with all the rows or all the k there are: the fields that both kinds share with it. */
+/* One group's product, as te_op_gemm has it, with all the rows or all the k there are: the fields that both kinds share
+ * with it. */
 static te_op_gemm_args te__grouped_one(const te_op_grouped_gemm_args *a) {
     te_op_gemm_args g = TE_ZERO;
     g.a = a->a;

@@ -1,5 +1,6 @@
-// ops/gemm/groups.cuh: products by groups: which group and tile a block has, from sizes that lie in device memory, and one group's product as
-// the arguments of an ordinary one. Every warp computes them by itself: the sizes of 32 groups are added up in five steps.
+// ops/gemm/groups.cuh: products by groups: which group and tile a block has, from sizes that lie in device memory, and
+// one group's product as the arguments of an ordinary one. Every warp computes them by itself: the sizes of 32 groups
+// are added up in five steps.
 #pragma once
 #include "ops/gemm/epilogue.cuh"
 
@@ -15,14 +16,15 @@ TE_DEV te_i64 te_warp_scan(te_i64 v) {
 }
 TE_DEV te_i64 te_clamp(te_i64 v, te_i64 low, te_i64 high) { return v < low ? low : v > high ? high : v; }
 
-// The groups in their order, 32 at a time, one for each lane: where they lie, and their tiles, counted through all of them. The whole warp calls.
+// The groups in their order, 32 at a time, one for each lane: where they lie, and their tiles, counted through all of
+// them. The whole warp calls.
 struct te_group_scan {
     te_i64 before, tiles_before; // the first of the next 32
     te_i64 begin, end;           // rows, or values of k
     te_i64 tiles_begin, tiles_end;
     TE_DEV te_group_scan() : before(0), tiles_before(0) {}
-    // To group `g`. Groups end at `total` at the latest; those beyond the last are empty. Along rows, `bm` of them have per_row tiles; along k, each
-    // group has, or if skip_empty each that is not empty.
+    // To group `g`. Groups end at `total` at the latest; those beyond the last are empty. Along rows, `bm` of them have
+    // per_row tiles; along k, each group has, or if skip_empty each that is not empty.
     TE_DEV void next(const te__gemm_grouping &s, te_u32 g, te_i64 total, int bm, te_u32 per_row, bool skip_empty) {
         bool there = g < (te_u32)s.count;
         if (s.offsets) {
@@ -76,8 +78,8 @@ TE_DEV te__gemm_kargs te_group_product(const te__gemm_kargs &a, te_u32 group, te
     return g;
 }
 
-// Tile `tile` of all, with tiles of bm x bn, becomes one of its group's, and g the group's product. False: there are fewer, but for those that would add
-// nothing to D.
+// Tile `tile` of all, with tiles of bm x bn, becomes one of its group's, and g the group's product. False: there are
+// fewer, but for those that would add nothing to D.
 TE_DEV bool te_group_open(const te__gemm_kargs &a, int bm, int bn, te_u32 &tile, te__gemm_kargs &g) {
     te_u32 per_row = (te_u32)te_div_up(a.n, bn) * (a.groups.along_k ? (te_u32)te_div_up(a.m, bm) : 1);
     te_group_scan at;

@@ -1,4 +1,5 @@
-/* ops/gemm/kargs.h: arguments of the gemm kernels. Read by the host's compiler and by the kernels': plain structs alone. */
+/* ops/gemm/kargs.h: arguments of the gemm kernels. Read by the host's compiler and by the kernels': plain structs
+ * alone. */
 
 /* Products by groups: rows of A and D, or values of k, of one group after another; B, or D, of all of them. */
 typedef struct te__gemm_grouping {
@@ -13,15 +14,16 @@ typedef struct te__gemm_grouping {
 
 /* D = epilogue(scale_a scale_b op(A) op(B) + bias) + (accumulate ? D : 0); see te_gemm_args. */
 typedef struct te__gemm_kargs {
-    long long k_split; /* of one split, a multiple of the slab; >= k without splits. First, since no kernel changes it in a copy: NVRTC 12.0 reads the first
-                        * member of a changed copy from the arguments themselves */
+    long long k_split; /* of one split, a multiple of the slab; >= k without splits. First, since no kernel changes it
+                        * in a copy: NVRTC 12.0 reads the first member of a changed copy from the arguments
+                        * themselves */
     const void *a, *b; /* op(A) m x k: element (i, p) at i * lda + p, or p * lda + i if a_t */
     void *d;           /* [m, ldd] */
     void *aux;         /* [m, ldaux] of d_dt, or NULL */
     const void *bias;  /* [n], or NULL */
     const float *scale_a, *scale_b; /* [1], or NULL for 1; with rows_a or columns_b [m] or [n] */
-    const float *block_a, *block_b; /* scales of blocks of 128 k: lines first for 2-D ones, else blocks first; see te_op_block_quantize. gemv_k: also the
-                                       * bytes of MXFP8's and NVFP4's */
+    const float *block_a, *block_b; /* scales of blocks of 128 k: lines first for 2-D ones, else blocks first; see
+                                     * te_op_block_quantize. gemv_k: also the bytes of MXFP8's and NVFP4's */
     const float *partial;           /* gemm_reduce: f32 [splits, m, n up to a multiple of 8] */
     float *row_sums;                /* gemm_hopper: of D's columns, [m / 16 rounded up, n]: each of 16 rows */
     long long m, n, k;        /* by groups: m, or along k: k, of all */
@@ -37,7 +39,8 @@ typedef struct te__gemm_kargs {
     int vector; /* rows of D and aux start at multiples of 8 elements and 16 bytes */
     int rows_a, columns_b; /* scale_a has one for each row of D, scale_b one for each column */
     int block;             /* 0: no block scales; te__gemm_block_kind */
-    int phase, phases, first_b; /* gemm_hopper with BLOCK = 4: row i of A has scale phase + i * phases. It and gemv_k: column j of B is column first_b + j of the scales */
+    int phase, phases, first_b; /* gemm_hopper with BLOCK = 4: row i of A has scale phase + i * phases. It and gemv_k:
+                                 * column j of B is column first_b + j of the scales */
     te__gemm_grouping groups;
 } te__gemm_kargs;
 
@@ -49,7 +52,8 @@ typedef enum te__gemm_block_kind {
     TE__GEMM_1D_2D_SHIFTED = 4
 } te__gemm_block_kind;
 
-/* One operand of gemm_prepare, whose copy has rows at multiples of 16 elements: bytes that move, or MXFP8's or NVFP4's codes, which become bf16. */
+/* One operand of gemm_prepare, whose copy has rows at multiples of 16 elements: bytes that move, or MXFP8's or NVFP4's
+ * codes, which become bf16. */
 typedef struct te__gemm_prepare_side {
     const unsigned char *from;   /* NULL and no rows: nothing to do */
     const unsigned char *scale;  /* of codes; else NULL */
@@ -65,7 +69,8 @@ typedef struct te__gemm_prepare_kargs {
     int swizzled;
 } te__gemm_prepare_kargs;
 
-/* Bits of gemm_hopper's option STORE: the parts of its epilogue, and the one that says whether TMA stores D, or epilogue.cuh does. */
+/* Bits of gemm_hopper's option STORE: the parts of its epilogue, and the one that says whether TMA stores D, or
+ * epilogue.cuh does. */
 enum {
     TE__GEMM_STORE_TMA = 1,
     TE__GEMM_STORE_BIAS = 2,
@@ -111,4 +116,5 @@ typedef struct TE__ALIGN_64 te__gemm_hopper_kargs {
     const unsigned long long *maps; /* along rows: of D and aux; along k: of A and B */
     unsigned long long pad[1];      /* to a multiple of 64, so that both compilers see one size */
 } te__gemm_hopper_kargs;
-typedef char te__gemm_hopper_kargs_fit[sizeof(void *) < 8 || sizeof(te__gemm_hopper_kargs) % 64 == 0 ? 1 : -1]; /* CUDA has 64 bits alone */
+/* CUDA has 64 bits alone */
+typedef char te__gemm_hopper_kargs_fit[sizeof(void *) < 8 || sizeof(te__gemm_hopper_kargs) % 64 == 0 ? 1 : -1];

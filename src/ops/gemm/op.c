@@ -1,7 +1,8 @@
-/* ops/gemm/op.c: the front door of matrix products: defaults and checks. Knows tensors; must not know which backend runs. */
+/* ops/gemm/op.c: the front door of matrix products: defaults and checks. Knows tensors; must not know which backend
+ * runs. */
 
-/* Elements from one row of the [M, N] view to the next; -1 when there is no such number: the last dimension is strided, the
- * leading ones do not collapse into one, or rows overlap. Rows of 4-bit elements start at whole bytes. */
+/* Elements from one row of the [M, N] view to the next; -1 when there is no such number: the last dimension is strided,
+ * the leading ones do not collapse into one, or rows overlap. Rows of 4-bit elements start at whole bytes. */
 static int64_t te__gemm_ld(const te_tensor *x) {
     int64_t cols = te__cols(x), ld = -1, expect = 0;
     int i;
@@ -35,7 +36,8 @@ static te_result te__gemm_want(te_ctx *te, const char *op, const char *name, con
     return TE_OK;
 }
 
-/* ---- formats and scalings --------------------------------------------------------------------------------------------- */
+/* ---- formats and scalings
+ * --------------------------------------------------------------------------------------------- */
 
 static bool te__gemm_is_block(te_scaling s) { return s == TE_SCALING_BLOCK_1D || s == TE_SCALING_BLOCK_2D; }
 static const char *te__gemm_scaling_name(te_scaling s) {
@@ -48,7 +50,8 @@ static int64_t te__gemm_groups(te_scaling s, int64_t k) {
     return te__div_up(k, s == TE_SCALING_NVFP4 ? 16 : s == TE_SCALING_MXFP8 ? 32 : 128);
 }
 
-/* Elements from one row of the scales to the next, of an operand of `size` lines; columnwise: MXFP8 codes that lie k x size. */
+/* Elements from one row of the scales to the next, of an operand of `size` lines; columnwise: MXFP8 codes that lie k x
+ * size. */
 static int64_t te__gemm_scale_ld(te_scaling s, bool columnwise, int64_t size, int64_t k) {
     if (s == TE_SCALING_BLOCK_1D) return te__round_up(size, 4);
     return columnwise ? te__round_up(size, 128) : te__round_up(te__gemm_groups(s, k), 4);

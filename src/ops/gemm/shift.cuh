@@ -18,7 +18,8 @@ TE_DEV uint4 te_shift(uint4 lo, uint4 hi, int by) {
     return make_uint4(out[0], out[1], out[2], out[3]);
 }
 
-// The first `bits` (128 at most; 0 or less: none) at `from`, and zeros behind them. Whole pieces are read where they end before `end`, else byte by byte.
+// The first `bits` (128 at most; 0 or less: none) at `from`, and zeros behind them. Whole pieces are read where they
+// end before `end`, else byte by byte.
 // Several are asked for before the first is used, so that one does not wait for the other.
 struct te_part {
     const te_u8 *from;
@@ -43,7 +44,8 @@ struct te_part {
                 w[i / 4] = (i % 4 ? w[i / 4] : 0) | (8 * i < bits ? (te_u32)from[i] << (8 * (i % 4)) : 0);
         }
 #pragma unroll
-        for (int i = 0; i < 4; i++) w[i] &= __funnelshift_rc(0xffffffffu, 0, max(32 * (i + 1) - bits, 0)); // none behind the last
+        // none behind the last
+        for (int i = 0; i < 4; i++) w[i] &= __funnelshift_rc(0xffffffffu, 0, max(32 * (i + 1) - bits, 0));
         return make_uint4(w[0], w[1], w[2], w[3]);
     }
 };

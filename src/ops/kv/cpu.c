@@ -1,4 +1,5 @@
-/* ops/kv/cpu.c: sequences' lengths and caches of keys and values on the CPU. Knows number formats only through cpu/rows.c. */
+/* ops/kv/cpu.c: sequences' lengths and caches of keys and values on the CPU. Knows number formats only through
+ * cpu/rows.c. */
 
 static te_result te__cpu_cu_seqlens(te_ctx *te, const te_op_cu_seqlens_args *args) {
     const te__cu_seqlens_kargs a = te__cu_seqlens_problem(args);

@@ -2,7 +2,8 @@
 //
 //   cu[0] = 0,  cu[b + 1] = cu[b] + number of zeros in mask[b, 0 .. length - 1]
 //
-// A warp counts a sequence. The counts are then added up 1024 at a time, by each thread for its own one; batches are that small.
+// A warp counts a sequence. The counts are then added up 1024 at a time, by each thread for its own one; batches are
+// that small.
 //
 // Launch: one block of 1024 threads.
 //

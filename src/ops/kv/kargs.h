@@ -1,4 +1,5 @@
-/* ops/kv/kargs.h: arguments of the kernels of sequences' lengths and of caches of keys and values. Read by both compilers. */
+/* ops/kv/kargs.h: arguments of the kernels of sequences' lengths and of caches of keys and values. Read by both
+ * compilers. */
 #ifndef TE__KV_KARGS_H
 #define TE__KV_KARGS_H
 
@@ -51,7 +52,8 @@ TE__BOTH long long te__mask_row(const te__causal_mask_kargs *a, long long at, lo
     *i = a->strict ? at % a->s : at % 2 ? a->s - 1 : 0;
     return b * a->stride_b + h * a->stride_h + *i * a->stride_i;
 }
-/* Is v, key j of row i, what a causal mask has there, as far as keys are looked at one by one? first: it is of the first row of all. */
+/* Is v, key j of row i, what a causal mask has there, as far as keys are looked at one by one? first: it is of the
+ * first row of all. */
 TE__BOTH bool te__mask_key_fits(const te__causal_mask_kargs *a, bool first, long long i, long long j, float v) {
     if (a->strict) return j <= i && i - j <= a->left ? v == 0.0f : v < -10000.0f;
     return !first || ((j > 0 || v > -10000.0f) && (j < a->s - 1 || v < -10000.0f));
@@ -61,7 +63,8 @@ TE__BOTH long long te__mask_row_keys(const te__causal_mask_kargs *a, long long i
     return i < a->left ? i + 1 : a->left + 1;
 }
 
-/* Where row `at` of x goes: false for padding, and for a row that the cache has no place for. *b, *t: its sequence, and its place along x's dimension of tokens. */
+/* Where row `at` of x goes: false for padding, and for a row that the cache has no place for. *b, *t: its sequence, and
+ * its place along x's dimension of tokens. */
 TE__BOTH bool te__kv_place(const te__kv_copy_kargs *a, long long at, int *b, long long *t, long long *page,
                            long long *row) {
     long long i, to;

@@ -1,5 +1,5 @@
-/* ops/kv/op.c: the front door of sequences' lengths and of caches of keys and values: checks, and the description that both backends work from. Knows tensors; must not
- * know which backend runs. */
+/* ops/kv/op.c: the front door of sequences' lengths and of caches of keys and values: checks, and the description that
+ * both backends work from. Knows tensors; must not know which backend runs. */
 
 static te_result te__check_cu_seqlens(te_ctx *te, te_op_cu_seqlens_args *a) {
     char text[TE__SHAPE_TEXT];

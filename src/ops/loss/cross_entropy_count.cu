@@ -1,4 +1,5 @@
-// ops/loss/cross_entropy_count.cu: how many targets count: neither ignored nor outside 0 .. v-1. An integer sum, rounded once.
+// ops/loss/cross_entropy_count.cu: how many targets count: neither ignored nor outside 0 .. v-1. An integer sum,
+// rounded once.
 //
 // Launch: one block of 1024 threads.
 //

@@ -1,4 +1,5 @@
-// ops/loss/cross_entropy_merge.cu: the loss of each row from the parts of the ranks that share its columns, in rank order.
+// ops/loss/cross_entropy_merge.cu: the loss of each row from the parts of the ranks that share its columns, in rank
+// order.
 //
 //   lse = m + ln sum over ranks of exp(lse_r - m),  m = max lse_r
 //

@@ -1,4 +1,5 @@
-/* ops/loss/kargs.h: arguments of the loss kernels. Read by the host's compiler and by the kernels': plain structs alone. */
+/* ops/loss/kargs.h: arguments of the loss kernels. Read by the host's compiler and by the kernels': plain structs
+ * alone. */
 
 /* loss[m] and lse[m], or parts, from logits [m, v]: columns from `start` on of a vocabulary. */
 typedef struct te__cross_entropy_fwd_kargs {

@@ -1,4 +1,5 @@
-// ops/loss/loss.cuh: a row of logits: its aligned middle, whether its target counts. And the loss of a row from its sums.
+// ops/loss/loss.cuh: a row of logits: its aligned middle, whether its target counts. And the loss of a row from its
+// sums.
 #pragma once
 #include "device/outside.cuh"
 
@@ -27,7 +28,8 @@ TE_DEV float te_loss_of(float lse, float x_target, float sum, float smoothing, t
 }
 TE_DEV float te_loss_reference(float m) { return m == -TE_INF ? 0.0f : m; }
 
-// Rows of an odd vocabulary start anywhere: elements `head` .. head + 8 * vectors - 1 are the part that can be read eight at a time.
+// Rows of an odd vocabulary start anywhere: elements `head` .. head + 8 * vectors - 1 are the part that can be read
+// eight at a time.
 struct te_loss_span {
     te_i64 head, vectors, tail;
 };

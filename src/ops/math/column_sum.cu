@@ -5,13 +5,14 @@
 //   chunk  | warp w adds rows w, w + 8, w + 16 ...       |   then the eight warps are added in order: a row of partial [chunks, n]
 //          +--------------------------------------------+
 //
-// Column block c belongs to group c % groups. The block that ends last in a group adds up the chunks of all the group's columns: four
-// sums over every fourth chunk, which are then added in order. That is one launch, and bits that depend on the shape alone.
+// Column block c belongs to group c % groups. The block that ends last in a group adds up the chunks of all the group's
+// columns: four sums over every fourth chunk, which are then added in order. That is one launch, and bits that depend
+// on the shape alone.
 //
 // Benchmark: "column sum" in tests/bench/h200.csv.
 //
-// Launch: block 256, grid: column_blocks * chunks, column block fastest; groups <= column_blocks. X_DT: n is a multiple of 8, and rows of x
-// start at multiples of 16 bytes.
+// Launch: block 256, grid: column_blocks * chunks, column block fastest; groups <= column_blocks. X_DT: n is a multiple
+// of 8, and rows of x start at multiples of 16 bytes.
 //
 // te:baseline
 // te:row X_DT=3
@@ -25,7 +26,8 @@
 #define RESIDENT 1
 #endif
 
-// True in every thread of the block that ends last of `count`; the writes of all of them are visible to it. The counter is 0 again then.
+// True in every thread of the block that ends last of `count`; the writes of all of them are visible to it. The counter
+// is 0 again then.
 TE_DEV bool te_last_of(te_u32 *counter, te_u32 count) {
     __shared__ bool last;
     __syncthreads();
@@ -90,7 +92,8 @@ extern "C" __global__ void __launch_bounds__(256, RESIDENT)
             if (col + k < a.n) sum[k] += te_load(a.x, row * a.n + col + k, a.x_dt);
 #endif
 #pragma unroll
-    for (int k = 0; k < 8; k++) part[warp][k * 32 + lane] = sum[k]; // not lane * 8 + k: that would be one bank for four lanes
+    for (int k = 0; k < 8; k++) part[warp][k * 32 + lane] = sum[k]; // not lane * 8 + k: that would be one bank for four
+                                                                    // lanes
     __syncthreads();
     float total = 0.0f;
 #pragma unroll

@@ -1,8 +1,8 @@
 // ops/math/copy.cu: dst = src between any strides and formats of 8 bits and more.
 //
-// Raw (unit > 0): equal formats; the host has merged dimensions and picked the widest unit, up to 16 bytes, that every run, stride and
-// address is a multiple of. Converting (unit 0): through f32, or through 64-bit integers between integer formats; to an integer:
-// truncated, saturated, NaN becomes 0.
+// Raw (unit > 0): equal formats; the host has merged dimensions and picked the widest unit, up to 16 bytes, that every
+// run, stride and address is a multiple of. Converting (unit 0): through f32, or through 64-bit integers between
+// integer formats; to an integer: truncated, saturated, NaN becomes 0.
 //
 //   a contiguous copy is ndim 1: item i lies at i on both sides
 //   otherwise item i is split into coordinates, last dimension fastest
@@ -11,7 +11,8 @@
 //
 // Benchmark: "convert to f32" in tests/bench/h200.csv.
 //
-// Launch: block 256, grid: blocks of 1024 items; each thread has four, 256 apart. width 4, 8: addresses and strides as te_raw_ask requires.
+// Launch: block 256, grid: blocks of 1024 items; each thread has four, 256 apart. width 4, 8: addresses and strides as
+// te_raw_ask requires.
 //
 // te:baseline
 // te:row SRC_DT=1 DST_DT=3
@@ -62,7 +63,8 @@ TE_DEV void te_locate(const te__copy_kargs &a, te_i64 i, te_i64 &from, te_i64 &t
         i = rest;
     }
 }
-// The positions of a thread's four items, before anything is loaded: a 64-bit division is a call, across which loaded values would have to be saved.
+// The positions of a thread's four items, before anything is loaded: a 64-bit division is a call, across which loaded
+// values would have to be saved.
 TE_DEV void te_locate4(const te__copy_kargs &a, te_i64 first, te_i64 from[4], te_i64 to[4]) {
 #pragma unroll
     for (int k = 0; k < 4; k++) te_locate(a, first + k * 256, from[k], to[k]);

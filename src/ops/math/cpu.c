@@ -1,5 +1,6 @@
-/* ops/math/cpu.c: reference of copy, fill, random, axpby, sums, embedding. Plain loops; sums in double unless the order of f32 additions is
- * part of the operation. Work is cut by the shape alone, so that the number of threads changes no bit. */
+/* ops/math/cpu.c: reference of copy, fill, random, axpby, sums, embedding. Plain loops; sums in double unless the order
+ * of f32 additions is part of the operation. Work is cut by the shape alone, so that the number of threads changes no
+ * bit. */
 
 /* Elements of a piece of flat work; f32 copies of three of them fit the first-level cache. */
 enum { TE__MATH_PIECE = 2048 };
@@ -350,7 +351,8 @@ static te_result te__cpu_embedding_fwd(te_ctx *te, const te_op_embedding_fwd_arg
     return TE_OK;
 }
 
-/* order: the tokens sorted by id, in their order within an id; those of id v are order[start[v] .. start[v + 1] - 1]. */
+/* order: the tokens sorted by id, in their order within an id; those of id v are order[start[v] .. start[v + 1] -
+ * 1]. */
 typedef struct te__embedding_job {
     const te_op_embedding_bwd_args *a;
     int64_t *start, *order;
@@ -393,8 +395,8 @@ static te_result te__cpu_embedding_bwd(te_ctx *te, const te_op_embedding_bwd_arg
         te__free(te, j.start, start_bytes);
         return TE_ERR_OUT_OF_MEMORY;
     }
-    /* A counting sort. Counts stand two places on, so that after the sums start[id + 1] is where id begins, and after the second pass
-     * where it ends, which is where the next one begins. */
+    /* A counting sort. Counts stand two places on, so that after the sums start[id + 1] is where id begins, and after
+     * the second pass where it ends, which is where the next one begins. */
     for (i = 0; i < tokens; i++) {
         id = te__embedding_row(a->ids, i, a->from_end, a->vocab_size, a->vocab_start);
         if (id >= 0 && id < vocab) j.start[id + 2]++;

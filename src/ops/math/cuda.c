@@ -18,7 +18,8 @@ static int te__copy_unit(const te__copy_walk *w, int size, const te_tensor *src,
     while (unit < 16 && all % (uintptr_t)(2 * unit) == 0) unit *= 2;
     return unit;
 }
-/* How many neighbours a thread converts at a time: those of 16 bytes of the wider format, so that each load or store of a warp is contiguous. */
+/* How many neighbours a thread converts at a time: those of 16 bytes of the wider format, so that each load or store of
+ * a warp is contiguous. */
 static int te__copy_width(const te_tensor *src, const te_tensor *dst) {
     if (!te__is_float(src->dtype) || !te__is_float(dst->dtype)) return 1;
     return src->dtype == TE_F32 || dst->dtype == TE_F32 ? 4 : 8;
@@ -92,8 +93,8 @@ static void te__plan_transpose(te__plan *p, te__transpose_kargs *t) {
     te__plan_why(p, "tiles through shared memory, 16 bytes a store");
 }
 
-/* True, and planned: neighbours of src along one dimension are neighbours of dst along another, and they fill an eighth of tiles at least. Element by
- * element is six times slower than full tiles. */
+/* True, and planned: neighbours of src along one dimension are neighbours of dst along another, and they fill an eighth
+ * of tiles at least. Element by element is six times slower than full tiles. */
 static bool te__plan_copy_transposed(te__plan *p, const te__copy_walk *w, int size, const te_op_copy_args *a) {
     te__transpose_kargs t = TE_ZERO;
     int last = w->ndim - 1, across = -1, d;
@@ -311,7 +312,8 @@ static te_result te__plan_column_sum(te__plan *p, const void *x, te_dtype x_dt, 
     args.x = x;
     args.out = te__data(out);
     args.column_blocks = (unsigned)te__div_up(args.n, 256);
-    /* As many blocks as 132 multiprocessors run at once; fewer rows than 32 are not worth one. From the shapes alone, so that the bits are too. */
+    /* As many blocks as 132 multiprocessors run at once; fewer rows than 32 are not worth one. From the shapes alone,
+     * so that the bits are too. */
     chunks = te__max(1, te__min(te__div_up(args.m, 32), 528 / args.column_blocks));
     args.chunk = te__max(1, te__div_up(args.m, chunks));
     args.chunks = te__max(1, te__div_up(args.m, args.chunk));
@@ -390,7 +392,8 @@ static te_result te__cuda_plan_embedding_bwd(te__plan *p, const te_op_embedding_
     args.dtable = te__data(a->dtable);
     args.start = (unsigned *)te__plan_workspace(p, (args.vocab + 1) * 4);
     args.order = (unsigned *)te__plan_workspace(p, te__max(1, args.tokens) * 4);
-    args.bucket = (int)te__min(TE__EMBEDDING_BUCKET, te__div_up(args.vocab, 512)); /* 512 blocks or more, or one id a block */
+    /* 512 blocks or more, or one id a block */
+    args.bucket = (int)te__min(TE__EMBEDDING_BUCKET, te__div_up(args.vocab, 512));
     args.splits = (int)te__max(1, te__min(te__div_up(args.h, 256), te__div_up(4096, args.vocab)));
     args.ids_dt = a->ids->dtype;
     args.dy_dt = a->dy->dtype;

@@ -1,7 +1,8 @@
-/* ops/math/kargs.h: arguments of the math kernels. Read by the host's compiler and by the kernels': plain structs alone. */
+/* ops/math/kargs.h: arguments of the math kernels. Read by the host's compiler and by the kernels': plain structs
+ * alone. */
 
-/* te_copy over `items` items. Raw: an item is `unit` bytes, strides count items. Converting (unit 0): an item is `width` neighbours
- * along the last dimension, strides count elements. */
+/* te_copy over `items` items. Raw: an item is `unit` bytes, strides count items. Converting (unit 0): an item is
+ * `width` neighbours along the last dimension, strides count elements. */
 typedef struct te__copy_kargs {
     const void *src;
     void *dst;
@@ -13,13 +14,15 @@ typedef struct te__copy_kargs {
     int src_dt, dst_dt;
 } te__copy_kargs;
 
-/* transpose: a block does two tiles of 128 / size rows and 64 columns of a matrix, of bytes beside each other, else above each other. */
+/* transpose: a block does two tiles of 128 / size rows and 64 columns of a matrix, of bytes beside each other, else
+ * above each other. */
 typedef struct te__transpose_kargs {
     const void *src; /* [.., m, lds] */
     void *dst;       /* [.., n, ldd] */
     long long m, n, lds, ldd;
     long long filled; /* of ldd: up to here, absent elements are 0 */
-    long long src_stride[6], dst_stride[6]; /* from matrix to matrix, in elements, of `dims` dimensions, the last one fastest */
+    long long src_stride[6], dst_stride[6]; /* from matrix to matrix, in elements, of `dims` dimensions, the last one
+                                             * fastest */
     unsigned shape[6];
     unsigned tiles, tiles_n; /* pairs of tiles: of a matrix, of its rows */
     int dims;
@@ -79,7 +82,8 @@ typedef struct te__sum_kargs {
     int vector;
 } te__sum_kargs;
 
-/* Block (column block, row chunk) adds its rows into partial [chunks, n]; the last one of a group of column blocks adds those up. */
+/* Block (column block, row chunk) adds its rows into partial [chunks, n]; the last one of a group of column blocks adds
+ * those up. */
 typedef struct te__column_sum_kargs {
     const void *x; /* [m, n] */
     float *partial;

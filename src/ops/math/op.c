@@ -1,4 +1,5 @@
-/* ops/math/op.c: copy, fill, random, axpby, sums, embedding: the checks of each call, and what both backends share about it.
+/* ops/math/op.c: copy, fill, random, axpby, sums, embedding: the checks of each call, and what both backends share
+ * about it.
  * Knows tensors; must not know which backend runs. */
 
 /* ---- copy ---- */
@@ -23,8 +24,8 @@ static te_result te__check_copy(te_ctx *te, te_op_copy_args *a) {
     return TE_OK;
 }
 
-/* The way through two arrays of one shape: sizes of 1 dropped, dimensions merged where both sides allow it, and ordered so that the
- * last one is dst's fastest. At least one dimension. */
+/* The way through two arrays of one shape: sizes of 1 dropped, dimensions merged where both sides allow it, and ordered
+ * so that the last one is dst's fastest. At least one dimension. */
 typedef struct te__copy_walk {
     int ndim;
     int64_t shape[TE_MAX_DIMS], src[TE_MAX_DIMS], dst[TE_MAX_DIMS];
@@ -60,7 +61,8 @@ static void te__copy_walk_make(te__copy_walk *w, const te_tensor *src, const te_
     w->ndim = merged + 1;
 }
 
-/* How the two sides of a copy lie to each other. Where the ranges of their bytes meet they count as overlapping, though elements may alternate. */
+/* How the two sides of a copy lie to each other. Where the ranges of their bytes meet they count as overlapping, though
+ * elements may alternate. */
 typedef enum te__copy_sides { TE__COPY_APART, TE__COPY_OVERLAPS, TE__COPY_SAME /* each element onto itself: nothing to do */ } te__copy_sides;
 
 static te__copy_sides te__copy_sides_of(const te_op_copy_args *a) {
@@ -111,8 +113,8 @@ static void te__copy_detour_make(te__copy_detour *d, const te_op_copy_args *a, v
 
 /* ---- fill, random ---- */
 
-/* The bits of `value` in a format: rounded once, to nearest even; integers truncated and saturated, NaN as 0. Through an f32 that is
- * rounded to odd, so that the second rounding sees which side of a tie it is on. */
+/* The bits of `value` in a format: rounded once, to nearest even; integers truncated and saturated, NaN as 0. Through
+ * an f32 that is rounded to odd, so that the second rounding sees which side of a tie it is on. */
 static uint64_t te__fill_bits(te_dtype dtype, double value) {
     float f = (float)value;
     uint32_t u = te__f32_bits(f);

@@ -1,4 +1,5 @@
-// ops/math/random.cu: uniform or normal numbers; element i from word i % 4 of Philox block i / 4. The bits are the CPU's.
+// ops/math/random.cu: uniform or normal numbers; element i from word i % 4 of Philox block i / 4. The bits are the
+// CPU's.
 //
 // Benchmark: "normal random" in tests/bench/h200.csv.
 //

@@ -3,7 +3,8 @@
 //   block b      elements [b * 16384, (b + 1) * 16384)
 //   thread t     its groups of eight: t, t + 256, ... one after the other; then the threads in te_block_sum's order
 //
-// The order depends on the element's index alone. With one block there is no second kernel: it writes out = scale * sum.
+// The order depends on the element's index alone. With one block there is no second kernel: it writes out = scale *
+// sum.
 //
 // Benchmark: "sum of all" in tests/bench/h200.csv.
 //

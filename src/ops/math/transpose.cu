@@ -1,15 +1,18 @@
-// ops/math/transpose.cu: dst [.., n, ldd] = the transposes of the first n columns of src [.., m, lds]; columns m .. filled-1 of dst are 0.
+// ops/math/transpose.cu: dst [.., n, ldd] = the transposes of the first n columns of src [.., m, lds]; columns m ..
+// filled-1 of dst are 0.
 //
 //            64 columns (tx: 8 each)
 //          +-------------------------+
 //          | ty: 4 / size rows       |  ->  transpose.cuh  ->  dst, 16 bytes a store
 //          +-------------------------+  128 / size rows
 //
-// A block has two tiles, of bytes adjacent along the row, else along the column: both are loaded before the first is transposed.
+// A block has two tiles, of bytes adjacent along the row, else along the column: both are loaded before the first is
+// transposed.
 //
 // Benchmark: "transpose e4m3", "copy transposed" in tests/bench/h200.csv.
 //
-// Launch: block 256, grid: pairs of tiles, consecutive along a row of tiles, matrix after matrix. Any size, any alignment of at least an element.
+// Launch: block 256, grid: pairs of tiles, consecutive along a row of tiles, matrix after matrix. Any size, any
+// alignment of at least an element.
 //
 // te:baseline
 // te:row SIZE=1

@@ -1,5 +1,5 @@
-/* ops/moe/cpu.c: reference of maps, permutation, auxiliary loss and sums by groups. Plain loops; sums in f32 in the order of the copies, long ones in
- * double. */
+/* ops/moe/cpu.c: reference of maps, permutation, auxiliary loss and sums by groups. Plain loops; sums in f32 in the
+ * order of the copies, long ones in double. */
 
 /* ---- maps ---- */
 
@@ -17,7 +17,8 @@ static te_result te__cpu_moe_splits(te_ctx *te, const te_op_moe_splits_args *a) 
     (void)te;
     for (i = 0; i < n; i++) {
         int64_t given = a->sizes ? te__load_index(te__data(a->sizes), a->sizes->dtype, i) : a->values[i];
-        int64_t size = te__min(te__max(0, given), INT64_MAX - a->align), padded = te__round_up(size, a->align); /* whatever it is, the sum stays within 64 bits */
+        /* whatever it is, the sum stays within 64 bits */
+        int64_t size = te__min(te__max(0, given), INT64_MAX - a->align), padded = te__round_up(size, a->align);
         te__store_index(a->padded, i, padded);
         if (a->offsets) te__store_index(a->offsets, i, offset);
         offset += padded - size;
@@ -92,7 +93,8 @@ static te_result te__cpu_moe_local_ids(te_ctx *te, const te_op_moe_local_ids_arg
     }
     return TE_OK;
 }
-/* A count or an offset of rows, which stand in maps as i32: numbers far outside stay outside, and sums of them within 64 bits. */
+/* A count or an offset of rows, which stand in maps as i32: numbers far outside stay outside, and sums of them within
+ * 64 bits. */
 static int64_t te__moe_bounded(int64_t x) { return te__max(-(int64_t)INT32_MAX, te__min(x, INT32_MAX)); }
 static te_result te__cpu_moe_chunk_map(te_ctx *te, const te_op_moe_chunk_map_args *a) {
     int64_t n = te__numel(a->sizes), tokens = te__numel(a->row_id_map), i, k, t = 0;

@@ -1,4 +1,5 @@
-/* ops/moe/cuda.c: plans of the operations of mixtures of experts. Knows the kernels' contracts; must not know what they compute. */
+/* ops/moe/cuda.c: plans of the operations of mixtures of experts. Knows the kernels' contracts; must not know what they
+ * compute. */
 
 /* ---- maps ---- */
 
@@ -29,7 +30,8 @@ static te_result te__cuda_plan_moe_mask_map(te__plan *p, const te_op_moe_mask_ma
     int i;
     k.tokens = te__rows(a->routing_map);
     k.experts = te__cols(a->routing_map);
-    k.chunk = te__max(32, te__div_up(k.tokens, 264)); /* two blocks for each of 132 multiprocessors; integers: the map does not depend on it */
+    k.chunk = te__max(32, te__div_up(k.tokens, 264)); /* two blocks for each of 132 multiprocessors; integers: the map
+                                                       * does not depend on it */
     k.chunks = te__div_up(k.tokens, k.chunk);
     k.routing = te__data(a->routing_map);
     k.map = (int *)te__data(a->row_id_map);

@@ -1,4 +1,5 @@
-/* ops/moe/kargs.h: arguments of the kernels of mixtures of experts. Read by the host's compiler and by the kernels': plain structs alone. */
+/* ops/moe/kargs.h: arguments of the kernels of mixtures of experts. Read by the host's compiler and by the kernels':
+ * plain structs alone. */
 
 /* Items that a block of moe_sort takes, and numbers that a thread of moe_scan takes at a time. */
 #define TE__MOE_SORT_CHUNK 1024
@@ -13,12 +14,14 @@ typedef struct te__moe_splits_kargs {
     long long values[64];
 } te__moe_splits_kargs;
 
-/* moe_count, moe_scan, moe_rows: a mask map; moe_sort_count, moe_scan, moe_sort: one pass of the sort of an index map. */
+/* moe_count, moe_scan, moe_rows: a mask map; moe_sort_count, moe_scan, moe_sort: one pass of the sort of an index
+ * map. */
 typedef struct te__moe_map_kargs {
     const void *routing; /* [tokens, experts] */
     int *map;            /* [tokens, 2 experts + 1] */
     void *counts_out;    /* [experts], or NULL */
-    int *counts;         /* [experts, chunks]: of each expert in each chunk of tokens; moe_scan makes them the rows where these begin */
+    int *counts;         /* [experts, chunks]: of each expert in each chunk of tokens; moe_scan makes them the rows
+                          * where these begin */
     int *rows;           /* [tokens, experts] */
     long long tokens, experts, chunks, chunk; /* chunk: tokens of one */
     int routing_dt, counts_dt;
@@ -54,7 +57,8 @@ typedef struct te__moe_chunk_map_kargs {
     int numbers; /* of chunks, in place of rows */
 } te__moe_chunk_map_kargs;
 
-/* moe_invert: for each row the copy that comes to it, t * copies + place, or -1 (written before). moe_gather: rows by that. */
+/* moe_invert: for each row the copy that comes to it, t * copies + place, or -1 (written before). moe_gather: rows by
+ * that. */
 typedef struct te__moe_rows_kargs {
     const int *map;
     const void *pad_offsets; /* [experts], or NULL */
@@ -92,7 +96,8 @@ typedef struct te__moe_router_kargs {
     void *probs;               /* [tokens, experts], or NULL; of the backward pass: dlogits */
     void *topk_probs;          /* [tokens, topk], or NULL */
     const void *dprobs;        /* [tokens, experts], or with indices [tokens, topk] */
-    unsigned char *map, *bits; /* [tokens, experts], [tokens, experts / 8 up]; may be NULL; of the backward pass: read */
+    unsigned char *map, *bits; /* [tokens, experts], [tokens, experts / 8 up]; may be NULL; of the backward pass:
+                                * read */
     void *indices;             /* [tokens, topk], or NULL; of the backward pass: read */
     long long tokens;
     float scaling;

@@ -1,4 +1,5 @@
-// ops/moe/loop.cuh: included by every kernel of this family: how its loops are compiled, and its single numbers read and written.
+// ops/moe/loop.cuh: included by every kernel of this family: how its loops are compiled, and its single numbers read
+// and written.
 //
 // In embedded PTX (TE_SMALL) no kernel knows formats that it never meets.
 #pragma once

@@ -1,4 +1,5 @@
-// ops/moe/moe_chunk_map.cu: the row of each of the tokens once whole chunks have been sorted, or padding has been put between them; or its chunk's number.
+// ops/moe/moe_chunk_map.cu: the row of each of the tokens once whole chunks have been sorted, or padding has been put
+// between them; or its chunk's number.
 //
 // Launch: block 256, a thread a token; grid: tokens / 256 up.
 //

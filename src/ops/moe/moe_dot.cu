@@ -1,6 +1,8 @@
-// ops/moe/moe_dot.cu: probs [tokens, copies] = the products of the rows of dy [tokens, h] and of x [rows, h] that are copies of one token; 0 where there is none.
+// ops/moe/moe_dot.cu: probs [tokens, copies] = the products of the rows of dy [tokens, h] and of x [rows, h] that are
+// copies of one token; 0 where there is none.
 //
-// Launch: block 256: one warp a token; grid: tokens / 8 up. `vector`: rows start at multiples of 16 bytes on both sides.
+// Launch: block 256: one warp a token; grid: tokens / 8 up. `vector`: rows start at multiples of 16 bytes on both
+// sides.
 //
 // te:baseline
 #include "ops/moe/moe.cuh"

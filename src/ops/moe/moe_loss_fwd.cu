@@ -1,4 +1,5 @@
-// ops/moe/moe_loss_fwd.cu: loss = coefficient * sum over rows and columns of probs [rows, cols] times counts [cols]; coefficient = factor / total^2.
+// ops/moe/moe_loss_fwd.cu: loss = coefficient * sum over rows and columns of probs [rows, cols] times counts [cols];
+// coefficient = factor / total^2.
 //
 // Block b adds up `chunk` rows into partial[b]; the block that ends last adds the partial sums in their order.
 //

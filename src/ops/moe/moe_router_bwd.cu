@@ -1,6 +1,8 @@
-// ops/moe/moe_router_bwd.cu: the gradient of logits, from that of the probabilities and the choice; scores are computed again. te_op_moe_router_bwd.
+// ops/moe/moe_router_bwd.cu: the gradient of logits, from that of the probabilities and the choice; scores are computed
+// again. te_op_moe_router_bwd.
 //
-//   normalised      y = s / sum s, s with the bias if that is a part of it:  ds = g / sum s - (sum g s) / (sum s)^2;  else ds = g; 0 where an expert was not chosen
+//   normalised      y = s / sum s, s with the bias if that is a part of it:  ds = g / sum s - (sum g s) / (sum s)^2;
+//                   else ds = g; 0 where an expert was not chosen
 //   softmax         dx = s (ds - sum ds s), over all experts or over the chosen ones
 //   other scores    dx = ds * slope
 //

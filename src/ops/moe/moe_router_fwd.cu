@@ -1,7 +1,9 @@
-// ops/moe/moe_router_fwd.cu: scores of logits [tokens, experts], the topk experts of each token and their probabilities; te_op_moe_router_fwd has the formulas.
+// ops/moe/moe_router_fwd.cu: scores of logits [tokens, experts], the topk experts of each token and their
+// probabilities; te_op_moe_router_fwd has the formulas.
 //
-// A warp has a token, and in shared memory its scores, the keys by which it chooses, and marks. The best of all experts that are left is taken topk times:
-// each lane looks among its own, then the warp compares; of equal keys the lower expert wins.
+// A warp has a token, and in shared memory its scores, the keys by which it chooses, and marks. The best of all experts
+// that are left is taken topk times: each lane looks among its own, then the warp compares; of equal keys the lower
+// expert wins.
 //
 // Launch: block 32 * warps, a warp a token; grid: tokens / warps up. Shared, for each warp: 9 bytes an
 // expert, 5 a group.

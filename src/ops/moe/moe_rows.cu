@@ -1,7 +1,8 @@
 // ops/moe/moe_rows.cu: the rows of a mask map, from where each expert's tokens of each chunk begin.
 //
 //   pass 1   thread e walks the chunk's tokens and numbers those of expert e: rows[t][e], -1 where it is not routed to
-//   pass 2   a warp a token: experts from the last one down, 32 at a time; what is routed is moved together, then its number is known
+//   pass 2   a warp a token: experts from the last one down, 32 at a time; what is routed is moved together, then its
+//            number is known
 //
 // Launch: block 256; grid: chunks of tokens.
 //

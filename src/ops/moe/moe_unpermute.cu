@@ -1,6 +1,8 @@
-// ops/moe/moe_unpermute.cu: y [tokens, h] = the sums of each token's copies among the rows of x, each times its probability, in the order of the map.
+// ops/moe/moe_unpermute.cu: y [tokens, h] = the sums of each token's copies among the rows of x, each times its
+// probability, in the order of the map.
 //
-// Launch: block 256: one warp a token; grid: tokens / 8 up. `vector`: rows start at multiples of 16 bytes on both sides.
+// Launch: block 256: one warp a token; grid: tokens / 8 up. `vector`: rows start at multiples of 16 bytes on both
+// sides.
 //
 // te:baseline
 // te:row X_DT=3 Y_DT=3

@@ -1,4 +1,5 @@
-/* ops/moe/op.c: mixtures of experts: the checks of each call, and what both backends share about it. Knows tensors; must not know which backend runs. */
+/* ops/moe/op.c: mixtures of experts: the checks of each call, and what both backends share about it. Knows tensors;
+ * must not know which backend runs. */
 
 /* ---- maps ---- */
 

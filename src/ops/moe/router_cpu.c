@@ -1,4 +1,5 @@
-/* ops/moe/router_cpu.c: reference of the router: scores, the choice among them, probabilities, and their gradient. In f32, sums in double. */
+/* ops/moe/router_cpu.c: reference of the router: scores, the choice among them, probabilities, and their gradient. In
+ * f32, sums in double. */
 
 static float te__score_of(te_score_function f, float x) {
     if (f == TE_SCORE_SIGMOID) return 1.0f / (1.0f + expf(-x));
@@ -23,7 +24,8 @@ static void te__softmax_of(const float *x, const uint8_t *map, int64_t n, float 
     for (e = 0; e < n; e++) y[e] = (float)((double)y[e] / sum);
 }
 
-/* The `count` largest of key[0 .. n-1] into which[], the lower index first among equals; NaN counts as the smallest. taken: room for n. */
+/* The `count` largest of key[0 .. n-1] into which[], the lower index first among equals; NaN counts as the smallest.
+ * taken: room for n. */
 static void te__choose(const float *key, int64_t n, int count, uint8_t *taken, int32_t *which) {
     int64_t e;
     int i;
@@ -44,7 +46,8 @@ typedef struct te__router_room {
     int32_t which[TE_MOE_MAX_EXPERTS];
 } te__router_room;
 
-/* Only the experts of the best groups stay: the others' keys become the smallest, or 0, which is above negative ones. */
+/* Only the experts of the best groups stay: the others' keys become the smallest, or 0, which is above negative
+ * ones. */
 static void te__keep_groups(const te_op_moe_router_fwd_args *a, te__router_room *m, int64_t experts) {
     int64_t size = experts / a->num_groups, e;
     int best = a->group_best, g, i;

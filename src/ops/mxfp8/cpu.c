@@ -17,7 +17,8 @@ typedef struct te__mx_quantize_job {
     float max_inverse;
 } te__mx_quantize_job;
 
-/* The larger of `most` and |x|, as bits: non-negative floats order like those, NaN counts as 0, and integer maxima vectorize. */
+/* The larger of `most` and |x|, as bits: non-negative floats order like those, NaN counts as 0, and integer maxima
+ * vectorize. */
 static int32_t te__mx_larger(int32_t most, float x) {
     int32_t a = (int32_t)(te__f32_bits(x) & 0x7fffffffu);
     a = a > 0x7f800000 ? 0 : a;

@@ -1,4 +1,5 @@
-/* ops/mxfp8/kargs.h: arguments of the MXFP8 kernels. Read by the host's compiler and by the kernels': plain structs alone. */
+/* ops/mxfp8/kargs.h: arguments of the MXFP8 kernels. Read by the host's compiler and by the kernels': plain structs
+ * alone. */
 
 /* The tile of a block. */
 #define TE__MX_ROWS 32

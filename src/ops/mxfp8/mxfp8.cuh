@@ -1,5 +1,5 @@
-// ops/mxfp8/mxfp8.cuh: the elements of each thread in a block's tile of 32 rows and 256 columns, alike in both casts. Knows lanes; must not know
-// formats.
+// ops/mxfp8/mxfp8.cuh: the elements of each thread in a block's tile of 32 rows and 256 columns, alike in both casts.
+// Knows lanes; must not know formats.
 //
 //                256 columns: 8 a lane
 //            +----+----+----+----+-  -+----+----+
@@ -36,7 +36,8 @@ TE_DEV int te_mx_left(te_i64 size, te_i64 at, int most) {
     return left > most ? most : left < 0 ? 0 : (int)left;
 }
 
-// The position of the scale of a line's group, as te__mx_scale_at of op.c has it for the host. lines: padded to 128; groups: padded to 4.
+// The position of the scale of a line's group, as te__mx_scale_at of op.c has it for the host. lines: padded to 128;
+// groups: padded to 4.
 TE_DEV te_i64 te_mx_scale_at(te_i64 line, te_i64 group, te_i64 lines, te_i64 groups, bool columnwise, bool swizzled) {
     return te__group_scale_at(swizzled, columnwise, columnwise && !swizzled ? lines : groups, line, group);
 }

@@ -1,4 +1,5 @@
-// ops/mxfp8/mxfp8_dequantize.cu: y [m, n] = f32(q) * 2^(e - 127), rounded once to y's format; q [m, ld], either copy, either layout of scales.
+// ops/mxfp8/mxfp8_dequantize.cu: y [m, n] = f32(q) * 2^(e - 127), rounded once to y's format; q [m, ld], either copy,
+// either layout of scales.
 //
 // mxfp8.cuh has the picture. A lane reads the scales of its own rows or columns.
 //
@@ -38,7 +39,8 @@ extern "C" __global__ void __launch_bounds__(256)
                 if (r < rows && k < cols) (k < 4 ? code[r].x : code[r].y) |= (te_u32)q[r * a.ld + k] << (8 * (k & 3));
         }
     }
-    // The padding of the scales, to 128 lines, covers the thread's rows and columns. Its lines lie evenly in both layouts.
+    // The padding of the scales, to 128 lines, covers the thread's rows and columns. Its lines lie evenly in both
+    // layouts.
     te_i64 lines_m = te_div_up(a.m, 128) * 128, lines_n = te_div_up(a.n, 128) * 128, first, step = 16;
     if (a.columnwise) first = te_mx_scale_at(p.col, p.row / 32, lines_n, lines_m / 32, true, a.swizzled);
     else first = te_mx_scale_at(p.row, p.col / 32, lines_m, lines_n / 32, false, a.swizzled);

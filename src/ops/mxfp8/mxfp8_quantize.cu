@@ -1,11 +1,13 @@
-// ops/mxfp8/mxfp8_quantize.cu: MXFP8 codes and scales along rows, along columns, or both, from one read of x. Per group of 32:
+// ops/mxfp8/mxfp8_quantize.cu: MXFP8 codes and scales along rows, along columns, or both, from one read of x. Per group
+// of 32:
 //   e = E8M0(RN(max |x| * RN(1 / fp8_max))) rounded up, NaN ignored;  q = saturate(RNE(x * 2^(127 - e)))
 //
-// mxfp8.cuh has the picture. x stays in registers. Four neighbouring lanes have a group of each of their rows; the maxima of columns meet in
-// shared memory, where a thread reduces one column, and its factor returns through shared memory.
+// mxfp8.cuh has the picture. x stays in registers. Four neighbouring lanes have a group of each of their rows; the
+// maxima of columns meet in shared memory, where a thread reduces one column, and its factor returns through shared
+// memory.
 //
-// Beyond the edges of x a tile holds zeros, whose codes and scales are 0, and tiles cover `ld` and `ldc` columns and the padding of the
-// scales: that is how all padding is written.
+// Beyond the edges of x a tile holds zeros, whose codes and scales are 0, and tiles cover `ld` and `ldc` columns and
+// the padding of the scales: that is how all padding is written.
 //
 // Benchmark: "quantize mxfp8 both copies", "quantize mxfp8 rowwise" in tests/bench/h200.csv.
 //
@@ -69,7 +71,8 @@ TE_DEV void te_mx_columns_most(const te_raw<TE_ANY> w[4], int dt, float most[8])
         }
     }
 }
-// The maximum over row lane % 4 of the four lanes of a group. In each step two lanes exchange halves, and each goes on with one.
+// The maximum over row lane % 4 of the four lanes of a group. In each step two lanes exchange halves, and each goes on
+// with one.
 TE_DEV float te_mx_group_most(const float v[4], int lane) {
     bool up = lane & 2;
     float a = fmaxf(up ? v[2] : v[0], __shfl_xor_sync(TE_MX_ALL, up ? v[0] : v[2], 2));
@@ -78,8 +81,8 @@ TE_DEV float te_mx_group_most(const float v[4], int lane) {
     return fmaxf(up ? b : a, __shfl_xor_sync(TE_MX_ALL, up ? a : b, 1));
 }
 
-// The codes of the thread's elements for one copy; `there` columns have a place in it. `scale` holds a factor for each column, or one in
-// its first four for each row.
+// The codes of the thread's elements for one copy; `there` columns have a place in it. `scale` holds a factor for each
+// column, or one in its first four for each row.
 TE_DEV void te_mx_store_codes(te_u8 *to, te_i64 ld, int rows, int there, bool vector, const te_raw<TE_ANY> w[4], int dt,
                               const float scale[8], bool columnwise, int y_dt) {
 #pragma unroll

@@ -1,8 +1,10 @@
-/* ops/mxfp8/op.c: MXFP8 casts: the checks of each call, and where each scale lies. Knows tensors; must not know which backend runs. */
+/* ops/mxfp8/op.c: MXFP8 casts: the checks of each call, and where each scale lies. Knows tensors; must not know which
+ * backend runs. */
 
 enum {
     TE__MX_GROUP = 32, /* elements of one scale */
-    TE__MX_LINES = 128 /* rows of a row-wise copy, or columns of a column-wise one, whose scales are padded to one unit */
+    TE__MX_LINES = 128 /* rows of a row-wise copy, or columns of a column-wise one, whose scales are padded to one
+                        * unit */
 };
 
 /* The padded sizes of one copy's scales: `lines` rows (columns) of x, `groups` along each. */
@@ -19,8 +21,8 @@ static te__mx_layout te__mx_layout_of(int64_t m, int64_t n, bool columnwise, boo
     l.swizzled = swizzled;
     return l;
 }
-/* Where the scale of a line's group stands, in bytes. Swizzled: 128 x 4 scales are 512 bytes, as one instruction of Blackwell's tensor cores
- * reads them. */
+/* Where the scale of a line's group stands, in bytes. Swizzled: 128 x 4 scales are 512 bytes, as one instruction of
+ * Blackwell's tensor cores reads them. */
 static int64_t te__mx_scale_at(const te__mx_layout *l, int64_t line, int64_t group) {
     return te__group_scale_at(l->swizzled, l->columnwise, l->columnwise && !l->swizzled ? l->lines : l->groups, line,
                               group);

@@ -1,7 +1,7 @@
 /* ops/norm/cpu.c: LayerNorm and RMSNorm, the reference. Knows rows of numbers; must not know CUDA.
  *
- * Rows are read in runs of TE__NORM_RUN, once for each pass. Sums are taken in double, in eight interleaved parts, so that the loop
- * vectorizes and the order is the same whatever the thread count. */
+ * Rows are read in runs of TE__NORM_RUN, once for each pass. Sums are taken in double, in eight interleaved parts, so
+ * that the loop vectorizes and the order is the same whatever the thread count. */
 
 enum { TE__NORM_RUN = 512, TE__NORM_COLUMNS = 64 };
 
@@ -221,7 +221,8 @@ static void te__norm_bwd_store_sums(const te_tensor *out, int64_t first, int64_t
     for (k = 0; k < count; k++) run[k] = (float)((double)run[k] + sums[k]);
     te__store_row(te__data(out), out->dtype, first, count, run);
 }
-/* dgamma and dbeta: a thread has a band of columns through all rows, so that each column is summed in the order of the rows. */
+/* dgamma and dbeta: a thread has a band of columns through all rows, so that each column is summed in the order of the
+ * rows. */
 static void te__norm_bwd_columns(void *user, int64_t begin, int64_t end) {
     const te__norm_bwd_job *job = (const te__norm_bwd_job *)user;
     float xhat[TE__NORM_COLUMNS], dy[TE__NORM_COLUMNS];

@@ -1,4 +1,5 @@
-/* ops/norm/cuda.c: LayerNorm and RMSNorm, which kernel and how it is launched. Knows plans; must not know the driver. */
+/* ops/norm/cuda.c: LayerNorm and RMSNorm, which kernel and how it is launched. Knows plans; must not know the
+ * driver. */
 
 /* Threads for the general kernels: one for every four elements of a row, so that short rows make small blocks. */
 static int te__norm_threads(int64_t n) { return (int)te__min(512, te__max(32, te__round_up(te__div_up(n, 4), 32))); }
@@ -9,7 +10,8 @@ typedef struct te__norm_tiling {
     bool full; /* without a vector to spare */
 } te__norm_tiling;
 
-/* The least number of warps that hold a row with `most` vectors a thread, of those the first that share it out evenly. None: warps is 0. */
+/* The least number of warps that hold a row with `most` vectors a thread, of those the first that share it out evenly.
+ * None: warps is 0. */
 static te__norm_tiling te__norm_tile(int64_t vectors, int most) {
     te__norm_tiling t = TE_ZERO;
     int w, fewest = (int)te__max(1, te__div_up(vectors, 32 * most));
@@ -31,8 +33,8 @@ static int64_t te__norm_shared_limit(int sm) {
     return sm == 80 ? 163 * 1024 : sm == 90 || sm == 100 || sm == 103 ? 227 * 1024 : 99 * 1024;
 }
 
-/* Is it norm_fwd_queue's? 32 MB of x and more, rows of 4 to 16 KB: a row of more would have a multiprocessor for itself. Which of the two
- * kernels it is changes no bit. */
+/* Is it norm_fwd_queue's? 32 MB of x and more, rows of 4 to 16 KB: a row of more would have a multiprocessor for
+ * itself. Which of the two kernels it is changes no bit. */
 static bool te__norm_wants_queue(const te__plan *p, int64_t m, int64_t n, te__norm_tiling t, te_dtype dtype) {
     return te__norm_shared_limit(p->sm) >= 227 * 1024 && te__dtype_size(dtype) == 2 && n >= 2048 && t.warps <= 8 &&
            m <= 1 << 30 && m * n >= 16 << 20;
@@ -132,7 +134,8 @@ static te_result te__cuda_plan_norm_fwd(te__plan *p, const te_norm_fwd_args *a, 
     return p->result;
 }
 
-/* How norm_bwd runs, beside its tile: GROUPS rows of a block at once, STAGES in flight, the sums over rows in registers or not. */
+/* How norm_bwd runs, beside its tile: GROUPS rows of a block at once, STAGES in flight, the sums over rows in registers
+ * or not. */
 typedef struct te__norm_bwd_tiling {
     te__norm_tiling row;
     int groups, stages;

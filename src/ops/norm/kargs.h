@@ -1,4 +1,5 @@
-/* ops/norm/kargs.h: arguments of the norm kernels. Read by the host's compiler and by the kernels': plain structs alone. */
+/* ops/norm/kargs.h: arguments of the norm kernels. Read by the host's compiler and by the kernels': plain structs
+ * alone. */
 
 /* y = (x - mean) * rstd * gamma' + beta over m rows of n. */
 typedef struct te__norm_fwd_kargs {
@@ -54,7 +55,8 @@ typedef struct te__norm_bwd_kargs {
     te__norm_bwd_sum_kargs sum;
 } te__norm_bwd_kargs;
 
-/* y = x * rnorm of m rows of n, rnorm = 1 / sqrt(sum x^2 + eps); backward, dy given: dx, in y's place, = rnorm * (dy - x * rnorm^2 * sum(x * dy)). */
+/* y = x * rnorm of m rows of n, rnorm = 1 / sqrt(sum x^2 + eps); backward, dy given: dx, in y's place, = rnorm * (dy -
+ * x * rnorm^2 * sum(x * dy)). */
 typedef struct te__l2normalize_kargs {
     const void *x, *dy; /* dy: backward */
     void *y;

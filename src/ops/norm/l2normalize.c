@@ -1,4 +1,5 @@
-/* ops/norm/l2normalize.c: L2 normalization of rows: the reference, and the plan of its kernel. Knows rows of numbers and plans. */
+/* ops/norm/l2normalize.c: L2 normalization of rows: the reference, and the plan of its kernel. Knows rows of numbers
+ * and plans. */
 
 enum { TE__L2_RUN = 512 };
 

@@ -10,16 +10,17 @@
 //       row      0 1 2 .. BG-1 | BG BG+1 ..           partial  [0] <- rows 0 .. G-1, BG .. BG+G-1, ..
 //       block    0 0 1 .. B-1  | 0  0    ..                    [1] <- rows G .. 2G-1, ..            G = 2 here
 //
-// B and G are chosen from the shape alone, not from the GPU: so are the bits. With CHUNKS, columns are split among the 32 WARPS threads of a
-// group as in norm_fwd. Rows pass through shared memory, STAGES ahead of the current one; gamma' and the sums stay in registers (the sums
-// in shared memory if SUMS_SHARED), so that a row costs nothing but its own bytes and one barrier of its group. In a cooperative launch
-// (`counter`) the blocks wait for each other in the end and add the rows of `partial` up themselves; else norm_bwd_sum does so.
+// B and G are chosen from the shape alone, not from the GPU: so are the bits. With CHUNKS, columns are split among the
+// 32 WARPS threads of a group as in norm_fwd. Rows pass through shared memory, STAGES ahead of the current one; gamma'
+// and the sums stay in registers (the sums in shared memory if SUMS_SHARED), so that a row costs nothing but its own
+// bytes and one barrier of its group. In a cooperative launch (`counter`) the blocks wait for each other in the end and
+// add the rows of `partial` up themselves; else norm_bwd_sum does so.
 //
 // Benchmark: "rmsnorm backward", "layernorm backward" in tests/bench/h200.csv.
 //
-// Launch: grid of B <= m blocks. With CHUNKS: 32 WARPS GROUPS threads, at most 512; n a multiple of 8 and at most 256 CHUNKS WARPS (FULL:
-// equal); dy, x, add, dx of X_DT and all pointers aligned to 16 bytes; dynamic shared memory: see te__norm_bwd_tile. Without: block of up to
-// 512, a multiple of 32; anything; `partial` is summed in place.
+// Launch: grid of B <= m blocks. With CHUNKS: 32 WARPS GROUPS threads, at most 512; n a multiple of 8 and at most 256
+// CHUNKS WARPS (FULL: equal); dy, x, add, dx of X_DT and all pointers aligned to 16 bytes; dynamic shared memory: see
+// te__norm_bwd_tile. Without: block of up to 512, a multiple of 32; anything; `partial` is summed in place.
 //
 // te:baseline
 // te:row CHUNKS=2 WARPS=8 FULL=1 GROUPS=2 STAGES=3 SUMS_SHARED=0 ADD=0 LAYERNORM=1 X_DT=3 W_DT=3
@@ -49,8 +50,9 @@ TE_DEV float te_norm_stored(float v, int rounded, int dt) {
 #define STREAMS (ADD ? 3 : 2) // x, dy, add
 #define THREADS (WARPS * 32)  // of a row
 
-// A ring of slots in shared memory, each for one row of every group: STREAMS * CHUNKS vectors of 8 a thread. A thread reads back only bytes that it
-// copied itself, so no barrier is needed; the 16 bytes of neighbouring threads are neighbours.
+// A ring of slots in shared memory, each for one row of every group: STREAMS * CHUNKS vectors of 8 a thread. A thread
+// reads back only bytes that it copied itself, so no barrier is needed; the 16 bytes of neighbouring threads are
+// neighbours.
 struct te_norm_ring {
     static constexpr int pieces = STREAMS * CHUNKS * te_size<X_DT> / 2, pitch = THREADS * GROUPS * 16; // of 16 bytes
     static constexpr int slot_bytes = pieces * pitch;
@@ -109,8 +111,8 @@ struct te_norm_sums {
 #endif
 };
 
-// Both sums over the row, with the only barrier of a row's threads: scratch alternates from row to row, so that no thread overwrites
-// sums that others still read.
+// Both sums over the row, with the only barrier of a row's threads: scratch alternates from row to row, so that no
+// thread overwrites sums that others still read.
 TE_DEV float2 te_norm_sum2(float2 v, float (*scratch)[WARPS], int group) {
     int lane = threadIdx.x & 31, warp = (threadIdx.x >> 5) % WARPS;
     if (LAYERNORM) v = te_warp_sum2(v);

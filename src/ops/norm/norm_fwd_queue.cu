@@ -1,17 +1,20 @@
 // ops/norm/norm_fwd_queue.cu: norm_fwd of many long rows. Formulas: norm_fwd.cu, sums and results: norm_row.cuh.
 //
-//   a block keeps gamma' and beta in registers and pops row after row from a queue in shared memory, which its first thread fills:
+//   a block keeps gamma' and beta in registers and pops row after row from a queue in shared memory, which its first
+//   thread fills:
 //
 //       queue    [ row 17 ][ row 18 ][ row 92 ][ row 93 ]      STAGES places; a bulk copy each, which the place's mbarrier counts
-//       block 5  units 5, 137 by its number, then units by a counter shared by all blocks; a unit is `unit` neighbouring rows
+//       block 5  units 5, 137 by its number, then units by a counter shared by all blocks; a unit is `unit`
+//                neighbouring rows
 //
-// Rows are scheduled dynamically, because multiprocessors do not get equal shares of the bandwidth. The throughput of one counter is the reason for
-// units of 16 KB: tests/bench/notes.md.
+// Rows are scheduled dynamically, because multiprocessors do not get equal shares of the bandwidth. The throughput of
+// one counter is the reason for units of 16 KB: tests/bench/notes.md.
 //
 // Benchmark: "rmsnorm forward ...", "layernorm forward ..." in tests/bench/h200.csv.
 //
-// Launch: 32 WARPS threads, at least two warps; any grid up to the number of units, and `questions` as te__norm_plan_queue counts them; n = 256 CHUNKS
-// WARPS, ld = n, m up to 2^30; x of 16 bits; x, gamma, beta aligned to 16 bytes, y to 16 (8 for FP8); dynamic shared memory: STAGES rows of x.
+// Launch: 32 WARPS threads, at least two warps; any grid up to the number of units, and `questions` as
+// te__norm_plan_queue counts them; n = 256 CHUNKS WARPS, ld = n, m up to 2^30; x of 16 bits; x, gamma, beta aligned to
+// 16 bytes, y to 16 (8 for FP8); dynamic shared memory: STAGES rows of x.
 //
 // te:arch 90
 // te:row CHUNKS=4 WARPS=4 RESIDENT=4 STAGES=4 AMAX=0 ZERO_CENTERED=0 LAYERNORM=0 X_DT=3 W_DT=3 Y_DT=3
@@ -48,7 +51,8 @@ struct te_norm_feed {
         if (left == 0 && row < (int)a.m) {
             int unit = taken < a.own ? (int)(blockIdx.x + taken * gridDim.x) : (int)(a.own * gridDim.x + granted);
             row = min(unit * a.unit, (int)a.m), left = a.unit, taken++;
-            // A block asks with its last own unit and with each later one: `questions` times over all blocks, after which the counter is 0 again.
+            // A block asks with its last own unit and with each later one: `questions` times over all blocks, after
+            // which the counter is 0 again.
             if (taken >= a.own && row < (int)a.m) granted = atomicInc(a.counter, (te_u32)a.questions - 1);
         }
         queue.rows[place] = row;

@@ -1,11 +1,12 @@
-// ops/norm/norm_row.cuh: shared by the forward kernels of LayerNorm and RMSNorm. Knows te__norm_fwd_kargs and their options; must not know how rows
-// are loaded. With CHUNKS, a row lies in the registers of 32 WARPS threads, and its bits do not depend on which kernel it is:
+// ops/norm/norm_row.cuh: shared by the forward kernels of LayerNorm and RMSNorm. Knows te__norm_fwd_kargs and their
+// options; must not know how rows are loaded. With CHUNKS, a row lies in the registers of 32 WARPS threads, and its
+// bits do not depend on which kernel it is:
 //
 //       thread   0    1   ..  T-1 |  0    1   ..  T-1 | ..          T = 32 WARPS, vectors of 8, V <= T * CHUNKS; FULL: V = T * CHUNKS
 //       vector  [0]  [1]  .. [T-1]  [T] [T+1] ..        [V-1]
 //
-// Sums of x and x^2 need one pass and one barrier. Where the mean is larger than the spread, the difference that makes the variance has lost
-// digits: then a second pass sums x less the mean.
+// Sums of x and x^2 need one pass and one barrier. Where the mean is larger than the spread, the difference that makes
+// the variance has lost digits: then a second pass sums x less the mean.
 #pragma once
 #include "device/vector.cuh"
 #include "ops/norm/kargs.h"
@@ -84,7 +85,8 @@ struct te_norm_row {
         if (LAYERNORM) {
             mean = sum.x * one_nth;
             variance = fmaf(-mean, mean, variance);
-            if (!(mean * mean <= variance) || !(sum.y <= TE_FLT_MAX)) { // or the sum of squares is beyond f32, which the variance need not be
+            if (!(mean * mean <= variance) || !(sum.y <= TE_FLT_MAX)) { // or the sum of squares is beyond f32, which
+                                                                        // the variance need not be
                 sum = add(share(t, vectors, mean), scratch.again);
                 sum.x *= one_nth;
                 variance = fmaf(-sum.x, sum.x, sum.y * one_nth);

@@ -1,4 +1,5 @@
-/* ops/norm/op.c: the front door of LayerNorm and RMSNorm: defaults and checks. Knows tensors; must not know which backend runs. */
+/* ops/norm/op.c: the front door of LayerNorm and RMSNorm: defaults and checks. Knows tensors; must not know which
+ * backend runs. */
 
 static te_result te__check_norm_fwd(te_ctx *te, te_norm_fwd_args *a, bool layernorm) {
     const char *op = layernorm ? "layernorm_fwd" : "rmsnorm_fwd";

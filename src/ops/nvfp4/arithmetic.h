@@ -1,9 +1,10 @@
-/* ops/nvfp4/arithmetic.h: the transform, rounding and errors of the 16 elements of a block. Read by the host and by kernels, which get the same bits:
- * knows base/, and not where the elements lie. */
+/* ops/nvfp4/arithmetic.h: the transform, rounding and errors of the 16 elements of a block. Read by the host and by
+ * kernels, which get the same bits: knows base/, and not where the elements lie. */
 #ifndef TE__NVFP4_ARITHMETIC_H
 #define TE__NVFP4_ARITHMETIC_H
 
-/* a * b, rounded, also where a sum follows: the host's compiler may fuse a plain product into that sum. Adding -0 changes nothing. */
+/* a * b, rounded, also where a sum follows: the host's compiler may fuse a plain product into that sum. Adding -0
+ * changes nothing. */
 TE__BOTH float te__nvfp4_product(float a, float b) {
 #ifdef __CUDA_ARCH__
     return __fmul_rn(a, b);
@@ -29,8 +30,8 @@ TE__BOTH float te__nvfp4_abs(float a) { return te__bits_f32(te__f32_bits(a) & 0x
 #define TE__NVFP4_UNROLL
 #endif
 
-/* v = H v / 4 in f32, H the Sylvester matrix of order 16: also the inverse of the transform. The factor is applied first, so that nothing overflows whose
- * result does not. */
+/* v = H v / 4 in f32, H the Sylvester matrix of order 16: also the inverse of the transform. The factor is applied
+ * first, so that nothing overflows whose result does not. */
 TE__BOTH void te__nvfp4_hadamard(float v[16]) {
     TE__NVFP4_UNROLL
     for (int i = 0; i < 16; i++) v[i] = te__nvfp4_product(v[i], 0.25f);
@@ -60,9 +61,10 @@ TE__BOTH float te__nvfp4_toward_zero(int32_t s) {
     return s < 0 ? -(float)(int32_t)m : (float)(int32_t)m;
 #endif
 }
-/* v = H v / 4, rounded to bf16: the column-wise copy's transform, summed as the tensor cores do that TransformerEngine leaves it to (mma.sync on
- * Hopper and Blackwell, tcgen05.mma): no product is rounded; the 16 of a sum are cut to 25 bits below the leading bit of the largest and
- * added up exactly; the sum is cut to f32. Since all products of v have the magnitudes of v / 4, integers do it, in any order.
+/* v = H v / 4, rounded to bf16: the column-wise copy's transform, summed as the tensor cores do that TransformerEngine
+ * leaves it to (mma.sync on Hopper and Blackwell, tcgen05.mma): no product is rounded; the 16 of a sum are cut to 25
+ * bits below the leading bit of the largest and added up exactly; the sum is cut to f32. Since all products of v have
+ * the magnitudes of v / 4, integers do it, in any order.
  * With an infinity or a NaN in v, these alone decide. */
 TE__BOTH void te__nvfp4_transform_bf16(float v[16]) {
     uint32_t top = 0;
@@ -115,7 +117,8 @@ TE__BOTH void te__nvfp4_transform_bf16(float v[16]) {
 TE__BOTH uint8_t te__nvfp4_stochastic(float y, uint32_t k) {
     float m = te__nvfp4_abs(y), step = m < 2.0f ? 0.5f / 256 : m < 4.0f ? 1.0f / 256 : 2.0f / 256;
     float t = te__nvfp4_sum(m, te__nvfp4_product((float)(int32_t)k, step));
-    uint32_t code = t < 1.0f ? t >= 0.5f : (te__f32_bits(t) - (126u << 23)) >> 22; /* above 1 a code is an exponent and one bit */
+    /* above 1 a code is an exponent and one bit */
+    uint32_t code = t < 1.0f ? t >= 0.5f : (te__f32_bits(t) - (126u << 23)) >> 22;
     if (code > 7u) code = 7u;
     return (uint8_t)(m == m ? code | (te__f32_bits(y) >> 28 & 8u) : 7u);
 }
@@ -141,7 +144,8 @@ TE__BOTH float te__nvfp4_decode_step(uint8_t block_code, float amax, float code_
     return te__nvfp4_decode_factor(te__e4m3_to_f32(block_code), amax, most, te__rcp_f32(most));
 }
 
-/* Where the scale of row i and group j of [rows, groups] lies; groups is a multiple of 4. Swizzled: tiles of 128 x 4. */
+/* Where the scale of row i and group j of [rows, groups] lies; groups is a multiple of 4. Swizzled: tiles of 128 x
+ * 4. */
 TE__BOTH int64_t te__nvfp4_scale_at(int64_t i, int64_t j, int64_t groups, int swizzled) {
     return te__group_scale_at(swizzled, 0, groups, i, j);
 }

@@ -197,7 +197,8 @@ static float te__nvfp4_tile_sum(float e[16]) {
         for (i = 0; i < half; i++) e[i] = te__nvfp4_sum(e[i], e[i + half]);
     return e[0];
 }
-/* The block scale of `rows` runs of 16 elements, of which amax is the tensor's: 1, or 16 for a tile, whose runs are blocks `stride` apart. */
+/* The block scale of `rows` runs of 16 elements, of which amax is the tensor's: 1, or 16 for a tile, whose runs are
+ * blocks `stride` apart. */
 static uint8_t te__nvfp4_choose(const te__nvfp4_rounding *how, te__nvfp4_tile v, int rows, float amax, uint64_t block,
                                 uint64_t stride) {
     float largest = te__nvfp4_largest(v[0], 16 * rows, 0.0f),
@@ -254,14 +255,16 @@ static void te__nvfp4_put(const te__nvfp4_copy *c, int64_t i, int64_t j, const f
     if (i < c->rows && 8 * j < c->bytes) {
         te__nvfp4_codes(&c->how, v, d, te__nvfp4_tensor_scale(amax, c->how.code_max), (uint64_t)(i * c->blocks + j),
                         code);
-        for (b = d == 0x7fu ? te__max(0, c->cols - 16 * j) : 16; b < 16; b++) code[b] = 0; /* elements beyond the edge are no NaN */
+        /* elements beyond the edge are no NaN */
+        for (b = d == 0x7fu ? te__max(0, c->cols - 16 * j) : 16; b < 16; b++) code[b] = 0;
         for (b = 0; b < 8 && 8 * j + b < c->bytes; b++)
             c->q[i * c->bytes + 8 * j + b] = (uint8_t)(code[2 * b] | code[2 * b + 1] << 4);
     }
     if (i < c->scale_rows && j < c->groups) /* a tile's scale is not repeated beyond the edge */
         c->scale[te__nvfp4_scale_at(i, j, c->groups, c->swizzled)] = i < c->rows ? d : 0;
 }
-/* The 16 runs of tile (strip, group) of a copy, as they lie in it. amax: of all, or one for each row of the copy; by_group: one for each group of rows of x. */
+/* The 16 runs of tile (strip, group) of a copy, as they lie in it. amax: of all, or one for each row of the copy;
+ * by_group: one for each group of rows of x. */
 static void te__nvfp4_put_tile(const te__nvfp4_copy *c, int64_t strip, int64_t group, te__nvfp4_tile v,
                                const float *amax, bool per_row, const te__nvfp4_row_groups *by_group, bool turned,
                                bool two) {

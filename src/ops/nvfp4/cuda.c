@@ -1,4 +1,5 @@
-/* ops/nvfp4/cuda.c: plans of the NVFP4 amaxes and casts. Knows the kernels' contracts; must not know what they compute. */
+/* ops/nvfp4/cuda.c: plans of the NVFP4 amaxes and casts. Knows the kernels' contracts; must not know what they
+ * compute. */
 
 /* Rows of `bytes` bytes all start at multiples of `unit`. */
 static bool te__nvfp4_aligned(const te_tensor *x, int64_t bytes, int64_t unit) {

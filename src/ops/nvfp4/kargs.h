@@ -1,4 +1,5 @@
-/* ops/nvfp4/kargs.h: arguments of the NVFP4 kernels. Read by the host's compiler and by the kernels': plain structs alone. */
+/* ops/nvfp4/kargs.h: arguments of the NVFP4 kernels. Read by the host's compiler and by the kernels': plain structs
+ * alone. */
 
 typedef struct te__nvfp4_amax_kargs {
     const void *x;       /* [m, n] */
@@ -31,7 +32,8 @@ typedef struct te__nvfp4_quantize_kargs {
     float *part;                /* [2, blocks]: the amaxes are made here (MEASURE) */
     unsigned *counter;          /* of te_grid_wait, with part */
     const float *noop;
-    const int *groups;          /* [m]: amax_row and amax_col are [count], of each group, and per_row and per_col are set; or NULL */
+    const int *groups;          /* [m]: amax_row and amax_col are [count], of each group, and per_row and per_col are
+                                 * set; or NULL */
     long long m, n, ld, ldc, row_groups, col_groups;
     unsigned long long seed, offset;
     const void *rng; /* te__rng_read */

@@ -1,4 +1,5 @@
-// ops/nvfp4/nvfp4.cuh: 16 elements to 16 codes and their scale. Knows arithmetic.h; must not know where the elements lie.
+// ops/nvfp4/nvfp4.cuh: 16 elements to 16 codes and their scale. Knows arithmetic.h; must not know where the elements
+// lie.
 #pragma once
 #include "device/base.cuh"
 #include "ops/nvfp4/arithmetic.h"
@@ -28,9 +29,10 @@ TE_DEV float te_nvfp4_fma_sat(float a, float b, float c) {
     asm("fma.rn.sat.f32 %0, %1, %2, %3;" : "=f"(r) : "f"(a), "f"(b), "f"(c));
     return r;
 }
-// Four magnitudes y (>= 0, no NaN) to the low 16 bits, the first in the lowest four. E2M1's codes are piecewise linear: 2 y up to 2, then y + 2,
-// then y / 2 + 4 up to 6. The three pieces are cut out exactly and added to 2^23, where the sum rounds to integers, to nearest even, and so
-// to even codes, or, `down`, to the code below; only one of the pieces is ever at a fraction. Times 16 makes room for the next code.
+// Four magnitudes y (>= 0, no NaN) to the low 16 bits, the first in the lowest four. E2M1's codes are piecewise linear:
+// 2 y up to 2, then y + 2, then y / 2 + 4 up to 6. The three pieces are cut out exactly and added to 2^23, where the
+// sum rounds to integers, to nearest even, and so to even codes, or, `down`, to the code below; only one of the pieces
+// is ever at a fraction. Times 16 makes room for the next code.
 template <bool down> TE_DEV float te_nvfp4_add(float a, float b, float c) {
     return down ? __fmaf_rd(a, b, c) : __fmaf_rn(a, b, c);
 }
@@ -62,7 +64,8 @@ TE_DEV te_u32 te_nvfp4_pack8(const float v[8], float multiplier) {
     return __byte_perm(te_nvfp4_pack4<false>(y), te_nvfp4_pack4<false>(y + 4), 0x5410) | te_nvfp4_signs8(v);
 }
 // The same, rounded as te__nvfp4_stochastic does, by eight bytes k of `random`: the code below |y| + k / 256 of the step there. The step is half
-// the power of two at or below |y|, 0.5 below 2 (above 8 it does not matter); k / 512, exactly, is what 16384 + k / 512 has at its end.
+// the power of two at or below |y|, 0.5 below 2 (above 8 it does not matter); k / 512, exactly, is what 16384 + k / 512
+// has at its end.
 TE_DEV te_u32 te_nvfp4_pack8_stochastic(const float v[8], float multiplier, const te_u32 random[2]) {
     float t[8];
 #pragma unroll
@@ -75,8 +78,8 @@ TE_DEV te_u32 te_nvfp4_pack8_stochastic(const float v[8], float multiplier, cons
     return __byte_perm(te_nvfp4_pack4<true>(t), te_nvfp4_pack4<true>(t + 4), 0x5410) | te_nvfp4_signs8(v);
 }
 
-// te__nvfp4_block_code, _step and _multiplier, with factors that depend on the tensor alone hoisted out of the loop, and by the cvt instructions where
-// there are any. No amax is a NaN.
+// te__nvfp4_block_code, _step and _multiplier, with factors that depend on the tensor alone hoisted out of the loop,
+// and by the cvt instructions where there are any. No amax is a NaN.
 struct te_nvfp4_tensor {
     float sixth, inverse;    // S / 6, 1 / S
     float scale, amax, most; // S, of this amax, and 6 F: 4-over-6 alone reads them
@@ -177,7 +180,8 @@ TE_DEV float te_nvfp4_error(const te_nvfp4_rounding &how, const float v[16], te_
     }
     return sum;
 }
-// The better of the two scales of 4-over-6 for 16 elements of a block with this amax. tile: of 16 lanes, whose errors are summed.
+// The better of the two scales of 4-over-6 for 16 elements of a block with this amax. tile: of 16 lanes, whose errors
+// are summed.
 TE_DEV te_u8 te_nvfp4_four_over_six(const te_nvfp4_rounding &how, const float v[16], float amax,
                                     const te_nvfp4_tensor &s, const te_u32 random[4], bool tile) {
     float base = te__nvfp4_base(amax, s.scale), least = 0.0f;
@@ -193,8 +197,8 @@ TE_DEV te_u8 te_nvfp4_four_over_six(const te_nvfp4_rounding &how, const float v[
     }
     return best;
 }
-// One block of 16: its codes and its scale. amax: te_nvfp4_amax's. tile: it belongs to one, whose scale is tile_code. block: its
-// number in the copy. multipliers: of the 128 block scales of the tensor, or NULL.
+// One block of 16: its codes and its scale. amax: te_nvfp4_amax's. tile: it belongs to one, whose scale is tile_code.
+// block: its number in the copy. multipliers: of the 128 block scales of the tensor, or NULL.
 TE_DEV uint2 te_nvfp4_block(const te_nvfp4_rounding &how, const float v[16], float amax, const te_nvfp4_tensor &s,
                             const float *multipliers, bool tile, const int &tile_code, te_u64 block, te_u8 *scale) {
     te_u32 random[4];
@@ -214,8 +218,9 @@ TE_DEV uint2 te_nvfp4_block(const te_nvfp4_rounding &how, const float v[16], flo
                           nan || (how.stochastic && !(__fmul_rn(amax, multiplier) <= TE_FLT_MAX)));
 }
 
-// The transform of 16 elements of format dt for the column-wise copy; rht 1 with signs, 2 without. Nearly always the magnitudes are so close that each
-// sum fits into 24 bits: then f32 sums are exact, and equal those of te__nvfp4_transform_bf16. Both pass a NaN on.
+// The transform of 16 elements of format dt for the column-wise copy; rht 1 with signs, 2 without. Nearly always the
+// magnitudes are so close that each sum fits into 24 bits: then f32 sums are exact, and equal those of
+// te__nvfp4_transform_bf16. Both pass a NaN on.
 TE_DEV void te_nvfp4_transform(float v[16], int rht, int dt) {
     if (!rht) return;
     if (rht == 1) te__nvfp4_flip(v, TE__NVFP4_SIGNS);
@@ -223,7 +228,8 @@ TE_DEV void te_nvfp4_transform(float v[16], int rht, int dt) {
 #pragma unroll
     for (int i = 1; i < 16; i++) most = fmaxf(most, fabsf(v[i])), least = fminf(least, fabsf(v[i]));
     te_u32 top = __float_as_uint(most) >> 23, spread = top - (__float_as_uint(least) >> 23);
-    if (dt == TE_F32 || spread > (dt == TE_BF16 ? 12 : 9) || top > 249) return te__nvfp4_transform_bf16(v); // 16 of them: 4 bits; bf16 has 8, f16 11
+    // 16 of them: 4 bits; bf16 has 8, f16 11
+    if (dt == TE_F32 || spread > (dt == TE_BF16 ? 12 : 9) || top > 249) return te__nvfp4_transform_bf16(v);
 #pragma unroll
     for (int h = 1; h < 16; h *= 2)
 #pragma unroll
@@ -234,7 +240,8 @@ TE_DEV void te_nvfp4_transform(float v[16], int rht, int dt) {
             }
 #pragma unroll
     for (int i = 0; i < 16; i += 2) {
-        te_u32 pair = te_f32x2_to_half(__fmaf_rn(v[i], 0.25f, 0.0f), __fmaf_rn(v[i + 1], 0.25f, 0.0f), TE_BF16); // + 0 makes a 0 of a -0
+        // + 0 makes a 0 of a -0
+        te_u32 pair = te_f32x2_to_half(__fmaf_rn(v[i], 0.25f, 0.0f), __fmaf_rn(v[i + 1], 0.25f, 0.0f), TE_BF16);
         v[i] = te_nvfp4_of_word(pair, 0, TE_BF16), v[i + 1] = te_nvfp4_of_word(pair, 1, TE_BF16);
     }
 }

@@ -1,20 +1,21 @@
-// ops/nvfp4/nvfp4_amax.cu: row = max(row, max |x|), of everything or of each row; col = max(col, max |x'|), of everything or of each column, where
-// x' is x or its transform, as the column-wise copy takes it; from one read of x. NaN ignored, infinity kept.
+// ops/nvfp4/nvfp4_amax.cu: row = max(row, max |x|), of everything or of each row; col = max(col, max |x'|), of
+// everything or of each column, where x' is x or its transform, as the column-wise copy takes it; from one read of x.
+// NaN ignored, infinity kept.
 //
 //            128 columns: 4 a lane
 //          +-----------------------+
 //    16    |  a piece: one warp    |     each thread holds 16 rows of its four columns: whole groups of the transform
 //   rows   +-----------------------+
 //
-// The block that ends last reduces the maxima of all blocks. Rows' and columns' own maxima meet by atomics, which give the same bits always, after
-// nvfp4_amax_zero; most warps read a larger value, and need none.
+// The block that ends last reduces the maxima of all blocks. Rows' and columns' own maxima meet by atomics, which give
+// the same bits always, after nvfp4_amax_zero; most warps read a larger value, and need none.
 //
 // Benchmark: "nvfp4 amaxes plain and transformed" in tests/bench/h200.csv.
 //
 // GROUPS: a piece is of one group of rows, whose maxima meet like those of rows.
 //
-// Launch: block 256, grid: at most as many blocks as run at once; each loops over groups of eight neighbouring pieces. Any size,
-// any alignment.
+// Launch: block 256, grid: at most as many blocks as run at once; each loops over groups of eight neighbouring pieces.
+// Any size, any alignment.
 //
 // te:baseline
 // te:row X_DT=3 RHT=0 PER_ROW=0 PER_COL=0

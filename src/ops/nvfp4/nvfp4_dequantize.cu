@@ -1,6 +1,8 @@
-// ops/nvfp4/nvfp4_dequantize.cu: y [m, n] = q * d * amax / (6 F), from the row-wise or the column-wise copy, whose transform is inverted.
+// ops/nvfp4/nvfp4_dequantize.cu: y [m, n] = q * d * amax / (6 F), from the row-wise or the column-wise copy, whose
+// transform is inverted.
 //
-//   row-wise: a warp has 256 columns of every eighth of 32 rows; a thread loads eight neighbours of each of its four rows before it decodes the first
+//   row-wise: a warp has 256 columns of every eighth of 32 rows; a thread loads eight neighbours of each of its four
+//   rows before it decodes the first
 //
 //   column-wise:
 //            64 columns
@@ -10,8 +12,8 @@
 //
 // Benchmark: "dequantize nvfp4" in tests/bench/h200.csv.
 //
-// Launch: block 256, grid: tiles (of 32 rows and 256 columns; column-wise of 64 and 64), consecutive along a row of tiles. Any size, any
-// alignment.
+// Launch: block 256, grid: tiles (of 32 rows and 256 columns; column-wise of 64 and 64), consecutive along a row of
+// tiles. Any size, any alignment.
 //
 // te:baseline
 // te:row Y_DT=3 COLUMNWISE=0 RHT=0
@@ -50,7 +52,8 @@ template <int N> TE_DEV void te_nvfp4_codes(const te_u8 *q, te_i64 left, bool ve
             if (b < left) w[b >> 2] |= (te_u32)q[b] << (8 * (b & 3));
     }
 }
-// Eight codes times their step. Two tables of eight bytes give the upper and the lower byte of each magnitude's bf16, four codes at a time.
+// Eight codes times their step. Two tables of eight bytes give the upper and the lower byte of each magnitude's bf16,
+// four codes at a time.
 TE_DEV void te_nvfp4_decode8(te_u32 w, float step, float v[8]) {
 #pragma unroll
     for (int h = 0; h < 2; h++) {
@@ -75,7 +78,8 @@ extern "C" __global__ void __launch_bounds__(256)
         te_i64 row = (te_i64)tile_m * 32 + (threadIdx.x >> 5), col = (te_i64)tile_n * 256 + (threadIdx.x & 31) * 8,
                left = bytes - (col >> 1);
         const te_u8 *q = a.q + row * bytes + (col >> 1);
-        int rows = left <= 0 || col >> 4 >= a.groups || row >= a.m ? 0 : a.m - row > 24 ? 4 : (int)(a.m - row + 7) / 8; // that have codes
+        // that have codes
+        int rows = left <= 0 || col >> 4 >= a.groups || row >= a.m ? 0 : a.m - row > 24 ? 4 : (int)(a.m - row + 7) / 8;
         te_u32 w[4] = {};
         te_u8 scale[4] = {};
         float amax[4] = {*a.amax, *a.amax, *a.amax, *a.amax};

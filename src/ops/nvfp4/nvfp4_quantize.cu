@@ -1,4 +1,5 @@
-// ops/nvfp4/nvfp4_quantize.cu: e2m1 codes and e4m3 block scales of x, row-wise, column-wise (transposed), or both, from one read of x.
+// ops/nvfp4/nvfp4_quantize.cu: e2m1 codes and e4m3 block scales of x, row-wise, column-wise (transposed), or both, from
+// one read of x.
 //
 //              128 columns (64 of f32)
 //            +-----------------------+   by rows:     a thread casts 32 neighbours: 16 bytes of codes, two scales   ->  row
@@ -8,15 +9,18 @@
 //
 //   turned   a column: 64 bytes of codes and 8 scales, written from there 16 bytes and 4 bytes a store
 //
-// The row's 272 bytes put eight threads with two chunks of four rows on 32 banks; a warp reads a row by words. Beyond the edges of x the tile
-// holds zeros, whose codes and scales are 0; tiles reach over all padding, which is how it is written.
-// Blocks of 16 x 16: a pass over the tile before, for the 64 scales; 4-over-6: two, for each copy chooses its own. MEASURE, a cooperative launch:
-// blocks walk over their tiles for the amaxes, wait for each other, and cast in reverse order, since the last tile is still in shared memory.
+// The row's 272 bytes put eight threads with two chunks of four rows on 32 banks; a warp reads a row by words. Beyond
+// the edges of x the tile holds zeros, whose codes and scales are 0; tiles reach over all padding, which is how it is
+// written.
+// Blocks of 16 x 16: a pass over the tile before, for the 64 scales; 4-over-6: two, for each copy chooses its own.
+// MEASURE, a cooperative launch: blocks walk over their tiles for the amaxes, wait for each other, and cast in reverse
+// order, since the last tile is still in shared memory.
 // PER_LINE: amaxes of single rows and columns, or of groups of rows: 16 rows of a column are of one.
 //
 // Benchmark: "quantize nvfp4 ..." in tests/bench/h200.csv.
 //
-// Launch: block 256, grid: tiles, consecutive along a row of tiles; MEASURE: any number that runs at once. Any size, any alignment.
+// Launch: block 256, grid: tiles, consecutive along a row of tiles; MEASURE: any number that runs at once. Any size,
+// any alignment.
 //
 // te:baseline
 // te:row X_DT=3 TWO=0 RHT=0 STOCHASTIC=0 FOUR=0 MEASURE=0 PER_LINE=0
@@ -142,7 +146,8 @@ TE_DEV void te_nvfp4_tile::measure(const te__nvfp4_quantize_kargs &a, float &of_
     }
 }
 
-// The scales of the tile's 16 x 16 blocks, for the row-wise copy or for the column-wise one: 16 lanes have the rows, or columns, of a block.
+// The scales of the tile's 16 x 16 blocks, for the row-wise copy or for the column-wise one: 16 lanes have the rows, or
+// columns, of a block.
 TE_DEV void te_nvfp4_tile::choose(const te__nvfp4_quantize_kargs &a, const te_nvfp4_rounding &how, bool columns,
                                   te_i64 blocks) const {
     const int groups = TE_COLUMNS / 16; // of a row of the tile

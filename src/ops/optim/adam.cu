@@ -4,12 +4,13 @@
 //   m  = beta1 m + (1 - beta1) g      v = beta2 v + (1 - beta2) g^2
 //   p -= lr (unbias1 m * (1 / (sqrt(unbias2 v) + eps))  + weight_decay p unless l2_mode)          unbias = 1 / (1 - beta^step)
 //
-// p is the f32 master where there is one, and the parameter is its rounding. Every operation is rounded by itself, as on the CPU. The usual
-// pairs of formats have code of their own, chosen by the block; all others are processed element by element.
+// p is the f32 master where there is one, and the parameter is its rounding. Every operation is rounded by itself, as
+// on the CPU. The usual pairs of formats have code of their own, chosen by the block; all others are processed element
+// by element.
 //
-// Memory is the bound: 28 bytes an element (bf16 parameter and gradient, f32 master and moments). Many short blocks come near it: a thread loads
-// its four elements of each array, computes, stores and ends. Loops over larger chunks, more elements a thread, bulk copies through shared memory
-// and hints to the caches were all slower.
+// Memory is the bound: 28 bytes an element (bf16 parameter and gradient, f32 master and moments). Many short blocks
+// come near it: a thread loads its four elements of each array, computes, stores and ends. Loops over larger chunks,
+// more elements a thread, bulk copies through shared memory and hints to the caches were all slower.
 //
 // Benchmark: "adam bf16 with f32 states" in tests/bench/h200.csv.
 //
@@ -20,7 +21,8 @@
 #include "ops/optim/adam.cuh"
 #include "ops/optim/multi.cuh"
 
-// The thread's four elements of the chunk at `begin`, if they are all before `end`; returns where the whole groups of the chunk stop.
+// The thread's four elements of the chunk at `begin`, if they are all before `end`; returns where the whole groups of
+// the chunk stop.
 template <int G, int P, bool MASTER>
 TE_DEV te_i64 te_adam_group(const te__adam_kargs &a, const te_adam_step &step, int t, te_i64 begin, te_i64 end) {
     te_i64 whole = begin + (end - begin) / 4 * 4, i = begin + threadIdx.x * 4;

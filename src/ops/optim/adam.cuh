@@ -1,5 +1,5 @@
-// ops/optim/adam.cuh: the arithmetic of one element of Adam, and its states in any format. Every operation is rounded by itself, as on the CPU. Must not know
-// how the elements are shared among threads.
+// ops/optim/adam.cuh: the arithmetic of one element of Adam, and its states in any format. Every operation is rounded
+// by itself, as on the CPU. Must not know how the elements are shared among threads.
 #pragma once
 #include "device/base.cuh"
 #include "ops/optim/arithmetic.h"
@@ -26,7 +26,8 @@ TE_DEV te_adam_step te_adam_begin(const te__adam_numbers &a) {
     return step;
 }
 
-// Element i of tensor t's states, as they are after the step: x[TE__STATE_MASTER] is the parameter where there is no master.
+// Element i of tensor t's states, as they are after the step: x[TE__STATE_MASTER] is the parameter where there is no
+// master.
 TE_DEV void te_adam_element(const te__adam_states_kargs &a, const te_adam_step &step, int t,
                             const float scale[TE__STATES], te_i64 i, float x[TE__STATES]) {
     const void *master = a.state[TE__STATE_MASTER][t];

@@ -1,9 +1,10 @@
-/* ops/optim/arithmetic.h: how an optimizer's state of 16 or 8 bits stands for f32. Read by the host and by kernels, which get the same bits: knows base/, and
- * not where the elements lie. */
+/* ops/optim/arithmetic.h: how an optimizer's state of 16 or 8 bits stands for f32. Read by the host and by kernels,
+ * which get the same bits: knows base/, and not where the elements lie. */
 #ifndef TE__OPTIM_ARITHMETIC_H
 #define TE__OPTIM_ARITHMETIC_H
 
-/* The largest magnitude of a scaled state: e4m3's largest code; or half of f16's largest number, so that sums of two stay in it. */
+/* The largest magnitude of a scaled state: e4m3's largest code; or half of f16's largest number, so that sums of two
+ * stay in it. */
 TE__BOTH float te__state_range(int e4m3) { return e4m3 ? 448.0f : 32752.0f; }
 /* The factor of the elements before they are rounded. Nothing to scale by gives zeros either way. */
 TE__BOTH float te__state_multiplier(float amax, int e4m3) {
@@ -31,7 +32,8 @@ TE__BOTH void te__scale_after(float *scale, float *inv_scale, float *tracker, fl
     *found_inf = 0.0f;
 }
 
-/* An f32 master from a parameter in bf16 and the 16 bits that it lacks. The parameter was rounded up where the highest of these is set. */
+/* An f32 master from a parameter in bf16 and the 16 bits that it lacks. The parameter was rounded up where the highest
+ * of these is set. */
 TE__BOTH float te__join_master(uint16_t param, uint16_t remainder) {
     return te__bits_f32(((uint32_t)param - (remainder >> 15)) << 16 | remainder);
 }

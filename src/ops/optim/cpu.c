@@ -1,5 +1,5 @@
-/* ops/optim/cpu.c: reference of Adam, SGD, gradient norm and scaling. A list of tensors is one row of pieces, so that many small tensors keep all
- * threads busy; a piece is a matter of shapes alone. */
+/* ops/optim/cpu.c: reference of Adam, SGD, gradient norm and scaling. A list of tensors is one row of pieces, so that
+ * many small tensors keep all threads busy; a piece is a matter of shapes alone. */
 
 enum { TE__OPTIM_PIECE = 8192, TE__OPTIM_ROW = 512 };
 
@@ -39,7 +39,8 @@ static int te__piece_tensor(const te__pieces *p, int64_t piece, int64_t *begin) 
 
 /* ---- adam ---- */
 
-/* Of the states of one entry: their scales before the step, and the multipliers of the new numbers before they are rounded. */
+/* Of the states of one entry: their scales before the step, and the multipliers of the new numbers before they are
+ * rounded. */
 typedef struct te__adam_factors {
     float scale[TE__STATES], multiplier[TE__STATES];
 } te__adam_factors;
@@ -95,7 +96,8 @@ static te_tensor *te__adam_scale(const te_adam_tensor *t, int k) {
     return k == TE__STATE_M ? t->m_scale : k == TE__STATE_V ? t->v_scale : t->master_scale;
 }
 
-/* Elements of a state, or of the parameter where there is no master, as f32: in their own memory if they may be written there, else in `row`. */
+/* Elements of a state, or of the parameter where there is no master, as f32: in their own memory if they may be written
+ * there, else in `row`. */
 static float *te__adam_load(const te__adam_job *j, int entry, int k, int64_t at, int64_t n, float *row) {
     const te_adam_tensor *t = &j->a->tensors[entry];
     const te_tensor *x = te__adam_state(t, k);

@@ -1,5 +1,5 @@
-/* ops/optim/cuda.c: plans of the multi-tensor operations: lists cut into as many launches as their tables need. Knows the kernels' contracts;
- * must not know what they compute. */
+/* ops/optim/cuda.c: plans of the multi-tensor operations: lists cut into as many launches as their tables need. Knows
+ * the kernels' contracts; must not know what they compute. */
 
 /* Kernel arguments may have 4,096 bytes on every architecture. */
 typedef char te__optim_kargs_fit[sizeof(te__adam_kargs) <= 4000 && sizeof(te__adam_states_kargs) <= 4000 &&

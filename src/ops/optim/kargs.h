@@ -1,7 +1,8 @@
-/* ops/optim/kargs.h: arguments of the multi-tensor kernels: tables of tensors by value. Read by the host's compiler and by the kernels':
- * plain structs alone, at most 4,000 bytes each.
+/* ops/optim/kargs.h: arguments of the multi-tensor kernels: tables of tensors by value. Read by the host's compiler and
+ * by the kernels': plain structs alone, at most 4,000 bytes each.
  *
- * The work of a launch is cut into chunks of TE__*_CHUNK elements; chunk c belongs to the last tensor i with first[i] <= c. */
+ * The work of a launch is cut into chunks of TE__*_CHUNK elements; chunk c belongs to the last tensor i with first[i]
+ * <= c. */
 
 /* The numbers of a step of Adam. */
 typedef struct te__adam_numbers {
@@ -27,8 +28,9 @@ typedef struct te__adam_kargs {
     int tensors;
 } te__adam_kargs;
 
-/* States that are not all in f32. Those with scales take three kernels: adam_amax, one block a chunk, leaves the largest magnitudes that the new states will
- * have; adam_scales, one block a tensor, makes the scales of these; adam_states steps. Without scales the last one does. */
+/* States that are not all in f32. Those with scales take three kernels: adam_amax, one block a chunk, leaves the
+ * largest magnitudes that the new states will have; adam_scales, one block a tensor, makes the scales of these;
+ * adam_states steps. Without scales the last one does. */
 #define TE__ADAM_STATES_MAX 44
 #define TE__ADAM_STATES_CHUNK 4096
 enum { TE__STATE_M, TE__STATE_V, TE__STATE_MASTER, TE__STATES };

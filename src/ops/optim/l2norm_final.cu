@@ -1,4 +1,5 @@
-// ops/optim/l2norm_final.cu: norm = sqrt(sum of the tensors' sums of squares), and the clip factor and the flag from it.
+// ops/optim/l2norm_final.cu: norm = sqrt(sum of the tensors' sums of squares), and the clip factor and the flag from
+// it.
 //
 // Launch: one block of 1024.
 //

@@ -2,8 +2,8 @@
 //
 //   thread t     groups of eight: t, t + 256 ...; one after the other; then the threads in te_block_sum's order
 //
-// The order depends on an element's place in its tensor alone. The block of a tensor's first chunk also notes where the tensor begins
-// among all chunks; an empty tensor has one chunk, whose sum is 0.
+// The order depends on an element's place in its tensor alone. The block of a tensor's first chunk also notes where the
+// tensor begins among all chunks; an empty tensor has one chunk, whose sum is 0.
 //
 // Benchmark: "norm of 64 tensors" in tests/bench/h200.csv.
 //

@@ -1,8 +1,10 @@
-// ops/optim/multi.cuh: many tensors in one launch: finds the tensor of a chunk. Knows the tables' layout; must not know the elements.
+// ops/optim/multi.cuh: many tensors in one launch: finds the tensor of a chunk. Knows the tables' layout; must not know
+// the elements.
 #pragma once
 #include "device/base.cuh"
 
-// The last i with first[i] <= chunk. The table lies in the constant bank: every thread of a block reads the same entries.
+// The last i with first[i] <= chunk. The table lies in the constant bank: every thread of a block reads the same
+// entries.
 TE_DEV int te_tensor_of(const te_u32 *first, int tensors, te_u32 chunk) {
     int low = 0, high = tensors - 1;
     while (low < high) {

@@ -1,5 +1,5 @@
-/* ops/optim/op.c: Adam, SGD, gradient norm, scaling over lists of tensors: the checks of each call. Knows tensors; must not know which backend
- * runs. */
+/* ops/optim/op.c: Adam, SGD, gradient norm, scaling over lists of tensors: the checks of each call. Knows tensors; must
+ * not know which backend runs. */
 
 /* As many elements as another one of entry `i`; NULL is fine. */
 static te_result te__optim_check_like(te_ctx *te, const char *op, const char *name, int i, const te_tensor *x,

@@ -1,7 +1,8 @@
 /* ops/rope/cpu.c: rotary embedding, token by token. Knows number formats only through cpu/rows.c.
  *
- * The angle is (float(t) * position_scale) * inv_freq, two f32 products like the kernel's, so that both compute the sine of the same
- * number: at position 10^6 the next f32 is 0.06 radians away. Sine and cosine are then good to an f32 ulp or two on either side. */
+ * The angle is (float(t) * position_scale) * inv_freq, two f32 products like the kernel's, so that both compute the
+ * sine of the same number: at position 10^6 the next f32 is 0.06 radians away. Sine and cosine are then good to an f32
+ * ulp or two on either side. */
 
 /* Where head `packed_head` of the packed side lies on the other: in q (0), k (1) or v (2), as head *h. */
 static int te__rope_part(const te__rope_kargs *a, int packed_head, int *h) {
@@ -15,7 +16,8 @@ static int te__rope_part(const te__rope_kargs *a, int packed_head, int *h) {
     return packed_head < a->heads ? 0 : 1 + (packed_head - a->heads) / a->groups;
 }
 
-/* The turn of a token's pairs: (x, y) -> (x c[0] - y s[0], y c[1] + x s[1]). x and y have one angle, or each its own in a table: then the transposed turn exchanges their sines. */
+/* The turn of a token's pairs: (x, y) -> (x c[0] - y s[0], y c[1] + x s[1]). x and y have one angle, or each its own in
+ * a table: then the transposed turn exchanges their sines. */
 typedef struct te__rope_turn {
     float c[2][TE__ROPE_MAX_HALF], s[2][TE__ROPE_MAX_HALF];
 } te__rope_turn;
@@ -96,7 +98,8 @@ static te_result te__rope_check_rows(te_ctx *te, const te__rope_kargs *a) {
     return TE_OK;
 }
 static te_result te__rope_cpu(te_ctx *te, te__rope_kargs *a) {
-    if (a->d == 0 || te__rope_heads(a) == 0 || (a->whole == TE__ROPE_IN_PLACE && a->half == 0)) return TE_OK; /* then cu_seqlens may be empty, too */
+    /* then cu_seqlens may be empty, too */
+    if (a->d == 0 || te__rope_heads(a) == 0 || (a->whole == TE__ROPE_IN_PLACE && a->half == 0)) return TE_OK;
     if (a->has_freqs && te__rope_check_rows(te, a) != TE_OK) return te_error_code(te);
     te__parallel_for(te, (int64_t)a->batch * a->seq, 16, te__rope_tokens, a);
     return TE_OK;

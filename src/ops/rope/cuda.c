@@ -1,4 +1,5 @@
-/* ops/rope/cuda.c: the rotary embeddings, which kernel and how it is launched. Knows plans; must not know the driver. */
+/* ops/rope/cuda.c: the rotary embeddings, which kernel and how it is launched. Knows plans; must not know the
+ * driver. */
 
 static bool te__rope_view_is_aligned(const te__rope_view *x) {
     return (uintptr_t)x->p % 16 == 0 && x->s % 8 == 0 && x->b % 8 == 0 && x->h % 8 == 0;

@@ -14,7 +14,8 @@ typedef struct te__rope_view {
 
 enum { TE__ROPE_IN_PLACE = 2 };
 
-/* One tensor of heads (te_rope: `packed` is x and `q` is y) or a packed projection on one side, q, k and v on the other. */
+/* One tensor of heads (te_rope: `packed` is x and `q` is y) or a packed projection on one side, q, k and v on the
+ * other. */
 typedef struct te__rope_kargs {
     te__rope_view packed, q, k, v;
     const int *start;        /* [batch], or with `cu` [sequences]; may be NULL */
@@ -23,7 +24,8 @@ typedef struct te__rope_kargs {
     int positions_dt;        /* te_dtype */
     int positions_step;      /* from one sequence to the next; 0: they have the same ones */
     const float *freqs;      /* has_freqs: [rows, 1 or sequences, 2 half], the angles; else inv_freq has frequencies */
-    long long freqs_rows, freqs_row, freqs_step; /* elements from one row, and sequence, to the next; step 0: they have the same ones */
+    long long freqs_rows, freqs_row, freqs_step; /* elements from one row, and sequence, to the next; step 0: they have
+                                                  * the same ones */
     int has_freqs;
     long long offset;        /* added to every position */
     float position_scale, attention_factor; /* of cosine and sine */
@@ -42,7 +44,8 @@ typedef struct te__rope_kargs {
     float inv_freq[TE__ROPE_MAX_HALF];
 } te__rope_kargs;
 
-/* The heads of a token that are gone through. Values stay where they are in place: they are the last head of each group, or the last `groups` of all. */
+/* The heads of a token that are gone through. Values stay where they are in place: they are the last head of each
+ * group, or the last `groups` of all. */
 TE__BOTH int te__rope_heads(const te__rope_kargs *a) {
     return a->heads + (a->whole == TE__ROPE_IN_PLACE ? 1 : 2) * a->groups;
 }
@@ -51,7 +54,8 @@ TE__BOTH int te__rope_packed_head(const te__rope_kargs *a, int n) {
     return a->whole == TE__ROPE_IN_PLACE && a->grouped ? n + n / (a->heads / a->groups + 1) : n;
 }
 
-/* The place in its whole sequence of token t of the `length` that a rank has: the rank's two of 2 cp_size chunks, one behind the other. */
+/* The place in its whole sequence of token t of the `length` that a rank has: the rank's two of 2 cp_size chunks, one
+ * behind the other. */
 TE__BOTH long long te__rope_place(const te__rope_kargs *a, long long t, long long length) {
     const long long half = length / 2;
     if (a->cp_size == 1) return t;
@@ -65,7 +69,8 @@ TE__BOTH long long te__rope_position(const te__rope_kargs *a, int t, int *b) {
         *b = te__sequence_of(a->cu, a->sequences, (long long)t * a->cp_size);
         place -= a->cu[*b] / a->cp_size;
         length = (a->cu[*b + 1] - a->cu[*b]) / a->cp_size;
-        if (a->has_freqs && (place < 0 || place >= length)) place = 0; /* a row of no sequence needs none of the table */
+        if (a->has_freqs && (place < 0 || place >= length)) place = 0; /* a row of no sequence needs none of the
+                                                                        * table */
     }
     place = !a->positions               ? te__rope_place(a, place, length)
             : a->positions_dt == TE_I64 ? ((const long long *)a->positions)[at]

@@ -1,5 +1,6 @@
-/* ops/rope/op.c: the front door of the rotary embeddings: defaults, checks, and the one description that both backends work from: heads
- * of `packed` on one side and of q, k and v on the other, some of them rotated. Knows tensors; must not know which backend runs. */
+/* ops/rope/op.c: the front door of the rotary embeddings: defaults, checks, and the one description that both backends
+ * work from: heads of `packed` on one side and of q, k and v on the other, some of them rotated. Knows tensors; must
+ * not know which backend runs. */
 
 /* With a token's place and its sequence's start, positions stay far from the end of 64 bits. */
 #define TE__ROPE_MAX_OFFSET ((int64_t)1 << 53)
@@ -24,7 +25,8 @@ static te_result te__rope_check_freqs(te_ctx *te, const char *op, te_rope_angles
     a->rotary_dim = (int)te__min(f->shape[3], INT_MAX);
     return TE_OK;
 }
-/* Angles of b sequences of s tokens, or, packed, of s tokens of b sequences, with heads of d channels. Fills defaults. */
+/* Angles of b sequences of s tokens, or, packed, of s tokens of b sequences, with heads of d channels. Fills
+ * defaults. */
 static te_result te__rope_check_angles(te_ctx *te, const char *op, te_rope_angles *a, bool packed, int64_t s, int64_t b,
                                        int64_t d) {
     const int64_t positions = a->positions ? te__numel(a->positions) : 0;
@@ -206,7 +208,8 @@ static te__rope_view te__rope_view_of(const te_tensor *x, te_qkv_format format) 
     return v;
 }
 
-/* Sizes from x, a tensor of heads, of which a packed projection has as many sequences of as many tokens; angles from the rest; NULL: no rotation. */
+/* Sizes from x, a tensor of heads, of which a packed projection has as many sequences of as many tokens; angles from
+ * the rest; NULL: no rotation. */
 static void te__rope_describe(te__rope_kargs *k, const te_tensor *x, te_qkv_format format, const te_rope_angles *a) {
     int i;
     k->batch_first = format == TE_BSHD;

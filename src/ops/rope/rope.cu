@@ -1,18 +1,23 @@
-// ops/rope/rope.cu: rotary embedding of one tensor, or of a packed projection, as it lies or while it is split into q, k and v, and the inverses of both.
+// ops/rope/rope.cu: rotary embedding of one tensor, or of a packed projection, as it lies or while it is split into q,
+// k and v, and the inverses of both.
 //
-//   pair i of a head at position t:  (x, y) -> (x cos - y sin, y cos + x sin),  angle = (float(t) * position_scale) * inv_freq[i]
+//   pair i of a head at position t:  (x, y) -> (x cos - y sin, y cos + x sin),  angle = (float(t) * position_scale) *
+//                                    inv_freq[i]
 //
-// The angle is two f32 products, as on the CPU (with attention_factor a third, of cosine and sine), and inv_freq comes from the host: both compute the cosine of the same number, whatever
-// the position. A block computes the angles of its `tokens` tokens once, into shared memory, and then loops over all their heads. A unit of
-// work is W pairs (x at channel i, y at channel half + i; or, interleaved, 2 W neighbours) or W channels that are not rotated; W is 8, in
+// The angle is two f32 products, as on the CPU (with attention_factor a third, of cosine and sine), and inv_freq comes
+// from the host: both compute the cosine of the same number, whatever the position. A block computes the angles of its
+// `tokens` tokens once, into shared memory, and then loops over all their heads. A unit of work is W pairs (x at
+// channel i, y at channel half + i; or, interleaved, 2 W neighbours) or W channels that are not rotated; W is 8, in
 // vectors, or 1.
 //
-// With a table of angles (freqs) x and y have an angle each, and the transposed rotation exchanges their sines; a position without a row gives NaN.
+// With a table of angles (freqs) x and y have an angle each, and the transposed rotation exchanges their sines; a
+// position without a row gives NaN.
 //
 // Options: X_DT (te_dtype of everything; else each has its own), X_VECTOR (else a.vector), X_FREQS (else a.has_freqs).
 // Benchmark: "rotary embedding" in tests/bench/h200.csv.
 //
-// Launch: grid ceil(batch * seq / tokens), block 256, shared memory 8 * tokens * half bytes, twice that with freqs. vector: addresses are
+// Launch: grid ceil(batch * seq / tokens), block 256, shared memory 8 * tokens * half bytes, twice that with freqs.
+// vector: addresses are
 //         multiples of 16 bytes, and all strides, d and half of 8 elements.
 // te:baseline
 // te:row X_DT=1|2|3 X_VECTOR=1 X_FREQS=0|1

@@ -1,5 +1,5 @@
-/* ops/shard/cpu.c: reference of the operations on slices: plain loops over the rows that a slice touches. Every GPU gives
- * the same bytes. Must not know CUDA. */
+/* ops/shard/cpu.c: reference of the operations on slices: plain loops over the rows that a slice touches. Every GPU
+ * gives the same bytes. Must not know CUDA. */
 
 enum { TE__SHARD_PIECE = 512, TE__SHARD_PARTS = 64 };
 
@@ -147,7 +147,8 @@ static void te__shard_put(const te__shard_job *j, int64_t row, int64_t column, i
 
 static float te__shard_cast_row(const te__shard_job *j, int64_t row, float largest) {
     const te_op_shard_cast_args *a = j->a;
-    int64_t run = a->scaling == TE_SCALING_MXFP8 && a->columnwise ? 1 : 16; /* neighbours from a multiple of 16 on have one multiplier */
+    /* neighbours from a multiple of 16 on have one multiplier */
+    int64_t run = a->scaling == TE_SCALING_MXFP8 && a->columnwise ? 1 : 16;
     int64_t from, to, at, i;
     float v[TE__SHARD_PIECE];
     te__shard_columns(row, a->columns, a->start, j->n, &from, &to);
@@ -165,7 +166,8 @@ static float te__shard_cast_row(const te__shard_job *j, int64_t row, float large
     }
     return largest;
 }
-/* Rows in pairs: in a flat dst of 4-bit codes, rows 2 i and 2 i + 1 share bytes with each other alone, however many columns there are. */
+/* Rows in pairs: in a flat dst of 4-bit codes, rows 2 i and 2 i + 1 share bytes with each other alone, however many
+ * columns there are. */
 static void te__shard_cast_parts(void *user, int64_t begin, int64_t end) {
     te__shard_job *j = (te__shard_job *)user;
     int64_t part, pair;

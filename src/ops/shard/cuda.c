@@ -1,4 +1,5 @@
-/* ops/shard/cuda.c: plans of the operations on slices. Knows the kernels' contracts; must not know what they compute. */
+/* ops/shard/cuda.c: plans of the operations on slices. Knows the kernels' contracts; must not know what they
+ * compute. */
 
 static te_result te__cuda_plan_shard_amax(te__plan *p, const te_op_shard_amax_args *a) {
     int64_t tr = a->tile_rows, tc = a->tile_columns, blocks;

@@ -1,8 +1,10 @@
-/* ops/shard/kargs.h: arguments of the shard kernels. Read by the host's compiler and by the kernels': plain structs alone.
+/* ops/shard/kargs.h: arguments of the shard kernels. Read by the host's compiler and by the kernels': plain structs
+ * alone.
  *
  * The slice is elements start .. start + n - 1 of a matrix [rows, columns]; x[i] is element start + i. */
 
-/* The kernel has a form of its own for tiles of these sizes, in which a thread block covers several tiles; of any other size it covers one. */
+/* The kernel has a form of its own for tiles of these sizes, in which a thread block covers several tiles; of any other
+ * size it covers one. */
 enum { TE__SHARD_ANY = 0, TE__SHARD_128X128 = 1, TE__SHARD_16X16 = 2, TE__SHARD_1X32 = 3, TE__SHARD_32X1 = 4 };
 
 typedef struct te__shard_amax_kargs {
@@ -38,7 +40,8 @@ typedef struct te__shard_cast_kargs {
     float code_max;
     int x_dt, q_dt, scaling, columnwise;
     int flat;     /* dst has the slice alone */
-    int straight; /* flat e2m1 and an odd number of columns: bytes cross from row to row, and groups run along the whole matrix */
+    int straight; /* flat e2m1 and an odd number of columns: bytes cross from row to row, and groups run along the whole
+                   * matrix */
     int vector;   /* x and dst are aligned to 16 bytes; start, columns and ld are multiples of 16 */
     unsigned tiles_n; /* transposed: tiles of 64 columns */
     long long first_tile; /* transposed: the first row of tiles (128 rows) that the slice touches */

@@ -1,5 +1,5 @@
-/* ops/shard/op.c: quantizing a slice of a matrix: the checks of each call. Knows tensors and the layouts of codes and scales; must not
- * know which backend runs, nor the operations that quantize whole tensors. */
+/* ops/shard/op.c: quantizing a slice of a matrix: the checks of each call. Knows tensors and the layouts of codes and
+ * scales; must not know which backend runs, nor the operations that quantize whole tensors. */
 
 /* The slice lies in the matrix, whose size fits 64 bits. */
 static te_result te__shard_slice(te_ctx *te, const char *op, const te_tensor *x, int64_t rows, int64_t columns,

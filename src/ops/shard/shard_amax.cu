@@ -1,4 +1,5 @@
-// ops/shard/shard_amax.cu: amax of each tile of a matrix over its elements in the slice; 0 without any. NaN ignored, infinity kept.
+// ops/shard/shard_amax.cu: amax of each tile of a matrix over its elements in the slice; 0 without any. NaN ignored,
+// infinity kept.
 //
 //            256 columns (tx: 8 each)
 //          +--------------------------+
@@ -6,10 +7,12 @@
 //   rows   |                          |
 //          +--------------------------+
 //
-// A block covers whole tiles, so each amax is written once, by one block: 1 x 32 from 4 lanes of a row, 32 x 1 from the 8 warps, 16 x 16 from
-// 2 lanes and 4 warps, 128 x 128 from 16 lanes and 8 warps. Tiles of any other size: one block a tile.
+// A block covers whole tiles, so each amax is written once, by one block: 1 x 32 from 4 lanes of a row, 32 x 1 from the
+// 8 warps, 16 x 16 from 2 lanes and 4 warps, 128 x 128 from 16 lanes and 8 warps. Tiles of any other size: one block a
+// tile.
 //
-// Launch: block 256; grid: blocks of the matrix, consecutive along a row, or tiles (then any number of blocks). Any alignment.
+// Launch: block 256; grid: blocks of the matrix, consecutive along a row, or tiles (then any number of blocks). Any
+// alignment.
 //
 // te:baseline
 // te:row X_DT=3 KIND=1

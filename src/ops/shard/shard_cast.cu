@@ -1,10 +1,12 @@
 // ops/shard/shard_cast.cu: codes of a slice, into a row-wise copy of the matrix or into a buffer of the slice alone.
 //
-// A thread has 16 neighbouring columns of one row, from a multiple of 16 on: they have one multiplier (but MXFP8's column-wise ones), and no
-// byte of 4-bit codes belongs to two threads. `straight`: 16 neighbours of the matrix as one long row, for flat 4-bit codes whose bytes run
-// on from row to row. Groups that the slice holds in part, and groups of unaligned tensors, go element by element.
+// A thread has 16 neighbouring columns of one row, from a multiple of 16 on: they have one multiplier (but MXFP8's
+// column-wise ones), and no byte of 4-bit codes belongs to two threads. `straight`: 16 neighbours of the matrix as one
+// long row, for flat 4-bit codes whose bytes run on from row to row. Groups that the slice holds in part, and groups of
+// unaligned tensors, go element by element.
 //
-//   q = saturate(RNE(RN(x * multiplier)))      multiplier: the scale; BLOCK_2D its own, or RN(1 / scale_inv); MXFP8 2^(127 - e); NVFP4 S / d
+//   q = saturate(RNE(RN(x * multiplier)))      multiplier: the scale; BLOCK_2D its own, or RN(1 / scale_inv); MXFP8
+//                                              2^(127 - e); NVFP4 S / d
 //
 // Launch: block 256, grid: groups.
 //

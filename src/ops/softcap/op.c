@@ -1,4 +1,5 @@
-/* ops/softcap/op.c: the front door of capped numbers: checks, and the description that both backends work from. Knows tensors; must not know which backend runs. */
+/* ops/softcap/op.c: the front door of capped numbers: checks, and the description that both backends work from. Knows
+ * tensors; must not know which backend runs. */
 
 static te_result te__check_softcap(te_ctx *te, te_op_softcap_args *a) {
     te_result r;

@@ -1,4 +1,5 @@
-/* ops/softmax/kargs.h: arguments of the softmax kernels. Read by the host's compiler and by the kernels': plain structs alone. */
+/* ops/softmax/kargs.h: arguments of the softmax kernels. Read by the host's compiler and by the kernels': plain structs
+ * alone. */
 
 /* y = softmax(scale * x) of m rows of n columns; s_q rows are one matrix, heads matrices share a mask. */
 typedef struct te__softmax_fwd_kargs {

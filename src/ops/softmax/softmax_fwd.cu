@@ -2,11 +2,12 @@
 //
 //   m = max of the scores,  y = exp(score - m) / sum exp(score - m)
 //
-// Two passes: each thread keeps a running (m, s), rescales s when m grows, and the block merges them in the order of the threads; then y is written. The second
-// read finds the row in a cache. The columns that a causal row does not see are written and not read.
+// Two passes: each thread keeps a running (m, s), rescales s when m grows, and the block merges them in the order of
+// the threads; then y is written. The second read finds the row in a cache. The columns that a causal row does not see
+// are written and not read.
 //
-// Launch: block of 32 .. 512 threads, a multiple of 32; one block a row, blocks step through the rows. Any n and alignment. With X_DT: x and y of that format, n
-// a multiple of 8, both aligned to 16 bytes, mask to 8.
+// Launch: block of 32 .. 512 threads, a multiple of 32; one block a row, blocks step through the rows. Any n and
+// alignment. With X_DT: x and y of that format, n a multiple of 8, both aligned to 16 bytes, mask to 8.
 //
 // te:baseline
 // te:row X_DT=3

@@ -1,4 +1,5 @@
-/* ops/stats/kargs.h: arguments of the statistics kernels. Read by the host's compiler and by the kernels': plain structs alone. */
+/* ops/stats/kargs.h: arguments of the statistics kernels. Read by the host's compiler and by the kernels': plain
+ * structs alone. */
 
 enum { TE__STATS_CHUNK = 8192, TE__STATS_COUNTS = 5 };
 

@@ -1,4 +1,5 @@
-/* ops/stats/op.c: the error of a quantization: the checks of the call. Knows tensors; must not know how anything was quantized. */
+/* ops/stats/op.c: the error of a quantization: the checks of the call. Knows tensors; must not know how anything was
+ * quantized. */
 
 static te_result te__check_quant_error(te_ctx *te, te_op_quant_error_args *a) {
     const char *op = "quant_error";

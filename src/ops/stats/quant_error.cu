@@ -3,8 +3,8 @@
 //   block b      elements [b * 8192, (b + 1) * 8192)
 //   thread t     its groups of eight: t, t + 256, ... one after the other; then the lanes of a warp, then the warps
 //
-// The order of a sum depends on the element's index alone; counts are exact. Terms are f32: squares of values below 1e-19 lose bits, as the
-// f32 results would.
+// The order of a sum depends on the element's index alone; counts are exact. Terms are f32: squares of values below
+// 1e-19 lose bits, as the f32 results would.
 //
 // Launch: block 256, grid: partials. `vector`: x, y, limit aligned to 16 bytes.
 //

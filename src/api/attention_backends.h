@@ -59,9 +59,9 @@ TE_API te_attn_backend te_attn_backend_of(const te_module *m);
  *   q, k, v         [b, s_q, H, d], [b, s_kv, G, d], [b, s_kv, G, d_v], or packed [T, H, d] ...; any strides, channels
  *                   adjacent
  *   attention_mask  [b, s_kv]: u8, 1 for a token, 0 for padding; te: behind the tokens of each sequence. Or [b or 1, H
- *                   or 1, s_q or 1, s_kv] (eager: 1 for H): u8, 1 where a query sees a key, or f32,
- *                   f16, bf16, which is added to the scores (without a gradient under eager); it is then the whole
- *                   mask, and no causal one is added
+ *                   or 1, s_q or 1, s_kv] (eager: 1 for H): u8, 1 where a query sees a key, or f32, f16, bf16, which is
+ *                   added to the scores (without a gradient under eager); it is then the whole mask, and no causal one
+ *                   is added
  *   cu_seqlens      te, packed: i32 [b + 1], starts of sequences, for queries and keys. Or cu_seqlens_q and
  *                   cu_seqlens_kv, both. A padded one says where they lie in memory
  *   max_seqlen      te, packed: the longest sequence, for queries and keys; or max_seqlen_q and max_seqlen_kv; 0 => as

@@ -171,8 +171,8 @@ TE_API te_backend_config te_backend_config_defaults(const te_backend_capabilitie
  *      8  experts te or gmm, with a dispatcher that is none of deepep, hybridep, uccl_ep and mok: dispatcher torch and
  *         experts torch_mm, with a message of TE_LOG_INFO
  *      9  cuda_graph: attn and te_dpa need attn te, and a te_fp8 object without fp8_dpa; attn also linear torch,
- *         rms_norm torch and rope_fusion off; moe_router needs
- *         fake_balanced_gate off; moe_preprocess needs the dispatcher hybridep
+ *         rms_norm torch and rope_fusion off; moe_router needs fake_balanced_gate off; moe_preprocess needs the
+ *         dispatcher hybridep
  *     10  te_fp8 needs linear te or experts te (after rule 8)
  *
  * The messages of rules 7 and 8 come from rank 0 of `group` alone; NULL => from every rank. A value outside of its list

@@ -17,8 +17,7 @@
  *     torch                     tokens of all ranks are gathered, each rank computes its experts, and the results are
  *                               summed in f32
  *     deepep, uccl_ep, hybridep tokens travel to the ranks of their experts and back (te_all_to_all, which the group
- *     must have): one implementation has the three names. The host waits
- *                               for the counts
+ *                               must have): one implementation has the three names. The host waits for the counts
  * A group's calls are made in one order on all ranks, backward passes included: nothing on a rank may depend on its
  * number of tokens.
  *
@@ -151,14 +150,12 @@ TE_API te_module *te_fake_balanced_gate_create(te_ctx *te, const te_moe_config *
  * The input's gradient and the weights' have their formats. TE_ERR_INVALID for an input that is a shard.
  *
  *   te_grouped_experts_create         dispatcher torch. experts: torch_mm, torch_mm_mxfp8: grouped products, sizes on
- *                                     the device; all others: a product for each expert, for
- *                                     whose sizes the host waits
+ *                                     the device; all others: a product for each expert, for whose sizes the host waits
  *   te_grouped_experts_deepep_create  an all-to-all dispatcher. experts: gmm, torch_mm, torch_mm_mxfp8: grouped
  *                                     products; others: a product for each expert
  *   te_grouped_experts_te_create      an all-to-all dispatcher and two GroupedLinears, gate_up_linear and down_linear,
- *                                     which follow the recipe in force; under one, tokens and
- *                                     weights are padded to its blocks. TE_ERR_INVALID with
- *                                     apply_router_weight_after_down
+ *                                     which follow the recipe in force; under one, tokens and weights are padded to its
+ *                                     blocks. TE_ERR_INVALID with apply_router_weight_after_down
  *
  * torch_mm_mxfp8 quantizes both factors of the first two of each product's three multiplications to MXFP8 along the
  * sum, weights' gradients stay in high precision; where a block of 32 would reach into the next expert's weight (dim or

@@ -124,19 +124,18 @@
  *     TE_LOG             1 silence, 2 warnings (default), 3 also errors and compiled kernels, 4 everything
  *     TE_THREADS         threads of the CPU backend, at most 64; default: the processors of the machine
  *     TE_CACHE_DIR       folder of compiled kernels; default: $XDG_CACHE_HOME/te, else ~/.cache/te (Windows:
- *                        %LOCALAPPDATA%\te\cache); empty:
- *                        none (Windows, where no variable is empty: te_ctx_desc.no_cubin_cache)
+ *                        %LOCALAPPDATA%\te\cache); empty: none (Windows, where no variable is empty:
+ *                        te_ctx_desc.no_cubin_cache)
  *     TE_CACHE_READONLY  more such folders, separated as in PATH: searched first, never written
  *     TE_NVRTC_PATH      the NVRTC library, or the folder that holds it; nothing else is tried then
  *     TE_LIBCUDA_PATH    the same for the driver's libcuda
  *     TE_KERNELS_FILE    read the kernels from this file (te_kernels.cu.inc) in place of the embedded ones
  *     TE_DEBUG_SYNC      1: wait after every kernel, so that an error names the one that failed; ranks of a group
- *                        compare each product that they share;
- *                        sequences and pages of attention are looked at before it is launched
+ *                        compare each product that they share; sequences and pages of attention are looked at before it
+ *                        is launched
  *     AUTOMODEL_TE_STATS_EVERY  calls of injected attention between two lines of the log about them; default 500, 0 or
- *                               less: no lines. Anything but a whole number,
- *                        with or without blanks around it, is an error of the first te_inject_te_attention or
- *                        te_make_te_sdpa
+ *                        less: no lines. Anything but a whole number, with or without blanks around it, is an error of
+ *                        the first te_inject_te_attention or te_make_te_sdpa
  *
  * A number out of its range is ignored, with a warning.
  *

@@ -8,29 +8,26 @@
  * none of the runs.
  *
  *     inputs      each tensor of the args (input, encoder_output, key, value, masks, biases, rotary->start_positions,
- *                 m_splits_tensor ...) becomes an input of the graph
- *                 under the field's name; all other fields are part of the file, as rotary's angles are. Not with
- *                 m_splits, kv_cache and inference_params, which are the host's
+ *                 m_splits_tensor ...) becomes an input of the graph under the field's name; all other fields are part
+ *                 of the file, as rotary's angles are. Not with m_splits, kv_cache and inference_params, which are the
+ *                 host's
  *     sizes       a batch and lengths vary, under the names "batch", "sequence" and, with encoder_output, key or
- *                 kv_layer, "sequence_kv". Hidden states have both in front, in
- *                 the module's order; if they have 2 dimensions, the first is "batch". All other sizes are fixed. An
- *                 axis of size 1 of a mask or bias is fixed too and
- *                 stands for all; but the first of a padding mask [b, 1, 1, s] is the batch, of one sequence as well.
- *                 A size inside the module is fixed, or a product of those that vary. One that the module rounds up, or
- *                 adds to, is neither, and may look like
- *                 either: give a batch and lengths that differ from each other, and from whatever the module adds or
- *                 rounds to
+ *                 kv_layer, "sequence_kv". Hidden states have both in front, in the module's order; if they have 2
+ *                 dimensions, the first is "batch". All other sizes are fixed. An axis of size 1 of a mask or bias is
+ *                 fixed too and stands for all; but the first of a padding mask [b, 1, 1, s] is the batch, of one
+ *                 sequence as well. A size inside the module is fixed, or a product of those that vary. One that the
+ *                 module rounds up, or adds to, is neither, and may look like either: give a batch and lengths that
+ *                 differ from each other, and from whatever the module adds or rounds to
  *     outputs     "out", and "output_bias", "ln_out", "max_logit", "m_splits", "topk_indices", "aux_loss" where the
  *                 module makes them, in the formats that it makes them in
  *     weights     initializers under the parameters' paths (te_module_visit_tensors), in their formats, each once
  *     arithmetic  f32: inputs of an operation are cast to it, and its result is rounded to its own format by a cast
  *     autocast    inside te_autocast_begin .. _end, recipes with one scale a tensor become QuantizeLinear and
- *                 DequantizeLinear with float8 codes: with the scale as it
- *                 is under delayed scaling, and under current scaling with that of the tensor, which the graph computes
- *                 (of a weight: which the file has). So a module
- *                 under delayed scaling must have run, or have loaded its scales, before. Recipes with scales of blocks
- *                 (block, MXFP8, NVFP4) have no form in this opset: their
- *                 weights are decoded from their codes (".decoded"), and activations are not rounded to codes
+ *                 DequantizeLinear with float8 codes: with the scale as it is under delayed scaling, and under current
+ *                 scaling with that of the tensor, which the graph computes (of a weight: which the file has). So a
+ *                 module under delayed scaling must have run, or have loaded its scales, before. Recipes with scales of
+ *                 blocks (block, MXFP8, NVFP4) have no form in this opset: their weights are decoded from their codes
+ *                 (".decoded"), and activations are not rounded to codes
  *     stored      weights that are stored quantized: codes with DequantizeLinear, or decoded if their scales are of
  *                 blocks
  *     attention   its two products and the softmax between them; positions and masks are computed from the sizes that a
@@ -40,11 +37,10 @@
  * TransformerEngine: te.onnx_export with torch.onnx.export.
  *
  *     TE_ERR_UNSUPPORTED  an operation that has no form in ONNX; the message names it and its module: dropout
- *                         (te_module_train(m, false) ends it), packed sequences (thd),
- *                         caches, score_mod, the choice of a Gate, experts whose tokens the host counts, an operation
- *                         that writes a list of tensors. Sizes that are not products of those
- *                         that vary. A module that ranks share; an autocast region with an
- *                         amax_group of several ranks. A file above 2 GB, which readers of protobuf refuse
+ *                         (te_module_train(m, false) ends it), packed sequences (thd), caches, score_mod, the choice of
+ *                         a Gate, experts whose tokens the host counts, an operation that writes a list of tensors.
+ *                         Sizes that are not products of those that vary. A module that ranks share; an autocast region
+ *                         with an amax_group of several ranks. A file above 2 GB, which readers of protobuf refuse
  *     TE_ERR_INVALID      inputs, inputs->input or path is NULL; an input that is quantized, empty or of another
  *                         context; inputs whose sizes contradict each other
  *     TE_ERR_STATE        module is NULL; a module under delayed scaling without scales; inside a capture, a warm-up or

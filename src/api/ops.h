@@ -193,8 +193,8 @@ typedef struct te_op_row_dot_args {
 
 /* y [.., H] = table [V, H] at ids (i32 or i64, any shape [..]).
  *   vocab_size, vocab_start   the table is rows vocab_start .. vocab_start + V - 1 of a vocabulary of vocab_size, which
- *                             ranks share: an id of another rank's gives a row of
- *                             zeros, so that the sum over the ranks is the whole; 0 => V: all of it
+ *                             ranks share: an id of another rank's gives a row of zeros, so that the sum over the ranks
+ *                             is the whole; 0 => V: all of it
  *   from_end   ids -vocab_size .. -1 count from the end of the vocabulary
  * Other ids outside 0 .. vocab_size - 1 are an error (TE_ERR_INVALID): of the call on the CPU, of the next call that
  * waits on a GPU (te_synchronize), where they give rows of zeros. */

@@ -7,11 +7,9 @@
  *   A        a: [m, lda], or with a_transposed [k, lda];  op(A) is m x k
  *   B        b: [k, ldb], or with b_transposed [n, ldb], the layout of a weight;  op(B) is k x n
  *   formats  f32 (as TF32 on tensor cores; exact on the CPU, and with exact_f32 of the context), f16, bf16, alike for A
- *            and B; e4m3/e5m2 in any mix but
- *            e5m2 x e5m2; e2m1 x e2m1. FP8 and FP4 operands are K-major (A not transposed, B transposed), except that
- *            the
- *            column-wise copies of MXFP8, which are not transposed in memory, are MN-major (A transposed, B not
- *            transposed).
+ *            and B; e4m3/e5m2 in any mix but e5m2 x e5m2; e2m1 x e2m1. FP8 and FP4 operands are K-major (A not
+ *            transposed, B transposed), except that the column-wise copies of MXFP8, which are not transposed in
+ *            memory, are MN-major (A transposed, B not transposed).
  *   D        d: f32, f16 or bf16 [m, ldd]
  *   bias     [n] of any float format, optional
  *   scaling  scaling_a and scaling_b, the layouts of scale_a and scale_b (alike, or BLOCK_1D and BLOCK_2D; BLOCK_2D x
@@ -21,9 +19,8 @@
  *                     added in f32
  *            MXFP8    e8m0, as te_op_mxfp8_quantize wrote them
  *            NVFP4    e4m3, as te_op_nvfp4_quantize wrote them, and amax_a, amax_b f32 [1], or [m] and [n] when
- *                     row-scaled; the product is
- *                     multiplied by amax_a * amax_b / (6 F)^2. k of a transformed copy is its padded one, round_up(M,
- *                     16).
+ *                     row-scaled; the product is multiplied by amax_a * amax_b / (6 F)^2. k of a transformed copy is
+ *                     its padded one, round_up(M, 16).
  *   swizzled_scales    MXFP8, NVFP4: both in the swizzled layout
  *   aux      [m, n] of D's format
  *   bias_gradient  [n] of any float format, optional: the sums of D's columns as stored, in f32. D is contiguous then,
@@ -56,8 +53,7 @@ typedef struct te_op_gemm_args {
 /* Products of many matrices at once, one for each group (an expert and its tokens), whose sizes only the device knows:
  * no host wait.
  *   along rows  D rows of g = epilogue(scale_a scale_b op(A) rows of g times op(B[g]) + bias[g]) + ...: a forward pass,
- *               or its dgrad
- *               A [m, lda], the rows of group 0, then those of group 1, ...; D [m, ldd] likewise
+ *               or its dgrad A [m, lda], the rows of group 0, then those of group 1, ...; D [m, ldd] likewise
  *               B [groups, n, ldb] (b_transposed) or [groups, k, ldb];  bias [groups, n], optional;  aux [m, n] of D's format
  *   along_k     D[g] = scale_a scale_b op(A) op(B) over the values of k of g + ...: wgrad
  *               op(A) m x k, op(B) k x n: as te_op_gemm's, k being that of all groups; D [groups, m, ldd]. No bias, no
@@ -67,8 +63,8 @@ typedef struct te_op_gemm_args {
  *   offsets     or, in their place, i32 or i64 [groups + 1], ascending: the start of each group, and the end of the
  *               last
  *   m, n, k     m (along_k: k) is an upper bound of the sum of sizes: rows beyond the last group are neither read nor
- *               written. Sizes that exceed it or
- *               are negative are cut to m and to 0: nothing beyond the tensors is touched
+ *               written. Sizes that exceed it or are negative are cut to m and to 0: nothing beyond the tensors is
+ *               touched
  *   formats     A and B f32, f16, bf16 (alike), or e4m3/e5m2 in any mix but e5m2 x e5m2, contiguous along k. FP8
  *               along_k takes plain
  *               transposed copies, [m, lda] and [n, ldb]: groups start at any column.  D f32, f16, bf16
@@ -157,9 +153,8 @@ TE_API bool te_activation_is_gated(te_activation activation);
  *   amax  f32 [1], optional: max(amax, max |y|) of the f32 numbers, before they are scaled or rounded, as TransformerEngine has it (vectorized_pointwise.h):
  *         current scaling of y needs no pass of its own to find it
  *   glu_interleave_size  gated: columns of x are a block of the first half, the same block of the second, the next
- *                        block of the first ...; the columns of a
- *         block, which divide N; 0 => N: one half behind the other. Not with col, and in the backward not with dbias,
- *         rounded or a padded dx */
+ *         block of the first ...; the columns of a block, which divide N; 0 => N: one half behind the other. Not with
+ *         col, and in the backward not with dbias, rounded or a padded dx */
 typedef struct te_op_act_fwd_args {
     const te_tensor *x;
     te_tensor *y;
@@ -346,34 +341,30 @@ typedef struct te_score_mod {
  *   softcap          scores x = scale * q k become softcap * tanh(x / softcap), before a bias or ALiBi is added,
  *                    score_mod is asked and masks hide; 0 => none. Not with TE_ATTN_BIAS_PRE_SCALE
  *   bottom_right_diagonal   the window's diagonal, and that of ALiBi, is j = i + len_kv - len_q, not j = i. 0 => on,
- *                           but for TE_MASK_CAUSAL and
- *                    TE_MASK_PADDING_CAUSAL, which always have j = i; masks with BOTTOM_RIGHT always have the other
- *                    one. len_q, len_kv: s_q and s_kv, or
- *                    under a padding mask the sequence's own lengths
+ *                    but for TE_MASK_CAUSAL and TE_MASK_PADDING_CAUSAL, which always have j = i; masks with
+ *                    BOTTOM_RIGHT always have the other one. len_q, len_kv: s_q and s_kv, or under a padding mask the
+ *                    sequence's own lengths
  *   kv_bshd          k and v are [b, s_kv, G, d] whatever the format of q, as a KV cache is; also their gradients
  *   attention_mask   u8, 4 dimensions, each 1 or that of [b, H, s_q, s_kv], any strides: 1 => the key is masked;
  *                    TE_MASK_ARBITRARY
  *   cu_seqlens_q, cu_seqlens_kv   i32 [b + 1], ascending: sequence b has cu[b + 1] - cu[b] queries or keys; padding
- *                                 masks, which need both. With TE_THD
- *                    cu[b] is also its first row, unless cu_seqlens_q_padded, cu_seqlens_kv_padded (i32 [b + 1]) say
- *                    where it lies. Lengths are cut at
- *                    what memory there is (wrong starts are refused on the CPU, and with TE_DEBUG_SYNC=1); other rows
- *                    of o, dq, dk and dv become 0, and those of lse -inf
+ *                    masks, which need both. With TE_THD cu[b] is also its first row, unless cu_seqlens_q_padded,
+ *                    cu_seqlens_kv_padded (i32 [b + 1]) say where it lies. Lengths are cut at what memory there is
+ *                    (wrong starts are refused on the CPU, and with TE_DEBUG_SYNC=1); other rows of o, dq, dk and dv
+ *                    become 0, and those of lse -inf
  *   max_seqlen_q, max_seqlen_kv   TE_THD: the longest sequence, for which there are blocks of a launch; 0 => as long as
  *                                 all rows. Longer ones are cut
  *   core_attention_bias   B of TE_ATTN_BIAS_PRE_SCALE and _POST_SCALE: f32, f16 or bf16 [b or 1, H or 1, s_q or 1,
- *                         s_kv], contiguous (s_q, s_kv: the
- *                    longest sequences)
+ *                    s_kv], contiguous (s_q, s_kv: the longest sequences)
  *   alibi_slopes     f32 [H] or [b, H] of TE_ATTN_BIAS_ALIBI, which adds -slope * |i + len_kv - len_q - j| (|i - j|: bottom_right_diagonal); NULL => with n
  *                    the largest power of 2 up to H: 2^(-8 k / n) for heads k = 1 .. n, then 2^(-4 m / n) for odd m =
  *                    1, 3 ..
  *   softmax_offset   f32 [H], TE_SOFTMAX_LEARNABLE. A row that sees no key has o 0 and lse -inf under every type
  *   page_table       i32 [b, n]: k and v are [pages, page_size, G, d]; key j of sequence b is row j % page_size of page
- *                    page_table[b, j / page_size]. Padding
- *                    masks, forward alone
+ *                    page_table[b, j / page_size]. Padding masks, forward alone
  *   block_mask       u8 [b or 1, H or 1, ceil(s_q / 128), ceil(s_kv / 128)], contiguous: a te_attn_block for each 128
- *                    queries and 128 keys (s_q, s_kv: the longest sequences).
- *                    Empty blocks are skipped, forward and backward; te_create_block_mask makes one
+ *                    queries and 128 keys (s_q, s_kv: the longest sequences). Empty blocks are skipped, forward and
+ *                    backward; te_create_block_mask makes one
  *   score_mod        the user's own rule for scores and masks */
 typedef struct te_attn_rule {
     te_attn_mask mask;   /* 0 => causal */
@@ -399,10 +390,10 @@ typedef struct te_attn_rule {
 
 /* FP8 attention: the probabilities S, and the gradients dP of the scores, are replaced by the values of FP8 codes
  * before their products read them: x becomes f32(code) * RN(1 / scale) with the code of te_op_fp8_quantize. S is what
- * multiplies V and dO, after dropout; dP what multiplies K and Q, and what the gradient of a bias sums up, but under a
- * softcap: the bias is added behind it, so what its gradient sums up lacks the cap's derivative, which dp_scale knows,
- * and is not rounded. Products of all else are in high precision: quantize q, k, v, o and their gradients outside. Zero
- * => neither. */
+ * multiplies V and dO, after dropout; dP what multiplies K and Q, and what the gradient of a bias sums up. Under a
+ * softcap the latter is not rounded: a bias is added behind the cap, so its numbers lack the cap's derivative, and may
+ * be larger than those that dp_scale is made for. Products of all else are in high precision: quantize q, k, v, o and
+ * their gradients outside. Zero => neither. */
 typedef struct te_attn_fp8 {
     te_dtype s_dtype, dp_dtype;   /* e4m3 or e5m2; 0 => S, or dP, stays as it is. dp_dtype is read by the backward pass
                                    * alone */
@@ -413,19 +404,16 @@ typedef struct te_attn_fp8 {
 
 /* O = softmax(scale * Q K^T, masked) V, never materialising the score matrix.
  *   q, o  [s_q, b, H, d], k, v [s_kv, b, G, d] (format TE_BSHD: b first; TE_THD: [tokens, H, d] and [tokens, G, d],
- *         sequence behind sequence, under a
- *         padding mask); any strides, the last dimension contiguous; head h uses group h / (H / G); d up to 1024, above
- *         256 by general kernels, which read chunks
- *         of 256 channels; v may have another head size than q and k
+ *         sequence behind sequence, under a padding mask); any strides, the last dimension contiguous; head h uses
+ *         group h / (H / G); d up to 1024, above 256 by general kernels, which read chunks of 256 channels; v may have
+ *         another head size than q and k
  *   lse   f32 [b, H, s_q], or [H, tokens]: log of the sum of exp of the scores (scaled, capped, biased and masked),
  *         -inf for a row that sees no key (its o is 0)
  *   rule.dropout_p   probability p of zeroing an element of P, rounded to a multiple of 1/65536 where it is below 1/64,
- *                    else of 1/4096; a p below 1 becomes 4095/4096 at most. The others are divided by 1 - p, of the
- *                    rounded p. Each
- *         element has a number of 16 bits, and is kept if that is at least 65536 p. Bit n of the number of element [b,
- *         h, i, j] is bit j % 32 of word n % 4 of block 4 w + n / 4
- *         of Philox4x32-7 at (seed, offset) and rng, w = ((b*H + h)*s_q + i)*ceil(s_kv/32) + j/32 (TE_THD: the longest
- *         sequences for s_q and s_kv)
+ *         else of 1/4096; a p below 1 becomes 4095/4096 at most. The others are divided by 1 - p, of the rounded p.
+ *         Each element has a number of 16 bits, and is kept if that is at least 65536 p. Bit n of the number of element
+ *         [b, h, i, j] is bit j % 32 of word n % 4 of block 4 w + n / 4 of Philox4x32-7 at (seed, offset) and rng, w =
+ *         ((b*H + h)*s_q + i)*ceil(s_kv/32) + j/32 (TE_THD: the longest sequences for s_q and s_kv)
  *   max_logit   f32 [H], optional, written: the largest score of each head, scaled, capped, biased and masked; -inf if
  *               no row sees a key */
 typedef struct te_op_attn_fwd_args {
@@ -461,8 +449,8 @@ typedef struct te_op_attn_bwd_args {
  *   q        [b, s_q, H, d], any strides, channels adjacent; d up to 576
  *   kv       [b, s_kv, d], likewise. A value is the first d_v channels of its key
  *   indices  i32 [b, s_q, n]: the rows of kv that a query reads, in any order. -1, and any other number outside of 0 ..
- *            s_kv - 1, is an empty slot; a row that is named twice counts twice. Packed
- *            sequences: b = 1 and rows of all of kv. b s_q n and b s_kv are below 2^31
+ *            s_kv - 1, is an empty slot; a row that is named twice counts twice. Packed sequences: b = 1 and rows of
+ *            all of kv. b s_q n and b s_kv are below 2^31
  *   sinks    f32 [H], optional: e^(sink - m) is in the denominator
  *   o        [b, s_q, H, d_v], any float format, usually q's; d_v up to d. 0 where every slot is empty
  *   lse      f32 [b, H, s_q], optional: the logarithm of the denominator, m added; of a query without keys sink, or
@@ -515,11 +503,10 @@ typedef struct te_op_copy_to_kv_cache_args {
  * visible where an f32, f16 or bf16 mask, which is added to scores, is above -10000, or a u8 mask is not 0.
  *   window   (left, 0): row i sees keys i - left .. i; not on, or left below 0: keys 0 .. i
  *   strict   every element is looked at: visible ones are 0 (u8: not 0), masked ones below -10000 (u8: 0). Else, by
- *            NeMo Automodel's rules, the first and the last row of head 0 of each
- *            sequence: the first sees one key, the last as many as it should; and of sequence 0 the first key, which
- *            the first row sees, and the last one, which is below -10000 there.
- *            A mask [1, 1, 1, 1] never passes these. Source: nemo_automodel._transformers.te_attention,
- *            _detect_causal_mask */
+ *            NeMo Automodel's rules, the first and the last row of head 0 of each sequence: the first sees one key, the
+ *            last as many as it should; and of sequence 0 the first key, which the first row sees, and the last one,
+ *            which is below -10000 there. A mask [1, 1, 1, 1] never passes these. Source:
+ *            nemo_automodel._transformers.te_attention, _detect_causal_mask */
 typedef struct te_op_detect_causal_mask_args {
     const te_tensor *mask;
     te_tensor *causal;
@@ -531,12 +518,10 @@ typedef struct te_op_detect_causal_mask_args {
 
 /* Where ranks have the tokens of sequences that they share (te_parallel_options.cp_group): a map i32 of all rows.
  *   map         map[r * rows / ranks + i] = the row that local row i of rank r is of the sequences in their order;
- *               inverse: the other way round. As row_id_map of
- *               te_op_moe_permute with topk 1 it puts rows of all ranks, rank behind rank, in the order of the
- *               sequences, and the inverse puts them back
+ *               inverse: the other way round. As row_id_map of te_op_moe_permute with topk 1 it puts rows of all ranks,
+ *               rank behind rank, in the order of the sequences, and the inverse puts them back
  *   cu_seqlens  optional i32 [b + 1]: the row that each sequence begins at, all multiples of 2 * ranks; NULL =>
- *               `sequences` of equal length. Rows behind the last sequence are
- *               shared evenly
+ *               `sequences` of equal length. Rows behind the last sequence are shared evenly
  *   share       cu_seqlens counts this many times the rows that there are: those ranks share each sequence, beside the
  *               `ranks` of the map; 0 => 1
  * Lengths that cannot be shared are refused on the CPU; on a GPU their rows stay where they are. */
@@ -580,8 +565,7 @@ typedef struct te_op_context_merge_args {
 
 /* y = softmax(scale * x) over the last dimension of x [.., s_q, s_k].
  *   mask    optional u8 [b or 1, 1, s_q, s_k], for x [b, h, s_q, s_k]: where it is not 0, -10000 stands in place of
- *           scale * x. A row in which nothing else is larger
- *           gives zeros, as in TransformerEngine
+ *           scale * x. A row in which nothing else is larger gives zeros, as in TransformerEngine
  *   causal  row i sees its first i + 1 + s_k - s_q columns: y is 0 in the others, and in rows that see none
  * y may be x. */
 typedef struct te_op_softmax_fwd_args {
@@ -692,9 +676,8 @@ typedef struct te_adam_numbers {
  *   grad, param  f32, f16 or bf16
  *   m, v         the moments: f32 or bf16; or f16 or e4m3 with a scale
  *   master       optional: the step works on it, and param = round(master). f32; or f16 with a scale; or, for a param
- *                in bf16, its remainders: u8 of twice
- *                as many elements, the lower 16 bits of an f32 master whose upper 16 bits are param, which is one more
- *                where these are 2^15 or more
+ *                in bf16, its remainders: u8 of twice as many elements, the lower 16 bits of an f32 master whose upper
+ *                16 bits are param, which is one more where these are 2^15 or more
  *   m_scale, v_scale, master_scale  f32 [1], needed for f16 and e4m3 (else NULL): the state stands for its elements
  *                                   times the scale. A step chooses the scale
  *                anew, max |x| / 32752 (f16) or max |x| / 448 (e4m3), where NaN are left out; a max too small for that stores zeros */

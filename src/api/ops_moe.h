@@ -55,8 +55,8 @@ typedef struct te_op_moe_local_ids_args {
 /* row_id_map (index, topk 1) that moves whole chunks of T rows. sizes: i32 or i64 [n], rows of each chunk, in the order
  * of the input.
  *   sorted_index  optional, i32 or i64 [n]: the chunk that comes first, second ...: a permutation of 0 .. n-1; NULL:
- *                 the order stays. Others are an error (TE_ERR_INVALID): of
- *                 the call on the CPU, of the next call that waits on a GPU
+ *                 the order stays. Others are an error (TE_ERR_INVALID): of the call on the CPU, of the next call that
+ *                 waits on a GPU
  *   offsets       optional, i32 or i64 [n]: added to the rows of each chunk of the input: padding in front of it. Not
  *                 with sorted_index
  *   chunk_numbers row_id_map holds the number of each row's chunk in place of a row: `groups` of te_op_amax and of the
@@ -73,8 +73,7 @@ typedef struct te_op_moe_chunk_map_args {
  *   topk            of an index map; 0 => row_id_map is a mask map
  *   pad_offsets     optional, i32 or i64 [E], with a mask map: added to the rows of each expert
  *   probs           optional, float [T, E] or [T, topk], with permuted_probs [R] of its format: moved along. Under a
- *                   mask map a copy whose
- *                   probability is 0 is a row of zeros */
+ *                   mask map a copy whose probability is 0 is a row of zeros */
 typedef struct te_op_moe_permute_args {
     const te_tensor *x, *row_id_map, *pad_offsets, *probs;
     te_tensor *y, *permuted_probs;
@@ -109,8 +108,7 @@ typedef struct te_op_moe_unpermute_bwd_args {
  *   expert_bias      optional, float [E], not with a softmax over the chosen ones: added to the scores for the choice
  *                    alone
  *   num_groups, group_topk   the experts stand in num_groups groups of equal size; those of group_topk groups may be
- *                            chosen, and a group counts by the
- *                    sum of its group_best best; 0: no groups
+ *                    chosen, and a group counts by the sum of its group_best best; 0: no groups
  *   group_best       0 => topk / group_topk
  *   zero_other_groups   the biased scores of groups that are not chosen are multiplied by 0, in place of being left
  *                       out: they still go before negative ones. NaN stays last
@@ -120,8 +118,8 @@ typedef struct te_op_moe_unpermute_bwd_args {
  * Of equal scores the expert with the lower number is chosen (te_fused_topk_with_score_function says where
  * TransformerEngine differs). A chosen expert's probability is scaling_factor times its score, normalised.
  *   all_scores       probs are the scores of all experts, normalised, for an auxiliary loss: softmax over all, or
- *                    divided by the sum of all + 1e-20;
- *                    the choice is by them. Without groups and scaling_factor, and without bias unless bias_in_probs
+ *                    divided by the sum of all + 1e-20; the choice is by them. Without groups and scaling_factor, and
+ *                    without bias unless bias_in_probs
  *   probs            float [T, E], 0 for what is not chosen; NULL where topk_probs is given
  *   routing_map      optional, u8 [T, E]: 1 for each chosen expert
  *   routing_bits     optional, u8 [T, ceil(E / 8)]: the same, expert e at bit e % 8 of byte e / 8

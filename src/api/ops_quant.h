@@ -54,17 +54,15 @@ typedef struct te_op_delayed_gather_args {
  *   scale_inv  f32 [1]  optional, written: RN(1 / scale)
  *   amax       f32 [1]  optional: max(amax, max |x|) of the unscaled input; with `current`: = max |x|
  *   current    the scale comes from x itself, by te_op_scale_from_amax's rule with fp8_max of the codes' format,
- *              `epsilon`
- *              and `power_of_two` (Float8CurrentScalingQuantizer)
+ *              `epsilon` and `power_of_two` (Float8CurrentScalingQuantizer)
  *   x_amax     f32 [2], optional, with `current` and without `noop`, at a multiple of 8 bytes: max |x|, as `amax` of te_op_act_fwd and others has left
  *              it, and 0. x is then read once. Both become 0
  *   dbias      [N] of any float format, optional: the sums of x's columns in f32: the gradient of a bias, if x is a
  *              gradient; not with `noop`
  *   noop       optional f32 [1]: 1.0 => nothing is written
  *   groups     optional i32 [M]: the group of each row, as te_op_amax has it. scale, scale_inv and amax are [n], one
- *              for each group, scale and amax also
- *              columns [n, 1] of matrices; the codes of rows of no group are 0. Not with `current` (te_op_amax and
- *              te_op_scale_from_amax make such scales), `dbias` or `noop` */
+ *              for each group, scale and amax also columns [n, 1] of matrices; the codes of rows of no group are 0. Not
+ *              with `current` (te_op_amax and te_op_scale_from_amax make such scales), `dbias` or `noop` */
 typedef struct te_op_fp8_quantize_args {
     const te_tensor *x;
     te_tensor *row, *col;
@@ -137,10 +135,9 @@ typedef struct te_op_block_dequantize_args {
  *   col        [M, ld], not transposed: the values of x scaled along the columns, in the format of row, optional
  *   col_scale  e8m0 [round_up(ceil(M / 32), 4), round_up(N, 128)]
  *   swizzled   the scales have the layout that Blackwell's tensor cores read (and the same shapes): [R, C] of them are
- *              tiles of 128 x 4, 512 bytes
- *              each; scale (i, j) (i: row of x or column of x; j: index of the group along the contraction) at
- *              ((i / 128) * (T / 4) + j / 4) * 512 + (i % 32) * 16 + (i % 128) / 32 * 4 + j % 4, T the padded number of
- *              groups
+ *              tiles of 128 x 4, 512 bytes each; scale (i, j) (i: row of x or column of x; j: index of the group along
+ *              the contraction) at ((i / 128) * (T / 4) + j / 4) * 512 + (i % 32) * 16 + (i % 128) / 32 * 4 + j % 4, T
+ *              the padded number of groups
  * Per group: e = E8M0 of RN(amax * RN(1 / fp8_max)), rounded up (NaN never enters an amax); q = saturate(RNE(x * 2^(127
  * - e))), NaN stays NaN.
  * The padding of codes and scales is written as 0. */
@@ -192,23 +189,18 @@ typedef struct te_op_nvfp4_amax_args {
  *              ldc >= round_up(M, 16)
  *   col_scale  e4m3 [round_up(N, 128), round_up(ceil(M / 16), 4)]
  *   amax_col   f32 [1], or [N] (row-scaled: each column of x, a row of the copy, has a scale of its own), read; NULL =>
- *              amax_row's, which is [1]
- *              then. amax_row may be NULL if only col is asked for. two_dimensional: amax_row's for both copies
- *              (amax_col's if that is
- *              NULL), [1]; and no rht with col
+ *              amax_row's, which is [1] then. amax_row may be NULL if only col is asked for. two_dimensional:
+ *              amax_row's for both copies (amax_col's if that is NULL), [1]; and no rht with col
  *   swizzled   scales in the layout of te_op_mxfp8_quantize
  *   groups     optional i32 [M]: the group of each row, as te_op_amax has it: amax_row and amax_col are f32 [n]. The
- *              column-wise copy needs groups that begin at
- *              multiples of 16 rows, and takes the number of the first of 16. Rows of no group are quantized by the
- *              first group's amax. Not with
- *              two_dimensional, `measure` or `noop`
+ *              column-wise copy needs groups that begin at multiples of 16 rows, and takes the number of the first of
+ *              16. Rows of no group are quantized by the first group's amax. Not with two_dimensional, `measure` or
+ *              `noop`
  *   rht        of the column-wise copy: each 16 rows of a column, times their signs (unless no_random_sign_mask), times
- *              the Hadamard matrix / 4, rounded to
- *              bf16; amax, scales and codes are those of the rounded values. Sums are taken as a tensor core takes
- *              them: each product is truncated
- *              25 bits below the leading bit of the largest, they are added exactly, and the sum is truncated to f32. A
- *              NaN makes the scales of
- *              its blocks NaN, in both copies, and their codes 7 (6)
+ *              the Hadamard matrix / 4, rounded to bf16; amax, scales and codes are those of the rounded values. Sums
+ *              are taken as a tensor core takes them: each product is truncated 25 bits below the leading bit of the
+ *              largest, they are added exactly, and the sum is truncated to f32. A NaN makes the scales of its blocks
+ *              NaN, in both copies, and their codes 7 (6)
  * With F = 448 (256 if e4m3_max_256):
  *   S = min(F * 6 / amax, FLT_MAX), 1 if amax or S is 0;  d = E4M3(RN(block amax * RN(S * RN(1 / 6))));
  *   mult = min(RN(1 / RN(d * RN(1 / S))), FLT_MAX);  q = E2M1(RNE(RN(x * mult))), saturated, NaN => 6
@@ -275,14 +267,13 @@ typedef struct te_op_shard_amax_args {
 /* Scales of a whole matrix from its amaxes by tile, in the layout that the quantizing operation writes (padding 0), by
  * its rule.
  *   BLOCK_2D  amax by 128 x 128 -> row_scale f32 (scale_inv), and col_scale its transpose; amax_limit: the largest
- *             finite number
- *             of the format that was quantized from (0 => f32's)
+ *             finite number of the format that was quantized from (0 => f32's)
  *   MXFP8     amax by 1 x 32 -> row_scale, and amax_col by 32 x 1 -> col_scale, e8m0
  *   NVFP4     amax by 16 x 16 and amax_tensor f32 [1] -> row_scale, and col_scale, e4m3, repeated for the rows of each
  *             tile
  *   multiplier  BLOCK_2D, optional: the factors that te_op_block_quantize multiplies with, in row_scale's layout;
- *               te_op_shard_cast needs it with
- *               fp32_scales, because the reciprocal of a rounded reciprocal is another number
+ *               te_op_shard_cast needs it with fp32_scales, because the reciprocal of a rounded reciprocal is another
+ *               number
  * rows, columns: M, N of the matrix. Outputs may be NULL, but not all. */
 typedef struct te_op_shard_scales_args {
     te_scaling scaling; /* BLOCK_2D, MXFP8 or NVFP4 */
@@ -299,15 +290,13 @@ typedef struct te_op_shard_scales_args {
 
 /* Codes of the slice x (n float elements from element `start` of [rows, columns]).
  *   dst    a row-wise copy [rows, ld] of the matrix; or, flat, the codes of the slice alone (e2m1: the first code is in
- *          the low half if
- *          start is even, else the high half; bytes shared with neighbours keep their other half)
+ *          the low half if start is even, else the high half; bytes shared with neighbours keep their other half)
  *   scaling TENSOR: x is multiplied with scale f32 [1], and amax, optional f32 [1], becomes max(amax, max |x|); BLOCK_2D, MXFP8, NVFP4: scale as
  *          te_op_shard_scales writes it; NVFP4 needs amax_tensor
  *   multiplier  BLOCK_2D, optional: as te_op_shard_scales writes it; NULL => RN(1 / scale), which is the same for
  *               powers of two alone
  *   columnwise  MXFP8: scale is the column-wise one, running along the columns; TENSOR: dst is the transposed copy
- *               [columns, ld]
- *               (not flat). Other column-wise copies are made from the gathered rows.
+ *               [columns, ld] (not flat). Other column-wise copies are made from the gathered rows.
  * The codes of the slice alone are written: padding, which quantizing the whole matrix writes as 0, is not. A flat dst
  * may be longer than its slice. */
 typedef struct te_op_shard_cast_args {

@@ -11,15 +11,13 @@
  *   - stochastic rounding draws te.h's random numbers (te_op_nvfp4_quantize), by an element's index and not by the
  *   thread that rounds it;
  *   - NVFP4's transform: a NaN makes the scales of its blocks NaN in both copies, for any shape. TransformerEngine's
- *   kernel for M % 64 == 0 and
- *     N % 128 == 0 does so; its other kernels leave the NaN out of the scale, and a gradient loses it. That kernel also
- *     scales a tensor whose
- *     amax is infinite by 0, the others by 1, as te.h always does; the tensor decodes to infinities and NaN either way;
+ *     kernel for M % 64 == 0 and N % 128 == 0 does so; its other kernels leave the NaN out of the scale, and a gradient
+ *     loses it. That kernel also scales a tensor whose amax is infinite by 0, the others by 1, as te.h always does; the
+ *     tensor decodes to infinities and NaN either way;
  *   - te_quantize_master_weights, 128 x 128 blocks with fp32_scales: where fp8_max / amax is infinite in f32 (E4M3: an
- *   amax below 1.3166e-36) the scale is the
- *     largest number of the weight's nominal dtype, as when the weight is quantized whole. TransformerEngine takes
- *     FLT_MAX there (compute_scale.cu), and the
- *     nominal dtype's when it quantizes the whole: of bf16 and f16 weights its two ways give two scale_inv;
+ *     amax below 1.3166e-36) the scale is the largest number of the weight's nominal dtype, as when the weight is
+ *     quantized whole. TransformerEngine takes FLT_MAX there (compute_scale.cu), and the nominal dtype's when it
+ *     quantizes the whole: of bf16 and f16 weights its two ways give two scale_inv;
  *   - e4m3_max_256 without four_over_six counts; NVFP4Quantizer then goes on with 448;
  *   - NVTE_USE_FAST_MATH and NVTE_NVFP4_4OVER6_ERR_USE_FAST_MATH, which loosen NVFP4 there, do nothing here.
  * Without the transform NVFP4 encodes no NaN: a NaN becomes 6 times its block's scale, there and here. A decoded NaN is

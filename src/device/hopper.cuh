@@ -205,8 +205,7 @@ TE_DEV void te_stmatrix4(te_u32 row, const te_u32 r[4]) {
 // Descriptors here are of tiles with the 128-byte swizzle that start at multiples of 1024 bytes:
 //   K-major   rows of 128 bytes along k, 8 rows to an atom of 1024 bytes. The next 32 bytes of k: + 2.
 //   MN-major  (16-bit types) rows of 64 elements along m or n, one for each k, 8 of them to an atom. group_bytes leads
-//             to the next 64
-//             elements of m or n; the next 16 k: + 128.
+//             to the next 64 elements of m or n; the next 16 k: + 128.
 
 TE_DEV te_u64 te_wgmma_desc(te_u32 tile, int group_bytes) {
     return (te_u64)((tile & 0x3ffff) >> 4) | (te_u64)(group_bytes >> 4) << 16 | (te_u64)(1024 >> 4) << 32 |

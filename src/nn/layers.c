@@ -374,8 +374,7 @@ static te_tensor *te__activate_for(te_tensor *x, te_activation activation, const
  *   LayerNormMLP  plain activations under delayed scaling and MXFP8: dbias and codes in one kernel, from f32 (MXFP8's
  *                 codes from rounded numbers); all others: rounded
  *   te.ops        without a bias, and GELU and ReLU with one: activation.cpp and bias.cpp, which take the amax from
- *                 f32, and under delayed scaling the codes; the others'
- *                 bias rounds first */
+ *                 f32, and under delayed scaling the codes; the others' bias rounds first */
 static te__act_grad te__act_grad_of(const te__linear_call *c, te_activation activation, bool ops) {
     const te_recipe *r = &c->quant->recipe;
     bool whole = r->kind == TE_RECIPE_DELAYED || r->kind == TE_RECIPE_MXFP8; /* one kernel does it all */

@@ -31,6 +31,9 @@ static const variant variants[] = {
     {{127, 130, 128, 128}, .bias = BIAS_FULL, .bias_dtype = TE_F32, .mask = TE_MASK_CAUSAL},
     {{200, 300, 128, 128}, .bias = BIAS_KEYS, .bias_dtype = TE_F32, .mask = TE_MASK_PADDING},
     {{17, 129, 128, 128}, .bias = BIAS_HEADS, .bias_dtype = TE_F32},
+    {{129, 136, 128, 128}, .bias = BIAS_FULL, .bias_dtype = TE_BF16, .dtype = F16, .mask = TE_MASK_CAUSAL},
+    {{300, 260, 128, 128}, .bias = BIAS_FULL, .repeats = REPEATS | REPEATS_H | REPEATS_I, .mask = TE_MASK_PADDING_CAUSAL, .layout = LAYOUT_THD},
+    {{300, 260, 128, 128}, .bias = BIAS_FULL, .repeats = REPEATS | REPEATS_I, .grouped = 2, .mask = TE_MASK_CAUSAL},
     {{64, 132, 128, 128}, .bias = BIAS_HEADS, .bias_dtype = TE_F32, .dropout = 1, .mask = TE_MASK_PADDING_CAUSAL, .layout = LAYOUT_THD},
     {{129, 130, 128, 128}, .bias = BIAS_FULL, .bias_dtype = TE_BF16, .dtype = F16},
     {{129, 127, 128, 128}, .bias = BIAS_HEADS, .mask = TE_MASK_ARBITRARY, .grouped = 1},
@@ -203,6 +206,32 @@ TE_TEST_DEVICES(attn_variants_1) { check_variants(te, 1); }
 TE_TEST_DEVICES(attn_variants_2) { check_variants(te, 2); }
 TE_TEST_DEVICES(attn_variants_3) { check_variants(te, 3); }
 
+/* A bias of -infinity hides keys: every third one, or all of a sequence, and with them the last keys of a tile. */
+static void check_infinite(te_ctx *te, const variant *v, bool all) {
+    xcase c = case_of(v);
+    xsums sum;
+    int64_t s[4];
+    name_case(&c);
+    bias_shape(&c, s);
+    xdata in = make_data(&c);
+    for (int64_t n = 0; n < bias_count(&c); n++)
+        if (n % s[3] % 3 == 0 || (all && n < s[3])) in.bias[n] = -INFINITY;
+    xdata want = reference(&c, &in, &sum), got = run(te, &c, &in);
+    compare(&c, &got, &want);
+}
+TE_TEST_DEVICES(attn_variants_infinite_bias) {
+    static const variant cases[] = {
+        {{300, 260, 128, 128}, .bias = BIAS_KEYS},
+        {{300, 260, 64, 64}, .bias = BIAS_FULL, .repeats = REPEATS | REPEATS_H | REPEATS_I, .mask = TE_MASK_CAUSAL},
+        {{130, 264, 128, 128}, .bias = BIAS_ROWS, .mask = TE_MASK_CAUSAL},
+        {{60, 70, 128, 128}, .bias = BIAS_KEYS, .bias_dtype = TE_F32},
+    };
+    for (int n = 0; n < COUNT(cases); n++) {
+        if (!te_ctx_is_cuda(te) && n != COUNT(cases) - 1) continue; /* small ones alone */
+        check_infinite(te, &cases[n], n == 1);
+    }
+}
+
 /* Capped scores are finite, and those of empty blocks stay hidden. Small enough for the CPU. */
 TE_TEST_DEVICES(attn_softcap_beside_a_block_mask) {
     const variant v = {{70, 260, 64, 64}, .softcap = 1, .blocks = 1, .mask = TE_MASK_ARBITRARY};
@@ -275,11 +304,17 @@ TE_TEST(attn_softcap_plans) {
     }
 }
 
-/* Hopper's forward kernel multiplies by a bias that all queries share. */
+/* Hopper's forward kernel adds a bias that more than one tile of queries shares by a product. */
 static bool has_keys(const xcase *c) {
     int64_t s[4];
     bias_shape(c, s);
-    return has_bias(c) && s[2] == 1;
+    return has_bias(c) && s[2] == 1 && c->s_q > 128;
+}
+/* TMA can bring the bias: one of 16 bits with a row for each query. */
+static bool in_tiles(const xcase *c) {
+    int64_t s[4];
+    bias_shape(c, s);
+    return has_bias(c) && s[2] > 1 && c->bias_dtype != TE_F32 && c->s_kv % 8 == 0;
 }
 /* The first of `kernels` has the case's options, and none but these. */
 static void check_options(const xcase *c, const char *kernels, bool forward) {
@@ -312,8 +347,8 @@ TE_TEST(attn_variants_plans) {
         CHECK_STR(e.why, "TMA and wgmma");
         const char *const forward = strstr(e.kernels, "attn/attn_fwd_hopper");
         if (forward) check_options(&c, forward, true);
-        const bool room = c.d != 192 || c.d_v != 128, rows = has_bias(&c) && c.option[BIAS] != BIAS_KEYS && c.s_q > 1; /* of shared memory; one for each query */
-        CHECK_MSG(!strstr(e.kernels, "X_TILES") == !(rows && room && c.bias_dtype == c.dtype && c.s_kv % 8 == 0), "%s", e.kernels);
+        const bool room = c.d != 192 || c.d_v != 128, tiles = in_tiles(&c); /* of shared memory */
+        CHECK_MSG(!strstr(e.kernels, "X_TILES") == !(tiles && room), "%s", e.kernels);
         CHECK(te_explain(te, TE_OP_ATTN_BWD, &t.g, "sm_90", &e) == TE_OK && e.supported && e.deterministic);
         CHECK_STR(e.why, "TMA and wgmma");
         for (int k = 0; k < (c.d <= 128 ? 1 : 2); k++) {
@@ -321,7 +356,7 @@ TE_TEST(attn_variants_plans) {
             CHECK_STR(e.kernels, name);
             if (begin) check_options(&c, begin, false);
         }
-        CHECK_MSG(!strstr(e.kernels, "X_TILES") == !(rows && c.d <= 128 && c.bias_dtype == c.dtype && c.s_kv % 8 == 0), "%s", e.kernels);
+        CHECK_MSG(!strstr(e.kernels, "X_TILES") == !(tiles && c.d <= 128), "%s", e.kernels);
         if (has_bias(&c)) {
             int64_t s[4];
             bias_shape(&c, s);

@@ -7,8 +7,9 @@
 // Benchmark: "gelu backward", "swiglu backward" in tests/bench/h200.csv.
 //
 // Launch: block of 256 threads, grid ceil(m * n / 2048); dx is as wide as x, without `col` or `partial`. With options:
-// n a multiple of 8, all pointers aligned to 16 bytes (FP8: 8), blocks of interleaved halves multiples of 8, and what
-// is not gated is one long row. Without: anything.
+//         n a multiple of 8, all
+// pointers aligned to 16 bytes (FP8: 8), blocks of interleaved halves multiples of 8, and what is not gated is one long
+// row. Without: anything.
 //
 // te:baseline
 // te:row ACT=1 DY_DT=3 X_DT=3 DX_DT=3

@@ -12,8 +12,9 @@
 // Benchmark: "gelu forward", "swiglu forward" in tests/bench/h200.csv.
 //
 // Launch: block of 256 threads, grid ceil(m * ld / 2048), or / 4096 with options and not gated; no `col`. With options:
-// n, ld and blocks of interleaved halves multiples of 8, x aligned to 16 bytes, y to 16 (8 for FP8), and rows that are
-// neither gated nor padded are one long row: m = 1, ld = n. Without: anything.
+//         n, ld and blocks of interleaved
+// halves multiples of 8, x aligned to 16 bytes, y to 16 (8 for FP8), and rows that are neither gated nor padded are one
+// long row: m = 1, ld = n. Without: anything.
 //
 // te:baseline
 // te:row ACT=1 X_DT=3 Y_DT=3

@@ -6,7 +6,7 @@
 // A warp has a row; with options each lane computes eight neighbours at a time.
 //
 // Launch: block of 256 threads, grid ceil(m / 8). With options: n and blocks of interleaved halves multiples of 8, dy,
-// x and dx aligned to 16 bytes. Without: anything.
+//         x and dx aligned to 16 bytes. Without: anything.
 //
 // te:baseline
 // te:row ACT=8 DY_DT=3 X_DT=3 DX_DT=3

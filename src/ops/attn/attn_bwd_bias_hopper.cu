@@ -31,11 +31,11 @@
 // edge of a sequence what P has as 0 is left out.
 //
 // Options: X_DT, X_D, X_D_V (hopper.cuh), X_OUT (te_dtype of what is written), those of hopper_dropout.cuh and
-// hopper_scores.cuh: X_BIAS always, X_ALIBI never.
+//          hopper_scores.cuh: X_BIAS always, X_ALIBI never.
 // Benchmark: "attention variants" in tests/bench/h200.csv.
 //
 // Launch: grid min(tiles, multiprocessors), block 384, shared memory TE__ATTN_DBIAS_SHARED. Maps: boxes of 128 rows by
-// 64 channels. Conditions as of attn_fwd_hopper.cu.
+//         64 channels. Conditions as of attn_fwd_hopper.cu.
 // te:arch 90a
 // te:row X_DT=2|3 X_D=128 X_D_V=128 X_DROPOUT=0 X_OUT=3 X_BIAS=3 X_PAIRS=0|1|2
 // te:row X_DT=3 X_D=128 X_D_V=128 X_DROPOUT=0|1 X_OUT=1 X_BIAS=1 X_PAIRS=0|1|2

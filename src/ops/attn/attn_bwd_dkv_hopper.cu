@@ -29,12 +29,11 @@
 // to the other consumer, and P^T itself to dV.
 //
 // Options: X_DT, X_D, X_D_V (hopper.cuh: 192 and 256 alike, or 192 and 128), those of hopper_dropout.cuh (P^T passes
-// with a mark at what is dropped) and hopper_scores.cuh.
+//          with a mark at what is dropped) and hopper_scores.cuh.
 // Benchmark: "attention backward" in tests/bench/h200.csv.
 //
 // Launch: grid: blocks of 64 keys of the longest sequence, of all heads and sequences; block 384; shared memory
-// TE__ATTN_DKV_SHARED. Maps: boxes of 64 rows by 64 channels.
-//         Conditions as of attn_fwd_hopper.cu.
+//         TE__ATTN_DKV_SHARED. Maps: boxes of 64 rows by 64 channels. Conditions as of attn_fwd_hopper.cu.
 // te:arch 90a
 // te:row X_DT=2|3 X_D=256 X_D_V=256 X_DROPOUT=0|1
 // te:row X_DT=3 X_D=192 X_D_V=128|192 X_DROPOUT=0|1|2

@@ -13,13 +13,12 @@
 //                                     those that see none of its.
 //
 // Options: X_DT (te_dtype of all six), X_D (d and d_v, rounded up to a multiple of 32; the channels between are zeros),
-// X_TILE, X_WARPS, X_M,
-//          X_DROPOUT, X_EXTRA (attn.cuh).
+//          X_TILE, X_WARPS, X_M, X_DROPOUT, X_EXTRA (attn.cuh).
 // Benchmark: "attention backward" in tests/bench/h200.csv.
 //
 // Launch: grid (ceil(s_kv / (16 M WARPS)) * batch * groups), block 32 WARPS, shared memory (2 D + 16) (32 M WARPS + 4
-// BM) + 16 BM bytes.
-//         Rows start at multiples of 16 bytes, d and d_v are multiples of 8, BM divides TE__ATTN_PAD.
+//         BM) + 16 BM bytes. Rows start at multiples of 16 bytes, d and d_v are multiples of 8, BM divides
+//         TE__ATTN_PAD.
 // te:arch 80
 // te:row X_DT=3 X_D=32 X_TILE=64 X_WARPS=8 X_M=1 X_DROPOUT=0 X_EXTRA=0
 // te:row X_DT=3 X_D=64 X_TILE=64 X_WARPS=8 X_M=1 X_DROPOUT=0 X_EXTRA=0

@@ -24,12 +24,11 @@
 // products; masks of elements become bits then. Empty blocks of a block mask are passed over: all roles ask the mask.
 //
 // Options: X_DT, X_D, X_D_V (hopper.cuh: 192 and 256 alike, or 192 and 128), those of hopper_dropout.cuh and
-// hopper_scores.cuh.
+//          hopper_scores.cuh.
 // Benchmark: "attention backward" in tests/bench/h200.csv.
 //
 // Launch: grid: tiles of 128 queries of the longest sequence, of all heads and sequences; block 384; shared memory
-// TE__ATTN_DQ_SHARED. Maps: boxes of 64 rows by 64 channels.
-//         Conditions as of attn_fwd_hopper.cu.
+//         TE__ATTN_DQ_SHARED. Maps: boxes of 64 rows by 64 channels. Conditions as of attn_fwd_hopper.cu.
 // te:arch 90a
 // te:row X_DT=2|3 X_D=256 X_D_V=256 X_DROPOUT=0|1
 // te:row X_DT=3 X_D=192 X_D_V=128|192 X_DROPOUT=0|1|2

@@ -36,14 +36,13 @@
 // keys, over its heads, in f32; attn_bwd_bias_put.cu adds up blocks.
 //
 // Options: X_DT, X_D (64, 128; X_D_V alike), X_TILES (1: a bias of 16 bits that TMA can read; with X_PAIRS = 1), X_SUMS
-// (0, 1), those of hopper_scores.cuh and hopper_dropout.cuh (X_DROPOUT:
-//          D = 128, whose tiles of 64 queries have as many bits as a register).
+//          (0, 1), those of hopper_scores.cuh and hopper_dropout.cuh (X_DROPOUT: D = 128, whose tiles of 64 queries
+//          have as many bits as a register).
 // Benchmark: "attention backward" in tests/bench/h200.csv.
 //
 // Launch: grid: key blocks of the longest sequence, of all heads and sequences; block 384; shared memory
-// TE__ATTN_BWD_SHARED. Maps: boxes of 64 channels, by BQ rows
-//         (q, d_o), 128 (k, v) and 64 (dk, dv, and the bias, whose size is 1 where it repeats). Conditions as of
-//         attn_fwd_hopper.cu.
+//         TE__ATTN_BWD_SHARED. Maps: boxes of 64 channels, by BQ rows (q, d_o), 128 (k, v) and 64 (dk, dv, and the
+//         bias, whose size is 1 where it repeats). Conditions as of attn_fwd_hopper.cu.
 // te:arch 90a
 // te:row X_DT=2|3 X_D=128 X_D_V=128 X_DROPOUT=0|1
 // te:row X_DT=3 X_D=128 X_D_V=128 X_DROPOUT=2

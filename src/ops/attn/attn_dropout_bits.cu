@@ -6,7 +6,7 @@
 // adjacent.
 //
 // Launch: grid (tiles of 128 rows of the longest sequence, of all heads and sequences; ceil(s_kv /
-// TE__ATTN_BITS_KEYS)), block 256: two tiles of 128 keys.
+//         TE__ATTN_BITS_KEYS)), block 256: two tiles of 128 keys.
 // te:arch 90a
 // te:row
 #include "ops/attn/attn.cuh"

@@ -45,16 +45,15 @@
 // elements by once it is packed.
 //
 // Options: X_DT, X_D, X_D_V (hopper.cuh), X_WAVES (2 or 3: 3 with ALiBi at most), X_TILES (1: a bias of 16 bits that
-// TMA can read; with X_PAIRS = 1),
-//          X_KEYS (1: a bias that all queries share; without X_BIAS), those of hopper_scores.cuh and
-//          hopper_dropout.cuh.
+//          TMA can read; with X_PAIRS = 1), X_KEYS (1: a bias that all queries share; without X_BIAS), those of
+//          hopper_scores.cuh and hopper_dropout.cuh.
 // Benchmark: "attention forward" in tests/bench/h200.csv.
 //
 // Launch: grid: any number of blocks; block 128 (WAVES + 1); shared memory TE__ATTN_FWD_SHARED, or
-// TE__ATTN_BIAS_SHARED, or TE__ATTN_KEYS_SHARED, of the options, with ALiBi
-//         TE__ATTN_LINE_BYTES more. Maps: q and o in boxes of 64 rows, k and v of BN, all of 64 channels; the bias in
-//         boxes of 64 rows by 64 keys, with a size of 1 where it repeats. Addresses and strides of q, k, v and o are
-//         multiples of 16 bytes, d and d_v of 8; scale > 0.
+//         TE__ATTN_BIAS_SHARED, or TE__ATTN_KEYS_SHARED, of the options, with ALiBi TE__ATTN_LINE_BYTES more. Maps: q
+//         and o in boxes of 64 rows, k and v of BN, all of 64 channels; the bias in boxes of 64 rows by 64 keys, with a
+//         size of 1 where it repeats. Addresses and strides of q, k, v and o are multiples of 16 bytes, d and d_v of 8;
+//         scale > 0.
 // te:arch 90a
 // te:row X_DT=3 X_D=64 X_D_V=64 X_WAVES=2|3 X_DROPOUT=0|1
 // te:row X_DT=3 X_D=96 X_D_V=96 X_WAVES=2 X_DROPOUT=0|1
@@ -63,7 +62,7 @@
 // te:row X_DT=3 X_D=256 X_D_V=256 X_WAVES=2 X_DROPOUT=0|1
 // te:row X_DT=3 X_D=64 X_D_V=64 X_WAVES=3 X_DROPOUT=0 X_ALIBI=1
 // te:row X_DT=3 X_D=128 X_D_V=128 X_WAVES=2 X_DROPOUT=0|1 X_ALIBI=1
-// te:row X_DT=3 X_D=128 X_D_V=128 X_WAVES=2 X_DROPOUT=0 X_BIAS=1|3 X_PAIRS=0|1
+// te:row X_DT=3 X_D=128 X_D_V=128 X_WAVES=2 X_DROPOUT=0 X_BIAS=1|3 X_PAIRS=0|1|2
 // te:row X_DT=3 X_D=256 X_D_V=256 X_WAVES=2 X_DROPOUT=0 X_BIAS=3 X_PAIRS=1
 // te:row X_DT=2 X_D=128 X_D_V=128 X_WAVES=2 X_DROPOUT=0 X_BIAS=2 X_PAIRS=1 X_TILES=1
 // te:row X_DT=3 X_D=64 X_D_V=64 X_WAVES=2 X_DROPOUT=0 X_BIAS=3 X_PAIRS=1 X_TILES=1
@@ -74,7 +73,6 @@
 // te:row X_DT=2|3 X_D=128 X_D_V=128 X_WAVES=2 X_DROPOUT=0|1 X_KEYS=1
 // te:row X_DT=3 X_D=192 X_D_V=128|192 X_WAVES=2 X_DROPOUT=0 X_KEYS=1
 // te:row X_DT=3 X_D=256 X_D_V=256 X_WAVES=2 X_DROPOUT=0 X_KEYS=1
-// te:row X_DT=3 X_D=128 X_D_V=128 X_WAVES=2 X_DROPOUT=0 X_KEYS=1 X_ALIBI=1
 // te:row X_DT=3 X_D=128 X_D_V=128 X_WAVES=2 X_DROPOUT=0 X_KEYS=1 X_BLOCKS=1
 // te:row X_DT=3 X_D=128 X_D_V=128 X_WAVES=2 X_DROPOUT=0 X_KEYS=1 X_MOD=3 X_MASK=1
 // te:row X_DT=3 X_D=128 X_D_V=128 X_WAVES=2 X_DROPOUT=0 X_MASK=1
@@ -124,7 +122,7 @@ enum {
     : KEYS        ? AT_V + 2 * BYTES_V
                   : AT_LINE + (ALIBI ? PART_LINE : 0), // of Q's first stage
     AT_B = AT_V + 2 * BYTES_V,
-    AT_ONES = AT_LINE + (ALIBI ? TE__ATTN_LINE_BYTES(X_D) : 0), // KEYS: operand A
+    AT_ONES = AT_LINE, // KEYS: operand A
     LINE_B = 16 * BN, // bytes of a stage of operand B, its first eight of k
     AT_LINES = AT_ONES + 64 * 16,
     AT_ZEROS = AT_LINES + 2 * LINE_B, // the other eight of k, of A, too
@@ -135,7 +133,7 @@ enum {
                               : O_IN_Q ? 0
                                        : WAVES * PART_O),
     AT_TILES = AT_BARRIERS + (TILES ? 24 : 16) * 8,
-    SHARED = KEYS || !ALIBI ? AT_TILES + 2 * 64 : AT_LINE + PART_LINE + (O_IN_Q ? 0 : WAVES * PART_O),
+    SHARED = !ALIBI ? AT_TILES + 2 * 64 : AT_LINE + PART_LINE + (O_IN_Q ? 0 : WAVES * PART_O),
     PART_STORE = O_IN_Q ? PART_Q : PART_O // from one consumer's rows of O to the next's
 };
 static_assert(SHARED == (TILES ? TE__ATTN_BIAS_SHARED(X_D, X_D_V, X_WAVES)
@@ -144,8 +142,8 @@ static_assert(SHARED == (TILES ? TE__ATTN_BIAS_SHARED(X_D, X_D_V, X_WAVES)
                                      (ALIBI ? TE__ATTN_LINE_BYTES(X_D) : 0)) &&
                   SHARED <= TE__ATTN_SHARED_MAX,
               "what the host asks for");
-static_assert(!KEYS || (!BIAS && !TILES), "one bias");
-static_assert(!ALIBI || KEYS || ((int)AT_TILES + 2 * 64 <= AT_LINE + PART_LINE && (!O_IN_Q || 32 * BN <= PART_LINE)),
+static_assert(!KEYS || (!BIAS && !TILES && !ALIBI), "a bias excludes ALiBi");
+static_assert(!ALIBI || ((int)AT_TILES + 2 * 64 <= AT_LINE + PART_LINE && (!O_IN_Q || 32 * BN <= PART_LINE)),
               "memcheck takes the columns' numbers for 32 bytes of each");
 static_assert(!TILES || (WAVES == 2 && PAIRS == 1 && BIAS != TE_F32),
               "a producer's warp for each consumer, and words of pairs");
@@ -332,12 +330,7 @@ TE_DEV void te_rescale(float (&o)[D_V / 2], const float (&by)[2]) {
     for (int i = 0; i < D_V / 2; i++) o[i] *= by[i / 2 & 1];
 }
 
-// KEYS: operands of the bias' product, K-major without a swizzle: eight rows by eight of k in 128 bytes. `next`: bytes
-// to the next eight of k; of rows 128.
-TE_DEV te_u64 te_desc_of_line(te_u32 at, int next) {
-    return (te_u64)((at & 0x3ffff) >> 4) | (te_u64)(next >> 4) << 16 | (te_u64)(128 >> 4) << 32;
-}
-// What does not change of them: rows of A (1, 1, 1, 0 ...), and the zeros that both have behind the first eight of k.
+// KEYS: what stays of both operands: rows of A (1, 1, 1, 0 ...), and the zeros that follow the first eight of k.
 TE_DEV void te_start_lines(te_u32 smem) {
     const te_u32 one = te_f32x2_to_half(1.0f, 0.0f, TE_BF16);
     for (int i = threadIdx.x; i < 64; i += THREADS)
@@ -346,8 +339,8 @@ TE_DEV void te_start_lines(te_u32 smem) {
 }
 // S += A B^T, with B in stage `stage`.
 TE_DEV void te_add_line(float (&s)[BN / 2], te_u32 smem, int stage) {
-    const te_u64 a = te_desc_of_line(smem + AT_ONES, AT_ZEROS - AT_ONES),
-                 b = te_desc_of_line(smem + AT_LINES + stage * LINE_B, (2 - stage) * LINE_B);
+    const te_u64 a = te_line::desc(smem + AT_ONES, AT_ZEROS - AT_ONES),
+                 b = te_line::desc(smem + AT_LINES + stage * LINE_B, (2 - stage) * LINE_B);
     static_assert(BN >= 64, "rows of A find zeros");
 #define TE__PRODUCT(n) \
     if constexpr (BN == n) TE_WGMMA_TO_##n("+f", "k16.f32.bf16.bf16", ", 1, 1, 0, 0", s, a, b, 1);

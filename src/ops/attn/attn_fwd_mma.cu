@@ -15,13 +15,11 @@
 // which both formats can hold, and O need not be rescaled. l sums the same terms, so the result is the same.
 //
 // Options: X_DT (te_dtype of q, k, v and o), X_D (d and d_v, rounded up to a multiple of 32; the channels between are
-// zeros), X_TILE, X_WARPS, X_M,
-//          X_DROPOUT, X_EXTRA (attn.cuh).
+//          zeros), X_TILE, X_WARPS, X_M, X_DROPOUT, X_EXTRA (attn.cuh).
 // Benchmark: "attention forward" in tests/bench/h200.csv.
 //
 // Launch: grid (ceil(s_q / (16 M WARPS)) * batch * heads), block 32 WARPS, shared memory (2 D + 16) (16 M WARPS + 4 BN)
-// bytes.
-//         Rows start at multiples of 16 bytes, d and d_v are multiples of 8, scale > 0.
+//         bytes. Rows start at multiples of 16 bytes, d and d_v are multiples of 8, scale > 0.
 // te:arch 80
 // te:row X_DT=3 X_D=32 X_TILE=64 X_WARPS=4 X_M=2 X_DROPOUT=0 X_EXTRA=0
 // te:row X_DT=3 X_D=64 X_TILE=64 X_WARPS=4 X_M=2 X_DROPOUT=0 X_EXTRA=0

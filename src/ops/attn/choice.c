@@ -18,7 +18,7 @@ enum { TE__ATTN_MMA = 1, TE__ATTN_HOPPER = 2 };
     X(SIGN, 0, 0, "a scale below 1e-30")                                                              \
     X(FP8, 0, 0, "S or dP rounded to FP8 codes by the sums of whole rows")                            \
     X(SOFTCAP_TINY, TE__ATTN_MMA | TE__ATTN_HOPPER, 0,                                                \
-      "gradients under a soft cap below 0.01, too small for a derivative out of P")                   \
+      "gradients under a soft cap below 0.01")                   \
     X(OTHER_CHIP, TE__ATTN_MMA, TE__ATTN_MMA, "the chip is no Hopper")                                \
     X(ABOVE_128, TE__ATTN_MMA | TE__ATTN_HOPPER, TE__ATTN_HOPPER,                                     \
       "gradients of heads above 128 channels, which Hopper's kernels alone have")                     \
@@ -64,7 +64,8 @@ static bool te__attn_view_fits(const te__attn_view *x, int64_t rows, int64_t hea
 
 /* Some kernels of tensor cores have a cap's derivative from log2(P) + lse2 (te_attn_slope_of), whose rounding error,
  * some 1e-6, is divided by the cap. At this one the derivative, of 0 to 1, is off by 7e-5, where f16 rounds dS by 5e-4
- * of itself; at a cap of 1e-3 by 7e-4, and at 1e-6 by 0.5. The general kernels have it from the products. */
+ * of itself; at a cap of 1e-3 by 7e-4, and at 1e-6 by 0.5. The general kernels have it from the products, and
+ * take all such problems, those of kernels that have it from the tanh included. */
 #define TE__ATTN_TINY_CAP 1e-2f
 
 /* FP8 attention: S or dP is rounded. */

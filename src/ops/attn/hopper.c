@@ -108,15 +108,25 @@ static te__attn_bits te__attn_plan_bits(te__plan *p, const te__attn_kargs *a, in
                     0);
     return bits;
 }
-/* Launches attn_bias_line, which makes of a bias that all queries share an operand of a product. keys: of a block of
- * the forward kernel. Returns where it lies, with strides in keys. */
+/* Bytes of the operand that attn_bias_line makes of a bias. keys: of a block of the forward kernel. */
+static int64_t te__attn_line_bytes(const te__attn_kargs *a, int keys) {
+    return 16 * te__round_up(a->s_kv, keys) * (a->x.bias.h ? a->heads : 1) * (a->x.bias.b ? a->batch : 1);
+}
+/* The forward kernel multiplies by the bias (X_KEYS): all queries share it, more than one tile of them, so that the
+ * operand is read more often than it is made, and it has no more than 1 GB. */
+static bool te__attn_bias_in_keys(const te__attn_kargs *a, int keys) {
+    return a->x.bias.dt != TE_DTYPE_NONE && a->x.bias.i == 0 && a->s_q > 128 &&
+           te__attn_line_bytes(a, keys) <= (int64_t)1 << 30;
+}
+/* Launches attn_bias_line, which makes of a bias that all queries share an operand of a product. Returns where it lies,
+ * with strides in keys. */
 static te__attn_table te__attn_plan_line(te__plan *p, const te__attn_kargs *a, int keys, float factor) {
     const te__attn_table *bias = &a->x.bias;
     const int64_t batch = bias->b ? a->batch : 1, heads = bias->h ? a->heads : 1, row = te__round_up(a->s_kv, keys);
     te__attn_table line = TE_ZERO;
     te__launch *l;
     te__attn_line_kargs *k;
-    line.p = te__plan_workspace(p, 16 * row * heads * batch);
+    line.p = te__plan_workspace(p, te__attn_line_bytes(a, keys));
     line.dt = (int)TE_BF16;
     line.h = bias->h ? row : 0;
     line.b = bias->b ? row * heads : 0;
@@ -141,10 +151,9 @@ static te_result te__attn_plan_fwd_hopper(te__plan *p, const te__attn_kargs *a, 
     /* Three warpgroups have no registers for these, and tiles of 192 rows lie in two blocks of a block mask. */
     const bool two = mod || a->x.softcap > 0.0f || a->x.bias.dt != TE_DTYPE_NONE || a->x.mask.dt != TE_DTYPE_NONE ||
                      a->x.blocks.dt != TE_DTYPE_NONE;
-    const bool bias_keys = a->x.bias.dt != TE_DTYPE_NONE && a->x.bias.i == 0; /* all queries share it: X_KEYS */
     const float bias_factor = a->x.bias_scale / a->scale;
     int d, d_v, waves, keys;
-    bool bias_tiles;
+    bool bias_tiles, bias_keys;
     int64_t rows, tiles, shared;
     te__launch *l;
     te__attn_fwd_hopper_kargs *k;
@@ -157,6 +166,7 @@ static te_result te__attn_plan_fwd_hopper(te__plan *p, const te__attn_kargs *a, 
                                                        * chip worse */
     keys = TE__ATTN_FWD_KEYS(d, d_v);
     bias_tiles = te__attn_bias_in_tiles(a) && TE__ATTN_BIAS_SHARED(d, d_v, waves) <= TE__ATTN_SHARED_MAX;
+    bias_keys = te__attn_bias_in_keys(a, keys);
     rows = te__div_up(a->s_q, 64 * waves);
     tiles = rows * a->heads * a->batch;
     if (tiles > INT_MAX)
@@ -166,9 +176,9 @@ static te_result te__attn_plan_fwd_hopper(te__plan *p, const te__attn_kargs *a, 
     bits = te__attn_plan_bits(p, a, keys);
     if (bias_keys && p->result == TE_OK) line = te__attn_plan_line(p, a, keys, bias_factor);
     if (p->result != TE_OK) return p->result;
-    shared = bias_tiles ? TE__ATTN_BIAS_SHARED(d, d_v, waves)
-                        : (bias_keys ? TE__ATTN_KEYS_SHARED(d, d_v, waves) : TE__ATTN_FWD_SHARED(d, d_v, waves)) +
-                              (a->x.alibi ? TE__ATTN_LINE_BYTES(d) : 0);
+    shared = bias_tiles  ? TE__ATTN_BIAS_SHARED(d, d_v, waves)
+             : bias_keys ? TE__ATTN_KEYS_SHARED(d, d_v, waves)
+                         : TE__ATTN_FWD_SHARED(d, d_v, waves) + (a->x.alibi ? TE__ATTN_LINE_BYTES(d) : 0);
     l = te__plan_launch(p, "attn", "attn_fwd_hopper");
     k = TE__KARGS(p, l, te__attn_fwd_hopper_kargs);
     k->a = *a;
@@ -261,35 +271,39 @@ static te_result te__attn_bias_too_large(te__plan *p, const te__attn_kargs *a) {
                     "attn_bwd: dbias of [%d, %d, %d, %d] needs more blocks than a launch can have", a->x.dbias_b,
                     a->x.dbias_h, a->x.dbias_i, a->s_kv);
 }
-/* The kernel of dK and dV has the gradient of a bias that queries share in sums along its rows, over the heads that
- * share keys. */
+/* Adds up parts of the gradient of a bias. */
+static te_result te__attn_put_bias(te__plan *p, const te__attn_bias_hopper_kargs *k) {
+    const te__attn_extra *x = &k->a.x;
+    const int64_t blocks = te__div_up((int64_t)x->dbias_b * x->dbias_h * x->dbias_i * k->a.s_kv, 256);
+    te__launch *l;
+    if (blocks > INT_MAX) return te__attn_bias_too_large(p, &k->a);
+    l = te__plan_launch(p, "attn", "attn_bwd_bias_put");
+    *TE__KARGS(p, l, te__attn_bias_hopper_kargs) = *k;
+    te__launch_size(l, blocks, 1, 1, 256, 0);
+    return p->result;
+}
+/* The gradient of the bias is made of sums along rows of dS^T, by the kernel of dK and dV (X_SUMS): all queries share
+ * the bias, and each of its heads is one head of keys, or all of them. */
 static bool te__attn_bias_in_sums(const te__attn_kargs *a) {
     const te__attn_extra *x = &a->x;
     return te__max(a->d, a->d_v) <= 128 && x->dbias_i == 1 && x->dbias_b > 0 &&
            (x->dbias_h == 1 || (x->dbias_h == a->heads && a->heads == a->groups));
 }
-/* Adds up those sums: attn_bwd_bias_put.cu. */
+/* Adds up those sums over the sequences and heads that share the bias. */
 static te_result te__attn_put_bias_sums(te__plan *p, const te__attn_bwd_hopper_kargs *from) {
     const te__attn_extra *x = &from->a.x;
-    const int64_t elements = (int64_t)x->dbias_b * x->dbias_h * from->a.s_kv,
-                  of_batch = from->bias_row * from->a.groups;
+    const int64_t of_batch = from->bias_row * from->a.groups;
     /* summed over */
     const bool heads = x->dbias_h == 1 && from->a.groups > 1, batch = x->dbias_b == 1 && from->a.batch > 1;
     te__attn_bias_hopper_kargs k;
-    te__launch *l;
-    if (te__div_up(elements, 256) > INT_MAX) return te__attn_bias_too_large(p, &from->a);
     memset(&k, 0, sizeof(k));
     k.a = from->a;
     k.to.p = from->bias_sum;
-    k.to.dt = (int)TE_F32;
     k.to.b = of_batch;
     k.to.h = from->bias_row;
     k.parts = (heads ? from->a.groups : 1) * (batch ? from->a.batch : 1); /* neighbours: heads within sequences */
     k.part = heads || !batch ? from->bias_row : of_batch;
-    l = te__plan_launch(p, "attn", "attn_bwd_bias_put");
-    *TE__KARGS(p, l, te__attn_bias_hopper_kargs) = k;
-    te__launch_size(l, te__div_up(elements, 256), 1, 1, 256, 0);
-    return p->result;
+    return te__attn_put_bias(p, &k);
 }
 
 /* The backward pass: rows' numbers, the products, dQ out of its sums. a: with lse2 and delta, `rows` of them. Heads of
@@ -347,13 +361,12 @@ static te_result te__attn_plan_bias_hopper(te__plan *p, const te__attn_kargs *a,
     const int64_t pairs =
         (x->dbias_b == 1 ? a->batch : 1) * (int64_t)(x->dbias_h == 1 ? a->heads : 1) * (shared ? rows : 1);
     const int64_t parts =
-                      te__min(pairs, te__div_up(shared ? TE__ATTN_BIAS_TILES_SHARED : TE__ATTN_BIAS_TILES, of_part)),
-                  elements = (int64_t)x->dbias_b * x->dbias_h * x->dbias_i * a->s_kv;
+        te__min(pairs, te__div_up(shared ? TE__ATTN_BIAS_TILES_SHARED : TE__ATTN_BIAS_TILES, of_part));
     te__attn_bias_hopper_kargs k;
     te__launch *l;
     int d, d_v;
     if (te__attn_bias_in_sums(a)) return p->result;
-    if (te__max(of_part * parts, te__div_up(elements, 256)) > INT_MAX) return te__attn_bias_too_large(p, a);
+    if (of_part * parts > INT_MAX) return te__attn_bias_too_large(p, a);
     memset(&k, 0, sizeof(k));
     k.a = *a;
     k.bits = *bits;
@@ -394,8 +407,5 @@ static te_result te__attn_plan_bias_hopper(te__plan *p, const te__attn_kargs *a,
     te__attn_dropout_option(l, a, bits);
     te__launch_option(l, "X_OUT", k.to.dt);
     if (te__attn_scores_options(p, l, a, mod) != TE_OK || parts == 1) return p->result;
-    l = te__plan_launch(p, "attn", "attn_bwd_bias_put");
-    *TE__KARGS(p, l, te__attn_bias_hopper_kargs) = k;
-    te__launch_size(l, te__div_up(elements, 256), 1, 1, 256, 0);
-    return p->result;
+    return te__attn_put_bias(p, &k);
 }

@@ -5,8 +5,7 @@
 // 128-byte swizzle. Of a head size that is no multiple of 64 the last panel is read in part.
 //
 // Options: X_DT (bf16, f16), X_D, X_D_V (channels of q and k, of v and o: 64, 96, 128, 192, 256; larger than the heads'
-// own, the rest are zeros), X_BLOCKS (there is
-//          a block mask; without one it may be missing).
+//          own, the rest are zeros), X_BLOCKS (there is a block mask; without one it may be missing).
 #pragma once
 #include "device/hopper.cuh"
 #include "ops/attn/attn.cuh"

@@ -1,7 +1,7 @@
 // ops/attn/hopper_dropout.cuh: what the attention kernels of sm_90a keep of P. Knows fragments of S, no pipeline.
 //
 // Options: X_DROPOUT: 0: there is no dropout; 1: its bits lie in memory (attn_dropout_bits.cu); 2: they would not fit
-// there, so the kernels draw them.
+//          there, so the kernels draw them.
 #pragma once
 #include "ops/attn/hopper_scores.cuh"
 

@@ -1,14 +1,13 @@
 // ops/attn/hopper_scores.cuh: what the attention kernels of sm_90a do to a product before the softmax: ALiBi, a bias, a
 // mask of elements, the user's rule. Knows fragments of S, no pipeline.
 //
-// A score is  scale * product + bias - slope |i + delta - j|,  changed by the user's rule. S is in units of products, so that the softmax multiplies by scale2 as ever: what is added is
-// divided by the scale. The user's rule makes it the score itself. A soft cap, with which nothing is added, makes S the
-// tanh, and the softmax multiplies by the cap.
+// A score is  scale * product + bias - slope |i + delta - j|,  changed by the user's rule. S is in units of products, so
+// that the softmax multiplies by scale2 as ever: what is added is divided by the scale. The user's rule makes it the
+// score itself. A soft cap, with which nothing is added, makes S the tanh, and the softmax multiplies by the cap.
 //
 // Options: X_ALIBI (0, 1), X_BIAS (0 or its te_dtype), X_PAIRS (0: a bias is read element by element; 1: its rows, of
-// adjacent elements, start at multiples of
-//          two; 2: as 1, and all queries have one row: of the backward kernels alone, the forward has X_KEYS), X_MASK
-//          (0, 1), X_CAP (0, 1: without X_ALIBI and X_BIAS), X_MOD (attn.cuh). Plain attention has none of them.
+//          adjacent elements, start at multiples of two; 2: as 1, and all queries have one row), X_MASK (0, 1), X_CAP (0, 1: without X_ALIBI and X_BIAS), X_MOD (attn.cuh).
+//          Plain attention has none of them.
 #pragma once
 #include "ops/attn/hopper.cuh"
 
@@ -200,9 +199,10 @@ template <bool ADD, int N> TE_DEV void te_start_alibi(float (&s)[N], float slope
     }
 }
 
-// ALiBi as one more product, for S with queries along the rows. On one side of the diagonal it is a line along a row, tilt (at + column), of which the tensor cores add  tilt * column  to S,
-// and  tilt * at,  a number of the row, is left to the softmax, as `shift`. tilt = hi + mid + lo, of bf16 each: columns
-//                  are exact in bf16, too, and so is what is added.
+// ALiBi as one more product, for S with queries along the rows. On one side of the diagonal it is a line along a row,
+// tilt (at + column), of which the tensor cores add  tilt * column  to S, and  tilt * at,  a number of the row, is left
+// to the softmax, as `shift`. tilt = hi + mid + lo, of bf16 each: columns are exact in bf16, too, and so is what is
+// added.
 //
 // Compilers behind CUDA 13.0 are not asked for it: that of 13.5 finds no registers for a product from registers onto S,
 // and lets all products wait for each other. There S gets an addition for each element, behind the wait.
@@ -231,6 +231,11 @@ struct te_line {
         shift[1] = tilt * (float)(at - 8);
     }
     TE_DEV static constexpr int bytes(int n) { return 16 * (n + 8); }
+    // An operand K-major without a swizzle: eight rows by eight of k in 128 bytes, and 128 to the next rows. `next`:
+    // bytes to the next eight of k.
+    TE_DEV static te_u64 desc(te_u32 at, int next) {
+        return (te_u64)((at & 0x3ffff) >> 4) | (te_u64)(next >> 4) << 16 | (te_u64)(128 >> 4) << 32;
+    }
     // Operand B in shared memory at `to`, by `threads`: rows of eight elements, their own number three times and zeros;
     // eight zeros more, which the second half of k reads.
     TE_DEV static void columns(te_u32 to, int n, int thread, int threads) {
@@ -243,7 +248,7 @@ struct te_line {
     template <int N> TE_DEV void add(float (&s)[N], te_u32 columns) const {
         if (!PRODUCT) return;
         // no swizzle: 128 bytes to the next eight of k, and of rows
-        const te_u64 b = (te_u64)((columns & 0x3ffff) >> 4) | (te_u64)(128 >> 4) << 16 | (te_u64)(128 >> 4) << 32;
+        const te_u64 b = desc(columns, 128);
 #define TE__PRODUCT(n) \
     if constexpr (N == n / 2) TE_WGMMA_A_##n("k16.f32.bf16.bf16", ", 1, 1, 0", s, a, b, 1);
         TE__PRODUCT(64)
@@ -279,6 +284,7 @@ TE_DEV te_u64 te_shown(const te__attn_kargs &a, int b, int h, int i, int j, bool
     const te_attn_mod mod(a.x);
     const te_u8 *const mask = (const te_u8 *)t.p + b * t.b + h * t.h;
     te_u64 bits = 0;
+    static_assert(N / 4 % STEP == 0 && STEP <= 8, "whole steps, of 32 bits at most");
     if (!MASK && full) return ~bits;
 #pragma unroll 1
     for (int first = 0; first < N / 4; first += STEP) {
@@ -310,7 +316,8 @@ TE_DEV float te_weight(const te__attn_kargs &a, float s, float lse2, int b, int 
     return p;
 }
 
-// A bias beside S^T, with keys along the rows, for S to start with: it is loaded as it is, a tile ahead.
+// A bias beside S^T, with keys along the rows, for S to start with. It is loaded as it is, a tile ahead, or taken from a
+// tile that TMA has brought.
 template <int N> struct te_bias_columns {
     enum { SIZE = BIAS == TE_F32 ? 4 : 2, ONE = PAIRS == 2 };
     TE_DEV static te_u32 element(const char *p) {

@@ -158,7 +158,7 @@ typedef struct TE__ATTN_ALIGN_64 te__attn_bias_hopper_kargs {
     unsigned long long q_map[16], do_map[16], k_map[16], v_map[16];
     long long part;       /* elements from one part to the next */
     te__attn_bits bits;
-    te__attn_table to;    /* the gradient, or its parts: [parts, dbias_b, dbias_h, dbias_i, keys] in f32 */
+    te__attn_table to;    /* the gradient, or its parts in f32: [parts, dbias_b, dbias_h, dbias_i, keys]; bias_sum */
     te__attn_kargs a;
     te__attn_order order; /* tiles: of all parts; rows: tiles of 128 queries */
     int parts, tiles_of_part;

@@ -2,9 +2,8 @@
 // a list of its own, and keys are values, too (multi-query attention; DeepSeek-V4's sparse attention). In f32, for any
 // formats and strides.
 //   forward    o = sum p kv, p = e^(s - m) / (sum e^(s - m) + e^(sink - m)), s = scale q kv, m = max(s, -1e30). A
-//              running maximum and sum per head rescale what has been summed so far
-//              whenever the maximum grows. A head whose sum is 0, since it has no key or no score near -1e30 or above,
-//              has o = 0
+//              running maximum and sum per head rescale what has been summed so far whenever the maximum grows. A head
+//              whose sum is 0, since it has no key or no score near -1e30 or above, has o = 0
 //   backward   dQ = scale dS KV, dS = P (dP - delta), P = e^(s - lse), dP = dO KV, delta = dO O; and lse2 and delta,
 //              which sparse_attn_bwd_dkv.cu and attn_bwd_sink.cu read
 // The tiles are those of sparse.cuh.
@@ -13,7 +12,7 @@
 // Benchmark: "sparse attention" of te_bench.
 //
 // Launch: grid batch * s_q * ceil(heads / 8), block 128, shared memory 4 * (8 * (ROW(d) + ROW(d_v)) + tile *
-// LANE_ROW(d) + 8 * tile) bytes, 32 * ROW(d) more of the backward pass (kargs.h).
+//         LANE_ROW(d) + 8 * tile) bytes, 32 * ROW(d) more of the backward pass (kargs.h).
 // te:baseline
 // te:row X_DT=1|3 X_BACKWARD=0|1
 #include "ops/attn/sparse.cuh"

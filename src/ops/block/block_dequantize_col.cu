@@ -13,7 +13,7 @@
 // Benchmark: "dequantize 128x1 blocks" in tests/bench/h200.csv.
 //
 // Launch: block 256, grid: tiles of 128 rows and 128 columns of y, consecutive along the same rows. Any size, any
-// alignment.
+//         alignment.
 //
 // te:baseline
 // te:row Q_DT=4 Y_DT=3

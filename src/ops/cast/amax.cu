@@ -7,8 +7,9 @@
 // Benchmark: "amax" in tests/bench/h200.csv.
 //
 // Launch: block 512, grid: at most as many blocks as run at once. Each loops over x, four loads of each thread in
-// flight at a time: a block that ends after each piece waits longer for its own finish than for memory. Any alignment
-// of at least an element.
+//         flight at
+// a time: a block that ends after each piece waits longer for its own finish than for memory. Any alignment of at least
+// an element.
 //
 // te:baseline
 // te:row X_DT=3

@@ -5,7 +5,7 @@
 // most warps read a larger value there, and need none. Rows of numbers outside 0 .. count - 1 are passed over.
 //
 // Launch: block 256, grid: any number of blocks; each warp goes on until no row is left. Any size, any alignment of at
-// least an element.
+//         least an element.
 //
 // te:baseline
 // te:row X_DT=3

@@ -26,8 +26,9 @@
 // Benchmark: "quantize e4m3 ...", "quantize e5m2 ..." in tests/bench/h200.csv.
 //
 // Launch: block 256, grid: tiles, consecutive along a row of tiles; at least one. current: at most TE__CAST_RESIDENT
-// blocks a multiprocessor (16-bit x, but for the general row: TE__CAST_RESIDENT_HALVES), and as many as there are
-// partial maxima. Any size, any alignment.
+//         blocks a
+// multiprocessor (16-bit x, but for the general row: TE__CAST_RESIDENT_HALVES), and as many as there are partial
+// maxima. Any size, any alignment.
 //
 // te:baseline
 // te:row X_DT=3 Y_DT=4 CURRENT=0 BIAS=0

@@ -8,9 +8,8 @@
 // Benchmark: "attention joins attention" in tests/bench/h200.csv.
 //
 // Launch: blocks of 128 threads, each warp with 32 / (d / 8) rows or one, which step on; the first block takes the
-// maxima, too.
-//         X_VECTOR: addresses are multiples of 16 bytes, strides and d, 256 at most, of 8 elements, and there are fewer
-//         than 2^31 rows.
+//         maxima, too. X_VECTOR: addresses are multiples of 16 bytes, strides and d, 256 at most, of 8 elements, and
+//         there are fewer than 2^31 rows.
 //
 // te:baseline
 // te:row X_VECTOR=1|2|3

@@ -13,7 +13,8 @@
 // Benchmark: "residual add" in tests/bench/h200.csv.
 //
 // Launch: block of 256 threads, grid ceil(count / 2048). With options: x, residual and y of X_DT, all pointers aligned
-// to 16 bytes, count a multiple of 8, run 1 or such a multiple, and n too if there is a bias. Without: anything.
+//         to 16 bytes, count
+// a multiple of 8, run 1 or such a multiple, and n too if there is a bias. Without: anything.
 //
 // te:baseline
 // te:row X_DT=3 W_DT=3

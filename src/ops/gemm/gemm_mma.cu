@@ -25,7 +25,7 @@
 // Benchmark: "gemm f32 as TF32 TN" in tests/bench/h200.csv.
 //
 // Launch: grid (tiles, splits, 1), GROUPED: (tiles that there can be, 1, 1); split s does k from s * k_split (BLOCK: a
-// multiple of 128) on, to D + s * d_split. By TILE:
+//         multiple of 128) on, to D + s * d_split. By TILE:
 //          TILE   BM x BN     warps of      block   shared
 //          0      64 x 64     32 x 32       128     32 KB
 //          1      128 x 128   64 x 64       128     64 KB

@@ -10,7 +10,7 @@
 //      +-------------+              Block scales: the sums of each 128 k are scaled and added up. (MXFP8 and NVFP4 come decoded.)
 //
 // Launch: grid (tiles, 1, 1), one block a tile, by groups along rows at least as many as there can be; block 256; no
-// dynamic shared memory; no alignment.
+//         dynamic shared memory; no alignment.
 //
 // te:baseline
 #include "ops/gemm/groups.cuh"

@@ -15,7 +15,7 @@
 //
 // Options: DECODED  the operands are codes with scales; else bytes
 // Launch: grid (blocks, 2, 1), any number of blocks, block y does side y; block 256. Rows of the output at multiples of
-// 16 elements.
+//         16 elements.
 // te:baseline
 // te:row DECODED=0|1
 #include "ops/gemm/decode.cuh"

@@ -3,7 +3,7 @@
 // so the bits do not depend on which block came first.
 //
 // Launch: grid (blocks, 1, 1), block 256; a thread does eight columns at a time and strides over the rest. No
-// alignment.
+//         alignment.
 //
 // te:arch 80
 #include "device/base.cuh"

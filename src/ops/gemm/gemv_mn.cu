@@ -26,7 +26,7 @@
 //          WARPS       of a block: 16, or 8 with PIECE=8, which needs more registers; two blocks are resident on a
 //                      multiprocessor
 // Launch: grid (ceil(lines of X / STEP), splits, 1), block 32 WARPS. X has at least PIECE lines. Split s does k from s
-// * k_split on, to D + s * d_split.
+//         * k_split on, to D + s * d_split.
 //
 // te:arch 80
 // te:row A_DT=3 B_DT=3 SHORT_A=1 Y_T=0|1 PIECE=4 ALIGNED=0|1 WARPS=16

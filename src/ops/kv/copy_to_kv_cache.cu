@@ -2,7 +2,7 @@
 // (te__kv_place).
 //
 // Launch: grid (tokens or fewer, 2: keys and values), block of 128 threads, which step through the heads and channels
-// of a token. Any formats.
+//         of a token. Any formats.
 //
 // te:baseline
 #include "device/base.cuh"

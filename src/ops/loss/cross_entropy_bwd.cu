@@ -7,7 +7,8 @@
 // Benchmark: "cross-entropy backward" in tests/bench/h200.csv.
 //
 // Launch: block of 32 .. 256 threads, grid (rows, segments of 32 * threads elements), stepped through in both
-// directions. Any v. With X_DT: logits and dlogits of that format, their addresses equal modulo 16.
+//         directions. Any v. With X_DT:
+// logits and dlogits of that format, their addresses equal modulo 16.
 //
 // te:baseline
 // te:row X_DT=3

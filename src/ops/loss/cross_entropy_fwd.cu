@@ -12,7 +12,8 @@
 // Benchmark: "cross-entropy forward" in tests/bench/h200.csv.
 //
 // Launch: block of 32 .. 512 threads, a multiple of 32; one block a row, blocks step through the rows. Any v and
-// alignment; with X_DT the aligned middle of a row is read in vectors of eight.
+//         alignment; with X_DT the
+// aligned middle of a row is read in vectors of eight.
 //
 // te:baseline
 // te:row X_DT=3

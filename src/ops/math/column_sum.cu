@@ -12,7 +12,8 @@
 // Benchmark: "column sum" in tests/bench/h200.csv.
 //
 // Launch: block 256, grid: column_blocks * chunks, column block fastest; groups <= column_blocks. X_DT: n is a multiple
-// of 8, and rows of x start at multiples of 16 bytes.
+//         of 8, and rows of x
+// start at multiples of 16 bytes.
 //
 // te:baseline
 // te:row X_DT=3

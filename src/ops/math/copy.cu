@@ -12,7 +12,7 @@
 // Benchmark: "convert to f32" in tests/bench/h200.csv.
 //
 // Launch: block 256, grid: blocks of 1024 items; each thread has four, 256 apart. width 4, 8: addresses and strides as
-// te_raw_ask requires.
+//         te_raw_ask requires.
 //
 // te:baseline
 // te:row SRC_DT=1 DST_DT=3

@@ -9,7 +9,8 @@
 // Benchmark: "embedding backward" in tests/bench/h200.csv.
 //
 // Launch: block 256, grid: vocab * splits / 8 up, splits fastest. `vector`: rows start at multiples of 16 bytes, and h
-// is a multiple of 8.
+//         is a
+// multiple of 8.
 //
 // te:baseline
 // te:row DY_DT=3 DTABLE_DT=3

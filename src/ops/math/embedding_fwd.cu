@@ -4,7 +4,7 @@
 // Benchmark: "embedding forward" in tests/bench/h200.csv.
 //
 // Launch: block 256: one warp a token; grid: tokens / 8 up. `vector`: rows start at multiples of 16 bytes on both
-// sides.
+//         sides.
 //
 // te:baseline
 // te:row TABLE_DT=3 Y_DT=3

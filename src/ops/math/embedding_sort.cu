@@ -7,9 +7,8 @@
 //   pass 1      count[w][i]: tokens of id i in stretch w; and below: tokens of smaller ids, which is where this bucket begins
 //   between     each count becomes the position of the first token of (i, w): by id, then by stretch
 //   pass 2      each token is written to its position; within 32 tokens of one warp, the rank among equal ids is
-//               counted by match_any. Of a stretch's first 64
-//               groups of 32 tokens are read again if they have a token of the bucket: a small part, unless the
-//               vocabulary is small
+//               counted by match_any. Of a stretch's first 64 groups of 32 tokens are read again if they have a token
+//               of the bucket: a small part, unless the vocabulary is small
 //
 // Launch: block 1024, grid: vocab / bucket up. Shared: static.
 //

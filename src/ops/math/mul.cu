@@ -1,7 +1,7 @@
 // ops/math/mul.cu: out = x * y in f32; y of x's shape, or one number for each row of n.
 //
 // Launch: block 256, grid: blocks of 2048 elements, eight a thread. `vector`: x, out and a y of x's shape aligned to 16
-// bytes; by_rows: n a multiple of 8.
+//         bytes; by_rows: n a multiple of 8.
 //
 // te:baseline
 // te:row X_DT=3 Y_DT=3 OUT_DT=3 BY_ROWS=0|1

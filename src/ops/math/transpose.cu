@@ -12,7 +12,7 @@
 // Benchmark: "transpose e4m3", "copy transposed" in tests/bench/h200.csv.
 //
 // Launch: block 256, grid: pairs of tiles, consecutive along a row of tiles, matrix after matrix. Any size, any
-// alignment of at least an element.
+//         alignment of at least an element.
 //
 // te:baseline
 // te:row SIZE=1

@@ -2,7 +2,7 @@
 // copies of one token; 0 where there is none.
 //
 // Launch: block 256: one warp a token; grid: tokens / 8 up. `vector`: rows start at multiples of 16 bytes on both
-// sides.
+//         sides.
 //
 // te:baseline
 #include "ops/moe/moe.cuh"

@@ -2,7 +2,7 @@
 // probability, in the order of the map.
 //
 // Launch: block 256: one warp a token; grid: tokens / 8 up. `vector`: rows start at multiples of 16 bytes on both
-// sides.
+//         sides.
 //
 // te:baseline
 // te:row X_DT=3 Y_DT=3

@@ -6,7 +6,7 @@
 // The second pass over a row finds it in a cache.
 //
 // Launch: a warp a row, four warps a block, blocks step through the rows. Any n and alignment; y may be x, dx may be
-// dy.
+//         dy.
 //
 // te:baseline
 #include "device/base.cuh"

@@ -19,8 +19,9 @@
 // Benchmark: "rmsnorm backward", "layernorm backward" in tests/bench/h200.csv.
 //
 // Launch: grid of B <= m blocks. With CHUNKS: 32 WARPS GROUPS threads, at most 512; n a multiple of 8 and at most 256
-// CHUNKS WARPS (FULL: equal); dy, x, add, dx of X_DT and all pointers aligned to 16 bytes; dynamic shared memory: see
-// te__norm_bwd_tile. Without: block of up to 512, a multiple of 32; anything; `partial` is summed in place.
+//         CHUNKS WARPS (FULL:
+// equal); dy, x, add, dx of X_DT and all pointers aligned to 16 bytes; dynamic shared memory: see te__norm_bwd_tile.
+// Without: block of up to 512, a multiple of 32; anything; `partial` is summed in place.
 //
 // te:baseline
 // te:row CHUNKS=2 WARPS=8 FULL=1 GROUPS=2 STAGES=3 SUMS_SHARED=0 ADD=0 LAYERNORM=1 X_DT=3 W_DT=3

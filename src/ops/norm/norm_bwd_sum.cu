@@ -2,7 +2,7 @@
 // once.
 //
 // Launch: block of 512 threads, grid (ceil(n / 32), kinds); y = 0 is dgamma, y = 1 is dbeta. No partial sums (parts =
-// 0) is a sum of 0.
+//         0) is a sum of 0.
 //
 // te:baseline
 #include "ops/norm/norm_parts.cuh"

@@ -13,8 +13,9 @@
 // Benchmark: "rmsnorm forward ...", "layernorm forward ..." in tests/bench/h200.csv.
 //
 // Launch: 32 WARPS threads, at least two warps; any grid up to the number of units, and `questions` as
-// te__norm_plan_queue counts them; n = 256 CHUNKS WARPS, ld = n, m up to 2^30; x of 16 bits; x, gamma, beta aligned to
-// 16 bytes, y to 16 (8 for FP8); dynamic shared memory: STAGES rows of x.
+//         te__norm_plan_queue counts them; n = 256 CHUNKS
+// WARPS, ld = n, m up to 2^30; x of 16 bits; x, gamma, beta aligned to 16 bytes, y to 16 (8 for FP8); dynamic shared
+// memory: STAGES rows of x.
 //
 // te:arch 90
 // te:row CHUNKS=4 WARPS=4 RESIDENT=4 STAGES=4 AMAX=0 ZERO_CENTERED=0 LAYERNORM=0 X_DT=3 W_DT=3 Y_DT=3

@@ -15,7 +15,8 @@
 // GROUPS: a piece is of one group of rows, whose maxima meet like those of rows.
 //
 // Launch: block 256, grid: at most as many blocks as run at once; each loops over groups of eight neighbouring pieces.
-// Any size, any alignment.
+//         Any size,
+// any alignment.
 //
 // te:baseline
 // te:row X_DT=3 RHT=0 PER_ROW=0 PER_COL=0

@@ -13,7 +13,8 @@
 // Benchmark: "dequantize nvfp4" in tests/bench/h200.csv.
 //
 // Launch: block 256, grid: tiles (of 32 rows and 256 columns; column-wise of 64 and 64), consecutive along a row of
-// tiles. Any size, any alignment.
+//         tiles. Any size, any
+// alignment.
 //
 // te:baseline
 // te:row Y_DT=3 COLUMNWISE=0 RHT=0

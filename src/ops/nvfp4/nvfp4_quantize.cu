@@ -20,7 +20,7 @@
 // Benchmark: "quantize nvfp4 ..." in tests/bench/h200.csv.
 //
 // Launch: block 256, grid: tiles, consecutive along a row of tiles; MEASURE: any number that runs at once. Any size,
-// any alignment.
+//         any alignment.
 //
 // te:baseline
 // te:row X_DT=3 TWO=0 RHT=0 STOCHASTIC=0 FOUR=0 MEASURE=0 PER_LINE=0

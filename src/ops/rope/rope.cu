@@ -17,8 +17,7 @@
 // Benchmark: "rotary embedding" in tests/bench/h200.csv.
 //
 // Launch: grid ceil(batch * seq / tokens), block 256, shared memory 8 * tokens * half bytes, twice that with freqs.
-// vector: addresses are
-//         multiples of 16 bytes, and all strides, d and half of 8 elements.
+//         vector: addresses are multiples of 16 bytes, and all strides, d and half of 8 elements.
 // te:baseline
 // te:row X_DT=1|2|3 X_VECTOR=1 X_FREQS=0|1
 #include "device/vector.cuh"

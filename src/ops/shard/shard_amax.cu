@@ -12,7 +12,7 @@
 // tile.
 //
 // Launch: block 256; grid: blocks of the matrix, consecutive along a row, or tiles (then any number of blocks). Any
-// alignment.
+//         alignment.
 //
 // te:baseline
 // te:row X_DT=3 KIND=1

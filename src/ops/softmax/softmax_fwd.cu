@@ -7,7 +7,8 @@
 // are written and not read.
 //
 // Launch: block of 32 .. 512 threads, a multiple of 32; one block a row, blocks step through the rows. Any n and
-// alignment. With X_DT: x and y of that format, n a multiple of 8, both aligned to 16 bytes, mask to 8.
+//         alignment. With X_DT: x and y of that format, n
+// a multiple of 8, both aligned to 16 bytes, mask to 8.
 //
 // te:baseline
 // te:row X_DT=3

@@ -76,6 +76,7 @@ pack: $(BUILD)/te_pack
 
 check-pack: $(BUILD)/te_pack
 	$(BUILD)/te_pack check
+	@find src -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh' | sort | xargs awk 'length > 120 { print FILENAME ":" FNR ": " length " columns; 120 are allowed"; bad = 1 } END { exit bad }'
 
 tree: $(BUILD)/te_pack
 	@$(BUILD)/te_pack tree

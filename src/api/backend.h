@@ -182,7 +182,7 @@ TE_API te_backend_config te_backend_config_defaults(const te_backend_capabilitie
 TE_API te_result te_backend_config_validate(te_ctx *te, te_backend_config *config, const te_group *group);
 
 /* Sets the fields that `text` names:
- * "attn=te,linear=torch,rope_fusion=true,dispatcher_num_sms=24,te_fp8=block,cuda_graph=attn+moe_router,mok.minibatch_size=512".
+ * "attn=te,linear=torch,rope_fusion=true,te_fp8=block,cuda_graph=attn+moe_router,mok.minibatch_size=512".
  * Names and values are Automodel's ("dispatcher_share_token_dispatcher=false" sets
  * no_dispatcher_share_token_dispatcher), those of a group stand behind its name and a dot; spaces around them do not
  * count, and "cuda_graph=" is the empty list. A name that is not known, given twice, or without a value, and a value

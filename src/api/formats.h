@@ -2,7 +2,7 @@
  * compute format, the logits of a language model (nemo_automodel.components.models.common.utils).
  *
  *     te_module_set_keep_in_fp32(model, (const char *[]){"norm", "inv_freq"}, 2, false);
- *     te_cast_model_to_dtype(model, NULL);                                                  bf16, but for tensors with one of these words in their path
+ *     te_cast_model_to_dtype(model, NULL);   bf16, but for tensors with one of these words in their path
  *
  * Floating tensors are those in f32, f16 and bf16, and tensors that are stored quantized, whose codes stay while their
  * nominal format changes. Tensors keep their identity: the handle of a parameter or buffer is the same before and

@@ -9,9 +9,11 @@
  *
  *     te_inference_params *cache = te_inference_params_create(te, &(te_inference_params_desc){.max_batch_size = 8,
  *     .max_sequence_length = 2048, .num_heads_kv = 8, .head_dim_k = 128});
- *     te_inference_params_pre_step(cache, (int64_t[]){7, 9}, (int64_t[]){12, 30}, 2);   two new sequences of 12 and 30 tokens: x is [30, 2, hidden]
+ *     te_inference_params_pre_step(cache, (int64_t[]){7, 9}, (int64_t[]){12, 30}, 2);
+ *                   two new sequences of 12 and 30 tokens: x is [30, 2, hidden]
  *     te_forward_with(layer, &(te_forward_args){.input = x, .attention.inference_params = cache});
- *     te_inference_params_pre_step(cache, (int64_t[]){9}, (int64_t[]){1}, 1);           7 has ended, its room is free; 9 has one more token: x is [1, 1, hidden]
+ *     te_inference_params_pre_step(cache, (int64_t[]){9}, (int64_t[]){1}, 1);
+ *                   7 has ended, its room is free; 9 has one more token: x is [1, 1, hidden]
  *
  * Source: transformer_engine.pytorch.attention.InferenceParams. */
 

@@ -48,7 +48,8 @@ typedef enum te_lora_bias {
  *
  * A name is a pattern of paths below the model, from their beginning to their end, as Automodel reads it: * (or .*)
  * stands for any characters, and the rest is a regular expression: characters,
- * . + ? classes in [], groups in (), | and, behind a backslash, punctuation. So "*[qv]_proj" and "*.(q|v)_proj" are q_proj and v_proj of all layers. As there, | parts all of the pattern, anchors
+ * . + ? classes in [], groups in (), | and, behind a backslash, punctuation. So "*[qv]_proj" and "*.(q|v)_proj" are
+ * q_proj and v_proj of all layers. As there, | parts all of the pattern, anchors
  * included: put alternatives into a group. Counts {}, extensions (?, and escapes as \\d are refused by name; a pattern
  * has 512 bytes at most, and takes time in proportion to its length and the path's. A name without operators also means
  * all modules whose path ends in it behind a dot: "q_proj" is "model.layers.0.self_attn.q_proj" too. Patterns pass over
@@ -63,8 +64,10 @@ typedef struct te_lora_desc {
     bool match_all_linear;              /* all Linears, and no other classes, in place of both */
     int dim;                            /* rank; 0 => 8 */
     float alpha;                        /* 0 => 32 */
-    bool use_dora;                      /* DoRA, of Linears that one rank has: y = x V^T * m / |V| + b, V = W + alpha / dim B A, with a third trained child, lora_magnitude_vector: m [out] of the
-                                         * lengths |V| of V's rows, which are constants in the backward pass (Liu et al. 2024, as in peft) */
+    /* DoRA, of Linears that one rank has: y = x V^T * m / |V| + b, V = W + alpha / dim B A, with a third trained child,
+     * lora_magnitude_vector: m [out] of the lengths |V| of V's rows, which are constants in the backward pass (Liu et
+     * al. 2024, as in peft) */
+    bool use_dora;
     float dropout;                      /* probability, in training; 0 => none */
     te_dropout_position dropout_position; /* 0 => behind lora_B */
     te_lora_init lora_A_init;           /* 0 => xavier; not read for an Embedding */

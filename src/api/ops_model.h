@@ -54,7 +54,8 @@ typedef struct te_op_gemm_args {
  * no host wait.
  *   along rows  D rows of g = epilogue(scale_a scale_b op(A) rows of g times op(B[g]) + bias[g]) + ...: a forward pass,
  *               or its dgrad A [m, lda], the rows of group 0, then those of group 1, ...; D [m, ldd] likewise
- *               B [groups, n, ldb] (b_transposed) or [groups, k, ldb];  bias [groups, n], optional;  aux [m, n] of D's format
+ *               B [groups, n, ldb] (b_transposed) or [groups, k, ldb];  bias [groups, n], optional;  aux [m, n] of D's
+ *               format
  *   along_k     D[g] = scale_a scale_b op(A) op(B) over the values of k of g + ...: wgrad
  *               op(A) m x k, op(B) k x n: as te_op_gemm's, k being that of all groups; D [groups, m, ldd]. No bias, no
  *               epilogue. D[g] of
@@ -70,7 +71,8 @@ typedef struct te_op_gemm_args {
  *               transposed copies, [m, lda] and [n, ldb]: groups start at any column.  D f32, f16, bf16
  *   scaling     TENSOR: scale_a, scale_b f32 [1] or [groups], optional.  Along rows also A BLOCK_1D with B BLOCK_2D:
  *                                                                        scale_a as
- *               te_op_block_quantize writes it for all of A, scale_b [groups, ceil(n / 128), round_up(ceil(k / 128), 4)].  along_k also BLOCK_1D with
+ *               te_op_block_quantize writes it for all of A, scale_b
+ *               [groups, ceil(n / 128), round_up(ceil(k / 128), 4)].  along_k also BLOCK_1D with
  *               BLOCK_1D, each as te_op_block_quantize writes it: groups begin at multiples of 128 values of k then,
  *               since a block has one scale
  * a, b, d, a_transposed, b_transposed, accumulate, split_accumulator and epilogue are those of te_op_gemm. */
@@ -97,7 +99,8 @@ typedef struct te_op_grouped_gemm_args {
  *   mean, rstd  f32 [M] (mean: LayerNorm only), optional
  *   y           float; or e4m3/e5m2 [M, ld] with `scale` (f32 [1], read), and optionally `scale_inv` and `amax` as in
  *               te_op_fp8_quantize: the f32 result is quantized without an intermediate rounding
- *   amax        f32 [1], optional: max(amax, max |y|), of FP8 before scaling, of a float y as it is stored; NaN left out
+ *   amax        f32 [1], optional: max(amax, max |y|), of FP8 before scaling, of a float y as it is stored; NaN left
+ *               out
  *   y_amax      f32 [1], for a float y and in place of amax, optional: becomes max |y|, as by te_op_amax
  *   y_col       for an FP8 y, of its format, [N, ldc] with ldc >= M, optional: the transpose of y; columns from M on
  *               are written as 0
@@ -150,7 +153,8 @@ TE_API bool te_activation_is_gated(te_activation activation);
 /* y [M, N] = act(x), x [M, N] or gated [M, 2N]. y may be e4m3/e5m2 [M, ld], with scale, scale_inv and amax as in
  * te_norm_fwd_args; or x, of what is not gated.
  *   col   optional, e4m3/e5m2 [N, ldc]: the same codes transposed, columns M .. ldc-1 written as 0; y may be NULL then
- *   amax  f32 [1], optional: max(amax, max |y|) of the f32 numbers, before they are scaled or rounded, as TransformerEngine has it (vectorized_pointwise.h):
+ *   amax  f32 [1], optional: max(amax, max |y|) of the f32 numbers, before they are scaled or rounded, as
+ *         TransformerEngine has it (vectorized_pointwise.h):
  *         current scaling of y needs no pass of its own to find it
  *   glu_interleave_size  gated: columns of x are a block of the first half, the same block of the second, the next
  *         block of the first ...; the columns of a block, which divide N; 0 => N: one half behind the other. Not with
@@ -261,7 +265,8 @@ typedef struct te_op_rope_args {
 /* Splits a packed projection into q [s, b, H, d], k and v [s, b, G, d], rotating q and k unless no_rope; or rotates it
  * as it lies.
  *   format    TE_BSHD => b and s are exchanged in all
- *   qkv   [s, b, (H + 2G) * d]; interleaved_groups: ordered [G, (H/G q heads, k, v), d], else [Q | K | V] (as MultiheadAttention)
+ *   qkv   [s, b, (H + 2G) * d]; interleaved_groups: ordered [G, (H/G q heads, k, v), d], else [Q | K | V] (as
+ *         MultiheadAttention)
  *   num_heads, num_groups, head_dim   H, G, d
  *   rotated   in the place of q, k and v, which are NULL then: [s, b, (H + 2G) * d] in the order of qkv. It may be qkv
  *             itself: v's values stay where they are
@@ -356,7 +361,8 @@ typedef struct te_score_mod {
  *                                 all rows. Longer ones are cut
  *   core_attention_bias   B of TE_ATTN_BIAS_PRE_SCALE and _POST_SCALE: f32, f16 or bf16 [b or 1, H or 1, s_q or 1,
  *                    s_kv], contiguous (s_q, s_kv: the longest sequences)
- *   alibi_slopes     f32 [H] or [b, H] of TE_ATTN_BIAS_ALIBI, which adds -slope * |i + len_kv - len_q - j| (|i - j|: bottom_right_diagonal); NULL => with n
+ *   alibi_slopes     f32 [H] or [b, H] of TE_ATTN_BIAS_ALIBI, which adds -slope * |i + len_kv - len_q - j| (|i - j|:
+ *                    bottom_right_diagonal); NULL => with n
  *                    the largest power of 2 up to H: 2^(-8 k / n) for heads k = 1 .. n, then 2^(-4 m / n) for odd m =
  *                    1, 3 ..
  *   softmax_offset   f32 [H], TE_SOFTMAX_LEARNABLE. A row that sees no key has o 0 and lse -inf under every type
@@ -445,7 +451,8 @@ typedef struct te_op_attn_bwd_args {
 
 /* Attention in which each query reads the keys of a list of its own, and all heads share one head of keys, which are
  * the values, too (DeepSeek-V4):
- *   o = sum over slots k of p_k kv[idx_k],  p_k = e^(s_k - m) / (sum e^(s_k - m) + e^(sink - m)),  s_k = scale q kv[idx_k],  m = max(s, -1e30), all in f32
+ *   o = sum over slots k of p_k kv[idx_k],  p_k = e^(s_k - m) / (sum e^(s_k - m) + e^(sink - m)),
+ *   s_k = scale q kv[idx_k],  m = max(s, -1e30), all in f32
  *   q        [b, s_q, H, d], any strides, channels adjacent; d up to 576
  *   kv       [b, s_kv, d], likewise. A value is the first d_v channels of its key
  *   indices  i32 [b, s_q, n]: the rows of kv that a query reads, in any order. -1, and any other number outside of 0 ..
@@ -680,7 +687,8 @@ typedef struct te_adam_numbers {
  *                16 bits are param, which is one more where these are 2^15 or more
  *   m_scale, v_scale, master_scale  f32 [1], needed for f16 and e4m3 (else NULL): the state stands for its elements
  *                                   times the scale. A step chooses the scale
- *                anew, max |x| / 32752 (f16) or max |x| / 448 (e4m3), where NaN are left out; a max too small for that stores zeros */
+ *                anew, max |x| / 32752 (f16) or max |x| / 448 (e4m3), where NaN are left out; a max too small for that
+ *                stores zeros */
 typedef struct te_adam_tensor {
     const te_tensor *grad;
     te_tensor *param, *m, *v, *master;

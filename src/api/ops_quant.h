@@ -5,7 +5,8 @@
 /* amax f32 [1] = max |x|, NaN ignored, infinity kept (as nvte_compute_amax). keep: amax becomes the maximum of that and
  * its present value. noop: optional. groups: optional i32 [M], x viewed as [M, N]: the group of each row
  * (te_op_moe_chunk_map with chunk_numbers makes them of sizes). amax is f32 [n] then, or a
- * column [n, 1] of a matrix: max |x| of each group's rows, 0 of a group without any. Rows of other numbers than 0 .. n-1 belong to no group. Not with noop. */
+ * column [n, 1] of a matrix: max |x| of each group's rows, 0 of a group without any. Rows of other numbers than 0 ..
+ * n-1 belong to no group. Not with noop. */
 typedef struct te_op_amax_args {
     const te_tensor *x;
     te_tensor *amax;
@@ -55,7 +56,8 @@ typedef struct te_op_delayed_gather_args {
  *   amax       f32 [1]  optional: max(amax, max |x|) of the unscaled input; with `current`: = max |x|
  *   current    the scale comes from x itself, by te_op_scale_from_amax's rule with fp8_max of the codes' format,
  *              `epsilon` and `power_of_two` (Float8CurrentScalingQuantizer)
- *   x_amax     f32 [2], optional, with `current` and without `noop`, at a multiple of 8 bytes: max |x|, as `amax` of te_op_act_fwd and others has left
+ *   x_amax     f32 [2], optional, with `current` and without `noop`, at a multiple of 8 bytes: max |x|, as `amax` of
+ *              te_op_act_fwd and others has left
  *              it, and 0. x is then read once. Both become 0
  *   dbias      [N] of any float format, optional: the sums of x's columns in f32: the gradient of a bias, if x is a
  *              gradient; not with `noop`
@@ -204,14 +206,16 @@ typedef struct te_op_nvfp4_amax_args {
  * With F = 448 (256 if e4m3_max_256):
  *   S = min(F * 6 / amax, FLT_MAX), 1 if amax or S is 0;  d = E4M3(RN(block amax * RN(S * RN(1 / 6))));
  *   mult = min(RN(1 / RN(d * RN(1 / S))), FLT_MAX);  q = E2M1(RNE(RN(x * mult))), saturated, NaN => 6
- * stochastic_rounding: q = the largest code not above t = RN(|RN(x * mult)| + u * step), with x's sign; step 0.5, 1, 2 for
+ * stochastic_rounding: q = the largest code not above t = RN(|RN(x * mult)| + u * step), with x's sign; step 0.5, 1, 2
+ * for
  *   magnitudes below 2, below 4, and above; u = k / 256, k byte t of the 16 bytes of Philox (seed, offset, row * blocks
  *   + block),
  *   t the element's place in its block; offset + 1 for the column-wise copy (row: of that copy, blocks: those
  *   of its rows that hold elements of x). The same for two_dimensional; NaN => 6 here too.
  * four_over_six: b = RN(RN(block amax / 6) * S), d = E4M3(b); each block (or tile) is also tried with d = E4M3(RN(b *
  * 1.5)), and keeps it
- *   if the error is smaller: the sum over its elements, in order, of |e| or e * e, e = RN(RN(RN(RN(q * d) * amax) / (6 F)) - x), every operation
+ *   if the error is smaller: the sum over its elements, in order, of |e| or e * e,
+ *   e = RN(RN(RN(RN(q * d) * amax) / (6 F)) - x), every operation
  *   rounded; tiles: the sums of its 16 rows in that copy, half to half (i with i + 8, then + 4, + 2, + 1). q is as it
  *   would be written. Each copy
  *   chooses for itself, tiles too.
@@ -253,9 +257,9 @@ typedef struct te_op_nvfp4_dequantize_args {
  * reduced over the ranks; scales from the reduced amaxes; codes of the slice. Together the slices give the bytes that
  * quantizing the whole matrix gives. */
 
-/* amax f32 [ceil(M / tile_rows), ceil(N / tile_columns)] = max |x| of the elements of each tile that lie in the slice, 0 where there
- * are none; NaN ignored. x: n float elements, the matrix's elements start .. start + n - 1 in row-major order. Fast for
- * tiles of 128 x 128, 16 x 16, 1 x 32 and 32 x 1; for one amax of all, te_op_amax of x. */
+/* amax f32 [ceil(M / tile_rows), ceil(N / tile_columns)] = max |x| of the elements of each tile that lie in the slice,
+ * 0 where there are none; NaN ignored. x: n float elements, the matrix's elements start .. start + n - 1 in row-major
+ * order. Fast for tiles of 128 x 128, 16 x 16, 1 x 32 and 32 x 1; for one amax of all, te_op_amax of x. */
 typedef struct te_op_shard_amax_args {
     const te_tensor *x;
     te_tensor *amax;
@@ -291,7 +295,8 @@ typedef struct te_op_shard_scales_args {
 /* Codes of the slice x (n float elements from element `start` of [rows, columns]).
  *   dst    a row-wise copy [rows, ld] of the matrix; or, flat, the codes of the slice alone (e2m1: the first code is in
  *          the low half if start is even, else the high half; bytes shared with neighbours keep their other half)
- *   scaling TENSOR: x is multiplied with scale f32 [1], and amax, optional f32 [1], becomes max(amax, max |x|); BLOCK_2D, MXFP8, NVFP4: scale as
+ *   scaling TENSOR: x is multiplied with scale f32 [1], and amax, optional f32 [1], becomes max(amax, max |x|);
+ *           BLOCK_2D, MXFP8, NVFP4: scale as
  *          te_op_shard_scales writes it; NVFP4 needs amax_tensor
  *   multiplier  BLOCK_2D, optional: as te_op_shard_scales writes it; NULL => RN(1 / scale), which is the same for
  *               powers of two alone
@@ -315,7 +320,8 @@ typedef struct te_op_shard_cast_args {
 
 /* The error of a quantization. x: the values, any float format; y f32: the dequantized ones; limit f32, optional: the
  * largest magnitude that each element's scale can represent. Sums in a fixed order.
- *   counts  i64 [6]: elements; x != 0 and y == 0 (underflow); x finite and |x| > 1.004 limit (saturated); NaN in x; infinite in x; zeros in x
+ *   counts  i64 [6]: elements; x != 0 and y == 0 (underflow); x finite and |x| > 1.004 limit (saturated); NaN in x;
+ *           infinite in x; zeros in x
  *   sums    f32 [5]: over elements with finite x and y: x^2, y^2, x y, (x - y)^2; and max |x - y| */
 typedef struct te_op_quant_error_args {
     const te_tensor *x, *y, *limit;

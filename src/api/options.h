@@ -15,7 +15,8 @@
  *   fast_zero_fill, num_splits    choices of speed with the same results, which the kernels make themselves
  *   kv_channels as a pair    DotProductAttention takes the size of a head of values from `value`
  *   hidden_size as a tuple   te_tensor_view joins the sizes
- *   attention_softmax_in_fp32, apply_query_key_layer_scaling, skip_weight_param_allocation, and forward's weight and bias  gone from TransformerEngine */
+ *   attention_softmax_in_fp32, apply_query_key_layer_scaling, skip_weight_param_allocation, and forward's weight and
+ *                            bias: gone from TransformerEngine */
 
 /* The first values of weights. Biases begin at 0, norms at the identity. */
 typedef struct te_init {

@@ -14,8 +14,7 @@
 #if defined(__FAST_MATH__) || (defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__) ||             \
     defined(__ASSOCIATIVE_MATH__) || defined(__RECIPROCAL_MATH__) || defined(__NO_SIGNED_ZEROS__) || \
     defined(_M_FP_FAST)
-#error \
-    "te.h: -ffast-math (-Ofast, /fp:fast) and its parts would change quantized codes: compile the one file that defines TE_IMPLEMENTATION with -fno-fast-math (/fp:precise) last among its flags; all others may keep theirs"
+#error "te.h: -ffast-math (-Ofast, /fp:fast) changes codes: put -fno-fast-math (/fp:precise) last for this file alone"
 #endif
 
 /* `= TE_ZERO` clears a struct or array in both languages without a warning. */

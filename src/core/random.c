@@ -28,7 +28,8 @@ static void te__rng_back(te_ctx *te, te__rng_state s) {
     te->seed = s.seed;
     te->rng_offset = s.offset;
     /* those that came since stay */
-    memcpy(s.tracker + s.num_trackers, te->rng.tracker + s.num_trackers, (size_t)(made - s.num_trackers) * sizeof(s.tracker[0]));
+    memcpy(s.tracker + s.num_trackers, te->rng.tracker + s.num_trackers,
+           (size_t)(made - s.num_trackers) * sizeof(s.tracker[0]));
     s.num_trackers = made;
     te->rng = s;
 }

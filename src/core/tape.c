@@ -281,7 +281,9 @@ TE_API te_result te_record(te_ctx *te, const te_node_desc *desc) {
                         desc->name ? desc->name : "?", desc->num_inputs, desc->num_outputs, desc->num_saved);
     for (i = 0; i < desc->num_outputs; i++)
         /* after an error, a consequence */
-        if (!desc->outputs[i]) te__fail(te, TE_ERR_STATE, "te_record: output %d of %d of %s is NULL", i + 1, desc->num_outputs, desc->name ? desc->name : "?");
+        if (!desc->outputs[i])
+            te__fail(te, TE_ERR_STATE, "te_record: output %d of %d of %s is NULL", i + 1, desc->num_outputs,
+                     desc->name ? desc->name : "?");
     return te__record_always(te, desc, false);
 }
 /* The same for a node that takes quantized gradients as they come. */

@@ -459,7 +459,9 @@ static te_module *te__hf_build(te__hf_folder *f, const te_hf_desc *desc) {
         return NULL;
     table = te__hf_find(f, "model.embed_tokens.weight", &shard);
     /* else the comparison refuses it */
-    d.params_dtype = desc && desc->params_dtype ? desc->params_dtype : table && te__is_float(table->dtype) ? table->dtype : TE_F32;
+    d.params_dtype = desc && desc->params_dtype            ? desc->params_dtype
+                     : table && te__is_float(table->dtype) ? table->dtype
+                                                           : TE_F32;
     d.device = TE_PARAMS_META;
     d.init.no_init = true;
     m = te__hf_create(f, &d);

@@ -240,7 +240,8 @@ static int te__onnx_axis(const te__onnx *g, const te__onnx_slot *s, int axis, bo
                                             : TE__ONNX_SEQUENCE;
     case TE__ONNX_SCORES:
     case TE__ONNX_SCORES_KV:
-        if (axis == 0 && padding && x->shape[0] == g->symbol[TE__ONNX_BATCH].first) return TE__ONNX_BATCH; /* of one sequence too: each has its own padding */
+        if (axis == 0 && padding && x->shape[0] == g->symbol[TE__ONNX_BATCH].first)
+            return TE__ONNX_BATCH; /* of one sequence too: each has its own padding */
         if (x->ndim != 4 || axis == 1 || x->shape[axis] == 1) return -1;
         if (axis == 0) return TE__ONNX_BATCH;
         if (axis == 2) return TE__ONNX_SEQUENCE;

@@ -229,7 +229,9 @@ TE_API const te_recipe *te_fp8_config_build_recipe(te_ctx *te, const te_fp8_conf
     if (config->recipe == TE_FP8_MXFP8)
         te__warn(te, "te_fp8 mxfp8 on %s: MXFP8 codes are multiplied as bf16, exactly and no faster than bf16",
                  te->device_name);
-    *storage = config->recipe == TE_FP8_BLOCK ? te_recipe_block_scaling() : config->recipe == TE_FP8_MXFP8 ? te_recipe_mxfp8() : te_recipe_current_scaling();
+    *storage = config->recipe == TE_FP8_BLOCK   ? te_recipe_block_scaling()
+               : config->recipe == TE_FP8_MXFP8 ? te_recipe_mxfp8()
+                                                : te_recipe_current_scaling();
     return storage;
 }
 TE_API te_result te_fp8_maybe_autocast_begin(te_ctx *te, const te_fp8_config *config) {

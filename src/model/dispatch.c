@@ -132,7 +132,8 @@ static te_tensor *te__sorted_ids(const te__dispatch *d, te_tensor *ids, int64_t 
     te_ctx *te = ids->te;
     te_op_moe_permute_args args = TE_ZERO;
     /* ids are exact in f32 */
-    te_tensor *floats = te__empty_like(ids, TE_F32), *sorted = te__empty_1d(te, TE_F32, rows), *y = te__empty_1d(te, TE_I32, rows);
+    te_tensor *floats = te__empty_like(ids, TE_F32), *sorted = te__empty_1d(te, TE_F32, rows),
+              *y = te__empty_1d(te, TE_I32, rows);
     args.x = te__empty_2d(te, TE_F32, te__rows(ids), 0);
     args.y = te__empty_2d(te, TE_F32, rows, 0);
     args.row_id_map = d->map;

@@ -1,7 +1,8 @@
 /* model/dora.c: DoRA on Linears: a trained length for each row of W + alpha / dim B A (Liu et al. 2024). Knows Linear,
  * its adapters and the factors of rows; must not know how adapters are chosen, or files.
  *
- * y = x V^T * m / |V| + b, V = W + alpha / dim B A, with the lengths |V| of V's rows taken as constants in the backward pass, as in section 4.3 of the paper and in peft. */
+ * y = x V^T * m / |V| + b, V = W + alpha / dim B A, with the lengths |V| of V's rows taken as constants in the backward
+ * pass, as in section 4.3 of the paper and in peft. */
 
 #define TE__MAGNITUDE "lora_magnitude_vector"
 #define TE__DORA_EPS 1e-30f /* what lengths' squares are raised by: a row of zeros has the length 1e-15, and the others
@@ -111,7 +112,8 @@ static te_tensor *te__dora_base(te_module *m, te_forward_args *args, te_tensor *
     call.x = x;
     return te__linear_biased(&call, NULL, false);
 }
-/* With dropout in front of lora_A it reaches W's part in what the magnitudes change, too, and not the Linear's own output: y = x W^T + b + (x' V^T * m / |V| - x' W^T), as in peft. */
+/* With dropout in front of lora_A it reaches W's part in what the magnitudes change, too, and not the Linear's own
+ * output: y = x W^T + b + (x' V^T * m / |V| - x' W^T), as in peft. */
 static te_result te__dora_forward(te_module *m, te_forward_args *args) {
     const te__linear_module *s = (const te__linear_module *)m->state;
     const te__lora *l = te__lora_of(m);

@@ -1,7 +1,11 @@
 /* model/frozen.c: which tensors of a model go to the compute format because they, or what they adapt, are frozen. Knows
  * which words keep a tensor in f32 (model/formats.c). */
 
-enum { TE__HAS_PARAMS = 1, TE__HAS_TRAINABLE = 2 /* at or below the module */, TE__OWNS_BASE = 4 /* the module itself has a frozen weight that trainable parameters may adapt */ };
+enum {
+    TE__HAS_PARAMS = 1,
+    TE__HAS_TRAINABLE = 2 /* at or below the module */,
+    TE__OWNS_BASE = 4 /* the module itself has a frozen weight that trainable parameters may adapt */
+};
 
 typedef struct te__frozen {
     te__cast cast;

@@ -214,7 +214,9 @@ TE_API te_result te_apply_patches(te_ctx *te) {
         p = &all->list[i];
         if (result == TE_OK) result = te->error_code;
         /* shows if it recorded no error */
-        if (result != TE_OK) return te__fail(te, result, "te_apply_patches: patch \"%s\": its apply returned %s", p->patch.name, te_result_name(result));
+        if (result != TE_OK)
+            return te__fail(te, result, "te_apply_patches: patch \"%s\": its apply returned %s", p->patch.name,
+                            te_result_name(result));
         p->state = TE_PATCH_APPLIED;
         snprintf(p->why, sizeof(p->why), "applied to version %s", te__patched_version(all));
         te__log(te, TE_LOG_INFO, "patch \"%s\" is applied to version %s", p->patch.name, te__patched_version(all));

@@ -148,7 +148,9 @@ static te_result te__rope_begin(te_ctx *te, const char *who, const te_rope_confi
                                 te_rotary_desc *rotary, int *dim) {
     if (!te) return TE_ERR_STATE;
     if (!rope || !rotary) return te__fail(te, TE_ERR_INVALID, "%s: %s is NULL", who, rope ? "rotary" : "rope");
-    *dim = rope->partial_rotary_factor > 0 && rope->partial_rotary_factor <= 1 && head_dim > 0 ? (int)((double)head_dim * rope->partial_rotary_factor) : -1;
+    *dim = rope->partial_rotary_factor > 0 && rope->partial_rotary_factor <= 1 && head_dim > 0
+               ? (int)((double)head_dim * rope->partial_rotary_factor)
+               : -1;
     if (*dim < 0 || *dim % 2)
         return te__fail(te, TE_ERR_INVALID,
                         "%s: head_dim %d times partial_rotary_factor %g rotates %d channels; an even number is needed",
@@ -156,7 +158,8 @@ static te_result te__rope_begin(te_ctx *te, const char *who, const te_rope_confi
     memset(rotary, 0, sizeof(*rotary));
     rotary->base = (float)rope->rope_theta;
     /* whose floor is dim, however it is rounded */
-    rotary->rotary_percent = ((float)*dim + 0.5f) / (float)head_dim < 1.0f ? ((float)*dim + 0.5f) / (float)head_dim : 1.0f;
+    rotary->rotary_percent =
+        ((float)*dim + 0.5f) / (float)head_dim < 1.0f ? ((float)*dim + 0.5f) / (float)head_dim : 1.0f;
     return TE_OK;
 }
 TE_API te_result te_rope_config_moe_rotary(te_ctx *te, const te_rope_config *rope, int head_dim,

@@ -105,7 +105,9 @@ static te_tensor *te__sdpa_call(te_sdpa_fn fn, void *user, te_tensor *q, te_tens
                                 const te_sdpa_args *args) {
     te_tensor *y = fn(user, q, k, v, args);
     /* shows if it recorded no error of its own */
-    if (!y) te__fail(q->te, TE_ERR_STATE, "te_scaled_dot_product_attention: the function in its place (te_sdpa_begin) returned NULL");
+    if (!y)
+        te__fail(q->te, TE_ERR_STATE,
+                 "te_scaled_dot_product_attention: the function in its place (te_sdpa_begin) returned NULL");
     return y;
 }
 

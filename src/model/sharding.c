@@ -154,7 +154,8 @@ static te_result te__unit_exchange(te__dp_unit *u) {
     else if (u->desc.post_backward) {
         result = te__returned(te, u->desc.post_backward(u->desc.user, u->module), "the post_backward", u->module->name);
         /* shows if it recorded no error of its own */
-        if (result != TE_OK) te__fail(te, result, "the post_backward of \"%s\" returned %s", u->module->name, te_result_name(result));
+        if (result != TE_OK)
+            te__fail(te, result, "the post_backward of \"%s\" returned %s", u->module->name, te_result_name(result));
     } else
         result = te__unit_reduce(u, &p);
     u->exchanged_at = te->writes;
@@ -434,7 +435,9 @@ static te_result te__unit_root_callback(te__dp_unit *u) {
                                           "the root_post_backward", u->module->name)
                            : TE_OK;
     /* shows if it recorded no error of its own */
-    if (result != TE_OK) te__fail(u->module->te, result, "the root_post_backward of \"%s\" returned %s", u->module->name, te_result_name(result));
+    if (result != TE_OK)
+        te__fail(u->module->te, result, "the root_post_backward of \"%s\" returned %s", u->module->name,
+                 te_result_name(result));
     return result;
 }
 TE_API te_result te_fsdp_post_backward(te_module *unit) {

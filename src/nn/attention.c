@@ -155,7 +155,8 @@ static te_result te__rope_angles_of(te_ctx *te, const te_rotary_desc *d, int64_t
                                 : te__floats_divide(1.0, d->seq_len_interpolation_factor);
     }
     /* te_op_rope refuses such sizes */
-    if (d->scaling.type == TE_ROPE_DEFAULT || a->rotary_dim > 2 * TE__ROPE_MAX_HALF || a->rotary_dim % 2 != 0) return TE_OK;
+    if (d->scaling.type == TE_ROPE_DEFAULT || a->rotary_dim > 2 * TE__ROPE_MAX_HALF || a->rotary_dim % 2 != 0)
+        return TE_OK;
     a->inv_freq = inv_freq;
     return te_rope_frequencies(te, &d->scaling, d->base, a->rotary_dim,
                                d->max_seqlen > 0 ? length : length + te__min(d->position_offset, TE__ROPE_MAX_OFFSET),

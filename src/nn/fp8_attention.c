@@ -169,7 +169,9 @@ static te_result te__attention_quantize(te_tensor *const x[3], te_qkv_format kv,
         spec.usage = blocks && i == 2 ? TE_COLUMNWISE : TE_ROWWISE;
         y[i] = te__quantize(flat[i], &spec);
         /* o comes next */
-        if (!y[i]) return backward ? te_error_code(x[0]->te) : te__refuse(te__attention_meets(call), TE__ALL_REDUCE, te_error_code(x[0]->te));
+        if (!y[i])
+            return backward ? te_error_code(x[0]->te)
+                            : te__refuse(te__attention_meets(call), TE__ALL_REDUCE, te_error_code(x[0]->te));
     }
     return TE_OK;
 }

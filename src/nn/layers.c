@@ -130,7 +130,8 @@ static bool te__fuses(const te__quant_call *q, bool backward, int slot) {
 static const te__quant_spec *te__fused_spec(const te__linear_call *c, te__quant_spec *spec) {
     bool gathered = te__gathers(&c->parallel, TE_PARALLEL_COLUMN);
     if (!te__fuses(c->quant, false, TE__SLOT_INPUT)) return NULL;
-    *spec = te__product_spec(c->quant, &c->parallel, false, c->gemm, TE__SLOT_INPUT, TE_ROWWISE | (te__wants_grad(c->weight) && !gathered ? TE_COLUMNWISE : 0));
+    *spec = te__product_spec(c->quant, &c->parallel, false, c->gemm, TE__SLOT_INPUT,
+                             TE_ROWWISE | (te__wants_grad(c->weight) && !gathered ? TE_COLUMNWISE : 0));
     return spec;
 }
 

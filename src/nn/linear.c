@@ -557,7 +557,8 @@ static te_tensor *te__linear(const te__linear_call *c) {
     }
     saved[0] = te__wants_grad(weight) ? kept : NULL;
     /* the other copy has done its work */
-    if (saved[0] && saved[0]->quantized) saved[0] = te__quant_keep(kept, te__copy_of(kept, keep)->data ? keep : TE_ROWWISE);
+    if (saved[0] && saved[0]->quantized)
+        saved[0] = te__quant_keep(kept, te__copy_of(kept, keep)->data ? keep : TE_ROWWISE);
     saved[1] = te__wants_grad(in[0]) || te__wants_grad(in[3]) ? w : NULL;
     if (saved[1] && w->quantized && te__copy_of(w, keep)->data) saved[1] = te__quant_keep(w, keep);
     if (saved[1] && weight->var && weight->var->leaf) saved[1]->is_weight = true;

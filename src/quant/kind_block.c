@@ -52,5 +52,6 @@ static const te__quant_class te__quant_block = {
     TE_QUANT_BLOCK, "block", TE__FORM_CODES, TE__TRANSPOSED | TE__IN_PRODUCTS | TE__COLUMNS_FOLLOW,
     TE_DTYPE_NONE, TE_F32, {TE_SCALING_BLOCK_1D, TE_SCALING_BLOCK_2D}, {128, 128},
     "1 x 128 blocks; weights need 128 x 128 (block_scaling_dim 2)",
-    te__block_resolve, te__block_scale_shape, te__block_fill, te__block_decode, te__block_turn_scales, NULL /* tensor_factor */, 128, {1, 0}, 128
+    te__block_resolve, te__block_scale_shape, te__block_fill, te__block_decode, te__block_turn_scales,
+    NULL /* tensor_factor */, 128, {1, 0}, 128
 };

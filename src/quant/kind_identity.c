@@ -16,5 +16,6 @@ static te_tensor *te__identity_decode(const te_tensor *x, const te__quant_copy *
 static const te__quant_class te__quant_identity = {
     TE_QUANT_IDENTITY, "identity", TE__FORM_PLAIN, TE__COLUMNS_FOLLOW,
     TE_DTYPE_NONE, TE_DTYPE_NONE, {TE_SCALING_TENSOR, TE_SCALING_TENSOR}, {0, 0},
-    NULL /* slices_need */, NULL /* resolve */, NULL /* scale_shape */, te__identity_fill, te__identity_decode, NULL /* turn_scales */, NULL /* tensor_factor */, 0, {0, 0}, 0
+    NULL /* slices_need */, NULL /* resolve */, NULL /* scale_shape */, te__identity_fill, te__identity_decode,
+    NULL /* turn_scales */, NULL /* tensor_factor */, 0, {0, 0}, 0
 };

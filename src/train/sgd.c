@@ -44,7 +44,8 @@ static te_result te__sgd_may_capture(te_optimizer *opt, const te__opt_param *p) 
 static const te__opt_class te__sgd_class = {
     "te_fused_sgd_create", {"momentum_buffer", NULL, "master_param"}, te__sgd_run, false, te__sgd_may_capture, false};
 /* no momentum */
-static const te__opt_class te__sgd_plain_class = {"te_fused_sgd_create", {NULL, NULL, "master_param"}, te__sgd_run, false, te__sgd_may_capture, false};
+static const te__opt_class te__sgd_plain_class = {
+    "te_fused_sgd_create", {NULL, NULL, "master_param"}, te__sgd_run, false, te__sgd_may_capture, false};
 
 static bool te__sgd_desc_ok(te_ctx *te, const te_fused_sgd_desc *d) {
     const char *create = te__sgd_class.create;

@@ -229,7 +229,9 @@ static te_result te__opt_prepare_values(te_optimizer *opt, bool may_skip) {
         }
         if (!p->stepped || !p->value) return te_error_code(te);
         /* a skipped step leaves this value */
-        if (may_skip && p->state[TE__OPT_MASTER].scale && te__opt_unscale(&p->state[TE__OPT_MASTER], p->stepped) != TE_OK) return te_error_code(te);
+        if (may_skip && p->state[TE__OPT_MASTER].scale &&
+            te__opt_unscale(&p->state[TE__OPT_MASTER], p->stepped) != TE_OK)
+            return te_error_code(te);
     }
     return TE_OK;
 }

@@ -1,6 +1,7 @@
 // ops/act/act_bwd.cu: activations, backward. Formulas: act.cuh.
 //
-//   dx = dy f'(x);   gated: [da | db] = [dy f'(a) b | dy f(a)];   FP8: q = saturate(dx * scale);   amax = max |dx|, rounded to the format amax_dt
+//   dx = dy f'(x);   gated: [da | db] = [dy f'(a) b | dy f(a)];   FP8: q = saturate(dx * scale);
+//   amax = max |dx|, rounded to the format amax_dt
 //
 // Elements of dy are distributed over threads as elements of y in act_fwd.cu.
 //

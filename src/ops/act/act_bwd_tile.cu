@@ -2,7 +2,8 @@
 // sums of its columns (the gradient of a bias). Formulas: act.cuh; tiles: act_tile.cuh.
 //
 //   dx = dy f'(x);   gated: [da | db] = [dy f'(a) b | dy f(a)]
-//   FP8: q = saturate(dx * scale), row-wise [m, ld] and transposed [n or 2n, ldc], padded with 0;   amax = max |dx|, rounded to the format amax_dt
+//   FP8: q = saturate(dx * scale), row-wise [m, ld] and transposed [n or 2n, ldc], padded with 0;
+//   amax = max |dx|, rounded to the format amax_dt
 //   partial [tile along m][column] = sum of dx over the tile's rows, before it is rounded
 //   ROUNDED: dx is rounded to x's format first, as if it had been stored there and read again
 //

@@ -1,6 +1,7 @@
 // ops/act/act_fwd.cu: activations, forward, into a float format or FP8. Formulas: act.cuh.
 //
-//   y = f(x) or f(a) b;   FP8: q = saturate(y * scale), columns n .. ld-1 are 0;   amax = max |y| before y is scaled or rounded
+//   y = f(x) or f(a) b;   FP8: q = saturate(y * scale), columns n .. ld-1 are 0;
+//   amax = max |y| before y is scaled or rounded
 //
 // With options, a thread computes eight neighbours of y, or, if it is not gated, twice eight, 2048 apart: its loads are
 // issued first.

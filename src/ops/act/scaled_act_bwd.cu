@@ -1,7 +1,8 @@
 // ops/act/scaled_act_bwd.cu: activations times one number for each row, backward, both gradients from one read.
 // Formulas: act.cuh.
 //
-//   dx = (dy scales[row]) f'(x);   gated: [da | db] = (dy scales[row]) [f'(a) b | f(a)];   dscales[row] = sum of dy f(x)
+//   dx = (dy scales[row]) f'(x);   gated: [da | db] = (dy scales[row]) [f'(a) b | f(a)];
+//   dscales[row] = sum of dy f(x)
 //
 // A warp has a row; with options each lane computes eight neighbours at a time.
 //

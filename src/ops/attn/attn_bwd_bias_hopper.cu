@@ -19,9 +19,12 @@
 //
 // Shared memory, in all 225 KB:
 //
-//     |             | stages: 128 rows by 64 channels of Q or dO, of K or V (128-byte swizzle) | the tile of B, in the order of registers | messages | sums of columns | barriers |
-//     | B of 16 bit | 6 x (16 + 16) KB                                                         | 32 KB                                    | 6 x 48 B | 512 B           |          |
-//     | B in f32    | 5 x (16 + 16) KB                                                         | 64 KB                                    |          |                 |          |
+//     |             | stages    | tile of B | messages | sums of columns | barriers |
+//     | B of 16 bit | 6 x 32 KB | 32 KB     | 6 x 48 B | 512 B           |          |
+//     | B in f32    | 5 x 32 KB | 64 KB     |          |                 |          |
+//
+// A stage is 128 rows by 64 channels of Q or dO, and as many of K or V (128-byte swizzle). The tile of B has the order
+// of registers.
 //
 // Barriers, for each stage: FULL (TMA, or the message alone), EMPTY (8 consumer warps). Named barriers: 1 joins the
 // consumers where they add up columns.

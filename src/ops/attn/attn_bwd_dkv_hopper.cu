@@ -5,7 +5,7 @@
 // last that sees them to the first, and in each the query heads of the group. Its two consumer warpgroups have the same
 // keys, one gradient each, and the same work:
 //
-//     values    dV += P^T dO, of the tile before | S^T  = K Q^T  | P^T = 2^(scale2 S^T - lse2), which passes to the other consumer
+//     values    dV += P^T dO, of the tile before | S^T  = K Q^T  | P^T = 2^(scale2 S^T - lse2), passed to the other
 //     keys      dK += dS^T Q, of the tile before | dP^T = V dO^T | dS^T = P^T (dP^T - delta)
 //
 // P^T passes in f32, from a thread to the one that has the same elements. Warpgroup 0 is the producer: one of its

@@ -1,16 +1,18 @@
 // ops/attn/attn_bwd_dkv_mma.cu: dK = scale dS^T Q and dV = P^T dO, summed over the query heads of a group, in bf16 or
 // f16 on the tensor cores of sm_80 and later (mma.sync).
 //
-//             query rows              A block owns WARPS * 16 M keys of one head of K and V, a warp 16 M of them. Q and
-//                                     dO (and lse2, delta) come BM
-//            BM   BM                  rows at a time by cp.async into two slots, head after head of the group, so that
-//                                     every sum has one order.
-//          +----+----+----            Per tile, transposed: S^T = K Q^T, P^T = 2^(scale2 S^T - lse2), dV += P^T dO, dP^T = V dO^T,
-//     warp0|    |    | ...            dS^T = P^T (dP^T - delta), dK += dS^T Q: four products. The accumulator layout of P^T and dS^T is the
-//     warp1|    |    |                operand layout that the sums need.
+//             query rows
+//            BM   BM
+//          +----+----+----
+//     warp0|    |    | ...
+//     warp1|    |    |
 //     keys
-//                                     Tiles whose rows see none of the block's keys are never read, and a warp skips
-//                                     those that see none of its.
+//
+// A block owns WARPS * 16 M keys of one head of K and V, a warp 16 M of them. Q and dO (and lse2, delta) come BM rows
+// at a time by cp.async into two slots, head after head of the group, so that every sum has one order. Per tile,
+// transposed: S^T = K Q^T, P^T = 2^(scale2 S^T - lse2), dV += P^T dO, dP^T = V dO^T, dS^T = P^T (dP^T - delta), dK +=
+// dS^T Q: four products. The accumulator layout of P^T and dS^T is the operand layout that the sums need.
+// Tiles whose rows see none of the block's keys are never read, and a warp skips those that see none of its.
 //
 // Options: X_DT (te_dtype of all six), X_D (d and d_v, rounded up to a multiple of 32; the channels between are zeros),
 //          X_TILE, X_WARPS, X_M, X_DROPOUT, X_EXTRA (attn.cuh).

@@ -1,13 +1,16 @@
 // ops/attn/attn_bwd_dq_mma.cu: dQ = scale dS K in bf16 or f16 on the tensor cores of sm_80 and later (mma.sync).
 //
-//               keys                  A block owns WARPS * 16 M query rows of one head, a warp 16 M of them. K and V
-//                                     come BN keys at a time by
-//            BN   BN                  cp.async into two slots, as in attn_fwd_mma.cu. Per tile: S = Q K^T, P =
-//                                     2^(scale2 S - lse2),
-//          +----+----+----            dP = dO V^T (dropped as P was), dS = P (dP - delta), dQ += dS K: three products, all in registers.
+//               keys
+//            BN   BN
+//          +----+----+----
 //     warp0|    |    | ...
-//     warp1|    |    |                dK and dV are attn_bwd_dkv_mma.cu's, which computes S and dP again: two products more than one kernel
-//                                     would need, and no sums whose order depends on which block came first.
+//     warp1|    |    |
+//
+// A block owns WARPS * 16 M query rows of one head, a warp 16 M of them. K and V come BN keys at a time by cp.async
+// into two slots, as in attn_fwd_mma.cu. Per tile: S = Q K^T, P = 2^(scale2 S - lse2), dP = dO V^T (dropped as P was),
+// dS = P (dP - delta), dQ += dS K: three products, all in registers.
+// dK and dV are attn_bwd_dkv_mma.cu's, which computes S and dP again: two products more than one kernel would need, and
+// no sums whose order depends on which block came first.
 //
 // Options: as in attn_fwd_mma.cu.
 // Benchmark: "attention backward" in tests/bench/h200.csv.

@@ -17,7 +17,7 @@
 //
 // Shared memory (panels of 64 channels, 128-byte swizzle):
 //
-//     |         | K     | V     | Q, 2 stages | dO, 2 stages | dS^T, 2    | dQ (f32), 2 | lse2, delta | barriers, the number
+//     |         | K     | V     | Q, 2 stages | dO, 2 stages | dS^T, 2    | dQ (f32), 2 | lse2, delta | barriers
 //     | D = 128 | 32 KB | 32 KB | 2 x 16 KB   | 2 x 16 KB    | 2 x 16 KB  | 2 x 32 KB   | 1 KB        |
 //     | D = 64  | 16 KB | 16 KB | 2 x 16 KB   | 2 x 16 KB    | 2 x 32 KB  | 2 x 32 KB   | 2 KB        |
 //
@@ -241,7 +241,8 @@ TE_DEV void te_consume(const te__attn_bwd_hopper_kargs &a, te_u32 smem, int w) {
         te_wgmma_commit();
     };
     // tiles with such rows come first
-    int stage = 0, parity = 0, first_tail = t.tiles() > 0 && t.m_end * BQ > t.s_q && tail_q ? a.a.heads / a.a.groups : 0;
+    int stage = 0, parity = 0,
+        first_tail = t.tiles() > 0 && t.m_end * BQ > t.s_q && tail_q ? a.a.heads / a.a.groups : 0;
     te_tiles i(a.a, t);
     bool keys = tail_kv;
     float slope = 0.0f; // ALiBi's, of the tile's head; it and the bias are loaded a tile ahead, the latter to where S
@@ -445,7 +446,8 @@ TE_DEV void te_consume(const te__attn_bwd_hopper_kargs &a, te_u32 smem, int w) {
         for (int j = tid; j < 64 * pieces; j += 128) {
             const int r = j / pieces, piece = j - r * pieces;
             if (first + r < u.kv_end)
-                *(uint4 *)(to + 2 * r * view.s + 16 * piece) = te_lds16(smem + (which ? AT_K : AT_V) + (piece >> 3) * 16384 + te_swizzled(64 * w + r, piece & 7));
+                *(uint4 *)(to + 2 * r * view.s + 16 * piece) =
+                    te_lds16(smem + (which ? AT_K : AT_V) + (piece >> 3) * 16384 + te_swizzled(64 * w + r, piece & 7));
         }
     }
 }

@@ -1,19 +1,23 @@
 // ops/attn/attn_fwd_hopper.cu: O = softmax(scale Q K^T, masked) V on Hopper: TMA, mbarriers, wgmma; bf16 and f16.
 //
-//               keys                  A tile is 64 WAVES queries of one head. Warpgroup 0 is the producer: one of its
-//                                     threads draws the numbers of tiles,
-//            BN   BN                  another one starts all loads. Each other warpgroup, a consumer, has 64 rows of
-//                                     the tile, with S, P and O in registers. Keys
-//          +----+----+----            come BN at a time from right to left, so that the first block is the one with the diagonal:
+//               keys
+//            BN   BN
+//          +----+----+----
 //      wg 1|    |    | ...
-//      wg 2|    |    |                Q K(n-1), softmax | Q K(n-2) beside P V(n-1), softmax | ... | Q K(first) beside P V, softmax | P V(first), store
+//      wg 2|    |    |
+//
+// A tile is 64 WAVES queries of one head. Warpgroup 0 is the producer: one of its threads draws the numbers of tiles,
+// another one starts all loads. Each other warpgroup, a consumer, has 64 rows of the tile, with S, P and O in
+// registers. Keys come BN at a time from right to left, so that the first block is the one with the diagonal:
+//
+//     Q K(n-1), softmax | Q K(n-2) beside P V(n-1), softmax | ... | Q K(first) beside P V, softmax | P V(first), store
 //
 // Blocks are persistent: loads of the next tile begin while this one is multiplied, and its store is under way while
 // the next one is.
 //
 // Shared memory (panels of 64 channels, 128-byte swizzle), for D = D_V = 128 and WAVES = 2:
 //
-//     | Q, STAGES_Q = 2 of WAVES parts of 64 rows | K, 2 stages | V, 2 stages | O, WAVES parts | barriers | two tiles' numbers |
+//     | Q, STAGES_Q = 2 of WAVES parts of 64 rows | K, 2 stages | V, 2 stages | O, WAVES parts | barriers | tiles |
 //     | 64 KB                                      | 64 KB       | 64 KB       | 32 KB          |
 //
 // With heads for which this is too much, Q has one stage and O takes the place of it. With TILES of a bias O takes the
@@ -446,7 +450,9 @@ struct te_consumer {
         if (BIAS) bias.add(s, n * BN, a.bias_factor);
         if (ALIBI) line.bend(s, apart(n) + 2 * (lane & 3));
         if (ALIBI && MOD) line.finish(s);
-        te_cap(s, a.a, !DROPOUT && !MOD /* there are no registers for both ways */ && (n + 1) * BN <= t.s_kv && t.row + BM <= t.s_q);
+        te_cap(s, a.a,
+               !DROPOUT && !MOD /* there are no registers for both ways */ && (n + 1) * BN <= t.s_kv &&
+                   t.row + BM <= t.s_q);
         if (MOD) {
 #pragma unroll
             for (int i = 0; i < BN / 2; i++)

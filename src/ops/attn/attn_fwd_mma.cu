@@ -1,15 +1,17 @@
 // ops/attn/attn_fwd_mma.cu: O = softmax(scale Q K^T, masked) V in bf16 or f16 on the tensor cores of sm_80 and later
 // (mma.sync), by the method of FlashAttention-2 (Dao, 2023).
 //
-//               keys                  A block owns WARPS * 16 M query rows of one head, a warp 16 M of them, whole
-//                                     rows: so a row's softmax stays
-//            BN   BN                  in the four lanes of a quad. K and V come BN keys at a time by cp.async into two
-//                                     slots: the next tile is
-//          +----+----+----            under way while this one is multiplied. S = Q K^T stays in registers; the accumulator layout of S is the
-//     warp0|    |    | ...            operand layout of P, so P V needs no exchange either.
+//               keys
+//            BN   BN
+//          +----+----+----
+//     warp0|    |    | ...
 //     warp1|    |    |
-//                                     Tiles that no row sees are never read; a warp skips those that none of its own
-//                                     rows see.
+//
+// A block owns WARPS * 16 M query rows of one head, a warp 16 M of them, whole rows: so a row's softmax stays in the
+// four lanes of a quad. K and V come BN keys at a time by cp.async into two slots: the next tile is under way while
+// this one is multiplied. S = Q K^T stays in registers; the accumulator layout of S is the operand layout of P, so P V
+// needs no exchange either.
+// Tiles that no row sees are never read; a warp skips those that none of its own rows see.
 //
 // The running maximum is raised only when it would grow by more than 8 (in units of log2): until then P is at most 2^8,
 // which both formats can hold, and O need not be rescaled. l sums the same terms, so the result is the same.

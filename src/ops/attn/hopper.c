@@ -87,7 +87,8 @@ static te_result te__attn_scores_options(te__plan *p, te__launch *l, const te__a
 static te__attn_bits te__attn_plan_bits(te__plan *p, const te__attn_kargs *a, int keys) {
     const int64_t of_all =
         a->x.packed_q ? a->heads * te__attn_packed_rows(a->x.t_q, a->batch) : (int64_t)a->batch * a->heads * a->s_pad;
-    const int64_t rows = of_all + 128 /* tiles of 192 rows end that far behind whole ones of 128 */, bytes = 16 * rows * te__div_up(te__round_up(a->s_kv, keys), 128);
+    const int64_t rows = of_all + 128 /* tiles of 192 rows end that far behind whole ones of 128 */,
+                  bytes = 16 * rows * te__div_up(te__round_up(a->s_kv, keys), 128);
     te__attn_bits bits = TE_ZERO;
     te__launch *l;
     te__attn_bits_kargs *k;

@@ -1,12 +1,13 @@
 // ops/attn/hopper_scores.cuh: what the attention kernels of sm_90a do to a product before the softmax: ALiBi, a bias, a
 // mask of elements, the user's rule. Knows fragments of S, no pipeline.
 //
-// A score is  scale * product + bias - slope |i + delta - j|,  changed by the user's rule. S is in units of products, so
-// that the softmax multiplies by scale2 as ever: what is added is divided by the scale. The user's rule makes it the
+// A score is  scale * product + bias - slope |i + delta - j|,  changed by the user's rule. S is in units of products,
+// so that the softmax multiplies by scale2 as ever: what is added is divided by the scale. The user's rule makes it the
 // score itself. A soft cap, with which nothing is added, makes S the tanh, and the softmax multiplies by the cap.
 //
 // Options: X_ALIBI (0, 1), X_BIAS (0 or its te_dtype), X_PAIRS (0: a bias is read element by element; 1: its rows, of
-//          adjacent elements, start at multiples of two; 2: as 1, and all queries have one row), X_MASK (0, 1), X_CAP (0, 1: without X_ALIBI and X_BIAS), X_MOD (attn.cuh).
+//          adjacent elements, start at multiples of two; 2: as 1, and all queries have one row), X_MASK (0, 1), X_CAP
+//          (0, 1: without X_ALIBI and X_BIAS), X_MOD (attn.cuh).
 //          Plain attention has none of them.
 #pragma once
 #include "ops/attn/hopper.cuh"
@@ -316,8 +317,8 @@ TE_DEV float te_weight(const te__attn_kargs &a, float s, float lse2, int b, int 
     return p;
 }
 
-// A bias beside S^T, with keys along the rows, for S to start with. It is loaded as it is, a tile ahead, or taken from a
-// tile that TMA has brought.
+// A bias beside S^T, with keys along the rows, for S to start with. It is loaded as it is, a tile ahead, or taken from
+// a tile that TMA has brought.
 template <int N> struct te_bias_columns {
     enum { SIZE = BIAS == TE_F32 ? 4 : 2, ONE = PAIRS == 2 };
     TE_DEV static te_u32 element(const char *p) {

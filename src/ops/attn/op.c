@@ -486,7 +486,8 @@ static void te__attn_told(te__attn_kargs *k, const te_attn_rule *in, const te__a
     x->softcap = in->softcap < 1e18f ? in->softcap : 0.0f; /* a cap this large changes scores above 1e14 alone, and a
                                                             * softmax of those has one key anyway */
     /* finite: a product may be 0 */
-    x->softcap_in = x->softcap > 0.0f ? (float)fmax(-1e30, fmin((double)in->softmax_scale / (double)x->softcap, 1e30)) : 0.0f;
+    x->softcap_in =
+        x->softcap > 0.0f ? (float)fmax(-1e30, fmin((double)in->softmax_scale / (double)x->softcap, 1e30)) : 0.0f;
     x->softcap2 = (float)((double)x->softcap * 1.4426950408889634);
     x->alibi = in->core_attention_bias_type == TE_ATTN_BIAS_ALIBI;
     x->slopes = (const float *)te__data(in->alibi_slopes);

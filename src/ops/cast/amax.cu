@@ -1,5 +1,5 @@
-// ops/cast/amax.cu: partial[block] = the maximum of |x| that the block has seen, NaN ignored, infinity kept; and the block that ends last
-// makes amax of them.
+// ops/cast/amax.cu: partial[block] = the maximum of |x| that the block has seen, NaN ignored, infinity kept; and the
+// block that ends last makes amax of them.
 //
 //   x   | head | vector 0 | vector 1 | ...                                       | tail |
 //              |<- block 0: 2048 vectors of 16 bytes ->|<- block 1 ->| ... |<- block 0 again ...

@@ -1,11 +1,11 @@
 // ops/cast/fp8_quantize.cu: q = saturate(round_to_nearest_even(f32(x) * scale)), row-wise, transposed, or both, from
 // one read of x.
 //
-//            64 columns (tx: 8 each)                    transposed, through shared memory (transpose.cuh)
-//          +-------------------------+                  +---------------- 128 rows ----------------+
-//   128    | ty: 4 rows              |   ->  row        |                                          |  64 columns  ->  col
-//   rows   |    x eight columns      |                  |                                          |
-//          +-------------------------+                  +------------------------------------------+
+//            64 columns (tx: 8 each)               transposed, through shared memory (transpose.cuh)
+//          +-------------------------+             +---------------- 128 rows ----------------+
+//   128    | ty: 4 rows              |   ->  row   |                                          |  64 columns  ->  col
+//   rows   |    x eight columns      |             |                                          |
+//          +-------------------------+             +------------------------------------------+
 //
 // Beyond the edges of x the tile holds zeros, and tiles cover `ld` columns and `ldc` rows: that is how the padding is
 // written.

@@ -71,7 +71,8 @@ TE__BOTH int te__context_length(const te__context_lengths_kargs *a, long long b,
               in_second = second < 0       ? 0
                           : second < chunk ? second
                                            : chunk;
-    *start = a->chunks == (int)TE_CHUNKS_UP_TO ? from : from / a->ranks + (a->chunks == (int)TE_CHUNKS_SECOND ? chunk : 0);
+    *start =
+        a->chunks == (int)TE_CHUNKS_UP_TO ? from : from / a->ranks + (a->chunks == (int)TE_CHUNKS_SECOND ? chunk : 0);
     if (a->chunks == (int)TE_CHUNKS_UP_TO) return length < a->rank * chunk ? length : a->rank * chunk;
     return (a->chunks == (int)TE_CHUNKS_SECOND ? 0 : in_first) + (a->chunks == (int)TE_CHUNKS_FIRST ? 0 : in_second);
 }

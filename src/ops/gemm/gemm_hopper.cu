@@ -1,13 +1,18 @@
 // ops/gemm/gemm_hopper.cu: D = epilogue(scale_a scale_b op(A) op(B) + bias) + D on Hopper: TMA, mbarriers, wgmma; bf16,
 // f16, fp8; any m, n, k.
 //
-//          BN                     Three warpgroups, specialised. The first is the producer: one thread issues TMA loads
-//                                 of slab after slab of A and B (128
-//       +-------+                 bytes of k: 64 values of 16 bits, 128 of 8) into a ring of slots (stages), waiting on empty[slot]. The other two are
-//    BM |  wg 1 |  64 * WAVES     consumers: each has half the rows of a tile as WAVES accumulators of 64 x BN, waits on full[slot], and arrives at
-//       +-------+                 empty[slot]. Blocks are persistent: block i computes tiles i, i + gridDim.x, ... and slabs of the next tile are
-//       |  wg 2 |                 loaded during the epilogue of this one. WAVES = 0: BM is 64, and each consumer has half the columns.
+//          BN
 //       +-------+
+//    BM |  wg 1 |  64 * WAVES
+//       +-------+
+//       |  wg 2 |
+//       +-------+
+//
+// Three warpgroups, specialised. The first is the producer: one thread issues TMA loads of slab after slab of A and B
+// (128 bytes of k: 64 values of 16 bits, 128 of 8) into a ring of slots (stages), waiting on empty[slot]. The other two
+// are consumers: each has half the rows of a tile as WAVES accumulators of 64 x BN, waits on full[slot], and arrives at
+// empty[slot]. Blocks are persistent: block i computes tiles i, i + gridDim.x, ... and slabs of the next tile are
+// loaded during the epilogue of this one. WAVES = 0: BM is 64, and each consumer has half the columns.
 //
 // TMA stores slabs in the 128-byte swizzle that wgmma reads and fills elements outside the operands with zeros. 16-bit
 // operands may have either major dimension: boxes of K-major ones are 128 bytes of k by rows of A or B, of MN-major
@@ -382,7 +387,9 @@ extern "C" __global__ void __launch_bounds__(384, 1) te_gemm_hopper(const __grid
             unsigned *counter = (unsigned *)&a.rows[a.g.groups.count];
             for (te_u32 work = first, next = 0, number = 0; work < works; work = next, number++) {
                 if (!GROUPED) next = work + step;
-                else if (rank == 0) next = step + atomicAdd(counter, 1u); // the latency of the atomic ends before the first slab is loaded
+                else if (rank == 0)
+                    next =
+                        step + atomicAdd(counter, 1u); // the latency of the atomic ends before the first slab is loaded
                 te_work w(a, work, rank, at_group);
                 bool both = w.tall(w.row);
                 if (GROUPED == 2 && w.group != group_before) {

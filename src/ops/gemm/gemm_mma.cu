@@ -1,14 +1,18 @@
 // ops/gemm/gemm_mma.cu: D = epilogue(scale_a scale_b op(A) op(B) + bias) + D on the tensor cores of sm_80 and later
 // (mma.sync), any m, n, k.
 //
-//            BN                       A block computes a BM x BN tile of D, each warp WM x WN of it. 64 bytes of k (a
-//                                     slab: 32 values of 16
-//       +----+----+                   bits, 64 of 8, 16 of 32) of A and B at a time are copied by cp.async into one of four slots of shared memory:
-//    BM | w0 | w1 |  ...              the copies of slab s + 3 are under way while slab s is multiplied, and the fragments of each half slab
-//       +----+----+                   are read while the half before it is.
+//            BN
+//       +----+----+
+//    BM | w0 | w1 |  ...
+//       +----+----+
 //       | w2 | w3 |  ...
-//       +----+----+                   Operands may be K-major (rows of 64 bytes along k) or, for 16 and 32 bits, MN-major (ldmatrix.trans
-//                                     transposes 16-bit ones; 32-bit ones are read word by word).
+//       +----+----+
+//
+// A block computes a BM x BN tile of D, each warp WM x WN of it. 64 bytes of k (a slab: 32 values of 16 bits, 64 of 8,
+// 16 of 32) of A and B at a time are copied by cp.async into one of four slots of shared memory: the copies of slab s +
+// 3 are under way while slab s is multiplied, and the fragments of each half slab are read while the half before it is.
+// Operands may be K-major (rows of 64 bytes along k) or, for 16 and 32 bits, MN-major (ldmatrix.trans transposes 16-bit
+// ones; 32-bit ones are read word by word).
 //
 // Pieces of 16 bytes are permuted within the rows of a slot, so that neither copies nor fragment reads have bank
 // conflicts. Rows and columns past the end are read as zeros and not stored. Products: bf16, f16; f32 rounded to TF32;

@@ -2,12 +2,16 @@
 // FMAs: every format, layout, size and alignment. The oracle of the tensor-core kernels, and the fallback where those
 // cannot run.
 //
-//        64 columns                 256 threads, 4 x 4 accumulators each: thread (x, y) has rows 4 y .. 4 y + 3,
-//                                   columns 4 x .. 4 x + 3.
-//      +-------------+              A and B pass through shared memory as f32, 16 values of k at a time; k runs upwards, so that the
-//   64 | x 0..15     |              bits depend on nothing but the operands.
+//        64 columns
+//      +-------------+
+//   64 | x 0..15     |
 // rows | y 0..15     |
-//      +-------------+              Block scales: the sums of each 128 k are scaled and added up. (MXFP8 and NVFP4 come decoded.)
+//      +-------------+
+//
+// 256 threads, 4 x 4 accumulators each: thread (x, y) has rows 4 y .. 4 y + 3, columns 4 x .. 4 x + 3. A and B pass
+// through shared memory as f32, 16 values of k at a time; k runs upwards, so that the bits depend on nothing but the
+// operands.
+// Block scales: the sums of each 128 k are scaled and added up. (MXFP8 and NVFP4 come decoded.)
 //
 // Launch: grid (tiles, 1, 1), one block a tile, by groups along rows at least as many as there can be; block 256; no
 //         dynamic shared memory; no alignment.

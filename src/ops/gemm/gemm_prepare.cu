@@ -2,9 +2,11 @@
 // alignment to rows at multiples of 16 bytes, for TMA; MXFP8 and NVFP4 codes times their scales to bf16, for tensor
 // cores that read neither (exact: see decode.cuh).
 //
-//   from  ... | x x x x | x x x x | x x . .      A thread takes 16 neighbours of a row at a time, bytes or codes. Two aligned words of 16 bytes hold bytes
-//   to        [ x x x x   x x x x   x x 0 0 ]    that begin anywhere; the word that the thread's neighbour reads as
-//                                                well is in the L1 cache.
+//   from  ... | x x x x | x x x x | x x . .
+//   to        [ x x x x   x x x x   x x 0 0 ]
+//
+// A thread takes 16 neighbours of a row at a time, bytes or codes. Two aligned words of 16 bytes hold bytes that begin
+// anywhere; the word that the thread's neighbour reads as well is in the L1 cache.
 //
 // Codes: 16 bytes of fp8 or 8 of fp4 in, 32 bytes out. Along a row they share one scale (groups are of 32 or 16); down
 // the columns (MXFP8's column-wise copy) each has its own. The operand keeps its major dimension: the bf16 kernels read

@@ -2,11 +2,14 @@
 // (rows of A, columns of B): a GEMV, or a product with up to sixteen vectors, of two K-major operands, as in decoding.
 // The floor is the long operand's bytes.
 //
-//        k                                          A block has 16 lines of the long operand, X. Its warps have turns
-//                                                   of 128 bytes of k,
-//        +----+----+-- ..  --+----+----+            and their sums are added at the end, in order. Both operands are loaded from memory into
-//     16 | w0 | w1 |         | w0 | w1 | ..         registers: no other block needs the bytes of X, and those of Y, the short one, are in the L1 cache.
+//        k
 //        +----+----+-- ..  --+----+----+
+//     16 | w0 | w1 |         | w0 | w1 | ..
+//        +----+----+-- ..  --+----+----+
+//
+// A block has 16 lines of the long operand, X. Its warps have turns of 128 bytes of k, and their sums are added at the
+// end, in order. Both operands are loaded from memory into registers: no other block needs the bytes of X, and those of
+// Y, the short one, are in the L1 cache.
 //
 // mma.sync multiplies 16 x 8 x 16 values of 16 bits: lines of X, of Y, and k. The order of k is free, as long as X and
 // Y agree: so lane 4 g + t loads the 16 bytes t of 64 of lines g and g + 8 of X and of line g of Y, and these are its

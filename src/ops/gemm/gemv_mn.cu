@@ -2,13 +2,18 @@
 // (rows of A, columns of B), and the other, X, is MN-major: values of one k of all its lines are contiguous. gemv_k is
 // for K-major X. The floor is X's bytes.
 //
-//            lines of X                             A block has STEP lines of X. Its warps have turns of 16 values of
-//                                                   k, and their sums are added at the
-//        +----+----+-- .. --+----+                  end, in order. Both operands are loaded from memory into registers.
+//            lines of X
+//        +----+----+-- .. --+----+
 //      k |    |    | STEP   |    |
-//        +----+----+-- .. --+----+                  mma.sync multiplies 16 x 8 x 16 values: lines of X, of the short operand, Y, and k. Their order is free:
-//        |    |    |        |    |                  lane 4 g + t loads PIECE neighbouring lines, from PIECE g on, of four values of k; two lines each
-//        +----+----+-- .. --+----+                  are rows g and g + 8 of a product, once words of two lines have become words of two k.
+//        +----+----+-- .. --+----+
+//        |    |    |        |    |
+//        +----+----+-- .. --+----+
+//
+// A block has STEP lines of X. Its warps have turns of 16 values of k, and their sums are added at the end, in order.
+// Both operands are loaded from memory into registers.
+// mma.sync multiplies 16 x 8 x 16 values: lines of X, of the short operand, Y, and k. Their order is free: lane 4 g + t
+// loads PIECE neighbouring lines, from PIECE g on, of four values of k; two lines each are rows g and g + 8 of a
+// product, once words of two lines have become words of two k.
 //
 // Rows (of one k) may have any alignment, but pieces are loaded from aligned addresses. So rows are dealt out to the
 // warps by their alignment: PIECE consecutive rows may each have another one within a piece, and the next row has that
@@ -94,7 +99,9 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 2) te_gemv_mn(const __g
             te_u64 at = x + 2 * i * KINDS * ld;
             te_i64 left = end_k - row - i * KINDS;
             if (!end || left > 1) u[i].load(at);
-            else if (left == 1) u[i].load_some(at, line < 0 ? (int)-line : 0, (int)min(lines - line, (te_i64)PIECE) - 1); // behind it nothing may be read
+            else if (left == 1)
+                u[i].load_some(at, line < 0 ? (int)-line : 0,
+                               (int)min(lines - line, (te_i64)PIECE) - 1); // behind it nothing may be read
             else u[i].clear();
             v[i] = !end || left > 0 ? __ldg(y + i * KINDS * y_k) : 0;
         }

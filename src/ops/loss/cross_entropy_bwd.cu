@@ -1,6 +1,7 @@
 // ops/loss/cross_entropy_bwd.cu: the gradient of cross entropy, in place if dlogits is logits.
 //
-//   dx_i = (exp(x_i - lse) - e / V - [i == target] (1 - e)) * dloss * scale / max(count, 1)       0 in a row that does not count
+//   dx_i = (exp(x_i - lse) - e / V - [i == target] (1 - e)) * dloss * scale / max(count, 1)
+//   0 in a row that does not count
 //
 //   one row:  | head | segment 0: 8192 elements | segment 1 | .. | tail |       head and tail belong to segment 0
 //

@@ -2,7 +2,8 @@
 //
 //            256 columns: lane l has columns 8l .. 8l+7
 //          +--------------------------------------------+
-//   chunk  | warp w adds rows w, w + 8, w + 16 ...       |   then the eight warps are added in order: a row of partial [chunks, n]
+//   chunk  | warp w adds rows w, w + 8, w + 16 ... |   then the eight warps are added in order: a row of partial
+//                                                      [chunks, n]
 //          +--------------------------------------------+
 //
 // Column block c belongs to group c % groups. The block that ends last in a group adds up the chunks of all the group's

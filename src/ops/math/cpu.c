@@ -339,7 +339,8 @@ static void te__embedding_fwd_rows(void *user, int64_t begin, int64_t end) {
         if (id >= 0 && id < vocab)
             te__copy_row(a->table, id * h, a->y, token * h, h);
         else
-            memset((char *)te__data(a->y) + token * h * size, 0, (size_t)(h * size)); /* all bits 0 is 0 in every float format */
+            memset((char *)te__data(a->y) + token * h * size, 0,
+                   (size_t)(h * size)); /* all bits 0 is 0 in every float format */
     }
 }
 static te_result te__cpu_embedding_fwd(te_ctx *te, const te_op_embedding_fwd_args *a) {

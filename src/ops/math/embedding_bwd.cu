@@ -3,8 +3,8 @@
 //
 //              256 columns: lane l has columns 8l .. 8l+7
 //            +--------+--------+--------+--------+
-//   id       | warp 0 | warp 1 | warp 0 | warp 1 |      splits = 2: as many warps an id as fill the GPU, fewer for a large vocabulary
-//            +--------+--------+--------+--------+
+//   id       | warp 0 | warp 1 | warp 0 | warp 1 |   splits = 2: as many warps an id as fill the GPU, fewer for a large
+//            +--------+--------+--------+--------+   vocabulary
 //
 // Benchmark: "embedding backward" in tests/bench/h200.csv.
 //

@@ -63,7 +63,11 @@ static void te__copy_walk_make(te__copy_walk *w, const te_tensor *src, const te_
 
 /* How the two sides of a copy lie to each other. Where the ranges of their bytes meet they count as overlapping, though
  * elements may alternate. */
-typedef enum te__copy_sides { TE__COPY_APART, TE__COPY_OVERLAPS, TE__COPY_SAME /* each element onto itself: nothing to do */ } te__copy_sides;
+typedef enum te__copy_sides {
+    TE__COPY_APART,
+    TE__COPY_OVERLAPS,
+    TE__COPY_SAME /* each element onto itself: nothing to do */
+} te__copy_sides;
 
 static te__copy_sides te__copy_sides_of(const te_op_copy_args *a) {
     te__span src, dst;

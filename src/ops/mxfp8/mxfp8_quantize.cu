@@ -36,8 +36,8 @@ TE_DEV float te_mx_half(te_u32 pair, int high, int dt) {
     return dt == TE_BF16 ? te_bf16_to_f32(half) : te_f16_to_f32(half);
 }
 
-// The maxima of |x| over the thread's rows, or over its columns. They start at 0, so none ends as NaN. 16-bit formats are compared two at a
-// time, packed.
+// The maxima of |x| over the thread's rows, or over its columns. They start at 0, so none ends as NaN. 16-bit formats
+// are compared two at a time, packed.
 TE_DEV void te_mx_rows_most(const te_raw<TE_ANY> w[4], int dt, float most[4]) {
 #pragma unroll
     for (int r = 0; r < 4; r++) {
@@ -131,7 +131,8 @@ extern "C" __global__ void __launch_bounds__(256, BLOCKS)
         te_mx_columns_most(w, X_DT, most);
 #pragma unroll
         for (int h = 0; h < 2; h++)
-            *(float4 *)(part[p.warp] + p.lane * 8 + 4 * h) = make_float4(most[4 * h], most[4 * h + 1], most[4 * h + 2], most[4 * h + 3]);
+            *(float4 *)(part[p.warp] + p.lane * 8 + 4 * h) =
+                make_float4(most[4 * h], most[4 * h + 1], most[4 * h + 2], most[4 * h + 3]);
         __syncthreads();
 #pragma unroll
         for (int i = 0; i < 8; i++) amax = fmaxf(amax, part[i][threadIdx.x]);

@@ -2,7 +2,8 @@
 //
 //   LayerNorm  mean = sum x / n,  rstd = 1 / sqrt(sum (x - mean)^2 / n + eps)
 //   RMSNorm    mean = 0,          rstd = 1 / sqrt(sum x^2 / n + eps)
-//   y = (x - mean) * rstd * gamma' + beta;   ROUNDED: (x - mean) * rstd is rounded to x's format first;   FP8: q = saturate(y * scale), amax = max |y|
+//   y = (x - mean) * rstd * gamma' + beta;   ROUNDED: (x - mean) * rstd is rounded to x's format first;
+//   FP8: q = saturate(y * scale), amax = max |y|
 //
 // With CHUNKS, a row is read once and lives in registers: norm_row.cuh. A warp issues CHUNKS loads of 16 bytes a lane
 // before it waits, and several rows are in flight on a multiprocessor: RESIDENT blocks. PACKED: elements stay packed

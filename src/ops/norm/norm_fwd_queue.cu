@@ -3,7 +3,7 @@
 //   a block keeps gamma' and beta in registers and pops row after row from a queue in shared memory, which its first
 //   thread fills:
 //
-//       queue    [ row 17 ][ row 18 ][ row 92 ][ row 93 ]      STAGES places; a bulk copy each, which the place's mbarrier counts
+//       queue    [ row 17 ][ row 18 ][ row 92 ][ row 93 ]   STAGES places; a bulk copy each, on an mbarrier of its own
 //       block 5  units 5, 137 by its number, then units by a counter shared by all blocks; a unit is `unit`
 //                neighbouring rows
 //

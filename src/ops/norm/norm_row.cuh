@@ -2,7 +2,9 @@
 // options; must not know how rows are loaded. With CHUNKS, a row lies in the registers of 32 WARPS threads, and its
 // bits do not depend on which kernel it is:
 //
-//       thread   0    1   ..  T-1 |  0    1   ..  T-1 | ..          T = 32 WARPS, vectors of 8, V <= T * CHUNKS; FULL: V = T * CHUNKS
+//       thread   0    1   ..  T-1 |  0    1   ..  T-1 | ..
+//
+//   T = 32 WARPS, vectors of 8, V <= T * CHUNKS; FULL: V = T * CHUNKS
 //       vector  [0]  [1]  .. [T-1]  [T] [T+1] ..        [V-1]
 //
 // Sums of x and x^2 need one pass and one barrier. Where the mean is larger than the spread, the difference that makes

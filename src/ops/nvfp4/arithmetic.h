@@ -113,7 +113,8 @@ TE__BOTH void te__nvfp4_transform_bf16(float v[16]) {
     }
 }
 
-/* Stochastic rounding of y: the largest code not above |y| + k / 256 of the step there, with y's sign; NaN => 6. The product is exact. */
+/* Stochastic rounding of y: the largest code not above |y| + k / 256 of the step there, with y's sign; NaN => 6. The
+ * product is exact. */
 TE__BOTH uint8_t te__nvfp4_stochastic(float y, uint32_t k) {
     float m = te__nvfp4_abs(y), step = m < 2.0f ? 0.5f / 256 : m < 4.0f ? 1.0f / 256 : 2.0f / 256;
     float t = te__nvfp4_sum(m, te__nvfp4_product((float)(int32_t)k, step));
@@ -127,8 +128,8 @@ TE__BOTH uint32_t te__nvfp4_random_byte(const uint32_t words[4], int t) {
     return words[t >> 2] >> (8 * (t & 3)) & 0xffu;
 }
 
-/* 4-over-6: the error of quantizing x, |e| or e * e. d: the block's scale; most: 6 F. Here alone the decoded value is computed with a division by
- * `most`, not by S: the amax may be so small that S is no multiple of 1 / amax. */
+/* 4-over-6: the error of quantizing x, |e| or e * e. d: the block's scale; most: 6 F. Here alone the decoded value is
+ * computed with a division by `most`, not by S: the amax may be so small that S is no multiple of 1 / amax. */
 TE__BOTH float te__nvfp4_loss(float x, uint8_t code, float d, float amax, float most, int squared) {
     float value = te__div_f32(te__mul_f32(te__mul_f32(te__e2m1_to_f32(code), d), amax), most),
           e = te__nvfp4_sum(value, -x);

@@ -63,9 +63,9 @@ TE_DEV te_u32 te_nvfp4_pack8(const float v[8], float multiplier) {
     for (int i = 0; i < 8; i++) y[i] = __fmul_rn(fabsf(v[i]), multiplier);
     return __byte_perm(te_nvfp4_pack4<false>(y), te_nvfp4_pack4<false>(y + 4), 0x5410) | te_nvfp4_signs8(v);
 }
-// The same, rounded as te__nvfp4_stochastic does, by eight bytes k of `random`: the code below |y| + k / 256 of the step there. The step is half
-// the power of two at or below |y|, 0.5 below 2 (above 8 it does not matter); k / 512, exactly, is what 16384 + k / 512
-// has at its end.
+// The same, rounded as te__nvfp4_stochastic does, by eight bytes k of `random`: the code below |y| + k / 256 of the
+// step there. The step is half the power of two at or below |y|, 0.5 below 2 (above 8 it does not matter); k / 512,
+// exactly, is what 16384 + k / 512 has at its end.
 TE_DEV te_u32 te_nvfp4_pack8_stochastic(const float v[8], float multiplier, const te_u32 random[2]) {
     float t[8];
 #pragma unroll

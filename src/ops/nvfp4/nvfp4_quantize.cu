@@ -2,10 +2,10 @@
 // one read of x.
 //
 //              128 columns (64 of f32)
-//            +-----------------------+   by rows:     a thread casts 32 neighbours: 16 bytes of codes, two scales   ->  row
+//            +-----------------------+   by rows:     a thread casts 32 neighbours: 16 bytes of codes, two scales ->row
 //    128     |  x, in shared memory, |
 //    rows    |  272 bytes a row      |   by columns:  a thread has 16 rows of one column, transforms them, and puts
-//            +-----------------------+                8 bytes of codes and a scale into `turned`                    ->  col
+//            +-----------------------+                8 bytes of codes and a scale into `turned`                  ->col
 //
 //   turned   a column: 64 bytes of codes and 8 scales, written from there 16 bytes and 4 bytes a store
 //

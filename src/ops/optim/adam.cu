@@ -2,7 +2,8 @@
 //
 //   g  = grad * grad_scale            (+ weight_decay * p in l2_mode)
 //   m  = beta1 m + (1 - beta1) g      v = beta2 v + (1 - beta2) g^2
-//   p -= lr (unbias1 m * (1 / (sqrt(unbias2 v) + eps))  + weight_decay p unless l2_mode)          unbias = 1 / (1 - beta^step)
+//   p -= lr (unbias1 m * (1 / (sqrt(unbias2 v) + eps))  + weight_decay p unless l2_mode)
+//   unbias = 1 / (1 - beta^step)
 //
 // p is the f32 master where there is one, and the parameter is its rounding. Every operation is rounded by itself, as
 // on the CPU. The usual pairs of formats have code of their own, chosen by the block; all others are processed element

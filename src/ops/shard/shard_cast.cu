@@ -62,7 +62,8 @@ extern "C" __global__ void __launch_bounds__(256) te_shard_cast(const __grid_con
     group += a.first;
     te_i64 row;
     if (a.straight) row = 0;
-    else if (((group | a.groups_per_row) >> 32) == 0) row = (te_u32)group / (te_u32)a.groups_per_row; // a 64-bit division is slow
+    else if (((group | a.groups_per_row) >> 32) == 0)
+        row = (te_u32)group / (te_u32)a.groups_per_row; // a 64-bit division is slow
     else row = group / a.groups_per_row;
     te_i64 column = (group - row * a.groups_per_row) * 16, width = a.straight ? a.rows * a.columns : a.columns;
     te_i64 i = row * width + column - a.start; // the group's first element is x[i]

@@ -45,6 +45,8 @@ const char *test_no_gpu(void);
 int test_every(int n);
 /* The same under the address sanitizer, and on 32-bit machines, too: for ranks, which wait for each other on few cores, and for whole trainings. */
 int test_every_sanitized(int n);
+/* n under the thread sanitizer, `some` under the address sanitizer and on 32-bit machines, else 1: for products of every size and layout, whose code is that of their neighbours. */
+int test_every_of(int n, int some);
 
 /* For allocators of tests: memory of their own, from any thread. */
 void *test_aligned_alloc(size_t alignment, size_t bytes);

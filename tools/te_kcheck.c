@@ -2,7 +2,7 @@
  *
  *     te_kcheck [--arch N | --in-turns] [WORD ...]      only for sm_N; only what has one of the words in its "family/kernel options"
  *
- * --in-turns: a third of the time. Each option row for one architecture, every second for sm_90, the rest for the others in turns; general rows for sm_80, sm_90 and one of the others.
+ * --in-turns: a quarter of the time. Each option row for one architecture, every third for sm_90, the rest for the others in turns; general rows for sm_80, sm_90 and one of the others.
  *
  * Prints registers per thread for each architecture ("!": it spills), and the processor time that the slowest one took to compile.
  * Fails when a kernel does not compile, and, for kernels of exactly one architecture (te:arch 90a), which are written against its
@@ -48,7 +48,7 @@ static bool has_turn(int64_t number, bool general, int a) {
     static const int others[] = {80, 86, 89, 100, 103, 120};
     const int other = others[number / 2 % (int64_t)(sizeof others / sizeof *others)];
     if (general) return archs[a] == 80 || archs[a] == TIMED_ARCH || archs[a] == other;
-    return archs[a] == (number % 2 == 0 ? TIMED_ARCH : other);
+    return archs[a] == (number % 3 == 0 ? TIMED_ARCH : other);
 }
 
 static row *add_row(const te__kernels *kernels, const char *family, const char *kernel, const char *options, const te__kernel_marks *marks) {

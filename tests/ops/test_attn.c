@@ -310,7 +310,7 @@ static void check_shapes(te_ctx *te, te_dtype dtype) {
     for (int i = 0; i < COUNT(lengths); i++)
         for (int mask = TE_MASK_NONE; mask <= TE_MASK_CAUSAL_BOTTOM_RIGHT; mask++, k++) {
             attn_case c = {0};
-            if (k % test_every(5)) continue;
+            if (k % test_every_of(5, 2)) continue;
             c.b = 1 + k % 2;
             c.heads = heads[k % 3][0];
             c.groups = heads[k % 3][1];
@@ -332,7 +332,7 @@ TE_TEST_DEVICES(attn_head_sizes) {
                                        {257, 257}, {512, 512}, {576, 512}, {1024, 1024}, {8, 700}, {1000, 3}}; /* in chunks */
     for (int f = 0; f < COUNT(formats); f++)
         for (int i = 0; i < COUNT(sizes); i++) {
-            if ((f + i) % test_every(3)) continue;
+            if ((f + i) % test_every_of(3, 2)) continue;
             attn_case c = {0};
             c.d = sizes[i][0];
             c.d_v = sizes[i][1];
@@ -383,7 +383,7 @@ TE_TEST_DEVICES(attn_windows) {
         for (int i = 0; i < COUNT(windows); i++)
             for (int mask = TE_MASK_NONE; mask <= TE_MASK_CAUSAL_BOTTOM_RIGHT; mask++) {
                 attn_case c = {0};
-                if (((f * COUNT(windows) + i) * 4 + mask) % test_every(5)) continue;
+                if (((f * COUNT(windows) + i) * 4 + mask) % test_every_of(5, 2)) continue;
                 c.s_q = i % 2 ? 150 : 90;
                 c.s_kv = i % 2 ? 100 : 140;
                 c.d = 32;
@@ -446,7 +446,7 @@ TE_TEST_DEVICES(attn_strided) {
     for (int f = 0; f < COUNT(formats); f++)
         for (int k = 0; k < 4; k++) {
             attn_case c = {0};
-            if ((4 * f + k) % test_every(5)) continue;
+            if ((4 * f + k) % test_every_of(5, 2)) continue;
             c.b = 2;
             c.heads = 4;
             c.groups = 2;

@@ -30,7 +30,7 @@ static void nth_options(int n, int option[OPTIONS]) {
 }
 enum { CASES = 420, SHARES = 6 };
 static void check_share(te_ctx *te, int share) {
-    for (int n = share; n < CASES; n += SHARES * test_every(5)) {
+    for (int n = share; n < CASES; n += SHARES * test_every_of(5, 2)) {
         int option[OPTIONS];
         nth_options(n, option);
         xcase c = make_case(option);
@@ -164,7 +164,7 @@ TE_TEST_DEVICES(attn_extras_caches) {
     for (int dtype = 0; dtype < 3; dtype++)
         for (int layout = LAYOUT_SBHD; layout <= LAYOUT_THD_PADDED; layout++)
             for (int k = 0; k < COUNT(pages); k++) {
-                if ((4 * layout + k) % test_every(5)) continue;
+                if ((4 * layout + k) % test_every_of(5, 2)) continue;
                 xcase c = small_case(k % 2 ? TE_MASK_PADDING_CAUSAL_BOTTOM_RIGHT : TE_MASK_PADDING, layout, k == 3 ? BIAS_ALIBI : BIAS_NONE,
                                      TE_SOFTMAX_VANILLA, dtype, k < 2 ? 2 : 4);
                 c.kv_format = TE_BSHD;

@@ -307,7 +307,7 @@ TE_TEST_DEVICES(gemm_bias_gradient) {
     for (int s = 0; s < COUNT(shapes); s++)
         for (int f = 0; f < COUNT(formats); f++) {
             gemm_case c = {0};
-            if ((s * COUNT(formats) + f) % test_every(5)) continue;
+            if ((s * COUNT(formats) + f) % test_every_of(5, 2)) continue;
             c.m = shapes[s][0], c.n = shapes[s][1], c.k = shapes[s][2];
             c.a = formats[f][0], c.b = formats[f][1], c.d = outputs[(s + f) % 3];
             c.b_transposed = te_dtype_bits(c.a) == 8 || (s + f) % 2;
@@ -328,7 +328,7 @@ TE_TEST_DEVICES(gemm_few) {
             for (int k = 0; k < COUNT(lengths); k++, turn++) {
                 gemm_case c = {0};
                 int f = 1 + (turn + few) % 5;
-                if (turn % test_every(11)) continue; /* pad goes round in seven */
+                if (turn % test_every_of(11, 4)) continue; /* pad goes round in seven */
                 c.m = turn & 1 ? few : many[i], c.n = turn & 1 ? many[i] : few, c.k = lengths[k];
                 c.pad = turn % 7 < 3 ? 0 : turn % 7 < 5 ? 5 : 16;
                 c.a = formats[f][0], c.b = formats[f][1], c.d = outputs[turn / 2 % 3];
@@ -556,7 +556,7 @@ TE_TEST_DEVICES(gemm_d_beside) {
         for (int e = TE_EPILOGUE_NONE; e <= TE_EPILOGUE_DGELU; e++)
             for (int d = 0; d < COUNT(outputs); d++, turn++) {
                 gemm_case c = {0};
-                if (turn % test_every(7)) continue;
+                if (turn % test_every_of(7, 3)) continue;
                 c.m = turn & 1 ? 70 : 140, c.n = widths[w], c.k = c.n + (turn % 5 ? 128 : 2496), c.pad = up(c.n, 32) - c.n;
                 c.a = c.b = turn & 1 ? TE_BF16 : TE_F8E4M3;
                 c.d = outputs[d];
@@ -662,7 +662,7 @@ TE_TEST_DEVICES(gemm_scaled_few) {
             for (int i = 0; i < COUNT(many); i++)
                 for (int k = 0; k < COUNT(lengths); k++, turn++) {
                     gemm_case c = (turn / 8 + turn) & 1 ? scaled_case(few, many[i], lengths[k], f, turn) : scaled_case(many[i], few, lengths[k], f, turn);
-                    if (turn % test_every(7)) continue;
+                    if (turn % test_every_of(7, 3)) continue;
                     c.a_transposed = false, c.b_transposed = true;
                     c.pad = turn % 5 == 2 ? 6 : turn % 5 == 4 ? 32 : 0;
                     c.swizzled = c.scaling_a >= TE_SCALING_MXFP8 && turn / 3 & 1;

@@ -4,7 +4,7 @@
 #define TE_H_INCLUDED
 
 #if defined(TE_STATIC) && !defined(TE_IMPLEMENTATION)
-#error "TE_STATIC makes functions private to this file: define TE_IMPLEMENTATION before its first #include of te.h"
+#error "TE_STATIC makes te.h's functions private to this file: define TE_IMPLEMENTATION, too, before including it"
 #undef TE_STATIC /* or a warning for each function would follow */
 #endif
 

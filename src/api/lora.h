@@ -96,9 +96,9 @@ typedef struct te_lora_desc {
  * capture, and for modules of te_make_graphed_callables. Source: apply_lora_to_linear_modules. */
 TE_API te_result te_lora_apply(te_module *model, const te_lora_desc *desc, int *num_modules);
 /* Adds alpha / dim B A to each weight, summed in f32 and rounded once, or quantized anew by the weight's own quantizer,
- * and takes the adapters away; with DoRA rows get their magnitudes. What was trained beside adapters (modules_to_save,
- * biases) stays. Parameters stay frozen (te_module_set_requires_grad). An optimizer of the adapters has nothing to step
- * any more: destroy it.
+ * and takes the adapters away; the rows of a weight under DoRA get their magnitudes. Modules of modules_to_save, and
+ * biases, which were trained beside adapters, stay as they are. Parameters stay frozen (te_module_set_requires_grad).
+ * An optimizer of the adapters has nothing to step any more: destroy it.
  * TE_ERR_INVALID without adapters; TE_ERR_UNSUPPORTED for a weight that another module has as well, of whatever tree,
  * the table of a tied model included; TE_ERR_STATE for one without memory, in a graph's capture, and for modules of
  * te_make_graphed_callables. After TE_ERR_OUT_OF_MEMORY some modules are merged and the others have their adapters:

@@ -53,28 +53,24 @@ typedef struct te_op_gemm_args {
 /* Products of many matrices at once, one for each group (an expert and its tokens), whose sizes only the device knows:
  * no host wait.
  *   along rows  D rows of g = epilogue(scale_a scale_b op(A) rows of g times op(B[g]) + bias[g]) + ...: a forward pass,
- *               or its dgrad A [m, lda], the rows of group 0, then those of group 1, ...; D [m, ldd] likewise
- *               B [groups, n, ldb] (b_transposed) or [groups, k, ldb];  bias [groups, n], optional;  aux [m, n] of D's
+ *               or its dgrad. A [m, lda]: the rows of group 0, then those of group 1, ...; D [m, ldd] likewise. B
+ *               [groups, n, ldb] (b_transposed) or [groups, k, ldb]; bias [groups, n], optional; aux [m, n] of D's
  *               format
- *   along_k     D[g] = scale_a scale_b op(A) op(B) over the values of k of g + ...: wgrad
- *               op(A) m x k, op(B) k x n: as te_op_gemm's, k being that of all groups; D [groups, m, ldd]. No bias, no
- *               epilogue. D[g] of
- *               an empty group is 0, or stays when accumulating
+ *   along_k     D[g] = scale_a scale_b op(A) op(B) over the values of k of g + ...: wgrad. op(A) m x k, op(B) k x n: as
+ *               te_op_gemm's, k being that of all groups; D [groups, m, ldd]. No bias, no epilogue. D[g] of an empty
+ *               group is 0, or stays when accumulating
  *   sizes       i32 or i64 [groups]: rows, or values of k, of each group: any numbers from 0 up, no padding;
- *   offsets     or, in their place, i32 or i64 [groups + 1], ascending: the start of each group, and the end of the
- *               last
+ *   offsets     or, in their place, i32 or i64 [groups + 1], ascending: the start of each group, and the last one's end
  *   m, n, k     m (along_k: k) is an upper bound of the sum of sizes: rows beyond the last group are neither read nor
  *               written. Sizes that exceed it or are negative are cut to m and to 0: nothing beyond the tensors is
  *               touched
  *   formats     A and B f32, f16, bf16 (alike), or e4m3/e5m2 in any mix but e5m2 x e5m2, contiguous along k. FP8
- *               along_k takes plain
- *               transposed copies, [m, lda] and [n, ldb]: groups start at any column.  D f32, f16, bf16
- *   scaling     TENSOR: scale_a, scale_b f32 [1] or [groups], optional.  Along rows also A BLOCK_1D with B BLOCK_2D:
- *                                                                        scale_a as
- *               te_op_block_quantize writes it for all of A, scale_b
- *               [groups, ceil(n / 128), round_up(ceil(k / 128), 4)].  along_k also BLOCK_1D with
- *               BLOCK_1D, each as te_op_block_quantize writes it: groups begin at multiples of 128 values of k then,
- *               since a block has one scale
+ *               along_k takes plain transposed copies, [m, lda] and [n, ldb]: groups start at any column. D f32, f16,
+ *               bf16
+ *   scaling     TENSOR: scale_a, scale_b f32 [1] or [groups], optional. Along rows also A BLOCK_1D with B BLOCK_2D:
+ *               scale_a as te_op_block_quantize writes it for all of A, scale_b [groups, ceil(n / 128), round_up(ceil(k
+ *               / 128), 4)]. along_k also BLOCK_1D with BLOCK_1D, each as te_op_block_quantize writes it: groups begin
+ *               at multiples of 128 values of k then, since a block has one scale
  * a, b, d, a_transposed, b_transposed, accumulate, split_accumulator and epilogue are those of te_op_gemm. */
 typedef struct te_op_grouped_gemm_args {
     const te_tensor *a, *b;
@@ -99,8 +95,7 @@ typedef struct te_op_grouped_gemm_args {
  *   mean, rstd  f32 [M] (mean: LayerNorm only), optional
  *   y           float; or e4m3/e5m2 [M, ld] with `scale` (f32 [1], read), and optionally `scale_inv` and `amax` as in
  *               te_op_fp8_quantize: the f32 result is quantized without an intermediate rounding
- *   amax        f32 [1], optional: max(amax, max |y|), of FP8 before scaling, of a float y as it is stored; NaN left
- *               out
+ *   amax        f32 [1], optional: max(amax, max |y|), of FP8 before scaling, else of y as it is stored; NaN left out
  *   y_amax      f32 [1], for a float y and in place of amax, optional: becomes max |y|, as by te_op_amax
  *   y_col       for an FP8 y, of its format, [N, ldc] with ldc >= M, optional: the transpose of y; columns from M on
  *               are written as 0
@@ -265,8 +260,7 @@ typedef struct te_op_rope_args {
 /* Splits a packed projection into q [s, b, H, d], k and v [s, b, G, d], rotating q and k unless no_rope; or rotates it
  * as it lies.
  *   format    TE_BSHD => b and s are exchanged in all
- *   qkv   [s, b, (H + 2G) * d]; interleaved_groups: ordered [G, (H/G q heads, k, v), d], else [Q | K | V] (as
- *         MultiheadAttention)
+ *   qkv   [s, b, (H + 2G) * d]; interleaved_groups: [G, (H/G q heads, k, v), d], else [Q | K | V]
  *   num_heads, num_groups, head_dim   H, G, d
  *   rotated   in the place of q, k and v, which are NULL then: [s, b, (H + 2G) * d] in the order of qkv. It may be qkv
  *             itself: v's values stay where they are
@@ -362,9 +356,8 @@ typedef struct te_score_mod {
  *   core_attention_bias   B of TE_ATTN_BIAS_PRE_SCALE and _POST_SCALE: f32, f16 or bf16 [b or 1, H or 1, s_q or 1,
  *                    s_kv], contiguous (s_q, s_kv: the longest sequences)
  *   alibi_slopes     f32 [H] or [b, H] of TE_ATTN_BIAS_ALIBI, which adds -slope * |i + len_kv - len_q - j| (|i - j|:
- *                    bottom_right_diagonal); NULL => with n
- *                    the largest power of 2 up to H: 2^(-8 k / n) for heads k = 1 .. n, then 2^(-4 m / n) for odd m =
- *                    1, 3 ..
+ *                    bottom_right_diagonal); NULL => with n the largest power of 2 up to H: 2^(-8 k / n) for heads k =
+ *                    1 .. n, then 2^(-4 m / n) for odd m = 1, 3 ..
  *   softmax_offset   f32 [H], TE_SOFTMAX_LEARNABLE. A row that sees no key has o 0 and lse -inf under every type
  *   page_table       i32 [b, n]: k and v are [pages, page_size, G, d]; key j of sequence b is row j % page_size of page
  *                    page_table[b, j / page_size]. Padding masks, forward alone
@@ -687,8 +680,7 @@ typedef struct te_adam_numbers {
  *                16 bits are param, which is one more where these are 2^15 or more
  *   m_scale, v_scale, master_scale  f32 [1], needed for f16 and e4m3 (else NULL): the state stands for its elements
  *                                   times the scale. A step chooses the scale
- *                anew, max |x| / 32752 (f16) or max |x| / 448 (e4m3), where NaN are left out; a max too small for that
- *                stores zeros */
+ *                anew, max |x| / 32752 (f16) or max |x| / 448 (e4m3), without NaN; a max too small for that stores zeros */
 typedef struct te_adam_tensor {
     const te_tensor *grad;
     te_tensor *param, *m, *v, *master;

@@ -61,8 +61,8 @@ static bool te__dpa_packing(const te_module *m, const te_attention_call *c, cons
     return of_token[0] == (p->keys ? 2 : 3) && of_token[1] == p->groups && (p->keys || p->heads == p->groups);
 }
 /* Does the core read q, k and v of such a call where they lie? With a cache, with ranks that share sequences, and in
- * FP8 each of them is copied apart. Spread queries (te__packing_spreads) run as one sequence for each group: that needs
- * sbhd, where sequences lie side by side, and one rule for all sequences and heads. */
+ * FP8 each of them is copied apart. Spread queries (te__packing_spreads) run as one sequence for each group. Such
+ * sequences lie side by side under sbhd alone, and have one rule alone: the same for all sequences and heads. */
 static bool te__core_reads_packed(const te_module *m, const te_attention_call *c, const te__packing *p) {
     const te__dpa_module *s = (const te__dpa_module *)m->state;
     const te_attention_options *o = &s->options;

@@ -228,8 +228,8 @@ static te_tensor *te__exact_codes(const te_tensor *x, int which) {
     }
     return own->cls->decode(y, own, which, TE_BF16);
 }
-/* What te_op_gemm multiplies the products of a copy's exact codes with: of each group, or of all. NULL: nothing, or an
- * error. */
+/* The scale that te_op_gemm multiplies a product with, if the copy is decoded to its exact codes: one for each group,
+ * or one for all. NULL: the product needs none, or there was an error. */
 static te_tensor *te__exact_scale(te_tensor *amax, const te__quant_copy *c) {
     te_op_axpby_args args = TE_ZERO;
     if (!amax) return NULL;

@@ -174,9 +174,9 @@ TE_API int64_t te_inference_params_seqlen(const te_inference_params *c, int64_t 
 
 /* ---- a step ---- */
 
-/* next.sequences from the lists of the step; its pages come later. now.sequences that go on get a negative num_pages:
- * so one that is listed twice is seen, and later those that have ended. The caller turns the signs back, also on
- * failure. */
+/* Fills next.sequences from the lists of the step; pages come later. Makes num_pages negative of each sequence of `now`
+ * that goes on. The sign shows a sequence that is listed twice, and later the sequences that have ended, which lack it.
+ * The caller turns the signs back, also on failure. */
 static te_result te__step_sequences(te_inference_params *c, const int64_t *ids, const int64_t *lens, int64_t n) {
     const char *const who = "te_inference_params_pre_step";
     int64_t i, k, needed = 0;

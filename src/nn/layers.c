@@ -369,8 +369,8 @@ static te_tensor *te__activate_for(te_tensor *x, te_activation activation, const
     return y;
 }
 
-/* What the activation behind product `c` does with its gradient for it. LayerNormMLP and te.ops round at different
- * places, as in TransformerEngine (module/layernorm_mlp.py, ops/basic/activation.py and
+/* Says how the activation behind product `c` writes the gradient that `c` reads. LayerNormMLP and te.ops round at
+ * different places, as in TransformerEngine (module/layernorm_mlp.py, ops/basic/activation.py and
  * ops/fused/backward_activation_bias.py):
  *   LayerNormMLP  plain activations under delayed scaling and MXFP8: dbias and codes in one kernel, from f32 (MXFP8's
  *                 codes from rounded numbers); all others: rounded

@@ -16,8 +16,8 @@ static te_parallel_mode te__mlp_mode(const te__layernorm_mlp_module *s, int gemm
                                                : TE_PARALLEL_ROW;
 }
 
-/* What a layer above adds to the output y of product `gemm`, from its input x, in high precision; y itself where it
- * adds nothing. */
+/* Adds to y, the output of product `gemm`, what a layer above (LoRA's adapters) makes of the product's input x, in high
+ * precision. Returns the sum, or y itself where nothing is added. */
 typedef te_tensor *(*te__mlp_add)(te_module *m, const te_forward_args *args, int gemm, te_tensor *x, te_tensor *y);
 
 /* add: NULL, or called behind each product. */

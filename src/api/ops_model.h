@@ -680,7 +680,7 @@ typedef struct te_adam_numbers {
  *                16 bits are param, which is one more where these are 2^15 or more
  *   m_scale, v_scale, master_scale  f32 [1], needed for f16 and e4m3 (else NULL): the state stands for its elements
  *                                   times the scale. A step chooses the scale
- *                anew, max |x| / 32752 (f16) or max |x| / 448 (e4m3), without NaN; a max too small for that stores zeros */
+ *                anew, max |x| / 32752 (f16) or max |x| / 448 (e4m3), without NaN; too small a max stores zeros */
 typedef struct te_adam_tensor {
     const te_tensor *grad;
     te_tensor *param, *m, *v, *master;
